@@ -1,0 +1,220 @@
+// Package driver is the contract between package dsync and its backends.
+//
+// Users of locks never import it. It is for authors of drivers: a driver implements [Driver] and [Lease], a handful of methods,
+// and package dsync builds on them all that is common to every backend: owners and reentrancy, the local queue, renewal, the loss
+// of a lease on the local clock, error text, closing. Package conformance checks the rules below; a driver that passes it is done.
+//
+// # The rules
+//
+// Both sides are bound by them. "Hold" is [Request.Hold], the identity of one attempt.
+//
+//  1. Acquire returns a lease or an error, never both. Acquire, Renew, Release and RenewAll return within a bounded time of the end
+//     of their ctx, whatever the backend does. A request that cannot wait (NoWait) and is refused returns [ErrLocked]; a wait that
+//     ended with ctx while the last answer was a refusal returns an error that matches both ErrLocked and ctx's. [ErrSealed] is
+//     returned at once, also to those that already wait.
+//  2. After an error of Acquire or Release the driver owns what may be left on the backend. It cleans up by Hold, in the background
+//     and bounded in number, until one of these is true: the backend said that it removed the hold; its answer was ordered behind
+//     the request in question (a later request on the same connection), so that "absent" is definite; or the lease, session or
+//     connection that carries the hold is over and send time + TTL + [Info.Late] has passed. "Absent" read over another connection
+//     is not definite: the request may still be on its way. If the matter is not settled when the call returns, the error matches
+//     [ErrUnknown]. Close ends unfinished Acquires first (they return [ErrClosed] and leave the backend's queues), then ends holds
+//     in few requests, then waits for clean-ups until its ctx ends.
+//  3. Release returns nil if this release ended the hold, also when an earlier, unanswered request of the same release did it;
+//     [ErrNotHeld] if the hold was over before; any other error means that it is unknown. Whatever it returns, the lease is dead
+//     from then on: never renewed, never kept alive.
+//  4. Expires is a time before which no other client can be granted the name, unless somebody removes the hold: the send time of an
+//     answered request that the backend handled at or after the grant, plus the TTL. No margin is taken off it. It never counts
+//     from the receipt of an answer, nor, after a grant that blocked, from the send of the request that blocked. Once it has passed
+//     it never moves again. Where a session carries the lock, Expires of a fixed lease is the earlier of the session's end and
+//     grant + TTL.
+//  5. Renewals and keep-alives are conditional on Hold: they never create a hold and never touch another one. An error other than
+//     ErrNotHeld changes nothing. A slow node delays only the leases that live on it.
+//  6. Hold identifies, Owner does not: two Acquires of one client for one name exclude each other, also with equal Owner.
+//  7. What is held or queued on the backend inside an unfinished Acquire is kept alive by the driver, and checked before it returns.
+//  8. Tokens rise: the first of a lease is above every token of every earlier grant of the name (those of the incumbents that share
+//     the key included, where they have tokens), the last is below every token of every later grant.
+//  9. Requests of several callers may be combined into one request to the backend, but never two operations on one name (or backend
+//     key) in one combined request. Each keeps its own outcome; if the combined request fails, each of them is unknown.
+//  10. [FIFO] means that all waiters of all clients are granted in the order of their arrival; package dsync then passes every
+//     waiter on. With any other [Order] it lets one waiting Acquire per client and name contend at a time.
+//
+// # Locking
+//
+// A driver holds none of its own locks while it calls a method of [Events]. Package dsync may hold locks of its own while it calls
+// Expires and Tokens of a [Lease], so these two take no lock that is held during an event; it holds none when it calls anything else.
+package driver
+
+import (
+	"context"
+	"time"
+)
+
+// Driver is one backend. All methods may be called concurrently.
+type Driver interface {
+	// Info describes the backend. It is constant for a driver value.
+	Info() Info
+
+	// Acquire asks for r.Name until it is granted or ctx is done (r.NoWait: once). It may keep r until the lease that it returns
+	// is over, but not change it. Errors that the caller can do something about match ErrLocked, ErrUnknown, ErrUnavailable,
+	// ErrClosed or ErrSealed, or the error of ctx; all others are passed to the user as they are.
+	Acquire(ctx context.Context, r *Request) (Lease, error)
+
+	// Close ends unfinished Acquires, all holds, clean-ups and goroutines, as rule 2 says, and returns when all is done or ctx is.
+	// A client that the user handed in stays open. A later Acquire returns ErrClosed. Close is called once.
+	Close(ctx context.Context) error
+}
+
+// Lease is one hold that a Driver granted. All methods may be called concurrently, and after the end of the lease.
+type Lease interface {
+	// Tokens returns the first of n consecutive fencing tokens that came with the grant: n >= 1, or 0, 0 without fencing. They do
+	// not change during the lease. The caller hands them out in order.
+	Tokens() (first uint64, n int)
+
+	// Expires returns the time of rule 4, on the local monotonic clock. It is cheap: package dsync calls it for every check.
+	Expires() time.Time
+
+	// Renew makes the lease last ttl from now, and moves Expires accordingly; for a fixed lease Expires may also fall. It returns
+	// ErrNotHeld if the hold is over, and never brings it back to life. After any other error nothing has changed as far as the
+	// caller may assume. A driver that keeps its leases alive itself (Info.KeepsAlive) is asked only for fixed ones.
+	Renew(ctx context.Context, ttl time.Duration) error
+
+	// Release ends the hold, as rule 3 says.
+	Release(ctx context.Context) error
+}
+
+// Info describes a backend and what it promises.
+type Info struct {
+	Name    string // of the driver, as in "redisson"
+	Order   Order
+	Fencing Fencing
+
+	// KeepsAlive says that a session carries the locks and that the driver keeps it alive. Otherwise package dsync calls Renew, or
+	// RenewAll, every third of the TTL.
+	KeepsAlive bool
+
+	// MinTTL and MaxTTL bound the TTL of a lease; 0 means no bound. TTLs have to be multiples of TTLUnit, if it is not 0.
+	// A request outside of these is refused before it reaches the driver.
+	MinTTL, MaxTTL, TTLUnit time.Duration
+
+	// Detect is how long it may take until a holder learns that somebody else removed its hold, with the backend in reach. 0 means
+	// that only a renewal tells: within half the TTL, and for a fixed lease not before its end.
+	Detect time.Duration
+
+	// Late is how long after its TTL the backend may still keep the hold of a client that is gone.
+	Late time.Duration
+}
+
+// Order says in which order waiters are granted a name.
+type Order int
+
+const (
+	Unordered    Order = iota // any waiter may be next
+	FIFOByClient              // clients in the order of arrival, and callers inside a client in theirs
+	FIFO                      // all waiters of all clients in the order of arrival
+)
+
+func (o Order) String() string {
+	switch o {
+	case Unordered:
+		return "unordered"
+	case FIFOByClient:
+		return "fifo by client"
+	case FIFO:
+		return "fifo"
+	}
+	return "invalid order"
+}
+
+// Fencing says whether leases carry tokens, and what makes tokens fall.
+type Fencing int
+
+const (
+	None     Fencing = iota // no tokens
+	Volatile                // tokens rise, but may restart when the backend loses data
+	Durable                 // tokens rise for as long as the backend keeps what it acknowledged
+)
+
+func (f Fencing) String() string {
+	switch f {
+	case None:
+		return "none"
+	case Volatile:
+		return "volatile"
+	case Durable:
+		return "durable"
+	}
+	return "invalid fencing"
+}
+
+// Request is what Acquire is asked for.
+type Request struct {
+	// Name of the lock: valid UTF-8 without NUL, 1 to 1024 bytes. A driver encodes injectively what its backend cannot keep.
+	Name string
+
+	// Hold is unique to this attempt, "<uuid of the client>:<decimal number>", and is the identity of the hold on the backend.
+	// Whoever knows it can release the hold: keep it out of errors and logs.
+	Hold string
+
+	// Owner and Note are for people, stored with the hold where the backend can. They are never compared.
+	Owner, Note string
+
+	TTL    time.Duration
+	Fixed  bool // the lease ends TTL after the grant; it is never renewed unless Renew is called
+	NoWait bool // return ErrLocked where it would wait
+
+	Events Events // never nil
+}
+
+// Events is how a driver tells package dsync what happens to a Request. Its methods never block.
+type Events interface {
+	// Waiting says that the request was refused and is about to wait. It is called once, before the first block, and never if the
+	// lock was free.
+	Waiting()
+
+	// Tokens returns how many consecutive tokens the client could use now, at least 1. A driver with tokens asks just before each
+	// request that can grant, and may give fewer.
+	Tokens() int
+
+	// Lost says that the hold is over other than by Release, as soon as the driver knows it, and why; cause matches ErrRemoved or
+	// ErrSessionEnded where one of these applies. It is called at most once, from any goroutine, perhaps before Acquire returned,
+	// and never after Release was called. From then on the driver owns what is left on the backend (rule 2).
+	Lost(cause error)
+}
+
+// BatchRenewer is implemented by drivers that renew many leases in few requests. The leases are the driver's own.
+type BatchRenewer interface {
+	// RenewAll renews each lease for the TTL of its Request, as Lease.Renew would, and calls done exactly once for each, with its
+	// index and outcome, from any goroutine, before it returns. It returns soon after the end of ctx.
+	RenewAll(ctx context.Context, leases []Lease, done func(i int, err error))
+}
+
+// ContentionReporter is implemented by leases whose Release learns whether other clients wait for the name.
+type ContentionReporter interface {
+	// Contended is called after Release returned nil. False means that no other client waited; true, that one may have.
+	Contended() bool
+}
+
+// Inspector is implemented by drivers that can tell who holds a lock.
+type Inspector interface {
+	// Inspect asks the backend, never a local table. That nobody holds the name is not an error.
+	Inspect(ctx context.Context, name string) (Status, error)
+}
+
+// Status is what a backend knows of a lock. Fields that it does not know are zero, except Waiters.
+type Status struct {
+	Held    bool
+	Hold    string        // Request.Hold of the holder, or what stands in its place for a foreign client
+	Owner   string        // Request.Owner of the holder, where it is stored
+	Note    string        // Request.Note of the holder, where it is stored
+	Since   time.Time     // when it was granted
+	TTL     time.Duration // until the backend ends the hold, unless it is renewed
+	Token   uint64        // the last fencing token that was granted
+	Waiters int           // how many wait at the backend; -1 if it cannot tell
+	Queue   []string      // who waits, in order, where the backend keeps a queue
+}
+
+// ForceUnlocker is implemented by drivers that can end a hold that is not theirs.
+type ForceUnlocker interface {
+	// ForceUnlock ends whoever's hold there is, and wakes a waiter. It returns ErrNotHeld if nobody holds the name.
+	ForceUnlock(ctx context.Context, name string) error
+}

@@ -1,0 +1,149 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Config is what a URL says: the URL itself for the driver's own parameters, and those that are common to all drivers.
+type Config struct {
+	URL     *URL
+	TTL     time.Duration // ttl=30s; 0 if not given
+	Fenced  bool          // fenced=false: no tokens, and nothing is kept for them
+	Require Require       // require=fair,fifo,fenced; Open has checked it
+}
+
+// Opener makes a Driver from a URL. It connects, and fails within ctx if that cannot be done. It reads all its parameters and calls
+// [URL.Err] before it connects.
+type Opener func(ctx context.Context, c *Config) (Driver, error)
+
+var (
+	openersMu sync.RWMutex
+	openers   = map[string]Opener{}
+)
+
+// Register makes a driver available under a URL scheme. It is called from the init function of the driver's package, and panics if
+// the scheme is taken or malformed.
+func Register(scheme string, open Opener) {
+	openersMu.Lock()
+	defer openersMu.Unlock()
+	if !validScheme(scheme) || open == nil {
+		panic(fmt.Sprintf("driver: Register(%q): malformed scheme or no opener", scheme))
+	}
+	if _, taken := openers[scheme]; taken {
+		panic(fmt.Sprintf("driver: Register(%q): called twice", scheme))
+	}
+	openers[scheme] = open
+}
+
+// Schemes returns the registered URL schemes in alphabetical order.
+func Schemes() []string {
+	openersMu.RLock()
+	defer openersMu.RUnlock()
+	names := make([]string, 0, len(openers))
+	for name := range openers {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Open opens the driver that the URL selects, and returns it with what the URL said. Errors never contain the password.
+func Open(ctx context.Context, rawURL string) (Driver, *Config, error) {
+	u, err := ParseURL(rawURL)
+	if err != nil {
+		return nil, nil, err
+	}
+	openersMu.RLock()
+	open := openers[u.Scheme]
+	openersMu.RUnlock()
+	if open == nil {
+		registered := "none"
+		if s := Schemes(); len(s) > 0 {
+			registered = strings.Join(s, ", ")
+		}
+		return nil, nil, fmt.Errorf("unknown backend %q (forgotten import of its driver? registered: %s)", u.Scheme, registered)
+	}
+	c := &Config{URL: u, TTL: u.Duration("ttl", 0), Fenced: u.Bool("fenced", true)}
+	if c.Require, err = ParseRequire(u.Param("require", "")); err != nil {
+		u.fail("require", err.Error())
+	}
+	if u.err != nil {
+		return nil, nil, u.err
+	}
+	d, err := open(ctx, c)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := errors.Join(u.Err(), d.Info().Check(c.Require)); err != nil {
+		return nil, nil, errors.Join(err, d.Close(ctx))
+	}
+	return d, c, nil
+}
+
+// Require is what a program needs of a backend. Opening one that cannot give it fails.
+type Require struct {
+	Fair   bool // an order that starves nobody: anything but Unordered
+	FIFO   bool // all waiters in the order of arrival
+	Fenced bool // fencing tokens
+}
+
+// ParseRequire reads a list such as "fair,fenced".
+func ParseRequire(s string) (Require, error) {
+	var r Require
+	if s == "" {
+		return r, nil
+	}
+	for word := range strings.SplitSeq(s, ",") {
+		switch word {
+		case "fair":
+			r.Fair = true
+		case "fifo":
+			r.FIFO = true
+		case "fenced":
+			r.Fenced = true
+		default:
+			return r, fmt.Errorf("%q is not one of fair, fifo, fenced", word)
+		}
+	}
+	return r, nil
+}
+
+// Check returns an error that names what r asks for and i does not promise. It matches errors.ErrUnsupported.
+func (i Info) Check(r Require) error {
+	switch {
+	case r.FIFO && i.Order != FIFO:
+		return fmt.Errorf("backend %s does not grant in order of arrival, which fifo requires (its order: %v): %w", i.Name, i.Order, errors.ErrUnsupported)
+	case r.Fair && i.Order == Unordered:
+		return fmt.Errorf("backend %s is not fair (its order: %v): %w", i.Name, i.Order, errors.ErrUnsupported)
+	case r.Fenced && i.Fencing == None:
+		return fmt.Errorf("backend %s has no fencing tokens: %w", i.Name, errors.ErrUnsupported)
+	}
+	return nil
+}
+
+// CheckTTL returns an error that names the bounds if the backend cannot keep a lease of length d. It matches errors.ErrUnsupported
+// if another backend could.
+func (i Info) CheckTTL(d time.Duration) error {
+	switch {
+	case d <= 0:
+		return fmt.Errorf("TTL %v is not positive", d)
+	case d < i.MinTTL, i.MaxTTL > 0 && d > i.MaxTTL:
+		return fmt.Errorf("TTL %v is outside of what backend %s keeps (%v to %s): %w", d, i.Name, i.MinTTL, i.maxTTL(), errors.ErrUnsupported)
+	case i.TTLUnit > 0 && d%i.TTLUnit != 0:
+		return fmt.Errorf("TTL %v is not a multiple of %v, the unit of backend %s: %w", d, i.TTLUnit, i.Name, errors.ErrUnsupported)
+	}
+	return nil
+}
+
+func (i Info) maxTTL() string {
+	if i.MaxTTL == 0 {
+		return "any"
+	}
+	return i.MaxTTL.String()
+}

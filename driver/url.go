@@ -1,0 +1,252 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// URL is a parsed backend URL, scheme://user:password@host:port,host:port/path?parameter=value. Its errors name the part that is
+// wrong and never the password.
+//
+// Parameters are read through the methods below, which remember what was malformed and what was asked for; [URL.Err] then reports
+// the first bad value, or a parameter that nobody asked for. So a typing error in a URL is never silently ignored.
+type URL struct {
+	Scheme string
+	User   *url.Userinfo // nil if there is none
+	Hosts  []string      // "host", "host:port" or "[v6]:port", as written
+	Path   string        // decoded, with its leading slash; "" if there is none
+
+	query url.Values
+	known []string
+	err   error
+}
+
+// ParseURL parses s. It is not url.Parse because that refuses a list of hosts with ports, and prints the password in its errors.
+func ParseURL(s string) (*URL, error) {
+	scheme, rest, ok := strings.Cut(s, ":")
+	if !ok || !validScheme(scheme) {
+		return nil, errors.New("malformed backend URL: it does not start with a scheme, as in memory://")
+	}
+	u := &URL{Scheme: scheme}
+	bad := func(part string) error { return fmt.Errorf("malformed %s URL: %s", scheme, part) }
+	if i := strings.IndexFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }); i >= 0 || !utf8.ValidString(s) {
+		return nil, bad("control character or invalid UTF-8")
+	}
+	before, query, _ := strings.Cut(rest, "?")
+	if err := u.parseBeforeQuery(before, bad); err != nil {
+		if u.User == nil && strings.Contains(rest, "@") { // what was taken for a host may be a part of a password
+			err = bad("user, password or host (special characters of a password have to be escaped as %XX)")
+		}
+		return nil, err
+	}
+	var err error
+	if u.query, err = url.ParseQuery(query); err != nil {
+		return nil, bad("query cannot be decoded")
+	}
+	for name := range u.query {
+		if strings.IndexFunc(name, notInName) >= 0 || name == "" {
+			return nil, bad("name of a parameter (special characters of a password have to be escaped as %XX)")
+		}
+	}
+	return u, nil
+}
+
+func notInName(r rune) bool {
+	return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '_' || r == '.' || r == '-')
+}
+
+func (u *URL) parseBeforeQuery(s string, bad func(string) error) error {
+	if strings.Contains(s, "#") {
+		return bad("it has a fragment (write %23 for the character #)")
+	}
+	s, isAuthority := strings.CutPrefix(s, "//")
+	if !isAuthority {
+		if s != "" {
+			return bad("no // after the scheme")
+		}
+		return nil
+	}
+	authority := s
+	if i := strings.IndexByte(s, '/'); i >= 0 {
+		path, err := url.PathUnescape(s[i:])
+		if err != nil {
+			return bad("path cannot be decoded")
+		}
+		authority, u.Path = s[:i], path
+	}
+	if i := strings.LastIndexByte(authority, '@'); i >= 0 {
+		user, password, hasPassword := strings.Cut(authority[:i], ":")
+		user, err1 := url.PathUnescape(user)
+		password, err2 := url.PathUnescape(password)
+		if err1 != nil || err2 != nil {
+			return bad("user or password cannot be decoded (escape special characters as %XX)")
+		}
+		if u.User = url.User(user); hasPassword {
+			u.User = url.UserPassword(user, password)
+		}
+		authority = authority[i+1:]
+	}
+	if authority == "" {
+		return nil
+	}
+	for h := range strings.SplitSeq(authority, ",") {
+		if err := checkHost(h); err != nil {
+			if u.User != nil { // a host may be the tail of a password
+				return bad("host or port (special characters of a password have to be escaped as %XX)")
+			}
+			return bad(err.Error())
+		}
+		u.Hosts = append(u.Hosts, h)
+	}
+	return nil
+}
+
+func validScheme(s string) bool {
+	for i, c := range s {
+		letter := 'a' <= c && c <= 'z'
+		if !letter && (i == 0 || !('0' <= c && c <= '9' || strings.ContainsRune("+-.", c))) {
+			return false
+		}
+	}
+	return s != ""
+}
+
+func checkHost(h string) error {
+	host, port := h, "1"
+	if strings.HasSuffix(h, "]") || !strings.Contains(h, ":") {
+		if strings.HasPrefix(h, "[") != strings.HasSuffix(h, "]") {
+			return fmt.Errorf("host %q has an unmatched bracket", h)
+		}
+	} else {
+		var err error
+		if host, port, err = net.SplitHostPort(h); err != nil {
+			return fmt.Errorf("host %q is not host:port", h)
+		}
+	}
+	if host == "" || strings.ContainsAny(host, " /\\<>\"@") {
+		return fmt.Errorf("host %q is not a host name", h)
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return fmt.Errorf("port %q of host %q is not a number from 1 to 65535", port, host)
+	}
+	return nil
+}
+
+// HostsWithPort returns Hosts with port added to those that have none, or fallback if there are no hosts.
+func (u *URL) HostsWithPort(fallback, port string) []string {
+	hosts := slices.Clone(u.Hosts)
+	if len(hosts) == 0 {
+		hosts = []string{fallback}
+	}
+	for i, h := range hosts {
+		if strings.HasSuffix(h, "]") || !strings.Contains(h, ":") {
+			hosts[i] = h + ":" + port
+		}
+	}
+	return hosts
+}
+
+// String returns the URL without its password and parameters: fit for errors and logs.
+func (u *URL) String() string {
+	s := u.Scheme + "://"
+	if u.User != nil && u.User.Username() != "" {
+		s += url.User(u.User.Username()).String() + "@"
+	}
+	return s + strings.Join(u.Hosts, ",") + (&url.URL{Path: u.Path}).EscapedPath()
+}
+
+// Has reports whether the parameter is given, and counts as asking for it.
+func (u *URL) Has(name string) bool {
+	if !slices.Contains(u.known, name) {
+		u.known = append(u.known, name)
+	}
+	values := u.query[name]
+	if len(values) > 1 {
+		u.fail(name, "it is given more than once")
+	}
+	return len(values) > 0
+}
+
+// Param returns the value of a parameter, or fallback if it is not given.
+func (u *URL) Param(name, fallback string) string {
+	if !u.Has(name) {
+		return fallback
+	}
+	return u.query[name][0]
+}
+
+// Choice returns the value of a parameter that is one of options; the first is the default.
+func (u *URL) Choice(name string, options ...string) string {
+	v := u.Param(name, options[0])
+	if !slices.Contains(options, v) {
+		u.fail(name, fmt.Sprintf("%q is not one of %s", v, strings.Join(options, ", ")))
+		return options[0]
+	}
+	return v
+}
+
+// Bool returns the value of a parameter that is true or false.
+func (u *URL) Bool(name string, fallback bool) bool {
+	return u.Choice(name, strconv.FormatBool(fallback), strconv.FormatBool(!fallback)) == "true"
+}
+
+// Int returns the value of a parameter that is a decimal number from low to high.
+func (u *URL) Int(name string, fallback, low, high int) int {
+	if !u.Has(name) {
+		return fallback
+	}
+	v := u.query[name][0]
+	n, err := strconv.Atoi(v)
+	if err != nil || n < low || n > high {
+		u.fail(name, fmt.Sprintf("%q is not a number from %d to %d", v, low, high))
+		return fallback
+	}
+	return n
+}
+
+// Duration returns the value of a parameter that is a positive duration with its unit, as in 1.5s.
+func (u *URL) Duration(name string, fallback time.Duration) time.Duration {
+	if !u.Has(name) {
+		return fallback
+	}
+	v := u.query[name][0]
+	d, err := time.ParseDuration(v)
+	if err != nil || d <= 0 {
+		u.fail(name, fmt.Sprintf("%q is not a positive duration such as 30s or 500ms", v))
+		return fallback
+	}
+	return d
+}
+
+func (u *URL) fail(name, why string) {
+	if u.err == nil {
+		u.err = fmt.Errorf("%s URL: parameter %s: %s", u.Scheme, name, why)
+	}
+}
+
+// Err returns an error that names the first malformed parameter, or else a parameter that nobody asked for. An opener calls it when
+// it has read all its parameters, and before it connects.
+func (u *URL) Err() error {
+	if u.err != nil {
+		return u.err
+	}
+	var unknown []string
+	for name := range u.query {
+		if !slices.Contains(u.known, name) {
+			unknown = append(unknown, name)
+		}
+	}
+	if len(unknown) == 0 {
+		return nil
+	}
+	slices.Sort(unknown)
+	known := slices.Sorted(slices.Values(u.known))
+	return fmt.Errorf("%s URL: unknown parameter %s (known: %s)", u.Scheme, strings.Join(unknown, ", "), strings.Join(known, ", "))
+}
