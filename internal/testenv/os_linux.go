@@ -1,0 +1,58 @@
+package testenv
+
+import (
+	"syscall"
+	"testing"
+)
+
+// childAttr makes the kernel kill the child when the thread that forked it ends.
+func childAttr() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+}
+
+// waitStopped returns when all threads of a child that was sent SIGSTOP stand still, or when the child is gone.
+func waitStopped(pid int) error {
+	const idPID = 1
+	for {
+		_, _, errno := syscall.Syscall6(syscall.SYS_WAITID, idPID, uintptr(pid), 0, syscall.WSTOPPED, 0, 0)
+		switch errno {
+		case 0, syscall.ECHILD:
+			return nil
+		case syscall.EINTR:
+		default:
+			return errno
+		}
+	}
+}
+
+// freePort returns a loopback port that belongs to the test until it ends. A socket that is bound and does not listen keeps
+// the kernel from giving the port to anybody else, also while the server is down, and lets through those who ask for this
+// port by number and allow the reuse of addresses, as servers do.
+func freePort(tb testing.TB) int {
+	tb.Helper()
+	port, err := bind(tb, 0)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return port
+}
+
+// bind reserves a loopback port until the end of the test; 0 stands for any.
+func bind(tb testing.TB, port int) (int, error) {
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	tb.Cleanup(func() { syscall.Close(fd) })
+	if err := syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1); err != nil {
+		return 0, err
+	}
+	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		return 0, err
+	}
+	addr, err := syscall.Getsockname(fd)
+	if err != nil {
+		return 0, err
+	}
+	return addr.(*syscall.SockaddrInet4).Port, nil
+}

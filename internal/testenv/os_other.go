@@ -1,0 +1,35 @@
+//go:build !linux
+
+package testenv
+
+import (
+	"net"
+	"syscall"
+	"testing"
+)
+
+// childAttr has nothing to ask for: only Linux ties a child's life to ours. Elsewhere the cleanup of the test ends it.
+func childAttr() *syscall.SysProcAttr { return nil }
+
+// waitStopped does not wait: here a freeze takes hold a moment after the signal.
+func waitStopped(int) error { return nil }
+
+// freePort returns a loopback port that was free a moment ago.
+func freePort(tb testing.TB) int {
+	tb.Helper()
+	port, err := bind(tb, 0)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return port
+}
+
+// bind finds out whether a loopback port is free; 0 stands for any.
+func bind(_ testing.TB, port int) (int, error) {
+	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}

@@ -1,0 +1,150 @@
+package testenv
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// RedisServer is a private redis-server. What its methods ask goes over a connection of their own, as the default user.
+type RedisServer struct {
+	Server
+
+	password string
+	tls      *tls.Config // nil for plain TCP
+}
+
+// Redis starts a redis-server that keeps nothing on disk. It takes args as redis-server does, and they win over the defaults:
+//
+//	testenv.Redis(t, "--requirepass", "secret")
+//	testenv.Redis(t, "--appendonly", "yes", "--appendfsync", "always")
+//
+// Where redis-server is not installed, the test is skipped, or fails if CI is set.
+func Redis(tb testing.TB, args ...string) *RedisServer {
+	tb.Helper()
+	port := strconv.Itoa(freePort(tb))
+	return startRedis(tb, port, nil, append([]string{"--port", port}, args...))
+}
+
+// RedisTLS is Redis with a server that listens with TLS only, with the server certificate of certs, and by default asks clients for
+// a certificate of the same authority ("--tls-auth-clients", "no" turns that off).
+func RedisTLS(tb testing.TB, certs *Certificates, args ...string) *RedisServer {
+	tb.Helper()
+	port := strconv.Itoa(freePort(tb))
+	return startRedis(tb, port, certs.Client, append([]string{
+		"--port", "0", "--tls-port", port, "--tls-replication", "yes", "--tls-cluster", "yes",
+		"--tls-ca-cert-file", certs.CAFile, "--tls-cert-file", certs.ServerCertFile, "--tls-key-file", certs.ServerKeyFile,
+	}, args...))
+}
+
+func startRedis(tb testing.TB, port string, tlsConfig *tls.Config, args []string) *RedisServer {
+	tb.Helper()
+	dir := tb.TempDir()
+	s := &RedisServer{tls: tlsConfig, password: lastValue(args, "--requirepass")}
+	s.Server = Server{
+		tb:   tb,
+		name: "redis-server",
+		Addr: net.JoinHostPort("127.0.0.1", port),
+		log:  filepath.Join(dir, "log"),
+		argv: append([]string{need(tb, "redis-server", "redis-server"),
+			"--bind", "127.0.0.1", "--dir", dir, "--save", "", "--daemonize", "no"}, args...),
+		ready: s.ping,
+	}
+	s.launch()
+	return s
+}
+
+// ping asks once for a PONG. A server that still loads its data answers with an error.
+func (s *RedisServer) ping(ctx context.Context) error {
+	answer, err := s.call(ctx, "PING")
+	if err != nil {
+		return err
+	}
+	if answer != "PONG" {
+		return fmt.Errorf("PING: got %v, want PONG", answer)
+	}
+	return nil
+}
+
+// Do runs a command and returns its answer: a string, an int64, nil, or a []any of these (with errors in it where the server puts
+// them there). An error fails the test. A server that is frozen lets Do wait until it is thawed.
+func (s *RedisServer) Do(args ...string) any {
+	s.tb.Helper()
+	answer, err := s.Try(args...)
+	if err != nil {
+		s.tb.Fatalf("redis at %s: %s: %v", s.Addr, args[0], err)
+	}
+	return answer
+}
+
+// Try is Do for commands that may fail: errors of the server are a [RedisError], others come from the network.
+func (s *RedisServer) Try(args ...string) (any, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
+	defer cancel()
+	return s.call(ctx, args...)
+}
+
+// Commands returns how often the server ran each command since it started, those inside scripts included. The names are those of
+// INFO commandstats ("evalsha", "client|setinfo"); INFO itself is left out, so that two calls differ by the work of others only.
+func (s *RedisServer) Commands() map[string]int64 {
+	s.tb.Helper()
+	stats := make(map[string]int64)
+	for _, line := range strings.Split(s.Do("INFO", "commandstats").(string), "\r\n") {
+		name, values, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls=")
+		if !ok || name == "info" {
+			continue
+		}
+		calls, _, _ := strings.Cut(values, ",")
+		n, err := strconv.ParseInt(calls, 10, 64)
+		if err != nil {
+			s.tb.Fatalf("INFO commandstats: %q: %v", line, err)
+		}
+		stats[name] = n
+	}
+	return stats
+}
+
+// SubscriberCount returns how many clients of this server are subscribed to a channel, by SUBSCRIBE or SSUBSCRIBE.
+func (s *RedisServer) SubscriberCount(channel string) int64 {
+	s.tb.Helper()
+	n := s.Do("PUBSUB", "NUMSUB", channel).([]any)[1].(int64)
+	sharded, err := s.Try("PUBSUB", "SHARDNUMSUB", channel)
+	if errors.As(err, new(RedisError)) {
+		return n // a server before 7.0 has no sharded channels
+	}
+	if err != nil {
+		s.tb.Fatalf("redis at %s: PUBSUB: %v", s.Addr, err)
+	}
+	return n + sharded.([]any)[1].(int64)
+}
+
+func (s *RedisServer) call(ctx context.Context, args ...string) (any, error) {
+	conn, err := dialRESP(ctx, s.Addr, s.tls)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	if s.password != "" {
+		if _, err := conn.do("AUTH", s.password); err != nil {
+			return nil, err
+		}
+	}
+	return conn.do(args...)
+}
+
+// lastValue returns what follows the last mention of option in args.
+func lastValue(args []string, option string) string {
+	value := ""
+	for i, arg := range args[:max(0, len(args)-1)] {
+		if strings.EqualFold(arg, option) {
+			value = args[i+1]
+		}
+	}
+	return value
+}
