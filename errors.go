@@ -1,0 +1,171 @@
+package dsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// The errors to match with errors.Is. What a backend does not offer is errors.ErrUnsupported.
+var (
+	// ErrLocked: another owner holds the name. A wait that ended with its context while another held the lock matches both
+	// ErrLocked and the context's error; a fault of the backend never matches ErrLocked.
+	ErrLocked = driver.ErrLocked
+
+	// ErrNotHeld: the lease is over, so there was nothing to do.
+	ErrNotHeld = driver.ErrNotHeld
+
+	// ErrLost: the lease ended before it was unlocked. It also matches ErrNotHeld, and its text and what it wraps say why: the
+	// lease expired, somebody removed the lock, the session ended, or the backend was out of reach for too long.
+	ErrLost error = &lostError{}
+
+	// ErrUnknown: the backend may or may not have carried out the request. It is being cleaned up in the background.
+	ErrUnknown = driver.ErrUnknown
+
+	// ErrUnavailable: the backend is out of reach, or refuses work for now. Lock tries on until its context ends.
+	ErrUnavailable = driver.ErrUnavailable
+
+	// ErrDeadlock: the context belongs to a lease of the same name (see Lease.Context), so the wait could not end.
+	ErrDeadlock = errors.New("deadlock: the context's own lease holds the name")
+
+	// ErrClosed: the Client is closed.
+	ErrClosed = driver.ErrClosed
+)
+
+// opError says what was being done to which lock.
+type opError struct {
+	op, name string
+	err      error
+}
+
+func (e *opError) Error() string {
+	name := e.name
+	if len(name) > maxName {
+		name = name[:64] + "..."
+	}
+	return fmt.Sprintf("dsync: %s %q: %v", e.op, name, e.err)
+}
+
+func (e *opError) Unwrap() error { return e.err }
+
+// lossCause is why a lease was lost.
+type lossCause int
+
+const (
+	lossExpired     lossCause = iota + 1 // its time ran out
+	lossRemoved                          // somebody removed it from the backend, or the backend lost it
+	lossSession                          // the session that carried it ended
+	lossUnreachable                      // its time ran out while renewals failed
+)
+
+func (c lossCause) String() string {
+	switch c {
+	case lossExpired:
+		return "expired"
+	case lossRemoved:
+		return "removed"
+	case lossSession:
+		return "session ended"
+	case lossUnreachable:
+		return "backend out of reach"
+	}
+	return "unknown cause"
+}
+
+// lostError is a loss. The zero value is the sentinel ErrLost.
+type lostError struct {
+	cause lossCause
+	err   error // what the backend or the last renewal said; may be nil
+}
+
+func (e *lostError) Error() string {
+	switch {
+	case e.cause == 0:
+		return "lock lost"
+	case e.err == nil:
+		return "lock lost: " + e.cause.String()
+	}
+	return fmt.Sprintf("lock lost: %v: %v", e.cause, e.err)
+}
+
+func (e *lostError) Is(target error) bool { return target == ErrLost || target == ErrNotHeld }
+func (e *lostError) Unwrap() error        { return e.err }
+
+// lossFrom classifies what a driver gave as the cause of a loss.
+func lossFrom(err error) *lostError {
+	if errors.Is(err, driver.ErrSessionEnded) {
+		return &lostError{cause: lossSession, err: err}
+	}
+	return &lostError{cause: lossRemoved, err: err}
+}
+
+// endedError is the state of a lease that ended in good order.
+type endedError struct {
+	text string
+	also error // ErrClosed, or nil
+}
+
+func (e *endedError) Error() string        { return e.text }
+func (e *endedError) Is(target error) bool { return target == ErrNotHeld }
+func (e *endedError) Unwrap() error        { return e.also }
+
+var (
+	errUnlocked = &endedError{text: "lock not held: it was unlocked"}
+	errClosing  = &endedError{text: "lock not held: the client was closed", also: ErrClosed}
+)
+
+// waitError is a wait that ended with its context.
+type waitError struct {
+	ctx    error // ctx.Err()
+	cause  error // context.Cause, if it is another error
+	last   error // what the backend said last; may be nil
+	locked bool  // the last that was known is that another owner held the lock
+}
+
+func newWaitError(ctx context.Context, last error, locked bool) error {
+	e := &waitError{ctx: ctx.Err(), last: last, locked: locked || errors.Is(last, ErrLocked)}
+	if cause := context.Cause(ctx); cause != e.ctx {
+		e.cause = cause
+	}
+	return e
+}
+
+func (e *waitError) Error() string {
+	text := e.ctx.Error()
+	if e.cause != nil {
+		text = fmt.Sprintf("%s (%v)", text, e.cause)
+	}
+	switch {
+	case e.last != nil && !errors.Is(e.last, e.ctx):
+		text = fmt.Sprintf("%s; before that: %v", text, e.last)
+	case errors.Is(e.last, ErrUnknown):
+		text += "; outcome unknown"
+	case e.locked:
+		text += " while it was locked by another owner"
+	}
+	return text
+}
+
+func (e *waitError) Unwrap() []error {
+	errs := []error{e.ctx}
+	if e.cause != nil {
+		errs = append(errs, e.cause)
+	}
+	if e.last != nil {
+		errs = append(errs, e.last)
+	}
+	if e.locked {
+		errs = append(errs, ErrLocked)
+	}
+	return errs
+}
+
+// unknown makes sure that err matches ErrUnknown.
+func unknown(err error) error {
+	if errors.Is(err, ErrUnknown) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrUnknown, err)
+}

@@ -1,0 +1,237 @@
+package dsync
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// The bounds of handing a hold over inside the process: after this many times, or this long after the backend's grant, the lock is
+// really released, so that other processes get their turn.
+const (
+	maxHandOvers   = 64
+	maxHandOverFor = 100 * time.Millisecond
+)
+
+// maxReleaseWait bounds the wait for the answer to a release.
+const maxReleaseWait = 5 * time.Second
+
+type holdState int
+
+const (
+	holdPending  holdState = iota // Acquire has not returned
+	holdLive                      // granted, and not past its deadline as far as anybody looked
+	holdLapsed                    // lost on the local clock; to be released when it is past at the backend too
+	holdReleased                  // given to the driver to release
+	holdOver                      // nothing is left to do for it
+)
+
+// hold is one attempt to get a lock from the driver, and then the hold that it gave. Leases are views of it: the first, those of
+// re-entries, and after a hand-over inside the process those of the next owners in turn. Only the last view releases it.
+type hold struct {
+	lock  *lock
+	req   driver.Request
+	lease driver.Lease // set when it is granted
+	first Lease        // the first view, in the same allocation
+	alarm alarm        // next renewal, local deadline, or the time to release a lapsed hold
+
+	// Guarded by lock.mu.
+	state     holdState
+	early     error         // the driver lost it before Acquire returned
+	views     *Lease        // those that are not over
+	ownedBy   *Owner        // who may re-enter; nil: nobody
+	ttl       time.Duration // as granted or last extended
+	granted   time.Time     // by the backend
+	token     uint64        // of the current owner
+	tokens    int           // how many more came with the grant
+	handOvers int
+	renewing  bool          // in a batch of renewals
+	renewErr  error         // of the last renewal, if it failed
+	counted   bool          // in lock.uses
+	settled   chan struct{} // closed when the release has returned; nil if nobody waits for it
+}
+
+// Waiting implements driver.Events.
+func (h *hold) Waiting() {
+	k := h.lock
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.refused = true
+}
+
+// Tokens implements driver.Events.
+func (h *hold) Tokens() int {
+	k := h.lock
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.oneContends() && k.queue.first != nil && !h.req.Fixed {
+		return maxHandOvers
+	}
+	return 1
+}
+
+// Lost implements driver.Events.
+func (h *hold) Lost(cause error) {
+	k := h.lock
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch h.state {
+	case holdPending:
+		h.early = cause
+	case holdLive, holdLapsed:
+		h.lose(lossFrom(cause), true)
+	}
+}
+
+// deadline returns the local end of the hold: the margin covers a clock that runs at a slightly different rate than the backend's,
+// and the time between looking at the clock and acting on it. It is called with lock.mu held.
+func (h *hold) deadline() time.Time {
+	return h.lease.Expires().Add(-h.ttl/100 - 5*time.Millisecond)
+}
+
+// addView makes a lease of the hold. It is called with lock.mu held.
+func (h *hold) addView(r *request) *Lease {
+	l := &h.first
+	if l.hold != nil {
+		l = new(Lease)
+	}
+	l.hold, l.ownedBy, l.token, l.fixed = h, r.owner, h.token, r.fixed
+	if l.owner = h.req.Hold; r.owner != nil {
+		l.owner = r.owner.id
+	}
+	if l.next = h.views; l.next != nil {
+		l.next.prev = l
+	}
+	h.views = l
+	return l
+}
+
+func (h *hold) removeView(l *Lease) {
+	if l.prev != nil {
+		l.prev.next = l.next
+	} else {
+		h.views = l.next
+	}
+	if l.next != nil {
+		l.next.prev = l.prev
+	}
+	l.next, l.prev = nil, nil
+}
+
+// leave is called with lock.mu held when a view has ended in good order. If it was the last, the hold goes to the next local waiter,
+// or leave reports true and the caller has to release it.
+func (h *hold) leave(now time.Time) (release bool) {
+	k := h.lock
+	if h.views != nil || h.state != holdLive || k.handOver(h, now) {
+		return false
+	}
+	h.end(holdReleased)
+	k.releasing = h
+	k.callNext()
+	return true
+}
+
+// end takes the hold out of the tables of the client; one that is being released stays in use until that is done. It is called with
+// lock.mu held.
+func (h *hold) end(s holdState) {
+	k := h.lock
+	h.state = s
+	k.client.watchdog.remove(&h.alarm)
+	if k.hold == h {
+		k.hold = nil
+	}
+	if s != holdReleased {
+		h.uncount()
+	}
+}
+
+func (h *hold) uncount() {
+	if h.counted {
+		h.counted = false
+		h.lock.client.leave(h.lock)
+	}
+}
+
+// expire ends a hold whose local deadline has passed. It is called with lock.mu held.
+func (h *hold) expire() {
+	loss := &lostError{cause: lossExpired}
+	if h.renewErr != nil {
+		loss.cause, loss.err = lossUnreachable, h.renewErr
+		if errors.Is(loss.err, context.DeadlineExceeded) || errors.Is(loss.err, context.Canceled) {
+			loss.err = ErrUnavailable // the bound of a renewal is no error of the user's contexts
+		}
+	}
+	h.lose(loss, false)
+}
+
+// lose ends the hold and all its views at once, and lets the next waiter ask. Unless the hold is gone from the backend, or the driver
+// cleans up behind it, it is released when it is past there too: an earlier release would give the margin away. It is called with
+// lock.mu held.
+func (h *hold) lose(loss *lostError, gone bool) {
+	k := h.lock
+	if h.state == holdLapsed && gone {
+		h.end(holdOver)
+	}
+	if h.state != holdLive {
+		return
+	}
+	if gone {
+		h.end(holdOver)
+	} else {
+		h.end(holdLapsed)
+		k.client.watchdog.endAt(&h.alarm, h.lease.Expires())
+	}
+	err := &opError{"lease", k.name, loss}
+	for h.views != nil {
+		h.views.finish(err)
+	}
+	k.callNext()
+}
+
+// extended is called with lock.mu held after a fixed hold was extended to d.
+func (h *hold) extended(d time.Duration) {
+	if h.state == holdLive {
+		h.ttl = d
+		h.lock.client.watchdog.endAt(&h.alarm, h.deadline())
+	}
+}
+
+// release gives the hold back to the backend, and waits for the answer at most that long, whatever becomes of ctx.
+func (h *hold) release(ctx context.Context, wait time.Duration) error {
+	rc := &releaseContext{parent: ctx, deadline: time.Now().Add(wait)}
+	err := h.lease.Release(rc)
+	rc.stop()
+
+	h.released(err)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, ErrNotHeld):
+		return lossFrom(err)
+	}
+	return unknown(err)
+}
+
+// released takes note that the release has returned err.
+func (h *hold) released(err error) {
+	contended := true
+	reporter, known := h.lease.(driver.ContentionReporter)
+	if known && err == nil {
+		contended = reporter.Contended()
+	}
+	k := h.lock
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if contended && (known || k.contending > 0) && k.client.info.Order == driver.Unordered {
+		k.yieldUntil = time.Now().Add(yieldFor)
+	}
+	if k.releasing == h {
+		k.releasing = nil
+	}
+	if h.settled != nil {
+		close(h.settled)
+	}
+	h.uncount()
+}

@@ -1,0 +1,238 @@
+package dsync
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+)
+
+// Lease is one hold of a lock: what Lock and TryLock return. A lease that is over stays over; a stale Unlock never touches the hold
+// of anybody else. All methods may be called concurrently.
+type Lease struct {
+	hold    *hold
+	owner   string
+	ownedBy *Owner // nil for a lease of Client.Lock
+	token   uint64
+	fixed   bool // made with ExpireAfter
+
+	// Guarded by hold.lock.mu.
+	end        time.Time // when a re-entry with ExpireAfter ends, at the latest; otherwise zero
+	endAlarm   *alarm    // for end
+	err        error     // why it is over; nil while it is held
+	done       chan struct{}
+	contexts   []*leaseContext
+	next, prev *Lease // in hold.views
+}
+
+// Name returns the name of the lock.
+func (l *Lease) Name() string { return l.hold.lock.name }
+
+// Owner returns the identity that the lease was granted to. Where the backend stores one, Inspect shows it; after the lock was
+// passed on inside the process, Inspect still shows the owner that the backend granted it to.
+func (l *Lease) Owner() string { return l.owner }
+
+// Token returns the fencing token of the lease, or 0 if the backend has none. It is larger than that of every earlier grant of the
+// name; a re-entry has the token of the hold that it joined. Send it with every write to the protected resource, and let the
+// resource refuse a token that is smaller than one it has seen: that is the only protection of a write that is late.
+func (l *Lease) Token() uint64 { return l.token }
+
+// Deadline returns the local time until which the lock is surely held unless it is renewed: 1 % of the TTL and 5 ms before the
+// backend may grant it to somebody else.
+func (l *Lease) Deadline() time.Time {
+	k := l.hold.lock
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return l.deadline()
+}
+
+// deadline is called with lock.mu held.
+func (l *Lease) deadline() time.Time {
+	d := l.hold.deadline()
+	if !l.end.IsZero() && l.end.Before(d) {
+		return l.end
+	}
+	return d
+}
+
+// Err returns nil while the lease is held, and then why it is not: an error that matches ErrLost if it was lost, ErrNotHeld in any
+// case. It compares the clock itself, so a process that was stopped for longer than its lease never gets nil afterwards.
+func (l *Lease) Err() error {
+	k := l.hold.lock
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return l.check(time.Now())
+}
+
+// check ends the lease if its time is over, and returns its error. It is called with lock.mu held.
+func (l *Lease) check(now time.Time) error {
+	if l.err == nil && !now.Before(l.deadline()) {
+		if !now.Before(l.hold.deadline()) {
+			l.hold.expire()
+		} else {
+			l.endItself()
+		}
+	}
+	return l.err
+}
+
+// Done returns a channel that is closed when the lease is over, by Unlock or by loss.
+func (l *Lease) Done() <-chan struct{} {
+	k := l.hold.lock
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	err := l.check(time.Now())
+	if l.done == nil {
+		l.done = make(chan struct{}) // closed here, or else by finish
+		if err != nil {
+			close(l.done)
+		}
+	}
+	return l.done
+}
+
+// Context returns a context that ends with parent or with the lease, whichever is first; in the second case context.Cause returns
+// the lease's Err. Call cancel when the work is done, as with any context. Lock notices a wait for the lease's own name under such a
+// context, and returns ErrDeadlock.
+func (l *Lease) Context(parent context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(parent)
+	lc := &leaseContext{Context: ctx, lease: l, cancel: cancel}
+	lc.outer, _ = parent.Value(leaseContextKey{}).(*leaseContext)
+	k := l.hold.lock
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := l.check(time.Now()); err != nil {
+		cancel(err)
+	} else {
+		l.contexts = append(l.contexts, lc)
+	}
+	return lc, func() {
+		k.mu.Lock()
+		if i := slices.Index(l.contexts, lc); i >= 0 {
+			l.contexts = slices.Delete(l.contexts, i, i+1)
+		}
+		k.mu.Unlock()
+		cancel(context.Canceled)
+	}
+}
+
+// Extend makes a lease that was taken with ExpireAfter end d from now, which may also be earlier than before. For other leases,
+// which are renewed by themselves, it returns errors.ErrUnsupported. If it fails with another error than ErrLost or ErrNotHeld, the
+// lease goes on as it was.
+func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
+	if err := l.extend(ctx, d); err != nil {
+		return &opError{"extend", l.Name(), err}
+	}
+	return nil
+}
+
+func (l *Lease) extend(ctx context.Context, d time.Duration) error {
+	h := l.hold
+	k := h.lock
+	if !l.fixed {
+		return errors.Join(errors.New("the lease is renewed by itself"), errors.ErrUnsupported)
+	}
+	if err := k.client.info.CheckTTL(d); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	now := time.Now()
+	k.mu.Lock()
+	if err := l.check(now); err != nil {
+		k.mu.Unlock()
+		return err
+	}
+	joined := !l.end.IsZero()
+	if end := now.Add(d); joined && (!h.req.Fixed || end.Before(h.deadline())) {
+		l.setEnd(end) // within the hold that it joined: no request
+		k.mu.Unlock()
+		return nil
+	}
+	k.mu.Unlock()
+
+	err := h.lease.Renew(ctx, d)
+
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case err == nil:
+		h.extended(d)
+		if joined && l.err == nil {
+			l.setEnd(now.Add(d))
+		}
+	case errors.Is(err, ErrNotHeld):
+		h.lose(lossFrom(err), true)
+	default:
+		return err
+	}
+	return l.check(time.Now())
+}
+
+// setEnd sets the end of a re-entry, and is called with lock.mu held.
+func (l *Lease) setEnd(end time.Time) {
+	l.end = end
+	if l.endAlarm == nil {
+		l.endAlarm = &alarm{hold: l.hold, view: l}
+	}
+	l.hold.lock.client.watchdog.endAt(l.endAlarm, end)
+}
+
+// Unlock ends the lease, and frees the lock if no other lease of the same owner holds it. It ignores the cancellation of ctx, so that
+// `defer lease.Unlock(ctx)` is right also when ctx is the reason to leave; it waits no longer than the rest of the lease, and at most
+// 5 s. Then it returns ErrUnknown while the release goes on in the background.
+//
+// If the lease was lost it returns an error that matches ErrLost and ErrNotHeld, if it was unlocked before one that matches
+// ErrNotHeld; it then does nothing.
+func (l *Lease) Unlock(ctx context.Context) error {
+	if err := l.unlock(ctx); err != nil {
+		return &opError{"unlock", l.Name(), err}
+	}
+	return nil
+}
+
+func (l *Lease) unlock(ctx context.Context) error {
+	h := l.hold
+	k := h.lock
+	now := time.Now()
+	k.mu.Lock()
+	if err := l.check(now); err != nil {
+		k.mu.Unlock()
+		if e, ok := err.(*opError); ok {
+			err = e.err
+		}
+		return err
+	}
+	l.finish(errUnlocked)
+	if !h.leave(now) {
+		k.mu.Unlock()
+		return nil
+	}
+	k.mu.Unlock()
+	return h.release(ctx, min(h.lease.Expires().Sub(now), maxReleaseWait))
+}
+
+// endItself ends a re-entry whose own time is over, and with it the hold if that was the last. It is called with lock.mu held.
+func (l *Lease) endItself() {
+	l.finish(&opError{"lease", l.Name(), &lostError{cause: lossExpired}})
+	if l.hold.leave(time.Now()) {
+		l.hold.lock.client.releaser.add(l.hold)
+	}
+}
+
+// finish marks the lease as over, for the reason err, and takes it out of its hold. It is called once, with lock.mu held.
+func (l *Lease) finish(err error) {
+	l.err = err
+	l.hold.removeView(l)
+	if l.endAlarm != nil {
+		l.hold.lock.client.watchdog.remove(l.endAlarm)
+	}
+	if l.done != nil {
+		close(l.done)
+	}
+	for _, lc := range l.contexts {
+		lc.cancel(err)
+	}
+	l.contexts = nil
+}

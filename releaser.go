@@ -1,0 +1,75 @@
+package dsync
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// maxReleases bounds how many holds are given back in the background at a time.
+const maxReleases = 16
+
+// releaser gives back holds that no caller waits for: those that were lost on the local clock, were granted too late, or ended by
+// themselves.
+type releaser struct {
+	life context.Context // of the watchdog
+	late time.Duration   // Info.Late
+	wg   sync.WaitGroup
+
+	mu      sync.Mutex
+	closed  bool
+	holds   []*hold
+	workers int
+}
+
+// add is called with the lock.mu of h held. h.lease is set.
+func (r *releaser) add(h *hold) {
+	h.state = holdReleased
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return // the driver's Close ends it
+	}
+	r.holds = append(r.holds, h)
+	if r.workers < maxReleases {
+		r.workers++
+		r.wg.Go(r.work)
+	}
+}
+
+// work ends when nothing is left to release, or with life.
+func (r *releaser) work() {
+	for {
+		r.mu.Lock()
+		if len(r.holds) == 0 || r.closed {
+			r.workers--
+			r.mu.Unlock()
+			return
+		}
+		h := r.holds[0]
+		r.holds[0], r.holds = nil, r.holds[1:]
+		r.mu.Unlock()
+		if h.gone(r.late) {
+			h.released(nil)
+		} else {
+			_ = h.release(r.life, maxReleaseWait) // on an error the driver cleans up
+		}
+	}
+}
+
+// close waits for the releases that are under way.
+func (r *releaser) close() {
+	r.mu.Lock()
+	r.closed = true
+	r.mu.Unlock()
+	r.wg.Wait()
+}
+
+// gone reports whether no request that was sent for the hold can have left anything on the backend: the last renewal was sent before
+// the hold expired, and cannot have lasted longer than another TTL.
+func (h *hold) gone(late time.Duration) bool {
+	h.lock.mu.Lock()
+	ttl := h.ttl
+	h.lock.mu.Unlock()
+	return time.Now().After(h.lease.Expires().Add(ttl + late))
+}

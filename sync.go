@@ -1,0 +1,442 @@
+// Package dsync locks names across goroutines, processes and machines, on a backend that is chosen by configuration.
+//
+//	client, err := dsync.Open(ctx, "redisson://127.0.0.1:6379", nil) // import _ ".../drivers/redisson"
+//	...
+//	lease, err := client.Lock(ctx, "orders/42")
+//	if err != nil {
+//		return err
+//	}
+//	defer lease.Unlock(ctx)
+//
+// A [Client] is one connection to a backend. Lock returns a [Lease], which is renewed in the background for as long as it is held. It
+// ends by Unlock, or by loss: when the backend could not be reached for so long that somebody else may get the lock, or when somebody
+// removed it. Loss is never silent: [Lease.Done], [Lease.Context] and [Lease.Err] tell of it before anybody else can hold the lock, as
+// far as the backend's promises go.
+//
+// No lock of this kind can stop a write that is already on its way when its lease ends, as after a long pause of the process. Where
+// that matters, send [Lease.Token] with the write and let the resource refuse smaller tokens than it has seen.
+//
+// Goroutines that call Lock of one Client exclude each other. Reentrancy is explicit: calls through one [Owner] share the lock.
+package dsync
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// A Locker locks names. *Client and *Owner are Lockers. Accept a Locker where you only need to lock.
+type Locker interface {
+	// Lock waits until it holds name or ctx is done; a backend that is out of reach is asked again until then, other errors return at
+	// once. ctx bounds the wait only: canceling it later does not end the lease. After an error nothing is held, and the caller is in
+	// no queue; what an unanswered request may have left is cleaned up in the background.
+	//
+	// Names are valid UTF-8 without NUL, 1 to 1024 bytes. Different names are different locks.
+	Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error)
+
+	// TryLock is Lock without the wait: it returns an error that matches ErrLocked if another owner holds name, and does not try
+	// again when the backend is out of reach.
+	TryLock(ctx context.Context, name string, opts ...LockOption) (*Lease, error)
+}
+
+// LockOption is an option of one Lock or TryLock.
+type LockOption struct{ expireAfter *time.Duration }
+
+// ExpireAfter makes a lease that ends by itself d after the grant, and is not renewed; see Lease.Extend. A re-entry with it ends then,
+// or with the hold that it joined, whichever is earlier.
+func ExpireAfter(d time.Duration) LockOption { return LockOption{expireAfter: &d} }
+
+// Options are the options of a Client. Nil means the defaults, and so does a zero field.
+type Options struct {
+	// TTL is how long the backend keeps a lock whose holder is gone, and hence how long others wait after a crash. A live holder
+	// renews every third of it. The default is 30 s, or the nearest that the backend keeps; another value that it cannot keep is an
+	// error. A ttl parameter in the URL takes precedence.
+	TTL time.Duration
+
+	// Require makes New and Open fail if the backend does not promise it. A require parameter in the URL adds to it.
+	Require driver.Require
+
+	// HandOver lets callers of this Client wait in line in the process, and pass a lock on among themselves without asking the
+	// backend, up to 64 times and 100 ms in a row, also on a backend that grants in order of arrival, at the price of that order.
+	// Other backends always work like this.
+	HandOver bool
+
+	// Note is a text for people that is stored with each lock, where the backend can.
+	Note string
+}
+
+const defaultTTL = 30 * time.Second
+
+// Open connects to the backend that the URL selects, as in "memory://" or "redisson://user:password@host:6379/0?ttl=10s". The package
+// of the driver has to be imported, which registers its scheme. Open fails when the backend is not reached before ctx is done. Its
+// errors do not contain the password.
+//
+// These parameters are common to all drivers: ttl=30s (Options.TTL), require=fair,fifo,fenced (what the backend has to promise), and
+// fenced=false (no fencing tokens, and nothing kept for them on the backend).
+func Open(ctx context.Context, url string, o *Options) (*Client, error) {
+	d, config, err := driver.Open(ctx, url)
+	if err != nil {
+		return nil, fmt.Errorf("dsync: open: %w", err)
+	}
+	var opts Options
+	if o != nil {
+		opts = *o
+	}
+	if config.TTL != 0 {
+		opts.TTL = config.TTL
+	}
+	c, err := New(d, &opts)
+	if err != nil {
+		return nil, errors.Join(err, d.Close(ctx))
+	}
+	return c, nil
+}
+
+// New returns a Client of a driver that was built in code. Close closes the driver.
+func New(d driver.Driver, o *Options) (*Client, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	c := &Client{
+		driver: d, info: d.Info(), note: o.Note, id: newID(),
+		locks: map[string]*lock{}, closing: make(chan struct{}), closed: make(chan struct{}),
+	}
+	c.queues = c.info.Order != driver.FIFO || o.HandOver
+	if err := c.info.Check(o.Require); err != nil {
+		return nil, fmt.Errorf("dsync: open: %w", err)
+	}
+	if c.ttl = o.TTL; c.ttl == 0 {
+		c.ttl = max(defaultTTL, c.info.MinTTL)
+		if c.info.MaxTTL > 0 {
+			c.ttl = min(c.ttl, c.info.MaxTTL)
+		}
+	}
+	if err := c.info.CheckTTL(c.ttl); err != nil {
+		return nil, fmt.Errorf("dsync: open: %w", err)
+	}
+	c.watchdog = newWatchdog(c)
+	c.releaser = releaser{life: c.watchdog.life, late: c.info.Late}
+	return c, nil
+}
+
+// Client takes locks on one backend. Each call of its Lock and TryLock is an owner of its own. All methods may be called concurrently.
+type Client struct {
+	driver   driver.Driver
+	info     driver.Info
+	ttl      time.Duration
+	note     string
+	id       string // of this client, on the wire
+	queues   bool   // one caller per name asks the backend, and the others wait in line here
+	serial   atomic.Uint64
+	watchdog *watchdog
+	releaser releaser
+	closing  chan struct{} // closed when Close begins
+	closed   chan struct{} // closed when it is done
+	closeErr error
+
+	mu    sync.Mutex
+	ended bool
+	locks map[string]*lock
+}
+
+// Lock implements Locker.
+func (c *Client) Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
+	return c.acquire(ctx, nil, name, opts, false)
+}
+
+// TryLock implements Locker.
+func (c *Client) TryLock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
+	return c.acquire(ctx, nil, name, opts, true)
+}
+
+// NewOwner returns a new identity whose locks are reentrant: while one lease of a name is held, its Lock and TryLock return further
+// leases of it without asking the backend, and the name is free when the last of them has ended. It is what a thread is to Java's
+// Redisson. An Owner need not be closed.
+func (c *Client) NewOwner() *Owner { return &Owner{client: c, id: c.newHoldID()} }
+
+// Owner is an identity whose locks are reentrant. All methods may be called concurrently.
+type Owner struct {
+	client *Client
+	id     string
+}
+
+// ID returns the identity, unique among all owners of all clients.
+func (o *Owner) ID() string { return o.id }
+
+// Lock implements Locker.
+func (o *Owner) Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
+	return o.client.acquire(ctx, o, name, opts, false)
+}
+
+// TryLock implements Locker.
+func (o *Owner) TryLock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
+	return o.client.acquire(ctx, o, name, opts, true)
+}
+
+// Info returns what the backend promises. Detect is filled in for backends where only a renewal tells of a removed lock.
+func (c *Client) Info() driver.Info {
+	info := c.info
+	if info.Detect == 0 {
+		info.Detect = c.ttl / 2
+	}
+	return info
+}
+
+// TTL returns the TTL of the leases that are renewed.
+func (c *Client) TTL() time.Duration { return c.ttl }
+
+// Status is what a backend knows of a lock.
+type Status = driver.Status
+
+// Inspect asks the backend who holds name. The answer may be out of date when it arrives. It returns errors.ErrUnsupported if the
+// backend cannot tell.
+func (c *Client) Inspect(ctx context.Context, name string) (Status, error) {
+	var s Status
+	err := c.admin("inspect", name, func() (err error) {
+		i, ok := c.driver.(driver.Inspector)
+		if !ok {
+			return errors.ErrUnsupported
+		}
+		s, err = i.Inspect(ctx, name)
+		return err
+	})
+	return s, err
+}
+
+// ForceUnlock ends whoever's hold of name there is; that holder is told within Info.Detect. It is meant for administrators. It returns
+// ErrNotHeld if nobody held the name, and errors.ErrUnsupported if the backend cannot do it.
+func (c *Client) ForceUnlock(ctx context.Context, name string) error {
+	return c.admin("force unlock", name, func() error {
+		f, ok := c.driver.(driver.ForceUnlocker)
+		if !ok {
+			return errors.ErrUnsupported
+		}
+		if err := f.ForceUnlock(ctx, name); err != nil {
+			return err
+		}
+		c.recheck(name)
+		return nil
+	})
+}
+
+func (c *Client) admin(op, name string, f func() error) error {
+	err := checkName(name)
+	if err == nil {
+		if c.isClosed() {
+			err = ErrClosed
+		} else {
+			err = f()
+		}
+	}
+	if err != nil {
+		return &opError{op, name, err}
+	}
+	return nil
+}
+
+// recheck renews our own hold of name now, if there is one, to see whether it is still there.
+func (c *Client) recheck(name string) {
+	c.mu.Lock()
+	k := c.locks[name]
+	c.mu.Unlock()
+	if k == nil {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.hold != nil {
+		c.watchdog.renewNow(k.hold)
+	}
+}
+
+// Close ends the client: waiting calls return ErrClosed, leases end, locks that are held are unlocked, and goroutines end. It returns
+// when that is done or ctx is; a backend that is out of reach frees the locks when their TTL is over. Further calls of Close wait for
+// the first.
+func (c *Client) Close(ctx context.Context) error {
+	c.mu.Lock()
+	first := !c.ended
+	c.ended = true
+	c.mu.Unlock()
+	if first {
+		close(c.closing)
+		go c.shutdown(ctx) // ends soon after ctx, as the driver's Close does
+	}
+	select {
+	case <-c.closed:
+		return c.closeErr
+	case <-ctx.Done():
+	}
+	select {
+	case <-c.closed:
+		return c.closeErr
+	default:
+		return fmt.Errorf("dsync: close: %w", ctx.Err())
+	}
+}
+
+func (c *Client) shutdown(ctx context.Context) {
+	defer close(c.closed)
+	c.mu.Lock()
+	locks := slices.Collect(maps.Values(c.locks)) // complete: enter adds none any more
+	c.mu.Unlock()
+	for _, k := range locks {
+		k.close()
+	}
+	c.watchdog.close()
+	if err := c.driver.Close(ctx); err != nil {
+		c.closeErr = fmt.Errorf("dsync: close: %w", err)
+	}
+	c.releaser.close()
+}
+
+func (c *Client) isClosed() bool {
+	select {
+	case <-c.closing:
+		return true
+	default:
+		return false
+	}
+}
+
+// acquire is Lock and TryLock.
+func (c *Client) acquire(ctx context.Context, owner *Owner, name string, opts []LockOption, try bool) (*Lease, error) {
+	l, err := c.tryAcquire(ctx, owner, name, opts, try)
+	if err != nil {
+		return nil, &opError{"lock", name, err}
+	}
+	return l, nil
+}
+
+func (c *Client) tryAcquire(ctx context.Context, owner *Owner, name string, opts []LockOption, try bool) (*Lease, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	r := &request{owner: owner, ttl: c.ttl}
+	for _, o := range opts {
+		if o.expireAfter != nil {
+			r.ttl, r.fixed = *o.expireAfter, true
+		}
+	}
+	if r.fixed {
+		if err := c.info.CheckTTL(r.ttl); err != nil {
+			return nil, err
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, newWaitError(ctx, nil, false)
+	}
+	if heldUnder(ctx, c, name, owner) {
+		if try {
+			return nil, ErrLocked
+		}
+		return nil, ErrDeadlock
+	}
+	k, err := c.enter(name)
+	if err != nil {
+		return nil, err
+	}
+	defer c.leave(k)
+	if try {
+		return k.tryLock(ctx, r)
+	}
+	return k.lockWait(ctx, r)
+}
+
+// enter returns the lock of a name for one use, which leave ends.
+func (c *Client) enter(name string) (*lock, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return nil, ErrClosed
+	}
+	k := c.locks[name]
+	if k == nil {
+		k = &lock{client: c, name: name}
+		c.locks[name] = k
+	}
+	k.uses++
+	return k, nil
+}
+
+func (c *Client) use(k *lock) {
+	c.mu.Lock()
+	k.uses++
+	c.mu.Unlock()
+}
+
+func (c *Client) leave(k *lock) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if k.uses--; k.uses == 0 {
+		delete(c.locks, k.name)
+	}
+}
+
+// newHold returns an attempt to be given to the driver, with an identity of its own.
+func (c *Client) newHold(k *lock, r *request, noWait bool) *hold {
+	h := &hold{lock: k, ttl: r.ttl}
+	id := c.newHoldID()
+	h.req = driver.Request{Name: k.name, Hold: id, Owner: id, Note: c.note, TTL: r.ttl, Fixed: r.fixed, NoWait: noWait, Events: h}
+	if r.owner != nil {
+		h.req.Owner = r.owner.id
+	}
+	return h
+}
+
+func (c *Client) newHoldID() string {
+	b := make([]byte, 0, 64)
+	b = append(append(b, c.id...), ':')
+	return string(strconv.AppendUint(b, c.serial.Add(1), 10))
+}
+
+// newID returns a random UUID (RFC 9562, version 4).
+func newID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+const maxName = 1024
+
+func checkName(name string) error {
+	switch {
+	case name == "":
+		return errors.New("the name is empty")
+	case len(name) > maxName:
+		return fmt.Errorf("the name is %d bytes long, more than %d", len(name), maxName)
+	case !utf8.ValidString(name):
+		return errors.New("the name is not valid UTF-8")
+	case strings.IndexByte(name, 0) >= 0:
+		return errors.New("the name contains NUL")
+	}
+	return nil
+}
+
+// Do runs fn while it holds name, and unlocks it whatever becomes of fn. fn's context ends when the lock is lost; Do then reports the
+// loss, with an error that matches ErrLost, beside the error of fn.
+func Do(ctx context.Context, l Locker, name string, fn func(context.Context) error) (err error) {
+	lease, err := l.Lock(ctx, name)
+	if err != nil {
+		return err
+	}
+	under, cancel := lease.Context(ctx)
+	defer cancel()
+	defer func() {
+		if unlockErr := lease.Unlock(ctx); unlockErr != nil {
+			err = errors.Join(err, unlockErr)
+		}
+	}()
+	return fn(under)
+}

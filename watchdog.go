@@ -1,0 +1,267 @@
+package dsync
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// watchdog renews the holds of a client and ends those whose time is over, with one goroutine for all of them: a lock that is held
+// costs an entry in a heap, and neither a goroutine nor a timer. It never calls the driver but for Expires; renewals run in goroutines
+// of their own, one a batch, and a slow one delays no other.
+type watchdog struct {
+	client *Client
+	life   context.Context // ends with Close; the parent of all renewals
+	stop   context.CancelFunc
+	kick   chan struct{} // buffered; signaled when something is due earlier than wake
+	wg     sync.WaitGroup
+
+	mu       sync.Mutex
+	running  bool
+	renewals alarms    // holds that are to be renewed
+	ends     alarms    // of holds and re-entries that are not renewed, or are being renewed, or have lapsed
+	wake     time.Time // when run will look at the heaps next
+}
+
+// alarm is an entry of one of the heaps.
+type alarm struct {
+	at    time.Time
+	hold  *hold
+	view  *Lease  // nil if it is for the hold
+	in    *alarms // nil if it is in none
+	index int
+}
+
+func newWatchdog(c *Client) *watchdog {
+	w := &watchdog{client: c, kick: make(chan struct{}, 1)}
+	w.life, w.stop = context.WithCancel(context.Background())
+	return w
+}
+
+// close ends the goroutines and waits for them.
+func (w *watchdog) close() {
+	w.stop()
+	w.mu.Lock()
+	w.running = true // from now on run is not started
+	w.mu.Unlock()
+	w.wg.Wait()
+}
+
+// watch starts to renew a hold, or waits for its end if it is not renewed from here. It is called with lock.mu held.
+func (w *watchdog) watch(h *hold) {
+	h.alarm.hold = h
+	expires := h.lease.Expires()
+	if h.req.Fixed || w.client.info.KeepsAlive {
+		w.endAt(&h.alarm, h.deadline())
+	} else {
+		w.set(&w.renewals, &h.alarm, expires.Add(-h.ttl*2/3))
+	}
+}
+
+// endAt looks at the hold or view again at the given time.
+func (w *watchdog) endAt(a *alarm, at time.Time) { w.set(&w.ends, a, at) }
+
+// renewNow makes the next renewal of a hold due at once. It is called with lock.mu held.
+func (w *watchdog) renewNow(h *hold) {
+	if h.state == holdLive && !h.req.Fixed && !w.client.info.KeepsAlive && !h.renewing {
+		w.set(&w.renewals, &h.alarm, time.Now())
+	}
+}
+
+func (w *watchdog) set(q *alarms, a *alarm, at time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	a.at = at
+	if a.in != nil && a.in != q {
+		heap.Remove(a.in, a.index)
+	}
+	if a.in == q {
+		heap.Fix(q, a.index)
+	} else {
+		heap.Push(q, a)
+	}
+	if !w.running {
+		w.running = true
+		w.wg.Go(w.run)
+	} else if at.Before(w.wake) {
+		select {
+		case w.kick <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (w *watchdog) remove(a *alarm) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if a.in != nil {
+		heap.Remove(a.in, a.index)
+	}
+}
+
+// run ends with life.
+func (w *watchdog) run() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for w.life.Err() == nil {
+		renewals, ends, next := w.due(time.Now())
+		for _, a := range ends {
+			w.end(a)
+		}
+		w.renew(renewals)
+		timer.Reset(next)
+		select {
+		case <-timer.C:
+		case <-w.kick:
+		case <-w.life.Done():
+		}
+	}
+}
+
+// due takes what is due out of the heaps, and says how long to wait for the next. Once one renewal is due, all that would be soon go
+// with it, so that they gather in few batches.
+func (w *watchdog) due(now time.Time) (renewals []*hold, ends []*alarm, next time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	until := now
+	for len(w.renewals) > 0 && !w.renewals[0].at.After(until) {
+		a := heap.Pop(&w.renewals).(*alarm)
+		renewals = append(renewals, a.hold)
+		until = now.Add(w.client.ttl / 12)
+	}
+	for len(w.ends) > 0 && !w.ends[0].at.After(now) {
+		ends = append(ends, heap.Pop(&w.ends).(*alarm))
+	}
+	w.wake = now.Add(time.Hour)
+	for _, q := range []alarms{w.renewals, w.ends} {
+		if len(q) > 0 && q[0].at.Before(w.wake) {
+			w.wake = q[0].at
+		}
+	}
+	return renewals, ends, w.wake.Sub(now)
+}
+
+// end looks at a hold or view whose time may be over.
+func (w *watchdog) end(a *alarm) {
+	h := a.hold
+	h.lock.mu.Lock()
+	defer h.lock.mu.Unlock()
+	now := time.Now()
+	switch {
+	case a.view != nil:
+		if a.view.check(now) == nil {
+			w.endAt(a, a.view.end)
+		}
+	case h.state == holdLapsed:
+		h.state = holdReleased
+		w.client.releaser.add(h)
+	case h.state != holdLive:
+	case now.Before(h.deadline()):
+		w.endAt(a, h.deadline())
+	default:
+		h.expire()
+	}
+}
+
+// renew renews the holds that are still live. Each is in no second batch meanwhile, and ends at its deadline whatever the batch does.
+func (w *watchdog) renew(due []*hold) {
+	batch, leases := due[:0], make([]driver.Lease, 0, len(due))
+	for _, h := range due {
+		h.lock.mu.Lock()
+		if h.state == holdLive {
+			if deadline := h.deadline(); time.Now().Before(deadline) {
+				h.renewing = true
+				w.endAt(&h.alarm, deadline)
+				batch, leases = append(batch, h), append(leases, h.lease)
+			} else {
+				h.expire()
+			}
+		}
+		h.lock.mu.Unlock()
+	}
+	if len(batch) == 0 {
+		return
+	}
+	w.wg.Go(func() { // ends with life, or after a sixth of the TTL
+		ctx, cancel := context.WithTimeout(w.life, w.client.ttl/6)
+		defer cancel()
+		w.client.renewAll(ctx, leases, func(i int, err error) { w.renewed(batch[i], err) })
+	})
+}
+
+// renewed takes the outcome of one renewal.
+func (w *watchdog) renewed(h *hold, err error) {
+	h.lock.mu.Lock()
+	defer h.lock.mu.Unlock()
+	if h.state != holdLive || w.life.Err() != nil {
+		return
+	}
+	h.renewing = false
+	now := time.Now()
+	if !now.Before(h.deadline()) {
+		h.expire() // also if the renewal succeeded: its answer came too late to count
+		return
+	}
+	switch {
+	case err == nil:
+		h.renewErr = nil
+		w.watch(h)
+	case errors.Is(err, ErrNotHeld):
+		h.lose(lossFrom(err), true)
+	default:
+		h.renewErr = err
+		if at := now.Add(h.ttl / 12); at.Before(h.deadline()) {
+			w.set(&w.renewals, &h.alarm, at)
+		}
+	}
+}
+
+// maxRenewals bounds how many renewals run at a time for a driver that does not batch them.
+const maxRenewals = 128
+
+// renewAll is the driver's RenewAll, or one Renew a lease.
+func (c *Client) renewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
+	if b, ok := c.driver.(driver.BatchRenewer); ok {
+		b.RenewAll(ctx, leases, done)
+		return
+	}
+	slots := make(chan struct{}, maxRenewals)
+	var wg sync.WaitGroup
+	for i, l := range leases {
+		slots <- struct{}{}
+		wg.Go(func() { // ends with ctx, as Renew does
+			done(i, l.Renew(ctx, c.ttl))
+			<-slots
+		})
+	}
+	wg.Wait()
+}
+
+// alarms is a heap by time.
+type alarms []*alarm
+
+func (q alarms) Len() int           { return len(q) }
+func (q alarms) Less(i, j int) bool { return q[i].at.Before(q[j].at) }
+
+func (q alarms) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].index, q[j].index = i, j
+}
+
+func (q *alarms) Push(x any) {
+	a := x.(*alarm)
+	a.in, a.index = q, len(*q)
+	*q = append(*q, a)
+}
+
+func (q *alarms) Pop() any {
+	last := len(*q) - 1
+	a := (*q)[last]
+	(*q)[last], *q = nil, (*q)[:last]
+	a.in = nil
+	return a
+}
