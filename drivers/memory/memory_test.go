@@ -1,0 +1,318 @@
+package memory_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+)
+
+// attempt is one request and what the driver says of it.
+type attempt struct {
+	driver.Request
+	waiting, losses atomic.Int32
+	want            int // tokens
+
+	mu    sync.Mutex
+	cause error
+}
+
+func (a *attempt) Waiting()    { a.waiting.Add(1) }
+func (a *attempt) Tokens() int { return max(a.want, 1) }
+func (a *attempt) Lost(cause error) {
+	a.losses.Add(1)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.cause = cause
+}
+
+func (a *attempt) lostBy() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.cause
+}
+
+var holds atomic.Int64
+
+func newAttempt(name string) *attempt {
+	n := holds.Add(1)
+	a := &attempt{Request: driver.Request{
+		Name: name, Hold: fmt.Sprintf("test:%d", n), Owner: fmt.Sprintf("owner %d", n), TTL: 10 * time.Second,
+	}}
+	a.Events = a
+	return a
+}
+
+// try asks once for name.
+func try(d *memory.Driver, name string) (driver.Lease, error) {
+	a := newAttempt(name)
+	a.NoWait = true
+	return d.Acquire(context.Background(), &a.Request)
+}
+
+// lock acquires name, or ends the test.
+func lock(t *testing.T, d *memory.Driver, name string) driver.Lease {
+	t.Helper()
+	l, err := try(d, name)
+	if err != nil {
+		t.Fatalf("acquire %q: %v", name, err)
+	}
+	return l
+}
+
+func release(t *testing.T, l driver.Lease) {
+	t.Helper()
+	if err := l.Release(t.Context()); err != nil {
+		t.Fatalf("release: %v", err)
+	}
+}
+
+func wantErr(t *testing.T, what string, got error, want ...error) {
+	t.Helper()
+	for _, w := range want {
+		if !errors.Is(got, w) {
+			t.Errorf("%s: got error %v, want one that matches %v", what, got, w)
+		}
+	}
+}
+
+// result is how an Acquire ended.
+type result struct {
+	a     *attempt
+	lease driver.Lease
+	err   error
+	at    time.Time
+}
+
+// wait starts an Acquire that is going to wait, and returns when it does. It has to run in a bubble.
+func wait(ctx context.Context, d *memory.Driver, a *attempt) <-chan result {
+	c := make(chan result, 1)
+	go func() {
+		l, err := d.Acquire(ctx, &a.Request)
+		c <- result{a, l, err, time.Now()}
+	}()
+	synctest.Wait()
+	return c
+}
+
+func status(t *testing.T, d *memory.Driver, name string) driver.Status {
+	t.Helper()
+	s, err := d.Inspect(t.Context(), name)
+	if err != nil {
+		t.Fatalf("inspect %q: %v", name, err)
+	}
+	return s
+}
+
+func TestHoldsExcludeEachOther(t *testing.T) {
+	d := memory.New(nil)
+	other := d.Server().NewDriver()
+	l := lock(t, d, "a")
+	_, err := try(d, "a")
+	wantErr(t, "second acquire of the same driver", err, driver.ErrLocked)
+	_, err = try(other, "a")
+	wantErr(t, "acquire of another driver", err, driver.ErrLocked)
+	lock(t, other, "b")
+	release(t, l)
+	wantErr(t, "second release", l.Release(t.Context()), driver.ErrNotHeld)
+	wantErr(t, "renewal after release", l.Renew(t.Context(), time.Second), driver.ErrNotHeld)
+	l = lock(t, other, "a")
+	_, err = try(d, "a")
+	wantErr(t, "acquire while the other holds", err, driver.ErrLocked)
+	release(t, l)
+}
+
+func TestLeaseEndsAtItsTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := memory.New(nil)
+		l := lock(t, d, "a")
+		granted := time.Now()
+		if got, want := l.Expires().Sub(granted), 10*time.Second; got != want {
+			t.Errorf("lease expires after %v, want %v", got, want)
+		}
+		a := newAttempt("a")
+		r := <-wait(t.Context(), d, a)
+		if r.err != nil {
+			t.Fatal(r.err)
+		}
+		if got, want := r.at.Sub(granted), 10*time.Second; got != want {
+			t.Errorf("waiter was granted after %v, want %v", got, want)
+		}
+		if got, want := r.lease.Expires().Sub(r.at), 10*time.Second; got != want {
+			t.Errorf("its lease expires after %v, want %v", got, want)
+		}
+		if got := a.waiting.Load(); got != 1 {
+			t.Errorf("Waiting was called %d times, want 1", got)
+		}
+		wantErr(t, "renewal of the lease that is over", l.Renew(t.Context(), time.Minute), driver.ErrNotHeld)
+		wantErr(t, "its release", l.Release(t.Context()), driver.ErrNotHeld)
+		if got, want := l.Expires(), granted.Add(10*time.Second); !got.Equal(want) {
+			t.Errorf("Expires moved to %v after it had passed at %v", got, want)
+		}
+		release(t, r.lease)
+	})
+}
+
+func TestRenewalMovesTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := memory.New(nil)
+		start := time.Now()
+		l := lock(t, d, "a")
+		c := wait(t.Context(), d, newAttempt("a"))
+		time.Sleep(9 * time.Second)
+		if err := l.Renew(t.Context(), 10*time.Second); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := l.Expires().Sub(start), 19*time.Second; got != want {
+			t.Errorf("expires at %v, want %v", got, want)
+		}
+		time.Sleep(5 * time.Second)
+		if err := l.Renew(t.Context(), 2*time.Second); err != nil { // an earlier end
+			t.Fatal(err)
+		}
+		r := <-c
+		if got, want := r.at.Sub(start), 16*time.Second; got != want || r.err != nil {
+			t.Errorf("waiter got %v after %v, want a lease after %v", r.err, got, want)
+		}
+	})
+}
+
+func TestRenewAllReportsEachLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := memory.New(nil)
+		var leases []driver.Lease
+		for i := range 5 {
+			leases = append(leases, lock(t, d, fmt.Sprint(i)))
+		}
+		release(t, leases[3])
+		time.Sleep(4 * time.Second)
+		got := make([]error, len(leases))
+		calls := 0
+		d.RenewAll(t.Context(), leases, func(i int, err error) { got[i] = err; calls++ })
+		if calls != len(leases) {
+			t.Errorf("done was called %d times, want %d", calls, len(leases))
+		}
+		for i, err := range got {
+			if i == 3 {
+				wantErr(t, "renewal of a released lease", err, driver.ErrNotHeld)
+			} else if left := time.Until(leases[i].Expires()); err != nil || left != 10*time.Second {
+				t.Errorf("lease %d: got error %v and %v left, want 10s", i, err, left)
+			}
+		}
+	})
+}
+
+func TestOrderOfGrants(t *testing.T) {
+	// The waiters arrive as a1 a2 b1 a3 c1 b2, by the names of their drivers.
+	arrivals := []string{"a1", "a2", "b1", "a3", "c1", "b2"}
+	for _, test := range []struct {
+		order  memory.Order
+		driver driver.Order
+		want   []string
+	}{
+		{memory.FIFO, driver.FIFO, arrivals},
+		{memory.FIFOByClient, driver.FIFOByClient, []string{"a1", "b1", "c1", "a2", "b2", "a3"}},
+		{memory.Unordered, driver.Unordered, nil},
+	} {
+		t.Run(test.driver.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := memory.NewServer(&memory.Options{Order: test.order})
+				drivers := map[byte]*memory.Driver{'a': s.NewDriver(), 'b': s.NewDriver(), 'c': s.NewDriver()}
+				if got := drivers['a'].Info().Order; got != test.driver {
+					t.Errorf("order is %v, want %v", got, test.driver)
+				}
+				l := lock(t, drivers['c'], "x")
+				granted := make(chan result, len(arrivals))
+				for _, owner := range arrivals {
+					a := newAttempt("x")
+					a.Owner = owner
+					go func() {
+						l, err := drivers[owner[0]].Acquire(t.Context(), &a.Request)
+						granted <- result{a: a, lease: l, err: err}
+					}()
+					synctest.Wait()
+				}
+				if got := status(t, drivers['a'], "x").Waiters; got != len(arrivals) {
+					t.Errorf("%d wait, want %d", got, len(arrivals))
+				}
+				var got []string
+				for range arrivals {
+					release(t, l)
+					r := <-granted
+					if r.err != nil {
+						t.Fatal(r.err)
+					}
+					l = r.lease
+					got = append(got, r.a.Owner)
+				}
+				if test.want != nil && !slices.Equal(got, test.want) {
+					t.Errorf("granted %v, want %v", got, test.want)
+				}
+				if slices.Sort(got); len(slices.Compact(got)) != len(arrivals) {
+					t.Errorf("granted %v, want each of %v once", got, arrivals)
+				}
+			})
+		})
+	}
+}
+
+func TestCanceledWaiterLeavesTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, order := range []memory.Order{memory.FIFO, memory.FIFOByClient, memory.Unordered} {
+			d := memory.New(&memory.Options{Order: order})
+			l := lock(t, d, "x")
+			var results []<-chan result
+			var cancels []context.CancelFunc
+			for range 3 {
+				ctx, cancel := context.WithCancel(t.Context())
+				cancels = append(cancels, cancel)
+				results = append(results, wait(ctx, d, newAttempt("x")))
+			}
+			for left, i := range []int{1, 0} {
+				cancels[i]()
+				wantErr(t, "canceled wait", (<-results[i]).err, driver.ErrLocked, context.Canceled)
+				if got, want := status(t, d, "x").Waiters, 2-left; got != want {
+					t.Errorf("%v: %d wait after the cancel, want %d", order, got, want)
+				}
+			}
+			release(t, l)
+			release(t, (<-results[2]).lease)
+			cancels[2]()
+		}
+	})
+}
+
+func TestGrantAndCancelCross(t *testing.T) {
+	d := memory.New(nil)
+	for range 2000 {
+		l := lock(t, d, "x")
+		ctx, cancel := context.WithCancel(t.Context())
+		a := newAttempt("x")
+		c := make(chan result)
+		go func() {
+			l, err := d.Acquire(ctx, &a.Request)
+			c <- result{lease: l, err: err}
+		}()
+		for a.waiting.Load() == 0 {
+			time.Sleep(time.Microsecond)
+		}
+		go cancel()
+		release(t, l)
+		if r := <-c; (r.lease == nil) == (r.err == nil) {
+			t.Fatalf("got lease %v and error %v, want one of them", r.lease, r.err)
+		} else if r.lease != nil {
+			release(t, r.lease)
+		}
+		if s := status(t, d, "x"); s.Held || s.Waiters != 0 {
+			t.Fatalf("left behind: %+v", s)
+		}
+	}
+}
