@@ -3,6 +3,7 @@ package testenv
 import (
 	"fmt"
 	"net"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
@@ -24,8 +25,27 @@ func (o *outcome) Fatal(args ...any)            { o.end(&o.failed, fmt.Sprint(ar
 func (o *outcome) Fatalf(f string, args ...any) { o.end(&o.failed, fmt.Sprintf(f, args...)) }
 func (o *outcome) Skipf(f string, args ...any)  { o.end(&o.skipped, fmt.Sprintf(f, args...)) }
 
+func (o *outcome) Error(args ...any)            { o.note(args...) }
+func (o *outcome) Errorf(f string, args ...any) { o.note(fmt.Sprintf(f, args...)) }
+func (o *outcome) Logf(f string, args ...any)   { o.text += fmt.Sprintf(f, args...) }
+
+func (o *outcome) TempDir() string {
+	dir, err := os.MkdirTemp("", "")
+	if err != nil {
+		panic(err)
+	}
+	o.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func (o *outcome) note(args ...any) {
+	o.failed = true
+	o.text += fmt.Sprint(args...)
+}
+
 func (o *outcome) end(flag *bool, text string) {
-	*flag, o.text = true, text
+	*flag = true
+	o.text += text
 	runtime.Goexit()
 }
 
