@@ -1,0 +1,291 @@
+package dsync_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+)
+
+func TestLeaseIsRenewedEveryThirdOfTheTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &stub{}
+		l := mustLock(t, newStub(t, d), "x")
+		time.Sleep(35 * time.Second)
+		if err := l.Err(); err != nil {
+			t.Errorf("Err after 3.5 TTLs: %v", err)
+		}
+		if got, want := len(d.renewals()), 10; got != want {
+			t.Errorf("%d renewals in 35 s at a TTL of 10 s, want %d", got, want)
+		}
+		if err := l.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+		before := len(d.renewals())
+		time.Sleep(time.Minute)
+		if got := len(d.renewals()); got != before {
+			t.Errorf("%d renewals after Unlock", got-before)
+		}
+	})
+}
+
+func TestFixedLeaseIsNotRenewedAndEndsByItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &stub{}
+		start := time.Now()
+		l := mustLock(t, newStub(t, d), "x", dsync.ExpireAfter(4*time.Second))
+		<-l.Done()
+		// The margin: 1 % of the TTL and 5 ms.
+		if got, want := time.Since(start), 4*time.Second-45*time.Millisecond; got != want {
+			t.Errorf("the lease ended after %v, want %v", got, want)
+		}
+		if err := l.Err(); !errors.Is(err, dsync.ErrLost) {
+			t.Errorf("Err: %v, want ErrLost", err)
+		}
+		if got := len(d.renewals()); got != 0 {
+			t.Errorf("%d renewals, want none", got)
+		}
+	})
+}
+
+func TestTransientRenewalErrorsAreNoLoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var failing atomic.Bool
+		d := &stub{renew: func(context.Context, *stubLease) error {
+			if failing.Load() {
+				return driver.ErrUnavailable
+			}
+			return nil
+		}}
+		l := mustLock(t, newStub(t, d), "x")
+		for range 20 {
+			failing.Store(true)
+			time.Sleep(6 * time.Second)
+			failing.Store(false)
+			time.Sleep(5 * time.Second)
+			if err := l.Err(); err != nil {
+				t.Fatalf("Err after a transient fault: %v", err)
+			}
+		}
+	})
+}
+
+func TestLossOnTheLocalClock(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		renew func(ctx context.Context, l *stubLease) error
+	}{
+		{"renewals fail", func(context.Context, *stubLease) error { return driver.ErrUnavailable }},
+		{"renewals hang", func(ctx context.Context, _ *stubLease) error { return unanswered(ctx) }},
+		{"answers come too late", func(context.Context, *stubLease) error { time.Sleep(time.Minute); return nil }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := &stub{renew: tt.renew}
+				start := time.Now()
+				l := mustLock(t, newStub(t, d), "x")
+				ctx, cancel := l.Context(t.Context())
+				defer cancel()
+				<-l.Done()
+				if got, want := time.Since(start), 10*time.Second-105*time.Millisecond; got != want {
+					t.Errorf("lost after %v, want %v", got, want)
+				}
+				if err := l.Err(); !errors.Is(err, dsync.ErrLost) || context.Cause(ctx) != err {
+					t.Errorf("Err %v, cause of the context %v; want the same ErrLost", err, context.Cause(ctx))
+				}
+				if err := l.Unlock(t.Context()); !errors.Is(err, dsync.ErrLost) || !errors.Is(err, dsync.ErrNotHeld) {
+					t.Errorf("Unlock of a lost lease: %v, want ErrLost and ErrNotHeld", err)
+				}
+				if got := len(d.gaveBack()); got != 0 {
+					t.Errorf("%d releases before the hold was past at the backend: that gives the margin away", got)
+				}
+				time.Sleep(2 * time.Minute)
+				back := d.gaveBack()
+				if len(back) != 1 {
+					t.Fatalf("%d releases of the lost hold, want 1", len(back))
+				}
+				if got, want := back[0].freed.Sub(start), 10*time.Second; got < want {
+					t.Errorf("the lost hold was released after %v, want not before %v", got, want)
+				}
+				if err := l.Err(); !errors.Is(err, dsync.ErrLost) {
+					t.Errorf("Err after a late answer: %v, want ErrLost for ever", err)
+				}
+			})
+		})
+	}
+}
+
+func TestRenewalThatFindsTheHoldGoneIsLossAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &stub{renew: func(context.Context, *stubLease) error { return driver.ErrNotHeld }}
+		start := time.Now()
+		l := mustLock(t, newStub(t, d), "x")
+		<-l.Done()
+		if got, want := time.Since(start), 10*time.Second/3; got < want-time.Millisecond || got > want+time.Millisecond {
+			t.Errorf("lost after %v, want at the first renewal, after %v", got, want)
+		}
+		time.Sleep(time.Minute)
+		if got := len(d.gaveBack()); got != 0 {
+			t.Errorf("%d releases of a hold that the backend called gone, want none", got)
+		}
+		if err := l.Err(); !errors.Is(err, dsync.ErrLost) || err.Error() != `dsync: lease "x": lock lost: removed: lock not held` {
+			t.Errorf("Err: %v", err)
+		}
+	})
+}
+
+func TestLostEventEndsTheLeaseAndReleasesNothing(t *testing.T) {
+	for _, after := range []time.Duration{time.Second, 10*time.Second - 50*time.Millisecond} { // held, and lapsed but not yet released
+		synctest.Test(t, func(t *testing.T) {
+			d := &stub{renew: func(context.Context, *stubLease) error { return driver.ErrUnavailable }}
+			l := mustLock(t, newStub(t, d), "x")
+			time.Sleep(after)
+			d.asked()[0].Events.Lost(fmt.Errorf("lease revoked: %w", driver.ErrSessionEnded))
+			if err := l.Err(); !errors.Is(err, dsync.ErrLost) {
+				t.Errorf("Err: %v, want ErrLost", err)
+			}
+			time.Sleep(time.Minute)
+			if got := len(d.gaveBack()); got != 0 {
+				t.Errorf("%d releases after Events.Lost, want none", got)
+			}
+		})
+	}
+}
+
+func TestRenewalsGatherInBatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const locks = 1000
+		d := &stub{}
+		c := newStub(t, d)
+		for i := range locks {
+			mustLock(t, c, fmt.Sprint(i))
+			time.Sleep(2 * time.Millisecond)
+		}
+		time.Sleep(20 * time.Second)
+		before := len(d.renewals())
+		time.Sleep(10 * time.Second)
+		batches := d.renewals()[before:]
+		if got := len(batches); got > 12 {
+			t.Errorf("%d batches in 3 rounds of renewals of %d locks, want a few in each", got, locks)
+		}
+		seen := 0
+		for _, b := range batches {
+			seen += len(b)
+		}
+		if seen < 2*locks || seen > 5*locks {
+			t.Errorf("%d renewals in 10 s of %d locks at a TTL of 10 s, want about 3 for each", seen, locks)
+		}
+	})
+}
+
+func TestBatchThatHangsDelaysNoOtherLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &stub{renew: func(ctx context.Context, l *stubLease) error {
+			if l.request.Name == "slow" {
+				return unanswered(ctx)
+			}
+			return nil
+		}}
+		c := newStub(t, d)
+		slow := mustLock(t, c, "slow")
+		time.Sleep(2 * time.Second) // beyond the window in which renewals gather
+		fast := mustLock(t, c, "fast")
+		<-slow.Done()
+		time.Sleep(time.Minute)
+		if err := fast.Err(); err != nil {
+			t.Errorf("Err of the lease whose renewals succeed: %v", err)
+		}
+		inFlight := 0
+		for _, b := range d.renewals() {
+			for _, l := range b {
+				if l.(*stubLease).request.Name == "slow" {
+					inFlight++
+				}
+			}
+		}
+		if inFlight < 2 || inFlight > 6 {
+			t.Errorf("the slow lease was in %d batches, want it tried again, one at a time", inFlight)
+		}
+	})
+}
+
+func TestSessionThatIsKeptAliveByTheDriverIsNotRenewed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &stub{info: driver.Info{KeepsAlive: true}}
+		d.acquire = func(_ context.Context, _ int, r *driver.Request) (driver.Lease, error) { return d.grant(r, time.Now()), nil }
+		var lease *stubLease
+		d.acquire = func(_ context.Context, _ int, r *driver.Request) (driver.Lease, error) {
+			lease = d.grant(r, time.Now())
+			return lease, nil
+		}
+		l := mustLock(t, newStub(t, d), "x")
+		for range 10 {
+			time.Sleep(5 * time.Second)
+			lease.setExpires(time.Now().Add(10 * time.Second))
+		}
+		if err := l.Err(); err != nil || len(d.renewals()) != 0 {
+			t.Fatalf("Err %v after %d renewals, want a live lease that only the driver kept alive", err, len(d.renewals()))
+		}
+		start := time.Now()
+		<-l.Done()
+		if got, want := time.Since(start), 10*time.Second-105*time.Millisecond; got != want {
+			t.Errorf("lost %v after the last keep-alive, want %v", got, want)
+		}
+	})
+}
+
+func TestReleasesOfLostHoldsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var now, most atomic.Int64
+		d := &stub{
+			renew: func(context.Context, *stubLease) error { return driver.ErrUnavailable },
+			release: func(context.Context, *stubLease) error {
+				if n := now.Add(1); n > most.Load() {
+					most.Store(n)
+				}
+				time.Sleep(100 * time.Millisecond)
+				now.Add(-1)
+				return nil
+			},
+		}
+		c := newStub(t, d)
+		const locks = 200
+		for i := range locks {
+			mustLock(t, c, fmt.Sprint(i))
+		}
+		time.Sleep(time.Minute)
+		if got := len(d.gaveBack()); got != locks {
+			t.Errorf("%d lost holds were released, want %d", got, locks)
+		}
+		if got := most.Load(); got > 16 {
+			t.Errorf("%d releases at a time, want at most 16", got)
+		}
+	})
+}
+
+func TestErrComparesTheClockItself(t *testing.T) {
+	// Nothing but Err runs here after the deadline: the driver moves Expires into the past without telling anybody.
+	synctest.Test(t, func(t *testing.T) {
+		d := &stub{info: driver.Info{KeepsAlive: true}}
+		var lease *stubLease
+		d.acquire = func(_ context.Context, _ int, r *driver.Request) (driver.Lease, error) {
+			lease = d.grant(r, time.Now())
+			return lease, nil
+		}
+		l := mustLock(t, newStub(t, d), "x")
+		lease.setExpires(time.Now())
+		if err := l.Err(); !errors.Is(err, dsync.ErrLost) {
+			t.Errorf("Err past the deadline: %v, want ErrLost", err)
+		}
+		lease.setExpires(time.Now().Add(time.Hour))
+		if err := l.Err(); !errors.Is(err, dsync.ErrLost) {
+			t.Errorf("Err after the loss: %v, want ErrLost for ever", err)
+		}
+	})
+}
