@@ -208,6 +208,8 @@ func (h *hold) release(ctx context.Context, wait time.Duration) error {
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, ErrNotHeld) && h.lock.client.isClosed():
+		return errClosing // Close was faster
 	case errors.Is(err, ErrNotHeld):
 		return lossFrom(err)
 	}

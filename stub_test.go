@@ -27,14 +27,13 @@ type stub struct {
 }
 
 type stubLease struct {
-	stub     *stub
-	request  *driver.Request
-	token    uint64
-	n        int
-	mu       sync.Mutex
-	expires  time.Time
-	freed    time.Time
-	contends bool
+	stub    *stub
+	request *driver.Request
+	token   uint64
+	n       int
+	mu      sync.Mutex
+	expires time.Time
+	freed   time.Time
 }
 
 func (d *stub) Info() driver.Info           { return d.info }

@@ -218,7 +218,9 @@ func TestBatchThatHangsDelaysNoOtherLease(t *testing.T) {
 func TestSessionThatIsKeptAliveByTheDriverIsNotRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &stub{info: driver.Info{KeepsAlive: true}}
-		d.acquire = func(_ context.Context, _ int, r *driver.Request) (driver.Lease, error) { return d.grant(r, time.Now()), nil }
+		d.acquire = func(_ context.Context, _ int, r *driver.Request) (driver.Lease, error) {
+			return d.grant(r, time.Now()), nil
+		}
 		var lease *stubLease
 		d.acquire = func(_ context.Context, _ int, r *driver.Request) (driver.Lease, error) {
 			lease = d.grant(r, time.Now())
