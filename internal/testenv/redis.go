@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"net"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -28,35 +27,41 @@ type RedisServer struct {
 // Where redis-server is not installed, the test is skipped, or fails if CI is set.
 func Redis(tb testing.TB, args ...string) *RedisServer {
 	tb.Helper()
-	port := strconv.Itoa(freePort(tb))
-	return startRedis(tb, port, nil, append([]string{"--port", port}, args...))
+	port := freePort(tb)
+	return startRedis(tb, port, nil, append([]string{"--port", strconv.Itoa(port)}, args...))
 }
 
 // RedisTLS is Redis with a server that listens with TLS only, with the server certificate of certs, and by default asks clients for
 // a certificate of the same authority ("--tls-auth-clients", "no" turns that off).
 func RedisTLS(tb testing.TB, certs *Certificates, args ...string) *RedisServer {
 	tb.Helper()
-	port := strconv.Itoa(freePort(tb))
+	port := freePort(tb)
 	return startRedis(tb, port, certs.Client, append([]string{
-		"--port", "0", "--tls-port", port, "--tls-replication", "yes", "--tls-cluster", "yes",
+		"--port", "0", "--tls-port", strconv.Itoa(port),
 		"--tls-ca-cert-file", certs.CAFile, "--tls-cert-file", certs.ServerCertFile, "--tls-key-file", certs.ServerKeyFile,
 	}, args...))
 }
 
-func startRedis(tb testing.TB, port string, tlsConfig *tls.Config, args []string) *RedisServer {
+func startRedis(tb testing.TB, port int, tlsConfig *tls.Config, args []string) *RedisServer {
 	tb.Helper()
-	dir := tb.TempDir()
-	s := &RedisServer{tls: tlsConfig, password: lastValue(args, "--requirepass")}
+	s := newRedis(tb, "redis-server", port, append([]string{"--bind", "127.0.0.1", "--save", ""}, args...))
+	s.tls, s.password = tlsConfig, lastValue(args, "--requirepass")
+	s.launch()
+	return s
+}
+
+// newRedis makes a server that is not yet started.
+func newRedis(tb testing.TB, name string, port int, args []string) *RedisServer {
+	tb.Helper()
+	s := &RedisServer{}
 	s.Server = Server{
-		tb:   tb,
-		name: "redis-server",
-		Addr: net.JoinHostPort("127.0.0.1", port),
-		log:  filepath.Join(dir, "log"),
-		argv: append([]string{need(tb, "redis-server", "redis-server"),
-			"--bind", "127.0.0.1", "--dir", dir, "--save", "", "--daemonize", "no"}, args...),
+		tb:    tb,
+		name:  name,
+		Addr:  fmt.Sprintf("127.0.0.1:%d", port),
+		log:   filepath.Join(tb.TempDir(), "log"),
+		argv:  append([]string{need(tb, "redis-server", "redis-server")}, args...),
 		ready: s.ping,
 	}
-	s.launch()
 	return s
 }
 

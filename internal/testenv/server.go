@@ -19,7 +19,7 @@ import (
 )
 
 // hangGuard bounds every wait of this package. It is no expectation of how long something takes.
-const hangGuard = 30 * time.Second
+const hangGuard = 60 * time.Second
 
 // Server is a process that serves, on the same address for as long as the test lasts. Its methods fail the test when they cannot do
 // what they say, and may be called concurrently.

@@ -1,0 +1,172 @@
+package testenv
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// Cluster is a private Redis Cluster.
+type Cluster struct {
+	// Nodes are the servers, at first the masters and then the replicas, in the order of their masters.
+	Nodes []*RedisServer
+
+	tb testing.TB
+}
+
+// clusterSlots is the number of hash slots of a Redis Cluster.
+const clusterSlots = 16384
+
+// RedisCluster starts a cluster and returns when every node finds it complete, which takes more than two seconds: Redis lets a new
+// master wait that long. A node counts as failed after it has not answered for two seconds. Args are passed to each server.
+func RedisCluster(tb testing.TB, masters, replicasPerMaster int, args ...string) *Cluster {
+	tb.Helper()
+	c := &Cluster{tb: tb}
+	for range masters * (1 + replicasPerMaster) {
+		port := freePortPair(tb)
+		c.Nodes = append(c.Nodes, startRedis(tb, port, nil, append([]string{
+			"--port", strconv.Itoa(port),
+			"--cluster-enabled", "yes",
+			"--cluster-announce-ip", "127.0.0.1",
+			"--cluster-node-timeout", "2000",
+			"--cluster-replica-validity-factor", "0", // a replica that lags may take over all the same
+			"--repl-diskless-sync-delay", "0",
+		}, args...)))
+	}
+	for i, node := range c.Nodes[:masters] {
+		slots := []string{"CLUSTER", "ADDSLOTS"}
+		for slot := i * clusterSlots / masters; slot < (i+1)*clusterSlots/masters; slot++ {
+			slots = append(slots, strconv.Itoa(slot))
+		}
+		node.Do(slots...)
+		node.Do("CLUSTER", "SET-CONFIG-EPOCH", strconv.Itoa(i+1))
+	}
+	for i, node := range c.Nodes {
+		for _, other := range c.Nodes[:i] {
+			node.Do("CLUSTER", "MEET", "127.0.0.1", strings.TrimPrefix(other.Addr, "127.0.0.1:"))
+		}
+	}
+	Eventually(tb, func() bool { return c.everyNode(c.knowsAll) }, "all nodes of the cluster know each other")
+	for i, replica := range c.Nodes[masters:] {
+		replica.Do("CLUSTER", "REPLICATE", c.Nodes[i/replicasPerMaster].Do("CLUSTER", "MYID").(string))
+	}
+	Eventually(tb, func() bool {
+		return c.everyNode(func(node *RedisServer) bool { return node.clusterOK() && c.roles(node, masters) })
+	}, "the cluster is complete in the eyes of all nodes")
+	return c
+}
+
+// Addrs returns the addresses of all nodes.
+func (c *Cluster) Addrs() []string {
+	var addrs []string
+	for _, node := range c.Nodes {
+		addrs = append(addrs, node.Addr)
+	}
+	return addrs
+}
+
+// Owner returns the master that serves key, in the eyes of the first node that answers.
+func (c *Cluster) Owner(key string) *RedisServer {
+	c.tb.Helper()
+	var errs []error
+	for _, node := range c.Nodes {
+		slot, err := node.Try("CLUSTER", "KEYSLOT", key)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		for _, part := range node.Do("CLUSTER", "SLOTS").([]any) {
+			part := part.([]any) // first slot, last slot, master, replicas
+			if part[0].(int64) > slot.(int64) || slot.(int64) > part[1].(int64) {
+				continue
+			}
+			addr := fmt.Sprintf("127.0.0.1:%d", part[2].([]any)[1])
+			i := slices.Index(c.Addrs(), addr)
+			if i >= 0 {
+				return c.Nodes[i]
+			}
+		}
+		errs = append(errs, fmt.Errorf("%s knows no owner", node.Addr))
+	}
+	c.tb.Fatalf("owner of %q: %v", key, errors.Join(errs...))
+	return nil
+}
+
+func (c *Cluster) everyNode(cond func(*RedisServer) bool) bool {
+	return !slices.ContainsFunc(c.Nodes, func(node *RedisServer) bool { return !cond(node) })
+}
+
+// knowsAll reports whether a node has made the acquaintance of all others.
+func (c *Cluster) knowsAll(node *RedisServer) bool {
+	view := node.clusterView()
+	return len(view) == len(c.Nodes) && !slices.ContainsFunc(view, func(line []string) bool {
+		return strings.Contains(line[2], "handshake") || line[7] != "connected"
+	})
+}
+
+// roles reports whether a node sees the masters as such and the others as replicas, and has its data if it is a replica.
+func (c *Cluster) roles(node *RedisServer, masters int) bool {
+	seen := 0
+	for _, line := range node.clusterView() {
+		if strings.Contains(line[2], "fail") {
+			return false
+		}
+		if strings.Contains(line[2], "master") {
+			seen++
+		}
+	}
+	return seen == masters && node.replicates()
+}
+
+// clusterView returns the fields of the lines of CLUSTER NODES: id, address, flags, master, two times, epoch, link, slots.
+func (s *RedisServer) clusterView() [][]string {
+	s.tb.Helper()
+	var view [][]string
+	for line := range strings.Lines(s.Do("CLUSTER", "NODES").(string)) {
+		view = append(view, strings.Fields(line))
+	}
+	return view
+}
+
+func (s *RedisServer) clusterOK() bool {
+	s.tb.Helper()
+	return s.info("CLUSTER", "INFO")["cluster_state"] == "ok"
+}
+
+// replicates reports whether the server is a master, or a replica in step with its master.
+func (s *RedisServer) replicates() bool {
+	s.tb.Helper()
+	info := s.info("INFO", "replication")
+	return info["role"] == "master" || info["master_link_status"] == "up"
+}
+
+// info decodes an answer of lines "name:value".
+func (s *RedisServer) info(args ...string) map[string]string {
+	s.tb.Helper()
+	info := make(map[string]string)
+	for line := range strings.Lines(s.Do(args...).(string)) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			info[name] = value
+		}
+	}
+	return info
+}
+
+// freePortPair returns a port p so that p and p+10000, where Redis puts the bus of a cluster, belong to the test.
+func freePortPair(tb testing.TB) int {
+	tb.Helper()
+	for range 100 {
+		port := freePort(tb)
+		if port > 65535-10000 {
+			continue
+		}
+		if _, err := bind(tb, port+10000); err == nil {
+			return port
+		}
+	}
+	tb.Fatal("no two free ports at a distance of 10000")
+	return 0
+}
