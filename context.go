@@ -27,9 +27,14 @@ func (c *leaseContext) Value(key any) any {
 func heldUnder(ctx context.Context, c *Client, name string, owner *Owner) bool {
 	lc, _ := ctx.Value(leaseContextKey{}).(*leaseContext)
 	for ; lc != nil; lc = lc.outer {
-		k := lc.lease.hold.lock
-		if k.client == c && k.name == name && (owner == nil || lc.lease.ownedBy != owner) && lc.lease.Err() == nil {
-			return true
+		h := lc.lease.hold
+		if k := h.lock; k.client == c && k.name == name {
+			k.mu.Lock()
+			held := lc.lease.check(c.now()) == nil && (owner == nil || h.ownedBy != owner)
+			k.mu.Unlock()
+			if held {
+				return true
+			}
 		}
 	}
 	return false

@@ -18,7 +18,7 @@ const (
 // maxReleaseWait bounds the wait for the answer to a release.
 const maxReleaseWait = 5 * time.Second
 
-type holdState int
+type holdState uint8
 
 const (
 	holdPending  holdState = iota // Acquire has not returned
@@ -38,19 +38,18 @@ type hold struct {
 	alarm alarm        // next renewal, local deadline, or the time to release a lapsed hold
 
 	// Guarded by lock.mu.
-	state     holdState
-	early     error         // the driver lost it before Acquire returned
 	views     *Lease        // those that are not over
-	ownedBy   *Owner        // who may re-enter; nil: nobody
+	ownedBy   *Owner        // who has the views, and may re-enter; nil: nobody may
 	ttl       time.Duration // as granted or last extended
-	granted   time.Time     // by the backend
+	granted   moment        // by the backend
 	token     uint64        // of the current owner
-	tokens    int           // how many more came with the grant
-	handOvers int
-	renewing  bool          // in a batch of renewals
-	renewErr  error         // of the last renewal, if it failed
-	counted   bool          // in lock.uses
+	fault     error         // while it is pending: the driver lost it; then: the last renewal failed
 	settled   chan struct{} // closed when the release has returned; nil if nobody waits for it
+	tokens    int32         // how many more came with the grant
+	handOvers int32
+	state     holdState
+	renewing  bool // in a batch of renewals
+	counted   bool // in lock.uses
 }
 
 // Waiting implements driver.Events.
@@ -79,7 +78,7 @@ func (h *hold) Lost(cause error) {
 	defer k.mu.Unlock()
 	switch h.state {
 	case holdPending:
-		h.early = cause
+		h.fault = cause
 	case holdLive, holdLapsed:
 		h.lose(lossFrom(cause), true)
 	}
@@ -87,42 +86,39 @@ func (h *hold) Lost(cause error) {
 
 // deadline returns the local end of the hold: the margin covers a clock that runs at a slightly different rate than the backend's,
 // and the time between looking at the clock and acting on it. It is called with lock.mu held.
-func (h *hold) deadline() time.Time {
-	return h.lease.Expires().Add(-h.ttl/100 - 5*time.Millisecond)
-}
+func (h *hold) deadline() moment { return h.expires() - h.ttl/100 - 5*time.Millisecond }
+
+func (h *hold) expires() moment { return h.lease.Expires().Sub(h.lock.client.start) }
 
 // addView makes a lease of the hold. It is called with lock.mu held.
-func (h *hold) addView(r *request) *Lease {
+func (h *hold) addView(r request) *Lease {
 	l := &h.first
-	if l.hold != nil {
+	if l.hold == nil {
+		l.owner = h.req.Owner
+	} else {
 		l = new(Lease)
+		if r.owner != nil {
+			l.owner = r.owner.id
+		} else {
+			l.owner = h.lock.client.newHoldID() // the next owner, after a hand-over
+		}
 	}
-	l.hold, l.ownedBy, l.token, l.fixed = h, r.owner, h.token, r.fixed
-	if l.owner = h.req.Hold; r.owner != nil {
-		l.owner = r.owner.id
-	}
-	if l.next = h.views; l.next != nil {
-		l.next.prev = l
-	}
+	l.hold, l.token, l.fixed, l.next = h, h.token, r.fixed, h.views
 	h.views = l
 	return l
 }
 
 func (h *hold) removeView(l *Lease) {
-	if l.prev != nil {
-		l.prev.next = l.next
-	} else {
-		h.views = l.next
+	at := &h.views
+	for *at != l {
+		at = &(*at).next
 	}
-	if l.next != nil {
-		l.next.prev = l.prev
-	}
-	l.next, l.prev = nil, nil
+	*at, l.next = l.next, nil
 }
 
 // leave is called with lock.mu held when a view has ended in good order. If it was the last, the hold goes to the next local waiter,
 // or leave reports true and the caller has to release it.
-func (h *hold) leave(now time.Time) (release bool) {
+func (h *hold) leave(now moment) (release bool) {
 	k := h.lock
 	if h.views != nil || h.state != holdLive || k.handOver(h, now) {
 		return false
@@ -157,8 +153,8 @@ func (h *hold) uncount() {
 // expire ends a hold whose local deadline has passed. It is called with lock.mu held.
 func (h *hold) expire() {
 	loss := &lostError{cause: lossExpired}
-	if h.renewErr != nil {
-		loss.cause, loss.err = lossUnreachable, h.renewErr
+	if h.fault != nil {
+		loss.cause, loss.err = lossUnreachable, h.fault
 		if errors.Is(loss.err, context.DeadlineExceeded) || errors.Is(loss.err, context.Canceled) {
 			loss.err = ErrUnavailable // the bound of a renewal is no error of the user's contexts
 		}
@@ -181,7 +177,7 @@ func (h *hold) lose(loss *lostError, gone bool) {
 		h.end(holdOver)
 	} else {
 		h.end(holdLapsed)
-		k.client.watchdog.endAt(&h.alarm, h.lease.Expires())
+		k.client.watchdog.endAt(&h.alarm, h.expires())
 	}
 	err := &opError{"lease", k.name, loss}
 	for h.views != nil {
@@ -227,7 +223,7 @@ func (h *hold) released(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if contended && (known || k.contending > 0) && k.client.info.Order == driver.Unordered {
-		k.yieldUntil = time.Now().Add(yieldFor)
+		k.yieldUntil = k.client.now() + yieldFor
 	}
 	if k.releasing == h {
 		k.releasing = nil

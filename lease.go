@@ -10,19 +10,17 @@ import (
 // Lease is one hold of a lock: what Lock and TryLock return. A lease that is over stays over; a stale Unlock never touches the hold
 // of anybody else. All methods may be called concurrently.
 type Lease struct {
-	hold    *hold
-	owner   string
-	ownedBy *Owner // nil for a lease of Client.Lock
-	token   uint64
-	fixed   bool // made with ExpireAfter
+	hold  *hold
+	owner string
+	token uint64
+	fixed bool // made with ExpireAfter
 
 	// Guarded by hold.lock.mu.
-	end        time.Time // when a re-entry with ExpireAfter ends, at the latest; otherwise zero
-	endAlarm   *alarm    // for end
-	err        error     // why it is over; nil while it is held
-	done       chan struct{}
-	contexts   []*leaseContext
-	next, prev *Lease // in hold.views
+	end      *alarm        // when a re-entry with ExpireAfter ends, at the latest; otherwise nil
+	err      error         // why it is over; nil while it is held
+	done     chan struct{} // nil until somebody asks for it
+	contexts []*leaseContext
+	next     *Lease // in hold.views
 }
 
 // Name returns the name of the lock.
@@ -43,14 +41,14 @@ func (l *Lease) Deadline() time.Time {
 	k := l.hold.lock
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return l.deadline()
+	return k.client.start.Add(l.deadline())
 }
 
 // deadline is called with lock.mu held.
-func (l *Lease) deadline() time.Time {
+func (l *Lease) deadline() moment {
 	d := l.hold.deadline()
-	if !l.end.IsZero() && l.end.Before(d) {
-		return l.end
+	if l.end != nil {
+		d = min(d, l.end.at)
 	}
 	return d
 }
@@ -61,16 +59,16 @@ func (l *Lease) Err() error {
 	k := l.hold.lock
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return l.check(time.Now())
+	return l.check(k.client.now())
 }
 
 // check ends the lease if its time is over, and returns its error. It is called with lock.mu held.
-func (l *Lease) check(now time.Time) error {
-	if l.err == nil && !now.Before(l.deadline()) {
-		if !now.Before(l.hold.deadline()) {
+func (l *Lease) check(now moment) error {
+	if l.err == nil && now >= l.deadline() {
+		if now >= l.hold.deadline() {
 			l.hold.expire()
 		} else {
-			l.endItself()
+			l.endItself(now)
 		}
 	}
 	return l.err
@@ -81,7 +79,7 @@ func (l *Lease) Done() <-chan struct{} {
 	k := l.hold.lock
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	err := l.check(time.Now())
+	err := l.check(k.client.now())
 	if l.done == nil {
 		l.done = make(chan struct{}) // closed here, or else by finish
 		if err != nil {
@@ -101,7 +99,7 @@ func (l *Lease) Context(parent context.Context) (context.Context, context.Cancel
 	k := l.hold.lock
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if err := l.check(time.Now()); err != nil {
+	if err := l.check(k.client.now()); err != nil {
 		cancel(err)
 	} else {
 		l.contexts = append(l.contexts, lc)
@@ -138,14 +136,14 @@ func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	now := time.Now()
+	now := k.client.now()
 	k.mu.Lock()
 	if err := l.check(now); err != nil {
 		k.mu.Unlock()
 		return err
 	}
-	joined := !l.end.IsZero()
-	if end := now.Add(d); joined && (!h.req.Fixed || end.Before(h.deadline())) {
+	joined := l.end != nil
+	if end := now + d; joined && (!h.req.Fixed || end < h.deadline()) {
 		l.setEnd(end) // within the hold that it joined: no request
 		k.mu.Unlock()
 		return nil
@@ -160,23 +158,22 @@ func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 	case err == nil:
 		h.extended(d)
 		if joined && l.err == nil {
-			l.setEnd(now.Add(d))
+			l.setEnd(now + d)
 		}
 	case errors.Is(err, ErrNotHeld):
 		h.lose(lossFrom(err), true)
 	default:
 		return err
 	}
-	return l.check(time.Now())
+	return l.check(k.client.now())
 }
 
 // setEnd sets the end of a re-entry, and is called with lock.mu held.
-func (l *Lease) setEnd(end time.Time) {
-	l.end = end
-	if l.endAlarm == nil {
-		l.endAlarm = &alarm{hold: l.hold, view: l}
+func (l *Lease) setEnd(end moment) {
+	if l.end == nil {
+		l.end = &alarm{hold: l.hold, view: l}
 	}
-	l.hold.lock.client.watchdog.endAt(l.endAlarm, end)
+	l.hold.lock.client.watchdog.endAt(l.end, end)
 }
 
 // Unlock ends the lease, and frees the lock if no other lease of the same owner holds it. It ignores the cancellation of ctx, so that
@@ -195,7 +192,7 @@ func (l *Lease) Unlock(ctx context.Context) error {
 func (l *Lease) unlock(ctx context.Context) error {
 	h := l.hold
 	k := h.lock
-	now := time.Now()
+	now := k.client.now()
 	k.mu.Lock()
 	if err := l.check(now); err != nil {
 		k.mu.Unlock()
@@ -210,13 +207,13 @@ func (l *Lease) unlock(ctx context.Context) error {
 		return nil
 	}
 	k.mu.Unlock()
-	return h.release(ctx, min(h.lease.Expires().Sub(now), maxReleaseWait))
+	return h.release(ctx, min(h.expires()-now, maxReleaseWait))
 }
 
 // endItself ends a re-entry whose own time is over, and with it the hold if that was the last. It is called with lock.mu held.
-func (l *Lease) endItself() {
+func (l *Lease) endItself(now moment) {
 	l.finish(&opError{"lease", l.Name(), &lostError{cause: lossExpired}})
-	if l.hold.leave(time.Now()) {
+	if l.hold.leave(now) {
 		l.hold.lock.client.releaser.add(l.hold)
 	}
 }
@@ -225,8 +222,8 @@ func (l *Lease) endItself() {
 func (l *Lease) finish(err error) {
 	l.err = err
 	l.hold.removeView(l)
-	if l.endAlarm != nil {
-		l.hold.lock.client.watchdog.remove(l.endAlarm)
+	if l.end != nil {
+		l.hold.lock.client.watchdog.remove(l.end)
 	}
 	if l.done != nil {
 		close(l.done)

@@ -43,22 +43,22 @@ type lock struct {
 	trying     int       // calls of TryLock that do
 	asking     []*waiter // the contenders that have an Owner
 	refused    bool      // the backend's last answer to the contender was that another holds the lock
-	yieldUntil time.Time // do not ask before: it is the turn of other clients
+	yieldUntil moment    // do not ask before: it is the turn of other clients
 }
 
 // oneContends reports whether callers wait in line here rather than at the backend.
 func (k *lock) oneContends() bool { return k.client.queues }
 
 // live returns the hold if its time is not over, and ends it otherwise. It is called with mu held.
-func (k *lock) live(now time.Time) *hold {
-	if k.hold != nil && !now.Before(k.hold.deadline()) {
+func (k *lock) live(now moment) *hold {
+	if k.hold != nil && now >= k.hold.deadline() {
 		k.hold.expire()
 	}
 	return k.hold
 }
 
 // reenter returns a lease of the owner's own live hold, if there is one. It is called with mu held.
-func (k *lock) reenter(r *request, now time.Time) *Lease {
+func (k *lock) reenter(r request, now moment) *Lease {
 	if r.owner == nil {
 		return nil
 	}
@@ -68,16 +68,16 @@ func (k *lock) reenter(r *request, now time.Time) *Lease {
 	}
 	l := h.addView(r)
 	if r.fixed {
-		l.setEnd(now.Add(r.ttl))
+		l.setEnd(now + r.ttl)
 	}
 	return l
 }
 
 // tryLock asks once.
-func (k *lock) tryLock(ctx context.Context, r *request) (*Lease, error) {
+func (k *lock) tryLock(ctx context.Context, r request) (*Lease, error) {
 	for range 3 { // a grant that came too late, or was lost on the way, is asked for again
 		k.mu.Lock()
-		now := time.Now()
+		now := k.client.now()
 		if l := k.reenter(r, now); l != nil {
 			k.mu.Unlock()
 			return l, nil
@@ -107,9 +107,9 @@ func (k *lock) tryLock(ctx context.Context, r *request) (*Lease, error) {
 }
 
 // lockWait asks until it is granted or ctx is done.
-func (k *lock) lockWait(ctx context.Context, r *request) (*Lease, error) {
+func (k *lock) lockWait(ctx context.Context, r request) (*Lease, error) {
 	k.mu.Lock()
-	now := time.Now()
+	now := k.client.now()
 	if l := k.reenter(r, now); l != nil {
 		k.mu.Unlock()
 		return l, nil
@@ -133,7 +133,7 @@ func (k *lock) lockWait(ctx context.Context, r *request) (*Lease, error) {
 }
 
 // mustWait reports whether a new call waits in line. It is called with mu held.
-func (k *lock) mustWait(r *request, now time.Time) bool {
+func (k *lock) mustWait(r request, now moment) bool {
 	if k.oneContends() {
 		return k.contending > 0 || k.queue.first != nil || k.live(now) != nil
 	}
@@ -200,7 +200,7 @@ func (k *lock) await(ctx context.Context, w *waiter) (*Lease, error) {
 		return w.lease, nil
 	}
 	if err != ErrClosed {
-		err = newWaitError(ctx, nil, k.live(time.Now()) != nil || k.contending > 0 && k.refused)
+		err = newWaitError(ctx, nil, k.live(k.client.now()) != nil || k.contending > 0 && k.refused)
 	}
 	k.queue.remove(w)
 	if w.called {
@@ -211,7 +211,7 @@ func (k *lock) await(ctx context.Context, w *waiter) (*Lease, error) {
 }
 
 // ask asks the backend on behalf of a contender until it is granted or ctx is done.
-func (k *lock) ask(ctx context.Context, r *request, w *waiter) (*Lease, error) {
+func (k *lock) ask(ctx context.Context, r request, w *waiter) (*Lease, error) {
 	err := k.settle(ctx, w)
 	retry := firstRetry
 	for err == nil && !k.served(w) {
@@ -275,7 +275,7 @@ func (k *lock) acquire(ctx context.Context, h *hold, w *waiter) (driver.Lease, e
 }
 
 // granted takes what the driver granted to a contender. Both results are nil if that is of no use, and the contender goes on.
-func (k *lock) granted(h *hold, granted driver.Lease, r *request, w *waiter) (*Lease, error) {
+func (k *lock) granted(h *hold, granted driver.Lease, r request, w *waiter) (*Lease, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if w != nil && w.lease != nil {
@@ -320,7 +320,7 @@ func (k *lock) settle(ctx context.Context, w *waiter) error {
 		}
 	}
 	k.mu.Lock()
-	yield := time.Until(k.yieldUntil)
+	yield := k.yieldUntil - k.client.now()
 	k.mu.Unlock()
 	if yield <= 0 {
 		return nil
@@ -349,26 +349,26 @@ func (k *lock) pause(ctx context.Context, w *waiter, d time.Duration, last error
 
 // grant makes a live hold of what the driver granted, and serves all waiting calls of its owner. It returns nil, nil if the hold is
 // of no use any more; it is then given back. It is called with mu held.
-func (k *lock) grant(h *hold, granted driver.Lease, r *request) (*Lease, error) {
-	now := time.Now()
+func (k *lock) grant(h *hold, granted driver.Lease, r request) (*Lease, error) {
+	now := k.client.now()
 	h.lease = granted
 	if k.closed {
 		return nil, ErrClosed // the driver's Close ends it
 	}
-	if h.early != nil {
+	if h.fault != nil {
 		h.state = holdOver // what is left of it is the driver's
 		return nil, nil
 	}
 	first, n := granted.Tokens()
 	old := k.hold
-	if !now.Before(h.deadline()) || old != nil && first != 0 && first < old.token {
+	if now >= h.deadline() || old != nil && first != 0 && first < old.token {
 		k.client.releaser.add(h) // it came too late, or before the hold that we know of
 		return nil, nil
 	}
 	if old != nil {
 		old.lose(&lostError{cause: lossRemoved, err: driver.ErrRemoved}, false)
 	}
-	h.token, h.tokens = first, n-1
+	h.token, h.tokens = first, int32(n-1)
 	h.state, h.granted, h.ownedBy = holdLive, now, r.owner
 	k.hold = h
 	h.counted = true
@@ -380,14 +380,14 @@ func (k *lock) grant(h *hold, granted driver.Lease, r *request) (*Lease, error) 
 }
 
 // serveOwner gives a lease of h to all waiting calls of its owner. It is called with mu held.
-func (k *lock) serveOwner(h *hold, now time.Time) {
+func (k *lock) serveOwner(h *hold, now moment) {
 	if h.ownedBy == nil {
 		return
 	}
 	serve := func(w *waiter) {
 		l := h.addView(w.request)
 		if w.request.fixed {
-			l.setEnd(now.Add(w.request.ttl))
+			l.setEnd(now + w.request.ttl)
 		}
 		w.serve(l)
 	}
@@ -411,7 +411,7 @@ func (k *lock) serveOwner(h *hold, now time.Time) {
 
 // handOver passes a hold whose last view has ended to the first in line, without a request to the backend, within the bounds that
 // keep the other clients from starving. It is called with mu held.
-func (k *lock) handOver(h *hold, now time.Time) bool {
+func (k *lock) handOver(h *hold, now moment) bool {
 	w := k.queue.first
 	switch {
 	case w == nil, !k.oneContends(), k.closed:
@@ -420,11 +420,11 @@ func (k *lock) handOver(h *hold, now time.Time) bool {
 		return false
 	case k.contending > 0, k.trying > 0, k.releasing != nil:
 		return false
-	case h.handOvers >= maxHandOvers, now.Sub(h.granted) >= min(h.ttl/3, maxHandOverFor):
+	case h.handOvers >= maxHandOvers, now-h.granted >= min(h.ttl/3, maxHandOverFor):
 		return false
 	case h.token != 0 && h.tokens == 0:
 		return false
-	case h.lease.Expires().Sub(now) < h.ttl/2:
+	case h.expires()-now < h.ttl/2:
 		return false
 	}
 	h.handOvers++

@@ -2,7 +2,7 @@ package dsync
 
 // waiter is a call of Lock that waits in the process, or that contends at the backend for an Owner.
 type waiter struct {
-	request *request
+	request request
 	wake    chan struct{} // buffered; signaled when called or lease is set
 
 	// Guarded by lock.mu.

@@ -71,5 +71,5 @@ func (h *hold) gone(late time.Duration) bool {
 	h.lock.mu.Lock()
 	ttl := h.ttl
 	h.lock.mu.Unlock()
-	return time.Now().After(h.lease.Expires().Add(ttl + late))
+	return h.lock.client.now() > h.expires()+ttl+late
 }

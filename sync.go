@@ -109,7 +109,7 @@ func New(d driver.Driver, o *Options) (*Client, error) {
 		o = &Options{}
 	}
 	c := &Client{
-		driver: d, info: d.Info(), note: o.Note, id: newID(),
+		driver: d, info: d.Info(), note: o.Note, id: newID(), start: time.Now(),
 		locks: map[string]*lock{}, closing: make(chan struct{}), closed: make(chan struct{}),
 	}
 	c.queues = c.info.Order != driver.FIFO || o.HandOver
@@ -136,8 +136,9 @@ type Client struct {
 	info     driver.Info
 	ttl      time.Duration
 	note     string
-	id       string // of this client, on the wire
-	queues   bool   // one caller per name asks the backend, and the others wait in line here
+	id       string    // of this client, on the wire
+	start    time.Time // moments count from here
+	queues   bool      // one caller per name asks the backend, and the others wait in line here
 	serial   atomic.Uint64
 	watchdog *watchdog
 	releaser releaser
@@ -300,6 +301,11 @@ func (c *Client) shutdown(ctx context.Context) {
 	c.releaser.close()
 }
 
+// moment is a time on the monotonic clock, counted from Client.start.
+type moment = time.Duration
+
+func (c *Client) now() moment { return time.Since(c.start) }
+
 func (c *Client) isClosed() bool {
 	select {
 	case <-c.closing:
@@ -322,7 +328,7 @@ func (c *Client) tryAcquire(ctx context.Context, owner *Owner, name string, opts
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	r := &request{owner: owner, ttl: c.ttl}
+	r := request{owner: owner, ttl: c.ttl}
 	for _, o := range opts {
 		if o.expireAfter != nil {
 			r.ttl, r.fixed = *o.expireAfter, true
@@ -384,7 +390,7 @@ func (c *Client) leave(k *lock) {
 }
 
 // newHold returns an attempt to be given to the driver, with an identity of its own.
-func (c *Client) newHold(k *lock, r *request, noWait bool) *hold {
+func (c *Client) newHold(k *lock, r request, noWait bool) *hold {
 	h := &hold{lock: k, ttl: r.ttl}
 	id := c.newHoldID()
 	h.req = driver.Request{Name: k.name, Hold: id, Owner: id, Note: c.note, TTL: r.ttl, Fixed: r.fixed, NoWait: noWait, Events: h}

@@ -22,14 +22,14 @@ type watchdog struct {
 
 	mu       sync.Mutex
 	running  bool
-	renewals alarms    // holds that are to be renewed
-	ends     alarms    // of holds and re-entries that are not renewed, or are being renewed, or have lapsed
-	wake     time.Time // when run will look at the heaps next
+	renewals alarms // holds that are to be renewed
+	ends     alarms // of holds and re-entries that are not renewed, or are being renewed, or have lapsed
+	wake     moment // when run will look at the heaps next
 }
 
 // alarm is an entry of one of the heaps.
 type alarm struct {
-	at    time.Time
+	at    moment
 	hold  *hold
 	view  *Lease  // nil if it is for the hold
 	in    *alarms // nil if it is in none
@@ -54,25 +54,24 @@ func (w *watchdog) close() {
 // watch starts to renew a hold, or waits for its end if it is not renewed from here. It is called with lock.mu held.
 func (w *watchdog) watch(h *hold) {
 	h.alarm.hold = h
-	expires := h.lease.Expires()
 	if h.req.Fixed || w.client.info.KeepsAlive {
 		w.endAt(&h.alarm, h.deadline())
 	} else {
-		w.set(&w.renewals, &h.alarm, expires.Add(-h.ttl*2/3))
+		w.set(&w.renewals, &h.alarm, h.expires()-h.ttl*2/3)
 	}
 }
 
 // endAt looks at the hold or view again at the given time.
-func (w *watchdog) endAt(a *alarm, at time.Time) { w.set(&w.ends, a, at) }
+func (w *watchdog) endAt(a *alarm, at moment) { w.set(&w.ends, a, at) }
 
 // renewNow makes the next renewal of a hold due at once. It is called with lock.mu held.
 func (w *watchdog) renewNow(h *hold) {
 	if h.state == holdLive && !h.req.Fixed && !w.client.info.KeepsAlive && !h.renewing {
-		w.set(&w.renewals, &h.alarm, time.Now())
+		w.set(&w.renewals, &h.alarm, w.client.now())
 	}
 }
 
-func (w *watchdog) set(q *alarms, a *alarm, at time.Time) {
+func (w *watchdog) set(q *alarms, a *alarm, at moment) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	a.at = at
@@ -87,7 +86,7 @@ func (w *watchdog) set(q *alarms, a *alarm, at time.Time) {
 	if !w.running {
 		w.running = true
 		w.wg.Go(w.run)
-	} else if at.Before(w.wake) {
+	} else if at < w.wake {
 		select {
 		case w.kick <- struct{}{}:
 		default:
@@ -108,7 +107,7 @@ func (w *watchdog) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for w.life.Err() == nil {
-		renewals, ends, next := w.due(time.Now())
+		renewals, ends, next := w.due(w.client.now())
 		for _, a := range ends {
 			w.end(a)
 		}
@@ -124,25 +123,25 @@ func (w *watchdog) run() {
 
 // due takes what is due out of the heaps, and says how long to wait for the next. Once one renewal is due, all that would be soon go
 // with it, so that they gather in few batches.
-func (w *watchdog) due(now time.Time) (renewals []*hold, ends []*alarm, next time.Duration) {
+func (w *watchdog) due(now moment) (renewals []*hold, ends []*alarm, next time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	until := now
-	for len(w.renewals) > 0 && !w.renewals[0].at.After(until) {
+	for len(w.renewals) > 0 && w.renewals[0].at <= until {
 		a := heap.Pop(&w.renewals).(*alarm)
 		renewals = append(renewals, a.hold)
-		until = now.Add(w.client.ttl / 12)
+		until = now + w.client.ttl/12
 	}
-	for len(w.ends) > 0 && !w.ends[0].at.After(now) {
+	for len(w.ends) > 0 && w.ends[0].at <= now {
 		ends = append(ends, heap.Pop(&w.ends).(*alarm))
 	}
-	w.wake = now.Add(time.Hour)
+	w.wake = now + time.Hour
 	for _, q := range []alarms{w.renewals, w.ends} {
-		if len(q) > 0 && q[0].at.Before(w.wake) {
-			w.wake = q[0].at
+		if len(q) > 0 {
+			w.wake = min(w.wake, q[0].at)
 		}
 	}
-	return renewals, ends, w.wake.Sub(now)
+	return renewals, ends, w.wake - now
 }
 
 // end looks at a hold or view whose time may be over.
@@ -150,17 +149,17 @@ func (w *watchdog) end(a *alarm) {
 	h := a.hold
 	h.lock.mu.Lock()
 	defer h.lock.mu.Unlock()
-	now := time.Now()
+	now := w.client.now()
 	switch {
 	case a.view != nil:
 		if a.view.check(now) == nil {
-			w.endAt(a, a.view.end)
+			w.endAt(a, a.at)
 		}
 	case h.state == holdLapsed:
 		h.state = holdReleased
 		w.client.releaser.add(h)
 	case h.state != holdLive:
-	case now.Before(h.deadline()):
+	case now < h.deadline():
 		w.endAt(a, h.deadline())
 	default:
 		h.expire()
@@ -173,7 +172,7 @@ func (w *watchdog) renew(due []*hold) {
 	for _, h := range due {
 		h.lock.mu.Lock()
 		if h.state == holdLive {
-			if deadline := h.deadline(); time.Now().Before(deadline) {
+			if deadline := h.deadline(); w.client.now() < deadline {
 				h.renewing = true
 				w.endAt(&h.alarm, deadline)
 				batch, leases = append(batch, h), append(leases, h.lease)
@@ -201,20 +200,20 @@ func (w *watchdog) renewed(h *hold, err error) {
 		return
 	}
 	h.renewing = false
-	now := time.Now()
-	if !now.Before(h.deadline()) {
+	now := w.client.now()
+	if now >= h.deadline() {
 		h.expire() // also if the renewal succeeded: its answer came too late to count
 		return
 	}
 	switch {
 	case err == nil:
-		h.renewErr = nil
+		h.fault = nil
 		w.watch(h)
 	case errors.Is(err, ErrNotHeld):
 		h.lose(lossFrom(err), true)
 	default:
-		h.renewErr = err
-		if at := now.Add(h.ttl / 12); at.Before(h.deadline()) {
+		h.fault = err
+		if at := now + h.ttl/12; at < h.deadline() {
 			w.set(&w.renewals, &h.alarm, at)
 		}
 	}
@@ -245,7 +244,7 @@ func (c *Client) renewAll(ctx context.Context, leases []driver.Lease, done func(
 type alarms []*alarm
 
 func (q alarms) Len() int           { return len(q) }
-func (q alarms) Less(i, j int) bool { return q[i].at.Before(q[j].at) }
+func (q alarms) Less(i, j int) bool { return q[i].at < q[j].at }
 
 func (q alarms) Swap(i, j int) {
 	q[i], q[j] = q[j], q[i]
