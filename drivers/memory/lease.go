@@ -2,7 +2,9 @@ package memory
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -11,53 +13,78 @@ import (
 
 // lease is one attempt to hold a name: the request that waits, the hold at the server, and what the holder knows of it.
 type lease struct {
-	d *Driver
-	r *driver.Request
-
-	expires atomic.Int64 // for the holder, on the clock of the server; never after the server's own end
+	d       *Driver
+	r       *driver.Request
+	session *session     // nil if it has a TTL of its own
+	expires atomic.Int64 // for the holder, session apart, on the clock of the server; never after ends
 
 	// Guarded by Server.mu, but for first and tokens of a lease that Acquire has returned: they stay as they are.
-	since, ends int64  // on the clock of the server
-	first       uint64 // of the block of tokens
-	tokens      int
+	since, ends int64 // at the server, session apart
+	first       uint64
+	tokens      int32
 	queue       *queue // who waits for the name; nil if nobody does
 	fate        fate
-	confirmed   bool // Acquire returns it, or has
+	confirmed   bool // Acquire has returned it, or is about to
 	released    bool // Release was called
-	lost        bool // Events.Lost was called
+	lost        bool // Events.Lost was called, or will be
 	contended   bool // somebody waited when it was released
+	behind      bool // in Driver.behind, once
+	leftSession bool
 }
 
-// fate is what has become of a lease.
+// fate is what has become of a lease at the server.
 type fate uint8
 
 const (
 	asking fate = iota // not granted yet
 	held
+	freed // ended by a Release that got no answer; the next one gets it
 	over
 )
 
+// errAgain says that a place in a queue, or a hold that Acquire has not returned yet, is gone, and that it has to ask again.
+var errAgain = errors.New("ask again")
+
+// never is a time that does not come.
+const never = math.MaxInt64
+
 // ask sends the request. It returns the place in the queue if it has to wait, and nil if the lease was granted.
-func (l *lease) ask() (*waiter, error) {
-	s := l.d.server
+func (l *lease) ask(ctx context.Context) (*waiter, error) {
+	d, s := l.d, l.d.server
 	n := l.wanted()
 	sent := s.now()
+	now, lost := sent, false
+	if d.faulty.Load() {
+		var err error
+		if lost, err = d.request(ctx, Acquires); err != nil {
+			return nil, err
+		}
+		now = s.now()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if l.d.closed {
+	switch h := s.holder(l.r.Name, now); {
+	case d.closed:
 		return nil, driver.ErrClosed
-	}
-	h := s.holder(l.r.Name, sent)
-	if h == nil {
-		s.sweep(sent)
-		s.grant(l, sent)
-		s.take(l, n)
+	case h == nil:
+		s.sweep(now)
+		s.grant(l, sent, now)
+		if lost {
+			d.leaveBehind(l)
+			d.settle(now)
+			return nil, driver.ErrUnknown
+		}
+		l.take(n)
 		return nil, nil
-	}
-	if l.r.NoWait {
+	case lost:
+		return nil, driver.ErrUnknown
+	case l.r.NoWait:
 		return nil, driver.ErrLocked
+	case d.isCut(): // since the request was sent
+		return nil, errCut
+	default:
+		return s.enqueue(h, l, sent, now), nil
 	}
-	return s.enqueue(h, l, sent), nil
 }
 
 // wanted asks how many tokens to reserve, where there are any.
@@ -68,77 +95,158 @@ func (l *lease) wanted() int {
 	return min(max(l.r.Events.Tokens(), 1), maxTokens)
 }
 
-// confirm reserves the tokens of a lease that was granted after a wait. It returns false if the hold is over by then.
-func (l *lease) confirm() bool {
-	s := l.d.server
+// confirm is how a grant after a wait arrives. The tokens are reserved only now, when it is known how many are of use.
+func (l *lease) confirm(ctx context.Context) error {
+	d, s := l.d, l.d.server
+	lost, err := d.request(ctx, Acquires)
 	n := l.wanted()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if l.fate != held || l.end() <= s.now() {
-		return false
+	now := s.now()
+	if l.fate != held || l.behind || l.end() <= now {
+		return errAgain
 	}
-	s.take(l, n)
-	return true
+	if err == nil && !lost {
+		l.take(n)
+		return nil
+	}
+	d.leaveBehind(l)
+	d.settle(now)
+	return unknown(err)
 }
 
 // end returns when the hold ends at the server.
-func (l *lease) end() int64 { return l.ends }
+func (l *lease) end() int64 {
+	if l.session != nil {
+		return min(l.ends, l.session.ends)
+	}
+	return l.ends
+}
 
-// lose marks l as lost and returns whom to tell of it, or nil. The caller holds Server.mu, and tells when it has given that up.
-func (l *lease) lose() driver.Events {
+// expiry returns when it ends for the holder.
+func (l *lease) expiry() int64 {
+	if l.session != nil {
+		return min(l.expires.Load(), l.session.expires.Load())
+	}
+	return l.expires.Load()
+}
+
+// take confirms the grant, with a block of n tokens.
+func (l *lease) take(n int) {
+	s := l.d.server
+	l.confirmed = true
+	if l.tokens = int32(n); n > 0 {
+		l.first = s.token + 1
+		s.token += uint64(n)
+	}
+}
+
+// lose marks l as lost and reports whether the holder is to be told of it.
+func (l *lease) lose() bool {
 	if !l.confirmed || l.released || l.lost {
-		return nil
+		return false
 	}
 	l.lost = true
-	return l.r.Events
+	return true
+}
+
+// loss is one that the holder is told of. Nobody holds Server.mu while that is done.
+type loss struct {
+	l     *lease
+	cause error
+}
+
+func tell(losses []loss) {
+	for _, x := range losses {
+		x.l.r.Events.Lost(x.cause)
+	}
 }
 
 // Tokens implements [driver.Lease].
-func (l *lease) Tokens() (first uint64, n int) { return l.first, l.tokens }
+func (l *lease) Tokens() (first uint64, n int) { return l.first, int(l.tokens) }
 
 // Expires implements [driver.Lease].
-func (l *lease) Expires() time.Time {
-	return l.d.server.start.Add(time.Duration(l.expires.Load()))
-}
+func (l *lease) Expires() time.Time { return l.d.server.start.Add(time.Duration(l.expiry())) }
 
 // Renew implements [driver.Lease].
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
+	if ttl <= 0 {
+		return fmt.Errorf("renewal for %v: the TTL is not positive", ttl)
+	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if ttl <= 0 {
-		return fmt.Errorf("renewal for %v: TTL is not positive", ttl)
+	sent := l.d.server.now()
+	lost, err := l.d.request(ctx, Renewals)
+	if err != nil {
+		return err
 	}
+	return l.renewed(sent, ttl, lost)
+}
+
+// renewed carries a renewal out.
+func (l *lease) renewed(sent int64, ttl time.Duration, lost bool) error {
 	s := l.d.server
-	sent := s.now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
-	if l.fate != held || l.released || min(l.expires.Load(), l.end()) <= now {
+	if l.fate != held || l.released || l.lost || min(l.expiry(), l.end()) <= now {
 		return driver.ErrNotHeld
 	}
-	l.ends = now + int64(ttl)
-	l.expires.Store(sent + int64(ttl))
-	s.watch(l, now)
+	expires := sent + int64(ttl)
+	if l.session == nil || l.r.Fixed {
+		l.ends = now + int64(ttl)
+		s.watch(l, now)
+	} else {
+		expires = never // the session's end counts
+	}
+	if lost {
+		l.expires.Store(min(l.expires.Load(), expires)) // it may have become shorter
+		return driver.ErrUnknown
+	}
+	l.expires.Store(expires)
 	return nil
 }
 
 // Release implements [driver.Lease].
 func (l *lease) Release(ctx context.Context) error {
-	s := l.d.server
+	d, s := l.d, l.d.server
+	lost := false
+	if d.faulty.Load() {
+		s.mu.Lock()
+		l.released = true
+		s.mu.Unlock()
+		var err error
+		if lost, err = d.request(ctx, Releases); err != nil {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if l.fate == held {
+				d.leaveBehind(l)
+				d.settle(s.now())
+			}
+			return unknown(err)
+		}
+	}
 	now := s.now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l.released = true
-	if l.fate != held {
+	ended := l.fate == freed
+	if l.fate == held {
+		ended = now < l.end() && !l.lost
+		l.contended = l.queue != nil
+		s.next(l, over, now)
+	}
+	switch {
+	case lost && ended:
+		l.fate = freed
+		fallthrough
+	case lost:
+		return driver.ErrUnknown
+	case !ended:
 		return driver.ErrNotHeld
 	}
-	wasOver := l.end() <= now
-	l.contended = l.queue != nil
-	s.next(l, over, now)
-	if wasOver {
-		return driver.ErrNotHeld
-	}
+	l.fate = over
 	return nil
 }
 

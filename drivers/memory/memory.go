@@ -18,6 +18,9 @@ package memory
 
 import (
 	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -28,6 +31,10 @@ import (
 type Options struct {
 	Order    Order // in which waiters are granted a name
 	NoTokens bool  // no fencing tokens: those of a lease are 0, 0
+
+	// KeepsAlive makes sessions carry the leases, one for each driver and TTL, which the driver keeps alive, as those of etcd and
+	// ZooKeeper do. Otherwise each lease has a TTL of its own and is renewed.
+	KeepsAlive bool
 }
 
 // Order is the order in which a backend grants a name to its waiters.
@@ -50,12 +57,22 @@ func (o Order) driverOrder() driver.Order {
 }
 
 // Driver is one client of a [Server]. It implements [driver.Driver], [driver.BatchRenewer], [driver.Inspector] and
-// [driver.ForceUnlocker].
+// [driver.ForceUnlocker]. All methods may be called concurrently.
 type Driver struct {
 	server  *Server
-	onClose func() // nil if the server is not shared by name
+	life    context.Context // until Close
+	end     context.CancelFunc
+	work    sync.WaitGroup // keep-alives under way
+	onClose func()         // nil if the server is not shared by name
+	faulty  atomic.Bool    // fault != nil
 
-	closed bool // guarded by Server.mu
+	// Guarded by Server.mu.
+	closed   bool
+	fault    *Fault
+	changed  chan struct{} // closed, and replaced, when Inject or Heal is called
+	behind   []*lease      // what failed requests may have left at the server
+	unheard  []loss        // what the server has to tell
+	sessions map[time.Duration]*session
 }
 
 // New returns a driver with a server of its own. nil means the default options.
@@ -71,7 +88,9 @@ func (d *Driver) Info() driver.Info {
 		Order:   d.server.options.Order.driverOrder(),
 		Fencing: driver.Volatile, // the count starts again with the process
 		MaxTTL:  100 * 365 * 24 * time.Hour,
-		Detect:  time.Millisecond, // ForceUnlock returns after the holder was told
+		Detect:  time.Millisecond, // ForceUnlock returns when the holder has been told
+
+		KeepsAlive: d.server.options.KeepsAlive,
 	}
 	if d.server.options.NoTokens {
 		i.Fencing = driver.None
@@ -86,7 +105,7 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 			return nil, err
 		}
 		l := &lease{d: d, r: r}
-		w, err := l.ask()
+		w, err := l.ask(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -96,81 +115,116 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 		if !waited {
 			r.Events.Waiting()
 		}
-		if err := w.wait(ctx); err != nil {
-			return nil, err
+		err = w.wait(ctx)
+		if err == nil {
+			err = l.confirm(ctx)
 		}
-		if l.confirm() {
+		if err == nil {
 			return l, nil
+		}
+		if err != errAgain {
+			return nil, err
 		}
 	}
 }
 
 // RenewAll implements [driver.BatchRenewer].
 func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
+	sent := d.server.now()
+	lost, err := d.request(ctx, Renewals)
 	for i, l := range leases {
 		l := l.(*lease)
-		done(i, l.Renew(ctx, l.r.TTL))
+		if err != nil {
+			done(i, err)
+		} else {
+			done(i, l.renewed(sent, l.r.TTL, lost))
+		}
 	}
 }
 
-// ForceUnlock implements [driver.ForceUnlocker]. When it returns, the holder has been told.
+// ForceUnlock implements [driver.ForceUnlocker]. When it returns, the holder has been told, unless that is cut off.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
-	if err := ctx.Err(); err != nil {
+	lost, err := d.query(ctx)
+	if err != nil {
 		return err
 	}
-	s := d.server
-	s.mu.Lock()
-	if d.closed {
-		s.mu.Unlock()
-		return driver.ErrClosed
+	if err := d.server.forceUnlock(name); !lost {
+		return err
 	}
-	now := s.now()
-	h := s.holder(name, now)
-	if h == nil {
-		s.mu.Unlock()
-		return driver.ErrNotHeld
-	}
-	s.next(h, over, now)
-	events := h.lose()
-	s.mu.Unlock()
-	if events != nil {
-		events.Lost(driver.ErrRemoved)
-	}
-	return nil
+	return driver.ErrUnknown
 }
 
 // Inspect implements [driver.Inspector].
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
-	if err := ctx.Err(); err != nil {
+	lost, err := d.query(ctx)
+	if err != nil {
 		return driver.Status{}, err
 	}
-	s := d.server
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if d.closed {
-		return driver.Status{}, driver.ErrClosed
+	if lost {
+		return driver.Status{}, driver.ErrUnknown
 	}
-	return s.status(name), nil
+	return d.server.status(name), nil
 }
 
-// Close implements [driver.Driver]: the waiters of d leave the queues, then its holds end.
+func (d *Driver) query(ctx context.Context) (lost bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	if d.life.Err() != nil {
+		return false, driver.ErrClosed
+	}
+	return d.request(ctx, Queries)
+}
+
+// Close implements [driver.Driver]: the waiters of d leave the queues, then its holds end. If d is cut off, it waits until they end
+// by themselves, or ctx is done.
 func (d *Driver) Close(ctx context.Context) error {
 	s := d.server
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if d.closed {
+		s.mu.Unlock()
 		return nil
 	}
 	d.closed = true
-	s.dismiss(d, driver.ErrClosed)
-	now := s.now()
+	d.end()
+	s.dismiss(func(l *lease) bool { return l.d == d }, driver.ErrClosed)
 	for _, h := range s.names {
 		if h.d == d {
-			s.next(h, over, now)
+			d.leaveBehind(h)
 		}
 	}
+	d.settle(s.now())
+	s.mu.Unlock()
+	d.work.Wait()
 	if d.onClose != nil {
 		d.onClose()
 	}
-	return nil
+	return d.settled(ctx)
+}
+
+// settled waits until nothing of d is left at the server.
+func (d *Driver) settled(ctx context.Context) error {
+	s := d.server
+	for {
+		s.mu.Lock()
+		now, last := s.now(), int64(0)
+		d.settle(now)
+		n, changed := len(d.behind), d.changed
+		for _, l := range d.behind {
+			last = max(last, l.end())
+		}
+		s.mu.Unlock()
+		if n == 0 {
+			return nil
+		}
+		t := time.NewTimer(time.Duration(last - now))
+		select {
+		case <-t.C:
+		case <-changed:
+		case <-ctx.Done():
+			t.Stop()
+			return fmt.Errorf("%d holds are left to end by themselves: %w", n, ctx.Err())
+		}
+		t.Stop()
+	}
 }

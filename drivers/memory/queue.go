@@ -79,7 +79,10 @@ func (q *queue) unpark(d *Driver) *waiter {
 // The methods below are called with Server.mu held.
 
 // enqueue lets l wait for the name that h holds.
-func (s *Server) enqueue(h, l *lease, now int64) *waiter {
+func (s *Server) enqueue(h, l *lease, sent, now int64) *waiter {
+	if s.options.KeepsAlive {
+		l.d.join(l, sent, now)
+	}
 	q := h.queue
 	if q == nil {
 		q = &queue{}
@@ -104,12 +107,14 @@ func (s *Server) leave(w *waiter) bool {
 	q := w.q
 	if i := slices.Index(q.parked, w); i >= 0 {
 		q.parked = slices.Delete(q.parked, i, i+1)
+		w.l.leaveSession()
 		return true
 	}
 	i := slices.Index(q.waiters, w)
 	if i < 0 {
 		return false
 	}
+	w.l.leaveSession()
 	if p := q.unpark(w.l.d); p != nil {
 		q.waiters[i] = p
 		return true
@@ -122,14 +127,14 @@ func (s *Server) leave(w *waiter) bool {
 	return true
 }
 
-// dismiss makes all waiters of d leave, with err as the answer.
-func (s *Server) dismiss(d *Driver, err error) {
+// dismiss makes the waiters whose lease is meant leave, with err as the answer.
+func (s *Server) dismiss(meant func(*lease) bool, err error) {
 	for _, h := range s.names {
 		if h.queue == nil {
 			continue
 		}
 		for _, w := range slices.Concat(h.queue.parked, h.queue.waiters) {
-			if w.l.d == d && s.leave(w) {
+			if meant(w.l) && s.leave(w) {
 				w.ready <- err
 			}
 		}

@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"context"
 	"sync"
 	"time"
 
@@ -32,75 +33,57 @@ func NewServer(o *Options) *Server {
 }
 
 // NewDriver returns a new client of s.
-func (s *Server) NewDriver() *Driver { return &Driver{server: s} }
-
-// now returns the time on the clock of s.
-func (s *Server) now() int64 { return int64(time.Since(s.start)) }
-
-// The methods below are called with mu held.
-
-// holder returns the hold of name, or nil. If the hold that was there is over, the next waiter has the name.
-func (s *Server) holder(name string, now int64) *lease {
-	h := s.names[name]
-	for h != nil && h.end() <= now {
-		s.next(h, over, now)
-		h = s.names[name]
-	}
-	return h
+func (s *Server) NewDriver() *Driver {
+	d := &Driver{server: s, changed: make(chan struct{}), sessions: map[time.Duration]*session{}}
+	d.life, d.end = context.WithCancel(context.Background())
+	return d
 }
 
-// grant gives l its name, which is free.
-func (s *Server) grant(l *lease, now int64) {
-	ttl := int64(l.r.TTL)
-	l.fate, l.since, l.ends = held, now, now+ttl
-	l.expires.Store(now + ttl)
-	s.names[l.r.Name] = l
+// Expire ends the hold of name, if there is one, and says nothing to the holder, which learns of it when it renews. With
+// Options.KeepsAlive, where nobody renews, it is told.
+func (s *Server) Expire(name string) {
+	s.mu.Lock()
+	now := s.now()
+	var losses []loss
+	if h := s.holder(name, now); h != nil {
+		losses = s.remove(h, now, h.session == nil)
+	}
+	s.mu.Unlock()
+	tell(losses)
 }
 
-// take confirms l with a block of n tokens.
-func (s *Server) take(l *lease, n int) {
-	l.confirmed = true
-	if l.tokens = n; n > 0 {
-		l.first = s.token + 1
-		s.token += uint64(n)
-	}
-}
-
-// next ends the hold h and gives its name to the next waiter.
-func (s *Server) next(h *lease, f fate, now int64) {
-	h.fate = f
-	q := h.queue
-	if h.queue = nil; q == nil {
-		delete(s.names, h.r.Name)
-		return
-	}
-	w := q.pop(s.options.Order)
-	s.grant(w.l, now)
-	if len(q.waiters) == 0 {
-		q.timer.Stop()
-	} else {
-		w.l.queue = q
-		s.watch(w.l, now)
-	}
-	w.ready <- nil
-}
-
-const minSweep = 64
-
-// sweep drops the holds that are over, of clients that never came back, each time the number of names has doubled.
-func (s *Server) sweep(now int64) {
-	if len(s.names) < s.sweepAt {
-		return
-	}
+// Flush does what Expire does to all names, as FLUSHALL on a Redis. Those that wait are granted the names. The count of tokens goes
+// on.
+func (s *Server) Flush() {
+	s.mu.Lock()
+	now := s.now()
+	var losses []loss
 	for _, h := range s.names {
-		if h.end() <= now {
-			s.next(h, over, now)
-		}
+		losses = append(losses, s.remove(h, now, h.session == nil)...)
 	}
-	s.sweepAt = max(minSweep, 2*len(s.names))
+	s.mu.Unlock()
+	tell(losses)
 }
 
+// forceUnlock ends the hold of name and tells the holder.
+func (s *Server) forceUnlock(name string) error {
+	s.mu.Lock()
+	now := s.now()
+	h := s.holder(name, now)
+	if h == nil {
+		s.mu.Unlock()
+		return driver.ErrNotHeld
+	}
+	losses := s.remove(h, now, false)
+	s.mu.Unlock()
+	tell(losses)
+	return nil
+}
+
+// status returns what is known of name.
 func (s *Server) status(name string) driver.Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	now := s.now()
 	h := s.holder(name, now)
 	if h == nil {
@@ -121,4 +104,88 @@ func (s *Server) status(name string) driver.Status {
 		st.Waiters, st.Queue = h.queue.status(s.options.Order)
 	}
 	return st
+}
+
+// now returns the time on the clock of s.
+func (s *Server) now() int64 { return int64(time.Since(s.start)) }
+
+// The methods below are called with mu held.
+
+// holder returns the hold of name, or nil. If the hold that was there is over, the next waiter has the name.
+func (s *Server) holder(name string, now int64) *lease {
+	h := s.names[name]
+	for h != nil && h.end() <= now {
+		s.next(h, over, now)
+		h = s.names[name]
+	}
+	return h
+}
+
+// grant gives l its name, which is free. The request was sent at sent.
+func (s *Server) grant(l *lease, sent, now int64) {
+	d, ttl := l.d, int64(l.r.TTL)
+	if s.options.KeepsAlive && l.session == nil {
+		d.join(l, sent, now)
+	}
+	l.fate, l.since, l.ends = held, now, now+ttl
+	l.expires.Store(sent + ttl)
+	if s.options.KeepsAlive && !l.r.Fixed {
+		l.ends = never
+		l.expires.Store(never)
+	}
+	s.names[l.r.Name] = l
+}
+
+// next ends the hold h and gives its name to the next waiter.
+func (s *Server) next(h *lease, f fate, now int64) {
+	h.fate = f
+	h.leaveSession()
+	q := h.queue
+	h.queue = nil
+	for q != nil && len(q.waiters) > 0 {
+		w := q.pop(s.options.Order)
+		if ss := w.l.session; ss != nil && ss.ends <= now {
+			w.l.leaveSession()
+			w.ready <- errAgain
+			continue
+		}
+		s.grant(w.l, now, now)
+		if len(q.waiters) == 0 {
+			q.timer.Stop()
+		} else {
+			w.l.queue = q
+			s.watch(w.l, now)
+		}
+		w.ready <- nil
+		return
+	}
+	if q != nil {
+		q.timer.Stop()
+	}
+	delete(s.names, h.r.Name)
+}
+
+// remove ends the hold h for somebody else, and returns the losses to tell of, if any.
+func (s *Server) remove(h *lease, now int64, silent bool) []loss {
+	s.next(h, over, now)
+	if silent || !h.lose() {
+		return nil
+	}
+	h.d.unheard = append(h.d.unheard, loss{h, driver.ErrRemoved})
+	return h.d.hear()
+}
+
+const minSweep = 64
+
+// sweep drops the holds that are over, of clients that never came back, each time the number of names has doubled.
+func (s *Server) sweep(now int64) {
+	if len(s.names) < s.sweepAt {
+		return
+	}
+	for _, h := range s.names {
+		if h.end() <= now {
+			s.next(h, over, now)
+		}
+	}
+	s.sweepAt = max(minSweep, 2*len(s.names))
 }

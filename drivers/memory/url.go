@@ -24,7 +24,7 @@ type sharedServer struct {
 
 func open(_ context.Context, c *driver.Config) (driver.Driver, error) {
 	u := c.URL
-	o := Options{NoTokens: !c.Fenced}
+	o := Options{NoTokens: !c.Fenced, KeepsAlive: u.Bool("keepalive", false)}
 	switch u.Choice("order", "fifo", "clients", "unordered") {
 	case "clients":
 		o.Order = FIFOByClient

@@ -1,0 +1,205 @@
+package memory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// Fault is how the requests of one driver misbehave, for tests of what a program does then. See [Driver.Inject].
+type Fault struct {
+	Kind  FaultKind
+	On    Requests      // those that it hits; 0 means all
+	Delay time.Duration // how late each of them is
+	Times int           // the fault is over when it has hit so many; 0 means not before Heal
+}
+
+// FaultKind is what a [Fault] does to a request.
+type FaultKind int
+
+const (
+	Slow       FaultKind = iota // nothing, but for Delay
+	CutOff                      // not carried out: it fails with driver.ErrUnavailable
+	Hang                        // no answer until Heal, which lets it through, or the end of its context
+	LoseAnswer                  // carried out, but it fails with driver.ErrUnknown
+)
+
+// Requests is a set of kinds of requests.
+type Requests uint8
+
+const (
+	Acquires Requests = 1 << iota // also the message that grants a name after a wait
+	Renewals                      // also those of a session; RenewAll is one
+	Releases
+	Queries // Inspect and ForceUnlock
+)
+
+// Cut puts the backend out of reach of d: every request fails with driver.ErrUnavailable, waiting Acquires do so at once, and
+// nothing is heard of the backend. So the leases of d run out, while the other drivers of the server get their names. It is
+// Inject(Fault{Kind: CutOff}).
+func (d *Driver) Cut() { d.Inject(Fault{Kind: CutOff}) }
+
+// Heal ends the fault. Requests that hang are let through, what failed requests left behind is ended, and d hears which of its
+// holds were removed meanwhile. When it returns, all of that is done but for the requests.
+func (d *Driver) Heal() { d.setFault(nil) }
+
+// Inject makes the requests of d misbehave until Heal, in place of the fault that there was. The fault is d's alone: the other
+// drivers of the server are not hit.
+func (d *Driver) Inject(f Fault) { d.setFault(&f) }
+
+func (d *Driver) setFault(f *Fault) {
+	s := d.server
+	s.mu.Lock()
+	d.fault = f
+	d.faulty.Store(f != nil)
+	close(d.changed)
+	d.changed = make(chan struct{})
+	if d.isCut() {
+		s.dismiss(func(l *lease) bool { return l.d == d }, errCut)
+	}
+	d.settle(s.now())
+	losses := d.hear()
+	s.mu.Unlock()
+	tell(losses)
+}
+
+var errCut = fmt.Errorf("%w: the driver is cut off", driver.ErrUnavailable)
+
+// unknown makes err, which may be nil, match driver.ErrUnknown.
+func unknown(err error) error {
+	if err == nil {
+		return driver.ErrUnknown
+	}
+	if errors.Is(err, driver.ErrUnknown) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", driver.ErrUnknown, err)
+}
+
+// request is the way of a request to the server. lost says that its answer is not going to arrive. After an error it was not
+// carried out.
+func (d *Driver) request(ctx context.Context, r Requests) (lost bool, err error) {
+	for d.faulty.Load() {
+		if d.life.Err() != nil {
+			return false, driver.ErrClosed
+		}
+		f, changed := d.meet(r)
+		if f.Delay > 0 || f.Kind == Hang {
+			again, err := d.pause(ctx, f, changed)
+			if err != nil {
+				return false, err
+			}
+			if again {
+				continue
+			}
+		}
+		if f.Kind == CutOff {
+			return false, errCut
+		}
+		return f.Kind == LoseAnswer, nil
+	}
+	return false, nil
+}
+
+// meet returns the fault that hits a request of kind r, or the zero Fault, and a channel that is closed by the next Inject or Heal.
+func (d *Driver) meet(r Requests) (Fault, <-chan struct{}) {
+	s := d.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !d.hits(r) {
+		return Fault{}, d.changed
+	}
+	f := *d.fault
+	if f.Times == 1 {
+		d.fault = nil
+		d.faulty.Store(false)
+		d.settle(s.now())
+	} else if f.Times > 1 {
+		d.fault.Times--
+	}
+	return f, d.changed
+}
+
+// pause makes a request wait, and reports whether the fault changed before the wait was over.
+func (d *Driver) pause(ctx context.Context, f Fault, changed <-chan struct{}) (again bool, err error) {
+	var late <-chan time.Time
+	if f.Kind != Hang {
+		t := time.NewTimer(f.Delay)
+		defer t.Stop()
+		late = t.C
+	}
+	select {
+	case <-late:
+		return false, nil
+	case <-changed:
+		return true, nil
+	case <-ctx.Done():
+		return false, unknown(ctx.Err()) // a client cannot know that it was not carried out
+	case <-d.life.Done():
+		return false, driver.ErrClosed
+	}
+}
+
+// The methods below are called with Server.mu held.
+
+// hits reports whether the fault, if there is one, hits requests of kind r.
+func (d *Driver) hits(r Requests) bool {
+	return d.fault != nil && (d.fault.On == 0 || d.fault.On&r != 0)
+}
+
+// isCut reports whether an Acquire cannot wait, because the connection that it would wait on is down.
+func (d *Driver) isCut() bool {
+	return d.hits(Acquires) && d.fault.Kind == CutOff && d.fault.Times == 0
+}
+
+// isDeaf reports whether no message of the server arrives.
+func (d *Driver) isDeaf() bool {
+	return d.fault != nil && d.fault.On == 0 && d.fault.Times == 0 && (d.fault.Kind == CutOff || d.fault.Kind == Hang)
+}
+
+// leaveBehind takes note that l, which is held, is to be ended at the server by settle. From now on nothing keeps it alive.
+func (d *Driver) leaveBehind(l *lease) {
+	if !l.behind {
+		l.behind = true
+		l.leaveSession()
+		d.behind = append(d.behind, l)
+	}
+}
+
+// settle ends what was left behind, if a request gets through, and forgets what is over anyway.
+func (d *Driver) settle(now int64) {
+	if len(d.behind) == 0 {
+		return
+	}
+	blocked := d.hits(Releases) && d.fault.Kind != Slow
+	d.behind = slices.DeleteFunc(d.behind, func(l *lease) bool {
+		switch {
+		case l.fate != held:
+			return true
+		case l.end() <= now:
+			d.server.next(l, over, now)
+			return true
+		case blocked:
+			return false
+		case l.released:
+			d.server.next(l, freed, now)
+		default:
+			d.server.next(l, over, now)
+		}
+		return true
+	})
+}
+
+// hear returns the losses that d is to be told of, if the server can reach it.
+func (d *Driver) hear() []loss {
+	if d.isDeaf() {
+		return nil
+	}
+	losses := slices.DeleteFunc(d.unheard, func(x loss) bool { return x.l.released })
+	d.unheard = nil
+	return losses
+}

@@ -1,0 +1,134 @@
+package memory
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// session carries the leases of one driver that have the same TTL, where Options.KeepsAlive is set. It begins with the first of them
+// and is kept alive until none is left.
+type session struct {
+	d       *Driver
+	ttl     int64
+	expires atomic.Int64 // for the driver, on the clock of the server; never after ends
+
+	// Guarded by Server.mu.
+	ends  int64 // at the server
+	users int   // leases that wait or are held
+	dead  bool
+	timer *time.Timer // the next keep-alive; at the latest when it expires
+}
+
+// EndSession ends the sessions of d at the server, as an administrator can do. The leases are lost with driver.ErrSessionEnded.
+// Without Options.KeepsAlive there are none, and nothing happens.
+func (d *Driver) EndSession() {
+	s := d.server
+	s.mu.Lock()
+	for _, ss := range d.sessions {
+		ss.ends = s.now()
+		d.unheard = append(d.unheard, ss.die()...)
+	}
+	losses := d.hear()
+	s.mu.Unlock()
+	tell(losses)
+}
+
+// keepAlive is what the timer calls.
+func (ss *session) keepAlive() {
+	d, s := ss.d, ss.d.server
+	s.mu.Lock()
+	if ss.dead {
+		s.mu.Unlock()
+		return
+	}
+	d.work.Add(1)
+	s.mu.Unlock()
+	defer d.work.Done()
+
+	sent := s.now()
+	ctx, cancel := context.WithTimeout(d.life, time.Duration(ss.expires.Load()-sent))
+	lost, err := d.request(ctx, Renewals)
+	cancel()
+	tell(ss.kept(sent, err == nil, lost))
+}
+
+// kept takes note of how a keep-alive ended, and returns the losses if the session has expired.
+func (ss *session) kept(sent int64, handled, lost bool) []loss {
+	s := ss.d.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ss.dead {
+		return nil
+	}
+	now := s.now()
+	if min(ss.expires.Load(), ss.ends) <= now {
+		return ss.die()
+	}
+	pause := ss.ttl / 6
+	if handled {
+		ss.ends = now + ss.ttl
+	}
+	if handled && !lost {
+		ss.expires.Store(sent + ss.ttl)
+		pause = ss.ttl / 3
+	}
+	ss.timer.Reset(time.Duration(min(pause, ss.expires.Load()-now)))
+	return nil
+}
+
+// The methods below are called with Server.mu held.
+
+// join makes a session carry l.
+func (d *Driver) join(l *lease, sent, now int64) {
+	ss := d.sessions[l.r.TTL]
+	if ss == nil || min(ss.expires.Load(), ss.ends) <= now {
+		ss = &session{d: d, ttl: int64(l.r.TTL), ends: now + int64(l.r.TTL)}
+		ss.expires.Store(sent + ss.ttl)
+		ss.timer = time.AfterFunc(time.Duration(ss.ttl/3), ss.keepAlive)
+		d.sessions[l.r.TTL] = ss
+	}
+	ss.users++
+	l.session = ss
+}
+
+// leaveSession takes l off its session, if it has one and did not leave it already.
+func (l *lease) leaveSession() {
+	ss := l.session
+	if ss == nil || l.leftSession {
+		return
+	}
+	l.leftSession = true
+	if ss.users--; ss.users == 0 {
+		ss.stop()
+	}
+}
+
+// stop ends the keep-alives. What the session still carries at the server ends with it.
+func (ss *session) stop() {
+	ss.dead = true
+	ss.timer.Stop()
+	if ttl := time.Duration(ss.ttl); ss.d.sessions[ttl] == ss {
+		delete(ss.d.sessions, ttl)
+	}
+}
+
+// die ends a session that expired, or was ended by the server, and returns the losses. What waits on it begins anew with another.
+func (ss *session) die() []loss {
+	d, s := ss.d, ss.d.server
+	ss.stop()
+	s.dismiss(func(l *lease) bool { return l.session == ss }, errAgain)
+	var losses []loss
+	for _, h := range s.names {
+		if h.session == ss {
+			if h.lose() {
+				losses = append(losses, loss{h, driver.ErrSessionEnded})
+			}
+			d.leaveBehind(h)
+		}
+	}
+	d.settle(s.now())
+	return losses
+}
