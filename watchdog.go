@@ -208,7 +208,7 @@ func (w *watchdog) renewed(h *hold, err error) {
 	switch {
 	case err == nil:
 		h.fault = nil
-		w.watch(h)
+		w.set(&w.renewals, &h.alarm, max(h.expires()-h.ttl*2/3, now+h.ttl/12))
 	case errors.Is(err, ErrNotHeld):
 		h.lose(lossFrom(err), true)
 	default:

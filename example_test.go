@@ -1,0 +1,96 @@
+package dsync_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	_ "github.com/go-dsync/dsync/drivers/memory"
+)
+
+func Example() {
+	ctx := context.Background()
+	client, err := dsync.Open(ctx, "memory://", nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer client.Close(ctx)
+
+	lease, err := client.Lock(ctx, "orders/42")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer lease.Unlock(ctx)
+	fmt.Println("locked", lease.Name())
+	// Output: locked orders/42
+}
+
+func ExampleDo() {
+	ctx := context.Background()
+	client, err := dsync.Open(ctx, "memory://", nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer client.Close(ctx)
+
+	err = dsync.Do(ctx, client, "orders/42", func(ctx context.Context) error {
+		// ctx ends when the lock is lost.
+		fmt.Println("nobody else is here")
+		return ctx.Err()
+	})
+	fmt.Println(err)
+	// Output:
+	// nobody else is here
+	// <nil>
+}
+
+func ExampleClient_TryLock() {
+	ctx := context.Background()
+	client, _ := dsync.Open(ctx, "memory://", nil)
+	defer client.Close(ctx)
+
+	first, _ := client.TryLock(ctx, "orders/42")
+	_, err := client.TryLock(ctx, "orders/42")
+	fmt.Println(errors.Is(err, dsync.ErrLocked), err)
+	_ = first.Unlock(ctx)
+	// Output: true dsync: lock "orders/42": locked by another owner
+}
+
+func ExampleClient_NewOwner() {
+	ctx := context.Background()
+	client, _ := dsync.Open(ctx, "memory://", nil)
+	defer client.Close(ctx)
+
+	owner := client.NewOwner()
+	outer, _ := owner.Lock(ctx, "orders/42")
+	inner, _ := owner.Lock(ctx, "orders/42") // re-enters: no wait, no request
+	fmt.Println(outer.Token() == inner.Token())
+	_ = inner.Unlock(ctx)
+
+	_, err := client.TryLock(ctx, "orders/42")
+	fmt.Println("after the first Unlock:", errors.Is(err, dsync.ErrLocked))
+	_ = outer.Unlock(ctx)
+
+	_, err = client.TryLock(ctx, "orders/42")
+	fmt.Println("after the second:", err)
+	// Output:
+	// true
+	// after the first Unlock: true
+	// after the second: <nil>
+}
+
+func ExampleExpireAfter() {
+	ctx := context.Background()
+	client, _ := dsync.Open(ctx, "memory://", nil)
+	defer client.Close(ctx)
+
+	lease, _ := client.Lock(ctx, "report", dsync.ExpireAfter(100*time.Millisecond))
+	<-lease.Done()
+	fmt.Println(errors.Is(lease.Err(), dsync.ErrLost), lease.Err())
+	// Output: true dsync: lease "report": lock lost: expired
+}
