@@ -1,0 +1,33 @@
+# The commands of the project. `make test` is the one that tells whether it works.
+
+GO ?= go
+# What the tests run on, and extra flags for them: make test PKG=./drivers/redisson TESTFLAGS='-run Cancel -v'
+PKG ?= ./...
+TESTFLAGS ?=
+# How often `make flaky` runs each test.
+COUNT ?= 20
+
+.PHONY: help test servers demo bench lint flaky
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+test: servers ## run all tests, on real servers, with the race detector
+	$(GO) test -race $(TESTFLAGS) $(PKG)
+
+servers: ## install the servers that the tests need, where they are missing
+	@internal/testenv/install.sh
+
+demo: ## two processes, one lock: needs nothing but Go
+	$(GO) run ./examples/coupon
+
+bench: servers ## run the benchmarks
+	$(GO) test -run '^$$' -bench . -benchmem $(TESTFLAGS) $(PKG)
+
+lint: ## check format and code
+	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "gofmt would change:"; echo "$$unformatted"; exit 1; }
+	$(GO) vet ./...
+	$(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2 ./...
+
+flaky: servers ## run all tests many times over, in random order
+	$(GO) test -race -shuffle=on -count=$(COUNT) -timeout=2h $(TESTFLAGS) $(PKG)

@@ -1,0 +1,247 @@
+package dsync_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"maps"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/go-dsync/dsync"
+
+// layout is who may import what, beside the standard library and the packages below its own directory. A package falls under the
+// entry with the longest directory that contains it. "./" stands for this module, "/..." for a package and all below it. Package
+// testing and those below it belong to the standard library only where they are named. Test files are free.
+var layout = []struct {
+	dir string
+	may []string
+}{
+	{".", []string{
+		"./driver",
+		"go.opentelemetry.io/otel",
+		"go.opentelemetry.io/otel/attribute",
+		"go.opentelemetry.io/otel/codes",
+		"go.opentelemetry.io/otel/metric/...",
+		"go.opentelemetry.io/otel/trace/...",
+	}},
+	{"driver", nil},
+	{"internal", []string{"./driver"}},
+	{"internal/testenv", []string{"testing"}},
+	{"conformance", []string{"./", "./driver", "testing/..."}},
+
+	// Each driver, with its client library.
+	{"drivers/memory", []string{"./driver"}},
+	{"drivers/migrate", []string{"./driver"}},
+	{"drivers/redisson", []string{"./driver", "./internal/...", "github.com/redis/rueidis/..."}},
+	{"drivers/redlock", []string{"./driver", "./internal/...", "github.com/redis/rueidis/..."}},
+	{"drivers/etcd", []string{"./driver", "./internal/...", "go.etcd.io/etcd/...", "google.golang.org/grpc/...", "go.uber.org/zap/..."}},
+	{"drivers/zk", []string{"./driver", "./internal/...", "github.com/go-zookeeper/zk"}},
+	{"drivers/pglock", []string{"./driver", "./internal/...", "github.com/jackc/pgx/v5/..."}},
+
+	{"cmd", []string{"./", "./driver", "./drivers/..."}},
+	{"examples", []string{"./", "./driver", "./drivers/...", "github.com/redis/rueidis/...", "go.etcd.io/etcd/...",
+		"github.com/go-zookeeper/zk", "github.com/jackc/pgx/v5/...", "go.opentelemetry.io/otel/..."}},
+}
+
+// rootModules are the modules with packages that a user of package dsync compiles.
+var rootModules = []string{
+	module,
+}
+
+// goPackage is what `go list` says about a package.
+type goPackage struct {
+	ImportPath string
+	Standard   bool
+	Module     *struct{ Path string }
+	Imports    []string
+	Deps       []string
+}
+
+func TestLayoutImports(t *testing.T) {
+	ours := goList(t, "./...")
+	for _, p := range ours {
+		may, ok := allowed(p.ImportPath)
+		if !ok {
+			t.Errorf("%s has no place in the table layout of layout_test.go: add its directory and what it may import there, "+
+				"in the case of a driver its client library", p.ImportPath)
+			continue
+		}
+		for _, path := range p.Imports {
+			if !may(path) {
+				t.Errorf("%s imports %s, which the table layout of layout_test.go does not allow", p.ImportPath, path)
+			}
+		}
+	}
+	if !slices.ContainsFunc(ours, func(p *goPackage) bool { return p.ImportPath == module+"/driver" }) {
+		t.Errorf("go list knows %d packages, want the driver package among them", len(ours))
+	}
+}
+
+// TestLayoutDependencies looks at what comes along indirectly.
+func TestLayoutDependencies(t *testing.T) {
+	modules := make(map[string]bool)
+	for _, p := range goList(t, "-deps", ".") {
+		if p.Module != nil {
+			modules[p.Module.Path] = true
+		}
+	}
+	if got, want := slices.Sorted(maps.Keys(modules)), slices.Sorted(slices.Values(rootModules)); !slices.Equal(got, want) {
+		t.Errorf("modules that a user of package dsync compiles: got %q, want %q: every one more needs a reason", got, want)
+	}
+	for _, p := range goList(t, "./...") {
+		dir, _ := relative(p.ImportPath)
+		switch top, _, _ := strings.Cut(dir, "/"); top {
+		case ".", "driver", "drivers", "cmd":
+			if slices.Contains(p.Deps, "testing") {
+				t.Errorf("%s depends on package testing", p.ImportPath)
+			}
+		}
+	}
+}
+
+func TestLayoutTable(t *testing.T) {
+	for _, test := range []struct {
+		from, to string
+		want     bool
+	}{
+		{".", "context", true},
+		{".", "testing", false},
+		{".", "testing/synctest", false},
+		{".", module + "/driver", true},
+		{".", module + "/drivers/memory", false},
+		{".", module + "/conformance", false},
+		{".", "go.opentelemetry.io/otel", true},
+		{".", "go.opentelemetry.io/otel/trace/noop", true},
+		{".", "go.opentelemetry.io/otel/sdk/trace", false},
+		{".", "go.opentelemetry.io/otel/metrics", false},
+		{"driver", "net/url", true},
+		{"driver", module, false},
+		{"drivers/redisson", module, false},
+		{"drivers/redisson", module + "/driver", true},
+		{"drivers/redisson", module + "/internal/keys", true},
+		{"drivers/redisson", module + "/internal/testenv", false},
+		{"drivers/redisson", module + "/drivers/redisson/script", true},
+		{"drivers/redisson/script", module + "/drivers/redisson", true},
+		{"drivers/redisson", module + "/drivers/memory", false},
+		{"drivers/redisson", "github.com/redis/rueidis", true},
+		{"drivers/redisson", "github.com/jackc/pgx/v5", false},
+		{"drivers/redisson", "go.opentelemetry.io/otel", false},
+		{"drivers/redisson", "testing", false},
+		{"drivers/memory", module + "/internal/keys", false},
+		{"conformance", module, true},
+		{"conformance", "testing", true},
+		{"conformance", module + "/drivers/memory", false},
+		{"conformance", module + "/internal/testenv", false},
+		{"internal/testenv", "testing", true},
+		{"internal/testenv", module + "/driver", false},
+		{"examples/coupon", module + "/drivers/memory", true},
+		{"examples/coupon", module + "/internal/testenv", false},
+	} {
+		may, ok := allowed(strings.TrimSuffix(module+"/"+test.from, "/."))
+		if !ok {
+			t.Errorf("%s has no place in the table", test.from)
+		} else if got := may(test.to); got != test.want {
+			t.Errorf("%s imports %s: got %t, want %t", test.from, test.to, got, test.want)
+		}
+	}
+	for _, dir := range []string{"drivers/unknown", "drivers", "unknown", "conformances"} {
+		if _, ok := allowed(module + "/" + dir); ok {
+			t.Errorf("%s has a place in the table, want none", dir)
+		}
+	}
+}
+
+// allowed returns what a package of this module may import.
+func allowed(path string) (may func(string) bool, ok bool) {
+	dir, _ := relative(path)
+	place := -1
+	for i, entry := range layout {
+		below := strings.HasPrefix(dir, entry.dir+"/") && entry.dir != "."
+		if (dir == entry.dir || below) && (place < 0 || len(entry.dir) > len(layout[place].dir)) {
+			place = i
+		}
+	}
+	if place < 0 {
+		return nil, false
+	}
+	entry := layout[place]
+	return func(target string) bool {
+		if target == module+"/internal/testenv" {
+			return false // it is for test files, which nothing here looks at
+		}
+		for _, pattern := range entry.may {
+			if matches(pattern, target) {
+				return true
+			}
+		}
+		if matches("testing/...", target) {
+			return false
+		}
+		if _, local := relative(target); local {
+			return entry.dir != "." && matches("./"+entry.dir+"/...", target)
+		}
+		domain, _, _ := strings.Cut(target, "/")
+		return !strings.Contains(domain, ".") // the standard library
+	}, true
+}
+
+// relative returns the directory of a package, "." for the root, and whether it belongs to this module.
+func relative(path string) (dir string, ok bool) {
+	if path == module {
+		return ".", true
+	}
+	return strings.CutPrefix(path, module+"/")
+}
+
+func matches(pattern, path string) bool {
+	if dir, ok := strings.CutPrefix(pattern, "./"); ok {
+		pattern = strings.TrimSuffix(module+"/"+dir, "/")
+	}
+	if tree, ok := strings.CutSuffix(pattern, "/..."); ok {
+		return path == tree || strings.HasPrefix(path, tree+"/")
+	}
+	return path == pattern
+}
+
+func goList(t *testing.T, args ...string) []*goPackage {
+	t.Helper()
+	watchSources(t)
+	out, err := exec.Command("go", append([]string{"list", "-json=ImportPath,Standard,Module,Imports,Deps"}, args...)...).Output()
+	if exit := new(exec.ExitError); errors.As(err, &exit) {
+		t.Fatalf("go list: %v\n%s", err, exit.Stderr)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	var packages []*goPackage
+	for in := json.NewDecoder(bytes.NewReader(out)); ; {
+		p := new(goPackage)
+		if err := in.Decode(p); err == io.EOF {
+			return packages
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		packages = append(packages, p)
+	}
+}
+
+// watchSources reads all directories of the module, so that `go test` does not answer from its cache when a file has changed
+// that only `go list` looks at.
+func watchSources(t *testing.T) {
+	t.Helper()
+	err := filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.IsDir() && path != "." && strings.HasPrefix(entry.Name(), ".") {
+			return fs.SkipDir
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
