@@ -97,7 +97,7 @@ func (d *closing) Close(ctx context.Context) error {
 }
 
 func TestCloseWithCallsInFlight(t *testing.T) {
-	for i := range 100 {
+	for i := range 20 {
 		s := memory.NewServer(&memory.Options{Order: orders[i%len(orders)]})
 		c, err := dsync.New(s.NewDriver(), nil)
 		if err != nil {
