@@ -1,0 +1,41 @@
+package conformance
+
+import (
+	"slices"
+	"testing"
+)
+
+// Check is one promise of drivers, or of package dsync on top of them, and how it is checked.
+//
+// A check is a function of an env, in the file of its group, and an entry in the table of that group; the tables are listed in
+// Checks. Its rules:
+//
+//   - It returns an error that says what it saw. The promise and the events around it are added by Run.
+//   - It never waits for a guess of how long something takes: progress is awaited through states (waits, until), that something must
+//     not happen is proved by the order of things that do happen, and times are compared in the direction that a slow machine cannot
+//     falsify. What hangs is ended by the env.
+//   - What only some drivers can do begins with env.claims, what only some harnesses can do ends by itself in env.need.
+//   - Each check has a mutant in mutants_<group>_test.go: a broken driver that this check catches, and none before it in the table.
+//     A check without one fails TestMutants. A new promise needs `go test ./conformance -run Spec -update`.
+type Check struct {
+	Name    string // group/name
+	Promise string // one sentence
+	run     func(*env) error
+}
+
+// Checks returns all checks, in the order in which Run runs them: those that others build on are first.
+func Checks() []Check {
+	return slices.Concat(
+		exclusionChecks,
+	)
+}
+
+// Run runs the check alone, and returns how its promise is broken. What the driver does not claim, and refuses, is not broken; if the
+// harness is not able to run the check, it skips t.
+func (c Check) Run(t *testing.T, h Harness) error {
+	r := c.result(t, h)
+	if r.missing != "" {
+		t.Skip(c.unverified(r))
+	}
+	return r.err
+}

@@ -1,0 +1,125 @@
+// Package conformance is the suite that tells whether a driver keeps the promises of package driver. It is for authors of drivers:
+//
+//	func TestConformance(t *testing.T) {
+//		conformance.Run(t, conformance.Harness{
+//			Backend: func(testing.TB) *conformance.Backend {
+//				return &conformance.Backend{New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
+//					return open(tb), nil
+//				}}
+//			},
+//		})
+//	}
+//
+// The promises are listed in SPEC.md, one for each check. What a driver can do is taken from its [driver.Info] and from the optional
+// interfaces that it implements, never from the harness: what it does not claim has to answer errors.ErrUnsupported, and that is
+// checked instead. What the harness cannot do, such as cutting a connection, is left out, and Run says so.
+package conformance
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// Harness is how the suite gets at a driver.
+type Harness struct {
+	// Backend returns the backend that one check runs on. The names of the locks are fresh in each check, so it may be the same
+	// backend every time. With FakeTime it is called in the bubble of the check, and what it returns belongs to that bubble.
+	Backend func(tb testing.TB) *Backend
+
+	// FakeTime runs each check in a bubble of testing/synctest, for drivers without a network: in no time, and with exact times.
+	FakeTime bool
+
+	// TTL is the shortest one with which a lease does not run out by accident on this backend and machine. The default is 1 s. It is
+	// raised to what Info allows. Checks that wait for the end of a lease use it; the others use a long one.
+	TTL time.Duration
+
+	mutate func(locker) locker // breaks owners, in tests of the suite
+}
+
+// Backend is one backend, and what can be done to it. Everything but New is optional. The functions fail tb when they cannot do what
+// they say, and return when it is done.
+type Backend struct {
+	// New returns an independent client of the backend: with connections and an identity of its own, as another process would have.
+	// The suite closes the driver; what was made for it besides, such as a client of a library, ends by tb.Cleanup. The Link is nil
+	// if the connections of the driver cannot be disturbed.
+	New func(tb testing.TB) (driver.Driver, *Link)
+
+	// Expire ends the hold of name, as if its TTL had passed, behind the back of its holder. It does nothing if there is none.
+	Expire func(tb testing.TB, name string)
+
+	// Freeze stops the server, with its connections open; Thaw lets it go on.
+	Freeze, Thaw func(tb testing.TB)
+
+	// Restart ends the server by force and starts it again.
+	Restart func(tb testing.TB)
+}
+
+// Link is the connection of one client to the backend, and how to disturb it. Functions that are nil are what it cannot do. Each
+// replaces what was in force before, and holds for requests and answers that come after it returned.
+type Link struct {
+	Cut         func()                // connections break and cannot be made
+	Hang        func()                // connections stay open, but nothing is answered
+	LoseAnswers func()                // requests are carried out, but their answers do not arrive and the connection breaks
+	Delay       func(d time.Duration) // answers come at least d late
+	Heal        func()                // back to normal; requests that hang may be carried out now
+}
+
+// Run checks all promises, one subtest each, and logs a summary. A check that fails says which promise is broken, what it saw, and
+// what its clients did.
+func Run(t *testing.T, h Harness) {
+	if h.Backend == nil {
+		t.Fatal("conformance: Harness.Backend is missing")
+	}
+	var s summary
+	for _, c := range Checks() {
+		t.Run(c.Name, func(t *testing.T) {
+			r := c.result(t, h)
+			s.add(c, r)
+			switch {
+			case r.err != nil:
+				t.Errorf("broken promise: %s\nseen: %v\nevents:\n%s", c.Promise, r.err, r.events)
+			case r.missing != "":
+				t.Skip(c.unverified(r))
+			case r.refused != "":
+				t.Logf("the driver does not claim %s, and says so", r.refused)
+			}
+		})
+	}
+	t.Log(s.String())
+}
+
+func (c Check) unverified(r result) string {
+	return fmt.Sprintf("not verified, because the harness has no %s: %s", r.missing, c.Promise)
+}
+
+// result runs the check, in a bubble if the harness wants that.
+func (c Check) result(t *testing.T, h Harness) result {
+	run := func(tb testing.TB) result {
+		e := newEnv(tb, h)
+		defer e.close()
+		return e.check(c.run)
+	}
+	if !h.FakeTime {
+		return run(t)
+	}
+	var r result
+	if err := inBubble(t, func(t *testing.T) { r = run(t) }); err != nil && r.err == nil {
+		r = result{err: err}
+	}
+	return r
+}
+
+// inBubble runs f in a bubble of testing/synctest. Goroutines that it leaves behind are an error, and not the end of the process.
+func inBubble(t *testing.T, f func(t *testing.T)) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = leftBehind(p)
+		}
+	}()
+	synctest.Test(t, f)
+	return nil
+}

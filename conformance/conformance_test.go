@@ -1,0 +1,71 @@
+package conformance
+
+import (
+	"flag"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+)
+
+var repeat = flag.Int("repeat", 10, "how often the suite is run on the good driver")
+
+// onMemory returns a harness of the memory driver in fake time. mutate breaks each of its drivers.
+func onMemory(o *memory.Options, mutate func(*memory.Driver) driver.Driver) Harness {
+	return Harness{FakeTime: true, Backend: func(testing.TB) *Backend {
+		s := memory.NewServer(o)
+		return &Backend{
+			New: func(testing.TB) (driver.Driver, *Link) {
+				d := s.NewDriver()
+				return mutate(d), memoryLink(d)
+			},
+			Expire: func(_ testing.TB, name string) { s.Expire(name) },
+		}
+	}}
+}
+
+func memoryLink(d *memory.Driver) *Link {
+	inject := func(k memory.FaultKind) func() { return func() { d.Inject(memory.Fault{Kind: k}) } }
+	return &Link{
+		Cut: d.Cut, Hang: inject(memory.Hang), LoseAnswers: inject(memory.LoseAnswer), Heal: d.Heal,
+		Delay: func(delay time.Duration) { d.Inject(memory.Fault{Delay: delay}) },
+	}
+}
+
+func good(d *memory.Driver) driver.Driver { return d }
+
+// kinds of backends that promise different things.
+var memoryBackends = []struct {
+	name string
+	memory.Options
+}{
+	{"fifo", memory.Options{}},
+	{"clients", memory.Options{Order: memory.FIFOByClient}},
+	{"unordered", memory.Options{Order: memory.Unordered}},
+	{"no tokens", memory.Options{NoTokens: true}},
+	{"sessions", memory.Options{KeepsAlive: true}},
+}
+
+func TestGoodDriverPasses(t *testing.T) {
+	for _, b := range memoryBackends {
+		t.Run(b.name, func(t *testing.T) {
+			for range *repeat {
+				for _, c := range Checks() {
+					r := c.result(t, onMemory(&b.Options, good))
+					if r.err != nil {
+						t.Errorf("%s: %v\n%s", c.Name, r.err, r.events)
+					}
+					if r.missing != "" && !needsProcesses(c) {
+						t.Errorf("%s is not verified, because the harness has no %s", c.Name, r.missing)
+					}
+				}
+				if t.Failed() {
+					break
+				}
+			}
+		})
+	}
+}
+
+func needsProcesses(Check) bool { return false }

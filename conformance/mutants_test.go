@@ -1,0 +1,163 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+)
+
+// A mutant is a broken driver, or a broken owner on top of a good driver, and the check that catches it.
+type mutant struct {
+	check  string // the first in the table to fail
+	breaks string // what is wrong with it
+	mutate func(*memory.Driver) driver.Driver
+	owner  func(locker) locker // in place of mutate
+	on     memory.Options      // the backend that it is made from
+}
+
+// mutants returns all mutants, those of one group after the other.
+func mutants() []mutant {
+	return slices.Concat(
+		exclusionMutants,
+	)
+}
+
+func TestMutants(t *testing.T) {
+	caught := map[string]bool{}
+	for _, m := range mutants() {
+		caught[m.check] = true
+		t.Run(fmt.Sprintf("%s, by %s", m.breaks, m.check), func(t *testing.T) {
+			first, r := firstToFail(t, m)
+			if first != m.check {
+				t.Fatalf("got caught by %q, want by %q; it said: %v\n%s", first, m.check, r.err, r.events)
+			}
+			t.Log(r.err)
+		})
+	}
+	for _, c := range Checks() {
+		if !caught[c.Name] {
+			t.Errorf("no mutant is caught by %s, so it is not known that it can fail", c.Name)
+		}
+	}
+}
+
+// firstToFail returns the name of the first check that a mutant fails, and how.
+func firstToFail(t *testing.T, m mutant) (string, result) {
+	if m.mutate == nil {
+		m.mutate = good
+	}
+	h := onMemory(&m.on, m.mutate)
+	h.mutate = m.owner
+	for _, c := range Checks() {
+		if r := c.result(t, h); r.err != nil {
+			return c.Name, r
+		}
+	}
+	return "", result{}
+}
+
+// broken is a memory driver of which some methods are replaced.
+type broken struct {
+	*memory.Driver
+	info    func(driver.Info) driver.Info
+	acquire func(ctx context.Context, r *driver.Request) (driver.Lease, error)
+	lease   func(l *brokenLease) // breaks a lease that was granted
+	close   func(ctx context.Context) error
+}
+
+func (d *broken) Info() driver.Info {
+	if d.info != nil {
+		return d.info(d.Driver.Info())
+	}
+	return d.Driver.Info()
+}
+
+func (d *broken) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	f := d.acquire
+	if f == nil {
+		f = d.Driver.Acquire
+	}
+	l, err := f(ctx, r)
+	if l == nil || d.lease == nil {
+		return l, err
+	}
+	b := &brokenLease{Lease: l, r: r}
+	d.lease(b)
+	return b, err
+}
+
+// RenewAll implements driver.BatchRenewer.
+func (d *broken) RenewAll(ctx context.Context, leases []driver.Lease, done func(int, error)) {
+	for i, l := range leases {
+		switch l := l.(type) {
+		case *brokenLease:
+			done(i, l.Renew(ctx, l.r.TTL))
+		default:
+			d.Driver.RenewAll(ctx, []driver.Lease{l}, func(_ int, err error) { done(i, err) })
+		}
+	}
+}
+
+func (d *broken) Close(ctx context.Context) error {
+	if d.close != nil {
+		return d.close(ctx)
+	}
+	return d.Driver.Close(ctx)
+}
+
+// brokenLease is a lease of which some methods are replaced.
+type brokenLease struct {
+	driver.Lease
+	r       *driver.Request
+	tokens  func() (uint64, int)
+	expires func() time.Time
+	renew   func(ctx context.Context, ttl time.Duration) error
+	release func(ctx context.Context) error
+}
+
+func (l *brokenLease) Tokens() (uint64, int) {
+	if l.tokens != nil {
+		return l.tokens()
+	}
+	return l.Lease.Tokens()
+}
+
+func (l *brokenLease) Expires() time.Time {
+	if l.expires != nil {
+		return l.expires()
+	}
+	return l.Lease.Expires()
+}
+
+func (l *brokenLease) Renew(ctx context.Context, ttl time.Duration) error {
+	if l.renew != nil {
+		return l.renew(ctx, ttl)
+	}
+	return l.Lease.Renew(ctx, ttl)
+}
+
+func (l *brokenLease) Release(ctx context.Context) error {
+	if l.release != nil {
+		return l.release(ctx)
+	}
+	return l.Lease.Release(ctx)
+}
+
+// breakLeases returns a mutation that breaks every lease of a driver.
+func breakLeases(f func(d *memory.Driver, l *brokenLease)) func(*memory.Driver) driver.Driver {
+	return func(d *memory.Driver) driver.Driver {
+		return &broken{Driver: d, lease: func(l *brokenLease) { f(d, l) }}
+	}
+}
+
+// breakAcquire returns a mutation that replaces Acquire.
+func breakAcquire(f func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error)) func(*memory.Driver) driver.Driver {
+	return func(d *memory.Driver) driver.Driver {
+		return &broken{Driver: d, acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) { return f(d, ctx, r) }}
+	}
+}

@@ -1,0 +1,250 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// tap stands in front of a driver, records what goes through, and changes nothing.
+type tap struct {
+	driver.Driver
+	env   *env
+	label string
+
+	mu       sync.Mutex
+	asked    int
+	requests []*tapped
+}
+
+// newTap returns a driver with the same optional interfaces as d, as package dsync finds them.
+func newTap(e *env, label string, d driver.Driver) (*tap, driver.Driver) {
+	t := &tap{Driver: d, env: e, label: label}
+	b, canBatch := d.(driver.BatchRenewer)
+	i, canInspect := d.(driver.Inspector)
+	f, canForce := d.(driver.ForceUnlocker)
+	batch := tapBatch{t, b}
+	switch {
+	case canBatch && canInspect && canForce:
+		return t, struct {
+			*tap
+			tapBatch
+			driver.Inspector
+			driver.ForceUnlocker
+		}{t, batch, i, f}
+	case canBatch && canInspect:
+		return t, struct {
+			*tap
+			tapBatch
+			driver.Inspector
+		}{t, batch, i}
+	case canBatch && canForce:
+		return t, struct {
+			*tap
+			tapBatch
+			driver.ForceUnlocker
+		}{t, batch, f}
+	case canInspect && canForce:
+		return t, struct {
+			*tap
+			driver.Inspector
+			driver.ForceUnlocker
+		}{t, i, f}
+	case canBatch:
+		return t, struct {
+			*tap
+			tapBatch
+		}{t, batch}
+	case canInspect:
+		return t, struct {
+			*tap
+			driver.Inspector
+		}{t, i}
+	case canForce:
+		return t, struct {
+			*tap
+			driver.ForceUnlocker
+		}{t, f}
+	}
+	return t, t
+}
+
+// Acquire implements driver.Driver.
+func (t *tap) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	q := *r
+	a := t.ask(&q)
+	l, err := t.Driver.Acquire(ctx, &q)
+	a.answered(l, err)
+	if l == nil {
+		return nil, err
+	}
+	tl := &tapLease{Lease: l, tapped: a}
+	if c, ok := l.(driver.ContentionReporter); ok {
+		return tapContended{tl, c}, err
+	}
+	return tl, err
+}
+
+// Close implements driver.Driver.
+func (t *tap) Close(ctx context.Context) error {
+	t.env.events.add(t.label, "close")
+	err := t.Driver.Close(ctx)
+	t.env.events.add(t.label, "close: %s", outcome(err))
+	return err
+}
+
+// tapped is a request that went through a tap, and stands between the driver and the Events of the request.
+type tapped struct {
+	driver.Events
+	tap  *tap
+	name string
+	n    int // of the request, at this tap
+
+	// Guarded by tap.mu.
+	waiting, lost int
+	done          bool
+}
+
+// ask takes note of a request, and puts itself before its Events.
+func (t *tap) ask(r *driver.Request) *tapped {
+	t.mu.Lock()
+	t.asked++
+	a := &tapped{Events: r.Events, tap: t, name: r.Name, n: t.asked}
+	t.requests = append(t.requests, a)
+	t.mu.Unlock()
+	r.Events = a
+	a.add("acquire %q, TTL %v%s%s", r.Name, r.TTL, word(r.Fixed, ", fixed"), word(r.NoWait, ", no wait"))
+	return a
+}
+
+func word(is bool, w string) string {
+	if is {
+		return w
+	}
+	return ""
+}
+
+func (a *tapped) add(format string, args ...any) {
+	a.tap.env.events.add(fmt.Sprintf("%s.%d", a.tap.label, a.n), format, args...)
+}
+
+func (a *tapped) answered(l driver.Lease, err error) {
+	a.tap.mu.Lock()
+	a.done = true
+	a.tap.mu.Unlock()
+	if l == nil {
+		a.add("acquire: %s", outcome(err))
+		return
+	}
+	first, n := l.Tokens()
+	a.add("acquire: granted until %s, %d tokens from %d%s", a.tap.env.events.at(l.Expires()), n, first, word(err != nil, ", and "+outcome(err)))
+}
+
+// Waiting implements driver.Events.
+func (a *tapped) Waiting() {
+	a.tap.mu.Lock()
+	a.waiting++
+	a.tap.mu.Unlock()
+	a.add("waits")
+	a.Events.Waiting()
+}
+
+// Lost implements driver.Events.
+func (a *tapped) Lost(cause error) {
+	a.tap.mu.Lock()
+	a.lost++
+	a.tap.mu.Unlock()
+	a.add("lost: %v", cause)
+	a.Events.Lost(cause)
+}
+
+// waits counts the requests for name that are waiting.
+func (t *tap) waits(name string) int {
+	return t.count(func(a *tapped) bool { return a.name == name && a.waiting > 0 && !a.done })
+}
+
+// count counts the requests that are meant.
+func (t *tap) count(meant func(*tapped) bool) (n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, a := range t.requests {
+		if meant(a) {
+			n++
+		}
+	}
+	return n
+}
+
+// tapLease is a lease that was granted through a tap.
+type tapLease struct {
+	driver.Lease
+	*tapped
+}
+
+// Tokens implements driver.Lease.
+func (l *tapLease) Tokens() (uint64, int) { return l.Lease.Tokens() }
+
+// Renew implements driver.Lease.
+func (l *tapLease) Renew(ctx context.Context, ttl time.Duration) error {
+	l.add("renew for %v", ttl)
+	err := l.Lease.Renew(ctx, ttl)
+	l.renewed(err)
+	return err
+}
+
+func (l *tapLease) renewed(err error) {
+	l.add("renew: %s, until %s", outcome(err), l.tap.env.events.at(l.Expires()))
+}
+
+// Release implements driver.Lease.
+func (l *tapLease) Release(ctx context.Context) error {
+	l.add("release")
+	err := l.Lease.Release(ctx)
+	l.add("release: %s", outcome(err))
+	return err
+}
+
+type tapContended struct {
+	*tapLease
+	driver.ContentionReporter
+}
+
+// tapBatch is the RenewAll of a tap.
+type tapBatch struct {
+	tap   *tap
+	inner driver.BatchRenewer
+}
+
+// RenewAll implements driver.BatchRenewer.
+func (b tapBatch) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
+	taps, inner := make([]*tapLease, len(leases)), make([]driver.Lease, len(leases))
+	for i, l := range leases {
+		taps[i] = untap(l)
+		inner[i] = taps[i].Lease
+	}
+	b.tap.env.events.add(b.tap.label, "renew %d leases", len(leases))
+	b.inner.RenewAll(ctx, inner, func(i int, err error) {
+		if i >= 0 && i < len(taps) {
+			taps[i].renewed(err)
+		}
+		done(i, err)
+	})
+}
+
+func untap(l driver.Lease) *tapLease {
+	if c, ok := l.(tapContended); ok {
+		return c.tapLease
+	}
+	return l.(*tapLease)
+}
+
+// outcome is an error in the words of the events.
+func outcome(err error) string {
+	if err == nil {
+		return "ok"
+	}
+	return err.Error()
+}
