@@ -1,0 +1,177 @@
+package redisson
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// backstop is the longest wait without asking again, for messages that are lost; it is spread over a quarter of itself.
+const backstop = 5 * time.Second
+
+// Acquire implements driver.Driver.
+func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := d.enter(); err != nil {
+		return nil, err
+	}
+	l, err := d.acquire(ctx, r)
+	if err == nil && d.keep(l) {
+		return l, nil
+	}
+	defer d.leave()
+	if err == nil { // granted while Close began
+		err = driver.ErrClosed
+		if releaseErr := l.Release(ctx); errors.Is(releaseErr, driver.ErrUnknown) {
+			err = fmt.Errorf("%w: %w", err, releaseErr)
+		}
+	}
+	return nil, err
+}
+
+func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error) {
+	if err := d.checkServer(ctx); err != nil {
+		return nil, err
+	}
+	if d.cluster {
+		if err := checkClusterName(r.Name); err != nil {
+			return nil, err
+		}
+	}
+	// Where callers of this process already wait for the name, its messages are listened to: listen before the first try, then that
+	// needs no second one.
+	t := d.topics.joinActive(r.Name)
+	l, left, err := d.try(ctx, r)
+	if l != nil || err != nil || r.NoWait {
+		if t != nil {
+			t.leave(l == nil)
+		}
+		if l == nil && err == nil {
+			err = driver.ErrLocked
+		}
+		return l, err
+	}
+	return d.wait(ctx, r, t, left)
+}
+
+// wait asks again whenever the lock may have become free. Whatever woke a caller that then could not ask is passed on to another
+// one of this process.
+func (d *Driver) wait(ctx context.Context, r *driver.Request, t *topic, left time.Duration) (*lease, error) {
+	r.Events.Waiting()
+	if t == nil {
+		t = d.topics.join(r.Name)
+	}
+	timer := time.NewTimer(pause(left))
+	defer timer.Stop()
+	for {
+		select {
+		case <-t.wake:
+		case <-timer.C:
+		case <-ctx.Done():
+			t.leave(false)
+			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+		case <-d.closing:
+			t.leave(false)
+			return nil, driver.ErrClosed
+		}
+		if ctx.Err() != nil {
+			t.leave(true)
+			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+		}
+		l, left, err := d.try(ctx, r)
+		if l != nil || err != nil {
+			t.leave(l == nil)
+			return l, err
+		}
+		timer.Reset(pause(left))
+	}
+}
+
+// pause is how long to wait for a message: until the lock expires if nobody renews it, but not for ever.
+func pause(left time.Duration) time.Duration {
+	limit := backstop - time.Duration(rand.Int64N(int64(backstop/4)))
+	if left < 0 || left > limit {
+		return limit
+	}
+	return left + time.Millisecond // the key is there for all of its last millisecond
+}
+
+// try asks once. Without an error and a lease the lock is taken, for the time that is returned unless its holder renews it; that is
+// negative if it does not expire. What an unclear answer may have left behind is cleaned up.
+func (d *Driver) try(ctx context.Context, r *driver.Request) (*lease, time.Duration, error) {
+	n, token := 1, d.tokenKey(r.Name)
+	if token != "" {
+		n = min(max(r.Events.Tokens(), 1), maxTokens)
+	}
+	s := d.stamp()
+	result, acks := d.evalAcquire(ctx, &s, r, token, n)
+	first, n, err := readGrant(result)
+	switch {
+	case err != nil:
+		err, doubt := fault(ctx, r.Name, err)
+		if doubt {
+			d.ghosts.add(ghost{name: r.Name, hold: r.Hold, sent: s, until: s.at + int64(r.TTL+late)})
+		}
+		return nil, 0, err
+	case first == takenForEver:
+		return nil, -1, nil
+	case first < 0:
+		return nil, time.Duration(-1-first) * time.Millisecond, nil
+	}
+	if token == "" {
+		first, n = 0, 0
+	}
+	l := d.newLease(r, s.at, uint64(first), n)
+	if acks < d.options.WaitReplicas {
+		return nil, 0, d.undo(ctx, l, acks)
+	}
+	return l, 0, nil
+}
+
+func (d *Driver) evalAcquire(ctx context.Context, s *stamp, r *driver.Request, token string, n int) (rueidis.RedisResult, int) {
+	ttl := d.milliseconds(r.TTL)
+	if token == "" {
+		return d.evalReplicated(ctx, s, acquireScript, []string{r.Name}, []string{ttl, r.Hold})
+	}
+	keep := ""
+	if d.options.Fence == FenceOwn {
+		keep = fenceTTLText
+	}
+	return d.evalReplicated(ctx, s, acquireScript, []string{r.Name, token}, []string{ttl, r.Hold, strconv.Itoa(n), keep})
+}
+
+var fenceTTLText = strconv.FormatInt(fenceTTL.Milliseconds(), 10)
+
+// takenForEver is the answer of the acquire script for a lock that does not expire.
+const takenForEver = 0
+
+var errAnswer = errors.New("the server's answer makes no sense")
+
+// readGrant takes the answer of the acquire script apart.
+func readGrant(result rueidis.RedisResult) (first int64, n int, err error) {
+	message, err := result.ToMessage()
+	if err != nil {
+		return 0, 0, err
+	}
+	if !message.IsArray() {
+		first, err = message.ToInt64()
+		return first, 1, err
+	}
+	block, err := message.AsIntSlice()
+	if err != nil {
+		return 0, 0, err
+	}
+	if len(block) != 2 || block[0] < 1 || block[1] < 1 || block[1] > maxTokens {
+		return 0, 0, errAnswer
+	}
+	return block[0], int(block[1]), nil
+}

@@ -1,0 +1,54 @@
+package redisson
+
+import (
+	"context"
+
+	"github.com/redis/rueidis"
+)
+
+// call is one run of a script.
+type call struct{ keys, args []string }
+
+// evalAll runs a script many times in one request, each time with its own outcome. Where replicas have to confirm, it returns how
+// many did.
+func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, sc *script, calls []call, replicas int) ([]rueidis.RedisResult, int) {
+	b := client.B()
+	cmds := make([]rueidis.Completed, 0, len(calls)+1)
+	for _, c := range calls {
+		cmds = append(cmds, b.Evalsha().Sha1(sc.sha).Numkeys(int64(len(c.keys))).Key(c.keys...).Arg(c.args...).Build())
+	}
+	results, acks := d.sendAll(ctx, client, cmds, replicas)
+	var unknown []int
+	var again []rueidis.Completed
+	for i, result := range results {
+		if isNoScript(result.Error()) {
+			c := calls[i]
+			unknown = append(unknown, i)
+			again = append(again, b.Eval().Script(sc.text).Numkeys(int64(len(c.keys))).Key(c.keys...).Arg(c.args...).Build())
+		}
+	}
+	if len(unknown) == 0 {
+		return results, acks
+	}
+	rest, acks := d.sendAll(ctx, client, again, replicas)
+	for i, result := range rest {
+		results[unknown[i]] = result
+	}
+	return results, acks
+}
+
+// sendAll sends the requests, and behind them WAIT, which counts what its own connection wrote: the library sends all of it over one.
+func (d *Driver) sendAll(ctx context.Context, client rueidis.Client, cmds []rueidis.Completed, replicas int) ([]rueidis.RedisResult, int) {
+	if replicas == 0 {
+		return d.doMulti(ctx, client, cmds), 0
+	}
+	limit := d.options.WaitLimit.Milliseconds()
+	cmds = append(cmds, client.B().Wait().Numreplicas(int64(replicas)).Timeout(max(limit, 1)).Build())
+	results := d.doMulti(ctx, client, cmds)
+	last := len(cmds) - 1
+	acks, err := results[last].ToInt64()
+	if err != nil {
+		acks = 0
+	}
+	return results[:last], int(acks)
+}

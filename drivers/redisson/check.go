@@ -1,0 +1,190 @@
+package redisson
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// Lowest version of Redis. Valkey began at 7.2.
+const minMajor, minMinor = 6, 2
+
+// lookFor is how long one node of several may take to tell about itself.
+const lookFor = time.Second
+
+// server is what the driver found out about the server, once.
+type server struct {
+	known  atomic.Bool
+	pubSub PubSub   // never Auto
+	words  []string // the commands that wake waiters
+
+	mu      sync.Mutex
+	looking chan struct{} // closed when the one that looks is done; nil if nobody does
+}
+
+// checkServer finds out, before anything else is asked, whether the server is one that locks can be kept on.
+func (d *Driver) checkServer(ctx context.Context) error {
+	c := &d.checked
+	for !c.known.Load() {
+		c.mu.Lock()
+		looking := c.looking
+		if looking == nil {
+			c.looking = make(chan struct{})
+		}
+		c.mu.Unlock()
+		if looking == nil {
+			return d.look(ctx)
+		}
+		select {
+		case <-looking:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+func (d *Driver) look(ctx context.Context) error {
+	c := &d.checked
+	err := d.lookAtAll(ctx)
+	if err == nil && !c.known.Load() {
+		c.pubSub, err = d.choosePubSub(ctx)
+	}
+	if err == nil && !c.known.Load() {
+		switch c.pubSub {
+		case PubSubPlain:
+			c.words = []string{"PUBLISH"}
+		case PubSubSharded:
+			c.words = []string{"SPUBLISH"}
+		case PubSubBoth:
+			c.words = []string{"SPUBLISH", "PUBLISH"}
+		}
+		c.known.Store(true)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	close(c.looking)
+	c.looking = nil
+	return err
+}
+
+// lookAtAll looks at every node that can be reached, and fails if none can.
+func (d *Driver) lookAtAll(ctx context.Context) error {
+	if !d.cluster {
+		return d.lookAt(ctx, d.client)
+	}
+	reached := false
+	last := fmt.Errorf("%w: the cluster has no node", driver.ErrUnavailable)
+	for address, node := range d.client.Nodes() {
+		nodeCtx, cancel := context.WithTimeout(ctx, lookFor)
+		err := d.lookAt(nodeCtx, node)
+		cancel()
+		switch {
+		case err == nil:
+			reached = true
+		case ctx.Err() != nil:
+			return err
+		case errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrUnknown):
+			last = err
+		default:
+			return fmt.Errorf("node %s: %w", address, err)
+		}
+	}
+	if reached {
+		return nil
+	}
+	return last
+}
+
+// lookAt checks one node. What it is not permitted to ask it takes for granted.
+func (d *Driver) lookAt(ctx context.Context, node rueidis.Client) error {
+	b := node.B()
+	results := d.doMulti(ctx, node, []rueidis.Completed{b.Arbitrary("HELLO").Build(), b.Info().Section("memory").Build()})
+	for _, result := range results {
+		if err := result.Error(); err != nil {
+			if err, _ := fault(ctx, "", err); errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrUnknown) || isLogin(err) {
+				return err
+			}
+		}
+	}
+	if hello, err := results[0].AsMap(); err == nil {
+		if err := d.checkHello(field(hello, "version"), field(hello, "mode"), field(hello, "role")); err != nil {
+			return err
+		}
+	}
+	if info, err := results[1].ToString(); err == nil {
+		return d.checkEviction(info)
+	}
+	return nil
+}
+
+func field(m map[string]rueidis.RedisMessage, name string) string {
+	message := m[name]
+	s, _ := message.ToString()
+	return s
+}
+
+// isLogin reports whether the user is unknown to the server, rather than short of a permission.
+func isLogin(err error) bool {
+	return errors.Is(err, fs.ErrPermission) && !strings.Contains(err.Error(), "NOPERM")
+}
+
+func (d *Driver) checkHello(version, mode, role string) error {
+	major, rest, _ := strings.Cut(version, ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	x, err1 := strconv.Atoi(major)
+	y, err2 := strconv.Atoi(minor)
+	switch {
+	case err1 == nil && err2 == nil && (x < minMajor || x == minMajor && y < minMinor):
+		return fmt.Errorf("the server is Redis %s, and %d.%d is the oldest that will do: %w", version, minMajor, minMinor, errors.ErrUnsupported)
+	case mode == "cluster" && !d.cluster:
+		return errors.New("the server is a node of a cluster, and the client is not one for clusters (mode=cluster)")
+	case role == "replica" && !d.cluster:
+		return fmt.Errorf("%w: the server is a replica, which takes no locks", driver.ErrUnavailable)
+	}
+	return nil
+}
+
+// checkEviction reads the memory section of INFO.
+func (d *Driver) checkEviction(info string) error {
+	_, policy, found := strings.Cut(info, "maxmemory_policy:")
+	policy, _, _ = strings.Cut(policy, "\r\n")
+	if !found || policy == "noeviction" || d.options.AllowEviction {
+		return nil
+	}
+	return fmt.Errorf("the server may evict locks that are held (its maxmemory-policy is %s, not noeviction); evict=allow, or Options.AllowEviction, accepts that", policy)
+}
+
+// choosePubSub does as Redisson does.
+func (d *Driver) choosePubSub(ctx context.Context) (PubSub, error) {
+	mode := d.options.PubSub
+	if mode == PubSubPlain || mode == PubSubAuto && !d.cluster {
+		return PubSubPlain, nil
+	}
+	probe := d.client.B().Arbitrary("PUBSUB", "SHARDNUMSUB", shardedProbe).Build()
+	err := d.doMulti(ctx, d.client, []rueidis.Completed{probe})[0].Error()
+	if _, refused := rueidis.IsRedisErr(err); refused {
+		if mode == PubSubAuto {
+			return PubSubPlain, nil
+		}
+		return "", fmt.Errorf("pubsub=%s: the server has no sharded channels, which came with Redis 7: %w", mode, err)
+	}
+	if err != nil {
+		err, _ = fault(ctx, "", err)
+		return "", err
+	}
+	if mode == PubSubAuto {
+		return PubSubSharded, nil
+	}
+	return mode, nil
+}

@@ -1,0 +1,204 @@
+package redisson
+
+import (
+	"cmp"
+	"container/heap"
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/redis/rueidis"
+)
+
+const (
+	maxGhosts  = 10_000 // beyond that the one that ends soonest is left to its TTL
+	maxBatch   = 100    // requests at once
+	cleanFor   = 2 * time.Second
+	firstClean = 50 * time.Millisecond
+	lastClean  = 5 * time.Second
+	outOfReach = time.Minute // how long after its end a ghost is remembered while the server does not answer
+)
+
+// ghost is a hold that may be left on the server, or come to be there, and that nobody wants.
+type ghost struct {
+	name, hold string
+	until      int64  // when it is over by itself
+	sent       stamp  // of the request that may have made it
+	lease      *lease // of a hold that was granted: if that is not found, it is gone for good
+
+	next int64 // when to ask
+	wait time.Duration
+}
+
+// cleaner releases ghosts, in one goroutine that lives as long as there are any.
+//
+// That a hold is absent means nothing yet if the request that makes it can still arrive. Then it is asked again, ever more seldom,
+// until the hold is found, or would be over.
+type cleaner struct {
+	driver *Driver
+	wake   chan struct{}
+
+	mu      sync.Mutex
+	ghosts  ghostHeap
+	working int           // taken out of ghosts for now
+	running bool          // the goroutine
+	none    chan struct{} // closed when there are no more, once Close waits for that
+}
+
+func newCleaner(d *Driver) *cleaner { return &cleaner{driver: d, wake: make(chan struct{}, 1)} }
+
+// add has a ghost released, beginning now.
+func (c *cleaner) add(g ghost) {
+	g.next, g.wait = c.driver.now(), firstClean
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.push(g)
+	if !c.running {
+		c.running = c.driver.spawn(c.run)
+	}
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (c *cleaner) push(g ghost) {
+	if len(c.ghosts) >= maxGhosts {
+		soonest := slices.MinFunc(c.ghosts, func(a, b *ghost) int { return cmp.Compare(a.until, b.until) })
+		heap.Remove(&c.ghosts, slices.Index(c.ghosts, soonest))
+	}
+	heap.Push(&c.ghosts, &g)
+}
+
+// run ends when there is nothing left to release, or with the driver.
+func (c *cleaner) run() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		due, wait, end := c.due()
+		if end {
+			return
+		}
+		if len(due) > 0 {
+			c.release(due)
+			continue
+		}
+		timer.Reset(wait)
+		select {
+		case <-c.wake:
+		case <-timer.C:
+		case <-c.driver.life.Done():
+			return
+		}
+	}
+}
+
+// due takes the ghosts out that are to be asked for now, or tells how long there is none.
+func (c *cleaner) due() (due []*ghost, wait time.Duration, end bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.driver.now()
+	for len(c.ghosts) > 0 && len(due) < maxBatch && c.ghosts[0].next <= now {
+		due = append(due, heap.Pop(&c.ghosts).(*ghost))
+	}
+	c.working = len(due)
+	if len(due) > 0 {
+		return due, 0, false
+	}
+	if len(c.ghosts) > 0 {
+		return nil, time.Duration(c.ghosts[0].next - now), false
+	}
+	c.running = false
+	if c.none != nil {
+		close(c.none)
+		c.none = nil
+	}
+	return nil, 0, true
+}
+
+// release asks once for each ghost, and puts those back that may still come.
+func (c *cleaner) release(ghosts []*ghost) {
+	d := c.driver
+	ctx, cancel := context.WithTimeout(d.life, cleanFor)
+	defer cancel()
+	s := d.stamp()
+	calls := make([]call, len(ghosts))
+	for i, g := range ghosts {
+		calls[i] = d.releaseCall(g.name, g.hold)
+	}
+	results, _ := d.evalAll(ctx, d.client, releaseScript, calls, 0)
+	answered := d.stamp()
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.working = 0
+	for i, g := range ghosts {
+		if g.settled(results[i], s, answered) {
+			continue
+		}
+		g.next = answered.at + int64(g.wait)
+		g.wait = min(2*g.wait, lastClean)
+		c.push(*g)
+	}
+}
+
+// settled takes the answer to a request that was stamped t, and reports whether the ghost is gone for good.
+func (g *ghost) settled(result rueidis.RedisResult, t, answered stamp) bool {
+	told, err := result.ToInt64()
+	switch {
+	case err != nil && g.lease != nil:
+		return answered.at > g.until
+	case err != nil:
+		return answered.at > g.until+int64(outOfReach)
+	case g.lease != nil:
+		g.lease.cleaned(told)
+		return true
+	}
+	return told >= 0 || g.sent.before(t, answered) || answered.at > g.until
+}
+
+// finish returns when there are no more ghosts, or ctx is done.
+func (c *cleaner) finish(ctx context.Context) (left int) {
+	c.mu.Lock()
+	left = len(c.ghosts) + c.working
+	if left == 0 {
+		c.mu.Unlock()
+		return 0
+	}
+	none := make(chan struct{})
+	c.none = none
+	now := c.driver.now()
+	for _, g := range c.ghosts { // those with a long pause before them
+		g.next, g.wait = min(g.next, now), firstClean
+	}
+	heap.Init(&c.ghosts)
+	c.mu.Unlock()
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+	select {
+	case <-none:
+		return 0
+	case <-ctx.Done():
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.ghosts) + c.working
+}
+
+// ghostHeap has the ghost first that is to be asked for first.
+type ghostHeap []*ghost
+
+func (h ghostHeap) Len() int           { return len(h) }
+func (h ghostHeap) Less(i, j int) bool { return h[i].next < h[j].next }
+func (h ghostHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *ghostHeap) Push(g any)        { *h = append(*h, g.(*ghost)) }
+func (h *ghostHeap) Pop() any {
+	old := *h
+	g := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	return g
+}

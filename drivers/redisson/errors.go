@@ -1,0 +1,85 @@
+package redisson
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"strings"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// ErrNotReplicated: too few replicas confirmed a grant or a renewal in time (Options.WaitReplicas). A grant was undone. It matches
+// driver.ErrUnavailable too.
+var ErrNotReplicated = fmt.Errorf("not enough replicas: %w", driver.ErrUnavailable)
+
+// unavailableCodes begin the errors with which a server refuses a command for now, before it did anything.
+var unavailableCodes = []string{
+	"READONLY", "LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY", "OOM", "MISCONF", "NOREPLICAS", "MOVED", "ASK",
+	"ERR max number of clients reached",
+}
+
+var permissionCodes = []string{"NOPERM", "NOAUTH", "WRONGPASS"}
+
+// fault makes the error of a call out of the error of a request about name. Doubt says that the request may have been carried out,
+// or may yet be.
+func fault(ctx context.Context, name string, err error) (_ error, doubt bool) {
+	if answer, ok := rueidis.IsRedisErr(err); ok {
+		return refusal(name, answer)
+	}
+	kind, doubt := driver.ErrUnknown, true
+	if neverSent(err) {
+		kind, doubt = driver.ErrUnavailable, false
+	}
+	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
+		return fmt.Errorf("%w: %w (%w)", kind, err, ended), doubt
+	}
+	return fmt.Errorf("%w: %w", kind, err), doubt
+}
+
+// neverSent reports whether a request failed before there was a connection to send it over.
+func neverSent(err error) bool {
+	var dial *net.OpError
+	return errors.As(err, new(dialError)) || errors.As(err, &dial) && dial.Op == "dial" ||
+		errors.Is(err, rueidis.ErrNoSlot) || errors.Is(err, rueidis.ErrNoAddr)
+}
+
+// refusal is fault for what a server answered.
+func refusal(name string, answer *rueidis.RedisError) (_ error, doubt bool) {
+	text := answer.Error()
+	switch {
+	case hasCode(text, unavailableCodes...):
+		return fmt.Errorf("%w: %w", driver.ErrUnavailable, answer), false
+	case hasCode(text, permissionCodes...):
+		return fmt.Errorf("%w: %w", fs.ErrPermission, answer), true // a script may have been stopped half-way
+	case hasCode(text, "WRONGTYPE"):
+		return fmt.Errorf("key %q, or one that belongs to it, is in use for something else: %w", name, answer), false
+	}
+	return answer, true
+}
+
+// hasCode reports whether an error of a server carries one of the codes. Before Redis 7 those that a script ran into follow after
+// a description of the place.
+func hasCode(text string, codes ...string) bool {
+	inScript := strings.HasPrefix(text, "ERR Error running script")
+	for _, code := range codes {
+		if strings.HasPrefix(text, code) || inScript && (strings.Contains(text, " "+code+" ") || strings.Contains(text, "-"+code+" ")) {
+			return true
+		}
+	}
+	return false
+}
+
+func isNoScript(err error) bool {
+	answer, ok := rueidis.IsRedisErr(err)
+	return ok && answer.IsNoScript()
+}
+
+func isReadOnly(err error) bool {
+	answer, ok := rueidis.IsRedisErr(err)
+	return ok && hasCode(answer.Error(), "READONLY")
+}

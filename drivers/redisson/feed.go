@@ -1,0 +1,265 @@
+package redisson
+
+import (
+	"context"
+	"time"
+
+	"github.com/redis/rueidis"
+)
+
+// Pauses between attempts to connect for subscriptions, and to place one that its node refused.
+const (
+	firstConnect = 50 * time.Millisecond
+	lastConnect  = 2 * time.Second
+	placeAgain   = 300 * time.Millisecond
+)
+
+// feedKey names a feed: by the address of its node for sharded channels in a cluster, else there is one for each kind.
+type feedKey struct {
+	node    string
+	sharded bool
+}
+
+// feed is a connection that carries subscriptions of one kind. While it is down it connects again and again, and subscribes to all
+// of its channels anew, after which each of them has a waiter ask: messages may have been missed.
+type feed struct {
+	listener *listener
+	key      feedKey
+	kick     chan struct{} // holds a value when there is something in todo
+
+	// Guarded by listener.mu.
+	subs map[string]*subscription // by channel
+	todo []command
+}
+
+// command is a change of the subscriptions that the server does not know yet.
+type command struct {
+	channel string
+	end     bool
+}
+
+// feed returns a feed, which it starts where there is none. It is called with mu held.
+func (ln *listener) feed(key feedKey) *feed {
+	f := ln.feeds[key]
+	if f == nil {
+		f = &feed{listener: ln, key: key, kick: make(chan struct{}, 1), subs: make(map[string]*subscription)}
+		ln.feeds[key] = f
+		ln.driver.spawn(f.run)
+	}
+	return f
+}
+
+// add begins a subscription. It is called with listener.mu held.
+func (f *feed) add(s *subscription) {
+	f.subs[s.topic.channel] = s
+	f.do(command{channel: s.topic.channel})
+}
+
+// unsubscribe ends a subscription, wherever it is. It is called with mu held.
+func (ln *listener) unsubscribe(s *subscription) {
+	s.active = false
+	channel := s.topic.channel
+	for _, f := range ln.feeds {
+		if f.subs[channel] == s {
+			delete(f.subs, channel)
+			f.do(command{channel: channel, end: true})
+		}
+	}
+}
+
+func (f *feed) do(c command) {
+	f.todo = append(f.todo, c)
+	select {
+	case f.kick <- struct{}{}:
+	default:
+	}
+}
+
+// run ends with the driver.
+func (f *feed) run() {
+	ctx := f.listener.driver.life
+	for wait := firstConnect; ; wait = min(2*wait, lastConnect) {
+		start := time.Now()
+		f.serve(ctx)
+		if !f.reset() {
+			return
+		}
+		if time.Since(start) > lastConnect {
+			wait = firstConnect
+		}
+		if !f.listener.driver.sleep(ctx, wait) {
+			return
+		}
+	}
+}
+
+// serve connects and keeps the subscriptions until the connection is lost.
+func (f *feed) serve(ctx context.Context) {
+	c := f.connect()
+	if c == nil {
+		return
+	}
+	defer c.Close()
+	lost := c.SetPubSubHooks(rueidis.PubSubHooks{OnMessage: f.message, OnSubscription: f.confirmed})
+	for {
+		select {
+		case <-f.kick:
+			if !f.flush(ctx, c) {
+				return
+			}
+		case <-lost:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// connect returns nil if the node is not known to the client any more.
+func (f *feed) connect() rueidis.DedicatedClient {
+	client := f.listener.driver.client
+	if f.key.node != "" {
+		if client = client.Nodes()[f.key.node]; client == nil {
+			return nil
+		}
+	}
+	c, _ := client.Dedicate()
+	return c
+}
+
+// flush sends what is to be done, in order, and reports whether the connection still works.
+func (f *feed) flush(ctx context.Context, c rueidis.DedicatedClient) bool {
+	ln := f.listener
+	ln.mu.Lock()
+	todo := f.todo
+	f.todo = nil
+	ln.mu.Unlock()
+	if len(todo) == 0 {
+		return true
+	}
+	cmds, heads := f.commands(c, todo)
+	for i, result := range c.DoMulti(ctx, cmds...) {
+		if result.NonRedisError() != nil {
+			return false
+		}
+		if result.Error() != nil && !todo[heads[i]].end {
+			end := len(todo)
+			if i+1 < len(heads) {
+				end = heads[i+1]
+			}
+			f.refused(todo[heads[i]:end])
+		}
+	}
+	return true
+}
+
+// commands makes requests out of todo, and returns where in todo each begins. Sharded channels of one request would have to share a
+// slot, plain ones are combined.
+func (f *feed) commands(c rueidis.DedicatedClient, todo []command) (cmds []rueidis.Completed, heads []int) {
+	for i := 0; i < len(todo); {
+		next := i + 1
+		for !f.key.sharded && next < len(todo) && todo[next].end == todo[i].end {
+			next++
+		}
+		channels := make([]string, 0, next-i)
+		for _, t := range todo[i:next] {
+			channels = append(channels, t.channel)
+		}
+		var cmd rueidis.Completed
+		switch b := c.B(); {
+		case f.key.sharded && todo[i].end:
+			cmd = b.Sunsubscribe().Channel(channels...).Build()
+		case f.key.sharded:
+			cmd = b.Ssubscribe().Channel(channels...).Build()
+		case todo[i].end:
+			cmd = b.Unsubscribe().Channel(channels...).Build()
+		default:
+			cmd = b.Subscribe().Channel(channels...).Build()
+		}
+		cmds, heads = append(cmds, cmd), append(heads, i)
+		i = next
+	}
+	return cmds, heads
+}
+
+// message has one waiter of the channel ask. It is called by the connection's reader.
+func (f *feed) message(m rueidis.PubSubMessage) {
+	f.listener.mu.Lock()
+	defer f.listener.mu.Unlock()
+	if s := f.subs[m.Channel]; s != nil {
+		s.topic.poke()
+	}
+}
+
+// confirmed takes what the server says about a subscription. A sharded channel whose slot moves away is unsubscribed by the server.
+func (f *feed) confirmed(c rueidis.PubSubSubscription) {
+	ln := f.listener
+	ln.mu.Lock()
+	defer ln.mu.Unlock()
+	s := f.subs[c.Channel]
+	switch c.Kind {
+	case "subscribe", "ssubscribe":
+		if s == nil {
+			f.do(command{channel: c.Channel, end: true})
+			return
+		}
+		s.active = true
+		s.topic.poke()
+	case "sunsubscribe":
+		if s != nil && s.active {
+			s.active = false
+			f.replace(s)
+		}
+	}
+}
+
+// refused takes subscriptions that the server did not accept.
+func (f *feed) refused(cmds []command) {
+	ln := f.listener
+	ln.mu.Lock()
+	defer ln.mu.Unlock()
+	for _, c := range cmds {
+		if s := f.subs[c.channel]; s != nil {
+			f.replace(s)
+		}
+	}
+}
+
+// replace finds another place for a subscription that is not wanted here. It is called with listener.mu held.
+func (f *feed) replace(s *subscription) {
+	ln := f.listener
+	delete(f.subs, s.topic.channel)
+	if f.key.node != "" {
+		ln.router.again(s)
+		return
+	}
+	time.AfterFunc(placeAgain, func() {
+		ln.mu.Lock()
+		defer ln.mu.Unlock()
+		if ln.topics[s.topic.channel] == s.topic && !ln.closed {
+			f.add(s)
+		}
+	})
+}
+
+// reset prepares for a new connection and reports whether there is to be one: a node of a cluster may be gone, so its channels are
+// placed anew.
+func (f *feed) reset() bool {
+	ln := f.listener
+	ln.mu.Lock()
+	defer ln.mu.Unlock()
+	f.todo = f.todo[:0]
+	for channel, s := range f.subs {
+		s.active = false
+		if f.key.node != "" {
+			ln.router.again(s)
+		} else {
+			f.do(command{channel: channel})
+		}
+	}
+	if f.key.node == "" {
+		return !ln.closed
+	}
+	delete(ln.feeds, f.key)
+	return false
+}

@@ -1,0 +1,133 @@
+package redisson
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// modeField is what Redisson's read-write locks keep beside their holds.
+const modeField = "mode"
+
+// Inspect implements driver.Inspector. Status.Waiters counts the clients that listen for the end of the hold.
+func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
+	if err := d.admin(ctx, name); err != nil {
+		return driver.Status{}, err
+	}
+	keys := []string{name}
+	if token := d.tokenKey(name); token != "" {
+		keys = append(keys, token)
+	}
+	s := d.stamp()
+	answer, err := d.eval(ctx, &s, inspectScript, keys, nil).ToArray()
+	if err != nil {
+		err, _ := fault(ctx, name, err)
+		return driver.Status{}, err
+	}
+	status, err := readStatus(answer)
+	if err != nil {
+		return status, err
+	}
+	status.Waiters, err = d.waiters(ctx, name)
+	return status, err
+}
+
+// readStatus takes the answer of the inspect script apart.
+func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
+	var status driver.Status
+	if len(answer) != 3 {
+		return status, errAnswer
+	}
+	left, err1 := answer[0].ToInt64()
+	fields, err2 := answer[2].AsStrSlice()
+	if err := errors.Join(err1, err2); err != nil {
+		return status, err
+	}
+	if last, err := answer[1].ToString(); err == nil {
+		status.Token, _ = strconv.ParseUint(last, 10, 64)
+	}
+	var holds []string
+	for i := 0; i < len(fields); i += 2 {
+		if fields[i] != modeField {
+			holds = append(holds, fields[i])
+		}
+	}
+	if len(holds) == 0 {
+		return status, nil
+	}
+	status.Held, status.Hold = true, slices.Min(holds)
+	status.TTL = max(0, time.Duration(left)*time.Millisecond)
+	return status, nil
+}
+
+// waiters returns how many clients listen for the end of a hold, or -1: plain messages of a cluster reach listeners on nodes that
+// cannot be counted here.
+func (d *Driver) waiters(ctx context.Context, name string) (int, error) {
+	mode := d.checked.pubSub
+	if d.cluster && mode != PubSubSharded {
+		return -1, nil
+	}
+	channel := prefixName(channelPrefix, name)
+	var cmds []rueidis.Completed
+	if mode != PubSubSharded {
+		cmds = append(cmds, d.client.B().Arbitrary("PUBSUB", "NUMSUB", channel).Build())
+	}
+	if mode != PubSubPlain {
+		cmds = append(cmds, d.client.B().Arbitrary("PUBSUB", "SHARDNUMSUB").Keys(channel).Build())
+	}
+	n := 0
+	for _, result := range d.doMulti(ctx, d.client, cmds) {
+		answer, err := result.ToArray()
+		if err != nil || len(answer) != 2 {
+			return -1, nil // not permitted, perhaps
+		}
+		count, err := answer[1].AsInt64()
+		if err != nil {
+			return -1, nil
+		}
+		n += int(count)
+	}
+	return n, nil
+}
+
+// ForceUnlock implements driver.ForceUnlocker.
+func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
+	if err := d.admin(ctx, name); err != nil {
+		return err
+	}
+	args := append([]string{prefixName(channelPrefix, name)}, d.checked.words...)
+	s := d.stamp()
+	ended, err := d.eval(ctx, &s, forceScript, []string{name}, args).ToInt64()
+	if err != nil {
+		err, _ := fault(ctx, name, err)
+		return err
+	}
+	if ended == 0 {
+		return driver.ErrNotHeld
+	}
+	return nil
+}
+
+// admin is what comes before a call that is about a name and no hold of this driver.
+func (d *Driver) admin(ctx context.Context, name string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	select {
+	case <-d.closing:
+		return driver.ErrClosed
+	default:
+	}
+	if d.cluster {
+		if err := checkClusterName(name); err != nil {
+			return err
+		}
+	}
+	return d.checkServer(ctx)
+}

@@ -1,0 +1,266 @@
+package redisson
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// Pauses between requests to end a hold that failed.
+const (
+	firstRetry = 20 * time.Millisecond
+	lastRetry  = 500 * time.Millisecond
+)
+
+// lease is one hold: a field of the hash at the lock's name.
+type lease struct {
+	driver         *Driver
+	request        *driver.Request
+	previous, next *lease       // in Driver.leases
+	expires        atomic.Int64 // on the driver's clock
+	first          uint64
+	tokens         int32
+
+	mu        sync.Mutex
+	phase     phase
+	contended bool
+	renewing  int32 // renewals that were sent and not answered
+	shortest  int64 // the shortest TTL that one of these asks for
+	lasts     int64 // until when the hold can last if every request to renew it is carried out
+	doubtedAt int64 // when the first request to release it was sent of which the answer is missing
+}
+
+// phase is how far the end of a lease has come.
+type phase int8
+
+const (
+	held    phase = iota
+	ending        // Release was called: never renewed again
+	doubted       // the answer to a request to release it is missing
+	removed       // by the clean-up after a Release that failed
+	over
+)
+
+func (d *Driver) newLease(r *driver.Request, at int64, first uint64, tokens int) *lease {
+	l := &lease{driver: d, request: r, first: first, tokens: int32(tokens), lasts: at + int64(r.TTL)}
+	l.expires.Store(l.lasts)
+	return l
+}
+
+// Tokens implements driver.Lease.
+func (l *lease) Tokens() (first uint64, n int) { return l.first, int(l.tokens) }
+
+// Expires implements driver.Lease.
+func (l *lease) Expires() time.Time { return l.driver.epoch.Add(time.Duration(l.expires.Load())) }
+
+// Contended implements driver.ContentionReporter.
+func (l *lease) Contended() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.contended
+}
+
+// Release implements driver.Lease. It repeats requests that fail for as long as ctx and the hold last.
+func (l *lease) Release(ctx context.Context) error {
+	l.mu.Lock()
+	switch l.phase {
+	case held:
+		l.phase = ending
+	case removed:
+		l.phase = over
+		l.mu.Unlock()
+		return nil
+	case over:
+		l.mu.Unlock()
+		return driver.ErrNotHeld
+	}
+	limit := l.lasts + int64(late)
+	l.mu.Unlock()
+	l.driver.forget(l)
+
+	err, retry := l.release(ctx)
+	for wait := firstRetry; retry; wait = min(2*wait, lastRetry) {
+		if !l.driver.sleep(ctx, wait) || l.driver.now() > limit {
+			break
+		}
+		err, retry = l.release(ctx)
+	}
+	if err == nil || errors.Is(err, driver.ErrNotHeld) {
+		return err
+	}
+	l.driver.ghosts.add(ghost{name: l.request.Name, hold: l.request.Hold, until: limit, lease: l})
+	if !errors.Is(err, driver.ErrUnknown) {
+		err = fmt.Errorf("%w: %w", driver.ErrUnknown, err)
+	}
+	return err
+}
+
+// release asks once to end the hold, and reports whether it makes sense to ask again if that failed.
+func (l *lease) release(ctx context.Context) (_ error, retry bool) {
+	d := l.driver
+	own := d.topics.own(l.request.Name)
+	s := d.stamp()
+	told, err := d.evalRelease(ctx, &s, l.request.Name, l.request.Hold).ToInt64()
+	if err == nil {
+		return l.released(told, min(own, d.topics.own(l.request.Name))), false
+	}
+	err, doubt := fault(ctx, l.request.Name, err)
+	if doubt {
+		l.mu.Lock()
+		if l.phase == ending {
+			l.phase, l.doubtedAt = doubted, s.at
+		}
+		l.mu.Unlock()
+	}
+	transient := errors.Is(err, driver.ErrUnknown) || errors.Is(err, driver.ErrUnavailable)
+	return err, transient && ctx.Err() == nil
+}
+
+// released takes an answer to a request to release the hold, own of whose receivers were subscriptions of this driver.
+//
+// Redisson makes the repeat of a release recognizable by a key that every release leaves behind for a while. Here a repeat that
+// finds nothing counts as the success of the request before whose answer is missing, if that was sent before the hold could have
+// expired: nothing has to be written, or cleaned up, on the path that everybody takes.
+func (l *lease) released(told int64, own int) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := l.phase
+	l.phase = over
+	switch {
+	case told >= 0:
+		l.contended = l.driver.contended(told, own)
+		return nil
+	case before == removed, before == doubted && l.doubtedAt < l.expires.Load():
+		l.contended = true
+		return nil
+	}
+	return driver.ErrNotHeld
+}
+
+// cleaned is released for an answer that the clean-up got: the next call of Release, if there is one, tells.
+func (l *lease) cleaned(told int64) {
+	if l.released(told, 0) == nil {
+		l.mu.Lock()
+		l.phase = removed
+		l.mu.Unlock()
+	}
+}
+
+// Renew implements driver.Lease.
+func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
+	d := l.driver
+	s := d.stamp()
+	r, ok := l.beginRenewal(s.at, ttl)
+	if !ok {
+		return driver.ErrNotHeld
+	}
+	result, acks := d.evalReplicated(ctx, &s, renewScript, []string{l.request.Name}, []string{l.request.Hold, d.milliseconds(ttl)})
+	answer, err := result.ToString()
+	if err == nil && len(answer) != 1 {
+		err = errAnswer
+	}
+	if err != nil {
+		return l.failRenewal(ctx, r, err)
+	}
+	return l.endRenewal(r, answer[0], acks)
+}
+
+// renewal is a request to renew a lease.
+type renewal struct {
+	at, ttl int64 // when it was sent, and what it asks for
+	before  int64 // lease.expires until then
+}
+
+// beginRenewal notes that a renewal is about to be sent, unless the lease is over. From here on the hold may end as early as that
+// renewal says, whatever becomes of it.
+func (l *lease) beginRenewal(at int64, ttl time.Duration) (renewal, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := renewal{at, int64(ttl), l.expires.Load()}
+	if l.phase != held || at >= r.before {
+		return r, false
+	}
+	if l.renewing == 0 || r.ttl < l.shortest {
+		l.shortest = r.ttl
+	}
+	l.renewing++
+	l.lasts = max(l.lasts, at+r.ttl)
+	l.expires.Store(min(r.before, at+r.ttl))
+	return r, true
+}
+
+// endRenewal takes the server's answer. Renewals that overlap may have been carried out in any order, and one without an answer at
+// any time, so the shortest of them counts.
+func (l *lease) endRenewal(r renewal, answer byte, acks int) error {
+	d := l.driver
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	end := r.at + min(r.ttl, l.shortest)
+	l.renewing--
+	switch {
+	case answer == '0':
+		if l.phase == held {
+			l.phase = over
+			defer d.forget(l)
+		}
+		return driver.ErrNotHeld
+	case answer != '1':
+		return fmt.Errorf("%w: key %q cannot be renewed", driver.ErrUnavailable, l.request.Name)
+	case acks < d.options.WaitReplicas:
+		return d.notReplicated(acks)
+	}
+	expires := l.expires.Load()
+	if d.now() >= expires {
+		return fmt.Errorf("%w: the answer came after the end of the lease", driver.ErrUnknown)
+	}
+	l.expires.Store(max(expires, end))
+	return nil
+}
+
+// failRenewal takes the error of a request.
+func (l *lease) failRenewal(ctx context.Context, r renewal, err error) error {
+	err, doubt := fault(ctx, l.request.Name, err)
+	if doubt {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	expires := l.expires.Load()
+	if l.renewing--; l.renewing == 0 && expires == r.at+r.ttl && l.driver.now() < expires {
+		l.expires.Store(max(expires, r.before)) // it was not carried out, so it ends nothing earlier
+	}
+	return err
+}
+
+// leaseList is a list of leases, with itself as the end that is no lease.
+type leaseList struct{ root lease }
+
+func (ll *leaseList) init() { ll.root.next, ll.root.previous = &ll.root, &ll.root }
+
+func (ll *leaseList) add(l *lease) {
+	l.previous, l.next = ll.root.previous, &ll.root
+	l.previous.next, l.next.previous = l, l
+}
+
+// remove takes l out, if it is in.
+func (ll *leaseList) remove(l *lease) {
+	if l.next != nil {
+		l.previous.next, l.next.previous = l.next, l.previous
+		l.previous, l.next = nil, nil
+	}
+}
+
+// take empties the list and returns what was in it.
+func (ll *leaseList) take() []*lease {
+	var all []*lease
+	for ll.root.next != &ll.root {
+		all = append(all, ll.root.next)
+		ll.remove(ll.root.next)
+	}
+	return all
+}

@@ -1,0 +1,67 @@
+package redisson
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// Prefixes of the keys and channels that belong to a lock.
+const (
+	channelPrefix     = "redisson_lock__channel"
+	tokenPrefix       = "redisson_lock_token" // what Redisson's fenced lock counts in
+	fencePrefix       = "dsync_fence"
+	shardedProbe      = "0" // a channel that nobody uses
+	clusterSlots      = 16384
+	errNameInClusters = "name %q cannot be used in a cluster, where the keys of a lock must share a slot: %w"
+)
+
+// errBraces says which names are meant. Redisson derives other keys from a name by wrapping it in braces unless it has an opening
+// one, so a name whose braces enclose nothing, or that has a closing one alone, has its keys on different nodes.
+var errBraces = fmt.Errorf("its braces do not enclose a hash tag: %w", errors.ErrUnsupported)
+
+// prefixName is Redisson's rule for the keys and channels that belong to a name.
+func prefixName(prefix, name string) string {
+	if strings.IndexByte(name, '{') >= 0 {
+		return prefix + ":" + name
+	}
+	return prefix + ":{" + name + "}"
+}
+
+// checkClusterName returns an error for names whose keys live in different slots.
+func checkClusterName(name string) error {
+	if slotOf(name) != slotOf(prefixName(channelPrefix, name)) {
+		return fmt.Errorf(errNameInClusters, name, errBraces)
+	}
+	return nil
+}
+
+// slotOf is Redis Cluster's slot of a key: the CRC-16 of its hash tag, or of all of it.
+func slotOf(key string) uint16 {
+	if open := strings.IndexByte(key, '{'); open >= 0 {
+		if length := strings.IndexByte(key[open+1:], '}'); length > 0 {
+			key = key[open+1 : open+1+length]
+		}
+	}
+	var crc uint16
+	for i := range len(key) {
+		crc = crc<<8 ^ crcTable[byte(crc>>8)^key[i]]
+	}
+	return crc % clusterSlots
+}
+
+var crcTable = func() (table [256]uint16) {
+	const polynomial = 0x1021 // CRC-16/XMODEM
+	for i := range table {
+		crc := uint16(i) << 8
+		for range 8 {
+			if crc&0x8000 != 0 {
+				crc = crc<<1 ^ polynomial
+			} else {
+				crc <<= 1
+			}
+		}
+		table[i] = crc
+	}
+	return table
+}()

@@ -1,0 +1,199 @@
+package redisson
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// How the clients that Open makes connect.
+const (
+	connectFor = 2 * time.Second // one attempt to connect, and then to log in
+	pingEvery  = time.Second     // on an idle connection
+	answerIn   = 3 * time.Second // else the connection counts as dead
+	refreshing = 10 * time.Second
+	bufferSize = 64 << 10
+	clientName = "dsync"
+	maxReplica = 100
+	maxDB      = 1 << 20
+)
+
+func init() { driver.Register("redisson", open) }
+
+// target is what a URL says about the server.
+type target struct {
+	mode   string
+	option rueidis.ClientOption
+}
+
+// open is the driver.Opener of the scheme redisson. Parameters:
+//
+//	mode=single|sentinel|cluster  one server (the default), the primary that sentinels name, or a cluster
+//	master=                       with mode=sentinel: the name of the primary; the hosts are sentinels (port 26379)
+//	sentinel_user=, sentinel_password=
+//	tls=true                      also to the sentinels; with tls_ca=, tls_cert= and tls_key= (PEM files), tls_server_name=,
+//	                              tls_insecure_skip_verify=true
+//	pubsub=auto|plain|sharded|both
+//	fence=own|redisson            see Fence; fenced=false is FenceNone
+//	waitreplicas=, waitlimit=1s   see Options.WaitReplicas
+//	evict=refuse|allow            see Options.AllowEviction
+func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
+	u := c.URL
+	t, err := readTarget(u)
+	o := readOptions(u, c.Fenced)
+	if err := errors.Join(u.Err(), err); err != nil {
+		return nil, err
+	}
+	d, err := connect(ctx, t, o)
+	if err != nil {
+		return nil, fmt.Errorf("redisson: %s: %w", u, err)
+	}
+	return d, nil
+}
+
+func readOptions(u *driver.URL, fenced bool) *Options {
+	o := &Options{
+		WaitReplicas:  u.Int("waitreplicas", 0, 0, maxReplica),
+		WaitLimit:     u.Duration("waitlimit", defaultWaitLimit),
+		AllowEviction: u.Choice("evict", "refuse", "allow") == "allow",
+	}
+	if mode := u.Choice("pubsub", "auto", string(PubSubPlain), string(PubSubSharded), string(PubSubBoth)); mode != "auto" {
+		o.PubSub = PubSub(mode)
+	}
+	if fence := u.Choice("fence", "own", string(FenceRedisson)); fence != "own" {
+		o.Fence = Fence(fence)
+	}
+	if !fenced {
+		o.Fence = FenceNone
+	}
+	return o
+}
+
+// readTarget reads all parameters before it judges any, so that an unknown one is reported first.
+func readTarget(u *driver.URL) (*target, error) {
+	t := &target{mode: u.Choice("mode", "single", "sentinel", "cluster")}
+	o := &t.option
+	o.ClientName, o.ClientSetInfo = clientName, rueidis.DisableClientSetInfo
+	o.DisableCache, o.DisableRetry, o.AlwaysPipelining = true, true, true
+	o.PipelineMultiplex = -1 // one connection, which is as fast, and keeps requests in order
+	o.ReadBufferEachConn, o.WriteBufferEachConn = bufferSize, bufferSize
+	o.Dialer.Timeout, o.Dialer.KeepAlive, o.ConnWriteTimeout = connectFor, pingEvery, answerIn
+	o.BlockingPoolCleanup = time.Minute
+	if u.User != nil {
+		o.Username = u.User.Username()
+		o.Password, _ = u.User.Password()
+	}
+	master, hasMaster := u.Param("master", ""), u.Has("master")
+	user, password := u.Param("sentinel_user", ""), u.Param("sentinel_password", "")
+	tlsConfig, err := readTLS(u)
+	if err != nil {
+		return nil, err
+	}
+	o.TLSConfig = tlsConfig
+	if o.SelectDB, err = readDatabase(u.Path); err != nil {
+		return nil, err
+	}
+	port := "6379"
+	switch t.mode {
+	case "single":
+		o.ForceSingleClient = true
+		if len(u.Hosts) > 1 {
+			return nil, errors.New("redisson URL: mode=single takes one host (mode=sentinel and mode=cluster take several)")
+		}
+	case "sentinel":
+		port = "26379"
+		o.Sentinel = rueidis.SentinelOption{MasterSet: master, Username: user, Password: password, ClientName: clientName,
+			Dialer: o.Dialer, TLSConfig: tlsConfig, TopologyRefreshInterval: refreshing}
+		if master == "" {
+			return nil, errors.New("redisson URL: mode=sentinel needs master=, the name of the primary")
+		}
+	case "cluster":
+		o.ClusterOption = rueidis.ClusterOption{ShardsRefreshInterval: refreshing, MaxMovedRedirections: 8}
+		if o.SelectDB != 0 {
+			return nil, fmt.Errorf("redisson URL: database %d: a cluster has database 0 alone", o.SelectDB)
+		}
+	}
+	if t.mode != "sentinel" && (hasMaster || user != "" || password != "") {
+		return nil, errors.New("redisson URL: master=, sentinel_user= and sentinel_password= need mode=sentinel")
+	}
+	o.InitAddress = u.HostsWithPort("localhost", port)
+	return t, nil
+}
+
+func readDatabase(path string) (int, error) {
+	path = strings.TrimPrefix(path, "/")
+	if path == "" {
+		return 0, nil
+	}
+	n, err := strconv.Atoi(path)
+	if err != nil || n < 0 || n > maxDB || strconv.Itoa(n) != path {
+		return 0, fmt.Errorf("redisson URL: path %q is not the number of a database", path)
+	}
+	return n, nil
+}
+
+// connect makes the client. The library connects on nobody's context, so its connections are watched over until that is done.
+func connect(ctx context.Context, t *target, o *Options) (*Driver, error) {
+	dialer := newDialer(ctx)
+	t.option.DialCtxFn = dialer.dial
+	client, err := newClient(&t.option)
+	if err != nil {
+		return nil, openError(ctx, t, err)
+	}
+	d, err := newDriver(client, dialer, o)
+	if err != nil {
+		client.Close()
+		return nil, err
+	}
+	if t.mode == "cluster" && !d.cluster {
+		err = errors.New("the server is not in a cluster (mode=cluster)")
+	} else {
+		err = d.checkServer(ctx)
+	}
+	dialer.done()
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return nil, errors.Join(err, d.Close(ctx))
+	}
+	return d, nil
+}
+
+func newClient(o *rueidis.ClientOption) (rueidis.Client, error) {
+	client, err := rueidis.NewClient(*o)
+	if err != nil && client != nil {
+		client.Close()
+	}
+	return client, err
+}
+
+// openError says in the words of the URL what the library ran into.
+func openError(ctx context.Context, t *target, err error) error {
+	if ended := ctx.Err(); ended != nil {
+		return fmt.Errorf("%w: %w", ended, err)
+	}
+	if answer, ok := rueidis.IsRedisErr(err); ok {
+		text := strings.ToLower(answer.Error())
+		switch {
+		case t.mode == "sentinel" && strings.Contains(text, "unknown command"):
+			return fmt.Errorf("not a sentinel (mode=sentinel): %w", err)
+		case t.mode == "sentinel" && strings.Contains(text, "no such master"):
+			return fmt.Errorf("the sentinels do not know a primary of this name (master=): %w", err)
+		case t.mode == "cluster" && strings.Contains(text, "cluster support disabled"):
+			return fmt.Errorf("the server is not in a cluster (mode=cluster): %w", err)
+		}
+	}
+	if answer, ok := rueidis.IsRedisErr(err); ok {
+		err, _ = refusal("", answer)
+		return err
+	}
+	return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
+}

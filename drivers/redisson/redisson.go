@@ -1,0 +1,277 @@
+// Package redisson is the Redis backend of dsync: the lock of Java's Redisson (RLock, versions 3.19 to 4.7), key for key and message
+// for message, so that Go and Java programs exclude each other on one Redis. It registers the URL scheme "redisson".
+//
+//	redisson://user:password@host:6379/0
+//	redisson://host1:26379,host2:26379/0?mode=sentinel&master=mymaster
+//	redisson://host1:7000,host2:7000?mode=cluster
+//
+// A lock is a hash under its plain name, with one field, the identity of the hold. Waiters are woken by a message on a channel of the
+// name; a timer backs that up. Redis 6.2 or newer, or Valkey, is needed.
+//
+// What it cannot promise: Redis acknowledges before it replicates, so a fail-over can forget a lock that was granted a moment ago.
+// Options.WaitReplicas narrows that window and does not close it. Do not use one name for several kinds of Redisson objects.
+package redisson
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+const (
+	// minTTL is far above the millisecond in which Redis counts and below any TTL that survives a round trip and a renewal.
+	minTTL = 10 * time.Millisecond
+
+	// late covers requests that are still on their way when their client is gone; the key itself ends with its TTL.
+	late = time.Second
+
+	fenceTTL         = 7 * 24 * time.Hour // of the key that holds the last token, from each grant on
+	maxTokens        = 64                 // in one grant
+	defaultWaitLimit = time.Second
+)
+
+// PubSub says by which kind of message waiters are woken. All clients of a server, Java's included, have to agree.
+type PubSub string
+
+const (
+	PubSubAuto    PubSub = ""        // as Redisson does: sharded in a cluster that has it (Redis 7), plain elsewhere
+	PubSubPlain   PubSub = "plain"   // PUBLISH: Redisson up to 3.21, or with shardedSubscriptionMode OFF
+	PubSubSharded PubSub = "sharded" // SPUBLISH
+	PubSubBoth    PubSub = "both"    // publish and listen in both ways, beside clients of both kinds
+)
+
+// Fence says where fencing tokens come from.
+type Fence string
+
+const (
+	// FenceOwn counts in a key of dsync in the lock's slot, from the server's clock in microseconds upwards. The key is kept for
+	// 7 days after the last grant. Tokens go on rising when the server loses its data, unless its clock steps back as well.
+	FenceOwn Fence = ""
+
+	// FenceRedisson counts in the key of Redisson's fenced lock (RFencedLock), together with Java programs. It never expires.
+	FenceRedisson Fence = "redisson"
+
+	// FenceNone gives no tokens and keeps nothing for them.
+	FenceNone Fence = "none"
+)
+
+// Options of a Driver. The zero value is fine.
+type Options struct {
+	PubSub PubSub
+	Fence  Fence
+
+	// WaitReplicas is how many replicas have to confirm a grant or a renewal before it counts. A grant that fewer confirm within
+	// WaitLimit (1 s if 0) is undone, and fails with ErrNotReplicated.
+	WaitReplicas int
+	WaitLimit    time.Duration
+
+	// AllowEviction accepts a server that may evict keys when its memory is full, and with them locks that are held.
+	AllowEviction bool
+}
+
+// Driver is a driver.Driver on Redis. It implements driver.BatchRenewer, driver.Inspector and driver.ForceUnlocker too.
+type Driver struct {
+	client  rueidis.Client
+	owned   bool    // Close closes the client
+	dialer  *dialer // of an owned client
+	cluster bool
+	options Options
+	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
+
+	answered atomic.Int64 // when the last answered request was sent
+	failing  atomic.Bool  // the last request got no answer
+	ttlText  atomic.Pointer[ttlText]
+	checked  server // what the server is like, once it is known
+
+	life    context.Context // ends with Close, after all that has to be done
+	end     context.CancelFunc
+	wg      sync.WaitGroup // goroutines of the driver
+	closing chan struct{}  // closed when Close begins
+	topics  *listener
+	ghosts  *cleaner
+	nodes   *topology // nil outside of a cluster
+
+	mu     sync.Mutex
+	closed bool
+	ended  bool          // no goroutine may be started any more
+	calls  int           // unfinished Acquires
+	idle   chan struct{} // closed by the last of them, once Close waits for it
+	leases leaseList     // all that are held
+}
+
+var (
+	_ driver.Driver        = (*Driver)(nil)
+	_ driver.BatchRenewer  = (*Driver)(nil)
+	_ driver.Inspector     = (*Driver)(nil)
+	_ driver.ForceUnlocker = (*Driver)(nil)
+)
+
+// New returns a Driver that uses the client, whatever its topology (single server, sentinel or cluster), and never closes it. It asks
+// the server nothing: what Open checks about it (version, eviction) the first Acquire does.
+//
+// Let the client connect with a short Dialer.Timeout and ConnWriteTimeout (2 s and 3 s serve well): they bound how long a call can
+// outlast its context while a connection is being made. Client-side caching is not used.
+func New(client rueidis.Client, o *Options) (*Driver, error) {
+	if client == nil {
+		return nil, fmt.Errorf("redisson: no client")
+	}
+	return newDriver(client, nil, o)
+}
+
+func newDriver(client rueidis.Client, dialer *dialer, o *Options) (*Driver, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	d := &Driver{
+		client:  client,
+		owned:   dialer != nil,
+		dialer:  dialer,
+		cluster: client.Mode() == rueidis.ClientModeCluster,
+		options: *o,
+		epoch:   time.Now(),
+		closing: make(chan struct{}),
+	}
+	if err := d.options.check(); err != nil {
+		return nil, err
+	}
+	d.failing.Store(true)
+	d.life, d.end = context.WithCancel(context.Background())
+	d.leases.init()
+	d.topics = newListener(d)
+	d.ghosts = newCleaner(d)
+	if d.cluster {
+		d.nodes = newTopology(client)
+	}
+	return d, nil
+}
+
+// check refuses nonsense and fills in the defaults.
+func (o *Options) check() error {
+	switch o.PubSub {
+	case PubSubAuto, PubSubPlain, PubSubSharded, PubSubBoth:
+	default:
+		return fmt.Errorf("redisson: Options.PubSub is %q", o.PubSub)
+	}
+	switch o.Fence {
+	case FenceOwn, FenceRedisson, FenceNone:
+	default:
+		return fmt.Errorf("redisson: Options.Fence is %q", o.Fence)
+	}
+	if o.WaitReplicas < 0 || o.WaitLimit < 0 {
+		return fmt.Errorf("redisson: Options.WaitReplicas is %d and Options.WaitLimit %v", o.WaitReplicas, o.WaitLimit)
+	}
+	if o.WaitLimit == 0 {
+		o.WaitLimit = defaultWaitLimit
+	}
+	return nil
+}
+
+// Info implements driver.Driver.
+func (d *Driver) Info() driver.Info {
+	fencing := driver.Volatile
+	if d.options.Fence == FenceNone {
+		fencing = driver.None
+	}
+	return driver.Info{Name: "redisson", Order: driver.Unordered, Fencing: fencing, MinTTL: minTTL, Late: late}
+}
+
+// now is the time since d.epoch.
+func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
+
+// tokenKey returns the key that tokens of a name come from, or "".
+func (d *Driver) tokenKey(name string) string {
+	switch d.options.Fence {
+	case FenceOwn:
+		return prefixName(fencePrefix, name)
+	case FenceRedisson:
+		return prefixName(tokenPrefix, name)
+	}
+	return ""
+}
+
+// ttlText is a TTL as Redis reads it.
+type ttlText struct {
+	ttl  time.Duration
+	text string
+}
+
+// milliseconds writes a TTL for Redis, rounded up so that the server never ends a lease before Expires. Most are the same.
+func (d *Driver) milliseconds(ttl time.Duration) string {
+	last := d.ttlText.Load()
+	if last == nil || last.ttl != ttl {
+		last = &ttlText{ttl, strconv.FormatInt(int64((ttl+time.Millisecond-1)/time.Millisecond), 10)}
+		d.ttlText.Store(last)
+	}
+	return last.text
+}
+
+// enter counts a call of Acquire, unless the driver is closed.
+func (d *Driver) enter() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return driver.ErrClosed
+	}
+	d.calls++
+	return nil
+}
+
+// keep ends what enter began, by a lease that is one of the driver's from now on. It does neither if Close has begun.
+func (d *Driver) keep(l *lease) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return false
+	}
+	d.calls--
+	d.leases.add(l)
+	return true
+}
+
+// leave ends what enter began.
+func (d *Driver) leave() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.calls--; d.calls == 0 && d.idle != nil {
+		close(d.idle)
+		d.idle = nil
+	}
+}
+
+// forget takes a lease off the driver's.
+func (d *Driver) forget(l *lease) {
+	d.mu.Lock()
+	d.leases.remove(l)
+	d.mu.Unlock()
+}
+
+// spawn runs f in a goroutine that Close waits for, or not at all where Close already does.
+func (d *Driver) spawn(f func()) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ended {
+		return false
+	}
+	d.wg.Go(f)
+	return true
+}
+
+// sleep waits, and reports whether neither ctx nor the driver ended meanwhile.
+func (d *Driver) sleep(ctx context.Context, wait time.Duration) bool {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+	case <-d.life.Done():
+	}
+	return false
+}

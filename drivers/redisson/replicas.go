@@ -1,0 +1,50 @@
+package redisson
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// evalReplicated is eval, and returns how many replicas confirmed, where they have to.
+func (d *Driver) evalReplicated(ctx context.Context, s *stamp, sc *script, keys, args []string) (rueidis.RedisResult, int) {
+	replicas := d.options.WaitReplicas
+	if replicas == 0 {
+		return d.eval(ctx, s, sc, keys, args), 0
+	}
+	node, err := d.nodeOf(ctx, keys[0])
+	if err != nil {
+		return rueidis.NewErrorResult(err), 0
+	}
+	results, acks := d.evalAll(ctx, node, sc, []call{{keys, args}}, replicas)
+	if err := results[0].Error(); err != nil && d.cluster {
+		d.nodes.expire()
+	}
+	return results[0], acks
+}
+
+// nodeOf returns a client of the node that has the key. In a cluster the client as a whole will not do: it follows a redirection
+// of the script, but leaves WAIT behind on a node that has written nothing, where WAIT succeeds.
+func (d *Driver) nodeOf(ctx context.Context, key string) (rueidis.Client, error) {
+	if !d.cluster {
+		return d.client, nil
+	}
+	return d.nodes.client(ctx, slotOf(key))
+}
+
+// undo gives back a grant that too few replicas confirmed.
+func (d *Driver) undo(ctx context.Context, l *lease, acks int) error {
+	err := d.notReplicated(acks)
+	if releaseErr := l.Release(ctx); releaseErr != nil && !errors.Is(releaseErr, driver.ErrNotHeld) {
+		return fmt.Errorf("%w; %w", err, releaseErr)
+	}
+	return err
+}
+
+func (d *Driver) notReplicated(acks int) error {
+	return fmt.Errorf("%w: %d of %d confirmed within %v", ErrNotReplicated, acks, d.options.WaitReplicas, d.options.WaitLimit)
+}

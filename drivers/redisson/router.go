@@ -1,0 +1,93 @@
+package redisson
+
+import "time"
+
+// router hands the sharded subscriptions of a cluster to the feeds of their nodes. It runs from the first of them on.
+type router struct {
+	listener *listener
+	kick     chan struct{} // holds a value when there is something in todo or retry
+
+	// Guarded by listener.mu.
+	running     bool
+	todo, retry []*subscription
+}
+
+// place finds the node for a new subscription. It is called with listener.mu held.
+func (r *router) place(s *subscription) {
+	r.todo = append(r.todo, s)
+	r.wake()
+}
+
+// again finds the node for a subscription that its node did not want or keep, after a pause. It is called with listener.mu held.
+func (r *router) again(s *subscription) {
+	r.listener.driver.nodes.expire()
+	r.retry = append(r.retry, s)
+	r.wake()
+}
+
+func (r *router) wake() {
+	if !r.running {
+		r.running = true
+		r.listener.driver.spawn(r.run)
+	}
+	select {
+	case r.kick <- struct{}{}:
+	default:
+	}
+}
+
+// run ends with the driver.
+func (r *router) run() {
+	d := r.listener.driver
+	timer := time.NewTimer(placeAgain)
+	defer timer.Stop()
+	timer.Stop()
+	waiting := false
+	for {
+		select {
+		case <-r.kick:
+			r.assign(false)
+		case <-timer.C:
+			waiting = false
+			r.assign(true)
+		case <-d.life.Done():
+			return
+		}
+		if r.pending() && !waiting {
+			waiting = true
+			timer.Reset(placeAgain)
+		}
+	}
+}
+
+// assign hands over what is new, or all.
+func (r *router) assign(all bool) {
+	ln := r.listener
+	d := ln.driver
+	err := d.nodes.refresh(d.life, topologyAge)
+	ln.mu.Lock()
+	defer ln.mu.Unlock()
+	todo := r.todo
+	r.todo = nil
+	if all {
+		todo = append(todo, r.retry...)
+		r.retry = nil
+	}
+	for _, s := range todo {
+		channel := s.topic.channel
+		if ln.topics[channel] != s.topic || ln.closed {
+			continue
+		}
+		if node := d.nodes.owner(slotOf(channel)); err == nil && node != "" {
+			ln.feed(feedKey{node, true}).add(s)
+		} else {
+			r.retry = append(r.retry, s)
+		}
+	}
+}
+
+func (r *router) pending() bool {
+	r.listener.mu.Lock()
+	defer r.listener.mu.Unlock()
+	return len(r.retry) > 0
+}

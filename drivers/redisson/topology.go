@@ -1,0 +1,156 @@
+package redisson
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+const (
+	askNode     = 500 * time.Millisecond // how long one node may take to say who has which slots
+	topologyAge = 30 * time.Second
+)
+
+// topology knows which node of a cluster has which slots. The client finds that out for itself; it is known here to keep apart what
+// goes to different nodes, and to reach one of them alone. So it does no harm that it may be out of date.
+type topology struct {
+	nodes func() map[string]rueidis.Client
+	busy  chan struct{} // holds a value while somebody asks
+
+	mu     sync.Mutex
+	ranges []slotRange // by last slot
+	read   time.Time   // zero if the ranges are known to be out of date
+}
+
+type slotRange struct {
+	first, last uint16
+	node        string
+}
+
+func newTopology(client rueidis.Client) *topology {
+	return &topology{nodes: client.Nodes, busy: make(chan struct{}, 1)}
+}
+
+// owner returns the address of the node that has a slot, or "" if that is not known.
+func (t *topology) owner(slot uint16) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i, _ := slices.BinarySearchFunc(t.ranges, slot, func(r slotRange, slot uint16) int { return cmp.Compare(r.last, slot) })
+	if i < len(t.ranges) && t.ranges[i].first <= slot {
+		return t.ranges[i].node
+	}
+	return ""
+}
+
+// client returns a client of the node that has a slot.
+func (t *topology) client(ctx context.Context, slot uint16) (rueidis.Client, error) {
+	if err := t.refresh(ctx, topologyAge); err != nil {
+		return nil, err
+	}
+	if node := t.nodes()[t.owner(slot)]; node != nil {
+		return node, nil
+	}
+	t.expire()
+	return nil, fmt.Errorf("%w: slot %d of the cluster has no known node", driver.ErrUnavailable, slot)
+}
+
+// expire has the next refresh ask.
+func (t *topology) expire() {
+	t.mu.Lock()
+	t.read = time.Time{}
+	t.mu.Unlock()
+}
+
+func (t *topology) fresh(age time.Duration) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return !t.read.IsZero() && time.Since(t.read) < age
+}
+
+// refresh asks one node after the other until one answers, unless what is known is younger than age.
+func (t *topology) refresh(ctx context.Context, age time.Duration) error {
+	if t.fresh(age) {
+		return nil
+	}
+	select {
+	case t.busy <- struct{}{}:
+		defer func() { <-t.busy }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if t.fresh(age) {
+		return nil
+	}
+	err := error(rueidis.ErrNoSlot)
+	for address, node := range t.nodes() {
+		var ranges []slotRange
+		if ranges, err = readSlots(ctx, address, node); err == nil {
+			t.mu.Lock()
+			t.ranges, t.read = ranges, time.Now()
+			t.mu.Unlock()
+			return nil
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return fmt.Errorf("%w: cluster topology: %w", driver.ErrUnavailable, err)
+}
+
+// readSlots asks the node at address.
+func readSlots(ctx context.Context, address string, node rueidis.Client) ([]slotRange, error) {
+	ctx, cancel := context.WithTimeout(ctx, askNode)
+	defer cancel()
+	entries, err := node.Do(ctx, node.B().ClusterSlots().Build()).ToArray()
+	if err != nil {
+		return nil, err
+	}
+	var ranges []slotRange
+	for _, entry := range entries {
+		r, err := readRange(address, entry)
+		if err != nil {
+			return nil, err
+		}
+		ranges = append(ranges, r)
+	}
+	if len(ranges) == 0 {
+		return nil, errors.New("no slot is assigned")
+	}
+	slices.SortFunc(ranges, func(a, b slotRange) int { return cmp.Compare(a.last, b.last) })
+	return ranges, nil
+}
+
+func readRange(address string, entry rueidis.RedisMessage) (r slotRange, err error) {
+	fields, err := entry.ToArray()
+	if err != nil || len(fields) < 3 {
+		return r, errAnswer
+	}
+	primary, err := fields[2].ToArray()
+	if err != nil || len(primary) < 2 {
+		return r, errAnswer
+	}
+	first, err1 := fields[0].ToInt64()
+	last, err2 := fields[1].ToInt64()
+	port, err3 := primary[1].ToInt64()
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return r, err
+	}
+	host, _ := primary[0].ToString()
+	switch host {
+	case "": // a node that does not know its own address is where it was asked
+		host, _, _ = net.SplitHostPort(address)
+	case "?":
+		return slotRange{first: uint16(first), last: uint16(last)}, nil
+	}
+	return slotRange{uint16(first), uint16(last), net.JoinHostPort(host, strconv.FormatInt(port, 10))}, nil
+}
