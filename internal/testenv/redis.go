@@ -44,7 +44,9 @@ func RedisTLS(tb testing.TB, certs *Certificates, args ...string) *RedisServer {
 
 func startRedis(tb testing.TB, port int, tlsConfig *tls.Config, args []string) *RedisServer {
 	tb.Helper()
-	s := newRedis(tb, "redis-server", port, append([]string{"--bind", "127.0.0.1", "--save", ""}, args...))
+	s := newRedis(tb, "redis-server", port, append([]string{
+		"--bind", "127.0.0.1", "--save", "", "--repl-diskless-sync-delay", "0",
+	}, args...))
 	s.tls, s.password = tlsConfig, lastValue(args, "--requirepass")
 	s.launch()
 	return s
@@ -78,7 +80,8 @@ func (s *RedisServer) ping(ctx context.Context) error {
 }
 
 // Do runs a command and returns its answer: a string, an int64, nil, or a []any of these (with errors in it where the server puts
-// them there). An error fails the test. A server that is frozen lets Do wait until it is thawed.
+// them there). An error fails the test. A server that is frozen lets Do wait until it is thawed. Each call is a connection of its
+// own: MULTI, SUBSCRIBE or WAIT (see AwaitReplicas) make no sense here.
 func (s *RedisServer) Do(args ...string) any {
 	s.tb.Helper()
 	answer, err := s.Try(args...)
@@ -129,18 +132,65 @@ func (s *RedisServer) SubscriberCount(channel string) int64 {
 	return n + sharded.([]any)[1].(int64)
 }
 
+// AwaitReplicas waits until n replicas have received all that the server has written so far.
+func (s *RedisServer) AwaitReplicas(n int) {
+	s.tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
+	defer cancel()
+	conn, err := s.dial(ctx)
+	if err == nil {
+		defer conn.Close()
+		// WAIT counts from the end of the last command on its connection.
+		if _, err = conn.do("PING"); err == nil {
+			_, err = conn.do("WAIT", strconv.Itoa(n), "0")
+		}
+	}
+	if err != nil {
+		s.tb.Fatalf("redis at %s: %d replicas: %v", s.Addr, n, err)
+	}
+}
+
+// info decodes an answer of lines "name:value". It is empty if there is no answer: a sentinel or a cluster that changes roles
+// closes connections as it pleases.
+func (s *RedisServer) info(args ...string) map[string]string {
+	info := make(map[string]string)
+	answer, err := s.Try(args...)
+	if err != nil {
+		return info
+	}
+	for line := range strings.Lines(answer.(string)) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			info[name] = value
+		}
+	}
+	return info
+}
+
+// replicates reports whether the server is a replica that is connected to its primary.
+func (s *RedisServer) replicates() bool {
+	info := s.info("INFO", "replication")
+	return info["role"] == "slave" && info["master_link_status"] == "up"
+}
+
 func (s *RedisServer) call(ctx context.Context, args ...string) (any, error) {
-	conn, err := dialRESP(ctx, s.Addr, s.tls)
+	conn, err := s.dial(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	if s.password != "" {
-		if _, err := conn.do("AUTH", s.password); err != nil {
-			return nil, err
-		}
-	}
 	return conn.do(args...)
+}
+
+func (s *RedisServer) dial(ctx context.Context) (*respConn, error) {
+	conn, err := dialRESP(ctx, s.Addr, s.tls)
+	if err != nil || s.password == "" {
+		return conn, err
+	}
+	if _, err := conn.do("AUTH", s.password); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
 }
 
 // lastValue returns what follows the last mention of option in args.

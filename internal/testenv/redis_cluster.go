@@ -33,7 +33,6 @@ func RedisCluster(tb testing.TB, masters, replicasPerMaster int, args ...string)
 			"--cluster-announce-ip", "127.0.0.1",
 			"--cluster-node-timeout", "2000",
 			"--cluster-replica-validity-factor", "0", // a replica that lags may take over all the same
-			"--repl-diskless-sync-delay", "0",
 		}, args...)))
 	}
 	for i, node := range c.Nodes[:masters] {
@@ -54,7 +53,7 @@ func RedisCluster(tb testing.TB, masters, replicasPerMaster int, args ...string)
 		replica.Do("CLUSTER", "REPLICATE", c.Nodes[i/replicasPerMaster].Do("CLUSTER", "MYID").(string))
 	}
 	Eventually(tb, func() bool {
-		return c.everyNode(func(node *RedisServer) bool { return node.clusterOK() && c.roles(node, masters) })
+		return c.everyNode(func(node *RedisServer) bool { return c.complete(node, masters) })
 	}, "the cluster is complete in the eyes of all nodes")
 	return c
 }
@@ -107,8 +106,8 @@ func (c *Cluster) knowsAll(node *RedisServer) bool {
 	})
 }
 
-// roles reports whether a node sees the masters as such and the others as replicas, and has its data if it is a replica.
-func (c *Cluster) roles(node *RedisServer, masters int) bool {
+// complete reports whether a node finds all slots served, sees the others in their roles, and has its data if it is a replica.
+func (c *Cluster) complete(node *RedisServer, masters int) bool {
 	seen := 0
 	for _, line := range node.clusterView() {
 		if strings.Contains(line[2], "fail") {
@@ -118,7 +117,7 @@ func (c *Cluster) roles(node *RedisServer, masters int) bool {
 			seen++
 		}
 	}
-	return seen == masters && node.replicates()
+	return seen == masters && node.clusterOK() && (slices.Contains(c.Nodes[:masters], node) || node.replicates())
 }
 
 // clusterView returns the fields of the lines of CLUSTER NODES: id, address, flags, master, two times, epoch, link, slots.
@@ -132,27 +131,7 @@ func (s *RedisServer) clusterView() [][]string {
 }
 
 func (s *RedisServer) clusterOK() bool {
-	s.tb.Helper()
 	return s.info("CLUSTER", "INFO")["cluster_state"] == "ok"
-}
-
-// replicates reports whether the server is a master, or a replica in step with its master.
-func (s *RedisServer) replicates() bool {
-	s.tb.Helper()
-	info := s.info("INFO", "replication")
-	return info["role"] == "master" || info["master_link_status"] == "up"
-}
-
-// info decodes an answer of lines "name:value".
-func (s *RedisServer) info(args ...string) map[string]string {
-	s.tb.Helper()
-	info := make(map[string]string)
-	for line := range strings.Lines(s.Do(args...).(string)) {
-		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
-			info[name] = value
-		}
-	}
-	return info
 }
 
 // freePortPair returns a port p so that p and p+10000, where Redis puts the bus of a cluster, belong to the test.

@@ -38,9 +38,7 @@ func TestRedisClusterFailover(t *testing.T) {
 	const key = "k"
 	old := c.Owner(key)
 	old.Do("SET", key, "v")
-	if got := old.Do("WAIT", "1", "0"); got != int64(1) {
-		t.Fatalf("WAIT: got %v replicas, want 1", got)
-	}
+	old.AwaitReplicas(1)
 	old.Kill()
 	Eventually(t, func() bool {
 		owner := c.Owner(key)
@@ -54,6 +52,5 @@ func TestRedisClusterFailover(t *testing.T) {
 		t.Errorf("GET after the fail-over: got %v, want v", got)
 	}
 	old.Start()
-	Eventually(t, func() bool { return old.info("INFO", "replication")["role"] == "slave" && old.replicates() },
-		"the old master follows the new one")
+	Eventually(t, old.replicates, "the old master follows the new one")
 }

@@ -31,7 +31,6 @@ type Sentinel struct {
 func RedisSentinel(tb testing.TB, replicas int, args ...string) *Sentinel {
 	tb.Helper()
 	s := &Sentinel{Master: "main", tb: tb}
-	args = append([]string{"--repl-diskless-sync-delay", "0"}, args...)
 	primary := Redis(tb, args...)
 	s.Nodes = append(s.Nodes, primary)
 	for range replicas {
@@ -40,7 +39,7 @@ func RedisSentinel(tb testing.TB, replicas int, args ...string) *Sentinel {
 	// Sentinels learn of replicas when they ask the primary, which they do at once and then seldom.
 	Eventually(tb, func() bool {
 		return primary.info("INFO", "replication")["connected_slaves"] == strconv.Itoa(replicas) &&
-			!slices.ContainsFunc(s.Nodes, func(node *RedisServer) bool { return !node.replicates() })
+			!slices.ContainsFunc(s.Nodes[1:], func(node *RedisServer) bool { return !node.replicates() })
 	}, "the replicas follow the primary")
 	for range 3 {
 		s.Sentinels = append(s.Sentinels, startSentinel(tb, s.Master, primary))

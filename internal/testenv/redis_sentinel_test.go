@@ -9,21 +9,18 @@ func TestRedisSentinel(t *testing.T) {
 		t.Fatalf("primary: got %s, want %s", old.Addr, s.Nodes[0].Addr)
 	}
 	old.Do("SET", "k", "v")
-	if got := old.Do("WAIT", "2", "0"); got != int64(2) {
-		t.Fatalf("WAIT: got %v replicas, want 2", got)
-	}
+	old.AwaitReplicas(2)
 	old.Kill()
 	Eventually(t, func() bool { return s.Primary() != old }, "the sentinels name another primary")
 	primary := s.Primary()
-	if got := primary.info("INFO", "replication")["role"]; got != "master" {
+	if got := primary.Do("ROLE").([]any)[0]; got != "master" {
 		t.Errorf("role of the new primary: got %s, want master", got)
 	}
 	if got := primary.Do("GET", "k"); got != "v" {
 		t.Errorf("GET after the fail-over: got %v, want v", got)
 	}
 	old.Start()
-	Eventually(t, func() bool { return old.info("INFO", "replication")["role"] == "slave" && old.replicates() },
-		"the old primary follows the new one")
+	Eventually(t, old.replicates, "the old primary follows the new one")
 }
 
 func TestRedisSentinelWithPassword(t *testing.T) {

@@ -147,6 +147,26 @@ func TestRedisSubscriberCount(t *testing.T) {
 	}
 }
 
+func TestRedisAwaitReplicas(t *testing.T) {
+	primary := Redis(t)
+	replica := Redis(t, "--replicaof", strings.Replace(primary.Addr, ":", " ", 1))
+	Eventually(t, replica.replicates, "the replica follows the primary")
+	primary.AwaitReplicas(1)
+	replica.Freeze()
+	primary.Do("SET", "k", "v")
+	done := make(chan struct{})
+	go func() {
+		primary.AwaitReplicas(1)
+		close(done)
+	}()
+	Eventually(t, func() bool { return primary.info("INFO", "clients")["blocked_clients"] == "1" }, "the wait waits")
+	replica.Thaw()
+	<-done
+	if got := replica.Do("GET", "k"); got != "v" {
+		t.Errorf("got %v, want v", got)
+	}
+}
+
 func TestRedisPassword(t *testing.T) {
 	s := Redis(t, "--requirepass", "secret")
 	s.Do("SET", "k", "v")
