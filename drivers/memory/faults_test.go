@@ -87,10 +87,11 @@ func TestReleaseThatFailsIsDoneLater(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d, other := pair(nil)
 				l := lock(t, d, "x")
-				d.Inject(memory.Fault{Kind: test.kind})
+				d.Inject(memory.Fault{Kind: test.kind, On: memory.Releases})
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				wantErr(t, "release", l.Release(ctx), driver.ErrUnknown)
+				wantErr(t, "renewal of a lease whose release failed", l.Renew(t.Context(), time.Minute), driver.ErrNotHeld)
 				_, err := try(other, "x")
 				wantErr(t, "acquire by the other before the fault ends", err, driver.ErrLocked)
 				d.Heal()
@@ -266,6 +267,12 @@ func TestFaultOnSomeRequests(t *testing.T) {
 	_, err := try(d, "z")
 	wantErr(t, "acquire", err, driver.ErrUnknown)
 	release(t, lock(t, d, "z"))
+
+	d.Inject(memory.Fault{Kind: memory.CutOff, Times: 2})
+	wantErr(t, "release", l.Release(t.Context()), driver.ErrUnknown)
+	_, err = d.Inspect(t.Context(), "x")
+	wantErr(t, "inspect", err, driver.ErrUnavailable)
+	release(t, lock(t, d, "x")) // the release was done when the fault was over
 }
 
 func TestRenewalWhoseAnswerIsLost(t *testing.T) {
@@ -300,13 +307,33 @@ func TestForceUnlockTellsTheHolder(t *testing.T) {
 	if err := other.ForceUnlock(t.Context(), "x"); err != nil {
 		t.Fatal(err)
 	}
-	if got := a.losses.Load(); got != 1 || !errors.Is(a.lostBy(), driver.ErrRemoved) {
-		t.Errorf("Lost was called %d times, last with %v, want once with %v", got, a.lostBy(), driver.ErrRemoved)
-	}
+	wantLost(t, a, driver.ErrRemoved)
 	wantErr(t, "second forced unlock", other.ForceUnlock(t.Context(), "x"), driver.ErrNotHeld)
 	wantErr(t, "renewal", l.Renew(t.Context(), time.Second), driver.ErrNotHeld)
 	wantErr(t, "release", l.Release(t.Context()), driver.ErrNotHeld)
 	release(t, lock(t, other, "x"))
+}
+
+func TestForceUnlockTellsOnlyThoseWhoHoldOn(t *testing.T) {
+	d, other := pair(nil)
+	holds, released := newAttempt("x"), newAttempt("y")
+	for _, a := range []*attempt{holds, released} {
+		l, err := d.Acquire(t.Context(), &a.Request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.Inject(memory.Fault{Kind: memory.CutOff, On: memory.Releases})
+		if a == released {
+			wantErr(t, "release", l.Release(t.Context()), driver.ErrUnknown)
+		}
+		if err := other.ForceUnlock(t.Context(), a.Name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantLost(t, holds, driver.ErrRemoved)
+	if got := released.losses.Load(); got != 0 {
+		t.Errorf("Lost was called %d times after Release, want 0", got)
+	}
 }
 
 func TestCutOffHolderIsToldWhenItIsBack(t *testing.T) {
@@ -329,9 +356,7 @@ func TestCutOffHolderIsToldWhenItIsBack(t *testing.T) {
 		}
 		d.Heal()
 	}
-	if got := lost.losses.Load(); got != 1 || !errors.Is(lost.lostBy(), driver.ErrRemoved) {
-		t.Errorf("Lost was called %d times, last with %v, want once with %v", got, lost.lostBy(), driver.ErrRemoved)
-	}
+	wantLost(t, lost, driver.ErrRemoved)
 	if got := released.losses.Load(); got != 0 {
 		t.Errorf("Lost was called %d times after Release, want 0", got)
 	}

@@ -103,10 +103,12 @@ func (l *lease) confirm(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
-	if l.fate != held || l.behind || l.end() <= now {
+	switch {
+	case l.fate != held, l.end() <= now:
 		return errAgain
-	}
-	if err == nil && !lost {
+	case l.behind && err == nil: // its session has expired
+		return errAgain
+	case err == nil && !lost:
 		l.take(n)
 		return nil
 	}

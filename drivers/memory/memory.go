@@ -193,7 +193,6 @@ func (d *Driver) Close(ctx context.Context) error {
 			d.leaveBehind(h)
 		}
 	}
-	d.settle(s.now())
 	s.mu.Unlock()
 	d.work.Wait()
 	if d.onClose != nil {

@@ -152,12 +152,18 @@ func TestLeaseEndsAtItsTTL(t *testing.T) {
 		if got := a.waiting.Load(); got != 1 {
 			t.Errorf("Waiting was called %d times, want 1", got)
 		}
+		time.Sleep(10*time.Second - time.Nanosecond)
+		_, err := try(d, "a")
+		wantErr(t, "acquire just before the end", err, driver.ErrLocked)
+		time.Sleep(time.Nanosecond)
+		wantErr(t, "release of a lease that is over", r.lease.Release(t.Context()), driver.ErrNotHeld)
+		release(t, lock(t, d, "a"))
+
 		wantErr(t, "renewal of the lease that is over", l.Renew(t.Context(), time.Minute), driver.ErrNotHeld)
 		wantErr(t, "its release", l.Release(t.Context()), driver.ErrNotHeld)
 		if got, want := l.Expires(), granted.Add(10*time.Second); !got.Equal(want) {
 			t.Errorf("Expires moved to %v after it had passed at %v", got, want)
 		}
-		release(t, r.lease)
 	})
 }
 
@@ -291,28 +297,238 @@ func TestCanceledWaiterLeavesTheQueue(t *testing.T) {
 }
 
 func TestGrantAndCancelCross(t *testing.T) {
-	d := memory.New(nil)
-	for range 2000 {
+	synctest.Test(t, func(t *testing.T) {
+		d := memory.New(nil)
+		granted := 0
+		for range 1000 {
+			l := lock(t, d, "x")
+			ctx, cancel := context.WithCancel(t.Context())
+			c := wait(ctx, d, newAttempt("x"))
+			cancel() // wakes the waiter, which then finds that it was granted the name
+			release(t, l)
+			r := <-c
+			if (r.lease == nil) == (r.err == nil) {
+				t.Fatalf("got lease %v and error %v, want one of them", r.lease, r.err)
+			}
+			if r.lease != nil {
+				granted++
+				release(t, r.lease)
+			}
+			if s := status(t, d, "x"); s.Held || s.Waiters != 0 {
+				t.Fatalf("left behind: %+v", s)
+			}
+		}
+		if granted == 0 {
+			t.Error("no grant crossed a cancel")
+		}
+	})
+}
+
+func TestEachHolderInTurnIsWatched(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := memory.New(nil)
 		l := lock(t, d, "x")
-		ctx, cancel := context.WithCancel(t.Context())
-		a := newAttempt("x")
-		c := make(chan result)
-		go func() {
-			l, err := d.Acquire(ctx, &a.Request)
-			c <- result{lease: l, err: err}
-		}()
-		for a.waiting.Load() == 0 {
-			time.Sleep(time.Microsecond)
-		}
-		go cancel()
+		short := newAttempt("x")
+		short.TTL = time.Second
+		gone, next := wait(t.Context(), d, short), wait(t.Context(), d, newAttempt("x"))
 		release(t, l)
-		if r := <-c; (r.lease == nil) == (r.err == nil) {
-			t.Fatalf("got lease %v and error %v, want one of them", r.lease, r.err)
-		} else if r.lease != nil {
-			release(t, r.lease)
+		start := time.Now()
+		<-gone
+		if got := (<-next).at.Sub(start); got != time.Second {
+			t.Errorf("the second waiter was granted after %v, want the TTL of the first, 1s", got)
 		}
-		if s := status(t, d, "x"); s.Held || s.Waiters != 0 {
-			t.Fatalf("left behind: %+v", s)
+	})
+}
+
+func TestContended(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, other := pair(nil)
+		l := lock(t, d, "x")
+		c := wait(t.Context(), other, newAttempt("x"))
+		release(t, l)
+		next := (<-c).lease
+		release(t, next)
+		for l, want := range map[driver.Lease]bool{l: true, next: false} {
+			if got := l.(driver.ContentionReporter).Contended(); got != want {
+				t.Errorf("Contended = %v, want %v", got, want)
+			}
 		}
+	})
+}
+
+func TestCloseLeavesTheQueuesFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, other := pair(nil)
+		l := lock(t, d, "x")
+		lock(t, d, "y")
+		own := wait(t.Context(), d, newAttempt("x"))
+		theirs := wait(t.Context(), other, newAttempt("x"))
+		own2 := wait(t.Context(), d, newAttempt("x"))
+		if err := d.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		wantErr(t, "wait of the closed driver", (<-own).err, driver.ErrClosed)
+		wantErr(t, "second wait of the closed driver", (<-own2).err, driver.ErrClosed)
+		r := <-theirs
+		if r.err != nil {
+			t.Error(r.err)
+		}
+		wantErr(t, "release after Close", l.Release(t.Context()), driver.ErrNotHeld)
+		wantErr(t, "renewal after Close", l.Renew(t.Context(), time.Second), driver.ErrNotHeld)
+		_, err := try(d, "z")
+		wantErr(t, "acquire after Close", err, driver.ErrClosed)
+		_, err = d.Inspect(t.Context(), "z")
+		wantErr(t, "inspect after Close", err, driver.ErrClosed)
+		wantErr(t, "forced unlock after Close", d.ForceUnlock(t.Context(), "x"), driver.ErrClosed)
+		if err := d.Close(t.Context()); err != nil {
+			t.Errorf("second Close: %v", err)
+		}
+		release(t, r.lease)
+		if n := d.Server().Names(); n != 0 {
+			t.Errorf("%d names left, want none", n)
+		}
+	})
+}
+
+func TestTokensRise(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := memory.New(nil)
+		a := newAttempt("x")
+		a.want = 5
+		l, err := d.Acquire(t.Context(), &a.Request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if first, n := l.Tokens(); first != 1 || n != 5 {
+			t.Errorf("got %d tokens from %d, want 5 from 1", n, first)
+		}
+		if got := status(t, d, "x").Token; got != 5 {
+			t.Errorf("Inspect shows token %d, want 5", got)
+		}
+		b := newAttempt("x")
+		c := wait(t.Context(), d, b)
+		b.want = 3 // it counts when the grant arrives
+		release(t, l)
+		if first, n := (<-c).lease.Tokens(); first != 6 || n != 3 {
+			t.Errorf("got %d tokens from %d after a wait, want 3 from 6", n, first)
+		}
+	})
+}
+
+func TestNoTokens(t *testing.T) {
+	d := memory.New(&memory.Options{NoTokens: true})
+	if got := d.Info().Fencing; got != driver.None {
+		t.Errorf("fencing is %v, want none", got)
+	}
+	if first, n := lock(t, d, "x").Tokens(); first != 0 || n != 0 {
+		t.Errorf("got %d tokens from %d, want 0, 0", n, first)
+	}
+}
+
+func TestInspect(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, other := pair(nil)
+		if got := status(t, d, "x"); got.Held || got.Waiters != 0 {
+			t.Errorf("free name: got %+v", got)
+		}
+		start := time.Now()
+		a := newAttempt("x")
+		a.Note = "note"
+		if _, err := d.Acquire(t.Context(), &a.Request); err != nil {
+			t.Fatal(err)
+		}
+		b, c := newAttempt("x"), newAttempt("x")
+		ctx, cancel := context.WithCancel(t.Context())
+		rb, rc := wait(ctx, d, b), wait(ctx, other, c)
+		time.Sleep(3 * time.Second)
+		got := status(t, other, "x")
+		if !got.Held || got.Hold != a.Hold || got.Owner != a.Owner || got.Note != "note" || !got.Since.Equal(start) ||
+			got.TTL != 7*time.Second || got.Token != 1 || got.Waiters != 2 || !slices.Equal(got.Queue, []string{b.Owner, c.Owner}) {
+			t.Errorf("got %+v", got)
+		}
+		cancel()
+		<-rb
+		<-rc
+		time.Sleep(7 * time.Second)
+		if got := status(t, other, "x"); got.Held {
+			t.Errorf("after the TTL: got %+v", got)
+		}
+	})
+}
+
+func TestNothingIsLeftOfFreeNames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := memory.New(nil)
+		for i := range 1000 {
+			release(t, lock(t, d, fmt.Sprint(i)))
+		}
+		if n := d.Server().Names(); n != 0 {
+			t.Errorf("%d names left after their release, want none", n)
+		}
+		for i := range 1000 { // holders that never come back
+			lock(t, d, fmt.Sprint("gone ", i))
+		}
+		time.Sleep(11 * time.Second)
+		for i := range 1000 {
+			release(t, lock(t, d, fmt.Sprint("next ", i)))
+			lock(t, d, fmt.Sprint("held ", i))
+		}
+		if got, most := d.Server().Names(), 1500; got > most {
+			t.Errorf("%d names with 1000 held, want at most %d", got, most)
+		}
+	})
+}
+
+// callback calls the driver from within its events, as it may: no lock is held there.
+type callback struct {
+	*attempt
+	d *memory.Driver
+}
+
+func (c callback) Waiting()   { c.d.Inspect(context.Background(), c.Name) }
+func (c callback) Lost(error) { c.d.Inspect(context.Background(), c.Name) }
+func (c callback) Tokens() int {
+	c.d.Inspect(context.Background(), c.Name)
+	return 1
+}
+
+func TestEventsAreCalledWithoutLocks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, o := range []*memory.Options{nil, sessions} {
+			d, other := pair(o)
+			l := lock(t, d, "x")
+			a := newAttempt("x")
+			a.Events = callback{a, d}
+			c := wait(t.Context(), d, a)
+			release(t, l)
+			if r := <-c; r.err != nil {
+				t.Fatal(r.err)
+			}
+			if err := other.ForceUnlock(t.Context(), "x"); err != nil {
+				t.Error(err)
+			}
+			if _, err := d.Acquire(t.Context(), &a.Request); err != nil {
+				t.Error(err)
+			}
+			d.Cut()
+			other.Server().Flush()
+			d.Heal()
+		}
+	})
+}
+
+func TestAcquireWithContextThatIsDone(t *testing.T) {
+	d := memory.New(nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := d.Acquire(ctx, &newAttempt("x").Request)
+	wantErr(t, "acquire", err, context.Canceled)
+	l := lock(t, d, "x")
+	wantErr(t, "renewal", l.Renew(ctx, time.Second), context.Canceled)
+	if err := l.Release(ctx); err != nil {
+		t.Errorf("release: %v", err)
+	}
+	if err := lock(t, d, "x").Renew(t.Context(), 0); err == nil {
+		t.Error("renewal for 0 succeeded")
 	}
 }

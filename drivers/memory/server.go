@@ -139,30 +139,26 @@ func (s *Server) grant(l *lease, sent, now int64) {
 // next ends the hold h and gives its name to the next waiter.
 func (s *Server) next(h *lease, f fate, now int64) {
 	h.fate = f
-	h.leaveSession()
+	if ss := h.session; ss != nil && ss.ends <= now && h.lose() {
+		ss.losses = append(ss.losses, loss{h, driver.ErrSessionEnded}) // the driver finds out when its time is up as well
+	} else {
+		h.leaveSession()
+	}
 	q := h.queue
 	h.queue = nil
-	for q != nil && len(q.waiters) > 0 {
-		w := q.pop(s.options.Order)
-		if ss := w.l.session; ss != nil && ss.ends <= now {
-			w.l.leaveSession()
-			w.ready <- errAgain
-			continue
-		}
-		s.grant(w.l, now, now)
-		if len(q.waiters) == 0 {
-			q.timer.Stop()
-		} else {
-			w.l.queue = q
-			s.watch(w.l, now)
-		}
-		w.ready <- nil
+	if q == nil {
+		delete(s.names, h.r.Name)
 		return
 	}
-	if q != nil {
+	w := q.pop(s.options.Order)
+	s.grant(w.l, now, now)
+	if len(q.waiters) == 0 {
 		q.timer.Stop()
+	} else {
+		w.l.queue = q
+		s.watch(w.l, now)
 	}
-	delete(s.names, h.r.Name)
+	w.ready <- nil
 }
 
 // remove ends the hold h for somebody else, and returns the losses to tell of, if any.

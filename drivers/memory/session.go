@@ -2,6 +2,7 @@ package memory
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -16,10 +17,11 @@ type session struct {
 	expires atomic.Int64 // for the driver, on the clock of the server; never after ends
 
 	// Guarded by Server.mu.
-	ends  int64 // at the server
-	users int   // leases that wait or are held
-	dead  bool
-	timer *time.Timer // the next keep-alive; at the latest when it expires
+	ends   int64 // at the server
+	users  int   // leases that wait or are held
+	losses []loss
+	dead   bool
+	timer  *time.Timer // the next keep-alive; at the latest when it expires
 }
 
 // EndSession ends the sessions of d at the server, as an administrator can do. The leases are lost with driver.ErrSessionEnded.
@@ -120,15 +122,14 @@ func (ss *session) die() []loss {
 	d, s := ss.d, ss.d.server
 	ss.stop()
 	s.dismiss(func(l *lease) bool { return l.session == ss }, errAgain)
-	var losses []loss
 	for _, h := range s.names {
 		if h.session == ss {
 			if h.lose() {
-				losses = append(losses, loss{h, driver.ErrSessionEnded})
+				ss.losses = append(ss.losses, loss{h, driver.ErrSessionEnded})
 			}
 			d.leaveBehind(h)
 		}
 	}
 	d.settle(s.now())
-	return losses
+	return slices.DeleteFunc(ss.losses, func(x loss) bool { return x.l.released })
 }
