@@ -5,10 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strconv"
 	"time"
-
-	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
 )
@@ -108,18 +105,25 @@ func pause(left time.Duration) time.Duration {
 // try asks once. Without an error and a lease the lock is taken, for the time that is returned unless its holder renews it; that is
 // negative if it does not expire. What an unclear answer may have left behind is cleaned up.
 func (d *Driver) try(ctx context.Context, r *driver.Request) (*lease, time.Duration, error) {
-	n, token := 1, d.tokenKey(r.Name)
-	if token != "" {
-		n = min(max(r.Events.Tokens(), 1), maxTokens)
+	o := d.ops.Get().(*op)
+	o.request, o.lease, o.tokens = r, nil, 0
+	if d.options.Fence != FenceNone {
+		o.tokens = min(max(r.Events.Tokens(), 1), maxTokens)
 	}
-	s := d.stamp()
-	result, acks := d.evalAcquire(ctx, &s, r, token, n)
-	first, n, err := readGrant(result)
+	o.state.Store(queued)
+	if err, doubt := d.carryOut(ctx, o, d.closing); doubt {
+		return nil, 0, fmt.Errorf("%w: %w", driver.ErrUnknown, err)
+	} else if err != nil {
+		return nil, 0, err
+	}
+	sent, first, n, acks, err := o.sent, o.first, o.n, o.acks, o.err
+	fenced := o.tokens > 0
+	d.ops.Put(o)
 	switch {
 	case err != nil:
 		err, doubt := fault(ctx, r.Name, err)
 		if doubt {
-			d.ghosts.add(ghost{name: r.Name, hold: r.Hold, sent: s, until: s.at + int64(r.TTL+late)})
+			d.ghosts.add(ghost{name: r.Name, hold: r.Hold, until: sent + int64(r.TTL+late)})
 		}
 		return nil, 0, err
 	case first == takenForEver:
@@ -127,51 +131,17 @@ func (d *Driver) try(ctx context.Context, r *driver.Request) (*lease, time.Durat
 	case first < 0:
 		return nil, time.Duration(-1-first) * time.Millisecond, nil
 	}
-	if token == "" {
+	if !fenced {
 		first, n = 0, 0
 	}
-	l := d.newLease(r, s.at, uint64(first), n)
+	l := d.newLease(r, sent, uint64(first), n)
 	if acks < d.options.WaitReplicas {
 		return nil, 0, d.undo(ctx, l, acks)
 	}
 	return l, 0, nil
 }
 
-func (d *Driver) evalAcquire(ctx context.Context, s *stamp, r *driver.Request, token string, n int) (rueidis.RedisResult, int) {
-	ttl := d.milliseconds(r.TTL)
-	if token == "" {
-		return d.evalReplicated(ctx, s, acquireScript, []string{r.Name}, []string{ttl, r.Hold})
-	}
-	keep := ""
-	if d.options.Fence == FenceOwn {
-		keep = fenceTTLText
-	}
-	return d.evalReplicated(ctx, s, acquireScript, []string{r.Name, token}, []string{ttl, r.Hold, strconv.Itoa(n), keep})
-}
-
-var fenceTTLText = strconv.FormatInt(fenceTTL.Milliseconds(), 10)
-
 // takenForEver is the answer of the acquire script for a lock that does not expire.
 const takenForEver = 0
 
 var errAnswer = errors.New("the server's answer makes no sense")
-
-// readGrant takes the answer of the acquire script apart.
-func readGrant(result rueidis.RedisResult) (first int64, n int, err error) {
-	message, err := result.ToMessage()
-	if err != nil {
-		return 0, 0, err
-	}
-	if !message.IsArray() {
-		first, err = message.ToInt64()
-		return first, 1, err
-	}
-	block, err := message.AsIntSlice()
-	if err != nil {
-		return 0, 0, err
-	}
-	if len(block) != 2 || block[0] < 1 || block[1] < 1 || block[1] > maxTokens {
-		return 0, 0, errAnswer
-	}
-	return block[0], int(block[1]), nil
-}

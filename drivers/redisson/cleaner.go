@@ -2,8 +2,8 @@ package redisson
 
 import (
 	"cmp"
-	"container/heap"
 	"context"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -24,8 +24,8 @@ const (
 type ghost struct {
 	name, hold string
 	until      int64  // when it is over by itself
-	sent       stamp  // of the request that may have made it
-	lease      *lease // of a hold that was granted: if that is not found, it is gone for good
+	granted    bool   // the server said so: if the hold is not found, it is gone for good
+	lease      *lease // of a hold whose Release failed
 
 	next int64 // when to ask
 	wait time.Duration
@@ -40,7 +40,7 @@ type cleaner struct {
 	wake   chan struct{}
 
 	mu      sync.Mutex
-	ghosts  ghostHeap
+	ghosts  []*ghost
 	working int           // taken out of ghosts for now
 	running bool          // the goroutine
 	none    chan struct{} // closed when there are no more, once Close waits for that
@@ -66,9 +66,9 @@ func (c *cleaner) add(g ghost) {
 func (c *cleaner) push(g ghost) {
 	if len(c.ghosts) >= maxGhosts {
 		soonest := slices.MinFunc(c.ghosts, func(a, b *ghost) int { return cmp.Compare(a.until, b.until) })
-		heap.Remove(&c.ghosts, slices.Index(c.ghosts, soonest))
+		c.ghosts = slices.DeleteFunc(c.ghosts, func(g *ghost) bool { return g == soonest })
 	}
-	heap.Push(&c.ghosts, &g)
+	c.ghosts = append(c.ghosts, &g)
 }
 
 // run ends when there is nothing left to release, or with the driver.
@@ -99,15 +99,18 @@ func (c *cleaner) due() (due []*ghost, wait time.Duration, end bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := c.driver.now()
-	for len(c.ghosts) > 0 && len(due) < maxBatch && c.ghosts[0].next <= now {
-		due = append(due, heap.Pop(&c.ghosts).(*ghost))
-	}
+	next := int64(math.MaxInt64)
+	c.ghosts = slices.DeleteFunc(c.ghosts, func(g *ghost) bool {
+		if g.next <= now && len(due) < maxBatch {
+			due = append(due, g)
+			return true
+		}
+		next = min(next, g.next)
+		return false
+	})
 	c.working = len(due)
-	if len(due) > 0 {
-		return due, 0, false
-	}
-	if len(c.ghosts) > 0 {
-		return nil, time.Duration(c.ghosts[0].next - now), false
+	if len(due) > 0 || len(c.ghosts) > 0 {
+		return due, time.Duration(next - now), false
 	}
 	c.running = false
 	if c.none != nil {
@@ -122,40 +125,39 @@ func (c *cleaner) release(ghosts []*ghost) {
 	d := c.driver
 	ctx, cancel := context.WithTimeout(d.life, cleanFor)
 	defer cancel()
-	s := d.stamp()
 	calls := make([]call, len(ghosts))
 	for i, g := range ghosts {
 		calls[i] = d.releaseCall(g.name, g.hold)
 	}
 	results, _ := d.evalAll(ctx, d.client, releaseScript, calls, 0)
-	answered := d.stamp()
+	now := d.now()
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.working = 0
 	for i, g := range ghosts {
-		if g.settled(results[i], s, answered) {
+		if g.settled(results[i], now) {
 			continue
 		}
-		g.next = answered.at + int64(g.wait)
+		g.next = now + int64(g.wait)
 		g.wait = min(2*g.wait, lastClean)
 		c.push(*g)
 	}
 }
 
-// settled takes the answer to a request that was stamped t, and reports whether the ghost is gone for good.
-func (g *ghost) settled(result rueidis.RedisResult, t, answered stamp) bool {
+// settled takes an answer and reports whether the ghost is gone for good.
+func (g *ghost) settled(result rueidis.RedisResult, now int64) bool {
 	told, err := result.ToInt64()
 	switch {
-	case err != nil && g.lease != nil:
-		return answered.at > g.until
+	case err != nil && g.granted:
+		return now > g.until
 	case err != nil:
-		return answered.at > g.until+int64(outOfReach)
-	case g.lease != nil:
-		g.lease.cleaned(told)
-		return true
+		return now > g.until+int64(outOfReach)
 	}
-	return told >= 0 || g.sent.before(t, answered) || answered.at > g.until
+	if g.lease != nil {
+		g.lease.cleaned(told)
+	}
+	return told >= 0 || g.granted || now > g.until
 }
 
 // finish returns when there are no more ghosts, or ctx is done.
@@ -172,7 +174,6 @@ func (c *cleaner) finish(ctx context.Context) (left int) {
 	for _, g := range c.ghosts { // those with a long pause before them
 		g.next, g.wait = min(g.next, now), firstClean
 	}
-	heap.Init(&c.ghosts)
 	c.mu.Unlock()
 	select {
 	case c.wake <- struct{}{}:
@@ -186,19 +187,4 @@ func (c *cleaner) finish(ctx context.Context) (left int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.ghosts) + c.working
-}
-
-// ghostHeap has the ghost first that is to be asked for first.
-type ghostHeap []*ghost
-
-func (h ghostHeap) Len() int           { return len(h) }
-func (h ghostHeap) Less(i, j int) bool { return h[i].next < h[j].next }
-func (h ghostHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *ghostHeap) Push(g any)        { *h = append(*h, g.(*ghost)) }
-func (h *ghostHeap) Pop() any {
-	old := *h
-	g := old[len(old)-1]
-	old[len(old)-1] = nil
-	*h = old[:len(old)-1]
-	return g
 }

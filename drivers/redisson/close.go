@@ -16,6 +16,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	d.releaseAll(ctx)
 	ghosts := d.ghosts.finish(ctx)
 	d.topics.close()
+	d.sender.end()
 	d.mu.Lock()
 	d.ended = true
 	d.mu.Unlock()
@@ -93,7 +94,13 @@ func (d *Driver) releaseAll(ctx context.Context) {
 				_ = l.released(told, 0) // whether it was still there is of no interest to anybody
 				continue
 			}
-			d.ghosts.add(ghost{name: l.request.Name, hold: l.request.Hold, until: l.lasts + int64(late), lease: l})
+			l.haunt()
 		}
 	}
+}
+
+// releaseCall is the release of a hold for evalAll.
+func (d *Driver) releaseCall(name, hold string) call {
+	args := append([]string{hold, prefixName(channelPrefix, name)}, d.checked.words...)
+	return call{keys: []string{name}, args: args}
 }

@@ -5,13 +5,11 @@ import (
 	"crypto/tls"
 	"net"
 	"sync"
-	"sync/atomic"
 )
 
 // dialer makes the connections of a client that the driver opened itself.
 type dialer struct {
 	opening context.Context // bounds the connections that are made while Open runs
-	made    atomic.Uint64   // how many connections were asked for
 
 	mu     sync.Mutex
 	opened bool
@@ -24,11 +22,6 @@ type conn struct {
 	dialer *dialer
 	stop   func() bool // of the watch over dialer.opening
 }
-
-// dialError is why a connection could not be made.
-type dialError struct{ error }
-
-func (e dialError) Unwrap() error { return e.error }
 
 func newDialer(opening context.Context) *dialer {
 	return &dialer{opening: opening, conns: make(map[*conn]struct{})}
@@ -45,7 +38,6 @@ func (d *dialer) done() {
 }
 
 func (d *dialer) dial(ctx context.Context, addr string, nd *net.Dialer, config *tls.Config) (net.Conn, error) {
-	d.made.Add(1)
 	d.mu.Lock()
 	opened := d.opened
 	d.mu.Unlock()
@@ -63,7 +55,7 @@ func (d *dialer) dial(ctx context.Context, addr string, nd *net.Dialer, config *
 		raw, err = nd.DialContext(ctx, "tcp", addr)
 	}
 	if err != nil {
-		return nil, dialError{err}
+		return nil, notSent{err}
 	}
 	c := &conn{Conn: raw, dialer: d, stop: func() bool { return true }}
 	d.mu.Lock()

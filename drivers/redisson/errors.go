@@ -41,10 +41,15 @@ func fault(ctx context.Context, name string, err error) (_ error, doubt bool) {
 	return fmt.Errorf("%w: %w", kind, err), doubt
 }
 
+// notSent is why a request was not sent.
+type notSent struct{ error }
+
+func (e notSent) Unwrap() error { return e.error }
+
 // neverSent reports whether a request failed before there was a connection to send it over.
 func neverSent(err error) bool {
 	var dial *net.OpError
-	return errors.As(err, new(dialError)) || errors.As(err, &dial) && dial.Op == "dial" ||
+	return errors.As(err, new(notSent)) || errors.As(err, &dial) && dial.Op == "dial" ||
 		errors.Is(err, rueidis.ErrNoSlot) || errors.Is(err, rueidis.ErrNoAddr)
 }
 
@@ -63,9 +68,9 @@ func refusal(name string, answer *rueidis.RedisError) (_ error, doubt bool) {
 }
 
 // hasCode reports whether an error of a server carries one of the codes. Before Redis 7 those that a script ran into follow after
-// a description of the place.
+// the place in the script.
 func hasCode(text string, codes ...string) bool {
-	inScript := strings.HasPrefix(text, "ERR Error running script")
+	inScript := strings.Contains(text, "user_script")
 	for _, code := range codes {
 		if strings.HasPrefix(text, code) || inScript && (strings.Contains(text, " "+code+" ") || strings.Contains(text, "-"+code+" ")) {
 			return true

@@ -24,8 +24,8 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	if token := d.tokenKey(name); token != "" {
 		keys = append(keys, token)
 	}
-	s := d.stamp()
-	answer, err := d.eval(ctx, &s, inspectScript, keys, nil).ToArray()
+	results, _ := d.evalAll(ctx, d.client, inspectScript, []call{{keys, nil}}, 0)
+	answer, err := results[0].ToArray()
 	if err != nil {
 		err, _ := fault(ctx, name, err)
 		return driver.Status{}, err
@@ -102,8 +102,8 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 		return err
 	}
 	args := append([]string{prefixName(channelPrefix, name)}, d.checked.words...)
-	s := d.stamp()
-	ended, err := d.eval(ctx, &s, forceScript, []string{name}, args).ToInt64()
+	results, _ := d.evalAll(ctx, d.client, forceScript, []call{{[]string{name}, args}}, 0)
+	ended, err := results[0].ToInt64()
 	if err != nil {
 		err, _ := fault(ctx, name, err)
 		return err

@@ -83,42 +83,68 @@ func (l *lease) Release(ctx context.Context) error {
 	l.mu.Unlock()
 	l.driver.forget(l)
 
-	err, retry := l.release(ctx)
-	for wait := firstRetry; retry; wait = min(2*wait, lastRetry) {
+	again, left, err := l.release(ctx)
+	for wait := firstRetry; again; wait = min(2*wait, lastRetry) {
 		if !l.driver.sleep(ctx, wait) || l.driver.now() > limit {
 			break
 		}
-		err, retry = l.release(ctx)
+		again, left, err = l.release(ctx)
 	}
 	if err == nil || errors.Is(err, driver.ErrNotHeld) {
 		return err
 	}
-	l.driver.ghosts.add(ghost{name: l.request.Name, hold: l.request.Hold, until: limit, lease: l})
+	if !left {
+		l.haunt()
+	}
 	if !errors.Is(err, driver.ErrUnknown) {
 		err = fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 	}
 	return err
 }
 
-// release asks once to end the hold, and reports whether it makes sense to ask again if that failed.
-func (l *lease) release(ctx context.Context) (_ error, retry bool) {
+// release asks once to end the hold. It reports whether it makes sense to ask again if that failed, and whether the request was left
+// on its way.
+func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	d := l.driver
 	own := d.topics.own(l.request.Name)
-	s := d.stamp()
-	told, err := d.evalRelease(ctx, &s, l.request.Name, l.request.Hold).ToInt64()
+	o := d.ops.Get().(*op)
+	o.request, o.lease, o.tokens = l.request, l, 0
+	o.state.Store(queued)
+	if err, doubt := d.carryOut(ctx, o, nil); doubt {
+		l.doubt(d.now())
+		return false, true, err
+	} else if err != nil {
+		return false, false, err
+	}
+	told, sent, err := o.first, o.sent, o.err
+	o.lease = nil
+	d.ops.Put(o)
 	if err == nil {
-		return l.released(told, min(own, d.topics.own(l.request.Name))), false
+		return false, false, l.released(told, min(own, d.topics.own(l.request.Name)))
 	}
 	err, doubt := fault(ctx, l.request.Name, err)
 	if doubt {
-		l.mu.Lock()
-		if l.phase == ending {
-			l.phase, l.doubtedAt = doubted, s.at
-		}
-		l.mu.Unlock()
+		l.doubt(sent)
 	}
 	transient := errors.Is(err, driver.ErrUnknown) || errors.Is(err, driver.ErrUnavailable)
-	return err, transient && ctx.Err() == nil
+	return transient && ctx.Err() == nil, false, err
+}
+
+// doubt notes that a request to release the hold, sent at some time, may have done it.
+func (l *lease) doubt(sent int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.phase == ending {
+		l.phase, l.doubtedAt = doubted, sent
+	}
+}
+
+// haunt leaves the end of the hold to the cleaner.
+func (l *lease) haunt() {
+	l.mu.Lock()
+	limit := l.lasts + int64(late)
+	l.mu.Unlock()
+	l.driver.ghosts.add(ghost{name: l.request.Name, hold: l.request.Hold, until: limit, granted: true, lease: l})
 }
 
 // released takes an answer to a request to release the hold, own of whose receivers were subscriptions of this driver.
@@ -154,13 +180,17 @@ func (l *lease) cleaned(told int64) {
 // Renew implements driver.Lease.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	d := l.driver
-	s := d.stamp()
-	r, ok := l.beginRenewal(s.at, ttl)
+	client, err := d.nodeOf(ctx, l.request.Name)
+	if err != nil {
+		return err
+	}
+	r, ok := l.beginRenewal(d.now(), ttl)
 	if !ok {
 		return driver.ErrNotHeld
 	}
-	result, acks := d.evalReplicated(ctx, &s, renewScript, []string{l.request.Name}, []string{l.request.Hold, d.milliseconds(ttl)})
-	answer, err := result.ToString()
+	c := call{[]string{l.request.Name}, []string{l.request.Hold, d.milliseconds(ttl)}}
+	results, acks := d.evalAll(ctx, client, renewScript, []call{c}, d.options.WaitReplicas)
+	answer, err := results[0].ToString()
 	if err == nil && len(answer) != 1 {
 		err = errAnswer
 	}

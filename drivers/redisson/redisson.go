@@ -85,15 +85,15 @@ type Driver struct {
 	options Options
 	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
 
-	answered atomic.Int64 // when the last answered request was sent
-	failing  atomic.Bool  // the last request got no answer
-	ttlText  atomic.Pointer[ttlText]
-	checked  server // what the server is like, once it is known
+	ttlText atomic.Pointer[ttlText]
+	ops     sync.Pool // of *op
+	checked server    // what the server is like, once it is known
 
 	life    context.Context // ends with Close, after all that has to be done
 	end     context.CancelFunc
 	wg      sync.WaitGroup // goroutines of the driver
 	closing chan struct{}  // closed when Close begins
+	sender  *sender
 	topics  *listener
 	ghosts  *cleaner
 	nodes   *topology // nil outside of a cluster
@@ -116,8 +116,8 @@ var (
 // New returns a Driver that uses the client, whatever its topology (single server, sentinel or cluster), and never closes it. It asks
 // the server nothing: what Open checks about it (version, eviction) the first Acquire does.
 //
-// Let the client connect with a short Dialer.Timeout and ConnWriteTimeout (2 s and 3 s serve well): they bound how long a call can
-// outlast its context while a connection is being made. Client-side caching is not used.
+// Let the client have a short ConnWriteTimeout and a Dialer.KeepAlive (3 s and 1 s serve well): they bound how long it takes until a
+// connection is given up that is dead without a sign. Client-side caching is not used.
 func New(client rueidis.Client, o *Options) (*Driver, error) {
 	if client == nil {
 		return nil, fmt.Errorf("redisson: no client")
@@ -141,9 +141,10 @@ func newDriver(client rueidis.Client, dialer *dialer, o *Options) (*Driver, erro
 	if err := d.options.check(); err != nil {
 		return nil, err
 	}
-	d.failing.Store(true)
 	d.life, d.end = context.WithCancel(context.Background())
+	d.ops.New = func() any { return &op{done: make(chan struct{}, 1)} }
 	d.leases.init()
+	d.sender = newSender(d)
 	d.topics = newListener(d)
 	d.ghosts = newCleaner(d)
 	if d.cluster {

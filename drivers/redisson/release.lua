@@ -1,6 +1,8 @@
--- Ends the hold ARGV[1] of the lock KEYS[1] and tells the waiters on channel ARGV[2] by the commands ARGV[3..].
--- Returns how many subscribers were told, or -1 if there is no such hold.
-if redis.call('HDEL', KEYS[1], ARGV[1]) == 0 then return -1 end
-local told = 0
-for i = 3, #ARGV do told = told + redis.call(ARGV[i], ARGV[2], '0') end
-return told
+-- release ends a hold of the lock name and tells the waiters on the channel by the commands word and, unless it is nil, word2.
+-- It returns how many subscribers were told, or -1 if there is no such hold.
+local function release(name, hold, channel, word, word2)
+  if redis.call('HDEL', name, hold) == 0 then return -1 end
+  local told = redis.call(word, channel, '0')
+  if word2 then told = told + redis.call(word2, channel, '0') end
+  return told
+end

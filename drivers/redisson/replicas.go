@@ -11,10 +11,10 @@ import (
 )
 
 // evalReplicated is eval, and returns how many replicas confirmed, where they have to.
-func (d *Driver) evalReplicated(ctx context.Context, s *stamp, sc *script, keys, args []string) (rueidis.RedisResult, int) {
+func (d *Driver) evalReplicated(ctx context.Context, sc *script, keys, args []string) (rueidis.RedisResult, int) {
 	replicas := d.options.WaitReplicas
 	if replicas == 0 {
-		return d.eval(ctx, s, sc, keys, args), 0
+		return d.eval(ctx, sc, keys, args), 0
 	}
 	node, err := d.nodeOf(ctx, keys[0])
 	if err != nil {
@@ -27,10 +27,10 @@ func (d *Driver) evalReplicated(ctx context.Context, s *stamp, sc *script, keys,
 	return results[0], acks
 }
 
-// nodeOf returns a client of the node that has the key. In a cluster the client as a whole will not do: it follows a redirection
-// of the script, but leaves WAIT behind on a node that has written nothing, where WAIT succeeds.
+// nodeOf returns the client for scripts on a key. In a cluster the client as a whole will not do where replicas have to confirm: it
+// follows a redirection of the script, but leaves WAIT behind on a node that has written nothing, where WAIT succeeds.
 func (d *Driver) nodeOf(ctx context.Context, key string) (rueidis.Client, error) {
-	if !d.cluster {
+	if !d.cluster || d.options.WaitReplicas == 0 {
 		return d.client, nil
 	}
 	return d.nodes.client(ctx, slotOf(key))

@@ -16,9 +16,11 @@ func newScript(text string) *script {
 
 var (
 	//go:embed acquire.lua
-	acquireText string
+	acquireFunction string
 	//go:embed release.lua
-	releaseText string
+	releaseFunction string
+	//go:embed batch.lua
+	batchText string
 	//go:embed renew.lua
 	renewText string
 	//go:embed force.lua
@@ -26,8 +28,9 @@ var (
 	//go:embed inspect.lua
 	inspectText string
 
-	acquireScript = newScript(acquireText)
-	releaseScript = newScript(releaseText)
+	acquireScript = newScript(acquireFunction + "return acquire(KEYS[1], ARGV[1], ARGV[2], KEYS[2], ARGV[3], ARGV[4])\n")
+	releaseScript = newScript(releaseFunction + "return release(KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4])\n")
+	batchScript   = newScript(acquireFunction + releaseFunction + batchText)
 	renewScript   = newScript(renewText)
 	forceScript   = newScript(forceText)
 	inspectScript = newScript(inspectText)

@@ -21,6 +21,9 @@ func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, sc *script,
 	var unknown []int
 	var again []rueidis.Completed
 	for i, result := range results {
+		if i == 0 {
+			d.checkDemoted(result.Error())
+		}
 		if isNoScript(result.Error()) {
 			c := calls[i]
 			unknown = append(unknown, i)

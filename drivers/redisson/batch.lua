@@ -1,0 +1,20 @@
+-- Runs acquire and release for callers that have nothing to do with each other, each for a lock of its own. Six ARGV stand for one
+-- of them: 'a', hold, TTL, 't' or '' (with or without a token key), n, keep; or 'r', hold, channel, word, word2 or '', ''.
+-- Returns what each returned, or its error.
+local results, key = {}, 0
+for arg = 1, #ARGV, 6 do
+  local kind, a, b, c, d, e = unpack(ARGV, arg, arg + 5)
+  local ok, result
+  key = key + 1
+  if kind == 'r' then
+    ok, result = pcall(release, KEYS[key], a, b, c, d ~= '' and d or nil)
+  elseif c == 't' then
+    ok, result = pcall(acquire, KEYS[key], a, b, KEYS[key + 1], d, e)
+    key = key + 1
+  else
+    ok, result = pcall(acquire, KEYS[key], a, b)
+  end
+  if not ok and type(result) ~= 'table' then result = {err = result} end
+  results[#results + 1] = result
+end
+return results

@@ -1,0 +1,167 @@
+package redisson
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// The floor: the least that Redisson's lock takes, without tokens, through the same client.
+var (
+	bareAcquire = newScript(`if redis.call('EXISTS', KEYS[1]) == 1 then return redis.call('PTTL', KEYS[1]) end
+redis.call('HSET', KEYS[1], ARGV[2], 1)
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return -1`)
+	bareRelease = newScript(`if redis.call('HDEL', KEYS[1], ARGV[1]) == 0 then return -1 end
+return redis.call('PUBLISH', KEYS[2], '0')`)
+)
+
+// barePair takes and gives back a lock by two scripts.
+func barePair(ctx context.Context, d *Driver, r *driver.Request, channel string) error {
+	b := d.client.B()
+	got, err := d.client.Do(ctx, b.Evalsha().Sha1(bareAcquire.sha).Numkeys(1).Key(r.Name).Arg("30000", r.Hold).Build()).ToInt64()
+	if err != nil || got != -1 {
+		return fmt.Errorf("bare acquire: %d, %v", got, err)
+	}
+	got, err = d.client.Do(ctx, b.Evalsha().Sha1(bareRelease.sha).Numkeys(2).Key(r.Name, channel).Arg(r.Hold).Build()).ToInt64()
+	if err != nil || got < 0 {
+		return fmt.Errorf("bare release: %d, %v", got, err)
+	}
+	return nil
+}
+
+func pair(ctx context.Context, d *Driver, r *driver.Request) error {
+	l, err := d.Acquire(ctx, r)
+	if err != nil {
+		return err
+	}
+	return l.Release(ctx)
+}
+
+func benchDriver(b *testing.B, parameters string) *Driver {
+	s := testenv.Redis(b)
+	d := openURL(b, "redisson://%s/%s", s.Addr, parameters)
+	for _, sc := range []*script{bareAcquire, bareRelease} {
+		s.Do("SCRIPT", "LOAD", sc.text)
+	}
+	release(b, acquire(b, d, request("warm")))
+	return d
+}
+
+var fences = []struct{ name, parameters string }{{"tokens", ""}, {"plain", "?fenced=false"}}
+
+// BenchmarkFreeLock is one goroutine, each round a pair of ours and a bare one in turn. The metric p50/bare is the ratio of medians.
+func BenchmarkFreeLock(b *testing.B) {
+	for _, fence := range fences {
+		b.Run(fence.name, func(b *testing.B) {
+			d := benchDriver(b, fence.parameters)
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			r := request("bench")
+			channel := prefixName(channelPrefix, r.Name)
+			var ours, bare []time.Duration
+			b.ReportAllocs()
+			for b.Loop() {
+				start := time.Now()
+				if err := pair(ctx, d, r); err != nil {
+					b.Fatal(err)
+				}
+				ours = append(ours, time.Since(start))
+				b.StopTimer()
+				start = time.Now()
+				if err := barePair(ctx, d, r, channel); err != nil {
+					b.Fatal(err)
+				}
+				bare = append(bare, time.Since(start))
+				b.StartTimer()
+			}
+			b.ReportMetric(float64(median(ours))/float64(median(bare)), "p50/bare")
+			b.ReportMetric(float64(median(ours)), "p50-ns")
+		})
+	}
+}
+
+func median(d []time.Duration) time.Duration {
+	slices.Sort(d)
+	return d[len(d)/2]
+}
+
+// BenchmarkManyLocks is many goroutines, each with a name of its own. The metric pairs/bare is the ratio of throughputs, which are
+// measured in slices that take turns.
+func BenchmarkManyLocks(b *testing.B) {
+	for _, fence := range fences {
+		for _, goroutines := range []int{64, 512} {
+			b.Run(fence.name+"/"+strconv.Itoa(goroutines), func(b *testing.B) {
+				d := benchDriver(b, fence.parameters)
+				ctx, cancel := context.WithCancel(context.Background())
+				defer cancel()
+				requests := make([]*driver.Request, goroutines)
+				channels := make([]string, goroutines)
+				for i := range requests {
+					requests[i] = request("bench" + strconv.Itoa(i))
+					channels[i] = prefixName(channelPrefix, requests[i].Name)
+				}
+				const slice = 20
+				var ours, bare time.Duration
+				run := func(n int, f func(i int) error) time.Duration {
+					start := time.Now()
+					var wg sync.WaitGroup
+					for i := range goroutines {
+						wg.Go(func() {
+							for range n {
+								if err := f(i); err != nil {
+									b.Error(err)
+									return
+								}
+							}
+						})
+					}
+					wg.Wait()
+					return time.Since(start)
+				}
+				rounds := 0
+				for b.Loop() {
+					rounds++
+					ours += run(slice, func(i int) error { return pair(ctx, d, requests[i]) })
+					bare += run(slice, func(i int) error { return barePair(ctx, d, requests[i], channels[i]) })
+				}
+				pairs := float64(rounds * slice * goroutines)
+				b.ReportMetric(bare.Seconds()/ours.Seconds(), "pairs/bare")
+				b.ReportMetric(pairs/ours.Seconds(), "pairs/s")
+			})
+		}
+	}
+}
+
+// BenchmarkRenewAll is 10,000 leases in one call.
+func BenchmarkRenewAll(b *testing.B) {
+	d := benchDriver(b, "")
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	const n = 10_000
+	leases := make([]driver.Lease, n)
+	parallel(100, func(i int) {
+		for j := i; j < n; j += 100 {
+			leases[j] = acquire(b, d, request("bench"+strconv.Itoa(j)))
+		}
+	})
+	b.ReportAllocs()
+	for b.Loop() {
+		d.RenewAll(ctx, leases, func(i int, err error) {
+			if err != nil {
+				b.Errorf("lease %d: %v", i, err)
+			}
+		})
+	}
+}
+
+var _ = rueidis.Nil

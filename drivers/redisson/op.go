@@ -1,0 +1,149 @@
+package redisson
+
+import (
+	"context"
+	"strconv"
+	"sync/atomic"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// op is one request of a caller: to take a lock or to end a hold. A sender carries it out, apart from the caller, so that a caller
+// who leaves is gone at once, and the answer is not lost: it tells what there is to clean up.
+type op struct {
+	request *driver.Request
+	lease   *lease // to release; nil to acquire
+	tokens  int    // to take; 0 without tokens
+	state   atomic.Int32
+	done    chan struct{} // receives a value when the op is answered
+
+	// Written before it is answered.
+	sent  int64 // on the driver's clock, just before it was handed to the client
+	first int64 // what the script answered
+	n     int
+	acks  int // how many replicas confirmed
+	err   error
+}
+
+// The states of an op.
+const (
+	queued int32 = iota
+	taken        // by a sender
+	answered
+	dropped // before it was taken: never sent
+	left    // by its caller, while a sender had it
+)
+
+// keys adds the keys of an op.
+func (o *op) keys(d *Driver, keys []string) []string {
+	keys = append(keys, o.request.Name)
+	if o.tokens > 0 {
+		keys = append(keys, d.tokenKey(o.request.Name))
+	}
+	return keys
+}
+
+// args adds the arguments of the script for an op of its kind.
+func (o *op) args(d *Driver, args []string) []string {
+	r := o.request
+	switch {
+	case o.lease != nil:
+		return append(append(args, r.Hold, prefixName(channelPrefix, r.Name)), d.checked.words...)
+	case o.tokens == 0:
+		return append(args, r.Hold, d.milliseconds(r.TTL))
+	case d.options.Fence == FenceOwn:
+		return append(args, r.Hold, d.milliseconds(r.TTL), strconv.Itoa(o.tokens), fenceTTLText)
+	}
+	return append(args, r.Hold, d.milliseconds(r.TTL), strconv.Itoa(o.tokens), "")
+}
+
+// batchArgs adds the arguments of an op for the batch script.
+func (o *op) batchArgs(d *Driver, args []string) []string {
+	const each = 6
+	end := len(args) + each
+	switch {
+	case o.lease != nil:
+		args = o.args(d, append(args, "r"))
+	case o.tokens == 0:
+		args = o.args(d, append(args, "a"))
+	default:
+		args = append(args, "a", o.request.Hold, d.milliseconds(o.request.TTL), "t", strconv.Itoa(o.tokens))
+		if d.options.Fence == FenceOwn {
+			args = append(args, fenceTTLText)
+		}
+	}
+	for len(args) < end {
+		args = append(args, "")
+	}
+	return args
+}
+
+var fenceTTLText = strconv.FormatInt(fenceTTL.Milliseconds(), 10)
+
+// read takes the answer of the script.
+func (o *op) read(message rueidis.RedisMessage, err error) {
+	o.first, o.n = 0, 1
+	if err == nil {
+		err = message.Error()
+	}
+	switch {
+	case err != nil:
+	case !message.IsArray():
+		o.first, err = message.ToInt64()
+	default:
+		var block []int64
+		block, err = message.AsIntSlice()
+		if err == nil && (len(block) != 2 || block[0] < 1 || block[1] < 1 || block[1] > maxTokens) {
+			err = errAnswer
+		}
+		if err == nil {
+			o.first, o.n = block[0], int(block[1])
+		}
+	}
+	o.err = err
+}
+
+// carryOut has an op carried out and waits for its answer. If ctx ends before, or closing is closed, it returns why, and whether the
+// op may yet be carried out; then it takes care of what comes of that.
+func (d *Driver) carryOut(ctx context.Context, o *op, closing <-chan struct{}) (err error, doubt bool) {
+	d.sender.add(o)
+	select {
+	case <-o.done:
+		return nil, false
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-closing:
+		err = driver.ErrClosed
+	}
+	if o.state.CompareAndSwap(queued, dropped) {
+		return err, false
+	}
+	if o.state.CompareAndSwap(taken, left) {
+		return err, true
+	}
+	<-o.done // answered at this very moment
+	return nil, false
+}
+
+// finish hands an answer to the caller, or cleans up in its place.
+func (d *Driver) finish(o *op) {
+	if o.state.CompareAndSwap(taken, answered) {
+		o.done <- struct{}{}
+		return
+	}
+	r := o.request
+	switch {
+	case o.lease != nil && o.err == nil:
+		o.lease.cleaned(o.first)
+	case o.lease != nil:
+		o.lease.haunt()
+	case o.err != nil:
+		if _, doubt := fault(d.life, r.Name, o.err); doubt {
+			d.ghosts.add(ghost{name: r.Name, hold: r.Hold, until: o.sent + int64(r.TTL+late)})
+		}
+	case o.first > 0:
+		d.ghosts.add(ghost{name: r.Name, hold: r.Hold, until: o.sent + int64(r.TTL+late), granted: true})
+	}
+}

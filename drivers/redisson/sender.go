@@ -1,0 +1,206 @@
+package redisson
+
+import (
+	"sync"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+const (
+	maxSenders = 6  // requests on their way at once, where ops are combined
+	maxOps     = 64 // in one request: nothing can interrupt what the server does meanwhile
+)
+
+// sender carries ops out. On one server it combines those that gather while requests are on their way, each for a name of its own,
+// into one request: a crowd is served at a fraction of the cost, and a caller alone waits for nobody. In a cluster, and where
+// replicas have to confirm, each op goes by itself, so that none waits for a node that it does not need.
+type sender struct {
+	driver *Driver
+
+	mu    sync.Mutex
+	queue []*op
+	busy  int       // goroutines that take from the queue
+	idle  int       // of these, those that wait for more
+	more  sync.Cond // an op for an idle one, or the end
+	ended bool
+}
+
+func newSender(d *Driver) *sender {
+	s := &sender{driver: d}
+	s.more.L = &s.mu
+	return s
+}
+
+// add has an op carried out.
+func (s *sender) add(o *op) {
+	d := s.driver
+	if d.cluster || d.options.WaitReplicas > 0 {
+		o.state.Store(taken)
+		if !d.spawn(func() { s.sendOne(o) }) {
+			s.fail(o)
+		}
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		o.state.Store(taken)
+		s.fail(o)
+		return
+	}
+	s.queue = append(s.queue, o)
+	s.wake()
+}
+
+// wake lets somebody take what is in the queue. It is called with mu held.
+func (s *sender) wake() {
+	switch {
+	case len(s.queue) == 0:
+	case s.idle > 0:
+		s.more.Signal()
+	case s.busy < maxSenders && s.driver.spawn(s.run):
+		s.busy++
+	}
+}
+
+func (s *sender) fail(o *op) {
+	o.err = notSent{driver.ErrClosed}
+	s.driver.finish(o)
+}
+
+// run takes ops from the queue until end is called.
+func (s *sender) run() {
+	var b batch
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer func() { s.busy-- }()
+	for {
+		for len(s.queue) == 0 && !s.ended {
+			if s.idle > 0 {
+				return // one is enough to wait
+			}
+			s.idle++
+			s.more.Wait()
+			s.idle--
+		}
+		if s.ended {
+			return
+		}
+		b.ops = s.take(b.ops[:0])
+		s.wake() // what has to go by another request
+		s.mu.Unlock()
+		s.send(&b)
+		s.mu.Lock()
+	}
+}
+
+// take removes ops from the queue that may go together. It is called with mu held.
+func (s *sender) take(ops []*op) []*op {
+	rest := s.queue[:0]
+	for i, o := range s.queue {
+		if len(ops) == maxOps {
+			rest = append(rest, s.queue[i:]...)
+			break
+		}
+		switch {
+		case hasName(ops, o.request.Name):
+			rest = append(rest, o)
+		case o.state.CompareAndSwap(queued, taken):
+			ops = append(ops, o)
+		}
+	}
+	clear(s.queue[len(rest):])
+	s.queue = rest
+	return ops
+}
+
+func hasName(ops []*op, name string) bool {
+	for _, o := range ops {
+		if o.request.Name == name {
+			return true
+		}
+	}
+	return false
+}
+
+// end has what is left in the queue fail, and the goroutines end.
+func (s *sender) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+	for _, o := range s.queue {
+		if o.state.CompareAndSwap(queued, taken) {
+			s.fail(o)
+		}
+	}
+	s.queue = nil
+	s.more.Broadcast()
+}
+
+// batch is ops that go together, and the memory for their request.
+type batch struct {
+	ops        []*op
+	keys, args []string
+}
+
+func (s *sender) send(b *batch) {
+	switch len(b.ops) {
+	case 0:
+	case 1:
+		s.sendAlone(b, b.ops[0])
+	default:
+		s.sendTogether(b)
+	}
+	clear(b.ops)
+}
+
+// sendOne is the life of an op that is not combined.
+func (s *sender) sendOne(o *op) {
+	s.sendAlone(&batch{}, o)
+}
+
+func (s *sender) sendAlone(b *batch, o *op) {
+	d := s.driver
+	b.keys, b.args = o.keys(d, b.keys[:0]), o.args(d, b.args[:0])
+	o.sent = d.now()
+	var result rueidis.RedisResult
+	if o.lease != nil {
+		result = d.eval(d.life, releaseScript, b.keys, b.args)
+	} else {
+		result, o.acks = d.evalReplicated(d.life, acquireScript, b.keys, b.args)
+	}
+	o.read(result.ToMessage())
+	d.finish(o)
+}
+
+// sendTogether combines the ops. What the server refuses as a whole, as it does when one of the names is not permitted, it is asked
+// for one by one.
+func (s *sender) sendTogether(b *batch) {
+	d := s.driver
+	b.keys, b.args = b.keys[:0], b.args[:0]
+	sent := d.now()
+	for _, o := range b.ops {
+		b.keys, b.args = o.keys(d, b.keys), o.batchArgs(d, b.args)
+		o.sent = sent
+	}
+	results, err := d.eval(d.life, batchScript, b.keys, b.args).ToArray()
+	if _, refused := rueidis.IsRedisErr(err); refused {
+		for _, o := range b.ops {
+			s.sendAlone(b, o)
+		}
+		return
+	}
+	if err == nil && len(results) != len(b.ops) {
+		err = errAnswer
+	}
+	for i, o := range b.ops {
+		if err == nil {
+			o.read(results[i], nil)
+		} else {
+			o.err = err
+		}
+		d.finish(o)
+	}
+}

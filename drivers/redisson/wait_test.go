@@ -1,0 +1,260 @@
+package redisson
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+func TestWaiterIsWokenByTheMessage(t *testing.T) {
+	s := testenv.Redis(t)
+	a, b := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
+	l := acquire(t, a, request("x"))
+	w := wait(t, b, request("x"))
+	subscribers(t, s, "x", 1)
+	start := time.Now()
+	release(t, l)
+	if !l.Contended() {
+		t.Error("Contended of a release that woke a waiter: got false")
+	}
+	release(t, w.granted(t))
+	if took := time.Since(start); took > backstop/2 { // without the message it takes more
+		t.Errorf("the waiter got the lock after %v", took)
+	}
+	if w.lease.Contended() {
+		t.Error("Contended of a release that nobody waited for: got true")
+	}
+}
+
+func TestWaiterOfAForeignHoldIsWoken(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s", s.Addr)
+	s.Do("HSET", "java", "8743c9c0-0795-4907-87fd-6c719a6b4586:41", "1")
+	w := wait(t, d, request("java")) // it has no TTL: only the message can tell
+	subscribers(t, s, "java", 1)
+	start := time.Now()
+	s.Do("DEL", "java")
+	s.Do("PUBLISH", "redisson_lock__channel:{java}", "0")
+	release(t, w.granted(t))
+	if took := time.Since(start); took > backstop/2 {
+		t.Errorf("the waiter got the lock after %v", took)
+	}
+}
+
+func TestWaiterTakesOverWhenTheTTLEnds(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s", s.Addr)
+	s.Do("HSET", "x", "dead:1", "1")
+	s.Do("PEXPIRE", "x", "300")
+	start := time.Now()
+	release(t, wait(t, d, request("x")).granted(t))
+	if took := time.Since(start); took > backstop/2 {
+		t.Errorf("the waiter got the lock %v after the last 300 ms of the hold began", took)
+	}
+}
+
+func TestLostMessageIsMadeUpForByTheTimer(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s", s.Addr)
+	for _, ttl := range []string{"100000", "-1"} {
+		s.Do("HSET", "x", "other:1", "1")
+		if ttl != "-1" {
+			s.Do("PEXPIRE", "x", ttl)
+		}
+		w := wait(t, d, request("x"))
+		subscribers(t, s, "x", 1)
+		s.Do("DEL", "x") // and no message
+		release(t, w.granted(t))
+	}
+}
+
+func TestWaitingDoesNotPoll(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s", s.Addr)
+	s.Do("HSET", "x", "other:1", "1")
+	var w *waiter
+	got := counted(s, func() {
+		w = wait(t, d, request("x"))
+		subscribers(t, s, "x", 1)
+		time.Sleep(time.Second)
+	}, "evalsha", "subscribe")
+	if got["evalsha"] > 2 || got["subscribe"] != 1 { // before and after the subscription
+		t.Errorf("commands of a second of waiting: got %v, want 2 evalsha and 1 subscribe", got)
+	}
+	w.cancel()
+	<-w.done
+}
+
+func TestWaitersOfOneNameShareASubscription(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s", s.Addr)
+	const n = 20
+	l := acquire(t, d, request("x"))
+	var waiters []*waiter
+	for range n {
+		waiters = append(waiters, wait(t, d, request("x")))
+	}
+	subscribers(t, s, "x", 1)
+	served := make(chan *waiter)
+	for _, w := range waiters {
+		go func() { // ends with the wait
+			<-w.done
+			served <- w
+		}()
+	}
+	// One message, one try: beside the grants there are only those that the timers of waiters make.
+	got := counted(s, func() {
+		for range n {
+			release(t, l)
+			l = (<-served).granted(t)
+		}
+		release(t, l)
+	}, "evalsha")
+	if got["evalsha"] > 3*n {
+		t.Errorf("scripts for %d grants and %d releases: got %d", n, n+1, got["evalsha"])
+	}
+	subscribers(t, s, "x", 0)
+}
+
+func TestContendedCountsOthersOnly(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s", s.Addr)
+	l := acquire(t, d, request("x"))
+	w := wait(t, d, request("x"))
+	subscribers(t, s, "x", 1)
+	testenv.Eventually(t, func() bool { return d.topics.own("x") == 1 }, "the driver knows its subscription")
+	release(t, l)
+	if l.Contended() {
+		t.Error("Contended: got true, with a waiter in the same driver alone")
+	}
+	release(t, w.granted(t))
+}
+
+func TestCanceledWaitsLeaveNothing(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s", s.Addr)
+	l := acquire(t, d, request("x"))
+	ctx, cancel := context.WithCancel(t.Context())
+	errs := make([]error, 1000)
+	time.AfterFunc(50*time.Millisecond, cancel)
+	parallel(len(errs), func(i int) {
+		name := "x"
+		if i%2 == 0 {
+			name = fmt.Sprint("free", i) // these cancel what the server may be about to grant
+		}
+		for ctx.Err() == nil {
+			var got driver.Lease
+			if got, errs[i] = d.Acquire(ctx, request(name)); errs[i] == nil {
+				if err := got.Release(context.Background()); err != nil {
+					t.Errorf("Release: %v", err)
+				}
+			}
+		}
+	})
+	for i, err := range errs {
+		if i%2 == 1 && !errors.Is(err, context.Canceled) {
+			t.Fatalf("a wait that was canceled: got %v, want context.Canceled", err)
+		}
+	}
+	release(t, l)
+	testenv.Eventually(t, func() bool { return len(keysOf(s)) == 0 }, "no keys are left but those of tokens")
+	subscribers(t, s, "x", 0)
+	testenv.Eventually(t, func() bool { return d.topics.active.Load() == 0 && len(d.topics.left) == 0 }, "the driver forgets the names")
+}
+
+func TestWakeIsPassedOn(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s", s.Addr)
+	s.Do("HSET", "x", "other:1", "1")
+	const n = 8
+	var waiters []*waiter
+	for range n {
+		waiters = append(waiters, wait(t, d, request("x")))
+	}
+	subscribers(t, s, "x", 1)
+	start := time.Now()
+	go parallel(n-1, func(i int) { waiters[i].cancel() }) // races with the message
+	s.Do("DEL", "x")
+	s.Do("PUBLISH", "redisson_lock__channel:{x}", "0")
+	for _, w := range waiters {
+		if <-w.done; w.err == nil {
+			release(t, w.lease)
+		}
+	}
+	if err := waiters[n-1].err; err != nil {
+		t.Errorf("the waiter that was not canceled: %v", err)
+	}
+	if took := time.Since(start); took > backstop/2 {
+		t.Errorf("it took %v until all were done", took)
+	}
+}
+
+func TestResubscribesAfterTheConnectionIsKilled(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s", s.Addr)
+	s.Do("HSET", "x", "other:1", "1")
+	w := wait(t, d, request("x"))
+	subscribers(t, s, "x", 1)
+	start := time.Now()
+	if got := s.Do("CLIENT", "KILL", "TYPE", "pubsub"); got != int64(1) {
+		t.Fatalf("CLIENT KILL: got %v, want 1", got)
+	}
+	s.Do("DEL", "x") // the message is sent to nobody
+	s.Do("PUBLISH", "redisson_lock__channel:{x}", "0")
+	release(t, w.granted(t))
+	if took := time.Since(start); took > backstop/2 {
+		t.Errorf("the waiter got the lock after %v, though a new subscription makes it ask", took)
+	}
+}
+
+func TestDeadSubscriptionIsNoticed(t *testing.T) {
+	s := testenv.Redis(t)
+	p := testenv.NewProxy(t, s.Addr)
+	d := openURL(t, "redisson://%s", p.Addr)
+	release(t, acquire(t, d, request("warm")))
+	topic := d.topics.join("x")
+	<-topic.wake
+	p.Freeze(testenv.Both)
+	testenv.Eventually(t, func() bool { return d.topics.own("x") == 0 }, "the driver takes the silent connection as dead")
+	p.Heal()
+	select {
+	case <-topic.wake:
+	case <-time.After(hangGuard):
+		t.Fatal("nobody asks after the connection was lost")
+	}
+	if got := d.topics.own("x"); got != 1 {
+		t.Errorf("subscriptions: got %d, want 1", got)
+	}
+	s.Do("PUBLISH", "redisson_lock__channel:{x}", "0")
+	<-topic.wake
+	topic.leave(false)
+	subscribers(t, s, "x", 0)
+}
+
+func TestManySubscriptions(t *testing.T) {
+	s := testenv.Redis(t)
+	a, b := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
+	const n = 1000
+	leases, waiters := make([]*lease, n), make([]*waiter, n)
+	for i := range n {
+		leases[i] = acquire(t, a, request(fmt.Sprint("x", i)))
+		waiters[i] = wait(t, b, request(fmt.Sprint("x", i)))
+	}
+	start := time.Now()
+	for _, l := range leases {
+		release(t, l)
+	}
+	for _, w := range waiters {
+		release(t, w.granted(t))
+	}
+	t.Logf("%d waiters woken in %v", n, time.Since(start))
+	if clients := s.Do("CLIENT", "LIST", "TYPE", "pubsub").(string); strings.Count(clients, "\n") > 1 {
+		t.Errorf("connections for subscriptions: got\n%s, want one", clients)
+	}
+}
