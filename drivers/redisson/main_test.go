@@ -17,6 +17,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	testenv.RunRole(roles)
 	goleak.VerifyTestMain(m,
 		// The library lets these two sleep for seconds and has no way to end them.
 		goleak.IgnoreAnyFunction("github.com/redis/rueidis.(*call).DelayDo.func1"),
@@ -57,11 +58,6 @@ func request(name string) *driver.Request {
 func noWait(name string) *driver.Request {
 	r := request(name)
 	r.NoWait = true
-	return r
-}
-
-func withTTL(r *driver.Request, ttl time.Duration) *driver.Request {
-	r.TTL = ttl
 	return r
 }
 

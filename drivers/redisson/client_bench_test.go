@@ -1,0 +1,166 @@
+package redisson
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// benchClient returns a client and, for the floor, a driver of its own on the same server.
+func benchClient(b *testing.B, parameters string) (*dsync.Client, *Driver, *testenv.RedisServer) {
+	s := testenv.Redis(b)
+	d := openURL(b, "redisson://%s/", s.Addr)
+	for _, sc := range []*script{bareAcquire, bareRelease} {
+		s.Do("SCRIPT", "LOAD", sc.text)
+	}
+	c := client(b, s, parameters)
+	_ = lock(b, c, "warm").Unlock(b.Context())
+	return c, d, s
+}
+
+func lockUnlock(ctx context.Context, c *dsync.Client, name string) error {
+	l, err := c.Lock(ctx, name)
+	if err != nil {
+		return err
+	}
+	return l.Unlock(ctx)
+}
+
+// BenchmarkLock is Lock and Unlock of a free lock from one goroutine, and two bare scripts, in turn.
+func BenchmarkLock(b *testing.B) {
+	for _, fence := range fences {
+		b.Run(fence.name, func(b *testing.B) {
+			c, d, _ := benchClient(b, fence.parameters)
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			r := request("bare")
+			channel := prefixName(channelPrefix, r.Name)
+			var ours, bare []time.Duration
+			b.ReportAllocs()
+			for b.Loop() {
+				start := time.Now()
+				if err := lockUnlock(ctx, c, "ours"); err != nil {
+					b.Fatal(err)
+				}
+				ours = append(ours, time.Since(start))
+				b.StopTimer()
+				start = time.Now()
+				if err := barePair(ctx, d, r, channel); err != nil {
+					b.Fatal(err)
+				}
+				bare = append(bare, time.Since(start))
+				b.StartTimer()
+			}
+			b.ReportMetric(float64(median(ours))/float64(median(bare)), "p50/bare")
+			b.ReportMetric(float64(median(ours)), "p50-ns")
+		})
+	}
+}
+
+// BenchmarkLockMany is 64 goroutines with a name each, and bare scripts, in slices that take turns.
+func BenchmarkLockMany(b *testing.B) {
+	const goroutines, slice = 64, 20
+	c, d, _ := benchClient(b, "")
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	run := func(f func(i int) error) time.Duration {
+		start := time.Now()
+		var wg sync.WaitGroup
+		for i := range goroutines {
+			wg.Go(func() {
+				for range slice {
+					if err := f(i); err != nil {
+						b.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		return time.Since(start)
+	}
+	var names, channels [goroutines]string
+	requests := make(map[int]string)
+	for i := range goroutines {
+		names[i] = fmt.Sprint("ours", i)
+		requests[i] = fmt.Sprint("bare", i)
+		channels[i] = prefixName(channelPrefix, requests[i])
+	}
+	var ours, bare time.Duration
+	rounds := 0
+	for b.Loop() {
+		rounds++
+		ours += run(func(i int) error { return lockUnlock(ctx, c, names[i]) })
+		bare += run(func(i int) error { return barePair(ctx, d, request(requests[i]), channels[i]) })
+	}
+	b.ReportMetric(bare.Seconds()/ours.Seconds(), "pairs/bare")
+	b.ReportMetric(float64(rounds*slice*goroutines)/ours.Seconds(), "pairs/s")
+}
+
+// BenchmarkHandOver is the time from Unlock in one client to the grant in another, which waits.
+func BenchmarkHandOver(b *testing.B) {
+	c, _, s := benchClient(b, "")
+	clients := [2]*dsync.Client{c, client(b, s, "")}
+	var took []time.Duration
+	held := lock(b, clients[0], "x")
+	for i := 1; b.Loop(); i++ {
+		granted := make(chan time.Time, 1)
+		var next *dsync.Lease
+		go func() {
+			next = lock(b, clients[i%2], "x")
+			granted <- time.Now()
+		}()
+		subscribers(b, s, "x", 1)
+		start := time.Now()
+		if err := held.Unlock(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		took = append(took, (<-granted).Sub(start))
+		held = next
+	}
+	b.ReportMetric(float64(median(took)), "p50-ns")
+}
+
+// BenchmarkHeld is what 10,000 locks cost that are held for two rounds of renewals.
+func BenchmarkHeld(b *testing.B) {
+	const locks = 10_000
+	for b.Loop() {
+		c, _, s := benchClient(b, "?ttl=3s")
+		names := make([]string, locks)
+		for i := range names {
+			names[i] = fmt.Sprint("held", i)
+		}
+		leases := make([]*dsync.Lease, locks)
+		before, goroutines := heapBytes(), runtime.NumGoroutine()
+		parallel(64, func(i int) {
+			for j := i; j < locks; j += 64 {
+				leases[j] = lock(b, c, names[j])
+			}
+		})
+		commands := s.Commands()
+		start := time.Now()
+		time.Sleep(2100 * time.Millisecond)
+		requests := s.Commands()["evalsha"] - commands["evalsha"]
+		b.ReportMetric(float64(requests)/time.Since(start).Seconds(), "renewal-requests/s")
+		b.ReportMetric(float64(heapBytes()-before)/locks, "B/lock")
+		b.ReportMetric(float64(runtime.NumGoroutine()-goroutines)/locks, "goroutines/lock")
+		for _, l := range leases {
+			if err := l.Err(); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+}
+
+func heapBytes() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}

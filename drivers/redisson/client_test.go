@@ -1,0 +1,390 @@
+package redisson
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// These tests are about what users see: the driver under a dsync.Client, on a real Redis, in one process and in several.
+
+// client returns a client of s that is closed when the test ends.
+func client(tb testing.TB, s *testenv.RedisServer, parameters string) *dsync.Client {
+	tb.Helper()
+	c, err := dsync.Open(context.Background(), "redisson://"+s.Addr+"/"+parameters, nil)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
+		defer cancel()
+		if err := c.Close(ctx); err != nil {
+			tb.Errorf("Close: %v", err)
+		}
+	})
+	return c
+}
+
+func lock(tb testing.TB, l dsync.Locker, name string, opts ...dsync.LockOption) *dsync.Lease {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
+	defer cancel()
+	lease, err := l.Lock(ctx, name, opts...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return lease
+}
+
+// roles are what this test binary does as another process; see testenv.Spawn.
+var roles = map[string]func(){"count": countRole, "hold": holdRole}
+
+// spawn runs a role with a client of s.
+func spawn(t *testing.T, s *testenv.RedisServer, role, parameters string, env ...string) *testenv.Process {
+	return testenv.Spawn(t, role, append(env, "LOCK_URL=redisson://"+s.Addr+"/"+parameters)...)
+}
+
+func roleClient() *dsync.Client {
+	c, err := dsync.Open(context.Background(), os.Getenv("LOCK_URL"), nil)
+	if err != nil {
+		panic(err)
+	}
+	return c
+}
+
+// countRole adds one to the number in a file, as often as it is told, under the lock "counter".
+func countRole() {
+	ctx := context.Background()
+	c := roleClient()
+	defer c.Close(ctx)
+	path := os.Getenv("FILE")
+	times, _ := strconv.Atoi(os.Getenv("TIMES"))
+	for range times {
+		err := dsync.Do(ctx, c, "counter", func(context.Context) error {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			n, err := strconv.Atoi(string(text))
+			if err != nil {
+				return err
+			}
+			runtime.Gosched()
+			return os.WriteFile(path, []byte(strconv.Itoa(n+1)), 0o600)
+		})
+		if err != nil {
+			panic(err)
+		}
+	}
+}
+
+// holdRole holds the lock "x". Told "spin" it looks at its lease as often as it can until that is lost; told "unlock" it unlocks.
+func holdRole() {
+	ctx := context.Background()
+	c := roleClient()
+	lease, err := c.Lock(ctx, "x")
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("holds")
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		switch in.Text() {
+		case "spin":
+			fmt.Println("spins")
+			fmt.Println(spin(lease))
+		case "unlock":
+			err := lease.Unlock(ctx)
+			fmt.Println(errors.Is(err, dsync.ErrLost), errors.Is(err, dsync.ErrNotHeld))
+		}
+	}
+}
+
+// spin looks at a lease until it is over. It is late if Err was nil although the deadline had passed before it was asked.
+func spin(lease *dsync.Lease) string {
+	for {
+		deadline := lease.Deadline()
+		now := time.Now()
+		err := lease.Err()
+		switch {
+		case errors.Is(err, dsync.ErrLost):
+			return "lost"
+		case err != nil:
+			return err.Error()
+		case now.After(deadline):
+			return "late"
+		}
+	}
+}
+
+func TestClientExclusionBetweenProcesses(t *testing.T) {
+	s := testenv.Redis(t)
+	file := t.TempDir() + "/counter"
+	if err := os.WriteFile(file, []byte("0"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const processes, times = 4, 100
+	var all []*testenv.Process
+	for range processes {
+		all = append(all, spawn(t, s, "count", "", "FILE="+file, fmt.Sprint("TIMES=", times)))
+	}
+	for _, p := range all {
+		if err := p.Wait(); err != nil {
+			t.Error(err)
+		}
+	}
+	text, err := os.ReadFile(file)
+	if got, want := string(text), strconv.Itoa(processes*times); err != nil || got != want {
+		t.Errorf("counted %s (%v), want %s", got, err, want)
+	}
+}
+
+func TestClientExclusionBetweenClients(t *testing.T) {
+	s := testenv.Redis(t)
+	a, b := client(t, s, ""), client(t, s, "")
+	var counter int
+	var wg sync.WaitGroup
+	for i := range 16 {
+		wg.Go(func() {
+			for range 100 {
+				lease := lock(t, []*dsync.Client{a, b}[i%2], "x")
+				counter++
+				if err := lease.Unlock(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if counter != 1600 {
+		t.Errorf("counted %d, want 1600", counter)
+	}
+}
+
+func TestClientReentryKeepsOneField(t *testing.T) {
+	s := testenv.Redis(t)
+	c, other := client(t, s, ""), client(t, s, "")
+	o := c.NewOwner()
+	var leases []*dsync.Lease
+	for range 3 {
+		leases = append(leases, lock(t, o, "x"))
+	}
+	for i, l := range leases {
+		if got := s.Do("HLEN", "x"); got != int64(1) {
+			t.Errorf("the hash has %v fields while %d leases are held, want 1", got, 3-i)
+		}
+		if got := s.Do("HVALS", "x").([]any); len(got) != 1 || got[0] != "1" {
+			t.Errorf("the hash has the values %v, want one hold", got)
+		}
+		if _, err := other.TryLock(t.Context(), "x"); !errors.Is(err, dsync.ErrLocked) {
+			t.Errorf("TryLock of another client: %v, want ErrLocked", err)
+		}
+		if err := l.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := s.Do("EXISTS", "x"); got != int64(0) {
+		t.Error("the lock is still there after the last Unlock")
+	}
+}
+
+func TestClientFixedLeaseEndsByItself(t *testing.T) {
+	s := testenv.Redis(t)
+	a, b := client(t, s, ""), client(t, s, "")
+	for range 5 {
+		l := lock(t, a, "x", dsync.ExpireAfter(300*time.Millisecond))
+		told := make(chan time.Time, 1)
+		go func() {
+			<-l.Done()
+			told <- time.Now()
+		}()
+		next := lock(t, b, "x")
+		granted := time.Now()
+		if deadline := l.Deadline(); granted.Before(deadline) {
+			t.Errorf("the next was granted %v before the deadline of the lease", deadline.Sub(granted))
+		}
+		if err := l.Err(); !errors.Is(err, dsync.ErrLost) {
+			t.Errorf("Err of the first when the next was granted: %v, want ErrLost", err)
+		}
+		<-told
+		if err := l.Unlock(t.Context()); !errors.Is(err, dsync.ErrLost) {
+			t.Errorf("Unlock of the first: %v, want ErrLost", err)
+		}
+		if err := next.Unlock(t.Context()); err != nil {
+			t.Errorf("Unlock of the next: %v", err)
+		}
+	}
+}
+
+func TestClientKilledHolderFreesTheLockWithinItsTTL(t *testing.T) {
+	s := testenv.Redis(t)
+	c := client(t, s, "?ttl=1s")
+	p := spawn(t, s, "hold", "?ttl=1s")
+	p.Line()
+	p.Kill()
+	killed := time.Now()
+	lock(t, c, "x")
+	if got := time.Since(killed); got > 10*time.Second {
+		t.Errorf("granted %v after the holder was killed, at a TTL of 1 s", got)
+	}
+}
+
+func TestClientStoppedHolderFindsItsLeaseLost(t *testing.T) {
+	s := testenv.Redis(t)
+	c := client(t, s, "?ttl=1s")
+	p := spawn(t, s, "hold", "?ttl=1s")
+	p.Line()
+	p.Send("spin")
+	p.Line()
+	p.Stop()
+	next := lock(t, c, "x") // when the lease of the stopped holder is over
+	holder := s.Do("HKEYS", "x")
+	p.Cont()
+	if got, want := p.Line(), "lost"; got != want {
+		t.Errorf("the holder that was stopped says %q, want %q", got, want)
+	}
+	p.Send("unlock")
+	if got, want := p.Line(), "true true"; got != want {
+		t.Errorf("its Unlock matches ErrLost, ErrNotHeld: %s, want %s", got, want)
+	}
+	if got := s.Do("HKEYS", "x"); fmt.Sprint(got) != fmt.Sprint(holder) || next.Err() != nil {
+		t.Errorf("the next holder: %v in Redis, Err %v; want %v and a live lease", got, next.Err(), holder)
+	}
+}
+
+func TestClientWatchdogKeepsAShortLock(t *testing.T) {
+	t.Parallel() // it takes 10 s
+	s := testenv.Redis(t)
+	a, b := client(t, s, "?ttl=1s"), client(t, s, "")
+	l := lock(t, a, "x")
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, err := b.Lock(ctx, "x") // waits, and asks at each back-stop
+	if !errors.Is(err, dsync.ErrLocked) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Lock of another client for 10 s: %v, want ErrLocked and the deadline", err)
+	}
+	if err := l.Err(); err != nil {
+		t.Errorf("Err after 10 s: %v", err)
+	}
+	if err := l.Unlock(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestClientWaiterIsWokenByTheRelease(t *testing.T) {
+	s := testenv.Redis(t)
+	a, b := client(t, s, "?ttl=1h"), client(t, s, "?ttl=1h") // no timer can help: the guard of lock is shorter
+	for range 10 {
+		l := lock(t, a, "x")
+		granted := make(chan struct{})
+		go func() {
+			defer close(granted)
+			_ = lock(t, b, "x").Unlock(t.Context())
+		}()
+		subscribers(t, s, "x", 1)
+		asked := s.Commands()
+		_ = l.Unlock(t.Context())
+		<-granted
+		after := s.Commands()
+		if got := after["evalsha"] - asked["evalsha"]; got > 5 {
+			t.Errorf("a hand-over took %d scripts, want a release, a try, a release, and at most two tries of the back-stop", got)
+		}
+	}
+}
+
+func TestClientCanceledWaitsLeaveNothing(t *testing.T) {
+	s := testenv.Redis(t)
+	holder := client(t, s, "")
+	clients := []*dsync.Client{client(t, s, ""), client(t, s, ""), client(t, s, ""), client(t, s, "")}
+	l := lock(t, holder, "x")
+	wait := func(i int, d time.Duration) {
+		ctx, cancel := context.WithTimeout(t.Context(), d)
+		defer cancel()
+		if _, err := clients[i%4].Lock(ctx, "x"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Lock: %v, want the deadline", err)
+		}
+	}
+	for i := range clients {
+		wait(i, 100*time.Millisecond) // makes the connection that listens, which stays
+	}
+	before := runtime.NumGoroutine()
+	parallel(100, func(i int) {
+		for range 10 {
+			wait(i, time.Duration(1+i%20)*time.Millisecond)
+		}
+	})
+	if err := l.Unlock(t.Context()); err != nil {
+		t.Error(err)
+	}
+	subscribers(t, s, "x", 0)
+	if got := keysOf(s); len(got) != 0 {
+		t.Errorf("keys %q are left", got)
+	}
+	for _, key := range s.Do("KEYS", "*").([]any) {
+		if ttl := s.Do("PTTL", key.(string)).(int64); ttl <= 0 {
+			t.Errorf("the key %q does not expire", key)
+		}
+	}
+	testenv.Eventually(t, func() bool { return runtime.NumGoroutine() <= before+8 }, "no goroutine of a wait is left")
+}
+
+func TestClientTokensRiseOverManyGrants(t *testing.T) {
+	s := testenv.Redis(t)
+	var last uint64 // guarded by the lock
+	parallel(8, func(i int) {
+		c := client(t, s, "")
+		for range 1250 {
+			l := lock(t, c, "x")
+			if l.Token() <= last {
+				t.Errorf("token %d after %d", l.Token(), last)
+			}
+			last = l.Token()
+			if err := l.Unlock(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+func TestClientFlushUnderAHolderIsReported(t *testing.T) {
+	s := testenv.Redis(t)
+	c := client(t, s, "?ttl=1s")
+	l := lock(t, c, "x")
+	s.Do("FLUSHALL")
+	<-l.Done()
+	if err := l.Err(); !errors.Is(err, dsync.ErrLost) {
+		t.Errorf("Err after FLUSHALL: %v, want ErrLost", err)
+	}
+	if now, deadline := time.Now(), l.Deadline(); now.After(deadline) {
+		t.Errorf("told %v after the deadline, want at the next renewal", now.Sub(deadline))
+	}
+	again := lock(t, c, "x")
+	if again.Token() <= l.Token() {
+		t.Errorf("token %d after %d: a flush restarted the count", again.Token(), l.Token())
+	}
+}
+
+func TestClientForceUnlockTellsTheHolder(t *testing.T) {
+	s := testenv.Redis(t)
+	a, b := client(t, s, "?ttl=1s"), client(t, s, "")
+	l := lock(t, a, "x")
+	if err := b.ForceUnlock(t.Context(), "x"); err != nil {
+		t.Fatal(err)
+	}
+	<-l.Done()
+	if err := l.Err(); !errors.Is(err, dsync.ErrLost) {
+		t.Errorf("Err: %v, want ErrLost", err)
+	}
+	if err := b.ForceUnlock(t.Context(), "x"); !errors.Is(err, dsync.ErrNotHeld) {
+		t.Errorf("ForceUnlock of a free lock: %v, want ErrNotHeld", err)
+	}
+}
