@@ -7,6 +7,10 @@ set -euo pipefail
 # One line per server: the binary that shows that it is there (a name or a path pattern), its package, the service in that package.
 servers='
 redis-server redis-server redis-server
+etcd etcd-server etcd
+etcdctl etcd-client
+/usr/lib/postgresql/*/bin/postgres postgresql postgresql
+pgbouncer pgbouncer pgbouncer
 '
 
 missing() { # the lines of the servers that are not there

@@ -1,0 +1,288 @@
+package etcd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// pageSize is how many keys a request looks at where one or two are expected: those of locks with names below may be among them.
+const pageSize = 8
+
+// againAfter is the pause before a third attempt within one Acquire.
+const againAfter = 20 * time.Millisecond
+
+// errAgain says that the session, or the key of a waiter, is gone, and that it has to ask again from the start.
+var errAgain = errors.New("ask again")
+
+// value is what a key says about who made it, for people.
+type value struct {
+	Owner string    `json:"owner,omitempty"`
+	Host  string    `json:"host,omitempty"`
+	Time  time.Time `json:"time"`
+	Note  string    `json:"note,omitempty"`
+	Hold  string    `json:"hold,omitempty"`
+}
+
+// Acquire implements driver.Driver.
+func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	seconds, err := d.seconds(r.TTL)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.enter(); err != nil {
+		return nil, err
+	}
+	defer d.leave()
+	for waited, again := false, 0; ; again++ {
+		h, err := d.attempt(ctx, r, seconds, &waited)
+		if err == nil {
+			return h, nil
+		}
+		if err != errAgain {
+			return nil, err
+		}
+		if again > 0 && !d.sleep(ctx, againAfter) || ctx.Err() != nil {
+			return nil, withCause(ctx, driver.ErrUnavailable, errors.New("the lease ended before the lock was granted"))
+		}
+	}
+}
+
+// attempt asks with one key, until it is granted or has to start anew.
+func (d *Driver) attempt(ctx context.Context, r *driver.Request, seconds int64, waited *bool) (*hold, error) {
+	h := &hold{driver: d, request: r}
+	dir := d.dir(r.Name)
+	fresh, err := h.embark(ctx, dir, seconds)
+	if err != nil {
+		return nil, err
+	}
+	if r.NoWait {
+		return h.try(ctx, dir, fresh)
+	}
+	// Where callers of this process already wait for the name its feed is active, and what it tells from here on needs no second look.
+	w := d.feeds.joinActive(dir)
+	before, err := h.enqueue(ctx, dir, fresh)
+	if err != nil || before == "" {
+		if w != nil {
+			w.leave()
+		}
+		return h.outcome(err)
+	}
+	if !*waited {
+		*waited = true
+		r.Events.Waiting()
+	}
+	return h.outcome(h.wait(ctx, dir, w, before))
+}
+
+// outcome is what attempt returns.
+func (h *hold) outcome(err error) (*hold, error) {
+	if err == nil {
+		err = h.enter()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return h, nil
+}
+
+// embark finds a lease to hang the key on. One that is not fresh is to be prolonged together with the next request.
+func (h *hold) embark(ctx context.Context, dir string, seconds int64) (fresh bool, err error) {
+	d := h.driver
+	if !h.request.Fixed {
+		if h.session, err = d.board(ctx, seconds); err != nil {
+			return false, err
+		}
+		h.key = d.newKey(dir, h.session.id)
+		return true, nil
+	}
+	bounded, cancel := d.request(ctx)
+	defer cancel()
+	c, fresh, err := d.spare.take(bounded, seconds)
+	if err != nil {
+		return false, err
+	}
+	h.own = newOwnLease(c, seconds)
+	h.key = d.newKey(dir, c.id)
+	return fresh, nil
+}
+
+// try asks once, without a place in the queue if the lock is taken.
+func (h *hold) try(ctx context.Context, dir string, fresh bool) (*hold, error) {
+	isFree := clientv3.Compare(clientv3.CreateRevision(dir), "=", 0).WithPrefix()
+	look := clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize))
+	answer, err := h.ask(ctx, fresh, []clientv3.Cmp{isFree}, []clientv3.Op{h.put()}, []clientv3.Op{look})
+	if err != nil {
+		return nil, err
+	}
+	if answer.Succeeded {
+		h.created(answer)
+		return h.outcome(nil)
+	}
+	page := answer.Responses[0].GetResponseRange()
+	if contender(dir, page.Kvs) != nil {
+		h.disembark()
+		return nil, driver.ErrLocked
+	}
+	before, err := h.enqueue(ctx, dir, fresh) // names below are locked, and this one perhaps
+	if err == nil && before != "" {
+		err = h.abandon(ctx, driver.ErrLocked)
+	}
+	return h.outcome(err)
+}
+
+// enqueue puts the key, and returns the one before it, or "" if the lock is granted.
+func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (before string, err error) {
+	look := clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize),
+		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
+	answer, err := h.ask(ctx, fresh, nil, []clientv3.Op{h.put(), look}, nil)
+	if err != nil {
+		return "", err
+	}
+	h.created(answer)
+	page := answer.Responses[1].GetResponseRange()
+	if c := contender(dir, others(page.Kvs, h.key)); c != nil {
+		return string(c.Key), nil
+	}
+	if !page.More {
+		return "", nil
+	}
+	before, err = h.look(ctx, dir)
+	if err != nil {
+		return "", h.failPut(ctx, err)
+	}
+	return before, nil
+}
+
+// others returns kvs without key, if that is the first of them.
+func others(kvs []*mvccpb.KeyValue, key string) []*mvccpb.KeyValue {
+	if len(kvs) > 0 && string(kvs[0].Key) == key {
+		return kvs[1:]
+	}
+	return kvs
+}
+
+// put makes the operation that puts the key.
+func (h *hold) put() clientv3.Op {
+	r := h.request
+	text, err := json.Marshal(value{Owner: r.Owner, Host: h.driver.host, Time: time.Now(), Note: r.Note, Hold: r.Hold})
+	if err != nil { // of strings and a time it can be made in any case
+		text = nil
+	}
+	return clientv3.OpPut(h.key, string(text), clientv3.WithLease(h.leaseID()))
+}
+
+func (h *hold) leaseID() clientv3.LeaseID {
+	if h.session != nil {
+		return h.session.id
+	}
+	return h.own.carrier().id
+}
+
+// created takes the answer to the transaction that put the key.
+func (h *hold) created(answer *clientv3.TxnResponse) {
+	h.revision = answer.Header.Revision
+	h.token = h.revision
+}
+
+// ask sends a transaction that may put the key, and prolongs a lease that is not fresh at the same time. If it fails, what may be
+// left is cleaned up.
+func (h *hold) ask(ctx context.Context, fresh bool, compare []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
+	bounded, cancel := h.driver.request(ctx)
+	defer cancel()
+	var refreshed <-chan error
+	if !fresh {
+		refreshed = h.driver.refresh(bounded, h.own.carrier())
+	}
+	answer, err := h.driver.client.Txn(bounded).If(compare...).Then(then...).Else(otherwise...).Commit()
+	var failed error
+	if refreshed != nil {
+		failed = <-refreshed
+	}
+	if err != nil {
+		return nil, h.fail(ctx, err)
+	}
+	if failed != nil {
+		return nil, h.failPut(ctx, failed)
+	}
+	return answer, nil
+}
+
+// fail ends an attempt by the error of a request that may have put the key, and returns the error for the caller.
+func (h *hold) fail(ctx context.Context, err error) error {
+	if isLeaseGone(err) {
+		h.sink()
+		return errAgain
+	}
+	err, doubt := fault(ctx, err)
+	if doubt {
+		h.leaveBehind(false)
+	} else {
+		h.disembark()
+	}
+	if h.driver.stopping.Err() != nil {
+		return fmt.Errorf("%w: %w", driver.ErrClosed, err)
+	}
+	return err
+}
+
+// failPut is fail after an answer said that the key was put.
+func (h *hold) failPut(ctx context.Context, err error) error {
+	switch {
+	case errors.Is(err, errGone):
+		h.disembark()
+		return errAgain
+	case isLeaseGone(err):
+		h.sink()
+		return errAgain
+	}
+	h.leaveBehind(true)
+	err, _ = fault(ctx, err)
+	if h.driver.stopping.Err() != nil {
+		return fmt.Errorf("%w: %w", driver.ErrClosed, err)
+	}
+	if !errors.Is(err, driver.ErrUnknown) {
+		err = fmt.Errorf("%w: %w", driver.ErrUnknown, err)
+	}
+	return err
+}
+
+// sink gives up a lease that the server has ended, and with it all that it carried.
+func (h *hold) sink() {
+	if h.session != nil {
+		h.session.die(driver.ErrSessionEnded)
+		h.session.leave()
+	} else {
+		h.own.discard(h.driver)
+	}
+}
+
+// enter makes a granted hold one of the driver's.
+func (h *hold) enter() error {
+	d := h.driver
+	h.granted = d.now()
+	if d.stopping.Err() != nil {
+		h.leaveBehind(true)
+		return driver.ErrClosed
+	}
+	if h.own != nil {
+		h.own.modified = h.revision
+		h.own.expires.Store(h.own.carrier().expires.Load())
+	}
+	if !h.list() {
+		h.session.leave()
+		return errAgain
+	}
+	d.checks.start()
+	return nil
+}

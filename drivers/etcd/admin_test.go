@@ -1,0 +1,231 @@
+package etcd_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/namespace"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/etcd"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+func TestInspect(t *testing.T) {
+	s := testenv.Etcd(t)
+	c := userClient(t, s.Addr)
+	a, b := openURL(t, "etcd://%s/p/", s.Addr), openURL(t, "etcd://%s/p/", s.Addr)
+	if got, err := b.Inspect(t.Context(), "orders"); err != nil || got.Held {
+		t.Errorf("free lock: got %+v, %v", got, err)
+	}
+	below := acquire(t, a, request("orders/42"))
+	r := request("orders")
+	r.Note = "why"
+	asked := time.Now()
+	l := acquire(t, a, r)
+	first, second := request("orders"), request("orders")
+	first.Owner, second.Owner = "first", "second"
+	w1, w2 := wait(t, b, first), wait(t, a, second)
+	mutex := newMutex(t, c, "p/orders")
+	go mutex.Lock(guard(t)) // ends with its session
+	testenv.Eventually(t, func() bool { return len(keys(t, c, "p/orders/")) == 5 }, "the mutex waits")
+
+	got, err := b.Inspect(t.Context(), "orders")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !got.Held || got.Hold != r.Hold || got.Owner != r.Owner || got.Note != "why" || got.Waiters != 3 {
+		t.Errorf("got %+v", got)
+	}
+	if got.Since.Before(asked.Truncate(0)) || got.Since.After(time.Now()) {
+		t.Errorf("since: got %v, want after %v", got.Since, asked)
+	}
+	if got.TTL <= 15*time.Second || got.TTL > 30*time.Second {
+		t.Errorf("TTL: got %v, want what is left of 30s", got.TTL)
+	}
+	theirs := strings.TrimPrefix(keys(t, c, "p/orders/")[4], "p/orders/")
+	if want := []string{"first", "second", theirs}; !slices.Equal(got.Queue, want) {
+		t.Errorf("queue: got %q, want %q", got.Queue, want)
+	}
+	if own, err := a.Inspect(t.Context(), "orders"); err != nil || own.Token != token(l) {
+		t.Errorf("token of an own hold: got %d, %v, want %d", own.Token, err, token(l))
+	}
+	release(t, l)
+	release(t, w1.granted(t))
+	release(t, w2.granted(t))
+	release(t, below)
+}
+
+func TestForceUnlock(t *testing.T) {
+	for name, r := range map[string]*driver.Request{"kept alive": request("a"), "fixed": fixed(request("a"), 30*time.Second)} {
+		t.Run(name, func(t *testing.T) {
+			s := testenv.Etcd(t)
+			a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
+			wantErr(t, "of a free lock", b.ForceUnlock(t.Context(), "a"), driver.ErrNotHeld)
+			below := acquire(t, a, request("a/b"))
+			l := acquire(t, a, r)
+			w := wait(t, b, request("a"))
+			if err := b.ForceUnlock(t.Context(), "a"); err != nil {
+				t.Fatal(err)
+			}
+			next := w.granted(t)
+			wantErr(t, "the holder is told", lostBy(t, r), driver.ErrRemoved)
+			wantErr(t, "its release", l.Release(t.Context()), driver.ErrNotHeld)
+			release(t, next)
+			release(t, below)
+		})
+	}
+}
+
+func TestForceUnlockOfAMutex(t *testing.T) {
+	s := testenv.Etcd(t)
+	mutex := newMutex(t, userClient(t, s.Addr), "a")
+	d := openURL(t, "etcd://%s", s.Addr)
+	if err := mutex.Lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.ForceUnlock(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	release(t, acquire(t, d, noWait("a")))
+}
+
+func TestRemovedWaiterAsksAgain(t *testing.T) {
+	s := testenv.Etcd(t)
+	c := userClient(t, s.Addr)
+	d := openURL(t, "etcd://%s", s.Addr)
+	l := acquire(t, d, request("a"))
+	for _, r := range []*driver.Request{request("a"), fixed(request("a"), 30*time.Second)} {
+		w := wait(t, d, r)
+		old := keys(t, c, "a/")[1]
+		if _, err := c.Delete(t.Context(), old); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, func() bool {
+			now := keys(t, c, "a/")
+			return len(now) == 2 && now[1] != old
+		}, "the waiter is in the queue again")
+		w.cancel()
+		_, err := w.end(t)
+		wantErr(t, "canceled wait", err, driver.ErrLocked, context.Canceled)
+	}
+	release(t, l)
+}
+
+func TestClose(t *testing.T) {
+	s := testenv.Etcd(t)
+	c := userClient(t, s.Addr)
+	d, err := etcd.New(c, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var leases []driver.Lease
+	for i := range 20 {
+		leases = append(leases, acquire(t, d, request(fmt.Sprint("kept/", i))))
+	}
+	leases = append(leases, acquire(t, d, fixed(request("fixed"), 30*time.Second)))
+	waiters := []*waiter{
+		wait(t, d, request("kept/1")), wait(t, d, request("fixed")),
+		wait(t, d, fixed(request("fixed"), 20*time.Second)),
+	}
+	before := revision(t, c)
+	if err := d.Close(guard(t)); err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range waiters {
+		_, err := w.end(t)
+		wantErr(t, "waiter", err, driver.ErrClosed)
+	}
+	if got := keys(t, c, ""); len(got) > 0 {
+		t.Errorf("keys after Close: got %q", got)
+	}
+	if got := revision(t, c) - before; got > 3 {
+		t.Errorf("changes by Close: got %d, want one for each lease", got)
+	}
+	for _, l := range leases {
+		wantErr(t, "Release after Close", l.Release(t.Context()), driver.ErrNotHeld)
+	}
+	_, err = d.Acquire(t.Context(), request("a"))
+	wantErr(t, "Acquire after Close", err, driver.ErrClosed)
+	leftOver, err := c.Leases(t.Context())
+	if err != nil || len(leftOver.Leases) > 0 {
+		t.Errorf("leases after Close: got %v, %v", leftOver, err)
+	}
+}
+
+func TestNewWithANamespace(t *testing.T) {
+	s := testenv.Etcd(t)
+	plain, c := userClient(t, s.Addr), userClient(t, s.Addr)
+	c.KV = namespace.NewKV(c.KV, "app/")
+	c.Watcher = namespace.NewWatcher(c.Watcher, "app/")
+	c.Lease = namespace.NewLease(c.Lease, "app/")
+	d, err := etcd.New(c, &etcd.Options{Prefix: "locks/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeLater(t, d)
+	r := request("a")
+	l := acquire(t, d, r)
+	w := wait(t, d, request("a"))
+	if got := keys(t, plain, "app/locks/a/"); len(got) != 2 {
+		t.Errorf("keys: got %q, want two", keys(t, plain, ""))
+	}
+	release(t, l)
+	release(t, w.granted(t))
+	kept := request("kept")
+	acquire(t, d, kept)
+	if _, err := plain.Delete(t.Context(), "app/locks/kept/", clientv3.WithPrefix()); err != nil {
+		t.Fatal(err)
+	}
+	wantErr(t, "removed hold", lostBy(t, kept), driver.ErrRemoved)
+}
+
+func TestNewRefuses(t *testing.T) {
+	if _, err := etcd.New(nil, nil); err == nil {
+		t.Error("New(nil): got no error")
+	}
+	if _, err := etcd.New(&clientv3.Client{}, &etcd.Options{Prefix: "a\x00"}); err == nil {
+		t.Error("a prefix with NUL: got no error")
+	}
+}
+
+func TestTTL(t *testing.T) {
+	s := testenv.Etcd(t, "--election-timeout", "2000") // counts from 3 s
+	exact, rounding := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s?roundup=true", s.Addr)
+	if got := exact.Info(); got.MinTTL != 3*time.Second || got.TTLUnit != time.Second {
+		t.Errorf("info: got %+v, want 3s in steps of 1s", got)
+	}
+	for _, ttl := range []time.Duration{0, time.Second, 3500 * time.Millisecond} {
+		for _, r := range []*driver.Request{withTTL(request("a"), ttl), fixed(request("a"), ttl)} {
+			_, err := exact.Acquire(t.Context(), r)
+			wantErr(t, fmt.Sprint("TTL ", ttl), err, errors.ErrUnsupported)
+		}
+	}
+	for ask, want := range map[time.Duration]time.Duration{
+		10 * time.Millisecond: 3 * time.Second, 3 * time.Second: 3 * time.Second, 4100 * time.Millisecond: 5 * time.Second,
+	} {
+		for _, r := range []*driver.Request{withTTL(request("a"), ask), fixed(request("a"), ask)} {
+			sent := time.Now()
+			l := acquire(t, rounding, r)
+			if got := l.Expires().Sub(sent); got > want+time.Since(sent) || !r.Fixed && got < want/2 || r.Fixed && got < want {
+				t.Errorf("TTL %v: the lease lasts %v, want %v", ask, got, want)
+			}
+			release(t, l)
+		}
+	}
+	c := userClient(t, s.Addr)
+	handed, err := etcd.New(c, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeLater(t, handed)
+	_, err = handed.Acquire(t.Context(), withTTL(request("a"), 2*time.Second))
+	wantErr(t, "TTL below the server's floor", err, errors.ErrUnsupported)
+	wantText(t, "TTL below the server's floor", err, "2s", "3s")
+}

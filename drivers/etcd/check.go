@@ -1,0 +1,144 @@
+package etcd
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+const (
+	checkEvery = time.Second
+	checkBatch = 100             // holds with a lease of their own in one request; servers take 128 operations by default
+	detect     = 3 * time.Second // a hold is looked at twice checkEvery after its grant at the latest, and then every time
+)
+
+// checker finds out whether holds were removed by somebody else: one request for all that a session carries, whatever their number.
+// A watch on each would tell sooner, and cost ten times the memory of the lock. Locks that are held for a moment are never asked for.
+type checker struct {
+	driver  *Driver
+	running atomic.Bool
+}
+
+// start is called after a hold was listed.
+func (c *checker) start() {
+	if c.running.CompareAndSwap(false, true) && !c.driver.spawn(c.run) {
+		c.running.Store(false)
+	}
+}
+
+// run ends when there are no holds, or with the driver.
+func (c *checker) run() {
+	d := c.driver
+	tick := time.NewTicker(checkEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-d.life.Done():
+			return
+		}
+		sessions, fixed, any := d.held(d.now() - int64(checkEvery))
+		if !any {
+			c.running.Store(false)
+			if _, _, any = d.held(0); !any || !c.running.CompareAndSwap(false, true) {
+				return
+			}
+		}
+		for s, holds := range sessions {
+			d.checkSession(s, holds)
+		}
+		for len(fixed) > 0 {
+			n := min(len(fixed), checkBatch)
+			d.checkFixed(fixed[:n])
+			fixed = fixed[n:]
+		}
+	}
+}
+
+// held returns the holds that were granted before a time, and whether there are any at all.
+func (d *Driver) held(before int64) (sessions map[*session][]*hold, fixed []*hold, any bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	sessions = make(map[*session][]*hold)
+	look := func(s *session) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		any = any || !s.holds.empty()
+		if holds := s.holds.before(before); len(holds) > 0 {
+			sessions[s] = holds
+		}
+	}
+	for _, s := range d.sessions {
+		look(s)
+	}
+	for s := range d.retired {
+		look(s)
+	}
+	return sessions, d.fixed.before(before), any || !d.fixed.empty()
+}
+
+// checkSession looks whether the keys of holds still hang on the lease of the session that carries them.
+func (d *Driver) checkSession(s *session, holds []*hold) {
+	ctx, cancel := d.background(requestFor)
+	defer cancel()
+	answer, err := d.client.TimeToLive(ctx, s.id, clientv3.WithAttachedKeys())
+	if isLeaseGone(err) || err == nil && answer.TTL < 0 {
+		s.die(driver.ErrSessionEnded)
+		return
+	}
+	if err != nil {
+		return // if that goes on, the session ends
+	}
+	there := make(map[string]struct{}, len(answer.Keys))
+	for _, key := range answer.Keys {
+		there[string(key)] = struct{}{}
+	}
+	for _, h := range holds {
+		if _, ok := there[h.key]; !ok {
+			d.verify(ctx, h)
+		}
+	}
+}
+
+// checkFixed looks whether the keys of holds are there.
+func (d *Driver) checkFixed(holds []*hold) {
+	ctx, cancel := d.background(requestFor)
+	defer cancel()
+	gets := make([]clientv3.Op, len(holds))
+	for i, h := range holds {
+		gets[i] = clientv3.OpGet(h.key, clientv3.WithKeysOnly(), clientv3.WithSerializable())
+	}
+	answer, err := d.client.Txn(ctx).Then(gets...).Commit()
+	if err != nil {
+		return // the next look tells, or the end of the leases
+	}
+	for i, h := range holds {
+		if len(answer.Responses[i].GetResponseRange().Kvs) == 0 {
+			d.verify(ctx, h)
+		}
+	}
+}
+
+// verify asks in a way that no server which lags behind can answer.
+func (d *Driver) verify(ctx context.Context, h *hold) {
+	h.mu.Lock()
+	phase := h.phase
+	h.mu.Unlock()
+	if phase != held {
+		return
+	}
+	answer, err := d.client.Get(ctx, h.key, clientv3.WithKeysOnly())
+	if err == nil && (len(answer.Kvs) == 0 || answer.Kvs[0].CreateRevision != h.revision) {
+		h.vanish()
+	}
+}
+
+// vanish ends a hold that somebody removed.
+func (h *hold) vanish() {
+	h.unlist()
+	h.lose(driver.ErrRemoved)
+}

@@ -1,0 +1,87 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// refusals are answers that say that a request was not carried out, for now.
+var refusals = []error{
+	rpctypes.ErrNoSpace, rpctypes.ErrTooManyRequests, rpctypes.ErrNoLeader, rpctypes.ErrNotCapable, rpctypes.ErrAuthOldRevision,
+	rpctypes.ErrInvalidAuthToken, rpctypes.ErrUnhealthy, rpctypes.ErrCorrupt,
+}
+
+// denials are answers that another request of the same user would get as well.
+var denials = []error{
+	rpctypes.ErrPermissionDenied, rpctypes.ErrUserEmpty, rpctypes.ErrAuthFailed, rpctypes.ErrAuthNotEnabled,
+	rpctypes.ErrRoleNotFound, rpctypes.ErrUserNotFound,
+}
+
+// fault makes the error of a call out of the error of a request. Doubt says that the request may have been carried out, or may yet
+// be.
+func fault(ctx context.Context, err error) (_ error, doubt bool) {
+	err = rpctypes.Error(err)
+	if ctx.Err() == nil && isContextError(err) {
+		err = errNoAnswer // the bound of a request is no error of the caller's context
+	}
+	switch {
+	case isOneOf(err, denials):
+		return fmt.Errorf("%w: %w", fs.ErrPermission, err), false
+	case isOneOf(err, refusals), neverSent(err):
+		return withCause(ctx, driver.ErrUnavailable, err), false
+	}
+	return withCause(ctx, driver.ErrUnknown, err), true
+}
+
+// withCause adds why ctx ended to an error, where it did and the error does not say so.
+func withCause(ctx context.Context, kind, err error) error {
+	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
+		return fmt.Errorf("%w: %w (%w)", kind, err, ended)
+	}
+	return fmt.Errorf("%w: %w", kind, err)
+}
+
+var errNoAnswer = errors.New("no answer in time")
+
+func isContextError(err error) bool {
+	code := status.Code(err)
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || code == codes.DeadlineExceeded || code == codes.Canceled
+}
+
+func isOneOf(err error, list []error) bool {
+	for _, e := range list {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+func isLeaseGone(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) }
+
+// neverSent reports whether a request failed before there was a connection to send it over.
+func neverSent(err error) bool {
+	s, ok := status.FromError(err)
+	text := err.Error()
+	if ok {
+		text = s.Message()
+	}
+	if ok && s.Code() != codes.Unavailable {
+		return false
+	}
+	for _, part := range []string{"Error while dialing", "handshake failed", "error reading server preface", "no connection available", "no address available"} {
+		if strings.Contains(text, part) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,233 @@
+// Package etcd is the etcd backend of dsync. It locks as `etcdctl lock` and the Go package concurrency of the etcd client do, key for
+// key, so that all three exclude each other and queue behind each other. It registers the URL scheme "etcd".
+//
+//	etcd://user:password@host1:2379,host2:2379/prefix
+//
+// Who asks for a lock puts a key below its name, NAME/<lease>-<number>, that hangs on a lease; the oldest key has the lock, by its
+// create revision, and the others wait in the order of theirs. Locks that are renewed share one lease of each client and TTL, which
+// the driver keeps alive; a lock with an expiry of its own has a lease of its own. etcd counts TTLs in whole seconds from a floor
+// that follows from its election timeout, 2 s by default.
+//
+// etcd 3.5.13 or newer should be used. 3.4 works, but a leader that was cut off from the others may there confirm leases that have
+// ended (before 3.4.31), and watches may stay silent, which costs up to 5 seconds here. Older versions are refused.
+//
+// # Beside etcdctl lock and package concurrency
+//
+// Among clients of dsync all names are distinct locks, "orders" and "orders/42" too. The others take every key below a name for a
+// contender, so for them a lock on "orders" has to wait for those on "orders/42": do not use a name and one below it together with
+// them, or set Options.Flat (names=flat) everywhere, which writes the slashes of names as %2F.
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+const (
+	ttlUnit     = time.Second
+	usualMinTTL = 2 * time.Second // of a server with default settings
+	maxTTL      = 100 * 365 * 24 * time.Hour
+
+	// late covers the server's scan for leases that have ended, every half second, and their removal through the log. After the
+	// election of a leader all leases last anew, for a whole TTL.
+	late = 2 * time.Second
+
+	requestFor = 3 * time.Second // bounds a request: a node that is frozen must not hold up a call that another node could serve
+)
+
+// Options of a Driver. The zero value is fine.
+type Options struct {
+	// Prefix is put before each name as it stands, without a slash in between.
+	Prefix string
+
+	// Flat writes the slashes of names as %2F, and percent signs as %25, so that no lock is below another for those who take every
+	// key below a name for a contender. All clients have to agree.
+	Flat bool
+
+	// RoundUp accepts TTLs that etcd cannot keep, and takes the next longer one that it can. The lease says what it got.
+	RoundUp bool
+
+	// NoTokens says that leases carry no fencing tokens.
+	NoTokens bool
+}
+
+// Driver is a driver.Driver on etcd. It implements driver.Inspector and driver.ForceUnlocker too.
+type Driver struct {
+	client      *clientv3.Client
+	leases      pb.LeaseClient
+	closeClient func() // nil if the client was handed in
+	options     Options
+	minTTL      time.Duration
+	host        string
+	epoch       time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
+	number      atomic.Uint64
+
+	life     context.Context // ends with Close, after all that has to be done
+	end      context.CancelFunc
+	stopping context.Context // ends when Close begins
+	stop     context.CancelFunc
+	wg       sync.WaitGroup // goroutines of the driver
+	feeds    *feeds
+	ghosts   *cleaner
+	spare    *pool
+	checks   *checker
+
+	mu       sync.Mutex
+	closed   bool
+	ended    bool          // no goroutine may be started any more
+	calls    int           // unfinished Acquires
+	idle     chan struct{} // closed by the last of them, once Close waits for it
+	sessions map[int64]*session
+	retired  map[*session]bool // not in sessions any more, and not over
+	fixed    holdList          // those with a lease of their own
+}
+
+var (
+	_ driver.Driver        = (*Driver)(nil)
+	_ driver.Inspector     = (*Driver)(nil)
+	_ driver.ForceUnlocker = (*Driver)(nil)
+)
+
+// New returns a Driver that uses the client and never closes it. It asks the server nothing. A client whose KV, Lease and Watcher are
+// wrapped, as those of package namespace are, is used through its wrappers.
+//
+// Info().MinTTL is then that of a server with default settings. If the server counts from a higher floor, Acquire refuses what is
+// below it; if from a lower one, only a Driver that was opened by URL makes use of that.
+func New(client *clientv3.Client, o *Options) (*Driver, error) {
+	if client == nil {
+		return nil, errors.New("etcd: no client")
+	}
+	if o == nil {
+		o = &Options{}
+	}
+	if strings.IndexByte(o.Prefix, 0) >= 0 {
+		return nil, fmt.Errorf("etcd: Options.Prefix %q has a NUL", o.Prefix)
+	}
+	d := &Driver{
+		client:   client,
+		leases:   pb.NewLeaseClient(client.ActiveConnection()),
+		options:  *o,
+		minTTL:   usualMinTTL,
+		epoch:    time.Now(),
+		sessions: make(map[int64]*session),
+		retired:  make(map[*session]bool),
+	}
+	d.host, _ = os.Hostname() // for people; a lock without it is as good
+	d.life, d.end = context.WithCancel(context.Background())
+	d.stopping, d.stop = context.WithCancel(context.Background())
+	d.fixed.init()
+	d.feeds = newFeeds(d)
+	d.ghosts = newCleaner(d)
+	d.spare = newPool(d)
+	d.checks = &checker{driver: d}
+	return d, nil
+}
+
+// Info implements driver.Driver.
+func (d *Driver) Info() driver.Info {
+	i := driver.Info{
+		Name:       "etcd",
+		Order:      driver.FIFO,
+		Fencing:    driver.Durable,
+		KeepsAlive: true,
+		MinTTL:     d.minTTL,
+		MaxTTL:     maxTTL,
+		TTLUnit:    ttlUnit,
+		Detect:     detect,
+		Late:       late,
+	}
+	if d.options.NoTokens {
+		i.Fencing = driver.None
+	}
+	if d.options.RoundUp {
+		i.MinTTL, i.TTLUnit = 0, 0
+	}
+	return i
+}
+
+// now is the time since d.epoch.
+func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
+
+// seconds returns a TTL as etcd counts it.
+func (d *Driver) seconds(ttl time.Duration) (int64, error) {
+	if ttl <= 0 || ttl > maxTTL || ttl%ttlUnit != 0 && !d.options.RoundUp {
+		return 0, fmt.Errorf("TTL %v is not one of %v to %v in steps of %v: %w", ttl, d.minTTL, maxTTL, ttlUnit, errors.ErrUnsupported)
+	}
+	return int64((ttl + ttlUnit - 1) / ttlUnit), nil
+}
+
+// request returns a context for one request, which ends when Close begins too.
+func (d *Driver) request(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, requestFor)
+	stop := context.AfterFunc(d.stopping, cancel)
+	return ctx, func() {
+		stop()
+		cancel()
+	}
+}
+
+// background returns a context for one request that no caller waits for, or whose caller cannot take it back.
+func (d *Driver) background(bound time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(d.life, bound)
+}
+
+// enter counts a call of Acquire, unless the driver is closed.
+func (d *Driver) enter() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return driver.ErrClosed
+	}
+	d.calls++
+	return nil
+}
+
+// leave ends what enter began.
+func (d *Driver) leave() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.calls--; d.calls == 0 && d.idle != nil {
+		close(d.idle)
+		d.idle = nil
+	}
+}
+
+// spawn runs f in a goroutine that Close waits for, or not at all where Close already does.
+func (d *Driver) spawn(f func()) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.spawnLocked(f)
+}
+
+// spawnLocked is spawn with d.mu held.
+func (d *Driver) spawnLocked(f func()) bool {
+	if d.ended {
+		return false
+	}
+	d.wg.Go(f)
+	return true
+}
+
+// sleep waits, and reports whether neither ctx nor the driver ended meanwhile.
+func (d *Driver) sleep(ctx context.Context, wait time.Duration) bool {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+	case <-d.life.Done():
+	}
+	return false
+}

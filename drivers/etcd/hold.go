@@ -1,0 +1,242 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// Pauses between requests to end a hold that failed.
+const (
+	firstRelease = 20 * time.Millisecond
+	lastRelease  = 500 * time.Millisecond
+)
+
+// hold is one attempt to get a lock, and then the driver.Lease: a key.
+type hold struct {
+	driver         *Driver
+	request        *driver.Request
+	key            string
+	revision       int64 // at which the key was created
+	token          int64
+	granted        int64    // when, on the driver's clock
+	session        *session // nil if it has a lease of its own
+	own            *ownLease
+	previous, next *hold // in session.holds or Driver.fixed
+
+	mu        sync.Mutex
+	phase     phase
+	behind    bool  // leaveBehind was called
+	doubtedAt int64 // when the first request to release it was sent of which the answer is missing
+}
+
+// phase is how far the end of a hold has come.
+type phase int8
+
+const (
+	held    phase = iota
+	ending        // Release was called
+	doubted       // the answer to a request to release it is missing
+	over
+)
+
+// Tokens implements driver.Lease.
+func (h *hold) Tokens() (first uint64, n int) {
+	if h.driver.options.NoTokens {
+		return 0, 0
+	}
+	return uint64(h.token), 1
+}
+
+// Expires implements driver.Lease.
+func (h *hold) Expires() time.Time {
+	return h.driver.epoch.Add(time.Duration(h.expires()))
+}
+
+func (h *hold) expires() int64 {
+	if h.session != nil {
+		return h.session.expires.Load()
+	}
+	return h.own.expires.Load()
+}
+
+// list enters a granted hold in the books of the driver, unless its session is dead.
+func (h *hold) list() bool {
+	if h.session != nil {
+		return h.session.add(h)
+	}
+	d := h.driver
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.fixed.add(h)
+	return true
+}
+
+func (h *hold) unlist() {
+	if h.session != nil {
+		h.session.remove(h)
+		return
+	}
+	d := h.driver
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.fixed.remove(h)
+}
+
+// lose ends a hold that is over other than by Release. It is not in the books any more.
+func (h *hold) lose(cause error) {
+	h.mu.Lock()
+	told := h.phase == held
+	if told {
+		h.phase = over
+	}
+	h.mu.Unlock()
+	if !told {
+		return // whoever releases it learns it from the server
+	}
+	h.disembark()
+	h.request.Events.Lost(cause)
+}
+
+// disembark gives back what carried the key, once it is known that there is none.
+func (h *hold) disembark() {
+	h.mu.Lock()
+	behind := h.behind
+	h.mu.Unlock()
+	switch {
+	case behind:
+	case h.session != nil:
+		h.session.leave()
+	default:
+		h.own.giveBack(h.driver)
+	}
+}
+
+// leaveBehind has the key deleted in the background. Definite says that the request that put it was answered.
+func (h *hold) leaveBehind(definite bool) {
+	h.mu.Lock()
+	again := h.behind
+	h.behind = true
+	h.mu.Unlock()
+	switch {
+	case again:
+	case h.session != nil:
+		h.driver.ghosts.add(&ghost{key: h.key, carrier: &h.session.carrier, session: h.session, definite: definite})
+		h.session.leave()
+	default:
+		h.own.discard(h.driver)
+	}
+}
+
+// Release implements driver.Lease. It repeats requests that fail for as long as ctx and the hold last.
+func (h *hold) Release(ctx context.Context) error {
+	d := h.driver
+	h.mu.Lock()
+	if h.phase == over {
+		h.mu.Unlock()
+		return driver.ErrNotHeld
+	}
+	first := h.phase == held
+	if first {
+		h.phase = ending
+	}
+	h.mu.Unlock()
+	if first {
+		h.unlist()
+	}
+	for wait := firstRelease; ; wait = min(2*wait, lastRelease) {
+		settled, err := h.releaseOnce(ctx)
+		if settled {
+			return err
+		}
+		transient := errors.Is(err, driver.ErrUnknown) || errors.Is(err, driver.ErrUnavailable)
+		if transient && ctx.Err() == nil && d.now() < h.expires() && d.sleep(ctx, wait) {
+			continue
+		}
+		h.leaveBehind(true)
+		if !errors.Is(err, driver.ErrUnknown) {
+			err = fmt.Errorf("%w: %w", driver.ErrUnknown, err)
+		}
+		return err
+	}
+}
+
+// releaseOnce asks once to delete the key, and reports whether that settled the matter.
+//
+// A repeat that finds nothing counts as the success of the request before whose answer is missing, if that was sent before the lease
+// could have ended.
+func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
+	d := h.driver
+	bounded, cancel := context.WithTimeout(ctx, requestFor)
+	sent := d.now()
+	answer, err := d.client.Delete(bounded, h.key)
+	cancel()
+
+	h.mu.Lock()
+	if h.phase == over { // the session died meanwhile, or another Release settled it
+		h.mu.Unlock()
+		return true, driver.ErrNotHeld
+	}
+	if err != nil {
+		err, doubt := fault(ctx, err)
+		if doubt && h.phase == ending {
+			h.phase, h.doubtedAt = doubted, sent
+		}
+		h.mu.Unlock()
+		return false, err
+	}
+	ended := answer.Deleted > 0 || h.phase == doubted && h.doubtedAt < h.expires()
+	h.phase = over
+	h.mu.Unlock()
+	h.disembark()
+	if !ended {
+		return true, driver.ErrNotHeld
+	}
+	return true, nil
+}
+
+// holdList is a list of holds, with itself as the end that is no hold.
+type holdList struct{ root *hold }
+
+func (l *holdList) init() {
+	l.root = new(hold)
+	l.root.next, l.root.previous = l.root, l.root
+}
+
+func (l *holdList) add(h *hold) {
+	h.previous, h.next = l.root.previous, l.root
+	h.previous.next, h.next.previous = h, h
+}
+
+// remove takes h out, if it is in.
+func (l *holdList) remove(h *hold) {
+	if h.next != nil {
+		h.previous.next, h.next.previous = h.next, h.previous
+		h.previous, h.next = nil, nil
+	}
+}
+
+func (l *holdList) empty() bool { return l.root.next == l.root }
+
+// take empties the list and returns what was in it.
+func (l *holdList) take() []*hold {
+	all := l.before(math.MaxInt64)
+	for _, h := range all {
+		l.remove(h)
+	}
+	return all
+}
+
+// before returns those that were granted before a time. They are in that order, almost.
+func (l *holdList) before(granted int64) []*hold {
+	var some []*hold
+	for h := l.root.next; h != l.root && h.granted < granted; h = h.next {
+		some = append(some, h)
+	}
+	return some
+}

@@ -1,0 +1,179 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// ownLease is what carries the key of a hold with an expiry of its own. etcd cannot change the TTL of a lease, so a renewal moves the
+// key to another one.
+type ownLease struct {
+	expires  atomic.Int64
+	renewing chan struct{} // holds an element while a Renew is under way
+	modified int64         // the last known revision of the key; belongs to whoever renews
+
+	mu      sync.Mutex
+	seconds int64
+	current *carrier
+	doubted []*carrier // the key may hang on these, since the answer to a renewal is missing
+	ended   bool
+}
+
+func newOwnLease(c *carrier, seconds int64) *ownLease {
+	return &ownLease{renewing: make(chan struct{}, 1), seconds: seconds, current: c}
+}
+
+// carrier returns the one that carries the key, as far as is known.
+func (o *ownLease) carrier() *carrier {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.current
+}
+
+// giveBack puts the lease back into the pool when nothing hangs on it any more.
+func (o *ownLease) giveBack(d *Driver) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.ended {
+		return
+	}
+	o.ended = true
+	d.spare.put(o.seconds, o.current)
+	o.revokeDoubted(d)
+}
+
+// discard has everything revoked that the key may hang on.
+func (o *ownLease) discard(d *Driver) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.ended {
+		return
+	}
+	o.ended = true
+	d.ghosts.add(&ghost{carrier: o.current, revoke: true})
+	o.revokeDoubted(d)
+}
+
+// revokeDoubted is called with o.mu held.
+func (o *ownLease) revokeDoubted(d *Driver) {
+	for _, c := range o.doubted {
+		d.ghosts.add(&ghost{carrier: c, revoke: true})
+	}
+	o.doubted = nil
+}
+
+// Renew implements driver.Lease for holds with an expiry of their own. Each renewal is conditional on the revision that the last one
+// left, so that one which was given up cannot be carried out after a later one.
+func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
+	d, o := h.driver, h.own
+	if o == nil {
+		return fmt.Errorf("the lease is kept alive by the driver: %w", errors.ErrUnsupported)
+	}
+	seconds, err := d.seconds(ttl)
+	if err != nil {
+		return err
+	}
+	select {
+	case o.renewing <- struct{}{}:
+		defer func() { <-o.renewing }()
+	case <-ctx.Done():
+		return withCause(ctx, driver.ErrUnavailable, errors.New("another renewal has not ended"))
+	}
+	bounded, cancel := context.WithTimeout(ctx, requestFor)
+	defer cancel()
+	c := new(carrier)
+	if !h.isHeld() {
+		return driver.ErrNotHeld
+	}
+	if err := d.grant(bounded, c, seconds); err != nil {
+		return err
+	}
+	if !h.isHeld() {
+		d.ghosts.add(&ghost{carrier: c, revoke: true})
+		return driver.ErrNotHeld
+	}
+	before := o.expires.Load()
+	o.expires.Store(min(before, c.expires.Load())) // from here on the key may hang on either
+	moved, err := h.move(bounded, c)
+	switch {
+	case err != nil:
+		return o.failRenewal(ctx, d, c, before, err)
+	case !moved:
+		d.ghosts.add(&ghost{carrier: c, revoke: true})
+		h.vanish()
+		return driver.ErrNotHeld
+	}
+	return o.renewed(d, c, seconds, before)
+}
+
+func (h *hold) isHeld() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.phase == held && h.driver.now() < h.own.expires.Load()
+}
+
+// move hangs the key on another lease. It returns false if there is no such key.
+func (h *hold) move(ctx context.Context, c *carrier) (bool, error) {
+	o := h.own
+	for {
+		answer, err := h.driver.client.Txn(ctx).
+			If(clientv3.Compare(clientv3.ModRevision(h.key), "=", o.modified)).
+			Then(clientv3.OpPut(h.key, "", clientv3.WithLease(c.id), clientv3.WithIgnoreValue())).
+			Else(clientv3.OpGet(h.key, clientv3.WithKeysOnly())).
+			Commit()
+		if err != nil {
+			return false, err
+		}
+		if answer.Succeeded {
+			o.modified = answer.Header.Revision
+			return true, nil
+		}
+		kvs := answer.Responses[0].GetResponseRange().Kvs
+		if len(kvs) == 0 || kvs[0].CreateRevision != h.revision {
+			return false, nil
+		}
+		o.modified = kvs[0].ModRevision
+	}
+}
+
+// failRenewal takes the error of a request to move the key to c.
+func (o *ownLease) failRenewal(ctx context.Context, d *Driver, c *carrier, before int64, err error) error {
+	err, doubt := fault(ctx, err)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if doubt && !o.ended {
+		o.doubted = append(o.doubted, c)
+		return err
+	}
+	d.ghosts.add(&ghost{carrier: c, revoke: true})
+	if !doubt && d.now() < o.expires.Load() {
+		o.expires.Store(before)
+	}
+	return err
+}
+
+// renewed makes c the lease that the key hangs on.
+func (o *ownLease) renewed(d *Driver, c *carrier, seconds, before int64) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.ended {
+		d.ghosts.add(&ghost{carrier: c, revoke: true})
+		return driver.ErrNotHeld
+	}
+	d.spare.put(o.seconds, o.current)
+	o.revokeDoubted(d)
+	o.current, o.seconds = c, seconds
+	if d.now() >= o.expires.Load() {
+		return fmt.Errorf("%w: %w", driver.ErrUnknown, errTooLate)
+	}
+	o.expires.Store(c.expires.Load())
+	return nil
+}

@@ -1,0 +1,254 @@
+package etcd
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+const (
+	idleFor      = 5 * time.Minute        // a session that carries nothing ends after that
+	minKeepAlive = 250 * time.Millisecond // the least time for one attempt to keep a session alive
+)
+
+// session is the lease that carries all locks of a driver that are renewed and have the same TTL. A goroutine of its own keeps it
+// alive every third of the TTL. Once its Expires has passed it is never kept alive again, but revoked.
+type session struct {
+	carrier
+	driver  *Driver
+	seconds int64         // the TTL that was asked for
+	ready   chan struct{} // closed when the lease was granted, or err is set
+	err     error
+	over    chan struct{} // closed when it is dead
+	kick    chan struct{} // buffered; signaled when run has to look
+
+	mu      sync.Mutex
+	users   int      // attempts and holds
+	holds   holdList // that were granted, and not released
+	retired bool     // takes no new users, and ends with the last
+	dead    bool
+	idle    int64 // since when it has no users
+}
+
+// board returns the session for a TTL, with the caller as one of its users.
+func (d *Driver) board(ctx context.Context, seconds int64) (*session, error) {
+	for {
+		s, err := d.boardOnce(ctx, seconds)
+		if s != nil || err != nil {
+			return s, err
+		}
+	}
+}
+
+// boardOnce returns nil, nil if it found a session that was over.
+func (d *Driver) boardOnce(ctx context.Context, seconds int64) (*session, error) {
+	d.mu.Lock()
+	s := d.sessions[seconds]
+	if s == nil {
+		s = &session{driver: d, seconds: seconds, ready: make(chan struct{}), over: make(chan struct{}), kick: make(chan struct{}, 1)}
+		s.holds.init()
+		if !d.spawnLocked(s.run) {
+			d.mu.Unlock()
+			return nil, driver.ErrClosed
+		}
+		d.sessions[seconds] = s
+	}
+	s.mu.Lock()
+	s.users++
+	s.mu.Unlock()
+	d.mu.Unlock()
+	select {
+	case <-s.ready:
+	case <-ctx.Done():
+		s.leave()
+		return nil, withCause(ctx, driver.ErrUnavailable, errNoAnswer)
+	case <-d.stopping.Done():
+		s.leave()
+		return nil, driver.ErrClosed
+	}
+	if s.err != nil {
+		return nil, s.err
+	}
+	if d.now() >= s.expires.Load() {
+		s.die(driver.ErrSessionEnded)
+	}
+	if s.isDead() {
+		s.leave()
+		return nil, nil
+	}
+	return s, nil
+}
+
+// leave ends what board began.
+func (s *session) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.users--; s.users == 0 {
+		s.idle = s.driver.now()
+		if s.retired {
+			s.look()
+		}
+	}
+}
+
+func (s *session) isDead() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.dead
+}
+
+// look makes run look at the session.
+func (s *session) look() {
+	select {
+	case s.kick <- struct{}{}:
+	default:
+	}
+}
+
+// add makes a user of the session a hold of it, unless the session is dead.
+func (s *session) add(h *hold) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.dead {
+		return false
+	}
+	s.holds.add(h)
+	return true
+}
+
+// remove is the opposite of add.
+func (s *session) remove(h *hold) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.holds.remove(h)
+}
+
+// retire lets no more users in. When the last of them has left, the lease is revoked, and with it what no other request can end for
+// sure.
+func (s *session) retire() {
+	d := s.driver
+	d.mu.Lock()
+	if d.sessions[s.seconds] == s {
+		delete(d.sessions, s.seconds)
+		d.retired[s] = true
+	}
+	d.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.retired = true
+	s.look()
+}
+
+// run ends with the session, or with the driver, which then revokes the lease.
+func (s *session) run() {
+	d := s.driver
+	ctx, cancel := d.background(requestFor)
+	s.err = d.grant(ctx, &s.carrier, s.seconds)
+	cancel()
+	if s.err == nil && d.stopping.Err() != nil {
+		s.err = driver.ErrClosed
+		d.ghosts.add(&ghost{carrier: &s.carrier, revoke: true})
+	}
+	if s.err != nil {
+		s.unlist()
+		close(s.ready)
+		return
+	}
+	s.mu.Lock()
+	s.idle = d.now()
+	s.mu.Unlock()
+	close(s.ready)
+
+	timer := time.NewTimer(s.ttl / 3)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-s.kick:
+		case <-s.over:
+			return
+		case <-d.life.Done():
+			return
+		}
+		if s.useless() {
+			s.die(driver.ErrSessionEnded)
+			return
+		}
+		timer.Reset(s.keepUp())
+	}
+}
+
+// useless reports whether nobody needs the session any more, and retires it for good.
+func (s *session) useless() bool {
+	d := s.driver
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.users > 0 || !s.retired && d.now()-s.idle < int64(idleFor) {
+		return false
+	}
+	s.retired = true
+	if d.sessions[s.seconds] == s { // so that nobody joins it meanwhile
+		delete(d.sessions, s.seconds)
+		d.retired[s] = true
+	}
+	return true
+}
+
+// keepUp keeps the session alive if it is time, and returns when to look again.
+func (s *session) keepUp() time.Duration {
+	d := s.driver
+	now, expires := d.now(), s.expires.Load()
+	if now >= expires {
+		s.die(driver.ErrSessionEnded)
+		return 0
+	}
+	if due := expires - int64(s.ttl)*2/3; now < due {
+		return time.Duration(due - now)
+	}
+	bound := min(max(s.ttl/6, minKeepAlive), time.Duration(expires-now))
+	ctx, cancel := d.background(bound)
+	err := d.keepAlive(ctx, &s.carrier)
+	cancel()
+	now, expires = d.now(), s.expires.Load()
+	switch {
+	case isLeaseGone(err), now >= expires:
+		s.die(driver.ErrSessionEnded)
+		return 0
+	case err != nil:
+		return min(s.ttl/20, time.Duration(expires-now))
+	}
+	return time.Duration(expires - int64(s.ttl)*2/3 - now)
+}
+
+// die ends a session: its holds are lost by cause, its waiters begin anew, and the lease is revoked.
+func (s *session) die(cause error) {
+	d := s.driver
+	s.mu.Lock()
+	if s.dead {
+		s.mu.Unlock()
+		return
+	}
+	s.dead = true
+	holds := s.holds.take()
+	close(s.over)
+	s.mu.Unlock()
+	d.ghosts.add(&ghost{carrier: &s.carrier, revoke: true})
+	s.unlist()
+	for _, h := range holds {
+		h.lose(cause)
+	}
+}
+
+func (s *session) unlist() {
+	d := s.driver
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.retired, s)
+	if d.sessions[s.seconds] == s {
+		delete(d.sessions, s.seconds)
+	}
+}

@@ -1,0 +1,159 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+const (
+	backstop   = 5 * time.Second // the longest wait without a look, for events that do not come; spread over a quarter of itself
+	firstLook  = time.Second     // while the feed is not active
+	lookAgain  = 100 * time.Millisecond
+	abandonFor = time.Second // how long a wait that ended waits for its key to be deleted
+)
+
+// errGone says that the key of a waiter is not there any more.
+var errGone = errors.New("the place in the queue was removed")
+
+// wait waits until no contender is before the key. W is nil if the feed was not active when the key was put. If it returns an error,
+// the key is gone, or cleaned up in the background.
+func (h *hold) wait(ctx context.Context, dir string, w *waiter, before string) error {
+	d := h.driver
+	joined := w == nil
+	if joined {
+		w = d.feeds.join(dir)
+	}
+	defer w.leave()
+	active := w.narrow(h.key, before)
+	if active && joined {
+		w.call() // what happened since the key was put was missed
+	}
+	timer := time.NewTimer(h.pause(active))
+	defer timer.Stop()
+	refusal := driver.ErrLocked
+	for {
+		select {
+		case <-w.wake:
+		case <-timer.C:
+		case <-h.sessionOver():
+			h.session.leave()
+			return errAgain
+		case <-ctx.Done():
+			return h.abandon(ctx, fmt.Errorf("%w: %w", refusal, ctx.Err()))
+		case <-d.stopping.Done():
+			h.leaveBehind(true)
+			return driver.ErrClosed
+		}
+		w.widen()
+		before, err := h.lookFresh(ctx, dir)
+		switch {
+		case err == nil && before == "":
+			return h.confirmed(ctx)
+		case err == nil:
+			refusal = driver.ErrLocked
+			timer.Reset(h.pause(w.narrow(h.key, before)))
+		case errors.Is(err, errGone):
+			h.disembark()
+			return errAgain
+		case isLeaseGone(err):
+			return h.fail(ctx, err)
+		case ctx.Err() != nil || d.stopping.Err() != nil: // the next turn ends it
+		default:
+			err, _ := fault(ctx, err)
+			if errors.Is(err, fs.ErrPermission) {
+				return h.abandon(ctx, err)
+			}
+			refusal = driver.ErrUnavailable
+			timer.Reset(lookAgain)
+		}
+	}
+}
+
+// confirmed is called when the key is the first. A wait may have ended at the same time.
+func (h *hold) confirmed(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return h.abandon(ctx, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err()))
+	}
+	return nil
+}
+
+func (h *hold) sessionOver() <-chan struct{} {
+	if h.session == nil {
+		return nil
+	}
+	return h.session.over
+}
+
+// pause is how long to wait for an event. A lease of one's own has to be prolonged meanwhile.
+func (h *hold) pause(active bool) time.Duration {
+	limit := backstop - rand.N(backstop/4)
+	if !active {
+		limit = firstLook
+	}
+	if h.own != nil {
+		limit = min(limit, h.own.carrier().ttl/3)
+	}
+	return limit
+}
+
+// lookFresh is look, and prolongs a lease of the hold's own at the same time.
+func (h *hold) lookFresh(ctx context.Context, dir string) (before string, err error) {
+	if h.own == nil {
+		return h.look(ctx, dir)
+	}
+	bounded, cancel := h.driver.request(ctx)
+	defer cancel()
+	refreshed := h.driver.refresh(bounded, h.own.carrier())
+	before, err = h.look(bounded, dir)
+	if failed := <-refreshed; err == nil && (before == "" || isLeaseGone(failed)) {
+		err = failed
+	}
+	return before, err
+}
+
+// look asks for the contender before the key. If there is none, the lock is granted, and the revision of the answer is the token:
+// the lock was held at that revision, and whoever had it before had let go of it.
+func (h *hold) look(ctx context.Context, dir string) (before string, err error) {
+	bounded, cancel := h.driver.request(ctx)
+	defer cancel()
+	options := []clientv3.OpOption{clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithMaxCreateRev(h.revision),
+		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend)}
+	page, err := h.driver.client.Get(bounded, dir, append(options, clientv3.WithLimit(pageSize))...)
+	if err != nil {
+		return "", err
+	}
+	if len(page.Kvs) == 0 || page.Kvs[0].CreateRevision != h.revision || string(page.Kvs[0].Key) != h.key {
+		return "", errGone
+	}
+	token := page.Header.Revision
+	if page.More && contender(dir, page.Kvs[1:]) == nil { // a page full of names below
+		if page, err = h.driver.client.Get(bounded, dir, append(options, clientv3.WithRev(token))...); err != nil {
+			return "", err
+		}
+	}
+	if c := contender(dir, others(page.Kvs, h.key)); c != nil {
+		return string(c.Key), nil
+	}
+	h.token = token
+	return "", nil
+}
+
+// abandon takes a key off that was put, and returns cause.
+func (h *hold) abandon(ctx context.Context, cause error) error {
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), abandonFor)
+	defer cancel()
+	if _, err := h.driver.client.Delete(bounded, h.key); err != nil {
+		h.leaveBehind(true)
+		return fmt.Errorf("%w: %w", cause, driver.ErrUnknown)
+	}
+	h.disembark()
+	return cause
+}

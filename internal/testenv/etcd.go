@@ -1,0 +1,199 @@
+package testenv
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// EtcdServer is a private etcd.
+type EtcdServer struct {
+	Server
+
+	// Ctl is the path of the etcdctl that belongs to the server.
+	Ctl string
+
+	url  string // where clients connect
+	http *http.Client
+}
+
+// etcdRelease is which etcd to start.
+type etcdRelease struct {
+	server, ctl string
+	fast        []string // arguments that save time where the data need not survive the machine
+}
+
+func currentEtcd(tb testing.TB) etcdRelease {
+	tb.Helper()
+	return etcdRelease{etcdBinary(tb), etcdctlBinary(tb), []string{"--unsafe-no-fsync"}}
+}
+
+func packagedEtcd(tb testing.TB) etcdRelease {
+	tb.Helper()
+	return etcdRelease{need(tb, "etcd", "etcd-server"), need(tb, "etcdctl", "etcd-client"), []string{"--logger", "zap"}}
+}
+
+// Etcd starts an etcd of the current version, built from its Go module. It elects a leader, and counts leases, twice as fast as one
+// with the default settings, so that the shortest lease lasts a second. It takes args as etcd does, and they win over the defaults.
+func Etcd(tb testing.TB, args ...string) *EtcdServer {
+	tb.Helper()
+	return startEtcd(tb, currentEtcd(tb), nil, args)
+}
+
+// PackagedEtcd is Etcd with the version that the operating system's package etcd-server has. Where that is not installed, the test
+// is skipped, or fails if CI is set.
+func PackagedEtcd(tb testing.TB, args ...string) *EtcdServer {
+	tb.Helper()
+	return startEtcd(tb, packagedEtcd(tb), nil, args)
+}
+
+// EtcdTLS is Etcd with a server that listens with TLS only, with the server certificate of certs, and asks clients for a certificate
+// of the same authority.
+func EtcdTLS(tb testing.TB, certs *Certificates, args ...string) *EtcdServer {
+	tb.Helper()
+	return startEtcd(tb, currentEtcd(tb), certs.Client, append([]string{
+		"--cert-file", certs.ServerCertFile, "--key-file", certs.ServerKeyFile,
+		"--trusted-ca-file", certs.CAFile, "--client-cert-auth",
+	}, args...))
+}
+
+func startEtcd(tb testing.TB, release etcdRelease, tlsConfig *tls.Config, args []string) *EtcdServer {
+	tb.Helper()
+	s := newEtcd(tb, release, "etcd", freePort(tb), freePort(tb), tlsConfig, args)
+	s.launch()
+	return s
+}
+
+// EtcdCluster starts a cluster of n servers of the current version, and returns when all of them know a leader.
+func EtcdCluster(tb testing.TB, n int, args ...string) []*EtcdServer {
+	tb.Helper()
+	release := currentEtcd(tb)
+	peers, members := make([]int, n), make([]string, n)
+	for i := range n {
+		peers[i] = freePort(tb)
+		members[i] = fmt.Sprintf("etcd%d=http://127.0.0.1:%d", i, peers[i])
+	}
+	servers := make([]*EtcdServer, n)
+	started := make(chan error, n)
+	for i := range n {
+		servers[i] = newEtcd(tb, release, fmt.Sprintf("etcd%d", i), freePort(tb), peers[i], nil,
+			append([]string{"--initial-cluster", strings.Join(members, ",")}, args...))
+		go func() { // ends when the server answers, or by the guard of start
+			s := &servers[i].Server
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			started <- s.start()
+		}()
+	}
+	var failed error
+	for range n {
+		if err := <-started; err != nil {
+			failed = err
+		}
+	}
+	for _, s := range servers {
+		tb.Cleanup(s.Kill)
+	}
+	if failed != nil {
+		tb.Fatal(failed)
+	}
+	return servers
+}
+
+// newEtcd makes a server that is not yet started.
+func newEtcd(tb testing.TB, release etcdRelease, name string, port, peerPort int, tlsConfig *tls.Config, args []string) *EtcdServer {
+	tb.Helper()
+	dir := tb.TempDir()
+	scheme := "http"
+	if tlsConfig != nil {
+		scheme = "https"
+	}
+	s := &EtcdServer{
+		Ctl:  release.ctl,
+		url:  fmt.Sprintf("%s://127.0.0.1:%d", scheme, port),
+		http: &http.Client{Transport: &http.Transport{TLSClientConfig: tlsConfig, DisableKeepAlives: true}},
+	}
+	peer := fmt.Sprintf("http://127.0.0.1:%d", peerPort)
+	argv := append([]string{release.server,
+		"--name", name, "--data-dir", filepath.Join(dir, "data"),
+		"--listen-client-urls", s.url, "--advertise-client-urls", s.url,
+		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+		"--initial-cluster", name + "=" + peer,
+		"--heartbeat-interval", "100", "--election-timeout", "500",
+		"--log-level", "warn",
+	}, release.fast...)
+	s.Server = Server{
+		tb:    tb,
+		name:  name,
+		Addr:  fmt.Sprintf("127.0.0.1:%d", port),
+		log:   filepath.Join(dir, "log"),
+		argv:  append(argv, args...),
+		ready: s.healthy,
+	}
+	return s
+}
+
+// healthy asks once whether the server has a leader and answers requests.
+func (s *EtcdServer) healthy(ctx context.Context) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+"/health", nil)
+	if err != nil {
+		return err
+	}
+	response, err := s.http.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	var health struct{ Health, Reason string }
+	if err := json.NewDecoder(response.Body).Decode(&health); err != nil {
+		return err
+	}
+	if health.Health != "true" {
+		return fmt.Errorf("health is %q %s", health.Health, health.Reason)
+	}
+	return nil
+}
+
+// Requests returns how many requests of each kind ("Txn", "DeleteRange") the server has handled since it started. A stream counts
+// once it has ended.
+func (s *EtcdServer) Requests() map[string]int64 {
+	s.tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+"/metrics", nil)
+	if err != nil {
+		s.tb.Fatal(err)
+	}
+	response, err := s.http.Do(request)
+	if err != nil {
+		s.tb.Fatal(err)
+	}
+	defer response.Body.Close()
+	counts := make(map[string]int64)
+	lines := bufio.NewScanner(response.Body)
+	for lines.Scan() {
+		labels, ok := strings.CutPrefix(lines.Text(), "grpc_server_handled_total{")
+		if !ok {
+			continue
+		}
+		_, method, _ := strings.Cut(labels, `grpc_method="`)
+		method, _, _ = strings.Cut(method, `"`)
+		_, value, _ := strings.Cut(labels, "} ")
+		n, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			s.tb.Fatalf("metrics: %q: %v", lines.Text(), err)
+		}
+		counts[method] += int64(n)
+	}
+	if err := lines.Err(); err != nil {
+		s.tb.Fatal(err)
+	}
+	return counts
+}

@@ -1,0 +1,58 @@
+// Package tlsurl reads the parameters of backend URLs that are about TLS, which all drivers have in common.
+package tlsurl
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"os"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// Read returns what a URL says about TLS, or nil for a plain connection. Parameters:
+//
+//	tls=true                       encrypt, and check the server's certificate against those of the system
+//	tls_ca=                        or against those in this PEM file
+//	tls_cert=, tls_key=            PEM files with the client's own certificate, read anew for each connection
+//	tls_server_name=               the name that the server's certificate has to have, if it is not that of the host
+//	tls_insecure_skip_verify=true  accept any certificate
+func Read(u *driver.URL) (*tls.Config, error) {
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("%s URL: "+format, append([]any{u.Scheme}, args...)...)
+	}
+	on := u.Bool("tls", false)
+	ca, cert, key := u.Param("tls_ca", ""), u.Param("tls_cert", ""), u.Param("tls_key", "")
+	name, insecure := u.Param("tls_server_name", ""), u.Bool("tls_insecure_skip_verify", false)
+	if !on {
+		if ca != "" || cert != "" || key != "" || name != "" || insecure {
+			return nil, bad("parameters that begin with tls_ need tls=true")
+		}
+		return nil, nil
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: name, InsecureSkipVerify: insecure}
+	if ca != "" {
+		pem, err := os.ReadFile(ca)
+		if err != nil {
+			return nil, bad("tls_ca: %w", err)
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, bad("tls_ca: no certificate in %s", ca)
+		}
+	}
+	if (cert == "") != (key == "") {
+		return nil, bad("tls_cert and tls_key go together")
+	}
+	if cert != "" {
+		load := func() (*tls.Certificate, error) {
+			pair, err := tls.LoadX509KeyPair(cert, key)
+			return &pair, err
+		}
+		if _, err := load(); err != nil {
+			return nil, bad("tls_cert and tls_key: %w", err)
+		}
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
+	}
+	return config, nil
+}
