@@ -3,7 +3,7 @@ package driver
 import (
 	"errors"
 	"fmt"
-	"net"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
@@ -28,7 +28,8 @@ type URL struct {
 	err   error
 }
 
-// ParseURL parses s. It is not url.Parse because that refuses a list of hosts with ports, and prints the password in its errors.
+// ParseURL parses s. It is not url.Parse because that refuses a list of hosts with ports, and prints the password in its errors. An @
+// in the path or in a parameter has to be written as %40.
 func ParseURL(s string) (*URL, error) {
 	scheme, rest, ok := strings.Cut(s, ":")
 	if !ok || !validScheme(scheme) {
@@ -40,13 +41,13 @@ func ParseURL(s string) (*URL, error) {
 		return nil, bad("control character or invalid UTF-8")
 	}
 	before, query, _ := strings.Cut(rest, "?")
-	if err := u.parseBeforeQuery(before, bad); err != nil {
-		if u.User == nil && strings.Contains(rest, "@") { // what was taken for a host may be a part of a password
-			err = bad("user, password or host (special characters of a password have to be escaped as %XX)")
-		}
+	if strings.Contains(query, "@") {
+		return nil, bad(strayAt)
+	}
+	err := u.parseBeforeQuery(before, bad)
+	if err != nil {
 		return nil, err
 	}
-	var err error
 	if u.query, err = url.ParseQuery(query); err != nil {
 		return nil, bad("query cannot be decoded")
 	}
@@ -57,6 +58,9 @@ func ParseURL(s string) (*URL, error) {
 	}
 	return u, nil
 }
+
+// strayAt refuses what would be taken for hosts, a path and parameters, but may be a password with a / or ? in it.
+const strayAt = "an @ after the host (write it as %40; special characters of a password have to be escaped as %XX)"
 
 func notInName(r rune) bool {
 	return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '_' || r == '.' || r == '-')
@@ -75,6 +79,9 @@ func (u *URL) parseBeforeQuery(s string, bad func(string) error) error {
 	}
 	authority := s
 	if i := strings.IndexByte(s, '/'); i >= 0 {
+		if strings.Contains(s[i:], "@") {
+			return bad(strayAt)
+		}
 		path, err := url.PathUnescape(s[i:])
 		if err != nil {
 			return bad("path cannot be decoded")
@@ -118,23 +125,26 @@ func validScheme(s string) bool {
 	return s != ""
 }
 
+// checkHost returns an error that names the host at most: what looks like its port may be a password whose @host was forgotten.
 func checkHost(h string) error {
-	host, port := h, "1"
-	if strings.HasSuffix(h, "]") || !strings.Contains(h, ":") {
-		if strings.HasPrefix(h, "[") != strings.HasSuffix(h, "]") {
-			return fmt.Errorf("host %q has an unmatched bracket", h)
+	rest, isV6 := strings.CutPrefix(h, "[")
+	host, port, hasPort := strings.Cut(h, ":")
+	if isV6 {
+		var after string
+		var closed bool
+		host, after, closed = strings.Cut(rest, "]")
+		addr, err := netip.ParseAddr(host)
+		if port, hasPort = strings.CutPrefix(after, ":"); !closed || err != nil || !addr.Is6() || !hasPort && after != "" {
+			return errors.New("a host that begins with a bracket is not an IPv6 address such as [::1] or [::1]:6379")
 		}
-	} else {
-		var err error
-		if host, port, err = net.SplitHostPort(h); err != nil {
-			return fmt.Errorf("host %q is not host:port", h)
-		}
+	} else if host == "" || strings.ContainsAny(host, " /\\<>\"@[]") {
+		return fmt.Errorf("host %q is not a host name (an IPv6 address needs brackets, as in [::1])", host)
 	}
-	if host == "" || strings.ContainsAny(host, " /\\<>\"@") {
-		return fmt.Errorf("host %q is not a host name", h)
+	if !hasPort {
+		return nil
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return fmt.Errorf("port %q of host %q is not a number from 1 to 65535", port, host)
+		return fmt.Errorf("the port of host %q is not a number from 1 to 65535", host)
 	}
 	return nil
 }
