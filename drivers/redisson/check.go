@@ -149,6 +149,8 @@ func (d *Driver) checkHello(version, mode, role string) error {
 		return fmt.Errorf("the server is Redis %s, and %d.%d is the oldest that will do: %w", version, minMajor, minMinor, errors.ErrUnsupported)
 	case mode == "cluster" && !d.cluster:
 		return errors.New("the server is a node of a cluster, and the client is not one for clusters (mode=cluster)")
+	case mode == "sentinel":
+		return errors.New("the server is a sentinel (mode=sentinel)")
 	case role == "replica" && !d.cluster:
 		return fmt.Errorf("%w: the server is a replica, which takes no locks", driver.ErrUnavailable)
 	}

@@ -1,0 +1,141 @@
+package redisson
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// replicated returns a server and a replica that follows it over a link that can be cut.
+func replicated(tb testing.TB) (primary, replica *testenv.RedisServer, link *testenv.Proxy) {
+	tb.Helper()
+	primary = testenv.Redis(tb, "--repl-diskless-sync-delay", "0")
+	link = testenv.NewProxy(tb, primary.Addr)
+	host, port, _ := strings.Cut(link.Addr, ":")
+	replica = testenv.Redis(tb, "--replicaof", host+" "+port)
+	testenv.Eventually(tb, func() bool { return primary.Do("WAIT", "1", "10") == int64(1) }, "the replica follows")
+	return primary, replica, link
+}
+
+func TestWaitReplicas(t *testing.T) {
+	primary, replica, link := replicated(t)
+	d := openURL(t, "redisson://%s?waitreplicas=1&waitlimit=100ms", primary.Addr)
+	l := acquire(t, d, request("x"))
+	if got := replica.Do("HEXISTS", "x", l.request.Hold); got != int64(1) {
+		t.Error("the replica does not have the grant")
+	}
+	if err := l.Renew(t.Context(), time.Hour); err != nil {
+		t.Errorf("Renew: %v", err)
+	}
+
+	link.Freeze(testenv.Both)
+	r := request("y")
+	if _, err := d.Acquire(t.Context(), r); !errors.Is(err, ErrNotReplicated) || !errors.Is(err, driver.ErrUnavailable) ||
+		errors.Is(err, driver.ErrUnknown) || !strings.Contains(err.Error(), "0 of 1") {
+		t.Errorf("Acquire without the replica: got %v, want ErrNotReplicated with 0 of 1", err)
+	}
+	if got := primary.Do("EXISTS", "y"); got != int64(0) {
+		t.Error("the grant that was not replicated is left")
+	}
+	expires := l.Expires()
+	if err := l.Renew(t.Context(), 2*time.Hour); !errors.Is(err, ErrNotReplicated) || !l.Expires().Equal(expires) {
+		t.Errorf("Renew without the replica: got %v and Expires moved by %v, want ErrNotReplicated and no move", err, l.Expires().Sub(expires))
+	}
+	d.RenewAll(t.Context(), []driver.Lease{l}, func(_ int, err error) {
+		if !errors.Is(err, ErrNotReplicated) {
+			t.Errorf("RenewAll without the replica: got %v, want ErrNotReplicated", err)
+		}
+	})
+	release(t, l) // which needs no replica
+
+	link.Thaw(testenv.Both)
+	testenv.Eventually(t, func() bool {
+		l, err := acquireOnce(t, d, "z")
+		return err == nil && l.Release(t.Context()) == nil
+	}, "the replica is back")
+}
+
+func TestWaitReplicasRefusedTry(t *testing.T) {
+	primary, _, _ := replicated(t)
+	d := openURL(t, "redisson://%s?waitreplicas=1", primary.Addr)
+	l := acquire(t, d, request("x"))
+	if _, err := acquireOnce(t, d, "x"); err != driver.ErrLocked {
+		t.Errorf("Acquire: got %v, want ErrLocked", err)
+	}
+	w := wait(t, d, request("x"))
+	release(t, l)
+	release(t, w.granted(t))
+}
+
+func TestSentinel(t *testing.T) {
+	s := testenv.RedisSentinel(t, 1)
+	d := openURL(t, "redisson://%s?mode=sentinel&master=%s", strings.Join(s.SentinelAddrs(), ","), s.Master)
+	if _, err := tryOpen(t, "redisson://"+s.SentinelAddrs()[0]+"?mode=sentinel&master=nobody"); err == nil || !strings.Contains(err.Error(), "master=") {
+		t.Errorf("a primary that the sentinels do not know: got %v, want an error that says master=", err)
+	}
+	if _, err := tryOpen(t, "redisson://"+s.SentinelAddrs()[0]); err == nil {
+		t.Error("mode=single at a sentinel: opened")
+	}
+	first, _ := acquire(t, d, request("token")).Tokens()
+	l := acquire(t, d, request("x"))
+	w := wait(t, d, request("x"))
+	testenv.Eventually(t, func() bool { return d.topics.own("x") == 1 }, "the waiter is subscribed")
+	old := s.Primary()
+	testenv.Eventually(t, func() bool { return old.Do("WAIT", "1", "100") == int64(1) }, "the replica has it all")
+	old.Kill()
+	testenv.Eventually(t, func() bool { return s.Primary() != old }, "the sentinels name the other server")
+
+	var err error
+	testenv.Eventually(t, func() bool {
+		err = l.Renew(t.Context(), time.Minute)
+		return err == nil || errors.Is(err, driver.ErrNotHeld)
+	}, "the lease is renewed at the new primary")
+	if err != nil {
+		t.Fatalf("Renew: %v: the replica had the hold", err)
+	}
+	w.cancel()
+	if <-w.done; w.err == nil {
+		t.Fatal("the waiter was granted a lock that is held")
+	}
+	w = waitOut(t, d, "x")
+	testenv.Eventually(t, func() bool { return d.topics.own("x") == 1 }, "the waiter is subscribed at the new primary")
+	start := time.Now()
+	release(t, l)
+	next := w.granted(t)
+	if took := time.Since(start); took > backstop/2 {
+		t.Errorf("the waiter got the lock after %v", took)
+	}
+	release(t, next)
+	if err := d.ForceUnlock(t.Context(), "token"); err != nil {
+		t.Errorf("ForceUnlock: %v", err)
+	}
+	again, _ := acquire(t, d, request("token")).Tokens()
+	if again <= first {
+		t.Errorf("token after the fail-over: got %d, want more than %d", again, first)
+	}
+}
+
+// TestSentinelDemotedPrimary is a fail-over in which the old primary lives on, as a replica that refuses writes.
+func TestSentinelDemotedPrimary(t *testing.T) {
+	s := testenv.RedisSentinel(t, 1)
+	d := openURL(t, "redisson://%s?mode=sentinel&master=%s", strings.Join(s.SentinelAddrs(), ","), s.Master)
+	release(t, acquire(t, d, request("x")))
+	old := s.Primary()
+	testenv.Eventually(t, func() bool {
+		_, err := s.Sentinels[0].Try("SENTINEL", "FAILOVER", s.Master)
+		return err == nil
+	}, "the sentinel begins a fail-over")
+	testenv.Eventually(t, func() bool { return s.Primary() != old }, "the sentinels name the other server")
+	testenv.Eventually(t, func() bool { return old.Do("ROLE").([]any)[0] == "slave" }, "the old primary is a replica")
+	testenv.Eventually(t, func() bool {
+		l, err := acquireOnce(t, d, "x")
+		if err != nil && !errors.Is(err, driver.ErrUnavailable) && !errors.Is(err, driver.ErrUnknown) {
+			t.Fatalf("Acquire: %v", err)
+		}
+		return err == nil && l.Release(t.Context()) == nil
+	}, "locks are granted by the new primary")
+}
