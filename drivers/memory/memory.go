@@ -9,6 +9,12 @@
 //
 // It runs on the clock of package time, hence also in a bubble of testing/synctest, where leases end at exact times.
 //
+// # Faults
+//
+// A test of what a program does when it loses its locks calls [Driver.Cut], which puts the backend out of reach, or
+// [Driver.ForceUnlock], which takes a lock away at once. [Driver.Inject] makes requests fail, hang, come late or lose their answers;
+// [Server.Expire] and [Server.Flush] lose holds without a word.
+//
 // # URLs
 //
 // memory:// is a backend of its own for each Open. memory://name is one that all who open it under that name in this process
