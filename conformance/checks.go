@@ -13,7 +13,7 @@ import (
 //   - It returns an error that says what it saw. The promise and the events around it are added by Run.
 //   - It never waits for a guess of how long something takes: progress is awaited through states (waits, until), that something must
 //     not happen is proved by the order of things that do happen, and times are compared in the direction that a slow machine cannot
-//     falsify. What hangs is ended by the env.
+//     falsify. What hangs is ended by the env. A loop that ends by time sleeps in it: in fake time nothing else lets time pass.
 //   - What only some drivers can do begins with env.claims, what only some harnesses can do ends by itself in env.need.
 //   - Each check has a mutant in mutants_<group>_test.go: a broken driver that this check catches, and none before it in the table.
 //     A check without one fails TestMutants. A new promise needs `go test ./conformance -run Spec -update`.
@@ -27,6 +27,14 @@ type Check struct {
 func Checks() []Check {
 	return slices.Concat(
 		exclusionChecks,
+		waitingChecks,
+		leaseChecks,
+		ownershipChecks,
+		reentrancyChecks,
+		contentionChecks,
+		capabilityChecks,
+		faultChecks,
+		closingChecks,
 	)
 }
 

@@ -116,8 +116,8 @@ func (e *env) clients(n int) []*client {
 // owner returns a new dsync.Owner.
 func (c *client) owner() *user {
 	u := &user{c.connection, c.label + "/" + c.env.label(), dsyncLocker{c.dsync.NewOwner()}}
-	if c.env.mutate != nil {
-		u.locker = c.env.mutate(u.locker)
+	if c.env.broken != nil {
+		u.locker = c.env.broken(c, u.locker)
 	}
 	return u
 }
@@ -222,9 +222,11 @@ type call struct {
 	name   string
 	cancel context.CancelFunc
 	before int // how many requests for the name waited when it began
-	done   chan struct{}
-	held   *holding
-	err    error
+
+	*goroutine // that of Lock, and when it is done, its results
+
+	held *holding
+	err  error
 }
 
 // start begins to Lock name.
@@ -234,10 +236,9 @@ func (u *user) start(name string, opts ...dsync.LockOption) *call {
 }
 
 func (u *user) startWith(ctx context.Context, cancel context.CancelFunc, name string, opts ...dsync.LockOption) *call {
-	c := &call{user: u, name: name, cancel: cancel, done: make(chan struct{}), before: u.tap.waits(name)}
+	c := &call{user: u, name: name, cancel: cancel, before: u.tap.waits(name)}
 	u.env.events.add(u.label, "Lock %q", name)
-	u.env.work.Go(func() { // ends with ctx, unless the driver is broken
-		defer close(c.done)
+	c.goroutine = u.env.run(func() { // ends with ctx, unless the driver is broken
 		l, err := u.locker.lock(ctx, false, name, opts...)
 		if c.err = err; err == nil {
 			c.held = &holding{l, u, name}
@@ -251,10 +252,8 @@ func (u *user) startWith(ctx context.Context, cancel context.CancelFunc, name st
 func (c *call) waits() *call {
 	e := c.user.env
 	e.until(fmt.Sprintf("%s waits for %q", c.user.label, c.name), func() bool {
-		select {
-		case <-c.done:
+		if c.isDone() {
 			e.endf("%s does not wait for %q, which another owner holds: %s", c.user.label, c.name, outcome(c.err))
-		default:
 		}
 		return c.user.tap.waits(c.name) > c.before
 	})
@@ -263,7 +262,7 @@ func (c *call) waits() *call {
 
 // result waits for the end of the call.
 func (c *call) result() (*holding, error) {
-	c.user.env.await(fmt.Sprintf("Lock of %q by %s", c.name, c.user.label), c.done, nil)
+	c.user.env.await(fmt.Sprintf("Lock of %q by %s", c.name, c.user.label), c.goroutine)
 	return c.held, c.err
 }
 

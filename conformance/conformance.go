@@ -37,7 +37,7 @@ type Harness struct {
 	// raised to what Info allows. Checks that wait for the end of a lease use it; the others use a long one.
 	TTL time.Duration
 
-	mutate func(locker) locker // breaks owners, in tests of the suite
+	breakOwner func(*client, locker) locker // in tests of the suite
 }
 
 // Backend is one backend, and what can be done to it. Everything but New is optional. The functions fail tb when they cannot do what

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,21 +18,21 @@ import (
 // env is what a check works with: clients of one backend, names, and a way to wait for things that is bounded.
 //
 // Methods of an env, and of what it made, that do not return an error end the check when they cannot do what they say, as if the
-// check had returned that error. They may be called by the goroutine of the check and by those that it started with spawn.
+// check had returned that error. They may be called by the goroutine of the check and by those that it started with run.
 type env struct {
 	tb      testing.TB
 	backend *Backend
 	ctx     context.Context // until the check is over
 	cancel  context.CancelFunc
 	events  *events
-	work    sync.WaitGroup // goroutines of the check
-	minTTL  time.Duration  // Harness.TTL
-	mutate  func(locker) locker
+	work    sync.WaitGroup               // goroutines of the check
+	minTTL  time.Duration                // Harness.TTL
+	broken  func(*client, locker) locker // Harness.breakOwner
 
 	mu      sync.Mutex
 	err     error // the first, by which the check failed
 	names   int
-	run     string // makes names unique among runs
+	id      string // makes names unique among runs
 	closers []func(context.Context)
 	links   []*Link
 	labels  int
@@ -41,7 +42,7 @@ type env struct {
 }
 
 func newEnv(tb testing.TB, h Harness) *env {
-	e := &env{tb: tb, events: newEvents(), minTTL: h.TTL, run: rand.Text()[:10], mutate: h.mutate}
+	e := &env{tb: tb, events: newEvents(), minTTL: h.TTL, id: rand.Text()[:10], broken: h.breakOwner}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.backend = h.Backend(tb)
 	return e
@@ -153,39 +154,57 @@ func (e *env) hangs() time.Duration {
 	return 30*time.Second + 5*(e.ttl()+i.Late)
 }
 
-// within runs f, and ends the check if f does not return in a time that only a hang takes.
-func (e *env) within(what string, f func()) {
-	var id string
-	done := make(chan struct{})
-	e.work.Go(func() {
-		defer close(done)
-		id = goroutineID()
-		f()
-	})
-	e.await(what, done, &id)
+// goroutine is one that a check started.
+type goroutine struct {
+	done chan struct{}          // closed when it has ended
+	id   atomic.Pointer[string] // for stack dumps
 }
 
-// await waits until done is closed.
-func (e *env) await(what string, done <-chan struct{}, id *string) {
-	hangs := time.NewTimer(e.hangs())
-	defer hangs.Stop()
+// run runs f in a goroutine, which has to end when all clients are closed.
+func (e *env) run(f func()) *goroutine {
+	g := &goroutine{done: make(chan struct{})}
+	e.work.Go(func() {
+		defer e.events.wake()
+		defer close(g.done)
+		id := goroutineID()
+		g.id.Store(&id)
+		f()
+	})
+	return g
+}
+
+// isDone reports whether g has ended.
+func (g *goroutine) isDone() bool {
 	select {
-	case <-done:
-	case <-hangs.C:
-		where := ""
-		if id != nil {
-			where = "\n" + stackOf(*id)
-		}
-		e.endf("%s: still not done after %v%s", what, e.hangs(), where)
+	case <-g.done:
+		return true
+	default:
+		return false
 	}
 }
 
-// until waits until cond holds, looking at it after each event and every few milliseconds.
+// await waits until g has ended. If that takes a time that only a hang takes, it ends the check.
+func (e *env) await(what string, g *goroutine) {
+	hangs := time.NewTimer(e.hangs())
+	defer hangs.Stop()
+	select {
+	case <-g.done:
+	case <-hangs.C:
+		where := ""
+		if id := g.id.Load(); id != nil {
+			where = stackOf(*id)
+		}
+		e.endf("%s: still not done after %v\n%s", what, e.hangs(), where)
+	}
+}
+
+// within runs f, bounded as await is.
+func (e *env) within(what string, f func()) { e.await(what, e.run(f)) }
+
+// until waits until cond holds, which events make true.
 func (e *env) until(what string, cond func() bool) {
 	hangs := time.NewTimer(e.hangs())
 	defer hangs.Stop()
-	look := time.NewTicker(5 * time.Millisecond)
-	defer look.Stop()
 	for {
 		next := e.events.next()
 		if cond() {
@@ -193,61 +212,56 @@ func (e *env) until(what string, cond func() bool) {
 		}
 		select {
 		case <-next:
-		case <-look.C:
 		case <-hangs.C:
 			e.endf("%s: still not so after %v", what, e.hangs())
 		}
 	}
 }
 
-// sleep lets d pass.
-func (e *env) sleep(d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	<-t.C
-}
-
-// task is a goroutine of a check.
-type task struct {
-	env  *env
-	what string
-	done chan struct{}
-}
-
-// spawn runs f in a goroutine. An error that f returns fails the check, when it is waited for.
-func (e *env) spawn(what string, f func() error) *task {
-	t := &task{env: e, what: what, done: make(chan struct{})}
-	e.work.Go(func() { // ends with f, which waits for nothing without a bound
-		defer close(t.done)
-		e.failed(f())
-	})
-	return t
-}
-
-// wait waits until the task is done, and ends the check if anything has failed.
-func (t *task) wait() {
-	t.env.await(t.what, t.done, nil)
-	t.env.mu.Lock()
-	err := t.env.err
-	t.env.mu.Unlock()
-	if err != nil {
-		runtime.Goexit()
+// poll waits until f returns nil, for what the backend tells nobody.
+func (e *env) poll(what string, f func() error) {
+	deadline := time.Now().Add(e.hangs())
+	for pause := time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			e.endf("%s: still not so after %v: %w", what, e.hangs(), err)
+		}
+		e.sleep(pause)
 	}
 }
 
-// together runs f n times at once, with the numbers from 0, and waits until all are done.
+// sleep lets time pass.
+func (e *env) sleep(d time.Duration) { time.Sleep(d) }
+
+// sleepUntil returns after t.
+func (e *env) sleepUntil(t time.Time) {
+	for !time.Now().After(t) {
+		e.sleep(time.Until(t) + 1)
+	}
+}
+
+// together runs f n times at once, with the numbers from 0, and waits until all are done. It ends the check if any of them fails.
 func (e *env) together(what string, n int, f func(i int) error) {
-	tasks := make([]*task, n)
+	all := make([]*goroutine, n)
 	start := make(chan struct{})
-	for i := range tasks {
-		tasks[i] = e.spawn(what, func() error {
+	for i := range all {
+		all[i] = e.run(func() {
 			<-start
-			return f(i)
+			e.failed(f(i))
 		})
 	}
 	close(start)
-	for _, t := range tasks {
-		t.wait()
+	for _, g := range all {
+		e.await(what, g)
+	}
+	e.mu.Lock()
+	err := e.err
+	e.mu.Unlock()
+	if err != nil {
+		runtime.Goexit()
 	}
 }
 
@@ -256,7 +270,7 @@ func (e *env) name() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.names++
-	return fmt.Sprintf("conformance/%s/%d", e.run, e.names)
+	return fmt.Sprintf("conformance/%s/%d", e.id, e.names)
 }
 
 // label returns the name of the next client in the events: A, B, …, Z, AA.

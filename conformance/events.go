@@ -37,11 +37,23 @@ func (v *events) add(who, format string, args ...any) {
 		v.last[v.n%keepEvents] = line
 	}
 	v.n++
+	v.notify()
+}
+
+// wake lets those who wait for an event look again.
+func (v *events) wake() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.notify()
+}
+
+// notify is called with mu held.
+func (v *events) notify() {
 	close(v.changed)
 	v.changed = make(chan struct{})
 }
 
-// next returns a channel that is closed by the next event.
+// next returns a channel that is closed by the next event, or wake.
 func (v *events) next() <-chan struct{} {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -16,14 +16,22 @@ type mutant struct {
 	check  string // the first in the table to fail
 	breaks string // what is wrong with it
 	mutate func(*memory.Driver) driver.Driver
-	owner  func(locker) locker // in place of mutate
-	on     memory.Options      // the backend that it is made from
+	owner  func(*client, locker) locker // in place of mutate
+	on     memory.Options               // the backend that it is made from
 }
 
 // mutants returns all mutants, those of one group after the other.
 func mutants() []mutant {
 	return slices.Concat(
 		exclusionMutants,
+		waitingMutants,
+		leaseMutants,
+		ownershipMutants,
+		reentrancyMutants,
+		contentionMutants,
+		capabilityMutants,
+		faultMutants,
+		closingMutants,
 	)
 }
 
@@ -52,7 +60,7 @@ func firstToFail(t *testing.T, m mutant) (string, result) {
 		m.mutate = good
 	}
 	h := onMemory(&m.on, m.mutate)
-	h.mutate = m.owner
+	h.breakOwner = m.owner
 	for _, c := range Checks() {
 		if r := c.result(t, h); r.err != nil {
 			return c.Name, r
@@ -64,10 +72,13 @@ func firstToFail(t *testing.T, m mutant) (string, result) {
 // broken is a memory driver of which some methods are replaced.
 type broken struct {
 	*memory.Driver
-	info    func(driver.Info) driver.Info
-	acquire func(ctx context.Context, r *driver.Request) (driver.Lease, error)
-	lease   func(l *brokenLease) // breaks a lease that was granted
-	close   func(ctx context.Context) error
+	info        func(driver.Info) driver.Info
+	acquire     func(ctx context.Context, r *driver.Request) (driver.Lease, error)
+	lease       func(l *brokenLease) // breaks a lease that was granted
+	renewAll    func(ctx context.Context, leases []driver.Lease, done func(int, error))
+	inspect     func(ctx context.Context, name string) (driver.Status, error)
+	forceUnlock func(ctx context.Context, name string) error
+	close       func(ctx context.Context) error
 }
 
 func (d *broken) Info() driver.Info {
@@ -93,6 +104,10 @@ func (d *broken) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 
 // RenewAll implements driver.BatchRenewer.
 func (d *broken) RenewAll(ctx context.Context, leases []driver.Lease, done func(int, error)) {
+	if d.renewAll != nil {
+		d.renewAll(ctx, leases, done)
+		return
+	}
 	for i, l := range leases {
 		switch l := l.(type) {
 		case *brokenLease:
@@ -101,6 +116,22 @@ func (d *broken) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 			d.Driver.RenewAll(ctx, []driver.Lease{l}, func(_ int, err error) { done(i, err) })
 		}
 	}
+}
+
+// Inspect implements driver.Inspector.
+func (d *broken) Inspect(ctx context.Context, name string) (driver.Status, error) {
+	if d.inspect != nil {
+		return d.inspect(ctx, name)
+	}
+	return d.Driver.Inspect(ctx, name)
+}
+
+// ForceUnlock implements driver.ForceUnlocker.
+func (d *broken) ForceUnlock(ctx context.Context, name string) error {
+	if d.forceUnlock != nil {
+		return d.forceUnlock(ctx, name)
+	}
+	return d.Driver.ForceUnlock(ctx, name)
 }
 
 func (d *broken) Close(ctx context.Context) error {

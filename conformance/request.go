@@ -42,11 +42,13 @@ type request struct {
 	driver.Request
 	driver *rawDriver
 	cancel context.CancelFunc
-	called time.Time     // just before Acquire was called
-	done   chan struct{} // closed when Acquire has returned lease and err, at the time returned
-	lease  driver.Lease
-	err    error
-	at     time.Time // when Acquire returned
+	called time.Time // just before Acquire was called
+
+	*goroutine // that of Acquire, and when it is done, the rest of the fields
+
+	lease driver.Lease
+	err   error
+	at    time.Time // when Acquire returned
 
 	mu      sync.Mutex
 	waiting int
@@ -73,19 +75,17 @@ func (d *rawDriver) startWith(ctx context.Context, cancel context.CancelFunc, na
 	d.serial++
 	n := d.serial
 	d.mu.Unlock()
-	a := &request{driver: d, cancel: cancel, done: make(chan struct{})}
-	id := fmt.Sprintf("%s-%s:%d", d.env.run, d.label, n)
-	a.Request = driver.Request{Name: name, Hold: id, Owner: id, TTL: d.env.long(), Events: a}
+	r := &request{driver: d, cancel: cancel, called: time.Now()}
+	id := fmt.Sprintf("%s-%s:%d", d.env.id, d.label, n)
+	r.Request = driver.Request{Name: name, Hold: id, Owner: id, TTL: d.env.long(), Events: r}
 	for _, o := range opts {
-		o(&a.Request)
+		o(&r.Request)
 	}
-	d.env.work.Go(func() { // ends with ctx, unless the driver is broken
-		defer close(a.done)
-		a.called = time.Now()
-		a.lease, a.err = d.driver.Acquire(ctx, &a.Request)
-		a.at = time.Now()
+	r.goroutine = d.env.run(func() { // ends with ctx, unless the driver is broken
+		r.lease, r.err = d.driver.Acquire(ctx, &r.Request)
+		r.at = time.Now()
 	})
-	return a
+	return r
 }
 
 // acquire is start, and waits until Acquire has returned.
@@ -100,105 +100,103 @@ func (d *rawDriver) hold(name string, opts ...option) *request {
 
 // refused returns an error unless the driver refuses name.
 func (d *rawDriver) refused(name string, opts ...option) error {
-	a := d.acquire(name, append(opts, noWait)...)
-	if a.lease != nil {
+	r := d.acquire(name, append(opts, noWait)...)
+	if r.lease != nil {
 		return fmt.Errorf("%s was granted %q while there was another hold", d.label, name)
 	}
-	if !errors.Is(a.err, driver.ErrLocked) {
-		return fmt.Errorf("%s was told %q when there was another hold of %q, want an error that matches ErrLocked", d.label, outcome(a.err), name)
+	if !errors.Is(r.err, driver.ErrLocked) {
+		return fmt.Errorf("%s was told %q when there was another hold of %q, want an error that matches ErrLocked", d.label, outcome(r.err), name)
 	}
 	return nil
 }
 
 // result waits until Acquire has returned.
-func (a *request) result() *request {
-	a.driver.env.await(fmt.Sprintf("Acquire of %q by %s", a.Name, a.driver.label), a.done, nil)
-	return a
+func (r *request) result() *request {
+	r.driver.env.await(fmt.Sprintf("Acquire of %q by %s", r.Name, r.driver.label), r.goroutine)
+	return r
 }
 
 // granted waits until Acquire has returned a lease.
-func (a *request) granted() *request {
-	a.result()
-	if a.lease == nil {
-		a.driver.env.endf("%s was not granted %q: %s", a.driver.label, a.Name, outcome(a.err))
+func (r *request) granted() *request {
+	r.result()
+	if r.lease == nil {
+		r.driver.env.endf("%s was not granted %q: %s", r.driver.label, r.Name, outcome(r.err))
 	}
-	return a
+	return r
 }
 
 // waits returns when the request waits.
-func (a *request) waits() *request {
-	e := a.driver.env
-	e.until(fmt.Sprintf("%s waits for %q", a.driver.label, a.Name), func() bool {
-		select {
-		case <-a.done:
-			e.endf("%s does not wait for %q, of which there is another hold: %s", a.driver.label, a.Name, outcome(a.err))
-		default:
+func (r *request) waits() *request {
+	e := r.driver.env
+	e.until(fmt.Sprintf("%s waits for %q", r.driver.label, r.Name), func() bool {
+		if r.isDone() {
+			e.endf("%s does not wait for %q, of which there is another hold: %s", r.driver.label, r.Name, outcome(r.err))
 		}
-		return a.waited() > 0
+		return r.waited() > 0
 	})
-	return a
+	return r
 }
 
 // release ends the hold.
-func (a *request) release() {
-	if err := a.tryRelease(a.driver.env.ctx); err != nil {
-		a.driver.env.endf("release of %q by %s: %w", a.Name, a.driver.label, err)
+func (r *request) release() {
+	if err := r.tryRelease(r.driver.env.ctx); err != nil {
+		r.driver.env.endf("release of %q by %s: %w", r.Name, r.driver.label, err)
 	}
 }
 
-func (a *request) tryRelease(ctx context.Context) (err error) {
-	a.driver.env.within(fmt.Sprintf("Release of %q by %s", a.Name, a.driver.label), func() { err = a.lease.Release(ctx) })
+func (r *request) tryRelease(ctx context.Context) (err error) {
+	r.driver.env.within(fmt.Sprintf("Release of %q by %s", r.Name, r.driver.label), func() { err = r.lease.Release(ctx) })
 	return err
 }
 
-func (a *request) renew(d time.Duration) (err error) {
-	e := a.driver.env
-	e.within(fmt.Sprintf("Renew of %q by %s", a.Name, a.driver.label), func() { err = a.lease.Renew(e.ctx, d) })
+func (r *request) renew(d time.Duration) (err error) {
+	e := r.driver.env
+	e.within(fmt.Sprintf("Renew of %q by %s", r.Name, r.driver.label), func() { err = r.lease.Renew(e.ctx, d) })
 	return err
 }
 
 // Waiting implements driver.Events.
-func (a *request) Waiting() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.waiting++
+func (r *request) Waiting() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.waiting++
 }
 
 // Tokens implements driver.Events.
-func (a *request) Tokens() int { return 1 }
+func (r *request) Tokens() int { return 1 }
 
 // Lost implements driver.Events.
-func (a *request) Lost(cause error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.losses = append(a.losses, cause)
+func (r *request) Lost(cause error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.losses = append(r.losses, cause)
 }
 
-func (a *request) waited() int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.waiting
+func (r *request) waited() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.waiting
 }
 
-func (a *request) lost() []error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return append([]error(nil), a.losses...)
+func (r *request) lost() []error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]error(nil), r.losses...)
 }
 
 // isFree returns an error unless a new client gets name at once.
 func (e *env) isFree(name string) error {
-	a := e.outsider().acquire(name, noWait)
-	if a.lease == nil {
-		return fmt.Errorf("%q is not free: %w", name, a.err)
+	r := e.outsider().acquire(name, noWait)
+	if r.lease == nil {
+		return fmt.Errorf("a client that tries to take %q, which should be free, gets: %w", name, r.err)
 	}
-	a.release()
+	r.release()
 	return nil
 }
 
 // awaitFree waits until others get name.
 func (e *env) awaitFree(name string) {
-	e.until(fmt.Sprintf("%q is free", name), func() bool { return e.isFree(name) == nil })
+	e.poll(fmt.Sprintf("%q becomes free", name), func() error { return e.isFree(name) })
 }
 
 // outsider returns a driver that has nothing to do with the others of the check.

@@ -15,14 +15,15 @@ type tap struct {
 	env   *env
 	label string
 
-	mu       sync.Mutex
-	asked    int
-	requests []*tapped
+	mu      sync.Mutex
+	asked   int            // requests
+	names   map[string]int // requests for each name
+	waiting map[string]int // requests for each name that wait now
 }
 
 // newTap returns a driver with the same optional interfaces as d, as package dsync finds them.
 func newTap(e *env, label string, d driver.Driver) (*tap, driver.Driver) {
-	t := &tap{Driver: d, env: e, label: label}
+	t := &tap{Driver: d, env: e, label: label, names: map[string]int{}, waiting: map[string]int{}}
 	b, canBatch := d.(driver.BatchRenewer)
 	i, canInspect := d.(driver.Inspector)
 	f, canForce := d.(driver.ForceUnlocker)
@@ -104,16 +105,15 @@ type tapped struct {
 	n    int // of the request, at this tap
 
 	// Guarded by tap.mu.
-	waiting, lost int
-	done          bool
+	waits, done bool
 }
 
 // ask takes note of a request, and puts itself before its Events.
 func (t *tap) ask(r *driver.Request) *tapped {
 	t.mu.Lock()
 	t.asked++
+	t.names[r.Name]++
 	a := &tapped{Events: r.Events, tap: t, name: r.Name, n: t.asked}
-	t.requests = append(t.requests, a)
 	t.mu.Unlock()
 	r.Events = a
 	a.add("acquire %q, TTL %v%s%s", r.Name, r.TTL, word(r.Fixed, ", fixed"), word(r.NoWait, ", no wait"))
@@ -134,6 +134,9 @@ func (a *tapped) add(format string, args ...any) {
 func (a *tapped) answered(l driver.Lease, err error) {
 	a.tap.mu.Lock()
 	a.done = true
+	if a.waits {
+		a.tap.waiting[a.name]--
+	}
 	a.tap.mu.Unlock()
 	if l == nil {
 		a.add("acquire: %s", outcome(err))
@@ -146,36 +149,33 @@ func (a *tapped) answered(l driver.Lease, err error) {
 // Waiting implements driver.Events.
 func (a *tapped) Waiting() {
 	a.tap.mu.Lock()
-	a.waiting++
+	if !a.waits && !a.done {
+		a.waits = true
+		a.tap.waiting[a.name]++
+	}
 	a.tap.mu.Unlock()
-	a.add("waits")
 	a.Events.Waiting()
+	a.add("waits")
 }
 
 // Lost implements driver.Events.
 func (a *tapped) Lost(cause error) {
-	a.tap.mu.Lock()
-	a.lost++
-	a.tap.mu.Unlock()
-	a.add("lost: %v", cause)
 	a.Events.Lost(cause)
+	a.add("lost: %v", cause)
 }
 
-// waits counts the requests for name that are waiting.
+// waits returns how many requests for name are waiting.
 func (t *tap) waits(name string) int {
-	return t.count(func(a *tapped) bool { return a.name == name && a.waiting > 0 && !a.done })
-}
-
-// count counts the requests that are meant.
-func (t *tap) count(meant func(*tapped) bool) (n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, a := range t.requests {
-		if meant(a) {
-			n++
-		}
-	}
-	return n
+	return t.waiting[name]
+}
+
+// requests returns how many requests there were for name, and in all.
+func (t *tap) requests(name string) (n, all int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.names[name], t.asked
 }
 
 // tapLease is a lease that was granted through a tap.

@@ -1,0 +1,144 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+)
+
+var capabilityChecks = []Check{
+	{"capabilities/info", "Info is sound, constant, and the same for all clients of a backend.", infoIsConstant},
+	{"capabilities/ttl", "Leases of the shortest and the longest TTL that Info allows are granted, and others are refused with errors.ErrUnsupported.", ttlBounds},
+	{"capabilities/tokens", "Leases have tokens if the driver claims fencing, always the same ones, and none otherwise.", tokensAsClaimed},
+	{"capabilities/inspect", "Inspect says who holds a name, whichever client asks, and that nobody holds a free one.", inspectTells},
+}
+
+func infoIsConstant(e *env) error {
+	a, b, name := e.driver(), e.driver(), e.name()
+	want := a.tap.Info()
+	switch {
+	case want.Name == "":
+		return errors.New("Info has no name of the driver")
+	case want.Order.String() == driver.Order(-1).String(), want.Fencing.String() == driver.Fencing(-1).String():
+		return fmt.Errorf("Info is not valid: %v, %v", want.Order, want.Fencing)
+	case want.MinTTL < 0 || want.TTLUnit < 0 || want.Detect < 0 || want.Late < 0 || want.MaxTTL < 0:
+		return fmt.Errorf("Info has a negative duration: %+v", want)
+	case want.MaxTTL > 0 && e.allowed(want.MinTTL) > want.MaxTTL:
+		return fmt.Errorf("Info allows no TTL: %+v", want)
+	}
+	h := a.hold(name)
+	if err := b.refused(name); err != nil {
+		return err
+	}
+	h.release()
+	for _, d := range []*rawDriver{a, b, e.driver()} {
+		if got := d.tap.Info(); got != want {
+			return fmt.Errorf("Info of %s is %+v, and that of %s was %+v", d.label, got, a.label, want)
+		}
+	}
+	return nil
+}
+
+func ttlBounds(e *env) error {
+	i, d, c := e.driverInfo(), e.driver(), e.client()
+	longest := i.MaxTTL
+	if longest == 0 {
+		longest = 24 * time.Hour
+	}
+	shortest := i.MinTTL
+	if shortest == 0 {
+		shortest = e.ttl()
+	}
+	for _, t := range []time.Duration{e.allowed(shortest), e.allowed(longest)} {
+		r := d.acquire(e.name(), fixed, noWait, ttl(t))
+		if r.lease == nil {
+			return fmt.Errorf("a lease with the TTL %v, which Info allows, was not granted: %w", t, r.err)
+		}
+		_ = r.tryRelease(e.ctx) // the shortest may be over
+	}
+	var outside []time.Duration
+	if i.MinTTL > 1 {
+		outside = append(outside, i.MinTTL-1)
+	}
+	if i.MaxTTL > 0 {
+		outside = append(outside, i.MaxTTL+1)
+	}
+	if i.TTLUnit > 1 {
+		outside = append(outside, e.long()-1)
+	}
+	for _, t := range outside {
+		if _, err := c.try(e.name(), dsync.ExpireAfter(t)); !errors.Is(err, errors.ErrUnsupported) {
+			return fmt.Errorf("a lease with the TTL %v, which Info does not allow, got %q, want errors.ErrUnsupported", t, outcome(err))
+		}
+	}
+	return nil
+}
+
+func tokensAsClaimed(e *env) error {
+	c, d := e.client(), e.driver()
+	claimed := e.driverInfo().Fencing != driver.None
+	r := d.hold(e.name(), fixed)
+	first, n := r.lease.Tokens()
+	if claimed && (first == 0 || n < 1) || !claimed && (first != 0 || n != 0) {
+		return fmt.Errorf("Info says that fencing is %v, and a lease has %d tokens from %d", e.driverInfo().Fencing, n, first)
+	}
+	e.must(r.renew(e.long()))
+	if again, m := r.lease.Tokens(); again != first || m != n {
+		return fmt.Errorf("a lease had %d tokens from %d, and then %d from %d", n, first, m, again)
+	}
+	r.release()
+	h := c.lock(e.name())
+	if claimed != (h.Token() != 0) {
+		return fmt.Errorf("Info says that fencing is %v, and the token of a lease is %d", e.driverInfo().Fencing, h.Token())
+	}
+	h.unlock()
+	e.claims(fencing)
+	return nil
+}
+
+func inspectTells(e *env) error {
+	e.claims(inspection)
+	c, a, name := e.client(), e.driver(), e.name()
+	for _, held := range []bool{false, true, false} {
+		var h *request
+		if held {
+			h = a.hold(name)
+		}
+		for _, asks := range []*rawDriver{a, e.outsider()} {
+			if err := asks.inspect(e.ctx, name, h); err != nil {
+				return err
+			}
+		}
+		if s, err := c.inspect(e.ctx, name); err != nil || s.Held != held {
+			return fmt.Errorf("Inspect of a Client says held %t and %q, want held %t", s.Held, outcome(err), held)
+		}
+		if held {
+			h.release()
+		}
+	}
+	return nil
+}
+
+// inspect returns an error unless Inspect says that h holds name; nil means that nobody does.
+func (d *rawDriver) inspect(ctx context.Context, name string, h *request) error {
+	s, err := d.driver.(driver.Inspector).Inspect(ctx, name)
+	switch {
+	case err != nil:
+		return fmt.Errorf("Inspect: %w", err)
+	case h == nil && s.Held:
+		return fmt.Errorf("%s says that somebody holds %q, which is free", d.label, name)
+	case h == nil:
+		return nil
+	case !s.Held:
+		return fmt.Errorf("%s says that nobody holds %q, which %s does", d.label, name, h.driver.label)
+	case s.Hold != h.Hold:
+		return fmt.Errorf("%s says that another hold than that of %s holds %q", d.label, h.driver.label, name)
+	case s.Owner != "" && s.Owner != h.Owner:
+		return fmt.Errorf("%s says that %q is held by the owner %q, want %q", d.label, name, s.Owner, h.Owner)
+	}
+	return nil
+}

@@ -1,0 +1,173 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+)
+
+var faultChecks = []Check{
+	{"faults/cut", "A backend that is out of reach never looks like a lock that is held, and it is found again.", cutOff},
+	{"faults/hung-acquire", "Acquire returns soon after the end of its context when the backend does not answer, and leaves nothing behind.", hungAcquire},
+	{"faults/hung-wait", "A wait returns soon after the end of its context when the backend does not answer, and leaves nothing behind.", hungWait},
+	{"faults/hung-lease", "Renew, RenewAll and Release return soon after the end of their context when the backend does not answer.", hungLease},
+	{"faults/late-answer", "Expires counts from before the request was sent, never from the arrival of the answer.", lateAnswer},
+	{"faults/lost-acquire", "What an Acquire may have got whose answer was lost is given back.", lostAcquire},
+	{"faults/lost-release", "A release whose answer was lost frees the name, and repeating it does nothing to the next holder.", lostRelease},
+}
+
+// patience is how long the context of a request lasts that is not going to be answered.
+const patience = 300 * time.Millisecond
+
+// briefly starts a request whose context ends soon.
+func (d *rawDriver) briefly(name string, opts ...option) *request {
+	ctx, cancel := context.WithTimeout(d.env.ctx, patience)
+	return d.startWith(ctx, cancel, name, opts...)
+}
+
+func cutOff(e *env) error {
+	c, name := e.client(), e.name()
+	c.tryLock(name).unlock()
+	c.cut()
+	ctx, cancel := context.WithTimeout(e.ctx, patience)
+	defer cancel()
+	for _, try := range []bool{true, false} {
+		_, err := c.ask(ctx, try, name)
+		ended := errors.Is(err, dsync.ErrUnavailable) || errors.Is(err, dsync.ErrUnknown) || errors.Is(err, context.DeadlineExceeded)
+		if !ended || errors.Is(err, dsync.ErrLocked) {
+			return fmt.Errorf("%s, which is cut off, got %q, want ErrUnavailable, ErrUnknown or the error of its context, and not ErrLocked", c.label, outcome(err))
+		}
+	}
+	c.heal()
+	c.lock(name).unlock()
+	return e.isFree(name)
+}
+
+func hungAcquire(e *env) error {
+	for _, opts := range [][]option{{noWait}, nil} {
+		d, name := e.driver(), e.name()
+		d.hold(name).release() // the connection is there
+		d.hang()
+		if err := d.briefly(name, opts...).failed(); err != nil {
+			return err
+		}
+		d.heal()
+		e.awaitFree(name)
+	}
+	return nil
+}
+
+// failed returns an error if a request that was not answered was granted.
+func (r *request) failed() error {
+	if r.result().lease != nil {
+		return fmt.Errorf("%s was granted %q without an answer of the backend", r.driver.label, r.Name)
+	}
+	return nil
+}
+
+func hungWait(e *env) error {
+	a, b, name := e.driver(), e.driver(), e.name()
+	h := a.hold(name)
+	r := b.start(name).waits()
+	b.hang()
+	r.cancel()
+	if err := r.failed(); err != nil {
+		return err
+	}
+	h.release()
+	b.heal()
+	e.awaitFree(name)
+	return nil
+}
+
+func hungLease(e *env) error {
+	d := e.driver()
+	renewed, released := d.hold(e.name(), fixed), d.hold(e.name())
+	d.hang()
+	ctx, cancel := context.WithTimeout(e.ctx, patience)
+	defer cancel()
+	var err error
+	e.within("Renew", func() { err = renewed.lease.Renew(ctx, e.long()) })
+	if err == nil || errors.Is(err, driver.ErrNotHeld) {
+		return fmt.Errorf("a renewal without an answer of the backend returned %q", outcome(err))
+	}
+	if b, ok := d.driver.(driver.BatchRenewer); ok && !e.driverInfo().KeepsAlive {
+		o := &outcomes{errs: map[int][]error{}}
+		e.within("RenewAll", func() { b.RenewAll(ctx, []driver.Lease{released.lease}, o.done) })
+		if errs := o.of(0); len(errs) != 1 || errs[0] == nil || errors.Is(errs[0], driver.ErrNotHeld) {
+			return fmt.Errorf("RenewAll without an answer of the backend called done with %q, want one error", errs)
+		}
+	}
+	if err := released.tryRelease(ctx); err == nil || errors.Is(err, driver.ErrNotHeld) {
+		return fmt.Errorf("a release without an answer of the backend returned %q", outcome(err))
+	}
+	d.heal()
+	e.awaitFree(released.Name)
+	renewed.release()
+	return nil
+}
+
+func lateAnswer(e *env) error {
+	d := e.driver()
+	d.hold(e.name()).release() // the connection is there
+	const late = 2 * time.Second
+	d.delay(late)
+	r := d.hold(e.name(), fixed)
+	if took := r.at.Sub(r.called); took < late {
+		return fmt.Errorf("the harness did not delay the answer to an Acquire by %v: it took %v", late, took)
+	}
+	check := func(what string, called time.Time, ttl time.Duration) error {
+		if got, limit := r.lease.Expires(), called.Add(ttl+late); !got.Before(limit) {
+			return fmt.Errorf("%s, whose answer came %v late, expires at %s, which is %v after that answer",
+				what, late, e.events.at(got), got.Sub(called.Add(late)))
+		}
+		return nil
+	}
+	if err := check("a lease", r.called, r.TTL); err != nil {
+		return err
+	}
+	called := time.Now()
+	e.must(r.renew(e.long()))
+	if err := check("a renewed lease", called, e.long()); err != nil {
+		return err
+	}
+	d.heal()
+	r.release()
+	return nil
+}
+
+func lostAcquire(e *env) error {
+	for _, opts := range [][]option{{noWait}, nil} {
+		d, name := e.driver(), e.name()
+		d.hold(name).release() // the connection is there
+		d.loseAnswers()
+		if err := d.briefly(name, opts...).failed(); err != nil {
+			return err
+		}
+		d.heal()
+		e.awaitFree(name)
+	}
+	return nil
+}
+
+func lostRelease(e *env) error {
+	a, b, name := e.driver(), e.driver(), e.name()
+	h := a.hold(name)
+	a.loseAnswers()
+	ctx, cancel := context.WithTimeout(e.ctx, patience)
+	defer cancel()
+	if err := h.tryRelease(ctx); errors.Is(err, driver.ErrNotHeld) {
+		return fmt.Errorf("the release of a live lease returned %q", err)
+	}
+	a.heal()
+	e.awaitFree(name)
+	next := b.hold(name)
+	if err := h.tryRelease(e.ctx); err != nil && !errors.Is(err, driver.ErrNotHeld) && !errors.Is(err, driver.ErrUnknown) {
+		return fmt.Errorf("the repetition of a release returned %q, want nil, ErrNotHeld or ErrUnknown", err)
+	}
+	return next.keeps("the repetition of a release")
+}

@@ -1,0 +1,105 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+)
+
+var capabilityMutants = []mutant{
+	{
+		check:  "capabilities/info",
+		breaks: "Info has an order that does not exist",
+		mutate: func(d *memory.Driver) driver.Driver {
+			return &broken{Driver: d, info: func(i driver.Info) driver.Info {
+				i.Order = 3
+				return i
+			}}
+		},
+	},
+	{
+		check:  "capabilities/info",
+		breaks: "Info changes with the first request",
+		mutate: func(d *memory.Driver) driver.Driver {
+			var asked atomic.Bool
+			return &broken{Driver: d, acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+				asked.Store(true)
+				return d.Acquire(ctx, r)
+			}, info: func(i driver.Info) driver.Info {
+				if asked.Load() {
+					i.Late = time.Second
+				}
+				return i
+			}}
+		},
+	},
+	{
+		check:  "capabilities/ttl",
+		breaks: "a TTL that Info allows is an error",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			if r.TTL > time.Hour {
+				return nil, errors.New("TTL too long")
+			}
+			return d.Acquire(ctx, r)
+		}),
+	},
+	{
+		check:  "capabilities/tokens",
+		breaks: "a driver that claims fencing has no tokens",
+		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
+			l.tokens = func() (uint64, int) { return 0, 0 }
+		}),
+	},
+	{
+		check:  "capabilities/tokens",
+		breaks: "a driver that does not claim fencing has tokens",
+		mutate: func(d *memory.Driver) driver.Driver {
+			return &broken{Driver: d, info: func(i driver.Info) driver.Info {
+				i.Fencing = driver.None
+				return i
+			}}
+		},
+	},
+	{
+		check:  "capabilities/tokens",
+		breaks: "each look at a lease takes another token",
+		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
+			first, _ := l.Lease.Tokens()
+			var looks atomic.Uint64
+			l.tokens = func() (uint64, int) { return first + looks.Add(1), 1 }
+		}),
+	},
+	{
+		check:  "capabilities/inspect",
+		breaks: "Inspect looks only at the client's own holds",
+		mutate: func(d *memory.Driver) driver.Driver {
+			var own sync.Map
+			return &broken{Driver: d, acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+				own.Store(r.Hold, true)
+				return d.Acquire(ctx, r)
+			}, inspect: func(ctx context.Context, name string) (driver.Status, error) {
+				s, err := d.Inspect(ctx, name)
+				if _, known := own.Load(s.Hold); !known {
+					s = driver.Status{Waiters: s.Waiters}
+				}
+				return s, err
+			}}
+		},
+	},
+	{
+		check:  "capabilities/inspect",
+		breaks: "Inspect does not say which hold it is",
+		mutate: func(d *memory.Driver) driver.Driver {
+			return &broken{Driver: d, inspect: func(ctx context.Context, name string) (driver.Status, error) {
+				s, err := d.Inspect(ctx, name)
+				s.Hold = s.Owner + "?"
+				return s, err
+			}}
+		},
+	},
+}

@@ -1,0 +1,177 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+)
+
+var closingMutants = []mutant{
+	{
+		check:  "closing/later",
+		breaks: "a closed driver has an error of its own",
+		mutate: breakClosed(func(d *closable, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			if d.isClosed() {
+				return nil, errors.New("use of a closed connection")
+			}
+			return d.Acquire(ctx, r)
+		}, nil),
+	},
+	{
+		check:  "closing/waiters",
+		breaks: "who waits when the driver is closed gets the error of a context",
+		mutate: breakClosed(func(d *closable, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			open := !d.isClosed()
+			l, err := d.Acquire(ctx, r)
+			if open && errors.Is(err, driver.ErrClosed) {
+				err = context.Canceled
+			}
+			return l, err
+		}, nil),
+	},
+	{
+		check:  "closing/waiters",
+		breaks: "Close waits for those who wait",
+		mutate: func(d *memory.Driver) driver.Driver {
+			var busy sync.WaitGroup
+			return &broken{Driver: d, acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+				busy.Add(1)
+				defer busy.Done()
+				return d.Acquire(ctx, r)
+			}, close: func(ctx context.Context) error {
+				busy.Wait()
+				return d.Close(ctx)
+			}}
+		},
+	},
+	{
+		check:  "closing/holds",
+		breaks: "Close leaves what is held to its TTL",
+		mutate: breakClosed(nil, func(d *closable, ctx context.Context) error {
+			left := d.live()
+			err := d.Close(ctx)
+			for _, l := range left {
+				leave(d.Driver, l.r)
+			}
+			return err
+		}),
+	},
+	{
+		check:  "closing/own-waiters",
+		breaks: "Close releases what is held before it ends those who wait",
+		mutate: breakClosed(nil, func(d *closable, ctx context.Context) error {
+			for _, l := range d.live() {
+				_ = l.Lease.Release(ctx)
+			}
+			time.Sleep(time.Millisecond)
+			return d.Close(ctx)
+		}),
+	},
+	{
+		check:  "closing/leases",
+		breaks: "a renewal after Close takes the name again",
+		mutate: func(d *memory.Driver) driver.Driver {
+			c := newClosable(d)
+			c.broken.lease = func(l *brokenLease) {
+				l.renew = func(ctx context.Context, ttl time.Duration) error {
+					if c.isClosed() {
+						leave(d, l.r)
+					}
+					return l.Lease.Renew(ctx, ttl)
+				}
+			}
+			return c.broken
+		},
+	},
+	{
+		check:  "closing/busy",
+		breaks: "a grant that is on its way during Close is dropped",
+		mutate: breakClosed(func(d *closable, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			l, err := d.Acquire(ctx, r)
+			time.Sleep(time.Millisecond)
+			if err == nil && d.isClosed() {
+				leave(d.Driver, r)
+				return nil, driver.ErrClosed
+			}
+			return l, err
+		}, nil),
+	},
+	{
+		check:  "closing/hung",
+		breaks: "Close waits for an answer for ever",
+		mutate: func(d *memory.Driver) driver.Driver {
+			return &broken{Driver: d, close: func(ctx context.Context) error { return d.Close(context.WithoutCancel(ctx)) }}
+		},
+	},
+}
+
+// closable is a driver that knows whether it is closed, and what it holds.
+type closable struct {
+	*memory.Driver
+	broken *broken
+	closed chan struct{}
+
+	mu    sync.Mutex
+	holds map[*brokenLease]bool
+}
+
+func newClosable(d *memory.Driver) *closable {
+	c := &closable{Driver: d, closed: make(chan struct{}), holds: map[*brokenLease]bool{}}
+	c.broken = &broken{Driver: d, lease: c.keep, close: func(ctx context.Context) error {
+		close(c.closed)
+		return d.Close(ctx)
+	}}
+	return c
+}
+
+// breakClosed returns a mutation that replaces Acquire, or Close. A nil one stays as it is.
+func breakClosed(
+	acquire func(*closable, context.Context, *driver.Request) (driver.Lease, error), closes func(*closable, context.Context) error,
+) func(*memory.Driver) driver.Driver {
+	return func(d *memory.Driver) driver.Driver {
+		c := newClosable(d)
+		if acquire != nil {
+			c.broken.acquire = func(ctx context.Context, r *driver.Request) (driver.Lease, error) { return acquire(c, ctx, r) }
+		}
+		if closes != nil {
+			c.broken.close = func(ctx context.Context) error { return closes(c, ctx) }
+		}
+		return c.broken
+	}
+}
+
+func (c *closable) isClosed() bool {
+	select {
+	case <-c.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// keep takes note of a lease until it is released.
+func (c *closable) keep(l *brokenLease) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.holds[l] = true
+	l.release = func(ctx context.Context) error {
+		c.mu.Lock()
+		delete(c.holds, l)
+		c.mu.Unlock()
+		return l.Lease.Release(ctx)
+	}
+}
+
+// live returns the leases that were not released.
+func (c *closable) live() (all []*brokenLease) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for l := range c.holds {
+		all = append(all, l)
+	}
+	return all
+}

@@ -1,0 +1,224 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+)
+
+var waitingMutants = []mutant{
+	{
+		check:  "waiting/try",
+		breaks: "a refused try says that it waits",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			l, err := d.Acquire(ctx, r)
+			if r.NoWait && err != nil {
+				r.Events.Waiting()
+			}
+			return l, err
+		}),
+	},
+	{
+		check:  "waiting/woken",
+		breaks: "a release wakes nobody",
+		mutate: breakWait(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			r.Events.Waiting()
+			<-ctx.Done()
+			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+		}),
+	},
+	{
+		check:  "waiting/woken",
+		breaks: "nobody is told of a wait",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			q := *r
+			q.Events = &countedEvents{r.Events, 0}
+			return d.Acquire(ctx, &q)
+		}),
+	},
+	{
+		check:  "waiting/event",
+		breaks: "a request for a free name says that it waits",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			l, err := d.Acquire(ctx, r)
+			if err == nil {
+				r.Events.Waiting()
+			}
+			return l, err
+		}),
+	},
+	{
+		check:  "waiting/event",
+		breaks: "a wait is told twice",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			q := *r
+			q.Events = &countedEvents{r.Events, 2}
+			return d.Acquire(ctx, &q)
+		}),
+	},
+	{
+		check:  "waiting/deadline",
+		breaks: "a wait that timed out does not say that the name was held",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			l, err := d.Acquire(ctx, r)
+			if err != nil && ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			return l, err
+		}),
+	},
+	{
+		check:  "waiting/deadline",
+		breaks: "a wait that timed out has an error of its own",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			l, err := d.Acquire(ctx, r)
+			if errors.Is(err, context.DeadlineExceeded) {
+				return nil, fmt.Errorf("%w: timeout", driver.ErrLocked)
+			}
+			return l, err
+		}),
+	},
+	{
+		check:  "waiting/deadline",
+		breaks: "a wait ends before its deadline",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			if deadline, ok := ctx.Deadline(); ok {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithDeadline(ctx, deadline.Add(-10*time.Millisecond))
+				defer cancel()
+			}
+			return d.Acquire(ctx, r)
+		}),
+	},
+	{
+		check:  "waiting/cancel",
+		breaks: "a wait that was canceled stays in the queue",
+		mutate: breakWait(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			type answer struct {
+				driver.Lease
+				error
+			}
+			answers := make(chan answer, 1)
+			go func() { // ends with a grant, or with Close
+				l, err := d.Acquire(uncanceled{ctx}, r)
+				answers <- answer{l, err}
+			}()
+			gone := ctx.Done()
+			if _, ok := ctx.Deadline(); ok {
+				gone = nil
+			}
+			select {
+			case a := <-answers:
+				return a.Lease, a.error
+			case <-gone:
+				return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+			}
+		}),
+	},
+	{
+		check:  "waiting/cancel",
+		breaks: "what cleans up behind a canceled wait deletes the name",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			l, err := d.Acquire(ctx, r)
+			if errors.Is(err, context.Canceled) {
+				d.Server().Expire(r.Name)
+			}
+			return l, err
+		}),
+	},
+	{
+		check:  "waiting/cancel-at-grant",
+		breaks: "a grant that meets with a cancellation is dropped",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			l, err := d.Acquire(ctx, r)
+			if err == nil && ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			return l, err
+		}),
+	},
+	{
+		check:  "waiting/cancel-at-grant",
+		breaks: "a grant that meets with a cancellation is a lease and an error",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			l, err := d.Acquire(ctx, r)
+			if err == nil {
+				err = ctx.Err()
+			}
+			return l, err
+		}),
+	},
+	{
+		check:  "waiting/done-context",
+		breaks: "a request whose context is over is sent, and its answer dropped",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			if ctx.Err() == nil {
+				return d.Acquire(ctx, r)
+			}
+			try := *r
+			try.NoWait = true
+			_, _ = d.Acquire(context.WithoutCancel(ctx), &try)
+			return nil, ctx.Err()
+		}),
+	},
+	{
+		check:  "waiting/queue",
+		breaks: "those who gave up are counted for ever",
+		mutate: func(d *memory.Driver) driver.Driver {
+			var most atomic.Int64
+			return &broken{Driver: d, inspect: func(ctx context.Context, name string) (driver.Status, error) {
+				s, err := d.Inspect(ctx, name)
+				most.Store(max(most.Load(), int64(s.Waiters)))
+				s.Waiters = int(most.Load())
+				return s, err
+			}}
+		},
+	},
+}
+
+// uncanceled is a context that its parent's cancellation does not reach, but its deadline does.
+type uncanceled struct{ context.Context }
+
+func (c uncanceled) Done() <-chan struct{} {
+	if _, ok := c.Deadline(); ok {
+		return c.Context.Done()
+	}
+	return nil
+}
+
+func (c uncanceled) Err() error {
+	if _, ok := c.Deadline(); ok {
+		return c.Context.Err()
+	}
+	return nil
+}
+
+// countedEvents tells of each wait so many times.
+type countedEvents struct {
+	driver.Events
+	times int
+}
+
+func (v *countedEvents) Waiting() {
+	for range v.times {
+		v.Events.Waiting()
+	}
+}
+
+// breakWait returns a mutation that replaces the wait of a request that was refused once.
+func breakWait(wait func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error)) func(*memory.Driver) driver.Driver {
+	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		try := *r
+		try.NoWait = true
+		l, err := d.Acquire(ctx, &try)
+		if r.NoWait || !errors.Is(err, driver.ErrLocked) {
+			return l, err
+		}
+		return wait(d, ctx, r)
+	})
+}

@@ -1,0 +1,163 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+)
+
+var ownershipChecks = []Check{
+	{"ownership/release-twice", "A second Release returns ErrNotHeld, and does nothing to the next holder.", releaseTwice},
+	{"ownership/stale-release", "Release of a lease that ran out returns ErrNotHeld, and does nothing to the next holder.", staleRelease},
+	{"ownership/stale-renew", "Renew of a lease that ran out returns ErrNotHeld, and does nothing to the next holder.", staleRenew},
+	{"ownership/dead-after-release", "Renew of a released lease returns ErrNotHeld, and brings nothing back to life.", deadAfterRelease},
+	{"ownership/done-context", "A release whose context is over frees the name all the same.", releaseWithDoneContext},
+	{"ownership/force-unlock", "ForceUnlock ends whoever's hold, and returns ErrNotHeld if there is none.", forceUnlockEndsHold},
+	{"ownership/force-unlock-tells", "The holder learns that its hold was removed.", forceUnlockTells},
+	{"ownership/force-unlock-wakes", "Who waits for a name is granted it when the hold is removed.", forceUnlockWakes},
+}
+
+// keeps returns an error unless r still holds its name; it then releases it.
+func (r *request) keeps(what string) error {
+	e := r.driver.env
+	if err := e.outsider().refused(r.Name); err != nil {
+		return fmt.Errorf("after %s: %w", what, err)
+	}
+	if err := r.tryRelease(e.ctx); err != nil {
+		return fmt.Errorf("after %s the next holder released its lease and got: %w", what, err)
+	}
+	return e.isFree(r.Name)
+}
+
+// isNotHeld returns an error unless err is ErrNotHeld.
+func isNotHeld(what string, err error) error {
+	if !errors.Is(err, driver.ErrNotHeld) {
+		return fmt.Errorf("%s returned %q, want ErrNotHeld", what, outcome(err))
+	}
+	return nil
+}
+
+func releaseTwice(e *env) error {
+	a, b, name := e.driver(), e.driver(), e.name()
+	h := a.hold(name)
+	h.release()
+	if err := isNotHeld("a second release", h.tryRelease(e.ctx)); err != nil {
+		return err
+	}
+	next := b.hold(name)
+	if err := isNotHeld("a third release", h.tryRelease(e.ctx)); err != nil {
+		return err
+	}
+	return next.keeps("a release by the one before")
+}
+
+// runOut lets a lease run out, and returns it with that of the next holder.
+func (e *env) runOut() (old, next *request) {
+	old = e.driver().hold(e.name(), fixed, ttl(e.ttl()))
+	e.sleepUntil(old.lease.Expires())
+	b := e.driver()
+	e.poll("a lease that ran out is granted to another client", func() error {
+		next = b.acquire(old.Name, noWait)
+		return next.err
+	})
+	return old, next.granted()
+}
+
+func staleRelease(e *env) error {
+	old, next := e.runOut()
+	if err := isNotHeld("the release of a lease that ran out", old.tryRelease(e.ctx)); err != nil {
+		return err
+	}
+	return next.keeps("a release by the one whose lease ran out")
+}
+
+func staleRenew(e *env) error {
+	old, next := e.runOut()
+	if err := isNotHeld("the renewal of a lease that ran out", old.renew(e.long())); err != nil {
+		return err
+	}
+	return next.keeps("a renewal by the one whose lease ran out")
+}
+
+func deadAfterRelease(e *env) error {
+	a, name := e.driver(), e.name()
+	h := a.hold(name, fixed)
+	h.release()
+	if err := isNotHeld("the renewal of a released lease", h.renew(e.long())); err != nil {
+		return err
+	}
+	if err := e.isFree(name); err != nil {
+		return fmt.Errorf("after the renewal of a released lease: %w", err)
+	}
+	return nil
+}
+
+func releaseWithDoneContext(e *env) error {
+	ctx, cancel := context.WithCancel(e.ctx)
+	cancel()
+	c, d, name := e.client(), e.driver(), e.name()
+	h := d.hold(name)
+	if err := h.tryRelease(ctx); errors.Is(err, driver.ErrNotHeld) {
+		return fmt.Errorf("the release of a live lease returned %q", err)
+	}
+	e.awaitFree(name)
+	if err := c.tryLock(name).tryUnlock(ctx); err != nil {
+		return fmt.Errorf("Unlock with a context that is over: %w", err)
+	}
+	return e.isFree(name)
+}
+
+func forceUnlockEndsHold(e *env) error {
+	e.claims(forceUnlock)
+	c, d, name := e.client(), e.driver(), e.name()
+	if err := isNotHeld("ForceUnlock of a free name", c.ForceUnlock(e.ctx, name)); err != nil {
+		return err
+	}
+	h := d.hold(name)
+	if err := c.ForceUnlock(e.ctx, name); err != nil {
+		return err
+	}
+	if err := e.isFree(name); err != nil {
+		return fmt.Errorf("after ForceUnlock: %w", err)
+	}
+	return isNotHeld("the release of a hold that was removed", h.tryRelease(e.ctx))
+}
+
+func forceUnlockTells(e *env) error {
+	e.claims(forceUnlock)
+	a, b, name := e.clientWith(&dsync.Options{TTL: e.ttl()}), e.client(), e.name()
+	h := a.lock(name)
+	e.must(b.ForceUnlock(e.ctx, name))
+	return h.lost()
+}
+
+// lost waits until h is lost, and returns an error unless it says so.
+func (h *holding) lost() error {
+	e := h.user.env
+	e.within(fmt.Sprintf("%s learns that its hold of %q is gone", h.user.label, h.name), func() {
+		select {
+		case <-h.Done():
+		case <-e.ctx.Done():
+		}
+	})
+	e.events.add(h.user.label, "lease of %q is over: %s", h.name, outcome(h.Err()))
+	for what, err := range map[string]error{"Err": h.Err(), "Unlock": h.tryUnlock(e.ctx)} {
+		if !errors.Is(err, dsync.ErrLost) {
+			return fmt.Errorf("%s of a lease that was lost returned %q, want ErrLost", what, outcome(err))
+		}
+	}
+	return nil
+}
+
+func forceUnlockWakes(e *env) error {
+	e.claims(forceUnlock)
+	a, b, c, name := e.driver(), e.driver(), e.client(), e.name()
+	a.hold(name)
+	r := b.start(name).waits()
+	e.must(c.ForceUnlock(e.ctx, name))
+	r.granted().release()
+	return nil
+}

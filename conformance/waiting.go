@@ -1,0 +1,240 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+)
+
+var waitingChecks = []Check{
+	{"waiting/try", "A request that cannot wait is refused with ErrLocked, without a lease and without saying that it waits.", tryIsRefused},
+	{"waiting/woken", "Who waits for a name is granted it when it is released.", woken},
+	{"waiting/event", "Events.Waiting is called exactly once before a request waits, and never if the name was free.", waitingEvent},
+	{"waiting/deadline", "A wait ends with the deadline of its context, not before, with an error that matches the context's and ErrLocked.", deadlineEndsWait},
+	{"waiting/cancel", "A wait that is canceled leaves nothing behind, and leaves the holder alone.", cancelEndsWait},
+	{"waiting/cancel-at-grant", "A wait that is canceled when the name is released ends with a lease, or with an error and no hold, never with both or neither.", cancelAtGrant},
+	{"waiting/done-context", "A request whose context is over before has no effect.", doneContext},
+	{"waiting/queue", "Inspect counts those who wait, and no longer those who have given up.", queueIsCounted},
+}
+
+func tryIsRefused(e *env) error {
+	a, b, name := e.driver(), e.driver(), e.name()
+	h := a.hold(name)
+	r := b.acquire(name, noWait)
+	switch {
+	case r.lease != nil:
+		return fmt.Errorf("a try of %s that was refused returned a lease beside the error %w", b.label, r.err)
+	case !errors.Is(r.err, driver.ErrLocked):
+		return fmt.Errorf("a try of %s was refused with %q, want ErrLocked", b.label, outcome(r.err))
+	case r.waited() != 0:
+		return fmt.Errorf("a try of %s, which cannot wait, said that it waits", b.label)
+	}
+	h.release()
+	return e.isFree(name)
+}
+
+func woken(e *env) error {
+	a, b, name := e.driver(), e.driver(), e.name()
+	for range 3 {
+		h := a.hold(name)
+		r := b.start(name).waits()
+		h.release()
+		r.granted().release()
+	}
+	return nil
+}
+
+func waitingEvent(e *env) error {
+	a, name := e.driver(), e.name()
+	h := a.hold(name)
+	if n := h.waited(); n != 0 {
+		return fmt.Errorf("%s said %d times that it waits for a free name", a.label, n)
+	}
+	waiters := make([]*request, 3)
+	for i := range waiters {
+		waiters[i] = e.driver().start(name).waits()
+	}
+	h.release()
+	for left := waiters; len(left) > 0; {
+		granted := -1
+		e.until("one of the waiters is granted the name", func() bool {
+			for i, r := range left {
+				if r.isDone() {
+					granted = i
+				}
+			}
+			return granted >= 0
+		})
+		left[granted].granted().release()
+		left = append(left[:granted:granted], left[granted+1:]...)
+	}
+	for _, r := range waiters {
+		if n := r.waited(); n != 1 {
+			return fmt.Errorf("%s said %d times that it waits, want once", r.driver.label, n)
+		}
+	}
+	return nil
+}
+
+func deadlineEndsWait(e *env) error {
+	a, b, name := e.driver(), e.driver(), e.name()
+	h := a.hold(name)
+	deadline := time.Now().Add(300 * time.Millisecond)
+	ctx, cancel := context.WithDeadline(e.ctx, deadline)
+	defer cancel()
+	r := b.startWith(ctx, cancel, name).result()
+	if r.at.Before(deadline) {
+		return fmt.Errorf("%s gave up %v before its deadline, with %q", b.label, deadline.Sub(r.at), outcome(r.err))
+	}
+	if err := r.endedBy(context.DeadlineExceeded); err != nil {
+		return err
+	}
+	h.release()
+	return e.isFreeAfter(r.err, name)
+}
+
+// endedBy returns an error unless a wait ended with the error of its context while another held the name.
+func (r *request) endedBy(ctxErr error) error {
+	switch {
+	case r.lease != nil:
+		return fmt.Errorf("%s was granted %q while there was another hold", r.driver.label, r.Name)
+	case !errors.Is(r.err, ctxErr):
+		return fmt.Errorf("the wait of %s ended with %q, want an error that matches %q", r.driver.label, outcome(r.err), ctxErr)
+	case r.waited() > 0 && !errors.Is(r.err, driver.ErrLocked):
+		return fmt.Errorf("the wait of %s, which had been refused, ended with %q, want an error that matches ErrLocked too", r.driver.label, outcome(r.err))
+	}
+	return nil
+}
+
+// isFreeAfter returns an error if name is not free after a request for it failed with err: at once, unless the outcome was unknown.
+func (e *env) isFreeAfter(err error, name string) error {
+	if errors.Is(err, driver.ErrUnknown) {
+		e.awaitFree(name)
+		return nil
+	}
+	return e.isFree(name)
+}
+
+func cancelEndsWait(e *env) error {
+	a, b, name := e.driver(), e.driver(), e.name()
+	for range 5 {
+		h := a.hold(name)
+		r := b.start(name).waits()
+		r.cancel()
+		if err := r.result().endedBy(context.Canceled); err != nil {
+			return err
+		}
+		if err := e.outsider().refused(name); err != nil {
+			return err
+		}
+		h.release()
+		if err := e.isFreeAfter(r.err, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func cancelAtGrant(e *env) error {
+	a, b, name := e.driver(), e.driver(), e.name()
+	const rounds = 100
+	granted := 0
+	for range rounds {
+		h := a.hold(name)
+		r := b.start(name).waits()
+		early := rand.N(time.Millisecond)
+		if rand.N(4) == 0 {
+			early = 0
+		}
+		e.together("release and cancel", 2, func(i int) error {
+			switch {
+			case i == 0 && early > 0:
+				e.sleep(early)
+				fallthrough
+			case i == 0:
+				r.cancel()
+			default:
+				e.sleep(rand.N(early + 1))
+				h.release()
+			}
+			return nil
+		})
+		if r.result().lease != nil {
+			granted++
+			if r.err != nil {
+				return fmt.Errorf("%s returned a lease and the error %w", b.label, r.err)
+			}
+			if err := e.outsider().refused(name); err != nil {
+				return fmt.Errorf("after a grant that met with a cancellation: %w", err)
+			}
+			r.release()
+		} else if !errors.Is(r.err, context.Canceled) {
+			return fmt.Errorf("%s was canceled and got %q", b.label, outcome(r.err))
+		}
+		e.awaitFree(name)
+	}
+	e.events.add("", "%d of %d were granted", granted, rounds)
+	return nil
+}
+
+func doneContext(e *env) error {
+	c, d, name := e.client(), e.driver(), e.name()
+	ctx, cancel := context.WithCancel(e.ctx)
+	cancel()
+	for _, opts := range [][]option{nil, {noWait}} {
+		r := d.startWith(ctx, cancel, name, opts...).result()
+		if r.lease != nil || !errors.Is(r.err, context.Canceled) {
+			return fmt.Errorf("%s, whose context was over, got lease %v and %q, want the error of the context", d.label, r.lease, outcome(r.err))
+		}
+		if err := e.isFreeAfter(r.err, name); err != nil {
+			return err
+		}
+	}
+	for _, try := range []bool{false, true} {
+		_, before := c.tap.requests(name)
+		if _, err := c.ask(ctx, try, name); !errors.Is(err, context.Canceled) || errors.Is(err, dsync.ErrLocked) {
+			return fmt.Errorf("%s, whose context was over, got %q, want the error of the context alone", c.label, outcome(err))
+		}
+		if _, after := c.tap.requests(name); after != before {
+			return fmt.Errorf("%s asked the driver although its context was over", c.label)
+		}
+	}
+	return nil
+}
+
+func queueIsCounted(e *env) error {
+	e.claims(inspection)
+	c, a, name := e.client(), e.driver(), e.name()
+	h := a.hold(name)
+	waiters := make([]*request, 3)
+	for i := range waiters {
+		waiters[i] = e.driver().start(name).waits()
+	}
+	if s, err := c.inspect(e.ctx, name); err != nil {
+		return err
+	} else if s.Waiters < 0 {
+		e.end(&refusedError{"to count those who wait"})
+	}
+	for left := len(waiters); ; left-- {
+		e.poll(fmt.Sprintf("Inspect counts %d waiters", left), func() error {
+			s, err := c.inspect(e.ctx, name)
+			if err == nil && s.Waiters != left {
+				return fmt.Errorf("Inspect counts %d waiters, want %d", s.Waiters, left)
+			}
+			return err
+		})
+		if left == 0 {
+			break
+		}
+		r := waiters[left-1]
+		r.cancel()
+		r.result()
+	}
+	h.release()
+	return e.isFree(name)
+}
