@@ -235,6 +235,18 @@ func (u *URL) Duration(name string, fallback time.Duration) time.Duration {
 	return d
 }
 
+// Rest returns the parameters that nobody has asked for so far, and counts as asking for all of them. It is for backends that have
+// parameters of their own, which the driver passes on and does not know.
+func (u *URL) Rest() map[string]string {
+	rest := make(map[string]string)
+	for name := range u.query {
+		if !slices.Contains(u.known, name) {
+			rest[name] = u.Param(name, "")
+		}
+	}
+	return rest
+}
+
 func (u *URL) fail(name, why string) {
 	if u.err == nil {
 		u.err = fmt.Errorf("%s URL: parameter %s: %s", u.Scheme, name, why)

@@ -1,0 +1,281 @@
+package pglock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+const (
+	// settleFor is how long a caller whose time is over waits for the lock that it asked for to be given back. That takes two short
+	// requests, and then nothing is left in doubt. Longer than this nobody waits.
+	settleFor = 50 * time.Millisecond
+
+	// backstop is how often a server is asked whether it still knows of a wait, in case that the connection is dead and silent.
+	backstop = 15 * time.Second
+)
+
+// Acquire implements driver.Driver.
+func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := d.enter(); err != nil {
+		return nil, err
+	}
+	l, err := d.acquire(ctx, r)
+	d.leave(l)
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error) {
+	key, err := d.key(ctx, r.Name)
+	if err != nil {
+		return nil, err
+	}
+	l := &lease{d: d, r: r, key: key, gate: d.enterGate(key)}
+	err = d.contend(ctx, l)
+	d.mu.Lock()
+	d.leaveGate(l.gate)
+	d.mu.Unlock()
+	if err == nil && d.open.Err() != nil {
+		err = driver.ErrClosed
+		l.forget()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// contend asks for the lock, after the attempts of this driver that came before, and waits for it if that is wanted.
+func (d *Driver) contend(ctx context.Context, l *lease) error {
+	g := l.gate
+	waited := false
+	t, mayAsk := d.queue(g, l.r.NoWait)
+	if !l.r.NoWait {
+		defer d.quitLine(g, t)
+	}
+	if !mayAsk {
+		if !l.r.NoWait {
+			waited = true
+			l.r.Events.Waiting()
+		}
+		if err := d.await(ctx, g, t); err != nil {
+			return err
+		}
+	}
+	granted, err := d.tryHub(ctx, l)
+	switch {
+	case err != nil || granted:
+		return err
+	case l.r.NoWait:
+		return driver.ErrLocked
+	}
+	if !waited {
+		l.r.Events.Waiting()
+	}
+	return d.waitAtServer(ctx, l)
+}
+
+// carrier returns the TTL of the sessions that carry a request. Leases that are renewed need exactly theirs. A fixed one ends here,
+// and its session's TTL only says how long the server may keep it after this process froze. Those of all lengths share few sessions.
+func (d *Driver) carrier(r *driver.Request) time.Duration {
+	if !r.Fixed {
+		return roundUp(r.TTL)
+	}
+	if d.home <= r.TTL {
+		return d.home
+	}
+	return time.Duration(1<<(bits.Len64(uint64(r.TTL/time.Millisecond))-1)) * time.Millisecond
+}
+
+func roundUp(d time.Duration) time.Duration {
+	return (d + time.Millisecond - 1) / time.Millisecond * time.Millisecond
+}
+
+// tryHub asks once, on a session that carries many locks. The gate is busy until that is settled.
+func (d *Driver) tryHub(ctx context.Context, l *lease) (granted bool, err error) {
+	for range 3 {
+		s, err := d.hub(ctx, d.carrier(l.r))
+		if err != nil {
+			d.settled(l.gate)
+			return false, err
+		}
+		l.r.Events.Tokens() // the block of a transaction id serves whatever is wanted
+		if op := d.start(s, try, l); op != nil {
+			return d.outcome(ctx, s, op)
+		}
+	}
+	d.settled(l.gate)
+	return false, errBreaks
+}
+
+// tried takes note of how an attempt ended: on a hub, where the gate was busy meanwhile, or on a session of its own.
+func (l *lease) tried(op *operation, s *session) {
+	d := l.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !s.waiter {
+		l.gate.busy = false
+	}
+	switch {
+	case op.err != nil || !op.yes:
+		d.freeSession(s)
+		d.leaveGate(l.gate)
+	case !l.over:
+		l.gate.holder = l
+	}
+	l.gate.advance()
+}
+
+// outcome waits for what becomes of an attempt.
+func (d *Driver) outcome(ctx context.Context, s *session, op *operation) (granted bool, err error) {
+	select {
+	case <-op.done:
+		return op.yes, wanted(op.err)
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-d.open.Done():
+		err = driver.ErrClosed
+	}
+	if !s.abandon(op) {
+		<-op.done // it was settled at this very moment
+		return op.yes, wanted(op.err)
+	}
+	return false, d.settle(op, err)
+}
+
+// settle waits for a moment until an abandoned attempt has left nothing behind, and adds to err if it may have.
+func (d *Driver) settle(op *operation, err error) error {
+	timer := time.NewTimer(settleFor)
+	defer timer.Stop()
+	select {
+	case <-op.done:
+		if !errors.Is(op.err, driver.ErrUnknown) {
+			return err
+		}
+	case <-timer.C:
+	}
+	return fmt.Errorf("%w: %w", err, driver.ErrUnknown)
+}
+
+// wanted is the error of an attempt that somebody waited for.
+func wanted(err error) error {
+	if err == nil {
+		return nil
+	}
+	return refusal(err)
+}
+
+// waitAtServer waits in the server's queue for the key, on a session of its own.
+func (d *Driver) waitAtServer(ctx context.Context, l *lease) error {
+	w, op, err := d.enqueue(ctx, l)
+	if err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("%w: %w", driver.ErrLocked, err)
+		}
+		return err
+	}
+	err = d.watch(ctx, w, op)
+	if err == nil {
+		return wanted(op.err)
+	}
+	if !w.abandon(op) {
+		<-op.done
+		return wanted(op.err)
+	}
+	d.withdraw(w, op)
+	return d.settle(op, err)
+}
+
+// enqueue begins to wait at the server.
+func (d *Driver) enqueue(ctx context.Context, l *lease) (*session, *operation, error) {
+	for range 3 {
+		w, err := d.waiter(ctx, d.carrier(l.r))
+		if err != nil {
+			return nil, nil, err
+		}
+		if op := d.start(w, block, l); op != nil {
+			return w, op, nil
+		}
+	}
+	return nil, nil, errBreaks
+}
+
+// errBreaks is what remains when a session ended each time just when it was chosen.
+var errBreaks = fmt.Errorf("%w: connections break again and again", driver.ErrUnavailable)
+
+// start lets a session ask for the lock. It returns nil if the session is over, which is then given back.
+func (d *Driver) start(s *session, k kind, l *lease) *operation {
+	op := newOperation(k, l.key)
+	op.lease = l
+	op.after = func() { l.tried(op, s) }
+	d.mu.Lock()
+	l.gate.uses++ // of the operation, and then of the lease
+	d.mu.Unlock()
+	if s.submit(op) {
+		return op
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.leaveGate(l.gate)
+	d.freeSession(s)
+	return nil
+}
+
+// watch waits until the operation is settled, and returns why it is not waited for any longer.
+func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
+	timer := time.NewTimer(backstop)
+	defer timer.Stop()
+	for missing := 0; ; {
+		select {
+		case <-op.done:
+			return nil
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+		case <-d.open.Done():
+			return driver.ErrClosed
+		case <-timer.C:
+		}
+		if waits, err := d.stillWaits(ctx, w); err == nil && !waits {
+			missing++ // or granted at this very moment
+		} else {
+			missing = 0
+		}
+		if missing == 2 {
+			w.end(errors.New("the server does not know of the wait"))
+		}
+		timer.Reset(backstop)
+	}
+}
+
+// stillWaits asks the server, over another session, whether w waits for a lock.
+func (d *Driver) stillWaits(ctx context.Context, w *session) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, backstop)
+	defer cancel()
+	rows, err := d.ask(ctx, waitsQuery, int4(w.pid))
+	if err != nil || len(rows) != 1 {
+		return false, errors.Join(err, errAnswer)
+	}
+	return rows[0][0][0] != 0, nil
+}
+
+// forget undoes the grant of an attempt that nobody gets.
+func (l *lease) forget() {
+	s := l.session
+	s.mu.Lock()
+	if l.phase != held || s.over {
+		s.mu.Unlock()
+		return
+	}
+	l.phase = ending
+	l.giveBack()
+}

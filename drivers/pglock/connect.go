@@ -1,0 +1,360 @@
+package pglock
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+)
+
+// connectFor bounds one connect where the configuration does not.
+const connectFor = 10 * time.Second
+
+// serverFacts is what is found out when the driver is opened.
+type serverFacts struct {
+	pooled bool // behind a pooler in session mode, which passes no settings on when it connects
+}
+
+// connectFirst opens the session of the home class and looks at what is there.
+func (d *Driver) connectFirst(ctx context.Context) error {
+	s, err := d.dialChecked(ctx)
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	d.run(s)
+	d.class(d.home).hubs = append(d.class(d.home).hubs, s)
+	d.mu.Unlock()
+	if d.options.Key != nil {
+		d.keys.custom = d.options.Key
+		return nil
+	}
+	return d.compareKeys(ctx)
+}
+
+// dialChecked is the first dial, which finds a pooler.
+func (d *Driver) dialChecked(ctx context.Context) (*session, error) {
+	s, err := d.dial(ctx, d.home, false)
+	if !errors.Is(err, ErrPooler) {
+		return s, err
+	}
+	if !d.options.SessionPooler {
+		return nil, fmt.Errorf("%w; it may hand the sessions that carry locks to other clients: connect to the server itself, "+
+			"or allow a pooler in session mode (Options.SessionPooler, pooler=session)", err)
+	}
+	d.server.pooled = true
+	if err := d.probePooler(ctx); err != nil {
+		return nil, err
+	}
+	return d.dial(ctx, d.home, false)
+}
+
+// compareKeys finds out which hashes can be computed here.
+func (d *Driver) compareKeys(ctx context.Context) error {
+	const separator = "|"
+	probes := keyProbes()
+	ascii := probes[:len(probes)-1]
+	var hashes []int64
+	for _, some := range [][]string{ascii, probes[len(ascii):]} {
+		rows, err := d.ask(ctx, probeQuery, []byte(strings.Join(some, separator)), []byte(separator))
+		var answer *pgconn.PgError
+		if errors.As(err, &answer) && len(hashes) > 0 {
+			break // the encoding of the database does not have such characters
+		}
+		if err != nil {
+			return err
+		}
+		for _, row := range rows {
+			if len(row) != 1 || len(row[0]) != 8 {
+				return errAnswer
+			}
+			hashes = append(hashes, int64(binary.BigEndian.Uint64(row[0])))
+		}
+	}
+	d.keys.learn(hashes)
+	return nil
+}
+
+const probeQuery = `SELECT pg_catalog.hashtextextended(u.v, 0) ` +
+	`FROM pg_catalog.unnest(pg_catalog.string_to_array($1::pg_catalog.text, $2::pg_catalog.text)) WITH ORDINALITY u(v, n) ORDER BY u.n`
+
+// dial connects a session. It is not among those of the driver yet.
+func (d *Driver) dial(ctx context.Context, ttl time.Duration, waiter bool) (*session, error) {
+	if d.config.ConnectTimeout == 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, connectFor)
+		defer cancel()
+	}
+	s := &session{d: d, ttl: ttl, waiter: waiter, id: d.label + newID()}
+	conn, err := d.connect(ctx, s)
+	if err != nil {
+		return nil, connectError(err)
+	}
+	asked := d.now()
+	if err := d.prepare(ctx, conn, s); err != nil {
+		conn.Close(ctx)
+		return nil, connectError(err)
+	}
+	if err := conn.SyncConn(ctx); err != nil {
+		conn.Close(ctx)
+		return nil, connectError(err)
+	}
+	hijacked, err := conn.Hijack()
+	if err != nil {
+		return nil, err
+	}
+	s.conn = hijacked.Conn
+	s.frontend = pgproto3.NewFrontend(s.conn, s.conn)
+	keepAlive(s.conn, ttl)
+	s.init(asked)
+	return s, nil
+}
+
+// connect makes the connection. The server holds no lock for it yet, so ctx may end it.
+func (d *Driver) connect(ctx context.Context, s *session) (*pgconn.PgConn, error) {
+	config := d.config.Copy()
+	if config.RuntimeParams == nil {
+		config.RuntimeParams = make(map[string]string)
+	}
+	config.RuntimeParams["application_name"] = s.id
+	if !d.server.pooled {
+		for _, p := range d.settings(s.ttl) {
+			config.RuntimeParams[p.name] = p.value
+		}
+	}
+	config.AfterConnect = nil
+	for _, f := range config.Fallbacks {
+		if (f.Host != config.Host || f.Port != config.Port) && config.ValidateConnect == nil {
+			config.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary // there is a choice of servers
+		}
+	}
+	conn, err := pgconn.ConnectConfig(ctx, config)
+	var answer *pgconn.PgError
+	if errors.As(err, &answer) && answer.Code == codeProtocol && strings.Contains(answer.Message, "startup parameter") {
+		return nil, fmt.Errorf("%w: %w", ErrPooler, err)
+	}
+	return conn, err
+}
+
+// setting is one of the server's for a session.
+type setting struct{ name, value string }
+
+// settings are those that every session needs, and that no default of a role or database may change.
+func (d *Driver) settings(ttl time.Duration) []setting {
+	all := []setting{
+		{"idle_session_timeout", milliseconds(ttl)},
+		{"statement_timeout", "0"}, // a wait for a lock is a statement
+		{"lock_timeout", "0"},
+		{"default_transaction_isolation", "read committed"},
+		{"search_path", "pg_catalog"},
+		{"client_encoding", "UTF8"},
+	}
+	if _, given := d.config.RuntimeParams["synchronous_commit"]; !given && d.options.Tokens == TokensDurable {
+		all = append(all, setting{"synchronous_commit", "on"})
+	}
+	return all
+}
+
+// optional are settings that make the server notice earlier that a client is gone, and that not all servers and systems have.
+func optional(ttl time.Duration) []setting {
+	seconds := strconv.Itoa(int(max(1, ttl/(3*time.Second))))
+	return []setting{
+		{"tcp_user_timeout", milliseconds(ttl)},
+		{"tcp_keepalives_idle", seconds},
+		{"tcp_keepalives_interval", strconv.Itoa(int(max(1, ttl/(9*time.Second))))},
+		{"tcp_keepalives_count", "3"},
+		{"client_connection_check_interval", milliseconds(min(ttl/2, 2*time.Second))},
+	}
+}
+
+func milliseconds(d time.Duration) string {
+	return strconv.FormatInt(min(int64((d+time.Millisecond-1)/time.Millisecond), math.MaxInt32), 10)
+}
+
+const setQuery = `SELECT pg_catalog.set_config($1::pg_catalog.text, $2::pg_catalog.text, false)`
+
+// factsQuery also turns off the limit of transactions where there is one.
+const factsQuery = `SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(), ` +
+	`pg_catalog.current_setting('server_version_num')::pg_catalog.int4, ` +
+	`(EXTRACT(epoch FROM pg_catalog.current_setting('idle_session_timeout')::pg_catalog.interval) * 1000)::pg_catalog.int8, ` +
+	`pg_catalog.current_setting('synchronous_commit'), ` +
+	`CASE WHEN pg_catalog.current_setting('server_version_num')::pg_catalog.int4 >= 170000 ` +
+	`THEN pg_catalog.set_config('transaction_timeout', '0', false) END`
+
+// prepare sets the session up and checks what is at the other end, in one round trip.
+func (d *Driver) prepare(ctx context.Context, conn *pgconn.PgConn, s *session) error {
+	p := conn.StartPipeline(ctx)
+	if d.server.pooled {
+		for _, o := range d.settings(s.ttl) {
+			p.SendQueryParams(setQuery, [][]byte{[]byte(o.name), []byte(o.value)}, nil, nil, nil)
+		}
+	}
+	p.SendQueryParams(factsQuery, nil, nil, nil, binaryFormat)
+	for _, st := range preparedStatements(d.options.Tokens, d.options.Key != nil) {
+		p.SendPrepare(st.name, st.sql, st.params)
+	}
+	p.SendPipelineSync()
+	for _, o := range optional(s.ttl) {
+		p.SendQueryParams(setQuery, [][]byte{[]byte(o.name), []byte(o.value)}, nil, nil, nil)
+		p.SendPipelineSync()
+	}
+	if err := p.Flush(); err != nil {
+		return errors.Join(err, p.Close())
+	}
+	facts, err := readPipeline(p, 1+len(optional(s.ttl)))
+	if err = errors.Join(err, p.Close()); err != nil {
+		return err
+	}
+	return d.checkFacts(conn, s, facts)
+}
+
+// readPipeline reads the answers up to the given number of syncs, and returns the row of factsQuery. Errors behind the first sync are
+// settings that the server does not have.
+func readPipeline(p *pgconn.Pipeline, syncs int) (facts [][]byte, err error) {
+	for n := 0; n < syncs; {
+		results, e := p.GetResults()
+		var answer *pgconn.PgError
+		switch {
+		case e != nil && errors.As(e, &answer):
+			if n == 0 {
+				err = errors.Join(err, e)
+			}
+			continue
+		case e != nil:
+			return nil, errors.Join(err, e)
+		}
+		switch r := results.(type) {
+		case nil:
+			return nil, errors.Join(err, errAnswer)
+		case *pgconn.PipelineSync:
+			n++
+		case *pgconn.ResultReader:
+			answer := r.Read()
+			if answer.Err != nil && n == 0 {
+				err = errors.Join(err, answer.Err)
+			}
+			if len(answer.Rows) == 1 && len(answer.Rows[0]) == 6 {
+				facts = answer.Rows[0]
+			}
+		}
+	}
+	return facts, err
+}
+
+// checkFacts refuses servers on which locks would not be safe.
+func (d *Driver) checkFacts(conn *pgconn.PgConn, s *session, f [][]byte) error {
+	if len(f) != 6 || len(f[0]) != 4 || len(f[1]) != 1 || len(f[2]) != 4 || len(f[3]) != 8 {
+		return errAnswer
+	}
+	s.pid = binary.BigEndian.Uint32(f[0])
+	timeout := time.Duration(binary.BigEndian.Uint64(f[3])) * time.Millisecond
+	switch version := binary.BigEndian.Uint32(f[2]); {
+	case s.pid != conn.PID() && !d.server.pooled:
+		return ErrPooler
+	case version < 140000:
+		return fmt.Errorf("the server is PostgreSQL %d, older than 14: %w", version/10000, errors.ErrUnsupported)
+	case f[1][0] != 0:
+		return fmt.Errorf("the server is a read replica, which has advisory locks of its own: %w", errors.ErrUnsupported)
+	case timeout != s.ttl:
+		return fmt.Errorf("idle_session_timeout is %v on the server instead of %v: %w", timeout, s.ttl, errors.ErrUnsupported)
+	case d.options.Tokens == TokensDurable && string(f[4]) == "off":
+		return fmt.Errorf("durable tokens with synchronous_commit=off: %w", errors.ErrUnsupported)
+	}
+	return nil
+}
+
+// probePooler refuses a pooler that does not keep a client on one session of the server.
+func (d *Driver) probePooler(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, connectFor)
+	defer cancel()
+	var conns [2]*pgconn.PgConn
+	for i := range conns {
+		conn, err := d.connect(ctx, &session{d: d, ttl: d.home, id: d.label + newID()})
+		if err != nil {
+			return connectError(err)
+		}
+		defer conn.Close(ctx)
+		conns[i] = conn
+	}
+	const pid = `SELECT pg_catalog.pg_backend_pid()`
+	for range 3 {
+		first, err1 := simpleQuery(ctx, conns[0], pid)
+		_, err2 := simpleQuery(ctx, conns[1], "BEGIN")
+		other, err3 := simpleQuery(ctx, conns[1], pid)
+		if err := errors.Join(err1, err2, err3); err != nil {
+			return connectError(err)
+		}
+		again := first
+		if first != other {
+			var err error
+			if again, err = simpleQuery(ctx, conns[0], pid); err != nil {
+				return connectError(err)
+			}
+		}
+		if first == other || first != again {
+			return fmt.Errorf("%w; it is in transaction mode, which gives one session of the server to several clients in turn, "+
+				"and the locks with it: use session mode, or connect to the server itself", ErrPooler)
+		}
+		if _, err := simpleQuery(ctx, conns[1], "ROLLBACK"); err != nil {
+			return connectError(err)
+		}
+	}
+	return nil
+}
+
+// simpleQuery returns the first value.
+func simpleQuery(ctx context.Context, conn *pgconn.PgConn, sql string) (string, error) {
+	results, err := conn.Exec(ctx, sql).ReadAll()
+	if err != nil || len(results) == 0 || len(results[0].Rows) == 0 {
+		return "", err
+	}
+	return string(results[0].Rows[0][0]), nil
+}
+
+// keepAlive lets a connection to a host that is gone break while nothing is sent over it.
+func keepAlive(conn net.Conn, ttl time.Duration) {
+	if layered, ok := conn.(interface{ NetConn() net.Conn }); ok {
+		conn = layered.NetConn()
+	}
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		pause := min(max(ttl/6, time.Second), 15*time.Second)
+		_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: pause, Interval: pause, Count: 3})
+	}
+}
+
+// maxName is how much of application_name a server keeps.
+const maxName = 63
+
+// processLabel is how the sessions of this process show on the server, but for the id of each.
+func processLabel(application string) string {
+	if application == "" {
+		application = "dsync"
+	}
+	host, _ := os.Hostname()
+	label := []byte(fmt.Sprintf("%s#%s#%d", application, host, os.Getpid()))
+	for i, c := range label {
+		if c < ' ' || c > '~' {
+			label[i] = '?' // as the server does
+		}
+	}
+	return string(label[:min(len(label), maxName-1-2*idBytes)]) + "#"
+}
+
+const idBytes = 8
+
+func newID() string {
+	var b [idBytes]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}

@@ -1,0 +1,96 @@
+package pglock
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+var (
+	// ErrTooManyLocks: the driver holds as many locks as Options.MaxLocks allows.
+	ErrTooManyLocks = errors.New("too many locks")
+
+	// ErrTooManyWaiters: as many connections as Options.MaxWaiters allows wait for locks or hold what they waited for. It matches
+	// driver.ErrUnavailable too: package dsync asks again until the wait ends.
+	ErrTooManyWaiters = fmt.Errorf("too many waiting connections: %w", driver.ErrUnavailable)
+
+	// ErrPooler: there is a connection pooler between here and the server. It matches errors.ErrUnsupported too.
+	ErrPooler = fmt.Errorf("there is a connection pooler in front of the server: %w", errors.ErrUnsupported)
+)
+
+var errAnswer = errors.New("the server's answer makes no sense")
+
+// SQLSTATE codes, and classes of them, that mean something here.
+const (
+	codeUnknownSetting = "42704"
+	codeProtocol       = "08P01"
+	codePermission     = "42501"
+)
+
+// unavailable are the codes with which a server refuses work for now.
+var unavailable = []string{
+	"08",             // connection exceptions
+	"25006",          // read-only: it is a standby by now
+	"53",             // out of memory, disk, connections or locks
+	"57P",            // shutting down, starting up, or the session was ended
+	"57014",          // somebody canceled the statement
+	"40", "55", "58", // conflicts, something in use, I/O errors
+}
+
+// refusal makes the error of a call out of what the server answered to its statement, the effects of which are undone.
+func refusal(err error) error {
+	var answer *pgconn.PgError
+	if !errors.As(err, &answer) {
+		return err
+	}
+	if answer.Code == codePermission {
+		return fmt.Errorf("%w: %w", fs.ErrPermission, err)
+	}
+	for _, class := range unavailable {
+		if strings.HasPrefix(answer.Code, class) {
+			return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
+		}
+	}
+	return err
+}
+
+// connectError makes the error of a call out of one that connecting ended with.
+func connectError(err error) error {
+	var answer *pgconn.PgError
+	switch {
+	case errors.Is(err, errors.ErrUnsupported):
+		return err
+	case !errors.As(err, &answer):
+		return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
+	case answer.Code == codeUnknownSetting && strings.Contains(answer.Message, "idle_session_timeout"):
+		return fmt.Errorf("the server is older than PostgreSQL 14: %w (%w)", errors.ErrUnsupported, err)
+	case strings.HasPrefix(answer.Code, "28"): // invalid authorization
+		return fmt.Errorf("%w: %w", fs.ErrPermission, err)
+	}
+	return refusal(err)
+}
+
+// endedError is what becomes of statements when their session ends.
+type endedError struct {
+	cause error
+	sent  bool // the statement was sent, and may have been carried out
+}
+
+func (e *endedError) Error() string {
+	if e.sent {
+		return fmt.Sprintf("%v: %v", driver.ErrUnknown, e.cause)
+	}
+	return fmt.Sprintf("%v: %v", driver.ErrUnavailable, e.cause)
+}
+
+func (e *endedError) Unwrap() []error {
+	if e.sent {
+		return []error{driver.ErrUnknown, e.cause}
+	}
+	return []error{driver.ErrUnavailable, e.cause}
+}

@@ -1,0 +1,100 @@
+package pglock
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// Inspect implements driver.Inspector. The server knows holders and waiters by their process id, which stands for Status.Hold, and
+// their application_name, which stands for Status.Owner and fills Status.Queue. More is known of a hold of this driver.
+func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
+	var status driver.Status
+	key, err := d.admin(ctx, name)
+	if err != nil {
+		return status, err
+	}
+	rows, err := d.ask(ctx, holdersQuery, key.locksRow()...)
+	if err != nil {
+		return status, err
+	}
+	for _, row := range rows {
+		if len(row) != 3 || len(row[0]) != 4 || len(row[1]) != 1 {
+			return status, errAnswer
+		}
+		pid, granted := binary.BigEndian.Uint32(row[0]), row[1][0] != 0
+		who := fmt.Sprintf("%s (server process %d)", row[2], pid)
+		switch {
+		case !granted:
+			status.Waiters++
+			status.Queue = append(status.Queue, who)
+		case !status.Held:
+			status.Held, status.Hold, status.Owner = true, fmt.Sprint(pid), who
+			d.describe(key, pid, &status)
+		}
+	}
+	return status, nil
+}
+
+// describe adds what this driver knows of a hold of its own.
+func (d *Driver) describe(key AdvisoryKey, pid uint32, status *driver.Status) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	g := d.gates[key]
+	if g == nil || g.holder == nil || g.holder.session.pid != pid {
+		return
+	}
+	l := g.holder
+	status.Hold, status.Owner, status.Note, status.Since = l.r.Hold, l.r.Owner, l.r.Note, l.since
+	if l.first != 0 {
+		status.Token = l.first + tokensPerGrant - 1
+	}
+	status.TTL = max(0, time.Until(l.Expires()))
+}
+
+// ForceUnlock implements driver.ForceUnlocker, if Options.ForceUnlock allows it: it ends the session of the holder.
+func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
+	if !d.options.ForceUnlock {
+		return fmt.Errorf("a lock can only be taken away with all others of its session (Options.ForceUnlock allows that): %w",
+			errors.ErrUnsupported)
+	}
+	key, err := d.admin(ctx, name)
+	if err != nil {
+		return err
+	}
+	rows, err := d.ask(ctx, forceQuery, key.locksRow()...)
+	if err != nil {
+		return err
+	}
+	if len(rows) != 1 || len(rows[0][0]) != 8 {
+		return errAnswer
+	}
+	if binary.BigEndian.Uint64(rows[0][0]) == 0 {
+		return driver.ErrNotHeld
+	}
+	return nil
+}
+
+// admin is what comes before a call that is about a name and no hold of this driver.
+func (d *Driver) admin(ctx context.Context, name string) (AdvisoryKey, error) {
+	if err := ctx.Err(); err != nil {
+		return AdvisoryKey{}, err
+	}
+	if d.open.Err() != nil {
+		return AdvisoryKey{}, driver.ErrClosed
+	}
+	return d.key(ctx, name)
+}
+
+// locksRow is how pg_locks shows the key: classid, objid, objsubid.
+func (k AdvisoryKey) locksRow() [][]byte {
+	form := uint16(1)
+	if k.pair {
+		form = 2
+	}
+	return [][]byte{int4(uint32(k.bits >> 32)), int4(uint32(k.bits)), binary.BigEndian.AppendUint16(nil, form)}
+}

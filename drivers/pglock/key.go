@@ -1,0 +1,181 @@
+package pglock
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// AdvisoryKey identifies an advisory lock: one 64-bit number, or two of 32 bits. The two forms are different locks, also where the
+// bits are the same.
+type AdvisoryKey struct {
+	bits uint64
+	pair bool
+}
+
+// Int64Key is the lock that pg_advisory_lock(k) takes.
+func Int64Key(k int64) AdvisoryKey { return AdvisoryKey{bits: uint64(k)} }
+
+// Int32PairKey is the lock that pg_advisory_lock(a, b) takes.
+func Int32PairKey(a, b int32) AdvisoryKey {
+	return AdvisoryKey{bits: uint64(uint32(a))<<32 | uint64(uint32(b)), pair: true}
+}
+
+// HashedKey is the default: the lock that pg_advisory_lock(hashtextextended(name, 0)) takes.
+func HashedKey(name string) (AdvisoryKey, error) { return Int64Key(Key(name)), nil }
+
+// NumberKey takes a name that is a decimal number as a lock of 64 bits, as in "42".
+func NumberKey(name string) (AdvisoryKey, error) {
+	n, err := strconv.ParseInt(name, 10, 64)
+	if err != nil {
+		return AdvisoryKey{}, fmt.Errorf("name %q is not a 64-bit number", name)
+	}
+	return Int64Key(n), nil
+}
+
+// PairKey takes a name that is two decimal numbers as a lock of two times 32 bits, as in "7/42".
+func PairKey(name string) (AdvisoryKey, error) {
+	first, second, _ := strings.Cut(name, "/")
+	a, err1 := strconv.ParseInt(first, 10, 32)
+	b, err2 := strconv.ParseInt(second, 10, 32)
+	if err1 != nil || err2 != nil {
+		return AdvisoryKey{}, fmt.Errorf("name %q is not two 32-bit numbers with a slash between them", name)
+	}
+	return Int32PairKey(int32(a), int32(b)), nil
+}
+
+// String writes k as the arguments of pg_advisory_lock.
+func (k AdvisoryKey) String() string {
+	if k.pair {
+		return fmt.Sprintf("%d, %d", int32(k.bits>>32), int32(k.bits))
+	}
+	return strconv.FormatInt(int64(k.bits), 10)
+}
+
+// Key returns hashtextextended(name, 0), as PostgreSQL computes it in a database with the encoding UTF8. In other databases it is the
+// same for names of ASCII characters; the driver lets such a server compute the rest.
+func Key(name string) int64 {
+	p := []byte(name)
+	a := 0x9e3779b9 + uint32(len(p)) + 3923095
+	b, c := a, a
+	for ; len(p) >= 12; p = p[12:] {
+		a += binary.LittleEndian.Uint32(p)
+		b += binary.LittleEndian.Uint32(p[4:])
+		c += binary.LittleEndian.Uint32(p[8:])
+		a, b, c = mix(a, b, c)
+	}
+	var tail [12]byte // the lowest byte of c stands for the length, so what belongs to c is one byte further
+	copy(tail[:8], p)
+	if len(p) > 8 {
+		copy(tail[9:], p[8:])
+	}
+	a += binary.LittleEndian.Uint32(tail[:])
+	b += binary.LittleEndian.Uint32(tail[4:])
+	c += binary.LittleEndian.Uint32(tail[8:])
+	b, c = finish(a, b, c)
+	return int64(uint64(b)<<32 | uint64(c))
+}
+
+// mix and finish are those of Bob Jenkins' hash of 2006, with the numbers that PostgreSQL has.
+func mix(a, b, c uint32) (uint32, uint32, uint32) {
+	for _, r := range [2][3]int{{4, 6, 8}, {16, 19, 4}} {
+		a = a - c ^ bits.RotateLeft32(c, r[0])
+		c += b
+		b = b - a ^ bits.RotateLeft32(a, r[1])
+		a += c
+		c = c - b ^ bits.RotateLeft32(b, r[2])
+		b += a
+	}
+	return a, b, c
+}
+
+func finish(a, b, c uint32) (uint32, uint32) {
+	c = (c ^ b) - bits.RotateLeft32(b, 14)
+	a = (a ^ c) - bits.RotateLeft32(c, 11)
+	b = (b ^ a) - bits.RotateLeft32(a, 25)
+	c = (c ^ b) - bits.RotateLeft32(b, 16)
+	a = (a ^ c) - bits.RotateLeft32(c, 4)
+	b = (b ^ a) - bits.RotateLeft32(a, 14)
+	c = (c ^ b) - bits.RotateLeft32(b, 24)
+	return b, c
+}
+
+// maxAsked bounds the memory of what the server computed.
+const maxAsked = 10_000
+
+// keyMaker makes keys of names.
+type keyMaker struct {
+	custom func(string) (AdvisoryKey, error) // Options.Key; nil for hashes
+
+	// What the server was found to agree about at open.
+	ascii, all bool
+
+	mu    sync.Mutex
+	asked map[string]AdvisoryKey
+}
+
+// key returns the key of a name. It asks the server where that has to compute it.
+func (d *Driver) key(ctx context.Context, name string) (AdvisoryKey, error) {
+	m := &d.keys
+	if m.custom != nil {
+		return m.custom(name)
+	}
+	if m.all || m.ascii && isASCII(name) {
+		return Int64Key(Key(name)), nil
+	}
+	m.mu.Lock()
+	k, ok := m.asked[name]
+	m.mu.Unlock()
+	if ok {
+		return k, nil
+	}
+	rows, err := d.ask(ctx, hashQuery, []byte(name))
+	if err != nil {
+		return k, err
+	}
+	if len(rows) != 1 || len(rows[0]) != 1 || len(rows[0][0]) != 8 {
+		return k, errAnswer
+	}
+	k = AdvisoryKey{bits: binary.BigEndian.Uint64(rows[0][0])}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.asked == nil || len(m.asked) >= maxAsked {
+		m.asked = make(map[string]AdvisoryKey)
+	}
+	m.asked[name] = k
+	return k, nil
+}
+
+// learn compares the server's hashes of keyProbes with ours.
+func (m *keyMaker) learn(hashes []int64) {
+	m.ascii, m.all = true, true
+	for i, probe := range keyProbes() {
+		if i >= len(hashes) || hashes[i] != Key(probe) {
+			m.all = false
+			m.ascii = m.ascii && !isASCII(probe)
+		}
+	}
+}
+
+// keyProbes are texts of every length modulo that of a block. The last can be represented in UTF8 only.
+func keyProbes() []string {
+	const text = "the quick brown fox jumps over it"
+	var probes []string
+	for n := range 26 {
+		probes = append(probes, text[:n])
+	}
+	return append(probes, "żółw/鎖/🔒")
+}
+
+func isASCII(s string) bool {
+	for i := range len(s) {
+		if s[i] >= 0x80 {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,216 @@
+package pglock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// lease is one attempt, and then the hold that came of it.
+type lease struct {
+	d       *Driver
+	r       *driver.Request
+	key     AdvisoryKey
+	gate    *gate
+	session *session     // that carries it; set when it is granted
+	end     atomic.Int64 // of the hold, session apart
+	first   uint64
+
+	// Guarded by session.mu.
+	phase  phase
+	unlock *operation  // since Release was called, or the time was over
+	timer  *time.Timer // ends a fixed lease; nil for others
+	since  time.Time
+
+	// Guarded by Driver.mu.
+	over    bool // the server does not have it any more
+	counted bool // in Driver.locks, since Acquire returned it
+}
+
+// phase is how far the end of a lease has come.
+type phase uint8
+
+const (
+	held    phase = iota
+	ending        // Release was called
+	expired       // a fixed lease whose time is over
+	lost          // with its session
+	done          // Release has returned what became of it
+)
+
+const never = math.MaxInt64
+
+// granted makes a hold of an attempt. It is called with session.mu held.
+func (l *lease) granted(s *session, op *operation) {
+	l.session = s
+	l.since = time.Now()
+	if l.d.options.Tokens != TokensNone {
+		l.first = op.xid * tokensPerGrant
+	}
+	l.end.Store(never)
+	if l.r.Fixed {
+		l.end.Store(op.sent + int64(l.r.TTL))
+		l.timer = time.AfterFunc(time.Duration(l.end.Load()-l.d.now()), l.expire)
+	}
+	s.leases[l.key] = l
+}
+
+// Tokens implements driver.Lease. A transaction id has room for a whole block, whether it is asked for or not.
+func (l *lease) Tokens() (first uint64, n int) {
+	if l.first == 0 {
+		return 0, 0
+	}
+	return l.first, tokensPerGrant
+}
+
+// Expires implements driver.Lease.
+func (l *lease) Expires() time.Time {
+	return l.d.epoch.Add(time.Duration(min(l.end.Load(), l.session.expires.Load())))
+}
+
+// Renew implements driver.Lease. The session that carries the lease is kept alive anyway, so it is asked whether it still is, and the
+// end of a fixed lease is moved here.
+func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
+	s := l.session
+	op := newOperation(ping, l.key)
+	if !s.submit(op) {
+		return driver.ErrNotHeld
+	}
+	select {
+	case <-op.done:
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", driver.ErrUnknown, ctx.Err())
+	}
+	if ended := new(endedError); errors.As(op.err, &ended) {
+		return driver.ErrNotHeld
+	} else if op.err != nil {
+		return refusal(op.err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := l.d.now()
+	if l.phase != held || s.over || now >= l.end.Load() {
+		return driver.ErrNotHeld
+	}
+	if l.r.Fixed {
+		l.end.Store(op.sent + int64(ttl))
+		l.timer.Reset(time.Duration(l.end.Load() - now))
+	}
+	return nil
+}
+
+// expire ends a fixed lease when its time is over.
+func (l *lease) expire() {
+	s := l.session
+	s.mu.Lock()
+	now := l.d.now()
+	if l.phase != held || s.over {
+		s.mu.Unlock()
+		return
+	}
+	if left := l.end.Load() - now; left > 0 {
+		l.timer.Reset(time.Duration(left))
+		s.mu.Unlock()
+		return
+	}
+	l.phase = expired
+	l.giveBack()
+}
+
+// giveBack sends an unlock. It is called with session.mu held, of a session that is not over, and lets go of it.
+func (l *lease) giveBack() {
+	s := l.session
+	l.end.Store(min(l.end.Load(), s.expires.Load())) // it does not move any more
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	delete(s.leases, l.key)
+	l.unlock = newOperation(unlock, l.key)
+	l.unlock.after = l.ended
+	s.used = l.d.now()
+	s.pending = append(s.pending, l.unlock)
+	s.send() // unlocks
+}
+
+// Release implements driver.Lease.
+func (l *lease) Release(ctx context.Context) error {
+	s := l.session
+	s.mu.Lock()
+	switch {
+	case l.phase == held && !s.over:
+		l.phase = ending
+		l.giveBack()
+	case l.phase == ending:
+		s.mu.Unlock()
+	default:
+		s.mu.Unlock()
+		return driver.ErrNotHeld
+	}
+	op := l.unlock
+	select {
+	case <-op.done:
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", driver.ErrUnknown, ctx.Err())
+	}
+	if op.err != nil {
+		// The connection broke before the answer. Where the server does not have the session any more, the hold is over by that.
+		select {
+		case <-s.buried:
+		case <-ctx.Done():
+		}
+		if !s.isGone() {
+			return fmt.Errorf("%w: %w", driver.ErrUnknown, s.cause)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l.phase == done || op.err == nil && !op.yes {
+		return driver.ErrNotHeld
+	}
+	l.phase = done
+	return nil
+}
+
+// sessionEnded tells the holder, unless it gave the lease back before.
+func (l *lease) sessionEnded(cause error) {
+	s := l.session
+	s.mu.Lock()
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	tell := l.phase == held
+	if tell {
+		l.phase = lost
+		l.end.Store(min(l.end.Load(), s.expires.Load()))
+	}
+	s.mu.Unlock()
+	l.ended()
+	if tell {
+		l.r.Events.Lost(fmt.Errorf("%w: %w", driver.ErrSessionEnded, cause))
+	}
+}
+
+// ended takes note that the lease does not stand in the way of others of this driver any more.
+func (l *lease) ended() {
+	d := l.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if l.over {
+		return
+	}
+	l.over = true
+	if l.counted {
+		d.locks--
+	}
+	if l.gate.holder == l {
+		l.gate.holder = nil
+	}
+	l.gate.advance()
+	d.leaveGate(l.gate)
+	d.freeSession(l.session)
+}

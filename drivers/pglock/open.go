@@ -1,0 +1,90 @@
+package pglock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+func init() { driver.Register("pglock", open) }
+
+// maxOption bounds the limits in a URL.
+const maxOption = 1_000_000
+
+// open reads the parameters of the driver and leaves all others to the library, as those of a connection.
+func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
+	u := c.URL
+	o := &Options{
+		TTL:         c.TTL,
+		MaxLocks:    u.Int("max_locks", 0, 1, maxOption),
+		MaxWaiters:  u.Int("max_waiters", 0, 1, maxOption),
+		ForceUnlock: u.Bool("force_unlock", false),
+	}
+	if u.Choice("tokens", "durable", "fast") == "fast" {
+		o.Tokens = TokensFast
+	}
+	if !c.Fenced {
+		o.Tokens = TokensNone
+	}
+	o.SessionPooler = u.Choice("pooler", "refuse", "session") == "session"
+	switch u.Choice("key", "hash", "number", "pair") {
+	case "number":
+		o.Key = NumberKey
+	case "pair":
+		o.Key = PairKey
+	}
+	rest := u.Rest()
+	if err := u.Err(); err != nil {
+		return nil, err
+	}
+	if strings.Contains(strings.TrimPrefix(u.Path, "/"), "/") {
+		return nil, errors.New("pglock URL: the path is the name of a database, without a slash in it")
+	}
+	config, err := parseConnection(u, rest)
+	if err != nil {
+		return nil, err
+	}
+	return New(ctx, config, o)
+}
+
+// parseConnection makes a configuration. The password is kept out of what the library parses, and prints when it cannot.
+func parseConnection(u *driver.URL, rest map[string]string) (*pgx.ConnConfig, error) {
+	password, given := rest["password"]
+	delete(rest, "password")
+	query := make(url.Values, len(rest))
+	for name, value := range rest {
+		query.Set(name, value)
+	}
+	text := "postgres://"
+	if u.User != nil {
+		text += url.User(u.User.Username()).String() + "@"
+		if p, ok := u.User.Password(); ok {
+			password, given = p, true
+		}
+	}
+	text += strings.Join(u.Hosts, ",") + (&url.URL{Path: u.Path}).EscapedPath()
+	if len(query) > 0 {
+		text += "?" + query.Encode()
+	}
+	config, err := pgx.ParseConfig(text)
+	if err != nil {
+		var parse *pgconn.ParseConfigError
+		if errors.As(err, &parse) && parse.Unwrap() != nil {
+			err = parse.Unwrap()
+		} else {
+			err = errors.New("it cannot be parsed")
+		}
+		return nil, fmt.Errorf("pglock URL: parameters of the connection: %w", err)
+	}
+	if given {
+		config.Password = password
+	}
+	return config, nil
+}

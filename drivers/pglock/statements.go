@@ -1,0 +1,146 @@
+package pglock
+
+import (
+	"encoding/binary"
+
+	"github.com/jackc/pgx/v5/pgproto3"
+)
+
+// kind is what an operation asks for.
+type kind uint8
+
+const (
+	try     kind = iota // a lock, if it is free
+	block               // a lock, when it is free
+	confirm             // whether the session lives, after a lock that it waited for
+	ping                // whether it lives
+	unlock
+	stamped // nothing but a token: the lock was granted, but its group failed afterwards
+	query   // anything else
+)
+
+// SQL of a query that a session does not prepare.
+const (
+	unlockAllQuery = `SELECT pg_catalog.pg_advisory_unlock_all()`
+
+	cancelQuery = `SELECT pg_catalog.pg_cancel_backend($1::pg_catalog.int4)`
+
+	// terminateQuery ends a session of ours, unless its backend is gone, or is that of somebody else by now.
+	terminateQuery = `SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity ` +
+		`WHERE pid = $1::pg_catalog.int4 AND application_name = $2::pg_catalog.text`
+
+	waitsQuery = `SELECT EXISTS (SELECT FROM pg_catalog.pg_locks ` +
+		`WHERE pid = $1::pg_catalog.int4 AND locktype = 'advisory' AND NOT granted)`
+
+	hashQuery = `SELECT pg_catalog.hashtextextended($1::pg_catalog.text, 0)`
+
+	holdersQuery = `SELECT l.pid, l.granted, coalesce(a.application_name, '') ` +
+		`FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid ` +
+		`WHERE l.locktype = 'advisory' AND l.classid = $1::pg_catalog.oid AND l.objid = $2::pg_catalog.oid ` +
+		`AND l.objsubid = $3::pg_catalog.int2 ` +
+		`AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()) ` +
+		`ORDER BY l.granted DESC, l.waitstart, l.pid`
+
+	// forceQuery ends the sessions that hold a lock, and counts them.
+	forceQuery = `SELECT count(*) FROM (SELECT pg_catalog.pg_terminate_backend(l.pid) FROM pg_catalog.pg_locks l ` +
+		`WHERE l.granted AND l.locktype = 'advisory' AND l.classid = $1::pg_catalog.oid AND l.objid = $2::pg_catalog.oid ` +
+		`AND l.objsubid = $3::pg_catalog.int2 ` +
+		`AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()) ` +
+		`OFFSET 0) ended`
+)
+
+// prepared statements have the names below; those with a key exist for each of the two forms of it.
+const (
+	tryName    = "try"
+	grantName  = "grant" // a try with its own token
+	blockName  = "block"
+	unlockName = "unlock"
+	tokenName  = "token"
+	pingName   = "ping"
+)
+
+type preparedStatement struct {
+	name, sql string
+	params    []uint32 // types
+}
+
+const (
+	int4OID = 23
+	int8OID = 20
+)
+
+// preparedStatements returns what each session prepares when it connects.
+//
+// A token is a transaction id that is taken after the lock was granted. CASE is what promises that order; the same two functions in
+// one list of results, or in a WITH that nothing refers to, have none or are not even called.
+func preparedStatements(t Tokens, pairs bool) []preparedStatement {
+	xid := `pg_catalog.pg_current_xact_id()`
+	if t == TokensDurable {
+		// An id whose transaction wrote nothing may be given out again after a crash. This one writes a record to the log, which is
+		// on disk when the answer comes.
+		xid = `CASE WHEN pg_catalog.pg_logical_emit_message(true, 'dsync', ''::pg_catalog.text) IS NOT NULL THEN ` + xid + ` END`
+	}
+	all := []preparedStatement{
+		{pingName, `SELECT pg_catalog.pg_backend_pid()`, nil},
+		{tokenName, `SELECT ` + xid, nil},
+	}
+	withKey := func(suffix, args string, params ...uint32) {
+		grant := `SELECT CASE WHEN pg_catalog.pg_try_advisory_lock(` + args + `) THEN ` + xid + ` END`
+		wait := `SELECT CASE WHEN pg_catalog.pg_advisory_lock(` + args + `)::pg_catalog.text IS NOT NULL THEN ` + xid + ` END`
+		if t == TokensNone {
+			wait = `SELECT pg_catalog.pg_advisory_lock(` + args + `)`
+		}
+		all = append(all,
+			preparedStatement{tryName + suffix, `SELECT pg_catalog.pg_try_advisory_lock(` + args + `)`, params},
+			preparedStatement{grantName + suffix, grant, params},
+			preparedStatement{blockName + suffix, wait, params},
+			preparedStatement{unlockName + suffix, `SELECT pg_catalog.pg_advisory_unlock(` + args + `)`, params})
+	}
+	withKey("", "$1", int8OID)
+	if pairs {
+		withKey(pairSuffix, "$1, $2", int4OID, int4OID)
+	}
+	return all
+}
+
+const pairSuffix = "2"
+
+// binary makes all parameters and results binary.
+var binaryFormat = []int16{1}
+
+// appendStatement encodes the messages that execute a prepared statement.
+func appendStatement(buf []byte, name string, params ...[]byte) []byte {
+	bind := pgproto3.Bind{
+		PreparedStatement:    name,
+		ParameterFormatCodes: binaryFormat,
+		Parameters:           params,
+		ResultFormatCodes:    binaryFormat,
+	}
+	buf, _ = bind.Encode(buf) // fails for messages of gigabytes
+	buf, _ = (&pgproto3.Execute{}).Encode(buf)
+	return buf
+}
+
+// appendKeyed is appendStatement for a statement about a key.
+func appendKeyed(buf []byte, name string, k AdvisoryKey) []byte {
+	var b [8]byte
+	binary.BigEndian.PutUint64(b[:], k.bits)
+	if k.pair {
+		return appendStatement(buf, name+pairSuffix, b[:4], b[4:])
+	}
+	return appendStatement(buf, name, b[:])
+}
+
+// appendQuery encodes the messages that parse and execute a statement.
+func appendQuery(buf []byte, sql string, params [][]byte) []byte {
+	buf, _ = (&pgproto3.Parse{Query: sql}).Encode(buf)
+	return appendStatement(buf, "", params...)
+}
+
+// appendSync ends a group.
+func appendSync(buf []byte) []byte {
+	buf, _ = (&pgproto3.Sync{}).Encode(buf)
+	return buf
+}
+
+func int4(n uint32) []byte { return binary.BigEndian.AppendUint32(nil, n) }
