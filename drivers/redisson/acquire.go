@@ -50,7 +50,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	l, left, err := d.try(ctx, r)
 	if l != nil || err != nil || r.NoWait {
 		if t != nil {
-			t.leave(l == nil)
+			t.leave(false)
 		}
 		if l == nil && err == nil {
 			err = driver.ErrLocked
@@ -105,12 +105,10 @@ func pause(left time.Duration) time.Duration {
 // try asks once. Without an error and a lease the lock is taken, for the time that is returned unless its holder renews it; that is
 // negative if it does not expire. What an unclear answer may have left behind is cleaned up.
 func (d *Driver) try(ctx context.Context, r *driver.Request) (*lease, time.Duration, error) {
-	o := d.ops.Get().(*op)
-	o.request, o.lease, o.tokens = r, nil, 0
+	o := d.newOp(r, nil)
 	if d.options.Fence != FenceNone {
 		o.tokens = min(max(r.Events.Tokens(), 1), maxTokens)
 	}
-	o.state.Store(queued)
 	if err, doubt := d.carryOut(ctx, o, d.closing); doubt {
 		return nil, 0, fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 	} else if err != nil {
@@ -118,7 +116,7 @@ func (d *Driver) try(ctx context.Context, r *driver.Request) (*lease, time.Durat
 	}
 	sent, first, n, acks, err := o.sent, o.first, o.n, o.acks, o.err
 	fenced := o.tokens > 0
-	d.ops.Put(o)
+	d.putOp(o)
 	switch {
 	case err != nil:
 		err, doubt := fault(ctx, r.Name, err)

@@ -19,7 +19,7 @@ import (
 // Lowest version of Redis. Valkey began at 7.2.
 const minMajor, minMinor = 6, 2
 
-// lookFor is how long one node of several may take to tell about itself.
+// lookFor is how long the nodes of a cluster may take to tell about themselves.
 const lookFor = time.Second
 
 // server is what the driver found out about the server, once.
@@ -78,26 +78,34 @@ func (d *Driver) look(ctx context.Context) error {
 	return err
 }
 
-// lookAtAll looks at every node that can be reached, and fails if none can.
+// lookAtAll looks at every node that answers, and fails if none does.
 func (d *Driver) lookAtAll(ctx context.Context) error {
 	if !d.cluster {
 		return d.lookAt(ctx, d.client)
 	}
+	ctx, cancel := context.WithTimeout(ctx, lookFor)
+	defer cancel()
+	nodes := d.client.Nodes()
+	errs := make(chan error, len(nodes))
+	for address, node := range nodes {
+		d.spawn(func() { // ends soon after ctx
+			err := d.lookAt(ctx, node)
+			if err != nil {
+				err = fmt.Errorf("node %s: %w", address, err)
+			}
+			errs <- err
+		})
+	}
 	reached := false
 	last := fmt.Errorf("%w: the cluster has no node", driver.ErrUnavailable)
-	for address, node := range d.client.Nodes() {
-		nodeCtx, cancel := context.WithTimeout(ctx, lookFor)
-		err := d.lookAt(nodeCtx, node)
-		cancel()
-		switch {
+	for range nodes {
+		switch err := <-errs; {
 		case err == nil:
 			reached = true
-		case ctx.Err() != nil:
-			return err
 		case errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrUnknown):
 			last = err
 		default:
-			return fmt.Errorf("node %s: %w", address, err)
+			return err
 		}
 	}
 	if reached {

@@ -42,8 +42,9 @@ type cleaner struct {
 	mu      sync.Mutex
 	ghosts  []*ghost
 	working int           // taken out of ghosts for now
+	orphans int           // ops whose callers have left, which may leave a ghost
 	running bool          // the goroutine
-	none    chan struct{} // closed when there are no more, once Close waits for that
+	none    chan struct{} // closed when there is nothing left of all that, once Close waits for it
 }
 
 func newCleaner(d *Driver) *cleaner { return &cleaner{driver: d, wake: make(chan struct{}, 1)} }
@@ -113,11 +114,27 @@ func (c *cleaner) due() (due []*ghost, wait time.Duration, end bool) {
 		return due, time.Duration(next - now), false
 	}
 	c.running = false
-	if c.none != nil {
+	c.tell()
+	return nil, 0, true
+}
+
+// orphan counts an op whose caller leaves, or one less.
+func (c *cleaner) orphan(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.orphans += n
+	c.tell()
+}
+
+// left returns how much there is to do. It is called with mu held.
+func (c *cleaner) left() int { return len(c.ghosts) + c.working + c.orphans }
+
+// tell lets finish return when there is nothing left. It is called with mu held.
+func (c *cleaner) tell() {
+	if c.none != nil && c.left() == 0 {
 		close(c.none)
 		c.none = nil
 	}
-	return nil, 0, true
 }
 
 // release asks once for each ghost, and puts those back that may still come.
@@ -160,11 +177,10 @@ func (g *ghost) settled(result rueidis.RedisResult, now int64) bool {
 	return told >= 0 || g.granted || now > g.until
 }
 
-// finish returns when there are no more ghosts, or ctx is done.
-func (c *cleaner) finish(ctx context.Context) (left int) {
+// finish returns when there is nothing left to clean up, or else ctx is done, with how much there is.
+func (c *cleaner) finish(ctx context.Context) int {
 	c.mu.Lock()
-	left = len(c.ghosts) + c.working
-	if left == 0 {
+	if c.left() == 0 {
 		c.mu.Unlock()
 		return 0
 	}
@@ -186,5 +202,5 @@ func (c *cleaner) finish(ctx context.Context) (left int) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return len(c.ghosts) + c.working
+	return c.left()
 }

@@ -107,9 +107,7 @@ func (l *lease) Release(ctx context.Context) error {
 func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	d := l.driver
 	own := d.topics.own(l.request.Name)
-	o := d.ops.Get().(*op)
-	o.request, o.lease, o.tokens = l.request, l, 0
-	o.state.Store(queued)
+	o := d.newOp(l.request, l)
 	if err, doubt := d.carryOut(ctx, o, nil); doubt {
 		l.doubt(d.now())
 		return false, true, err
@@ -117,8 +115,7 @@ func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 		return false, false, err
 	}
 	told, sent, err := o.first, o.sent, o.err
-	o.lease = nil
-	d.ops.Put(o)
+	d.putOp(o)
 	if err == nil {
 		return false, false, l.released(told, min(own, d.topics.own(l.request.Name)))
 	}

@@ -36,6 +36,18 @@ const (
 	left    // by its caller, while a sender had it
 )
 
+func (d *Driver) newOp(r *driver.Request, l *lease) *op {
+	o := d.ops.Get().(*op)
+	o.request, o.lease = r, l
+	return o
+}
+
+// putOp takes an op back that was answered.
+func (d *Driver) putOp(o *op) {
+	*o = op{done: o.done}
+	d.ops.Put(o)
+}
+
 // keys adds the keys of an op.
 func (o *op) keys(d *Driver, keys []string) []string {
 	keys = append(keys, o.request.Name)
@@ -120,9 +132,11 @@ func (d *Driver) carryOut(ctx context.Context, o *op, closing <-chan struct{}) (
 	if o.state.CompareAndSwap(queued, dropped) {
 		return err, false
 	}
+	d.ghosts.orphan(1)
 	if o.state.CompareAndSwap(taken, left) {
 		return err, true
 	}
+	d.ghosts.orphan(-1)
 	<-o.done // answered at this very moment
 	return nil, false
 }
@@ -133,6 +147,7 @@ func (d *Driver) finish(o *op) {
 		o.done <- struct{}{}
 		return
 	}
+	defer d.ghosts.orphan(-1)
 	r := o.request
 	switch {
 	case o.lease != nil && o.err == nil:

@@ -148,7 +148,7 @@ func newDriver(client rueidis.Client, dialer *dialer, o *Options) (*Driver, erro
 	d.topics = newListener(d)
 	d.ghosts = newCleaner(d)
 	if d.cluster {
-		d.nodes = newTopology(client)
+		d.nodes = newTopology(d)
 	}
 	return d, nil
 }

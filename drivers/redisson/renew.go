@@ -32,7 +32,7 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 	groups := make(map[string][]due) // by node
 	var twice []due
 	if d.cluster {
-		_ = d.nodes.refresh(ctx, topologyAge) // without it, all go as one group
+		d.sortOut(ctx)
 	}
 	for i, held := range leases {
 		x := due{index: i, lease: held.(*lease)}
@@ -61,6 +61,15 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 	for _, x := range twice {
 		done(x.index, x.lease.Renew(ctx, x.lease.request.TTL))
 	}
+}
+
+// sortOut sees to it that the nodes of leases are known. What is out of date does for now; with nothing, all leases go as one group.
+func (d *Driver) sortOut(ctx context.Context) {
+	if d.nodes.known() {
+		d.spawn(func() { _ = d.nodes.refresh(d.life, topologyAge) })
+		return
+	}
+	_ = d.nodes.refresh(ctx, topologyAge)
 }
 
 // renewGroup renews leases that live on one node.

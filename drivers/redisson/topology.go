@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	askNode     = 500 * time.Millisecond // how long one node may take to say who has which slots
+	askNodes    = 2 * time.Second // how long nodes may take to say who has which slots
 	topologyAge = 30 * time.Second
 )
 
@@ -25,6 +25,7 @@ const (
 // goes to different nodes, and to reach one of them alone. So it does no harm that it may be out of date.
 type topology struct {
 	nodes func() map[string]rueidis.Client
+	spawn func(func()) bool
 	busy  chan struct{} // holds a value while somebody asks
 
 	mu     sync.Mutex
@@ -37,8 +38,15 @@ type slotRange struct {
 	node        string
 }
 
-func newTopology(client rueidis.Client) *topology {
-	return &topology{nodes: client.Nodes, busy: make(chan struct{}, 1)}
+func newTopology(d *Driver) *topology {
+	return &topology{nodes: d.client.Nodes, spawn: d.spawn, busy: make(chan struct{}, 1)}
+}
+
+// known reports whether there is anything to go by.
+func (t *topology) known() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.ranges) > 0
 }
 
 // owner returns the address of the node that has a slot, or "" if that is not known.
@@ -77,7 +85,7 @@ func (t *topology) fresh(age time.Duration) bool {
 	return !t.read.IsZero() && time.Since(t.read) < age
 }
 
-// refresh asks one node after the other until one answers, unless what is known is younger than age.
+// refresh asks all nodes and takes the first answer, unless what is known is younger than age.
 func (t *topology) refresh(ctx context.Context, age time.Duration) error {
 	if t.fresh(age) {
 		return nil
@@ -91,17 +99,32 @@ func (t *topology) refresh(ctx context.Context, age time.Duration) error {
 	if t.fresh(age) {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, askNodes)
+	defer cancel()
+	type answer struct {
+		ranges []slotRange
+		err    error
+	}
+	nodes := t.nodes()
+	answers := make(chan answer, len(nodes))
+	for address, node := range nodes {
+		t.spawn(func() { // ends soon after ctx
+			ranges, err := readSlots(ctx, address, node)
+			answers <- answer{ranges, err}
+		})
+	}
 	err := error(rueidis.ErrNoSlot)
-	for address, node := range t.nodes() {
-		var ranges []slotRange
-		if ranges, err = readSlots(ctx, address, node); err == nil {
-			t.mu.Lock()
-			t.ranges, t.read = ranges, time.Now()
-			t.mu.Unlock()
-			return nil
-		}
-		if ctx.Err() != nil {
-			break
+	for range nodes {
+		select {
+		case a := <-answers:
+			if err = a.err; err == nil {
+				t.mu.Lock()
+				t.ranges, t.read = a.ranges, time.Now()
+				t.mu.Unlock()
+				return nil
+			}
+		case <-ctx.Done():
+			return fmt.Errorf("%w: cluster topology: %w", driver.ErrUnavailable, ctx.Err())
 		}
 	}
 	return fmt.Errorf("%w: cluster topology: %w", driver.ErrUnavailable, err)
@@ -109,8 +132,6 @@ func (t *topology) refresh(ctx context.Context, age time.Duration) error {
 
 // readSlots asks the node at address.
 func readSlots(ctx context.Context, address string, node rueidis.Client) ([]slotRange, error) {
-	ctx, cancel := context.WithTimeout(ctx, askNode)
-	defer cancel()
 	entries, err := node.Do(ctx, node.B().ClusterSlots().Build()).ToArray()
 	if err != nil {
 		return nil, err

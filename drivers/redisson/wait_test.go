@@ -148,7 +148,7 @@ func TestCanceledWaitsLeaveNothing(t *testing.T) {
 		if i%2 == 0 {
 			name = fmt.Sprint("free", i) // these cancel what the server may be about to grant
 		}
-		for ctx.Err() == nil {
+		for first := true; first || ctx.Err() == nil; first = false {
 			var got driver.Lease
 			if got, errs[i] = d.Acquire(ctx, request(name)); errs[i] == nil {
 				if err := got.Release(context.Background()); err != nil {
