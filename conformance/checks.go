@@ -35,6 +35,14 @@ func Checks() []Check {
 		capabilityChecks,
 		faultChecks,
 		closingChecks,
+		expiryChecks,
+		watchdogChecks,
+		lossChecks,
+		wakeupChecks,
+		orderChecks,
+		fencingChecks,
+		namesChecks,
+		scaleChecks,
 	)
 }
 

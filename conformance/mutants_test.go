@@ -32,6 +32,14 @@ func mutants() []mutant {
 		capabilityMutants,
 		faultMutants,
 		closingMutants,
+		expiryMutants,
+		watchdogMutants,
+		lossMutants,
+		wakeupMutants,
+		orderMutants,
+		fencingMutants,
+		namesMutants,
+		scaleMutants,
 	)
 }
 

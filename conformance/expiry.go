@@ -1,0 +1,204 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+)
+
+// The checks of leases that nobody releases, as others see their end.
+var expiryChecks = []Check{
+	{"expiry/not-early", "Nobody is granted a name before the lease of its holder expires, however often it asks.", notBeforeExpires},
+	{"expiry/waiters", "Those who wait are granted the name, one after the other, when leases end that nobody releases, and not before.", expiryServesWaiters},
+	{"expiry/extend", "Extend moves the end of a lease at the backend too, to later or earlier, and revives none that is over.", extendMovesEnd},
+	{"expiry/abandoned", "The lease of a client that is gone ends without its help, and not before Expires.", abandonedLeaseEnds},
+	{"expiry/holder-first", "A holder knows that its lease is over before anybody else is granted the name, also over a slow connection.", holderKnowsFirst},
+	{"expiry/race", "Of many clients that try when a lease expires, at most one is granted the name, and none before its deadline.", raceAtExpiry},
+}
+
+// after returns an error if r was granted its name before h expired.
+func (r *request) after(h *request) error {
+	if end := h.lease.Expires(); r.at.Before(end) {
+		return fmt.Errorf("%s was granted %q %v before the lease of %s expired, at %s",
+			r.driver.label, r.Name, end.Sub(r.at), h.driver.label, r.driver.env.events.at(end))
+	}
+	return nil
+}
+
+// overBefore returns an error unless h was over when next was granted.
+func (h *holding) overBefore(next *request) error {
+	if h.Err() == nil {
+		return fmt.Errorf("the lease of %s still says that it is held after %s was granted %q", h.user.label, next.driver.label, h.name)
+	}
+	if d := h.Deadline(); next.at.Before(d) {
+		return fmt.Errorf("%s was granted %q %v before the deadline of %s", next.driver.label, h.name, d.Sub(next.at), h.user.label)
+	}
+	return nil
+}
+
+// first waits until one of the requests is done, and returns which.
+func (e *env) first(of []*request) int {
+	done := -1
+	e.until("one of those who wait is granted the name", func() bool {
+		for i, r := range of {
+			if r.isDone() {
+				done = i
+			}
+		}
+		return done >= 0
+	})
+	return done
+}
+
+func notBeforeExpires(e *env) error {
+	a, b, name := e.driver(), e.driver(), e.name()
+	h := a.hold(name, fixed, ttl(e.ttl()))
+	for {
+		switch r := b.acquire(name, noWait); {
+		case r.lease != nil:
+			return r.after(h)
+		case !errors.Is(r.err, driver.ErrLocked):
+			return r.err
+		case time.Since(h.lease.Expires()) > e.hangs():
+			return fmt.Errorf("%q is not granted to anybody %v after the lease expired", name, time.Since(h.lease.Expires()))
+		}
+		e.sleep(e.ttl() / 100)
+	}
+}
+
+func expiryServesWaiters(e *env) error {
+	name := e.name()
+	h := e.driver().hold(name, fixed, ttl(e.ttl()))
+	left := make([]*request, 2)
+	for i := range left {
+		left[i] = e.driver().start(name, fixed, ttl(e.ttl())).waits()
+	}
+	for len(left) > 0 {
+		i := e.first(left)
+		next := left[i].granted()
+		if err := next.after(h); err != nil {
+			return err
+		}
+		h, left = next, append(left[:i:i], left[i+1:]...)
+	}
+	e.awaitFree(name)
+	return nil
+}
+
+func extendMovesEnd(e *env) error {
+	short := e.ttl()
+	a, b, names := e.client(), e.driver(), []string{e.name(), e.name()}
+	held := []*holding{a.lock(names[0], dsync.ExpireAfter(short)), a.lock(names[1], dsync.ExpireAfter(e.long()))}
+	called := time.Now()
+	for i, d := range []time.Duration{e.allowed(2 * short), short} {
+		if err := held[i].Extend(e.ctx, d); err != nil {
+			return fmt.Errorf("Extend of a live lease: %w", err)
+		}
+	}
+	if d := held[1].Deadline(); d.After(time.Now().Add(short)) {
+		return fmt.Errorf("the deadline is %v away after a lease was made to end in %v", time.Until(d), short)
+	}
+	if d := held[0].Deadline(); !d.After(called.Add(short)) && !e.driverInfo().KeepsAlive {
+		return fmt.Errorf("the deadline is at %s after a lease was extended by %v at %s", e.events.at(d), e.allowed(2*short), e.events.at(called))
+	}
+	waiters := []*request{b.start(names[0]), b.start(names[1])}
+	for i, h := range held {
+		if err := h.overBefore(waiters[i].granted()); err != nil {
+			return err
+		}
+		if err := h.Extend(e.ctx, e.long()); !errors.Is(err, dsync.ErrLost) {
+			return fmt.Errorf("Extend of a lease that ran out returned %q, want ErrLost", outcome(err))
+		}
+		if err := waiters[i].keeps("Extend by the one whose lease ran out"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// outages returns the ways of putting the backend out of reach of a client behind the backend's back.
+func (c *connection) outages() []func() {
+	var all []func()
+	if c.link.Hang != nil {
+		all = append(all, c.hang)
+	}
+	if c.link.Cut != nil && !c.env.driverInfo().KeepsAlive { // with its connection, a session may end at once
+		all = append(all, c.cut)
+	}
+	c.env.need(len(all) > 0, "Link.Hang")
+	return all
+}
+
+func abandonedLeaseEnds(e *env) error {
+	for i := range e.driver().outages() {
+		a, b := e.driver(), e.driver()
+		held := []*request{a.hold(e.name(), fixed, ttl(e.ttl())), a.hold(e.name(), ttl(e.ttl()))}
+		a.outages()[i]()
+		for _, h := range held {
+			next := b.start(h.Name).granted()
+			if err := next.after(h); err != nil {
+				return err
+			}
+			next.release()
+		}
+	}
+	return nil
+}
+
+func holderKnowsFirst(e *env) error {
+	for _, late := range []time.Duration{0, e.ttl() / 4} {
+		a, b, c, name := e.client(), e.driver(), e.client(), e.name()
+		before := c.lock(name)
+		call := a.start(name, dsync.ExpireAfter(e.ttl())).waits()
+		if late > 0 {
+			a.delay(late)
+		}
+		before.unlock()
+		h := call.granted()
+		next := b.start(name).granted()
+		if err := h.overBefore(next); err != nil {
+			return err
+		}
+		next.release()
+	}
+	return nil
+}
+
+func raceAtExpiry(e *env) error {
+	a, clients, name := e.client(), e.clients(8), e.name()
+	h := a.lock(name, dsync.ExpireAfter(e.ttl()))
+	start := h.Deadline().Add(-e.ttl() / 20)
+	granted := make([]*holding, len(clients))
+	at := make([]time.Time, len(clients))
+	var over atomic.Bool
+	e.together("TryLock", len(clients), func(i int) error {
+		e.sleepUntil(start)
+		for last := false; ; last = over.Load() { // once more after somebody was granted the name
+			l, err := clients[i].try(name)
+			switch {
+			case err == nil:
+				granted[i], at[i] = l, time.Now()
+				over.Store(true)
+				return nil
+			case !errors.Is(err, dsync.ErrLocked):
+				return err
+			case last:
+				return nil
+			case time.Since(h.Deadline()) > e.hangs():
+				return fmt.Errorf("%s is not granted %q, whose lease is long over", clients[i].label, name)
+			}
+			e.sleep(time.Millisecond + rand.N(time.Millisecond))
+		}
+	})
+	for i, l := range granted {
+		if l != nil && at[i].Before(h.Deadline()) {
+			return fmt.Errorf("%s was granted %q %v before the deadline of %s", l.user.label, name, h.Deadline().Sub(at[i]), h.user.label)
+		}
+	}
+	return atMostOne(granted, name)
+}

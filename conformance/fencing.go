@@ -1,0 +1,109 @@
+package conformance
+
+import (
+	"fmt"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+var fencingChecks = []Check{
+	{"fencing/rise", "The token of each grant is larger than that of every grant of the name before, whichever client it went to.", tokensRise},
+	{"fencing/blocks", "Of the tokens that come with a grant, the last is smaller than the first of the next grant.", blocksRise},
+	{"fencing/loss", "Tokens also rise over holds that expired, were removed, or whose wait was canceled.", tokensRiseOverLoss},
+}
+
+func tokensRise(e *env) error {
+	e.claims(fencing)
+	clients, name := e.clients(8), e.name()
+	var last uint64 // guarded by the lock, which the checks before this one trust
+	e.together("Lock and Unlock", len(clients), func(i int) error {
+		for range 25 {
+			h, err := clients[i].ask(e.ctx, false, name)
+			if err != nil {
+				return err
+			}
+			if h.Token() <= last {
+				return fmt.Errorf("%s got the token %d after %d had been given out", clients[i].label, h.Token(), last)
+			}
+			last = h.Token()
+			h.unlock()
+		}
+		return nil
+	})
+	return nil
+}
+
+func blocksRise(e *env) error {
+	e.claims(fencing)
+	a, b, name := e.driver(), e.driver(), e.name()
+	var last uint64
+	for i := range 20 {
+		d := []*rawDriver{a, b}[i%2]
+		h := d.hold(name, block(1+i*7%64))
+		first, n := h.lease.Tokens()
+		if n < 1 || first <= last || first+uint64(n) <= first {
+			return fmt.Errorf("%s got %d tokens from %d after %d had been given out", d.label, n, first, last)
+		}
+		last = first + uint64(n) - 1
+		h.release()
+	}
+	return nil
+}
+
+func tokensRiseOverLoss(e *env) error {
+	e.claims(fencing)
+	a, b, name := e.driver(), e.driver(), e.name()
+	var last uint64
+	rises := func(h *request, after string) error {
+		first, _ := h.lease.Tokens()
+		if first <= last {
+			return fmt.Errorf("after %s, %s got the token %d, after %d", after, h.driver.label, first, last)
+		}
+		last = first
+		return nil
+	}
+	for range 3 {
+		h := a.hold(name)
+		if err := rises(h, "a release"); err != nil {
+			return err
+		}
+		w := b.start(name).waits()
+		w.cancel()
+		w.result()
+		h.release()
+		e.awaitFree(name)
+
+		h = b.hold(name, fixed, ttl(e.ttl()))
+		if err := rises(h, "a canceled wait"); err != nil {
+			return err
+		}
+		next := a.start(name).granted() // when it has expired
+		if err := rises(next, "an expiry"); err != nil {
+			return err
+		}
+		if e.backend.Expire == nil {
+			next.release()
+			continue
+		}
+		e.backend.Expire(e.tb, name)
+		h = b.start(name).granted()
+		if err := rises(h, "a removal"); err != nil {
+			return err
+		}
+		h.release()
+	}
+	return nil
+}
+
+// block makes a request that could use n tokens.
+func block(n int) option {
+	return func(r *driver.Request) { r.Events = &blockEvents{r.Events, n} }
+}
+
+type blockEvents struct {
+	driver.Events
+	n int
+}
+
+// Tokens implements driver.Events.
+func (b *blockEvents) Tokens() int { return b.n }

@@ -1,0 +1,157 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+)
+
+// The checks of how a holder learns that its hold is gone.
+var lossChecks = []Check{
+	{"loss/unlock", "A lease that is released in good order is never told to be lost.", releaseIsNoLoss},
+	{"loss/told", "Where Info has a bound for it, a driver says by itself that a hold was removed; elsewhere the next renewal does.", removalIsTold},
+	{"loss/once", "Lost is called at most once, and not after Release has returned.", toldOnce},
+	{"loss/context", "Done, Err and the contexts of a lease end together, and say the same.", contextsEnd},
+	{"loss/again", "A client that lost all of its leases can lock again, and old leases stay lost.", locksAgain},
+}
+
+func releaseIsNoLoss(e *env) error {
+	a, b, c, name := e.driver(), e.driver(), e.renewing(), e.name()
+	var all []*request
+	for range 3 {
+		h := a.hold(name)
+		h.release()
+		_ = h.tryRelease(e.ctx) // a second time
+		b.hold(name).release()
+		all = append(all, h)
+	}
+	h := c.lock(name)
+	if err := h.renewals(1); err != nil {
+		return err
+	}
+	h.unlock()
+	select {
+	case <-h.Done():
+	default:
+		return errors.New("Done is not closed after Unlock")
+	}
+	if err := h.Err(); !errors.Is(err, dsync.ErrNotHeld) || errors.Is(err, dsync.ErrLost) {
+		return fmt.Errorf("Err of a lease that was unlocked is %q, want ErrNotHeld and not ErrLost", outcome(err))
+	}
+	a.shut()
+	for _, h := range all {
+		if causes := h.lost(); len(causes) > 0 {
+			return fmt.Errorf("the loss of a lease that had been released was told, with %q", causes)
+		}
+	}
+	return nil
+}
+
+func removalIsTold(e *env) error {
+	a, name := e.driver(), e.name()
+	h := a.hold(name)
+	e.remove(name)
+	if e.driverInfo().Detect == 0 {
+		return isNotHeld("the renewal of a hold that was removed", h.renew(e.long()))
+	}
+	e.until(fmt.Sprintf("%s is told that its hold was removed", a.label), func() bool { return len(h.lost()) > 0 })
+	if cause := h.lost()[0]; !errors.Is(cause, driver.ErrRemoved) && !errors.Is(cause, driver.ErrSessionEnded) {
+		return fmt.Errorf("%s was told of a removed hold with the cause %q, want ErrRemoved or ErrSessionEnded", a.label, cause)
+	}
+	return nil
+}
+
+func toldOnce(e *env) error {
+	a, name := e.driver(), e.name()
+	h := a.hold(name, fixed)
+	e.remove(name)
+	_ = h.renew(e.long()) // notices, at the latest
+	if err := isNotHeld("the release of a hold that was removed", h.tryRelease(e.ctx)); err != nil {
+		return err
+	}
+	all := []*request{h}
+	for range 20 {
+		h := a.hold(name)
+		e.together("remove and release", 2, func(i int) error {
+			if i == 0 {
+				e.expire(name)
+			} else if err := h.tryRelease(e.ctx); err != nil && !errors.Is(err, driver.ErrNotHeld) {
+				return err
+			}
+			return nil
+		})
+		e.awaitFree(name)
+		all = append(all, h)
+	}
+	a.hold(e.name()).release()
+	for _, h := range all {
+		if causes := h.lost(); len(causes) > 1 {
+			return fmt.Errorf("the loss of one hold was told %d times, with %q", len(causes), causes)
+		}
+	}
+	return nil
+}
+
+// contextual is what has a context that ends with a lease.
+type contextual interface {
+	Context(parent context.Context) (context.Context, context.CancelFunc)
+}
+
+func contextsEnd(e *env) error {
+	o, name := e.renewing().owner(), e.name()
+	for _, lose := range []bool{false, true} {
+		h := o.lock(name)
+		ctx, cancel := h.lease.(contextual).Context(e.ctx)
+		defer cancel()
+		if lose {
+			e.expire(name)
+		} else {
+			h.unlock()
+		}
+		e.within("the lease ends", func() {
+			select {
+			case <-h.Done():
+			case <-e.ctx.Done():
+			}
+		})
+		if ctx.Err() == nil {
+			return fmt.Errorf("a context of a lease goes on after the end of the lease, with %q", outcome(h.Err()))
+		}
+		if cause, err := context.Cause(ctx), h.Err(); cause != err || !errors.Is(err, dsync.ErrNotHeld) || errors.Is(err, dsync.ErrLost) != lose {
+			return fmt.Errorf("a lease ended with %q, and its context with %q, want the same, and that it matches ErrLost: %t", outcome(err), outcome(cause), lose)
+		}
+		e.awaitFree(name)
+	}
+	return nil
+}
+
+func locksAgain(e *env) error {
+	a, b := e.renewing(), e.driver()
+	old := make([]*holding, 10)
+	for i := range old {
+		old[i] = a.lock(e.name())
+	}
+	a.outages()[0]()
+	for _, h := range old {
+		next := b.start(h.name).granted()
+		if err := h.overBefore(next); err != nil {
+			return err
+		}
+		next.release()
+	}
+	a.heal()
+	for _, h := range old {
+		again := a.lock(h.name)
+		if err := h.lost(); err != nil {
+			return err
+		}
+		if err := again.isHeld("after the one before was lost and unlocked"); err != nil {
+			return err
+		}
+		again.unlock()
+	}
+	return nil
+}

@@ -1,0 +1,110 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+)
+
+// tokensByRelease is a mutation whose token is the number of releases that a name has seen.
+func tokensByRelease() func(*memory.Driver) driver.Driver {
+	var mu sync.Mutex
+	released := map[string]uint64{}
+	return breakLeases(func(_ *memory.Driver, l *brokenLease) {
+		mu.Lock()
+		token := released[l.r.Name] + 1
+		mu.Unlock()
+		l.tokens = func() (uint64, int) { return token, 1 }
+		l.release = func(ctx context.Context) error {
+			mu.Lock()
+			released[l.r.Name] = max(released[l.r.Name], token)
+			mu.Unlock()
+			return l.Lease.Release(ctx)
+		}
+	})
+}
+
+// renamed is a mutation that changes the odd names that reach the backend.
+func renamed(f func(string) string) func(*memory.Driver) driver.Driver {
+	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		q := *r
+		if strings.Contains(r.Name, "|") {
+			q.Name = f(r.Name)
+		}
+		return d.Acquire(ctx, &q)
+	})
+}
+
+var fencingMutants = []mutant{
+	{
+		check:  "fencing/rise",
+		breaks: "all grants have the same token",
+		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) { l.tokens = func() (uint64, int) { return 7, 1 } }),
+	},
+	{
+		check:  "fencing/blocks",
+		breaks: "more tokens are given out than were taken",
+		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
+			first, n := l.Lease.Tokens()
+			l.tokens = func() (uint64, int) { return first, n + 1 }
+		}),
+	},
+	{check: "fencing/loss", breaks: "only a release moves the token", mutate: tokensByRelease()},
+}
+
+var namesMutants = []mutant{
+	{
+		check:  "names/any",
+		breaks: "a name with a brace is an error",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			if strings.Contains(r.Name, "{") {
+				return nil, errors.New("syntax error near {")
+			}
+			return d.Acquire(ctx, r)
+		}),
+	},
+	{check: "names/distinct", breaks: "names are compared without regard to case", mutate: renamed(strings.ToLower)},
+	{check: "names/distinct", breaks: "names are taken for paths", mutate: renamed(func(name string) string {
+		return strings.TrimSuffix(strings.ReplaceAll(name, "//", "/"), "/")
+	})},
+}
+
+var scaleMutants = []mutant{
+	{
+		check:  "scale/held",
+		breaks: "a client can hold no more than 900 names",
+		mutate: func(d *memory.Driver) driver.Driver {
+			var held ticker
+			return &broken{Driver: d, acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+				if r.Name != "" && held.next() > 900 && strings.HasPrefix(r.Name, "conformance/") && !r.Fixed && r.NoWait {
+					return nil, errors.New("too many locks")
+				}
+				return d.Acquire(ctx, r)
+			}}
+		},
+	},
+	{
+		check:  "scale/goroutines",
+		breaks: "each lease has a goroutine",
+		mutate: func(d *memory.Driver) driver.Driver {
+			closed := make(chan struct{})
+			return &broken{
+				Driver: d,
+				lease:  func(*brokenLease) { go func() { <-closed }() },
+				close: func(ctx context.Context) error {
+					close(closed)
+					return d.Close(ctx)
+				},
+			}
+		},
+	},
+	{
+		check:  "scale/waiters",
+		breaks: "who waits beside 899 others is forgotten",
+		mutate: forget(900),
+	},
+}

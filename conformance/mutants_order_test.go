@@ -1,0 +1,204 @@
+package conformance
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+)
+
+// claiming returns a mutation of what a driver says of itself.
+func claiming(f func(*driver.Info)) func(*memory.Driver) driver.Driver {
+	return func(d *memory.Driver) driver.Driver {
+		return &broken{Driver: d, info: func(i driver.Info) driver.Info {
+			f(&i)
+			return i
+		}}
+	}
+}
+
+// tally is a number for each name, shared by all drivers. Names are never used twice.
+type tally struct{ m sync.Map }
+
+func (c *tally) add(name string) int {
+	v, _ := c.m.LoadOrStore(name, new(ticker))
+	return v.(*ticker).next()
+}
+
+type ticker struct {
+	mu sync.Mutex
+	n  int
+}
+
+func (c *ticker) next() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.n++
+	return c.n
+}
+
+// waitingEvents calls f before the request waits.
+type waitingEvents struct {
+	driver.Events
+	f func()
+}
+
+func (w *waitingEvents) Waiting() {
+	w.f()
+	w.Events.Waiting()
+}
+
+// neverGrant returns a mutation that forgets the n-th request that waits for a name.
+func neverGrant(n int) func(*memory.Driver) driver.Driver {
+	var waiting tally
+	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		inner, cancel := context.WithCancel(ctx)
+		defer cancel()
+		q := *r
+		forgotten := false
+		q.Events = &waitingEvents{r.Events, func() {
+			if waiting.add(r.Name) == n {
+				forgotten = true
+				cancel()
+			}
+		}}
+		l, err := d.Acquire(inner, &q)
+		if forgotten && l == nil {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		return l, err
+	})
+}
+
+// forget returns a mutation that forgets a request that finds n-1 others of its name waiting.
+func forget(n int) func(*memory.Driver) driver.Driver {
+	var mu sync.Mutex
+	waiting := map[string]int{}
+	add := func(name string, d int) int {
+		mu.Lock()
+		defer mu.Unlock()
+		waiting[name] += d
+		return waiting[name]
+	}
+	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		inner, cancel := context.WithCancel(ctx)
+		defer cancel()
+		q := *r
+		waits, forgotten := false, false
+		q.Events = &waitingEvents{r.Events, func() {
+			waits = true
+			if forgotten = add(r.Name, 1) == n; forgotten {
+				cancel()
+			}
+		}}
+		l, err := d.Acquire(inner, &q)
+		if waits {
+			add(r.Name, -1)
+		}
+		if forgotten && l == nil {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		return l, err
+	})
+}
+
+// requeue is a mutation in which all leave the queue when one gives up, and come back, the last first.
+func requeue() func(*memory.Driver) driver.Driver {
+	var mu sync.Mutex
+	var arrivals tally
+	queues := map[string][]context.CancelFunc{}
+	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		arrival := arrivals.add(r.Name)
+		for {
+			inner, cancel := context.WithCancel(ctx)
+			q := *r
+			q.Events = &waitingEvents{r.Events, func() {
+				mu.Lock()
+				defer mu.Unlock()
+				queues[r.Name] = append(queues[r.Name], cancel)
+			}}
+			l, err := d.Acquire(inner, &q)
+			if l != nil || r.NoWait || inner.Err() == nil {
+				cancel()
+				return l, err
+			}
+			if ctx.Err() != nil {
+				mu.Lock()
+				for _, other := range queues[r.Name] {
+					other()
+				}
+				queues[r.Name] = nil
+				mu.Unlock()
+				time.Sleep(time.Millisecond) // until they have left
+				return l, err
+			}
+			time.Sleep(time.Second / time.Duration(arrival))
+			r = &driver.Request{Name: r.Name, Hold: r.Hold + "'", Owner: r.Owner, TTL: r.TTL, Fixed: r.Fixed, Events: silent{r.Events}}
+		}
+	})
+}
+
+// silent keeps Waiting from being called twice.
+type silent struct{ driver.Events }
+
+func (silent) Waiting() {}
+
+// barge is a mutation in which a release gives the name to a client that tries at that moment, past those who wait.
+func barge() func(*memory.Driver) driver.Driver {
+	var mu sync.Mutex
+	tries := map[string]chan driver.Lease{}
+	return func(d *memory.Driver) driver.Driver {
+		return &broken{Driver: d,
+			acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+				l, err := d.Acquire(ctx, r)
+				if l != nil || !r.NoWait {
+					return l, err
+				}
+				passed := make(chan driver.Lease, 1)
+				mu.Lock()
+				tries[r.Name] = passed
+				mu.Unlock()
+				defer func() {
+					mu.Lock()
+					delete(tries, r.Name)
+					mu.Unlock()
+				}()
+				select {
+				case l := <-passed:
+					return l, nil
+				case <-time.After(time.Millisecond):
+					return nil, err
+				}
+			},
+			lease: func(b *brokenLease) {
+				b.release = func(ctx context.Context) error {
+					<-time.After(time.Millisecond)
+					mu.Lock()
+					passed := tries[b.r.Name]
+					delete(tries, b.r.Name)
+					mu.Unlock()
+					if passed != nil {
+						passed <- b.Lease
+						return nil
+					}
+					return b.Lease.Release(ctx)
+				}
+			},
+		}
+	}
+}
+
+var orderMutants = []mutant{
+	{check: "order/served", breaks: "who waits beside eight others is forgotten", mutate: forget(9)},
+	{check: "order/clients", breaks: "an order is claimed and not kept", on: memory.Options{Order: memory.Unordered},
+		mutate: claiming(func(i *driver.Info) { i.Order = driver.FIFOByClient })},
+	{check: "order/arrival", breaks: "the order of clients is claimed to be that of arrival", on: memory.Options{Order: memory.FIFOByClient},
+		mutate: claiming(func(i *driver.Info) { i.Order = driver.FIFO })},
+	{check: "order/canceled", breaks: "who waits loses its place when another gives up", mutate: requeue()},
+	{check: "order/newcomers", breaks: "who tries at the moment of a release overtakes those who wait", mutate: barge()},
+	{check: "order/hand-overs", breaks: "the thousandth who waits for a name is forgotten", mutate: neverGrant(1000)},
+}

@@ -1,0 +1,260 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+)
+
+var watchdogMutants = []mutant{
+	{
+		check:  "watchdog/keeps",
+		breaks: "a lease is renewed ten times, and then only in words",
+		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
+			var renewals ticker
+			l.renew = func(ctx context.Context, ttl time.Duration) error {
+				if renewals.next() > 10 {
+					return nil
+				}
+				return l.Lease.Renew(ctx, ttl)
+			}
+		}),
+	},
+	{
+		check:  "watchdog/many",
+		breaks: "a client renews its first fifty leases, and the others in words",
+		mutate: func(d *memory.Driver) driver.Driver {
+			var leases ticker
+			return &broken{Driver: d, lease: func(l *brokenLease) {
+				if leases.next() > 50 {
+					l.renew = func(context.Context, time.Duration) error { return nil }
+				}
+			}}
+		},
+	},
+	{
+		check:  "watchdog/transient",
+		breaks: "a lease that cannot be renewed because of a fault is said to be over",
+		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
+			l.renew = func(ctx context.Context, ttl time.Duration) error {
+				err := l.Lease.Renew(ctx, ttl)
+				if errors.Is(err, driver.ErrUnavailable) {
+					return driver.ErrNotHeld
+				}
+				return err
+			}
+		}),
+	},
+	{
+		check:  "watchdog/unreachable",
+		breaks: "a renewal that failed moves Expires",
+		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
+			var mu sync.Mutex
+			var end time.Time
+			l.expires = func() time.Time {
+				mu.Lock()
+				defer mu.Unlock()
+				if now := l.Lease.Expires(); now.After(end) {
+					return now
+				}
+				return end
+			}
+			l.renew = func(ctx context.Context, ttl time.Duration) error {
+				sent := time.Now()
+				err := l.Lease.Renew(ctx, ttl)
+				if err != nil && !errors.Is(err, driver.ErrNotHeld) {
+					mu.Lock()
+					defer mu.Unlock()
+					end = sent.Add(ttl)
+				}
+				return err
+			}
+		}),
+	},
+	{
+		check:  "watchdog/ends",
+		breaks: "a renewal that comes after the release takes the name again",
+		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
+			l.release = func(ctx context.Context) error {
+				err := l.Lease.Release(ctx)
+				if !l.r.Fixed && err == nil {
+					time.AfterFunc(l.r.TTL/3, func() { _ = takeFree(d, l.r) })
+				}
+				return err
+			}
+		}),
+	},
+	{
+		check:  "watchdog/removed",
+		breaks: "a renewal makes the hold anew if the name is free",
+		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
+			released := false
+			l.release = func(ctx context.Context) error {
+				released = true
+				return l.Lease.Release(ctx)
+			}
+			l.renew = func(ctx context.Context, ttl time.Duration) error {
+				err := l.Lease.Renew(ctx, ttl)
+				if errors.Is(err, driver.ErrNotHeld) && !released && time.Now().Before(l.Lease.Expires()) {
+					if again := takeFree(d, l.r); again != nil {
+						l.Lease = again
+						return nil
+					}
+				}
+				return err
+			}
+		}),
+	},
+}
+
+// takeFree takes the name of r again if it is free.
+func takeFree(d *memory.Driver, r *driver.Request) driver.Lease {
+	try := *r
+	try.NoWait = true
+	l, err := d.Acquire(context.Background(), &try)
+	if err != nil {
+		return nil
+	}
+	return l
+}
+
+var lossMutants = []mutant{
+	{
+		check:  "loss/unlock",
+		breaks: "a release is told as a loss",
+		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
+			l.release = func(ctx context.Context) error {
+				err := l.Lease.Release(ctx)
+				l.r.Events.Lost(driver.ErrRemoved)
+				return err
+			}
+		}),
+	},
+	{
+		check:  "loss/told",
+		breaks: "nobody is told of a loss before the next renewal",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			q := *r
+			q.Events = untold{r.Events}
+			return d.Acquire(ctx, &q)
+		}),
+	},
+	{
+		check:  "loss/once",
+		breaks: "the release of a hold that is over tells of the loss again",
+		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
+			var releases ticker
+			l.release = func(ctx context.Context) error {
+				err := l.Lease.Release(ctx)
+				if releases.next() == 1 && errors.Is(err, driver.ErrNotHeld) {
+					l.r.Events.Lost(driver.ErrRemoved)
+				}
+				return err
+			}
+		}),
+	},
+	{
+		check:  "loss/context",
+		breaks: "the contexts of a lease outlive it",
+		owner:  func(_ *client, l locker) locker { return contextless{l} },
+	},
+	{check: "loss/again", breaks: "a client locks nothing more when five of its leases have run out", mutate: brokenByLosses()},
+}
+
+// untold keeps losses to itself.
+type untold struct{ driver.Events }
+
+func (untold) Lost(error) {}
+
+// contextless makes leases whose contexts do not end with them.
+type contextless struct{ locker }
+
+func (c contextless) lock(ctx context.Context, try bool, name string, opts ...dsync.LockOption) (lease, error) {
+	l, err := c.locker.lock(ctx, try, name, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return endless{l}, nil
+}
+
+type endless struct{ lease }
+
+func (endless) Context(parent context.Context) (context.Context, context.CancelFunc) {
+	return context.WithCancel(parent)
+}
+
+// brokenByLosses is a mutation that has to be made anew after it has lost leases.
+func brokenByLosses() func(*memory.Driver) driver.Driver {
+	return func(d *memory.Driver) driver.Driver {
+		var mu sync.Mutex
+		live := map[driver.Lease]bool{}
+		return &broken{
+			Driver: d,
+			acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+				mu.Lock()
+				lost := 0
+				for l := range live {
+					if !time.Now().Before(l.Expires()) {
+						lost++
+					}
+				}
+				mu.Unlock()
+				if lost >= 5 {
+					return nil, driver.ErrUnavailable
+				}
+				return d.Acquire(ctx, r)
+			},
+			lease: func(l *brokenLease) {
+				mu.Lock()
+				live[l.Lease] = true
+				mu.Unlock()
+				l.release = func(ctx context.Context) error {
+					mu.Lock()
+					if time.Now().Before(l.Lease.Expires()) {
+						delete(live, l.Lease)
+					}
+					mu.Unlock()
+					return l.Lease.Release(ctx)
+				}
+			},
+		}
+	}
+}
+
+var wakeupMutants = []mutant{
+	{
+		check:  "wakeup/missed",
+		breaks: "who was cut off goes on to wait for a message",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			q, waited := *r, false
+			q.Events = &waitingEvents{r.Events, func() { waited = true }}
+			l, err := d.Acquire(ctx, &q)
+			if waited && errors.Is(err, driver.ErrUnavailable) {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			return l, err
+		}),
+	},
+	{
+		check:  "wakeup/dead-waiter",
+		breaks: "what is granted to a waiter lasts until it answers",
+		mutate: breakWait(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			q := *r
+			q.TTL = 24 * time.Hour
+			l, err := d.Acquire(ctx, &q)
+			if err != nil {
+				return nil, err
+			}
+			if err := l.Renew(ctx, r.TTL); err != nil {
+				return nil, errors.Join(err, l.Release(ctx))
+			}
+			return &brokenLease{Lease: l, r: r}, nil
+		}),
+	},
+}

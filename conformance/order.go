@@ -1,0 +1,153 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+var orderChecks = []Check{
+	{"order/served", "All who wait for a name are granted it in turn.", allAreServed},
+	{"order/clients", "Clients that wait for a name are granted it in the order in which they came.", clientsInOrder},
+	{"order/arrival", "All who wait for a name are granted it in the order in which they came.", arrivalsInOrder},
+	{"order/canceled", "Who gives up waiting changes nothing in the order of the others.", cancelKeepsOrder},
+	{"order/newcomers", "A newcomer does not overtake those who wait.", newcomersDoNotOvertake},
+	{"order/hand-overs", "In thousands of hand-overs between clients, no wake-up is lost.", noWakeUpIsLost},
+}
+
+// next returns which of the requests is granted first, and releases it.
+func (e *env) next(left []*request) int {
+	granted := -1
+	e.until("one of those who wait is granted the name", func() bool {
+		for i, r := range left {
+			if r.isDone() {
+				granted = i
+			}
+		}
+		return granted >= 0
+	})
+	left[granted].granted().release()
+	return granted
+}
+
+// inOrder waits until the requests are granted one after the other, and returns an error if that is not their order.
+func (e *env) inOrder(waiters []*request) error {
+	for left := waiters; len(left) > 0; left = left[1:] {
+		if i := e.next(left); i != 0 {
+			return fmt.Errorf("%s was granted the name before %s, which came earlier", left[i].driver.label, left[0].driver.label)
+		}
+	}
+	return nil
+}
+
+func allAreServed(e *env) error {
+	a, name := e.driver(), e.name()
+	h := a.hold(name)
+	left := make([]*request, 10)
+	for i := range left {
+		left[i] = e.driver().start(name).waits()
+	}
+	h.release()
+	for len(left) > 0 {
+		i := e.next(left)
+		left = append(left[:i:i], left[i+1:]...)
+	}
+	return e.isFree(name)
+}
+
+func clientsInOrder(e *env) error {
+	e.claims(fairness)
+	a, name := e.driver(), e.name()
+	for range 3 {
+		h := a.hold(name)
+		waiters := make([]*request, 8)
+		for i := range waiters {
+			waiters[i] = e.driver().start(name).waits()
+		}
+		h.release()
+		if err := e.inOrder(waiters); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func arrivalsInOrder(e *env) error {
+	e.claims(arrivalOrder)
+	a, b, name := e.driver(), e.driver(), e.name()
+	h := a.hold(name)
+	var waiters []*request
+	for _, d := range []*rawDriver{a, a, a, b, b, a, b, b} {
+		waiters = append(waiters, d.start(name).waits())
+	}
+	h.release()
+	return e.inOrder(waiters)
+}
+
+func cancelKeepsOrder(e *env) error {
+	e.claims(fairness)
+	a, name := e.driver(), e.name()
+	for _, leaves := range []int{0, 3, 7} { // the first, one in the middle, the last
+		h := a.hold(name)
+		waiters := make([]*request, 8)
+		for i := range waiters {
+			waiters[i] = e.driver().start(name).waits()
+		}
+		waiters[leaves].cancel()
+		if r := waiters[leaves].result(); !errors.Is(r.err, context.Canceled) {
+			return fmt.Errorf("%s, which was canceled, got %q", r.driver.label, outcome(r.err))
+		}
+		h.release()
+		if err := e.inOrder(append(waiters[:leaves:leaves], waiters[leaves+1:]...)); err != nil {
+			return fmt.Errorf("after number %d of %d had given up: %w", leaves+1, len(waiters), err)
+		}
+	}
+	return nil
+}
+
+func newcomersDoNotOvertake(e *env) error {
+	e.claims(arrivalOrder)
+	a, b, c, name := e.driver(), e.driver(), e.driver(), e.name()
+	for range 20 {
+		h := a.hold(name)
+		waiting := b.start(name).waits()
+		e.together("release and try", 2, func(i int) error {
+			if i == 0 {
+				h.release()
+			} else if r := c.acquire(name, noWait); r.lease != nil {
+				return fmt.Errorf("%s, which came later, was granted the name that %s waits for", c.label, b.label)
+			} else if !errors.Is(r.err, driver.ErrLocked) {
+				return r.err
+			}
+			return nil
+		})
+		waiting.granted().release()
+	}
+	return nil
+}
+
+func noWakeUpIsLost(e *env) error {
+	clients, name := e.clients(4), e.name()
+	const handOvers = 10_000
+	var n int // guarded by the lock
+	e.together("Lock and Unlock", 2*len(clients), func(i int) error {
+		c := clients[i%len(clients)]
+		for range handOvers / (2 * len(clients)) {
+			l, err := c.locker.lock(e.ctx, false, name)
+			if err != nil {
+				return err
+			}
+			n++
+			if err := l.Unlock(e.ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if n != handOvers {
+		return fmt.Errorf("counted %d holds of %d: two clients held the name at once", n, handOvers)
+	}
+	return nil
+}

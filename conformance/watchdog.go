@@ -1,0 +1,189 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/go-dsync/dsync"
+)
+
+// The checks of leases that are renewed, by package dsync or by the driver itself.
+var watchdogChecks = []Check{
+	{"watchdog/keeps", "A lease is held for many TTLs, whoever tries or waits meanwhile.", heldForLong},
+	{"watchdog/removed", "A renewal never revives a hold that was removed, although the name is free again, and the holder is told.", removedStaysRemoved},
+	{"watchdog/many", "All leases of a client are renewed, however many, and one that is gone does not stop the others.", allAreRenewed},
+	{"watchdog/transient", "A lease survives faults that are shorter than it.", survivesShortFaults},
+	{"watchdog/unreachable", "A holder that cannot renew loses its lease before anybody else is granted the name.", lostWhenUnreachable},
+	{"watchdog/ends", "Nothing is renewed after Unlock: the name stays free.", renewalEnds},
+}
+
+// renewing returns a client whose leases have to be renewed during a check.
+func (e *env) renewing() *client { return e.clientWith(&dsync.Options{TTL: e.ttl()}) }
+
+// renewals waits until the lease was renewed so many times, which its deadline tells. It returns an error if it was lost.
+func (h *holding) renewals(n int) error {
+	e := h.user.env
+	for range n {
+		var lost error
+		before := h.Deadline()
+		e.poll(fmt.Sprintf("the lease of %s is renewed", h.user.label), func() error {
+			if lost = h.Err(); lost == nil && !h.Deadline().After(before) {
+				return fmt.Errorf("its deadline is at %s", e.events.at(before))
+			}
+			return nil
+		})
+		if lost != nil {
+			return fmt.Errorf("%s did nothing wrong: %w", h.user.label, lost)
+		}
+	}
+	return nil
+}
+
+func heldForLong(e *env) error {
+	a, b, c, name := e.renewing(), e.client(), e.driver(), e.name()
+	h := a.lock(name)
+	waiting := c.start(name).waits()
+	for range 15 { // each a third of the TTL
+		if err := h.renewals(1); err != nil {
+			return err
+		}
+		if err := b.refused(name); err != nil {
+			return err
+		}
+		if waiting.isDone() {
+			return fmt.Errorf("%s stopped waiting for %q while %s held it: %s", c.label, name, a.label, outcome(waiting.err))
+		}
+	}
+	h.unlock()
+	waiting.granted().release()
+	return nil
+}
+
+func allAreRenewed(e *env) error {
+	a, b := e.renewing(), e.driver()
+	held := make([]*holding, 100)
+	for i := range held {
+		held[i] = a.lock(e.name())
+	}
+	gone := a.lock(e.name())
+	e.expire(gone.name)
+	for i, h := range held {
+		if err := h.renewals(2); err != nil {
+			return fmt.Errorf("lease %d of %d: %w", i, len(held), err)
+		}
+	}
+	for i := 0; i < len(held); i += 9 {
+		if err := b.refused(held[i].name); err != nil {
+			return err
+		}
+	}
+	for _, h := range held {
+		h.unlock()
+	}
+	return gone.lost()
+}
+
+// expire ends the hold of name, and leaves it to the driver to find out if that is possible.
+func (e *env) expire(name string) {
+	if e.backend.Expire == nil {
+		e.remove(name)
+		return
+	}
+	e.events.add("", "the hold of %q is ended behind its holder's back", name)
+	e.backend.Expire(e.tb, name)
+}
+
+func survivesShortFaults(e *env) error {
+	ttl := e.allowed(2 * e.ttl())
+	a, b, name := e.clientWith(&dsync.Options{TTL: ttl}), e.client(), e.name()
+	h := a.lock(name)
+	token := h.Token()
+	faults := a.outages()
+	if a.link.LoseAnswers != nil && !e.driverInfo().KeepsAlive {
+		faults = append(faults, a.loseAnswers)
+	}
+	for _, fault := range faults {
+		if err := h.renewals(1); err != nil {
+			return err
+		}
+		fault()
+		e.sleep(ttl / 2) // a renewal is due in the meantime
+		a.heal()
+		if err := h.renewals(1); err != nil {
+			return fmt.Errorf("after a fault that lasted half the TTL: %w", err)
+		}
+		if err := b.refused(name); err != nil {
+			return err
+		}
+	}
+	if h.Token() != token {
+		return fmt.Errorf("the token of a lease changed from %d to %d", token, h.Token())
+	}
+	h.unlock()
+	return e.isFree(name)
+}
+
+func lostWhenUnreachable(e *env) error {
+	for i := range e.driver().outages() {
+		a, b, name := e.renewing(), e.driver(), e.name()
+		h := a.lock(name)
+		waiting := b.start(name).waits()
+		if err := h.renewals(1); err != nil {
+			return err
+		}
+		a.outages()[i]()
+		next := waiting.granted()
+		if err := h.overBefore(next); err != nil {
+			return err
+		}
+		if err := h.lost(); err != nil {
+			return err
+		}
+		a.heal()
+		if err := next.keeps("the loss of the one before"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func renewalEnds(e *env) error {
+	a, name := e.renewing(), e.name()
+	h, other := a.lock(name), a.lock(e.name())
+	if err := h.renewals(1); err != nil {
+		return err
+	}
+	h.unlock()
+	for range 4 {
+		if err := e.isFree(name); err != nil {
+			return fmt.Errorf("after Unlock: %w", err)
+		}
+		if err := other.renewals(1); err != nil { // by then the other would have been, too
+			return err
+		}
+	}
+	other.unlock()
+	return nil
+}
+
+func removedStaysRemoved(e *env) error {
+	a, b, name := e.renewing(), e.driver(), e.name()
+	h := a.lock(name)
+	if err := h.renewals(1); err != nil {
+		return err
+	}
+	e.expire(name)
+	var next *request
+	e.poll("the name is granted to another client", func() error {
+		next = b.acquire(name, noWait)
+		return next.err
+	})
+	next.granted().release()
+	if err := h.lost(); err != nil {
+		return err
+	}
+	if err := e.isFree(name); err != nil {
+		return errors.Join(errors.New("a hold that was removed is held again"), err)
+	}
+	return nil
+}
