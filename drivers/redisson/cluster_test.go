@@ -3,6 +3,7 @@ package redisson
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -116,7 +117,7 @@ func testClusterRenew(t *testing.T, c *testenv.Cluster) {
 		if calls[i] != 1 {
 			t.Errorf("lease %d: done was called %d times", i, calls[i])
 		}
-		if i != 7 && l.Expires().Before(before.Add(30*time.Second)) {
+		if i != 7 && l.Expires().Before(before.Add(testTTL)) {
 			t.Errorf("lease %d: Expires did not move", i)
 		}
 	}
@@ -193,7 +194,7 @@ func testClusterReplicas(t *testing.T, c *testenv.Cluster) {
 func testClusterMove(t *testing.T, c *testenv.Cluster) {
 	a, b := openURL(t, "%s", clusterURL(c)), openURL(t, "%s", clusterURL(c))
 	name := "{move}x"
-	l := acquire(t, a, request(name))
+	l := acquire(t, a, forLong(name))
 	w := wait(t, b, request(name))
 	testenv.Eventually(t, func() bool { return b.topics.own(name) == 1 }, "the waiter is subscribed")
 	from := c.Owner(name)
@@ -229,10 +230,20 @@ func testClusterMove(t *testing.T, c *testenv.Cluster) {
 func testClusterFailOver(t *testing.T, c *testenv.Cluster) {
 	a, b := openURL(t, "%s", clusterURL(c)), openURL(t, "%s", clusterURL(c))
 	name := "fail-over"
-	l := acquire(t, a, request(name))
+	l := acquire(t, a, forLong(name))
 	w := wait(t, b, request(name))
 	testenv.Eventually(t, func() bool { return b.topics.own(name) == 1 }, "the waiter is subscribed")
-	c.Owner(name).Kill()
+	old := c.Owner(name)
+	testenv.Eventually(t, func() bool {
+		return slices.ContainsFunc(c.Nodes, func(node *testenv.RedisServer) bool {
+			if node == old {
+				return false
+			}
+			keys, err := node.Try("CLUSTER", "COUNTKEYSINSLOT", fmt.Sprint(slotOf(name)))
+			return err == nil && keys != int64(0)
+		})
+	}, "the replica has the hold")
+	old.Kill()
 	var err error
 	testenv.Eventually(t, func() bool {
 		err = l.Renew(t.Context(), time.Minute)

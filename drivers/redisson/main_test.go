@@ -28,6 +28,9 @@ func TestMain(m *testing.M) {
 // hangGuard is no expectation of how long something takes.
 const hangGuard = 30 * time.Second
 
+// testTTL is the TTL of requests, unless a test says otherwise. Close may have to wait for it where a connection broke.
+const testTTL = 10 * time.Second
+
 var holds atomic.Int64
 
 // events counts what a driver tells of a request.
@@ -49,10 +52,17 @@ func newEvents() *events {
 	return &events{waiting: make(chan struct{}), lost: make(chan error, 1)}
 }
 
-// request returns a request for 30 s, with a hold of its own.
+// request returns a request with a hold of its own.
 func request(name string) *driver.Request {
 	hold := fmt.Sprintf("00000000-0000-4000-8000-000000000000:%d", holds.Add(1))
-	return &driver.Request{Name: name, Hold: hold, Owner: "somebody", TTL: 30 * time.Second, Events: newEvents()}
+	return &driver.Request{Name: name, Hold: hold, Owner: "somebody", TTL: testTTL, Events: newEvents()}
+}
+
+// forLong is for holds that outlive a fail-over.
+func forLong(name string) *driver.Request {
+	r := request(name)
+	r.TTL = time.Minute
+	return r
 }
 
 func noWait(name string) *driver.Request {
