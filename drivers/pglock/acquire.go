@@ -128,7 +128,9 @@ func (l *lease) tried(op *operation, s *session) {
 	}
 	switch {
 	case op.err != nil || !op.yes:
-		d.freeSession(s)
+		if !s.waiter || !op.abandoned { // otherwise cancelWait has a use for it still
+			d.freeSession(s)
+		}
 		d.leaveGate(l.gate)
 	case !l.over:
 		l.gate.holder = l

@@ -157,6 +157,7 @@ func (l *lease) Release(ctx context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("%w: %w", driver.ErrUnknown, ctx.Err())
 	}
+	ended := op.yes
 	if op.err != nil {
 		// The connection broke before the answer. Where the server does not have the session any more, the hold is over by that.
 		select {
@@ -166,10 +167,11 @@ func (l *lease) Release(ctx context.Context) error {
 		if !s.isGone() {
 			return fmt.Errorf("%w: %w", driver.ErrUnknown, s.cause)
 		}
+		ended = op.sent != 0 && op.sent < l.end.Load()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if l.phase == done || op.err == nil && !op.yes {
+	if l.phase == done || !ended {
 		return driver.ErrNotHeld
 	}
 	l.phase = done

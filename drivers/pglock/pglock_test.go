@@ -104,8 +104,46 @@ func mustRelease(tb testing.TB, l driver.Lease) {
 	}
 }
 
-func TestLockExcludesSQLAndTheOtherWayRound(t *testing.T) {
+// TestDriver runs what can share a server.
+func TestDriver(t *testing.T) {
 	pg := testenv.Postgres(t)
+	for _, test := range []struct {
+		name string
+		run  func(*testing.T, *testenv.PostgresServer)
+	}{
+		{"LockExcludesSQLAndTheOtherWayRound", testLockExcludesSQLAndTheOtherWayRound},
+		{"ReleaseIsReportedOnce", testReleaseIsReportedOnce},
+		{"ManyCallersOfFewNamesExclude", testManyCallersOfFewNamesExclude},
+		{"FixedLeaseEndsByItself", testFixedLeaseEndsByItself},
+		{"FixedLeaseIsExtended", testFixedLeaseIsExtended},
+		{"TerminatedSessionIsNoticedAtOnce", testTerminatedSessionIsNoticedAtOnce},
+		{"SessionIsKeptAlive", testSessionIsKeptAlive},
+		{"CanceledWaitLeavesNothing", testCanceledWaitLeavesNothing},
+		{"CanceledTryLeavesNothing", testCanceledTryLeavesNothing},
+		{"TwoNamesWithOneKeyExclude", testTwoNamesWithOneKeyExclude},
+		{"PairOfNumbersIsALockOfItsOwn", testPairOfNumbersIsALockOfItsOwn},
+		{"KeyIsThatOfTheServer", testKeyIsThatOfTheServer},
+		{"CapOfLocks", testCapOfLocks},
+		{"CapOfWaiters", testCapOfWaiters},
+		{"InTxExcludesTheDriver", testInTxExcludesTheDriver},
+		{"InspectShowsHolderAndWaiters", testInspectShowsHolderAndWaiters},
+		{"ForceUnlockIsAnOption", testForceUnlockIsAnOption},
+		{"CloseInEveryState", testCloseInEveryState},
+		{"CutConnectionLosesTheLease", testCutConnectionLosesTheLease},
+		{"WaitOnASilentConnectionEnds", testWaitOnASilentConnectionEnds},
+		{"ManyWaitersFewConnections", testManyWaitersFewConnections},
+		{"RefusalsNameNoPassword", testRefusalsNameNoPassword},
+		{"URL", testURL},
+		{"ErrorOfOneInAGroupIsItsOwn", testErrorOfOneInAGroupIsItsOwn},
+	} {
+		t.Run(test.name, func(t *testing.T) { test.run(t, pg) })
+		if n := value[int](t, connect(t, pg), "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"); n != 0 {
+			t.Fatalf("%s left %d advisory locks on the server", test.name, n)
+		}
+	}
+}
+
+func testLockExcludesSQLAndTheOtherWayRound(t *testing.T, pg *testenv.PostgresServer) {
 	d, conn := newDriver(t, pg.Addr, nil), connect(t, pg)
 	const free = "SELECT pg_try_advisory_lock(hashtextextended($1, 0))"
 	l := mustAcquire(t, d, request("orders/42", longTTL))
@@ -142,8 +180,7 @@ func TestLockExcludesSQLAndTheOtherWayRound(t *testing.T) {
 	}
 }
 
-func TestReleaseIsReportedOnce(t *testing.T) {
-	pg := testenv.Postgres(t)
+func testReleaseIsReportedOnce(t *testing.T, pg *testenv.PostgresServer) {
 	d := newDriver(t, pg.Addr, nil)
 	l := mustAcquire(t, d, request("a", longTTL))
 	mustRelease(t, l)
@@ -153,8 +190,7 @@ func TestReleaseIsReportedOnce(t *testing.T) {
 	mustRelease(t, mustAcquire(t, d, try("a")))
 }
 
-func TestManyCallersOfFewNamesExclude(t *testing.T) {
-	pg := testenv.Postgres(t)
+func testManyCallersOfFewNamesExclude(t *testing.T, pg *testenv.PostgresServer) {
 	drivers := []driver.Driver{newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, nil)}
 	const names, callers, rounds = 3, 12, 30
 	var inside [names]atomic.Int32
@@ -187,8 +223,7 @@ func TestManyCallersOfFewNamesExclude(t *testing.T) {
 	wg.Wait()
 }
 
-func TestFixedLeaseEndsByItself(t *testing.T) {
-	pg := testenv.Postgres(t)
+func testFixedLeaseEndsByItself(t *testing.T, pg *testenv.PostgresServer) {
 	d, other := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, nil)
 	r := request("a", 300*time.Millisecond)
 	r.Fixed = true
@@ -207,8 +242,7 @@ func TestFixedLeaseEndsByItself(t *testing.T) {
 	mustRelease(t, waited)
 }
 
-func TestFixedLeaseIsExtended(t *testing.T) {
-	pg := testenv.Postgres(t)
+func testFixedLeaseIsExtended(t *testing.T, pg *testenv.PostgresServer) {
 	d := newDriver(t, pg.Addr, nil)
 	r := request("a", 500*time.Millisecond)
 	r.Fixed = true
@@ -230,8 +264,7 @@ func TestFixedLeaseIsExtended(t *testing.T) {
 	mustRelease(t, mustAcquire(t, d, request("a", longTTL)))
 }
 
-func TestTerminatedSessionIsNoticedAtOnce(t *testing.T) {
-	pg := testenv.Postgres(t)
+func testTerminatedSessionIsNoticedAtOnce(t *testing.T, pg *testenv.PostgresServer) {
 	d, conn := newDriver(t, pg.Addr, nil), connect(t, pg)
 	r := request("a", longTTL)
 	l := mustAcquire(t, d, r)
@@ -250,8 +283,7 @@ func TestTerminatedSessionIsNoticedAtOnce(t *testing.T) {
 	mustRelease(t, mustAcquire(t, d, request("a", longTTL)))
 }
 
-func TestSessionIsKeptAlive(t *testing.T) {
-	pg := testenv.Postgres(t)
+func testSessionIsKeptAlive(t *testing.T, pg *testenv.PostgresServer) {
 	d := newDriver(t, pg.Addr, nil)
 	r := request("a", 500*time.Millisecond)
 	l := mustAcquire(t, d, r)

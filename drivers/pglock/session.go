@@ -240,15 +240,9 @@ func (op *operation) finish() {
 
 // ask lets any session answer a query. ctx does not reach the session.
 func (d *Driver) ask(ctx context.Context, sql string, params ...[]byte) ([][][]byte, error) {
-	s, err := d.hub(ctx, d.home)
+	op, err := d.query(ctx, sql, params...)
 	if err != nil {
 		return nil, err
-	}
-	defer d.drop(s)
-	op := newOperation(query, AdvisoryKey{})
-	op.sql, op.params = sql, params
-	if !s.submit(op) {
-		return nil, fmt.Errorf("%w: %w", driver.ErrUnavailable, s.cause)
 	}
 	select {
 	case <-op.done:
@@ -256,4 +250,22 @@ func (d *Driver) ask(ctx context.Context, sql string, params ...[]byte) ([][][]b
 	case <-ctx.Done():
 		return nil, fmt.Errorf("%w: %w", driver.ErrUnknown, ctx.Err())
 	}
+}
+
+// query is ask for those who wait for the answer themselves.
+func (d *Driver) query(ctx context.Context, sql string, params ...[]byte) (*operation, error) {
+	for range 3 {
+		s, err := d.hub(ctx, d.home)
+		if err != nil {
+			return nil, err
+		}
+		op := newOperation(query, AdvisoryKey{})
+		op.sql, op.params = sql, params
+		op.after = func() { d.drop(s) }
+		if s.submit(op) {
+			return op, nil
+		}
+		d.drop(s)
+	}
+	return nil, errBreaks
 }

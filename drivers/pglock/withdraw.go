@@ -31,30 +31,34 @@ func (d *Driver) withdraw(w *session, op *operation) {
 	})
 }
 
-// cancelWait cancels the statement. The session gives back what it got all the same: it can fail while the lock is granted.
+// cancelWait cancels the statement. The session gives back what it got all the same: it can fail while the lock is granted. It is used
+// again only when every cancel has been answered, for a late one would hit what somebody else waits for.
 func (d *Driver) cancelWait(w *session, op *operation) {
 	ctx, cancel := context.WithTimeout(d.life, withdrawFor)
 	defer cancel()
+	defer d.drop(w)
+	again := time.NewTicker(cancelAgain)
+	defer again.Stop()
 	for ctx.Err() == nil {
-		askContext, stop := context.WithTimeout(ctx, cancelAgain)
-		d.ask(askContext, cancelQuery, int4(w.pid)) // an error is a cancel that was lost
+		if request, err := d.query(ctx, cancelQuery, int4(w.pid)); err == nil {
+			select {
+			case <-request.done:
+			case <-ctx.Done():
+				w.end(errStuck)
+				return
+			}
+		}
 		select {
 		case <-op.done:
-		case <-askContext.Done():
-		}
-		stop()
-		if w.isSettled(op) {
 			return
+		case <-again.C:
+		case <-ctx.Done():
 		}
 	}
-	w.end(fmt.Errorf("the wait could not be ended: %w", errAbandoned))
+	w.end(errStuck)
 }
 
-func (s *session) isSettled(op *operation) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return op.settled
-}
+var errStuck = fmt.Errorf("a wait could not be ended: %w", errAbandoned)
 
 // removed takes a session that ended off the driver's. If the server may still have locks of it, or give it some, that is seen to.
 func (d *Driver) removed(s *session, doubt bool) {

@@ -1,0 +1,173 @@
+package pglock_test
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/pglock"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+func testURL(t *testing.T, pg *testenv.PostgresServer) {
+	d, c, err := driver.Open(t.Context(), pg.URL("pglock")+"?ttl=5s&tokens=fast&max_locks=7&key=number&sslmode=disable&work_mem=1MB")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeDriver(t, d)
+	if got := d.Info().Fencing; got != driver.Volatile {
+		t.Errorf("Fencing with tokens=fast: got %v, want Volatile", got)
+	}
+	mustRelease(t, mustAcquire(t, d, request("42", c.TTL)))
+	plain, _, err := driver.Open(t.Context(), pg.URL("pglock")+"?fenced=false")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeDriver(t, plain)
+	l := mustAcquire(t, plain, try("a"))
+	if first, n := l.Tokens(); first != 0 || n != 0 || plain.Info().Fencing != driver.None {
+		t.Errorf("fenced=false: got tokens %d, %d and %v, want none", first, n, plain.Info().Fencing)
+	}
+	mustRelease(t, l)
+}
+
+// testRefusalsNameNoPassword opens what cannot be opened.
+func testRefusalsNameNoPassword(t *testing.T, pg *testenv.PostgresServer) {
+	conn := connect(t, pg)
+	if _, err := conn.Exec(t.Context(), "CREATE ROLE secret; CREATE ROLE alice LOGIN PASSWORD 'right' IN ROLE secret"); err != nil {
+		t.Fatal(err)
+	}
+	const canary = "c4n4ry"
+	for _, test := range []struct{ url, want string }{
+		{"pglock://alice:" + canary + "@" + pg.Addr + "/postgres", "password authentication failed"},
+		{"pglock://alice@" + pg.Addr + "/postgres?password=" + canary, "password authentication failed"},
+		{"pglock://postgres:" + canary + "@" + pg.Addr + "/missing", `database "missing" does not exist`},
+		{"pglock://postgres:" + canary + "@" + pg.Addr + "/a/b", "name of a database"},
+		{"pglock://postgres:" + canary + "@" + pg.Addr + "/postgres?tokns=fast", `"tokns"`},
+		{"pglock://postgres:" + canary + "@" + pg.Addr + "/postgres?tokens=cheap", "tokens"},
+		{"pglock://postgres:" + canary + "@" + pg.Addr + "/postgres?max_locks=0", "max_locks"},
+		{"pglock://postgres:" + canary + "@" + pg.Addr + "/postgres?sslmode=often", "sslmode"},
+		{"pglock://postgres:" + canary + "@" + pg.Addr + "/postgres?sslmode=require", "TLS"},
+		{"pglock://postgres:" + canary + "@127.0.0.1:1/postgres", "connect"},
+		{"pglock://postgres:" + canary + "@" + pg.Addr + "/postgres?ttl=1ms", "TTL"},
+		{"pglock://postgres:" + canary + "@" + pg.Addr + "/postgres?synchronous_commit=off", "synchronous_commit"},
+	} {
+		d, _, err := driver.Open(t.Context(), test.url)
+		if err == nil {
+			closeDriver(t, d)
+			t.Errorf("%s: opened", strings.ReplaceAll(test.url, canary, "..."))
+			continue
+		}
+		if got := err.Error(); !strings.Contains(got, test.want) || strings.Contains(got, canary) {
+			t.Errorf("error: got %q, want one with %q and without the password", got, test.want)
+		}
+	}
+	d, _, err := driver.Open(t.Context(), "pglock://alice:right@"+pg.Addr+"/postgres")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeDriver(t, d)
+	if _, _, err := driver.Open(t.Context(), "pglock://alice:wrong@"+pg.Addr+"/postgres"); !errors.Is(err, os.ErrPermission) {
+		t.Errorf("wrong password: got %v, want ErrPermission", err)
+	}
+}
+
+func TestPoolers(t *testing.T) {
+	pg := testenv.Postgres(t)
+	for _, test := range []struct {
+		mode  string
+		allow bool
+		ok    bool
+	}{
+		{"session", false, false},
+		{"session", true, true},
+		{"transaction", false, false},
+		{"transaction", true, false},
+		{"statement", true, false},
+	} {
+		name := test.mode
+		if test.allow {
+			name += " allowed"
+		}
+		t.Run(name, func(t *testing.T) {
+			pooler := testenv.PgBouncer(t, pg, test.mode)
+			config, err := pgx.ParseConfig("postgres://postgres@" + pooler.Addr + "/postgres?sslmode=disable")
+			if err != nil {
+				t.Fatal(err)
+			}
+			d, err := pglock.New(t.Context(), config, &pglock.Options{SessionPooler: test.allow})
+			if !test.ok {
+				if err == nil {
+					closeDriver(t, d)
+					t.Fatal("opened")
+				}
+				if !errors.Is(err, pglock.ErrPooler) && test.mode != "statement" {
+					t.Errorf("got %v, want ErrPooler", err)
+				}
+				if test.allow && test.mode == "transaction" && !strings.Contains(err.Error(), "transaction mode") {
+					t.Errorf("got %v, want an error that explains it", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer closeDriver(t, d)
+			direct := newDriver(t, pg.Addr, nil)
+			l := mustAcquire(t, d, try("a"))
+			if _, err := direct.Acquire(t.Context(), try("a")); !errors.Is(err, driver.ErrLocked) {
+				t.Errorf("Acquire past the pooler: got %v, want ErrLocked", err)
+			}
+			granted := make(chan driver.Lease)
+			go func() { granted <- mustAcquire(t, direct, request("a", longTTL)) }()
+			conn := connect(t, pg)
+			testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == 1 }, "it waits")
+			go func() { granted <- mustAcquire(t, d, request("a", longTTL)) }()
+			mustRelease(t, l)
+			mustRelease(t, <-granted)
+			mustRelease(t, <-granted)
+		})
+	}
+}
+
+func TestReplicaIsRefused(t *testing.T) {
+	pg := testenv.Postgres(t)
+	replica := testenv.PostgresReplica(t, pg)
+	_, _, err := driver.Open(t.Context(), replica.URL("pglock"))
+	if !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "replica") {
+		t.Errorf("Open of a replica: got %v, want ErrUnsupported and an explanation", err)
+	}
+	d, _, err := driver.Open(t.Context(), "pglock://postgres@"+replica.Addr+","+pg.Addr+"/postgres")
+	if err != nil {
+		t.Fatalf("Open of a replica and its primary: %v", err)
+	}
+	mustRelease(t, mustAcquire(t, d, try("a")))
+	closeDriver(t, d)
+}
+
+func TestTLS(t *testing.T) {
+	certs := testenv.NewCertificates(t)
+	pg := testenv.PostgresTLS(t, certs)
+	conn, err := pgx.Connect(t.Context(), pg.URL("postgres")+"?sslmode=disable")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	d, _, err := driver.Open(t.Context(), pg.URL("pglock")+"?sslmode=verify-full&sslrootcert="+certs.CAFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := mustAcquire(t, d, try("a"))
+	if n := value[int](t, conn, "SELECT count(*) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE ssl AND application_name LIKE 'dsync#%'"); n == 0 {
+		t.Error("no session of the driver uses TLS")
+	}
+	mustRelease(t, l)
+	closeDriver(t, d)
+	if _, _, err := driver.Open(t.Context(), pg.URL("pglock")+"?sslmode=verify-full&sslrootcert="+testenv.NewCertificates(t).CAFile); err == nil {
+		t.Error("Open with another authority's certificate: no error")
+	}
+}
