@@ -1,0 +1,169 @@
+// Command coupon shows what a distributed lock is for. A shop has 50 coupons, and 100 buyers come at once. Each purchase reads how many
+// are left, takes a moment, and writes one less. The shop opens twice, without a lock and with one, and only the second time are as
+// many coupons issued as there were.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	_ "github.com/go-dsync/dsync/drivers/memory"
+	_ "github.com/go-dsync/dsync/drivers/redisson"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
+	if os.Getenv(childVariable) != "" {
+		os.Exit(child(ctx, os.Stdin, os.Stdout, os.Stderr))
+	}
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// options are what the flags say.
+type options struct {
+	URL                    string
+	Connect, Moment        time.Duration
+	Buyers, Coupons, Procs int
+}
+
+// usageError is an error of whoever called the program.
+type usageError struct{ error }
+
+// run is the program with its surroundings as parameters. It returns the exit status.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	var o options
+	flags := flag.NewFlagSet("coupon", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.StringVar(&o.URL, "url", "memory://", "the backend that keeps the lock")
+	flags.DurationVar(&o.Connect, "connect", 5*time.Second, "how long to try to connect to it")
+	flags.DurationVar(&o.Moment, "moment", 5*time.Millisecond, "how long a purchase takes")
+	flags.IntVar(&o.Buyers, "buyers", 100, "how many buyers come at once")
+	flags.IntVar(&o.Coupons, "coupons", 50, "how many coupons there are")
+	flags.IntVar(&o.Procs, "procs", 1, "in how many processes the buyers run; 1 means in this one")
+	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return 0
+	} else if err != nil {
+		return 2 // Parse has said why
+	}
+	err := o.check(flags.Args())
+	if err == nil {
+		err = o.withClient(ctx, func(client *dsync.Client) error { return o.openTwice(ctx, client, stdout, stderr) })
+	}
+	switch {
+	case err == nil:
+		return 0
+	case ctx.Err() != nil:
+		err = fmt.Errorf("interrupted: %w", err)
+	}
+	fmt.Fprintln(stderr, "coupon:", err)
+	if errors.As(err, new(usageError)) {
+		return 2
+	}
+	return 1
+}
+
+func (o *options) check(args []string) error {
+	switch {
+	case len(args) > 0:
+		return usageError{fmt.Errorf("unexpected argument %q", args[0])}
+	case o.Buyers < 1 || o.Coupons < 0 || o.Moment < 0 || o.Connect <= 0:
+		return usageError{errors.New("-buyers and -connect have to be positive, -coupons and -moment not negative")}
+	case o.Procs < 1 || o.Procs > o.Buyers:
+		return usageError{errors.New("-procs has to be between 1 and the number of buyers")}
+	}
+	return nil
+}
+
+// withClient calls fn with a client of the backend.
+func (o *options) withClient(ctx context.Context, fn func(*dsync.Client) error) error {
+	opening, cancel := context.WithTimeout(ctx, o.Connect)
+	defer cancel()
+	client, err := dsync.Open(opening, o.URL, nil)
+	switch {
+	case opening.Err() != nil, errors.Is(err, dsync.ErrUnavailable), errors.Is(err, dsync.ErrUnknown):
+		return err
+	case err != nil:
+		return usageError{err} // the URL is wrong
+	}
+	err = fn(client)
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.Connect)
+	defer cancel()
+	return errors.Join(err, client.Close(closing))
+}
+
+// openTwice opens the shop without and with the lock, and fails if the lock did not do what it is for.
+func (o *options) openTwice(ctx context.Context, client *dsync.Client, stdout, stderr io.Writer) error {
+	backend := client.Info().Name
+	if o.Procs > 1 && backend == "memory" {
+		return usageError{errors.New("memory:// is a backend inside one process and cannot lock out other processes: " +
+			"with -procs, use another -url, such as redisson://127.0.0.1:6379")}
+	}
+	without, err := o.open(ctx, "without lock", nil, stderr)
+	if err != nil {
+		return err
+	}
+	with, err := o.open(ctx, "with lock", client, stderr)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(stdout, "buyers: %d, coupons: %d, time of a purchase: %v, processes: %d, backend: %s\n\n",
+		o.Buyers, o.Coupons, o.Moment, o.Procs, backend)
+	fmt.Fprintf(stdout, "%-14s%8s%9s%11s%10s%14s%9s\n", "run", "issued", "refused", "remaining", "oversold", "lost updates", "time")
+	for _, r := range []result{without, with} {
+		fmt.Fprintf(stdout, "%-14s%8d%9d%11d%10d%14d%9v\n", r.run, r.issued, r.refused, r.remaining,
+			max(0, r.issued-o.Coupons), r.issued-(o.Coupons-r.remaining), r.took.Round(time.Millisecond))
+	}
+	fmt.Fprintf(stdout, "\nwith lock: %v remaining=%d\n", with.tally, with.remaining)
+
+	sold := min(o.Buyers, o.Coupons)
+	if want := (tally{sold, o.Buyers - sold}); with.tally != want || with.remaining != o.Coupons-sold {
+		return fmt.Errorf("with lock, want %v remaining=%d", want, o.Coupons-sold)
+	}
+	return nil
+}
+
+// result is what became of the shop in one run.
+type result struct {
+	run string
+	tally
+	remaining int
+	took      time.Duration
+}
+
+// open opens the shop for one run, and returns when all buyers were there.
+func (o *options) open(ctx context.Context, run string, locker dsync.Locker, stderr io.Writer) (result, error) {
+	r := result{run: run}
+	file, err := os.CreateTemp("", "coupons-")
+	if err != nil {
+		return r, err
+	}
+	defer os.Remove(file.Name())
+	defer file.Close()
+	stock := stock{file}
+	if err := stock.write(o.Coupons); err != nil {
+		return r, err
+	}
+	served, stop := newProgress(stderr, run, o.Buyers)
+	defer stop()
+	start := time.Now()
+	if o.Procs > 1 {
+		r.tally, err = job{*o, file.Name(), locker != nil}.split(ctx, served)
+	} else {
+		r.tally, err = (&shop{stock, locker, o.Moment}).serve(ctx, o.Buyers, served)
+	}
+	if err != nil {
+		return r, err
+	}
+	r.took = time.Since(start)
+	r.remaining, err = stock.read()
+	return r, err
+}

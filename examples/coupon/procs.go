@@ -1,0 +1,153 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/go-dsync/dsync"
+)
+
+// childVariable in the environment tells a process that it is to do a job.
+const childVariable = "COUPON_CHILD"
+
+var errOrphan = errors.New("the process that gave the job is gone")
+
+// job is what a child process does: it is the shop for some of the buyers. Over its standard input it gets the job, and then the word to
+// start; the end of the input means that it has to end too. On its standard output it says when it is ready, and then, after each
+// buyer, the count so far.
+type job struct {
+	options
+	Stock  string // the file
+	Locked bool
+}
+
+// split has the job done by several processes, which start to sell together, and adds up their counts. The first error ends them all.
+func (j job) split(ctx context.Context, served func(tally)) (tally, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var ready atomic.Int64
+	start, counts := make(chan struct{}), make(chan tally)
+	meet := func() {
+		if ready.Add(1) == int64(j.Procs) {
+			close(start)
+		}
+		select {
+		case <-start:
+		case <-ctx.Done():
+		}
+	}
+	for i := range j.Procs {
+		part := j
+		part.Buyers = (j.Buyers + i) / j.Procs // the parts add up to all
+		go func() {                            // ends with its process
+			t, err := part.delegate(ctx, meet, served)
+			if err != nil {
+				cancel(fmt.Errorf("process %d: %w", i+1, err))
+			}
+			counts <- t
+		}()
+	}
+	var total tally
+	for range j.Procs {
+		t := <-counts
+		total.issued += t.issued
+		total.refused += t.refused
+	}
+	return total, context.Cause(ctx)
+}
+
+// delegate has the job done by one process, which is this program again. It calls meet when the process is ready to start.
+func (j job) delegate(ctx context.Context, meet func(), served func(tally)) (t tally, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return t, err
+	}
+	cmd := exec.CommandContext(ctx, self)
+	cmd.Env = append(os.Environ(), childVariable+"=1")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	stdin, inErr := cmd.StdinPipe()
+	stdout, outErr := cmd.StdoutPipe()
+	if err := errors.Join(inErr, outErr); err != nil {
+		return t, err
+	}
+	cmd.Cancel = stdin.Close                   // the child gives back the lock and ends by itself,
+	cmd.WaitDelay = j.Connect + 10*time.Second // or is killed
+	if err := cmd.Start(); err != nil {
+		return t, err
+	}
+	lines := bufio.NewScanner(stdout)
+	_ = json.NewEncoder(stdin).Encode(j) // if the child is gone, Wait says why
+	if lines.Scan() {
+		meet()
+		fmt.Fprintln(stdin, "start")
+	}
+	for lines.Scan() {
+		fmt.Sscanf(lines.Text(), tallyFormat, &t.issued, &t.refused)
+		served(t)
+	}
+	if err := cmd.Wait(); err != nil {
+		if text := bytes.TrimSpace(stderr.Bytes()); len(text) > 0 {
+			err = errors.New(string(text))
+		}
+		return t, err
+	}
+	if n := t.issued + t.refused; n != j.Buyers {
+		return t, fmt.Errorf("it reported %d of %d buyers", n, j.Buyers)
+	}
+	return t, nil
+}
+
+// child is the main function of a process that has a job to do.
+func child(ctx context.Context, stdin io.Reader, stdout, stderr io.Writer) (status int) {
+	signal.Ignore(syscall.SIGPIPE) // that the parent is gone is noticed at stdin, with time to give back the lock
+	if err := doJob(ctx, bufio.NewScanner(stdin), stdout); err != nil {
+		fmt.Fprintln(stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func doJob(ctx context.Context, in *bufio.Scanner, out io.Writer) error {
+	var j job
+	if !in.Scan() {
+		return errOrphan
+	}
+	if err := json.Unmarshal(in.Bytes(), &j); err != nil {
+		return err
+	}
+	file, err := os.OpenFile(j.Stock, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	return j.withClient(ctx, func(client *dsync.Client) error {
+		shop := shop{stock: stock{file}, moment: j.Moment}
+		if j.Locked {
+			shop.locker = client
+		}
+		fmt.Fprintln(out, "ready")
+		if !in.Scan() {
+			return errOrphan
+		}
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		go func() { // ends with the input, hence at the latest with this process
+			in.Scan()
+			cancel(errOrphan)
+		}()
+		_, err := shop.serve(ctx, j.Buyers, func(t tally) { fmt.Fprintln(out, t) })
+		return err
+	})
+}

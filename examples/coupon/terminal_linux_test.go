@@ -1,0 +1,108 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// terminal is a pseudo-terminal that the program runs on, as its standard input and standard error.
+type terminal struct {
+	*os.File // what the user types and sees
+	cmd      *exec.Cmd
+	stdout   *bytes.Buffer
+}
+
+func startOnTerminal(t *testing.T, args ...string) *terminal {
+	t.Helper()
+	user, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.IoctlSetPointerInt(int(user.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	number, err := unix.IoctlGetInt(int(user.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tty.Close()
+	cmd, stdout, _ := program(t, args...)
+	cmd.Stdin, cmd.Stderr = tty, tty
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: 0}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { user.Close() })
+	return &terminal{user, cmd, stdout}
+}
+
+// until reads what the program shows until that contains text, or the program has ended.
+func (p *terminal) until(t *testing.T, text string) string {
+	t.Helper()
+	var shown strings.Builder
+	for b := make([]byte, 1024); !strings.Contains(shown.String(), text); {
+		n, err := p.Read(b)
+		shown.Write(b[:n])
+		if err != nil {
+			t.Fatalf("the program has ended (%v), and did not show %q but %q", err, text, shown.String())
+		}
+	}
+	return shown.String()
+}
+
+// end waits for the end of the program, and returns what it shows until then.
+func (p *terminal) end(t *testing.T) (shown string, status int) {
+	t.Helper()
+	rest, _ := io.ReadAll(p) // ends with EIO when nobody has the terminal open
+	_ = p.cmd.Wait()
+	return string(rest), p.cmd.ProcessState.ExitCode()
+}
+
+func TestProgressOnTerminal(t *testing.T) {
+	t.Parallel()
+	p := startOnTerminal(t, "-buyers", "25", "-coupons", "25", "-moment", "50ms")
+	p.until(t, "/25)")
+	shown, status := p.end(t)
+	checkSuccess(t, 25, 25, status, p.stdout.String(), "")
+	if last := shown[strings.LastIndex(strings.TrimSuffix(shown, "\r"), "\r")+1:]; strings.TrimSpace(last) != "" {
+		t.Errorf("what stays on the terminal: got %q, want nothing", last)
+	}
+}
+
+func TestNoProgressWhenFast(t *testing.T) {
+	p := startOnTerminal(t, "-buyers", "10", "-coupons", "5", "-moment", "1ms")
+	shown, status := p.end(t)
+	checkSuccess(t, 10, 5, status, p.stdout.String(), shown)
+}
+
+func TestCtrlC(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	p := startOnTerminal(t, "-procs", "4", "-url", "redisson://"+server.Addr, "-moment", "50ms", "-coupons", "100")
+	p.until(t, "/100)")
+	if _, err := p.WriteString("\x03"); err != nil {
+		t.Fatal(err)
+	}
+	shown, status := p.end(t)
+	if status != 1 || p.stdout.Len() > 0 || !strings.Contains(shown, "coupon: ") || !strings.Contains(shown, "interrupt") {
+		t.Errorf("got status %d, standard output %q, on the terminal %q; want 1, nothing, and a word on it", status, p.stdout, shown)
+	}
+	if locked(server) {
+		t.Error("the lock is held, want it unlocked")
+	}
+	awaitNoClients(t, server)
+}
