@@ -18,7 +18,7 @@ test: servers ## run all tests, on real servers, with the race detector
 servers: ## install the servers that the tests need, where they are missing
 	@internal/testenv/install.sh
 
-demo: ## two processes, one lock: needs nothing but Go
+demo: ## a shop sells coupons without and with the lock: needs nothing but Go
 	$(GO) run ./examples/coupon
 
 bench: servers ## run the benchmarks

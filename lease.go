@@ -92,6 +92,9 @@ func (l *Lease) Done() <-chan struct{} {
 // Context returns a context that ends with parent or with the lease, whichever is first; in the second case context.Cause returns
 // the lease's Err. Call cancel when the work is done, as with any context. Lock notices a wait for the lease's own name under such a
 // context, and returns ErrDeadlock.
+//
+// The context is ended by a goroutine, so it may be a moment late when the process was stopped. Just before an act that must not come
+// too late, ask Err of the lease, which looks at the clock.
 func (l *Lease) Context(parent context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(parent)
 	lc := &leaseContext{Context: ctx, lease: l, cancel: cancel}
@@ -130,7 +133,7 @@ func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 	if !l.fixed {
 		return errors.Join(errors.New("the lease is renewed by itself"), errors.ErrUnsupported)
 	}
-	if err := k.client.info.CheckTTL(d); err != nil {
+	if err := k.client.checkTTL(d); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {

@@ -211,7 +211,7 @@ func TestBadNames(t *testing.T) {
 func TestLeaseLengthThatIsRefused(t *testing.T) {
 	d := &stub{info: driver.Info{Name: "stub", MinTTL: time.Second, MaxTTL: time.Minute, TTLUnit: time.Second}}
 	c := newClient(t, d, nil)
-	for _, d := range []time.Duration{0, -time.Second, time.Millisecond, time.Hour, 1500 * time.Millisecond} {
+	for _, d := range []time.Duration{0, -time.Second, time.Nanosecond, time.Millisecond, time.Hour, 1500 * time.Millisecond} {
 		if _, err := c.Lock(t.Context(), "x", dsync.ExpireAfter(d)); err == nil {
 			t.Errorf("Lock with ExpireAfter(%v) succeeded", d)
 		}

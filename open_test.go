@@ -37,6 +37,7 @@ func TestOpenOfABadURLNamesWhatIsWrong(t *testing.T) {
 		"mysql://root:hunter2@h":                `unknown backend "mysql" (forgotten import of its driver? registered: memory`,
 		"memory://?ttl=soon":                    `ttl: "soon"`,
 		"memory://?ttl=-1s":                     `ttl: "-1s"`,
+		"memory://?ttl=1ns":                     "TTL 1ns is shorter than 10ms",
 		"memory://?ttl=10":                      `ttl: "10"`,
 		"memory://?color=red":                   "unknown parameter color",
 		"memory://?require=fast":                `require: "fast"`,

@@ -62,7 +62,7 @@ type Options struct {
 	// TTL is how long the backend keeps a lock whose holder is gone, and hence how long others wait after a crash. A live holder
 	// renews every third of it. The default is 30 s, or the nearest that the backend keeps; another value that it cannot keep is an
 	// error. A ttl parameter in the URL takes precedence.
-	TTL time.Duration
+	TTL time.Duration // at least 10 ms
 
 	// Require makes New and Open fail if the backend does not promise it. A require parameter in the URL adds to it.
 	Require driver.Require
@@ -122,12 +122,22 @@ func New(d driver.Driver, o *Options) (*Client, error) {
 			c.ttl = min(c.ttl, c.info.MaxTTL)
 		}
 	}
-	if err := c.info.CheckTTL(c.ttl); err != nil {
+	if err := c.checkTTL(c.ttl); err != nil {
 		return nil, fmt.Errorf("dsync: open: %w", err)
 	}
 	c.watchdog = newWatchdog(c)
 	c.releaser = releaser{life: c.watchdog.life, late: c.info.Late}
 	return c, nil
+}
+
+// minTTL is the shortest TTL of which the margin at its end leaves something.
+const minTTL = 10 * time.Millisecond
+
+func (c *Client) checkTTL(d time.Duration) error {
+	if 0 < d && d < minTTL {
+		return fmt.Errorf("TTL %v is shorter than %v", d, minTTL)
+	}
+	return c.info.CheckTTL(d)
 }
 
 // Client takes locks on one backend. Each call of its Lock and TryLock is an owner of its own. All methods may be called concurrently.
@@ -335,7 +345,7 @@ func (c *Client) tryAcquire(ctx context.Context, owner *Owner, name string, opts
 		}
 	}
 	if r.fixed {
-		if err := c.info.CheckTTL(r.ttl); err != nil {
+		if err := c.checkTTL(r.ttl); err != nil {
 			return nil, err
 		}
 	}
