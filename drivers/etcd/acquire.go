@@ -106,7 +106,7 @@ func (h *hold) embark(ctx context.Context, dir string, seconds int64) (fresh boo
 		h.key = d.newKey(dir, h.session.id)
 		return true, nil
 	}
-	bounded, cancel := d.request(ctx)
+	bounded, cancel := d.request(ctx, requestFor)
 	defer cancel()
 	c, fresh, err := d.spare.take(bounded, seconds)
 	if err != nil {
@@ -198,7 +198,7 @@ func (h *hold) created(answer *clientv3.TxnResponse) {
 // ask sends a transaction that may put the key, and prolongs a lease that is not fresh at the same time. If it fails, what may be
 // left is cleaned up.
 func (h *hold) ask(ctx context.Context, fresh bool, compare []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
-	bounded, cancel := h.driver.request(ctx)
+	bounded, cancel := h.driver.request(ctx, requestFor)
 	defer cancel()
 	var refreshed <-chan error
 	if !fresh {
@@ -272,7 +272,7 @@ func (h *hold) enter() error {
 	d := h.driver
 	h.granted = d.now()
 	if d.stopping.Err() != nil {
-		h.leaveBehind(true)
+		h.forsake()
 		return driver.ErrClosed
 	}
 	if h.own != nil {

@@ -63,6 +63,7 @@ func TestInspect(t *testing.T) {
 }
 
 func TestForceUnlock(t *testing.T) {
+	t.Parallel()
 	for name, r := range map[string]*driver.Request{"kept alive": request("a"), "fixed": fixed(request("a"), 30*time.Second)} {
 		t.Run(name, func(t *testing.T) {
 			s := testenv.Etcd(t)
@@ -160,6 +161,7 @@ func TestClose(t *testing.T) {
 }
 
 func TestNewWithANamespace(t *testing.T) {
+	t.Parallel()
 	s := testenv.Etcd(t)
 	plain, c := userClient(t, s.Addr), userClient(t, s.Addr)
 	c.KV = namespace.NewKV(c.KV, "app/")

@@ -9,7 +9,6 @@ import (
 
 const (
 	maxCleaning = 16 // requests at a time
-	cleanFor    = time.Second
 	firstClean  = 50 * time.Millisecond
 	lastClean   = 5 * time.Second
 	retireAfter = 2 * time.Second
@@ -111,7 +110,7 @@ func (c *cleaner) due() (due []*ghost, wait time.Duration, end bool) {
 
 // clean asks once for each ghost, and puts those back that may still come.
 func (c *cleaner) clean(ghosts []*ghost) {
-	ctx, cancel := c.driver.background(cleanFor)
+	ctx, cancel := c.driver.background(attemptFor)
 	defer cancel()
 	left := make([]bool, len(ghosts))
 	var asking sync.WaitGroup

@@ -43,7 +43,10 @@ const (
 	// election of a leader all leases last anew, for a whole TTL.
 	late = 2 * time.Second
 
-	requestFor = 3 * time.Second // bounds a request: a node that is frozen must not hold up a call that another node could serve
+	// These bound a request, and one that can simply be repeated: a node that is frozen must not hold up for long what another node
+	// can serve.
+	requestFor = 3 * time.Second
+	attemptFor = time.Second
 )
 
 // Options of a Driver. The zero value is fine.
@@ -168,8 +171,8 @@ func (d *Driver) seconds(ttl time.Duration) (int64, error) {
 }
 
 // request returns a context for one request, which ends when Close begins too.
-func (d *Driver) request(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(ctx, requestFor)
+func (d *Driver) request(ctx context.Context, bound time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, bound)
 	stop := context.AfterFunc(d.stopping, cancel)
 	return ctx, func() {
 		stop()

@@ -3,11 +3,13 @@ package etcd
 import (
 	"context"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/metadata"
 )
 
 const (
@@ -20,8 +22,9 @@ const (
 type feeds struct {
 	driver *Driver
 
-	mu    sync.Mutex
-	byDir map[string]*feed
+	mu     sync.Mutex
+	byDir  map[string]*feed
+	stream int // number of the stream that new watches share
 }
 
 func newFeeds(d *Driver) *feeds { return &feeds{driver: d, byDir: make(map[string]*feed)} }
@@ -32,10 +35,12 @@ type feed struct {
 	feeds *feeds
 	dir   string
 	idle  chan struct{} // buffered; signaled when the last user has left
+	again chan struct{} // buffered; signaled when the watch is to be made anew
 
 	// Guarded by feeds.mu.
 	users   int
 	active  bool
+	stream  int                  // that the watch is on
 	waiters map[string][]*waiter // by the keys that concern them; "" stands for all
 }
 
@@ -62,7 +67,7 @@ func (fs *feeds) join(dir string) *waiter {
 	defer fs.mu.Unlock()
 	f := fs.byDir[dir]
 	if f == nil {
-		f = &feed{feeds: fs, dir: dir, idle: make(chan struct{}, 1), waiters: make(map[string][]*waiter)}
+		f = &feed{feeds: fs, dir: dir, idle: make(chan struct{}, 1), again: make(chan struct{}, 1), waiters: make(map[string][]*waiter)}
 		if fs.driver.spawn(f.run) {
 			fs.byDir[dir] = f
 		}
@@ -127,6 +132,21 @@ func (w *waiter) leave() {
 	}
 }
 
+// doubt has the watch made anew, on another stream, which may be one to another server: what it should have told, or that it has
+// begun, was not told in time. A server that is frozen, or cut off from the others, says nothing, and its connection may stay.
+func (w *waiter) doubt() {
+	f := w.feed
+	f.feeds.mu.Lock()
+	defer f.feeds.mu.Unlock()
+	if f.stream == f.feeds.stream {
+		f.feeds.stream++
+	}
+	select {
+	case f.again <- struct{}{}:
+	default:
+	}
+}
+
 func (w *waiter) call() {
 	select {
 	case w.wake <- struct{}{}:
@@ -154,7 +174,12 @@ func (f *feed) run() {
 // watch follows one watch until it breaks. The library resumes a watch by itself when its connection breaks.
 func (f *feed) watch() (seen, end bool) {
 	d := f.feeds.driver
-	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(d.life))
+	f.feeds.mu.Lock()
+	f.stream = f.feeds.stream
+	// Watches with the same metadata share a stream.
+	ctx := metadata.AppendToOutgoingContext(clientv3.WithRequireLeader(d.life), "dsync-stream", strconv.Itoa(f.stream))
+	f.feeds.mu.Unlock()
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer f.setActive(false)
 	var events clientv3.WatchChan
@@ -176,6 +201,8 @@ func (f *feed) watch() (seen, end bool) {
 				f.setActive(true)
 			}
 			f.tell(answer.Events)
+		case <-f.again:
+			return seen, false
 		case <-f.idle:
 			linger.Reset(lingerFor)
 		case <-linger.C:

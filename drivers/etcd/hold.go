@@ -172,7 +172,7 @@ func (h *hold) Release(ctx context.Context) error {
 // could have ended.
 func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 	d := h.driver
-	bounded, cancel := context.WithTimeout(ctx, requestFor)
+	bounded, cancel := context.WithTimeout(ctx, attemptFor)
 	sent := d.now()
 	answer, err := d.client.Delete(bounded, h.key)
 	cancel()
@@ -183,6 +183,12 @@ func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 		return true, driver.ErrNotHeld
 	}
 	if err != nil {
+		if h.session != nil && h.session.gone.Load() { // by Close, or an end of the session that is known to be one
+			h.phase = over
+			h.mu.Unlock()
+			h.disembark()
+			return true, driver.ErrNotHeld
+		}
 		err, doubt := fault(ctx, err)
 		if doubt && h.phase == ending {
 			h.phase, h.doubtedAt = doubted, sent
@@ -198,6 +204,15 @@ func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 		return true, driver.ErrNotHeld
 	}
 	return true, nil
+}
+
+// forsake leaves a key to Close, which ends it together with its lease.
+func (h *hold) forsake() {
+	if h.session != nil {
+		h.session.leave()
+	} else {
+		h.own.discard(h.driver)
+	}
 }
 
 // holdList is a list of holds, with itself as the end that is no hold.

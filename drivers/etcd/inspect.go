@@ -15,7 +15,7 @@ import (
 // Inspect implements driver.Inspector. Status.Since is when the holder asked for the lock. Status.Token is known for holders of this
 // driver alone. Contenders that are no clients of dsync are named by the last part of their keys.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
-	bounded, cancel := d.request(ctx)
+	bounded, cancel := d.request(ctx, requestFor)
 	defer cancel()
 	dir := d.dir(name)
 	answer, err := d.client.Get(bounded, dir, clientv3.WithPrefix(),
@@ -78,7 +78,7 @@ func (d *Driver) tokenOf(key string) uint64 {
 
 // ForceUnlock implements driver.ForceUnlocker.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
-	bounded, cancel := d.request(ctx)
+	bounded, cancel := d.request(ctx, requestFor)
 	defer cancel()
 	dir := d.dir(name)
 	first, err := d.first(bounded, dir)

@@ -138,6 +138,7 @@ func TestEtcdctlLock(t *testing.T) {
 
 // TestCounterBesideMutexes has goroutines of both kinds add to one number under one lock.
 func TestCounterBesideMutexes(t *testing.T) {
+	t.Parallel()
 	const workers, rounds = 4, 25
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)

@@ -2,8 +2,11 @@ package etcd
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"io/fs"
 	"strconv"
 	"strings"
 	"time"
@@ -51,6 +54,7 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	}
 	var err error
 	config.TLS, err = tlsurl.Read(u)
+	verifyName(config.TLS)
 	if u.User != nil {
 		config.Username = u.User.Username()
 		config.Password, _ = u.User.Password()
@@ -70,26 +74,21 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 
 // connect makes a client that lives until the driver is closed.
 func connect(ctx context.Context, config clientv3.Config, o *Options) (*Driver, error) {
-	life, end := context.WithCancel(context.Background())
-	config.Context = life
-	opened := context.AfterFunc(ctx, end)
-	client, err := clientv3.New(config)
+	if config.Username != "" {
+		if err := reach(ctx, config); err != nil {
+			return nil, err
+		}
+	}
+	client, opened, end, err := newClient(ctx, config)
 	if err != nil {
-		opened()
-		end()
-		err, _ = fault(ctx, err)
 		return nil, err
 	}
 	d, err := New(client, o)
 	if err != nil {
-		opened()
 		end()
-		return nil, errors.Join(err, client.Close())
+		return nil, err
 	}
-	d.closeClient = func() {
-		end()
-		_ = client.Close() // reports that its context has ended
-	}
+	d.closeClient = end
 	err = d.probe(ctx)
 	if !opened() && err == nil {
 		err = ctx.Err()
@@ -101,22 +100,59 @@ func connect(ctx context.Context, config clientv3.Config, o *Options) (*Driver, 
 	return d, nil
 }
 
+// newClient makes a client whose context is ctx until opened is called, and its own from then on.
+func newClient(ctx context.Context, config clientv3.Config) (client *clientv3.Client, opened func() bool, end func(), err error) {
+	life, cancel := context.WithCancel(context.Background())
+	config.Context = life
+	opened = context.AfterFunc(ctx, cancel)
+	client, err = clientv3.New(config)
+	if err != nil {
+		opened()
+		cancel()
+		if ctx.Err() != nil {
+			err = ctx.Err() // which is why life has ended
+		}
+		return nil, nil, nil, probeFault(ctx, err)
+	}
+	return client, opened, func() {
+		opened()
+		cancel()
+		_ = client.Close() // reports that its context has ended
+	}, nil
+}
+
+// reach finds out whether there is a server, as somebody who needs no password: the library tells a wrong password, but not why it
+// could not ask.
+func reach(ctx context.Context, config clientv3.Config) error {
+	config.Username, config.Password = "", ""
+	client, _, end, err := newClient(ctx, config)
+	if err != nil {
+		return err
+	}
+	defer end()
+	_, err = pb.NewMaintenanceClient(client.ActiveConnection()).Status(ctx, &pb.StatusRequest{})
+	if err = probeFault(ctx, err); errors.Is(err, fs.ErrPermission) {
+		return nil
+	}
+	return err
+}
+
 // probe finds out whether the server is one that locks can be kept on, and from which TTL it counts.
 func (d *Driver) probe(ctx context.Context) error {
 	status, err := pb.NewMaintenanceClient(d.client.ActiveConnection()).Status(ctx, &pb.StatusRequest{})
 	if err != nil {
-		return d.probeFault(ctx, err)
+		return probeFault(ctx, err)
 	}
 	if err := checkVersion(status.Version); err != nil {
 		return err
 	}
 	// What it says of a key that nobody has tells whether it knows the user. One that may use some keys alone may be refused here.
 	if _, err := d.client.Get(ctx, d.options.Prefix+"\x00", clientv3.WithCountOnly()); err != nil && !errors.Is(err, rpctypes.ErrPermissionDenied) {
-		return d.probeFault(ctx, err)
+		return probeFault(ctx, err)
 	}
 	lease, err := d.client.Grant(ctx, 1)
 	if err != nil {
-		return d.probeFault(ctx, err)
+		return probeFault(ctx, err)
 	}
 	d.minTTL = time.Duration(lease.TTL) * time.Second
 	c := &carrier{id: lease.ID, ttl: d.minTTL}
@@ -126,11 +162,31 @@ func (d *Driver) probe(ctx context.Context) error {
 }
 
 // probeFault is fault for requests that belong to no hold, and of which it does not matter whether they were carried out.
-func (d *Driver) probeFault(ctx context.Context, err error) error {
+func probeFault(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
 	if err, doubt := fault(ctx, err); !doubt {
 		return err
 	}
 	return withCause(ctx, driver.ErrUnavailable, rpctypes.Error(err))
+}
+
+// verifyName checks the name of the server's certificate. The client takes that of the host, whatever tls.Config.ServerName says.
+func verifyName(config *tls.Config) {
+	if config == nil || config.ServerName == "" || config.InsecureSkipVerify {
+		return
+	}
+	name, roots := config.ServerName, config.RootCAs
+	config.InsecureSkipVerify = true // the check below is the one that is skipped, with another name
+	config.VerifyConnection = func(state tls.ConnectionState) error {
+		between := x509.NewCertPool()
+		for _, c := range state.PeerCertificates[1:] {
+			between.AddCert(c)
+		}
+		_, err := state.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, DNSName: name})
+		return err
+	}
 }
 
 func checkVersion(version string) error {

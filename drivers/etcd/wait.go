@@ -17,7 +17,7 @@ const (
 	backstop   = 5 * time.Second // the longest wait without a look, for events that do not come; spread over a quarter of itself
 	firstLook  = time.Second     // while the feed is not active
 	lookAgain  = 100 * time.Millisecond
-	abandonFor = time.Second // how long a wait that ended waits for its key to be deleted
+	abandonFor = attemptFor // how long a wait that ended waits for its key to be deleted
 )
 
 // errGone says that the key of a waiter is not there any more.
@@ -40,26 +40,32 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, before string) e
 	defer timer.Stop()
 	refusal := driver.ErrLocked
 	for {
+		late := false
 		select {
 		case <-w.wake:
 		case <-timer.C:
+			late = true
 		case <-h.sessionOver():
 			h.session.leave()
 			return errAgain
 		case <-ctx.Done():
 			return h.abandon(ctx, fmt.Errorf("%w: %w", refusal, ctx.Err()))
 		case <-d.stopping.Done():
-			h.leaveBehind(true)
+			h.forsake()
 			return driver.ErrClosed
 		}
 		w.widen()
-		before, err := h.lookFresh(ctx, dir)
+		now, err := h.lookFresh(ctx, dir)
+		if late && err == nil && (!active || now != before) {
+			w.doubt() // it should have woken us
+		}
 		switch {
-		case err == nil && before == "":
+		case err == nil && now == "":
 			return h.confirmed(ctx)
 		case err == nil:
-			refusal = driver.ErrLocked
-			timer.Reset(h.pause(w.narrow(h.key, before)))
+			refusal, before = driver.ErrLocked, now
+			active = w.narrow(h.key, before)
+			timer.Reset(h.pause(active))
 		case errors.Is(err, errGone):
 			h.disembark()
 			return errAgain
@@ -109,7 +115,7 @@ func (h *hold) lookFresh(ctx context.Context, dir string) (before string, err er
 	if h.own == nil {
 		return h.look(ctx, dir)
 	}
-	bounded, cancel := h.driver.request(ctx)
+	bounded, cancel := h.driver.request(ctx, attemptFor)
 	defer cancel()
 	refreshed := h.driver.refresh(bounded, h.own.carrier())
 	before, err = h.look(bounded, dir)
@@ -122,7 +128,7 @@ func (h *hold) lookFresh(ctx context.Context, dir string) (before string, err er
 // look asks for the contender before the key. If there is none, the lock is granted, and the revision of the answer is the token:
 // the lock was held at that revision, and whoever had it before had let go of it.
 func (h *hold) look(ctx context.Context, dir string) (before string, err error) {
-	bounded, cancel := h.driver.request(ctx)
+	bounded, cancel := h.driver.request(ctx, attemptFor)
 	defer cancel()
 	options := []clientv3.OpOption{clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithMaxCreateRev(h.revision),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend)}

@@ -1,0 +1,412 @@
+package etcd_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/etcd"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// leaseOf returns the id of the lease that a key hangs on.
+func leaseOf(tb testing.TB, c *clientv3.Client, key string) clientv3.LeaseID {
+	tb.Helper()
+	answer, err := c.Get(guard(tb), key)
+	if err != nil || len(answer.Kvs) != 1 {
+		tb.Fatalf("key %q: got %v, %v", key, answer, err)
+	}
+	return clientv3.LeaseID(answer.Kvs[0].Lease)
+}
+
+func revoke(tb testing.TB, c *clientv3.Client, id clientv3.LeaseID) {
+	tb.Helper()
+	if _, err := c.Revoke(guard(tb), id); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func TestRevokedLeaseOfHolders(t *testing.T) {
+	t.Parallel()
+	s := testenv.Etcd(t)
+	c := userClient(t, s.Addr)
+	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
+	r1, r2 := request("a"), request("b")
+	l := acquire(t, a, r1)
+	acquire(t, a, r2)
+	w := wait(t, b, request("a"))
+	revoke(t, c, leaseOf(t, c, keys(t, c, "a/")[0]))
+	next := w.granted(t)
+	for _, r := range []*driver.Request{r1, r2} {
+		wantErr(t, "loss", lostBy(t, r), driver.ErrSessionEnded)
+	}
+	wantErr(t, "Release", l.Release(t.Context()), driver.ErrNotHeld)
+	release(t, next)
+	release(t, acquire(t, a, request("a"))) // on a new session
+}
+
+func TestRevokedLeaseOfWaiters(t *testing.T) {
+	s := testenv.Etcd(t)
+	c := userClient(t, s.Addr)
+	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
+	l := acquire(t, a, request("a"))
+	waiters := []*waiter{wait(t, b, request("a")), wait(t, b, fixed(request("a"), 30*time.Second))}
+	old := keys(t, c, "a/")
+	for _, key := range old[1:] {
+		revoke(t, c, leaseOf(t, c, key))
+	}
+	testenv.Eventually(t, func() bool {
+		now := keys(t, c, "a/")
+		return len(now) == 3 && now[0] == old[0] && now[1] != old[1] && now[2] != old[2]
+	}, "both wait again")
+	release(t, l)
+	<-either(waiters[0].done, waiters[1].done)
+	for _, w := range waiters {
+		select {
+		case <-w.done:
+			release(t, w.granted(t))
+		default:
+			defer func() { release(t, w.granted(t)) }()
+		}
+	}
+}
+
+// either is closed when a or b is.
+func either(a, b <-chan struct{}) <-chan struct{} {
+	c := make(chan struct{})
+	go func() { // ends with the first of them
+		defer close(c)
+		select {
+		case <-a:
+		case <-b:
+		}
+	}()
+	return c
+}
+
+// TestCutOffHolder cuts a holder off for good: it has to know before the next is granted the lock.
+func TestCutOffHolder(t *testing.T) {
+	t.Parallel()
+	s := testenv.Etcd(t)
+	proxy := testenv.NewProxy(t, s.Addr)
+	a, b := openURL(t, "etcd://%s", proxy.Addr), openURL(t, "etcd://%s", s.Addr)
+	for name, r := range map[string]*driver.Request{"kept alive": withTTL(request("a"), 2*time.Second), "fixed": fixed(request("b"), 2*time.Second)} {
+		t.Run(name, func(t *testing.T) {
+			l := acquire(t, a, r)
+			w := wait(t, b, request(r.Name))
+			proxy.Freeze(testenv.Both)
+			next := w.granted(t)
+			if now := time.Now(); now.Before(l.Expires()) {
+				t.Errorf("the next was granted the lock %v before Expires", l.Expires().Sub(now))
+			}
+			if !r.Fixed {
+				wantErr(t, "loss", lostBy(t, r), driver.ErrSessionEnded)
+			}
+			proxy.Heal()
+			release(t, next)
+		})
+	}
+}
+
+// TestKeptAlive holds a lock for longer than its TTL, through a break of the connection.
+func TestKeptAlive(t *testing.T) {
+	t.Parallel()
+	s := testenv.Etcd(t)
+	proxy := testenv.NewProxy(t, s.Addr)
+	a, b := openURL(t, "etcd://%s", proxy.Addr), openURL(t, "etcd://%s", s.Addr)
+	r := withTTL(request("a"), 2*time.Second)
+	l := acquire(t, a, r)
+	for first := l.Expires(); l.Expires().Before(first.Add(3 * time.Second)); {
+		proxy.Cut()
+		proxy.Heal()
+		testenv.Eventually(t, func() bool { return l.Expires().After(time.Now().Add(time.Second)) }, "it is kept alive")
+		before := l.Expires()
+		testenv.Eventually(t, func() bool { return l.Expires().After(before) }, "it is kept alive again")
+	}
+	_, err := b.Acquire(t.Context(), noWait("a"))
+	wantErr(t, "TryLock of another", err, driver.ErrLocked)
+	release(t, l)
+}
+
+func TestRenewFixed(t *testing.T) {
+	s := testenv.Etcd(t)
+	c := userClient(t, s.Addr)
+	d := openURL(t, "etcd://%s", s.Addr)
+	r := fixed(request("a"), 2*time.Second)
+	l := acquire(t, d, r)
+	for _, ttl := range []time.Duration{60 * time.Second, 2 * time.Second, 30 * time.Second} {
+		sent := time.Now()
+		if err := l.Renew(t.Context(), ttl); err != nil {
+			t.Fatalf("Renew(%v): %v", ttl, err)
+		}
+		if got := l.Expires(); got.Before(sent.Add(ttl)) || got.After(time.Now().Add(ttl)) {
+			t.Errorf("Renew(%v): the lease lasts %v", ttl, got.Sub(sent))
+		}
+		left, err := c.TimeToLive(t.Context(), leaseOf(t, c, keys(t, c, "a/")[0]))
+		if err != nil || left.GrantedTTL != int64(ttl/time.Second) {
+			t.Errorf("Renew(%v): the key hangs on a lease of %+v, %v", ttl, left, err)
+		}
+	}
+	w := wait(t, d, request("a"))
+	if _, err := c.Delete(t.Context(), keys(t, c, "a/")[0]); err != nil {
+		t.Fatal(err)
+	}
+	release(t, w.granted(t))
+	wantErr(t, "Renew of a removed hold", l.Renew(t.Context(), 2*time.Second), driver.ErrNotHeld)
+	wantErr(t, "Release of a removed hold", l.Release(t.Context()), driver.ErrNotHeld)
+	other := acquire(t, d, request("a"))
+	wantErr(t, "Renew of a lease that is kept alive", other.Renew(t.Context(), time.Minute), errors.ErrUnsupported)
+	release(t, other)
+}
+
+// TestLostAnswerOfRenewal has the answer to a renewal lost, after which the key may hang on either lease.
+func TestLostAnswerOfRenewal(t *testing.T) {
+	s := testenv.Etcd(t)
+	proxy := testenv.NewProxy(t, s.Addr)
+	c := userClient(t, s.Addr)
+	d := openURL(t, "etcd://%s", proxy.Addr)
+	r := fixed(request("a"), 30*time.Second)
+	l := acquire(t, d, r)
+	key := keys(t, c, "a/")[0]
+	old := leaseOf(t, c, key)
+	sent := time.Now()
+	held := proxy.HoldAfterRequest(key)
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := make(chan error, 1)
+	go func() { failed <- l.Renew(ctx, 10*time.Second) }()
+	<-held
+	testenv.Eventually(t, func() bool { return leaseOf(t, c, key) != old }, "the key was moved")
+	cancel()
+	wantErr(t, "Renew", <-failed, driver.ErrUnknown, context.Canceled)
+	proxy.Cut()
+	proxy.Heal()
+	if got := l.Expires(); got.After(time.Now().Add(10*time.Second)) || got.Before(sent) {
+		t.Errorf("Expires: got in %v, want within the shorter TTL", time.Until(got))
+	}
+	testenv.Eventually(t, func() bool {
+		sent = time.Now()
+		err := l.Renew(guard(t), 20*time.Second)
+		if err != nil && !errors.Is(err, driver.ErrUnavailable) && !errors.Is(err, driver.ErrUnknown) {
+			t.Fatalf("the next Renew: %v", err)
+		}
+		return err == nil
+	}, "it is renewed when the server can be reached again")
+	if got := l.Expires(); got.Before(sent.Add(20 * time.Second)) {
+		t.Errorf("Expires: got in %v, want 20s", got.Sub(sent))
+	}
+	release(t, l)
+	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 0 }, "the key is gone")
+}
+
+// TestLostAnswerOfAcquire has the answer to the request for a free lock lost: the key that it made must not stay.
+func TestLostAnswerOfAcquire(t *testing.T) {
+	t.Parallel()
+	s := testenv.Etcd(t)
+	proxy := testenv.NewProxy(t, s.Addr)
+	c := userClient(t, s.Addr)
+	a, b := openURL(t, "etcd://%s", proxy.Addr), openURL(t, "etcd://%s", s.Addr)
+	release(t, acquire(t, a, request("warm")))
+	for name, r := range map[string]*driver.Request{
+		"lock": request("a1"), "try": noWait("a2"), "fixed": fixed(request("a3"), 30*time.Second),
+	} {
+		t.Run(name, func(t *testing.T) {
+			held := proxy.HoldAfterRequest(r.Name + "/")
+			w := begin(a, r)
+			<-held
+			testenv.Eventually(t, func() bool { return len(keys(t, c, r.Name+"/")) == 1 }, "the server has handled it")
+			proxy.Cut()
+			_, err := w.end(t)
+			wantErr(t, "Acquire", err, driver.ErrUnknown)
+			proxy.Heal()
+			release(t, acquire(t, b, request(r.Name)))
+			if got := keys(t, c, r.Name+"/"); len(got) > 0 {
+				t.Errorf("keys: got %q, want none", got)
+			}
+		})
+	}
+}
+
+// TestLateRequest has a request reach the server long after its caller has left: what it makes must not stay either.
+func TestLateRequest(t *testing.T) {
+	s := testenv.Etcd(t)
+	slow := testenv.NewProxy(t, s.Addr)
+	c := userClient(t, s.Addr)
+	d := openURL(t, "etcd://%s", slow.Addr)
+	release(t, acquire(t, d, request("warm")))
+	slow.Freeze(testenv.Requests)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := d.Acquire(ctx, request("a"))
+	wantErr(t, "Acquire", err, driver.ErrUnknown, context.DeadlineExceeded)
+	slow.Thaw(testenv.Requests)
+	release(t, acquire(t, d, request("a")))
+	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 0 }, "the key is gone")
+}
+
+// TestLostAnswerOfRelease has the answer to a release lost: its repeat says that it was this release that ended the hold.
+func TestLostAnswerOfRelease(t *testing.T) {
+	s := testenv.Etcd(t)
+	proxy := testenv.NewProxy(t, s.Addr)
+	c := userClient(t, s.Addr)
+	d := openURL(t, "etcd://%s", proxy.Addr)
+	for _, r := range []*driver.Request{request("a"), fixed(request("a"), 30*time.Second)} {
+		l := acquire(t, d, r)
+		held := proxy.HoldAfterRequest(keys(t, c, "a/")[0])
+		released := make(chan error, 1)
+		go func() { released <- l.Release(guard(t)) }()
+		<-held
+		testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 0 }, "the server has handled it")
+		proxy.Cut()
+		proxy.Heal()
+		if err := <-released; err != nil {
+			t.Errorf("Release: got %v, want nil", err)
+		}
+		wantErr(t, "the next Release", l.Release(t.Context()), driver.ErrNotHeld)
+	}
+}
+
+// TestCanceledWaitsLeaveNothing has many waits end at all stages.
+func TestCanceledWaitsLeaveNothing(t *testing.T) {
+	s := testenv.Etcd(t)
+	c := userClient(t, s.Addr)
+	d := openURL(t, "etcd://%s", s.Addr)
+	l := acquire(t, d, request("a"))
+	var calls sync.WaitGroup
+	for i := range 200 {
+		calls.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Duration(i)*300*time.Microsecond)
+			defer cancel()
+			r := request("a")
+			if i%4 == 0 {
+				r = fixed(r, 30*time.Second)
+			}
+			if _, err := d.Acquire(ctx, r); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %v, want %v", err, context.DeadlineExceeded)
+			}
+		})
+	}
+	calls.Wait()
+	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 1 }, "the key of the holder alone is left")
+	release(t, l)
+	release(t, acquire(t, d, noWait("a")))
+}
+
+// endpoints returns the hosts of a URL for all servers.
+func endpoints(servers []*testenv.EtcdServer) string {
+	var addrs []string
+	for _, s := range servers {
+		addrs = append(addrs, s.Addr)
+	}
+	return strings.Join(addrs, ",")
+}
+
+// leader returns the index of the server that leads.
+func leader(tb testing.TB, c *clientv3.Client, servers []*testenv.EtcdServer) int {
+	tb.Helper()
+	for i, s := range servers {
+		status, err := c.Status(guard(tb), s.Addr)
+		if err == nil && status.Leader == status.Header.MemberId {
+			return i
+		}
+	}
+	tb.Fatal("no server leads")
+	return 0
+}
+
+// work locks a name again and again in several goroutines of each driver until the test ends them, and fails it if two have the
+// lock at a time. It returns how to wait until each driver has had the lock n more times, and how to end it.
+func work(t *testing.T, drivers ...*etcd.Driver) (progress func(n int), end func()) {
+	var inside atomic.Int32
+	var mu sync.Mutex
+	rounds := make([]int, len(drivers)) // guarded by mu
+	ctx, cancel := context.WithCancel(context.Background())
+	var workers sync.WaitGroup
+	for i, d := range drivers {
+		for range 2 {
+			workers.Go(func() {
+				for ctx.Err() == nil {
+					l, err := d.Acquire(ctx, withTTL(request("work"), 3*time.Second))
+					if err != nil {
+						if ctx.Err() == nil && !errors.Is(err, driver.ErrUnknown) && !errors.Is(err, driver.ErrUnavailable) {
+							t.Errorf("Acquire: %v", err)
+						}
+						continue
+					}
+					if n := inside.Add(1); n > 1 && time.Now().Before(l.Expires()) {
+						t.Errorf("%d hold the lock", n)
+					}
+					<-time.After(time.Millisecond) // hold it for a moment
+					mu.Lock()
+					rounds[i]++
+					mu.Unlock()
+					inside.Add(-1)
+					l.Release(guard(t)) // the faults may leave it unknown
+				}
+			})
+		}
+	}
+	progress = func(n int) {
+		t.Helper()
+		mu.Lock()
+		before := append([]int(nil), rounds...)
+		mu.Unlock()
+		testenv.Eventually(t, func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			for i := range rounds {
+				if rounds[i] < before[i]+n {
+					return false
+				}
+			}
+			return true
+		}, "all drivers get the lock")
+	}
+	return progress, func() {
+		cancel()
+		workers.Wait()
+	}
+}
+
+func TestKilledLeader(t *testing.T) {
+	t.Parallel()
+	servers := testenv.EtcdCluster(t, 3)
+	c := userClient(t, strings.Split(endpoints(servers), ",")...)
+	a, b := openURL(t, "etcd://%s", endpoints(servers)), openURL(t, "etcd://%s", endpoints(servers))
+	kept := withTTL(request("kept"), 10*time.Second)
+	l := acquire(t, a, kept)
+	progress, end := work(t, a, b)
+	progress(5)
+	dead := servers[leader(t, c, servers)]
+	dead.Kill()
+	progress(5)
+	dead.Start()
+	progress(5)
+	end()
+	_, err := b.Acquire(guard(t), noWait("kept"))
+	wantErr(t, "TryLock of a lock that is kept", err, driver.ErrLocked)
+	if err := l.Release(guard(t)); err != nil {
+		t.Errorf("Release of a lock that was held through the election: %v", err)
+	}
+}
+
+func TestFrozenNode(t *testing.T) {
+	t.Parallel()
+	servers := testenv.EtcdCluster(t, 3)
+	c := userClient(t, strings.Split(endpoints(servers), ",")...)
+	a, b := openURL(t, "etcd://%s", endpoints(servers)), openURL(t, "etcd://%s", endpoints(servers))
+	progress, end := work(t, a, b)
+	progress(5)
+	frozen := servers[leader(t, c, servers)]
+	frozen.Freeze()
+	progress(3)
+	frozen.Thaw()
+	progress(5)
+	end()
+}

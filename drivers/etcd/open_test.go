@@ -1,0 +1,193 @@
+package etcd_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/etcd"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+const password = "s3cr3t/&"
+
+func tryOpen(ctx context.Context, format string, args ...any) error {
+	d, _, err := driver.Open(ctx, fmt.Sprintf(format, args...))
+	if err == nil {
+		err = d.Close(ctx)
+	}
+	return err
+}
+
+func TestMalformedURLs(t *testing.T) {
+	for query, want := range map[string]string{
+		"?nmaes=flat":                            "unknown parameter nmaes",
+		"?names=short":                           `parameter names: "short"`,
+		"?roundup=yes":                           "parameter roundup",
+		"?tls_ca=x":                              "tls=true",
+		"?tls=true&tls_ca=/does/not/exist":       "tls_ca",
+		"?tls=true&tls_cert=x":                   "tls_key",
+		"?tls=true&tls_cert=/none&tls_key=/none": "tls_cert and tls_key",
+		"/%00":                                   "NUL",
+	} {
+		err := tryOpen(guard(t), "etcd://127.0.0.1:1%s", query)
+		wantText(t, query, err, want)
+	}
+	err := tryOpen(guard(t), "etcd://user@127.0.0.1:1")
+	wantText(t, "user without password", err, "go together")
+}
+
+func TestServerOutOfReach(t *testing.T) {
+	start := time.Now()
+	err := tryOpen(guard(t), "etcd://user:%s@127.0.0.1:1/p", "s3cr3t%2F%26")
+	wantErr(t, "refused connection", err, driver.ErrUnavailable)
+	wantText(t, "refused connection", err, "etcd://user@127.0.0.1:1/p", "connection refused")
+	if strings.Contains(err.Error(), password) || strings.Contains(err.Error(), "s3cr3t") {
+		t.Errorf("the password is in the error: %v", err)
+	}
+	if took := time.Since(start); took > hangGuard/2 {
+		t.Errorf("a refused connection took %v", took)
+	}
+
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	for _, user := range []string{"", "user:password@"} {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		err = tryOpen(ctx, "etcd://%s%s", user, silent.Addr())
+		cancel()
+		wantErr(t, "silent server", err, driver.ErrUnavailable, context.DeadlineExceeded)
+	}
+}
+
+// secure makes a server ask for the password of root.
+func secure(tb testing.TB, s *testenv.EtcdServer) *clientv3.Client {
+	tb.Helper()
+	c := userClient(tb, s.Addr)
+	ctx := guard(tb)
+	_, err1 := c.UserAdd(ctx, "root", password)
+	_, err2 := c.UserGrantRole(ctx, "root", "root")
+	_, err3 := c.UserAdd(ctx, "app", password)
+	_, err4 := c.RoleAdd(ctx, "locks")
+	_, err5 := c.RoleGrantPermission(ctx, "locks", "locks/", clientv3.GetPrefixRangeEnd("locks/"), clientv3.PermissionType(clientv3.PermReadWrite))
+	_, err6 := c.UserGrantRole(ctx, "app", "locks")
+	_, err7 := c.AuthEnable(ctx)
+	if err := errors.Join(err1, err2, err3, err4, err5, err6, err7); err != nil {
+		tb.Fatal(err)
+	}
+	return c
+}
+
+func TestUserAndPassword(t *testing.T) {
+	s := testenv.Etcd(t)
+	secure(t, s)
+	for _, who := range []string{"", "app:wrong@", "nobody:x@"} {
+		err := tryOpen(guard(t), "etcd://%s%s/locks/", who, s.Addr)
+		wantErr(t, "open as "+who, err, fs.ErrPermission)
+		if strings.Contains(err.Error(), "wrong") {
+			t.Errorf("the password is in the error: %v", err)
+		}
+	}
+	d := openURL(t, "etcd://app:%s@%s/locks/", "s3cr3t%2F%26", s.Addr)
+	l := acquire(t, d, request("a"))
+	w := wait(t, d, request("a"))
+	release(t, l)
+	l = w.granted(t)
+	if got, err := d.Inspect(t.Context(), "a"); err != nil || !got.Held {
+		t.Errorf("Inspect: got %+v, %v", got, err)
+	}
+	release(t, l)
+	release(t, acquire(t, d, fixed(request("a"), 5*time.Second)))
+
+	elsewhere := openURL(t, "etcd://app:%s@%s/other/", "s3cr3t%2F%26", s.Addr)
+	for _, r := range []*driver.Request{request("a"), noWait("a")} {
+		_, err := elsewhere.Acquire(t.Context(), r)
+		wantErr(t, "Acquire without permission", err, fs.ErrPermission)
+	}
+	_, err := elsewhere.Inspect(t.Context(), "a")
+	wantErr(t, "Inspect without permission", err, fs.ErrPermission)
+	wantErr(t, "ForceUnlock without permission", elsewhere.ForceUnlock(t.Context(), "a"), fs.ErrPermission)
+}
+
+func TestTLS(t *testing.T) {
+	certs, strangers := testenv.NewCertificates(t), testenv.NewCertificates(t)
+	s := testenv.EtcdTLS(t, certs)
+	files := func(ca, pair *testenv.Certificates) string {
+		return fmt.Sprintf("tls=true&tls_ca=%s&tls_cert=%s&tls_key=%s", ca.CAFile, pair.ClientCertFile, pair.ClientKeyFile)
+	}
+	d := openURL(t, "etcd://%s?%s", s.Addr, files(certs, certs))
+	release(t, acquire(t, d, request("a")))
+	d = openURL(t, "etcd://%s?%s&tls_server_name=localhost", s.Addr, files(certs, certs))
+	release(t, acquire(t, d, request("a")))
+	for what, query := range map[string]string{
+		"plain":                 "",
+		"unknown authority":     files(strangers, certs),
+		"stranger":              files(certs, strangers),
+		"no client certificate": "tls=true&tls_ca=" + certs.CAFile,
+		"wrong name":            files(certs, certs) + "&tls_server_name=example.com",
+	} {
+		wantErr(t, what, tryOpen(guard(t), "etcd://%s?%s", s.Addr, query), driver.ErrUnavailable)
+	}
+	plain := testenv.Etcd(t)
+	wantErr(t, "TLS to a plain server", tryOpen(guard(t), "etcd://%s?tls=true", plain.Addr), driver.ErrUnavailable)
+}
+
+func TestSeveralEndpoints(t *testing.T) {
+	s := testenv.Etcd(t)
+	d := openURL(t, "etcd://127.0.0.1:1,%s", s.Addr)
+	for range 5 {
+		release(t, acquire(t, d, request("a")))
+	}
+}
+
+func TestNoTokens(t *testing.T) {
+	s := testenv.Etcd(t)
+	d := openURL(t, "etcd://%s?fenced=false", s.Addr)
+	l := acquire(t, d, request("a"))
+	if first, n := l.Tokens(); first != 0 || n != 0 || d.Info().Fencing != driver.None {
+		t.Errorf("got %d, %d, want no tokens", first, n)
+	}
+	release(t, l)
+}
+
+func TestPackagedServer(t *testing.T) {
+	t.Parallel()
+	s := testenv.PackagedEtcd(t)
+	c := userClient(t, s.Addr)
+	d := openURL(t, "etcd://%s/p/", s.Addr)
+	if got := d.Info().MinTTL; got != time.Second {
+		t.Errorf("MinTTL: got %v, want 1s", got)
+	}
+	handed, err := etcd.New(c, &etcd.Options{Prefix: "p/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeLater(t, handed)
+	r := request("a")
+	acquire(t, d, r)
+	w := wait(t, handed, fixed(request("a"), 5*time.Second))
+	if err := handed.ForceUnlock(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	l := w.granted(t)
+	wantErr(t, "loss", lostBy(t, r), driver.ErrRemoved)
+	if err := l.Renew(t.Context(), 9*time.Second); err != nil {
+		t.Errorf("Renew: %v", err)
+	}
+	release(t, l)
+	kept := withTTL(request("a"), time.Second)
+	l = acquire(t, d, kept)
+	before := l.Expires()
+	testenv.Eventually(t, func() bool { return l.Expires().After(before.Add(time.Second)) }, "it is kept alive")
+	release(t, l)
+}
