@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/rueidis"
-
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -163,5 +161,3 @@ func BenchmarkRenewAll(b *testing.B) {
 		})
 	}
 }
-
-var _ = rueidis.Nil

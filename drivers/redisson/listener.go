@@ -72,8 +72,19 @@ func (ln *listener) joinActive(name string) *topic {
 	if t == nil || !t.subscribed() {
 		return nil
 	}
-	t.waiters++
+	t.enter()
 	return t
+}
+
+// enter adds a waiter. What woke those that were there before is nothing to the first one that comes after them.
+func (t *topic) enter() {
+	if t.waiters++; t.waiters > 1 {
+		return
+	}
+	select {
+	case <-t.wake:
+	default:
+	}
 }
 
 // join adds a waiter to the topic of a name. There will be a value in wake when the server has confirmed the subscription, or at
@@ -91,7 +102,7 @@ func (ln *listener) join(name string) *topic {
 			ln.subscribe(t)
 		}
 	}
-	t.waiters++
+	t.enter()
 	if t.subscribed() {
 		t.poke()
 	}
@@ -122,10 +133,11 @@ func (t *topic) leave(pass bool) {
 	ln := t.listener
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
+	t.waiters--
 	if pass {
 		t.poke()
 	}
-	if t.waiters--; t.waiters > 0 {
+	if t.waiters > 0 {
 		return
 	}
 	t.leaves++
@@ -174,8 +186,11 @@ func (t *topic) subscribed() bool {
 	return len(t.subs) > 0
 }
 
-// poke lets one waiter ask.
+// poke lets one waiter ask, if there is any. It is called with listener.mu held.
 func (t *topic) poke() {
+	if t.waiters == 0 {
+		return
+	}
 	select {
 	case t.wake <- struct{}{}:
 	default:

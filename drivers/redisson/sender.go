@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	maxSenders = 6  // requests on their way at once, where ops are combined
+	maxSenders = 4  // requests on their way at once, where ops are combined
 	maxOps     = 64 // in one request: nothing can interrupt what the server does meanwhile
 )
 
