@@ -1,0 +1,173 @@
+package conformance
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// exclusion sweeps over the holds of a lock in the order in which they began, and looks for overlaps (RuleOverlap, RuleLoss), tokens
+// that did not rise (RuleTokens), holds that were over and yet released (RuleResult), and overtaking (RuleOrder).
+func (j *judge) exclusion(l *lock) {
+	var holds []*attempt
+	for _, a := range l.attempts {
+		if a.granted() {
+			holds = append(holds, a)
+		}
+	}
+	slices.SortFunc(holds, func(a, b *attempt) int {
+		return cmp.Or(cmp.Compare(a.from.t, b.from.t), cmp.Compare(a.from.n, b.from.n))
+	})
+	reentries(holds)
+	j.overlaps(holds)
+	j.successors(holds)
+	if j.b.Fenced {
+		j.tokens(holds)
+	}
+	if j.b.FIFO {
+		j.order(holds)
+	}
+}
+
+// reentries marks the holds whose owner may have had the lock already. That is not told by claims, which may be shorter than holds.
+func reentries(holds []*attempt) {
+	until := map[int]time.Duration{}
+	for _, b := range holds {
+		if b.called.Owner == "" {
+			continue
+		}
+		held, before := until[b.owner]
+		b.reentry = before && b.called.Time <= held
+		over := never
+		for _, e := range []*Event{b.releasing, b.lost, b.doubt} {
+			if e != nil {
+				over = min(over, e.Time)
+			}
+		}
+		until[b.owner] = max(held, over)
+	}
+}
+
+// overlaps compares each claim with the earlier claim of another owner that ends last.
+func (j *judge) overlaps(holds []*attempt) {
+	var first, second *attempt // the claims that end last, of two owners
+	for _, b := range holds {
+		if !b.claimed() {
+			continue
+		}
+		other := first
+		if first != nil && first.owner == b.owner {
+			other = second
+		}
+		if other != nil && b.from.before(other.to) {
+			j.overlap(other, b)
+		}
+		switch {
+		case first == nil || first.owner == b.owner:
+			if first == nil || first.to.before(b.to) {
+				first = b
+			}
+		case first.to.before(b.to):
+			first, second = b, first
+		case second == nil || second.to.before(b.to):
+			second = b
+		}
+	}
+}
+
+func (j *judge) overlap(a, b *attempt) {
+	if a.removed {
+		told := a.to.t + j.b.Detect
+		if a.lost == nil {
+			told = a.evidence
+		}
+		j.violation(RuleLoss, a.lock.name, fmt.Sprintf("%v after another owner was granted the lock, the holder had not been told of its loss",
+			told-b.from.t), a.returned, b.returned, a.lost, a.doubt)
+		return
+	}
+	both := min(a.to.t, b.to.t) - b.from.t
+	j.violation(RuleOverlap, a.lock.name, fmt.Sprintf("two owners had the lock for %v", both), a.returned, b.returned, a.releasing, a.lost)
+}
+
+// successors compares each hold with the first firm one of another owner that began after it.
+func (j *judge) successors(holds []*attempt) {
+	var next, nextOther *attempt // firm, in the order in which they began, of two owners
+	for _, a := range slices.Backward(holds) {
+		b := next
+		if b != nil && b.owner == a.owner {
+			b = nextOther
+		}
+		if b != nil && a.from.before(b.from) {
+			j.succeeded(a, b)
+		}
+		if a.firm() {
+			if next != nil && next.owner != a.owner {
+				nextOther = next
+			}
+			next = a
+		}
+	}
+}
+
+// succeeded looks at a, which was over when b was granted.
+func (j *judge) succeeded(a, b *attempt) {
+	if r := a.released; r != nil && r.Kind == KindReleased && b.from.t < a.releasing.Time-j.b.Detect {
+		j.violation(RuleResult, a.lock.name, "a hold was released that was over, for another owner had been granted the lock",
+			a.returned, b.returned, a.releasing, r)
+	}
+	switch {
+	case a.ending == lost && a.lost != nil:
+		j.margins = append(j.margins, b.from.t-min(a.lost.Time, max(a.deadline, a.evidence)))
+	case a.ending == expired && a.claimed():
+		j.margins = append(j.margins, b.from.t-a.to.t)
+	}
+}
+
+// tokens compares each token with the highest of those that were surely granted before.
+func (j *judge) tokens(holds []*attempt) {
+	highest := make([]*attempt, len(holds)+1) // [i]: among the first i holds
+	for i, b := range holds {
+		if b.returned.Token == 0 {
+			j.violation(RuleTokens, b.lock.name, "a grant has no token", b.returned)
+		}
+		since := b.from
+		if !b.firm() { // it may have been granted long before it returned
+			since = point{b.called.Time, 0}
+		}
+		n, _ := slices.BinarySearchFunc(holds[:i], since, func(a *attempt, p point) int {
+			if a.from.before(p) {
+				return -1
+			}
+			return 1
+		})
+		if a := highest[n]; a != nil && b.returned.Token != 0 && a.returned.Token >= b.returned.Token {
+			same := a.returned.Token == b.returned.Token && b.reentry && a.owner == b.owner
+			if !same {
+				j.violation(RuleTokens, b.lock.name, "a token is not above that of an earlier grant", a.returned, b.called, b.returned)
+			}
+		}
+		highest[i+1] = highest[i]
+		if a := highest[i]; a == nil || a.returned.Token <= b.returned.Token {
+			highest[i+1] = b
+		}
+	}
+}
+
+// order compares each hold that was seen to queue with those that were granted before it but asked after it was seen.
+func (j *judge) order(holds []*attempt) {
+	var latest *attempt // the one that asked last, among those granted so far
+	for _, a := range holds {
+		if a.called.NoWait || a.reentry {
+			continue
+		}
+		if b := latest; b != nil && a.waited != nil && a.firm() && a.waited.Time < b.called.Time && b.from.before(a.from) &&
+			j.calm(a.called.Time, a.from.t) {
+			j.violation(RuleOrder, a.lock.name, fmt.Sprintf("the one that asked %v later was granted first", b.called.Time-a.waited.Time),
+				a.called, a.waited, a.returned, b.called, b.returned)
+		}
+		if latest == nil || latest.called.Time < a.called.Time {
+			latest = a
+		}
+	}
+}

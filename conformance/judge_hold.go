@@ -1,0 +1,319 @@
+package conformance
+
+import (
+	"fmt"
+	"time"
+)
+
+// point is a moment of a history. Among events that one process recorded at the same moment (on a fake clock, there are many) n tells
+// the order; otherwise n is 0, and neither of two such events is before the other.
+type point struct {
+	t time.Duration
+	n int
+}
+
+func (p point) before(q point) bool { return p.t < q.t || p.t == q.t && p.n < q.n }
+
+func earlier(p, q point) point {
+	if q.before(p) {
+		return q
+	}
+	return p
+}
+
+// attempt is one attempt and the hold that came of it.
+type attempt struct {
+	lock  *lock
+	proc  *process
+	owner int // attempts with equal numbers re-enter
+
+	called, waited, returned, lost, releasing, released *Event // nil: did not happen
+
+	evidence time.Duration // the last moment for which the lease said that it was held
+	deadline time.Duration // the last one known
+	doubt    *Event        // the first check that found it over
+	unlock   point         // of releasing
+
+	// The claim: what the holder was told that it has. It is empty unless from is before to.
+	from, to point
+	ending   ending
+	removed  bool // it was lost before its time, so somebody else ended it
+	reentry  bool // its owner may have had the lock already
+
+	// free is when the backend surely has nothing left of this attempt.
+	free time.Duration
+	done bool // the sweep over the attempts has passed its return
+}
+
+type ending int
+
+const (
+	expired ending = iota // its deadline passed
+	released
+	lost // the holder was told
+)
+
+func (a *attempt) granted() bool { return a.returned != nil && a.returned.Kind == KindGrant }
+func (a *attempt) claimed() bool { return a.granted() && a.from.before(a.to) }
+
+// doubtful says that the backend may have made a hold of the attempt that nobody was told of.
+func (a *attempt) doubtful() bool {
+	return a.returned == nil || !a.granted() && a.free > a.returned.Time
+}
+
+// firm says that the backend granted the hold after every grant that returned earlier: it was held without a break from its grant
+// until after it returned, so no other grant can lie between. That is not known of one that was removed or over when it returned.
+func (a *attempt) firm() bool { return a.claimed() && !a.removed }
+
+// read turns the events into attempts, holds and faults.
+func (j *judge) read() {
+	type id struct {
+		proc string
+		call uint64
+	}
+	open := map[id]*Event{}
+	var faults []window
+	var at point
+	for i := range j.events {
+		e := &j.events[i]
+		at = j.point(i, at)
+		p := j.process(e.Proc)
+		p.last = e.Time
+		switch e.Kind {
+		case KindMeta, KindWrite:
+		case KindEnd:
+			p.ended = true
+		case KindFaultOn:
+			open[id{e.Proc, e.Call}] = e
+			j.v.Faults++
+		case KindFaultOff:
+			on := open[id{e.Proc, e.Call}]
+			if on == nil {
+				j.invalid("event out of place: %v", e)
+				continue
+			}
+			delete(open, id{e.Proc, e.Call})
+			faults = append(faults, window{from: on.Time, to: e.Time})
+			if on.Class == FaultKill {
+				j.process(on.Text).killed = e.Time
+			}
+		case KindCall:
+			j.begin(p, e)
+		default:
+			if a := p.attempts[e.Call]; a == nil || !j.add(a, e, at) {
+				j.invalid("event out of place: %v", e)
+			}
+		}
+	}
+	for _, on := range open {
+		faults = append(faults, window{from: on.Time, to: never})
+	}
+	j.setQuiet(faults)
+}
+
+// point returns the moment of event i, where last is that of the event before.
+func (j *judge) point(i int, last point) point {
+	e := &j.events[i]
+	if i > 0 && j.events[i-1].Time == e.Time {
+		if last.n > 0 {
+			return point{e.Time, last.n + 1}
+		}
+		return point{e.Time, 0}
+	}
+	for k := i + 1; k < len(j.events) && j.events[k].Time == e.Time; k++ {
+		if j.events[k].Proc != e.Proc {
+			return point{e.Time, 0}
+		}
+	}
+	return point{e.Time, 1}
+}
+
+func (j *judge) begin(p *process, e *Event) {
+	l := j.byName[e.Name]
+	if l == nil {
+		l = &lock{name: e.Name}
+		j.byName[e.Name] = l
+		j.locks = append(j.locks, l)
+	}
+	j.v.Attempts++
+	a := &attempt{lock: l, proc: p, called: e, owner: j.v.Attempts}
+	if e.Owner != "" {
+		key := [2]string{e.Client, e.Owner}
+		if p.owners[key] == 0 {
+			p.owners[key] = a.owner
+		}
+		a.owner = p.owners[key]
+	}
+	if p.attempts[e.Call] != nil {
+		j.invalid("event out of place: %v", e)
+	}
+	p.attempts[e.Call] = a
+	l.attempts = append(l.attempts, a)
+	l.steps = append(l.steps, step{a, e})
+}
+
+// add adds an event to its attempt. It returns false if such an event cannot follow what is there.
+func (j *judge) add(a *attempt, e *Event, at point) bool {
+	j.checkResult(a, e)
+	switch e.Kind {
+	case KindWait:
+		if a.returned == nil { // otherwise it comes too late to tell anything
+			a.waited = e
+		}
+		return true
+	case KindGrant, KindRefuse, KindFail:
+		if a.returned != nil {
+			return false
+		}
+		a.returned, a.from, a.evidence, a.deadline = e, at, e.Time, e.Deadline
+		a.lock.steps = append(a.lock.steps, step{a, e})
+		j.count(e)
+		return true
+	}
+	if !a.granted() {
+		return false
+	}
+	if e.Kind == KindCheck || e.Kind == KindRelease {
+		if e.OK {
+			a.evidence, a.deadline = e.Time, max(e.Deadline, e.Time)
+		} else if a.doubt == nil {
+			a.doubt = e
+		}
+	}
+	switch e.Kind {
+	case KindRenew:
+		a.deadline = e.Deadline
+	case KindLose:
+		if a.lost == nil {
+			a.lost = e
+		}
+	case KindRelease:
+		if a.releasing == nil {
+			a.releasing, a.unlock = e, at
+		}
+	case KindReleased, KindNotReleased:
+		if a.releasing == nil {
+			return false
+		}
+		if a.released == nil || a.released.Kind == KindNotReleased {
+			a.released = e
+		}
+	}
+	return true
+}
+
+func (j *judge) count(e *Event) {
+	switch {
+	case e.Kind == KindGrant:
+		j.v.Granted++
+	case e.Kind == KindRefuse:
+		j.v.Refused++
+	case e.Class == ClassUnknown:
+		j.v.Unknown++
+	}
+}
+
+// checkResult finds what a call must not return, given what was known of this attempt before (RuleResult).
+func (j *judge) checkResult(a *attempt, e *Event) {
+	wrong := func(text string, because *Event) {
+		j.violation(RuleResult, a.lock.name, text, because, e)
+	}
+	before := func(x *Event) bool { return x != nil && x.Time < e.Time }
+	switch {
+	case e.Class == ClassOther && e.Kind != KindMeta:
+		wrong(fmt.Sprintf("an error outside of the documented ones: %s", e.Text), nil)
+	case e.Kind == KindRefuse && !e.NoWait:
+		wrong("Lock returned before its context ended, only because the lock was held", nil)
+	case e.Kind == KindLose && a.lost != nil:
+		wrong("a loss was told twice", a.lost)
+	case e.Kind == KindLose && e.Class == "":
+		wrong("Done is closed although the lease says that it is held", nil)
+	case e.Kind == KindReleased && a.released != nil && a.released.Kind == KindReleased:
+		wrong("a hold was released twice", a.released)
+	case e.Kind == KindReleased && a.lost != nil && a.releasing != nil && a.lost.Time < a.releasing.Time:
+		wrong("a hold was released that had been lost", a.lost)
+	case e.Kind == KindReleased && a.releasing != nil && !a.releasing.OK:
+		wrong("a hold was released that had been over", a.releasing)
+	}
+	if e.OK && (e.Kind == KindCheck || e.Kind == KindRelease) {
+		switch {
+		case before(a.lost):
+			wrong("a lease says that it is held after it was lost", a.lost)
+		case before(a.released):
+			wrong("a lease says that it is held after it was released", a.released)
+		case e.Deadline != 0 && e.Deadline < e.Time:
+			wrong("a lease says that it is held after its own deadline", nil)
+		}
+	}
+}
+
+// close determines the claim of an attempt and when the backend surely has nothing left of it, when all its events are known.
+func (j *judge) close(a *attempt) {
+	if a.granted() {
+		j.closeClaim(a)
+	}
+	a.free = j.free(a)
+}
+
+func (j *judge) closeClaim(a *attempt) {
+	a.to = point{a.deadline, 0}
+	if r := a.releasing; r != nil && (r.OK || a.unlock.before(a.to)) {
+		a.to, a.ending = a.unlock, released
+	}
+	early := func(e *Event) bool {
+		return e.Time < a.deadline || e.Class == ClassRemoved || e.Class == ClassSessionEnded
+	}
+	switch told := a.lost; {
+	case told != nil && (a.releasing == nil || told.Time <= a.releasing.Time):
+		a.ending = lost
+		if early(told) {
+			a.removed = true
+			a.to = earlier(a.to, point{told.Time - j.b.Detect, 0})
+		}
+	case a.doubt != nil && early(a.doubt): // nobody knows when Done was closed
+		a.ending, a.removed = lost, true
+		a.to = earlier(a.to, point{a.evidence, 0})
+	}
+	if a.releasing == nil && !a.proc.ended { // the dead claim nothing
+		a.to = earlier(a.to, point{a.proc.last, 0})
+	}
+	switch {
+	case a.ending == lost:
+		j.v.Lost++
+	case a.released != nil && a.released.Kind == KindReleased:
+		j.v.Released++
+	}
+	if a.claimed() {
+		j.v.Claims++
+	}
+}
+
+func (j *judge) free(a *attempt) time.Duration {
+	var end *Event // after which only a remnant can be left
+	definite := false
+	switch {
+	case a.returned == nil || a.granted() && a.releasing != nil && a.released == nil:
+	case !a.granted():
+		end = a.returned
+		switch end.Class {
+		case ClassLocked, ClassCanceled, ClassDeadline, ClassDeadlock, ClassUnavailable, ClassUnsupported:
+			definite = true
+		}
+	case a.released != nil:
+		end = a.released
+		definite = end.Kind == KindReleased
+	case a.lost != nil:
+		end = a.lost
+	}
+	switch {
+	case definite:
+		return end.Time
+	case j.b.Linger == 0:
+		return never
+	case end != nil:
+		return after(end.Time, j.b.Linger)
+	case !a.proc.ended:
+		return after(a.proc.killed, j.b.Linger)
+	}
+	return never
+}
