@@ -61,8 +61,8 @@ func ttlBounds(e *env) error {
 		_ = r.tryRelease(e.ctx) // the shortest may be over
 	}
 	var outside []time.Duration
-	if i.MinTTL > 1 {
-		outside = append(outside, i.MinTTL-1)
+	if t := i.MinTTL - 1; t > 10*time.Millisecond { // what is shorter is refused for every driver
+		outside = append(outside, t)
 	}
 	if i.MaxTTL > 0 {
 		outside = append(outside, i.MaxTTL+1)

@@ -168,7 +168,7 @@ func (c *client) useUntilClosed(name string, try bool, granted chan<- struct{}) 
 		default:
 		}
 		c.env.sleep(50 * time.Microsecond)
-		if err := h.tryUnlock(c.env.ctx); err != nil && !errors.Is(err, dsync.ErrClosed) {
+		if err := h.tryUnlock(c.env.ctx); err != nil && !errors.Is(err, dsync.ErrClosed) && !errors.Is(err, dsync.ErrUnknown) {
 			return err
 		}
 	}

@@ -37,7 +37,9 @@ type Harness struct {
 	// raised to what Info allows. Checks that wait for the end of a lease use it; the others use a long one.
 	TTL time.Duration
 
-	breakOwner func(*client, locker) locker // in tests of the suite
+	// In tests of the suite.
+	breakOwner func(*client, locker) locker
+	hangs      time.Duration // what counts as a hang
 }
 
 // Backend is one backend, and what can be done to it. Everything but New is optional. The functions fail tb when they cannot do what
@@ -56,6 +58,10 @@ type Backend struct {
 
 	// Restart ends the server by force and starts it again.
 	Restart func(tb testing.TB)
+
+	// URL opens the driver in another process, by driver.Open. A driver that has no URLs can register a scheme in its tests. The
+	// TestMain of the package has to call RunWorker.
+	URL string
 }
 
 // Link is the connection of one client to the backend, and how to disturb it. Functions that are nil are what it cannot do. Each
@@ -70,12 +76,14 @@ type Link struct {
 
 // Run checks all promises, one subtest each, and logs a summary. A check that fails says which promise is broken, what it saw, and
 // what its clients did.
-func Run(t *testing.T, h Harness) {
+func Run(t *testing.T, h Harness) { runChecks(t, h, Checks()) }
+
+func runChecks(t *testing.T, h Harness, checks []Check) {
 	if h.Backend == nil {
 		t.Fatal("conformance: Harness.Backend is missing")
 	}
 	var s summary
-	for _, c := range Checks() {
+	for _, c := range checks {
 		t.Run(c.Name, func(t *testing.T) {
 			r := c.result(t, h)
 			s.add(c, r)
@@ -108,7 +116,7 @@ func (c Check) result(t *testing.T, h Harness) result {
 	}
 	var r result
 	if err := inBubble(t, func(t *testing.T) { r = run(t) }); err != nil && r.err == nil {
-		r = result{err: err}
+		r = result{err: err, events: r.events}
 	}
 	return r
 }

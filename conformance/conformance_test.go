@@ -2,6 +2,8 @@ package conformance
 
 import (
 	"flag"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,15 +17,33 @@ var repeat = flag.Int("repeat", 10, "how often the suite is run on the good driv
 func onMemory(o *memory.Options, mutate func(*memory.Driver) driver.Driver) Harness {
 	return Harness{FakeTime: true, Backend: func(testing.TB) *Backend {
 		s := memory.NewServer(o)
+		var drivers []*memory.Driver // made by the goroutine of the check
+		each := func(f func(*memory.Driver)) func(testing.TB) {
+			return func(testing.TB) {
+				for _, d := range drivers {
+					f(d)
+				}
+			}
+		}
 		return &Backend{
 			New: func(testing.TB) (driver.Driver, *Link) {
 				d := s.NewDriver()
+				drivers = append(drivers, d)
 				return mutate(d), memoryLink(d)
 			},
 			Expire: func(_ testing.TB, name string) { s.Expire(name) },
+			Freeze: each(func(d *memory.Driver) { d.Inject(memory.Fault{Kind: memory.Hang}) }),
+			Thaw:   each((*memory.Driver).Heal),
+			Restart: func(testing.TB) {
+				s.Flush()
+				restarted.Store(s, true)
+			},
 		}
 	}}
 }
+
+// restarted are the servers that were started again, for mutants that do not survive that.
+var restarted sync.Map
 
 func memoryLink(d *memory.Driver) *Link {
 	inject := func(k memory.FaultKind) func() { return func() { d.Inject(memory.Fault{Kind: k}) } }
@@ -68,4 +88,5 @@ func TestGoodDriverPasses(t *testing.T) {
 	}
 }
 
-func needsProcesses(Check) bool { return false }
+// needsProcesses reports whether a check cannot run in fake time.
+func needsProcesses(c Check) bool { return strings.HasPrefix(c.Name, "processes/") }

@@ -20,14 +20,15 @@ import (
 // Methods of an env, and of what it made, that do not return an error end the check when they cannot do what they say, as if the
 // check had returned that error. They may be called by the goroutine of the check and by those that it started with run.
 type env struct {
-	tb      testing.TB
-	backend *Backend
-	ctx     context.Context // until the check is over
-	cancel  context.CancelFunc
-	events  *events
-	work    sync.WaitGroup               // goroutines of the check
-	minTTL  time.Duration                // Harness.TTL
-	broken  func(*client, locker) locker // Harness.breakOwner
+	tb       testing.TB
+	backend  *Backend
+	ctx      context.Context // until the check is over
+	cancel   context.CancelFunc
+	events   *events
+	work     sync.WaitGroup               // goroutines of the check
+	minTTL   time.Duration                // Harness.TTL
+	broken   func(*client, locker) locker // Harness.breakOwner
+	patience time.Duration                // Harness.hangs
 
 	mu      sync.Mutex
 	err     error // the first, by which the check failed
@@ -42,7 +43,7 @@ type env struct {
 }
 
 func newEnv(tb testing.TB, h Harness) *env {
-	e := &env{tb: tb, events: newEvents(), minTTL: h.TTL, id: rand.Text()[:10], broken: h.breakOwner}
+	e := &env{tb: tb, events: newEvents(), minTTL: h.TTL, id: rand.Text()[:10], broken: h.breakOwner, patience: h.hangs}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.backend = h.Backend(tb)
 	return e
@@ -60,7 +61,7 @@ func (e *env) check(f func(*env) error) result {
 	<-done
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	var r result
+	r := result{events: e.events.String()}
 	var refused *refusedError
 	var missing *missingError
 	switch {
@@ -72,7 +73,7 @@ func (e *env) check(f func(*env) error) result {
 		e.err = errors.New("the harness ended the check")
 		fallthrough
 	case e.err != nil:
-		r.err, r.events = e.err, e.events.String()
+		r.err = e.err
 	}
 	return r
 }
@@ -139,7 +140,7 @@ func (e *env) close() {
 }
 
 // closeFor bounds the closing of the clients of a check. That of a good driver takes a round trip or two.
-const closeFor = 5 * time.Second
+const closeFor = 2 * time.Second
 
 // onClose lets f be called when the check is over.
 func (e *env) onClose(f func(context.Context)) {
@@ -150,6 +151,9 @@ func (e *env) onClose(f func(context.Context)) {
 
 // hangs is how long a step may take before it counts as hanging. It is no promise of anybody: a good driver is much faster.
 func (e *env) hangs() time.Duration {
+	if e.patience > 0 {
+		return e.patience
+	}
 	i := e.driverInfo()
 	return 30*time.Second + 5*(e.ttl()+i.Late)
 }

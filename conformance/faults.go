@@ -114,7 +114,7 @@ func hungLease(e *env) error {
 func lateAnswer(e *env) error {
 	d := e.driver()
 	d.hold(e.name()).release() // the connection is there
-	const late = 2 * time.Second
+	const late = time.Second
 	d.delay(late)
 	r := d.hold(e.name(), fixed)
 	if took := r.at.Sub(r.called); took < late {

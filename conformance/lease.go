@@ -43,10 +43,11 @@ func expiresAfterTTL(e *env) error {
 }
 
 func freshAfterWait(e *env) error {
-	a, b, name := e.driver(), e.driver(), e.name()
-	for _, opts := range [][]option{{ttl(e.ttl())}, {ttl(e.ttl()), fixed}} {
+	waits := [][]option{{ttl(e.ttl())}, {ttl(e.ttl()), fixed}}
+	e.together("waits of two TTLs", len(waits), func(i int) error {
+		a, b, name := e.driver(), e.driver(), e.name()
 		h := a.hold(name)
-		r := b.start(name, opts...).waits()
+		r := b.start(name, waits[i]...).waits()
 		e.sleep(2 * e.ttl())
 		if r.isDone() {
 			return fmt.Errorf("%s stopped waiting for %q: %s", b.label, name, outcome(r.err))
@@ -61,7 +62,8 @@ func freshAfterWait(e *env) error {
 			return err
 		}
 		r.release()
-	}
+		return nil
+	})
 	return nil
 }
 

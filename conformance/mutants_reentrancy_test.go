@@ -110,7 +110,7 @@ type lastRenewal struct {
 }
 
 func (l lastRenewal) Unlock(ctx context.Context) error {
-	time.AfterFunc(2*time.Second, func() { _ = l.outer.Unlock(ctx) })
+	time.AfterFunc(time.Second, func() { _ = l.outer.Unlock(ctx) })
 	return l.lease.Unlock(ctx)
 }
 

@@ -56,7 +56,7 @@ func TestMutants(t *testing.T) {
 		})
 	}
 	for _, c := range Checks() {
-		if !caught[c.Name] {
+		if !caught[c.Name] && !needsProcesses(c) { // see TestMutantsBetweenProcesses
 			t.Errorf("no mutant is caught by %s, so it is not known that it can fail", c.Name)
 		}
 	}

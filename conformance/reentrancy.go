@@ -91,8 +91,8 @@ func nestedRenewal(e *env) error {
 	o := a.owner()
 	outer := o.lock(name)
 	o.lock(name).unlock()
-	e.sleep(3 * e.ttl())
-	if err := outer.isHeld("three TTLs after a nested lease was unlocked"); err != nil {
+	e.sleep(2 * e.ttl())
+	if err := outer.isHeld("two TTLs after a nested lease was unlocked"); err != nil {
 		return err
 	}
 	outer.unlock()

@@ -10,7 +10,7 @@ type result struct {
 	err     error  // how the promise is broken
 	refused string // the capability that the driver does not claim, in which case it was checked that it refuses it
 	missing string // what the harness would have to be able to do
-	events  string // what the clients did, if err is set
+	events  string // what the clients did
 }
 
 // summary counts how checks ended.

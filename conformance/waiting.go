@@ -105,7 +105,7 @@ func (r *request) endedBy(ctxErr error) error {
 		return fmt.Errorf("%s was granted %q while there was another hold", r.driver.label, r.Name)
 	case !errors.Is(r.err, ctxErr):
 		return fmt.Errorf("the wait of %s ended with %q, want an error that matches %q", r.driver.label, outcome(r.err), ctxErr)
-	case r.waited() > 0 && !errors.Is(r.err, driver.ErrLocked):
+	case r.waited() > 0 && !errors.Is(r.err, driver.ErrLocked) && !errors.Is(r.err, driver.ErrUnknown): // unknown: it had asked again
 		return fmt.Errorf("the wait of %s, which had been refused, ended with %q, want an error that matches ErrLocked too", r.driver.label, outcome(r.err))
 	}
 	return nil

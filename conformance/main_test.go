@@ -1,0 +1,8 @@
+package conformance
+
+import "testing"
+
+func TestMain(m *testing.M) {
+	RunWorker()
+	m.Run()
+}

@@ -1,0 +1,62 @@
+//go:build unix
+
+package conformance
+
+import (
+	"fmt"
+	"os"
+	"testing"
+	"time"
+)
+
+// fileMutants are those that fail between processes.
+var fileMutants = map[string]struct {
+	check, breaks string
+	mutate        func(*fileDriver)
+}{
+	"own": {
+		"processes/contend", "each process has locks of its own",
+		func(d *fileDriver) { d.suffix = fmt.Sprint(os.Getpid()) },
+	},
+	"early": {
+		"processes/killed", "a lease ends for others before it ends for its holder",
+		func(d *fileDriver) { d.now = func() time.Time { return time.Now().Add(100 * time.Millisecond) } },
+	},
+	"forever": {
+		"processes/killed", "a lease ends for nobody but its holder",
+		func(d *fileDriver) { d.now = func() time.Time { return time.Time{} } },
+	},
+	"believes": {
+		"processes/stopped", "a lease seems to end later than it does",
+		func(d *fileDriver) { d.late = time.Hour },
+	},
+}
+
+func TestMutantsBetweenProcesses(t *testing.T) {
+	t.Parallel()
+	caught := map[string]bool{}
+	for name, m := range fileMutants {
+		caught[m.check] = true
+		t.Run(fmt.Sprintf("%s, by %s", m.breaks, m.check), func(t *testing.T) {
+			h := onFiles(t, "?broken="+name)
+			h.hangs = 5 * time.Second
+			for _, c := range processChecks {
+				r := c.result(t, h)
+				if r.err == nil {
+					continue
+				}
+				if c.Name != m.check {
+					t.Fatalf("got caught by %q, want by %q; it said: %v\n%s", c.Name, m.check, r.err, r.events)
+				}
+				t.Log(r.err)
+				return
+			}
+			t.Fatalf("got caught by none, want by %q", m.check)
+		})
+	}
+	for _, c := range processChecks {
+		if !caught[c.Name] {
+			t.Errorf("no mutant is caught by %s, so it is not known that it can fail", c.Name)
+		}
+	}
+}
