@@ -79,19 +79,25 @@ func (d *Driver) contend(ctx context.Context, l *lease) error {
 	case l.r.NoWait:
 		return driver.ErrLocked
 	}
-	if !waited {
-		l.r.Events.Waiting()
-	}
-	return d.waitAtServer(ctx, l)
+	return d.waitAtServer(ctx, l, waited)
 }
 
-// carrier returns the TTL of the sessions that carry a request. Leases that are renewed need exactly theirs. A fixed one ends here,
-// and its session's TTL only says how long the server may keep it after this process froze. Those of all lengths share few sessions.
+// maxClasses is how many TTLs of fixed leases have sessions of their own.
+const maxClasses = 8
+
+// carrier returns the TTL of the sessions that carry a request: its own. A program that asks for fixed leases of ever new lengths would
+// need ever new sessions; they share those of shorter TTLs then, which are kept alive until the lease ends here.
 func (d *Driver) carrier(r *driver.Request) time.Duration {
+	ttl := roundUp(r.TTL)
 	if !r.Fixed {
-		return roundUp(r.TTL)
+		return ttl
 	}
-	if d.home <= r.TTL {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.classes[ttl] != nil || len(d.classes) < maxClasses {
+		return ttl
+	}
+	if d.home <= ttl {
 		return d.home
 	}
 	return time.Duration(1<<(bits.Len64(uint64(r.TTL/time.Millisecond))-1)) * time.Millisecond
@@ -178,13 +184,16 @@ func wanted(err error) error {
 }
 
 // waitAtServer waits in the server's queue for the key, on a session of its own.
-func (d *Driver) waitAtServer(ctx context.Context, l *lease) error {
+func (d *Driver) waitAtServer(ctx context.Context, l *lease, waited bool) error {
 	w, op, err := d.enqueue(ctx, l)
 	if err != nil {
 		if ctx.Err() != nil {
 			return fmt.Errorf("%w: %w", driver.ErrLocked, err)
 		}
 		return err
+	}
+	if !waited {
+		l.r.Events.Waiting() // and not before it is sent, which fixes its place in the server's queue
 	}
 	err = d.watch(ctx, w, op)
 	if err == nil {
