@@ -20,7 +20,7 @@ var ErrNotReplicated = fmt.Errorf("not enough replicas: %w", driver.ErrUnavailab
 // unavailableCodes begin the errors with which a server refuses a command for now, before it did anything.
 var unavailableCodes = []string{
 	"READONLY", "LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY", "OOM", "MISCONF", "NOREPLICAS", "MOVED", "ASK",
-	"ERR max number of clients reached",
+	"max number of clients reached", // the library leaves out the ERR before it
 }
 
 var permissionCodes = []string{"NOPERM", "NOAUTH", "WRONGPASS"}
