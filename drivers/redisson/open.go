@@ -33,17 +33,7 @@ type target struct {
 	option rueidis.ClientOption
 }
 
-// open is the driver.Opener of the scheme redisson. Parameters:
-//
-//	mode=single|sentinel|cluster  one server (the default), the primary that sentinels name, or a cluster
-//	master=                       with mode=sentinel: the name of the primary; the hosts are sentinels (port 26379)
-//	sentinel_user=, sentinel_password=
-//	tls=true                      also to the sentinels; with tls_ca=, tls_cert= and tls_key= (PEM files), tls_server_name=,
-//	                              tls_insecure_skip_verify=true
-//	pubsub=auto|plain|sharded|both
-//	fence=own|redisson            see Fence; fenced=false is FenceNone
-//	waitreplicas=, waitlimit=1s   see Options.WaitReplicas
-//	evict=refuse|allow            see Options.AllowEviction
+// open is the driver.Opener of the scheme redisson.
 func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u := c.URL
 	t, err := readTarget(u)

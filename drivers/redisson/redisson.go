@@ -1,15 +1,52 @@
 // Package redisson is the Redis backend of dsync: the lock of Java's Redisson (RLock, versions 3.19 to 4.7), key for key and message
-// for message, so that Go and Java programs exclude each other on one Redis. It registers the URL scheme "redisson".
+// for message, so that Go and Java programs exclude each other on one Redis. It registers the URL scheme "redisson":
 //
 //	redisson://user:password@host:6379/0
 //	redisson://host1:26379,host2:26379/0?mode=sentinel&master=mymaster
 //	redisson://host1:7000,host2:7000?mode=cluster
 //
-// A lock is a hash under its plain name, with one field, the identity of the hold. Waiters are woken by a message on a channel of the
-// name; a timer backs that up. Redis 6.2 or newer, or Valkey, is needed.
+// Parameters beside those of every backend:
 //
-// What it cannot promise: Redis acknowledges before it replicates, so a fail-over can forget a lock that was granted a moment ago.
-// Options.WaitReplicas narrows that window and does not close it. Do not use one name for several kinds of Redisson objects.
+//	mode=single|sentinel|cluster   one server (the default), the primary that sentinels name, or a cluster
+//	master=name                    with mode=sentinel: the name of the primary; the hosts are sentinels (port 26379 by default)
+//	sentinel_user=, sentinel_password=
+//	tls=true                       to all servers and sentinels, by version 1.2 or newer
+//	tls_ca=, tls_cert=, tls_key=   PEM files; the certificate of the client is read anew for each connection
+//	tls_server_name=, tls_insecure_skip_verify=true
+//	pubsub=auto|plain|sharded|both see [PubSub]
+//	fence=own|redisson             see [Fence]; fenced=false is FenceNone
+//	waitreplicas=, waitlimit=      see [Options]
+//	evict=refuse|allow             see [Options]
+//
+// Redis 6.2 or newer is needed, or Valkey. The first Acquire of a [Driver], or opening it by a URL, checks the version, that the
+// server is what the mode says, and that it does not evict keys.
+//
+// # On the server
+//
+// A lock is a hash under its plain name, with one field, the identity of the hold. The last token is in a key next to it, and the end
+// of a hold is published on a channel of the name. A name that has a { in it keeps its place in a cluster by its hash tag, as in
+// Redisson; names whose braces are no hash tag ("a{b", "a}b", "{}") are refused in a cluster.
+//
+// A process subscribes once to the channel of a name, for as long as one of its callers waits and 250 ms longer, over one connection
+// (in a cluster with sharded channels one to each node). Since messages can be lost, a waiter also asks when the hold it waits for
+// expires, and every 5 s at the latest.
+//
+// A user of the server needs these rights, here for names that begin with "lk:", and for a cluster cluster|slots and cluster|shards:
+//
+//	~lk:* ~dsync_fence:{lk:* &redisson_lock__channel:{lk:* +hello +auth +ping +eval +evalsha +exists +hexists +hset +hdel +pexpire
+//	+pttl +incr +incrby +set +time +publish +subscribe +unsubscribe (also spublish, ssubscribe, sunsubscribe in a cluster)
+//
+// beside which select serves databases other than 0, wait serves WaitReplicas, info lets eviction be noticed, pubsub tells the kind
+// of messages in a cluster and the number of waiters, and hlen, del, get and hgetall serve Inspect and ForceUnlock.
+//
+// # What it cannot promise
+//
+// Redis acknowledges before it replicates, so a fail-over can forget a lock that was granted a moment ago; the holder learns it at
+// its next renewal. Options.WaitReplicas narrows that window and does not close it: a replica that did not confirm may be promoted.
+// A primary that is cut off grants locks until it notices; min-replicas-to-write 1 and a short min-replicas-max-lag bound that. The
+// server's clock ends holds: if it jumps, they end early or late. Where that matters, use the tokens.
+//
+// Do not use one name for several kinds of Redisson's objects: a lock and a read-write lock of one name do not exclude each other.
 package redisson
 
 import (

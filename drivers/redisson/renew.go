@@ -15,7 +15,7 @@ import (
 const (
 	renewKeys   = 250  // in one run of the script, which nothing else can interrupt
 	renewAtOnce = 4000 // in one request, of several runs
-	renewRuns   = 1000 // runs in one request; from 2000 on the library takes another connection
+	renewRuns   = 1000 // in one request; from 2000 on the library takes another connection
 )
 
 // due is a lease that is to be renewed.
@@ -26,56 +26,74 @@ type due struct {
 	renewal
 }
 
+// round is the memory for one run of RenewAll.
+type round struct {
+	names map[string]struct{}
+	due   []due
+	twice []due // of names that are in due
+}
+
+var rounds = sync.Pool{New: func() any { return &round{names: make(map[string]struct{})} }}
+
+func (r *round) free() {
+	clear(r.names)
+	clear(r.due)
+	r.due, r.twice = r.due[:0], nil
+	rounds.Put(r)
+}
+
 // RenewAll implements driver.BatchRenewer: in few requests, in a cluster side by side to each node.
 func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
-	names := make(map[string]struct{}, len(leases))
-	groups := make(map[string][]due) // by node
-	var twice []due
-	if d.cluster {
-		d.sortOut(ctx)
-	}
+	r := rounds.Get().(*round)
+	defer r.free()
 	for i, held := range leases {
 		x := due{index: i, lease: held.(*lease)}
 		name := x.lease.request.Name
-		if _, ok := names[name]; ok {
-			twice = append(twice, x)
+		if _, twice := r.names[name]; twice {
+			r.twice = append(r.twice, x)
 			continue
 		}
-		names[name] = struct{}{}
-		node := ""
-		if d.cluster {
-			x.slot = slotOf(name)
-			node = d.nodes.owner(x.slot)
-		}
-		groups[node] = append(groups[node], x)
+		r.names[name] = struct{}{}
+		r.due = append(r.due, x)
 	}
-	var wg sync.WaitGroup
-	for node, group := range groups {
-		if len(groups) == 1 {
-			d.renewGroup(ctx, node, group, done)
-			continue
-		}
-		wg.Go(func() { d.renewGroup(ctx, node, group, done) })
+	if d.cluster {
+		d.renewCluster(ctx, r.due, done)
+	} else {
+		d.renewNode(ctx, "", r.due, done)
 	}
-	wg.Wait()
-	for _, x := range twice {
+	for _, x := range r.twice {
 		done(x.index, x.lease.Renew(ctx, x.lease.request.TTL))
 	}
 }
 
-// sortOut sees to it that the nodes of leases are known. What is out of date does for now; with nothing, all leases go as one group.
-func (d *Driver) sortOut(ctx context.Context) {
+// renewCluster renews leases, those of each node apart. It goes by what it knows of the nodes, be it out of date: then some leases
+// wait for nodes of others. While it knows nothing all go together.
+func (d *Driver) renewCluster(ctx context.Context, all []due, done func(i int, err error)) {
 	if d.nodes.known() {
 		d.spawn(func() { _ = d.nodes.refresh(d.life, topologyAge) })
-		return
+	} else {
+		_ = d.nodes.refresh(ctx, topologyAge)
 	}
-	_ = d.nodes.refresh(ctx, topologyAge)
+	groups := make(map[string][]due)
+	for _, x := range all {
+		x.slot = slotOf(x.lease.request.Name)
+		node := d.nodes.owner(x.slot)
+		groups[node] = append(groups[node], x)
+	}
+	var wg sync.WaitGroup
+	for node, group := range groups {
+		slices.SortFunc(group, func(a, b due) int { return cmp.Compare(a.slot, b.slot) })
+		wg.Go(func() { d.renewNode(ctx, node, group, done) })
+	}
+	wg.Wait()
 }
 
-// renewGroup renews leases that live on one node.
-func (d *Driver) renewGroup(ctx context.Context, node string, group []due, done func(i int, err error)) {
-	slices.SortFunc(group, func(a, b due) int { return cmp.Compare(a.slot, b.slot) })
-	client := d.client
+// renewNode renews leases that live on one node.
+func (d *Driver) renewNode(ctx context.Context, node string, group []due, done func(i int, err error)) {
+	client, limit := d.client, renewAtOnce
+	if d.cluster {
+		limit = renewRuns
+	}
 	if d.cluster && d.options.WaitReplicas > 0 {
 		if client = d.client.Nodes()[node]; client == nil {
 			d.nodes.expire()
@@ -85,13 +103,8 @@ func (d *Driver) renewGroup(ctx context.Context, node string, group []due, done 
 			return
 		}
 	}
-	for len(group) > 0 {
-		n := min(len(group), renewAtOnce)
-		if d.cluster {
-			n = min(n, renewRuns)
-		}
-		d.renewSome(ctx, client, group[:n], done)
-		group = group[n:]
+	for some := range slices.Chunk(group, limit) {
+		d.renewSome(ctx, client, some, done)
 	}
 }
 
@@ -128,19 +141,15 @@ func (d *Driver) renewSome(ctx context.Context, client rueidis.Client, some []du
 // renewCalls puts leases together that one run of the script may renew.
 func (d *Driver) renewCalls(sent []due) []call {
 	calls := make([]call, 0, 1+len(sent)/renewKeys)
-	for len(sent) > 0 {
-		n := 1
-		for n < len(sent) && n < renewKeys && sent[n].slot == sent[0].slot {
-			n++
+	keys, args := make([]string, 0, len(sent)), make([]string, 0, 2*len(sent))
+	for i, x := range sent {
+		r := x.lease.request
+		keys = append(keys, r.Name)
+		args = append(args, r.Hold, d.milliseconds(r.TTL))
+		if i+1 == len(sent) || len(keys) == renewKeys || sent[i+1].slot != x.slot {
+			calls = append(calls, call{keys, args})
+			keys, args = keys[len(keys):], args[len(args):]
 		}
-		c := call{make([]string, n), make([]string, 0, 2*n)}
-		for i, x := range sent[:n] {
-			r := x.lease.request
-			c.keys[i] = r.Name
-			c.args = append(c.args, r.Hold, d.milliseconds(r.TTL))
-		}
-		calls = append(calls, c)
-		sent = sent[n:]
 	}
 	return calls
 }
