@@ -228,11 +228,11 @@ func (l *Lease) finish(err error) {
 	if l.end != nil {
 		l.hold.lock.client.watchdog.remove(l.end)
 	}
-	if l.done != nil {
-		close(l.done)
-	}
 	for _, lc := range l.contexts {
 		lc.cancel(err)
 	}
 	l.contexts = nil
+	if l.done != nil {
+		close(l.done) // who waits for this finds the contexts ended
+	}
 }

@@ -257,6 +257,21 @@ func TestDoReportsTheLoss(t *testing.T) {
 	})
 }
 
+func TestContextsHaveEndedWhenDoneIsClosed(t *testing.T) {
+	c := newClient(t, memory.New(nil), nil)
+	for range 500 {
+		l := mustLock(t, c, "x")
+		ctx, cancel := l.Context(t.Context())
+		done := l.Done()
+		go func() { _ = l.Unlock(context.Background()) }()
+		<-done
+		if ctx.Err() == nil {
+			t.Error("a context of the lease goes on after Done was closed")
+		}
+		cancel()
+	}
+}
+
 func TestUnlockAndLossAtTheSameTime(t *testing.T) {
 	s := memory.NewServer(nil)
 	c, admin := newClient(t, s.NewDriver(), nil), newClient(t, s.NewDriver(), nil)
