@@ -17,9 +17,12 @@ var repeat = flag.Int("repeat", 10, "how often the suite is run on the good driv
 func onMemory(o *memory.Options, mutate func(*memory.Driver) driver.Driver) Harness {
 	return Harness{FakeTime: true, Backend: func(testing.TB) *Backend {
 		s := memory.NewServer(o)
-		var drivers []*memory.Driver // made by the goroutine of the check
+		var mu sync.Mutex
+		var drivers []*memory.Driver
 		each := func(f func(*memory.Driver)) func(testing.TB) {
 			return func(testing.TB) {
+				mu.Lock()
+				defer mu.Unlock()
 				for _, d := range drivers {
 					f(d)
 				}
@@ -28,7 +31,9 @@ func onMemory(o *memory.Options, mutate func(*memory.Driver) driver.Driver) Harn
 		return &Backend{
 			New: func(testing.TB) (driver.Driver, *Link) {
 				d := s.NewDriver()
+				mu.Lock()
 				drivers = append(drivers, d)
+				mu.Unlock()
 				return mutate(d), memoryLink(d)
 			},
 			Expire: func(_ testing.TB, name string) { s.Expire(name) },
