@@ -22,13 +22,13 @@ func infoIsConstant(e *env) error {
 	want := a.tap.Info()
 	switch {
 	case want.Name == "":
-		return errors.New("Info has no name of the driver")
+		return errors.New("the Info has no name of the driver")
 	case want.Order.String() == driver.Order(-1).String(), want.Fencing.String() == driver.Fencing(-1).String():
-		return fmt.Errorf("Info is not valid: %v, %v", want.Order, want.Fencing)
+		return fmt.Errorf("the Info is not valid: %v, %v", want.Order, want.Fencing)
 	case want.MinTTL < 0 || want.TTLUnit < 0 || want.Detect < 0 || want.Late < 0 || want.MaxTTL < 0:
-		return fmt.Errorf("Info has a negative duration: %+v", want)
+		return fmt.Errorf("the Info has a negative duration: %+v", want)
 	case want.MaxTTL > 0 && e.allowed(want.MinTTL) > want.MaxTTL:
-		return fmt.Errorf("Info allows no TTL: %+v", want)
+		return fmt.Errorf("the Info allows no TTL: %+v", want)
 	}
 	h := a.hold(name)
 	if err := b.refused(name); err != nil {
@@ -37,7 +37,7 @@ func infoIsConstant(e *env) error {
 	h.release()
 	for _, d := range []*rawDriver{a, b, e.driver()} {
 		if got := d.tap.Info(); got != want {
-			return fmt.Errorf("Info of %s is %+v, and that of %s was %+v", d.label, got, a.label, want)
+			return fmt.Errorf("the Info of %s is %+v, and that of %s was %+v", d.label, got, a.label, want)
 		}
 	}
 	return nil
@@ -84,7 +84,7 @@ func tokensAsClaimed(e *env) error {
 	r := d.hold(e.name(), fixed)
 	first, n := r.lease.Tokens()
 	if claimed && (first == 0 || n < 1) || !claimed && (first != 0 || n != 0) {
-		return fmt.Errorf("Info says that fencing is %v, and a lease has %d tokens from %d", e.driverInfo().Fencing, n, first)
+		return fmt.Errorf("the Info says that fencing is %v, and a lease has %d tokens from %d", e.driverInfo().Fencing, n, first)
 	}
 	e.must(r.renew(e.long()))
 	if again, m := r.lease.Tokens(); again != first || m != n {
@@ -93,7 +93,7 @@ func tokensAsClaimed(e *env) error {
 	r.release()
 	h := c.lock(e.name())
 	if claimed != (h.Token() != 0) {
-		return fmt.Errorf("Info says that fencing is %v, and the token of a lease is %d", e.driverInfo().Fencing, h.Token())
+		return fmt.Errorf("the Info says that fencing is %v, and the token of a lease is %d", e.driverInfo().Fencing, h.Token())
 	}
 	h.unlock()
 	e.claims(fencing)
@@ -114,7 +114,7 @@ func inspectTells(e *env) error {
 			}
 		}
 		if s, err := c.inspect(e.ctx, name); err != nil || s.Held != held {
-			return fmt.Errorf("Inspect of a Client says held %t and %q, want held %t", s.Held, outcome(err), held)
+			return fmt.Errorf("a Client says by Inspect held %t and %q, want held %t", s.Held, outcome(err), held)
 		}
 		if held {
 			h.release()

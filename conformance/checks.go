@@ -43,6 +43,7 @@ func Checks() []Check {
 		fencingChecks,
 		namesChecks,
 		scaleChecks,
+		stormChecks,
 		processChecks,
 	)
 }

@@ -303,6 +303,9 @@ const longTTL = 10 * time.Minute
 // long returns the TTL of leases that do not run out.
 func (e *env) long() time.Duration { return e.allowed(longTTL) }
 
+// renewed returns the TTL of leases that are renewed during a check and must not run out, also when the machine is busy for seconds.
+func (e *env) renewed() time.Duration { return e.allowed(4 * e.ttl()) }
+
 // ttl returns the TTL of leases whose end a check waits for.
 func (e *env) ttl() time.Duration {
 	if e.minTTL > 0 {

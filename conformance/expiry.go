@@ -134,11 +134,19 @@ func (c *connection) outages() []func() {
 	return all
 }
 
+// inOutages runs f for each way of putting the backend out of reach of a client, at the same time.
+func (e *env) inOutages(f func(outage func(*connection)) error) error {
+	e.together("a check of an outage", len(e.outsider().outages()), func(i int) error {
+		return f(func(c *connection) { c.outages()[i]() })
+	})
+	return nil
+}
+
 func abandonedLeaseEnds(e *env) error {
-	for i := range e.driver().outages() {
+	return e.inOutages(func(outage func(*connection)) error {
 		a, b := e.driver(), e.driver()
 		held := []*request{a.hold(e.name(), fixed, ttl(e.ttl())), a.hold(e.name(), ttl(e.ttl()))}
-		a.outages()[i]()
+		outage(a.connection)
 		for _, h := range held {
 			next := b.start(h.Name).granted()
 			if err := next.after(h); err != nil {
@@ -146,17 +154,18 @@ func abandonedLeaseEnds(e *env) error {
 			}
 			next.release()
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 func holderKnowsFirst(e *env) error {
-	for _, late := range []time.Duration{0, e.ttl() / 4} {
+	late := []time.Duration{0, e.ttl() / 4}
+	e.together("a holder and a waiter", len(late), func(i int) error {
 		a, b, c, name := e.client(), e.driver(), e.client(), e.name()
 		before := c.lock(name)
 		call := a.start(name, dsync.ExpireAfter(e.ttl())).waits()
-		if late > 0 {
-			a.delay(late)
+		if late[i] > 0 {
+			a.delay(late[i])
 		}
 		before.unlock()
 		h := call.granted()
@@ -165,7 +174,8 @@ func holderKnowsFirst(e *env) error {
 			return err
 		}
 		next.release()
-	}
+		return nil
+	})
 	return nil
 }
 

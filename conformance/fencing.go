@@ -62,7 +62,7 @@ func tokensRiseOverLoss(e *env) error {
 		last = first
 		return nil
 	}
-	for range 3 {
+	for range 2 {
 		h := a.hold(name)
 		if err := rises(h, "a release"); err != nil {
 			return err

@@ -16,7 +16,7 @@ type Bounds struct {
 	// StoreFences: the protected resource rejects tokens below the highest that it has seen (RuleStale).
 	StoreFences bool
 
-	// Detect is how long a holder may go on after somebody else removed its hold or ended its session. 0: nobody does.
+	// Detect is how long a holder may go on after somebody else removed its hold or ended its session. 0: nobody does in this run.
 	Detect time.Duration
 	// Linger is how long after the end of a claim, or of an attempt whose outcome is unknown, the backend may still keep the hold:
 	// at least the TTL and driver.Info.Late. 0 takes "released" for the only proof that a name is free.
@@ -40,14 +40,15 @@ type Bounds struct {
 type Rule string
 
 const (
-	// RuleOverlap: two owners claimed one name at the same time. A claim begins when the grant returned and ends when Unlock is
-	// called, when the last known deadline passes, or Bounds.Detect before the lease said that somebody else had ended it.
+	// RuleOverlap: two owners claimed one name at the same time. A claim begins when the grant returned. It ends when Unlock is
+	// called, when the last known deadline passes, or when the lease says that it is lost; and Bounds.Detect before that, unless
+	// Unlock returned nil.
 	RuleOverlap Rule = "V1 claimed overlap"
 	// RuleStale: the protected resource accepted a token below one that it had accepted before.
 	RuleStale Rule = "V2 stale access"
 	// RuleTokens: a grant had no greater token than an earlier one.
 	RuleTokens Rule = "V3 token regression"
-	// RuleLoss: an overlap that the loser did notice, but more than Bounds.Detect after the next owner was granted.
+	// RuleLoss: an overlap of which the loser was told, but too late.
 	RuleLoss Rule = "V4 late loss"
 	// RuleWake: a lock stayed free for too long while somebody waited for it.
 	RuleWake Rule = "V5 lost wake-up"
@@ -74,7 +75,7 @@ type Verdict struct {
 	Invalid    []string    // why the run proves nothing, whether or not there are violations
 
 	Attempts, Granted, Refused, Unknown int
-	Released, Lost                      int // holds that ended by Unlock, and those that the holder lost
+	Released, Lost                      int // holds that ended by Unlock, and those that were lost or ran out
 	Claims                              int // holds that were compared with each other
 	Faults                              int
 	StaleWrites, StaleAccepted          int

@@ -56,11 +56,11 @@ func bruteHold(j *judge, l *lock, b *attempt, reentry map[*attempt]bool, found m
 		if other && a.claimed() && b.claimed() && b.from.before(a.to) {
 			overlap = true
 		}
-		surely := b.firm() || a.from.t < b.called.Time
+		surely := b.claimed() || a.from.t < b.called.Time
 		if surely && a.returned.Token >= b.returned.Token && !(a.returned.Token == b.returned.Token && !other && reentry[b]) {
 			tokens = true
 		}
-		if b.firm() && b.waited != nil && !b.called.NoWait && !a.called.NoWait && b.waited.Time < a.called.Time &&
+		if b.claimed() && b.waited != nil && !b.called.NoWait && !a.called.NoWait && b.waited.Time < a.called.Time &&
 			!reentry[a] && !reentry[b] && bruteCalm(j, b.called.Time, b.from.t) {
 			order = true
 		}
@@ -119,7 +119,7 @@ func bruteWake(j *judge, l *lock, x *attempt, e *Event, reentry map[*attempt]boo
 // bruteSuperseded reports whether a grant between a and e, which is an event of x, proves that a was over.
 func bruteSuperseded(l *lock, a, x *attempt, e *Event, reentry map[*attempt]bool) bool {
 	for _, b := range l.attempts {
-		if b != a && b != x && b.granted() && b.firm() && !reentry[b] && before(a.returned, b.returned) && before(b.returned, e) {
+		if b != a && b != x && b.granted() && b.claimed() && !reentry[b] && before(a.returned, b.returned) && before(b.returned, e) {
 			return true
 		}
 	}

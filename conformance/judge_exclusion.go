@@ -8,7 +8,7 @@ import (
 )
 
 // exclusion sweeps over the holds of a lock in the order in which they began, and looks for overlaps (RuleOverlap, RuleLoss), tokens
-// that did not rise (RuleTokens), holds that were over and yet released (RuleResult), and overtaking (RuleOrder).
+// that did not rise (RuleTokens), and overtaking (RuleOrder).
 func (j *judge) exclusion(l *lock) {
 	var holds []*attempt
 	for _, a := range l.attempts {
@@ -77,50 +77,34 @@ func (j *judge) overlaps(holds []*attempt) {
 }
 
 func (j *judge) overlap(a, b *attempt) {
-	if a.removed {
-		told := a.to.t + j.b.Detect
-		if a.lost == nil {
-			told = a.evidence
-		}
+	if a.ending == lost {
 		j.violation(RuleLoss, a.lock.name, fmt.Sprintf("%v after another owner was granted the lock, the holder had not been told of its loss",
-			told-b.from.t), a.returned, b.returned, a.lost, a.doubt)
+			a.end-b.from.t), a.returned, b.returned, a.lost, a.doubt, a.releasing)
 		return
 	}
 	both := min(a.to.t, b.to.t) - b.from.t
-	j.violation(RuleOverlap, a.lock.name, fmt.Sprintf("two owners had the lock for %v", both), a.returned, b.returned, a.releasing, a.lost)
+	j.violation(RuleOverlap, a.lock.name, fmt.Sprintf("two owners had the lock for %v", both), a.returned, b.returned, a.releasing)
 }
 
-// successors compares each hold with the first firm one of another owner that began after it.
+// successors measures, for each hold that was lost, the time from when its holder knew to the next grant of which it is known that
+// it came later.
 func (j *judge) successors(holds []*attempt) {
-	var next, nextOther *attempt // firm, in the order in which they began, of two owners
+	var next, nextOther *attempt // claimed, in the order in which they began, of two owners
 	for _, a := range slices.Backward(holds) {
 		b := next
 		if b != nil && b.owner == a.owner {
 			b = nextOther
 		}
-		if b != nil && a.from.before(b.from) {
-			j.succeeded(a, b)
+		told := a.ending == expired && a.claimed() && a.proc.ended || a.ending == lost && a.lost != nil
+		if b != nil && told && a.from.before(b.from) {
+			j.margins = append(j.margins, b.from.t-a.end)
 		}
-		if a.firm() {
+		if a.claimed() {
 			if next != nil && next.owner != a.owner {
 				nextOther = next
 			}
 			next = a
 		}
-	}
-}
-
-// succeeded looks at a, which was over when b was granted.
-func (j *judge) succeeded(a, b *attempt) {
-	if r := a.released; r != nil && r.Kind == KindReleased && b.from.t < a.releasing.Time-j.b.Detect {
-		j.violation(RuleResult, a.lock.name, "a hold was released that was over, for another owner had been granted the lock",
-			a.returned, b.returned, a.releasing, r)
-	}
-	switch {
-	case a.ending == lost && a.lost != nil:
-		j.margins = append(j.margins, b.from.t-min(a.lost.Time, max(a.deadline, a.evidence)))
-	case a.ending == expired && a.claimed():
-		j.margins = append(j.margins, b.from.t-a.to.t)
 	}
 }
 
@@ -132,7 +116,7 @@ func (j *judge) tokens(holds []*attempt) {
 			j.violation(RuleTokens, b.lock.name, "a grant has no token", b.returned)
 		}
 		since := b.from
-		if !b.firm() { // it may have been granted long before it returned
+		if !b.claimed() { // it may have been granted long before it returned
 			since = point{b.called.Time, 0}
 		}
 		n, _ := slices.BinarySearchFunc(holds[:i], since, func(a *attempt, p point) int {
@@ -148,7 +132,7 @@ func (j *judge) tokens(holds []*attempt) {
 			}
 		}
 		highest[i+1] = highest[i]
-		if a := highest[i]; a == nil || a.returned.Token <= b.returned.Token {
+		if a := highest[i]; a == nil || a.returned.Token < b.returned.Token {
 			highest[i+1] = b
 		}
 	}
@@ -161,7 +145,7 @@ func (j *judge) order(holds []*attempt) {
 		if a.called.NoWait || a.reentry {
 			continue
 		}
-		if b := latest; b != nil && a.waited != nil && a.firm() && a.waited.Time < b.called.Time && b.from.before(a.from) &&
+		if b := latest; b != nil && a.waited != nil && a.claimed() && a.waited.Time < b.called.Time && b.from.before(a.from) &&
 			j.calm(a.called.Time, a.from.t) {
 			j.violation(RuleOrder, a.lock.name, fmt.Sprintf("the one that asked %v later was granted first", b.called.Time-a.waited.Time),
 				a.called, a.waited, a.returned, b.called, b.returned)

@@ -36,8 +36,8 @@ type attempt struct {
 
 	// The claim: what the holder was told that it has. It is empty unless from is before to.
 	from, to point
+	end      time.Duration // of the claim, if nobody removed the hold meanwhile: to is Bounds.Detect earlier where that is possible
 	ending   ending
-	removed  bool // it was lost before its time, so somebody else ended it
 	reentry  bool // its owner may have had the lock already
 
 	// free is when the backend surely has nothing left of this attempt.
@@ -54,16 +54,16 @@ const (
 )
 
 func (a *attempt) granted() bool { return a.returned != nil && a.returned.Kind == KindGrant }
+
+// claimed says that there is a claim. Then the backend granted the hold after every grant that returned earlier: it was held without a
+// break from its grant until after it returned, so no other grant can lie between. That is not known of a hold that was over, or may
+// have been removed, when it returned.
 func (a *attempt) claimed() bool { return a.granted() && a.from.before(a.to) }
 
 // doubtful says that the backend may have made a hold of the attempt that nobody was told of.
 func (a *attempt) doubtful() bool {
 	return a.returned == nil || !a.granted() && a.free > a.returned.Time
 }
-
-// firm says that the backend granted the hold after every grant that returned earlier: it was held without a break from its grant
-// until after it returned, so no other grant can lie between. That is not known of one that was removed or over when it returned.
-func (a *attempt) firm() bool { return a.claimed() && !a.removed }
 
 // read turns the events into attempts, holds and faults.
 func (j *judge) read() {
@@ -195,7 +195,7 @@ func (j *judge) add(a *attempt, e *Event, at point) bool {
 		if a.releasing == nil {
 			return false
 		}
-		if a.released == nil || a.released.Kind == KindNotReleased {
+		if a.released == nil {
 			a.released = e
 		}
 	}
@@ -230,12 +230,10 @@ func (j *judge) checkResult(a *attempt, e *Event) {
 		wrong("Done is closed although the lease says that it is held", nil)
 	case e.Kind == KindReleased && a.released != nil && a.released.Kind == KindReleased:
 		wrong("a hold was released twice", a.released)
-	case e.Kind == KindReleased && a.lost != nil && a.releasing != nil && a.lost.Time < a.releasing.Time:
-		wrong("a hold was released that had been lost", a.lost)
 	case e.Kind == KindReleased && a.releasing != nil && !a.releasing.OK:
-		wrong("a hold was released that had been over", a.releasing)
+		wrong("a hold was released that had been over before", a.releasing)
 	}
-	if e.OK && (e.Kind == KindCheck || e.Kind == KindRelease) {
+	if e.OK {
 		switch {
 		case before(a.lost):
 			wrong("a lease says that it is held after it was lost", a.lost)
@@ -260,32 +258,36 @@ func (j *judge) closeClaim(a *attempt) {
 	if r := a.releasing; r != nil && (r.OK || a.unlock.before(a.to)) {
 		a.to, a.ending = a.unlock, released
 	}
-	early := func(e *Event) bool {
-		return e.Time < a.deadline || e.Class == ClassRemoved || e.Class == ClassSessionEnded
-	}
-	switch told := a.lost; {
-	case told != nil && (a.releasing == nil || told.Time <= a.releasing.Time):
+	confirmed := a.ending == released && a.released != nil && a.released.Kind == KindReleased
+	switch {
+	case a.lost != nil && (a.releasing == nil || a.lost.Time <= a.releasing.Time):
+		a.ending, a.to = lost, earlier(a.to, point{a.lost.Time, 0})
+	case a.doubt != nil && (a.doubt.Time < a.deadline || a.doubt.Class == ClassRemoved || a.doubt.Class == ClassSessionEnded):
+		a.ending, a.to = lost, earlier(a.to, point{a.evidence, 0}) // nobody knows when Done was closed
+	case a.ending == released && a.released != nil && a.released.over():
 		a.ending = lost
-		if early(told) {
-			a.removed = true
-			a.to = earlier(a.to, point{told.Time - j.b.Detect, 0})
-		}
-	case a.doubt != nil && early(a.doubt): // nobody knows when Done was closed
-		a.ending, a.removed = lost, true
-		a.to = earlier(a.to, point{a.evidence, 0})
 	}
 	if a.releasing == nil && !a.proc.ended { // the dead claim nothing
 		a.to = earlier(a.to, point{a.proc.last, 0})
 	}
+	a.end = a.to.t
+	if !confirmed && j.b.Detect > 0 { // somebody may have ended it, and the holder not know it yet
+		a.to = point{a.end - j.b.Detect, 0}
+	}
 	switch {
-	case a.ending == lost:
-		j.v.Lost++
-	case a.released != nil && a.released.Kind == KindReleased:
+	case confirmed:
 		j.v.Released++
+	case a.ending != released && a.proc.ended && a.end <= a.proc.last:
+		j.v.Lost++
 	}
 	if a.claimed() {
 		j.v.Claims++
 	}
+}
+
+// over reports whether an error says that a hold had been over before it was released.
+func (e *Event) over() bool {
+	return e.Class == ClassNotHeld || e.Class == ClassRemoved || e.Class == ClassSessionEnded
 }
 
 func (j *judge) free(a *attempt) time.Duration {

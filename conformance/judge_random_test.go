@@ -192,21 +192,28 @@ func (s *sim) runOut() {
 	s.add(of, KindNotReleased, max(back, h.deadline), class(ClassNotHeld))
 }
 
-// remove adds a hold that an administrator ends.
+// remove adds a hold that an administrator ends. Its holder may go on for a while, and even release it, before it is told.
 func (s *sim) remove() {
 	of := s.who()
 	h, granted := s.ask(of)
 	s.grant(h, granted, granted+s.upTo(5*ms))
 	s.free = granted + s.upTo(50*ms)
 	told := max(h.ok, s.free) + s.upTo(simDetect-5*ms)
-	if told < h.ok+simDetect && s.once(2) {
-		s.add(of, KindCheck, h.ok, held(h.deadline))
+	now := h.ok
+	for ; now < told && s.once(2); now += s.upTo(10 * ms) {
+		s.add(of, KindCheck, now, held(h.deadline))
+	}
+	if now < told && s.once(2) {
+		s.add(of, KindRelease, now, held(h.deadline))
+		s.add(of, KindNotReleased, now+ms, class([]string{ClassRemoved, ClassUnknown}[s.r.IntN(2)]))
+		return
 	}
 	if !s.once(3) {
-		s.add(of, KindLose, told, class(ClassRemoved))
+		s.add(of, KindLose, max(now, told), class(ClassRemoved))
 	}
-	s.add(of, KindRelease, told+ms, class(ClassRemoved))
-	s.add(of, KindNotReleased, told+2*ms, class(ClassRemoved))
+	now = max(now, told) + s.upTo(10*ms)
+	s.add(of, KindRelease, now, class(ClassRemoved))
+	s.add(of, KindNotReleased, now+ms, class(ClassRemoved))
 }
 
 // doubt adds an attempt with unknown outcome, which may hold the lock for a while.

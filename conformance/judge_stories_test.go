@@ -8,7 +8,7 @@ var stories = []struct {
 	illegal, legal string
 }{
 	{RuleOverlap, "granted before the release is called", Bounds{}, `
-		0 a call; 1 a ok dl=100; 2 b call; 9 b ok dl=100; 10 a rel.call held; 11 a rel.err notheld; 12 b rel.call held;
+		0 a call; 1 a ok dl=100; 2 b call; 9 b ok dl=100; 10 a rel.call held; 11 a rel.ok; 12 b rel.call held;
 		13 b rel.ok`, `
 		0 a call; 1 a ok dl=100; 2 b call; 9 a rel.call held; 10 b ok dl=100; 11 a rel.ok; 12 b rel.call held;
 		13 b rel.ok`},
@@ -22,8 +22,14 @@ var stories = []struct {
 		0 a call; 1 a ok dl=50; 40 a renew.ok dl=90; 41 b call; 60 b ok dl=100`, `
 		0 a call; 1 a ok dl=50; 40 a renew.ok dl=60; 41 b call; 60 b ok dl=100`},
 	{RuleOverlap, "renewals were not recorded, but the lease was held when it was released", Bounds{}, `
-		0 a call; 1 a ok dl=50; 2 b call; 60 b ok dl=100; 70 a rel.call held dl=90; 71 a rel.err notheld`, `
+		0 a call; 1 a ok dl=50; 2 b call; 60 b ok dl=100; 70 a rel.call held dl=90; 71 a rel.ok`, `
 		0 a call; 1 a ok dl=50; 2 b call; 60 b ok dl=100; 70 a rel.call dl=50 notheld; 71 a rel.err notheld`},
+	{RuleOverlap, "what is found over after its deadline may have been removed before", Bounds{}, `
+		0 a call; 1 a ok dl=30; 2 b call; 29 b ok dl=60; 31 a valid notheld`, `
+		0 a call; 1 a ok dl=30; 2 b call; 29 b ok dl=60; 31 a valid removed`},
+	{RuleOverlap, "or its session may have ended", Bounds{}, `
+		0 a call; 1 a ok dl=30; 2 b call; 29 b ok dl=60; 31 a valid notheld`, `
+		0 a call; 1 a ok dl=30; 2 b call; 29 b ok dl=60; 31 a valid session`},
 	{RuleOverlap, "two attempts of one client that is no common owner", Bounds{MinClients: 1}, `
 		0 a call client=c; 1 a ok dl=50; 2 b call client=c; 3 b ok dl=50`, `
 		0 a call client=c owner=o; 1 a ok dl=50; 2 b call client=c owner=o; 3 b ok dl=50`},
@@ -45,7 +51,7 @@ var stories = []struct {
 		5 a call; 5 a ok dl=50; 5 b call; 5 a rel.call held dl=50; 5 b ok dl=50; 5 b rel.call held dl=50`},
 	{RuleOverlap, "at the same time in two processes", Bounds{}, `
 		4 p1/a call; 5 p1/a ok dl=50; 5 p2/b call; 6 p2/b ok dl=50; 7 p1/a rel.call held dl=50`, `
-		4 p1/a call; 5 p1/a ok dl=50; 5 p2/b call; 7 p2/b ok dl=50; 7 p1/a rel.call held dl=50`},
+		4 p2/a call; 5 p2/a ok dl=50; 5 p1/b call; 7 p1/b ok dl=50; 7 p2/a rel.call held dl=50`},
 
 	{RuleStale, "a stale access was accepted", Bounds{StoreFences: true}, `
 		0 a call; 1 a ok tok=1 dl=5; 2 b call; 6 b ok tok=2 dl=50; 7 s cs.write tok=2 accepted;
@@ -80,6 +86,18 @@ var stories = []struct {
 	{RuleLoss, "told too late that the hold was removed", Bounds{Detect: 5 * ms}, `
 		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 15 a lost removed`, `
 		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 14 a lost removed`},
+	{RuleLoss, "held, says the lease, long after it was removed", Bounds{Detect: 5 * ms}, `
+		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 15 a valid held dl=50; 20 a valid removed dl=50`, `
+		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 14 a valid held dl=50; 20 a valid removed dl=50`},
+	{RuleLoss, "told by Unlock", Bounds{Detect: 5 * ms}, `
+		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 15 a rel.call held dl=50; 16 a rel.err removed`, `
+		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 14 a rel.call held dl=50; 16 a rel.err removed`},
+	{RuleOverlap, "what Unlock ends was not removed", Bounds{Detect: 5 * ms}, `
+		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 10 a rel.call held dl=50; 16 a rel.ok`, `
+		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 10 a rel.call held dl=50; 16 a rel.err unknown`},
+	{RuleOverlap, "a hold that was removed may run out before its holder is told", Bounds{Detect: 5 * ms}, `
+		0 a call; 1 a ok dl=50; 2 b call; 44 b ok dl=60`, `
+		0 a call; 1 a ok dl=50; 2 b call; 45 b ok dl=60`},
 	{RuleLoss, "nobody removes holds", Bounds{}, `
 		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 10 a lost session`, `
 		0 a call; 1 a ok dl=50; 2 b call; 9 a lost session; 9 b ok dl=60`},
@@ -144,14 +162,18 @@ var stories = []struct {
 		12 b refused locked`, `
 		0 a call; 1 a ok dl=90; 2 c call; 3 a rel.call held dl=90; 4 a rel.ok; 5 c err canceled; 10 b call nowait;
 		12 b refused locked`},
+	{RuleStuck, "refused after a fault that may have left anything", Bounds{Wake: 5 * ms}, `
+		0 a call; 1 a ok dl=90; 2 a rel.call held; 3 a rel.ok; 20 b call nowait; 21 b refused locked; 40 c call; 41 c ok dl=90`, `
+		0 a call; 1 a ok dl=90; 2 a rel.call held; 3 a rel.ok; 5 f fault.on freeze; 6 f fault.off; 20 b call nowait;
+		21 b refused locked; 40 c call; 41 c ok dl=90`},
 	{RuleStuck, "refused long after a kill", Bounds{Wake: 5 * ms, Linger: 20 * ms, MinClients: 1}, `
 		0 p1/a call; 1 p1/a ok dl=20; 2 f fault.on kill=p1; 3 f fault.off; 29 b call nowait; 30 b refused locked;
 		40 c call; 41 c ok dl=90`, `
 		0 p1/a call; 1 p1/a ok dl=20; 2 f fault.on kill=p1; 3 f fault.off; 28 b call nowait; 30 b refused locked;
 		40 c call; 41 c ok dl=90`},
 
-	{RuleResult, "released what another one had meanwhile", Bounds{Detect: 5 * ms}, `
-		0 a call; 1 a ok dl=30; 2 b call; 31 b ok dl=90; 37 a rel.call; 38 a rel.ok`, `
+	{RuleResult, "released what had run out", Bounds{}, `
+		0 a call; 1 a ok dl=30; 2 b call; 31 b ok dl=90; 37 a rel.call notheld; 38 a rel.ok`, `
 		0 a call; 1 a ok dl=30; 2 b call; 31 b ok dl=90; 37 a rel.call notheld; 38 a rel.err notheld`},
 	{RuleResult, "released what was lost", Bounds{MinClients: 1}, `
 		0 a call; 1 a ok dl=30; 5 a lost removed; 6 a rel.call removed; 7 a rel.ok`, `
@@ -167,7 +189,7 @@ var stories = []struct {
 		0 a call; 1 a ok dl=30; 5 a lost notheld`},
 	{RuleResult, "held after the loss", Bounds{MinClients: 1}, `
 		0 a call; 1 a ok dl=30; 5 a lost removed; 6 a valid held dl=30`, `
-		0 a call; 1 a ok dl=30; 4 a valid held dl=30; 5 a lost removed`},
+		0 a call; 1 a ok dl=30; 5 a lost removed; 5 a valid held dl=30`},
 	{RuleResult, "held after the release", Bounds{MinClients: 1}, `
 		0 a call; 1 a ok dl=30; 5 a rel.call held dl=30; 6 a rel.ok; 7 a valid held dl=30`, `
 		0 a call; 1 a ok dl=30; 5 a rel.call held dl=30; 6 a rel.ok; 7 a valid notheld dl=30`},
@@ -185,6 +207,11 @@ var stories = []struct {
 		0 a call; 1 a ok dl=30; 2 b call; 3 b wait; 4 c call; 5 a rel.call held dl=30; 6 c ok dl=30;
 		7 c rel.call held dl=30; 8 b ok dl=30`, `
 		0 a call; 1 a ok dl=30; 2 b call; 3 c call; 4 b wait; 5 a rel.call held dl=30; 6 c ok dl=30;
+		7 c rel.call held dl=30; 8 b ok dl=30`},
+	{RuleOrder, "overtaken by one that asked at the same moment", Bounds{FIFO: true}, `
+		0 a call; 1 a ok dl=30; 2 b call; 3 b wait; 4 c call; 5 a rel.call held dl=30; 6 c ok dl=30;
+		7 c rel.call held dl=30; 8 b ok dl=30`, `
+		0 a call; 1 a ok dl=30; 2 b call; 3 b wait; 3 c call; 5 a rel.call held dl=30; 6 c ok dl=30;
 		7 c rel.call held dl=30; 8 b ok dl=30`},
 	{RuleOrder, "a fault may disturb the queue", Bounds{FIFO: true}, `
 		0 a call; 1 a ok dl=30; 2 f fault.on freeze; 3 f fault.off; 4 b call; 5 b wait; 6 c call;

@@ -158,6 +158,8 @@ var pointless = []struct {
 	{"event out of place", Bounds{}, `0 a call; 1 a ok dl=9; 8 b call; 9 b ok dl=90; 10 b ok dl=90`},
 	{"event out of place", Bounds{}, `0 a call; 1 a ok dl=9; 8 b call; 9 b ok dl=90; 10 b rel.err notheld`},
 	{"event out of place", Bounds{}, `0 a call; 1 a ok dl=9; 8 b call; 9 b ok dl=90; 10 c valid`},
+	{"event out of place", Bounds{}, `0 a call; 1 a ok dl=9; 8 b call; 9 b ok dl=90; 10 c call nowait; 11 c refused locked; 12 c valid`},
+	{"event out of place", Bounds{}, `0 a call; 1 a ok dl=9; 8 b call; 9 b ok dl=90; 10 b call`},
 	{"event out of place", Bounds{}, `0 a call; 1 a ok dl=9; 8 b call; 9 b ok dl=90; 10 f fault.off`},
 }
 
@@ -178,6 +180,11 @@ func TestJudgeDiscardsRunsThatProveNothing(t *testing.T) {
 	if got, want := Judge(open, Bounds{}).Invalid, "was not killed by a recorded fault"; len(got) != 1 || !strings.Contains(got[0], want) {
 		t.Errorf("a process without end: discarded because of %q, want %q", got, want)
 	}
+	together := `0 a call; 1 a ok dl=9; 8 b call; 9 b ok dl=10; 12 f fault.on freeze; 13 g fault.on freeze; 14 f fault.off; 14 h fault.on freeze;
+		15 g fault.off; 16 h fault.off; 16 k fault.on freeze; 17 k fault.off; 20 c call; 21 c ok dl=90`
+	if err := Judge(parseStory(t, together), Bounds{}).Err(); err != nil {
+		t.Errorf("a grant was expected among faults that touch: %v", err)
+	}
 	short := `0 a call; 1 a ok dl=9; 8 b call; 9 b ok dl=10; 12 f fault.on freeze; 13 f fault.off; 17 g fault.on freeze; 19 g fault.off;
 		20 c call; 21 c ok dl=90`
 	if err := Judge(parseStory(t, short), Bounds{Recover: 5 * ms}).Err(); err != nil {
@@ -189,7 +196,7 @@ func TestVerdictCounts(t *testing.T) {
 	v := Judge(parseStory(t, `
 		0 a call; 1 a ok tok=5 dl=50; 2 b call; 3 c call nowait; 4 c refused locked; 5 d call; 6 d err unknown; 50 a lost notheld;
 		51 b ok tok=6 dl=90; 52 s cs.write tok=6 accepted; 53 s cs.write tok=5; 54 s cs.write tok=5 accepted;
-		55 f fault.on freeze; 56 f fault.off; 57 b rel.call held; 58 b rel.ok; 57 e call; 61 e ok tok=9 dl=99`), Bounds{MaxUnknown: 0.5, Linger: 10 * ms})
+		55 f fault.on freeze; 56 f fault.off; 57 b rel.call held; 58 b rel.ok; 57 e call; 61 e ok tok=9 dl=99`), Bounds{MaxUnknown: 0.2, Linger: 10 * ms})
 	if err := v.Err(); err != nil {
 		t.Fatal(err)
 	}

@@ -139,7 +139,7 @@ func (j *judge) waitEnds(w *waiting, a *attempt) {
 		w.queue = w.queue[1:]
 	}
 	switch {
-	case a.firm() && !a.reentry: // whatever was held before is gone
+	case a.claimed() && !a.reentry: // whatever was held before is gone
 		w.free, w.freed = a.free, a.released
 	case a.granted() || !e.NoWait:
 		w.free = max(w.free, a.free)

@@ -58,11 +58,7 @@ func freshAfterWait(e *env) error {
 		if got := r.lease.Expires(); !got.After(released) {
 			return fmt.Errorf("a lease after a wait expired at %s, before the release at %s", e.events.at(got), e.events.at(released))
 		}
-		if err := r.expiresWithin("a lease after a wait", released, r.at, r.TTL); err != nil {
-			return err
-		}
-		r.release()
-		return nil
+		return r.expiresWithin("a lease after a wait", released, r.at, r.TTL)
 	})
 	return nil
 }
@@ -90,7 +86,7 @@ func overStaysOver(e *env) error {
 		return errors.New("a renewal after Expires had passed returned nil")
 	}
 	if after := r.lease.Expires(); !after.Equal(before) {
-		return fmt.Errorf("Expires moved from %s to %s after it had passed", e.events.at(before), e.events.at(after))
+		return fmt.Errorf("the Expires moved from %s to %s after it had passed", e.events.at(before), e.events.at(after))
 	}
 	e.awaitFree(r.Name)
 	return nil
@@ -142,7 +138,7 @@ func renewAll(e *env) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.late {
-		return errors.New("RenewAll called done after it had returned")
+		return errors.New("the batch called done after it had returned")
 	}
 	return nil
 }
@@ -157,7 +153,7 @@ func (o *outcomes) of(i int) []error {
 func (r *request) wasRenewed(errs []error, over bool, called, returned time.Time) error {
 	switch {
 	case len(errs) != 1:
-		return fmt.Errorf("RenewAll called done %d times before it returned, want once", len(errs))
+		return fmt.Errorf("the batch called done %d times before it returned, want once", len(errs))
 	case over && !errors.Is(errs[0], driver.ErrNotHeld):
 		return fmt.Errorf("it was over, and RenewAll said %q, want ErrNotHeld", outcome(errs[0]))
 	case over:

@@ -40,6 +40,7 @@ func mutants() []mutant {
 		fencingMutants,
 		namesMutants,
 		scaleMutants,
+		stormMutants,
 	)
 }
 

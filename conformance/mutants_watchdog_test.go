@@ -14,11 +14,11 @@ import (
 var watchdogMutants = []mutant{
 	{
 		check:  "watchdog/keeps",
-		breaks: "a lease is renewed ten times, and then only in words",
+		breaks: "a lease is renewed eight times, and then only in words",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			var renewals ticker
 			l.renew = func(ctx context.Context, ttl time.Duration) error {
-				if renewals.next() > 10 {
+				if renewals.next() > 8 {
 					return nil
 				}
 				return l.Lease.Renew(ctx, ttl)

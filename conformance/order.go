@@ -132,22 +132,29 @@ func noWakeUpIsLost(e *env) error {
 	clients, name := e.clients(4), e.name()
 	const handOvers = 10_000
 	var n int // guarded by the lock
-	e.together("Lock and Unlock", 2*len(clients), func(i int) error {
+	var done progress
+	all := make([]*goroutine, 2*len(clients))
+	for i := range all {
 		c := clients[i%len(clients)]
-		for range handOvers / (2 * len(clients)) {
-			l, err := c.locker.lock(e.ctx, false, name)
-			if err != nil {
-				return err
+		all[i] = e.run(func() {
+			for range handOvers / len(all) {
+				l, err := c.locker.lock(e.ctx, false, name)
+				if err != nil {
+					e.failed(err)
+					return
+				}
+				n++
+				done.Add(1)
+				if err := l.Unlock(e.ctx); err != nil {
+					e.failed(err)
+					return
+				}
 			}
-			n++
-			if err := l.Unlock(e.ctx); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+		})
+	}
+	e.awaitAll("Lock and Unlock", all, &done)
 	if n != handOvers {
-		return fmt.Errorf("counted %d holds of %d: two clients held the name at once", n, handOvers)
+		return fmt.Errorf("counted %d holds of %d: two clients held the name at once, or a call failed", n, handOvers)
 	}
 	return nil
 }

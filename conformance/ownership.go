@@ -105,7 +105,7 @@ func releaseWithDoneContext(e *env) error {
 	}
 	e.awaitFree(name)
 	if err := c.tryLock(name).tryUnlock(ctx); err != nil {
-		return fmt.Errorf("Unlock with a context that is over: %w", err)
+		return fmt.Errorf("an Unlock with a context that is over: %w", err)
 	}
 	return e.isFree(name)
 }
@@ -128,7 +128,7 @@ func forceUnlockEndsHold(e *env) error {
 
 func forceUnlockTells(e *env) error {
 	e.claims(forceUnlock)
-	a, b, name := e.clientWith(&dsync.Options{TTL: e.ttl()}), e.client(), e.name()
+	a, b, name := e.clientWith(&dsync.Options{TTL: e.renewed()}), e.client(), e.name()
 	h := a.lock(name)
 	e.must(b.ForceUnlock(e.ctx, name))
 	return h.lost()

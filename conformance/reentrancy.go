@@ -87,12 +87,14 @@ func shorterNested(e *env) error {
 }
 
 func nestedRenewal(e *env) error {
-	a, name := e.clientWith(&dsync.Options{TTL: e.ttl()}), e.name()
+	a, name := e.clientWith(&dsync.Options{TTL: e.renewed()}), e.name()
 	o := a.owner()
 	outer := o.lock(name)
 	o.lock(name).unlock()
-	e.sleep(2 * e.ttl())
-	if err := outer.isHeld("two TTLs after a nested lease was unlocked"); err != nil {
+	if err := outer.renewals(1); err != nil {
+		return err
+	}
+	if err := outer.isHeld("after the renewal of a hold of which a nested lease was unlocked"); err != nil {
 		return err
 	}
 	outer.unlock()
@@ -100,7 +102,7 @@ func nestedRenewal(e *env) error {
 }
 
 func nestedLoss(e *env) error {
-	a, name := e.clientWith(&dsync.Options{TTL: e.ttl()}), e.name()
+	a, name := e.clientWith(&dsync.Options{TTL: e.renewed()}), e.name()
 	o := a.owner()
 	all := []*holding{o.lock(name), o.lock(name), o.lock(name)}
 	e.remove(name)

@@ -3,6 +3,8 @@ package conformance
 import (
 	"fmt"
 	"runtime"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 var scaleChecks = []Check{
@@ -54,6 +56,7 @@ func manyWaiters(e *env) error {
 	h := a.lock(name)
 	calls := make([]*goroutine, many)
 	var granted int // guarded by the lock
+	var done progress
 	for i := range calls {
 		c := []*client{a, b}[i%2]
 		calls[i] = e.run(func() {
@@ -63,16 +66,19 @@ func manyWaiters(e *env) error {
 				return
 			}
 			granted++
+			done.Add(1)
 			if err := l.Unlock(e.ctx); err != nil {
 				e.failed(err)
 			}
 		})
 	}
-	e.until("the second client waits", func() bool { return b.tap.waits(name) > 0 })
-	h.unlock()
-	for _, g := range calls {
-		e.await("one of 1000 calls of Lock", g)
+	waiting := 1 // the others wait in line in their process
+	if e.driverInfo().Order == driver.FIFO {
+		waiting = many
 	}
+	e.until("those who wait at the backend do", func() bool { return a.tap.waits(name)+b.tap.waits(name) >= waiting })
+	h.unlock()
+	e.awaitAll("1000 calls of Lock", calls, &done)
 	if granted != many {
 		return fmt.Errorf("%d of %d calls were granted the name, or two held it at once", granted, many)
 	}

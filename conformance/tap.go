@@ -19,6 +19,7 @@ type tap struct {
 	asked   int            // requests
 	names   map[string]int // requests for each name
 	waiting map[string]int // requests for each name that wait now
+	onWait  func()         // if not nil, called when a request is about to wait
 }
 
 // newTap returns a driver with the same optional interfaces as d, as package dsync finds them.
@@ -153,7 +154,11 @@ func (a *tapped) Waiting() {
 		a.waits = true
 		a.tap.waiting[a.name]++
 	}
+	onWait := a.tap.onWait
 	a.tap.mu.Unlock()
+	if onWait != nil {
+		onWait()
+	}
 	a.Events.Waiting()
 	a.add("waits")
 }

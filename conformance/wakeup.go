@@ -1,7 +1,5 @@
 package conformance
 
-import "github.com/go-dsync/dsync"
-
 // The checks of waits that no message ends.
 var wakeupChecks = []Check{
 	{"wakeup/missed", "Who was cut off when the name was released is granted it all the same, once it is connected again.", missedRelease},
@@ -9,14 +7,15 @@ var wakeupChecks = []Check{
 }
 
 func missedRelease(e *env) error {
-	for i := range e.driver().outages() {
-		for _, lasts := range []bool{false, true} { // until the session or the place in the queue is lost
-			a, b, name := e.client(), e.renewing(), e.name()
+	return e.inOutages(func(outage func(*connection)) error {
+		a := e.client()
+		e.together("a waiter that is cut off", 2, func(i int) error {
+			b, name := e.renewing(), e.name()
 			h := a.lock(name)
 			waiting := b.start(name).waits()
-			b.outages()[i]()
-			if lasts {
-				e.sleep(e.ttl() * 3 / 2)
+			outage(b.connection)
+			if i == 1 {
+				e.sleep(e.ttl() * 3 / 2) // what the backend kept of the waiter is gone
 			}
 			h.unlock()
 			b.heal()
@@ -25,20 +24,21 @@ func missedRelease(e *env) error {
 				return err
 			}
 			next.unlock()
-		}
-	}
-	return nil
+			return nil
+		})
+		return nil
+	})
 }
 
 func deadWaiter(e *env) error {
-	for i := range e.driver().outages() {
-		a, b, c, name := e.client(), e.clientWith(&dsync.Options{TTL: e.ttl()}), e.driver(), e.name()
+	return e.inOutages(func(outage func(*connection)) error {
+		a, b, c, name := e.client(), e.renewing(), e.driver(), e.name()
 		h := a.lock(name)
 		b.start(name).waits()
 		behind := c.start(name).waits()
-		b.outages()[i]()
+		outage(b.connection)
 		h.unlock()
 		behind.granted().release()
-	}
-	return nil
+		return nil
+	})
 }

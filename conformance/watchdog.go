@@ -3,6 +3,7 @@ package conformance
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/go-dsync/dsync"
 )
@@ -22,19 +23,25 @@ func (e *env) renewing() *client { return e.clientWith(&dsync.Options{TTL: e.ttl
 
 // renewals waits until the lease was renewed so many times, which its deadline tells. It returns an error if it was lost.
 func (h *holding) renewals(n int) error {
-	e := h.user.env
 	for range n {
-		var lost error
-		before := h.Deadline()
-		e.poll(fmt.Sprintf("the lease of %s is renewed", h.user.label), func() error {
-			if lost = h.Err(); lost == nil && !h.Deadline().After(before) {
-				return fmt.Errorf("its deadline is at %s", e.events.at(before))
-			}
-			return nil
-		})
-		if lost != nil {
-			return fmt.Errorf("%s did nothing wrong: %w", h.user.label, lost)
+		if err := h.lastsPast(h.Deadline()); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// lastsPast waits until the lease was renewed to last longer than until t.
+func (h *holding) lastsPast(t time.Time) (lost error) {
+	e := h.user.env
+	e.poll(fmt.Sprintf("the lease of %s is renewed", h.user.label), func() error {
+		if lost = h.Err(); lost == nil && !h.Deadline().After(t) {
+			return fmt.Errorf("its deadline is at %s", e.events.at(h.Deadline()))
+		}
+		return nil
+	})
+	if lost != nil {
+		return fmt.Errorf("%s did nothing wrong: %w", h.user.label, lost)
 	}
 	return nil
 }
@@ -43,7 +50,7 @@ func heldForLong(e *env) error {
 	a, b, c, name := e.renewing(), e.client(), e.driver(), e.name()
 	h := a.lock(name)
 	waiting := c.start(name).waits()
-	for range 15 { // each a third of the TTL
+	for range 12 { // each a third of the TTL
 		if err := h.renewals(1); err != nil {
 			return err
 		}
@@ -67,8 +74,9 @@ func allAreRenewed(e *env) error {
 	}
 	gone := a.lock(e.name())
 	e.expire(gone.name)
+	end := time.Now().Add(3 * e.ttl())
 	for i, h := range held {
-		if err := h.renewals(2); err != nil {
+		if err := h.lastsPast(end); err != nil {
 			return fmt.Errorf("lease %d of %d: %w", i, len(held), err)
 		}
 	}
@@ -94,44 +102,51 @@ func (e *env) expire(name string) {
 }
 
 func survivesShortFaults(e *env) error {
-	ttl := e.allowed(2 * e.ttl())
-	a, b, name := e.clientWith(&dsync.Options{TTL: ttl}), e.client(), e.name()
-	h := a.lock(name)
-	token := h.Token()
-	faults := a.outages()
-	if a.link.LoseAnswers != nil && !e.driverInfo().KeepsAlive {
-		faults = append(faults, a.loseAnswers)
+	faults := e.outsider().outages()
+	if e.outsider().link.LoseAnswers != nil && !e.driverInfo().KeepsAlive {
+		faults = append(faults, e.outsider().loseAnswers)
 	}
-	for _, fault := range faults {
-		if err := h.renewals(1); err != nil {
-			return err
+	e.together("a holder with faults", len(faults), func(i int) error {
+		ttl := e.allowed(2 * e.ttl())
+		a, b, name := e.clientWith(&dsync.Options{TTL: ttl}), e.driver(), e.name()
+		fault := a.loseAnswers
+		if all := a.outages(); i < len(all) {
+			fault = all[i]
 		}
-		fault()
-		e.sleep(ttl / 2) // a renewal is due in the meantime
-		a.heal()
-		if err := h.renewals(1); err != nil {
-			return fmt.Errorf("after a fault that lasted half the TTL: %w", err)
+		h := a.lock(name)
+		token := h.Token()
+		for range 2 {
+			if err := h.renewals(1); err != nil {
+				return err
+			}
+			fault()
+			e.sleep(ttl / 2) // a renewal is due in the meantime
+			a.heal()
+			if err := h.renewals(1); err != nil {
+				return fmt.Errorf("after a fault that lasted half the TTL: %w", err)
+			}
+			if err := b.refused(name); err != nil {
+				return err
+			}
 		}
-		if err := b.refused(name); err != nil {
-			return err
+		if h.Token() != token {
+			return fmt.Errorf("the token of a lease changed from %d to %d", token, h.Token())
 		}
-	}
-	if h.Token() != token {
-		return fmt.Errorf("the token of a lease changed from %d to %d", token, h.Token())
-	}
-	h.unlock()
-	return e.isFree(name)
+		h.unlock()
+		return nil
+	})
+	return nil
 }
 
 func lostWhenUnreachable(e *env) error {
-	for i := range e.driver().outages() {
+	return e.inOutages(func(outage func(*connection)) error {
 		a, b, name := e.renewing(), e.driver(), e.name()
 		h := a.lock(name)
 		waiting := b.start(name).waits()
 		if err := h.renewals(1); err != nil {
 			return err
 		}
-		a.outages()[i]()
+		outage(a.connection)
 		next := waiting.granted()
 		if err := h.overBefore(next); err != nil {
 			return err
@@ -140,11 +155,8 @@ func lostWhenUnreachable(e *env) error {
 			return err
 		}
 		a.heal()
-		if err := next.keeps("the loss of the one before"); err != nil {
-			return err
-		}
-	}
-	return nil
+		return next.keeps("the loss of the one before")
+	})
 }
 
 func renewalEnds(e *env) error {

@@ -178,7 +178,7 @@ type trap struct {
 // connection breaks for another reason. A request may be sent in pieces; match may not be longer than 4 KiB.
 //
 // The reply is taken to be what arrives next on the connection. Where several requests share one, as in HTTP/2, that may be
-// something else.
+// something else; and under TLS only an empty match is of use.
 func (w *Wire) AfterRequest(match string) <-chan struct{} {
 	t := &trap{match: []byte(match), sprung: make(chan struct{})}
 	w.set(t)

@@ -1,0 +1,253 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+)
+
+// checked runs f as a check on a good driver in fake time.
+func checked(t *testing.T, f func(*env) error) result {
+	return Check{"group/name", "A promise.", f}.result(t, onMemory(nil, good))
+}
+
+func TestHangIsReportedWithItsStack(t *testing.T) {
+	r := checked(t, func(e *env) error {
+		d, name := e.driver(), e.name()
+		d.hold(name)
+		d.start(name).granted()
+		return nil
+	})
+	if r.err == nil || !strings.Contains(r.err.Error(), "still not done") || !strings.Contains(r.err.Error(), "memory.(*Driver).Acquire") {
+		t.Errorf("got %v, want an error that says where Acquire hangs", r.err)
+	}
+	if !strings.Contains(r.events, "acquire: granted until") {
+		t.Errorf("got the events %q, want those of the drivers", r.events)
+	}
+}
+
+func TestGoroutineThatIsLeftBehindFailsTheCheck(t *testing.T) {
+	r := checked(t, func(e *env) error {
+		e.client()
+		go func() { <-make(chan int) }()
+		return nil
+	})
+	if r.err == nil || !strings.Contains(r.err.Error(), "TestGoroutineThatIsLeftBehindFailsTheCheck") {
+		t.Errorf("got %v, want an error with the stack of the goroutine", r.err)
+	}
+}
+
+func TestFailureInAGoroutineEndsTheCheck(t *testing.T) {
+	r := checked(t, func(e *env) error {
+		e.together("two", 2, func(i int) error {
+			if i == 1 {
+				e.endf("number %d", i)
+			}
+			return nil
+		})
+		return errors.New("the check went on")
+	})
+	if r.err == nil || r.err.Error() != "number 1" {
+		t.Errorf("got %v, want the error of the goroutine", r.err)
+	}
+}
+
+func TestWhatTheHarnessCannotDoIsNotVerified(t *testing.T) {
+	h := onMemory(nil, good)
+	backend := h.Backend
+	h.Backend = func(tb testing.TB) *Backend {
+		b := backend(tb)
+		return &Backend{New: func(tb testing.TB) (driver.Driver, *Link) {
+			d, _ := b.New(tb)
+			return d, nil
+		}}
+	}
+	var s summary
+	for _, c := range faultChecks {
+		r := c.result(t, h)
+		if r.err != nil || !strings.HasPrefix(r.missing, "Link.") {
+			t.Errorf("%s: got error %v and missing %q, want that it is missing a function of Link", c.Name, r.err, r.missing)
+		}
+		s.add(c, r)
+	}
+	want := fmt.Sprintf("0 promises kept, 0 broken, 0 refused as unsupported, %d not verified\nnot verified: faults/cut (no Link.Cut), ", len(faultChecks))
+	if got := s.String(); !strings.HasPrefix(got, want) {
+		t.Errorf("got the summary %q, want %q…", got, want)
+	}
+}
+
+func TestWhatIsNotClaimedHasToBeRefused(t *testing.T) {
+	unclaimed := capability{name: "flying", claimed: func(*client) bool { return false }}
+	for _, answer := range []error{errors.ErrUnsupported, fmt.Errorf("no: %w", errors.ErrUnsupported)} {
+		unclaimed.refused = func(*client) error { return answer }
+		if r := checked(t, func(e *env) error { e.claims(unclaimed); return nil }); r.err != nil || r.refused != "flying" {
+			t.Errorf("answer %v: got error %v and refused %q", answer, r.err, r.refused)
+		}
+	}
+	for _, answer := range []error{nil, errors.New("what?"), dsync.ErrLocked} {
+		unclaimed.refused = func(*client) error { return answer }
+		if r := checked(t, func(e *env) error { e.claims(unclaimed); return nil }); r.err == nil {
+			t.Errorf("answer %v: got no error", answer)
+		}
+	}
+	if r := checked(t, func(e *env) error { return e.client().requires(driver.Require{Fenced: true}) }); r.err == nil {
+		t.Error("a requirement that the driver meets counts as refused")
+	}
+}
+
+func TestEventsKeepTheBeginningAndTheEnd(t *testing.T) {
+	for _, n := range []int{0, 1, keepEvents, keepEvents + 7, 2 * keepEvents, 2*keepEvents + 1, 5*keepEvents + 13} {
+		v := newEvents()
+		for i := range n {
+			v.add("A", "event %d.", i)
+		}
+		got := v.String()
+		for _, i := range []int{0, keepEvents - 1, n - keepEvents, n - 1} {
+			if i >= 0 && i < n && strings.Count(got, fmt.Sprintf(" event %d.", i)) != 1 {
+				t.Errorf("of %d events, number %d is not there once", n, i)
+			}
+		}
+		if lines := strings.Count(got, "\n") + 1; n > 2*keepEvents && lines != 2*keepEvents+1 {
+			t.Errorf("%d events make %d lines", n, lines)
+		}
+		if last := got[strings.LastIndex(got, "\n")+1:]; n > 0 && !strings.HasSuffix(last, fmt.Sprintf("event %d.", n-1)) {
+			t.Errorf("of %d events, the last line is %q", n, last)
+		}
+	}
+}
+
+// interfaces are all of package driver, and which of them a driver or a lease may have or not.
+var interfaces = map[string]struct {
+	optional bool
+	of       reflect.Type
+}{
+	"Driver":             {},
+	"Lease":              {},
+	"Events":             {},
+	"BatchRenewer":       {true, reflect.TypeFor[driver.BatchRenewer]()},
+	"Inspector":          {true, reflect.TypeFor[driver.Inspector]()},
+	"ForceUnlocker":      {true, reflect.TypeFor[driver.ForceUnlocker]()},
+	"ContentionReporter": {true, reflect.TypeFor[driver.ContentionReporter]()},
+}
+
+// A tap that hid an interface would let the suite test less than users get.
+func TestTapsKnowAllInterfaces(t *testing.T) {
+	files, err := filepath.Glob("../driver/*.go")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no files of package driver: ", err)
+	}
+	for _, path := range files {
+		f, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			spec, ok := n.(*ast.TypeSpec)
+			if !ok {
+				return true
+			}
+			if _, ok := spec.Type.(*ast.InterfaceType); ok {
+				if _, known := interfaces[spec.Name.Name]; !known {
+					t.Errorf("the taps do not know driver.%s", spec.Name)
+				}
+			}
+			return false
+		})
+	}
+}
+
+func optional(v any) (names []string) {
+	for name, i := range interfaces {
+		if i.optional && reflect.TypeOf(v).Implements(i.of) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func TestTapsHaveTheInterfacesOfWhatIsBehind(t *testing.T) {
+	m := memory.New(nil)
+	type bare struct{ driver.Driver }
+	for _, d := range []driver.Driver{
+		m,
+		bare{m},
+		struct {
+			bare
+			driver.BatchRenewer
+		}{bare{m}, m},
+		struct {
+			bare
+			driver.Inspector
+		}{bare{m}, m},
+		struct {
+			bare
+			driver.ForceUnlocker
+		}{bare{m}, m},
+		struct {
+			bare
+			driver.BatchRenewer
+			driver.Inspector
+		}{bare{m}, m, m},
+		struct {
+			bare
+			driver.BatchRenewer
+			driver.ForceUnlocker
+		}{bare{m}, m, m},
+		struct {
+			bare
+			driver.Inspector
+			driver.ForceUnlocker
+		}{bare{m}, m, m},
+	} {
+		if _, tapped := newTap(nil, "A", d); !slices.Equal(optional(tapped), optional(d)) {
+			t.Errorf("the tap has the interfaces %v, want %v", optional(tapped), optional(d))
+		}
+	}
+}
+
+func TestTapsOfLeasesReportContention(t *testing.T) {
+	r := checked(t, func(e *env) error {
+		d := e.driver()
+		h := d.hold(e.name())
+		if _, ok := h.lease.(driver.ContentionReporter); !ok {
+			return errors.New("the tap hides driver.ContentionReporter")
+		}
+		w := e.driver().start(h.Name).waits()
+		h.release()
+		w.granted()
+		if !h.lease.(driver.ContentionReporter).Contended() {
+			return errors.New("somebody waited, and the tap says that nobody did")
+		}
+		return nil
+	})
+	if r.err != nil {
+		t.Error(r.err)
+	}
+}
+
+func TestCheckRunsAlone(t *testing.T) {
+	i := slices.IndexFunc(Checks(), func(c Check) bool { return c.Name == "exclusion/clients" })
+	c := Checks()[i]
+	if err := c.Run(t, onMemory(nil, good)); err != nil {
+		t.Errorf("the good driver: %v", err)
+	}
+	err := c.Run(t, onMemory(nil, func(d *memory.Driver) driver.Driver {
+		return &broken{Driver: d, acquire: func(_ context.Context, r *driver.Request) (driver.Lease, error) { return overwrite(d, r) }}
+	}))
+	if err == nil {
+		t.Error("a driver that takes names from their holders passes")
+	}
+}

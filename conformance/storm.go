@@ -1,0 +1,388 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+)
+
+// The checks of all together: many clients do what they like, and Judge decides whether what they were told was legal.
+var stormChecks = []Check{
+	{"storm/calm", "Whatever clients do, their claims never overlap, tokens rise, the order is kept, and nobody waits for ever.", calmStorm},
+	{"storm/faults", "That also holds while clients are cut off, hang, are slow and lose answers.", faultyStorm},
+	{"storm/server", "That also holds while the server stops answering for longer than the TTL; and after it was started again everybody can lock again.", serverStorm},
+}
+
+var seedFlag = flag.Uint64("conformance.seed", 0, "seed of the storms of package conformance; 0: a new one each time")
+
+// storm is one run of many clients on few names.
+type storm struct {
+	env     *env
+	seed    uint64
+	history *History
+	names   []string
+	ttl     time.Duration
+	expire  bool          // holders have their holds removed behind their own backs
+	pause   time.Duration // how long a lock is held, at most
+	ended   atomic.Bool   // the workers finish what they are at
+}
+
+func (e *env) storm() *storm {
+	s := &storm{env: e, seed: *seedFlag, history: NewHistory(), ttl: e.ttl(), pause: e.ttl() / 25}
+	for s.seed == 0 {
+		s.seed = rand.Uint64()
+	}
+	for range 3 {
+		s.names = append(s.names, e.name())
+	}
+	s.history.Note(fmt.Sprintf("seed %d", s.seed))
+	e.events.add("", "storm: seed %d", s.seed)
+	return s
+}
+
+// random returns what the worker with this number decides by.
+func (s *storm) random(worker int) *rand.Rand { return rand.New(rand.NewPCG(s.seed, uint64(worker))) }
+
+// bounds is what the storm is judged by.
+func (s *storm) bounds() Bounds {
+	i := s.env.driverInfo()
+	b := Bounds{
+		Fenced:     i.Fencing != driver.None,
+		FIFO:       i.Order == driver.FIFO,
+		Linger:     s.ttl + i.Late,
+		Wake:       s.env.hangs() / 2,
+		Stuck:      s.env.hangs(),
+		Recover:    s.env.hangs() / 2,
+		MaxUnknown: 0.9,
+	}
+	if s.expire || i.KeepsAlive {
+		b.Detect = 2*s.ttl + i.Detect // told by a renewal at the latest; a machine may be busy
+	}
+	return b
+}
+
+// judge ends the storm, and returns what is wrong with it, apart from the rules that are excepted.
+func (s *storm) judge(except ...Rule) error {
+	e := s.env
+	e.must(s.history.Close())
+	v := Judge(s.history.Events(), s.bounds())
+	e.events.add("", "%s", v)
+	v.except(except)
+	if err := v.Err(); err != nil {
+		return fmt.Errorf("seed %d (-conformance.seed=%[1]d makes the same decisions again): %w", s.seed, err)
+	}
+	return nil
+}
+
+// except drops the violations of some rules.
+func (v *Verdict) except(rules []Rule) {
+	kept := v.Violations[:0]
+	for _, x := range v.Violations {
+		drop := false
+		for _, r := range rules {
+			drop = drop || x.Rule == r
+		}
+		if !drop {
+			kept = append(kept, x)
+		}
+	}
+	v.Violations = kept
+}
+
+// stormUser is one worker: a client, or an owner of one.
+type stormUser struct {
+	*storm
+	*user
+	attempt Attempt
+	random  *rand.Rand
+	asks    *atomic.Pointer[Op] // that of the client, which has one user; otherwise nil
+}
+
+// run lets workers do so many operations each; 0: until the storm is ended. Then each of them locks every name once more.
+func (s *storm) run(operations int, clients []*client) []*goroutine {
+	var users []*stormUser
+	add := func(u *user, a Attempt) *stormUser {
+		su := &stormUser{storm: s, user: u, attempt: a, random: s.random(len(users))}
+		users = append(users, su)
+		return su
+	}
+	for _, c := range clients[1:] {
+		u := add(&c.user, Attempt{Client: c.label})
+		u.asks = new(atomic.Pointer[Op])
+		c.tap.onWait = func() {
+			if op := u.asks.Load(); op != nil {
+				op.Waiting()
+			}
+		}
+	}
+	shared := clients[0]
+	for range 2 {
+		add(&shared.user, Attempt{Client: shared.label})
+		o := shared.owner()
+		add(o, Attempt{Client: shared.label, Owner: o.label})
+	}
+	all := make([]*goroutine, len(users))
+	for i, u := range users {
+		all[i] = s.env.run(func() { s.env.failed(u.work(operations)) })
+	}
+	return all
+}
+
+func (u *stormUser) work(operations int) error {
+	for i := 0; i < operations || operations == 0 && !u.ended.Load(); i++ {
+		if err := u.step(u.names[u.random.IntN(len(u.names))], 0); err != nil {
+			return err
+		}
+	}
+	for _, name := range u.names {
+		if err := u.last(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// step locks name in one of many ways, and unlocks it.
+func (u *stormUser) step(name string, depth int) error {
+	r := u.random
+	ctx, cancel := u.env.ctx, context.CancelFunc(func() {})
+	a := u.attempt
+	a.Name, a.NoWait = name, r.IntN(4) == 0
+	if a.NoWait || r.IntN(3) == 0 {
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(r.Int64N(int64(u.ttl/4)))+time.Millisecond)
+	}
+	defer cancel()
+	var opts []dsync.LockOption
+	fixed := r.IntN(4) == 0
+	if fixed {
+		opts = append(opts, dsync.ExpireAfter(u.ttl))
+	}
+	op, l, err := u.lock(ctx, a, opts...)
+	if err != nil {
+		u.rest()
+		return illegal(err)
+	}
+	if depth < 2 && a.Owner != "" && r.IntN(2) == 0 {
+		if err := u.step(name, depth+1); err != nil {
+			return err
+		}
+	}
+	switch n := r.IntN(40); {
+	case fixed && n < 16:
+		for range 1 + n%2 {
+			if l.Extend(u.env.ctx, u.ttl) == nil {
+				op.Renewed()
+			}
+		}
+	case n == 20 && depth == 0 && !fixed && a.Owner == "" && u.expire:
+		u.env.expire(name)
+		u.outlive(op, l)
+		return nil
+	case n == 21 && depth == 0 && fixed && u.expire:
+		u.outlive(op, l)
+	}
+	u.rest()
+	_ = op.Check()
+	return u.unlock(op, l)
+}
+
+// rest lets others go on.
+func (u *stormUser) rest() { u.env.sleep(1 + time.Duration(u.random.Int64N(int64(u.pause)))) }
+
+// lock is Lock or TryLock, recorded.
+func (u *stormUser) lock(ctx context.Context, a Attempt, opts ...dsync.LockOption) (*Op, lease, error) {
+	op := u.history.Begin(a)
+	if u.asks != nil && !a.NoWait {
+		u.asks.Store(op)
+	}
+	l, err := u.locker.lock(ctx, a.NoWait, a.Name, opts...)
+	if u.asks != nil {
+		u.asks.Store(nil)
+	}
+	if err != nil {
+		op.Returned(nil, err)
+		return op, nil, err
+	}
+	op.Returned(l, nil)
+	return op, l, nil
+}
+
+// outlive holds a lease until it is over.
+func (u *stormUser) outlive(op *Op, l lease) {
+	select {
+	case <-l.Done():
+		op.Lost()
+	case <-u.env.ctx.Done():
+	}
+}
+
+func (u *stormUser) unlock(op *Op, l lease) error {
+	op.Releasing()
+	err := l.Unlock(u.env.ctx)
+	op.Released(err)
+	return illegal(err)
+}
+
+// last locks name when the storm is over: everybody has to get it.
+func (u *stormUser) last(name string) error {
+	a := u.attempt
+	a.Name = name
+	op, l, err := u.lock(u.env.ctx, a)
+	if err != nil {
+		return err
+	}
+	return u.unlock(op, l)
+}
+
+// illegal returns err unless that is what may happen in a storm.
+func illegal(err error) error {
+	for _, legal := range []error{dsync.ErrLocked, dsync.ErrNotHeld, dsync.ErrUnknown, dsync.ErrUnavailable, context.DeadlineExceeded} {
+		if errors.Is(err, legal) {
+			return nil
+		}
+	}
+	return err
+}
+
+// finish ends the storm, and waits until the workers are done.
+func (s *storm) finish(workers []*goroutine) {
+	s.ended.Store(true)
+	for _, g := range workers {
+		s.env.await("a worker of the storm", g)
+	}
+	s.env.mu.Lock()
+	err := s.env.err
+	s.env.mu.Unlock()
+	s.env.must(err)
+}
+
+func (s *storm) clients() []*client {
+	all := make([]*client, 4)
+	for i := range all {
+		all[i] = s.env.clientWith(&dsync.Options{TTL: s.ttl})
+	}
+	return all
+}
+
+func calmStorm(e *env) error {
+	for _, removals := range []bool{false, true} { // what may have been removed is judged less strictly
+		if removals && e.backend.Expire == nil {
+			break
+		}
+		s := e.storm()
+		s.expire, s.pause = removals, 2*time.Millisecond
+		operations := 80
+		if removals {
+			operations = 30
+		}
+		s.finish(s.run(operations, s.clients()))
+		if err := s.judge(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fault is one that a storm injects.
+type fault struct {
+	name string
+	on   func()
+}
+
+// faults returns all that the harness can do to the link of c.
+func (c *client) faults(late time.Duration) []fault {
+	var all []fault
+	add := func(name string, able bool, on func()) {
+		if able {
+			all = append(all, fault{name, on})
+		}
+	}
+	add("cut", c.link.Cut != nil, c.cut)
+	add("hang", c.link.Hang != nil, c.hang)
+	add("lose answers", c.link.LoseAnswers != nil, c.loseAnswers)
+	add("delay", c.link.Delay != nil, func() { c.delay(late) })
+	c.env.need(len(all) > 0, "Link")
+	return all
+}
+
+func faultyStorm(e *env) error {
+	s := e.storm()
+	clients, random := s.clients(), s.random(-1)
+	for _, c := range clients {
+		c.faults(0)
+	}
+	workers := s.run(0, clients)
+	first := random.IntN(4)
+	for i := range 10 {
+		e.sleep(time.Duration(random.Int64N(int64(s.ttl / 4))))
+		lasts := s.ttl / 4
+		if random.IntN(3) == 0 {
+			lasts = s.ttl * 3 / 2
+		}
+		late := time.Duration(random.Int64N(int64(s.ttl)))
+		var heal []func()
+		for _, n := range random.Perm(len(clients))[:1+random.IntN(len(clients)-1)] {
+			c := clients[n]
+			all := c.faults(late)
+			f := all[(first+i)%len(all)]
+			off := s.history.Fault(f.name, c.label)
+			f.on()
+			heal = append(heal, func() {
+				c.heal()
+				off()
+			})
+		}
+		e.sleep(time.Duration(random.Int64N(int64(lasts))))
+		for _, f := range heal {
+			f()
+		}
+	}
+	s.finish(workers)
+	return s.judge()
+}
+
+func serverStorm(e *env) error {
+	b := e.backend
+	freezes := b.Freeze != nil && b.Thaw != nil
+	e.need(freezes || b.Restart != nil, "Backend.Restart")
+	if freezes {
+		e.mu.Lock()
+		e.thaw = func() { b.Thaw(e.tb) }
+		e.mu.Unlock()
+		err := e.serverStorm("freeze", func(ttl time.Duration) {
+			b.Freeze(e.tb)
+			e.sleep(ttl * 5 / 4)
+			b.Thaw(e.tb)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if b.Restart == nil {
+		return nil
+	}
+	// What was held may be gone with the server.
+	return e.serverStorm("restart", func(time.Duration) { b.Restart(e.tb) }, RuleOverlap, RuleLoss, RuleTokens, RuleOrder, RuleResult)
+}
+
+// serverStorm is a storm over one fault of the server.
+func (e *env) serverStorm(name string, fault func(ttl time.Duration), except ...Rule) error {
+	s := e.storm()
+	workers := s.run(0, s.clients())
+	e.sleep(s.ttl / 2)
+	off := s.history.Fault(name, "server")
+	e.events.add("server", "%s", name)
+	fault(s.ttl)
+	e.events.add("server", "%s is over", name)
+	off()
+	e.sleep(s.ttl / 2)
+	s.finish(workers)
+	return s.judge(except...)
+}

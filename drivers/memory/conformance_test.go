@@ -1,0 +1,50 @@
+package memory_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+)
+
+func TestConformance(t *testing.T) {
+	for name, o := range map[string]memory.Options{
+		"fifo":      {},
+		"clients":   {Order: memory.FIFOByClient},
+		"unordered": {Order: memory.Unordered},
+		"no tokens": {NoTokens: true},
+		"sessions":  {KeepsAlive: true},
+	} {
+		t.Run(name, func(t *testing.T) { conformance.Run(t, harness(&o, true)) })
+	}
+}
+
+func TestConformanceInRealTime(t *testing.T) { conformance.Run(t, harness(nil, false)) }
+
+// harness makes a backend of its own for each check.
+func harness(o *memory.Options, fakeTime bool) conformance.Harness {
+	return conformance.Harness{FakeTime: fakeTime, Backend: func(testing.TB) *conformance.Backend {
+		s := memory.NewServer(o)
+		return &conformance.Backend{
+			New: func(testing.TB) (driver.Driver, *conformance.Link) {
+				d := s.NewDriver()
+				return d, link(d)
+			},
+			Expire: func(_ testing.TB, name string) { s.Expire(name) },
+		}
+	}}
+}
+
+// link says how the faults of a driver are those of a connection.
+func link(d *memory.Driver) *conformance.Link {
+	inject := func(k memory.FaultKind) func() { return func() { d.Inject(memory.Fault{Kind: k}) } }
+	return &conformance.Link{
+		Cut:         d.Cut,
+		Hang:        inject(memory.Hang),
+		LoseAnswers: inject(memory.LoseAnswer),
+		Delay:       func(late time.Duration) { d.Inject(memory.Fault{Delay: late}) },
+		Heal:        d.Heal,
+	}
+}

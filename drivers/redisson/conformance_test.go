@@ -1,0 +1,38 @@
+package redisson_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+func TestConformance(t *testing.T) {
+	server := testenv.Redis(t)
+	backend := &conformance.Backend{
+		URL: "redisson://" + server.Addr,
+		New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
+			wire := &conformance.Wire{}
+			tb.Cleanup(wire.Close)
+			addr, err := wire.Listen("tcp", server.Addr)
+			if err != nil {
+				tb.Fatal(err)
+			}
+			d, _, err := driver.Open(tb.Context(), "redisson://"+addr)
+			if err != nil {
+				tb.Fatal(err)
+			}
+			return d, wire.Link()
+		},
+		Expire:  func(_ testing.TB, name string) { server.Do("DEL", name) },
+		Freeze:  func(testing.TB) { server.Freeze() },
+		Thaw:    func(testing.TB) { server.Thaw() },
+		Restart: func(testing.TB) { server.Restart() },
+	}
+	conformance.Run(t, conformance.Harness{
+		Backend: func(testing.TB) *conformance.Backend { return backend },
+		TTL:     time.Second,
+	})
+}

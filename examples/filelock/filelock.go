@@ -1,0 +1,150 @@
+//go:build unix
+
+// Package filelock is a worked example of a driver: locks between the processes of one machine, by flock(2) on files of a folder.
+// A file stays behind for each name, with the last fencing token in it.
+package filelock
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+func init() {
+	driver.Register("filelock", func(_ context.Context, c *driver.Config) (driver.Driver, error) {
+		return New(c.URL.Path), c.URL.Err()
+	})
+}
+
+// Driver is a folder, and implements driver.Driver.
+type Driver struct {
+	dir    string
+	life   context.Context // ends with Close
+	end    context.CancelFunc
+	mu     sync.Mutex
+	leases map[*lease]bool
+}
+
+// New returns a driver that keeps its files in dir, which has to exist.
+func New(dir string) *Driver {
+	life, end := context.WithCancel(context.Background())
+	return &Driver{dir: dir, life: life, end: end, leases: map[*lease]bool{}}
+}
+
+func (d *Driver) Info() driver.Info { return driver.Info{Name: "filelock", Fencing: driver.Durable} }
+
+// Acquire asks again and again, after 1 ms at first and 20 ms in the end: a blocked flock cannot be canceled.
+func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
+		l, err := d.try(r)
+		if !errors.Is(err, driver.ErrLocked) || r.NoWait {
+			return l, err
+		}
+		if pause == time.Millisecond {
+			r.Events.Waiting()
+		}
+		select {
+		case <-time.After(pause/2 + rand.N(pause)):
+		case <-d.life.Done():
+			return nil, driver.ErrClosed
+		case <-ctx.Done():
+			return nil, errors.Join(ctx.Err(), err)
+		}
+	}
+}
+
+func (d *Driver) try(r *driver.Request) (driver.Lease, error) {
+	file, err := os.OpenFile(fmt.Sprintf("%s/%x", d.dir, sha256.Sum256([]byte(r.Name))), os.O_RDWR|os.O_CREATE, 0o666)
+	if err != nil {
+		return nil, err
+	}
+	l := &lease{driver: d, file: file, tokens: r.Events.Tokens()}
+	if err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == nil {
+		err = l.takeTokens()
+	} else if errors.Is(err, syscall.EWOULDBLOCK) {
+		err = driver.ErrLocked
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.life.Err() != nil {
+		err = driver.ErrClosed
+	}
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	d.leases[l] = true
+	l.end = time.Now().Add(r.TTL)
+	l.timer = time.AfterFunc(r.TTL, func() { _ = l.Release(context.Background()) })
+	return l, nil
+}
+
+func (d *Driver) Close(ctx context.Context) error {
+	d.mu.Lock()
+	d.end()
+	leases := maps.Clone(d.leases)
+	d.mu.Unlock()
+	for l := range leases {
+		_ = l.Release(ctx)
+	}
+	return nil
+}
+
+type lease struct {
+	driver *Driver
+	file   *os.File // locked; closing it frees the lock
+	first  uint64
+	tokens int
+	timer  *time.Timer
+	end    time.Time // guarded by driver.mu
+}
+
+func (l *lease) takeTokens() error { // the file keeps the last one
+	var b [8]byte
+	if _, err := l.file.ReadAt(b[:], 0); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	l.first = binary.BigEndian.Uint64(b[:]) + 1
+	_, err := l.file.WriteAt(binary.BigEndian.AppendUint64(nil, l.first+uint64(l.tokens)-1), 0)
+	return err
+}
+
+func (l *lease) Tokens() (uint64, int) { return l.first, l.tokens }
+
+func (l *lease) Expires() time.Time {
+	l.driver.mu.Lock()
+	defer l.driver.mu.Unlock()
+	return l.end
+}
+
+func (l *lease) Renew(_ context.Context, ttl time.Duration) error {
+	l.driver.mu.Lock()
+	defer l.driver.mu.Unlock()
+	if !l.driver.leases[l] || !time.Now().Before(l.end) {
+		return driver.ErrNotHeld
+	}
+	l.end = time.Now().Add(ttl)
+	l.timer.Reset(ttl)
+	return nil
+}
+
+func (l *lease) Release(context.Context) error {
+	l.driver.mu.Lock()
+	defer l.driver.mu.Unlock()
+	if !l.driver.leases[l] {
+		return driver.ErrNotHeld
+	}
+	delete(l.driver.leases, l)
+	l.timer.Stop()
+	return l.file.Close()
+}
