@@ -12,12 +12,10 @@ import (
 )
 
 func TestConformance(t *testing.T) {
-	t.Parallel()
 	conform(t, testenv.Etcd(t))
 }
 
 func TestConformancePackaged(t *testing.T) {
-	t.Parallel()
 	conform(t, testenv.PackagedEtcd(t))
 }
 

@@ -41,6 +41,8 @@ type feed struct {
 	users   int
 	active  bool
 	stream  int                  // that the watch is on
+	looking bool                 // one waiter looks, or all that waited for it do
+	next    *queueLook           // for those who wait for that
 	waiters map[string][]*waiter // by the keys that concern them; "" stands for all
 }
 

@@ -8,8 +8,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-
 	"github.com/go-dsync/dsync/driver"
 )
 
@@ -55,7 +53,7 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, before string) e
 			return driver.ErrClosed
 		}
 		w.widen()
-		now, err := h.lookFresh(ctx, dir)
+		now, err := h.lookFresh(ctx, w)
 		if late && err == nil && (!active || now != before) {
 			w.doubt() // it should have woken us
 		}
@@ -108,48 +106,6 @@ func (h *hold) pause(active bool) time.Duration {
 		limit = min(limit, h.own.carrier().ttl/3)
 	}
 	return limit
-}
-
-// lookFresh is look, and prolongs a lease of the hold's own at the same time.
-func (h *hold) lookFresh(ctx context.Context, dir string) (before string, err error) {
-	if h.own == nil {
-		return h.look(ctx, dir)
-	}
-	bounded, cancel := h.driver.request(ctx, attemptFor)
-	defer cancel()
-	refreshed := h.driver.refresh(bounded, h.own.carrier())
-	before, err = h.look(bounded, dir)
-	if failed := <-refreshed; err == nil && (before == "" || isLeaseGone(failed)) {
-		err = failed
-	}
-	return before, err
-}
-
-// look asks for the contender before the key. If there is none, the lock is granted, and the revision of the answer is the token:
-// the lock was held at that revision, and whoever had it before had let go of it.
-func (h *hold) look(ctx context.Context, dir string) (before string, err error) {
-	bounded, cancel := h.driver.request(ctx, attemptFor)
-	defer cancel()
-	options := []clientv3.OpOption{clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithMaxCreateRev(h.revision),
-		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend)}
-	page, err := h.driver.client.Get(bounded, dir, append(options, clientv3.WithLimit(pageSize))...)
-	if err != nil {
-		return "", err
-	}
-	if len(page.Kvs) == 0 || page.Kvs[0].CreateRevision != h.revision || string(page.Kvs[0].Key) != h.key {
-		return "", errGone
-	}
-	token := page.Header.Revision
-	if page.More && contender(dir, page.Kvs[1:]) == nil { // a page full of names below
-		if page, err = h.driver.client.Get(bounded, dir, append(options, clientv3.WithRev(token))...); err != nil {
-			return "", err
-		}
-	}
-	if c := contender(dir, others(page.Kvs, h.key)); c != nil {
-		return string(c.Key), nil
-	}
-	h.token = token
-	return "", nil
 }
 
 // abandon takes a key off that was put, and returns cause.

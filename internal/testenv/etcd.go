@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -110,7 +111,7 @@ func EtcdCluster(tb testing.TB, n int, args ...string) []*EtcdServer {
 // newEtcd makes a server that is not yet started.
 func newEtcd(tb testing.TB, release etcdRelease, name string, port, peerPort int, tlsConfig *tls.Config, args []string) *EtcdServer {
 	tb.Helper()
-	dir := tb.TempDir()
+	dir := memoryDir(tb)
 	scheme := "http"
 	if tlsConfig != nil {
 		scheme = "https"
@@ -138,6 +139,17 @@ func newEtcd(tb testing.TB, release etcdRelease, name string, port, peerPort int
 		ready: s.healthy,
 	}
 	return s
+}
+
+// memoryDir returns a temporary directory, in memory where the system has one for that: not every release can do without fsync.
+func memoryDir(tb testing.TB) string {
+	tb.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "dsync-test-")
+	if err != nil {
+		return tb.TempDir()
+	}
+	tb.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
 }
 
 // healthy asks once whether the server has a leader and answers requests.
