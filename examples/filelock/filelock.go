@@ -46,7 +46,7 @@ func (d *Driver) Info() driver.Info { return driver.Info{Name: "filelock", Fenci
 
 // Acquire asks again and again, after 1 ms at first and 20 ms in the end: a blocked flock cannot be canceled.
 func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
-	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
+	for pause := time.Millisecond; ctx.Err() == nil; pause = min(2*pause, 20*time.Millisecond) {
 		l, err := d.try(r)
 		if !errors.Is(err, driver.ErrLocked) || r.NoWait {
 			return l, err
@@ -62,6 +62,7 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 			return nil, errors.Join(ctx.Err(), err)
 		}
 	}
+	return nil, ctx.Err()
 }
 
 func (d *Driver) try(r *driver.Request) (driver.Lease, error) {
@@ -69,7 +70,7 @@ func (d *Driver) try(r *driver.Request) (driver.Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &lease{driver: d, file: file, tokens: r.Events.Tokens()}
+	l := &lease{driver: d, file: file, tokens: r.Events.Tokens(), end: time.Now().Add(r.TTL)}
 	if err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == nil {
 		err = l.takeTokens()
 	} else if errors.Is(err, syscall.EWOULDBLOCK) {
@@ -84,7 +85,6 @@ func (d *Driver) try(r *driver.Request) (driver.Lease, error) {
 		return nil, errors.Join(err, file.Close())
 	}
 	d.leases[l] = true
-	l.end = time.Now().Add(r.TTL)
 	l.timer = time.AfterFunc(r.TTL, func() { _ = l.Release(context.Background()) })
 	return l, nil
 }
