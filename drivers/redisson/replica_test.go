@@ -23,7 +23,7 @@ func replicated(tb testing.TB) (primary, replica *testenv.RedisServer, link *tes
 
 func TestWaitReplicas(t *testing.T) {
 	primary, replica, link := replicated(t)
-	d := openURL(t, "redisson://%s?waitreplicas=1&waitlimit=100ms", primary.Addr)
+	d := openURL(t, "redisson://%s?waitreplicas=1&waitlimit=%v", primary.Addr, hangGuard)
 	l := acquire(t, d, request("x"))
 	if got := replica.Do("HEXISTS", "x", l.request.Hold); got != int64(1) {
 		t.Error("the replica does not have the grant")
@@ -31,6 +31,23 @@ func TestWaitReplicas(t *testing.T) {
 	if err := l.Renew(t.Context(), time.Hour); err != nil {
 		t.Errorf("Renew: %v", err)
 	}
+	release(t, l)
+	if got := replica.Do("PTTL", "x"); got == int64(-1) {
+		t.Error("the replica has a hold without TTL")
+	}
+
+	// One that does not wait long, and so may need several goes even while the replica is there.
+	d = openURL(t, "redisson://%s?waitreplicas=1&waitlimit=100ms", primary.Addr)
+	testenv.Eventually(t, func() bool {
+		got, err := d.Acquire(t.Context(), request("x"))
+		if err != nil && !errors.Is(err, ErrNotReplicated) {
+			t.Fatalf("Acquire: %v", err)
+		}
+		if err == nil {
+			l = got.(*lease)
+		}
+		return err == nil
+	}, "the replica confirms in time")
 
 	link.Freeze(testenv.Both)
 	r := request("y")
@@ -42,7 +59,7 @@ func TestWaitReplicas(t *testing.T) {
 		t.Error("the grant that was not replicated is left")
 	}
 	expires := l.Expires()
-	if err := l.Renew(t.Context(), 2*time.Hour); !errors.Is(err, ErrNotReplicated) || !l.Expires().Equal(expires) {
+	if err := l.Renew(t.Context(), time.Hour); !errors.Is(err, ErrNotReplicated) || !l.Expires().Equal(expires) {
 		t.Errorf("Renew without the replica: got %v and Expires moved by %v, want ErrNotReplicated and no move", err, l.Expires().Sub(expires))
 	}
 	d.RenewAll(t.Context(), []driver.Lease{l}, func(_ int, err error) {
