@@ -155,6 +155,9 @@ var pointless = []struct {
 		0 a call; 1 a ok dl=9; 8 b call; 9 b ok dl=10; 12 f fault.on freeze; 13 f fault.off; 18 g fault.on freeze; 19 g fault.off;
 		20 c call; 21 c ok dl=90`},
 	{"the last fault did not end", Bounds{}, `0 a call; 1 a ok dl=9; 8 b call; 9 b ok dl=90; 12 f fault.on freeze`},
+	{"the last fault did not end", Bounds{FIFO: true, Wake: ms, Stuck: 20 * ms, Linger: ms}, `
+		0 a call; 1 a ok dl=9; 8 b call; 9 b ok dl=90; 12 f fault.on freeze; 13 c call; 13 c wait; 14 d call; 20 b rel.call held; 21 b rel.ok;
+		28 d ok dl=90; 29 d rel.call held; 30 d rel.ok; 40 c ok dl=90; 41 c rel.call held; 42 c rel.ok; 90 g call nowait; 91 g refused locked`},
 	{"event out of place", Bounds{}, `0 a call; 1 a ok dl=9; 8 b call; 9 b ok dl=90; 10 b ok dl=90`},
 	{"event out of place", Bounds{}, `0 a call; 1 a ok dl=9; 8 b call; 9 b ok dl=90; 10 b rel.err notheld`},
 	{"event out of place", Bounds{}, `0 a call; 1 a ok dl=9; 8 b call; 9 b ok dl=90; 10 c valid`},
