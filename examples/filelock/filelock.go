@@ -47,7 +47,7 @@ func (d *Driver) Info() driver.Info { return driver.Info{Name: "filelock", Fenci
 // Acquire asks again and again, after 1 ms at first and 20 ms in the end: a blocked flock cannot be canceled.
 func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
 	for pause := time.Millisecond; ctx.Err() == nil; pause = min(2*pause, 20*time.Millisecond) {
-		l, err := d.try(r)
+		l, err := d.try(ctx, r)
 		if !errors.Is(err, driver.ErrLocked) || r.NoWait {
 			return l, err
 		}
@@ -65,14 +65,14 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	return nil, ctx.Err()
 }
 
-func (d *Driver) try(r *driver.Request) (driver.Lease, error) {
+func (d *Driver) try(ctx context.Context, r *driver.Request) (driver.Lease, error) {
 	file, err := os.OpenFile(fmt.Sprintf("%s/%x", d.dir, sha256.Sum256([]byte(r.Name))), os.O_RDWR|os.O_CREATE, 0o666)
 	if err != nil {
 		return nil, err
 	}
 	l := &lease{driver: d, file: file, tokens: r.Events.Tokens(), end: time.Now().Add(r.TTL)}
 	if err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == nil {
-		err = l.takeTokens()
+		err = errors.Join(ctx.Err(), l.takeTokens())
 	} else if errors.Is(err, syscall.EWOULDBLOCK) {
 		err = driver.ErrLocked
 	}

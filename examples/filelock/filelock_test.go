@@ -11,6 +11,7 @@ import (
 )
 
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	conformance.Run(t, conformance.Harness{
 		Backend: func(tb testing.TB) *conformance.Backend {
 			dir := tb.TempDir()
