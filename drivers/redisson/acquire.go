@@ -85,6 +85,9 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, t *topic, left tim
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
 		}
 		l, left, err := d.try(ctx, r)
+		if err != nil && err == ctx.Err() { // it was not sent: the last answer is still that somebody holds the lock
+			err = fmt.Errorf("%w: %w", driver.ErrLocked, err)
+		}
 		if l != nil || err != nil {
 			t.leave(l == nil)
 			return l, err

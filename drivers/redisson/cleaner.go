@@ -165,7 +165,10 @@ func (c *cleaner) release(ghosts []*ghost) {
 // settled takes an answer and reports whether the ghost is gone for good.
 func (g *ghost) settled(result rueidis.RedisResult, now int64) bool {
 	told, err := result.ToInt64()
+	answer, refused := rueidis.IsRedisErr(err)
 	switch {
+	case refused && hasCode(answer.Error(), permissionCodes...):
+		return true // it will have to end by itself
 	case err != nil && g.granted:
 		return now > g.until
 	case err != nil:

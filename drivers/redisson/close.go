@@ -25,7 +25,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	finished := make(chan struct{})
 	go func() { // ends with the driver's goroutines: when their requests are answered or fail
 		d.wg.Wait()
-		if d.owned {
+		if d.dialer != nil {
 			d.client.Close()
 		}
 		close(finished)

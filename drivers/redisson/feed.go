@@ -7,7 +7,7 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// Pauses between attempts to connect for subscriptions, and to place one that its node refused.
+// Pauses between attempts to connect for subscriptions, and to place one in a cluster that its node refused.
 const (
 	firstConnect = 50 * time.Millisecond
 	lastConnect  = 2 * time.Second
@@ -233,7 +233,7 @@ func (f *feed) replace(s *subscription) {
 		ln.router.again(s)
 		return
 	}
-	time.AfterFunc(placeAgain, func() {
+	time.AfterFunc(lastConnect, func() { // not permitted, perhaps
 		ln.mu.Lock()
 		defer ln.mu.Unlock()
 		if ln.topics[s.topic.channel] == s.topic && !ln.closed {

@@ -32,7 +32,7 @@ type lease struct {
 	renewing  int32 // renewals that were sent and not answered
 	shortest  int64 // the shortest TTL that one of these asks for
 	lasts     int64 // until when the hold can last if every request to renew it is carried out
-	doubtedAt int64 // when the first request to release it was sent of which the answer is missing
+	doubtedAt int64 // when the first request to release it was begun of which the answer is missing
 }
 
 // phase is how far the end of a lease has come.
@@ -106,33 +106,33 @@ func (l *lease) Release(ctx context.Context) error {
 // on its way.
 func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	d := l.driver
-	own := d.topics.own(l.request.Name)
+	own, begun := d.topics.own(l.request.Name), d.now()
 	o := d.newOp(l.request, l)
 	if err, doubt := d.carryOut(ctx, o, nil); doubt {
-		l.doubt(d.now())
+		l.doubt(begun)
 		return false, true, err
 	} else if err != nil {
 		return false, false, err
 	}
-	told, sent, err := o.first, o.sent, o.err
+	told, err := o.first, o.err
 	d.putOp(o)
 	if err == nil {
 		return false, false, l.released(told, min(own, d.topics.own(l.request.Name)))
 	}
 	err, doubt := fault(ctx, l.request.Name, err)
 	if doubt {
-		l.doubt(sent)
+		l.doubt(begun)
 	}
 	transient := errors.Is(err, driver.ErrUnknown) || errors.Is(err, driver.ErrUnavailable)
 	return transient && ctx.Err() == nil, false, err
 }
 
-// doubt notes that a request to release the hold, sent at some time, may have done it.
-func (l *lease) doubt(sent int64) {
+// doubt notes that a request to release the hold, begun at some time, may have done it.
+func (l *lease) doubt(begun int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.phase == ending {
-		l.phase, l.doubtedAt = doubted, sent
+		l.phase, l.doubtedAt = doubted, begun
 	}
 }
 
@@ -147,7 +147,7 @@ func (l *lease) haunt() {
 // released takes an answer to a request to release the hold, own of whose receivers were subscriptions of this driver.
 //
 // Redisson makes the repeat of a release recognizable by a key that every release leaves behind for a while. Here a repeat that
-// finds nothing counts as the success of the request before whose answer is missing, if that was sent before the hold could have
+// finds nothing counts as the success of the request before whose answer is missing, if that was begun before the hold could have
 // expired: nothing has to be written, or cleaned up, on the path that everybody takes.
 func (l *lease) released(told int64, own int) error {
 	l.mu.Lock()

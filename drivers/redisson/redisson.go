@@ -66,6 +66,9 @@ const (
 	// minTTL is far above the millisecond in which Redis counts and below any TTL that survives a round trip and a renewal.
 	minTTL = 10 * time.Millisecond
 
+	// maxTTL keeps sums of times far from what a time.Duration can hold.
+	maxTTL = 100 * 365 * 24 * time.Hour
+
 	// late covers requests that are still on their way when their client is gone; the key itself ends with its TTL.
 	late = time.Second
 
@@ -116,8 +119,7 @@ type Options struct {
 // Driver is a driver.Driver on Redis. It implements driver.BatchRenewer, driver.Inspector and driver.ForceUnlocker too.
 type Driver struct {
 	client  rueidis.Client
-	owned   bool    // Close closes the client
-	dialer  *dialer // of an owned client
+	dialer  *dialer // of a client that is the driver's own: Close closes it
 	cluster bool
 	options Options
 	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
@@ -168,7 +170,6 @@ func newDriver(client rueidis.Client, dialer *dialer, o *Options) (*Driver, erro
 	}
 	d := &Driver{
 		client:  client,
-		owned:   dialer != nil,
 		dialer:  dialer,
 		cluster: client.Mode() == rueidis.ClientModeCluster,
 		options: *o,
@@ -217,7 +218,7 @@ func (d *Driver) Info() driver.Info {
 	if d.options.Fence == FenceNone {
 		fencing = driver.None
 	}
-	return driver.Info{Name: "redisson", Order: driver.Unordered, Fencing: fencing, MinTTL: minTTL, Late: late}
+	return driver.Info{Name: "redisson", Order: driver.Unordered, Fencing: fencing, MinTTL: minTTL, MaxTTL: maxTTL, Late: late}
 }
 
 // now is the time since d.epoch.

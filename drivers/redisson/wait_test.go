@@ -74,6 +74,19 @@ func TestLostMessageIsMadeUpForByTheTimer(t *testing.T) {
 	}
 }
 
+func TestWaitingWithoutPermissionToSubscribe(t *testing.T) {
+	s := testenv.Redis(t)
+	s.Do("ACL", "SETUSER", "deaf", "on", ">pass", "~*", "+@all", "resetchannels", "-publish")
+	d := openURL(t, "redisson://deaf:pass@%s", s.Addr)
+	s.Do("HSET", "x", "other:1", "1")
+	s.Do("PEXPIRE", "x", "500")
+	got := counted(s, func() { acquire(t, d, request("x")) }, "evalsha")
+	if got["evalsha"] > 3 {
+		t.Errorf("scripts of a wait for the end of the TTL: got %v, want 2", got)
+	}
+	s.Do("DEL", "x") // it cannot be released
+}
+
 func TestWaitingDoesNotPoll(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
