@@ -45,10 +45,9 @@ func New(dir string) *Driver {
 func (d *Driver) Info() driver.Info { return driver.Info{Name: "filelock", Fencing: driver.Durable} }
 
 // Acquire asks again and again, after 1 ms at first and 20 ms in the end: a blocked flock cannot be canceled.
-func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (l driver.Lease, err error) {
 	for pause := time.Millisecond; ctx.Err() == nil; pause = min(2*pause, 20*time.Millisecond) {
-		l, err := d.try(ctx, r)
-		if !errors.Is(err, driver.ErrLocked) || r.NoWait {
+		if l, err = d.try(ctx, r); !errors.Is(err, driver.ErrLocked) || r.NoWait {
 			return l, err
 		}
 		if pause == time.Millisecond {
@@ -59,10 +58,9 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 		case <-d.life.Done():
 			return nil, driver.ErrClosed
 		case <-ctx.Done():
-			return nil, errors.Join(ctx.Err(), err)
 		}
 	}
-	return nil, ctx.Err()
+	return nil, errors.Join(ctx.Err(), err) // err is the last refusal, if there was one
 }
 
 func (d *Driver) try(ctx context.Context, r *driver.Request) (driver.Lease, error) {
