@@ -7,13 +7,16 @@ TESTFLAGS ?=
 # How often `make flaky` runs each test.
 COUNT ?= 20
 
-.PHONY: help test servers demo bench lint flaky
+.PHONY: help test test-long servers demo bench lint flaky
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
 test: servers ## run all tests, on real servers, with the race detector
 	$(GO) test -race $(TESTFLAGS) $(PKG)
+
+test-long: servers ## run the conformance suite on the servers where it takes minutes
+	$(GO) test -race -tags long -timeout 40m -run Conformance $(TESTFLAGS) ./drivers/...
 
 servers: ## install the servers that the tests need, where they are missing
 	@internal/testenv/install.sh
