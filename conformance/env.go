@@ -314,6 +314,9 @@ func (e *env) ttl() time.Duration {
 	return e.allowed(time.Second)
 }
 
+// brief returns the TTL of leases that a check lets run out, and of which it does not matter when.
+func (e *env) brief() time.Duration { return e.allowed(e.ttl() / 4) }
+
 // allowed returns the TTL next to d that the driver keeps.
 func (e *env) allowed(d time.Duration) time.Duration {
 	i := e.driverInfo()

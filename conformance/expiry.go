@@ -57,7 +57,7 @@ func (e *env) first(of []*request) int {
 
 func notBeforeExpires(e *env) error {
 	a, b, name := e.driver(), e.driver(), e.name()
-	h := a.hold(name, fixed, ttl(e.ttl()))
+	h := a.hold(name, fixed, ttl(e.brief()))
 	for {
 		switch r := b.acquire(name, noWait); {
 		case r.lease != nil:
@@ -67,16 +67,16 @@ func notBeforeExpires(e *env) error {
 		case time.Since(h.lease.Expires()) > e.hangs():
 			return fmt.Errorf("%q is not granted to anybody %v after the lease expired", name, time.Since(h.lease.Expires()))
 		}
-		e.sleep(e.ttl() / 100)
+		e.sleep(e.brief() / 100)
 	}
 }
 
 func expiryServesWaiters(e *env) error {
 	name := e.name()
-	h := e.driver().hold(name, fixed, ttl(e.ttl()))
+	h := e.driver().hold(name, fixed, ttl(e.brief()))
 	left := make([]*request, 2)
 	for i := range left {
-		left[i] = e.driver().start(name, fixed, ttl(e.ttl())).waits()
+		left[i] = e.driver().start(name, fixed, ttl(e.brief())).waits()
 	}
 	for len(left) > 0 {
 		i := e.first(left)
@@ -95,16 +95,16 @@ func extendMovesEnd(e *env) error {
 	a, b, names := e.client(), e.driver(), []string{e.name(), e.name()}
 	held := []*holding{a.lock(names[0], dsync.ExpireAfter(short)), a.lock(names[1], dsync.ExpireAfter(e.long()))}
 	called := time.Now()
-	for i, d := range []time.Duration{e.allowed(2 * short), short} {
+	for i, d := range []time.Duration{e.allowed(short * 3 / 2), short} {
 		if err := held[i].Extend(e.ctx, d); err != nil {
-			return fmt.Errorf("Extend of a live lease: %w", err)
+			return fmt.Errorf("extension of a live lease: %w", err)
 		}
 	}
 	if d := held[1].Deadline(); d.After(time.Now().Add(short)) {
 		return fmt.Errorf("the deadline is %v away after a lease was made to end in %v", time.Until(d), short)
 	}
 	if d := held[0].Deadline(); !d.After(called.Add(short)) && !e.driverInfo().KeepsAlive {
-		return fmt.Errorf("the deadline is at %s after a lease was extended by %v at %s", e.events.at(d), e.allowed(2*short), e.events.at(called))
+		return fmt.Errorf("the deadline is at %s after a lease was extended by %v at %s", e.events.at(d), e.allowed(short*3/2), e.events.at(called))
 	}
 	waiters := []*request{b.start(names[0]), b.start(names[1])}
 	for i, h := range held {
@@ -112,7 +112,7 @@ func extendMovesEnd(e *env) error {
 			return err
 		}
 		if err := h.Extend(e.ctx, e.long()); !errors.Is(err, dsync.ErrLost) {
-			return fmt.Errorf("Extend of a lease that ran out returned %q, want ErrLost", outcome(err))
+			return fmt.Errorf("extension of a lease that ran out returned %q, want ErrLost", outcome(err))
 		}
 		if err := waiters[i].keeps("Extend by the one whose lease ran out"); err != nil {
 			return err
@@ -145,7 +145,7 @@ func (e *env) inOutages(f func(outage func(*connection)) error) error {
 func abandonedLeaseEnds(e *env) error {
 	return e.inOutages(func(outage func(*connection)) error {
 		a, b := e.driver(), e.driver()
-		held := []*request{a.hold(e.name(), fixed, ttl(e.ttl())), a.hold(e.name(), ttl(e.ttl()))}
+		held := []*request{a.hold(e.name(), fixed, ttl(e.brief())), a.hold(e.name(), ttl(e.brief()))}
 		outage(a.connection)
 		for _, h := range held {
 			next := b.start(h.Name).granted()
@@ -159,11 +159,11 @@ func abandonedLeaseEnds(e *env) error {
 }
 
 func holderKnowsFirst(e *env) error {
-	late := []time.Duration{0, e.ttl() / 4}
+	late := []time.Duration{0, e.brief() / 4}
 	e.together("a holder and a waiter", len(late), func(i int) error {
 		a, b, c, name := e.client(), e.driver(), e.client(), e.name()
 		before := c.lock(name)
-		call := a.start(name, dsync.ExpireAfter(e.ttl())).waits()
+		call := a.start(name, dsync.ExpireAfter(e.brief())).waits()
 		if late[i] > 0 {
 			a.delay(late[i])
 		}
@@ -181,8 +181,8 @@ func holderKnowsFirst(e *env) error {
 
 func raceAtExpiry(e *env) error {
 	a, clients, name := e.client(), e.clients(8), e.name()
-	h := a.lock(name, dsync.ExpireAfter(e.ttl()))
-	start := h.Deadline().Add(-e.ttl() / 20)
+	h := a.lock(name, dsync.ExpireAfter(e.brief()))
+	start := h.Deadline().Add(-e.brief() / 10)
 	granted := make([]*holding, len(clients))
 	at := make([]time.Time, len(clients))
 	var over atomic.Bool

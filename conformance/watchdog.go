@@ -50,7 +50,7 @@ func heldForLong(e *env) error {
 	a, b, c, name := e.renewing(), e.client(), e.driver(), e.name()
 	h := a.lock(name)
 	waiting := c.start(name).waits()
-	for range 12 { // each a third of the TTL
+	for range 10 { // each a third of the TTL
 		if err := h.renewals(1); err != nil {
 			return err
 		}
@@ -113,7 +113,7 @@ func survivesShortFaults(e *env) error {
 		faults = append(faults, e.outsider().loseAnswers)
 	}
 	e.together("a holder with faults", len(faults), func(i int) error {
-		ttl := e.allowed(2 * e.ttl())
+		ttl := e.allowed(e.ttl() * 3 / 2)
 		a, b, name := e.clientWith(&dsync.Options{TTL: ttl}), e.driver(), e.name()
 		fault := a.loseAnswers
 		if all := a.outages(); i < len(all) {
