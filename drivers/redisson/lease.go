@@ -81,7 +81,8 @@ func (l *lease) Release(ctx context.Context) error {
 	}
 	limit := l.lasts + int64(late)
 	l.mu.Unlock()
-	l.driver.forget(l)
+	l.driver.beginRelease(l)
+	defer l.driver.leave()
 
 	again, left, err := l.release(ctx)
 	for wait := firstRetry; again; wait = min(2*wait, lastRetry) {

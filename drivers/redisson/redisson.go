@@ -140,7 +140,7 @@ type Driver struct {
 	mu     sync.Mutex
 	closed bool
 	ended  bool          // no goroutine may be started any more
-	calls  int           // unfinished Acquires
+	calls  int           // unfinished Acquires and Releases
 	idle   chan struct{} // closed by the last of them, once Close waits for it
 	leases leaseList     // all that are held
 }
@@ -274,7 +274,15 @@ func (d *Driver) keep(l *lease) bool {
 	return true
 }
 
-// leave ends what enter began.
+// beginRelease takes a lease off the driver's. It is a call that Close waits for: what it leaves behind has to be known by then.
+func (d *Driver) beginRelease(l *lease) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.leases.remove(l)
+	d.calls++
+}
+
+// leave ends what enter or beginRelease began.
 func (d *Driver) leave() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
