@@ -43,12 +43,12 @@ func expiresAfterTTL(e *env) error {
 }
 
 func freshAfterWait(e *env) error {
-	waits := [][]option{{ttl(e.ttl())}, {ttl(e.ttl()), fixed}}
+	waits := [][]option{{ttl(e.brief())}, {ttl(e.brief()), fixed}}
 	e.together("waits of two TTLs", len(waits), func(i int) error {
 		a, b, name := e.driver(), e.driver(), e.name()
 		h := a.hold(name)
 		r := b.start(name, waits[i]...).waits()
-		e.sleep(2 * e.ttl())
+		e.sleep(2 * e.brief())
 		if r.isDone() {
 			return fmt.Errorf("%s stopped waiting for %q: %s", b.label, name, outcome(r.err))
 		}
@@ -79,7 +79,7 @@ func renewMovesExpires(e *env) error {
 }
 
 func overStaysOver(e *env) error {
-	r := e.driver().hold(e.name(), fixed, ttl(e.ttl()))
+	r := e.driver().hold(e.name(), fixed, ttl(e.brief()))
 	e.sleepUntil(r.lease.Expires())
 	before := r.lease.Expires()
 	if err := r.renew(e.long()); err == nil {
@@ -113,7 +113,7 @@ func renewAll(e *env) error {
 	if !ok || e.driverInfo().KeepsAlive {
 		e.end(&refusedError{"to renew leases in batches"})
 	}
-	over := d.hold(e.name(), ttl(e.ttl()))
+	over := d.hold(e.name(), ttl(e.brief()))
 	e.sleepUntil(over.lease.Expires())
 	all := []*request{d.hold(e.name()), over, d.hold(e.name()), d.hold(e.name())}
 	leases := make([]driver.Lease, len(all))

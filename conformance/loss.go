@@ -36,7 +36,7 @@ func releaseIsNoLoss(e *env) error {
 	select {
 	case <-h.Done():
 	default:
-		return errors.New("Done is not closed after Unlock")
+		return errors.New("the channel of Done is not closed after Unlock")
 	}
 	if err := h.Err(); !errors.Is(err, dsync.ErrNotHeld) || errors.Is(err, dsync.ErrLost) {
 		return fmt.Errorf("Err of a lease that was unlocked is %q, want ErrNotHeld and not ErrLost", outcome(err))

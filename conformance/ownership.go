@@ -56,7 +56,7 @@ func releaseTwice(e *env) error {
 
 // runOut lets a lease run out, and returns it with that of the next holder.
 func (e *env) runOut() (old, next *request) {
-	old = e.driver().hold(e.name(), fixed, ttl(e.ttl()))
+	old = e.driver().hold(e.name(), fixed, ttl(e.brief()))
 	e.sleepUntil(old.lease.Expires())
 	b := e.driver()
 	e.poll("a lease that ran out is granted to another client", func() error {

@@ -62,7 +62,7 @@ func killedHolder(e *env) error {
 
 func stoppedHolder(e *env) error {
 	p, d, name := e.worker(e.ttl()), e.driver(), e.name()
-	for range 3 {
+	for range 2 {
 		p.does(order{Op: "lock", Name: name})
 		p.stop()
 		next := d.start(name).granted()

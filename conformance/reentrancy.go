@@ -69,7 +69,7 @@ func shorterNested(e *env) error {
 	o := a.owner()
 	outer := o.lock(name)
 	before := outer.Deadline()
-	inner := o.lock(name, dsync.ExpireAfter(e.ttl()))
+	inner := o.lock(name, dsync.ExpireAfter(e.brief()))
 	e.within("a nested lease ends by itself", func() {
 		select {
 		case <-inner.Done():
