@@ -83,7 +83,7 @@ func TestRequestThatArrivesLateIsCleanedUp(t *testing.T) {
 func ghostsOf(d *Driver) int {
 	d.ghosts.mu.Lock()
 	defer d.ghosts.mu.Unlock()
-	return len(d.ghosts.ghosts) + d.ghosts.working
+	return d.ghosts.left()
 }
 
 func TestLostAnswerOfReleaseIsSuccess(t *testing.T) {
