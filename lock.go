@@ -222,6 +222,10 @@ func (k *lock) ask(ctx context.Context, r request, w *waiter) (*Lease, error) {
 			if l, err = k.granted(h, granted, r, w); l != nil {
 				return l, nil
 			}
+			if err == nil && retry > firstRetry { // again: a session that is about to end, or a slow backend
+				err = k.pause(ctx, w, retry/2+rand.N(retry), nil)
+			}
+			retry = min(2*retry, lastRetry)
 			continue
 		}
 		k.mu.Lock()

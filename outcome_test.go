@@ -37,6 +37,24 @@ func TestGrantThatComesTooLateIsGivenBackAndAskedAgain(t *testing.T) {
 	})
 }
 
+func TestGrantsThatAlwaysComeTooLateDoNotSpin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &stub{}
+		d.acquire = func(_ context.Context, _ int, r *driver.Request) (driver.Lease, error) {
+			return d.grant(r, time.Now().Add(-r.TTL)), nil
+		}
+		c := newStub(t, d)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		if _, err := c.Lock(ctx, "x"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Lock: %v, want the deadline", err)
+		}
+		if n := len(d.asked()); n > 100 {
+			t.Errorf("%d requests in 20 s, want some tens", n)
+		}
+	})
+}
+
 func TestHoldLostBeforeAcquireReturnedIsAskedAgainAndNotReleased(t *testing.T) {
 	for _, try := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
