@@ -13,7 +13,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
 test: servers ## run all tests, on real servers, with the race detector
-	$(GO) test -race $(TESTFLAGS) $(PKG)
+	$(GO) test -race -timeout 30m $(TESTFLAGS) $(PKG)
 
 test-long: servers ## run the conformance suite on the servers where it takes minutes
 	$(GO) test -race -tags long -timeout 40m -run Conformance $(TESTFLAGS) ./drivers/...
