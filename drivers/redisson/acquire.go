@@ -117,14 +117,14 @@ func (d *Driver) try(ctx context.Context, r *driver.Request) (*lease, time.Durat
 	} else if err != nil {
 		return nil, 0, err
 	}
-	sent, first, n, acks, err := o.sent, o.first, o.n, o.acks, o.err
+	sent, order, first, n, acks, err := o.sent, o.order, o.first, o.n, o.acks, o.err
 	fenced := o.tokens > 0
 	d.putOp(o)
 	switch {
 	case err != nil:
 		err, doubt := fault(ctx, r.Name, err)
 		if doubt {
-			d.ghosts.add(ghost{name: r.Name, hold: r.Hold, until: sent + int64(r.TTL+late)})
+			d.ghosts.add(ghost{name: r.Name, hold: r.Hold, until: sent + int64(r.TTL+late), order: order})
 		}
 		return nil, 0, err
 	case first == takenForEver:

@@ -25,6 +25,7 @@ type ghost struct {
 	name, hold string
 	until      int64  // when it is over by itself
 	granted    bool   // the server said so: if the hold is not found, it is gone for good
+	order      uint64 // of the request that may have made it: what a later one of this order finds is final
 	lease      *lease // of a hold whose Release failed
 
 	next int64 // when to ask
@@ -146,14 +147,18 @@ func (c *cleaner) release(ghosts []*ghost) {
 	for i, g := range ghosts {
 		calls[i] = d.releaseCall(g.name, g.hold)
 	}
+	order := d.order()
 	results, _ := d.evalAll(ctx, d.client, releaseScript, calls, 0)
+	if order != d.order() {
+		order = unordered
+	}
 	now := d.now()
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.working = 0
 	for i, g := range ghosts {
-		if g.settled(results[i], now) {
+		if g.settled(results[i], order, now) {
 			continue
 		}
 		g.next = now + int64(g.wait)
@@ -162,8 +167,8 @@ func (c *cleaner) release(ghosts []*ghost) {
 	}
 }
 
-// settled takes an answer and reports whether the ghost is gone for good.
-func (g *ghost) settled(result rueidis.RedisResult, now int64) bool {
+// settled takes the answer to a request of some order and reports whether the ghost is gone for good.
+func (g *ghost) settled(result rueidis.RedisResult, order uint64, now int64) bool {
 	told, err := result.ToInt64()
 	answer, refused := rueidis.IsRedisErr(err)
 	switch {
@@ -177,7 +182,7 @@ func (g *ghost) settled(result rueidis.RedisResult, now int64) bool {
 	if g.lease != nil {
 		g.lease.cleaned(told)
 	}
-	return told >= 0 || g.granted || now > g.until
+	return told >= 0 || g.granted || order != unordered && order == g.order || now > g.until
 }
 
 // finish returns when there is nothing left to clean up, or else ctx is done, with how much there is.

@@ -67,6 +67,9 @@ func (d *Driver) awaitCalls(ctx context.Context) int {
 		return 0
 	case <-ctx.Done():
 	}
+	if d.dialer != nil {
+		d.dialer.closeAll() // which ends those that wait for an answer
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.calls

@@ -5,11 +5,13 @@ import (
 	"crypto/tls"
 	"net"
 	"sync"
+	"sync/atomic"
 )
 
 // dialer makes the connections of a client that the driver opened itself.
 type dialer struct {
 	opening context.Context // bounds the connections that are made while Open runs
+	made    atomic.Uint64   // how many connections were asked for
 
 	mu     sync.Mutex
 	opened bool
@@ -38,6 +40,7 @@ func (d *dialer) done() {
 }
 
 func (d *dialer) dial(ctx context.Context, addr string, nd *net.Dialer, config *tls.Config) (net.Conn, error) {
+	d.made.Add(1)
 	d.mu.Lock()
 	opened := d.opened
 	d.mu.Unlock()

@@ -21,6 +21,7 @@ type op struct {
 
 	// Written before it is answered.
 	sent  int64 // on the driver's clock, just before it was handed to the client
+	order uint64
 	first int64 // what the script answered
 	n     int
 	acks  int // how many replicas confirmed
@@ -120,6 +121,9 @@ func (o *op) read(message rueidis.RedisMessage, err error) {
 // carryOut has an op carried out and waits for its answer. If ctx ends before, or closing is closed, it returns why, and whether the
 // op may yet be carried out; then it takes care of what comes of that.
 func (d *Driver) carryOut(ctx context.Context, o *op, closing <-chan struct{}) (err error, doubt bool) {
+	if d.carryDirect(ctx, o) {
+		return nil, false
+	}
 	d.sender.add(o)
 	select {
 	case <-o.done:
@@ -143,6 +147,7 @@ func (d *Driver) carryOut(ctx context.Context, o *op, closing <-chan struct{}) (
 
 // finish hands an answer to the caller, or cleans up in its place.
 func (d *Driver) finish(o *op) {
+	d.direct.busy.Add(-1)
 	if o.state.CompareAndSwap(taken, answered) {
 		o.done <- struct{}{}
 		return

@@ -132,6 +132,7 @@ type Driver struct {
 	end     context.CancelFunc
 	wg      sync.WaitGroup // goroutines of the driver
 	closing chan struct{}  // closed when Close begins
+	direct  direct
 	sender  *sender
 	topics  *listener
 	ghosts  *cleaner
@@ -180,6 +181,7 @@ func newDriver(client rueidis.Client, dialer *dialer, o *Options) (*Driver, erro
 		return nil, err
 	}
 	d.life, d.end = context.WithCancel(context.Background())
+	d.direct.answered.Store(never)
 	d.ops.New = func() any { return &op{done: make(chan struct{}, 1)} }
 	d.leases.init()
 	d.sender = newSender(d)

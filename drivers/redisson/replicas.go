@@ -10,17 +10,13 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// evalReplicated is eval, and returns how many replicas confirmed, where they have to.
-func (d *Driver) evalReplicated(ctx context.Context, sc *script, keys, args []string) (rueidis.RedisResult, int) {
-	replicas := d.options.WaitReplicas
-	if replicas == 0 {
-		return d.eval(ctx, sc, keys, args), 0
-	}
-	node, err := d.nodeOf(ctx, keys[0])
+// evalReplicated runs a script where replicas have to confirm it, and returns how many did.
+func (d *Driver) evalReplicated(ctx context.Context, sc *script, c call) (rueidis.RedisResult, int) {
+	node, err := d.nodeOf(ctx, c.keys[0])
 	if err != nil {
 		return rueidis.NewErrorResult(err), 0
 	}
-	results, acks := d.evalAll(ctx, node, sc, []call{{keys, args}}, replicas)
+	results, acks := d.evalAll(ctx, node, sc, []call{c}, d.options.WaitReplicas)
 	if err := results[0].Error(); err != nil && d.cluster {
 		d.nodes.expire()
 	}

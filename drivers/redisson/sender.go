@@ -1,6 +1,8 @@
 package redisson
 
 import (
+	"context"
+	"slices"
 	"sync"
 
 	"github.com/redis/rueidis"
@@ -36,6 +38,7 @@ func newSender(d *Driver) *sender {
 // add has an op carried out.
 func (s *sender) add(o *op) {
 	d := s.driver
+	d.direct.busy.Add(1)
 	if d.cluster || d.options.WaitReplicas > 0 {
 		o.state.Store(taken)
 		if !d.spawn(func() { s.sendOne(o) }) {
@@ -163,16 +166,25 @@ func (s *sender) sendOne(o *op) {
 
 func (s *sender) sendAlone(b *batch, o *op) {
 	d := s.driver
-	b.keys, b.args = o.keys(d, b.keys[:0]), o.args(d, b.args[:0])
+	d.sendOp(d.life, o, b.keys[:0], b.args[:0])
+	d.finish(o)
+}
+
+// sendOp carries one op out. The slices are memory for its request.
+func (d *Driver) sendOp(ctx context.Context, o *op, keys, args []string) {
+	keys, args = o.keys(d, keys), o.args(d, args)
 	o.sent = d.now()
 	var result rueidis.RedisResult
-	if o.lease != nil {
-		result = d.eval(d.life, releaseScript, b.keys, b.args)
-	} else {
-		result, o.acks = d.evalReplicated(d.life, acquireScript, b.keys, b.args)
+	switch {
+	case o.lease != nil:
+		result = d.eval(ctx, releaseScript, keys, args)
+	case d.options.WaitReplicas == 0:
+		result = d.eval(ctx, acquireScript, keys, args)
+	default:
+		result, o.acks = d.evalReplicated(ctx, acquireScript, call{slices.Clone(keys), slices.Clone(args)})
 	}
 	o.read(result.ToMessage())
-	d.finish(o)
+	d.heard(o.sent, result.NonRedisError())
 }
 
 // sendTogether combines the ops. What the server refuses as a whole, as it does when one of the names is not permitted, it is asked

@@ -1,0 +1,65 @@
+package redisson
+
+import (
+	"context"
+	"math"
+	"sync/atomic"
+	"time"
+)
+
+// direct is the short way for a caller who is alone: it sends its request itself, where that cannot hold it up. It is open over a
+// connection that answered a moment ago, of a client that the driver opened: such a client heeds the end of a context wherever it
+// waits for an answer, though not while it connects, and sends everything over one connection.
+//
+// If the caller leaves, its answer is lost. But the request to clean up behind it is sent over the same connection, so what that
+// finds is final, unless another connection was made meanwhile.
+type direct struct {
+	busy     atomic.Int32 // ops under way, by whatever way
+	answered atomic.Int64 // when the last op that was answered was sent, on the driver's clock
+}
+
+const (
+	// trusted is how long after an answer a connection counts as one that answers.
+	trusted = int64(time.Second)
+
+	// never is when the last op was answered if the one after it was not.
+	never = math.MinInt64 / 2
+
+	// unordered is the order of requests that others may overtake. Requests of any other equal order reach the server as they are sent.
+	unordered = 0
+)
+
+// order returns the order of what is sent now.
+func (d *Driver) order() uint64 {
+	if d.cluster || d.dialer == nil || d.options.WaitReplicas > 0 {
+		return unordered
+	}
+	return d.dialer.made.Load()
+}
+
+// carryDirect carries an op out, if the short way is open to it.
+func (d *Driver) carryDirect(ctx context.Context, o *op) bool {
+	if d.dialer == nil || d.cluster || d.options.WaitReplicas > 0 || d.now()-d.direct.answered.Load() > trusted {
+		return false
+	}
+	if !d.direct.busy.CompareAndSwap(0, 1) {
+		return false
+	}
+	defer d.direct.busy.Add(-1)
+	o.order = d.order()
+	var keys [2]string
+	var args [4]string
+	d.sendOp(ctx, o, keys[:0], args[:0])
+	return true
+}
+
+// heard notes whether an op was answered.
+func (d *Driver) heard(sent int64, answer error) {
+	last := d.direct.answered.Load()
+	switch {
+	case answer != nil:
+		d.direct.answered.Store(never)
+	case sent-last > trusted/8: // seldom enough not to be in the way
+		d.direct.answered.Store(sent)
+	}
+}
