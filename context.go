@@ -40,38 +40,19 @@ func heldUnder(ctx context.Context, c *Client, name string, owner *Owner) bool {
 	return false
 }
 
-// releaseContext bounds a release: it carries the values of its parent, but not its cancellation. Its timer is made only when
-// somebody asks for Done, which a driver that pipelines its requests may never do.
+// releaseContext bounds a release: it carries the values of its parent, but not its cancellation.
 type releaseContext struct {
-	parent   context.Context
-	deadline time.Time
-
-	mu    sync.Mutex
-	done  chan struct{} // closed by expire
-	timer *time.Timer
-	over  bool
+	parent context.Context
+	limit  *limit
 }
 
-func (c *releaseContext) Deadline() (time.Time, bool) { return c.deadline, true }
+func (c *releaseContext) Deadline() (time.Time, bool) { return c.limit.at, true }
 func (c *releaseContext) Value(key any) any           { return c.parent.Value(key) }
-
-func (c *releaseContext) Done() <-chan struct{} {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.done == nil {
-		c.done = make(chan struct{})
-		if c.over {
-			close(c.done)
-		} else {
-			c.timer = time.AfterFunc(time.Until(c.deadline), c.expire)
-		}
-	}
-	return c.done
-}
+func (c *releaseContext) Done() <-chan struct{}       { return c.limit.done() }
 
 func (c *releaseContext) Err() error {
-	if !time.Now().Before(c.deadline) {
-		c.expire()
+	if !time.Now().Before(c.limit.at) {
+		c.limit.end()
 		return context.DeadlineExceeded
 	}
 	return nil
@@ -79,25 +60,67 @@ func (c *releaseContext) Err() error {
 
 // AfterFunc lets package context derive from c without a goroutine.
 func (c *releaseContext) AfterFunc(f func()) (stop func() bool) {
-	return time.AfterFunc(time.Until(c.deadline), f).Stop
+	return time.AfterFunc(time.Until(c.limit.at), f).Stop
 }
 
-func (c *releaseContext) expire() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.over {
-		c.over = true
-		if c.done != nil {
-			close(c.done)
+// limit is when releases are over. Its timer is made only when somebody asks for done, which a driver that pipelines its requests may
+// never do, and releases that begin at about the same time share one: a timer of its own would be the larger part of what a release
+// costs in the process.
+type limit struct {
+	at     time.Time
+	shared bool
+
+	mu    sync.Mutex
+	ended chan struct{}
+	timer *time.Timer
+	over  bool
+}
+
+// limitIn returns the limit of a release that may take that long, or up to an eighth less.
+func (c *Client) limitIn(wait time.Duration) *limit {
+	at := time.Now().Add(wait)
+	if wait != maxReleaseWait {
+		return &limit{at: at}
+	}
+	last := c.limit.Load()
+	if last == nil || at.Sub(last.at) > wait/8 {
+		last = &limit{at: at, shared: true}
+		c.limit.Store(last)
+	}
+	return last
+}
+
+// done returns a channel that is closed when the time is over.
+func (l *limit) done() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended == nil {
+		l.ended = make(chan struct{})
+		if l.over {
+			close(l.ended)
+		} else {
+			l.timer = time.AfterFunc(time.Until(l.at), l.end)
 		}
+	}
+	return l.ended
+}
+
+// drop frees the timer, unless other releases share it.
+func (l *limit) drop() {
+	if !l.shared {
+		l.end()
 	}
 }
 
-// stop frees the timer when the release has returned.
-func (c *releaseContext) stop() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.timer != nil {
-		c.timer.Stop()
+func (l *limit) end() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over {
+		return
+	}
+	l.over = true
+	if l.ended != nil {
+		l.timer.Stop()
+		close(l.ended)
 	}
 }

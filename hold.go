@@ -37,6 +37,8 @@ type hold struct {
 	first Lease        // the first view, in the same allocation
 	alarm alarm        // next renewal, local deadline, or the time to release a lapsed hold
 
+	releasing releaseContext // of its release, which is the last that happens to it
+
 	// Guarded by lock.mu.
 	views     *Lease        // those that are not over
 	ownedBy   *Owner        // who has the views, and may re-enter; nil: nobody may
@@ -196,10 +198,9 @@ func (h *hold) extended(d time.Duration) {
 
 // release gives the hold back to the backend, and waits for the answer at most that long, whatever becomes of ctx.
 func (h *hold) release(ctx context.Context, wait time.Duration) error {
-	rc := &releaseContext{parent: ctx, deadline: time.Now().Add(wait)}
-	err := h.lease.Release(rc)
-	rc.stop()
-
+	h.releasing = releaseContext{parent: ctx, limit: h.lock.client.limitIn(wait)}
+	err := h.lease.Release(&h.releasing)
+	h.releasing.limit.drop()
 	h.released(err)
 	switch {
 	case err == nil:

@@ -150,6 +150,7 @@ type Client struct {
 	start    time.Time // moments count from here
 	queues   bool      // one caller per name asks the backend, and the others wait in line here
 	serial   atomic.Uint64
+	limit    atomic.Pointer[limit] // of the last releases
 	watchdog *watchdog
 	releaser releaser
 	closing  chan struct{} // closed when Close begins

@@ -9,12 +9,14 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 // benchClient returns a client and, for the floor, a driver of its own on the same server.
 func benchClient(b *testing.B, parameters string) (*dsync.Client, *Driver, *testenv.RedisServer) {
 	s := testenv.Redis(b)
+	testenv.Apart(b, s.Pid())
 	d := openURL(b, "redisson://%s/", s.Addr)
 	for _, sc := range []*script{bareAcquire, bareRelease} {
 		s.Do("SCRIPT", "LOAD", sc.text)
@@ -41,24 +43,7 @@ func BenchmarkLock(b *testing.B) {
 			defer cancel()
 			r := request("bare")
 			channel := prefixName(channelPrefix, r.Name)
-			var ours, bare []time.Duration
-			b.ReportAllocs()
-			for b.Loop() {
-				start := time.Now()
-				if err := lockUnlock(ctx, c, "ours"); err != nil {
-					b.Fatal(err)
-				}
-				ours = append(ours, time.Since(start))
-				b.StopTimer()
-				start = time.Now()
-				if err := barePair(ctx, d, r, channel); err != nil {
-					b.Fatal(err)
-				}
-				bare = append(bare, time.Since(start))
-				b.StartTimer()
-			}
-			b.ReportMetric(float64(median(ours))/float64(median(bare)), "p50/bare")
-			b.ReportMetric(float64(median(ours)), "p50-ns")
+			inTurn(b, func() error { return lockUnlock(ctx, c, "ours") }, func() error { return barePair(ctx, d, r, channel) })
 		})
 	}
 }
@@ -85,18 +70,18 @@ func BenchmarkLockMany(b *testing.B) {
 		return time.Since(start)
 	}
 	var names, channels [goroutines]string
-	requests := make(map[int]string)
+	var requests [goroutines]*driver.Request
 	for i := range goroutines {
 		names[i] = fmt.Sprint("ours", i)
-		requests[i] = fmt.Sprint("bare", i)
-		channels[i] = prefixName(channelPrefix, requests[i])
+		requests[i] = request(fmt.Sprint("bare", i))
+		channels[i] = prefixName(channelPrefix, requests[i].Name)
 	}
 	var ours, bare time.Duration
 	rounds := 0
 	for b.Loop() {
 		rounds++
 		ours += run(func(i int) error { return lockUnlock(ctx, c, names[i]) })
-		bare += run(func(i int) error { return barePair(ctx, d, request(requests[i]), channels[i]) })
+		bare += run(func(i int) error { return barePair(ctx, d, requests[i], channels[i]) })
 	}
 	b.ReportMetric(bare.Seconds()/ours.Seconds(), "pairs/bare")
 	b.ReportMetric(float64(rounds*slice*goroutines)/ours.Seconds(), "pairs/s")

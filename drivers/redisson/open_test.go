@@ -164,7 +164,7 @@ func TestOpenWhereLocksCanBeEvicted(t *testing.T) {
 func TestOpenWithLittlePermission(t *testing.T) {
 	s := testenv.Redis(t, "--maxmemory-policy", "volatile-ttl") // which INFO would tell
 	s.Do("ACL", "SETUSER", "locker", "on", ">pass", "~lk:*", "~dsync_fence:{lk:*", "resetchannels", "&redisson_lock__channel:{lk:*",
-		"-@all", "+hello", "+auth", "+ping", "+eval", "+evalsha", "+exists", "+hexists", "+hset", "+hdel", "+hlen", "+pexpire", "+pttl",
+		"-@all", "+hello", "+auth", "+ping", "+eval", "+evalsha", "+hexists", "+hset", "+hdel", "+hlen", "+pexpire", "+pttl",
 		"+del", "+get", "+set", "+incr", "+incrby", "+time", "+publish", "+subscribe", "+unsubscribe", "+hgetall")
 	a, b := openURL(t, "redisson://locker:pass@%s", s.Addr), openURL(t, "redisson://locker:pass@%s", s.Addr)
 	l := acquire(t, a, request("lk:x"))

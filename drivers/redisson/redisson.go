@@ -33,7 +33,7 @@
 //
 // A user of the server needs these rights, here for names that begin with "lk:", and for a cluster cluster|slots and cluster|shards:
 //
-//	~lk:* ~dsync_fence:{lk:* &redisson_lock__channel:{lk:* +hello +auth +ping +eval +evalsha +exists +hexists +hset +hdel +pexpire
+//	~lk:* ~dsync_fence:{lk:* &redisson_lock__channel:{lk:* +hello +auth +ping +eval +evalsha +hexists +hset +hdel +pexpire
 //	+pttl +incr +incrby +set +time +publish +subscribe +unsubscribe (also spublish, ssubscribe, sunsubscribe in a cluster)
 //
 // beside which select serves databases other than 0, wait serves WaitReplicas, info lets eviction be noticed, pubsub tells the kind
@@ -72,7 +72,7 @@ const (
 	// late covers requests that are still on their way when their client is gone; the key itself ends with its TTL.
 	late = time.Second
 
-	fenceTTL         = 7 * 24 * time.Hour // of the key that holds the last token, from each grant on
+	fenceTTL         = 7 * 24 * time.Hour // of the key that holds the last token, from its first one on
 	maxTokens        = 64                 // in one grant
 	defaultWaitLimit = time.Second
 )

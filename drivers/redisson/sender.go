@@ -2,6 +2,7 @@ package redisson
 
 import (
 	"context"
+	"runtime"
 	"slices"
 	"sync"
 
@@ -13,6 +14,7 @@ import (
 const (
 	maxSenders = 4  // requests on their way at once, where ops are combined
 	maxOps     = 64 // in one request: nothing can interrupt what the server does meanwhile
+	fewOps     = 16 // in one request, unless so many wait that the requests on their way could not carry them
 )
 
 // sender carries ops out. On one server it combines those that gather while requests are on their way, each for a name of its own,
@@ -95,6 +97,7 @@ func (s *sender) run() {
 		s.wake() // what has to go by another request
 		s.mu.Unlock()
 		s.send(&b)
+		runtime.Gosched() // let those who got their answers ask again: together they make a larger request
 		s.mu.Lock()
 	}
 }
@@ -102,8 +105,9 @@ func (s *sender) run() {
 // take removes ops from the queue that may go together. It is called with mu held.
 func (s *sender) take(ops []*op) []*op {
 	rest := s.queue[:0]
+	most := min(max(fewOps, len(s.queue)/maxSenders), maxOps)
 	for i, o := range s.queue {
-		if len(ops) == maxOps {
+		if len(ops) == most {
 			rest = append(rest, s.queue[i:]...)
 			break
 		}
