@@ -1,0 +1,235 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// Lowest version of Redis. Valkey began at 7.2.
+const minMajor, minMinor = 6, 2
+
+// never is when answers of a node begin to count that is not fit for locks.
+const never = int64(1<<63 - 1)
+
+// identity is what a server says about itself.
+type identity struct {
+	run  string // changes at each start of the server
+	conn uint64 // the connection, by dialer.made
+	id   int64  // that the server gave to the connection; 0 if unknown
+	err  error  // why it is not fit for locks
+}
+
+// look asks the server behind the current connection who it is, and gives it the scripts. It is called by the node's goroutine before
+// anything is asked over a new connection: a server that was started a moment ago may have forgotten locks that are held, so its
+// answers count when all of these would be over.
+func (n *node) look() error {
+	err := n.connect()
+	if err != nil {
+		return n.lookFailed(err)
+	}
+	b := n.client.B()
+	results := n.client.DoMulti(context.Background(),
+		b.Info().Section("server").Build(), b.Info().Section("replication").Build(), b.Info().Section("memory").Build(),
+		releaseScript.load(b), renewScript.load(b), b.ClientId().Build())
+	if err := n.transportError(results); err != nil {
+		return n.lookFailed(err)
+	}
+	var infos [3]map[string]string
+	for i := range infos {
+		text, err := results[i].ToString()
+		if err != nil {
+			return n.lookFailed(refusal(err))
+		}
+		infos[i] = fields(text)
+	}
+	for _, load := range results[len(infos) : len(results)-1] {
+		if err := load.Error(); err != nil {
+			return n.lookFailed(refusal(err))
+		}
+	}
+	id, _ := results[len(results)-1].ToInt64() // not permitted: 0
+	before, now := n.server, identity{run: infos[0]["run_id"], conn: n.dialer.made.Load(), id: id}
+	n.bury(before, now)
+	n.server = now
+	n.judge(infos[0], infos[1], infos[2])
+	n.known = now.conn
+	n.trouble.Store(false)
+	n.hung.Store(false)
+	n.down, n.downUntil, n.downErr = 0, 0, nil
+	return nil
+}
+
+// bury makes sure that nothing arrives any more that was sent over the connection before, which is broken for us but perhaps not yet
+// for the server.
+func (n *node) bury(before, now identity) {
+	switch {
+	case before.conn == 0 || before.conn == now.conn:
+		return
+	case before.run == now.run:
+		if before.id == 0 {
+			return
+		}
+		kill := n.client.B().ClientKill().Id(before.id).Build()
+		if err := n.client.Do(context.Background(), kill).Error(); err != nil {
+			return
+		}
+	}
+	n.cleared = before.conn
+}
+
+func (n *node) lookFailed(err error) error {
+	n.known = 0
+	n.fail(err)
+	return err
+}
+
+// judge decides from when on the answers of a server count.
+func (n *node) judge(server, replication, memory map[string]string) {
+	d := n.driver
+	now := d.now()
+	n.server.err = d.unfit(server, replication, memory)
+	if n.server.err == nil {
+		n.server.err = d.claimRun(n, n.server.run)
+	}
+	if n.server.err != nil {
+		n.server.err = n.of(n.server.err)
+		n.counts.Store(never)
+		return
+	}
+	uptime, err := strconv.ParseInt(server["uptime_in_seconds"], 10, 64)
+	if err != nil || d.options.Durable {
+		n.counts.Store(now)
+		return
+	}
+	// The server counts whole seconds by a clock of whole seconds.
+	started := now - uptime*int64(time.Second) + int64(time.Second)
+	n.counts.Store(started + int64(d.options.MaxTTL))
+}
+
+// countsNow returns an error if what the node answers does not count.
+func (n *node) countsNow() error {
+	from := n.counts.Load()
+	switch now := n.driver.now(); {
+	case now >= from:
+		return nil
+	case from == never:
+		return n.server.err
+	default:
+		left := time.Duration(from - now).Round(time.Millisecond)
+		return n.of(fmt.Errorf("%w: it was started less than the longest TTL (%v) ago and may have forgotten locks; it counts in %v",
+			driver.ErrUnavailable, n.driver.options.MaxTTL, left))
+	}
+}
+
+// unfit returns why no locks can be kept on a server.
+func (d *Driver) unfit(server, replication, memory map[string]string) error {
+	major, rest, _ := strings.Cut(server["redis_version"], ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	x, err1 := strconv.Atoi(major)
+	y, err2 := strconv.Atoi(minor)
+	policy := memory["maxmemory_policy"]
+	switch {
+	case err1 == nil && err2 == nil && (x < minMajor || x == minMajor && y < minMinor):
+		return fmt.Errorf("the server is Redis %s, and %d.%d is the oldest that will do: %w", server["redis_version"], minMajor, minMinor, errors.ErrUnsupported)
+	case server["redis_mode"] == "cluster":
+		return errors.New("the server is a node of a Redis Cluster, not an independent one")
+	case server["redis_mode"] == "sentinel":
+		return errors.New("the server is a sentinel")
+	case replication["role"] == "slave":
+		return fmt.Errorf("the server is a replica of %s:%s, not an independent one", replication["master_host"], replication["master_port"])
+	case policy != "" && policy != "noeviction" && !d.options.AllowEviction:
+		return fmt.Errorf("the server may evict locks that are held (its maxmemory-policy is %s, not noeviction); evict=allow, or Options.AllowEviction, accepts that", policy)
+	}
+	return nil
+}
+
+// claimRun returns an error if another node is the same server.
+func (d *Driver) claimRun(n *node, run string) error {
+	if run == "" {
+		return errors.New("INFO does not tell the run id of the server")
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.runs[n.index] = ""
+	for i, other := range d.runs {
+		if other == run {
+			return fmt.Errorf("the server is the same as that of node %s", d.nodes[i].address())
+		}
+	}
+	d.runs[n.index] = run
+	return nil
+}
+
+// fields reads a section of INFO.
+func fields(info string) map[string]string {
+	m := make(map[string]string)
+	for line := range strings.Lines(info) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			m[name] = value
+		}
+	}
+	return m
+}
+
+// checkNodes returns when the nodes were looked at, those that answer late left aside, and fails if too few can be reached or one of
+// them is not fit.
+func (d *Driver) checkNodes(ctx context.Context) error {
+	p := &probe{done: make(chan probed, len(d.nodes))}
+	for _, n := range d.nodes {
+		n.add(p) // nobody has closed the driver yet
+	}
+	var enough <-chan time.Time
+	var last error
+	reached := 0
+	for range d.nodes {
+		select {
+		case r := <-p.done:
+			switch {
+			case r.err != nil:
+				last = r.node.of(refusal(r.err))
+			case r.unfit != nil:
+				return r.unfit
+			default:
+				reached++
+			}
+		case <-enough:
+			return nil
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), last)
+		}
+		if reached >= d.quorum && enough == nil {
+			timer := time.NewTimer(connectFor)
+			defer timer.Stop()
+			enough = timer.C
+		}
+	}
+	if reached < d.quorum {
+		return last
+	}
+	return nil
+}
+
+// probe is a task that asks nothing but that the node is looked at.
+type probe struct{ done chan probed }
+
+type probed struct {
+	node  *node
+	err   error
+	unfit error
+}
+
+func (p *probe) command(n *node, _ int64) (rueidis.Completed, bool) {
+	return n.client.B().Ping().Build(), true
+}
+
+func (p *probe) answer(n *node, _ rueidis.RedisResult, err error) {
+	p.done <- probed{n, err, n.server.err}
+}

@@ -1,0 +1,116 @@
+package redlock
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// tick is how often Close looks whether the nodes are done.
+const tick = 2 * time.Millisecond
+
+// Close implements driver.Driver.
+func (d *Driver) Close(ctx context.Context) error {
+	if !d.beginClose() {
+		return driver.ErrClosed
+	}
+	waiting := d.awaitCalls(ctx)
+	d.releaseAll()
+	behind := d.awaitNodes(ctx)
+	d.stop()
+	for _, n := range d.nodes {
+		n.end()
+	}
+	finished := make(chan struct{})
+	go func() { // ends with the driver's goroutines, whose connections are broken
+		d.wg.Wait()
+		close(finished)
+	}()
+	select {
+	case <-finished:
+	case <-ctx.Done():
+	}
+	if waiting > 0 || behind > len(d.nodes)-d.quorum {
+		return fmt.Errorf("%w: %d calls and what is held on %d nodes were left behind: %w", driver.ErrUnknown, waiting, behind, ctx.Err())
+	}
+	return nil
+}
+
+// beginClose has every call of Acquire fail from now on.
+func (d *Driver) beginClose() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return false
+	}
+	d.closed = true
+	close(d.closing)
+	return true
+}
+
+// awaitCalls returns how many calls had not ended when ctx did.
+func (d *Driver) awaitCalls(ctx context.Context) int {
+	d.mu.Lock()
+	if d.calls == 0 {
+		d.mu.Unlock()
+		return 0
+	}
+	idle := make(chan struct{})
+	d.idle = idle
+	d.mu.Unlock()
+	select {
+	case <-idle:
+		return 0
+	case <-ctx.Done():
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.calls
+}
+
+// releaseAll has the values of all leases deleted.
+func (d *Driver) releaseAll() {
+	d.mu.Lock()
+	leases := d.leases.take()
+	d.mu.Unlock()
+	for _, l := range leases {
+		l.mu.Lock()
+		l.undo()
+		l.mu.Unlock()
+	}
+}
+
+// awaitNodes returns how many nodes were not done when ctx ended. A minority that is out of reach is not waited for: without it the
+// locks are free, and it ends what it has by itself.
+func (d *Driver) awaitNodes(ctx context.Context) int {
+	ticker := time.NewTicker(tick)
+	defer ticker.Stop()
+	for {
+		busy, impaired := 0, 0
+		for _, n := range d.nodes {
+			switch {
+			case n.idle():
+			case n.impaired(), n.stalls():
+				impaired++
+			default:
+				busy++
+			}
+		}
+		if busy == 0 && impaired <= len(d.nodes)-d.quorum {
+			return impaired
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return busy + impaired
+		}
+	}
+}
+
+// stalls reports whether the node has let an answer wait.
+func (n *node) stalls() bool {
+	at := n.flight.Load()
+	return at != 0 && n.driver.now()-at > int64(n.driver.options.NodeTimeout)
+}

@@ -1,0 +1,58 @@
+package redlock_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/driver"
+	_ "github.com/go-dsync/dsync/drivers/redlock"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// TestMain of this package looks for goroutines that are left, of which a worker has none to show.
+func init() { conformance.RunWorker() }
+
+// The nodes keep their data when they are killed, so that the suite does not have to wait until they count again.
+const parameters = "?durable=true&maxttl=10m"
+
+func TestConformance(t *testing.T) {
+	var nodes []*testenv.RedisServer
+	var addresses []string
+	for range 5 {
+		s := testenv.Redis(t, "--appendonly", "yes", "--appendfsync", "everysec")
+		nodes, addresses = append(nodes, s), append(addresses, s.Addr)
+	}
+	all := func(f func(*testenv.RedisServer)) func(testing.TB) {
+		return func(testing.TB) {
+			for _, s := range nodes {
+				f(s)
+			}
+		}
+	}
+	backend := &conformance.Backend{
+		URL: "redlock://" + strings.Join(addresses, ",") + parameters,
+		New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
+			wire := &conformance.Wire{}
+			tb.Cleanup(wire.Close)
+			var through []string
+			for _, address := range addresses {
+				addr, err := wire.Listen("tcp", address)
+				if err != nil {
+					tb.Fatal(err)
+				}
+				through = append(through, addr)
+			}
+			d, _, err := driver.Open(tb.Context(), "redlock://"+strings.Join(through, ",")+parameters)
+			if err != nil {
+				tb.Fatal(err)
+			}
+			return d, wire.Link()
+		},
+		Expire:  func(tb testing.TB, name string) { all(func(s *testenv.RedisServer) { s.Do("DEL", name) })(tb) },
+		Freeze:  all(func(s *testenv.RedisServer) { s.Freeze() }),
+		Thaw:    all(func(s *testenv.RedisServer) { s.Thaw() }),
+		Restart: all(func(s *testenv.RedisServer) { s.Restart() }),
+	}
+	conformance.Run(t, conformance.Harness{Backend: func(testing.TB) *conformance.Backend { return backend }})
+}

@@ -1,0 +1,38 @@
+package redlock
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+var permissionCodes = []string{"NOPERM", "NOAUTH", "WRONGPASS"}
+
+// refusal says in the words of package driver why a node did not do what it was asked. Its own errors mean that it did nothing.
+func refusal(err error) error {
+	answer, ok := rueidis.IsRedisErr(err)
+	switch {
+	case errors.Is(err, driver.ErrUnavailable), errors.Is(err, driver.ErrClosed), errors.Is(err, fs.ErrPermission):
+		return err
+	case ok && hasCode(answer.Error(), permissionCodes...):
+		return fmt.Errorf("%w: %w", fs.ErrPermission, err)
+	default:
+		return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
+	}
+}
+
+// hasCode reports whether an error of a server carries one of the codes, as its own or that of a command in a script.
+func hasCode(text string, codes ...string) bool {
+	inScript := strings.Contains(text, "user_script") || strings.Contains(text, "script:")
+	for _, code := range codes {
+		if strings.HasPrefix(text, code) || inScript && strings.Contains(text, code) {
+			return true
+		}
+	}
+	return false
+}

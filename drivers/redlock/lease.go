@@ -1,0 +1,256 @@
+package redlock
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// lease is one attempt to get a lock, with a value of its own, and the hold that may come of it.
+type lease struct {
+	driver         *Driver
+	request        *driver.Request
+	value          string // at the key of the lock, on each node that granted it
+	previous, next *lease // in Driver.leases
+	expires        atomic.Int64
+	changed        chan struct{} // receives a value when what is waited for may have come about
+
+	mu        sync.Mutex
+	votes     []vote
+	phase     phase
+	goal      goal
+	ttl       time.Duration // that nodes are asked for
+	sent      int64         // when the attempt began
+	lasts     int64         // until when a node may keep the value, if it does all that it was asked for
+	removed   int           // nodes that said that they deleted the value
+	missed    int           // nodes where it was not there, or is left to its TTL
+	contended bool
+	renewing  int   // renewals that are not decided
+	shortest  int64 // the shortest TTL that one of these asks for
+}
+
+// phase is how far a lease has come.
+type phase uint8
+
+const (
+	wanted phase = iota // the nodes are being asked
+	held
+	ending // the nodes are asked to delete the value
+	over   // Release has told what came of that, or a renewal that there is no majority
+)
+
+// goal is what somebody waits for.
+type goal uint8
+
+const (
+	nothing  goal = iota
+	decision      // the vote
+	freedom       // that a majority of the nodes is free, or cannot be freed
+	silence       // that no node has the value
+)
+
+func (d *Driver) newLease(r *driver.Request, value string) *lease {
+	l := &lease{
+		driver: d, request: r, value: value, ttl: r.TTL, sent: d.now(),
+		changed: make(chan struct{}, 1), votes: make([]vote, len(d.nodes)),
+	}
+	for i := range l.votes {
+		l.votes[i].lease, l.votes[i].index = l, uint8(i)
+	}
+	l.lasts = l.sent + int64(r.TTL)
+	return l
+}
+
+// Tokens implements driver.Lease: there are none.
+func (l *lease) Tokens() (first uint64, n int) { return 0, 0 }
+
+// Expires implements driver.Lease.
+func (l *lease) Expires() time.Time { return l.driver.epoch.Add(time.Duration(l.expires.Load())) }
+
+// Contended implements driver.ContentionReporter: somebody listened for the end of the hold.
+func (l *lease) Contended() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.contended
+}
+
+// end is when the value is gone from every node whatever happens.
+func (l *lease) end() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lasts + int64(late)
+}
+
+// tally counts the votes of an attempt: those for it and against it, and those that may still come in time.
+func (l *lease) tally() (yes, no, pending int) {
+	for i := range l.votes {
+		v := &l.votes[i]
+		switch {
+		case v.counts():
+			yes++
+		case v.state == refused:
+			no++
+		case (v.state == queued || v.state == asking) && !v.late:
+			pending++
+		}
+	}
+	return yes, no, pending
+}
+
+// check wakes the one who waits if that has come about. It is called with mu held.
+func (l *lease) check() {
+	reached := false
+	switch l.goal {
+	case decision:
+		yes, _, pending := l.tally()
+		reached = yes >= l.driver.quorum || pending == 0 || yes+pending+l.unasked() < l.driver.quorum
+	case freedom:
+		reached = l.removed >= l.driver.quorum || l.removed+l.deletions() < l.driver.quorum
+	case silence:
+		reached = l.deletions() == 0
+	}
+	if reached {
+		l.pass()
+	}
+}
+
+// pass wakes one who waits.
+func (l *lease) pass() {
+	select {
+	case l.changed <- struct{}{}:
+	default:
+	}
+}
+
+// unasked counts the nodes that were not asked. It is called with mu held.
+func (l *lease) unasked() int {
+	n := 0
+	for i := range l.votes {
+		if l.votes[i].state == unasked {
+			n++
+		}
+	}
+	return n
+}
+
+// deletions counts the nodes that may have the value. It is called with mu held.
+func (l *lease) deletions() int {
+	n := 0
+	for i := range l.votes {
+		if l.votes[i].state != gone {
+			n++
+		}
+	}
+	return n
+}
+
+// undo has the value deleted wherever it is or may come to be. It is called with mu held.
+func (l *lease) undo() {
+	if l.phase < ending {
+		l.phase = ending
+	}
+	for i := range l.votes {
+		l.votes[i].undo()
+	}
+}
+
+// await waits for a goal that is set. It returns false if ctx ends, limit passes (0: none) or stop is closed before.
+func (l *lease) await(ctx context.Context, limit time.Duration, stop <-chan struct{}) bool {
+	select {
+	case <-l.changed:
+		return true
+	default:
+	}
+	var expired <-chan time.Time
+	if limit > 0 {
+		timer := l.driver.timer(limit)
+		defer l.driver.putTimer(timer)
+		expired = timer.C
+	}
+	select {
+	case <-l.changed:
+		return true
+	case <-ctx.Done():
+	case <-expired:
+	case <-stop:
+	}
+	return false
+}
+
+// Release implements driver.Lease. It returns when a majority of the nodes is free again; the others follow.
+func (l *lease) Release(ctx context.Context) error {
+	d := l.driver
+	l.mu.Lock()
+	switch l.phase {
+	case held:
+		l.undo()
+	case over:
+		l.mu.Unlock()
+		return driver.ErrNotHeld
+	}
+	l.goal = freedom
+	l.check()
+	l.mu.Unlock()
+	d.beginRelease(l)
+	defer d.leave()
+
+	for {
+		reached := l.await(ctx, 0, nil)
+		if err, done := l.released(); done {
+			l.pass()
+			return err
+		}
+		if !reached {
+			return fmt.Errorf("%w: %w", driver.ErrUnknown, ctx.Err())
+		}
+	}
+}
+
+// released tells what has come of a release, if that is clear.
+func (l *lease) released() (err error, done bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.phase == over:
+		return driver.ErrNotHeld, true
+	case l.removed >= l.driver.quorum:
+		l.phase = over
+		return nil, true
+	case l.removed+l.deletions() < l.driver.quorum:
+		l.phase = over
+		return driver.ErrNotHeld, true
+	}
+	return nil, false
+}
+
+// leaseList is a list of leases, with itself as the end that is no lease.
+type leaseList struct{ root lease }
+
+func (ll *leaseList) init() { ll.root.next, ll.root.previous = &ll.root, &ll.root }
+
+func (ll *leaseList) add(l *lease) {
+	l.previous, l.next = ll.root.previous, &ll.root
+	l.previous.next, l.next.previous = l, l
+}
+
+// remove takes l out, if it is in.
+func (ll *leaseList) remove(l *lease) {
+	if l.next != nil {
+		l.previous.next, l.next.previous = l.next, l.previous
+		l.previous, l.next = nil, nil
+	}
+}
+
+// take empties the list and returns what was in it.
+func (ll *leaseList) take() []*lease {
+	var all []*lease
+	for ll.root.next != &ll.root {
+		all = append(all, ll.root.next)
+		ll.remove(ll.root.next)
+	}
+	return all
+}

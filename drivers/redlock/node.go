@@ -1,0 +1,350 @@
+package redlock
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+const (
+	maxTasks  = 64 // in one batch
+	firstDown = 10 * time.Millisecond
+	lastDown  = 500 * time.Millisecond
+	firstGone = 50 * time.Millisecond // until a deletion is repeated
+	lastGone  = 2 * time.Second
+	maxGhosts = 10_000 // on one node; beyond that the one that ends soonest is left to its TTL
+)
+
+// task is one request to a node. Its methods are called by the node's goroutine alone, and hold none of the node's locks.
+type task interface {
+	// command returns the request, or false if there is nothing to ask any more, or not of a node that does not count.
+	command(n *node, at int64) (rueidis.Completed, bool)
+
+	// answer takes the result. An error of kind notSent says that the node has not seen the request and never will.
+	answer(n *node, result rueidis.RedisResult, err error)
+}
+
+// node is one of the servers. A goroutine carries out what is asked of it, one batch after the other over one connection, so that
+// requests reach the server in the order of add, and callers never wait for a node that they do not need.
+type node struct {
+	driver *Driver
+	index  int
+	option rueidis.ClientOption
+	dialer *dialer
+
+	wake  chan struct{}
+	ended chan struct{} // closed by end
+
+	flight  atomic.Int64 // since when a batch is on its way, or 0
+	hung    atomic.Bool  // it let an answer wait for too long, and has not answered since
+	trouble atomic.Bool  // the last attempt to reach it failed
+	counts  atomic.Int64 // from when on its answers count: see check.go
+
+	mu      sync.Mutex
+	queue   []task
+	ghosts  []*ghost
+	working int // tasks in the batch that is on its way
+	closed  bool
+
+	// Of the goroutine.
+	client    rueidis.Client
+	commands  []rueidis.Completed
+	single    [1]rueidis.RedisResult
+	known     uint64 // the connection, by dialer.made, that the server was looked at over; 0: none
+	cleared   uint64 // the last connection of which surely nothing arrives any more
+	server    identity
+	downUntil int64
+	down      time.Duration
+	downErr   error
+}
+
+// ghost is a value whose deletion has failed.
+type ghost struct {
+	vote  *vote
+	until int64 // when it is gone whatever happens
+	next  int64
+	wait  time.Duration
+}
+
+func newNode(d *Driver, index int, o rueidis.ClientOption) *node {
+	n := &node{driver: d, index: index, wake: make(chan struct{}, 1), ended: make(chan struct{})}
+	n.dialer = newDialer(d.life, &o)
+	o.DialCtxFn = n.dialer.connect
+	n.option = o
+	return n
+}
+
+func (n *node) address() string { return n.option.InitAddress[0] }
+
+// impaired reports whether the node is not likely to answer.
+func (n *node) impaired() bool { return n.hung.Load() || n.trouble.Load() }
+
+// add has a task carried out, unless the driver is closed.
+func (n *node) add(t task) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return false
+	}
+	n.queue = append(n.queue, t)
+	if len(n.queue) == 1 {
+		n.signal()
+	}
+	return true
+}
+
+// haunt has a deletion repeated until it is answered, or the value would be gone by itself.
+func (n *node) haunt(v *vote) {
+	g := &ghost{vote: v, until: v.lease.end(), next: n.driver.now() + int64(firstGone), wait: firstGone}
+	var soonest *ghost
+	n.mu.Lock()
+	if len(n.ghosts) >= maxGhosts {
+		soonest = slices.MinFunc(n.ghosts, func(a, b *ghost) int { return cmp.Compare(a.until, b.until) })
+		n.ghosts = slices.DeleteFunc(n.ghosts, func(g *ghost) bool { return g == soonest })
+	}
+	n.ghosts = append(n.ghosts, g)
+	n.signal()
+	n.mu.Unlock()
+	if soonest != nil {
+		soonest.vote.abandon()
+	}
+}
+
+// idle reports whether there is nothing left to do.
+func (n *node) idle() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.queue)+n.working+len(n.ghosts) == 0
+}
+
+func (n *node) signal() {
+	select {
+	case n.wake <- struct{}{}:
+	default:
+	}
+}
+
+// end has the goroutine end, and all that is left fail.
+func (n *node) end() {
+	n.mu.Lock()
+	n.closed = true
+	n.mu.Unlock()
+	close(n.ended)
+	n.dialer.breakAll()
+}
+
+// run carries out tasks until end is called.
+func (n *node) run() {
+	defer n.stop()
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	var batch []task
+	for {
+		var wait time.Duration
+		batch, wait = n.take(batch[:0])
+		if len(batch) > 0 {
+			n.carryOut(batch)
+			clear(batch)
+			runtime.Gosched() // let those who got their answers ask again: together they make a larger batch
+			continue
+		}
+		timer.Reset(wait)
+		select {
+		case <-n.wake:
+		case <-timer.C:
+		case <-n.ended:
+			return
+		}
+	}
+}
+
+// stop ends what is left.
+func (n *node) stop() {
+	n.mu.Lock()
+	queue := n.queue
+	n.queue, n.ghosts = nil, nil
+	n.mu.Unlock()
+	for _, t := range queue {
+		t.answer(n, rueidis.RedisResult{}, notSent{driver.ErrClosed})
+	}
+	if n.client != nil {
+		n.client.Close()
+	}
+}
+
+// take removes a batch from the queue, with the ghosts that are due; if there are none, wait is how long that will be.
+func (n *node) take(batch []task) (_ []task, wait time.Duration) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	count := min(len(n.queue), maxTasks)
+	batch = append(batch, n.queue[:count]...)
+	n.queue = slices.Delete(n.queue, 0, count)
+	wait = time.Hour
+	if len(n.ghosts) > 0 {
+		now := n.driver.now()
+		n.ghosts = slices.DeleteFunc(n.ghosts, func(g *ghost) bool {
+			if g.next <= now && len(batch) < 2*maxTasks {
+				batch = append(batch, g)
+				return true
+			}
+			wait = min(wait, time.Duration(g.next-now))
+			return false
+		})
+	}
+	n.working = len(batch)
+	return batch, wait
+}
+
+// carryOut sends a batch and hands out the answers.
+func (n *node) carryOut(batch []task) {
+	if err := n.ready(); err != nil {
+		for _, t := range batch {
+			t.answer(n, rueidis.RedisResult{}, err)
+		}
+		return
+	}
+	at := n.driver.now()
+	n.flight.Store(at)
+	commands := n.commands[:0]
+	sent := batch[:0]
+	for _, t := range batch {
+		if c, ok := t.command(n, at); ok {
+			commands, sent = append(commands, c), append(sent, t)
+		}
+	}
+	n.commands = commands
+	if len(sent) == 0 {
+		n.flight.Store(0)
+		return
+	}
+	results := n.do(commands, sent, at)
+	err := n.transportError(results)
+	n.flight.Store(0)
+	if err == nil {
+		n.hung.Store(false)
+		// What was asked over a connection that nobody has looked at yet may come from a server that has forgotten its locks.
+		if n.known != n.dialer.made.Load() {
+			_ = n.look() // if that fails the node does not count
+		}
+	} else {
+		n.fail(err)
+	}
+	for i, t := range sent {
+		t.answer(n, results[i], results[i].Error())
+	}
+}
+
+// do sends commands. Those of a script that the server has forgotten are sent once more, behind the script.
+func (n *node) do(commands []rueidis.Completed, tasks []task, at int64) []rueidis.RedisResult {
+	if len(commands) == 1 {
+		n.single[0] = n.client.Do(context.Background(), commands[0])
+		if isNoScript(n.single[0].Error()) {
+			return n.again(n.single[:], tasks, at)
+		}
+		return n.single[:]
+	}
+	results := n.client.DoMulti(context.Background(), commands...)
+	if slices.ContainsFunc(results, func(r rueidis.RedisResult) bool { return isNoScript(r.Error()) }) {
+		return n.again(results, tasks, at)
+	}
+	return results
+}
+
+// again repeats the requests that need the scripts.
+func (n *node) again(results []rueidis.RedisResult, tasks []task, at int64) []rueidis.RedisResult {
+	b := n.client.B()
+	repeat := []rueidis.Completed{releaseScript.load(b), renewScript.load(b)}
+	loads := len(repeat)
+	var which []int
+	for i, r := range results {
+		if !isNoScript(r.Error()) {
+			continue
+		}
+		if c, ok := tasks[i].command(n, at); ok {
+			repeat, which = append(repeat, c), append(which, i)
+		}
+	}
+	results = slices.Clone(results)
+	for i, r := range n.client.DoMulti(context.Background(), repeat...)[loads:] {
+		results[which[i]] = r
+	}
+	return results
+}
+
+// transportError returns why answers are missing, or nil.
+func (n *node) transportError(results []rueidis.RedisResult) error {
+	for _, r := range results {
+		if err := r.NonRedisError(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fail notes that the node is out of reach.
+func (n *node) fail(err error) {
+	n.trouble.Store(true)
+	n.down = min(max(2*n.down, firstDown), lastDown)
+	n.downUntil = n.driver.now() + int64(n.down)
+	n.downErr = err
+}
+
+// ready makes sure of a connection to a server that was looked at, or returns an error that says why there is none.
+func (n *node) ready() error {
+	if n.known == n.dialer.made.Load() && n.client != nil && !n.trouble.Load() {
+		return nil
+	}
+	if n.driver.now() < n.downUntil {
+		return notSent{n.downErr}
+	}
+	n.flight.Store(n.driver.now())
+	defer n.flight.Store(0)
+	if err := n.look(); err != nil {
+		return notSent{err}
+	}
+	return nil
+}
+
+// connect makes the client, which connects whenever it has to from then on.
+func (n *node) connect() error {
+	if n.client != nil {
+		return nil
+	}
+	client, err := rueidis.NewClient(n.option)
+	n.client = client
+	if client == nil && err == nil {
+		err = errors.New("no client")
+	}
+	return err
+}
+
+// notSent is why a request did not reach the node.
+type notSent struct{ error }
+
+func (e notSent) Unwrap() error { return e.error }
+
+// of says which node an error is of.
+func (n *node) of(err error) error { return fmt.Errorf("node %s: %w", n.address(), err) }
+
+func (g *ghost) command(n *node, at int64) (rueidis.Completed, bool) { return g.vote.command(n, at) }
+
+func (g *ghost) answer(n *node, result rueidis.RedisResult, err error) {
+	if g.vote.deleted(n, result, err) {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	g.wait = min(2*g.wait, lastGone)
+	g.next = n.driver.now() + int64(g.wait)
+	n.ghosts = append(n.ghosts, g)
+}

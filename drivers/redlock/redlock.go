@@ -1,0 +1,247 @@
+// Package redlock is the dsync driver for N independent Redis servers.
+package redlock
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+const (
+	// minTTL leaves room for a round trip to a majority and the margin for clocks that drift.
+	minTTL = 20 * time.Millisecond
+
+	// defaultMaxTTL is as long as a TTL may be, and a node that was started is left out.
+	defaultMaxTTL = 30 * time.Second
+
+	// highestMaxTTL keeps sums of times far from what a time.Duration can hold.
+	highestMaxTTL = 10 * 365 * 24 * time.Hour
+
+	// late covers requests that are still on their way when their client is gone; the keys themselves end with their TTL.
+	late = time.Second
+
+	defaultNodeTimeout = 50 * time.Millisecond
+	fewestNodes        = 3
+	mostNodes          = 99
+)
+
+// Options of a Driver. The zero value is fine. MaxTTL and Durable have to be the same for all clients of the nodes.
+type Options struct {
+	// MaxTTL is the longest TTL that any client asks for, those of other libraries included; 30 s if 0. A node that was started less
+	// than that ago does not count: it may have forgotten locks that are held.
+	MaxTTL time.Duration
+
+	// Durable says that no node ever forgets what it answered (appendonly yes, appendfsync always, and a disk that keeps its word),
+	// so that one that was started counts at once.
+	Durable bool
+
+	// NodeTimeout is how long an undecided vote waits for the rest when a majority of the nodes has answered; 50 ms if 0.
+	NodeTimeout time.Duration
+
+	// AllowEviction accepts nodes that may evict keys when their memory is full, and with them locks that are held.
+	AllowEviction bool
+}
+
+// Driver is a driver.Driver on N independent Redis servers.
+type Driver struct {
+	nodes   []*node
+	quorum  int
+	options Options
+	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
+
+	life    context.Context // ends with Close, after all that has to be done
+	stop    context.CancelFunc
+	wg      sync.WaitGroup // goroutines of the driver
+	closing chan struct{}  // closed when Close begins
+	timers  sync.Pool
+
+	mu     sync.Mutex
+	closed bool
+	calls  int           // unfinished Acquires and Releases
+	idle   chan struct{} // closed by the last of them, once Close waits for it
+	leases leaseList     // all that are held
+	runs   []string      // of the nodes' servers
+}
+
+var _ driver.Driver = (*Driver)(nil)
+
+// New returns a Driver that uses the nodes, an odd number of 3 or more, each given as the options of a client for it with one address
+// in InitAddress. It makes the clients itself, since one cannot be made while its node is down, and has to know of every connection
+// that is made. It asks the nodes nothing yet: what Open checks about them is checked when they are first used, and nodes that turn
+// out not to be fit never count.
+func New(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	d := &Driver{
+		quorum:  len(nodes)/2 + 1,
+		options: *o,
+		epoch:   time.Now(),
+		closing: make(chan struct{}),
+		runs:    make([]string, len(nodes)),
+	}
+	if err := d.options.check(); err != nil {
+		return nil, err
+	}
+	if err := checkNumber(len(nodes)); err != nil {
+		return nil, err
+	}
+	var addresses []string
+	for i, option := range nodes {
+		if len(option.InitAddress) != 1 {
+			return nil, fmt.Errorf("redlock: node %d has %d addresses, want 1", i, len(option.InitAddress))
+		}
+		if slices.Contains(addresses, option.InitAddress[0]) {
+			return nil, fmt.Errorf("redlock: node %s is given twice", option.InitAddress[0])
+		}
+		addresses = append(addresses, option.InitAddress[0])
+	}
+	d.life, d.stop = context.WithCancel(context.Background())
+	d.leases.init()
+	for i, option := range nodes {
+		d.nodes = append(d.nodes, newNode(d, i, withDefaults(option)))
+	}
+	for _, n := range d.nodes {
+		d.wg.Go(n.run) // until Close
+	}
+	return d, nil
+}
+
+func checkNumber(nodes int) error {
+	if nodes < fewestNodes || nodes > mostNodes || nodes%2 == 0 {
+		return fmt.Errorf("redlock: %d nodes, want an odd number from %d to %d: a majority has to survive the loss of a node, "+
+			"and an even number survives no more than the odd one below it", nodes, fewestNodes, mostNodes)
+	}
+	return nil
+}
+
+// withDefaults makes the driver's own demands on a client.
+func withDefaults(o rueidis.ClientOption) rueidis.ClientOption {
+	o.ForceSingleClient, o.DisableCache, o.DisableRetry = true, true, true
+	o.PipelineMultiplex = -1 // one connection, which keeps requests in order
+	if o.Dialer.Timeout == 0 {
+		o.Dialer.Timeout = connectFor
+	}
+	if o.Dialer.KeepAlive == 0 {
+		o.Dialer.KeepAlive = pingEvery
+	}
+	if o.ConnWriteTimeout == 0 {
+		o.ConnWriteTimeout = answerIn
+	}
+	return o
+}
+
+// check refuses nonsense and fills in the defaults.
+func (o *Options) check() error {
+	switch {
+	case o.MaxTTL < 0, o.MaxTTL > highestMaxTTL, o.MaxTTL > 0 && o.MaxTTL < minTTL:
+		return fmt.Errorf("redlock: Options.MaxTTL is %v, want %v to %v", o.MaxTTL, minTTL, highestMaxTTL)
+	case o.NodeTimeout < 0:
+		return fmt.Errorf("redlock: Options.NodeTimeout is %v", o.NodeTimeout)
+	}
+	if o.MaxTTL == 0 {
+		o.MaxTTL = defaultMaxTTL
+	}
+	if o.NodeTimeout == 0 {
+		o.NodeTimeout = defaultNodeTimeout
+	}
+	return nil
+}
+
+// Info implements driver.Driver.
+func (d *Driver) Info() driver.Info {
+	return driver.Info{Name: "redlock", Order: driver.Unordered, Fencing: driver.None, MinTTL: minTTL, MaxTTL: d.options.MaxTTL, Late: late}
+}
+
+// now is the time since d.epoch.
+func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
+
+// enter counts a call of Acquire, unless the driver is closed.
+func (d *Driver) enter() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return driver.ErrClosed
+	}
+	d.calls++
+	return nil
+}
+
+// keep ends what enter began, by a lease that is one of the driver's from now on. It does neither if Close has begun.
+func (d *Driver) keep(l *lease) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return false
+	}
+	d.calls--
+	d.leases.add(l)
+	return true
+}
+
+// beginRelease takes a lease off the driver's. It is a call that Close waits for.
+func (d *Driver) beginRelease(l *lease) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.leases.remove(l)
+	d.calls++
+}
+
+// leave ends what enter or beginRelease began.
+func (d *Driver) leave() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.calls--; d.calls == 0 && d.idle != nil {
+		close(d.idle)
+		d.idle = nil
+	}
+}
+
+// forget takes a lease off the driver's.
+func (d *Driver) forget(l *lease) {
+	d.mu.Lock()
+	d.leases.remove(l)
+	d.mu.Unlock()
+}
+
+func (d *Driver) isClosing() bool {
+	select {
+	case <-d.closing:
+		return true
+	default:
+		return false
+	}
+}
+
+// sleep waits, and reports whether neither ctx nor the driver ended meanwhile.
+func (d *Driver) sleep(ctx context.Context, wait time.Duration) bool {
+	timer := d.timer(wait)
+	defer d.putTimer(timer)
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+	case <-d.closing:
+	}
+	return false
+}
+
+// timer returns one that fires after wait. Most are stopped before, so they are used again.
+func (d *Driver) timer(wait time.Duration) *time.Timer {
+	if t, ok := d.timers.Get().(*time.Timer); ok {
+		t.Reset(wait)
+		return t
+	}
+	return time.NewTimer(wait)
+}
+
+func (d *Driver) putTimer(t *time.Timer) {
+	t.Stop()
+	d.timers.Put(t)
+}

@@ -1,0 +1,6 @@
+-- Removes the value ARGV[1] from the lock KEYS[1] and tells the listeners of the channel ARGV[2].
+-- Returns how many listeners there were, or -1 if the lock does not have this value.
+local held = redis.pcall('GET', KEYS[1])
+if held ~= ARGV[1] then return -1 end
+redis.call('DEL', KEYS[1])
+return redis.call('PUBLISH', ARGV[2], '')

@@ -1,0 +1,251 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// maxRenewals is how many leases go into one request.
+const maxRenewals = 512
+
+var errAnswer = errors.New("the answer of the script makes no sense")
+
+// renewal renews some leases, no two of them of one name, for one TTL. It is asked of all nodes.
+type renewal struct {
+	driver *Driver
+	leases []*lease
+	at     int64
+	ttl    time.Duration
+	keys   []string
+	args   []string
+	done   chan struct{} // closed when all leases are decided, or all nodes have answered
+
+	mu      sync.Mutex
+	yes, no []int8
+	pending int // nodes
+	ended   bool
+	err     error // of a node
+	doubt   bool  // an answer is missing
+}
+
+// Renew implements driver.Lease.
+func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
+	var outcome error
+	l.driver.renew(ctx, []*lease{l}, ttl, func(_ *lease, err error) { outcome = err })
+	return outcome
+}
+
+// RenewAll implements driver.BatchRenewer.
+func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
+	type key struct {
+		ttl   time.Duration
+		round int // leases of one name go one after the other
+	}
+	index := make(map[*lease][]int, len(leases))
+	rounds := make(map[string]int, len(leases))
+	groups := make(map[key][]*lease)
+	for i, dl := range leases {
+		l := dl.(*lease)
+		if index[l] = append(index[l], i); len(index[l]) > 1 {
+			continue
+		}
+		k := key{l.request.TTL, rounds[l.request.Name]}
+		rounds[l.request.Name]++
+		groups[k] = append(groups[k], l)
+	}
+	var wg sync.WaitGroup
+	for k, group := range groups {
+		for len(group) > 0 {
+			some := group[:min(len(group), maxRenewals)]
+			group = group[len(some):]
+			wg.Go(func() { // ends with ctx at the latest
+				d.renew(ctx, some, k.ttl, func(l *lease, err error) {
+					for _, i := range index[l] {
+						done(i, err)
+					}
+				})
+			})
+		}
+	}
+	wg.Wait()
+}
+
+// renew renews leases of different names, and calls done once for each.
+func (d *Driver) renew(ctx context.Context, leases []*lease, ttl time.Duration, done func(l *lease, err error)) {
+	r := &renewal{driver: d, at: d.now(), ttl: ttl, done: make(chan struct{}), pending: len(d.nodes)}
+	r.args = append(r.args, strconv.FormatInt(milliseconds(ttl), 10))
+	for _, l := range leases {
+		if !l.beginRenewal(r.at, ttl) {
+			done(l, driver.ErrNotHeld)
+			continue
+		}
+		r.leases = append(r.leases, l)
+		r.keys, r.args = append(r.keys, l.request.Name), append(r.args, l.value)
+	}
+	if len(r.leases) == 0 {
+		return
+	}
+	r.yes, r.no = make([]int8, len(r.leases)), make([]int8, len(r.leases))
+	for _, n := range d.nodes {
+		if !n.add(r) {
+			r.answer(n, rueidis.RedisResult{}, notSent{driver.ErrClosed})
+		}
+	}
+	select {
+	case <-r.done:
+	case <-ctx.Done():
+	}
+	for i, l := range r.leases {
+		done(l, r.outcome(ctx, i, l))
+	}
+}
+
+// command implements task.
+func (r *renewal) command(n *node, _ int64) (rueidis.Completed, bool) {
+	if err := n.countsNow(); err != nil {
+		r.answer(n, rueidis.RedisResult{}, notSent{err})
+		return rueidis.Completed{}, false
+	}
+	b := n.client.B()
+	return b.Evalsha().Sha1(renewScript.sha).Numkeys(int64(len(r.keys))).Key(r.keys...).Arg(r.args...).Build(), true
+}
+
+// answer implements task.
+func (r *renewal) answer(n *node, result rueidis.RedisResult, err error) {
+	text := ""
+	if err == nil {
+		text, err = result.ToString()
+	}
+	if err == nil && len(text) != len(r.leases) {
+		err = errAnswer
+	}
+	if err == nil {
+		err = n.countsNow()
+	}
+	if err == nil {
+		r.noteAbsent(n, text)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.pending--
+	if err != nil {
+		r.err = n.of(refusal(err))
+		r.doubt = r.doubt || !errors.As(err, new(notSent))
+	} else {
+		for i := range r.leases {
+			if text[i] == '1' {
+				r.yes[i]++
+			} else {
+				r.no[i]++
+			}
+		}
+	}
+	if !r.ended && (r.pending == 0 || r.decided()) {
+		r.ended = true
+		close(r.done)
+	}
+}
+
+// noteAbsent notes where a node does not have the value any more.
+func (r *renewal) noteAbsent(n *node, answers string) {
+	for i, l := range r.leases {
+		if answers[i] == '1' {
+			continue
+		}
+		l.mu.Lock()
+		if v := &l.votes[n.index]; v.state == granted && l.phase == held {
+			v.state = refused
+		}
+		l.mu.Unlock()
+	}
+}
+
+// decided reports whether the answers that are missing do not matter. It is called with mu held.
+func (r *renewal) decided() bool {
+	quorum, all := r.driver.quorum, len(r.driver.nodes)
+	for i := range r.leases {
+		if int(r.yes[i]) < quorum && int(r.no[i]) <= all-quorum {
+			return false
+		}
+	}
+	return true
+}
+
+// outcome is what has come of the renewal of one lease.
+func (r *renewal) outcome(ctx context.Context, i int, l *lease) error {
+	d := r.driver
+	r.mu.Lock()
+	yes, no, err, doubt := int(r.yes[i]), int(r.no[i]), r.err, r.doubt
+	r.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	// Each node handles renewals in the order of their requests, but those that overlap may have been queued in different orders.
+	shortest := l.shortest
+	if l.renewing--; l.renewing == 0 {
+		l.shortest = 0
+	}
+	switch {
+	case l.phase != held:
+		return driver.ErrNotHeld
+	case yes >= d.quorum:
+		expires := l.expires.Load()
+		if d.now() >= expires {
+			return fmt.Errorf("%w: the answers came after the end of the lease", driver.ErrUnknown)
+		}
+		l.expires.Store(max(expires, r.at+min(int64(r.ttl), shortest)))
+		l.ttl = r.ttl
+		l.rejoin()
+		return nil
+	case no > len(d.nodes)-d.quorum:
+		l.undo()
+		l.phase = over
+		defer d.forget(l)
+		return driver.ErrNotHeld
+	case ctx.Err() != nil:
+		return fmt.Errorf("%w: %w", driver.ErrUnknown, ctx.Err())
+	case err == nil:
+		return fmt.Errorf("%w: too few nodes answered", driver.ErrUnavailable)
+	case doubt:
+		return fmt.Errorf("%w: too few nodes answered, the last because of: %w", driver.ErrUnknown, err)
+	}
+	return fmt.Errorf("%w: too few nodes answered, the last because of: %w", driver.ErrUnavailable, err)
+}
+
+// beginRenewal notes that a renewal is about to be sent, unless the lease is over. From here on the hold may end as early as that
+// renewal says, whatever becomes of it.
+func (l *lease) beginRenewal(at int64, ttl time.Duration) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	expires := l.expires.Load()
+	if l.phase != held || at >= expires {
+		return false
+	}
+	if l.shortest == 0 || int64(ttl) < l.shortest {
+		l.shortest = int64(ttl)
+	}
+	l.renewing++
+	l.lasts = max(l.lasts, at+int64(ttl))
+	l.expires.Store(min(expires, at+int64(ttl)))
+	return true
+}
+
+// rejoin asks nodes that do not have the value, such as one that was started anew, to set it again, so that a hold that is renewed
+// survives that all nodes are restarted one after the other. It is called with mu held, after a majority has confirmed the hold.
+func (l *lease) rejoin() {
+	for i := range l.votes {
+		v := &l.votes[i]
+		if s := v.state; (s == failed && !v.doubt || s == refused) && !v.node().impaired() {
+			if v.ask(); !v.node().add(v) {
+				v.state = failed
+			}
+		}
+	}
+}

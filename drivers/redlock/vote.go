@@ -1,0 +1,195 @@
+package redlock
+
+import (
+	"errors"
+	"time"
+
+	"github.com/redis/rueidis"
+)
+
+// vote is what a lease has to do with one node. All fields but lease and index are guarded by lease.mu.
+//
+// A value may only be deleted behind the answer to the request that sets it: a deletion that overtakes it would find nothing, and
+// leave the node taken for a whole TTL. So a vote has one request under way at a time, and what has to follow it waits for its answer.
+type vote struct {
+	lease  *lease
+	index  uint8
+	state  state
+	doubt  bool   // a request whose answer is missing may have set the value, or may yet
+	conn   uint64 // the connection that it was sent over
+	tried  bool   // a request to delete it whose answer is missing may have done so
+	timely bool   // the last request to delete it was sent while the lease lasted
+	late   bool   // it is not waited for: the node has not answered for too long
+	err    error  // why the node did not vote
+}
+
+// state is how far a vote has come.
+type state uint8
+
+const (
+	unasked  state = iota
+	queued         // the request to set the value waits for its turn
+	asking         // it is on its way
+	granted        // the node has the value
+	refused        // the node has another one
+	failed         // the node did not say, or what it says does not count
+	deleting       // the request to delete the value was handed to the node
+	gone           // the value is not there, and will not be
+)
+
+// node is the one that it is the vote of.
+func (v *vote) node() *node { return v.lease.driver.nodes[v.index] }
+
+// ask has the node asked to set the value. It is called with lease.mu held.
+func (v *vote) ask() {
+	v.state, v.err = queued, nil
+	v.late = v.node().impaired()
+}
+
+// command implements task: the request to set the value, or to delete it.
+func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
+	l := v.lease
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch v.state {
+	case deleting:
+		v.timely = at < l.expires.Load()
+		return v.deletion(n), true
+	case asking: // once more, for a script of another task that was sent with it
+	case queued:
+		if l.phase > held {
+			v.state = gone
+			l.check()
+			return rueidis.Completed{}, false
+		}
+		if err := n.countsNow(); err != nil {
+			v.fail(err)
+			return rueidis.Completed{}, false
+		}
+	default:
+		return rueidis.Completed{}, false
+	}
+	v.state, v.conn = asking, n.known
+	ttl := l.ttl
+	l.lasts = max(l.lasts, at+int64(ttl))
+	return n.client.B().Set().Key(l.request.Name).Value(l.value).Nx().PxMilliseconds(milliseconds(ttl)).Build(), true
+}
+
+// deletion is the request to delete the value.
+func (v *vote) deletion(n *node) rueidis.Completed {
+	l := v.lease
+	return n.client.B().Evalsha().Sha1(releaseScript.sha).Numkeys(1).Key(l.request.Name).Arg(l.value, channel(l.request.Name)).Build()
+}
+
+// answer implements task.
+func (v *vote) answer(n *node, result rueidis.RedisResult, err error) {
+	l := v.lease
+	l.mu.Lock()
+	state := v.state
+	l.mu.Unlock()
+	if state == deleting {
+		if !v.deleted(n, result, err) {
+			n.haunt(v)
+		}
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case errors.As(err, new(notSent)):
+		v.fail(err)
+	case rueidis.IsRedisNil(err):
+		v.state = refused
+	case err == nil:
+		v.state = granted
+		if notYet := n.countsNow(); notYet != nil {
+			v.err = notYet
+		}
+	default:
+		if _, refusedBy := rueidis.IsRedisErr(err); !refusedBy {
+			v.doubt = true
+		}
+		v.fail(err)
+	}
+	if l.phase > held {
+		v.undo()
+	}
+	l.check()
+}
+
+// fail notes that the node did not vote. It is called with lease.mu held.
+func (v *vote) fail(err error) {
+	v.state, v.err = failed, refusal(err)
+	v.lease.check()
+}
+
+// counts reports whether the node has the value, as one that counts. It is called with lease.mu held.
+func (v *vote) counts() bool { return v.state == granted && v.err == nil }
+
+// undo has the value deleted, now or when the request to set it is answered. It is called with lease.mu held.
+func (v *vote) undo() {
+	switch {
+	case v.state == granted, v.state == failed && v.doubt:
+		if v.state = deleting; !v.node().add(v) {
+			v.state = gone
+		}
+	case v.state == unasked, v.state == refused, v.state == failed:
+		v.state = gone
+	case v.state == queued && v.late: // the node may not get round to it for long
+		v.state = gone
+	}
+}
+
+// deleted takes the answer to a request to delete the value, and returns whether that is the end of it.
+func (v *vote) deleted(n *node, result rueidis.RedisResult, err error) bool {
+	l := v.lease
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if v.state == gone {
+		return true
+	}
+	_, answered := rueidis.IsRedisErr(err)
+	expired := n.driver.now() > l.lasts+int64(late)
+	var told int64
+	if err == nil {
+		told, err = result.ToInt64()
+	}
+	switch {
+	case err == nil && told >= 0:
+		l.removed++
+		l.contended = l.contended || told > 0
+	case err == nil && v.doubt && v.conn > n.cleared && !expired:
+		return false // the request that sets it may still be on its way
+	case err == nil && v.tried:
+		l.removed++
+		l.contended = true
+	case err == nil, answered && hasCode(err.Error(), permissionCodes...), expired:
+		l.missed++ // or it has to end by itself
+	default:
+		v.tried = v.tried || v.timely && !answered && !errors.As(err, new(notSent))
+		return false
+	}
+	v.state = gone
+	l.check()
+	return true
+}
+
+// abandon leaves the value to its TTL.
+func (v *vote) abandon() {
+	l := v.lease
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	v.state = gone
+	l.missed++
+	l.check()
+}
+
+// milliseconds rounds a TTL up, so that no node ends a lease before Expires.
+func milliseconds(ttl time.Duration) int64 {
+	return int64((ttl + time.Millisecond - 1) / time.Millisecond)
+}
+
+// channel is where the end of a hold is told.
+func channel(name string) string { return channelPrefix + name }
+
+const channelPrefix = "dsync_redlock:"
