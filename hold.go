@@ -42,6 +42,7 @@ type hold struct {
 	// Guarded by lock.mu.
 	views     *Lease        // those that are not over
 	ownedBy   *Owner        // who has the views, and may re-enter; nil: nobody may
+	ob        *observation  // of the call that asks for it, and then of its owner's first; nil if there is none
 	ttl       time.Duration // as granted or last extended
 	granted   moment        // by the backend
 	token     uint64        // of the current owner
@@ -58,8 +59,10 @@ type hold struct {
 func (h *hold) Waiting() {
 	k := h.lock
 	k.mu.Lock()
-	defer k.mu.Unlock()
 	k.refused = true
+	ob, holder := h.ob, k.holder()
+	k.mu.Unlock()
+	ob.waits(holder)
 }
 
 // Tokens implements driver.Events.
@@ -104,6 +107,10 @@ func (h *hold) addView(r request) *Lease {
 		} else {
 			l.owner = h.lock.client.newHoldID() // the next owner, after a hand-over
 		}
+	}
+	r.ob.grants(h.views != nil)
+	if h.views == nil {
+		h.ob = r.ob
 	}
 	l.hold, l.token, l.fixed, l.next = h, h.token, r.fixed, h.views
 	h.views = l
@@ -182,9 +189,11 @@ func (h *hold) lose(loss *lostError, gone bool) {
 		k.client.watchdog.endAt(&h.alarm, h.expires())
 	}
 	err := &opError{"lease", k.name, loss}
+	first := h.views
 	for h.views != nil {
 		h.views.finish(err)
 	}
+	k.client.telemetry.lost(first, loss)
 	k.callNext()
 }
 

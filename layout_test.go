@@ -34,6 +34,7 @@ var layout = []struct {
 	{"driver", nil},
 	{"internal", []string{"./driver"}},
 	{"internal/testenv", []string{"testing"}},
+	{"internal/telemetrytest", []string{"./", "./driver", "testing/...", "go.opentelemetry.io/otel/..."}},
 	{"conformance", []string{"./", "./driver", "testing/..."}},
 
 	// Each driver, with its client library.
@@ -54,6 +55,15 @@ var layout = []struct {
 // rootModules are the modules with packages that a user of package dsync compiles.
 var rootModules = []string{
 	module,
+	"go.opentelemetry.io/otel",
+	"go.opentelemetry.io/otel/metric",
+	"go.opentelemetry.io/otel/trace",
+
+	// Of which these are made.
+	"github.com/cespare/xxhash/v2",
+	"github.com/go-logr/logr",
+	"github.com/go-logr/stdr",
+	"go.opentelemetry.io/auto/sdk",
 }
 
 // goPackage is what `go list` says about a package.

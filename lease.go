@@ -186,7 +186,11 @@ func (l *Lease) setEnd(end moment) {
 // If the lease was lost it returns an error that matches ErrLost and ErrNotHeld, if it was unlocked before one that matches
 // ErrNotHeld; it then does nothing.
 func (l *Lease) Unlock(ctx context.Context) error {
-	if err := l.unlock(ctx); err != nil {
+	t := l.hold.lock.client.telemetry
+	ctx, span := t.unlock(ctx, l)
+	err := l.unlock(ctx)
+	t.unlocked(span, err)
+	if err != nil {
 		return &opError{"unlock", l.Name(), err}
 	}
 	return nil
@@ -205,17 +209,23 @@ func (l *Lease) unlock(ctx context.Context) error {
 		return err
 	}
 	l.finish(errUnlocked)
+	ob := h.endTenure()
 	if !h.leave(now) {
 		k.mu.Unlock()
+		ob.endHold(ctx, endUnlocked)
 		return nil
 	}
 	k.mu.Unlock()
-	return h.release(ctx, min(h.expires()-now, maxReleaseWait))
+	err := h.release(ctx, min(h.expires()-now, maxReleaseWait))
+	k.client.telemetry.released(ctx, l, ob, err)
+	return err
 }
 
 // endItself ends a re-entry whose own time is over, and with it the hold if that was the last. It is called with lock.mu held.
 func (l *Lease) endItself(now moment) {
-	l.finish(&opError{"lease", l.Name(), &lostError{cause: lossExpired}})
+	why := &lostError{cause: lossExpired}
+	l.finish(&opError{"lease", l.Name(), why})
+	l.hold.lock.client.telemetry.lost(l, why)
 	if l.hold.leave(now) {
 		l.hold.lock.client.releaser.add(l.hold)
 	}

@@ -23,6 +23,7 @@ type request struct {
 	owner *Owner // nil for a call of the Client's own methods
 	ttl   time.Duration
 	fixed bool
+	ob    *observation // nil if it is not observed
 }
 
 // lock is what a client knows of one name while it has to do with it: its hold, who waits in the process, who asks the backend.
@@ -121,7 +122,9 @@ func (k *lock) lockWait(ctx context.Context, r request) (*Lease, error) {
 	}
 	if waits {
 		k.queue.push(w)
+		holder := k.holder()
 		k.mu.Unlock()
+		r.ob.waits(holder)
 		if l, err := k.await(ctx, w); l != nil || err != nil {
 			return l, err
 		}
@@ -130,6 +133,14 @@ func (k *lock) lockWait(ctx context.Context, r request) (*Lease, error) {
 		k.mu.Unlock()
 	}
 	return k.ask(ctx, r, w)
+}
+
+// holder returns the observation of the live hold, or nil. It is called with mu held.
+func (k *lock) holder() *observation {
+	if k.hold == nil {
+		return nil
+	}
+	return k.hold.ob
 }
 
 // mustWait reports whether a new call waits in line. It is called with mu held.
@@ -212,7 +223,7 @@ func (k *lock) await(ctx context.Context, w *waiter) (*Lease, error) {
 
 // ask asks the backend on behalf of a contender until it is granted or ctx is done.
 func (k *lock) ask(ctx context.Context, r request, w *waiter) (*Lease, error) {
-	err := k.settle(ctx, w)
+	err := k.settle(ctx, r, w)
 	retry := firstRetry
 	for err == nil && !k.served(w) {
 		h := k.client.newHold(k, r, false)
@@ -300,7 +311,7 @@ func (k *lock) granted(h *hold, granted driver.Lease, r request, w *waiter) (*Le
 // settle waits until our own last release of the name has its answer, since asking before it would find the lock taken. A release
 // that hangs is not waited for longer than min(TTL/6, 1 s). Where other clients may be waiting it then gives them a moment: they have
 // a message to receive first, and would never win otherwise.
-func (k *lock) settle(ctx context.Context, w *waiter) error {
+func (k *lock) settle(ctx context.Context, r request, w *waiter) error {
 	if !k.oneContends() {
 		return nil
 	}
@@ -311,6 +322,7 @@ func (k *lock) settle(ctx context.Context, w *waiter) error {
 	}
 	k.mu.Unlock()
 	if h != nil {
+		r.ob.waits(nil)
 		timer := time.NewTimer(min(k.client.ttl/6, time.Second))
 		defer timer.Stop()
 		select {
@@ -329,6 +341,7 @@ func (k *lock) settle(ctx context.Context, w *waiter) error {
 	if yield <= 0 {
 		return nil
 	}
+	r.ob.waits(nil)
 	return k.pause(ctx, w, yield, nil)
 }
 
@@ -456,4 +469,5 @@ func (k *lock) close() {
 	for h.views != nil {
 		h.views.finish(&opError{"lease", k.name, errClosing})
 	}
+	k.client.telemetry.closed(h)
 }

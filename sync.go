@@ -24,6 +24,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strconv"
@@ -32,6 +33,9 @@ import (
 	"sync/atomic"
 	"time"
 	"unicode/utf8"
+
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/go-dsync/dsync/driver"
 )
@@ -72,8 +76,26 @@ type Options struct {
 	// Other backends always work like this.
 	HandOver bool
 
-	// Note is a text for people that is stored with each lock, where the backend can.
+	// Note is a text for people that is stored with each lock, where the backend can. The trace context of the holder is put behind
+	// it, if the holder is traced.
 	Note string
+
+	// TracerProvider and MeterProvider make the spans and metrics of the Client. Nil means the global ones of OpenTelemetry, also
+	// if they are set later.
+	TracerProvider trace.TracerProvider
+	MeterProvider  metric.MeterProvider
+
+	// OmitNames and OmitOwners keep names and owners of locks out of spans and logs, and with them the texts of errors, which may
+	// contain either. Metrics never have them.
+	OmitNames, OmitOwners bool
+
+	// Class maps the name of a lock to one of few values, such as orders/42 to orders, which becomes the attribute dsync.lock.class
+	// of the metrics. An empty value leaves it out. It is called concurrently, and must not block. Nil means no class.
+	Class func(name string) string
+
+	// Logger is told what an operator has to see: locks that were lost or taken away by force, and renewals that fail. Nil means
+	// no logs.
+	Logger *slog.Logger
 }
 
 const defaultTTL = 30 * time.Second
@@ -125,6 +147,10 @@ func New(d driver.Driver, o *Options) (*Client, error) {
 	if err := c.checkTTL(c.ttl); err != nil {
 		return nil, fmt.Errorf("dsync: open: %w", err)
 	}
+	var err error
+	if c.telemetry, err = newTelemetry(c, o); err != nil {
+		return nil, fmt.Errorf("dsync: open: %w", err)
+	}
 	c.watchdog = newWatchdog(c)
 	c.releaser = releaser{life: c.watchdog.life, late: c.info.Late}
 	return c, nil
@@ -142,20 +168,21 @@ func (c *Client) checkTTL(d time.Duration) error {
 
 // Client takes locks on one backend. Each call of its Lock and TryLock is an owner of its own. All methods may be called concurrently.
 type Client struct {
-	driver   driver.Driver
-	info     driver.Info
-	ttl      time.Duration
-	note     string
-	id       string    // of this client, on the wire
-	start    time.Time // moments count from here
-	queues   bool      // one caller per name asks the backend, and the others wait in line here
-	serial   atomic.Uint64
-	limit    atomic.Pointer[limit] // of the last releases
-	watchdog *watchdog
-	releaser releaser
-	closing  chan struct{} // closed when Close begins
-	closed   chan struct{} // closed when it is done
-	closeErr error
+	driver    driver.Driver
+	info      driver.Info
+	ttl       time.Duration
+	note      string
+	id        string    // of this client, on the wire
+	start     time.Time // moments count from here
+	queues    bool      // one caller per name asks the backend, and the others wait in line here
+	serial    atomic.Uint64
+	limit     atomic.Pointer[limit] // of the last releases
+	watchdog  *watchdog
+	releaser  releaser
+	telemetry *telemetry
+	closing   chan struct{} // closed when Close begins
+	closed    chan struct{} // closed when it is done
+	closeErr  error
 
 	mu    sync.Mutex
 	ended bool
@@ -229,7 +256,8 @@ func (c *Client) Inspect(ctx context.Context, name string) (Status, error) {
 // ForceUnlock ends whoever's hold of name there is; that holder is told within Info.Detect. It is meant for administrators. It returns
 // ErrNotHeld if nobody held the name, and errors.ErrUnsupported if the backend cannot do it.
 func (c *Client) ForceUnlock(ctx context.Context, name string) error {
-	return c.admin("force unlock", name, func() error {
+	ctx, span := c.telemetry.force(ctx, name)
+	err := c.admin("force unlock", name, func() error {
 		f, ok := c.driver.(driver.ForceUnlocker)
 		if !ok {
 			return errors.ErrUnsupported
@@ -240,6 +268,8 @@ func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 		c.recheck(name)
 		return nil
 	})
+	c.telemetry.forced(ctx, span, name, err)
+	return err
 }
 
 func (c *Client) admin(op, name string, f func() error) error {
@@ -310,6 +340,7 @@ func (c *Client) shutdown(ctx context.Context) {
 		c.closeErr = fmt.Errorf("dsync: close: %w", err)
 	}
 	c.releaser.close()
+	c.telemetry.close()
 }
 
 // moment is a time on the monotonic clock, counted from Client.start.
@@ -328,18 +359,23 @@ func (c *Client) isClosed() bool {
 
 // acquire is Lock and TryLock.
 func (c *Client) acquire(ctx context.Context, owner *Owner, name string, opts []LockOption, try bool) (*Lease, error) {
-	l, err := c.tryAcquire(ctx, owner, name, opts, try)
+	var ob *observation
+	if c.telemetry.on() {
+		ctx, ob = c.telemetry.acquire(ctx, owner, name, try)
+	}
+	l, err := c.tryAcquire(ctx, ob, owner, name, opts, try)
+	ob.end(ctx, l, err)
 	if err != nil {
 		return nil, &opError{"lock", name, err}
 	}
 	return l, nil
 }
 
-func (c *Client) tryAcquire(ctx context.Context, owner *Owner, name string, opts []LockOption, try bool) (*Lease, error) {
+func (c *Client) tryAcquire(ctx context.Context, ob *observation, owner *Owner, name string, opts []LockOption, try bool) (*Lease, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	r := request{owner: owner, ttl: c.ttl}
+	r := request{owner: owner, ttl: c.ttl, ob: ob}
 	for _, o := range opts {
 		if o.expireAfter != nil {
 			r.ttl, r.fixed = *o.expireAfter, true
@@ -350,6 +386,7 @@ func (c *Client) tryAcquire(ctx context.Context, owner *Owner, name string, opts
 			return nil, err
 		}
 	}
+	ob.asks(&r)
 	if err := ctx.Err(); err != nil {
 		return nil, newWaitError(ctx, nil, false)
 	}
@@ -402,9 +439,9 @@ func (c *Client) leave(k *lock) {
 
 // newHold returns an attempt to be given to the driver, with an identity of its own.
 func (c *Client) newHold(k *lock, r request, noWait bool) *hold {
-	h := &hold{lock: k, ttl: r.ttl}
+	h := &hold{lock: k, ttl: r.ttl, ob: r.ob}
 	id := c.newHoldID()
-	h.req = driver.Request{Name: k.name, Hold: id, Owner: id, Note: c.note, TTL: r.ttl, Fixed: r.fixed, NoWait: noWait, Events: h}
+	h.req = driver.Request{Name: k.name, Hold: id, Owner: id, Note: r.ob.note(c.note), TTL: r.ttl, Fixed: r.fixed, NoWait: noWait, Events: h}
 	if r.owner != nil {
 		h.req.Owner = r.owner.id
 	}

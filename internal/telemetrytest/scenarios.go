@@ -1,0 +1,242 @@
+package telemetrytest
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+)
+
+// Scenarios is what is to be reported of what happens to a lock.
+var Scenarios = []Scenario{
+	{Name: "free", run: free, spans: `
+first
+  dsync.acquire {@A dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.reentrant=false @ttl}
+  dsync.unlock {@A dsync.lock.reentrant=false}
+`, points: `
+dsync.acquire.duration {@backend dsync.acquire.outcome=acquired} 1
+dsync.acquires {@backend dsync.acquire.outcome=acquired} 1
+dsync.hold.count {@backend} 0
+dsync.hold.duration {@backend dsync.hold.end=unlocked} 1
+`},
+	{Name: "waited for another client", run: waitedFor("second"), spans: `
+first
+  dsync.acquire {@A dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.reentrant=false @ttl}
+  dsync.unlock {@A dsync.lock.reentrant=false}
+second
+  dsync.acquire {@B dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.reentrant=false @ttl}
+    dsync.wait {@name dsync.acquire.outcome=acquired} ->? dsync.acquire of first
+  dsync.unlock {@B dsync.lock.reentrant=false}
+`, points: waitedPoints},
+	{Name: "waited for the same client", run: waitedFor("first"), spans: `
+first
+  dsync.acquire {@A dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.reentrant=false @ttl}
+  dsync.unlock {@A dsync.lock.reentrant=false}
+second
+  dsync.acquire {@B dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.reentrant=false @ttl}
+    dsync.wait {@name dsync.acquire.outcome=acquired} -> dsync.acquire of first
+  dsync.unlock {@B dsync.lock.reentrant=false}
+`, points: waitedPoints},
+	{Name: "busy", run: busy, spans: `
+first
+  dsync.acquire {@A dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.reentrant=false @ttl}
+  dsync.unlock {@A dsync.lock.reentrant=false}
+second
+  dsync.acquire {@name dsync.acquire.outcome=locked dsync.acquire.try=true @ttl}
+`, points: `
+dsync.acquire.duration {@backend dsync.acquire.outcome=acquired} 1
+dsync.acquire.duration {@backend dsync.acquire.outcome=locked} 1
+dsync.acquires {@backend dsync.acquire.outcome=acquired} 1
+dsync.acquires {@backend dsync.acquire.outcome=locked} 1
+dsync.hold.count {@backend} 0
+dsync.hold.duration {@backend dsync.hold.end=unlocked} 1
+`},
+	{Name: "canceled", run: canceled, spans: `
+first
+  dsync.acquire {@A dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.reentrant=false @ttl}
+  dsync.unlock {@A dsync.lock.reentrant=false}
+second
+  dsync.acquire {@name dsync.acquire.outcome=canceled dsync.acquire.try=false @ttl}
+    dsync.wait {@name dsync.acquire.outcome=canceled} ->? dsync.acquire of first
+`, points: givenUpPoints("canceled")},
+	{Name: "timed out", run: timedOut, spans: `
+first
+  dsync.acquire {@A dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.reentrant=false @ttl}
+  dsync.unlock {@A dsync.lock.reentrant=false}
+second
+  dsync.acquire {@name dsync.acquire.outcome=timed_out dsync.acquire.try=false @ttl}
+    dsync.wait {@name dsync.acquire.outcome=timed_out} ->? dsync.acquire of first
+`, points: givenUpPoints("timed_out")},
+	{Name: "re-entry", run: reentry, spans: `
+first
+  dsync.acquire {@A dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.reentrant=false @ttl}
+  dsync.acquire {@B dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.reentrant=true @ttl}
+  dsync.unlock {@B dsync.lock.reentrant=true}
+  dsync.unlock {@A dsync.lock.reentrant=false}
+`, points: `
+dsync.acquire.duration {@backend dsync.acquire.outcome=acquired} 2
+dsync.acquires {@backend dsync.acquire.outcome=acquired} 2
+dsync.hold.count {@backend} 0
+dsync.hold.duration {@backend dsync.hold.end=unlocked} 1
+`},
+	{Name: "client closed", run: closed, spans: `
+first
+  dsync.acquire {@A dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.reentrant=false @ttl}
+`, points: `
+dsync.acquire.duration {@backend dsync.acquire.outcome=acquired} 1
+dsync.acquires {@backend dsync.acquire.outcome=acquired} 1
+dsync.hold.count {@backend} 0
+dsync.hold.duration {@backend dsync.hold.end=closed} 1
+`},
+	{Name: "lost: expired", run: expired, spans: lostSpans("expired", "expired", "true", ""), points: lostPoints("expired", "true")},
+	{Name: "lost: removed by force", run: forced, spans: lostSpans("removed", "removed", "false", "exception.message=*") + `
+second
+  dsync.force_unlock {@name}
+`, points: lostPoints("removed", "false") + `
+asked? dsync.renewals {@backend dsync.renewal.result=not_held} +
+`},
+	{Name: "lost: backend out of reach", needs: canCut, run: cutOff, spans: `
+first
+  dsync.acquire {@A dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.reentrant=false @ttl}
+renewed?     dsync.renew {@A}
+renewed?       ! exception {exception.type=unavailable exception.message=*}
+    dsync.loss {@A dsync.lock.fixed=false dsync.loss.cause=@cutoff error.type=@cutoff} Error (lock lost: @loss)
+      ! dsync.lock.lost {dsync.loss.cause=@cutoff @message}
+`, points: lostPoints("@cutoff", "false") + `
+renewed? dsync.renewals {@backend dsync.renewal.result=failed} +
+`},
+	{Name: "lost: session ended", needs: hasSession, run: sessionEnded,
+		spans: lostSpans("session_ended", "session ended", "false", "exception.message=*"), points: lostPoints("session_ended", "false")},
+}
+
+const waitedPoints = `
+dsync.acquire.duration {@backend dsync.acquire.outcome=acquired} 2
+dsync.acquires {@backend dsync.acquire.outcome=acquired} 2
+dsync.hold.count {@backend} 0
+dsync.hold.duration {@backend dsync.hold.end=unlocked} 2
+dsync.wait.duration {@backend dsync.acquire.outcome=acquired} 1
+dsync.waiter.count {@backend} 0
+`
+
+func givenUpPoints(outcome string) string {
+	return `
+dsync.acquire.duration {@backend dsync.acquire.outcome=acquired} 1
+dsync.acquire.duration {@backend dsync.acquire.outcome=` + outcome + `} 1
+dsync.acquires {@backend dsync.acquire.outcome=acquired} 1
+dsync.acquires {@backend dsync.acquire.outcome=` + outcome + `} 1
+dsync.hold.count {@backend} 0
+dsync.hold.duration {@backend dsync.hold.end=unlocked} 1
+dsync.wait.duration {@backend dsync.acquire.outcome=` + outcome + `} 1
+dsync.waiter.count {@backend} 0
+`
+}
+
+func lostSpans(cause, words, fixed, message string) string {
+	return `
+first
+  dsync.acquire {@A dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.reentrant=false @ttl}
+    dsync.loss {@A dsync.lock.fixed=` + fixed + ` dsync.loss.cause=` + cause + ` error.type=` + cause + `} Error (lock lost: ` + words + `)
+      ! dsync.lock.lost {dsync.loss.cause=` + cause + ` ` + message + `}`
+}
+
+func lostPoints(cause, fixed string) string {
+	return `
+dsync.acquire.duration {@backend dsync.acquire.outcome=acquired} 1
+dsync.acquires {@backend dsync.acquire.outcome=acquired} 1
+dsync.hold.count {@backend} 0
+dsync.hold.duration {@backend dsync.hold.end=lost} 1
+dsync.losses {@backend dsync.lock.fixed=` + fixed + ` dsync.loss.cause=` + cause + `} 1`
+}
+
+func canCut(b *Backend, _ driver.Info) bool     { return b.CutOff != "" }
+func hasSession(b *Backend, i driver.Info) bool { return b.EndSession != nil && i.KeepsAlive }
+
+func free(e *env) {
+	e.lock(e.client("first"), "first", "A")
+	e.unlock("first", "A")
+}
+
+func waitedFor(holder string) func(e *env) {
+	return func(e *env) {
+		e.lock(e.client(holder), "first", "A")
+		waiter := e.client("first")
+		l, err := e.wait(e.Context(), waiter, "second", func() { e.unlock("first", "A") })
+		if err != nil {
+			e.Fatal(err)
+		}
+		e.leases["B"] = l
+		e.unlock("second", "B")
+	}
+}
+
+func busy(e *env) {
+	e.lock(e.client("first"), "first", "A")
+	if _, err := e.client("second").TryLock(e.request("second"), e.name); !errors.Is(err, dsync.ErrLocked) {
+		e.Errorf("TryLock of a lock that is held: %v, want ErrLocked", err)
+	}
+	e.unlock("first", "A")
+}
+
+func canceled(e *env) {
+	ctx, cancel := context.WithCancel(e.Context())
+	defer cancel()
+	e.lock(e.client("first"), "first", "A")
+	if _, err := e.wait(ctx, e.client("second"), "second", cancel); !errors.Is(err, context.Canceled) {
+		e.Errorf("Lock that was canceled: %v", err)
+	}
+	e.unlock("first", "A")
+}
+
+func timedOut(e *env) {
+	ctx, cancel := context.WithTimeout(e.Context(), 2*e.held)
+	defer cancel()
+	e.lock(e.client("first"), "first", "A")
+	_, err := e.wait(ctx, e.client("second"), "second", func() {})
+	if !errors.Is(err, context.DeadlineExceeded) {
+		e.Errorf("Lock that timed out: %v", err)
+	}
+	was := e.blocked["second"]
+	was.to, _ = ctx.Deadline()
+	e.blocked["second"] = was
+	e.unlock("first", "A")
+}
+
+func reentry(e *env) {
+	o := e.client("first").NewOwner()
+	e.lock(o, "first", "A")
+	pause(e.Context(), time.Millisecond) // spans are in the order of their start
+	e.lock(o, "first", "B")
+	pause(e.Context(), time.Millisecond)
+	e.unlock("first", "B")
+	pause(e.Context(), time.Millisecond)
+	e.unlock("first", "A")
+}
+
+func closed(e *env) { e.lock(e.client("first"), "first", "A") }
+
+func expired(e *env) {
+	e.lock(e.client("first"), "first", "A", dsync.ExpireAfter(e.backend.TTL))
+	<-e.leases["A"].Done()
+}
+
+func forced(e *env) {
+	e.lock(e.client("first"), "first", "A")
+	if err := e.client("second").ForceUnlock(e.request("second"), e.name); err != nil {
+		e.Fatal(err)
+	}
+	<-e.leases["A"].Done()
+}
+
+func cutOff(e *env) {
+	e.lock(e.client("first"), "first", "A")
+	e.client("first").cut()
+	<-e.leases["A"].Done()
+}
+
+func sessionEnded(e *env) {
+	e.lock(e.client("first"), "first", "A")
+	e.backend.EndSession(e.client("first").driver)
+	<-e.leases["A"].Done()
+}

@@ -1,0 +1,278 @@
+// Package telemetrytest checks what package dsync reports to OpenTelemetry, on any backend: the exact tree of spans with their
+// attributes, status, events and links, and the exact points of the metrics.
+package telemetrytest
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+)
+
+// Backend is what a test of a driver brings along.
+type Backend struct {
+	// New returns another client of the backend, and a function that puts the backend out of its reach for good.
+	New func(testing.TB) (d driver.Driver, cut func())
+
+	TTL   time.Duration
+	Notes bool // the backend keeps Request.Note of a holder, for others to see
+
+	// CutOff is the cause of the loss of a lock that is held when the backend goes out of reach.
+	CutOff string
+
+	// EndSession ends the session that carries the locks of a driver. Nil if there is none.
+	EndSession func(driver.Driver)
+
+	// Exact says that time is that of a bubble of testing/synctest, so that durations are exact.
+	Exact bool
+}
+
+// Scenario is something that happens to a lock, and what is to be reported of it.
+type Scenario struct {
+	Name          string
+	needs         func(b *Backend, info driver.Info) bool // nil if it needs nothing
+	run           func(e *env)
+	spans, points string // see expand
+}
+
+// Run lets the scenario happen on the backend, and compares. Where the answer to who holds the lock takes part in it, the lock is held
+// for longer and longer until the answer came in time.
+func (s *Scenario) Run(t *testing.T, b *Backend) {
+	t.Helper()
+	for held := 50 * time.Millisecond; ; held *= 2 {
+		e := newEnv(t, b, held)
+		info := e.client("first").driver.Info()
+		if s.needs != nil && !s.needs(b, info) {
+			t.Skipf("untested: %s does not apply to this backend", s.Name)
+		}
+		s.run(e)
+		spans, points := e.collect()
+		if strings.Contains(s.spans, "->?") && b.Notes && !strings.Contains(spans, " -> ") && held < 5*time.Second {
+			continue
+		}
+		if want := e.expand(s.spans); spans != want {
+			t.Errorf("spans:\n%s\nwant:\n%s", spans, want)
+		}
+		if want := e.expand(s.points); points != want {
+			t.Errorf("points:\n%s\nwant:\n%s", points, want)
+		}
+		return
+	}
+}
+
+// env is where one scenario happens.
+type env struct {
+	testing.TB
+	backend  *Backend
+	name     string // of the lock
+	recorder *tracetest.InMemoryExporter
+	spans    *sdktrace.TracerProvider
+	points   *sdkmetric.MeterProvider
+	reader   *sdkmetric.ManualReader
+	clients  map[string]*client
+	requests map[string]*request
+	leases   map[string]*dsync.Lease
+	blocked  map[string]span // when a call was blocked, by its request
+	held     time.Duration   // how long a lock is held for which another call waits
+}
+
+type client struct {
+	*dsync.Client
+	driver driver.Driver
+	cut    func()
+}
+
+// request is a root span under which locks are used.
+type request struct {
+	context.Context
+	span trace.Span
+}
+
+type span struct{ from, to time.Time }
+
+var names atomic.Int64
+
+func newEnv(t testing.TB, b *Backend, held time.Duration) *env {
+	e := &env{TB: t, backend: b, held: held, name: fmt.Sprintf("telemetry/%d-%d", time.Now().UnixNano(), names.Add(1)),
+		clients: map[string]*client{}, requests: map[string]*request{}, leases: map[string]*dsync.Lease{}, blocked: map[string]span{}}
+	e.recorder = tracetest.NewInMemoryExporter()
+	e.spans = sdktrace.NewTracerProvider(sdktrace.WithSyncer(e.recorder))
+	e.reader = sdkmetric.NewManualReader()
+	e.points = sdkmetric.NewMeterProvider(sdkmetric.WithReader(e.reader))
+	t.Cleanup(e.close)
+	return e
+}
+
+// client returns the client of that label.
+func (e *env) client(label string) *client {
+	if c := e.clients[label]; c != nil {
+		return c
+	}
+	d, cut := e.backend.New(e)
+	c, err := dsync.New(d, &dsync.Options{TTL: e.backend.TTL, TracerProvider: e.spans, MeterProvider: e.points})
+	if err != nil {
+		e.Fatal(err)
+	}
+	e.clients[label] = &client{c, d, cut}
+	return e.clients[label]
+}
+
+// request returns the context of the request of that label, which lasts until the end of the scenario.
+func (e *env) request(label string) context.Context {
+	r := e.requests[label]
+	if r == nil {
+		ctx, span := e.spans.Tracer("test").Start(e.Context(), label)
+		r = &request{ctx, span}
+		e.requests[label] = r
+	}
+	return r
+}
+
+// lock locks through a client, in a request, and calls the lease by a label.
+func (e *env) lock(l dsync.Locker, request, lease string, opts ...dsync.LockOption) {
+	e.Helper()
+	got, err := l.Lock(e.request(request), e.name, opts...)
+	if err != nil {
+		e.Fatalf("Lock of %s: %v", lease, err)
+	}
+	e.leases[lease] = got
+}
+
+func (e *env) unlock(request, lease string) {
+	e.Helper()
+	if err := e.leases[lease].Unlock(e.request(request)); err != nil {
+		e.Errorf("Unlock of %s: %v", lease, err)
+	}
+}
+
+// wait lets a call wait until it has been blocked for some time, then calls release, and returns the outcome of the call.
+func (e *env) wait(ctx context.Context, l dsync.Locker, request string, release func()) (*dsync.Lease, error) {
+	e.Helper()
+	type outcome struct {
+		lease *dsync.Lease
+		err   error
+	}
+	done := make(chan outcome, 1)
+	was := span{from: time.Now()}
+	go func() { // ends with release or ctx, at the latest
+		lease, err := l.Lock(trace.ContextWithSpan(ctx, trace.SpanFromContext(e.request(request))), e.name)
+		done <- outcome{lease, err}
+	}()
+	e.until("a call is blocked", func() bool { return e.sum("dsync.waiter.count") == 1 })
+	if e.backend.Exact {
+		was.from = time.Now()
+	}
+	pause(e.Context(), e.held)
+	was.to = time.Now()
+	release()
+	o := <-done
+	e.blocked[request] = was
+	return o.lease, o.err
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// until waits for what no event tells of.
+func (e *env) until(what string, cond func() bool) {
+	e.Helper()
+	guard := time.Now().Add(time.Minute)
+	for !cond() {
+		if time.Now().After(guard) {
+			e.Fatalf("not within a minute: %s", what)
+		}
+		if e.backend.Exact {
+			if synctest.Wait(); cond() {
+				return
+			}
+		}
+		pause(e.Context(), time.Millisecond)
+	}
+}
+
+// sum returns the sum of the points of a counter.
+func (e *env) sum(metric string) (n int64) {
+	var all metricdata.ResourceMetrics
+	if err := e.reader.Collect(context.Background(), &all); err != nil {
+		e.Fatal(err)
+	}
+	for _, scope := range all.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			if points, ok := m.Data.(metricdata.Sum[int64]); ok && m.Name == metric {
+				for _, p := range points.DataPoints {
+					n += p.Value
+				}
+			}
+		}
+	}
+	return n
+}
+
+// collect ends clients and requests, so that all is reported, and returns spans and points as text.
+func (e *env) collect() (spans, points string) {
+	e.close()
+	stubs := e.recorder.GetSpans()
+	e.checkWaits(stubs)
+	var all metricdata.ResourceMetrics
+	if err := e.reader.Collect(context.Background(), &all); err != nil {
+		e.Fatal(err)
+	}
+	return RenderSpans(stubs), RenderPoints(&all)
+}
+
+// close may be called more than once.
+func (e *env) close() {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	for label, c := range e.clients {
+		if err := c.Close(ctx); err != nil && c.cut != nil {
+			e.Logf("Close of the client %s: %v", label, err) // it may be cut off
+		}
+	}
+	for _, r := range e.requests {
+		r.span.End()
+	}
+}
+
+// checkWaits checks that the spans of waits cover the time for which a call was blocked.
+func (e *env) checkWaits(stubs tracetest.SpanStubs) {
+	byID := map[trace.SpanID]tracetest.SpanStub{}
+	for _, s := range stubs {
+		byID[s.SpanContext.SpanID()] = s
+	}
+	for _, s := range stubs {
+		acquire, ok := byID[s.Parent.SpanID()]
+		if s.Name != "dsync.wait" || !ok {
+			continue
+		}
+		if s.StartTime.Before(acquire.StartTime) || !s.EndTime.Equal(acquire.EndTime) {
+			e.Errorf("wait from %v to %v in an acquire from %v to %v, want one that ends with it",
+				s.StartTime, s.EndTime, acquire.StartTime, acquire.EndTime)
+		}
+		want := e.blocked[byID[acquire.Parent.SpanID()].Name]
+		if s.StartTime.Before(want.from) || s.EndTime.Before(want.to) {
+			e.Errorf("wait from %v to %v, want none before %v, and until %v at least", s.StartTime, s.EndTime, want.from, want.to)
+		}
+		if e.backend.Exact && (!s.StartTime.Equal(want.from) || !s.EndTime.Equal(want.to)) {
+			e.Errorf("wait from %v to %v, want exactly %v to %v", s.StartTime, s.EndTime, want.from, want.to)
+		}
+	}
+}

@@ -1,0 +1,921 @@
+package dsync
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"reflect"
+	"strings"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// The spans. A wait is a child of its acquire, and so are the trouble with renewals and the loss of what was acquired.
+const (
+	spanAcquire = "dsync.acquire"
+	spanWait    = "dsync.wait"
+	spanUnlock  = "dsync.unlock"
+	spanForce   = "dsync.force_unlock"
+	spanRenew   = "dsync.renew" // only if renewals fail: from the first that does until one succeeds, or the lock is over
+	spanLoss    = "dsync.loss"
+
+	eventLost = "dsync.lock.lost" // of spanLoss
+)
+
+// The attributes. Those without a prefix of ours are OpenTelemetry's.
+const (
+	keyDriver    = attribute.Key("dsync.driver")
+	keyName      = attribute.Key("dsync.lock.name")
+	keyOwner     = attribute.Key("dsync.lock.owner")
+	keyToken     = attribute.Key("dsync.lock.token")
+	keyTTL       = attribute.Key("dsync.lock.ttl")
+	keyFixed     = attribute.Key("dsync.lock.fixed")
+	keyReentrant = attribute.Key("dsync.lock.reentrant")
+	keyClass     = attribute.Key("dsync.lock.class")
+	keyTry       = attribute.Key("dsync.acquire.try")
+	keyOutcome   = attribute.Key("dsync.acquire.outcome")
+	keyEnd       = attribute.Key("dsync.hold.end")
+	keyCause     = attribute.Key("dsync.loss.cause")
+	keyResult    = attribute.Key("dsync.renewal.result")
+	keyErrorType = attribute.Key("error.type")
+	keyException = attribute.Key("exception.message")
+)
+
+// The values of keyOutcome.
+const (
+	outcomeAcquired = "acquired"
+	outcomeLocked   = "locked"
+	outcomeCanceled = "canceled"
+	outcomeTimedOut = "timed_out"
+	outcomeError    = "error"
+)
+
+// The values of keyEnd and keyResult.
+const (
+	endUnlocked = "unlocked"
+	endLost     = "lost"
+	endClosed   = "closed"
+
+	renewalOK      = "ok"
+	renewalFailed  = "failed"
+	renewalNotHeld = "not_held"
+)
+
+// lockBuckets are bounds in seconds that tell apart a lock in the process, a round trip, a queue, and a job.
+var lockBuckets = []float64{
+	0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300,
+}
+
+// metricSpec describes an instrument.
+type metricSpec struct {
+	name, kind, unit, text string
+	attributes             []attribute.Key // beside keyDriver and keyClass
+}
+
+var (
+	metricAcquireDuration = metricSpec{"dsync.acquire.duration", "histogram", "s",
+		"Duration of Lock and TryLock, whatever came of it.", []attribute.Key{keyOutcome, keyErrorType}}
+	metricWaitDuration = metricSpec{"dsync.wait.duration", "histogram", "s",
+		"Time for which calls of Lock were blocked, if they were.", []attribute.Key{keyOutcome, keyErrorType}}
+	metricHoldDuration = metricSpec{"dsync.hold.duration", "histogram", "s",
+		"Time from the grant of a lock until its owner's last lease of it was over.", []attribute.Key{keyEnd}}
+	metricAcquires = metricSpec{"dsync.acquires", "counter", "{acquire}",
+		"Calls of Lock and TryLock.", []attribute.Key{keyOutcome, keyErrorType}}
+	metricLosses = metricSpec{"dsync.losses", "counter", "{loss}",
+		"Locks that ended before they were unlocked.", []attribute.Key{keyCause, keyFixed}}
+	metricRenewals = metricSpec{"dsync.renewals", "counter", "{renewal}",
+		"Renewals in the background, on backends where locks are renewed one by one.", []attribute.Key{keyResult}}
+	metricHolds = metricSpec{"dsync.hold.count", "updowncounter", "{lock}",
+		"Locks that are held now.", nil}
+	metricWaiters = metricSpec{"dsync.waiter.count", "updowncounter", "{call}",
+		"Calls of Lock that are blocked now.", nil}
+
+	metricSpecs = []metricSpec{metricAcquireDuration, metricWaitDuration, metricHoldDuration, metricAcquires, metricLosses,
+		metricRenewals, metricHolds, metricWaiters}
+)
+
+const instrumentation = "github.com/go-dsync/dsync"
+
+// telemetry makes the spans, metrics and logs of a client. Whatever it calls may be the user's code (a span processor, a view, a log
+// handler), so it is called with no lock held, and never from the watchdog: what happens there is reported by a goroutine of its own.
+type telemetry struct {
+	client *Client
+	logger *slog.Logger // may be nil
+	omit   struct{ names, owners bool }
+	class  func(name string) string // may be nil
+
+	tracer      trace.Tracer
+	tracerSet   bool                 // to one that makes spans
+	noTracerYet trace.TracerProvider // the global placeholder, if it was all there was
+
+	meterSet   bool
+	noMeterYet metric.MeterProvider
+
+	acquireDuration, waitDuration, holdDuration metric.Float64Histogram
+	acquires, losses, renewals                  metric.Int64Counter
+	holds, waiters                              metric.Int64UpDownCounter
+
+	labels   labelCache
+	reports  reports
+	inspects inspects
+}
+
+func newTelemetry(c *Client, o *Options) (*telemetry, error) {
+	t := &telemetry{client: c, logger: o.Logger, class: o.Class}
+	t.omit.names, t.omit.owners = o.OmitNames, o.OmitOwners
+	t.labels.driver = c.info.Name
+
+	traces := o.TracerProvider
+	if traces == nil {
+		traces = otel.GetTracerProvider()
+		if isPlaceholder(traces) {
+			t.noTracerYet = traces
+		}
+	}
+	_, off := traces.(noop.TracerProvider)
+	t.tracerSet = t.noTracerYet == nil && !off
+	t.tracer = traces.Tracer(instrumentation)
+
+	meters := o.MeterProvider
+	if meters == nil {
+		meters = otel.GetMeterProvider()
+		if isPlaceholder(meters) {
+			t.noMeterYet = meters
+		}
+	}
+	t.meterSet = t.noMeterYet == nil
+	if err := t.makeInstruments(meters.Meter(instrumentation)); err != nil {
+		return nil, err
+	}
+	if t.meterSet && !t.acquires.Enabled(context.Background()) {
+		t.meterSet = false // it drops everything
+	}
+	return t, nil
+}
+
+// isPlaceholder reports whether a global provider is the one that stands in until the program sets its own. If its package had
+// another name one day, telemetry would be made in vain, and none would be missed.
+func isPlaceholder(provider any) bool {
+	p := reflect.TypeOf(provider)
+	return p.Kind() == reflect.Pointer && p.Elem().PkgPath() == "go.opentelemetry.io/otel/internal/global"
+}
+
+func (t *telemetry) makeInstruments(m metric.Meter) error {
+	var errs []error
+	histogram := func(s metricSpec) metric.Float64Histogram {
+		i, err := m.Float64Histogram(s.name, metric.WithUnit(s.unit), metric.WithDescription(s.text),
+			metric.WithExplicitBucketBoundaries(lockBuckets...))
+		errs = append(errs, err)
+		return i
+	}
+	counter := func(s metricSpec) metric.Int64Counter {
+		i, err := m.Int64Counter(s.name, metric.WithUnit(s.unit), metric.WithDescription(s.text))
+		errs = append(errs, err)
+		return i
+	}
+	upDown := func(s metricSpec) metric.Int64UpDownCounter {
+		i, err := m.Int64UpDownCounter(s.name, metric.WithUnit(s.unit), metric.WithDescription(s.text))
+		errs = append(errs, err)
+		return i
+	}
+	t.acquireDuration, t.waitDuration, t.holdDuration =
+		histogram(metricAcquireDuration), histogram(metricWaitDuration), histogram(metricHoldDuration)
+	t.acquires, t.losses, t.renewals = counter(metricAcquires), counter(metricLosses), counter(metricRenewals)
+	t.holds, t.waiters = upDown(metricHolds), upDown(metricWaiters)
+	return errors.Join(errs...)
+}
+
+// tracing reports whether anybody wants spans. A global provider that is set after the client was made counts.
+func (t *telemetry) tracing() bool {
+	return t.tracerSet || t.noTracerYet != nil && otel.GetTracerProvider() != t.noTracerYet
+}
+
+func (t *telemetry) metering() bool {
+	return t.meterSet || t.noMeterYet != nil && otel.GetMeterProvider() != t.noMeterYet
+}
+
+func (t *telemetry) on() bool { return t.tracing() || t.metering() }
+
+// close waits for what is being reported and inspected. The life of the client's watchdog is over.
+func (t *telemetry) close() {
+	t.reports.close()
+	t.inspects.close()
+}
+
+// observation is what is recorded of one call of Lock or TryLock, and then of the hold that came of it. Nil records nothing, as when
+// nobody wants metrics and the call is not sampled.
+type observation struct {
+	telemetry *telemetry
+	name      string
+	class     string
+	owner     *Owner
+	try       bool
+	metering  bool
+	start     time.Time
+	span      trace.Span        // nil if it does not record; until end
+	context   trace.SpanContext // of span
+	ttl       time.Duration
+	fixed     bool
+
+	// Guarded by lock.mu, and settled when the call returns.
+	joined   bool      // a hold that its owner had
+	granted  time.Time // when its hold began; zero if it has none of its own
+	finished time.Time // when it ended; settled when endTenure has returned
+
+	trouble trace.Span // of reports alone; nil if renewals succeed
+
+	mu      sync.Mutex
+	over    bool              // the call has returned
+	waiting time.Time         // since then; zero if it never waited
+	blocker trace.SpanContext // of the acquire that it waits for; invalid if it is not known
+	look    *time.Timer       // to ask for it
+}
+
+// acquire begins the observation of a call of Lock or TryLock, and returns the context to go on with.
+func (t *telemetry) acquire(ctx context.Context, owner *Owner, name string, try bool) (context.Context, *observation) {
+	start := time.Now()
+	var span trace.Span
+	if t.tracing() {
+		// Attributes are added only to a span that records, which spares the others the cost.
+		if ctx, span = t.tracer.Start(ctx, spanAcquire); !span.IsRecording() {
+			span.End()
+			span = nil
+		}
+	}
+	metering := t.metering()
+	if span == nil && !metering {
+		return ctx, nil
+	}
+	ob := &observation{telemetry: t, name: name, owner: owner, try: try, metering: metering, start: start, span: span}
+	if checkName(name) != nil {
+		ob.name = "" // not fit to be exported
+	} else if metering && t.class != nil {
+		ob.class = t.class(name)
+	}
+	if span != nil {
+		ob.context = span.SpanContext()
+	}
+	return ctx, ob
+}
+
+// asks takes note of what the call asks for.
+func (ob *observation) asks(r *request) {
+	if ob != nil {
+		ob.ttl, ob.fixed = r.ttl, r.fixed
+	}
+}
+
+// note returns the text to be stored with the lock: the user's, and who holds it.
+func (ob *observation) note(text string) string {
+	if ob == nil || !ob.context.IsSampled() {
+		return text
+	}
+	return appendTrace(text, ob.context)
+}
+
+// waits takes note that the call is blocked, by the hold of another call if that is known.
+func (ob *observation) waits(blocker *observation) {
+	if ob == nil {
+		return
+	}
+	ob.mu.Lock()
+	first := ob.waiting.IsZero() && !ob.over
+	if first {
+		ob.waiting = time.Now()
+		switch {
+		case ob.span == nil:
+		case blocker != nil && blocker.context.IsSampled():
+			ob.blocker = blocker.context
+		default:
+			ob.look = time.AfterFunc(lookAfter, ob.inspect)
+		}
+	}
+	ob.mu.Unlock()
+	if first && ob.metering {
+		ob.telemetry.waiters.Add(context.Background(), 1, ob.label("", "", "").add...)
+	}
+}
+
+// grants takes note that the call has got a lease, and is called with lock.mu held.
+func (ob *observation) grants(joined bool) {
+	if ob == nil {
+		return
+	}
+	if ob.joined = joined; !joined {
+		ob.granted = time.Now()
+	}
+}
+
+// end ends the observation of the call. ctx is the one that acquire returned.
+func (ob *observation) end(ctx context.Context, l *Lease, err error) {
+	if ob == nil {
+		return
+	}
+	now := time.Now()
+	ob.mu.Lock()
+	ob.over = true
+	if ob.look != nil {
+		ob.look.Stop()
+	}
+	waiting, blocker := ob.waiting, ob.blocker
+	ob.mu.Unlock()
+	outcome, errorType := outcomeOf(ctx, err)
+	if ob.metering {
+		ob.measure(ctx, now, waiting, outcome, errorType)
+	}
+	if ob.span == nil {
+		return
+	}
+	if !waiting.IsZero() {
+		ob.traceWait(ctx, waiting, now, blocker, outcome)
+	}
+	attributes := append(ob.attributes(l), keyTry.Bool(ob.try), keyOutcome.String(outcome))
+	if ob.ttl > 0 {
+		attributes = append(attributes, keyTTL.Float64(ob.ttl.Seconds()))
+	}
+	if l != nil {
+		attributes = append(attributes, keyReentrant.Bool(ob.joined))
+	}
+	ob.span.SetAttributes(attributes...)
+	if outcome == outcomeError {
+		ob.telemetry.fault(ob.span, errorType, err, now)
+	}
+	ob.span.End(trace.WithTimestamp(now))
+	ob.span = nil // it would be kept for as long as the lock is held
+}
+
+func (ob *observation) measure(ctx context.Context, now, waiting time.Time, outcome, errorType string) {
+	t, labels := ob.telemetry, ob.label(keyOutcome, outcome, errorType)
+	t.acquires.Add(ctx, 1, labels.add...)
+	t.acquireDuration.Record(ctx, now.Sub(ob.start).Seconds(), labels.record...)
+	if !waiting.IsZero() {
+		t.waiters.Add(ctx, -1, ob.label("", "", "").add...)
+		t.waitDuration.Record(ctx, now.Sub(waiting).Seconds(), labels.record...)
+	}
+	if !ob.granted.IsZero() {
+		t.holds.Add(ctx, 1, ob.label("", "", "").add...)
+	}
+}
+
+// traceWait makes the span of a wait when it is over, so that none is needed while it may still turn out that there is none, and
+// so that no user's code runs inside the queue.
+func (ob *observation) traceWait(ctx context.Context, from, to time.Time, blocker trace.SpanContext, outcome string) {
+	options := []trace.SpanStartOption{
+		trace.WithTimestamp(from),
+		trace.WithAttributes(append(ob.attributes(nil), keyOutcome.String(outcome))...),
+	}
+	if blocker.IsValid() {
+		options = append(options, trace.WithLinks(trace.Link{SpanContext: blocker}))
+	}
+	_, span := ob.telemetry.tracer.Start(ctx, spanWait, options...)
+	span.End(trace.WithTimestamp(to))
+}
+
+// attributes are those of the lock. l may be nil.
+func (ob *observation) attributes(l *Lease) []attribute.KeyValue {
+	owner, token := "", uint64(0)
+	if l != nil {
+		owner, token = l.owner, l.token
+	} else if ob.owner != nil {
+		owner = ob.owner.id
+	}
+	return ob.telemetry.lockAttributes(ob.name, owner, token)
+}
+
+func (t *telemetry) lockAttributes(name, owner string, token uint64) []attribute.KeyValue {
+	as := append(make([]attribute.KeyValue, 0, 10), keyDriver.String(t.client.info.Name))
+	if !t.omit.names && name != "" {
+		as = append(as, keyName.String(name))
+	}
+	if !t.omit.owners && owner != "" {
+		as = append(as, keyOwner.String(owner))
+	}
+	if token != 0 {
+		as = append(as, keyToken.Int64(int64(token)))
+	}
+	return as
+}
+
+// fault marks a span as failed.
+func (t *telemetry) fault(span trace.Span, errorType string, err error, at time.Time) {
+	span.SetAttributes(keyErrorType.String(errorType))
+	span.SetStatus(codes.Error, errorType)
+	if text := t.text(err); text != "" {
+		span.AddEvent("exception", trace.WithTimestamp(at),
+			trace.WithAttributes(attribute.String("exception.type", errorType), keyException.String(text)))
+	}
+}
+
+// text returns what an error says, which what it wraps may have put a name or an owner into.
+func (t *telemetry) text(err error) string {
+	if err == nil || t.omit.names || t.omit.owners {
+		return ""
+	}
+	return strings.ToValidUTF8(err.Error(), "\uFFFD")
+}
+
+// outcomeOf returns what became of an acquire, and the kind of its error if that is what became of it. A wait that ended with its
+// context is an error only if the backend was out of reach.
+func outcomeOf(ctx context.Context, err error) (outcome, errorType string) {
+	switch {
+	case err == nil:
+		return outcomeAcquired, ""
+	case errors.Is(err, ErrDeadlock), errors.Is(err, ErrClosed):
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		if errors.Is(err, context.Canceled) {
+			return outcomeCanceled, ""
+		}
+		if errors.Is(err, ErrLocked) || !errors.Is(err, ErrUnavailable) {
+			return outcomeTimedOut, ""
+		}
+	case errors.Is(err, ErrLocked):
+		return outcomeLocked, ""
+	}
+	return outcomeError, errorTypeOf(err)
+}
+
+// errorTypeOf returns one of few values for an error, "_OTHER" as OpenTelemetry has it for those that are not known.
+func errorTypeOf(err error) string {
+	for _, kind := range []struct {
+		err  error
+		name string
+	}{
+		{ErrDeadlock, "deadlock"},
+		{ErrClosed, "closed"},
+		{driver.ErrSealed, "sealed"},
+		{ErrLost, "lost"},
+		{ErrNotHeld, "not_held"},
+		{ErrUnavailable, "unavailable"},
+		{ErrUnknown, "unknown"},
+		{errors.ErrUnsupported, "unsupported"},
+	} {
+		if errors.Is(err, kind.err) {
+			return kind.name
+		}
+	}
+	return "_OTHER"
+}
+
+// endTenure returns the observation of a hold if its owner's last lease has ended, otherwise nil. It is called with lock.mu held, before
+// the hold goes to its next owner.
+func (h *hold) endTenure() *observation {
+	ob := h.ob
+	if ob == nil || h.views != nil {
+		return nil
+	}
+	h.ob = nil
+	ob.finished = time.Now()
+	if h.fault != nil {
+		at := ob.finished
+		ob.telemetry.reports.add(func() { ob.calm(at) })
+	}
+	return ob
+}
+
+// endHold counts the end of a hold.
+func (ob *observation) endHold(ctx context.Context, how string) {
+	if ob == nil || !ob.metering || ob.granted.IsZero() {
+		return
+	}
+	ob.telemetry.holds.Add(ctx, -1, ob.label("", "", "").add...)
+	ob.telemetry.holdDuration.Record(ctx, ob.finished.Sub(ob.granted).Seconds(), ob.label(keyEnd, how, "").record...)
+}
+
+// unlock begins the span of an Unlock, if the acquire was sampled or what it happens in is: a decision of its own would show unlocks
+// without their acquire.
+func (t *telemetry) unlock(ctx context.Context, l *Lease) (context.Context, trace.Span) {
+	if !t.tracing() {
+		return ctx, nil
+	}
+	h := l.hold
+	h.lock.mu.Lock()
+	sampled := h.ob != nil && h.ob.context.IsSampled()
+	shared := h.views != nil && h.views.next != nil
+	h.lock.mu.Unlock()
+	if !sampled && !trace.SpanFromContext(ctx).IsRecording() {
+		return ctx, nil
+	}
+	attributes := append(t.lockAttributes(l.Name(), l.owner, l.token), keyReentrant.Bool(shared))
+	return t.tracer.Start(ctx, spanUnlock, trace.WithAttributes(attributes...))
+}
+
+// unlocked ends what unlock began.
+func (t *telemetry) unlocked(span trace.Span, err error) {
+	if span == nil {
+		return
+	}
+	if err != nil {
+		t.fault(span, errorTypeOf(err), err, time.Now())
+	}
+	span.End()
+}
+
+// released counts the end of a hold whose release returned err. ob is what endTenure returned.
+func (t *telemetry) released(ctx context.Context, l *Lease, ob *observation, err error) {
+	if lost, ok := err.(*lostError); ok {
+		t.report(l, lost, ob, ob)
+	} else if err == errClosing {
+		ob.endHold(ctx, endClosed)
+	} else {
+		ob.endHold(ctx, endUnlocked)
+	}
+}
+
+// closed counts the end of a hold that ended with the client. It is called with lock.mu held.
+func (t *telemetry) closed(h *hold) {
+	if ob := h.endTenure(); ob != nil {
+		t.reports.add(func() { ob.endHold(context.Background(), endClosed) })
+	}
+}
+
+// force begins the span of a ForceUnlock.
+func (t *telemetry) force(ctx context.Context, name string) (context.Context, trace.Span) {
+	if !t.tracing() || checkName(name) != nil {
+		return ctx, nil
+	}
+	return t.tracer.Start(ctx, spanForce, trace.WithAttributes(t.lockAttributes(name, "", 0)...))
+}
+
+// forced ends what force began. That there was nothing to do is no error.
+func (t *telemetry) forced(ctx context.Context, span trace.Span, name string, err error) {
+	if err == nil {
+		t.log(ctx, slog.LevelWarn, "lock taken away by force", name, "", 0)
+	}
+	if span == nil {
+		return
+	}
+	if errors.Is(err, ErrNotHeld) {
+		span.SetAttributes(keyErrorType.String(errorTypeOf(err)))
+	} else if err != nil {
+		t.fault(span, errorTypeOf(err), err, time.Now())
+	}
+	span.End()
+}
+
+// log tells an operator of a lock. more are keys and values.
+func (t *telemetry) log(ctx context.Context, level slog.Level, text, name, owner string, token uint64, more ...slog.Attr) {
+	if t.logger == nil || !t.logger.Enabled(ctx, level) {
+		return
+	}
+	var attrs []slog.Attr
+	for _, a := range t.lockAttributes(name, owner, token) {
+		attrs = append(attrs, slog.Any(string(a.Key), a.Value.AsInterface()))
+	}
+	t.logger.LogAttrs(ctx, level, "dsync: "+text, append(attrs, more...)...)
+}
+
+// lost reports that a lease was lost, and with it its hold if it was the last. It is called with lock.mu held.
+func (t *telemetry) lost(l *Lease, why *lostError) {
+	of := l.hold.ob
+	t.report(l, why, of, l.hold.endTenure())
+}
+
+// report reports a loss. of is the observation of the hold, and ended as well if it is over. Both may be nil.
+func (t *telemetry) report(l *Lease, why *lostError, of, ended *observation) {
+	metering := t.metering()
+	if t.logger == nil && !metering && of == nil {
+		return
+	}
+	at, fixed := time.Now(), l.fixed
+	t.reports.add(func() {
+		ctx := context.Background()
+		if of != nil && of.context.IsValid() {
+			ctx = trace.ContextWithSpanContext(ctx, of.context)
+			t.traceLoss(ctx, l, why, fixed, at)
+		}
+		ended.calm(at)
+		ended.endHold(ctx, endLost)
+		if metering {
+			t.losses.Add(ctx, 1, t.labels.get(label{t.classOf(of, l), keyCause, why.cause.value(), "", fixed}).add...)
+		}
+		more := []slog.Attr{slog.String(string(keyCause), why.cause.value())}
+		if text := t.text(why.err); text != "" {
+			more = append(more, slog.String(string(keyException), text))
+		}
+		t.log(ctx, slog.LevelError, "lock lost", l.Name(), l.owner, l.token, more...)
+	})
+}
+
+// traceLoss makes the span of a loss: short, and of the trace that acquired the lock.
+func (t *telemetry) traceLoss(ctx context.Context, l *Lease, why *lostError, fixed bool, at time.Time) {
+	cause := keyCause.String(why.cause.value())
+	attributes := append(t.lockAttributes(l.Name(), l.owner, l.token), cause, keyFixed.Bool(fixed),
+		keyErrorType.String(why.cause.value()))
+	_, span := t.tracer.Start(ctx, spanLoss, trace.WithAttributes(attributes...), trace.WithTimestamp(at))
+	event := []attribute.KeyValue{cause}
+	if text := t.text(why.err); text != "" {
+		event = append(event, keyException.String(text))
+	}
+	span.AddEvent(eventLost, trace.WithTimestamp(at), trace.WithAttributes(event...))
+	span.SetStatus(codes.Error, "lock lost: "+why.cause.String())
+	span.End(trace.WithTimestamp(at))
+}
+
+// value is the cause in telemetry.
+func (c lossCause) value() string {
+	switch c {
+	case lossExpired:
+		return "expired"
+	case lossRemoved:
+		return "removed"
+	case lossSession:
+		return "session_ended"
+	case lossUnreachable:
+		return "unreachable"
+	}
+	return "_OTHER"
+}
+
+func (t *telemetry) classOf(ob *observation, l *Lease) string {
+	switch {
+	case ob != nil && ob.metering:
+		return ob.class
+	case t.class != nil:
+		return t.class(l.Name())
+	}
+	return ""
+}
+
+// renewed reports the outcome of a renewal. It is called with lock.mu held, before hold.fault changes.
+func (t *telemetry) renewed(h *hold, err error) {
+	result, failing := renewalOK, h.fault != nil
+	if errors.Is(err, ErrNotHeld) {
+		result = renewalNotHeld
+	} else if err != nil {
+		result = renewalFailed
+	}
+	of, l, metering, at := h.ob, h.views, t.metering(), time.Now()
+	eventful := (failing || err != nil) && (of != nil || t.logger != nil)
+	if !metering && !eventful || l == nil {
+		return
+	}
+	t.reports.add(func() {
+		ctx := context.Background()
+		if metering {
+			t.renewals.Add(ctx, 1, t.labels.get(label{class: t.classOf(of, l), key: keyResult, value: result}).add...)
+		}
+		switch {
+		case result == renewalFailed:
+			ctx = of.troubled(l, err, at)
+			if !failing {
+				t.log(ctx, slog.LevelWarn, "renewals of the lock fail", l.Name(), l.owner, l.token,
+					slog.String(string(keyErrorType), errorTypeOf(err)), slog.String(string(keyException), t.text(err)))
+			}
+		case failing && result == renewalOK:
+			of.calm(at)
+			t.log(ctx, slog.LevelInfo, "renewals of the lock succeed again", l.Name(), l.owner, l.token)
+		}
+	})
+}
+
+// troubled adds a failed renewal to the span of the trouble.
+func (ob *observation) troubled(l *Lease, err error, at time.Time) context.Context {
+	ctx := context.Background()
+	if ob == nil || !ob.context.IsValid() {
+		return ctx
+	}
+	t := ob.telemetry
+	if ob.trouble == nil {
+		parent := trace.ContextWithSpanContext(ctx, ob.context)
+		_, ob.trouble = t.tracer.Start(parent, spanRenew, trace.WithTimestamp(at),
+			trace.WithAttributes(t.lockAttributes(l.Name(), l.owner, l.token)...))
+	}
+	event := []attribute.KeyValue{attribute.String("exception.type", errorTypeOf(err))}
+	if text := t.text(err); text != "" {
+		event = append(event, keyException.String(text))
+	}
+	ob.trouble.AddEvent("exception", trace.WithTimestamp(at), trace.WithAttributes(event...))
+	return trace.ContextWithSpan(ctx, ob.trouble)
+}
+
+// calm ends the span of the trouble, if there is one.
+func (ob *observation) calm(at time.Time) {
+	if ob != nil && ob.trouble != nil {
+		ob.trouble.End(trace.WithTimestamp(at))
+		ob.trouble = nil
+	}
+}
+
+// reports carries out, one after the other and in a goroutine of its own, what has to be reported from places that must not wait.
+type reports struct {
+	wg sync.WaitGroup
+
+	mu      sync.Mutex
+	closed  bool
+	running bool
+	queue   []func()
+}
+
+func (r *reports) add(f func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return
+	}
+	r.queue = append(r.queue, f)
+	if !r.running {
+		r.running = true
+		r.wg.Go(r.work)
+	}
+}
+
+// work ends when there is nothing left to report.
+func (r *reports) work() {
+	for {
+		r.mu.Lock()
+		batch := r.queue
+		r.queue = nil
+		if r.running = len(batch) > 0; !r.running {
+			r.mu.Unlock()
+			return
+		}
+		r.mu.Unlock()
+		for _, f := range batch {
+			f()
+		}
+	}
+}
+
+func (r *reports) close() {
+	r.mu.Lock()
+	r.closed = true
+	r.mu.Unlock()
+	r.wg.Wait()
+}
+
+// label is what tells the points of a metric apart, beside the driver. Only the losses have fixed.
+type label struct {
+	class     string
+	key       attribute.Key
+	value     string
+	errorType string
+	fixed     bool
+}
+
+// labels are a label in the forms that the instruments take.
+type labels struct {
+	add    []metric.AddOption
+	record []metric.RecordOption
+}
+
+// labelCache spares the building of the labels, which are few.
+type labelCache struct {
+	driver string
+
+	mu    sync.RWMutex
+	known map[label]*labels
+}
+
+// maxLabels bounds the cache against an Options.Class that maps to very many.
+const maxLabels = 1024
+
+func (ob *observation) label(key attribute.Key, value, errorType string) *labels {
+	return ob.telemetry.labels.get(label{class: ob.class, key: key, value: value, errorType: errorType})
+}
+
+func (c *labelCache) get(l label) *labels {
+	c.mu.RLock()
+	known := c.known[l]
+	c.mu.RUnlock()
+	if known != nil {
+		return known
+	}
+	attributes := []attribute.KeyValue{keyDriver.String(c.driver)}
+	if l.class != "" {
+		attributes = append(attributes, keyClass.String(l.class))
+	}
+	if l.key != "" {
+		attributes = append(attributes, l.key.String(l.value))
+	}
+	if l.errorType != "" {
+		attributes = append(attributes, keyErrorType.String(l.errorType))
+	}
+	if l.key == keyCause {
+		attributes = append(attributes, keyFixed.Bool(l.fixed))
+	}
+	o := metric.WithAttributeSet(attribute.NewSet(attributes...))
+	made := &labels{[]metric.AddOption{o}, []metric.RecordOption{o}}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.known == nil {
+		c.known = map[label]*labels{}
+	}
+	if len(c.known) < maxLabels {
+		c.known[l] = made
+	}
+	return made
+}
+
+// traceMark stands before the trace context of the holder in the note that is stored with a lock, which is in the form of the W3C's
+// traceparent header.
+const traceMark = "traceparent="
+
+func appendTrace(note string, s trace.SpanContext) string {
+	if note != "" {
+		note += " "
+	}
+	return note + traceMark + "00-" + s.TraceID().String() + "-" + s.SpanID().String() + "-" + s.TraceFlags().String()
+}
+
+// traceIn returns the trace context in a note, or an invalid one.
+func traceIn(note string) trace.SpanContext {
+	i := strings.LastIndex(note, traceMark)
+	if i < 0 {
+		return trace.SpanContext{}
+	}
+	fields := strings.Split(note[i+len(traceMark):], "-")
+	if len(fields) != 4 || fields[0] != "00" {
+		return trace.SpanContext{}
+	}
+	id, err1 := trace.TraceIDFromHex(fields[1])
+	span, err2 := trace.SpanIDFromHex(fields[2])
+	if err1 != nil || err2 != nil {
+		return trace.SpanContext{}
+	}
+	config := trace.SpanContextConfig{TraceID: id, SpanID: span, Remote: true}
+	if fields[3] == "01" {
+		config.TraceFlags = trace.FlagsSampled
+	}
+	return trace.NewSpanContext(config)
+}
+
+// Who holds a lock is asked only for waits that are long enough for the answer to matter, and by so many at a time.
+const (
+	lookAfter   = 10 * time.Millisecond
+	lookFor     = time.Second
+	maxInspects = 16
+)
+
+// inspects bounds the questions to the backend who holds a lock. On a backend that does not keep the notes of holders they become ever
+// rarer.
+type inspects struct {
+	wg sync.WaitGroup
+
+	mu      sync.Mutex
+	closed  bool
+	running int
+	misses  int // answers in a row that named no trace
+	pass    int // how many questions not to ask
+}
+
+// begin reports whether a question may be asked; end ends it.
+func (i *inspects) begin() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.closed || i.running == maxInspects {
+		return false
+	}
+	if i.pass > 0 {
+		i.pass--
+		return false
+	}
+	i.running++
+	i.wg.Add(1)
+	return true
+}
+
+func (i *inspects) end(found bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.running--
+	if i.misses = min(i.misses+1, 10); found {
+		i.misses = 0
+	}
+	i.pass = 1<<i.misses - 1
+	i.wg.Done()
+}
+
+func (i *inspects) close() {
+	i.mu.Lock()
+	i.closed = true
+	i.mu.Unlock()
+	i.wg.Wait()
+}
+
+// inspect asks the backend whose hold the call waits for. It does not hold up the call, which may be over before the answer.
+func (ob *observation) inspect() {
+	t := ob.telemetry
+	backend, ok := t.client.driver.(driver.Inspector)
+	if !ok || !t.inspects.begin() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(t.client.watchdog.life, lookFor)
+	defer cancel()
+	status, err := backend.Inspect(ctx, ob.name)
+	holder := traceIn(status.Note)
+	t.inspects.end(err != nil || !status.Held || holder.IsValid())
+	if err == nil && status.Held && holder.SpanID() != ob.context.SpanID() {
+		ob.mu.Lock()
+		ob.blocker = holder
+		ob.mu.Unlock()
+	}
+}

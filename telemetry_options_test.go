@@ -1,0 +1,304 @@
+package dsync_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+	"github.com/go-dsync/dsync/internal/telemetrytest"
+)
+
+// observer collects what a client reports.
+type observer struct {
+	spans  *tracetest.InMemoryExporter
+	reader *sdkmetric.ManualReader
+	log    bytes.Buffer // of one goroutine at a time in these tests
+}
+
+// observe sets the providers and the logger of o.
+func observe(o *dsync.Options) *observer {
+	ob := &observer{spans: tracetest.NewInMemoryExporter(), reader: sdkmetric.NewManualReader()}
+	o.TracerProvider = sdktrace.NewTracerProvider(sdktrace.WithSyncer(ob.spans))
+	o.MeterProvider = sdkmetric.NewMeterProvider(sdkmetric.WithReader(ob.reader))
+	o.Logger = slog.New(slog.NewTextHandler(&ob.log, &slog.HandlerOptions{
+		ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		},
+	}))
+	return ob
+}
+
+func (ob *observer) points(t *testing.T) string {
+	t.Helper()
+	var all metricdata.ResourceMetrics
+	if err := ob.reader.Collect(context.Background(), &all); err != nil {
+		t.Fatal(err)
+	}
+	return telemetrytest.RenderPoints(&all)
+}
+
+// all is everything that was reported.
+func (ob *observer) all(t *testing.T) string {
+	return telemetrytest.RenderSpans(ob.spans.GetSpans()) + ob.points(t) + ob.log.String()
+}
+
+func TestTelemetryOfRenewalsThatRecover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &dsync.Options{TTL: 12 * time.Second}
+		ob, d := observe(o), memory.New(nil)
+		c := newClient(t, d, o)
+		start := time.Now()
+		l := mustLock(t, c, "x")
+		d.Inject(memory.Fault{Kind: memory.CutOff, On: memory.Renewals, Times: 2})
+		time.Sleep(8 * time.Second)
+		if err := l.Unlock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		name := fmt.Sprintf("dsync.driver=memory dsync.lock.name=x dsync.lock.owner=%s", l.Owner())
+		want := fmt.Sprintf(`dsync.acquire {dsync.acquire.outcome=acquired dsync.acquire.try=false %[1]s dsync.lock.reentrant=false dsync.lock.token=1 dsync.lock.ttl=12}
+  dsync.renew {%[1]s dsync.lock.token=1}
+    ! exception {exception.message=* exception.type=unavailable}
+dsync.unlock {%[1]s dsync.lock.reentrant=false dsync.lock.token=1}
+`, name)
+		if got := telemetrytest.RenderSpans(ob.spans.GetSpans()); got != want {
+			t.Errorf("spans:\n%s\nwant:\n%s", got, want)
+		}
+		for _, s := range ob.spans.GetSpans() {
+			if s.Name != "dsync.renew" {
+				continue
+			}
+			if got, want := s.StartTime.Sub(start), 4*time.Second; got != want {
+				t.Errorf("trouble from %v after the grant, want %v", got, want)
+			}
+			if got, want := s.EndTime.Sub(start), 6*time.Second; got != want || len(s.Events) != 2 {
+				t.Errorf("trouble until %v after the grant with %d failures, want %v with 2", got, len(s.Events), want)
+			}
+		}
+		const wantLog = `level=WARN msg="dsync: renewals of the lock fail" dsync.driver=memory dsync.lock.name=x`
+		if got := ob.log.String(); strings.Count(got, "\n") != 2 || !strings.HasPrefix(got, wantLog) ||
+			!strings.Contains(got, `level=INFO msg="dsync: renewals of the lock succeed again"`) {
+			t.Errorf("log:\n%swant one warning and the end of it", got)
+		}
+		for _, want := range []string{"dsync.renewals {dsync.driver=memory dsync.renewal.result=failed} +",
+			"dsync.renewals {dsync.driver=memory dsync.renewal.result=ok} +"} {
+			if got := ob.points(t); !strings.Contains(got, want) {
+				t.Errorf("points:\n%swant %s among them", got, want)
+			}
+		}
+	})
+}
+
+func TestTelemetryOfErrors(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		act  func(t *testing.T, c *dsync.Client, d *memory.Driver)
+		want string // error.type of the last span
+	}{
+		{"deadlock", func(t *testing.T, c *dsync.Client, _ *memory.Driver) {
+			ctx, cancel := mustLock(t, c, "x").Context(t.Context())
+			defer cancel()
+			_, _ = c.Lock(ctx, "x")
+		}, "deadlock"},
+		{"out of reach", func(t *testing.T, c *dsync.Client, d *memory.Driver) {
+			d.Cut()
+			_, _ = c.TryLock(t.Context(), "x")
+		}, "unavailable"},
+		{"out of reach until the deadline", func(t *testing.T, c *dsync.Client, d *memory.Driver) {
+			d.Cut()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_, _ = c.Lock(ctx, "x")
+		}, "unavailable"},
+		{"closed", func(t *testing.T, c *dsync.Client, _ *memory.Driver) {
+			_ = c.Close(t.Context())
+			_, _ = c.Lock(t.Context(), "x")
+		}, "closed"},
+		{"name", func(t *testing.T, c *dsync.Client, _ *memory.Driver) { _, _ = c.Lock(t.Context(), "\xff") }, "_OTHER"},
+		{"unlock unknown", func(t *testing.T, c *dsync.Client, d *memory.Driver) {
+			l := mustLock(t, c, "x")
+			d.Inject(memory.Fault{Kind: memory.LoseAnswer, On: memory.Releases})
+			_ = l.Unlock(t.Context())
+		}, "unknown"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := &dsync.Options{}
+				ob, d := observe(o), memory.New(nil)
+				test.act(t, newClient(t, d, o), d)
+				spans := ob.spans.GetSpans()
+				got := telemetrytest.RenderSpans(spans[len(spans)-1:])
+				if !strings.Contains(got, "error.type="+test.want) || !strings.Contains(got, "Error ("+test.want+")") ||
+					!strings.Contains(got, "! exception {exception.message=* exception.type="+test.want+"}") {
+					t.Errorf("last span:\n%swant an error of type %s", got, test.want)
+				}
+				if strings.Contains(got, "\xff") {
+					t.Errorf("invalid UTF-8 in %q", got)
+				}
+			})
+		})
+	}
+}
+
+// TestTelemetryOfALossThatUnlockFinds is about a lock of which nobody was told that it is gone.
+func TestTelemetryOfALossThatUnlockFinds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &dsync.Options{}
+		ob, d := observe(o), memory.New(nil)
+		l := mustLock(t, newClient(t, d, o), "x")
+		d.Server().Flush()
+		_ = l.Unlock(t.Context())
+		synctest.Wait()
+		got := ob.all(t)
+		for _, want := range []string{
+			"  dsync.loss {", " error.type=lost} Error (lost)", `level=ERROR msg="dsync: lock lost"`,
+			"dsync.losses {dsync.driver=memory dsync.lock.fixed=false dsync.loss.cause=removed} 1",
+			"dsync.hold.duration {dsync.driver=memory dsync.hold.end=lost} 1",
+			"dsync.hold.count {dsync.driver=memory} 0",
+		} {
+			if !strings.Contains(got, want) {
+				t.Errorf("reported:\n%swant %q among it", got, want)
+			}
+		}
+	})
+}
+
+func TestTelemetryOmitsNamesAndOwners(t *testing.T) {
+	for _, test := range []struct {
+		names, owners bool
+	}{{false, false}, {true, false}, {false, true}, {true, true}} {
+		t.Run(fmt.Sprintf("names %t, owners %t", test.names, test.owners), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := &dsync.Options{OmitNames: test.names, OmitOwners: test.owners, TTL: 10 * time.Second}
+				ob := observe(o)
+				d := &stub{info: driver.Info{Name: "stub"}}
+				c := newClient(t, d, o)
+				owner := c.NewOwner()
+				told := fmt.Errorf("%w: the key of orders/42 of %s is gone", driver.ErrRemoved, owner.ID())
+				d.renew = func(context.Context, *stubLease) error { return fmt.Errorf("%w: %w", driver.ErrNotHeld, told) }
+				<-mustLock(t, owner, "orders/42").Done()
+				_ = c.ForceUnlock(t.Context(), "orders/42")
+				synctest.Wait()
+				var got strings.Builder
+				for _, s := range ob.spans.GetSpans() {
+					fmt.Fprintln(&got, s.Name, s.Attributes, s.Status, s.Events)
+				}
+				got.WriteString(ob.log.String())
+				for what, omitted := range map[string]bool{"orders/42": test.names, owner.ID(): test.owners} {
+					if shown := strings.Contains(got.String(), what); shown == omitted {
+						t.Errorf("%q shown: %t, want %t, in:\n%s", what, shown, !omitted, got.String())
+					}
+				}
+				if points := ob.points(t); strings.Contains(points, "orders/42") || strings.Contains(points, owner.ID()) {
+					t.Errorf("a name or owner on a metric:\n%s", points)
+				}
+			})
+		})
+	}
+}
+
+func TestTelemetryClass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &dsync.Options{Class: func(name string) string {
+			class, _, ok := strings.Cut(name, "/")
+			if !ok {
+				return ""
+			}
+			return class
+		}}
+		ob := observe(o)
+		c := newClient(t, memory.New(nil), o)
+		for _, name := range []string{"orders/42", "orders/43", "plain"} {
+			if err := mustLock(t, c, name).Unlock(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		<-mustLock(t, c, "users/1", dsync.ExpireAfter(time.Second)).Done()
+		synctest.Wait()
+		got := ob.points(t)
+		for _, want := range []string{
+			"dsync.acquires {dsync.acquire.outcome=acquired dsync.driver=memory dsync.lock.class=orders} 2",
+			"dsync.acquires {dsync.acquire.outcome=acquired dsync.driver=memory} 1",
+			"dsync.losses {dsync.driver=memory dsync.lock.class=users dsync.lock.fixed=true dsync.loss.cause=expired} 1",
+		} {
+			if !strings.Contains(got, want+"\n") {
+				t.Errorf("points:\n%swant %s among them", got, want)
+			}
+		}
+	})
+}
+
+// TestTelemetryNote is about what others can read of a holder.
+func TestTelemetryNote(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, note := range []string{"", "host 7"} {
+			o := &dsync.Options{Note: note}
+			ob := observe(o)
+			c := newClient(t, memory.New(nil), o)
+			l := mustLock(t, c, "x")
+			s, err := c.Inspect(t.Context(), "x")
+			if err != nil {
+				t.Fatal(err)
+			}
+			acquire := ob.spans.GetSpans()[0].SpanContext
+			want := strings.TrimSpace(fmt.Sprintf("%s traceparent=00-%s-%s-01", note, acquire.TraceID(), acquire.SpanID()))
+			if s.Note != want {
+				t.Errorf("note %q, want %q", s.Note, want)
+			}
+			if err := l.Unlock(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// TestTelemetryOfProvidersThatAreSetLater runs in a process of its own, since global providers cannot be unset.
+func TestTelemetryOfProvidersThatAreSetLater(t *testing.T) {
+	const variable = "DSYNC_TEST_GLOBAL_PROVIDERS"
+	if os.Getenv(variable) == "" {
+		test := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+		test.Env = append(os.Environ(), variable+"=1")
+		if out, err := test.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	c := newClient(t, memory.New(nil), nil)
+	before := mustLock(t, c, "before")
+	o := &dsync.Options{}
+	ob := observe(o)
+	otel.SetTracerProvider(o.TracerProvider)
+	otel.SetMeterProvider(o.MeterProvider)
+	if err := mustLock(t, c, "after").Unlock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := before.Unlock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	spans := telemetrytest.RenderSpans(ob.spans.GetSpans())
+	if strings.Count(spans, "\n") != 2 || !strings.Contains(spans, "dsync.acquire {") || !strings.Contains(spans, "dsync.unlock {") {
+		t.Errorf("spans:\n%swant an acquire and an unlock", spans)
+	}
+	if got, want := ob.points(t), "dsync.hold.count {dsync.driver=memory} 0\n"; !strings.Contains(got, want) {
+		t.Errorf("points:\n%swant %s among them", got, want)
+	}
+}
