@@ -42,16 +42,25 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 }
 
 func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error) {
+	// Where messages of the name arrive already, listen before the first try: then that needs no second one.
+	var t *topic
+	first := d.firstNode(r.Name)
+	if !r.NoWait {
+		t = d.ears[first].joinActive(r.Name)
+	}
 	l := d.newLease(r, r.Hold)
 	l.askAll()
 	err := l.vote(ctx)
-	if err == nil {
-		return l, nil
+	if err != nil {
+		if err = d.giveUp(ctx, l, err); !r.NoWait && isRefusal(err) {
+			return d.wait(ctx, r, first, t)
+		}
+		l = nil
 	}
-	if err = d.giveUp(ctx, l, err); r.NoWait || !isRefusal(err) {
-		return nil, err
+	if t != nil {
+		t.leave(false)
 	}
-	return d.wait(ctx, r)
+	return l, err
 }
 
 // isRefusal reports whether an attempt ended since somebody else holds the lock, and nothing else.
@@ -215,43 +224,56 @@ func (d *Driver) attempt(r *driver.Request, number int) *lease {
 const attemptMark = "#"
 
 // wait asks one node again whenever the lock may have become free, and the others only if that grants it. So those who wait do not
-// share the votes out among them until nobody has a majority, and cost little.
-func (d *Driver) wait(ctx context.Context, r *driver.Request) (*lease, error) {
+// share the votes out among them until nobody has a majority, and cost little. Whatever woke a caller that then could not ask is
+// passed on to another one of this process.
+func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *topic) (*lease, error) {
 	r.Events.Waiting()
-	first := firstNode(r.Name, len(d.nodes))
-	wake, leave := d.listen(first, r.Name)
-	defer leave()
-	timer := time.NewTimer(firstPoll())
+	if t == nil {
+		t = d.ears[first].join(r.Name)
+	}
+	pause := firstPoll
+	timer := time.NewTimer(jitter(pause))
 	defer timer.Stop()
 	for number := 1; ; number++ {
 		next := first
 		select {
-		case <-wake:
+		case <-t.wake:
 		case <-timer.C:
-			next = (first + number) % len(d.nodes) // not only one: its key may be stale
+			next = (first + number) % len(d.nodes) // not always the same: its key may be stale
 		case <-ctx.Done():
+			t.leave(false)
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
 		case <-d.closing:
+			t.leave(false)
 			return nil, driver.ErrClosed
 		}
 		if ctx.Err() != nil {
+			t.leave(true)
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
 		}
 		l := d.attempt(r, number)
 		err := l.askOneThenAll(ctx, next)
 		if err == nil {
+			t.leave(false)
 			return l, nil
 		}
 		if err = d.giveUp(ctx, l, err); !isRefusal(err) {
+			t.leave(true)
 			return nil, err
 		}
-		timer.Reset(poll())
+		pause = min(pause*3/2, lastPoll)
+		timer.Reset(jitter(pause))
 	}
 }
 
-// firstPoll and poll are how long to wait without a message: for a lock that is held by a client that sends none, or that expires.
-func firstPoll() time.Duration { return 2*time.Millisecond + rand.N(8*time.Millisecond) }
-func poll() time.Duration      { return 20*time.Millisecond + rand.N(60*time.Millisecond) }
+// How long to wait without a message: the lock may be held by a client that sends none, or expire.
+const (
+	firstPoll = 10 * time.Millisecond
+	lastPoll  = 150 * time.Millisecond
+)
+
+// jitter returns a time around d, so that those who began together do not go on together.
+func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }
 
 // askOneThenAll asks one node, or the one after it that can be asked, and all others if that grants.
 func (l *lease) askOneThenAll(ctx context.Context, first int) error {
@@ -320,10 +342,16 @@ func (l *lease) first(ctx context.Context, v *vote) (err error, answered bool) {
 }
 
 // firstNode is where those who wait for a name begin, and listen: one node for all of them, and another one for other names.
-func firstNode(name string, nodes int) int {
+func (d *Driver) firstNode(name string) int {
 	sum := uint32(2166136261)
 	for i := range len(name) {
 		sum = (sum ^ uint32(name[i])) * 16777619
 	}
-	return int(sum % uint32(nodes))
+	first := int(sum % uint32(len(d.nodes)))
+	for i := range d.nodes {
+		if at := (first + i) % len(d.nodes); !d.nodes[at].impaired() {
+			return at
+		}
+	}
+	return first
 }

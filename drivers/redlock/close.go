@@ -19,9 +19,13 @@ func (d *Driver) Close(ctx context.Context) error {
 	waiting := d.awaitCalls(ctx)
 	d.releaseAll()
 	behind := d.awaitNodes(ctx)
+	d.mu.Lock()
+	d.ended = true
+	d.mu.Unlock()
 	d.stop()
-	for _, n := range d.nodes {
+	for i, n := range d.nodes {
 		n.end()
+		d.ears[i].dialer.breakAll()
 	}
 	finished := make(chan struct{})
 	go func() { // ends with the driver's goroutines, whose connections are broken

@@ -51,6 +51,7 @@ type Options struct {
 // Driver is a driver.Driver on N independent Redis servers.
 type Driver struct {
 	nodes   []*node
+	ears    []*listener // of the nodes
 	quorum  int
 	options Options
 	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
@@ -63,6 +64,7 @@ type Driver struct {
 
 	mu     sync.Mutex
 	closed bool
+	ended  bool          // no goroutine may be started any more
 	calls  int           // unfinished Acquires and Releases
 	idle   chan struct{} // closed by the last of them, once Close waits for it
 	leases leaseList     // all that are held
@@ -105,7 +107,9 @@ func New(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
 	d.life, d.stop = context.WithCancel(context.Background())
 	d.leases.init()
 	for i, option := range nodes {
-		d.nodes = append(d.nodes, newNode(d, i, withDefaults(option)))
+		option = withDefaults(option)
+		d.nodes = append(d.nodes, newNode(d, i, option))
+		d.ears = append(d.ears, newListener(d, option))
 	}
 	for _, n := range d.nodes {
 		d.wg.Go(n.run) // until Close
@@ -208,6 +212,17 @@ func (d *Driver) forget(l *lease) {
 	d.mu.Lock()
 	d.leases.remove(l)
 	d.mu.Unlock()
+}
+
+// spawn runs f in a goroutine that Close waits for, or not at all where Close already does.
+func (d *Driver) spawn(f func()) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ended {
+		return false
+	}
+	d.wg.Go(f)
+	return true
 }
 
 func (d *Driver) isClosing() bool {

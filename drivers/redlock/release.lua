@@ -3,4 +3,6 @@
 local held = redis.pcall('GET', KEYS[1])
 if held ~= ARGV[1] then return -1 end
 redis.call('DEL', KEYS[1])
-return redis.call('PUBLISH', ARGV[2], '')
+local heard = redis.pcall('PUBLISH', ARGV[2], '')
+if type(heard) ~= 'number' then return 0 end -- not permitted
+return heard

@@ -26,11 +26,6 @@ var (
 	renewScript   = newScript(renewText)
 )
 
-// run is the command that runs a script which the node is known to have.
-func (s *script) run(b rueidis.Builder, keys []string, args ...string) rueidis.Completed {
-	return b.Evalsha().Sha1(s.sha).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()
-}
-
 // load is the command that gives a script to a node.
 func (s *script) load(b rueidis.Builder) rueidis.Completed {
 	return b.ScriptLoad().Script(s.text).Build()

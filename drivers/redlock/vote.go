@@ -154,10 +154,12 @@ func (v *vote) deleted(n *node, result rueidis.RedisResult, err error) bool {
 	if err == nil {
 		told, err = result.ToInt64()
 	}
+	if told > 0 && l.driver.ears[n.index].own(l.request.Name) < told {
+		l.contended = true
+	}
 	switch {
 	case err == nil && told >= 0:
 		l.removed++
-		l.contended = l.contended || told > 0
 	case err == nil && v.doubt && v.conn > n.cleared && !expired:
 		return false // the request that sets it may still be on its way
 	case err == nil && v.tried:
