@@ -11,6 +11,7 @@ etcd etcd-server etcd
 etcdctl etcd-client
 /usr/lib/postgresql/*/bin/postgres postgresql postgresql
 pgbouncer pgbouncer pgbouncer
+/usr/share/java/zookeeper.jar zookeeper
 '
 
 missing() { # the lines of the servers that are not there

@@ -1,0 +1,308 @@
+package zk
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	gozk "github.com/go-zookeeper/zk"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// maxData bounds what a node says: servers hang up on those who send them much more.
+const maxData = 64 << 10
+
+// value is what a node says about who made it, for people.
+type value struct {
+	Owner string    `json:"owner,omitempty"`
+	Host  string    `json:"host,omitempty"`
+	Time  time.Time `json:"time"`
+	Note  string    `json:"note,omitempty"`
+	Hold  string    `json:"hold,omitempty"`
+}
+
+// data makes what the node of a request says.
+func (d *Driver) data(r *driver.Request) ([]byte, error) {
+	text, err := json.Marshal(value{Owner: r.Owner, Host: d.host, Time: time.Now(), Note: r.Note, Hold: r.Hold})
+	if err == nil && len(text) > maxData {
+		err = errLongRequest
+	}
+	return text, err
+}
+
+// Acquire implements driver.Driver.
+func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := d.Info().CheckTTL(r.TTL); err != nil {
+		return nil, err
+	}
+	data, err := d.data(r)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.enter(); err != nil {
+		return nil, err
+	}
+	defer d.leave()
+	c := caller{ctx, d.stopping.Done()}
+	for waited := false; ; {
+		s, err := d.board(c, d.class(r))
+		if err != nil {
+			return nil, err
+		}
+		h := &hold{driver: d, request: r, session: s, dir: d.dir(r.Name)}
+		err = h.attempt(c, data, &waited)
+		if err == nil {
+			return h, nil
+		}
+		s.leave()
+		if !errors.Is(err, errAgain) {
+			return nil, err
+		}
+		if ctx.Err() != nil {
+			return nil, withCause(ctx, driver.ErrUnavailable, errOver)
+		}
+	}
+}
+
+// attempt asks with one node, until it is granted or has to start anew.
+func (h *hold) attempt(c caller, data []byte, waited *bool) error {
+	first, err := h.queue(c, data)
+	if err != nil {
+		return err
+	}
+	if !first {
+		if err := h.wait(c, waited); err != nil {
+			return err
+		}
+	}
+	return h.enter()
+}
+
+// queue makes the node, and reports whether it is known to be the first.
+func (h *hold) queue(c caller, data []byte) (first bool, err error) {
+	d, s := h.driver, h.session
+	for {
+		if err := s.await(c); err != nil {
+			return false, h.fail(c, err)
+		}
+		h.prefix = newPrefix()
+		h.sent = d.now()
+		known := d.parents.has(h.dir)
+		if known && h.request.NoWait {
+			if err := h.peek(c); errors.Is(err, gozk.ErrNoNode) {
+				d.parents.remove(h.dir)
+				continue
+			} else if err != nil {
+				return false, err
+			}
+			h.sent = d.now()
+		}
+		var answer <-chan reply[string]
+		if known {
+			answer = send(s, func(c *gozk.Conn) (string, error) { return h.create(c, data) })
+		} else {
+			answer = send(s, func(c *gozk.Conn) (string, error) { return h.createBoth(c, data) })
+		}
+		node, err := receive(c, s, answer)
+		switch {
+		case err == nil:
+			h.ours = !known
+			return !known, h.created(c, node, known)
+		case errors.Is(err, gozk.ErrNodeExists):
+			d.parents.add(h.dir)
+		case errors.Is(err, gozk.ErrNoNode) && known:
+			d.parents.remove(h.dir)
+		case errors.Is(err, gozk.ErrNoNode):
+			if err := h.makeAbove(c); err != nil {
+				return false, h.fail(c, err)
+			}
+		case isAnswer(err):
+			return false, h.fail(c, err)
+		case isOurs(err):
+			return false, h.doubt(c, err, answer)
+		default:
+			if found, failed := h.recover(c); found || failed != nil {
+				return false, failed
+			}
+			if isServerError(err) {
+				return false, h.fail(c, err)
+			}
+		}
+	}
+}
+
+// create makes the node where that of the name is there.
+func (h *hold) create(c *gozk.Conn, data []byte) (string, error) {
+	return c.Create(h.dir+"/"+h.prefix, data, gozk.FlagEphemeralSequential, h.driver.options.ACL)
+}
+
+// createBoth makes the node of the name, and the node below it, which then has the lock. That the node of the name is changed in the
+// transaction that made it is how its makers know it, and nobody else's is like that.
+func (h *hold) createBoth(c *gozk.Conn, data []byte) (string, error) {
+	acl := h.driver.options.ACL
+	results, err := c.Multi(
+		&gozk.CreateRequest{Path: h.dir, Acl: acl},
+		&gozk.CreateRequest{Path: h.dir + "/" + h.prefix, Data: data, Acl: acl, Flags: gozk.FlagEphemeralSequential},
+		&gozk.SetDataRequest{Path: h.dir, Version: -1},
+	)
+	if err != nil {
+		return "", err
+	}
+	return results[1].String, nil
+}
+
+// isOurMake reports whether a node was made by createBoth, and not changed since.
+func isOurMake(stat *gozk.Stat) bool { return stat.Version == 1 && stat.Czxid == stat.Mzxid }
+
+// peek returns driver.ErrLocked if somebody contends for the lock.
+func (h *hold) peek(c caller) error {
+	l, err := query(c, h.session, func(c *gozk.Conn) (listing, error) { return list(c, h.dir) })
+	if errors.Is(err, gozk.ErrNoNode) {
+		return err
+	}
+	if err != nil {
+		return h.fail(c, err)
+	}
+	for _, child := range l.children {
+		if _, ok := sequence(child); ok {
+			return driver.ErrLocked
+		}
+	}
+	return nil
+}
+
+// makeAbove makes what is missing above the node of the name.
+func (h *hold) makeAbove(c caller) error {
+	d := h.driver
+	for i := 1; i < len(h.dir); i++ {
+		next := strings.IndexByte(h.dir[i:], '/')
+		if next < 0 {
+			return nil
+		}
+		i += next
+		path, inChroot := h.dir[:i], i <= len(d.options.Chroot)
+		_, err := query(c, h.session, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, d.ensure(c, path, inChroot) })
+		if err != nil && !errors.Is(err, gozk.ErrNodeExists) {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	return nil
+}
+
+// ensure makes a node if it is not there: a container, which goes when it is empty, unless it is to stay.
+func (d *Driver) ensure(c *gozk.Conn, path string, stays bool) error {
+	if exists, _, err := c.Exists(path); exists || err != nil {
+		return err
+	}
+	if !stays {
+		_, err := c.CreateContainer(path, nil, gozk.FlagContainer, d.options.ACL)
+		if isAnswer(err) || !isServerError(err) {
+			return err
+		}
+		// The server knows no containers.
+	}
+	_, err := c.Create(path, nil, gozk.FlagPersistent, d.options.ACL)
+	return err
+}
+
+// created enters a node that was made in the books of the session. Behind says that there may be others before it.
+func (h *hold) created(c caller, node string, behind bool) error {
+	child := node[len(h.dir)+1:]
+	seq, ok := sequence(child)
+	if !ok { // the server counts as it likes: this is for those of another make
+		h.node = node
+		return h.abandon(c, fmt.Errorf("the server called the node %q", child))
+	}
+	h.node, h.seq = node, seq
+	s := h.session
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.dead {
+		return errAgain
+	}
+	s.nodes[place{h.dir, seq}] = h
+	// Sequence numbers have no gaps but for nodes that are gone: there is none between this and the one before. If nobody has asked
+	// to remove that one, it still stands, and both stand below the same node.
+	if p := s.nodes[place{h.dir, seq - 1}]; behind && p != nil && p.phase <= held && !p.leaving {
+		p.follow(h)
+	}
+	return nil
+}
+
+// recover looks for a node of which it is unknown whether it was made.
+func (h *hold) recover(c caller) (found bool, err error) {
+	l, err := query(c, h.session, func(c *gozk.Conn) (listing, error) { return listSynced(c, h.dir) })
+	if isOurs(err) {
+		return false, h.doubt(c, err, nil)
+	}
+	for _, child := range l.children {
+		if strings.HasPrefix(child, h.prefix) {
+			return true, h.created(c, h.dir+"/"+child, false)
+		}
+	}
+	// What was sent to a server that then stood still may yet be carried out.
+	h.driver.ghosts.add(&ghost{session: h.session, dir: h.dir, prefix: h.prefix})
+	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
+		return false, h.fail(c, err)
+	}
+	return false, nil
+}
+
+// fail ends an attempt that left nothing, and returns the error for the caller.
+func (h *hold) fail(c caller, err error) error {
+	if errors.Is(err, errOver) {
+		return errAgain
+	}
+	return fault(c.ctx, h.session, err)
+}
+
+// doubt ends an attempt of which a node may be left.
+func (h *hold) doubt(c caller, err error, answer <-chan reply[string]) error {
+	if errors.Is(err, errOver) {
+		return errAgain // it went with the session
+	}
+	h.driver.ghosts.add(&ghost{session: h.session, dir: h.dir, prefix: h.prefix, answer: answer})
+	if errors.Is(err, errStopping) {
+		return driver.ErrClosed
+	}
+	return withCause(c.ctx, driver.ErrUnknown, err)
+}
+
+// enter makes a granted hold one of the driver's.
+func (h *hold) enter() error {
+	d, s := h.driver, h.session
+	now := d.now()
+	if d.stopping.Err() != nil {
+		return driver.ErrClosed // Close ends the node with the session
+	}
+	if s.hasExpired(now) {
+		s.die(driver.ErrSessionEnded)
+		return errAgain
+	}
+	h.token = s.zxid.Load()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.dead, h.phase == over:
+		return errAgain
+	}
+	h.phase, h.granted = held, now
+	h.end.Store(never)
+	if h.request.Fixed {
+		h.end.Store(h.sent + int64(h.request.TTL))
+		h.timer = time.AfterFunc(time.Duration(h.end.Load()-now), h.expire)
+	}
+	wasEmpty := s.fresh.empty()
+	s.fresh.add(h)
+	if wasEmpty {
+		s.look()
+	}
+	return nil
+}

@@ -1,0 +1,128 @@
+package zk
+
+import (
+	"context"
+	"errors"
+
+	gozk "github.com/go-zookeeper/zk"
+)
+
+// caller is who waits for an answer: until its ctx ends, or the channel, if there is one, is closed.
+type caller struct {
+	ctx  context.Context
+	stop <-chan struct{}
+}
+
+// reply is what came of a request.
+type reply[T any] struct {
+	value T
+	err   error
+}
+
+// send has one request sent. The library's calls know no context, so each runs in a goroutine, which ends with the answer, with the
+// connection, or with the session; the channel, which nobody has to read, gives what came of it.
+func send[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
+	c := make(chan reply[T], 1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing {
+		c <- reply[T]{err: errOver}
+		return c
+	}
+	s.calls.Go(func() {
+		v, err := f(s.conn)
+		c <- reply[T]{v, err}
+	})
+	return c
+}
+
+// receive waits for what came of a request.
+func receive[T any](c caller, s *session, answer <-chan reply[T]) (T, error) {
+	var none T
+	select {
+	case r := <-answer:
+		return r.value, r.err
+	case <-c.ctx.Done():
+		return none, errNoAnswer
+	case <-c.stop:
+		return none, errStopping
+	case <-s.over:
+		return none, errOver
+	}
+}
+
+// await waits until there is a connection.
+func (s *session) await(c caller) error {
+	s.mu.Lock()
+	up := s.up
+	s.mu.Unlock()
+	select {
+	case <-up:
+		return nil
+	default:
+	}
+	select {
+	case <-up:
+		return nil
+	case <-c.ctx.Done():
+		return errNoAnswer
+	case <-c.stop:
+		return errStopping
+	case <-s.over:
+		return errOver
+	}
+}
+
+// query sends a request that may be repeated, until it is answered.
+func query[T any](c caller, s *session, f func(*gozk.Conn) (T, error)) (T, error) {
+	for {
+		if err := s.await(c); err != nil {
+			var none T
+			return none, err
+		}
+		v, err := receive(c, s, send(s, f))
+		if err == nil || isServerError(err) || isOurs(err) {
+			return v, err
+		}
+		if err := s.pause(c); err != nil {
+			return v, err
+		}
+	}
+}
+
+// isOurs reports whether an error says that nobody waits for an answer any more.
+func isOurs(err error) bool {
+	return errors.Is(err, errNoAnswer) || errors.Is(err, errStopping) || errors.Is(err, errOver)
+}
+
+// pause gives the library a moment to notice that a connection is of no use.
+func (s *session) pause(c caller) error {
+	if !s.driver.sleep(c.ctx, s.patience()/20) {
+		return errNoAnswer
+	}
+	return nil
+}
+
+// listing is what a node has below it.
+type listing struct {
+	children []string
+	stat     gozk.Stat
+}
+
+func list(c *gozk.Conn, path string) (listing, error) {
+	children, stat, err := c.Children(path)
+	if err != nil {
+		return listing{}, err
+	}
+	return listing{children, *stat}, nil
+}
+
+// listSynced is list with all that was committed before.
+func listSynced(c *gozk.Conn, path string) (listing, error) {
+	if _, err := c.Sync(path); err != nil {
+		return listing{}, err
+	}
+	return list(c, path)
+}
+
+func remove(c *gozk.Conn, node string) (struct{}, error) { return struct{}{}, c.Delete(node, -1) }

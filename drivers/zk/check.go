@@ -1,0 +1,84 @@
+package zk
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	gozk "github.com/go-zookeeper/zk"
+)
+
+const (
+	// checkAfter is how old a hold has to be for a watch of its own node: most locks are gone before, and need none.
+	checkAfter = 500 * time.Millisecond
+
+	// checkEvery is the pause between rounds that set watches.
+	checkEvery = 250 * time.Millisecond
+
+	maxChecking = 32 // requests at a time
+)
+
+// checkFresh has watches set for holds that are old enough, and reports when to do so again.
+func (s *session) checkFresh(now int64) (due int64, ok bool) {
+	s.mu.Lock()
+	if s.fresh.empty() || s.dead {
+		s.mu.Unlock()
+		return 0, false
+	}
+	first := s.fresh.root.succ
+	if s.checking || first.granted+int64(checkAfter) > now {
+		s.mu.Unlock()
+		return max(first.granted+int64(checkAfter), now+int64(checkEvery)), true
+	}
+	var old []*hold
+	for h := first; h != s.fresh.root && h.granted+int64(checkAfter) <= now; h = s.fresh.root.succ {
+		s.fresh.remove(h)
+		old = append(old, h)
+	}
+	s.checking = true
+	s.mu.Unlock()
+	if !s.driver.spawn(func() { s.check(old) }) {
+		return 0, false
+	}
+	return now + int64(checkEvery), true
+}
+
+// check sets a watch on the node of each hold, so that it is known when somebody removes it. It ends with the session.
+func (s *session) check(holds []*hold) {
+	defer func() {
+		s.mu.Lock()
+		s.checking = false
+		s.mu.Unlock()
+		s.look()
+	}()
+	next := make(chan *hold)
+	var workers sync.WaitGroup
+	for range min(len(holds), maxChecking) {
+		workers.Go(func() { // ends with next
+			for h := range next {
+				h.check()
+			}
+		})
+	}
+	for _, h := range holds {
+		next <- h
+	}
+	close(next)
+	workers.Wait()
+}
+
+func (h *hold) check() {
+	s := h.session
+	c := caller{ctx: context.Background()} // the session ends at the latest when its time has passed
+	_, err := query(c, s, func(c *gozk.Conn) (struct{}, error) {
+		if h.isHeld() != nil {
+			return struct{}{}, errOver
+		}
+		_, _, _, err := c.GetW(h.node)
+		return struct{}{}, err
+	})
+	if errors.Is(err, gozk.ErrNoNode) {
+		h.vanished()
+	}
+}

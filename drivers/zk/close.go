@@ -1,0 +1,119 @@
+package zk
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	gozk "github.com/go-zookeeper/zk"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// maxTogether is how many locks end in one request of Close.
+const maxTogether = 100
+
+// Close implements driver.Driver. The locks that a session carries end with it, in one request, but for those whose name the driver
+// made: where nobody waits for them they go together with the nodes of their names, many in one request.
+func (d *Driver) Close(ctx context.Context) error {
+	if !d.beginClose() {
+		return driver.ErrClosed
+	}
+	waiting := d.awaitCalls(ctx)
+	d.mu.Lock()
+	sessions := slices.Collect(maps.Keys(d.all))
+	d.mu.Unlock()
+	for _, s := range sessions {
+		s.tidy(ctx)
+		s.kill()
+	}
+	left := 0
+	for _, s := range sessions {
+		select {
+		case <-s.buried:
+		case <-ctx.Done():
+			s.cut()
+			s.breakLinks()
+			<-s.buried
+		}
+		if !s.gone.Load() && s.expires.Load() != 0 && d.now() < s.lastSent.Load()+s.timeout.Load()+int64(d.late()) {
+			left++
+		}
+	}
+	d.mu.Lock()
+	d.ended = true
+	d.mu.Unlock()
+	d.end()
+	d.wg.Wait() // all requests end with their sessions
+	if waiting+left > 0 {
+		return fmt.Errorf("%w: %d calls and %d sessions were left behind", driver.ErrUnknown, waiting, left)
+	}
+	return nil
+}
+
+// beginClose has every call of Acquire fail from now on.
+func (d *Driver) beginClose() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return false
+	}
+	d.closed = true
+	d.stop()
+	return true
+}
+
+// awaitCalls returns how many calls of Acquire had not ended when ctx did.
+func (d *Driver) awaitCalls(ctx context.Context) int {
+	d.mu.Lock()
+	if d.calls == 0 {
+		d.mu.Unlock()
+		return 0
+	}
+	idle := make(chan struct{})
+	d.idle = idle
+	d.mu.Unlock()
+	select {
+	case <-idle:
+		return 0
+	case <-ctx.Done():
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.calls
+}
+
+// tidy removes the nodes of names together with the locks on them, as far as that is done at once.
+func (s *session) tidy(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, leaveFor)
+	defer cancel()
+	s.mu.Lock()
+	var holds []*hold
+	for _, h := range s.nodes {
+		if h.phase == held && h.ours && !h.crowd && h.next == nil {
+			h.phase = over // whatever comes of it: the session ends
+			if h.timer != nil {
+				h.timer.Stop()
+			}
+			holds = append(holds, h)
+		}
+	}
+	s.mu.Unlock()
+	c := caller{ctx: ctx}
+	for some := range slices.Chunk(holds, maxTogether) {
+		if s.await(c) != nil {
+			return
+		}
+		_, err := receive(c, s, send(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) {
+			var both []any
+			for _, h := range some {
+				both = append(both, &gozk.DeleteRequest{Path: h.node, Version: -1}, &gozk.DeleteRequest{Path: h.dir, Version: -1})
+			}
+			return c.Multi(both...)
+		}))
+		if !isAnswer(err) {
+			return
+		}
+	}
+}

@@ -1,0 +1,45 @@
+package zk_test
+
+import (
+	"testing"
+	"time"
+
+	gozk "github.com/go-zookeeper/zk"
+
+	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+func TestConformance(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	c := userClient(t, s.Addr)
+	conformance.Run(t, conformance.Harness{TTL: time.Second, Backend: func(testing.TB) *conformance.Backend {
+		return &conformance.Backend{
+			URL: "zk://" + s.Addr,
+			New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
+				wire := new(conformance.Wire)
+				tb.Cleanup(wire.Close)
+				addr, err := wire.Listen("tcp", s.Addr)
+				if err != nil {
+					tb.Fatal(err)
+				}
+				d, _, err := driver.Open(guard(tb), "zk://"+addr)
+				if err != nil {
+					tb.Fatal(err)
+				}
+				return d, wire.Link()
+			},
+			Expire: func(tb testing.TB, name string) { // with the session other holds would end as well
+				for _, child := range first(tb, c, "/"+name) {
+					if err := c.Delete("/"+name+"/"+child, -1); err != nil && err != gozk.ErrNoNode {
+						tb.Fatal(err)
+					}
+				}
+			},
+			Freeze:  func(testing.TB) { s.Freeze() },
+			Thaw:    func(testing.TB) { s.Thaw() },
+			Restart: func(testing.TB) { s.Restart() },
+		}
+	}})
+}

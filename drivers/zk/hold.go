@@ -1,0 +1,371 @@
+package zk
+
+import (
+	"context"
+	"errors"
+	"math"
+	"sync/atomic"
+	"time"
+
+	gozk "github.com/go-zookeeper/zk"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+const never = math.MaxInt64
+
+// hold is one attempt to get a lock, and then the driver.Lease: a node.
+type hold struct {
+	driver  *Driver
+	request *driver.Request
+	session *session
+	dir     string
+	prefix  string // of the name of the node
+	node    string // its path, once it is known
+	seq     int32
+	token   int64
+	sent    int64        // when the request was sent by which it was granted
+	granted int64        // when that was known
+	end     atomic.Int64 // of a fixed lease, apart from the session
+	ours    bool         // the node of the name goes with the last lock on it
+	crowd   bool         // others were behind it when it last looked
+
+	// Guarded by session.mu.
+	phase          phase
+	leaving        bool          // the wait was given up
+	isFirst        bool          // the one before it was the first, and is gone
+	behind, next   *hold         // of the same session, right before and after it
+	wake           chan struct{} // buffered; made when it waits for behind
+	previous, succ *hold         // in session.fresh
+	timer          *time.Timer   // ends a fixed lease
+	doubtedAt      int64         // when the first request to release it was sent of which the answer is missing
+}
+
+// phase is how far the end of a hold has come.
+type phase int8
+
+const (
+	waiting phase = iota
+	held
+	ending  // Release was called
+	doubted // the answer to a request to release it is missing
+	expired // a fixed lease whose time is over
+	over
+)
+
+// Tokens implements driver.Lease. The token is a transaction that had been committed when the lock was granted: at least the one
+// that made it free, and one before that which will end this hold.
+func (h *hold) Tokens() (first uint64, n int) {
+	if h.driver.options.NoTokens {
+		return 0, 0
+	}
+	return uint64(h.token) * tokensPerGrant, tokensPerGrant
+}
+
+// Expires implements driver.Lease.
+func (h *hold) Expires() time.Time { return h.driver.epoch.Add(time.Duration(h.expires())) }
+
+func (h *hold) expires() int64 { return min(h.end.Load(), h.session.expires.Load()) }
+
+// hasExpired reports whether the lease is over by time, and sees to it that its end does not move any more.
+func (h *hold) hasExpired(now int64) bool { return h.session.hasExpired(now) || now >= h.end.Load() }
+
+// Renew implements driver.Lease. The session that carries the lease is kept alive anyway, so it is asked whether the node still is
+// there, and the end of a fixed lease is moved here.
+func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
+	d, s := h.driver, h.session
+	if err := h.isHeld(); err != nil {
+		return err
+	}
+	sent := d.now()
+	_, err := query(caller{ctx: ctx}, s, func(c *gozk.Conn) (struct{}, error) {
+		exists, _, err := c.Exists(h.node)
+		if err == nil && !exists {
+			err = gozk.ErrNoNode
+		}
+		return struct{}{}, err
+	})
+	switch {
+	case errors.Is(err, gozk.ErrNoNode):
+		h.removed()
+		return driver.ErrNotHeld
+	case errors.Is(err, errOver):
+		return driver.ErrNotHeld
+	case err != nil:
+		return withCause(ctx, driver.ErrUnknown, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h.phase != held || s.dead || h.hasExpired(d.now()) {
+		return driver.ErrNotHeld
+	}
+	if h.request.Fixed {
+		h.end.Store(sent + int64(ttl))
+		h.timer.Reset(time.Duration(h.end.Load() - d.now()))
+	}
+	return nil
+}
+
+// isHeld returns ErrNotHeld if the hold is known to be over.
+func (h *hold) isHeld() error {
+	s := h.session
+	now := h.driver.now()
+	if s.hasExpired(now) {
+		s.die(driver.ErrSessionEnded)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h.phase != held || s.dead || now >= h.end.Load() {
+		return driver.ErrNotHeld
+	}
+	return nil
+}
+
+// expire ends a fixed lease when its time is over.
+func (h *hold) expire() {
+	s := h.session
+	s.mu.Lock()
+	if h.phase != held || s.dead {
+		s.mu.Unlock()
+		return
+	}
+	if left := h.end.Load() - h.driver.now(); left > 0 {
+		h.timer.Reset(time.Duration(left))
+		s.mu.Unlock()
+		return
+	}
+	h.phase = expired
+	s.fresh.remove(h)
+	s.mu.Unlock()
+	h.driver.ghosts.add(&ghost{session: s, hold: h, leaves: true})
+}
+
+// lose ends a hold that is over other than by Release, and reports whether the holder is to be told.
+func (h *hold) lose(cause error) bool {
+	s := h.session
+	s.mu.Lock()
+	tell := h.phase == held
+	if h.phase != waiting {
+		h.phase = over
+	}
+	if h.timer != nil {
+		h.timer.Stop()
+	}
+	s.fresh.remove(h)
+	s.mu.Unlock()
+	if tell {
+		s.leave()
+	}
+	return tell
+}
+
+// removed ends a hold whose node somebody removed.
+func (h *hold) removed() {
+	told := h.lose(driver.ErrRemoved)
+	h.isGone(false)
+	if told {
+		h.request.Events.Lost(driver.ErrRemoved)
+	}
+}
+
+// isGone takes note that the node is not there any more. Handed says that it had the lock, and that the server has just removed it for
+// us: then the next in line, if it is of the same session, has the lock, and the answer told of a transaction for its token.
+func (h *hold) isGone(handed bool) {
+	s := h.session
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if at := (place{h.dir, h.seq}); s.nodes[at] == h {
+		delete(s.nodes, at)
+	}
+	if p := h.behind; p != nil && p.next == h {
+		p.next = nil
+	}
+	h.behind = nil
+	n := h.next
+	h.next = nil
+	if n == nil || n.behind != h {
+		return
+	}
+	n.behind = nil
+	if handed {
+		n.isFirst, n.ours, n.sent = true, h.ours, h.sent
+	}
+	select {
+	case n.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Release implements driver.Lease. It repeats requests that fail for as long as ctx and the hold last.
+func (h *hold) Release(ctx context.Context) error {
+	s := h.session
+	if s.hasExpired(h.driver.now()) {
+		s.die(driver.ErrSessionEnded)
+	}
+	s.mu.Lock()
+	if h.phase == over || h.phase == expired || s.dead {
+		h.phase = over
+		s.mu.Unlock()
+		return driver.ErrNotHeld
+	}
+	first := h.phase == held
+	if first {
+		h.phase = ending
+		s.fresh.remove(h)
+		if h.timer != nil {
+			h.timer.Stop()
+		}
+	}
+	s.mu.Unlock()
+	if !first {
+		ctx, cancel := context.WithTimeout(ctx, attemptFor)
+		defer cancel()
+		return h.release(ctx)
+	}
+	err := h.release(ctx)
+	if errors.Is(err, driver.ErrUnknown) {
+		h.driver.ghosts.add(&ghost{session: s, hold: h, leaves: true})
+	} else {
+		s.leave()
+	}
+	return err
+}
+
+// release asks to remove the node until that is settled.
+//
+// A repeat that finds nothing counts as the success of the request before whose answer is missing, if that was sent before the lease
+// could have ended.
+func (h *hold) release(ctx context.Context) error {
+	d, s := h.driver, h.session
+	c := caller{ctx: ctx}
+	for {
+		err := s.await(c)
+		sent := d.now()
+		if err == nil {
+			_, err = receive(c, s, send(s, h.remove))
+		}
+		settled, ended := err == nil || errors.Is(err, gozk.ErrNoNode) || errors.Is(err, errOver), err == nil
+		s.mu.Lock()
+		switch {
+		case h.phase == over:
+			s.mu.Unlock()
+			return driver.ErrNotHeld
+		case settled:
+			ended = ended || h.phase == doubted && h.doubtedAt < h.expires()&^1
+			h.phase = over
+			h.sent = sent
+			s.mu.Unlock()
+			h.isGone(err == nil)
+			if !ended {
+				return driver.ErrNotHeld
+			}
+			return nil
+		case h.phase == ending && !isAnswer(err):
+			h.phase, h.doubtedAt = doubted, sent
+		}
+		s.mu.Unlock()
+		if isOurs(err) || isAnswer(err) {
+			return withCause(ctx, driver.ErrUnknown, err)
+		}
+		if err := s.pause(c); err != nil {
+			return withCause(ctx, driver.ErrUnknown, err)
+		}
+	}
+}
+
+// remove removes the node, and with the last one that of the name, if the driver made it.
+func (h *hold) remove(c *gozk.Conn) (struct{}, error) {
+	s := h.session
+	s.mu.Lock()
+	alone := h.ours && !h.crowd && h.next == nil
+	s.mu.Unlock()
+	if !alone {
+		return remove(c, h.node)
+	}
+	// So that those who come meanwhile do not take it for granted.
+	h.driver.parents.remove(h.dir)
+	_, err := c.Multi(&gozk.DeleteRequest{Path: h.node, Version: -1}, &gozk.DeleteRequest{Path: h.dir, Version: -1})
+	if err == nil || errors.Is(err, gozk.ErrNoNode) || !isAnswer(err) {
+		return struct{}{}, err
+	}
+	h.driver.parents.add(h.dir)
+	return remove(c, h.node)
+}
+
+// nodeChanged takes an event of a node.
+func (s *session) nodeChanged(node string, deleted bool) {
+	s.unwatch(node)
+	h := s.find(node)
+	switch {
+	case h == nil:
+	case deleted:
+		h.vanished()
+	default:
+		s.mu.Lock()
+		if h.phase == held {
+			s.fresh.add(h) // its watch was used up
+		}
+		s.mu.Unlock()
+		s.look()
+	}
+}
+
+// find returns the hold of a node.
+func (s *session) find(node string) *hold {
+	for i := len(node) - 1; i > 0; i-- {
+		if node[i] != '/' {
+			continue
+		}
+		seq, ok := sequence(node[i+1:])
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if h := s.nodes[place{node[:i], seq}]; ok && h != nil && h.node == node {
+			return h
+		}
+		return nil
+	}
+	return nil
+}
+
+// vanished takes the event that the node was removed, which nobody here may have done.
+func (h *hold) vanished() {
+	s := h.session
+	s.mu.Lock()
+	mine := h.phase != held
+	s.mu.Unlock()
+	if !mine {
+		h.removed()
+	}
+}
+
+// background returns a context for a request whose caller cannot take it back.
+func (d *Driver) background(bound time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(d.life, bound)
+}
+
+// holdList is a list of holds, with itself as the end that is no hold.
+type holdList struct{ root *hold }
+
+func (l *holdList) init() {
+	l.root = new(hold)
+	l.root.succ, l.root.previous = l.root, l.root
+}
+
+// add appends h, if it is not in.
+func (l *holdList) add(h *hold) {
+	if h.succ != nil {
+		return
+	}
+	h.previous, h.succ = l.root.previous, l.root
+	h.previous.succ, h.succ.previous = h, h
+}
+
+// remove takes h out, if it is in.
+func (l *holdList) remove(h *hold) {
+	if h.succ != nil {
+		h.previous.succ, h.succ.previous = h.succ, h.previous
+		h.previous, h.succ = nil, nil
+	}
+}
+
+func (l *holdList) empty() bool { return l.root.succ == l.root }

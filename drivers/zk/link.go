@@ -1,0 +1,219 @@
+package zk
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"net"
+	"sync"
+	"time"
+)
+
+// What the protocol has in its headers.
+const (
+	xidEvent = -1
+	xidPing  = -2
+	opClose  = -11
+)
+
+// link is a connection of a session. It reads along, because the library tells neither which timeout the server granted, nor when it
+// sent what was answered, nor the transaction ids of the answers.
+type link struct {
+	net.Conn
+	session *session
+
+	mu     sync.Mutex
+	begun  bool    // the request for the session was sent
+	opened bool    // and answered
+	sent   []stamp // requests that are not answered, in their order
+	pings  []int64 // and pings
+	began  int64   // when the request for the session was sent
+
+	// The frame that is being received; used by the reader alone.
+	header [20]byte // its length, and what follows
+	have   int
+	skip   int
+}
+
+// stamp is when a request was sent.
+type stamp struct {
+	xid  int32
+	at   int64
+	last bool // the end of the session
+}
+
+// Write implements net.Conn. The library writes one request at a time. A session whose time has passed gets no further request but
+// the one to end it, so that it is not kept alive.
+func (l *link) Write(b []byte) (int, error) {
+	s := l.session
+	now := s.driver.now()
+	l.mu.Lock()
+	switch {
+	case !l.begun:
+		l.begun, l.began = true, now
+	case len(b) >= 12:
+		xid, op := int32(binary.BigEndian.Uint32(b[4:])), int32(binary.BigEndian.Uint32(b[8:]))
+		if op != opClose && s.hasExpired(now) {
+			l.mu.Unlock()
+			return 0, errOver
+		}
+		if xid == xidPing {
+			l.pings = append(l.pings, now)
+		} else {
+			l.sent = append(l.sent, stamp{xid, now, op == opClose})
+		}
+	}
+	l.mu.Unlock()
+	s.lastSent.Store(now)
+	return l.Conn.Write(b)
+}
+
+// SetReadDeadline implements net.Conn. The library gives a server that does not answer the request for the session several times its
+// timeout: here it moves on while another server can still help.
+func (l *link) SetReadDeadline(t time.Time) error {
+	l.mu.Lock()
+	opened := l.opened
+	l.mu.Unlock()
+	if !opened && !t.IsZero() {
+		if limit := time.Now().Add(l.session.patience()); t.After(limit) {
+			t = limit
+		}
+	}
+	return l.Conn.SetReadDeadline(t)
+}
+
+// Read implements net.Conn.
+func (l *link) Read(b []byte) (int, error) {
+	n, err := l.Conn.Read(b)
+	for rest := b[:n]; len(rest) > 0; {
+		rest = rest[l.parse(rest):]
+	}
+	return n, err
+}
+
+// parse takes note of some of the bytes, and returns how many.
+func (l *link) parse(b []byte) int {
+	if l.skip > 0 {
+		n := min(l.skip, len(b))
+		l.skip -= n
+		return n
+	}
+	n := copy(l.header[l.have:], b)
+	l.have += n
+	if l.have < len(l.header) {
+		return n
+	}
+	l.have = 0
+	l.skip = max(0, int(int32(binary.BigEndian.Uint32(l.header[:])))-(len(l.header)-4))
+	l.received(l.header[4:])
+	return n
+}
+
+// received takes the first 16 bytes of a frame: all of them are at least as long.
+func (l *link) received(header []byte) {
+	s := l.session
+	l.mu.Lock()
+	if !l.opened {
+		l.opened = true
+		began := l.began
+		l.mu.Unlock()
+		timeout := time.Duration(int32(binary.BigEndian.Uint32(header[4:]))) * time.Millisecond
+		if id := int64(binary.BigEndian.Uint64(header[8:])); id != 0 && timeout > 0 {
+			s.confirmed(began, timeout)
+		}
+		return
+	}
+	xid := int32(binary.BigEndian.Uint32(header))
+	zxid := int64(binary.BigEndian.Uint64(header[4:]))
+	var at int64
+	last, answer := false, false
+	switch {
+	case xid == xidPing && len(l.pings) > 0:
+		at, answer = l.pings[0], true
+		l.pings = l.pings[1:]
+	case xid >= 0:
+		for len(l.sent) > 0 && !answer { // answers come in the order of their requests
+			at, last, answer = l.sent[0].at, l.sent[0].last, l.sent[0].xid == xid
+			l.sent = l.sent[1:]
+		}
+	}
+	l.mu.Unlock()
+	if !answer {
+		return
+	}
+	s.saw(zxid)
+	s.answered(at)
+	if last {
+		s.gone.Store(true)
+	}
+}
+
+// Close implements net.Conn.
+func (l *link) Close() error {
+	l.session.forget(l)
+	return l.Conn.Close()
+}
+
+// dial is the Dialer of the library.
+func (s *session) dial(network, addr string, _ time.Duration) (net.Conn, error) {
+	if s.isDead() {
+		return nil, errOver
+	}
+	ctx, cancel := context.WithTimeout(s.online, s.patience())
+	defer cancel()
+	c, err := s.driver.options.Dial(ctx, network, addr)
+	if err == nil && s.driver.options.TLS != nil {
+		c, err = secure(ctx, c, addr, s.driver.options.TLS)
+	}
+	if err != nil {
+		s.failed(err)
+		s.driver.sleep(s.online, s.patience()/8)
+		return nil, err
+	}
+	l := &link{Conn: c, session: s}
+	if !s.remember(l) {
+		c.Close()
+		return nil, errOver
+	}
+	return l, nil
+}
+
+func secure(ctx context.Context, c net.Conn, addr string, config *tls.Config) (net.Conn, error) {
+	config = config.Clone()
+	if host, _, err := net.SplitHostPort(addr); err == nil && config.ServerName == "" {
+		config.ServerName = host
+	}
+	t := tls.Client(c, config)
+	if err := t.HandshakeContext(ctx); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return t, nil
+}
+
+// servers is the HostProvider of the library. Its own waits a second before it tries the only server again, and looks addresses up
+// once for all.
+type servers struct {
+	session *session
+	hosts   []string
+	next    int
+}
+
+// Init implements the library's HostProvider.
+func (p *servers) Init(hosts []string) error {
+	p.hosts = hosts
+	return nil
+}
+
+// Len implements the library's HostProvider.
+func (p *servers) Len() int { return len(p.hosts) }
+
+// Next implements the library's HostProvider. That all have been tried makes the library look whether it was closed.
+func (p *servers) Next() (server string, all bool) {
+	server = p.hosts[p.next%len(p.hosts)]
+	p.next++
+	return server, p.session.isDead()
+}
+
+// Connected implements the library's HostProvider.
+func (p *servers) Connected() {}

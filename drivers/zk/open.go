@@ -1,0 +1,53 @@
+package zk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	gozk "github.com/go-zookeeper/zk"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/tlsurl"
+)
+
+func init() { driver.Register("zk", open) }
+
+// open is the driver.Opener of the scheme zk. The path is Options.Chroot, user and password are those of the scheme digest. Parameters:
+//
+//	acl=open|creator  who may use the nodes that the driver makes: everybody, or the user alone, which is the default where there is one
+//	tls=true          with tls_ca=, tls_cert= and tls_key= (PEM files), tls_server_name=, tls_insecure_skip_verify=true
+func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
+	u := c.URL
+	o := &Options{Chroot: u.Path, TTL: c.TTL, NoTokens: !c.Fenced}
+	usual := "open"
+	if u.User != nil {
+		o.User = u.User.Username()
+		o.Password, _ = u.User.Password()
+		usual = "creator"
+	}
+	var failed error
+	if o.User == "" && u.User != nil {
+		failed = errors.New("zk URL: a password without a user")
+	}
+	acl := usual
+	if u.Has("acl") {
+		acl = u.Choice("acl", "open", "creator")
+	}
+	switch {
+	case acl == "open":
+		o.ACL = gozk.WorldACL(gozk.PermAll)
+	case u.User == nil:
+		failed = errors.New("zk URL: parameter acl: creator needs a user and a password")
+	}
+	var err error
+	o.TLS, err = tlsurl.Read(u)
+	if err := errors.Join(u.Err(), err, failed); err != nil {
+		return nil, err
+	}
+	d, err := New(ctx, u.HostsWithPort("localhost", "2181"), o)
+	if err != nil {
+		return nil, fmt.Errorf("zk: %s: %w", u, err)
+	}
+	return d, nil
+}

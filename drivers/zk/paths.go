@@ -1,0 +1,170 @@
+package zk
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"unicode/utf8"
+)
+
+const (
+	guidPrefix = "_c_"
+	lockInfix  = "lock-"
+	kazooInfix = "__lock__"
+	hexDigits  = "0123456789ABCDEF"
+)
+
+// dir returns the path of a name. It is the name itself, as far as ZooKeeper can keep that: percent signs, what may not be in a path,
+// and slashes without something on both sides are written as %XX. So is the last digit of what looks like a contender: a name below
+// another must not be one for that.
+func (d *Driver) dir(name string) string { return encode(d.options.Chroot, name) }
+
+func encode(chroot, name string) string {
+	b := make([]byte, 0, len(chroot)+1+len(name))
+	b = append(b, chroot...)
+	for start := 0; start <= len(name); {
+		end := len(name)
+		for i := start + 1; i < len(name)-1; i++ {
+			if name[i] == '/' {
+				end = i
+				break
+			}
+		}
+		b = append(b, '/')
+		b = appendPart(b, name[start:end], chroot == "" && start == 0)
+		start = end + 1
+	}
+	return string(b)
+}
+
+// appendPart appends one part of a path. Top says that it is the first of a whole path, where "zookeeper" is taken.
+func appendPart(b []byte, part string, top bool) []byte {
+	if part == "." || part == ".." {
+		return append(b, strings.ReplaceAll(part, ".", "%2E")...)
+	}
+	begin := len(b)
+	for i, r := range part {
+		width := utf8.RuneLen(r)
+		switch {
+		case r == '%', r == '/', !allowed(r):
+			for _, c := range []byte(part[i : i+width]) {
+				b = append(b, '%', hexDigits[c>>4], hexDigits[c&15])
+			}
+		default:
+			b = utf8.AppendRune(b, r)
+		}
+	}
+	if _, ok := sequence(part); ok {
+		last := b[len(b)-1]
+		b = append(b[:len(b)-1], '%', hexDigits[last>>4], hexDigits[last&15])
+	}
+	if top && string(b[begin:]) == "zookeeper" {
+		b = append(b[:begin], "%7Aookeeper"...)
+	}
+	return b
+}
+
+// allowed reports whether ZooKeeper accepts a rune in a path.
+func allowed(r rune) bool {
+	switch {
+	case r < 0x20, 0x7f <= r && r <= 0x9f, 0xd800 <= r && r <= 0xf8ff, 0xfff0 <= r && r <= 0xffff:
+		return false
+	}
+	return r <= 0xffff // the server looks at UTF-16, and finds surrogates in the others
+}
+
+func checkChroot(path string) error {
+	if path == "" {
+		return nil
+	}
+	if !strings.HasPrefix(path, "/") {
+		return fmt.Errorf("zk: the chroot %q does not begin with a slash", path)
+	}
+	for part := range strings.SplitSeq(path[1:], "/") {
+		bad := part == "" || part == "." || part == ".." || !utf8.ValidString(part)
+		for _, r := range part {
+			bad = bad || !allowed(r)
+		}
+		if bad {
+			return fmt.Errorf("zk: the chroot %q is not a path that ZooKeeper accepts", path)
+		}
+	}
+	return nil
+}
+
+// sequence returns the sequence number of a child that contends for the lock, whichever library made it, and whatever stands before
+// its end.
+func sequence(child string) (seq int32, ok bool) {
+	i := len(child)
+	for i > 0 && '0' <= child[i-1] && child[i-1] <= '9' {
+		i--
+	}
+	digits := len(child) - i
+	rest := child[:i]
+	if negative := strings.HasSuffix(rest, lockInfix+"-") || strings.HasSuffix(rest, kazooInfix+"-"); negative {
+		i, rest = i-1, rest[:i-1]
+		if digits != 9 && digits != 10 {
+			return 0, false
+		}
+	} else if digits != 10 {
+		return 0, false
+	}
+	if !strings.HasSuffix(rest, lockInfix) && !strings.HasSuffix(rest, kazooInfix) {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(child[i:], 10, 32)
+	return int32(n), err == nil
+}
+
+// before reports whether a contender comes before another. Sequence numbers go on from the largest to the smallest; equal ones were
+// made by hand.
+func before(seq int32, child string, other int32, otherChild string) bool {
+	if seq == other {
+		return child < otherChild
+	}
+	return seq-other < 0
+}
+
+// newPrefix returns what the name of a new node begins with: the form of go-zookeeper, of which the guid is 128 random bits.
+func newPrefix() string {
+	var guid [16]byte
+	rand.Read(guid[:]) // never fails
+	b := make([]byte, 0, len(guidPrefix)+2*len(guid)+1+len(lockInfix))
+	b = append(b, guidPrefix...)
+	b = hex.AppendEncode(b, guid[:])
+	b = append(b, '-')
+	return string(append(b, lockInfix...))
+}
+
+// parents remembers which nodes of names were there when it was last seen, so that nobody tries to make them.
+type parents struct {
+	mu    sync.Mutex
+	known map[string]struct{}
+}
+
+const maxParents = 4096
+
+func (p *parents) has(dir string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, ok := p.known[dir]
+	return ok
+}
+
+func (p *parents) add(dir string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.known == nil || len(p.known) >= maxParents {
+		p.known = make(map[string]struct{})
+	}
+	p.known[dir] = struct{}{}
+}
+
+func (p *parents) remove(dir string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.known, dir)
+}

@@ -1,0 +1,498 @@
+package zk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	gozk "github.com/go-zookeeper/zk"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+const (
+	idleFor    = 5 * time.Minute // a session that carries nothing ends after that, but for the first
+	sendBuffer = 256 << 10       // of the library, for one request
+	fixedExtra = 4               // see class
+)
+
+// session carries the locks of one TTL. The library keeps it alive every third of that. Once its Expires has passed it is given up: no
+// request is sent on it any more but the one to end it.
+type session struct {
+	driver *Driver
+	class  time.Duration // the timeout that was asked for
+	conn   *gozk.Conn
+	events <-chan gozk.Event // closed when the library's goroutines have ended
+	online context.Context   // ends when no more connections are to be made
+	cut    context.CancelFunc
+	ready  chan struct{} // closed when conn may be used, or err is set
+	err    error
+	over   chan struct{} // closed when it is dead
+	buried chan struct{} // closed when it has ended here, and at the server if gone is set
+	kick   chan struct{} // buffered; signaled when run has to look
+	calls  sync.WaitGroup
+
+	timeout  atomic.Int64 // that the server granted, or less
+	expires  atomic.Int64 // odd once somebody saw that it has passed
+	lastSent atomic.Int64
+	zxid     atomic.Int64 // the last transaction that an answer knew of
+	gone     atomic.Bool  // the server said that it is over
+
+	mu       sync.Mutex
+	up       chan struct{} // closed while there is a connection
+	last     error         // why the last connection could not be made
+	links    map[*link]struct{}
+	users    int // attempts and holds
+	retired  bool
+	dead     bool
+	closing  bool  // no more calls
+	checking bool  // a round of check is under way
+	idle     int64 // since when it has no users
+	nodes    map[place]*hold
+	fresh    holdList // granted, and not watched yet
+	watches  map[string]chan struct{}
+}
+
+// place is a node among those of the driver's own.
+type place struct {
+	dir string
+	seq int32
+}
+
+// board returns the session of a class, with the caller as one of its users.
+func (d *Driver) board(c caller, class time.Duration) (*session, error) {
+	for {
+		s, err := d.boardOnce(c, class)
+		if s != nil || err != nil {
+			return s, err
+		}
+	}
+}
+
+// boardOnce returns nil, nil if it found a session that was over.
+func (d *Driver) boardOnce(c caller, class time.Duration) (*session, error) {
+	d.mu.Lock()
+	s := d.sessions[class]
+	if s == nil {
+		s = newSession(d, class)
+		if d.closed || !d.spawnLocked(s.run) {
+			d.mu.Unlock()
+			s.cut()
+			return nil, driver.ErrClosed
+		}
+		d.sessions[class] = s
+		d.all[s] = struct{}{}
+	}
+	s.mu.Lock()
+	s.users++
+	s.mu.Unlock()
+	d.mu.Unlock()
+	select {
+	case <-s.ready:
+	case <-c.ctx.Done():
+		err := fault(c.ctx, s, errNoAnswer)
+		s.leave()
+		return nil, err
+	case <-d.stopping.Done():
+		s.leave()
+		return nil, driver.ErrClosed
+	}
+	if s.err != nil {
+		return nil, s.err
+	}
+	if s.hasExpired(d.now()) {
+		s.die(driver.ErrSessionEnded)
+	}
+	if s.isDead() {
+		s.leave()
+		return nil, nil
+	}
+	return s, nil
+}
+
+// class returns the timeout of the session for a request. Leases that end by themselves have TTLs of all kinds: so that there are not
+// too many sessions for them, theirs are a little longer, by less than fixedExtra of the TTL.
+func (d *Driver) class(r *driver.Request) time.Duration {
+	if !r.Fixed || r.TTL == d.options.TTL {
+		return r.TTL
+	}
+	step := time.Millisecond
+	for step*2*fixedExtra <= r.TTL {
+		step *= 2
+	}
+	return min(max((r.TTL+step-1)/step*step, d.minTTL), d.maxTTL)
+}
+
+func newSession(d *Driver, class time.Duration) *session {
+	s := &session{
+		driver:  d,
+		class:   class,
+		ready:   make(chan struct{}),
+		over:    make(chan struct{}),
+		buried:  make(chan struct{}),
+		kick:    make(chan struct{}, 1),
+		up:      make(chan struct{}),
+		links:   make(map[*link]struct{}),
+		nodes:   make(map[place]*hold),
+		watches: make(map[string]chan struct{}),
+		idle:    d.now(),
+	}
+	s.online, s.cut = context.WithCancel(d.life)
+	s.timeout.Store(int64(class))
+	s.fresh.init()
+	return s
+}
+
+// patience is how long one server may take to answer an attempt to connect.
+func (s *session) patience() time.Duration {
+	return min(max(time.Duration(s.timeout.Load())/6, 50*time.Millisecond), time.Second)
+}
+
+// leave ends what board began.
+func (s *session) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.users--; s.users == 0 {
+		s.idle = s.driver.now()
+		if s.retired {
+			s.look()
+		}
+	}
+}
+
+func (s *session) isDead() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.dead
+}
+
+// look makes run look at the session.
+func (s *session) look() {
+	select {
+	case s.kick <- struct{}{}:
+	default:
+	}
+}
+
+// retire lets no more users in. When the last of them has left, the session is closed, and with it ends what no other request can end
+// for sure.
+func (s *session) retire() {
+	s.unlist()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.retired = true
+	s.look()
+}
+
+func (s *session) unlist() {
+	d := s.driver
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.sessions[s.class] == s {
+		delete(d.sessions, s.class)
+	}
+}
+
+// run ends with the session.
+func (s *session) run() {
+	s.err = s.start()
+	if s.err != nil {
+		s.unlist()
+		close(s.ready)
+		s.die(driver.ErrSessionEnded)
+		return
+	}
+	close(s.ready)
+	timer := time.NewTimer(s.untilDue())
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-s.kick:
+		case <-s.over:
+			return
+		}
+		if s.hasExpired(s.driver.now()) || s.useless() {
+			s.die(driver.ErrSessionEnded)
+			return
+		}
+		timer.Reset(s.untilDue())
+	}
+}
+
+// untilDue is how long nothing has to be done, after it has been.
+func (s *session) untilDue() time.Duration {
+	now := s.driver.now()
+	wait := time.Duration(s.expires.Load() - now)
+	if due, ok := s.checkFresh(now); ok {
+		wait = min(wait, time.Duration(due-now))
+	}
+	return max(wait, time.Millisecond)
+}
+
+// start makes the session at a server.
+func (s *session) start() error {
+	d := s.driver
+	var err error
+	s.conn, s.events, err = gozk.Connect(d.hosts, s.class, gozk.WithDialer(s.dial), gozk.WithHostProvider(&servers{session: s}),
+		gozk.WithEventCallback(s.event), gozk.WithLogger(silent{}), gozk.WithLogInfo(false), gozk.WithMaxConnBufferSize(sendBuffer))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(d.stopping, sessionFor)
+	defer cancel()
+	c := caller{ctx: ctx}
+	if err := s.await(c); err != nil {
+		return d.startFault(s, err)
+	}
+	if granted := time.Duration(s.timeout.Load()); granted > s.class {
+		return fmt.Errorf("TTL %v is below the %v from which this server keeps sessions: %w", s.class, granted, errors.ErrUnsupported)
+	}
+	if d.options.User == "" {
+		return nil
+	}
+	credentials := []byte(d.options.User + ":" + d.options.Password)
+	_, err = query(c, s, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, c.AddAuth("digest", credentials) })
+	if errors.Is(err, gozk.ErrAuthFailed) {
+		return fmt.Errorf("%w: user %q: %w", fs.ErrPermission, d.options.User, err)
+	}
+	if err != nil {
+		return d.startFault(s, err)
+	}
+	return nil
+}
+
+func (d *Driver) startFault(s *session, err error) error {
+	if d.stopping.Err() != nil {
+		return driver.ErrClosed
+	}
+	if cause := s.trouble(); cause != nil {
+		err = cause
+	}
+	return fmt.Errorf("%w: %w: %w", driver.ErrUnavailable, errNoServer, err)
+}
+
+// silent is a Logger of the library.
+type silent struct{}
+
+func (silent) Printf(string, ...any) {}
+
+// event is called by the library, in the goroutine that reads.
+func (s *session) event(e gozk.Event) {
+	switch e.Type {
+	case gozk.EventSession:
+		switch e.State {
+		case gozk.StateHasSession:
+			s.setUp(true)
+		case gozk.StateDisconnected:
+			s.setUp(false)
+		case gozk.StateExpired:
+			s.gone.Store(true)
+			s.setUp(false)
+			s.die(driver.ErrSessionEnded)
+		}
+	case gozk.EventNodeDeleted, gozk.EventNodeDataChanged:
+		s.nodeChanged(e.Path, e.Type == gozk.EventNodeDeleted)
+	}
+}
+
+func (s *session) setUp(up bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.up:
+		if !up {
+			s.up = make(chan struct{})
+		}
+	default:
+		if up {
+			close(s.up)
+			s.last = nil
+		}
+	}
+}
+
+// failed takes note of why there is no connection.
+func (s *session) failed(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last = err
+}
+
+// trouble returns why there is no connection, if that is known.
+func (s *session) trouble() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last
+}
+
+func (s *session) remember(l *link) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.dead || s.online.Err() != nil {
+		return false
+	}
+	s.links[l] = struct{}{}
+	return true
+}
+
+func (s *session) forget(l *link) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.links, l)
+}
+
+// confirmed takes the answer to a request for the session.
+func (s *session) confirmed(sent int64, timeout time.Duration) {
+	s.timeout.Store(int64(timeout))
+	if !s.expires.CompareAndSwap(0, s.endAfter(sent)) {
+		s.answered(sent)
+	}
+}
+
+// endAfter is when the session ends if nothing is answered that was sent after a time.
+func (s *session) endAfter(sent int64) int64 {
+	return (sent + min(s.timeout.Load(), int64(s.class))) &^ 1
+}
+
+// answered moves the end of the session, if that has not passed.
+func (s *session) answered(sent int64) {
+	end := s.endAfter(sent)
+	for {
+		old := s.expires.Load()
+		if old&1 != 0 || end <= old || s.driver.now() >= old {
+			return
+		}
+		if s.expires.CompareAndSwap(old, end) {
+			return
+		}
+	}
+}
+
+// hasExpired reports whether the end of the session has passed. If so, it does not move any more.
+func (s *session) hasExpired(now int64) bool {
+	for {
+		end := s.expires.Load()
+		switch {
+		case end == 0: // there is no session yet
+			return false
+		case end&1 != 0:
+			return true
+		case now < end:
+			return false
+		}
+		if s.expires.CompareAndSwap(end, end|1) {
+			return true
+		}
+	}
+}
+
+// saw takes note of a transaction that has been committed.
+func (s *session) saw(zxid int64) {
+	for {
+		old := s.zxid.Load()
+		if zxid <= old || s.zxid.CompareAndSwap(old, zxid) {
+			return
+		}
+	}
+}
+
+// useless reports whether nobody needs the session any more, and retires it for good.
+func (s *session) useless() bool {
+	d := s.driver
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.users > 0 || !s.retired && (s.class == d.options.TTL || d.now()-s.idle < int64(idleFor)) {
+		return false
+	}
+	s.retired = true
+	if d.sessions[s.class] == s { // so that nobody joins it meanwhile
+		delete(d.sessions, s.class)
+	}
+	return true
+}
+
+// die ends a session: its holds are lost by cause, and its waiters begin anew.
+func (s *session) die(cause error) {
+	holds := s.kill()
+	for _, h := range holds {
+		if h.lose(cause) {
+			h.request.Events.Lost(cause)
+		}
+	}
+}
+
+// kill is die without a word to the holders, whom it returns.
+func (s *session) kill() []*hold {
+	s.unlist()
+	s.mu.Lock()
+	if s.dead {
+		s.mu.Unlock()
+		return nil
+	}
+	s.dead = true
+	close(s.over)
+	holds := slices.Collect(maps.Values(s.nodes))
+	clear(s.nodes)
+	s.fresh.init()
+	s.mu.Unlock()
+	if !s.driver.spawn(s.bury) {
+		s.cut()
+		close(s.buried)
+	}
+	return holds
+}
+
+// bury ends the session at the server, if it can be reached, and the library's goroutines.
+func (s *session) bury() {
+	defer s.cut()
+	<-s.ready
+	if s.conn != nil {
+		closed := make(chan struct{})
+		go func() { // ends soon after the connections
+			s.conn.Close()
+			close(closed)
+		}()
+		giveUp := time.NewTimer(attemptFor)
+		select {
+		case <-closed:
+		case <-giveUp.C:
+		case <-s.online.Done():
+		}
+		giveUp.Stop()
+		s.cut()
+		s.breakLinks()
+		<-closed
+		for range s.events {
+		}
+	}
+	s.mu.Lock()
+	s.closing = true
+	s.mu.Unlock()
+	s.calls.Wait()
+	close(s.buried)
+	d := s.driver
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.all, s)
+}
+
+func (s *session) breakLinks() {
+	s.mu.Lock()
+	links := make([]*link, 0, len(s.links))
+	for l := range s.links {
+		links = append(links, l)
+	}
+	s.mu.Unlock()
+	for _, l := range links {
+		l.Close()
+	}
+}

@@ -1,0 +1,252 @@
+package zk
+
+import (
+	"errors"
+	"time"
+
+	gozk "github.com/go-zookeeper/zk"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// backStop is when a waiter looks although nothing woke it.
+const backStop = 20 * time.Second
+
+// follow has h wake next when it is gone. session.mu is held.
+func (h *hold) follow(next *hold) {
+	h.next = next
+	next.behind = h
+	if next.wake == nil {
+		next.wake = make(chan struct{}, 1)
+	}
+}
+
+// wait returns when the node has the lock, or is gone.
+func (h *hold) wait(c caller, waited *bool) error {
+	s := h.session
+	for {
+		s.mu.Lock()
+		local, granted := h.behind != nil, h.isFirst
+		s.mu.Unlock()
+		var event <-chan struct{}
+		if granted {
+			return nil
+		}
+		if !local {
+			first, e, err := h.look(c)
+			if first || err != nil {
+				return err
+			}
+			if e == nil && !h.follows() {
+				continue
+			}
+			event = e
+		}
+		if h.request.NoWait {
+			return h.abandon(c, driver.ErrLocked)
+		}
+		if !*waited {
+			*waited = true
+			h.request.Events.Waiting()
+		}
+		if err := h.sleep(c, event); err != nil {
+			return err
+		}
+	}
+}
+
+// follows reports whether another hold of this driver will wake h.
+func (h *hold) follows() bool {
+	h.session.mu.Lock()
+	defer h.session.mu.Unlock()
+	return h.behind != nil || h.isFirst
+}
+
+// sleep waits until there is something to look at.
+func (h *hold) sleep(c caller, event <-chan struct{}) error {
+	timer := time.NewTimer(backStop)
+	defer timer.Stop()
+	select {
+	case <-event:
+	case <-h.wake:
+	case <-timer.C:
+		h.session.mu.Lock()
+		if p := h.behind; p != nil && !h.isFirst {
+			h.behind = nil
+			if p.next == h {
+				p.next = nil
+			}
+		}
+		h.session.mu.Unlock()
+	case <-h.session.over:
+		return errAgain
+	case <-c.stop:
+		return driver.ErrClosed // Close ends the node with the session
+	case <-c.ctx.Done():
+		return h.giveUp(c)
+	}
+	return nil
+}
+
+// giveUp ends a wait, unless the lock was granted at this very moment.
+func (h *hold) giveUp(c caller) error {
+	h.session.mu.Lock()
+	granted := h.isFirst
+	h.session.mu.Unlock()
+	if granted {
+		return nil
+	}
+	return h.abandon(c, withCause(c.ctx, driver.ErrLocked, errors.New("the wait has ended")))
+}
+
+// look finds out who is before the node. If that is nobody, it has the lock; if it is one of this driver's, that wakes it; otherwise
+// the channel is closed when there is something to look at.
+func (h *hold) look(c caller) (first bool, event <-chan struct{}, err error) {
+	s := h.session
+	sent := h.driver.now()
+	l, err := query(c, s, func(c *gozk.Conn) (listing, error) { return list(c, h.dir) })
+	switch {
+	case errors.Is(err, gozk.ErrNoNode):
+		return false, nil, h.vanish()
+	case errors.Is(err, errOver):
+		return false, nil, errAgain
+	case errors.Is(err, errStopping):
+		return false, nil, driver.ErrClosed
+	case errors.Is(err, errNoAnswer):
+		return false, nil, h.leaveBehind(withCause(c.ctx, driver.ErrUnknown, err))
+	case err != nil:
+		return false, nil, h.abandon(c, fault(c.ctx, s, err))
+	}
+	child, found, crowd, latest := h.predecessor(l.children)
+	if !found {
+		return false, nil, h.vanish()
+	}
+	h.ours = isOurMake(&l.stat)
+	h.crowd = crowd
+	if child == "" {
+		h.sent = sent
+		return true, nil, nil
+	}
+	s.mu.Lock()
+	p := s.nodes[place{h.dir, latest}]
+	if p != nil && p.node == h.dir+"/"+child {
+		p.follow(h)
+		s.mu.Unlock()
+		return false, nil, nil
+	}
+	s.mu.Unlock()
+	event, err = h.watch(c, h.dir+"/"+child)
+	return false, event, err
+}
+
+// predecessor returns the contender right before the node, or "", and whether the node itself was found, and others behind it.
+func (h *hold) predecessor(children []string) (child string, found, crowd bool, latest int32) {
+	own := h.node[len(h.dir)+1:]
+	for _, other := range children {
+		if other == own {
+			found = true
+			continue
+		}
+		seq, ok := sequence(other)
+		switch {
+		case !ok:
+		case !before(seq, other, h.seq, own):
+			crowd = true
+		case child == "" || before(latest, child, seq, other):
+			child, latest = other, seq
+		}
+	}
+	return child, found, crowd, latest
+}
+
+// watch returns a channel that is closed when a node is gone, or was changed, or may have been. Those who wait for the same node share
+// a watch; there is no event in the channel before the node was seen.
+func (h *hold) watch(c caller, node string) (<-chan struct{}, error) {
+	s := h.session
+	s.mu.Lock()
+	event := s.watches[node]
+	if event != nil {
+		s.mu.Unlock()
+		return event, nil
+	}
+	event = make(chan struct{})
+	s.watches[node] = event
+	s.mu.Unlock()
+	answer := send(s, func(c *gozk.Conn) (struct{}, error) {
+		_, _, _, err := c.GetW(node) // where there is no node, this leaves no watch behind
+		if errors.Is(err, gozk.ErrNoAuth) {
+			var exists bool
+			if exists, _, _, err = c.ExistsW(node); err == nil && !exists {
+				err = gozk.ErrNoNode
+			}
+		}
+		if err != nil {
+			s.unwatch(node)
+		}
+		return struct{}{}, err
+	})
+	_, err := receive(c, s, answer)
+	switch {
+	case errors.Is(err, errOver):
+		return nil, errAgain
+	case errors.Is(err, errStopping):
+		return nil, driver.ErrClosed
+	case errors.Is(err, errNoAnswer):
+		return nil, h.giveUp(c)
+	case err != nil && !isAnswer(err):
+		if err := s.pause(c); err != nil {
+			return nil, h.giveUp(c)
+		}
+	}
+	return event, nil
+}
+
+// unwatch wakes those who wait for a node.
+func (s *session) unwatch(node string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if event := s.watches[node]; event != nil {
+		delete(s.watches, node)
+		close(event)
+	}
+}
+
+// vanish ends an attempt whose node somebody removed.
+func (h *hold) vanish() error {
+	h.isGone(false)
+	return errAgain
+}
+
+// abandon removes the node of an attempt, and returns err, or ErrUnknown if that could not be done at once.
+func (h *hold) abandon(c caller, err error) error {
+	d, s := h.driver, h.session
+	s.mu.Lock()
+	h.leaving = true
+	s.mu.Unlock()
+	ctx, cancel := d.background(leaveFor)
+	defer cancel()
+	_, failed := query(caller{ctx, c.stop}, s, func(c *gozk.Conn) (struct{}, error) { return remove(c, h.node) })
+	switch {
+	case failed == nil, errors.Is(failed, gozk.ErrNoNode):
+		h.isGone(false)
+		return err
+	case errors.Is(failed, errOver):
+		return err // it went with the session
+	case errors.Is(failed, errStopping):
+		return driver.ErrClosed // Close ends the node with the session
+	}
+	if c.ctx.Err() != nil {
+		return h.leaveBehind(withCause(c.ctx, driver.ErrUnknown, failed))
+	}
+	return h.leaveBehind(errors.Join(driver.ErrUnknown, err))
+}
+
+// leaveBehind has the node removed in the background.
+func (h *hold) leaveBehind(err error) error {
+	s := h.session
+	s.mu.Lock()
+	h.leaving = true
+	s.mu.Unlock()
+	h.driver.ghosts.add(&ghost{session: s, hold: h})
+	return err
+}

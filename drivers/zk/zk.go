@@ -1,0 +1,282 @@
+// Package zk is the ZooKeeper backend of dsync. It locks as Curator's InterProcessMutex and go-zookeeper's Lock do, node for node, so
+// that all of them exclude each other and queue behind each other. It registers the URL scheme "zk".
+//
+//	zk://user:password@host1:2181,host2:2181/chroot
+//
+// Who asks for a lock makes an ephemeral sequential node below its name, /chroot/NAME/_c_<guid>-lock-<sequence>; the lowest sequence
+// number has the lock, and each other watches the one before it. The nodes hang on a session, which the driver keeps alive: one
+// for all locks with the same TTL, which is the timeout of the session. The server bounds these timeouts, with its usual settings to
+// between 2 and 20 of its ticks of 2 seconds; Info tells the bounds, and TTLs outside of them are refused.
+//
+// The driver makes sessions of its own, and not from a connection that is handed in: a session that did not answer for its TTL has to
+// be given up for good, and the library's connection tells neither the timeout that the server granted nor when it last answered.
+//
+// A lock with an expiry of its own hangs on a session that is at most a quarter longer, and the driver removes its node in time. In an
+// ensemble a server tells the leader of its sessions every half tick only. If it dies in between, and the client
+// reaches none of the others, then its session may end up to half a tick before Expires.
+//
+// ZooKeeper 3.5 or newer should be used.
+//
+// # Beside Curator and go-zookeeper
+//
+// The name "orders/42" is the path /orders/42 of a NewLock or an InterProcessMutex. The node of a name that the driver made goes with
+// the last lock on it; one that somebody else made is neither changed nor removed. Nodes above it are containers, which the server
+// removes some time after their last child. A contender is every child whose name ends as those of Curator, go-zookeeper and kazoo
+// do; other children are ignored. Kazoo sees the nodes of this driver only with extra_lock_patterns=["-lock-"].
+package zk
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	gozk "github.com/go-zookeeper/zk"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+const (
+	defaultTTL = 30 * time.Second
+
+	// detect is how long a hold may go unwatched (checkAfter), and a moment for the request and the event.
+	detect = 2 * time.Second
+
+	tokensPerGrant = 256
+
+	// These bound the making of a session, a request to give a place in the queue back, and one in the background.
+	sessionFor = 3 * time.Second
+	leaveFor   = 500 * time.Millisecond
+	attemptFor = time.Second
+)
+
+// Options of a Driver. The zero value is fine.
+type Options struct {
+	// Chroot is the path below which all locks are, such as "/app/locks". Its nodes are made when they are needed.
+	Chroot string
+
+	// TTL is that of the leases that are expected. The session for them is made at once; others are made when they are needed. The
+	// default is 30 s, that of dsync, or the next TTL that the server keeps.
+	TTL time.Duration
+
+	// User and Password are what the sessions authenticate with (scheme digest), if User is not empty.
+	User, Password string
+
+	// ACL is that of all nodes that the driver makes. The default is everything for everybody, or, with a User, everything for that
+	// user alone.
+	ACL []gozk.ACL
+
+	// Dial connects to a server. The default is that of a net.Dialer.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+
+	// TLS encrypts the connections, if it is not nil.
+	TLS *tls.Config
+
+	// NoTokens says that leases carry no fencing tokens.
+	NoTokens bool
+}
+
+// Driver is a driver.Driver on ZooKeeper. It implements driver.Inspector and driver.ForceUnlocker too.
+type Driver struct {
+	hosts   []string
+	options Options
+	minTTL  time.Duration
+	maxTTL  time.Duration
+	host    string
+	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
+
+	life     context.Context // ends with Close, after all that has to be done
+	end      context.CancelFunc
+	stopping context.Context // ends when Close begins
+	stop     context.CancelFunc
+	wg       sync.WaitGroup // goroutines of the driver
+	ghosts   *cleaner
+	parents  parents
+
+	mu       sync.Mutex
+	closed   bool
+	ended    bool          // no goroutine may be started any more
+	calls    int           // unfinished Acquires
+	idle     chan struct{} // closed by the last of them, once Close waits for it
+	sessions map[time.Duration]*session
+	all      map[*session]struct{} // those that are not buried
+}
+
+var (
+	_ driver.Driver        = (*Driver)(nil)
+	_ driver.Inspector     = (*Driver)(nil)
+	_ driver.ForceUnlocker = (*Driver)(nil)
+)
+
+// New connects to one of the hosts ("host:port") and asks for the bounds of its session timeouts. It fails within ctx.
+func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	d := &Driver{
+		hosts:    slices.Clone(hosts),
+		options:  *o,
+		epoch:    time.Now(),
+		sessions: make(map[time.Duration]*session),
+		all:      make(map[*session]struct{}),
+	}
+	if err := d.options.check(); err != nil {
+		return nil, err
+	}
+	if len(hosts) == 0 {
+		return nil, errors.New("zk: no hosts")
+	}
+	d.host, _ = os.Hostname() // for people; a lock without it is as good
+	d.life, d.end = context.WithCancel(context.Background())
+	d.stopping, d.stop = context.WithCancel(d.life)
+	d.ghosts = newCleaner(d)
+	if err := d.connect(ctx); err != nil {
+		_ = d.Close(ctx) // nothing is held yet
+		return nil, err
+	}
+	return d, nil
+}
+
+// check refuses nonsense and fills in the defaults.
+func (o *Options) check() error {
+	o.Chroot = strings.TrimSuffix(o.Chroot, "/")
+	if err := checkChroot(o.Chroot); err != nil {
+		return err
+	}
+	if o.User == "" && o.Password != "" {
+		return errors.New("zk: a password without a user")
+	}
+	if strings.Contains(o.User, ":") {
+		return errors.New("zk: the user has a colon")
+	}
+	if o.TTL < 0 {
+		return fmt.Errorf("zk: Options.TTL is %v", o.TTL)
+	}
+	switch {
+	case o.ACL != nil:
+		o.ACL = slices.Clone(o.ACL)
+	case o.User != "":
+		o.ACL = gozk.AuthACL(gozk.PermAll)
+	default:
+		o.ACL = gozk.WorldACL(gozk.PermAll)
+	}
+	if o.Dial == nil {
+		o.Dial = new(net.Dialer).DialContext
+	}
+	return nil
+}
+
+// connect finds out what the server keeps, and makes the session for the TTL that is expected.
+func (d *Driver) connect(ctx context.Context) error {
+	var err error
+	if d.minTTL, d.maxTTL, err = d.limits(ctx); err != nil {
+		return err
+	}
+	if d.options.TTL == 0 {
+		d.options.TTL = min(max(defaultTTL, d.minTTL), d.maxTTL)
+	}
+	if err := d.Info().CheckTTL(d.options.TTL); err != nil {
+		return fmt.Errorf("%w (minSessionTimeout and maxSessionTimeout of the server)", err)
+	}
+	s, err := d.board(caller{ctx: ctx}, d.options.TTL)
+	if err != nil {
+		return err
+	}
+	defer s.leave()
+	return d.mayUse(ctx, s)
+}
+
+// mayUse finds out whether the user may look at the chroot. One that is not there yet may be made later.
+func (d *Driver) mayUse(ctx context.Context, s *session) error {
+	path := d.options.Chroot
+	if path == "" {
+		path = "/"
+	}
+	_, err := query(caller{ctx: ctx}, s, func(c *gozk.Conn) (listing, error) { return list(c, path) })
+	if err == nil || errors.Is(err, gozk.ErrNoNode) {
+		return nil
+	}
+	return fault(ctx, s, fmt.Errorf("%s: %w", path, err))
+}
+
+// Info implements driver.Driver.
+func (d *Driver) Info() driver.Info {
+	i := driver.Info{
+		Name:       "zk",
+		Order:      driver.FIFO,
+		Fencing:    driver.Durable,
+		KeepsAlive: true,
+		MinTTL:     d.minTTL,
+		MaxTTL:     d.maxTTL,
+		TTLUnit:    time.Millisecond,
+		Detect:     detect,
+		Late:       d.late(),
+	}
+	if d.options.NoTokens {
+		i.Fencing = driver.None
+	}
+	return i
+}
+
+// late covers that a server counts sessions in whole ticks, of which the shortest timeout usually has two, and that the session of a
+// fixed lease may be longer than its TTL. After the election of a leader all sessions last anew, for a whole timeout.
+func (d *Driver) late() time.Duration { return d.minTTL + d.maxTTL/fixedExtra + time.Second }
+
+// now is the time since d.epoch.
+func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
+
+// enter counts a call of Acquire, unless the driver is closed.
+func (d *Driver) enter() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return driver.ErrClosed
+	}
+	d.calls++
+	return nil
+}
+
+// leave ends what enter began.
+func (d *Driver) leave() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.calls--; d.calls == 0 && d.idle != nil {
+		close(d.idle)
+		d.idle = nil
+	}
+}
+
+// spawn runs f in a goroutine that Close waits for, or not at all where Close already does.
+func (d *Driver) spawn(f func()) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.spawnLocked(f)
+}
+
+// spawnLocked is spawn with d.mu held.
+func (d *Driver) spawnLocked(f func()) bool {
+	if d.ended {
+		return false
+	}
+	d.wg.Go(f)
+	return true
+}
+
+// sleep waits, and reports whether neither ctx nor the driver ended meanwhile.
+func (d *Driver) sleep(ctx context.Context, wait time.Duration) bool {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+	case <-d.life.Done():
+	}
+	return false
+}

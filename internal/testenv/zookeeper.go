@@ -1,0 +1,156 @@
+package testenv
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// zookeeperJars are the libraries of Debian's packages zookeeper and libzookeeper-java that a server needs. The manifest of the first
+// names the others.
+const zookeeperJars = "/usr/share/java/zookeeper.jar"
+
+// ZooKeeperServer is a private ZooKeeper. It counts in ticks of 100 ms, and keeps sessions of 200 ms to 60 s.
+type ZooKeeperServer struct {
+	Server
+}
+
+// ZooKeeper starts a single ZooKeeper. Each line of settings is put into its configuration, and wins over the defaults.
+func ZooKeeper(tb testing.TB, settings ...string) *ZooKeeperServer {
+	tb.Helper()
+	s := newZooKeeper(tb, 0, freePort(tb), settings)
+	s.launch()
+	return s
+}
+
+// ZooKeeperEnsemble starts an ensemble of n servers, and returns when all of them have found a leader.
+func ZooKeeperEnsemble(tb testing.TB, n int, settings ...string) []*ZooKeeperServer {
+	tb.Helper()
+	var members []string
+	for i := range n {
+		members = append(members, fmt.Sprintf("server.%d=127.0.0.1:%d:%d", i+1, freePort(tb), freePort(tb)))
+	}
+	servers := make([]*ZooKeeperServer, n)
+	started := make(chan error, n)
+	for i := range n {
+		servers[i] = newZooKeeper(tb, i+1, freePort(tb), append(members[:n:n], settings...))
+		go func() { // ends when the server answers, or by the guard of start
+			s := &servers[i].Server
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			started <- s.start()
+		}()
+	}
+	var failed error
+	for range n {
+		if err := <-started; err != nil {
+			failed = err
+		}
+	}
+	for _, s := range servers {
+		tb.Cleanup(s.Kill)
+	}
+	if failed != nil {
+		tb.Fatal(failed)
+	}
+	return servers
+}
+
+// newZooKeeper makes a server that is not yet started. The id is 0 outside of an ensemble.
+func newZooKeeper(tb testing.TB, id, port int, settings []string) *ZooKeeperServer {
+	tb.Helper()
+	java := need(tb, "java", "default-jre-headless")
+	if _, err := os.Stat(zookeeperJars); err != nil {
+		missing(tb, zookeeperJars, "zookeeper")
+	}
+	dir := memoryDir(tb)
+	config := append([]string{
+		"tickTime=100", "initLimit=100", "syncLimit=20", "minSessionTimeout=200", "maxSessionTimeout=60000",
+		"clientPortAddress=127.0.0.1", "clientPort=" + strconv.Itoa(port), "dataDir=" + dir, "maxClientCnxns=0",
+		"admin.enableServer=false", "4lw.commands.whitelist=*", "preAllocSize=1024", "quorumListenOnAllIPs=false",
+	}, settings...)
+	file := filepath.Join(dir, "zoo.cfg")
+	if err := os.WriteFile(file, []byte(strings.Join(config, "\n")+"\n"), 0o600); err != nil {
+		tb.Fatal(err)
+	}
+	if id > 0 {
+		if err := os.WriteFile(filepath.Join(dir, "myid"), []byte(strconv.Itoa(id)), 0o600); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	s := new(ZooKeeperServer)
+	s.Server = Server{
+		tb:   tb,
+		name: "zookeeper" + strconv.Itoa(id),
+		Addr: fmt.Sprintf("127.0.0.1:%d", port),
+		log:  filepath.Join(dir, "log"),
+		argv: []string{java, "-Xmx192m", "-XX:+UseSerialGC", "-Dzookeeper.forceSync=no", "-Dzookeeper.jmx.log4j.disable=true",
+			"-cp", zookeeperJars, "org.apache.zookeeper.server.quorum.QuorumPeerMain", file},
+		ready: s.serves,
+	}
+	return s
+}
+
+// serves asks once whether the server takes requests. What comes before it does may never be answered.
+func (s *ZooKeeperServer) serves(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	text, err := s.command(ctx, "srvr")
+	if err == nil && !strings.Contains(text, "Mode: ") {
+		err = fmt.Errorf("it says %q", text)
+	}
+	return err
+}
+
+// command sends one of the commands of four letters.
+func (s *ZooKeeperServer) command(ctx context.Context, four string) (string, error) {
+	c, err := new(net.Dialer).DialContext(ctx, "tcp", s.Addr)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	if _, err := io.WriteString(c, four); err != nil {
+		return "", err
+	}
+	text, err := io.ReadAll(c)
+	return string(text), err
+}
+
+// Leads reports whether the server is the leader of its ensemble.
+func (s *ZooKeeperServer) Leads() bool {
+	s.tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
+	defer cancel()
+	text, err := s.command(ctx, "srvr")
+	return err == nil && strings.Contains(text, "Mode: leader")
+}
+
+// Requests returns how many requests the server has received since it started, pings included.
+func (s *ZooKeeperServer) Requests() int64 {
+	s.tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
+	defer cancel()
+	text, err := s.command(ctx, "mntr")
+	if err != nil {
+		s.tb.Fatal(err)
+	}
+	for line := range strings.Lines(text) {
+		if count, ok := strings.CutPrefix(line, "zk_packets_received\t"); ok {
+			n, err := strconv.ParseInt(strings.TrimSpace(count), 10, 64)
+			if err != nil {
+				s.tb.Fatal(err)
+			}
+			return n
+		}
+	}
+	s.tb.Fatalf("mntr does not count requests: %q", text)
+	return 0
+}
