@@ -62,7 +62,7 @@ func (h *hold) Waiting() {
 	k.refused = true
 	ob, holder := h.ob, k.holder()
 	k.mu.Unlock()
-	ob.waits(holder)
+	ob.waits(k, holder)
 }
 
 // Tokens implements driver.Events.

@@ -124,7 +124,7 @@ func (k *lock) lockWait(ctx context.Context, r request) (*Lease, error) {
 		k.queue.push(w)
 		holder := k.holder()
 		k.mu.Unlock()
-		r.ob.waits(holder)
+		r.ob.waits(k, holder)
 		if l, err := k.await(ctx, w); l != nil || err != nil {
 			return l, err
 		}
@@ -322,7 +322,7 @@ func (k *lock) settle(ctx context.Context, r request, w *waiter) error {
 	}
 	k.mu.Unlock()
 	if h != nil {
-		r.ob.waits(nil)
+		r.ob.waits(k, nil)
 		timer := time.NewTimer(min(k.client.ttl/6, time.Second))
 		defer timer.Stop()
 		select {
@@ -341,7 +341,7 @@ func (k *lock) settle(ctx context.Context, r request, w *waiter) error {
 	if yield <= 0 {
 		return nil
 	}
-	r.ob.waits(nil)
+	r.ob.waits(k, nil)
 	return k.pause(ctx, w, yield, nil)
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -233,11 +234,11 @@ type observation struct {
 
 	trouble trace.Span // of reports alone; nil if renewals succeed
 
-	mu      sync.Mutex
-	over    bool              // the call has returned
-	waiting time.Time         // since then; zero if it never waited
-	blocker trace.SpanContext // of the acquire that it waits for; invalid if it is not known
-	look    *time.Timer       // to ask for it
+	mu       sync.Mutex
+	over     bool                // the call has returned
+	waiting  time.Time           // since then; zero if it never waited
+	blockers []trace.SpanContext // of the acquires that it waited for, as far as they are known
+	look     *time.Timer         // at who holds the lock
 }
 
 // acquire begins the observation of a call of Lock or TryLock, and returns the context to go on with.
@@ -282,8 +283,8 @@ func (ob *observation) note(text string) string {
 	return appendTrace(text, ob.context)
 }
 
-// waits takes note that the call is blocked, by the hold of another call if that is known.
-func (ob *observation) waits(blocker *observation) {
+// waits takes note that the call is blocked. holder is the observation of the hold that it waits for, if the client has it.
+func (ob *observation) waits(k *lock, holder *observation) {
 	if ob == nil {
 		return
 	}
@@ -291,17 +292,30 @@ func (ob *observation) waits(blocker *observation) {
 	first := ob.waiting.IsZero() && !ob.over
 	if first {
 		ob.waiting = time.Now()
-		switch {
-		case ob.span == nil:
-		case blocker != nil && blocker.context.IsSampled():
-			ob.blocker = blocker.context
-		default:
-			ob.look = time.AfterFunc(lookAfter, ob.inspect)
+		if ob.span != nil {
+			ob.blockedBy(holder.traced())
+			ob.look = time.AfterFunc(lookAfter, func() { ob.lookAt(k) })
 		}
 	}
 	ob.mu.Unlock()
 	if first && ob.metering {
 		ob.telemetry.waiters.Add(context.Background(), 1, ob.label("", "", "").add...)
+	}
+}
+
+// traced returns the context to link to.
+func (ob *observation) traced() trace.SpanContext {
+	if ob == nil || !ob.context.IsSampled() {
+		return trace.SpanContext{}
+	}
+	return ob.context
+}
+
+// blockedBy is called with ob.mu held.
+func (ob *observation) blockedBy(holder trace.SpanContext) {
+	known := func(s trace.SpanContext) bool { return s.SpanID() == holder.SpanID() }
+	if holder.IsValid() && !known(ob.context) && !slices.ContainsFunc(ob.blockers, known) {
+		ob.blockers = append(ob.blockers, holder)
 	}
 }
 
@@ -326,7 +340,7 @@ func (ob *observation) end(ctx context.Context, l *Lease, err error) {
 	if ob.look != nil {
 		ob.look.Stop()
 	}
-	waiting, blocker := ob.waiting, ob.blocker
+	waiting, blockers := ob.waiting, ob.blockers
 	ob.mu.Unlock()
 	outcome, errorType := outcomeOf(ctx, err)
 	if ob.metering {
@@ -336,7 +350,7 @@ func (ob *observation) end(ctx context.Context, l *Lease, err error) {
 		return
 	}
 	if !waiting.IsZero() {
-		ob.traceWait(ctx, waiting, now, blocker, outcome)
+		ob.traceWait(ctx, waiting, now, blockers, outcome)
 	}
 	attributes := append(ob.attributes(l), keyTry.Bool(ob.try), keyOutcome.String(outcome))
 	if ob.ttl > 0 {
@@ -368,13 +382,13 @@ func (ob *observation) measure(ctx context.Context, now, waiting time.Time, outc
 
 // traceWait makes the span of a wait when it is over, so that none is needed while it may still turn out that there is none, and
 // so that no user's code runs inside the queue.
-func (ob *observation) traceWait(ctx context.Context, from, to time.Time, blocker trace.SpanContext, outcome string) {
+func (ob *observation) traceWait(ctx context.Context, from, to time.Time, blockers []trace.SpanContext, outcome string) {
 	options := []trace.SpanStartOption{
 		trace.WithTimestamp(from),
 		trace.WithAttributes(append(ob.attributes(nil), keyOutcome.String(outcome))...),
 	}
-	if blocker.IsValid() {
-		options = append(options, trace.WithLinks(trace.Link{SpanContext: blocker}))
+	for _, b := range blockers {
+		options = append(options, trace.WithLinks(trace.Link{SpanContext: b}))
 	}
 	_, span := ob.telemetry.tracer.Start(ctx, spanWait, options...)
 	span.End(trace.WithTimestamp(to))
@@ -848,7 +862,7 @@ func traceIn(note string) trace.SpanContext {
 	return trace.NewSpanContext(config)
 }
 
-// Who holds a lock is asked only for waits that are long enough for the answer to matter, and by so many at a time.
+// Who holds a lock is asked first when a call has waited for so long that it may matter, for so long, and by so many at a time.
 const (
 	lookAfter   = 10 * time.Millisecond
 	lookFor     = time.Second
@@ -901,21 +915,34 @@ func (i *inspects) close() {
 	i.wg.Wait()
 }
 
-// inspect asks the backend whose hold the call waits for. It does not hold up the call, which may be over before the answer.
-func (ob *observation) inspect() {
-	t := ob.telemetry
+// lookAt sees who holds the lock that the call waits for, and does so again when it has waited twice as long: a hold that takes more
+// than half of the wait is not missed, and the number of looks grows with the logarithm of the wait. It does not hold up the call,
+// which may be over before the answer.
+func (ob *observation) lookAt(k *lock) {
+	k.mu.Lock()
+	ours, holder := k.hold != nil, k.holder().traced()
+	k.mu.Unlock()
+	if !ours {
+		holder = ob.telemetry.inspect(k)
+	}
+	ob.mu.Lock()
+	defer ob.mu.Unlock()
+	if !ob.over {
+		ob.blockedBy(holder)
+		ob.look.Reset(time.Since(ob.waiting))
+	}
+}
+
+// inspect asks the backend who holds a lock.
+func (t *telemetry) inspect(k *lock) trace.SpanContext {
 	backend, ok := t.client.driver.(driver.Inspector)
 	if !ok || !t.inspects.begin() {
-		return
+		return trace.SpanContext{}
 	}
 	ctx, cancel := context.WithTimeout(t.client.watchdog.life, lookFor)
 	defer cancel()
-	status, err := backend.Inspect(ctx, ob.name)
+	status, err := backend.Inspect(ctx, k.name)
 	holder := traceIn(status.Note)
 	t.inspects.end(err != nil || !status.Held || holder.IsValid())
-	if err == nil && status.Held && holder.SpanID() != ob.context.SpanID() {
-		ob.mu.Lock()
-		ob.blocker = holder
-		ob.mu.Unlock()
-	}
+	return holder
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -245,6 +246,46 @@ func TestTelemetryClass(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestTelemetryLinksToTheHolderThatMatters lets several calls go before one that waits: it links to the first and to the longest.
+func TestTelemetryLinksToTheHolderThatMatters(t *testing.T) {
+	for name, clients := range map[string]int{"of the same client": 1, "of other clients": 4} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := &dsync.Options{}
+				ob, server := observe(o), memory.NewServer(nil)
+				var cs []*dsync.Client
+				for range clients {
+					cs = append(cs, newClient(t, server.NewDriver(), o))
+				}
+				var wg sync.WaitGroup
+				held := []time.Duration{50, 700, 40, 0}
+				for i, d := range held {
+					wg.Go(func() {
+						ctx, span := o.TracerProvider.Tracer("test").Start(t.Context(), fmt.Sprint(i))
+						defer span.End()
+						l, err := cs[i%clients].Lock(ctx, "x")
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						time.Sleep(d * time.Millisecond)
+						_ = l.Unlock(ctx)
+					})
+					synctest.Wait() // in line, one after the other
+				}
+				wg.Wait()
+				got := telemetrytest.RenderSpans(ob.spans.GetSpans())
+				last := got[strings.LastIndex(got, "dsync.wait"):]
+				for i, want := range []bool{true, true, false} {
+					if linked := strings.Contains(last, fmt.Sprintf("-> dsync.acquire of %d", i)); linked != want {
+						t.Errorf("the last of the waiters links to holder %d: %t, want %t, in:\n%s", i, linked, want, got)
+					}
+				}
+			})
+		})
+	}
 }
 
 // TestTelemetryNote is about what others can read of a holder.

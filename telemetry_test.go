@@ -36,7 +36,7 @@ func onMemory(o memory.Options) *telemetrytest.Backend {
 			d := server.NewDriver()
 			return d, d.Cut
 		},
-		TTL: 10 * time.Second, Notes: true, Exact: true, CutOff: "unreachable",
+		TTL: 10 * time.Second, Notes: true, Exact: true, CutOff: "unreachable", Forced: "removed",
 		EndSession: func(d driver.Driver) { d.(*memory.Driver).EndSession() },
 	}
 	if o.KeepsAlive {

@@ -141,7 +141,8 @@ func (e *env) expand(text string) string {
 				line += " -> " + after
 			}
 		}
-		line = strings.ReplaceAll(line, "@loss", losses[e.backend.CutOff])
+		line = strings.NewReplacer("@cutoff", e.backend.CutOff, "@loss", losses[e.backend.CutOff],
+			"@forced", e.backend.Forced, "@taken", losses[e.backend.Forced]).Replace(line)
 		if before, rest, ok := strings.Cut(line, "{"); ok {
 			words, after, _ := strings.Cut(rest, "}")
 			line = before + "{" + e.expandSet(strings.Fields(words)) + "}" + after
@@ -178,7 +179,7 @@ func (e *env) expandSet(words []string) string {
 		case strings.HasPrefix(w, "@"):
 			out = append(append(append(out, backend), lock...), leaseWords(e.leases[w[1:]])...)
 		default:
-			out = append(out, strings.ReplaceAll(w, "@cutoff", e.backend.CutOff))
+			out = append(out, w)
 		}
 	}
 	slices.Sort(out)

@@ -91,10 +91,10 @@ dsync.hold.count {@backend} 0
 dsync.hold.duration {@backend dsync.hold.end=closed} 1
 `},
 	{Name: "lost: expired", run: expired, spans: lostSpans("expired", "expired", "true", ""), points: lostPoints("expired", "true")},
-	{Name: "lost: removed by force", run: forced, spans: lostSpans("removed", "removed", "false", "exception.message=*") + `
+	{Name: "lost: unlocked by force", needs: canForce, run: forced, spans: lostSpans("@forced", "@taken", "false", "exception.message=*") + `
 second
   dsync.force_unlock {@name}
-`, points: lostPoints("removed", "false") + `
+`, points: lostPoints("@forced", "false") + `
 asked? dsync.renewals {@backend dsync.renewal.result=not_held} +
 `},
 	{Name: "lost: backend out of reach", needs: canCut, run: cutOff, spans: `
@@ -150,6 +150,7 @@ dsync.hold.duration {@backend dsync.hold.end=lost} 1
 dsync.losses {@backend dsync.lock.fixed=` + fixed + ` dsync.loss.cause=` + cause + `} 1`
 }
 
+func canForce(b *Backend, _ driver.Info) bool   { return b.Forced != "" }
 func canCut(b *Backend, _ driver.Info) bool     { return b.CutOff != "" }
 func hasSession(b *Backend, i driver.Info) bool { return b.EndSession != nil && i.KeepsAlive }
 
