@@ -1,0 +1,170 @@
+package redlock
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-redsync/redsync/v4"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// roles are what other processes of the tests do.
+var roles = map[string]func(){"redsync": incrementByRedsync, "dsync": incrementByDsync, "holder": holdForStop}
+
+const (
+	nodesVariable   = "REDLOCK_TEST_NODES"
+	counterVariable = "REDLOCK_TEST_COUNTER"
+	interopName     = "interop {lock}/ä"
+	increments      = 500
+)
+
+// fileCounter is a counter that loses increments when two processes change it at the same time.
+func increment() error {
+	path := os.Getenv(counterVariable)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	n, err := strconv.Atoi(string(text))
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, []byte(strconv.Itoa(n+1)), 0o600)
+}
+
+func exitOn(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func incrementByRedsync() {
+	rs, stop, err := newRedsync(strings.Split(os.Getenv(nodesVariable), ","))
+	exitOn(err)
+	defer stop()
+	for range increments {
+		m := rs.NewMutex(interopName, redsync.WithTries(1_000_000), redsync.WithExpiry(20*time.Second),
+			redsync.WithRetryDelay(5*time.Millisecond))
+		exitOn(m.Lock())
+		exitOn(increment())
+		_, err := m.Unlock()
+		exitOn(err)
+	}
+}
+
+func incrementByDsync() {
+	c, err := dsync.Open(context.Background(), "redlock://"+os.Getenv(nodesVariable)+settled, &dsync.Options{TTL: 20 * time.Second})
+	exitOn(err)
+	for range increments {
+		exitOn(dsync.Do(context.Background(), c, interopName, func(context.Context) error { return increment() }))
+	}
+	exitOn(c.Close(context.Background()))
+}
+
+// TestInteropRedsync lets processes of both libraries increment one counter under one lock.
+func TestInteropRedsync(t *testing.T) {
+	nodes := startNodes(t, 5)
+	counter := t.TempDir() + "/counter"
+	if err := os.WriteFile(counter, []byte("0"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	env := []string{nodesVariable + "=" + strings.Join(addresses(nodes), ","), counterVariable + "=" + counter}
+	const each = 4
+	var processes []*testenv.Process
+	for range each {
+		processes = append(processes, testenv.Spawn(t, "redsync", env...), testenv.Spawn(t, "dsync", env...))
+	}
+	for _, p := range processes {
+		if err := p.Wait(); err != nil {
+			t.Errorf("a process ended with %v", err)
+		}
+	}
+	text, err := os.ReadFile(counter)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := string(text), strconv.Itoa(2*each*increments); got != want {
+		t.Errorf("counter: got %s, want %s", got, want)
+	}
+	nodes.awaitClear(t)
+}
+
+// TestInteropExclusion lets each library hold the lock while the other one asks.
+func TestInteropExclusion(t *testing.T) {
+	nodes := startNodes(t, 5)
+	c, rs := dsyncOn(t, nodes), redsyncOn(t, nodes)
+	l, err := c.Lock(t.Context(), interopName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := rs.NewMutex(interopName)
+	if err := m.TryLock(); err == nil {
+		t.Error("redsync was granted a lock that dsync holds")
+	}
+	if err := l.Unlock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	nodes.awaitClear(t)
+	if err := m.Lock(); err != nil {
+		t.Fatalf("redsync after the unlock: %v", err)
+	}
+	if _, err := c.TryLock(t.Context(), interopName); !isRefusal(err) {
+		t.Errorf("dsync while redsync holds the lock: got %v, want ErrLocked", err)
+	}
+	if ok, err := m.Extend(); !ok || err != nil {
+		t.Errorf("Extend of redsync: got %t, %v", ok, err)
+	}
+	if ok, err := m.Unlock(); !ok || err != nil {
+		t.Errorf("Unlock of redsync: got %t, %v", ok, err)
+	}
+	if l, err = c.Lock(t.Context(), interopName); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Unlock(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// holdForStop takes a lock, says when it has it, and tells whether it still believes so whenever it is asked.
+func holdForStop() {
+	c, err := dsync.Open(context.Background(), "redlock://"+os.Getenv(nodesVariable)+settled, &dsync.Options{TTL: time.Second})
+	exitOn(err)
+	l, err := c.Lock(context.Background(), "stopped")
+	exitOn(err)
+	fmt.Println("held")
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		fmt.Println(l.Err() == nil)
+	}
+}
+
+// TestFrozenHolder stops a process that holds a lock for longer than its TTL: others get the lock, and it knows when it goes on.
+func TestFrozenHolder(t *testing.T) {
+	nodes := startNodes(t, 5)
+	p := testenv.Spawn(t, "holder", nodesVariable+"="+strings.Join(addresses(nodes), ","))
+	if got := p.Line(); got != "held" {
+		t.Fatalf("holder: %s", got)
+	}
+	p.Stop()
+	c := dsyncOn(t, nodes)
+	l, err := c.Lock(t.Context(), "stopped")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Send("?")
+	p.Cont()
+	if got := p.Line(); got != "false" {
+		t.Errorf("a holder that was frozen for longer than its TTL believes that it holds the lock: %s", got)
+	}
+	if err := l.Unlock(t.Context()); err != nil {
+		t.Errorf("the holder that was frozen took the lock from the next one: %v", err)
+	}
+}
