@@ -34,7 +34,7 @@ var layout = []struct {
 	{"driver", nil},
 	{"internal", []string{"./driver"}},
 	{"internal/testenv", []string{"testing"}},
-	{"internal/telemetrytest", []string{"./", "./driver", "testing/...", "go.opentelemetry.io/otel/..."}},
+	{"internal/telemetrytest", []string{"./", "./driver", "./drivers/memory", "testing/...", "go.opentelemetry.io/otel/..."}},
 	{"conformance", []string{"./", "./driver", "testing/..."}},
 
 	// Each driver, with its client library.

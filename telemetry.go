@@ -77,31 +77,17 @@ var lockBuckets = []float64{
 }
 
 // metricSpec describes an instrument.
-type metricSpec struct {
-	name, kind, unit, text string
-	attributes             []attribute.Key // beside keyDriver and keyClass
-}
+type metricSpec struct{ name, unit, text string }
 
 var (
-	metricAcquireDuration = metricSpec{"dsync.acquire.duration", "histogram", "s",
-		"Duration of Lock and TryLock, whatever came of it.", []attribute.Key{keyOutcome, keyErrorType}}
-	metricWaitDuration = metricSpec{"dsync.wait.duration", "histogram", "s",
-		"Time for which calls of Lock were blocked, if they were.", []attribute.Key{keyOutcome, keyErrorType}}
-	metricHoldDuration = metricSpec{"dsync.hold.duration", "histogram", "s",
-		"Time from the grant of a lock until its owner's last lease of it was over.", []attribute.Key{keyEnd}}
-	metricAcquires = metricSpec{"dsync.acquires", "counter", "{acquire}",
-		"Calls of Lock and TryLock.", []attribute.Key{keyOutcome, keyErrorType}}
-	metricLosses = metricSpec{"dsync.losses", "counter", "{loss}",
-		"Locks that ended before they were unlocked.", []attribute.Key{keyCause, keyFixed}}
-	metricRenewals = metricSpec{"dsync.renewals", "counter", "{renewal}",
-		"Renewals in the background, on backends where locks are renewed one by one.", []attribute.Key{keyResult}}
-	metricHolds = metricSpec{"dsync.hold.count", "updowncounter", "{lock}",
-		"Locks that are held now.", nil}
-	metricWaiters = metricSpec{"dsync.waiter.count", "updowncounter", "{call}",
-		"Calls of Lock that are blocked now.", nil}
-
-	metricSpecs = []metricSpec{metricAcquireDuration, metricWaitDuration, metricHoldDuration, metricAcquires, metricLosses,
-		metricRenewals, metricHolds, metricWaiters}
+	metricAcquireDuration = metricSpec{"dsync.acquire.duration", "s", "Duration of Lock and TryLock, whatever came of it."}
+	metricWaitDuration    = metricSpec{"dsync.wait.duration", "s", "Time for which calls of Lock were blocked, if they were."}
+	metricHoldDuration    = metricSpec{"dsync.hold.duration", "s", "Time from the grant of a lock until its owner's last lease of it was over."}
+	metricAcquires        = metricSpec{"dsync.acquires", "{acquire}", "Calls of Lock and TryLock."}
+	metricLosses          = metricSpec{"dsync.losses", "{loss}", "Locks that ended before they were unlocked."}
+	metricRenewals        = metricSpec{"dsync.renewals", "{renewal}", "Renewals in the background, on backends where locks are renewed one by one."}
+	metricHolds           = metricSpec{"dsync.hold.count", "{lock}", "Locks that are held now."}
+	metricWaiters         = metricSpec{"dsync.waiter.count", "{call}", "Calls of Lock that are blocked now."}
 )
 
 const instrumentation = "github.com/go-dsync/dsync"

@@ -33,9 +33,7 @@ func realBackends() []realBackend {
 		},
 		{
 			"redlock",
-			func(tb testing.TB) string {
-				return strings.Join([]string{testenv.Redis(tb).Addr, testenv.Redis(tb).Addr, testenv.Redis(tb).Addr}, ",")
-			},
+			func(tb testing.TB) string { return threeRedis(tb) },
 			"redlock://HOSTS?durable=true",
 			telemetrytest.Backend{TTL: ttl, CutOff: "unreachable"},
 		},
@@ -54,23 +52,27 @@ func realBackends() []realBackend {
 	}
 }
 
-// open opens another client of the backend, by way of proxies that cut it off.
-func (b *realBackend) open(tb testing.TB, addrs string) (driver.Driver, func()) {
+// through returns addresses that lead to servers, and what cuts and heals the ways.
+func through(tb testing.TB, addrs string) (hosts string, cut, heal func()) {
 	var proxies []*testenv.Proxy
-	var hosts []string
+	var ways []string
 	for addr := range strings.SplitSeq(addrs, ",") {
 		p := testenv.NewProxy(tb, addr)
-		proxies, hosts = append(proxies, p), append(hosts, p.Addr)
+		proxies, ways = append(proxies, p), append(ways, p.Addr)
 	}
-	d, _, err := driver.Open(tb.Context(), strings.Replace(b.url, "HOSTS", strings.Join(hosts, ","), 1))
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return d, func() {
-		for _, p := range proxies {
-			p.Cut()
+	all := func(f func(*testenv.Proxy)) func() {
+		return func() {
+			for _, p := range proxies {
+				f(p)
+			}
 		}
 	}
+	return strings.Join(ways, ","), all((*testenv.Proxy).Cut), all((*testenv.Proxy).Heal)
+}
+
+// threeRedis starts the servers of a redlock.
+func threeRedis(tb testing.TB, args ...string) (addrs string) {
+	return strings.Join([]string{testenv.Redis(tb, args...).Addr, testenv.Redis(tb, args...).Addr, testenv.Redis(tb, args...).Addr}, ",")
 }
 
 // TestTelemetryOnRealBackends runs there what the root package runs on memory.
@@ -78,7 +80,14 @@ func TestTelemetryOnRealBackends(t *testing.T) {
 	for _, b := range realBackends() {
 		t.Run(b.name, func(t *testing.T) {
 			addrs := b.start(t)
-			b.New = func(tb testing.TB) (driver.Driver, func()) { return b.open(tb, addrs) }
+			b.New = func(tb testing.TB) (driver.Driver, func()) {
+				hosts, cut, _ := through(tb, addrs)
+				d, _, err := driver.Open(tb.Context(), strings.Replace(b.url, "HOSTS", hosts, 1))
+				if err != nil {
+					tb.Fatal(err)
+				}
+				return d, cut
+			}
 			for _, s := range telemetrytest.Scenarios {
 				t.Run(s.Name, func(t *testing.T) { s.Run(t, &b.Backend) })
 			}

@@ -191,9 +191,10 @@ func canceled(e *env) {
 }
 
 func timedOut(e *env) {
-	ctx, cancel := context.WithTimeout(e.Context(), 2*e.held)
-	defer cancel()
 	e.lock(e.client("first"), "first", "A")
+	e.client("second")
+	ctx, cancel := context.WithTimeout(e.Context(), 3*time.Second+e.held) // time enough to be blocked
+	defer cancel()
 	_, err := e.wait(ctx, e.client("second"), "second", func() {})
 	if !errors.Is(err, context.DeadlineExceeded) {
 		e.Errorf("Lock that timed out: %v", err)

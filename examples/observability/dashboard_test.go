@@ -1,0 +1,186 @@
+package main
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/prometheus/client_golang/prometheus"
+	otelprometheus "go.opentelemetry.io/otel/exporters/prometheus"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/internal/telemetrytest"
+)
+
+// series are the names of what Prometheus gets, with their labels.
+type series map[string]map[string]bool
+
+// exported lets all happen that there is to tell of, and returns what Prometheus is told.
+func exported(t *testing.T) series {
+	t.Helper()
+	all := series{}
+	synctest.Test(t, func(t *testing.T) {
+		registry := prometheus.NewRegistry()
+		exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(registry))
+		if err != nil {
+			t.Fatal(err)
+		}
+		telemetrytest.Everything(t, dsync.Options{MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter))})
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			labels := map[string]bool{}
+			names := []string{f.GetName()}
+			for _, m := range f.GetMetric() {
+				for _, l := range m.GetLabel() {
+					labels[l.GetName()] = true
+				}
+				if m.GetHistogram() != nil {
+					names = []string{f.GetName() + "_count", f.GetName() + "_sum", f.GetName() + "_bucket"}
+				}
+			}
+			for _, name := range names {
+				all[name] = maps.Clone(labels)
+				if strings.HasSuffix(name, "_bucket") {
+					all[name]["le"] = true
+				}
+			}
+		}
+	})
+	return all
+}
+
+// queries returns all that the dashboard asks Prometheus, by what each is for.
+func queries(t *testing.T) map[string]string {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/grafana.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var dashboard struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ RefID, Expr, LegendFormat string }
+		}
+		Templating struct {
+			List []struct{ Name, Type, Definition string }
+		}
+	}
+	if err := json.Unmarshal(text, &dashboard); err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]string{}
+	for _, p := range dashboard.Panels {
+		if len(p.Targets) == 0 {
+			t.Errorf("panel %q asks for nothing", p.Title)
+		}
+		for _, target := range p.Targets {
+			all[p.Title+" "+target.RefID] = target.Expr
+			for _, m := range regexp.MustCompile(`{{(\w*)}}`).FindAllStringSubmatch(target.LegendFormat, -1) {
+				if !regexp.MustCompile(`by \([^)]*\b` + m[1] + `\b`).MatchString(target.Expr) {
+					t.Errorf("%s: the legend names %s, by which the query does not sum", p.Title, m[1])
+				}
+			}
+		}
+	}
+	for _, v := range dashboard.Templating.List {
+		if v.Type == "query" {
+			all["variable "+v.Name] = v.Definition
+		}
+	}
+	return all
+}
+
+var (
+	variablesInQuery = regexp.MustCompile(`label_values\((\w+), (\w+)\)`)
+	selectorInQuery  = regexp.MustCompile(`(\w+)\{([^}]*)\}`)
+	matcherInQuery   = regexp.MustCompile(`(\w+)=~?"[^"]*"`)
+	groupingInQuery  = regexp.MustCompile(`by \(([^)]*)\)`)
+	wordsOfPromQL    = regexp.MustCompile(`\$\w+|\b(?:histogram_quantile|increase|rate|sum|or|vector)\b|\b[0-9.]+\b`)
+)
+
+// check returns what a query asks for that is not there, or what of it is not understood.
+func (s series) check(query string) (wrong []string) {
+	need := func(metric, label string) {
+		if !s[metric][label] {
+			wrong = append(wrong, metric+" with label "+label)
+		}
+	}
+	rest := query
+	if m := variablesInQuery.FindStringSubmatch(query); m != nil {
+		need(m[1], m[2])
+		rest = strings.Replace(rest, m[0], "", 1)
+	}
+	groups := groupingInQuery.FindAllStringSubmatch(query, -1)
+	for _, m := range selectorInQuery.FindAllStringSubmatch(query, -1) {
+		for _, l := range matcherInQuery.FindAllStringSubmatch(m[2], -1) {
+			need(m[1], l[1])
+		}
+		for _, g := range groups {
+			for label := range strings.SplitSeq(g[1], ", ") {
+				need(m[1], label)
+			}
+		}
+	}
+	for _, part := range []*regexp.Regexp{selectorInQuery, groupingInQuery, wordsOfPromQL} {
+		rest = part.ReplaceAllString(rest, "")
+	}
+	if rest = strings.Trim(rest, " ()[],/"); regexp.MustCompile(`\w`).MatchString(rest) {
+		wrong = append(wrong, "unknown words in "+rest)
+	}
+	return wrong
+}
+
+func TestDashboard(t *testing.T) {
+	all := exported(t)
+	used := map[string]bool{}
+	for what, query := range queries(t) {
+		for _, wrong := range all.check(query) {
+			t.Errorf("%s: %s is not what Prometheus gets", what, wrong)
+		}
+		for _, m := range selectorInQuery.FindAllStringSubmatch(query, -1) {
+			used[m[1]] = true
+		}
+	}
+	for name := range all {
+		base := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(name, "_bucket"), "_sum"), "_count")
+		ours := strings.HasPrefix(name, "dsync_")
+		if ours && !used[name] && !used[base+"_bucket"] && !used[base+"_count"] {
+			t.Errorf("no panel shows %s", name)
+		}
+	}
+	if t.Failed() {
+		for _, name := range slices.Sorted(maps.Keys(all)) {
+			t.Logf("%s %v", name, slices.Sorted(maps.Keys(all[name])))
+		}
+	}
+}
+
+// TestDashboardCheck shows that the check finds mistakes.
+func TestDashboardCheck(t *testing.T) {
+	s := series{"a_total": {"x": true}, "b_bucket": {"x": true, "le": true}}
+	for query, want := range map[string]int{
+		`sum by (x) (rate(a_total{x="1"}[$__rate_interval]))`:                               0,
+		`histogram_quantile(0.99, sum by (le) (rate(b_bucket{x=~"$x"}[$__rate_interval])))`: 0,
+		`sum(increase(a_total{x="1"}[$__range])) or vector(0)`:                              0,
+		`label_values(a_total, x)`:                                                          0,
+		`sum by (y) (a_total{x="1"})`:                                                       1,
+		`sum by (x) (a_total{y="1"})`:                                                       1,
+		`sum(c_total{x="1"}) / sum(a_total{})`:                                              1,
+		`label_values(a_total, y)`:                                                          1,
+		`sum(a_total)`:                                                                      1, // a metric without braces
+		`sum without (x) (rate(a_total{}[5m]))`:                                             1,
+	} {
+		if got := s.check(query); len(got) != want {
+			t.Errorf("%s: %q, want %d mistakes", query, got, want)
+		}
+	}
+}

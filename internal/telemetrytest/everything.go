@@ -1,0 +1,134 @@
+package telemetrytest
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/drivers/memory"
+)
+
+// Everything lets all happen to locks that telemetry tells of, with spans, metrics and logs going where o says. It runs in a bubble of
+// testing/synctest. The names of the locks have classes.
+func Everything(t *testing.T, o dsync.Options) {
+	t.Helper()
+	o.TTL = 10 * time.Second
+	o.Class = func(name string) string { class, _, _ := strings.Cut(name, "/"); return class }
+	renewed := &stage{T: t, options: o, server: memory.NewServer(nil)}
+	renewed.play()
+	renewed.trouble()
+	sessions := &stage{T: t, options: o, server: memory.NewServer(&memory.Options{KeepsAlive: true})}
+	sessions.loseSession()
+}
+
+type stage struct {
+	*testing.T
+	options dsync.Options
+	server  *memory.Server
+}
+
+func (s *stage) client() (*dsync.Client, *memory.Driver) {
+	d := s.server.NewDriver()
+	c, err := dsync.New(d, &s.options)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return c, d
+}
+
+func (s *stage) lock(l dsync.Locker, name string, options ...dsync.LockOption) *dsync.Lease {
+	s.Helper()
+	lease, err := l.Lock(s.Context(), name, options...)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return lease
+}
+
+func (s *stage) unlock(leases ...*dsync.Lease) {
+	s.Helper()
+	for _, l := range leases {
+		if err := l.Unlock(s.Context()); err != nil {
+			s.Error(err)
+		}
+	}
+}
+
+// close waits for what is reported behind the scenes.
+func (s *stage) close(clients ...*dsync.Client) {
+	for _, c := range clients {
+		_ = c.Close(context.Background())
+	}
+}
+
+// play is what happens to locks while all goes well.
+func (s *stage) play() {
+	a, _ := s.client()
+	b, _ := s.client()
+	defer s.close(a, b)
+	owner := a.NewOwner()
+	outer := s.lock(owner, "orders/1")
+	s.unlock(s.lock(owner, "orders/1"))
+	if _, err := b.TryLock(s.Context(), "orders/1"); err == nil {
+		s.Error("TryLock of a lock that is held succeeded")
+	}
+	short, cancel := context.WithTimeout(s.Context(), time.Second)
+	defer cancel()
+	if _, err := b.Lock(short, "orders/1"); err == nil {
+		s.Error("Lock of a lock that is held succeeded")
+	}
+	gone, leave := context.WithCancel(s.Context())
+	time.AfterFunc(time.Second, leave)
+	if _, err := b.Lock(gone, "orders/1"); err == nil {
+		s.Error("Lock of a lock that is held succeeded")
+	}
+	time.AfterFunc(5*time.Second, func() { s.unlock(outer) }) // after a renewal
+	s.unlock(s.lock(b, "orders/1"))
+	s.lock(a, "orders/2") // ends with the client
+}
+
+// trouble is what happens to locks that get lost, where they are renewed one by one.
+func (s *stage) trouble() {
+	a, d := s.client()
+	b, _ := s.client()
+	defer s.close(a, b)
+	<-s.lock(a, "users/1", dsync.ExpireAfter(time.Second)).Done()
+	removed := s.lock(a, "users/1")
+	if err := b.ForceUnlock(s.Context(), "users/1"); err != nil {
+		s.Error(err)
+	}
+	<-removed.Done()
+	silently := s.lock(a, "users/2")
+	s.server.Flush()
+	<-silently.Done() // a renewal tells
+	recovers := s.lock(a, "users/3")
+	d.Inject(memory.Fault{Kind: memory.CutOff, On: memory.Renewals, Times: 1})
+	time.Sleep(s.options.TTL)
+	s.unlock(recovers)
+	lost := s.lock(a, "users/4")
+	d.Inject(memory.Fault{Kind: memory.LoseAnswer, On: memory.Releases, Times: 1})
+	if err := s.lock(a, "users/5").Unlock(s.Context()); err == nil {
+		s.Error("Unlock without an answer succeeded")
+	}
+	d.Cut()
+	<-lost.Done()
+	if _, err := a.TryLock(s.Context(), "users/4"); err == nil {
+		s.Error("TryLock of a backend that is out of reach succeeded")
+	}
+	if err := a.ForceUnlock(s.Context(), "users/4"); err == nil {
+		s.Error("ForceUnlock on a backend that is out of reach succeeded")
+	}
+	d.Heal()
+	synctest.Wait()
+}
+
+func (s *stage) loseSession() {
+	c, d := s.client()
+	defer s.close(c)
+	l := s.lock(c, "users/1")
+	d.EndSession()
+	<-l.Done()
+}

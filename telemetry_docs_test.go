@@ -1,0 +1,215 @@
+package dsync_test
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/internal/telemetrytest"
+)
+
+var update = flag.Bool("update", false, "write the tables of docs/observability.md")
+
+// What the tables say beside what they are made of.
+var (
+	spanTexts = map[string]string{
+		"dsync.acquire":      "a call of `Lock` or `TryLock`",
+		"dsync.wait":         "the time for which it was blocked; child of its `dsync.acquire`, only if it was",
+		"dsync.unlock":       "a call of `Unlock`",
+		"dsync.force_unlock": "a call of `ForceUnlock`",
+		"dsync.renew":        "trouble with renewals: from the first that fails until one succeeds or the lock is over; child of `dsync.acquire`",
+		"dsync.loss":         "the loss of the lock, at the moment when the holder is told; child of `dsync.acquire`",
+	}
+	attributeTexts = map[attribute.Key]string{
+		"dsync.driver":          "the backend: `Info().Name`",
+		"dsync.lock.name":       "the name; left out with `Options.OmitNames`",
+		"dsync.lock.owner":      "`Lease.Owner`, or `Owner.ID` where there is no lease; left out with `Options.OmitOwners`",
+		"dsync.lock.token":      "`Lease.Token`, the fencing token, where there are tokens",
+		"dsync.lock.ttl":        "the TTL that was asked for, in seconds",
+		"dsync.lock.fixed":      "the lease was made with `ExpireAfter`, so that its end may be meant",
+		"dsync.lock.reentrant":  "other leases of the owner held the lock already, or still hold it",
+		"dsync.lock.class":      "what `Options.Class` makes of the name",
+		"dsync.acquire.try":     "it was a `TryLock`",
+		"dsync.acquire.outcome": "what became of it",
+		"dsync.hold.end":        "how it ended",
+		"dsync.loss.cause":      "why: `expired`, its time ran out; `removed` from the backend; `session_ended`; `unreachable`, renewals failed until its time ran out",
+		"dsync.renewal.result":  "`not_held`: the lock was gone",
+		"error.type":            "the kind of an error, or the cause of a loss",
+		"exception.type":        "the same",
+		"exception.message":     "the text of the error; left out with `OmitNames` or `OmitOwners`",
+	}
+)
+
+// TestTelemetryDocs makes the tables of docs/observability.md out of all that is reported.
+func TestTelemetryDocs(t *testing.T) {
+	tables := map[string]string{}
+	synctest.Test(t, func(t *testing.T) {
+		o := dsync.Options{}
+		ob := observe(&o)
+		telemetrytest.Everything(t, o)
+		tables["spans"] = spanTable(t, ob)
+		tables["metrics"], tables["attributes"] = metricTable(t, ob), attributeTable(t, ob)
+	})
+	const page = "docs/observability.md"
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := text
+	for name, table := range tables {
+		begin, end := []byte("<!-- table: "+name+" -->\n"), []byte("<!-- end of table -->\n")
+		before, rest, ok1 := bytes.Cut(want, begin)
+		_, after, ok2 := bytes.Cut(rest, end)
+		if !ok1 || !ok2 {
+			t.Fatalf("%s has no place for the table of %s", page, name)
+		}
+		want = slices.Concat(before, begin, []byte(table), end, after)
+	}
+	if *update {
+		if err := os.WriteFile(page, want, 0o666); err != nil {
+			t.Fatal(err)
+		}
+	} else if !bytes.Equal(text, want) {
+		t.Errorf("%s is out of date: go test -run TestTelemetryDocs . -update", page)
+	}
+}
+
+// set is a set of strings, in order when it is shown.
+type set map[string]bool
+
+func (s set) String() string {
+	words := slices.Sorted(maps.Keys(s))
+	for i, w := range words {
+		words[i] = "`" + w + "`"
+	}
+	return strings.Join(words, ", ")
+}
+
+func addTo(sets map[string]set, name, word string) {
+	if sets[name] == nil {
+		sets[name] = set{}
+	}
+	sets[name][word] = true
+}
+
+func spanTable(t *testing.T, ob *observer) string {
+	attributes, events, failed := map[string]set{}, map[string]set{}, map[string]bool{}
+	for _, s := range ob.spans.GetSpans() {
+		for _, a := range s.Attributes {
+			addTo(attributes, s.Name, string(a.Key))
+		}
+		for _, e := range s.Events {
+			addTo(events, s.Name, e.Name)
+		}
+		failed[s.Name] = failed[s.Name] || s.Status.Code != 0
+	}
+	var b strings.Builder
+	b.WriteString("| span | what it is | attributes | events | status Error |\n|---|---|---|---|---|\n")
+	for _, name := range slices.Sorted(maps.Keys(spanTexts)) {
+		fails := "never"
+		if failed[name] {
+			fails = "possible"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %v | %v | %s |\n", name, spanTexts[name], attributes[name], events[name], fails)
+	}
+	for name := range attributes {
+		if spanTexts[name] == "" {
+			t.Errorf("span %s is not described", name)
+		}
+	}
+	return b.String()
+}
+
+// metricsOf calls f for the attributes of each point.
+func metricsOf(t *testing.T, ob *observer, f func(m metricdata.Metrics, kind string, attributes attribute.Set)) {
+	t.Helper()
+	var all metricdata.ResourceMetrics
+	if err := ob.reader.Collect(context.Background(), &all); err != nil {
+		t.Fatal(err)
+	}
+	for _, scope := range all.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			switch data := m.Data.(type) {
+			case metricdata.Sum[int64]:
+				kind := "up-down counter"
+				if data.IsMonotonic {
+					kind = "counter"
+				}
+				for _, p := range data.DataPoints {
+					f(m, kind, p.Attributes)
+				}
+			case metricdata.Histogram[float64]:
+				for _, p := range data.DataPoints {
+					f(m, "histogram", p.Attributes)
+				}
+			default:
+				t.Errorf("%s has data of type %T", m.Name, m.Data)
+			}
+		}
+	}
+}
+
+func metricTable(t *testing.T, ob *observer) string {
+	attributes, rows := map[string]set{}, map[string]string{}
+	metricsOf(t, ob, func(m metricdata.Metrics, kind string, as attribute.Set) {
+		rows[m.Name] = fmt.Sprintf("| `%s` | %s | `%s` | %s |", m.Name, kind, m.Unit, m.Description)
+		for _, a := range as.ToSlice() {
+			addTo(attributes, m.Name, string(a.Key))
+		}
+	})
+	var b strings.Builder
+	b.WriteString("| metric | instrument | unit | what it is | attributes |\n|---|---|---|---|---|\n")
+	for _, name := range slices.Sorted(maps.Keys(rows)) {
+		fmt.Fprintf(&b, "%s %v |\n", rows[name], attributes[name])
+	}
+	return b.String()
+}
+
+// attributeTable shows the values of those attributes of metrics that have few.
+func attributeTable(t *testing.T, ob *observer) string {
+	values, kinds := map[string]set{}, map[attribute.Key]attribute.Type{}
+	saw := func(a attribute.KeyValue) { kinds[a.Key] = a.Value.Type() }
+	for _, s := range ob.spans.GetSpans() {
+		for _, a := range s.Attributes {
+			saw(a)
+		}
+		for _, e := range s.Events {
+			for _, a := range e.Attributes {
+				saw(a)
+			}
+		}
+	}
+	metricsOf(t, ob, func(_ metricdata.Metrics, _ string, as attribute.Set) {
+		for _, a := range as.ToSlice() {
+			saw(a)
+			if a.Key != "dsync.driver" && a.Key != "dsync.lock.class" && a.Key != "error.type" && a.Value.Type() == attribute.STRING {
+				addTo(values, string(a.Key), a.Value.AsString())
+			}
+		}
+	})
+	var b strings.Builder
+	b.WriteString("| attribute | type | what it is | values |\n|---|---|---|---|\n")
+	for _, key := range slices.Sorted(maps.Keys(kinds)) {
+		if attributeTexts[key] == "" {
+			t.Errorf("attribute %s is not described", key)
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %v |\n", key, strings.ToLower(kinds[key].String()), attributeTexts[key], values[string(key)])
+	}
+	for key := range attributeTexts {
+		if _, ok := kinds[key]; !ok {
+			t.Errorf("attribute %s is described, but never seen", key)
+		}
+	}
+	return b.String()
+}
