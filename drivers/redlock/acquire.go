@@ -98,7 +98,7 @@ func (l *lease) vote(ctx context.Context) error {
 	limit := l.sent + min(int64(longestVote), int64(l.ttl/2))
 	for {
 		reached := l.await(ctx, patience, d.closing)
-		if err, decided := l.decide(reached); decided {
+		if err, decided := l.decide(); decided {
 			return err
 		}
 		switch now := d.now(); {
@@ -115,7 +115,7 @@ func (l *lease) vote(ctx context.Context) error {
 }
 
 // decide tells how the vote has ended, if it has.
-func (l *lease) decide(reached bool) (err error, decided bool) {
+func (l *lease) decide() (err error, decided bool) {
 	d := l.driver
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -129,9 +129,9 @@ func (l *lease) decide(reached bool) (err error, decided bool) {
 		l.goal, l.phase = nothing, held
 		l.expires.Store(expires)
 		return nil, true
-	case pending > 0 && yes+pending >= d.quorum:
+	case pending > 0 && (yes+pending >= d.quorum || yes+no < d.quorum):
 		return nil, false
-	case yes+no >= d.quorum || no > 0 && yes+no+pending >= d.quorum:
+	case yes+no >= d.quorum:
 		return driver.ErrLocked, true
 	}
 	return l.outOfReach(), true

@@ -15,7 +15,8 @@ var permissionCodes = []string{"NOPERM", "NOAUTH", "WRONGPASS"}
 
 // refusal says in the words of package driver why a node did not do what it was asked. Its own errors mean that it did nothing.
 func refusal(err error) error {
-	answer, ok := rueidis.IsRedisErr(err)
+	var answer *rueidis.RedisError
+	ok := errors.As(err, &answer)
 	switch {
 	case errors.Is(err, driver.ErrUnavailable), errors.Is(err, driver.ErrClosed), errors.Is(err, fs.ErrPermission):
 		return err

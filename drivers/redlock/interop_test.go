@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"strconv"
 	"strings"
@@ -26,7 +27,7 @@ const (
 	increments      = 500
 )
 
-// fileCounter is a counter that loses increments when two processes change it at the same time.
+// increment adds one to a counter in a file, and loses what another process does at the same time.
 func increment() error {
 	path := os.Getenv(counterVariable)
 	text, err := os.ReadFile(path)
@@ -53,7 +54,8 @@ func incrementByRedsync() {
 	defer stop()
 	for range increments {
 		m := rs.NewMutex(interopName, redsync.WithTries(1_000_000), redsync.WithExpiry(20*time.Second),
-			redsync.WithRetryDelay(5*time.Millisecond))
+			// Those that ask again in step share the votes out among them again.
+			redsync.WithRetryDelayFunc(func(int) time.Duration { return time.Millisecond + rand.N(20*time.Millisecond) }))
 		exitOn(m.Lock())
 		exitOn(increment())
 		_, err := m.Unlock()

@@ -106,8 +106,9 @@ func (l *lease) check() {
 	reached := false
 	switch l.goal {
 	case decision:
-		yes, _, pending := l.tally()
-		reached = yes >= l.driver.quorum || pending == 0 || yes+pending+l.unasked() < l.driver.quorum
+		yes, no, pending := l.tally()
+		lost := yes+no >= l.driver.quorum && yes+pending+l.unasked() < l.driver.quorum
+		reached = yes >= l.driver.quorum || pending == 0 || lost
 	case freedom:
 		reached = l.removed >= l.driver.quorum || l.removed+l.deletions() < l.driver.quorum
 	case silence:

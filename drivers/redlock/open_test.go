@@ -1,0 +1,147 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+func TestOpenRefusesBadURLs(t *testing.T) {
+	for _, test := range []struct{ url, want string }{
+		{"redlock://", "no hosts"},
+		{"redlock://a", "1 nodes, want an odd number"},
+		{"redlock://a,b", "2 nodes, want an odd number"},
+		{"redlock://a,b,c,d", "4 nodes, want an odd number"},
+		{"redlock://a,b,a", "node a:6379 is given twice"},
+		{"redlock://a,b,c/x", `path "x" is not the number of a database`},
+		{"redlock://a,b,c/01", `path "01" is not the number of a database`},
+		{"redlock://a,b,c?maxttl=0s", "parameter maxttl"},
+		{"redlock://a,b,c?maxttl=1ms", "Options.MaxTTL is 1ms"},
+		{"redlock://a,b,c?nodetimeout=5", "parameter nodetimeout"},
+		{"redlock://a,b,c?durable=yes", "parameter durable"},
+		{"redlock://a,b,c?evict=maybe", "parameter evict"},
+		{"redlock://a,b,c?quorum=2", "unknown parameter quorum"},
+		{"redlock://a,b,c?tls_ca=/x", "need tls=true"},
+		{"redlock://a,b,c?tls=true&tls_ca=/nowhere", "tls_ca"},
+		{"redlock://u:secret@a,b", "2 nodes"},
+	} {
+		_, err := tryOpen(test.url)
+		if err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: got %v, want an error with %q", test.url, err, test.want)
+		}
+	}
+	for _, require := range []string{"fair", "fifo", "fenced"} {
+		nodes := startNodes(t, 3)
+		if _, err := tryOpen(nodes.url() + settled + "&require=" + require); !errors.Is(err, errors.ErrUnsupported) {
+			t.Errorf("require=%s: got %v, want errors.ErrUnsupported", require, err)
+		}
+	}
+}
+
+func TestNewRefusesNonsense(t *testing.T) {
+	node := func(addresses ...string) rueidis.ClientOption { return rueidis.ClientOption{InitAddress: addresses} }
+	for _, test := range []struct {
+		nodes   []rueidis.ClientOption
+		options *Options
+		want    string
+	}{
+		{nil, nil, "0 nodes"},
+		{[]rueidis.ClientOption{node("a"), node("b"), node()}, nil, "node 2 has 0 addresses"},
+		{[]rueidis.ClientOption{node("a"), node("b", "c"), node("d")}, nil, "node 1 has 2 addresses"},
+		{[]rueidis.ClientOption{node("a"), node("b"), node("b")}, nil, "node b is given twice"},
+		{[]rueidis.ClientOption{node("a"), node("b"), node("c")}, &Options{MaxTTL: -1}, "Options.MaxTTL"},
+		{[]rueidis.ClientOption{node("a"), node("b"), node("c")}, &Options{NodeTimeout: -1}, "Options.NodeTimeout"},
+	} {
+		if _, err := New(test.nodes, test.options); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("got %v, want an error with %q", err, test.want)
+		}
+	}
+}
+
+func TestOpenRefusesServersThatAreNotIndependent(t *testing.T) {
+	nodes := startNodes(t, 3)
+	_, port, err := net.SplitHostPort(nodes[0].Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := testenv.NewProxy(t, nodes[0].Addr)
+	replica := testenv.Redis(t, "--replicaof", "127.0.0.1 "+port)
+	evicting := testenv.Redis(t, "--maxmemory-policy", "allkeys-lru")
+	cluster := testenv.Redis(t, "--cluster-enabled", "yes")
+	for _, test := range []struct{ third, want string }{
+		{proxy.Addr, "the same as that of node"},
+		{replica.Addr, "is a replica of 127.0.0.1:" + port},
+		{evicting.Addr, "maxmemory-policy is allkeys-lru"},
+		{cluster.Addr, "node of a Redis Cluster"},
+	} {
+		_, err := tryOpen("redlock://" + nodes[0].Addr + "," + nodes[1].Addr + "," + test.third + settled)
+		if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "node 127.0.0.1:") {
+			t.Errorf("%s: got %v, want an error with %q that names the node", test.third, err, test.want)
+		}
+	}
+	openURL(t, "redlock://%s,%s,%s%s&evict=allow", nodes[0].Addr, nodes[1].Addr, evicting.Addr, settled)
+}
+
+func TestOpenNeedsAMajority(t *testing.T) {
+	nodes := startNodes(t, 3)
+	nodes[0].Kill()
+	d := openURL(t, "%s", nodes.url()+settled)
+	release(t, acquire(t, d, request("x")))
+	nodes[1].Kill()
+	if _, err := tryOpen(nodes.url() + settled); !errors.Is(err, driver.ErrUnavailable) || !strings.Contains(err.Error(), "node 127.0.0.1:") {
+		t.Errorf("with one node of three: got %v, want ErrUnavailable that names a node", err)
+	}
+	if _, err := d.Acquire(t.Context(), noWait("x")); !errors.Is(err, driver.ErrUnavailable) && !errors.Is(err, driver.ErrUnknown) {
+		t.Errorf("Acquire with one node of three: got %v, want ErrUnavailable", err)
+	}
+	nodes[1].Start()
+	testenv.Eventually(t, func() bool {
+		l, err := d.Acquire(t.Context(), noWait("x"))
+		if err == nil {
+			release(t, l)
+		}
+		return err == nil
+	}, "the node is found again")
+}
+
+func TestOpenOfNodesThatDoNotAnswer(t *testing.T) {
+	nodes := startNodes(t, 3)
+	for _, s := range nodes {
+		s.Freeze()
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, _, err := driver.Open(ctx, nodes.url()+settled); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want the error of the context", err)
+	}
+}
+
+func TestOpenWithTLSAndPassword(t *testing.T) {
+	certs := testenv.NewCertificates(t)
+	const password = "p%40ss w/ord"
+	var nodes servers
+	for range 3 {
+		nodes = append(nodes, testenv.RedisTLS(t, certs, "--requirepass", "p@ss w/ord"))
+	}
+	hosts := strings.TrimPrefix(nodes.url(), "redlock://")
+	files := "&tls=true&tls_ca=" + certs.CAFile + "&tls_cert=" + certs.ClientCertFile + "&tls_key=" + certs.ClientKeyFile
+	d := openURL(t, "redlock://:%s@%s%s%s", strings.NewReplacer(" ", "%20", "/", "%2F").Replace(password), hosts, settled, files)
+	release(t, acquire(t, d, request("x")))
+	for _, wrong := range []string{"wrongpassword", ""} {
+		_, err := tryOpen("redlock://:" + wrong + "@" + hosts + settled + files)
+		if err == nil || strings.Contains(err.Error(), "wrongpassword") || !errors.Is(err, fs.ErrPermission) {
+			t.Errorf("password %q: got %v, want fs.ErrPermission without the password", wrong, err)
+		}
+	}
+	if _, err := tryOpen("redlock://" + hosts + settled); err == nil {
+		t.Error("without TLS: got no error")
+	}
+}
