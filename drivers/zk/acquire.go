@@ -159,7 +159,10 @@ func (h *hold) createBoth(c *gozk.Conn, data []byte) (string, error) {
 }
 
 // isOurMake reports whether a node was made by createBoth, and not changed since.
-func isOurMake(stat *gozk.Stat) bool { return stat.Version == 1 && stat.Czxid == stat.Mzxid }
+func isOurMake(stat *gozk.Stat) bool { return stat.Version == ourVersion && stat.Czxid == stat.Mzxid }
+
+// ourVersion is that of a node that createBoth made. Others have 0.
+const ourVersion = 1
 
 // peek returns driver.ErrLocked if somebody contends for the lock.
 func (h *hold) peek(c caller) error {

@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// checkAfter is how old a hold has to be for a watch of its own node: most locks are gone before, and need none.
-	checkAfter = 500 * time.Millisecond
+	// usualCheckAfter is how old a hold has to be for a watch of its own node: most locks are gone before, and need none.
+	usualCheckAfter = 500 * time.Millisecond
 
 	// checkEvery is the pause between rounds that set watches.
 	checkEvery = 250 * time.Millisecond
@@ -26,13 +26,13 @@ func (s *session) checkFresh(now int64) (due int64, ok bool) {
 		s.mu.Unlock()
 		return 0, false
 	}
-	first := s.fresh.root.succ
-	if s.checking || first.granted+int64(checkAfter) > now {
+	first, age := s.fresh.root.succ, s.driver.checkAfter.Load()
+	if s.checking || first.granted+age > now {
 		s.mu.Unlock()
-		return max(first.granted+int64(checkAfter), now+int64(checkEvery)), true
+		return max(first.granted+age, now+int64(checkEvery)), true
 	}
 	var old []*hold
-	for h := first; h != s.fresh.root && h.granted+int64(checkAfter) <= now; h = s.fresh.root.succ {
+	for h := first; h != s.fresh.root && h.granted+age <= now; h = s.fresh.root.succ {
 		s.fresh.remove(h)
 		old = append(old, h)
 	}

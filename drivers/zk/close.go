@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	gozk "github.com/go-zookeeper/zk"
 
@@ -37,7 +38,7 @@ func (d *Driver) Close(ctx context.Context) error {
 			s.breakLinks()
 			<-s.buried
 		}
-		if !s.gone.Load() && s.expires.Load() != 0 && d.now() < s.lastSent.Load()+s.timeout.Load()+int64(d.late()) {
+		if !s.hasEnded() {
 			left++
 		}
 	}
@@ -108,7 +109,7 @@ func (s *session) tidy(ctx context.Context) {
 		_, err := receive(c, s, send(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) {
 			var both []any
 			for _, h := range some {
-				both = append(both, &gozk.DeleteRequest{Path: h.node, Version: -1}, &gozk.DeleteRequest{Path: h.dir, Version: -1})
+				both = append(both, &gozk.DeleteRequest{Path: h.node, Version: -1}, &gozk.DeleteRequest{Path: h.dir, Version: ourVersion})
 			}
 			return c.Multi(both...)
 		}))
@@ -116,4 +117,10 @@ func (s *session) tidy(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// hasEnded reports whether the server does not have the session any more.
+func (s *session) hasEnded() bool {
+	late := int64(s.driver.minTTL + time.Second)
+	return s.gone.Load() || s.expires.Load() == 0 || s.driver.now() > s.lastSent.Load()+s.timeout.Load()+late
 }

@@ -28,9 +28,10 @@ type hold struct {
 	granted int64        // when that was known
 	end     atomic.Int64 // of a fixed lease, apart from the session
 	ours    bool         // the node of the name goes with the last lock on it
-	crowd   bool         // others were behind it when it last looked
 
 	// Guarded by session.mu.
+	crowd          bool // others were behind it when it last looked
+	waited         bool // before it was granted
 	phase          phase
 	leaving        bool          // the wait was given up
 	isFirst        bool          // the one before it was the first, and is gone
@@ -188,7 +189,7 @@ func (h *hold) isGone(handed bool) {
 	}
 	n.behind = nil
 	if handed {
-		n.isFirst, n.ours, n.sent = true, h.ours, h.sent
+		n.isFirst, n.ours, n.sent, n.crowd = true, h.ours, h.sent, false
 	}
 	select {
 	case n.wake <- struct{}{}:
@@ -255,6 +256,9 @@ func (h *hold) release(ctx context.Context) error {
 			h.phase = over
 			h.sent = sent
 			s.mu.Unlock()
+			if err == nil {
+				h.sweep()
+			}
 			h.isGone(err == nil)
 			if !ended {
 				return driver.ErrNotHeld
@@ -273,23 +277,41 @@ func (h *hold) release(ctx context.Context) error {
 	}
 }
 
-// remove removes the node, and with the last one that of the name, if the driver made it.
+// remove removes the node, and with the last one that of the name, if the driver made it. Where others are likely to wait, it removes
+// the node first, which wakes them, and leaves the rest to sweep.
 func (h *hold) remove(c *gozk.Conn) (struct{}, error) {
 	s := h.session
 	s.mu.Lock()
-	alone := h.ours && !h.crowd && h.next == nil
+	alone := h.ours && !h.crowd && !h.waited
 	s.mu.Unlock()
 	if !alone {
 		return remove(c, h.node)
 	}
 	// So that those who come meanwhile do not take it for granted.
 	h.driver.parents.remove(h.dir)
-	_, err := c.Multi(&gozk.DeleteRequest{Path: h.node, Version: -1}, &gozk.DeleteRequest{Path: h.dir, Version: -1})
+	_, err := c.Multi(&gozk.DeleteRequest{Path: h.node, Version: -1}, &gozk.DeleteRequest{Path: h.dir, Version: ourVersion})
 	if err == nil || errors.Is(err, gozk.ErrNoNode) || !isAnswer(err) {
 		return struct{}{}, err
 	}
 	h.driver.parents.add(h.dir)
+	s.mu.Lock()
+	h.crowd = true
+	s.mu.Unlock()
 	return remove(c, h.node)
+}
+
+// sweep removes the node of the name after that of the hold, if the driver made it and it is empty. Nobody waits for the answer: who
+// uses the name next does it otherwise.
+func (h *hold) sweep() {
+	s := h.session
+	s.mu.Lock()
+	needed := h.ours && (h.waited || h.leaving) && !h.crowd && h.next == nil
+	s.mu.Unlock()
+	if !needed {
+		return
+	}
+	h.driver.parents.remove(h.dir)
+	send(s, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, c.Delete(h.dir, ourVersion) })
 }
 
 // nodeChanged takes an event of a node.

@@ -52,6 +52,7 @@ func (l *link) Write(b []byte) (int, error) {
 	switch {
 	case !l.begun:
 		l.begun, l.began = true, now
+		s.lastSent.Store(now)
 	case len(b) >= 12:
 		xid, op := int32(binary.BigEndian.Uint32(b[4:])), int32(binary.BigEndian.Uint32(b[8:]))
 		if op != opClose && s.hasExpired(now) {
@@ -63,9 +64,11 @@ func (l *link) Write(b []byte) (int, error) {
 		} else {
 			l.sent = append(l.sent, stamp{xid, now, op == opClose})
 		}
+		if op != opClose {
+			s.lastSent.Store(now)
+		}
 	}
 	l.mu.Unlock()
-	s.lastSent.Store(now)
 	return l.Conn.Write(b)
 }
 

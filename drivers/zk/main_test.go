@@ -238,3 +238,15 @@ func first(tb testing.TB, c *gozk.Conn, path string) []string {
 	slices.SortFunc(list, func(a, b string) int { return strings.Compare(a[len(a)-10:], b[len(b)-10:]) })
 	return list[:min(1, len(list))]
 }
+
+// awaitTicks waits for n ticks of the server, in which it would have told of what is wrong.
+func awaitTicks(tb testing.TB, n int) {
+	tb.Helper()
+	timer := time.NewTimer(time.Duration(n) * 100 * time.Millisecond)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-tb.Context().Done():
+		tb.Fatal("the test has ended")
+	}
+}

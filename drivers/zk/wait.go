@@ -64,6 +64,9 @@ func (h *hold) follows() bool {
 
 // sleep waits until there is something to look at.
 func (h *hold) sleep(c caller, event <-chan struct{}) error {
+	h.session.mu.Lock()
+	h.waited = true
+	h.session.mu.Unlock()
 	timer := time.NewTimer(backStop)
 	defer timer.Stop()
 	select {
@@ -121,8 +124,9 @@ func (h *hold) look(c caller) (first bool, event <-chan struct{}, err error) {
 	if !found {
 		return false, nil, h.vanish()
 	}
-	h.ours = isOurMake(&l.stat)
-	h.crowd = crowd
+	s.mu.Lock()
+	h.ours, h.crowd = isOurMake(&l.stat), crowd
+	s.mu.Unlock()
 	if child == "" {
 		h.sent = sent
 		return true, nil, nil
@@ -228,6 +232,7 @@ func (h *hold) abandon(c caller, err error) error {
 	_, failed := query(caller{ctx, c.stop}, s, func(c *gozk.Conn) (struct{}, error) { return remove(c, h.node) })
 	switch {
 	case failed == nil, errors.Is(failed, gozk.ErrNoNode):
+		h.sweep()
 		h.isGone(false)
 		return err
 	case errors.Is(failed, errOver):

@@ -35,6 +35,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	gozk "github.com/go-zookeeper/zk"
@@ -45,7 +46,7 @@ import (
 const (
 	defaultTTL = 30 * time.Second
 
-	// detect is how long a hold may go unwatched (checkAfter), and a moment for the request and the event.
+	// detect is how long a hold may go unwatched (usualCheckAfter), and a moment for the request and the event.
 	detect = 2 * time.Second
 
 	tokensPerGrant = 256
@@ -99,6 +100,8 @@ type Driver struct {
 	ghosts   *cleaner
 	parents  parents
 
+	checkAfter atomic.Int64 // see usualCheckAfter
+
 	mu       sync.Mutex
 	closed   bool
 	ended    bool          // no goroutine may be started any more
@@ -136,6 +139,7 @@ func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
 	d.life, d.end = context.WithCancel(context.Background())
 	d.stopping, d.stop = context.WithCancel(d.life)
 	d.ghosts = newCleaner(d)
+	d.checkAfter.Store(int64(usualCheckAfter))
 	if err := d.connect(ctx); err != nil {
 		_ = d.Close(ctx) // nothing is held yet
 		return nil, err

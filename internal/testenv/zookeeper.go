@@ -136,6 +136,18 @@ func (s *ZooKeeperServer) Leads() bool {
 // Requests returns how many requests the server has received since it started, pings included.
 func (s *ZooKeeperServer) Requests() int64 {
 	s.tb.Helper()
+	return s.counter("zk_packets_received")
+}
+
+// Watches returns how many watches the server has set.
+func (s *ZooKeeperServer) Watches() int64 {
+	s.tb.Helper()
+	return s.counter("zk_watch_count")
+}
+
+// counter returns one of the figures that the server tells about itself.
+func (s *ZooKeeperServer) counter(name string) int64 {
+	s.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
 	defer cancel()
 	text, err := s.command(ctx, "mntr")
@@ -143,7 +155,7 @@ func (s *ZooKeeperServer) Requests() int64 {
 		s.tb.Fatal(err)
 	}
 	for line := range strings.Lines(text) {
-		if count, ok := strings.CutPrefix(line, "zk_packets_received\t"); ok {
+		if count, ok := strings.CutPrefix(line, name+"\t"); ok {
 			n, err := strconv.ParseInt(strings.TrimSpace(count), 10, 64)
 			if err != nil {
 				s.tb.Fatal(err)
@@ -151,6 +163,6 @@ func (s *ZooKeeperServer) Requests() int64 {
 			return n
 		}
 	}
-	s.tb.Fatalf("mntr does not count requests: %q", text)
+	s.tb.Fatalf("mntr does not tell %s: %q", name, text)
 	return 0
 }

@@ -1,0 +1,227 @@
+package zk_test
+
+import (
+	"encoding/json"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	gozk "github.com/go-zookeeper/zk"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/zk"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+func TestNodesOfALock(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	c := userClient(t, s.Addr)
+	for _, test := range []struct{ path, name, dir string }{
+		{"", "orders/42", "/orders/42"},
+		{"/app/locks", "orders/42", "/app/locks/orders/42"},
+		{"/app/", "%", "/app/%25"},
+		{"", "/a//b/", "/%2Fa/%2Fb%2F"},
+		{"", "zookeeper/../.", "/%7Aookeeper/%2E%2E/%2E"},
+		{"/app", "zookeeper", "/app/zookeeper"},
+		{"", "ü \n\u0080\U0001F512", "/ü %0A%C2%80%F0%9F%94%92"},
+		{"", "orders/x-lock-0000000001", "/orders/x-lock-000000000%31"},
+	} {
+		t.Run(test.dir, func(t *testing.T) {
+			d := openURL(t, "zk://%s%s", s.Addr, test.path)
+			r := request(test.name)
+			r.Note = "a note"
+			l := acquire(t, d, r)
+			list := children(t, c, test.dir)
+			if len(list) != 1 || !regexp.MustCompile(`^_c_[0-9a-f]{32}-lock-\d{10}$`).MatchString(list[0]) {
+				t.Fatalf("children of %q: got %q, want one as go-zookeeper makes it", test.dir, list)
+			}
+			text, stat, err := c.Get(test.dir + "/" + list[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			var value map[string]string
+			if err := json.Unmarshal(text, &value); err != nil {
+				t.Fatal(err)
+			}
+			if value["owner"] != r.Owner || value["note"] != "a note" || value["host"] == "" || value["time"] == "" {
+				t.Errorf("node: got %v, want owner, host, time and note", value)
+			}
+			if got, want := token(l), uint64(stat.Czxid)*256; got != want {
+				t.Errorf("token: got %d, want %d, from the transaction that made the node", got, want)
+			}
+			release(t, l)
+			if exists, _, err := c.Exists(test.dir); exists || err != nil {
+				t.Errorf("node of the name after the release: got %t, %v, want none", exists, err)
+			}
+		})
+	}
+}
+
+// requests returns how many requests the server gets while f runs.
+func requests(tb testing.TB, s *testenv.ZooKeeperServer, f func()) int64 {
+	tb.Helper()
+	start := s.Requests()
+	own := s.Requests() - start // what it takes to ask
+	f()
+	return s.Requests() - start - 2*own
+}
+
+func TestRoundTrips(t *testing.T) {
+	s := testenv.ZooKeeper(t, "maxSessionTimeout=600000") // so that there are no pings
+	c := userClient(t, s.Addr)
+	a, b := openURL(t, "zk://%s?ttl=10m", s.Addr), openURL(t, "zk://%s?ttl=10m", s.Addr)
+	for _, d := range []*zk.Driver{a, b} {
+		d.CheckAfter(time.Hour) // nor watches of what is held for a while
+	}
+	if _, err := c.Create("/foreign", []byte("theirs"), 0, gozk.WorldACL(gozk.PermAll)); err != nil {
+		t.Fatal(err)
+	}
+	long := func(r *driver.Request) *driver.Request { return withTTL(r, 10*time.Minute) }
+	release(t, acquire(t, a, long(request("foreign"))))
+	var l driver.Lease
+	take := func(r *driver.Request) func() { return func() { l = acquire(t, a, long(r)) } }
+	give := func() { release(t, l) }
+	refused := func() {
+		if _, err := b.Acquire(t.Context(), long(noWait("a"))); err != driver.ErrLocked {
+			t.Errorf("a try of a lock that is held: got %v, want %v", err, driver.ErrLocked)
+		}
+	}
+	var w *waiter
+	for _, step := range []struct {
+		what string
+		do   func()
+		want int64
+	}{
+		{"lock without a node for the name", take(request("a")), 1},
+		{"first refused try", refused, 2},
+		{"refused try", refused, 1},
+		{"release", give, 1},
+		{"try without a node for the name", take(noWait("t")), 1},
+		{"release after a try", give, 1},
+		{"lock with a node for the name", take(request("foreign")), 2},
+		{"release with a node for the name", give, 1},
+		{"a lock", take(request("w")), 1},
+		{"release with waiters", func() {
+			w = wait(t, b, long(request("w")))
+			testenv.Eventually(t, func() bool { return s.Watches() == 1 }, "the waiter watches the holder")
+			before := s.Requests()
+			give()
+			l = w.granted(t)
+			t.Logf("hand-over between clients: %d requests", s.Requests()-before)
+		}, -1},
+		{"release after a wait", give, -1}, // 1, and 1 for the node of the name, for which nobody waits
+	} {
+		if got := requests(t, s, step.do); step.want >= 0 && got != step.want {
+			t.Errorf("requests of a %s: got %d, want %d", step.what, got, step.want)
+		}
+	}
+	testenv.Eventually(t, func() bool { return len(children(t, c, "/")) == 2 }, "the nodes of names are gone, but for the foreign one")
+	if text, stat, err := c.Get("/foreign"); err != nil || string(text) != "theirs" || stat.Version != 0 {
+		t.Errorf("a foreign node: got %q, %+v, %v, want it unchanged", text, stat, err)
+	}
+}
+
+// TestHotLockOfOneClient sees that callers of one client hand the lock over without asking who is next.
+func TestHotLockOfOneClient(t *testing.T) {
+	s := testenv.ZooKeeper(t, "maxSessionTimeout=600000")
+	d := openURL(t, "zk://%s?ttl=10m", s.Addr)
+	const goroutines, rounds = 32, 40
+	var n int // guarded by the lock
+	got := requests(t, s, func() {
+		var all sync.WaitGroup
+		for range goroutines {
+			all.Go(func() {
+				for range rounds {
+					l := acquire(t, d, withTTL(request("hot"), 10*time.Minute))
+					n++
+					release(t, l)
+				}
+			})
+		}
+		all.Wait()
+	})
+	if n != goroutines*rounds {
+		t.Errorf("holds: got %d, want %d", n, goroutines*rounds)
+	}
+	each := float64(got) / (goroutines * rounds)
+	t.Logf("%.2f requests for each lock and unlock", each)
+	if each > 3.5 {
+		t.Errorf("requests for each lock and unlock: got %.2f, want at most 3.5", each)
+	}
+}
+
+func TestHeldLocksCostNoRequests(t *testing.T) {
+	s := testenv.ZooKeeper(t, "maxSessionTimeout=600000")
+	d := openURL(t, "zk://%s?ttl=10m", s.Addr)
+	for i := range 500 {
+		acquire(t, d, withTTL(request("held-"+strings.Repeat("x", i%7)+string(rune('a'+i%26))+string(rune('a'+i/26))), 10*time.Minute))
+	}
+	testenv.Eventually(t, func() bool { return s.Watches() == 500 }, "all are watched")
+	if got := requests(t, s, func() { awaitTicks(t, 20) }); got != 0 {
+		t.Errorf("requests while 500 locks are held for 2 s: got %d, want none", got)
+	}
+}
+
+func TestQueueIsInOrderOfArrival(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	a, b := openURL(t, "zk://%s", s.Addr), openURL(t, "zk://%s", s.Addr)
+	first := acquire(t, a, request("a"))
+	var waiters []*waiter
+	for i := range 6 {
+		d := a
+		if i%2 == 1 {
+			d = b
+		}
+		waiters = append(waiters, wait(t, d, request("a")))
+	}
+	status, err := b.Inspect(t.Context(), "a")
+	if err != nil || !status.Held || status.Waiters != 6 || status.Owner != "owner of a" || len(status.Queue) != 6 {
+		t.Errorf("Inspect: got %+v, %v, want a holder and 6 waiters", status, err)
+	}
+	tokens := []uint64{token(first)}
+	release(t, first)
+	for i, w := range waiters {
+		l := w.granted(t)
+		for j, later := range waiters[i+1:] {
+			if !later.waits() {
+				t.Errorf("waiter %d was granted while %d holds", i+1+j, i)
+			}
+		}
+		tokens = append(tokens, token(l))
+		release(t, l)
+	}
+	if !slices.IsSorted(tokens) || len(slices.Compact(slices.Clone(tokens))) != len(tokens) {
+		t.Errorf("tokens: got %v, want them to rise", tokens)
+	}
+}
+
+// TestForeignChildren has children below a name that are no contenders, and some that are.
+func TestForeignChildren(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	c := userClient(t, s.Addr)
+	d := openURL(t, "zk://%s", s.Addr)
+	acl := gozk.WorldACL(gozk.PermAll)
+	for _, path := range []string{"/a", "/a/_c_x", "/a/lock-", "/a/lock-12345", "/a/lock-99999999999", "/a/lock-9999999999", "/a/b", "/a/b-0000000000"} {
+		if _, err := c.Create(path, nil, 0, acl); err != nil {
+			t.Fatal(err)
+		}
+	}
+	release(t, acquire(t, d, request("a")))
+	release(t, acquire(t, d, noWait("a")))
+	for _, child := range []string{"_c_0b4d9ad6-2a3b-4f0c-9b57-1a2b3c4d5e6f-lock-0000000001", "lock-0000000001", "0123__lock__0000000001", "x-lock--000000001"} {
+		if _, err := c.Create("/a/"+child, nil, 0, acl); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.Acquire(t.Context(), noWait("a")); err != driver.ErrLocked {
+			t.Errorf("a try beside %q: got %v, want %v", child, err, driver.ErrLocked)
+		}
+		w := wait(t, d, request("a"))
+		if err := c.Delete("/a/"+child, -1); err != nil {
+			t.Fatal(err)
+		}
+		release(t, w.granted(t))
+	}
+}
