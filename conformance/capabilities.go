@@ -102,21 +102,30 @@ func tokensAsClaimed(e *env) error {
 
 func inspectTells(e *env) error {
 	e.claims(inspection)
-	c, a, name := e.client(), e.driver(), e.name()
-	for _, held := range []bool{false, true, false} {
+	c, a, b, name := e.client(), e.driver(), e.driver(), e.name()
+	standIns := make(map[string]*rawDriver) // for holds that the backend does not keep
+	for _, holder := range []*rawDriver{nil, a, nil, b, nil} {
 		var h *request
-		if held {
-			h = a.hold(name)
+		if holder != nil {
+			h = holder.hold(name)
 		}
 		for _, asks := range []*rawDriver{a, e.outsider()} {
-			if err := asks.inspect(e.ctx, name, h); err != nil {
+			s, err := asks.inspect(e.ctx, name, h)
+			if err != nil {
 				return err
 			}
+			if h == nil || s.Hold == h.Hold {
+				continue
+			}
+			if other := standIns[s.Hold]; other != nil && other != holder || s.Hold == "" {
+				return fmt.Errorf("%s says %q of the hold of %s on %q, which does not tell it from others", asks.label, s.Hold, holder.label, name)
+			}
+			standIns[s.Hold] = holder
 		}
-		if s, err := c.inspect(e.ctx, name); err != nil || s.Held != held {
-			return fmt.Errorf("a Client says by Inspect held %t and %q, want held %t", s.Held, outcome(err), held)
+		if s, err := c.inspect(e.ctx, name); err != nil || s.Held != (h != nil) {
+			return fmt.Errorf("a Client says by Inspect held %t and %q, want held %t", s.Held, outcome(err), h != nil)
 		}
-		if held {
+		if h != nil {
 			h.release()
 		}
 	}
@@ -124,21 +133,17 @@ func inspectTells(e *env) error {
 }
 
 // inspect returns an error unless Inspect says that h holds name; nil means that nobody does.
-func (d *rawDriver) inspect(ctx context.Context, name string, h *request) error {
+func (d *rawDriver) inspect(ctx context.Context, name string, h *request) (driver.Status, error) {
 	s, err := d.driver.(driver.Inspector).Inspect(ctx, name)
 	switch {
 	case err != nil:
-		return fmt.Errorf("Inspect: %w", err)
+		err = fmt.Errorf("Inspect: %w", err)
 	case h == nil && s.Held:
-		return fmt.Errorf("%s says that somebody holds %q, which is free", d.label, name)
-	case h == nil:
-		return nil
-	case !s.Held:
-		return fmt.Errorf("%s says that nobody holds %q, which %s does", d.label, name, h.driver.label)
-	case s.Hold != h.Hold:
-		return fmt.Errorf("%s says that another hold than that of %s holds %q", d.label, h.driver.label, name)
-	case s.Owner != "" && s.Owner != h.Owner:
-		return fmt.Errorf("%s says that %q is held by the owner %q, want %q", d.label, name, s.Owner, h.Owner)
+		err = fmt.Errorf("%s says that somebody holds %q, which is free", d.label, name)
+	case h != nil && !s.Held:
+		err = fmt.Errorf("%s says that nobody holds %q, which %s does", d.label, name, h.driver.label)
+	case h != nil && s.Hold == h.Hold && s.Owner != "" && s.Owner != h.Owner:
+		err = fmt.Errorf("%s says that %q is held by the owner %q, want %q", d.label, name, s.Owner, h.Owner)
 	}
-	return nil
+	return s, err
 }

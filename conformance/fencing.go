@@ -81,11 +81,11 @@ func tokensRiseOverLoss(e *env) error {
 		if err := rises(next, "an expiry"); err != nil {
 			return err
 		}
-		if e.backend.Expire == nil {
+		if !e.canRemove() {
 			next.release()
 			continue
 		}
-		e.backend.Expire(e.tb, name)
+		e.remove(name)
 		h = b.start(name).granted()
 		if err := rises(h, "a removal"); err != nil {
 			return err

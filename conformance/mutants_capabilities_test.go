@@ -93,11 +93,11 @@ var capabilityMutants = []mutant{
 	},
 	{
 		check:  "capabilities/inspect",
-		breaks: "Inspect does not say which hold it is",
+		breaks: "Inspect says the same of all holds",
 		mutate: func(d *memory.Driver) driver.Driver {
 			return &broken{Driver: d, inspect: func(ctx context.Context, name string) (driver.Status, error) {
 				s, err := d.Inspect(ctx, name)
-				s.Hold = s.Owner + "?"
+				s.Hold = "somebody's"
 				return s, err
 			}}
 		},

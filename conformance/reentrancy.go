@@ -117,13 +117,13 @@ func nestedLoss(e *env) error {
 
 // remove ends the hold of name behind the back of its holder.
 func (e *env) remove(name string) {
-	c := e.client()
-	switch {
-	case forceUnlock.claimed(c):
+	e.need(e.canRemove(), "Backend.Expire")
+	if c := e.client(); forceUnlock.claimed(c) {
 		e.must(c.ForceUnlock(e.ctx, name))
-	default:
-		e.need(e.backend.Expire != nil, "Backend.Expire")
-		e.events.add("", "the hold of %q is ended behind its holder's back", name)
-		e.backend.Expire(e.tb, name)
+		return
 	}
+	e.events.add("", "the hold of %q is ended behind its holder's back", name)
+	e.backend.Expire(e.tb, name)
 }
+
+func (e *env) canRemove() bool { return e.backend.Expire != nil || forceUnlock.claimed(e.client()) }

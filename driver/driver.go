@@ -203,7 +203,7 @@ type Inspector interface {
 // Status is what a backend knows of a lock. Fields that it does not know are zero, except Waiters.
 type Status struct {
 	Held    bool
-	Hold    string        // Request.Hold of the holder, or what stands in its place for a foreign client
+	Hold    string        // Request.Hold of the holder; where that is not kept, what tells its client from others
 	Owner   string        // Request.Owner of the holder, where it is stored
 	Note    string        // Request.Note of the holder, where it is stored
 	Since   time.Time     // when it was granted
