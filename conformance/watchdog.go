@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
 )
 
 // The checks of leases that are renewed, by package dsync or by the driver itself.
@@ -97,14 +98,17 @@ func allAreRenewed(e *env) error {
 	return nil
 }
 
-// expire ends the hold of name, and leaves it to the driver to find out if that is possible.
+// expire ends the hold of name, if there is one, and leaves it to the driver to find out if that is possible.
 func (e *env) expire(name string) {
-	if e.backend.Expire == nil {
-		e.remove(name)
+	e.need(e.canRemove(), "Backend.Expire")
+	if e.backend.Expire != nil {
+		e.events.add("", "the hold of %q is ended behind its holder's back", name)
+		e.backend.Expire(e.tb, name)
 		return
 	}
-	e.events.add("", "the hold of %q is ended behind its holder's back", name)
-	e.backend.Expire(e.tb, name)
+	if err := e.client().ForceUnlock(e.ctx, name); !errors.Is(err, driver.ErrNotHeld) {
+		e.must(err)
+	}
 }
 
 func survivesShortFaults(e *env) error {
