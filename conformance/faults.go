@@ -114,7 +114,7 @@ func hungLease(e *env) error {
 func lateAnswer(e *env) error {
 	d := e.driver()
 	d.hold(e.name()).release() // the connection is there
-	const late = time.Second
+	const late = time.Second / 2
 	d.delay(late)
 	r := d.hold(e.name(), fixed)
 	if took := r.at.Sub(r.called); took < late {

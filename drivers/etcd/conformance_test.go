@@ -1,8 +1,7 @@
-//go:build long
-
 package etcd_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -10,33 +9,32 @@ import (
 
 	"github.com/go-dsync/dsync/conformance"
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/etcd"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-func TestConformance(t *testing.T) {
-	conform(t, testenv.Etcd(t))
-}
+func init() { conformance.RunWorker() }
 
-func TestConformancePackaged(t *testing.T) {
-	conform(t, testenv.PackagedEtcd(t))
-}
+func TestConformance(t *testing.T)         { conform(t, testenv.Etcd(t)) }
+func TestConformancePackaged(t *testing.T) { conform(t, testenv.PackagedEtcd(t)) }
+func TestConformanceCluster(t *testing.T)  { conform(t, testenv.EtcdCluster(t, 3)...) }
 
-func conform(t *testing.T, s *testenv.EtcdServer) {
-	c := userClient(t, s.Addr)
+func conform(t *testing.T, servers ...*testenv.EtcdServer) {
+	var addrs []string
+	for _, s := range servers {
+		addrs = append(addrs, s.Addr)
+	}
+	c, s := userClient(t, addrs...), servers[0]
 	conformance.Run(t, conformance.Harness{TTL: 2 * time.Second, Backend: func(testing.TB) *conformance.Backend {
 		return &conformance.Backend{
 			New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
-				proxy := testenv.NewProxy(tb, s.Addr)
-				d, _, err := driver.Open(guard(tb), "etcd://"+proxy.Addr)
+				wire := new(conformance.Wire)
+				tb.Cleanup(wire.Close)
+				d, err := etcd.New(clientOver(tb, wire, addrs...), nil)
 				if err != nil {
 					tb.Fatal(err)
 				}
-				return d, &conformance.Link{
-					Cut:         proxy.Cut,
-					Hang:        func() { proxy.Freeze(testenv.Both) },
-					LoseAnswers: proxy.DropReplies,
-					Heal:        proxy.Heal,
-				}
+				return d, wire.Link()
 			},
 			Expire: func(tb testing.TB, name string) { // of its lease other holds would end as well
 				answer, err := c.Get(guard(tb), name+"/", clientv3.WithFirstCreate()...)
@@ -52,6 +50,7 @@ func conform(t *testing.T, s *testenv.EtcdServer) {
 			Freeze:  func(testing.TB) { s.Freeze() },
 			Thaw:    func(testing.TB) { s.Thaw() },
 			Restart: func(testing.TB) { s.Restart() },
+			URL:     "etcd://" + strings.Join(addrs, ","),
 		}
 	}})
 }

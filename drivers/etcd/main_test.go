@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -12,7 +13,9 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
+	"github.com/go-dsync/dsync/conformance"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/etcd"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -101,7 +104,25 @@ func closeLater(tb testing.TB, d *etcd.Driver) {
 // userClient returns a client as a user would make it.
 func userClient(tb testing.TB, addrs ...string) *clientv3.Client {
 	tb.Helper()
-	client, err := clientv3.New(clientv3.Config{Endpoints: addrs, DialTimeout: hangGuard, Logger: zap.NewNop()})
+	return newClient(tb, clientv3.Config{Endpoints: addrs, DialTimeout: hangGuard})
+}
+
+// clientOver returns a client whose connections can be disturbed, and that finds out when one is dead.
+func clientOver(tb testing.TB, w *conformance.Wire, addrs ...string) *clientv3.Client {
+	tb.Helper()
+	dial := func(ctx context.Context, addr string) (net.Conn, error) { return w.DialContext(ctx, "tcp", addr) }
+	return newClient(tb, clientv3.Config{
+		Endpoints:            addrs,
+		DialOptions:          []grpc.DialOption{grpc.WithContextDialer(dial)},
+		DialKeepAliveTime:    time.Second,
+		DialKeepAliveTimeout: time.Second,
+	})
+}
+
+func newClient(tb testing.TB, config clientv3.Config) *clientv3.Client {
+	tb.Helper()
+	config.Logger = zap.NewNop()
+	client, err := clientv3.New(config)
 	if err != nil {
 		tb.Fatal(err)
 	}
