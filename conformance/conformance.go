@@ -37,6 +37,10 @@ type Harness struct {
 	// raised to what Info allows. Checks that wait for the end of a lease use it; the others use a long one.
 	TTL time.Duration
 
+	// Brief makes 1,000 hand-overs where the suite makes 10,000, which is what takes longest on a backend that writes to disk. It is
+	// for a further configuration of a backend, beside one that the whole suite runs on.
+	Brief bool
+
 	// In tests of the suite.
 	breakOwner func(*client, locker) locker
 	hangs      time.Duration // what counts as a hang

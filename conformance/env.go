@@ -29,6 +29,7 @@ type env struct {
 	minTTL   time.Duration                // Harness.TTL
 	broken   func(*client, locker) locker // Harness.breakOwner
 	patience time.Duration                // Harness.hangs
+	sample   bool                         // Harness.Brief
 
 	mu      sync.Mutex
 	err     error // the first, by which the check failed
@@ -43,7 +44,7 @@ type env struct {
 }
 
 func newEnv(tb testing.TB, h Harness) *env {
-	e := &env{tb: tb, events: newEvents(), minTTL: h.TTL, id: rand.Text()[:10], broken: h.breakOwner, patience: h.hangs}
+	e := &env{tb: tb, events: newEvents(), minTTL: h.TTL, id: rand.Text()[:10], broken: h.breakOwner, patience: h.hangs, sample: h.Brief}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.backend = h.Backend(tb)
 	return e

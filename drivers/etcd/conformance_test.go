@@ -15,17 +15,17 @@ import (
 
 func init() { conformance.RunWorker() }
 
-func TestConformance(t *testing.T)         { conform(t, testenv.Etcd(t)) }
-func TestConformancePackaged(t *testing.T) { conform(t, testenv.PackagedEtcd(t)) }
-func TestConformanceCluster(t *testing.T)  { conform(t, testenv.EtcdCluster(t, 3)...) }
+func TestConformance(t *testing.T)         { conform(t, false, testenv.Etcd(t)) }
+func TestConformancePackaged(t *testing.T) { conform(t, true, testenv.PackagedEtcd(t)) }
+func TestConformanceCluster(t *testing.T)  { conform(t, true, testenv.EtcdCluster(t, 3)...) }
 
-func conform(t *testing.T, servers ...*testenv.EtcdServer) {
+func conform(t *testing.T, brief bool, servers ...*testenv.EtcdServer) {
 	var addrs []string
 	for _, s := range servers {
 		addrs = append(addrs, s.Addr)
 	}
 	c, s := userClient(t, addrs...), servers[0]
-	conformance.Run(t, conformance.Harness{TTL: 2 * time.Second, Backend: func(testing.TB) *conformance.Backend {
+	conformance.Run(t, conformance.Harness{TTL: 2 * time.Second, Brief: brief, Backend: func(testing.TB) *conformance.Backend {
 		return &conformance.Backend{
 			New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
 				wire := new(conformance.Wire)
