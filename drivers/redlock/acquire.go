@@ -84,8 +84,8 @@ func (l *lease) askAll() {
 		}
 	}
 	for i := range l.votes {
-		if v := &l.votes[i]; v.state == queued && !v.node().add(v) {
-			v.fail(driver.ErrClosed)
+		if v := &l.votes[i]; v.state == queued {
+			v.hand()
 		}
 	}
 	l.check()
@@ -288,9 +288,7 @@ func (l *lease) askOneThenAll(ctx context.Context, first int) error {
 		l.mu.Lock()
 		l.goal = decision
 		v.ask()
-		if !v.node().add(v) {
-			v.fail(driver.ErrClosed)
-		}
+		v.hand()
 		l.mu.Unlock()
 		if err, answered := l.first(ctx, v); err != nil || answered {
 			if err != nil {

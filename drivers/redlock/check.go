@@ -19,6 +19,9 @@ const minMajor, minMinor = 6, 2
 // never is when answers of a node begin to count that is not fit for locks.
 const never = int64(1<<63 - 1)
 
+// lookAgain is how often a server is looked at that was not fit, in case that has changed.
+const lookAgain = time.Second
+
 // identity is what a server says about itself.
 type identity struct {
 	run  string // changes at each start of the server
@@ -59,6 +62,7 @@ func (n *node) look() error {
 	before, now := n.server, identity{run: infos[0]["run_id"], conn: n.dialer.made.Load(), id: id}
 	n.bury(before, now)
 	n.server = now
+	n.lookedAt = n.driver.now()
 	n.judge(infos[0], infos[1], infos[2])
 	n.known = now.conn
 	n.trouble.Store(false)

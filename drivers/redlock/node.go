@@ -17,12 +17,13 @@ import (
 )
 
 const (
-	maxTasks  = 64 // in one batch
-	firstDown = 10 * time.Millisecond
-	lastDown  = 500 * time.Millisecond
-	firstGone = 50 * time.Millisecond // until a deletion is repeated
-	lastGone  = 2 * time.Second
-	maxGhosts = 10_000 // on one node; beyond that the one that ends soonest is left to its TTL
+	maxTasks   = 64   // in one batch
+	maxBacklog = 1024 // votes that are handed to a node that is not likely to answer
+	firstDown  = 10 * time.Millisecond
+	lastDown   = 500 * time.Millisecond
+	firstGone  = 50 * time.Millisecond // until a deletion is repeated
+	lastGone   = 2 * time.Second
+	maxGhosts  = 10_000 // on one node; beyond that the one that ends soonest is left to its TTL
 )
 
 // task is one request to a node. Its methods are called by the node's goroutine alone, and hold none of the node's locks.
@@ -63,6 +64,7 @@ type node struct {
 	known     uint64 // the connection, by dialer.made, that the server was looked at over; 0: none
 	cleared   uint64 // the last connection of which surely nothing arrives any more
 	server    identity
+	lookedAt  int64
 	downUntil int64
 	down      time.Duration
 	downErr   error
@@ -118,6 +120,13 @@ func (n *node) haunt(v *vote) {
 	if soonest != nil {
 		soonest.vote.abandon()
 	}
+}
+
+// backlog returns how many tasks wait.
+func (n *node) backlog() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.queue)
 }
 
 // idle reports whether there is nothing left to do.
@@ -301,7 +310,8 @@ func (n *node) fail(err error) {
 
 // ready makes sure of a connection to a server that was looked at, or returns an error that says why there is none.
 func (n *node) ready() error {
-	if n.known == n.dialer.made.Load() && n.client != nil && !n.trouble.Load() {
+	unfit := n.counts.Load() == never && n.driver.now()-n.lookedAt > int64(lookAgain)
+	if n.known == n.dialer.made.Load() && n.client != nil && !n.trouble.Load() && !unfit {
 		return nil
 	}
 	if n.driver.now() < n.downUntil {

@@ -243,9 +243,8 @@ func (l *lease) rejoin() {
 	for i := range l.votes {
 		v := &l.votes[i]
 		if s := v.state; (s == failed && !v.doubt || s == refused) && !v.node().impaired() {
-			if v.ask(); !v.node().add(v) {
-				v.state = failed
-			}
+			v.ask()
+			v.hand()
 		}
 	}
 }

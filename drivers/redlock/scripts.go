@@ -21,6 +21,8 @@ var (
 	releaseText string
 	//go:embed renew.lua
 	renewText string
+	//go:embed inspect.lua
+	inspectText string
 
 	releaseScript = newScript(releaseText)
 	renewScript   = newScript(renewText)

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 // vote is what a lease has to do with one node. All fields but lease and index are guarded by lease.mu.
@@ -45,6 +47,19 @@ func (v *vote) ask() {
 	v.state, v.err = queued, nil
 	v.late = v.node().impaired()
 }
+
+// hand gives the request to the node, unless it has left too many waiting. It is called with lease.mu held.
+func (v *vote) hand() {
+	n := v.node()
+	switch {
+	case v.late && n.backlog() >= maxBacklog:
+		v.fail(errBacklog)
+	case !n.add(v):
+		v.fail(driver.ErrClosed)
+	}
+}
+
+var errBacklog = errors.New("too many requests wait for it to answer")
 
 // command implements task: the request to set the value, or to delete it.
 func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
