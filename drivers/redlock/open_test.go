@@ -145,3 +145,36 @@ func TestOpenWithTLSAndPassword(t *testing.T) {
 		t.Error("without TLS: got no error")
 	}
 }
+
+// TestPermissions gives a user the rights that the comment of the package lists, and no more.
+func TestPermissions(t *testing.T) {
+	nodes := startNodes(t, 3)
+	rights := strings.Fields("on >pw ~lk:* &dsync_redlock:lk:* +hello +auth +ping +info +set +get +del +pexpire +pttl +evalsha +eval " +
+		"+script|load +publish +subscribe +unsubscribe +client|id +client|kill +client|setname")
+	nodes.do(append([]string{"ACL", "SETUSER", "locker", "resetchannels"}, rights...)...)
+	url := "redlock://locker:pw@" + strings.TrimPrefix(nodes.url(), "redlock://") + settled
+	a, b := openURL(t, "%s", url), openURL(t, "%s", url)
+	l := acquire(t, a, request("lk:x"))
+	if s, err := b.Inspect(t.Context(), "lk:x"); err != nil || !s.Held || s.Hold != l.request.Hold {
+		t.Errorf("Inspect: got %+v, %v", s, err)
+	}
+	if err := l.Renew(t.Context(), testTTL); err != nil {
+		t.Errorf("Renew: %v", err)
+	}
+	r := request("lk:x")
+	w := make(chan *lease)
+	go func() { w <- acquire(t, b, r) }()
+	<-r.Events.(*events).waiting
+	first := b.firstNode("lk:x")
+	testenv.Eventually(t, func() bool { return nodes[first].SubscriberCount(channel("lk:x")) == 1 }, "the waiter listens")
+	release(t, l)
+	release(t, <-w)
+	if _, err := a.Acquire(t.Context(), noWait("other")); !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("a name without rights: got %v, want fs.ErrPermission", err)
+	}
+	nodes.awaitClear(t)
+	nodes.do("ACL", "SETUSER", "locker", "-info")
+	if _, err := tryOpen(url); !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), "info") {
+		t.Errorf("without the right to INFO: got %v, want fs.ErrPermission that names it", err)
+	}
+}

@@ -1,4 +1,61 @@
-// Package redlock is the dsync driver for N independent Redis servers.
+// Package redlock is the dsync backend on N independent Redis servers: the published Redlock algorithm, with the keys and values of
+// redsync and redlock-py, so that programs on these and on dsync exclude each other on the same nodes. It registers the URL scheme
+// "redlock":
+//
+//	redlock://user:password@host1:6379,host2:6379,host3:6379/0
+//
+// Give an odd number of nodes, 3 or more, that share nothing: 5 survive the loss of 2. User, password and database are those of every
+// node. Parameters beside those of every backend:
+//
+//	maxttl=30s         the longest TTL that anybody asks for; see [Options]
+//	durable=true       nodes do not forget when they are restarted; see [Options]
+//	nodetimeout=50ms   see [Options]
+//	evict=refuse|allow see [Options]
+//	tls=true, tls_ca=, tls_cert=, tls_key=, tls_server_name=, tls_insecure_skip_verify=true
+//
+// # What it does not promise
+//
+// Redlock saves work from being done twice. It is not fit to keep data from being corrupted, for it trusts clocks and has no fencing:
+//
+//   - A holder that stops (a garbage collection, a frozen virtual machine) can write after its lease has ended. There are no tokens by
+//     which the resource could tell; Lease.Token is 0, and require=fenced is refused.
+//   - The nodes end holds by their own clocks. If those of a majority jump, a second client may be granted a lock that is held. Up to
+//     a minority may jump: 2 of 5. Clocks may differ in speed by 1 %.
+//   - A node that loses data while it runs (FLUSHALL, eviction, a replica that is promoted behind the same address) forgets holds, and
+//     nothing shows it. If a majority does so within one TTL, there are two holders.
+//   - There is no order among those who wait: require=fair and require=fifo are refused.
+//
+// Where that matters take drivers/etcd, drivers/zk or drivers/pglock, whose order and tokens are kept by one log; where one Redis is
+// enough, drivers/redisson has tokens, costs a fifth and loses a lock only when the server does.
+//
+// # Nodes that were started
+//
+// A node that was restarted may have forgotten locks that are held. Every new connection therefore begins with a look at the server,
+// and by its uptime it does not count until MaxTTL has passed since it was started, as the algorithm demands. It follows that new
+// nodes grant nothing for their first MaxTTL: Lock waits, TryLock returns ErrUnavailable and names the node. A lease that is renewed
+// is put back on a node that has forgotten it, so that it survives that all nodes are restarted one after the other.
+//
+// Nodes that are replicas, in a cluster, or the same server as another node, are refused when a driver is opened, and never count
+// when they turn up later.
+//
+// # On the nodes
+//
+// A lock is a string under its plain name; its value is the identity of the hold, and of the attempt after the first. It is set by
+// SET NX PX, and deleted and renewed by scripts that compare the value. An attempt asks all nodes at once and is decided by the first
+// majority of answers, so that a node that is slow, frozen or gone costs nothing. A deletion goes to a node only when that has answered
+// the request that sets the value; what a broken connection leaves unclear is cleared up over the next one.
+//
+// The deletion also publishes an empty message on the channel dsync_redlock: followed by the name. Clients that wait listen to it on
+// one node that the name determines, and then ask that node alone, and the others only if it grants: so many that wait neither share
+// the votes out among them nor flood the nodes. They also ask one node now and then, some 7 times a second, for locks of other
+// libraries send no message and those of a client that is gone expire.
+//
+// A user of the nodes needs these rights, here for names that begin with "lk:":
+//
+//	~lk:* &dsync_redlock:lk:* +hello +auth +ping +info +set +get +del +pexpire +pttl +evalsha +eval +script|load +publish +subscribe
+//	+unsubscribe +client|id +client|kill +client|setname
+//
+// beside which select serves databases other than 0. Redis 6.2 or newer is needed, or Valkey.
 package redlock
 
 import (
