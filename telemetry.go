@@ -14,8 +14,9 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
+	noopmetric "go.opentelemetry.io/otel/metric/noop"
 	"go.opentelemetry.io/otel/trace"
-	"go.opentelemetry.io/otel/trace/noop"
+	nooptrace "go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/go-dsync/dsync/driver"
 )
@@ -101,10 +102,10 @@ type telemetry struct {
 	class  func(name string) string // may be nil
 
 	tracer      trace.Tracer
-	tracerSet   bool                 // to one that makes spans
+	tracerSet   bool                 // to one that does something
 	noTracerYet trace.TracerProvider // the global placeholder, if it was all there was
 
-	meterSet   bool
+	meterSet   bool // likewise
 	noMeterYet metric.MeterProvider
 
 	acquireDuration, waitDuration, holdDuration metric.Float64Histogram
@@ -128,7 +129,7 @@ func newTelemetry(c *Client, o *Options) (*telemetry, error) {
 			t.noTracerYet = traces
 		}
 	}
-	_, off := traces.(noop.TracerProvider)
+	_, off := traces.(nooptrace.TracerProvider)
 	t.tracerSet = t.noTracerYet == nil && !off
 	t.tracer = traces.Tracer(instrumentation)
 
@@ -139,14 +140,9 @@ func newTelemetry(c *Client, o *Options) (*telemetry, error) {
 			t.noMeterYet = meters
 		}
 	}
-	t.meterSet = t.noMeterYet == nil
-	if err := t.makeInstruments(meters.Meter(instrumentation)); err != nil {
-		return nil, err
-	}
-	if t.meterSet && !t.acquires.Enabled(context.Background()) {
-		t.meterSet = false // it drops everything
-	}
-	return t, nil
+	_, off = meters.(noopmetric.MeterProvider)
+	t.meterSet = t.noMeterYet == nil && !off
+	return t, t.makeInstruments(meters.Meter(instrumentation))
 }
 
 // isPlaceholder reports whether a global provider is the one that stands in until the program sets its own. If its package had

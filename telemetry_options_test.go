@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -343,3 +344,80 @@ func TestTelemetryOfProvidersThatAreSetLater(t *testing.T) {
 		t.Errorf("points:\n%swant %s among them", got, want)
 	}
 }
+
+// TestTelemetryHoldsUpNoRenewal has a log handler that hangs while locks are renewed.
+func TestTelemetryHoldsUpNoRenewal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		handler := &hangingHandler{release: make(chan struct{})}
+		c := newClient(t, memory.New(nil), &dsync.Options{TTL: 10 * time.Second, Logger: slog.New(handler)})
+		<-mustLock(t, c, "lost", dsync.ExpireAfter(time.Second)).Done()
+		kept := mustLock(t, c, "kept")
+		<-mustLock(t, c, "lost", dsync.ExpireAfter(time.Second)).Done()
+		time.Sleep(time.Minute)
+		if err := kept.Unlock(t.Context()); err != nil {
+			t.Errorf("a lock that was renewed beside a handler that hangs: %v", err)
+		}
+		close(handler.release)
+		synctest.Wait()
+		if got := handler.handled.Load(); got != 2 {
+			t.Errorf("%d records, want 2", got)
+		}
+	})
+}
+
+type hangingHandler struct {
+	slog.Handler
+	release chan struct{}
+	handled atomic.Int32
+}
+
+func (h *hangingHandler) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h *hangingHandler) Handle(context.Context, slog.Record) error {
+	<-h.release
+	h.handled.Add(1)
+	return nil
+}
+
+// TestTelemetryMayCallTheClient has a span processor and a log handler that use the client whose locks they hear of.
+func TestTelemetryMayCallTheClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c *dsync.Client
+		caller := &callingProcessor{call: func() { _, _ = c.Inspect(context.Background(), "x") }}
+		c = newClient(t, memory.New(nil), &dsync.Options{
+			TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(caller)),
+			TTL:            10 * time.Second,
+		})
+		for range 2 {
+			l := mustLock(t, c, "x")
+			go func() {
+				if l, err := c.Lock(context.Background(), "x"); err == nil {
+					_ = l.Unlock(context.Background())
+				}
+			}()
+			synctest.Wait()
+			if err := l.Unlock(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		lost := mustLock(t, c, "x")
+		if err := c.ForceUnlock(t.Context(), "x"); err != nil {
+			t.Error(err)
+		}
+		<-lost.Done()
+		synctest.Wait()
+		if got := caller.calls.Load(); got < 10 {
+			t.Errorf("%d calls from span processors, want one at the start and end of each span", got)
+		}
+	})
+}
+
+type callingProcessor struct {
+	call  func()
+	calls atomic.Int32
+}
+
+func (p *callingProcessor) OnStart(context.Context, sdktrace.ReadWriteSpan) { p.calls.Add(1); p.call() }
+func (p *callingProcessor) OnEnd(sdktrace.ReadOnlySpan)                     { p.calls.Add(1); p.call() }
+func (p *callingProcessor) Shutdown(context.Context) error                  { return nil }
+func (p *callingProcessor) ForceFlush(context.Context) error                { return nil }
