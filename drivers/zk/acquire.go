@@ -126,7 +126,7 @@ func (h *hold) queue(c caller, data []byte) (first bool, err error) {
 		case isAnswer(err):
 			return false, h.fail(c, err)
 		case isOurs(err):
-			return false, h.doubt(c, err, answer)
+			return false, h.doubt(c, err, answer, !known)
 		default:
 			if found, failed := h.recover(c); found || failed != nil {
 				return false, failed
@@ -243,7 +243,7 @@ func (h *hold) created(c caller, node string, behind bool) error {
 func (h *hold) recover(c caller) (found bool, err error) {
 	l, err := query(c, h.session, func(c *gozk.Conn) (listing, error) { return listSynced(c, h.dir) })
 	if isOurs(err) {
-		return false, h.doubt(c, err, nil)
+		return false, h.doubt(c, err, nil, false)
 	}
 	for _, child := range l.children {
 		if strings.HasPrefix(child, h.prefix) {
@@ -267,11 +267,11 @@ func (h *hold) fail(c caller, err error) error {
 }
 
 // doubt ends an attempt of which a node may be left.
-func (h *hold) doubt(c caller, err error, answer <-chan reply[string]) error {
+func (h *hold) doubt(c caller, err error, answer <-chan reply[string], both bool) error {
 	if errors.Is(err, errOver) {
 		return errAgain // it went with the session
 	}
-	h.driver.ghosts.add(&ghost{session: h.session, dir: h.dir, prefix: h.prefix, answer: answer})
+	h.driver.ghosts.add(&ghost{session: h.session, dir: h.dir, prefix: h.prefix, answer: answer, both: both})
 	if errors.Is(err, errStopping) {
 		return driver.ErrClosed
 	}

@@ -31,6 +31,7 @@ type ghost struct {
 
 	dir, prefix string
 	answer      <-chan reply[string] // to the request that makes it, if that may come yet
+	both        bool                 // which makes the node of the name as well
 
 	since int64
 	next  int64 // when to ask
@@ -178,8 +179,7 @@ func (d *Driver) find(ctx context.Context, g *ghost) bool {
 			return true // nothing was made
 		}
 		if err == nil {
-			_, err = query(c, s, func(c *gozk.Conn) (struct{}, error) { return remove(c, node) })
-			return err == nil || errors.Is(err, gozk.ErrNoNode)
+			return g.remove(c, node, g.both)
 		}
 	}
 	l, err := query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, g.dir) })
@@ -188,15 +188,25 @@ func (d *Driver) find(ctx context.Context, g *ghost) bool {
 	}
 	for _, child := range l.children {
 		if strings.HasPrefix(child, g.prefix) {
-			node := g.dir + "/" + child
-			_, err := query(c, s, func(c *gozk.Conn) (struct{}, error) { return remove(c, node) })
-			return err == nil || errors.Is(err, gozk.ErrNoNode)
+			return g.remove(c, g.dir+"/"+child, isOurMake(&l.stat))
 		}
 	}
 	if d.now() > g.since+int64(retireAfter) {
 		s.retire()
 	}
 	return false
+}
+
+// remove removes the node, and that of the name if the driver made it and it is empty.
+func (g *ghost) remove(c caller, node string, ours bool) bool {
+	_, err := query(c, g.session, func(c *gozk.Conn) (struct{}, error) { return remove(c, node) })
+	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
+		return false
+	}
+	if ours {
+		send(g.session, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, c.Delete(g.dir, ourVersion) })
+	}
+	return true
 }
 
 // ghostHeap has the ghost first that is to be asked for first.

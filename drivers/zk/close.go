@@ -38,7 +38,7 @@ func (d *Driver) Close(ctx context.Context) error {
 			s.breakLinks()
 			<-s.buried
 		}
-		if !s.hasEnded() {
+		if !s.awaitEnd(ctx) {
 			left++
 		}
 	}
@@ -119,8 +119,12 @@ func (s *session) tidy(ctx context.Context) {
 	}
 }
 
-// hasEnded reports whether the server does not have the session any more.
-func (s *session) hasEnded() bool {
-	late := int64(s.driver.minTTL + time.Second)
-	return s.gone.Load() || s.expires.Load() == 0 || s.driver.now() > s.lastSent.Load()+s.timeout.Load()+late
+// awaitEnd waits until the server certainly does not have the session any more, and reports whether that is so.
+func (s *session) awaitEnd(ctx context.Context) bool {
+	d := s.driver
+	if s.gone.Load() || s.expires.Load() == 0 {
+		return true
+	}
+	late := int64(d.minTTL + time.Second)
+	return d.sleep(ctx, time.Duration(s.lastSent.Load()+s.timeout.Load()+late-d.now()))
 }

@@ -1,6 +1,7 @@
 package zk_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -11,20 +12,26 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-func TestConformance(t *testing.T) {
-	s := testenv.ZooKeeper(t)
-	c := userClient(t, s.Addr)
+func TestConformance(t *testing.T) { conform(t, testenv.ZooKeeper(t)) }
+
+// conform runs the suite. What happens to the server happens to the first one.
+func conform(t *testing.T, servers ...*testenv.ZooKeeperServer) {
+	s, c := servers[0], userClient(t, servers[0].Addr)
 	conformance.Run(t, conformance.Harness{TTL: time.Second, Backend: func(testing.TB) *conformance.Backend {
 		return &conformance.Backend{
 			URL: "zk://" + s.Addr,
 			New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
 				wire := new(conformance.Wire)
 				tb.Cleanup(wire.Close)
-				addr, err := wire.Listen("tcp", s.Addr)
-				if err != nil {
-					tb.Fatal(err)
+				var addrs []string
+				for _, s := range servers {
+					addr, err := wire.Listen("tcp", s.Addr)
+					if err != nil {
+						tb.Fatal(err)
+					}
+					addrs = append(addrs, addr)
 				}
-				d, _, err := driver.Open(guard(tb), "zk://"+addr)
+				d, _, err := driver.Open(guard(tb), "zk://"+strings.Join(addrs, ","))
 				if err != nil {
 					tb.Fatal(err)
 				}

@@ -1,0 +1,242 @@
+package zk_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/zk"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// spy is a connection that keeps what the server says first: the session, and the password of it.
+type spy struct {
+	net.Conn
+	mu    *sync.Mutex
+	hello *[]byte
+}
+
+func (s spy) Read(b []byte) (int, error) {
+	n, err := s.Conn.Read(b)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	*s.hello = append(*s.hello, b[:n]...)
+	return n, err
+}
+
+// openSpied opens a driver, and returns how to end its session at the server.
+func openSpied(tb testing.TB, addr string) (*zk.Driver, func()) {
+	tb.Helper()
+	var mu, gate sync.Mutex
+	var hello []byte
+	d, err := zk.New(guard(tb), []string{addr}, &zk.Options{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		gate.Lock() // who comes back while the session is being ended would keep it
+		defer gate.Unlock()
+		c, err := new(net.Dialer).DialContext(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		hello = nil
+		return spy{c, &mu, &hello}, nil
+	}})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	closeLater(tb, d)
+	return d, func() {
+		tb.Helper()
+		gate.Lock()
+		defer gate.Unlock()
+		mu.Lock()
+		// Length, version, timeout, session, password.
+		session, password := hello[12:20], hello[24:40]
+		mu.Unlock()
+		endSession(tb, addr, session, password)
+	}
+}
+
+func endSession(tb testing.TB, addr string, session, password []byte) {
+	tb.Helper()
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer c.Close()
+	hello := binary.BigEndian.AppendUint32(nil, 44)
+	hello = append(hello, make([]byte, 12)...)
+	hello = binary.BigEndian.AppendUint32(hello, 30_000)
+	hello = append(hello, session...)
+	hello = binary.BigEndian.AppendUint32(hello, 16)
+	hello = append(hello, password...)
+	if _, err := c.Write(hello); err != nil {
+		tb.Fatal(err)
+	}
+	end := int32(-11)
+	bye := binary.BigEndian.AppendUint32([]byte{0, 0, 0, 8, 0, 0, 0, 1}, uint32(end))
+	if _, err := c.Write(bye); err != nil {
+		tb.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, c); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func TestSessionThatTheServerEnded(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	c := userClient(t, s.Addr)
+	a, end := openSpied(t, s.Addr)
+	b := openURL(t, "zk://%s", s.Addr)
+	r1, r2 := request("a"), request("b")
+	l := acquire(t, a, r1)
+	acquire(t, a, r2)
+	h := acquire(t, b, request("c"))
+	w1, w2 := wait(t, b, request("a")), wait(t, a, request("c"))
+	end()
+	next := w1.granted(t)
+	for _, r := range []*driver.Request{r1, r2} {
+		wantErr(t, "loss", lostBy(t, r), driver.ErrSessionEnded)
+	}
+	wantErr(t, "Release", l.Release(t.Context()), driver.ErrNotHeld)
+	release(t, next)
+	testenv.Eventually(t, func() bool { return len(children(t, c, "/c")) == 2 }, "who waited waits again")
+	release(t, h)
+	release(t, w2.granted(t))
+	release(t, acquire(t, a, request("a")))
+}
+
+// TestAnswerLost cuts the connection when the server has made the node: the lock is granted all the same, with that node.
+func TestAnswerLost(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	c := userClient(t, s.Addr)
+	proxy := testenv.NewProxy(t, s.Addr)
+	a, b := openURL(t, "zk://%s", proxy.Addr), openURL(t, "zk://%s", s.Addr)
+	for _, cuts := range []int{1, 2} {
+		l := acquire(t, b, request("a"))
+		trap := proxy.CutAfterRequest("-lock-")
+		w := begin(a, request("a"))
+		<-trap
+		if cuts == 2 { // the second while it looks for the node
+			select {
+			case <-proxy.CutAfterRequest("/a"):
+			case <-w.done:
+			case <-time.After(hangGuard):
+				t.Fatal("it does not look for the node")
+			}
+		}
+		testenv.Eventually(t, func() bool { return len(children(t, c, "/a")) == 2 }, "it waits with one node")
+		release(t, l)
+		release(t, w.granted(t))
+		trap = proxy.CutAfterRequest("-lock-")
+		w = begin(a, request("a"))
+		<-trap
+		release(t, w.granted(t))
+		testenv.Eventually(t, func() bool { return len(children(t, c, "/a")) == 0 }, "no node is left")
+	}
+}
+
+// TestCanceledBeforeTheAnswer ends the context while the server has made the node and the answer is on its way.
+func TestCanceledBeforeTheAnswer(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	c := userClient(t, s.Addr)
+	proxy := testenv.NewProxy(t, s.Addr)
+	a := openURL(t, "zk://%s", proxy.Addr)
+	for _, cut := range []bool{false, true} {
+		name := fmt.Sprint("cut-", cut)
+		release(t, acquire(t, a, request("warm")))
+		trap := proxy.HoldAfterRequest("-lock-")
+		w := begin(a, request(name))
+		<-trap
+		testenv.Eventually(t, func() bool { return len(children(t, c, "/"+name)) == 1 }, "the server has made the node")
+		w.cancel()
+		l, err := w.end(t)
+		if l != nil {
+			t.Fatal("granted without an answer")
+		}
+		wantErr(t, "Acquire", err, driver.ErrUnknown, context.Canceled)
+		if errors.Is(err, driver.ErrLocked) {
+			t.Errorf("Acquire: got %v, which says that somebody else has the lock", err)
+		}
+		if cut {
+			proxy.Cut()
+		}
+		proxy.Heal()
+		testenv.Eventually(t, func() bool {
+			exists, _, err := c.Exists("/" + name)
+			return err == nil && !exists
+		}, "no node is left")
+	}
+}
+
+// TestReleaseWhoseAnswerIsLost sees that it counts as done.
+func TestReleaseWhoseAnswerIsLost(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	proxy := testenv.NewProxy(t, s.Addr)
+	a := openURL(t, "zk://%s", proxy.Addr)
+	l := acquire(t, a, request("a"))
+	trap := proxy.CutAfterRequest("-lock-")
+	release(t, l)
+	<-trap
+	wantErr(t, "second Release", l.Release(t.Context()), driver.ErrNotHeld)
+	release(t, acquire(t, a, request("a")))
+}
+
+// TestHolderThatIsCutOff has to know before the next is granted the lock.
+func TestHolderThatIsCutOff(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	proxy := testenv.NewProxy(t, s.Addr)
+	a, b := openURL(t, "zk://%s?ttl=1s", proxy.Addr), openURL(t, "zk://%s", s.Addr)
+	for name, r := range map[string]*driver.Request{"kept": withTTL(request("a"), time.Second), "fixed": fixed(request("b"), time.Second)} {
+		l := acquire(t, a, r)
+		w := wait(t, b, request(r.Name))
+		proxy.Freeze(testenv.Both)
+		next := w.granted(t)
+		if now := time.Now(); now.Before(l.Expires()) {
+			t.Errorf("%s: the next was granted the lock %v before Expires", name, l.Expires().Sub(now))
+		}
+		if !r.Fixed {
+			wantErr(t, "loss", lostBy(t, r), driver.ErrSessionEnded)
+		}
+		proxy.Heal()
+		release(t, next)
+		wantErr(t, "Release", l.Release(t.Context()), driver.ErrNotHeld)
+	}
+}
+
+// TestRemovedNode has an administrator remove nodes.
+func TestRemovedNode(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	c := userClient(t, s.Addr)
+	a, b := openURL(t, "zk://%s", s.Addr), openURL(t, "zk://%s", s.Addr)
+	r := request("a")
+	l := acquire(t, a, r)
+	w := wait(t, b, request("a"))
+	if err := b.ForceUnlock(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	next := w.granted(t)
+	wantErr(t, "loss", lostBy(t, r), driver.ErrRemoved)
+	wantErr(t, "Release", l.Release(t.Context()), driver.ErrNotHeld)
+	// That of a waiter: it queues again.
+	w = wait(t, a, request("a"))
+	nodes := children(t, c, "/a")
+	holder := first(t, c, "/a")[0]
+	for _, node := range nodes {
+		if node != holder {
+			if err := c.Delete("/a/"+node, -1); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	release(t, next)
+	release(t, w.granted(t))
+	wantErr(t, "ForceUnlock of a free lock", b.ForceUnlock(t.Context(), "a"), driver.ErrNotHeld)
+}

@@ -1,0 +1,172 @@
+package zk_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	gozk "github.com/go-zookeeper/zk"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/zk"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+const password, escaped = "s3cr3t:/&", "s3cr3t%3A%2F%26"
+
+func tryOpen(ctx context.Context, format string, args ...any) error {
+	d, _, err := driver.Open(ctx, fmt.Sprintf(format, args...))
+	if err == nil {
+		err = d.Close(ctx)
+	}
+	return err
+}
+
+func withoutPassword(t *testing.T, err error) {
+	t.Helper()
+	if err != nil && strings.Contains(err.Error(), "s3cr3t") {
+		t.Errorf("the password is in the error: %v", err)
+	}
+}
+
+func TestMalformedURLs(t *testing.T) {
+	for rest, want := range map[string]string{
+		"?chroot=/a":        "unknown parameter chroot",
+		"?acl=mine":         `parameter acl: "mine"`,
+		"?acl=creator":      "needs a user",
+		"?tls_ca=x":         "tls=true",
+		"/a//b":             `chroot "/a//b"`,
+		"/a/..":             `chroot "/a/.."`,
+		"/a%00":             "chroot",
+		"?ttl=0s":           "ttl",
+		"/%EE%80%80?ttl=1s": "chroot",
+	} {
+		wantText(t, rest, tryOpen(guard(t), "zk://127.0.0.1:1%s", rest), want)
+	}
+	err := tryOpen(guard(t), "zk://:%s@127.0.0.1:1", escaped)
+	wantText(t, "no user", err, "without a user")
+	withoutPassword(t, err)
+}
+
+func TestServerOutOfReach(t *testing.T) {
+	err := tryOpen(guard(t), "zk://user:%s@127.0.0.1:1,localhost:1/p", escaped)
+	wantErr(t, "refused connection", err, driver.ErrUnavailable)
+	wantText(t, "refused connection", err, "zk://user@127.0.0.1:1,localhost:1/p", "connection refused")
+	withoutPassword(t, err)
+
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	wantErr(t, "silent server", tryOpen(ctx, "zk://%s", silent.Addr()), driver.ErrUnavailable, context.DeadlineExceeded)
+}
+
+func TestFirstHostOutOfReach(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	d := openURL(t, "zk://127.0.0.1:1,%s", s.Addr)
+	release(t, acquire(t, d, request("a")))
+}
+
+func TestBoundsOfTTLs(t *testing.T) {
+	s := testenv.ZooKeeper(t, "maxSessionTimeout=10000")
+	for _, ttl := range []string{"100ms", "30s"} {
+		err := tryOpen(guard(t), "zk://%s?ttl=%s", s.Addr, ttl)
+		wantErr(t, ttl, err, errors.ErrUnsupported)
+		wantText(t, ttl, err, ttl, "200ms", "10s")
+	}
+	d := openURL(t, "zk://%s", s.Addr)
+	if i := d.Info(); i.MinTTL != 200*time.Millisecond || i.MaxTTL != 10*time.Second {
+		t.Errorf("bounds: got %v to %v, want 200ms to 10s", i.MinTTL, i.MaxTTL)
+	}
+	_, err := d.Acquire(t.Context(), withTTL(request("a"), time.Minute))
+	wantErr(t, "Acquire", err, errors.ErrUnsupported)
+	for _, ttl := range []time.Duration{200 * time.Millisecond, 10 * time.Second} {
+		release(t, acquire(t, d, withTTL(request("a"), ttl)))
+	}
+}
+
+func TestUserAlone(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	c := userClient(t, s.Addr)
+	mine := openURL(t, "zk://user:%s@%s/app", escaped, s.Addr)
+	l := acquire(t, mine, request("a"))
+	if _, _, err := c.Children("/app/a"); err != gozk.ErrNoAuth {
+		t.Errorf("somebody else reads the nodes: got %v, want %v", err, gozk.ErrNoAuth)
+	}
+	_, acl, err := c.GetACL("/app")
+	if err == nil {
+		t.Errorf("somebody else reads the ACL: got %v", acl)
+	}
+	for what, err := range map[string]error{
+		"another password": tryOpen(guard(t), "zk://user:other@%s/app", s.Addr),
+		"no user":          tryOpen(guard(t), "zk://%s/app", s.Addr),
+	} {
+		wantErr(t, what, err, fs.ErrPermission)
+		wantText(t, what, err, "/app")
+	}
+	stranger := openURL(t, "zk://%s", s.Addr)
+	for _, r := range []*driver.Request{request("app/a"), noWait("app/a"), request("app/b")} {
+		_, err := stranger.Acquire(t.Context(), r)
+		wantErr(t, r.Name, err, fs.ErrPermission)
+	}
+	again := openURL(t, "zk://user:%s@%s/app", escaped, s.Addr)
+	w := wait(t, again, request("a"))
+	release(t, l)
+	release(t, w.granted(t))
+	everybody := openURL(t, "zk://user:%s@%s/open?acl=open", escaped, s.Addr)
+	l = acquire(t, everybody, request("a"))
+	w = wait(t, openURL(t, "zk://%s/open", s.Addr), request("a"))
+	release(t, l)
+	release(t, w.granted(t))
+}
+
+func TestNotesThatAreTooLong(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	d := openURL(t, "zk://%s", s.Addr)
+	r := request("a")
+	r.Note = strings.Repeat("x", 64<<10)
+	_, err := d.Acquire(t.Context(), r)
+	wantText(t, "a long note", err, "owner and note", "65536")
+	release(t, acquire(t, d, noWait("a")))
+}
+
+func TestNewRefusesNonsense(t *testing.T) {
+	for want, o := range map[string]*zk.Options{
+		"chroot":   {Chroot: "a"},
+		"password": {Password: password},
+		"colon":    {User: "a:b"},
+		"TTL":      {TTL: -1},
+	} {
+		_, err := zk.New(t.Context(), []string{"127.0.0.1:1"}, o)
+		wantText(t, want, err, want)
+		withoutPassword(t, err)
+	}
+	_, err := zk.New(t.Context(), nil, nil)
+	wantText(t, "no hosts", err, "hosts")
+}
+
+func TestCloseTwice(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	c := userClient(t, s.Addr)
+	d := openURL(t, "zk://%s", s.Addr)
+	for i := range 10 {
+		acquire(t, d, request(fmt.Sprint("a", i)))
+	}
+	if err := d.Close(guard(t)); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	if got := children(t, c, "/"); len(got) != 1 {
+		t.Errorf("nodes after Close: got %q, want none of ours", got)
+	}
+	if err := d.Close(guard(t)); err != driver.ErrClosed {
+		t.Errorf("second Close: got %v, want %v", err, driver.ErrClosed)
+	}
+}
