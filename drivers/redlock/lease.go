@@ -110,7 +110,7 @@ func (l *lease) check() {
 		lost := yes+no >= l.driver.quorum && yes+pending+l.unasked() < l.driver.quorum
 		reached = yes >= l.driver.quorum || pending == 0 || lost
 	case freedom:
-		reached = l.removed >= l.driver.quorum || l.removed+l.deletions() < l.driver.quorum
+		reached = l.removed >= l.driver.quorum && l.told() || l.removed+l.deletions() < l.driver.quorum
 	case silence:
 		reached = l.deletions() == 0
 	}
@@ -125,6 +125,12 @@ func (l *lease) pass() {
 	case l.changed <- struct{}{}:
 	default:
 	}
+}
+
+// told reports whether the node that others listen to has said whether they do. It is called with mu held.
+func (l *lease) told() bool {
+	v := &l.votes[l.driver.firstNode(l.request.Name)]
+	return v.state == gone || v.node().impaired()
 }
 
 // unasked counts the nodes that were not asked. It is called with mu held.
@@ -182,7 +188,8 @@ func (l *lease) await(ctx context.Context, limit time.Duration, stop <-chan stru
 	return false
 }
 
-// Release implements driver.Lease. It returns when a majority of the nodes is free again; the others follow.
+// Release implements driver.Lease. It returns when a majority of the nodes is free again, and the one that others listen to is among
+// them or late; the others follow.
 func (l *lease) Release(ctx context.Context) error {
 	d := l.driver
 	l.mu.Lock()
@@ -200,25 +207,26 @@ func (l *lease) Release(ctx context.Context) error {
 	defer d.leave()
 
 	for {
-		reached := l.await(ctx, 0, nil)
-		if err, done := l.released(); done {
+		reached := l.await(ctx, d.options.NodeTimeout, nil)
+		if err, done := l.released(reached); done {
 			l.pass()
 			return err
 		}
-		if !reached {
+		if ctx.Err() != nil {
 			return fmt.Errorf("%w: %w", driver.ErrUnknown, ctx.Err())
 		}
 	}
 }
 
-// released tells what has come of a release, if that is clear.
-func (l *lease) released() (err error, done bool) {
+// released tells what has come of a release, if that is clear. Unless it is said to have been, whether others listen may be open.
+func (l *lease) released(reached bool) (err error, done bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case l.phase == over:
 		return driver.ErrNotHeld, true
-	case l.removed >= l.driver.quorum:
+	case l.removed >= l.driver.quorum && (!reached || l.told()):
+		l.contended = l.contended || !l.told()
 		l.phase = over
 		return nil, true
 	case l.removed+l.deletions() < l.driver.quorum:

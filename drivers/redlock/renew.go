@@ -242,7 +242,7 @@ func (l *lease) beginRenewal(at int64, ttl time.Duration) bool {
 func (l *lease) rejoin() {
 	for i := range l.votes {
 		v := &l.votes[i]
-		if s := v.state; (s == failed && !v.doubt || s == refused) && !v.node().impaired() {
+		if (v.state == failed || v.state == refused) && !v.node().impaired() {
 			v.ask()
 			v.hand()
 		}

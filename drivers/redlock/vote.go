@@ -84,7 +84,10 @@ func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 	default:
 		return rueidis.Completed{}, false
 	}
-	v.state, v.conn = asking, n.known
+	v.state = asking
+	if !v.doubt {
+		v.conn = n.known
+	}
 	ttl := l.ttl
 	l.lasts = max(l.lasts, at+int64(ttl))
 	return n.client.B().Set().Key(l.request.Name).Value(l.value).Nx().PxMilliseconds(milliseconds(ttl)).Build(), true
@@ -144,7 +147,7 @@ func (v *vote) counts() bool { return v.state == granted && v.err == nil }
 // undo has the value deleted, now or when the request to set it is answered. It is called with lease.mu held.
 func (v *vote) undo() {
 	switch {
-	case v.state == granted, v.state == failed && v.doubt:
+	case v.state == granted, (v.state == failed || v.state == refused) && v.doubt: // what refused may be the value itself
 		if v.state = deleting; !v.node().add(v) {
 			v.state = gone
 		}
