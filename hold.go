@@ -108,9 +108,8 @@ func (h *hold) addView(r request) *Lease {
 			l.owner = h.lock.client.newHoldID() // the next owner, after a hand-over
 		}
 	}
-	r.ob.grants(h.views != nil)
-	if h.views == nil {
-		h.ob = r.ob
+	if r.ob != nil {
+		r.ob.grants(h.views != nil)
 	}
 	l.hold, l.token, l.fixed, l.next = h, h.token, r.fixed, h.views
 	h.views = l

@@ -186,11 +186,10 @@ func (l *Lease) setEnd(end moment) {
 // If the lease was lost it returns an error that matches ErrLost and ErrNotHeld, if it was unlocked before one that matches
 // ErrNotHeld; it then does nothing.
 func (l *Lease) Unlock(ctx context.Context) error {
-	t := l.hold.lock.client.telemetry
-	ctx, span := t.unlock(ctx, l)
-	err := l.unlock(ctx)
-	t.unlocked(span, err)
-	if err != nil {
+	if t := l.hold.lock.client.telemetry; t.wanted.Load() {
+		return t.unlock(ctx, l)
+	}
+	if err := l.unlock(ctx); err != nil {
 		return &opError{"unlock", l.Name(), err}
 	}
 	return nil
@@ -217,7 +216,9 @@ func (l *Lease) unlock(ctx context.Context) error {
 	}
 	k.mu.Unlock()
 	err := h.release(ctx, min(h.expires()-now, maxReleaseWait))
-	k.client.telemetry.released(ctx, l, ob, err)
+	if ob != nil || err != nil {
+		k.client.telemetry.released(ctx, l, ob, err)
+	}
 	return err
 }
 

@@ -449,7 +449,7 @@ func (k *lock) handOver(h *hold, now moment) bool {
 		h.token++
 		h.tokens--
 	}
-	h.ownedBy = w.request.owner
+	h.ownedBy, h.ob = w.request.owner, w.request.ob
 	k.queue.remove(w)
 	w.serve(h.addView(w.request))
 	k.serveOwner(h, now)

@@ -359,12 +359,10 @@ func (c *Client) isClosed() bool {
 
 // acquire is Lock and TryLock.
 func (c *Client) acquire(ctx context.Context, owner *Owner, name string, opts []LockOption, try bool) (*Lease, error) {
-	var ob *observation
 	if c.telemetry.on() {
-		ctx, ob = c.telemetry.acquire(ctx, owner, name, try)
+		return c.observe(ctx, owner, name, opts, try)
 	}
-	l, err := c.tryAcquire(ctx, ob, owner, name, opts, try)
-	ob.end(ctx, l, err)
+	l, err := c.tryAcquire(ctx, nil, owner, name, opts, try)
 	if err != nil {
 		return nil, &opError{"lock", name, err}
 	}
@@ -375,18 +373,12 @@ func (c *Client) tryAcquire(ctx context.Context, ob *observation, owner *Owner, 
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	r := request{owner: owner, ttl: c.ttl, ob: ob}
-	for _, o := range opts {
-		if o.expireAfter != nil {
-			r.ttl, r.fixed = *o.expireAfter, true
-		}
-	}
+	r := c.request(owner, opts, ob)
 	if r.fixed {
 		if err := c.checkTTL(r.ttl); err != nil {
 			return nil, err
 		}
 	}
-	ob.asks(&r)
 	if err := ctx.Err(); err != nil {
 		return nil, newWaitError(ctx, nil, false)
 	}
@@ -405,6 +397,16 @@ func (c *Client) tryAcquire(ctx context.Context, ob *observation, owner *Owner, 
 		return k.tryLock(ctx, r)
 	}
 	return k.lockWait(ctx, r)
+}
+
+func (c *Client) request(owner *Owner, opts []LockOption, ob *observation) request {
+	r := request{owner: owner, ttl: c.ttl, ob: ob}
+	for _, o := range opts {
+		if o.expireAfter != nil {
+			r.ttl, r.fixed = *o.expireAfter, true
+		}
+	}
+	return r
 }
 
 // enter returns the lock of a name for one use, which leave ends.
@@ -439,9 +441,13 @@ func (c *Client) leave(k *lock) {
 
 // newHold returns an attempt to be given to the driver, with an identity of its own.
 func (c *Client) newHold(k *lock, r request, noWait bool) *hold {
+	note := c.note
+	if r.ob != nil {
+		note = r.ob.note(note)
+	}
 	h := &hold{lock: k, ttl: r.ttl, ob: r.ob}
 	id := c.newHoldID()
-	h.req = driver.Request{Name: k.name, Hold: id, Owner: id, Note: r.ob.note(c.note), TTL: r.ttl, Fixed: r.fixed, NoWait: noWait, Events: h}
+	h.req = driver.Request{Name: k.name, Hold: id, Owner: id, Note: note, TTL: r.ttl, Fixed: r.fixed, NoWait: noWait, Events: h}
 	if r.owner != nil {
 		h.req.Owner = r.owner.id
 	}

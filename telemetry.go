@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -101,6 +102,8 @@ type telemetry struct {
 	omit   struct{ names, owners bool }
 	class  func(name string) string // may be nil
 
+	wanted atomic.Bool // somebody wants spans or metrics
+
 	tracer      trace.Tracer
 	tracerSet   bool                 // to one that does something
 	noTracerYet trace.TracerProvider // the global placeholder, if it was all there was
@@ -142,6 +145,7 @@ func newTelemetry(c *Client, o *Options) (*telemetry, error) {
 	}
 	_, off = meters.(noopmetric.MeterProvider)
 	t.meterSet = t.noMeterYet == nil && !off
+	t.wanted.Store(t.tracerSet || t.meterSet)
 	return t, t.makeInstruments(meters.Meter(instrumentation))
 }
 
@@ -177,7 +181,13 @@ func (t *telemetry) makeInstruments(m metric.Meter) error {
 	return errors.Join(errs...)
 }
 
-// tracing reports whether anybody wants spans. A global provider that is set after the client was made counts.
+// on reports whether anybody wants spans or metrics. A global provider that is set after the client was made counts. That of metrics is
+// noticed by an instrument, which is cheaper than to ask for it, and by the one that no view is likely to drop.
+func (t *telemetry) on() bool {
+	return t.wanted.Load() || t.noTracerYet != nil && otel.GetTracerProvider() != t.noTracerYet ||
+		t.noMeterYet != nil && t.losses.Enabled(context.Background())
+}
+
 func (t *telemetry) tracing() bool {
 	return t.tracerSet || t.noTracerYet != nil && otel.GetTracerProvider() != t.noTracerYet
 }
@@ -185,8 +195,6 @@ func (t *telemetry) tracing() bool {
 func (t *telemetry) metering() bool {
 	return t.meterSet || t.noMeterYet != nil && otel.GetMeterProvider() != t.noMeterYet
 }
-
-func (t *telemetry) on() bool { return t.tracing() || t.metering() }
 
 // close waits for what is being reported and inspected. The life of the client's watchdog is over.
 func (t *telemetry) close() {
@@ -207,7 +215,6 @@ type observation struct {
 	span      trace.Span        // nil if it does not record; until end
 	context   trace.SpanContext // of span
 	ttl       time.Duration
-	fixed     bool
 
 	// Guarded by lock.mu, and settled when the call returns.
 	joined   bool      // a hold that its owner had
@@ -223,8 +230,25 @@ type observation struct {
 	look     *time.Timer         // at who holds the lock
 }
 
+// observe is acquire for a client whose telemetry is on.
+func (c *Client) observe(ctx context.Context, owner *Owner, name string, opts []LockOption, try bool) (*Lease, error) {
+	ctx, ob := c.telemetry.acquire(ctx, owner, name, try)
+	if ob != nil {
+		ob.ttl = c.request(owner, opts, ob).ttl
+	}
+	l, err := c.tryAcquire(ctx, ob, owner, name, opts, try)
+	if ob != nil {
+		ob.end(ctx, l, err)
+	}
+	if err != nil {
+		return nil, &opError{"lock", name, err}
+	}
+	return l, nil
+}
+
 // acquire begins the observation of a call of Lock or TryLock, and returns the context to go on with.
 func (t *telemetry) acquire(ctx context.Context, owner *Owner, name string, try bool) (context.Context, *observation) {
+	t.wanted.Store(true)
 	start := time.Now()
 	var span trace.Span
 	if t.tracing() {
@@ -250,16 +274,9 @@ func (t *telemetry) acquire(ctx context.Context, owner *Owner, name string, try 
 	return ctx, ob
 }
 
-// asks takes note of what the call asks for.
-func (ob *observation) asks(r *request) {
-	if ob != nil {
-		ob.ttl, ob.fixed = r.ttl, r.fixed
-	}
-}
-
 // note returns the text to be stored with the lock: the user's, and who holds it.
 func (ob *observation) note(text string) string {
-	if ob == nil || !ob.context.IsSampled() {
+	if !ob.context.IsSampled() {
 		return text
 	}
 	return appendTrace(text, ob.context)
@@ -303,9 +320,6 @@ func (ob *observation) blockedBy(holder trace.SpanContext) {
 
 // grants takes note that the call has got a lease, and is called with lock.mu held.
 func (ob *observation) grants(joined bool) {
-	if ob == nil {
-		return
-	}
 	if ob.joined = joined; !joined {
 		ob.granted = time.Now()
 	}
@@ -313,9 +327,6 @@ func (ob *observation) grants(joined bool) {
 
 // end ends the observation of the call. ctx is the one that acquire returned.
 func (ob *observation) end(ctx context.Context, l *Lease, err error) {
-	if ob == nil {
-		return
-	}
 	now := time.Now()
 	ob.mu.Lock()
 	ob.over = true
@@ -334,10 +345,7 @@ func (ob *observation) end(ctx context.Context, l *Lease, err error) {
 	if !waiting.IsZero() {
 		ob.traceWait(ctx, waiting, now, blockers, outcome)
 	}
-	attributes := append(ob.attributes(l), keyTry.Bool(ob.try), keyOutcome.String(outcome))
-	if ob.ttl > 0 {
-		attributes = append(attributes, keyTTL.Float64(ob.ttl.Seconds()))
-	}
+	attributes := append(ob.attributes(l), keyTry.Bool(ob.try), keyOutcome.String(outcome), keyTTL.Float64(ob.ttl.Seconds()))
 	if l != nil {
 		attributes = append(attributes, keyReentrant.Bool(ob.joined))
 	}
@@ -464,10 +472,14 @@ func errorTypeOf(err error) string {
 // endTenure returns the observation of a hold if its owner's last lease has ended, otherwise nil. It is called with lock.mu held, before
 // the hold goes to its next owner.
 func (h *hold) endTenure() *observation {
-	ob := h.ob
-	if ob == nil || h.views != nil {
+	if h.ob == nil || h.views != nil {
 		return nil
 	}
+	return h.endObserved()
+}
+
+func (h *hold) endObserved() *observation {
+	ob := h.ob
 	h.ob = nil
 	ob.finished = time.Now()
 	if h.fault != nil {
@@ -479,40 +491,40 @@ func (h *hold) endTenure() *observation {
 
 // endHold counts the end of a hold.
 func (ob *observation) endHold(ctx context.Context, how string) {
-	if ob == nil || !ob.metering || ob.granted.IsZero() {
-		return
+	if ob != nil && ob.metering && !ob.granted.IsZero() {
+		ob.measureHold(ctx, how)
 	}
+}
+
+func (ob *observation) measureHold(ctx context.Context, how string) {
 	ob.telemetry.holds.Add(ctx, -1, ob.label("", "", "").add...)
 	ob.telemetry.holdDuration.Record(ctx, ob.finished.Sub(ob.granted).Seconds(), ob.label(keyEnd, how, "").record...)
 }
 
-// unlock begins the span of an Unlock, if the acquire was sampled or what it happens in is: a decision of its own would show unlocks
+// unlock is Lease.Unlock, in a span if the acquire was sampled or what it happens in is: a decision of its own would show unlocks
 // without their acquire.
-func (t *telemetry) unlock(ctx context.Context, l *Lease) (context.Context, trace.Span) {
-	if !t.tracing() {
-		return ctx, nil
-	}
+func (t *telemetry) unlock(ctx context.Context, l *Lease) error {
+	var span trace.Span
 	h := l.hold
 	h.lock.mu.Lock()
 	sampled := h.ob != nil && h.ob.context.IsSampled()
 	shared := h.views != nil && h.views.next != nil
 	h.lock.mu.Unlock()
-	if !sampled && !trace.SpanFromContext(ctx).IsRecording() {
-		return ctx, nil
+	if sampled || t.tracing() && trace.SpanFromContext(ctx).IsRecording() {
+		attributes := append(t.lockAttributes(l.Name(), l.owner, l.token), keyReentrant.Bool(shared))
+		ctx, span = t.tracer.Start(ctx, spanUnlock, trace.WithAttributes(attributes...))
 	}
-	attributes := append(t.lockAttributes(l.Name(), l.owner, l.token), keyReentrant.Bool(shared))
-	return t.tracer.Start(ctx, spanUnlock, trace.WithAttributes(attributes...))
-}
-
-// unlocked ends what unlock began.
-func (t *telemetry) unlocked(span trace.Span, err error) {
-	if span == nil {
-		return
+	err := l.unlock(ctx)
+	if span != nil {
+		if err != nil {
+			t.fault(span, errorTypeOf(err), err, time.Now())
+		}
+		span.End()
 	}
 	if err != nil {
-		t.fault(span, errorTypeOf(err), err, time.Now())
+		return &opError{"unlock", l.Name(), err}
 	}
-	span.End()
+	return nil
 }
 
 // released counts the end of a hold whose release returned err. ob is what endTenure returned.
