@@ -88,7 +88,7 @@ func (h *hold) attempt(c caller, data []byte, waited *bool) error {
 // queue makes the node, and reports whether it is known to be the first.
 func (h *hold) queue(c caller, data []byte) (first bool, err error) {
 	d, s := h.driver, h.session
-	for {
+	for current := false; ; {
 		if err := s.await(c); err != nil {
 			return false, h.fail(c, err)
 		}
@@ -96,7 +96,7 @@ func (h *hold) queue(c caller, data []byte) (first bool, err error) {
 		h.sent = d.now()
 		known := d.parents.has(h.dir)
 		if known && h.request.NoWait {
-			if err := h.peek(c); errors.Is(err, gozk.ErrNoNode) {
+			if err := h.peek(c, current); errors.Is(err, gozk.ErrNoNode) {
 				d.parents.remove(h.dir)
 				continue
 			} else if err != nil {
@@ -116,6 +116,7 @@ func (h *hold) queue(c caller, data []byte) (first bool, err error) {
 			h.ours = !known
 			return !known, h.created(c, node, known)
 		case errors.Is(err, gozk.ErrNodeExists):
+			current = true // a write was ordered behind all that had happened
 			d.parents.add(h.dir)
 		case errors.Is(err, gozk.ErrNoNode) && known:
 			d.parents.remove(h.dir)
@@ -164,9 +165,14 @@ func isOurMake(stat *gozk.Stat) bool { return stat.Version == ourVersion && stat
 // ourVersion is that of a node that createBoth made. Others have 0.
 const ourVersion = 1
 
-// peek returns driver.ErrLocked if somebody contends for the lock.
-func (h *hold) peek(c caller) error {
-	l, err := query(c, h.session, func(c *gozk.Conn) (listing, error) { return list(c, h.dir) })
+// peek returns driver.ErrLocked if somebody contends for the lock. Current says that the server knows of all that had happened when the
+// lock was asked for; otherwise it may lag behind, and show who has released the lock.
+func (h *hold) peek(c caller, current bool) error {
+	read := listSynced
+	if current {
+		read = list
+	}
+	l, err := query(c, h.session, func(c *gozk.Conn) (listing, error) { return read(c, h.dir) })
 	if errors.Is(err, gozk.ErrNoNode) {
 		return err
 	}

@@ -200,6 +200,9 @@ func (w *waiter) waits() bool {
 // children returns what is below a path.
 func children(tb testing.TB, c *gozk.Conn, path string) []string {
 	tb.Helper()
+	if _, err := c.Sync(path); err != nil { // the server of c may lag behind that of the driver
+		tb.Fatal(err)
+	}
 	list, _, err := c.Children(path)
 	if err != nil && err != gozk.ErrNoNode {
 		tb.Fatal(err)
