@@ -3,6 +3,7 @@ package redlock
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -88,8 +89,9 @@ func (p *poll) answer(n *node, result rueidis.RedisResult, err error) {
 	if err == nil {
 		p.answers = append(p.answers, result)
 	} else {
+		_, refused := rueidis.IsRedisErr(err)
 		p.err = n.of(refusal(err))
-		p.doubt = p.doubt || result.NonRedisError() != nil
+		p.doubt = p.doubt || !refused && !errors.As(err, new(notSent))
 	}
 	if p.pending--; p.pending == 0 {
 		close(p.done)

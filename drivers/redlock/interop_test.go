@@ -55,7 +55,7 @@ func incrementByRedsync() {
 	for range increments {
 		m := rs.NewMutex(interopName, redsync.WithTries(1_000_000), redsync.WithExpiry(20*time.Second),
 			// Those that ask again in step share the votes out among them again.
-			redsync.WithRetryDelayFunc(func(int) time.Duration { return time.Millisecond + rand.N(20*time.Millisecond) }))
+			redsync.WithRetryDelayFunc(func(int) time.Duration { return time.Millisecond + rand.N(8*time.Millisecond) }))
 		exitOn(m.Lock())
 		exitOn(increment())
 		_, err := m.Unlock()
@@ -86,6 +86,8 @@ func TestInteropRedsync(t *testing.T) {
 		processes = append(processes, testenv.Spawn(t, "redsync", env...), testenv.Spawn(t, "dsync", env...))
 	}
 	for _, p := range processes {
+		for range p.Lines { // until it ends
+		}
 		if err := p.Wait(); err != nil {
 			t.Errorf("a process ended with %v", err)
 		}

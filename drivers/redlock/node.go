@@ -241,14 +241,20 @@ func (n *node) carryOut(batch []task) {
 	n.flight.Store(0)
 	if err == nil {
 		n.hung.Store(false)
-		// What was asked over a connection that nobody has looked at yet may come from a server that has forgotten its locks.
-		if n.known != n.dialer.made.Load() {
-			_ = n.look() // if that fails the node does not count
-		}
 	} else {
 		n.fail(err)
 	}
+	// What was asked over a connection that nobody has looked at yet may come from a server that has forgotten its locks. If it
+	// cannot be looked at, its answers are as good as none.
+	var unseen error
+	if err == nil && n.known != n.dialer.made.Load() {
+		unseen = n.look()
+	}
 	for i, t := range sent {
+		if unseen != nil {
+			t.answer(n, rueidis.RedisResult{}, unseen)
+			continue
+		}
 		t.answer(n, results[i], results[i].Error())
 	}
 }

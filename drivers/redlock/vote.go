@@ -77,6 +77,10 @@ func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 			l.check()
 			return rueidis.Completed{}, false
 		}
+		if l.phase == held && at >= l.expires.Load() {
+			v.fail(driver.ErrNotHeld) // its turn came too late
+			return rueidis.Completed{}, false
+		}
 		if err := n.countsNow(); err != nil {
 			v.fail(err)
 			return rueidis.Completed{}, false

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -228,4 +229,25 @@ func TestWaiterIsToldOfTheEnd(t *testing.T) {
 	if l.Contended() {
 		t.Error("Contended: got true while nobody waits")
 	}
+}
+
+// TestTwoClientsShareAHotLock counts what a grant costs when two clients contend for it with many goroutines each.
+func TestTwoClientsShareAHotLock(t *testing.T) {
+	nodes := startNodes(t, 5)
+	clients := []*dsync.Client{dsyncOn(t, nodes), dsyncOn(t, nodes)}
+	const goroutines, each = 16, 200
+	got := nodes.counted(func() {
+		parallel(2*goroutines, func(i int) {
+			for range each {
+				if err := ours(clients[i%2], "hot"); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}, "set", "evalsha")
+	const grants = 2 * goroutines * each
+	if limit := int64(grants); got["set"]+got["evalsha"] > limit {
+		t.Errorf("%d grants took %v requests, want fewer than one each", grants, got)
+	}
+	t.Logf("%d grants took %v requests", grants, got)
 }
