@@ -1,0 +1,156 @@
+package redlock
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+const (
+	// repeats is how often nodes that refused are asked again by one that got the first node: who held the lock is about to delete
+	// it there too, or another one is about to give up.
+	repeats     = 3
+	firstRepeat = 200 * time.Microsecond
+)
+
+// attempt is a lease with a value of its own: what is left of an attempt before must not be taken for it.
+func (d *Driver) attempt(r *driver.Request, number int) *lease {
+	return d.newLease(r, r.Hold+attemptMark+strconv.Itoa(number))
+}
+
+const attemptMark = "#"
+
+// wait asks one node again whenever the lock may have become free, and the others only if that grants it. So those who wait do not
+// share the votes out among them until nobody has a majority, and cost little. Whatever woke a caller that then could not ask is
+// passed on to another one of this process.
+func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *topic) (*lease, error) {
+	r.Events.Waiting()
+	if t == nil {
+		t = d.ears[first].join(r.Name)
+	}
+	pause := firstPoll
+	timer := time.NewTimer(jitter(pause))
+	defer timer.Stop()
+	for number := 1; ; number++ {
+		next := first
+		select {
+		case <-t.wake:
+		case <-timer.C:
+			next = (first + number) % len(d.nodes) // not always the same: its key may be stale
+		case <-ctx.Done():
+			t.leave(false)
+			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+		case <-d.closing:
+			t.leave(false)
+			return nil, driver.ErrClosed
+		}
+		if ctx.Err() != nil {
+			t.leave(true)
+			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+		}
+		l := d.attempt(r, number)
+		err := l.askOneThenAll(ctx, next)
+		if err == nil {
+			t.leave(false)
+			return l, nil
+		}
+		if err = d.giveUp(ctx, l, err); !isRefusal(err) {
+			t.leave(true)
+			return nil, err
+		}
+		pause = min(pause*3/2, lastPoll)
+		timer.Reset(jitter(pause))
+	}
+}
+
+// How long to wait without a message: the lock may be held by a client that sends none, or expire.
+const (
+	firstPoll = 10 * time.Millisecond
+	lastPoll  = 150 * time.Millisecond
+)
+
+// jitter returns a time around d, so that those who began together do not go on together.
+func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }
+
+// askOneThenAll asks one node, or the one after it that can be asked, and all others if that grants.
+func (l *lease) askOneThenAll(ctx context.Context, first int) error {
+	d := l.driver
+	asked := false
+	for i := range l.votes {
+		v := &l.votes[(first+i)%len(l.votes)]
+		if v.node().impaired() {
+			continue
+		}
+		asked = true
+		l.mu.Lock()
+		l.goal = decision
+		v.ask()
+		v.hand()
+		l.mu.Unlock()
+		if err, answered := l.first(ctx, v); err != nil || answered {
+			if err != nil {
+				return err
+			}
+			break
+		}
+	}
+	if !asked {
+		l.askAll() // those that are out of reach may be back
+		return l.vote(ctx)
+	}
+	for i := 0; ; i++ {
+		l.askAll()
+		err := l.vote(ctx)
+		if err == nil || !isRefusal(err) || i == repeats {
+			return err
+		}
+		if !d.sleep(ctx, rand.N(firstRepeat<<i)) {
+			return err
+		}
+	}
+}
+
+// first waits for the answer of the one node that was asked. It returns ErrLocked if the node refuses, and not answered if another
+// one is to be asked.
+func (l *lease) first(ctx context.Context, v *vote) (err error, answered bool) {
+	d := l.driver
+	limit := min(longestVote, l.ttl/2)
+	reached := l.await(ctx, min(limit, 4*d.options.NodeTimeout), d.closing)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case v.counts():
+		return nil, true
+	case v.state == refused:
+		return driver.ErrLocked, true
+	case v.state == failed:
+		return nil, false
+	case reached:
+		return nil, false
+	case ctx.Err() != nil:
+		return fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err()), false
+	case d.isClosing():
+		return driver.ErrClosed, false
+	}
+	v.late = true
+	return nil, false
+}
+
+// firstNode is where those who wait for a name begin, and listen: one node for all of them, and another one for other names.
+func (d *Driver) firstNode(name string) int {
+	sum := uint32(2166136261)
+	for i := range len(name) {
+		sum = (sum ^ uint32(name[i])) * 16777619
+	}
+	first := int(sum % uint32(len(d.nodes)))
+	for i := range d.nodes {
+		if at := (first + i) % len(d.nodes); !d.nodes[at].impaired() {
+			return at
+		}
+	}
+	return first
+}
