@@ -12,6 +12,8 @@ etcdctl etcd-client
 /usr/lib/postgresql/*/bin/postgres postgresql postgresql
 pgbouncer pgbouncer pgbouncer
 /usr/share/java/zookeeper.jar zookeeper
+/usr/share/java/curator-recipes.jar libcurator-recipes-java
+javac default-jdk-headless
 '
 
 missing() { # the lines of the servers that are not there
