@@ -10,6 +10,7 @@ import (
 	_ "github.com/go-dsync/dsync/drivers/pglock"
 	_ "github.com/go-dsync/dsync/drivers/redisson"
 	_ "github.com/go-dsync/dsync/drivers/redlock"
+	_ "github.com/go-dsync/dsync/drivers/zk"
 	"github.com/go-dsync/dsync/internal/telemetrytest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -35,12 +36,18 @@ func realBackends() []realBackend {
 			"redlock",
 			func(tb testing.TB) string { return threeRedis(tb) },
 			"redlock://HOSTS?durable=true",
-			telemetrytest.Backend{TTL: ttl, CutOff: "unreachable"},
+			telemetrytest.Backend{TTL: ttl, CutOff: "unreachable", Forced: "removed"},
 		},
 		{
 			"etcd",
 			func(tb testing.TB) string { return testenv.Etcd(tb).Addr },
 			"etcd://HOSTS",
+			telemetrytest.Backend{TTL: ttl, CutOff: "expired", Forced: "removed", Notes: true},
+		},
+		{
+			"zk",
+			func(tb testing.TB) string { return testenv.ZooKeeper(tb).Addr },
+			"zk://HOSTS",
 			telemetrytest.Backend{TTL: ttl, CutOff: "expired", Forced: "removed", Notes: true},
 		},
 		{
