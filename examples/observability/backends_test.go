@@ -47,7 +47,7 @@ func realBackends() []realBackend {
 		{
 			"zk",
 			func(tb testing.TB) string { return testenv.ZooKeeper(tb).Addr },
-			"zk://HOSTS",
+			"zk://HOSTS?ttl=3s",
 			telemetrytest.Backend{TTL: ttl, CutOff: "expired", Forced: "removed", Notes: true},
 		},
 		{

@@ -29,7 +29,7 @@ func TestNothingSecretIsReported(t *testing.T) {
 	}{
 		{"redisson", func(tb testing.TB) string { return testenv.Redis(tb, "--requirepass", password).Addr }, "redisson://:PASSWORD@HOST"},
 		{"redlock", func(tb testing.TB) string { return threeRedis(tb, "--requirepass", password) }, "redlock://:PASSWORD@HOST?durable=true"},
-		{"zk", func(tb testing.TB) string { return testenv.ZooKeeper(tb).Addr }, "zk://user:PASSWORD@HOST"},
+		{"zk", func(tb testing.TB) string { return testenv.ZooKeeper(tb).Addr }, "zk://user:PASSWORD@HOST?ttl=2s"},
 		{"pglock", func(tb testing.TB) string { return testenv.Postgres(tb).Addr }, "pglock://postgres:PASSWORD@HOST/postgres?force_unlock=true"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
