@@ -24,7 +24,8 @@ func conform(t *testing.T, brief bool, servers ...*testenv.EtcdServer) {
 	for _, s := range servers {
 		addrs = append(addrs, s.Addr)
 	}
-	c, s := userClient(t, addrs...), servers[0]
+	c := userClient(t, addrs...)
+	var frozen *testenv.EtcdServer
 	conformance.Run(t, conformance.Harness{TTL: 2 * time.Second, Brief: brief, Backend: func(testing.TB) *conformance.Backend {
 		return &conformance.Backend{
 			New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
@@ -47,9 +48,12 @@ func conform(t *testing.T, brief bool, servers ...*testenv.EtcdServer) {
 					}
 				}
 			},
-			Freeze:  func(testing.TB) { s.Freeze() },
-			Thaw:    func(testing.TB) { s.Thaw() },
-			Restart: func(testing.TB) { s.Restart() },
+			Freeze: func(tb testing.TB) {
+				frozen = servers[leader(tb, c, servers)]
+				frozen.Freeze()
+			},
+			Thaw:    func(testing.TB) { frozen.Thaw() },
+			Restart: func(tb testing.TB) { servers[leader(tb, c, servers)].Restart() },
 			URL:     "etcd://" + strings.Join(addrs, ","),
 		}
 	}})

@@ -1,20 +1,26 @@
 package etcd_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
+	"go.uber.org/zap"
 
 	"github.com/go-dsync/dsync/driver"
-	"github.com/go-dsync/dsync/drivers/etcd"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -63,50 +69,84 @@ func TestMutexOfPackageConcurrency(t *testing.T) {
 	release(t, next)
 }
 
-// etcdctlLock runs `etcdctl lock` until its standard input ends. The channel gives the fencing token once it has the lock.
+// etcdctlLock runs `etcdctl lock` until end is called. The channel gives the fencing token once it has the lock.
 func etcdctlLock(tb testing.TB, s *testenv.EtcdServer, name string) (token <-chan uint64, end func()) {
 	tb.Helper()
-	cmd := exec.Command(s.Ctl, "--endpoints", s.Addr, "lock", name, "--", "sh", "-c", "echo $ETCD_LOCK_REV; exec cat")
-	cmd.Env = append(cmd.Environ(), "ETCDCTL_API=3")
-	stdin, err := cmd.StdinPipe()
+	tokens := make(chan uint64, 1)
+	var group sync.WaitGroup
+	released := make(chan struct{})
+	group.Go(func() { // ends with the process
+		rev, unlock, err := runEtcdctlLock(s.Ctl, s.Addr, name)
+		if err != nil {
+			tb.Error(err)
+			close(tokens)
+			return
+		}
+		tokens <- rev
+		<-released
+		if err := unlock(); err != nil {
+			tb.Error(err)
+		}
+	})
+	end = sync.OnceFunc(func() {
+		close(released)
+		group.Wait()
+	})
+	tb.Cleanup(end)
+	return tokens, end
+}
+
+// runEtcdctlLock returns when `etcdctl lock` has the lock. The command that it runs under the lock, which has no standard input, reads
+// from a named pipe, and so ends when unlock opens that.
+func runEtcdctlLock(ctl, addr, name string) (token uint64, unlock func() error, err error) {
+	dir, err := os.MkdirTemp("", "dsync-etcdctl-")
 	if err != nil {
-		tb.Fatal(err)
+		return 0, nil, err
 	}
+	defer func() {
+		if err != nil {
+			os.RemoveAll(dir)
+		}
+	}()
+	pipe := filepath.Join(dir, "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		return 0, nil, err
+	}
+	cmd := exec.Command(ctl, "--endpoints", addr, "lock", name, "--", "sh", "-c", "echo $ETCD_LOCK_REV; exec cat "+pipe)
+	cmd.Env = append(cmd.Environ(), "ETCDCTL_API=3")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
-		tb.Fatal(err)
+		return 0, nil, err
 	}
 	if err := cmd.Start(); err != nil {
-		tb.Fatal(err)
+		return 0, nil, err
 	}
-	tokens := make(chan uint64, 1)
-	var reader sync.WaitGroup
-	reader.Go(func() { // ends with the process
-		var line []byte
-		for one := make([]byte, 1); ; {
-			if _, err := stdout.Read(one); err != nil {
-				return
-			}
-			if one[0] == '\n' {
-				break
-			}
-			line = append(line, one[0])
-		}
-		n, _ := strconv.ParseUint(string(line), 10, 64)
-		tokens <- n
-		io.Copy(io.Discard, stdout)
-	})
-	end = sync.OnceFunc(func() {
-		stdin.Close()
-		reader.Wait()
+	out := bufio.NewReader(stdout)
+	wait := func() error {
+		io.Copy(io.Discard, out)
 		if err := cmd.Wait(); err != nil {
-			tb.Errorf("etcdctl: %v: %s", err, stderr.Bytes())
+			return fmt.Errorf("etcdctl: %w: %s", err, stderr.Bytes())
 		}
-	})
-	tb.Cleanup(end)
-	return tokens, end
+		return nil
+	}
+	line, err := out.ReadString('\n')
+	if err != nil {
+		return 0, nil, errors.Join(err, wait())
+	}
+	if token, err = strconv.ParseUint(strings.TrimSpace(line), 10, 64); err != nil {
+		return 0, nil, err
+	}
+	return token, func() error {
+		defer os.RemoveAll(dir)
+		w, err := os.OpenFile(pipe, os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		w.Close()
+		return wait()
+	}, nil
 }
 
 func TestEtcdctlLock(t *testing.T) {
@@ -123,8 +163,9 @@ func TestEtcdctlLock(t *testing.T) {
 			w := wait(t, d, request("orders"))
 			release(t, l)
 			second := <-theirs
+			testenv.Eventually(t, func() bool { return len(keys(t, c, "orders/")) == 2 }, "we wait behind etcdctl")
 			if !w.waits() {
-				t.Error("we were granted the lock before etcdctl, which asked first")
+				t.Error("we were granted the lock that etcdctl holds")
 			}
 			end()
 			next := w.granted(t)
@@ -136,45 +177,55 @@ func TestEtcdctlLock(t *testing.T) {
 	}
 }
 
-// TestCounterBesideMutexes has goroutines of both kinds add to one number under one lock.
-func TestCounterBesideMutexes(t *testing.T) {
-	t.Parallel()
-	const workers, rounds = 4, 25
-	s := testenv.Etcd(t)
-	c := userClient(t, s.Addr)
-	var counter strings.Builder // not safe for concurrent use, as the race detector sees
-	var group sync.WaitGroup
-	for range workers {
-		mutex := newMutex(t, c, "counter")
-		d := openURL(t, "etcd://%s", s.Addr)
-		group.Go(func() {
-			for range rounds {
-				if err := mutex.Lock(guard(t)); err != nil {
-					t.Error(err)
-					return
-				}
-				counter.WriteByte('.')
-				if err := mutex.Unlock(context.Background()); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-		group.Go(func() { count(t, d, rounds, &counter) })
+// roles are what this test binary does as another process; see testenv.Spawn.
+var roles = map[string]func(){"dsync": dsyncRole, "mutex": mutexRole, "etcdctl": etcdctlRole}
+
+func dsyncRole() {
+	d, _, err := driver.Open(context.Background(), "etcd://"+os.Getenv("ADDR"))
+	if err != nil {
+		panic(err)
 	}
-	group.Wait()
-	if got, want := counter.Len(), 2*workers*rounds; got != want {
-		t.Errorf("counter: got %d, want %d", got, want)
-	}
+	testenv.Count(func() (func() error, error) {
+		l, err := d.Acquire(context.Background(), request("counter"))
+		if err != nil {
+			return nil, err
+		}
+		return func() error { return l.Release(context.Background()) }, nil
+	})
 }
 
-func count(t *testing.T, d *etcd.Driver, rounds int, counter *strings.Builder) {
-	for range rounds {
-		l, err := d.Acquire(guard(t), request("counter"))
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		counter.WriteByte('.')
-		release(t, l)
+func mutexRole() {
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{os.Getenv("ADDR")}, Logger: zap.NewNop()})
+	if err != nil {
+		panic(err)
+	}
+	session, err := concurrency.NewSession(c)
+	if err != nil {
+		panic(err)
+	}
+	mutex := concurrency.NewMutex(session, "counter")
+	testenv.Count(func() (func() error, error) {
+		return func() error { return mutex.Unlock(context.Background()) }, mutex.Lock(context.Background())
+	})
+}
+
+func etcdctlRole() {
+	testenv.Count(func() (func() error, error) {
+		_, unlock, err := runEtcdctlLock(os.Getenv("CTL"), os.Getenv("ADDR"), "counter")
+		return unlock, err
+	})
+}
+
+// Four processes of either kind add 500 each. The others take the lock less often and add more at a time, since it takes them a tenth of
+// a second to be woken.
+func TestCounterBesideOthers(t *testing.T) {
+	for _, other := range []string{"mutex", "etcdctl"} {
+		t.Run(other, func(t *testing.T) {
+			s := testenv.Etcd(t)
+			c := testenv.NewCounter(t)
+			c.Spawn(4, "dsync", 500, 1, "ADDR="+s.Addr)
+			c.Spawn(4, other, 50, 10, "ADDR="+s.Addr, "CTL="+s.Ctl)
+			c.Run()
+		})
 	}
 }

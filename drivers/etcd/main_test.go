@@ -262,5 +262,3 @@ func wantText(tb testing.TB, what string, err error, parts ...string) {
 		}
 	}
 }
-
-var roles = map[string]func(){}
