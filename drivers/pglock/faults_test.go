@@ -65,7 +65,7 @@ func TestTokensRiseOverCrashesOfTheServer(t *testing.T) {
 	pg := testenv.Postgres(t, "fsync=on", "full_page_writes=on")
 	var mu sync.Mutex
 	last := uint64(0)
-	for range 3 {
+	for range 20 {
 		d := newDriver(t, pg.Addr, nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup

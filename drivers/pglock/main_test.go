@@ -8,8 +8,6 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-var roles = map[string]func(){}
-
 func TestMain(m *testing.M) {
 	testenv.RunRole(roles)
 	goleak.VerifyTestMain(m)
