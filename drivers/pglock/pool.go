@@ -111,6 +111,14 @@ func (d *Driver) waiter(ctx context.Context, ttl time.Duration) (*session, error
 	}
 	if d.waiters >= d.options.MaxWaiters {
 		spare := d.spareWaiter()
+		if spare == nil && d.withdrawals > 0 {
+			err := d.awaitSpare(ctx) // which a wait that is being ended leaves
+			d.mu.Unlock()
+			if err != nil {
+				return nil, err
+			}
+			return d.waiter(ctx, ttl)
+		}
 		n := d.waiters
 		d.mu.Unlock()
 		if spare == nil {
@@ -159,6 +167,33 @@ func (d *Driver) spareWaiter() *session {
 			c.idle = c.idle[:n-1]
 			return s
 		}
+	}
+	return nil
+}
+
+// awaitSpare waits until there is a session that waits for nothing, or no reason to expect one. It is called with mu held, which it
+// gives up meanwhile.
+func (d *Driver) awaitSpare(ctx context.Context) error {
+	wake := func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.changed.Broadcast()
+	}
+	defer context.AfterFunc(ctx, wake)()
+	defer context.AfterFunc(d.open, wake)()
+	for d.withdrawals > 0 {
+		for _, c := range d.classes {
+			if len(c.idle) > 0 {
+				return nil
+			}
+		}
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case d.open.Err() != nil:
+			return driver.ErrClosed
+		}
+		d.changed.Wait()
 	}
 	return nil
 }

@@ -7,9 +7,10 @@ import (
 )
 
 const (
-	withdrawFor = 5 * time.Second        // then the connection is closed
-	cancelAgain = 100 * time.Millisecond // a cancel is lost if it comes before the statement
-	digFor      = time.Second            // one attempt to see whether a session is gone
+	withdrawFor = 5 * time.Second       // then the connection is closed
+	firstCancel = 5 * time.Millisecond  // until it is tried again: a cancel is lost if it comes before the statement
+	lastCancel  = 80 * time.Millisecond // the same, at the end of a doubling
+	digFor      = time.Second           // one attempt to see whether a session is gone
 	firstDig    = 5 * time.Millisecond
 	lastDig     = time.Second
 )
@@ -37,9 +38,7 @@ func (d *Driver) cancelWait(w *session, op *operation) {
 	ctx, cancel := context.WithTimeout(d.life, withdrawFor)
 	defer cancel()
 	defer d.drop(w)
-	again := time.NewTicker(cancelAgain)
-	defer again.Stop()
-	for ctx.Err() == nil {
+	for wait := firstCancel; ctx.Err() == nil; wait = min(2*wait, lastCancel) {
 		if request, err := d.query(ctx, cancelQuery, int4(w.pid)); err == nil {
 			select {
 			case <-request.done:
@@ -48,11 +47,14 @@ func (d *Driver) cancelWait(w *session, op *operation) {
 				return
 			}
 		}
+		again := time.NewTimer(wait)
 		select {
 		case <-op.done:
+			again.Stop()
 			return
 		case <-again.C:
 		case <-ctx.Done():
+			again.Stop()
 		}
 	}
 	w.end(errStuck)
