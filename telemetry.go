@@ -419,10 +419,16 @@ func (t *telemetry) fault(span trace.Span, errorType string, err error, at time.
 	}
 }
 
-// text returns what an error says, which what it wraps may have put a name or an owner into.
+// text returns what an error of the backend says, into which it may have put a name or an owner. The cause of the user's own context,
+// which is in the text of a waitError, stays out.
 func (t *telemetry) text(err error) string {
 	if err == nil || t.omit.names || t.omit.owners {
 		return ""
+	}
+	if wait := (*waitError)(nil); errors.As(err, &wait) {
+		if err = wait.last; err == nil {
+			err = wait.ctx
+		}
 	}
 	return strings.ToValidUTF8(err.Error(), "\uFFFD")
 }
@@ -581,6 +587,14 @@ func (t *telemetry) log(ctx context.Context, level slog.Level, text, name, owner
 	t.logger.LogAttrs(ctx, level, "dsync: "+text, append(attrs, more...)...)
 }
 
+// said is text for a log.
+func (t *telemetry) said(err error) []slog.Attr {
+	if text := t.text(err); text != "" {
+		return []slog.Attr{slog.String(string(keyException), text)}
+	}
+	return nil
+}
+
 // lost reports that a lease was lost, and with it its hold if it was the last. It is called with lock.mu held.
 func (t *telemetry) lost(l *Lease, why *lostError) {
 	of := l.hold.ob
@@ -605,10 +619,7 @@ func (t *telemetry) report(l *Lease, why *lostError, of, ended *observation) {
 		if metering {
 			t.losses.Add(ctx, 1, t.labels.get(label{t.classOf(of, l), keyCause, why.cause.value(), "", fixed}).add...)
 		}
-		more := []slog.Attr{slog.String(string(keyCause), why.cause.value())}
-		if text := t.text(why.err); text != "" {
-			more = append(more, slog.String(string(keyException), text))
-		}
+		more := append(t.said(why.err), slog.String(string(keyCause), why.cause.value()))
 		t.log(ctx, slog.LevelError, "lock lost", l.Name(), l.owner, l.token, more...)
 	})
 }
@@ -675,8 +686,8 @@ func (t *telemetry) renewed(h *hold, err error) {
 		case result == renewalFailed:
 			ctx = of.troubled(l, err, at)
 			if !failing {
-				t.log(ctx, slog.LevelWarn, "renewals of the lock fail", l.Name(), l.owner, l.token,
-					slog.String(string(keyErrorType), errorTypeOf(err)), slog.String(string(keyException), t.text(err)))
+				more := append(t.said(err), slog.String(string(keyErrorType), errorTypeOf(err)))
+				t.log(ctx, slog.LevelWarn, "renewals of the lock fail", l.Name(), l.owner, l.token, more...)
 			}
 		case failing && result == renewalOK:
 			of.calm(at)

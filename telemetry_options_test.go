@@ -3,6 +3,7 @@ package dsync_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -159,6 +160,26 @@ func TestTelemetryOfErrors(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestTelemetryLeavesOutTheCauseOfAContext is about what only the caller knows.
+func TestTelemetryLeavesOutTheCauseOfAContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &dsync.Options{}
+		ob, d := observe(o), memory.New(nil)
+		c := newClient(t, d, o)
+		d.Cut()
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("the customer's number"))
+		defer cancel()
+		_, err := c.Lock(ctx, "x")
+		if err == nil || !strings.Contains(err.Error(), "number") {
+			t.Errorf("Lock: %v, want an error with the cause", err)
+		}
+		got := fmt.Sprint(ob.spans.GetSpans())
+		if !strings.Contains(got, "cut off") || strings.Contains(got, "number") {
+			t.Errorf("spans:\n%s\nwant what the backend said, without the cause of the context", got)
+		}
+	})
 }
 
 // TestTelemetryOfALossThatUnlockFinds is about a lock of which nobody was told that it is gone.
