@@ -153,13 +153,14 @@ func (h *hold) exorcise(ctx context.Context) bool {
 	if s.await(c) != nil {
 		return false
 	}
+	sent := h.driver.now()
 	_, err := receive(c, s, send(s, h.remove))
 	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
 		return false
 	}
 	s.mu.Lock()
 	had := h.phase != waiting
-	h.phase = over
+	h.phase, h.sent = over, sent
 	s.mu.Unlock()
 	h.isGone(had && err == nil)
 	return true

@@ -15,6 +15,7 @@ const (
 	xidEvent = -1
 	xidPing  = -2
 	opClose  = -11
+	opWatch  = 101 // set watches again after a reconnect
 )
 
 // link is a connection of a session. It reads along, because the library tells neither which timeout the server granted, nor when it
@@ -24,11 +25,12 @@ type link struct {
 	session *session
 
 	mu     sync.Mutex
-	begun  bool    // the request for the session was sent
-	opened bool    // and answered
-	sent   []stamp // requests that are not answered, in their order
-	pings  []int64 // and pings
-	began  int64   // when the request for the session was sent
+	begun  bool          // the request for the session was sent
+	opened bool          // and answered
+	sent   []stamp       // requests that are not answered, in their order
+	pings  []int64       // and pings
+	began  int64         // when the request for the session was sent
+	gate   chan struct{} // closed when answers may pass; nil if they always might
 
 	// The frame that is being received; used by the reader alone.
 	header [20]byte // its length, and what follows
@@ -48,28 +50,36 @@ type stamp struct {
 func (l *link) Write(b []byte) (int, error) {
 	s := l.session
 	now := s.driver.now()
-	l.mu.Lock()
-	switch {
-	case !l.begun:
-		l.begun, l.began = true, now
-		s.lastSent.Store(now)
-	case len(b) >= 12:
-		xid, op := int32(binary.BigEndian.Uint32(b[4:])), int32(binary.BigEndian.Uint32(b[8:]))
-		if op != opClose && s.hasExpired(now) {
-			l.mu.Unlock()
+	last := l.note(b, now)
+	if !last {
+		if s.hasExpired(now) {
 			return 0, errOver
 		}
-		if xid == xidPing {
-			l.pings = append(l.pings, now)
-		} else {
-			l.sent = append(l.sent, stamp{xid, now, op == opClose})
-		}
-		if op != opClose {
-			s.lastSent.Store(now)
-		}
+		s.lastSent.Store(now)
 	}
-	l.mu.Unlock()
 	return l.Conn.Write(b)
+}
+
+// note takes note of a request, and reports whether it is the one to end the session.
+func (l *link) note(b []byte, now int64) (last bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.begun {
+		l.begun, l.began = true, now
+		return false
+	}
+	xid, op := int32(binary.BigEndian.Uint32(b[4:])), int32(binary.BigEndian.Uint32(b[8:]))
+	last = op == opClose
+	if op == opWatch && l.gate != nil {
+		close(l.gate)
+		l.gate = nil
+	}
+	if xid == xidPing {
+		l.pings = append(l.pings, now)
+	} else {
+		l.sent = append(l.sent, stamp{xid, now, last})
+	}
+	return last
 }
 
 // SetReadDeadline implements net.Conn. The library gives a server that does not answer the request for the session several times its
@@ -129,6 +139,12 @@ func (l *link) received(header []byte) {
 	}
 	xid := int32(binary.BigEndian.Uint32(header))
 	zxid := int64(binary.BigEndian.Uint64(header[4:]))
+	gate := l.gate
+	if gate != nil && xid >= 0 && zxid > 0 {
+		l.mu.Unlock()
+		l.pass(gate)
+		l.mu.Lock()
+	}
 	var at int64
 	last, answer := false, false
 	switch {
@@ -150,6 +166,21 @@ func (l *link) received(header []byte) {
 	if last {
 		s.gone.Store(true)
 	}
+}
+
+// pass waits until the library has asked for its watches again. Before that it reads the last transaction that it knows of, without a
+// lock against an answer that changes it.
+func (l *link) pass(gate <-chan struct{}) {
+	timer := time.NewTimer(sessionFor)
+	defer timer.Stop()
+	select {
+	case <-gate:
+	case <-l.session.online.Done():
+	case <-timer.C: // it has none after all
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.gate = nil
 }
 
 // Close implements net.Conn.
@@ -175,6 +206,9 @@ func (s *session) dial(network, addr string, _ time.Duration) (net.Conn, error) 
 		return nil, err
 	}
 	l := &link{Conn: c, session: s}
+	if s.hasWatches() {
+		l.gate = make(chan struct{})
+	}
 	if !s.remember(l) {
 		c.Close()
 		return nil, errOver

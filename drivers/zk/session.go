@@ -55,8 +55,9 @@ type session struct {
 	checking bool  // a round of check is under way
 	idle     int64 // since when it has no users
 	nodes    map[place]*hold
-	fresh    holdList // granted, and not watched yet
-	watches  map[string]chan struct{}
+	fresh    holdList                 // granted, and not watched yet
+	watches  map[string]chan struct{} // of those who wait, closed by the event
+	watched  map[string]struct{}      // nodes with a watch that the library knows of, or may know of
 }
 
 // place is a node among those of the driver's own.
@@ -141,6 +142,7 @@ func newSession(d *Driver, class time.Duration) *session {
 		links:   make(map[*link]struct{}),
 		nodes:   make(map[place]*hold),
 		watches: make(map[string]chan struct{}),
+		watched: make(map[string]struct{}),
 		idle:    d.now(),
 	}
 	s.online, s.cut = context.WithCancel(d.life)
@@ -298,6 +300,7 @@ func (s *session) event(e gozk.Event) {
 			s.die(driver.ErrSessionEnded)
 		}
 	case gozk.EventNodeDeleted, gozk.EventNodeDataChanged:
+		s.setWatched(e.Path, false)
 		s.nodeChanged(e.Path, e.Type == gozk.EventNodeDeleted)
 	}
 }

@@ -177,13 +177,7 @@ func (h *hold) watch(c caller, node string) (<-chan struct{}, error) {
 	s.watches[node] = event
 	s.mu.Unlock()
 	answer := send(s, func(c *gozk.Conn) (struct{}, error) {
-		_, _, _, err := c.GetW(node) // where there is no node, this leaves no watch behind
-		if errors.Is(err, gozk.ErrNoAuth) {
-			var exists bool
-			if exists, _, _, err = c.ExistsW(node); err == nil && !exists {
-				err = gozk.ErrNoNode
-			}
-		}
+		err := s.getW(c, node)
 		if err != nil {
 			s.unwatch(node)
 		}

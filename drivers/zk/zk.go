@@ -196,13 +196,16 @@ func (d *Driver) connect(ctx context.Context) error {
 	return d.mayUse(ctx, s)
 }
 
-// mayUse finds out whether the user may look at the chroot. One that is not there yet may be made later.
+// mayUse finds out whether the user may read the chroot. One that is not there yet may be made later.
 func (d *Driver) mayUse(ctx context.Context, s *session) error {
 	path := d.options.Chroot
 	if path == "" {
 		path = "/"
 	}
-	_, err := query(caller{ctx: ctx}, s, func(c *gozk.Conn) (listing, error) { return list(c, path) })
+	_, err := query(caller{ctx: ctx}, s, func(c *gozk.Conn) ([]byte, error) {
+		text, _, err := c.Get(path)
+		return text, err
+	})
 	if err == nil || errors.Is(err, gozk.ErrNoNode) {
 		return nil
 	}
