@@ -12,7 +12,10 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-const never = math.MaxInt64
+const (
+	never      = math.MaxInt64
+	sweepAfter = 10 * time.Millisecond
+)
 
 // hold is one attempt to get a lock, and then the driver.Lease: a node.
 type hold struct {
@@ -311,7 +314,13 @@ func (h *hold) sweep() {
 		return
 	}
 	h.driver.parents.remove(h.dir)
-	send(s, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, c.Delete(h.dir, ourVersion) })
+	send(s, func(c *gozk.Conn) (struct{}, error) {
+		// Those who were woken come first: they look, and the server handles one request after the other.
+		if !h.driver.sleep(s.online, sweepAfter) {
+			return struct{}{}, errOver
+		}
+		return struct{}{}, c.Delete(h.dir, ourVersion)
+	})
 }
 
 // nodeChanged takes an event of a node.
