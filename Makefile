@@ -7,16 +7,13 @@ TESTFLAGS ?=
 # How often `make flaky` runs each test.
 COUNT ?= 20
 
-.PHONY: help test test-long servers demo bench lint flaky
+.PHONY: help test servers demo bench lint flaky
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
 test: servers ## run all tests, on real servers, with the race detector
 	$(GO) test -race -timeout 30m $(TESTFLAGS) $(PKG)
-
-test-long: servers ## run the conformance suite on the servers where it takes minutes
-	$(GO) test -race -tags long -timeout 40m -run Conformance $(TESTFLAGS) ./drivers/...
 
 servers: ## install the servers that the tests need, where they are missing
 	@internal/testenv/install.sh
@@ -32,5 +29,6 @@ lint: ## check format and code
 	$(GO) vet ./...
 	$(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2 ./...
 
-flaky: servers ## run all tests many times over, in random order
+flaky: servers ## run all tests many times over, in random order, and the suite on the good driver 200 times
+	$(GO) test -race -timeout=2h -run GoodDriver ./conformance -repeat 200
 	$(GO) test -race -shuffle=on -count=$(COUNT) -timeout=2h $(TESTFLAGS) $(PKG)
