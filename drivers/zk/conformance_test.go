@@ -12,12 +12,13 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-func TestConformance(t *testing.T) { conform(t, testenv.ZooKeeper(t)) }
+func TestConformance(t *testing.T)         { conform(t, false, testenv.ZooKeeper(t)) }
+func TestConformanceEnsemble(t *testing.T) { conform(t, true, testenv.ZooKeeperEnsemble(t, 3)...) }
 
 // conform runs the suite. What happens to the server happens to the first one.
-func conform(t *testing.T, servers ...*testenv.ZooKeeperServer) {
+func conform(t *testing.T, brief bool, servers ...*testenv.ZooKeeperServer) {
 	s, c := servers[0], userClient(t, servers[0].Addr)
-	conformance.Run(t, conformance.Harness{TTL: time.Second, Backend: func(testing.TB) *conformance.Backend {
+	conformance.Run(t, conformance.Harness{TTL: time.Second, Brief: brief, Backend: func(testing.TB) *conformance.Backend {
 		return &conformance.Backend{
 			URL: "zk://" + s.Addr,
 			New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
