@@ -34,6 +34,7 @@ var layout = []struct {
 	{"driver", nil},
 	{"internal", []string{"./driver"}},
 	{"internal/testenv", []string{"testing"}},
+	{"internal/drivertest", []string{"./driver", "testing"}},
 	{"internal/telemetrytest", []string{"./", "./driver", "./drivers/memory", "testing/...", "go.opentelemetry.io/otel/..."}},
 	{"conformance", []string{"./", "./driver", "testing/..."}},
 

@@ -152,7 +152,8 @@ type Request struct {
 	Name string
 
 	// Hold is unique to this attempt, "<uuid of the client>:<decimal number>", and is the identity of the hold on the backend.
-	// Whoever knows it can release the hold: keep it out of errors and logs.
+	// It is for machines: no part of errors. Nor is it a secret, for an Owner that package dsync makes up may contain it; what protects
+	// a hold is who may use the backend.
 	Hold string
 
 	// Owner and Note are for people, stored with the hold where the backend can. They are never compared.

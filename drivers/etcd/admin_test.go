@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/etcd"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -57,8 +58,8 @@ func TestInspect(t *testing.T) {
 		t.Errorf("token of an own hold: got %d, %v, want %d", own.Token, err, token(l))
 	}
 	release(t, l)
-	release(t, w1.granted(t))
-	release(t, w2.granted(t))
+	release(t, w1.Granted(t))
+	release(t, w2.Granted(t))
 	release(t, below)
 }
 
@@ -75,7 +76,7 @@ func TestForceUnlock(t *testing.T) {
 			if err := b.ForceUnlock(t.Context(), "a"); err != nil {
 				t.Fatal(err)
 			}
-			next := w.granted(t)
+			next := w.Granted(t)
 			wantErr(t, "the holder is told", lostBy(t, r), driver.ErrRemoved)
 			wantErr(t, "its release", l.Release(t.Context()), driver.ErrNotHeld)
 			release(t, next)
@@ -112,8 +113,8 @@ func TestRemovedWaiterAsksAgain(t *testing.T) {
 			now := keys(t, c, "a/")
 			return len(now) == 2 && now[1] != old
 		}, "the waiter is in the queue again")
-		w.cancel()
-		_, err := w.end(t)
+		w.Cancel()
+		_, err := w.End(t)
 		wantErr(t, "canceled wait", err, driver.ErrLocked, context.Canceled)
 	}
 	release(t, l)
@@ -131,7 +132,7 @@ func TestClose(t *testing.T) {
 		leases = append(leases, acquire(t, d, request(fmt.Sprint("kept/", i))))
 	}
 	leases = append(leases, acquire(t, d, fixed(request("fixed"), 30*time.Second)))
-	waiters := []*waiter{
+	waiters := []*drivertest.Waiter{
 		wait(t, d, request("kept/1")), wait(t, d, request("fixed")),
 		wait(t, d, fixed(request("fixed"), 20*time.Second)),
 	}
@@ -140,7 +141,7 @@ func TestClose(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, w := range waiters {
-		_, err := w.end(t)
+		_, err := w.End(t)
 		wantErr(t, "waiter", err, driver.ErrClosed)
 	}
 	if got := keys(t, c, ""); len(got) > 0 {
@@ -179,7 +180,7 @@ func TestNewWithANamespace(t *testing.T) {
 		t.Errorf("keys: got %q, want two", keys(t, plain, ""))
 	}
 	release(t, l)
-	release(t, w.granted(t))
+	release(t, w.Granted(t))
 	kept := request("kept")
 	acquire(t, d, kept)
 	if _, err := plain.Delete(t.Context(), "app/locks/kept/", clientv3.WithPrefix()); err != nil {

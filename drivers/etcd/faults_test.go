@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/etcd"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -43,7 +44,7 @@ func TestRevokedLeaseOfHolders(t *testing.T) {
 	acquire(t, a, r2)
 	w := wait(t, b, request("a"))
 	revoke(t, c, leaseOf(t, c, keys(t, c, "a/")[0]))
-	next := w.granted(t)
+	next := w.Granted(t)
 	for _, r := range []*driver.Request{r1, r2} {
 		wantErr(t, "loss", lostBy(t, r), driver.ErrSessionEnded)
 	}
@@ -57,7 +58,7 @@ func TestRevokedLeaseOfWaiters(t *testing.T) {
 	c := userClient(t, s.Addr)
 	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
 	l := acquire(t, a, request("a"))
-	waiters := []*waiter{wait(t, b, request("a")), wait(t, b, fixed(request("a"), 30*time.Second))}
+	waiters := []*drivertest.Waiter{wait(t, b, request("a")), wait(t, b, fixed(request("a"), 30*time.Second))}
 	old := keys(t, c, "a/")
 	for _, key := range old[1:] {
 		revoke(t, c, leaseOf(t, c, key))
@@ -67,13 +68,13 @@ func TestRevokedLeaseOfWaiters(t *testing.T) {
 		return len(now) == 3 && now[0] == old[0] && now[1] != old[1] && now[2] != old[2]
 	}, "both wait again")
 	release(t, l)
-	<-either(waiters[0].done, waiters[1].done)
+	<-either(waiters[0].Done, waiters[1].Done)
 	for _, w := range waiters {
 		select {
-		case <-w.done:
-			release(t, w.granted(t))
+		case <-w.Done:
+			release(t, w.Granted(t))
 		default:
-			defer func() { release(t, w.granted(t)) }()
+			defer func() { release(t, w.Granted(t)) }()
 		}
 	}
 }
@@ -102,7 +103,7 @@ func TestCutOffHolder(t *testing.T) {
 			l := acquire(t, a, r)
 			w := wait(t, b, request(r.Name))
 			proxy.Freeze(testenv.Both)
-			next := w.granted(t)
+			next := w.Granted(t)
 			if now := time.Now(); now.Before(l.Expires()) {
 				t.Errorf("the next was granted the lock %v before Expires", l.Expires().Sub(now))
 			}
@@ -158,7 +159,7 @@ func TestRenewFixed(t *testing.T) {
 	if _, err := c.Delete(t.Context(), keys(t, c, "a/")[0]); err != nil {
 		t.Fatal(err)
 	}
-	release(t, w.granted(t))
+	release(t, w.Granted(t))
 	wantErr(t, "Renew of a removed hold", l.Renew(t.Context(), 2*time.Second), driver.ErrNotHeld)
 	wantErr(t, "Release of a removed hold", l.Release(t.Context()), driver.ErrNotHeld)
 	other := acquire(t, d, request("a"))
@@ -222,7 +223,7 @@ func TestLostAnswerOfAcquire(t *testing.T) {
 			<-held
 			testenv.Eventually(t, func() bool { return len(keys(t, c, r.Name+"/")) == 1 }, "the server has handled it")
 			proxy.Cut()
-			_, err := w.end(t)
+			_, err := w.End(t)
 			wantErr(t, "Acquire", err, driver.ErrUnknown)
 			proxy.Heal()
 			release(t, acquire(t, b, request(r.Name)))

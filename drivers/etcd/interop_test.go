@@ -53,7 +53,7 @@ func TestMutexOfPackageConcurrency(t *testing.T) {
 	if err := <-theirs; err != nil {
 		t.Fatal(err)
 	}
-	if !ours.waits() {
+	if !ours.Waits() {
 		t.Error("we were granted the lock before those who asked first")
 	}
 	if _, err := d.Acquire(t.Context(), noWait("orders/42")); err != driver.ErrLocked {
@@ -62,7 +62,7 @@ func TestMutexOfPackageConcurrency(t *testing.T) {
 	if err := other.Unlock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	next := ours.granted(t)
+	next := ours.Granted(t)
 	if token(next) <= uint64(other.Header().Revision) || token(l) >= uint64(other.Header().Revision) {
 		t.Errorf("tokens: got %d, theirs %d, %d: want them to rise", token(l), other.Header().Revision, token(next))
 	}
@@ -164,11 +164,11 @@ func TestEtcdctlLock(t *testing.T) {
 			release(t, l)
 			second := <-theirs
 			testenv.Eventually(t, func() bool { return len(keys(t, c, "orders/")) == 2 }, "we wait behind etcdctl")
-			if !w.waits() {
+			if !w.Waits() {
 				t.Error("we were granted the lock that etcdctl holds")
 			}
 			end()
-			next := w.granted(t)
+			next := w.Granted(t)
 			if first, third := token(l), token(next); first >= second || second >= third {
 				t.Errorf("tokens: got %d, etcdctl %d, %d: want them to rise", first, second, third)
 			}

@@ -2,11 +2,8 @@ package etcd_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
-	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,8 +13,8 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/go-dsync/dsync/conformance"
-	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/etcd"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -26,79 +23,30 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// hangGuard is no expectation of how long something takes.
-const hangGuard = 60 * time.Second
+// What the tests of all drivers share.
+const hangGuard = drivertest.HangGuard
 
-var holds atomic.Int64
-
-// events notes what a driver tells of a request.
-type events struct {
-	waiting chan struct{} // closed by Waiting: a second call panics
-	lost    chan error
-}
-
-func (e *events) Waiting()         { close(e.waiting) }
-func (e *events) Tokens() int      { return 1 }
-func (e *events) Lost(cause error) { e.lost <- cause }
-
-// request returns a request for 30 s, with a hold of its own.
-func request(name string) *driver.Request {
-	hold := fmt.Sprintf("00000000-0000-4000-8000-000000000000:%d", holds.Add(1))
-	return &driver.Request{Name: name, Hold: hold, Owner: "owner of " + name, TTL: 30 * time.Second,
-		Events: &events{waiting: make(chan struct{}), lost: make(chan error, 1)}}
-}
-
-func noWait(name string) *driver.Request {
-	r := request(name)
-	r.NoWait = true
-	return r
-}
-
-func withTTL(r *driver.Request, ttl time.Duration) *driver.Request {
-	r.TTL = ttl
-	return r
-}
-
-func fixed(r *driver.Request, ttl time.Duration) *driver.Request {
-	r.TTL, r.Fixed = ttl, true
-	return r
-}
-
-// lostBy waits until the driver tells that a hold is lost.
-func lostBy(tb testing.TB, r *driver.Request) error {
-	tb.Helper()
-	select {
-	case cause := <-r.Events.(*events).lost:
-		return cause
-	case <-time.After(hangGuard):
-		tb.Fatalf("the loss of %q is not told", r.Name)
-		return nil
-	}
-}
-
-func guard(tb testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
-	tb.Cleanup(cancel)
-	return ctx
-}
+var (
+	guard      = drivertest.Guard
+	request    = drivertest.Request
+	noWait     = drivertest.NoWait
+	withTTL    = drivertest.WithTTL
+	fixed      = drivertest.Fixed
+	lostBy     = drivertest.LostBy
+	closeLater = drivertest.CloseLater
+	acquire    = drivertest.Acquire
+	release    = drivertest.Release
+	token      = drivertest.Token
+	begin      = drivertest.Begin
+	wait       = drivertest.Wait
+	wantErr    = drivertest.WantErr
+	wantText   = drivertest.WantText
+)
 
 // openURL opens a driver that is closed when the test ends, in good order.
 func openURL(tb testing.TB, format string, args ...any) *etcd.Driver {
 	tb.Helper()
-	d, _, err := driver.Open(guard(tb), fmt.Sprintf(format, args...))
-	if err != nil {
-		tb.Fatal(err)
-	}
-	closeLater(tb, d.(*etcd.Driver))
-	return d.(*etcd.Driver)
-}
-
-func closeLater(tb testing.TB, d *etcd.Driver) {
-	tb.Cleanup(func() {
-		if err := d.Close(guard(tb)); err != nil && err != driver.ErrClosed {
-			tb.Errorf("Close: %v", err)
-		}
-	})
+	return drivertest.Open(tb, fmt.Sprintf(format, args...)).(*etcd.Driver)
 }
 
 // userClient returns a client as a user would make it.
@@ -130,92 +78,6 @@ func newClient(tb testing.TB, config clientv3.Config) *clientv3.Client {
 	return client
 }
 
-func acquire(tb testing.TB, d *etcd.Driver, r *driver.Request) driver.Lease {
-	tb.Helper()
-	l, err := d.Acquire(guard(tb), r)
-	if err != nil {
-		tb.Fatalf("Acquire %q: %v", r.Name, err)
-	}
-	return l
-}
-
-func release(tb testing.TB, l driver.Lease) {
-	tb.Helper()
-	if err := l.Release(guard(tb)); err != nil {
-		tb.Errorf("Release: %v", err)
-	}
-}
-
-func token(l driver.Lease) uint64 {
-	first, _ := l.Tokens()
-	return first
-}
-
-// waiter is a call of Acquire in another goroutine.
-type waiter struct {
-	cancel context.CancelFunc
-	done   chan struct{}
-	lease  driver.Lease
-	err    error
-}
-
-// begin begins an Acquire.
-func begin(d *etcd.Driver, r *driver.Request) *waiter {
-	ctx, cancel := context.WithCancel(context.Background())
-	w := &waiter{cancel: cancel, done: make(chan struct{})}
-	go func() { // ends with Acquire, which the cleanup of the driver ends at the latest
-		defer close(w.done)
-		w.lease, w.err = d.Acquire(ctx, r)
-	}()
-	return w
-}
-
-// wait begins an Acquire and returns when it waits.
-func wait(tb testing.TB, d *etcd.Driver, r *driver.Request) *waiter {
-	tb.Helper()
-	w := begin(d, r)
-	select {
-	case <-r.Events.(*events).waiting:
-	case <-w.done:
-		tb.Fatalf("Acquire of a lock that is taken: got %v, %v, want a wait", w.lease, w.err)
-	case <-time.After(hangGuard):
-		tb.Fatal("Acquire neither waits nor returns")
-	}
-	return w
-}
-
-// end waits until the Acquire has returned.
-func (w *waiter) end(tb testing.TB) (driver.Lease, error) {
-	tb.Helper()
-	select {
-	case <-w.done:
-		return w.lease, w.err
-	case <-time.After(hangGuard):
-		tb.Fatal("Acquire does not return")
-		return nil, nil
-	}
-}
-
-// granted waits until the Acquire is granted.
-func (w *waiter) granted(tb testing.TB) driver.Lease {
-	tb.Helper()
-	l, err := w.end(tb)
-	if err != nil {
-		tb.Fatalf("Acquire: %v", err)
-	}
-	return l
-}
-
-// waits reports whether the Acquire has not returned yet.
-func (w *waiter) waits() bool {
-	select {
-	case <-w.done:
-		return false
-	default:
-		return true
-	}
-}
-
 // keys returns the keys at the server that begin with prefix, the oldest first.
 func keys(tb testing.TB, c *clientv3.Client, prefix string) []string {
 	tb.Helper()
@@ -239,26 +101,4 @@ func revision(tb testing.TB, c *clientv3.Client) int64 {
 		tb.Fatal(err)
 	}
 	return answer.Header.Revision
-}
-
-func wantErr(tb testing.TB, what string, err error, want ...error) {
-	tb.Helper()
-	for _, target := range want {
-		if !errors.Is(err, target) {
-			tb.Errorf("%s: got %v, want an error that matches %q", what, err, target)
-		}
-	}
-}
-
-func wantText(tb testing.TB, what string, err error, parts ...string) {
-	tb.Helper()
-	if err == nil {
-		tb.Errorf("%s: got no error", what)
-		return
-	}
-	for _, part := range parts {
-		if !strings.Contains(err.Error(), part) {
-			tb.Errorf("%s: got %q, want %q in it", what, err, part)
-		}
-	}
 }

@@ -102,7 +102,7 @@ func TestUserAndPassword(t *testing.T) {
 	l := acquire(t, d, request("a"))
 	w := wait(t, d, request("a"))
 	release(t, l)
-	l = w.granted(t)
+	l = w.Granted(t)
 	if got, err := d.Inspect(t.Context(), "a"); err != nil || !got.Held {
 		t.Errorf("Inspect: got %+v, %v", got, err)
 	}
@@ -179,7 +179,7 @@ func TestPackagedServer(t *testing.T) {
 	if err := handed.ForceUnlock(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
-	l := w.granted(t)
+	l := w.Granted(t)
 	wantErr(t, "loss", lostBy(t, r), driver.ErrRemoved)
 	if err := l.Renew(t.Context(), 9*time.Second); err != nil {
 		t.Errorf("Renew: %v", err)

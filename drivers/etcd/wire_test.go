@@ -11,6 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -75,7 +76,7 @@ func TestNamesBelowOneAnotherAreDistinct(t *testing.T) {
 		below = append(below, acquire(t, d, request("orders/y"+strconv.Itoa(i))))
 	}
 	release(t, l)
-	second := w.granted(t)
+	second := w.Granted(t)
 	if token(second) <= token(below[len(below)-1]) || token(second) <= token(l) {
 		t.Errorf("tokens: got %d after %d", token(second), token(l))
 	}
@@ -142,7 +143,7 @@ func TestQueueIsInOrderOfArrival(t *testing.T) {
 	s := testenv.Etcd(t)
 	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
 	first := acquire(t, a, request("a"))
-	var waiters []*waiter
+	var waiters []*drivertest.Waiter
 	for i := range 6 {
 		d := a
 		if i%2 == 1 {
@@ -153,9 +154,9 @@ func TestQueueIsInOrderOfArrival(t *testing.T) {
 	tokens := []uint64{token(first)}
 	release(t, first)
 	for i, w := range waiters {
-		l := w.granted(t)
+		l := w.Granted(t)
 		for j, later := range waiters[i+1:] {
-			if !later.waits() {
+			if !later.Waits() {
 				t.Errorf("waiter %d was granted while %d holds", i+1+j, i)
 			}
 		}

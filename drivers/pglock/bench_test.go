@@ -29,6 +29,7 @@ func BenchmarkHotName32(b *testing.B)       { compare(b, 32, true, "fsync=on") }
 
 func compare(b *testing.B, callers int, hot bool, settings ...string) {
 	pg := testenv.Postgres(b, settings...)
+	testenv.Apart(b, pg.Pid())
 	name := func(i int) string {
 		if hot {
 			return "hot"

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -21,25 +20,9 @@ import (
 var roles = map[string]func(){"redsync": incrementByRedsync, "dsync": incrementByDsync, "holder": holdForStop}
 
 const (
-	nodesVariable   = "REDLOCK_TEST_NODES"
-	counterVariable = "REDLOCK_TEST_COUNTER"
-	interopName     = "interop {lock}/ä"
-	increments      = 500
+	nodesVariable = "REDLOCK_TEST_NODES"
+	interopName   = "interop {lock}/ä"
 )
-
-// increment adds one to a counter in a file, and loses what another process does at the same time.
-func increment() error {
-	path := os.Getenv(counterVariable)
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	n, err := strconv.Atoi(string(text))
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(path, []byte(strconv.Itoa(n+1)), 0o600)
-}
 
 func exitOn(err error) {
 	if err != nil {
@@ -52,53 +35,38 @@ func incrementByRedsync() {
 	rs, stop, err := newRedsync(strings.Split(os.Getenv(nodesVariable), ","))
 	exitOn(err)
 	defer stop()
-	for range increments {
+	testenv.Count(func() (func() error, error) {
 		m := rs.NewMutex(interopName, redsync.WithTries(1_000_000), redsync.WithExpiry(20*time.Second),
 			// Those that ask again in step share the votes out among them again.
 			redsync.WithRetryDelayFunc(func(int) time.Duration { return time.Millisecond + rand.N(8*time.Millisecond) }))
-		exitOn(m.Lock())
-		exitOn(increment())
-		_, err := m.Unlock()
-		exitOn(err)
-	}
+		return func() error {
+			_, err := m.Unlock()
+			return err
+		}, m.Lock()
+	})
 }
 
 func incrementByDsync() {
 	c, err := dsync.Open(context.Background(), "redlock://"+os.Getenv(nodesVariable)+settled, &dsync.Options{TTL: 20 * time.Second})
 	exitOn(err)
-	for range increments {
-		exitOn(dsync.Do(context.Background(), c, interopName, func(context.Context) error { return increment() }))
-	}
+	testenv.Count(func() (func() error, error) {
+		l, err := c.Lock(context.Background(), interopName)
+		if err != nil {
+			return nil, err
+		}
+		return func() error { return l.Unlock(context.Background()) }, nil
+	})
 	exitOn(c.Close(context.Background()))
 }
 
-// TestInteropRedsync lets processes of both libraries increment one counter under one lock.
+// TestInteropRedsync lets processes of both libraries add to one number under one lock.
 func TestInteropRedsync(t *testing.T) {
 	nodes := startNodes(t, 5)
-	counter := t.TempDir() + "/counter"
-	if err := os.WriteFile(counter, []byte("0"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	env := []string{nodesVariable + "=" + strings.Join(addresses(nodes), ","), counterVariable + "=" + counter}
-	const each = 4
-	var processes []*testenv.Process
-	for range each {
-		processes = append(processes, testenv.Spawn(t, "redsync", env...), testenv.Spawn(t, "dsync", env...))
-	}
-	for _, p := range processes {
-		for range p.Lines { // until it ends
-		}
-		if err := p.Wait(); err != nil {
-			t.Errorf("a process ended with %v", err)
-		}
-	}
-	text, err := os.ReadFile(counter)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got, want := string(text), strconv.Itoa(2*each*increments); got != want {
-		t.Errorf("counter: got %s, want %s", got, want)
-	}
+	env := nodesVariable + "=" + strings.Join(addresses(nodes), ",")
+	c := testenv.NewCounter(t)
+	c.Spawn(4, "redsync", 500, 1, env)
+	c.Spawn(4, "dsync", 500, 1, env)
+	c.Run()
 	nodes.awaitClear(t)
 }
 

@@ -1,9 +1,7 @@
 package zk_test
 
 import (
-	"fmt"
 	"os"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,19 +13,14 @@ import (
 func TestCounterBesideCurator(t *testing.T) {
 	command := testenv.Curator(t, "../../test/interop/java-curator/Counter.java", "Counter")
 	s := testenv.ZooKeeper(t)
-	countTogether(t, s, func() []*testenv.Process {
-		env := append(counterEnv(t, s), "COMMAND="+strings.Join(command, "\n"), "LOCK_PATH=/counter/one", "INCREMENTS="+strconv.Itoa(increments))
-		var all []*testenv.Process
-		for range processes {
-			all = append(all, testenv.Spawn(t, "command", env...))
-		}
-		return all
-	})
+	c := testenv.NewCounter(t)
+	c.Spawn(4, "dsync", 500, 1, "ADDR="+s.Addr)
+	c.Spawn(4, "curator", 500, 1, "ADDR="+s.Addr, "LOCK_PATH=/counter/one", "COMMAND="+strings.Join(command, "\n"))
+	c.Run()
 }
 
-func init() {
-	roles["command"] = func() { // becomes another program, which then ends as roles do
-		command := strings.Split(os.Getenv("COMMAND"), "\n")
-		fmt.Println(syscall.Exec(command[0], command, os.Environ()))
-	}
+// curatorRole becomes the Java program, which does what testenv.Count does.
+func curatorRole() {
+	command := strings.Split(os.Getenv("COMMAND"), "\n")
+	panic(syscall.Exec(command[0], command, os.Environ()))
 }

@@ -101,7 +101,7 @@ func TestSessionThatTheServerEnded(t *testing.T) {
 	h := acquire(t, b, request("c"))
 	w1, w2 := wait(t, b, request("a")), wait(t, a, request("c"))
 	end()
-	next := w1.granted(t)
+	next := w1.Granted(t)
 	for _, r := range []*driver.Request{r1, r2} {
 		wantErr(t, "loss", lostBy(t, r), driver.ErrSessionEnded)
 	}
@@ -109,7 +109,7 @@ func TestSessionThatTheServerEnded(t *testing.T) {
 	release(t, next)
 	testenv.Eventually(t, func() bool { return len(children(t, c, "/c")) == 2 }, "who waited waits again")
 	release(t, h)
-	release(t, w2.granted(t))
+	release(t, w2.Granted(t))
 	release(t, acquire(t, a, request("a")))
 }
 
@@ -127,18 +127,18 @@ func TestAnswerLost(t *testing.T) {
 		if cuts == 2 { // the second while it looks for the node
 			select {
 			case <-proxy.CutAfterRequest("/a"):
-			case <-w.done:
+			case <-w.Done:
 			case <-time.After(hangGuard):
 				t.Fatal("it does not look for the node")
 			}
 		}
 		testenv.Eventually(t, func() bool { return len(children(t, c, "/a")) == 2 }, "it waits with one node")
 		release(t, l)
-		release(t, w.granted(t))
+		release(t, w.Granted(t))
 		trap = proxy.CutAfterRequest("-lock-")
 		w = begin(a, request("a"))
 		<-trap
-		release(t, w.granted(t))
+		release(t, w.Granted(t))
 		testenv.Eventually(t, func() bool { return len(children(t, c, "/a")) == 0 }, "no node is left")
 	}
 }
@@ -156,8 +156,8 @@ func TestCanceledBeforeTheAnswer(t *testing.T) {
 		w := begin(a, request(name))
 		<-trap
 		testenv.Eventually(t, func() bool { return len(children(t, c, "/"+name)) == 1 }, "the server has made the node")
-		w.cancel()
-		l, err := w.end(t)
+		w.Cancel()
+		l, err := w.End(t)
 		if l != nil {
 			t.Fatal("granted without an answer")
 		}
@@ -198,7 +198,7 @@ func TestHolderThatIsCutOff(t *testing.T) {
 		l := acquire(t, a, r)
 		w := wait(t, b, request(r.Name))
 		proxy.Freeze(testenv.Both)
-		next := w.granted(t)
+		next := w.Granted(t)
 		if now := time.Now(); now.Before(l.Expires()) {
 			t.Errorf("%s: the next was granted the lock %v before Expires", name, l.Expires().Sub(now))
 		}
@@ -222,7 +222,7 @@ func TestRemovedNode(t *testing.T) {
 	if err := b.ForceUnlock(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
-	next := w.granted(t)
+	next := w.Granted(t)
 	wantErr(t, "loss", lostBy(t, r), driver.ErrRemoved)
 	wantErr(t, "Release", l.Release(t.Context()), driver.ErrNotHeld)
 	// That of a waiter: it queues again.
@@ -237,6 +237,6 @@ func TestRemovedNode(t *testing.T) {
 		}
 	}
 	release(t, next)
-	release(t, w.granted(t))
+	release(t, w.Granted(t))
 	wantErr(t, "ForceUnlock of a free lock", b.ForceUnlock(t.Context(), "a"), driver.ErrNotHeld)
 }

@@ -120,12 +120,12 @@ func TestUserAlone(t *testing.T) {
 	again := openURL(t, "zk://user:%s@%s/app", escaped, s.Addr)
 	w := wait(t, again, request("a"))
 	release(t, l)
-	release(t, w.granted(t))
+	release(t, w.Granted(t))
 	everybody := openURL(t, "zk://user:%s@%s/open?acl=open", escaped, s.Addr)
 	l = acquire(t, everybody, request("a"))
 	w = wait(t, openURL(t, "zk://%s/open", s.Addr), request("a"))
 	release(t, l)
-	release(t, w.granted(t))
+	release(t, w.Granted(t))
 }
 
 func TestNotesThatAreTooLong(t *testing.T) {

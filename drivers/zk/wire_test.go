@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/zk"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -89,7 +90,7 @@ func TestRoundTrips(t *testing.T) {
 			t.Errorf("a try of a lock that is held: got %v, want %v", err, driver.ErrLocked)
 		}
 	}
-	var w *waiter
+	var w *drivertest.Waiter
 	for _, step := range []struct {
 		what string
 		do   func()
@@ -109,7 +110,7 @@ func TestRoundTrips(t *testing.T) {
 			testenv.Eventually(t, func() bool { return s.Watches() == 1 }, "the waiter watches the holder")
 			before := s.Requests()
 			give()
-			l = w.granted(t)
+			l = w.Granted(t)
 			t.Logf("hand-over between clients: %d requests", s.Requests()-before)
 		}, -1},
 		{"release after a wait", give, -1}, // 1, and 1 for the node of the name, for which nobody waits
@@ -169,7 +170,7 @@ func TestQueueIsInOrderOfArrival(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	a, b := openURL(t, "zk://%s", s.Addr), openURL(t, "zk://%s", s.Addr)
 	first := acquire(t, a, request("a"))
-	var waiters []*waiter
+	var waiters []*drivertest.Waiter
 	for i := range 6 {
 		d := a
 		if i%2 == 1 {
@@ -184,9 +185,9 @@ func TestQueueIsInOrderOfArrival(t *testing.T) {
 	tokens := []uint64{token(first)}
 	release(t, first)
 	for i, w := range waiters {
-		l := w.granted(t)
+		l := w.Granted(t)
 		for j, later := range waiters[i+1:] {
-			if !later.waits() {
+			if !later.Waits() {
 				t.Errorf("waiter %d was granted while %d holds", i+1+j, i)
 			}
 		}
@@ -222,6 +223,6 @@ func TestForeignChildren(t *testing.T) {
 		if err := c.Delete("/a/"+child, -1); err != nil {
 			t.Fatal(err)
 		}
-		release(t, w.granted(t))
+		release(t, w.Granted(t))
 	}
 }

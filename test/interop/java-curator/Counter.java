@@ -8,30 +8,30 @@ import org.apache.curator.framework.recipes.locks.InterProcessMutex;
 import org.apache.curator.retry.RetryForever;
 
 /**
- * Adds to the number in FILE so many times, under an InterProcessMutex of Curator on PATH of the server ADDR. It says "ready", begins
- * at a line of input, and then says "done" or what went wrong.
+ * Takes an InterProcessMutex of Curator on LOCK_PATH of the server ADDR so many times, and adds so many to the number in a file each
+ * time. It says "ready", and begins at a line of input.
  */
 public class Counter {
     public static void main(String[] args) throws Exception {
-        int increments = Integer.parseInt(System.getenv("INCREMENTS"));
-        Path file = Path.of(System.getenv("FILE"));
+        int holds = Integer.parseInt(System.getenv("DSYNC_TEST_COUNTER_HOLDS"));
+        int each = Integer.parseInt(System.getenv("DSYNC_TEST_COUNTER_EACH"));
+        Path file = Path.of(System.getenv("DSYNC_TEST_COUNTER_FILE"));
         try (CuratorFramework client = CuratorFrameworkFactory.newClient(System.getenv("ADDR"), 30_000, 30_000, new RetryForever(100))) {
             client.start();
             client.blockUntilConnected();
             InterProcessMutex mutex = new InterProcessMutex(client, System.getenv("LOCK_PATH"));
             System.out.println("ready");
             new BufferedReader(new InputStreamReader(System.in)).readLine();
-            for (int i = 0; i < increments; i++) {
+            for (int i = 0; i < holds; i++) {
                 mutex.acquire();
                 try {
-                    Files.writeString(file, String.valueOf(Integer.parseInt(Files.readString(file)) + 1));
+                    for (int j = 0; j < each; j++) {
+                        Files.writeString(file, String.valueOf(Integer.parseInt(Files.readString(file)) + 1));
+                    }
                 } finally {
                     mutex.release();
                 }
             }
-            System.out.println("done");
-        } catch (Exception e) {
-            System.out.println(e);
         }
     }
 }

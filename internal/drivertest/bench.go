@@ -1,0 +1,140 @@
+package drivertest
+
+import (
+	"context"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// Locker locks a name, by whatever library. An error fails the benchmark.
+type Locker func(name string) (unlock func())
+
+// LockerOf returns the Locker of a driver.
+func LockerOf(tb testing.TB, d driver.Driver) Locker {
+	return LockerBy(tb, func(name string) (func() error, error) {
+		l, err := d.Acquire(context.Background(), Request(name))
+		if err != nil {
+			return nil, err
+		}
+		return func() error { return l.Release(context.Background()) }, nil
+	})
+}
+
+// LockerBy makes a Locker of functions that return errors.
+func LockerBy(tb testing.TB, lock func(name string) (unlock func() error, err error)) Locker {
+	return func(name string) func() {
+		unlock, err := lock(name)
+		if err != nil {
+			tb.Error(err)
+			return func() {}
+		}
+		return func() {
+			if err := unlock(); err != nil {
+				tb.Error(err)
+			}
+		}
+	}
+}
+
+// InTurn runs slices of work that take turns, so that all see the same machine, and returns how long each took in all. What happens
+// in the first turns, when servers and caches are cold, does not count.
+func InTurn(b *testing.B, slices ...func()) []time.Duration {
+	const cold = 3
+	for range cold {
+		for _, slice := range slices {
+			slice()
+		}
+	}
+	took := make([]time.Duration, len(slices))
+	for b.Loop() {
+		for i, slice := range slices {
+			start := time.Now()
+			slice()
+			took[i] += time.Since(start)
+		}
+	}
+	return took
+}
+
+// Crowd runs f in goroutines, for a number of rounds in each.
+func Crowd(goroutines, rounds int, f func(i int)) {
+	var wg sync.WaitGroup
+	for i := range goroutines {
+		wg.Go(func() {
+			for range rounds {
+				f(i)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// HandOvers returns a function that hands a lock over from one client to the other, back and forth, and returns how long it took from
+// the beginning of the release to the grant. The function waits returns when the other client is seen to wait.
+func HandOvers(b *testing.B, clients [2]Locker, name string, waits func()) func() time.Duration {
+	type grant struct {
+		at     time.Time
+		unlock func()
+	}
+	unlock, turn := clients[0](name), 0
+	b.Cleanup(func() { unlock() })
+	return func() time.Duration {
+		turn++
+		next, granted := clients[turn%2], make(chan grant)
+		go func() { // ends with the hand-over
+			unlock := next(name)
+			granted <- grant{time.Now(), unlock}
+		}()
+		waits()
+		<-time.After(5 * time.Millisecond) // its watch is set
+		start := time.Now()
+		unlock()
+		g := <-granted
+		unlock = g.unlock
+		return g.at.Sub(start)
+	}
+}
+
+// Median returns the upper median.
+func Median(d []time.Duration) time.Duration {
+	slices.Sort(d)
+	return d[len(d)/2]
+}
+
+// Heap returns how many bytes of the heap are in use.
+func Heap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// HoldMany holds b.N locks of their own, and reports what each costs in the driver. What is to settle first does so in settled.
+func HoldMany(b *testing.B, d driver.Driver, settled func()) {
+	const warm = 100
+	requests := make([]*driver.Request, warm+b.N) // which are no part of the driver
+	for i := range requests {
+		requests[i] = Request("held-" + time.Duration(i).String())
+	}
+	hold := func(requests []*driver.Request) {
+		for _, r := range requests {
+			if _, err := d.Acquire(context.Background(), r); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	hold(requests[:warm])
+	before := Heap()
+	b.ResetTimer()
+	hold(requests[warm:])
+	b.StopTimer()
+	settled()
+	b.ReportMetric(float64(Heap()-before)/float64(b.N), "B/lock")
+	runtime.KeepAlive(requests)
+}
