@@ -15,6 +15,7 @@ import (
 	"github.com/redis/rueidis/rueidiscompat"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 // Both libraries do the same work in turn, on the same nodes. The metric x/redsync is how many times as fast dsync is.
@@ -89,7 +90,15 @@ func theirs(rs *redsync.Redsync, name string, options ...redsync.Option) error {
 	return err
 }
 
-func benchNodes(b *testing.B) servers { return startNodes(b, 5) }
+func benchNodes(b *testing.B) servers {
+	nodes := startNodes(b, 5)
+	var pids []int
+	for _, s := range nodes {
+		pids = append(pids, s.Pid())
+	}
+	testenv.Apart(b, pids...)
+	return nodes
+}
 
 func median(d []time.Duration) time.Duration {
 	slices.Sort(d)
