@@ -32,6 +32,7 @@ type storm struct {
 	expire  bool          // holders have their holds removed behind their own backs
 	pause   time.Duration // how long a lock is held, at most
 	ended   atomic.Bool   // the workers finish what they are at
+	granted atomic.Bool
 }
 
 func (e *env) storm() *storm {
@@ -211,8 +212,12 @@ func (u *stormUser) lock(ctx context.Context, a Attempt, opts ...dsync.LockOptio
 		return op, nil, err
 	}
 	op.Returned(l, nil)
+	u.granted.Store(true)
 	return op, l, nil
 }
+
+// begun waits for the first grant: a fault before it would prove nothing.
+func (s *storm) begun() { s.env.until("the storm has begun", s.granted.Load) }
 
 // outlive holds a lease until it is over.
 func (u *stormUser) outlive(op *Op, l lease) {
@@ -319,6 +324,7 @@ func faultyStorm(e *env) error {
 		c.faults(0)
 	}
 	workers := s.run(0, clients)
+	s.begun()
 	first := random.IntN(4)
 	for i := range 10 {
 		e.sleep(time.Duration(random.Int64N(int64(s.ttl / 4))))
@@ -376,6 +382,7 @@ func serverStorm(e *env) error {
 func (e *env) serverStorm(name string, fault func(ttl time.Duration), except ...Rule) error {
 	s := e.storm()
 	workers := s.run(0, s.clients())
+	s.begun()
 	e.sleep(s.ttl / 2)
 	off := s.history.Fault(name, "server")
 	e.events.add("server", "%s", name)

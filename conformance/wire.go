@@ -96,7 +96,7 @@ func (w *Wire) LoseReplies() {
 	w.disturb(func(f *faults) { f.lose = true })
 }
 
-// Delay makes what flows in a direction arrive at least by late, and at most twice that. Connections are not made more slowly.
+// Delay makes what flows in a direction arrive by late. Connections are not made more slowly.
 func (w *Wire) Delay(d Direction, late time.Duration) {
 	w.disturb(func(f *faults) {
 		for one := range f.delay {

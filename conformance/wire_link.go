@@ -125,20 +125,59 @@ func (p *pipe) verdict() (v verdict, changed <-chan struct{}) {
 	return passes, nil
 }
 
+// chunk is what one read gave.
+type chunk struct {
+	b   []byte
+	due time.Time // when it may arrive; zero for at once
+	err error     // that ended the reading, after b
+}
+
 // run moves bytes until src ends, or the link.
 func (p *pipe) run() {
 	defer p.finish()
-	buf := make([]byte, 32<<10)
-	for {
-		n, err := p.src.Read(buf)
-		if n > 0 && !p.forward(buf[:n]) {
+	const ahead = 256 // what is late does not make what comes after it later
+	chunks, stop := make(chan chunk, ahead), make(chan struct{})
+	var reader sync.WaitGroup
+	reader.Go(func() { p.read(chunks, stop) })
+	defer reader.Wait()
+	defer close(stop)
+	for c := range chunks {
+		if len(c.b) > 0 && !p.forward(c) {
 			return
 		}
-		if err != nil {
-			p.end(err)
+		if c.err != nil {
+			p.end(c.err)
 			return
 		}
 	}
+}
+
+// read reads until src ends, which it does at the latest when the link does.
+func (p *pipe) read(chunks chan<- chunk, stop <-chan struct{}) {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := p.src.Read(buf)
+		c := chunk{b: bytes.Clone(buf[:n]), err: err}
+		if d := p.lateness(); d > 0 {
+			c.due = time.Now().Add(d)
+		}
+		select {
+		case chunks <- c:
+		case <-stop:
+			return
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// lateness is for how long the Wire delays what p carries.
+func (p *pipe) lateness() time.Duration {
+	w := p.link.wire
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.faults.delay[p.dir]
 }
 
 func (p *pipe) finish() {
@@ -149,11 +188,12 @@ func (p *pipe) finish() {
 }
 
 // forward lets bytes pass, wait or vanish. It returns false if no more are to be read.
-func (p *pipe) forward(b []byte) bool {
+func (p *pipe) forward(c chunk) bool {
+	b := c.b
 	if p.dir == Requests {
 		p.link.spring(b)
 	}
-	if !p.delay() {
+	if !p.await(c.due) {
 		return false
 	}
 	counted := false
@@ -235,16 +275,13 @@ func (p *pipe) count(add func(*Traffic)) {
 	add(&p.link.wire.traffic)
 }
 
-// delay waits for as long as the Wire delays what p carries. It returns false if the link ended meanwhile.
-func (p *pipe) delay() bool {
-	l, w := p.link, p.link.wire
-	w.mu.Lock()
-	d := w.faults.delay[p.dir]
-	w.mu.Unlock()
-	if d == 0 {
+// await waits until something is due. It returns false if the link ended meanwhile.
+func (p *pipe) await(due time.Time) bool {
+	if due.IsZero() {
 		return true
 	}
-	timer := time.NewTimer(d)
+	l, w := p.link, p.link.wire
+	timer := time.NewTimer(time.Until(due))
 	defer timer.Stop()
 	for {
 		w.mu.Lock()
