@@ -1,0 +1,169 @@
+package dsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Leases are locks that were taken together by [LockAll] or [LockOn]. They are held as long as each of them is: the loss of one is the
+// loss of all. All methods may be called concurrently.
+type Leases struct {
+	all []*Lease
+
+	mu     sync.Mutex
+	done   <-chan struct{}
+	cancel context.CancelFunc // of what Done made
+}
+
+// Target is names on one [Locker], for [LockOn].
+type Target struct {
+	Locker Locker
+	Names  []string
+}
+
+// LockAll waits until it holds all names, or ctx is done. It takes them one after the other in the order of their bytes, whatever the
+// order in which they are given, so callers of LockAll do not wait for each other in a circle. While it waits for one it keeps the
+// others, and returns their error as soon as one of them is lost.
+//
+// After an error nothing is held, as with Lock. No names, or a name that is given twice, is an error.
+func LockAll(ctx context.Context, l Locker, names ...string) (*Leases, error) {
+	return LockOn(ctx, Target{l, names})
+}
+
+// LockOn is [LockAll] over several Lockers, such as clients of independent backends: the lock is as available as the least of them,
+// and as safe as the safest. The Lockers are taken in the order in which they are given, which therefore has to be the same for all
+// who use them together.
+func LockOn(ctx context.Context, targets ...Target) (*Leases, error) {
+	return lockOn(ctx, targets, func(ctx context.Context, l Locker, name string) (*Lease, error) { return l.Lock(ctx, name) })
+}
+
+// TryLockAll is [LockAll] without the wait: it returns an error that matches [ErrLocked] if another owner holds one of the names.
+func TryLockAll(ctx context.Context, l Locker, names ...string) (*Leases, error) {
+	return lockOn(ctx, []Target{{l, names}}, func(ctx context.Context, l Locker, name string) (*Lease, error) { return l.TryLock(ctx, name) })
+}
+
+func lockOn(ctx context.Context, targets []Target, lock func(context.Context, Locker, string) (*Lease, error)) (*Leases, error) {
+	steps, err := inOrder(targets)
+	if err != nil {
+		return nil, err
+	}
+	g := &Leases{}
+	under := ctx // ends also when one of the leases does
+	for _, s := range steps {
+		l, err := lock(under, s.Locker, s.Names[0])
+		if err == nil {
+			g.all = append(g.all, l)
+			var cancel context.CancelFunc
+			under, cancel = l.Context(under)
+			defer cancel()
+		}
+		if lost := g.Err(); lost != nil {
+			err = lost // which is also why the wait ended
+		}
+		if err != nil {
+			return nil, errors.Join(err, g.rollBack(ctx))
+		}
+	}
+	return g, nil
+}
+
+// inOrder returns targets of one name each, in the order in which they are locked.
+func inOrder(targets []Target) ([]Target, error) {
+	var steps []Target
+	for i, t := range targets {
+		if t.Locker == nil || len(t.Names) == 0 {
+			return nil, fmt.Errorf("dsync: lock all: no locker or no names in target %d of %d", i+1, len(targets))
+		}
+		names := slices.Sorted(slices.Values(t.Names))
+		for j, name := range names {
+			if j > 0 && name == names[j-1] {
+				return nil, fmt.Errorf("dsync: lock all: %q is given twice", name)
+			}
+			steps = append(steps, Target{t.Locker, []string{name}})
+		}
+	}
+	if len(steps) == 0 {
+		return nil, errors.New("dsync: lock all: no names")
+	}
+	return steps, nil
+}
+
+// rollBack gives back what is held after an error. What was lost before is no further error.
+func (g *Leases) rollBack(ctx context.Context) error {
+	if err := g.Unlock(ctx); err != nil && !errors.Is(err, ErrNotHeld) {
+		return err
+	}
+	return nil
+}
+
+// All returns the leases, in the order in which they were taken: for their names and tokens, and to look at one of them. To unlock one
+// of them alone ends the others for these Leases.
+func (g *Leases) All() []*Lease { return slices.Clone(g.all) }
+
+// Deadline is the earliest of the leases.
+func (g *Leases) Deadline() time.Time {
+	earliest := g.all[0].Deadline()
+	for _, l := range g.all[1:] {
+		if d := l.Deadline(); d.Before(earliest) {
+			earliest = d
+		}
+	}
+	return earliest
+}
+
+// Err returns nil while all leases are held, and otherwise the Err of the first that is not. Like Lease.Err it looks at the clock.
+func (g *Leases) Err() error {
+	for _, l := range g.all {
+		if err := l.Err(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Done returns a channel that is closed when one of the leases is over.
+func (g *Leases) Done() <-chan struct{} {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.done == nil {
+		var ctx context.Context
+		ctx, g.cancel = g.Context(context.Background())
+		g.done = ctx.Done()
+	}
+	return g.done
+}
+
+// Context returns a context that ends with parent or with the first of the leases. It is like Lease.Context otherwise.
+func (g *Leases) Context(parent context.Context) (context.Context, context.CancelFunc) {
+	ctx := parent
+	cancels := make([]context.CancelFunc, len(g.all))
+	for i, l := range g.all {
+		ctx, cancels[i] = l.Context(ctx)
+	}
+	return ctx, func() {
+		for _, cancel := range slices.Backward(cancels) {
+			cancel()
+		}
+	}
+}
+
+// Unlock gives all of them back, also those after one that fails, and returns the errors of all. See Lease.Unlock.
+func (g *Leases) Unlock(ctx context.Context) error {
+	errs := make([]error, len(g.all))
+	var wg sync.WaitGroup
+	for i, l := range g.all {
+		wg.Go(func() { errs[i] = l.Unlock(ctx) })
+	}
+	wg.Wait()
+	g.mu.Lock()
+	cancel := g.cancel
+	g.mu.Unlock()
+	if cancel != nil {
+		cancel()
+	}
+	return errors.Join(errs...)
+}
