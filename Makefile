@@ -7,7 +7,7 @@ TESTFLAGS ?=
 # How often `make flaky` runs each test.
 COUNT ?= 20
 
-.PHONY: help test test-long servers demo bench lint flaky
+.PHONY: help test test-long servers demo bench lint flaky interop demo-java
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -34,3 +34,6 @@ lint: ## check format and code
 
 flaky: servers ## run all tests many times over, in random order
 	$(GO) test -race -shuffle=on -count=$(COUNT) -timeout=2h $(TESTFLAGS) $(PKG)
+
+interop: servers ## prove drivers/redisson against Java's Redisson (needs a JDK 17 and Maven)
+	cd test/interop && $(GO) test -timeout 10m $(TESTFLAGS) ./...
