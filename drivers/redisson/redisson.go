@@ -15,6 +15,7 @@
 //	tls_server_name=, tls_insecure_skip_verify=true
 //	pubsub=auto|plain|sharded|both see [PubSub]
 //	fence=own|redisson             see [Fence]; fenced=false is FenceNone
+//	fair=true                      the fair lock, see [Options]
 //	waitreplicas=, waitlimit=      see [Options]
 //	evict=refuse|allow             see [Options]
 //
@@ -107,6 +108,10 @@ type Options struct {
 	PubSub PubSub
 	Fence  Fence
 
+	// Fair makes the lock Redisson's fair one (RFairLock): those who wait, in Go and in Java, get it in the order in which they came.
+	// Everybody who uses a name has to use the fair lock.
+	Fair bool
+
 	// WaitReplicas is how many replicas have to confirm a grant or a renewal before it counts. A grant that fewer confirm within
 	// WaitLimit (1 s if 0) is undone, and fails with ErrNotReplicated.
 	WaitReplicas int
@@ -122,6 +127,7 @@ type Driver struct {
 	dialer  *dialer // of a client that is the driver's own: Close closes it
 	cluster bool
 	options Options
+	scripts scripts
 	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
 
 	ttlText atomic.Pointer[ttlText]
@@ -174,11 +180,15 @@ func newDriver(client rueidis.Client, dialer *dialer, o *Options) (*Driver, erro
 		dialer:  dialer,
 		cluster: client.Mode() == rueidis.ClientModeCluster,
 		options: *o,
+		scripts: plainScripts,
 		epoch:   time.Now(),
 		closing: make(chan struct{}),
 	}
 	if err := d.options.check(); err != nil {
 		return nil, err
+	}
+	if d.options.Fair {
+		d.scripts = fairScripts
 	}
 	d.life, d.end = context.WithCancel(context.Background())
 	d.direct.answered.Store(never)
@@ -220,7 +230,11 @@ func (d *Driver) Info() driver.Info {
 	if d.options.Fence == FenceNone {
 		fencing = driver.None
 	}
-	return driver.Info{Name: "redisson", Order: driver.Unordered, Fencing: fencing, MinTTL: minTTL, MaxTTL: maxTTL, Late: late}
+	order := driver.Unordered
+	if d.options.Fair {
+		order = driver.FIFO
+	}
+	return driver.Info{Name: "redisson", Order: order, Fencing: fencing, MinTTL: minTTL, MaxTTL: maxTTL, Late: late}
 }
 
 // now is the time since d.epoch.
