@@ -156,8 +156,15 @@ func (b *bed) lasts(tb testing.TB, name string, most time.Duration) {
 	}
 }
 
-// free waits until nothing is left of a lock but what fenced locks count in. Redisson deletes its latch behind the answer.
+// free waits until nothing is left of a lock, and nobody listens for its end.
 func (b *bed) free(tb testing.TB, name string) {
+	tb.Helper()
+	b.gone(tb, name)
+	testenv.Eventually(tb, func() bool { return b.node(name).SubscriberCount(channelOf(name)) == 0 }, "nobody listens for "+name)
+}
+
+// gone waits until no key is left of a lock but what fenced locks count in. Redisson deletes its latch behind the answer.
+func (b *bed) gone(tb testing.TB, name string) {
 	tb.Helper()
 	testenv.Eventually(tb, func() bool {
 		for _, key := range b.node(name).Do("KEYS", "*").([]any) {
@@ -165,7 +172,7 @@ func (b *bed) free(tb testing.TB, name string) {
 				return false
 			}
 		}
-		return b.node(name).SubscriberCount(channelOf(name)) == 0
+		return true
 	}, "nothing is left of "+name)
 }
 
