@@ -36,4 +36,7 @@ flaky: servers ## run all tests many times over, in random order
 	$(GO) test -race -shuffle=on -count=$(COUNT) -timeout=2h $(TESTFLAGS) $(PKG)
 
 interop: servers ## prove drivers/redisson against Java's Redisson (needs a JDK 17 and Maven)
-	cd test/interop && $(GO) test -timeout 10m $(TESTFLAGS) ./...
+	cd test/interop && $(GO) test -p 1 -timeout 10m $(TESTFLAGS) ./...
+
+demo-java: servers ## the coupon shop with buyers in Java and in Go (needs a JDK 17 and Maven)
+	@cd test/interop && $(GO) run ./shop
