@@ -5,6 +5,9 @@
 -- again. A waiter of Redisson has default, or the limit of its wait.
 local patience, default = 15000, 300000
 
+-- along is by how much the time of a waiter that is not first has to change until it takes those behind along.
+local along = 60000
+
 -- deaf is how long a waiter may leave a free lock alone that does not even listen.
 local deaf = 5000
 
@@ -25,19 +28,24 @@ local function move(times, holds, by)
   end
 end
 
--- head throws out those in front whose time is over, and returns who is first then, or false.
-local function head(queue, times, now)
+-- head throws out those in front whose time is over, and returns who is first then, or false. Who asks is alive: if its own time is
+-- over, it gets more, and so do those behind it.
+local function head(queue, times, now, asks)
   while true do
     local first = call('LINDEX', queue, 0)
     local time = first and timeOf(times, first)
     if not time or time > now then return first end
-    call('LPOP', queue)
-    call('ZREM', times, first)
+    if first == asks then
+      move(times, call('LRANGE', queue, 0, -1), now + patience - time)
+    else
+      call('LPOP', queue)
+      call('ZREM', times, first)
+    end
   end
 end
 
--- leave takes a hold out of the queue, whose next would wait for base, the time of the one before it if there is one. Those behind
--- keep their distance.
+-- leave takes a hold out of the queue. What those behind then wait for ends at base, or at the time of the one before, if there is
+-- one. They keep their distance to that, though none that is next gets less than patience.
 local function leave(queue, times, hold, base)
   local at = call('LPOS', queue, hold)
   if not at then
@@ -49,7 +57,10 @@ local function leave(queue, times, hold, base)
   local time = timeOf(times, hold)
   call('LREM', queue, 0, hold)
   call('ZREM', times, hold)
-  if time and time > base then move(times, behind, base - time) end
+  local following = behind[1] and timeOf(times, behind[1])
+  if not time or not following then return end
+  local by = math.max(base - time, base + patience - following)
+  if by < 0 then move(times, behind, by) end
 end
 
 -- tell publishes on the channel of a waiter, and returns how many heard it.
@@ -61,8 +72,8 @@ local function tell(hold, channel, word, word2)
 end
 
 -- stay puts a hold into the queue, unless it is there: last, or if it was there before, and so was first when it was thrown out,
--- first again. It sets its time anew.
-local function stay(queue, times, hold, again, free, now)
+-- first again. It sets its time anew, and takes those behind along, the waiters of Redisson among them, who do not ask again.
+local function stay(queue, times, hold, again, free)
   local at = call('LPOS', queue, hold)
   if not at and again then
     call('LPUSH', queue, hold)
@@ -75,8 +86,9 @@ local function stay(queue, times, hold, again, free, now)
   if at > 0 then -- whoever of Redisson gets the lock takes its wait off the times of all behind
     local previous = timeOf(times, call('LINDEX', queue, at - 1)) or free
     time = math.max(time + at * default, previous + patience)
-  elseif before then
-    move(times, call('LRANGE', queue, 1, -1), time - before)
+  end
+  if before and (at == 0 or math.abs(time - before) >= along) then
+    move(times, call('LRANGE', queue, at + 1, -1), time - before)
   end
   call('ZADD', times, string.format('%.0f', time), hold)
 end
@@ -85,7 +97,7 @@ end
 -- put into the queue before. Count is '' where nobody knows how many a message reaches.
 local function acquireFair(name, queue, times, hold, ttl, how, channel, word, word2, count, token, n, keep)
   local now = clock()
-  local first = head(queue, times, now)
+  local first = head(queue, times, now, hold)
   local left = call('PTTL', name)
   if left == -2 and (not first or first == hold) then
     if first then leave(queue, times, hold, now + ttl) end
@@ -93,7 +105,7 @@ local function acquireFair(name, queue, times, hold, ttl, how, channel, word, wo
   elseif left ~= -2 and call('HEXISTS', name, hold) == 1 then
     return acquire(name, hold, ttl, token, n, keep)
   end
-  if how ~= 'try' then stay(queue, times, hold, how == 'again', now + math.max(left, 0), now) end
+  if how ~= 'try' then stay(queue, times, hold, how == 'again', now + math.max(left, 0)) end
   if left == -1 then return 0 end
   if left >= 0 then return -1 - left end
   -- It is somebody else's turn, who was told, unless that was lost with a connection, or who is dead.
