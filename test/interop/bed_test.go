@@ -201,6 +201,7 @@ type goWait struct {
 	done   chan struct{}
 	lease  *dsync.Lease
 	err    error
+	at     time.Time // when it ended
 }
 
 func lockLater(l dsync.Locker, name string) *goWait {
@@ -209,6 +210,7 @@ func lockLater(l dsync.Locker, name string) *goWait {
 	go func() { // ends with ctx
 		defer close(w.done)
 		w.lease, w.err = l.Lock(ctx, name)
+		w.at = time.Now()
 	}()
 	return w
 }

@@ -16,6 +16,7 @@ import (
 var fair = []scenario{
 	{"order of arrival", true, fairOrder},
 	{"who gives up leaves the queue at once", true, fairGiveUp},
+	{"unlock of a free lock", false, fairUnlockFree},
 	{"a go waiter dies", false, fairGoDies},
 	{"a go waiter dies before java", false, fairGoDiesBeforeJava},
 	{"a java waiter dies", false, fairJavaDies},
@@ -85,6 +86,17 @@ func (b *bed) queued(tb testing.TB, name string, n int) []string {
 		b.subscribed(tb, channelOf(name)+":"+hold, 1)
 	}
 	return queue
+}
+
+// fairUnlockFree: Redisson reports success to whoever unlocks a free fair lock.
+func fairUnlockFree(t *testing.T, b *bed) {
+	name := fresh("free")
+	stale := lock(t, b.client(t, "&fair=true"), name)
+	unlock(t, stale)
+	b.redisson.thread(name, "fair", name).do(t, "unlock")
+	if err := stale.Unlock(t.Context()); !errors.Is(err, dsync.ErrNotHeld) {
+		t.Errorf("Unlock of a lease that is over: got %v, want ErrNotHeld", err)
+	}
 }
 
 // inLine is who waits for a fair lock.

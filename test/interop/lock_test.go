@@ -44,6 +44,8 @@ var plain = []scenario{
 	{"a crowd of both", true, crowd},
 	{"tokens rise over a mixed sequence", true, tokens},
 	{"subscriptions are cut while both wait", false, subscriptionsCut},
+	{"a message that is no number", false, nonsense},
+	{"two objects of one lock in java", false, twoObjects},
 }
 
 func TestLock(t *testing.T) {
@@ -599,6 +601,45 @@ func subscriptionsCut(t *testing.T, b *bed) {
 	j.do(t, "unlock")
 	unlock(t, g.granted(t))
 	testenv.Eventually(t, func() bool { return own.node(name).Do("EXISTS", name) == int64(0) }, "the lock is free")
+}
+
+// nonsense: what Redisson cannot decode on a lock's channel does not keep it from hearing what follows.
+func nonsense(t *testing.T, b *bed) {
+	name := fresh("nonsense")
+	j, c := b.redisson.thread(name, "plain", name), b.client(t, "")
+	byMessage(t, func() time.Duration {
+		lease := lock(t, c, name)
+		w := j.acquire(0)
+		b.subscribed(t, channelOf(name), 1)
+		b.node(name).Do("PUBLISH", channelOf(name), "nonsense")
+		start := time.Now()
+		unlock(t, lease)
+		w.ok(t)
+		took := time.Since(start)
+		g := lockLater(c, name)
+		b.subscribed(t, channelOf(name), 1)
+		b.node(name).Do("PUBLISH", channelOf(name), "nonsense")
+		j.do(t, "unlock")
+		unlock(t, g.granted(t))
+		return took
+	})
+}
+
+// twoObjects: an RLock remembers the lease of the last who locked by it, so an unlock by another RLock that leaves holds gives these the
+// watchdog's time.
+func twoObjects(t *testing.T, b *bed) {
+	name := fresh("objects")
+	j := b.redisson.thread(name, "plain", name)
+	j.acquire(5 * time.Second).ok(t)
+	j.acquire(5 * time.Second).ok(t)
+	other := b.redisson.thread(name, "plain", name)
+	other.kind = "plain again"
+	other.do(t, "unlock")
+	b.holds(t, name, j.owner(t), "1")
+	if left := b.node(name).Do("PTTL", name).(int64); left <= 5000 {
+		t.Errorf("PTTL after an unlock by another object: got %d, want that of the watchdog", left)
+	}
+	j.do(t, "unlock")
 }
 
 // TestRestart is a Redis that forgets everything.

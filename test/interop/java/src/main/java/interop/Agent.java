@@ -5,6 +5,7 @@ import java.io.IOException;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
+import java.time.Instant;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutorService;
@@ -129,6 +130,7 @@ public final class Agent {
   private static RLock lock(RedissonClient client, String kind, String name) {
     switch (kind) {
       case "plain":
+      case "plain again": // another object
         return client.getLock(name);
       case "fair":
         return client.getFairLock(name);
@@ -144,6 +146,13 @@ public final class Agent {
       case "lock":
         lock.lockInterruptibly(Long.parseLong(f[6]), TimeUnit.MILLISECONDS);
         return "";
+      case "lockAt": // returns when it had the lock
+        lock.lock();
+        return now();
+      case "unlockAt": // returns when it began to unlock
+        long at = now();
+        lock.unlock();
+        return at;
       case "tryLock":
         return lock.tryLock();
       case "tryLockFor":
@@ -166,6 +175,12 @@ public final class Agent {
       default:
         throw new IllegalArgumentException(command);
     }
+  }
+
+  /** In nanoseconds since 1970. */
+  private static long now() {
+    Instant now = Instant.now();
+    return now.getEpochSecond() * 1_000_000_000L + now.getNano();
   }
 
   /** Buys a coupon out of the stock in a key, if there is one left, by a read and a write with a moment between them. */
