@@ -230,3 +230,22 @@ func TestFairGhosts(t *testing.T) {
 	testenv.Eventually(t, func() bool { return len(lineOfX(s)) == 0 }, "it is out of the queue")
 	release(t, l)
 }
+
+// TestFairRights: what the documentation of the package says is enough.
+func TestFairRights(t *testing.T) {
+	s := testenv.Redis(t)
+	s.Do("ACL", "SETUSER", "locker", "on", "nopass", "resetkeys", "resetchannels", "~x", "~dsync_fence:{x}", "&redisson_lock__channel:{x}*",
+		"~"+queueOfX, "~"+timesOfX, "+hello", "+auth", "+ping", "+eval", "+evalsha", "+hexists", "+hset", "+hdel", "+pexpire", "+pttl",
+		"+incr", "+incrby", "+set", "+time", "+publish", "+subscribe", "+unsubscribe",
+		"+lindex", "+llen", "+lpop", "+lpos", "+lpush", "+lrange", "+lrem", "+rpush", "+zadd", "+zincrby", "+zrem", "+zscore")
+	d := openURL(t, "redisson://locker:any@%s?fair=true", s.Addr)
+	l := acquire(t, d, request("x"))
+	canceled, next, last := wait(t, d, request("x")), wait(t, d, request("x")), wait(t, d, request("x"))
+	canceled.cancel()
+	if <-canceled.done; !errors.Is(canceled.err, driver.ErrLocked) || errors.Is(canceled.err, driver.ErrUnknown) {
+		t.Errorf("Acquire that was canceled: got %v, want ErrLocked", canceled.err)
+	}
+	release(t, l)
+	release(t, next.granted(t))
+	release(t, last.granted(t))
+}

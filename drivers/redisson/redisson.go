@@ -1,4 +1,4 @@
-// Package redisson is the Redis backend of dsync: the lock of Java's Redisson (RLock, versions 3.19 to 4.7), key for key and message
+// Package redisson is the Redis backend of dsync: the locks of Java's Redisson (RLock and RFairLock, versions 3.19 to 4.7), key for key and message
 // for message, so that Go and Java programs exclude each other on one Redis. It registers the URL scheme "redisson":
 //
 //	redisson://user:password@host:6379/0
@@ -36,6 +36,11 @@
 //
 //	~lk:* ~dsync_fence:{lk:* &redisson_lock__channel:{lk:* +hello +auth +ping +eval +evalsha +hexists +hset +hdel +pexpire
 //	+pttl +incr +incrby +set +time +publish +subscribe +unsubscribe (also spublish, ssubscribe, sunsubscribe in a cluster)
+//
+// and those of a fair lock these as well:
+//
+//	~redisson_lock_queue:{lk:* ~redisson_lock_timeout:{lk:* +lindex +llen +lpop +lpos +lpush +lrange +lrem +rpush +zadd +zincrby
+//	+zrem +zscore
 //
 // beside which select serves databases other than 0, wait serves WaitReplicas, info lets eviction be noticed, pubsub tells the kind
 // of messages in a cluster and the number of waiters, and hlen, del, get and hgetall serve Inspect and ForceUnlock.
@@ -108,8 +113,9 @@ type Options struct {
 	PubSub PubSub
 	Fence  Fence
 
-	// Fair makes the lock Redisson's fair one (RFairLock): those who wait, in Go and in Java, get it in the order in which they came.
-	// Everybody who uses a name has to use the fair lock.
+	// Fair makes the lock Redisson's fair one (RFairLock): those who wait, in Go and in Java, get it in the order in which their
+	// requests reached the server. Everybody who uses a name has to use the fair lock. A waiter that dies can hold up those behind it
+	// for a while: see docs/redisson.md.
 	Fair bool
 
 	// WaitReplicas is how many replicas have to confirm a grant or a renewal before it counts. A grant that fewer confirm within
