@@ -38,7 +38,6 @@ type goPlayer struct {
 	client *dsync.Client
 	name   string
 	wait   *goWait
-	at     time.Time
 }
 
 func (p *goPlayer) begin(tb testing.TB) func() time.Time {
