@@ -7,7 +7,7 @@ TESTFLAGS ?=
 # How often `make flaky` runs each test.
 COUNT ?= 20
 
-.PHONY: help test servers demo bench lint flaky
+.PHONY: help test servers demo demo-java interop bench lint flaky
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -32,3 +32,9 @@ lint: ## check format and code
 flaky: servers ## run all tests many times over, in random order, and the suite on the good driver 200 times
 	$(GO) test -race -timeout=2h -run GoodDriver ./conformance -repeat 200
 	$(GO) test -race -shuffle=on -count=$(COUNT) -timeout=2h $(TESTFLAGS) $(PKG)
+
+interop: servers ## prove drivers/redisson against Java's Redisson (needs a JDK 17 and Maven)
+	cd test/interop && $(GO) test -p 1 -timeout 10m $(TESTFLAGS) ./...
+
+demo-java: servers ## the coupon shop with buyers in Java and in Go (needs a JDK 17 and Maven)
+	@cd test/interop && $(GO) run ./shop

@@ -46,8 +46,11 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	}
 	// Where callers of this process already wait for the name, its messages are listened to: listen before the first try, then that
 	// needs no second one.
-	t := d.topics.joinActive(r.Name)
-	l, left, err := d.try(ctx, r)
+	var t *topic
+	if !d.options.Fair {
+		t = d.topics.joinActive(r.Name)
+	}
+	l, left, err := d.try(ctx, r, false)
 	if l != nil || err != nil || r.NoWait {
 		if t != nil {
 			t.leave(false)
@@ -57,16 +60,24 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 		}
 		return l, err
 	}
+	if d.options.Fair {
+		return d.waitInLine(ctx, r, left)
+	}
 	return d.wait(ctx, r, t, left)
 }
 
-// wait asks again whenever the lock may have become free. Whatever woke a caller that then could not ask is passed on to another
-// one of this process.
+// wait waits for a message that the lock is free, with the topic of its name, if that is joined already.
 func (d *Driver) wait(ctx context.Context, r *driver.Request, t *topic, left time.Duration) (*lease, error) {
 	r.Events.Waiting()
 	if t == nil {
 		t = d.topics.join(r.Name)
 	}
+	return d.ask(ctx, r, t, left)
+}
+
+// ask asks again whenever the lock may have become free. Whatever woke a caller that then could not ask is passed on to another
+// one of this process.
+func (d *Driver) ask(ctx context.Context, r *driver.Request, t *topic, left time.Duration) (*lease, error) {
 	timer := time.NewTimer(pause(left))
 	defer timer.Stop()
 	for {
@@ -84,7 +95,7 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, t *topic, left tim
 			t.leave(true)
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
 		}
-		l, left, err := d.try(ctx, r)
+		l, left, err := d.try(ctx, r, true)
 		if err != nil && err == ctx.Err() { // it was not sent: the last answer is still that somebody holds the lock
 			err = fmt.Errorf("%w: %w", driver.ErrLocked, err)
 		}
@@ -106,9 +117,10 @@ func pause(left time.Duration) time.Duration {
 }
 
 // try asks once. Without an error and a lease the lock is taken, for the time that is returned unless its holder renews it; that is
-// negative if it does not expire. What an unclear answer may have left behind is cleaned up.
-func (d *Driver) try(ctx context.Context, r *driver.Request) (*lease, time.Duration, error) {
+// negative if it does not expire. Again says that it asked before. What an unclear answer may have left behind is cleaned up.
+func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease, time.Duration, error) {
 	o := d.newOp(r, nil)
+	o.again = again
 	if d.options.Fence != FenceNone {
 		o.tokens = min(max(r.Events.Tokens(), 1), maxTokens)
 	}

@@ -148,7 +148,7 @@ func (c *cleaner) release(ghosts []*ghost) {
 		calls[i] = d.releaseCall(g.name, g.hold)
 	}
 	order := d.order()
-	results, _ := d.evalAll(ctx, d.client, releaseScript, calls, 0)
+	results, _ := d.evalAll(ctx, d.client, d.scripts.release, calls, 0)
 	if order != d.order() {
 		order = unordered
 	}

@@ -90,7 +90,7 @@ func (d *Driver) releaseAll(ctx context.Context) {
 			l.mu.Unlock()
 			calls[i] = d.releaseCall(l.request.Name, l.request.Hold)
 		}
-		results, _ := d.evalAll(ctx, d.client, releaseScript, calls, 0)
+		results, _ := d.evalAll(ctx, d.client, d.scripts.release, calls, 0)
 		for i, l := range some {
 			told, err := results[i].ToInt64()
 			if err == nil {
@@ -105,5 +105,5 @@ func (d *Driver) releaseAll(ctx context.Context) {
 // releaseCall is the release of a hold for evalAll.
 func (d *Driver) releaseCall(name, hold string) call {
 	args := append([]string{hold, prefixName(channelPrefix, name)}, d.checked.words...)
-	return call{keys: []string{name}, args: args}
+	return call{keys: d.fairKeys(name, []string{name}), args: args}
 }

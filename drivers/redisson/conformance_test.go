@@ -13,10 +13,14 @@ import (
 // TestMain of this package looks for goroutines that are left, of which a worker has none to show.
 func init() { conformance.RunWorker() }
 
-func TestConformance(t *testing.T) {
+func TestConformance(t *testing.T) { testConformance(t, "", false) }
+
+func TestConformanceFair(t *testing.T) { testConformance(t, "?fair=true", true) }
+
+func testConformance(t *testing.T, parameters string, brief bool) {
 	server := testenv.Redis(t)
 	backend := &conformance.Backend{
-		URL: "redisson://" + server.Addr,
+		URL: "redisson://" + server.Addr + parameters,
 		New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
 			wire := &conformance.Wire{}
 			tb.Cleanup(wire.Close)
@@ -24,7 +28,7 @@ func TestConformance(t *testing.T) {
 			if err != nil {
 				tb.Fatal(err)
 			}
-			d, _, err := driver.Open(tb.Context(), "redisson://"+addr)
+			d, _, err := driver.Open(tb.Context(), "redisson://"+addr+parameters)
 			if err != nil {
 				tb.Fatal(err)
 			}
@@ -38,5 +42,6 @@ func TestConformance(t *testing.T) {
 	conformance.Run(t, conformance.Harness{
 		Backend: func(testing.TB) *conformance.Backend { return backend },
 		TTL:     time.Second,
+		Brief:   brief,
 	})
 }

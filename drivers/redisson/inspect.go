@@ -15,7 +15,8 @@ import (
 // modeField is what Redisson's read-write locks keep beside their holds.
 const modeField = "mode"
 
-// Inspect implements driver.Inspector. Status.Waiters counts the clients that listen for the end of the hold.
+// Inspect implements driver.Inspector. Status.Waiters counts the clients that listen for the end of the hold, or
+// those in the queue of a fair lock.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	if err := d.admin(ctx, name); err != nil {
 		return driver.Status{}, err
@@ -32,6 +33,11 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	}
 	status, err := readStatus(answer)
 	if err != nil {
+		return status, err
+	}
+	if d.options.Fair {
+		status.Queue, err = d.queue(ctx, name)
+		status.Waiters = len(status.Queue)
 		return status, err
 	}
 	status.Waiters, err = d.waiters(ctx, name)
@@ -102,7 +108,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 		return err
 	}
 	args := append([]string{prefixName(channelPrefix, name)}, d.checked.words...)
-	results, _ := d.evalAll(ctx, d.client, forceScript, []call{{[]string{name}, args}}, 0)
+	results, _ := d.evalAll(ctx, d.client, d.scripts.force, []call{{d.fairKeys(name, []string{name}), args}}, 0)
 	ended, err := results[0].ToInt64()
 	if err != nil {
 		err, _ := fault(ctx, name, err)

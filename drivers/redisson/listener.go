@@ -90,7 +90,11 @@ func (t *topic) enter() {
 // join adds a waiter to the topic of a name. There will be a value in wake when the server has confirmed the subscription, or at
 // once where it has before: what happened until then could have been missed.
 func (ln *listener) join(name string) *topic {
-	channel := prefixName(channelPrefix, name)
+	return ln.joinChannel(prefixName(channelPrefix, name))
+}
+
+// joinChannel is join for a channel.
+func (ln *listener) joinChannel(channel string) *topic {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
 	t := ln.topics[channel]

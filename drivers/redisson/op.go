@@ -16,6 +16,7 @@ type op struct {
 	request *driver.Request
 	lease   *lease // to release; nil to acquire
 	tokens  int    // to take; 0 without tokens
+	again   bool   // it is in the queue of a fair lock, as far as it knows
 	state   atomic.Int32
 	done    chan struct{} // receives a value when the op is answered
 
@@ -51,7 +52,7 @@ func (d *Driver) putOp(o *op) {
 
 // keys adds the keys of an op.
 func (o *op) keys(d *Driver, keys []string) []string {
-	keys = append(keys, o.request.Name)
+	keys = d.fairKeys(o.request.Name, append(keys, o.request.Name))
 	if o.tokens > 0 {
 		keys = append(keys, d.tokenKey(o.request.Name))
 	}
@@ -64,6 +65,8 @@ func (o *op) args(d *Driver, args []string) []string {
 	switch {
 	case o.lease != nil:
 		return append(append(args, r.Hold, prefixName(channelPrefix, r.Name)), d.checked.words...)
+	case d.options.Fair:
+		return o.fairArgs(d, args)
 	case o.tokens == 0:
 		return append(args, r.Hold, d.milliseconds(r.TTL))
 	case d.options.Fence == FenceOwn:
@@ -163,7 +166,7 @@ func (d *Driver) finish(o *op) {
 		if _, doubt := fault(d.life, r.Name, o.err); doubt {
 			d.ghosts.add(ghost{name: r.Name, hold: r.Hold, until: o.sent + int64(r.TTL+late)})
 		}
-	case o.first > 0:
+	case o.first > 0 || d.options.Fair && !r.NoWait: // then it is in the queue
 		d.ghosts.add(ghost{name: r.Name, hold: r.Hold, until: o.sent + int64(r.TTL+late), granted: true})
 	}
 }

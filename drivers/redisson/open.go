@@ -52,6 +52,7 @@ func readOptions(u *driver.URL, fenced bool) *Options {
 	o := &Options{
 		WaitReplicas:  u.Int("waitreplicas", 0, 0, maxReplica),
 		WaitLimit:     u.Duration("waitlimit", defaultWaitLimit),
+		Fair:          u.Bool("fair", false),
 		AllowEviction: u.Choice("evict", "refuse", "allow") == "allow",
 	}
 	if mode := u.Choice("pubsub", "auto", string(PubSubPlain), string(PubSubSharded), string(PubSubBoth)); mode != "auto" {

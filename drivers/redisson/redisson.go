@@ -1,4 +1,4 @@
-// Package redisson is the Redis backend of dsync: the lock of Java's Redisson (RLock, versions 3.19 to 4.7), key for key and message
+// Package redisson is the Redis backend of dsync: the locks of Java's Redisson (RLock and RFairLock, versions 3.19 to 4.7), key for key and message
 // for message, so that Go and Java programs exclude each other on one Redis. It registers the URL scheme "redisson":
 //
 //	redisson://user:password@host:6379/0
@@ -15,6 +15,7 @@
 //	tls_server_name=, tls_insecure_skip_verify=true
 //	pubsub=auto|plain|sharded|both see [PubSub]
 //	fence=own|redisson             see [Fence]; fenced=false is FenceNone
+//	fair=true                      the fair lock, see [Options]
 //	waitreplicas=, waitlimit=      see [Options]
 //	evict=refuse|allow             see [Options]
 //
@@ -35,6 +36,11 @@
 //
 //	~lk:* ~dsync_fence:{lk:* &redisson_lock__channel:{lk:* +hello +auth +ping +eval +evalsha +hexists +hset +hdel +pexpire
 //	+pttl +incr +incrby +set +time +publish +subscribe +unsubscribe (also spublish, ssubscribe, sunsubscribe in a cluster)
+//
+// and those of a fair lock these as well:
+//
+//	~redisson_lock_queue:{lk:* ~redisson_lock_timeout:{lk:* +lindex +llen +lpop +lpos +lpush +lrange +lrem +rpush +zadd +zincrby
+//	+zrem +zscore
 //
 // beside which select serves databases other than 0, wait serves WaitReplicas, info lets eviction be noticed, pubsub tells the kind
 // of messages in a cluster and the number of waiters, and hlen, del, get and hgetall serve Inspect and ForceUnlock.
@@ -107,6 +113,11 @@ type Options struct {
 	PubSub PubSub
 	Fence  Fence
 
+	// Fair makes the lock Redisson's fair one (RFairLock): those who wait, in Go and in Java, get it in the order in which their
+	// requests reached the server. Everybody who uses a name has to use the fair lock. A waiter that dies can hold up those behind it
+	// for a while: see docs/redisson.md.
+	Fair bool
+
 	// WaitReplicas is how many replicas have to confirm a grant or a renewal before it counts. A grant that fewer confirm within
 	// WaitLimit (1 s if 0) is undone, and fails with ErrNotReplicated.
 	WaitReplicas int
@@ -122,6 +133,7 @@ type Driver struct {
 	dialer  *dialer // of a client that is the driver's own: Close closes it
 	cluster bool
 	options Options
+	scripts scripts
 	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
 
 	ttlText atomic.Pointer[ttlText]
@@ -174,11 +186,15 @@ func newDriver(client rueidis.Client, dialer *dialer, o *Options) (*Driver, erro
 		dialer:  dialer,
 		cluster: client.Mode() == rueidis.ClientModeCluster,
 		options: *o,
+		scripts: plainScripts,
 		epoch:   time.Now(),
 		closing: make(chan struct{}),
 	}
 	if err := d.options.check(); err != nil {
 		return nil, err
+	}
+	if d.options.Fair {
+		d.scripts = fairScripts
 	}
 	d.life, d.end = context.WithCancel(context.Background())
 	d.direct.answered.Store(never)
@@ -220,7 +236,11 @@ func (d *Driver) Info() driver.Info {
 	if d.options.Fence == FenceNone {
 		fencing = driver.None
 	}
-	return driver.Info{Name: "redisson", Order: driver.Unordered, Fencing: fencing, MinTTL: minTTL, MaxTTL: maxTTL, Late: late}
+	order := driver.Unordered
+	if d.options.Fair {
+		order = driver.FIFO
+	}
+	return driver.Info{Name: "redisson", Order: order, Fencing: fencing, MinTTL: minTTL, MaxTTL: maxTTL, Late: late}
 }
 
 // now is the time since d.epoch.

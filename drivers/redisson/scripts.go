@@ -21,6 +21,10 @@ var (
 	releaseFunction string
 	//go:embed batch.lua
 	batchText string
+	//go:embed fair.lua
+	fairFunctions string
+	//go:embed fairforce.lua
+	fairForceText string
 	//go:embed renew.lua
 	renewText string
 	//go:embed force.lua
@@ -34,4 +38,10 @@ var (
 	renewScript   = newScript(renewText)
 	forceScript   = newScript(forceText)
 	inspectScript = newScript(inspectText)
+
+	fairAcquireScript = newScript(acquireFunction + fairFunctions +
+		"return acquireFair(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], KEYS[4], ARGV[8], ARGV[9])\n")
+	fairReleaseScript = newScript("local call = redis.call\n" + fairFunctions +
+		"return releaseFair(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2], ARGV[3], ARGV[4])\n")
+	fairForceScript = newScript("local call = redis.call\n" + fairFunctions + fairForceText)
 )

@@ -1,0 +1,93 @@
+package redisson
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// Prefixes of the keys in which Redisson's fair lock keeps those who wait.
+const (
+	queuePrefix = "redisson_lock_queue"
+	timesPrefix = "redisson_lock_timeout"
+)
+
+// departIn is how long a caller who gives up waits for the server to say that it is out of the queue.
+const departIn = 500 * time.Millisecond
+
+// scripts are those that differ between a plain and a fair lock.
+type scripts struct{ acquire, release, force *script }
+
+var (
+	plainScripts = scripts{acquireScript, releaseScript, forceScript}
+	fairScripts  = scripts{fairAcquireScript, fairReleaseScript, fairForceScript}
+)
+
+// fairKeys adds the keys of those who wait for a fair lock.
+func (d *Driver) fairKeys(name string, keys []string) []string {
+	if !d.options.Fair {
+		return keys
+	}
+	return append(keys, prefixName(queuePrefix, name), prefixName(timesPrefix, name))
+}
+
+// fairArgs adds the arguments of the fair acquire script.
+func (o *op) fairArgs(d *Driver, args []string) []string {
+	r, how := o.request, "wait"
+	switch {
+	case r.NoWait:
+		how = "try"
+	case o.again:
+		how = "again"
+	}
+	word2, count := "", "1"
+	if len(d.checked.words) > 1 {
+		word2 = d.checked.words[1]
+	}
+	if d.cluster && d.checked.pubSub != PubSubSharded {
+		count = ""
+	}
+	args = append(args, r.Hold, d.milliseconds(r.TTL), how, prefixName(channelPrefix, r.Name), d.checked.words[0], word2, count)
+	switch {
+	case o.tokens == 0:
+		return args
+	case d.options.Fence == FenceOwn:
+		return append(args, strconv.Itoa(o.tokens), fenceTTLText)
+	}
+	return append(args, strconv.Itoa(o.tokens), "")
+}
+
+// waitInLine is wait for a fair lock, where every caller has a place in the queue and a channel of its own. A caller that gets
+// nothing leaves the queue before it returns.
+func (d *Driver) waitInLine(ctx context.Context, r *driver.Request, left time.Duration) (*lease, error) {
+	r.Events.Waiting()
+	t := d.topics.joinChannel(prefixName(channelPrefix, r.Name) + ":" + r.Hold)
+	l, err := d.ask(ctx, r, t, left)
+	if l != nil || errors.Is(err, driver.ErrUnknown) { // then it is a ghost already
+		return l, err
+	}
+	ctx, cancel := context.WithTimeout(d.life, departIn)
+	defer cancel()
+	nobody := d.newLease(r, d.now(), 0, 0)
+	if gone := nobody.Release(ctx); errors.Is(gone, driver.ErrUnknown) {
+		err = fmt.Errorf("%w: %w", driver.ErrUnknown, err)
+	}
+	return nil, err
+}
+
+// queue returns the holds that wait for a fair lock.
+func (d *Driver) queue(ctx context.Context, name string) ([]string, error) {
+	key := prefixName(queuePrefix, name)
+	list, err := d.doMulti(ctx, d.client, []rueidis.Completed{d.client.B().Lrange().Key(key).Start(0).Stop(-1).Build()})[0].AsStrSlice()
+	if err != nil {
+		err, _ = fault(ctx, name, err)
+		return nil, err
+	}
+	return list, nil
+}

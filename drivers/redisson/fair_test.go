@@ -1,0 +1,254 @@
+package redisson
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+const (
+	queueOfX = "redisson_lock_queue:{x}"
+	timesOfX = "redisson_lock_timeout:{x}"
+)
+
+// lineOfX returns the holds that wait for the lock x.
+func lineOfX(s *testenv.RedisServer) []string {
+	var holds []string
+	for _, hold := range s.Do("LRANGE", queueOfX, "0", "-1").([]any) {
+		holds = append(holds, hold.(string))
+	}
+	return holds
+}
+
+// leftOfX returns how long a waiter for x may not be thrown out yet, by the server's clock.
+func leftOfX(tb testing.TB, s *testenv.RedisServer, hold string) time.Duration {
+	tb.Helper()
+	score, _ := s.Do("ZSCORE", timesOfX, hold).(string)
+	at, err := strconv.ParseInt(score, 10, 64)
+	if err != nil {
+		tb.Fatalf("time of the waiter %s: %v", hold, err)
+	}
+	now := s.Do("TIME").([]any)
+	seconds, _ := strconv.ParseInt(now[0].(string), 10, 64)
+	return time.Duration(at-1000*seconds) * time.Millisecond
+}
+
+// addWaiter puts a waiter into the queue as Redisson does, with its time in milliseconds from now.
+func addWaiter(s *testenv.RedisServer, hold string, in time.Duration) {
+	now := s.Do("TIME").([]any)
+	seconds, _ := strconv.ParseInt(now[0].(string), 10, 64)
+	s.Do("ZADD", timesOfX, fmt.Sprint(1000*seconds+in.Milliseconds()), hold)
+	s.Do("RPUSH", queueOfX, hold)
+}
+
+func TestFairKeys(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s?fair=true", s.Addr)
+	if got := d.Info().Order; got != driver.FIFO {
+		t.Errorf("Info.Order: got %v, want FIFO", got)
+	}
+	l := acquire(t, d, request("x"))
+	if got := keysOf(s); !slices.Equal(got, []string{"x"}) {
+		t.Errorf("keys of a lock that nobody waits for: got %q", got)
+	}
+	first, second := wait(t, d, request("x")), wait(t, d, request("x"))
+	queue := lineOfX(s)
+	if len(queue) != 2 || leftOfX(t, s, queue[0]) >= leftOfX(t, s, queue[1]) {
+		t.Errorf("queue: got %q, want two with rising times", queue)
+	}
+	status, err := d.Inspect(t.Context(), "x")
+	if err != nil || !slices.Equal(status.Queue, queue) || status.Waiters != 2 {
+		t.Errorf("Inspect: got %+v, %v, want the queue %q", status, err, queue)
+	}
+	release(t, l)
+	release(t, first.granted(t))
+	release(t, second.granted(t))
+	if got := keysOf(s); len(got) > 0 {
+		t.Errorf("keys that are left: %q", got)
+	}
+}
+
+func TestFairReleaseTellsTheFirstAlone(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s?fair=true", s.Addr)
+	l := acquire(t, d, request("x"))
+	addWaiter(s, "java:1", time.Minute)
+	addWaiter(s, "java:2", 2*time.Minute)
+	name, first, second := spyOn(t, s, prefixName(channelPrefix, "x")), spyOn(t, s, prefixName(channelPrefix, "x")+":java:1"),
+		spyOn(t, s, prefixName(channelPrefix, "x")+":java:2")
+	release(t, l)
+	if got := first.next(t); got != "0" {
+		t.Errorf("message to the first: got %q, want 0", got)
+	}
+	if len(name.messages)+len(second.messages) > 0 {
+		t.Error("others were told too")
+	}
+	if _, err := acquireOnce(t, d, "x"); !errors.Is(err, driver.ErrLocked) {
+		t.Errorf("a try while others wait: got %v, want ErrLocked", err)
+	}
+	if got := lineOfX(s); !slices.Equal(got, []string{"java:1", "java:2"}) {
+		t.Errorf("queue: got %q", got)
+	}
+}
+
+// TestFairCanceledWaiterLeavesAtOnce: those behind it keep their distance to what they now wait for, and the next is told if the lock
+// is free.
+func TestFairCanceledWaiterLeavesAtOnce(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s?fair=true", s.Addr)
+	l := acquire(t, d, request("x"))
+	asked := s.Commands()["evalsha"]
+	w := wait(t, d, request("x"))
+	addWaiter(s, "java:1", leftOfX(t, s, lineOfX(s)[0])+5*time.Minute)
+	before := leftOfX(t, s, "java:1")
+	testenv.Eventually(t, func() bool { // else it may be canceled while it asks, which has an unknown outcome
+		return s.Commands()["evalsha"] >= asked+2 && d.direct.busy.Load() == 0
+	}, "the waiter has asked again, when it was subscribed")
+	w.cancel()
+	if <-w.done; !errors.Is(w.err, driver.ErrLocked) || !errors.Is(w.err, context.Canceled) || errors.Is(w.err, driver.ErrUnknown) {
+		t.Errorf("Acquire that was canceled: got %v, want ErrLocked and Canceled", w.err)
+	}
+	if got := lineOfX(s); !slices.Equal(got, []string{"java:1"}) {
+		t.Errorf("queue when Acquire has returned: got %q", got)
+	}
+	if after := leftOfX(t, s, "java:1"); after > before-10*time.Second || after < 5*time.Minute {
+		t.Errorf("time of the one behind: got %v, was %v, want 15 s less, and 5 minutes after the end of the hold", after, before)
+	}
+
+	first := wait(t, d, request("x"))
+	s.Do("LMOVE", queueOfX, queueOfX, "RIGHT", "LEFT") // now the one of Go is first
+	next := spyOn(t, s, prefixName(channelPrefix, "x")+":java:1")
+	s.Do("DEL", "x") // of which nobody is told
+	first.cancel()
+	<-first.done
+	if first.err == nil {
+		release(t, first.lease)
+	}
+	if got := next.next(t); got != "0" {
+		t.Errorf("message to the next: got %q, want 0", got)
+	}
+	if err := l.Release(t.Context()); err != driver.ErrNotHeld {
+		t.Errorf("Release of a hold that was removed: got %v, want ErrNotHeld", err)
+	}
+}
+
+// TestFairDeafWaiter: one that does not listen while the lock is free is thrown out long before its time.
+func TestFairDeafWaiter(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s?fair=true", s.Addr)
+	addWaiter(s, "dead:1", 5*time.Minute)
+	addWaiter(s, "dead:2", 10*time.Minute)
+	before := s.Commands()["evalsha"]
+	start := time.Now()
+	release(t, wait(t, d, request("x")).granted(t))
+	if took := time.Since(start); took < 4*time.Second {
+		t.Errorf("the one behind got the lock after %v, want that it gives those in front 5 s each", took)
+	}
+	if asked := s.Commands()["evalsha"] - before; asked > 20*int64(time.Since(start)/time.Second+1) {
+		t.Errorf("it asked %d times in %v", asked, time.Since(start))
+	}
+}
+
+// TestFairListeningWaiterIsNotOvertaken: it may only be slow.
+func TestFairListeningWaiterIsNotOvertaken(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s?fair=true", s.Addr)
+	addWaiter(s, "java:1", 5*time.Minute)
+	sp := spyOn(t, s, prefixName(channelPrefix, "x")+":java:1")
+	w := wait(t, d, request("x"))
+	for range 5 { // reminded again and again
+		sp.next(t)
+	}
+	if left := leftOfX(t, s, "java:1"); left < 4*time.Minute {
+		t.Errorf("time of the one that listens: %v", left)
+	}
+	select {
+	case <-w.done:
+		t.Fatalf("the one behind got %v, %v", w.lease, w.err)
+	default:
+	}
+	s.Do("DEL", queueOfX, timesOfX)
+	release(t, w.granted(t))
+}
+
+// TestFairThrownOut: a waiter that is alive goes back in front.
+func TestFairThrownOut(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s?fair=true", s.Addr)
+	l := acquire(t, d, request("x"))
+	w := wait(t, d, request("x"))
+	hold := lineOfX(s)[0]
+	addWaiter(s, "java:1", 20*time.Minute)
+	s.Do("LPOP", queueOfX)
+	s.Do("ZREM", timesOfX, hold)
+	testenv.Eventually(t, func() bool { return slices.Equal(lineOfX(s), []string{hold, "java:1"}) }, "it is first again")
+	release(t, l)
+	release(t, w.granted(t))
+}
+
+// TestFairLongWait: the times of waiters of Redisson, who set them once, do not pass while a waiter of Go is in front of them.
+func TestFairLongWait(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s?fair=true", s.Addr)
+	l := acquire(t, d, request("x"))
+	w := wait(t, d, request("x"))
+	hold := lineOfX(s)[0]
+	addWaiter(s, "java:1", leftOfX(t, s, hold)+time.Minute)
+	for _, waiter := range []string{hold, "java:1"} { // as if the wait had been long
+		s.Do("ZINCRBY", timesOfX, "-1000000", waiter)
+	}
+	testenv.Eventually(t, func() bool { return leftOfX(t, s, hold) > 0 }, "the waiter asks again")
+	if left := leftOfX(t, s, "java:1"); left < 50*time.Second {
+		t.Errorf("time of the waiter of Redisson behind it: %v", left)
+	}
+	release(t, l)
+	release(t, w.granted(t))
+	if left := leftOfX(t, s, "java:1"); left < 30*time.Second {
+		t.Errorf("time of the waiter of Redisson when it is next: %v", left)
+	}
+}
+
+// TestFairGhosts: the answer of a request that queues is lost, and its caller gives up.
+func TestFairGhosts(t *testing.T) {
+	s := testenv.Redis(t)
+	proxy := testenv.NewProxy(t, s.Addr)
+	d := openURL(t, "redisson://%s?fair=true", proxy.Addr)
+	other := openURL(t, "redisson://%s?fair=true", s.Addr)
+	release(t, acquire(t, d, request("y")))
+	l := acquire(t, other, request("x"))
+	proxy.Freeze(testenv.Replies)
+	w := begin(d, request("x"))
+	testenv.Eventually(t, func() bool { return len(lineOfX(s)) == 1 }, "it is in the queue")
+	w.cancel()
+	if <-w.done; !errors.Is(w.err, driver.ErrUnknown) {
+		t.Errorf("Acquire without an answer: got %v, want ErrUnknown", w.err)
+	}
+	proxy.Thaw(testenv.Replies)
+	testenv.Eventually(t, func() bool { return len(lineOfX(s)) == 0 }, "it is out of the queue")
+	release(t, l)
+}
+
+// TestFairRights: what the documentation of the package says is enough.
+func TestFairRights(t *testing.T) {
+	s := testenv.Redis(t)
+	s.Do("ACL", "SETUSER", "locker", "on", "nopass", "resetkeys", "resetchannels", "~x", "~dsync_fence:{x}", "&redisson_lock__channel:{x}*",
+		"~"+queueOfX, "~"+timesOfX, "+hello", "+auth", "+ping", "+eval", "+evalsha", "+hexists", "+hset", "+hdel", "+pexpire", "+pttl",
+		"+incr", "+incrby", "+set", "+time", "+publish", "+subscribe", "+unsubscribe",
+		"+lindex", "+llen", "+lpop", "+lpos", "+lpush", "+lrange", "+lrem", "+rpush", "+zadd", "+zincrby", "+zrem", "+zscore")
+	d := openURL(t, "redisson://locker:any@%s?fair=true", s.Addr)
+	l := acquire(t, d, request("x"))
+	canceled, next, last := wait(t, d, request("x")), wait(t, d, request("x")), wait(t, d, request("x"))
+	canceled.cancel()
+	<-canceled.done
+	testenv.Eventually(t, func() bool { return len(lineOfX(s)) == 2 }, "the canceled waiter has left the queue")
+	release(t, l)
+	release(t, next.granted(t))
+	release(t, last.granted(t))
+}

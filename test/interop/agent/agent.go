@@ -1,0 +1,77 @@
+// Package agent builds the Java program of the interop tests, which does with Redisson what its standard input says, and tells how
+// to run it.
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+)
+
+// The versions of Redisson that the tests run with: an old one, and the newest that they were written for.
+const (
+	Old = "3.19.1"
+	New = "4.7.0"
+)
+
+// ErrNoJava: there is no Java, or no Maven, on this machine.
+var ErrNoJava = errors.New("java and mvn are needed (packages openjdk-17-jdk-headless and maven)")
+
+// Command builds the program on a version of Redisson, unless that was done before, and returns the command line that runs it.
+func Command(ctx context.Context, version string) ([]string, error) {
+	java, err1 := exec.LookPath("java")
+	maven, err2 := exec.LookPath("mvn")
+	if err := errors.Join(err1, err2); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNoJava, err)
+	}
+	dir, err := project()
+	if err != nil {
+		return nil, err
+	}
+	target := filepath.Join(dir, "target", version)
+	jar, classpath := filepath.Join(target, "interop-1.jar"), filepath.Join(target, "classpath")
+	if !newer(jar, filepath.Join(dir, "pom.xml"), filepath.Join(dir, "src/main/java/interop/Agent.java")) {
+		cmd := exec.CommandContext(ctx, maven, "-q", "-B", "-Dredisson.version="+version, "package")
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("mvn package on Redisson %s: %w\n%s", version, err, bytes.TrimSpace(out))
+		}
+	}
+	libraries, err := os.ReadFile(classpath)
+	if err != nil {
+		return nil, err
+	}
+	path := jar + string(filepath.ListSeparator) + strings.TrimSpace(string(libraries))
+	return []string{java, "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto",
+		"-cp", path, "interop.Agent"}, nil
+}
+
+// project returns the directory of the Java project, which is beside that of this file.
+func project() (string, error) {
+	_, file, _, ok := runtime.Caller(0)
+	if !ok || !filepath.IsAbs(file) {
+		return "", errors.New("the sources of the Java program cannot be found: this was built with -trimpath")
+	}
+	return filepath.Join(filepath.Dir(file), "..", "java"), nil
+}
+
+// newer reports whether file is there and not older than any of its sources.
+func newer(file string, sources ...string) bool {
+	built, err := os.Stat(file)
+	if err != nil {
+		return false
+	}
+	for _, source := range sources {
+		info, err := os.Stat(source)
+		if err != nil || info.ModTime().After(built.ModTime()) {
+			return false
+		}
+	}
+	return true
+}

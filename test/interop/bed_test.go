@@ -1,0 +1,299 @@
+// Package interop proves drivers/redisson against Java's Redisson: Java and Go programs on one Redis.
+package interop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	_ "github.com/go-dsync/dsync/drivers/redisson"
+	"github.com/go-dsync/dsync/internal/testenv"
+	"github.com/go-dsync/dsync/test/interop/agent"
+)
+
+func TestMain(m *testing.M) {
+	testenv.Main(m, map[string]func(){"java": javaRole, "holder": holderRole, "soak": soakRole})
+}
+
+// hangGuard is no expectation of how long something takes.
+const hangGuard = 60 * time.Second
+
+const (
+	watchdog      = 30 * time.Second // of Redisson, where a scenario does not wait for it
+	shortWatchdog = 3 * time.Second  // and where it does
+)
+
+// bed is where scenarios take place: Redis, and a Java process that has a client of it.
+type bed struct {
+	name      string
+	version   string // of Redisson
+	java      *jvm
+	mode      string // single or cluster
+	addrs     []string
+	node      func(key string) *testenv.RedisServer // who keeps a key
+	parameter string                                // of URLs
+	redisson  *redisson
+	hasty     *redisson // with the short watchdog
+}
+
+// beds runs a scenario on each.
+func onBeds(t *testing.T, kind string, run func(t *testing.T, b *bed)) {
+	for _, version := range []string{agent.New, agent.Old} {
+		if kind == "single" {
+			t.Run("redisson "+version, func(t *testing.T) { run(t, singleBed(t, version)) })
+		} else {
+			t.Run("cluster, redisson "+version, func(t *testing.T) { run(t, clusterBed(t, version)) })
+		}
+	}
+}
+
+func singleBed(t *testing.T, version string) *bed {
+	java := startJava(t, version)
+	server := testenv.Redis(t)
+	b := &bed{name: "single", version: version, java: java, mode: "single", addrs: []string{server.Addr}}
+	b.node = func(string) *testenv.RedisServer { return server }
+	b.connect(t)
+	return b
+}
+
+// clusterBed has three masters. Redisson 3.19 knows no sharded channels.
+func clusterBed(t *testing.T, version string) *bed {
+	java := startJava(t, version)
+	cluster := testenv.RedisCluster(t, 3, 0)
+	b := &bed{name: "cluster", version: version, java: java, mode: "cluster", addrs: cluster.Addrs(), node: cluster.Owner}
+	b.parameter = "&mode=cluster"
+	if version == agent.Old {
+		b.parameter += "&pubsub=both"
+	}
+	b.connect(t)
+	return b
+}
+
+func (b *bed) connect(t *testing.T) {
+	b.redisson = b.java.open(t, b.mode, b.addrs, watchdog)
+	b.hasty = b.java.open(t, b.mode, b.addrs, shortWatchdog)
+}
+
+// url is how Go opens the bed, with further parameters ("&ttl=3s").
+func (b *bed) url(parameters string) string {
+	return "redisson://" + strings.Join(b.addrs, ",") + "?fence=redisson" + b.parameter + parameters
+}
+
+// client is a Go client.
+func (b *bed) client(tb testing.TB, parameters string) *dsync.Client {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
+	defer cancel()
+	c, err := dsync.Open(ctx, b.url(parameters), nil)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
+		defer cancel()
+		if err := c.Close(ctx); err != nil {
+			tb.Errorf("Close: %v", err)
+		}
+	})
+	return c
+}
+
+var names atomic.Int64
+
+// fresh returns a name that no scenario used before, and that is no part of another.
+func fresh(what string) string { return fmt.Sprintf("%s-%d.", what, names.Add(1)) }
+
+func channelOf(name string) string {
+	if strings.Contains(name, "{") {
+		return "redisson_lock__channel:" + name
+	}
+	return "redisson_lock__channel:{" + name + "}"
+}
+
+// fields returns the hash at a name.
+func (b *bed) fields(name string) map[string]string {
+	got := make(map[string]string)
+	list := b.node(name).Do("HGETALL", name).([]any)
+	for i := 0; i < len(list); i += 2 {
+		got[list[i].(string)] = list[i+1].(string)
+	}
+	return got
+}
+
+// holds wants the hash at a name to consist of one field, the owner, with a count.
+func (b *bed) holds(tb testing.TB, name, owner, count string) {
+	tb.Helper()
+	if got, want := b.fields(name), map[string]string{owner: count}; !maps.Equal(got, want) {
+		tb.Errorf("hash at %q: got %v, want %v", name, got, want)
+	}
+}
+
+// heldByGo wants one field that is no thread of Java's, and returns it.
+func (b *bed) heldByGo(tb testing.TB, name string, lease *dsync.Lease) string {
+	tb.Helper()
+	got := b.fields(name)
+	for field, count := range got {
+		if len(got) == 1 && count == "1" {
+			return field
+		}
+	}
+	tb.Errorf("hash at %q: got %v, want one field with the count 1", name, got)
+	return ""
+}
+
+// lasts wants the TTL of a key to be positive and at most that long.
+func (b *bed) lasts(tb testing.TB, name string, most time.Duration) {
+	tb.Helper()
+	if left := b.node(name).Do("PTTL", name).(int64); left <= 0 || left > most.Milliseconds() {
+		tb.Errorf("PTTL of %q: got %d, want more than 0 and at most %d", name, left, most.Milliseconds())
+	}
+}
+
+// free waits until nothing is left of a lock, and nobody listens for its end.
+func (b *bed) free(tb testing.TB, name string) {
+	tb.Helper()
+	b.gone(tb, name)
+	testenv.Eventually(tb, func() bool { return b.node(name).SubscriberCount(channelOf(name)) == 0 }, "nobody listens for "+name)
+}
+
+// gone waits until no key is left of a lock but what fenced locks count in. Redisson deletes its latch behind the answer.
+func (b *bed) gone(tb testing.TB, name string) {
+	tb.Helper()
+	testenv.Eventually(tb, func() bool {
+		for _, key := range b.node(name).Do("KEYS", "*").([]any) {
+			if key := key.(string); strings.Contains(key, name) && !strings.HasPrefix(key, "redisson_lock_token") {
+				return false
+			}
+		}
+		return true
+	}, "nothing is left of "+name)
+}
+
+// subscribed waits until so many clients listen on a channel.
+func (b *bed) subscribed(tb testing.TB, channel string, want int64) {
+	tb.Helper()
+	testenv.Eventually(tb, func() bool {
+		if b.mode == "single" || b.version != agent.Old {
+			return b.node(channel).SubscriberCount(channel) >= want
+		}
+		var n int64 // plain channels of a cluster have subscribers anywhere
+		seen := make(map[string]bool)
+		for i := 0; len(seen) < len(b.addrs) && i < 1000; i++ {
+			if node := b.node(fmt.Sprint(i)); !seen[node.Addr] {
+				seen[node.Addr] = true
+				n += node.SubscriberCount(channel)
+			}
+		}
+		return n >= want
+	}, fmt.Sprintf("%d subscribers of %s", want, channel))
+}
+
+// goWait is a Lock in another goroutine.
+type goWait struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+	lease  *dsync.Lease
+	err    error
+	at     time.Time // when it ended
+}
+
+func lockLater(l dsync.Locker, name string) *goWait {
+	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
+	w := &goWait{cancel: cancel, done: make(chan struct{})}
+	go func() { // ends with ctx
+		defer close(w.done)
+		w.lease, w.err = l.Lock(ctx, name)
+		w.at = time.Now()
+	}()
+	return w
+}
+
+func (w *goWait) ended() bool {
+	select {
+	case <-w.done:
+		return true
+	default:
+		return false
+	}
+}
+
+func (w *goWait) granted(tb testing.TB) *dsync.Lease {
+	tb.Helper()
+	<-w.done
+	if w.err != nil {
+		tb.Fatalf("Lock after a wait: %v", w.err)
+	}
+	return w.lease
+}
+
+func lock(tb testing.TB, l dsync.Locker, name string, opts ...dsync.LockOption) *dsync.Lease {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
+	defer cancel()
+	lease, err := l.Lock(ctx, name, opts...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return lease
+}
+
+func unlock(tb testing.TB, l *dsync.Lease) {
+	tb.Helper()
+	if err := l.Unlock(context.Background()); err != nil {
+		tb.Errorf("Unlock: %v", err)
+	}
+}
+
+// refuses wants TryLock to say that somebody else holds the lock.
+func refuses(tb testing.TB, c dsync.Locker, name string) {
+	tb.Helper()
+	lease, err := c.TryLock(context.Background(), name)
+	if !errors.Is(err, dsync.ErrLocked) {
+		tb.Errorf("TryLock: got %v, %v, want ErrLocked", lease, err)
+	}
+}
+
+// lost waits until a lease is told that it is over, and wants that to be a loss.
+func lost(tb testing.TB, l *dsync.Lease) {
+	tb.Helper()
+	select {
+	case <-l.Done():
+	case <-time.After(hangGuard):
+		tb.Fatal("the holder was not told")
+	}
+	if !errors.Is(l.Err(), dsync.ErrLost) {
+		tb.Errorf("Err of the lease: got %v, want ErrLost", l.Err())
+	}
+	if err := l.Unlock(context.Background()); !errors.Is(err, dsync.ErrNotHeld) {
+		tb.Errorf("Unlock: got %v, want ErrNotHeld", err)
+	}
+}
+
+// holderRole takes a lock and holds it until its standard input ends. It tells when it has the lock and when it has not any more.
+func holderRole() {
+	ctx := context.Background()
+	c, err := dsync.Open(ctx, os.Getenv("LOCK_URL"), nil)
+	if err != nil {
+		panic(err)
+	}
+	lease, err := c.Lock(ctx, os.Getenv("LOCK_NAME"))
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("held")
+	<-lease.Done()
+	fmt.Println("over", errors.Is(lease.Err(), dsync.ErrLost), errors.Is(lease.Unlock(ctx), dsync.ErrNotHeld))
+	select {}
+}
+
+// holder is a Go process that holds, or waits for, a name.
+func (b *bed) holder(tb testing.TB, name, parameters string) *testenv.Process {
+	return testenv.Spawn(tb, "holder", "LOCK_NAME="+name, "LOCK_URL="+b.url(parameters))
+}

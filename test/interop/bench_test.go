@@ -1,0 +1,102 @@
+package interop
+
+import (
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/internal/testenv"
+	"github.com/go-dsync/dsync/test/interop/agent"
+)
+
+// player takes a lock and gives it back, and says when, by the clock of the machine.
+type player interface {
+	begin(tb testing.TB) (granted func() time.Time)
+	unlock(tb testing.TB) (begun time.Time)
+}
+
+type javaPlayer struct{ thread *thread }
+
+func (p javaPlayer) begin(tb testing.TB) func() time.Time {
+	c := p.thread.begin("lockAt")
+	return func() time.Time { return instant(tb, c.ok(tb)) }
+}
+
+func (p javaPlayer) unlock(tb testing.TB) time.Time { return instant(tb, p.thread.do(tb, "unlockAt")) }
+
+func instant(tb testing.TB, text string) time.Time {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return time.Unix(0, n)
+}
+
+type goPlayer struct {
+	client *dsync.Client
+	name   string
+	wait   *goWait
+}
+
+func (p *goPlayer) begin(tb testing.TB) func() time.Time {
+	p.wait = lockLater(p.client, p.name)
+	return func() time.Time {
+		p.wait.granted(tb)
+		return p.wait.at
+	}
+}
+
+func (p *goPlayer) unlock(tb testing.TB) time.Time {
+	at := time.Now()
+	unlock(tb, p.wait.lease)
+	return at
+}
+
+// BenchmarkHandOver is the time from an unlock until another client, which waits for it, has the lock: the median.
+func BenchmarkHandOver(b *testing.B) {
+	bed := &bed{version: agent.New, mode: "single", java: startJava(b, agent.New)}
+	server := testenv.Redis(b)
+	bed.addrs, bed.node = []string{server.Addr}, func(string) *testenv.RedisServer { return server }
+	for _, kind := range []string{"plain", "fair"} {
+		parameters := ""
+		if kind == "fair" {
+			parameters = "&fair=true"
+		}
+		name := fresh("bench")
+		javaOf := func() player {
+			return javaPlayer{bed.java.open(b, "single", bed.addrs, watchdog).thread("player", kind, name)}
+		}
+		goOf := func() player { return &goPlayer{client: bed.client(b, parameters), name: name} }
+		players := map[string][2]player{
+			"java to java": {javaOf(), javaOf()}, "go to java": {goOf(), javaOf()},
+			"java to go": {javaOf(), goOf()}, "go to go": {goOf(), goOf()},
+		}
+		for _, direction := range []string{"java to java", "go to java", "java to go", "go to go"} {
+			from, to := players[direction][0], players[direction][1]
+			b.Run(kind+"/"+direction, func(b *testing.B) { handOver(b, bed, kind, name, from, to) })
+		}
+	}
+}
+
+func handOver(b *testing.B, bed *bed, kind, name string, from, to player) {
+	var all []time.Duration
+	for b.Loop() {
+		from.begin(b)()
+		granted := to.begin(b)
+		if kind == "fair" {
+			bed.queued(b, name, 1)
+		} else {
+			bed.subscribed(b, channelOf(name), 1)
+		}
+		time.Sleep(2 * time.Millisecond) // the waiter asks again when it is subscribed
+		begun := from.unlock(b)
+		all = append(all, granted().Sub(begun))
+		to.unlock(b)
+		bed.free(b, name)
+	}
+	slices.Sort(all)
+	b.ReportMetric(float64(all[len(all)/2].Microseconds()), "µs/median")
+	b.ReportMetric(0, "ns/op")
+}

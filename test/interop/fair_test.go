@@ -1,0 +1,382 @@
+package interop
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+var fair = []scenario{
+	{"order of arrival", true, fairOrder},
+	{"who gives up leaves the queue at once", true, fairGiveUp},
+	{"unlock of a free lock", false, fairUnlockFree},
+	{"a go waiter dies", false, fairGoDies},
+	{"a go waiter dies before java", false, fairGoDiesBeforeJava},
+	{"a java waiter dies", false, fairJavaDies},
+	{"an interrupted java waiter stays in the queue", false, fairInterrupted},
+	{"tries do not queue, reentrancy does not wait", false, fairTries},
+	{"go ends the hold of java by force", false, fairGoForces},
+	{"java ends the hold of go by force", false, fairJavaForces},
+	{"lock and queue are deleted", false, fairDelete},
+	{"a hold that outlasts every wait", false, fairLongHold},
+	{"a crowd of both", true, fairCrowd},
+	{"subscriptions are cut while both wait", false, fairCut},
+}
+
+func TestFair(t *testing.T) {
+	onBeds(t, "single", func(t *testing.T, b *bed) {
+		for _, s := range fair {
+			t.Run(s.name, func(t *testing.T) { t.Parallel(); s.run(t, b) })
+		}
+	})
+}
+
+func TestFairCluster(t *testing.T) {
+	onBeds(t, "cluster", func(t *testing.T, b *bed) {
+		for _, s := range fair {
+			if s.cluster {
+				t.Run(s.name, func(t *testing.T) { s.run(t, b) })
+			}
+		}
+	})
+}
+
+func tagged(name string) string {
+	if strings.Contains(name, "{") {
+		return name
+	}
+	return "{" + name + "}"
+}
+
+// queue returns who waits for a fair lock.
+func (b *bed) queue(name string) []string {
+	var holds []string
+	for _, hold := range b.node(name).Do("LRANGE", "redisson_lock_queue:"+tagged(name), "0", "-1").([]any) {
+		holds = append(holds, hold.(string))
+	}
+	return holds
+}
+
+// time returns when a waiter may be thrown out, relative to now by the server's clock.
+func (b *bed) time(tb testing.TB, name, hold string) time.Duration {
+	tb.Helper()
+	score, _ := b.node(name).Do("ZSCORE", "redisson_lock_timeout:"+tagged(name), hold).(string)
+	at, err := strconv.ParseInt(score, 10, 64)
+	if err != nil {
+		tb.Errorf("time of the waiter %s of %s: %v", hold, name, err)
+	}
+	now := b.node(name).Do("TIME").([]any)
+	seconds, _ := strconv.ParseInt(now[0].(string), 10, 64)
+	return time.Duration(at-1000*seconds) * time.Millisecond
+}
+
+// queued waits until so many wait.
+func (b *bed) queued(tb testing.TB, name string, n int) []string {
+	tb.Helper()
+	testenv.Eventually(tb, func() bool { return len(b.queue(name)) == n }, fmt.Sprintf("%d wait for %s", n, name))
+	queue := b.queue(name)
+	for _, hold := range queue {
+		b.subscribed(tb, channelOf(name)+":"+hold, 1)
+	}
+	return queue
+}
+
+// fairUnlockFree: Redisson reports success to whoever unlocks a free fair lock.
+func fairUnlockFree(t *testing.T, b *bed) {
+	name := fresh("free")
+	stale := lock(t, b.client(t, "&fair=true"), name)
+	unlock(t, stale)
+	b.redisson.thread(name, "fair", name).do(t, "unlock")
+	if err := stale.Unlock(t.Context()); !errors.Is(err, dsync.ErrNotHeld) {
+		t.Errorf("Unlock of a lease that is over: got %v, want ErrNotHeld", err)
+	}
+}
+
+// inLine is who waits for a fair lock.
+type inLine struct {
+	hold    string
+	granted func()
+	release func()
+	cancel  func() // of Go
+	call    *call  // of Java
+}
+
+// stand adds waiters behind each other, and returns them: g is one of Go, j one of Java, t one of Java that waits for three seconds.
+func (b *bed) stand(t *testing.T, name, letters string) []*inLine {
+	t.Helper()
+	c := b.client(t, "&fair=true")
+	var all []*inLine
+	before := len(b.queue(name))
+	for i, letter := range letters {
+		w := &inLine{}
+		if letter == 'g' {
+			g := lockLater(c, name)
+			w.granted, w.release = func() { g.granted(t) }, func() { unlock(t, g.lease) }
+			w.cancel = func() {
+				g.cancel()
+				switch <-g.done; {
+				case errors.Is(g.err, dsync.ErrUnknown): // it was about to ask again
+					testenv.Eventually(t, func() bool { return !slices.Contains(b.queue(name), w.hold) }, "the canceled waiter is gone")
+				case !errors.Is(g.err, dsync.ErrLocked):
+					t.Errorf("Lock that was canceled: got %v, want ErrLocked", g.err)
+				}
+			}
+		} else {
+			j := b.redisson.thread(fmt.Sprint(name, i), "fair", name)
+			if letter == 'j' {
+				w.call = j.acquire(0)
+			} else {
+				w.call = j.begin("tryLockFor", "3000", "-1")
+			}
+			w.granted, w.release = func() { w.call.ok(t) }, func() { j.do(t, "unlock") }
+		}
+		w.hold = b.queued(t, name, before+i+1)[before+i]
+		all = append(all, w)
+	}
+	return all
+}
+
+// served wants waiters to be granted the lock one after the other.
+func (b *bed) served(t *testing.T, name string, line ...*inLine) {
+	t.Helper()
+	for i, w := range line {
+		w.granted()
+		b.holds(t, name, w.hold, "1")
+		if got := b.queue(name); !slices.Equal(got, holdsOf(line[i+1:])) {
+			t.Errorf("queue behind the waiter %d: got %q, want %q", i, got, holdsOf(line[i+1:]))
+		}
+		w.release()
+	}
+	b.gone(t, name)
+}
+
+func holdsOf(line []*inLine) []string {
+	var holds []string
+	for _, w := range line {
+		holds = append(holds, w.hold)
+	}
+	return holds
+}
+
+func fairOrder(t *testing.T, b *bed) {
+	name := fresh("order")
+	j, c := b.redisson.thread(name, "fair", name), b.client(t, "&fair=true")
+	sp := spyOn(t, b.node(name), channelOf(name))
+	j.acquire(0).ok(t)
+	b.holds(t, name, j.owner(t), "1")
+	line := b.stand(t, name, "gjgjjg")
+	last := time.Duration(0)
+	for _, w := range line {
+		at := b.time(t, name, w.hold)
+		if at <= last {
+			t.Errorf("time of a waiter: in %v, want more than %v, that of the one before it", at, last)
+		}
+		last = at
+	}
+	j.do(t, "unlock")
+	b.served(t, name, line...)
+
+	lease := lock(t, c, name)
+	line = b.stand(t, name, "jgjg")
+	unlock(t, lease)
+	b.served(t, name, line...)
+	sp.expect(t) // each was told on its own channel
+}
+
+func fairGiveUp(t *testing.T, b *bed) {
+	name := fresh("giveup")
+	lease := lock(t, b.client(t, "&fair=true"), name)
+	line := b.stand(t, name, "gtgj")
+	line[0].cancel()
+	if got := b.queue(name); slices.Contains(got, line[0].hold) || len(got) > 3 {
+		t.Errorf("queue when the first waiter has returned: got %q, want it without %s", got, line[0].hold)
+	}
+	line[1].call.equals(t, "false")
+	if got := b.queue(name); !slices.Equal(got, holdsOf(line[2:])) {
+		t.Errorf("queue: got %q, want %q", got, holdsOf(line[2:]))
+	}
+	for _, w := range line[2:] { // nobody may be thrown out while the lock is held
+		if at := b.time(t, name, w.hold); at < 0 {
+			t.Errorf("time of a waiter: in %v", at)
+		}
+	}
+	unlock(t, lease)
+	b.served(t, name, line[2:]...)
+}
+
+// quiet wants a waiter not to ask more often than 20 times a second while f lasts.
+func (b *bed) quiet(t *testing.T, server *testenv.RedisServer, f func()) {
+	t.Helper()
+	start, before := time.Now(), server.Commands()
+	f()
+	after, seconds := server.Commands(), time.Since(start).Seconds()
+	runs := after["evalsha"] + after["eval"] - before["evalsha"] - before["eval"]
+	if limit := 20*seconds + 20; float64(runs) > limit {
+		t.Errorf("a waiter behind a dead one: %d requests in %.1f s, want at most %.0f", runs, seconds, limit)
+	}
+}
+
+func fairGoDies(t *testing.T, b *bed) {
+	own := singleBed(t, b.version) // to count its requests
+	name := fresh("dies")
+	j := own.redisson.thread(name, "fair", name)
+	j.acquire(0).ok(t)
+	p := own.holder(t, name, "&fair=true")
+	own.queued(t, name, 1)
+	line := own.stand(t, name, "g")
+	p.Kill()
+	own.quiet(t, own.node(name), func() {
+		j.do(t, "unlock")
+		own.served(t, name, line...)
+	})
+}
+
+func fairGoDiesBeforeJava(t *testing.T, b *bed) {
+	name := fresh("dies")
+	j := b.redisson.thread(name, "fair", name)
+	j.acquire(0).ok(t)
+	p := b.holder(t, name, "&fair=true")
+	dead := b.queued(t, name, 1)[0]
+	line := b.stand(t, name, "j")
+	p.Kill()
+	if at := b.time(t, name, dead); at > watchdog+20*time.Second {
+		t.Errorf("time of the waiter that died: in %v, want soon after the end of the lease", at)
+	}
+	b.node(name).Do("ZADD", "redisson_lock_timeout:"+tagged(name), "XX", "1000", dead) // as if that time had passed
+	j.do(t, "unlock")
+	b.served(t, name, line...)
+}
+
+func fairJavaDies(t *testing.T, b *bed) {
+	own := singleBed(t, b.version)
+	name := fresh("dies")
+	java, dead := own.ownJava(t, "fair", name)
+	j := own.redisson.thread(name, "fair", name)
+	j.acquire(0).ok(t)
+	dead.acquire(0)
+	hold := own.queued(t, name, 1)[0]
+	line := own.stand(t, name, "gj")
+	java.Kill()
+	own.quiet(t, own.node(name), func() {
+		if at := own.time(t, name, hold); at < 5*time.Minute {
+			t.Errorf("time of the waiter of java: in %v, want more than five minutes", at)
+		}
+		j.do(t, "unlock")
+		line[0].granted()
+	})
+	line[0].release()
+	line[1].granted()
+	line[1].release()
+}
+
+// fairInterrupted: Redisson does not take a waiter out of the queue that is interrupted in lock.
+func fairInterrupted(t *testing.T, b *bed) {
+	name := fresh("interrupted")
+	lease := lock(t, b.client(t, "&fair=true"), name)
+	stuck := b.redisson.thread(name, "fair", name)
+	call := stuck.acquire(0)
+	hold := b.queued(t, name, 1)[0]
+	line := b.stand(t, name, "g")
+	stuck.interrupt(t)
+	if call.wait(t); call.err == nil {
+		t.Fatal("the interrupted call of lock got the lock")
+	}
+	if got := b.queue(name); !slices.Contains(got, hold) {
+		t.Errorf("queue: got %q, without the interrupted waiter %s", got, hold)
+	}
+	unlock(t, lease)
+	b.served(t, name, line...)
+}
+
+func fairTries(t *testing.T, b *bed) {
+	name := fresh("tries")
+	j, other := b.redisson.thread(name, "fair", name), b.redisson.thread(name+"other", "fair", name)
+	c := b.client(t, "&fair=true")
+	j.acquire(0).ok(t)
+	line := b.stand(t, name, "gj")
+	j.acquire(0).ok(t)
+	b.holds(t, name, j.owner(t), "2")
+	other.begin("tryLock").equals(t, "false")
+	refuses(t, c, name)
+	if got := b.queue(name); !slices.Equal(got, holdsOf(line)) {
+		t.Errorf("queue after tries: got %q, want %q", got, holdsOf(line))
+	}
+	status, err := c.Inspect(t.Context(), name)
+	if err != nil || status.Hold != j.owner(t) || status.Waiters != 2 || !slices.Equal(status.Queue, holdsOf(line)) {
+		t.Errorf("Inspect: got %+v, %v, want the queue %q", status, err, holdsOf(line))
+	}
+	j.do(t, "unlock")
+	b.holds(t, name, j.owner(t), "1")
+	j.do(t, "unlock")
+	b.served(t, name, line...)
+	other.begin("tryLock").equals(t, "true")
+	refuses(t, c, name)
+	other.do(t, "unlock")
+}
+
+func fairGoForces(t *testing.T, b *bed) {
+	name := fresh("force")
+	j, c := b.redisson.thread(name, "fair", name), b.client(t, "&fair=true")
+	j.acquire(0).ok(t)
+	line := b.stand(t, name, "jg")
+	if err := c.ForceUnlock(t.Context(), name); err != nil {
+		t.Errorf("ForceUnlock: %v", err)
+	}
+	line[0].granted()
+	j.begin("unlock").refused(t)
+	b.served(t, name, line...)
+}
+
+func fairJavaForces(t *testing.T, b *bed) {
+	name := fresh("force")
+	lease := lock(t, b.client(t, "&fair=true&ttl=3s"), name)
+	line := b.stand(t, name, "gj")
+	b.redisson.thread(name, "fair", name).begin("force").equals(t, "true")
+	lost(t, lease)
+	b.served(t, name, line...)
+}
+
+// fairDelete is what delete() of RFairLock does, which tells nobody.
+func fairDelete(t *testing.T, b *bed) {
+	name := fresh("delete")
+	lease := lock(t, b.client(t, "&fair=true&ttl=3s"), name)
+	line := b.stand(t, name, "g")
+	b.node(name).Do("DEL", name, "redisson_lock_queue:"+tagged(name), "redisson_lock_timeout:"+tagged(name))
+	lost(t, lease)
+	b.served(t, name, line...)
+}
+
+// fairLongHold: a waiter whose time is over is thrown out of the queue by the next request of Redisson, whoever it is. One of Go that
+// was next is next again.
+func fairLongHold(t *testing.T, b *bed) {
+	name := fresh("long")
+	j := b.redisson.thread(name, "fair", name)
+	j.acquire(0).ok(t)
+	line := b.stand(t, name, "gjj")
+	b.node(name).Do("ZADD", "redisson_lock_timeout:"+tagged(name), "XX", "1000", line[0].hold)
+	j.do(t, "unlock")
+	testenv.Eventually(t, func() bool { return slices.Equal(b.queue(name), []string{line[0].hold, line[2].hold}) },
+		"the waiter of go that was thrown out is first again")
+	b.served(t, name, line[1], line[0], line[2])
+}
+
+func fairCrowd(t *testing.T, b *bed) { b.crowd(t, "fair", "&fair=true") }
+
+func fairCut(t *testing.T, b *bed) {
+	own := singleBed(t, b.version)
+	name := fresh("cut")
+	lease := lock(t, own.client(t, "&fair=true"), name)
+	line := own.stand(t, name, "jg")
+	own.node(name).Do("CLIENT", "KILL", "TYPE", "pubsub")
+	unlock(t, lease)
+	line[0].granted()
+	own.node(name).Do("CLIENT", "KILL", "TYPE", "pubsub")
+	own.served(t, name, line...)
+}

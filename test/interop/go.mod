@@ -1,0 +1,22 @@
+module github.com/go-dsync/dsync/test/interop
+
+go 1.25.0
+
+require (
+	github.com/redis/rueidis v1.0.79
+	go.opentelemetry.io/otel v1.43.0 // indirect
+	go.opentelemetry.io/otel/metric v1.43.0 // indirect
+	go.opentelemetry.io/otel/trace v1.43.0 // indirect
+	golang.org/x/sys v0.47.0 // indirect
+)
+
+require (
+	github.com/cespare/xxhash/v2 v2.3.0 // indirect
+	github.com/go-logr/logr v1.4.3 // indirect
+	github.com/go-logr/stdr v1.2.2 // indirect
+	go.opentelemetry.io/auto/sdk v1.2.1 // indirect
+)
+
+require github.com/go-dsync/dsync v0.0.0
+
+replace github.com/go-dsync/dsync => ../..

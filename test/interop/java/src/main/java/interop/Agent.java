@@ -1,0 +1,227 @@
+package interop;
+
+import java.io.BufferedReader;
+import java.io.IOException;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
+import java.time.Instant;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.TimeUnit;
+import org.redisson.Redisson;
+import org.redisson.api.RBucket;
+import org.redisson.api.RFencedLock;
+import org.redisson.api.RLock;
+import org.redisson.api.RedissonClient;
+import org.redisson.client.codec.StringCodec;
+import org.redisson.config.Config;
+
+/**
+ * Does with Redisson what its standard input says, a command on each line, with tabs between its fields:
+ *
+ * <pre>number  client  thread  command  arguments</pre>
+ *
+ * A client is one of Redisson's, a thread a real one of its own; both have names. Commands of one thread run one after the other.
+ * Each is answered by a line with its number, "ok" or "error", and a text.
+ */
+public final class Agent {
+  private static final PrintStream out = new PrintStream(System.out, true, StandardCharsets.UTF_8);
+
+  private final Map<String, RedissonClient> clients = new ConcurrentHashMap<>();
+  private final Map<String, Worker> workers = new ConcurrentHashMap<>();
+  private final Map<String, RLock> locks = new ConcurrentHashMap<>();
+
+  /** A thread that locks can belong to. */
+  private static final class Worker {
+    private volatile Thread thread;
+    private final ExecutorService executor = Executors.newSingleThreadExecutor(run -> {
+      Thread made = new Thread(run);
+      made.setDaemon(true);
+      thread = made;
+      return made;
+    });
+  }
+
+  private interface Action {
+    Object run() throws Exception;
+  }
+
+  public static void main(String[] args) throws IOException {
+    System.setOut(System.err);
+    Agent agent = new Agent();
+    BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+    out.println("ready");
+    for (String line = in.readLine(); line != null; line = in.readLine()) {
+      agent.handle(line.split("\t", -1));
+    }
+    System.exit(0);
+  }
+
+  private void handle(String[] f) {
+    String number = f[0];
+    Worker worker = workers.computeIfAbsent(f[1] + "\t" + f[2], key -> new Worker());
+    if (f[3].equals("interrupt")) {
+      answer(number, () -> {
+        worker.thread.interrupt();
+        return "";
+      });
+      return;
+    }
+    worker.executor.execute(() -> answer(number, () -> run(f)));
+  }
+
+  private static void answer(String number, Action action) {
+    String text;
+    try {
+      text = "ok\t" + action.run();
+    } catch (Throwable e) {
+      text = "error\t" + e.getClass().getSimpleName() + ": " + e.getMessage();
+    }
+    out.println(number + "\t" + text.replace('\n', ' '));
+  }
+
+  private Object run(String[] f) throws Exception {
+    String command = f[3];
+    if (command.equals("open")) {
+      clients.put(f[1], open(f[4], f[5], Long.parseLong(f[6])));
+      return "";
+    }
+    RedissonClient client = clients.get(f[1]);
+    switch (command) {
+      case "close":
+        clients.remove(f[1]).shutdown();
+        return "";
+      case "owner":
+        return client.getId() + ":" + Thread.currentThread().getId();
+      case "exit":
+        Runtime.getRuntime().halt(3);
+        return "";
+      case "buy":
+        return buy(client, f[4], f[5], Long.parseLong(f[6]));
+      case "sections":
+        return sections(lock(client, f), client, f[6], Integer.parseInt(f[7]));
+      default:
+        return operate(lock(client, f), command, f);
+    }
+  }
+
+  private static RedissonClient open(String mode, String addresses, long watchdog) {
+    Config config = new Config();
+    config.setLockWatchdogTimeout(watchdog);
+    config.setThreads(4);
+    config.setNettyThreads(2);
+    if (mode.equals("cluster")) {
+      config.useClusterServers().addNodeAddress(addresses.split(",")).setMasterConnectionMinimumIdleSize(1)
+          .setSlaveConnectionMinimumIdleSize(1).setSubscriptionConnectionMinimumIdleSize(1);
+    } else {
+      config.useSingleServer().setAddress(addresses).setConnectionMinimumIdleSize(2).setSubscriptionConnectionMinimumIdleSize(1);
+    }
+    return Redisson.create(config);
+  }
+
+  /** Each thread has an object of its own for a lock, since the object keeps the lease of the last who locked by it. */
+  private RLock lock(RedissonClient client, String[] f) {
+    return locks.computeIfAbsent(String.join("\t", f[1], f[2], f[4], f[5]), key -> lock(client, f[4], f[5]));
+  }
+
+  private static RLock lock(RedissonClient client, String kind, String name) {
+    switch (kind) {
+      case "plain":
+      case "plain again": // another object
+        return client.getLock(name);
+      case "fair":
+        return client.getFairLock(name);
+      case "fenced":
+        return client.getFencedLock(name);
+      default:
+        throw new IllegalArgumentException(kind);
+    }
+  }
+
+  private static Object operate(RLock lock, String command, String[] f) throws InterruptedException {
+    switch (command) {
+      case "lock":
+        lock.lockInterruptibly(Long.parseLong(f[6]), TimeUnit.MILLISECONDS);
+        return "";
+      case "lockAt": // returns when it had the lock
+        lock.lock();
+        return now();
+      case "unlockAt": // returns when it began to unlock
+        long at = now();
+        lock.unlock();
+        return at;
+      case "tryLock":
+        return lock.tryLock();
+      case "tryLockFor":
+        return lock.tryLock(Long.parseLong(f[6]), Long.parseLong(f[7]), TimeUnit.MILLISECONDS);
+      case "token":
+        return ((RFencedLock) lock).lockAndGetToken();
+      case "unlock":
+        lock.unlock();
+        return "";
+      case "force":
+        return lock.forceUnlock();
+      case "isLocked":
+        return lock.isLocked();
+      case "isHeld":
+        return lock.isHeldByCurrentThread();
+      case "count":
+        return lock.getHoldCount();
+      case "ttl":
+        return lock.remainTimeToLive();
+      default:
+        throw new IllegalArgumentException(command);
+    }
+  }
+
+  /** In nanoseconds since 1970. */
+  private static long now() {
+    Instant now = Instant.now();
+    return now.getEpochSecond() * 1_000_000_000L + now.getNano();
+  }
+
+  /** Buys a coupon out of the stock in a key, if there is one left, by a read and a write with a moment between them. */
+  private static String buy(RedissonClient client, String name, String stock, long moment) throws InterruptedException {
+    RLock lock = name.isEmpty() ? null : client.getLock(name);
+    if (lock != null) {
+      lock.lock();
+    }
+    try {
+      RBucket<String> bucket = client.getBucket(stock, StringCodec.INSTANCE);
+      long left = Long.parseLong(bucket.get());
+      Thread.sleep(moment);
+      if (left <= 0) {
+        return "refused";
+      }
+      bucket.set(Long.toString(left - 1));
+      return "issued";
+    } finally {
+      if (lock != null) {
+        lock.unlock();
+      }
+    }
+  }
+
+  /** Takes the lock n times, and returns how often somebody else was inside: who is there stands in the key guest. */
+  private static int sections(RLock lock, RedissonClient client, String guest, int n) {
+    RBucket<String> bucket = client.getBucket(guest, StringCodec.INSTANCE);
+    int met = 0;
+    for (int i = 0; i < n; i++) {
+      lock.lock();
+      try {
+        if (!"".equals(bucket.getAndSet("java"))) {
+          met++;
+        }
+        if (!"java".equals(bucket.getAndSet(""))) {
+          met++;
+        }
+      } finally {
+        lock.unlock();
+      }
+    }
+    return met;
+  }
+}

@@ -1,0 +1,240 @@
+package interop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/internal/testenv"
+	"github.com/go-dsync/dsync/test/interop/agent"
+)
+
+// commandVariable carries the command line of the Java program to the process that becomes it.
+const commandVariable = "DSYNC_INTEROP_COMMAND"
+
+// separator is between the words of a command line.
+const separator = "\x1f"
+
+// javaRole turns a process of testenv.Spawn, which ends with the test, into the Java program.
+func javaRole() {
+	command := strings.Split(os.Getenv(commandVariable), separator)
+	err := syscall.Exec(command[0], command, os.Environ())
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(2)
+}
+
+var builds struct {
+	mu       sync.Mutex
+	commands map[string][]string
+}
+
+// javaCommand builds the Java program once. Without Java the test is skipped, or fails if CI is set.
+func javaCommand(tb testing.TB, version string) []string {
+	tb.Helper()
+	builds.mu.Lock()
+	defer builds.mu.Unlock()
+	if command := builds.commands[version]; command != nil {
+		return command
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	command, err := agent.Command(ctx, version)
+	if errors.Is(err, agent.ErrNoJava) && os.Getenv("CI") == "" {
+		tb.Skip(err)
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if builds.commands == nil {
+		builds.commands = make(map[string][]string)
+	}
+	builds.commands[version] = command
+	return command
+}
+
+// jvm is a Java process with Redisson.
+type jvm struct {
+	*testenv.Process
+
+	mu      sync.Mutex
+	calls   int
+	clients int
+	pending map[string]*call
+	ended   bool
+}
+
+// call is a command that a Java process carries out.
+type call struct {
+	what string
+	done chan struct{}
+	text string
+	err  error // what Java threw, or that the process has ended
+}
+
+func startJava(tb testing.TB, version string) *jvm {
+	tb.Helper()
+	command := javaCommand(tb, version)
+	j := &jvm{pending: make(map[string]*call)}
+	j.Process = testenv.Spawn(tb, "java", commandVariable+"="+strings.Join(command, separator))
+	if got := j.Line(); got != "ready" {
+		tb.Fatalf("the Java program began with %q", got)
+	}
+	go j.read() // ends with the process
+	return j
+}
+
+func (j *jvm) read() {
+	for line := range j.Lines {
+		fields := strings.SplitN(line, "\t", 3)
+		if len(fields) != 3 {
+			continue
+		}
+		j.mu.Lock()
+		c := j.pending[fields[0]]
+		delete(j.pending, fields[0])
+		j.mu.Unlock()
+		if c == nil {
+			continue
+		}
+		c.text = fields[2]
+		if fields[1] != "ok" {
+			c.err = errors.New(c.text)
+		}
+		close(c.done)
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.ended = true
+	for _, c := range j.pending {
+		c.err = errors.New("the Java process has ended")
+		close(c.done)
+	}
+	j.pending = nil
+}
+
+func (j *jvm) call(client, thread, command string, args ...string) *call {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.calls++
+	number := strconv.Itoa(j.calls)
+	fields := append([]string{number, client, thread, command}, args...)
+	c := &call{what: strings.Join(fields[1:], " "), done: make(chan struct{})}
+	if j.ended {
+		c.err = errors.New("the Java process has ended")
+		close(c.done)
+		return c
+	}
+	j.pending[number] = c
+	j.Send(strings.Join(fields, "\t"))
+	return c
+}
+
+// redisson is a RedissonClient.
+type redisson struct {
+	java *jvm
+	name string
+}
+
+// open makes a client. Mode is single or cluster.
+func (j *jvm) open(tb testing.TB, mode string, addrs []string, watchdog time.Duration) *redisson {
+	tb.Helper()
+	j.mu.Lock()
+	j.clients++
+	c := &redisson{j, "client" + strconv.Itoa(j.clients)}
+	j.mu.Unlock()
+	urls := make([]string, len(addrs))
+	for i, addr := range addrs {
+		urls[i] = "redis://" + addr
+	}
+	j.call(c.name, "main", "open", mode, strings.Join(urls, ","), strconv.FormatInt(watchdog.Milliseconds(), 10)).ok(tb)
+	return c
+}
+
+// thread is a Java thread and the lock that it uses.
+type thread struct {
+	client     *redisson
+	name       string
+	kind, lock string
+}
+
+// thread returns a thread, the same one for the same name. Kind is plain, fair or fenced.
+func (c *redisson) thread(name, kind, lock string) *thread { return &thread{c, name, kind, lock} }
+
+// begin has the thread carry out a command after those that it has not yet finished.
+func (t *thread) begin(command string, args ...string) *call {
+	return t.client.java.call(t.client.name, t.name, command, append([]string{t.kind, t.lock}, args...)...)
+}
+
+func (t *thread) do(tb testing.TB, command string, args ...string) string {
+	tb.Helper()
+	return t.begin(command, args...).ok(tb)
+}
+
+// acquire begins lock(), or lock(lease) if that is not 0.
+func (t *thread) acquire(lease time.Duration) *call {
+	if lease == 0 {
+		return t.begin("lock", "-1")
+	}
+	return t.begin("lock", strconv.FormatInt(lease.Milliseconds(), 10))
+}
+
+// interrupt interrupts what the thread does.
+func (t *thread) interrupt(tb testing.TB) {
+	tb.Helper()
+	t.client.java.call(t.client.name, t.name, "interrupt").ok(tb)
+}
+
+// owner is the field by which Redisson knows the thread.
+func (t *thread) owner(tb testing.TB) string {
+	tb.Helper()
+	return t.client.java.call(t.client.name, t.name, "owner").ok(tb)
+}
+
+// wait returns when the call has ended.
+func (c *call) wait(tb testing.TB) {
+	tb.Helper()
+	select {
+	case <-c.done:
+	case <-time.After(hangGuard):
+		tb.Fatalf("java %s: no answer", c.what)
+	}
+}
+
+func (c *call) ok(tb testing.TB) string {
+	tb.Helper()
+	if c.wait(tb); c.err != nil {
+		tb.Fatalf("java %s: %v", c.what, c.err)
+	}
+	return c.text
+}
+
+func (c *call) ended() bool {
+	select {
+	case <-c.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// refused wants an IllegalMonitorStateException.
+func (c *call) refused(tb testing.TB) {
+	tb.Helper()
+	if c.wait(tb); c.err == nil || !strings.HasPrefix(c.err.Error(), "IllegalMonitorStateException") {
+		tb.Errorf("java %s: got %v, want an IllegalMonitorStateException", c.what, c.err)
+	}
+}
+
+func (c *call) equals(tb testing.TB, want string) {
+	tb.Helper()
+	if got := c.ok(tb); got != want {
+		tb.Errorf("java %s: got %s, want %s", c.what, got, want)
+	}
+}

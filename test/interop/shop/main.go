@@ -1,0 +1,162 @@
+// Command shop sells coupons to buyers of whom half are Java programs' threads, with Redisson's RLock, and half goroutines, with dsync.
+// All read and write one number in Redis, without a lock and then with it; only the second time are as many coupons issued as there
+// were. It starts a Redis of its own unless -addr names one, of which it uses three keys.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync"
+	_ "github.com/go-dsync/dsync/drivers/redisson"
+	"github.com/go-dsync/dsync/test/interop/agent"
+)
+
+const (
+	buyers  = 100 // half of each kind
+	coupons = 50
+	stock   = "shop:stock"
+	name    = "shop:lock"
+	moment  = 5 * time.Millisecond // between reading how many are left and writing one less
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	addr := flag.String("addr", "", "a Redis (host:port); empty starts one")
+	version := flag.String("redisson", agent.New, "the version of Redisson")
+	flag.Parse()
+	if err := run(ctx, *addr, *version, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "shop:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, addr, version string, out io.Writer) error {
+	command, err := agent.Command(ctx, version)
+	if err != nil {
+		return err
+	}
+	if addr == "" {
+		server, err := startRedis(ctx)
+		if err != nil {
+			return err
+		}
+		defer server.stop()
+		addr = server.addr
+	}
+	s := &shop{}
+	if s.client, err = dsync.Open(ctx, "redisson://"+addr, nil); err != nil {
+		return err
+	}
+	defer s.client.Close(context.Background())
+	if s.redis, err = rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}, ForceSingleClient: true, DisableCache: true}); err != nil {
+		return err
+	}
+	defer s.redis.Close()
+	if s.java, err = startJava(ctx, command, addr); err != nil {
+		return err
+	}
+	defer s.java.stop()
+
+	if _, err := s.open(ctx, "", out, "without lock"); err != nil {
+		return err
+	}
+	result, err := s.open(ctx, name, out, "with lock")
+	if err != nil {
+		return err
+	}
+	if want := (sale{coupons, buyers - coupons, 0}); result != want {
+		return fmt.Errorf("with lock: got %+v, want %+v", result, want)
+	}
+	return nil
+}
+
+// shop is Redis, where the stock is, and what buyers of both kinds need.
+type shop struct {
+	client *dsync.Client
+	redis  rueidis.Client
+	java   *java
+}
+
+// sale is what came of a day: purchases, refusals, and the coupons that seem to be left.
+type sale struct{ issued, refused, remaining int }
+
+// open lets all buyers come at once. Without a name they take no lock.
+func (s *shop) open(ctx context.Context, lock string, out io.Writer, title string) (sale, error) {
+	if err := s.redis.Do(ctx, s.redis.B().Set().Key(stock).Value(strconv.Itoa(coupons)).Build()).Error(); err != nil {
+		return sale{}, err
+	}
+	answers := make(chan string, buyers)
+	errs := make(chan error, buyers)
+	var wg sync.WaitGroup
+	for i := range buyers {
+		wg.Go(func() {
+			buy := s.buy
+			if i%2 == 0 {
+				buy = s.java.buy
+			}
+			answer, err := buy(ctx, lock)
+			if err != nil {
+				errs <- err
+				return
+			}
+			answers <- answer
+		})
+	}
+	wg.Wait()
+	close(answers)
+	close(errs)
+	var failed error
+	for err := range errs {
+		failed = errors.Join(failed, err)
+	}
+	if failed != nil {
+		return sale{}, failed
+	}
+	result := sale{}
+	for answer := range answers {
+		if answer == "issued" {
+			result.issued++
+		} else {
+			result.refused++
+		}
+	}
+	left, err := s.redis.Do(ctx, s.redis.B().Get().Key(stock).Build()).AsInt64()
+	result.remaining = int(left)
+	if err == nil {
+		fmt.Fprintf(out, "%s: issued=%d refused=%d remaining=%d\n", title, result.issued, result.refused, result.remaining)
+	}
+	return result, err
+}
+
+// buy is a purchase by Go.
+func (s *shop) buy(ctx context.Context, lock string) (answer string, err error) {
+	if lock != "" {
+		lease, err := s.client.Lock(ctx, lock)
+		if err != nil {
+			return "", err
+		}
+		defer func() { err = errors.Join(err, lease.Unlock(ctx)) }()
+	}
+	left, err := s.redis.Do(ctx, s.redis.B().Get().Key(stock).Build()).AsInt64()
+	if err != nil {
+		return "", err
+	}
+	time.Sleep(moment)
+	if left <= 0 {
+		return "refused", nil
+	}
+	return "issued", s.redis.Do(ctx, s.redis.B().Set().Key(stock).Value(strconv.FormatInt(left-1, 10)).Build()).Error()
+}
