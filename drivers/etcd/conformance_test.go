@@ -15,15 +15,20 @@ import (
 
 func init() { conformance.RunWorker() }
 
-func TestConformance(t *testing.T)         { conform(t, false, testenv.Etcd(t)) }
-func TestConformancePackaged(t *testing.T) { conform(t, true, testenv.PackagedEtcd(t)) }
-func TestConformanceCluster(t *testing.T)  { conform(t, true, testenv.EtcdCluster(t, 3)...) }
+func TestConformance(t *testing.T) { conform(t, false, testenv.Etcd(t)) }
+
+func TestConformancePackaged(t *testing.T) {
+	t.Parallel()
+	conform(t, true, testenv.PackagedEtcd(t))
+}
+
+func TestConformanceCluster(t *testing.T) {
+	t.Parallel()
+	conform(t, true, testenv.EtcdCluster(t, 3)...)
+}
 
 func conform(t *testing.T, brief bool, servers ...*testenv.EtcdServer) {
-	var addrs []string
-	for _, s := range servers {
-		addrs = append(addrs, s.Addr)
-	}
+	addrs := strings.Split(endpoints(servers), ",")
 	c := userClient(t, addrs...)
 	var frozen *testenv.EtcdServer
 	conformance.Run(t, conformance.Harness{TTL: 2 * time.Second, Brief: brief, Backend: func(testing.TB) *conformance.Backend {
