@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-
 	"github.com/go-dsync/dsync/conformance"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/etcd"
@@ -42,17 +40,7 @@ func conform(t *testing.T, brief bool, servers ...*testenv.EtcdServer) {
 				}
 				return d, wire.Link()
 			},
-			Expire: func(tb testing.TB, name string) { // of its lease other holds would end as well
-				answer, err := c.Get(guard(tb), name+"/", clientv3.WithFirstCreate()...)
-				if err != nil {
-					tb.Fatal(err)
-				}
-				for _, kv := range answer.Kvs {
-					if _, err := c.Delete(guard(tb), string(kv.Key)); err != nil {
-						tb.Fatal(err)
-					}
-				}
-			},
+			Expire: func(tb testing.TB, name string) { remove(tb, c, name) },
 			Freeze: func(tb testing.TB) {
 				frozen = servers[leader(tb, c, servers)]
 				frozen.Freeze()

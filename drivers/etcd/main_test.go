@@ -93,6 +93,20 @@ func keys(tb testing.TB, c *clientv3.Client, prefix string) []string {
 	return list
 }
 
+// remove deletes the key that has a lock. With its lease other holds would end as well.
+func remove(tb testing.TB, c *clientv3.Client, name string) {
+	tb.Helper()
+	answer, err := c.Get(guard(tb), name+"/", clientv3.WithFirstCreate()...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for _, kv := range answer.Kvs {
+		if _, err := c.Delete(guard(tb), string(kv.Key)); err != nil {
+			tb.Fatal(err)
+		}
+	}
+}
+
 // revision is how many transactions have changed something so far, with an offset.
 func revision(tb testing.TB, c *clientv3.Client) int64 {
 	tb.Helper()
