@@ -37,7 +37,8 @@
 //	+pttl +incr +incrby +set +time +publish +subscribe +unsubscribe (also spublish, ssubscribe, sunsubscribe in a cluster)
 //
 // beside which select serves databases other than 0, wait serves WaitReplicas, info lets eviction be noticed, pubsub tells the kind
-// of messages in a cluster and the number of waiters, and hlen, del, get and hgetall serve Inspect and ForceUnlock.
+// of messages in a cluster and the number of waiters, and hlen, del, get and hgetall serve Inspect and ForceUnlock. A migration needs hget and get on the server that names leave,
+// get, exists and ~dsync_moved:{lk:* on the one that they go to.
 //
 // # What it cannot promise
 //
@@ -116,7 +117,8 @@ type Options struct {
 	AllowEviction bool
 }
 
-// Driver is a driver.Driver on Redis. It implements driver.BatchRenewer, driver.Inspector and driver.ForceUnlocker too.
+// Driver is a driver.Driver on Redis. It implements driver.BatchRenewer, driver.Inspector, driver.ForceUnlocker, driver.Sealer
+// and driver.Marker too.
 type Driver struct {
 	client  rueidis.Client
 	dialer  *dialer // of a client that is the driver's own: Close closes it
@@ -151,6 +153,8 @@ var (
 	_ driver.BatchRenewer  = (*Driver)(nil)
 	_ driver.Inspector     = (*Driver)(nil)
 	_ driver.ForceUnlocker = (*Driver)(nil)
+	_ driver.Sealer        = (*Driver)(nil)
+	_ driver.Marker        = (*Driver)(nil)
 )
 
 // New returns a Driver that uses the client, whatever its topology (single server, sentinel or cluster), and never closes it. It asks
