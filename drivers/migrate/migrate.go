@@ -24,7 +24,7 @@ import (
 
 // Phase says which of the two backends a process asks. A name that is sealed on from has moved: whatever the phase, it is taken on to
 // alone from then on.
-type Phase int32
+type Phase int8
 
 const (
 	PhaseOld      Phase = iota // from
