@@ -34,6 +34,7 @@ type storm struct {
 	work     sync.WaitGroup
 	ctx      context.Context // ends the storm
 	start    time.Time
+	sessions [2]bool // of from and to carry the locks
 
 	wrapFrom, wrapTo func(*memory.Driver) driver.Driver // in tests of the storm
 }
@@ -47,7 +48,15 @@ func (manyTokens) Lost(error)  {}
 
 // run returns what is wrong with the storm.
 func (s *storm) run() error {
-	s.from, s.to, s.history = memory.NewServer(nil), memory.NewServer(nil), conformance.NewHistory()
+	s.history = conformance.NewHistory()
+	bounds := conformance.Bounds{
+		Fenced: true, Linger: stormTTL, Wake: 10 * stormTTL, Stuck: 20 * stormTTL, Recover: 5 * stormTTL, MaxUnknown: 0.9, MinGrants: 10,
+	}
+	if s.sessions[0] || s.sessions[1] {
+		bounds.Detect = 2 * stormTTL // a session that is lost is noticed by the next keep-alive
+	}
+	s.from = memory.NewServer(&memory.Options{KeepsAlive: s.sessions[0]})
+	s.to = memory.NewServer(&memory.Options{KeepsAlive: s.sessions[1]})
 	s.history.Note(fmt.Sprint("seed ", s.seed))
 	ctx, cancel := context.WithTimeout(context.Background(), stormLasts)
 	defer cancel()
@@ -85,9 +94,7 @@ func (s *storm) run() error {
 	if err := s.history.Close(); err != nil {
 		return err
 	}
-	v := conformance.Judge(s.history.Events(), conformance.Bounds{
-		Fenced: true, Linger: stormTTL, Wake: 10 * stormTTL, Stuck: 20 * stormTTL, Recover: 5 * stormTTL, MaxUnknown: 0.9, MinGrants: 10,
-	})
+	v := conformance.Judge(s.history.Events(), bounds)
 	s.t.Logf("seed %d: %d attempts, %d granted, %d lost, %d unknown, %d faults", s.seed, v.Attempts, v.Granted, v.Lost, v.Unknown, v.Faults)
 	return v.Err()
 }
@@ -182,19 +189,24 @@ func (s *storm) disturb(drivers []*memory.Driver, label string, random *rand.Ran
 
 func plain(d *memory.Driver) driver.Driver { return d }
 
-func runStorm(t *testing.T, seed uint64, wrapFrom, wrapTo func(*memory.Driver) driver.Driver) (err error) {
+func runStorm(t *testing.T, s *storm) (err error) {
 	synctest.Test(t, func(t *testing.T) {
-		err = (&storm{t: t, seed: seed, wrapFrom: wrapFrom, wrapTo: wrapTo}).run()
+		s.t = t
+		err = s.run()
 	})
 	return err
 }
 
 func TestStorm(t *testing.T) {
-	for range 20 {
-		seed := rand.Uint64()
-		if err := runStorm(t, seed, plain, plain); err != nil {
-			t.Fatalf("seed %d: %v", seed, err)
-		}
+	for _, sessions := range [][2]bool{{false, false}, {true, false}, {false, true}, {true, true}} {
+		t.Run(fmt.Sprint(sessions), func(t *testing.T) {
+			for range 5 {
+				seed := rand.Uint64()
+				if err := runStorm(t, &storm{seed: seed, sessions: sessions, wrapFrom: plain, wrapTo: plain}); err != nil {
+					t.Fatalf("seed %d: %v", seed, err)
+				}
+			}
+		})
 	}
 }
 
@@ -222,7 +234,7 @@ func TestStormFindsWhatIsMissing(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for seed := range uint64(20) {
-				if err := runStorm(t, seed, test.wrapFrom, test.wrapTo); err != nil && strings.Contains(err.Error(), string(test.want)) {
+				if err := runStorm(t, &storm{seed: seed, wrapFrom: test.wrapFrom, wrapTo: test.wrapTo}); err != nil && strings.Contains(err.Error(), string(test.want)) {
 					return
 				}
 			}
