@@ -37,6 +37,9 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 		return nil, errors.Join(err, a.Close(ctx))
 	}
 	d, err := New(a, b, &Options{Phase: p, Unfenced: !c.Fenced})
+	if err == nil && c.Require.Fenced && !c.Fenced {
+		err = errors.New("migrate URL: it has both fenced=false and require=fenced")
+	}
 	if err == nil && c.Require.Fenced && d.info.Fencing == driver.None {
 		err = fmt.Errorf("migrate: tokens are required, and not both backends have them (%s: %v, %s: %v): %w",
 			d.from.info.Name, d.from.info.Fencing, d.to.info.Name, d.to.info.Fencing, errors.ErrUnsupported)
