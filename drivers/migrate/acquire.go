@@ -103,7 +103,7 @@ func (a *attempt) handover(ctx context.Context) (*lease, error) {
 		return nil, err
 	}
 	l.sealed = from.lease.Expires()
-	l.bounded.Store(to.renewed() && from.renewed())
+	l.bounded.Store(to.renewed())
 	if err := a.seal(ctx, from, to); err != nil {
 		return nil, err
 	}

@@ -54,6 +54,9 @@ func (l *lease) take(ctx context.Context, b *backend, tokens, noWait bool) (*par
 	p.request.Events, p.request.NoWait, p.request.Hold = p, noWait, l.hold
 	granted, err := b.Acquire(ctx, &p.request)
 	p.lease = granted
+	if err != nil && !errors.Is(err, driver.ErrLocked) && !errors.Is(err, driver.ErrSealed) {
+		err = fmt.Errorf("%s backend: %w", b.role, err)
+	}
 	return p, err
 }
 

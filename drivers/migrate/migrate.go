@@ -83,6 +83,7 @@ var (
 type backend struct {
 	driver.Driver
 	info driver.Info
+	role string
 }
 
 // New returns a driver that moves locks from one backend to another. It owns both from then on: Close closes them. After an error
@@ -97,7 +98,7 @@ func New(from, to driver.Driver, o *Options) (*Driver, error) {
 	if !o.Phase.valid() {
 		return nil, fmt.Errorf("migrate: Options.Phase is %d", o.Phase)
 	}
-	d := &Driver{from: &backend{from, from.Info()}, to: &backend{to, to.Info()}, id: rand.Text()}
+	d := &Driver{from: &backend{from, from.Info(), "old"}, to: &backend{to, to.Info(), "new"}, id: rand.Text()}
 	var ok bool
 	if d.sealer, ok = from.(driver.Sealer); !ok {
 		return nil, fmt.Errorf("migrate: no migration from backend %s, which cannot seal a lock: %w", d.from.info.Name, errors.ErrUnsupported)
@@ -109,6 +110,10 @@ func New(from, to driver.Driver, o *Options) (*Driver, error) {
 	if d.from.info.Fencing != driver.None && d.to.info.Fencing == driver.None && !o.Unfenced {
 		return nil, fmt.Errorf("migrate: backend %s has fencing tokens and %s has none, so what checks them would refuse everybody "+
 			"after the migration: %w", d.from.info.Name, d.to.info.Name, errors.ErrUnsupported)
+	}
+	if d.from.info.KeepsAlive != d.to.info.KeepsAlive {
+		return nil, fmt.Errorf("migrate: no migration between backends %s and %s, of which one has sessions and the other renewals: %w",
+			d.from.info.Name, d.to.info.Name, errors.ErrUnsupported)
 	}
 	d.info = weakest(d.from.info, d.to.info)
 	if o.Unfenced {
@@ -128,7 +133,7 @@ func weakest(a, b driver.Info) driver.Info {
 		Name:       "migrate",
 		Order:      driver.Unordered,
 		Fencing:    min(a.Fencing, b.Fencing),
-		KeepsAlive: a.KeepsAlive && b.KeepsAlive,
+		KeepsAlive: a.KeepsAlive, // both or none
 		MinTTL:     max(a.MinTTL, b.MinTTL),
 		MaxTTL:     max(a.MaxTTL, b.MaxTTL),
 		TTLUnit:    common(a.TTLUnit, b.TTLUnit),

@@ -269,11 +269,13 @@ func TestNewDoesNotNeedFromForNamesThatHaveMoved(t *testing.T) {
 	})
 }
 
+var sessions = &memory.Options{KeepsAlive: true}
+
 func TestInfoIsTheWeakestOfBoth(t *testing.T) {
-	p := newPair(t, &memory.Options{KeepsAlive: true}, &memory.Options{Order: memory.FIFOByClient})
+	p := newPair(t, sessions, &memory.Options{KeepsAlive: true, Order: memory.FIFOByClient})
 	got := p.client(migrate.PhaseNew).Info()
 	want := p.from.NewDriver().Info()
-	want.Name, want.Order, want.KeepsAlive = "migrate", driver.Unordered, false
+	want.Name, want.Order = "migrate", driver.Unordered
 	if got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
@@ -295,6 +297,7 @@ func TestNewRefusesPairsThatCannotBeMigrated(t *testing.T) {
 		{onlyDriver{good}, memory.New(nil), nil, "cannot seal"},
 		{good, onlyDriver{memory.New(nil)}, nil, "cannot keep a mark"},
 		{good, bare, nil, "has fencing tokens and memory has none"},
+		{good, memory.New(sessions), nil, "one has sessions"},
 		{good, bare, unfenced, ""},
 		{bare, good, nil, ""},
 	} {
