@@ -3,11 +3,15 @@ package migrate_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/url"
+	"regexp"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/migrate"
 	_ "github.com/go-dsync/dsync/drivers/redisson"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -56,5 +60,62 @@ func TestFromRedisToRedis(t *testing.T) {
 	}
 	if left := a.Do("HKEYS", "x"); len(left.([]any)) != 1 {
 		t.Errorf("the lock on the old server: got fields %v, want the seal alone", left)
+	}
+}
+
+// scripts returns how many scripts a server has run.
+func scripts(t *testing.T, s *testenv.RedisServer) int {
+	t.Helper()
+	n := 0
+	for _, m := range regexp.MustCompile(`cmdstat_eval(?:sha)?:calls=(\d+)`).FindAllStringSubmatch(fmt.Sprint(s.Do("INFO", "commandstats")), -1) {
+		calls, err := strconv.Atoi(m[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += calls
+	}
+	return n
+}
+
+func TestRequests(t *testing.T) {
+	a, b := testenv.Redis(t), testenv.Redis(t)
+	for _, test := range []struct {
+		phase    migrate.Phase
+		what     string
+		from, to int // for a lock and its release
+	}{
+		{migrate.PhaseOld, "any name", 2, 0},
+		{migrate.PhaseDual, "any name", 2, 2},
+		{migrate.PhaseHandover, "name that has not moved", 2, 3},
+		{migrate.PhaseHandover, "name that has moved", 1, 3},
+		{migrate.PhaseDual, "name that has moved", 1, 3},
+		{migrate.PhaseOld, "name that has moved", 1, 3},
+		{migrate.PhaseNew, "name that has not moved", 2, 4},
+		{migrate.PhaseNew, "name that has moved", 0, 3},
+	} {
+		t.Run(test.phase.String()+" "+test.what, func(t *testing.T) {
+			d, _, err := driver.Open(t.Context(), "migrate:?from="+url.QueryEscape("redisson://"+a.Addr)+"&to="+url.QueryEscape("redisson://"+b.Addr)+
+				"&phase="+test.phase.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := d.Close(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}()
+			for i := range 3 { // the servers learn the scripts
+				name := fmt.Sprint(test.phase, i)
+				if test.what == "name that has moved" {
+					name = "moved"
+				}
+				from, to := scripts(t, a), scripts(t, b)
+				release(t, lock(t, d, name))
+				from, to = scripts(t, a)-from, scripts(t, b)-to
+				if i == 2 && (from != test.from || to != test.to) {
+					t.Errorf("got %d requests to the old backend and %d to the new one, want %d and %d", from, to, test.from, test.to)
+				}
+			}
+		})
 	}
 }
