@@ -13,7 +13,8 @@ type Sealer interface {
 	//   - any other error if it is unknown. The name may be sealed for as long as the hold lasts. The caller calls Release, which
 	//     ends the hold if it has not become a seal, and never ends a seal.
 	//
-	// Events.Lost is not called because of the seal.
+	// An error that matches errors.ErrUnsupported says that this driver never seals, and that nothing has changed. Events.Lost is not
+	// called because of the seal.
 	Seal(ctx context.Context, l Lease) error
 
 	// Sealed asks the backend whether name is sealed, and which was the last token that it granted; 0 without fencing. That never
@@ -31,6 +32,7 @@ type Marker interface {
 	// Mark is called before l is used, not beside its other methods.
 	Mark(ctx context.Context, l Lease, floor uint64) error
 
-	// Marked reports whether the name of l, a lease of this driver, is marked. What came with the grant needs no request.
+	// Marked reports whether the name of l, a lease of this driver, is marked. What came with the grant needs no request. It returns
+	// an error that matches errors.ErrUnsupported where Mark would.
 	Marked(ctx context.Context, l Lease) (bool, error)
 }

@@ -102,6 +102,9 @@ func (a *attempt) handover(ctx context.Context) (*lease, error) {
 	if err != nil {
 		return nil, err
 	}
+	if _, err := a.marked(ctx, to); err != nil { // a name that cannot be marked is not sealed
+		return nil, from.undo(ctx, to.undo(ctx, err))
+	}
 	l.sealed = from.lease.Expires()
 	l.bounded.Store(to.renewed())
 	if err := a.seal(ctx, from, to); err != nil {
@@ -149,15 +152,15 @@ func (a *attempt) alone(ctx context.Context) (*lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	bound, cancel := context.WithDeadline(ctx, to.lease.Expires())
-	defer cancel()
-	marked, err := a.d.marker.Marked(bound, to.lease)
-	if err == nil && marked {
+	marked, err := a.marked(ctx, to)
+	if err != nil {
+		return nil, to.undo(ctx, err)
+	}
+	if marked {
 		return l.grant(ctx, to, to)
 	}
-	if err != nil {
-		return nil, to.undo(ctx, a.translate(err))
-	}
+	bound, cancel := context.WithDeadline(ctx, to.lease.Expires())
+	defer cancel()
 	floor, err := a.sealIdle(bound, to)
 	if err == nil {
 		if err = a.mark(ctx, to, floor); err != nil {
@@ -202,10 +205,17 @@ func (a *attempt) seal(ctx context.Context, from, to *part) error {
 	}
 	if errors.Is(err, driver.ErrNotHeld) {
 		err = errAgain
-	} else if !errors.Is(err, driver.ErrUnavailable) {
+	} else if !errors.Is(err, driver.ErrUnavailable) && !errors.Is(err, errors.ErrUnsupported) {
 		err = fmt.Errorf("%w: %w", driver.ErrUnknown, a.translate(err))
 	}
 	return from.undo(ctx, to.undo(ctx, err))
+}
+
+func (a *attempt) marked(ctx context.Context, to *part) (bool, error) {
+	bound, cancel := context.WithDeadline(ctx, to.lease.Expires())
+	defer cancel()
+	marked, err := a.d.marker.Marked(bound, to.lease)
+	return marked, a.translate(err)
 }
 
 // mark marks the name on to, with the floor of its tokens. If that fails the seal stays, and the next one marks the name.

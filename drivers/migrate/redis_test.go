@@ -86,7 +86,7 @@ func TestRequests(t *testing.T) {
 	}{
 		{migrate.PhaseOld, "any name", 2, 0},
 		{migrate.PhaseDual, "any name", 2, 2},
-		{migrate.PhaseHandover, "name that has not moved", 2, 3},
+		{migrate.PhaseHandover, "name that has not moved", 2, 4},
 		{migrate.PhaseHandover, "name that has moved", 1, 3},
 		{migrate.PhaseDual, "name that has moved", 1, 3},
 		{migrate.PhaseOld, "name that has moved", 1, 3},
@@ -117,5 +117,31 @@ func TestRequests(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestServersThatEvictAreRefusedBeforeTheSeal(t *testing.T) {
+	a, b := testenv.Redis(t), testenv.Redis(t)
+	for _, phase := range []migrate.Phase{migrate.PhaseHandover, migrate.PhaseNew} {
+		for _, which := range []string{"from", "to"} {
+			from, to := "redisson://"+a.Addr, "redisson://"+b.Addr
+			if which == "from" {
+				from += "?evict=allow"
+			} else {
+				to += "?evict=allow"
+			}
+			d, _, err := driver.Open(t.Context(), "migrate:?from="+url.QueryEscape(from)+"&to="+url.QueryEscape(to)+"&phase="+phase.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = try(d, which)
+			wantErr(t, which+" may evict, phase "+phase.String(), err, errors.ErrUnsupported)
+			if errors.Is(err, driver.ErrUnknown) || a.Do("EXISTS", which) != int64(0) || b.Do("EXISTS", which) != int64(0) {
+				t.Errorf("%s may evict, phase %v: got %v and a lock, want neither a lock nor doubt", which, phase, err)
+			}
+			if err := d.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
 	}
 }

@@ -123,6 +123,9 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 
 // Marked implements driver.Marker.
 func (d *Driver) Marked(ctx context.Context, held driver.Lease) (bool, error) {
+	if d.options.AllowEviction {
+		return false, errEvicts
+	}
 	name := held.(*lease).request.Name
 	results, _ := d.evalAll(ctx, d.client, markedScript, []call{{[]string{prefixName(markPrefix, name)}, nil}}, 0)
 	n, err := results[0].ToInt64()
