@@ -216,6 +216,7 @@ type Status struct {
 
 // ForceUnlocker is implemented by drivers that can end a hold that is not theirs.
 type ForceUnlocker interface {
-	// ForceUnlock ends whoever's hold there is, and wakes a waiter. It returns ErrNotHeld if nobody holds the name.
+	// ForceUnlock ends whoever's hold there is, and wakes a waiter. It returns ErrNotHeld if nobody holds the name, and ErrSealed if
+	// the name is sealed: a seal stays.
 	ForceUnlock(ctx context.Context, name string) error
 }

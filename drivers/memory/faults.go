@@ -35,7 +35,8 @@ const (
 	Acquires Requests = 1 << iota // also the message that grants a name after a wait
 	Renewals                      // also those of a session; RenewAll is one
 	Releases
-	Queries // Inspect and ForceUnlock
+	Queries // Inspect, ForceUnlock, Sealed and Marked
+	Seals   // Seal and Mark
 )
 
 // Cut puts the backend out of reach of d: every request fails with driver.ErrUnavailable, waiting Acquires do so at once, and

@@ -63,10 +63,13 @@ func (l *lease) ask(ctx context.Context) (*waiter, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	_, sealed := s.seals[l.r.Name]
 	switch h := s.holder(l.r.Name, now); {
 	case d.closed:
 		return nil, driver.ErrClosed
-	case h == nil:
+	case sealed && !lost:
+		return nil, driver.ErrSealed
+	case h == nil && !sealed:
 		s.sweep(now)
 		s.grant(l, sent, now)
 		if lost {

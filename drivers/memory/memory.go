@@ -62,8 +62,8 @@ func (o Order) driverOrder() driver.Order {
 	return driver.FIFO
 }
 
-// Driver is one client of a [Server]. It implements [driver.Driver], [driver.BatchRenewer], [driver.Inspector] and
-// [driver.ForceUnlocker]. All methods may be called concurrently.
+// Driver is one client of a [Server]. It implements [driver.Driver], [driver.BatchRenewer], [driver.Inspector],
+// [driver.ForceUnlocker], [driver.Sealer] and [driver.Marker]. All methods may be called concurrently.
 type Driver struct {
 	server  *Server
 	life    context.Context // until Close

@@ -19,13 +19,15 @@ type Server struct {
 
 	mu      sync.Mutex
 	names   map[string]*lease // the hold of each name; one that is over stays until somebody looks at it
-	sweepAt int               // number of names at which holds that are over are looked for
-	token   uint64            // the last one given; one count for all names, so that a free name leaves nothing behind
+	seals   map[string]uint64 // the last token of each name that is sealed; such a name has no hold
+	marks   map[string]bool
+	sweepAt int    // number of names at which holds that are over are looked for
+	token   uint64 // the last one given; one count for all names, so that a free name leaves nothing behind
 }
 
 // NewServer returns a backend without drivers. nil means the default options.
 func NewServer(o *Options) *Server {
-	s := &Server{start: time.Now(), names: map[string]*lease{}, sweepAt: minSweep}
+	s := &Server{start: time.Now(), names: map[string]*lease{}, seals: map[string]uint64{}, marks: map[string]bool{}, sweepAt: minSweep}
 	if o != nil {
 		s.options = *o
 	}
@@ -52,8 +54,8 @@ func (s *Server) Expire(name string) {
 	tell(losses)
 }
 
-// Flush does what Expire does to all names, as FLUSHALL on a Redis. Those that wait are granted the names. The count of tokens goes
-// on.
+// Flush does what Expire does to all names, and forgets seals and marks, as FLUSHALL on a Redis. Those that wait are granted the
+// names. The count of tokens goes on.
 func (s *Server) Flush() {
 	s.mu.Lock()
 	now := s.now()
@@ -61,6 +63,8 @@ func (s *Server) Flush() {
 	for _, h := range s.names {
 		losses = append(losses, s.remove(h, now, h.session == nil)...)
 	}
+	clear(s.seals)
+	clear(s.marks)
 	s.mu.Unlock()
 	tell(losses)
 }
@@ -71,7 +75,11 @@ func (s *Server) forceUnlock(name string) error {
 	now := s.now()
 	h := s.holder(name, now)
 	if h == nil {
+		_, sealed := s.seals[name]
 		s.mu.Unlock()
+		if sealed {
+			return driver.ErrSealed
+		}
 		return driver.ErrNotHeld
 	}
 	losses := s.remove(h, now, false)
@@ -86,6 +94,9 @@ func (s *Server) status(name string) driver.Status {
 	defer s.mu.Unlock()
 	now := s.now()
 	h := s.holder(name, now)
+	if last, sealed := s.seals[name]; sealed {
+		return driver.Status{Held: true, Owner: "seal", Token: last}
+	}
 	if h == nil {
 		return driver.Status{}
 	}

@@ -139,6 +139,8 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease
 			d.ghosts.add(ghost{name: r.Name, hold: r.Hold, until: sent + int64(r.TTL+late), order: order})
 		}
 		return nil, 0, err
+	case first == sealedAnswer:
+		return nil, 0, driver.ErrSealed
 	case first == takenForEver:
 		return nil, -1, nil
 	case first < 0:
@@ -154,7 +156,10 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease
 	return l, 0, nil
 }
 
-// takenForEver is the answer of the acquire script for a lock that does not expire.
-const takenForEver = 0
+// Answers of the acquire script for a lock that does not expire, and for one that is sealed.
+const (
+	takenForEver = 0
+	sealedAnswer = -4_000_000_000_000
+)
 
 var errAnswer = errors.New("the server's answer makes no sense")

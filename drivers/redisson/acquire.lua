@@ -4,11 +4,13 @@ local call = redis.call
 -- is made for keep milliseconds, or for ever if keep is ''.
 --
 -- It returns the first token (1 if there is none), or {first, how many}; if another hold has the lock, 0 if it has no TTL, else
--- -1 - the milliseconds that are left. The same hold may ask again: it takes new tokens and starts its TTL anew.
+-- -1 - the milliseconds that are left, and -4000000000000 if it is sealed (for 100 years: see seal.lua). The same hold may ask again:
+-- it takes new tokens and starts its TTL anew.
 local function acquire(name, hold, ttl, token, n, keep)
   local left = call('PTTL', name)
   if left ~= -2 and call('HEXISTS', name, hold) == 0 then
     if left < 0 then return 0 end
+    if left > 1576800000000 and call('HEXISTS', name, 'dsync:seal') == 1 then return -4000000000000 end
     return -1 - left
   end
   local first, block = 1, 1

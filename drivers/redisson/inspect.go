@@ -68,6 +68,9 @@ func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
 		return status, nil
 	}
 	status.Held, status.Hold = true, slices.Min(holds)
+	if status.Hold == sealField {
+		status.Hold, status.Owner = "", "seal"
+	}
 	status.TTL = max(0, time.Duration(left)*time.Millisecond)
 	return status, nil
 }
@@ -114,8 +117,11 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 		err, _ := fault(ctx, name, err)
 		return err
 	}
-	if ended == 0 {
+	switch ended {
+	case 0:
 		return driver.ErrNotHeld
+	case -1:
+		return driver.ErrSealed
 	}
 	return nil
 }

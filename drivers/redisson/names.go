@@ -11,7 +11,8 @@ const (
 	channelPrefix     = "redisson_lock__channel"
 	tokenPrefix       = "redisson_lock_token" // what Redisson's fenced lock counts in
 	fencePrefix       = "dsync_fence"
-	shardedProbe      = "0" // a channel that nobody uses
+	markPrefix        = "dsync_moved" // its value is the floor of the tokens
+	shardedProbe      = "0"           // a channel that nobody uses
 	clusterSlots      = 16384
 	errNameInClusters = "name %q cannot be used in a cluster, where the keys of a lock must share a slot: %w"
 )

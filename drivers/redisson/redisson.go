@@ -1,5 +1,5 @@
-// Package redisson is the Redis backend of dsync: the locks of Java's Redisson (RLock and RFairLock, versions 3.19 to 4.7), key for key and message
-// for message, so that Go and Java programs exclude each other on one Redis. It registers the URL scheme "redisson":
+// Package redisson is the Redis backend of dsync: the locks of Java's Redisson (RLock and RFairLock, versions 3.19 to 4.7), key for
+// key and message for message, so that Go and Java programs exclude each other on one Redis. It registers the URL scheme "redisson":
 //
 //	redisson://user:password@host:6379/0
 //	redisson://host1:26379,host2:26379/0?mode=sentinel&master=mymaster
@@ -43,7 +43,8 @@
 //	+zrem +zscore
 //
 // beside which select serves databases other than 0, wait serves WaitReplicas, info lets eviction be noticed, pubsub tells the kind
-// of messages in a cluster and the number of waiters, and hlen, del, get and hgetall serve Inspect and ForceUnlock.
+// of messages in a cluster and the number of waiters, and hlen, del, get and hgetall serve Inspect and ForceUnlock. A migration needs
+// hget and get on the server that names leave, and get, exists and ~dsync_moved:{lk:* on the one that they go to.
 //
 // # What it cannot promise
 //
@@ -127,7 +128,8 @@ type Options struct {
 	AllowEviction bool
 }
 
-// Driver is a driver.Driver on Redis. It implements driver.BatchRenewer, driver.Inspector and driver.ForceUnlocker too.
+// Driver is a driver.Driver on Redis. It implements driver.BatchRenewer, driver.Inspector, driver.ForceUnlocker, driver.Sealer
+// and driver.Marker too.
 type Driver struct {
 	client  rueidis.Client
 	dialer  *dialer // of a client that is the driver's own: Close closes it
@@ -163,6 +165,8 @@ var (
 	_ driver.BatchRenewer  = (*Driver)(nil)
 	_ driver.Inspector     = (*Driver)(nil)
 	_ driver.ForceUnlocker = (*Driver)(nil)
+	_ driver.Sealer        = (*Driver)(nil)
+	_ driver.Marker        = (*Driver)(nil)
 )
 
 // New returns a Driver that uses the client, whatever its topology (single server, sentinel or cluster), and never closes it. It asks

@@ -31,6 +31,14 @@ var (
 	forceText string
 	//go:embed inspect.lua
 	inspectText string
+	//go:embed seal.lua
+	sealText string
+	//go:embed sealed.lua
+	sealedText string
+	//go:embed mark.lua
+	markText string
+	//go:embed marked.lua
+	markedText string
 
 	acquireScript = newScript(acquireFunction + "return acquire(KEYS[1], ARGV[1], ARGV[2], KEYS[2], ARGV[3], ARGV[4])\n")
 	releaseScript = newScript(releaseFunction + "return release(KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4])\n")
@@ -38,6 +46,10 @@ var (
 	renewScript   = newScript(renewText)
 	forceScript   = newScript(forceText)
 	inspectScript = newScript(inspectText)
+	sealScript    = newScript(sealText)
+	sealedScript  = newScript(sealedText)
+	markScript    = newScript(markText)
+	markedScript  = newScript(markedText)
 
 	fairAcquireScript = newScript(acquireFunction + fairFunctions +
 		"return acquireFair(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], KEYS[4], ARGV[8], ARGV[9])\n")

@@ -1,0 +1,38 @@
+package driver
+
+import "context"
+
+// Sealer is implemented by drivers whose backend can keep a grant that never ends: the seal, by which a name leaves the backend for
+// another one (drivers/migrate). A sealed name is never granted again. Clients that know no seals see a lock that is taken.
+type Sealer interface {
+	// Seal turns the hold of l, a lease of this driver, into the seal of its name, in one step at the backend that is conditional on
+	// the hold. From then on every Acquire of the name returns ErrSealed, those that already wait included. It returns
+	//
+	//   - nil if the name is sealed: then l is over, and is neither renewed nor released;
+	//   - ErrNotHeld if the hold was over before: then nothing has changed;
+	//   - any other error if it is unknown. The name may be sealed for as long as the hold lasts. The caller calls Release, which
+	//     ends the hold if it has not become a seal, and never ends a seal.
+	//
+	// An error that matches errors.ErrUnsupported says that this driver never seals, and that nothing has changed. Events.Lost is not
+	// called because of the seal.
+	Seal(ctx context.Context, l Lease) error
+
+	// Sealed asks the backend whether name is sealed, and which was the last token that it granted; 0 without fencing. That never
+	// changes any more.
+	Sealed(ctx context.Context, name string) (last uint64, sealed bool, err error)
+}
+
+// Marker is implemented by drivers whose backend can keep for good that a name has come from another backend, where it is sealed:
+// the mark. The mark and the floor of the tokens last as long as what the backend acknowledges, and longer than any hold.
+type Marker interface {
+	// Mark marks the name of l, a lease of this driver, in one step at the backend that is conditional on the hold. In that step it
+	// raises the tokens: those of every later grant are above floor, and so are those of l, which are new ones from then on; the
+	// driver asks Events.Tokens of the request how many. Neither a second Mark nor a lower floor lowers anything. It returns
+	// ErrNotHeld if the hold is over, and then nothing has changed; after any other error it is unknown, and l is only to be released.
+	// Mark is called before l is used, not beside its other methods.
+	Mark(ctx context.Context, l Lease, floor uint64) error
+
+	// Marked reports whether the name of l, a lease of this driver, is marked. What came with the grant needs no request. It returns
+	// an error that matches errors.ErrUnsupported where Mark would.
+	Marked(ctx context.Context, l Lease) (bool, error)
+}

@@ -1,0 +1,102 @@
+package memory
+
+import (
+	"context"
+	"slices"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+var (
+	_ driver.Sealer = (*Driver)(nil)
+	_ driver.Marker = (*Driver)(nil)
+)
+
+// Seal implements [driver.Sealer].
+func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
+	l := held.(*lease)
+	return d.change(ctx, l, func(s *Server, now int64) {
+		for _, w := range s.waiters(l) {
+			s.leave(w)
+			w.ready <- driver.ErrSealed
+		}
+		s.seals[l.r.Name] = l.last()
+		s.next(l, over, now)
+	})
+}
+
+// Mark implements [driver.Marker].
+func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) error {
+	l := held.(*lease)
+	n := l.wanted()
+	return d.change(ctx, l, func(s *Server, _ int64) {
+		s.marks[l.r.Name] = true
+		s.token = max(s.token, floor)
+		l.take(n)
+	})
+}
+
+// change is a request to do something to the name of l, if that is held.
+func (d *Driver) change(ctx context.Context, l *lease, f func(s *Server, now int64)) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	lost, err := d.request(ctx, Seals)
+	if err != nil {
+		return err
+	}
+	s := d.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now := s.now(); l.fate == held && !l.released && !l.lost && l.end() > now {
+		f(s, now)
+	} else if !lost {
+		return driver.ErrNotHeld
+	}
+	if lost {
+		return driver.ErrUnknown
+	}
+	return nil
+}
+
+// Sealed implements [driver.Sealer].
+func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed bool, err error) {
+	lost, err := d.query(ctx)
+	if err != nil {
+		return 0, false, err
+	}
+	if lost {
+		return 0, false, driver.ErrUnknown
+	}
+	s := d.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last, sealed = s.seals[name]
+	return last, sealed, nil
+}
+
+// Marked implements [driver.Marker].
+func (d *Driver) Marked(_ context.Context, held driver.Lease) (bool, error) {
+	s := d.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.marks[held.(*lease).r.Name], nil
+}
+
+// The methods below are called with Server.mu held.
+
+// waiters returns those who wait for the name of l.
+func (s *Server) waiters(l *lease) []*waiter {
+	if l.queue == nil {
+		return nil
+	}
+	return slices.Concat(l.queue.parked, l.queue.waiters)
+}
+
+// last returns the last token of l, or 0.
+func (l *lease) last() uint64 {
+	if l.tokens == 0 {
+		return 0
+	}
+	return l.first + uint64(l.tokens) - 1
+}

@@ -1,0 +1,245 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// What an Acquire does next when one of its ways did not lead to a grant. They never leave the package.
+var (
+	errAgain = errors.New("a hold of the request ended before the last was granted")
+	errTaken = errors.New("the lock is held on the old backend")
+)
+
+func isStep(err error) bool { return errors.Is(err, errAgain) || errors.Is(err, errTaken) }
+
+// attempt is one Acquire.
+type attempt struct {
+	d       *Driver
+	r       *driver.Request
+	outer   context.Context // of the caller; the methods are called with one that ends with the driver as well
+	waiting sync.Once
+	again   bool // the Hold of the request was used
+}
+
+func (a *attempt) wait() { a.waiting.Do(a.r.Events.Waiting) }
+
+// Acquire implements driver.Driver.
+func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if !d.enter() {
+		return nil, driver.ErrClosed
+	}
+	defer d.calls.Done()
+	a := &attempt{d: d, r: r, outer: ctx}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(d.life, cancel)()
+	l, err := a.acquire(ctx)
+	if err != nil && d.life.Err() != nil && a.outer.Err() == nil {
+		if errors.Is(err, driver.ErrUnknown) {
+			return nil, fmt.Errorf("%w: %w", driver.ErrClosed, driver.ErrUnknown)
+		}
+		return nil, driver.ErrClosed
+	}
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// acquire takes one way after the other until the name is granted. A way to a grant is over when a hold on the way was lost, when the
+// name turns out to be sealed, and when one that is to be sealed turns out to be held.
+func (a *attempt) acquire(ctx context.Context) (*lease, error) {
+	way := [...]func(context.Context) (*lease, error){a.old, a.dual, a.handover, a.alone}[a.d.Phase()]
+	for {
+		l, err := way(ctx)
+		switch {
+		case err == nil:
+			return l, nil
+		case errors.Is(err, driver.ErrSealed):
+			way = a.alone
+		case errors.Is(err, errTaken):
+			way = a.handover
+		case !errors.Is(err, errAgain):
+			return nil, err
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// old takes the name on from.
+func (a *attempt) old(ctx context.Context) (*lease, error) {
+	l := a.newLease()
+	p, err := l.take(ctx, a.d.from, true, a.r.NoWait)
+	if err != nil {
+		return nil, err
+	}
+	return l.grant(ctx, p, p)
+}
+
+// dual takes the name on from, then on to.
+func (a *attempt) dual(ctx context.Context) (*lease, error) {
+	l, from, to, err := a.both(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return l.grant(ctx, from, from, to)
+}
+
+// handover is dual with the seal. From then on the grant is one on to alone, with the last token that from ever gives.
+func (a *attempt) handover(ctx context.Context) (*lease, error) {
+	l, from, to, err := a.both(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := a.marked(ctx, to); err != nil { // a name that cannot be marked is not sealed
+		return nil, from.undo(ctx, to.undo(ctx, err))
+	}
+	l.sealed = from.lease.Expires()
+	l.bounded.Store(to.renewed())
+	if err := a.seal(ctx, from, to); err != nil {
+		return nil, err
+	}
+	if err := a.mark(ctx, to, from.last()); err != nil {
+		return nil, to.undo(ctx, err)
+	}
+	return l.grant(ctx, from, to)
+}
+
+// both takes the name on from, keeps it while it waits for to, and looks whether it is still there.
+func (a *attempt) both(ctx context.Context) (l *lease, from, to *part, err error) {
+	l = a.newLease()
+	from, err = l.take(ctx, a.d.from, true, a.r.NoWait)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	wait, cancel := context.WithCancel(ctx)
+	defer cancel()
+	l.abandonWith(from, cancel)
+	stop := func() {}
+	if !a.r.NoWait {
+		stop = from.keep(wait, cancel)
+	}
+	to, err = l.take(wait, a.d.to, false, a.r.NoWait)
+	stop()
+	if err != nil {
+		if wait.Err() != nil && ctx.Err() == nil && !errors.Is(err, driver.ErrUnknown) {
+			err = errAgain // from was lost
+		}
+		return nil, nil, nil, from.undo(ctx, a.translate(err))
+	}
+	if err := from.check(ctx, to.blocked); err != nil {
+		return nil, nil, nil, from.undo(ctx, to.undo(ctx, err))
+	}
+	return l, from, to, nil
+}
+
+// alone takes the name on to, and seals it on from if that has not been done. While it holds to it never waits for from: all others
+// take from first.
+func (a *attempt) alone(ctx context.Context) (*lease, error) {
+	l := a.newLease()
+	to, err := l.take(ctx, a.d.to, true, a.r.NoWait)
+	if err != nil {
+		return nil, err
+	}
+	marked, err := a.marked(ctx, to)
+	if err != nil {
+		return nil, to.undo(ctx, err)
+	}
+	if marked {
+		return l.grant(ctx, to, to)
+	}
+	bound, cancel := context.WithDeadline(ctx, to.lease.Expires())
+	defer cancel()
+	floor, err := a.sealIdle(bound, to)
+	if err == nil {
+		if err = a.mark(ctx, to, floor); err != nil {
+			err = to.undo(ctx, err)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return l.grant(ctx, to, to)
+}
+
+// sealIdle seals the name on from, unless it is held there, and returns the floor of the tokens. To is released if that fails.
+func (a *attempt) sealIdle(ctx context.Context, to *part) (floor uint64, err error) {
+	from, err := to.l.take(ctx, a.d.from, false, true)
+	if err == nil {
+		return from.last(), a.seal(ctx, from, to)
+	}
+	if errors.Is(err, driver.ErrSealed) {
+		var sealed bool
+		floor, sealed, err = a.d.sealer.Sealed(ctx, a.r.Name)
+		if err == nil && sealed {
+			return floor, nil
+		}
+		if err == nil { // the backend has lost its data
+			err = errAgain
+		}
+	}
+	if errors.Is(err, driver.ErrLocked) && !errors.Is(err, driver.ErrUnknown) && !a.r.NoWait {
+		err = errTaken
+	}
+	return 0, to.undo(ctx, a.translate(err))
+}
+
+// seal seals the name on from, in the hands of one that holds both. Both are released if that fails.
+func (a *attempt) seal(ctx context.Context, from, to *part) error {
+	bound, cancel := context.WithDeadline(ctx, earlier(from.lease.Expires(), to.lease.Expires()))
+	defer cancel()
+	err := a.d.sealer.Seal(bound, from.lease)
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, driver.ErrNotHeld) {
+		err = errAgain
+	} else if !errors.Is(err, driver.ErrUnavailable) && !errors.Is(err, errors.ErrUnsupported) {
+		err = fmt.Errorf("%w: %w", driver.ErrUnknown, a.translate(err))
+	}
+	return from.undo(ctx, to.undo(ctx, err))
+}
+
+func (a *attempt) marked(ctx context.Context, to *part) (bool, error) {
+	bound, cancel := context.WithDeadline(ctx, to.lease.Expires())
+	defer cancel()
+	marked, err := a.d.marker.Marked(bound, to.lease)
+	return marked, a.translate(err)
+}
+
+// mark marks the name on to, with the floor of its tokens. If that fails the seal stays, and the next one marks the name.
+func (a *attempt) mark(ctx context.Context, to *part, floor uint64) error {
+	bound, cancel := context.WithDeadline(ctx, to.lease.Expires())
+	defer cancel()
+	err := a.d.marker.Mark(bound, to.lease, floor)
+	if errors.Is(err, driver.ErrNotHeld) {
+		return errAgain
+	}
+	return a.translate(err)
+}
+
+// translate makes an error of the caller's: not that of a context that only bounds a request.
+func (a *attempt) translate(err error) error {
+	if err == nil || a.outer.Err() != nil || !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return fmt.Errorf("%w: no answer in time: %v", driver.ErrUnknown, err)
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}

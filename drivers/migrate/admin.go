@@ -1,0 +1,66 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// Inspect implements driver.Inspector. It asks the backend that every holder of the name has a hold on: to for a name that is sealed,
+// else from.
+func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
+	from, to, err := inspectors(d)
+	if err != nil {
+		return driver.Status{}, err
+	}
+	status, err := from.Inspect(ctx, name)
+	if err != nil {
+		return status, err
+	}
+	// Asked second: if it is not sealed now it was not when it was inspected.
+	if _, sealed, err := d.sealer.Sealed(ctx, name); err != nil {
+		return driver.Status{}, err
+	} else if !sealed {
+		return status, nil
+	}
+	return to.Inspect(ctx, name)
+}
+
+func inspectors(d *Driver) (from, to driver.Inspector, err error) {
+	from, okFrom := d.from.Driver.(driver.Inspector)
+	to, okTo := d.to.Driver.(driver.Inspector)
+	if !okFrom || !okTo {
+		return nil, nil, fmt.Errorf("migrate: not both backends tell who holds a lock: %w", errors.ErrUnsupported)
+	}
+	return from, to, nil
+}
+
+// ForceUnlock implements driver.ForceUnlocker. It ends the hold on the backend that Inspect asks. If that was from, and the same hold is
+// on to as well, it ends it there too, in a second request: a client that gets the name between the two can lose it again, and is told.
+func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
+	from, okFrom := d.from.Driver.(driver.ForceUnlocker)
+	to, okTo := d.to.Driver.(driver.ForceUnlocker)
+	inspectFrom, inspectTo, err := inspectors(d)
+	if !okFrom || !okTo || err != nil {
+		return fmt.Errorf("migrate: not both backends can end the hold of another: %w", errors.ErrUnsupported)
+	}
+	before, err := inspectFrom.Inspect(ctx, name)
+	if err != nil {
+		return err
+	}
+	if err = from.ForceUnlock(ctx, name); errors.Is(err, driver.ErrSealed) {
+		return to.ForceUnlock(ctx, name)
+	} else if err != nil {
+		return err
+	}
+	rest, err := inspectTo.Inspect(ctx, name)
+	if err == nil && rest.Held && rest.Hold == before.Hold {
+		err = to.ForceUnlock(ctx, name)
+	}
+	if errors.Is(err, driver.ErrNotHeld) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,226 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// lease is a hold on one backend or on both. It keeps to these, whatever the phase of the driver becomes.
+type lease struct {
+	d     *Driver
+	a     *attempt
+	r     *driver.Request
+	hold  string
+	parts []*part // in the order in which they were taken; constant once it is held
+	first uint64
+	n     int
+
+	// The end of a hold that became a seal bounds the lease too, until that is renewed: the grant counts from the first request.
+	sealed  time.Time
+	bounded atomic.Bool
+
+	mu    sync.Mutex
+	state state
+}
+
+type state int
+
+const (
+	asking state = iota
+	held
+	released // Release was called
+	lost
+)
+
+// newLease begins a way to a grant. Each has a Hold of its own, which is the same on both backends.
+func (a *attempt) newLease() *lease {
+	l := &lease{d: a.d, a: a, r: a.r, hold: a.r.Hold}
+	if a.again {
+		l.hold = fmt.Sprintf("%s:%d", a.d.id, a.d.holds.Add(1))
+	}
+	a.again = true
+	return l
+}
+
+// take asks a backend for the name.
+func (l *lease) take(ctx context.Context, b *backend, tokens, noWait bool) (*part, error) {
+	p := &part{l: l, b: b, tokens: tokens, request: *l.r}
+	p.request.Events, p.request.NoWait, p.request.Hold = p, noWait, l.hold
+	granted, err := b.Acquire(ctx, &p.request)
+	p.lease = granted
+	if err != nil && !errors.Is(err, driver.ErrLocked) && !errors.Is(err, driver.ErrSealed) {
+		err = fmt.Errorf("%s backend: %w", b.role, err)
+	}
+	return p, err
+}
+
+// abandonWith has gone called when p is lost before the lease is granted.
+func (l *lease) abandonWith(p *part, gone context.CancelFunc) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p.gone = gone
+	if p.lost != nil {
+		gone()
+	}
+}
+
+// grant makes a lease of the parts, with the tokens of one. If one of them is lost it releases the others.
+func (l *lease) grant(ctx context.Context, tokens *part, parts ...*part) (*lease, error) {
+	l.parts = parts
+	if l.d.info.Fencing != driver.None {
+		l.first, l.n = tokens.lease.Tokens()
+	}
+	l.mu.Lock()
+	l.state = held
+	for _, p := range parts {
+		if p.lost != nil {
+			l.state = lost
+		}
+	}
+	ok := l.state == held
+	l.mu.Unlock()
+	if ok {
+		return l, nil
+	}
+	err := errAgain
+	for i := len(parts) - 1; i >= 0; i-- {
+		err = parts[i].undo(ctx, err)
+	}
+	return nil, err
+}
+
+// partLost is told by a backend that a part is over.
+func (l *lease) partLost(p *part, cause error) {
+	l.mu.Lock()
+	p.lost = cause
+	was := l.state
+	if was == held && l.has(p) {
+		l.state = lost
+	}
+	now, gone := l.state, p.gone
+	l.mu.Unlock()
+	if was == asking && gone != nil {
+		gone()
+	}
+	if was == held && now == lost {
+		l.r.Events.Lost(cause)
+		l.leave(p)
+	}
+}
+
+func (l *lease) has(p *part) bool {
+	for _, other := range l.parts {
+		if other == p {
+			return true
+		}
+	}
+	return false
+}
+
+// leave releases, in the background, the parts that are left of a lease that is lost.
+func (l *lease) leave(over *part) {
+	for _, p := range l.parts {
+		if p != over {
+			l.d.spawn(func() { _ = p.undo(context.Background(), nil) })
+		}
+	}
+}
+
+// Tokens implements driver.Lease.
+func (l *lease) Tokens() (first uint64, n int) { return l.first, l.n }
+
+// Expires implements driver.Lease: when the first of its holds does.
+func (l *lease) Expires() time.Time {
+	t := l.parts[0].lease.Expires()
+	for _, p := range l.parts[1:] {
+		t = earlier(t, p.lease.Expires())
+	}
+	if l.bounded.Load() {
+		return earlier(t, l.sealed)
+	}
+	return t
+}
+
+// Contended implements driver.ContentionReporter.
+func (l *lease) Contended() bool {
+	for _, p := range l.parts {
+		if r, ok := p.lease.(driver.ContentionReporter); !ok || r.Contended() {
+			return true
+		}
+	}
+	return false
+}
+
+// Release implements driver.Lease. It releases in the reverse of the order in which the backends are taken.
+func (l *lease) Release(ctx context.Context) error {
+	l.mu.Lock()
+	was := l.state
+	l.state = released
+	l.mu.Unlock()
+	if was != held {
+		return driver.ErrNotHeld
+	}
+	var unclear, over error
+	for i := len(l.parts) - 1; i >= 0; i-- {
+		switch err := l.parts[i].lease.Release(ctx); {
+		case errors.Is(err, driver.ErrNotHeld):
+			over = err
+		case err != nil:
+			unclear = err
+		}
+	}
+	if over != nil {
+		return over
+	}
+	return unclear
+}
+
+// Renew implements driver.Lease.
+func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
+	if !l.renewable() {
+		return driver.ErrNotHeld
+	}
+	for _, p := range l.parts {
+		if !p.renewed() {
+			continue
+		}
+		if err := l.answered(p, p.lease.Renew(ctx, ttl)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// renewable reports whether it makes sense to renew the lease. What has run out on one backend is not renewed on the other.
+func (l *lease) renewable() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.state == held && time.Now().Before(l.Expires())
+}
+
+// answered takes the answer to a renewal of p. When p is over, so is the lease, and what is left of it is released.
+func (l *lease) answered(p *part, err error) error {
+	if err == nil {
+		l.bounded.Store(false)
+	}
+	if !errors.Is(err, driver.ErrNotHeld) {
+		return err
+	}
+	l.mu.Lock()
+	was := l.state
+	if was == held {
+		l.state = lost
+		p.lost = err
+	}
+	l.mu.Unlock()
+	if was == held {
+		l.leave(p)
+	}
+	return err
+}

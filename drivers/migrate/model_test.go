@@ -1,0 +1,433 @@
+package migrate
+
+import "slices"
+
+// The model is one name on two backends and a few processes, each of which takes the lock again and again in phases of its choice. It
+// follows acquire.go request by request. Everything that can happen in one instant is a step; a search takes all of them in all
+// orders. A hold is valid for as long as the backend keeps it, which is longer than any deadline allows.
+
+const (
+	processes = 3
+	sealHold  = -1
+	legacy    = Phase(-1) // a program that knows from alone, and no seals
+
+	modelFrom, modelTo = 0, 1
+)
+
+// variant is what a wrong procedure leaves out or does in another way.
+type variant struct {
+	noSeal        bool // to is taken alone without a look at from
+	noFloor       bool // the mark brings no floor
+	noFloorIdle   bool // it brings one only with a hand-over, not for names that nobody locked until then
+	noRaise       bool // the grant with which a name is marked keeps the token it came with
+	toFirst       bool // PhaseDual takes to before from
+	waitForFrom   bool // PhaseNew waits for from while it holds to
+	noRecheck     bool // it is not looked whether the first hold is still there when the second is granted
+	oneLossIsNone bool // a holder of both goes on when it has lost from
+	anySeal       bool // the request to seal does not look whether the hold is there
+	markFirst     bool // a name is marked before it is sealed
+	withoutTo     bool // PhaseHandover does without to if that is taken: a shadow that counts as both
+	lookOnly      bool // PhaseNew looks whether from is free, and does not seal it
+	counterOfTo   bool // PhaseDual reports the tokens of to
+	sealIsEnough  bool // PhaseNew believes the seal without the mark, and so without the floor
+}
+
+// What a process is about to do.
+const (
+	idle    int8 = iota
+	onFrom       // take from
+	onBoth       // take to as well
+	onTo         // take to alone
+	tryFrom      // see whether from is free or sealed, while it holds to
+	onSeal
+	onMark
+	report // the grant
+	holding
+	leaveTo
+	leaveFrom
+	stopped
+)
+
+type process struct {
+	at, attempt  int8
+	phase        Phase
+	has          [2]bool // what it believes to hold
+	valid        bool    // it believes that it has the lock
+	token, floor int8
+}
+
+// request is one that its process has given up, and that may yet arrive.
+type request struct {
+	kind, hold, floor int8
+	alone             bool
+}
+
+// model is one state.
+type model struct {
+	holder  [2]int8 // 0 is nobody
+	count   [2]int8 // the last token
+	sealed  int8    // the last token in the seal
+	marked  bool
+	granted int8 // the highest token that was reported
+	fallen  bool // one was reported that is not above it
+
+	crashes, pauses, losses int8 // that are still to come at most
+	processes               [processes]process
+	late                    [2]request
+}
+
+// rules are the steps of a variant, for a number of attempts of each process.
+type rules struct {
+	variant
+	attempts int8
+}
+
+// emit is told of the states that follow. Progress says that the step happens by itself, without a fault.
+type emit func(what string, progress bool, next model)
+
+func (r rules) id(p int, attempt int8) int8 { return 1 + int8(p)*r.attempts + attempt }
+
+func (r rules) steps(s model, e emit) {
+	for p := range s.processes {
+		r.step(s, p, e)
+		r.crash(s, p, e)
+	}
+	for b := range s.holder {
+		r.expire(s, b, e)
+	}
+	for i, q := range s.late {
+		if q.kind != 0 {
+			n := s
+			n.late[i] = request{}
+			r.carryOut(&n, q)
+			e("a late request arrives", false, n)
+		}
+	}
+}
+
+// expire ends a hold. That of a process that goes on is a pause longer than the TTL.
+func (r rules) expire(s model, backend int, e emit) {
+	h := s.holder[backend]
+	if h <= 0 {
+		return
+	}
+	p, attempt := int(h-1)/int(r.attempts), (h-1)%r.attempts
+	n := s
+	n.holder[backend] = 0
+	x := &n.processes[p]
+	if x.attempt != attempt || !x.has[backend] {
+		e("the hold of one that is gone expires", true, n)
+		return
+	}
+	if n.pauses--; s.pauses > 0 {
+		if !(r.oneLossIsNone && backend == modelFrom && x.has[modelTo]) {
+			x.valid = false
+		}
+		e("a pause past the TTL", false, n)
+	}
+}
+
+func (r rules) crash(s model, p int, e emit) {
+	x := s.processes[p]
+	if s.crashes == 0 || x.at == idle || x.at == stopped {
+		return
+	}
+	n := s
+	n.crashes--
+	if x.at == onSeal || x.at == onMark {
+		if sent := n; sent.giveUp(r.pending(s, p)) {
+			sent.processes[p] = process{at: stopped}
+			e("a crash after a request was sent", false, sent)
+		}
+	}
+	n.processes[p] = process{at: stopped}
+	e("a crash", false, n)
+}
+
+// giveUp leaves a request on its way, if there is room for it.
+func (s *model) giveUp(q request) bool {
+	i := slices.Index(s.late[:], request{})
+	if i >= 0 {
+		s.late[i] = q
+	}
+	return i >= 0
+}
+
+func (r rules) pending(s model, p int) request {
+	x := s.processes[p]
+	return request{x.at, r.id(p, x.attempt), x.floor, x.phase == PhaseNew}
+}
+
+// carryOut is what a backend does with a request that may be late, and whether it did it.
+func (r rules) carryOut(s *model, q request) bool {
+	if b := slices.Index([]int8{onFrom, onTo}, q.kind); b >= 0 {
+		if s.holder[b] != 0 {
+			return false
+		}
+		s.holder[b] = q.hold
+		s.count[b]++
+		return true
+	}
+	if q.kind == onSeal {
+		if s.holder[modelFrom] != q.hold && !(r.anySeal && s.holder[modelFrom] != sealHold) {
+			return false
+		}
+		s.holder[modelFrom], s.sealed = sealHold, q.floor
+		return true
+	}
+	if s.holder[modelTo] != q.hold && !(r.withoutTo && !q.alone) {
+		return false
+	}
+	s.marked = true
+	if !r.noFloor && !(r.noFloorIdle && q.alone) {
+		s.count[modelTo] = max(s.count[modelTo], q.floor)
+	}
+	return true
+}
+
+// step is what process p does next.
+func (r rules) step(s model, p int, e emit) {
+	switch x := s.processes[p]; x.at {
+	case idle:
+		if x.attempt < r.attempts {
+			for phase := legacy; phase <= PhaseNew; phase++ {
+				n := s
+				n.processes[p].phase = phase
+				n.processes[p].at = onFrom
+				if phase == PhaseNew || r.toFirst && phase == PhaseDual {
+					n.processes[p].at = onTo
+				}
+				e("begins in phase "+phase.String(), true, n)
+			}
+		}
+	case onFrom:
+		r.takeFrom(s, p, e)
+	case onBoth:
+		r.takeBoth(s, p, e)
+	case onTo:
+		r.takeTo(s, p, e)
+	case tryFrom:
+		r.tryFrom(s, p, e)
+	case onSeal, onMark:
+		r.request(s, p, e)
+	case report:
+		r.report(s, p, e)
+	case holding:
+		s.processes[p].valid = false
+		s.processes[p].at = leaveTo
+		e("begins to release", true, s)
+	case leaveTo:
+		r.leave(s, p, modelTo, e)
+	case leaveFrom:
+		r.leave(s, p, modelFrom, e)
+	}
+}
+
+// take gives the name on a backend to p, which goes on at next, or gives up because the answer is lost.
+func (r rules) take(s model, p, backend int, next int8, e emit) {
+	x := &s.processes[p]
+	if s.losses > 0 {
+		n := s
+		n.losses--
+		n.processes[p].at = leaveTo
+		if n.giveUp(request{kind: [...]int8{onFrom, onTo}[backend], hold: r.id(p, x.attempt)}) {
+			e("gives up a request that is on its way", false, n)
+		}
+	}
+	s.count[backend]++
+	s.holder[backend] = r.id(p, x.attempt)
+	if s.losses > 0 {
+		n := s
+		n.losses--
+		n.processes[p].at = leaveTo
+		e("the answer to a grant is lost", false, n)
+	}
+	x.has[backend] = true
+	if backend == modelFrom || x.phase == PhaseNew || r.counterOfTo {
+		x.token = s.count[backend]
+	}
+	if backend == modelFrom {
+		x.floor = s.count[backend]
+	}
+	x.at = next
+	e("is granted a backend", true, s)
+}
+
+func (r rules) takeFrom(s model, p int, e emit) {
+	x := &s.processes[p]
+	switch s.holder[modelFrom] {
+	case 0:
+		next := report
+		if (x.phase == PhaseDual || x.phase == PhaseHandover) && !x.has[modelTo] {
+			next = onBoth
+		}
+		r.take(s, p, modelFrom, next, e)
+	case sealHold:
+		if x.has[modelTo] {
+			x.at = leaveTo
+			e("begins anew, because the name is sealed", true, s)
+			return
+		}
+		if x.phase == legacy {
+			x.at = stopped
+			e("finds the lock taken for good", true, s)
+			return
+		}
+		x.phase, x.at = PhaseNew, onTo
+		e("finds the name sealed", true, s)
+	}
+}
+
+func (r rules) takeBoth(s model, p int, e emit) {
+	x := &s.processes[p]
+	next := report
+	if x.phase == PhaseHandover {
+		next = onSeal
+		if r.markFirst {
+			next = onMark
+		}
+	}
+	if s.holder[modelTo] == 0 {
+		r.take(s, p, modelTo, next, e)
+	} else if r.withoutTo && x.phase == PhaseHandover {
+		x.at = onSeal
+		e("goes on without to", true, s)
+	}
+	if s.losses > 0 {
+		s.losses--
+		x.at = leaveTo
+		e("gives up waiting", false, s)
+	}
+}
+
+func (r rules) takeTo(s model, p int, e emit) {
+	if s.holder[modelTo] != 0 {
+		return
+	}
+	next := tryFrom
+	switch {
+	case s.processes[p].phase == PhaseDual:
+		next = onFrom
+	case s.marked || r.noSeal || r.sealIsEnough && s.holder[modelFrom] == sealHold:
+		next = report
+	}
+	r.take(s, p, modelTo, next, e)
+}
+
+func (r rules) tryFrom(s model, p int, e emit) {
+	x := &s.processes[p]
+	switch s.holder[modelFrom] {
+	case sealHold:
+		x.floor, x.at = s.sealed, onMark
+		e("reads the seal", true, s)
+	case 0:
+		if r.lookOnly {
+			x.at = report
+			e("finds from free", true, s)
+			return
+		}
+		next := onSeal
+		if r.markFirst {
+			next = onMark
+		}
+		r.take(s, p, modelFrom, next, e)
+	default:
+		if r.waitForFrom {
+			return
+		}
+		s.holder[modelTo] = r.released(s, p, modelTo)
+		s.processes[p] = process{at: onFrom, phase: PhaseHandover, attempt: x.attempt + 1}
+		if x.attempt == r.attempts {
+			x.at = stopped
+		}
+		e("gives to back, to take from first", true, s)
+	}
+}
+
+// released is who holds a backend after p released it.
+func (r rules) released(s model, p, backend int) int8 {
+	if s.holder[backend] == r.id(p, s.processes[p].attempt) {
+		return 0
+	}
+	return s.holder[backend]
+}
+
+// request seals or marks the name. Its answer may be lost, and it may arrive after its sender has given up.
+func (r rules) request(s model, p int, e emit) {
+	x := s.processes[p]
+	q := r.pending(s, p)
+	if s.losses > 0 {
+		n := s
+		n.losses--
+		n.processes[p].at = leaveTo
+		if late := n; late.giveUp(q) {
+			e("gives up a request that is on its way", false, late)
+		}
+		r.carryOut(&n, q)
+		e("the answer to a seal or a mark is lost", false, n)
+	}
+	n := s
+	if !r.carryOut(&n, q) {
+		n.processes[p].at = leaveTo
+		e("is told that the hold is over", true, n)
+		return
+	}
+	y := &n.processes[p]
+	switch {
+	case x.at == onSeal:
+		y.has[modelFrom] = false
+		y.at = onMark
+		if r.markFirst {
+			y.at = report
+		}
+	default:
+		y.at = report
+		if x.phase == PhaseNew && !r.noRaise {
+			n.count[modelTo]++
+			y.token = n.count[modelTo]
+		}
+		if r.markFirst && x.has[modelFrom] {
+			y.at = onSeal
+		}
+	}
+	e("seals or marks the name", true, n)
+}
+
+// report is the end of an Acquire. Holds that are over are found out here.
+func (r rules) report(s model, p int, e emit) {
+	x := &s.processes[p]
+	for b, has := range x.has {
+		if has && s.holder[b] != r.id(p, x.attempt) && !r.noRecheck {
+			x.at = leaveTo
+			e("sees that a hold is over", true, s)
+			return
+		}
+	}
+	x.at, x.valid = holding, true
+	s.fallen = x.token <= s.granted
+	s.granted = max(s.granted, x.token)
+	e("holds the lock", true, s)
+}
+
+// leave releases a backend, and then the next.
+func (r rules) leave(s model, p, backend int, e emit) {
+	x := &s.processes[p]
+	had := x.has[backend]
+	next := *x
+	next.has[backend] = false
+	next.at = leaveFrom
+	if backend == modelFrom {
+		next = process{at: idle, attempt: x.attempt + 1}
+	}
+	if had && s.losses > 0 {
+		n := s
+		n.losses--
+		n.processes[p] = next
+		e("a release is lost", false, n)
+	}
+	if had {
+		s.holder[backend] = r.released(s, p, backend)
+	}
+	s.processes[p] = next
+	e("releases a backend", true, s)
+}

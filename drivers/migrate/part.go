@@ -1,0 +1,141 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// part is the hold of a lease on one of the backends, or the attempt at one.
+type part struct {
+	l       *lease
+	b       *backend
+	tokens  bool // those of the lease come from here
+	request driver.Request
+	lease   driver.Lease // nil until it is granted
+	lost    error        // guarded by lease.mu
+	gone    context.CancelFunc
+	blocked bool // the request was refused and had to wait; written before Acquire of the backend returned
+}
+
+var _ driver.Events = (*part)(nil)
+
+// Waiting implements driver.Events.
+func (p *part) Waiting() {
+	p.blocked = true
+	p.l.a.wait()
+}
+
+// Tokens implements driver.Events.
+func (p *part) Tokens() int {
+	if !p.tokens || p.l.d.info.Fencing == driver.None {
+		return 1
+	}
+	return p.l.r.Events.Tokens()
+}
+
+// Lost implements driver.Events.
+func (p *part) Lost(cause error) { p.l.partLost(p, cause) }
+
+// renewed reports whether the hold lasts only as long as Renew is called.
+func (p *part) renewed() bool { return p.request.Fixed || !p.b.info.KeepsAlive }
+
+// live reports whether the hold is surely there.
+func (p *part) live() bool {
+	p.l.mu.Lock()
+	defer p.l.mu.Unlock()
+	return p.lost == nil && time.Now().Before(p.lease.Expires())
+}
+
+// keep keeps the hold alive until stop is called, which waits. It calls gone, and ends, when the hold is over.
+func (p *part) keep(ctx context.Context, gone func()) (stop func()) {
+	if !p.renewed() {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() { // ends with ctx
+		defer close(done)
+		ttl := p.request.TTL
+		timer := time.NewTimer(ttl / 3)
+		defer timer.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-timer.C:
+			}
+			pause := ttl / 3
+			if err := p.renew(ctx); errors.Is(err, driver.ErrNotHeld) || !p.live() {
+				if ctx.Err() == nil {
+					gone()
+				}
+				return
+			} else if err != nil {
+				pause = ttl / 6
+			}
+			timer.Reset(min(pause, time.Until(p.lease.Expires())))
+		}
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
+// renew renews the hold of an unfinished Acquire once.
+func (p *part) renew(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, p.request.TTL/6)
+	defer cancel()
+	return p.lease.Renew(ctx, p.request.TTL)
+}
+
+// check says whether the hold is still there after other requests of the Acquire. If those had to wait, it asks the backend, which
+// also makes a fixed lease last its TTL from now.
+func (p *part) check(ctx context.Context, waited bool) error {
+	if waited && p.renewed() {
+		if err := p.renew(ctx); errors.Is(err, driver.ErrNotHeld) {
+			return errAgain
+		} else if err != nil {
+			return p.l.a.translate(err)
+		}
+	}
+	if !p.live() {
+		return errAgain
+	}
+	return nil
+}
+
+// undoLimit bounds how long an Acquire that fails waits until what it held is released. What is not by then the backends' drivers
+// clean up.
+const undoLimit = time.Second
+
+// undo releases the hold, because err is how the Acquire goes on, and returns err, or what it has become.
+func (p *part) undo(ctx context.Context, err error) error {
+	p.l.mu.Lock()
+	lost := p.lost != nil
+	p.l.mu.Unlock()
+	if lost {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
+	defer cancel()
+	if e := p.lease.Release(ctx); e == nil || errors.Is(e, driver.ErrNotHeld) || errors.Is(err, driver.ErrUnknown) {
+		return err
+	} else if isStep(err) {
+		return fmt.Errorf("%w: releasing a lock on backend %s: %v", driver.ErrUnknown, p.b.info.Name, e)
+	}
+	return fmt.Errorf("%w: %w", driver.ErrUnknown, err)
+}
+
+// last returns the last token of the hold, or 0.
+func (p *part) last() uint64 {
+	first, n := p.lease.Tokens()
+	if n == 0 {
+		return 0
+	}
+	return first + uint64(n) - 1
+}

@@ -1,0 +1,93 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// renewal is one lease of RenewAll.
+type renewal struct {
+	l    *lease
+	mu   sync.Mutex
+	left int // parts that are not answered
+	err  error
+}
+
+// share is what RenewAll asks of one backend.
+type share struct {
+	b      *backend
+	leases []driver.Lease
+	parts  []*part
+	index  []int // in the leases of RenewAll
+}
+
+func (s *share) add(i int, p *part) {
+	s.leases, s.parts, s.index = append(s.leases, p.lease), append(s.parts, p), append(s.index, i)
+}
+
+// RenewAll implements driver.BatchRenewer: in few requests to each backend that can do so, side by side.
+func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
+	all := make([]renewal, len(leases))
+	shares := [2]*share{{b: d.from}, {b: d.to}}
+	for i, x := range leases {
+		l := x.(*lease)
+		all[i].l = l
+		if !l.renewable() {
+			done(i, driver.ErrNotHeld)
+			continue
+		}
+		for _, p := range l.parts {
+			if !p.renewed() {
+				continue
+			}
+			all[i].left++
+			if p.b == d.from {
+				shares[0].add(i, p)
+			} else {
+				shares[1].add(i, p)
+			}
+		}
+		if all[i].left == 0 {
+			done(i, nil)
+		}
+	}
+	var wg sync.WaitGroup
+	for _, s := range shares {
+		if len(s.leases) == 0 {
+			continue
+		}
+		wg.Go(func() {
+			s.renew(ctx, func(j int, err error) {
+				x := &all[s.index[j]]
+				if x.answered(s.parts[j], err) {
+					done(s.index[j], x.err)
+				}
+			})
+		})
+	}
+	wg.Wait()
+}
+
+// answered takes the answer for one part, and reports whether it was the last.
+func (x *renewal) answered(p *part, err error) bool {
+	err = x.l.answered(p, err)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.left--; x.err == nil || errors.Is(err, driver.ErrNotHeld) {
+		x.err = err
+	}
+	return x.left == 0
+}
+
+func (s *share) renew(ctx context.Context, done func(j int, err error)) {
+	if b, ok := s.b.Driver.(driver.BatchRenewer); ok {
+		b.RenewAll(ctx, s.leases, done)
+		return
+	}
+	for j, l := range s.leases {
+		done(j, l.Renew(ctx, s.parts[j].request.TTL))
+	}
+}

@@ -1,0 +1,244 @@
+package migrate_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+	"github.com/go-dsync/dsync/drivers/migrate"
+)
+
+const (
+	stormTTL     = time.Second
+	stormLasts   = 30 * time.Second
+	stormClients = 6
+)
+
+// storm is six clients that lock three names as fast as they can, each of which goes through the phases at times of its own, beside
+// two programs that know from alone. The names are others every few seconds, for those that are sealed have nothing to show any more.
+type storm struct {
+	t        *testing.T
+	seed     uint64
+	from, to *memory.Server
+	history  *conformance.History
+	work     sync.WaitGroup
+	ctx      context.Context // ends the storm
+	start    time.Time
+	sessions bool // carry the locks, on both
+
+	wrapFrom, wrapTo func(*memory.Driver) driver.Driver // in tests of the storm
+}
+
+// manyTokens asks for as many tokens at once as there are, so that those of a backend are far above those of the other.
+type manyTokens struct{}
+
+func (manyTokens) Waiting()    {}
+func (manyTokens) Tokens() int { return 1 << 16 }
+func (manyTokens) Lost(error)  {}
+
+// run returns what is wrong with the storm.
+func (s *storm) run() error {
+	s.history = conformance.NewHistory()
+	bounds := conformance.Bounds{
+		Fenced: true, Linger: stormTTL, Wake: 10 * stormTTL, Stuck: 20 * stormTTL, Recover: 5 * stormTTL, MaxUnknown: 0.9, MinGrants: 10,
+	}
+	if s.sessions {
+		bounds.Detect = 2 * stormTTL // a session that is lost is noticed by the next keep-alive
+	}
+	s.from = memory.NewServer(&memory.Options{KeepsAlive: s.sessions})
+	s.to = memory.NewServer(&memory.Options{KeepsAlive: s.sessions})
+	s.history.Note(fmt.Sprint("seed ", s.seed))
+	ctx, cancel := context.WithTimeout(context.Background(), stormLasts)
+	defer cancel()
+	s.ctx, s.start = ctx, time.Now()
+	first := s.from.NewDriver()
+	l, err := first.Acquire(ctx, &driver.Request{Name: "x", Hold: "first:1", TTL: time.Minute, Events: manyTokens{}})
+	if err == nil {
+		err = errors.Join(l.Release(ctx), first.Close(ctx))
+	}
+	if err != nil {
+		return err
+	}
+	var clients []*dsync.Client
+	for i := range stormClients {
+		random := rand.New(rand.NewPCG(s.seed, uint64(i)))
+		a, b := s.from.NewDriver(), s.to.NewDriver()
+		d, err := migrate.New(s.wrapFrom(a), s.wrapTo(b), nil)
+		if err != nil {
+			return err
+		}
+		clients = append(clients, s.client(d, fmt.Sprint("client ", i), random.Uint64()))
+		moves := rand.New(rand.NewPCG(s.seed, uint64(100+i)))
+		s.work.Go(func() { s.move(d, moves) })
+		s.work.Go(func() { s.disturb([]*memory.Driver{a, b}, fmt.Sprint("client ", i), random) })
+	}
+	for i := range 2 {
+		clients = append(clients, s.client(s.wrapFrom(s.from.NewDriver()), fmt.Sprint("old program ", i), s.seed+uint64(i)))
+	}
+	s.work.Wait()
+	for _, c := range clients {
+		if err := c.Close(context.Background()); err != nil {
+			return err
+		}
+	}
+	if err := s.history.Close(); err != nil {
+		return err
+	}
+	v := conformance.Judge(s.history.Events(), bounds)
+	s.t.Logf("seed %d: %d attempts, %d granted, %d lost, %d unknown, %d faults", s.seed, v.Attempts, v.Granted, v.Lost, v.Unknown, v.Faults)
+	return v.Err()
+}
+
+func (s *storm) sleep(d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-s.ctx.Done():
+		return false
+	}
+}
+
+func (s *storm) client(d driver.Driver, label string, seed uint64) *dsync.Client {
+	c, err := dsync.New(d, &dsync.Options{TTL: stormTTL})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	random := rand.New(rand.NewPCG(s.seed, seed))
+	s.work.Go(func() {
+		for s.ctx.Err() == nil {
+			s.lock(c, label, random)
+		}
+	})
+	return c
+}
+
+func (s *storm) name(random *rand.Rand) string {
+	return fmt.Sprint("name ", time.Since(s.start)/(2*time.Second), random.IntN(3))
+}
+
+// lock locks one of the names, holds it for a while, and unlocks it.
+func (s *storm) lock(c *dsync.Client, label string, random *rand.Rand) {
+	ctx, cancel := context.WithTimeout(s.ctx, time.Duration(1+random.IntN(3000))*time.Millisecond)
+	defer cancel()
+	a := conformance.Attempt{Client: label, Name: s.name(random), NoWait: random.IntN(4) == 0}
+	op := s.history.Begin(a)
+	lock := c.Lock
+	if a.NoWait {
+		lock = c.TryLock
+	}
+	var opts []dsync.LockOption
+	if random.IntN(4) == 0 {
+		opts = append(opts, dsync.ExpireAfter(stormTTL))
+	}
+	l, err := lock(ctx, a.Name, opts...)
+	if op.Returned(l, err); err != nil {
+		s.sleep(time.Duration(1+random.IntN(50)) * time.Millisecond)
+		return
+	}
+	select {
+	case <-l.Done():
+		op.Lost()
+	case <-time.After(time.Duration(random.IntN(40)) * time.Millisecond):
+		if random.IntN(100) == 0 {
+			time.Sleep(stormTTL / 2 * 3)
+		}
+	}
+	_ = op.Check()
+	op.Releasing()
+	op.Released(l.Unlock(context.Background()))
+}
+
+// move takes a client through the phases, and sometimes back.
+func (s *storm) move(d *migrate.Driver, random *rand.Rand) {
+	for p := migrate.PhaseOld; s.sleep(time.Duration(random.Int64N(int64(stormLasts / 4)))); {
+		if p += migrate.Phase(1 + random.IntN(2)); random.IntN(5) == 0 {
+			p -= 2
+		}
+		p = min(max(p, migrate.PhaseOld), migrate.PhaseNew)
+		if err := d.SetPhase(p); err != nil {
+			s.t.Error(err)
+		}
+	}
+}
+
+// disturb makes requests of a client fail, but not in the end, when everybody has to get on again.
+func (s *storm) disturb(drivers []*memory.Driver, label string, random *rand.Rand) {
+	for s.sleep(time.Second+time.Duration(random.Int64N(int64(6*time.Second)))) && time.Since(s.start) < stormLasts*3/4 {
+		off := s.history.Fault("connection", label)
+		d := drivers[random.IntN(2)]
+		f := memory.Fault{Kind: memory.FaultKind(random.IntN(4)), Delay: time.Duration(random.IntN(300)) * time.Millisecond}
+		if random.IntN(2) == 0 {
+			f.On = memory.Requests(1 + random.IntN(31))
+		}
+		d.Inject(f)
+		s.sleep(time.Duration(random.Int64N(int64(2 * stormTTL))))
+		d.Heal()
+		off()
+	}
+}
+
+func plain(d *memory.Driver) driver.Driver { return d }
+
+func runStorm(t *testing.T, s *storm) (err error) {
+	synctest.Test(t, func(t *testing.T) {
+		s.t = t
+		err = s.run()
+	})
+	return err
+}
+
+func TestStorm(t *testing.T) {
+	for _, sessions := range []bool{false, true} {
+		t.Run(fmt.Sprintf("sessions=%t", sessions), func(t *testing.T) {
+			for range 10 {
+				seed := rand.Uint64()
+				if err := runStorm(t, &storm{seed: seed, sessions: sessions, wrapFrom: plain, wrapTo: plain}); err != nil {
+					t.Fatalf("seed %d: %v", seed, err)
+				}
+			}
+		})
+	}
+}
+
+// sealless says that it seals, and does not.
+type sealless struct{ *memory.Driver }
+
+func (d sealless) Seal(ctx context.Context, l driver.Lease) error { return l.Release(ctx) }
+
+// floorless forgets the floor.
+type floorless struct{ *memory.Driver }
+
+func (d floorless) Mark(ctx context.Context, l driver.Lease, _ uint64) error {
+	return d.Driver.Mark(ctx, l, 0)
+}
+
+// TestStormFindsWhatIsMissing shows that the storm would find what it looks for.
+func TestStormFindsWhatIsMissing(t *testing.T) {
+	for _, test := range []struct {
+		name             string
+		wrapFrom, wrapTo func(*memory.Driver) driver.Driver
+		want             conformance.Rule
+	}{
+		{"seal", func(d *memory.Driver) driver.Driver { return sealless{d} }, plain, conformance.RuleOverlap},
+		{"floor", plain, func(d *memory.Driver) driver.Driver { return floorless{d} }, conformance.RuleTokens},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			for seed := range uint64(20) {
+				if err := runStorm(t, &storm{seed: seed, wrapFrom: test.wrapFrom, wrapTo: test.wrapTo}); err != nil && strings.Contains(err.Error(), string(test.want)) {
+					return
+				}
+			}
+			t.Errorf("20 storms without a %s violated no rule %s", test.name, test.want)
+		})
+	}
+}

@@ -1,0 +1,64 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+func init() { driver.Register("migrate", open) }
+
+func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
+	u := c.URL
+	from, to, phase := u.Param("from", ""), u.Param("to", ""), u.Param("phase", "")
+	if err := u.Err(); err != nil {
+		return nil, err
+	}
+	p := Phase(slices.Index(phaseNames[:], phase))
+	switch {
+	case u.User != nil || len(u.Hosts) > 0 || u.Path != "":
+		return nil, errors.New("migrate URL: it is migrate: with parameters alone, without user, host and path")
+	case from == "" || to == "":
+		return nil, errors.New("migrate URL: it needs the URLs of two backends, as parameters from and to, with special characters as %XX")
+	case from == to:
+		return nil, errors.New("migrate URL: parameters from and to are the same")
+	case !p.valid():
+		return nil, fmt.Errorf("migrate URL: parameter phase: %q is not one of old, dual, handover, new", phase)
+	}
+	a, err := openPart(ctx, "from", from)
+	if err != nil {
+		return nil, err
+	}
+	b, err := openPart(ctx, "to", to)
+	if err != nil {
+		return nil, errors.Join(err, a.Close(ctx))
+	}
+	d, err := New(a, b, &Options{Phase: p, Unfenced: !c.Fenced})
+	if err == nil && c.Require.Fenced && !c.Fenced {
+		err = errors.New("migrate URL: it has both fenced=false and require=fenced")
+	}
+	if err == nil && c.Require.Fenced && d.info.Fencing == driver.None {
+		err = fmt.Errorf("migrate: tokens are required, and not both backends have them (%s: %v, %s: %v): %w",
+			d.from.info.Name, d.from.info.Fencing, d.to.info.Name, d.to.info.Fencing, errors.ErrUnsupported)
+	}
+	if err != nil {
+		return nil, errors.Join(err, a.Close(ctx), b.Close(ctx))
+	}
+	return d, nil
+}
+
+// openPart opens one of the two backends. What all drivers have in common is said once, for both.
+func openPart(ctx context.Context, which, url string) (driver.Driver, error) {
+	d, c, err := driver.Open(ctx, url)
+	if err != nil {
+		return nil, fmt.Errorf("migrate URL: parameter %s: %w", which, err)
+	}
+	if c.TTL != 0 {
+		err = fmt.Errorf("migrate URL: parameter %s has a ttl, which belongs to the migrate URL itself", which)
+		return nil, errors.Join(err, d.Close(ctx))
+	}
+	return d, nil
+}

@@ -1,0 +1,61 @@
+package migrate_test
+
+import (
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/migrate"
+)
+
+func TestURL(t *testing.T) {
+	for _, phase := range phases {
+		raw := "migrate:?from=" + url.QueryEscape("memory://a?order=unordered") + "&to=" + url.QueryEscape("memory://b") +
+			"&require=fenced&ttl=5s&phase=" + phase.String()
+		d, _, err := driver.Open(t.Context(), raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := d.(*migrate.Driver).Phase(); got != phase {
+			t.Errorf("got phase %v, want %v", got, phase)
+		}
+		if err := d.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestURLErrors(t *testing.T) {
+	for _, test := range []struct{ query, want string }{
+		{"from=memory:&phase=old", "URLs of two backends"},
+		{"from=memory:&to=memory:&phase=old", "are the same"},
+		{"from=memory://a&to=memory://b", "parameter phase"},
+		{"from=memory://a&to=memory://b&phase=both", `"both" is not one of old, dual, handover, new`},
+		{"from=memory://a&to=memory://b&phase=old&x=y", "unknown parameter x"},
+		{"from=nothing://a&to=memory://b&phase=old", `parameter from: unknown backend "nothing"`},
+		{"from=memory://a&to=memory://b%3Fttl%3D3s&phase=old", "parameter to has a ttl"},
+		{"from=memory://a&to=memory://b%3Ffenced%3Dfalse&phase=old", "has fencing tokens and memory has none"},
+		{"from=memory://a%3Ffenced%3Dfalse&to=memory://b&phase=old&require=fenced", "tokens are required, and not both backends have them"},
+		{"from=memory://a&to=memory://b&phase=old&fenced=false&require=fenced", "fenced=false"},
+		{"from=memory://a&to=memory://b&phase=old&require=fair", "is not fair"},
+		{"from=redis://u:secret%40h&to=memory://b&phase=old", "unknown backend"},
+	} {
+		d, _, err := driver.Open(t.Context(), "migrate:?"+test.query)
+		if err == nil {
+			t.Errorf("%s: got no error, want one with %q", test.query, test.want)
+			_ = d.Close(t.Context())
+		} else if !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: got error %q, want one with %q", test.query, err, test.want)
+		}
+	}
+	a, err := driver.ParseURL("memory://a") // the refused ones have closed what they opened
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d, _, err := driver.Open(t.Context(), a.String()+"?order=unordered"); err != nil {
+		t.Errorf("after the errors: %v", err)
+	} else if err := d.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

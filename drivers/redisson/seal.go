@@ -1,0 +1,143 @@
+package redisson
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// sealField is the field of a lock that is sealed.
+const sealField = "dsync:seal"
+
+// maxFloor is far below the numbers that Lua does not count exactly, and above any count that begins at the time.
+const maxFloor = 1 << 52
+
+var errEvicts = fmt.Errorf("a server that may evict keys cannot keep a seal or a mark: %w", errors.ErrUnsupported)
+
+// errFair: those who wait in the queue of the fair lock are not told of a seal.
+var errFair = fmt.Errorf("a fair lock cannot be sealed: %w", errors.ErrUnsupported)
+
+// Seal implements driver.Sealer. The seal is a field of the lock, which no other hold can be added to.
+func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
+	switch {
+	case d.options.AllowEviction:
+		return errEvicts
+	case d.options.Fair:
+		return errFair
+	}
+	l := held.(*lease)
+	name := l.request.Name
+	keys := []string{name}
+	if token := d.tokenKey(name); token != "" {
+		keys = append(keys, token)
+	}
+	args := append([]string{l.request.Hold, prefixName(channelPrefix, name)}, d.checked.words...)
+	done, err := d.change(ctx, l, sealScript, call{keys, args})
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.phase = over
+	l.mu.Unlock()
+	d.forget(l)
+	if done == 0 {
+		return driver.ErrNotHeld
+	}
+	return nil
+}
+
+// Mark implements driver.Marker. The mark is a key of its own; that of the tokens does not end any more.
+func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) error {
+	if d.options.AllowEviction {
+		return errEvicts
+	}
+	if floor > maxFloor {
+		return fmt.Errorf("floor %d of the tokens is above what the server counts to: %w", floor, errors.ErrUnsupported)
+	}
+	l := held.(*lease)
+	name, n := l.request.Name, 0
+	keys := []string{name, prefixName(markPrefix, name)}
+	args := []string{l.request.Hold, strconv.FormatUint(floor, 10), "0", ""}
+	if token := d.tokenKey(name); token != "" {
+		n = min(max(l.request.Events.Tokens(), 1), maxTokens)
+		keys = append(keys, token)
+		args[2] = strconv.Itoa(n)
+		if d.options.Fence == FenceOwn {
+			args[3] = "time"
+		}
+	}
+	first, err := d.change(ctx, l, markScript, call{keys, args})
+	if err != nil {
+		return err
+	}
+	if first == 0 {
+		return driver.ErrNotHeld
+	}
+	if n > 0 {
+		l.first, l.tokens = uint64(first), int32(n)
+	}
+	return nil
+}
+
+// change runs a script that changes the name of l for ever, where that is held. It returns the script's answer.
+func (d *Driver) change(ctx context.Context, l *lease, sc *script, c call) (int64, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	l.mu.Lock()
+	phase := l.phase
+	l.mu.Unlock()
+	if phase != held {
+		return 0, driver.ErrNotHeld
+	}
+	result, acks := d.evalReplicated(ctx, sc, c)
+	answer, err := result.ToInt64()
+	switch {
+	case err != nil:
+		err, _ = fault(ctx, l.request.Name, err)
+		return 0, err
+	case answer != 0 && acks < d.options.WaitReplicas:
+		return 0, fmt.Errorf("%w: %v", driver.ErrUnknown, d.notReplicated(acks))
+	}
+	return answer, nil
+}
+
+// Sealed implements driver.Sealer.
+func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed bool, err error) {
+	if err := d.admin(ctx, name); err != nil {
+		return 0, false, err
+	}
+	results, _ := d.evalAll(ctx, d.client, sealedScript, []call{{[]string{name}, nil}}, 0)
+	text, err := results[0].ToString()
+	if rueidis.IsRedisNil(err) {
+		return 0, false, nil
+	}
+	if err != nil {
+		err, _ := fault(ctx, name, err)
+		return 0, false, err
+	}
+	if last, err = strconv.ParseUint(text, 10, 64); err != nil {
+		return 0, false, errAnswer
+	}
+	return last, true, nil
+}
+
+// Marked implements driver.Marker.
+func (d *Driver) Marked(ctx context.Context, held driver.Lease) (bool, error) {
+	if d.options.AllowEviction {
+		return false, errEvicts
+	}
+	name := held.(*lease).request.Name
+	results, _ := d.evalAll(ctx, d.client, markedScript, []call{{[]string{prefixName(markPrefix, name)}, nil}}, 0)
+	n, err := results[0].ToInt64()
+	if err != nil {
+		err, _ := fault(ctx, name, err)
+		return false, err
+	}
+	return n == 1, nil
+}
