@@ -10,7 +10,7 @@ COUNT ?= 20
 .PHONY: help test servers demo demo-java interop bench lint flaky flaky-long
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 test: servers ## run all tests, on real servers, with the race detector
 	$(GO) test -race -timeout 30m $(TESTFLAGS) $(PKG)
