@@ -15,12 +15,6 @@ import (
 
 // The benchmarks compare with package concurrency on the same server, in turns: x-mutex is how many times as fast as that we are.
 
-func benchServer(b *testing.B) *testenv.EtcdServer {
-	s := testenv.Etcd(b)
-	testenv.Apart(b, s.Pid())
-	return s
-}
-
 func ours(tb testing.TB, s *testenv.EtcdServer) drivertest.Locker {
 	return drivertest.LockerOf(tb, openURL(tb, "etcd://%s", s.Addr))
 }
@@ -42,7 +36,7 @@ func mutexes(tb testing.TB, client *clientv3.Client) drivertest.Locker {
 func BenchmarkFree(b *testing.B) {
 	for _, goroutines := range []int{1, 64} {
 		b.Run(fmt.Sprint(goroutines), func(b *testing.B) {
-			s := benchServer(b)
+			s := testenv.Etcd(b)
 			our, their := ours(b, s), mutexes(b, userClient(b, s.Addr))
 			rounds := max(10, 200/goroutines)
 			took := drivertest.InTurn(b,
@@ -58,7 +52,7 @@ func BenchmarkFree(b *testing.B) {
 // of one name do not exclude each other.
 func BenchmarkHot(b *testing.B) {
 	const goroutines, ourRounds, theirRounds = 32, 16, 4
-	s := benchServer(b)
+	s := testenv.Etcd(b)
 	our := ours(b, s)
 	var theirs [goroutines]drivertest.Locker
 	client := userClient(b, s.Addr)
@@ -75,7 +69,7 @@ func BenchmarkHot(b *testing.B) {
 // BenchmarkHandOver measures from the release of one client to the grant to another that waits, at the median. Bare is a delete, the
 // event of it on a watch that was open before, and a read.
 func BenchmarkHandOver(b *testing.B) {
-	s := benchServer(b)
+	s := testenv.Etcd(b)
 	observer, bare := userClient(b, s.Addr), bareHandOver(b, s.Addr)
 	waits := func(name string) func() {
 		return func() {
@@ -127,5 +121,5 @@ func bareHandOver(b *testing.B, addr string) func() time.Duration {
 
 // BenchmarkHeld reports what a lock costs that is held.
 func BenchmarkHeld(b *testing.B) {
-	drivertest.HoldMany(b, openURL(b, "etcd://%s", benchServer(b).Addr), func() {})
+	drivertest.HoldMany(b, openURL(b, "etcd://%s", testenv.Etcd(b).Addr), func() {})
 }

@@ -45,15 +45,14 @@ func pair(ctx context.Context, d *Driver, r *driver.Request) error {
 	return l.Release(ctx)
 }
 
-func benchDriver(b *testing.B, parameters string) *Driver {
+func benchDriver(b *testing.B, parameters string) (*Driver, *testenv.RedisServer) {
 	s := testenv.Redis(b)
-	testenv.Apart(b, s.Pid())
 	d := openURL(b, "redisson://%s/%s", s.Addr, parameters)
 	for _, sc := range []*script{bareAcquire, bareRelease} {
 		s.Do("SCRIPT", "LOAD", sc.text)
 	}
 	release(b, acquire(b, d, request("warm")))
-	return d
+	return d, s
 }
 
 var fences = []struct{ name, parameters string }{{"tokens", ""}, {"plain", "?fenced=false"}}
@@ -62,7 +61,7 @@ var fences = []struct{ name, parameters string }{{"tokens", ""}, {"plain", "?fen
 func BenchmarkFreeLock(b *testing.B) {
 	for _, fence := range fences {
 		b.Run(fence.name, func(b *testing.B) {
-			d := benchDriver(b, fence.parameters)
+			d, _ := benchDriver(b, fence.parameters)
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
 			r := request("bench")
@@ -114,7 +113,8 @@ func BenchmarkManyLocks(b *testing.B) {
 	for _, fence := range fences {
 		for _, goroutines := range []int{64, 512} {
 			b.Run(fence.name+"/"+strconv.Itoa(goroutines), func(b *testing.B) {
-				d := benchDriver(b, fence.parameters)
+				d, s := benchDriver(b, fence.parameters)
+				testenv.Apart(b, s.Pid())
 				ctx, cancel := context.WithCancel(context.Background())
 				defer cancel()
 				requests := make([]*driver.Request, goroutines)
@@ -157,7 +157,7 @@ func BenchmarkManyLocks(b *testing.B) {
 
 // BenchmarkRenewAll is 10,000 leases in one call.
 func BenchmarkRenewAll(b *testing.B) {
-	d := benchDriver(b, "")
+	d, _ := benchDriver(b, "")
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	const n = 10_000

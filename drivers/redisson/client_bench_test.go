@@ -16,7 +16,6 @@ import (
 // benchClient returns a client and, for the floor, a driver of its own on the same server.
 func benchClient(b *testing.B, parameters string) (*dsync.Client, *Driver, *testenv.RedisServer) {
 	s := testenv.Redis(b)
-	testenv.Apart(b, s.Pid())
 	d := openURL(b, "redisson://%s/", s.Addr)
 	for _, sc := range []*script{bareAcquire, bareRelease} {
 		s.Do("SCRIPT", "LOAD", sc.text)
@@ -51,7 +50,8 @@ func BenchmarkLock(b *testing.B) {
 // BenchmarkLockMany is 64 goroutines with a name each, and bare scripts, in slices that take turns.
 func BenchmarkLockMany(b *testing.B) {
 	const goroutines, slice = 64, 20
-	c, d, _ := benchClient(b, "")
+	c, d, s := benchClient(b, "")
+	testenv.Apart(b, s.Pid())
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	run := func(f func(i int) error) time.Duration {

@@ -13,12 +13,6 @@ import (
 
 // The benchmarks compare with NewLock of go-zookeeper on the same server, in turns: x-newlock is how many times as fast as that we are.
 
-func benchServer(b *testing.B) *testenv.ZooKeeperServer {
-	s := testenv.ZooKeeper(b)
-	testenv.Apart(b, s.Pid())
-	return s
-}
-
 func ours(tb testing.TB, s *testenv.ZooKeeperServer) drivertest.Locker {
 	return drivertest.LockerOf(tb, openURL(tb, "zk://%s", s.Addr))
 }
@@ -34,7 +28,7 @@ func newLocks(tb testing.TB, s *testenv.ZooKeeperServer) drivertest.Locker {
 
 // compare has both do the same in goroutines.
 func compare(b *testing.B, goroutines int, name func(who string, i int) string) {
-	s := benchServer(b)
+	s := testenv.ZooKeeper(b)
 	our, their := ours(b, s), newLocks(b, s)
 	rounds := max(10, 256/goroutines)
 	for range 5 { // the server compiles itself
@@ -63,7 +57,7 @@ func BenchmarkHot(b *testing.B) {
 
 // BenchmarkHandOver measures from the release of one client to the grant to another that waits, at the median.
 func BenchmarkHandOver(b *testing.B) {
-	s := benchServer(b)
+	s := testenv.ZooKeeper(b)
 	observer := userClient(b, s.Addr)
 	waits := func(name string) func() {
 		return func() {
@@ -88,7 +82,7 @@ func BenchmarkHandOver(b *testing.B) {
 
 // BenchmarkHeld reports what a lock costs that is held, and watched.
 func BenchmarkHeld(b *testing.B) {
-	s := benchServer(b)
+	s := testenv.ZooKeeper(b)
 	drivertest.HoldMany(b, openURL(b, "zk://%s", s.Addr), func() { awaitQuiet(b, s) })
 }
 

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Apart gives servers the last CPU of the machine, and this process the others, until b ends. Without it the kernel moves them about,
-// and a benchmark measures that. Where there is one CPU or no taskset, it does nothing.
+// Apart gives servers the last CPU of the machine, and this process the others, until b ends. It is for benchmarks of throughput, which
+// measure the scheduler otherwise. Where there is one CPU or no taskset, it does nothing.
 func Apart(b *testing.B, servers ...int) {
 	b.Helper()
 	cpus := runtime.NumCPU()
