@@ -128,7 +128,8 @@ func TestEventsKeepTheBeginningAndTheEnd(t *testing.T) {
 	}
 }
 
-// interfaces are all of package driver, and which of them a driver or a lease may have or not.
+// interfaces are all of package driver, and which of them a driver or a lease may have or not for package dsync, which does not know
+// Sealer and Marker: drivers/migrate uses those.
 var interfaces = map[string]struct {
 	optional bool
 	of       reflect.Type
@@ -136,6 +137,8 @@ var interfaces = map[string]struct {
 	"Driver":             {},
 	"Lease":              {},
 	"Events":             {},
+	"Sealer":             {},
+	"Marker":             {},
 	"BatchRenewer":       {true, reflect.TypeFor[driver.BatchRenewer]()},
 	"Inspector":          {true, reflect.TypeFor[driver.Inspector]()},
 	"ForceUnlocker":      {true, reflect.TypeFor[driver.ForceUnlocker]()},
