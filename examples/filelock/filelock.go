@@ -100,7 +100,7 @@ func (d *Driver) Close(ctx context.Context) error {
 
 type lease struct {
 	driver *Driver
-	file   *os.File // locked; closing it frees the lock
+	file   *os.File // locked
 	first  uint64
 	tokens int
 	timer  *time.Timer
@@ -144,5 +144,6 @@ func (l *lease) Release(context.Context) error {
 	}
 	delete(l.driver.leases, l)
 	l.timer.Stop()
-	return l.file.Close()
+	// Closing is not enough: a process that is being started at this moment has a copy of the file until it begins.
+	return errors.Join(syscall.Flock(int(l.file.Fd()), syscall.LOCK_UN), l.file.Close())
 }
