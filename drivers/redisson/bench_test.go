@@ -3,13 +3,13 @@ package redisson
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -98,13 +98,8 @@ func inTurn(b *testing.B, ours, bare func() error) {
 		their = append(their, d[:]...)
 		b.StartTimer()
 	}
-	b.ReportMetric(float64(median(our))/float64(median(their)), "p50/bare")
-	b.ReportMetric(float64(median(our)), "p50-ns")
-}
-
-func median(d []time.Duration) time.Duration {
-	slices.Sort(d)
-	return d[len(d)/2]
+	b.ReportMetric(float64(drivertest.Median(our))/float64(drivertest.Median(their)), "p50/bare")
+	b.ReportMetric(float64(drivertest.Median(our)), "p50-ns")
 }
 
 // BenchmarkManyLocks is many goroutines, each with a name of its own. The metric pairs/bare is the ratio of throughputs, which are

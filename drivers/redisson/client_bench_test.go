@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -108,7 +109,7 @@ func BenchmarkHandOver(b *testing.B) {
 		took = append(took, (<-granted).Sub(start))
 		held = next
 	}
-	b.ReportMetric(float64(median(took)), "p50-ns")
+	b.ReportMetric(float64(drivertest.Median(took)), "p50-ns")
 }
 
 // BenchmarkHeld is what 10,000 locks cost that are held for two rounds of renewals.

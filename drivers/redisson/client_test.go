@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -62,29 +61,18 @@ func roleClient() *dsync.Client {
 	return c
 }
 
-// countRole adds one to the number in a file, as often as it is told, under the lock "counter".
 func countRole() {
 	ctx := context.Background()
 	c := roleClient()
-	defer c.Close(ctx)
-	path := os.Getenv("FILE")
-	times, _ := strconv.Atoi(os.Getenv("TIMES"))
-	for range times {
-		err := dsync.Do(ctx, c, "counter", func(context.Context) error {
-			text, err := os.ReadFile(path)
-			if err != nil {
-				return err
-			}
-			n, err := strconv.Atoi(string(text))
-			if err != nil {
-				return err
-			}
-			runtime.Gosched()
-			return os.WriteFile(path, []byte(strconv.Itoa(n+1)), 0o600)
-		})
+	testenv.Count(func() (func() error, error) {
+		l, err := c.Lock(ctx, "counter")
 		if err != nil {
-			panic(err)
+			return nil, err
 		}
+		return func() error { return l.Unlock(ctx) }, nil
+	})
+	if err := c.Close(ctx); err != nil {
+		panic(err)
 	}
 }
 
@@ -128,24 +116,9 @@ func spin(lease *dsync.Lease) string {
 
 func TestClientExclusionBetweenProcesses(t *testing.T) {
 	s := testenv.Redis(t)
-	file := t.TempDir() + "/counter"
-	if err := os.WriteFile(file, []byte("0"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	const processes, times = 4, 100
-	var all []*testenv.Process
-	for range processes {
-		all = append(all, spawn(t, s, "count", "", "FILE="+file, fmt.Sprint("TIMES=", times)))
-	}
-	for _, p := range all {
-		if err := p.Wait(); err != nil {
-			t.Error(err)
-		}
-	}
-	text, err := os.ReadFile(file)
-	if got, want := string(text), strconv.Itoa(processes*times); err != nil || got != want {
-		t.Errorf("counted %s (%v), want %s", got, err, want)
-	}
+	c := testenv.NewCounter(t)
+	c.Spawn(4, "count", 100, 1, "LOCK_URL=redisson://"+s.Addr)
+	c.Run()
 }
 
 func TestClientExclusionBetweenClients(t *testing.T) {

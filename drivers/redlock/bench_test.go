@@ -2,7 +2,6 @@ package redlock
 
 import (
 	"context"
-	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -15,6 +14,7 @@ import (
 	"github.com/redis/rueidis/rueidiscompat"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -100,11 +100,6 @@ func benchNodes(b *testing.B) servers {
 	return nodes
 }
 
-func median(d []time.Duration) time.Duration {
-	slices.Sort(d)
-	return d[len(d)/2]
-}
-
 // inTurn measures pairs of f and g one after the other.
 func inTurn(b *testing.B, f, g func() error) {
 	timed := func(f func() error) time.Duration {
@@ -128,8 +123,8 @@ func inTurn(b *testing.B, f, g func() error) {
 		}
 		b.StartTimer()
 	}
-	b.ReportMetric(float64(median(other))/float64(median(a)), "x/redsync")
-	b.ReportMetric(float64(median(a)), "p50-ns")
+	b.ReportMetric(float64(drivertest.Median(other))/float64(drivertest.Median(a)), "x/redsync")
+	b.ReportMetric(float64(drivertest.Median(a)), "p50-ns")
 }
 
 func BenchmarkFreeLock(b *testing.B) {
@@ -263,6 +258,6 @@ func BenchmarkHandOver(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	b.ReportMetric(float64(median(other))/float64(median(a)), "x/redsync")
-	b.ReportMetric(float64(median(a)), "p50-ns")
+	b.ReportMetric(float64(drivertest.Median(other))/float64(drivertest.Median(a)), "x/redsync")
+	b.ReportMetric(float64(drivertest.Median(a)), "p50-ns")
 }
