@@ -253,12 +253,13 @@ func crowdRole() {
 		panic(err)
 	}
 	callers, _ := strconv.Atoi(os.Getenv("CALLERS"))
-	var wg sync.WaitGroup
-	requests := make([]*driver.Request, callers)
-	for i := range requests {
-		requests[i] = request("hot", longTTL)
+	var wg, asking sync.WaitGroup
+	for range callers {
+		r := request("hot", longTTL)
+		asking.Add(1)
+		r.Events = &crowdEvents{r.Events, &asking}
 		wg.Go(func() {
-			l, err := d.Acquire(context.Background(), requests[i])
+			l, err := d.Acquire(context.Background(), r)
 			if err == nil {
 				err = l.Release(context.Background())
 			}
@@ -267,11 +268,19 @@ func crowdRole() {
 			}
 		})
 	}
-	for _, r := range requests {
-		for r.Events.(*events).waiting.Load() == 0 {
-			time.Sleep(time.Millisecond)
-		}
-	}
+	asking.Wait()
 	fmt.Println("all wait")
 	wg.Wait()
+}
+
+// crowdEvents tells that a caller waits.
+type crowdEvents struct {
+	driver.Events
+	asking *sync.WaitGroup
+}
+
+// Waiting implements driver.Events.
+func (e *crowdEvents) Waiting() {
+	e.Events.Waiting()
+	e.asking.Done()
 }
