@@ -7,16 +7,13 @@ TESTFLAGS ?=
 # How often `make flaky-long` runs each test.
 COUNT ?= 20
 
-.PHONY: help test test-long servers demo demo-java interop bench lint flaky flaky-long
+.PHONY: help test servers demo demo-java interop bench lint flaky flaky-long
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 test: servers ## run all tests, on real servers, with the race detector
 	$(GO) test -race -timeout 30m $(TESTFLAGS) $(PKG)
-
-test-long: servers ## run what `make test` leaves out: the suite on a ZooKeeper ensemble
-	$(GO) test -race -tags long -timeout 30m -run ConformanceEnsemble $(TESTFLAGS) ./drivers/zk
 
 servers: ## install the servers that the tests need, where they are missing
 	@internal/testenv/install.sh

@@ -3,9 +3,13 @@ package zk
 import (
 	"context"
 	"errors"
+	"time"
 
 	gozk "github.com/go-zookeeper/zk"
 )
+
+// usualNudgeAfter is how long a server may be silent before it gets a nudge.
+const usualNudgeAfter = 250 * time.Millisecond
 
 // caller is who waits for an answer: until its ctx ends, or the channel, if there is one, is closed.
 type caller struct {
@@ -39,16 +43,38 @@ func send[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
 // receive waits for what came of a request.
 func receive[T any](c caller, s *session, answer <-chan reply[T]) (T, error) {
 	var none T
-	select {
-	case r := <-answer:
-		return r.value, r.err
-	case <-c.ctx.Done():
-		return none, errNoAnswer
-	case <-c.stop:
-		return none, errStopping
-	case <-s.over:
-		return none, errOver
+	patience := time.Duration(s.driver.nudgeAfter.Load())
+	quiet := time.NewTimer(patience)
+	defer quiet.Stop()
+	for {
+		select {
+		case r := <-answer:
+			return r.value, r.err
+		case <-c.ctx.Done():
+			return none, errNoAnswer
+		case <-c.stop:
+			return none, errStopping
+		case <-s.over:
+			return none, errOver
+		case <-quiet.C:
+			s.nudge(patience)
+			quiet.Reset(patience)
+		}
 	}
+}
+
+// nudge sends a request of which only the arrival matters, if the server has not been heard of for some time. A server of an ensemble
+// can forget to go on with a transaction that was committed: its answer, and the events of what it changed, come with the next request
+// (seen with the leader of ZooKeeper 3.8.0, once in some thousand hand-overs). There is one nudge of a session at a time.
+func (s *session) nudge(quiet time.Duration) {
+	if s.driver.now()-s.heard.Load() < int64(quiet) || !s.nudging.CompareAndSwap(false, true) {
+		return
+	}
+	send(s, func(c *gozk.Conn) (struct{}, error) {
+		defer s.nudging.Store(false)
+		_, _, err := c.Exists("/")
+		return struct{}{}, err
+	})
 }
 
 // await waits until there is a connection.

@@ -75,7 +75,7 @@ func (h *hold) check() {
 		if h.isHeld() != nil {
 			return struct{}{}, errOver
 		}
-		return struct{}{}, s.getW(c, h.node)
+		return struct{}{}, getW(c, h.node)
 	})
 	if errors.Is(err, gozk.ErrNoNode) {
 		h.vanished()
@@ -83,8 +83,7 @@ func (h *hold) check() {
 }
 
 // getW sets a watch on a node. Where there is no node, that leaves no watch behind.
-func (s *session) getW(c *gozk.Conn, node string) error {
-	s.setWatched(node, true)
+func getW(c *gozk.Conn, node string) error {
 	_, _, _, err := c.GetW(node)
 	if errors.Is(err, gozk.ErrNoAuth) {
 		var exists bool
@@ -92,24 +91,5 @@ func (s *session) getW(c *gozk.Conn, node string) error {
 			return gozk.ErrNoNode
 		}
 	}
-	if err != nil {
-		s.setWatched(node, false)
-	}
 	return err
-}
-
-func (s *session) setWatched(node string, on bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if on {
-		s.watched[node] = struct{}{}
-	} else {
-		delete(s.watched, node)
-	}
-}
-
-func (s *session) hasWatches() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.watched) > 0
 }

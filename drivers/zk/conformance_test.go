@@ -12,7 +12,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-func TestConformance(t *testing.T) { conform(t, false, testenv.ZooKeeper(t)) }
+func TestConformance(t *testing.T)         { conform(t, false, testenv.ZooKeeper(t)) }
+func TestConformanceEnsemble(t *testing.T) { conform(t, true, testenv.ZooKeeperEnsemble(t, 3)...) }
 
 // conform runs the suite. What happens to the server happens to the first one.
 func conform(t *testing.T, brief bool, servers ...*testenv.ZooKeeperServer) {

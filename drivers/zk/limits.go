@@ -13,6 +13,9 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
+// errNoSession says that a session ended before its server got to grant it, as the shortest ones may where it is busy.
+var errNoSession = errors.New("the server gives no session")
+
 // limits asks the first server that answers for the shortest and the longest timeout that it gives a session. No request tells them,
 // so two sessions are made and ended.
 func (d *Driver) limits(ctx context.Context) (shortest, longest time.Duration, err error) {
@@ -28,7 +31,8 @@ func (d *Driver) limits(ctx context.Context) (shortest, longest time.Duration, e
 		if ctx.Err() == nil {
 			failed = fmt.Errorf("%s: %w", host, err)
 		}
-		if failures+1 >= len(d.hosts) && !errors.Is(err, io.EOF) || !d.sleep(ctx, 20*time.Millisecond) {
+		busy := errors.Is(err, io.EOF) || errors.Is(err, errNoSession)
+		if failures+1 >= len(d.hosts) && !busy || !d.sleep(ctx, 20*time.Millisecond) {
 			if failed == nil {
 				failed = err
 			}
@@ -75,7 +79,7 @@ func handshake(c net.Conn, ask int32) (time.Duration, error) {
 	}
 	granted := int32(binary.BigEndian.Uint32(answer[8:]))
 	if granted <= 0 {
-		return 0, errors.New("the server gives no session")
+		return 0, errNoSession
 	}
 	bye := binary.BigEndian.AppendUint32(nil, 8)
 	bye = binary.BigEndian.AppendUint32(bye, 1)

@@ -6,31 +6,34 @@ import (
 	"encoding/binary"
 	"errors"
 	"net"
+	"slices"
 	"sync"
 	"time"
 )
 
 // What the protocol has in its headers.
 const (
-	xidEvent = -1
-	xidPing  = -2
-	opClose  = -11
-	opWatch  = 101 // set watches again after a reconnect
+	xidPing = -2
+	opClose = -11
+	opWatch = 101 // set watches again after a reconnect
+	zxidAt  = 8   // where an answer has the id of the transaction
 )
 
 // link is a connection of a session. It reads along, because the library tells neither which timeout the server granted, nor when it
 // sent what was answered, nor the transaction ids of the answers.
+//
+// It also keeps the last of those ids, in the place of the library, which writes its own while another of its goroutines reads it: the
+// library finds none in the answers, and what it sends gets that of the session.
 type link struct {
 	net.Conn
 	session *session
 
 	mu     sync.Mutex
-	begun  bool          // the request for the session was sent
-	opened bool          // and answered
-	sent   []stamp       // requests that are not answered, in their order
-	pings  []int64       // and pings
-	began  int64         // when the request for the session was sent
-	gate   chan struct{} // closed when answers may pass; nil if they always might
+	begun  bool    // the request for the session was sent
+	opened bool    // and answered
+	sent   []stamp // requests that are not answered, in their order
+	pings  []int64 // and pings
+	began  int64   // when the request for the session was sent
 
 	// The frame that is being received; used by the reader alone.
 	header [20]byte // its length, and what follows
@@ -50,7 +53,7 @@ type stamp struct {
 func (l *link) Write(b []byte) (int, error) {
 	s := l.session
 	now := s.driver.now()
-	last := l.note(b, now)
+	b, last := l.note(b, now)
 	if !last {
 		if s.hasExpired(now) {
 			return 0, errOver
@@ -60,35 +63,38 @@ func (l *link) Write(b []byte) (int, error) {
 	return l.Conn.Write(b)
 }
 
-// note takes note of a request, and reports whether it is the one to end the session.
-func (l *link) note(b []byte, now int64) (last bool) {
+// note takes note of a request, and returns what is to be sent, and whether it is the request to end the session.
+func (l *link) note(b []byte, now int64) (request []byte, last bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.begun {
 		l.begun, l.began = true, now
-		return false
+		return l.withZxid(b, 8), false
 	}
 	xid, op := int32(binary.BigEndian.Uint32(b[4:])), int32(binary.BigEndian.Uint32(b[8:]))
-	last = op == opClose
-	if op == opWatch && l.gate != nil {
-		close(l.gate)
-		l.gate = nil
+	if op == opWatch {
+		b = l.withZxid(b, 12)
 	}
+	last = op == opClose
 	if xid == xidPing {
 		l.pings = append(l.pings, now)
 	} else {
 		l.sent = append(l.sent, stamp{xid, now, last})
 	}
-	return last
+	return b, last
+}
+
+// withZxid returns a copy of a request that has the last transaction that the session knows of in a place.
+func (l *link) withZxid(b []byte, at int) []byte {
+	b = slices.Clone(b)
+	binary.BigEndian.PutUint64(b[at:], uint64(l.session.zxid.Load()))
+	return b
 }
 
 // SetReadDeadline implements net.Conn. The library gives a server that does not answer the request for the session several times its
 // timeout: here it moves on while another server can still help.
 func (l *link) SetReadDeadline(t time.Time) error {
-	l.mu.Lock()
-	opened := l.opened
-	l.mu.Unlock()
-	if !opened && !t.IsZero() {
+	if !l.isOpen() && !t.IsZero() {
 		if limit := time.Now().Add(l.session.patience()); t.After(limit) {
 			t = limit
 		}
@@ -105,7 +111,7 @@ func (l *link) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// parse takes note of some of the bytes, and returns how many.
+// parse takes note of some of the bytes, takes the id of the transaction out of them, and returns how many they are.
 func (l *link) parse(b []byte) int {
 	if l.skip > 0 {
 		n := min(l.skip, len(b))
@@ -113,6 +119,9 @@ func (l *link) parse(b []byte) int {
 		return n
 	}
 	n := copy(l.header[l.have:], b)
+	if l.isOpen() {
+		clear(b[min(n, max(0, zxidAt-l.have)):min(n, max(0, zxidAt+8-l.have))])
+	}
 	l.have += n
 	if l.have < len(l.header) {
 		return n
@@ -123,9 +132,17 @@ func (l *link) parse(b []byte) int {
 	return n
 }
 
+// isOpen reports whether the server has granted the session on this connection.
+func (l *link) isOpen() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.opened
+}
+
 // received takes the first 16 bytes of a frame: all of them are at least as long.
 func (l *link) received(header []byte) {
 	s := l.session
+	s.heard.Store(s.driver.now())
 	l.mu.Lock()
 	if !l.opened {
 		l.opened = true
@@ -139,12 +156,6 @@ func (l *link) received(header []byte) {
 	}
 	xid := int32(binary.BigEndian.Uint32(header))
 	zxid := int64(binary.BigEndian.Uint64(header[4:]))
-	gate := l.gate
-	if gate != nil && xid >= 0 && zxid > 0 {
-		l.mu.Unlock()
-		l.pass(gate)
-		l.mu.Lock()
-	}
 	var at int64
 	last, answer := false, false
 	switch {
@@ -161,26 +172,13 @@ func (l *link) received(header []byte) {
 	if !answer {
 		return
 	}
-	s.saw(zxid)
+	if xid >= 0 {
+		s.saw(zxid)
+	}
 	s.answered(at)
 	if last {
 		s.gone.Store(true)
 	}
-}
-
-// pass waits until the library has asked for its watches again. Before that it reads the last transaction that it knows of, without a
-// lock against an answer that changes it.
-func (l *link) pass(gate <-chan struct{}) {
-	timer := time.NewTimer(sessionFor)
-	defer timer.Stop()
-	select {
-	case <-gate:
-	case <-l.session.online.Done():
-	case <-timer.C: // it has none after all
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.gate = nil
 }
 
 // Close implements net.Conn.
@@ -206,9 +204,6 @@ func (s *session) dial(network, addr string, _ time.Duration) (net.Conn, error) 
 		return nil, err
 	}
 	l := &link{Conn: c, session: s}
-	if s.hasWatches() {
-		l.gate = make(chan struct{})
-	}
 	if !s.remember(l) {
 		c.Close()
 		return nil, errOver

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -169,4 +171,29 @@ func TestCloseTwice(t *testing.T) {
 	if err := d.Close(guard(t)); err != driver.ErrClosed {
 		t.Errorf("second Close: got %v, want %v", err, driver.ErrClosed)
 	}
+}
+
+// TestOpenOfABusyServer has a session of the shortest kind end before it is granted.
+func TestOpenOfABusyServer(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	var refused atomic.Bool
+	d, err := zk.New(guard(t), []string{s.Addr}, &zk.Options{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if refused.Swap(true) {
+			return new(net.Dialer).DialContext(ctx, network, addr)
+		}
+		client, server := net.Pipe()
+		go func() { // ends with the connection
+			defer server.Close()
+			if _, err := io.ReadFull(server, make([]byte, 48)); err != nil {
+				return
+			}
+			server.Write(append([]byte{0, 0, 0, 36}, make([]byte, 36)...)) // version 0, timeout 0, no session
+		}()
+		return client, nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeLater(t, d)
+	release(t, acquire(t, d, request("a")))
 }

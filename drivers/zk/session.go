@@ -43,6 +43,8 @@ type session struct {
 	lastSent atomic.Int64
 	zxid     atomic.Int64 // the last transaction that an answer knew of
 	gone     atomic.Bool  // the server said that it is over
+	heard    atomic.Int64 // when the server said anything
+	nudging  atomic.Bool
 
 	mu       sync.Mutex
 	up       chan struct{} // closed while there is a connection
@@ -57,7 +59,6 @@ type session struct {
 	nodes    map[place]*hold
 	fresh    holdList                 // granted, and not watched yet
 	watches  map[string]chan struct{} // of those who wait, closed by the event
-	watched  map[string]struct{}      // nodes with a watch that the library knows of, or may know of
 }
 
 // place is a node among those of the driver's own.
@@ -142,7 +143,6 @@ func newSession(d *Driver, class time.Duration) *session {
 		links:   make(map[*link]struct{}),
 		nodes:   make(map[place]*hold),
 		watches: make(map[string]chan struct{}),
-		watched: make(map[string]struct{}),
 		idle:    d.now(),
 	}
 	s.online, s.cut = context.WithCancel(d.life)
@@ -300,7 +300,6 @@ func (s *session) event(e gozk.Event) {
 			s.die(driver.ErrSessionEnded)
 		}
 	case gozk.EventNodeDeleted, gozk.EventNodeDataChanged:
-		s.setWatched(e.Path, false)
 		s.nodeChanged(e.Path, e.Type == gozk.EventNodeDeleted)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// backStop is when a waiter looks although nothing woke it.
-const backStop = 20 * time.Second
+// backStop is half of the pause after which a waiter looks although nothing woke it.
+const backStop = 10 * time.Second
 
 // follow has h wake next when it is gone. session.mu is held.
 func (h *hold) follow(next *hold) {
@@ -62,33 +62,48 @@ func (h *hold) follows() bool {
 	return h.behind != nil || h.isFirst
 }
 
-// sleep waits until there is something to look at.
+// sleep waits until there is something to look at. The longer it waits, the longer the server may be silent.
 func (h *hold) sleep(c caller, event <-chan struct{}) error {
 	h.session.mu.Lock()
 	h.waited = true
 	h.session.mu.Unlock()
-	timer := time.NewTimer(backStop)
+	quiet := time.Duration(h.driver.nudgeAfter.Load())
+	timer := time.NewTimer(quiet)
 	defer timer.Stop()
-	select {
-	case <-event:
-	case <-h.wake:
-	case <-timer.C:
-		h.session.mu.Lock()
-		if p := h.behind; p != nil && !h.isFirst {
-			h.behind = nil
-			if p.next == h {
-				p.next = nil
+	for {
+		select {
+		case <-event:
+			return nil
+		case <-h.wake:
+			return nil
+		case <-timer.C:
+			if quiet > backStop {
+				h.lookAnyway()
+				return nil
 			}
+			h.session.nudge(quiet)
+			quiet *= 2
+			timer.Reset(quiet)
+		case <-h.session.over:
+			return errAgain
+		case <-c.stop:
+			return driver.ErrClosed // Close ends the node with the session
+		case <-c.ctx.Done():
+			return h.giveUp(c)
 		}
-		h.session.mu.Unlock()
-	case <-h.session.over:
-		return errAgain
-	case <-c.stop:
-		return driver.ErrClosed // Close ends the node with the session
-	case <-c.ctx.Done():
-		return h.giveUp(c)
 	}
-	return nil
+}
+
+// lookAnyway has h look who is before it, also if that is a hold of this driver that would wake it.
+func (h *hold) lookAnyway() {
+	h.session.mu.Lock()
+	defer h.session.mu.Unlock()
+	if p := h.behind; p != nil && !h.isFirst {
+		h.behind = nil
+		if p.next == h {
+			p.next = nil
+		}
+	}
 }
 
 // giveUp ends a wait, unless the lock was granted at this very moment.
@@ -177,7 +192,7 @@ func (h *hold) watch(c caller, node string) (<-chan struct{}, error) {
 	s.watches[node] = event
 	s.mu.Unlock()
 	answer := send(s, func(c *gozk.Conn) (struct{}, error) {
-		err := s.getW(c, node)
+		err := getW(c, node)
 		if err != nil {
 			s.unwatch(node)
 		}

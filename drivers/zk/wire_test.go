@@ -76,6 +76,7 @@ func TestRoundTrips(t *testing.T) {
 	a, b := openURL(t, "zk://%s?ttl=10m", s.Addr), openURL(t, "zk://%s?ttl=10m", s.Addr)
 	for _, d := range []*zk.Driver{a, b} {
 		d.CheckAfter(time.Hour) // nor watches of what is held for a while
+		d.NudgeAfter(time.Hour)
 	}
 	if _, err := c.Create("/foreign", []byte("theirs"), 0, gozk.WorldACL(gozk.PermAll)); err != nil {
 		t.Fatal(err)

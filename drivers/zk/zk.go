@@ -101,6 +101,7 @@ type Driver struct {
 	parents  parents
 
 	checkAfter atomic.Int64 // see usualCheckAfter
+	nudgeAfter atomic.Int64 // see usualNudgeAfter
 
 	mu       sync.Mutex
 	closed   bool
@@ -140,6 +141,7 @@ func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
 	d.stopping, d.stop = context.WithCancel(d.life)
 	d.ghosts = newCleaner(d)
 	d.checkAfter.Store(int64(usualCheckAfter))
+	d.nudgeAfter.Store(int64(usualNudgeAfter))
 	if err := d.connect(ctx); err != nil {
 		_ = d.Close(ctx) // nothing is held yet
 		return nil, err

@@ -1,0 +1,73 @@
+package zk
+
+import (
+	"bytes"
+	"encoding/binary"
+	"io"
+	"net"
+	"testing"
+	"time"
+)
+
+// frame returns a packet of the protocol.
+func frame(body ...any) []byte {
+	var b []byte
+	for _, part := range body {
+		b, _ = binary.Append(b, binary.BigEndian, part)
+	}
+	return append(binary.BigEndian.AppendUint32(nil, uint32(len(b))), b...)
+}
+
+// TestLinkKeepsTheTransactions has a link read answers in pieces of all sizes: the library gets them without the transaction, and what
+// it sends when it connects again has the last one that was answered.
+func TestLinkKeepsTheTransactions(t *testing.T) {
+	password := make([]byte, 16)
+	hello := frame(int32(0), int32(30_000), int64(42), int32(16), password)
+	answer := func(xid int32, zxid int64) []byte { return frame(xid, zxid, int32(0), []byte("whatever")) }
+	answers := [][]byte{answer(1, 0x100000007), answer(xidPing, 0x100000009), answer(2, 0x100000008)}
+	want := bytes.Join([][]byte{hello, answer(1, 0), answer(xidPing, 0), answer(2, 0)}, nil)
+	for piece := 1; piece <= len(want); piece++ {
+		s := newSession(&Driver{life: t.Context(), epoch: time.Now()}, time.Minute)
+		here, there := net.Pipe()
+		l := &link{Conn: here, session: s}
+		go func() { // ends with the connection
+			defer there.Close()
+			b := append(bytes.Clone(hello), bytes.Join(answers, nil)...)
+			for len(b) > 0 {
+				n, err := there.Write(b[:min(piece, len(b))])
+				if err != nil {
+					return
+				}
+				b = b[n:]
+			}
+		}()
+		for _, request := range [][]byte{frame(int32(0), int64(0)), frame(int32(1), int32(3)), frame(int32(2), int32(3))} {
+			l.note(request, s.driver.now())
+		}
+		got, err := io.ReadAll(l)
+		if err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("answers in pieces of %d bytes: got %x, %v, want %x", piece, got, err, want)
+		}
+		if got := s.zxid.Load(); got != 0x100000008 {
+			t.Fatalf("last transaction: got %x, want that of the last answer", got)
+		}
+		again := &link{Conn: here, session: s}
+		for _, test := range []struct {
+			what string
+			b    []byte
+			at   int
+		}{
+			{"request for the session", frame(int32(0), int64(0), int32(30_000)), 8},
+			{"request for watches", frame(int32(3), int32(opWatch), int64(0), int32(0)), 12},
+		} {
+			sent, _ := again.note(test.b, s.driver.now())
+			if got := binary.BigEndian.Uint64(sent[test.at:]); got != 0x100000008 {
+				t.Errorf("%s: got transaction %x, want the last one that was answered", test.what, got)
+			}
+			if binary.BigEndian.Uint64(test.b[test.at:]) != 0 {
+				t.Errorf("%s: what the library wrote was changed in its place", test.what)
+			}
+		}
+		s.cut()
+	}
+}
