@@ -103,7 +103,8 @@ func (h *hold) embark(ctx context.Context, dir string, seconds int64) (fresh boo
 		if h.session, err = d.board(ctx, seconds); err != nil {
 			return false, err
 		}
-		h.key = d.newKey(dir, h.session.id)
+		h.number = d.numbers.take()
+		h.key = newKey(dir, h.session.id, h.number)
 		return true, nil
 	}
 	bounded, cancel := d.request(ctx, requestFor)
@@ -113,7 +114,8 @@ func (h *hold) embark(ctx context.Context, dir string, seconds int64) (fresh boo
 		return false, err
 	}
 	h.own = newOwnLease(c, seconds)
-	h.key = d.newKey(dir, c.id)
+	h.number = d.numbers.take()
+	h.key = newKey(dir, c.id, h.number)
 	return fresh, nil
 }
 
@@ -131,6 +133,7 @@ func (h *hold) try(ctx context.Context, dir string, fresh bool) (*hold, error) {
 	}
 	page := answer.Responses[0].GetResponseRange()
 	if contender(dir, page.Kvs) != nil {
+		h.driver.numbers.put(h.number)
 		h.disembark()
 		return nil, driver.ErrLocked
 	}

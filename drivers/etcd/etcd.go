@@ -25,7 +25,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -74,7 +73,7 @@ type Driver struct {
 	minTTL      time.Duration
 	host        string
 	epoch       time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
-	number      atomic.Uint64
+	numbers     numbers
 
 	life     context.Context // ends with Close, after all that has to be done
 	end      context.CancelFunc
@@ -168,21 +167,6 @@ func (d *Driver) seconds(ttl time.Duration) (int64, error) {
 		return 0, fmt.Errorf("TTL %v is not one of %v to %v in steps of %v: %w", ttl, d.minTTL, maxTTL, ttlUnit, errors.ErrUnsupported)
 	}
 	return int64((ttl + ttlUnit - 1) / ttlUnit), nil
-}
-
-// request returns a context for one request, which ends when Close begins too.
-func (d *Driver) request(ctx context.Context, bound time.Duration) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(ctx, bound)
-	stop := context.AfterFunc(d.stopping, cancel)
-	return ctx, func() {
-		stop()
-		cancel()
-	}
-}
-
-// background returns a context for one request that no caller waits for, or whose caller cannot take it back.
-func (d *Driver) background(bound time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(d.life, bound)
 }
 
 // enter counts a call of Acquire, unless the driver is closed.

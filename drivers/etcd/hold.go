@@ -22,7 +22,8 @@ type hold struct {
 	driver         *Driver
 	request        *driver.Request
 	key            string
-	revision       int64 // at which the key was created
+	number         uint64 // in the key
+	revision       int64  // at which the key was created
 	token          int64
 	granted        int64    // when, on the driver's clock
 	session        *session // nil if it has a lease of its own
@@ -32,6 +33,7 @@ type hold struct {
 	mu        sync.Mutex
 	phase     phase
 	behind    bool  // leaveBehind was called
+	deletions int   // requests to delete the key
 	doubtedAt int64 // when the first request to release it was sent of which the answer is missing
 }
 
@@ -172,10 +174,17 @@ func (h *hold) Release(ctx context.Context) error {
 // could have ended.
 func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 	d := h.driver
-	bounded, cancel := context.WithTimeout(ctx, attemptFor)
+	request, cancel := bounded(ctx, attemptFor)
+	defer cancel()
+	h.mu.Lock()
+	if h.phase == over {
+		h.mu.Unlock()
+		return true, driver.ErrNotHeld
+	}
+	h.deletions++
+	h.mu.Unlock()
 	sent := d.now()
-	answer, err := d.client.Delete(bounded, h.key)
-	cancel()
+	answer, err := d.client.Delete(request, h.key)
 
 	h.mu.Lock()
 	if h.phase == over { // the session died meanwhile, or another Release settled it
@@ -198,7 +207,11 @@ func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 	}
 	ended := answer.Deleted > 0 || h.phase == doubted && h.doubtedAt < h.expires()
 	h.phase = over
+	only := h.deletions == 1
 	h.mu.Unlock()
+	if only {
+		d.numbers.put(h.number)
+	}
 	h.disembark()
 	if !ended {
 		return true, driver.ErrNotHeld

@@ -3,6 +3,7 @@ package etcd
 import (
 	"strconv"
 	"strings"
+	"sync"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -19,13 +20,41 @@ func (d *Driver) dir(name string) string {
 }
 
 // newKey returns a key that no other attempt has. It begins as that of package concurrency, which is the lease alone.
-func (d *Driver) newKey(dir string, id clientv3.LeaseID) string {
+func newKey(dir string, id clientv3.LeaseID, number uint64) string {
 	b := make([]byte, 0, len(dir)+32)
 	b = append(b, dir...)
 	b = strconv.AppendUint(b, uint64(id), 16)
 	b = append(b, '-')
-	b = strconv.AppendUint(b, d.number.Add(1), 16)
+	b = strconv.AppendUint(b, number, 16)
 	return string(b)
+}
+
+// numbers tell the keys of attempts apart that are under way at the same time. They are used again, the last one first, so that locks of
+// a name have few keys one after the other: the server passes all that there were since its last compaction, whenever it looks at those
+// of the name.
+type numbers struct {
+	mu   sync.Mutex
+	last uint64
+	free []uint64
+}
+
+func (n *numbers) take() uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if i := len(n.free) - 1; i >= 0 {
+		number := n.free[i]
+		n.free = n.free[:i]
+		return number
+	}
+	n.last++
+	return n.last
+}
+
+// put gives a number back. No request may be on its way that concerns a key with it: it would concern that of the next attempt.
+func (n *numbers) put(number uint64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.free = append(n.free, number)
 }
 
 // contender returns the first of kvs that contends for the lock of dir itself, and not for one whose name is below it.

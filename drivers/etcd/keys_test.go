@@ -1,0 +1,67 @@
+package etcd_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// TestKeysAreUsedAgain has locks of a name one after the other: the server keeps each key that there ever was until its next compaction,
+// and passes all of a name at every lock.
+func TestKeysAreUsedAgain(t *testing.T) {
+	s := testenv.Etcd(t)
+	c := userClient(t, s.Addr)
+	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
+	l := acquire(t, a, request("a"))
+	first := keys(t, c, "a/")[0]
+	if _, err := a.Acquire(t.Context(), noWait("a")); err != driver.ErrLocked {
+		t.Errorf("a try: got %v, want %v", err, driver.ErrLocked)
+	}
+	w := wait(t, a, request("a"))
+	second := keys(t, c, "a/")[1]
+	if second == first {
+		t.Errorf("keys of two at a time: got %q twice", first)
+	}
+	w.Cancel()
+	if _, err := w.End(t); err == nil {
+		t.Error("a wait that was canceled was granted the lock")
+	}
+	release(t, l)
+	for range 20 {
+		l := acquire(t, a, request("a"))
+		w := wait(t, a, request("a"))
+		other := wait(t, b, request("a"))
+		for _, key := range keys(t, c, "a/")[:2] {
+			if key != first && key != second {
+				t.Errorf("key: got %q, want %q or %q", key, first, second)
+			}
+		}
+		release(t, l)
+		release(t, w.Granted(t))
+		release(t, other.Granted(t))
+	}
+}
+
+// TestKeyOfALateReleaseIsNotUsedAgain has the request of a release reach the server long after its caller has left: it must not delete the
+// key of the next hold.
+func TestKeyOfALateReleaseIsNotUsedAgain(t *testing.T) {
+	s := testenv.Etcd(t)
+	slow := testenv.NewProxy(t, s.Addr)
+	c := userClient(t, s.Addr)
+	d := openURL(t, "etcd://%s", slow.Addr)
+	l := acquire(t, d, request("a"))
+	old := keys(t, c, "a/")[0]
+	slow.Freeze(testenv.Requests)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	wantErr(t, "Release", l.Release(ctx), driver.ErrUnknown)
+	slow.Thaw(testenv.Requests)
+	next := acquire(t, d, request("a"))
+	if got := keys(t, c, "a/"); len(got) != 1 || got[0] == old {
+		t.Errorf("keys: got %q, want one, and not %q", got, old)
+	}
+	release(t, next)
+}
