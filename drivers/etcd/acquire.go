@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -122,14 +123,23 @@ func (h *hold) embark(ctx context.Context, dir string, seconds int64) (fresh boo
 // try asks once, without a place in the queue if the lock is taken.
 func (h *hold) try(ctx context.Context, dir string, fresh bool) (*hold, error) {
 	isFree := clientv3.Compare(clientv3.CreateRevision(dir), "=", 0).WithPrefix()
+	conditions := []clientv3.Cmp{isFree, notSealed(dir)}
 	look := clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize))
-	answer, err := h.ask(ctx, fresh, []clientv3.Cmp{isFree}, []clientv3.Op{h.put()}, []clientv3.Op{look})
+	answer, err := h.ask(ctx, fresh, conditions, []clientv3.Op{h.put(), getRecord(dir)}, []clientv3.Op{look, getRecord(dir)})
 	if err != nil {
 		return nil, err
 	}
+	r, err := readRecord(dir, answer.Responses[1].GetResponseRange().Kvs)
 	if answer.Succeeded {
-		h.created(answer)
-		return h.outcome(nil)
+		h.created(answer, r)
+		if err != nil {
+			err = h.abandon(ctx, err)
+		}
+		return h.outcome(err)
+	}
+	if r.sealed || err != nil {
+		h.disembark()
+		return nil, cmp.Or(err, driver.ErrSealed)
 	}
 	page := answer.Responses[0].GetResponseRange()
 	if contender(dir, page.Kvs) != nil {
@@ -148,11 +158,19 @@ func (h *hold) try(ctx context.Context, dir string, fresh bool) (*hold, error) {
 func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (before string, err error) {
 	look := clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
-	answer, err := h.ask(ctx, fresh, nil, []clientv3.Op{h.put(), look}, nil)
+	answer, err := h.ask(ctx, fresh, []clientv3.Cmp{notSealed(dir)}, []clientv3.Op{h.put(), look, getRecord(dir)}, nil)
 	if err != nil {
 		return "", err
 	}
-	h.created(answer)
+	if !answer.Succeeded {
+		h.disembark()
+		return "", driver.ErrSealed
+	}
+	r, err := readRecord(dir, answer.Responses[2].GetResponseRange().Kvs)
+	h.created(answer, r)
+	if err != nil {
+		return "", h.abandon(ctx, err)
+	}
 	page := answer.Responses[1].GetResponseRange()
 	if c := contender(dir, others(page.Kvs, h.key)); c != nil {
 		return string(c.Key), nil
@@ -193,9 +211,9 @@ func (h *hold) leaseID() clientv3.LeaseID {
 }
 
 // created takes the answer to the transaction that put the key.
-func (h *hold) created(answer *clientv3.TxnResponse) {
+func (h *hold) created(answer *clientv3.TxnResponse, r record) {
 	h.revision = answer.Header.Revision
-	h.token = h.revision
+	h.number(r, h.revision)
 }
 
 // ask sends a transaction that may put the key, and prolongs a lease that is not fresh at the same time. If it fails, what may be
@@ -245,6 +263,8 @@ func (h *hold) failPut(ctx context.Context, err error) error {
 	case errors.Is(err, errGone):
 		h.disembark()
 		return errAgain
+	case errors.Is(err, driver.ErrSealed):
+		return h.abandon(ctx, err)
 	case isLeaseGone(err):
 		h.sink()
 		return errAgain

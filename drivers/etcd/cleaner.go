@@ -26,6 +26,7 @@ type ghost struct {
 	carrier  *carrier
 	session  *session // of a key; nil if its lease is on the way to be revoked, or it is definite
 	definite bool     // the request that made the key was answered: if it is absent, it is gone
+	sealing  bool     // the key may have become a seal, and then it is to stay
 
 	since int64
 	next  int64 // when to ask
@@ -142,8 +143,8 @@ func (d *Driver) exorcise(ctx context.Context, g *ghost) bool {
 	if g.session != nil && g.session.isDead() {
 		return true // the lease is a ghost of its own
 	}
-	answer, err := d.client.Delete(ctx, g.key)
-	if err == nil && (answer.Deleted > 0 || g.definite) {
+	removed, err := d.removeKey(ctx, g.key, g.sealing)
+	if err == nil && (removed || g.definite) {
 		return true
 	}
 	if !g.definite && d.now() > g.since+int64(retireAfter) {

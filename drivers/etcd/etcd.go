@@ -16,6 +16,13 @@
 // Among clients of dsync all names are distinct locks, "orders" and "orders/42" too. The others take every key below a name for a
 // contender, so for them a lock on "orders" has to wait for those on "orders/42": do not use a name and one below it together with
 // them, or set Options.Flat (names=flat) everywhere, which writes the slashes of names as %2F.
+//
+// # Seals and marks
+//
+// A seal is the key of its holder without a lease, so all who contend wait behind it, and a record beside the contenders, NAME\x00seal.
+// A mark is NAME\x00mark: the number that is added to revisions to make tokens. Both are read with the requests for the lock, so a user
+// needs the right to read all keys that begin with NAME, and not only NAME/. Others fence with bare revisions, which are below the
+// tokens of a marked name.
 package etcd
 
 import (
@@ -64,7 +71,7 @@ type Options struct {
 	NoTokens bool
 }
 
-// Driver is a driver.Driver on etcd. It implements driver.Inspector and driver.ForceUnlocker too.
+// Driver is a driver.Driver on etcd. It implements driver.Inspector, driver.ForceUnlocker, driver.Sealer and driver.Marker too.
 type Driver struct {
 	client      *clientv3.Client
 	leases      pb.LeaseClient

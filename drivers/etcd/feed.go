@@ -219,10 +219,13 @@ func (f *feed) watch() (seen, end bool) {
 func (f *feed) setActive(active bool) {
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
-	f.active = active
-	if !active {
-		return
+	if f.active = active; active {
+		f.call()
 	}
+}
+
+// call wakes all waiters. It is called with feeds.mu held.
+func (f *feed) call() {
 	for _, list := range f.waiters {
 		for _, w := range list {
 			w.call()
@@ -237,6 +240,10 @@ func (f *feed) tell(events []*clientv3.Event) {
 	for _, e := range events {
 		if e.Type == mvccpb.PUT && e.Kv.CreateRevision == e.Kv.ModRevision {
 			continue // somebody new, who stands behind
+		}
+		if e.Type == mvccpb.PUT && e.Kv.Lease == int64(clientv3.NoLease) { // a seal, for all that stand behind it
+			f.call()
+			continue
 		}
 		for _, w := range f.waiters[string(e.Kv.Key)] {
 			w.call()

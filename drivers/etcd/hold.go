@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -24,9 +25,11 @@ type hold struct {
 	key            string
 	number         uint64 // in the key
 	revision       int64  // at which the key was created
-	token          int64
-	granted        int64    // when, on the driver's clock
-	session        *session // nil if it has a lease of its own
+	token          int64  // the revision that it comes from
+	record         record
+	first          atomic.Uint64 // token
+	granted        int64         // when, on the driver's clock
+	session        *session      // nil if it has a lease of its own
 	own            *ownLease
 	previous, next *hold // in session.holds or Driver.fixed
 
@@ -34,6 +37,7 @@ type hold struct {
 	phase     phase
 	behind    bool  // leaveBehind was called
 	deletions int   // requests to delete the key
+	sealing   bool  // the key may have become a seal
 	doubtedAt int64 // when the first request to release it was sent of which the answer is missing
 }
 
@@ -52,7 +56,7 @@ func (h *hold) Tokens() (first uint64, n int) {
 	if h.driver.options.NoTokens {
 		return 0, 0
 	}
-	return uint64(h.token), 1
+	return h.first.Load(), 1
 }
 
 // Expires implements driver.Lease.
@@ -122,13 +126,13 @@ func (h *hold) disembark() {
 // leaveBehind has the key deleted in the background. Definite says that the request that put it was answered.
 func (h *hold) leaveBehind(definite bool) {
 	h.mu.Lock()
-	again := h.behind
+	again, sealing := h.behind, h.sealing
 	h.behind = true
 	h.mu.Unlock()
 	switch {
 	case again:
 	case h.session != nil:
-		h.driver.ghosts.add(&ghost{key: h.key, carrier: &h.session.carrier, session: h.session, definite: definite})
+		h.driver.ghosts.add(&ghost{key: h.key, carrier: &h.session.carrier, session: h.session, definite: definite, sealing: sealing})
 		h.session.leave()
 	default:
 		h.own.discard(h.driver)
@@ -171,7 +175,7 @@ func (h *hold) Release(ctx context.Context) error {
 // releaseOnce asks once to delete the key, and reports whether that settled the matter.
 //
 // A repeat that finds nothing counts as the success of the request before whose answer is missing, if that was sent before the lease
-// could have ended.
+// could have ended, and if the key cannot be there as a seal.
 func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 	d := h.driver
 	request, cancel := bounded(ctx, attemptFor)
@@ -182,9 +186,10 @@ func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 		return true, driver.ErrNotHeld
 	}
 	h.deletions++
+	sealing := h.sealing
 	h.mu.Unlock()
 	sent := d.now()
-	answer, err := d.client.Delete(request, h.key)
+	removed, err := d.removeKey(request, h.key, sealing)
 
 	h.mu.Lock()
 	if h.phase == over { // the session died meanwhile, or another Release settled it
@@ -205,9 +210,9 @@ func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 		h.mu.Unlock()
 		return false, err
 	}
-	ended := answer.Deleted > 0 || h.phase == doubted && h.doubtedAt < h.expires()
+	ended := removed || h.phase == doubted && h.doubtedAt < h.expires() && !sealing
 	h.phase = over
-	only := h.deletions == 1
+	only := h.deletions == 1 && !h.sealing
 	h.mu.Unlock()
 	if only {
 		d.numbers.put(h.number)

@@ -18,12 +18,14 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	bounded, cancel := d.request(ctx, requestFor)
 	defer cancel()
 	dir := d.dir(name)
-	answer, err := d.client.Get(bounded, dir, clientv3.WithPrefix(),
-		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	all, r, _, err := d.getQueue(bounded, dir, clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
 	if err != nil {
 		return driver.Status{}, d.queryFault(ctx, err)
 	}
-	queue := slices.DeleteFunc(answer.Kvs, func(kv *mvccpb.KeyValue) bool { return !isContender(dir, kv) })
+	queue := slices.DeleteFunc(all.Kvs, func(kv *mvccpb.KeyValue) bool { return !isContender(dir, kv) })
+	if r.sealed {
+		return driver.Status{Held: true, Owner: sealOwner, Token: r.last, Waiters: max(0, len(queue)-1)}, nil
+	}
 	if len(queue) == 0 {
 		return driver.Status{}, nil
 	}
@@ -70,7 +72,7 @@ func (d *Driver) tokenOf(key string) uint64 {
 	}
 	for _, h := range fixed {
 		if h.key == key {
-			return uint64(h.token)
+			return h.first.Load()
 		}
 	}
 	return 0
@@ -90,12 +92,15 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	}
 	key := string(first.Key)
 	answer, err := d.client.Txn(bounded).
-		If(clientv3.Compare(clientv3.CreateRevision(key), "=", first.CreateRevision)).
+		If(clientv3.Compare(clientv3.CreateRevision(key), "=", first.CreateRevision), notSealed(dir)).
 		Then(clientv3.OpDelete(key)).
+		Else(clientv3.OpGet(sealKey(dir), clientv3.WithKeysOnly())).
 		Commit()
 	switch {
 	case err != nil:
 		return d.queryFault(ctx, err)
+	case !answer.Succeeded && len(answer.Responses[0].GetResponseRange().Kvs) > 0:
+		return driver.ErrSealed
 	case !answer.Succeeded: // it ended in between
 		return driver.ErrNotHeld
 	}

@@ -69,7 +69,7 @@ func contender(dir string, kvs []*mvccpb.KeyValue) *mvccpb.KeyValue {
 
 func isContender(dir string, kv *mvccpb.KeyValue) bool {
 	for _, c := range kv.Key[len(dir):] {
-		if c == '/' {
+		if c == '/' || c == 0 { // below, or the record of a name below
 			return false
 		}
 	}

@@ -4,17 +4,21 @@ import (
 	"context"
 	"slices"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 // queueLook is one look at all contenders, for all waiters that wanted one when it began. When a thousand of them are woken at once,
 // as when the feed becomes active, a look of each at all the others would keep the server busy for longer than they wait for it.
 type queueLook struct {
-	done  chan struct{} // closed when the fields below are set
-	queue []*mvccpb.KeyValue
-	token int64
-	err   error
+	done   chan struct{} // closed when the fields below are set
+	queue  []*mvccpb.KeyValue
+	record record
+	token  int64
+	err    error
 }
 
 // lookFresh asks for the contender before the key, and prolongs a lease of the hold's own at the same time.
@@ -61,12 +65,14 @@ func (h *hold) lookShared(ctx context.Context, w *waiter) (before string, err er
 		return int(kv.CreateRevision - revision)
 	})
 	switch {
+	case q.record.sealed:
+		return "", driver.ErrSealed
 	case !found || string(q.queue[i].Key) != h.key:
 		return "", errGone
 	case i > 0:
 		return string(q.queue[i-1].Key), nil
 	}
-	h.token = q.token
+	h.number(q.record, q.token)
 	return "", nil
 }
 
@@ -93,14 +99,13 @@ func (f *feed) lookForAll(q *queueLook) {
 	d := f.feeds.driver
 	ctx, cancel := d.background(requestFor)
 	defer cancel()
-	answer, err := d.client.Get(ctx, f.dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(),
-		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	all, r, revision, err := d.getQueue(ctx, f.dir, clientv3.WithKeysOnly(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
 	if err != nil {
 		q.err = err
 		return
 	}
-	q.token = answer.Header.Revision
-	q.queue = slices.DeleteFunc(answer.Kvs, func(kv *mvccpb.KeyValue) bool { return !isContender(f.dir, kv) })
+	q.token, q.record = revision, r
+	q.queue = slices.DeleteFunc(all.Kvs, func(kv *mvccpb.KeyValue) bool { return !isContender(f.dir, kv) })
 }
 
 // look asks for the contender before the key. If there is none, the lock is granted, and the revision of the answer is the token:
@@ -108,24 +113,37 @@ func (f *feed) lookForAll(q *queueLook) {
 func (h *hold) look(ctx context.Context, dir string) (before string, err error) {
 	bounded, cancel := h.driver.request(ctx, attemptFor)
 	defer cancel()
-	options := []clientv3.OpOption{clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithMaxCreateRev(h.revision),
+	options := []clientv3.OpOption{clientv3.WithKeysOnly(), clientv3.WithMaxCreateRev(h.revision),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend)}
-	page, err := h.driver.client.Get(bounded, dir, append(options, clientv3.WithLimit(pageSize))...)
+	page, r, token, err := h.driver.getQueue(bounded, dir, append(options, clientv3.WithLimit(pageSize))...)
 	if err != nil {
 		return "", err
+	}
+	if r.sealed {
+		return "", driver.ErrSealed
 	}
 	if len(page.Kvs) == 0 || page.Kvs[0].CreateRevision != h.revision || string(page.Kvs[0].Key) != h.key {
 		return "", errGone
 	}
-	token := page.Header.Revision
 	if page.More && contender(dir, page.Kvs[1:]) == nil { // a page full of names below
-		if page, err = h.driver.client.Get(bounded, dir, append(options, clientv3.WithRev(token))...); err != nil {
+		if page, _, _, err = h.driver.getQueue(bounded, dir, append(options, clientv3.WithRev(token))...); err != nil {
 			return "", err
 		}
 	}
 	if c := contender(dir, others(page.Kvs, h.key)); c != nil {
 		return string(c.Key), nil
 	}
-	h.token = token
+	h.number(r, token)
 	return "", nil
+}
+
+// getQueue asks for contenders, together with the record of the name.
+func (d *Driver) getQueue(ctx context.Context, dir string, options ...clientv3.OpOption) (page *pb.RangeResponse, r record, revision int64, err error) {
+	options = append(options, clientv3.WithPrefix())
+	answer, err := d.client.Txn(ctx).Then(clientv3.OpGet(dir, options...), getRecord(dir)).Commit()
+	if err != nil {
+		return nil, r, 0, err
+	}
+	r, err = readRecord(dir, answer.Responses[1].GetResponseRange().Kvs)
+	return answer.Responses[0].GetResponseRange(), r, answer.Header.Revision, err
 }

@@ -127,7 +127,7 @@ func (h *hold) move(ctx context.Context, c *carrier) (bool, error) {
 		answer, err := h.driver.client.Txn(ctx).
 			If(clientv3.Compare(clientv3.ModRevision(h.key), "=", o.modified)).
 			Then(clientv3.OpPut(h.key, "", clientv3.WithLease(c.id), clientv3.WithIgnoreValue())).
-			Else(clientv3.OpGet(h.key, clientv3.WithKeysOnly())).
+			Else(clientv3.OpGet(h.key)).
 			Commit()
 		if err != nil {
 			return false, err
@@ -137,7 +137,7 @@ func (h *hold) move(ctx context.Context, c *carrier) (bool, error) {
 			return true, nil
 		}
 		kvs := answer.Responses[0].GetResponseRange().Kvs
-		if len(kvs) == 0 || kvs[0].CreateRevision != h.revision {
+		if len(kvs) == 0 || kvs[0].CreateRevision != h.revision || h.isSeal(kvs) {
 			return false, nil
 		}
 		o.modified = kvs[0].ModRevision

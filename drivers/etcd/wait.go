@@ -67,6 +67,8 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, before string) e
 		case errors.Is(err, errGone):
 			h.disembark()
 			return errAgain
+		case errors.Is(err, driver.ErrSealed):
+			return h.abandon(ctx, err)
 		case isLeaseGone(err):
 			return h.fail(ctx, err)
 		case ctx.Err() != nil || d.stopping.Err() != nil: // the next turn ends it

@@ -1,0 +1,232 @@
+package etcd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// What is known of a name for good is in keys beside its contenders, which have a NUL where those have a slash.
+const (
+	sealSuffix = "\x00seal" // its value is the last token
+	markSuffix = "\x00mark" // its value is the base of the tokens
+)
+
+// maxFloor leaves room above it for all revisions.
+const maxFloor = 1 << 62
+
+// sealOwner is who Inspect says has a name that is sealed.
+const sealOwner = "seal"
+
+var (
+	_ driver.Sealer = (*Driver)(nil)
+	_ driver.Marker = (*Driver)(nil)
+)
+
+// record is what is known of a name for good.
+type record struct {
+	sealed bool
+	last   uint64 // token, if it is sealed
+
+	marked   bool
+	base     uint64 // what tokens have above revisions
+	modified int64  // revision of the mark
+}
+
+func sealKey(dir string) string { return dir[:len(dir)-1] + sealSuffix }
+func markKey(dir string) string { return dir[:len(dir)-1] + markSuffix }
+
+// notSealed is the condition for a key that contends for a name.
+func notSealed(dir string) clientv3.Cmp {
+	return clientv3.Compare(clientv3.CreateRevision(sealKey(dir)), "=", 0)
+}
+
+// getRecord asks for the record of a name.
+func getRecord(dir string) clientv3.Op {
+	return clientv3.OpGet(dir[:len(dir)-1]+"\x00", clientv3.WithPrefix())
+}
+
+// readRecord takes the answer to getRecord apart.
+func readRecord(dir string, kvs []*mvccpb.KeyValue) (r record, err error) {
+	for _, kv := range kvs {
+		n, wrong := strconv.ParseUint(string(kv.Value), 10, 64)
+		switch string(kv.Key) {
+		case sealKey(dir):
+			r.sealed, r.last = true, n
+		case markKey(dir):
+			r.marked, r.base, r.modified = true, n, kv.ModRevision
+		default:
+			wrong = nil // of somebody else
+		}
+		if wrong != nil {
+			err = fmt.Errorf("key %q is not a number: %w", kv.Key, wrong)
+		}
+	}
+	return r, err
+}
+
+// Seal implements driver.Sealer. The key of the holder is put again without a lease, and so it stays the oldest one for ever.
+func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
+	h := l.(*hold)
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	bounded, cancel := context.WithTimeout(ctx, requestFor)
+	defer cancel()
+	if h.own != nil { // a renewal would hang the key on a lease again
+		select {
+		case h.own.renewing <- struct{}{}:
+			defer func() { <-h.own.renewing }()
+		case <-bounded.Done():
+			return withCause(ctx, driver.ErrUnavailable, errors.New("a renewal has not ended"))
+		}
+	}
+	if !h.beginSeal() {
+		return driver.ErrNotHeld
+	}
+	dir := d.dir(h.request.Name)
+	last, _ := h.Tokens()
+	text, err := json.Marshal(value{Owner: sealOwner, Host: d.host, Time: time.Now()})
+	if err != nil { // of strings and a time it can be made in any case
+		text = nil
+	}
+	answer, err := d.client.Txn(bounded).
+		If(clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.revision), hasLease(h.key)).
+		Then(clientv3.OpPut(h.key, string(text)), clientv3.OpPut(sealKey(dir), strconv.FormatUint(last, 10))).
+		Else(clientv3.OpGet(h.key)).
+		Commit()
+	if err != nil {
+		err, _ = fault(ctx, err)
+		return err
+	}
+	if !answer.Succeeded && !h.isSeal(answer.Responses[0].GetResponseRange().Kvs) {
+		h.vanish()
+		return driver.ErrNotHeld
+	}
+	h.sealed()
+	return nil
+}
+
+// beginSeal takes note that the key may become a seal, unless the hold is over.
+func (h *hold) beginSeal() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.phase != held || h.driver.now() >= h.expires() {
+		return false
+	}
+	h.sealing = true
+	return true
+}
+
+// isSeal reports whether an earlier request, which got no answer, made the key of h a seal. Servers leave the lease out of answers with
+// keys alone.
+func (h *hold) isSeal(kvs []*mvccpb.KeyValue) bool {
+	return len(kvs) == 1 && kvs[0].CreateRevision == h.revision && kvs[0].Lease == int64(clientv3.NoLease)
+}
+
+// sealed ends a hold whose key is a seal.
+func (h *hold) sealed() {
+	h.mu.Lock()
+	first := h.phase == held
+	h.phase = over
+	h.mu.Unlock()
+	if first {
+		h.unlist()
+		h.disembark()
+	}
+}
+
+// hasLease is the condition that a key is not a seal. It does not hold for a key that is not there.
+func hasLease(key string) clientv3.Cmp {
+	return clientv3.Compare(clientv3.LeaseValue(key), "!=", clientv3.NoLease)
+}
+
+// removeKey deletes the key of a contender. One that may have become a seal stays if it has.
+func (d *Driver) removeKey(ctx context.Context, key string, sealing bool) (removed bool, err error) {
+	if !sealing {
+		answer, err := d.client.Delete(ctx, key)
+		return err == nil && answer.Deleted > 0, err
+	}
+	answer, err := d.client.Txn(ctx).If(hasLease(key)).Then(clientv3.OpDelete(key)).Commit()
+	return err == nil && answer.Succeeded, err
+}
+
+// Sealed implements driver.Sealer.
+func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed bool, err error) {
+	bounded, cancel := d.request(ctx, requestFor)
+	defer cancel()
+	dir := d.dir(name)
+	answer, err := d.client.Get(bounded, sealKey(dir))
+	if err != nil {
+		return 0, false, d.queryFault(ctx, err)
+	}
+	r, err := readRecord(dir, answer.Kvs)
+	return r.last, r.sealed, err
+}
+
+// Mark implements driver.Marker. Revisions cannot be raised, so the mark says what is added to them, which only grows.
+func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
+	h := l.(*hold)
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if floor > maxFloor {
+		return fmt.Errorf("floor %d of the tokens leaves no room for revisions above it: %w", floor, errors.ErrUnsupported)
+	}
+	bounded, cancel := context.WithTimeout(ctx, requestFor)
+	defer cancel()
+	dir, r := d.dir(h.request.Name), h.record
+	for {
+		h.mu.Lock()
+		over := h.phase != held || d.now() >= h.expires()
+		h.mu.Unlock()
+		if over {
+			return driver.ErrNotHeld
+		}
+		if granted := uint64(h.token); floor > granted { // the revision of the mark is above that of the grant
+			r.base = max(r.base, floor-granted)
+		}
+		answer, err := d.client.Txn(bounded).
+			If(clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.revision), hasLease(h.key),
+				clientv3.Compare(clientv3.ModRevision(markKey(dir)), "=", r.modified)).
+			Then(clientv3.OpPut(markKey(dir), strconv.FormatUint(r.base, 10))).
+			Else(clientv3.OpGet(h.key), getRecord(dir)).
+			Commit()
+		if err != nil {
+			err, _ = fault(ctx, err)
+			return err
+		}
+		if answer.Succeeded {
+			r.marked, r.modified = true, answer.Header.Revision
+			h.number(r, answer.Header.Revision)
+			return nil
+		}
+		kvs := answer.Responses[0].GetResponseRange().Kvs
+		if len(kvs) == 0 || kvs[0].CreateRevision != h.revision || h.isSeal(kvs) {
+			h.vanish()
+			return driver.ErrNotHeld
+		}
+		if r, err = readRecord(dir, answer.Responses[1].GetResponseRange().Kvs); err != nil {
+			return err
+		}
+	}
+}
+
+// number gives the hold the token of a revision.
+func (h *hold) number(r record, revision int64) {
+	h.record, h.token = r, revision
+	h.first.Store(r.base + uint64(revision))
+}
+
+// Marked implements driver.Marker.
+func (d *Driver) Marked(_ context.Context, l driver.Lease) (bool, error) {
+	return l.(*hold).record.marked, nil
+}

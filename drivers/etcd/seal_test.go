@@ -1,0 +1,418 @@
+package etcd_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/etcd"
+	"github.com/go-dsync/dsync/internal/drivertest"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// kinds of holds, by what carries them.
+func kinds(name string) map[string]*driver.Request {
+	return map[string]*driver.Request{"kept alive": request(name), "fixed": fixed(request(name), 30*time.Second)}
+}
+
+// seal fails the test if the hold is not sealed.
+func seal(tb testing.TB, d *etcd.Driver, l driver.Lease) {
+	tb.Helper()
+	if err := d.Seal(guard(tb), l); err != nil {
+		tb.Fatalf("Seal: %v", err)
+	}
+}
+
+// isSealed fails the test unless the name is sealed for d, with a last token.
+func isSealed(tb testing.TB, d *etcd.Driver, name string, last uint64) {
+	tb.Helper()
+	for _, r := range []*driver.Request{request(name), noWait(name), fixed(request(name), 30*time.Second)} {
+		if l, err := d.Acquire(guard(tb), r); err != driver.ErrSealed {
+			tb.Errorf("Acquire: got %v, %v, want %v", l, err, driver.ErrSealed)
+		}
+	}
+	if got, sealed, err := d.Sealed(guard(tb), name); got != last || !sealed || err != nil {
+		tb.Errorf("Sealed: got %d, %t, %v, want %d, true", got, sealed, err, last)
+	}
+}
+
+func TestSealAnswersWaitersAndStays(t *testing.T) {
+	s := testenv.Etcd(t)
+	c := userClient(t, s.Addr)
+	for what, r := range kinds("orders") {
+		t.Run(what, func(t *testing.T) {
+			a, b := openURL(t, "etcd://%s/%s/", s.Addr, r.Hold), openURL(t, "etcd://%s/%s/", s.Addr, r.Hold)
+			dir := r.Hold + "/orders/"
+			l := acquire(t, a, r)
+			before, err := c.Get(t.Context(), keys(t, c, dir)[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			own, other := wait(t, a, request("orders")), wait(t, b, request("orders"))
+			mutex, theirs := newMutex(t, c, r.Hold+"/orders"), make(chan error, 1)
+			go func() { theirs <- mutex.Lock(guard(t)) }() // ends when the test removes the seal
+			testenv.Eventually(t, func() bool { return len(keys(t, c, dir)) == 4 }, "the mutex waits")
+			behind := wait(t, b, request("orders"))
+			seal(t, a, l)
+			for _, w := range []*drivertest.Waiter{own, other, behind} {
+				if l, err := w.End(t); err != driver.ErrSealed {
+					t.Errorf("a waiter: got %v, %v, want %v", l, err, driver.ErrSealed)
+				}
+			}
+			if err := l.Release(t.Context()); err != driver.ErrNotHeld {
+				t.Errorf("Release of the hold that became a seal: got %v, want %v", err, driver.ErrNotHeld)
+			}
+			isSealed(t, b, "orders", token(l))
+			if err := b.ForceUnlock(t.Context(), "orders"); err != driver.ErrSealed {
+				t.Errorf("ForceUnlock: got %v, want %v", err, driver.ErrSealed)
+			}
+			status, err := b.Inspect(t.Context(), "orders")
+			if err != nil || !status.Held || status.Owner != "seal" || status.Token != token(l) || status.TTL != 0 || status.Waiters != 1 {
+				t.Errorf("Inspect: got %+v, %v, want the seal as the owner, its token, and the mutex", status, err)
+			}
+			if err := a.Close(guard(t)); err != nil { // with all its leases
+				t.Fatal(err)
+			}
+			after, err := c.Get(t.Context(), string(before.Kvs[0].Key))
+			if err != nil || len(after.Kvs) != 1 || after.Kvs[0].CreateRevision != before.Kvs[0].CreateRevision || after.Kvs[0].Lease != 0 {
+				t.Errorf("key of the holder: got %v, %v, want that of %v without a lease", after, err, before)
+			}
+			for range 20 {
+				if err := newMutex(t, c, r.Hold+"/orders").TryLock(t.Context()); err != concurrency.ErrLocked {
+					t.Fatalf("their TryLock: got %v, want %v", err, concurrency.ErrLocked)
+				}
+			}
+			select {
+			case err := <-theirs:
+				t.Fatalf("the mutex was granted a sealed lock: %v", err)
+			default:
+			}
+			if _, err := c.Delete(t.Context(), string(before.Kvs[0].Key)); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-theirs; err != nil { // so it stood right behind the seal
+				t.Error(err)
+			}
+			isSealed(t, b, "orders", token(l))
+		})
+	}
+}
+
+func TestEtcdctlWaitsForASeal(t *testing.T) {
+	s := testenv.Etcd(t)
+	c := userClient(t, s.Addr)
+	d := openURL(t, "etcd://%s", s.Addr)
+	l := acquire(t, d, request("orders"))
+	granted, end := etcdctlLock(t, s, "orders")
+	testenv.Eventually(t, func() bool { return len(keys(t, c, "orders/")) == 2 }, "etcdctl waits")
+	seal(t, d, l)
+	for range 20 {
+		isSealed(t, d, "orders", token(l))
+	}
+	select {
+	case <-granted:
+		t.Error("etcdctl was granted a sealed lock")
+	default:
+	}
+	remove(t, c, "orders")
+	if theirs := <-granted; theirs <= token(l) {
+		t.Errorf("token of etcdctl: got %d, want more than %d", theirs, token(l))
+	}
+	end()
+}
+
+func TestSealAndMarkNeedTheHold(t *testing.T) {
+	s := testenv.Etcd(t)
+	c := userClient(t, s.Addr)
+	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
+	for _, next := range []bool{false, true} {
+		for what, r := range kinds("a") {
+			l := acquire(t, a, r)
+			remove(t, c, "a")
+			var h driver.Lease
+			if next {
+				h = acquire(t, b, request("a"))
+			}
+			before := revision(t, c)
+			if err := a.Mark(t.Context(), l, 1<<40); err != driver.ErrNotHeld {
+				t.Errorf("%s: Mark: got %v, want %v", what, err, driver.ErrNotHeld)
+			}
+			wantErr(t, what, lostBy(t, r), driver.ErrRemoved)
+			if err := a.Seal(t.Context(), l); err != driver.ErrNotHeld {
+				t.Errorf("%s: Seal: got %v, want %v", what, err, driver.ErrNotHeld)
+			}
+			if got := revision(t, c); got != before {
+				t.Errorf("%s: changes: got %d, want none", what, got-before)
+			}
+			r = fixed(request("a"), 30*time.Second)
+			if !next {
+				l = acquire(t, a, r)
+				remove(t, c, "a")
+				if err := a.Seal(t.Context(), l); err != driver.ErrNotHeld {
+					t.Errorf("%s: Seal: got %v, want %v", what, err, driver.ErrNotHeld)
+				}
+				wantErr(t, what, lostBy(t, r), driver.ErrRemoved)
+				h = acquire(t, b, request("a"))
+			}
+			if marked, err := b.Marked(t.Context(), h); marked || err != nil {
+				t.Errorf("%s: Marked: got %t, %v, want false", what, marked, err)
+			}
+			release(t, h)
+		}
+	}
+	if _, sealed, err := b.Sealed(t.Context(), "a"); sealed || err != nil {
+		t.Errorf("Sealed: got %t, %v, want false", sealed, err)
+	}
+}
+
+// TestSealWhoseAnswerIsLost has a seal of which the holder does not know. Whatever the holder does then, the seal stays.
+func TestSealWhoseAnswerIsLost(t *testing.T) {
+	s := testenv.Etcd(t)
+	proxy := testenv.NewProxy(t, s.Addr)
+	c := userClient(t, s.Addr)
+	b := openURL(t, "etcd://%s", s.Addr)
+	for what, r := range kinds("a") {
+		a := openURL(t, "etcd://%s/%s/", proxy.Addr, r.Hold)
+		dir, name := r.Hold+"/a/", r.Hold+"/a"
+		l := acquire(t, a, r)
+		key := keys(t, c, dir)[0]
+		held := proxy.HoldAfterRequest(key)
+		sealed := make(chan error, 1)
+		go func() { sealed <- a.Seal(guard(t), l) }() // ends when the connection is cut
+		<-held
+		testenv.Eventually(t, func() bool { _, done, _ := b.Sealed(t.Context(), name); return done }, "the server has handled it")
+		proxy.Cut()
+		wantErr(t, what, <-sealed, driver.ErrUnknown)
+		proxy.Heal()
+		if r.Fixed { // asked again, it says what has become of the hold
+			seal(t, a, l)
+		}
+		if err := l.Release(guard(t)); err != driver.ErrNotHeld {
+			t.Errorf("%s: Release: got %v, want %v", what, err, driver.ErrNotHeld)
+		}
+		if err := a.Close(guard(t)); err != nil {
+			t.Error(err)
+		}
+		isSealed(t, b, name, token(l))
+		if got := keys(t, c, dir); len(got) != 1 || got[0] != key {
+			t.Errorf("%s: keys: got %q, want %q", what, got, key)
+		}
+	}
+}
+
+// TestSealThatArrivesLate has the seal reach the server together with what is done about it, or never.
+func TestSealThatArrivesLate(t *testing.T) {
+	s := testenv.Etcd(t)
+	proxy := testenv.NewProxy(t, s.Addr)
+	b := openURL(t, "etcd://%s", s.Addr)
+	for _, arrives := range []bool{false, true} {
+		for what, r := range kinds("a") {
+			a := openURL(t, "etcd://%s/%s/", proxy.Addr, r.Hold)
+			name := r.Hold + "/a"
+			l := acquire(t, a, r)
+			proxy.Freeze(testenv.Requests)
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			wantErr(t, what, a.Seal(ctx, l), driver.ErrUnknown)
+			wantErr(t, what, l.Release(ctx), driver.ErrUnknown)
+			cancel()
+			if !arrives {
+				proxy.Cut()
+				proxy.Heal()
+			}
+			proxy.Thaw(testenv.Requests)
+			next, err := b.Acquire(guard(t), request(name))
+			if _, sealed, _ := b.Sealed(t.Context(), name); sealed != errors.Is(err, driver.ErrSealed) || err != nil && !sealed {
+				t.Errorf("%s: the next Acquire got %v, and Sealed says %t", what, err, sealed)
+			}
+			if !arrives && err != nil {
+				t.Errorf("%s: the next Acquire got %v after a seal that never arrived", what, err)
+			}
+			if err == nil {
+				release(t, next)
+			}
+		}
+	}
+}
+
+func TestSealsAndMarksSurviveARestart(t *testing.T) {
+	s := testenv.Etcd(t)
+	d := openURL(t, "etcd://%s", s.Addr)
+	old := acquire(t, d, request("old"))
+	seal(t, d, old)
+	l := acquire(t, d, request("new"))
+	if err := d.Mark(t.Context(), l, 1<<40); err != nil {
+		t.Fatal(err)
+	}
+	release(t, l)
+	s.Restart()
+	isSealed(t, d, "old", token(old))
+	next := acquire(t, d, request("new"))
+	if marked, err := d.Marked(t.Context(), next); !marked || err != nil || token(next) <= token(l) || token(l) <= 1<<40 {
+		t.Errorf("after a restart: marked %t, %v, token %d after %d, want true, and tokens that rise from %d", marked, err, token(next), token(l), 1<<40)
+	}
+	release(t, next)
+}
+
+// TestTokensAboveTheFloor has waiters of all kinds queue before the mark, and be granted after it.
+func TestTokensAboveTheFloor(t *testing.T) {
+	s := testenv.Etcd(t)
+	c := userClient(t, s.Addr)
+	a, b := openURL(t, "etcd://%s/p/", s.Addr), openURL(t, "etcd://%s", s.Addr)
+	l := acquire(t, a, request("x"))
+	waiters := []*drivertest.Waiter{
+		wait(t, a, request("x")), wait(t, b, request("p/x")), wait(t, a, fixed(request("x"), 30*time.Second)), wait(t, b, request("p/x")),
+	}
+	const floor = 1 << 50
+	last := uint64(floor)
+	rises := func(what string, d *etcd.Driver, l driver.Lease) {
+		t.Helper()
+		marked, err := d.Marked(t.Context(), l)
+		if token(l) <= last || !marked || err != nil {
+			t.Errorf("%s: token %d, marked %t, %v, want one above %d, and true", what, token(l), marked, err, last)
+		}
+		last = token(l)
+	}
+	for _, floor := range []uint64{floor, 1, 0} {
+		if err := a.Mark(t.Context(), l, floor); err != nil {
+			t.Fatal(err)
+		}
+		rises("the holder", a, l)
+	}
+	if status, err := a.Inspect(t.Context(), "x"); err != nil || status.Token != last {
+		t.Errorf("Inspect: got %+v, %v, want the token %d", status, err, last)
+	}
+	for i, w := range waiters {
+		release(t, l)
+		l = w.Granted(t)
+		rises("a waiter", []*etcd.Driver{a, b}[i%2], l)
+	}
+	if _, err := c.Delete(t.Context(), "p/x\x00mark"); err != nil { // the holder does not know of it
+		t.Fatal(err)
+	}
+	if err := b.Mark(t.Context(), l, 2*floor); err != nil {
+		t.Fatal(err)
+	}
+	if last = 2 * floor; token(l) <= last {
+		t.Errorf("token after a second mark: got %d, want more than %d", token(l), last)
+	}
+	release(t, l)
+	for _, r := range []*driver.Request{request("p/x"), noWait("p/x"), fixed(noWait("p/x"), 30*time.Second)} {
+		l = acquire(t, b, r)
+		rises("a grant", b, l)
+		release(t, l)
+	}
+	l = acquire(t, b, request("p/x"))
+	wantErr(t, "a floor without room above it", b.Mark(t.Context(), l, 1<<63), errors.ErrUnsupported)
+	seal(t, b, l)
+	isSealed(t, a, "x", token(l))
+}
+
+// TestMarkWhoseAnswerIsLost sees that the next tokens are above the floor all the same.
+func TestMarkWhoseAnswerIsLost(t *testing.T) {
+	s := testenv.Etcd(t)
+	proxy := testenv.NewProxy(t, s.Addr)
+	c := userClient(t, s.Addr)
+	a := openURL(t, "etcd://%s", proxy.Addr)
+	l := acquire(t, a, request("a"))
+	w := wait(t, a, request("a"))
+	held := proxy.HoldAfterRequest("a\x00mark")
+	marked := make(chan error, 1)
+	go func() { marked <- a.Mark(guard(t), l, 1<<40) }() // ends when the connection is cut
+	<-held
+	testenv.Eventually(t, func() bool { return len(keys(t, c, "a\x00mark")) == 1 }, "the server has handled it")
+	proxy.Cut()
+	wantErr(t, "Mark", <-marked, driver.ErrUnknown)
+	proxy.Heal()
+	release(t, l)
+	next := w.Granted(t)
+	if done, err := a.Marked(t.Context(), next); !done || err != nil || token(next) <= 1<<40 {
+		t.Errorf("the next grant: marked %t, %v, token %d, want true and one above the floor", done, err, token(next))
+	}
+	release(t, next)
+}
+
+// TestMarksAreNoContenders has marks of a name and of many below it.
+func TestMarksAreNoContenders(t *testing.T) {
+	s := testenv.Etcd(t)
+	c := userClient(t, s.Addr)
+	d := openURL(t, "etcd://%s", s.Addr)
+	for _, name := range []string{"a", "a/0", "a/1", "a/2", "a/3", "a/4", "a/5", "a/6", "a/7", "a/8", "a/9"} {
+		l := acquire(t, d, request(name))
+		if err := d.Mark(t.Context(), l, 1000); err != nil {
+			t.Fatal(err)
+		}
+		release(t, l)
+	}
+	l := acquire(t, d, noWait("a"))
+	w := wait(t, d, request("a"))
+	if status, err := d.Inspect(t.Context(), "a"); err != nil || status.Waiters != 1 {
+		t.Errorf("Inspect: got %+v, %v, want one waiter", status, err)
+	}
+	release(t, l)
+	release(t, w.Granted(t))
+	below := newMutex(t, c, "a/0")
+	if err := below.TryLock(t.Context()); err != nil {
+		t.Errorf("a mutex on a marked name: %v", err)
+	}
+	if err := below.Unlock(t.Context()); err != nil {
+		t.Error(err)
+	}
+	l = acquire(t, d, request("b"))
+	if err := d.Mark(t.Context(), l, 0); err != nil {
+		t.Fatal(err)
+	}
+	release(t, l)
+	if status, err := d.Inspect(t.Context(), "b"); err != nil || status.Held {
+		t.Errorf("Inspect of a marked name: got %+v, %v, want that nobody holds it", status, err)
+	}
+	wantErr(t, "ForceUnlock", d.ForceUnlock(t.Context(), "b"), driver.ErrNotHeld)
+}
+
+func TestRoundTripsOfSealsAndMarks(t *testing.T) {
+	s := testenv.Etcd(t)
+	c := userClient(t, s.Addr)
+	d := openURL(t, "etcd://%s", s.Addr)
+	var l driver.Lease
+	count := func(what string, changes int64, want map[string]int64, f func()) {
+		t.Helper()
+		revisions, before := revision(t, c), s.Requests()
+		f()
+		got := s.Requests()
+		for _, method := range []string{"Txn", "DeleteRange", "Range", "LeaseGrant", "Watch", "Put"} {
+			if n := got[method] - before[method]; n != want[method] {
+				t.Errorf("%s: requests %s: got %d, want %d", what, method, n, want[method])
+			}
+		}
+		if got := revision(t, c) - revisions; got != changes {
+			t.Errorf("%s: changes: got %d, want %d", what, got, changes)
+		}
+	}
+	release(t, acquire(t, d, request("warm")))
+	one, none := map[string]int64{"Txn": 1}, map[string]int64{}
+	take := func() { l = acquire(t, d, request("a")) }
+	give := func() { release(t, l) }
+	take()
+	count("mark", 1, one, func() {
+		if err := d.Mark(t.Context(), l, 1<<40); err != nil {
+			t.Error(err)
+		}
+	})
+	give()
+	count("lock of a marked name", 1, one, take)
+	count("marked?", 0, none, func() { d.Marked(t.Context(), l) })
+	count("release of a marked name", 1, map[string]int64{"DeleteRange": 1}, give)
+	take()
+	count("seal", 1, one, func() { seal(t, d, l) })
+	for _, r := range []*driver.Request{request("a"), noWait("a")} {
+		count("lock of a sealed name", 0, one, func() { d.Acquire(t.Context(), r) })
+	}
+	count("sealed?", 0, map[string]int64{"Range": 1}, func() { d.Sealed(t.Context(), "a") })
+	if got, err := c.Get(t.Context(), "a\x00seal", clientv3.WithCountOnly()); err != nil || got.Count != 1 {
+		t.Errorf("record of the seal: got %v, %v, want one", got, err)
+	}
+}
