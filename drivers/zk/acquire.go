@@ -165,7 +165,7 @@ func isOurMake(stat *gozk.Stat) bool { return stat.Version == ourVersion && stat
 // ourVersion is that of a node that createBoth made. Others have 0.
 const ourVersion = 1
 
-// peek returns driver.ErrLocked if somebody contends for the lock. Current says that the server knows of all that had happened when the
+// peek returns driver.ErrLocked if somebody contends for the lock, and driver.ErrSealed if it is sealed. Current says that the server knows of all that had happened when the
 // lock was asked for; otherwise it may lag behind, and show who has released the lock.
 func (h *hold) peek(c caller, current bool) error {
 	read := listSynced
@@ -178,6 +178,9 @@ func (h *hold) peek(c caller, current bool) error {
 	}
 	if err != nil {
 		return h.fail(c, err)
+	}
+	if l.record().seal != "" {
+		return driver.ErrSealed
 	}
 	for _, child := range l.children {
 		if _, ok := sequence(child); ok {
@@ -239,7 +242,7 @@ func (h *hold) created(c caller, node string, behind bool) error {
 	s.nodes[place{h.dir, seq}] = h
 	// Sequence numbers have no gaps but for nodes that are gone: there is none between this and the one before. If nobody has asked
 	// to remove that one, it still stands, and both stand below the same node.
-	if p := s.nodes[place{h.dir, seq - 1}]; behind && p != nil && p.phase <= held && !p.leaving {
+	if p := s.nodes[place{h.dir, seq - 1}]; behind && p != nil && p.phase <= held && !p.leaving && !p.sealing {
 		p.follow(h)
 	}
 	return nil
@@ -295,13 +298,13 @@ func (h *hold) enter() error {
 		s.die(driver.ErrSessionEnded)
 		return errAgain
 	}
-	h.token = s.zxid.Load()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case s.dead, h.phase == over:
 		return errAgain
 	}
+	h.number()
 	h.phase, h.granted = held, now
 	h.end.Store(never)
 	if h.request.Fixed {

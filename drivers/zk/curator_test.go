@@ -1,9 +1,7 @@
 package zk_test
 
 import (
-	"os"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -17,10 +15,4 @@ func TestCounterBesideCurator(t *testing.T) {
 	c.Spawn(4, "dsync", 500, 1, "ADDR="+s.Addr)
 	c.Spawn(4, "curator", 500, 1, "ADDR="+s.Addr, "LOCK_PATH=/counter/one", "COMMAND="+strings.Join(command, "\n"))
 	c.Run()
-}
-
-// curatorRole becomes the Java program, which does what testenv.Count does.
-func curatorRole() {
-	command := strings.Split(os.Getenv("COMMAND"), "\n")
-	panic(syscall.Exec(command[0], command, os.Environ()))
 }

@@ -26,13 +26,16 @@ type hold struct {
 	prefix  string // of the name of the node
 	node    string // its path, once it is known
 	seq     int32
-	token   int64
-	sent    int64        // when the request was sent by which it was granted
-	granted int64        // when that was known
-	end     atomic.Int64 // of a fixed lease, apart from the session
-	ours    bool         // the node of the name goes with the last lock on it
+	first   atomic.Uint64 // token
+	sent    int64         // when the request was sent by which it was granted
+	granted int64         // when that was known
+	end     atomic.Int64  // of a fixed lease, apart from the session
+	ours    bool          // the node of the name goes with the last lock on it
 
 	// Guarded by session.mu.
+	record         record
+	sealing        bool // the node may have become a seal
+	marking        bool // the name may have another mark than record says
 	crowd          bool // others were behind it when it last looked
 	waited         bool // before it was granted
 	phase          phase
@@ -63,7 +66,7 @@ func (h *hold) Tokens() (first uint64, n int) {
 	if h.driver.options.NoTokens {
 		return 0, 0
 	}
-	return uint64(h.token) * tokensPerGrant, tokensPerGrant
+	return h.first.Load(), tokensPerGrant
 }
 
 // Expires implements driver.Lease.
@@ -191,8 +194,8 @@ func (h *hold) isGone(handed bool) {
 		return
 	}
 	n.behind = nil
-	if handed {
-		n.isFirst, n.ours, n.sent, n.crowd = true, h.ours, h.sent, false
+	if handed && !h.marking {
+		n.isFirst, n.ours, n.sent, n.crowd, n.record = true, h.ours, h.sent, false, h.record
 	}
 	select {
 	case n.wake <- struct{}{}:
@@ -238,7 +241,7 @@ func (h *hold) Release(ctx context.Context) error {
 // release asks to remove the node until that is settled.
 //
 // A repeat that finds nothing counts as the success of the request before whose answer is missing, if that was sent before the lease
-// could have ended.
+// could have ended, and if the node cannot have become a seal.
 func (h *hold) release(ctx context.Context) error {
 	d, s := h.driver, h.session
 	c := caller{ctx: ctx}
@@ -255,7 +258,7 @@ func (h *hold) release(ctx context.Context) error {
 			s.mu.Unlock()
 			return driver.ErrNotHeld
 		case settled:
-			ended = ended || h.phase == doubted && h.doubtedAt < h.expires()&^1
+			ended = ended || h.phase == doubted && h.doubtedAt < h.expires()&^1 && !h.sealing
 			h.phase = over
 			h.sent = sent
 			s.mu.Unlock()
@@ -362,7 +365,7 @@ func (s *session) find(node string) *hold {
 func (h *hold) vanished() {
 	s := h.session
 	s.mu.Lock()
-	mine := h.phase != held
+	mine := h.phase != held || h.sealing
 	s.mu.Unlock()
 	if !mine {
 		h.removed()

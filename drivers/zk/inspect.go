@@ -47,6 +47,9 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 		return driver.Status{}, nil
 	}
 	first := queue[0]
+	if last, sealed := sealOf(first.child); sealed {
+		return driver.Status{Held: true, Owner: sealOwner, Token: last, Since: first.since, Waiters: len(queue) - 1}, nil
+	}
 	status := driver.Status{
 		Held:    true,
 		Hold:    first.value.Hold,
@@ -171,6 +174,9 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	}
 	if len(queue) == 0 {
 		return driver.ErrNotHeld
+	}
+	if _, sealed := sealOf(queue[0].child); sealed {
+		return driver.ErrSealed
 	}
 	node := dir + "/" + queue[0].child
 	_, err = query(c, s, func(c *gozk.Conn) (struct{}, error) { return remove(c, node) })

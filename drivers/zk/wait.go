@@ -139,8 +139,12 @@ func (h *hold) look(c caller) (first bool, event <-chan struct{}, err error) {
 	if !found {
 		return false, nil, h.vanish()
 	}
+	r := l.record()
+	if r.seal != "" {
+		return false, nil, h.abandon(c, driver.ErrSealed)
+	}
 	s.mu.Lock()
-	h.ours, h.crowd = isOurMake(&l.stat), crowd
+	h.ours, h.crowd, h.record = isOurMake(&l.stat) && r.mark == "", crowd, r
 	s.mu.Unlock()
 	if child == "" {
 		h.sent = sent

@@ -23,6 +23,13 @@
 // the last lock on it; one that somebody else made is neither changed nor removed. Nodes above it are containers, which the server
 // removes some time after their last child. A contender is every child whose name ends as those of Curator, go-zookeeper and kazoo
 // do; other children are ignored. Kazoo sees the nodes of this driver only with extra_lock_patterns=["-lock-"].
+//
+// # Seals and marks
+//
+// A seal is a node dsync-seal-<last token>-lock-<sequence> that stays, in the place of the holder's, so all who contend wait behind it.
+// A waiter of dsync that stands behind one of another library learns of it within 20 seconds, the others at once. A mark is the child
+// dsync-mark-<number>-lock-2147483647, which looks to other libraries like the last contender, and says what is added to transaction
+// numbers to make tokens.
 package zk
 
 import (
@@ -83,7 +90,8 @@ type Options struct {
 	NoTokens bool
 }
 
-// Driver is a driver.Driver on ZooKeeper. It implements driver.Inspector and driver.ForceUnlocker too.
+// Driver is a driver.Driver on ZooKeeper. It implements driver.Inspector, driver.ForceUnlocker, driver.Sealer and
+// driver.Marker too.
 type Driver struct {
 	hosts   []string
 	options Options
