@@ -41,6 +41,7 @@ func Checks() []Check {
 		wakeupChecks,
 		orderChecks,
 		fencingChecks,
+		migrationChecks,
 		namesChecks,
 		scaleChecks,
 		stormChecks,

@@ -38,6 +38,7 @@ func mutants() []mutant {
 		wakeupMutants,
 		orderMutants,
 		fencingMutants,
+		migrationMutants,
 		namesMutants,
 		scaleMutants,
 		stormMutants,
@@ -87,6 +88,10 @@ type broken struct {
 	renewAll    func(ctx context.Context, leases []driver.Lease, done func(int, error))
 	inspect     func(ctx context.Context, name string) (driver.Status, error)
 	forceUnlock func(ctx context.Context, name string) error
+	seal        func(ctx context.Context, l driver.Lease) error
+	sealed      func(ctx context.Context, name string) (uint64, bool, error)
+	mark        func(ctx context.Context, l driver.Lease, floor uint64) error
+	marked      func(ctx context.Context, l driver.Lease) (bool, error)
 	close       func(ctx context.Context) error
 }
 
@@ -141,6 +146,46 @@ func (d *broken) ForceUnlock(ctx context.Context, name string) error {
 		return d.forceUnlock(ctx, name)
 	}
 	return d.Driver.ForceUnlock(ctx, name)
+}
+
+// Seal implements driver.Sealer.
+func (d *broken) Seal(ctx context.Context, l driver.Lease) error {
+	if d.seal != nil {
+		return d.seal(ctx, l)
+	}
+	return d.Driver.Seal(ctx, unbroken(l))
+}
+
+// Sealed implements driver.Sealer.
+func (d *broken) Sealed(ctx context.Context, name string) (uint64, bool, error) {
+	if d.sealed != nil {
+		return d.sealed(ctx, name)
+	}
+	return d.Driver.Sealed(ctx, name)
+}
+
+// Mark implements driver.Marker.
+func (d *broken) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
+	if d.mark != nil {
+		return d.mark(ctx, l, floor)
+	}
+	return d.Driver.Mark(ctx, unbroken(l), floor)
+}
+
+// Marked implements driver.Marker.
+func (d *broken) Marked(ctx context.Context, l driver.Lease) (bool, error) {
+	if d.marked != nil {
+		return d.marked(ctx, l)
+	}
+	return d.Driver.Marked(ctx, unbroken(l))
+}
+
+// unbroken returns the lease of the memory driver.
+func unbroken(l driver.Lease) driver.Lease {
+	if b, ok := l.(*brokenLease); ok {
+		return b.Lease
+	}
+	return l
 }
 
 func (d *broken) Close(ctx context.Context) error {

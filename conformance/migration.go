@@ -1,0 +1,494 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// What drivers/migrate builds on. Package dsync knows nothing of it, so these checks ask the driver.
+var migrationChecks = []Check{
+	{"migration/seal", "From Seal on every Acquire of the name returns ErrSealed, whichever client asks, those that wait included.", sealRefuses},
+	{"migration/seal-over", "The lease that became a seal is over without a loss: Renew and Release return ErrNotHeld, and the seal stays.", sealEndsLease},
+	{"migration/seal-stays", "A seal outlasts forced unlocking, which returns ErrSealed, and the client that made it.", sealStays},
+	{"migration/sealed", "Sealed tells every client whether a name is sealed, and the last token that was granted.", sealedTells},
+	{"migration/seal-held", "Seal of a hold that is over returns ErrNotHeld, and does nothing to the next holder.", sealNeedsHold},
+	{"migration/seal-lost", "After a Seal whose answer was lost, Release never ends a seal, and all clients see the same.", sealLost},
+	{"migration/mark", "From Mark on every lease of the name is marked, whichever client gets it, also after a wait, and none is before.", markTells},
+	{"migration/floor", "The tokens of a lease that was marked and of every later one are above the floor, and no second Mark lowers them.", markRaises},
+	{"migration/mark-held", "Mark of a hold that is over returns ErrNotHeld, and marks nothing and raises nothing.", markNeedsHold},
+	{"migration/mark-lost", "After a Mark whose answer was lost, either the next lease is marked and its tokens are above the floor, or it is not marked.", markLost},
+}
+
+// seal has the driver seal the name of one of its leases.
+func (r *request) seal() error { return r.sealWithin(r.driver.env.ctx) }
+
+func (r *request) sealWithin(ctx context.Context) (err error) {
+	d := r.driver
+	s, ok := d.tap.Driver.(driver.Sealer)
+	if !ok {
+		return errors.ErrUnsupported
+	}
+	d.env.within(fmt.Sprintf("Seal of %q by %s", r.Name, d.label), func() { err = s.Seal(ctx, untap(r.lease).Lease) })
+	untap(r.lease).add("seal: %s", outcome(err))
+	return err
+}
+
+// sealed asks whether a name is sealed.
+func (d *rawDriver) sealed(name string) (last uint64, sealed bool) {
+	var err error
+	d.env.within(fmt.Sprintf("Sealed of %q by %s", name, d.label), func() {
+		last, sealed, err = d.tap.Driver.(driver.Sealer).Sealed(d.env.ctx, name)
+	})
+	d.env.events.add(d.label, "sealed %q: %t, %d, %s", name, sealed, last, outcome(err))
+	d.env.must(err)
+	return last, sealed
+}
+
+// mark has the driver mark the name of one of its leases.
+func (r *request) mark(floor uint64) error { return r.markWithin(r.driver.env.ctx, floor) }
+
+func (r *request) markWithin(ctx context.Context, floor uint64) (err error) {
+	d := r.driver
+	m, ok := d.tap.Driver.(driver.Marker)
+	if !ok {
+		return errors.ErrUnsupported
+	}
+	d.env.within(fmt.Sprintf("Mark of %q by %s", r.Name, d.label), func() { err = m.Mark(ctx, untap(r.lease).Lease, floor) })
+	first, n := r.lease.Tokens()
+	untap(r.lease).add("mark with the floor %d: %s, %d tokens from %d", floor, outcome(err), n, first)
+	return err
+}
+
+// marked asks whether the name of a lease is marked.
+func (r *request) marked() (marked bool, err error) {
+	d := r.driver
+	m, ok := d.tap.Driver.(driver.Marker)
+	if !ok {
+		return false, errors.ErrUnsupported
+	}
+	d.env.within(fmt.Sprintf("Marked of %q by %s", r.Name, d.label), func() { marked, err = m.Marked(d.env.ctx, untap(r.lease).Lease) })
+	untap(r.lease).add("marked: %t, %s", marked, outcome(err))
+	return marked, err
+}
+
+// isMarked returns an error unless the lease says of its name that it is marked, or that it is not.
+func (r *request) isMarked(want bool) error {
+	marked, err := r.marked()
+	if err == nil && marked != want {
+		err = fmt.Errorf("%s says marked %t of its lease of %q, want %t", r.driver.label, marked, r.Name, want)
+	}
+	return err
+}
+
+// A driver that never seals or marks need not have the methods. One that has them says so, and nothing has changed then.
+var (
+	sealing = capability{
+		name:    "seals",
+		claimed: func(c *client) bool { return !errors.Is(c.refusesHold((*request).seal), errors.ErrUnsupported) },
+		refused: func(c *client) error { return c.refusesHold((*request).seal) },
+	}
+	marking = capability{
+		name: "marks",
+		claimed: func(c *client) bool {
+			return !errors.Is(c.refusesHold(func(r *request) error { return r.mark(0) }), errors.ErrUnsupported)
+		},
+		refused: func(c *client) error {
+			return c.refusesHold(func(r *request) error {
+				if _, err := r.marked(); !errors.Is(err, errors.ErrUnsupported) {
+					return fmt.Errorf("Marked: %s", outcome(err))
+				}
+				return r.mark(0)
+			})
+		},
+	}
+)
+
+// refusesHold returns what a driver says when it is asked to do something to a hold. If it never does that, the hold stays.
+func (c *client) refusesHold(f func(*request) error) error {
+	e := c.env
+	d, name := e.driver(), e.name()
+	h := d.hold(name, fixed)
+	err := f(h)
+	if !errors.Is(err, errors.ErrUnsupported) {
+		return err
+	}
+	e.must(e.outsider().refused(name))
+	e.must(h.renew(e.long()))
+	h.release()
+	e.must(e.isFree(name))
+	return err
+}
+
+// sealHeld seals a name that a client takes for it.
+func (d *rawDriver) sealHeld(name string, opts ...option) *request {
+	h := d.hold(name, opts...)
+	if err := h.seal(); err != nil {
+		d.env.endf("Seal by %s, which holds %q: %w", d.label, name, err)
+	}
+	return h
+}
+
+// isSealed returns an error unless clients are told that a name is sealed.
+func (e *env) isSealed(name string, clients ...*rawDriver) error {
+	for _, d := range clients {
+		for _, opts := range [][]option{{noWait}, {noWait, fixed}, nil, {fixed}} {
+			if err := d.start(name, opts...).sealed(); err != nil {
+				return err
+			}
+		}
+		if _, sealed := d.sealed(name); !sealed {
+			return fmt.Errorf("%s says of %q, which is sealed, that it is not", d.label, name)
+		}
+	}
+	return nil
+}
+
+// sealed returns an error unless the request ends with ErrSealed.
+func (r *request) sealed() error {
+	r.result()
+	if r.lease != nil || !errors.Is(r.err, driver.ErrSealed) {
+		return fmt.Errorf("%s, which asked for %q, got lease %v and %q, want an error that matches ErrSealed", r.driver.label, r.Name, r.lease, outcome(r.err))
+	}
+	return nil
+}
+
+// waiters returns requests that wait for a name: of several clients, and of one where the order allows that.
+func (e *env) waiters(name string, d *rawDriver) []*request {
+	all := []*request{d.start(name).waits(), e.driver().start(name, fixed).waits()}
+	if e.driverInfo().Order == driver.FIFO {
+		all = append(all, d.start(name, fixed).waits(), d.start(name).waits())
+	}
+	return all
+}
+
+func sealRefuses(e *env) error {
+	e.claims(sealing)
+	for _, opts := range [][]option{nil, {fixed}} {
+		a, b, name := e.driver(), e.driver(), e.name()
+		h := a.hold(name, opts...)
+		waiters := append(e.waiters(name, b), a.start(name, fixed).waits())
+		if err := h.seal(); err != nil {
+			return fmt.Errorf("Seal of a hold: %w", err)
+		}
+		for _, w := range waiters {
+			if err := w.sealed(); err != nil {
+				return err
+			}
+		}
+		if err := e.isSealed(name, a, b, e.driver()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func sealEndsLease(e *env) error {
+	e.claims(sealing)
+	for _, opts := range [][]option{nil, {fixed}} {
+		d, name := e.driver(), e.name()
+		h := d.sealHeld(name, opts...)
+		if !e.driverInfo().KeepsAlive || len(opts) > 0 {
+			if err := isNotHeld("a renewal of the lease that became a seal", h.renew(e.long())); err != nil {
+				return err
+			}
+		}
+		for range 2 {
+			if err := isNotHeld("a release of the lease that became a seal", h.tryRelease(e.ctx)); err != nil {
+				return err
+			}
+		}
+		if err := e.isSealed(name, d, e.driver()); err != nil {
+			return err
+		}
+		if causes := h.lost(); len(causes) > 0 {
+			return fmt.Errorf("the holder that sealed %q was told that it lost it: %w", name, causes[0])
+		}
+	}
+	return nil
+}
+
+func sealStays(e *env) error {
+	e.claims(sealing)
+	a, b := e.driver(), e.driver()
+	names := []string{e.name(), e.name()}
+	a.sealHeld(names[0])
+	a.sealHeld(names[1], fixed)
+	for _, name := range names {
+		if f, ok := b.driver.(driver.ForceUnlocker); ok {
+			if err := f.ForceUnlock(e.ctx, name); !errors.Is(err, driver.ErrSealed) {
+				return fmt.Errorf("ForceUnlock of %q, which is sealed, returned %q, want ErrSealed", name, outcome(err))
+			}
+		}
+	}
+	var err error
+	e.within("Close", func() { err = a.close(e.ctx) })
+	if err != nil {
+		return fmt.Errorf("Close: %w", err)
+	}
+	for _, name := range names {
+		if err := e.isSealed(name, b, e.driver()); err != nil {
+			return fmt.Errorf("after the client that sealed %q was closed: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func sealedTells(e *env) error {
+	e.claims(sealing)
+	a, b, name := e.driver(), e.driver(), e.name()
+	b.hold(name, block(3)).release()
+	h := a.hold(name, block(5))
+	for _, d := range []*rawDriver{a, b} {
+		if last, sealed := d.sealed(name); sealed || last != 0 {
+			return fmt.Errorf("%s says of %q, which is held, that it is sealed %t, with the last token %d", d.label, name, sealed, last)
+		}
+	}
+	var want uint64
+	if first, n := h.lease.Tokens(); n > 0 {
+		want = first + uint64(n) - 1
+	}
+	e.must(h.seal())
+	for _, d := range []*rawDriver{a, b, e.driver()} {
+		for range 2 {
+			if last, sealed := d.sealed(name); !sealed || last != want {
+				return fmt.Errorf("%s says of %q that it is sealed %t, with the last token %d, want %d", d.label, name, sealed, last, want)
+			}
+			_ = d.acquire(name, noWait)
+		}
+		if _, sealed := d.sealed(e.name()); sealed {
+			return fmt.Errorf("%s says of a name that nobody has used that it is sealed", d.label)
+		}
+	}
+	return nil
+}
+
+// ended returns holds of a driver that are over, and what comes after them.
+func (e *env) ended(a, b *rawDriver, then func(what string, h, next *request) error) error {
+	released := a.hold(e.name())
+	released.release()
+	if err := then("was released", released, b.hold(released.Name)); err != nil {
+		return err
+	}
+	expired := a.hold(e.name(), fixed, ttl(e.brief()))
+	if err := then("ran out", expired, b.start(expired.Name).granted()); err != nil {
+		return err
+	}
+	if !e.canRemove() {
+		return nil
+	}
+	for _, opts := range [][]option{nil, {fixed}} {
+		removed := a.hold(e.name(), opts...)
+		w := b.start(removed.Name).waits()
+		e.remove(removed.Name)
+		if err := then("was removed", removed, w.granted()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func sealNeedsHold(e *env) error {
+	e.claims(sealing)
+	return e.ended(e.driver(), e.driver(), func(what string, h, next *request) error {
+		if err := isNotHeld("Seal of a hold that "+what, h.seal()); err != nil {
+			return err
+		}
+		if _, sealed := next.driver.sealed(h.Name); sealed {
+			return fmt.Errorf("%q is sealed by a hold that %s", h.Name, what)
+		}
+		return next.keeps("a Seal of the one before, which " + what)
+	})
+}
+
+func sealLost(e *env) error {
+	e.claims(sealing)
+	for _, opts := range [][]option{nil, {fixed}} {
+		a, b, name := e.driver(), e.driver(), e.name()
+		h := a.hold(name, opts...)
+		a.loseAnswers()
+		ctx, cancel := context.WithTimeout(e.ctx, patience)
+		err := h.sealWithin(ctx)
+		cancel()
+		if err == nil || errors.Is(err, driver.ErrNotHeld) || errors.Is(err, errors.ErrUnsupported) {
+			return fmt.Errorf("a Seal whose answer was lost returned %q", outcome(err))
+		}
+		before := e.seesSeal(name)
+		a.heal()
+		if err := h.tryRelease(e.ctx); before && err == nil {
+			return errors.New("a release of what had become a seal says that it ended the hold")
+		}
+		if !before && !e.seesSeal(name) {
+			e.awaitFree(name)
+			continue
+		}
+		if err := e.isSealed(name, a, b); err != nil {
+			return fmt.Errorf("after a Seal whose answer was lost, and a release: %w", err)
+		}
+	}
+	return nil
+}
+
+// seesSeal reports whether a client that has nothing to do with the others sees that a name is sealed.
+func (e *env) seesSeal(name string) bool {
+	_, sealed := e.outsider().sealed(name)
+	return sealed
+}
+
+// markHeld marks a name that a request holds, with a floor that is so much above its tokens.
+func (r *request) markHeld(above uint64) (floor uint64) {
+	first, n := r.lease.Tokens()
+	if n > 0 {
+		floor = first + above
+	}
+	if err := r.mark(floor); err != nil {
+		r.driver.env.endf("Mark by %s, which holds %q: %w", r.driver.label, r.Name, err)
+	}
+	return floor
+}
+
+func markTells(e *env) error {
+	e.claims(marking)
+	a, b, name := e.driver(), e.driver(), e.name()
+	h := b.hold(name)
+	e.must(h.isMarked(false))
+	h.release()
+	h = a.hold(name)
+	if err := h.isMarked(false); err != nil {
+		return err
+	}
+	waiters := e.waiters(name, b)
+	h.markHeld(0)
+	if err := h.isMarked(true); err != nil {
+		return err
+	}
+	h.release()
+	for len(waiters) > 0 {
+		i := e.first(waiters)
+		h = waiters[i].granted()
+		waiters = slices.Delete(waiters, i, i+1)
+		if err := h.isMarked(true); err != nil {
+			return err
+		}
+		h.release()
+	}
+	for _, d := range []*rawDriver{a, b, e.driver()} {
+		h = d.hold(name, noWait)
+		if err := h.isMarked(true); err != nil {
+			return err
+		}
+		h.release()
+	}
+	h = b.hold(e.name())
+	defer h.release()
+	return h.isMarked(false)
+}
+
+func markRaises(e *env) error {
+	e.claims(marking)
+	e.claims(fencing)
+	a, b, name := e.driver(), e.driver(), e.name()
+	var last uint64
+	rises := func(h *request, what string) error {
+		first, n := h.lease.Tokens()
+		if n < 1 || first <= last {
+			return fmt.Errorf("%s: %s has %d tokens from %d, want some above %d", what, h.driver.label, n, first, last)
+		}
+		last = first + uint64(n) - 1
+		return nil
+	}
+	h := a.hold(name, block(3))
+	behind := b.start(name, block(2)).waits()
+	for _, above := range []uint64{1 << 40, 0, 1 << 20} {
+		last = max(last, h.markHeld(above))
+		if err := rises(h, "the lease that was marked"); err != nil {
+			return err
+		}
+	}
+	if err := h.mark(1); err != nil {
+		return fmt.Errorf("Mark with a lower floor: %w", err)
+	}
+	if err := rises(h, "after a mark with a lower floor"); err != nil {
+		return err
+	}
+	h.release()
+	h = behind.granted()
+	if err := rises(h, "who waited before the mark"); err != nil {
+		return err
+	}
+	h.release()
+	for _, d := range []*rawDriver{e.driver(), b, a, a} {
+		h = d.hold(name, block(4), noWait)
+		if err := rises(h, "a later lease"); err != nil {
+			return err
+		}
+		h.release()
+	}
+	return nil
+}
+
+func markNeedsHold(e *env) error {
+	e.claims(marking)
+	return e.ended(e.driver(), e.driver(), func(what string, h, next *request) error {
+		first, _ := next.lease.Tokens()
+		floor := first + 1<<50
+		if err := isNotHeld("Mark of a hold that "+what, h.mark(floor)); err != nil {
+			return err
+		}
+		if err := next.isMarked(false); err != nil {
+			return fmt.Errorf("after a Mark of a hold that %s: %w", what, err)
+		}
+		next.release()
+		next = next.driver.hold(h.Name)
+		if first, _ := next.lease.Tokens(); first > floor {
+			return fmt.Errorf("a Mark of a hold that %s raised the tokens to %d", what, first)
+		}
+		if err := next.isMarked(false); err != nil {
+			return fmt.Errorf("after a Mark of a hold that %s: %w", what, err)
+		}
+		return next.keeps("a Mark of the one before, which " + what)
+	})
+}
+
+func markLost(e *env) error {
+	e.claims(marking)
+	for range 2 {
+		a, b, name := e.driver(), e.driver(), e.name()
+		h := a.hold(name)
+		first, n := h.lease.Tokens()
+		floor := uint64(0)
+		if n > 0 {
+			floor = first + 1<<40
+		}
+		a.loseAnswers()
+		ctx, cancel := context.WithTimeout(e.ctx, patience)
+		err := h.markWithin(ctx, floor)
+		cancel()
+		if err == nil || errors.Is(err, driver.ErrNotHeld) || errors.Is(err, errors.ErrUnsupported) {
+			return fmt.Errorf("a Mark whose answer was lost returned %q", outcome(err))
+		}
+		a.heal()
+		_ = h.tryRelease(e.ctx)
+		var was bool
+		for _, d := range []*rawDriver{a, b, a} {
+			e.awaitFree(name)
+			next := d.hold(name)
+			marked, err := next.marked()
+			if err != nil {
+				return err
+			}
+			if token, m := next.lease.Tokens(); marked && m > 0 && token <= floor {
+				return fmt.Errorf("after a Mark whose answer was lost, a lease is marked and has the token %d, want one above %d", token, floor)
+			}
+			if was && !marked {
+				return errors.New("after a Mark whose answer was lost, one lease was marked and the next was not")
+			}
+			was = marked
+			next.release()
+		}
+	}
+	return nil
+}
