@@ -107,6 +107,28 @@ func TestWhatIsNotClaimedHasToBeRefused(t *testing.T) {
 	}
 }
 
+func TestDriversNeedNotSealOrMark(t *testing.T) {
+	never := func(context.Context, driver.Lease) error { return fmt.Errorf("never: %w", errors.ErrUnsupported) }
+	unmarked := func(context.Context, driver.Lease, uint64) error { return errors.ErrUnsupported }
+	for what, mutate := range map[string]func(*memory.Driver) driver.Driver{
+		"without the methods": func(d *memory.Driver) driver.Driver { return struct{ driver.Driver }{d} },
+		"that refuses": func(d *memory.Driver) driver.Driver {
+			return &broken{Driver: d, seal: never, mark: unmarked,
+				marked: func(context.Context, driver.Lease) (bool, error) { return false, errors.ErrUnsupported }}
+		},
+	} {
+		for _, c := range migrationChecks {
+			if r := c.result(t, onMemory(nil, mutate)); r.err != nil || r.refused != "seals" && r.refused != "marks" {
+				t.Errorf("%s on a driver %s: got error %v and refused %q, want that seals or marks are refused", c.Name, what, r.err, r.refused)
+			}
+		}
+	}
+	half := func(d *memory.Driver) driver.Driver { return &broken{Driver: d, mark: unmarked} }
+	if r := (Check{"migration/mark", "", markTells}).result(t, onMemory(nil, half)); r.err == nil {
+		t.Error("a driver that never marks, and whose Marked does not say so, passes")
+	}
+}
+
 func TestEventsKeepTheBeginningAndTheEnd(t *testing.T) {
 	for _, n := range []int{0, 1, keepEvents, keepEvents + 7, 2 * keepEvents, 2*keepEvents + 1, 5*keepEvents + 13} {
 		v := newEvents()

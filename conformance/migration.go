@@ -99,7 +99,7 @@ var (
 		refused: func(c *client) error {
 			return c.refusesHold(func(r *request) error {
 				if _, err := r.marked(); !errors.Is(err, errors.ErrUnsupported) {
-					return fmt.Errorf("Marked: %s", outcome(err))
+					return fmt.Errorf("a driver that does not mark says of a mark: %s", outcome(err))
 				}
 				return r.mark(0)
 			})
@@ -172,7 +172,7 @@ func sealRefuses(e *env) error {
 		h := a.hold(name, opts...)
 		waiters := append(e.waiters(name, b), a.start(name, fixed).waits())
 		if err := h.seal(); err != nil {
-			return fmt.Errorf("Seal of a hold: %w", err)
+			return fmt.Errorf("the seal of a hold: %w", err)
 		}
 		for _, w := range waiters {
 			if err := w.sealed(); err != nil {
@@ -227,7 +227,7 @@ func sealStays(e *env) error {
 	var err error
 	e.within("Close", func() { err = a.close(e.ctx) })
 	if err != nil {
-		return fmt.Errorf("Close: %w", err)
+		return fmt.Errorf("the driver was closed with: %w", err)
 	}
 	for _, name := range names {
 		if err := e.isSealed(name, b, e.driver()); err != nil {
@@ -409,7 +409,7 @@ func markRaises(e *env) error {
 		}
 	}
 	if err := h.mark(1); err != nil {
-		return fmt.Errorf("Mark with a lower floor: %w", err)
+		return fmt.Errorf("a mark with a lower floor: %w", err)
 	}
 	if err := rises(h, "after a mark with a lower floor"); err != nil {
 		return err

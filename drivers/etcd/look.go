@@ -99,7 +99,8 @@ func (f *feed) lookForAll(q *queueLook) {
 	d := f.feeds.driver
 	ctx, cancel := d.background(requestFor)
 	defer cancel()
-	all, r, revision, err := d.getQueue(ctx, f.dir, clientv3.WithKeysOnly(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	all, r, revision, err := d.getQueue(ctx, f.dir, clientv3.WithKeysOnly(),
+		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
 	if err != nil {
 		q.err = err
 		return
@@ -138,7 +139,9 @@ func (h *hold) look(ctx context.Context, dir string) (before string, err error) 
 }
 
 // getQueue asks for contenders, together with the record of the name.
-func (d *Driver) getQueue(ctx context.Context, dir string, options ...clientv3.OpOption) (page *pb.RangeResponse, r record, revision int64, err error) {
+func (d *Driver) getQueue(ctx context.Context, dir string, options ...clientv3.OpOption) (
+	page *pb.RangeResponse, r record, revision int64, err error,
+) {
 	options = append(options, clientv3.WithPrefix())
 	answer, err := d.client.Txn(ctx).Then(clientv3.OpGet(dir, options...), getRecord(dir)).Commit()
 	if err != nil {

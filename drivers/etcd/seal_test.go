@@ -82,11 +82,7 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 			if err != nil || len(after.Kvs) != 1 || after.Kvs[0].CreateRevision != before.Kvs[0].CreateRevision || after.Kvs[0].Lease != 0 {
 				t.Errorf("key of the holder: got %v, %v, want that of %v without a lease", after, err, before)
 			}
-			for range 20 {
-				if err := newMutex(t, c, r.Hold+"/orders").TryLock(t.Context()); err != concurrency.ErrLocked {
-					t.Fatalf("their TryLock: got %v, want %v", err, concurrency.ErrLocked)
-				}
-			}
+			refusesMutexes(t, c, r.Hold+"/orders")
 			select {
 			case err := <-theirs:
 				t.Fatalf("the mutex was granted a sealed lock: %v", err)
@@ -100,6 +96,16 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 			}
 			isSealed(t, b, "orders", token(l))
 		})
+	}
+}
+
+// refusesMutexes has others try to take a lock, ever anew.
+func refusesMutexes(tb testing.TB, c *clientv3.Client, name string) {
+	tb.Helper()
+	for range 20 {
+		if err := newMutex(tb, c, name).TryLock(guard(tb)); err != concurrency.ErrLocked {
+			tb.Fatalf("their TryLock: got %v, want %v", err, concurrency.ErrLocked)
+		}
 	}
 }
 

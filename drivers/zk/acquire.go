@@ -165,8 +165,8 @@ func isOurMake(stat *gozk.Stat) bool { return stat.Version == ourVersion && stat
 // ourVersion is that of a node that createBoth made. Others have 0.
 const ourVersion = 1
 
-// peek returns driver.ErrLocked if somebody contends for the lock, and driver.ErrSealed if it is sealed. Current says that the server knows of all that had happened when the
-// lock was asked for; otherwise it may lag behind, and show who has released the lock.
+// peek returns driver.ErrLocked if somebody contends for the lock, and driver.ErrSealed if it is sealed. Current says that the server
+// knows of all that had happened when the lock was asked for; otherwise it may lag behind, and show who has released the lock.
 func (h *hold) peek(c caller, current bool) error {
 	read := listSynced
 	if current {

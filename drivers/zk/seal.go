@@ -97,14 +97,11 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	if err := h.isHeld(); err != nil {
 		return err
 	}
-	text, err := json.Marshal(value{Owner: sealOwner, Host: d.host, Time: time.Now()})
-	if err != nil { // of strings and a time it can be made in any case
-		text = nil
-	}
 	var last uint64
 	if first, n := h.Tokens(); n > 0 {
 		last = first + uint64(n) - 1
 	}
+	seal := sealName(last, h.node)
 	c := caller{ctx, d.stopping.Done()}
 	if err := s.await(c); errors.Is(err, errOver) {
 		return driver.ErrNotHeld
@@ -115,17 +112,11 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	again := h.sealing
 	h.sealing = true
 	s.mu.Unlock()
-	_, err = receive(c, s, send(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) {
-		return c.Multi(
-			&gozk.CheckVersionRequest{Path: h.node, Version: -1},
-			&gozk.CreateRequest{Path: h.dir + "/" + sealName(last, h.node), Data: text, Acl: d.options.ACL},
-			&gozk.DeleteRequest{Path: h.node, Version: -1},
-		)
-	}))
+	_, err := receive(c, s, send(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return h.replace(c, seal) }))
 	if again && errors.Is(err, gozk.ErrNoNode) { // an earlier request, which got no answer, may have done it
 		var found listing
 		found, err = query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, h.dir) })
-		if r := found.record(); err == nil && (r.seal == "" || r.seal != sealName(last, h.node)) {
+		if err == nil && found.record().seal != seal {
 			err = gozk.ErrNoNode
 		}
 	}
@@ -142,6 +133,20 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 		return fault(ctx, s, err)
 	}
 	return withCause(ctx, driver.ErrUnknown, err)
+}
+
+// replace puts a seal in the place of the node.
+func (h *hold) replace(c *gozk.Conn, seal string) ([]gozk.MultiResponse, error) {
+	d := h.driver
+	text, err := json.Marshal(value{Owner: sealOwner, Host: d.host, Time: time.Now()})
+	if err != nil { // of strings and a time it can be made in any case
+		text = nil
+	}
+	return c.Multi(
+		&gozk.CheckVersionRequest{Path: h.node, Version: -1},
+		&gozk.CreateRequest{Path: h.dir + "/" + seal, Data: text, Acl: d.options.ACL},
+		&gozk.DeleteRequest{Path: h.node, Version: -1},
+	)
 }
 
 // Sealed implements driver.Sealer.
