@@ -41,6 +41,10 @@ var (
 	wait       = drivertest.Wait
 	wantErr    = drivertest.WantErr
 	wantText   = drivertest.WantText
+	kinds      = drivertest.Kinds
+	seal       = drivertest.Seal
+	mark       = drivertest.Mark
+	isSealed   = drivertest.IsSealed
 )
 
 // openURL opens a driver that is closed when the test ends, in good order.

@@ -3,6 +3,7 @@ package etcd_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -15,49 +16,23 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// kinds of holds, by what carries them.
-func kinds(name string) map[string]*driver.Request {
-	return map[string]*driver.Request{"kept alive": request(name), "fixed": fixed(request(name), 30*time.Second)}
-}
-
-// seal fails the test if the hold is not sealed.
-func seal(tb testing.TB, d *etcd.Driver, l driver.Lease) {
-	tb.Helper()
-	if err := d.Seal(guard(tb), l); err != nil {
-		tb.Fatalf("Seal: %v", err)
-	}
-}
-
-// isSealed fails the test unless the name is sealed for d, with a last token.
-func isSealed(tb testing.TB, d *etcd.Driver, name string, last uint64) {
-	tb.Helper()
-	for _, r := range []*driver.Request{request(name), noWait(name), fixed(request(name), 30*time.Second)} {
-		if l, err := d.Acquire(guard(tb), r); err != driver.ErrSealed {
-			tb.Errorf("Acquire: got %v, %v, want %v", l, err, driver.ErrSealed)
-		}
-	}
-	if got, sealed, err := d.Sealed(guard(tb), name); got != last || !sealed || err != nil {
-		tb.Errorf("Sealed: got %d, %t, %v, want %d, true", got, sealed, err, last)
-	}
-}
-
 func TestSealAnswersWaitersAndStays(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
 	for what, r := range kinds("orders") {
 		t.Run(what, func(t *testing.T) {
-			a, b := openURL(t, "etcd://%s/%s/", s.Addr, r.Hold), openURL(t, "etcd://%s/%s/", s.Addr, r.Hold)
-			dir := r.Hold + "/orders/"
+			a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
+			name, dir := r.Name, r.Name+"/"
 			l := acquire(t, a, r)
 			before, err := c.Get(t.Context(), keys(t, c, dir)[0])
 			if err != nil {
 				t.Fatal(err)
 			}
-			own, other := wait(t, a, request("orders")), wait(t, b, request("orders"))
-			mutex, theirs := newMutex(t, c, r.Hold+"/orders"), make(chan error, 1)
+			own, other := wait(t, a, request(name)), wait(t, b, request(name))
+			mutex, theirs := newMutex(t, c, name), make(chan error, 1)
 			go func() { theirs <- mutex.Lock(guard(t)) }() // ends when the test removes the seal
 			testenv.Eventually(t, func() bool { return len(keys(t, c, dir)) == 4 }, "the mutex waits")
-			behind := wait(t, b, request("orders"))
+			behind := wait(t, b, request(name))
 			seal(t, a, l)
 			for _, w := range []*drivertest.Waiter{own, other, behind} {
 				if l, err := w.End(t); err != driver.ErrSealed {
@@ -67,11 +42,11 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 			if err := l.Release(t.Context()); err != driver.ErrNotHeld {
 				t.Errorf("Release of the hold that became a seal: got %v, want %v", err, driver.ErrNotHeld)
 			}
-			isSealed(t, b, "orders", token(l))
-			if err := b.ForceUnlock(t.Context(), "orders"); err != driver.ErrSealed {
+			isSealed(t, b, name, token(l))
+			if err := b.ForceUnlock(t.Context(), name); err != driver.ErrSealed {
 				t.Errorf("ForceUnlock: got %v, want %v", err, driver.ErrSealed)
 			}
-			status, err := b.Inspect(t.Context(), "orders")
+			status, err := b.Inspect(t.Context(), name)
 			if err != nil || !status.Held || status.Owner != "seal" || status.Token != token(l) || status.TTL != 0 || status.Waiters != 1 {
 				t.Errorf("Inspect: got %+v, %v, want the seal as the owner, its token, and the mutex", status, err)
 			}
@@ -82,7 +57,7 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 			if err != nil || len(after.Kvs) != 1 || after.Kvs[0].CreateRevision != before.Kvs[0].CreateRevision || after.Kvs[0].Lease != 0 {
 				t.Errorf("key of the holder: got %v, %v, want that of %v without a lease", after, err, before)
 			}
-			refusesMutexes(t, c, r.Hold+"/orders")
+			refusesMutexes(t, c, name)
 			select {
 			case err := <-theirs:
 				t.Fatalf("the mutex was granted a sealed lock: %v", err)
@@ -94,7 +69,7 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 			if err := <-theirs; err != nil { // so it stood right behind the seal
 				t.Error(err)
 			}
-			isSealed(t, b, "orders", token(l))
+			isSealed(t, b, name, token(l))
 		})
 	}
 }
@@ -137,12 +112,13 @@ func TestSealAndMarkNeedTheHold(t *testing.T) {
 	c := userClient(t, s.Addr)
 	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
 	for _, next := range []bool{false, true} {
-		for what, r := range kinds("a") {
+		for what, r := range kinds(fmt.Sprint(next)) {
+			name := r.Name
 			l := acquire(t, a, r)
-			remove(t, c, "a")
+			remove(t, c, name)
 			var h driver.Lease
 			if next {
-				h = acquire(t, b, request("a"))
+				h = acquire(t, b, request(name))
 			}
 			before := revision(t, c)
 			if err := a.Mark(t.Context(), l, 1<<40); err != driver.ErrNotHeld {
@@ -155,24 +131,24 @@ func TestSealAndMarkNeedTheHold(t *testing.T) {
 			if got := revision(t, c); got != before {
 				t.Errorf("%s: changes: got %d, want none", what, got-before)
 			}
-			r = fixed(request("a"), 30*time.Second)
+			r = fixed(request(name), 30*time.Second)
 			if !next {
 				l = acquire(t, a, r)
-				remove(t, c, "a")
+				remove(t, c, name)
 				if err := a.Seal(t.Context(), l); err != driver.ErrNotHeld {
 					t.Errorf("%s: Seal: got %v, want %v", what, err, driver.ErrNotHeld)
 				}
 				wantErr(t, what, lostBy(t, r), driver.ErrRemoved)
-				h = acquire(t, b, request("a"))
+				h = acquire(t, b, request(name))
 			}
 			if marked, err := b.Marked(t.Context(), h); marked || err != nil {
 				t.Errorf("%s: Marked: got %t, %v, want false", what, marked, err)
 			}
 			release(t, h)
+			if _, sealed, err := b.Sealed(t.Context(), name); sealed || err != nil {
+				t.Errorf("%s: Sealed: got %t, %v, want false", what, sealed, err)
+			}
 		}
-	}
-	if _, sealed, err := b.Sealed(t.Context(), "a"); sealed || err != nil {
-		t.Errorf("Sealed: got %t, %v, want false", sealed, err)
 	}
 }
 
@@ -183,8 +159,8 @@ func TestSealWhoseAnswerIsLost(t *testing.T) {
 	c := userClient(t, s.Addr)
 	b := openURL(t, "etcd://%s", s.Addr)
 	for what, r := range kinds("a") {
-		a := openURL(t, "etcd://%s/%s/", proxy.Addr, r.Hold)
-		dir, name := r.Hold+"/a/", r.Hold+"/a"
+		a := openURL(t, "etcd://%s", proxy.Addr)
+		name, dir := r.Name, r.Name+"/"
 		l := acquire(t, a, r)
 		key := keys(t, c, dir)[0]
 		held := proxy.HoldAfterRequest(key)
@@ -217,9 +193,9 @@ func TestSealThatArrivesLate(t *testing.T) {
 	proxy := testenv.NewProxy(t, s.Addr)
 	b := openURL(t, "etcd://%s", s.Addr)
 	for _, arrives := range []bool{false, true} {
-		for what, r := range kinds("a") {
-			a := openURL(t, "etcd://%s/%s/", proxy.Addr, r.Hold)
-			name := r.Hold + "/a"
+		for what, r := range kinds(fmt.Sprint(arrives)) {
+			a := openURL(t, "etcd://%s", proxy.Addr)
+			name := r.Name
 			l := acquire(t, a, r)
 			proxy.Freeze(testenv.Requests)
 			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -251,9 +227,7 @@ func TestSealsAndMarksSurviveARestart(t *testing.T) {
 	old := acquire(t, d, request("old"))
 	seal(t, d, old)
 	l := acquire(t, d, request("new"))
-	if err := d.Mark(t.Context(), l, 1<<40); err != nil {
-		t.Fatal(err)
-	}
+	mark(t, d, l, 1<<40)
 	release(t, l)
 	s.Restart()
 	isSealed(t, d, "old", token(old))
@@ -284,9 +258,7 @@ func TestTokensAboveTheFloor(t *testing.T) {
 		last = token(l)
 	}
 	for _, floor := range []uint64{floor, 1, 0} {
-		if err := a.Mark(t.Context(), l, floor); err != nil {
-			t.Fatal(err)
-		}
+		mark(t, a, l, floor)
 		rises("the holder", a, l)
 	}
 	if status, err := a.Inspect(t.Context(), "x"); err != nil || status.Token != last {
@@ -300,9 +272,7 @@ func TestTokensAboveTheFloor(t *testing.T) {
 	if _, err := c.Delete(t.Context(), "p/x\x00mark"); err != nil { // the holder does not know of it
 		t.Fatal(err)
 	}
-	if err := b.Mark(t.Context(), l, 2*floor); err != nil {
-		t.Fatal(err)
-	}
+	mark(t, b, l, 2*floor)
 	if last = 2 * floor; token(l) <= last {
 		t.Errorf("token after a second mark: got %d, want more than %d", token(l), last)
 	}
@@ -349,9 +319,7 @@ func TestMarksAreNoContenders(t *testing.T) {
 	d := openURL(t, "etcd://%s", s.Addr)
 	for _, name := range []string{"a", "a/0", "a/1", "a/2", "a/3", "a/4", "a/5", "a/6", "a/7", "a/8", "a/9"} {
 		l := acquire(t, d, request(name))
-		if err := d.Mark(t.Context(), l, 1000); err != nil {
-			t.Fatal(err)
-		}
+		mark(t, d, l, 1000)
 		release(t, l)
 	}
 	l := acquire(t, d, noWait("a"))
@@ -369,9 +337,7 @@ func TestMarksAreNoContenders(t *testing.T) {
 		t.Error(err)
 	}
 	l = acquire(t, d, request("b"))
-	if err := d.Mark(t.Context(), l, 0); err != nil {
-		t.Fatal(err)
-	}
+	mark(t, d, l, 0)
 	release(t, l)
 	if status, err := d.Inspect(t.Context(), "b"); err != nil || status.Held {
 		t.Errorf("Inspect of a marked name: got %+v, %v, want that nobody holds it", status, err)

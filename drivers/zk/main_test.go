@@ -40,6 +40,11 @@ var (
 	wait       = drivertest.Wait
 	wantErr    = drivertest.WantErr
 	wantText   = drivertest.WantText
+	kinds      = drivertest.Kinds
+	lastOf     = drivertest.Last
+	seal       = drivertest.Seal
+	mark       = drivertest.Mark
+	isSealed   = drivertest.IsSealed
 )
 
 // openURL opens a driver that is closed when the test ends, in good order.

@@ -3,6 +3,7 @@ package zk_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -17,46 +18,6 @@ import (
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
-
-// kinds of holds.
-func kinds(name string) map[string]*driver.Request {
-	return map[string]*driver.Request{"kept": request(name + "/kept"), "fixed": fixed(request(name+"/fixed"), 30*time.Second)}
-}
-
-// lastOf returns the last token of a lease.
-func lastOf(l driver.Lease) uint64 {
-	first, n := l.Tokens()
-	return first + uint64(n) - 1
-}
-
-// seal fails the test if the hold is not sealed.
-func seal(tb testing.TB, d *zk.Driver, l driver.Lease) {
-	tb.Helper()
-	if err := d.Seal(guard(tb), l); err != nil {
-		tb.Fatalf("Seal: %v", err)
-	}
-}
-
-// mark fails the test if the name of the hold is not marked.
-func mark(tb testing.TB, d *zk.Driver, l driver.Lease, floor uint64) {
-	tb.Helper()
-	if err := d.Mark(guard(tb), l, floor); err != nil {
-		tb.Fatalf("Mark: %v", err)
-	}
-}
-
-// isSealed fails the test unless the name is sealed for d, with a last token.
-func isSealed(tb testing.TB, d *zk.Driver, name string, last uint64) {
-	tb.Helper()
-	for _, r := range []*driver.Request{request(name), noWait(name), fixed(request(name), 30*time.Second)} {
-		if l, err := d.Acquire(guard(tb), r); err != driver.ErrSealed {
-			tb.Errorf("Acquire: got %v, %v, want %v", l, err, driver.ErrSealed)
-		}
-	}
-	if got, sealed, err := d.Sealed(guard(tb), name); got != last || !sealed || err != nil {
-		tb.Errorf("Sealed: got %d, %t, %v, want %d, true", got, sealed, err, last)
-	}
-}
 
 func TestSealAnswersWaitersAndStays(t *testing.T) {
 	s := testenv.ZooKeeper(t)
@@ -229,7 +190,7 @@ func TestSealThatArrivesLate(t *testing.T) {
 	proxy := testenv.NewProxy(t, s.Addr)
 	b := openURL(t, "zk://%s", s.Addr)
 	for _, arrives := range []bool{false, true} {
-		for what, r := range kinds(map[bool]string{false: "never", true: "late"}[arrives]) {
+		for what, r := range kinds(fmt.Sprint(arrives)) {
 			a := openURL(t, "zk://%s", proxy.Addr)
 			l := acquire(t, a, r)
 			proxy.Freeze(testenv.Requests)
