@@ -352,7 +352,6 @@ func TestNamesLikeSealsAndMarks(t *testing.T) {
 
 func TestRoundTripsOfSealsAndMarks(t *testing.T) {
 	s := testenv.ZooKeeper(t, "maxSessionTimeout=600000") // so that there are no pings
-	c := userClient(t, s.Addr)
 	d := openURL(t, "zk://%s?ttl=10m", s.Addr)
 	d.CheckAfter(time.Hour) // nor watches of what is held for a while
 	long := func(r *driver.Request) *driver.Request { return withTTL(r, 10*time.Minute) }
@@ -381,7 +380,7 @@ func TestRoundTripsOfSealsAndMarks(t *testing.T) {
 			t.Errorf("requests of a %s: got %d, want %d", step.what, got, step.want)
 		}
 	}
-	if got := children(t, c, "/a"); len(got) != 2 {
+	if got := children(t, userClient(t, s.Addr), "/a"); len(got) != 2 {
 		t.Errorf("nodes: got %q, want the seal and the mark", got)
 	}
 }
