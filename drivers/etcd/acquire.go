@@ -138,13 +138,12 @@ func (h *hold) try(ctx context.Context, dir string, fresh bool) (*hold, error) {
 		return h.outcome(err)
 	}
 	if r.sealed || err != nil {
-		h.disembark()
+		h.notPut()
 		return nil, cmp.Or(err, driver.ErrSealed)
 	}
 	page := answer.Responses[0].GetResponseRange()
 	if contender(dir, page.Kvs) != nil {
-		h.driver.numbers.put(h.number)
-		h.disembark()
+		h.notPut()
 		return nil, driver.ErrLocked
 	}
 	before, err := h.enqueue(ctx, dir, fresh) // names below are locked, and this one perhaps
@@ -163,7 +162,7 @@ func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (before stri
 		return "", err
 	}
 	if !answer.Succeeded {
-		h.disembark()
+		h.notPut()
 		return "", driver.ErrSealed
 	}
 	r, err := readRecord(dir, answer.Responses[2].GetResponseRange().Kvs)
@@ -183,6 +182,12 @@ func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (before stri
 		return "", h.failPut(ctx, err)
 	}
 	return before, nil
+}
+
+// notPut ends an attempt of which the answer says that the key was not put.
+func (h *hold) notPut() {
+	h.driver.numbers.put(h.number)
+	h.disembark()
 }
 
 // others returns kvs without key, if that is the first of them.
@@ -213,7 +218,7 @@ func (h *hold) leaseID() clientv3.LeaseID {
 // created takes the answer to the transaction that put the key.
 func (h *hold) created(answer *clientv3.TxnResponse, r record) {
 	h.revision = answer.Header.Revision
-	h.number(r, h.revision)
+	h.tokenFrom(r, h.revision)
 }
 
 // ask sends a transaction that may put the key, and prolongs a lease that is not fresh at the same time. If it fails, what may be

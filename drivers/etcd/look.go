@@ -72,7 +72,7 @@ func (h *hold) lookShared(ctx context.Context, w *waiter) (before string, err er
 	case i > 0:
 		return string(q.queue[i-1].Key), nil
 	}
-	h.number(q.record, q.token)
+	h.tokenFrom(q.record, q.token)
 	return "", nil
 }
 
@@ -134,7 +134,7 @@ func (h *hold) look(ctx context.Context, dir string) (before string, err error) 
 	if c := contender(dir, others(page.Kvs, h.key)); c != nil {
 		return string(c.Key), nil
 	}
-	h.number(r, token)
+	h.tokenFrom(r, token)
 	return "", nil
 }
 

@@ -206,7 +206,7 @@ func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 		}
 		if answer.Succeeded {
 			r.marked, r.modified = true, answer.Header.Revision
-			h.number(r, answer.Header.Revision)
+			h.tokenFrom(r, answer.Header.Revision)
 			return nil
 		}
 		kvs := answer.Responses[0].GetResponseRange().Kvs
@@ -220,8 +220,8 @@ func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 	}
 }
 
-// number gives the hold the token of a revision.
-func (h *hold) number(r record, revision int64) {
+// tokenFrom gives the hold the token of a revision.
+func (h *hold) tokenFrom(r record, revision int64) {
 	h.record, h.token = r, revision
 	h.first.Store(r.base + uint64(revision))
 }
