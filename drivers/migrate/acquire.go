@@ -199,6 +199,7 @@ func (a *attempt) sealIdle(ctx context.Context, to *part) (floor uint64, err err
 func (a *attempt) seal(ctx context.Context, from, to *part) error {
 	bound, cancel := context.WithDeadline(ctx, earlier(from.lease.Expires(), to.lease.Expires()))
 	defer cancel()
+	from.session.Load().leave() // a seal is not renewed
 	err := a.d.sealer.Seal(bound, from.lease)
 	if err == nil {
 		return nil

@@ -10,16 +10,29 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
+// manners are how the two backends of a pair keep leases alive.
+var manners = []struct {
+	name     string
+	from, to *memory.Options
+}{
+	{"renewals", nil, nil},
+	{"renewals to sessions", nil, sessions},
+	{"sessions to renewals", sessions, nil},
+	{"sessions", sessions, sessions},
+}
+
 func TestConformance(t *testing.T) {
-	for _, p := range []migrate.Phase{migrate.PhaseOld, migrate.PhaseDual, migrate.PhaseHandover, migrate.PhaseNew} {
-		t.Run(p.String(), func(t *testing.T) { conformance.Run(t, harness(p)) })
+	for _, m := range manners {
+		for _, p := range phases {
+			t.Run(m.name+"/"+p.String(), func(t *testing.T) { conformance.Run(t, harness(p, m.from, m.to)) })
+		}
 	}
 }
 
 // harness makes two backends for each check, and clients that are all in phase p.
-func harness(p migrate.Phase) conformance.Harness {
+func harness(p migrate.Phase, ofFrom, ofTo *memory.Options) conformance.Harness {
 	return conformance.Harness{FakeTime: true, Backend: func(testing.TB) *conformance.Backend {
-		from, to := memory.NewServer(nil), memory.NewServer(nil)
+		from, to := memory.NewServer(ofFrom), memory.NewServer(ofTo)
 		return &conformance.Backend{
 			New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
 				a, b := from.NewDriver(), to.NewDriver()

@@ -53,7 +53,9 @@ func (l *lease) take(ctx context.Context, b *backend, tokens, noWait bool) (*par
 	p := &part{l: l, b: b, tokens: tokens, request: *l.r}
 	p.request.Events, p.request.NoWait, p.request.Hold = p, noWait, l.hold
 	granted, err := b.Acquire(ctx, &p.request)
-	p.lease = granted
+	if p.lease = granted; err == nil {
+		p.carry()
+	}
 	if err != nil && !errors.Is(err, driver.ErrLocked) && !errors.Is(err, driver.ErrSealed) {
 		err = fmt.Errorf("%s backend: %w", b.role, err)
 	}
@@ -97,6 +99,7 @@ func (l *lease) grant(ctx context.Context, tokens *part, parts ...*part) (*lease
 
 // partLost is told by a backend that a part is over.
 func (l *lease) partLost(p *part, cause error) {
+	p.session.Load().leave()
 	l.mu.Lock()
 	p.lost = cause
 	was := l.state
@@ -168,7 +171,7 @@ func (l *lease) Release(ctx context.Context) error {
 	}
 	var unclear, over error
 	for i := len(l.parts) - 1; i >= 0; i-- {
-		switch err := l.parts[i].lease.Release(ctx); {
+		switch err := l.parts[i].release(ctx); {
 		case errors.Is(err, driver.ErrNotHeld):
 			over = err
 		case err != nil:

@@ -15,6 +15,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -65,11 +67,12 @@ type Driver struct {
 	life context.Context // until Close
 	end  context.CancelFunc
 
-	mu     sync.Mutex
-	closed bool
-	ended  bool           // no more work
-	calls  sync.WaitGroup // Acquires
-	work   sync.WaitGroup // clean-ups
+	mu       sync.Mutex
+	sessions map[sessionKey]*session
+	closed   bool
+	ended    bool           // no more work
+	calls    sync.WaitGroup // Acquires
+	work     sync.WaitGroup // clean-ups
 }
 
 var (
@@ -98,7 +101,8 @@ func New(from, to driver.Driver, o *Options) (*Driver, error) {
 	if !o.Phase.valid() {
 		return nil, fmt.Errorf("migrate: Options.Phase is %d", o.Phase)
 	}
-	d := &Driver{from: &backend{from, from.Info(), "old"}, to: &backend{to, to.Info(), "new"}, id: rand.Text()}
+	d := &Driver{from: &backend{from, from.Info(), "old"}, to: &backend{to, to.Info(), "new"}, id: rand.Text(),
+		sessions: map[sessionKey]*session{}}
 	var ok bool
 	if d.sealer, ok = from.(driver.Sealer); !ok {
 		return nil, fmt.Errorf("migrate: no migration from backend %s, which cannot seal a lock: %w", d.from.info.Name, errors.ErrUnsupported)
@@ -110,10 +114,6 @@ func New(from, to driver.Driver, o *Options) (*Driver, error) {
 	if d.from.info.Fencing != driver.None && d.to.info.Fencing == driver.None && !o.Unfenced {
 		return nil, fmt.Errorf("migrate: backend %s has fencing tokens and %s has none, so what checks them would refuse everybody "+
 			"after the migration: %w", d.from.info.Name, d.to.info.Name, errors.ErrUnsupported)
-	}
-	if d.from.info.KeepsAlive != d.to.info.KeepsAlive {
-		return nil, fmt.Errorf("migrate: no migration between backends %s and %s, of which one has sessions and the other renewals: %w",
-			d.from.info.Name, d.to.info.Name, errors.ErrUnsupported)
 	}
 	d.info = weakest(d.from.info, d.to.info)
 	if o.Unfenced {
@@ -133,7 +133,7 @@ func weakest(a, b driver.Info) driver.Info {
 		Name:       "migrate",
 		Order:      driver.Unordered,
 		Fencing:    min(a.Fencing, b.Fencing),
-		KeepsAlive: a.KeepsAlive, // both or none
+		KeepsAlive: a.KeepsAlive || b.KeepsAlive, // with sessions of ours on the one that has none
 		MinTTL:     max(a.MinTTL, b.MinTTL),
 		MaxTTL:     max(a.MaxTTL, b.MaxTTL),
 		TTLUnit:    common(a.TTLUnit, b.TTLUnit),
@@ -197,7 +197,11 @@ func (d *Driver) Close(ctx context.Context) error {
 	}
 	d.mu.Lock()
 	d.ended = true
+	sessions := slices.Collect(maps.Values(d.sessions))
 	d.mu.Unlock()
+	for _, s := range sessions {
+		s.end()
+	}
 	var toErr error
 	closed := make(chan struct{})
 	go func() { // ends with ctx

@@ -297,7 +297,6 @@ func TestNewRefusesPairsThatCannotBeMigrated(t *testing.T) {
 		{onlyDriver{good}, memory.New(nil), nil, "cannot seal"},
 		{good, onlyDriver{memory.New(nil)}, nil, "cannot keep a mark"},
 		{good, bare, nil, "has fencing tokens and memory has none"},
-		{good, memory.New(sessions), nil, "one has sessions"},
 		{good, bare, unfenced, ""},
 		{bare, good, nil, ""},
 	} {

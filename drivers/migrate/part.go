@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -15,8 +16,9 @@ type part struct {
 	b       *backend
 	tokens  bool // those of the lease come from here
 	request driver.Request
-	lease   driver.Lease // nil until it is granted
-	lost    error        // guarded by lease.mu
+	lease   driver.Lease            // nil until it is granted
+	session atomic.Pointer[carried] // nil if no session of ours renews it
+	lost    error                   // guarded by lease.mu
 	gone    context.CancelFunc
 	blocked bool // the request was refused and had to wait; written before Acquire of the backend returned
 }
@@ -40,8 +42,33 @@ func (p *part) Tokens() int {
 // Lost implements driver.Events.
 func (p *part) Lost(cause error) { p.l.partLost(p, cause) }
 
-// renewed reports whether the hold lasts only as long as Renew is called.
-func (p *part) renewed() bool { return p.request.Fixed || !p.b.info.KeepsAlive }
+// renewed reports whether the hold lasts only as long as Renew of the lease is called.
+func (p *part) renewed() bool { return p.request.Fixed || !p.l.d.info.KeepsAlive }
+
+// carry has a session keep the hold alive, where the driver answers for that and the backend does not.
+func (p *part) carry() {
+	if p.renewed() || p.b.info.KeepsAlive {
+		return
+	}
+	p.session.Store(p.l.d.carry(p.b, p.lease, p.request.TTL, p.worthwhile, p.Lost))
+}
+
+// worthwhile reports whether it makes sense to keep the hold alive. What has run out on one backend is not renewed on the other.
+func (p *part) worthwhile() bool {
+	if !p.live() {
+		return false
+	}
+	p.l.mu.Lock()
+	granted := p.l.state == held
+	p.l.mu.Unlock()
+	return !granted || time.Now().Before(p.l.Expires())
+}
+
+// release ends the hold.
+func (p *part) release(ctx context.Context) error {
+	p.session.Load().leave()
+	return p.lease.Release(ctx)
+}
 
 // live reports whether the hold is surely there.
 func (p *part) live() bool {
@@ -96,7 +123,7 @@ func (p *part) renew(ctx context.Context) error {
 // check says whether the hold is still there after other requests of the Acquire. If those had to wait, it asks the backend, which
 // also makes a fixed lease last its TTL from now.
 func (p *part) check(ctx context.Context, waited bool) error {
-	if waited && p.renewed() {
+	if waited && (p.renewed() || p.session.Load() != nil) {
 		if err := p.renew(ctx); errors.Is(err, driver.ErrNotHeld) {
 			return errAgain
 		} else if err != nil {
@@ -123,7 +150,7 @@ func (p *part) undo(ctx context.Context, err error) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
 	defer cancel()
-	if e := p.lease.Release(ctx); e == nil || errors.Is(e, driver.ErrNotHeld) || errors.Is(err, driver.ErrUnknown) {
+	if e := p.release(ctx); e == nil || errors.Is(e, driver.ErrNotHeld) || errors.Is(err, driver.ErrUnknown) {
 		return err
 	} else if isStep(err) {
 		return fmt.Errorf("%w: releasing a lock on backend %s: %v", driver.ErrUnknown, p.b.info.Name, e)

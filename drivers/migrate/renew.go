@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 
 	"github.com/go-dsync/dsync/driver"
 )
@@ -83,11 +84,16 @@ func (x *renewal) answered(p *part, err error) bool {
 }
 
 func (s *share) renew(ctx context.Context, done func(j int, err error)) {
-	if b, ok := s.b.Driver.(driver.BatchRenewer); ok {
-		b.RenewAll(ctx, s.leases, done)
+	s.b.renewAll(ctx, s.leases, func(j int) time.Duration { return s.parts[j].request.TTL }, done)
+}
+
+// renewAll renews leases of the backend, in few requests if it can do so.
+func (b *backend) renewAll(ctx context.Context, leases []driver.Lease, ttl func(i int) time.Duration, done func(i int, err error)) {
+	if batches, ok := b.Driver.(driver.BatchRenewer); ok {
+		batches.RenewAll(ctx, leases, done)
 		return
 	}
-	for j, l := range s.leases {
-		done(j, l.Renew(ctx, s.parts[j].request.TTL))
+	for i, l := range leases {
+		done(i, l.Renew(ctx, ttl(i)))
 	}
 }

@@ -34,7 +34,8 @@ type storm struct {
 	work     sync.WaitGroup
 	ctx      context.Context // ends the storm
 	start    time.Time
-	sessions bool // carry the locks, on both
+
+	ofFrom, ofTo *memory.Options // whether sessions carry the locks
 
 	wrapFrom, wrapTo func(*memory.Driver) driver.Driver // in tests of the storm
 }
@@ -52,11 +53,10 @@ func (s *storm) run() error {
 	bounds := conformance.Bounds{
 		Fenced: true, Linger: stormTTL, Wake: 10 * stormTTL, Stuck: 20 * stormTTL, Recover: 5 * stormTTL, MaxUnknown: 0.9, MinGrants: 10,
 	}
-	if s.sessions {
+	if s.ofFrom != nil || s.ofTo != nil {
 		bounds.Detect = 2 * stormTTL // a session that is lost is noticed by the next keep-alive
 	}
-	s.from = memory.NewServer(&memory.Options{KeepsAlive: s.sessions})
-	s.to = memory.NewServer(&memory.Options{KeepsAlive: s.sessions})
+	s.from, s.to = memory.NewServer(s.ofFrom), memory.NewServer(s.ofTo)
 	s.history.Note(fmt.Sprint("seed ", s.seed))
 	ctx, cancel := context.WithTimeout(context.Background(), stormLasts)
 	defer cancel()
@@ -198,11 +198,11 @@ func runStorm(t *testing.T, s *storm) (err error) {
 }
 
 func TestStorm(t *testing.T) {
-	for _, sessions := range []bool{false, true} {
-		t.Run(fmt.Sprintf("sessions=%t", sessions), func(t *testing.T) {
+	for _, m := range manners {
+		t.Run(m.name, func(t *testing.T) {
 			for range 10 {
 				seed := rand.Uint64()
-				if err := runStorm(t, &storm{seed: seed, sessions: sessions, wrapFrom: plain, wrapTo: plain}); err != nil {
+				if err := runStorm(t, &storm{seed: seed, ofFrom: m.from, ofTo: m.to, wrapFrom: plain, wrapTo: plain}); err != nil {
 					t.Fatalf("seed %d: %v", seed, err)
 				}
 			}

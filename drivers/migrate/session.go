@@ -1,0 +1,136 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// session carries the holds on a backend whose leases are renewed, where those on the other backend are kept alive by that one's
+// driver: package dsync has to do with one manner only. There is one for each backend and TTL. All its holds are renewed together,
+// every third of the TTL; one that joins in between is renewed the sooner.
+type session struct {
+	d   *Driver
+	b   *backend
+	ttl time.Duration
+
+	mu    sync.Mutex
+	holds map[*carried]struct{}
+	timer *time.Timer // runs while there are holds
+	next  time.Time   // when it fires
+	ended bool
+}
+
+// carried is a hold in a session.
+type carried struct {
+	s     *session
+	lease driver.Lease
+	alive func() bool // false: it is not to be renewed any more
+	lost  func(cause error)
+}
+
+type sessionKey struct {
+	b   *backend
+	ttl time.Duration
+}
+
+// carry keeps a hold alive until leave is called, or it is over, which lost is told.
+func (d *Driver) carry(b *backend, l driver.Lease, ttl time.Duration, alive func() bool, lost func(cause error)) *carried {
+	d.mu.Lock()
+	s := d.sessions[sessionKey{b, ttl}]
+	if s == nil {
+		s = &session{d: d, b: b, ttl: ttl, holds: map[*carried]struct{}{}, ended: d.ended}
+		d.sessions[sessionKey{b, ttl}] = s
+	}
+	d.mu.Unlock()
+	c := &carried{s: s, lease: l, alive: alive, lost: lost}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.holds[c] = struct{}{}
+	if due := l.Expires().Add(-ttl * 2 / 3); len(s.holds) == 1 || due.Before(s.next) {
+		s.renewAt(due)
+	}
+	return c
+}
+
+// renewAt sets the timer. It is called with mu held.
+func (s *session) renewAt(t time.Time) {
+	switch s.next = t; {
+	case s.ended:
+	case s.timer == nil:
+		s.timer = time.AfterFunc(time.Until(t), s.tick)
+	default:
+		s.timer.Reset(time.Until(t))
+	}
+}
+
+// leave ends the care for a hold, and reports whether that was in the session.
+func (c *carried) leave() bool {
+	if c == nil {
+		return false
+	}
+	s := c.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.holds[c]
+	delete(s.holds, c)
+	if ok && len(s.holds) == 0 && s.timer != nil {
+		s.timer.Stop()
+	}
+	return ok
+}
+
+// end is called when the driver is closed.
+func (s *session) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+}
+
+// tick is what the timer calls.
+func (s *session) tick() { s.d.spawn(s.renew) }
+
+// renew renews all holds once. Those that were not answered are asked for again soon, until they are over.
+func (s *session) renew() {
+	var all []*carried
+	var leases []driver.Lease
+	s.mu.Lock()
+	holds := make([]*carried, 0, len(s.holds))
+	for c := range s.holds {
+		holds = append(holds, c)
+	}
+	s.mu.Unlock()
+	for _, c := range holds {
+		if c.alive() {
+			all, leases = append(all, c), append(leases, c.lease)
+		} else {
+			c.leave()
+		}
+	}
+	pause := s.ttl / 3
+	if len(all) > 0 {
+		ctx, cancel := context.WithTimeout(s.d.life, s.ttl/6)
+		var mu sync.Mutex
+		s.b.renewAll(ctx, leases, func(int) time.Duration { return s.ttl }, func(i int, err error) {
+			if errors.Is(err, driver.ErrNotHeld) && all[i].leave() {
+				all[i].lost(driver.ErrRemoved)
+			} else if err != nil {
+				mu.Lock()
+				pause = s.ttl / 12
+				mu.Unlock()
+			}
+		})
+		cancel()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.holds) > 0 {
+		s.renewAt(time.Now().Add(pause))
+	}
+}
