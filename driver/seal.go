@@ -36,3 +36,32 @@ type Marker interface {
 	// an error that matches errors.ErrUnsupported where Mark would.
 	Marked(ctx context.Context, l Lease) (bool, error)
 }
+
+// Unsealer is implemented by drivers that can take a seal back, for a name that returns from the backend that it moved to. That takes
+// two requests, and between them the mark is taken off the other backend: so an Unseal that arrives late, when the name has moved
+// again, finds that its id is gone, and does nothing.
+type Unsealer interface {
+	// Loosen writes id next to the seal of name, in place of the one that is there, in one step at the backend. The name stays sealed,
+	// and a new seal has no id. In the same step it raises the tokens: those of every grant after the seal are above floor, also
+	// those of the incumbents that share the key, where they have tokens. A floor of 0, or one that is lower than what is there, raises
+	// nothing. What Sealed returns does not change. It returns
+	//
+	//   - nil if that is done;
+	//   - ErrNotHeld if the name is not sealed: then nothing has changed;
+	//   - an error that matches errors.ErrUnsupported if the tokens cannot be raised so far: then nothing has changed;
+	//   - any other error if it is unknown. It may be called again.
+	Loosen(ctx context.Context, name, id string, floor uint64) error
+
+	// Unseal takes the seal of name away, in one step at the backend that is conditional on id: the name is free then, and those who
+	// wait for it are woken, clients that know no seals among them. It returns ErrNotHeld if there is no seal with that id (also when
+	// an earlier request, whose answer was lost, took it away), and then nothing has changed; after any other error it is unknown.
+	Unseal(ctx context.Context, name, id string) error
+}
+
+// Unmarker is implemented by a Marker that can take marks back.
+type Unmarker interface {
+	// Unmark takes the mark off the name of l, a lease of this driver, in one step at the backend that is conditional on the hold. It
+	// returns nil also if there was none. The tokens, and what raises them, stay: those of every later grant are above those of l. It
+	// returns ErrNotHeld if the hold is over, and then nothing has changed; after any other error it is unknown.
+	Unmark(ctx context.Context, l Lease) error
+}

@@ -36,7 +36,7 @@ const (
 	Renewals                      // also those of a session; RenewAll is one
 	Releases
 	Queries // Inspect, ForceUnlock, Sealed and Marked
-	Seals   // Seal and Mark
+	Seals   // Seal, Mark, Loosen, Unseal and Unmark
 )
 
 // Cut puts the backend out of reach of d: every request fails with driver.ErrUnavailable, waiting Acquires do so at once, and

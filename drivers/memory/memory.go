@@ -63,7 +63,8 @@ func (o Order) driverOrder() driver.Order {
 }
 
 // Driver is one client of a [Server]. It implements [driver.Driver], [driver.BatchRenewer], [driver.Inspector],
-// [driver.ForceUnlocker], [driver.Sealer] and [driver.Marker]. All methods may be called concurrently.
+// [driver.ForceUnlocker], [driver.Sealer], [driver.Marker], [driver.Unsealer] and [driver.Unmarker]. All methods may be called
+// concurrently.
 type Driver struct {
 	server  *Server
 	life    context.Context // until Close

@@ -2,15 +2,25 @@ package memory
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/go-dsync/dsync/driver"
 )
 
 var (
-	_ driver.Sealer = (*Driver)(nil)
-	_ driver.Marker = (*Driver)(nil)
+	_ driver.Sealer   = (*Driver)(nil)
+	_ driver.Marker   = (*Driver)(nil)
+	_ driver.Unsealer = (*Driver)(nil)
+	_ driver.Unmarker = (*Driver)(nil)
 )
+
+// seal is what is kept of a name that is sealed.
+type seal struct {
+	last uint64 // token
+	id   string // of Loosen
+}
 
 // Seal implements [driver.Sealer].
 func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
@@ -20,7 +30,7 @@ func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 			s.leave(w)
 			w.ready <- driver.ErrSealed
 		}
-		s.seals[l.r.Name] = l.last()
+		s.seals[l.r.Name] = seal{last: l.last()}
 		s.next(l, over, now)
 	})
 }
@@ -71,8 +81,63 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 	s := d.server
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	last, sealed = s.seals[name]
-	return last, sealed, nil
+	x, sealed := s.seals[name]
+	return x.last, sealed, nil
+}
+
+// Loosen implements [driver.Unsealer].
+func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
+	if floor > 0 && d.server.options.NoTokens {
+		return fmt.Errorf("there are no tokens to raise: %w", errors.ErrUnsupported)
+	}
+	return d.changeSeal(ctx, name, func(s *Server, x seal) error {
+		x.id = id
+		s.seals[name] = x
+		s.token = max(s.token, floor)
+		return nil
+	})
+}
+
+// Unseal implements [driver.Unsealer].
+func (d *Driver) Unseal(ctx context.Context, name, id string) error {
+	return d.changeSeal(ctx, name, func(s *Server, x seal) error {
+		if x.id == "" || x.id != id {
+			return driver.ErrNotHeld
+		}
+		delete(s.seals, name)
+		return nil
+	})
+}
+
+// changeSeal is a request to do something to the seal of name, if there is one.
+func (d *Driver) changeSeal(ctx context.Context, name string, f func(s *Server, x seal) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if d.life.Err() != nil {
+		return driver.ErrClosed
+	}
+	lost, err := d.request(ctx, Seals)
+	if err != nil {
+		return err
+	}
+	s := d.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err = driver.ErrNotHeld
+	if x, sealed := s.seals[name]; sealed {
+		err = f(s, x)
+	}
+	if lost {
+		return driver.ErrUnknown
+	}
+	return err
+}
+
+// Unmark implements [driver.Unmarker].
+func (d *Driver) Unmark(ctx context.Context, held driver.Lease) error {
+	l := held.(*lease)
+	return d.change(ctx, l, func(s *Server, _ int64) { delete(s.marks, l.r.Name) })
 }
 
 // Marked implements [driver.Marker].

@@ -19,7 +19,7 @@ type Server struct {
 
 	mu      sync.Mutex
 	names   map[string]*lease // the hold of each name; one that is over stays until somebody looks at it
-	seals   map[string]uint64 // the last token of each name that is sealed; such a name has no hold
+	seals   map[string]seal   // of names that are sealed; such a name has no hold
 	marks   map[string]bool
 	sweepAt int    // number of names at which holds that are over are looked for
 	token   uint64 // the last one given; one count for all names, so that a free name leaves nothing behind
@@ -27,7 +27,7 @@ type Server struct {
 
 // NewServer returns a backend without drivers. nil means the default options.
 func NewServer(o *Options) *Server {
-	s := &Server{start: time.Now(), names: map[string]*lease{}, seals: map[string]uint64{}, marks: map[string]bool{}, sweepAt: minSweep}
+	s := &Server{start: time.Now(), names: map[string]*lease{}, seals: map[string]seal{}, marks: map[string]bool{}, sweepAt: minSweep}
 	if o != nil {
 		s.options = *o
 	}
@@ -94,8 +94,8 @@ func (s *Server) status(name string) driver.Status {
 	defer s.mu.Unlock()
 	now := s.now()
 	h := s.holder(name, now)
-	if last, sealed := s.seals[name]; sealed {
-		return driver.Status{Held: true, Owner: "seal", Token: last}
+	if x, sealed := s.seals[name]; sealed {
+		return driver.Status{Held: true, Owner: "seal", Token: x.last}
 	}
 	if h == nil {
 		return driver.Status{}

@@ -22,6 +22,7 @@ func isStep(err error) bool { return errors.Is(err, errAgain) || errors.Is(err, 
 type attempt struct {
 	d       *Driver
 	r       *driver.Request
+	phase   Phase
 	outer   context.Context // of the caller; the methods are called with one that ends with the driver as well
 	waiting sync.Once
 	again   bool // the Hold of the request was used
@@ -38,27 +39,33 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 		return nil, driver.ErrClosed
 	}
 	defer d.calls.Done()
-	a := &attempt{d: d, r: r, outer: ctx}
+	a := &attempt{d: d, r: r, phase: d.Phase(), outer: ctx}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(d.life, cancel)()
 	l, err := a.acquire(ctx)
-	if err != nil && d.life.Err() != nil && a.outer.Err() == nil {
-		if errors.Is(err, driver.ErrUnknown) {
-			return nil, fmt.Errorf("%w: %w", driver.ErrClosed, driver.ErrUnknown)
-		}
-		return nil, driver.ErrClosed
-	}
 	if err != nil {
-		return nil, err
+		return nil, d.closing(a.outer, err)
 	}
 	return l, nil
 }
 
+// closing makes of an error what the caller is told if the driver was closed meanwhile.
+func (d *Driver) closing(outer context.Context, err error) error {
+	if err == nil || d.life.Err() == nil || outer.Err() != nil {
+		return err
+	}
+	if errors.Is(err, driver.ErrUnknown) {
+		return fmt.Errorf("%w: %w", driver.ErrClosed, driver.ErrUnknown)
+	}
+	return driver.ErrClosed
+}
+
 // acquire takes one way after the other until the name is granted. A way to a grant is over when a hold on the way was lost, when the
-// name turns out to be sealed, and when one that is to be sealed turns out to be held.
+// name turns out to be sealed, or not to be sealed any more, and when one that is to be sealed turns out to be held.
 func (a *attempt) acquire(ctx context.Context) (*lease, error) {
-	way := [...]func(context.Context) (*lease, error){a.old, a.dual, a.handover, a.alone}[a.d.Phase()]
+	first := [...]func(context.Context) (*lease, error){a.old, a.dual, a.handover, a.alone}[a.phase]
+	way := first
 	for {
 		l, err := way(ctx)
 		switch {
@@ -68,7 +75,9 @@ func (a *attempt) acquire(ctx context.Context) (*lease, error) {
 			way = a.alone
 		case errors.Is(err, errTaken):
 			way = a.handover
-		case !errors.Is(err, errAgain):
+		case errors.Is(err, errAgain):
+			way = first
+		default:
 			return nil, err
 		}
 		if err := ctx.Err(); err != nil {
@@ -173,26 +182,38 @@ func (a *attempt) alone(ctx context.Context) (*lease, error) {
 	return l.grant(ctx, to, to)
 }
 
-// sealIdle seals the name on from, unless it is held there, and returns the floor of the tokens. To is released if that fails.
+// sealIdle seals the name on from, unless it is held there, and returns the floor of the tokens. In phases in which names do not move
+// it only finds out whether it is sealed. To is released if that fails.
 func (a *attempt) sealIdle(ctx context.Context, to *part) (floor uint64, err error) {
-	from, err := to.l.take(ctx, a.d.from, false, true)
-	if err == nil {
-		return from.last(), a.seal(ctx, from, to)
+	err = driver.ErrSealed
+	if a.phase >= PhaseHandover {
+		var from *part
+		if from, err = to.l.take(ctx, a.d.from, false, true); err == nil {
+			return from.last(), a.seal(ctx, from, to)
+		}
 	}
 	if errors.Is(err, driver.ErrSealed) {
-		var sealed bool
-		floor, sealed, err = a.d.sealer.Sealed(ctx, a.r.Name)
-		if err == nil && sealed {
+		if floor, err = a.sealOf(ctx); err == nil {
 			return floor, nil
-		}
-		if err == nil { // the backend has lost its data
-			err = errAgain
 		}
 	}
 	if errors.Is(err, driver.ErrLocked) && !errors.Is(err, driver.ErrUnknown) && !a.r.NoWait {
 		err = errTaken
 	}
 	return 0, to.undo(ctx, a.translate(err))
+}
+
+// sealOf returns the floor of the tokens of a name that is sealed and not marked. A request to unseal it that may still be on its way
+// does nothing from then on.
+func (a *attempt) sealOf(ctx context.Context) (floor uint64, err error) {
+	floor, sealed, err := a.d.sealer.Sealed(ctx, a.r.Name)
+	if err == nil && !sealed { // it was taken back, or the backend has lost its data
+		err = errAgain
+	}
+	if err == nil && a.d.unsealer != nil {
+		err = a.over(a.d.unsealer.Loosen(ctx, a.r.Name, a.d.nextHold(), 0))
+	}
+	return floor, err
 }
 
 // seal seals the name on from, in the hands of one that holds both. Both are released if that fails.

@@ -42,7 +42,7 @@ const (
 func (a *attempt) newLease() *lease {
 	l := &lease{d: a.d, a: a, r: a.r, hold: a.r.Hold}
 	if a.again {
-		l.hold = fmt.Sprintf("%s:%d", a.d.id, a.d.holds.Add(1))
+		l.hold = a.d.nextHold()
 	}
 	a.again = true
 	return l

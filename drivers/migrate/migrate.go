@@ -7,7 +7,8 @@
 // are in, together with programs that know nothing of the migration and use from alone. No process has to know of another: what keeps
 // a process in PhaseNew apart from those that know only from is the seal, a grant on from that never ends. See docs/migration.md.
 //
-// From has to be a [driver.Sealer], to a [driver.Marker].
+// From has to be a [driver.Sealer], to a [driver.Marker]. Names go back only where they are a [driver.Unsealer] and a
+// [driver.Unmarker] too.
 package migrate
 
 import (
@@ -57,8 +58,10 @@ type Options struct {
 // Driver is a driver.Driver made of two. It implements driver.BatchRenewer, driver.Inspector and driver.ForceUnlocker too.
 type Driver struct {
 	from, to *backend
-	sealer   driver.Sealer // from
-	marker   driver.Marker // to
+	sealer   driver.Sealer   // from
+	unsealer driver.Unsealer // from; nil if it is none
+	marker   driver.Marker   // to
+	unmarker driver.Unmarker // to; nil if it is none
 	info     driver.Info
 	phase    atomic.Int32
 	id       string        // of the driver, in the holds that it makes
@@ -111,6 +114,8 @@ func New(from, to driver.Driver, o *Options) (*Driver, error) {
 		return nil, fmt.Errorf("migrate: no migration to backend %s, which cannot keep a mark and a floor of the tokens: %w",
 			d.to.info.Name, errors.ErrUnsupported)
 	}
+	d.unsealer, _ = from.(driver.Unsealer)
+	d.unmarker, _ = to.(driver.Unmarker)
 	if d.from.info.Fencing != driver.None && d.to.info.Fencing == driver.None && !o.Unfenced {
 		return nil, fmt.Errorf("migrate: backend %s has fencing tokens and %s has none, so what checks them would refuse everybody "+
 			"after the migration: %w", d.from.info.Name, d.to.info.Name, errors.ErrUnsupported)
@@ -160,6 +165,9 @@ func common(a, b time.Duration) time.Duration {
 	return a / divisor * b
 }
 
+// nextHold returns the identity of a hold that the driver makes.
+func (d *Driver) nextHold() string { return fmt.Sprintf("%s:%d", d.id, d.holds.Add(1)) }
+
 // Info implements driver.Driver: what both backends promise, in every phase, without an order.
 func (d *Driver) Info() driver.Info { return d.info }
 
@@ -167,7 +175,7 @@ func (d *Driver) Info() driver.Info { return d.info }
 func (d *Driver) Phase() Phase { return Phase(d.phase.Load()) }
 
 // SetPhase moves d to another phase, any other. Acquires that begin from now on are in it; those that have begun, and leases, stay
-// as they are until they end. Going back does not unseal a name.
+// as they are until they end. Going back does not unseal a name: see [Driver.Rollback].
 func (d *Driver) SetPhase(p Phase) error {
 	if !p.valid() {
 		return fmt.Errorf("migrate: phase %d does not exist", p)

@@ -1,7 +1,9 @@
 package migrate
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -23,6 +25,7 @@ const (
 // search looks at all states that can be reached, and returns what is wrong with the first one that is, and how it is reached. If
 // sought is not empty it looks for that alone.
 func (r rules) search(start model, sought string) (states int, wrong string, way []string) {
+	start = r.sorted(start)
 	nodes := []node{{model: start, from: -1}}
 	seen := map[model]struct{}{start: {}}
 	for i := 0; i < len(nodes); i++ {
@@ -32,6 +35,7 @@ func (r rules) search(start model, sought string) (states int, wrong string, way
 		if wrong == "" {
 			r.steps(s, func(what string, by bool, next model) {
 				progress = progress || by
+				next = r.sorted(next)
 				if _, ok := seen[next]; !ok {
 					seen[next] = struct{}{}
 					nodes = append(nodes, node{next, int32(i), what})
@@ -50,6 +54,47 @@ func (r rules) search(start model, sought string) (states int, wrong string, way
 		return len(nodes), wrong, way
 	}
 	return len(nodes), "", nil
+}
+
+// sorted returns s with the processes in an order of their own, since it does not matter which of them is which.
+func (r rules) sorted(s model) model {
+	order := [processes]int{0, 1, 2}
+	slices.SortStableFunc(order[:], func(p, q int) int { return cmp.Compare(s.processes[p].key(), s.processes[q].key()) })
+	var renamed [1 + processes*maxAttempts]int8
+	before := s.processes
+	for at, p := range order {
+		s.processes[at] = before[p]
+		for attempt := range r.attempts {
+			renamed[r.id(p, attempt)] = r.id(at, attempt)
+		}
+	}
+	rename := func(hold *int8) {
+		if *hold > 0 {
+			*hold = renamed[*hold]
+		}
+	}
+	rename(&s.holder[modelFrom])
+	rename(&s.holder[modelTo])
+	rename(&s.loose)
+	for i := range s.late {
+		rename(&s.late[i].hold)
+	}
+	return s
+}
+
+// key is different for processes that are.
+func (p process) key() uint64 {
+	key := uint64(0)
+	for _, b := range []bool{p.has[modelFrom], p.has[modelTo], p.valid, p.moved} {
+		key *= 2
+		if b {
+			key++
+		}
+	}
+	for _, n := range []int8{p.at, p.attempt, int8(p.phase), p.token, p.floor} {
+		key = key<<8 | uint64(uint8(n))
+	}
+	return key
 }
 
 func (s model) wrong(sought string) string {
@@ -87,20 +132,35 @@ func start(active int, crashes, pauses, losses int8) model {
 	return s
 }
 
+// afterTheMove returns s with the name sealed and marked.
+func (s model) afterTheMove() model {
+	s.holder[modelFrom], s.sealed, s.marked = sealHold, s.count[modelFrom], true
+	s.count[modelTo] = s.count[modelFrom] + 1
+	s.granted = s.count[modelTo]
+	return s
+}
+
 func TestModelKeepsItsPromises(t *testing.T) {
 	for _, test := range []struct {
 		active                  int
 		attempts                int8
 		crashes, pauses, losses int8
+		least                   Phase
+		moved                   bool
 	}{
-		{active: 3, attempts: 1, crashes: 1, pauses: 1, losses: 1},
-		{active: 3, attempts: 2},
-		{active: 2, attempts: 2, crashes: 1, pauses: 1, losses: 1},
-		{active: 2, attempts: 1, crashes: 2, pauses: 3, losses: 3},
-		{active: 2, attempts: 3, pauses: 1},
+		{active: 2, attempts: 1, crashes: 2, pauses: 3, losses: 3, least: legacy},
+		{active: 2, attempts: 3, pauses: 1, least: legacy},
+		{active: 3, attempts: 1, crashes: 1, pauses: 1, losses: 1, least: rollback},
+		{active: 3, attempts: 1, crashes: 1, pauses: 1, losses: 1, least: rollback, moved: true},
+		{active: 3, attempts: 2, least: rollback},
+		{active: 2, attempts: 2, crashes: 1, pauses: 1, losses: 1, least: rollback},
 	} {
-		r := rules{attempts: test.attempts}
-		states, wrong, way := r.search(start(test.active, test.crashes, test.pauses, test.losses), "")
+		r := rules{attempts: test.attempts, least: test.least}
+		s := start(test.active, test.crashes, test.pauses, test.losses)
+		if test.moved {
+			s = s.afterTheMove()
+		}
+		states, wrong, way := r.search(s, "")
 		t.Logf("%+v: %d states", test, states)
 		if wrong != "" {
 			t.Errorf("%+v: %s after\n%s", test, wrong, strings.Join(way, "\n"))
@@ -114,25 +174,35 @@ func TestModelFindsEveryWrongVariant(t *testing.T) {
 		name string
 		variant
 		wrong string
+		back  bool // the name has moved, and is taken back
 	}{
-		{"phases without a gate or a seal, and from old to new at once", variant{noSeal: true}, twoHolders},
-		{"a look at from in place of the seal", variant{lookOnly: true}, twoHolders},
-		{"a shadow that counts as both", variant{withoutTo: true}, twoHolders},
-		{"holds that do not end with what they depend on", variant{oneLossIsNone: true}, twoHolders},
-		{"no re-check", variant{noRecheck: true}, twoHolders},
-		{"a seal that needs no hold", variant{anySeal: true}, twoHolders},
-		{"the mark before the seal", variant{markFirst: true}, twoHolders},
-		{"tokens of the counter of to while both are held", variant{counterOfTo: true}, fallen},
-		{"tokens without a floor", variant{noFloor: true}, fallen},
-		{"tokens with a floor only for names that were locked on both", variant{noFloorIdle: true}, fallen},
-		{"tokens with a floor and no raise", variant{noRaise: true}, fallen},
-		{"a seal that is believed without the mark", variant{sealIsEnough: true}, fallen},
-		{"to before from", variant{toFirst: true}, deadlock},
-		{"waiting for from with to in hand", variant{waitForFrom: true}, deadlock},
+		{"phases without a gate or a seal, and from old to new at once", variant{noSeal: true}, twoHolders, false},
+		{"a look at from in place of the seal", variant{lookOnly: true}, twoHolders, false},
+		{"a shadow that counts as both", variant{withoutTo: true}, twoHolders, false},
+		{"holds that do not end with what they depend on", variant{oneLossIsNone: true}, twoHolders, false},
+		{"no re-check", variant{noRecheck: true}, twoHolders, false},
+		{"a seal that needs no hold", variant{anySeal: true}, twoHolders, false},
+		{"the mark before the seal", variant{markFirst: true}, twoHolders, false},
+		{"tokens of the counter of to while both are held", variant{counterOfTo: true}, fallen, false},
+		{"tokens without a floor", variant{noFloor: true}, fallen, false},
+		{"tokens with a floor only for names that were locked on both", variant{noFloorIdle: true}, fallen, false},
+		{"tokens with a floor and no raise", variant{noRaise: true}, fallen, false},
+		{"a seal that is believed without the mark", variant{sealIsEnough: true}, fallen, false},
+		{"to before from", variant{toFirst: true}, deadlock, false},
+		{"waiting for from with to in hand", variant{waitForFrom: true}, deadlock, false},
+		{"a roll-back that unseals before it takes the mark away", variant{unsealFirst: true}, twoHolders, true},
+		{"a mark beside a request to unseal that is on its way", variant{noLoosen: true}, twoHolders, true},
+		{"a request to unseal without an id", variant{anyUnseal: true}, twoHolders, true},
+		{"a roll-back of a name that is held", variant{withoutHold: true}, twoHolders, true},
+		{"a roll-back that does not raise the tokens", variant{noRaiseBack: true}, fallen, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r := rules{variant: test.variant, attempts: 1}
-			states, wrong, way := r.search(start(3, 1, 1, 1), test.wrong)
+			r := rules{variant: test.variant, attempts: 1, least: legacy}
+			s := start(3, 1, 1, 1)
+			if test.back {
+				r.least, s = rollback, s.afterTheMove()
+			}
+			states, wrong, way := r.search(s, test.wrong)
 			if wrong != test.wrong {
 				t.Errorf("got %q after %d steps and %d states, want %q\n%s", wrong, len(way), states, test.wrong, strings.Join(way, "\n"))
 				return

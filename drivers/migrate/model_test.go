@@ -7,9 +7,11 @@ import "slices"
 // orders. A hold is valid for as long as the backend keeps it, which is longer than any deadline allows.
 
 const (
-	processes = 3
-	sealHold  = -1
-	legacy    = Phase(-1) // a program that knows from alone, and no seals
+	processes   = 3
+	maxAttempts = 3
+	sealHold    = -1
+	legacy      = Phase(-1) // a program that knows from alone, and no seals
+	rollback    = Phase(-2) // takes the name back
 
 	modelFrom, modelTo = 0, 1
 )
@@ -30,6 +32,13 @@ type variant struct {
 	lookOnly      bool // PhaseNew looks whether from is free, and does not seal it
 	counterOfTo   bool // PhaseDual reports the tokens of to
 	sealIsEnough  bool // PhaseNew believes the seal without the mark, and so without the floor
+
+	// Of a roll-back.
+	unsealFirst bool // the name is unsealed before the mark is taken away
+	noLoosen    bool // whoever marks a name that is sealed does not care for requests to unseal it that are on their way
+	anyUnseal   bool // the request to unseal does not look for its id
+	noRaiseBack bool // the tokens of from are not raised
+	withoutHold bool // the name is taken back without a look at who holds it on to
 }
 
 // What a process is about to do.
@@ -40,7 +49,10 @@ const (
 	onTo         // take to alone
 	tryFrom      // see whether from is free or sealed, while it holds to
 	onSeal
+	onLoosen
 	onMark
+	onUnmark
+	onUnseal
 	report // the grant
 	holding
 	leaveTo
@@ -53,6 +65,7 @@ type process struct {
 	phase        Phase
 	has          [2]bool // what it believes to hold
 	valid        bool    // it believes that it has the lock
+	moved        bool    // it found the name sealed, in a phase in which names do not move
 	token, floor int8
 }
 
@@ -67,6 +80,7 @@ type model struct {
 	holder  [2]int8 // 0 is nobody
 	count   [2]int8 // the last token
 	sealed  int8    // the last token in the seal
+	loose   int8    // the id next to the seal
 	marked  bool
 	granted int8 // the highest token that was reported
 	fallen  bool // one was reported that is not above it
@@ -80,6 +94,7 @@ type model struct {
 type rules struct {
 	variant
 	attempts int8
+	least    Phase // rollback, or legacy if nobody takes the name back
 }
 
 // emit is told of the states that follow. Progress says that the step happens by itself, without a fault.
@@ -134,7 +149,7 @@ func (r rules) crash(s model, p int, e emit) {
 	}
 	n := s
 	n.crashes--
-	if x.at == onSeal || x.at == onMark {
+	if onSeal <= x.at && x.at <= onUnseal {
 		if sent := n; sent.giveUp(r.pending(s, p)) {
 			sent.processes[p] = process{at: stopped}
 			e("a crash after a request was sent", false, sent)
@@ -155,7 +170,11 @@ func (s *model) giveUp(q request) bool {
 
 func (r rules) pending(s model, p int) request {
 	x := s.processes[p]
-	return request{x.at, r.id(p, x.attempt), x.floor, x.phase == PhaseNew}
+	q := request{x.at, r.id(p, x.attempt), x.floor, x.phase == PhaseNew}
+	if x.at == onLoosen && (x.phase != rollback || r.noRaiseBack) {
+		q.floor = 0
+	}
+	return q
 }
 
 // carryOut is what a backend does with a request that may be late, and whether it did it.
@@ -168,15 +187,33 @@ func (r rules) carryOut(s *model, q request) bool {
 		s.count[b]++
 		return true
 	}
-	if q.kind == onSeal {
+	switch q.kind {
+	case onSeal:
 		if s.holder[modelFrom] != q.hold && !(r.anySeal && s.holder[modelFrom] != sealHold) {
 			return false
 		}
-		s.holder[modelFrom], s.sealed = sealHold, q.floor
+		s.holder[modelFrom], s.sealed, s.loose = sealHold, q.floor, 0
+		return true
+	case onLoosen:
+		if s.holder[modelFrom] != sealHold {
+			return false
+		}
+		s.loose = q.hold
+		s.count[modelFrom] = max(s.count[modelFrom], q.floor)
+		return true
+	case onUnseal:
+		if s.holder[modelFrom] != sealHold || s.loose != q.hold && !r.anyUnseal {
+			return false
+		}
+		s.holder[modelFrom], s.loose = 0, 0
 		return true
 	}
-	if s.holder[modelTo] != q.hold && !(r.withoutTo && !q.alone) {
+	if s.holder[modelTo] != q.hold && !(r.withoutTo && !q.alone) && !(r.withoutHold && q.kind == onUnmark) {
 		return false
+	}
+	if q.kind == onUnmark {
+		s.marked = false
+		return true
 	}
 	s.marked = true
 	if !r.noFloor && !(r.noFloorIdle && q.alone) {
@@ -190,12 +227,15 @@ func (r rules) step(s model, p int, e emit) {
 	switch x := s.processes[p]; x.at {
 	case idle:
 		if x.attempt < r.attempts {
-			for phase := legacy; phase <= PhaseNew; phase++ {
+			for phase := r.least; phase <= PhaseNew; phase++ {
 				n := s
 				n.processes[p].phase = phase
 				n.processes[p].at = onFrom
-				if phase == PhaseNew || r.toFirst && phase == PhaseDual {
+				if phase == PhaseNew || phase == rollback || r.toFirst && phase == PhaseDual {
 					n.processes[p].at = onTo
+				}
+				if r.withoutHold && phase == rollback {
+					n.processes[p].at = onLoosen
 				}
 				e("begins in phase "+phase.String(), true, n)
 			}
@@ -208,7 +248,7 @@ func (r rules) step(s model, p int, e emit) {
 		r.takeTo(s, p, e)
 	case tryFrom:
 		r.tryFrom(s, p, e)
-	case onSeal, onMark:
+	case onSeal, onLoosen, onMark, onUnmark, onUnseal:
 		r.request(s, p, e)
 	case report:
 		r.report(s, p, e)
@@ -246,7 +286,7 @@ func (r rules) take(s model, p, backend int, next int8, e emit) {
 	if backend == modelFrom || x.phase == PhaseNew || r.counterOfTo {
 		x.token = s.count[backend]
 	}
-	if backend == modelFrom {
+	if backend == modelFrom || x.phase == rollback {
 		x.floor = s.count[backend]
 	}
 	x.at = next
@@ -273,7 +313,7 @@ func (r rules) takeFrom(s model, p int, e emit) {
 			e("finds the lock taken for good", true, s)
 			return
 		}
-		x.phase, x.at = PhaseNew, onTo
+		x.moved, x.phase, x.at = x.phase != PhaseHandover, PhaseNew, onTo
 		e("finds the name sealed", true, s)
 	}
 }
@@ -306,6 +346,8 @@ func (r rules) takeTo(s model, p int, e emit) {
 	}
 	next := tryFrom
 	switch {
+	case s.processes[p].phase == rollback:
+		next = onLoosen
 	case s.processes[p].phase == PhaseDual:
 		next = onFrom
 	case s.marked || r.noSeal || r.sealIsEnough && s.holder[modelFrom] == sealHold:
@@ -318,12 +360,20 @@ func (r rules) tryFrom(s model, p int, e emit) {
 	x := &s.processes[p]
 	switch s.holder[modelFrom] {
 	case sealHold:
-		x.floor, x.at = s.sealed, onMark
+		x.floor, x.at = s.sealed, onLoosen
+		if r.noLoosen {
+			x.at = onMark
+		}
 		e("reads the seal", true, s)
 	case 0:
 		if r.lookOnly {
 			x.at = report
 			e("finds from free", true, s)
+			return
+		}
+		if x.moved {
+			x.at = leaveTo
+			e("begins anew, because the name is not sealed any more", true, s)
 			return
 		}
 		next := onSeal
@@ -380,6 +430,10 @@ func (r rules) request(s model, p int, e emit) {
 		if r.markFirst {
 			y.at = report
 		}
+	case x.phase == rollback:
+		y.at = r.back(x.at)
+	case x.at == onLoosen:
+		y.at = onMark
 	default:
 		y.at = report
 		if x.phase == PhaseNew && !r.noRaise {
@@ -390,7 +444,16 @@ func (r rules) request(s model, p int, e emit) {
 			y.at = onSeal
 		}
 	}
-	e("seals or marks the name", true, n)
+	e("changes the seal or the mark", true, n)
+}
+
+// back is what follows a request of a roll-back.
+func (r rules) back(at int8) int8 {
+	steps := []int8{onLoosen, onUnmark, onUnseal, leaveTo}
+	if r.unsealFirst {
+		steps = []int8{onLoosen, onUnseal, onUnmark, leaveTo}
+	}
+	return steps[slices.Index(steps, at)+1]
 }
 
 // report is the end of an Acquire. Holds that are over are found out here.

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -36,6 +37,8 @@ type storm struct {
 	start    time.Time
 
 	ofFrom, ofTo *memory.Options // whether sessions carry the locks
+
+	back atomic.Int64 // how many roll-backs there were
 
 	wrapFrom, wrapTo func(*memory.Driver) driver.Driver // in tests of the storm
 }
@@ -80,6 +83,8 @@ func (s *storm) run() error {
 		clients = append(clients, s.client(d, fmt.Sprint("client ", i), random.Uint64()))
 		moves := rand.New(rand.NewPCG(s.seed, uint64(100+i)))
 		s.work.Go(func() { s.move(d, moves) })
+		back := rand.New(rand.NewPCG(s.seed, uint64(200+i)))
+		s.work.Go(func() { s.takeBack(d, back) })
 		s.work.Go(func() { s.disturb([]*memory.Driver{a, b}, fmt.Sprint("client ", i), random) })
 	}
 	for i := range 2 {
@@ -95,7 +100,7 @@ func (s *storm) run() error {
 		return err
 	}
 	v := conformance.Judge(s.history.Events(), bounds)
-	s.t.Logf("seed %d: %d attempts, %d granted, %d lost, %d unknown, %d faults", s.seed, v.Attempts, v.Granted, v.Lost, v.Unknown, v.Faults)
+	s.t.Logf("seed %d: %d attempts, %d granted, %d lost, %d unknown, %d faults, %d roll-backs", s.seed, v.Attempts, v.Granted, v.Lost, v.Unknown, v.Faults, s.back.Load())
 	return v.Err()
 }
 
@@ -167,6 +172,25 @@ func (s *storm) move(d *migrate.Driver, random *rand.Rand) {
 		p = min(max(p, migrate.PhaseOld), migrate.PhaseNew)
 		if err := d.SetPhase(p); err != nil {
 			s.t.Error(err)
+		}
+	}
+}
+
+// takeBack takes names back to from now and then, whatever the phases of the others are.
+func (s *storm) takeBack(d *migrate.Driver, random *rand.Rand) {
+	for s.sleep(time.Duration(random.Int64N(int64(time.Second)))) {
+		ctx, cancel := context.WithTimeout(s.ctx, stormTTL)
+		err := d.Rollback(ctx, s.name(random))
+		cancel()
+		known := err == nil || s.ctx.Err() != nil
+		for _, e := range []error{migrate.ErrPhase, driver.ErrUnknown, driver.ErrUnavailable, context.DeadlineExceeded} {
+			known = known || errors.Is(err, e)
+		}
+		if !known {
+			s.t.Errorf("roll-back: %v", err)
+		}
+		if err == nil {
+			s.back.Add(1)
 		}
 	}
 }

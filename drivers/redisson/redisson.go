@@ -44,7 +44,8 @@
 //
 // beside which select serves databases other than 0, wait serves WaitReplicas, info lets eviction be noticed, pubsub tells the kind
 // of messages in a cluster and the number of waiters, and hlen, del, get and hgetall serve Inspect and ForceUnlock. A migration needs
-// hget and get on the server that names leave, and get, exists and ~dsync_moved:{lk:* on the one that they go to.
+// hget and get on the server that names leave, and get, exists and ~dsync_moved:{lk:* on the one that they go to, and del on both where
+// names are taken back.
 //
 // # What it cannot promise
 //

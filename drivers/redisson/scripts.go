@@ -39,6 +39,12 @@ var (
 	markText string
 	//go:embed marked.lua
 	markedText string
+	//go:embed loosen.lua
+	loosenText string
+	//go:embed unseal.lua
+	unsealText string
+	//go:embed unmark.lua
+	unmarkText string
 
 	acquireScript = newScript(acquireFunction + "return acquire(KEYS[1], ARGV[1], ARGV[2], KEYS[2], ARGV[3], ARGV[4])\n")
 	releaseScript = newScript(releaseFunction + "return release(KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4])\n")
@@ -50,6 +56,9 @@ var (
 	sealedScript  = newScript(sealedText)
 	markScript    = newScript(markText)
 	markedScript  = newScript(markedText)
+	loosenScript  = newScript(loosenText)
+	unsealScript  = newScript(unsealText)
+	unmarkScript  = newScript(unmarkText)
 
 	fairAcquireScript = newScript(acquireFunction + fairFunctions +
 		"return acquireFair(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], KEYS[4], ARGV[8], ARGV[9])\n")

@@ -95,11 +95,16 @@ func (d *Driver) change(ctx context.Context, l *lease, sc *script, c call) (int6
 	if phase != held {
 		return 0, driver.ErrNotHeld
 	}
+	return d.run(ctx, l.request.Name, sc, c)
+}
+
+// run runs a script that changes something for good, and returns its answer, which is 0 if it has not changed anything.
+func (d *Driver) run(ctx context.Context, name string, sc *script, c call) (int64, error) {
 	result, acks := d.evalReplicated(ctx, sc, c)
 	answer, err := result.ToInt64()
 	switch {
 	case err != nil:
-		err, _ = fault(ctx, l.request.Name, err)
+		err, _ = fault(ctx, name, err)
 		return 0, err
 	case answer != 0 && acks < d.options.WaitReplicas:
 		return 0, fmt.Errorf("%w: %v", driver.ErrUnknown, d.notReplicated(acks))

@@ -1,0 +1,154 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// ErrNoWayBack: a name that has moved cannot return to the old backend. It stays on the new one, where it is locked in every phase;
+// so a process may go back to any phase all the same, but programs that know the old backend alone never get the name again.
+// Errors that match it say why, and match errors.ErrUnsupported too.
+var ErrNoWayBack = fmt.Errorf("the name cannot go back to the old backend: %w", errors.ErrUnsupported)
+
+// ErrPhase: what was asked for cannot be done in the phase of the driver, or the driver cannot be in that phase.
+var ErrPhase = errors.New("not possible in this phase")
+
+// quiet is how the driver asks for a lock on its own behalf.
+type quiet struct{}
+
+func (quiet) Waiting()    {}
+func (quiet) Tokens() int { return 1 }
+func (quiet) Lost(error)  {}
+
+// own begins an attempt of the driver's own at a name, and returns how to end it.
+func (d *Driver) own(ctx context.Context, name, owner string) (a *attempt, bound context.Context, end func(), err error) {
+	if !d.enter() {
+		return nil, nil, nil, driver.ErrClosed
+	}
+	r := &driver.Request{Name: name, Hold: d.nextHold(), Owner: owner, TTL: d.ownTTL(), Events: quiet{}}
+	a = &attempt{d: d, r: r, outer: ctx, phase: d.Phase()}
+	bound, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(d.life, cancel)
+	return a, bound, func() {
+		stop()
+		cancel()
+		d.calls.Done()
+	}, nil
+}
+
+// ownTTL is that of the holds which the driver makes on its own behalf: 30 s, where both backends keep that.
+func (d *Driver) ownTTL() time.Duration {
+	ttl := max(30*time.Second, d.info.MinTTL)
+	if d.info.MaxTTL > 0 {
+		ttl = min(ttl, d.info.MaxTTL)
+	}
+	if d.info.TTLUnit > 0 {
+		ttl -= ttl % d.info.TTLUnit
+	}
+	return ttl
+}
+
+// Seal moves a name to the new backend, as a grant in PhaseHandover does, without a lock to give back: for names that nobody locks.
+// It waits until the name is free. A name that has moved is left as it is.
+func (d *Driver) Seal(ctx context.Context, name string) error {
+	a, bound, end, err := d.own(ctx, name, "migration")
+	if err != nil {
+		return err
+	}
+	defer end()
+	a.phase = PhaseHandover
+	l, err := a.acquire(bound)
+	if err != nil {
+		return d.closing(ctx, err)
+	}
+	return l.Release(bound)
+}
+
+// Moved reports whether a name has moved to the new backend: whether it is sealed on the old one.
+func (d *Driver) Moved(ctx context.Context, name string) (bool, error) {
+	_, moved, err := d.sealer.Sealed(ctx, name)
+	return moved, err
+}
+
+// Rollback takes a name that has moved back to the old backend, where everybody gets it again from then on, with tokens above all
+// that were given so far. It waits until the name is free. A name that has not moved is left as it is. When it fails, also in between,
+// nothing is broken: the name has moved or has not, and Rollback may be called again.
+//
+// All processes have to be in PhaseOld or PhaseDual by then, or the name moves again when it is locked; so it fails with [ErrPhase]
+// where d is in another phase. Where the backends cannot take a name back, or the old one cannot raise its tokens, it fails with
+// [ErrNoWayBack].
+func (d *Driver) Rollback(ctx context.Context, name string) error {
+	switch {
+	case d.unsealer == nil:
+		return fmt.Errorf("%w: backend %s takes no seal back", ErrNoWayBack, d.from.info.Name)
+	case d.unmarker == nil:
+		return fmt.Errorf("%w: backend %s takes no mark back", ErrNoWayBack, d.to.info.Name)
+	case d.Phase() != PhaseOld && d.Phase() != PhaseDual:
+		return fmt.Errorf("%w: in phase %v names move to the new backend, go back to %v first", ErrPhase, d.Phase(), PhaseDual)
+	}
+	a, bound, end, err := d.own(ctx, name, "roll-back")
+	if err != nil {
+		return err
+	}
+	defer end()
+	for {
+		if err = a.rollback(bound); !errors.Is(err, errAgain) {
+			return d.closing(ctx, err)
+		}
+		if bound.Err() != nil {
+			return d.closing(ctx, bound.Err())
+		}
+	}
+}
+
+// rollback holds the name on to meanwhile, where all who believe that it has moved take it. The mark goes first, since with the mark
+// and without the seal the name would be free on both; a seal without a mark is what a crash in the middle leaves, as one of a name
+// that moves does, and whoever comes next marks the name again or goes on here.
+func (a *attempt) rollback(ctx context.Context) error {
+	l := a.newLease()
+	to, err := l.take(ctx, a.d.to, true, false)
+	if err != nil {
+		return err
+	}
+	bound, cancel := context.WithDeadline(ctx, to.lease.Expires())
+	defer cancel()
+	return to.undo(ctx, a.goBack(bound, to))
+}
+
+func (a *attempt) goBack(ctx context.Context, to *part) error {
+	d, id := a.d, a.d.nextHold()
+	_, sealed, err := d.sealer.Sealed(ctx, a.r.Name)
+	if err != nil {
+		return a.translate(err)
+	}
+	if !sealed { // a mark is left only where the backend lost the seal, and then it is wrong
+		return a.over(d.unmarker.Unmark(ctx, to.lease))
+	}
+	floor := uint64(0)
+	if d.info.Fencing != driver.None {
+		floor = to.last()
+	}
+	err = d.unsealer.Loosen(ctx, a.r.Name, id, floor)
+	if errors.Is(err, errors.ErrUnsupported) {
+		return fmt.Errorf("%w: backend %s: %v", ErrNoWayBack, d.from.info.Name, err)
+	}
+	if err == nil {
+		err = d.unmarker.Unmark(ctx, to.lease)
+	}
+	if err == nil {
+		err = d.unsealer.Unseal(ctx, a.r.Name, id)
+	}
+	return a.over(err)
+}
+
+// over makes of ErrNotHeld that the request has to begin anew, and of others what the caller is told.
+func (a *attempt) over(err error) error {
+	if errors.Is(err, driver.ErrNotHeld) {
+		return errAgain
+	}
+	return a.translate(err)
+}

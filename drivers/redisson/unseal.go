@@ -1,0 +1,61 @@
+package redisson
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+var (
+	_ driver.Unsealer = (*Driver)(nil)
+	_ driver.Unmarker = (*Driver)(nil)
+)
+
+// Loosen implements driver.Unsealer. The id is a field beside that of the seal.
+func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
+	if floor > maxFloor {
+		return fmt.Errorf("floor %d of the tokens is above what the server counts to: %w", floor, errors.ErrUnsupported)
+	}
+	keys, args := []string{name}, []string{id, strconv.FormatUint(floor, 10), ""}
+	if token := d.tokenKey(name); token != "" {
+		keys = append(keys, token)
+	} else if floor > 0 {
+		return fmt.Errorf("there are no tokens to raise: %w", errors.ErrUnsupported)
+	}
+	if d.options.Fence == FenceOwn {
+		args[2] = "time"
+	}
+	return d.changeSeal(ctx, name, loosenScript, call{keys, args})
+}
+
+// Unseal implements driver.Unsealer.
+func (d *Driver) Unseal(ctx context.Context, name, id string) error {
+	args := append([]string{id, prefixName(channelPrefix, name)}, d.checked.words...)
+	return d.changeSeal(ctx, name, unsealScript, call{[]string{name}, args})
+}
+
+// changeSeal runs a script that changes the seal of a name, if there is one.
+func (d *Driver) changeSeal(ctx context.Context, name string, sc *script, c call) error {
+	if err := d.admin(ctx, name); err != nil {
+		return err
+	}
+	done, err := d.run(ctx, name, sc, c)
+	if err == nil && done == 0 {
+		return driver.ErrNotHeld
+	}
+	return err
+}
+
+// Unmark implements driver.Unmarker. The key of the tokens stays for ever.
+func (d *Driver) Unmark(ctx context.Context, held driver.Lease) error {
+	l := held.(*lease)
+	name := l.request.Name
+	done, err := d.change(ctx, l, unmarkScript, call{[]string{name, prefixName(markPrefix, name)}, []string{l.request.Hold}})
+	if err == nil && done == 0 {
+		return driver.ErrNotHeld
+	}
+	return err
+}
