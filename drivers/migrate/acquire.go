@@ -23,6 +23,7 @@ type attempt struct {
 	d       *Driver
 	r       *driver.Request
 	phase   Phase
+	member  *member         // nil without a gate
 	outer   context.Context // of the caller; the methods are called with one that ends with the driver as well
 	waiting sync.Once
 	again   bool // the Hold of the request was used
@@ -43,7 +44,11 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(d.life, cancel)()
-	l, err := a.acquire(ctx)
+	acquire := a.acquire
+	if d.gate != nil {
+		acquire = a.gated
+	}
+	l, err := acquire(ctx)
 	if err != nil {
 		return nil, d.closing(a.outer, err)
 	}

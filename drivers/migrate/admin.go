@@ -9,14 +9,17 @@ import (
 )
 
 // Inspect implements driver.Inspector. It asks the backend that every holder of the name has a hold on: to for a name that is sealed,
-// else from.
+// else from. With a gate it is to in PhaseNew.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	from, to, err := inspectors(d)
 	if err != nil {
 		return driver.Status{}, err
 	}
+	if d.gate != nil && d.Phase() == PhaseNew {
+		return to.Inspect(ctx, name)
+	}
 	status, err := from.Inspect(ctx, name)
-	if err != nil {
+	if err != nil || d.gate != nil {
 		return status, err
 	}
 	// Asked second: if it is not sealed now it was not when it was inspected.
@@ -45,6 +48,9 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	inspectFrom, inspectTo, err := inspectors(d)
 	if !okFrom || !okTo || err != nil {
 		return fmt.Errorf("migrate: not both backends can end the hold of another: %w", errors.ErrUnsupported)
+	}
+	if d.gate != nil && d.Phase() == PhaseNew {
+		return to.ForceUnlock(ctx, name)
 	}
 	before, err := inspectFrom.Inspect(ctx, name)
 	if err != nil {

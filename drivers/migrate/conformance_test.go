@@ -24,19 +24,28 @@ var manners = []struct {
 func TestConformance(t *testing.T) {
 	for _, m := range manners {
 		for _, p := range phases {
-			t.Run(m.name+"/"+p.String(), func(t *testing.T) { conformance.Run(t, harness(p, m.from, m.to)) })
+			t.Run(m.name+"/"+p.String(), func(t *testing.T) { conformance.Run(t, harness(migrate.Options{Phase: p}, m.from, m.to)) })
 		}
 	}
 }
 
-// harness makes two backends for each check, and clients that are all in phase p.
-func harness(p migrate.Phase, ofFrom, ofTo *memory.Options) conformance.Harness {
+func TestConformanceWithAGate(t *testing.T) {
+	for _, m := range manners[:2] {
+		for _, p := range gatedPhases {
+			o := migrate.Options{Phase: p, Gated: true, Unfenced: true}
+			t.Run(m.name+"/"+p.String(), func(t *testing.T) { conformance.Run(t, harness(o, m.from, m.to)) })
+		}
+	}
+}
+
+// harness makes two backends for each check, and clients that are all in one phase.
+func harness(o migrate.Options, ofFrom, ofTo *memory.Options) conformance.Harness {
 	return conformance.Harness{FakeTime: true, Backend: func(testing.TB) *conformance.Backend {
 		from, to := memory.NewServer(ofFrom), memory.NewServer(ofTo)
 		return &conformance.Backend{
 			New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
 				a, b := from.NewDriver(), to.NewDriver()
-				d, err := migrate.New(a, b, &migrate.Options{Phase: p})
+				d, err := migrate.New(a, b, &o)
 				if err != nil {
 					tb.Fatal(err)
 				}

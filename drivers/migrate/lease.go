@@ -17,6 +17,7 @@ type lease struct {
 	a     *attempt
 	r     *driver.Request
 	hold  string
+	m     *member // it ends with that; nil without a gate
 	parts []*part // in the order in which they were taken; constant once it is held
 	first uint64
 	n     int
@@ -40,7 +41,7 @@ const (
 
 // newLease begins a way to a grant. Each has a Hold of its own, which is the same on both backends.
 func (a *attempt) newLease() *lease {
-	l := &lease{d: a.d, a: a, r: a.r, hold: a.r.Hold}
+	l := &lease{d: a.d, a: a, r: a.r, hold: a.r.Hold, m: a.member}
 	if a.again {
 		l.hold = a.d.nextHold()
 	}
@@ -85,6 +86,9 @@ func (l *lease) grant(ctx context.Context, tokens *part, parts ...*part) (*lease
 			l.state = lost
 		}
 	}
+	if l.state == held && !l.m.carry(l) {
+		l.state = lost
+	}
 	ok := l.state == held
 	l.mu.Unlock()
 	if ok {
@@ -117,6 +121,20 @@ func (l *lease) partLost(p *part, cause error) {
 	}
 }
 
+// memberLost is told when the membership is over that the lease ends with.
+func (l *lease) memberLost(cause error) {
+	l.mu.Lock()
+	was := l.state
+	if was == held {
+		l.state = lost
+	}
+	l.mu.Unlock()
+	if was == held {
+		l.r.Events.Lost(cause)
+		l.leave(nil)
+	}
+}
+
 func (l *lease) has(p *part) bool {
 	for _, other := range l.parts {
 		if other == p {
@@ -133,6 +151,7 @@ func (l *lease) leave(over *part) {
 			l.d.spawn(func() { _ = p.undo(context.Background(), nil) })
 		}
 	}
+	l.m.drop(l)
 }
 
 // Tokens implements driver.Lease.
@@ -145,9 +164,9 @@ func (l *lease) Expires() time.Time {
 		t = earlier(t, p.lease.Expires())
 	}
 	if l.bounded.Load() {
-		return earlier(t, l.sealed)
+		t = earlier(t, l.sealed)
 	}
-	return t
+	return l.m.bound(t)
 }
 
 // Contended implements driver.ContentionReporter.
@@ -169,6 +188,7 @@ func (l *lease) Release(ctx context.Context) error {
 	if was != held {
 		return driver.ErrNotHeld
 	}
+	defer l.m.drop(l)
 	var unclear, over error
 	for i := len(l.parts) - 1; i >= 0; i-- {
 		switch err := l.parts[i].release(ctx); {

@@ -9,6 +9,11 @@
 //
 // From has to be a [driver.Sealer], to a [driver.Marker]. Names go back only where they are a [driver.Unsealer] and a
 // [driver.Unmarker] too.
+//
+// # With a gate
+//
+// Backends that keep no seal, such as those of drivers/pglock and drivers/redlock, are migrated with gate=true ([Options.Gated]): processes
+// register on the backends, and none is let into PhaseNew while one is in PhaseOld. Then all programs have to take part.
 package migrate
 
 import (
@@ -47,12 +52,38 @@ func (p Phase) String() string {
 	return phaseNames[p]
 }
 
+// What a Driver cannot be or do. Errors that match these say why.
+var (
+	// ErrPhase: it cannot be done in this phase, or there is no such phase.
+	ErrPhase = errors.New("not possible in this phase")
+
+	// ErrTokens: the tokens of the pair could fall. Options.Unfenced gives them up.
+	ErrTokens = fmt.Errorf("the fencing tokens would fall: %w", errors.ErrUnsupported)
+
+	// ErrNeedsGate: the pair can be migrated with Options.Gated alone.
+	ErrNeedsGate = fmt.Errorf("names cannot move by seals between these backends (see gate=true): %w", errors.ErrUnsupported)
+
+	// ErrNoSeals: with a gate names do not move one by one.
+	ErrNoSeals = fmt.Errorf("there are no seals in a migration with a gate: %w", errors.ErrUnsupported)
+)
+
 // Options of a Driver. The zero value is fine.
 type Options struct {
 	Phase Phase
 
 	// Unfenced gives up the tokens. Without it a pair is refused of which only from has tokens.
 	Unfenced bool
+
+	// Gated is the procedure without seals, for backends that cannot keep one: a process is registered on the backends, and is let into
+	// PhaseNew only while none is in PhaseOld, and the other way round. All programs have to take part in it, also those that use the
+	// locks but are not to be moved. There is no PhaseHandover, and there are no tokens, so a pair in which both have tokens is refused
+	// unless Unfenced is set.
+	Gated bool
+
+	// TTL is that of what the driver holds on its own behalf, such as a membership: a process that is gone is in the way of the others
+	// for so long. The default is 30 s, or what is nearest to that of what both backends keep. With a gate leases may have a TTL of up
+	// to 20 times that.
+	TTL time.Duration
 }
 
 // Driver is a driver.Driver made of two. It implements driver.BatchRenewer, driver.Inspector and driver.ForceUnlocker too.
@@ -62,8 +93,10 @@ type Driver struct {
 	unsealer driver.Unsealer // from; nil if it is none
 	marker   driver.Marker   // to
 	unmarker driver.Unmarker // to; nil if it is none
+	gate     *gate           // nil: names are sealed
 	info     driver.Info
 	phase    atomic.Int32
+	ttl      time.Duration // of what it holds on its own behalf
 	id       string        // of the driver, in the holds that it makes
 	holds    atomic.Uint64 // how many it has made
 
@@ -104,32 +137,69 @@ func New(from, to driver.Driver, o *Options) (*Driver, error) {
 	if !o.Phase.valid() {
 		return nil, fmt.Errorf("migrate: Options.Phase is %d", o.Phase)
 	}
+	if isMigration(from) || isMigration(to) {
+		return nil, fmt.Errorf("migrate: no migration from or to a migration: %w", errors.ErrUnsupported)
+	}
 	d := &Driver{from: &backend{from, from.Info(), "old"}, to: &backend{to, to.Info(), "new"}, id: rand.Text(),
 		sessions: map[sessionKey]*session{}}
-	var ok bool
-	if d.sealer, ok = from.(driver.Sealer); !ok {
-		return nil, fmt.Errorf("migrate: no migration from backend %s, which cannot seal a lock: %w", d.from.info.Name, errors.ErrUnsupported)
-	}
-	if d.marker, ok = to.(driver.Marker); !ok {
-		return nil, fmt.Errorf("migrate: no migration to backend %s, which cannot keep a mark and a floor of the tokens: %w",
-			d.to.info.Name, errors.ErrUnsupported)
-	}
-	d.unsealer, _ = from.(driver.Unsealer)
-	d.unmarker, _ = to.(driver.Unmarker)
-	if d.from.info.Fencing != driver.None && d.to.info.Fencing == driver.None && !o.Unfenced {
-		return nil, fmt.Errorf("migrate: backend %s has fencing tokens and %s has none, so what checks them would refuse everybody "+
-			"after the migration: %w", d.from.info.Name, d.to.info.Name, errors.ErrUnsupported)
-	}
 	d.info = weakest(d.from.info, d.to.info)
 	if o.Unfenced {
 		d.info.Fencing = driver.None
 	}
+	if d.from.info.Fencing != driver.None && d.to.info.Fencing == driver.None && !o.Unfenced {
+		return nil, fmt.Errorf("%w: backend %s has fencing tokens and %s has none, so what checks them would refuse everybody "+
+			"after the migration", ErrTokens, d.from.info.Name, d.to.info.Name)
+	}
+	if err := d.choose(o); err != nil {
+		return nil, err
+	}
 	if d.info.MaxTTL > 0 && d.info.MinTTL > d.info.MaxTTL {
 		return nil, fmt.Errorf("migrate: no TTL suits both backends %s and %s: %w", d.from.info.Name, d.to.info.Name, errors.ErrUnsupported)
+	}
+	if d.ttl = d.nearestTTL(o.TTL); o.TTL != 0 && d.ttl != o.TTL {
+		return nil, fmt.Errorf("migrate: Options.TTL is %v, which not both backends keep: %w", o.TTL, errors.ErrUnsupported)
+	}
+	if longest := maxLeases * d.ttl; o.Gated && (d.info.MaxTTL == 0 || d.info.MaxTTL > longest) {
+		d.info.MaxTTL = longest
 	}
 	d.phase.Store(int32(o.Phase))
 	d.life, d.end = context.WithCancel(context.Background())
 	return d, nil
+}
+
+// maxLeases is how much longer than the TTL of a membership that of a lease may be. Package dsync ends a lease by 1 % of its TTL early,
+// and takes none that ends at once.
+const maxLeases = 20
+
+func isMigration(d driver.Driver) bool {
+	_, ok := d.(*Driver)
+	return ok
+}
+
+// choose prepares d for one of the two procedures.
+func (d *Driver) choose(o *Options) error {
+	from, to := d.from.info.Name, d.to.info.Name
+	if o.Gated {
+		if d.info.Fencing != driver.None {
+			return fmt.Errorf("%w: without seals those of %s would not be above those of %s", ErrTokens, to, from)
+		}
+		if o.Phase == PhaseHandover {
+			return fmt.Errorf("migrate: %w: there is no phase %v without seals", ErrPhase, PhaseHandover)
+		}
+		d.info.KeepsAlive = true // leases end with the membership
+		d.gate = newGate(d)
+		return nil
+	}
+	var ok bool
+	if d.sealer, ok = d.from.Driver.(driver.Sealer); !ok {
+		return fmt.Errorf("%w: backend %s cannot seal a lock", ErrNeedsGate, from)
+	}
+	if d.marker, ok = d.to.Driver.(driver.Marker); !ok {
+		return fmt.Errorf("%w: backend %s cannot keep a mark and a floor of the tokens", ErrNeedsGate, to)
+	}
+	d.unsealer, _ = d.from.Driver.(driver.Unsealer)
+	d.unmarker, _ = d.to.Driver.(driver.Unmarker)
+	return nil
 }
 
 // weakest returns what holds in every phase, and on the way from one to the next: no order goes over from one backend to the other.
@@ -176,12 +246,22 @@ func (d *Driver) Phase() Phase { return Phase(d.phase.Load()) }
 
 // SetPhase moves d to another phase, any other. Acquires that begin from now on are in it; those that have begun, and leases, stay
 // as they are until they end. Going back does not unseal a name: see [Driver.Rollback].
-func (d *Driver) SetPhase(p Phase) error {
-	if !p.valid() {
-		return fmt.Errorf("migrate: phase %d does not exist", p)
+//
+// With a gate it moves d one phase on or back, and returns [ErrSkipped] for more. It asks the backends, and returns a [*BehindError] if
+// other processes are still in a phase from which that is too far; what this process still holds in such a phase it waits for.
+// Acquires that have begun begin anew in the new phase. For the phase that d is in, it makes sure that it may be there, as the first
+// Acquire does otherwise. After an error nothing has changed.
+func (d *Driver) SetPhase(ctx context.Context, p Phase) error {
+	switch {
+	case !p.valid():
+		return fmt.Errorf("migrate: %w: phase %d does not exist", ErrPhase, p)
+	case d.gate == nil:
+		d.phase.Store(int32(p))
+		return nil
+	case p == PhaseHandover:
+		return fmt.Errorf("migrate: %w: there is no phase %v without seals", ErrPhase, p)
 	}
-	d.phase.Store(int32(p))
-	return nil
+	return d.gate.setPhase(ctx, p)
 }
 
 // Close implements driver.Driver. It closes both backends.

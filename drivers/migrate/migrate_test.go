@@ -151,7 +151,7 @@ func TestSetPhaseLeavesLeasesAsTheyAre(t *testing.T) {
 		p := newPair(t, nil, nil)
 		c, other := p.client(migrate.PhaseOld), p.client(migrate.PhaseNew)
 		l := lock(t, c, "x")
-		if err := c.SetPhase(migrate.PhaseNew); err != nil || c.Phase() != migrate.PhaseNew {
+		if err := c.SetPhase(t.Context(), migrate.PhaseNew); err != nil || c.Phase() != migrate.PhaseNew {
 			t.Errorf("SetPhase: got %v and phase %v, want phase new", err, c.Phase())
 		}
 		time.Sleep(ttl / 2)
@@ -165,7 +165,7 @@ func TestSetPhaseLeavesLeasesAsTheyAre(t *testing.T) {
 		if _, sealed, err := c.from.Sealed(t.Context(), "x"); !sealed || err != nil {
 			t.Errorf("after a grant in phase new: got sealed %t, %v, want true", sealed, err)
 		}
-		if err := c.SetPhase(migrate.Phase(4)); err == nil {
+		if err := c.SetPhase(t.Context(), migrate.Phase(4)); err == nil {
 			t.Error("SetPhase(4): got no error")
 		}
 	})

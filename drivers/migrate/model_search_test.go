@@ -9,10 +9,10 @@ import (
 )
 
 // node is a state and the way to it.
-type node struct {
-	model
-	from int32
-	what string
+type node[S comparable] struct {
+	state S
+	from  int32
+	what  string
 }
 
 // What can be wrong.
@@ -22,26 +22,33 @@ const (
 	deadlock   = "a deadlock"
 )
 
-// search looks at all states that can be reached, and returns what is wrong with the first one that is, and how it is reached. If
-// sought is not empty it looks for that alone.
-func (r rules) search(start model, sought string) (states int, wrong string, way []string) {
-	start = r.sorted(start)
-	nodes := []node{{model: start, from: -1}}
-	seen := map[model]struct{}{start: {}}
+// system is what a search goes through.
+type system[S comparable] struct {
+	steps    func(s S, e func(what string, progress bool, next S))
+	sorted   func(s S) S      // one for all states that differ only in which process is which
+	wrong    func(s S) string // empty: nothing
+	finished func(s S) bool   // nothing is left to do; nil: deadlocks are not looked for
+}
+
+// search looks at all states that can be reached, and returns what is wrong with the first one that is, and how it is reached.
+func (y system[S]) search(start S) (states int, wrong string, way []string) {
+	start = y.sorted(start)
+	nodes := []node[S]{{state: start, from: -1}}
+	seen := map[S]struct{}{start: {}}
 	for i := 0; i < len(nodes); i++ {
-		s := nodes[i].model
-		wrong := s.wrong(sought)
+		s := nodes[i].state
+		wrong := y.wrong(s)
 		progress := false
 		if wrong == "" {
-			r.steps(s, func(what string, by bool, next model) {
+			y.steps(s, func(what string, by bool, next S) {
 				progress = progress || by
-				next = r.sorted(next)
+				next = y.sorted(next)
 				if _, ok := seen[next]; !ok {
 					seen[next] = struct{}{}
-					nodes = append(nodes, node{next, int32(i), what})
+					nodes = append(nodes, node[S]{next, int32(i), what})
 				}
 			})
-			if !progress && !r.finished(s) && sought != twoHolders && sought != fallen {
+			if !progress && y.finished != nil && !y.finished(s) {
 				wrong = deadlock
 			}
 		}
@@ -49,11 +56,24 @@ func (r rules) search(start model, sought string) (states int, wrong string, way
 			continue
 		}
 		for j := int32(i); j > 0; j = nodes[j].from {
-			way = append([]string{fmt.Sprintf("%-45s %+v", nodes[j].what, nodes[j].model)}, way...)
+			way = append([]string{fmt.Sprintf("%-45s %+v", nodes[j].what, nodes[j].state)}, way...)
 		}
 		return len(nodes), wrong, way
 	}
 	return len(nodes), "", nil
+}
+
+// search looks for sought alone, if that is not empty.
+func (r rules) search(start model, sought string) (states int, wrong string, way []string) {
+	y := system[model]{
+		steps:  func(s model, e func(string, bool, model)) { r.steps(s, e) },
+		sorted: r.sorted,
+		wrong:  func(s model) string { return s.wrong(sought) },
+	}
+	if sought == "" || sought == deadlock {
+		y.finished = r.finished
+	}
+	return y.search(start)
 }
 
 // sorted returns s with the processes in an order of their own, since it does not matter which of them is which.

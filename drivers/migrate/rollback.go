@@ -14,9 +14,6 @@ import (
 // Errors that match it say why, and match errors.ErrUnsupported too.
 var ErrNoWayBack = fmt.Errorf("the name cannot go back to the old backend: %w", errors.ErrUnsupported)
 
-// ErrPhase: what was asked for cannot be done in the phase of the driver, or the driver cannot be in that phase.
-var ErrPhase = errors.New("not possible in this phase")
-
 // quiet is how the driver asks for a lock on its own behalf.
 type quiet struct{}
 
@@ -29,7 +26,7 @@ func (d *Driver) own(ctx context.Context, name, owner string) (a *attempt, bound
 	if !d.enter() {
 		return nil, nil, nil, driver.ErrClosed
 	}
-	r := &driver.Request{Name: name, Hold: d.nextHold(), Owner: owner, TTL: d.ownTTL(), Events: quiet{}}
+	r := &driver.Request{Name: name, Hold: d.nextHold(), Owner: owner, TTL: d.ttl, Events: quiet{}}
 	a = &attempt{d: d, r: r, outer: ctx, phase: d.Phase()}
 	bound, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(d.life, cancel)
@@ -40,9 +37,12 @@ func (d *Driver) own(ctx context.Context, name, owner string) (a *attempt, bound
 	}, nil
 }
 
-// ownTTL is that of the holds which the driver makes on its own behalf: 30 s, where both backends keep that.
-func (d *Driver) ownTTL() time.Duration {
-	ttl := max(30*time.Second, d.info.MinTTL)
+// nearestTTL returns ttl, or 30 s if that is 0, moved to what both backends keep.
+func (d *Driver) nearestTTL(ttl time.Duration) time.Duration {
+	if ttl == 0 {
+		ttl = 30 * time.Second
+	}
+	ttl = max(ttl, d.info.MinTTL)
 	if d.info.MaxTTL > 0 {
 		ttl = min(ttl, d.info.MaxTTL)
 	}
@@ -55,6 +55,9 @@ func (d *Driver) ownTTL() time.Duration {
 // Seal moves a name to the new backend, as a grant in PhaseHandover does, without a lock to give back: for names that nobody locks.
 // It waits until the name is free. A name that has moved is left as it is.
 func (d *Driver) Seal(ctx context.Context, name string) error {
+	if d.gate != nil {
+		return ErrNoSeals
+	}
 	a, bound, end, err := d.own(ctx, name, "migration")
 	if err != nil {
 		return err
@@ -70,6 +73,9 @@ func (d *Driver) Seal(ctx context.Context, name string) error {
 
 // Moved reports whether a name has moved to the new backend: whether it is sealed on the old one.
 func (d *Driver) Moved(ctx context.Context, name string) (bool, error) {
+	if d.gate != nil {
+		return false, ErrNoSeals
+	}
 	_, moved, err := d.sealer.Sealed(ctx, name)
 	return moved, err
 }
@@ -83,6 +89,8 @@ func (d *Driver) Moved(ctx context.Context, name string) (bool, error) {
 // [ErrNoWayBack].
 func (d *Driver) Rollback(ctx context.Context, name string) error {
 	switch {
+	case d.gate != nil:
+		return ErrNoSeals
 	case d.unsealer == nil:
 		return fmt.Errorf("%w: backend %s takes no seal back", ErrNoWayBack, d.from.info.Name)
 	case d.unmarker == nil:

@@ -38,7 +38,9 @@ type storm struct {
 
 	ofFrom, ofTo *memory.Options // whether sessions carry the locks
 
-	back atomic.Int64 // how many roll-backs there were
+	back, moves atomic.Int64 // how many roll-backs, and with a gate changes of the phase, there were
+
+	gated bool // and nobody knows from alone
 
 	wrapFrom, wrapTo func(*memory.Driver) driver.Driver // in tests of the storm
 }
@@ -54,9 +56,9 @@ func (manyTokens) Lost(error)  {}
 func (s *storm) run() error {
 	s.history = conformance.NewHistory()
 	bounds := conformance.Bounds{
-		Fenced: true, Linger: stormTTL, Wake: 10 * stormTTL, Stuck: 20 * stormTTL, Recover: 5 * stormTTL, MaxUnknown: 0.9, MinGrants: 10,
+		Fenced: !s.gated, Linger: stormTTL, Wake: 10 * stormTTL, Stuck: 20 * stormTTL, Recover: 5 * stormTTL, MaxUnknown: 0.9, MinGrants: s.minGrants(),
 	}
-	if s.ofFrom != nil || s.ofTo != nil {
+	if s.ofFrom != nil || s.ofTo != nil || s.gated {
 		bounds.Detect = 2 * stormTTL // a session that is lost is noticed by the next keep-alive
 	}
 	s.from, s.to = memory.NewServer(s.ofFrom), memory.NewServer(s.ofTo)
@@ -76,18 +78,23 @@ func (s *storm) run() error {
 	for i := range stormClients {
 		random := rand.New(rand.NewPCG(s.seed, uint64(i)))
 		a, b := s.from.NewDriver(), s.to.NewDriver()
-		d, err := migrate.New(s.wrapFrom(a), s.wrapTo(b), nil)
+		d, err := migrate.New(s.wrapFrom(a), s.wrapTo(b), s.options())
 		if err != nil {
 			return err
 		}
 		clients = append(clients, s.client(d, fmt.Sprint("client ", i), random.Uint64()))
 		moves := rand.New(rand.NewPCG(s.seed, uint64(100+i)))
+		if s.gated {
+			s.work.Go(func() { s.moveByOne(d, moves) })
+			s.work.Go(func() { s.disturb([]*memory.Driver{a, b}, fmt.Sprint("client ", i), random) })
+			continue
+		}
 		s.work.Go(func() { s.move(d, moves) })
 		back := rand.New(rand.NewPCG(s.seed, uint64(200+i)))
 		s.work.Go(func() { s.takeBack(d, back) })
 		s.work.Go(func() { s.disturb([]*memory.Driver{a, b}, fmt.Sprint("client ", i), random) })
 	}
-	for i := range 2 {
+	for i := range s.oldPrograms() {
 		clients = append(clients, s.client(s.wrapFrom(s.from.NewDriver()), fmt.Sprint("old program ", i), s.seed+uint64(i)))
 	}
 	s.work.Wait()
@@ -100,7 +107,7 @@ func (s *storm) run() error {
 		return err
 	}
 	v := conformance.Judge(s.history.Events(), bounds)
-	s.t.Logf("seed %d: %d attempts, %d granted, %d lost, %d unknown, %d faults, %d roll-backs", s.seed, v.Attempts, v.Granted, v.Lost, v.Unknown, v.Faults, s.back.Load())
+	s.t.Logf("seed %d: %d attempts, %d granted, %d lost, %d unknown, %d faults, %d roll-backs, %d moves", s.seed, v.Attempts, v.Granted, v.Lost, v.Unknown, v.Faults, s.back.Load(), s.moves.Load())
 	return v.Err()
 }
 
@@ -170,8 +177,52 @@ func (s *storm) move(d *migrate.Driver, random *rand.Rand) {
 			p -= 2
 		}
 		p = min(max(p, migrate.PhaseOld), migrate.PhaseNew)
-		if err := d.SetPhase(p); err != nil {
+		if err := d.SetPhase(s.ctx, p); err != nil {
 			s.t.Error(err)
+		}
+	}
+}
+
+func (s *storm) options() *migrate.Options {
+	return &migrate.Options{Gated: s.gated, Unfenced: s.gated, TTL: stormTTL}
+}
+
+// minGrants is how many there have to be before the first fault. With a gate, clients may have to wait for the phases of others.
+func (s *storm) minGrants() int {
+	if s.gated {
+		return 1
+	}
+	return 10
+}
+
+// oldPrograms is how many programs know from alone.
+func (s *storm) oldPrograms() int {
+	if s.gated {
+		return 0
+	}
+	return 2
+}
+
+// moveByOne takes a client with a gate through the phases and back, as far as it is let.
+func (s *storm) moveByOne(d *migrate.Driver, random *rand.Rand) {
+	for s.sleep(time.Duration(random.Int64N(int64(3 * time.Second)))) {
+		p := migrate.PhaseDual
+		if d.Phase() == migrate.PhaseDual {
+			p = []migrate.Phase{migrate.PhaseOld, migrate.PhaseNew}[random.IntN(2)]
+		}
+		ctx, cancel := context.WithTimeout(s.ctx, stormTTL)
+		err := d.SetPhase(ctx, p)
+		cancel()
+		if err == nil {
+			s.moves.Add(1)
+		}
+		var behind *migrate.BehindError
+		known := err == nil || s.ctx.Err() != nil || errors.As(err, &behind)
+		for _, e := range []error{migrate.ErrFull, driver.ErrUnknown, driver.ErrUnavailable, context.DeadlineExceeded} {
+			known = known || errors.Is(err, e)
+		}
+		if !known {
+			s.t.Errorf("change of the phase: %v", err)
 		}
 	}
 }
@@ -234,6 +285,31 @@ func TestStorm(t *testing.T) {
 	}
 }
 
+func TestStormWithAGate(t *testing.T) {
+	for _, m := range manners {
+		t.Run(m.name, func(t *testing.T) {
+			for range 5 {
+				seed := rand.Uint64()
+				if err := runStorm(t, &storm{seed: seed, ofFrom: m.from, ofTo: m.to, wrapFrom: plain, wrapTo: plain, gated: true}); err != nil {
+					t.Fatalf("seed %d: %v", seed, err)
+				}
+			}
+		})
+	}
+}
+
+// gateless gives everybody every slot.
+type gateless struct{ *memory.Driver }
+
+func (d gateless) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	if strings.HasPrefix(r.Name, "dsync:migrate:") {
+		free := *r
+		free.Name += r.Hold
+		r = &free
+	}
+	return d.Driver.Acquire(ctx, r)
+}
+
 // sealless says that it seals, and does not.
 type sealless struct{ *memory.Driver }
 
@@ -251,14 +327,18 @@ func TestStormFindsWhatIsMissing(t *testing.T) {
 	for _, test := range []struct {
 		name             string
 		wrapFrom, wrapTo func(*memory.Driver) driver.Driver
+		gated            bool
 		want             conformance.Rule
 	}{
-		{"seal", func(d *memory.Driver) driver.Driver { return sealless{d} }, plain, conformance.RuleOverlap},
-		{"floor", plain, func(d *memory.Driver) driver.Driver { return floorless{d} }, conformance.RuleTokens},
+		{"seal", func(d *memory.Driver) driver.Driver { return sealless{d} }, plain, false, conformance.RuleOverlap},
+		{"floor", plain, func(d *memory.Driver) driver.Driver { return floorless{d} }, false, conformance.RuleTokens},
+		{"gate", func(d *memory.Driver) driver.Driver { return gateless{d} }, func(d *memory.Driver) driver.Driver { return gateless{d} }, true,
+			conformance.RuleOverlap},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for seed := range uint64(20) {
-				if err := runStorm(t, &storm{seed: seed, wrapFrom: test.wrapFrom, wrapTo: test.wrapTo}); err != nil && strings.Contains(err.Error(), string(test.want)) {
+				err := runStorm(t, &storm{seed: seed, wrapFrom: test.wrapFrom, wrapTo: test.wrapTo, gated: test.gated})
+				if err != nil && strings.Contains(err.Error(), string(test.want)) {
 					return
 				}
 			}

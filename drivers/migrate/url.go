@@ -13,7 +13,7 @@ func init() { driver.Register("migrate", open) }
 
 func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u := c.URL
-	from, to, phase := u.Param("from", ""), u.Param("to", ""), u.Param("phase", "")
+	from, to, phase, gated := u.Param("from", ""), u.Param("to", ""), u.Param("phase", ""), u.Bool("gate", false)
 	if err := u.Err(); err != nil {
 		return nil, err
 	}
@@ -36,7 +36,7 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	if err != nil {
 		return nil, errors.Join(err, a.Close(ctx))
 	}
-	d, err := New(a, b, &Options{Phase: p, Unfenced: !c.Fenced})
+	d, err := New(a, b, &Options{Phase: p, Unfenced: !c.Fenced, Gated: gated, TTL: c.TTL})
 	if err == nil && c.Require.Fenced && !c.Fenced {
 		err = errors.New("migrate URL: it has both fenced=false and require=fenced")
 	}
@@ -46,6 +46,12 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	}
 	if err != nil {
 		return nil, errors.Join(err, a.Close(ctx), b.Close(ctx))
+	}
+	if err = d.apart(ctx); err == nil && gated {
+		err = d.SetPhase(ctx, p)
+	}
+	if err != nil {
+		return nil, errors.Join(err, d.Close(ctx))
 	}
 	return d, nil
 }

@@ -1,6 +1,7 @@
 package migrate_test
 
 import (
+	"errors"
 	"net/url"
 	"strings"
 	"testing"
@@ -39,6 +40,9 @@ func TestURLErrors(t *testing.T) {
 		{"from=memory://a%3Ffenced%3Dfalse&to=memory://b&phase=old&require=fenced", "tokens are required, and not both backends have them"},
 		{"from=memory://a&to=memory://b&phase=old&fenced=false&require=fenced", "fenced=false"},
 		{"from=memory://a&to=memory://b&phase=old&require=fair", "is not fair"},
+		{"from=memory://a&to=memory://a%3Forder%3Dfifo&phase=old", "the same backend by two addresses"},
+		{"from=memory://a&to=memory://b&phase=old&gate=true", "tokens would fall"},
+		{"from=memory://a&to=memory://b&phase=handover&gate=true&fenced=false", "no phase handover"},
 		{"from=redis://u:secret%40h&to=memory://b&phase=old", "unknown backend"},
 	} {
 		d, _, err := driver.Open(t.Context(), "migrate:?"+test.query)
@@ -57,5 +61,30 @@ func TestURLErrors(t *testing.T) {
 		t.Errorf("after the errors: %v", err)
 	} else if err := d.Close(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestURLWithAGate(t *testing.T) {
+	open := func(phase migrate.Phase) (driver.Driver, error) {
+		d, _, err := driver.Open(t.Context(), "migrate:?from=memory://a&to=memory://b&gate=true&fenced=false&phase="+phase.String())
+		return d, err
+	}
+	a, err := open(migrate.PhaseNew)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := open(migrate.PhaseDual)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = open(migrate.PhaseOld)
+	var behind *migrate.BehindError
+	if !errors.As(err, &behind) || len(behind.Members) != 1 || !strings.HasPrefix(behind.Members[0].Hold, a.(*migrate.Driver).ID()) {
+		t.Errorf("phase old beside phase new: got %v, want one that names the process in phase new", err)
+	}
+	for _, d := range []driver.Driver{a, b} {
+		if err := d.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
 	}
 }

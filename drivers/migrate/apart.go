@@ -1,0 +1,51 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// ErrSame: the two backends are one and the same, so each lock would wait for itself.
+var ErrSame = fmt.Errorf("from and to are the same backend by two addresses: %w", errors.ErrUnsupported)
+
+// apartNames is how many names there are to find out by whether the backends are different; several processes may do so at a time.
+const apartNames = 16
+
+// apart looks whether the two backends are different ones: what is locked on one of them must not be locked, by the same holder, on
+// the other. A name on which somebody else does the same is left to them.
+func (d *Driver) apart(ctx context.Context) error {
+	inspectFrom, inspectTo, err := inspectors(d)
+	if err != nil {
+		return nil // they do not tell
+	}
+	first := rand.IntN(apartNames)
+	for i := range apartNames {
+		name := fmt.Sprintf("%sapart:%d", reserved, (first+i)%apartNames)
+		r := &driver.Request{Name: name, Hold: d.nextHold(), TTL: d.ttl, NoWait: true, Events: quiet{}}
+		l, err := d.from.Acquire(ctx, r)
+		if errors.Is(err, driver.ErrLocked) && !errors.Is(err, driver.ErrUnknown) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("%s backend: %w", d.from.role, err)
+		}
+		defer letGo(l)
+		on, err := inspectFrom.Inspect(ctx, name)
+		if err != nil {
+			return fmt.Errorf("%s backend: %w", d.from.role, err)
+		}
+		other, err := inspectTo.Inspect(ctx, name)
+		if err != nil {
+			return fmt.Errorf("%s backend: %w", d.to.role, err)
+		}
+		if other.Held && on.Hold != "" && other.Hold == on.Hold {
+			return fmt.Errorf("migrate URL: %w", ErrSame)
+		}
+		return nil
+	}
+	return nil
+}

@@ -1,0 +1,269 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// gate keeps processes in PhaseOld and processes in PhaseNew apart, where no seal does. It needs nothing but locks, so it works with
+// any two backends. Those in PhaseDual exclude both kinds, and need no gate.
+//
+// A process in PhaseOld is a member on the old backend: it holds one of a number of slots there, which are locks of reserved names. One
+// in PhaseNew is a member on the new backend. Who becomes a member takes a slot first, and then looks whether all slots of the other
+// kind are free, by taking and releasing each. Of two of different kinds the later one sees the other, whichever came first, for
+// both hold their slots before they look. All that a process locks in these phases ends with its membership at the latest.
+type gate struct {
+	d    *Driver
+	name string // of the process, for people
+
+	setting chan struct{} // has room for one change of the phase
+
+	mu      sync.Mutex
+	current *member
+	retired map[*member]struct{} // of earlier phases, that still have uses
+	joining chan struct{}        // closed when the member that is being made is there or not; nil if there is none
+}
+
+// Reserved names. Every process of a migration has to have the same.
+const (
+	reserved  = "dsync:migrate:"
+	entrance  = reserved + "enter" // held by who becomes a member, lest two of them find the slots taken by their own looks
+	slotCount = 128
+)
+
+func slotName(p Phase, i int) string { return fmt.Sprintf("%s%v:%d", reserved, p, i) }
+
+// Errors of the gate, beside [BehindError].
+var (
+	// ErrSkipped: phases follow each other one by one.
+	ErrSkipped = errors.New("a phase would be skipped")
+
+	// ErrFull: there is no room for another process.
+	ErrFull = fmt.Errorf("the gate has room for %d processes in a phase", slotCount)
+
+	// ErrReserved: the name belongs to the gate.
+	ErrReserved = fmt.Errorf("names that begin with %s are reserved: %w", reserved, errors.ErrUnsupported)
+)
+
+// BehindError says that a process cannot be in a phase because others are two phases apart from it.
+type BehindError struct {
+	Phase   Phase    // theirs
+	Members []Member // who they are; Driver.Members may tell more of them
+}
+
+// Member is a process in PhaseOld or PhaseNew of the gated procedure.
+type Member struct {
+	Phase Phase
+	Slot  int    // its number
+	Hold  string // the identity of its hold, if the backend tells it: it begins with the Driver.ID of the process
+	Owner string // host and process id, if the backend keeps that
+}
+
+func (m Member) String() string {
+	s := fmt.Sprintf("slot %d", m.Slot)
+	if m.Owner != "" {
+		s += ", " + m.Owner
+	}
+	if m.Hold != "" {
+		s += ", " + m.Hold
+	}
+	return s
+}
+
+func (e *BehindError) Error() string {
+	return fmt.Sprintf("%d processes are in phase %v: %v", len(e.Members), e.Phase, e.Members)
+}
+
+func newGate(d *Driver) *gate {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown host"
+	}
+	return &gate{
+		d:       d,
+		name:    fmt.Sprintf("%s, process %d", host, os.Getpid()),
+		setting: make(chan struct{}, 1),
+		retired: map[*member]struct{}{},
+	}
+}
+
+// opposite returns the phase that must be over before p, and the backends on which members of the two are.
+func (g *gate) opposite(p Phase) (q Phase, own, others *backend) {
+	if p == PhaseOld {
+		return PhaseNew, g.d.from, g.d.to
+	}
+	return PhaseOld, g.d.to, g.d.from
+}
+
+// enter returns the membership for the phase of the driver, with a use more. It makes one where there is none.
+func (g *gate) enter(ctx context.Context) (*member, error) {
+	for {
+		g.mu.Lock()
+		if m := g.current; m != nil && m.phase == g.d.Phase() && m.use() {
+			g.mu.Unlock()
+			return m, nil
+		}
+		joining := g.joining
+		if joining == nil {
+			g.joining = make(chan struct{})
+		}
+		phase := g.d.Phase()
+		g.mu.Unlock()
+		if joining != nil {
+			select {
+			case <-joining:
+				continue
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
+		m, err := g.join(ctx, phase)
+		over := m // it is of no use, where the phase has changed
+		g.mu.Lock()
+		close(g.joining)
+		g.joining = nil
+		if err == nil && phase == g.d.Phase() {
+			over = g.replace(m)
+		}
+		g.mu.Unlock()
+		if over != nil {
+			over.retire()
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// replace makes m the current membership, and returns the one before, which is to be retired. It is called with mu held.
+func (g *gate) replace(m *member) (old *member) {
+	old, g.current = g.current, m
+	if old != nil {
+		g.retired[old] = struct{}{}
+	}
+	return old
+}
+
+// setPhase moves the process one phase on or back.
+func (g *gate) setPhase(ctx context.Context, p Phase) error {
+	if !g.d.enter() {
+		return driver.ErrClosed
+	}
+	defer g.d.calls.Done()
+	outer := ctx
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(g.d.life, cancel)()
+	return g.d.closing(outer, g.change(ctx, p))
+}
+
+func (g *gate) change(ctx context.Context, p Phase) error {
+	select {
+	case g.setting <- struct{}{}:
+		defer func() { <-g.setting }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	before := g.d.Phase()
+	if before == p {
+		m, err := g.enter(ctx)
+		if err == nil {
+			m.leave()
+		}
+		return err
+	}
+	if before != PhaseDual && p != PhaseDual {
+		return fmt.Errorf("%w: from %v to %v without %v", ErrSkipped, before, p, PhaseDual)
+	}
+	if err := g.drain(ctx, p); err != nil {
+		return err
+	}
+	m, err := g.join(ctx, p)
+	if err != nil {
+		return err
+	}
+	g.mu.Lock()
+	g.d.phase.Store(int32(p))
+	old := g.replace(m)
+	g.mu.Unlock()
+	if old != nil {
+		old.retire()
+	}
+	return nil
+}
+
+// drain waits until nothing of this process is left in the phase opposite to p.
+func (g *gate) drain(ctx context.Context, p Phase) error {
+	if p == PhaseDual {
+		return nil
+	}
+	opposite, _, _ := g.opposite(p)
+	for {
+		var left *member
+		g.mu.Lock()
+		for m := range g.retired {
+			if m.phase == opposite {
+				left = m
+			}
+		}
+		g.mu.Unlock()
+		if left == nil {
+			return nil
+		}
+		select {
+		case <-left.gone:
+		case <-ctx.Done():
+			self := Member{opposite, left.slot, left.request.Hold, g.name + " (this process)"}
+			return fmt.Errorf("%w: %w", &BehindError{opposite, []Member{self}}, ctx.Err())
+		}
+	}
+}
+
+// gated takes one way in the phase of the process, and begins anew when that changes before the name is granted.
+func (a *attempt) gated(ctx context.Context) (*lease, error) {
+	if strings.HasPrefix(a.r.Name, reserved) {
+		return nil, ErrReserved
+	}
+	for {
+		m, err := a.d.gate.enter(ctx)
+		if behind := (*BehindError)(nil); errors.As(err, &behind) || errors.Is(err, ErrFull) {
+			return nil, fmt.Errorf("%w: %w", driver.ErrUnavailable, err) // until somebody has changed the phase
+		} else if err != nil {
+			return nil, a.translate(err)
+		}
+		l, err := a.under(ctx, m)
+		if err == nil {
+			return l, nil
+		}
+		m.leave()
+		if m.active.Err() == nil && !errors.Is(err, errAgain) || ctx.Err() != nil {
+			return nil, a.translate(err)
+		}
+	}
+}
+
+// under takes the name in the phase of m, until that is over.
+func (a *attempt) under(ctx context.Context, m *member) (*lease, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(m.active, cancel)()
+	a.member, a.phase = m, m.phase
+	switch a.phase {
+	case PhaseOld:
+		return a.old(ctx)
+	case PhaseDual:
+		return a.dual(ctx)
+	}
+	l := a.newLease()
+	p, err := l.take(ctx, a.d.to, true, a.r.NoWait)
+	if err != nil {
+		return nil, err
+	}
+	return l.grant(ctx, p, p)
+}

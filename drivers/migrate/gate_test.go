@@ -1,0 +1,233 @@
+package migrate_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+	"github.com/go-dsync/dsync/drivers/migrate"
+)
+
+// gated is client with a gate.
+func (p *pair) gated(phase migrate.Phase) *client {
+	c := &client{from: p.from.NewDriver(), to: p.to.NewDriver()}
+	var err error
+	if c.Driver, err = migrate.New(onlyDriverAndAdmin{c.from, c.from}, onlyDriverAndAdmin{c.to, c.to},
+		&migrate.Options{Phase: phase, Gated: true, Unfenced: true, TTL: ttl}); err != nil {
+		p.t.Fatal(err)
+	}
+	return c
+}
+
+// onlyDriverAndAdmin cannot seal.
+type onlyDriverAndAdmin struct {
+	driver.Driver
+	driver.Inspector
+}
+
+var gatedPhases = []migrate.Phase{migrate.PhaseOld, migrate.PhaseDual, migrate.PhaseNew}
+
+func setPhase(t *testing.T, c *client, p migrate.Phase) {
+	t.Helper()
+	if err := c.SetPhase(t.Context(), p); err != nil || c.Phase() != p {
+		t.Fatalf("SetPhase(%v): got %v and phase %v", p, err, c.Phase())
+	}
+}
+
+// wantBehind fails unless err says that one process is in phase p, and which.
+func wantBehind(t *testing.T, what string, err error, p migrate.Phase, who *client) {
+	t.Helper()
+	var behind *migrate.BehindError
+	if !errors.As(err, &behind) || behind.Phase != p || len(behind.Members) != 1 || !strings.HasPrefix(behind.Members[0].Hold, who.ID()) {
+		t.Errorf("%s: got %v, want one process in phase %v, %s", what, err, p, who.ID())
+	}
+}
+
+func TestGateKeepsOldAndNewApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		a, b := p.gated(migrate.PhaseOld), p.gated(migrate.PhaseDual)
+		setPhase(t, a, migrate.PhaseOld)
+		wantBehind(t, "to new beside old", b.SetPhase(t.Context(), migrate.PhaseNew), migrate.PhaseOld, a)
+		if b.Phase() != migrate.PhaseDual {
+			t.Errorf("after a change that was refused: got phase %v, want dual", b.Phase())
+		}
+		_, err := try(p.gated(migrate.PhaseNew), "x")
+		wantBehind(t, "a lock in new beside old", err, migrate.PhaseOld, a)
+		wantErr(t, "a lock in new beside old", err, driver.ErrUnavailable)
+		setPhase(t, a, migrate.PhaseDual)
+		setPhase(t, b, migrate.PhaseNew)
+		wantBehind(t, "back to old beside new", a.SetPhase(t.Context(), migrate.PhaseOld), migrate.PhaseNew, b)
+		l := lock(t, b, "x")
+		_, err = try(a, "x")
+		wantErr(t, "dual beside new", err, driver.ErrLocked)
+		release(t, l)
+		setPhase(t, b, migrate.PhaseDual)
+		setPhase(t, a, migrate.PhaseOld)
+		release(t, lock(t, a, "x"))
+	})
+}
+
+func TestGatePhasesExcludeTheNext(t *testing.T) {
+	for _, first := range gatedPhases {
+		for _, second := range gatedPhases {
+			if first != second && first != migrate.PhaseDual && second != migrate.PhaseDual {
+				continue
+			}
+			synctest.Test(t, func(t *testing.T) {
+				p := newPair(t, nil, sessions)
+				a, b := p.gated(first), p.gated(second)
+				l := lock(t, a, "x")
+				_, err := try(b, "x")
+				wantErr(t, fmt.Sprintf("%v while %v holds", second, first), err, driver.ErrLocked)
+				c := start(t.Context(), b, newAttempt("x"))
+				time.Sleep(3 * ttl) // sessions of ours keep it
+				release(t, l)
+				if r := <-c; r.err != nil {
+					t.Errorf("%v after %v: %v", second, first, r.err)
+				}
+			})
+		}
+	}
+}
+
+func TestGateMisuse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		c := p.gated(migrate.PhaseOld)
+		wantErr(t, "old to new", c.SetPhase(t.Context(), migrate.PhaseNew), migrate.ErrSkipped)
+		wantErr(t, "to handover", c.SetPhase(t.Context(), migrate.PhaseHandover), migrate.ErrPhase)
+		wantErr(t, "to phase 7", c.SetPhase(t.Context(), 7), migrate.ErrPhase)
+		_, err := try(c, "dsync:migrate:old:3")
+		wantErr(t, "a reserved name", err, migrate.ErrReserved)
+		wantErr(t, "Seal", c.Seal(t.Context(), "x"), migrate.ErrNoSeals)
+		wantErr(t, "Rollback", c.Rollback(t.Context(), "x"), migrate.ErrNoSeals)
+		_, err = c.Moved(t.Context(), "x")
+		wantErr(t, "Moved", err, migrate.ErrNoSeals)
+		_, err = p.client(migrate.PhaseOld).Members(t.Context())
+		wantErr(t, "Members without a gate", err, errors.ErrUnsupported)
+		for _, test := range []struct {
+			from, to driver.Driver
+			o        migrate.Options
+			want     error
+		}{
+			{p.from.NewDriver(), p.to.NewDriver(), migrate.Options{Gated: true}, migrate.ErrTokens},
+			{p.from.NewDriver(), p.to.NewDriver(), migrate.Options{Gated: true, Unfenced: true, Phase: migrate.PhaseHandover}, migrate.ErrPhase},
+			{onlyDriver{p.from.NewDriver()}, p.to.NewDriver(), migrate.Options{}, migrate.ErrNeedsGate},
+			{p.from.NewDriver(), onlyDriver{p.to.NewDriver()}, migrate.Options{}, migrate.ErrNeedsGate},
+			{p.from.NewDriver(), c.Driver, migrate.Options{}, errors.ErrUnsupported},
+			{c.Driver, p.from.NewDriver(), migrate.Options{}, errors.ErrUnsupported},
+			{p.from.NewDriver(), p.to.NewDriver(), migrate.Options{TTL: -1}, errors.ErrUnsupported},
+		} {
+			_, err := migrate.New(test.from, test.to, &test.o)
+			wantErr(t, fmt.Sprintf("New with %+v", test.o), err, test.want)
+		}
+	})
+}
+
+func TestGateWaitsForWhatThisProcessHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		c := p.gated(migrate.PhaseOld)
+		l := lock(t, c, "x")
+		other := p.gated(migrate.PhaseOld)
+		held := lock(t, other, "y")
+		waiting := start(t.Context(), c, newAttempt("y"))
+		setPhase(t, c, migrate.PhaseDual)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*ttl)
+		defer cancel()
+		err := c.SetPhase(ctx, migrate.PhaseNew)
+		wantErr(t, "to new with a lock of phase old", err, context.DeadlineExceeded)
+		wantBehind(t, "to new with a lock of phase old", err, migrate.PhaseOld, c)
+		if err := l.Release(t.Context()); err != nil {
+			t.Errorf("Release of what was taken in phase old: %v", err)
+		}
+		wantBehind(t, "to new beside another in old", c.SetPhase(t.Context(), migrate.PhaseNew), migrate.PhaseOld, other)
+		release(t, held)
+		if r := <-waiting; r.err != nil {
+			t.Errorf("who waited while the phase changed: %v", r.err)
+		}
+		setPhase(t, other, migrate.PhaseDual)
+		setPhase(t, c, migrate.PhaseNew)
+	})
+}
+
+func TestLocksEndWithTheMembership(t *testing.T) {
+	for _, o := range []*memory.Options{nil, sessions} {
+		synctest.Test(t, func(t *testing.T) {
+			p := newPair(t, o, o)
+			c := p.gated(migrate.PhaseOld)
+			a := newAttempt("x")
+			l, err := c.Acquire(t.Context(), &a.Request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			members, err := c.Members(t.Context())
+			if err != nil || len(members) != 1 || !strings.HasPrefix(members[0].Hold, c.ID()) {
+				t.Fatalf("Members: got %v, %v, want this process", members, err)
+			}
+			admin := p.from.NewDriver()
+			if err := admin.ForceUnlock(t.Context(), fmt.Sprint("dsync:migrate:old:", members[0].Slot)); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			if n := a.losses.Load(); n != 1 {
+				t.Errorf("Lost was called %d times, want once", n)
+			}
+			wantErr(t, "Release", l.Release(t.Context()), driver.ErrNotHeld)
+			release(t, lock(t, c, "x")) // it becomes a member again
+		})
+	}
+}
+
+func TestProcessThatIsGoneIsNotInTheWayForLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		c, other := p.gated(migrate.PhaseOld), p.gated(migrate.PhaseDual)
+		l := lock(t, c, "x")
+		c.from.Cut()
+		for range 30 {
+			if err := other.SetPhase(t.Context(), migrate.PhaseNew); err == nil {
+				break
+			}
+			time.Sleep(ttl / 10)
+		}
+		if other.Phase() != migrate.PhaseNew {
+			t.Fatal("a process that was cut off is still in the way after three TTLs")
+		}
+		if left := time.Until(l.Expires()); left > 0 {
+			t.Errorf("its lock lasts for %v more", left)
+		}
+	})
+}
+
+func TestGateHasRoomForSoMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		for i := range 129 {
+			err := p.gated(migrate.PhaseOld).SetPhase(t.Context(), migrate.PhaseOld)
+			if (err != nil) != (i == 128) || err != nil && !errors.Is(err, migrate.ErrFull) {
+				t.Fatalf("process %d: got %v", i, err)
+			}
+		}
+	})
+}
+
+func TestCloseGivesTheMembershipBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		c := p.gated(migrate.PhaseOld)
+		lock(t, c, "x")
+		if err := c.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		wantErr(t, "SetPhase after Close", c.SetPhase(t.Context(), migrate.PhaseDual), driver.ErrClosed)
+		setPhase(t, p.gated(migrate.PhaseNew), migrate.PhaseNew)
+	})
+}

@@ -1,0 +1,307 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// member is what a process locks under in one phase. In PhaseDual it has no slot and lasts.
+type member struct {
+	g       *gate
+	phase   Phase
+	slot    int
+	b       *backend // where the slot is; nil if there is none
+	request *driver.Request
+	lease   driver.Lease
+	session atomic.Pointer[carried]
+
+	active context.Context // ends when the phase is over for this process, or the slot is lost
+	stop   context.CancelFunc
+	gone   chan struct{} // closed when nothing is left of it
+
+	mu      sync.Mutex
+	uses    int // Acquires and leases
+	retired bool
+	left    bool // it is given back
+	lost    error
+	leases  map[*lease]struct{}
+}
+
+var _ driver.Events = (*member)(nil)
+
+// Waiting implements driver.Events.
+func (m *member) Waiting() {}
+
+// Tokens implements driver.Events.
+func (m *member) Tokens() int { return 1 }
+
+// Lost implements driver.Events: with the slot go all locks.
+func (m *member) Lost(cause error) {
+	m.session.Load().leave()
+	m.mu.Lock()
+	if m.lost != nil {
+		m.mu.Unlock()
+		return
+	}
+	m.lost = fmt.Errorf("%w: the membership in phase %v: %v", driver.ErrSessionEnded, m.phase, cause)
+	leases := m.leases
+	m.leases = nil
+	m.mu.Unlock()
+	m.stop()
+	for l := range leases {
+		l.memberLost(m.lost)
+	}
+}
+
+// bound returns the earlier of t and the time until when the membership lasts at least.
+func (m *member) bound(t time.Time) time.Time {
+	if m == nil || m.b == nil {
+		return t
+	}
+	return earlier(t, m.lease.Expires())
+}
+
+// live reports whether the process may lock under it.
+func (m *member) live() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.lost == nil && !m.left && (m.b == nil || time.Now().Before(m.lease.Expires()))
+}
+
+// use adds a use, unless it is over.
+func (m *member) use() bool {
+	if !m.live() {
+		return false
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.retired {
+		return false
+	}
+	m.uses++
+	return true
+}
+
+// carry makes the lease, which has a use, end with the membership. It returns false if that is over.
+func (m *member) carry(l *lease) bool {
+	if m == nil {
+		return true
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.lost != nil {
+		return false
+	}
+	m.leases[l] = struct{}{}
+	return true
+}
+
+// drop is called when the lease is over.
+func (m *member) drop(l *lease) {
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	delete(m.leases, l)
+	m.mu.Unlock()
+	m.leave()
+}
+
+// leave ends a use.
+func (m *member) leave() {
+	m.mu.Lock()
+	m.uses--
+	over := m.finish()
+	m.mu.Unlock()
+	if over {
+		m.g.d.spawn(m.quit)
+	}
+}
+
+// retire ends the membership with its last use; Acquires under way begin anew.
+func (m *member) retire() {
+	m.stop()
+	m.mu.Lock()
+	m.retired = true
+	over := m.finish()
+	m.mu.Unlock()
+	if over {
+		m.quit()
+	}
+}
+
+// finish reports, once, that it is to be given back. It is called with mu held.
+func (m *member) finish() bool {
+	over := m.retired && m.uses == 0 && !m.left
+	m.left = m.left || over
+	return over
+}
+
+// quit gives the slot back.
+func (m *member) quit() {
+	m.stop()
+	if m.b != nil {
+		m.session.Load().leave()
+		ctx, cancel := context.WithTimeout(context.Background(), undoLimit)
+		defer cancel()
+		_ = m.lease.Release(ctx) // what it leaves behind is cleaned up by the driver
+	}
+	m.g.mu.Lock()
+	delete(m.g.retired, m)
+	m.g.mu.Unlock()
+	close(m.gone)
+}
+
+// join makes a member of the process.
+func (g *gate) join(ctx context.Context, p Phase) (*member, error) {
+	m := &member{g: g, phase: p, gone: make(chan struct{}), leases: map[*lease]struct{}{}}
+	m.active, m.stop = context.WithCancel(g.d.life)
+	if p == PhaseDual {
+		return m, nil
+	}
+	opposite, own, others := g.opposite(p)
+	turn, err := g.d.from.Acquire(ctx, g.asks(entrance, quiet{}, false))
+	if err != nil {
+		return nil, fmt.Errorf("migrate: the gate: %w", err)
+	}
+	defer letGo(turn)
+	if err := m.takeSlot(ctx, own); err != nil {
+		return nil, err
+	}
+	behind, err := g.look(ctx, others, opposite)
+	switch {
+	case err == nil && len(behind) > 0:
+		err = &BehindError{opposite, behind}
+	case err == nil && !m.live():
+		err = fmt.Errorf("%w: the slot was lost", driver.ErrUnavailable)
+	}
+	if err != nil {
+		m.retire()
+		return nil, fmt.Errorf("migrate: phase %v: %w", p, err)
+	}
+	return m, nil
+}
+
+// asks returns a request of the gate's own.
+func (g *gate) asks(name string, e driver.Events, noWait bool) *driver.Request {
+	return &driver.Request{Name: name, Hold: g.d.nextHold(), Owner: g.name, TTL: g.d.ttl, NoWait: noWait, Events: e}
+}
+
+// letGo releases a hold that does not matter any more.
+func letGo(l driver.Lease) {
+	ctx, cancel := context.WithTimeout(context.Background(), undoLimit)
+	defer cancel()
+	_ = l.Release(ctx) // what it leaves behind is cleaned up by the driver
+}
+
+// takeSlot takes the first slot that is free.
+func (m *member) takeSlot(ctx context.Context, b *backend) error {
+	for i := range slotCount {
+		r := m.g.asks(slotName(m.phase, i), m, true)
+		l, err := b.Acquire(ctx, r)
+		if errors.Is(err, driver.ErrLocked) && !errors.Is(err, driver.ErrUnknown) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("migrate: phase %v: %w", m.phase, err)
+		}
+		m.mu.Lock()
+		m.slot, m.b, m.request, m.lease = i, b, r, l
+		m.mu.Unlock()
+		if !b.info.KeepsAlive {
+			m.session.Store(m.g.d.carry(b, l, r.TTL, m.live, m.Lost))
+		}
+		return nil
+	}
+	return fmt.Errorf("migrate: phase %v: %w", m.phase, ErrFull)
+}
+
+// lookers bounds how many slots are looked at side by side.
+const lookers = 16
+
+// look returns who has slots of a phase. That a slot is free is known only by taking it.
+func (g *gate) look(ctx context.Context, b *backend, p Phase) (members []Member, err error) {
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	slots := make(chan int)
+	for range lookers {
+		wg.Go(func() { // ends when slots is closed
+			for i := range slots {
+				held, lookErr := g.lookAt(ctx, b, p, i)
+				mu.Lock()
+				if lookErr != nil {
+					err = lookErr
+				} else if held != nil {
+					members = append(members, *held)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	for i := range slotCount {
+		slots <- i
+	}
+	close(slots)
+	wg.Wait()
+	return members, err
+}
+
+func (g *gate) lookAt(ctx context.Context, b *backend, p Phase, slot int) (*Member, error) {
+	l, err := b.Acquire(ctx, g.asks(slotName(p, slot), quiet{}, true))
+	if err == nil {
+		letGo(l)
+		return nil, nil
+	}
+	if !errors.Is(err, driver.ErrLocked) || errors.Is(err, driver.ErrUnknown) {
+		return nil, err
+	}
+	m, err := describe(ctx, b, p, slot)
+	if m == nil || err != nil { // it does not say, or it is just given back
+		return &Member{Phase: p, Slot: slot}, nil
+	}
+	return m, nil
+}
+
+// describe says who has a slot, or returns nil if nobody has it.
+func describe(ctx context.Context, b *backend, p Phase, slot int) (*Member, error) {
+	inspector, ok := b.Driver.(driver.Inspector)
+	if !ok {
+		return nil, fmt.Errorf("migrate: backend %s does not tell who holds a lock: %w", b.info.Name, errors.ErrUnsupported)
+	}
+	s, err := inspector.Inspect(ctx, slotName(p, slot))
+	if err != nil || !s.Held {
+		return nil, err
+	}
+	return &Member{Phase: p, Slot: slot, Hold: s.Hold, Owner: s.Owner}, nil
+}
+
+// ID returns how the holds begin that the driver makes on its own behalf, a membership among them.
+func (d *Driver) ID() string { return d.id }
+
+// Members returns the processes that are in PhaseOld and in PhaseNew of the gated procedure; those in PhaseDual are no members. It
+// changes nothing. It is as exact as Inspect of the backends is; what counts when a phase is changed is found out by other means.
+func (d *Driver) Members(ctx context.Context) ([]Member, error) {
+	if d.gate == nil {
+		return nil, fmt.Errorf("migrate: members are known with a gate alone: %w", errors.ErrUnsupported)
+	}
+	var all []Member
+	for _, p := range []Phase{PhaseOld, PhaseNew} {
+		_, b, _ := d.gate.opposite(p)
+		for i := range slotCount {
+			m, err := describe(ctx, b, p, i)
+			if err != nil {
+				return nil, err
+			}
+			if m != nil {
+				all = append(all, *m)
+			}
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,315 @@
+package migrate
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// The model of the gate is one name on two backends and a few processes, which become members, lock, change the phase one by one,
+// stop for longer than their holds last, and crash, at every step. Each process has a slot of its own on each backend.
+
+// gateVariant is what a wrong gate leaves out or does in another way.
+type gateVariant struct {
+	noLook     bool // nobody looks whether there are members of the other kind
+	newLooks   bool // only those that go to PhaseNew look
+	lookFirst  bool // a process looks before it takes its slot
+	untied     bool // a lock does not end with the membership
+	leavesSoon bool // a process leaves a phase while it holds a lock of that phase: a phase is skipped
+	withoutTo  bool // PhaseDual does without to if that is taken: a shadow that counts as both
+}
+
+// What a process is about to do.
+const (
+	gateIdle int8 = iota
+	gateEnter
+	gateLook // at the slot of another process
+	gateFrom // take from
+	gateTo   // take to
+	gateHolding
+	gateStopped
+)
+
+type gateProcess struct {
+	at           int8
+	phase        Phase // PhaseOld, PhaseDual or PhaseNew
+	under        Phase // that of its hold
+	member       bool  // it believes to be one, of its phase
+	looked       int8  // at the slots of so many processes
+	has          [2]bool
+	valid        bool
+	locks, moves int8 // that are still to come
+}
+
+type gateModel struct {
+	slots           [2][processes]bool // on from: members in PhaseOld; on to: in PhaseNew
+	holder          [2]int8            // 0 is nobody
+	processes       [processes]gateProcess
+	crashes, pauses int8 // that are still to come at most
+}
+
+// kind returns which slots those in a phase take, and whether they do.
+func (p Phase) kind() (side int, ok bool) {
+	if p == PhaseNew {
+		return modelTo, true
+	}
+	return modelFrom, p == PhaseOld
+}
+
+type emitGate = func(what string, progress bool, next gateModel)
+
+func (v gateVariant) steps(s gateModel, e emitGate) {
+	for p := range s.processes {
+		v.step(s, p, e)
+		v.faults(s, p, e)
+	}
+}
+
+// faults are the ends of what a process has on the backends, and its own.
+func (v gateVariant) faults(s gateModel, p int, e emitGate) {
+	x := s.processes[p]
+	gone := x.at == gateStopped
+	for side := range s.slots {
+		if s.slots[side][p] && (gone || s.pauses > 0) {
+			n := s
+			n.slots[side][p] = false
+			y := &n.processes[p]
+			if !gone {
+				n.pauses--
+				if own, ok := y.phase.kind(); ok && own == side {
+					y.member = false
+				}
+				if own, ok := y.under.kind(); ok && own == side && !v.untied {
+					y.valid = false
+				}
+			}
+			e("a membership ends by itself", gone, n)
+		}
+		if s.holder[side] == int8(p+1) && (gone || s.pauses > 0) {
+			n := s
+			n.holder[side] = 0
+			if !gone {
+				n.pauses--
+				n.processes[p].valid = false
+			}
+			e("a hold ends by itself", gone, n)
+		}
+	}
+	if !gone && s.crashes > 0 {
+		s.crashes--
+		s.processes[p] = gateProcess{at: gateStopped}
+		e("a crash", false, s)
+	}
+}
+
+func (v gateVariant) step(s gateModel, p int, e emitGate) {
+	x := &s.processes[p]
+	switch x.at {
+	case gateIdle:
+		v.begin(s, p, e)
+	case gateEnter:
+		v.enter(s, p, e)
+	case gateLook:
+		v.look(s, p, e)
+	case gateFrom:
+		if s.holder[modelFrom] == 0 {
+			s.holder[modelFrom] = int8(p + 1)
+			x.has[modelFrom] = true
+			x.at = gateTo
+			if x.phase == PhaseOld {
+				v.granted(&s, p)
+			}
+			e("is granted from", true, s)
+		}
+	case gateTo:
+		if s.holder[modelTo] == 0 {
+			s.holder[modelTo] = int8(p + 1)
+			x.has[modelTo] = true
+			v.granted(&s, p)
+			e("is granted to", true, s)
+		} else if v.withoutTo && x.phase == PhaseDual {
+			v.granted(&s, p)
+			e("goes on without to", true, s)
+		}
+	case gateHolding:
+		v.move(s, p, e)
+		x.valid = false
+		for b, has := range x.has {
+			if has && s.holder[b] == int8(p+1) {
+				s.holder[b] = 0
+			}
+		}
+		if own, ok := x.under.kind(); ok && x.under != x.phase {
+			s.slots[own][p] = false // the last use
+		}
+		x.has, x.at, x.under = [2]bool{}, gateIdle, PhaseDual
+		e("releases the lock", true, s)
+	}
+}
+
+// begin begins a lock, or changes the phase.
+func (v gateVariant) begin(s gateModel, p int, e emitGate) {
+	x := s.processes[p]
+	v.move(s, p, e)
+	_, registers := x.phase.kind()
+	n := s
+	y := &n.processes[p]
+	switch {
+	case x.locks == 0:
+		if side, ok := x.phase.kind(); ok {
+			n.slots[side][p] = false
+		}
+		*y = gateProcess{at: gateStopped}
+		e("ends", true, n)
+	case registers && !x.member:
+		y.at, y.looked = gateEnter, 0
+		if v.lookFirst {
+			y.at = gateLook
+		}
+		e("begins to become a member", true, n)
+	default:
+		y.locks--
+		y.at = gateFrom
+		if x.phase == PhaseNew {
+			y.at = gateTo
+		}
+		e("begins to lock", true, n)
+	}
+}
+
+// move changes the phase by one. What is held goes on under the phase before, and with it the membership.
+func (v gateVariant) move(s gateModel, p int, e emitGate) {
+	x := s.processes[p]
+	if x.moves == 0 {
+		return
+	}
+	for _, phase := range []Phase{PhaseOld, PhaseDual, PhaseNew} {
+		if phase == x.phase || phase != PhaseDual && x.phase != PhaseDual && !v.leavesSoon {
+			continue
+		}
+		n := s
+		y := &n.processes[p]
+		y.moves--
+		y.phase, y.member = phase, false
+		if own, ok := x.phase.kind(); ok && (x.at == gateIdle || v.leavesSoon) {
+			n.slots[own][p] = false
+		}
+		e("changes the phase", false, n)
+	}
+}
+
+func (v gateVariant) enter(s gateModel, p int, e emitGate) {
+	x := &s.processes[p]
+	side, _ := x.phase.kind()
+	s.slots[side][p] = true
+	x.at = gateLook
+	if v.lookFirst {
+		x.at, x.member = gateIdle, true
+	}
+	e("takes a slot", true, s)
+}
+
+// look looks at one slot after the other.
+func (v gateVariant) look(s gateModel, p int, e emitGate) {
+	x := &s.processes[p]
+	side, _ := x.phase.kind()
+	if x.looked == processes || v.noLook || v.newLooks && x.phase == PhaseOld {
+		x.at, x.member, x.looked = gateIdle, s.slots[side][p], 0
+		if v.lookFirst {
+			x.at, x.member = gateEnter, false
+		}
+		e("has looked at all slots", true, s)
+		return
+	}
+	q := x.looked
+	x.looked++
+	if s.slots[1-side][q] {
+		s.slots[side][p] = false
+		x.at, x.phase, x.looked = gateIdle, PhaseDual, 0
+		e("finds a member of the other kind, and stays in phase dual", true, s)
+		return
+	}
+	e("finds a slot free", true, s)
+}
+
+// granted is the end of an Acquire. Holds and memberships that are over are found out here.
+func (v gateVariant) granted(s *gateModel, p int) {
+	x := &s.processes[p]
+	side, registers := x.phase.kind()
+	x.at, x.under, x.valid = gateHolding, x.phase, true
+	for b, has := range x.has {
+		if has && s.holder[b] != int8(p+1) {
+			x.valid = false
+		}
+	}
+	if registers && !s.slots[side][p] && !v.untied {
+		x.valid = false
+	}
+}
+
+func (s gateModel) wrong() string {
+	holders := 0
+	for _, x := range s.processes {
+		if x.valid {
+			holders++
+		}
+	}
+	if holders > 1 {
+		return twoHolders
+	}
+	return ""
+}
+
+func (s gateModel) finished() bool {
+	return !slices.ContainsFunc(s.processes[:], func(x gateProcess) bool { return x.at != gateStopped })
+}
+
+// search begins with processes in all phases that are possible together.
+func (v gateVariant) search(locks, moves, crashes, pauses int8) (states int, wrong string, way []string) {
+	y := system[gateModel]{
+		steps:    v.steps,
+		sorted:   func(s gateModel) gateModel { return s },
+		wrong:    gateModel.wrong,
+		finished: gateModel.finished,
+	}
+	s := gateModel{crashes: crashes, pauses: pauses}
+	for p, phase := range []Phase{PhaseOld, PhaseDual, PhaseNew} {
+		s.processes[p] = gateProcess{phase: phase, under: PhaseDual, locks: locks, moves: moves}
+	}
+	return y.search(s)
+}
+
+func TestModelOfTheGateKeepsItsPromises(t *testing.T) {
+	for _, n := range [][4]int8{{1, 1, 1, 1}, {1, 2, 0, 1}, {2, 1, 0, 0}} {
+		states, wrong, way := gateVariant{}.search(n[0], n[1], n[2], n[3])
+		what := fmt.Sprintf("%d locks and changes of the phase up to %d for each process, %d crashes, %d pauses", n[0], n[1], n[2], n[3])
+		t.Logf("%s: %d states", what, states)
+		if wrong != "" {
+			t.Errorf("%s: %s after\n%s", what, wrong, strings.Join(way, "\n"))
+		}
+	}
+}
+
+func TestModelOfTheGateFindsEveryWrongVariant(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		gateVariant
+	}{
+		{"phases without a gate", gateVariant{noLook: true}},
+		{"a gate that only those look at who go on", gateVariant{newLooks: true}},
+		{"a look before the slot is taken", gateVariant{lookFirst: true}},
+		{"locks that do not end with the membership", gateVariant{untied: true}},
+		{"a phase that is skipped", gateVariant{leavesSoon: true}},
+		{"a shadow that counts as both", gateVariant{withoutTo: true}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			states, wrong, way := test.search(1, 1, 0, 1)
+			if wrong != twoHolders {
+				t.Errorf("got %q after %d steps and %d states, want %q\n%s", wrong, len(way), states, twoHolders, strings.Join(way, "\n"))
+				return
+			}
+			t.Logf("%s after %d steps, %d states", wrong, len(way), states)
+		})
+	}
+}
