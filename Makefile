@@ -7,13 +7,16 @@ TESTFLAGS ?=
 # How often `make flaky-long` runs each test.
 COUNT ?= 20
 
-.PHONY: help test servers demo demo-java interop bench lint flaky flaky-long
+.PHONY: help test test-long servers demo demo-java interop bench lint flaky flaky-long
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 test: servers ## run all tests, on real servers, with the race detector
 	$(GO) test -race -timeout 30m $(TESTFLAGS) $(PKG)
+
+test-long: servers ## run what `make test` leaves out: long migrations between all backends
+	$(GO) test -race -timeout 30m -run TestPairs $(TESTFLAGS) ./drivers/migrate -pairs 15s
 
 servers: ## install the servers that the tests need, where they are missing
 	@internal/testenv/install.sh

@@ -1,0 +1,321 @@
+package migrate_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/migrate"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+var (
+	pairLasts = flag.Duration("pairs", 2*time.Second, "how long each storm of TestPairs lasts")
+	pairSeed  = flag.Uint64("pairseed", 0, "seed of the storms of TestPairs; 0 draws one")
+)
+
+const pairClients = 6
+
+// backend is one that a pair is made of.
+type backend struct {
+	name          string
+	url, second   string // of the one, and of another one of the kind
+	fenced        bool
+	seals, marks  bool // and takes them back
+	late          time.Duration
+	insideProcess bool
+}
+
+// realBackends starts one server of each kind, and a second Redis.
+func realBackends(t *testing.T) []backend {
+	var nodes []string
+	for range 3 {
+		nodes = append(nodes, testenv.Redis(t).Addr)
+	}
+	return []backend{
+		{name: "redisson", url: "redisson://" + testenv.Redis(t).Addr, second: "redisson://" + testenv.Redis(t).Addr, fenced: true,
+			seals: true, marks: true, late: time.Second},
+		{name: "etcd", url: "etcd://" + testenv.Etcd(t).Addr, fenced: true, late: 2 * time.Second},
+		{name: "zk", url: "zk://" + testenv.ZooKeeper(t).Addr, fenced: true, late: 2 * time.Second},
+		{name: "pglock", url: testenv.Postgres(t).URL("pglock"), fenced: true, late: time.Second},
+		{name: "redlock", url: "redlock://" + strings.Join(nodes, ",") + "?durable=true", late: time.Second},
+		{name: "memory", url: "memory://pairs", second: "memory://more-pairs", fenced: true, seals: true, marks: true, insideProcess: true},
+	}
+}
+
+// TestPairs takes clients through the phases between every two backends, in processes of which some are killed and stopped.
+func TestPairs(t *testing.T) {
+	all := realBackends(t)
+	for _, from := range all {
+		for _, to := range all {
+			if from.name == to.name {
+				if to.url = to.second; to.url == "" {
+					continue // there is one server of the kind
+				}
+			}
+			t.Run(from.name+" to "+to.name, func(t *testing.T) {
+				p := &pairStorm{t: t, from: from, to: to, seed: *pairSeed}
+				if p.seed == 0 {
+					p.seed = rand.Uint64()
+				}
+				p.gated = !from.seals || !to.marks
+				p.refused()
+				p.run()
+			})
+		}
+	}
+}
+
+type pairStorm struct {
+	t        *testing.T
+	from, to backend
+	gated    bool
+	seed     uint64
+	start    time.Time
+	dir      string
+	own      *conformance.History
+	files    []string
+	ready    chan struct{} // gets a value when a client has locked something
+}
+
+// pairURL returns the URL of the pair in a phase.
+func (p *pairStorm) pairURL(more string) string {
+	return "migrate:?from=" + url.QueryEscape(p.from.url) + "&to=" + url.QueryEscape(p.to.url) + more
+}
+
+// refused checks that what cannot be done is refused, and why.
+func (p *pairStorm) refused() {
+	var wrong = map[string]error{}
+	if p.gated {
+		wrong["&phase=old"] = migrate.ErrNeedsGate
+	}
+	if p.from.fenced && !p.to.fenced {
+		wrong["&phase=old"] = migrate.ErrTokens
+	}
+	if p.from.fenced && p.to.fenced {
+		wrong["&phase=old&gate=true"] = migrate.ErrTokens
+	}
+	for more, want := range wrong {
+		d, _, err := driver.Open(p.t.Context(), p.pairURL(more))
+		if !errors.Is(err, want) || !errors.Is(err, errors.ErrUnsupported) {
+			p.t.Errorf("%s: got %v, want %v", more, err, want)
+		}
+		if err == nil {
+			_ = d.Close(p.t.Context())
+		}
+	}
+}
+
+func (p *pairStorm) run() {
+	p.t.Logf("seed %d: to replay, -run '^%s$' -pairs %v -pairseed %d", p.seed, p.t.Name(), *pairLasts, p.seed)
+	p.start, p.dir, p.ready = time.Now(), p.t.TempDir(), make(chan struct{}, 2*pairClients)
+	own, err := conformance.CreateHistory(p.file("own"), "own")
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.own = own
+	own.Note(fmt.Sprint("seed ", p.seed))
+	if p.from.insideProcess || p.to.insideProcess {
+		p.inside()
+	} else {
+		p.processes()
+	}
+	if err := own.Close(); err != nil {
+		p.t.Fatal(err)
+	}
+	events, err := conformance.ReadHistory(p.files...)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	v := conformance.Judge(events, conformance.Bounds{
+		Fenced: !p.gated && p.from.fenced && p.to.fenced,
+		Linger: pairTTL + max(p.from.late, p.to.late), Wake: 10 * pairTTL, Stuck: 20 * pairTTL, Recover: 5 * pairTTL, MaxUnknown: 0.9,
+	})
+	p.t.Logf("%d attempts, %d granted, %d lost, %d unknown, %d faults", v.Attempts, v.Granted, v.Lost, v.Unknown, v.Faults)
+	if err := v.Err(); err != nil {
+		p.t.Errorf("seed %d: %v", p.seed, err)
+	}
+}
+
+func (p *pairStorm) file(label string) string {
+	path := fmt.Sprintf("%s/%d", p.dir, len(p.files))
+	p.files = append(p.files, path)
+	return path
+}
+
+// client returns a client of the storm, in a phase.
+func (p *pairStorm) client(i int, label string, phase migrate.Phase) *pairClient {
+	more := "&ttl=" + pairTTL.String() + "&phase=" + phase.String()
+	if p.gated {
+		more += "&gate=true&fenced=false"
+	}
+	return &pairClient{
+		Label: label, URL: p.pairURL(more), Names: p.t.Name(), History: p.file(label),
+		Seed: p.seed + uint64(i), Start: p.start.UnixNano(), Moves: *pairLasts / 4,
+		ready: func() { p.ready <- struct{}{} },
+	}
+}
+
+// oldProgram returns a client that knows the old backend alone.
+func (p *pairStorm) oldProgram() *pairClient {
+	c := p.client(pairClients, "old program", migrate.PhaseOld)
+	c.URL = p.from.url
+	return c
+}
+
+// inside runs the clients in this process.
+func (p *pairStorm) inside() {
+	ctx, cancel := context.WithCancel(p.t.Context())
+	defer cancel()
+	keep, err := openAll(ctx, p.from.url, p.to.url) // a backend of this process lives as long as somebody has it open
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer keep()
+	var clients []*pairClient
+	for i := range pairClients {
+		clients = append(clients, p.client(i, fmt.Sprint("client ", i), migrate.PhaseOld))
+	}
+	if !p.gated {
+		clients = append(clients, p.oldProgram())
+	}
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	moves := 0
+	for _, c := range clients {
+		all.Go(func() {
+			n, err := c.run(ctx)
+			mu.Lock()
+			defer mu.Unlock()
+			if moves += n; err != nil {
+				p.t.Errorf("%s: %v", c.Label, err)
+			}
+		})
+	}
+	for range clients {
+		select {
+		case <-p.ready:
+		case <-time.After(hangGuard):
+			p.t.Error("not all clients can lock")
+		}
+	}
+	pause(ctx, *pairLasts)
+	cancel()
+	all.Wait()
+	p.moved(moves)
+}
+
+func openAll(ctx context.Context, urls ...string) (closeAll func(), err error) {
+	var all []driver.Driver
+	closeAll = func() {
+		for _, d := range all {
+			_ = d.Close(context.WithoutCancel(ctx))
+		}
+	}
+	for _, u := range urls {
+		d, _, err := driver.Open(ctx, u)
+		if err != nil {
+			closeAll()
+			return nil, err
+		}
+		all = append(all, d)
+	}
+	return closeAll, nil
+}
+
+func (p *pairStorm) moved(moves int) {
+	p.t.Logf("%d changes of the phase", moves)
+	if moves == 0 {
+		p.t.Error("no client has changed its phase")
+	}
+}
+
+func (p *pairStorm) spawn(c *pairClient) *testenv.Process {
+	text, err := json.Marshal(c)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return testenv.Spawn(p.t, "client", clientVariable+"="+string(text))
+}
+
+// processes runs the clients in processes of their own. Some are killed, and others take their place; some are stopped for longer
+// than their leases last.
+func (p *pairStorm) processes() {
+	random := rand.New(rand.NewPCG(p.seed, 1000))
+	running, labels := make([]*testenv.Process, pairClients), make([]string, pairClients)
+	for i := range running {
+		labels[i] = fmt.Sprint("client ", i)
+		running[i] = p.spawn(p.client(i, labels[i], migrate.PhaseOld))
+	}
+	var old *testenv.Process
+	if !p.gated {
+		old = p.spawn(p.oldProgram())
+		old.Line()
+	}
+	for _, process := range running {
+		process.Line() // it is ready
+	}
+	begun := time.Now()
+	ctx, cancel := context.WithTimeout(p.t.Context(), *pairLasts)
+	defer cancel()
+	pause(ctx, *pairLasts/3)
+	for n := 0; time.Since(begun) < *pairLasts*3/4; n++ {
+		i := random.IntN(pairClients)
+		if random.IntN(2) == 0 {
+			off := p.own.Fault("stop", labels[i])
+			running[i].Stop()
+			pause(ctx, pairTTL+time.Duration(random.Int64N(int64(pairTTL/2))))
+			running[i].Cont()
+			off()
+		} else {
+			off := p.own.Fault(conformance.FaultKill, labels[i])
+			running[i].Kill()
+			off()
+			labels[i] = fmt.Sprintf("client %d after fault %d", i, n)
+			running[i] = p.spawn(p.client(i, labels[i], migrate.PhaseDual))
+		}
+		pause(ctx, time.Duration(random.Int64N(int64(pairTTL))))
+	}
+	<-ctx.Done()
+	p.end(running, labels, old)
+}
+
+// end lets all processes come to an end by themselves, side by side.
+func (p *pairStorm) end(running []*testenv.Process, labels []string, old *testenv.Process) {
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	moves := 0
+	for i, process := range running {
+		all.Go(func() {
+			err := process.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			for line := range process.Lines {
+				if n, notReady := strconv.Atoi(line); notReady == nil {
+					moves += n
+				}
+			}
+			if err != nil {
+				p.t.Errorf("%s: %v", labels[i], err)
+			}
+		})
+	}
+	all.Wait()
+	p.moved(moves)
+	if old != nil {
+		if err := old.Wait(); err != nil {
+			p.t.Errorf("old program: %v", err)
+		}
+	}
+}
