@@ -173,7 +173,8 @@ func TestModelKeepsItsPromises(t *testing.T) {
 		{active: 3, attempts: 1, crashes: 1, pauses: 1, losses: 1, least: rollback},
 		{active: 3, attempts: 1, crashes: 1, pauses: 1, losses: 1, least: rollback, moved: true},
 		{active: 3, attempts: 2, least: rollback},
-		{active: 2, attempts: 2, crashes: 1, pauses: 1, losses: 1, least: rollback},
+		{active: 2, attempts: 2, crashes: 1, losses: 1, least: rollback},
+		{active: 2, attempts: 2, pauses: 1, losses: 1, least: rollback},
 	} {
 		r := rules{attempts: test.attempts, least: test.least}
 		s := start(test.active, test.crashes, test.pauses, test.losses)

@@ -123,6 +123,7 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease
 	o.again = again
 	if d.options.Fence != FenceNone {
 		o.tokens = min(max(r.Events.Tokens(), 1), maxTokens)
+		o.marks = !d.options.Fair && d.marks.Load()
 	}
 	if err, doubt := d.carryOut(ctx, o, d.closing); doubt {
 		return nil, 0, fmt.Errorf("%w: %w", driver.ErrUnknown, err)
@@ -130,7 +131,7 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease
 		return nil, 0, err
 	}
 	sent, order, first, n, acks, err := o.sent, o.order, o.first, o.n, o.acks, o.err
-	fenced := o.tokens > 0
+	fenced, marks, moved := o.tokens > 0, o.marks, o.moved
 	d.putOp(o)
 	switch {
 	case err != nil:
@@ -150,6 +151,7 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease
 		first, n = 0, 0
 	}
 	l := d.newLease(r, sent, uint64(first), n)
+	l.markKnown, l.marked = marks, moved
 	if acks < d.options.WaitReplicas {
 		return nil, 0, d.undo(ctx, l, acks)
 	}

@@ -3,10 +3,10 @@ local call = redis.call
 -- acquire takes the lock name for a hold for ttl milliseconds, and n tokens out of the key token (none if that is nil). That key
 -- is made for keep milliseconds, or for ever if keep is ''.
 --
--- It returns the first token (1 if there is none), or {first, how many}; if another hold has the lock, 0 if it has no TTL, else
+-- It returns the first token (1 if there is none), or {first, how many}, or {first, how many, 1} if there is the key mark; if another hold has the lock, 0 if it has no TTL, else
 -- -1 - the milliseconds that are left, and -4000000000000 if it is sealed (for 100 years: see seal.lua). The same hold may ask again:
 -- it takes new tokens and starts its TTL anew.
-local function acquire(name, hold, ttl, token, n, keep)
+local function acquire(name, hold, ttl, token, n, keep, mark)
   local left = call('PTTL', name)
   if left ~= -2 and call('HEXISTS', name, hold) == 0 then
     if left < 0 then return 0 end
@@ -34,6 +34,7 @@ local function acquire(name, hold, ttl, token, n, keep)
   end
   call('HSET', name, hold, 1)
   call('PEXPIRE', name, ttl)
+  if mark and call('EXISTS', mark) == 1 then return {first, block, 1} end
   if block == 1 then return first end
   return {first, block}
 end

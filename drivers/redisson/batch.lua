@@ -1,5 +1,5 @@
 -- Runs acquire and release for callers that have nothing to do with each other, each for a lock of its own. Six ARGV stand for one
--- of them: 'a', hold, TTL, 't' or '' (with or without a token key), n, keep; or 'r', hold, channel, word, word2 or '', ''.
+-- of them: 'a', hold, TTL, 't', 'm' or '' (with a token key, with that and a mark, or without), n, keep; or 'r', hold, channel, word, word2 or '', ''.
 -- Returns what each returned, or its error.
 local results, key = {}, 0
 for arg = 1, #ARGV, 6 do
@@ -11,6 +11,9 @@ for arg = 1, #ARGV, 6 do
   elseif c == 't' then
     ok, result = pcall(acquire, KEYS[key], a, b, KEYS[key + 1], d, e)
     key = key + 1
+  elseif c == 'm' then
+    ok, result = pcall(acquire, KEYS[key], a, b, KEYS[key + 1], d, e, KEYS[key + 2])
+    key = key + 2
   else
     ok, result = pcall(acquire, KEYS[key], a, b)
   end

@@ -47,7 +47,7 @@ func (d *Driver) carryDirect(ctx context.Context, o *op) bool {
 	}
 	defer d.direct.busy.Add(-1)
 	o.order = d.order()
-	var keys [2]string
+	var keys [3]string
 	var args [4]string
 	d.sendOp(ctx, o, keys[:0], args[:0])
 	return true

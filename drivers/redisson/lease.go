@@ -25,6 +25,8 @@ type lease struct {
 	expires        atomic.Int64 // on the driver's clock
 	first          uint64
 	tokens         int32
+	markKnown      bool // by the grant: whether the name is marked, as it says
+	marked         bool
 
 	mu        sync.Mutex
 	phase     phase

@@ -17,6 +17,7 @@ type op struct {
 	lease   *lease // to release; nil to acquire
 	tokens  int    // to take; 0 without tokens
 	again   bool   // it is in the queue of a fair lock, as far as it knows
+	marks   bool   // it asks for the mark too; only with tokens
 	state   atomic.Int32
 	done    chan struct{} // receives a value when the op is answered
 
@@ -25,7 +26,8 @@ type op struct {
 	order uint64
 	first int64 // what the script answered
 	n     int
-	acks  int // how many replicas confirmed
+	moved bool // there is a mark
+	acks  int  // how many replicas confirmed
 	err   error
 }
 
@@ -56,6 +58,9 @@ func (o *op) keys(d *Driver, keys []string) []string {
 	if o.tokens > 0 {
 		keys = append(keys, d.tokenKey(o.request.Name))
 	}
+	if o.marks {
+		keys = append(keys, prefixName(markPrefix, o.request.Name))
+	}
 	return keys
 }
 
@@ -85,7 +90,11 @@ func (o *op) batchArgs(d *Driver, args []string) []string {
 	case o.tokens == 0:
 		args = o.args(d, append(args, "a"))
 	default:
-		args = append(args, "a", o.request.Hold, d.milliseconds(o.request.TTL), "t", strconv.Itoa(o.tokens))
+		kind := "t"
+		if o.marks {
+			kind = "m"
+		}
+		args = append(args, "a", o.request.Hold, d.milliseconds(o.request.TTL), kind, strconv.Itoa(o.tokens))
 		if d.options.Fence == FenceOwn {
 			args = append(args, fenceTTLText)
 		}
@@ -100,7 +109,7 @@ var fenceTTLText = strconv.FormatInt(fenceTTL.Milliseconds(), 10)
 
 // read takes the answer of the script.
 func (o *op) read(message rueidis.RedisMessage, err error) {
-	o.first, o.n = 0, 1
+	o.first, o.n, o.moved = 0, 1, false
 	if err == nil {
 		err = message.Error()
 	}
@@ -111,7 +120,8 @@ func (o *op) read(message rueidis.RedisMessage, err error) {
 	default:
 		var block []int64
 		block, err = message.AsIntSlice()
-		if err == nil && (len(block) != 2 || block[0] < 1 || block[1] < 1 || block[1] > maxTokens) {
+		o.moved = err == nil && o.marks && len(block) == 3
+		if err == nil && (len(block) != 2 && !o.moved || block[0] < 1 || block[1] < 1 || block[1] > maxTokens) {
 			err = errAnswer
 		}
 		if err == nil {

@@ -129,13 +129,14 @@ type Options struct {
 	AllowEviction bool
 }
 
-// Driver is a driver.Driver on Redis. It implements driver.BatchRenewer, driver.Inspector, driver.ForceUnlocker, driver.Sealer
-// and driver.Marker too.
+// Driver is a driver.Driver on Redis. It implements driver.BatchRenewer, driver.Inspector, driver.ForceUnlocker, driver.Sealer,
+// driver.Unsealer, driver.Marker and driver.Unmarker too.
 type Driver struct {
 	client  rueidis.Client
 	dialer  *dialer // of a client that is the driver's own: Close closes it
 	cluster bool
 	options Options
+	marks   atomic.Bool // grants are asked to say whether the name is marked, since somebody wants to know
 	scripts scripts
 	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
 

@@ -46,7 +46,7 @@ var (
 	//go:embed unmark.lua
 	unmarkText string
 
-	acquireScript = newScript(acquireFunction + "return acquire(KEYS[1], ARGV[1], ARGV[2], KEYS[2], ARGV[3], ARGV[4])\n")
+	acquireScript = newScript(acquireFunction + "return acquire(KEYS[1], ARGV[1], ARGV[2], KEYS[2], ARGV[3], ARGV[4], KEYS[3])\n")
 	releaseScript = newScript(releaseFunction + "return release(KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4])\n")
 	batchScript   = newScript(acquireFunction + releaseFunction + batchText)
 	renewScript   = newScript(renewText)

@@ -60,6 +60,7 @@ func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) erro
 		return fmt.Errorf("floor %d of the tokens is above what the server counts to: %w", floor, errors.ErrUnsupported)
 	}
 	l := held.(*lease)
+	l.markKnown = false
 	name, n := l.request.Name, 0
 	keys := []string{name, prefixName(markPrefix, name)}
 	args := []string{l.request.Hold, strconv.FormatUint(floor, 10), "0", ""}
@@ -137,7 +138,12 @@ func (d *Driver) Marked(ctx context.Context, held driver.Lease) (bool, error) {
 	if d.options.AllowEviction {
 		return false, errEvicts
 	}
-	name := held.(*lease).request.Name
+	l := held.(*lease)
+	if l.markKnown {
+		return l.marked, nil
+	}
+	d.marks.Store(true) // from now on grants say so
+	name := l.request.Name
 	results, _ := d.evalAll(ctx, d.client, markedScript, []call{{[]string{prefixName(markPrefix, name)}, nil}}, 0)
 	n, err := results[0].ToInt64()
 	if err != nil {

@@ -52,6 +52,7 @@ func (d *Driver) changeSeal(ctx context.Context, name string, sc *script, c call
 // Unmark implements driver.Unmarker. The key of the tokens stays for ever.
 func (d *Driver) Unmark(ctx context.Context, held driver.Lease) error {
 	l := held.(*lease)
+	l.markKnown = false
 	name := l.request.Name
 	done, err := d.change(ctx, l, unmarkScript, call{[]string{name, prefixName(markPrefix, name)}, []string{l.request.Hold}})
 	if err == nil && done == 0 {
