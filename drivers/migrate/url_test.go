@@ -1,12 +1,14 @@
 package migrate_test
 
 import (
+	"context"
 	"errors"
 	"net/url"
 	"strings"
 	"testing"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
@@ -86,5 +88,30 @@ func TestURLWithAGate(t *testing.T) {
 		if err := d.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// picky lets nobody lock names of the migration.
+type picky struct{ *memory.Driver }
+
+func (d picky) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	if strings.HasPrefix(r.Name, "dsync:") {
+		return nil, errors.New("no permission")
+	}
+	return d.Driver.Acquire(ctx, r)
+}
+
+func init() {
+	driver.Register("picky", func(context.Context, *driver.Config) (driver.Driver, error) { return picky{memory.New(nil)}, nil })
+}
+
+func TestURLOfABackendThatPermitsFewNames(t *testing.T) {
+	d, _, err := driver.Open(t.Context(), "migrate:?from=picky://&to=memory://b&phase=dual")
+	if err != nil {
+		t.Fatal(err)
+	}
+	release(t, lock(t, d, "x"))
+	if err := d.Close(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
