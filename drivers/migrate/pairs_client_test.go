@@ -1,6 +1,7 @@
 package migrate_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -36,6 +37,7 @@ type pairClient struct {
 
 	ready func() // is called when it has locked something
 	once  sync.Once
+	begin chan struct{} // closed when it may change the phase: when all have locked something
 }
 
 // clientVariable is where clientProcess reads what to do.
@@ -47,8 +49,13 @@ func clientProcess() {
 	err := json.Unmarshal([]byte(os.Getenv(clientVariable)), &c)
 	if err == nil {
 		ctx, cancel := context.WithCancel(context.Background())
+		c.begin = make(chan struct{})
 		go func() { // ends with the standard input
-			_, _ = io.Copy(io.Discard, os.Stdin)
+			in := bufio.NewReader(os.Stdin)
+			if _, err := in.ReadString('\n'); err == nil {
+				close(c.begin)
+			}
+			_, _ = io.Copy(io.Discard, in)
 			cancel()
 		}()
 		c.ready = func() { fmt.Println("ready") }
@@ -88,6 +95,10 @@ func (c *pairClient) run(ctx context.Context) (moves int, err error) {
 		})
 	}
 	m, moving := d.(*migrate.Driver)
+	select {
+	case <-c.begin:
+	case <-ctx.Done():
+	}
 	if moving {
 		moves, err = c.move(ctx, m)
 	}

@@ -87,6 +87,7 @@ type pairStorm struct {
 	own      *conformance.History
 	files    []string
 	ready    chan struct{} // gets a value when a client has locked something
+	begin    chan struct{} // closed when they may change the phase
 }
 
 // pairURL returns the URL of the pair in a phase.
@@ -120,6 +121,7 @@ func (p *pairStorm) refused() {
 func (p *pairStorm) run() {
 	p.t.Logf("seed %d: to replay, -run '^%s$' -pairs %v -pairseed %d", p.seed, p.t.Name(), *pairLasts, p.seed)
 	p.start, p.dir, p.ready = time.Now(), p.t.TempDir(), make(chan struct{}, 2*pairClients)
+	p.begin = make(chan struct{})
 	own, err := conformance.CreateHistory(p.file("own"), "own")
 	if err != nil {
 		p.t.Fatal(err)
@@ -163,7 +165,7 @@ func (p *pairStorm) client(i int, label string, phase migrate.Phase) *pairClient
 	return &pairClient{
 		Label: label, URL: p.pairURL(more), Names: p.t.Name(), History: p.file(label),
 		Seed: p.seed + uint64(i), Start: p.start.UnixNano(), Moves: *pairLasts / 4,
-		ready: func() { p.ready <- struct{}{} },
+		ready: func() { p.ready <- struct{}{} }, begin: p.begin,
 	}
 }
 
@@ -210,6 +212,7 @@ func (p *pairStorm) inside() {
 			p.t.Error("not all clients can lock")
 		}
 	}
+	close(p.begin)
 	pause(ctx, *pairLasts)
 	cancel()
 	all.Wait()
@@ -266,6 +269,9 @@ func (p *pairStorm) processes() {
 	for _, process := range running {
 		process.Line() // it is ready
 	}
+	for _, process := range running {
+		process.Send("begin")
+	}
 	begun := time.Now()
 	ctx, cancel := context.WithTimeout(p.t.Context(), *pairLasts)
 	defer cancel()
@@ -284,6 +290,7 @@ func (p *pairStorm) processes() {
 			off()
 			labels[i] = fmt.Sprintf("client %d after fault %d", i, n)
 			running[i] = p.spawn(p.client(i, labels[i], migrate.PhaseDual))
+			running[i].Send("begin")
 		}
 		pause(ctx, time.Duration(random.Int64N(int64(pairTTL))))
 	}
