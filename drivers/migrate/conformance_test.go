@@ -22,6 +22,7 @@ var manners = []struct {
 }
 
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	for _, m := range manners {
 		for _, p := range phases {
 			t.Run(m.name+"/"+p.String(), func(t *testing.T) { conformance.Run(t, harness(migrate.Options{Phase: p}, m.from, m.to)) })
@@ -30,6 +31,7 @@ func TestConformance(t *testing.T) {
 }
 
 func TestConformanceWithAGate(t *testing.T) {
+	t.Parallel()
 	for _, m := range manners[:2] {
 		for _, p := range gatedPhases {
 			o := migrate.Options{Phase: p, Gated: true, Unfenced: true}

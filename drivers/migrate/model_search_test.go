@@ -161,6 +161,7 @@ func (s model) afterTheMove() model {
 }
 
 func TestModelKeepsItsPromises(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		active                  int
 		attempts                int8
@@ -191,6 +192,7 @@ func TestModelKeepsItsPromises(t *testing.T) {
 
 // TestModelFindsEveryWrongVariant shows that the search would find what it looks for.
 func TestModelFindsEveryWrongVariant(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name string
 		variant

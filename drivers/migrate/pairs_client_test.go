@@ -184,7 +184,7 @@ func (c *pairClient) move(ctx context.Context, d *migrate.Driver) (moves int, er
 			return moves, fmt.Errorf("to phase %v: %w", p, err)
 		}
 		if !gated && random.IntN(3) == 0 {
-			if err := d.Rollback(bound, c.name(random)); !isTemporary(err) {
+			if err := d.Rollback(bound, c.name(random)); !isTemporary(err) && !errors.Is(err, migrate.ErrNoWayBack) {
 				cancel()
 				return moves, fmt.Errorf("roll-back: %w", err)
 			}

@@ -273,6 +273,7 @@ func runStorm(t *testing.T, s *storm) (err error) {
 }
 
 func TestStorm(t *testing.T) {
+	t.Parallel()
 	for _, m := range manners {
 		t.Run(m.name, func(t *testing.T) {
 			for range 10 {
@@ -286,6 +287,7 @@ func TestStorm(t *testing.T) {
 }
 
 func TestStormWithAGate(t *testing.T) {
+	t.Parallel()
 	for _, m := range manners {
 		t.Run(m.name, func(t *testing.T) {
 			for range 5 {
