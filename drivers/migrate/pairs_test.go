@@ -17,6 +17,7 @@ import (
 	"github.com/go-dsync/dsync/conformance"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/migrate"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -32,7 +33,7 @@ type backend struct {
 	name          string
 	url, second   string // of the one, and of another one of the kind
 	fenced        bool
-	seals, marks  bool // and takes them back
+	seals, marks  bool // as its driver says
 	late          time.Duration
 	insideProcess bool
 }
@@ -43,15 +44,21 @@ func realBackends(t *testing.T) []backend {
 	for range 3 {
 		nodes = append(nodes, testenv.Redis(t).Addr)
 	}
-	return []backend{
+	all := []backend{
 		{name: "redisson", url: "redisson://" + testenv.Redis(t).Addr, second: "redisson://" + testenv.Redis(t).Addr, fenced: true,
-			seals: true, marks: true, late: time.Second},
+			late: time.Second},
 		{name: "etcd", url: "etcd://" + testenv.Etcd(t).Addr, fenced: true, late: 2 * time.Second},
 		{name: "zk", url: "zk://" + testenv.ZooKeeper(t).Addr, fenced: true, late: 2 * time.Second},
 		{name: "pglock", url: testenv.Postgres(t).URL("pglock"), fenced: true, late: time.Second},
 		{name: "redlock", url: "redlock://" + strings.Join(nodes, ",") + "?durable=true", late: time.Second},
-		{name: "memory", url: "memory://pairs", second: "memory://more-pairs", fenced: true, seals: true, marks: true, insideProcess: true},
+		{name: "memory", url: "memory://pairs", second: "memory://more-pairs", fenced: true, insideProcess: true},
 	}
+	for i := range all {
+		d := drivertest.Open(t, all[i].url)
+		_, all[i].seals = d.(driver.Sealer)
+		_, all[i].marks = d.(driver.Marker)
+	}
+	return all
 }
 
 // TestPairs takes clients through the phases between every two backends, in processes of which some are killed and stopped.
