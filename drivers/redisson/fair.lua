@@ -5,7 +5,7 @@
 -- again. A waiter of Redisson has default, or the limit of its wait.
 local patience, default = 15000, 300000
 
--- along is by how much the time of a waiter that is not first has to change until it takes those behind along.
+-- along is by how much the time of a waiter that is not first has to change until it is set anew, with those of all behind.
 local along = 60000
 
 -- deaf is how long a waiter may leave a free lock alone that does not even listen.
@@ -44,8 +44,9 @@ local function head(queue, times, now, asks)
   end
 end
 
--- leave takes a hold out of the queue. What those behind then wait for ends at base, or at the time of the one before, if there is
--- one. They keep their distance to that, though none that is next gets less than patience.
+-- leave takes a hold out of the queue. What those behind then wait for ends at base, or, if there is one before, at the time of that,
+-- but not before all those in front have had a wait of default each, which they take off the times of those behind. They keep their
+-- distance to that, though none that is next gets less than patience.
 local function leave(queue, times, hold, base)
   local at = call('LPOS', queue, hold)
   if not at then
@@ -53,7 +54,7 @@ local function leave(queue, times, hold, base)
     return
   end
   local behind = call('LRANGE', queue, at + 1, -1)
-  if at > 0 then base = timeOf(times, call('LINDEX', queue, at - 1)) or base end
+  if at > 0 then base = math.max(base + at * default, timeOf(times, call('LINDEX', queue, at - 1)) or 0) end
   local time = timeOf(times, hold)
   call('LREM', queue, 0, hold)
   call('ZREM', times, hold)
@@ -72,24 +73,24 @@ local function tell(hold, channel, word, word2)
 end
 
 -- stay puts a hold into the queue, unless it is there: last, or if it was there before, and so was first when it was thrown out,
--- first again. It sets its time anew, and takes those behind along, the waiters of Redisson among them, who do not ask again.
+-- first again. It sets its time anew, and takes those behind along, the waiters of Redisson among them, who do not ask again. Their
+-- distance to it has to stay: it is what they have left when it and those in front of it have taken their waits off their times.
 local function stay(queue, times, hold, again, free)
   local at = call('LPOS', queue, hold)
+  local before = timeOf(times, hold)
+  local time = free + patience
   if not at and again then
     call('LPUSH', queue, hold)
-    at = 0
+    at, before = 0, free
   elseif not at then
     at = call('RPUSH', queue, hold) - 1
   end
-  local before = timeOf(times, hold)
-  local time = free + patience
   if at > 0 then -- whoever of Redisson gets the lock takes its wait off the times of all behind
     local previous = timeOf(times, call('LINDEX', queue, at - 1)) or free
-    time = math.max(time + at * default, previous + patience)
+    time = math.max(time + along + at * default, previous + patience)
+    if before and math.abs(time - before) < along then return end
   end
-  if before and (at == 0 or math.abs(time - before) >= along) then
-    move(times, call('LRANGE', queue, at + 1, -1), time - before)
-  end
+  if before then move(times, call('LRANGE', queue, at + 1, -1), time - before) end
   call('ZADD', times, string.format('%.0f', time), hold)
 end
 
@@ -111,8 +112,9 @@ local function acquireFair(name, queue, times, hold, ttl, how, channel, word, wo
   -- It is somebody else's turn, who was told, unless that was lost with a connection, or who is dead.
   first = call('LINDEX', queue, 0)
   if first ~= hold and tell(first, channel, word, word2) == 0 and count ~= '' then
-    local by = now + deaf - (timeOf(times, first) or 0)
-    if by < 0 then move(times, call('LRANGE', queue, 0, -1), by) end
+    -- Those behind keep their times: it may have been about to listen, and if it is one of Redisson, it takes its wait off them.
+    local time = timeOf(times, first)
+    if time and time > now + deaf then call('ZADD', times, string.format('%.0f', now + deaf), first) end
   end
   return -1 - 500
 end

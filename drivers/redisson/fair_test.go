@@ -122,8 +122,9 @@ func TestFairCanceledWaiterLeavesAtOnce(t *testing.T) {
 		t.Errorf("time of the one behind: got %v, was %v, want 15 s less, and 5 minutes after the end of the hold", after, before)
 	}
 
+	s.Do("DEL", queueOfX, timesOfX)
 	first := wait(t, d, request("x"))
-	s.Do("LMOVE", queueOfX, queueOfX, "RIGHT", "LEFT") // now the one of Go is first
+	addWaiter(s, "java:1", leftOfX(t, s, lineOfX(s)[0])+5*time.Minute)
 	next := spyOn(t, s, prefixName(channelPrefix, "x")+":java:1")
 	s.Do("DEL", "x") // of which nobody is told
 	first.cancel()
@@ -175,6 +176,36 @@ func TestFairListeningWaiterIsNotOvertaken(t *testing.T) {
 	default:
 	}
 	s.Do("DEL", queueOfX, timesOfX)
+	release(t, w.granted(t))
+}
+
+// TestFairLateListener: a waiter of Redisson that was not listening yet gets the lock after all, and takes its wait of five minutes off
+// the times of all behind it, as Redisson does. Nobody's time may be over by that.
+func TestFairLateListener(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s?fair=true", s.Addr)
+	addWaiter(s, "java:1", 5*time.Minute)
+	addWaiter(s, "java:2", 5*time.Minute+time.Second)
+	w := wait(t, d, request("x"))
+	leaves := wait(t, d, request("x"))
+	testenv.Eventually(t, func() bool { return leftOfX(t, s, "java:1") < time.Minute }, "the first is taken for dead")
+	hold := lineOfX(s)[2]
+	addWaiter(s, "java:3", leftOfX(t, s, lineOfX(s)[3])+time.Second)
+	leaves.cancel()
+	if <-leaves.done; leaves.err == nil {
+		t.Fatal("a waiter overtook the others")
+	}
+	testenv.Eventually(t, func() bool { return slices.Equal(lineOfX(s), []string{"java:1", "java:2", hold, "java:3"}) }, "it has left")
+	s.Do("LPOP", queueOfX)
+	s.Do("ZREM", timesOfX, "java:1")
+	s.Do("HSET", "x", "java:1", "1")
+	for _, waiter := range lineOfX(s) {
+		s.Do("ZINCRBY", timesOfX, "-300000", waiter)
+		if left := leftOfX(t, s, waiter); left < 0 {
+			t.Errorf("time of the waiter %s: %v", waiter, left)
+		}
+	}
+	s.Do("DEL", queueOfX, timesOfX, "x")
 	release(t, w.granted(t))
 }
 
