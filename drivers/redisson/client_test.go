@@ -20,7 +20,12 @@ import (
 // client returns a client of s that is closed when the test ends.
 func client(tb testing.TB, s *testenv.RedisServer, parameters string) *dsync.Client {
 	tb.Helper()
-	c, err := dsync.Open(context.Background(), "redisson://"+s.Addr+"/"+parameters, nil)
+	return clientOf(tb, "redisson://"+s.Addr+"/"+parameters)
+}
+
+func clientOf(tb testing.TB, url string) *dsync.Client {
+	tb.Helper()
+	c, err := dsync.Open(context.Background(), url, nil)
 	if err != nil {
 		tb.Fatal(err)
 	}

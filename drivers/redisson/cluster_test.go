@@ -202,19 +202,7 @@ func testClusterMove(t *testing.T, c *testenv.Cluster) {
 	if to == from {
 		to = c.Nodes[1]
 	}
-	slot := fmt.Sprint(slotOf(name))
-	fromID, toID := from.Do("CLUSTER", "MYID").(string), to.Do("CLUSTER", "MYID").(string)
-	to.Do("CLUSTER", "SETSLOT", slot, "IMPORTING", fromID)
-	from.Do("CLUSTER", "SETSLOT", slot, "MIGRATING", toID)
-	host, port, _ := strings.Cut(to.Addr, ":")
-	for _, key := range from.Do("CLUSTER", "GETKEYSINSLOT", slot, "100").([]any) {
-		from.Do("MIGRATE", host, port, key.(string), "0", "5000")
-	}
-	for _, node := range []*testenv.RedisServer{to, from, c.Nodes[2]} {
-		if _, err := node.Try("CLUSTER", "SETSLOT", slot, "NODE", toID); err != nil {
-			t.Fatal(err)
-		}
-	}
+	c.MoveSlot(name, to)
 	if err := l.Renew(t.Context(), time.Minute); err != nil {
 		t.Errorf("Renew after the move: %v", err)
 	}

@@ -94,6 +94,33 @@ func (c *Cluster) Owner(key string) *RedisServer {
 	return nil
 }
 
+// MoveSlot moves the slot of key, with all that is in it, to another master, while clients may use it.
+func (c *Cluster) MoveSlot(key string, to *RedisServer) {
+	c.tb.Helper()
+	from := c.Owner(key)
+	slot := strconv.FormatInt(from.Do("CLUSTER", "KEYSLOT", key).(int64), 10)
+	fromID, toID := from.Do("CLUSTER", "MYID").(string), to.Do("CLUSTER", "MYID").(string)
+	to.Do("CLUSTER", "SETSLOT", slot, "IMPORTING", fromID)
+	from.Do("CLUSTER", "SETSLOT", slot, "MIGRATING", toID)
+	host, port, _ := strings.Cut(to.Addr, ":")
+	for {
+		keys := from.Do("CLUSTER", "GETKEYSINSLOT", slot, "100").([]any)
+		if len(keys) == 0 {
+			break
+		}
+		for _, key := range keys {
+			from.Do("MIGRATE", host, port, key.(string), "0", "5000") // NOKEY for one that is gone
+		}
+	}
+	to.Do("CLUSTER", "SETSLOT", slot, "NODE", toID)
+	from.Do("CLUSTER", "SETSLOT", slot, "NODE", toID)
+	for _, node := range c.Nodes {
+		if node != to && node != from {
+			_, _ = node.Try("CLUSTER", "SETSLOT", slot, "NODE", toID) // replicas refuse; they learn it all the same
+		}
+	}
+}
+
 func (c *Cluster) everyNode(cond func(*RedisServer) bool) bool {
 	return !slices.ContainsFunc(c.Nodes, func(node *RedisServer) bool { return !cond(node) })
 }

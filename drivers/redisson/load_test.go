@@ -1,0 +1,152 @@
+package redisson
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// loadTTL is the TTL of the clients of a load, shorter than a fail-over takes.
+const loadTTL = 3 * time.Second
+
+// load is clients that take locks one after the other, whatever becomes of the servers.
+type load struct {
+	history *conformance.History
+	names   []string
+	grants  map[string]*atomic.Int64 // by name
+	ended   atomic.Bool
+	wg      sync.WaitGroup
+}
+
+// startLoad starts three clients of a URL, each with two callers for each name. An attempt that is not granted within hangGuard, or
+// fails, fails the test.
+func startLoad(t *testing.T, url string, names ...string) *load {
+	t.Helper()
+	l := &load{history: conformance.NewHistory(), names: names, grants: make(map[string]*atomic.Int64)}
+	for _, name := range names {
+		l.grants[name] = new(atomic.Int64)
+	}
+	for i := range 3 {
+		c := clientOf(t, url+"&ttl="+loadTTL.String())
+		for _, name := range names {
+			for range 2 {
+				l.wg.Go(func() {
+					for !l.ended.Load() {
+						l.use(t, c, fmt.Sprint("client", i), name)
+					}
+				})
+			}
+		}
+	}
+	t.Cleanup(l.end) // before the clients are closed
+	return l
+}
+
+func (l *load) use(t *testing.T, c *dsync.Client, label, name string) {
+	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
+	defer cancel()
+	op := l.history.Begin(conformance.Attempt{Client: label, Name: name})
+	lease, err := c.Lock(ctx, name)
+	if op.Returned(lease, err); err != nil {
+		t.Errorf("Lock(%q): %v", name, err)
+		return
+	}
+	l.grants[name].Add(1)
+	time.Sleep(rand.N(20 * time.Millisecond))
+	op.Releasing()
+	op.Released(lease.Unlock(context.Background()))
+}
+
+// end ends the load when everybody has got what they ask for.
+func (l *load) end() {
+	l.ended.Store(true)
+	l.wg.Wait()
+}
+
+// goesOn waits until every name has been granted several times from now on.
+func (l *load) goesOn(t *testing.T) {
+	t.Helper()
+	for _, name := range l.names {
+		before := l.grants[name].Load()
+		testenv.Eventually(t, func() bool { return l.grants[name].Load() >= before+5 }, name+" is granted again and again")
+	}
+}
+
+// disturb has the load go on, injects a fault, and has it go on again.
+func (l *load) disturb(t *testing.T, fault string, f func()) {
+	t.Helper()
+	l.goesOn(t)
+	off := l.history.Fault(fault, "server")
+	f()
+	off()
+	l.goesOn(t)
+}
+
+// judge ends the load and judges it. Detect is how long after a fault two may think that they hold a lock, since a fail-over forgot
+// the hold of the first; 0 where nothing may be forgotten.
+func (l *load) judge(t *testing.T, detect time.Duration) {
+	t.Helper()
+	l.end()
+	if err := l.history.Close(); err != nil {
+		t.Fatal(err)
+	}
+	events := l.history.Events()
+	v := conformance.Judge(events, conformance.Bounds{Linger: loadTTL + late, MinClients: 3, MinGrants: 10})
+	all := len(v.Violations)
+	if detect > 0 {
+		v.Violations = slices.DeleteFunc(v.Violations, func(v conformance.Violation) bool {
+			return (v.Rule == conformance.RuleOverlap || v.Rule == conformance.RuleLoss) && soonAfter(events, v, detect)
+		})
+	}
+	t.Logf("%v; %d of the violations are soon after a fail-over", v, all-len(v.Violations))
+	if err := v.Err(); err != nil {
+		t.Error(err)
+	}
+}
+
+// soonAfter reports whether what happened is over within detect after a fault, and began after the fault.
+func soonAfter(events []conformance.Event, v conformance.Violation, detect time.Duration) bool {
+	var on conformance.Event
+	for _, e := range events {
+		switch e.Kind {
+		case conformance.KindFaultOn:
+			on = e
+		case conformance.KindFaultOff:
+			if !slices.ContainsFunc(v.Events, func(x conformance.Event) bool { return x.Time < on.Time || x.Time > e.Time+detect }) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// detectLoss is how long the clients of a load may hold what a fail-over lost: until the first renewal after it, with some time for
+// a request that hangs.
+const detectLoss = loadTTL/3 + loadTTL/6 + time.Second
+
+// lostByRenewal waits until a lease is lost, and wants that to be known from the server, before the lease ends by itself.
+func lostByRenewal(t *testing.T, lease *dsync.Lease) {
+	t.Helper()
+	select {
+	case <-lease.Done():
+	case <-time.After(hangGuard):
+		t.Fatal("the holder is not told of its loss")
+	}
+	if err := lease.Err(); !errors.Is(err, dsync.ErrLost) || !strings.Contains(err.Error(), "removed") {
+		t.Errorf("Err: got %v, want ErrLost that says that the hold was removed", err)
+	}
+	if now, end := time.Now(), lease.Deadline(); now.After(end) {
+		t.Errorf("the holder was told %v after the end of its lease", now.Sub(end))
+	}
+}
