@@ -7,10 +7,10 @@ TESTFLAGS ?=
 # How often `make flaky-long` runs each test.
 COUNT ?= 20
 
-.PHONY: help test test-long servers demo demo-java interop bench lint flaky flaky-long
+.PHONY: help test test-long servers demo demo-java interop interop-soak bench lint flaky flaky-long
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 test: servers ## run all tests, on real servers, with the race detector
 	$(GO) test -race -timeout 30m $(TESTFLAGS) $(PKG)
@@ -40,6 +40,9 @@ flaky-long: servers ## run all tests COUNT times, in random order: this takes ho
 
 interop: servers ## prove drivers/redisson against Java's Redisson (needs a JDK 17 and Maven)
 	cd test/interop && $(GO) test -p 1 -timeout 10m $(TESTFLAGS) ./...
+
+interop-soak: servers ## the part of interop with faults, for five minutes
+	cd test/interop && $(GO) test -timeout 10m -run TestSoak -v $(TESTFLAGS) . -soak 5m
 
 demo-java: servers ## the coupon shop with buyers in Java and in Go (needs a JDK 17 and Maven)
 	@cd test/interop && $(GO) run ./shop

@@ -1,6 +1,8 @@
 package interop
 
 import (
+	"fmt"
+	"os"
 	"testing"
 	"time"
 )
@@ -107,7 +109,15 @@ func goFrozen(t *testing.T, b *bed) {
 	}
 	p.Stop()
 	j := b.redisson.thread(name, "plain", name)
-	j.acquire(0).ok(t)
+	w := j.acquire(0)
+	select {
+	case <-w.done:
+	case <-time.After(hangGuard / 2):
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Pid()))
+		t.Logf("java still waits; state of the frozen process: %s, %v; hash %v, PTTL %v; %d subscribers", stat, err, b.fields(name),
+			b.node(name).Do("PTTL", name), b.node(name).SubscriberCount(channelOf(name)))
+	}
+	w.ok(t)
 	p.Cont()
 	if got := p.Line(); got != "over true true" {
 		t.Errorf("the frozen holder says %q, want that the lease was lost and is not held", got)

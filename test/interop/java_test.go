@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 	"sync"
@@ -76,6 +77,7 @@ type call struct {
 	done chan struct{}
 	text string
 	err  error // what Java threw, or that the process has ended
+	java *jvm
 }
 
 func startJava(tb testing.TB, version string) *jvm {
@@ -125,7 +127,7 @@ func (j *jvm) call(client, thread, command string, args ...string) *call {
 	j.calls++
 	number := strconv.Itoa(j.calls)
 	fields := append([]string{number, client, thread, command}, args...)
-	c := &call{what: strings.Join(fields[1:], " "), done: make(chan struct{})}
+	c := &call{what: strings.Join(fields[1:], " "), done: make(chan struct{}), java: j}
 	if j.ended {
 		c.err = errors.New("the Java process has ended")
 		close(c.done)
@@ -142,7 +144,7 @@ type redisson struct {
 	name string
 }
 
-// open makes a client. Mode is single or cluster.
+// open makes a client. Mode is single, cluster, or replicated, with the master first.
 func (j *jvm) open(tb testing.TB, mode string, addrs []string, watchdog time.Duration) *redisson {
 	tb.Helper()
 	j.mu.Lock()
@@ -203,8 +205,17 @@ func (c *call) wait(tb testing.TB) {
 	select {
 	case <-c.done:
 	case <-time.After(hangGuard):
-		tb.Fatalf("java %s: no answer", c.what)
+		tb.Fatalf("java %s: no answer.\n%s", c.what, c.java.stacks())
 	}
+}
+
+// stacks tells what the threads of the process do.
+func (j *jvm) stacks() string {
+	out, err := exec.Command("jstack", strconv.Itoa(j.Pid())).CombinedOutput()
+	if err != nil {
+		return err.Error()
+	}
+	return string(out)
 }
 
 func (c *call) ok(tb testing.TB) string {

@@ -1,36 +1,35 @@
 package interop
 
 import (
-	"context"
-	"errors"
+	"flag"
 	"fmt"
-	"math/rand/v2"
-	"os"
+	"maps"
 	"path/filepath"
-	"strconv"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/conformance"
 	"github.com/go-dsync/dsync/internal/testenv"
 	"github.com/go-dsync/dsync/test/interop/agent"
 )
 
+var soakFor = flag.Duration("soak", 40*time.Second, "how long TestSoak lasts")
+
 const (
-	soakTTL  = 3 * time.Second // of both sides
-	soakWait = time.Second     // the longest wait of an attempt
-	soakHold = 20 * time.Millisecond
+	soakTTL    = 3 * time.Second // of both sides
+	soakCalm   = 2 * time.Second // between faults
+	soakFreeze = soakTTL + time.Second
 )
 
 // TestSoak has threads and goroutines of two processes each take three locks at random, while processes are frozen and killed. What
-// they were told is judged as a whole.
+// they were told is judged as a whole, and of the fair lock the order of grants and how they were shared as well.
 func TestSoak(t *testing.T) {
-	for _, kind := range []string{"plain", "fair"} {
-		t.Run(kind, func(t *testing.T) { t.Parallel(); soak(t, kind) })
+	for kind, versions := range map[string][]string{"plain": {agent.New, agent.Old}, "fair": {agent.New, agent.New}} {
+		t.Run(kind, func(t *testing.T) { t.Parallel(); soak(t, kind, versions) })
 	}
 }
 
@@ -42,70 +41,110 @@ type soaking struct {
 	dir     string
 	names   []string
 	ended   atomic.Bool
-	wg      sync.WaitGroup
-	started int
+	wg      sync.WaitGroup // of what speaks for the threads of Java
+	lives   []*life
 }
 
-func soak(t *testing.T, kind string) {
+// life is one process, from its start to its end.
+type life struct {
+	label   string
+	version string // of Redisson, or ""
+	process *testenv.Process
+	id      string // which its holds begin with
+	askers  int    // threads or goroutines
+	from    time.Time
+	to      time.Time // zero while it lives
+	killed  bool
+	frozen  []span
+}
+
+type span struct{ from, to time.Time }
+
+func soak(t *testing.T, kind string, versions []string) {
 	s := &soaking{kind: kind, server: testenv.Redis(t), dir: t.TempDir()}
 	for range 3 {
 		s.names = append(s.names, fresh("soak"))
+	}
+	var order *arrivals
+	var endOrder func()
+	if kind == "fair" {
+		order, endOrder = watchArrivals(t, s.server, s.names)
 	}
 	var err error
 	if s.history, err = conformance.CreateHistory(filepath.Join(s.dir, "java"), "java"); err != nil {
 		t.Fatal(err)
 	}
-	processes := []*testenv.Process{s.startJava(t), s.startJava(t), s.startGo(t), s.startGo(t)}
-	for i, p := range processes {
-		time.Sleep(time.Second)
-		off := s.history.Fault("freeze", strconv.Itoa(i))
-		p.Stop()
-		time.Sleep(soakTTL + time.Second)
-		p.Cont()
-		off()
-	}
-	for _, victim := range []struct {
-		process     *testenv.Process
-		fault, name string
-	}{
-		{processes[1], "kill of java", "java2"}, // whose events are recorded here
-		{processes[3], conformance.FaultKill, "go2"},
-	} {
-		off := s.history.Fault(victim.fault, victim.name)
-		victim.process.Kill()
-		time.Sleep(2 * soakTTL)
-		off()
-	}
-	s.startJava(t)
-	time.Sleep(2 * time.Second)
+	now := []*life{s.startJava(t, versions[0]), s.startJava(t, versions[1]), s.startGo(t), s.startGo(t)}
+	s.disturb(t, now, time.Now().Add(*soakFor))
 	s.ended.Store(true)
 	s.wg.Wait()
-	processes[2].Send("end")
-	if got := processes[2].Line(); got != "ended" {
-		t.Errorf("a Go process says %q", got)
+	for _, l := range now {
+		if l.version == "" {
+			l.process.Send("end")
+			if got := l.process.Line(); got != "ended" {
+				t.Errorf("a Go process says %q", got)
+			}
+		}
+		l.to = time.Now()
 	}
 	s.judge(t)
+	s.free(t)
+	shares := s.shares(t)
+	if kind == "fair" {
+		endOrder()
+		s.judgeOrder(t, order)
+		if got := jain(slices.Collect(maps.Values(shares))); got < 0.95 {
+			t.Errorf("Jain's index of the shares: got %.3f, want at least 0.95", got)
+		}
+	}
 }
 
-func (s *soaking) judge(t *testing.T) {
-	if err := s.history.Close(); err != nil {
-		t.Fatal(err)
+// disturb freezes and kills processes in turn, until the end.
+func (s *soaking) disturb(t *testing.T, now []*life, end time.Time) {
+	for i := 0; ; i++ {
+		time.Sleep(soakCalm)
+		if time.Until(end) < soakCalm+soakFreeze {
+			break
+		}
+		i := i % len(soakVictims)
+		if l := &now[soakVictims[i]]; i%2 == 0 {
+			s.freeze(*l)
+		} else {
+			*l = s.replace(t, *l)
+			time.Sleep(*soakFor / 10) // each waiter of a fair lock that died holds up the others for 5 s
+		}
 	}
-	paths, err := filepath.Glob(filepath.Join(s.dir, "*"))
-	if err != nil {
-		t.Fatal(err)
+	time.Sleep(soakCalm)
+}
+
+// soakVictims are frozen and killed, by turns.
+var soakVictims = []int{0, 1, 2, 3, 1, 0, 3, 2}
+
+func (s *soaking) freeze(l *life) {
+	off := s.history.Fault("freeze", l.label)
+	frozen := span{from: time.Now()}
+	l.process.Stop()
+	time.Sleep(soakFreeze)
+	l.process.Cont()
+	frozen.to = time.Now()
+	l.frozen = append(l.frozen, frozen)
+	off()
+}
+
+// replace kills a process and starts another one in its place.
+func (s *soaking) replace(t *testing.T, l *life) *life {
+	fault := conformance.FaultKill
+	if l.version != "" {
+		fault = "kill of java" // whose events are recorded here
 	}
-	events, err := conformance.ReadHistory(paths...)
-	if err != nil {
-		t.Fatal(err)
+	off := s.history.Fault(fault, l.label)
+	defer off()
+	l.process.Kill()
+	l.killed, l.to = true, time.Now()
+	if l.version != "" {
+		return s.startJava(t, l.version)
 	}
-	v := conformance.Judge(events, conformance.Bounds{Linger: soakTTL + time.Second, Stuck: hangGuard, Recover: hangGuard,
-		MinGrants: 20, MinClients: 4, MaxUnknown: 0.5})
-	t.Logf("%d attempts, %d granted, %d refused, %d unknown; %d released, %d lost; %d faults", v.Attempts, v.Granted, v.Refused, v.Unknown,
-		v.Released, v.Lost, v.Faults)
-	if err := v.Err(); err != nil {
-		t.Error(err)
-	}
+	return s.startGo(t)
 }
 
 func (s *soaking) url() string {
@@ -116,115 +155,104 @@ func (s *soaking) url() string {
 	return url
 }
 
-// startJava starts a Java process of two threads.
-func (s *soaking) startJava(t *testing.T) *testenv.Process {
-	java := startJava(t, agent.New)
-	client := java.open(t, "single", []string{s.server.Addr}, soakTTL)
-	s.started++
-	label := "java" + strconv.Itoa(s.started)
-	for i := range 2 {
-		s.wg.Go(func() {
-			for n := 0; !s.ended.Load() && s.useJava(client, fmt.Sprint(label, ".", i), n); n++ {
+func (s *soaking) born(l *life) *life {
+	l.label = fmt.Sprint(map[bool]string{true: "java", false: "go"}[l.version != ""], len(s.lives)+1)
+	s.lives = append(s.lives, l)
+	return l
+}
+
+// judge looks for two holders of a lock, and for attempts that got stuck.
+func (s *soaking) judge(t *testing.T) {
+	if err := s.history.Close(); err != nil {
+		t.Fatal(err)
+	}
+	v := conformance.Judge(s.events(t), conformance.Bounds{Linger: soakTTL + time.Second, Stuck: hangGuard, Recover: hangGuard,
+		MinGrants: 20, MinClients: 4})
+	t.Logf("%d attempts, %d granted, %d refused, %d unknown; %d claims compared; %d released, %d lost; %d faults", v.Attempts, v.Granted,
+		v.Refused, v.Unknown, v.Claims, v.Released, v.Lost, v.Faults)
+	if err := v.Err(); err != nil {
+		t.Error(err)
+	}
+}
+
+func (s *soaking) events(t *testing.T) []conformance.Event {
+	paths, err := filepath.Glob(filepath.Join(s.dir, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	events, err := conformance.ReadHistory(paths...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return events
+}
+
+// free wants all locks to be free soon after everybody has gone.
+func (s *soaking) free(t *testing.T) {
+	for _, name := range s.names {
+		testenv.Eventually(t, func() bool { return s.server.Do("EXISTS", name) == int64(0) }, name+" is free")
+	}
+}
+
+// judgeOrder wants nobody to have been overtaken in the queue but those who were frozen or dead while they waited: the protocol lets
+// others throw them out when their time is over.
+func (s *soaking) judgeOrder(t *testing.T, order *arrivals) {
+	excused, bad := 0, 0
+	for _, o := range order.overtaking {
+		i := slices.IndexFunc(s.lives, func(l *life) bool { return strings.HasPrefix(o.who.hold, l.id+":") })
+		if i >= 0 && s.lives[i].disturbed(o.who.at, o.at) {
+			excused++
+		} else {
+			if bad++; bad == 1 {
+				t.Logf("what happened before: %s", strings.Join(o.story, "\n"))
 			}
-		})
+			t.Errorf("overtaken in the queue: %v", o)
+		}
 	}
-	return java.Process
+	t.Logf("%d grants while others waited; %d who were frozen or dead were overtaken", order.grants, excused)
+	if order.grants < 100 {
+		t.Errorf("the order of only %d grants was judged", order.grants)
+	}
 }
 
-// useJava makes a thread take a lock, and reports whether its process is alive.
-func (s *soaking) useJava(client *redisson, label string, n int) bool {
-	name := s.names[rand.IntN(len(s.names))]
-	j := client.thread(label, s.kind, name)
-	op := s.history.Begin(conformance.Attempt{Client: label, Name: name})
-	claim := javaClaim{time.Now().Add(soakTTL)}
-	c := j.begin("tryLockFor", strconv.FormatInt(soakWait.Milliseconds(), 10), "-1")
-	<-c.done
-	switch {
-	case c.err != nil: // the process has ended
-		op.Returned(nil, dsync.ErrUnknown)
-		return false
-	case c.text != "true":
-		op.Returned(nil, context.DeadlineExceeded)
-		return true
-	}
-	op.Returned(claim, nil)
-	time.Sleep(rand.N(soakHold))
-	op.Releasing()
-	over := claim.Err()
-	c = j.begin("unlock")
-	<-c.done
-	switch {
-	case c.err == nil:
-		op.Released(over) // Java may still have held what is no longer claimed
-	case strings.HasPrefix(c.err.Error(), "IllegalMonitorStateException"):
-		op.Released(dsync.ErrNotHeld)
-	default:
-		op.Released(dsync.ErrUnknown)
-		return false
-	}
-	return true
+// disturbed reports whether the process was frozen or dead at some time between the two.
+func (l *life) disturbed(from, to time.Time) bool {
+	return l.killed && l.to.Before(to) || slices.ContainsFunc(l.frozen, func(f span) bool { return f.from.Before(to) && f.to.After(from) })
 }
 
-// javaClaim is a hold of Java's until the watchdog's time from the call on, which is the least that it can last.
-type javaClaim struct{ deadline time.Time }
-
-func (javaClaim) Token() uint64         { return 0 }
-func (c javaClaim) Deadline() time.Time { return c.deadline }
-
-func (c javaClaim) Err() error {
-	if time.Now().After(c.deadline) {
-		return dsync.ErrNotHeld
+// shares returns how often the askers of each side were granted a lock, for each second that they could ask.
+func (s *soaking) shares(t *testing.T) map[string]float64 {
+	grants := make(map[string]float64)
+	for _, e := range s.events(t) {
+		if e.Kind == conformance.KindGrant {
+			grants[e.Client]++
+		}
 	}
-	return nil
+	granted, could := make(map[string]float64), make(map[string]float64)
+	for _, l := range s.lives {
+		alive := l.to.Sub(l.from)
+		for _, f := range l.frozen {
+			alive -= f.to.Sub(f.from)
+		}
+		side := strings.TrimRight(l.label, "0123456789")
+		granted[side] += grants[l.label]
+		could[side] += float64(l.askers) * alive.Seconds()
+	}
+	shares := make(map[string]float64)
+	for side := range granted {
+		shares[side] = granted[side] / could[side]
+	}
+	t.Logf("grants for each second of an asker: %.2f in Java, %.2f in Go; Jain's index %.3f", shares["java"], shares["go"],
+		jain(slices.Collect(maps.Values(shares))))
+	return shares
 }
 
-// startGo starts a Go process of four goroutines.
-func (s *soaking) startGo(t *testing.T) *testenv.Process {
-	s.started++
-	label := "go" + strconv.Itoa(s.started-2)
-	p := testenv.Spawn(t, "soak", "SOAK_URL="+s.url(), "SOAK_LABEL="+label, "SOAK_NAMES="+strings.Join(s.names, ","),
-		"SOAK_HISTORY="+filepath.Join(s.dir, label))
-	if got := p.Line(); got != "started" {
-		t.Fatalf("a Go process says %q", got)
+// jain is Jain's index of fairness: 1 if all are equal, 1/n if one of n has everything.
+func jain(x []float64) float64 {
+	sum, squares := 0.0, 0.0
+	for _, v := range x {
+		sum += v
+		squares += v * v
 	}
-	return p
-}
-
-func soakRole() {
-	label, names := os.Getenv("SOAK_LABEL"), strings.Split(os.Getenv("SOAK_NAMES"), ",")
-	history, err1 := conformance.CreateHistory(os.Getenv("SOAK_HISTORY"), label)
-	client, err2 := dsync.Open(context.Background(), os.Getenv("SOAK_URL"), nil)
-	if err := errors.Join(err1, err2); err != nil {
-		panic(err)
-	}
-	fmt.Println("started")
-	var ended atomic.Bool
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() {
-			for !ended.Load() {
-				useGo(history, client, label, names[rand.IntN(len(names))])
-			}
-		})
-	}
-	fmt.Scanln(new(string)) // until the test ends it
-	ended.Store(true)
-	wg.Wait()
-	if err := errors.Join(client.Close(context.Background()), history.Close()); err != nil {
-		panic(err)
-	}
-	fmt.Println("ended")
-}
-
-func useGo(history *conformance.History, client *dsync.Client, label, name string) {
-	ctx, cancel := context.WithTimeout(context.Background(), soakWait)
-	defer cancel()
-	op := history.Begin(conformance.Attempt{Client: label, Name: name})
-	lease, err := client.Lock(ctx, name)
-	if op.Returned(lease, err); err != nil {
-		return
-	}
-	time.Sleep(rand.N(soakHold))
-	op.Releasing()
-	op.Released(lease.Unlock(context.Background()))
+	return sum * sum / (float64(len(x)) * squares)
 }

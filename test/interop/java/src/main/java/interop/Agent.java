@@ -6,6 +6,7 @@ import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.time.Instant;
+import java.util.Arrays;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutorService;
@@ -79,6 +80,9 @@ public final class Agent {
       text = "ok\t" + action.run();
     } catch (Throwable e) {
       text = "error\t" + e.getClass().getSimpleName() + ": " + e.getMessage();
+      for (Throwable cause = e.getCause(); cause != null; cause = cause.getCause()) {
+        text += ", because of " + cause.getClass().getSimpleName() + ": " + cause.getMessage();
+      }
     }
     out.println(number + "\t" + text.replace('\n', ' '));
   }
@@ -116,6 +120,10 @@ public final class Agent {
     if (mode.equals("cluster")) {
       config.useClusterServers().addNodeAddress(addresses.split(",")).setMasterConnectionMinimumIdleSize(1)
           .setSlaveConnectionMinimumIdleSize(1).setSubscriptionConnectionMinimumIdleSize(1);
+    } else if (mode.equals("replicated")) { // the first is the master
+      String[] all = addresses.split(",");
+      config.useMasterSlaveServers().setMasterAddress(all[0]).addSlaveAddress(Arrays.copyOfRange(all, 1, all.length))
+          .setMasterConnectionMinimumIdleSize(1).setSlaveConnectionMinimumIdleSize(1).setSubscriptionConnectionMinimumIdleSize(1);
     } else {
       config.useSingleServer().setAddress(addresses).setConnectionMinimumIdleSize(2).setSubscriptionConnectionMinimumIdleSize(1);
     }
