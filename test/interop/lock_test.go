@@ -46,6 +46,8 @@ var plain = []scenario{
 	{"subscriptions are cut while both wait", false, subscriptionsCut},
 	{"a message that is no number", false, nonsense},
 	{"two objects of one lock in java", false, twoObjects},
+	{"the answer to an unlock of go is lost", false, unlockAnswerLost},
+	{"go asks twice", true, acquireTwice},
 }
 
 func TestLock(t *testing.T) {
