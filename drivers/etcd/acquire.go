@@ -104,7 +104,7 @@ func (h *hold) embark(ctx context.Context, dir string, seconds int64) (fresh boo
 		if h.session, err = d.board(ctx, seconds); err != nil {
 			return false, err
 		}
-		h.number = d.numbers.take()
+		h.takeNumber(dir)
 		h.key = newKey(dir, h.session.id, h.number)
 		return true, nil
 	}
@@ -115,7 +115,7 @@ func (h *hold) embark(ctx context.Context, dir string, seconds int64) (fresh boo
 		return false, err
 	}
 	h.own = newOwnLease(c, seconds)
-	h.number = d.numbers.take()
+	h.takeNumber(dir)
 	h.key = newKey(dir, c.id, h.number)
 	return fresh, nil
 }
@@ -186,7 +186,7 @@ func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (before stri
 
 // notPut ends an attempt of which the answer says that the key was not put.
 func (h *hold) notPut() {
-	h.driver.numbers.put(h.number)
+	h.putNumber()
 	h.disembark()
 }
 

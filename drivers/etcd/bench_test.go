@@ -9,6 +9,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 
+	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -48,22 +49,40 @@ func BenchmarkFree(b *testing.B) {
 	}
 }
 
-// BenchmarkHot has 32 goroutines of one process lock one name. Those of package concurrency need a session each: on one, its mutexes
-// of one name do not exclude each other.
+// BenchmarkHot has 32 goroutines of one process lock one name: by the driver, in strict order at the server, and by a client of package
+// dsync, which hands the lock over inside the process. Those of package concurrency need a session each: on one, its mutexes of one name
+// do not exclude each other.
 func BenchmarkHot(b *testing.B) {
 	const goroutines, ourRounds, theirRounds = 32, 16, 4
 	s := testenv.Etcd(b)
-	our := ours(b, s)
+	c, err := dsync.Open(b.Context(), "etcd://"+s.Addr, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { c.Close(context.Background()) })
 	var theirs [goroutines]drivertest.Locker
 	client := userClient(b, s.Addr)
 	for i := range theirs {
 		theirs[i] = mutexes(b, client)
 	}
-	took := drivertest.InTurn(b,
-		func() { drivertest.Crowd(goroutines, ourRounds, func(int) { our("ours")() }) },
-		func() { drivertest.Crowd(goroutines, theirRounds, func(i int) { theirs[i]("theirs")() }) })
-	b.ReportMetric(float64(took[1])/theirRounds/(float64(took[0])/ourRounds), "x-mutex")
-	b.ReportMetric(float64(b.N*ourRounds*goroutines)/took[0].Seconds(), "hand-overs/s")
+	for label, our := range map[string]drivertest.Locker{
+		"driver": ours(b, s),
+		"client": drivertest.LockerBy(b, func(name string) (func() error, error) {
+			l, err := c.Lock(context.Background(), name)
+			if err != nil {
+				return nil, err
+			}
+			return func() error { return l.Unlock(context.Background()) }, nil
+		}),
+	} {
+		b.Run(label, func(b *testing.B) {
+			took := drivertest.InTurn(b,
+				func() { drivertest.Crowd(goroutines, ourRounds, func(int) { our("ours-" + label)() }) },
+				func() { drivertest.Crowd(goroutines, theirRounds, func(i int) { theirs[i]("theirs-" + label)() }) })
+			b.ReportMetric(float64(took[1])/theirRounds/(float64(took[0])/ourRounds), "x-mutex")
+			b.ReportMetric(float64(b.N*ourRounds*goroutines)/took[0].Seconds(), "hand-overs/s")
+		})
+	}
 }
 
 // BenchmarkHandOver measures from the release of one client to the grant to another that waits, at the median. Bare is a delete, the

@@ -215,7 +215,7 @@ func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 	only := h.deletions == 1 && !h.sealing
 	h.mu.Unlock()
 	if only {
-		d.numbers.put(h.number)
+		h.putNumber()
 	}
 	h.disembark()
 	if !ended {

@@ -29,13 +29,43 @@ func newKey(dir string, id clientv3.LeaseID, number uint64) string {
 	return string(b)
 }
 
-// numbers tell the keys of attempts apart that are under way at the same time. They are used again, the last one first, so that locks of
-// a name have few keys one after the other: the server passes all that there were since its last compaction, whenever it looks at those
-// of the name.
+// takeNumber takes a number, which tells the keys of attempts apart that are under way at the same time. One is used again as soon as it
+// may be, and 0 is the first of each name, so that there are few keys of a name one after the other: the server passes all that there
+// were since its last compaction, whenever it looks at those of the name.
+func (h *hold) takeNumber(dir string) {
+	if h.session == nil || !h.session.takeFirst(dir) {
+		h.number = h.driver.numbers.take()
+	}
+}
+
+// putNumber gives the number back. No request may be on its way that concerns the key: it would concern that of the next attempt.
+func (h *hold) putNumber() {
+	if h.number > 0 {
+		h.driver.numbers.put(h.number)
+		return
+	}
+	s := h.session
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.firsts, h.key[:strings.LastIndexByte(h.key, '/')+1])
+}
+
+// takeFirst reports whether no other attempt on the session has number 0 of a name.
+func (s *session) takeFirst(dir string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, taken := s.firsts[dir]; taken {
+		return false
+	}
+	s.firsts[dir] = struct{}{}
+	return true
+}
+
+// numbers are those above 0, for all names.
 type numbers struct {
 	mu   sync.Mutex
 	last uint64
-	free []uint64
+	free []uint64 // the last one comes first
 }
 
 func (n *numbers) take() uint64 {
@@ -50,7 +80,6 @@ func (n *numbers) take() uint64 {
 	return n.last
 }
 
-// put gives a number back. No request may be on its way that concerns a key with it: it would concern that of the next attempt.
 func (n *numbers) put(number uint64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -25,9 +25,10 @@ type session struct {
 	kick    chan struct{} // buffered; signaled when run has to look
 
 	mu      sync.Mutex
-	users   int      // attempts and holds
-	holds   holdList // that were granted, and not released
-	retired bool     // takes no new users, and ends with the last
+	users   int                 // attempts and holds
+	holds   holdList            // that were granted, and not released
+	firsts  map[string]struct{} // what the keys with number 0 begin with that may be there
+	retired bool                // takes no new users, and ends with the last
 	dead    bool
 	idle    int64 // since when it has no users
 }
@@ -47,7 +48,8 @@ func (d *Driver) boardOnce(ctx context.Context, seconds int64) (*session, error)
 	d.mu.Lock()
 	s := d.sessions[seconds]
 	if s == nil {
-		s = &session{driver: d, seconds: seconds, ready: make(chan struct{}), over: make(chan struct{}), kick: make(chan struct{}, 1)}
+		s = &session{driver: d, seconds: seconds, ready: make(chan struct{}), over: make(chan struct{}), kick: make(chan struct{}, 1),
+			firsts: make(map[string]struct{})}
 		s.holds.init()
 		if !d.spawnLocked(s.run) {
 			d.mu.Unlock()

@@ -118,7 +118,7 @@ func (h *hold) abandon(ctx context.Context, cause error) error {
 		h.leaveBehind(true)
 		return fmt.Errorf("%w: %w", cause, driver.ErrUnknown)
 	}
-	h.driver.numbers.put(h.number)
+	h.putNumber()
 	h.disembark()
 	return cause
 }
