@@ -151,7 +151,7 @@ func TestEventsKeepTheBeginningAndTheEnd(t *testing.T) {
 }
 
 // interfaces are all of package driver, and which of them a driver or a lease may have or not for package dsync, which does not know
-// Sealer and Marker: drivers/migrate uses those.
+// Sealer and Marker and those that go with them: drivers/migrate uses those.
 var interfaces = map[string]struct {
 	optional bool
 	of       reflect.Type
@@ -161,6 +161,8 @@ var interfaces = map[string]struct {
 	"Events":             {},
 	"Sealer":             {},
 	"Marker":             {},
+	"Unsealer":           {},
+	"Unmarker":           {},
 	"BatchRenewer":       {true, reflect.TypeFor[driver.BatchRenewer]()},
 	"Inspector":          {true, reflect.TypeFor[driver.Inspector]()},
 	"ForceUnlocker":      {true, reflect.TypeFor[driver.ForceUnlocker]()},

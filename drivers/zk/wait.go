@@ -9,8 +9,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// backStop is half of the pause after which a waiter looks although nothing woke it.
-const backStop = 10 * time.Second
+// backStop is the pause after which a waiter looks although nothing woke it. Those before it are shorter, 16 s with it.
+const backStop = 8 * time.Second
 
 // follow has h wake next when it is gone. session.mu is held.
 func (h *hold) follow(next *hold) {
@@ -77,7 +77,7 @@ func (h *hold) sleep(c caller, event <-chan struct{}) error {
 		case <-h.wake:
 			return nil
 		case <-timer.C:
-			if quiet > backStop {
+			if quiet >= backStop {
 				h.lookAnyway()
 				return nil
 			}

@@ -24,6 +24,9 @@
 // removes some time after their last child. A contender is every child whose name ends as those of Curator, go-zookeeper and kazoo
 // do; other children are ignored. Kazoo sees the nodes of this driver only with extra_lock_patterns=["-lock-"].
 //
+// Lock of go-zookeeper gives up, with an error of package strconv, when it finds no node of the name three times in a row, as it can
+// where dsync takes and gives back a free lock all the time. Call it again then, or make the node beforehand.
+//
 // # Seals and marks
 //
 // A seal is a node dsync-seal-<last token>-lock-<sequence> that stays, in the place of the holder's, so all who contend wait behind it.
