@@ -20,9 +20,10 @@
 // # Seals and marks
 //
 // A seal is the key of its holder without a lease, so all who contend wait behind it, and a record beside the contenders, NAME\x00seal.
-// A mark is NAME\x00mark: the number that is added to revisions to make tokens. Both are read with the requests for the lock, so a user
-// needs the right to read all keys that begin with NAME, and not only NAME/. Others fence with bare revisions, which are below the
-// tokens of a marked name.
+// A mark is NAME\x00mark, and NAME\x00base the number that is added to revisions to make tokens; it stays when the mark is taken off.
+// All are read with the requests for the lock, so a user needs the right to read all keys that begin with NAME, and not only NAME/.
+// Others fence with bare revisions, which are below the tokens of a name that was marked. That is why a name that has moved away comes
+// back only where tokens have not overtaken the revisions meanwhile, or nobody wants any.
 package etcd
 
 import (
@@ -71,7 +72,8 @@ type Options struct {
 	NoTokens bool
 }
 
-// Driver is a driver.Driver on etcd. It implements driver.Inspector, driver.ForceUnlocker, driver.Sealer and driver.Marker too.
+// Driver is a driver.Driver on etcd. It implements driver.Inspector, driver.ForceUnlocker, driver.Sealer, driver.Unsealer,
+// driver.Marker and driver.Unmarker too.
 type Driver struct {
 	client      *clientv3.Client
 	leases      pb.LeaseClient

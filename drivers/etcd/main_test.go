@@ -44,6 +44,9 @@ var (
 	kinds      = drivertest.Kinds
 	seal       = drivertest.Seal
 	mark       = drivertest.Mark
+	unmark     = drivertest.Unmark
+	loosen     = drivertest.Loosen
+	unseal     = drivertest.Unseal
 	isSealed   = drivertest.IsSealed
 )
 

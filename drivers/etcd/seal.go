@@ -16,8 +16,10 @@ import (
 
 // What is known of a name for good is in keys beside its contenders, which have a NUL where those have a slash.
 const (
-	sealSuffix = "\x00seal" // its value is the last token
-	markSuffix = "\x00mark" // its value is the base of the tokens
+	sealSuffix  = "\x00seal"  // its value is the last token
+	looseSuffix = "\x00loose" // its value is the id that Unseal asks for
+	markSuffix  = "\x00mark"  // it has no value
+	baseSuffix  = "\x00base"  // its value is what is added to revisions
 )
 
 // maxFloor leaves room above it for all revisions.
@@ -33,16 +35,19 @@ var (
 
 // record is what is known of a name for good.
 type record struct {
-	sealed bool
-	last   uint64 // token, if it is sealed
+	sealed   bool
+	last     uint64 // token, if it is sealed
+	sealedAt int64  // revision
 
-	marked   bool
-	base     uint64 // what tokens have above revisions
-	modified int64  // revision of the mark
+	marked bool
+	base   uint64 // what tokens have above revisions, also after the mark was taken off
+	raised int64  // revision of the base
 }
 
-func sealKey(dir string) string { return dir[:len(dir)-1] + sealSuffix }
-func markKey(dir string) string { return dir[:len(dir)-1] + markSuffix }
+func sealKey(dir string) string  { return dir[:len(dir)-1] + sealSuffix }
+func looseKey(dir string) string { return dir[:len(dir)-1] + looseSuffix }
+func markKey(dir string) string  { return dir[:len(dir)-1] + markSuffix }
+func baseKey(dir string) string  { return dir[:len(dir)-1] + baseSuffix }
 
 // notSealed is the condition for a key that contends for a name.
 func notSealed(dir string) clientv3.Cmp {
@@ -60,11 +65,13 @@ func readRecord(dir string, kvs []*mvccpb.KeyValue) (r record, err error) {
 		n, wrong := strconv.ParseUint(string(kv.Value), 10, 64)
 		switch string(kv.Key) {
 		case sealKey(dir):
-			r.sealed, r.last = true, n
+			r.sealed, r.last, r.sealedAt = true, n, kv.ModRevision
+		case baseKey(dir):
+			r.base, r.raised = n, kv.ModRevision
 		case markKey(dir):
-			r.marked, r.base, r.modified = true, n, kv.ModRevision
+			r.marked, wrong = true, nil
 		default:
-			wrong = nil // of somebody else
+			wrong = nil // it is no number, or of somebody else
 		}
 		if wrong != nil {
 			err = fmt.Errorf("key %q is not a number: %w", kv.Key, wrong)
@@ -99,8 +106,8 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 		text = nil
 	}
 	answer, err := d.client.Txn(bounded).
-		If(clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.revision), hasLease(h.key)).
-		Then(clientv3.OpPut(h.key, string(text)), clientv3.OpPut(sealKey(dir), strconv.FormatUint(last, 10))).
+		If(h.stands()...).
+		Then(clientv3.OpPut(h.key, string(text)), clientv3.OpPut(sealKey(dir), strconv.FormatUint(last, 10)), clientv3.OpDelete(looseKey(dir))).
 		Else(clientv3.OpGet(h.key)).
 		Commit()
 	if err != nil {
@@ -144,6 +151,18 @@ func (h *hold) sealed() {
 	}
 }
 
+// stands are the conditions that the key of the hold is there, and no seal.
+func (h *hold) stands() []clientv3.Cmp {
+	return []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.revision), hasLease(h.key)}
+}
+
+// isOver reports whether the hold is known to be over.
+func (h *hold) isOver() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.phase != held || h.driver.now() >= h.expires()
+}
+
 // hasLease is the condition that a key is not a seal. It does not hold for a key that is not there.
 func hasLease(key string) clientv3.Cmp {
 	return clientv3.Compare(clientv3.LeaseValue(key), "!=", clientv3.NoLease)
@@ -172,7 +191,7 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 	return r.last, r.sealed, err
 }
 
-// Mark implements driver.Marker. Revisions cannot be raised, so the mark says what is added to them, which only grows.
+// Mark implements driver.Marker. Revisions cannot be raised, so a number is kept that is added to them, which only grows.
 func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 	h := l.(*hold)
 	if err := ctx.Err(); err != nil {
@@ -185,19 +204,15 @@ func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 	defer cancel()
 	dir, r := d.dir(h.request.Name), h.record
 	for {
-		h.mu.Lock()
-		over := h.phase != held || d.now() >= h.expires()
-		h.mu.Unlock()
-		if over {
+		if h.isOver() {
 			return driver.ErrNotHeld
 		}
 		if granted := uint64(h.token); floor > granted { // the revision of the mark is above that of the grant
 			r.base = max(r.base, floor-granted)
 		}
 		answer, err := d.client.Txn(bounded).
-			If(clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.revision), hasLease(h.key),
-				clientv3.Compare(clientv3.ModRevision(markKey(dir)), "=", r.modified)).
-			Then(clientv3.OpPut(markKey(dir), strconv.FormatUint(r.base, 10))).
+			If(append(h.stands(), clientv3.Compare(clientv3.ModRevision(baseKey(dir)), "=", r.raised))...).
+			Then(clientv3.OpPut(baseKey(dir), strconv.FormatUint(r.base, 10)), clientv3.OpPut(markKey(dir), "")).
 			Else(clientv3.OpGet(h.key), getRecord(dir)).
 			Commit()
 		if err != nil {
@@ -205,7 +220,7 @@ func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 			return err
 		}
 		if answer.Succeeded {
-			r.marked, r.modified = true, answer.Header.Revision
+			r.marked, r.raised = true, answer.Header.Revision
 			h.tokenFrom(r, answer.Header.Revision)
 			return nil
 		}
@@ -228,5 +243,8 @@ func (h *hold) tokenFrom(r record, revision int64) {
 
 // Marked implements driver.Marker.
 func (d *Driver) Marked(_ context.Context, l driver.Lease) (bool, error) {
-	return l.(*hold).record.marked, nil
+	h := l.(*hold)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.record.marked, nil
 }

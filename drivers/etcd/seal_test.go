@@ -269,7 +269,7 @@ func TestTokensAboveTheFloor(t *testing.T) {
 		l = w.Granted(t)
 		rises("a waiter", []*etcd.Driver{a, b}[i%2], l)
 	}
-	if _, err := c.Delete(t.Context(), "p/x\x00mark"); err != nil { // the holder does not know of it
+	if _, err := c.Delete(t.Context(), "p/x\x00", clientv3.WithPrefix()); err != nil { // the holder does not know of it
 		t.Fatal(err)
 	}
 	mark(t, b, l, 2*floor)
@@ -345,46 +345,62 @@ func TestMarksAreNoContenders(t *testing.T) {
 	wantErr(t, "ForceUnlock", d.ForceUnlock(t.Context(), "b"), driver.ErrNotHeld)
 }
 
+// counter counts what a driver asks of a server.
+type counter struct {
+	server *testenv.EtcdServer
+	client *clientv3.Client
+}
+
+// count fails the test unless f does so many changes in so many requests.
+func (n counter) count(t *testing.T, what string, changes int64, want map[string]int64, f func()) {
+	t.Helper()
+	revisions, before := revision(t, n.client), n.server.Requests()
+	f()
+	got := n.server.Requests()
+	for _, method := range []string{"Txn", "DeleteRange", "Range", "LeaseGrant", "Watch", "Put"} {
+		if n := got[method] - before[method]; n != want[method] {
+			t.Errorf("%s: requests %s: got %d, want %d", what, method, n, want[method])
+		}
+	}
+	if got := revision(t, n.client) - revisions; got != changes {
+		t.Errorf("%s: changes: got %d, want %d", what, got, changes)
+	}
+}
+
 func TestRoundTripsOfSealsAndMarks(t *testing.T) {
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
 	d := openURL(t, "etcd://%s", s.Addr)
+	n := counter{s, c}
 	var l driver.Lease
-	count := func(what string, changes int64, want map[string]int64, f func()) {
-		t.Helper()
-		revisions, before := revision(t, c), s.Requests()
-		f()
-		got := s.Requests()
-		for _, method := range []string{"Txn", "DeleteRange", "Range", "LeaseGrant", "Watch", "Put"} {
-			if n := got[method] - before[method]; n != want[method] {
-				t.Errorf("%s: requests %s: got %d, want %d", what, method, n, want[method])
-			}
-		}
-		if got := revision(t, c) - revisions; got != changes {
-			t.Errorf("%s: changes: got %d, want %d", what, got, changes)
-		}
-	}
 	release(t, acquire(t, d, request("warm")))
 	one, none := map[string]int64{"Txn": 1}, map[string]int64{}
+	deletion := map[string]int64{"DeleteRange": 1}
 	take := func() { l = acquire(t, d, request("a")) }
 	give := func() { release(t, l) }
 	take()
-	count("mark", 1, one, func() {
-		if err := d.Mark(t.Context(), l, 1<<40); err != nil {
-			t.Error(err)
-		}
-	})
+	n.count(t, "mark", 1, one, func() { mark(t, d, l, 1<<40) })
 	give()
-	count("lock of a marked name", 1, one, take)
-	count("marked?", 0, none, func() { d.Marked(t.Context(), l) })
-	count("release of a marked name", 1, map[string]int64{"DeleteRange": 1}, give)
+	n.count(t, "lock of a marked name", 1, one, take)
+	n.count(t, "marked?", 0, none, func() { d.Marked(t.Context(), l) })
+	n.count(t, "release of a marked name", 1, deletion, give)
 	take()
-	count("seal", 1, one, func() { seal(t, d, l) })
+	n.count(t, "unmark", 1, one, func() { unmark(t, d, l) })
+	give()
+	n.count(t, "lock of a name that was marked", 1, one, take)
+	n.count(t, "release of it", 1, deletion, give)
+	take()
+	n.count(t, "seal", 1, one, func() { seal(t, d, l) })
 	for _, r := range []*driver.Request{request("a"), noWait("a")} {
-		count("lock of a sealed name", 0, one, func() { d.Acquire(t.Context(), r) })
+		n.count(t, "lock of a sealed name", 0, one, func() { d.Acquire(t.Context(), r) })
 	}
-	count("sealed?", 0, map[string]int64{"Range": 1}, func() { d.Sealed(t.Context(), "a") })
+	n.count(t, "sealed?", 0, map[string]int64{"Range": 1}, func() { d.Sealed(t.Context(), "a") })
 	if got, err := c.Get(t.Context(), "a\x00seal", clientv3.WithCountOnly()); err != nil || got.Count != 1 {
 		t.Errorf("record of the seal: got %v, %v, want one", got, err)
 	}
+	n.count(t, "loosen", 1, one, func() { loosen(t, d, "a", "1", 0) })
+	n.count(t, "loosen with a floor", 1, map[string]int64{"Range": 1, "Txn": 1}, func() { loosen(t, d, "a", "2", 1) })
+	n.count(t, "unseal", 1, map[string]int64{"Txn": 2}, func() { unseal(t, d, "a", "2") })
+	n.count(t, "lock of a name that was sealed", 1, one, take)
+	n.count(t, "release of it", 1, deletion, give)
 }

@@ -34,6 +34,59 @@ func Mark(tb testing.TB, d driver.Marker, l driver.Lease, floor uint64) {
 	}
 }
 
+// Unmark fails the test if the name of the lease may still be marked.
+func Unmark(tb testing.TB, d driver.Unmarker, l driver.Lease) {
+	tb.Helper()
+	if err := d.Unmark(Guard(tb), l); err != nil {
+		tb.Fatalf("Unmark: %v", err)
+	}
+}
+
+// Loosen fails the test if the seal of the name has not got the id.
+func Loosen(tb testing.TB, d driver.Unsealer, name, id string, floor uint64) {
+	tb.Helper()
+	if err := d.Loosen(Guard(tb), name, id, floor); err != nil {
+		tb.Fatalf("Loosen: %v", err)
+	}
+}
+
+// Unseal fails the test if the name may still be sealed.
+func Unseal(tb testing.TB, d driver.Unsealer, name, id string) {
+	tb.Helper()
+	if err := d.Unseal(Guard(tb), name, id); err != nil {
+		tb.Fatalf("Unseal: %v", err)
+	}
+}
+
+// LateUnseal has b write another id next to the seal of a name while a request of a to unseal it is under way, and fails the test unless
+// that does nothing. Delay holds the request up; the channel, if there is one, is closed when it has come to where it is held. Arrive
+// lets it go on.
+func LateUnseal(tb testing.TB, a, b Unsealer, name string, delay func() <-chan struct{}, arrive func()) {
+	tb.Helper()
+	l := Acquire(tb, a, Request(name))
+	Seal(tb, a, l)
+	Loosen(tb, a, name, "a", 0)
+	held := delay()
+	late := make(chan error, 1)
+	go func() { late <- a.Unseal(Guard(tb), name, "a") }() // ends after arrive
+	if held != nil {
+		<-held
+	}
+	Loosen(tb, b, name, "b", 0)
+	arrive()
+	WantErr(tb, "Unseal of "+name, <-late, driver.ErrNotHeld)
+	IsSealed(tb, b, name, Last(l))
+	Unseal(tb, b, name, "b")
+	Release(tb, Acquire(tb, b, NoWait(name)))
+}
+
+// Unsealer is a driver that takes seals back.
+type Unsealer interface {
+	driver.Driver
+	driver.Sealer
+	driver.Unsealer
+}
+
 // IsSealed fails the test unless the driver says that the name is sealed, and with this last token.
 func IsSealed(tb testing.TB, d interface {
 	driver.Driver

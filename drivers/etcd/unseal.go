@@ -1,0 +1,112 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+var (
+	_ driver.Unsealer = (*Driver)(nil)
+	_ driver.Unmarker = (*Driver)(nil)
+)
+
+// Loosen implements driver.Unsealer. The id is a key beside the record of the seal. There is nothing to raise: the number that is added
+// to revisions would raise the tokens of dsync alone, and those of package concurrency and of etcdctl are revisions, so a floor that
+// these have not passed is refused.
+func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if floor > 0 && d.options.NoTokens {
+		return fmt.Errorf("there are no tokens to raise: %w", errors.ErrUnsupported)
+	}
+	bounded, cancel := d.request(ctx, requestFor)
+	defer cancel()
+	dir := d.dir(name)
+	if floor > 0 {
+		answer, err := d.client.Get(bounded, sealKey(dir), clientv3.WithCountOnly())
+		if err != nil {
+			return d.queryFault(ctx, err)
+		}
+		if answer.Count == 0 {
+			return driver.ErrNotHeld
+		}
+		if passed := answer.Header.Revision; floor > uint64(passed) {
+			return fmt.Errorf("tokens are revisions, which are at %d and cannot be raised above %d: %w", passed, floor, errors.ErrUnsupported)
+		}
+	}
+	isSealed := clientv3.Compare(clientv3.CreateRevision(sealKey(dir)), ">", 0)
+	answer, err := d.client.Txn(bounded).If(isSealed).Then(clientv3.OpPut(looseKey(dir), id)).Commit()
+	return d.sealChanged(ctx, answer, err)
+}
+
+// sealChanged makes of the answer to a transaction that was to change a seal what the caller is told.
+func (d *Driver) sealChanged(ctx context.Context, answer *clientv3.TxnResponse, err error) error {
+	switch {
+	case err != nil:
+		return d.queryFault(ctx, err)
+	case !answer.Succeeded:
+		return driver.ErrNotHeld
+	}
+	return nil
+}
+
+// Unseal implements driver.Unsealer. Who waits is woken by the deletion of the key that all stand behind: the one that was written
+// together with the record of the seal.
+func (d *Driver) Unseal(ctx context.Context, name, id string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	bounded, cancel := d.request(ctx, requestFor)
+	defer cancel()
+	dir := d.dir(name)
+	page, r, _, err := d.getQueue(bounded, dir, clientv3.WithKeysOnly())
+	if err != nil {
+		return d.queryFault(ctx, err)
+	}
+	if !r.sealed {
+		return driver.ErrNotHeld
+	}
+	ops := []clientv3.Op{clientv3.OpDelete(sealKey(dir)), clientv3.OpDelete(looseKey(dir))}
+	for _, kv := range page.Kvs {
+		if kv.ModRevision == r.sealedAt {
+			ops = append(ops, clientv3.OpDelete(string(kv.Key)))
+		}
+	}
+	answer, err := d.client.Txn(bounded).
+		If(clientv3.Compare(clientv3.Value(looseKey(dir)), "=", id), clientv3.Compare(clientv3.ModRevision(sealKey(dir)), "=", r.sealedAt)).
+		Then(ops...).
+		Commit()
+	return d.sealChanged(ctx, answer, err)
+}
+
+// Unmark implements driver.Unmarker. The number that is added to revisions stays.
+func (d *Driver) Unmark(ctx context.Context, l driver.Lease) error {
+	h := l.(*hold)
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if h.isOver() {
+		return driver.ErrNotHeld
+	}
+	bounded, cancel := context.WithTimeout(ctx, requestFor)
+	defer cancel()
+	answer, err := d.client.Txn(bounded).If(h.stands()...).Then(clientv3.OpDelete(markKey(d.dir(h.request.Name)))).Commit()
+	if err != nil {
+		err, _ = fault(ctx, err)
+		return err
+	}
+	if !answer.Succeeded {
+		h.vanish()
+		return driver.ErrNotHeld
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.record.marked = false
+	return nil
+}
