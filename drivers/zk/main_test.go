@@ -44,6 +44,9 @@ var (
 	lastOf     = drivertest.Last
 	seal       = drivertest.Seal
 	mark       = drivertest.Mark
+	unmark     = drivertest.Unmark
+	loosen     = drivertest.Loosen
+	unseal     = drivertest.Unseal
 	isSealed   = drivertest.IsSealed
 )
 
@@ -83,6 +86,16 @@ func first(tb testing.TB, c *gozk.Conn, path string) []string {
 	list := children(tb, c, path)
 	slices.SortFunc(list, func(a, b string) int { return strings.Compare(a[len(a)-10:], b[len(b)-10:]) })
 	return list[:min(1, len(list))]
+}
+
+// removeFirst deletes the child of a path that has the lock.
+func removeFirst(tb testing.TB, c *gozk.Conn, path string) {
+	tb.Helper()
+	for _, child := range first(tb, c, path) {
+		if err := c.Delete(path+"/"+child, -1); err != nil {
+			tb.Fatal(err)
+		}
+	}
 }
 
 // awaitTicks waits for n ticks of the server, in which it would have told of what is wrong.

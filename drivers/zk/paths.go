@@ -57,7 +57,7 @@ func appendPart(b []byte, part string, top bool) []byte {
 			b = utf8.AppendRune(b, r)
 		}
 	}
-	if _, ok := sequence(part); ok || isMark(part) {
+	if _, ok := sequence(part); ok || isBase(part) {
 		last := b[len(b)-1]
 		b = append(b[:len(b)-1], '%', hexDigits[last>>4], hexDigits[last&15])
 	}
@@ -96,9 +96,9 @@ func checkChroot(path string) error {
 }
 
 // sequence returns the sequence number of a child that contends for the lock, whichever library made it, and whatever stands before
-// its end. A mark is none.
+// its end. A mark is none, nor what it leaves.
 func sequence(child string) (seq int32, ok bool) {
-	if isMark(child) {
+	if isBase(child) {
 		return 0, false
 	}
 	i := len(child)

@@ -16,11 +16,12 @@ import (
 
 // What is known of a name for good is in the names of children, so that it comes with every look at the contenders.
 const (
-	sealPrefix = "dsync-seal-" // then the last token, and what the node of the holder had behind its guid
-	markPrefix = "dsync-mark-" // then the base of the tokens, and markSuffix
+	sealPrefix = "dsync-seal-" // then the last token, the id of Loosen if there is one, and what the node of the holder had behind its guid
+	markPrefix = "dsync-mark-" // then the base of the tokens, and baseSuffix
+	basePrefix = "dsync-base-" // the same without a mark
 
-	// A mark looks like the last of all contenders to those who take every child for one.
-	markSuffix = "-" + lockInfix + "2147483647"
+	// It looks like the last of all contenders to those who take every child for one.
+	baseSuffix = "-" + lockInfix + "2147483647"
 )
 
 // maxFloor leaves room above it for all transactions.
@@ -29,7 +30,7 @@ const maxFloor = 1 << 62
 // sealOwner is who Inspect says has a name that is sealed.
 const sealOwner = "seal"
 
-// maxMarking bounds how often a request is made that others have got in the way of.
+// maxMarking bounds how often a request is made anew that others have got in the way of.
 const maxMarking = 3
 
 var (
@@ -41,23 +42,36 @@ var (
 type record struct {
 	seal string // the child, if it is sealed
 	last uint64 // token, if it is sealed
-	mark string // the child, if it is marked
-	base uint64 // what is added to the tokens
+
+	marked bool
+	base   uint64 // what is added to the tokens
+	child  string // that says so, if there is one
 }
 
 func sealName(last uint64, node string) string {
 	return sealPrefix + strconv.FormatUint(last, 10) + "-" + node[strings.LastIndex(node, lockInfix):]
 }
 
-func markName(base uint64) string { return markPrefix + strconv.FormatUint(base, 10) + markSuffix }
+// withBase returns the record with a base, and whether the name is marked.
+func (r record) withBase(base uint64, marked bool) record {
+	prefix := basePrefix
+	if marked {
+		prefix = markPrefix
+	}
+	r.marked, r.base, r.child = marked, base, ""
+	if marked || base > 0 {
+		r.child = prefix + strconv.FormatUint(base, 10) + baseSuffix
+	}
+	return r
+}
 
 // record returns what the children say.
 func (l listing) record() (r record) {
 	for _, child := range l.children {
 		if last, ok := sealOf(child); ok {
 			r.seal, r.last = child, last
-		} else if base, ok := numberIn(child, markPrefix); ok && isMark(child) && (r.mark == "" || base > r.base) {
-			r.mark, r.base = child, base
+		} else if base, marked, ok := baseOf(child); ok && (r.child == "" || base > r.base) {
+			r.marked, r.base, r.child = marked, base, child
 		}
 	}
 	return r
@@ -82,8 +96,21 @@ func numberIn(child, prefix string) (uint64, bool) {
 	return n, err == nil
 }
 
-func isMark(child string) bool {
-	return strings.HasPrefix(child, markPrefix) && strings.HasSuffix(child, markSuffix)
+// baseOf returns the base of the tokens of a name if a child says so, and whether it is a mark.
+func baseOf(child string) (base uint64, marked, ok bool) {
+	if !isBase(child) {
+		return 0, false, false
+	}
+	if base, marked = numberIn(child, markPrefix); marked {
+		return base, true, true
+	}
+	base, ok = numberIn(child, basePrefix)
+	return base, false, ok
+}
+
+// isBase reports whether a child looks like a mark, or like what a mark leaves.
+func isBase(child string) bool {
+	return strings.HasSuffix(child, baseSuffix) && (strings.HasPrefix(child, markPrefix) || strings.HasPrefix(child, basePrefix))
 }
 
 // Seal implements driver.Sealer. A node that does not go with the session takes the place of the holder's: it has the same sequence
@@ -116,7 +143,7 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	if again && errors.Is(err, gozk.ErrNoNode) { // an earlier request, which got no answer, may have done it
 		var found listing
 		found, err = query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, h.dir) })
-		if err == nil && found.record().seal != seal {
+		if r := found.record(); err == nil && (r.seal == "" || sealName(r.last, r.seal) != seal) {
 			err = gozk.ErrNoNode
 		}
 	}
@@ -137,16 +164,20 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 
 // replace puts a seal in the place of the node.
 func (h *hold) replace(c *gozk.Conn, seal string) ([]gozk.MultiResponse, error) {
-	d := h.driver
+	return c.Multi(
+		&gozk.CheckVersionRequest{Path: h.node, Version: -1},
+		h.driver.createSeal(h.dir, seal),
+		&gozk.DeleteRequest{Path: h.node, Version: -1},
+	)
+}
+
+// createSeal makes the operation that creates the node of a seal.
+func (d *Driver) createSeal(dir, seal string) *gozk.CreateRequest {
 	text, err := json.Marshal(value{Owner: sealOwner, Host: d.host, Time: time.Now()})
 	if err != nil { // of strings and a time it can be made in any case
 		text = nil
 	}
-	return c.Multi(
-		&gozk.CheckVersionRequest{Path: h.node, Version: -1},
-		&gozk.CreateRequest{Path: h.dir + "/" + seal, Data: text, Acl: d.options.ACL},
-		&gozk.DeleteRequest{Path: h.node, Version: -1},
-	)
+	return &gozk.CreateRequest{Path: dir + "/" + seal, Data: text, Acl: d.options.ACL}
 }
 
 // Sealed implements driver.Sealer.
@@ -168,68 +199,97 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 // Mark implements driver.Marker. Transaction numbers cannot be raised, so the mark says what is added to them, which only grows.
 func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 	h := l.(*hold)
-	s := h.session
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	if err := checkFloor(floor); err != nil {
+		return err
+	}
+	h.session.mu.Lock()
+	granted := h.first.Load() - h.record.base
+	h.session.mu.Unlock()
+	r, err := h.change(ctx, func(r record) record {
+		base := r.base
+		if floor > granted { // the transaction of the mark comes after that of the grant
+			base = max(base, floor-granted)
+		}
+		return r.withBase(base, true)
+	})
+	if err == nil {
+		h.marked(r)
+	}
+	return err
+}
+
+func checkFloor(floor uint64) error {
 	if floor > maxFloor {
 		return fmt.Errorf("floor %d of the tokens leaves no room above it: %w", floor, errors.ErrUnsupported)
 	}
+	return nil
+}
+
+// change replaces what is known of the name for good, provided that the node of the hold is there, and returns what is known now.
+func (h *hold) change(ctx context.Context, change func(record) record) (next record, err error) {
+	s := h.session
 	s.mu.Lock()
 	r := h.record
 	s.mu.Unlock()
-	granted := h.first.Load() - r.base
-	c := caller{ctx, d.stopping.Done()}
+	c := caller{ctx, h.driver.stopping.Done()}
 	for i := 0; ; i++ {
 		if err := h.isHeld(); err != nil {
-			return err
+			return r, err
 		}
-		next := r
-		if floor > granted { // the transaction of the mark comes after that of the grant
-			next.base = max(r.base, floor-granted)
-		}
-		next.mark = markName(next.base)
+		next = change(r)
 		if err := s.await(c); errors.Is(err, errOver) {
-			return driver.ErrNotHeld
+			return r, driver.ErrNotHeld
 		} else if err != nil {
-			return fault(ctx, s, err)
+			return r, fault(ctx, s, err)
 		}
-		results, err := receive(c, s, send(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return h.mark(c, r, next) }))
+		ops := append([]any{&gozk.CheckVersionRequest{Path: h.node, Version: -1}}, h.driver.changeBase(h.dir, r, next)...)
+		results, err := receive(c, s, send(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(ops...) }))
 		switch {
 		case err == nil:
-			h.marked(next)
-			return nil
+			return next, nil
 		case len(results) > 0 && errors.Is(results[0].Error, gozk.ErrNoNode):
 			h.removed()
-			return driver.ErrNotHeld
+			return r, driver.ErrNotHeld
 		case !isAnswer(err):
 			s.mu.Lock()
 			h.marking = true
 			s.mu.Unlock()
-			return withCause(ctx, driver.ErrUnknown, err)
-		case i == maxMarking || !errors.Is(err, gozk.ErrNoNode) && !errors.Is(err, gozk.ErrNodeExists):
-			return fault(ctx, s, err)
+			return r, withCause(ctx, driver.ErrUnknown, err)
+		case i == maxMarking || !isInTheWay(err):
+			return r, fault(ctx, s, err)
 		}
-		// Somebody has changed the mark by hand, or an earlier request has, which got no answer.
+		// Somebody has changed the child by hand, or an earlier request has, which got no answer.
 		now, err := query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, h.dir) })
 		if err != nil {
-			return fault(ctx, s, err)
+			return r, fault(ctx, s, err)
 		}
 		r = now.record()
 	}
 }
 
-// mark replaces one mark, if there is one, by the next, provided that the node of the hold is there.
-func (h *hold) mark(c *gozk.Conn, r, next record) ([]gozk.MultiResponse, error) {
-	ops := []any{&gozk.CheckVersionRequest{Path: h.node, Version: -1}}
-	if next.mark == r.mark { // a transaction is needed all the same, for its number
-		return c.Multi(append(ops, &gozk.SetDataRequest{Path: h.dir + "/" + r.mark, Version: -1})...)
+// isInTheWay reports whether the answer to a request says that what it was made of is not what is there now.
+func isInTheWay(err error) bool {
+	return errors.Is(err, gozk.ErrNoNode) || errors.Is(err, gozk.ErrNodeExists)
+}
+
+// changeBase makes the operations that replace the child that says the base of the tokens, if there is one, by that of next.
+func (d *Driver) changeBase(dir string, r, next record) (ops []any) {
+	if next.child == r.child {
+		if r.child != "" { // a transaction is needed all the same, for its number
+			ops = append(ops, &gozk.SetDataRequest{Path: dir + "/" + r.child, Version: -1})
+		}
+		return ops
 	}
-	ops = append(ops, &gozk.CreateRequest{Path: h.dir + "/" + next.mark, Acl: h.driver.options.ACL})
-	if r.mark != "" {
-		ops = append(ops, &gozk.DeleteRequest{Path: h.dir + "/" + r.mark, Version: -1})
+	if next.child != "" {
+		ops = append(ops, &gozk.CreateRequest{Path: dir + "/" + next.child, Acl: d.options.ACL})
 	}
-	return c.Multi(ops...)
+	if r.child != "" {
+		ops = append(ops, &gozk.DeleteRequest{Path: dir + "/" + r.child, Version: -1})
+	}
+	return ops
 }
 
 // marked takes note of a mark, and gives the hold new tokens. The node of the name stays from now on.
@@ -252,5 +312,5 @@ func (d *Driver) Marked(_ context.Context, l driver.Lease) (bool, error) {
 	h := l.(*hold)
 	h.session.mu.Lock()
 	defer h.session.mu.Unlock()
-	return h.record.mark != "", nil
+	return h.record.marked, nil
 }

@@ -134,11 +134,7 @@ func TestSealAndMarkNeedTheHold(t *testing.T) {
 		for _, r := range kinds(what) {
 			l := acquire(t, a, r)
 			next := wait(t, b, request(r.Name))
-			for _, child := range first(t, c, "/"+r.Name) {
-				if err := c.Delete("/"+r.Name+"/"+child, -1); err != nil {
-					t.Fatal(err)
-				}
-			}
+			removeFirst(t, c, "/"+r.Name)
 			h := next.Granted(t)
 			nodes := children(t, c, "/"+r.Name)
 			if err := change(l); err != driver.ErrNotHeld {
@@ -318,7 +314,8 @@ func TestNamesLikeSealsAndMarks(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	c := userClient(t, s.Addr)
 	d := openURL(t, "zk://%s", s.Addr)
-	for _, below := range []string{"dsync-seal-5", "dsync-seal-5-lock-0000000001", "dsync-mark-5", "dsync-mark-5-lock-2147483647"} {
+	for _, below := range []string{"dsync-seal-5", "dsync-seal-5-lock-0000000001", "dsync-seal-5-61-lock-0000000001",
+		"dsync-mark-5", "dsync-mark-5-lock-2147483647", "dsync-base-5-lock-2147483647"} {
 		h := acquire(t, d, request("a/"+below))
 		l := acquire(t, d, noWait("a"))
 		if marked, err := d.Marked(t.Context(), l); marked || err != nil {
@@ -371,16 +368,24 @@ func TestRoundTripsOfSealsAndMarks(t *testing.T) {
 		{"lock of a marked name", take(request("a")), 2},
 		{"release of it", give, 1},
 		{"lock of a marked name again", take(request("a")), 2},
+		{"unmark", func() { unmark(t, d, l) }, 1},
+		{"release after that", give, 1},
+		{"lock of a name that was marked", take(request("a")), 2},
 		{"seal", func() { seal(t, d, l) }, 1},
 		{"try of a sealed name", refused(noWait("a")), 2},
 		{"lock of a sealed name", refused(request("a")), 3},
 		{"sealed?", func() { d.Sealed(t.Context(), "a") }, 2}, // of which one is a Sync
+		{"loosen", func() { loosen(t, d, "a", "1", 1<<62) }, 3},
+		{"loosen again", func() { loosen(t, d, "a", "2", 0) }, 3},
+		{"unseal", func() { unseal(t, d, "a", "2") }, 3},
+		{"lock of a name that was sealed", take(request("a")), 2},
+		{"release of it", give, 1},
 	} {
 		if got := requests(t, s, step.do); got != step.want {
 			t.Errorf("requests of a %s: got %d, want %d", step.what, got, step.want)
 		}
 	}
-	if got := children(t, userClient(t, s.Addr), "/a"); len(got) != 2 {
-		t.Errorf("nodes: got %q, want the seal and the mark", got)
+	if got := children(t, userClient(t, s.Addr), "/a"); len(got) != 1 {
+		t.Errorf("nodes: got %q, want what is added to the tokens alone", got)
 	}
 }

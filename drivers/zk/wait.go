@@ -144,7 +144,7 @@ func (h *hold) look(c caller) (first bool, event <-chan struct{}, err error) {
 		return false, nil, h.abandon(c, driver.ErrSealed)
 	}
 	s.mu.Lock()
-	h.ours, h.crowd, h.record = isOurMake(&l.stat) && r.mark == "", crowd, r
+	h.ours, h.crowd, h.record = isOurMake(&l.stat) && r.child == "", crowd, r
 	s.mu.Unlock()
 	if child == "" {
 		h.sent = sent

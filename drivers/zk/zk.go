@@ -30,9 +30,10 @@
 // # Seals and marks
 //
 // A seal is a node dsync-seal-<last token>-lock-<sequence> that stays, in the place of the holder's, so all who contend wait behind it.
-// A waiter of dsync that stands behind one of another library learns of it within 20 seconds, the others at once. A mark is the child
-// dsync-mark-<number>-lock-2147483647, which looks to other libraries like the last contender, and says what is added to transaction
-// numbers to make tokens.
+// A waiter of dsync that stands behind one of another library learns of it within 20 seconds, the others at once. Before a seal is taken
+// back an id comes into its name, behind the token. A mark is the child dsync-mark-<number>-lock-2147483647, which looks to other
+// libraries like the last contender, and says what is added to transaction numbers to make tokens; dsync-base-<number>-lock-2147483647
+// says the same of a name that is not marked any more.
 package zk
 
 import (
@@ -93,8 +94,8 @@ type Options struct {
 	NoTokens bool
 }
 
-// Driver is a driver.Driver on ZooKeeper. It implements driver.Inspector, driver.ForceUnlocker, driver.Sealer and
-// driver.Marker too.
+// Driver is a driver.Driver on ZooKeeper. It implements driver.Inspector, driver.ForceUnlocker, driver.Sealer, driver.Unsealer,
+// driver.Marker and driver.Unmarker too.
 type Driver struct {
 	hosts   []string
 	options Options

@@ -1,0 +1,117 @@
+package zk
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	gozk "github.com/go-zookeeper/zk"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+var (
+	_ driver.Unsealer = (*Driver)(nil)
+	_ driver.Unmarker = (*Driver)(nil)
+)
+
+// looseName returns the name of the seal of a record with an id in it, in place of the one that is there.
+func (r record) looseName(id string) string {
+	return sealPrefix + strconv.FormatUint(r.last, 10) + "-" + hex.EncodeToString([]byte(id)) + "-" + r.seal[strings.LastIndex(r.seal, lockInfix):]
+}
+
+// Loosen implements driver.Unsealer. The seal gets another name with the id in it, so that a request to remove it finds it under that
+// alone; those who stand behind it look, and go on to wait. Other libraries have no tokens, so those of dsync are raised as by a mark.
+func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
+	if floor > 0 && d.options.NoTokens {
+		return fmt.Errorf("there are no tokens to raise: %w", errors.ErrUnsupported)
+	}
+	if err := checkFloor(floor); err != nil {
+		return err
+	}
+	dir := d.dir(name)
+	return d.changeSeal(ctx, dir, func(s *session, r record) (ops []any) {
+		if loose := r.looseName(id); loose != r.seal {
+			ops = append(ops, d.createSeal(dir, loose), &gozk.DeleteRequest{Path: dir + "/" + r.seal, Version: -1})
+		}
+		next := r
+		if passed := uint64(s.zxid.Load()) * tokensPerGrant; floor > passed { // whoever is granted the name comes later
+			next = r.withBase(max(r.base, floor-passed), r.marked)
+		}
+		if next.child != r.child {
+			ops = append(ops, d.changeBase(dir, r, next)...)
+		}
+		return ops
+	})
+}
+
+// Unseal implements driver.Unsealer.
+func (d *Driver) Unseal(ctx context.Context, name, id string) error {
+	dir, absent := d.dir(name), false
+	err := d.changeSeal(ctx, dir, func(_ *session, r record) []any {
+		if absent = r.seal != r.looseName(id); absent {
+			return nil
+		}
+		return []any{&gozk.DeleteRequest{Path: dir + "/" + r.seal, Version: -1}}
+	})
+	if err == nil && absent {
+		return driver.ErrNotHeld
+	}
+	return err
+}
+
+// changeSeal carries out what change makes of the record of a name, provided that it is sealed.
+func (d *Driver) changeSeal(ctx context.Context, dir string, change func(*session, record) []any) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s, err := d.board(caller{ctx: ctx}, d.options.TTL)
+	if err != nil {
+		return err
+	}
+	defer s.leave()
+	c := caller{ctx, d.stopping.Done()}
+	for {
+		l, err := query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, dir) })
+		if err != nil && !errors.Is(err, gozk.ErrNoNode) {
+			return fault(ctx, s, err)
+		}
+		r := l.record()
+		if r.seal == "" {
+			return driver.ErrNotHeld
+		}
+		ops := change(s, r)
+		if len(ops) == 0 {
+			return nil
+		}
+		_, err = receive(c, s, send(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(ops...) }))
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, errStopping):
+			return driver.ErrClosed
+		case !isAnswer(err):
+			return withCause(ctx, driver.ErrUnknown, err)
+		case !isInTheWay(err): // others loosen it, or take it away, and each does so once
+			return fault(ctx, s, err)
+		}
+	}
+}
+
+// Unmark implements driver.Unmarker. What is added to the tokens stays.
+func (d *Driver) Unmark(ctx context.Context, l driver.Lease) error {
+	h := l.(*hold)
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	r, err := h.change(ctx, func(r record) record { return r.withBase(r.base, false) })
+	if err == nil {
+		h.session.mu.Lock()
+		defer h.session.mu.Unlock()
+		h.record = r
+	}
+	return err
+}
