@@ -21,6 +21,13 @@ var migrationChecks = []Check{
 	{"migration/floor", "The tokens of a lease that was marked and of every later one are above the floor, and no second Mark lowers them.", markRaises},
 	{"migration/mark-held", "Mark of a hold that is over returns ErrNotHeld, and marks nothing and raises nothing.", markNeedsHold},
 	{"migration/mark-lost", "After a Mark whose answer was lost, either the next lease is marked and its tokens are above the floor, or it is not marked.", markLost},
+	{"migration/loosen", "A seal stays one after Loosen, and what Sealed says does not change; Loosen of a name that is not sealed returns ErrNotHeld.", loosenStays},
+	{"migration/unseal", "Unseal with the id of the last Loosen sets the name free for all; with another, or again, it returns ErrNotHeld and leaves every seal.", unsealFrees},
+	{"migration/unseal-floor", "Tokens after Unseal are above those before the seal and the floors of Loosen; one that is refused has changed nothing.", loosenRaises},
+	{"migration/unseal-lost", "After a Loosen or an Unseal whose answer was lost, the same request again settles it, and the name is not free before Unseal.", unsealLost},
+	{"migration/unmark", "From Unmark on no lease of the name is marked, also after a wait, until it is marked again, and the tokens go on to rise.", unmarkTells},
+	{"migration/unmark-held", "Unmark of a hold that is over returns ErrNotHeld, and the mark stays.", unmarkNeedsHold},
+	{"migration/unmark-lost", "After an Unmark whose answer was lost, all later leases say the same, and the tokens go on to rise.", unmarkLost},
 }
 
 // seal has the driver seal the name of one of its leases.

@@ -227,7 +227,7 @@ var migrationMutants = []mutant{
 			}}
 		},
 	},
-	{check: "migration/floor", breaks: "a lower floor lowers the tokens", mutate: lastFloor()},
+	{check: "migration/floor", breaks: "a lower floor lowers the tokens", mutate: ownFloors(func(_, floor uint64) uint64 { return floor })},
 	{
 		check:  "migration/mark-held",
 		breaks: "a mark of a hold that is over seems to succeed",
@@ -250,8 +250,9 @@ var migrationMutants = []mutant{
 	},
 }
 
-// lastFloor is a mutation whose tokens are above the floor of the last mark of a name, and of none before.
-func lastFloor() func(*memory.Driver) driver.Driver {
+// ownFloors is a mutation whose tokens are above the floor that raise makes of the one before and that of a mark, and of none once the
+// mark is taken off.
+func ownFloors(raise func(was, floor uint64) uint64) func(*memory.Driver) driver.Driver {
 	var mu sync.Mutex
 	floors := map[string]uint64{}
 	return func(d *memory.Driver) driver.Driver {
@@ -268,10 +269,16 @@ func lastFloor() func(*memory.Driver) driver.Driver {
 			err := d.Mark(ctx, unbroken(l), 0)
 			mu.Lock()
 			defer mu.Unlock()
-			if err == nil {
-				floors[l.(*brokenLease).r.Name] = floor
+			if name := l.(*brokenLease).r.Name; err == nil || errors.Is(err, driver.ErrUnknown) {
+				floors[name] = raise(floors[name], floor)
 			}
 			return err
+		}
+		b.unmark = func(ctx context.Context, l driver.Lease) error {
+			mu.Lock()
+			defer mu.Unlock()
+			delete(floors, l.(*brokenLease).r.Name)
+			return d.Unmark(ctx, unbroken(l))
 		}
 		return b
 	}

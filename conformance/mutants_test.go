@@ -39,6 +39,7 @@ func mutants() []mutant {
 		orderMutants,
 		fencingMutants,
 		migrationMutants,
+		migrationBackMutants,
 		namesMutants,
 		scaleMutants,
 		stormMutants,
@@ -92,6 +93,9 @@ type broken struct {
 	sealed      func(ctx context.Context, name string) (uint64, bool, error)
 	mark        func(ctx context.Context, l driver.Lease, floor uint64) error
 	marked      func(ctx context.Context, l driver.Lease) (bool, error)
+	loosen      func(ctx context.Context, name, id string, floor uint64) error
+	unseal      func(ctx context.Context, name, id string) error
+	unmark      func(ctx context.Context, l driver.Lease) error
 	close       func(ctx context.Context) error
 }
 
@@ -178,6 +182,30 @@ func (d *broken) Marked(ctx context.Context, l driver.Lease) (bool, error) {
 		return d.marked(ctx, l)
 	}
 	return d.Driver.Marked(ctx, unbroken(l))
+}
+
+// Loosen implements driver.Unsealer.
+func (d *broken) Loosen(ctx context.Context, name, id string, floor uint64) error {
+	if d.loosen != nil {
+		return d.loosen(ctx, name, id, floor)
+	}
+	return d.Driver.Loosen(ctx, name, id, floor)
+}
+
+// Unseal implements driver.Unsealer.
+func (d *broken) Unseal(ctx context.Context, name, id string) error {
+	if d.unseal != nil {
+		return d.unseal(ctx, name, id)
+	}
+	return d.Driver.Unseal(ctx, name, id)
+}
+
+// Unmark implements driver.Unmarker.
+func (d *broken) Unmark(ctx context.Context, l driver.Lease) error {
+	if d.unmark != nil {
+		return d.unmark(ctx, l)
+	}
+	return d.Driver.Unmark(ctx, unbroken(l))
 }
 
 // unbroken returns the lease of the memory driver.

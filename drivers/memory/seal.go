@@ -22,6 +22,9 @@ type seal struct {
 	id   string // of Loosen
 }
 
+// maxFloor leaves room above it for all grants.
+const maxFloor = 1 << 62
+
 // Seal implements [driver.Sealer].
 func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 	l := held.(*lease)
@@ -38,12 +41,22 @@ func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 // Mark implements [driver.Marker].
 func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) error {
 	l := held.(*lease)
+	if err := checkFloor(floor); err != nil {
+		return err
+	}
 	n := l.wanted()
 	return d.change(ctx, l, func(s *Server, _ int64) {
 		s.marks[l.r.Name] = true
 		s.token = max(s.token, floor)
 		l.take(n)
 	})
+}
+
+func checkFloor(floor uint64) error {
+	if floor > maxFloor {
+		return fmt.Errorf("floor %d of the tokens leaves no room above it: %w", floor, errors.ErrUnsupported)
+	}
+	return nil
 }
 
 // change is a request to do something to the name of l, if that is held.
@@ -89,6 +102,9 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
 	if floor > 0 && d.server.options.NoTokens {
 		return fmt.Errorf("there are no tokens to raise: %w", errors.ErrUnsupported)
+	}
+	if err := checkFloor(floor); err != nil {
+		return err
 	}
 	return d.changeSeal(ctx, name, func(s *Server, x seal) error {
 		x.id = id
