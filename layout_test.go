@@ -47,7 +47,7 @@ var layout = []struct {
 	{"drivers/zk", []string{"./driver", "./internal/...", "github.com/go-zookeeper/zk"}},
 	{"drivers/pglock", []string{"./driver", "./internal/...", "github.com/jackc/pgx/v5/..."}},
 
-	{"cmd", []string{"./", "./driver", "./drivers/..."}},
+	{"cmd", []string{"./", "./driver", "./drivers/...", "github.com/spf13/cobra", "github.com/schollz/progressbar/v3", "golang.org/x/term"}},
 	{"examples", []string{"./", "./driver", "./drivers/...", "github.com/redis/rueidis/...", "go.etcd.io/etcd/...",
 		"github.com/go-zookeeper/zk", "github.com/jackc/pgx/v5/...", "go.opentelemetry.io/otel/..."}},
 	{"examples/coupon", []string{"./", "./drivers/...", "github.com/schollz/progressbar/v3", "golang.org/x/term"}},

@@ -1,0 +1,252 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/migrate"
+)
+
+// Where a name is.
+const (
+	stateMoved = "moved" // sealed on the old backend
+	stateHeld  = "held"  // somebody holds it, and it has not moved
+	stateIdle  = "idle"  // nobody holds it, and it has not moved
+)
+
+// nameReport is what is known of one name. Its JSON is part of the command's interface.
+type nameReport struct {
+	Name       string   `json:"name"`
+	State      string   `json:"state"`
+	HeldOn     string   `json:"held_on,omitempty"` // old, new or both
+	Hold       string   `json:"hold,omitempty"`
+	Owner      string   `json:"owner,omitempty"`
+	TTLSeconds float64  `json:"ttl_seconds,omitempty"`
+	Waiters    int      `json:"waiters"` // on the backend that holders of the name are on; -1 if it cannot tell
+	Queue      []string `json:"queue,omitempty"`
+	TokenFloor uint64   `json:"token_floor,omitempty"` // the last token of the old backend, if the name has moved
+	Blocked    int      `json:"blocked,omitempty"`     // who wait on the old backend, though the name has moved
+	Behind     string   `json:"behind,omitempty"`      // why somebody is behind
+}
+
+// looker looks at names, and changes nothing.
+type looker struct {
+	from, to driver.Inspector
+	sealer   driver.Sealer // nil with a gate
+	noneOld  bool          // with a gate: no process is in phase old
+}
+
+func newLooker(p *pair, gate bool) (*looker, error) {
+	from, okFrom := p.from.(driver.Inspector)
+	to, okTo := p.to.(driver.Inspector)
+	if !okFrom || !okTo {
+		return nil, fmt.Errorf("not both backends tell who holds a lock: %w", errors.ErrUnsupported)
+	}
+	l := &looker{from: from, to: to}
+	if gate {
+		return l, nil
+	}
+	var ok bool
+	if l.sealer, ok = p.from.(driver.Sealer); !ok {
+		return nil, fmt.Errorf("%w: backend %s cannot seal a lock", migrate.ErrNeedsGate, p.from.Info().Name)
+	}
+	return l, nil
+}
+
+// lookers is how many names are looked at side by side.
+const lookers = 8
+
+// settle is how long whoever takes or gives back both locks of a name may look like one who uses the old backend alone.
+const settle = 500 * time.Millisecond
+
+// all looks at all names, and a second time at those where somebody seems to be behind: in between two requests of a holder, or
+// of this command, it can look so. Who is behind both times is.
+func (l *looker) all(ctx context.Context, names []string) ([]nameReport, error) {
+	reports := make([]nameReport, len(names))
+	every := make([]int, len(names))
+	for i := range names {
+		every[i] = i
+	}
+	if err := l.each(ctx, names, every, reports); err != nil {
+		return nil, err
+	}
+	var doubtful []int
+	first := map[int]nameReport{}
+	for i, r := range reports {
+		if r.Behind != "" {
+			doubtful, first[i] = append(doubtful, i), r
+		}
+	}
+	if len(doubtful) == 0 {
+		return reports, nil
+	}
+	timer := time.NewTimer(settle)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if err := l.each(ctx, names, doubtful, reports); err != nil {
+		return nil, err
+	}
+	for _, i := range doubtful {
+		if before := first[i]; reports[i].Hold != before.Hold && reports[i].Blocked == 0 {
+			reports[i].Behind = ""
+		}
+	}
+	return reports, nil
+}
+
+// each fills in the reports of some of the names.
+func (l *looker) each(ctx context.Context, names []string, which []int, reports []nameReport) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	next := make(chan int)
+	var workers sync.WaitGroup
+	for range min(lookers, len(which)) {
+		workers.Go(func() { // ends with next
+			for i := range next {
+				r, err := l.look(ctx, names[i])
+				if err != nil {
+					cancel(fmt.Errorf("%s: %w", show(names[i]), err))
+				}
+				reports[i] = r
+			}
+		})
+	}
+	for _, i := range which {
+		next <- i
+	}
+	close(next)
+	workers.Wait()
+	return context.Cause(ctx)
+}
+
+func (l *looker) look(ctx context.Context, name string) (nameReport, error) {
+	for {
+		r, err := l.lookOnce(ctx, name)
+		if !errors.Is(err, errMovedMeanwhile) {
+			return r, err
+		}
+	}
+}
+
+var errMovedMeanwhile = errors.New("the name was sealed while it was looked at")
+
+func (l *looker) lookOnce(ctx context.Context, name string) (nameReport, error) {
+	r := nameReport{Name: name}
+	if err := ctx.Err(); err != nil {
+		return r, err
+	}
+	floor, sealed, err := l.sealed(ctx, name)
+	if err != nil {
+		return r, fmt.Errorf("old backend: %w", err)
+	}
+	old, err := l.from.Inspect(ctx, name)
+	if err != nil {
+		return r, fmt.Errorf("old backend: %w", err)
+	}
+	now, err := l.to.Inspect(ctx, name)
+	if err != nil {
+		return r, fmt.Errorf("new backend: %w", err)
+	}
+	if sealed {
+		l.moved(&r, floor, old, now)
+		return r, nil
+	}
+	if _, sealed, err = l.sealed(ctx, name); err != nil {
+		return r, fmt.Errorf("old backend: %w", err)
+	} else if sealed {
+		return r, errMovedMeanwhile
+	}
+	l.notMoved(&r, old, now)
+	return r, nil
+}
+
+func (l *looker) sealed(ctx context.Context, name string) (floor uint64, sealed bool, err error) {
+	if l.sealer == nil {
+		return 0, false, nil
+	}
+	return l.sealer.Sealed(ctx, name)
+}
+
+// moved describes a name that is sealed: the new backend has its holder, and whoever waits on the old one waits in vain.
+func (l *looker) moved(r *nameReport, floor uint64, old, now driver.Status) {
+	r.State, r.TokenFloor = stateMoved, floor
+	r.holder(now, "new")
+	if old.Waiters > 0 {
+		r.Blocked, r.Queue = old.Waiters, old.Queue
+		r.Behind = fmt.Sprintf("%d wait for it on the old backend, where it is never granted again", old.Waiters)
+	}
+}
+
+func (l *looker) notMoved(r *nameReport, old, now driver.Status) {
+	r.State = stateIdle
+	switch {
+	case old.Held && now.Held && sameHold(old, now):
+		r.State = stateHeld
+		r.holder(old, "both")
+	case old.Held:
+		r.State = stateHeld
+		r.holder(old, "old")
+		r.Behind = l.oldAlone(old)
+		if now.Held { // whoever has it there is in the way of the one who comes from the old one, and goes soon
+			r.Behind = ""
+		}
+	case now.Held:
+		r.State = stateHeld
+		r.holder(now, "new")
+		if l.sealer != nil {
+			r.Behind = "it is held on the new backend and not sealed on the old one: a program uses the new backend outside of the migration"
+		}
+	default:
+		r.Waiters = max(old.Waiters, now.Waiters)
+	}
+}
+
+// oldAlone says what it means that a name is held on the old backend alone.
+func (l *looker) oldAlone(old driver.Status) string {
+	switch {
+	case l.sealer == nil && l.noneOld:
+		return "a program that takes no part in the migration holds it: no process is in phase old"
+	case l.sealer == nil:
+		return ""
+	case !strings.Contains(old.Hold, ":"): // what others than dsync and Redisson write
+		return "a program that knows the old backend alone holds it"
+	}
+	return "a program in phase old holds it, or one that knows the old backend alone"
+}
+
+// sameHold reports whether the two are halves of one hold. A backend that does not keep the identity of holds cannot tell, and then
+// both being held is all there is to know.
+func sameHold(old, now driver.Status) bool {
+	kept := func(hold string) bool { return strings.Contains(hold, ":") }
+	return old.Hold == now.Hold || !kept(old.Hold) || !kept(now.Hold)
+}
+
+// holder fills in who holds the name, if anybody does.
+func (r *nameReport) holder(s driver.Status, on string) {
+	r.Waiters, r.Queue = s.Waiters, s.Queue
+	if s.Held {
+		r.HeldOn, r.Hold, r.Owner, r.TTLSeconds = on, s.Hold, s.Owner, s.TTL.Round(time.Millisecond).Seconds()
+	}
+}
+
+// who names the holder.
+func (r *nameReport) who() string {
+	switch {
+	case r.HeldOn == "":
+		return ""
+	case r.Owner == "" || r.Owner == r.Hold:
+		return r.Hold
+	case r.Hold == "":
+		return r.Owner
+	}
+	return r.Owner + ", " + r.Hold
+}

@@ -1,0 +1,109 @@
+// Command dsync is the command line tool of package dsync. `dsync migrate` moves locks from one backend to another: see its help.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/go-dsync/dsync/drivers/migrate"
+)
+
+// The exit statuses. They are part of the command's interface.
+const (
+	exitDone        = 0
+	exitFailed      = 1 // a backend is out of reach, or something else went wrong
+	exitUsage       = 2 // the command line is wrong
+	exitUnfinished  = 3 // it is not there yet: somebody is behind, or names are left
+	exitRefused     = 4 // it cannot be done with these backends, or not so
+	exitInterrupted = 130
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
+	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}
+
+// usageError is an error of whoever called the program.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+// unfinishedError says what is left.
+type unfinishedError struct{ error }
+
+func (e unfinishedError) Unwrap() error { return e.error }
+
+func unfinished(format string, args ...any) error {
+	return unfinishedError{fmt.Errorf(format, args...)}
+}
+
+// run is the program with its surroundings as parameters. It returns the exit status.
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	root := &cobra.Command{
+		Use:           "dsync",
+		Short:         "Locks across processes: the command line tool",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	asGroup(root)
+	root.AddCommand(migrateCommand())
+	root.SetFlagErrorFunc(flagError)
+	root.SetArgs(args)
+	root.SetIn(stdin)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return exitDone
+	}
+	fmt.Fprintln(stderr, "dsync:", err)
+	return exitStatus(ctx, err)
+}
+
+func exitStatus(ctx context.Context, err error) int {
+	var behind *migrate.BehindError
+	switch {
+	case errors.As(err, new(usageError)):
+		return exitUsage
+	case ctx.Err() != nil:
+		return exitInterrupted
+	case errors.As(err, new(unfinishedError)), errors.As(err, &behind):
+		return exitUnfinished
+	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, migrate.ErrPhase), errors.Is(err, migrate.ErrSkipped),
+		errors.Is(err, migrate.ErrFull):
+		return exitRefused
+	}
+	return exitFailed
+}
+
+// asGroup makes a command that only has others below it.
+func asGroup(c *cobra.Command) {
+	c.Args = func(c *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		what := " " + args[0]
+		if strings.ContainsAny(args[0], ":@") {
+			what = "" // it may be a URL with a password
+		}
+		return usageError{fmt.Errorf("%s has no command%s (see %s --help)", c.CommandPath(), what, c.CommandPath())}
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+}
+
+// flagError leaves out the text of a flag that may be a URL with a password.
+func flagError(c *cobra.Command, err error) error {
+	if strings.Contains(err.Error(), "://") {
+		err = errors.New("a flag has a URL as its value that takes none")
+	}
+	return usageError{fmt.Errorf("%w (see %s --help)", err, c.CommandPath())}
+}

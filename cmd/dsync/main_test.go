@@ -1,0 +1,132 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/go-dsync/dsync/internal/drivertest"
+)
+
+// programVariable makes the test binary the program itself.
+const programVariable = "DSYNC_TEST_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(programVariable) != "" {
+		main()
+	}
+	os.Unsetenv(fromVariable)
+	os.Unsetenv(toVariable)
+	// A process with the race detector would take a second to end.
+	os.Setenv("GORACE", strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=0"))
+	goleak.VerifyTestMain(m)
+}
+
+// program returns the program as a process that is yet to be started.
+func program(t *testing.T, args ...string) (cmd *exec.Cmd, stdout, stderr *bytes.Buffer) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd = exec.CommandContext(t.Context(), self, args...)
+	cmd.Env = append(os.Environ(), programVariable+"=1")
+	stdout, stderr = new(bytes.Buffer), new(bytes.Buffer)
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	return cmd, stdout, stderr
+}
+
+// two is two backends, and how to run the command on them.
+type two struct {
+	t        *testing.T
+	from, to string
+	stdin    string
+	ctx      context.Context // that of the test unless it is set
+}
+
+var pairs atomic.Int64
+
+// inMemory returns two backends that live until the end of the test.
+func inMemory(t *testing.T) *two {
+	n := pairs.Add(1)
+	p := &two{t: t, from: fmt.Sprintf("memory://old%d", n), to: fmt.Sprintf("memory://new%d", n)}
+	drivertest.Open(t, p.from)
+	drivertest.Open(t, p.to)
+	return p
+}
+
+// result is what became of the command.
+type result struct {
+	t           *testing.T
+	args        string
+	status      int
+	out, errors string
+}
+
+// run runs `dsync migrate` with the URLs of the two.
+func (p *two) run(args ...string) result {
+	p.t.Helper()
+	return p.bare(append([]string{"migrate", "--from", p.from, "--to", p.to}, args...)...)
+}
+
+func (p *two) bare(args ...string) result {
+	p.t.Helper()
+	ctx := p.ctx
+	if ctx == nil {
+		ctx = drivertest.Guard(p.t)
+	}
+	var out, errors bytes.Buffer
+	status := run(ctx, args, strings.NewReader(p.stdin), &out, &errors)
+	return result{p.t, strings.Join(args, " "), status, out.String(), errors.String()}
+}
+
+// want fails the test unless the command ended so, and all texts are in what it wrote. It returns what it was called on.
+func (r result) want(status int, texts ...string) result {
+	r.t.Helper()
+	if r.status != status || (r.errors == "") != (status == exitDone) {
+		r.t.Errorf("%s: got status %d, errors %q, want status %d\n%s", r.args, r.status, r.errors, status, r.out)
+	}
+	for _, text := range texts {
+		if !strings.Contains(r.out+r.errors, text) {
+			r.t.Errorf("%s: want %q in\n%s%s", r.args, text, r.out, r.errors)
+		}
+	}
+	return r
+}
+
+// not fails the test if the text is in what the command wrote.
+func (r result) not(text string) {
+	r.t.Helper()
+	if strings.Contains(r.out+r.errors, text) {
+		r.t.Errorf("%s: %q is in\n%s%s", r.args, text, r.out, r.errors)
+	}
+}
+
+// status returns what `status` says of the names as JSON.
+func (p *two) status(wantExit int, names ...string) statusReport {
+	p.t.Helper()
+	r := p.run(append([]string{"status", "--json"}, names...)...).want(wantExit)
+	var s statusReport
+	if err := json.Unmarshal([]byte(r.out), &s); err != nil {
+		p.t.Fatalf("%v in\n%s", err, r.out)
+	}
+	return s
+}
+
+// wantState fails the test unless all names are in a state.
+func (p *two) wantState(state string, names ...string) {
+	p.t.Helper()
+	for _, n := range p.status(exitDone, names...).Names {
+		if n.State != state {
+			p.t.Errorf("%s: got state %s, want %s", n.Name, n.State, state)
+		}
+	}
+}

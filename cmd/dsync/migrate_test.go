@@ -1,0 +1,219 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"regexp"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/migrate"
+	"github.com/go-dsync/dsync/internal/drivertest"
+)
+
+// program opens the migration as a program does.
+func (p *two) program(phase migrate.Phase, more string) *migrate.Driver {
+	p.t.Helper()
+	return drivertest.Open(p.t, "migrate:?from="+url.QueryEscape(p.from)+"&to="+url.QueryEscape(p.to)+"&phase="+phase.String()+more).(*migrate.Driver)
+}
+
+func TestStatusShowsWhereNamesAre(t *testing.T) {
+	p := inMemory(t)
+	last := drivertest.Token(drivertest.Acquire(t, p.program(migrate.PhaseHandover, ""), drivertest.Request("moved and held")))
+	both := drivertest.Acquire(t, p.program(migrate.PhaseDual, ""), drivertest.Request("held on both"))
+	waits := drivertest.Wait(t, p.program(migrate.PhaseDual, ""), drivertest.Request("held on both"))
+	drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("held by an old program"))
+	drivertest.Acquire(t, drivertest.Open(t, p.to), drivertest.Request("held by a stranger"))
+	s := p.status(exitUnfinished, "moved and held", "held on both", "held by an old program", "held by a stranger", "idle")
+	if s.Moved != 1 || s.Held != 3 || s.Idle != 1 || s.Behind != 2 {
+		t.Errorf("got %+v, want 1 moved, 3 held, 1 idle, 2 behind", s)
+	}
+	for i, want := range []struct {
+		state, on string
+		behind    string
+		waiters   int
+	}{
+		{stateMoved, "new", "", 0},
+		{stateHeld, "both", "", 1},
+		{stateHeld, "old", "phase old holds it, or one that knows the old backend alone", 0},
+		{stateHeld, "new", "outside of the migration", 0},
+		{stateIdle, "", "", 0},
+	} {
+		n := s.Names[i]
+		if n.State != want.state || n.HeldOn != want.on || n.Waiters != want.waiters || (n.Behind == "") != (want.behind == "") ||
+			!strings.Contains(n.Behind, want.behind) || (n.Hold == "") != (want.on == "") {
+			t.Errorf("got %+v, want %+v", n, want)
+		}
+	}
+	if got := s.Names[0].TokenFloor; got < last || got == 0 {
+		t.Errorf("got floor %d, want the last token of the old backend, which is %d or more", got, last)
+	}
+	p.run("status", "held on both", "idle").want(exitDone, "2 names: 0 moved, 1 held, 1 idle")
+	p.run("status", "held by an old program").want(exitUnfinished, "behind: ", s.Names[2].Hold)
+	drivertest.Release(t, both)
+	drivertest.Release(t, waits.Granted(t))
+}
+
+func TestStatusNamesForeignHolders(t *testing.T) {
+	p := inMemory(t)
+	r := drivertest.Request("x")
+	r.Hold, r.Owner = "694d8f2b", "694d8f2b" // as etcdctl does, without an identity of dsync
+	drivertest.Acquire(t, drivertest.Open(t, p.from), r)
+	p.run("status", "x").want(exitUnfinished, "a program that knows the old backend alone holds it: 694d8f2b")
+}
+
+func TestStatusLooksTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := inMemory(t)
+		l := drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("x"))
+		done := make(chan result, 1)
+		go func() { done <- p.run("status", "x") }() // ends with the second look
+		time.Sleep(settle / 2)
+		drivertest.Release(t, l)
+		(<-done).want(exitDone, "1 idle")
+	})
+}
+
+func TestSealMovesIdleNames(t *testing.T) {
+	p := inMemory(t)
+	l := drivertest.Acquire(t, p.program(migrate.PhaseOld, ""), drivertest.Request("held"))
+	p.stdin = "a\nb\nheld\nc\n"
+	p.run("seal", "--all", "--names", "-", "--dry-run").want(exitUnfinished, "dry run: nothing is changed", "would be sealed: 3;", "held: held")
+	p.wantState(stateIdle, "a", "b", "c")
+	p.run("seal", "--all", "--names", "-", "--rate", "0").want(exitUnfinished, "4 names", "sealed: 3; sealed already: 0; held by somebody: 1; not tried: 0",
+		"held: held", "1 name is held: repeat it")
+	p.wantState(stateMoved, "a", "b", "c")
+	p.run("finalize", "--names", "-").want(exitUnfinished, "not moved: held (held)", errNotMoved.Error()+": 1 of 4").not("cut all clients off")
+	drivertest.Release(t, l)
+	p.run("seal", "--all", "--names", "-").want(exitDone, "sealed: 1; sealed already: 3; held by somebody: 0; not tried: 0")
+	p.run("finalize", "--names", "-").want(exitDone, "have moved (4)", "cut all clients off the old backend: "+p.from, "alone: "+p.to)
+	if _, err := drivertest.Open(t, p.from).Acquire(t.Context(), drivertest.NoWait("a")); err == nil {
+		t.Error("an old program got a name that has moved")
+	}
+	drivertest.Release(t, drivertest.Acquire(t, p.program(migrate.PhaseOld, ""), drivertest.Request("a")))
+}
+
+func TestSealKeepsTheRate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, begun := inMemory(t), time.Now()
+		p.run("seal", "a", "b", "c", "d", "--rate", "2").want(exitDone, "sealed: 4;")
+		if took := time.Since(begun); took != 2*time.Second {
+			t.Errorf("4 names at 2 per second took %v, want 2s", took)
+		}
+		begun = time.Now()
+		p.run("seal", "a", "b", "c", "d", "--rate", "2").want(exitDone, "sealed already: 4;")
+		if took := time.Since(begun); took != 0 {
+			t.Errorf("4 names that have moved took %v, want no time", took)
+		}
+	})
+}
+
+func TestSealWaitsInTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := inMemory(t)
+		old := p.program(migrate.PhaseOld, "")
+		soon := drivertest.Acquire(t, old, drivertest.WithTTL(drivertest.Request("soon"), time.Hour))
+		drivertest.Acquire(t, old, drivertest.WithTTL(drivertest.Request("late"), time.Hour))
+		time.AfterFunc(30*time.Second, func() { drivertest.Release(t, soon) })
+		begun := time.Now()
+		p.ctx = t.Context()
+		p.run("seal", "soon", "late", "idle", "--wait", "1m").want(exitUnfinished, "sealed: 2;", "held by somebody: 1", "held: late")
+		if took := time.Since(begun); took < time.Minute {
+			t.Errorf("it waited for %v, want a minute", took)
+		}
+	})
+}
+
+func TestSealCanBeInterruptedAndRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := inMemory(t)
+		var names []string
+		for i := range 10 {
+			names = append(names, fmt.Sprint("n", i))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 4500*time.Millisecond)
+		defer cancel()
+		p.ctx = ctx
+		args := append([]string{"seal", "--rate", "1"}, names...)
+		p.run(args...).want(exitInterrupted, "sealed: 4; sealed already: 0; held by somebody: 0; not tried: 6", "interrupted, to be repeated")
+		p.ctx = nil
+		p.run(args...).want(exitDone, "sealed: 6; sealed already: 4; held by somebody: 0; not tried: 0")
+		p.wantState(stateMoved, names...)
+	})
+}
+
+func TestRollbackTakesNamesBack(t *testing.T) {
+	p := inMemory(t)
+	p.run("seal", "a", "b", "held").want(exitDone, "sealed: 3")
+	l := drivertest.Acquire(t, p.program(migrate.PhaseDual, ""), drivertest.Request("held"))
+	token := drivertest.Token(l)
+	p.run("rollback", "a", "b", "held", "c", "--dry-run").want(exitUnfinished, "would be back: 2; back already: 1; held by somebody: 1")
+	p.wantState(stateMoved, "a", "b", "held")
+	p.run("rollback", "a", "b", "held", "c").want(exitUnfinished, "back: 2; back already: 1; held by somebody: 1; not tried: 0", "held: held")
+	drivertest.Release(t, l)
+	p.run("rollback", "held").want(exitDone, "back: 1")
+	p.wantState(stateIdle, "a", "b", "held", "c")
+	if got := drivertest.Token(drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("held"))); got <= token {
+		t.Errorf("got token %d of the old backend after %d of the new one", got, token)
+	}
+}
+
+func TestRollbackIsRefused(t *testing.T) {
+	p := inMemory(t)
+	p.run("seal", "x").want(exitDone)
+	p.from = strings.Replace(p.from, "memory:", "oneway:", 1)
+	for _, more := range [][]string{nil, {"--dry-run"}} {
+		p.run(append([]string{"rollback", "x"}, more...)...).want(exitRefused, "cannot go back", "takes no seal back", "phase dual all the same")
+	}
+	p.wantState(stateMoved, "x")
+}
+
+func TestSameBackendByTwoAddressesIsRefused(t *testing.T) {
+	p := inMemory(t)
+	p.to = strings.Replace(p.from, "memory:", "oneway:", 1)
+	for _, c := range []string{"seal", "rollback"} {
+		p.run(c, "x").want(exitRefused, migrate.ErrSame.Error())
+	}
+	if _, sealed, err := drivertest.Open(t, p.from).(driver.Sealer).Sealed(t.Context(), "x"); sealed || err != nil {
+		t.Errorf("got sealed %t, %v, want false", sealed, err)
+	}
+}
+
+func TestGate(t *testing.T) {
+	p := inMemory(t)
+	flags := []string{"--gate", "--fenced=false"}
+	run := func(args ...string) result { t.Helper(); return p.run(append(args, flags...)...) }
+	const gate = "&gate=true&fenced=false"
+	d := p.program(migrate.PhaseOld, gate)
+	id := regexp.QuoteMeta(d.ID())
+	for _, c := range [][]string{{"status"}, {"finalize"}, {"finalize", "--dry-run"}} {
+		r := run(c...).want(exitUnfinished)
+		if !regexp.MustCompile(id + ":").MatchString(r.out + r.errors) {
+			t.Errorf("%v: want the process in phase old to be named in\n%s%s", c, r.out, r.errors)
+		}
+		r.not("cut all clients off")
+	}
+	if err := d.SetPhase(t.Context(), migrate.PhaseDual); err != nil {
+		t.Fatal(err)
+	}
+	run("finalize").want(exitDone, "no process is in phase old", "cut all clients off the old backend, and delete it: "+p.from)
+	l := drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("x"))
+	run("status", "x").want(exitUnfinished, "takes no part in the migration")
+	run("finalize", "x").want(exitUnfinished, "takes no part in the migration")
+	drivertest.Release(t, l)
+	if err := d.SetPhase(t.Context(), migrate.PhaseNew); err != nil {
+		t.Fatal(err)
+	}
+	run("status", "x").want(exitDone, "in phase old: 0, in phase new: 1", "new: slot 0")
+	run("finalize", "x").want(exitDone, "no process is in phase old")
+	if err := d.SetPhase(t.Context(), migrate.PhaseDual); err != nil { // nothing of the command is left in phase new
+		t.Fatal(err)
+	}
+	if err := d.SetPhase(t.Context(), migrate.PhaseOld); err != nil {
+		t.Fatal(err)
+	}
+}

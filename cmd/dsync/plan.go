@@ -1,0 +1,215 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/migrate"
+)
+
+// planReport is what `plan` finds. Its JSON is part of the command's interface.
+type planReport struct {
+	From     string   `json:"from"`
+	To       string   `json:"to"`
+	Gate     bool     `json:"gate"`   // as asked for by --gate
+	Fenced   bool     `json:"fenced"` // as asked for by --fenced
+	Possible bool     `json:"possible"`
+	Phases   []string `json:"phases,omitempty"`
+	Facts    []fact   `json:"facts"`
+}
+
+// fact is one thing that the pair can do or cannot do.
+type fact struct {
+	What string `json:"what"`
+	OK   bool   `json:"ok"`
+	Why  string `json:"why"`
+}
+
+func planCommand(f *pairFlags) *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "plan",
+		Short: "Show what is possible between two backends, and what is not and why",
+		Long: `Plan opens both backends and shows what a migration between them can do: whether names move by seals, whether there is a gate,
+what becomes of fencing tokens, of the order of waiters and of TTLs, and whether names can be taken back. It changes nothing.
+
+The exit status is 4 if the migration that the flags describe is not possible.
+
+Not looked at, since that would take locks: whether the two URLs lead to one and the same server by two addresses. The programs
+find out when they open the migration, and so do seal and rollback.`,
+		Args: noArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			r, refusal, err := plan(c.Context(), f)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				err = writeJSON(c.OutOrStdout(), r)
+			} else {
+				err = r.write(c.OutOrStdout())
+			}
+			return errors.Join(err, refusal)
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	return c
+}
+
+// plan returns, beside the report, why the migration is refused that the flags describe, if it is.
+func plan(ctx context.Context, f *pairFlags) (r *planReport, refusal, err error) {
+	p, err := f.openBoth(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { err = closed(p, err) }()
+	r = &planReport{From: p.fromURL.String(), To: p.toURL.String(), Gate: f.gate, Fenced: f.fenced}
+	seals, sealsErr := p.procedure(&migrate.Options{Unfenced: !f.fenced, TTL: f.ttl})
+	gate, gateErr := p.procedure(&migrate.Options{Unfenced: !f.fenced, TTL: f.ttl, Gated: true})
+	if sealsErr == nil {
+		sealsErr = p.neverSeals()
+	}
+	info := seals
+	refusal, r.Phases = sealsErr, []string{"old", "dual", "handover", "new"}
+	if f.gate {
+		info, refusal, r.Phases = gate, gateErr, []string{"old", "dual", "new"}
+	}
+	if r.Possible = refusal == nil; !r.Possible {
+		r.Phases = nil
+	}
+	r.add("names move by seals", sealsErr, "name by name, beside programs that know the old backend alone: these find a moved name locked, and wait")
+	r.add("gate", gateErr, "phase by phase, if all programs take part (--gate)")
+	r.Facts = append(r.Facts, p.tokens(f.fenced), p.back(f.gate || sealsErr != nil))
+	r.Facts = append(r.Facts, p.lengths(info, refusal), p.order())
+	return r, refusal, nil
+}
+
+// procedure returns what a migration promises, or why there is none. It asks for nothing on the backends, and is not to be closed.
+func (p *pair) procedure(o *migrate.Options) (driver.Info, error) {
+	m, err := migrate.New(p.from, p.to, o)
+	if err != nil {
+		return driver.Info{}, err
+	}
+	return m.Info(), nil
+}
+
+// neverSeals returns why a driver that can seal does not, by its parameters. It says so itself only when it is asked to.
+func (p *pair) neverSeals() error {
+	for _, side := range []struct {
+		role string
+		url  *driver.URL
+	}{{"old", p.fromURL}, {"new", p.toURL}} {
+		switch u := side.url; {
+		case u.Scheme != "redisson":
+		case u.Param("evict", "") == "allow":
+			return fmt.Errorf("the %s backend has evict=allow, and what may be evicted keeps no seal and no mark: %w", side.role, errors.ErrUnsupported)
+		case side.role == "old" && u.Bool("fair", false):
+			return fmt.Errorf("the old backend has fair=true, and a fair lock cannot be sealed: %w", errors.ErrUnsupported)
+		}
+	}
+	return nil
+}
+
+func (r *planReport) add(what string, err error, why string) {
+	if err != nil {
+		r.Facts = append(r.Facts, fact{what, false, err.Error()})
+		return
+	}
+	r.Facts = append(r.Facts, fact{what, true, why})
+}
+
+func (p *pair) tokens(fenced bool) fact {
+	from, to := p.from.Info(), p.to.Info()
+	kinds := fmt.Sprintf("%s has %v ones, %s %v", from.Name, from.Fencing, to.Name, to.Fencing)
+	switch {
+	case !fenced:
+		return fact{"fencing tokens", false, "given up by --fenced=false (" + kinds + ")"}
+	case from.Fencing == driver.None && to.Fencing == driver.None:
+		return fact{"fencing tokens", false, "neither backend has them"}
+	case to.Fencing == driver.None:
+		return fact{"fencing tokens", false, kinds + ": what checks them would refuse everybody afterwards; --fenced=false gives them up"}
+	case from.Fencing == driver.None:
+		return fact{"fencing tokens", false, kinds + ": there are none until the migration is over"}
+	}
+	return fact{"fencing tokens", true, "with seals they rise over the switch (" + kinds + "); with a gate there are none"}
+}
+
+func (p *pair) back(gate bool) fact {
+	const what = "moved names can be taken back"
+	if gate {
+		return fact{what, true, "no name moves for good: phases go back one by one"}
+	}
+	if err := p.noWayBack(); err != nil {
+		return fact{what, false, err.Error() + "; programs may return to phase dual all the same"}
+	}
+	return fact{what, true, "in phases old and dual, unless the old backend refuses to raise its tokens above those of the new one"}
+}
+
+func (p *pair) lengths(info driver.Info, refusal error) fact {
+	const what = "TTL"
+	if refusal != nil {
+		return fact{what, false, "the migration is not possible"}
+	}
+	if err := info.CheckTTL(30 * time.Second); err != nil {
+		return fact{what, true, bounds(info) + "; that is not the usual 30s: set one in the programs"}
+	}
+	return fact{what, true, bounds(info)}
+}
+
+func bounds(i driver.Info) string {
+	s := "any"
+	switch {
+	case i.MinTTL > 0 && i.MaxTTL > 0:
+		s = fmt.Sprintf("%v to %v", i.MinTTL, i.MaxTTL)
+	case i.MinTTL > 0:
+		s = fmt.Sprintf("%v or longer", i.MinTTL)
+	case i.MaxTTL > 0:
+		s = fmt.Sprintf("up to %v", i.MaxTTL)
+	}
+	if i.TTLUnit > 0 {
+		s += fmt.Sprintf(", multiples of %v", i.TTLUnit)
+	}
+	return s
+}
+
+func (p *pair) order() fact {
+	from, to := p.from.Info(), p.to.Info()
+	return fact{"order of waiters", false, fmt.Sprintf("none while names move, so require=fair is refused (%s: %v, %s: %v)",
+		from.Name, from.Order, to.Name, to.Order)}
+}
+
+func (r *planReport) write(w io.Writer) error {
+	fmt.Fprintf(w, "%s → %s\n\n", r.From, r.To)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, f := range r.Facts {
+		answer := "no"
+		if f.OK {
+			answer = "yes"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\n", f.What, answer, f.Why)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if !r.Possible {
+		return nil
+	}
+	fmt.Fprintf(w, "\nThe phases of the programs, one after the other, each everywhere before the next:\n")
+	for _, p := range r.Phases {
+		fmt.Fprintf(w, "  %-9s %s\n", p, phaseTexts[p])
+	}
+	return nil
+}
+
+var phaseTexts = map[string]string{
+	"old":      "locks on the old backend",
+	"dual":     "on the old one, then on the new one as well: both have to be up",
+	"handover": "as dual, and names move as they are locked",
+	"new":      "on the new one",
+}

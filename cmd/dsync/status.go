@@ -1,0 +1,237 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/migrate"
+)
+
+// statusReport is what `status` finds. Its JSON is part of the command's interface.
+type statusReport struct {
+	From    string         `json:"from"`
+	To      string         `json:"to"`
+	Moved   int            `json:"moved"`
+	Held    int            `json:"held"`
+	Idle    int            `json:"idle"`
+	Behind  int            `json:"behind"` // names where somebody is behind, and members in phase old
+	Names   []nameReport   `json:"names"`
+	Members []memberReport `json:"members,omitempty"` // with a gate
+}
+
+type memberReport struct {
+	Phase string `json:"phase"`
+	Slot  int    `json:"slot"`
+	Hold  string `json:"hold,omitempty"`
+	Owner string `json:"owner,omitempty"`
+}
+
+func statusCommand(f *pairFlags) *cobra.Command {
+	var names nameFlags
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "status [NAME...]",
+		Short: "Show where names are, who holds them, and who is behind",
+		Long: `Status shows each name that is given: whether it has moved, who holds it and on which backend, how many wait, and the floor of
+its tokens, which is the last token that the old backend gave. With --gate it also shows the processes that are members in the
+phases old and new, also without names. It changes nothing.
+
+Somebody is behind who uses the old backend alone: who holds a name there that has not moved and is not held on the new one as
+well, who waits there for a name that has moved, and with a gate who is a member in phase old. The exit status is 3 then. As
+long as programs are in phase old on purpose, that is as it should be.
+
+On Redis, programs in phase old and programs that know the old backend alone look alike. A name is looked at a second time half
+a second later before somebody is said to be behind.`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			list, err := names.some(c, args, !f.gate)
+			if err != nil {
+				return err
+			}
+			r, err := status(c.Context(), f, list)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				err = writeJSON(c.OutOrStdout(), r)
+			} else {
+				err = r.write(c.OutOrStdout(), f.gate)
+			}
+			if err == nil && r.Behind > 0 {
+				err = unfinished("somebody is behind: %d in all", r.Behind)
+			}
+			return err
+		},
+	}
+	names.add(c)
+	c.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	return c
+}
+
+func status(ctx context.Context, f *pairFlags, names []string) (r *statusReport, err error) {
+	p, err := f.openBoth(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = closed(p, err) }()
+	r = &statusReport{From: p.fromURL.String(), To: p.toURL.String(), Names: []nameReport{}}
+	l, err := newLooker(p, f.gate)
+	if err != nil {
+		return nil, err
+	}
+	if f.gate {
+		if err := r.members(ctx, f, p); err != nil {
+			return nil, err
+		}
+		l.noneOld = r.Behind == 0
+	}
+	if r.Names, err = l.all(ctx, names); err != nil {
+		return nil, err
+	}
+	for _, n := range r.Names {
+		r.count(n)
+	}
+	return r, nil
+}
+
+// closed adds the error of closing to that of the work.
+func closed(p *pair, err error) error {
+	if e := p.close(); err == nil {
+		return e
+	}
+	return err
+}
+
+func (r *statusReport) count(n nameReport) {
+	switch n.State {
+	case stateMoved:
+		r.Moved++
+	case stateHeld:
+		r.Held++
+	default:
+		r.Idle++
+	}
+	if n.Behind != "" {
+		r.Behind++
+	}
+}
+
+// lent is a backend that others go on to use when a migration of it is closed.
+type lent struct {
+	driver.Driver
+	driver.Inspector
+}
+
+func (lent) Close(context.Context) error { return nil }
+
+// members asks who is in which phase. The migration that it makes for that never joins.
+func (r *statusReport) members(ctx context.Context, f *pairFlags, p *pair) error {
+	var backends [2]driver.Driver
+	for i, d := range []driver.Driver{p.from, p.to} {
+		inspector, ok := d.(driver.Inspector)
+		if !ok {
+			return fmt.Errorf("backend %s does not tell who is a member", d.Info().Name)
+		}
+		backends[i] = lent{d, inspector}
+	}
+	m, err := migrate.New(backends[0], backends[1], f.options())
+	if err != nil {
+		return err
+	}
+	defer closeDriver(m)
+	members, err := m.Members(ctx)
+	if err != nil {
+		return err
+	}
+	for _, m := range members {
+		if m.Phase == migrate.PhaseOld {
+			r.Behind++
+		}
+		r.Members = append(r.Members, memberReport{m.Phase.String(), m.Slot, m.Hold, m.Owner})
+	}
+	return nil
+}
+
+func (r *statusReport) write(w io.Writer, gate bool) error {
+	fmt.Fprintf(w, "%s → %s\n", r.From, r.To)
+	if gate {
+		r.writeMembers(w)
+	}
+	if len(r.Names) == 0 {
+		return nil
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "\nNAME\tSTATE\tHELD ON\tHOLDER\tWAITERS\tTOKEN FLOOR")
+	for _, n := range r.Names {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", show(n.Name), n.State, dash(n.HeldOn), dash(n.who()), count(n.Waiters), dash(token(n.TokenFloor)))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "\n%s: %d moved, %d held, %d idle\n", plural(len(r.Names), "name"), r.Moved, r.Held, r.Idle)
+	for _, n := range r.Names {
+		n.writeBehind(w)
+	}
+	return nil
+}
+
+// writeBehind says who is behind at a name, if anybody is.
+func (r *nameReport) writeBehind(w io.Writer) {
+	if r.Behind == "" {
+		return
+	}
+	fmt.Fprintf(w, "behind: %s: %s", show(r.Name), r.Behind)
+	switch {
+	case r.Blocked > 0 && len(r.Queue) > 0:
+		fmt.Fprintf(w, ": %q", r.Queue)
+	case r.Blocked == 0:
+		fmt.Fprintf(w, ": %s", r.who())
+	}
+	fmt.Fprintln(w)
+}
+
+func (r *statusReport) writeMembers(w io.Writer) {
+	n := map[string]int{}
+	for _, m := range r.Members {
+		n[m.Phase]++
+	}
+	fmt.Fprintf(w, "\nprocesses in phase old: %d, in phase new: %d (those in dual are not registered)\n", n["old"], n["new"])
+	for _, m := range r.Members {
+		fmt.Fprintf(w, "  %s: slot %d  %s  %s\n", m.Phase, m.Slot, dash(m.Owner), dash(m.Hold))
+	}
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func count(n int) string {
+	if n < 0 {
+		return "?"
+	}
+	return strconv.Itoa(n)
+}
+
+func token(n uint64) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.FormatUint(n, 10)
+}
+
+func writeJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}

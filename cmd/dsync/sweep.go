@@ -1,0 +1,276 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/migrate"
+)
+
+// sweepFlags are those of commands that do something with one name after the other.
+type sweepFlags struct {
+	names  nameFlags
+	dryRun bool
+	rate   float64
+	wait   time.Duration
+}
+
+func (f *sweepFlags) add(c *cobra.Command) {
+	f.names.add(c)
+	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "say what would be done, and do nothing")
+	c.Flags().Float64Var(&f.rate, "rate", 100, "at most so many names per second; 0 is no limit")
+	c.Flags().DurationVar(&f.wait, "wait", 0, "how long to wait in all for names that are held; without it they are left out")
+}
+
+func (f *sweepFlags) valid() error {
+	if f.rate < 0 || f.rate > 1e6 || f.wait < 0 {
+		return usageError{errors.New("--rate has to be from 0 to 1000000, and --wait not negative")}
+	}
+	return nil
+}
+
+// sweep does something with one name after the other. What it has done stays when it ends early, and another one goes on from there.
+type sweep struct {
+	sweepFlags
+	done  string // what a name is when it is done
+	moved bool   // whether it has moved then
+	does  string // what is done to a name, for people
+	step  func(*migrate.Driver, context.Context, string) error
+	check func(*pair) error // says, for a dry run, what the step would refuse
+
+	m   *migrate.Driver
+	out io.Writer
+	bar *progress
+
+	pace <-chan time.Time // nil without a rate
+
+	mu             sync.Mutex
+	stepped, there int      // names that it has done, and that were so before
+	held           []string // names that somebody holds
+}
+
+// fate is what to do with a name.
+type fate int
+
+const (
+	isDone fate = iota
+	isHeld
+	isFree
+)
+
+// fate changes nothing.
+func (s *sweep) fate(ctx context.Context, name string) (fate, error) {
+	moved, err := s.m.Moved(ctx, name)
+	if err != nil || moved == s.moved {
+		return isDone, err
+	}
+	switch status, err := s.m.Inspect(ctx, name); {
+	case errors.Is(err, errors.ErrUnsupported):
+		return isFree, nil // it does not tell: the step will find out
+	case err != nil:
+		return 0, err
+	case status.Held:
+		return isHeld, nil
+	}
+	return isFree, nil
+}
+
+// execute does it to the names that the flags give.
+func (s *sweep) execute(c *cobra.Command, f *pairFlags, args []string) (err error) {
+	if err := s.valid(); err != nil {
+		return err
+	}
+	names, err := s.names.some(c, args, true)
+	if err != nil {
+		return err
+	}
+	from, to, err := f.read()
+	if err != nil {
+		return err
+	}
+	if f.gate {
+		return migrate.ErrNoSeals
+	}
+	s.out = c.OutOrStdout()
+	mode := ""
+	if s.dryRun {
+		mode = " (dry run: nothing is changed)"
+	}
+	fmt.Fprintf(s.out, "%s → %s, %s: %s%s\n", from, to, plural(len(names), "name"), s.does, mode)
+	if s.dryRun {
+		s.m, err = f.pretend(c.Context(), s.check)
+	} else {
+		s.m, err = f.join(c.Context(), migrate.PhaseDual)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if e := closeDriver(s.m); err == nil {
+			err = e
+		}
+	}()
+	return s.run(c.Context(), names, c.ErrOrStderr())
+}
+
+// run returns nil if all names are done.
+func (s *sweep) run(ctx context.Context, names []string, stderr io.Writer) error {
+	if s.rate > 0 && !s.dryRun {
+		ticker := time.NewTicker(max(time.Nanosecond, time.Duration(float64(time.Second)/s.rate)))
+		defer ticker.Stop()
+		s.pace = ticker.C
+	}
+	s.bar = newProgress(stderr, s.done, len(names))
+	err := s.sweep(ctx, names)
+	s.bar.stop()
+	return s.report(ctx, len(names), err)
+}
+
+func (s *sweep) sweep(ctx context.Context, names []string) error {
+	for _, name := range names {
+		if err := s.one(ctx, name); err != nil {
+			return fmt.Errorf("%s: %w", show(name), err)
+		}
+	}
+	if s.wait == 0 || s.dryRun || len(s.held) == 0 {
+		return nil
+	}
+	return s.waitForHeld(ctx)
+}
+
+// stepLimit bounds what is done with a name that nobody seemed to hold.
+const stepLimit = 10 * time.Second
+
+func (s *sweep) one(ctx context.Context, name string) error {
+	f, err := s.fate(ctx, name)
+	if err == nil && f == isFree && !s.dryRun {
+		bound, cancel := context.WithTimeout(ctx, stepLimit)
+		f, err = s.try(ctx, bound, name)
+		cancel()
+	}
+	if err != nil {
+		return err
+	}
+	s.count(name, f)
+	return nil
+}
+
+// count takes note of a name that was done before, is held, or has been done (isFree).
+func (s *sweep) count(name string, f fate) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch f {
+	case isDone:
+		s.there++
+	case isHeld:
+		s.held = append(s.held, name)
+		return // it may get on yet
+	default:
+		s.stepped++
+	}
+	s.bar.add()
+}
+
+// try does the step at the pace, until bound ends. It returns isFree when it is done, and isHeld if somebody came first.
+func (s *sweep) try(ctx, bound context.Context, name string) (fate, error) {
+	if s.pace != nil {
+		select {
+		case <-s.pace:
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	}
+	err := s.step(s.m, bound, name)
+	switch {
+	case err == nil:
+		return isFree, nil
+	case ctx.Err() != nil || bound.Err() == nil && !errors.Is(err, driver.ErrLocked):
+		return 0, err
+	}
+	f, e := s.fate(ctx, name)
+	switch {
+	case e != nil:
+		return 0, errors.Join(err, e)
+	case f == isFree && errors.Is(err, driver.ErrLocked):
+		return isHeld, nil
+	case f == isFree: // nobody has it, and it took too long all the same
+		return 0, err
+	}
+	return f, nil
+}
+
+// waiters is how many names are waited for side by side.
+const waiters = 64
+
+// waitForHeld waits in the queues of the names that were held, and does each when its turn comes.
+func (s *sweep) waitForHeld(ctx context.Context) error {
+	held := s.held
+	s.held = nil
+	bound, cancel := context.WithTimeout(ctx, s.wait)
+	defer cancel()
+	failing, fail := context.WithCancelCause(bound)
+	defer fail(nil)
+	next := make(chan string)
+	var workers sync.WaitGroup
+	for range min(waiters, len(held)) {
+		workers.Go(func() { // ends with next
+			for name := range next {
+				f, err := isHeld, error(nil)
+				if failing.Err() == nil {
+					f, err = s.try(ctx, failing, name)
+				}
+				if err != nil && failing.Err() != nil && bound.Err() == nil {
+					f, err = isHeld, nil // because of another one
+				}
+				if err != nil {
+					fail(fmt.Errorf("%s: %w", show(name), err))
+					f = isHeld
+				}
+				s.count(name, f)
+			}
+		})
+	}
+	for _, name := range held {
+		next <- name
+	}
+	close(next)
+	workers.Wait()
+	if bound.Err() != nil {
+		return ctx.Err()
+	}
+	return context.Cause(failing)
+}
+
+// report says what was done and what is left.
+func (s *sweep) report(ctx context.Context, total int, err error) error {
+	left := total - s.stepped - s.there - len(s.held)
+	if s.dryRun {
+		fmt.Fprintf(s.out, "would be %s: %d; %s already: %d; held by somebody: %d\n", s.done, s.stepped, s.done, s.there, len(s.held))
+	} else {
+		fmt.Fprintf(s.out, "%s: %d; %s already: %d; held by somebody: %d; not tried: %d\n", s.done, s.stepped, s.done, s.there, len(s.held), left)
+	}
+	const shown = 20
+	for i, name := range s.held {
+		if i == shown {
+			fmt.Fprintf(s.out, "  ... and %d more (status names all)\n", len(s.held)-shown)
+			break
+		}
+		fmt.Fprintf(s.out, "  held: %s\n", show(name))
+	}
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("interrupted, to be repeated: what is %s stays so: %w", s.done, ctx.Err())
+	case err != nil:
+		return err
+	case len(s.held) > 0:
+		return unfinished("%s held: repeat it, or let it wait with --wait", are(len(s.held), "name"))
+	}
+	return nil
+}
