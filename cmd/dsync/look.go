@@ -61,11 +61,14 @@ func newLooker(p *pair, gate bool) (*looker, error) {
 // lookers is how many names are looked at side by side.
 const lookers = 8
 
-// settle is how long whoever takes or gives back both locks of a name may look like one who uses the old backend alone.
-const settle = 500 * time.Millisecond
+// Where somebody seems to be behind it is looked again: between two requests of a holder, or of this command, it can look so.
+const (
+	moreLooks = 10
+	lookEvery = 50 * time.Millisecond
+	enough    = 3 // times that somebody is seen behind, with nothing to the contrary
+)
 
-// all looks at all names, and a second time at those where somebody seems to be behind: in between two requests of a holder, or
-// of this command, it can look so. Who is behind both times is.
+// all looks at all names.
 func (l *looker) all(ctx context.Context, names []string) ([]nameReport, error) {
 	reports := make([]nameReport, len(names))
 	every := make([]int, len(names))
@@ -75,32 +78,75 @@ func (l *looker) all(ctx context.Context, names []string) ([]nameReport, error) 
 	if err := l.each(ctx, names, every, reports); err != nil {
 		return nil, err
 	}
-	var doubtful []int
-	first := map[int]nameReport{}
-	for i, r := range reports {
-		if r.Behind != "" {
-			doubtful, first[i] = append(doubtful, i), r
-		}
-	}
-	if len(doubtful) == 0 {
-		return reports, nil
-	}
-	timer := time.NewTimer(settle)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	if err := l.each(ctx, names, doubtful, reports); err != nil {
-		return nil, err
-	}
-	for _, i := range doubtful {
-		if before := first[i]; reports[i].Hold != before.Hold && reports[i].Blocked == 0 {
+	doubts := map[int]*doubt{}
+	for i := range reports {
+		if reports[i].Behind != "" {
+			doubts[i] = &doubt{first: reports[i].Hold, times: 1, behind: reports[i].Behind}
 			reports[i].Behind = ""
 		}
 	}
-	return reports, nil
+	err := l.again(ctx, names, doubts, reports)
+	for i, d := range doubts {
+		reports[i].Behind = d.verdict()
+	}
+	return reports, err
+}
+
+// doubt is what was seen of a name where somebody seems to be behind.
+type doubt struct {
+	first  string // the hold that was seen first
+	times  int
+	behind string // what was seen last
+	clear  bool   // the name is used as it should be
+	sure   bool
+}
+
+func (d *doubt) see(r *nameReport) {
+	switch {
+	case r.Behind != "":
+		d.times++
+		d.behind = r.Behind
+		d.sure = d.times >= enough && r.Hold == d.first && r.Blocked == 0
+	case r.State != stateIdle:
+		d.clear = true
+	}
+}
+
+func (d *doubt) verdict() string {
+	if d.clear || d.times < enough {
+		return ""
+	}
+	return d.behind
+}
+
+// again looks at the names that there are doubts about, until there are none.
+func (l *looker) again(ctx context.Context, names []string, doubts map[int]*doubt, reports []nameReport) error {
+	timer := time.NewTimer(lookEvery)
+	defer timer.Stop()
+	for range moreLooks {
+		var open []int
+		for i, d := range doubts {
+			if !d.clear && !d.sure {
+				open = append(open, i)
+			}
+		}
+		if len(open) == 0 {
+			return nil
+		}
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if err := l.each(ctx, names, open, reports); err != nil {
+			return err
+		}
+		for _, i := range open {
+			doubts[i].see(&reports[i])
+		}
+		timer.Reset(lookEvery)
+	}
+	return nil
 }
 
 // each fills in the reports of some of the names.
@@ -181,8 +227,11 @@ func (l *looker) moved(r *nameReport, floor uint64, old, now driver.Status) {
 	r.State, r.TokenFloor = stateMoved, floor
 	r.holder(now, "new")
 	if old.Waiters > 0 {
-		r.Blocked, r.Queue = old.Waiters, old.Queue
+		r.Blocked = old.Waiters
 		r.Behind = fmt.Sprintf("%d wait for it on the old backend, where it is never granted again", old.Waiters)
+		if len(old.Queue) > 0 {
+			r.Behind += fmt.Sprintf(": %q", old.Queue)
+		}
 	}
 }
 
@@ -195,15 +244,14 @@ func (l *looker) notMoved(r *nameReport, old, now driver.Status) {
 	case old.Held:
 		r.State = stateHeld
 		r.holder(old, "old")
-		r.Behind = l.oldAlone(old)
-		if now.Held { // whoever has it there is in the way of the one who comes from the old one, and goes soon
-			r.Behind = ""
+		if !now.Held { // else its holder waits for whoever has it there
+			r.Behind = l.oldAlone(r)
 		}
 	case now.Held:
 		r.State = stateHeld
 		r.holder(now, "new")
 		if l.sealer != nil {
-			r.Behind = "it is held on the new backend and not sealed on the old one: a program uses the new backend outside of the migration"
+			r.Behind = "it is held on the new backend and not sealed on the old one, so a program uses the new backend outside of the migration: " + r.who()
 		}
 	default:
 		r.Waiters = max(old.Waiters, now.Waiters)
@@ -211,16 +259,16 @@ func (l *looker) notMoved(r *nameReport, old, now driver.Status) {
 }
 
 // oldAlone says what it means that a name is held on the old backend alone.
-func (l *looker) oldAlone(old driver.Status) string {
+func (l *looker) oldAlone(r *nameReport) string {
 	switch {
 	case l.sealer == nil && l.noneOld:
-		return "a program that takes no part in the migration holds it: no process is in phase old"
+		return "a program that takes no part in the migration holds it, since no process is in phase old: " + r.who()
 	case l.sealer == nil:
 		return ""
-	case !strings.Contains(old.Hold, ":"): // what others than dsync and Redisson write
-		return "a program that knows the old backend alone holds it"
+	case !strings.Contains(r.Hold, ":"): // what others than dsync and Redisson write
+		return "a program that knows the old backend alone holds it: " + r.who()
 	}
-	return "a program in phase old holds it, or one that knows the old backend alone"
+	return "a program in phase old holds it, or one that knows the old backend alone: " + r.who()
 }
 
 // sameHold reports whether the two are halves of one hold. A backend that does not keep the identity of holds cannot tell, and then

@@ -63,19 +63,71 @@ func TestStatusNamesForeignHolders(t *testing.T) {
 	r := drivertest.Request("x")
 	r.Hold, r.Owner = "694d8f2b", "694d8f2b" // as etcdctl does, without an identity of dsync
 	drivertest.Acquire(t, drivertest.Open(t, p.from), r)
-	p.run("status", "x").want(exitUnfinished, "a program that knows the old backend alone holds it: 694d8f2b")
+	p.run("status", "x").want(exitUnfinished, "a program that knows the old backend alone holds it: 694d8f2b\n")
 }
 
-func TestStatusLooksTwice(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := inMemory(t)
-		l := drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("x"))
-		done := make(chan result, 1)
-		go func() { done <- p.run("status", "x") }() // ends with the second look
-		time.Sleep(settle / 2)
-		drivertest.Release(t, l)
-		(<-done).want(exitDone, "1 idle")
-	})
+// TestStatusLooksAgain: to be in between two requests is not to be behind.
+func TestStatusLooksAgain(t *testing.T) {
+	for _, test := range []struct {
+		what   string
+		use    func(ctx context.Context, old, now driver.Driver) // from the first look on
+		status int
+	}{
+		{"it is released soon", func(ctx context.Context, old, _ driver.Driver) {
+			hold(ctx, 3*lookEvery/2, old)
+		}, exitDone},
+		{"it is held for longer", func(ctx context.Context, old, _ driver.Driver) {
+			hold(ctx, 3*lookEvery, old)
+		}, exitUnfinished},
+		{"a busy program uses the old backend alone", func(ctx context.Context, old, _ driver.Driver) {
+			for ctx.Err() == nil {
+				hold(ctx, lookEvery/2, old)
+			}
+		}, exitUnfinished},
+		{"the other half comes", func(ctx context.Context, old, now driver.Driver) {
+			r := drivertest.Request("x")
+			l, _ := old.Acquire(ctx, r)
+			pause(ctx, lookEvery/2)
+			other := *r
+			m, _ := now.Acquire(ctx, &other)
+			pause(ctx, time.Hour)
+			_ = m.Release(context.Background())
+			_ = l.Release(context.Background())
+		}, exitDone},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			p := inMemory(t)
+			old, now := drivertest.Open(t, p.from), drivertest.Open(t, p.to)
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			go func() { // ends with ctx
+				defer close(ended)
+				test.use(ctx, old, now)
+			}()
+			synctest.Wait()
+			if r := p.run("status", "x"); r.status != test.status {
+				t.Errorf("%s: got status %d, want %d\n%s%s", test.what, r.status, test.status, r.out, r.errors)
+			}
+			cancel()
+			<-ended
+		})
+	}
+}
+
+// hold locks x on a backend for a while.
+func hold(ctx context.Context, d time.Duration, b driver.Driver) {
+	l, err := b.Acquire(ctx, drivertest.Request("x"))
+	if err == nil {
+		pause(ctx, d)
+		_ = l.Release(context.Background())
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
 }
 
 func TestSealMovesIdleNames(t *testing.T) {

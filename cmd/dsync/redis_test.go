@@ -108,6 +108,7 @@ func TestSealIsInterruptedAndRepeated(t *testing.T) {
 			s := redisToEtcd(t, n)
 			stop := s.work(migrate.PhaseDual)
 			defer stop()
+			s.run("status", "--names", s.file).want(exitDone, "0 moved")
 			cmd, stdout, stderr := s.sealing("--rate", "40", "--wait", "1m")
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
