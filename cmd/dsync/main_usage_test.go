@@ -50,6 +50,8 @@ func TestWrongUseIsToldApart(t *testing.T) {
 		{[]string{"migrate", "seal", "--all", "--from", p.from, "--to", p.to}, exitUsage, "go together"},
 		{[]string{"migrate", "seal", "--names", "x", "--from", p.from, "--to", p.to}, exitUsage, "go together"},
 		{[]string{"migrate", "seal", "x", "--rate", "-1", "--from", p.from, "--to", p.to}, exitUsage, "--rate"},
+		{[]string{"migrate", "seal", "x", "--rate", "1e-9", "--from", p.from, "--to", p.to}, exitUsage, "--rate"},
+		{[]string{"migrate", "seal", "x", "--rate", "NaN", "--from", p.from, "--to", p.to}, exitUsage, "--rate"},
 		{[]string{"migrate", "seal", "x", "--wait", "-1s", "--from", p.from, "--to", p.to}, exitUsage, "--wait"},
 		{[]string{"migrate", "plan", "--connect", "0s", "--from", p.from, "--to", p.to}, exitUsage, "--connect"},
 		{[]string{"migrate", "plan", "x", "--from", p.from, "--to", p.to}, exitUsage, "takes no arguments"},

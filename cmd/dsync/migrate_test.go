@@ -152,9 +152,15 @@ func TestSealMovesIdleNames(t *testing.T) {
 func TestSealKeepsTheRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, begun := inMemory(t), time.Now()
+		p.ctx = t.Context()
 		p.run("seal", "a", "b", "c", "d", "--rate", "2").want(exitDone, "sealed: 4;")
 		if took := time.Since(begun); took != 2*time.Second {
 			t.Errorf("4 names at 2 per second took %v, want 2s", took)
+		}
+		begun = time.Now()
+		p.run("seal", "e", "f", "--rate", "0.05").want(exitDone, "sealed: 2;")
+		if took := time.Since(begun); took != 40*time.Second {
+			t.Errorf("2 names at 0.05 per second took %v, want 40s", took)
 		}
 		begun = time.Now()
 		p.run("seal", "a", "b", "c", "d", "--rate", "2").want(exitDone, "sealed already: 4;")

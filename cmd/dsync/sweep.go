@@ -30,8 +30,8 @@ func (f *sweepFlags) add(c *cobra.Command) {
 }
 
 func (f *sweepFlags) valid() error {
-	if f.rate < 0 || f.rate > 1e6 || f.wait < 0 {
-		return usageError{errors.New("--rate has to be from 0 to 1000000, and --wait not negative")}
+	if !(f.rate == 0 || f.rate >= 0.001 && f.rate <= 1e6) || f.wait < 0 {
+		return usageError{errors.New("--rate has to be 0 or from 0.001 to 1000000, and --wait not negative")}
 	}
 	return nil
 }
@@ -123,7 +123,7 @@ func (s *sweep) execute(c *cobra.Command, f *pairFlags, args []string) (err erro
 // run returns nil if all names are done.
 func (s *sweep) run(ctx context.Context, names []string, stderr io.Writer) error {
 	if s.rate > 0 && !s.dryRun {
-		ticker := time.NewTicker(max(time.Nanosecond, time.Duration(float64(time.Second)/s.rate)))
+		ticker := time.NewTicker(time.Duration(float64(time.Second) / s.rate))
 		defer ticker.Stop()
 		s.pace = ticker.C
 	}
@@ -151,6 +151,9 @@ const stepLimit = 10 * time.Second
 func (s *sweep) one(ctx context.Context, name string) error {
 	f, err := s.fate(ctx, name)
 	if err == nil && f == isFree && !s.dryRun {
+		if err := s.turn(ctx); err != nil {
+			return err
+		}
 		bound, cancel := context.WithTimeout(ctx, stepLimit)
 		f, err = s.try(ctx, bound, name)
 		cancel()
@@ -178,15 +181,21 @@ func (s *sweep) count(name string, f fate) {
 	s.bar.add()
 }
 
-// try does the step at the pace, until bound ends. It returns isFree when it is done, and isHeld if somebody came first.
-func (s *sweep) try(ctx, bound context.Context, name string) (fate, error) {
-	if s.pace != nil {
-		select {
-		case <-s.pace:
-		case <-ctx.Done():
-			return 0, ctx.Err()
-		}
+// turn waits until the pace allows for another name.
+func (s *sweep) turn(ctx context.Context) error {
+	if s.pace == nil {
+		return ctx.Err()
 	}
+	select {
+	case <-s.pace:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// try does the step, until bound ends. It returns isFree when it is done, and isHeld if somebody came first.
+func (s *sweep) try(ctx, bound context.Context, name string) (fate, error) {
 	err := s.step(s.m, bound, name)
 	switch {
 	case err == nil:
@@ -223,7 +232,7 @@ func (s *sweep) waitForHeld(ctx context.Context) error {
 		workers.Go(func() { // ends with next
 			for name := range next {
 				f, err := isHeld, error(nil)
-				if failing.Err() == nil {
+				if s.turn(failing) == nil {
 					f, err = s.try(ctx, failing, name)
 				}
 				if err != nil && failing.Err() != nil && bound.Err() == nil {
@@ -242,10 +251,10 @@ func (s *sweep) waitForHeld(ctx context.Context) error {
 	}
 	close(next)
 	workers.Wait()
-	if bound.Err() != nil {
-		return ctx.Err()
+	if cause := context.Cause(failing); cause != context.Cause(bound) {
+		return cause
 	}
-	return context.Cause(failing)
+	return ctx.Err() // the wait is over
 }
 
 // report says what was done and what is left.
