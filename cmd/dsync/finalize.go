@@ -16,7 +16,7 @@ import (
 var errNotMoved = errors.New("names have not moved")
 
 // errBlocked: somebody waits on the old backend.
-var errBlocked = errors.New("programs that know the old backend alone wait for names that have moved")
+var errBlocked = errors.New("programs wait on the old backend for names that have moved")
 
 func finalizeCommand(f *pairFlags) *cobra.Command {
 	var names nameFlags
@@ -25,7 +25,8 @@ func finalizeCommand(f *pairFlags) *cobra.Command {
 		Use:   "finalize [NAME...] [--names FILE]",
 		Short: "Check that the old backend is not needed any more, and say what may be cut off",
 		Long: `Finalize checks that all names that are given have moved and that nobody waits for one of them on the old backend. Then it says
-what may be cut off, and in which order. It changes nothing and cuts nothing off itself.
+what may be cut off, and in which order. It changes nothing and cuts nothing off itself. Call it when all programs are in phase new:
+those in other phases may be taken for ones that wait.
 
 With --gate it needs no names: it joins phase new for a moment, which is possible only if no process is in phase old. A name
 that is given must not be held on the old backend alone. With --dry-run it does not join, and asks the backends who is a member,

@@ -106,7 +106,7 @@ func TestSealIsInterruptedAndRepeated(t *testing.T) {
 		t.Run(how.String(), func(t *testing.T) {
 			const n = 60
 			s := redisToEtcd(t, n)
-			stop := s.work(migrate.PhaseDual)
+			stop := sync.OnceFunc(s.work(migrate.PhaseDual))
 			defer stop()
 			s.run("status", "--names", s.file).want(exitDone, "0 moved")
 			cmd, stdout, stderr := s.sealing("--rate", "40", "--wait", "1m")
@@ -135,6 +135,7 @@ func TestSealIsInterruptedAndRepeated(t *testing.T) {
 			if text := stdout.String() + stderr.String(); strings.Contains(text, password) {
 				t.Errorf("the password is in\n%s", text)
 			}
+			stop() // it listens for names that it locks often, on Redis
 			s.run("finalize", "--names", s.file).want(exitDone, fmt.Sprintf("have moved (%d)", n)).not(password)
 		})
 	}

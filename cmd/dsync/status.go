@@ -49,7 +49,8 @@ long as programs are in phase old on purpose, that is as it should be.
 
 On Redis, programs in phase old and programs that know the old backend alone look alike. Before somebody is said to be behind, the
 name is looked at several times within half a second: who is seen only once or twice is not told apart from one who is just taking
-or giving back both locks. So of locks that are held for short, repeat it.`,
+or giving back both locks. So of locks that are held for short, repeat it. Those who wait on Redis are those who listen for the
+end of the lock: with a name that moved under load, also programs in a phase before new that lock it several times a second.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			list, err := names.some(c, args, !f.gate)
