@@ -30,16 +30,22 @@ var migrationChecks = []Check{
 	{"migration/unmark-lost", "After an Unmark whose answer was lost, all later leases say the same, and the tokens go on to rise.", unmarkLost},
 }
 
-// seal has the driver seal the name of one of its leases.
-func (r *request) seal() error { return r.sealWithin(r.driver.env.ctx) }
-
-func (r *request) sealWithin(ctx context.Context) (err error) {
+// ask has the driver do something to a lease of its own, by one of the optional interfaces, which it may not have.
+func ask[T any](r *request, what string, f func(T, driver.Lease) error) (err error) {
 	d := r.driver
-	s, ok := d.tap.Driver.(driver.Sealer)
+	t, ok := d.tap.Driver.(T)
 	if !ok {
 		return errors.ErrUnsupported
 	}
-	d.env.within(fmt.Sprintf("Seal of %q by %s", r.Name, d.label), func() { err = s.Seal(ctx, untap(r.lease).Lease) })
+	d.env.within(fmt.Sprintf("%s of %q by %s", what, r.Name, d.label), func() { err = f(t, untap(r.lease).Lease) })
+	return err
+}
+
+// seal has the driver seal the name of one of its leases.
+func (r *request) seal() error { return r.sealWithin(r.driver.env.ctx) }
+
+func (r *request) sealWithin(ctx context.Context) error {
+	err := ask(r, "Seal", func(s driver.Sealer, l driver.Lease) error { return s.Seal(ctx, l) })
 	untap(r.lease).add("seal: %s", outcome(err))
 	return err
 }
@@ -58,13 +64,8 @@ func (d *rawDriver) sealed(name string) (last uint64, sealed bool) {
 // mark has the driver mark the name of one of its leases.
 func (r *request) mark(floor uint64) error { return r.markWithin(r.driver.env.ctx, floor) }
 
-func (r *request) markWithin(ctx context.Context, floor uint64) (err error) {
-	d := r.driver
-	m, ok := d.tap.Driver.(driver.Marker)
-	if !ok {
-		return errors.ErrUnsupported
-	}
-	d.env.within(fmt.Sprintf("Mark of %q by %s", r.Name, d.label), func() { err = m.Mark(ctx, untap(r.lease).Lease, floor) })
+func (r *request) markWithin(ctx context.Context, floor uint64) error {
+	err := ask(r, "Mark", func(m driver.Marker, l driver.Lease) error { return m.Mark(ctx, l, floor) })
 	first, n := r.lease.Tokens()
 	untap(r.lease).add("mark with the floor %d: %s, %d tokens from %d", floor, outcome(err), n, first)
 	return err
@@ -72,12 +73,10 @@ func (r *request) markWithin(ctx context.Context, floor uint64) (err error) {
 
 // marked asks whether the name of a lease is marked.
 func (r *request) marked() (marked bool, err error) {
-	d := r.driver
-	m, ok := d.tap.Driver.(driver.Marker)
-	if !ok {
-		return false, errors.ErrUnsupported
-	}
-	d.env.within(fmt.Sprintf("Marked of %q by %s", r.Name, d.label), func() { marked, err = m.Marked(d.env.ctx, untap(r.lease).Lease) })
+	err = ask(r, "Marked", func(m driver.Marker, l driver.Lease) (err error) {
+		marked, err = m.Marked(r.driver.env.ctx, l)
+		return err
+	})
 	untap(r.lease).add("marked: %t, %s", marked, outcome(err))
 	return marked, err
 }
@@ -93,11 +92,7 @@ func (r *request) isMarked(want bool) error {
 
 // A driver that never seals or marks need not have the methods. One that has them says so, and nothing has changed then.
 var (
-	sealing = capability{
-		name:    "seals",
-		claimed: func(c *client) bool { return !errors.Is(c.refusesHold((*request).seal), errors.ErrUnsupported) },
-		refused: func(c *client) error { return c.refusesHold((*request).seal) },
-	}
+	sealing = byAnswer("seals", func(c *client) error { return c.refusesHold((*request).seal) })
 	marking = capability{
 		name: "marks",
 		claimed: func(c *client) bool {
@@ -113,6 +108,11 @@ var (
 		},
 	}
 )
+
+// byAnswer is what a driver claims by not refusing it.
+func byAnswer(name string, ask func(*client) error) capability {
+	return capability{name: name, claimed: func(c *client) bool { return !errors.Is(ask(c), errors.ErrUnsupported) }, refused: ask}
+}
 
 // refusesHold returns what a driver says when it is asked to do something to a hold. If it never does that, the hold stays.
 func (c *client) refusesHold(f func(*request) error) error {
@@ -311,17 +311,27 @@ func sealNeedsHold(e *env) error {
 	})
 }
 
+// unanswered makes a request of which the answer is lost. So are those of later ones, until d is healed.
+func (d *rawDriver) unanswered(what string, f func(context.Context) error) error {
+	e := d.env
+	d.loseAnswers()
+	ctx, cancel := context.WithTimeout(e.ctx, patience)
+	var err error
+	e.within(what, func() { err = f(ctx) })
+	cancel()
+	if err == nil || errors.Is(err, driver.ErrNotHeld) || errors.Is(err, errors.ErrUnsupported) {
+		return fmt.Errorf("%s whose answer was lost returned %q", what, outcome(err))
+	}
+	return nil
+}
+
 func sealLost(e *env) error {
 	e.claims(sealing)
 	for _, opts := range [][]option{nil, {fixed}} {
 		a, b, name := e.driver(), e.driver(), e.name()
 		h := a.hold(name, opts...)
-		a.loseAnswers()
-		ctx, cancel := context.WithTimeout(e.ctx, patience)
-		err := h.sealWithin(ctx)
-		cancel()
-		if err == nil || errors.Is(err, driver.ErrNotHeld) || errors.Is(err, errors.ErrUnsupported) {
-			return fmt.Errorf("a Seal whose answer was lost returned %q", outcome(err))
+		if err := a.unanswered("a Seal", h.sealWithin); err != nil {
+			return err
 		}
 		before := e.seesSeal(name)
 		a.heal()
@@ -470,12 +480,8 @@ func markLost(e *env) error {
 		if n > 0 {
 			floor = first + 1<<40
 		}
-		a.loseAnswers()
-		ctx, cancel := context.WithTimeout(e.ctx, patience)
-		err := h.markWithin(ctx, floor)
-		cancel()
-		if err == nil || errors.Is(err, driver.ErrNotHeld) || errors.Is(err, errors.ErrUnsupported) {
-			return fmt.Errorf("a Mark whose answer was lost returned %q", outcome(err))
+		if err := a.unanswered("a Mark", func(ctx context.Context) error { return h.markWithin(ctx, floor) }); err != nil {
+			return err
 		}
 		a.heal()
 		_ = h.tryRelease(e.ctx)

@@ -36,29 +36,16 @@ func (d *rawDriver) changeSeal(ctx context.Context, what string, f func(context.
 // unmark has the driver take the mark off the name of one of its leases.
 func (r *request) unmark() error { return r.unmarkWithin(r.driver.env.ctx) }
 
-func (r *request) unmarkWithin(ctx context.Context) (err error) {
-	d := r.driver
-	m, ok := d.tap.Driver.(driver.Unmarker)
-	if !ok {
-		return errors.ErrUnsupported
-	}
-	d.env.within(fmt.Sprintf("Unmark of %q by %s", r.Name, d.label), func() { err = m.Unmark(ctx, untap(r.lease).Lease) })
+func (r *request) unmarkWithin(ctx context.Context) error {
+	err := ask(r, "Unmark", func(m driver.Unmarker, l driver.Lease) error { return m.Unmark(ctx, l) })
 	untap(r.lease).add("unmark: %s", outcome(err))
 	return err
 }
 
 // A driver that seals or marks need not take that back.
 var (
-	unsealing = capability{
-		name:    "taking seals back",
-		claimed: func(c *client) bool { return !errors.Is(c.refusesLoosen(), errors.ErrUnsupported) },
-		refused: func(c *client) error { return c.refusesLoosen() },
-	}
-	unmarking = capability{
-		name:    "taking marks back",
-		claimed: func(c *client) bool { return !errors.Is(c.refusesHold((*request).unmark), errors.ErrUnsupported) },
-		refused: func(c *client) error { return c.refusesHold((*request).unmark) },
-	}
+	unsealing = byAnswer("taking seals back", (*client).refusesLoosen)
+	unmarking = byAnswer("taking marks back", func(c *client) error { return c.refusesHold((*request).unmark) })
 )
 
 func (c *client) refusesLoosen() error { return c.env.driver().loosen(c.env.name(), "nobody's", 0) }
@@ -218,21 +205,6 @@ func isRefusedWhole(e *env, d *rawDriver, name string) error {
 	return e.isSealed(name, d)
 }
 
-// unanswered makes a request of which the answer is lost.
-func (d *rawDriver) unanswered(what string, f func(context.Context) error) error {
-	e := d.env
-	d.loseAnswers()
-	ctx, cancel := context.WithTimeout(e.ctx, patience)
-	var err error
-	e.within(what, func() { err = f(ctx) })
-	cancel()
-	if err == nil || errors.Is(err, driver.ErrNotHeld) || errors.Is(err, errors.ErrUnsupported) {
-		return fmt.Errorf("%s whose answer was lost returned %q", what, outcome(err))
-	}
-	d.heal()
-	return nil
-}
-
 func unsealLost(e *env) error {
 	e.claims(sealing)
 	e.claims(unsealing)
@@ -243,6 +215,7 @@ func unsealLost(e *env) error {
 		if err := a.unanswered("a Loosen", func(ctx context.Context) error { return u.Loosen(ctx, name, "x", 0) }); err != nil {
 			return err
 		}
+		a.heal()
 		if !e.seesSeal(name) {
 			return errors.New("a Loosen whose answer was lost has set the name free")
 		}
@@ -253,6 +226,7 @@ func unsealLost(e *env) error {
 		if err := a.unanswered("an Unseal", func(ctx context.Context) error { return u.Unseal(ctx, name, "x") }); err != nil {
 			return err
 		}
+		a.heal()
 		e.poll("Unseal again", func() error {
 			err := a.unseal(name, "x")
 			if errors.Is(err, driver.ErrNotHeld) {
@@ -350,6 +324,7 @@ func unmarkLost(e *env) error {
 		if err := a.unanswered("an Unmark", h.unmarkWithin); err != nil {
 			return err
 		}
+		a.heal()
 		_ = h.tryRelease(e.ctx)
 		gone := false
 		for _, d := range []*rawDriver{a, b, a} {
