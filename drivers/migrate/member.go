@@ -148,9 +148,7 @@ func (m *member) quit() {
 	m.stop()
 	if m.b != nil {
 		m.session.Load().leave()
-		ctx, cancel := context.WithTimeout(context.Background(), undoLimit)
-		defer cancel()
-		_ = m.lease.Release(ctx) // what it leaves behind is cleaned up by the driver
+		letGo(m.lease)
 	}
 	m.g.mu.Lock()
 	delete(m.g.retired, m)
