@@ -7,7 +7,7 @@ import (
 
 // request returns a context for one request, which ends when Close begins too.
 func (d *Driver) request(ctx context.Context, bound time.Duration) (context.Context, context.CancelFunc) {
-	ctx, cancel := bounded(ctx, bound)
+	ctx, cancel := withBound(ctx, bound)
 	stop := context.AfterFunc(d.stopping, cancel)
 	return ctx, func() {
 		stop()
@@ -17,12 +17,12 @@ func (d *Driver) request(ctx context.Context, bound time.Duration) (context.Cont
 
 // background returns a context for one request that no caller waits for, or whose caller cannot take it back.
 func (d *Driver) background(bound time.Duration) (context.Context, context.CancelFunc) {
-	return bounded(d.life, bound)
+	return withBound(d.life, bound)
 }
 
-// bounded returns a context that ends by bound at the latest, and does not tell so: a deadline that gRPC knows of goes with the request,
+// withBound returns a context that ends by bound at the latest, and does not tell so: a deadline that gRPC knows of goes with the request,
 // and the server sets a timer of its own for each, which costs a free lock 6 % of its time. A request that ends here is canceled there.
-func bounded(ctx context.Context, bound time.Duration) (context.Context, context.CancelFunc) {
+func withBound(ctx context.Context, bound time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	return undated{ctx}, cancel
 }

@@ -178,7 +178,7 @@ func (h *hold) Release(ctx context.Context) error {
 // could have ended, and if the key cannot be there as a seal.
 func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 	d := h.driver
-	request, cancel := bounded(ctx, attemptFor)
+	bounded, cancel := withBound(ctx, attemptFor)
 	defer cancel()
 	h.mu.Lock()
 	if h.phase == over {
@@ -189,7 +189,7 @@ func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 	sealing := h.sealing
 	h.mu.Unlock()
 	sent := d.now()
-	removed, err := d.removeKey(request, h.key, sealing)
+	removed, err := d.removeKey(bounded, h.key, sealing)
 
 	h.mu.Lock()
 	if h.phase == over { // the session died meanwhile, or another Release settled it

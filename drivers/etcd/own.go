@@ -87,7 +87,7 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	case <-ctx.Done():
 		return withCause(ctx, driver.ErrUnavailable, errors.New("another renewal has not ended"))
 	}
-	bounded, cancel := context.WithTimeout(ctx, requestFor)
+	bounded, cancel := withBound(ctx, requestFor)
 	defer cancel()
 	c := new(carrier)
 	if !h.isHeld() {

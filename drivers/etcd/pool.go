@@ -79,7 +79,7 @@ func (p *pool) close() {
 func (d *Driver) refresh(ctx context.Context, c *carrier) <-chan error {
 	outcome := make(chan error, 1)
 	run := func() { // ends with ctx at the latest
-		ctx, cancel := context.WithTimeout(ctx, min(requestFor, max(time.Duration(c.expires.Load()-d.now()), 0)))
+		ctx, cancel := withBound(ctx, min(requestFor, max(time.Duration(c.expires.Load()-d.now()), 0)))
 		defer cancel()
 		outcome <- d.keepAlive(ctx, c)
 	}

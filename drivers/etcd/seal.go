@@ -86,7 +86,7 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	bounded, cancel := context.WithTimeout(ctx, requestFor)
+	bounded, cancel := withBound(ctx, requestFor)
 	defer cancel()
 	if h.own != nil { // a renewal would hang the key on a lease again
 		select {
@@ -200,7 +200,7 @@ func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 	if floor > maxFloor {
 		return fmt.Errorf("floor %d of the tokens leaves no room for revisions above it: %w", floor, errors.ErrUnsupported)
 	}
-	bounded, cancel := context.WithTimeout(ctx, requestFor)
+	bounded, cancel := withBound(ctx, requestFor)
 	defer cancel()
 	dir, r := d.dir(h.request.Name), h.record
 	for {

@@ -94,7 +94,7 @@ func (d *Driver) Unmark(ctx context.Context, l driver.Lease) error {
 	if h.isOver() {
 		return driver.ErrNotHeld
 	}
-	bounded, cancel := context.WithTimeout(ctx, requestFor)
+	bounded, cancel := withBound(ctx, requestFor)
 	defer cancel()
 	answer, err := d.client.Txn(bounded).If(h.stands()...).Then(clientv3.OpDelete(markKey(d.dir(h.request.Name)))).Commit()
 	if err != nil {

@@ -112,9 +112,9 @@ func (h *hold) pause(active bool) time.Duration {
 
 // abandon takes a key off that was put, and returns cause.
 func (h *hold) abandon(ctx context.Context, cause error) error {
-	request, cancel := bounded(context.WithoutCancel(ctx), abandonFor)
+	bounded, cancel := withBound(context.WithoutCancel(ctx), abandonFor)
 	defer cancel()
-	if _, err := h.driver.client.Delete(request, h.key); err != nil {
+	if _, err := h.driver.client.Delete(bounded, h.key); err != nil {
 		h.leaveBehind(true)
 		return fmt.Errorf("%w: %w", cause, driver.ErrUnknown)
 	}
