@@ -35,11 +35,7 @@ which is as exact as what they tell.
 The exit status is 3 if it is too early: names are left, or somebody is behind, and it says who.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
-			list, err := names.some(c, args, !f.gate)
-			if err != nil {
-				return err
-			}
-			r, err := status(c.Context(), f, list)
+			r, err := names.status(c, f, args)
 			if err != nil {
 				return err
 			}

@@ -53,11 +53,7 @@ or giving back both locks. So of locks that are held for short, repeat it. Those
 end of the lock: with a name that moved under load, also programs in a phase before new that lock it several times a second.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
-			list, err := names.some(c, args, !f.gate)
-			if err != nil {
-				return err
-			}
-			r, err := status(c.Context(), f, list)
+			r, err := names.status(c, f, args)
 			if err != nil {
 				return err
 			}
@@ -75,6 +71,15 @@ end of the lock: with a name that moved under load, also programs in a phase bef
 	names.add(c)
 	c.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	return c
+}
+
+// status looks at the names that a command was given. It needs none where there is a gate to look at.
+func (n *nameFlags) status(c *cobra.Command, f *pairFlags, args []string) (*statusReport, error) {
+	list, err := n.some(c, args, !f.gate)
+	if err != nil {
+		return nil, err
+	}
+	return status(c.Context(), f, list)
 }
 
 func status(ctx context.Context, f *pairFlags, names []string) (r *statusReport, err error) {
