@@ -1,7 +1,6 @@
 package etcd_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -192,50 +191,23 @@ func TestSealThatArrivesLate(t *testing.T) {
 	s := testenv.Etcd(t)
 	proxy := testenv.NewProxy(t, s.Addr)
 	b := openURL(t, "etcd://%s", s.Addr)
-	for _, arrives := range []bool{false, true} {
-		for what, r := range kinds(fmt.Sprint(arrives)) {
+	for _, lost := range []bool{true, false} {
+		for _, r := range kinds(fmt.Sprint(lost)) {
 			a := openURL(t, "etcd://%s", proxy.Addr)
-			name := r.Name
-			l := acquire(t, a, r)
-			proxy.Freeze(testenv.Requests)
-			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-			wantErr(t, what, a.Seal(ctx, l), driver.ErrUnknown)
-			wantErr(t, what, l.Release(ctx), driver.ErrUnknown)
-			cancel()
-			if !arrives {
-				proxy.Cut()
-				proxy.Heal()
-			}
-			proxy.Thaw(testenv.Requests)
-			next, err := b.Acquire(guard(t), request(name))
-			if _, sealed, _ := b.Sealed(t.Context(), name); sealed != errors.Is(err, driver.ErrSealed) || err != nil && !sealed {
-				t.Errorf("%s: the next Acquire got %v, and Sealed says %t", what, err, sealed)
-			}
-			if !arrives && err != nil {
-				t.Errorf("%s: the next Acquire got %v after a seal that never arrived", what, err)
-			}
-			if err == nil {
-				release(t, next)
-			}
+			drivertest.LateSeal(t, a, b, r, func() { proxy.Freeze(testenv.Requests) }, func() {
+				if lost {
+					proxy.Cut()
+					proxy.Heal()
+				}
+				proxy.Thaw(testenv.Requests)
+			}, lost)
 		}
 	}
 }
 
 func TestSealsAndMarksSurviveARestart(t *testing.T) {
 	s := testenv.Etcd(t)
-	d := openURL(t, "etcd://%s", s.Addr)
-	old := acquire(t, d, request("old"))
-	seal(t, d, old)
-	l := acquire(t, d, request("new"))
-	mark(t, d, l, 1<<40)
-	release(t, l)
-	s.Restart()
-	isSealed(t, d, "old", token(old))
-	next := acquire(t, d, request("new"))
-	if marked, err := d.Marked(t.Context(), next); !marked || err != nil || token(next) <= token(l) || token(l) <= 1<<40 {
-		t.Errorf("after a restart: marked %t, %v, token %d after %d, want true, and tokens that rise from %d", marked, err, token(next), token(l), 1<<40)
-	}
-	release(t, next)
+	drivertest.SurviveRestart(t, openURL(t, "etcd://%s", s.Addr), 1<<40, s.Restart)
 }
 
 // TestTokensAboveTheFloor has waiters of all kinds queue before the mark, and be granted after it.

@@ -1,7 +1,6 @@
 package zk_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -185,50 +184,23 @@ func TestSealThatArrivesLate(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	proxy := testenv.NewProxy(t, s.Addr)
 	b := openURL(t, "zk://%s", s.Addr)
-	for _, arrives := range []bool{false, true} {
-		for what, r := range kinds(fmt.Sprint(arrives)) {
+	for _, lost := range []bool{true, false} {
+		for _, r := range kinds(fmt.Sprint(lost)) {
 			a := openURL(t, "zk://%s", proxy.Addr)
-			l := acquire(t, a, r)
-			proxy.Freeze(testenv.Requests)
-			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-			wantErr(t, what, a.Seal(ctx, l), driver.ErrUnknown)
-			wantErr(t, what, l.Release(ctx), driver.ErrUnknown)
-			cancel()
-			if !arrives {
-				proxy.Cut()
-				proxy.Heal()
-			}
-			proxy.Thaw(testenv.Requests)
-			next, err := b.Acquire(guard(t), request(r.Name))
-			if _, sealed, _ := b.Sealed(t.Context(), r.Name); sealed != errors.Is(err, driver.ErrSealed) || err != nil && !sealed {
-				t.Errorf("%s: the next Acquire got %v, and Sealed says %t", what, err, sealed)
-			}
-			if !arrives && err != nil {
-				t.Errorf("%s: the next Acquire got %v after a seal that never arrived", what, err)
-			}
-			if err == nil {
-				release(t, next)
-			}
+			drivertest.LateSeal(t, a, b, r, func() { proxy.Freeze(testenv.Requests) }, func() {
+				if lost {
+					proxy.Cut()
+					proxy.Heal()
+				}
+				proxy.Thaw(testenv.Requests)
+			}, lost)
 		}
 	}
 }
 
 func TestSealsAndMarksSurviveARestart(t *testing.T) {
 	s := testenv.ZooKeeper(t)
-	d := openURL(t, "zk://%s", s.Addr)
-	old := acquire(t, d, request("old"))
-	seal(t, d, old)
-	l := acquire(t, d, request("new"))
-	const floor = 1 << 61
-	mark(t, d, l, floor)
-	release(t, l)
-	s.Restart()
-	isSealed(t, d, "old", lastOf(old))
-	next := acquire(t, d, request("new"))
-	if marked, err := d.Marked(t.Context(), next); !marked || err != nil || token(l) <= floor || token(next) <= lastOf(l) {
-		t.Errorf("after a restart: marked %t, %v, token %d after %d, want true, and tokens that rise from %d", marked, err, token(next), lastOf(l), floor)
-	}
-	release(t, next)
+	drivertest.SurviveRestart(t, openURL(t, "zk://%s", s.Addr), 1<<61, s.Restart)
 }
 
 // TestTokensAboveTheFloor has waiters of all kinds queue before the mark, and be granted after it.

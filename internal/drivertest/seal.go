@@ -1,6 +1,8 @@
 package drivertest
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -80,18 +82,67 @@ func LateUnseal(tb testing.TB, a, b Unsealer, name string, delay func() <-chan s
 	Release(tb, Acquire(tb, b, NoWait(name)))
 }
 
-// Unsealer is a driver that takes seals back.
-type Unsealer interface {
+// LateSeal has requests of a to seal what it holds by r, and to release it, held up while both are given up, and fails the test unless b
+// then finds one thing: the name is sealed, or it is free. Delay holds them up, and arrive lets them go on; where they are lost instead,
+// it must be free.
+func LateSeal(tb testing.TB, a, b Sealer, r *driver.Request, delay, arrive func(), lost bool) {
+	tb.Helper()
+	l := Acquire(tb, a, r)
+	delay()
+	ctx, cancel := context.WithTimeout(tb.Context(), 50*time.Millisecond)
+	defer cancel()
+	WantErr(tb, "Seal of "+r.Name, a.Seal(ctx, l), driver.ErrUnknown)
+	WantErr(tb, "Release of "+r.Name, l.Release(ctx), driver.ErrUnknown)
+	arrive()
+	next, err := b.Acquire(Guard(tb), Request(r.Name))
+	if _, sealed, _ := b.Sealed(tb.Context(), r.Name); sealed != errors.Is(err, driver.ErrSealed) || err != nil && !sealed {
+		tb.Errorf("%s: the next Acquire got %v, and Sealed says %t", r.Name, err, sealed)
+	}
+	if lost && err != nil {
+		tb.Errorf("%s: the next Acquire got %v after a seal that never arrived", r.Name, err)
+	}
+	if err == nil {
+		Release(tb, next)
+	}
+}
+
+// SurviveRestart fails the test unless a seal, a mark and a floor outlast a restart of the server.
+func SurviveRestart(tb testing.TB, d Marker, floor uint64, restart func()) {
+	tb.Helper()
+	old := Acquire(tb, d, Request("old"))
+	Seal(tb, d, old)
+	l := Acquire(tb, d, Request("new"))
+	Mark(tb, d, l, floor)
+	Release(tb, l)
+	restart()
+	IsSealed(tb, d, "old", Last(old))
+	next := Acquire(tb, d, Request("new"))
+	if marked, err := d.Marked(tb.Context(), next); !marked || err != nil || Token(l) <= floor || Token(next) <= Last(l) {
+		tb.Errorf("after a restart: marked %t, %v, token %d after %d, want true, and tokens that rise from %d", marked, err, Token(next), Last(l), floor)
+	}
+	Release(tb, next)
+}
+
+// Sealer is a driver that seals.
+type Sealer interface {
 	driver.Driver
 	driver.Sealer
+}
+
+// Unsealer is a driver that takes seals back.
+type Unsealer interface {
+	Sealer
 	driver.Unsealer
 }
 
+// Marker is a driver that seals and marks.
+type Marker interface {
+	Sealer
+	driver.Marker
+}
+
 // IsSealed fails the test unless the driver says that the name is sealed, and with this last token.
-func IsSealed(tb testing.TB, d interface {
-	driver.Driver
-	driver.Sealer
-}, name string, last uint64) {
+func IsSealed(tb testing.TB, d Sealer, name string, last uint64) {
 	tb.Helper()
 	for _, r := range []*driver.Request{Request(name), NoWait(name), Fixed(Request(name), 30*time.Second)} {
 		if l, err := d.Acquire(Guard(tb), r); err != driver.ErrSealed {
