@@ -8,7 +8,8 @@ local patience, default = 15000, 300000
 -- along is by how much the time of a waiter that is not first has to change until it is set anew, with those of all behind.
 local along = 60000
 
--- deaf is how long a waiter may leave a free lock alone that does not even listen.
+-- deaf is how long a waiter may leave a free lock alone that does not even listen. One that is told, and does not come, has patience:
+-- its process is frozen, or cut off while the server still has its subscription.
 local deaf = 5000
 
 local function clock()
@@ -111,10 +112,12 @@ local function acquireFair(name, queue, times, hold, ttl, how, channel, word, wo
   if left >= 0 then return -1 - left end
   -- It is somebody else's turn, who was told, unless that was lost with a connection, or who is dead.
   first = call('LINDEX', queue, 0)
-  if first ~= hold and tell(first, channel, word, word2) == 0 and count ~= '' then
-    -- Those behind keep their times: it may have been about to listen, and if it is one of Redisson, it takes its wait off them.
+  if first ~= hold then
+    local limit = patience
+    if tell(first, channel, word, word2) == 0 and count ~= '' then limit = deaf end
+    -- Those behind keep their times: it may be about to come, and if it is one of Redisson, it takes its wait off them.
     local time = timeOf(times, first)
-    if time and time > now + deaf then call('ZADD', times, string.format('%.0f', now + deaf), first) end
+    if time and time > now + limit then call('ZADD', times, string.format('%.0f', now + limit), first) end
   end
   return -1 - 500
 end

@@ -157,7 +157,7 @@ func TestFairDeafWaiter(t *testing.T) {
 	}
 }
 
-// TestFairListeningWaiterIsNotOvertaken: it may only be slow.
+// TestFairListeningWaiterIsNotOvertaken: it may only be slow, though not for more than 15 s.
 func TestFairListeningWaiterIsNotOvertaken(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fair=true", s.Addr)
@@ -167,7 +167,7 @@ func TestFairListeningWaiterIsNotOvertaken(t *testing.T) {
 	for range 5 { // reminded again and again
 		sp.next(t)
 	}
-	if left := leftOfX(t, s, "java:1"); left < 4*time.Minute {
+	if left := leftOfX(t, s, "java:1"); left < 5*time.Second || left > 15*time.Second {
 		t.Errorf("time of the one that listens: %v", left)
 	}
 	select {
@@ -175,8 +175,29 @@ func TestFairListeningWaiterIsNotOvertaken(t *testing.T) {
 		t.Fatalf("the one behind got %v, %v", w.lease, w.err)
 	default:
 	}
-	s.Do("DEL", queueOfX, timesOfX)
+	s.Do("ZINCRBY", timesOfX, "-15000", "java:1") // as if that had gone on until its time was over
 	release(t, w.granted(t))
+}
+
+// TestFairHungWaiter: a waiter is cut off, the server still has its subscription, and the lock becomes free long before its TTL.
+func TestFairHungWaiter(t *testing.T) {
+	s := testenv.Redis(t)
+	proxy := testenv.NewProxy(t, s.Addr)
+	cutOff, d := openURL(t, "redisson://%s?fair=true", proxy.Addr), openURL(t, "redisson://%s?fair=true", s.Addr)
+	r := request("x")
+	r.TTL = 10 * time.Minute
+	l := acquire(t, d, r)
+	hung := wait(t, cutOff, request("x"))
+	hold := lineOfX(s)[0]
+	testenv.Eventually(t, func() bool { return s.SubscriberCount(prefixName(channelPrefix, "x")+":"+hold) == 1 }, "it listens")
+	proxy.Freeze(testenv.Both)
+	next := wait(t, d, request("x"))
+	release(t, l)
+	testenv.Eventually(t, func() bool { return leftOfX(t, s, hold) <= 15*time.Second }, "its time is bounded")
+	s.Do("ZINCRBY", timesOfX, "-15000", hold) // as if that had passed
+	release(t, next.granted(t))
+	proxy.Thaw(testenv.Both)
+	release(t, hung.granted(t))
 }
 
 // TestFairLateListener: a waiter of Redisson that was not listening yet gets the lock after all, and takes its wait of five minutes off
