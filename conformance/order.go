@@ -42,6 +42,31 @@ func (e *env) inOrder(waiters []*request) error {
 	return nil
 }
 
+// line returns requests of n new clients that wait for a name, in this order. A driver says that it waits when its request is on the
+// way; each is seen in the queue before the next one comes, where the backend can be asked.
+func (e *env) line(name string, n int) []*request {
+	waiters := make([]*request, n)
+	for i := range waiters {
+		r := e.driver().start(name).waits()
+		waiters[i] = r
+		inspector, ok := r.driver.driver.(driver.Inspector)
+		if !ok {
+			continue
+		}
+		e.poll(fmt.Sprintf("%d wait for %q", i+1, name), func() error {
+			s, err := inspector.Inspect(e.ctx, name)
+			switch {
+			case errors.Is(err, errors.ErrUnsupported):
+				return nil
+			case err == nil && s.Waiters >= 0 && s.Waiters <= i:
+				return fmt.Errorf("Inspect counts %d waiters", s.Waiters)
+			}
+			return err
+		})
+	}
+	return waiters
+}
+
 func allAreServed(e *env) error {
 	a, name := e.driver(), e.name()
 	h := a.hold(name)
@@ -62,10 +87,7 @@ func clientsInOrder(e *env) error {
 	a, name := e.driver(), e.name()
 	for range 3 {
 		h := a.hold(name)
-		waiters := make([]*request, 8)
-		for i := range waiters {
-			waiters[i] = e.driver().start(name).waits()
-		}
+		waiters := e.line(name, 8)
 		h.release()
 		if err := e.inOrder(waiters); err != nil {
 			return err
@@ -91,10 +113,7 @@ func cancelKeepsOrder(e *env) error {
 	a, name := e.driver(), e.name()
 	for _, leaves := range []int{0, 3, 7} { // the first, one in the middle, the last
 		h := a.hold(name)
-		waiters := make([]*request, 8)
-		for i := range waiters {
-			waiters[i] = e.driver().start(name).waits()
-		}
+		waiters := e.line(name, 8)
 		waiters[leaves].cancel()
 		if r := waiters[leaves].result(); !errors.Is(r.err, context.Canceled) {
 			return fmt.Errorf("%s, which was canceled, got %q", r.driver.label, outcome(r.err))
