@@ -7,7 +7,10 @@ TESTFLAGS ?=
 # How often `make flaky-long` runs each test.
 COUNT ?= 20
 
-.PHONY: help test test-long servers demo demo-java interop interop-soak bench lint flaky flaky-long
+# How long `make fuzz` looks for an input that breaks something, for each target.
+FUZZTIME ?= 30s
+
+.PHONY: help test test-long servers demo demo-java interop interop-soak bench lint flaky flaky-long fuzz
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -37,6 +40,12 @@ flaky: ## run the suite 200 times on drivers/memory, which must never fail
 
 flaky-long: servers ## run all tests COUNT times, in random order: this takes hours
 	$(GO) test -race -shuffle=on -count=$(COUNT) -timeout=20h $(TESTFLAGS) $(PKG)
+
+fuzz: ## look for names, URLs and answers of servers that break something: FUZZTIME for each target
+	@grep -rl --include='*_test.go' '^func Fuzz' . | while read -r file; do \
+		for target in $$(sed -n 's/^func \(Fuzz[A-Za-z]*\).*/\1/p' $$file); do \
+			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 100x $$(dirname $$file) || exit 1; \
+		done; done
 
 interop: servers ## prove drivers/redisson against Java's Redisson (needs a JDK 17 and Maven)
 	cd test/interop && $(GO) test -p 1 -timeout 10m $(TESTFLAGS) ./...

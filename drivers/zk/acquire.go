@@ -141,7 +141,8 @@ func (h *hold) queue(c caller, data []byte) (first bool, err error) {
 
 // create makes the node where that of the name is there.
 func (h *hold) create(c *gozk.Conn, data []byte) (string, error) {
-	return c.Create(h.dir+"/"+h.prefix, data, gozk.FlagEphemeralSequential, h.driver.options.ACL)
+	node, err := c.Create(h.dir+"/"+h.prefix, data, gozk.FlagEphemeralSequential, h.driver.options.ACL)
+	return h.named(node, err)
 }
 
 // createBoth makes the node of the name, and the node below it, which then has the lock. That the node of the name is changed in the
@@ -153,10 +154,21 @@ func (h *hold) createBoth(c *gozk.Conn, data []byte) (string, error) {
 		&gozk.CreateRequest{Path: h.dir + "/" + h.prefix, Data: data, Acl: acl, Flags: gozk.FlagEphemeralSequential},
 		&gozk.SetDataRequest{Path: h.dir, Version: -1},
 	)
+	if err == nil && len(results) < 2 {
+		err = errAnswer
+	}
 	if err != nil {
 		return "", err
 	}
-	return results[1].String, nil
+	return h.named(results[1].String, nil)
+}
+
+// named returns the node that was made, and an error if the answer cannot be right: what there is has to be looked for then.
+func (h *hold) named(node string, err error) (string, error) {
+	if err == nil && !strings.HasPrefix(node, h.dir+"/"+h.prefix) {
+		return "", errAnswer
+	}
+	return node, err
 }
 
 // isOurMake reports whether a node was made by createBoth, and not changed since.

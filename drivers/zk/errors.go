@@ -27,6 +27,9 @@ var answers = []error{
 	gozk.ErrInvalidACL, gozk.ErrAuthFailed, gozk.ErrBadArguments, gozk.ErrShortBuffer, gozk.ErrInvalidPath,
 }
 
+// errAnswer is that of an answer that does not fit the request. What became of the request is not known then.
+var errAnswer = errors.New("the server's answer makes no sense")
+
 // isAnswer reports whether it is certain that a request was handled, or never sent.
 func isAnswer(err error) bool {
 	if err == nil {

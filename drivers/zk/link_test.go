@@ -71,3 +71,31 @@ func TestLinkKeepsTheTransactions(t *testing.T) {
 		s.cut()
 	}
 }
+
+// FuzzLink has a server send anything, in two pieces. The library gets all of it, changed at most where it expects a transaction.
+func FuzzLink(f *testing.F) {
+	f.Add(frame(int32(0), int32(30_000), int64(42), int32(16), make([]byte, 16)), frame(int32(1), int64(7), int32(0)))
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff}, make([]byte, 40))
+	f.Fuzz(func(t *testing.T, one, two []byte) {
+		s := newSession(&Driver{life: t.Context(), epoch: time.Now()}, time.Minute)
+		defer s.cut()
+		l := &link{session: s}
+		l.note(frame(int32(0), int64(0)), 0)
+		l.note(frame(int32(1), int32(3)), 0)
+		for _, piece := range [][]byte{one, two} {
+			sent := bytes.Clone(piece)
+			for rest := piece; len(rest) > 0; {
+				n := l.parse(rest)
+				if n < 1 || n > len(rest) {
+					t.Fatalf("took %d of %d bytes", n, len(rest))
+				}
+				rest = rest[n:]
+			}
+			for i, b := range piece {
+				if b != sent[i] && b != 0 {
+					t.Fatalf("byte %d was changed from %x to %x", i, sent[i], b)
+				}
+			}
+		}
+	})
+}

@@ -46,16 +46,16 @@ func appendPart(b []byte, part string, top bool) []byte {
 		return append(b, strings.ReplaceAll(part, ".", "%2E")...)
 	}
 	begin := len(b)
-	for i, r := range part {
-		width := utf8.RuneLen(r)
-		switch {
-		case r == '%', r == '/', !allowed(r):
-			for _, c := range []byte(part[i : i+width]) {
+	for rest := part; rest != ""; {
+		r, width := utf8.DecodeRuneInString(rest)
+		if r == '%' || r == '/' || !allowed(r) {
+			for _, c := range []byte(rest[:width]) {
 				b = append(b, '%', hexDigits[c>>4], hexDigits[c&15])
 			}
-		default:
-			b = utf8.AppendRune(b, r)
+		} else {
+			b = append(b, rest[:width]...)
 		}
+		rest = rest[width:]
 	}
 	if _, ok := sequence(part); ok || isBase(part) {
 		last := b[len(b)-1]

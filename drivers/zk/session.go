@@ -19,6 +19,7 @@ import (
 const (
 	idleFor    = 5 * time.Minute // a session that carries nothing ends after that, but for the first
 	sendBuffer = 256 << 10       // of the library, for one request
+	maxAnswer  = 64 << 20        // the names of a million contenders; a length above that is wrong
 	fixedExtra = 4               // see class
 )
 
@@ -243,7 +244,8 @@ func (s *session) start() error {
 	d := s.driver
 	var err error
 	s.conn, s.events, err = gozk.Connect(d.hosts, s.class, gozk.WithDialer(s.dial), gozk.WithHostProvider(&servers{session: s}),
-		gozk.WithEventCallback(s.event), gozk.WithLogger(silent{}), gozk.WithLogInfo(false), gozk.WithMaxConnBufferSize(sendBuffer))
+		gozk.WithEventCallback(s.event), gozk.WithLogger(silent{}), gozk.WithLogInfo(false),
+		gozk.WithMaxConnBufferSize(sendBuffer), gozk.WithMaxBufferSize(maxAnswer))
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,7 @@ type link struct {
 	up, down       stream
 	running        int   // goroutines
 	closed         bool  // they end
-	lost           bool  // replies were thrown away: what would follow them makes no sense to the client
+	lost           bool  // replies were thrown away or changed: what would follow them makes no sense to the client
 	sprung         *trap // by a request that is not yet forwarded to its end, or the cut that follows
 	mute           bool  // replies are thrown away until the server has ended the connection
 }
@@ -94,6 +94,9 @@ func (p *Proxy) keep(l *link, s *stream, data []byte, err error) (more bool) {
 	if s.dir == Replies && (p.drop || l.mute) {
 		l.lost = l.lost || len(data) > 0
 	} else {
+		if s.dir == Replies && p.garbler != nil && p.garbler.change(data) {
+			l.lost = true
+		}
 		s.held = append(s.held, data...)
 	}
 	switch {
@@ -110,6 +113,18 @@ func (p *Proxy) keep(l *link, s *stream, data []byte, err error) (more bool) {
 	}
 	p.changed.Broadcast()
 	return !l.closed && err == nil
+}
+
+// change garbles data, and reports whether it did.
+func (g *garbler) change(data []byte) bool {
+	changed := false
+	for i := range data {
+		if g.rand.IntN(g.every) == 0 {
+			data[i] ^= byte(1 + g.rand.IntN(255))
+			changed = true
+		}
+	}
+	return changed
 }
 
 // write passes on what s holds.

@@ -2,6 +2,7 @@ package testenv
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"testing"
@@ -32,7 +33,14 @@ type Proxy struct {
 	links    map[*link]bool
 	frozen   Direction
 	drop     bool
+	garbler  *garbler // nil: replies are passed on as they are
 	trap     *trap
+}
+
+// garbler changes bytes of replies.
+type garbler struct {
+	rand  *rand.Rand
+	every int
 }
 
 // trap waits for a request.
@@ -99,7 +107,7 @@ func (p *Proxy) Heal() {
 			p.reset(l)
 		}
 	}
-	p.frozen, p.drop, p.trap = 0, false, nil
+	p.frozen, p.drop, p.garbler, p.trap = 0, false, nil, nil
 	p.changed.Broadcast()
 }
 
@@ -124,6 +132,13 @@ func (p *Proxy) DropReplies() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.drop = true
+}
+
+// Garble changes bytes of what the server sends from now on, one of every so many on average, until Heal. The seed decides which.
+func (p *Proxy) Garble(seed uint64, every int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.garbler = &garbler{rand.New(rand.NewPCG(seed, 0)), every}
 }
 
 // CutAfterRequest waits for a request that contains part. It forwards it (and what the client sent together with it), lets the server

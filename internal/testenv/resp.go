@@ -42,8 +42,10 @@ func dialRESP(ctx context.Context, addr string, config *tls.Config) (*respConn, 
 		config.ServerName = "127.0.0.1"
 		conn = tls.Client(conn, config)
 	}
-	return &respConn{Conn: conn, in: bufio.NewReader(conn)}, nil
+	return newRESP(conn), nil
 }
+
+func newRESP(conn net.Conn) *respConn { return &respConn{Conn: conn, in: bufio.NewReader(conn)} }
 
 func (c *respConn) do(args ...string) (any, error) {
 	var request strings.Builder

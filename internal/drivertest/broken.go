@@ -1,0 +1,134 @@
+package drivertest
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// garbledCall is how long a call may ask a server whose answers make no sense.
+const garbledCall = 500 * time.Millisecond
+
+// SurviveGarbled uses drivers while bytes that the servers behind proxies send are wrong, from the beginning or later, many or few. What
+// the calls return then means nothing. But none of them panics, all return, and a new driver is as good as ever when the servers are.
+func SurviveGarbled(t *testing.T, url string, rounds int, proxies ...*testenv.Proxy) {
+	heal := func() {
+		for _, p := range proxies {
+			p.Heal()
+		}
+	}
+	for seed := range uint64(rounds) {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
+			defer heal()
+			garble := func() {
+				for i, p := range proxies {
+					p.Garble(seed+uint64(i)<<32, 16<<(seed/2%7))
+				}
+			}
+			if seed%2 == 0 {
+				garble()
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 4*garbledCall)
+			defer cancel()
+			returns(t, "Open and what follows", func() {
+				d, _, err := driver.Open(ctx, url)
+				if err != nil {
+					t.Logf("Open: %v", err)
+					return
+				}
+				garble()
+				for i := range 3 {
+					CallAll(t, d, fmt.Sprintf("garbled-%d-%d", seed, i), garbledCall)
+				}
+				heal()
+				ctx, cancel := context.WithTimeout(t.Context(), 2*garbledCall)
+				defer cancel()
+				t.Logf("Close: %v", d.Close(ctx))
+			})
+		})
+	}
+	d := Open(t, url)
+	Release(t, Acquire(t, d, Request("sound")))
+}
+
+// SurviveAnswers uses a driver whose server answers what makes no sense. All calls return.
+func SurviveAnswers(t *testing.T, url string) {
+	const limit = 50 * time.Millisecond
+	returns(t, "Open and what follows", func() {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*limit)
+		defer cancel()
+		d, _, err := driver.Open(ctx, url)
+		if err != nil {
+			t.Logf("Open: %v", err)
+			return
+		}
+		CallAll(t, d, "x", limit)
+		t.Logf("Close: %v", d.Close(ctx))
+	})
+}
+
+// returns fails the test if f does not return.
+func returns(t *testing.T, what string, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() { // ends with f, or with the test binary
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+	case <-time.After(HangGuard):
+		t.Fatalf("%s: does not return", what)
+	}
+}
+
+// CallAll makes each call of a driver, with so much time for each, as far as it is granted anything. Only the caller knows what the
+// calls should return.
+func CallAll(t *testing.T, d driver.Driver, name string, limit time.Duration) {
+	call := func(what string, f func(ctx context.Context) error) {
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		defer cancel()
+		t.Logf("%s of %q: %v", what, name, f(ctx))
+	}
+	var l driver.Lease
+	call("Acquire", func(ctx context.Context) (err error) {
+		l, err = d.Acquire(ctx, NoWait(name))
+		return err
+	})
+	call("a second Acquire", func(ctx context.Context) error {
+		second, err := d.Acquire(ctx, Request(name))
+		if second != nil {
+			return second.Release(ctx)
+		}
+		return err
+	})
+	if i, ok := d.(driver.Inspector); ok {
+		call("Inspect", func(ctx context.Context) error {
+			_, err := i.Inspect(ctx, name)
+			return err
+		})
+	}
+	if s, ok := d.(driver.Sealer); ok {
+		call("Sealed", func(ctx context.Context) error {
+			_, _, err := s.Sealed(ctx, name)
+			return err
+		})
+	}
+	if l != nil {
+		call("Renew", func(ctx context.Context) error { return l.Renew(ctx, time.Minute) })
+		if b, ok := d.(driver.BatchRenewer); ok {
+			call("RenewAll", func(ctx context.Context) (last error) {
+				b.RenewAll(ctx, []driver.Lease{l}, func(_ int, err error) { last = err })
+				return last
+			})
+		}
+		call("Release", l.Release)
+	}
+	if f, ok := d.(driver.ForceUnlocker); ok {
+		call("ForceUnlock", func(ctx context.Context) error { return f.ForceUnlock(ctx, name) })
+	}
+}
