@@ -18,17 +18,17 @@ local function acquire(name, hold, ttl, token, n, keep, mark)
     first, block = call('INCR', token), tonumber(n)
     if keep == '' then
       if block > 1 then call('INCRBY', token, block - 1) end
-    elseif first == 1 or block > 1 then
-      -- A count begins at the time, and blocks never make it run away from that: so it goes on rising when the key is lost or ends.
+    else
+      -- Tokens are the time, so that they go on rising when the key is lost or ends, and when a replica takes over that has not
+      -- seen the last of them. Blocks never make them run away from that.
       local time = call('TIME')
       local now = time[1] * 1000000 + time[2]
-      if first == 1 then
-        first = now
-        call('SET', token, string.format('%.0f', first + block - 1), 'PX', keep)
-      elseif first > now then
+      if first > now then
         block = 1
-      elseif block > 1 then
-        call('INCRBY', token, block - 1)
+      else
+        local last = string.format('%.0f', now + block - 1)
+        if first == 1 then call('SET', token, last, 'PX', keep) else call('SET', token, last, 'KEEPTTL') end
+        first = now
       end
     end
   end

@@ -99,8 +99,9 @@ const (
 type Fence string
 
 const (
-	// FenceOwn counts in a key of dsync in the lock's slot, from the server's clock in microseconds upwards. The key is kept for
-	// 7 days after the last grant. Tokens go on rising when the server loses its data, unless its clock steps back as well.
+	// FenceOwn takes the server's clock in microseconds, or the number after the last one if that is greater, which is in a key of
+	// dsync in the lock's slot for 7 days. So tokens go on rising when the server loses its data, or a replica takes over that has
+	// not seen all of it, unless the clock steps back as well.
 	FenceOwn Fence = ""
 
 	// FenceRedisson counts in the key of Redisson's fenced lock (RFencedLock), together with Java programs. It never expires.

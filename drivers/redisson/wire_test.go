@@ -146,6 +146,34 @@ func TestTokensOfABlock(t *testing.T) {
 	}
 }
 
+// TestTokensRiseWhenTheLastAreForgotten puts the token key back to what it was some grants ago: what a replica has that takes over and
+// has not seen the last of them.
+func TestTokensRiseWhenTheLastAreForgotten(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s", s.Addr)
+	const key = "dsync_fence:{x}"
+	grant := func(tokens int) (first, last uint64) {
+		r := request("x")
+		r.Events.(*events).tokens = tokens
+		l := acquire(t, d, r)
+		first, n := l.Tokens()
+		release(t, l)
+		return first, first + uint64(n) - 1
+	}
+	grant(1)
+	for i, tokens := range []int{1, 1, 64, 1, 64, 1} {
+		before := s.Do("GET", key).(string)
+		_, last := grant(tokens)
+		s.Do("SET", key, before, "KEEPTTL")
+		if first, _ := grant(1); first <= last {
+			t.Errorf("grant %d: got token %d, want one above the %d that was forgotten", i, first, last)
+		}
+	}
+	if left := s.Do("PTTL", key).(int64); left <= 0 {
+		t.Errorf("TTL of the token key: got %d, want that it ends", left)
+	}
+}
+
 func TestTokensRiseOverDriversAndFlushes(t *testing.T) {
 	s := testenv.Redis(t)
 	const grants, drivers = 10_000, 8
