@@ -89,8 +89,23 @@ func (d *Driver) compareKeys(ctx context.Context) error {
 const probeQuery = `SELECT pg_catalog.hashtextextended(u.v, 0) ` +
 	`FROM pg_catalog.unnest(pg_catalog.string_to_array($1::pg_catalog.text, $2::pg_catalog.text)) WITH ORDINALITY u(v, n) ORDER BY u.n`
 
-// dial connects a session. It is not among those of the driver yet.
-func (d *Driver) dial(ctx context.Context, ttl time.Duration, waiter bool) (*session, error) {
+// maxDials is how often a session is connected that the server ended at once.
+const maxDials = 10
+
+// dial connects a session. It is not among those of the driver yet. If its TTL passes while it is set up, since this machine has
+// much to do, it is tried again.
+func (d *Driver) dial(ctx context.Context, ttl time.Duration, waiter bool) (s *session, err error) {
+	for range maxDials {
+		s, err = d.dialOnce(ctx, ttl, waiter)
+		var answer *pgconn.PgError
+		if err == nil || !errors.As(err, &answer) || answer.Code != codeIdle {
+			break
+		}
+	}
+	return s, err
+}
+
+func (d *Driver) dialOnce(ctx context.Context, ttl time.Duration, waiter bool) (*session, error) {
 	if d.config.ConnectTimeout == 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, connectFor)

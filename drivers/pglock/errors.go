@@ -30,6 +30,7 @@ const (
 	codeUnknownSetting = "42704"
 	codeProtocol       = "08P01"
 	codePermission     = "42501"
+	codeIdle           = "57P05"
 )
 
 // unavailable are the codes with which a server refuses work for now.

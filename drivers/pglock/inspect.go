@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -70,13 +71,39 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if len(rows) != 1 || len(rows[0][0]) != 8 {
-		return errAnswer
-	}
-	if binary.BigEndian.Uint64(rows[0][0]) == 0 {
+	if len(rows) == 0 {
 		return driver.ErrNotHeld
 	}
-	return nil
+	ended := map[uint32]bool{}
+	for _, row := range rows {
+		if len(row) != 2 || len(row[0]) != 4 {
+			return errAnswer
+		}
+		ended[binary.BigEndian.Uint32(row[0])] = true
+	}
+	return d.awaitEnd(ctx, key, ended)
+}
+
+// How often a server is asked whether sessions have ended that it was told to end: first, and at the end of a doubling.
+const firstGlance, lastGlance = time.Millisecond, 50 * time.Millisecond
+
+// awaitEnd waits until none of the server's processes has a lock any more: each ends when it gets to it.
+func (d *Driver) awaitEnd(ctx context.Context, key AdvisoryKey, pids map[uint32]bool) error {
+	for wait := firstGlance; ; wait = min(2*wait, lastGlance) {
+		rows, err := d.ask(ctx, holdersQuery, key.locksRow()...)
+		if err != nil {
+			return fmt.Errorf("%w: %w", driver.ErrUnknown, err)
+		}
+		held := slices.ContainsFunc(rows, func(row [][]byte) bool {
+			return len(row) == 3 && len(row[0]) == 4 && len(row[1]) == 1 && row[1][0] != 0 && pids[binary.BigEndian.Uint32(row[0])]
+		})
+		if !held {
+			return nil
+		}
+		if !d.sleep(ctx, wait) {
+			return fmt.Errorf("%w: the holder has been told to end", driver.ErrUnknown)
+		}
+	}
 }
 
 // admin is what comes before a call that is about a name and no hold of this driver.

@@ -3,7 +3,9 @@ package pglock_test
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -168,6 +170,35 @@ func testInspectShowsHolderAndWaiters(t *testing.T, pg *testenv.PostgresServer) 
 	cancel()
 	<-ended
 	mustRelease(t, l)
+}
+
+// testForceUnlockWaits: a server process that was told to end does so when it gets to it, and has its locks until then.
+func testForceUnlockWaits(t *testing.T, pg *testenv.PostgresServer) {
+	d, admin := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, &pglock.Options{ForceUnlock: true})
+	mustAcquire(t, d, request("a", longTTL))
+	status, err := admin.Inspect(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(status.Hold)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if err := admin.ForceUnlock(ctx, "a"); !errors.Is(err, driver.ErrUnknown) {
+		t.Errorf("ForceUnlock of the lock of a process that stands still: got %v, want ErrUnknown", err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if err := admin.ForceUnlock(t.Context(), "a"); err != nil && !errors.Is(err, driver.ErrNotHeld) {
+		t.Errorf("ForceUnlock: %v", err)
+	}
+	mustRelease(t, mustAcquire(t, admin, request("a", longTTL)))
 }
 
 func testForceUnlockIsAnOption(t *testing.T, pg *testenv.PostgresServer) {

@@ -128,6 +128,7 @@ func TestDriver(t *testing.T) {
 		{"InTxExcludesTheDriver", testInTxExcludesTheDriver},
 		{"InspectShowsHolderAndWaiters", testInspectShowsHolderAndWaiters},
 		{"ForceUnlockIsAnOption", testForceUnlockIsAnOption},
+		{"ForceUnlockWaits", testForceUnlockWaits},
 		{"CloseInEveryState", testCloseInEveryState},
 		{"CutConnectionLosesTheLease", testCutConnectionLosesTheLease},
 		{"WaitOnASilentConnectionEnds", testWaitOnASilentConnectionEnds},

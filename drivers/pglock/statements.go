@@ -41,12 +41,11 @@ const (
 		`AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()) ` +
 		`ORDER BY l.granted DESC, l.waitstart, l.pid`
 
-	// forceQuery ends the sessions that hold a lock, and counts them.
-	forceQuery = `SELECT count(*) FROM (SELECT pg_catalog.pg_terminate_backend(l.pid) FROM pg_catalog.pg_locks l ` +
+	// forceQuery ends the sessions that hold a lock.
+	forceQuery = `SELECT l.pid, pg_catalog.pg_terminate_backend(l.pid) FROM pg_catalog.pg_locks l ` +
 		`WHERE l.granted AND l.locktype = 'advisory' AND l.classid = $1::pg_catalog.oid AND l.objid = $2::pg_catalog.oid ` +
 		`AND l.objsubid = $3::pg_catalog.int2 ` +
-		`AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()) ` +
-		`OFFSET 0) ended`
+		`AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())`
 )
 
 // prepared statements have the names below; those with a key exist for each of the two forms of it.
