@@ -15,20 +15,21 @@ local function acquire(name, hold, ttl, token, n, keep, mark)
   end
   local first, block = 1, 1
   if token then
-    first, block = call('INCR', token), tonumber(n)
+    block = tonumber(n)
     if keep == '' then
+      first = call('INCR', token)
       if block > 1 then call('INCRBY', token, block - 1) end
     else
       -- Tokens are the time, so that they go on rising when the key is lost or ends, and when a replica takes over that has not
       -- seen the last of them. Blocks never make them run away from that.
       local time = call('TIME')
-      local now = time[1] * 1000000 + time[2]
-      if first > now then
-        block = 1
-      else
-        local last = string.format('%.0f', now + block - 1)
-        if first == 1 then call('SET', token, last, 'PX', keep) else call('SET', token, last, 'KEEPTTL') end
-        first = now
+      first = time[1] * 1000000 + time[2]
+      local last = call('SET', token, string.format('%.0f', first + block - 1), 'KEEPTTL', 'GET')
+      if not last then
+        call('PEXPIRE', token, keep)
+      elseif tonumber(last) >= first then
+        first, block = tonumber(last) + 1, 1
+        call('SET', token, string.format('%.0f', first), 'KEEPTTL')
       end
     end
   end
