@@ -44,12 +44,14 @@ type feed struct {
 	looking bool                 // one waiter looks, or all that waited for it do
 	next    *queueLook           // for those who wait for that
 	waiters map[string][]*waiter // by the keys that concern them; "" stands for all
+	handing map[string]struct{}  // keys that are being deleted by requests which say who is next
 }
 
 // waiter is a contender that waits for a key to be deleted or changed, or for the deletion of its own.
 type waiter struct {
 	feed        *feed
 	own, before string        // "", "" while everything wakes it
+	granted     *grant        // what a release said that no look was needed for
 	wake        chan struct{} // buffered
 }
 

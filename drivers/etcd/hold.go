@@ -189,7 +189,7 @@ func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 	sealing := h.sealing
 	h.mu.Unlock()
 	sent := d.now()
-	removed, err := d.removeKey(bounded, h.key, sealing)
+	removed, err := h.remove(bounded, sealing)
 
 	h.mu.Lock()
 	if h.phase == over { // the session died meanwhile, or another Release settled it
@@ -222,6 +222,17 @@ func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 		return true, driver.ErrNotHeld
 	}
 	return true, nil
+}
+
+// remove deletes the key, and tells the next who waits in this process.
+func (h *hold) remove(ctx context.Context, sealing bool) (removed bool, err error) {
+	d := h.driver
+	if !sealing {
+		if f := d.feeds.expect(h.dir(), h.key); f != nil {
+			return f.handOver(ctx, h.key)
+		}
+	}
+	return d.removeKey(ctx, h.key, sealing)
 }
 
 // forsake leaves a key to Close, which ends it together with its lease.

@@ -19,6 +19,9 @@ func (d *Driver) dir(name string) string {
 	return d.options.Prefix + name + "/"
 }
 
+// dir is Driver.dir for the name of h.
+func (h *hold) dir() string { return h.key[:strings.LastIndexByte(h.key, '/')+1] }
+
 // newKey returns a key that no other attempt has. It begins as that of package concurrency, which is the lease alone.
 func newKey(dir string, id clientv3.LeaseID, number uint64) string {
 	b := make([]byte, 0, len(dir)+32)
@@ -47,7 +50,7 @@ func (h *hold) putNumber() {
 	s := h.session
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.firsts, h.key[:strings.LastIndexByte(h.key, '/')+1])
+	delete(s.firsts, h.dir())
 }
 
 // takeFirst reports whether no other attempt on the session has number 0 of a name.

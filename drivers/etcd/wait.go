@@ -36,13 +36,22 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, before string) e
 	}
 	timer := time.NewTimer(h.pause(active))
 	defer timer.Stop()
-	refusal := driver.ErrLocked
+	refusal, patient := driver.ErrLocked, false
 	for {
 		late := false
 		select {
 		case <-w.wake:
+			taken, pending := h.take(w)
+			if taken {
+				return h.confirmed(ctx)
+			}
+			if pending && !patient {
+				patient = true
+				timer.Reset(patience)
+				continue
+			}
 		case <-timer.C:
-			late = true
+			late = !patient
 		case <-h.sessionOver():
 			h.session.leave()
 			return errAgain
@@ -52,6 +61,7 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, before string) e
 			h.forsake()
 			return driver.ErrClosed
 		}
+		patient = false
 		w.widen()
 		now, err := h.lookFresh(ctx, w)
 		if late && err == nil && (!active || now != before) {
@@ -64,23 +74,35 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, before string) e
 			refusal, before = driver.ErrLocked, now
 			active = w.narrow(h.key, before)
 			timer.Reset(h.pause(active))
-		case errors.Is(err, errGone):
-			h.disembark()
-			return errAgain
-		case errors.Is(err, driver.ErrSealed):
-			return h.abandon(ctx, err)
-		case isLeaseGone(err):
-			return h.fail(ctx, err)
-		case ctx.Err() != nil || d.stopping.Err() != nil: // the next turn ends it
 		default:
-			err, _ := fault(ctx, err)
-			if errors.Is(err, fs.ErrPermission) {
-				return h.abandon(ctx, err)
+			if err = h.lookFailed(ctx, err); err != nil {
+				return err
 			}
-			refusal = driver.ErrUnavailable
+			if ctx.Err() == nil {
+				refusal = driver.ErrUnavailable
+			}
 			timer.Reset(lookAgain)
 		}
 	}
+}
+
+// lookFailed returns what a wait ends with after the error of a look, or nil if it goes on, also to find out that ctx has ended.
+func (h *hold) lookFailed(ctx context.Context, err error) error {
+	switch {
+	case errors.Is(err, errGone):
+		h.disembark()
+		return errAgain
+	case errors.Is(err, driver.ErrSealed):
+		return h.abandon(ctx, err)
+	case isLeaseGone(err):
+		return h.fail(ctx, err)
+	case ctx.Err() != nil || h.driver.stopping.Err() != nil:
+		return nil
+	}
+	if err, _ = fault(ctx, err); errors.Is(err, fs.ErrPermission) {
+		return h.abandon(ctx, err)
+	}
+	return nil
 }
 
 // confirmed is called when the key is the first. A wait may have ended at the same time.
