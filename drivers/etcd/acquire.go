@@ -184,7 +184,7 @@ func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (before stri
 	return before, nil
 }
 
-// notPut ends an attempt of which the answer says that the key was not put.
+// notPut ends an attempt that surely has not put the key.
 func (h *hold) notPut() {
 	h.putNumber()
 	h.disembark()
@@ -230,7 +230,8 @@ func (h *hold) ask(ctx context.Context, fresh bool, compare []clientv3.Cmp, then
 	if !fresh {
 		refreshed = h.driver.refresh(bounded, h.own.carrier())
 	}
-	answer, err := h.driver.client.Txn(bounded).If(compare...).Then(then...).Else(otherwise...).Commit()
+	o := &op{dir: h.dir(), compare: compare, then: then, otherwise: otherwise}
+	err := h.driver.sender.do(bounded, o)
 	var failed error
 	if refreshed != nil {
 		failed = <-refreshed
@@ -241,7 +242,7 @@ func (h *hold) ask(ctx context.Context, fresh bool, compare []clientv3.Cmp, then
 	if failed != nil {
 		return nil, h.failPut(ctx, failed)
 	}
-	return answer, nil
+	return o.answer, nil
 }
 
 // fail ends an attempt by the error of a request that may have put the key, and returns the error for the caller.
@@ -250,10 +251,14 @@ func (h *hold) fail(ctx context.Context, err error) error {
 		h.sink()
 		return errAgain
 	}
+	unsent := errors.Is(err, errNotSent)
 	err, doubt := fault(ctx, err)
-	if doubt {
+	switch {
+	case doubt:
 		h.leaveBehind(false)
-	} else {
+	case unsent:
+		h.notPut()
+	default:
 		h.disembark()
 	}
 	if h.driver.stopping.Err() != nil {

@@ -36,7 +36,7 @@ func fault(ctx context.Context, err error) (_ error, doubt bool) {
 	switch {
 	case isOneOf(err, denials):
 		return fmt.Errorf("%w: %w", fs.ErrPermission, err), false
-	case isOneOf(err, refusals), neverSent(err):
+	case isOneOf(err, refusals), errors.Is(err, errNotSent), neverSent(err):
 		return withCause(ctx, driver.ErrUnavailable, err), false
 	}
 	return withCause(ctx, driver.ErrUnknown, err), true
@@ -50,7 +50,10 @@ func withCause(ctx context.Context, kind, err error) error {
 	return fmt.Errorf("%w: %w", kind, err)
 }
 
-var errNoAnswer = errors.New("no answer in time")
+var (
+	errNoAnswer = errors.New("no answer in time")
+	errNotSent  = errors.New("the request was not sent")
+)
 
 func isContextError(err error) bool {
 	code := status.Code(err)
@@ -67,6 +70,17 @@ func isOneOf(err error, list []error) bool {
 }
 
 func isLeaseGone(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) }
+
+// isForOne reports whether a request for several callers was refused, and not carried out, for a reason that may be that of one of
+// them.
+func isForOne(err error) bool {
+	if err == nil {
+		return false
+	}
+	err = rpctypes.Error(err)
+	var refusal rpctypes.EtcdError
+	return isOneOf(err, denials) || isLeaseGone(err) || errors.As(err, &refusal) && refusal.Code() == codes.InvalidArgument
+}
 
 // neverSent reports whether a request failed before there was a connection to send it over.
 func neverSent(err error) bool {

@@ -89,6 +89,7 @@ type Driver struct {
 	stopping context.Context // ends when Close begins
 	stop     context.CancelFunc
 	wg       sync.WaitGroup // goroutines of the driver
+	sender   *sender
 	feeds    *feeds
 	ghosts   *cleaner
 	spare    *pool
@@ -138,6 +139,7 @@ func New(client *clientv3.Client, o *Options) (*Driver, error) {
 	d.life, d.end = context.WithCancel(context.Background())
 	d.stopping, d.stop = context.WithCancel(context.Background())
 	d.fixed.init()
+	d.sender = newSender(d)
 	d.feeds = newFeeds(d)
 	d.ghosts = newCleaner(d)
 	d.spare = newPool(d)

@@ -43,11 +43,12 @@ func (fs *feeds) expect(dir, key string) *feed {
 func (f *feed) handOver(ctx context.Context, key string) (removed bool, err error) {
 	look := clientv3.OpGet(f.dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
-	answer, err := f.feeds.driver.client.Txn(ctx).Then(clientv3.OpDelete(key), look, getRecord(f.dir)).Commit()
-	if err != nil {
+	o := &op{dir: f.dir, then: []clientv3.Op{clientv3.OpDelete(key), look, getRecord(f.dir)}}
+	if err := f.feeds.driver.sender.do(ctx, o); err != nil {
 		f.settle(key, "", nil)
 		return false, err
 	}
+	answer := o.answer
 	first := contender(f.dir, answer.Responses[1].GetResponseRange().Kvs)
 	r, wrong := readRecord(f.dir, answer.Responses[2].GetResponseRange().Kvs)
 	if first == nil || wrong != nil || r.sealed {

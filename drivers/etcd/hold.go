@@ -226,13 +226,16 @@ func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 
 // remove deletes the key, and tells the next who waits in this process.
 func (h *hold) remove(ctx context.Context, sealing bool) (removed bool, err error) {
-	d := h.driver
-	if !sealing {
-		if f := d.feeds.expect(h.dir(), h.key); f != nil {
-			return f.handOver(ctx, h.key)
-		}
+	d, dir := h.driver, h.dir()
+	if sealing {
+		return d.removeKey(ctx, h.key, true)
 	}
-	return d.removeKey(ctx, h.key, sealing)
+	if f := d.feeds.expect(dir, h.key); f != nil {
+		return f.handOver(ctx, h.key)
+	}
+	o := &op{dir: dir, key: h.key}
+	err = d.sender.do(ctx, o)
+	return o.removed && err == nil, err
 }
 
 // forsake leaves a key to Close, which ends it together with its lease.
