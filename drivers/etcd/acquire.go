@@ -123,13 +123,13 @@ func (h *hold) embark(ctx context.Context, dir string, seconds int64) (fresh boo
 // try asks once, without a place in the queue if the lock is taken.
 func (h *hold) try(ctx context.Context, dir string, fresh bool) (*hold, error) {
 	isFree := clientv3.Compare(clientv3.CreateRevision(dir), "=", 0).WithPrefix()
-	conditions := []clientv3.Cmp{isFree, notSealed(dir)}
 	look := clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize))
-	answer, err := h.ask(ctx, fresh, conditions, []clientv3.Op{h.put(), getRecord(dir)}, []clientv3.Op{look, getRecord(dir)})
+	condition, then := h.plain(dir)
+	answer, err := h.ask(ctx, fresh, []clientv3.Cmp{isFree, condition}, append([]clientv3.Op{h.put()}, then...), []clientv3.Op{look, getRecord(dir)})
 	if err != nil {
 		return nil, err
 	}
-	r, err := readRecord(dir, answer.Responses[1].GetResponseRange().Kvs)
+	r, err := h.recordAt(dir, answer, 1)
 	if answer.Succeeded {
 		h.created(answer, r)
 		if err != nil {
@@ -157,15 +157,21 @@ func (h *hold) try(ctx context.Context, dir string, fresh bool) (*hold, error) {
 func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (before string, err error) {
 	look := clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
-	answer, err := h.ask(ctx, fresh, []clientv3.Cmp{notSealed(dir)}, []clientv3.Op{h.put(), look, getRecord(dir)}, nil)
+	condition, then := h.plain(dir)
+	ops := append([]clientv3.Op{h.put(), look}, then...)
+	answer, err := h.ask(ctx, fresh, []clientv3.Cmp{condition}, ops, []clientv3.Op{getRecord(dir)})
 	if err != nil {
 		return "", err
 	}
 	if !answer.Succeeded {
-		h.notPut()
-		return "", driver.ErrSealed
+		r, err := h.recordAt(dir, answer, 0)
+		if r.sealed || err != nil {
+			h.notPut()
+			return "", cmp.Or(err, driver.ErrSealed)
+		}
+		return h.enqueue(ctx, dir, fresh) // there is a record, which is asked for from now on
 	}
-	r, err := readRecord(dir, answer.Responses[2].GetResponseRange().Kvs)
+	r, err := h.recordAt(dir, answer, 2)
 	h.created(answer, r)
 	if err != nil {
 		return "", h.abandon(ctx, err)
@@ -182,6 +188,27 @@ func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (before stri
 		return "", h.failPut(ctx, err)
 	}
 	return before, nil
+}
+
+// plain returns the condition for a key that contends, and what else is to be asked for in the request that puts it: as long as the
+// driver has not met a name that has a record, that there is none, which is less work than to ask for it.
+func (h *hold) plain(dir string) (clientv3.Cmp, []clientv3.Op) {
+	if h.driver.recorded.Load() {
+		return notSealed(dir), []clientv3.Op{getRecord(dir)}
+	}
+	return noRecord(dir), nil
+}
+
+// recordAt takes the record out of the answer at i, if it was asked for.
+func (h *hold) recordAt(dir string, answer *clientv3.TxnResponse, i int) (record, error) {
+	if i >= len(answer.Responses) {
+		return record{}, nil
+	}
+	kvs := answer.Responses[i].GetResponseRange().Kvs
+	if len(kvs) > 0 {
+		h.driver.recorded.Store(true)
+	}
+	return readRecord(dir, kvs)
 }
 
 // notPut ends an attempt that surely has not put the key.

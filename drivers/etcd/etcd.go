@@ -33,6 +33,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -81,7 +82,8 @@ type Driver struct {
 	options     Options
 	minTTL      time.Duration
 	host        string
-	epoch       time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
+	recorded    atomic.Bool // some name has a record
+	epoch       time.Time   // times inside the driver are nanoseconds since then, on the monotonic clock
 	numbers     numbers
 
 	life     context.Context // ends with Close, after all that has to be done

@@ -54,6 +54,11 @@ func notSealed(dir string) clientv3.Cmp {
 	return clientv3.Compare(clientv3.CreateRevision(sealKey(dir)), "=", 0)
 }
 
+// noRecord is the condition that nothing is known of a name for good: neither a seal nor a mark.
+func noRecord(dir string) clientv3.Cmp {
+	return clientv3.Compare(clientv3.CreateRevision(dir[:len(dir)-1]+"\x00"), "=", 0).WithPrefix()
+}
+
 // getRecord asks for the record of a name.
 func getRecord(dir string) clientv3.Op {
 	return clientv3.OpGet(dir[:len(dir)-1]+"\x00", clientv3.WithPrefix())

@@ -1,0 +1,176 @@
+package etcd_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/drivertest"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// TestCrowdIsServedTogether counts what the server is asked by 64 callers with a name each.
+func TestCrowdIsServedTogether(t *testing.T) {
+	const callers, rounds = 64, 20
+	s := testenv.Etcd(t)
+	d := openURL(t, "etcd://%s", s.Addr)
+	testenv.Eventually(t, func() bool {
+		before := s.Requests()
+		drivertest.Crowd(callers, rounds, func(i int) { release(t, acquire(t, d, request(fmt.Sprint(i)))) })
+		after := s.Requests()
+		return after["Txn"]-before["Txn"]+after["DeleteRange"]-before["DeleteRange"] < 2*callers*rounds/4
+	}, "a request serves at least four callers on average")
+}
+
+// TestHistoryOfACrowd has the requests of a crowd combined, some names free and some not, through breaks of the connection, and judges
+// what came of it.
+func TestHistoryOfACrowd(t *testing.T) {
+	t.Parallel()
+	for kind, start := range map[string]func(testing.TB, ...string) *testenv.EtcdServer{"current": testenv.Etcd, "packaged": testenv.PackagedEtcd} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			crowd(t, start(t))
+		})
+	}
+}
+
+func crowd(t *testing.T, s *testenv.EtcdServer) {
+	const clients, callers, names, ttl = 3, 32, 40, 5 * time.Second
+	history := conformance.NewHistory()
+	ctx, end := context.WithCancel(context.Background())
+	var work sync.WaitGroup
+	proxies := make([]*testenv.Proxy, clients)
+	for i := range clients {
+		proxies[i] = testenv.NewProxy(t, s.Addr)
+		c, err := dsync.Open(t.Context(), fmt.Sprintf("etcd://%s?ttl=%v", proxies[i].Addr, ttl), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close(guard(t)) })
+		for range callers {
+			work.Go(func() {
+				for ctx.Err() == nil {
+					lockOne(ctx, history, c, fmt.Sprint("client", i), fmt.Sprint("name", rand.N(names)))
+				}
+			})
+		}
+	}
+	for i := range 6 {
+		<-time.After(300 * time.Millisecond) // under load
+		off := history.Fault("cut", fmt.Sprint("client", i%clients))
+		proxies[i%clients].Cut()
+		proxies[i%clients].Heal()
+		off()
+	}
+	<-time.After(300 * time.Millisecond)
+	end()
+	work.Wait()
+	if err := history.Close(); err != nil {
+		t.Fatal(err)
+	}
+	v := conformance.Judge(history.Events(), conformance.Bounds{
+		Fenced: true, Linger: ttl + 2*time.Second, MinClients: clients, MinGrants: names,
+	})
+	t.Log(v)
+	if err := v.Err(); err != nil {
+		t.Error(err)
+	}
+}
+
+// lockOne locks a name for a moment.
+func lockOne(ctx context.Context, h *conformance.History, c *dsync.Client, label, name string) {
+	op := h.Begin(conformance.Attempt{Client: label, Name: name})
+	l, err := c.Lock(ctx, name)
+	if op.Returned(l, err); err != nil {
+		return
+	}
+	if rand.N(4) == 0 {
+		<-time.After(rand.N(2 * time.Millisecond))
+	}
+	op.Releasing()
+	op.Released(l.Unlock(context.Background()))
+}
+
+// TestCrowdOnALeaseThatEnds has the lease revoked that the requests of a crowd hang their keys on: what is refused as a whole is asked
+// for one by one, and nobody is left without an answer.
+func TestCrowdOnALeaseThatEnds(t *testing.T) {
+	s := testenv.Etcd(t)
+	c := userClient(t, s.Addr)
+	d := openURL(t, "etcd://%s", s.Addr)
+	for range 5 {
+		kept := acquire(t, d, request("kept"))
+		id := leaseOf(t, c, keys(t, c, "kept/")[0])
+		var work sync.WaitGroup
+		work.Go(func() {
+			drivertest.Crowd(64, 20, func(i int) {
+				l, err := d.Acquire(guard(t), request(fmt.Sprint(i)))
+				if err != nil {
+					t.Errorf("Acquire: %v", err)
+					return
+				}
+				if err := l.Release(guard(t)); err != nil && !errors.Is(err, driver.ErrNotHeld) {
+					t.Errorf("Release: %v", err)
+				}
+			})
+		})
+		revoke(t, c, id)
+		work.Wait()
+		wantErr(t, "Release of what was on the lease", kept.Release(t.Context()), driver.ErrNotHeld)
+	}
+	if got := keys(t, c, ""); len(got) > 0 {
+		t.Errorf("keys: got %q, want none", got)
+	}
+}
+
+// TestCrowdWithNamesThatAreDenied has one user ask for names of which some are not permitted.
+func TestCrowdWithNamesThatAreDenied(t *testing.T) {
+	s := testenv.Etcd(t)
+	secure(t, s)
+	d := openURL(t, "etcd://app:%s@%s", "s3cr3t%2F%26", s.Addr)
+	drivertest.Crowd(64, 10, func(i int) {
+		name, permitted := fmt.Sprint("locks/", i), i%8 > 0
+		if !permitted {
+			name = fmt.Sprint("others/", i)
+		}
+		l, err := d.Acquire(guard(t), request(name))
+		if permitted != (err == nil) || err != nil && !errors.Is(err, fs.ErrPermission) {
+			t.Errorf("%s: got %v", name, err)
+		}
+		if err == nil {
+			release(t, l)
+		}
+	})
+}
+
+// TestCrowdOnAServerThatTakesFewOps has the server refuse what others take.
+func TestCrowdOnAServerThatTakesFewOps(t *testing.T) {
+	s := testenv.Etcd(t, "--max-txn-ops", "8")
+	d := openURL(t, "etcd://%s", s.Addr)
+	drivertest.Crowd(64, 20, func(i int) { release(t, acquire(t, d, request(fmt.Sprint(i)))) })
+}
+
+// TestCrowdWhoLeaves has callers leave at all stages of requests that are combined.
+func TestCrowdWhoLeaves(t *testing.T) {
+	s := testenv.Etcd(t)
+	c := userClient(t, s.Addr)
+	d := openURL(t, "etcd://%s", s.Addr)
+	drivertest.Crowd(64, 20, func(i int) {
+		ctx, cancel := context.WithTimeout(context.Background(), rand.N(10*time.Millisecond))
+		defer cancel()
+		l, err := d.Acquire(ctx, request(fmt.Sprint(i)))
+		if err != nil {
+			return
+		}
+		release(t, l)
+	})
+	testenv.Eventually(t, func() bool { return len(keys(t, c, "")) == 0 }, "all keys are gone")
+	drivertest.Crowd(64, 1, func(i int) { release(t, acquire(t, d, noWait(fmt.Sprint(i)))) })
+}
