@@ -53,6 +53,7 @@ func withCause(ctx context.Context, kind, err error) error {
 var (
 	errNoAnswer = errors.New("no answer in time")
 	errNotSent  = errors.New("the request was not sent")
+	errAnswer   = errors.New("the server's answer is not one to the request")
 )
 
 func isContextError(err error) bool {

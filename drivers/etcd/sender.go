@@ -199,22 +199,52 @@ func (s *sender) combine(ops []*op) {
 		s.sendEach(ops)
 		return
 	}
+	if err == nil && len(answer.Responses) != len(ops) {
+		err = errAnswer
+	}
 	for i, o := range ops {
 		if o.err = err; err == nil {
-			o.read(answer, i)
+			o.err = o.read(answer, i)
 		}
 		close(o.done)
 	}
 }
 
 // read takes the outcome of an op out of the answer to a request for several.
-func (o *op) read(answer *clientv3.TxnResponse, i int) {
-	if o.key != "" {
-		o.removed = answer.Responses[i].GetResponseDeleteRange().Deleted > 0
-		return
+func (o *op) read(answer *clientv3.TxnResponse, i int) error {
+	if o.key == "" {
+		own := (*clientv3.TxnResponse)(answer.Responses[i].GetResponseTxn())
+		if own == nil {
+			return errAnswer
+		}
+		own.Header = answer.Header
+		return o.take(own)
 	}
-	o.answer = (*clientv3.TxnResponse)(answer.Responses[i].GetResponseTxn())
-	o.answer.Header = answer.Header
+	deleted := answer.Responses[i].GetResponseDeleteRange()
+	if deleted == nil {
+		return errAnswer
+	}
+	o.removed = deleted.Deleted > 0
+	return nil
+}
+
+// take takes the answer to the transaction of an op, if it is one.
+func (o *op) take(answer *clientv3.TxnResponse) error {
+	asked := o.then
+	if !answer.Succeeded {
+		asked = o.otherwise
+	}
+	if answer.Header == nil || len(answer.Responses) != len(asked) {
+		return errAnswer
+	}
+	for i, a := range asked {
+		r := answer.Responses[i]
+		if a.IsGet() && r.GetResponseRange() == nil || a.IsPut() && r.GetResponsePut() == nil || a.IsDelete() && r.GetResponseDeleteRange() == nil {
+			return errAnswer
+		}
+	}
+	o.answer = answer
+	return nil
 }
 
 // narrow combines fewer ops from now on, if they were too many for the server.
@@ -246,7 +276,10 @@ func (s *sender) sendEach(ops []*op) {
 // send carries an op out by itself.
 func (o *op) send(ctx context.Context, client *clientv3.Client) {
 	if o.key == "" {
-		o.answer, o.err = client.Txn(ctx).If(o.compare...).Then(o.then...).Else(o.otherwise...).Commit()
+		answer, err := client.Txn(ctx).If(o.compare...).Then(o.then...).Else(o.otherwise...).Commit()
+		if o.err = err; err == nil {
+			o.err = o.take(answer)
+		}
 		return
 	}
 	answer, err := client.Delete(ctx, o.key)
