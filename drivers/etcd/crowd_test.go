@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -45,7 +46,9 @@ func TestHistoryOfACrowd(t *testing.T) {
 func crowd(t *testing.T, s *testenv.EtcdServer) {
 	const clients, callers, names, ttl = 3, 32, 40, 5 * time.Second
 	history := conformance.NewHistory()
+	var grants [clients]atomic.Int64
 	ctx, end := context.WithCancel(context.Background())
+	defer end()
 	var work sync.WaitGroup
 	proxies := make([]*testenv.Proxy, clients)
 	for i := range clients {
@@ -58,19 +61,27 @@ func crowd(t *testing.T, s *testenv.EtcdServer) {
 		for range callers {
 			work.Go(func() {
 				for ctx.Err() == nil {
-					lockOne(ctx, history, c, fmt.Sprint("client", i), fmt.Sprint("name", rand.N(names)))
+					if lockOne(ctx, history, c, fmt.Sprint("client", i), fmt.Sprint("name", rand.N(names))) {
+						grants[i].Add(1)
+					}
 				}
 			})
 		}
 	}
+	goesOn := func() {
+		for i := range grants {
+			before := grants[i].Load()
+			testenv.Eventually(t, func() bool { return grants[i].Load() >= before+2*callers }, "the crowd is served")
+		}
+	}
+	goesOn()
 	for i := range 6 {
-		<-time.After(300 * time.Millisecond) // under load
 		off := history.Fault("cut", fmt.Sprint("client", i%clients))
 		proxies[i%clients].Cut()
 		proxies[i%clients].Heal()
 		off()
+		goesOn()
 	}
-	<-time.After(300 * time.Millisecond)
 	end()
 	work.Wait()
 	if err := history.Close(); err != nil {
@@ -85,18 +96,19 @@ func crowd(t *testing.T, s *testenv.EtcdServer) {
 	}
 }
 
-// lockOne locks a name for a moment.
-func lockOne(ctx context.Context, h *conformance.History, c *dsync.Client, label, name string) {
+// lockOne locks a name for a moment, and reports whether it was granted.
+func lockOne(ctx context.Context, h *conformance.History, c *dsync.Client, label, name string) bool {
 	op := h.Begin(conformance.Attempt{Client: label, Name: name})
 	l, err := c.Lock(ctx, name)
 	if op.Returned(l, err); err != nil {
-		return
+		return false
 	}
 	if rand.N(4) == 0 {
 		<-time.After(rand.N(2 * time.Millisecond))
 	}
 	op.Releasing()
 	op.Released(l.Unlock(context.Background()))
+	return true
 }
 
 // TestCrowdOnALeaseThatEnds has the lease revoked that the requests of a crowd hang their keys on: what is refused as a whole is asked

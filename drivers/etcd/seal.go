@@ -104,6 +104,7 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	if !h.beginSeal() {
 		return driver.ErrNotHeld
 	}
+	d.recorded.Store(true)
 	dir := d.dir(h.request.Name)
 	last, _ := h.Tokens()
 	text, err := json.Marshal(value{Owner: sealOwner, Host: d.host, Time: time.Now()})
@@ -207,6 +208,7 @@ func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 	}
 	bounded, cancel := withBound(ctx, requestFor)
 	defer cancel()
+	d.recorded.Store(true)
 	dir, r := d.dir(h.request.Name), h.record
 	for {
 		if h.isOver() {

@@ -36,16 +36,14 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, before string) e
 	}
 	timer := time.NewTimer(h.pause(active))
 	defer timer.Stop()
-	refusal, patient := driver.ErrLocked, false
-	for {
+	for refusal, patient := driver.ErrLocked, false; ; {
 		late := false
 		select {
 		case <-w.wake:
 			taken, pending := h.take(w)
 			if taken {
 				return h.confirmed(ctx)
-			}
-			if pending && !patient {
+			} else if pending && !patient {
 				patient = true
 				timer.Reset(patience)
 				continue
