@@ -146,6 +146,7 @@ func (l *lease) tried(op *operation, s *session) {
 
 // outcome waits for what becomes of an attempt.
 func (d *Driver) outcome(ctx context.Context, s *session, op *operation) (granted bool, err error) {
+	s.readAnswer(op)
 	select {
 	case <-op.done:
 		return op.yes, wanted(op.err)
@@ -227,7 +228,7 @@ var errBreaks = fmt.Errorf("%w: connections break again and again", driver.ErrUn
 // start lets a session ask for the lock. It returns nil if the session is over, which is then given back.
 func (d *Driver) start(s *session, k kind, l *lease) *operation {
 	op := newOperation(k, l.key)
-	op.lease = l
+	op.lease, op.reads = l, k == try
 	op.after = func() { l.tried(op, s) }
 	d.mu.Lock()
 	l.gate.uses++ // of the operation, and then of the lease
@@ -288,5 +289,5 @@ func (l *lease) forget() {
 		return
 	}
 	l.phase = ending
-	l.giveBack()
+	l.giveBack(false)
 }

@@ -119,11 +119,12 @@ func (l *lease) expire() {
 		return
 	}
 	l.phase = expired
-	l.giveBack()
+	l.giveBack(false)
 }
 
-// giveBack sends an unlock. It is called with session.mu held, of a session that is not over, and lets go of it.
-func (l *lease) giveBack() {
+// giveBack sends an unlock. Reads says that the caller calls readAnswer next. It is called with session.mu held, of a session that is
+// not over, and lets go of it.
+func (l *lease) giveBack(reads bool) {
 	s := l.session
 	l.end.Store(min(l.end.Load(), s.expires.Load())) // it does not move any more
 	if l.timer != nil {
@@ -131,7 +132,7 @@ func (l *lease) giveBack() {
 	}
 	delete(s.leases, l.key)
 	l.unlock = newOperation(unlock, l.key)
-	l.unlock.after = l.ended
+	l.unlock.after, l.unlock.reads = l.ended, reads
 	s.used = l.d.now()
 	s.pending = append(s.pending, l.unlock)
 	s.send() // unlocks
@@ -144,7 +145,7 @@ func (l *lease) Release(ctx context.Context) error {
 	switch {
 	case l.phase == held && !s.over:
 		l.phase = ending
-		l.giveBack()
+		l.giveBack(true)
 	case l.phase == ending:
 		s.mu.Unlock()
 	default:
@@ -152,6 +153,7 @@ func (l *lease) Release(ctx context.Context) error {
 		return driver.ErrNotHeld
 	}
 	op := l.unlock
+	s.readAnswer(op)
 	select {
 	case <-op.done:
 	case <-ctx.Done():

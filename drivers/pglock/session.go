@@ -30,8 +30,8 @@ var (
 // session is one connection to the server: the locks that it carries and the operations that wait for their answers.
 //
 // Operations that come together go in one group: one write, one implicit transaction, one answer. There is one group under way at a
-// time, and what comes meanwhile makes the next. Whoever has an operation while none is under way sends it, and otherwise the
-// goroutine that reads the answers does.
+// time, and what comes meanwhile makes the next. Whoever has an operation while none is under way sends it, and otherwise whoever reads
+// the answers does.
 //
 // The server ends the session when it has heard nothing for the TTL while it waited for a request. So it holds all locks until
 // expires, unless somebody ends it: the send time of the last group that was answered, plus the TTL.
@@ -48,6 +48,9 @@ type session struct {
 	buried   chan struct{} // closed when the server does not have it any more, or cannot
 	gone     bool          // the server was seen not to have it; written before buried is closed
 
+	roused   chan struct{} // buffered; signaled when the session's goroutine is to read
+	farewell error         // what the server said before it ended the session; belongs to whoever reads
+
 	mu      sync.Mutex
 	over    bool
 	cause   error // why it is over
@@ -56,6 +59,7 @@ type session struct {
 	pending []*operation // not sent yet
 	failed  []*operation // unlocks that the server refused; sent again with the next ping
 	flight  group
+	reader  reader
 	sent    int64 // when the last group was sent
 	used    int64 // when there was something to do other than to keep it alive
 }
@@ -67,6 +71,7 @@ type operation struct {
 	lease  *lease   // that an answer of yes makes; nil if none
 	sql    string   // of a query
 	params [][]byte // of a query
+	reads  bool     // whoever has it carried out calls readAnswer next
 	after  func()   // is called once when it is settled, without locks, and does not block; may be nil
 	done   chan struct{}
 
@@ -98,6 +103,7 @@ var errAbandoned = errors.New("nobody wants the lock any more")
 func (s *session) init(asked int64) {
 	s.leases = make(map[AdvisoryKey]*lease)
 	s.buried = make(chan struct{})
+	s.roused = make(chan struct{}, 1)
 	s.sent, s.used = asked, asked
 	s.expires.Store(asked + int64(s.ttl))
 }
@@ -195,6 +201,7 @@ func (s *session) end(cause error) {
 		return
 	}
 	s.over, s.cause = true, cause
+	s.rouse()
 	if s.timer != nil {
 		s.timer.Stop()
 	}

@@ -3,11 +3,7 @@ package pglock
 import (
 	"encoding/binary"
 	"fmt"
-	"strings"
 	"sync"
-
-	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgproto3"
 )
 
 // group is what was sent in one request. The zero value is that nothing is under way.
@@ -53,6 +49,9 @@ func (s *session) send() {
 	s.sent = s.d.now()
 	for _, op := range s.flight.ops {
 		op.sent = s.sent
+	}
+	if len(s.flight.ops) > 1 || !s.flight.ops[0].reads {
+		s.rouse()
 	}
 	s.mu.Unlock()
 
@@ -120,44 +119,6 @@ func (g *group) encode(buf []byte) []byte {
 		buf = appendStatement(buf, tokenName)
 	}
 	return appendSync(buf)
-}
-
-// read takes the answers, until the connection ends. It is the only goroutine that does, and so notices that at once.
-func (s *session) read() {
-	var last error // what the server said before it ended the session
-	for {
-		message, err := s.frontend.Receive()
-		if err != nil {
-			if last != nil {
-				err = last
-			}
-			s.end(err)
-			return
-		}
-		switch m := message.(type) {
-		case *pgproto3.DataRow:
-			err = s.row(m.Values)
-		case *pgproto3.CommandComplete:
-			s.mu.Lock()
-			s.flight.at++
-			s.mu.Unlock()
-		case *pgproto3.ErrorResponse:
-			fault := pgconn.ErrorResponseToPgError(m)
-			if strings.EqualFold(fault.SeverityUnlocalized, "FATAL") || strings.EqualFold(fault.Severity, "FATAL") {
-				last = fault
-				continue
-			}
-			s.mu.Lock()
-			s.flight.fault = fault
-			s.mu.Unlock()
-		case *pgproto3.ReadyForQuery:
-			err = s.answered()
-		}
-		if err != nil {
-			s.end(err)
-			return
-		}
-	}
 }
 
 // row takes a row of the statement that is being answered.

@@ -1,0 +1,158 @@
+package pglock
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+)
+
+const (
+	// restFor is how long after the last request nobody reads from an idle session, so that the next caller can read its own answer:
+	// that is one goroutine less to wake. The end of the connection may be noticed that much later.
+	restFor = 2 * time.Millisecond
+
+	// readFor is how long a caller reads, without regard to its context. It waits for what takes longer.
+	readFor = 5 * time.Millisecond
+)
+
+// reader says who reads from a session. What was read of an answer is kept in the session, so that any goroutine can go on with it.
+type reader int8
+
+const (
+	itself reader = iota // the session's own goroutine
+	caller               // one whose operation alone was under way
+	nobody               // the session's own goroutine rests
+)
+
+// read takes the answers, until the session ends. It leaves those to callers who are alone with theirs.
+func (s *session) read() {
+	timer := time.NewTimer(restFor)
+	defer timer.Stop()
+	for s.readOn() {
+		for !s.takeOver() {
+			timer.Reset(restFor)
+			select {
+			case <-s.roused:
+			case <-timer.C:
+			}
+		}
+	}
+}
+
+// readOn reads until nothing is under way, and reports whether the session goes on.
+func (s *session) readOn() bool {
+	err := s.conn.SetReadDeadline(time.Time{}) // which a caller has set
+	for idle := false; err == nil && !idle; {
+		if idle, err = s.receive(); idle {
+			idle = s.stopReading()
+		}
+	}
+	if err != nil {
+		s.end(err)
+	}
+	return err == nil
+}
+
+// takeOver makes the session's goroutine the one that reads, unless a caller does or is about to: if something is under way, or if
+// nothing was for a while.
+func (s *session) takeOver() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fresh := s.d.now()-s.sent < int64(restFor)
+	if s.reader == caller || s.flight.empty() && fresh && !s.over {
+		return false
+	}
+	s.reader = itself
+	return true
+}
+
+// readAnswer reads until op is settled, if it alone is under way and nobody reads for it, and only for a short time.
+func (s *session) readAnswer(op *operation) {
+	s.mu.Lock()
+	mine := s.reader == nobody && len(s.flight.ops) == 1 && s.flight.ops[0] == op
+	if mine {
+		s.reader = caller
+	}
+	s.mu.Unlock()
+	if !mine {
+		return
+	}
+	err := s.conn.SetReadDeadline(time.Now().Add(readFor))
+	for err == nil {
+		if _, err = s.receive(); op.isDone() {
+			break
+		}
+	}
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		s.end(err)
+	}
+	s.stopReading()
+}
+
+func (op *operation) isDone() bool {
+	select {
+	case <-op.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// stopReading lets nobody read if nothing is under way, which it reports. Otherwise the session's own goroutine reads on.
+func (s *session) stopReading() (idle bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if idle = s.flight.empty() && !s.over; idle || s.reader == caller {
+		s.reader = nobody
+	}
+	if !idle {
+		s.rouse()
+	}
+	return idle
+}
+
+// rouse has the session's goroutine read, if nobody does. It is called with mu held.
+func (s *session) rouse() {
+	if s.reader != nobody {
+		return
+	}
+	select {
+	case s.roused <- struct{}{}:
+	default:
+	}
+}
+
+// receive takes a message, and reports whether it was the end of an answer. One goroutine calls it at a time.
+func (s *session) receive() (answered bool, err error) {
+	message, err := s.frontend.Receive()
+	if err != nil {
+		if s.farewell != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			err = s.farewell
+		}
+		return false, err
+	}
+	switch m := message.(type) {
+	case *pgproto3.DataRow:
+		err = s.row(m.Values)
+	case *pgproto3.CommandComplete:
+		s.mu.Lock()
+		s.flight.at++
+		s.mu.Unlock()
+	case *pgproto3.ErrorResponse:
+		fault := pgconn.ErrorResponseToPgError(m)
+		if strings.EqualFold(fault.SeverityUnlocalized, "FATAL") || strings.EqualFold(fault.Severity, "FATAL") {
+			s.farewell = fault
+			return false, nil
+		}
+		s.mu.Lock()
+		s.flight.fault = fault
+		s.mu.Unlock()
+	case *pgproto3.ReadyForQuery:
+		return true, s.answered()
+	}
+	return false, err
+}

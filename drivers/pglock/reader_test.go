@@ -1,0 +1,85 @@
+package pglock_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/drivertest"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// TestReadersTakeTurns has one caller alone, a few, and none at all, in turns, each of whom may read for the others or leave them to
+// the session: nobody may be left without an answer.
+func TestReadersTakeTurns(t *testing.T) {
+	pg := testenv.Postgres(t)
+	d := newDriver(t, pg.Addr, nil)
+	for range 100 {
+		var callers sync.WaitGroup
+		for i := range 1 + rand.N(3) {
+			callers.Go(func() {
+				name := string(rune('a' + i))
+				for range 1 + rand.N(20) {
+					ctx, cancel := context.WithTimeout(context.Background(), drivertest.HangGuard)
+					l, err := d.Acquire(ctx, request(name, longTTL))
+					if err != nil {
+						t.Errorf("Acquire: %v", err)
+					} else if err = l.Release(ctx); err != nil {
+						t.Errorf("Release: %v", err)
+					}
+					cancel()
+				}
+			})
+		}
+		callers.Wait()
+		if rand.N(4) == 0 {
+			<-time.After(rand.N(5 * time.Millisecond)) // the session reads itself again, or is about to
+		}
+	}
+}
+
+// TestCallerLeavesWhileItReads has the answer come late to a caller that is alone: it leaves when its time is over, and what it asked
+// for is given back.
+func TestCallerLeavesWhileItReads(t *testing.T) {
+	pg := testenv.Postgres(t)
+	proxy := testenv.NewProxy(t, pg.Addr)
+	d, other := newDriver(t, proxy.Addr, nil), newDriver(t, pg.Addr, nil)
+	for range 10 {
+		mustRelease(t, mustAcquire(t, d, request("warm", longTTL))) // from here on nobody reads
+		proxy.Freeze(testenv.Replies)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		_, err := d.Acquire(ctx, request("a", longTTL))
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, driver.ErrUnknown) {
+			t.Errorf("Acquire without an answer: got %v, want %v and %v", err, context.DeadlineExceeded, driver.ErrUnknown)
+		}
+		proxy.Thaw(testenv.Replies)
+		mustRelease(t, mustAcquire(t, other, request("a", longTTL)))
+	}
+}
+
+// TestEndOfTheConnectionAfterARequest ends the connection when nobody reads: the holder is told all the same.
+func TestEndOfTheConnectionAfterARequest(t *testing.T) {
+	pg := testenv.Postgres(t)
+	proxy := testenv.NewProxy(t, pg.Addr)
+	d := newDriver(t, proxy.Addr, nil)
+	for range 10 {
+		r := request("a", longTTL)
+		mustAcquire(t, d, r)
+		mustRelease(t, mustAcquire(t, d, request("b", longTTL)))
+		proxy.Cut()
+		proxy.Heal()
+		select {
+		case err := <-r.Events.(*events).lost:
+			if !errors.Is(err, driver.ErrSessionEnded) {
+				t.Errorf("loss: got %v, want %v", err, driver.ErrSessionEnded)
+			}
+		case <-time.After(drivertest.HangGuard):
+			t.Fatal("the holder is not told")
+		}
+	}
+}
