@@ -66,8 +66,8 @@ func TestCallerLeavesWhileItReads(t *testing.T) {
 func TestEndOfTheConnectionAfterARequest(t *testing.T) {
 	pg := testenv.Postgres(t)
 	proxy := testenv.NewProxy(t, pg.Addr)
-	d := newDriver(t, proxy.Addr, nil)
-	for range 10 {
+	for range 5 {
+		d := newDriver(t, proxy.Addr, nil)
 		r := request("a", longTTL)
 		mustAcquire(t, d, r)
 		mustRelease(t, mustAcquire(t, d, request("b", longTTL)))
