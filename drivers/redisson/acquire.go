@@ -52,7 +52,9 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	}
 	l, left, err := d.try(ctx, r, false)
 	if l != nil || err != nil || r.NoWait {
-		if t != nil {
+		if t != nil && err == driver.ErrSealed {
+			t.leaveSealed()
+		} else if t != nil {
 			t.leave(false)
 		}
 		if l == nil && err == nil {
@@ -98,6 +100,10 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *topic, left time
 		l, left, err := d.try(ctx, r, true)
 		if err != nil && err == ctx.Err() { // it was not sent: the last answer is still that somebody holds the lock
 			err = fmt.Errorf("%w: %w", driver.ErrLocked, err)
+		}
+		if err == driver.ErrSealed {
+			t.leaveSealed()
+			return nil, err
 		}
 		if l != nil || err != nil {
 			t.leave(l == nil)

@@ -156,6 +156,29 @@ func (t *topic) leave(pass bool) {
 	}
 }
 
+// leaveSealed is leave where the name is sealed: there is nothing to listen for any more, and who watches the old backend of a migration
+// must not take those who only ask for those who wait.
+func (t *topic) leaveSealed() {
+	ln := t.listener
+	ln.mu.Lock()
+	defer ln.mu.Unlock()
+	t.waiters--
+	t.poke()
+	if t.waiters == 0 && !ln.closed {
+		t.leaves++ // it is no business of sweep
+		ln.drop(t)
+	}
+}
+
+// drop ends the subscriptions of a topic. It is called with mu held.
+func (ln *listener) drop(t *topic) {
+	delete(ln.topics, t.channel)
+	ln.active.Add(-1)
+	for _, s := range t.subs {
+		ln.unsubscribe(s)
+	}
+}
+
 // sweep ends the subscriptions of topics that nobody came back to.
 func (ln *listener) sweep() {
 	ln.mu.Lock()
@@ -171,11 +194,7 @@ func (ln *listener) sweep() {
 		if l.topic.waiters > 0 || l.topic.leaves != l.leaves {
 			continue
 		}
-		delete(ln.topics, l.topic.channel)
-		ln.active.Add(-1)
-		for _, s := range l.topic.subs {
-			ln.unsubscribe(s)
-		}
+		ln.drop(l.topic)
 	}
 	ln.left = nil
 }

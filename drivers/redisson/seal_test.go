@@ -58,6 +58,37 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 	}
 }
 
+// TestNobodyListensForASealedName: not even where it is asked for again and again, so that who listens is one who waits in vain.
+func TestNobodyListensForASealedName(t *testing.T) {
+	s := testenv.Redis(t)
+	d, other := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
+	l := acquire(t, d, request("x"))
+	const waiters = 3
+	refused := make(chan error, waiters)
+	for range waiters {
+		r := request("x")
+		go func() { // ends with the answer
+			_, err := other.Acquire(t.Context(), r)
+			refused <- err
+		}()
+	}
+	subscribers(t, s, "x", 1)
+	if err := d.Seal(t.Context(), l); err != nil {
+		t.Fatal(err)
+	}
+	for range waiters {
+		if err := <-refused; !errors.Is(err, driver.ErrSealed) {
+			t.Errorf("a waiter got %v, want ErrSealed", err)
+		}
+	}
+	testenv.Eventually(t, func() bool {
+		if _, err := other.Acquire(t.Context(), request("x")); !errors.Is(err, driver.ErrSealed) {
+			t.Errorf("Acquire: got %v, want ErrSealed", err)
+		}
+		return s.SubscriberCount("redisson_lock__channel:{x}") == 0
+	}, "nobody listens")
+}
+
 func TestSealAndMarkNeedTheHold(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
