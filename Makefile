@@ -10,7 +10,7 @@ COUNT ?= 20
 # How long `make fuzz` looks for an input that breaks something, for each target.
 FUZZTIME ?= 30s
 
-.PHONY: help test test-long servers demo demo-java interop interop-soak bench lint flaky flaky-long fuzz
+.PHONY: help test test-long servers demo demo-migration demo-java interop interop-soak bench lint flaky flaky-long fuzz
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -26,6 +26,9 @@ servers: ## install the servers that the tests need, where they are missing
 
 demo: ## a shop sells coupons without and with the lock: needs nothing but Go
 	$(GO) run ./examples/coupon
+
+demo-migration: servers ## a shop moves its lock from Redis to etcd, step by step, and sells all the while
+	$(GO) run ./examples/migration
 
 bench: servers ## run the benchmarks
 	$(GO) test -run '^$$' -bench . -benchmem $(TESTFLAGS) $(PKG)

@@ -51,6 +51,7 @@ var layout = []struct {
 	{"examples", []string{"./", "./driver", "./drivers/...", "github.com/redis/rueidis/...", "go.etcd.io/etcd/...",
 		"github.com/go-zookeeper/zk", "github.com/jackc/pgx/v5/...", "go.opentelemetry.io/otel/..."}},
 	{"examples/coupon", []string{"./", "./drivers/...", "github.com/schollz/progressbar/v3", "golang.org/x/term"}},
+	{"examples/migration", []string{"./", "./drivers/...", "./examples/coupon/shop"}},
 }
 
 // rootModules are the modules with packages that a user of package dsync compiles.

@@ -61,13 +61,6 @@ func newLooker(p *pair, gate bool) (*looker, error) {
 // lookers is how many names are looked at side by side.
 const lookers = 8
 
-// Where somebody seems to be behind it is looked again: between two requests of a holder, or of this command, it can look so.
-const (
-	moreLooks = 10
-	lookEvery = 50 * time.Millisecond
-	enough    = 3 // times that somebody is seen behind, with nothing to the contrary
-)
-
 // all looks at all names.
 func (l *looker) all(ctx context.Context, names []string) ([]nameReport, error) {
 	reports := make([]nameReport, len(names))
@@ -80,8 +73,9 @@ func (l *looker) all(ctx context.Context, names []string) ([]nameReport, error) 
 	}
 	doubts := map[int]*doubt{}
 	for i := range reports {
-		if reports[i].Behind != "" {
-			doubts[i] = &doubt{first: reports[i].Hold, times: 1, behind: reports[i].Behind}
+		if reports[i].open() {
+			doubts[i] = &doubt{clients: map[string]*sight{}}
+			doubts[i].see(&reports[i])
 			reports[i].Behind = ""
 		}
 	}
@@ -92,41 +86,14 @@ func (l *looker) all(ctx context.Context, names []string) ([]nameReport, error) 
 	return reports, err
 }
 
-// doubt is what was seen of a name where somebody seems to be behind.
-type doubt struct {
-	first  string // the hold that was seen first
-	times  int
-	behind string // what was seen last
-	clear  bool   // the name is used as it should be
-	sure   bool
-}
-
-func (d *doubt) see(r *nameReport) {
-	switch {
-	case r.Behind != "":
-		d.times++
-		d.behind = r.Behind
-		d.sure = d.times >= enough && r.Hold == d.first && r.Blocked == 0
-	case r.State != stateIdle:
-		d.clear = true
-	}
-}
-
-func (d *doubt) verdict() string {
-	if d.clear || d.times < enough {
-		return ""
-	}
-	return d.behind
-}
-
-// again looks at the names that there are doubts about, until there are none.
+// again looks at the names that there are doubts about, until it would tell no more.
 func (l *looker) again(ctx context.Context, names []string, doubts map[int]*doubt, reports []nameReport) error {
 	timer := time.NewTimer(lookEvery)
 	defer timer.Stop()
 	for range moreLooks {
 		var open []int
 		for i, d := range doubts {
-			if !d.clear && !d.sure {
+			if !d.settled() {
 				open = append(open, i)
 			}
 		}
@@ -159,6 +126,9 @@ func (l *looker) each(ctx context.Context, names []string, which []int, reports 
 		workers.Go(func() { // ends with next
 			for i := range next {
 				r, err := l.look(ctx, names[i])
+				if err == nil && r.Behind != "" && r.State == stateHeld {
+					r, err = l.follow(ctx, r)
+				}
 				if err != nil {
 					cancel(fmt.Errorf("%s: %w", show(names[i]), err))
 				}

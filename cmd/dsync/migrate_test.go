@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -110,6 +111,42 @@ func TestStatusLooksAgain(t *testing.T) {
 			}
 			cancel()
 			<-ended
+		})
+	}
+}
+
+// TestStatusNamesAnOldProgramOnABusyName: programs that are as they should be do not hide one that is behind.
+func TestStatusNamesAnOldProgramOnABusyName(t *testing.T) {
+	for _, behind := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			p := inMemory(t)
+			busy := map[string]driver.Driver{"dual-1": p.program(migrate.PhaseDual, ""), "dual-2": p.program(migrate.PhaseDual, "")}
+			status := exitDone
+			if behind {
+				busy["old"], status = drivertest.Open(t, p.from), exitUnfinished
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			var all sync.WaitGroup
+			for client, d := range busy {
+				all.Go(func() {
+					for n := 0; ctx.Err() == nil; n++ {
+						r := drivertest.Request("x")
+						r.Hold = fmt.Sprintf("%s:%d", client, n)
+						if l, err := d.Acquire(ctx, r); err == nil {
+							pause(ctx, 19*time.Millisecond)
+							_ = l.Release(context.Background())
+						}
+					}
+				})
+			}
+			synctest.Wait()
+			r := p.run("status", "x")
+			r.want(status)
+			if behind {
+				r.want(status, "behind: x: ", "old:")
+			}
+			cancel()
+			all.Wait()
 		})
 	}
 }

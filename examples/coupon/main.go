@@ -17,7 +17,11 @@ import (
 	"github.com/go-dsync/dsync"
 	_ "github.com/go-dsync/dsync/drivers/memory"
 	_ "github.com/go-dsync/dsync/drivers/redisson"
+	"github.com/go-dsync/dsync/examples/coupon/shop"
 )
+
+// lockName is the name of the lock.
+const lockName = "coupons"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -119,14 +123,13 @@ func (o *options) openTwice(ctx context.Context, client *dsync.Client, stdout, s
 		o.Buyers, o.Coupons, o.Moment, o.Procs, backend)
 	fmt.Fprintf(stdout, "%-14s%8s%9s%11s%10s%14s%9s\n", "run", "issued", "refused", "remaining", "oversold", "lost updates", "time")
 	for _, r := range []result{without, with} {
-		fmt.Fprintf(stdout, "%-14s%8d%9d%11d%10d%14d%9v\n", r.run, r.issued, r.refused, r.remaining,
-			max(0, r.issued-o.Coupons), r.issued-(o.Coupons-r.remaining), r.took.Round(time.Millisecond))
+		fmt.Fprintf(stdout, "%-14s%8d%9d%11d%10d%14d%9v\n", r.run, r.Issued, r.Refused, r.Remaining,
+			max(0, r.Issued-o.Coupons), r.Issued-(o.Coupons-r.Remaining), r.took.Round(time.Millisecond))
 	}
-	fmt.Fprintf(stdout, "\nwith lock: %v remaining=%d\n", with.tally, with.remaining)
+	fmt.Fprintf(stdout, "\nwith lock: %v\n", with.Sale)
 
-	sold := min(o.Buyers, o.Coupons)
-	if want := (tally{sold, o.Buyers - sold}); with.tally != want || with.remaining != o.Coupons-sold {
-		return fmt.Errorf("with lock, want %v remaining=%d", want, o.Coupons-sold)
+	if want := shop.WithLock(o.Buyers, o.Coupons); with.Sale != want {
+		return fmt.Errorf("with lock, want %v", want)
 	}
 	return nil
 }
@@ -134,9 +137,8 @@ func (o *options) openTwice(ctx context.Context, client *dsync.Client, stdout, s
 // result is what became of the shop in one run.
 type result struct {
 	run string
-	tally
-	remaining int
-	took      time.Duration
+	shop.Sale
+	took time.Duration
 }
 
 // open opens the shop for one run, and returns when all buyers were there.
@@ -148,22 +150,23 @@ func (o *options) open(ctx context.Context, run string, locker dsync.Locker, std
 	}
 	defer os.Remove(file.Name())
 	defer file.Close()
-	stock := stock{file}
-	if err := stock.write(o.Coupons); err != nil {
+	stock := shop.Stock{File: file}
+	if err := stock.Write(o.Coupons); err != nil {
 		return r, err
 	}
 	served, stop := newProgress(stderr, run, o.Buyers)
 	defer stop()
 	start := time.Now()
 	if o.Procs > 1 {
-		r.tally, err = job{*o, file.Name(), locker != nil}.split(ctx, served)
+		r.Tally, err = job{*o, file.Name(), locker != nil}.split(ctx, served)
 	} else {
-		r.tally, err = (&shop{stock, locker, o.Moment}).serve(ctx, o.Buyers, served)
+		s := &shop.Shop{Stock: stock, Locker: locker, Name: lockName, Moment: o.Moment}
+		r.Tally, err = s.Serve(ctx, o.Buyers, served)
 	}
 	if err != nil {
 		return r, err
 	}
 	r.took = time.Since(start)
-	r.remaining, err = stock.read()
+	r.Remaining, err = stock.Read()
 	return r, err
 }

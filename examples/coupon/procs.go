@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/examples/coupon/shop"
 )
 
 // childVariable in the environment tells a process that it is to do a job.
@@ -33,11 +34,11 @@ type job struct {
 }
 
 // split has the job done by several processes, which start to sell together, and adds up their counts. The first error ends them all.
-func (j job) split(ctx context.Context, served func(tally)) (tally, error) {
+func (j job) split(ctx context.Context, served func(shop.Tally)) (shop.Tally, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var ready atomic.Int64
-	start, counts := make(chan struct{}), make(chan tally)
+	start, counts := make(chan struct{}), make(chan shop.Tally)
 	meet := func() {
 		if ready.Add(1) == int64(j.Procs) {
 			close(start)
@@ -58,17 +59,17 @@ func (j job) split(ctx context.Context, served func(tally)) (tally, error) {
 			counts <- t
 		}()
 	}
-	var total tally
+	var total shop.Tally
 	for range j.Procs {
 		t := <-counts
-		total.issued += t.issued
-		total.refused += t.refused
+		total.Issued += t.Issued
+		total.Refused += t.Refused
 	}
 	return total, context.Cause(ctx)
 }
 
 // delegate has the job done by one process, which is this program again. It calls meet when the process is ready to start.
-func (j job) delegate(ctx context.Context, meet func(), served func(tally)) (t tally, err error) {
+func (j job) delegate(ctx context.Context, meet func(), served func(shop.Tally)) (t shop.Tally, err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return t, err
@@ -94,7 +95,7 @@ func (j job) delegate(ctx context.Context, meet func(), served func(tally)) (t t
 		fmt.Fprintln(stdin, "start")
 	}
 	for lines.Scan() {
-		fmt.Sscanf(lines.Text(), tallyFormat, &t.issued, &t.refused)
+		t, _ = shop.ParseTally(lines.Text()) // what is missing is noticed at the end
 		served(t)
 	}
 	if err := cmd.Wait(); err != nil {
@@ -103,7 +104,7 @@ func (j job) delegate(ctx context.Context, meet func(), served func(tally)) (t t
 		}
 		return t, err
 	}
-	if n := t.issued + t.refused; n != j.Buyers {
+	if n := t.Issued + t.Refused; n != j.Buyers {
 		return t, fmt.Errorf("it reported %d of %d buyers", n, j.Buyers)
 	}
 	return t, nil
@@ -133,9 +134,9 @@ func doJob(ctx context.Context, in *bufio.Scanner, out io.Writer) error {
 	}
 	defer file.Close()
 	return j.withClient(ctx, func(client *dsync.Client) error {
-		shop := shop{stock: stock{file}, moment: j.Moment}
+		s := &shop.Shop{Stock: shop.Stock{File: file}, Name: lockName, Moment: j.Moment}
 		if j.Locked {
-			shop.locker = client
+			s.Locker = client
 		}
 		fmt.Fprintln(out, "ready")
 		if !in.Scan() {
@@ -147,7 +148,7 @@ func doJob(ctx context.Context, in *bufio.Scanner, out io.Writer) error {
 			in.Scan()
 			cancel(errOrphan)
 		}()
-		_, err := shop.serve(ctx, j.Buyers, func(t tally) { fmt.Fprintln(out, t) })
+		_, err := s.Serve(ctx, j.Buyers, func(t shop.Tally) { fmt.Fprintln(out, t) })
 		return err
 	})
 }

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"strings"
+	"time"
+)
+
+// Where a name is in use, and where somebody seems to be behind, it is looked again: between two requests of a holder, or of this
+// command, it can look so, and who is behind may share a name with programs that are not.
+const (
+	moreLooks = 20
+	lookEvery = 50 * time.Millisecond
+	enough    = 3 // times that a client is seen behind, with nothing to the contrary
+
+	followEvery = time.Millisecond
+	follows     = 10
+)
+
+// doubt is what was seen of a name. Clients are judged each for itself.
+type doubt struct {
+	clients map[string]*sight
+	order   []string // in which they were seen
+	hold    string   // the last
+	steady  int      // how often it was seen in a row
+	over    bool     // nobody can be behind any more
+}
+
+// sight is what was seen of one client of a name. Those who wait in vain are one.
+type sight struct {
+	behind string // how it was seen last
+	times  int
+	clear  bool // it was seen to use the name as it should
+}
+
+// open reports whether to look at the name again after the first look.
+func (r *nameReport) open() bool { return r.Behind != "" || r.State == stateHeld }
+
+func (d *doubt) see(r *nameReport) {
+	switch {
+	case r.Hold == "" || r.Blocked > 0:
+		d.hold, d.steady = "", 0
+	case r.Hold != d.hold:
+		d.hold, d.steady = r.Hold, 1
+	default:
+		d.steady++
+	}
+	d.over = r.State == stateMoved && r.Blocked == 0
+	if r.State == stateMoved { // who is behind since then waits in vain
+		for _, s := range d.clients {
+			s.clear = true
+		}
+	}
+	if r.State == stateIdle {
+		return
+	}
+	c := client(r)
+	s := d.clients[c]
+	if s == nil {
+		s = &sight{}
+		d.clients[c] = s
+		d.order = append(d.order, c)
+	}
+	if r.Behind == "" {
+		s.clear = true
+		return
+	}
+	if r.State == stateMoved {
+		s.clear = false
+	}
+	s.times++
+	s.behind = r.Behind
+}
+
+// client returns who is seen. Holds of one client begin alike.
+func client(r *nameReport) string {
+	if r.State == stateMoved {
+		return ""
+	}
+	name, _, _ := strings.Cut(r.Hold, ":")
+	return name
+}
+
+// settled reports whether another look would tell no more.
+func (d *doubt) settled() bool { return d.over || d.steady >= enough }
+
+// verdict says why somebody is behind, or nothing.
+func (d *doubt) verdict() string {
+	for _, c := range d.order {
+		if s := d.clients[c]; !s.clear && s.times >= enough {
+			return s.behind
+		}
+	}
+	return ""
+}
+
+// follow looks at a hold that seems to be behind until it is over, or seen to be what it should be, or for a while: its other half may
+// be on its way.
+func (l *looker) follow(ctx context.Context, r nameReport) (nameReport, error) {
+	tick := time.NewTicker(followEvery)
+	defer tick.Stop()
+	for range follows {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return r, ctx.Err()
+		}
+		next, err := l.look(ctx, r.Name)
+		if err != nil || next.Hold != r.Hold || next.State != r.State {
+			return r, err
+		}
+		if next.Behind == "" {
+			return next, nil
+		}
+	}
+	return r, nil
+}

@@ -1,0 +1,127 @@
+// Package shop is a shop that sells coupons under a lock. It is what the programs coupon and migration have in common.
+package shop
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/go-dsync/dsync"
+)
+
+// Shop sells coupons to buyers who come at once.
+type Shop struct {
+	Stock  Stock
+	Locker dsync.Locker  // nil stands for no lock
+	Name   string        // of the lock: all who change the stock have to use the same
+	Moment time.Duration // how long a purchase takes
+}
+
+// Buy is one purchase, under the lock if there is one. Sold is false if nothing was left.
+func (s *Shop) Buy(ctx context.Context) (sold bool, err error) {
+	if s.Locker == nil {
+		return s.sell(ctx)
+	}
+	err = dsync.Do(ctx, s.Locker, s.Name, func(ctx context.Context) (err error) {
+		sold, err = s.sell(ctx)
+		return err
+	})
+	return sold, err
+}
+
+// sell reads the stock, takes its moment, and writes the stock. Under the lock ctx is that of the lease: when it ends, somebody else
+// may be selling, and what was read is out of date.
+func (s *Shop) sell(ctx context.Context) (sold bool, err error) {
+	left, err := s.Stock.Read()
+	if err != nil || left == 0 {
+		return false, err
+	}
+	select {
+	case <-time.After(s.Moment):
+	case <-ctx.Done():
+	}
+	if ctx.Err() != nil {
+		return false, context.Cause(ctx)
+	}
+	return true, s.Stock.Write(left - 1)
+}
+
+// Serve lets the buyers in, all at once, and returns how they fared. After each of them it calls served with the count so far. The
+// first error sends the others home.
+func (s *Shop) Serve(ctx context.Context, buyers int, served func(Tally)) (Tally, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	door, sales := make(chan struct{}), make(chan bool)
+	for range buyers {
+		go func() { // ends with its purchase
+			<-door
+			sold, err := s.Buy(ctx)
+			if err != nil {
+				cancel(err)
+			}
+			sales <- sold
+		}()
+	}
+	close(door)
+	var t Tally
+	for range buyers {
+		t.Add(<-sales)
+		served(t)
+	}
+	return t, context.Cause(ctx)
+}
+
+// Tally is how many buyers got a coupon, and how many came too late.
+type Tally struct{ Issued, Refused int }
+
+const tallyFormat = "issued=%d refused=%d"
+
+// Add counts a buyer.
+func (t *Tally) Add(sold bool) {
+	if sold {
+		t.Issued++
+	} else {
+		t.Refused++
+	}
+}
+
+func (t Tally) String() string { return fmt.Sprintf(tallyFormat, t.Issued, t.Refused) }
+
+// ParseTally reads what String wrote.
+func ParseTally(text string) (t Tally, err error) {
+	_, err = fmt.Sscanf(text, tallyFormat, &t.Issued, &t.Refused)
+	return t, err
+}
+
+// Sale is what became of all buyers, and of the stock.
+type Sale struct {
+	Tally
+	Remaining int
+}
+
+// WithLock is what has to become of buyers and coupons if the lock does what it is for.
+func WithLock(buyers, coupons int) Sale {
+	sold := min(buyers, coupons)
+	return Sale{Tally{sold, buyers - sold}, coupons - sold}
+}
+
+func (s Sale) String() string { return fmt.Sprintf("%v remaining=%d", s.Tally, s.Remaining) }
+
+// Stock is how many coupons are left: eight bytes in a file, in place of a row in a database. A read and a write are atomic, each for
+// itself. Nothing but the lock holds the two of a purchase together.
+type Stock struct{ File *os.File }
+
+// Read returns how many are left.
+func (s Stock) Read() (int, error) {
+	var b [8]byte
+	_, err := s.File.ReadAt(b[:], 0)
+	return int(binary.BigEndian.Uint64(b[:])), err
+}
+
+// Write sets how many are left.
+func (s Stock) Write(left int) error {
+	_, err := s.File.WriteAt(binary.BigEndian.AppendUint64(nil, uint64(left)), 0)
+	return err
+}

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/examples/coupon/shop"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// programVariable makes the test binary the program itself.
+const programVariable = "MIGRATION_TEST_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(programVariable) != "" || os.Getenv(sellerVariable) != "" {
+		main()
+	}
+	// A process with the race detector would take a second to end.
+	os.Setenv("GORACE", strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=0"))
+	goleak.VerifyTestMain(m)
+}
+
+// program runs the program in a process of its own.
+func program(t *testing.T, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), self, args...)
+	cmd.Env = append(os.Environ(), programVariable+"=1", "TMPDIR="+t.TempDir())
+	var out, errors bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errors
+	_ = cmd.Run() // its exit code says it all
+	return cmd.ProcessState.ExitCode(), out.String(), errors.String()
+}
+
+// TestMigration is the whole runbook. The Redis has a user with a password, which nothing shows.
+func TestMigration(t *testing.T) {
+	const password = "zzQQzz"
+	redis, etcd := testenv.Redis(t), testenv.Etcd(t)
+	redis.Do("ACL", "SETUSER", "mover", "on", ">"+password, "~*", "&*", "+@all")
+	from, to := "redisson://mover:"+password+"@"+redis.Addr, "etcd://"+etcd.Addr+"/locks/"
+	status, stdout, stderr := program(t, "-from", from, "-to", to, "-patience", "2m")
+	if want := "\nwith lock: issued=50 refused=50 remaining=0\n"; status != 0 || stderr != "" || !strings.HasSuffix(stdout, want) {
+		t.Errorf("got status %d, standard output %q, standard error %q; want 0, nothing, and %q at the end", status, stdout, stderr, want)
+	}
+	for _, want := range []string{"behind: coupons-", "1 moved", "sealed: 2; sealed already: 1", "have moved (3)"} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("want %q in\n%s", want, stdout)
+		}
+	}
+	if strings.Contains(stdout+stderr, password) {
+		t.Errorf("the password is in\n%s%s", stdout, stderr)
+	}
+}
+
+func TestExitStatus(t *testing.T) {
+	for _, test := range []struct {
+		args   string
+		status int
+		stderr string // a part of it
+	}{
+		{"-h", 0, "-patience"},
+		{"-nonsense", 2, "-nonsense"},
+		{"nonsense", 2, "arguments"},
+		{"-from redisson://127.0.0.1:1", 2, "both"},
+		{"-patience 0s", 2, "-patience"},
+		{"-from redisson://u:secret@127.0.0.1:1 -to memory://x", 1, "connection refused"},
+	} {
+		status, stdout, stderr := program(t, strings.Fields(test.args)...)
+		if status != test.status || !strings.Contains(stderr, test.stderr) || strings.Contains(stdout+stderr, "secret") {
+			t.Errorf("%s: got status %d, standard error %q; want %d, and %q without a password", test.args, status, stderr, test.status, test.stderr)
+		}
+	}
+}
+
+// newSeller returns a seller that has nothing but the files in common with others.
+func newSeller(t *testing.T, dir string) *seller {
+	t.Helper()
+	open := func(name string) *os.File {
+		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		return f
+	}
+	client, err := dsync.Open(t.Context(), "memory://", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close(t.Context()) })
+	return &seller{
+		shop:   &shop.Shop{Stock: shop.Stock{File: open("stock")}, Locker: client, Name: "x", Moment: time.Millisecond},
+		tokens: shop.Stock{File: open("tokens")},
+		out:    io.Discard,
+	}
+}
+
+func TestAuditFindsTwoHolders(t *testing.T) {
+	dir := t.TempDir()
+	one, other := newSeller(t, dir), newSeller(t, dir)
+	stock := one.shop.Stock
+	if err := stock.Write(1_000_000); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.tokens.Write(0); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.audit(t.Context()); err != nil {
+		t.Errorf("an audit while nobody sells: %v", err)
+	}
+	sold := make(chan error)
+	go func() { // ends with its lease
+		lease, err := one.shop.Locker.Lock(t.Context(), "x")
+		if err == nil {
+			for i := 0; err == nil && lease.Err() == nil; i++ {
+				err = stock.Write(i)
+			}
+			err = nil
+		}
+		sold <- err
+	}()
+	var found error
+	for found == nil {
+		found = other.audit(t.Context())
+	}
+	if err := one.shop.Locker.(*dsync.Client).Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := <-sold; err != nil {
+		t.Error(err)
+	}
+	if !strings.Contains(found.Error(), "while the lock was held") {
+		t.Errorf("got %v, want that the stock changed", found)
+	}
+}
+
+func TestAuditFindsFallingTokens(t *testing.T) {
+	s := newSeller(t, t.TempDir())
+	if err := s.shop.Stock.Write(1); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.tokens.Write(1 << 62); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.audit(t.Context()); err == nil || !strings.Contains(err.Error(), fmt.Sprint("after ", 1<<62)) {
+		t.Errorf("got %v, want that the token fell", err)
+	}
+}
+
+func TestREADME(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var usage bytes.Buffer
+	run(t.Context(), []string{"-h"}, io.Discard, &usage)
+	for _, flag := range regexp.MustCompile(`(?m)^  (-[a-z]+)`).FindAllStringSubmatch(usage.String(), -1) {
+		if !strings.Contains(string(readme), "\n| `"+flag[1]+"` |") {
+			t.Errorf("flag %s is missing in it", flag[1])
+		}
+	}
+}

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-dsync/dsync/examples/coupon/shop"
+)
+
+const (
+	buyers  = 100
+	coupons = 50
+)
+
+var wanted = shop.WithLock(buyers, coupons)
+
+// runbook is the one of docs/migration.md, while the shop sells.
+type runbook struct {
+	from, to string
+	names    string // the file with the names of all locks
+	stopOld  func() // nil if the old backend is not ours to stop
+	patience time.Duration
+	tool     *tool
+	staff    *staff
+	out      io.Writer
+}
+
+// service is the seller that knows one backend alone, at first the old one.
+const service = "service"
+
+// programs are the sellers that take part in the migration.
+var programs = []string{"program 1", "program 2", "program 3"}
+
+// step is one of the runbook. An equal share of the coupons is sold while it is taken.
+type step struct {
+	title string
+	take  func(ctx context.Context) error
+}
+
+func (r *runbook) steps() []step {
+	lock := r.staff.lock
+	all := []string{"--names", r.names}
+	return []step{
+		{"Three programs sell in phase old, and a service that knows the old backend alone.", func(ctx context.Context) error {
+			return errors.Join(r.restart(ctx, r.phase("old"), programs...), r.restart(ctx, r.from, service))
+		}},
+		{"What is possible?", func(ctx context.Context) error {
+			return r.until(ctx, 0, "names move by seals            yes", "plan")
+		}},
+		{"The programs are restarted in phase dual.", func(ctx context.Context) error {
+			return r.restart(ctx, r.phase("dual"), programs...)
+		}},
+		{"Who uses the old backend alone?", func(ctx context.Context) error {
+			return r.until(ctx, 3, "behind: "+lock, append([]string{"status"}, all...)...)
+		}},
+		{"The service is stopped; then nobody is behind.", func(ctx context.Context) error {
+			if err := r.staff.close(service); err != nil {
+				return err
+			}
+			return r.until(ctx, 0, "", append([]string{"status"}, all...)...)
+		}},
+		{"The programs are restarted in phase handover: what they lock moves.", func(ctx context.Context) error {
+			if err := r.restart(ctx, r.phase("handover"), programs...); err != nil {
+				return err
+			}
+			return r.until(ctx, 0, "1 moved", "status", lock)
+		}},
+		{"What nobody locks is moved; then the service comes back, on the new backend alone.", func(ctx context.Context) error {
+			if err := r.until(ctx, 0, "sealed: ", append([]string{"seal", "--all", "--wait", "1m"}, all...)...); err != nil {
+				return err
+			}
+			return r.restart(ctx, r.to, service)
+		}},
+		{"The programs are restarted in phase new.", func(ctx context.Context) error {
+			return r.restart(ctx, r.phase("new"), programs...)
+		}},
+		{"Is the old backend still needed?", func(ctx context.Context) error {
+			return r.until(ctx, 0, "cut all clients off the old backend", append([]string{"finalize"}, all...)...)
+		}},
+		{"The programs are restarted with the new backend alone.", func(ctx context.Context) error {
+			if err := r.restart(ctx, r.to, programs...); err != nil || r.stopOld == nil {
+				return err
+			}
+			r.stopOld()
+			r.say("    the old backend is stopped")
+			return nil
+		}},
+	}
+}
+
+// phase returns the URL of the migration in a phase.
+func (r *runbook) phase(p string) string {
+	return "migrate:?from=" + url.QueryEscape(r.from) + "&to=" + url.QueryEscape(r.to) + "&phase=" + p
+}
+
+func (r *runbook) say(format string, args ...any) { fmt.Fprintf(r.out, format+"\n", args...) }
+
+// run takes one step after the other. When all coupons are sold, the rest of the buyers come at once.
+func (r *runbook) run(ctx context.Context) (sale shop.Sale, err error) {
+	steps := r.steps()
+	come := 0
+	for i, s := range steps {
+		r.say("%d. %s", i+1, s.title)
+		share := (coupons + i) / len(steps) // the shares add up to all
+		if err := r.staff.sellDuring(ctx, share, s.take); err != nil {
+			return sale, fmt.Errorf("step %d: %w", i+1, err)
+		}
+		come += share
+		r.say("    so far %v, by %s", r.staff.soFar(), strings.Join(r.staff.names(), ", "))
+	}
+	if err := r.staff.sell(ctx, buyers-come); err != nil {
+		return sale, err
+	}
+	if err := r.staff.close(r.staff.names()...); err != nil {
+		return sale, err
+	}
+	sale.Tally = r.staff.soFar()
+	sale.Remaining, err = r.staff.stock.Read()
+	return sale, err
+}
+
+// restart starts sellers with a URL, one after the other. Those that are there already serve who waits in them, and end first.
+func (r *runbook) restart(ctx context.Context, url string, names ...string) error {
+	for _, name := range names {
+		if slices.Contains(r.staff.names(), name) {
+			if err := r.staff.close(name); err != nil {
+				return err
+			}
+		}
+		if err := r.staff.start(ctx, name, url); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// until repeats `dsync migrate` until it ends with a status and says something.
+func (r *runbook) until(ctx context.Context, status int, says string, args ...string) error {
+	bound, cancel := context.WithTimeout(ctx, r.patience)
+	defer cancel()
+	for {
+		got, said, err := r.tool.migrate(ctx, args...)
+		switch {
+		case err != nil:
+			return fmt.Errorf("dsync migrate %s: %w\n%s", args[0], err, said)
+		case got == status && strings.Contains(said, says):
+			r.say("    $ dsync migrate %s", strings.Join(args, " "))
+			for line := range strings.Lines(said) {
+				r.say("    %s", strings.TrimSuffix(line, "\n"))
+			}
+			return nil
+		case bound.Err() != nil || got != 0 && got != 3: // 3 stands for "not there yet"
+			return fmt.Errorf("dsync migrate %s: want status %d and %q, got %d and\n%s", args[0], status, says, got, said)
+		}
+	}
+}
