@@ -32,8 +32,9 @@ type Marker interface {
 	// Mark is called before l is used, not beside its other methods.
 	Mark(ctx context.Context, l Lease, floor uint64) error
 
-	// Marked reports whether the name of l, a lease of this driver, is marked. What came with the grant needs no request. It returns
-	// an error that matches errors.ErrUnsupported where Mark would.
+	// Marked reports whether the name of l, a lease of this driver, is marked. What came with the grant needs no request; a request that
+	// grants cannot say that the mark is wanted, so a driver for which it costs something has it come with the grants that follow the
+	// first Marked. It returns an error that matches errors.ErrUnsupported where Mark would.
 	Marked(ctx context.Context, l Lease) (bool, error)
 }
 
@@ -42,13 +43,13 @@ type Marker interface {
 // again, finds that its id is gone, and does nothing.
 type Unsealer interface {
 	// Loosen writes id next to the seal of name, in place of the one that is there, in one step at the backend. The name stays sealed,
-	// and a new seal has no id. In the same step it raises the tokens: those of every grant after the seal are above floor, also
-	// those of the incumbents that share the key, where they have tokens. A floor of 0, or one that is lower than what is there, raises
-	// nothing. What Sealed returns does not change. It returns
+	// and a new seal has no id. In the same step it raises the tokens: those of every grant after the seal are above floor, those of
+	// this driver and those of the incumbents that share the key, where they have tokens. It is not enough that one kind is. A floor of 0,
+	// or one that both kinds have passed, raises nothing. What Sealed returns does not change. It returns
 	//
 	//   - nil if that is done;
 	//   - ErrNotHeld if the name is not sealed: then nothing has changed;
-	//   - an error that matches errors.ErrUnsupported if the tokens cannot be raised so far: then nothing has changed;
+	//   - an error that matches errors.ErrUnsupported if the tokens of one kind cannot be raised so far: then nothing has changed;
 	//   - any other error if it is unknown. It may be called again.
 	Loosen(ctx context.Context, name, id string, floor uint64) error
 
