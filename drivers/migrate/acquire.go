@@ -239,8 +239,8 @@ func (a *attempt) seal(ctx context.Context, from, to *part) error {
 }
 
 func (a *attempt) marked(ctx context.Context, to *part) (bool, error) {
-	bound, cancel := context.WithDeadline(ctx, to.lease.Expires())
-	defer cancel()
+	bound := &until{Context: ctx, at: to.lease.Expires()}
+	defer bound.end()
 	marked, err := a.d.marker.Marked(bound, to.lease)
 	return marked, a.translate(err)
 }
