@@ -47,10 +47,10 @@ Somebody is behind who uses the old backend alone: who holds a name there that h
 well, who waits there for a name that has moved, and with a gate who is a member in phase old. The exit status is 3 then. As
 long as programs are in phase old on purpose, that is as it should be.
 
-On Redis, programs in phase old and programs that know the old backend alone look alike. Before somebody is said to be behind, the
-name is looked at several times within half a second: who is seen only once or twice is not told apart from one who is just taking
-or giving back both locks. So of locks that are held for short, repeat it. Those who wait on Redis are those who listen for the
-end of the lock: with a name that moved under load, also programs in a phase before new that lock it several times a second.`,
+On Redis, programs in phase old and programs that know the old backend alone look alike. A name that is in use is looked at several
+times within a second: a program that is seen only once or twice is not told apart from one that is just taking or giving back both
+locks. So of locks that are held for short, or by many in turn, repeat it. Those who wait on Redis are those who listen for the end
+of the lock.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := names.status(c, f, args)
