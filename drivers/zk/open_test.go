@@ -130,6 +130,38 @@ func TestUserAlone(t *testing.T) {
 	release(t, w.Granted(t))
 }
 
+func TestTLS(t *testing.T) {
+	certs, strangers := testenv.NewCertificates(t), testenv.NewCertificates(t)
+	s := testenv.ZooKeeper(t)
+	front, elsewhere := testenv.Front(t, "127.0.0.1", s.Addr, certs), testenv.Front(t, "127.0.0.2", s.Addr, certs)
+	files := func(ca, pair *testenv.Certificates) string {
+		return fmt.Sprintf("tls=true&tls_ca=%s&tls_cert=%s&tls_key=%s", ca.CAFile, pair.ClientCertFile, pair.ClientKeyFile)
+	}
+	for _, url := range []string{
+		front + "?" + files(certs, certs),
+		elsewhere + "?" + files(certs, certs) + "&tls_server_name=localhost",
+	} {
+		d := openURL(t, "zk://%s", url)
+		l := acquire(t, d, request("a"))
+		w := wait(t, d, request("a"))
+		release(t, l)
+		release(t, w.Granted(t))
+	}
+	for what, url := range map[string]string{
+		"no TLS":                front,
+		"unknown authority":     front + "?" + files(strangers, certs),
+		"stranger":              front + "?" + files(certs, strangers),
+		"no client certificate": front + "?tls=true&tls_ca=" + certs.CAFile,
+		"wrong name":            front + "?" + files(certs, certs) + "&tls_server_name=example.com",
+		"wrong host":            elsewhere + "?" + files(certs, certs),
+		"TLS to a plain server": s.Addr + "?" + files(certs, certs),
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		wantErr(t, what, tryOpen(ctx, "zk://%s", url), driver.ErrUnavailable)
+		cancel()
+	}
+}
+
 func TestNotesThatAreTooLong(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	d := openURL(t, "zk://%s", s.Addr)
