@@ -10,7 +10,7 @@ COUNT ?= 20
 # How long `make fuzz` looks for an input that breaks something, for each target.
 FUZZTIME ?= 30s
 
-.PHONY: help test test-long servers demo demo-migration demo-java interop interop-soak bench lint flaky flaky-long fuzz
+.PHONY: help test test-long servers demo demo-migration demo-java interop interop-soak bench lint flaky flaky-long fuzz vulncheck
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -58,3 +58,6 @@ interop-soak: servers ## the part of interop with faults, for five minutes
 
 demo-java: servers ## the coupon shop with buyers in Java and in Go (needs a JDK 17 and Maven)
 	@cd test/interop && $(GO) run ./shop
+
+vulncheck: ## look for known weaknesses that this code can reach (needs vuln.go.dev)
+	$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.1.4 ./...

@@ -1,6 +1,7 @@
 package pglock_test
 
 import (
+	"crypto/tls"
 	"errors"
 	"os"
 	"strings"
@@ -167,7 +168,19 @@ func TestTLS(t *testing.T) {
 	}
 	mustRelease(t, l)
 	closeDriver(t, d)
-	if _, _, err := driver.Open(t.Context(), pg.URL("pglock")+"?sslmode=verify-full&sslrootcert="+testenv.NewCertificates(t).CAFile); err == nil {
-		t.Error("Open with another authority's certificate: no error")
+	elsewhere := "pglock://postgres@" + testenv.Front(t, "127.0.0.2", pg.Addr, nil) + "/postgres"
+	for what, url := range map[string]string{
+		"unknown authority": pg.URL("pglock") + "?sslmode=verify-full&sslrootcert=" + testenv.NewCertificates(t).CAFile,
+		"wrong host":        elsewhere + "?sslmode=verify-full&sslrootcert=" + certs.CAFile,
+	} {
+		var untrusted *tls.CertificateVerificationError
+		if _, _, err := driver.Open(t.Context(), url); !errors.As(err, &untrusted) {
+			t.Errorf("%s: got %v, want a tls.CertificateVerificationError", what, err)
+		}
 	}
+	d, _, err = driver.Open(t.Context(), elsewhere+"?sslmode=verify-ca&sslrootcert="+certs.CAFile)
+	if err != nil {
+		t.Fatalf("verify-ca, under another host: %v", err)
+	}
+	closeDriver(t, d)
 }
