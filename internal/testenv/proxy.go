@@ -68,6 +68,13 @@ func NewProxy(tb testing.TB, target string) *Proxy {
 	return p
 }
 
+// Connections returns how many connections go through the proxy.
+func (p *Proxy) Connections() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.links)
+}
+
 // Cut resets all connections on both sides, drops what was held, and refuses new connections until Heal.
 func (p *Proxy) Cut() {
 	p.mu.Lock()

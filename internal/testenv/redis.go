@@ -44,12 +44,28 @@ func RedisTLS(tb testing.TB, certs *Certificates, args ...string) *RedisServer {
 
 func startRedis(tb testing.TB, port int, tlsConfig *tls.Config, args []string) *RedisServer {
 	tb.Helper()
-	s := newRedis(tb, "redis-server", port, append([]string{
-		"--bind", "127.0.0.1", "--save", "", "--repl-diskless-sync-delay", "0",
-	}, args...))
+	s := newDataRedis(tb, port, args)
 	s.tls, s.password = tlsConfig, lastValue(args, "--requirepass")
 	s.launch()
 	return s
+}
+
+// startRedisAs is Redis with a program that starts it.
+func startRedisAs(tb testing.TB, program, args []string) *RedisServer {
+	tb.Helper()
+	port := freePort(tb)
+	s := newDataRedis(tb, port, append([]string{"--port", strconv.Itoa(port)}, args...))
+	s.argv = append(program, s.argv...)
+	s.password = lastValue(args, "--requirepass")
+	s.launch()
+	return s
+}
+
+func newDataRedis(tb testing.TB, port int, args []string) *RedisServer {
+	tb.Helper()
+	return newRedis(tb, "redis-server", port, append([]string{
+		"--bind", "127.0.0.1", "--save", "", "--repl-diskless-sync-delay", "0",
+	}, args...))
 }
 
 // newRedis makes a server that is not yet started.

@@ -1,0 +1,110 @@
+package stress
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// bed is the servers of one backend, for all its cells.
+type bed struct {
+	name   string
+	faults map[string]string // those that apply, and why exclusion is not promised under them, or ""
+	info   driver.Info
+
+	tb      testing.TB
+	nodes   []node // that clients connect to
+	links   bool   // workers reach them through proxies
+	clients int    // in one process, for a backend inside of it; otherwise 0
+	url     func(addrs []string) string
+	left    func(names []string) []string // what there is of locks with these names, and of clients
+	recover time.Duration                 // within which everybody is granted everything again after a fault
+	early   time.Duration                 // by which a session may end before its time, as documented
+
+	leader      func() int          // of nodes, or -1
+	newLeader   func()              // makes another node the leader
+	endSessions func() int          // of clients, at the server, and says how many
+	wipe        func(nodes ...node) // removes what nodes that are down have on disk
+	clock       func(i int, d time.Duration)
+	data        func(command ...string) // runs a command on Redis servers
+}
+
+// node is a server.
+type node interface {
+	Start()
+	Kill()
+	Freeze()
+	Thaw()
+	Pid() int
+}
+
+// processes is how many workers the bed has.
+func (b *bed) processes() int {
+	if b.clients > 0 {
+		return 1
+	}
+	return workers
+}
+
+func (b *bed) addrs() []string {
+	var addrs []string
+	for _, n := range b.nodes {
+		addrs = append(addrs, address(n))
+	}
+	return addrs
+}
+
+// ask finds out what the driver promises.
+func (b *bed) ask(tb testing.TB) *bed {
+	b.tb = tb
+	if b.recover == 0 {
+		b.recover = 20 * time.Second
+	}
+	d, _, err := driver.Open(tb.Context(), b.url(b.addrs()))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	b.info = d.Info()
+	if err := d.Close(tb.Context()); err != nil {
+		tb.Fatal(err)
+	}
+	return b
+}
+
+// leftBehind gives holds of those that were killed the time to run out, and says what is left then.
+func (b *bed) leftBehind(names []string) []string {
+	if b.left == nil {
+		return nil
+	}
+	for end := time.Now().Add(2*TTL + b.info.Late + 10*time.Second); ; time.Sleep(50 * time.Millisecond) {
+		left := b.left(names)
+		if len(left) == 0 || time.Now().After(end) {
+			return left
+		}
+	}
+}
+
+func join(kind string, found []string) (left []string) {
+	for _, f := range found {
+		left = append(left, fmt.Sprintf("%s %s", kind, f))
+	}
+	return left
+}
+
+// address is where clients connect to a server.
+func address(n node) string {
+	switch s := n.(type) {
+	case *testenv.RedisServer:
+		return s.Addr
+	case *testenv.EtcdServer:
+		return s.Addr
+	case *testenv.ZooKeeperServer:
+		return s.Addr
+	case *testenv.PostgresServer:
+		return s.Addr
+	}
+	panic("unknown server")
+}

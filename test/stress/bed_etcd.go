@@ -1,0 +1,129 @@
+package stress
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// etcdBed is one etcd, or a cluster.
+func etcdBed(tb testing.TB, n int) *bed {
+	b := &bed{name: "etcd", links: true, faults: map[string]string{
+		"worker-kill": "", "worker-freeze": "", "cut": "", "slow": "", "black-hole": "", "lost-answers": "", "starved": "",
+		"server-restart": "", "server-freeze": "", "session-kill": "",
+	}}
+	var servers []*testenv.EtcdServer
+	if n == 1 {
+		servers = append(servers, testenv.Etcd(tb))
+	} else {
+		b.name = "etcd ×3"
+		b.faults = map[string]string{"worker-freeze": "", "black-hole": "", "partition": "", "starved": "", "server-freeze": "", "node-loss": "",
+			"majority-loss": "", "leader-change": ""}
+		servers = testenv.EtcdCluster(tb, n)
+	}
+	for _, s := range servers {
+		b.nodes = append(b.nodes, s)
+	}
+	client, err := clientv3.New(clientv3.Config{Endpoints: b.addrs(), Logger: zap.NewNop(), DialTimeout: patience})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { client.Close() })
+	b.url = func(addrs []string) string { return "etcd://" + strings.Join(addrs, ",") + "?ttl=" + TTL.String() }
+	e := etcdAdmin{tb: tb, client: client, servers: servers}
+	b.left, b.leader, b.newLeader, b.endSessions = e.left, e.leader, e.newLeader, e.revoke
+	b.recover = 30 * time.Second // leases last anew when the leader has failed
+	return b.ask(tb)
+}
+
+// etcdAdmin asks servers behind the back of the driver.
+type etcdAdmin struct {
+	tb      testing.TB
+	client  *clientv3.Client
+	servers []*testenv.EtcdServer
+}
+
+func (e etcdAdmin) left(names []string) (left []string) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for _, name := range names {
+		answer, err := e.client.Get(ctx, name, clientv3.WithPrefix(), clientv3.WithKeysOnly())
+		if err != nil {
+			return []string{err.Error()}
+		}
+		for _, kv := range answer.Kvs {
+			left = append(left, "key "+string(kv.Key))
+		}
+	}
+	leases, err := e.client.Leases(ctx)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	for range leases.Leases {
+		left = append(left, "lease")
+	}
+	return left
+}
+
+// leader returns the number of the leader in the eyes of itself, or -1.
+func (e etcdAdmin) leader() int {
+	for i, s := range e.servers {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		status, err := e.client.Status(ctx, s.Addr)
+		cancel()
+		if err == nil && status.Leader == status.Header.MemberId {
+			return i
+		}
+	}
+	return -1
+}
+
+func (e etcdAdmin) id(i int) uint64 {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	status, err := e.client.Status(ctx, e.servers[i].Addr)
+	if err != nil {
+		e.tb.Fatal(err)
+	}
+	return status.Header.MemberId
+}
+
+func (e etcdAdmin) newLeader() {
+	old := e.leader()
+	leader, err := clientv3.New(clientv3.Config{Endpoints: []string{e.servers[old].Addr}, Logger: zap.NewNop(), DialTimeout: patience})
+	if err != nil {
+		e.tb.Fatal(err)
+	}
+	defer leader.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if _, err := leader.MoveLeader(ctx, e.id((old+1)%len(e.servers))); err != nil {
+		e.tb.Fatal(err)
+	}
+	testenv.Eventually(e.tb, func() bool { now := e.leader(); return now >= 0 && now != old }, "another node leads")
+}
+
+// revoke ends every second lease, and says how many.
+func (e etcdAdmin) revoke() (n int) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	leases, err := e.client.Leases(ctx)
+	if err != nil {
+		e.tb.Fatal(err)
+	}
+	for i, l := range leases.Leases {
+		if i%2 == 1 {
+			continue
+		}
+		if _, err := e.client.Revoke(ctx, l.ID); err == nil { // else it has just ended
+			n++
+		}
+	}
+	return n
+}

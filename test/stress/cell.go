@@ -1,0 +1,207 @@
+// Package stress lets processes lock on real servers while servers, networks, clocks and processes fail, and decides from the records of
+// all of them whether every promise was kept. A cell is one backend under one fault; the table of all cells is what a user can expect
+// of the backends.
+package stress
+
+import (
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+const (
+	// TTL is that of all locks.
+	TTL = 2 * time.Second
+	// patience is how long an attempt waits that should be granted. What takes longer is stuck.
+	patience = 60 * time.Second
+
+	workers = 3                     // processes
+	pace    = 10 * time.Millisecond // between two attempts of a goroutine, at most
+	warmUp  = 1500 * time.Millisecond
+	calm    = 1500 * time.Millisecond // after each fault, at least
+)
+
+// Plan is how cells are run.
+type Plan struct {
+	Seed       uint64
+	Injections int    // of the fault, in each cell
+	Out        string // directory for time lines and pictures; "" keeps them where a failure needs them
+	Plant      string // a bug, for tests of this package
+}
+
+// cell is one backend under one fault, while it runs.
+type cell struct {
+	Plan
+	t      *testing.T
+	bed    *bed
+	fault  *Fault
+	seed   uint64
+	random *rand.Rand
+
+	dir      string
+	files    []string
+	own      *conformance.History
+	resource *resource
+	names    []string // the worker's: those for everybody, the patient one, the long one
+	workers  []*running
+	begun    int // workers so far
+
+	result Result
+}
+
+// running is a worker process, and the links that it has to the servers.
+type running struct {
+	*testenv.Process
+	label string
+	links []*testenv.Proxy // one to each server, if the bed has links
+}
+
+// run runs a cell on a bed whose servers are in order, and leaves them so.
+func run(t *testing.T, p Plan, b *bed, f *Fault) *Result {
+	seed := fnv.New64a()
+	fmt.Fprint(seed, p.Seed, b.name, f.Name)
+	c := &cell{Plan: p, t: t, bed: b, fault: f, seed: seed.Sum64(), dir: t.TempDir()}
+	c.random = rand.New(rand.NewPCG(c.seed, 0))
+	c.result = Result{Backend: b.name, Fault: f.Name, Unsafe: b.faults[f.Name], Seed: p.Seed}
+	prefix := fmt.Sprintf("s%x", c.seed&0xffffffff)
+	c.names = []string{prefix + ".a", prefix + ".b", prefix + ".patient", prefix + ".long"}
+	var err error
+	if c.own, err = conformance.CreateHistory(c.file("own"), "own"); err != nil {
+		t.Fatal(err)
+	}
+	c.own.Note(fmt.Sprint("seed ", p.Seed))
+	c.resource = startResource(t, c.own)
+	start := time.Now()
+	c.work()
+	c.result.Lasted = time.Since(start)
+	c.judge()
+	return &c.result
+}
+
+// work runs the workers and the schedule.
+func (c *cell) work() {
+	for range c.bed.processes() {
+		c.workers = append(c.workers, c.spawn())
+	}
+	for _, w := range c.workers {
+		c.ready(w)
+	}
+	c.sleep(warmUp)
+	for i := range c.Injections {
+		c.inject(i)
+		c.sleep(calm + c.upTo(calm))
+	}
+	c.sleep(calm)
+	c.end()
+	c.own.Close()
+}
+
+// inject carries out the fault once.
+func (c *cell) inject(i int) {
+	start := time.Now()
+	if c.fault.kills {
+		c.fault.inject(c, i) // it records each death by itself
+	} else {
+		off := c.own.Fault(c.fault.Name, fmt.Sprint(i))
+		c.fault.inject(c, i)
+		off()
+	}
+	c.result.Injected++
+	c.result.Faulty += time.Since(start)
+}
+
+// invalid says that a fault was not really injected.
+func (c *cell) invalid(format string, args ...any) {
+	c.result.Invalid = append(c.result.Invalid, fmt.Sprintf(format, args...))
+}
+
+func (c *cell) sleep(d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-c.t.Context().Done():
+	}
+}
+
+func (c *cell) upTo(d time.Duration) time.Duration { return time.Duration(c.random.Int64N(int64(d))) }
+
+// outlasts is a time that is longer than the TTL.
+func (c *cell) outlasts() time.Duration { return TTL + TTL/8 + c.upTo(TTL/2) }
+
+func (c *cell) file(label string) string {
+	path := filepath.Join(c.dir, label)
+	c.files = append(c.files, path)
+	return path
+}
+
+// spawn starts a worker.
+func (c *cell) spawn() *running {
+	r := &running{label: fmt.Sprint("w", c.begun)}
+	c.begun++
+	addrs := c.bed.addrs()
+	if c.bed.links {
+		for i := range addrs {
+			p := testenv.NewProxy(c.t, addrs[i])
+			r.links, addrs[i] = append(r.links, p), p.Addr
+		}
+	}
+	w := &worker{
+		Label: r.label, URL: c.bed.url(addrs), History: c.file(r.label), Resource: c.resource.path,
+		Names: c.names[:2], Patient: c.names[2], Long: c.names[3], Seed: c.seed + uint64(c.begun), Clients: c.bed.clients, Plant: c.Plant,
+	}
+	text, err := json.Marshal(w)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	r.Process = testenv.Spawn(c.t, "worker", workerVariable+"="+string(text))
+	return r
+}
+
+// ready waits until the worker was granted something.
+func (c *cell) ready(w *running) {
+	if got := w.Line(); got != "ready" {
+		c.t.Fatalf("%s says %q, want ready", w.label, got)
+	}
+}
+
+// victim is the worker that holds the long lock, or else one by chance.
+func (c *cell) victim() int {
+	holder, _, _ := strings.Cut(c.resource.holder(c.names[3]), ".")
+	for i, w := range c.workers {
+		if w.label == holder && c.random.IntN(4) > 0 {
+			return i
+		}
+	}
+	return c.random.IntN(len(c.workers))
+}
+
+// end lets all workers come to an end by themselves, side by side, and looks at what is left on the servers.
+func (c *cell) end() {
+	ended := make(chan string)
+	for _, w := range c.workers {
+		go func() { // ends with the process
+			err := w.Wait()
+			last := ""
+			for line := range w.Lines {
+				last = line
+			}
+			if err != nil || last != "ended" {
+				last = fmt.Sprintf("%s ended with %q and %v", w.label, last, err)
+			}
+			ended <- last
+		}()
+	}
+	for range c.workers {
+		if last := <-ended; last != "ended" {
+			c.result.Failed = append(c.result.Failed, last)
+		}
+	}
+	c.result.Left = c.bed.leftBehind(c.names)
+}

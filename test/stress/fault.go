@@ -1,0 +1,151 @@
+package stress
+
+import (
+	"time"
+
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// Fault is one kind of what can fail. Inject lets it happen once and returns when everything works again, as far as whoever repairs it
+// can tell.
+type Fault struct {
+	Name string
+	What string // for people
+
+	kills   bool // workers, each death being recorded
+	removes bool // holds of workers that are alive
+	inject  func(c *cell, i int)
+}
+
+// Faults are all of them, in the order of the table.
+var Faults = []*Fault{
+	{Name: "worker-kill", What: "SIGKILL of a process; another one takes its place", kills: true, inject: killWorker},
+	{Name: "worker-freeze", What: "SIGSTOP of a process for longer than the TTL, mostly of one that holds a lock", inject: freezeWorker},
+	{Name: "cut", What: "all connections of a process are reset, and new ones refused for up to 400 ms", inject: cutLinks},
+	{Name: "slow", What: "everything between a process and the servers is late by up to 60 ms, for 2 s", inject: slowLinks},
+	{Name: "black-hole", What: "nothing arrives from a process, or at it, or both, for longer than the TTL; then all of it, or it is lost", inject: blackHole},
+	{Name: "lost-answers", What: "requests of a process are carried out, the answers are thrown away, the connections reset", inject: loseAnswers},
+	{Name: "partition", What: "a process cannot reach one node of several for longer than the TTL", inject: partition},
+	{Name: "starved", What: "servers and processes get the CPU for 3 ms out of 30 to 60 ms, for 2 s", inject: starve},
+	{Name: "server-restart", What: "SIGKILL of the server, started again with its disk after up to 1 s", inject: restartServer},
+	{Name: "server-freeze", What: "SIGSTOP of the server, or of the leader, for longer than the TTL", inject: freezeServer},
+	{Name: "node-loss", What: "SIGKILL of fewer than half of the nodes for 1 to 3 s", inject: loseNodes},
+	{Name: "majority-loss", What: "SIGKILL of more than half of the nodes for 1 to 3 s", inject: loseMajority},
+	{Name: "leader-change", What: "another node becomes the leader, or the primary", inject: changeLeader},
+	{Name: "session-kill", What: "the server ends sessions: lease revoke, close of the session, pg_terminate_backend, CLIENT KILL", removes: true, inject: killSessions},
+	{Name: "disk-loss", What: "the server, or all nodes one after the other, restarted without what was on disk", removes: true, inject: loseDisk},
+	{Name: "flush", What: "FLUSHALL on the server, or on fewer than half of the nodes", removes: true, inject: flush},
+	{Name: "flush-majority", What: "FLUSHALL on more than half of the nodes", removes: true, inject: flushMajority},
+	{Name: "evict", What: "memory runs short, and the server evicts keys", removes: true, inject: evict},
+	{Name: "clock", What: "the wall clock of the server, or of fewer than half of the nodes, jumps by 40 s or an hour, forth and back", removes: true, inject: jumpServer},
+	{Name: "clock-majority", What: "that of more than half of the nodes", removes: true, inject: jumpMajority},
+	{Name: "removed", What: "ForceUnlock of all names", removes: true, inject: inside("remove")},
+	{Name: "inside-cut", What: "a client cannot reach the backend for longer than the TTL", inject: insideFor("cut")},
+	{Name: "inside-hang", What: "requests of a client hang for longer than the TTL", inject: insideFor("hang")},
+	{Name: "inside-lost-answers", What: "requests of a client are carried out and the answers lost, for longer than the TTL", inject: insideFor("lose")},
+}
+
+func killWorker(c *cell, _ int) {
+	i := c.victim()
+	off := c.own.Fault("kill", c.workers[i].label)
+	c.workers[i].Kill()
+	for _, l := range c.workers[i].links {
+		l.Cut()
+	}
+	off()
+	c.workers[i] = c.spawn()
+	c.ready(c.workers[i])
+}
+
+func freezeWorker(c *cell, _ int) {
+	w := c.workers[c.victim()]
+	w.Stop() // returns when it stands still
+	c.sleep(c.outlasts())
+	w.Cont()
+}
+
+// linked is a victim whose links carry something.
+func (c *cell) linked() *running {
+	w := c.workers[c.victim()]
+	n := 0
+	for _, l := range w.links {
+		n += l.Connections()
+	}
+	if n == 0 {
+		c.invalid("%s had no connection when its links were to fail", w.label)
+	}
+	return w
+}
+
+func (w *running) each(do func(l *testenv.Proxy)) {
+	for _, l := range w.links {
+		do(l)
+	}
+}
+
+func cutLinks(c *cell, _ int) {
+	w := c.linked()
+	w.each((*testenv.Proxy).Cut)
+	c.sleep(c.upTo(400 * time.Millisecond))
+	w.each((*testenv.Proxy).Heal)
+}
+
+func slowLinks(c *cell, _ int) {
+	w := c.linked()
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
+		w.each(func(l *testenv.Proxy) { l.Freeze(testenv.Both) })
+		c.sleep(c.upTo(60 * time.Millisecond))
+		w.each(func(l *testenv.Proxy) { l.Thaw(testenv.Both) })
+		c.sleep(c.upTo(3 * time.Millisecond))
+	}
+}
+
+func blackHole(c *cell, i int) {
+	w := c.linked()
+	d := []testenv.Direction{testenv.Both, testenv.Requests, testenv.Replies}[i%3]
+	w.each(func(l *testenv.Proxy) { l.Freeze(d) })
+	c.sleep(c.outlasts())
+	if c.random.IntN(2) == 0 {
+		w.each((*testenv.Proxy).Cut)
+	}
+	w.each((*testenv.Proxy).Heal)
+}
+
+func loseAnswers(c *cell, _ int) {
+	w := c.linked()
+	w.each((*testenv.Proxy).DropReplies)
+	c.sleep(20*time.Millisecond + c.upTo(200*time.Millisecond))
+	w.each((*testenv.Proxy).Cut)
+	w.each((*testenv.Proxy).Heal)
+}
+
+func partition(c *cell, i int) {
+	w := c.linked()
+	l := w.links[(i+c.random.IntN(2))%len(w.links)]
+	l.Freeze(testenv.Both)
+	c.sleep(c.outlasts())
+	l.Cut()
+	l.Heal()
+}
+
+// starve lets everybody have little of the CPU, as a quota does.
+func starve(c *cell, _ int) {
+	type stopped struct{ stop, cont func() }
+	var all []stopped
+	for _, n := range c.bed.nodes {
+		all = append(all, stopped{n.Freeze, n.Thaw})
+	}
+	for _, w := range c.workers {
+		all = append(all, stopped{w.Stop, w.Cont})
+	}
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
+		for _, p := range all {
+			p.stop()
+		}
+		c.sleep(30*time.Millisecond + c.upTo(30*time.Millisecond))
+		for _, p := range all {
+			p.cont()
+		}
+		c.sleep(3 * time.Millisecond)
+	}
+}

@@ -1,0 +1,124 @@
+package stress
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/driver"
+)
+
+// Result is what came of a cell.
+type Result struct {
+	Backend, Fault string
+	Unsafe         string // why exclusion is not promised
+	Seed           uint64
+
+	Injected       int
+	Faulty, Lasted time.Duration
+	Operations     int // calls of Lock, TryLock and Unlock that returned
+	Verdict        *conformance.Verdict
+	Slices         int           // that porcupine found to be linearizable
+	Regained       time.Duration // the longest time from the end of a fault until somebody was granted a name again
+
+	Allowed []conformance.Violation // of a cell whose backend does not promise better
+	Failed  []string                // what must not have happened
+	Left    []string                // on the servers, after all clients were gone
+	Invalid []string                // why the cell proves nothing
+}
+
+// judge decides.
+func (c *cell) judge() {
+	events, err := conformance.ReadHistory(c.files...)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	r := &c.result
+	r.Verdict = conformance.Judge(events, c.bounds())
+	r.Invalid = append(r.Invalid, r.Verdict.Invalid...)
+	for _, v := range r.Verdict.Violations {
+		if r.Unsafe != "" && isExclusion(v.Rule) {
+			r.Allowed = append(r.Allowed, v)
+		} else {
+			r.Failed = append(r.Failed, v.String())
+		}
+	}
+	for _, e := range events {
+		switch e.Kind {
+		case conformance.KindGrant, conformance.KindRefuse, conformance.KindFail, conformance.KindReleased, conformance.KindNotReleased:
+			r.Operations++
+		}
+	}
+	c.regained(events)
+	if r.Verdict.Faults < c.Injections || r.Injected < c.Injections {
+		c.invalid("%d faults are recorded, want %d", r.Verdict.Faults, c.Injections)
+	}
+}
+
+func isExclusion(r conformance.Rule) bool {
+	return r == conformance.RuleOverlap || r == conformance.RuleLoss || r == conformance.RuleTokens
+}
+
+// bounds is what the backend promises under the fault.
+func (c *cell) bounds() conformance.Bounds {
+	i := c.bed.info
+	b := conformance.Bounds{
+		Fenced:      i.Fencing != driver.None,
+		StoreFences: i.Fencing != driver.None,
+		Detect:      c.bed.early,
+		Linger:      TTL + i.Late,
+		Wake:        c.bed.recover,
+		Stuck:       patience,
+		Recover:     c.bed.recover,
+		MinGrants:   50,
+		MaxUnknown:  0.2,
+	}
+	if c.fault.removes {
+		b.Detect = i.Detect + time.Second // for a machine that is busy
+		if i.Detect == 0 {
+			b.Detect = TTL/2 + time.Second
+		}
+	}
+	return b
+}
+
+// regained measures how long after the end of a fault each name was granted again.
+func (c *cell) regained(events []conformance.Event) {
+	waiting := map[string]time.Duration{} // since when, from the end of the last fault
+	for _, e := range events {
+		switch e.Kind {
+		case conformance.KindFaultOff:
+			for _, name := range c.names {
+				if _, already := waiting[name]; !already {
+					waiting[name] = e.Time
+				}
+			}
+		case conformance.KindFaultOn:
+			clear(waiting)
+		case conformance.KindGrant:
+			since, ok := waiting[e.Name]
+			if !ok {
+				continue
+			}
+			delete(waiting, e.Name)
+			c.result.Regained = max(c.result.Regained, e.Time-since)
+			if e.Time-since > c.bed.recover {
+				c.result.Failed = append(c.result.Failed, fmt.Sprintf("%s: %q was granted %v after the end of a fault, want at most %v",
+					conformance.RuleStuck, e.Name, e.Time-since, c.bed.recover))
+			}
+		}
+	}
+}
+
+// Err is nil if the cell proves something, and nothing happened that must not.
+func (r *Result) Err() error {
+	var all []string
+	all = append(all, r.Failed...)
+	all = append(all, join("V7 left behind:", r.Left)...)
+	all = append(all, join("the cell proves nothing:", r.Invalid)...)
+	if len(all) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s under %s, seed %d:\n%s", r.Backend, r.Fault, r.Seed, strings.Join(all, "\n"))
+}

@@ -1,0 +1,290 @@
+package stress
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/driver"
+	_ "github.com/go-dsync/dsync/drivers/etcd"
+	_ "github.com/go-dsync/dsync/drivers/memory"
+	_ "github.com/go-dsync/dsync/drivers/pglock"
+	_ "github.com/go-dsync/dsync/drivers/redisson"
+	_ "github.com/go-dsync/dsync/drivers/redlock"
+	_ "github.com/go-dsync/dsync/drivers/zk"
+)
+
+// worker is a process that locks a few names in all ways that there are, until its standard input ends. On its standard output it says
+// "ready" when it has been granted something, and at last "ended".
+type worker struct {
+	Label, URL, History, Resource string
+
+	Names   []string // for everybody
+	Patient string   // for those only who wait for as long as it takes: nobody who happens to ask gets the others out of a hole
+	Long    string   // held for longer than a renewal takes
+	Seed    uint64
+	Clients int    // in this process; the first is the one that faults concern
+	Plant   string // a bug, see plants
+
+	client  []*dsync.Client
+	drivers []driver.Driver
+	history *conformance.History
+	ended   atomic.Bool
+	once    sync.Once
+	mu      sync.Mutex
+	stuck   []error
+}
+
+const workerVariable = "DSYNC_STRESS_WORKER"
+
+// runWorker is the role of a process.
+func runWorker() {
+	var w worker
+	err := json.Unmarshal([]byte(os.Getenv(workerVariable)), &w)
+	if err == nil {
+		err = w.run(context.Background())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, w.Label+":", err)
+		os.Exit(1)
+	}
+	fmt.Println("ended")
+}
+
+func (w *worker) run(ctx context.Context) (err error) {
+	input := make(chan string)
+	go func() { // ends with the standard input
+		defer close(input)
+		for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+			input <- in.Text()
+		}
+	}()
+	before := runtime.NumGoroutine()
+	if w.history, err = conformance.CreateHistory(w.History, w.Label); err != nil {
+		return err
+	}
+	if err := w.open(ctx); err != nil {
+		return err
+	}
+	var work sync.WaitGroup
+	for i := range w.client {
+		w.start(ctx, &work, i)
+	}
+	for line := range input {
+		if err := w.obey(line); err != nil {
+			return err
+		}
+		fmt.Println("done")
+	}
+	w.ended.Store(true)
+	work.Wait()
+	for i := range w.client {
+		w.last(ctx, i)
+	}
+	guard, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for _, c := range w.client {
+		err = errors.Join(err, c.Close(guard))
+	}
+	return errors.Join(append(w.stuck, err, w.history.Close(), leftGoroutines(before))...)
+}
+
+// open opens the clients, as whoever supervises the process would: again, while the backend is out of reach.
+func (w *worker) open(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for range max(w.Clients, 1) {
+		d, _, err := driver.Open(ctx, w.URL)
+		for err != nil && isTemporary(err) && pause(ctx, 50*time.Millisecond) {
+			d, _, err = driver.Open(ctx, w.URL)
+		}
+		if err != nil {
+			return fmt.Errorf("open: %w", err)
+		}
+		d = plant(w.Plant, d, w.URL)
+		c, err := dsync.New(d, &dsync.Options{TTL: TTL})
+		if err != nil {
+			return err
+		}
+		w.client, w.drivers = append(w.client, c), append(w.drivers, d)
+	}
+	return nil
+}
+
+func isTemporary(err error) bool {
+	for _, e := range []error{driver.ErrUnknown, driver.ErrUnavailable, context.DeadlineExceeded} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// start lets goroutines work with a client.
+func (w *worker) start(ctx context.Context, work *sync.WaitGroup, client int) {
+	roles := []func(*user){(*user).patient, (*user).patient, (*user).impatient, (*user).long}
+	for i, role := range roles {
+		u := &user{worker: w, client: w.client[client], random: rand.New(rand.NewPCG(w.Seed, uint64(client*len(roles)+i)))}
+		u.label = w.Label
+		if len(w.client) > 1 {
+			u.label = fmt.Sprint(w.Label, ".", client)
+		}
+		work.Go(func() { // ends with w.ended
+			u.store = dialResource(w.Resource)
+			defer u.store.close()
+			for !w.ended.Load() {
+				role(u)
+			}
+		})
+	}
+	_ = ctx
+}
+
+// last locks every name once more: everybody has to get on.
+func (w *worker) last(ctx context.Context, client int) {
+	u := &user{worker: w, client: w.client[client], label: fmt.Sprint(w.Label, ".last.", client), random: rand.New(rand.NewPCG(w.Seed, 100))}
+	u.store = dialResource(w.Resource)
+	defer u.store.close()
+	for _, name := range append([]string{w.Patient, w.Long}, w.Names...) {
+		u.use(ctx, name, patience, 0)
+	}
+}
+
+func (w *worker) isStuck(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stuck = append(w.stuck, err)
+}
+
+// user is one goroutine that locks and unlocks.
+type user struct {
+	*worker
+	client *dsync.Client
+	label  string
+	random *rand.Rand
+	store  *resourceClient
+}
+
+func (u *user) upTo(d time.Duration) time.Duration { return time.Duration(u.random.Int64N(int64(d))) }
+
+func (u *user) any(names ...string) string { return names[u.random.IntN(len(names))] }
+
+func (u *user) patient() {
+	u.use(context.Background(), u.any(append([]string{u.Patient}, u.Names...)...), patience, u.upTo(4*time.Millisecond))
+	time.Sleep(u.upTo(pace))
+}
+
+// impatient gives up soon, or does not wait at all.
+func (u *user) impatient() {
+	wait := u.upTo(300*time.Millisecond) + time.Millisecond
+	if u.random.IntN(3) == 0 {
+		wait = 0
+	}
+	u.use(context.Background(), u.any(u.Names...), wait, u.upTo(4*time.Millisecond))
+	time.Sleep(u.upTo(2 * pace))
+}
+
+func (u *user) long() {
+	u.use(context.Background(), u.Long, patience, TTL/4+u.upTo(TTL))
+}
+
+// use takes a lock, writes to what it protects, and gives it back.
+func (u *user) use(ctx context.Context, name string, wait, hold time.Duration) {
+	a := conformance.Attempt{Client: u.label, Name: name, NoWait: wait == 0}
+	lock := u.client.Lock
+	if a.NoWait {
+		lock, wait = u.client.TryLock, patience
+	}
+	var options []dsync.LockOption
+	if hold < TTL/8 && u.random.IntN(10) == 0 {
+		options = append(options, dsync.ExpireAfter(TTL))
+	}
+	bound, cancel := context.WithTimeout(ctx, wait)
+	op := u.history.Begin(a)
+	l, err := lock(bound, name, options...)
+	op.Returned(l, err)
+	cancel()
+	if err != nil {
+		if wait == patience && !a.NoWait {
+			u.isStuck(fmt.Errorf("%w: lock %q: %w", errStuck, name, err))
+		}
+		if !errors.Is(err, dsync.ErrLocked) { // who is refused at once asks again at once
+			time.Sleep(u.upTo(20 * time.Millisecond))
+		}
+		return
+	}
+	u.once.Do(func() { fmt.Println("ready") })
+	u.hold(l, op, hold)
+	op.Releasing()
+	op.Released(l.Unlock(ctx))
+}
+
+// hold works under a lock as programs do that look at the lease before they begin, and cannot look at the instant of the write.
+func (u *user) hold(l *dsync.Lease, op *conformance.Op, d time.Duration) {
+	if op.Check() != nil {
+		return
+	}
+	u.store.write(l.Name(), l.Token(), u.label)
+	if d == 0 {
+		return
+	}
+	work := time.NewTimer(d)
+	defer work.Stop()
+	select {
+	case <-l.Done():
+		op.Lost()
+		u.store.write(l.Name(), l.Token(), u.label) // the write that was already under way
+		return
+	case <-work.C:
+	}
+	u.store.write(l.Name(), l.Token(), u.label)
+}
+
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+var (
+	errStuck = errors.New("stuck")
+	errLeft  = errors.New("left behind")
+)
+
+// leftGoroutines waits until there are no more goroutines than at the beginning.
+func leftGoroutines(before int) error {
+	for end := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			stacks := make([]byte, 1<<16)
+			stacks = stacks[:runtime.Stack(stacks, true)]
+			return fmt.Errorf("%w: %d goroutines, %d at the beginning:\n%s", errLeft, runtime.NumGoroutine(), before, stacks)
+		}
+	}
+	return nil
+}
+
+// obey carries out a fault inside of this process: "kind client".
+func (w *worker) obey(line string) error {
+	kind, rest, _ := strings.Cut(line, " ")
+	var client int
+	if _, err := fmt.Sscan(rest, &client); err != nil {
+		return err
+	}
+	return memoryFault(w, kind, client)
+}
