@@ -6,11 +6,15 @@ PKG ?= ./...
 TESTFLAGS ?=
 # How often `make flaky-long` runs each test.
 COUNT ?= 20
+# How many backends `make stress` tests side by side. They mostly wait.
+STRESS_BEDS ?= 8
+# Where its build finds package time with a wall clock that can jump.
+STRESS_BUILD ?= /tmp/dsync-stress-build
 
 # How long `make fuzz` looks for an input that breaks something, for each target.
 FUZZTIME ?= 30s
 
-.PHONY: help test test-long servers demo demo-migration demo-java interop interop-soak bench lint flaky flaky-long fuzz vulncheck
+.PHONY: help test test-long servers demo demo-migration demo-java interop interop-soak stress stress-long bench lint flaky flaky-long fuzz vulncheck
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -55,6 +59,13 @@ interop: servers ## prove drivers/redisson against Java's Redisson (needs a JDK 
 
 interop-soak: servers ## the part of interop with faults, for five minutes
 	cd test/interop && $(GO) test -timeout 10m -run TestSoak -v $(TESTFLAGS) . -soak 5m
+
+stress: servers ## let servers, networks, clocks and processes fail under load: every backend by every fault
+	cd test/stress && $(GO) vet ./... && $(GO) test $$($(GO) run ./overlay $(STRESS_BUILD)) -timeout 30m -parallel $(STRESS_BEDS) $(TESTFLAGS) . -minfaults 400 -minoperations 200000
+
+stress-long: servers ## the same with at least 2,000 faults, and write docs/stress.md
+	cd test/stress && $(GO) test $$($(GO) run ./overlay $(STRESS_BUILD)) -timeout 3h -parallel $(STRESS_BEDS) -run TestStress $(TESTFLAGS) . -injections 18 \
+		-minfaults 2000 -minoperations 1000000 -table $(CURDIR)/docs/stress.md
 
 demo-java: servers ## the coupon shop with buyers in Java and in Go (needs a JDK 17 and Maven)
 	@cd test/interop && $(GO) run ./shop

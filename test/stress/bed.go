@@ -15,13 +15,15 @@ type bed struct {
 	faults map[string]string // those that apply, and why exclusion is not promised under them, or ""
 	info   driver.Info
 
-	tb      testing.TB
-	nodes   []node // that clients connect to
-	links   bool   // workers reach them through proxies
-	clients int    // in one process, for a backend inside of it; otherwise 0
+	nodes   []node        // that clients connect to
+	links   bool          // workers reach them through proxies
+	pace    time.Duration // between two attempts of a goroutine, at most; 0 is pace
+	clients int           // in one process, for a backend inside of it; otherwise 0
 	url     func(addrs []string) string
 	left    func(names []string) []string // what there is of locks with these names, and of clients
 	recover time.Duration                 // within which everybody is granted everything again after a fault
+	votes   bool                          // two that ask at the same time may refuse each other
+	tied    bool                          // what has a connection ends with it, at the server, at once
 	early   time.Duration                 // by which a session may end before its time, as documented
 
 	leader      func() int          // of nodes, or -1
@@ -29,7 +31,6 @@ type bed struct {
 	endSessions func() int          // of clients, at the server, and says how many
 	wipe        func(nodes ...node) // removes what nodes that are down have on disk
 	clock       func(i int, d time.Duration)
-	data        func(command ...string) // runs a command on Redis servers
 }
 
 // node is a server.
@@ -59,9 +60,12 @@ func (b *bed) addrs() []string {
 
 // ask finds out what the driver promises.
 func (b *bed) ask(tb testing.TB) *bed {
-	b.tb = tb
+	b.faults = applicable[b.name]
 	if b.recover == 0 {
 		b.recover = 20 * time.Second
+	}
+	if b.pace == 0 {
+		b.pace = pace
 	}
 	d, _, err := driver.Open(tb.Context(), b.url(b.addrs()))
 	if err != nil {

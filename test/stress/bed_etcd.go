@@ -14,17 +14,12 @@ import (
 
 // etcdBed is one etcd, or a cluster.
 func etcdBed(tb testing.TB, n int) *bed {
-	b := &bed{name: "etcd", links: true, faults: map[string]string{
-		"worker-kill": "", "worker-freeze": "", "cut": "", "slow": "", "black-hole": "", "lost-answers": "", "starved": "",
-		"server-restart": "", "server-freeze": "", "session-kill": "",
-	}}
+	b := &bed{name: "etcd", links: true}
 	var servers []*testenv.EtcdServer
 	if n == 1 {
 		servers = append(servers, testenv.Etcd(tb))
 	} else {
 		b.name = "etcd ×3"
-		b.faults = map[string]string{"worker-freeze": "", "black-hole": "", "partition": "", "starved": "", "server-freeze": "", "node-loss": "",
-			"majority-loss": "", "leader-change": ""}
 		servers = testenv.EtcdCluster(tb, n)
 	}
 	for _, s := range servers {

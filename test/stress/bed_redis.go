@@ -13,22 +13,11 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// What Redis cannot promise, for the table.
-const (
-	losesData  = "Redis forgets what it had"
-	losesWrite = "replication is asynchronous: a replica that takes over may not have seen a lock"
-	trusts     = "Redis ends holds by its wall clock"
-)
-
 // redisBed is one server that keeps everything on disk.
 func redisBed(tb testing.TB, fair bool) *bed {
 	dir := tb.TempDir()
 	server, clock := testenv.RedisClock(tb, "--appendonly", "yes", "--appendfsync", "always", "--dir", dir, "--maxmemory-policy", "allkeys-random")
-	b := &bed{name: "redisson", nodes: []node{server}, links: true, faults: map[string]string{
-		"worker-kill": "", "worker-freeze": "", "cut": "", "slow": "", "black-hole": "", "lost-answers": "", "starved": "",
-		"server-restart": "", "server-freeze": "", "session-kill": "",
-		"disk-loss": losesData, "flush": losesData, "evict": losesData, "clock": trusts,
-	}}
+	b := &bed{name: "redisson", pace: 15 * time.Millisecond, nodes: []node{server}, links: true}
 	b.url = func(addrs []string) string { return "redisson://" + addrs[0] + "?evict=allow&ttl=" + TTL.String() }
 	if fair {
 		b.name = "redisson fair"
@@ -50,11 +39,7 @@ func redisBed(tb testing.TB, fair bool) *bed {
 
 // redlockBed is five servers that keep nothing.
 func redlockBed(tb testing.TB) *bed {
-	b := &bed{name: "redlock", links: true, faults: map[string]string{
-		"worker-kill": "", "worker-freeze": "", "cut": "", "slow": "", "black-hole": "", "lost-answers": "", "partition": "", "starved": "",
-		"server-freeze": "", "node-loss": "", "majority-loss": "", "session-kill": "", "disk-loss": "", "flush": "",
-		"flush-majority": losesData, "clock": "", "clock-majority": trusts,
-	}}
+	b := &bed{name: "redlock", votes: true, links: true}
 	var servers []*testenv.RedisServer
 	var clocks []*testenv.Clock
 	for range 5 {
@@ -75,9 +60,7 @@ func redlockBed(tb testing.TB) *bed {
 // sentinelBed is a primary with two replicas that three sentinels watch.
 func sentinelBed(tb testing.TB) *bed {
 	s := testenv.RedisSentinel(tb, 2)
-	b := &bed{name: "redisson sentinel", faults: map[string]string{
-		"worker-kill": "", "worker-freeze": "", "leader-change": losesWrite, "node-loss": losesWrite, "server-freeze": losesWrite,
-	}}
+	b := &bed{name: "redisson sentinel"}
 	for _, n := range s.Nodes {
 		b.nodes = append(b.nodes, n)
 	}
@@ -85,6 +68,7 @@ func sentinelBed(tb testing.TB) *bed {
 		return "redisson://" + strings.Join(s.SentinelAddrs(), ",") + "?mode=sentinel&master=" + s.Master + "&ttl=" + TTL.String()
 	}
 	b.left = func(names []string) []string { return leftOnRedis(names, s.Primary()) }
+	b.endSessions = func() int { return killClients(s.Primary()) }
 	b.leader = func() int { return slices.Index(s.Nodes, s.Primary()) }
 	b.newLeader = func() {
 		before := s.Primary()
@@ -101,9 +85,7 @@ func sentinelBed(tb testing.TB) *bed {
 // clusterBed is three masters with a replica each.
 func clusterBed(tb testing.TB) *bed {
 	k := testenv.RedisCluster(tb, 3, 1)
-	b := &bed{name: "redisson cluster", faults: map[string]string{
-		"worker-kill": "", "worker-freeze": "", "leader-change": "", "node-loss": losesWrite, "server-freeze": losesWrite,
-	}}
+	b := &bed{name: "redisson cluster"}
 	for _, n := range k.Nodes {
 		b.nodes = append(b.nodes, n)
 	}
@@ -111,6 +93,7 @@ func clusterBed(tb testing.TB) *bed {
 		return "redisson://" + strings.Join(k.Addrs(), ",") + "?mode=cluster&ttl=" + TTL.String()
 	}
 	b.left = func(names []string) []string { return leftOnRedis(names, k.Nodes...) }
+	b.endSessions = func() int { return killClients(k.Nodes...) }
 	role := func(i int) string { return redisInfo(k.Nodes[i], "replication", "role") }
 	b.leader = func() int { // of the first half of the slots: any master does
 		for i := range k.Nodes {

@@ -9,6 +9,7 @@ import (
 	"hash/fnv"
 	"math/rand/v2"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -24,9 +25,9 @@ const (
 	patience = 60 * time.Second
 
 	workers = 3                     // processes
-	pace    = 10 * time.Millisecond // between two attempts of a goroutine, at most
+	pace    = 25 * time.Millisecond // between two attempts of a goroutine, at most
 	warmUp  = 1500 * time.Millisecond
-	calm    = 1500 * time.Millisecond // after each fault, at least
+	calm    = 800 * time.Millisecond // after each fault, at least
 )
 
 // Plan is how cells are run.
@@ -35,6 +36,8 @@ type Plan struct {
 	Injections int    // of the fault, in each cell
 	Out        string // directory for time lines and pictures; "" keeps them where a failure needs them
 	Plant      string // a bug, for tests of this package
+
+	Patience time.Duration // of attempts that should be granted; 0 is patience
 }
 
 // cell is one backend under one fault, while it runs.
@@ -69,8 +72,11 @@ func run(t *testing.T, p Plan, b *bed, f *Fault) *Result {
 	seed := fnv.New64a()
 	fmt.Fprint(seed, p.Seed, b.name, f.Name)
 	c := &cell{Plan: p, t: t, bed: b, fault: f, seed: seed.Sum64(), dir: t.TempDir()}
+	if c.Patience == 0 {
+		c.Patience = patience
+	}
 	c.random = rand.New(rand.NewPCG(c.seed, 0))
-	c.result = Result{Backend: b.name, Fault: f.Name, Unsafe: b.faults[f.Name], Seed: p.Seed}
+	c.result = Result{Backend: b.name, Fault: f.Name, Unsafe: b.faults[f.Name], Seed: p.Seed, Bound: b.recover}
 	prefix := fmt.Sprintf("s%x", c.seed&0xffffffff)
 	c.names = []string{prefix + ".a", prefix + ".b", prefix + ".patient", prefix + ".long"}
 	var err error
@@ -155,6 +161,7 @@ func (c *cell) spawn() *running {
 	w := &worker{
 		Label: r.label, URL: c.bed.url(addrs), History: c.file(r.label), Resource: c.resource.path,
 		Names: c.names[:2], Patient: c.names[2], Long: c.names[3], Seed: c.seed + uint64(c.begun), Clients: c.bed.clients, Plant: c.Plant,
+		Patience: c.Patience, Pace: c.bed.pace,
 	}
 	text, err := json.Marshal(w)
 	if err != nil {
@@ -173,13 +180,16 @@ func (c *cell) ready(w *running) {
 
 // victim is the worker that holds the long lock, or else one by chance.
 func (c *cell) victim() int {
-	holder, _, _ := strings.Cut(c.resource.holder(c.names[3]), ".")
-	for i, w := range c.workers {
-		if w.label == holder && c.random.IntN(4) > 0 {
-			return i
-		}
+	if holder := c.holder(); holder >= 0 && c.random.IntN(4) > 0 {
+		return holder
 	}
 	return c.random.IntN(len(c.workers))
+}
+
+// holder is the worker that holds the long lock, as far as the resource knows, or -1.
+func (c *cell) holder() int {
+	label, _, _ := strings.Cut(c.resource.holder(c.names[3]), ".")
+	return slices.IndexFunc(c.workers, func(w *running) bool { return w.label == label })
 }
 
 // end lets all workers come to an end by themselves, side by side, and looks at what is left on the servers.

@@ -1,8 +1,11 @@
 package stress
 
 import (
+	"fmt"
+	"slices"
 	"time"
 
+	"github.com/go-dsync/dsync/conformance"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -14,6 +17,7 @@ type Fault struct {
 
 	kills   bool // workers, each death being recorded
 	removes bool // holds of workers that are alive
+	cuts    bool // connections
 	inject  func(c *cell, i int)
 }
 
@@ -21,13 +25,14 @@ type Fault struct {
 var Faults = []*Fault{
 	{Name: "worker-kill", What: "SIGKILL of a process; another one takes its place", kills: true, inject: killWorker},
 	{Name: "worker-freeze", What: "SIGSTOP of a process for longer than the TTL, mostly of one that holds a lock", inject: freezeWorker},
-	{Name: "cut", What: "all connections of a process are reset, and new ones refused for up to 400 ms", inject: cutLinks},
+	{Name: "worker-clock", What: "the wall clock of a process jumps by an hour, forth and back", inject: jumpWorker},
+	{Name: "cut", What: "all connections of a process are reset, and new ones refused for up to 400 ms", cuts: true, inject: cutLinks},
 	{Name: "slow", What: "everything between a process and the servers is late by up to 60 ms, for 2 s", inject: slowLinks},
-	{Name: "black-hole", What: "nothing arrives from a process, or at it, or both, for longer than the TTL; then all of it, or it is lost", inject: blackHole},
-	{Name: "lost-answers", What: "requests of a process are carried out, the answers are thrown away, the connections reset", inject: loseAnswers},
+	{Name: "black-hole", What: "nothing arrives from a process, or at it, or both, for longer than the TTL; then all of it, or it is lost", cuts: true, inject: blackHole},
+	{Name: "lost-answers", What: "requests of a process are carried out, the answers are thrown away, the connections reset", cuts: true, inject: loseAnswers},
 	{Name: "partition", What: "a process cannot reach one node of several for longer than the TTL", inject: partition},
 	{Name: "starved", What: "servers and processes get the CPU for 3 ms out of 30 to 60 ms, for 2 s", inject: starve},
-	{Name: "server-restart", What: "SIGKILL of the server, started again with its disk after up to 1 s", inject: restartServer},
+	{Name: "server-restart", What: "SIGKILL of the server, started again with its disk after up to 1 s", cuts: true, inject: restartServer},
 	{Name: "server-freeze", What: "SIGSTOP of the server, or of the leader, for longer than the TTL", inject: freezeServer},
 	{Name: "node-loss", What: "SIGKILL of fewer than half of the nodes for 1 to 3 s", inject: loseNodes},
 	{Name: "majority-loss", What: "SIGKILL of more than half of the nodes for 1 to 3 s", inject: loseMajority},
@@ -45,16 +50,33 @@ var Faults = []*Fault{
 	{Name: "inside-lost-answers", What: "requests of a client are carried out and the answers lost, for longer than the TTL", inject: insideFor("lose")},
 }
 
-func killWorker(c *cell, _ int) {
-	i := c.victim()
-	off := c.own.Fault("kill", c.workers[i].label)
-	c.workers[i].Kill()
-	for _, l := range c.workers[i].links {
+// killWorker kills a process and starts another one, or, every other time, has the other one wait in line with everybody before it kills
+// the holder: then nobody comes afterwards who asks anew and helps those out who wait.
+func killWorker(c *cell, i int) {
+	begin := func() {
+		next := c.spawn()
+		c.ready(next)
+		c.workers = append(c.workers, next)
+	}
+	if i%2 == 0 {
+		begin()
+		c.sleep(100 * time.Millisecond)
+	}
+	victim := c.victim()
+	if holder := c.holder(); i%2 == 0 && holder >= 0 {
+		victim = holder
+	}
+	w := c.workers[victim]
+	off := c.own.Fault(conformance.FaultKill, w.label)
+	w.Kill()
+	for _, l := range w.links {
 		l.Cut()
 	}
 	off()
-	c.workers[i] = c.spawn()
-	c.ready(c.workers[i])
+	c.workers = slices.Delete(c.workers, victim, victim+1)
+	if i%2 == 1 {
+		begin()
+	}
 }
 
 func freezeWorker(c *cell, _ int) {
@@ -62,6 +84,32 @@ func freezeWorker(c *cell, _ int) {
 	w.Stop() // returns when it stands still
 	c.sleep(c.outlasts())
 	w.Cont()
+}
+
+// jumpWorker lets the wall clock of a process jump, and back after more than the TTL.
+func jumpWorker(c *cell, i int) {
+	w := c.workers[c.victim()]
+	hour := int64([]int{3600, -3600}[i%2])
+	for _, seconds := range []int64{hour, 0} {
+		before := c.askWorker(w, fmt.Sprint("time ", 0))
+		c.askWorker(w, fmt.Sprint("clock ", seconds))
+		after := c.askWorker(w, fmt.Sprint("time ", 0))
+		if jumped := after - before; jumped < 1800 && jumped > -1800 {
+			c.invalid("the clock of %s was to jump by an hour, and jumped by %d s", w.label, jumped)
+		}
+		if seconds != 0 {
+			c.sleep(c.outlasts())
+		}
+	}
+}
+
+// askWorker gives a worker an order, and returns its answer.
+func (c *cell) askWorker(w *running, order string) (answer int64) {
+	w.Send(order)
+	if _, err := fmt.Sscan(w.Line(), &answer); err != nil {
+		c.t.Fatalf("%s does not answer to %q with a number: %v", w.label, order, err)
+	}
+	return answer
 }
 
 // linked is a victim whose links carry something.

@@ -157,25 +157,16 @@ func (c *cell) jump(nodes int, i int) {
 func jumpServer(c *cell, i int)   { c.jump(max(1, c.minority()), i) }
 func jumpMajority(c *cell, i int) { c.jump(len(c.bed.nodes)/2+1, i) }
 
-// tell gives an order to the process that has the backend inside.
-func (c *cell) tell(order string, client int) {
-	w := c.workers[0]
-	w.Send(fmt.Sprint(order, " ", client))
-	if got := w.Line(); got != "done" {
-		c.t.Fatalf("%s says %q to %s, want done", w.label, got, order)
-	}
-}
-
 // inside is a fault that a process of the bed memory carries out by itself.
 func inside(order string) func(*cell, int) {
-	return func(c *cell, i int) { c.tell(order, i%c.bed.clients) }
+	return func(c *cell, i int) { c.askWorker(c.workers[0], fmt.Sprint(order, " ", i%c.bed.clients)) }
 }
 
 func insideFor(order string) func(*cell, int) {
 	return func(c *cell, i int) {
 		client := c.random.IntN(c.bed.clients)
-		c.tell(order, client)
+		c.askWorker(c.workers[0], fmt.Sprint(order, " ", client))
 		c.sleep(c.outlasts())
-		c.tell("heal", client)
+		c.askWorker(c.workers[0], fmt.Sprint("heal ", client))
 	}
 }

@@ -1,11 +1,133 @@
 package stress
 
-import "github.com/go-dsync/dsync/driver"
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"time"
 
-// plant puts a bug into a driver.
-func plant(name string, d driver.Driver, _ string) driver.Driver {
-	if name == "" {
+	"github.com/go-dsync/dsync/driver"
+)
+
+// The bugs that can be put between package dsync and a driver, to see whether they are found.
+const (
+	// A renewal that crosses a release brings the hold back, and goes on for as long as the process lives.
+	plantRenewal = "renewal outlives release"
+	// The end of a lease is counted too late by a TTL.
+	plantLateLoss = "loss told after the TTL"
+	// A waiter relies on the message of the release alone, which the end of a holder that is dead does not send.
+	plantNoBackstop = "waiter without a back-stop timer"
+)
+
+// plant puts a bug into a driver of a Redis at url.
+func plant(bug string, d driver.Driver, url string) driver.Driver {
+	switch bug {
+	case "":
 		return d
+	case plantRenewal:
+		return &revivingDriver{d}
+	case plantLateLoss:
+		return &lateDriver{d}
+	case plantNoBackstop:
+		host, _, _ := strings.Cut(strings.TrimPrefix(url, "redisson://"), "?")
+		return &deafDriver{d, host}
 	}
-	panic("unknown plant " + name)
+	panic("unknown bug " + bug)
+}
+
+type revivingDriver struct{ driver.Driver }
+
+func (d *revivingDriver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	l, err := d.Driver.Acquire(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return &revivingLease{l, d.Driver, r}, nil
+}
+
+type revivingLease struct {
+	driver.Lease
+	d driver.Driver
+	r *driver.Request
+}
+
+// Release releases, and one time in thirty there was a renewal under way.
+func (l *revivingLease) Release(ctx context.Context) error {
+	err := l.Lease.Release(ctx)
+	if err == nil && rand.IntN(30) == 0 {
+		go l.renew() // ends with the process
+	}
+	return err
+}
+
+func (l *revivingLease) renew() {
+	again := *l.r
+	again.NoWait, again.Events = true, unheard{}
+	revived, err := l.d.Acquire(context.Background(), &again)
+	for err == nil {
+		time.Sleep(TTL / 3)
+		err = revived.Renew(context.Background(), TTL)
+	}
+}
+
+// unheard is the events of a request that nobody knows of.
+type unheard struct{}
+
+func (unheard) Waiting()    {}
+func (unheard) Tokens() int { return 1 }
+func (unheard) Lost(error)  {}
+
+type lateDriver struct{ driver.Driver }
+
+func (d *lateDriver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	l, err := d.Driver.Acquire(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return lateLease{l}, nil
+}
+
+type lateLease struct{ driver.Lease }
+
+func (l lateLease) Expires() time.Time { return l.Lease.Expires().Add(TTL) }
+
+type deafDriver struct {
+	driver.Driver
+	addr string
+}
+
+func (d *deafDriver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	if r.NoWait {
+		return d.Driver.Acquire(ctx, r)
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", d.addr)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	if _, err := io.WriteString(conn, "SUBSCRIBE redisson_lock__channel:{"+r.Name+"}\r\n"); err != nil {
+		return nil, fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
+	}
+	in := bufio.NewReader(conn)
+	for waits := false; ; {
+		once := *r
+		once.NoWait = true
+		l, err := d.Driver.Acquire(ctx, &once)
+		if !errors.Is(err, driver.ErrLocked) {
+			return l, err
+		}
+		if !waits {
+			waits = true
+			r.Events.Waiting()
+		}
+		if _, err := in.ReadString('*'); err != nil {
+			return nil, errors.Join(err, ctx.Err(), driver.ErrLocked)
+		}
+	}
 }

@@ -2,36 +2,47 @@ package stress
 
 import (
 	"flag"
+	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 var (
-	seed       = flag.Uint64("seed", 0, "what the schedules are drawn from; 0 draws one")
-	injections = flag.Int("injections", 5, "how often each cell has its fault")
-	table      = flag.String("table", "", "file to write the table of results to, as Markdown")
-	out        = flag.String("out", "", "directory for a time line of each cell, as SVG; otherwise those of cells that failed are in the system's directory for temporary files")
+	seed          = flag.Uint64("seed", 0, "what the schedules are drawn from; 0 draws one")
+	injections    = flag.Int("injections", 5, "how often each cell has its fault")
+	minFaults     = flag.Int("minfaults", 0, "how many faults a run has at least")
+	minOperations = flag.Int("minoperations", 0, "how many operations a run has at least")
+	about         = flag.String("about", "", "a sentence for the table: versions, machine")
+	table         = flag.String("table", "", "file to write the table of results to, as Markdown")
+	out           = flag.String("out", "", "directory for a time line of each cell, as SVG; otherwise those of cells that failed are in the system's directory for temporary files")
 )
 
 func TestMain(m *testing.M) {
 	testenv.Main(m, map[string]func(){"worker": runWorker})
 }
 
-// beds are started side by side, as many as -parallel says; those with the most cells first.
+// beds are started side by side, as many as -parallel says. Those with many cells are started twice, and share them.
 var beds = []struct {
 	name  string
+	times int
 	start func(tb testing.TB) *bed
 }{
-	{"redlock", redlockBed},
-	{"redisson", func(tb testing.TB) *bed { return redisBed(tb, false) }},
-	{"redisson fair", func(tb testing.TB) *bed { return redisBed(tb, true) }},
-	{"etcd", func(tb testing.TB) *bed { return etcdBed(tb, 1) }},
-	{"etcd ×3", func(tb testing.TB) *bed { return etcdBed(tb, 3) }},
-	{"redisson sentinel", sentinelBed},
-	{"redisson cluster", clusterBed},
+	{"redlock", 2, redlockBed},
+	{"redisson", 2, func(tb testing.TB) *bed { return redisBed(tb, false) }},
+	{"redisson fair", 2, func(tb testing.TB) *bed { return redisBed(tb, true) }},
+	{"etcd ×3", 2, func(tb testing.TB) *bed { return etcdBed(tb, 3) }},
+	{"zk ×3", 2, func(tb testing.TB) *bed { return zkBed(tb, 3) }},
+	{"etcd", 1, func(tb testing.TB) *bed { return etcdBed(tb, 1) }},
+	{"pglock", 1, postgresBed},
+	{"zk", 1, func(tb testing.TB) *bed { return zkBed(tb, 1) }},
+	{"redisson sentinel", 1, sentinelBed},
+	{"redisson cluster", 1, clusterBed},
+	{"memory", 1, memoryBed},
 }
 
 func TestStress(t *testing.T) {
@@ -40,24 +51,68 @@ func TestStress(t *testing.T) {
 		p.Seed = rand.Uint64()
 	}
 	t.Logf("seed %d: -seed %[1]d draws the same schedules again", p.Seed)
+	start := time.Now()
 	var all Table
 	t.Run("cells", func(t *testing.T) {
 		for _, each := range beds {
-			t.Run(each.name, func(t *testing.T) {
-				t.Parallel()
-				b := each.start(t)
-				for _, f := range Faults {
-					if _, applies := b.faults[f.Name]; applies {
-						t.Run(f.Name, func(t *testing.T) { all.add(t, run(t, p, b, f)) })
+			for part := range each.times {
+				t.Run(fmt.Sprint(each.name, " ", part+1), func(t *testing.T) {
+					t.Parallel()
+					b := each.start(t)
+					for i, f := range Faults {
+						if _, applies := b.faults[f.Name]; applies && i%each.times == part {
+							t.Run(f.Name, func(t *testing.T) {
+								if f.Name == "worker-clock" {
+									needWallClock(t)
+								}
+								all.add(t, run(t, p, b, f))
+							})
+						}
 					}
-				}
-			})
+				})
+			}
 		}
 	})
 	t.Logf("%s", all.summary())
 	if *table != "" {
-		if err := os.WriteFile(*table, []byte(all.markdown(p)), 0o644); err != nil {
+		if err := os.WriteFile(*table, []byte(all.markdown(p, time.Since(start), *about)), 0o644); err != nil {
 			t.Fatal(err)
 		}
+	}
+	sums := all.sums()
+	if sums.Operations < *minOperations || sums.Injected < *minFaults {
+		t.Errorf("the run proves too little: got %d operations and %d faults, want at least %d and %d", sums.Operations, sums.Injected, *minOperations, *minFaults)
+	}
+	if sums.Inconclusive*20 > sums.Slices+sums.Inconclusive {
+		t.Errorf("porcupine gave up on %d slices and explained %d", sums.Inconclusive, sums.Slices)
+	}
+}
+
+// TestEveryFaultHasACell fails if a bed names a fault that there is not, or a fault is nowhere injected.
+func TestEveryFaultHasACell(t *testing.T) {
+	used := map[string]bool{}
+	for name, faults := range applicable {
+		for fault := range faults {
+			if !slices.ContainsFunc(Faults, func(f *Fault) bool { return f.Name == fault }) {
+				t.Errorf("%s names the fault %q, which is not in the table", name, fault)
+			}
+			used[fault] = true
+		}
+	}
+	for _, f := range Faults {
+		if !used[f.Name] {
+			t.Errorf("no backend has the fault %q", f.Name)
+		}
+	}
+}
+
+// needWallClock skips the test in a build whose wall clock cannot jump, and fails it if CI is set.
+func needWallClock(t *testing.T) {
+	const text = "%s is UNTESTED: the wall clock of this program cannot jump; `make stress` builds one with package time changed"
+	if !wallClock && os.Getenv("CI") != "" {
+		t.Fatalf(text, t.Name())
+	}
+	if !wallClock {
+		t.Skipf(text, t.Name())
 	}
 }

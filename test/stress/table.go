@@ -2,8 +2,13 @@ package stress
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/conformance"
 )
 
 // Table is the results of all cells. It may be filled concurrently.
@@ -13,7 +18,13 @@ type Table struct {
 }
 
 func (a *Table) add(t *testing.T, r *Result) {
-	t.Logf("%d operations in %v, %d injections; %v; regained after %v", r.Operations, r.Lasted, r.Injected, r.Verdict, r.Regained)
+	t.Logf("%d operations in %v, %d injections; %v; %d slices explained; regained after %v", r.Operations, r.Lasted.Round(time.Millisecond),
+		r.Injected, r.Verdict, r.Slices, r.Regained.Round(time.Millisecond))
+	for i, v := range r.Allowed {
+		if i < 2 {
+			t.Logf("not promised (%s): %v", r.Unsafe, v)
+		}
+	}
 	if err := r.Err(); err != nil {
 		t.Error(err)
 	}
@@ -22,13 +33,122 @@ func (a *Table) add(t *testing.T, r *Result) {
 	a.results = append(a.results, r)
 }
 
-func (a *Table) summary() string {
-	operations, faults := 0, 0
-	for _, r := range a.results {
-		operations += r.Operations
-		faults += r.Injected
-	}
-	return fmt.Sprintf("%d cells, %d operations, %d faults", len(a.results), operations, faults)
+// Sums is what all cells come to.
+type Sums struct {
+	Cells, Operations, Injected int
+	Slices, Inconclusive        int
+	StaleTried, StaleAccepted   int
+	Violations, Allowed         int
 }
 
-func (a *Table) markdown(Plan) string { return a.summary() }
+func (a *Table) sums() (s Sums) {
+	for _, r := range a.results {
+		s.Cells++
+		s.Operations += r.Operations
+		s.Injected += r.Injected
+		s.Slices += r.Slices
+		s.Inconclusive += r.Inconclusive
+		s.StaleTried += r.Verdict.StaleWrites
+		s.StaleAccepted += r.Verdict.StaleAccepted
+		s.Violations += len(r.Failed) + len(r.Left)
+		s.Allowed += len(r.Allowed)
+	}
+	return s
+}
+
+func (a *Table) summary() string {
+	s := a.sums()
+	return fmt.Sprintf("%d cells: %d operations, %d faults, %d violations; %d where the backend promises nothing better; "+
+		"%d stale writes, %d accepted; %d slices explained by porcupine, %d inconclusive",
+		s.Cells, s.Operations, s.Injected, s.Violations, s.Allowed, s.StaleTried, s.StaleAccepted, s.Slices, s.Inconclusive)
+}
+
+// markdown is the table for people: an overview, and a line for each cell.
+func (a *Table) markdown(p Plan, lasted time.Duration, about string) string {
+	s := a.sums()
+	var b strings.Builder
+	fmt.Fprintf(&b, "# Faults, measured\n\nWhat %d cells found, each one backend under one fault: **%d operations** (calls of `Lock`, `TryLock` and `Unlock`), "+
+		"**%d faults**, seed %d, in %v. %s\n\n", s.Cells, s.Operations, s.Injected, p.Seed, lasted.Round(time.Second), about)
+	fmt.Fprintf(&b, "- %d violations of what is promised; %d where the backend does not promise exclusion (bold below).\n", s.Violations, s.Allowed)
+	fmt.Fprintf(&b, "- %d writes with a stale token were sent to the fenced resource, which accepted %d.\n", s.StaleTried, s.StaleAccepted)
+	fmt.Fprintf(&b, "- porcupine found an order that explains %d slices of the histories, and gave up on %d.\n\n", s.Slices, s.Inconclusive)
+	b.WriteString("TTL " + TTL.String() + ". What the columns of the table at the end mean:\n\n")
+	b.WriteString("- *overlap*: V1, two owners had a lock at the same time, and V4, the loser was told too late; *tokens*: V3, a token was not above an earlier one;\n" +
+		"- *lost*: holds whose end was told before `Unlock`; *margin*: the least time between that and the next grant;\n" +
+		"- *stale*: writes with old tokens that were tried, all refused;\n" +
+		"- *regained*: the longest time from the end of a fault until a lock was granted again; the bound is that of the backend.\n\n" +
+		"V5 (lost wake-up), V6 (stuck), V7 (left behind) and V8 (illegal result) are 0 in every cell of a run that passes.\n\n")
+	a.matrix(&b)
+	b.WriteString("## Faults\n\n")
+	for _, f := range Faults {
+		fmt.Fprintf(&b, "- **%s**: %s.\n", f.Name, f.What)
+	}
+	b.WriteString("\n## Cells\n\n| backend | fault | operations | faults | overlap | tokens | lost | margin | stale | regained | bound |\n|---|---|---|---|---|---|---|---|---|---|---|\n")
+	for _, r := range a.sorted() {
+		fmt.Fprintf(&b, "| %s | %s | %d | %d | %s | %s | %d | %s | %d | %v | %v |\n", r.Backend, r.Fault, r.Operations, r.Injected,
+			r.count(conformance.RuleOverlap, conformance.RuleLoss), r.count(conformance.RuleTokens), r.Verdict.Lost, margin(r.Verdict.LossMargin),
+			r.Verdict.StaleWrites, r.Regained.Round(10*time.Millisecond), r.Bound)
+	}
+	return b.String()
+}
+
+func margin(s conformance.Spread) string {
+	if s.N == 0 {
+		return "–"
+	}
+	return s.Min.Round(100 * time.Microsecond).String()
+}
+
+// count is how often some rules were violated, in bold where that is not promised.
+func (r *Result) count(rules ...conformance.Rule) string {
+	n := 0
+	for _, v := range r.Verdict.Violations {
+		if slices.Contains(rules, v.Rule) {
+			n++
+		}
+	}
+	if r.Unsafe != "" {
+		return fmt.Sprintf("**%d**", n)
+	}
+	return fmt.Sprint(n)
+}
+
+// matrix is backends by faults: what broke exclusion, and dashes where a fault does not apply.
+func (a *Table) matrix(b *strings.Builder) {
+	var backends []string
+	at := map[string]*Result{}
+	for _, r := range a.sorted() {
+		if !slices.Contains(backends, r.Backend) {
+			backends = append(backends, r.Backend)
+		}
+		at[r.Backend+"/"+r.Fault] = r
+	}
+	fmt.Fprintf(b, "## Overview\n\nOverlaps and fallen tokens in each cell; bold where exclusion is not promised; – where the fault does not exist.\n\n| fault | %s |\n|---|%s\n", strings.Join(backends, " | "), strings.Repeat("---|", len(backends)))
+	for _, f := range Faults {
+		fmt.Fprintf(b, "| %s |", f.Name)
+		for _, backend := range backends {
+			text := "–"
+			if r := at[backend+"/"+f.Name]; r != nil {
+				text = r.count(conformance.RuleOverlap, conformance.RuleLoss, conformance.RuleTokens)
+			}
+			fmt.Fprintf(b, " %s |", text)
+		}
+		b.WriteString("\n")
+	}
+	b.WriteString("\n")
+}
+
+// sorted is the results by backend, and faults in their order.
+func (a *Table) sorted() []*Result {
+	place := func(fault string) int {
+		return slices.IndexFunc(Faults, func(f *Fault) bool { return f.Name == fault })
+	}
+	all := slices.Clone(a.results)
+	slices.SortFunc(all, func(x, y *Result) int {
+		if x.Backend != y.Backend {
+			return strings.Compare(x.Backend, y.Backend)
+		}
+		return place(x.Fault) - place(y.Fault)
+	})
+	return all
+}

@@ -19,7 +19,9 @@ type Result struct {
 	Faulty, Lasted time.Duration
 	Operations     int // calls of Lock, TryLock and Unlock that returned
 	Verdict        *conformance.Verdict
-	Slices         int           // that porcupine found to be linearizable
+	Bound          time.Duration // of Regained
+	Slices         int           // that porcupine found an order for
+	Inconclusive   int           // those that took it too long
 	Regained       time.Duration // the longest time from the end of a fault until somebody was granted a name again
 
 	Allowed []conformance.Violation // of a cell whose backend does not promise better
@@ -51,6 +53,8 @@ func (c *cell) judge() {
 		}
 	}
 	c.regained(events)
+	c.crossCheck(events)
+	c.draw(events)
 	if r.Verdict.Faults < c.Injections || r.Injected < c.Injections {
 		c.invalid("%d faults are recorded, want %d", r.Verdict.Faults, c.Injections)
 	}
@@ -69,16 +73,19 @@ func (c *cell) bounds() conformance.Bounds {
 		Detect:      c.bed.early,
 		Linger:      TTL + i.Late,
 		Wake:        c.bed.recover,
-		Stuck:       patience,
+		Stuck:       c.Patience,
 		Recover:     c.bed.recover,
-		MinGrants:   50,
+		MinGrants:   20,
 		MaxUnknown:  0.2,
 	}
-	if c.fault.removes {
+	if c.fault.removes || c.bed.tied && c.fault.cuts {
 		b.Detect = i.Detect + time.Second // for a machine that is busy
 		if i.Detect == 0 {
 			b.Detect = TTL/2 + time.Second
 		}
+	}
+	if c.result.Unsafe != "" {
+		b.Detect = 0 // what is not promised is counted in full
 	}
 	return b
 }

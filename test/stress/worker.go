@@ -35,7 +35,10 @@ type worker struct {
 	Long    string   // held for longer than a renewal takes
 	Seed    uint64
 	Clients int    // in this process; the first is the one that faults concern
-	Plant   string // a bug, see plants
+	Plant   string // a bug, see plant
+
+	Patience time.Duration // of attempts that should be granted
+	Pace     time.Duration // between two attempts of a goroutine, at most
 
 	client  []*dsync.Client
 	drivers []driver.Driver
@@ -82,10 +85,11 @@ func (w *worker) run(ctx context.Context) (err error) {
 		w.start(ctx, &work, i)
 	}
 	for line := range input {
-		if err := w.obey(line); err != nil {
+		answer, err := w.obey(line)
+		if err != nil {
 			return err
 		}
-		fmt.Println("done")
+		fmt.Println(answer)
 	}
 	w.ended.Store(true)
 	work.Wait()
@@ -157,7 +161,7 @@ func (w *worker) last(ctx context.Context, client int) {
 	u.store = dialResource(w.Resource)
 	defer u.store.close()
 	for _, name := range append([]string{w.Patient, w.Long}, w.Names...) {
-		u.use(ctx, name, patience, 0)
+		u.use(ctx, name, w.Patience, 0)
 	}
 }
 
@@ -181,8 +185,8 @@ func (u *user) upTo(d time.Duration) time.Duration { return time.Duration(u.rand
 func (u *user) any(names ...string) string { return names[u.random.IntN(len(names))] }
 
 func (u *user) patient() {
-	u.use(context.Background(), u.any(append([]string{u.Patient}, u.Names...)...), patience, u.upTo(4*time.Millisecond))
-	time.Sleep(u.upTo(pace))
+	u.use(context.Background(), u.any(append([]string{u.Patient}, u.Names...)...), u.Patience, u.upTo(4*time.Millisecond))
+	time.Sleep(u.upTo(u.Pace))
 }
 
 // impatient gives up soon, or does not wait at all.
@@ -192,11 +196,11 @@ func (u *user) impatient() {
 		wait = 0
 	}
 	u.use(context.Background(), u.any(u.Names...), wait, u.upTo(4*time.Millisecond))
-	time.Sleep(u.upTo(2 * pace))
+	time.Sleep(u.upTo(2 * u.Pace))
 }
 
 func (u *user) long() {
-	u.use(context.Background(), u.Long, patience, TTL/4+u.upTo(TTL))
+	u.use(context.Background(), u.Long, u.Patience, TTL/4+u.upTo(TTL))
 }
 
 // use takes a lock, writes to what it protects, and gives it back.
@@ -204,7 +208,7 @@ func (u *user) use(ctx context.Context, name string, wait, hold time.Duration) {
 	a := conformance.Attempt{Client: u.label, Name: name, NoWait: wait == 0}
 	lock := u.client.Lock
 	if a.NoWait {
-		lock, wait = u.client.TryLock, patience
+		lock, wait = u.client.TryLock, u.Patience
 	}
 	var options []dsync.LockOption
 	if hold < TTL/8 && u.random.IntN(10) == 0 {
@@ -216,7 +220,7 @@ func (u *user) use(ctx context.Context, name string, wait, hold time.Duration) {
 	op.Returned(l, err)
 	cancel()
 	if err != nil {
-		if wait == patience && !a.NoWait {
+		if wait == u.Patience && !a.NoWait {
 			u.isStuck(fmt.Errorf("%w: lock %q: %w", errStuck, name, err))
 		}
 		if !errors.Is(err, dsync.ErrLocked) { // who is refused at once asks again at once
@@ -279,12 +283,19 @@ func leftGoroutines(before int) error {
 	return nil
 }
 
-// obey carries out a fault inside of this process: "kind client".
-func (w *worker) obey(line string) error {
+// obey carries out a fault inside of this process, and returns 1, or, for the order "time", the wall clock in seconds.
+func (w *worker) obey(line string) (int64, error) {
 	kind, rest, _ := strings.Cut(line, " ")
-	var client int
-	if _, err := fmt.Sscan(rest, &client); err != nil {
-		return err
+	var n int64
+	if _, err := fmt.Sscan(rest, &n); err != nil {
+		return 0, err
 	}
-	return memoryFault(w, kind, client)
+	switch kind {
+	case "time":
+		return time.Now().Unix(), nil
+	case "clock":
+		setWallClock(n)
+		return 1, nil
+	}
+	return 1, memoryFault(w, kind, int(n))
 }

@@ -1,0 +1,155 @@
+package stress
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// zkBed is one ZooKeeper, or an ensemble.
+func zkBed(tb testing.TB, n int) *bed {
+	b := &bed{name: "zk", links: true, early: 50 * time.Millisecond}
+	var servers []*testenv.ZooKeeperServer
+	if n == 1 {
+		servers = append(servers, testenv.ZooKeeper(tb))
+	} else {
+		b.name = "zk ×3"
+		servers = testenv.ZooKeeperEnsemble(tb, n)
+	}
+	for _, s := range servers {
+		b.nodes = append(b.nodes, s)
+	}
+	b.url = func(addrs []string) string { return "zk://" + strings.Join(addrs, ",") + "?ttl=" + TTL.String() }
+	z := zkAdmin{servers}
+	b.left, b.endSessions = z.left, z.endSessions
+	if n > 1 {
+		b.leader = func() int { return slices.IndexFunc(servers, (*testenv.ZooKeeperServer).Leads) }
+		b.newLeader = func() { // the protocol has no other way
+			old := servers[b.leader()]
+			old.Kill()
+			testenv.Eventually(tb, func() bool { return b.leader() >= 0 }, "the others have a leader")
+			old.Start()
+		}
+	}
+	b.recover = 30 * time.Second
+	return b.ask(tb)
+}
+
+// zkAdmin asks servers behind the back of the driver.
+type zkAdmin struct{ servers []*testenv.ZooKeeperServer }
+
+// command sends one of the commands of four letters.
+func (z zkAdmin) command(s *testenv.ZooKeeperServer, four string) string {
+	c, err := net.DialTimeout("tcp", s.Addr, patience)
+	if err != nil {
+		return ""
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(patience))
+	if _, err := io.WriteString(c, four); err != nil {
+		return ""
+	}
+	text, _ := io.ReadAll(c)
+	return string(text)
+}
+
+// left says what sessions, with nodes of theirs, and connections there are.
+func (z zkAdmin) left([]string) (left []string) {
+	for i, s := range z.servers {
+		for line := range strings.Lines(z.command(s, "dump")) {
+			if line = strings.TrimSpace(line); strings.HasPrefix(line, "/") {
+				left = append(left, "node "+line)
+			}
+		}
+		for line := range strings.Lines(z.command(s, "cons")) {
+			if strings.Contains(line, "sid=") {
+				left = append(left, fmt.Sprintf("connection to server %d: %s", i, strings.TrimSpace(line)))
+			}
+		}
+	}
+	return left
+}
+
+// leader is the server that knows all sessions.
+func (z zkAdmin) leader() *testenv.ZooKeeperServer {
+	if i := slices.IndexFunc(z.servers, (*testenv.ZooKeeperServer).Leads); i >= 0 {
+		return z.servers[i]
+	}
+	return z.servers[0]
+}
+
+// endSessions closes every second session that has a node, as its client would, and says how many.
+func (z zkAdmin) endSessions() (n int) {
+	i := 0
+	for line := range strings.Lines(z.command(z.leader(), "dump")) {
+		hex, ok := strings.CutPrefix(strings.TrimSpace(line), "0x")
+		hex, ok2 := strings.CutSuffix(hex, ":")
+		if !ok || !ok2 {
+			continue
+		}
+		id, err := strconv.ParseUint(hex, 16, 64)
+		if i++; err != nil || i%2 == 0 {
+			continue
+		}
+		if z.endSession(id) == nil {
+			n++
+		}
+	}
+	return n
+}
+
+// endSession connects as the client of the session would, and says good-bye.
+func (z zkAdmin) endSession(id uint64) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := new(net.Dialer).DialContext(ctx, "tcp", z.leader().Addr)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(patience))
+	hello := binary.BigEndian.AppendUint32(nil, 44)
+	hello = append(hello, make([]byte, 12)...) // version of the protocol, last transaction seen
+	hello = binary.BigEndian.AppendUint32(hello, uint32(TTL.Milliseconds()))
+	hello = binary.BigEndian.AppendUint64(hello, id)
+	hello = binary.BigEndian.AppendUint32(hello, 16)
+	hello = append(hello, sessionPassword(id)...)
+	if _, err := c.Write(hello); err != nil {
+		return err
+	}
+	answer := make([]byte, 20)
+	if _, err := io.ReadFull(c, answer); err != nil {
+		return err
+	}
+	if got := binary.BigEndian.Uint64(answer[12:]); got != id {
+		return fmt.Errorf("session %x: the server answers with %x", id, got)
+	}
+	closeSession := int32(-11)
+	bye := binary.BigEndian.AppendUint32([]byte{0, 0, 0, 8, 0, 0, 0, 1}, uint32(closeSession))
+	if _, err := c.Write(bye); err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, c)
+	return err
+}
+
+// sessionPassword is what a server gives a session: 16 bytes of java.util.Random, with the number of the session and a constant as seed.
+func sessionPassword(id uint64) []byte {
+	const multiplier, mask = 0x5DEECE66D, 1<<48 - 1
+	state := (id ^ 0xB3415C00 ^ multiplier) & mask
+	var password []byte
+	for len(password) < 16 {
+		state = (state*multiplier + 0xB) & mask
+		password = binary.LittleEndian.AppendUint32(password, uint32(state>>16))
+	}
+	return password
+}

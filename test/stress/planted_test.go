@@ -1,0 +1,70 @@
+package stress
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/conformance"
+)
+
+// TestPlanted puts known bugs into a driver and wants them to be found in cells as TestStress runs them, and by the right rule.
+func TestPlanted(t *testing.T) {
+	b := redisBed(t, false)
+	b.recover = 6 * time.Second
+	for _, test := range []struct {
+		bug, fault string
+		rules      []conformance.Rule
+	}{
+		{"", "worker-kill", nil},
+		{"", "worker-freeze", nil},
+		{plantRenewal, "worker-kill", []conformance.Rule{conformance.RuleWake, conformance.RuleStuck}},
+		{plantLateLoss, "worker-freeze", []conformance.Rule{conformance.RuleOverlap, conformance.RuleLoss}},
+		{plantNoBackstop, "worker-kill", []conformance.Rule{conformance.RuleWake, conformance.RuleStuck}},
+	} {
+		t.Run(fmt.Sprint(test.bug, " under ", test.fault), func(t *testing.T) {
+			i := slices.IndexFunc(Faults, func(f *Fault) bool { return f.Name == test.fault })
+			p := Plan{Seed: rand.Uint64(), Injections: *injections, Plant: test.bug, Patience: 25 * time.Second, Out: *out}
+			r := run(t, p, b, Faults[i])
+			t.Logf("seed %d: %v", p.Seed, r.Verdict)
+			for _, v := range r.Verdict.Violations {
+				if slices.Contains(test.rules, v.Rule) {
+					t.Logf("found: %v", v)
+					return
+				}
+			}
+			if err := r.Err(); test.rules != nil || err != nil {
+				t.Errorf("got %v, want the bug to be found by one of the rules %v", err, test.rules)
+			}
+		})
+	}
+}
+
+// TestStaleWritesAreRefused asks the resource itself.
+func TestStaleWritesAreRefused(t *testing.T) {
+	h := conformance.NewHistory()
+	r := startResource(t, h)
+	a, b := dialResource(r.path), dialResource(r.path)
+	defer a.close()
+	defer b.close()
+	a.write("n", 5, "a")
+	b.write("n", 7, "b")
+	a.write("n", 6, "a") // late
+	b.write("n", 7, "b")
+	a.write("other", 1, "a")
+	if got := r.holder("n"); got != "b" {
+		t.Errorf("who wrote last: got %s, want b", got)
+	}
+	var accepted []string
+	for _, e := range h.Events() {
+		if e.Kind == conformance.KindWrite {
+			accepted = append(accepted, fmt.Sprintf("%s%d%t", e.Name, e.Token, e.OK))
+		}
+	}
+	if got, want := strings.Join(accepted, " "), "n5true n7true n6false n7true other1true"; got != want {
+		t.Errorf("recorded: got %s, want %s", got, want)
+	}
+}

@@ -1,0 +1,7 @@
+//go:build !wallclock
+
+package stress
+
+const wallClock = false
+
+func setWallClock(int64) { panic("the wall clock of this program cannot jump") }
