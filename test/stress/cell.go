@@ -36,8 +36,6 @@ type Plan struct {
 	Injections int    // of the fault, in each cell
 	Out        string // directory for time lines and pictures; "" keeps them where a failure needs them
 	Plant      string // a bug, for tests of this package
-
-	Patience time.Duration // of attempts that should be granted; 0 is patience
 }
 
 // cell is one backend under one fault, while it runs.
@@ -72,9 +70,6 @@ func run(t *testing.T, p Plan, b *bed, f *Fault) *Result {
 	seed := fnv.New64a()
 	fmt.Fprint(seed, p.Seed, b.name, f.Name)
 	c := &cell{Plan: p, t: t, bed: b, fault: f, seed: seed.Sum64(), dir: t.TempDir()}
-	if c.Patience == 0 {
-		c.Patience = patience
-	}
 	c.random = rand.New(rand.NewPCG(c.seed, 0))
 	c.result = Result{Backend: b.name, Fault: f.Name, Unsafe: b.faults[f.Name], Seed: p.Seed, Bound: b.recover}
 	prefix := fmt.Sprintf("s%x", c.seed&0xffffffff)
@@ -161,7 +156,7 @@ func (c *cell) spawn() *running {
 	w := &worker{
 		Label: r.label, URL: c.bed.url(addrs), History: c.file(r.label), Resource: c.resource.path,
 		Names: c.names[:2], Patient: c.names[2], Long: c.names[3], Seed: c.seed + uint64(c.begun), Clients: c.bed.clients, Plant: c.Plant,
-		Patience: c.Patience, Pace: c.bed.pace,
+		Pace: c.bed.pace,
 	}
 	text, err := json.Marshal(w)
 	if err != nil {

@@ -46,6 +46,7 @@ var beds = []struct {
 }
 
 func TestStress(t *testing.T) {
+	t.Parallel()
 	p := Plan{Seed: *seed, Injections: *injections, Out: *out}
 	if p.Seed == 0 {
 		p.Seed = rand.Uint64()

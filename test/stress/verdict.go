@@ -73,7 +73,7 @@ func (c *cell) bounds() conformance.Bounds {
 		Detect:      c.bed.early,
 		Linger:      TTL + i.Late,
 		Wake:        c.bed.recover,
-		Stuck:       c.Patience,
+		Stuck:       patience,
 		Recover:     c.bed.recover,
 		MinGrants:   20,
 		MaxUnknown:  0.2,

@@ -37,8 +37,7 @@ type worker struct {
 	Clients int    // in this process; the first is the one that faults concern
 	Plant   string // a bug, see plant
 
-	Patience time.Duration // of attempts that should be granted
-	Pace     time.Duration // between two attempts of a goroutine, at most
+	Pace time.Duration // between two attempts of a goroutine, at most
 
 	client  []*dsync.Client
 	drivers []driver.Driver
@@ -161,7 +160,9 @@ func (w *worker) last(ctx context.Context, client int) {
 	u.store = dialResource(w.Resource)
 	defer u.store.close()
 	for _, name := range append([]string{w.Patient, w.Long}, w.Names...) {
-		u.use(ctx, name, w.Patience, 0)
+		if len(w.stuck) == 0 { // once is enough
+			u.use(ctx, name, patience, 0)
+		}
 	}
 }
 
@@ -185,7 +186,7 @@ func (u *user) upTo(d time.Duration) time.Duration { return time.Duration(u.rand
 func (u *user) any(names ...string) string { return names[u.random.IntN(len(names))] }
 
 func (u *user) patient() {
-	u.use(context.Background(), u.any(append([]string{u.Patient}, u.Names...)...), u.Patience, u.upTo(4*time.Millisecond))
+	u.use(context.Background(), u.any(append([]string{u.Patient}, u.Names...)...), patience, u.upTo(4*time.Millisecond))
 	time.Sleep(u.upTo(u.Pace))
 }
 
@@ -200,7 +201,7 @@ func (u *user) impatient() {
 }
 
 func (u *user) long() {
-	u.use(context.Background(), u.Long, u.Patience, TTL/4+u.upTo(TTL))
+	u.use(context.Background(), u.Long, patience, TTL/4+u.upTo(TTL))
 }
 
 // use takes a lock, writes to what it protects, and gives it back.
@@ -208,7 +209,7 @@ func (u *user) use(ctx context.Context, name string, wait, hold time.Duration) {
 	a := conformance.Attempt{Client: u.label, Name: name, NoWait: wait == 0}
 	lock := u.client.Lock
 	if a.NoWait {
-		lock, wait = u.client.TryLock, u.Patience
+		lock, wait = u.client.TryLock, patience
 	}
 	var options []dsync.LockOption
 	if hold < TTL/8 && u.random.IntN(10) == 0 {
@@ -220,7 +221,7 @@ func (u *user) use(ctx context.Context, name string, wait, hold time.Duration) {
 	op.Returned(l, err)
 	cancel()
 	if err != nil {
-		if wait == u.Patience && !a.NoWait {
+		if wait == patience && !a.NoWait {
 			u.isStuck(fmt.Errorf("%w: lock %q: %w", errStuck, name, err))
 		}
 		if !errors.Is(err, dsync.ErrLocked) { // who is refused at once asks again at once
