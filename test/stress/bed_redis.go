@@ -76,7 +76,9 @@ func sentinelBed(tb testing.TB) *bed {
 			_, err := s.Sentinels[0].Try("SENTINEL", "FAILOVER", s.Master) // refused for a while after the last one
 			return err == nil
 		}, "the sentinels begin a fail-over")
-		testenv.Eventually(tb, func() bool { return s.Primary() != before && redisInfo(s.Primary(), "replication", "role") == "master" }, "there is a new primary")
+		testenv.Eventually(tb, func() bool {
+			return s.Primary() != before && redisInfo(s.Primary(), "replication", "role") == "master"
+		}, "there is a new primary")
 	}
 	b.recover = 40 * time.Second
 	return b.ask(tb)
@@ -95,9 +97,9 @@ func clusterBed(tb testing.TB) *bed {
 	b.left = func(names []string) []string { return leftOnRedis(names, k.Nodes...) }
 	b.endSessions = func() int { return killClients(k.Nodes...) }
 	role := func(i int) string { return redisInfo(k.Nodes[i], "replication", "role") }
-	b.leader = func() int { // of the first half of the slots: any master does
-		for i := range k.Nodes {
-			if owner, err := k.Nodes[i].Try("CLUSTER", "INFO"); err == nil && strings.Contains(owner.(string), "cluster_state:ok") && role(i) == "master" {
+	b.leader = func() int { // any master does
+		for i, n := range k.Nodes {
+			if state, err := n.Try("CLUSTER", "INFO"); err == nil && strings.Contains(state.(string), "cluster_state:ok") && role(i) == "master" {
 				return i
 			}
 		}

@@ -1,5 +1,10 @@
 package stress
 
+import (
+	"maps"
+	"strings"
+)
+
 // Why exclusion is not promised.
 const (
 	losesData  = "Redis forgets what it had"
@@ -7,52 +12,53 @@ const (
 	trusts     = "Redis ends holds by its wall clock"
 )
 
-// What most backends with one server have.
-var single = map[string]string{
-	"worker-kill": "", "worker-freeze": "", "worker-clock": "", "cut": "", "slow": "", "black-hole": "", "lost-answers": "", "starved": "",
-	"server-restart": "", "server-freeze": "", "session-kill": "",
-}
+// Faults of processes and clocks, of the network, and of one server; of several that agree by a majority.
+const (
+	ofProcesses = "worker-kill worker-freeze worker-clock starved "
+	ofNetworks  = "cut slow black-hole lost-answers "
+	ofOne       = "server-restart server-freeze session-kill "
+	ofMany      = "partition server-freeze node-loss majority-loss session-kill "
+)
 
-// And those that agree by a majority.
-var replicated = map[string]string{
-	"worker-kill": "", "worker-freeze": "", "worker-clock": "", "cut": "", "slow": "", "black-hole": "", "lost-answers": "",
-	"partition": "", "starved": "", "server-freeze": "", "node-loss": "", "majority-loss": "", "leader-change": "", "session-kill": "",
-}
+var (
+	single     = safe(ofProcesses + ofNetworks + ofOne)
+	replicated = safe(ofProcesses + ofNetworks + ofMany + "leader-change")
+	redisAlone = with(single, unsafe(losesData, "disk-loss flush evict"), unsafe(trusts, "clock"))
+)
 
-// redisAlone has what Redis forgets on top.
-var redisAlone = with(single, map[string]string{"disk-loss": losesData, "flush": losesData, "evict": losesData, "clock": trusts})
-
-// applicable says, for each backend, which faults it can have, and why exclusion is not promised under them, or "".
+// applicable says, for each backend, which faults it can have, and why exclusion is not promised under them, or "". Clients of sentinels
+// and clusters learn the addresses of servers from these, so there is nothing in between that could fail.
 var applicable = map[string]map[string]string{
-	"redisson":      redisAlone,
-	"redisson fair": redisAlone,
-	"redisson sentinel": {
-		"worker-kill": "", "worker-freeze": "", "worker-clock": "", "starved": "", "session-kill": "", "leader-change": losesWrite, "node-loss": losesWrite, "server-freeze": losesWrite,
-	},
-	"redisson cluster": {
-		"worker-kill": "", "worker-freeze": "", "worker-clock": "", "starved": "", "session-kill": "", "leader-change": "", "node-loss": losesWrite, "server-freeze": losesWrite,
-	},
-	"redlock": {
-		"worker-kill": "", "worker-freeze": "", "worker-clock": "", "cut": "", "slow": "", "black-hole": "", "lost-answers": "", "partition": "", "starved": "",
-		"server-freeze": "", "node-loss": "", "majority-loss": "", "session-kill": "", "disk-loss": "", "flush": "",
-		"flush-majority": losesData, "clock": "", "clock-majority": trusts,
-	},
+	"redisson":          redisAlone,
+	"redisson fair":     redisAlone,
+	"redisson sentinel": with(safe(ofProcesses+"session-kill"), unsafe(losesWrite, "leader-change node-loss server-freeze")),
+	"redisson cluster":  with(safe(ofProcesses+"session-kill leader-change"), unsafe(losesWrite, "node-loss server-freeze")),
+	"redlock": with(safe(ofProcesses+ofNetworks+ofMany+"disk-loss flush clock"),
+		unsafe(losesData, "flush-majority"), unsafe(trusts, "clock-majority")),
 	"etcd":    single,
 	"etcd ×3": replicated,
 	"zk":      single,
 	"zk ×3":   replicated,
 	"pglock":  single,
-	"memory": {
-		"worker-freeze": "", "starved": "", "removed": "", "inside-cut": "", "inside-hang": "", "inside-lost-answers": "",
-	},
+	"memory":  safe("worker-freeze starved removed inside-cut inside-hang inside-lost-answers"),
 }
 
-func with(maps ...map[string]string) map[string]string {
+// safe is faults under which everything is promised.
+func safe(faults string) map[string]string { return unsafe("", faults) }
+
+// unsafe is faults under which exclusion is not promised, and why.
+func unsafe(why, faults string) map[string]string {
 	all := map[string]string{}
-	for _, m := range maps {
-		for k, v := range m {
-			all[k] = v
-		}
+	for _, f := range strings.Fields(faults) {
+		all[f] = why
 	}
 	return all
+}
+
+func with(all ...map[string]string) map[string]string {
+	sum := map[string]string{}
+	for _, m := range all {
+		maps.Copy(sum, m)
+	}
+	return sum
 }

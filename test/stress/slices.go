@@ -103,64 +103,75 @@ func (c *cell) crossCheck(events []conformance.Event) {
 
 // history is the first operations on a name, up to the first fault. What had not returned by then may have happened or not.
 func history(events []conformance.Event, name string) []porcupine.Operation {
-	type id struct {
-		proc string
-		call uint64
-	}
-	var all []porcupine.Operation
-	attempts := map[id]int{} // to numbers, from 1
-	called, granted := map[id]conformance.Event{}, map[id]conformance.Event{}
-	open := map[id]int{} // to what has not returned, in all
-	clients := map[string]int{}
-	begin := func(e conformance.Event, s step) {
-		key := fmt.Sprint(e.Proc, e.Call)
-		if _, ok := clients[key]; !ok {
-			clients[key] = len(clients)
-		}
-		open[id{e.Proc, e.Call}] = len(all)
-		all = append(all, porcupine.Operation{ClientId: clients[key], Input: s, Output: either, Call: int64(e.Time), Return: math.MaxInt64})
-	}
-	end := func(e conformance.Event, o outcome) {
-		i, ok := open[id{e.Proc, e.Call}]
-		if !ok {
-			return
-		}
-		delete(open, id{e.Proc, e.Call})
-		all[i].Output = o
-		if o != either {
-			all[i].Return = int64(e.Time)
-		}
-	}
+	r := reader{attempts: map[attemptID]int{}, open: map[attemptID]int{},
+		called: map[attemptID]conformance.Event{}, granted: map[attemptID]conformance.Event{}}
 	for _, e := range events {
-		if e.Kind == conformance.KindFaultOn || len(all) >= sliceLength {
+		if e.Kind == conformance.KindFaultOn || len(r.all) >= sliceLength {
 			break
 		}
-		if e.Name != name {
-			continue
-		}
-		key := id{e.Proc, e.Call}
-		switch e.Kind {
-		case conformance.KindCall:
-			attempts[key], called[key] = len(attempts)+1, e
-			begin(e, step{attempt: attempts[key]})
-		case conformance.KindGrant:
-			granted[key] = e
-			end(e, done)
-		case conformance.KindRefuse:
-			end(e, refused)
-		case conformance.KindFail: // it may have had the lock for a while
-			end(e, either)
-			begin(called[key], step{release: true, attempt: attempts[key]})
-			delete(open, key)
-		case conformance.KindRelease:
-			begin(e, step{release: true, attempt: attempts[key]})
-		case conformance.KindReleased:
-			end(e, done)
-		case conformance.KindNotReleased, conformance.KindLose: // it was over at some time since the grant
-			end(e, either)
-			begin(granted[key], step{release: true, attempt: attempts[key]})
-			delete(open, key)
+		if e.Name == name {
+			r.read(e)
 		}
 	}
-	return all
+	return r.all
+}
+
+type attemptID struct {
+	proc string
+	call uint64
+}
+
+// reader makes operations of events.
+type reader struct {
+	all             []porcupine.Operation
+	attempts        map[attemptID]int // their numbers, from 1
+	called, granted map[attemptID]conformance.Event
+	open            map[attemptID]int // the operation that has not returned
+}
+
+func (r *reader) read(e conformance.Event) {
+	key := attemptID{e.Proc, e.Call}
+	switch e.Kind {
+	case conformance.KindCall:
+		r.attempts[key], r.called[key] = len(r.attempts)+1, e
+		r.begin(e, step{attempt: r.attempts[key]})
+	case conformance.KindGrant:
+		r.granted[key] = e
+		r.end(key, e.Time, done)
+	case conformance.KindRefuse:
+		r.end(key, e.Time, refused)
+	case conformance.KindFail: // it may have had the lock for a while
+		r.end(key, e.Time, either)
+		r.freed(key, r.called[key])
+	case conformance.KindRelease:
+		r.begin(e, step{release: true, attempt: r.attempts[key]})
+	case conformance.KindReleased:
+		r.end(key, e.Time, done)
+	case conformance.KindNotReleased, conformance.KindLose: // it was over at some time since the grant
+		r.end(key, e.Time, either)
+		r.freed(key, r.granted[key])
+	}
+}
+
+func (r *reader) begin(e conformance.Event, s step) {
+	r.open[attemptID{e.Proc, e.Call}] = len(r.all)
+	r.all = append(r.all, porcupine.Operation{ClientId: s.attempt, Input: s, Output: either, Call: int64(e.Time), Return: math.MaxInt64})
+}
+
+func (r *reader) end(key attemptID, at time.Duration, o outcome) {
+	i, ok := r.open[key]
+	if !ok {
+		return
+	}
+	delete(r.open, key)
+	r.all[i].Output = o
+	if o != either {
+		r.all[i].Return = int64(at)
+	}
+}
+
+// freed adds an end of the hold that nobody was told of, at some time from an event on.
+func (r *reader) freed(key attemptID, from conformance.Event) {
+	r.begin(from, step{release: true, attempt: r.attempts[key]})
+	delete(r.open, key)
 }

@@ -19,7 +19,7 @@ var (
 	minOperations = flag.Int("minoperations", 0, "how many operations a run has at least")
 	about         = flag.String("about", "", "a sentence for the table: versions, machine")
 	table         = flag.String("table", "", "file to write the table of results to, as Markdown")
-	out           = flag.String("out", "", "directory for a time line of each cell, as SVG; otherwise those of cells that failed are in the system's directory for temporary files")
+	out           = flag.String("out", "", "directory for time lines of all cells; those of cells that fail are in the temporary directory")
 )
 
 func TestMain(m *testing.M) {
@@ -82,7 +82,8 @@ func TestStress(t *testing.T) {
 	}
 	sums := all.sums()
 	if sums.Operations < *minOperations || sums.Injected < *minFaults {
-		t.Errorf("the run proves too little: got %d operations and %d faults, want at least %d and %d", sums.Operations, sums.Injected, *minOperations, *minFaults)
+		t.Errorf("the run proves too little: got %d operations and %d faults, want at least %d and %d",
+			sums.Operations, sums.Injected, *minOperations, *minFaults)
 	}
 	if sums.Inconclusive*20 > sums.Slices+sums.Inconclusive {
 		t.Errorf("porcupine gave up on %d slices and explained %d", sums.Inconclusive, sums.Slices)

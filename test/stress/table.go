@@ -67,13 +67,14 @@ func (a *Table) summary() string {
 func (a *Table) markdown(p Plan, lasted time.Duration, about string) string {
 	s := a.sums()
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Faults, measured\n\nWhat %d cells found, each one backend under one fault: **%d operations** (calls of `Lock`, `TryLock` and `Unlock`), "+
-		"**%d faults**, seed %d, in %v. %s\n\n", s.Cells, s.Operations, s.Injected, p.Seed, lasted.Round(time.Second), about)
+	fmt.Fprintf(&b, "# Faults, measured\n\nWhat %d cells found, each one backend under one fault: **%d operations** (calls of `Lock`, "+
+		"`TryLock` and `Unlock`), **%d faults**, seed %d, in %v, by `make stress-long`. %s\n\n", s.Cells, s.Operations, s.Injected, p.Seed, lasted.Round(time.Second), about)
 	fmt.Fprintf(&b, "- %d violations of what is promised; %d where the backend does not promise exclusion (bold below).\n", s.Violations, s.Allowed)
 	fmt.Fprintf(&b, "- %d writes with a stale token were sent to the fenced resource, which accepted %d.\n", s.StaleTried, s.StaleAccepted)
 	fmt.Fprintf(&b, "- porcupine found an order that explains %d slices of the histories, and gave up on %d.\n\n", s.Slices, s.Inconclusive)
 	b.WriteString("TTL " + TTL.String() + ". What the columns of the table at the end mean:\n\n")
-	b.WriteString("- *overlap*: V1, two owners had a lock at the same time, and V4, the loser was told too late; *tokens*: V3, a token was not above an earlier one;\n" +
+	b.WriteString("- *overlap*: V1, two owners had a lock at the same time, and V4, the loser was told too late; *tokens*: V3, a token was not\n" +
+		"  above an earlier one;\n" +
 		"- *lost*: holds whose end was told before `Unlock`; *margin*: the least time between that and the next grant;\n" +
 		"- *stale*: writes with old tokens that were tried, all refused;\n" +
 		"- *regained*: the longest time from the end of a fault until a lock was granted again; the bound is that of the backend.\n\n" +
@@ -83,7 +84,8 @@ func (a *Table) markdown(p Plan, lasted time.Duration, about string) string {
 	for _, f := range Faults {
 		fmt.Fprintf(&b, "- **%s**: %s.\n", f.Name, f.What)
 	}
-	b.WriteString("\n## Cells\n\n| backend | fault | operations | faults | overlap | tokens | lost | margin | stale | regained | bound |\n|---|---|---|---|---|---|---|---|---|---|---|\n")
+	b.WriteString("\n## Cells\n\n| backend | fault | operations | faults | overlap | tokens | lost | margin | stale | regained | bound |\n")
+	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
 	for _, r := range a.sorted() {
 		fmt.Fprintf(&b, "| %s | %s | %d | %d | %s | %s | %d | %s | %d | %v | %v |\n", r.Backend, r.Fault, r.Operations, r.Injected,
 			r.count(conformance.RuleOverlap, conformance.RuleLoss), r.count(conformance.RuleTokens), r.Verdict.Lost, margin(r.Verdict.LossMargin),
@@ -123,7 +125,8 @@ func (a *Table) matrix(b *strings.Builder) {
 		}
 		at[r.Backend+"/"+r.Fault] = r
 	}
-	fmt.Fprintf(b, "## Overview\n\nOverlaps and fallen tokens in each cell; bold where exclusion is not promised; – where the fault does not exist.\n\n| fault | %s |\n|---|%s\n", strings.Join(backends, " | "), strings.Repeat("---|", len(backends)))
+	b.WriteString("## Overview\n\nOverlaps and fallen tokens in each cell; bold where exclusion is not promised; – where the fault does not apply.\n\n")
+	fmt.Fprintf(b, "| fault | %s |\n|---|%s\n", strings.Join(backends, " | "), strings.Repeat("---|", len(backends)))
 	for _, f := range Faults {
 		fmt.Fprintf(b, "| %s |", f.Name)
 		for _, backend := range backends {

@@ -82,7 +82,8 @@ func timeline(events []conformance.Event, names []string) string {
 		fmt.Fprintf(&b, "<text x='4' y='%d' font-weight='bold'>%s</text>\n", top-2, html.EscapeString(name))
 		for k, proc := range procs {
 			y := top + k*barHeight
-			fmt.Fprintf(&b, "<text x='90' y='%d'>%s</text><line x1='%d' y1='%d' x2='%.0f' y2='%[4]d' stroke='#eee'/>\n", y+10, html.EscapeString(proc), leftEdge, y+barHeight, x(end))
+			fmt.Fprintf(&b, "<text x='90' y='%d'>%s</text>"+
+				"<line x1='%d' y1='%d' x2='%.0f' y2='%[4]d' stroke='#eee'/>\n", y+10, html.EscapeString(proc), leftEdge, y+barHeight, x(end))
 			drawBars(&b, bars(events, name, proc), x, y, colors[k%len(colors)])
 		}
 	}
