@@ -21,6 +21,7 @@ type bed struct {
 	clients int           // in one process, for a backend inside of it; otherwise 0
 	url     func(addrs []string) string
 	left    func(names []string) []string // what there is of locks with these names, and of clients
+	rest    map[string]time.Duration      // after a fault, beside that after every fault
 	recover time.Duration                 // within which everybody is granted everything again after a fault
 	votes   bool                          // two that ask at the same time may refuse each other
 	tied    bool                          // what has a connection ends with it, at the server, at once

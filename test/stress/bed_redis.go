@@ -17,7 +17,7 @@ import (
 func redisBed(tb testing.TB, fair bool) *bed {
 	dir := tb.TempDir()
 	server, clock := testenv.RedisClock(tb, "--appendonly", "yes", "--appendfsync", "always", "--dir", dir, "--maxmemory-policy", "allkeys-random")
-	b := &bed{name: "redisson", pace: 15 * time.Millisecond, nodes: []node{server}, links: true}
+	b := &bed{name: "redisson", pace: 10 * time.Millisecond, nodes: []node{server}, links: true}
 	b.url = func(addrs []string) string { return "redisson://" + addrs[0] + "?evict=allow&ttl=" + TTL.String() }
 	if fair {
 		b.name = "redisson fair"
@@ -25,6 +25,7 @@ func redisBed(tb testing.TB, fair bool) *bed {
 			return "redisson://" + addrs[0] + "?evict=allow&fair=true&ttl=" + TTL.String()
 		}
 		b.recover = 50 * time.Second // each waiter that has died holds up the others for 5 s
+		b.rest = map[string]time.Duration{"worker-kill": 15 * time.Second}
 	}
 	b.left = func(names []string) []string { return leftOnRedis(names, server) }
 	b.clock = func(_ int, d time.Duration) { clock.Set(d) }
@@ -51,9 +52,10 @@ func redlockBed(tb testing.TB) *bed {
 	}
 	b.left = func(names []string) []string { return leftOnRedis(names, servers...) }
 	b.clock = func(i int, d time.Duration) { clocks[i].Set(d) }
-	b.wipe = func(...node) {} // they keep nothing
+	b.wipe = func(...node) {}                                               // they keep nothing
+	b.rest = map[string]time.Duration{"majority-loss": TTL + 2*time.Second} // new nodes do not count for their first TTL, in whole seconds
 	b.endSessions = func() int { return killClients(servers...) }
-	time.Sleep(TTL + time.Second) // new nodes do not count for their first TTL
+	time.Sleep(TTL + time.Second)
 	return b.ask(tb)
 }
 

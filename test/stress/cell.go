@@ -25,7 +25,7 @@ const (
 	patience = 60 * time.Second
 
 	workers = 3                     // processes
-	pace    = 25 * time.Millisecond // between two attempts of a goroutine, at most
+	pace    = 15 * time.Millisecond // between two attempts of a goroutine, at most
 	warmUp  = 1500 * time.Millisecond
 	calm    = 800 * time.Millisecond // after each fault, at least
 )
@@ -98,7 +98,7 @@ func (c *cell) work() {
 	c.sleep(warmUp)
 	for i := range c.Injections {
 		c.inject(i)
-		c.sleep(calm + c.upTo(calm))
+		c.sleep(calm + c.upTo(calm) + c.bed.rest[c.fault.Name])
 	}
 	c.sleep(calm)
 	c.end()

@@ -117,15 +117,15 @@ func (c *cell) askWorker(w *running, order string) (answer int64) {
 	return answer
 }
 
-// linked is a victim whose links carry something.
+// linked is a victim whose links carry something. After the last fault it may take a client a while to connect again.
 func (c *cell) linked() *running {
 	w := c.workers[c.victim()]
-	n := 0
-	for _, l := range w.links {
-		n += l.Connections()
-	}
-	if n == 0 {
-		c.invalid("%s had no connection when its links were to fail", w.label)
+	connected := func(l *testenv.Proxy) bool { return l.Connections() > 0 }
+	for end := time.Now().Add(10 * time.Second); !slices.ContainsFunc(w.links, connected); c.sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			c.invalid("%s had no connection when its links were to fail", w.label)
+			break
+		}
 	}
 	return w
 }

@@ -78,7 +78,7 @@ func (a *Table) markdown(p Plan, lasted time.Duration, about string) string {
 		"- *lost*: holds whose end was told before `Unlock`; *margin*: the least time between that and the next grant;\n" +
 		"- *stale*: writes with old tokens that were tried, all refused;\n" +
 		"- *regained*: the longest time from the end of a fault until a lock was granted again; the bound is that of the backend.\n\n" +
-		"V5 (lost wake-up), V6 (stuck), V7 (left behind) and V8 (illegal result) are 0 in every cell of a run that passes.\n\n")
+		"V5 (lost wake-up), V6 (stuck), V7 (left behind) and V8 (illegal result) are 0 in every cell, except those with ✗, which failed or prove nothing.\n\n")
 	a.matrix(&b)
 	b.WriteString("## Faults\n\n")
 	for _, f := range Faults {
@@ -109,10 +109,14 @@ func (r *Result) count(rules ...conformance.Rule) string {
 			n++
 		}
 	}
+	text := fmt.Sprint(n)
 	if r.Unsafe != "" {
-		return fmt.Sprintf("**%d**", n)
+		text = "**" + text + "**"
 	}
-	return fmt.Sprint(n)
+	if r.Err() != nil {
+		text += " ✗"
+	}
+	return text
 }
 
 // matrix is backends by faults: what broke exclusion, and dashes where a fault does not apply.

@@ -76,7 +76,7 @@ func (c *cell) bounds() conformance.Bounds {
 		Stuck:       patience,
 		Recover:     c.bed.recover,
 		MinGrants:   20,
-		MaxUnknown:  0.2,
+		MaxUnknown:  0.5, // who is impatient hears of nothing else while a server is down
 	}
 	if c.fault.removes || c.bed.tied && c.fault.cuts {
 		b.Detect = i.Detect + time.Second // for a machine that is busy
