@@ -189,23 +189,16 @@ func (c *cell) holder() int {
 
 // end lets all workers come to an end by themselves, side by side, and looks at what is left on the servers.
 func (c *cell) end() {
-	ended := make(chan string)
 	for _, w := range c.workers {
-		go func() { // ends with the process
-			err := w.Wait()
-			last := ""
-			for line := range w.Lines {
-				last = line
-			}
-			if err != nil || last != "ended" {
-				last = fmt.Sprintf("%s ended with %q and %v", w.label, last, err)
-			}
-			ended <- last
-		}()
+		w.Send("end")
 	}
-	for range c.workers {
-		if last := <-ended; last != "ended" {
-			c.result.Failed = append(c.result.Failed, last)
+	for _, w := range c.workers {
+		last := ""
+		for line := range w.Lines { // until it has ended
+			last = line
+		}
+		if err := w.Wait(); err != nil || last != "ended" {
+			c.result.Failed = append(c.result.Failed, fmt.Sprintf("%s ended with %q and %v", w.label, last, err))
 		}
 	}
 	c.result.Left = c.bed.leftBehind(c.names)

@@ -25,7 +25,7 @@ import (
 	_ "github.com/go-dsync/dsync/drivers/zk"
 )
 
-// worker is a process that locks a few names in all ways that there are, until its standard input ends. On its standard output it says
+// worker is a process that locks a few names in all ways that there are, until it is told to end. On its standard output it says
 // "ready" when it has been granted something, and at last "ended".
 type worker struct {
 	Label, URL, History, Resource string
@@ -44,8 +44,7 @@ type worker struct {
 	history *conformance.History
 	ended   atomic.Bool
 	once    sync.Once
-	mu      sync.Mutex
-	stuck   []error
+	stuck   error // in the end, when there are no more faults
 }
 
 const workerVariable = "DSYNC_STRESS_WORKER"
@@ -81,9 +80,12 @@ func (w *worker) run(ctx context.Context) (err error) {
 	}
 	var work sync.WaitGroup
 	for i := range w.client {
-		w.start(ctx, &work, i)
+		w.start(&work, i)
 	}
 	for line := range input {
+		if line == "end" {
+			break
+		}
 		answer, err := w.obey(line)
 		if err != nil {
 			return err
@@ -93,14 +95,16 @@ func (w *worker) run(ctx context.Context) (err error) {
 	w.ended.Store(true)
 	work.Wait()
 	for i := range w.client {
-		w.last(ctx, i)
+		if w.stuck == nil {
+			w.last(ctx, i)
+		}
 	}
 	guard, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for _, c := range w.client {
 		err = errors.Join(err, c.Close(guard))
 	}
-	return errors.Join(append(w.stuck, err, w.history.Close(), leftGoroutines(before))...)
+	return errors.Join(w.stuck, err, w.history.Close(), leftGoroutines(before))
 }
 
 // open opens the clients, as whoever supervises the process would: again, while the backend is out of reach.
@@ -135,7 +139,7 @@ func isTemporary(err error) bool {
 }
 
 // start lets goroutines work with a client.
-func (w *worker) start(ctx context.Context, work *sync.WaitGroup, client int) {
+func (w *worker) start(work *sync.WaitGroup, client int) {
 	roles := []func(*user){(*user).patient, (*user).patient, (*user).impatient, (*user).long}
 	for i, role := range roles {
 		u := &user{worker: w, client: w.client[client], random: rand.New(rand.NewPCG(w.Seed, uint64(client*len(roles)+i)))}
@@ -151,7 +155,6 @@ func (w *worker) start(ctx context.Context, work *sync.WaitGroup, client int) {
 			}
 		})
 	}
-	_ = ctx
 }
 
 // last locks every name once more: everybody has to get on.
@@ -160,16 +163,11 @@ func (w *worker) last(ctx context.Context, client int) {
 	u.store = dialResource(w.Resource)
 	defer u.store.close()
 	for _, name := range append([]string{w.Patient, w.Long}, w.Names...) {
-		if len(w.stuck) == 0 { // once is enough
-			u.use(ctx, name, patience, 0)
+		if err := u.use(ctx, name, patience, 0); err != nil {
+			w.stuck = fmt.Errorf("%w: the last lock of %q: %w", errStuck, name, err)
+			return
 		}
 	}
-}
-
-func (w *worker) isStuck(err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.stuck = append(w.stuck, err)
 }
 
 // user is one goroutine that locks and unlocks.
@@ -186,7 +184,7 @@ func (u *user) upTo(d time.Duration) time.Duration { return time.Duration(u.rand
 func (u *user) any(names ...string) string { return names[u.random.IntN(len(names))] }
 
 func (u *user) patient() {
-	u.use(context.Background(), u.any(append([]string{u.Patient}, u.Names...)...), patience, u.upTo(4*time.Millisecond))
+	_ = u.use(context.Background(), u.any(append([]string{u.Patient}, u.Names...)...), patience, u.upTo(4*time.Millisecond))
 	time.Sleep(u.upTo(u.Pace))
 }
 
@@ -196,16 +194,17 @@ func (u *user) impatient() {
 	if u.random.IntN(3) == 0 {
 		wait = 0
 	}
-	u.use(context.Background(), u.any(u.Names...), wait, u.upTo(4*time.Millisecond))
+	_ = u.use(context.Background(), u.any(u.Names...), wait, u.upTo(4*time.Millisecond))
 	time.Sleep(u.upTo(2 * u.Pace))
 }
 
 func (u *user) long() {
-	u.use(context.Background(), u.Long, patience, TTL/4+u.upTo(TTL))
+	_ = u.use(context.Background(), u.Long, patience, TTL/4+u.upTo(TTL))
 }
 
-// use takes a lock, writes to what it protects, and gives it back.
-func (u *user) use(ctx context.Context, name string, wait, hold time.Duration) {
+// use takes a lock, writes to what it protects, and gives it back. The error is that of the attempt: whether it was right to fail, while
+// there are faults, is for the judge to say.
+func (u *user) use(ctx context.Context, name string, wait, hold time.Duration) error {
 	a := conformance.Attempt{Client: u.label, Name: name, NoWait: wait == 0}
 	lock := u.client.Lock
 	if a.NoWait {
@@ -221,18 +220,16 @@ func (u *user) use(ctx context.Context, name string, wait, hold time.Duration) {
 	op.Returned(l, err)
 	cancel()
 	if err != nil {
-		if wait == patience && !a.NoWait {
-			u.isStuck(fmt.Errorf("%w: lock %q: %w", errStuck, name, err))
-		}
 		if !errors.Is(err, dsync.ErrLocked) { // who is refused at once asks again at once
 			time.Sleep(u.upTo(20 * time.Millisecond))
 		}
-		return
+		return err
 	}
 	u.once.Do(func() { fmt.Println("ready") })
 	u.hold(l, op, hold)
 	op.Releasing()
 	op.Released(l.Unlock(ctx))
+	return nil
 }
 
 // hold works under a lock as programs do that look at the lease before they begin, and cannot look at the instant of the write.
