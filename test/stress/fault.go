@@ -18,6 +18,7 @@ type Fault struct {
 	kills   bool // workers, each death being recorded
 	removes bool // holds of workers that are alive
 	cuts    bool // connections
+	jumps   bool // the clock by which the server ends holds
 	inject  func(c *cell, i int)
 }
 
@@ -46,8 +47,8 @@ var Faults = []*Fault{
 	{Name: "flush-majority", What: "FLUSHALL on more than half of the nodes", removes: true, inject: flushMajority},
 	{Name: "evict", What: "memory runs short, and the server evicts keys", removes: true, inject: evict},
 	{Name: "clock", What: "the wall clock of the server, or of fewer than half of the nodes, jumps by 40 s or an hour, forth and back",
-		removes: true, inject: jumpServer},
-	{Name: "clock-majority", What: "that of more than half of the nodes", removes: true, inject: jumpMajority},
+		removes: true, jumps: true, inject: jumpServer},
+	{Name: "clock-majority", What: "that of more than half of the nodes", removes: true, jumps: true, inject: jumpMajority},
 	{Name: "removed", What: "ForceUnlock of all names", removes: true, inject: inside("remove")},
 	{Name: "inside-cut", What: "a client cannot reach the backend for longer than the TTL", inject: insideFor("cut")},
 	{Name: "inside-hang", What: "requests of a client hang for longer than the TTL", inject: insideFor("hang")},
