@@ -61,6 +61,35 @@ func TestFrozenHolderIsFreedByTheServer(t *testing.T) {
 	mustRelease(t, l)
 }
 
+// TestReleaseOfAHoldThatHadEnded ends the session of a holder that does not hear of it. Its release, which gets no answer, must not say
+// that it ended the hold: by then somebody else has the lock.
+func TestReleaseOfAHoldThatHadEnded(t *testing.T) {
+	pg := testenv.Postgres(t)
+	proxy := testenv.NewProxy(t, pg.Addr)
+	d, other, conn := newDriver(t, proxy.Addr, nil), newDriver(t, pg.Addr, nil), connect(t, pg)
+	l := mustAcquire(t, d, request("a", longTTL))
+	proxy.Freeze(testenv.Replies)
+	value[int](t, conn, "SELECT count(pg_terminate_backend(pid)) FROM pg_locks WHERE locktype = 'advisory'")
+	next := mustAcquire(t, other, request("a", longTTL))
+	released := make(chan error, 1)
+	sent := proxy.HoldAfterRequest("unlock")
+	go func() { released <- l.Release(t.Context()) }()
+	select {
+	case <-sent:
+		proxy.Cut()
+		proxy.Heal()
+	case err := <-released: // the proxy could not send it
+		released <- err
+	case <-time.After(30 * time.Second):
+		t.Fatal("the release was not sent")
+	}
+	if err := <-released; !errors.Is(err, driver.ErrUnknown) && !errors.Is(err, driver.ErrNotHeld) {
+		t.Errorf("Release: got %v, want ErrUnknown or ErrNotHeld", err)
+	}
+	proxy.Heal()
+	mustRelease(t, next)
+}
+
 func TestTokensRiseOverCrashesOfTheServer(t *testing.T) {
 	pg := testenv.Postgres(t, "fsync=on", "full_page_writes=on")
 	var mu sync.Mutex

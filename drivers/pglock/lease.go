@@ -159,21 +159,21 @@ func (l *lease) Release(ctx context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("%w: %w", driver.ErrUnknown, ctx.Err())
 	}
-	ended := op.yes
 	if op.err != nil {
-		// The connection broke before the answer. Where the server does not have the session any more, the hold is over by that.
+		// The connection broke before the answer, and the hold is over by that. Whether it was over before is not known: where somebody
+		// ended the session, the name may have been granted before the request was sent.
 		select {
 		case <-s.buried:
 		case <-ctx.Done():
 		}
-		if !s.isGone() {
-			return fmt.Errorf("%w: %w", driver.ErrUnknown, s.cause)
+		if s.isGone() && (op.sent == 0 || op.sent >= l.end.Load()) {
+			return driver.ErrNotHeld
 		}
-		ended = op.sent != 0 && op.sent < l.end.Load()
+		return fmt.Errorf("%w: %w", driver.ErrUnknown, s.cause)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if l.phase == done || !ended {
+	if l.phase == done || !op.yes {
 		return driver.ErrNotHeld
 	}
 	l.phase = done
