@@ -67,6 +67,7 @@ func TestStress(t *testing.T) {
 									needWallClock(t)
 								}
 								all.add(t, run(t, p, b, f))
+								all.write(t, *table, p, start, *about) // a run that is ended early leaves what it has
 							})
 						}
 					}
@@ -75,11 +76,6 @@ func TestStress(t *testing.T) {
 		}
 	})
 	t.Logf("%s", all.summary())
-	if *table != "" {
-		if err := os.WriteFile(*table, []byte(all.markdown(p, time.Since(start), *about)), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
 	sums := all.sums()
 	if sums.Operations < *minOperations || sums.Injected < *minFaults {
 		t.Errorf("the run proves too little: got %d operations and %d faults, want at least %d and %d",

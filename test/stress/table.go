@@ -2,6 +2,7 @@ package stress
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -63,12 +64,24 @@ func (a *Table) summary() string {
 		s.Cells, s.Operations, s.Injected, s.Violations, s.Allowed, s.StaleTried, s.StaleAccepted, s.Slices, s.Inconclusive)
 }
 
+// write writes the table to a file, if there is to be one.
+func (a *Table) write(t *testing.T, path string, p Plan, start time.Time, about string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if path == "" {
+		return
+	}
+	if err := os.WriteFile(path, []byte(a.markdown(p, time.Since(start), about)), 0o644); err != nil {
+		t.Error(err)
+	}
+}
+
 // markdown is the table for people: an overview, and a line for each cell.
 func (a *Table) markdown(p Plan, lasted time.Duration, about string) string {
 	s := a.sums()
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Faults, measured\n\nWhat %d cells found, each one backend under one fault: **%d operations** (calls of `Lock`, "+
-		"`TryLock` and `Unlock`), **%d faults**, seed %d, in %v, by `make stress-long`. %s\n\n", s.Cells, s.Operations, s.Injected, p.Seed, lasted.Round(time.Second), about)
+		"`TryLock` and `Unlock`), **%d faults**, seed %d, in %v. %s\n\n", s.Cells, s.Operations, s.Injected, p.Seed, lasted.Round(time.Second), about)
 	fmt.Fprintf(&b, "- %d violations of what is promised; %d where the backend does not promise exclusion (bold below).\n", s.Violations, s.Allowed)
 	fmt.Fprintf(&b, "- %d writes with a stale token were sent to the fenced resource, which accepted %d.\n", s.StaleTried, s.StaleAccepted)
 	fmt.Fprintf(&b, "- porcupine found an order that explains %d slices of the histories, and gave up on %d.\n\n", s.Slices, s.Inconclusive)
