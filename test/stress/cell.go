@@ -34,6 +34,7 @@ const (
 type Plan struct {
 	Seed       uint64
 	Injections int    // of the fault, in each cell
+	Operations int    // in each cell, about, and at least if the machine is not too busy
 	Out        string // directory for time lines and pictures; "" keeps them where a failure needs them
 	Plant      string // a bug, for tests of this package
 }
@@ -96,11 +97,13 @@ func (c *cell) work() {
 		c.ready(w)
 	}
 	c.sleep(warmUp)
+	c.await(200)
 	for i := range c.Injections {
 		c.inject(i)
 		c.sleep(calm + c.upTo(calm) + c.bed.rest[c.fault.Name])
 	}
 	c.sleep(calm)
+	c.await(c.Operations)
 	c.end()
 	c.own.Close()
 }
@@ -122,6 +125,13 @@ func (c *cell) inject(i int) {
 // invalid says that a fault was not really injected.
 func (c *cell) invalid(format string, args ...any) {
 	c.result.Invalid = append(c.result.Invalid, fmt.Sprintf(format, args...))
+}
+
+// await waits until there were so many operations, as far as the machine gets there in time.
+func (c *cell) await(operations int) {
+	for end := time.Now().Add(30 * time.Second); c.resource.written() < operations && time.Now().Before(end); {
+		c.sleep(50 * time.Millisecond)
+	}
 }
 
 func (c *cell) sleep(d time.Duration) {

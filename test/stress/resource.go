@@ -23,6 +23,7 @@ type resource struct {
 	writer  map[string]string // who wrote last
 	conns   map[net.Conn]bool
 	closed  bool
+	writes  int
 }
 
 func startResource(tb testing.TB, history *conformance.History) *resource {
@@ -83,6 +84,7 @@ func (r *resource) serve(c net.Conn) {
 func (r *resource) write(name string, token uint64, who string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.writes++
 	ok := token >= r.highest[name]
 	if ok {
 		r.highest[name], r.writer[name] = token, who
@@ -98,6 +100,13 @@ func (r *resource) holder(name string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.writer[name]
+}
+
+// written is how often somebody wrote, whether or not it was accepted: about once for each operation on a lock.
+func (r *resource) written() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.writes
 }
 
 // resourceClient is one user's way to the resource.

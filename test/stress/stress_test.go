@@ -48,6 +48,10 @@ var beds = []struct {
 func TestStress(t *testing.T) {
 	t.Parallel()
 	p := Plan{Seed: *seed, Injections: *injections, Out: *out}
+	for _, faults := range applicable {
+		p.Operations += len(faults)
+	}
+	p.Operations = *minOperations * 6 / 5 / p.Operations
 	if p.Seed == 0 {
 		p.Seed = rand.Uint64()
 	}
