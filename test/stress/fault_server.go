@@ -109,13 +109,19 @@ func loseDisk(c *cell, i int) {
 	c.sleep(TTL + time.Second) // until it counts again
 }
 
+// flush flushes nodes, when there is something on each.
 func (c *cell) flush(nodes []node) {
 	for _, n := range nodes {
 		redis := asRedis(n)
-		if redis.Do("DBSIZE").(int64) == 0 {
-			c.invalid("%s had no key when it was flushed", redis.Addr)
+		for end := time.Now().Add(10 * time.Second); redis.Do("DBSIZE").(int64) == 0; c.sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				c.invalid("%s had no key when it was to be flushed", redis.Addr)
+				break
+			}
 		}
-		redis.Do("FLUSHALL")
+	}
+	for _, n := range nodes {
+		asRedis(n).Do("FLUSHALL")
 	}
 }
 

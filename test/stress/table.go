@@ -87,7 +87,7 @@ func (a *Table) markdown(p Plan, lasted time.Duration, about string) string {
 	fmt.Fprintf(&b, "- porcupine found an order that explains %d slices of the histories, and gave up on %d.\n\n", s.Slices, s.Inconclusive)
 	b.WriteString("TTL " + TTL.String() + ". What the columns of the table at the end mean:\n\n")
 	b.WriteString("- *overlap*: V1, two owners had a lock at the same time, and V4, the loser was told too late; *tokens*: V3, a token was not\n" +
-		"  above an earlier one;\n" +
+		"  above an earlier one (in bold: two holders at once may be told of their grants in the other order);\n" +
 		"- *lost*: holds whose end was told before `Unlock`; *margin*: the least time between that and the next grant;\n" +
 		"- *stale*: writes with old tokens that were tried, all refused;\n" +
 		"- *regained*: the longest time from the end of a fault until a lock was granted again; the bound is that of the backend.\n\n" +
