@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"net"
 	"os"
@@ -205,7 +206,27 @@ const factsQuery = `SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_reco
 	`(EXTRACT(epoch FROM pg_catalog.current_setting('idle_session_timeout')::pg_catalog.interval) * 1000)::pg_catalog.int8, ` +
 	`pg_catalog.current_setting('synchronous_commit'), ` +
 	`CASE WHEN pg_catalog.current_setting('server_version_num')::pg_catalog.int4 >= 170000 ` +
-	`THEN pg_catalog.set_config('transaction_timeout', '0', false) END`
+	`THEN pg_catalog.set_config('transaction_timeout', '0', false) END, ` +
+	`(SELECT f FROM pg_catalog.unnest(pg_catalog.string_to_array($1::pg_catalog.text, '|')) f ` +
+	`WHERE NOT pg_catalog.has_function_privilege('pg_catalog.' || f, 'EXECUTE') LIMIT 1)`
+
+// facts is how many columns factsQuery has.
+const facts = 7
+
+// functions are those that the driver calls and a role may be denied: without one of them a lock could be taken and not given back.
+func (d *Driver) functions() string {
+	all := []string{"pg_try_advisory_lock(bigint)", "pg_advisory_lock(bigint)", "pg_advisory_unlock(bigint)"}
+	if d.options.Key != nil {
+		all = append(all, "pg_try_advisory_lock(int,int)", "pg_advisory_lock(int,int)", "pg_advisory_unlock(int,int)")
+	}
+	if d.options.Tokens != TokensNone {
+		all = append(all, "pg_current_xact_id()")
+	}
+	if d.options.Tokens == TokensDurable {
+		all = append(all, "pg_logical_emit_message(boolean,text,text)")
+	}
+	return strings.Join(all, "|")
+}
 
 // prepare sets the session up and checks what is at the other end, in one round trip.
 func (d *Driver) prepare(ctx context.Context, conn *pgconn.PgConn, s *session) error {
@@ -215,7 +236,7 @@ func (d *Driver) prepare(ctx context.Context, conn *pgconn.PgConn, s *session) e
 			p.SendQueryParams(setQuery, [][]byte{[]byte(o.name), []byte(o.value)}, nil, nil, nil)
 		}
 	}
-	p.SendQueryParams(factsQuery, nil, nil, nil, binaryFormat)
+	p.SendQueryParams(factsQuery, [][]byte{[]byte(d.functions())}, nil, nil, binaryFormat)
 	for _, st := range preparedStatements(d.options.Tokens, d.options.Key != nil) {
 		p.SendPrepare(st.name, st.sql, st.params)
 	}
@@ -227,16 +248,16 @@ func (d *Driver) prepare(ctx context.Context, conn *pgconn.PgConn, s *session) e
 	if err := p.Flush(); err != nil {
 		return errors.Join(err, p.Close())
 	}
-	facts, err := readPipeline(p, 1+len(optional(s.ttl)))
+	row, err := readPipeline(p, 1+len(optional(s.ttl)))
 	if err = errors.Join(err, p.Close()); err != nil {
 		return err
 	}
-	return d.checkFacts(conn, s, facts)
+	return d.checkFacts(conn, s, row)
 }
 
 // readPipeline reads the answers up to the given number of syncs, and returns the row of factsQuery. Errors behind the first sync are
 // settings that the server does not have.
-func readPipeline(p *pgconn.Pipeline, syncs int) (facts [][]byte, err error) {
+func readPipeline(p *pgconn.Pipeline, syncs int) (row [][]byte, err error) {
 	for n := 0; n < syncs; {
 		results, e := p.GetResults()
 		var answer *pgconn.PgError
@@ -259,17 +280,17 @@ func readPipeline(p *pgconn.Pipeline, syncs int) (facts [][]byte, err error) {
 			if answer.Err != nil && n == 0 {
 				err = errors.Join(err, answer.Err)
 			}
-			if len(answer.Rows) == 1 && len(answer.Rows[0]) == 6 {
-				facts = answer.Rows[0]
+			if len(answer.Rows) == 1 && len(answer.Rows[0]) == facts {
+				row = answer.Rows[0]
 			}
 		}
 	}
-	return facts, err
+	return row, err
 }
 
 // checkFacts refuses servers on which locks would not be safe.
 func (d *Driver) checkFacts(conn *pgconn.PgConn, s *session, f [][]byte) error {
-	if len(f) != 6 || len(f[0]) != 4 || len(f[1]) != 1 || len(f[2]) != 4 || len(f[3]) != 8 {
+	if len(f) != facts || len(f[0]) != 4 || len(f[1]) != 1 || len(f[2]) != 4 || len(f[3]) != 8 {
 		return errAnswer
 	}
 	s.pid = binary.BigEndian.Uint32(f[0])
@@ -285,6 +306,8 @@ func (d *Driver) checkFacts(conn *pgconn.PgConn, s *session, f [][]byte) error {
 		return fmt.Errorf("idle_session_timeout is %v on the server instead of %v: %w", timeout, s.ttl, errors.ErrUnsupported)
 	case d.options.Tokens == TokensDurable && string(f[4]) == "off":
 		return fmt.Errorf("durable tokens with synchronous_commit=off: %w", errors.ErrUnsupported)
+	case f[6] != nil:
+		return fmt.Errorf("the role may not execute pg_catalog.%s: %w", f[6], fs.ErrPermission)
 	}
 	return nil
 }

@@ -64,7 +64,7 @@ func refusal(err error) error {
 func connectError(err error) error {
 	var answer *pgconn.PgError
 	switch {
-	case errors.Is(err, errors.ErrUnsupported):
+	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, fs.ErrPermission):
 		return err
 	case !errors.As(err, &answer):
 		return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)

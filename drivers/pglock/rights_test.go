@@ -65,6 +65,19 @@ func TestRights(t *testing.T) {
 	mustRelease(t, l)
 	mustRelease(t, <-waits)
 
+	exec(inside, "REVOKE EXECUTE ON FUNCTION pg_try_advisory_lock(bigint) FROM PUBLIC")
+	if _, err := a.Acquire(t.Context(), try("y")); !errors.Is(err, os.ErrPermission) {
+		t.Errorf("without the right to lock any more: got %v, want ErrPermission", err)
+	}
+	exec(inside, "GRANT EXECUTE ON FUNCTION pg_try_advisory_lock(bigint) TO PUBLIC")
+	for _, function := range []string{"pg_try_advisory_lock(bigint)", "pg_advisory_lock(bigint)", "pg_advisory_unlock(bigint)"} {
+		exec(inside, "REVOKE EXECUTE ON FUNCTION "+function+" FROM PUBLIC")
+		if _, err := open("locker"); !errors.Is(err, os.ErrPermission) {
+			t.Errorf("without the right to execute %s: got %v, want ErrPermission", function, err)
+		}
+		exec(inside, "GRANT EXECUTE ON FUNCTION "+function+" TO PUBLIC")
+	}
+	mustRelease(t, mustAcquire(t, a, try("y")))
 	if _, err := open("stranger"); !errors.Is(err, os.ErrPermission) {
 		t.Errorf("without the right to connect: got %v, want ErrPermission", err)
 	}

@@ -2,8 +2,11 @@ package pglock
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync"
+
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // group is what was sent in one request. The zero value is that nothing is under way.
@@ -252,10 +255,12 @@ func (g *group) outcome(i int) next {
 	return settledOperation
 }
 
-// fail takes an error of the server. A statement that was to get a lock may have got it all the same.
+// fail takes an error of the server. A statement that was to get a lock may have got it all the same, unless it was not permitted.
 func (op *operation) fail(fault error) next {
+	var answer *pgconn.PgError
+	denied := errors.As(fault, &answer) && answer.Code == codePermission && (op.kind == try || op.kind == block) && !op.yes
 	switch {
-	case op.wants():
+	case op.wants() && !denied:
 		return op.giveBack(fault)
 	case op.kind == unlock && !op.repeated:
 		op.repeated = true
