@@ -213,11 +213,14 @@ const factsQuery = `SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_reco
 // facts is how many columns factsQuery has.
 const facts = 7
 
-// functions are those that the driver calls and a role may be denied: without one of them a lock could be taken and not given back.
+// functions are those that the driver calls and a role may be denied. Where a program has keys of its own, these may be of one form
+// alone; what must not be is that a lock can be taken and not given back.
 func (d *Driver) functions() string {
-	all := []string{"pg_try_advisory_lock(bigint)", "pg_advisory_lock(bigint)", "pg_advisory_unlock(bigint)"}
-	if d.options.Key != nil {
-		all = append(all, "pg_try_advisory_lock(int,int)", "pg_advisory_lock(int,int)", "pg_advisory_unlock(int,int)")
+	all := []string{"pg_advisory_unlock(bigint)"}
+	if d.options.Key == nil {
+		all = append(all, "pg_try_advisory_lock(bigint)", "pg_advisory_lock(bigint)")
+	} else {
+		all = append(all, "pg_advisory_unlock(int,int)")
 	}
 	if d.options.Tokens != TokensNone {
 		all = append(all, "pg_current_xact_id()")
