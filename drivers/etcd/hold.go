@@ -234,8 +234,10 @@ func (h *hold) remove(ctx context.Context, sealing bool) (removed bool, err erro
 		return f.handOver(ctx, h.key)
 	}
 	o := &op{dir: dir, key: h.key}
-	err = d.sender.do(ctx, o)
-	return o.removed && err == nil, err
+	if err := d.sender.do(ctx, o); err != nil {
+		return false, err
+	}
+	return o.removed, nil
 }
 
 // forsake leaves a key to Close, which ends it together with its lease.

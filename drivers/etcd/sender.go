@@ -51,7 +51,8 @@ func newSender(d *Driver) *sender {
 	return &sender{driver: d, most: maxCombined, queued: make(map[string]struct{})}
 }
 
-// do carries an op out. If ctx ends before that, the outcome is errNotSent or unknown.
+// do carries an op out. If ctx ends before that, the outcome is errNotSent or unknown. Unless it returns nil the op may still be under
+// way, so nothing of it may be read.
 func (s *sender) do(ctx context.Context, o *op) error {
 	switch s.turn(o) {
 	case free:
