@@ -14,7 +14,7 @@ STRESS_BUILD ?= /tmp/dsync-stress-build
 # How long `make fuzz` looks for an input that breaks something, for each target.
 FUZZTIME ?= 30s
 
-.PHONY: help test test-long servers demo demo-migration demo-java interop interop-soak stress stress-long bench lint flaky flaky-long fuzz vulncheck
+.PHONY: help test test-long servers demo demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short lint flaky flaky-long fuzz vulncheck
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -36,6 +36,12 @@ demo-migration: servers ## a shop moves its lock from Redis to etcd, step by ste
 
 bench: servers ## run the benchmarks
 	$(GO) test -run '^$$' -bench . -benchmem $(TESTFLAGS) $(PKG)
+
+bench-peers: servers ## compare with other libraries on all backends, into docs/bench: this takes a quarter of an hour
+	cd test/bench && $(GO) test -c -o bench.test . && ./bench.test -test.parallel 8 -test.v -test.timeout 30m -full -out ../../docs/bench $(TESTFLAGS)
+
+bench-peers-short: servers ## a minute of it, which shows that nothing fails and that no two hold a lock at once
+	cd test/bench && $(GO) test -c -o bench.test . && ./bench.test -test.parallel 8 -test.timeout 10m $(TESTFLAGS)
 
 lint: ## check format and code
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "gofmt would change:"; echo "$$unformatted"; exit 1; }

@@ -165,7 +165,12 @@ func (s *PostgresServer) Thaw() {
 
 // children returns the processes that the server has started.
 func (s *PostgresServer) children() []int {
-	parent := strconv.Itoa(s.Pid())
+	return childPids(s.Pid())
+}
+
+// childPids returns the processes that the main thread of a process has started, where the system tells.
+func childPids(pid int) []int {
+	parent := strconv.Itoa(pid)
 	text, err := os.ReadFile(filepath.Join("/proc", parent, "task", parent, "children"))
 	if err != nil {
 		return nil

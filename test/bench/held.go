@@ -1,0 +1,232 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+var (
+	held10k  = heldWorkload(0, "6 (10k)", "10,000 locks held and renewed for 20 s", "held10k.svg", false)
+	held100k = heldWorkload(1, "6 (100k)", "100,000 locks held and renewed for 20 s", "held100k.svg", true)
+)
+
+func heldWorkload(which int, name, title, file string, noPeers bool) *Workload {
+	return &Workload{
+		Number: 6, Name: name, Title: title, File: file, Plot: "client CPU ms", Once: true, Lanes: true, NoPeers: noPeers,
+		Metrics: []Metric{{Name: "client CPU ms"}, {Name: "requests/s"}, {Name: "B/lock"}, {Name: "goroutines/lock"}, {Name: "lost"}, {Name: "acquired/s", More: true}},
+		Measure: func(b *bed, r *Row, _ int) (Sample, error) { return measureHeld(b, r, b.size.Held[which]) },
+	}
+}
+
+// hold is what a holder is told when all locks are there.
+type hold struct{ For time.Duration }
+
+// measureHeld leaves the work to a process of its own, so that its CPU time and memory are those of the row.
+func measureHeld(b *bed, r *Row, n int) (Sample, error) {
+	p := spawn(b.tb, "holder", task{Backend: b.backend.Name, Row: r.Name, Addrs: b.servers.Addrs, Guard: b.path, N: n})
+	if _, err := listen(p); err != nil {
+		return nil, err
+	}
+	var a answer
+	var err error
+	requests := b.servers.Count(b.tb, func() {
+		order(b.tb, p, hold{b.size.HeldFor})
+		a, err = listen(p)
+	})
+	if err != nil {
+		return nil, err
+	}
+	final, err := listen(p) // after the releases
+	if err != nil {
+		return nil, err
+	}
+	s := a.Sample
+	s["requests/s"] = float64(requests) / b.size.HeldFor.Seconds()
+	s["lost"] = final.Sample["lost"]
+	if s["lost"] > 0 && r.Kind != Peer {
+		return nil, fmt.Errorf("%.0f of %d locks were lost", s["lost"], n)
+	}
+	return s, nil
+}
+
+const holderGoroutines = 64
+
+func holder(w *worker) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	l, err := w.open(ctx)
+	if err != nil {
+		return err
+	}
+	names := make([]string, w.N)
+	for i := range names {
+		names[i] = fmt.Sprint("held", i)
+	}
+	warm, err := acquireAll(ctx, l, []string{"warm"}, nil)
+	if err != nil {
+		return err
+	}
+	if err := warm[0].Release(ctx); err != nil {
+		return err
+	}
+	k := &keeper{locker: l}
+	renewals := make(chan error, 1)
+	heap, goroutines := heapInUse(), runtime.NumGoroutine()
+	go func() { renewals <- k.run(ctx) }() // ends with ctx
+	start := time.Now()
+	held, err := acquireAll(ctx, l, names, k)
+	if err != nil {
+		return err
+	}
+	s := Sample{
+		"acquired/s":      float64(w.N) / time.Since(start).Seconds(),
+		"B/lock":          float64(heapInUse()-heap) / float64(w.N),
+		"goroutines/lock": math.Max(0, float64(runtime.NumGoroutine()-goroutines-1)/float64(w.N)),
+	}
+	w.say(answer{})
+	var h hold
+	if more, err := w.told(&h); err != nil || !more {
+		return err
+	}
+	before := cpuTime()
+	if err := pause(ctx, h.For); err != nil {
+		return err
+	}
+	s["client CPU ms"] = millis(cpuTime() - before)
+	w.say(answer{Sample: s})
+	var lost atomic.Int64
+	for _, h := range held {
+		if lossy, ok := h.(Lossy); ok && lossy.Err() != nil {
+			lost.Add(1)
+		}
+	}
+	k.stop()
+	eachOf(len(held), func(i int) error {
+		lossy, ok := held[i].(Lossy)
+		if err := held[i].Release(ctx); err != nil && !(ok && lossy.Err() == nil) {
+			lost.Add(1)
+		}
+		return nil
+	})
+	cancel()
+	if err := <-renewals; err != nil {
+		return fmt.Errorf("renewal: %w", err)
+	}
+	w.say(answer{Sample: Sample{"lost": float64(lost.Load())}})
+	return l.Close()
+}
+
+// acquireAll takes a lock for each name, many at a time.
+func acquireAll(ctx context.Context, l Locker, names []string, k *keeper) ([]Held, error) {
+	held := make([]Held, len(names))
+	err := eachOf(len(names), func(i int) (err error) {
+		if held[i], err = l.Lock(ctx, names[i]); err == nil && k != nil {
+			k.add(held[i])
+		}
+		return err
+	})
+	return held, err
+}
+
+// eachOf calls f for each of n, from as many goroutines as a program may have that takes locks.
+func eachOf(n int, f func(i int) error) error {
+	var next atomic.Int64
+	errs := make([]error, holderGoroutines)
+	var wg sync.WaitGroup
+	for g := range holderGoroutines {
+		wg.Go(func() {
+			for i := next.Add(1) - 1; i < int64(n) && errs[g] == nil; i = next.Add(1) - 1 {
+				errs[g] = f(int(i))
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// keeper renews locks of libraries that leave it to their users, every third of the TTL.
+type keeper struct {
+	locker Locker
+
+	mu    sync.Mutex
+	held  []Held
+	ended bool
+}
+
+func (k *keeper) add(h Held) {
+	_, batch := k.locker.(BatchRenewer)
+	if _, ok := h.(Renewer); !ok && !batch {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.held = append(k.held, h)
+}
+
+// stop returns when no renewal is under way, and there will be none.
+func (k *keeper) stop() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.ended = true
+}
+
+func (k *keeper) run(ctx context.Context) error {
+	for pause(ctx, heldTTL/3) == nil {
+		if err := k.renew(ctx); err != nil && ctx.Err() == nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (k *keeper) renew(ctx context.Context) error {
+	k.mu.Lock()
+	n := len(k.held)
+	held := k.held[:n:n]
+	k.mu.Unlock()
+	const together = 500 // so that those who acquire are not kept waiting
+	for len(held) > 0 {
+		some := held[:min(together, len(held))]
+		held = held[len(some):]
+		if err := k.renewSome(ctx, some); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (k *keeper) renewSome(ctx context.Context, held []Held) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.ended {
+		return nil
+	}
+	if b, ok := k.locker.(BatchRenewer); ok {
+		return b.RenewAll(ctx, held)
+	}
+	return eachOf(len(held), func(i int) error { return held[i].(Renewer).Renew(ctx) })
+}
+
+func heapInUse() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// cpuTime is what this process has used.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}

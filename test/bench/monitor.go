@@ -1,0 +1,97 @@
+package bench
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// monitored counts the commands that clients send to servers of Redis while during runs. It listens to MONITOR, since the statistics
+// of the server count what scripts do like what clients do.
+func monitored(tb testing.TB, addrs []string, during func()) int64 {
+	tb.Helper()
+	counts := make([]int64, len(addrs))
+	errs := make([]error, len(addrs))
+	monitors := make([]*monitor, len(addrs))
+	for i, addr := range addrs {
+		m, err := newMonitor(addr)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		defer m.conn.Close()
+		monitors[i] = m
+	}
+	var wg sync.WaitGroup
+	for i, m := range monitors {
+		wg.Go(func() { counts[i], errs[i] = m.count() })
+	}
+	during()
+	for i, addr := range addrs {
+		if err := sendMark(addr, monitors[i].mark); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return sum(counts)
+}
+
+// monitor is a connection on which a server tells all that it does, up to a mark.
+type monitor struct {
+	conn net.Conn
+	in   *bufio.Reader
+	mark string
+}
+
+func newMonitor(addr string) (*monitor, error) {
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	m := &monitor{conn, bufio.NewReaderSize(conn, 1<<20), newID()}
+	if _, err = fmt.Fprint(conn, "MONITOR\r\n"); err == nil {
+		_, err = m.in.ReadString('\n') // +OK
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+func sendMark(addr, mark string) error {
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if _, err := fmt.Fprintf(conn, "ECHO %s\r\n", mark); err != nil {
+		return err
+	}
+	_, err = bufio.NewReader(conn).ReadString('\n')
+	return err
+}
+
+// count returns how many commands came before the mark, those of scripts apart.
+func (m *monitor) count() (int64, error) {
+	var n int64
+	for {
+		line, err := m.in.ReadString('\n')
+		if err != nil {
+			return 0, fmt.Errorf("monitor: %w", err)
+		}
+		if strings.Contains(line, m.mark) {
+			return n, nil
+		}
+		if where, _, _ := strings.Cut(line, "]"); !strings.HasSuffix(where, " lua") {
+			n++
+		}
+	}
+}

@@ -1,0 +1,53 @@
+package bench
+
+import (
+	"flag"
+	"os"
+	"testing"
+
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+var (
+	fullRun  = flag.Bool("full", false, "measure, for about a quarter of an hour, in place of a run that shows that everything works")
+	only     = flag.String("backends", "", "names of backends, comma separated; all if empty")
+	which    = flag.String("workloads", "", "names of workloads, as in 1,2 (64),6 (10k); all if empty")
+	writeTo  = flag.String("out", "", "the directory for the table and the plots")
+	asText   = flag.Bool("text", false, "print the table")
+	asRounds = flag.Int("rounds", 0, "rounds of a whole run, if not the usual number")
+)
+
+func TestMain(m *testing.M) { testenv.Main(m, Roles) }
+
+func TestPeers(t *testing.T) {
+	size := Short
+	if *fullRun {
+		size = Full
+	}
+	if *asRounds > 0 {
+		size.Rounds = *asRounds
+	}
+	backends, err := choose(Backends, *only, func(b *Backend) string { return b.Name })
+	if err != nil {
+		t.Fatal(err)
+	}
+	workloads, err := choose(Workloads, *which, func(w *Workload) string { return w.Name })
+	if err != nil {
+		t.Fatal(err)
+	}
+	workloads = size.fit(workloads)
+	bar := newBar(Steps(size, backends, workloads))
+	results := Run(t, size, backends, workloads, bar.step)
+	bar.end()
+	report := &Report{Size: size, Backends: backends, Workloads: workloads, Results: results}
+	if *asText {
+		if _, err := os.Stdout.WriteString(report.Markdown()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if *writeTo != "" {
+		if err := report.Write(*writeTo); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

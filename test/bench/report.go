@@ -1,0 +1,170 @@
+package bench
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Report is what a run found.
+type Report struct {
+	Size      Size
+	Backends  []*Backend
+	Workloads []*Workload
+	Results   *Results
+}
+
+// Write writes the table, as README.md, and the plots into a directory.
+func (r *Report) Write(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "README.md"), []byte(r.Markdown()), 0o644); err != nil {
+		return err
+	}
+	for _, w := range r.Workloads {
+		if err := r.plot(w, filepath.Join(dir, w.File)); err != nil {
+			return fmt.Errorf("%s: %w", w.File, err)
+		}
+	}
+	return nil
+}
+
+const introduction = `# dsync beside its peers
+
+Made by ` + "`make bench-peers`" + `, in one run on one machine. An operation is one acquire and one release. A value is the median over the
+rounds; what follows in parentheses is how many times as large it is as that of the floor, at the median over the rounds as well. The
+floor is the fewest requests through the same client library, with no library of locks on top; it is no product, as nothing survives
+there that goes wrong. The servers have a CPU of their own, and keep nothing on disk. Libraries have their own settings, but for a TTL of
+6 s, and no limit to how often they try. [performance.md](../performance.md) says what the figures come from, and what dsync does about it.
+
+`
+
+// Markdown is the table.
+func (r *Report) Markdown() string {
+	var out strings.Builder
+	out.WriteString(introduction)
+	fmt.Fprintf(&out, "%d CPUs, %s, %s/%s; %d rounds of %v to %v; %s.\n", runtime.NumCPU(), runtime.Version(), runtime.GOOS, runtime.GOARCH,
+		r.Size.Rounds, r.Size.Slice, 2*r.Size.Slice, strings.Join(versions(), ", "))
+	for _, w := range r.Workloads {
+		fmt.Fprintf(&out, "\n## %s. %s\n\n![ratios to the floor](%s)\n", w.Name, w.Title, w.File)
+		for _, b := range r.Backends {
+			r.table(&out, w, b)
+		}
+	}
+	return out.String()
+}
+
+// compared are the modules whose versions matter.
+var compared = []string{
+	"github.com/redis/rueidis", "github.com/redis/go-redis/v9", "github.com/go-redsync/redsync/v4", "github.com/bsm/redislock",
+	"go.etcd.io/etcd/client/v3", "github.com/go-zookeeper/zk", "github.com/jackc/pgx/v5", "github.com/allisson/go-pglock/v3", "cirello.io/pglock",
+}
+
+func versions() []string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return nil
+	}
+	var all []string
+	for _, m := range info.Deps {
+		if slices.Contains(compared, m.Path) {
+			all = append(all, m.Path+" "+m.Version)
+		}
+	}
+	return all
+}
+
+// floor returns the row that others are compared with.
+func (w *Workload) floor(b *Backend) *Row {
+	for _, r := range w.rows(b) {
+		if r.Kind == Floor {
+			return r
+		}
+	}
+	return nil
+}
+
+func (r *Report) table(out *strings.Builder, w *Workload, b *Backend) {
+	fmt.Fprintf(out, "\n| %s |", b.Name)
+	for _, m := range w.Metrics {
+		fmt.Fprintf(out, " %s |", m.Name)
+	}
+	out.WriteString(" targets |\n|---|" + strings.Repeat("---:|", len(w.Metrics)) + "---|\n")
+	floor := w.floor(b)
+	var notes []string
+	for _, row := range w.rows(b) {
+		c := r.Results.of(w, row)
+		if c == nil {
+			continue
+		}
+		name := row.Name
+		if row.Kind == Ours {
+			name = "**" + name + "**"
+		}
+		fmt.Fprintf(out, "| %s |", name)
+		for _, m := range w.Metrics {
+			fmt.Fprintf(out, " %s |", r.figure(w, c, floor, row, m))
+		}
+		text, missed := r.judged(w, b, row)
+		fmt.Fprintf(out, " %s |\n", text)
+		if c.Error != "" {
+			notes = append(notes, fmt.Sprintf("%s failed: %s.", row.Name, strings.ReplaceAll(c.Error, "\n", "; ")))
+		}
+		for _, t := range missed {
+			notes = append(notes, fmt.Sprintf("%s, %s: %s", row.Name, t.Metric, t.Note))
+		}
+	}
+	for _, n := range notes {
+		fmt.Fprintf(out, "\n- %s\n", n)
+	}
+}
+
+// figure is a value with its ratio to the floor.
+func (r *Report) figure(w *Workload, c *cell, floor, row *Row, m Metric) string {
+	v := c.value(m.Name)
+	if math.IsNaN(v) {
+		return "-"
+	}
+	text := number(v)
+	if floor == nil || floor == row {
+		return text
+	}
+	if x := c.ratio(r.Results.of(w, floor), m.Name); !math.IsNaN(x) && !math.IsInf(x, 0) {
+		text += " (" + number(x) + ")"
+	}
+	return text
+}
+
+// number has three digits, or all those before the point.
+func number(v float64) string {
+	digits := 0
+	switch a := math.Abs(v); {
+	case a == 0 || a >= 100:
+	case a >= 10:
+		digits = 1
+	case a >= 0.095:
+		digits = 2
+	default:
+		digits = 4
+	}
+	whole, fraction, point := strings.Cut(strconv.FormatFloat(v, 'f', digits, 64), ".")
+	sign := strings.HasPrefix(whole, "-")
+	whole = strings.TrimPrefix(whole, "-")
+	for i := len(whole) - 3; i > 0; i -= 3 {
+		whole = whole[:i] + "," + whole[i:]
+	}
+	if sign {
+		whole = "-" + whole
+	}
+	if point {
+		whole += "." + fraction
+	}
+	return whole
+}

@@ -1,0 +1,93 @@
+// Package bench compares dsync with what people use today, on the same servers in one run. A [Backend] has a row for each library, and
+// one for the floor: the fewest requests that a lock can be made of, sent through the same client library with nothing on top. A
+// [Workload] is run on all rows in turn, round after round, so that all see the same machine; what counts is the ratio to the floor
+// within a round.
+//
+// `make bench-peers` runs it, and writes docs/bench.
+package bench
+
+import (
+	"context"
+	"testing"
+)
+
+// Locker takes locks by one library, through one client of it. Lock may be called concurrently.
+type Locker interface {
+	// Lock waits until it holds name or ctx is done.
+	Lock(ctx context.Context, name string) (Held, error)
+	Close() error
+}
+
+// Held is a lock that is held. What implements it should not cost an allocation more than the library does.
+type Held interface {
+	Release(ctx context.Context) error
+}
+
+// Renewer is a Held that lasts for [heldTTL] only unless it is renewed.
+type Renewer interface {
+	Held
+	Renew(ctx context.Context) error
+}
+
+// BatchRenewer is a Locker that renews many locks in few requests.
+type BatchRenewer interface {
+	RenewAll(ctx context.Context, held []Held) error
+}
+
+// Lossy is a Held that knows when it is lost.
+type Lossy interface {
+	Held
+	Err() error
+}
+
+// Kind says what a row is there for.
+type Kind string
+
+const (
+	Floor Kind = "floor"
+	Peer  Kind = "peer"
+	Ours  Kind = "dsync"
+)
+
+// Row is one way to lock on a backend.
+type Row struct {
+	Name string
+	Kind Kind
+
+	// Open returns a new client, for servers at addrs.
+	Open func(ctx context.Context, addrs []string) (Locker, error)
+
+	// In is the workloads that the row takes part in, by number; nil means all. Elsewhere the table leaves it out.
+	In []int
+}
+
+// Servers are what a backend runs on.
+type Servers struct {
+	Addrs []string
+	Pids  []int
+
+	// Count returns how many requests the servers got from clients while during ran.
+	Count func(tb testing.TB, during func()) int64
+}
+
+// Backend is a kind of server, and who uses it for locks. The rows of kind [Floor] come first; there is one for each workload.
+type Backend struct {
+	Name  string
+	Start func(tb testing.TB) *Servers
+	Rows  []*Row
+}
+
+// Backends are all there are.
+var Backends = []*Backend{redisBackend}
+
+// find returns a row by the names of its backend and its own.
+func find(backend, row string) *Row {
+	for _, b := range Backends {
+		for _, r := range b.Rows {
+			if b.Name == backend && r.Name == row {
+				return r
+			}
+		}
+	}
+	return nil
+}

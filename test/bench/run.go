@@ -1,0 +1,214 @@
+package bench
+
+import (
+	"fmt"
+	"math"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// cell is what was measured of a row in a workload.
+type cell struct {
+	Samples []Sample // by round; nil where it failed
+	Error   string   // the last one
+}
+
+// Results has a cell for each row that takes part in a workload. Its methods may be called concurrently.
+type Results struct {
+	mu    sync.Mutex
+	cells map[*Workload]map[*Row]*cell
+}
+
+func newResults() *Results { return &Results{cells: make(map[*Workload]map[*Row]*cell)} }
+
+func (r *Results) add(w *Workload, row *Row, round int, s Sample, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.cells[w] == nil {
+		r.cells[w] = make(map[*Row]*cell)
+	}
+	c := r.cells[w][row]
+	if c == nil {
+		c = new(cell)
+		r.cells[w][row] = c
+	}
+	if len(c.Samples) <= round {
+		c.Samples = append(c.Samples, make([]Sample, round+1-len(c.Samples))...)
+	}
+	c.Samples[round] = s
+	if err != nil {
+		c.Error = err.Error()
+	}
+}
+
+func (r *Results) of(w *Workload, row *Row) *cell {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.cells[w][row]
+}
+
+// value returns the median of a metric over the rounds.
+func (c *cell) value(metric string) float64 {
+	if c == nil {
+		return math.NaN()
+	}
+	var values []float64
+	for _, s := range c.Samples {
+		if v, ok := s[metric]; ok && !math.IsNaN(v) {
+			values = append(values, v)
+		}
+	}
+	return median(values)
+}
+
+// ratio returns the median over the rounds of how many times as large a metric is as that of the floor.
+func (c *cell) ratio(floor *cell, metric string) float64 {
+	if c == nil || floor == nil {
+		return math.NaN()
+	}
+	var ratios []float64
+	for i := range min(len(c.Samples), len(floor.Samples)) {
+		a, b := c.Samples[i][metric], floor.Samples[i][metric]
+		if !math.IsNaN(a) && b > 0 && c.Samples[i] != nil {
+			ratios = append(ratios, a/b)
+		}
+	}
+	return median(ratios)
+}
+
+// takesPart reports whether a row has a place in a workload.
+func (w *Workload) takesPart(r *Row) bool {
+	return (r.In == nil || slices.Contains(r.In, w.Number)) && !(w.NoPeers && r.Kind == Peer)
+}
+
+// rows returns those of a backend that take part, the floor first.
+func (w *Workload) rows(b *Backend) []*Row {
+	var rows []*Row
+	for _, r := range b.Rows {
+		if w.takesPart(r) {
+			rows = append(rows, r)
+		}
+	}
+	return rows
+}
+
+// Run measures the chosen workloads on the chosen backends. It fails the test on an error of dsync or of a floor, and on an overlap;
+// on an error of a peer only if the size says so, else it has a place in the results. What is done is told to step.
+func Run(t *testing.T, size Size, backends []*Backend, workloads []*Workload, step func()) *Results {
+	testenv.Apart(t)
+	results := newResults()
+	for _, b := range backends {
+		t.Run(b.Name, func(t *testing.T) { runRounds(t, size, b, workloads, results, step) })
+	}
+	for _, w := range workloads {
+		if w.Once {
+			t.Run(w.Name, func(t *testing.T) { runOnce(t, size, backends, w, results, step) })
+		}
+	}
+	return results
+}
+
+// Steps returns how often Run calls step.
+func Steps(size Size, backends []*Backend, workloads []*Workload) int {
+	n := 0
+	for _, w := range workloads {
+		rounds := size.Rounds
+		if w.Once {
+			rounds = 1
+		}
+		for _, b := range backends {
+			n += rounds * len(w.rows(b))
+		}
+	}
+	return n
+}
+
+func makeBed(t *testing.T, size Size, b *Backend) *bed {
+	servers := b.Start(t)
+	testenv.ServersApart(t, servers.Pids...)
+	path := filepath.Join(t.TempDir(), "guard")
+	g, err := newGuard(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &bed{
+		tb: t, size: size, backend: b, servers: servers, guard: g, path: path,
+		open: make(map[*Row][]Locker), pair: make(map[*Row]*contenders),
+	}
+	t.Cleanup(func() {
+		if err := d.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// runRounds does the workloads that have rounds. In each, every row has its turn, beginning with another one each time.
+func runRounds(t *testing.T, size Size, backend *Backend, workloads []*Workload, results *Results, step func()) {
+	b := makeBed(t, size, backend)
+	for _, w := range workloads {
+		if w.Once {
+			continue
+		}
+		rows := w.rows(backend)
+		for round := range size.Rounds {
+			for i := range rows {
+				b.measure(t, w, rows[(i+round)%len(rows)], round, results)
+				step()
+			}
+		}
+		b.endContenders()
+	}
+}
+
+// endContenders has the processes of workload 5 end.
+func (b *bed) endContenders() {
+	for _, c := range b.pair {
+		for _, p := range c.both {
+			p.Kill()
+		}
+	}
+	clear(b.pair)
+}
+
+func runOnce(t *testing.T, size Size, backends []*Backend, w *Workload, results *Results, step func()) {
+	lanes := 1
+	if w.Lanes {
+		lanes = size.Lanes
+	}
+	free := make(chan struct{}, lanes)
+	for _, backend := range backends {
+		for _, r := range w.rows(backend) {
+			t.Run(backend.Name+"/"+r.Name, func(t *testing.T) {
+				if w.Lanes {
+					t.Parallel()
+				}
+				free <- struct{}{}
+				defer func() { <-free }()
+				b := makeBed(t, size, backend)
+				b.measure(t, w, r, 0, results)
+				step()
+			})
+		}
+	}
+}
+
+func (b *bed) measure(t *testing.T, w *Workload, r *Row, round int, results *Results) {
+	t.Helper()
+	s, err := w.Measure(b, r, round)
+	results.add(w, r, round, s, err)
+	if err == nil {
+		return
+	}
+	text := fmt.Sprintf("%s, %s: workload %s, round %d: %v", b.backend.Name, r.Name, w.Name, round+1, err)
+	if r.Kind != Peer || b.size.PeersFail || strings.Contains(err.Error(), errOverlap.Error()) {
+		t.Error(text)
+	} else {
+		t.Log(text)
+	}
+}

@@ -1,0 +1,5 @@
+package bench
+
+var (
+	redlockBackend, etcdBackend, zkBackend, pgBackend *Backend
+)

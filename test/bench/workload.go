@@ -1,0 +1,121 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+)
+
+// heldTTL is the TTL of all locks, where a library has one.
+const heldTTL = 6 * time.Second
+
+// Metric is one of the figures that a workload yields.
+type Metric struct {
+	Name string // with the unit
+	// More says that a larger value is better.
+	More bool
+}
+
+// Sample has the value of each metric in one round.
+type Sample map[string]float64
+
+// Workload is something to do with locks. It is measured on a row at a time, in rounds.
+type Workload struct {
+	Number int
+	Name   string // "1", "2 (64)": the key in tables of targets and notes
+	Title  string
+	File   string // of the plot
+	Plot   string // the metric that is plotted, and whose ratio to the floor is in the table first
+
+	Metrics []Metric
+
+	// Measure runs one round.
+	Measure func(b *bed, r *Row, round int) (Sample, error)
+
+	// Once says that there is one round alone, on servers of its own for each row; Lanes, that rows are measured side by side, since
+	// they do next to nothing; NoPeers, that it would take too long.
+	Once, Lanes, NoPeers bool
+}
+
+// Workloads are all there are, in the order in which they are run on a backend.
+var Workloads = []*Workload{free, distinct64, distinct512, hot, handOver, processes, held10k, held100k, waiters}
+
+// Size says how long a run takes.
+type Size struct {
+	Rounds    int
+	Slice     time.Duration // of a round on one row
+	Settle    time.Duration // before somebody who asked for a lock is known to wait
+	HeldFor   time.Duration
+	Held      [2]int // how many locks workload 6 holds
+	Waiters   int
+	DrainFor  time.Duration // then a drain is given up
+	Lanes     int           // rows of workload 6 that are measured side by side
+	PeersFail bool          // an error of a peer fails the run, as one of dsync does
+}
+
+// Sizes of a whole run, and of one that shows only that everything works.
+var (
+	Full  = Size{Rounds: 5, Slice: 250 * time.Millisecond, Settle: 5 * time.Millisecond, HeldFor: 20 * time.Second, Held: [2]int{10_000, 100_000}, Waiters: 5000, DrainFor: 4 * time.Second, Lanes: 6}
+	Short = Size{Rounds: 1, Slice: 20 * time.Millisecond, Settle: 5 * time.Millisecond, HeldFor: time.Second, Held: [2]int{200, 0}, Waiters: 64, DrainFor: 30 * time.Second, Lanes: 6, PeersFail: true}
+)
+
+// hangGuard bounds everything. It is no expectation of how long something takes.
+const hangGuard = 3 * time.Minute
+
+// bed is a backend's servers with what is open on them.
+type bed struct {
+	tb      testing.TB
+	size    Size
+	backend *Backend
+	servers *Servers
+	guard   *guard
+	path    string // of the guard
+
+	open map[*Row][]Locker
+	pair map[*Row]*contenders
+}
+
+// lockers returns n clients of a row, which stay open for later rounds.
+func (b *bed) lockers(r *Row, n int) ([]Locker, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
+	defer cancel()
+	for len(b.open[r]) < n {
+		l, err := r.Open(ctx, b.servers.Addrs)
+		if err != nil {
+			return nil, fmt.Errorf("open: %w", err)
+		}
+		b.open[r] = append(b.open[r], l)
+	}
+	return b.open[r][:n], nil
+}
+
+// close closes all clients.
+func (b *bed) close() error {
+	var errs []error
+	for r, all := range b.open {
+		for _, l := range all {
+			if err := l.Close(); err != nil {
+				errs = append(errs, fmt.Errorf("%s: close: %w", r.Name, err))
+			}
+		}
+	}
+	return errors.Join(append(errs, b.guard.close())...)
+}
+
+// pairOnce takes a lock and gives it back.
+func pairOnce(ctx context.Context, l Locker, name string) error {
+	held, err := l.Lock(ctx, name)
+	if err != nil {
+		return fmt.Errorf("lock: %w", err)
+	}
+	if err := held.Release(ctx); err != nil {
+		return fmt.Errorf("release: %w", err)
+	}
+	return nil
+}
+
+func withGuard() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), hangGuard)
+}
