@@ -28,7 +28,7 @@ func measureDistinct(b *bed, r *Row, goroutines int) (Sample, error) {
 	}
 	names := make([]string, goroutines)
 	for i := range names {
-		names[i] = fmt.Sprint("distinct", i)
+		names[i] = r.key("distinct", i)
 	}
 	ctx, cancel := withGuard()
 	defer cancel()

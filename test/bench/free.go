@@ -18,9 +18,10 @@ func measureFree(b *bed, r *Row, _ int) (Sample, error) {
 	}
 	ctx, cancel := withGuard()
 	defer cancel()
+	name := r.key("free")
 	took := make([]time.Duration, 0, 1<<16)
 	for range 3 { // what a client makes at its first lock does not count
-		if err := pairOnce(ctx, all[0], "free"); err != nil {
+		if err := pairOnce(ctx, all[0], name); err != nil {
 			return nil, err
 		}
 	}
@@ -28,7 +29,7 @@ func measureFree(b *bed, r *Row, _ int) (Sample, error) {
 	runtime.ReadMemStats(&before)
 	for end := time.Now().Add(b.size.Slice); len(took) == 0 || time.Now().Before(end); {
 		start := time.Now()
-		if err := pairOnce(ctx, all[0], "free"); err != nil {
+		if err := pairOnce(ctx, all[0], name); err != nil {
 			return nil, err
 		}
 		took = append(took, time.Since(start))

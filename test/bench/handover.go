@@ -19,7 +19,7 @@ func measureHandOver(b *bed, r *Row, round int) (Sample, error) {
 	}
 	ctx, cancel := withGuard()
 	defer cancel()
-	name := fmt.Sprint("handover", round)
+	name := r.key("handover", round)
 	held, err := clients[0].Lock(ctx, name)
 	if err != nil {
 		return nil, fmt.Errorf("lock: %w", err)

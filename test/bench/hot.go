@@ -22,7 +22,7 @@ var hot = &Workload{
 		if err != nil {
 			return nil, err
 		}
-		done := contend(all[0], hotGoroutines, fmt.Sprint("hot", round), 2*b.size.Slice, b.guard)
+		done := contend(all[0], hotGoroutines, r.key("hot", round), 2*b.size.Slice, b.guard)
 		if done.err != nil {
 			return nil, done.err
 		}

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"errors"
-	"fmt"
 	"math"
 	"time"
 
@@ -90,11 +89,11 @@ func measureProcesses(b *bed, r *Row, round int) (Sample, error) {
 		return nil, err
 	}
 	if round == 0 { // connections
-		if _, err := c.fight(b, "warm", b.size.Slice/4); err != nil {
+		if _, err := c.fight(b, r.key("warm"), b.size.Slice/4); err != nil {
 			return nil, err
 		}
 	}
-	all, err := c.fight(b, fmt.Sprint("processes", round), 2*b.size.Slice)
+	all, err := c.fight(b, r.key("processes", round), 2*b.size.Slice)
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +108,7 @@ func measureProcesses(b *bed, r *Row, round int) (Sample, error) {
 	}
 	// Counting takes time of the server's, so this has a turn of its own.
 	var counted *contention
-	requests := b.servers.Count(b.tb, func() { counted, err = c.fight(b, "counted", b.size.Slice) })
+	requests := b.servers.Count(b.tb, func() { counted, err = c.fight(b, r.key("counted"), b.size.Slice) })
 	if err == nil && counted.Grants > 0 {
 		s["requests/hand-over"] = float64(requests) / float64(counted.Grants)
 	}

@@ -8,6 +8,8 @@ package bench
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"testing"
 )
 
@@ -61,6 +63,17 @@ type Row struct {
 	In []int
 }
 
+// key returns a name for locks that no other row uses: libraries of one backend differ in what they make of a name.
+func (r *Row) key(parts ...any) string {
+	letters := strings.Map(func(c rune) rune {
+		if 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' {
+			return c
+		}
+		return -1
+	}, r.Name)
+	return letters + "-" + fmt.Sprint(parts...)
+}
+
 // Servers are what a backend runs on.
 type Servers struct {
 	Addrs []string
@@ -75,10 +88,13 @@ type Backend struct {
 	Name  string
 	Start func(tb testing.TB) *Servers
 	Rows  []*Row
+
+	// Warms says that the server is slow at first, and not worth measuring.
+	Warms bool
 }
 
 // Backends are all there are.
-var Backends = []*Backend{redisBackend}
+var Backends = []*Backend{redisBackend, redlockBackend, etcdBackend, zkBackend, pgBackend}
 
 // find returns a row by the names of its backend and its own.
 func find(backend, row string) *Row {

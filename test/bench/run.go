@@ -145,7 +145,21 @@ func makeBed(t *testing.T, size Size, b *Backend) *bed {
 			t.Error(err)
 		}
 	})
+	if b.Warms && size.Warm > 0 {
+		if err := d.warm(); err != nil {
+			t.Fatal(err)
+		}
+	}
 	return d
+}
+
+// warm has the server work for a while.
+func (b *bed) warm() error {
+	size := b.size
+	b.size.Slice = size.Warm
+	_, err := measureDistinct(b, free.floor(b.backend), 64)
+	b.size = size
+	return err
 }
 
 // runRounds does the workloads that have rounds. In each, every row has its turn, beginning with another one each time.

@@ -46,6 +46,7 @@ var Workloads = []*Workload{free, distinct64, distinct512, hot, handOver, proces
 type Size struct {
 	Rounds    int
 	Slice     time.Duration // of a round on one row
+	Warm      time.Duration // for servers that need it
 	Settle    time.Duration // before somebody who asked for a lock is known to wait
 	HeldFor   time.Duration
 	Held      [2]int // how many locks workload 6 holds
@@ -57,8 +58,14 @@ type Size struct {
 
 // Sizes of a whole run, and of one that shows only that everything works.
 var (
-	Full  = Size{Rounds: 5, Slice: 250 * time.Millisecond, Settle: 5 * time.Millisecond, HeldFor: 20 * time.Second, Held: [2]int{10_000, 100_000}, Waiters: 5000, DrainFor: 4 * time.Second, Lanes: 6}
-	Short = Size{Rounds: 1, Slice: 20 * time.Millisecond, Settle: 5 * time.Millisecond, HeldFor: time.Second, Held: [2]int{200, 0}, Waiters: 64, DrainFor: 30 * time.Second, Lanes: 6, PeersFail: true}
+	Full = Size{
+		Rounds: 5, Slice: 250 * time.Millisecond, Warm: 3 * time.Second, Settle: 5 * time.Millisecond,
+		HeldFor: 20 * time.Second, Held: [2]int{10_000, 100_000}, Waiters: 5000, DrainFor: 4 * time.Second, Lanes: 6,
+	}
+	Short = Size{
+		Rounds: 1, Slice: 20 * time.Millisecond, Settle: 5 * time.Millisecond,
+		HeldFor: time.Second, Held: [2]int{200, 0}, Waiters: 64, DrainFor: 30 * time.Second, Lanes: 6, PeersFail: true,
+	}
 )
 
 // hangGuard bounds everything. It is no expectation of how long something takes.

@@ -1,5 +1,0 @@
-package bench
-
-var (
-	redlockBackend, etcdBackend, zkBackend, pgBackend *Backend
-)
