@@ -24,6 +24,7 @@ const loadTTL = 3 * time.Second
 type load struct {
 	history *conformance.History
 	names   []string
+	hold    time.Duration            // at most; 0: a lock is given back at once
 	grants  map[string]*atomic.Int64 // by name
 	ended   atomic.Bool
 	wg      sync.WaitGroup
@@ -33,10 +34,7 @@ type load struct {
 // fails, fails the test.
 func startLoad(t *testing.T, url string, names ...string) *load {
 	t.Helper()
-	l := &load{history: conformance.NewHistory(), names: names, grants: make(map[string]*atomic.Int64)}
-	for _, name := range names {
-		l.grants[name] = new(atomic.Int64)
-	}
+	l := &load{history: conformance.NewHistory(), names: names, grants: countsOf(names), hold: 20 * time.Millisecond}
 	for i := range 3 {
 		c := clientOf(t, url+"&ttl="+loadTTL.String())
 		for _, name := range names {
@@ -53,6 +51,14 @@ func startLoad(t *testing.T, url string, names ...string) *load {
 	return l
 }
 
+func countsOf(names []string) map[string]*atomic.Int64 {
+	counts := make(map[string]*atomic.Int64)
+	for _, name := range names {
+		counts[name] = new(atomic.Int64)
+	}
+	return counts
+}
+
 func (l *load) use(t *testing.T, c *dsync.Client, label, name string) {
 	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
 	defer cancel()
@@ -63,7 +69,9 @@ func (l *load) use(t *testing.T, c *dsync.Client, label, name string) {
 		return
 	}
 	l.grants[name].Add(1)
-	time.Sleep(rand.N(20 * time.Millisecond))
+	if l.hold > 0 {
+		time.Sleep(rand.N(l.hold))
+	}
 	op.Releasing()
 	op.Released(lease.Unlock(context.Background()))
 }

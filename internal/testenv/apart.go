@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
@@ -35,8 +36,9 @@ func ServersApart(tb testing.TB, servers ...int) {
 		return
 	}
 	for _, pid := range servers {
-		for _, p := range append(childPids(pid), pid) {
-			pin(tb, strconv.Itoa(cpus-1), p)
+		pin(tb, strconv.Itoa(cpus-1), pid)
+		for _, child := range childPids(pid) {
+			_ = affinity(strconv.Itoa(cpus-1), child) // it may have ended
 		}
 	}
 }
@@ -44,7 +46,15 @@ func ServersApart(tb testing.TB, servers ...int) {
 // pin binds all threads of a process to CPUs.
 func pin(tb testing.TB, cpus string, pid int) {
 	tb.Helper()
-	if out, err := exec.Command("taskset", "-a", "-p", "-c", cpus, strconv.Itoa(pid)).CombinedOutput(); err != nil {
-		tb.Fatalf("taskset: %v: %s", err, out)
+	if err := affinity(cpus, pid); err != nil {
+		tb.Fatal(err)
 	}
+}
+
+func affinity(cpus string, pid int) error {
+	out, err := exec.Command("taskset", "-a", "-p", "-c", cpus, strconv.Itoa(pid)).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("taskset: %w: %s", err, out)
+	}
+	return nil
 }

@@ -30,3 +30,14 @@ func choose[T any](all []T, list string, name func(T) string) ([]T, error) {
 func (s Size) fit(workloads []*Workload) []*Workload {
 	return slices.DeleteFunc(slices.Clone(workloads), func(w *Workload) bool { return w == held100k && s.Held[1] == 0 })
 }
+
+// withoutPeers returns backends with floors and dsync alone.
+func withoutPeers(backends []*Backend) []*Backend {
+	var all []*Backend
+	for _, b := range backends {
+		own := *b
+		own.Rows = slices.DeleteFunc(slices.Clone(b.Rows), func(r *Row) bool { return r.Kind == Peer })
+		all = append(all, &own)
+	}
+	return all
+}

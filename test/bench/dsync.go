@@ -2,9 +2,12 @@ package bench
 
 import (
 	"context"
+	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
 	_ "github.com/go-dsync/dsync/drivers/etcd"
 	_ "github.com/go-dsync/dsync/drivers/pglock"
 	_ "github.com/go-dsync/dsync/drivers/redisson"
@@ -39,3 +42,39 @@ func (l dsyncLocker) Close() error { return l.client.Close(context.Background())
 type dsyncLease struct{ *dsync.Lease }
 
 func (l dsyncLease) Release(ctx context.Context) error { return l.Unlock(ctx) }
+
+// oursAlone makes a row of the driver without a client above it: each grant is the server's, in its order.
+func oursAlone(name, scheme, rest string, in ...int) *Row {
+	return &Row{Name: name, Kind: Ours, In: in, Open: func(ctx context.Context, addrs []string) (Locker, error) {
+		d, _, err := driver.Open(ctx, scheme+"://"+strings.Join(addrs, ",")+rest)
+		if err != nil {
+			return nil, err
+		}
+		uuid := newID() + newID()
+		return &driverLocker{driver: d, id: uuid[:8] + "-" + uuid[8:12] + "-4" + uuid[13:16] + "-8" + uuid[17:20] + "-" + uuid[20:32]}, nil
+	}}
+}
+
+type driverLocker struct {
+	driver driver.Driver
+	id     string
+	serial atomic.Uint64
+}
+
+// noEvents is for those who do not want to know.
+type noEvents struct{}
+
+func (noEvents) Waiting()    {}
+func (noEvents) Tokens() int { return 1 }
+func (noEvents) Lost(error)  {}
+
+func (l *driverLocker) Lock(ctx context.Context, name string) (Held, error) {
+	hold := l.id + ":" + strconv.FormatUint(l.serial.Add(1), 10)
+	lease, err := l.driver.Acquire(ctx, &driver.Request{Name: name, Hold: hold, Owner: hold, TTL: heldTTL, Events: noEvents{}})
+	if err != nil {
+		return nil, err
+	}
+	return lease, nil
+}
+
+func (l *driverLocker) Close() error { return l.driver.Close(context.Background()) }

@@ -8,7 +8,7 @@ import (
 
 var handOver = &Workload{
 	Number: 4, Name: "4", Title: "from the release of one client to the grant of another that waits", File: "handover.svg", Plot: "p50 µs",
-	Metrics: []Metric{{Name: "p50 µs"}, {Name: "p99 µs"}},
+	Metrics: []Metric{{Name: "p50 µs"}, {Name: "p99 µs"}, {Name: "p99/p50"}},
 	Measure: measureHandOver,
 }
 
@@ -36,7 +36,8 @@ func measureHandOver(b *bed, r *Row, round int) (Sample, error) {
 		return nil, fmt.Errorf("release: %w", err)
 	}
 	took = took[1:] // the first makes what a client needs to wait
-	return Sample{"p50 µs": micros(percentile(took, 0.5)), "p99 µs": micros(percentile(took, 0.99))}, nil
+	p50, p99 := micros(percentile(took, 0.5)), micros(percentile(took, 0.99))
+	return Sample{"p50 µs": p50, "p99 µs": p99, "p99/p50": p99 / p50}, nil
 }
 
 // handTo hands a lock over to a client that waits for it, and returns how long that took.

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -17,9 +16,9 @@ var (
 	held100k = heldWorkload(1, "6 (100k)", "100,000 locks held and renewed for 20 s", "held100k.svg", true)
 )
 
-func heldWorkload(which int, name, title, file string, noPeers bool) *Workload {
+func heldWorkload(which int, name, title, file string, oursAlone bool) *Workload {
 	return &Workload{
-		Number: 6, Name: name, Title: title, File: file, Plot: "client CPU ms", Once: true, Lanes: true, NoPeers: noPeers,
+		Number: 6, Name: name, Title: title, File: file, Plot: "client CPU ms", Once: true, Lanes: true, OursAlone: oursAlone,
 		Metrics: []Metric{{Name: "client CPU ms"}, {Name: "requests/s"}, {Name: "B/lock"}, {Name: "goroutines/lock"}, {Name: "lost"}, {Name: "acquired/s", More: true}},
 		Measure: func(b *bed, r *Row, _ int) (Sample, error) { return measureHeld(b, r, b.size.Held[which]) },
 	}
@@ -101,26 +100,28 @@ func holder(w *worker) error {
 	}
 	s["client CPU ms"] = millis(cpuTime() - before)
 	w.say(answer{Sample: s})
-	var lost atomic.Int64
-	for _, h := range held {
-		if lossy, ok := h.(Lossy); ok && lossy.Err() != nil {
-			lost.Add(1)
-		}
-	}
 	k.stop()
-	eachOf(len(held), func(i int) error {
-		lossy, ok := held[i].(Lossy)
-		if err := held[i].Release(ctx); err != nil && !(ok && lossy.Err() == nil) {
-			lost.Add(1)
-		}
-		return nil
-	})
+	lost := releaseAll(ctx, held)
 	cancel()
 	if err := <-renewals; err != nil {
 		return fmt.Errorf("renewal: %w", err)
 	}
-	w.say(answer{Sample: Sample{"lost": float64(lost.Load())}})
+	w.say(answer{Sample: Sample{"lost": float64(lost)}})
 	return l.Close()
+}
+
+// releaseAll returns how many were lost before.
+func releaseAll(ctx context.Context, held []Held) int64 {
+	var lost atomic.Int64
+	_ = eachOf(len(held), func(i int) error { // there is no error
+		lossy, ok := held[i].(Lossy)
+		gone := ok && lossy.Err() != nil
+		if err := held[i].Release(ctx); err != nil || gone {
+			lost.Add(1)
+		}
+		return nil
+	})
+	return lost.Load()
 }
 
 // acquireAll takes a lock for each name, many at a time.
@@ -148,7 +149,12 @@ func eachOf(n int, f func(i int) error) error {
 		})
 	}
 	wg.Wait()
-	return errors.Join(errs...)
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // keeper renews locks of libraries that leave it to their users, every third of the TTL.
@@ -211,7 +217,10 @@ func (k *keeper) renewSome(ctx context.Context, held []Held) error {
 	if b, ok := k.locker.(BatchRenewer); ok {
 		return b.RenewAll(ctx, held)
 	}
-	return eachOf(len(held), func(i int) error { return held[i].(Renewer).Renew(ctx) })
+	return eachOf(len(held), func(i int) error {
+		_ = held[i].(Renewer).Renew(ctx) // the release tells which are lost
+		return nil
+	})
 }
 
 func heapInUse() int64 {

@@ -14,6 +14,7 @@ var (
 	which    = flag.String("workloads", "", "names of workloads, as in 1,2 (64),6 (10k); all if empty")
 	writeTo  = flag.String("out", "", "the directory for the table and the plots")
 	asText   = flag.Bool("text", false, "print the table")
+	noPeers  = flag.Bool("nopeers", false, "leave the peers out")
 	asRounds = flag.Int("rounds", 0, "rounds of a whole run, if not the usual number")
 )
 
@@ -34,6 +35,9 @@ func TestPeers(t *testing.T) {
 	workloads, err := choose(Workloads, *which, func(w *Workload) string { return w.Name })
 	if err != nil {
 		t.Fatal(err)
+	}
+	if *noPeers {
+		backends = withoutPeers(backends)
 	}
 	workloads = size.fit(workloads)
 	bar := newBar(Steps(size, backends, workloads))

@@ -33,8 +33,8 @@ var pgBackend = &Backend{
 		{Name: "allisson/go-pglock, 64 connections", Kind: Peer, In: []int{1, 2, 3, 4, 5, 7}, Open: openGoPGLock},
 		// It waits for a whole lease before it tries again, so that nothing would come of workloads 4 and 7.
 		{Name: "cirello.io/pglock", Kind: Peer, In: []int{1, 2, 3, 5, 6}, Open: openCirello},
-		ours("dsync", "pglock", pgPath+"&max_locks=200000", dsync.Options{}, 1, 2, 3, 4, 5, 6),
-		ours("dsync, HandOver", "pglock", pgPath, dsync.Options{HandOver: true}, 3, 5, 7),
+		ours("dsync", "pglock", pgPath+"&max_locks=200000", dsync.Options{}),
+		oursAlone("dsync's driver alone", "pglock", pgPath, 3, 5),
 	},
 }
 

@@ -118,7 +118,11 @@ func (r *Report) table(out *strings.Builder, w *Workload, b *Backend) {
 			notes = append(notes, fmt.Sprintf("%s failed: %s.", row.Name, strings.ReplaceAll(c.Error, "\n", "; ")))
 		}
 		for _, t := range missed {
-			notes = append(notes, fmt.Sprintf("%s, %s: %s", row.Name, t.Metric, t.Note))
+			note, ok := Notes[t.subject()]
+			if !ok {
+				note = "not explained yet."
+			}
+			notes = append(notes, fmt.Sprintf("%s, %s: %s", row.Name, t.Metric, note))
 		}
 	}
 	for _, n := range notes {

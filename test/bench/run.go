@@ -83,7 +83,7 @@ func (c *cell) ratio(floor *cell, metric string) float64 {
 
 // takesPart reports whether a row has a place in a workload.
 func (w *Workload) takesPart(r *Row) bool {
-	return (r.In == nil || slices.Contains(r.In, w.Number)) && !(w.NoPeers && r.Kind == Peer)
+	return (r.In == nil || slices.Contains(r.In, w.Number)) && (!w.OursAlone || r.Kind == Ours)
 }
 
 // rows returns those of a backend that take part, the floor first.
@@ -190,25 +190,32 @@ func (b *bed) endContenders() {
 	clear(b.pair)
 }
 
+// runOnce does a workload that has one round. Libraries that make servers busy do not keep those from their work that do not.
 func runOnce(t *testing.T, size Size, backends []*Backend, w *Workload, results *Results, step func()) {
-	lanes := 1
-	if w.Lanes {
-		lanes = size.Lanes
-	}
-	free := make(chan struct{}, lanes)
-	for _, backend := range backends {
-		for _, r := range w.rows(backend) {
-			t.Run(backend.Name+"/"+r.Name, func(t *testing.T) {
-				if w.Lanes {
-					t.Parallel()
+	for _, peers := range []bool{false, true} {
+		t.Run(map[bool]string{false: "dsync", true: "peers"}[peers], func(t *testing.T) {
+			lanes := 1
+			if w.Lanes {
+				lanes = size.Lanes
+			}
+			free := make(chan struct{}, lanes)
+			for _, backend := range backends {
+				for _, r := range w.rows(backend) {
+					if (r.Kind == Peer) != peers {
+						continue
+					}
+					t.Run(backend.Name+"/"+r.Name, func(t *testing.T) {
+						if w.Lanes {
+							t.Parallel()
+						}
+						free <- struct{}{}
+						defer func() { <-free }()
+						makeBed(t, size, backend).measure(t, w, r, 0, results)
+						step()
+					})
 				}
-				free <- struct{}{}
-				defer func() { <-free }()
-				b := makeBed(t, size, backend)
-				b.measure(t, w, r, 0, results)
-				step()
-			})
-		}
+			}
+		})
 	}
 }
 

@@ -15,10 +15,12 @@ type Target struct {
 
 	AtMost, AtLeast float64 // one of them, the other is 0; see Zero
 	Zero            bool    // the bound is 0 at most
-
-	// Note says what stands in the way where the target is missed, and what was tried.
-	Note string
 }
+
+// subject is what a target is about, without its bound.
+type subject struct{ backend, workload, row, metric string }
+
+func (t *Target) subject() subject { return subject{t.Backend, t.Workload, t.Row, t.Metric} }
 
 // bound is the target in words.
 func (t *Target) bound() string {

@@ -1,0 +1,45 @@
+package redisson
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// TestCombinedRequestsKeepTokensRising has three clients want many locks all the time, so that grants and releases go together. The
+// answers to such requests are lost now and then, and so it is unknown for all in them what became of them.
+func TestCombinedRequestsKeepTokensRising(t *testing.T) {
+	s := testenv.Redis(t)
+	proxy := testenv.NewProxy(t, s.Addr)
+	names := make([]string, 24)
+	for i := range names {
+		names[i] = fmt.Sprint("combined", i)
+	}
+	l := &load{history: conformance.NewHistory(), names: names, grants: countsOf(names)}
+	for i, addr := range []string{s.Addr, s.Addr, proxy.Addr} {
+		c := clientOf(t, fmt.Sprintf("redisson://%s/?ttl=%v", addr, loadTTL))
+		for _, name := range names {
+			l.wg.Go(func() {
+				for !l.ended.Load() {
+					l.use(t, c, fmt.Sprint("client", i), name)
+				}
+			})
+		}
+	}
+	t.Cleanup(l.end)
+	for range 3 {
+		l.disturb(t, "lost answer to a combined request", func() {
+			lost := proxy.CutAfterRequest(batchScript.sha)
+			select {
+			case <-lost:
+			case <-time.After(hangGuard):
+				t.Fatal("no request was combined")
+			}
+			proxy.Heal()
+		})
+	}
+	l.judge(t, 0)
+}
