@@ -1,8 +1,10 @@
 package bench
 
 import (
+	"errors"
 	"flag"
 	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -15,8 +17,11 @@ var (
 	writeTo  = flag.String("out", "", "the directory for the table and the plots")
 	asText   = flag.Bool("text", false, "print the table")
 	noPeers  = flag.Bool("nopeers", false, "leave the peers out")
+	again    = flag.String("report", "", "a directory whose table and plots are made again, of results.json there")
 	asRounds = flag.Int("rounds", 0, "rounds of a whole run, if not the usual number")
 )
+
+const resultsFile = "results.json"
 
 func TestMain(m *testing.M) { testenv.Main(m, Roles) }
 
@@ -41,17 +46,34 @@ func TestPeers(t *testing.T) {
 	}
 	workloads = size.fit(workloads)
 	bar := newBar(Steps(size, backends, workloads))
-	results := Run(t, size, backends, workloads, bar.step)
+	var report *Report
+	Run(t, size, backends, workloads, bar.step, func(results *Results) {
+		report = &Report{Backends: backends, Workloads: workloads, Results: results}
+		if *writeTo == "" {
+			return
+		}
+		if err := errors.Join(report.Write(*writeTo), results.Store(filepath.Join(*writeTo, resultsFile))); err != nil {
+			t.Fatal(err)
+		}
+	})
 	bar.end()
-	report := &Report{Size: size, Backends: backends, Workloads: workloads, Results: results}
 	if *asText {
 		if _, err := os.Stdout.WriteString(report.Markdown()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if *writeTo != "" {
-		if err := report.Write(*writeTo); err != nil {
-			t.Fatal(err)
-		}
+}
+
+// TestReport makes the table and the plots of a directory again, of the results that are stored there.
+func TestReport(t *testing.T) {
+	if *again == "" {
+		t.Skip("no -report names a directory")
+	}
+	results, err := LoadResults(filepath.Join(*again, resultsFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := (&Report{Backends: Backends, Workloads: Workloads, Results: results}).Write(*again); err != nil {
+		t.Fatal(err)
 	}
 }

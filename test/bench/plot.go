@@ -32,7 +32,7 @@ func (r *Report) marks(w *Workload) []mark {
 			continue
 		}
 		for _, row := range w.rows(b) {
-			x := r.Results.of(w, row).ratio(r.Results.of(w, floor), w.Plot)
+			x := r.Results.of(b, w, row).ratio(r.Results.of(b, w, floor), w.Plot)
 			if !math.IsNaN(x) && x > 0 {
 				marks = append(marks, mark{b.Name + ": " + row.Name, row.Kind, x})
 			}

@@ -5,16 +5,12 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"runtime"
-	"runtime/debug"
-	"slices"
 	"strconv"
 	"strings"
 )
 
 // Report is what a run found.
 type Report struct {
-	Size      Size
 	Backends  []*Backend
 	Workloads []*Workload
 	Results   *Results
@@ -50,8 +46,8 @@ there that goes wrong. The servers have a CPU of their own, and keep nothing on 
 func (r *Report) Markdown() string {
 	var out strings.Builder
 	out.WriteString(introduction)
-	fmt.Fprintf(&out, "%d CPUs, %s, %s/%s; %d rounds of %v to %v; %s.\n", runtime.NumCPU(), runtime.Version(), runtime.GOOS, runtime.GOARCH,
-		r.Size.Rounds, r.Size.Slice, 2*r.Size.Slice, strings.Join(versions(), ", "))
+	size := r.Results.size
+	fmt.Fprintf(&out, "%d rounds of %v to %v on %s.\n", size.Rounds, size.Slice, 2*size.Slice, r.Results.machine)
 	for _, w := range r.Workloads {
 		fmt.Fprintf(&out, "\n## %s. %s\n\n![ratios to the floor](%s)\n", w.Name, w.Title, w.File)
 		for _, b := range r.Backends {
@@ -59,26 +55,6 @@ func (r *Report) Markdown() string {
 		}
 	}
 	return out.String()
-}
-
-// compared are the modules whose versions matter.
-var compared = []string{
-	"github.com/redis/rueidis", "github.com/redis/go-redis/v9", "github.com/go-redsync/redsync/v4", "github.com/bsm/redislock",
-	"go.etcd.io/etcd/client/v3", "github.com/go-zookeeper/zk", "github.com/jackc/pgx/v5", "github.com/allisson/go-pglock/v3", "cirello.io/pglock",
-}
-
-func versions() []string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return nil
-	}
-	var all []string
-	for _, m := range info.Deps {
-		if slices.Contains(compared, m.Path) {
-			all = append(all, m.Path+" "+m.Version)
-		}
-	}
-	return all
 }
 
 // floor returns the row that others are compared with.
@@ -97,10 +73,9 @@ func (r *Report) table(out *strings.Builder, w *Workload, b *Backend) {
 		fmt.Fprintf(out, " %s |", m.Name)
 	}
 	out.WriteString(" targets |\n|---|" + strings.Repeat("---:|", len(w.Metrics)) + "---|\n")
-	floor := w.floor(b)
 	var notes []string
 	for _, row := range w.rows(b) {
-		c := r.Results.of(w, row)
+		c := r.Results.of(b, w, row)
 		if c == nil {
 			continue
 		}
@@ -110,7 +85,7 @@ func (r *Report) table(out *strings.Builder, w *Workload, b *Backend) {
 		}
 		fmt.Fprintf(out, "| %s |", name)
 		for _, m := range w.Metrics {
-			fmt.Fprintf(out, " %s |", r.figure(w, c, floor, row, m))
+			fmt.Fprintf(out, " %s |", r.figure(b, w, c, row, m))
 		}
 		text, missed := r.judged(w, b, row)
 		fmt.Fprintf(out, " %s |\n", text)
@@ -131,16 +106,17 @@ func (r *Report) table(out *strings.Builder, w *Workload, b *Backend) {
 }
 
 // figure is a value with its ratio to the floor.
-func (r *Report) figure(w *Workload, c *cell, floor, row *Row, m Metric) string {
+func (r *Report) figure(b *Backend, w *Workload, c *cell, row *Row, m Metric) string {
 	v := c.value(m.Name)
 	if math.IsNaN(v) {
 		return "-"
 	}
 	text := number(v)
+	floor := w.floor(b)
 	if floor == nil || floor == row {
 		return text
 	}
-	if x := c.ratio(r.Results.of(w, floor), m.Name); !math.IsNaN(x) && !math.IsInf(x, 0) {
+	if x := c.ratio(r.Results.of(b, w, floor), m.Name); !math.IsNaN(x) && !math.IsInf(x, 0) {
 		text += " (" + number(x) + ")"
 	}
 	return text

@@ -2,84 +2,13 @@ package bench
 
 import (
 	"fmt"
-	"math"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/go-dsync/dsync/internal/testenv"
 )
-
-// cell is what was measured of a row in a workload.
-type cell struct {
-	Samples []Sample // by round; nil where it failed
-	Error   string   // the last one
-}
-
-// Results has a cell for each row that takes part in a workload. Its methods may be called concurrently.
-type Results struct {
-	mu    sync.Mutex
-	cells map[*Workload]map[*Row]*cell
-}
-
-func newResults() *Results { return &Results{cells: make(map[*Workload]map[*Row]*cell)} }
-
-func (r *Results) add(w *Workload, row *Row, round int, s Sample, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.cells[w] == nil {
-		r.cells[w] = make(map[*Row]*cell)
-	}
-	c := r.cells[w][row]
-	if c == nil {
-		c = new(cell)
-		r.cells[w][row] = c
-	}
-	if len(c.Samples) <= round {
-		c.Samples = append(c.Samples, make([]Sample, round+1-len(c.Samples))...)
-	}
-	c.Samples[round] = s
-	if err != nil {
-		c.Error = err.Error()
-	}
-}
-
-func (r *Results) of(w *Workload, row *Row) *cell {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.cells[w][row]
-}
-
-// value returns the median of a metric over the rounds.
-func (c *cell) value(metric string) float64 {
-	if c == nil {
-		return math.NaN()
-	}
-	var values []float64
-	for _, s := range c.Samples {
-		if v, ok := s[metric]; ok && !math.IsNaN(v) {
-			values = append(values, v)
-		}
-	}
-	return median(values)
-}
-
-// ratio returns the median over the rounds of how many times as large a metric is as that of the floor.
-func (c *cell) ratio(floor *cell, metric string) float64 {
-	if c == nil || floor == nil {
-		return math.NaN()
-	}
-	var ratios []float64
-	for i := range min(len(c.Samples), len(floor.Samples)) {
-		a, b := c.Samples[i][metric], floor.Samples[i][metric]
-		if !math.IsNaN(a) && b > 0 && c.Samples[i] != nil {
-			ratios = append(ratios, a/b)
-		}
-	}
-	return median(ratios)
-}
 
 // takesPart reports whether a row has a place in a workload.
 func (w *Workload) takesPart(r *Row) bool {
@@ -98,19 +27,21 @@ func (w *Workload) rows(b *Backend) []*Row {
 }
 
 // Run measures the chosen workloads on the chosen backends. It fails the test on an error of dsync or of a floor, and on an overlap;
-// on an error of a peer only if the size says so, else it has a place in the results. What is done is told to step.
-func Run(t *testing.T, size Size, backends []*Backend, workloads []*Workload, step func()) *Results {
+// on an error of a peer only if the size says so, else it has a place in the results. What is done is told to step, and save is called
+// with the results so far from time to time, and at the end.
+func Run(t *testing.T, size Size, backends []*Backend, workloads []*Workload, step func(), save func(*Results)) {
 	testenv.Apart(t)
-	results := newResults()
+	results := newResults(size)
 	for _, b := range backends {
 		t.Run(b.Name, func(t *testing.T) { runRounds(t, size, b, workloads, results, step) })
+		save(results)
 	}
 	for _, w := range workloads {
 		if w.Once {
 			t.Run(w.Name, func(t *testing.T) { runOnce(t, size, backends, w, results, step) })
+			save(results)
 		}
 	}
-	return results
 }
 
 // Steps returns how often Run calls step.
@@ -222,7 +153,7 @@ func runOnce(t *testing.T, size Size, backends []*Backend, w *Workload, results 
 func (b *bed) measure(t *testing.T, w *Workload, r *Row, round int, results *Results) {
 	t.Helper()
 	s, err := w.Measure(b, r, round)
-	results.add(w, r, round, s, err)
+	results.add(b.backend, w, r, round, s, err)
 	if err == nil {
 		return
 	}

@@ -54,10 +54,10 @@ func (t *Target) holds(v float64) bool {
 
 // measured returns the figure that a target is about.
 func (r *Report) measured(t *Target, w *Workload, b *Backend, row *Row) float64 {
-	c := r.Results.of(w, row)
+	c := r.Results.of(b, w, row)
 	var floor *cell
 	if f := w.floor(b); f != nil {
-		floor = r.Results.of(w, f)
+		floor = r.Results.of(b, w, f)
 	}
 	switch {
 	case t.Ratio:
