@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -22,7 +23,8 @@ type ZooKeeperServer struct {
 	Server
 }
 
-// ZooKeeper starts a single ZooKeeper. Each line of settings is put into its configuration, and wins over the defaults.
+// ZooKeeper starts a single ZooKeeper. Each line of settings is put into its configuration, and wins over the defaults; what begins
+// with a dash is an argument of the virtual machine, such as -Xmx1g.
 func ZooKeeper(tb testing.TB, settings ...string) *ZooKeeperServer {
 	tb.Helper()
 	s := newZooKeeper(tb, 0, freePort(tb), settings)
@@ -76,6 +78,14 @@ func newZooKeeper(tb testing.TB, id, port int, settings []string) *ZooKeeperServ
 		"clientPortAddress=127.0.0.1", "clientPort=" + strconv.Itoa(port), "dataDir=" + dir, "maxClientCnxns=0",
 		"admin.enableServer=false", "4lw.commands.whitelist=*", "preAllocSize=1024", "quorumListenOnAllIPs=false",
 	}, settings...)
+	machine := []string{java, "-Xmx192m"}
+	config = slices.DeleteFunc(config, func(line string) bool {
+		argument := strings.HasPrefix(line, "-")
+		if argument {
+			machine = append(machine, line)
+		}
+		return argument
+	})
 	file := filepath.Join(dir, "zoo.cfg")
 	if err := os.WriteFile(file, []byte(strings.Join(config, "\n")+"\n"), 0o600); err != nil {
 		tb.Fatal(err)
@@ -91,8 +101,8 @@ func newZooKeeper(tb testing.TB, id, port int, settings []string) *ZooKeeperServ
 		name: "zookeeper" + strconv.Itoa(id),
 		Addr: fmt.Sprintf("127.0.0.1:%d", port),
 		log:  filepath.Join(dir, "log"),
-		argv: []string{java, "-Xmx192m", "-XX:+UseSerialGC", "-Dzookeeper.forceSync=no", "-Dzookeeper.jmx.log4j.disable=true",
-			"-cp", zookeeperJars, "org.apache.zookeeper.server.quorum.QuorumPeerMain", file},
+		argv: append(machine, "-XX:+UseSerialGC", "-Dzookeeper.forceSync=no", "-Dzookeeper.jmx.log4j.disable=true",
+			"-cp", zookeeperJars, "org.apache.zookeeper.server.quorum.QuorumPeerMain", file),
 		ready: s.serves,
 	}
 	return s

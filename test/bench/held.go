@@ -12,13 +12,13 @@ import (
 )
 
 var (
-	held10k  = heldWorkload(0, "6 (10k)", "10,000 locks held and renewed for 20 s", "held10k.svg", false)
-	held100k = heldWorkload(1, "6 (100k)", "100,000 locks held and renewed for 20 s", "held100k.svg", true)
+	held10k  = heldWorkload(0, "6 (10k)", "10,000 locks held and renewed for 20 s", "held10k.svg", 5)
+	held100k = heldWorkload(1, "6 (100k)", "100,000 locks held and renewed for 20 s", "held100k.svg", 2)
 )
 
-func heldWorkload(which int, name, title, file string, oursAlone bool) *Workload {
+func heldWorkload(which int, name, title, file string, lanes int) *Workload {
 	return &Workload{
-		Number: 6, Name: name, Title: title, File: file, Plot: "client CPU ms", Once: true, Lanes: true, OursAlone: oursAlone,
+		Number: 6, Name: name, Title: title, File: file, Plot: "client CPU ms", Once: true, Lanes: lanes, OursAlone: which == 1,
 		Metrics: []Metric{{Name: "client CPU ms"}, {Name: "requests/s"}, {Name: "B/lock"}, {Name: "goroutines/lock"}, {Name: "lost"}, {Name: "acquired/s", More: true}},
 		Measure: func(b *bed, r *Row, _ int) (Sample, error) { return measureHeld(b, r, b.size.Held[which]) },
 	}

@@ -125,18 +125,14 @@ func (b *bed) endContenders() {
 func runOnce(t *testing.T, size Size, backends []*Backend, w *Workload, results *Results, step func()) {
 	for _, peers := range []bool{false, true} {
 		t.Run(map[bool]string{false: "dsync", true: "peers"}[peers], func(t *testing.T) {
-			lanes := 1
-			if w.Lanes {
-				lanes = size.Lanes
-			}
-			free := make(chan struct{}, lanes)
+			free := make(chan struct{}, max(1, w.Lanes))
 			for _, backend := range backends {
 				for _, r := range w.rows(backend) {
 					if (r.Kind == Peer) != peers {
 						continue
 					}
 					t.Run(backend.Name+"/"+r.Name, func(t *testing.T) {
-						if w.Lanes {
+						if w.Lanes > 1 {
 							t.Parallel()
 						}
 						free <- struct{}{}

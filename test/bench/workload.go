@@ -34,9 +34,11 @@ type Workload struct {
 	// Measure runs one round.
 	Measure func(b *bed, r *Row, round int) (Sample, error)
 
-	// Once says that there is one round alone, on servers of its own for each row; Lanes, that rows are measured side by side, since
-	// they do next to nothing; OursAlone, that only dsync takes part.
-	Once, Lanes, OursAlone bool
+	// Once says that there is one round alone, on servers of its own for each row, and OursAlone that only dsync takes part.
+	Once, OursAlone bool
+
+	// Lanes is how many rows are measured side by side where there is one round, since they do next to nothing.
+	Lanes int
 }
 
 // Workloads are all there are, in the order in which they are run on a backend.
@@ -52,7 +54,6 @@ type Size struct {
 	Held      [2]int // how many locks workload 6 holds
 	Waiters   int
 	DrainFor  time.Duration // then a drain is given up
-	Lanes     int           // rows of workload 6 that are measured side by side, first floors and dsync, then peers
 	PeersFail bool          // an error of a peer fails the run, as one of dsync does
 }
 
@@ -60,11 +61,11 @@ type Size struct {
 var (
 	Full = Size{
 		Rounds: 5, Slice: 200 * time.Millisecond, Warm: 3 * time.Second, Settle: 5 * time.Millisecond,
-		HeldFor: 20 * time.Second, Held: [2]int{10_000, 100_000}, Waiters: 5000, DrainFor: 4 * time.Second, Lanes: 5,
+		HeldFor: 20 * time.Second, Held: [2]int{10_000, 100_000}, Waiters: 5000, DrainFor: 5 * time.Second,
 	}
 	Short = Size{
 		Rounds: 1, Slice: 20 * time.Millisecond, Settle: 5 * time.Millisecond,
-		HeldFor: time.Second, Held: [2]int{200, 0}, Waiters: 64, DrainFor: 30 * time.Second, Lanes: 5, PeersFail: true,
+		HeldFor: time.Second, Held: [2]int{200, 0}, Waiters: 64, DrainFor: 30 * time.Second, PeersFail: true,
 	}
 )
 

@@ -26,7 +26,7 @@ var zkBackend = &Backend{
 }
 
 func startZooKeeper(tb testing.TB) *Servers {
-	s := testenv.ZooKeeper(tb)
+	s := testenv.ZooKeeper(tb, "-Xmx1g") // for 100,000 nodes
 	return &Servers{
 		Addrs: []string{s.Addr},
 		Pids:  []int{s.Pid()},
