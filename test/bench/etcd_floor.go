@@ -3,6 +3,8 @@ package bench
 import (
 	"context"
 	"errors"
+	"path"
+	"slices"
 	"sync"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -84,29 +86,26 @@ func (h *etcdHeld) Release(ctx context.Context) error {
 	return released(answer.Deleted, nil)
 }
 
-// etcdQueue puts a key for each who wants a lock, and waits for the one before it to go, by one watch that was there first. A watch for
-// each wait would begin at a revision that is over by then, and have to wait for the loop that serves such watches every 100 ms.
+// etcdQueue puts a key for each who wants a lock. One watch, which was there first, tells of all keys in the order in which they came,
+// and of those that go. A watch for each wait would begin at a revision that is over by then, and have to wait for the loop that serves
+// such watches every 100 ms.
 type etcdQueue struct {
 	*etcdLease
 	watched chan struct{} // closed when the watch has ended
 
 	mu     sync.Mutex
-	waits  map[string]chan struct{} // for a key to go
-	gone   map[string]bool          // which nobody waited for yet
-	recent []string                 // the same, the oldest first
+	lines  map[string][]string        // the keys of each name
+	grants map[string]chan<- struct{} // for the keys of this client
 }
 
-const (
-	etcdQueuePrefix = "queue/"
-	goneKept        = 4096
-)
+const etcdQueuePrefix = "queue/"
 
 func openEtcdQueue(ctx context.Context, addrs []string) (Locker, error) {
 	lease, err := newEtcdLease(ctx, addrs)
 	if err != nil {
 		return nil, err
 	}
-	l := &etcdQueue{etcdLease: lease, watched: make(chan struct{}), waits: make(map[string]chan struct{}), gone: make(map[string]bool)}
+	l := &etcdQueue{etcdLease: lease, watched: make(chan struct{}), lines: make(map[string][]string), grants: make(map[string]chan<- struct{})}
 	life, cancel := context.WithCancel(context.Background())
 	stop := lease.cancel
 	lease.cancel = func() {
@@ -114,7 +113,7 @@ func openEtcdQueue(ctx context.Context, addrs []string) (Locker, error) {
 		cancel()
 		<-l.watched
 	}
-	events := lease.client.Watch(life, etcdQueuePrefix, clientv3.WithPrefix(), clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
+	events := lease.client.Watch(life, etcdQueuePrefix, clientv3.WithPrefix(), clientv3.WithCreatedNotify())
 	select {
 	case <-events:
 	case <-ctx.Done():
@@ -124,59 +123,48 @@ func openEtcdQueue(ctx context.Context, addrs []string) (Locker, error) {
 	go func() { // ends with life
 		defer close(l.watched)
 		for e := range events {
-			for _, one := range e.Events {
-				l.went(string(one.Kv.Key))
-			}
+			l.see(e.Events)
 		}
 	}()
 	return l, nil
 }
 
-// went is called for each key that goes.
-func (l *etcdQueue) went(key string) {
+func (l *etcdQueue) see(events []*clientv3.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if next := l.waits[key]; next != nil {
-		delete(l.waits, key)
-		close(next)
-		return
+	for _, e := range events {
+		key := string(e.Kv.Key)
+		name := path.Dir(key)
+		line := l.lines[name]
+		if e.Type == clientv3.EventTypePut {
+			line = append(line, key)
+		} else if i := slices.Index(line, key); i == 0 {
+			line = line[1:]
+		} else if i > 0 {
+			line = slices.Delete(line, i, i+1)
+		}
+		if l.lines[name] = line; len(line) == 0 {
+			delete(l.lines, name)
+		} else if grant := l.grants[line[0]]; grant != nil {
+			delete(l.grants, line[0])
+			close(grant)
+		}
 	}
-	l.gone[key] = true
-	if l.recent = append(l.recent, key); len(l.recent) > goneKept {
-		delete(l.gone, l.recent[0])
-		l.recent = l.recent[1:]
-	}
-}
-
-// await returns a channel that is closed when the key has gone.
-func (l *etcdQueue) await(key string) <-chan struct{} {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	next := make(chan struct{})
-	if l.gone[key] {
-		close(next)
-	} else {
-		l.waits[key] = next
-	}
-	return next
 }
 
 func (l *etcdQueue) Lock(ctx context.Context, name string) (Held, error) {
-	prefix := etcdQueuePrefix + name + "/"
-	key := prefix + newID()
-	answer, err := l.client.Txn(ctx).Then(
-		clientv3.OpGet(prefix, append(clientv3.WithLastCreate(), clientv3.WithKeysOnly())...),
-		clientv3.OpPut(key, "", clientv3.WithLease(l.id)),
-	).Commit()
-	if err != nil {
+	key := etcdQueuePrefix + name + "/" + newID()
+	grant := make(chan struct{})
+	l.mu.Lock()
+	l.grants[key] = grant
+	l.mu.Unlock()
+	if _, err := l.client.Put(ctx, key, "", clientv3.WithLease(l.id)); err != nil {
 		return nil, err
 	}
-	if before := answer.Responses[0].GetResponseRange().Kvs; len(before) > 0 {
-		select {
-		case <-l.await(string(before[0].Key)):
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+	select {
+	case <-grant:
+		return &etcdHeld{l.etcdLease, key}, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
-	return &etcdHeld{l.etcdLease, key}, nil
 }

@@ -89,6 +89,9 @@ func holder(w *worker) error {
 		"B/lock":          float64(heapInUse()-heap) / float64(w.N),
 		"goroutines/lock": math.Max(0, float64(runtime.NumGoroutine()-goroutines-1)/float64(w.N)),
 	}
+	if err := settle(ctx); err != nil {
+		return err
+	}
 	w.say(answer{})
 	var h hold
 	if more, err := w.told(&h); err != nil || !more {

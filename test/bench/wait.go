@@ -31,3 +31,23 @@ func pause(ctx context.Context, d time.Duration) error {
 func newID() string {
 	return strconv.FormatUint(rand.Uint64()|1<<63, 16)
 }
+
+// Until quiet, a process has work left that it does once.
+const (
+	quietFor  = 250 * time.Millisecond
+	quietMost = 20 // times quietFor, for those who are never quiet: less than heldTTL
+)
+
+// settle waits until this process uses next to no CPU, or for as long as that may take.
+func settle(ctx context.Context) error {
+	for range quietMost {
+		before := cpuTime()
+		if err := pause(ctx, quietFor); err != nil {
+			return err
+		}
+		if cpuTime()-before < quietFor/25 {
+			return nil
+		}
+	}
+	return nil
+}

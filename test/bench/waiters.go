@@ -26,9 +26,6 @@ var waiters = &Workload{
 	},
 }
 
-// queueFor is how long all have to begin to wait.
-func queueFor(s Size) time.Duration { return s.DrainFor / 4 }
-
 func waitersRole(w *worker) error {
 	n := w.Size.Waiters
 	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
@@ -63,7 +60,7 @@ func waitersRole(w *worker) error {
 			drained.Add(1)
 		})
 	}
-	if err := pause(ctx, min(queueFor(w.Size), heldTTL/3)); err != nil {
+	if err := settle(ctx); err != nil {
 		return err
 	}
 	s := Sample{
