@@ -3,6 +3,7 @@ package bench
 import (
 	"image/color"
 	"math"
+	"slices"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -38,13 +39,11 @@ func (r *Report) marks(w *Workload) []mark {
 			}
 		}
 	}
-	for i, j := 0, len(marks)-1; i < j; i, j = i+1, j-1 {
-		marks[i], marks[j] = marks[j], marks[i]
-	}
+	slices.Reverse(marks)
 	return marks
 }
 
-// plot draws the ratios to the floor of the rows of all backends, on a logarithmic scale.
+// plot draws the ratios to the floor of the rows of all backends, on a logarithmic scale. It does nothing if there are none.
 func (r *Report) plot(w *Workload, file string) error {
 	p := plot.New()
 	p.Title.Text = w.Title

@@ -15,7 +15,7 @@ var redlockBackend = &Backend{
 	Name:  "Redlock",
 	Start: func(tb testing.TB) *Servers { return startRedis(tb, 5) },
 	Rows: []*Row{
-		{Name: "floor: SET NX and DEL on 5 nodes, one at a time in a process", Kind: Floor, Open: openQuorum},
+		{Name: "floor: SET NX and DEL on 5 nodes", Kind: Floor, Open: openQuorum},
 		{Name: "redsync (go-redis)", Kind: Peer, Open: openRedsyncGoRedis},
 		{Name: "redsync (rueidis)", Kind: Peer, Open: openRedsyncRueidis},
 		ours("dsync", "redlock", "?durable=true", dsync.Options{}),

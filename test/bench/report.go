@@ -49,7 +49,10 @@ func (r *Report) Markdown() string {
 	size := r.Results.size
 	fmt.Fprintf(&out, "%d rounds of %v to %v on %s.\n", size.Rounds, size.Slice, 2*size.Slice, r.Results.machine)
 	for _, w := range r.Workloads {
-		fmt.Fprintf(&out, "\n## %s. %s\n\n![ratios to the floor](%s)\n", w.Name, w.Title, w.File)
+		fmt.Fprintf(&out, "\n## %s. %s\n", w.Name, w.Title)
+		if len(r.marks(w)) > 0 {
+			fmt.Fprintf(&out, "\n![ratios to the floor](%s)\n", w.File)
+		}
 		for _, b := range r.Backends {
 			r.table(&out, w, b)
 		}

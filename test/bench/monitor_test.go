@@ -1,0 +1,33 @@
+package bench
+
+import (
+	"os"
+	"testing"
+
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+func readFile(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func TestMonitorCountsWhatClientsSendAndNotWhatScriptsDo(t *testing.T) {
+	servers := []*testenv.RedisServer{testenv.Redis(t), testenv.Redis(t)}
+	var addrs []string
+	for _, s := range servers {
+		addrs = append(addrs, s.Addr)
+	}
+	got := monitored(t, addrs, func() {
+		servers[0].Do("SET", "a", "1")
+		servers[0].Do("EVAL", "redis.call('SET', KEYS[1], '2') return redis.call('GET', KEYS[1])", "1", "a")
+		servers[1].Do("GET", "a")
+	})
+	if got != 3 {
+		t.Errorf("got %d requests, want 3", got)
+	}
+}
