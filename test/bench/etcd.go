@@ -27,6 +27,7 @@ var etcdBackend = &Backend{
 		{Name: "concurrency.Mutex, a session for each lock", Kind: Peer, In: []int{1, 2, 3, 4, 6}, Open: openMutexSession},
 		ours("dsync", "etcd", "", dsync.Options{}),
 		ours("dsync, HandOver", "etcd", "", dsync.Options{HandOver: true}, 3, 5, 7),
+		ours("dsync, HandOver, no tokens", "etcd", "/?fenced=false", dsync.Options{HandOver: true}, 3, 5, 7),
 	},
 }
 

@@ -14,7 +14,7 @@ import (
 
 var waiters = &Workload{
 	Number: 7, Name: "7", Title: "5,000 waiters on one lock", File: "waiters.svg", Plot: "drained/s", Once: true,
-	Metrics: []Metric{{Name: "drained/s", More: true}, {Name: "drained %", More: true}, {Name: "B/waiter"}, {Name: "goroutines/waiter"}, {Name: "connections"}},
+	Metrics: []Metric{{Name: "drained/s", More: true}, {Name: "drained %", More: true}, {Name: "B/waiter"}, {Name: "of these, stack"}, {Name: "goroutines/waiter"}, {Name: "connections"}},
 	Measure: func(b *bed, r *Row, _ int) (Sample, error) {
 		p := spawn(b.tb, "waiters", task{Backend: b.backend.Name, Row: r.Name, Addrs: b.servers.Addrs, Guard: b.path, Size: b.size})
 		a, err := listen(p)
@@ -46,7 +46,8 @@ func waitersRole(w *worker) error {
 	if err := pairOnce(ctx, l, "warm"); err != nil {
 		return err
 	}
-	memory, goroutines := memoryInUse(), runtime.NumGoroutine()
+	heap, stacks := memoryInUse()
+	goroutines := runtime.NumGoroutine()
 	var drained, failed atomic.Int64
 	var firstErr atomic.Value
 	var wg sync.WaitGroup
@@ -63,8 +64,10 @@ func waitersRole(w *worker) error {
 	if err := settle(ctx); err != nil {
 		return err
 	}
+	heapNow, stacksNow := memoryInUse()
 	s := Sample{
-		"B/waiter":          float64(memoryInUse()-memory) / float64(n),
+		"B/waiter":          float64(heapNow+stacksNow-heap-stacks) / float64(n),
+		"of these, stack":   float64(stacksNow-stacks) / float64(n),
 		"goroutines/waiter": float64(runtime.NumGoroutine()-goroutines) / float64(n),
 		"connections":       float64(countSockets() - sockets),
 	}
@@ -105,12 +108,12 @@ func (w *worker) once(ctx context.Context, l Locker) error {
 	return held.Release(ctx)
 }
 
-// memoryInUse is that of the heap and of the goroutines' stacks.
-func memoryInUse() int64 {
-	heap := heapInUse()
+// memoryInUse is that of the heap, and that of the goroutines' stacks.
+func memoryInUse() (heap, stacks int64) {
+	heap = heapInUse()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	return heap + int64(m.StackInuse)
+	return heap, int64(m.StackInuse)
 }
 
 // countSockets returns how many this process has open, or 0 where the system does not tell.
