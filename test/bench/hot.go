@@ -45,7 +45,7 @@ type contention struct {
 }
 
 // unwind is how long those who still wait when the time is over may go on, so that what they asked for is not cut short on the way.
-const unwind = time.Second
+const unwind = 500 * time.Millisecond
 
 // contend has goroutines take and give back the lock of one name for a while. What is granted after that does
 // not count, but a wait that began before does.

@@ -35,7 +35,7 @@ func newID() string {
 // Until quiet, a process has work left that it does once.
 const (
 	quietFor  = 250 * time.Millisecond
-	quietMost = 20 // times quietFor, for those who are never quiet: less than heldTTL
+	quietMost = 16 // times quietFor, for those who are never quiet: less than heldTTL
 )
 
 // settle waits until this process uses next to no CPU, or for as long as that may take.

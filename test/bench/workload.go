@@ -61,7 +61,7 @@ type Size struct {
 var (
 	Full = Size{
 		Rounds: 5, Slice: 200 * time.Millisecond, Warm: 3 * time.Second, Settle: 5 * time.Millisecond,
-		HeldFor: 20 * time.Second, Held: [2]int{10_000, 100_000}, Waiters: 5000, DrainFor: 5 * time.Second,
+		HeldFor: 20 * time.Second, Held: [2]int{10_000, 100_000}, Waiters: 5000, DrainFor: 4 * time.Second,
 	}
 	Short = Size{
 		Rounds: 1, Slice: 20 * time.Millisecond, Settle: 5 * time.Millisecond,
