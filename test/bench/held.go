@@ -68,30 +68,24 @@ func holder(w *worker) error {
 	for i := range names {
 		names[i] = fmt.Sprint("held", i)
 	}
-	warm, err := acquireAll(ctx, l, []string{"warm"}, nil)
-	if err != nil {
-		return err
-	}
-	if err := warm[0].Release(ctx); err != nil {
+	if err := pairOnce(ctx, l, "warm"); err != nil {
 		return err
 	}
 	k := &keeper{locker: l}
+	held := make([]Held, w.N)
 	renewals := make(chan error, 1)
 	heap, goroutines := heapInUse(), runtime.NumGoroutine()
 	go func() { renewals <- k.run(ctx) }() // ends with ctx
 	start := time.Now()
-	held, err := acquireAll(ctx, l, names, k)
-	if err != nil {
+	if err := acquireAll(ctx, l, names, held, k); err != nil {
 		return err
 	}
-	s := Sample{
-		"acquired/s":      float64(w.N) / time.Since(start).Seconds(),
-		"B/lock":          float64(heapInUse()-heap) / float64(w.N),
-		"goroutines/lock": math.Max(0, float64(runtime.NumGoroutine()-goroutines-1)/float64(w.N)),
-	}
+	s := Sample{"acquired/s": float64(w.N) / time.Since(start).Seconds()}
 	if err := settle(ctx); err != nil {
 		return err
 	}
+	s["B/lock"] = float64(heapInUse()-heap) / float64(w.N)
+	s["goroutines/lock"] = math.Max(0, float64(runtime.NumGoroutine()-goroutines-1)/float64(w.N))
 	w.say(answer{})
 	var h hold
 	if more, err := w.told(&h); err != nil || !more {
@@ -128,15 +122,13 @@ func releaseAll(ctx context.Context, held []Held) int64 {
 }
 
 // acquireAll takes a lock for each name, many at a time.
-func acquireAll(ctx context.Context, l Locker, names []string, k *keeper) ([]Held, error) {
-	held := make([]Held, len(names))
-	err := eachOf(len(names), func(i int) (err error) {
-		if held[i], err = l.Lock(ctx, names[i]); err == nil && k != nil {
+func acquireAll(ctx context.Context, l Locker, names []string, held []Held, k *keeper) error {
+	return eachOf(len(names), func(i int) (err error) {
+		if held[i], err = l.Lock(ctx, names[i]); err == nil {
 			k.add(held[i])
 		}
 		return err
 	})
-	return held, err
 }
 
 // eachOf calls f for each of n, from as many goroutines as a program may have that takes locks.
@@ -176,7 +168,7 @@ func (k *keeper) add(h Held) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.held = append(k.held, h)
+	k.held = append(k.held, h) // memory that is the harness's own, and a program's that has to do this
 }
 
 // stop returns when no renewal is under way, and there will be none.

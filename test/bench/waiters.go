@@ -27,7 +27,6 @@ var waiters = &Workload{
 }
 
 func waitersRole(w *worker) error {
-	n := w.Size.Waiters
 	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
 	defer cancel()
 	first, err := w.open(ctx)
@@ -48,54 +47,66 @@ func waitersRole(w *worker) error {
 	}
 	heap, stacks := memoryInUse()
 	goroutines := runtime.NumGoroutine()
-	var drained, failed atomic.Int64
-	var firstErr atomic.Value
-	var wg sync.WaitGroup
-	for range n {
-		wg.Go(func() {
-			if err := w.once(ctx, l); err != nil {
-				failed.Add(1)
-				firstErr.CompareAndSwap(nil, err.Error())
-				return
-			}
-			drained.Add(1)
-		})
-	}
+	crowd := w.gather(ctx, l)
 	if err := settle(ctx); err != nil {
 		return err
 	}
 	heapNow, stacksNow := memoryInUse()
+	n := float64(w.Size.Waiters)
 	s := Sample{
-		"B/waiter":          float64(heapNow+stacksNow-heap-stacks) / float64(n),
-		"of these, stack":   float64(stacksNow-stacks) / float64(n),
-		"goroutines/waiter": float64(runtime.NumGoroutine()-goroutines) / float64(n),
+		"B/waiter":          float64(heapNow+stacksNow-heap-stacks) / n,
+		"of these, stack":   float64(stacksNow-stacks) / n,
+		"goroutines/waiter": float64(runtime.NumGoroutine()-goroutines) / n,
 		"connections":       float64(countSockets() - sockets),
 	}
 	start := time.Now()
 	if err := held.Release(ctx); err != nil {
 		return err
 	}
-	done := make(chan struct{})
-	go func() { // ends with the process
-		wg.Wait()
-		close(done)
-	}()
 	limit := time.NewTimer(w.Size.DrainFor)
 	defer limit.Stop()
 	select {
-	case <-done:
+	case <-crowd.done:
 	case <-limit.C:
 	}
-	s["drained/s"] = float64(drained.Load()) / time.Since(start).Seconds()
-	s["drained %"] = 100 * float64(drained.Load()) / float64(n)
+	s["drained/s"] = float64(crowd.drained.Load()) / time.Since(start).Seconds()
+	s["drained %"] = 100 * float64(crowd.drained.Load()) / n
 	if err := w.guard.err(); err != nil {
 		return err
 	}
-	if failed.Load() > 0 && w.row.Kind != Peer {
-		return fmt.Errorf("%d of %d failed: %v", failed.Load(), n, firstErr.Load())
+	if failed := crowd.failed.Load(); failed > 0 && w.row.Kind != Peer {
+		return fmt.Errorf("%d of %.0f failed: %v", failed, n, crowd.err.Load())
 	}
 	w.say(answer{Sample: s})
 	return nil
+}
+
+// waitingCrowd is goroutines that each want the lock once.
+type waitingCrowd struct {
+	drained, failed atomic.Int64
+	err             atomic.Value  // the text of the first error
+	done            chan struct{} // closed when all have ended
+}
+
+// gather starts them. They end with their locks, or with the process.
+func (w *worker) gather(ctx context.Context, l Locker) *waitingCrowd {
+	c := &waitingCrowd{done: make(chan struct{})}
+	var wg sync.WaitGroup
+	for range w.Size.Waiters {
+		wg.Go(func() {
+			if err := w.once(ctx, l); err != nil {
+				c.failed.Add(1)
+				c.err.CompareAndSwap(nil, err.Error())
+				return
+			}
+			c.drained.Add(1)
+		})
+	}
+	go func() {
+		wg.Wait()
+		close(c.done)
+	}()
+	return c
 }
 
 func (w *worker) once(ctx context.Context, l Locker) error {
