@@ -92,9 +92,9 @@ type waitingCrowd struct {
 func (w *worker) gather(ctx context.Context, l Locker) *waitingCrowd {
 	c := &waitingCrowd{done: make(chan struct{})}
 	var wg sync.WaitGroup
-	for range w.Size.Waiters {
+	for i := range w.Size.Waiters {
 		wg.Go(func() {
-			if err := w.once(ctx, l); err != nil {
+			if err := w.once(ctx, l, i%lookEvery == 0); err != nil {
 				c.failed.Add(1)
 				c.err.CompareAndSwap(nil, err.Error())
 				return
@@ -109,12 +109,16 @@ func (w *worker) gather(ctx context.Context, l Locker) *waitingCrowd {
 	return c
 }
 
-func (w *worker) once(ctx context.Context, l Locker) error {
+// once takes the lock, and gives others a chance to show that they have it too if it is to look.
+func (w *worker) once(ctx context.Context, l Locker, look bool) error {
 	held, err := l.Lock(ctx, "wanted")
 	if err != nil {
 		return err
 	}
 	w.guard.enter()
+	if look {
+		runtime.Gosched()
+	}
 	w.guard.leave()
 	return held.Release(ctx)
 }
