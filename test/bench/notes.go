@@ -18,8 +18,8 @@ const (
 
 // Notes say what stands in the way of a target, and what was tried. The table has them where the target is missed.
 var Notes = map[subject]string{
-	{"Redis", "1", "dsync", "p50 µs"}: "the token is a command more in the script, INCR. It was cut down to that one: the key is made " +
-		"for seven days with the first token, and its expiry is not touched by later grants.",
+	{"Redis", "1", "dsync", "p50 µs"}: "the token takes two commands more in the script: TIME, and a SET that keeps the rest of its key's " +
+		"time. To count by INCR would take one, and fall when a replica takes over that has not seen the last grants.",
 	{"Redis", "3", "dsync, in order", "hand-overs/s"}: "Redisson's fair lock gives each waiter a channel of its own, and has it take the " +
 		"lock by a script that looks after a list, a sorted set of times and the hash. So a grant takes four requests and a longer script, where the floor takes two. " +
 		"Requests of the fair lock are not combined, for each waits for another channel. A shorter way would not exclude Java's waiters in order.",
