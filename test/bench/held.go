@@ -50,7 +50,7 @@ func measureHeld(b *bed, r *Row, n int) (Sample, error) {
 	s["requests/s"] = float64(requests) / b.size.HeldFor.Seconds()
 	s["lost"] = final.Sample["lost"]
 	if s["lost"] > 0 && r.Kind != Peer {
-		return nil, fmt.Errorf("%.0f of %d locks were lost", s["lost"], n)
+		return nil, fmt.Errorf("%.0f of %d locks were lost, %s", s["lost"], n, final.Text)
 	}
 	return s, nil
 }
@@ -91,34 +91,62 @@ func holder(w *worker) error {
 	if more, err := w.told(&h); err != nil || !more {
 		return err
 	}
-	before := cpuTime()
+	used := cpuTime()
 	if err := pause(ctx, h.For); err != nil {
 		return err
 	}
-	s["client CPU ms"] = millis(cpuTime() - before)
+	s["client CPU ms"] = millis(cpuTime() - used)
 	w.say(answer{Sample: s})
 	k.stop()
-	lost := releaseAll(ctx, held)
+	before, why := countLost(held)
+	lost, err := releaseAll(ctx, held)
+	if why == nil {
+		why = err
+	}
 	cancel()
 	if err := <-renewals; err != nil {
 		return fmt.Errorf("renewal: %w", err)
 	}
-	w.say(answer{Sample: Sample{"lost": float64(lost)}})
+	a := answer{Sample: Sample{"lost": float64(lost)}}
+	if lost > 0 {
+		a.Text = fmt.Sprintf("%d while all were held, the others while they were released: %v", before, why)
+	}
+	w.say(a)
 	return l.Close()
 }
 
-// releaseAll returns how many were lost before.
-func releaseAll(ctx context.Context, held []Held) int64 {
+// countLost returns how many locks are known to be lost, and why the first is.
+func countLost(held []Held) (n int, why error) {
+	for _, h := range held {
+		if lossy, ok := h.(Lossy); ok && lossy.Err() != nil {
+			if n++; why == nil {
+				why = lossy.Err()
+			}
+		}
+	}
+	return n, why
+}
+
+// releaseAll returns how many turned out to be lost, and what the release of one of them said.
+func releaseAll(ctx context.Context, held []Held) (int64, error) {
 	var lost atomic.Int64
-	_ = eachOf(len(held), func(i int) error { // there is no error
+	var why atomic.Pointer[error]
+	_ = eachOf(len(held), func(i int) error { // which never fails
 		lossy, ok := held[i].(Lossy)
 		gone := ok && lossy.Err() != nil
-		if err := held[i].Release(ctx); err != nil || gone {
+		err := held[i].Release(ctx)
+		if err != nil {
+			why.CompareAndSwap(nil, &err)
+		}
+		if err != nil || gone {
 			lost.Add(1)
 		}
 		return nil
 	})
-	return lost.Load()
+	if err := why.Load(); err != nil {
+		return lost.Load(), *err
+	}
+	return lost.Load(), nil
 }
 
 // acquireAll takes a lock for each name, many at a time.

@@ -67,6 +67,7 @@ func inRole(role func(w *worker) error) {
 type answer struct {
 	Contention *contention `json:",omitempty"`
 	Sample     Sample      `json:",omitempty"`
+	Text       string      `json:",omitempty"`
 	Error      string      `json:",omitempty"`
 }
 
