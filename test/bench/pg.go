@@ -39,40 +39,59 @@ var pgBackend = &Backend{
 }
 
 func startPostgres(tb testing.TB) *Servers {
-	s := testenv.Postgres(tb, "max_connections=1200", "max_locks_per_transaction=300",
-		"shared_preload_libraries=pg_stat_statements", "pg_stat_statements.track=none")
+	s := testenv.Postgres(tb, "max_connections=1200", "max_locks_per_transaction=300", "shared_preload_libraries=pg_stat_statements")
 	servers := &Servers{Addrs: []string{"postgres@" + s.Addr}, Pids: []int{s.Pid()}}
 	servers.Count = func(tb testing.TB, during func()) int64 { return countStatements(tb, servers.Addrs, during) }
+	conn, do := pgAdmin(tb, servers.Addrs)
+	defer conn.Close(context.Background())
+	do("CREATE EXTENSION pg_stat_statements")
+	do(countNothing...) // it costs time
 	return servers
 }
 
-// countStatements returns how many statements the server has carried out while during ran.
-func countStatements(tb testing.TB, addrs []string, during func()) int64 {
+// Settings on the command line could not be changed like these.
+var (
+	countNothing = []string{"ALTER SYSTEM SET pg_stat_statements.track = none", "SELECT pg_reload_conf()"}
+	countAll     = []string{"ALTER SYSTEM SET pg_stat_statements.track = top", "SELECT pg_reload_conf()"}
+)
+
+// pgAdmin returns a connection whose statements do not count, and a function that carries them out.
+func pgAdmin(tb testing.TB, addrs []string) (*pgx.Conn, func(statements ...string)) {
 	tb.Helper()
 	ctx := context.Background()
 	conn, err := pgx.Connect(ctx, pgURL(addrs))
 	if err != nil {
 		tb.Fatal(err)
 	}
-	defer conn.Close(ctx)
 	do := func(statements ...string) {
+		tb.Helper()
 		for _, s := range statements {
 			if _, err := conn.Exec(ctx, s); err != nil {
 				tb.Fatalf("%s: %v", s, err)
 			}
 		}
 	}
-	do("CREATE EXTENSION IF NOT EXISTS pg_stat_statements", "SET pg_stat_statements.track = none",
-		"ALTER SYSTEM SET pg_stat_statements.track = top", "SELECT pg_reload_conf()", "SELECT pg_stat_statements_reset()")
+	do("SET pg_stat_statements.track = none")
+	return conn, do
+}
+
+// countStatements returns how many statements the server has carried out while during ran.
+func countStatements(tb testing.TB, addrs []string, during func()) int64 {
+	tb.Helper()
+	ctx := context.Background()
+	conn, do := pgAdmin(tb, addrs)
+	defer conn.Close(ctx)
+	do(countAll...)
 	if err := pause(ctx, reloadTime); err != nil {
 		tb.Fatal(err)
 	}
+	do("SELECT pg_stat_statements_reset()")
 	during()
 	var n int64
 	if err := conn.QueryRow(ctx, "SELECT COALESCE(sum(calls), 0)::bigint FROM pg_stat_statements").Scan(&n); err != nil {
 		tb.Fatal(err)
 	}
-	do("ALTER SYSTEM RESET pg_stat_statements.track", "SELECT pg_reload_conf()")
+	do(countNothing...)
 	return n
 }
 

@@ -1,0 +1,36 @@
+package bench
+
+import (
+	"context"
+	"testing"
+)
+
+// TestCountSeesEachRequest has the floor lock a free name ten times, which is one request to take it and one to give it back.
+func TestCountSeesEachRequest(t *testing.T) {
+	const pairs = 10
+	for _, b := range Backends {
+		t.Run(b.Name, func(t *testing.T) {
+			servers := b.Start(t)
+			l, err := free.floor(b).Open(t.Context(), servers.Addrs)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			if err := pairOnce(t.Context(), l, "count"); err != nil {
+				t.Fatal(err)
+			}
+			got := servers.Count(t, func() {
+				for range pairs {
+					if err := pairOnce(context.Background(), l, "count"); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+			// A session may be kept alive meanwhile, and a node may be asked when the majority has answered already.
+			want := int64(2 * pairs * len(servers.Addrs))
+			if got < want-int64(len(servers.Addrs)) || got > want+2 {
+				t.Errorf("got %d requests, want %d", got, want)
+			}
+		})
+	}
+}
