@@ -1,5 +1,16 @@
 local call = redis.call
 
+-- now is the server's time in microseconds, and that as text. It stands still while a script runs.
+local micros, microsText
+local function now()
+  if not micros then
+    local time = call('TIME')
+    micros = time[1] * 1000000 + time[2]
+    microsText = string.format('%.0f', micros)
+  end
+  return micros, microsText
+end
+
 -- acquire takes the lock name for a hold for ttl milliseconds, and n tokens out of the key token (none if that is nil). That key
 -- is made for keep milliseconds, or for ever if keep is ''.
 --
@@ -22,9 +33,10 @@ local function acquire(name, hold, ttl, token, n, keep, mark)
     else
       -- Tokens are the time, so that they go on rising when the key is lost or ends, and when a replica takes over that has not
       -- seen the last of them. Blocks never make them run away from that.
-      local time = call('TIME')
-      first = time[1] * 1000000 + time[2]
-      local last = call('SET', token, string.format('%.0f', first + block - 1), 'KEEPTTL', 'GET')
+      local text
+      first, text = now()
+      if block > 1 then text = string.format('%.0f', first + block - 1) end
+      local last = call('SET', token, text, 'KEEPTTL', 'GET')
       if not last then
         call('PEXPIRE', token, keep)
       elseif tonumber(last) >= first then
