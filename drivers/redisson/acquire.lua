@@ -5,8 +5,8 @@ local micros, microsText
 local function now()
   if not micros then
     local time = call('TIME')
-    micros = time[1] * 1000000 + time[2]
-    microsText = string.format('%.0f', micros)
+    microsText = time[1] .. string.sub('000000', #time[2] + 1) .. time[2] -- faster than to format a number
+    micros = tonumber(microsText)
   end
   return micros, microsText
 end
