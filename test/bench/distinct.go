@@ -30,7 +30,7 @@ func measureDistinct(b *bed, r *Row, goroutines int) (Sample, error) {
 	for i := range names {
 		names[i] = r.key("distinct", i)
 	}
-	ctx, cancel := withGuard()
+	ctx, cancel := within(r)
 	defer cancel()
 	if err := eachOnce(ctx, all[0], names); err != nil { // connections are made here
 		return nil, err

@@ -113,7 +113,16 @@ func openEtcdQueue(ctx context.Context, addrs []string) (Locker, error) {
 		cancel()
 		<-l.watched
 	}
-	events := lease.client.Watch(life, etcdQueuePrefix, clientv3.WithPrefix(), clientv3.WithCreatedNotify())
+	there, err := lease.client.Get(ctx, etcdQueuePrefix, clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	if err != nil {
+		close(l.watched)
+		return nil, errors.Join(err, l.Close())
+	}
+	for _, kv := range there.Kvs { // who waits already
+		key := string(kv.Key)
+		l.lines[path.Dir(key)] = append(l.lines[path.Dir(key)], key)
+	}
+	events := lease.client.Watch(life, etcdQueuePrefix, clientv3.WithPrefix(), clientv3.WithCreatedNotify(), clientv3.WithRev(there.Header.Revision+1))
 	select {
 	case <-events:
 	case <-ctx.Done():

@@ -16,7 +16,7 @@ func measureFree(b *bed, r *Row, _ int) (Sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := withGuard()
+	ctx, cancel := within(r)
 	defer cancel()
 	name := r.key("free")
 	took := make([]time.Duration, 0, 1<<16)

@@ -17,7 +17,7 @@ func measureHandOver(b *bed, r *Row, round int) (Sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := withGuard()
+	ctx, cancel := within(r)
 	defer cancel()
 	name := r.key("handover", round)
 	held, err := clients[0].Lock(ctx, name)

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -25,7 +26,7 @@ type bout struct {
 }
 
 func contender(w *worker) error {
-	ctx, cancel := withGuard()
+	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
 	defer cancel()
 	l, err := w.open(ctx)
 	if err != nil {

@@ -59,6 +59,9 @@ type Row struct {
 	// Open returns a new client, for servers at addrs.
 	Open func(ctx context.Context, addrs []string) (Locker, error)
 
+	// MayHang says that the library is known to wait for ever now and then, so that this fails no run.
+	MayHang bool
+
 	// In is the workloads that the row takes part in, by number; nil means all. Elsewhere the table leaves it out.
 	In []int
 }

@@ -37,6 +37,7 @@ func waitersRole(w *worker) error {
 	if err != nil {
 		return err
 	}
+	w.guard.enter()
 	sockets := countSockets()
 	l, err := w.open(ctx)
 	if err != nil {
@@ -59,6 +60,7 @@ func waitersRole(w *worker) error {
 		"goroutines/waiter": float64(runtime.NumGoroutine()-goroutines) / n,
 		"connections":       float64(countSockets() - sockets),
 	}
+	w.guard.leave()
 	start := time.Now()
 	if err := held.Release(ctx); err != nil {
 		return err

@@ -99,6 +99,17 @@ func (b *bed) lockers(r *Row, n int) ([]Locker, error) {
 	return b.open[r][:n], nil
 }
 
+// forget gives up the clients of a row that has failed, so that the next round has others. Their Close may hang with them.
+func (b *bed) forget(r *Row) {
+	all := b.open[r]
+	delete(b.open, r)
+	go func() { // ends with the process at the latest
+		for _, l := range all {
+			_ = l.Close() // what failed has been told
+		}
+	}()
+}
+
 // close closes all clients.
 func (b *bed) close() error {
 	var errs []error
@@ -124,6 +135,13 @@ func pairOnce(ctx context.Context, l Locker, name string) error {
 	return nil
 }
 
-func withGuard() (context.Context, context.CancelFunc) {
+// peerGuard bounds what a peer does in one round. Some wait for ever now and then, for a lock that is free.
+const peerGuard = 10 * time.Second
+
+// within returns a context for a round of a row.
+func within(r *Row) (context.Context, context.CancelFunc) {
+	if r.Kind == Peer {
+		return context.WithTimeout(context.Background(), peerGuard)
+	}
 	return context.WithTimeout(context.Background(), hangGuard)
 }
