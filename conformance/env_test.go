@@ -11,7 +11,9 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/driver"
@@ -46,6 +48,24 @@ func TestGoroutineThatIsLeftBehindFailsTheCheck(t *testing.T) {
 	})
 	if r.err == nil || !strings.Contains(r.err.Error(), "TestGoroutineThatIsLeftBehindFailsTheCheck") {
 		t.Errorf("got %v, want an error with the stack of the goroutine", r.err)
+	}
+}
+
+// Two suites may run beside each other in one process.
+func TestGoroutinesBesideTheCheckAreNotThoseOfTheDriver(t *testing.T) {
+	i := slices.IndexFunc(Checks(), func(c Check) bool { return c.Name == "scale/goroutines" })
+	var acquired atomic.Int64
+	r := Checks()[i].result(t, onMemory(nil, func(d *memory.Driver) driver.Driver {
+		return &broken{Driver: d, lease: func(*brokenLease) {
+			if acquired.Add(1) == many/2 {
+				for range many {
+					go time.Sleep(5 * time.Second)
+				}
+			}
+		}}
+	}))
+	if r.err != nil {
+		t.Error(r.err)
 	}
 }
 
