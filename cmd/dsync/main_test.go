@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,34 +13,14 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/go-dsync/dsync/internal/drivertest"
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// programVariable makes the test binary the program itself.
-const programVariable = "DSYNC_TEST_PROGRAM"
-
 func TestMain(m *testing.M) {
-	if os.Getenv(programVariable) != "" {
-		main()
-	}
+	testenv.RunProgram(main)
 	os.Unsetenv(fromVariable)
 	os.Unsetenv(toVariable)
-	// A process with the race detector would take a second to end.
-	os.Setenv("GORACE", strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=0"))
 	goleak.VerifyTestMain(m)
-}
-
-// program returns the program as a process that is yet to be started.
-func program(t *testing.T, args ...string) (cmd *exec.Cmd, stdout, stderr *bytes.Buffer) {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd = exec.CommandContext(t.Context(), self, args...)
-	cmd.Env = append(os.Environ(), programVariable+"=1")
-	stdout, stderr = new(bytes.Buffer), new(bytes.Buffer)
-	cmd.Stdout, cmd.Stderr = stdout, stderr
-	return cmd, stdout, stderr
 }
 
 // two is two backends, and how to run the command on them.

@@ -57,7 +57,7 @@ func (s *service) sealed() (n int64) {
 
 func (s *service) sealing(args ...string) (cmd *exec.Cmd, stdout, stderr *bytes.Buffer) {
 	s.t.Helper()
-	cmd, stdout, stderr = program(s.t, append([]string{"migrate", "seal", "--all", "--names", s.file, "--ttl", "2s"}, args...)...)
+	cmd, stdout, stderr = testenv.Program(s.t, append([]string{"migrate", "seal", "--all", "--names", s.file, "--ttl", "2s"}, args...)...)
 	cmd.Env = append(cmd.Env, fromVariable+"="+s.from, toVariable+"="+s.to)
 	return cmd, stdout, stderr
 }

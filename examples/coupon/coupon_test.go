@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"regexp"
 	"strconv"
 	"strings"
@@ -19,30 +18,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// programVariable makes the test binary the program itself.
-const programVariable = "COUPON_TEST_PROGRAM"
-
 func TestMain(m *testing.M) {
-	if os.Getenv(programVariable) != "" || os.Getenv(childVariable) != "" {
-		main()
-	}
-	// A process with the race detector would take a second to end.
-	os.Setenv("GORACE", strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=0"))
+	testenv.RunProgram(main, childVariable)
 	goleak.VerifyTestMain(m)
-}
-
-// program returns the program as a process that is yet to be started. It has a directory of its own for temporary files.
-func program(t *testing.T, args ...string) (cmd *exec.Cmd, stdout, stderr *bytes.Buffer) {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd = exec.CommandContext(t.Context(), self, args...)
-	cmd.Env = append(os.Environ(), programVariable+"=1", "TMPDIR="+t.TempDir())
-	stdout, stderr = new(bytes.Buffer), new(bytes.Buffer)
-	cmd.Stdout, cmd.Stderr = stdout, stderr
-	return cmd, stdout, stderr
 }
 
 // checkSuccess checks what a run has to say whose lock did what it is for.
@@ -128,7 +106,7 @@ func TestExitStatus(t *testing.T) {
 		{"-url redisson://user:secret@127.0.0.1:99999", 2, "port"},
 	} {
 		t.Run(test.args, func(t *testing.T) {
-			cmd, stdout, stderr := program(t, strings.Fields(test.args)...)
+			cmd, stdout, stderr := testenv.Program(t, strings.Fields(test.args)...)
 			_ = cmd.Run() // its exit code says it all
 			if got := cmd.ProcessState.ExitCode(); got != test.status {
 				t.Errorf("exit status: got %d, want %d", got, test.status)

@@ -34,7 +34,7 @@ func TestProcsShareBuyers(t *testing.T) {
 // startSelling starts the program with four processes, and returns when one of them holds the lock, with much left to be done.
 func startSelling(t *testing.T, server *testenv.RedisServer) (cmd *exec.Cmd, stdout, stderr *bytes.Buffer) {
 	t.Helper()
-	cmd, stdout, stderr = program(t, "-procs", "4", "-url", "redisson://"+server.Addr, "-moment", "100ms", "-coupons", "100")
+	cmd, stdout, stderr = testenv.Program(t, "-procs", "4", "-url", "redisson://"+server.Addr, "-moment", "100ms", "-coupons", "100")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ type terminal struct {
 
 func startOnTerminal(t *testing.T, args ...string) *terminal {
 	t.Helper()
-	cmd, stdout, _ := program(t, args...)
+	cmd, stdout, _ := testenv.Program(t, args...)
 	return &terminal{testenv.Terminal(t, cmd), cmd, stdout}
 }
 

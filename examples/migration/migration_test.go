@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -19,29 +18,15 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// programVariable makes the test binary the program itself.
-const programVariable = "MIGRATION_TEST_PROGRAM"
-
 func TestMain(m *testing.M) {
-	if os.Getenv(programVariable) != "" || os.Getenv(sellerVariable) != "" {
-		main()
-	}
-	// A process with the race detector would take a second to end.
-	os.Setenv("GORACE", strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=0"))
+	testenv.RunProgram(main, sellerVariable)
 	goleak.VerifyTestMain(m)
 }
 
 // program runs the program in a process of its own.
 func program(t *testing.T, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), self, args...)
-	cmd.Env = append(os.Environ(), programVariable+"=1", "TMPDIR="+t.TempDir())
-	var out, errors bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errors
+	cmd, out, errors := testenv.Program(t, args...)
 	_ = cmd.Run() // its exit code says it all
 	return cmd.ProcessState.ExitCode(), out.String(), errors.String()
 }
