@@ -230,6 +230,9 @@ type probed struct {
 	unfit error
 }
 
+// weight implements task.
+func (p *probe) weight() int { return 1 }
+
 func (p *probe) command(n *node, _ int64) (rueidis.Completed, bool) {
 	return n.client.B().Ping().Build(), true
 }

@@ -77,6 +77,9 @@ func (d *Driver) ask(ctx context.Context, script, name string, args ...string) (
 	}
 }
 
+// weight implements task.
+func (p *poll) weight() int { return 1 }
+
 // command implements task.
 func (p *poll) command(n *node, _ int64) (rueidis.Completed, bool) {
 	return n.client.B().Eval().Script(p.script).Numkeys(1).Key(p.name).Arg(p.args...).Build(), true

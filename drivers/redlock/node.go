@@ -18,6 +18,7 @@ import (
 
 const (
 	maxTasks   = 64   // in one batch
+	maxWeight  = 1024 // of one batch, so that those who acquire do not wait for thousands of renewals
 	maxBacklog = 1024 // votes that are handed to a node that is not likely to answer
 	firstDown  = 10 * time.Millisecond
 	lastDown   = 500 * time.Millisecond
@@ -30,6 +31,9 @@ const (
 type task interface {
 	// command returns the request, or false if there is nothing to ask any more, or not of a node that does not count.
 	command(n *node, at int64) (rueidis.Completed, bool)
+
+	// weight returns how many leases the request is about.
+	weight() int
 
 	// answer takes the result. An error of kind notSent says that the node has not seen the request and never will.
 	answer(n *node, result rueidis.RedisResult, err error)
@@ -195,7 +199,12 @@ func (n *node) stop() {
 func (n *node) take(batch []task) (_ []task, wait time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	count := min(len(n.queue), maxTasks)
+	count := 0
+	for weight := 0; count < min(len(n.queue), maxTasks); count++ {
+		if weight += n.queue[count].weight(); weight > maxWeight && count > 0 {
+			break
+		}
+	}
 	batch = append(batch, n.queue[:count]...)
 	n.queue = slices.Delete(n.queue, 0, count)
 	wait = time.Hour
@@ -251,11 +260,13 @@ func (n *node) carryOut(batch []task) {
 		unseen = n.look()
 	}
 	for i, t := range sent {
-		if unseen != nil {
+		switch {
+		case t == nil: // see again
+		case unseen != nil:
 			t.answer(n, rueidis.RedisResult{}, unseen)
-			continue
+		default:
+			t.answer(n, results[i], results[i].Error())
 		}
-		t.answer(n, results[i], results[i].Error())
 	}
 }
 
@@ -275,7 +286,7 @@ func (n *node) do(commands []rueidis.Completed, tasks []task, at int64) []rueidi
 	return results
 }
 
-// again repeats the requests that need the scripts.
+// again repeats the requests that need the scripts. Of tasks, those are left out that have nothing to ask any more.
 func (n *node) again(results []rueidis.RedisResult, tasks []task, at int64) []rueidis.RedisResult {
 	b := n.client.B()
 	repeat := []rueidis.Completed{releaseScript.load(b), renewScript.load(b)}
@@ -287,6 +298,8 @@ func (n *node) again(results []rueidis.RedisResult, tasks []task, at int64) []ru
 		}
 		if c, ok := tasks[i].command(n, at); ok {
 			repeat, which = append(repeat, c), append(which, i)
+		} else {
+			tasks[i] = nil
 		}
 	}
 	results = slices.Clone(results)
@@ -353,6 +366,8 @@ func (e notSent) Unwrap() error { return e.error }
 func (n *node) of(err error) error { return fmt.Errorf("node %s: %w", n.address(), err) }
 
 func (g *ghost) command(n *node, at int64) (rueidis.Completed, bool) { return g.vote.command(n, at) }
+
+func (g *ghost) weight() int { return 1 }
 
 func (g *ghost) answer(n *node, result rueidis.RedisResult, err error) {
 	if g.vote.deleted(n, result, err) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -16,7 +17,10 @@ import (
 // maxRenewals is how many leases go into one request.
 const maxRenewals = 512
 
-var errAnswer = errors.New("the answer of the script makes no sense")
+var (
+	errAnswer = errors.New("the answer of the script makes no sense")
+	errLate   = errors.New("nobody waits for the renewal any more")
+)
 
 // renewal renews some leases, no two of them of one name, for one TTL. It is asked of all nodes.
 type renewal struct {
@@ -27,6 +31,7 @@ type renewal struct {
 	keys   []string
 	args   []string
 	done   chan struct{} // closed when all leases are decided, or all nodes have answered
+	late   atomic.Bool   // nobody waits for it any more
 
 	mu      sync.Mutex
 	yes, no []int8
@@ -102,14 +107,23 @@ func (d *Driver) renew(ctx context.Context, leases []*lease, ttl time.Duration, 
 	select {
 	case <-r.done:
 	case <-ctx.Done():
+		r.late.Store(true)
 	}
 	for i, l := range r.leases {
 		done(l, r.outcome(ctx, i, l))
 	}
 }
 
-// command implements task.
+// weight implements task.
+func (r *renewal) weight() int { return len(r.leases) }
+
+// command implements task. What comes too late is not sent: where nodes are slower than renewals fall due, it would delay those that
+// are still worth something.
 func (r *renewal) command(n *node, _ int64) (rueidis.Completed, bool) {
+	if r.late.Load() {
+		r.answer(n, rueidis.RedisResult{}, notSent{errLate})
+		return rueidis.Completed{}, false
+	}
 	if err := n.countsNow(); err != nil {
 		r.answer(n, rueidis.RedisResult{}, notSent{err})
 		return rueidis.Completed{}, false

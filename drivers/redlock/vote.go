@@ -61,6 +61,9 @@ func (v *vote) hand() {
 
 var errBacklog = errors.New("too many requests wait for it to answer")
 
+// weight implements task.
+func (v *vote) weight() int { return 1 }
+
 // command implements task: the request to set the value, or to delete it.
 func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 	l := v.lease
