@@ -49,6 +49,9 @@ func receive[T any](c caller, s *session, answer <-chan reply[T]) (T, error) {
 	for {
 		select {
 		case r := <-answer:
+			if errors.Is(r.err, gozk.ErrConnectionClosed) && s.hasExpired(s.driver.now()) {
+				return none, errOver
+			}
 			return r.value, r.err
 		case <-c.ctx.Done():
 			return none, errNoAnswer

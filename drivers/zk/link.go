@@ -50,17 +50,25 @@ type stamp struct {
 
 // Write implements net.Conn. The library writes one request at a time. A session whose time has passed gets no further request but
 // the one to end it, so that it is not kept alive.
+//
+// It never fails, but ends the connection, which the library notices when it reads. A request that cannot be written gets its error
+// from the library twice, and a third time if the session is closed at that moment, where its channel has room for two: then the
+// library would hang for ever.
 func (l *link) Write(b []byte) (int, error) {
 	s := l.session
 	now := s.driver.now()
-	b, last := l.note(b, now)
+	request, last := l.note(b, now)
+	if !last && s.hasExpired(now) {
+		l.Close()
+		return len(b), nil
+	}
 	if !last {
-		if s.hasExpired(now) {
-			return 0, errOver
-		}
 		s.lastSent.Store(now)
 	}
-	return l.Conn.Write(b)
+	if _, err := l.Conn.Write(request); err != nil {
+		l.Close()
+	}
+	return len(b), nil
 }
 
 // note takes note of a request, and returns what is to be sent, and whether it is the request to end the session.
