@@ -26,6 +26,7 @@ type bed struct {
 	votes   bool                          // two that ask at the same time may refuse each other
 	tied    bool                          // what has a connection ends with it, at the server, at once
 	early   time.Duration                 // by which a session may end before its time, as documented
+	ends    string                        // the fault after which the backend may end sessions that were kept alive
 
 	leader      func() int          // of nodes, or -1
 	newLeader   func()              // makes another node the leader

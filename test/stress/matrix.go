@@ -10,6 +10,7 @@ const (
 	losesData  = "Redis forgets what it had"
 	losesWrite = "replication is asynchronous: a replica that takes over may not have seen a lock"
 	trusts     = "Redis ends holds by its wall clock"
+	losesVote  = "a lock that no more than a majority has got yet is free when one of these nodes forgets it"
 )
 
 // Faults of processes and clocks, of the network, and of one server; of several that agree by a majority.
@@ -33,8 +34,8 @@ var applicable = map[string]map[string]string{
 	"redisson fair":     redisAlone,
 	"redisson sentinel": with(safe(ofProcesses+"session-kill"), unsafe(losesWrite, "leader-change node-loss server-freeze")),
 	"redisson cluster":  with(safe(ofProcesses+"session-kill leader-change"), unsafe(losesWrite, "node-loss server-freeze")),
-	"redlock": with(safe(ofProcesses+ofNetworks+ofMany+"disk-loss flush clock"),
-		unsafe(losesData, "flush-majority"), unsafe(trusts, "clock-majority")),
+	"redlock": with(safe(ofProcesses+ofNetworks+ofMany+"disk-loss"),
+		unsafe(losesVote, "flush clock"), unsafe(losesData, "flush-majority"), unsafe(trusts, "clock-majority")),
 	"etcd":    single,
 	"etcd ×3": replicated,
 	"zk":      single,

@@ -78,7 +78,7 @@ func (c *cell) bounds() conformance.Bounds {
 		MinGrants:   20,
 		MaxUnknown:  0.5, // who is impatient hears of nothing else while a server is down
 	}
-	if c.fault.removes || c.bed.tied && c.fault.cuts {
+	if c.fault.removes || c.bed.tied && c.fault.cuts || c.bed.ends == c.fault.Name {
 		b.Detect = i.Detect + time.Second // for a machine that is busy
 		if i.Detect == 0 {
 			b.Detect = TTL/2 + time.Second
