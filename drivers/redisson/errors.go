@@ -25,6 +25,10 @@ var unavailableCodes = []string{
 
 var permissionCodes = []string{"NOPERM", "NOAUTH", "WRONGPASS"}
 
+// deniedInScript begins the errors without a code by which servers up to 7.0 refuse what a script asks for. They do not say which
+// command it was.
+const deniedInScript = "The user executing the script can't"
+
 // fault makes the error of a call out of the error of a request about name. Doubt says that the request may have been carried out,
 // or may yet be.
 func fault(ctx context.Context, name string, err error) (_ error, doubt bool) {
@@ -59,6 +63,8 @@ func refusal(name string, answer *rueidis.RedisError) (_ error, doubt bool) {
 	switch {
 	case hasCode(text, unavailableCodes...):
 		return fmt.Errorf("%w: %w", driver.ErrUnavailable, answer), false
+	case hasCode(text, deniedInScript):
+		return fmt.Errorf("%w: %s: %w", fs.ErrPermission, commandAt(text), answer), true
 	case hasCode(text, permissionCodes...):
 		return fmt.Errorf("%w: %w", fs.ErrPermission, answer), true // a script may have been stopped half-way
 	case hasCode(text, "WRONGTYPE"):

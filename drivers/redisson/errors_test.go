@@ -3,10 +3,12 @@ package redisson
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"net"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/redis/rueidis"
@@ -38,10 +40,12 @@ func TestRefusals(t *testing.T) {
 		{"NOPERM this user has no permissions to run the 'hset' command", fs.ErrPermission, true},
 		{"NOAUTH Authentication required.", fs.ErrPermission, true},
 		{"WRONGPASS invalid username-password pair or user is disabled.", fs.ErrPermission, true},
+		{"ERR The user executing the script can't run this command or subcommand script: 0123, on @user_script:1.", fs.ErrPermission, true},
 		{"WRONGTYPE Operation against a key holding the wrong kind of value", nil, false},
 		{"ERR something else", nil, true},
 
 		// Redis 6.2, from within a script.
+		{"ERR Error running script (call to f_0123): @user_script:5: @user_script: 5: The user executing the script can't run this command or subcommand", fs.ErrPermission, true},
 		{"ERR Error running script (call to f_0123): @user_script:5: WRONGTYPE Operation against a key holding the wrong kind of value", nil, false},
 		{"ERR Error running script (call to f_0123): @user_script:30: @user_script: 30: -READONLY You can't write against a read only replica.", driver.ErrUnavailable, false},
 		{"ERR Error running script (call to f_0123): @user_script:30: @user_script: 30: -OOM command not allowed", driver.ErrUnavailable, false},
@@ -82,6 +86,26 @@ func TestFaults(t *testing.T) {
 		}
 		if doubt != test.doubt {
 			t.Errorf("%v: got doubt %t, want %t", test.err, doubt, test.doubt)
+		}
+	}
+}
+
+func TestCommandAt(t *testing.T) {
+	at := func(sha string, line int) string {
+		return fmt.Sprintf("The user executing the script can't run this command or subcommand script: %s, on @user_script:%d.", sha, line)
+	}
+	s := newScript("local call = redis.call\nlocal a = {call('PTTL', KEYS[1]), redis.call('GET', KEYS[2])}\nreturn call(ARGV[1], ARGV[2], '0')\n")
+	for text, want := range map[string]string{
+		at(s.sha, 2): "PTTL or GET",
+		at(s.sha, 3): "PUBLISH or SPUBLISH",
+		"Error running script (call to f_" + s.sha + "): @user_script:2: @user_script: 2: The user": "PTTL or GET",
+		at(s.sha, 0):                          "a command of a script",
+		at(s.sha, 9):                          "a command of a script",
+		at(strings.Repeat("0", 40), 1):        "a command of a script",
+		"The user executing the script can't": "a command of a script",
+	} {
+		if got := commandAt(text); got != want {
+			t.Errorf("%s: got %q, want %q", text, got, want)
 		}
 	}
 }

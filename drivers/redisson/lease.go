@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -239,6 +240,8 @@ func (l *lease) endRenewal(r renewal, answer byte, acks int) error {
 			defer d.forget(l)
 		}
 		return driver.ErrNotHeld
+	case answer == 'p':
+		return fmt.Errorf("%w: HEXISTS or PEXPIRE of key %q", fs.ErrPermission, l.request.Name)
 	case answer != '1':
 		return fmt.Errorf("%w: key %q cannot be renewed", driver.ErrUnavailable, l.request.Name)
 	case acks < d.options.WaitReplicas:

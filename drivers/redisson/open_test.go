@@ -162,10 +162,10 @@ func TestOpenWhereLocksCanBeEvicted(t *testing.T) {
 
 func TestOpenWithLittlePermission(t *testing.T) {
 	s := testenv.Redis(t, "--maxmemory-policy", "volatile-ttl") // which INFO would tell
-	s.Do("ACL", "SETUSER", "locker", "on", ">pass", "~lk:*", "~dsync_fence:{lk:*", "resetchannels", "&redisson_lock__channel:{lk:*",
-		"-@all", "+hello", "+auth", "+ping", "+eval", "+evalsha", "+hexists", "+hset", "+hdel", "+hlen", "+pexpire", "+pttl",
-		"+del", "+get", "+set", "+incr", "+incrby", "+time", "+publish", "+subscribe", "+unsubscribe", "+hgetall")
-	a, b := openURL(t, "redisson://locker:pass@%s", s.Addr), openURL(t, "redisson://locker:pass@%s", s.Addr)
+	password := testenv.Password()
+	s.Do(append([]string{"ACL", "SETUSER", "locker", "on", ">" + password}, leastRights(t, "`Inspect`, `ForceUnlock`")...)...)
+	url := fmt.Sprintf("redisson://locker:%s@%s", password, s.Addr)
+	a, b := openURL(t, "%s", url), openURL(t, "%s", url)
 	l := acquire(t, a, request("lk:x"))
 	w := wait(t, b, request("lk:x"))
 	if status, err := a.Inspect(t.Context(), "lk:x"); err != nil || !status.Held || status.Waiters != -1 {

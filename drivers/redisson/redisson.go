@@ -32,20 +32,9 @@
 // (in a cluster with sharded channels one to each node). Since messages can be lost, a waiter also asks when the hold it waits for
 // expires, and every 5 s at the latest.
 //
-// A user of the server needs these rights, here for names that begin with "lk:", and for a cluster cluster|slots and cluster|shards:
-//
-//	~lk:* ~dsync_fence:{lk:* &redisson_lock__channel:{lk:* +hello +auth +ping +eval +evalsha +hexists +hset +hdel +pexpire
-//	+pttl +incr +incrby +set +time +publish +subscribe +unsubscribe (also spublish, ssubscribe, sunsubscribe in a cluster)
-//
-// and those of a fair lock these as well:
-//
-//	~redisson_lock_queue:{lk:* ~redisson_lock_timeout:{lk:* +lindex +llen +lpop +lpos +lpush +lrange +lrem +rpush +zadd +zincrby
-//	+zrem +zscore
-//
-// beside which select serves databases other than 0, wait serves WaitReplicas, info lets eviction be noticed, pubsub tells the kind
-// of messages in a cluster and the number of waiters, and hlen, del, get and hgetall serve Inspect and ForceUnlock. A migration needs
-// hget and get on the server that names leave, and get, exists and ~dsync_moved:{lk:* on the one that they go to, and del on both where
-// names are taken back.
+// docs/security.md lists the rights that a user of the server needs. Beside these, select serves databases other than 0,
+// cluster|slots, cluster|shards, spublish, ssubscribe and sunsubscribe serve clusters, wait serves WaitReplicas, info lets eviction be
+// noticed, and pubsub tells the kind of messages in a cluster and the number of waiters.
 //
 // # What it cannot promise
 //

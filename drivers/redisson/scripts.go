@@ -4,14 +4,51 @@ import (
 	"crypto/sha1"
 	_ "embed"
 	"encoding/hex"
+	"regexp"
+	"strconv"
+	"strings"
 )
 
 // script is a Lua script and the name under which a server keeps it.
 type script struct{ text, sha string }
 
+// texts are those of all scripts, by sha.
+var texts = make(map[string]string)
+
 func newScript(text string) *script {
 	sum := sha1.Sum([]byte(text))
-	return &script{text: text, sha: hex.EncodeToString(sum[:])}
+	s := &script{text: text, sha: hex.EncodeToString(sum[:])}
+	texts[s.sha] = text
+	return s
+}
+
+var (
+	placeInScript   = regexp.MustCompile(`user_script: ?(\d+)`)
+	shaOfScript     = regexp.MustCompile(`[0-9a-f]{40}`)
+	commandOfScript = regexp.MustCompile(`call\('([A-Z]+)'`)
+)
+
+// commandAt returns which commands a script runs in the line that an error of the server names.
+func commandAt(text string) string {
+	const unknown = "a command of a script"
+	script, known := texts[shaOfScript.FindString(text)]
+	place := placeInScript.FindStringSubmatch(text)
+	if !known || place == nil {
+		return unknown
+	}
+	lines := strings.Split(script, "\n")
+	n, err := strconv.Atoi(place[1])
+	if err != nil || n < 1 || n > len(lines) {
+		return unknown
+	}
+	var commands []string
+	for _, found := range commandOfScript.FindAllStringSubmatch(lines[n-1], -1) {
+		commands = append(commands, found[1])
+	}
+	if commands == nil { // the one that is no part of the script
+		return "PUBLISH or SPUBLISH"
+	}
+	return strings.Join(commands, " or ")
 }
 
 var (
