@@ -19,8 +19,8 @@ FUZZTIME ?= 30s
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-test: servers ## run all tests, on real servers, with the race detector
-	$(GO) test -race -timeout 30m $(TESTFLAGS) $(PKG)
+test: servers ## run all tests, on real servers, with the race detector; none may show a password
+	$(GO) run ./internal/testscan $(GO) test -json -race -timeout 30m $(TESTFLAGS) $(PKG)
 
 test-long: servers ## run what `make test` leaves out: long migrations between all backends
 	$(GO) test -race -timeout 30m -run TestPairs $(TESTFLAGS) ./drivers/migrate -pairs 15s

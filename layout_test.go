@@ -34,8 +34,9 @@ var layout = []struct {
 	{"driver", nil},
 	{"internal", []string{"./driver"}},
 	{"internal/testenv", []string{"testing"}},
+	{"internal/testscan", []string{"./internal/testenv"}},
 	{"internal/drivertest", []string{"./driver", "./internal/testenv", "testing"}},
-	{"internal/telemetrytest", []string{"./", "./driver", "./drivers/memory", "testing/...", "go.opentelemetry.io/otel/..."}},
+	{"internal/telemetrytest", []string{"./", "./driver", "./drivers/memory", "./internal/testenv", "testing/...", "go.opentelemetry.io/otel/..."}},
 	{"conformance", []string{"./", "./driver", "testing/..."}},
 
 	// Each driver, with its client library.

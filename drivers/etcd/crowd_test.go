@@ -145,8 +145,9 @@ func TestCrowdOnALeaseThatEnds(t *testing.T) {
 // TestCrowdWithNamesThatAreDenied has one user ask for names of which some are not permitted.
 func TestCrowdWithNamesThatAreDenied(t *testing.T) {
 	s := testenv.Etcd(t)
-	secure(t, s)
-	d := openURL(t, "etcd://app:%s@%s", "s3cr3t%2F%26", s.Addr)
+	password := testenv.Password()
+	secure(t, s, password)
+	d := openURL(t, "etcd://app:%s@%s", password, s.Addr)
 	drivertest.Crowd(64, 10, func(i int) {
 		name, permitted := fmt.Sprint("locks/", i), i%8 > 0
 		if !permitted {

@@ -13,15 +13,17 @@ import (
 
 func init() { conformance.RunWorker() }
 
-// There is no Expire: what ends one hold ends all of its session. Checks that end one of one do it by ForceUnlock.
+// TestConformance is with a role that has the rights of docs/security.md and no others. There is no Expire: what ends one hold ends all
+// of its session. Checks that end one of one do it by ForceUnlock.
 func TestConformance(t *testing.T) {
 	pg := testenv.Postgres(t)
+	user := makeLocker(t, pg) + "@" + pg.Addr + "/locks?sslmode=disable"
 	conformance.Run(t, conformance.Harness{Backend: func(testing.TB) *conformance.Backend {
 		return &conformance.Backend{
 			New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
 				wire := new(conformance.Wire)
 				tb.Cleanup(wire.Close)
-				config, err := pgx.ParseConfig(pg.URL("postgres") + "?sslmode=disable")
+				config, err := pgx.ParseConfig("postgres://" + user)
 				if err != nil {
 					tb.Fatal(err)
 				}
@@ -35,7 +37,7 @@ func TestConformance(t *testing.T) {
 			Freeze:  func(testing.TB) { pg.Freeze() },
 			Thaw:    func(testing.TB) { pg.Thaw() },
 			Restart: func(testing.TB) { pg.Restart() },
-			URL:     pg.URL("pglock") + "?sslmode=disable&force_unlock=true",
+			URL:     "pglock://" + user + "&force_unlock=true",
 		}
 	}})
 }

@@ -178,9 +178,39 @@ func TestTLS(t *testing.T) {
 			t.Errorf("%s: got %v, want a tls.CertificateVerificationError", what, err)
 		}
 	}
+	testClientCertificates(t, pg, certs)
 	d, _, err = driver.Open(t.Context(), elsewhere+"?sslmode=verify-ca&sslrootcert="+certs.CAFile)
 	if err != nil {
 		t.Fatalf("verify-ca, under another host: %v", err)
 	}
 	closeDriver(t, d)
+}
+
+// testClientCertificates is with a role that the server wants a client certificate of.
+func testClientCertificates(t *testing.T, pg *testenv.PostgresServer, certs *testenv.Certificates) {
+	run(t, connect(t, pg), "CREATE ROLE certified; CREATE ROLE alice LOGIN IN ROLE certified")
+	url := "pglock://alice@" + pg.Addr + "/postgres?sslrootcert=" + certs.CAFile
+	files := func(c *testenv.Certificates) string {
+		return "&sslcert=" + c.ClientCertFile + "&sslkey=" + c.ClientKeyFile
+	}
+	for _, test := range []struct {
+		parameters string
+		is         error
+		want       string
+	}{
+		{"&sslmode=verify-full", os.ErrPermission, "requires a valid client certificate"},
+		{"&sslmode=verify-full" + files(testenv.NewCertificates(t)), driver.ErrUnavailable, "failed to connect"}, // the server ends the connection,
+		{"&sslmode=disable", os.ErrPermission, "no encryption"},
+	} {
+		_, _, err := driver.Open(t.Context(), url+test.parameters)
+		if !errors.Is(err, test.is) || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: got %v, want %v with %q", test.parameters, err, test.is, test.want)
+		}
+	}
+	d, _, err := driver.Open(t.Context(), url+"&sslmode=verify-full"+files(certs))
+	if err != nil {
+		t.Fatalf("with a client certificate: %v", err)
+	}
+	defer closeDriver(t, d)
+	mustRelease(t, mustAcquire(t, d, try("b")))
 }

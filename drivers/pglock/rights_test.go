@@ -3,48 +3,58 @@ package pglock_test
 import (
 	"errors"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/go-dsync/dsync/driver"
-	_ "github.com/go-dsync/dsync/drivers/pglock"
+	"github.com/go-dsync/dsync/drivers/pglock"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
+
+// makeLocker makes the database locks and the role locker as docs/security.md does, and returns user and password of the role.
+func makeLocker(tb testing.TB, pg *testenv.PostgresServer) string {
+	tb.Helper()
+	admin, password := connect(tb, pg), testenv.Password()
+	for line := range strings.Lines(strings.ReplaceAll(drivertest.Recipe(tb, "**PostgreSQL**"), "'...'", "'"+password+"'")) {
+		run(tb, admin, line)
+	}
+	return "locker:" + password
+}
+
+func run(tb testing.TB, conn *pgx.Conn, sql string) {
+	tb.Helper()
+	if _, err := conn.Exec(tb.Context(), sql); err != nil {
+		tb.Fatal(err)
+	}
+}
 
 // TestRights gives a role what docs/security.md lists, and then less.
 func TestRights(t *testing.T) {
 	pg := testenv.Postgres(t)
+	locker := makeLocker(t, pg)
 	admin := connect(t, pg)
-	exec := func(conn *pgx.Conn, sql string) {
-		t.Helper()
-		if _, err := conn.Exec(t.Context(), sql); err != nil {
-			t.Fatal(err)
-		}
-	}
-	exec(admin, "CREATE DATABASE locks")
-	exec(admin, "REVOKE ALL ON DATABASE locks FROM PUBLIC")
-	exec(admin, "CREATE ROLE locker LOGIN NOINHERIT")
-	exec(admin, "CREATE ROLE stranger LOGIN NOINHERIT")
-	exec(admin, "GRANT CONNECT ON DATABASE locks TO locker")
+	run(t, admin, "CREATE ROLE stranger LOGIN")
 	inside, err := pgx.Connect(t.Context(), "postgres://postgres@"+pg.Addr+"/locks?sslmode=disable")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer inside.Close(t.Context())
-	exec(inside, "REVOKE ALL ON SCHEMA public FROM PUBLIC")
-	open := func(role string) (driver.Driver, error) {
-		d, _, err := driver.Open(t.Context(), "pglock://"+role+"@"+pg.Addr+"/locks?sslmode=disable")
+	run(t, inside, "REVOKE ALL ON SCHEMA public FROM PUBLIC")
+	open := func(role, parameters string) (driver.Driver, error) {
+		d, _, err := driver.Open(t.Context(), "pglock://"+role+"@"+pg.Addr+"/locks?sslmode=disable"+parameters)
 		if err == nil {
 			t.Cleanup(func() { closeDriver(t, d) })
 		}
 		return d, err
 	}
-	a, err := open("locker")
+	a, err := open(locker, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := open("locker")
+	b, err := open(locker, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,20 +75,58 @@ func TestRights(t *testing.T) {
 	mustRelease(t, l)
 	mustRelease(t, <-waits)
 
-	exec(inside, "REVOKE EXECUTE ON FUNCTION pg_try_advisory_lock(bigint) FROM PUBLIC")
-	if _, err := a.Acquire(t.Context(), try("y")); !errors.Is(err, os.ErrPermission) {
-		t.Errorf("without the right to lock any more: got %v, want ErrPermission", err)
-	}
-	exec(inside, "GRANT EXECUTE ON FUNCTION pg_try_advisory_lock(bigint) TO PUBLIC")
-	for _, function := range []string{"pg_try_advisory_lock(bigint)", "pg_advisory_lock(bigint)", "pg_advisory_unlock(bigint)"} {
-		exec(inside, "REVOKE EXECUTE ON FUNCTION "+function+" FROM PUBLIC")
-		if _, err := open("locker"); !errors.Is(err, os.ErrPermission) {
-			t.Errorf("without the right to execute %s: got %v, want ErrPermission", function, err)
-		}
-		exec(inside, "GRANT EXECUTE ON FUNCTION "+function+" TO PUBLIC")
+	run(t, inside, "REVOKE EXECUTE ON FUNCTION pg_try_advisory_lock(bigint) FROM PUBLIC")
+	_, err = a.Acquire(t.Context(), try("y"))
+	wantDenied(t, "a lock that is open", err, "pg_try_advisory_lock")
+	run(t, inside, "GRANT EXECUTE ON FUNCTION pg_try_advisory_lock(bigint) TO PUBLIC")
+	for _, test := range []struct{ function, parameters string }{
+		{"pg_try_advisory_lock(bigint)", ""},
+		{"pg_advisory_lock(bigint)", ""},
+		{"pg_advisory_unlock(bigint)", ""},
+		{"pg_advisory_unlock(int,int)", "&key=pair"},
+		{"pg_current_xact_id()", ""},
+		{"pg_current_xact_id()", "&tokens=fast"},
+		{"pg_logical_emit_message(boolean,text,text)", ""},
+	} {
+		run(t, inside, "REVOKE EXECUTE ON FUNCTION "+test.function+" FROM PUBLIC")
+		_, err := open(locker, test.parameters)
+		wantDenied(t, test.parameters, err, test.function)
+		run(t, inside, "GRANT EXECUTE ON FUNCTION "+test.function+" TO PUBLIC")
 	}
 	mustRelease(t, mustAcquire(t, a, try("y")))
-	if _, err := open("stranger"); !errors.Is(err, os.ErrPermission) {
-		t.Errorf("without the right to connect: got %v, want ErrPermission", err)
+	_, err = open("stranger", "")
+	wantDenied(t, "without the right to connect", err, `database "locks"`)
+}
+
+// TestRightsOverOthers lets a role look at locks of another one, and end its sessions.
+func TestRightsOverOthers(t *testing.T) {
+	pg := testenv.Postgres(t)
+	locker, admin := makeLocker(t, pg), connect(t, pg)
+	run(t, admin, "CREATE ROLE other LOGIN; GRANT CONNECT ON DATABASE locks TO other")
+	open := func(user string) *pglock.Driver {
+		d, _, err := driver.Open(t.Context(), "pglock://"+user+"@"+pg.Addr+"/locks?sslmode=disable&force_unlock=true")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { closeDriver(t, d) })
+		return d.(*pglock.Driver)
+	}
+	other, d := open("other"), open(locker)
+	mustAcquire(t, other, try("x"))
+	if status, err := d.Inspect(t.Context(), "x"); err != nil || !status.Held || !strings.Contains(status.Owner, "dsync#") {
+		t.Errorf("Inspect: got %+v, %v, want it held, and the label of the holder", status, err)
+	}
+	wantDenied(t, "ForceUnlock without pg_signal_backend", d.ForceUnlock(t.Context(), "x"), "pg_signal_backend")
+	run(t, admin, "GRANT pg_signal_backend TO locker")
+	if err := d.ForceUnlock(t.Context(), "x"); err != nil {
+		t.Errorf("ForceUnlock with pg_signal_backend: %v", err)
+	}
+}
+
+// wantDenied fails the test unless the error says that there is no permission, and names what for.
+func wantDenied(t *testing.T, what string, err error, names string) {
+	t.Helper()
+	if !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), names) {
+		t.Errorf("%s: got %v, want ErrPermission that names %s", what, err, names)
 	}
 }

@@ -1,26 +1,40 @@
 package redisson_test
 
 import (
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/go-dsync/dsync/conformance"
 	"github.com/go-dsync/dsync/driver"
 	_ "github.com/go-dsync/dsync/drivers/redisson"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 // TestMain of this package looks for goroutines that are left, of which a worker has none to show.
 func init() { conformance.RunWorker() }
 
-func TestConformance(t *testing.T) { testConformance(t, "", false) }
+func TestConformance(t *testing.T) { testConformance(t, testenv.Redis(t), "", "", false) }
 
-func TestConformanceFair(t *testing.T) { testConformance(t, "?fair=true", true) }
+// TestConformanceFair is with the rights of docs/security.md and no others, but for all names.
+func TestConformanceFair(t *testing.T) {
+	password := testenv.Password()
+	words := strings.Fields(drivertest.Recipe(t, "**Redis, `redisson://`**"))
+	for _, row := range []string{"`fair=true`", "`Inspect`, `ForceUnlock`", "migration from it", "migration to it", "migration back"} {
+		words = append(words, drivertest.RecipeRow(t, row)...)
+	}
+	user := []string{"--user", "locker", "on", ">" + password}
+	for _, right := range words[slices.Index(words, "resetkeys"):] {
+		user = append(user, strings.ReplaceAll(right, "lk:*", "*"))
+	}
+	testConformance(t, testenv.Redis(t, user...), "locker:"+password+"@", "?fair=true", true)
+}
 
-func testConformance(t *testing.T, parameters string, brief bool) {
-	server := testenv.Redis(t)
+func testConformance(t *testing.T, server *testenv.RedisServer, user, parameters string, brief bool) {
 	backend := &conformance.Backend{
-		URL: "redisson://" + server.Addr + parameters,
+		URL: "redisson://" + user + server.Addr + parameters,
 		New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
 			wire := &conformance.Wire{}
 			tb.Cleanup(wire.Close)
@@ -28,7 +42,7 @@ func testConformance(t *testing.T, parameters string, brief bool) {
 			if err != nil {
 				tb.Fatal(err)
 			}
-			d, _, err := driver.Open(tb.Context(), "redisson://"+addr+parameters)
+			d, _, err := driver.Open(tb.Context(), "redisson://"+user+addr+parameters)
 			if err != nil {
 				tb.Fatal(err)
 			}

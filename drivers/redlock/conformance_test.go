@@ -1,12 +1,14 @@
 package redlock_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/go-dsync/dsync/conformance"
 	"github.com/go-dsync/dsync/driver"
 	_ "github.com/go-dsync/dsync/drivers/redlock"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -16,11 +18,19 @@ func init() { conformance.RunWorker() }
 // The nodes keep their data when they are killed, so that the suite does not have to wait until they count again.
 const parameters = "?durable=true&maxttl=10m"
 
+// TestConformance is with the rights of docs/security.md and no others, but for all names.
 func TestConformance(t *testing.T) {
+	password := testenv.Password()
+	words := strings.Fields(drivertest.Recipe(t, "**Redis, `redlock://`**"))
+	args := []string{"--appendonly", "yes", "--appendfsync", "everysec", "--user", "locker", "on", ">" + password}
+	for _, right := range words[slices.Index(words, "resetkeys"):] {
+		args = append(args, strings.ReplaceAll(right, "lk:*", "*"))
+	}
+	user := "redlock://locker:" + password + "@"
 	var nodes []*testenv.RedisServer
 	var addresses []string
 	for range 5 {
-		s := testenv.Redis(t, "--appendonly", "yes", "--appendfsync", "everysec")
+		s := testenv.Redis(t, args...)
 		nodes, addresses = append(nodes, s), append(addresses, s.Addr)
 	}
 	all := func(f func(*testenv.RedisServer)) func(testing.TB) {
@@ -31,7 +41,7 @@ func TestConformance(t *testing.T) {
 		}
 	}
 	backend := &conformance.Backend{
-		URL: "redlock://" + strings.Join(addresses, ",") + parameters,
+		URL: user + strings.Join(addresses, ",") + parameters,
 		New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
 			wire := &conformance.Wire{}
 			tb.Cleanup(wire.Close)
@@ -43,7 +53,7 @@ func TestConformance(t *testing.T) {
 				}
 				through = append(through, addr)
 			}
-			d, _, err := driver.Open(tb.Context(), "redlock://"+strings.Join(through, ",")+parameters)
+			d, _, err := driver.Open(tb.Context(), user+strings.Join(through, ",")+parameters)
 			if err != nil {
 				tb.Fatal(err)
 			}

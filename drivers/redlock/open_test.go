@@ -2,15 +2,19 @@ package redlock
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io/fs"
 	"net"
+	"net/url"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -31,10 +35,10 @@ func TestOpenRefusesBadURLs(t *testing.T) {
 		{"redlock://a,b,c?quorum=2", "unknown parameter quorum"},
 		{"redlock://a,b,c?tls_ca=/x", "need tls=true"},
 		{"redlock://a,b,c?tls=true&tls_ca=/nowhere", "tls_ca"},
-		{"redlock://u:secret@a,b", "2 nodes"},
+		{"redlock://u:" + testenv.Password() + "@a,b", "2 nodes"},
 	} {
 		_, err := tryOpen(test.url)
-		if err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "secret") {
+		if err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), testenv.PasswordMark) {
 			t.Errorf("%s: got %v, want an error with %q", test.url, err, test.want)
 		}
 	}
@@ -126,33 +130,48 @@ func TestOpenOfNodesThatDoNotAnswer(t *testing.T) {
 
 func TestOpenWithTLSAndPassword(t *testing.T) {
 	certs := testenv.NewCertificates(t)
-	const password = "p%40ss w/ord"
+	password := testenv.Password() + "@ /"
+	escaped := url.PathEscape(password)
 	var nodes servers
 	for range 3 {
-		nodes = append(nodes, testenv.RedisTLS(t, certs, "--requirepass", "p@ss w/ord"))
+		nodes = append(nodes, testenv.RedisTLS(t, certs, "--requirepass", password))
 	}
 	hosts := strings.TrimPrefix(nodes.url(), "redlock://")
 	files := "&tls=true&tls_ca=" + certs.CAFile + "&tls_cert=" + certs.ClientCertFile + "&tls_key=" + certs.ClientKeyFile
-	d := openURL(t, "redlock://:%s@%s%s%s", strings.NewReplacer(" ", "%20", "/", "%2F").Replace(password), hosts, settled, files)
+	d := openURL(t, "redlock://:%s@%s%s%s", escaped, hosts, settled, files)
 	release(t, acquire(t, d, request("x")))
-	for _, wrong := range []string{"wrongpassword", ""} {
+	for _, wrong := range []string{testenv.Password(), ""} {
 		_, err := tryOpen("redlock://:" + wrong + "@" + hosts + settled + files)
-		if err == nil || strings.Contains(err.Error(), "wrongpassword") || !errors.Is(err, fs.ErrPermission) {
-			t.Errorf("password %q: got %v, want fs.ErrPermission without the password", wrong, err)
+		if err == nil || strings.Contains(err.Error(), testenv.PasswordMark) || !errors.Is(err, fs.ErrPermission) {
+			t.Errorf("a wrong password of %d bytes: got %v, want fs.ErrPermission without the password", len(wrong), err)
 		}
 	}
-	if _, err := tryOpen("redlock://" + hosts + settled); err == nil {
-		t.Error("without TLS: got no error")
+	strangers := testenv.NewCertificates(t)
+	for what, parameters := range map[string]string{
+		"no TLS":                "",
+		"unknown authority":     "&tls=true&tls_ca=" + strangers.CAFile + "&tls_cert=" + certs.ClientCertFile + "&tls_key=" + certs.ClientKeyFile,
+		"another host name":     files + "&tls_server_name=example.org",
+		"no client certificate": "&tls=true&tls_ca=" + certs.CAFile,
+		"stranger":              "&tls=true&tls_ca=" + certs.CAFile + "&tls_cert=" + strangers.ClientCertFile + "&tls_key=" + strangers.ClientKeyFile,
+	} {
+		_, err := tryOpen("redlock://:" + escaped + "@" + hosts + settled + parameters)
+		if !errors.Is(err, driver.ErrUnavailable) {
+			t.Errorf("%s: got %v, want ErrUnavailable", what, err)
+		}
+		ours := what == "unknown authority" || what == "another host name"
+		if untrusted := new(tls.CertificateVerificationError); ours && !errors.As(err, &untrusted) {
+			t.Errorf("%s: got %v, want a tls.CertificateVerificationError", what, err)
+		}
 	}
 }
 
-// TestPermissions gives a user the rights that the comment of the package lists, and no more.
+// TestPermissions gives a user the rights that docs/security.md lists, and no more.
 func TestPermissions(t *testing.T) {
 	nodes := startNodes(t, 3)
-	rights := strings.Fields("on >pw ~lk:* &dsync_redlock:lk:* +hello +auth +ping +info +set +get +del +pexpire +pttl +evalsha +eval " +
-		"+script|load +publish +subscribe +unsubscribe +client|id +client|kill +client|setname")
-	nodes.do(append([]string{"ACL", "SETUSER", "locker", "resetchannels"}, rights...)...)
-	url := "redlock://locker:pw@" + strings.TrimPrefix(nodes.url(), "redlock://") + settled
+	password := testenv.Password()
+	words := strings.Fields(drivertest.Recipe(t, "**Redis, `redlock://`**"))
+	nodes.do(append([]string{"ACL", "SETUSER", "locker", "on", ">" + password}, words[slices.Index(words, "resetkeys"):]...)...)
+	url := "redlock://locker:" + password + "@" + strings.TrimPrefix(nodes.url(), "redlock://") + settled
 	a, b := openURL(t, "%s", url), openURL(t, "%s", url)
 	l := acquire(t, a, request("lk:x"))
 	if s, err := b.Inspect(t.Context(), "lk:x"); err != nil || !s.Held || s.Hold != l.request.Hold {

@@ -1,6 +1,7 @@
 package zk_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -12,15 +13,28 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-func TestConformance(t *testing.T)         { conform(t, false, testenv.ZooKeeper(t)) }
-func TestConformanceEnsemble(t *testing.T) { conform(t, true, testenv.ZooKeeperEnsemble(t, 3)...) }
+func TestConformance(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	conform(t, false, userClient(t, s.Addr), "", "", s)
+}
+
+// TestConformanceEnsemble is with a user whom one node belongs to, and what is below, and none of the others.
+func TestConformanceEnsemble(t *testing.T) {
+	servers := testenv.ZooKeeperEnsemble(t, 3)
+	c, user := userClient(t, servers[0].Addr), "locker:"+testenv.Password()
+	_, err := c.Create("/app", nil, 0, gozk.DigestACL(gozk.PermAll, "locker", strings.TrimPrefix(user, "locker:")))
+	if err := errors.Join(err, c.AddAuth("digest", []byte(user))); err != nil {
+		t.Fatal(err)
+	}
+	conform(t, true, c, user+"@", "/app", servers...)
+}
 
 // conform runs the suite. What happens to the server happens to the first one.
-func conform(t *testing.T, brief bool, servers ...*testenv.ZooKeeperServer) {
-	s, c := servers[0], userClient(t, servers[0].Addr)
+func conform(t *testing.T, brief bool, c *gozk.Conn, user, chroot string, servers ...*testenv.ZooKeeperServer) {
+	s := servers[0]
 	conformance.Run(t, conformance.Harness{TTL: time.Second, Brief: brief, Backend: func(testing.TB) *conformance.Backend {
 		return &conformance.Backend{
-			URL: "zk://" + s.Addr,
+			URL: "zk://" + user + s.Addr + chroot,
 			New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
 				wire := new(conformance.Wire)
 				tb.Cleanup(wire.Close)
@@ -32,15 +46,15 @@ func conform(t *testing.T, brief bool, servers ...*testenv.ZooKeeperServer) {
 					}
 					addrs = append(addrs, addr)
 				}
-				d, _, err := driver.Open(guard(tb), "zk://"+strings.Join(addrs, ","))
+				d, _, err := driver.Open(guard(tb), "zk://"+user+strings.Join(addrs, ",")+chroot)
 				if err != nil {
 					tb.Fatal(err)
 				}
 				return d, wire.Link()
 			},
 			Expire: func(tb testing.TB, name string) { // with the session other holds would end as well
-				for _, child := range first(tb, c, "/"+name) {
-					if err := c.Delete("/"+name+"/"+child, -1); err != nil && err != gozk.ErrNoNode {
+				for _, child := range first(tb, c, chroot+"/"+name) {
+					if err := c.Delete(chroot+"/"+name+"/"+child, -1); err != nil && err != gozk.ErrNoNode {
 						tb.Fatal(err)
 					}
 				}

@@ -25,35 +25,36 @@ type realBackend struct {
 
 func realBackends() []realBackend {
 	const ttl = 3 * time.Second
+	password := testenv.Password()
 	return []realBackend{
 		{
 			"redisson",
-			func(tb testing.TB) string { return testenv.Redis(tb).Addr },
-			"redisson://HOSTS",
+			func(tb testing.TB) string { return testenv.Redis(tb, "--requirepass", password).Addr },
+			"redisson://:" + password + "@HOSTS",
 			telemetrytest.Backend{TTL: ttl, CutOff: "unreachable", Forced: "removed"},
 		},
 		{
 			"redlock",
-			func(tb testing.TB) string { return threeRedis(tb) },
-			"redlock://HOSTS?durable=true",
+			func(tb testing.TB) string { return threeRedis(tb, "--requirepass", password) },
+			"redlock://:" + password + "@HOSTS?durable=true",
 			telemetrytest.Backend{TTL: ttl, CutOff: "unreachable", Forced: "removed"},
 		},
 		{
 			"etcd",
 			func(tb testing.TB) string { return testenv.Etcd(tb).Addr },
-			"etcd://HOSTS",
+			"etcd://user:" + password + "@HOSTS",
 			telemetrytest.Backend{TTL: ttl, CutOff: "expired", Forced: "removed", Notes: true},
 		},
 		{
 			"zk",
 			func(tb testing.TB) string { return testenv.ZooKeeper(tb).Addr },
-			"zk://HOSTS?ttl=3s",
+			"zk://user:" + password + "@HOSTS?ttl=3s",
 			telemetrytest.Backend{TTL: ttl, CutOff: "expired", Forced: "removed", Notes: true},
 		},
 		{
 			"pglock",
 			func(tb testing.TB) string { return testenv.Postgres(tb).Addr },
-			"pglock://postgres@HOSTS/postgres?force_unlock=true",
+			"pglock://postgres:" + password + "@HOSTS/postgres?force_unlock=true",
 			telemetrytest.Backend{TTL: ttl, CutOff: "session_ended", Forced: "session_ended"},
 		},
 	}

@@ -3,7 +3,9 @@
 package telemetrytest
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -19,6 +21,7 @@ import (
 
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 // Backend is what a test of a driver brings along.
@@ -235,6 +238,13 @@ func (e *env) collect() (spans, points string) {
 	var all metricdata.ResourceMetrics
 	if err := e.reader.Collect(context.Background(), &all); err != nil {
 		e.Fatal(err)
+	}
+	raw, err := json.Marshal([]any{stubs, all})
+	if err != nil {
+		e.Fatal(err)
+	}
+	if bytes.Contains(raw, []byte(testenv.PasswordMark)) {
+		e.Errorf("a password is in %s", raw)
 	}
 	return RenderSpans(stubs), e.withoutLuck(RenderPoints(&all))
 }

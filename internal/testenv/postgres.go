@@ -40,11 +40,20 @@ func Postgres(tb testing.TB, settings ...string) *PostgresServer {
 	return s
 }
 
-// PostgresTLS is Postgres with a server that speaks TLS too, with the server certificate of certs.
+// PostgresTLS is Postgres with a server that speaks TLS too, with the server certificate of certs. Members of the role "certified" need
+// TLS, and a client certificate of the same authority.
 func PostgresTLS(tb testing.TB, certs *Certificates, settings ...string) *PostgresServer {
 	tb.Helper()
 	s := newPostgres(tb, append([]string{"ssl=on", "ssl_ca_file=ca.crt"}, settings...))
 	account := serverAccount(tb)
+	rules, err := os.ReadFile(filepath.Join(s.Dir, "pg_hba.conf"))
+	if err == nil {
+		first := "hostssl all +certified all trust clientcert=verify-ca\nhostnossl all +certified all reject\n"
+		err = account.writeFile(filepath.Join(s.Dir, "pg_hba.conf"), append([]byte(first), rules...))
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
 	for from, to := range map[string]string{certs.CAFile: "ca.crt", certs.ServerCertFile: "server.crt", certs.ServerKeyFile: "server.key"} {
 		text, err := os.ReadFile(from)
 		if err == nil {

@@ -198,6 +198,9 @@ func (p *Process) report(stderr string) {
 	if bytes.Contains(text, []byte("WARNING: DATA RACE")) {
 		p.tb.Errorf("%s: data race", p.role)
 	}
+	if bytes.Contains(text, []byte(PasswordMark)) {
+		p.tb.Errorf("%s: a password is on its standard error", p.role)
+	}
 	if p.tb.Failed() && len(text) > 0 {
 		p.tb.Logf("standard error of %s:\n%s", p.role, text)
 	}

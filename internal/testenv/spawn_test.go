@@ -16,6 +16,7 @@ func TestMain(m *testing.M) {
 		"echo":   echo,
 		"fail":   func() { fmt.Fprintln(os.Stderr, "why it failed"); os.Exit(3) },
 		"race":   race,
+		"shows":  func() { fmt.Fprintln(os.Stderr, "the password is "+Password()) },
 		"parent": parent,
 	})
 }
@@ -105,6 +106,13 @@ func TestSpawnFailure(t *testing.T) {
 	got := outcomeOf(t, func(tb testing.TB) { Spawn(tb, "fail").Line() })
 	if !got.failed || !strings.Contains(got.text, "exit status 3") || !strings.Contains(got.text, "why it failed") {
 		t.Errorf("a line of a process that failed: got %q, want its exit code and what it said", got.text)
+	}
+}
+
+func TestSpawnReportsPasswords(t *testing.T) {
+	got := outcomeOf(t, func(tb testing.TB) { Spawn(tb, "shows").Wait() })
+	if !got.failed || !strings.Contains(got.text, "a password") {
+		t.Errorf("got failed=%t, want a failure", got.failed)
 	}
 }
 
