@@ -9,6 +9,7 @@ import (
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/driver"
 	_ "github.com/go-dsync/dsync/drivers/memory"
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 func TestOpen(t *testing.T) {
@@ -32,22 +33,22 @@ func TestOpen(t *testing.T) {
 
 func TestOpenOfABadURLNamesWhatIsWrong(t *testing.T) {
 	for url, want := range map[string]string{
-		"":                                      "scheme",
-		"127.0.0.1:6379":                        "scheme",
-		"mysql://root:hunter2@h":                `unknown backend "mysql" (forgotten import of its driver? registered: memory`,
-		"memory://?ttl=soon":                    `ttl: "soon"`,
-		"memory://?ttl=-1s":                     `ttl: "-1s"`,
-		"memory://?ttl=1ns":                     "TTL 1ns is shorter than 10ms",
-		"memory://?ttl=10":                      `ttl: "10"`,
-		"memory://?color=red":                   "unknown parameter color",
-		"memory://?require=fast":                `require: "fast"`,
-		"memory://?fenced=false&require=fenced": "no fencing tokens",
-		"memory://?ttl=1s&ttl=2s":               "ttl: it is given more than once",
+		"":               "scheme",
+		"127.0.0.1:6379": "scheme",
+		"mysql://root:" + testenv.PasswordMark + "@h": `unknown backend "mysql" (forgotten import of its driver? registered: memory`,
+		"memory://?ttl=soon":                          `ttl: "soon"`,
+		"memory://?ttl=-1s":                           `ttl: "-1s"`,
+		"memory://?ttl=1ns":                           "TTL 1ns is shorter than 10ms",
+		"memory://?ttl=10":                            `ttl: "10"`,
+		"memory://?color=red":                         "unknown parameter color",
+		"memory://?require=fast":                      `require: "fast"`,
+		"memory://?fenced=false&require=fenced":       "no fencing tokens",
+		"memory://?ttl=1s&ttl=2s":                     "ttl: it is given more than once",
 	} {
 		_, err := dsync.Open(t.Context(), url, nil)
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "dsync: open: ") {
 			t.Errorf("Open(%q): %v, want an error with %q", url, err, want)
-		} else if strings.Contains(err.Error(), "hunter2") {
+		} else if strings.Contains(err.Error(), testenv.PasswordMark) {
 			t.Errorf("Open(%q): the error shows the password: %v", url, err)
 		}
 	}

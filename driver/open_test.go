@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 // opened is a driver that only knows what it was opened with.
@@ -69,17 +70,17 @@ func TestOpenErrors(t *testing.T) {
 		opens     bool
 	}{
 		{"", "does not start with a scheme", false},
-		{"://u:s3cret@h:x", "port", false},
-		{"-nosuch://u:s3cret@h", `-nosuch" (forgotten import of its driver? registered: `, false},
-		{"://u:s3cret@h?ttl=10", "parameter ttl", false},
-		{"://u:s3cret@h?fenced=1", "parameter fenced", false},
-		{"://u:s3cret@h?require=fast", `parameter require: "fast" is not one of fair, fifo, fenced`, false},
-		{"://u:s3cret@h?require=fair,", `parameter require: "" is not one of`, false},
-		{"://u:s3cret@h?size=10", "parameter size", true},
-		{"://u:s3cret@h?sise=1", "unknown parameter sise (known: fenced, require, size, ttl)", true},
-		{"://u:s3cret@h?require=fair", "backend weak is not fair", true},
-		{"://u:s3cret@h?require=fifo", "does not grant in order of arrival", true},
-		{"://u:s3cret@h?require=fenced", "no fencing tokens", true},
+		{"://u:" + testenv.PasswordMark + "@h:x", "port", false},
+		{"-nosuch://u:" + testenv.PasswordMark + "@h", `-nosuch" (forgotten import of its driver? registered: `, false},
+		{"://u:" + testenv.PasswordMark + "@h?ttl=10", "parameter ttl", false},
+		{"://u:" + testenv.PasswordMark + "@h?fenced=1", "parameter fenced", false},
+		{"://u:" + testenv.PasswordMark + "@h?require=fast", `parameter require: "fast" is not one of fair, fifo, fenced`, false},
+		{"://u:" + testenv.PasswordMark + "@h?require=fair,", `parameter require: "" is not one of`, false},
+		{"://u:" + testenv.PasswordMark + "@h?size=10", "parameter size", true},
+		{"://u:" + testenv.PasswordMark + "@h?sise=1", "unknown parameter sise (known: fenced, require, size, ttl)", true},
+		{"://u:" + testenv.PasswordMark + "@h?require=fair", "backend weak is not fair", true},
+		{"://u:" + testenv.PasswordMark + "@h?require=fifo", "does not grant in order of arrival", true},
+		{"://u:" + testenv.PasswordMark + "@h?require=fenced", "no fencing tokens", true},
 	} {
 		d.closed = 0
 		got, c, err := driver.Open(t.Context(), scheme+test.url)
@@ -87,7 +88,7 @@ func TestOpenErrors(t *testing.T) {
 			t.Errorf("%s: got %v, %v and error %v, want an error only", test.url, got, c, err)
 			continue
 		}
-		if !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "s3cret") {
+		if !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), testenv.PasswordMark) {
 			t.Errorf("%s: got error %q, want one with %q and no password", test.url, err, test.want)
 		}
 		if want := map[bool]int{true: 1}[test.opens]; d.closed != want {

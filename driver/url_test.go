@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 func TestParseURL(t *testing.T) {
@@ -82,18 +83,18 @@ func TestParseURLErrors(t *testing.T) {
 		{"x://h:0", `port of host "h"`},
 		{"x://h:+1", `port of host "h"`},
 		{"x://h:65536", `port of host "h"`},
-		{"x://user:secret", `port of host "user"`},
+		{"x://user:" + testenv.PasswordMark + "", `port of host "user"`},
 		// Passwords that are not escaped.
-		{"x://user:%secret@h", "escape special characters"},
-		{"x://user:secret/@h", password},
-		{"x://user:1/secret@h", password},
-		{"x://user:1?secret@h", password},
-		{"x://user:1?secret=1@h", password},
-		{"x://user:1?a=1&secret@h", password},
-		{"x://user:1@2/secret@h", password},
-		{"x://user:a#secret@h", "fragment"},
-		{"x://user:secret@h:x", password},
-		{"x://user:secret@@h", ""},
+		{"x://user:%" + testenv.PasswordMark + "@h", "escape special characters"},
+		{"x://user:" + testenv.PasswordMark + "/@h", password},
+		{"x://user:1/" + testenv.PasswordMark + "@h", password},
+		{"x://user:1?" + testenv.PasswordMark + "@h", password},
+		{"x://user:1?" + testenv.PasswordMark + "=1@h", password},
+		{"x://user:1?a=1&" + testenv.PasswordMark + "@h", password},
+		{"x://user:1@2/" + testenv.PasswordMark + "@h", password},
+		{"x://user:a#" + testenv.PasswordMark + "@h", "fragment"},
+		{"x://user:" + testenv.PasswordMark + "@h:x", password},
+		{"x://user:" + testenv.PasswordMark + "@@h", ""},
 	} {
 		u, err := driver.ParseURL(test.url)
 		if test.want == "" {
@@ -106,7 +107,7 @@ func TestParseURLErrors(t *testing.T) {
 			t.Errorf("%q: got %v, want an error with %q", test.url, u, test.want)
 			continue
 		}
-		if !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "secret") {
+		if !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), testenv.PasswordMark) {
 			t.Errorf("%q: got error %q, want one with %q and no secret", test.url, err, test.want)
 		}
 	}

@@ -3,6 +3,8 @@ package main
 import (
 	"strings"
 	"testing"
+
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 func TestHelpIsAManual(t *testing.T) {
@@ -19,7 +21,7 @@ func TestHelpIsAManual(t *testing.T) {
 
 func TestWrongUseIsToldApart(t *testing.T) {
 	p := inMemory(t)
-	const secret = "zzQQzz"
+	const secret = testenv.PasswordMark
 	withSecret := "redisson://user:" + secret + "@127.0.0.1:1"
 	for _, test := range []struct {
 		args   []string

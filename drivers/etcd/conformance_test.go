@@ -23,7 +23,7 @@ func TestConformance(t *testing.T) {
 // TestConformancePackaged is with a user who has the rights of docs/security.md and no others.
 func TestConformancePackaged(t *testing.T) {
 	t.Parallel()
-	s := testenv.PackagedEtcd(t)
+	s := testenv.PackagedEtcd(t, "--bcrypt-cost", "4") // each connection of each client has to log in
 	app := someone{"app", testenv.Password(), "locks/"}
 	conform(t, true, secure(t, s, app.password), app, s)
 }
@@ -52,7 +52,7 @@ func conform(t *testing.T, brief bool, admin *clientv3.Client, user someone, ser
 			New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
 				wire := new(conformance.Wire)
 				tb.Cleanup(wire.Close)
-				d, err := etcd.New(clientOverAs(tb, wire, user.name, user.password, addrs...), &etcd.Options{Prefix: user.prefix})
+				d, err := etcd.New(clientOver(tb, wire, user.name, user.password, addrs...), &etcd.Options{Prefix: user.prefix})
 				if err != nil {
 					tb.Fatal(err)
 				}

@@ -62,14 +62,8 @@ func userClient(tb testing.TB, addrs ...string) *clientv3.Client {
 	return newClient(tb, clientv3.Config{Endpoints: addrs, DialTimeout: hangGuard})
 }
 
-// clientOver returns a client whose connections can be disturbed, and that finds out when one is dead.
-func clientOver(tb testing.TB, w *conformance.Wire, addrs ...string) *clientv3.Client {
-	tb.Helper()
-	return clientOverAs(tb, w, "", "", addrs...)
-}
-
-// clientOverAs is clientOver for a user.
-func clientOverAs(tb testing.TB, w *conformance.Wire, user, password string, addrs ...string) *clientv3.Client {
+// clientOver returns a client of a user whose connections can be disturbed, and that finds out when one is dead.
+func clientOver(tb testing.TB, w *conformance.Wire, user, password string, addrs ...string) *clientv3.Client {
 	tb.Helper()
 	dial := func(ctx context.Context, addr string) (net.Conn, error) { return w.DialContext(ctx, "tcp", addr) }
 	return newClient(tb, clientv3.Config{

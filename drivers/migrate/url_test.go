@@ -10,6 +10,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/memory"
 	"github.com/go-dsync/dsync/drivers/migrate"
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 func TestURL(t *testing.T) {
@@ -45,13 +46,13 @@ func TestURLErrors(t *testing.T) {
 		{"from=memory://a&to=memory://a%3Forder%3Dfifo&phase=old", "the same backend by two addresses"},
 		{"from=memory://a&to=memory://b&phase=old&gate=true", "tokens would fall"},
 		{"from=memory://a&to=memory://b&phase=handover&gate=true&fenced=false", "no phase handover"},
-		{"from=redis://u:secret%40h&to=memory://b&phase=old", "unknown backend"},
+		{"from=redis://u:" + testenv.PasswordMark + "%40h&to=memory://b&phase=old", "unknown backend"},
 	} {
 		d, _, err := driver.Open(t.Context(), "migrate:?"+test.query)
 		if err == nil {
 			t.Errorf("%s: got no error, want one with %q", test.query, test.want)
 			_ = d.Close(t.Context())
-		} else if !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "secret") {
+		} else if !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), testenv.PasswordMark) {
 			t.Errorf("%s: got error %q, want one with %q", test.query, err, test.want)
 		}
 	}

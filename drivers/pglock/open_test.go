@@ -38,11 +38,11 @@ func testURL(t *testing.T, pg *testenv.PostgresServer) {
 
 // testRefusalsNameNoPassword opens what cannot be opened.
 func testRefusalsNameNoPassword(t *testing.T, pg *testenv.PostgresServer) {
-	conn := connect(t, pg)
-	if _, err := conn.Exec(t.Context(), "CREATE ROLE secret; CREATE ROLE alice LOGIN PASSWORD 'right' IN ROLE secret"); err != nil {
+	conn, right := connect(t, pg), testenv.Password()
+	if _, err := conn.Exec(t.Context(), "CREATE ROLE secret; CREATE ROLE alice LOGIN PASSWORD '"+right+"' IN ROLE secret"); err != nil {
 		t.Fatal(err)
 	}
-	const canary = "c4n4ry"
+	const canary = testenv.PasswordMark
 	for _, test := range []struct{ url, want string }{
 		{"pglock://alice:" + canary + "@" + pg.Addr + "/postgres", "password authentication failed"},
 		{"pglock://alice@" + pg.Addr + "/postgres?password=" + canary, "password authentication failed"},
@@ -67,12 +67,12 @@ func testRefusalsNameNoPassword(t *testing.T, pg *testenv.PostgresServer) {
 			t.Errorf("error: got %q, want one with %q and without the password", got, test.want)
 		}
 	}
-	d, _, err := driver.Open(t.Context(), "pglock://alice:right@"+pg.Addr+"/postgres")
+	d, _, err := driver.Open(t.Context(), "pglock://alice:"+right+"@"+pg.Addr+"/postgres")
 	if err != nil {
 		t.Fatal(err)
 	}
 	closeDriver(t, d)
-	if _, _, err := driver.Open(t.Context(), "pglock://alice:wrong@"+pg.Addr+"/postgres"); !errors.Is(err, os.ErrPermission) {
+	if _, _, err := driver.Open(t.Context(), "pglock://alice:"+testenv.Password()+"@"+pg.Addr+"/postgres"); !errors.Is(err, os.ErrPermission) {
 		t.Errorf("wrong password: got %v, want ErrPermission", err)
 	}
 }

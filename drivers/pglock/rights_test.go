@@ -126,6 +126,7 @@ func TestRightsOverOthers(t *testing.T) {
 // wantDenied fails the test unless the error says that there is no permission, and names what for.
 func wantDenied(t *testing.T, what string, err error, names string) {
 	t.Helper()
+	t.Logf("%s: %v", what, err) // where passwords are looked for
 	if !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), names) {
 		t.Errorf("%s: got %v, want ErrPermission that names %s", what, err, names)
 	}

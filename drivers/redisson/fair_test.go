@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -287,14 +288,16 @@ func TestFairGhosts(t *testing.T) {
 	release(t, l)
 }
 
-// TestFairRights: what the documentation of the package says is enough.
+// TestFairRights: what docs/security.md says is enough.
 func TestFairRights(t *testing.T) {
 	s := testenv.Redis(t)
-	s.Do("ACL", "SETUSER", "locker", "on", "nopass", "resetkeys", "resetchannels", "~x", "~dsync_fence:{x}", "&redisson_lock__channel:{x}*",
-		"~"+queueOfX, "~"+timesOfX, "+hello", "+auth", "+ping", "+eval", "+evalsha", "+hexists", "+hset", "+hdel", "+pexpire", "+pttl",
-		"+incr", "+incrby", "+set", "+time", "+publish", "+subscribe", "+unsubscribe",
-		"+lindex", "+llen", "+lpop", "+lpos", "+lpush", "+lrange", "+lrem", "+rpush", "+zadd", "+zincrby", "+zrem", "+zscore")
-	d := openURL(t, "redisson://locker:any@%s?fair=true", s.Addr)
+	password := testenv.Password()
+	user := []string{"ACL", "SETUSER", "locker", "on", ">" + password}
+	for _, right := range leastRights(t, "`fair=true`") {
+		user = append(user, strings.ReplaceAll(right, "lk:", "x"))
+	}
+	s.Do(user...)
+	d := openURL(t, "redisson://locker:%s@%s?fair=true", password, s.Addr)
 	l := acquire(t, d, request("x"))
 	canceled, next, last := wait(t, d, request("x")), wait(t, d, request("x")), wait(t, d, request("x"))
 	canceled.cancel()

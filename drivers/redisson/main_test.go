@@ -87,6 +87,7 @@ func tryOpen(tb testing.TB, url string) (*Driver, error) {
 	defer cancel()
 	d, _, err := driver.Open(ctx, url)
 	if err != nil {
+		tb.Log(err) // where passwords are looked for
 		return nil, err
 	}
 	return d.(*Driver), nil

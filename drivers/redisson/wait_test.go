@@ -76,8 +76,9 @@ func TestLostMessageIsMadeUpForByTheTimer(t *testing.T) {
 
 func TestWaitingWithoutPermissionToSubscribe(t *testing.T) {
 	s := testenv.Redis(t)
-	s.Do("ACL", "SETUSER", "deaf", "on", ">pass", "~*", "+@all", "resetchannels", "-publish")
-	d := openURL(t, "redisson://deaf:pass@%s", s.Addr)
+	password := testenv.Password()
+	s.Do("ACL", "SETUSER", "deaf", "on", ">"+password, "~*", "+@all", "resetchannels", "-publish")
+	d := openURL(t, "redisson://deaf:%s@%s", password, s.Addr)
 	s.Do("HSET", "x", "other:1", "1")
 	s.Do("PEXPIRE", "x", "500")
 	got := counted(s, func() { acquire(t, d, request("x")) }, "evalsha")

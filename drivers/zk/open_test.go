@@ -19,7 +19,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-const password, escaped = "s3cr3t:/&", "s3cr3t%3A%2F%26"
+const password, escaped = testenv.PasswordMark + ":/&", testenv.PasswordMark + "%3A%2F%26"
 
 func tryOpen(ctx context.Context, format string, args ...any) error {
 	d, _, err := driver.Open(ctx, fmt.Sprintf(format, args...))
@@ -31,7 +31,7 @@ func tryOpen(ctx context.Context, format string, args ...any) error {
 
 func withoutPassword(t *testing.T, err error) {
 	t.Helper()
-	if err != nil && strings.Contains(err.Error(), "s3cr3t") {
+	if err != nil && strings.Contains(err.Error(), testenv.PasswordMark) {
 		t.Errorf("the password is in the error: %v", err)
 	}
 }
@@ -108,7 +108,7 @@ func TestUserAlone(t *testing.T) {
 		t.Errorf("somebody else reads the ACL: got %v", acl)
 	}
 	for what, err := range map[string]error{
-		"another password": tryOpen(guard(t), "zk://user:other@%s/app", s.Addr),
+		"another password": tryOpen(guard(t), "zk://user:%s@%s/app", testenv.Password(), s.Addr),
 		"no user":          tryOpen(guard(t), "zk://%s/app", s.Addr),
 	} {
 		wantErr(t, what, err, fs.ErrPermission)

@@ -33,7 +33,7 @@ func program(t *testing.T, args ...string) (status int, stdout, stderr string) {
 
 // TestMigration is the whole runbook. The Redis has a user with a password, which nothing shows.
 func TestMigration(t *testing.T) {
-	const password = "zzQQzz"
+	password := testenv.Password()
 	redis, etcd := testenv.Redis(t), testenv.Etcd(t)
 	redis.Do("ACL", "SETUSER", "mover", "on", ">"+password, "~*", "&*", "+@all")
 	from, to := "redisson://mover:"+password+"@"+redis.Addr, "etcd://"+etcd.Addr+"/locks/"
@@ -62,10 +62,10 @@ func TestExitStatus(t *testing.T) {
 		{"nonsense", 2, "arguments"},
 		{"-from redisson://127.0.0.1:1", 2, "both"},
 		{"-patience 0s", 2, "-patience"},
-		{"-from redisson://u:secret@127.0.0.1:1 -to memory://x", 1, "connection refused"},
+		{"-from redisson://u:" + testenv.PasswordMark + "@127.0.0.1:1 -to memory://x", 1, "connection refused"},
 	} {
 		status, stdout, stderr := program(t, strings.Fields(test.args)...)
-		if status != test.status || !strings.Contains(stderr, test.stderr) || strings.Contains(stdout+stderr, "secret") {
+		if status != test.status || !strings.Contains(stderr, test.stderr) || strings.Contains(stdout+stderr, testenv.PasswordMark) {
 			t.Errorf("%s: got status %d, standard error %q; want %d, and %q without a password", test.args, status, stderr, test.status, test.stderr)
 		}
 	}

@@ -21,7 +21,7 @@ import (
 // TestNothingSecretIsReported searches all that is exported of a run with a password in its URL, which ends with the backend out of
 // reach, for the password and for the identities of holds, by which others could release them.
 func TestNothingSecretIsReported(t *testing.T) {
-	const password, escaped = "s3cr/et p@ss", "s3cr%2Fet%20p%40ss"
+	const password, escaped = testenv.PasswordMark + "/ p@ss", testenv.PasswordMark + "%2F%20p%40ss"
 	for _, test := range []struct {
 		name  string
 		start func(testing.TB) (addr string)
@@ -41,7 +41,7 @@ func TestNothingSecretIsReported(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			secrets := append(lockAndLose(t, client, cut), password, escaped, "s3cr")
+			secrets := append(lockAndLose(t, client, cut), testenv.PasswordMark)
 			heal()
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()

@@ -191,6 +191,7 @@ func (w *Waiter) Waits() bool {
 // WantErr fails the test unless the error matches all of want.
 func WantErr(tb testing.TB, what string, err error, want ...error) {
 	tb.Helper()
+	tb.Logf("%s: %v", what, err) // where passwords are looked for
 	for _, target := range want {
 		if !errors.Is(err, target) {
 			tb.Errorf("%s: got %v, want an error that matches %q", what, err, target)
@@ -205,6 +206,7 @@ func WantText(tb testing.TB, what string, err error, parts ...string) {
 		tb.Errorf("%s: got no error", what)
 		return
 	}
+	tb.Logf("%s: %v", what, err) // where passwords are looked for
 	for _, part := range parts {
 		if !strings.Contains(err.Error(), part) {
 			tb.Errorf("%s: got %q, want %q in it", what, err, part)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -21,7 +22,7 @@ type RedisServer struct {
 
 // Redis starts a redis-server that keeps nothing on disk. It takes args as redis-server does, and they win over the defaults:
 //
-//	testenv.Redis(t, "--requirepass", "secret")
+//	testenv.Redis(t, "--requirepass", testenv.Password())
 //	testenv.Redis(t, "--appendonly", "yes", "--appendfsync", "always")
 //
 // Where redis-server is not installed, the test is skipped, or fails if CI is set.
@@ -46,6 +47,7 @@ func startRedis(tb testing.TB, port int, tlsConfig *tls.Config, args []string) *
 	tb.Helper()
 	s := newDataRedis(tb, port, args)
 	s.tls, s.password = tlsConfig, lastValue(args, "--requirepass")
+	s.checkPasswords(args)
 	s.launch()
 	return s
 }
@@ -100,11 +102,24 @@ func (s *RedisServer) ping(ctx context.Context) error {
 // own: MULTI, SUBSCRIBE or WAIT (see AwaitReplicas) make no sense here.
 func (s *RedisServer) Do(args ...string) any {
 	s.tb.Helper()
+	s.checkPasswords(args)
 	answer, err := s.Try(args...)
 	if err != nil {
 		s.tb.Fatalf("redis at %s: %s: %v", s.Addr, args[0], err)
 	}
 	return answer
+}
+
+// checkPasswords fails the test if it makes a password that `make test` does not find.
+func (s *RedisServer) checkPasswords(args []string) {
+	s.tb.Helper()
+	user := slices.ContainsFunc(args, func(arg string) bool { return strings.EqualFold(arg, "SETUSER") || arg == "--user" })
+	for i, arg := range args {
+		password := i > 0 && args[i-1] == "--requirepass" || user && strings.HasPrefix(arg, ">")
+		if password && !strings.Contains(arg, PasswordMark) {
+			s.tb.Fatal("a password that is not from testenv.Password")
+		}
+	}
 }
 
 // Try is Do for commands that may fail: errors of the server are a [RedisError], others come from the network.

@@ -24,7 +24,8 @@ func TestRedisSentinel(t *testing.T) {
 }
 
 func TestRedisSentinelWithPassword(t *testing.T) {
-	s := RedisSentinel(t, 1, "--requirepass", "secret", "--masterauth", "secret")
+	password := Password()
+	s := RedisSentinel(t, 1, "--requirepass", password, "--masterauth", password)
 	s.Primary().Do("SET", "k", "v")
 	s.Sentinels[0].Restart()
 	Eventually(t, func() bool { return s.informed(s.Sentinels[0], 1) }, "a sentinel that was restarted knows the others")

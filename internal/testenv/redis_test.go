@@ -168,7 +168,7 @@ func TestRedisAwaitReplicas(t *testing.T) {
 }
 
 func TestRedisPassword(t *testing.T) {
-	s := Redis(t, "--requirepass", "secret")
+	s := Redis(t, "--requirepass", Password())
 	s.Do("SET", "k", "v")
 	stranger, err := dialRESP(t.Context(), s.Addr, nil)
 	if err != nil {
