@@ -11,7 +11,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-var permissionCodes = []string{"NOPERM", "NOAUTH", "WRONGPASS"}
+// permissionCodes begin refusals. The last is what servers up to 7.0 say, without a code, of what a script asks for.
+var permissionCodes = []string{"NOPERM", "NOAUTH", "WRONGPASS", "The user executing the script can't"}
 
 // refusal says in the words of package driver why a node did not do what it was asked. Its own errors mean that it did nothing.
 func refusal(err error) error {

@@ -192,6 +192,13 @@ func TestPermissions(t *testing.T) {
 		t.Errorf("a name without rights: got %v, want fs.ErrPermission", err)
 	}
 	nodes.awaitClear(t)
+	l = acquire(t, a, request("lk:x"))
+	nodes.do("ACL", "SETUSER", "locker", "-pexpire")
+	if err := l.Renew(t.Context(), testTTL); !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("Renew without the right to PEXPIRE: got %v, want fs.ErrPermission", err)
+	}
+	nodes.do("ACL", "SETUSER", "locker", "+pexpire")
+	release(t, l)
 	nodes.do("ACL", "SETUSER", "locker", "-info")
 	if _, err := tryOpen(url); !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), "info") {
 		t.Errorf("without the right to INFO: got %v, want fs.ErrPermission that names it", err)
