@@ -20,12 +20,10 @@ func TestConformance(t *testing.T) {
 	conform(t, false, userClient(t, s.Addr), nobody, s)
 }
 
-// TestConformancePackaged is with a user who has the rights of docs/security.md and no others.
 func TestConformancePackaged(t *testing.T) {
 	t.Parallel()
-	s := testenv.PackagedEtcd(t, "--bcrypt-cost", "4") // each connection of each client has to log in
-	app := someone{"app", testenv.Password(), "locks/"}
-	conform(t, true, secure(t, s, app.password), app, s)
+	s := testenv.PackagedEtcd(t)
+	conform(t, true, userClient(t, s.Addr), nobody, s)
 }
 
 func TestConformanceCluster(t *testing.T) {
