@@ -72,8 +72,8 @@ func (d *Driver) attempt(ctx context.Context, r *driver.Request, seconds int64, 
 	}
 	// Where callers of this process already wait for the name its feed is active, and what it tells from here on needs no second look.
 	w := d.feeds.joinActive(dir)
-	before, err := h.enqueue(ctx, dir, fresh)
-	if err != nil || before == "" {
+	v, err := h.enqueue(ctx, dir, fresh)
+	if err != nil || v.next() == "" {
 		if w != nil {
 			w.leave()
 		}
@@ -83,7 +83,7 @@ func (d *Driver) attempt(ctx context.Context, r *driver.Request, seconds int64, 
 		*waited = true
 		r.Events.Waiting()
 	}
-	return h.outcome(h.wait(ctx, dir, w, before))
+	return h.outcome(h.wait(ctx, dir, w, v))
 }
 
 // outcome is what attempt returns.
@@ -146,48 +146,45 @@ func (h *hold) try(ctx context.Context, dir string, fresh bool) (*hold, error) {
 		h.notPut()
 		return nil, driver.ErrLocked
 	}
-	before, err := h.enqueue(ctx, dir, fresh) // names below are locked, and this one perhaps
-	if err == nil && before != "" {
+	v, err := h.enqueue(ctx, dir, fresh) // names below are locked, and this one perhaps
+	if err == nil && v.next() != "" {
 		err = h.abandon(ctx, driver.ErrLocked)
 	}
 	return h.outcome(err)
 }
 
-// enqueue puts the key, and returns the one before it, or "" if the lock is granted.
-func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (before string, err error) {
+// enqueue puts the key, and returns those before it. If there are none, the lock is granted.
+func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (view, error) {
 	look := clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
 	condition, then := h.plain(dir)
 	ops := append([]clientv3.Op{h.put(), look}, then...)
 	answer, err := h.ask(ctx, fresh, []clientv3.Cmp{condition}, ops, []clientv3.Op{getRecord(dir)})
 	if err != nil {
-		return "", err
+		return view{}, err
 	}
 	if !answer.Succeeded {
 		r, err := h.recordAt(dir, answer, 0)
 		if r.sealed || err != nil {
 			h.notPut()
-			return "", cmp.Or(err, driver.ErrSealed)
+			return view{}, cmp.Or(err, driver.ErrSealed)
 		}
 		return h.enqueue(ctx, dir, fresh) // there is a record, which is asked for from now on
 	}
 	r, err := h.recordAt(dir, answer, 2)
 	h.created(answer, r)
 	if err != nil {
-		return "", h.abandon(ctx, err)
+		return view{}, h.abandon(ctx, err)
 	}
 	page := answer.Responses[1].GetResponseRange()
-	if c := contender(dir, others(page.Kvs, h.key)); c != nil {
-		return string(c.Key), nil
+	v := viewOf(dir, others(page.Kvs, h.key), page.More, r, h.revision)
+	if v.next() != "" || v.all {
+		return v, nil
 	}
-	if !page.More {
-		return "", nil
+	if v, err = h.look(ctx, dir); err != nil {
+		return view{}, h.failPut(ctx, err)
 	}
-	before, err = h.look(ctx, dir)
-	if err != nil {
-		return "", h.failPut(ctx, err)
-	}
-	return before, nil
+	return v, nil
 }
 
 // plain returns the condition for a key that contends, and what else is to be asked for in the request that puts it: as long as the

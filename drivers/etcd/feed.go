@@ -40,6 +40,7 @@ type feed struct {
 	// Guarded by feeds.mu.
 	users   int
 	active  bool
+	epoch   int                  // how many times it has become active
 	stream  int                  // that the watch is on
 	looking bool                 // one waiter looks, or all that waited for it do
 	next    *queueLook           // for those who wait for that
@@ -47,12 +48,19 @@ type feed struct {
 	handing map[string]struct{}  // keys that are being deleted by requests which say who is next
 }
 
-// waiter is a contender that waits for a key to be deleted or changed, or for the deletion of its own.
+// waiter is a contender that waits for those before it to go.
 type waiter struct {
-	feed        *feed
-	own, before string        // "", "" while everything wakes it
-	granted     *grant        // what a release said that no look was needed for
-	wake        chan struct{} // buffered
+	feed *feed
+	wake chan struct{} // buffered
+
+	// Guarded by feeds.mu.
+	own     string // key; "" while a request is on its way that shows who is before it, and everything wakes it
+	epoch   int    // of the feed when that request was sent; 0 if it was not active then
+	newest  int64  // revision of what the feed has told since then
+	view    view   // without those that the feed has told the deletion of, if it is of all
+	stale   bool   // the view is not to be relied upon: a look is needed
+	cleared int64  // revision at which the last of the view was deleted; 0 if it was not, or the view was not of all
+	granted *grant // what a release said that no look was needed for
 }
 
 // joinActive returns a waiter, which everything wakes, if the feed of dir is active, and nil otherwise.
@@ -60,12 +68,14 @@ func (fs *feeds) joinActive(dir string) *waiter {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	if f := fs.byDir[dir]; f != nil && f.active {
-		return f.add()
+		w := f.add()
+		w.epoch = f.epoch
+		return w
 	}
 	return nil
 }
 
-// join returns a waiter, which everything wakes.
+// join returns a waiter, which everything wakes, for a key that was put before.
 func (fs *feeds) join(dir string) *waiter {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -98,27 +108,52 @@ func (f *feed) remove(key string, w *waiter) {
 	}
 }
 
-// narrow says which keys concern w from now on: its own, and the one before it. It reports whether the feed is active.
-func (w *waiter) narrow(own, before string) (active bool) {
+// narrow says who stands before w, and so which keys concern it from now on. It reports whether the feed is active. If the feed has not
+// told all that happened since the view, or will not, w is to look.
+func (w *waiter) narrow(own string, v view) (active bool) {
 	f := w.feed
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
 	f.remove("", w)
+	w.own, w.view, w.stale, w.cleared = own, v, true, 0
 	f.waiters[own] = append(f.waiters[own], w)
-	f.waiters[before] = append(f.waiters[before], w)
-	w.own, w.before = own, before
+	for _, key := range v.before {
+		f.waiters[key] = append(f.waiters[key], w)
+	}
+	if f.active && w.epoch == f.epoch && w.newest <= v.revision {
+		w.stale = false
+		select {
+		case <-w.wake: // by what the view has in it
+		default:
+		}
+	} else if f.active {
+		w.call()
+	}
 	return f.active
 }
 
-// widen makes everything wake w again, until it is narrowed: it is about to look who is before it.
-func (w *waiter) widen() {
+// widen makes everything wake w again, until it is narrowed: it is about to look who is before it. It returns who was, as far as the
+// feed has told, or "" if that is not known.
+func (w *waiter) widen() (before string) {
 	f := w.feed
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
-	f.remove(w.own, w)
-	f.remove(w.before, w)
-	w.own, w.before = "", ""
+	before = w.view.next()
+	w.unlist()
+	w.own, w.view, w.stale, w.cleared = "", view{}, true, 0
+	if w.newest, w.epoch = 0, 0; f.active {
+		w.epoch = f.epoch
+	}
 	f.waiters[""] = append(f.waiters[""], w)
+	return before
+}
+
+// unlist takes w off what is of concern to any key. It is called with feeds.mu held.
+func (w *waiter) unlist() {
+	w.feed.remove(w.own, w)
+	for _, key := range w.view.before {
+		w.feed.remove(key, w)
+	}
 }
 
 // leave ends what join began.
@@ -126,8 +161,7 @@ func (w *waiter) leave() {
 	f := w.feed
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
-	f.remove(w.own, w)
-	f.remove(w.before, w)
+	w.unlist()
 	if f.users--; f.users == 0 {
 		select {
 		case f.idle <- struct{}{}:
@@ -222,36 +256,40 @@ func (f *feed) setActive(active bool) {
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
 	if f.active = active; active {
+		f.epoch++
 		f.call()
 	}
 }
 
-// call wakes all waiters. It is called with feeds.mu held.
+// call has all waiters look. It is called with feeds.mu held.
 func (f *feed) call() {
 	for _, list := range f.waiters {
 		for _, w := range list {
+			w.stale = true
 			w.call()
 		}
 	}
 }
 
-// tell wakes those whom events concern.
+// tell tells those whom events concern. They learn of all that came together, before any of them does something about it: the end of
+// a lease deletes keys in any order, and a waiter's own may be among them.
 func (f *feed) tell(events []*clientv3.Event) {
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
 	for _, e := range events {
-		if e.Type == mvccpb.PUT && e.Kv.CreateRevision == e.Kv.ModRevision {
-			continue // somebody new, who stands behind
+		if e.IsCreate() || !isContender(f.dir, e.Kv) {
+			continue // somebody new, who stands behind, or a name below
+		}
+		for _, w := range f.waiters[""] {
+			w.newest = max(w.newest, e.Kv.ModRevision)
+			w.call()
 		}
 		if e.Type == mvccpb.PUT && e.Kv.Lease == int64(clientv3.NoLease) { // a seal, for all that stand behind it
 			f.call()
 			continue
 		}
-		for _, w := range f.waiters[string(e.Kv.Key)] {
-			w.call()
-		}
-		for _, w := range f.waiters[""] {
-			w.call()
+		for _, w := range slices.Clone(f.waiters[string(e.Kv.Key)]) {
+			w.see(e)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -25,7 +26,7 @@ func (fs *feeds) expect(dir, key string) *feed {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	f := fs.byDir[dir]
-	if f == nil || len(f.waiters[key]) == 0 {
+	if f == nil || !slices.ContainsFunc(f.waiters[key], func(w *waiter) bool { return w.view.next() == key }) {
 		return nil
 	}
 	if _, twice := f.handing[key]; twice {
@@ -70,30 +71,47 @@ func (f *feed) settle(key, next string, g *grant) {
 		}
 	}
 	for _, w := range f.waiters[key] {
-		w.call()
+		if w.view.next() == key {
+			w.stale = true
+			w.call()
+		}
 	}
 }
 
-// news returns what a release said to w, and whether it may yet come.
-func (w *waiter) news() (g *grant, pending bool) {
+// todo is what a waiter does that was woken.
+type todo int8
+
+const (
+	toLook   todo = iota // who is before it
+	toRest               // it goes on waiting
+	toExpect             // the answer to a release of this process, and to look if it does not come
+	toTake               // the lock
+)
+
+// take says what the hold does that w was woken for, and gives it the token if it has the lock. A lease of the hold's own has to be
+// prolonged at the grant, so those look then in any case.
+func (h *hold) take(w *waiter) todo {
 	f := w.feed
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
-	g, w.granted = w.granted, nil
-	_, pending = f.handing[w.before]
-	return g, pending
-}
-
-// take takes what a release said to w, if it is for the key of h as it is now. A lease of the hold's own has to be prolonged at the
-// grant, so those look in any case.
-func (h *hold) take(w *waiter) (taken, pending bool) {
-	if h.own != nil {
-		return false, false
+	g := w.granted
+	w.granted = nil
+	_, pending := f.handing[w.view.next()]
+	switch told := g != nil && g.created == h.revision; {
+	case h.own != nil && (told || w.stale || w.cleared > 0):
+		return toLook
+	case told:
+		h.tokenFrom(g.record, g.token)
+		return toTake
+	case w.stale && pending:
+		return toExpect
+	case w.stale:
+		return toLook
+	case w.cleared == 0:
+		return toRest
+	case h.driver.now() >= h.expires():
+		return toLook
 	}
-	g, pending := w.news()
-	if g == nil || g.created != h.revision {
-		return false, pending
-	}
-	h.tokenFrom(g.record, g.token)
-	return true, false
+	h.tokenFrom(w.view.record, w.cleared)
+	return toTake
 }

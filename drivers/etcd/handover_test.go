@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/etcd"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -45,6 +46,155 @@ func TestHandOverInAProcessIsOneRequest(t *testing.T) {
 		release(t, l)
 		return after["Txn"]-before["Txn"] == n && after["DeleteRange"] == before["DeleteRange"]
 	}, "a row of hand-overs takes one request each")
+}
+
+// TestHandOverBetweenClientsIsOneRequest counts what the server is asked when a lock goes from client to client and back: who waits knows
+// by the event that nobody is before it any more. One that is held up for long enough looks, so some rows may cost more.
+func TestHandOverBetweenClientsIsOneRequest(t *testing.T) {
+	const n = 6
+	s := testenv.Etcd(t)
+	drivers := []*etcd.Driver{openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)}
+	row := 0
+	testenv.Eventually(t, func() bool {
+		row++
+		name := fmt.Sprint("row", row)
+		l := acquire(t, drivers[0], request(name))
+		waiters := []*drivertest.Waiter{wait(t, drivers[1], request(name)), wait(t, drivers[2], request(name))}
+		got := make(map[string]int64)
+		for i := range n {
+			<-time.After(20 * time.Millisecond) // they have seen that their watches are there
+			last, before := token(l), s.Requests()
+			release(t, l)
+			if l = waiters[0].Granted(t); token(l) <= last {
+				t.Errorf("token: got %d after %d", token(l), last)
+			}
+			if !waiters[1].Waits() {
+				t.Error("two were granted the lock")
+			}
+			for method, count := range s.Requests() {
+				got[method] += count - before[method]
+			}
+			waiters = append(waiters[1:], wait(t, drivers[i%len(drivers)], request(name)))
+		}
+		for _, w := range waiters {
+			release(t, l)
+			l = w.Granted(t)
+		}
+		release(t, l)
+		return got["DeleteRange"] == n && got["Txn"] == 0 && got["Range"] == 0
+	}, "a row of hand-overs takes one request each")
+}
+
+// TestHandOverPastThoseWhoLeft has those right before a waiter go first: that does not make it the next, however many there are.
+func TestHandOverPastThoseWhoLeft(t *testing.T) {
+	s := testenv.Etcd(t)
+	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
+	for _, n := range []int{1, 2, 6, 7, 8, 9, 20} {
+		l := acquire(t, a, request("a"))
+		left := queueUp(t, a, "a", n)
+		stays := wait(t, a, request("a"))
+		left = append(left, queueUp(t, a, "a", n)...)
+		w := wait(t, b, request("a"))
+		<-time.After(20 * time.Millisecond) // its watch is there
+		for _, other := range left {
+			other.Cancel()
+			if _, err := other.End(t); err == nil {
+				t.Fatalf("%d: a wait that was canceled was granted the lock", n)
+			}
+		}
+		<-time.After(10 * time.Millisecond) // for the events
+		if !w.Waits() || !stays.Waits() {
+			t.Fatalf("%d: granted while another holds the lock", n)
+		}
+		release(t, l)
+		l = stays.Granted(t)
+		if !w.Waits() {
+			t.Fatalf("%d: two were granted the lock", n)
+		}
+		release(t, l)
+		release(t, w.Granted(t))
+	}
+}
+
+// TestHandOverOfARecordThatChanged has the holder mark a name, and take the mark off, while another waits: that one has the token, and
+// knows of the mark, as if it had come later.
+func TestHandOverOfARecordThatChanged(t *testing.T) {
+	s := testenv.Etcd(t)
+	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
+	marked := func(l driver.Lease) bool {
+		is, err := b.Marked(t.Context(), l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return is
+	}
+	for i := range 10 {
+		l := acquire(t, a, request("a"))
+		w := wait(t, b, request("a"))
+		<-time.After(20 * time.Millisecond) // its watch is there
+		mark(t, a, l, token(l)+1<<40)
+		last := token(l)
+		release(t, l)
+		l = w.Granted(t)
+		if got := token(l); got <= last {
+			t.Errorf("token in round %d: got %d after %d", i, got, last)
+		}
+		if !marked(l) {
+			t.Errorf("round %d: the mark is not known", i)
+		}
+		release(t, l)
+
+		l = acquire(t, a, request("a"))
+		w = wait(t, b, request("a"))
+		<-time.After(20 * time.Millisecond)
+		unmark(t, a, l)
+		release(t, l)
+		if l = w.Granted(t); marked(l) {
+			t.Errorf("round %d: the mark that was taken off is still known", i)
+		}
+		release(t, l)
+	}
+}
+
+// TestHandOverByTheEndOfALease has one event tell that the holder's key is gone and that the waiter's own is.
+func TestHandOverByTheEndOfALease(t *testing.T) {
+	s := testenv.Etcd(t)
+	c := userClient(t, s.Addr)
+	for range 10 {
+		d := openURL(t, "etcd://%s", s.Addr)
+		acquire(t, d, request("a"))
+		w := wait(t, d, request("a"))
+		<-time.After(20 * time.Millisecond) // its watch is there
+		old := keys(t, c, "a/")
+		revoke(t, c, leaseOf(t, c, old[0]))
+		l := w.Granted(t)
+		if now := keys(t, c, "a/"); len(now) != 1 || now[0] == old[1] {
+			t.Errorf("keys: got %q, want one on another lease than %q", now, old[1])
+		}
+		release(t, l)
+	}
+}
+
+// TestHandOverThatNoWatchTells cuts a waiter off while the lock is released, and has the server forget the events.
+func TestHandOverThatNoWatchTells(t *testing.T) {
+	s := testenv.Etcd(t)
+	proxy := testenv.NewProxy(t, s.Addr)
+	c := userClient(t, s.Addr)
+	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", proxy.Addr)
+	for range 3 {
+		l := acquire(t, a, request("a"))
+		w := wait(t, b, request("a"))
+		proxy.Cut()
+		release(t, l)
+		if _, err := c.Put(t.Context(), "other", ""); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Compact(t.Context(), revision(t, c)); err != nil {
+			t.Fatal(err)
+		}
+		proxy.Heal()
+		release(t, w.Granted(t))
+	}
 }
 
 // TestHandOverTokenIsTheRevision compares with what package concurrency exports: the revision of an answer that showed the grant.

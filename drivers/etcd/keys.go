@@ -100,7 +100,7 @@ func contender(dir string, kvs []*mvccpb.KeyValue) *mvccpb.KeyValue {
 }
 
 func isContender(dir string, kv *mvccpb.KeyValue) bool {
-	for _, c := range kv.Key[len(dir):] {
+	for _, c := range kv.Key[min(len(dir), len(kv.Key)):] {
 		if c == '/' || c == 0 { // below, or the record of a name below
 			return false
 		}

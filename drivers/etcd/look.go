@@ -21,23 +21,23 @@ type queueLook struct {
 	err    error
 }
 
-// lookFresh asks for the contender before the key, and prolongs a lease of the hold's own at the same time.
-func (h *hold) lookFresh(ctx context.Context, w *waiter) (before string, err error) {
+// lookFresh asks for the contenders before the key, and prolongs a lease of the hold's own at the same time.
+func (h *hold) lookFresh(ctx context.Context, w *waiter) (v view, err error) {
 	if h.own == nil {
 		return h.lookShared(ctx, w)
 	}
 	bounded, cancel := h.driver.request(ctx, attemptFor)
 	defer cancel()
 	refreshed := h.driver.refresh(bounded, h.own.carrier())
-	before, err = h.lookShared(bounded, w)
-	if failed := <-refreshed; err == nil && (before == "" || isLeaseGone(failed)) {
+	v, err = h.lookShared(bounded, w)
+	if failed := <-refreshed; err == nil && (v.next() == "" || isLeaseGone(failed)) {
 		err = failed
 	}
-	return before, err
+	return v, err
 }
 
 // lookShared looks at once if no other waiter does, and together with all that wait for their turn otherwise.
-func (h *hold) lookShared(ctx context.Context, w *waiter) (before string, err error) {
+func (h *hold) lookShared(ctx context.Context, w *waiter) (view, error) {
 	f := w.feed
 	f.feeds.mu.Lock()
 	if !f.looking {
@@ -54,26 +54,28 @@ func (h *hold) lookShared(ctx context.Context, w *waiter) (before string, err er
 	select {
 	case <-q.done:
 	case <-ctx.Done():
-		return "", ctx.Err()
+		return view{}, ctx.Err()
 	case <-h.driver.stopping.Done():
-		return "", errNoAnswer
+		return view{}, errNoAnswer
 	}
 	if q.err != nil {
-		return "", q.err
+		return view{}, q.err
 	}
 	i, found := slices.BinarySearchFunc(q.queue, h.revision, func(kv *mvccpb.KeyValue, revision int64) int {
 		return int(kv.CreateRevision - revision)
 	})
 	switch {
 	case q.record.sealed:
-		return "", driver.ErrSealed
+		return view{}, driver.ErrSealed
 	case !found || string(q.queue[i].Key) != h.key:
-		return "", errGone
-	case i > 0:
-		return string(q.queue[i-1].Key), nil
+		return view{}, errGone
+	case i == 0:
+		h.tokenFrom(q.record, q.token)
 	}
-	h.tokenFrom(q.record, q.token)
-	return "", nil
+	from := max(0, i-pageSize)
+	before := slices.Clone(q.queue[from:i])
+	slices.Reverse(before)
+	return viewOf(w.feed.dir, before, from > 0, q.record, q.token), nil
 }
 
 // looked ends a look, and begins the one that others wait for.
@@ -109,33 +111,33 @@ func (f *feed) lookForAll(q *queueLook) {
 	q.queue = slices.DeleteFunc(all.Kvs, func(kv *mvccpb.KeyValue) bool { return !isContender(f.dir, kv) })
 }
 
-// look asks for the contender before the key. If there is none, the lock is granted, and the revision of the answer is the token:
+// look asks for the contenders before the key. If there is none, the lock is granted, and the revision of the answer is the token:
 // the lock was held at that revision, and whoever had it before had let go of it.
-func (h *hold) look(ctx context.Context, dir string) (before string, err error) {
+func (h *hold) look(ctx context.Context, dir string) (view, error) {
 	bounded, cancel := h.driver.request(ctx, attemptFor)
 	defer cancel()
 	options := []clientv3.OpOption{clientv3.WithKeysOnly(), clientv3.WithMaxCreateRev(h.revision),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend)}
 	page, r, token, err := h.driver.getQueue(bounded, dir, append(options, clientv3.WithLimit(pageSize))...)
 	if err != nil {
-		return "", err
+		return view{}, err
 	}
 	if r.sealed {
-		return "", driver.ErrSealed
+		return view{}, driver.ErrSealed
 	}
 	if len(page.Kvs) == 0 || page.Kvs[0].CreateRevision != h.revision || string(page.Kvs[0].Key) != h.key {
-		return "", errGone
+		return view{}, errGone
 	}
 	if page.More && contender(dir, page.Kvs[1:]) == nil { // a page full of names below
 		if page, _, _, err = h.driver.getQueue(bounded, dir, append(options, clientv3.WithRev(token))...); err != nil {
-			return "", err
+			return view{}, err
 		}
 	}
-	if c := contender(dir, others(page.Kvs, h.key)); c != nil {
-		return string(c.Key), nil
+	v := viewOf(dir, others(page.Kvs, h.key), page.More, r, token)
+	if v.next() == "" {
+		h.tokenFrom(r, token)
 	}
-	h.tokenFrom(r, token)
-	return "", nil
+	return v, nil
 }
 
 // getQueue asks for contenders, together with the record of the name.

@@ -162,6 +162,11 @@ func (h *hold) stands() []clientv3.Cmp {
 	return []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.revision), hasLease(h.key)}
 }
 
+// putAgain puts the key of the hold as it is. That tells those who wait, and watch it, that the record has changed.
+func (h *hold) putAgain() clientv3.Op {
+	return clientv3.OpPut(h.key, "", clientv3.WithIgnoreValue(), clientv3.WithIgnoreLease())
+}
+
 // isOver reports whether the hold is known to be over.
 func (h *hold) isOver() bool {
 	h.mu.Lock()
@@ -219,7 +224,7 @@ func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 		}
 		answer, err := d.client.Txn(bounded).
 			If(append(h.stands(), clientv3.Compare(clientv3.ModRevision(baseKey(dir)), "=", r.raised))...).
-			Then(clientv3.OpPut(baseKey(dir), strconv.FormatUint(r.base, 10)), clientv3.OpPut(markKey(dir), "")).
+			Then(clientv3.OpPut(baseKey(dir), strconv.FormatUint(r.base, 10)), clientv3.OpPut(markKey(dir), ""), h.putAgain()).
 			Else(clientv3.OpGet(h.key), getRecord(dir)).
 			Commit()
 		if err != nil {

@@ -96,7 +96,7 @@ func (d *Driver) Unmark(ctx context.Context, l driver.Lease) error {
 	}
 	bounded, cancel := withBound(ctx, requestFor)
 	defer cancel()
-	answer, err := d.client.Txn(bounded).If(h.stands()...).Then(clientv3.OpDelete(markKey(d.dir(h.request.Name)))).Commit()
+	answer, err := d.client.Txn(bounded).If(h.stands()...).Then(clientv3.OpDelete(markKey(d.dir(h.request.Name))), h.putAgain()).Commit()
 	if err != nil {
 		err, _ = fault(ctx, err)
 		return err

@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,27 +24,26 @@ var errGone = errors.New("the place in the queue was removed")
 
 // wait waits until no contender is before the key. W is nil if the feed was not active when the key was put. If it returns an error,
 // the key is gone, or cleaned up in the background.
-func (h *hold) wait(ctx context.Context, dir string, w *waiter, before string) error {
+func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 	d := h.driver
-	joined := w == nil
-	if joined {
+	if w == nil {
 		w = d.feeds.join(dir)
 	}
 	defer w.leave()
-	active := w.narrow(h.key, before)
-	if active && joined {
-		w.call() // what happened since the key was put was missed
-	}
+	before := v.next()
+	active := w.narrow(h.key, v)
 	timer := time.NewTimer(h.pause(active))
 	defer timer.Stop()
 	for refusal, patient := driver.ErrLocked, false; ; {
 		late := false
 		select {
 		case <-w.wake:
-			taken, pending := h.take(w)
-			if taken {
+			switch next := h.take(w); {
+			case next == toTake:
 				return h.confirmed(ctx)
-			} else if pending && !patient {
+			case next == toRest:
+				continue
+			case next == toExpect && !patient:
 				patient = true
 				timer.Reset(patience)
 				continue
@@ -60,17 +60,17 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, before string) e
 			return driver.ErrClosed
 		}
 		patient = false
-		w.widen()
-		now, err := h.lookFresh(ctx, w)
-		if late && err == nil && (!active || now != before) {
+		before = cmp.Or(w.widen(), before)
+		v, err := h.lookFresh(ctx, w)
+		if late && err == nil && (!active || v.next() != before) {
 			w.doubt() // it should have woken us
 		}
 		switch {
-		case err == nil && now == "":
+		case err == nil && v.next() == "":
 			return h.confirmed(ctx)
 		case err == nil:
-			refusal, before = driver.ErrLocked, now
-			active = w.narrow(h.key, before)
+			refusal = driver.ErrLocked
+			active = w.narrow(h.key, v)
 			timer.Reset(h.pause(active))
 		default:
 			if err = h.lookFailed(ctx, err); err != nil {
