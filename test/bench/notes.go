@@ -12,8 +12,6 @@ const (
 		"deeper than 2 kB. What dsync adds is its place in the line."
 	shortDrain = "all of it lasts for a tenth of a second, so what a goroutine costs that wakes for the first time, and the collection of the " +
 		"memory of 5,000 stacks, count for as much as the locks. Workload 3 has the same hand-over where it lasts."
-	thirdRequest = "the protocol that is shared with other programs takes a request to confirm the grant after a wait, where the floor takes " +
-		"the disappearance of the key before it for the grant; "
 )
 
 // Notes say what stands in the way of a target, and what was tried. The table has them where the target is missed.
@@ -51,9 +49,9 @@ var Notes = map[subject]string{
 		"puts a value that says who holds the lock: the client library allocates for each of these.",
 	{"etcd", "2 (512)", "dsync", "ops/s"}:                  etcdMany,
 	{"etcd", "2 (512)", "dsync", "p99 ms"}:                 etcdMany,
-	{"etcd", "3", "dsync", "hand-overs/s"}:                 thirdRequest + "and its revision is the token.",
-	{"etcd", "4", "dsync", "p50 µs"}:                       thirdRequest + "and its revision is the token.",
-	{"etcd", "5", "dsync", "requests/hand-over"}:           thirdRequest + "and its revision is the token.",
+	{"etcd", "3", "dsync", "hand-overs/s"}:                 etcdRelease,
+	{"etcd", "4", "dsync", "p50 µs"}:                       etcdEvent,
+	{"etcd", "5", "dsync", "requests/hand-over"}:           etcdPlace,
 	{"etcd", "3", "dsync, HandOver", "hand-overs/s"}:       noBlock,
 	{"etcd", "5", "dsync, HandOver", "requests/hand-over"}: noBlock,
 	{"etcd", "7", "dsync, HandOver", "drained/s"}:          noBlock,
@@ -106,6 +104,11 @@ const (
 	noBlock   = "a lock with tokens is not handed over inside the process: each hold needs a token of its own, etcd's are revisions, and a grant " +
 		"brings one. The contract with drivers has no request that takes a new token for a hold that is passed on. The row without tokens " +
 		"shows what the hand-over itself would bring."
+	etcdRelease = "a release with a waiter of the same process behind it is a transaction that also shows who is next, and the record of the name; the " +
+		"floor deletes a key."
+	etcdEvent = "the grant is made of the event alone, as in the floor; what is more is one goroutine to wake, as all waiters of a name share a watch."
+	etcdPlace = "a waiter with more than seven others before it looks when the one right before it is gone, since that one may have given up; in the " +
+		"floor nobody gives up."
 	etcdCheck = "all holds are compared with the keys at the server every second, so that a removal is noticed within Info.Detect, 3 s; the floor " +
 		"does not notice one. A watch for each hold would cost more than the lock."
 	zkWatch = " Each hold has a watch of its node as well, so that a removal is noticed at once."
