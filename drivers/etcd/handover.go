@@ -105,7 +105,7 @@ func (h *hold) take(w *waiter) todo {
 		return toTake
 	case w.stale && pending:
 		return toExpect
-	case w.stale:
+	case w.stale, g != nil: // a grant for an earlier key of that name may have been in the way of one for this
 		return toLook
 	case w.cleared == 0:
 		return toRest
