@@ -9,8 +9,8 @@ import (
 	"math/rand/v2"
 	"net/url"
 	"strconv"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,55 +28,46 @@ var (
 
 const pairClients = 6
 
-// backend is one that a pair is made of.
+// backend is one that pairs are made of.
 type backend struct {
-	name          string
-	url, second   string // of the one, and of another one of the kind
+	name string
+
+	// place returns the URL of a backend that no other pair uses: with a gate, pairs would meet in the names of the gate.
+	place         func(t *testing.T) string
 	fenced        bool
-	seals, marks  bool // as its driver says
 	late          time.Duration
 	insideProcess bool
 }
 
-// realBackends starts one server of each kind, and a second Redis.
-func realBackends(t *testing.T) []backend {
-	var nodes []string
-	for range 3 {
-		nodes = append(nodes, testenv.Redis(t).Addr)
+func backends(t *testing.T) []backend {
+	etcd, zk := testenv.Etcd(t).Addr, testenv.ZooKeeper(t).Addr // which have room for all pairs
+	redis := func(t *testing.T) string { return testenv.Redis(t).Addr }
+	var places atomic.Int64
+	return []backend{
+		{"redisson", func(t *testing.T) string { return "redisson://" + redis(t) }, true, time.Second, false},
+		{"etcd", func(*testing.T) string { return fmt.Sprintf("etcd://%s/%d/", etcd, places.Add(1)) }, true, 2 * time.Second, false},
+		{"zk", func(*testing.T) string { return fmt.Sprintf("zk://%s/%d", zk, places.Add(1)) }, true, 2 * time.Second, false},
+		{"pglock", func(t *testing.T) string { return testenv.Postgres(t).URL("pglock") }, true, time.Second, false},
+		{"redlock", func(t *testing.T) string {
+			return fmt.Sprintf("redlock://%s,%s,%s?durable=true", redis(t), redis(t), redis(t))
+		}, false, time.Second, false},
+		{"memory", func(*testing.T) string { return fmt.Sprint("memory://pairs-", places.Add(1)) }, true, 0, true},
 	}
-	all := []backend{
-		{name: "redisson", url: "redisson://" + testenv.Redis(t).Addr, second: "redisson://" + testenv.Redis(t).Addr, fenced: true,
-			late: time.Second},
-		{name: "etcd", url: "etcd://" + testenv.Etcd(t).Addr, fenced: true, late: 2 * time.Second},
-		{name: "zk", url: "zk://" + testenv.ZooKeeper(t).Addr, fenced: true, late: 2 * time.Second},
-		{name: "pglock", url: testenv.Postgres(t).URL("pglock"), fenced: true, late: time.Second},
-		{name: "redlock", url: "redlock://" + strings.Join(nodes, ",") + "?durable=true", late: time.Second},
-		{name: "memory", url: "memory://pairs", second: "memory://more-pairs", fenced: true, insideProcess: true},
-	}
-	for i := range all {
-		d := drivertest.Open(t, all[i].url)
-		_, all[i].seals = d.(driver.Sealer)
-		_, all[i].marks = d.(driver.Marker)
-	}
-	return all
 }
 
-// TestPairs takes clients through the phases between every two backends, in processes of which some are killed and stopped.
+// TestPairs takes clients through the phases between every two backends, in processes of which some are killed and stopped. As many
+// pairs run side by side as there are CPUs, so that the storms have something to work with.
 func TestPairs(t *testing.T) {
-	all := realBackends(t)
+	all := backends(t)
 	for _, from := range all {
 		for _, to := range all {
-			if from.name == to.name {
-				if to.url = to.second; to.url == "" {
-					continue // there is one server of the kind
-				}
-			}
 			t.Run(from.name+" to "+to.name, func(t *testing.T) {
+				t.Parallel()
 				p := &pairStorm{t: t, from: from, to: to, seed: *pairSeed}
 				if p.seed == 0 {
 					p.seed = rand.Uint64()
 				}
-				p.gated = !from.seals || !to.marks
+				p.prepare()
 				p.refused()
 				p.run()
 			})
@@ -87,6 +78,7 @@ func TestPairs(t *testing.T) {
 type pairStorm struct {
 	t        *testing.T
 	from, to backend
+	old, new string // their URLs
 	gated    bool
 	seed     uint64
 	start    time.Time
@@ -97,9 +89,17 @@ type pairStorm struct {
 	begin    chan struct{} // closed when they may change the phase
 }
 
+// prepare opens the two backends until the end of the test, also because one of this process lives as long as somebody has it open.
+func (p *pairStorm) prepare() {
+	p.old, p.new = p.from.place(p.t), p.to.place(p.t)
+	_, seals := drivertest.Open(p.t, p.old).(driver.Sealer)
+	_, marks := drivertest.Open(p.t, p.new).(driver.Marker)
+	p.gated = !seals || !marks
+}
+
 // pairURL returns the URL of the pair in a phase.
 func (p *pairStorm) pairURL(more string) string {
-	return "migrate:?from=" + url.QueryEscape(p.from.url) + "&to=" + url.QueryEscape(p.to.url) + more
+	return "migrate:?from=" + url.QueryEscape(p.old) + "&to=" + url.QueryEscape(p.new) + more
 }
 
 // refused checks that what cannot be done is refused, and why.
@@ -148,7 +148,7 @@ func (p *pairStorm) run() {
 		p.t.Fatal(err)
 	}
 	v := conformance.Judge(events, conformance.Bounds{
-		Fenced: !p.gated && p.from.fenced && p.to.fenced,
+		Fenced: !p.gated && p.from.fenced && p.to.fenced, MinClients: pairClients, MinGrants: pairClients,
 		Linger: pairTTL + max(p.from.late, p.to.late), Wake: 10 * pairTTL, Stuck: 20 * pairTTL, Recover: 5 * pairTTL, MaxUnknown: 0.9,
 	})
 	p.t.Logf("%d attempts, %d granted, %d lost, %d unknown, %d faults", v.Attempts, v.Granted, v.Lost, v.Unknown, v.Faults)
@@ -179,7 +179,7 @@ func (p *pairStorm) client(i int, label string, phase migrate.Phase) *pairClient
 // oldProgram returns a client that knows the old backend alone.
 func (p *pairStorm) oldProgram() *pairClient {
 	c := p.client(pairClients, "old program", migrate.PhaseOld)
-	c.URL = p.from.url
+	c.URL = p.old
 	return c
 }
 
@@ -187,11 +187,6 @@ func (p *pairStorm) oldProgram() *pairClient {
 func (p *pairStorm) inside() {
 	ctx, cancel := context.WithCancel(p.t.Context())
 	defer cancel()
-	keep, err := openAll(ctx, p.from.url, p.to.url) // a backend of this process lives as long as somebody has it open
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	defer keep()
 	var clients []*pairClient
 	for i := range pairClients {
 		clients = append(clients, p.client(i, fmt.Sprint("client ", i), migrate.PhaseOld))
@@ -224,24 +219,6 @@ func (p *pairStorm) inside() {
 	cancel()
 	all.Wait()
 	p.moved(moves)
-}
-
-func openAll(ctx context.Context, urls ...string) (closeAll func(), err error) {
-	var all []driver.Driver
-	closeAll = func() {
-		for _, d := range all {
-			_ = d.Close(context.WithoutCancel(ctx))
-		}
-	}
-	for _, u := range urls {
-		d, _, err := driver.Open(ctx, u)
-		if err != nil {
-			closeAll()
-			return nil, err
-		}
-		all = append(all, d)
-	}
-	return closeAll, nil
 }
 
 func (p *pairStorm) moved(moves int) {
