@@ -164,10 +164,12 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease
 	return l, 0, nil
 }
 
-// Answers of the acquire script for a lock that does not expire, and for one that is sealed.
+// Answers of the acquire script for a lock that does not expire, for one that is sealed, and, less the token, for a grant of a name that
+// is marked.
 const (
 	takenForEver = 0
 	sealedAnswer = -4_000_000_000_000
+	markedAnswer = -5_000_000_000_000
 )
 
 var errAnswer = errors.New("the server's answer makes no sense")

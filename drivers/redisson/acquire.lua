@@ -14,13 +14,21 @@ end
 -- acquire takes the lock name for a hold for ttl milliseconds, and n tokens out of the key token (none if that is nil). That key
 -- is made for keep milliseconds, or for ever if keep is ''.
 --
--- It returns the first token (1 if there is none), or {first, how many}, or {first, how many, 1} if there is the key mark; if another hold has the lock, 0 if it has no TTL, else
+-- It returns the first token (1 if there is none), or {first, how many}. If there is the key mark, that is -5000000000000 - the first
+-- token, or {first, how many, 1}. If another hold has the lock, it returns 0 if that has no TTL (or one of more than 120 years), else
 -- -1 - the milliseconds that are left, and -4000000000000 if it is sealed (for 100 years: see seal.lua). The same hold may ask again:
 -- it takes new tokens and starts its TTL anew.
 local function acquire(name, hold, ttl, token, n, keep, mark)
-  local left = call('PTTL', name)
+  local left, marked = -2, false
+  if mark then
+    local there = call('EXISTS', name, mark, mark) -- one for the lock, two for the mark: one call, as without a mark
+    marked = there >= 2
+    if there % 2 == 1 then left = call('PTTL', name) end
+  else
+    left = call('PTTL', name)
+  end
   if left ~= -2 and call('HEXISTS', name, hold) == 0 then
-    if left < 0 then return 0 end
+    if left < 0 or left > 3784320000000 then return 0 end
     if left > 1576800000000 and call('HEXISTS', name, 'dsync:seal') == 1 then return -4000000000000 end
     return -1 - left
   end
@@ -47,7 +55,6 @@ local function acquire(name, hold, ttl, token, n, keep, mark)
   end
   call('HSET', name, hold, 1)
   call('PEXPIRE', name, ttl)
-  if mark and call('EXISTS', mark) == 1 then return {first, block, 1} end
-  if block == 1 then return first end
-  return {first, block}
+  if block == 1 then return marked and -5000000000000 - first or first end
+  return marked and {first, block, 1} or {first, block}
 end

@@ -5,6 +5,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -57,5 +59,32 @@ func TestMarkedCostsOneRequestOnce(t *testing.T) {
 			all.Go(func() { check(i) })
 		}
 		all.Wait()
+	}
+}
+
+// TestMarkedLeavesForeignLocksAlone asks for names that other programs hold, for times that no answer of the server may take for a grant.
+func TestMarkedLeavesForeignLocksAlone(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s", s.Addr)
+	l := acquire(t, d, request("x"))
+	if _, err := d.Marked(t.Context(), l); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Mark(t.Context(), l, 5); err != nil {
+		t.Fatal(err)
+	}
+	release(t, l)
+	for _, left := range []string{"", "1000000", "3900000000000", "3999999999999", "4000000000000", "5000000000001", "1770000000000000"} {
+		s.Do("HSET", "x", "a thread of Java", "1")
+		if left != "" {
+			s.Do("PEXPIRE", "x", left)
+		}
+		_, err := d.Acquire(t.Context(), noWait("x"))
+		drivertest.WantErr(t, "a lock for "+left+" ms", err, driver.ErrLocked)
+		s.Do("DEL", "x")
+	}
+	l = acquire(t, d, request("x"))
+	if marked, err := d.Marked(t.Context(), l); !marked || err != nil {
+		t.Errorf("Marked: got %t, %v, want true", marked, err)
 	}
 }

@@ -116,7 +116,9 @@ func (o *op) read(message rueidis.RedisMessage, err error) {
 	switch {
 	case err != nil:
 	case !message.IsArray():
-		o.first, err = message.ToInt64()
+		if o.first, err = message.ToInt64(); o.marks && o.first < markedAnswer {
+			o.first, o.moved = markedAnswer-o.first, true
+		}
 	default:
 		var block []int64
 		block, err = message.AsIntSlice()
