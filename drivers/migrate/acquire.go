@@ -24,9 +24,13 @@ type attempt struct {
 	r       *driver.Request
 	phase   Phase
 	member  *member         // nil without a gate
-	outer   context.Context // of the caller; the methods are called with one that ends with the driver as well
+	outer   context.Context // of the caller
 	waiting sync.Once
-	again   bool // the Hold of the request was used
+	again   bool  // the Hold of the request was used
+	only    lease // most attempts need one: it is made together with the attempt
+
+	bound context.Context // see closable; nil until it is needed
+	leave func()          // ends it
 }
 
 func (a *attempt) wait() { a.waiting.Do(a.r.Events.Waiting) }
@@ -36,14 +40,12 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if !d.enter() {
+	if !d.enter(&d.calls) {
 		return nil, driver.ErrClosed
 	}
 	defer d.calls.Done()
 	a := &attempt{d: d, r: r, phase: d.Phase(), outer: ctx}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(d.life, cancel)()
+	defer a.end()
 	acquire := a.acquire
 	if d.gate != nil {
 		acquire = a.gated
@@ -53,6 +55,23 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 		return nil, d.closing(a.outer, err)
 	}
 	return l, nil
+}
+
+// closable returns the context for steps that ask one backend while the attempt may hold the other, or a membership: Close ends those,
+// and waits for them, before it closes the backends. What asks one backend and holds nothing else ends with that, and needs none.
+func (a *attempt) closable(ctx context.Context) (context.Context, error) {
+	var err error
+	if a.bound == nil {
+		a.bound, a.leave, err = a.d.closable(ctx)
+	}
+	return a.bound, err
+}
+
+// end is called when the attempt is over.
+func (a *attempt) end() {
+	if a.bound != nil {
+		a.leave()
+	}
 }
 
 // closing makes of an error what the caller is told if the driver was closed meanwhile.
@@ -68,11 +87,16 @@ func (d *Driver) closing(outer context.Context, err error) error {
 
 // acquire takes one way after the other until the name is granted. A way to a grant is over when a hold on the way was lost, when the
 // name turns out to be sealed, or not to be sealed any more, and when one that is to be sealed turns out to be held.
-func (a *attempt) acquire(ctx context.Context) (*lease, error) {
+func (a *attempt) acquire(ctx context.Context) (l *lease, err error) {
+	if a.phase == PhaseDual || a.phase == PhaseHandover {
+		if ctx, err = a.closable(ctx); err != nil {
+			return nil, err
+		}
+	}
 	first := [...]func(context.Context) (*lease, error){a.old, a.dual, a.handover, a.alone}[a.phase]
 	way := first
 	for {
-		l, err := way(ctx)
+		l, err = way(ctx)
 		switch {
 		case err == nil:
 			return l, nil
@@ -85,7 +109,10 @@ func (a *attempt) acquire(ctx context.Context) (*lease, error) {
 		default:
 			return nil, err
 		}
-		if err := ctx.Err(); err != nil {
+		if ctx, err = a.closable(ctx); err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -173,11 +200,15 @@ func (a *attempt) alone(ctx context.Context) (*lease, error) {
 	if marked {
 		return l.grant(ctx, to, to)
 	}
-	bound, cancel := context.WithDeadline(ctx, to.lease.Expires())
+	moving, err := a.closable(ctx)
+	if err != nil {
+		return nil, to.undo(ctx, err)
+	}
+	bound, cancel := context.WithDeadline(moving, to.lease.Expires())
 	defer cancel()
 	floor, err := a.sealIdle(bound, to)
 	if err == nil {
-		if err = a.mark(ctx, to, floor); err != nil {
+		if err = a.mark(moving, to, floor); err != nil {
 			err = to.undo(ctx, err)
 		}
 	}
@@ -239,7 +270,8 @@ func (a *attempt) seal(ctx context.Context, from, to *part) error {
 }
 
 func (a *attempt) marked(ctx context.Context, to *part) (bool, error) {
-	bound := &until{Context: ctx, at: to.lease.Expires()}
+	bound := &to.l.look
+	bound.Context, bound.at = ctx, to.lease.Expires()
 	defer bound.end()
 	marked, err := a.d.marker.Marked(bound, to.lease)
 	return marked, a.translate(err)

@@ -152,15 +152,12 @@ func (g *gate) replace(m *member) (old *member) {
 
 // setPhase moves the process one phase on or back.
 func (g *gate) setPhase(ctx context.Context, p Phase) error {
-	if !g.d.enter() {
-		return driver.ErrClosed
+	bound, end, err := g.d.closable(ctx)
+	if err != nil {
+		return err
 	}
-	defer g.d.calls.Done()
-	outer := ctx
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(g.d.life, cancel)()
-	return g.d.closing(outer, g.change(ctx, p))
+	defer end()
+	return g.d.closing(ctx, g.change(bound, p))
 }
 
 func (g *gate) change(ctx context.Context, p Phase) error {
@@ -229,6 +226,10 @@ func (g *gate) drain(ctx context.Context, p Phase) error {
 func (a *attempt) gated(ctx context.Context) (*lease, error) {
 	if strings.HasPrefix(a.r.Name, reserved) {
 		return nil, ErrReserved
+	}
+	ctx, err := a.closable(ctx)
+	if err != nil {
+		return nil, err
 	}
 	for {
 		m, err := a.d.gate.enter(ctx)

@@ -22,6 +22,11 @@ type lease struct {
 	first uint64
 	n     int
 
+	// Most leases have one part. What they need is made together with them.
+	one  part
+	list [2]*part
+	look until // bounds the look at the mark
+
 	// The end of a hold that became a seal bounds the lease too, until that is renewed: the grant counts from the first request.
 	sealed  time.Time
 	bounded atomic.Bool
@@ -41,17 +46,22 @@ const (
 
 // newLease begins a way to a grant. Each has a Hold of its own, which is the same on both backends.
 func (a *attempt) newLease() *lease {
-	l := &lease{d: a.d, a: a, r: a.r, hold: a.r.Hold, m: a.member}
+	l, hold := &a.only, a.r.Hold
 	if a.again {
-		l.hold = a.d.nextHold()
+		l, hold = &lease{}, a.d.nextHold()
 	}
 	a.again = true
+	l.d, l.a, l.r, l.hold, l.m = a.d, a, a.r, hold, a.member
 	return l
 }
 
 // take asks a backend for the name.
 func (l *lease) take(ctx context.Context, b *backend, tokens, noWait bool) (*part, error) {
-	p := &part{l: l, b: b, tokens: tokens, request: *l.r}
+	p := &l.one
+	if p.l != nil {
+		p = &part{}
+	}
+	p.l, p.b, p.tokens, p.request = l, b, tokens, *l.r
 	p.request.Events, p.request.NoWait, p.request.Hold = p, noWait, l.hold
 	granted, err := b.Acquire(ctx, &p.request)
 	if p.lease = granted; err == nil {
@@ -75,7 +85,7 @@ func (l *lease) abandonWith(p *part, gone context.CancelFunc) {
 
 // grant makes a lease of the parts, with the tokens of one. If one of them is lost it releases the others.
 func (l *lease) grant(ctx context.Context, tokens *part, parts ...*part) (*lease, error) {
-	l.parts = parts
+	l.parts = append(l.list[:0], parts...)
 	if l.d.info.Fencing != driver.None {
 		l.first, l.n = tokens.lease.Tokens()
 	}

@@ -108,6 +108,7 @@ type Driver struct {
 	closed   bool
 	ended    bool           // no more work
 	calls    sync.WaitGroup // Acquires
+	steps    sync.WaitGroup // those that closable has begun
 	work     sync.WaitGroup // clean-ups
 }
 
@@ -275,9 +276,9 @@ func (d *Driver) Close(ctx context.Context) error {
 	d.mu.Unlock()
 	d.end()
 	left := make(chan struct{})
-	go func() { // ends with the Acquires, which end with d.life
+	go func() { // ends with d.life
 		defer close(left)
-		d.calls.Wait()
+		d.steps.Wait()
 	}()
 	select {
 	case <-left:
@@ -299,18 +300,34 @@ func (d *Driver) Close(ctx context.Context) error {
 	fromErr := d.from.Close(ctx)
 	<-closed
 	<-left
+	d.calls.Wait()
 	d.work.Wait()
 	return errors.Join(fromErr, toErr)
 }
 
-// enter begins an Acquire, unless d is closed.
-func (d *Driver) enter() bool {
+// enter begins something that Close waits for, unless d is closed.
+func (d *Driver) enter(group *sync.WaitGroup) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.closed {
-		d.calls.Add(1)
+		group.Add(1)
 	}
 	return !d.closed
+}
+
+// closable begins something that Close ends, and waits for, before it closes the backends. It returns the context for it, and what to
+// call at its end.
+func (d *Driver) closable(ctx context.Context) (bound context.Context, end func(), err error) {
+	if !d.enter(&d.steps) {
+		return nil, nil, driver.ErrClosed
+	}
+	bound, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(d.life, cancel)
+	return bound, func() {
+		stop()
+		cancel()
+		d.steps.Done()
+	}, nil
 }
 
 // spawn runs f in a goroutine that Close waits for, or not at all where Close ends all holds anyway.

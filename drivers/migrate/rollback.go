@@ -21,20 +21,12 @@ func (quiet) Waiting()    {}
 func (quiet) Tokens() int { return 1 }
 func (quiet) Lost(error)  {}
 
-// own begins an attempt of the driver's own at a name, and returns how to end it.
-func (d *Driver) own(ctx context.Context, name, owner string) (a *attempt, bound context.Context, end func(), err error) {
-	if !d.enter() {
-		return nil, nil, nil, driver.ErrClosed
-	}
+// own begins an attempt of the driver's own at a name, which is over with its end.
+func (d *Driver) own(ctx context.Context, name, owner string) (a *attempt, bound context.Context, err error) {
 	r := &driver.Request{Name: name, Hold: d.nextHold(), Owner: owner, TTL: d.ttl, Events: quiet{}}
 	a = &attempt{d: d, r: r, outer: ctx, phase: d.Phase()}
-	bound, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(d.life, cancel)
-	return a, bound, func() {
-		stop()
-		cancel()
-		d.calls.Done()
-	}, nil
+	bound, err = a.closable(ctx)
+	return a, bound, err
 }
 
 // nearestTTL returns ttl, or 30 s if that is 0, moved to what both backends keep.
@@ -58,11 +50,11 @@ func (d *Driver) Seal(ctx context.Context, name string) error {
 	if d.gate != nil {
 		return ErrNoSeals
 	}
-	a, bound, end, err := d.own(ctx, name, "migration")
+	a, bound, err := d.own(ctx, name, "migration")
 	if err != nil {
 		return err
 	}
-	defer end()
+	defer a.end()
 	a.phase = PhaseHandover
 	l, err := a.acquire(bound)
 	if err != nil {
@@ -98,11 +90,11 @@ func (d *Driver) Rollback(ctx context.Context, name string) error {
 	case d.Phase() != PhaseOld && d.Phase() != PhaseDual:
 		return fmt.Errorf("%w: in phase %v names move to the new backend, go back to %v first", ErrPhase, d.Phase(), PhaseDual)
 	}
-	a, bound, end, err := d.own(ctx, name, "roll-back")
+	a, bound, err := d.own(ctx, name, "roll-back")
 	if err != nil {
 		return err
 	}
-	defer end()
+	defer a.end()
 	for {
 		if err = a.rollback(bound); !errors.Is(err, errAgain) {
 			return d.closing(ctx, err)
