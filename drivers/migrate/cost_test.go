@@ -7,6 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+	"github.com/go-dsync/dsync/drivers/migrate"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -43,6 +46,30 @@ func TestCostIsThatOfTheBackends(t *testing.T) {
 		if onFrom != 0 || onTo > bareTo*105/100 {
 			t.Errorf("phase new%s: got %d and %d requests for 20 locks, want 0 and %d", more, onFrom, onTo, bareTo)
 		}
+	}
+}
+
+// TestNewCostsOneAllocation locks and releases a name that has moved.
+func TestNewCostsOneAllocation(t *testing.T) {
+	allocations := func(d driver.Driver) float64 {
+		r := drivertest.Request("x")
+		return testing.AllocsPerRun(1000, func() {
+			if l, err := d.Acquire(t.Context(), r); err != nil {
+				t.Error(err)
+			} else if err := l.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	to := memory.NewServer(nil)
+	d, err := migrate.New(memory.New(nil), to.NewDriver(), &migrate.Options{Phase: migrate.PhaseNew})
+	if err != nil {
+		t.Fatal(err)
+	}
+	drivertest.CloseLater(t, d)
+	release(t, lock(t, d, "x")) // it moves
+	if got, want := allocations(d), allocations(to.NewDriver())+1; got != want {
+		t.Errorf("got %v allocations, want %v", got, want)
 	}
 }
 
