@@ -73,7 +73,7 @@ func notBeforeExpires(e *env) error {
 
 func expiryServesWaiters(e *env) error {
 	name := e.name()
-	h := e.driver().hold(name, fixed, ttl(e.brief()))
+	h := e.driver().hold(name, fixed, ttl(e.ttl())) // which does not end before all wait
 	left := make([]*request, 2)
 	for i := range left {
 		left[i] = e.driver().start(name, fixed, ttl(e.brief())).waits()
