@@ -92,8 +92,11 @@ func changeLeader(c *cell, _ int) {
 }
 
 func killSessions(c *cell, _ int) {
-	if c.bed.endSessions() == 0 {
-		c.invalid("there was no session to end")
+	for end := time.Now().Add(10 * time.Second); c.bed.endSessions() == 0; c.sleep(10 * time.Millisecond) { // while nobody has a lock
+		if time.Now().After(end) {
+			c.invalid("there was no session to end")
+			return
+		}
 	}
 }
 
