@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-
 	"github.com/go-dsync/dsync/conformance"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/etcd"
@@ -15,55 +13,41 @@ import (
 
 func init() { conformance.RunWorker() }
 
-func TestConformance(t *testing.T) {
-	s := testenv.Etcd(t)
-	conform(t, false, userClient(t, s.Addr), nobody, s)
-}
+func TestConformance(t *testing.T) { conform(t, false, testenv.Etcd(t)) }
 
 func TestConformancePackaged(t *testing.T) {
 	t.Parallel()
-	s := testenv.PackagedEtcd(t)
-	conform(t, true, userClient(t, s.Addr), nobody, s)
+	conform(t, true, testenv.PackagedEtcd(t))
 }
 
 func TestConformanceCluster(t *testing.T) {
 	t.Parallel()
-	servers := testenv.EtcdCluster(t, 3)
-	conform(t, true, userClient(t, strings.Split(endpoints(servers), ",")...), nobody, servers...)
+	conform(t, true, testenv.EtcdCluster(t, 3)...)
 }
 
-// someone is a user, and below what prefix that may read and write.
-type someone struct{ name, password, prefix string }
-
-var nobody someone // where all may do everything
-
-// conform runs the suite as a user. Admin is a client that may do everything.
-func conform(t *testing.T, brief bool, admin *clientv3.Client, user someone, servers ...*testenv.EtcdServer) {
+func conform(t *testing.T, brief bool, servers ...*testenv.EtcdServer) {
 	addrs := strings.Split(endpoints(servers), ",")
-	url := "etcd://" + strings.Join(addrs, ",")
-	if user != nobody {
-		url = "etcd://" + user.name + ":" + user.password + "@" + strings.Join(addrs, ",") + "/" + user.prefix
-	}
+	c := userClient(t, addrs...)
 	var frozen *testenv.EtcdServer
 	conformance.Run(t, conformance.Harness{TTL: 2 * time.Second, Brief: brief, Backend: func(testing.TB) *conformance.Backend {
 		return &conformance.Backend{
 			New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
 				wire := new(conformance.Wire)
 				tb.Cleanup(wire.Close)
-				d, err := etcd.New(clientOver(tb, wire, user.name, user.password, addrs...), &etcd.Options{Prefix: user.prefix})
+				d, err := etcd.New(clientOver(tb, wire, addrs...), nil)
 				if err != nil {
 					tb.Fatal(err)
 				}
 				return d, wire.Link()
 			},
-			Expire: func(tb testing.TB, name string) { remove(tb, admin, user.prefix+name) },
+			Expire: func(tb testing.TB, name string) { remove(tb, c, name) },
 			Freeze: func(tb testing.TB) {
-				frozen = servers[leader(tb, admin, servers)]
+				frozen = servers[leader(tb, c, servers)]
 				frozen.Freeze()
 			},
 			Thaw:    func(testing.TB) { frozen.Thaw() },
-			Restart: func(tb testing.TB) { servers[leader(tb, admin, servers)].Restart() },
-			URL:     url,
+			Restart: func(tb testing.TB) { servers[leader(tb, c, servers)].Restart() },
+			URL:     "etcd://" + strings.Join(addrs, ","),
 		}
 	}})
 }

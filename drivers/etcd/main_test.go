@@ -62,14 +62,12 @@ func userClient(tb testing.TB, addrs ...string) *clientv3.Client {
 	return newClient(tb, clientv3.Config{Endpoints: addrs, DialTimeout: hangGuard})
 }
 
-// clientOver returns a client of a user whose connections can be disturbed, and that finds out when one is dead.
-func clientOver(tb testing.TB, w *conformance.Wire, user, password string, addrs ...string) *clientv3.Client {
+// clientOver returns a client whose connections can be disturbed, and that finds out when one is dead.
+func clientOver(tb testing.TB, w *conformance.Wire, addrs ...string) *clientv3.Client {
 	tb.Helper()
 	dial := func(ctx context.Context, addr string) (net.Conn, error) { return w.DialContext(ctx, "tcp", addr) }
 	return newClient(tb, clientv3.Config{
 		Endpoints:            addrs,
-		Username:             user,
-		Password:             password,
 		DialOptions:          []grpc.DialOption{grpc.WithContextDialer(dial)},
 		DialKeepAliveTime:    time.Second,
 		DialKeepAliveTimeout: time.Second,

@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/etcd"
 	"github.com/go-dsync/dsync/internal/drivertest"
@@ -72,8 +70,8 @@ func TestServerOutOfReach(t *testing.T) {
 	}
 }
 
-// secure gives the user app what docs/security.md lists, makes the server ask who anybody is, and returns a client that may do everything.
-func secure(tb testing.TB, s *testenv.EtcdServer, password string) *clientv3.Client {
+// secure gives the user app what docs/security.md lists, and makes the server ask who anybody is.
+func secure(tb testing.TB, s *testenv.EtcdServer, password string) {
 	tb.Helper()
 	for line := range strings.Lines(drivertest.Recipe(tb, "**etcd**")) {
 		words := strings.Fields(strings.ReplaceAll(line, "app:password", "app:"+password))
@@ -81,15 +79,14 @@ func secure(tb testing.TB, s *testenv.EtcdServer, password string) *clientv3.Cli
 			tb.Fatalf("%s: %v: %s", line, err, out)
 		}
 	}
-	c, root := userClient(tb, s.Addr), testenv.Password()
+	c := userClient(tb, s.Addr)
 	ctx := guard(tb)
-	_, err1 := c.UserAdd(ctx, "root", root)
+	_, err1 := c.UserAdd(ctx, "root", testenv.Password())
 	_, err2 := c.UserGrantRole(ctx, "root", "root")
 	_, err3 := c.AuthEnable(ctx)
 	if err := errors.Join(err1, err2, err3); err != nil {
 		tb.Fatal(err)
 	}
-	return newClient(tb, clientv3.Config{Endpoints: []string{s.Addr}, DialTimeout: hangGuard, Username: "root", Password: root})
 }
 
 func TestUserAndPassword(t *testing.T) {
