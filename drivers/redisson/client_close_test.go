@@ -2,8 +2,12 @@ package redisson
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
+	"io"
 	"math/rand/v2"
+	"net"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -53,5 +57,46 @@ func contendAndClose(t *testing.T, ctx context.Context, c *dsync.Client, callers
 	wg.Wait()
 	if err := c.Close(t.Context()); err != nil {
 		t.Errorf("Close: %v", err)
+	}
+}
+
+// The library may connect in goroutines that its Close does not wait for: here, to a server that accepts, and is slow with its part of TLS.
+func TestCloseEndsAttemptsToConnect(t *testing.T) {
+	slow, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer slow.Close()
+	d := openURL(t, "%s", sentinelURL(testenv.RedisSentinel(t, 1)))
+	dial := func() error {
+		_, err := d.dialer.Dial(context.Background(), slow.Addr().String(), &net.Dialer{}, &tls.Config{ServerName: "slow"})
+		return err
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- dial() }()
+	c, err := slow.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := d.Close(t.Context()); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	select {
+	case err := <-failed:
+		if err == nil {
+			t.Error("the attempt has succeeded")
+		}
+	case <-time.After(hangGuard):
+		t.Fatal("the attempt goes on after Close")
+	}
+	if err := c.SetReadDeadline(time.Now().Add(hangGuard)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("the connection is still open")
+	}
+	if err := dial(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("a connection that is asked for after Close: got %v, want net.ErrClosed", err)
 	}
 }

@@ -26,7 +26,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	go func() { // ends with the driver's goroutines: when their requests are answered or fail
 		d.wg.Wait()
 		if d.dialer != nil {
-			d.client.Close()
+			d.closeClient(ctx)
 		}
 		close(finished)
 	}()
@@ -38,6 +38,15 @@ func (d *Driver) Close(ctx context.Context) error {
 		return fmt.Errorf("%w: %d calls and %d holds were left behind: %w", driver.ErrUnknown, waiting, ghosts, ctx.Err())
 	}
 	return nil
+}
+
+// closeClient closes a client that is the driver's own. A client of sentinels or of a cluster may be about to connect, in goroutines
+// that its Close does not wait for, and would leave that connection open; and where a server does not answer its Close waits for that.
+func (d *Driver) closeClient(ctx context.Context) {
+	defer context.AfterFunc(ctx, d.dialer.End)()
+	d.client.Close()
+	d.dialer.End()
+	d.dialer.Wait()
 }
 
 // beginClose has every call of Acquire fail from now on.
@@ -68,7 +77,7 @@ func (d *Driver) awaitCalls(ctx context.Context) int {
 	case <-ctx.Done():
 	}
 	if d.dialer != nil {
-		d.dialer.closeAll() // which ends those that wait for an answer
+		d.dialer.Break() // which ends those that wait for an answer
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

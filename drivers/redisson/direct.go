@@ -34,7 +34,7 @@ func (d *Driver) order() uint64 {
 	if d.cluster || d.dialer == nil || d.options.WaitReplicas > 0 {
 		return unordered
 	}
-	return d.dialer.made.Load()
+	return d.dialer.Made()
 }
 
 // carryDirect carries an op out, if the short way is open to it.

@@ -2,8 +2,10 @@ package redisson
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"strconv"
 	"strings"
 	"time"
@@ -11,6 +13,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdial"
 )
 
 // How the clients that Open makes connect.
@@ -130,17 +133,21 @@ func readDatabase(path string) (int, error) {
 	return n, nil
 }
 
-// connect makes the client. The library connects on nobody's context, so its connections are watched over until that is done.
+// connect makes the client. The library connects on nobody's context, so the dialer ends with that of Open until Open is done.
 func connect(ctx context.Context, t *target, o *Options) (*Driver, error) {
-	dialer := newDialer(ctx)
-	t.option.DialCtxFn = dialer.dial
+	dialer := redisdial.New(nil)
+	opened := context.AfterFunc(ctx, dialer.End)
+	defer opened()
+	t.option.DialCtxFn = unsent(dialer.Dial)
 	client, err := newClient(&t.option)
 	if err != nil {
+		dialer.End()
 		return nil, openError(ctx, t, err)
 	}
 	d, err := newDriver(client, dialer, o)
 	if err != nil {
 		client.Close()
+		dialer.End()
 		return nil, err
 	}
 	if t.mode == "cluster" && !d.cluster {
@@ -148,7 +155,7 @@ func connect(ctx context.Context, t *target, o *Options) (*Driver, error) {
 	} else {
 		err = d.checkServer(ctx)
 	}
-	dialer.done()
+	opened()
 	if err == nil {
 		err = ctx.Err()
 	}
@@ -156,6 +163,17 @@ func connect(ctx context.Context, t *target, o *Options) (*Driver, error) {
 		return nil, errors.Join(err, d.Close(ctx))
 	}
 	return d, nil
+}
+
+// unsent marks the errors of dial: what a connection was wanted for has not been sent.
+func unsent(dial redisdial.Func) redisdial.Func {
+	return func(ctx context.Context, addr string, nd *net.Dialer, config *tls.Config) (net.Conn, error) {
+		c, err := dial(ctx, addr, nd, config)
+		if err != nil {
+			return nil, notSent{err}
+		}
+		return c, nil
+	}
 }
 
 func newClient(o *rueidis.ClientOption) (rueidis.Client, error) {

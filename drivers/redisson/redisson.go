@@ -57,6 +57,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdial"
 )
 
 const (
@@ -123,7 +124,7 @@ type Options struct {
 // driver.Unsealer, driver.Marker and driver.Unmarker too.
 type Driver struct {
 	client  rueidis.Client
-	dialer  *dialer // of a client that is the driver's own: Close closes it
+	dialer  *redisdial.Dialer // of a client that is the driver's own: Close closes it
 	cluster bool
 	options Options
 	marks   atomic.Bool // grants are asked to say whether the name is marked, since somebody wants to know
@@ -173,7 +174,7 @@ func New(client rueidis.Client, o *Options) (*Driver, error) {
 	return newDriver(client, nil, o)
 }
 
-func newDriver(client rueidis.Client, dialer *dialer, o *Options) (*Driver, error) {
+func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Driver, error) {
 	if o == nil {
 		o = &Options{}
 	}

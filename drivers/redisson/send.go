@@ -25,7 +25,7 @@ func (d *Driver) eval(ctx context.Context, sc *script, keys, args []string) ruei
 // address, or asks the sentinels.
 func (d *Driver) checkDemoted(err error) {
 	if d.dialer != nil && isReadOnly(err) {
-		d.dialer.closeAll()
+		d.dialer.Break()
 	}
 }
 

@@ -25,7 +25,7 @@ const lookAgain = time.Second
 // identity is what a server says about itself.
 type identity struct {
 	run  string // changes at each start of the server
-	conn uint64 // the connection, by dialer.made
+	conn uint64 // the connection, by Dialer.Made
 	id   int64  // that the server gave to the connection; 0 if unknown
 	err  error  // why it is not fit for locks
 }
@@ -59,7 +59,7 @@ func (n *node) look() error {
 		}
 	}
 	id, _ := results[len(results)-1].ToInt64() // not permitted: 0
-	before, now := n.server, identity{run: infos[0]["run_id"], conn: n.dialer.made.Load(), id: id}
+	before, now := n.server, identity{run: infos[0]["run_id"], conn: n.dialer.Made(), id: id}
 	n.bury(before, now)
 	n.server = now
 	n.lookedAt = n.driver.now()

@@ -25,11 +25,15 @@ func (d *Driver) Close(ctx context.Context) error {
 	d.stop()
 	for i, n := range d.nodes {
 		n.end()
-		d.ears[i].dialer.breakAll()
+		d.ears[i].dialer.End()
 	}
 	finished := make(chan struct{})
 	go func() { // ends with the driver's goroutines, whose connections are broken
 		d.wg.Wait()
+		for i, n := range d.nodes {
+			n.dialer.Wait()
+			d.ears[i].dialer.Wait()
+		}
 		close(finished)
 	}()
 	select {

@@ -229,11 +229,7 @@ func TestRequestsOutliveTheirConnection(t *testing.T) {
 	r.TTL = time.Hour / 200 // far longer than the test
 	l := acquire(t, d, r)
 	testenv.Eventually(t, func() bool { return d.nodes[0].flight.Load() != 0 || d.nodes[0].impaired() }, "the request is on its way")
-	d.nodes[0].dialer.mu.Lock()
-	for c := range d.nodes[0].dialer.conns {
-		sever(c.Conn)
-	}
-	d.nodes[0].dialer.mu.Unlock()
+	d.nodes[0].dialer.Break()
 	release(t, l)
 	nodes[0].Thaw()
 	nodes.awaitClear(t)

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/internal/redisdial"
 )
 
 const (
@@ -20,7 +22,7 @@ const (
 type listener struct {
 	driver *Driver
 	option rueidis.ClientOption
-	dialer *dialer
+	dialer *redisdial.Dialer
 	kick   chan struct{} // there is something to do
 	active atomic.Int32  // topics that messages arrive for
 
@@ -48,8 +50,8 @@ type subscription struct {
 
 func newListener(d *Driver, o rueidis.ClientOption) *listener {
 	ln := &listener{driver: d, kick: make(chan struct{}, 1), topics: make(map[string]*topic)}
-	ln.dialer = newDialer(d.life, &o)
-	o.DialCtxFn = ln.dialer.connect
+	ln.dialer = redisdial.New(o.DialCtxFn)
+	o.DialCtxFn = ln.dialer.Dial
 	ln.option = o
 	return ln
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdial"
 )
 
 const (
@@ -45,7 +46,7 @@ type node struct {
 	driver *Driver
 	index  int
 	option rueidis.ClientOption
-	dialer *dialer
+	dialer *redisdial.Dialer
 
 	wake  chan struct{}
 	ended chan struct{} // closed by end
@@ -65,7 +66,7 @@ type node struct {
 	client    rueidis.Client
 	commands  []rueidis.Completed
 	single    [1]rueidis.RedisResult
-	known     uint64 // the connection, by dialer.made, that the server was looked at over; 0: none
+	known     uint64 // the connection, by Dialer.Made, that the server was looked at over; 0: none
 	cleared   uint64 // the last connection of which surely nothing arrives any more
 	server    identity
 	lookedAt  int64
@@ -84,8 +85,8 @@ type ghost struct {
 
 func newNode(d *Driver, index int, o rueidis.ClientOption) *node {
 	n := &node{driver: d, index: index, wake: make(chan struct{}, 1), ended: make(chan struct{})}
-	n.dialer = newDialer(d.life, &o)
-	o.DialCtxFn = n.dialer.connect
+	n.dialer = redisdial.New(o.DialCtxFn)
+	o.DialCtxFn = n.dialer.Dial
 	n.option = o
 	return n
 }
@@ -153,7 +154,7 @@ func (n *node) end() {
 	n.closed = true
 	n.mu.Unlock()
 	close(n.ended)
-	n.dialer.breakAll()
+	n.dialer.End()
 }
 
 // run carries out tasks until end is called.
@@ -256,7 +257,7 @@ func (n *node) carryOut(batch []task) {
 	// What was asked over a connection that nobody has looked at yet may come from a server that has forgotten its locks. If it
 	// cannot be looked at, its answers are as good as none.
 	var unseen error
-	if err == nil && n.known != n.dialer.made.Load() {
+	if err == nil && n.known != n.dialer.Made() {
 		unseen = n.look()
 	}
 	for i, t := range sent {
@@ -330,7 +331,7 @@ func (n *node) fail(err error) {
 // ready makes sure of a connection to a server that was looked at, or returns an error that says why there is none.
 func (n *node) ready() error {
 	unfit := n.counts.Load() == never && n.driver.now()-n.lookedAt > int64(lookAgain)
-	if n.known == n.dialer.made.Load() && n.client != nil && !n.trouble.Load() && !unfit {
+	if n.known == n.dialer.Made() && n.client != nil && !n.trouble.Load() && !unfit {
 		return nil
 	}
 	if n.driver.now() < n.downUntil {

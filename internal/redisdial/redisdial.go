@@ -1,0 +1,130 @@
+// Package redisdial makes the connections of clients that a driver opened itself. So the driver knows all of them: it can tell a new
+// one from the one before, and nothing stays open when it is closed, whatever the client was doing at that moment.
+package redisdial
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"sync"
+	"sync/atomic"
+)
+
+// Func makes a connection, with TLS if config is not nil. It is what rueidis.ClientOption.DialCtxFn takes.
+type Func = func(ctx context.Context, addr string, nd *net.Dialer, config *tls.Config) (net.Conn, error)
+
+// Dialer makes connections that it can still break. All methods may be called concurrently.
+type Dialer struct {
+	dial     Func
+	made     atomic.Uint64
+	life     context.Context // ends with End, and so does every attempt to connect
+	end      context.CancelFunc
+	attempts sync.WaitGroup
+
+	mu    sync.Mutex
+	ended bool
+	conns map[*conn]struct{}
+}
+
+// conn is a connection that its dialer can still break.
+type conn struct {
+	net.Conn
+	dialer *Dialer
+}
+
+// New returns a Dialer that connects by dial, or by TCP if that is nil.
+func New(dial Func) *Dialer {
+	if dial == nil {
+		dial = dialTCP
+	}
+	d := &Dialer{dial: dial, conns: make(map[*conn]struct{})}
+	d.life, d.end = context.WithCancel(context.Background())
+	return d
+}
+
+func dialTCP(ctx context.Context, addr string, nd *net.Dialer, config *tls.Config) (net.Conn, error) {
+	if config != nil {
+		return (&tls.Dialer{NetDialer: nd, Config: config}).DialContext(ctx, "tcp", addr)
+	}
+	return nd.DialContext(ctx, "tcp", addr)
+}
+
+// Dial is a Func. After End it returns net.ErrClosed.
+func (d *Dialer) Dial(ctx context.Context, addr string, nd *net.Dialer, config *tls.Config) (net.Conn, error) {
+	d.made.Add(1)
+	if !d.begin() {
+		return nil, net.ErrClosed
+	}
+	defer d.attempts.Done()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(d.life, cancel)()
+	raw, err := d.dial(ctx, addr, nd, config)
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ended {
+		sever(raw)
+		return nil, net.ErrClosed
+	}
+	c := &conn{raw, d}
+	d.conns[c] = struct{}{}
+	return c, nil
+}
+
+// begin counts an attempt, unless there are to be none any more.
+func (d *Dialer) begin() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ended {
+		return false
+	}
+	d.attempts.Add(1)
+	return true
+}
+
+// Made returns how many connections were asked for: as long as it stays the same, there is no new one.
+func (d *Dialer) Made() uint64 { return d.made.Load() }
+
+// Break breaks every connection. New ones may be made.
+func (d *Dialer) Break() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.breakAll()
+}
+
+// End breaks every connection, and lets none be made any more. It may be called again.
+func (d *Dialer) End() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ended = true
+	d.end()
+	d.breakAll()
+}
+
+// Wait waits until the attempts to connect that End has found have ended.
+func (d *Dialer) Wait() { d.attempts.Wait() }
+
+func (d *Dialer) breakAll() {
+	for c := range d.conns {
+		sever(c.Conn)
+	}
+	clear(d.conns)
+}
+
+func (c *conn) Close() error {
+	c.dialer.mu.Lock()
+	delete(c.dialer.conns, c)
+	c.dialer.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// sever closes a connection without the goodbye of TLS, which could block.
+func sever(c net.Conn) {
+	if t, ok := c.(*tls.Conn); ok {
+		c = t.NetConn()
+	}
+	c.Close()
+}

@@ -1,0 +1,147 @@
+package redisdial_test
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/internal/redisdial"
+)
+
+// hangGuard is no expectation of how long something takes.
+const hangGuard = 30 * time.Second
+
+// server is a listener that accepts connections and says nothing.
+type server struct {
+	net.Listener
+	accepted chan net.Conn
+}
+
+func newServer(t *testing.T) *server {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &server{l, make(chan net.Conn, 10)}
+	done := make(chan struct{})
+	go func() { // ends with the listener
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			s.accepted <- c
+		}
+	}()
+	t.Cleanup(func() {
+		l.Close()
+		<-done
+		for len(s.accepted) > 0 {
+			(<-s.accepted).Close()
+		}
+	})
+	return s
+}
+
+func (s *server) dial(d *redisdial.Dialer, config *tls.Config) (net.Conn, error) {
+	return d.Dial(context.Background(), s.Addr().String(), &net.Dialer{}, config)
+}
+
+// awaitEnd returns when the other side has closed its end of c.
+func awaitEnd(t *testing.T, c net.Conn) {
+	t.Helper()
+	defer c.Close()
+	if err := c.SetReadDeadline(time.Now().Add(hangGuard)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal("the connection is still open")
+	}
+}
+
+func TestBreakLetsNewConnectionsBeMade(t *testing.T) {
+	s := newServer(t)
+	d := redisdial.New(nil)
+	for want := range uint64(3) {
+		if got := d.Made(); got != want {
+			t.Errorf("Made: got %d, want %d", got, want)
+		}
+		if _, err := s.dial(d, nil); err != nil {
+			t.Fatal(err)
+		}
+		c := <-s.accepted
+		d.Break()
+		awaitEnd(t, c)
+	}
+}
+
+func TestEndBreaksConnectionsAndRefusesNewOnes(t *testing.T) {
+	s := newServer(t)
+	d := redisdial.New(nil)
+	closed, err := s.dial(d, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := closed.Close(); err != nil {
+		t.Error(err)
+	}
+	awaitEnd(t, <-s.accepted)
+	if _, err := s.dial(d, nil); err != nil {
+		t.Fatal(err)
+	}
+	d.End()
+	d.End()
+	d.Wait()
+	awaitEnd(t, <-s.accepted)
+	if c, err := s.dial(d, nil); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("after End: got connection %v and error %v, want net.ErrClosed", c, err)
+	}
+}
+
+// The server accepts the connection, and says nothing that TLS could begin with.
+func TestEndEndsAttemptsThatAreUnderWay(t *testing.T) {
+	s := newServer(t)
+	d := redisdial.New(nil)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := s.dial(d, &tls.Config{ServerName: "nobody"})
+		failed <- err
+	}()
+	c := <-s.accepted
+	d.End()
+	d.Wait()
+	if err := <-failed; err == nil {
+		t.Error("the attempt has succeeded")
+	}
+	awaitEnd(t, c)
+}
+
+// A dial of the user's need not heed its context, and may be done after End.
+func TestEndClosesWhatIsMadeAfterIt(t *testing.T) {
+	s := newServer(t)
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	d := redisdial.New(func(_ context.Context, addr string, nd *net.Dialer, _ *tls.Config) (net.Conn, error) {
+		close(begun)
+		<-goOn
+		return nd.Dial("tcp", addr)
+	})
+	failed := make(chan error, 1)
+	go func() {
+		_, err := s.dial(d, nil)
+		failed <- err
+	}()
+	<-begun
+	d.End()
+	close(goOn)
+	d.Wait()
+	if err := <-failed; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("got %v, want net.ErrClosed", err)
+	}
+	awaitEnd(t, <-s.accepted)
+}
