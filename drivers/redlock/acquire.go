@@ -75,7 +75,7 @@ func (l *lease) askAll() {
 		}
 	}
 	for i := range l.votes {
-		if v := &l.votes[i]; v.state == queued {
+		if v := &l.votes[i]; v.state == queued && !v.handed {
 			v.hand()
 		}
 	}

@@ -217,6 +217,38 @@ func TestDeletionWaitsForItsSet(t *testing.T) {
 	nodes.awaitClear(t)
 }
 
+// TestNodeThatLagsIsAskedOnce: those that refuse are asked again while another node has not come to the request yet. Asked twice it would
+// refuse the second time, for it has the value by then, and nobody would delete that.
+func TestNodeThatLagsIsAskedOnce(t *testing.T) {
+	nodes := startNodes(t, 3)
+	d := openURL(t, "%s%s&nodetimeout=%v", nodes.url(), settled, hangGuard)
+	for _, s := range nodes[1:] {
+		s.Do("SET", "x", "somebody's")
+	}
+	nodes[0].Freeze()
+	before := acquire(t, d, request("before"))
+	testenv.Eventually(t, func() bool { return d.nodes[0].flight.Load() != 0 }, "a request that the others wait behind")
+	l := d.newLease(request("x"), "mine")
+	for range 3 {
+		l.askAll()
+		if err := l.vote(t.Context()); err != driver.ErrLocked {
+			t.Fatalf("got %v, want ErrLocked", err)
+		}
+	}
+	nodes[0].Thaw()
+	testenv.Eventually(t, d.nodes[0].idle, "the node has answered")
+	if got := nodes[0].Do("GET", "x"); got != l.value {
+		t.Errorf("the node has %v, want %s", got, l.value)
+	}
+	if err := d.giveUp(t.Context(), l, driver.ErrLocked); err != driver.ErrLocked {
+		t.Errorf("got %v, want ErrLocked", err)
+	}
+	if got := nodes[0].Do("GET", "x"); got != nil {
+		t.Errorf("the attempt is undone, and the node has %v", got)
+	}
+	release(t, before)
+}
+
 // TestRequestsOutliveTheirConnection is the same with a connection that breaks meanwhile: what was sent over it is carried out when
 // the node goes on.
 func TestRequestsOutliveTheirConnection(t *testing.T) {

@@ -17,6 +17,7 @@ type vote struct {
 	lease  *lease
 	index  uint8
 	state  state
+	handed bool   // to the node, since it was last asked: once, or the second request would find the value that the first has set
 	doubt  bool   // a request whose answer is missing may have set the value, or may yet
 	conn   uint64 // the connection that it was sent over
 	tried  bool   // a request to delete it whose answer is missing may have done so
@@ -44,12 +45,13 @@ func (v *vote) node() *node { return v.lease.driver.nodes[v.index] }
 
 // ask has the node asked to set the value. It is called with lease.mu held.
 func (v *vote) ask() {
-	v.state, v.err = queued, nil
+	v.state, v.err, v.handed = queued, nil, false
 	v.late = v.node().impaired()
 }
 
 // hand gives the request to the node, unless it has left too many waiting. It is called with lease.mu held.
 func (v *vote) hand() {
+	v.handed = true
 	n := v.node()
 	switch {
 	case v.late && n.backlog() >= maxBacklog:
@@ -73,7 +75,6 @@ func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 	case deleting:
 		v.timely = at < l.expires.Load()
 		return v.deletion(n), true
-	case asking: // once more, for a script of another task that was sent with it
 	case queued:
 		if l.phase > held {
 			v.state = gone
