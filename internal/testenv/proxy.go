@@ -141,6 +141,18 @@ func (p *Proxy) DropReplies() {
 	p.drop = true
 }
 
+// LostReplies reports whether replies to a connection that is still there were thrown away or changed.
+func (p *Proxy) LostReplies() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for l := range p.links {
+		if l.lost {
+			return true
+		}
+	}
+	return false
+}
+
 // Garble changes bytes of what the server sends from now on, one of every so many on average, until Heal. The seed decides which.
 func (p *Proxy) Garble(seed uint64, every int) {
 	p.mu.Lock()

@@ -180,17 +180,11 @@ func TestProxyDropReplies(t *testing.T) {
 	idle.send("PING\r\n")
 	idle.wantLine("+PONG")
 	p.DropReplies()
+	if p.LostReplies() {
+		t.Error("replies are lost before there are any")
+	}
 	c.send("SET k v\r\n")
-	Eventually(t, func() bool {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		for l := range p.links {
-			if l.lost {
-				return true
-			}
-		}
-		return false
-	}, "the proxy throws the reply away")
+	Eventually(t, p.LostReplies, "the proxy throws the reply away")
 	if got := s.Do("GET", "k"); got != "v" {
 		t.Errorf("got %v, want v: the request must arrive", got)
 	}

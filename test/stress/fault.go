@@ -118,10 +118,11 @@ func (c *cell) askWorker(w *running, order string) (answer int64) {
 	return answer
 }
 
+func connected(l *testenv.Proxy) bool { return l.Connections() > 0 }
+
 // linked is a victim whose links carry something. After the last fault it may take a client a while to connect again.
 func (c *cell) linked() *running {
 	w := c.workers[c.victim()]
-	connected := func(l *testenv.Proxy) bool { return l.Connections() > 0 }
 	for end := time.Now().Add(10 * time.Second); !slices.ContainsFunc(w.links, connected); c.sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			c.invalid("%s had no connection when its links were to fail", w.label)
@@ -169,13 +170,22 @@ func loseAnswers(c *cell, _ int) {
 	w := c.linked()
 	w.each((*testenv.Proxy).DropReplies)
 	c.sleep(20*time.Millisecond + c.upTo(200*time.Millisecond))
+	for end := time.Now().Add(10 * time.Second); !slices.ContainsFunc(w.links, (*testenv.Proxy).LostReplies); c.sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			c.invalid("%s got no answers that could be lost", w.label)
+			break
+		}
+	}
 	w.each((*testenv.Proxy).Cut)
 	w.each((*testenv.Proxy).Heal)
 }
 
+// partition keeps a process from a node that it is connected to: some clients connect to one of all.
 func partition(c *cell, i int) {
 	w := c.linked()
-	l := w.links[(i+c.random.IntN(2))%len(w.links)]
+	first := (i + c.random.IntN(2)) % len(w.links)
+	order := slices.Concat(w.links[first:], w.links[:first])
+	l := order[max(slices.IndexFunc(order, connected), 0)]
 	l.Freeze(testenv.Both)
 	c.sleep(c.outlasts())
 	l.Cut()
