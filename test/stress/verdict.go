@@ -64,7 +64,8 @@ func isExclusion(r conformance.Rule) bool {
 	return r == conformance.RuleOverlap || r == conformance.RuleLoss || r == conformance.RuleTokens
 }
 
-// bounds is what the backend promises under the fault.
+// bounds is what the backend promises under the fault, but for the order of those who wait: who has to start anew, since its session has
+// ended, is at the end of the queue, and nothing in the records tells that from being overtaken. The storms of the suite judge it.
 func (c *cell) bounds() conformance.Bounds {
 	i := c.bed.info
 	b := conformance.Bounds{
