@@ -9,9 +9,10 @@ import (
 // Where a name is in use, and where somebody seems to be behind, it is looked again: between two requests of a holder, or of this
 // command, it can look so, and who is behind may share a name with programs that are not.
 const (
-	moreLooks = 20
+	moreLooks = 20 // at least
 	lookEvery = 50 * time.Millisecond
-	enough    = 3 // times that a client is seen behind, with nothing to the contrary
+	idleLooks = 20 // of a name that nobody holds, until only one in so many is made
+	enough    = 3  // times that a client is seen behind, with nothing to the contrary
 
 	followEvery = time.Millisecond
 	follows     = 10
@@ -23,6 +24,7 @@ type doubt struct {
 	order   []string // in which they were seen
 	hold    string   // the last
 	steady  int      // how often it was seen in a row
+	idle    int      // looks in a row at which nobody held it
 	over    bool     // nobody can be behind any more
 }
 
@@ -52,8 +54,10 @@ func (d *doubt) see(r *nameReport) {
 		}
 	}
 	if r.State == stateIdle {
+		d.idle++
 		return
 	}
+	d.idle = 0
 	c := client(r)
 	s := d.clients[c]
 	if s == nil {
@@ -62,7 +66,8 @@ func (d *doubt) see(r *nameReport) {
 		d.order = append(d.order, c)
 	}
 	if r.Behind == "" {
-		s.clear = true
+		// What is held on the old backend alone while somebody else has the new one says nothing: it may have changed hands in between.
+		s.clear = s.clear || r.HeldOn != "old"
 		return
 	}
 	if r.State == stateMoved {
@@ -81,8 +86,16 @@ func client(r *nameReport) string {
 	return name
 }
 
-// settled reports whether another look would tell no more.
-func (d *doubt) settled() bool { return d.over || d.steady >= enough }
+// due reports whether to look at the name now. Where nobody has held it for a while it is looked at less often.
+func (d *doubt) due(looks int) bool { return d.idle < idleLooks || looks%idleLooks == 0 }
+
+// settled reports whether more looks would tell no more. Somebody who holds the name for long hides the others only for a time.
+func (d *doubt) settled(looks int, lasting bool) bool {
+	if lasting {
+		return d.over || looks > moreLooks && d.verdict() != ""
+	}
+	return d.over || d.steady >= enough
+}
 
 // verdict says why somebody is behind, or nothing.
 func (d *doubt) verdict() string {

@@ -35,7 +35,7 @@ which is as exact as what they tell.
 The exit status is 3 if it is too early: names are left, or somebody is behind, and it says who.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
-			r, err := names.status(c, f, args)
+			r, err := names.status(c, f, args, 0)
 			if err != nil {
 				return err
 			}

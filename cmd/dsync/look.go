@@ -39,6 +39,7 @@ type looker struct {
 	from, to driver.Inspector
 	sealer   driver.Sealer // nil with a gate
 	noneOld  bool          // with a gate: no process is in phase old
+	lasting  time.Duration // how long to look at names that have not moved; 0 is for as long as those in use leave doubts, a second at most
 }
 
 func newLooker(p *pair, gate bool) (*looker, error) {
@@ -73,7 +74,7 @@ func (l *looker) all(ctx context.Context, names []string) ([]nameReport, error) 
 	}
 	doubts := map[int]*doubt{}
 	for i := range reports {
-		if reports[i].open() {
+		if reports[i].open() || l.lasting > 0 {
 			doubts[i] = &doubt{clients: map[string]*sight{}}
 			doubts[i].see(&reports[i])
 			reports[i].Behind = ""
@@ -90,14 +91,20 @@ func (l *looker) all(ctx context.Context, names []string) ([]nameReport, error) 
 func (l *looker) again(ctx context.Context, names []string, doubts map[int]*doubt, reports []nameReport) error {
 	timer := time.NewTimer(lookEvery)
 	defer timer.Stop()
-	for range moreLooks {
-		var open []int
+	lasting := l.lasting > 0
+	for end, looks := time.Now().Add(l.lasting), 1; looks <= moreLooks || time.Now().Before(end); looks++ {
+		var due []int
+		settled := true
 		for i, d := range doubts {
-			if !d.settled() {
-				open = append(open, i)
+			if d.settled(looks, lasting) {
+				continue
+			}
+			settled = false
+			if d.due(looks) {
+				due = append(due, i)
 			}
 		}
-		if len(open) == 0 {
+		if settled {
 			return nil
 		}
 		select {
@@ -105,10 +112,10 @@ func (l *looker) again(ctx context.Context, names []string, doubts map[int]*doub
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		if err := l.each(ctx, names, open, reports); err != nil {
+		if err := l.each(ctx, names, due, reports); err != nil {
 			return err
 		}
-		for _, i := range open {
+		for _, i := range due {
 			doubts[i].see(&reports[i])
 		}
 		timer.Reset(lookEvery)

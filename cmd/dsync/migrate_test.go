@@ -140,7 +140,7 @@ func TestStatusNamesAnOldProgramOnABusyName(t *testing.T) {
 				})
 			}
 			synctest.Wait()
-			r := p.run("status", "x")
+			r := p.run("status", "--for", "10s", "x")
 			r.want(status)
 			if behind {
 				r.want(status, "behind: x: ", "old:")
@@ -149,6 +149,59 @@ func TestStatusNamesAnOldProgramOnABusyName(t *testing.T) {
 			all.Wait()
 		})
 	}
+}
+
+// TestStatusFor: one who is behind now and then is found by looking for longer, also on names that nobody else uses.
+func TestStatusFor(t *testing.T) {
+	for _, test := range []struct {
+		what  string
+		every time.Duration // how often x is locked on the old backend alone; 0 is never
+		holds time.Duration
+		dual  bool // a program in phase dual holds it for long, again and again
+		found bool
+	}{
+		{"now and then", 5 * time.Second, 3 * time.Second, false, true},
+		{"beside long holds", 0, lookEvery, true, true},
+		{"nobody is behind", time.Hour, 0, true, false},
+		{"nobody is there", time.Hour, 0, false, false},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			p := inMemory(t)
+			p.ctx = t.Context() // it may take longer than tests usually do
+			ctx, cancel := context.WithCancel(t.Context())
+			use := func(client string, d driver.Driver, every, holds time.Duration) {
+				for n := 0; ctx.Err() == nil; n++ {
+					pause(ctx, every)
+					r := drivertest.Request("x")
+					r.Hold = fmt.Sprintf("%s:%d", client, n)
+					if l, err := d.Acquire(ctx, r); err == nil {
+						pause(ctx, holds)
+						_ = l.Release(context.Background())
+					}
+				}
+			}
+			var all sync.WaitGroup
+			if test.dual {
+				all.Go(func() { use("dual", p.program(migrate.PhaseDual, ""), 0, time.Second) })
+			}
+			synctest.Wait()
+			all.Go(func() { use("old", drivertest.Open(t, p.from), test.every, test.holds) })
+			synctest.Wait()
+			p.run("status", "x").want(exitDone)
+			begun := time.Now()
+			if r := p.run("status", "--for", "10m", "x"); test.found {
+				r.want(exitUnfinished, "behind: x: ", "old:")
+			} else {
+				r.want(exitDone)
+			}
+			if took := time.Since(begun); took >= 10*time.Minute == test.found {
+				t.Errorf("%s: it took %v", test.what, took)
+			}
+			cancel()
+			all.Wait()
+		})
+	}
+	inMemory(t).run("status", "--for", "-1s", "x").want(exitUsage, "--for -1s is negative")
 }
 
 // hold locks x on a backend for a while.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"strconv"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -36,6 +37,7 @@ type memberReport struct {
 func statusCommand(f *pairFlags) *cobra.Command {
 	var names nameFlags
 	var asJSON bool
+	var lasting time.Duration
 	c := &cobra.Command{
 		Use:   "status [NAME...]",
 		Short: "Show where names are, who holds them, and who is behind",
@@ -49,11 +51,15 @@ long as programs are in phase old on purpose, that is as it should be.
 
 On Redis, programs in phase old and programs that know the old backend alone look alike. A name that is in use is looked at several
 times within a second: a program that is seen only once or twice is not told apart from one that is just taking or giving back both
-locks. So of locks that are held for short, or by many in turn, repeat it. Those who wait on Redis are those who listen for the end
-of the lock.`,
+locks. Of locks that are held for short, by many in turn, or now and then, --for looks longer: it names who is behind at any time
+until then, and ends earlier if it found somebody behind on every name that has not moved. Those who wait on Redis are those who
+listen for the end of the lock.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
-			r, err := names.status(c, f, args)
+			if lasting < 0 {
+				return usageError{fmt.Errorf("--for %v is negative", lasting)}
+			}
+			r, err := names.status(c, f, args, lasting)
 			if err != nil {
 				return err
 			}
@@ -70,19 +76,20 @@ of the lock.`,
 	}
 	names.add(c)
 	c.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	c.Flags().DurationVar(&lasting, "for", 0, "how long to look at names that have not moved (for as long as those in use leave doubts, a second at most)")
 	return c
 }
 
 // status looks at the names that a command was given. It needs none where there is a gate to look at.
-func (n *nameFlags) status(c *cobra.Command, f *pairFlags, args []string) (*statusReport, error) {
+func (n *nameFlags) status(c *cobra.Command, f *pairFlags, args []string, lasting time.Duration) (*statusReport, error) {
 	list, err := n.some(c, args, !f.gate)
 	if err != nil {
 		return nil, err
 	}
-	return status(c.Context(), f, list)
+	return status(c.Context(), f, list, lasting)
 }
 
-func status(ctx context.Context, f *pairFlags, names []string) (r *statusReport, err error) {
+func status(ctx context.Context, f *pairFlags, names []string, lasting time.Duration) (r *statusReport, err error) {
 	p, err := f.openBoth(ctx)
 	if err != nil {
 		return nil, err
@@ -93,6 +100,7 @@ func status(ctx context.Context, f *pairFlags, names []string) (r *statusReport,
 	if err != nil {
 		return nil, err
 	}
+	l.lasting = lasting
 	if f.gate {
 		if err := r.members(ctx, f, p); err != nil {
 			return nil, err

@@ -57,13 +57,13 @@ func (r *runbook) steps() []step {
 			return r.restart(ctx, r.phase("dual"), programs...)
 		}},
 		{"Who uses the old backend alone?", func(ctx context.Context) error {
-			return r.until(ctx, 3, "behind: "+lock, append([]string{"status"}, all...)...)
+			return r.until(ctx, 3, "behind: "+lock, "status", "--for", r.patience.String(), lock)
 		}},
 		{"The service is stopped; then nobody is behind.", func(ctx context.Context) error {
 			if err := r.staff.close(service); err != nil {
 				return err
 			}
-			return r.until(ctx, 0, "", append([]string{"status"}, all...)...)
+			return r.until(ctx, 0, "", append([]string{"status", "--for", "2s"}, all...)...)
 		}},
 		{"The programs are restarted in phase handover: what they lock moves.", func(ctx context.Context) error {
 			if err := r.restart(ctx, r.phase("handover"), programs...); err != nil {

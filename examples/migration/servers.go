@@ -25,7 +25,7 @@ func startServers(ctx context.Context, dir string) (*servers, error) {
 		return nil, err
 	}
 	client, peer := "http://"+addrs[1], "http://"+addrs[2]
-	s.etcd, err = startServer(ctx, addrs[1], "etcd", "--data-dir", filepath.Join(dir, "etcd"),
+	s.etcd, err = startServer(ctx, addrs[1], "etcd", "--data-dir", filepath.Join(dir, "etcd"), "--unsafe-no-fsync", // it is thrown away
 		"--listen-client-urls", client, "--advertise-client-urls", client,
 		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer)
 	if err != nil {
