@@ -41,10 +41,10 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	if err != nil {
 		return nil, err
 	}
-	if err := d.enter(); err != nil {
+	if err := d.life.Enter(); err != nil {
 		return nil, err
 	}
-	defer d.leave()
+	defer d.life.Leave()
 	for waited, again := false, 0; ; again++ {
 		h, err := d.attempt(ctx, r, seconds, &waited)
 		if err == nil {
@@ -53,7 +53,7 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 		if err != errAgain {
 			return nil, err
 		}
-		if again > 0 && !d.sleep(ctx, againAfter) || ctx.Err() != nil {
+		if again > 0 && !d.life.Sleep(ctx, againAfter) || ctx.Err() != nil {
 			return nil, withCause(ctx, driver.ErrUnavailable, errors.New("the lease ended before the lock was granted"))
 		}
 	}
@@ -285,7 +285,7 @@ func (h *hold) fail(ctx context.Context, err error) error {
 	default:
 		h.disembark()
 	}
-	if h.driver.stopping.Err() != nil {
+	if h.driver.life.Open().Err() != nil {
 		return fmt.Errorf("%w: %w", driver.ErrClosed, err)
 	}
 	return err
@@ -305,7 +305,7 @@ func (h *hold) failPut(ctx context.Context, err error) error {
 	}
 	h.leaveBehind(true)
 	err, _ = fault(ctx, err)
-	if h.driver.stopping.Err() != nil {
+	if h.driver.life.Open().Err() != nil {
 		return fmt.Errorf("%w: %w", driver.ErrClosed, err)
 	}
 	if !errors.Is(err, driver.ErrUnknown) {
@@ -328,7 +328,7 @@ func (h *hold) sink() {
 func (h *hold) enter() error {
 	d := h.driver
 	h.granted = d.now()
-	if d.stopping.Err() != nil {
+	if d.life.Open().Err() != nil {
 		h.forsake()
 		return driver.ErrClosed
 	}

@@ -25,7 +25,7 @@ type checker struct {
 
 // start is called after a hold was listed.
 func (c *checker) start() {
-	if c.running.CompareAndSwap(false, true) && !c.driver.spawn(c.run) {
+	if c.running.CompareAndSwap(false, true) && !c.driver.life.Go(c.run) {
 		c.running.Store(false)
 	}
 }
@@ -38,7 +38,7 @@ func (c *checker) run() {
 	for {
 		select {
 		case <-tick.C:
-		case <-d.life.Done():
+		case <-d.life.Context().Done():
 			return
 		}
 		sessions, fixed, any := d.held(d.now() - int64(checkEvery))

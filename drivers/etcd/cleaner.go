@@ -55,7 +55,7 @@ func (c *cleaner) add(g *ghost) {
 	defer c.mu.Unlock()
 	heap.Push(&c.ghosts, g)
 	if !c.running {
-		c.running = c.driver.spawn(c.run)
+		c.running = c.driver.life.Go(c.run)
 	}
 	select {
 	case c.wake <- struct{}{}:
@@ -80,7 +80,7 @@ func (c *cleaner) run() {
 		select {
 		case <-c.wake:
 		case <-timer.C:
-		case <-c.driver.life.Done():
+		case <-c.driver.life.Context().Done():
 			return
 		}
 	}

@@ -11,18 +11,15 @@ import (
 
 // Close implements driver.Driver. The locks that a session carries end with its lease, in one request.
 func (d *Driver) Close(ctx context.Context) error {
-	if !d.beginClose() {
-		return driver.ErrClosed
+	if err := d.life.Close(); err != nil {
+		return err
 	}
-	waiting := d.awaitCalls(ctx)
+	waiting := d.life.AwaitCalls(ctx)
 	d.endHolds()
 	d.spare.close()
 	ghosts := d.ghosts.finish(ctx)
-	d.mu.Lock()
-	d.ended = true
-	d.mu.Unlock()
-	d.end()
-	d.wg.Wait() // all requests end with d.life
+	d.life.End()
+	d.life.Wait() // all requests end with d.life.Context()
 	err := error(nil)
 	if waiting+ghosts > 0 {
 		err = fmt.Errorf("%w: %d calls and %d leases or keys were left behind: %w", driver.ErrUnknown, waiting, ghosts, ctx.Err())
@@ -31,38 +28,6 @@ func (d *Driver) Close(ctx context.Context) error {
 		d.closeClient()
 	}
 	return err
-}
-
-// beginClose has every call of Acquire fail from now on.
-func (d *Driver) beginClose() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return false
-	}
-	d.closed = true
-	d.stop()
-	return true
-}
-
-// awaitCalls returns how many calls of Acquire had not ended when ctx did.
-func (d *Driver) awaitCalls(ctx context.Context) int {
-	d.mu.Lock()
-	if d.calls == 0 {
-		d.mu.Unlock()
-		return 0
-	}
-	idle := make(chan struct{})
-	d.idle = idle
-	d.mu.Unlock()
-	select {
-	case <-idle:
-		return 0
-	case <-ctx.Done():
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.calls
 }
 
 // endHolds has all leases revoked.

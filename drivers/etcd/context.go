@@ -8,7 +8,7 @@ import (
 // request returns a context for one request, which ends when Close begins too.
 func (d *Driver) request(ctx context.Context, bound time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := withBound(ctx, bound)
-	stop := context.AfterFunc(d.stopping, cancel)
+	stop := context.AfterFunc(d.life.Open(), cancel)
 	return ctx, func() {
 		stop()
 		cancel()
@@ -17,7 +17,7 @@ func (d *Driver) request(ctx context.Context, bound time.Duration) (context.Cont
 
 // background returns a context for one request that no caller waits for, or whose caller cannot take it back.
 func (d *Driver) background(bound time.Duration) (context.Context, context.CancelFunc) {
-	return withBound(d.life, bound)
+	return withBound(d.life.Context(), bound)
 }
 
 // withBound returns a context that ends by bound at the latest, and does not tell so: a deadline that gRPC knows of goes with the request,

@@ -27,7 +27,6 @@
 package etcd
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -40,6 +39,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
 const (
@@ -86,22 +86,14 @@ type Driver struct {
 	epoch       time.Time   // times inside the driver are nanoseconds since then, on the monotonic clock
 	numbers     numbers
 
-	life     context.Context // ends with Close, after all that has to be done
-	end      context.CancelFunc
-	stopping context.Context // ends when Close begins
-	stop     context.CancelFunc
-	wg       sync.WaitGroup // goroutines of the driver
-	sender   *sender
-	feeds    *feeds
-	ghosts   *cleaner
-	spare    *pool
-	checks   *checker
+	life   *lifecycle.Lifecycle // counts Acquires as calls
+	sender *sender
+	feeds  *feeds
+	ghosts *cleaner
+	spare  *pool
+	checks *checker
 
 	mu       sync.Mutex
-	closed   bool
-	ended    bool          // no goroutine may be started any more
-	calls    int           // unfinished Acquires
-	idle     chan struct{} // closed by the last of them, once Close waits for it
 	sessions map[int64]*session
 	retired  map[*session]bool // not in sessions any more, and not over
 	fixed    holdList          // those with a lease of their own
@@ -134,12 +126,11 @@ func New(client *clientv3.Client, o *Options) (*Driver, error) {
 		options:  *o,
 		minTTL:   usualMinTTL,
 		epoch:    time.Now(),
+		life:     lifecycle.New(),
 		sessions: make(map[int64]*session),
 		retired:  make(map[*session]bool),
 	}
 	d.host, _ = os.Hostname() // for people; a lock without it is as good
-	d.life, d.end = context.WithCancel(context.Background())
-	d.stopping, d.stop = context.WithCancel(context.Background())
 	d.fixed.init()
 	d.sender = newSender(d)
 	d.feeds = newFeeds(d)
@@ -180,54 +171,4 @@ func (d *Driver) seconds(ttl time.Duration) (int64, error) {
 		return 0, fmt.Errorf("TTL %v is not one of %v to %v in steps of %v: %w", ttl, d.minTTL, maxTTL, ttlUnit, errors.ErrUnsupported)
 	}
 	return int64((ttl + ttlUnit - 1) / ttlUnit), nil
-}
-
-// enter counts a call of Acquire, unless the driver is closed.
-func (d *Driver) enter() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return driver.ErrClosed
-	}
-	d.calls++
-	return nil
-}
-
-// leave ends what enter began.
-func (d *Driver) leave() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.calls--; d.calls == 0 && d.idle != nil {
-		close(d.idle)
-		d.idle = nil
-	}
-}
-
-// spawn runs f in a goroutine that Close waits for, or not at all where Close already does.
-func (d *Driver) spawn(f func()) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.spawnLocked(f)
-}
-
-// spawnLocked is spawn with d.mu held.
-func (d *Driver) spawnLocked(f func()) bool {
-	if d.ended {
-		return false
-	}
-	d.wg.Go(f)
-	return true
-}
-
-// sleep waits, and reports whether neither ctx nor the driver ended meanwhile.
-func (d *Driver) sleep(ctx context.Context, wait time.Duration) bool {
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-	case <-d.life.Done():
-	}
-	return false
 }

@@ -82,7 +82,7 @@ func (fs *feeds) join(dir string) *waiter {
 	f := fs.byDir[dir]
 	if f == nil {
 		f = &feed{feeds: fs, dir: dir, idle: make(chan struct{}, 1), again: make(chan struct{}, 1), waiters: make(map[string][]*waiter)}
-		if fs.driver.spawn(f.run) {
+		if fs.driver.life.Go(f.run) {
 			fs.byDir[dir] = f
 		}
 	}
@@ -197,13 +197,13 @@ func (f *feed) run() {
 	d := f.feeds.driver
 	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
 		seen, end := f.watch()
-		if end || d.life.Err() != nil {
+		if end || d.life.Context().Err() != nil {
 			return
 		}
 		if seen {
 			pause = firstRetry
 		}
-		if !d.sleep(d.life, pause) {
+		if !d.life.Sleep(d.life.Context(), pause) {
 			return
 		}
 	}
@@ -215,14 +215,14 @@ func (f *feed) watch() (seen, end bool) {
 	f.feeds.mu.Lock()
 	f.stream = f.feeds.stream
 	// Watches with the same metadata share a stream.
-	ctx := metadata.AppendToOutgoingContext(clientv3.WithRequireLeader(d.life), "dsync-stream", strconv.Itoa(f.stream))
+	ctx := metadata.AppendToOutgoingContext(clientv3.WithRequireLeader(d.life.Context()), "dsync-stream", strconv.Itoa(f.stream))
 	f.feeds.mu.Unlock()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer f.setActive(false)
 	var events clientv3.WatchChan
 	started := make(chan clientv3.WatchChan, 1)
-	if !d.spawn(func() { started <- d.client.Watch(ctx, f.dir, clientv3.WithPrefix(), clientv3.WithCreatedNotify()) }) {
+	if !d.life.Go(func() { started <- d.client.Watch(ctx, f.dir, clientv3.WithPrefix(), clientv3.WithCreatedNotify()) }) {
 		return false, true
 	}
 	linger := time.NewTimer(lingerFor)

@@ -161,7 +161,7 @@ func (h *hold) Release(ctx context.Context) error {
 			return err
 		}
 		transient := errors.Is(err, driver.ErrUnknown) || errors.Is(err, driver.ErrUnavailable)
-		if transient && ctx.Err() == nil && d.now() < h.expires() && d.sleep(ctx, wait) {
+		if transient && ctx.Err() == nil && d.now() < h.expires() && d.life.Sleep(ctx, wait) {
 			continue
 		}
 		h.leaveBehind(true)

@@ -123,7 +123,7 @@ func (d *Driver) first(ctx context.Context, dir string) (*mvccpb.KeyValue, error
 
 // queryFault is fault for requests that belong to no hold.
 func (d *Driver) queryFault(ctx context.Context, err error) error {
-	if d.stopping.Err() != nil {
+	if d.life.Open().Err() != nil {
 		return driver.ErrClosed
 	}
 	err, _ = fault(ctx, err)

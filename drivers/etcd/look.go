@@ -55,7 +55,7 @@ func (h *hold) lookShared(ctx context.Context, w *waiter) (view, error) {
 	case <-q.done:
 	case <-ctx.Done():
 		return view{}, ctx.Err()
-	case <-h.driver.stopping.Done():
+	case <-h.driver.life.Open().Done():
 		return view{}, errNoAnswer
 	}
 	if q.err != nil {
@@ -88,7 +88,7 @@ func (f *feed) looked() {
 		f.looking = false
 		return
 	}
-	if !f.feeds.driver.spawn(func() { f.lookForAll(q) }) {
+	if !f.feeds.driver.life.Go(func() { f.lookForAll(q) }) {
 		q.err, f.looking = errNoAnswer, false
 		close(q.done)
 	}

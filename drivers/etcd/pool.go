@@ -83,7 +83,7 @@ func (d *Driver) refresh(ctx context.Context, c *carrier) <-chan error {
 		defer cancel()
 		outcome <- d.keepAlive(ctx, c)
 	}
-	if !d.spawn(run) {
+	if !d.life.Go(run) {
 		outcome <- errNoAnswer
 	}
 	return outcome

@@ -121,7 +121,7 @@ func (s *sender) turn(o *op) way {
 func (s *sender) pass() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.queue) == 0 || !s.driver.spawn(s.run) {
+	if len(s.queue) == 0 || !s.driver.life.Go(s.run) {
 		s.busy--
 	}
 }

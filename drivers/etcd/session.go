@@ -51,7 +51,7 @@ func (d *Driver) boardOnce(ctx context.Context, seconds int64) (*session, error)
 		s = &session{driver: d, seconds: seconds, ready: make(chan struct{}), over: make(chan struct{}), kick: make(chan struct{}, 1),
 			firsts: make(map[string]struct{})}
 		s.holds.init()
-		if !d.spawnLocked(s.run) {
+		if !d.life.Go(s.run) {
 			d.mu.Unlock()
 			return nil, driver.ErrClosed
 		}
@@ -66,7 +66,7 @@ func (d *Driver) boardOnce(ctx context.Context, seconds int64) (*session, error)
 	case <-ctx.Done():
 		s.leave()
 		return nil, withCause(ctx, driver.ErrUnavailable, errNoAnswer)
-	case <-d.stopping.Done():
+	case <-d.life.Open().Done():
 		s.leave()
 		return nil, driver.ErrClosed
 	}
@@ -149,7 +149,7 @@ func (s *session) run() {
 	ctx, cancel := d.background(requestFor)
 	s.err = d.grant(ctx, &s.carrier, s.seconds)
 	cancel()
-	if s.err == nil && d.stopping.Err() != nil {
+	if s.err == nil && d.life.Open().Err() != nil {
 		s.err = driver.ErrClosed
 		d.ghosts.add(&ghost{carrier: &s.carrier, revoke: true})
 	}
@@ -171,7 +171,7 @@ func (s *session) run() {
 		case <-s.kick:
 		case <-s.over:
 			return
-		case <-d.life.Done():
+		case <-d.life.Context().Done():
 			return
 		}
 		if s.useless() {

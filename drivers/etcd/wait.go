@@ -55,7 +55,7 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 			return errAgain
 		case <-ctx.Done():
 			return h.abandon(ctx, fmt.Errorf("%w: %w", refusal, ctx.Err()))
-		case <-d.stopping.Done():
+		case <-d.life.Open().Done():
 			h.forsake()
 			return driver.ErrClosed
 		}
@@ -94,7 +94,7 @@ func (h *hold) lookFailed(ctx context.Context, err error) error {
 		return h.abandon(ctx, err)
 	case isLeaseGone(err):
 		return h.fail(ctx, err)
-	case ctx.Err() != nil || h.driver.stopping.Err() != nil:
+	case ctx.Err() != nil || h.driver.life.Open().Err() != nil:
 		return nil
 	}
 	if err, _ = fault(ctx, err); errors.Is(err, fs.ErrPermission) {

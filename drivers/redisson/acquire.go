@@ -18,14 +18,14 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if err := d.enter(); err != nil {
+	if err := d.life.Enter(); err != nil {
 		return nil, err
 	}
 	l, err := d.acquire(ctx, r)
 	if err == nil && d.keep(l) {
 		return l, nil
 	}
-	defer d.leave()
+	defer d.life.Leave()
 	if err == nil { // granted while Close began
 		err = driver.ErrClosed
 		if releaseErr := l.Release(ctx); errors.Is(releaseErr, driver.ErrUnknown) {
@@ -89,7 +89,7 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *topic, left time
 		case <-ctx.Done():
 			t.leave(false)
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
-		case <-d.closing:
+		case <-d.life.Open().Done():
 			t.leave(false)
 			return nil, driver.ErrClosed
 		}
@@ -131,7 +131,7 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease
 		o.tokens = min(max(r.Events.Tokens(), 1), maxTokens)
 		o.marks = !d.options.Fair && d.marks.Load()
 	}
-	if err, doubt := d.carryOut(ctx, o, d.closing); doubt {
+	if err, doubt := d.carryOut(ctx, o, d.life.Open().Done()); doubt {
 		return nil, 0, fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 	} else if err != nil {
 		return nil, 0, err

@@ -88,7 +88,7 @@ func (d *Driver) lookAtAll(ctx context.Context) error {
 	nodes := d.client.Nodes()
 	errs := make(chan error, len(nodes))
 	for address, node := range nodes {
-		d.spawn(func() { // ends soon after ctx
+		d.life.Go(func() { // ends soon after ctx
 			err := d.lookAt(ctx, node)
 			if err != nil {
 				err = fmt.Errorf("node %s: %w", address, err)

@@ -57,7 +57,7 @@ func (c *cleaner) add(g ghost) {
 	defer c.mu.Unlock()
 	c.push(g)
 	if !c.running {
-		c.running = c.driver.spawn(c.run)
+		c.running = c.driver.life.Go(c.run)
 	}
 	select {
 	case c.wake <- struct{}{}:
@@ -90,7 +90,7 @@ func (c *cleaner) run() {
 		select {
 		case <-c.wake:
 		case <-timer.C:
-		case <-c.driver.life.Done():
+		case <-c.driver.life.Context().Done():
 			return
 		}
 	}
@@ -141,7 +141,7 @@ func (c *cleaner) tell() {
 // release asks once for each ghost, and puts those back that may still come.
 func (c *cleaner) release(ghosts []*ghost) {
 	d := c.driver
-	ctx, cancel := context.WithTimeout(d.life, cleanFor)
+	ctx, cancel := context.WithTimeout(d.life.Context(), cleanFor)
 	defer cancel()
 	calls := make([]call, len(ghosts))
 	for i, g := range ghosts {

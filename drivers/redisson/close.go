@@ -9,22 +9,22 @@ import (
 
 // Close implements driver.Driver.
 func (d *Driver) Close(ctx context.Context) error {
-	if !d.beginClose() {
-		return driver.ErrClosed
+	if err := d.life.Close(); err != nil {
+		return err
 	}
-	waiting := d.awaitCalls(ctx)
+	waiting := d.life.AwaitCalls(ctx)
+	if waiting > 0 && d.dialer != nil {
+		d.dialer.Break() // which ends those that wait for an answer
+	}
 	d.releaseAll(ctx)
 	ghosts := d.ghosts.finish(ctx)
 	d.topics.close()
 	d.sender.end()
-	d.mu.Lock()
-	d.ended = true
-	d.mu.Unlock()
-	d.end()
+	d.life.End()
 
 	finished := make(chan struct{})
 	go func() { // ends with the driver's goroutines: when their requests are answered or fail
-		d.wg.Wait()
+		d.life.Wait()
 		if d.dialer != nil {
 			d.closeClient(ctx)
 		}
@@ -47,41 +47,6 @@ func (d *Driver) closeClient(ctx context.Context) {
 	d.client.Close()
 	d.dialer.End()
 	d.dialer.Wait()
-}
-
-// beginClose has every call of Acquire fail from now on.
-func (d *Driver) beginClose() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return false
-	}
-	d.closed = true
-	close(d.closing)
-	return true
-}
-
-// awaitCalls returns how many calls of Acquire had not ended when ctx did.
-func (d *Driver) awaitCalls(ctx context.Context) int {
-	d.mu.Lock()
-	if d.calls == 0 {
-		d.mu.Unlock()
-		return 0
-	}
-	idle := make(chan struct{})
-	d.idle = idle
-	d.mu.Unlock()
-	select {
-	case <-idle:
-		return 0
-	case <-ctx.Done():
-	}
-	if d.dialer != nil {
-		d.dialer.Break() // which ends those that wait for an answer
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.calls
 }
 
 // releaseAll ends the holds of all leases in few requests, and leaves to the cleaner what fails.

@@ -72,7 +72,7 @@ func (d *Driver) waitInLine(ctx context.Context, r *driver.Request, left time.Du
 	if l != nil || errors.Is(err, driver.ErrUnknown) { // then it is a ghost already
 		return l, err
 	}
-	ctx, cancel := context.WithTimeout(d.life, departIn)
+	ctx, cancel := context.WithTimeout(d.life.Context(), departIn)
 	defer cancel()
 	nobody := d.newLease(r, d.now(), 0, 0)
 	if gone := nobody.Release(ctx); errors.Is(gone, driver.ErrUnknown) {

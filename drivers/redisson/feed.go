@@ -44,7 +44,7 @@ func (ln *listener) feed(key feedKey) *feed {
 	if f == nil {
 		f = &feed{listener: ln, key: key, kick: make(chan struct{}, 1), subs: make(map[string]*subscription)}
 		ln.feeds[key] = f
-		ln.driver.spawn(f.run)
+		ln.driver.life.Go(f.run)
 	}
 	return f
 }
@@ -77,7 +77,7 @@ func (f *feed) do(c command) {
 
 // run ends with the driver.
 func (f *feed) run() {
-	ctx := f.listener.driver.life
+	ctx := f.listener.driver.life.Context()
 	for wait := firstConnect; ; wait = min(2*wait, lastConnect) {
 		start := time.Now()
 		f.serve(ctx)
@@ -87,7 +87,7 @@ func (f *feed) run() {
 		if time.Since(start) > lastConnect {
 			wait = firstConnect
 		}
-		if !f.listener.driver.sleep(ctx, wait) {
+		if !f.listener.driver.life.Sleep(ctx, wait) {
 			return
 		}
 	}

@@ -132,7 +132,7 @@ func (d *Driver) admin(ctx context.Context, name string) error {
 		return err
 	}
 	select {
-	case <-d.closing:
+	case <-d.life.Open().Done():
 		return driver.ErrClosed
 	default:
 	}

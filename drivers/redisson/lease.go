@@ -85,11 +85,11 @@ func (l *lease) Release(ctx context.Context) error {
 	limit := l.lasts + int64(late)
 	l.mu.Unlock()
 	l.driver.beginRelease(l)
-	defer l.driver.leave()
+	defer l.driver.life.Leave()
 
 	again, left, err := l.release(ctx)
 	for wait := firstRetry; again; wait = min(2*wait, lastRetry) {
-		if !l.driver.sleep(ctx, wait) || l.driver.now() > limit {
+		if !l.driver.life.Sleep(ctx, wait) || l.driver.now() > limit {
 			break
 		}
 		again, left, err = l.release(ctx)

@@ -175,7 +175,7 @@ func (d *Driver) finish(o *op) {
 	case o.lease != nil:
 		o.lease.haunt()
 	case o.err != nil:
-		if _, doubt := fault(d.life, r.Name, o.err); doubt {
+		if _, doubt := fault(d.life.Context(), r.Name, o.err); doubt {
 			d.ghosts.add(ghost{name: r.Name, hold: r.Hold, until: o.sent + int64(r.TTL+late)})
 		}
 	case o.first > 0 || d.options.Fair && !r.NoWait: // then it is in the queue

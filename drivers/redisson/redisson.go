@@ -47,7 +47,6 @@
 package redisson
 
 import (
-	"context"
 	"fmt"
 	"strconv"
 	"sync"
@@ -57,6 +56,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 	"github.com/go-dsync/dsync/internal/redisdial"
 )
 
@@ -135,22 +135,15 @@ type Driver struct {
 	ops     sync.Pool // of *op
 	checked server    // what the server is like, once it is known
 
-	life    context.Context // ends with Close, after all that has to be done
-	end     context.CancelFunc
-	wg      sync.WaitGroup // goroutines of the driver
-	closing chan struct{}  // closed when Close begins
-	direct  direct
-	sender  *sender
-	topics  *listener
-	ghosts  *cleaner
-	nodes   *topology // nil outside of a cluster
+	life   *lifecycle.Lifecycle // counts Acquires and Releases as calls
+	direct direct
+	sender *sender
+	topics *listener
+	ghosts *cleaner
+	nodes  *topology // nil outside of a cluster
 
 	mu     sync.Mutex
-	closed bool
-	ended  bool          // no goroutine may be started any more
-	calls  int           // unfinished Acquires and Releases
-	idle   chan struct{} // closed by the last of them, once Close waits for it
-	leases leaseList     // all that are held
+	leases leaseList // all that are held
 }
 
 var (
@@ -185,7 +178,7 @@ func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Dr
 		options: *o,
 		scripts: plainScripts,
 		epoch:   time.Now(),
-		closing: make(chan struct{}),
+		life:    lifecycle.New(),
 	}
 	if err := d.options.check(); err != nil {
 		return nil, err
@@ -193,7 +186,6 @@ func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Dr
 	if d.options.Fair {
 		d.scripts = fairScripts
 	}
-	d.life, d.end = context.WithCancel(context.Background())
 	d.direct.answered.Store(never)
 	d.ops.New = func() any { return &op{done: make(chan struct{}, 1)} }
 	d.leases.init()
@@ -270,45 +262,22 @@ func (d *Driver) milliseconds(ttl time.Duration) string {
 	return last.text
 }
 
-// enter counts a call of Acquire, unless the driver is closed.
-func (d *Driver) enter() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return driver.ErrClosed
-	}
-	d.calls++
-	return nil
-}
-
-// keep ends what enter began, by a lease that is one of the driver's from now on. It does neither if Close has begun.
+// keep ends a call by a lease that is one of the driver's from now on. It does neither if Close has begun.
 func (d *Driver) keep(l *lease) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
+	if d.life.Open().Err() != nil {
 		return false
 	}
-	d.calls--
+	d.mu.Lock()
 	d.leases.add(l)
+	d.mu.Unlock()
+	d.life.Leave()
 	return true
 }
 
 // beginRelease takes a lease off the driver's. It is a call that Close waits for: what it leaves behind has to be known by then.
 func (d *Driver) beginRelease(l *lease) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.leases.remove(l)
-	d.calls++
-}
-
-// leave ends what enter or beginRelease began.
-func (d *Driver) leave() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.calls--; d.calls == 0 && d.idle != nil {
-		close(d.idle)
-		d.idle = nil
-	}
+	d.life.EnterLate()
+	d.forget(l)
 }
 
 // forget takes a lease off the driver's.
@@ -316,28 +285,4 @@ func (d *Driver) forget(l *lease) {
 	d.mu.Lock()
 	d.leases.remove(l)
 	d.mu.Unlock()
-}
-
-// spawn runs f in a goroutine that Close waits for, or not at all where Close already does.
-func (d *Driver) spawn(f func()) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.ended {
-		return false
-	}
-	d.wg.Go(f)
-	return true
-}
-
-// sleep waits, and reports whether neither ctx nor the driver ended meanwhile.
-func (d *Driver) sleep(ctx context.Context, wait time.Duration) bool {
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-	case <-d.life.Done():
-	}
-	return false
 }

@@ -70,7 +70,7 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 // wait for nodes of others. While it knows nothing all go together.
 func (d *Driver) renewCluster(ctx context.Context, all []due, done func(i int, err error)) {
 	if d.nodes.known() {
-		d.spawn(func() { _ = d.nodes.refresh(d.life, topologyAge) })
+		d.life.Go(func() { _ = d.nodes.refresh(d.life.Context(), topologyAge) })
 	} else {
 		_ = d.nodes.refresh(ctx, topologyAge)
 	}

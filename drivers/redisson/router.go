@@ -28,7 +28,7 @@ func (r *router) again(s *subscription) {
 func (r *router) wake() {
 	if !r.running {
 		r.running = true
-		r.listener.driver.spawn(r.run)
+		r.listener.driver.life.Go(r.run)
 	}
 	select {
 	case r.kick <- struct{}{}:
@@ -50,7 +50,7 @@ func (r *router) run() {
 		case <-timer.C:
 			waiting = false
 			r.assign(true)
-		case <-d.life.Done():
+		case <-d.life.Context().Done():
 			return
 		}
 		if r.pending() && !waiting {
@@ -64,7 +64,7 @@ func (r *router) run() {
 func (r *router) assign(all bool) {
 	ln := r.listener
 	d := ln.driver
-	err := d.nodes.refresh(d.life, topologyAge)
+	err := d.nodes.refresh(d.life.Context(), topologyAge)
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
 	todo := r.todo

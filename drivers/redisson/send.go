@@ -33,7 +33,7 @@ func (d *Driver) checkDemoted(err error) {
 // everywhere, as while it connects.
 func (d *Driver) doMulti(ctx context.Context, client rueidis.Client, cmds []rueidis.Completed) []rueidis.RedisResult {
 	answers := make(chan []rueidis.RedisResult, 1)
-	if !d.spawn(func() { answers <- client.DoMulti(ctx, cmds...) }) { // ends soon after ctx
+	if !d.life.Go(func() { answers <- client.DoMulti(ctx, cmds...) }) { // ends soon after ctx
 		return failAll(len(cmds), notSent{driver.ErrClosed})
 	}
 	select {

@@ -43,7 +43,7 @@ func (s *sender) add(o *op) {
 	d.direct.busy.Add(1)
 	if d.cluster || d.options.WaitReplicas > 0 || d.options.Fair {
 		o.state.Store(taken)
-		if !d.spawn(func() { s.sendOne(o) }) {
+		if !d.life.Go(func() { s.sendOne(o) }) {
 			s.fail(o)
 		}
 		return
@@ -65,7 +65,7 @@ func (s *sender) wake() {
 	case len(s.queue) == 0:
 	case s.idle > 0:
 		s.more.Signal()
-	case s.busy < maxSenders && s.driver.spawn(s.run):
+	case s.busy < maxSenders && s.driver.life.Go(s.run):
 		s.busy++
 	}
 }
@@ -170,7 +170,7 @@ func (s *sender) sendOne(o *op) {
 
 func (s *sender) sendAlone(b *batch, o *op) {
 	d := s.driver
-	d.sendOp(d.life, o, b.keys[:0], b.args[:0])
+	d.sendOp(d.life.Context(), o, b.keys[:0], b.args[:0])
 	d.finish(o)
 }
 
@@ -201,7 +201,7 @@ func (s *sender) sendTogether(b *batch) {
 		b.keys, b.args = o.keys(d, b.keys), o.batchArgs(d, b.args)
 		o.sent = sent
 	}
-	results, err := d.eval(d.life, batchScript, b.keys, b.args).ToArray()
+	results, err := d.eval(d.life.Context(), batchScript, b.keys, b.args).ToArray()
 	if _, refused := rueidis.IsRedisErr(err); refused {
 		for _, o := range b.ops {
 			s.sendAlone(b, o)

@@ -39,7 +39,7 @@ type slotRange struct {
 }
 
 func newTopology(d *Driver) *topology {
-	return &topology{nodes: d.client.Nodes, spawn: d.spawn, busy: make(chan struct{}, 1)}
+	return &topology{nodes: d.client.Nodes, spawn: d.life.Go, busy: make(chan struct{}, 1)}
 }
 
 // known reports whether there is anything to go by.

@@ -18,14 +18,14 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if err := d.enter(); err != nil {
+	if err := d.life.Enter(); err != nil {
 		return nil, err
 	}
 	l, err := d.acquire(ctx, r)
 	if err == nil && d.keep(l) {
 		return l, nil
 	}
-	defer d.leave()
+	defer d.life.Leave()
 	if err == nil { // granted while Close began
 		err = d.giveUp(ctx, l, driver.ErrClosed)
 	}
@@ -88,14 +88,14 @@ func (l *lease) vote(ctx context.Context) error {
 	patience := d.options.NodeTimeout
 	limit := l.sent + min(int64(longestVote), int64(l.ttl/2))
 	for {
-		reached := l.await(ctx, patience, d.closing)
+		reached := l.await(ctx, patience, d.life.Open().Done())
 		if err, decided := l.decide(); decided {
 			return err
 		}
 		switch now := d.now(); {
 		case ctx.Err() != nil:
 			return l.unfinished(ctx.Err())
-		case d.isClosing():
+		case d.life.Open().Err() != nil:
 			return driver.ErrClosed
 		case now > limit:
 			return l.unfinished(driver.ErrUnavailable)

@@ -13,23 +13,20 @@ const tick = 2 * time.Millisecond
 
 // Close implements driver.Driver.
 func (d *Driver) Close(ctx context.Context) error {
-	if !d.beginClose() {
-		return driver.ErrClosed
+	if err := d.life.Close(); err != nil {
+		return err
 	}
-	waiting := d.awaitCalls(ctx)
+	waiting := d.life.AwaitCalls(ctx)
 	d.releaseAll()
 	behind := d.awaitNodes(ctx)
-	d.mu.Lock()
-	d.ended = true
-	d.mu.Unlock()
-	d.stop()
+	d.life.End()
 	for i, n := range d.nodes {
 		n.end()
 		d.ears[i].dialer.End()
 	}
 	finished := make(chan struct{})
 	go func() { // ends with the driver's goroutines, whose connections are broken
-		d.wg.Wait()
+		d.life.Wait()
 		for i, n := range d.nodes {
 			n.dialer.Wait()
 			d.ears[i].dialer.Wait()
@@ -44,38 +41,6 @@ func (d *Driver) Close(ctx context.Context) error {
 		return fmt.Errorf("%w: %d calls and what is held on %d nodes were left behind: %w", driver.ErrUnknown, waiting, behind, ctx.Err())
 	}
 	return nil
-}
-
-// beginClose has every call of Acquire fail from now on.
-func (d *Driver) beginClose() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return false
-	}
-	d.closed = true
-	close(d.closing)
-	return true
-}
-
-// awaitCalls returns how many calls had not ended when ctx did.
-func (d *Driver) awaitCalls(ctx context.Context) int {
-	d.mu.Lock()
-	if d.calls == 0 {
-		d.mu.Unlock()
-		return 0
-	}
-	idle := make(chan struct{})
-	d.idle = idle
-	d.mu.Unlock()
-	select {
-	case <-idle:
-		return 0
-	case <-ctx.Done():
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.calls
 }
 
 // releaseAll has the values of all leases deleted.

@@ -54,7 +54,7 @@ func (d *Driver) ask(ctx context.Context, script, name string, args ...string) (
 			ended = true
 		case <-ctx.Done():
 			ended = true
-		case <-d.closing:
+		case <-d.life.Open().Done():
 			return nil, driver.ErrClosed
 		case <-timer.C:
 		}
@@ -143,10 +143,10 @@ func (d *Driver) holder(ctx context.Context, name string) (holding, error) {
 
 // Inspect implements driver.Inspector. A name is held if a majority of the nodes has the same value for it; TTL is how long they have.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
-	if err := d.enter(); err != nil {
+	if err := d.life.Enter(); err != nil {
 		return driver.Status{}, err
 	}
-	defer d.leave()
+	defer d.life.Leave()
 	h, err := d.holder(ctx, name)
 	if err != nil {
 		return driver.Status{}, err
@@ -158,10 +158,10 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 
 // ForceUnlock implements driver.ForceUnlocker. The holder learns of it when it renews the hold.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
-	if err := d.enter(); err != nil {
+	if err := d.life.Enter(); err != nil {
 		return err
 	}
-	defer d.leave()
+	defer d.life.Leave()
 	h, err := d.holder(ctx, name)
 	switch {
 	case err != nil:

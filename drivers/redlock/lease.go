@@ -204,7 +204,7 @@ func (l *lease) Release(ctx context.Context) error {
 	l.check()
 	l.mu.Unlock()
 	d.beginRelease(l)
-	defer d.leave()
+	defer d.life.Leave()
 
 	for {
 		reached := l.await(ctx, d.options.NodeTimeout, nil)

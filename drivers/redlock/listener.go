@@ -87,7 +87,7 @@ func (ln *listener) join(name string) *topic {
 	}
 	t.users++
 	if !ln.started {
-		ln.started = ln.driver.spawn(ln.run)
+		ln.started = ln.driver.life.Go(ln.run)
 	}
 	return t
 }
@@ -151,7 +151,7 @@ func (ln *listener) run() {
 	wait := firstConnect
 	for {
 		start := ln.driver.now()
-		ln.serve(ln.driver.life)
+		ln.serve(ln.driver.life.Context())
 		ln.reset()
 		if ln.driver.now()-start > int64(lastConnect) {
 			wait = firstConnect
@@ -159,7 +159,7 @@ func (ln *listener) run() {
 		timer := time.NewTimer(wait)
 		select {
 		case <-timer.C:
-		case <-ln.driver.life.Done():
+		case <-ln.driver.life.Context().Done():
 			timer.Stop()
 			return
 		}

@@ -68,6 +68,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
 const (
@@ -113,19 +114,12 @@ type Driver struct {
 	options Options
 	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
 
-	life    context.Context // ends with Close, after all that has to be done
-	stop    context.CancelFunc
-	wg      sync.WaitGroup // goroutines of the driver
-	closing chan struct{}  // closed when Close begins
-	timers  sync.Pool
+	life   *lifecycle.Lifecycle // counts Acquires and Releases as calls
+	timers sync.Pool
 
 	mu     sync.Mutex
-	closed bool
-	ended  bool          // no goroutine may be started any more
-	calls  int           // unfinished Acquires and Releases
-	idle   chan struct{} // closed by the last of them, once Close waits for it
-	leases leaseList     // all that are held
-	runs   []string      // of the nodes' servers
+	leases leaseList // all that are held
+	runs   []string  // of the nodes' servers
 }
 
 var _ driver.Driver = (*Driver)(nil)
@@ -142,7 +136,7 @@ func New(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
 		quorum:  len(nodes)/2 + 1,
 		options: *o,
 		epoch:   time.Now(),
-		closing: make(chan struct{}),
+		life:    lifecycle.New(),
 		runs:    make([]string, len(nodes)),
 	}
 	if err := d.options.check(); err != nil {
@@ -161,7 +155,6 @@ func New(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
 		}
 		addresses = append(addresses, option.InitAddress[0])
 	}
-	d.life, d.stop = context.WithCancel(context.Background())
 	d.leases.init()
 	for i, option := range nodes {
 		option = withDefaults(option)
@@ -169,7 +162,7 @@ func New(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
 		d.ears = append(d.ears, newListener(d, option))
 	}
 	for _, n := range d.nodes {
-		d.wg.Go(n.run) // until Close
+		d.life.Go(n.run) // until Close
 	}
 	return d, nil
 }
@@ -223,45 +216,22 @@ func (d *Driver) Info() driver.Info {
 // now is the time since d.epoch.
 func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
 
-// enter counts a call of Acquire, unless the driver is closed.
-func (d *Driver) enter() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return driver.ErrClosed
-	}
-	d.calls++
-	return nil
-}
-
-// keep ends what enter began, by a lease that is one of the driver's from now on. It does neither if Close has begun.
+// keep ends a call by a lease that is one of the driver's from now on. It does neither if Close has begun.
 func (d *Driver) keep(l *lease) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
+	if d.life.Open().Err() != nil {
 		return false
 	}
-	d.calls--
+	d.mu.Lock()
 	d.leases.add(l)
+	d.mu.Unlock()
+	d.life.Leave()
 	return true
 }
 
 // beginRelease takes a lease off the driver's. It is a call that Close waits for.
 func (d *Driver) beginRelease(l *lease) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.leases.remove(l)
-	d.calls++
-}
-
-// leave ends what enter or beginRelease began.
-func (d *Driver) leave() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.calls--; d.calls == 0 && d.idle != nil {
-		close(d.idle)
-		d.idle = nil
-	}
+	d.life.EnterLate()
+	d.forget(l)
 }
 
 // forget takes a lease off the driver's.
@@ -269,26 +239,6 @@ func (d *Driver) forget(l *lease) {
 	d.mu.Lock()
 	d.leases.remove(l)
 	d.mu.Unlock()
-}
-
-// spawn runs f in a goroutine that Close waits for, or not at all where Close already does.
-func (d *Driver) spawn(f func()) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.ended {
-		return false
-	}
-	d.wg.Go(f)
-	return true
-}
-
-func (d *Driver) isClosing() bool {
-	select {
-	case <-d.closing:
-		return true
-	default:
-		return false
-	}
 }
 
 // sleep waits, and reports whether neither ctx nor the driver ended meanwhile.
@@ -299,7 +249,7 @@ func (d *Driver) sleep(ctx context.Context, wait time.Duration) bool {
 	case <-timer.C:
 		return true
 	case <-ctx.Done():
-	case <-d.closing:
+	case <-d.life.Open().Done():
 	}
 	return false
 }

@@ -44,7 +44,7 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *topi
 		case <-ctx.Done():
 			t.leave(false)
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
-		case <-d.closing:
+		case <-d.life.Open().Done():
 			t.leave(false)
 			return nil, driver.ErrClosed
 		}
@@ -119,7 +119,7 @@ func (l *lease) askOneThenAll(ctx context.Context, first int) error {
 func (l *lease) first(ctx context.Context, v *vote) (err error, answered bool) {
 	d := l.driver
 	limit := min(longestVote, l.ttl/2)
-	reached := l.await(ctx, min(limit, 4*d.options.NodeTimeout), d.closing)
+	reached := l.await(ctx, min(limit, 4*d.options.NodeTimeout), d.life.Open().Done())
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -133,7 +133,7 @@ func (l *lease) first(ctx context.Context, v *vote) (err error, answered bool) {
 		return nil, false
 	case ctx.Err() != nil:
 		return fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err()), false
-	case d.isClosing():
+	case d.life.Open().Err() != nil:
 		return driver.ErrClosed, false
 	}
 	v.late = true

@@ -46,11 +46,11 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	if err != nil {
 		return nil, err
 	}
-	if err := d.enter(); err != nil {
+	if err := d.life.Enter(); err != nil {
 		return nil, err
 	}
-	defer d.leave()
-	c := caller{ctx, d.stopping.Done()}
+	defer d.life.Leave()
+	c := caller{ctx, d.life.Open().Done()}
 	for waited := false; ; {
 		s, err := d.board(c, d.class(r))
 		if err != nil {
@@ -303,7 +303,7 @@ func (h *hold) doubt(c caller, err error, answer <-chan reply[string], both bool
 func (h *hold) enter() error {
 	d, s := h.driver, h.session
 	now := d.now()
-	if d.stopping.Err() != nil {
+	if d.life.Open().Err() != nil {
 		return driver.ErrClosed // Close ends the node with the session
 	}
 	if s.hasExpired(now) {

@@ -126,7 +126,7 @@ func isOurs(err error) bool {
 
 // pause gives the library a moment to notice that a connection is of no use.
 func (s *session) pause(c caller) error {
-	if !s.driver.sleep(c.ctx, s.patience()/20) {
+	if !s.driver.life.Sleep(c.ctx, s.patience()/20) {
 		return errNoAnswer
 	}
 	return nil

@@ -38,7 +38,7 @@ func (s *session) checkFresh(now int64) (due int64, ok bool) {
 	}
 	s.checking = true
 	s.mu.Unlock()
-	if !s.driver.spawn(func() { s.check(old) }) {
+	if !s.driver.life.Go(func() { s.check(old) }) {
 		return 0, false
 	}
 	return now + int64(checkEvery), true

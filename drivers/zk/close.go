@@ -18,10 +18,10 @@ const maxTogether = 100
 // Close implements driver.Driver. The locks that a session carries end with it, in one request, but for those whose name the driver
 // made: where nobody waits for them they go together with the nodes of their names, many in one request.
 func (d *Driver) Close(ctx context.Context) error {
-	if !d.beginClose() {
-		return driver.ErrClosed
+	if err := d.life.Close(); err != nil {
+		return err
 	}
-	waiting := d.awaitCalls(ctx)
+	waiting := d.life.AwaitCalls(ctx)
 	d.mu.Lock()
 	sessions := slices.Collect(maps.Keys(d.all))
 	d.mu.Unlock()
@@ -42,47 +42,12 @@ func (d *Driver) Close(ctx context.Context) error {
 			left++
 		}
 	}
-	d.mu.Lock()
-	d.ended = true
-	d.mu.Unlock()
-	d.end()
-	d.wg.Wait() // all requests end with their sessions
+	d.life.End()
+	d.life.Wait() // all requests end with their sessions
 	if waiting+left > 0 {
 		return fmt.Errorf("%w: %d calls and %d sessions were left behind", driver.ErrUnknown, waiting, left)
 	}
 	return nil
-}
-
-// beginClose has every call of Acquire fail from now on.
-func (d *Driver) beginClose() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return false
-	}
-	d.closed = true
-	d.stop()
-	return true
-}
-
-// awaitCalls returns how many calls of Acquire had not ended when ctx did.
-func (d *Driver) awaitCalls(ctx context.Context) int {
-	d.mu.Lock()
-	if d.calls == 0 {
-		d.mu.Unlock()
-		return 0
-	}
-	idle := make(chan struct{})
-	d.idle = idle
-	d.mu.Unlock()
-	select {
-	case <-idle:
-		return 0
-	case <-ctx.Done():
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.calls
 }
 
 // tidy removes the nodes of names together with the locks on them, as far as that is done at once.
@@ -126,5 +91,5 @@ func (s *session) awaitEnd(ctx context.Context) bool {
 		return true
 	}
 	late := int64(d.minTTL + time.Second)
-	return d.sleep(ctx, time.Duration(s.lastSent.Load()+s.timeout.Load()+late-d.now()))
+	return d.life.Sleep(ctx, time.Duration(s.lastSent.Load()+s.timeout.Load()+late-d.now()))
 }

@@ -319,7 +319,7 @@ func (h *hold) sweep() {
 	h.driver.parents.remove(h.dir)
 	send(s, func(c *gozk.Conn) (struct{}, error) {
 		// Those who were woken come first: they look, and the server handles one request after the other.
-		if !h.driver.sleep(s.online, sweepAfter) {
+		if !h.driver.life.Sleep(s.online, sweepAfter) {
 			return struct{}{}, errOver
 		}
 		return struct{}{}, c.Delete(h.dir, ourVersion)
@@ -374,7 +374,7 @@ func (h *hold) vanished() {
 
 // background returns a context for a request whose caller cannot take it back.
 func (d *Driver) background(bound time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(d.life, bound)
+	return context.WithTimeout(d.life.Context(), bound)
 }
 
 // holdList is a list of holds, with itself as the end that is no hold.

@@ -33,7 +33,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 		return driver.Status{}, err
 	}
 	defer s.leave()
-	c := caller{ctx, d.stopping.Done()}
+	c := caller{ctx, d.life.Open().Done()}
 	dir := d.dir(name)
 	queue, err := s.contenders(c, dir)
 	if err != nil {
@@ -166,7 +166,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 		return err
 	}
 	defer s.leave()
-	c := caller{ctx, d.stopping.Done()}
+	c := caller{ctx, d.life.Open().Done()}
 	dir := d.dir(name)
 	queue, err := s.contenders(c, dir)
 	if err != nil {

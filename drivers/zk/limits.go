@@ -32,7 +32,7 @@ func (d *Driver) limits(ctx context.Context) (shortest, longest time.Duration, e
 			failed = fmt.Errorf("%s: %w", host, err)
 		}
 		busy := errors.Is(err, io.EOF) || errors.Is(err, errNoSession)
-		if failures+1 >= len(d.hosts) && !busy || !d.sleep(ctx, 20*time.Millisecond) {
+		if failures+1 >= len(d.hosts) && !busy || !d.life.Sleep(ctx, 20*time.Millisecond) {
 			if failed == nil {
 				failed = err
 			}

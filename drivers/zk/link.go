@@ -208,7 +208,7 @@ func (s *session) dial(network, addr string, _ time.Duration) (net.Conn, error) 
 	}
 	if err != nil {
 		s.failed(err)
-		s.driver.sleep(s.online, s.patience()/8)
+		s.driver.life.Sleep(s.online, s.patience()/8)
 		return nil, err
 	}
 	l := &link{Conn: c, session: s}

@@ -7,6 +7,8 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
 // frame returns a packet of the protocol.
@@ -27,7 +29,7 @@ func TestLinkKeepsTheTransactions(t *testing.T) {
 	answers := [][]byte{answer(1, 0x100000007), answer(xidPing, 0x100000009), answer(2, 0x100000008)}
 	want := bytes.Join([][]byte{hello, answer(1, 0), answer(xidPing, 0), answer(2, 0)}, nil)
 	for piece := 1; piece <= len(want); piece++ {
-		s := newSession(&Driver{life: t.Context(), epoch: time.Now()}, time.Minute)
+		s := newSession(&Driver{life: lifecycle.New(), epoch: time.Now()}, time.Minute)
 		here, there := net.Pipe()
 		l := &link{Conn: here, session: s}
 		go func() { // ends with the connection
@@ -77,7 +79,7 @@ func FuzzLink(f *testing.F) {
 	f.Add(frame(int32(0), int32(30_000), int64(42), int32(16), make([]byte, 16)), frame(int32(1), int64(7), int32(0)))
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff}, make([]byte, 40))
 	f.Fuzz(func(t *testing.T, one, two []byte) {
-		s := newSession(&Driver{life: t.Context(), epoch: time.Now()}, time.Minute)
+		s := newSession(&Driver{life: lifecycle.New(), epoch: time.Now()}, time.Minute)
 		defer s.cut()
 		l := &link{session: s}
 		l.note(frame(int32(0), int64(0)), 0)

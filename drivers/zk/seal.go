@@ -129,7 +129,7 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 		last = first + uint64(n) - 1
 	}
 	seal := sealName(last, h.node)
-	c := caller{ctx, d.stopping.Done()}
+	c := caller{ctx, d.life.Open().Done()}
 	if err := s.await(c); errors.Is(err, errOver) {
 		return driver.ErrNotHeld
 	} else if err != nil {
@@ -187,7 +187,7 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 		return 0, false, err
 	}
 	defer s.leave()
-	c, dir := caller{ctx, d.stopping.Done()}, d.dir(name)
+	c, dir := caller{ctx, d.life.Open().Done()}, d.dir(name)
 	l, err := query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, dir) })
 	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
 		return 0, false, fault(ctx, s, err)
@@ -234,7 +234,7 @@ func (h *hold) change(ctx context.Context, change func(record) record) (next rec
 	s.mu.Lock()
 	r := h.record
 	s.mu.Unlock()
-	c := caller{ctx, h.driver.stopping.Done()}
+	c := caller{ctx, h.driver.life.Open().Done()}
 	for i := 0; ; i++ {
 		if err := h.isHeld(); err != nil {
 			return r, err

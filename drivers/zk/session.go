@@ -84,7 +84,7 @@ func (d *Driver) boardOnce(c caller, class time.Duration) (*session, error) {
 	s := d.sessions[class]
 	if s == nil {
 		s = newSession(d, class)
-		if d.closed || !d.spawnLocked(s.run) {
+		if d.life.Open().Err() != nil || !d.life.Go(s.run) {
 			d.mu.Unlock()
 			s.cut()
 			return nil, driver.ErrClosed
@@ -102,7 +102,7 @@ func (d *Driver) boardOnce(c caller, class time.Duration) (*session, error) {
 		err := fault(c.ctx, s, errNoAnswer)
 		s.leave()
 		return nil, err
-	case <-d.stopping.Done():
+	case <-d.life.Open().Done():
 		s.leave()
 		return nil, driver.ErrClosed
 	}
@@ -146,7 +146,7 @@ func newSession(d *Driver, class time.Duration) *session {
 		watches: make(map[string]chan struct{}),
 		idle:    d.now(),
 	}
-	s.online, s.cut = context.WithCancel(d.life)
+	s.online, s.cut = context.WithCancel(d.life.Context())
 	s.timeout.Store(int64(class))
 	s.fresh.init()
 	return s
@@ -249,7 +249,7 @@ func (s *session) start() error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(d.stopping, sessionFor)
+	ctx, cancel := context.WithTimeout(d.life.Open(), sessionFor)
 	defer cancel()
 	c := caller{ctx: ctx}
 	if err := s.await(c); err != nil {
@@ -273,7 +273,7 @@ func (s *session) start() error {
 }
 
 func (d *Driver) startFault(s *session, err error) error {
-	if d.stopping.Err() != nil {
+	if d.life.Open().Err() != nil {
 		return driver.ErrClosed
 	}
 	if cause := s.trouble(); cause != nil {
@@ -448,7 +448,7 @@ func (s *session) kill() []*hold {
 	clear(s.nodes)
 	s.fresh.init()
 	s.mu.Unlock()
-	if !s.driver.spawn(s.bury) {
+	if !s.driver.life.Go(s.bury) {
 		s.cut()
 		close(s.buried)
 	}

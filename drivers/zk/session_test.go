@@ -20,7 +20,7 @@ func TestSessionsEndBesideRequests(t *testing.T) {
 	}
 	d := opened.(*Driver)
 	for range 30 {
-		s, err := d.board(caller{ctx: t.Context(), stop: d.stopping.Done()}, d.options.TTL)
+		s, err := d.board(caller{ctx: t.Context(), stop: d.life.Open().Done()}, d.options.TTL)
 		if err != nil {
 			t.Fatal(err)
 		}

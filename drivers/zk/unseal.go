@@ -73,7 +73,7 @@ func (d *Driver) changeSeal(ctx context.Context, dir string, change func(*sessio
 		return err
 	}
 	defer s.leave()
-	c := caller{ctx, d.stopping.Done()}
+	c := caller{ctx, d.life.Open().Done()}
 	for {
 		l, err := query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, dir) })
 		if err != nil && !errors.Is(err, gozk.ErrNoNode) {

@@ -52,6 +52,7 @@ import (
 	gozk "github.com/go-zookeeper/zk"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
 const (
@@ -104,22 +105,14 @@ type Driver struct {
 	host    string
 	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
 
-	life     context.Context // ends with Close, after all that has to be done
-	end      context.CancelFunc
-	stopping context.Context // ends when Close begins
-	stop     context.CancelFunc
-	wg       sync.WaitGroup // goroutines of the driver
-	ghosts   *cleaner
-	parents  parents
+	life    *lifecycle.Lifecycle // counts Acquires as calls
+	ghosts  *cleaner
+	parents parents
 
 	checkAfter atomic.Int64 // see usualCheckAfter
 	nudgeAfter atomic.Int64 // see usualNudgeAfter
 
 	mu       sync.Mutex
-	closed   bool
-	ended    bool          // no goroutine may be started any more
-	calls    int           // unfinished Acquires
-	idle     chan struct{} // closed by the last of them, once Close waits for it
 	sessions map[time.Duration]*session
 	all      map[*session]struct{} // those that are not buried
 }
@@ -139,6 +132,7 @@ func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
 		hosts:    slices.Clone(hosts),
 		options:  *o,
 		epoch:    time.Now(),
+		life:     lifecycle.New(),
 		sessions: make(map[time.Duration]*session),
 		all:      make(map[*session]struct{}),
 	}
@@ -149,8 +143,6 @@ func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
 		return nil, errors.New("zk: no hosts")
 	}
 	d.host, _ = os.Hostname() // for people; a lock without it is as good
-	d.life, d.end = context.WithCancel(context.Background())
-	d.stopping, d.stop = context.WithCancel(d.life)
 	d.ghosts = newCleaner(d)
 	d.checkAfter.Store(int64(usualCheckAfter))
 	d.nudgeAfter.Store(int64(usualNudgeAfter))
@@ -251,53 +243,3 @@ func (d *Driver) late() time.Duration { return d.minTTL + d.maxTTL/fixedExtra + 
 
 // now is the time since d.epoch.
 func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
-
-// enter counts a call of Acquire, unless the driver is closed.
-func (d *Driver) enter() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return driver.ErrClosed
-	}
-	d.calls++
-	return nil
-}
-
-// leave ends what enter began.
-func (d *Driver) leave() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.calls--; d.calls == 0 && d.idle != nil {
-		close(d.idle)
-		d.idle = nil
-	}
-}
-
-// spawn runs f in a goroutine that Close waits for, or not at all where Close already does.
-func (d *Driver) spawn(f func()) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.spawnLocked(f)
-}
-
-// spawnLocked is spawn with d.mu held.
-func (d *Driver) spawnLocked(f func()) bool {
-	if d.ended {
-		return false
-	}
-	d.wg.Go(f)
-	return true
-}
-
-// sleep waits, and reports whether neither ctx nor the driver ended meanwhile.
-func (d *Driver) sleep(ctx context.Context, wait time.Duration) bool {
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-	case <-d.life.Done():
-	}
-	return false
-}

@@ -1,0 +1,136 @@
+// Package lifecycle is what the drivers have in common when they end: calls that are under way are waited for, what they leave behind is
+// cleaned up, and the goroutines end last.
+package lifecycle
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// Lifecycle of a driver counts its calls and its goroutines. Close begins its end, AwaitCalls and Wait wait for them, and End comes
+// between the two.
+type Lifecycle struct {
+	open   context.Context
+	close  context.CancelFunc
+	life   context.Context
+	end    context.CancelFunc
+	groups sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+	ended  bool
+	calls  int
+	idle   chan struct{} // closed when the last call ends, once AwaitCalls waits for that
+}
+
+// New returns the lifecycle of a driver that is being opened.
+func New() *Lifecycle {
+	l := &Lifecycle{}
+	l.open, l.close = context.WithCancel(context.Background())
+	l.life, l.end = context.WithCancel(context.Background())
+	return l
+}
+
+// Open returns a context that ends when Close is called, as calls do that wait.
+func (l *Lifecycle) Open() context.Context { return l.open }
+
+// Context returns a context that ends when End is called, as what cleans up after calls does.
+func (l *Lifecycle) Context() context.Context { return l.life }
+
+// Enter counts a call until Leave is called. It fails with driver.ErrClosed once Close was called.
+func (l *Lifecycle) Enter() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return driver.ErrClosed
+	}
+	l.calls++
+	return nil
+}
+
+// EnterLate is Enter for a call that gives something back. It does not fail: if AwaitCalls has returned by then, nobody waits for it.
+func (l *Lifecycle) EnterLate() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.calls++
+}
+
+// Leave ends what Enter or EnterLate began.
+func (l *Lifecycle) Leave() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.calls--; l.calls == 0 && l.idle != nil {
+		close(l.idle)
+		l.idle = nil
+	}
+}
+
+// Go runs f in a goroutine that Wait waits for. Once End was called it does not, and returns false.
+func (l *Lifecycle) Go(f func()) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended {
+		return false
+	}
+	l.groups.Go(f)
+	return true
+}
+
+// Sleep waits, and reports whether neither ctx nor Context ended meanwhile.
+func (l *Lifecycle) Sleep(ctx context.Context, wait time.Duration) bool {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+	case <-l.life.Done():
+	}
+	return false
+}
+
+// Close has Enter fail from now on, and ends Open. It returns driver.ErrClosed if it was called before.
+func (l *Lifecycle) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return driver.ErrClosed
+	}
+	l.closed = true
+	l.close()
+	return nil
+}
+
+// AwaitCalls waits for all calls, and returns how many had not ended when ctx did. It is called once, after Close.
+func (l *Lifecycle) AwaitCalls(ctx context.Context) int {
+	l.mu.Lock()
+	if l.calls == 0 {
+		l.mu.Unlock()
+		return 0
+	}
+	idle := make(chan struct{})
+	l.idle = idle
+	l.mu.Unlock()
+	select {
+	case <-idle:
+		return 0
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.calls
+}
+
+// End has Go fail from now on, and ends Context.
+func (l *Lifecycle) End() {
+	l.mu.Lock()
+	l.ended = true
+	l.mu.Unlock()
+	l.end()
+}
+
+// Wait waits for all goroutines. It is called after End.
+func (l *Lifecycle) Wait() { l.groups.Wait() }
