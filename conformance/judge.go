@@ -42,7 +42,7 @@ type Rule string
 const (
 	// RuleOverlap: two owners claimed one name at the same time. A claim begins when the grant returned. It ends when Unlock is
 	// called, when the last known deadline passes, or when the lease says that it is lost; and Bounds.Detect before that, unless
-	// Unlock returned nil.
+	// Unlock returned nil, and the owner did not go on with the hold.
 	RuleOverlap Rule = "V1 claimed overlap"
 	// RuleStale: the protected resource accepted a token below one that it had accepted before.
 	RuleStale Rule = "V2 stale access"
@@ -93,6 +93,7 @@ func Judge(events []Event, b Bounds) *Verdict {
 	j.read()
 	j.assumptions()
 	for _, l := range j.locks {
+		shares(l.attempts)
 		for _, a := range l.attempts {
 			j.close(a)
 		}

@@ -11,6 +11,7 @@ func bruteForce(events []Event, b Bounds) map[Rule]int {
 	for _, l := range j.locks {
 		reentry := map[*attempt]bool{}
 		for _, a := range l.attempts {
+			a.shared = bruteShared(l, a)
 			j.close(a)
 			reentry[a] = bruteReentry(l, a)
 		}
@@ -40,6 +41,16 @@ func bruteReentry(l *lock, b *attempt) bool {
 			over = over || e != nil && e.Time < b.called.Time
 		}
 		if !over {
+			return true
+		}
+	}
+	return false
+}
+
+// bruteShared reports whether the owner of a may have had the lock by another hold when that was released.
+func bruteShared(l *lock, a *attempt) bool {
+	for _, b := range l.attempts {
+		if a != b && a.granted() && b.granted() && a.owner == b.owner && a.released != nil && b.called.Time <= a.released.Time && b.left() >= a.left() {
 			return true
 		}
 	}

@@ -39,13 +39,7 @@ func reentries(holds []*attempt) {
 		}
 		held, before := until[b.owner]
 		b.reentry = before && b.called.Time <= held
-		over := never
-		for _, e := range []*Event{b.releasing, b.lost, b.doubt} {
-			if e != nil {
-				over = min(over, e.Time)
-			}
-		}
-		until[b.owner] = max(held, over)
+		until[b.owner] = max(held, b.left())
 	}
 }
 

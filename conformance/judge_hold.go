@@ -39,6 +39,7 @@ type attempt struct {
 	end      time.Duration // of the claim, if nobody removed the hold meanwhile: to is Bounds.Detect earlier where that is possible
 	ending   ending
 	reentry  bool // its owner may have had the lock already
+	shared   bool // its owner may have gone on with the hold after the Unlock, which then says nothing of the backend
 
 	// free is when the backend surely has nothing left of this attempt.
 	free time.Duration
@@ -245,6 +246,41 @@ func (j *judge) checkResult(a *attempt, e *Event) {
 	}
 }
 
+// left is when the holder ended its hold, or first knew that it was over.
+func (a *attempt) left() time.Duration {
+	at := never
+	for _, e := range []*Event{a.releasing, a.lost, a.doubt} {
+		if e != nil {
+			at = min(at, e.Time)
+		}
+	}
+	return at
+}
+
+// shares marks the holds that others of their owners may have outlived. The attempts are in the order of their calls.
+func shares(attempts []*attempt) {
+	owned := map[int][]*attempt{}
+	for _, a := range attempts {
+		if a.granted() && a.called.Owner != "" {
+			owned[a.owner] = append(owned[a.owner], a)
+		}
+	}
+	for _, all := range owned {
+		until := -never // of those that were called before
+		for i, a := range all {
+			left := a.left()
+			a.shared = until >= left
+			until = max(until, left)
+			for _, b := range all[i+1:] {
+				if a.shared || a.released == nil || b.called.Time > a.released.Time {
+					break
+				}
+				a.shared = b.left() >= left
+			}
+		}
+	}
+}
+
 // close determines the claim of an attempt and when the backend surely has nothing left of it, when all its events are known.
 func (j *judge) close(a *attempt) {
 	if a.granted() {
@@ -258,7 +294,7 @@ func (j *judge) closeClaim(a *attempt) {
 	if r := a.releasing; r != nil && (r.OK || a.unlock.before(a.to)) {
 		a.to, a.ending = a.unlock, released
 	}
-	confirmed := a.ending == released && a.released != nil && a.released.Kind == KindReleased
+	unlocked := a.ending == released && a.released != nil && a.released.Kind == KindReleased
 	switch {
 	case a.lost != nil && (a.releasing == nil || a.lost.Time <= a.releasing.Time):
 		a.ending, a.to = lost, earlier(a.to, point{a.lost.Time, 0})
@@ -271,11 +307,11 @@ func (j *judge) closeClaim(a *attempt) {
 		a.to = earlier(a.to, point{a.proc.last, 0})
 	}
 	a.end = a.to.t
-	if !confirmed && j.b.Detect > 0 { // somebody may have ended it, and the holder not know it yet
+	if confirmed := unlocked && !a.shared; !confirmed && j.b.Detect > 0 { // somebody may have ended it, and the holder not know it yet
 		a.to = point{a.end - j.b.Detect, 0}
 	}
 	switch {
-	case confirmed:
+	case unlocked:
 		j.v.Released++
 	case a.ending != released && a.proc.ended && a.end <= a.proc.last:
 		j.v.Lost++

@@ -41,6 +41,16 @@ var stories = []struct {
 		5 b rel.ok; 6 x call; 7 x ok dl=60`, `
 		0 a call client=c owner=o; 1 a ok dl=50; 2 b call client=c owner=o; 3 b ok dl=60; 4 b rel.call held dl=60;
 		5 b rel.ok; 6 x call; 50 x ok dl=60`},
+	{RuleOverlap, "the last Unlock of an owner tells whether the hold was removed, and that of a re-entry does not", Bounds{Detect: 20 * ms}, `
+		0 a call client=c owner=o; 1 a ok dl=50; 2 b call client=c owner=o; 3 b ok dl=50; 4 x call; 5 x ok dl=60;
+		6 b rel.call held dl=50; 7 b rel.ok; 8 a rel.call held dl=50; 9 a rel.ok`, `
+		0 a call client=c owner=o; 1 a ok dl=50; 2 b call client=c owner=o; 3 b ok dl=50; 4 x call; 5 x ok dl=60;
+		6 b rel.call held dl=50; 7 b rel.ok; 8 a rel.call held dl=50; 9 a rel.err notheld`},
+	{RuleOverlap, "also where a re-entry outlives the first hold", Bounds{Detect: 20 * ms}, `
+		0 a call client=c owner=o; 1 a ok dl=50; 2 b call client=c owner=o; 3 b ok dl=50; 4 x call; 5 x ok dl=60;
+		6 a rel.call held dl=50; 7 a rel.ok; 8 b rel.call held dl=50; 9 b rel.ok`, `
+		0 a call client=c owner=o; 1 a ok dl=50; 2 b call client=c owner=o; 3 b ok dl=50; 4 x call; 5 x ok dl=60;
+		6 a rel.call held dl=50; 7 a rel.ok; 8 b rel.call held dl=50; 9 b rel.err notheld`},
 	{RuleOverlap, "a process was killed, but later", Bounds{MaxUnknown: 1}, `
 		0 p1/a call; 1 p1/a ok dl=50; 2 b call; 6 b ok dl=60; 7 p1/z call; 8 f fault.on kill=p1; 9 f fault.off;
 		70 c call; 71 c ok dl=90`, `
