@@ -29,7 +29,7 @@ func zkBed(tb testing.TB, n int) *bed {
 		b.nodes = append(b.nodes, s)
 	}
 	b.url = func(addrs []string) string { return "zk://" + strings.Join(addrs, ",") + "?ttl=" + TTL.String() }
-	z := zkAdmin{servers}
+	z := zkAdmin{tb, servers}
 	b.left, b.endSessions = z.left, z.endSessions
 	if n > 1 {
 		b.leader = func() int { return slices.IndexFunc(servers, (*testenv.ZooKeeperServer).Leads) }
@@ -45,7 +45,10 @@ func zkBed(tb testing.TB, n int) *bed {
 }
 
 // zkAdmin asks servers behind the back of the driver.
-type zkAdmin struct{ servers []*testenv.ZooKeeperServer }
+type zkAdmin struct {
+	tb      testing.TB
+	servers []*testenv.ZooKeeperServer
+}
 
 // command sends one of the commands of four letters.
 func (z zkAdmin) command(s *testenv.ZooKeeperServer, four string) string {
@@ -62,21 +65,58 @@ func (z zkAdmin) command(s *testenv.ZooKeeperServer, four string) string {
 	return string(text)
 }
 
-// left says what sessions, with nodes of theirs, and connections there are.
+// left says what sessions, with nodes of theirs, and connections there are. Nodes are those of the leader.
 func (z zkAdmin) left([]string) (left []string) {
+	leader := z.leader()
+	for _, node := range z.nodes(leader) {
+		left = append(left, "node "+node)
+	}
 	for i, s := range z.servers {
-		for line := range strings.Lines(z.command(s, "dump")) {
-			if line = strings.TrimSpace(line); strings.HasPrefix(line, "/") {
-				left = append(left, "node "+line)
-			}
-		}
 		for line := range strings.Lines(z.command(s, "cons")) {
 			if strings.Contains(line, "sid=") {
 				left = append(left, fmt.Sprintf("connection to server %d: %s", i, strings.TrimSpace(line)))
 			}
 		}
 	}
+	if len(left) == 0 {
+		z.logStrays(leader)
+	}
 	return left
+}
+
+// logStrays logs what followers have and their leader has not, and do not get rid of. That is between them, and no client's doing.
+func (z zkAdmin) logStrays(leader *testenv.ZooKeeperServer) {
+	for end := time.Now().Add(TTL); ; time.Sleep(50 * time.Millisecond) {
+		var strays []string
+		for i, s := range z.servers {
+			for _, node := range z.nodes(s) {
+				if s != leader {
+					strays = append(strays, fmt.Sprintf("node %s on server %d", node, i))
+				}
+			}
+		}
+		if len(strays) == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			z.tb.Logf("followers have what their leader has not: %q", strays)
+			return
+		}
+	}
+}
+
+// nodes returns the ephemeral nodes that a server has, with their sessions.
+func (z zkAdmin) nodes(s *testenv.ZooKeeperServer) (nodes []string) {
+	session := ""
+	for line := range strings.Lines(z.command(s, "dump")) {
+		switch line = strings.TrimSpace(line); {
+		case strings.HasPrefix(line, "0x"):
+			session = strings.TrimSuffix(line, ":")
+		case strings.HasPrefix(line, "/"):
+			nodes = append(nodes, line+" of session "+session)
+		}
+	}
+	return nodes
 }
 
 // leader is the server that knows all sessions.
