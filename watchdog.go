@@ -79,6 +79,7 @@ func (w *watchdog) set(q *alarms, a *alarm, at moment) {
 		heap.Remove(a.in, a.index)
 	}
 	if a.in == q {
+		(*q)[a.index].at = at
 		heap.Fix(q, a.index)
 	} else {
 		heap.Push(q, a)
@@ -241,8 +242,13 @@ func (c *Client) renewAll(ctx context.Context, leases []driver.Lease, done func(
 	wg.Wait()
 }
 
-// alarms is a heap by time.
-type alarms []*alarm
+// alarms is a heap by time. The times are copies, so that to compare them takes no look at alarms, which are all over the memory.
+type alarms []timed
+
+type timed struct {
+	at moment
+	*alarm
+}
 
 func (q alarms) Len() int           { return len(q) }
 func (q alarms) Less(i, j int) bool { return q[i].at < q[j].at }
@@ -255,13 +261,13 @@ func (q alarms) Swap(i, j int) {
 func (q *alarms) Push(x any) {
 	a := x.(*alarm)
 	a.in, a.index = q, len(*q)
-	*q = append(*q, a)
+	*q = append(*q, timed{a.at, a})
 }
 
 func (q *alarms) Pop() any {
 	last := len(*q) - 1
-	a := (*q)[last]
-	(*q)[last], *q = nil, (*q)[:last]
+	a := (*q)[last].alarm
+	(*q)[last], *q = timed{}, (*q)[:last]
 	a.in = nil
 	return a
 }
