@@ -193,11 +193,11 @@ func TestPermissions(t *testing.T) {
 	}
 	nodes.awaitClear(t)
 	l = acquire(t, a, request("lk:x"))
-	nodes.do("ACL", "SETUSER", "locker", "-pexpire")
+	nodes.do("ACL", "SETUSER", "locker", "-pexpireat")
 	if err := l.Renew(t.Context(), testTTL); !errors.Is(err, fs.ErrPermission) {
-		t.Errorf("Renew without the right to PEXPIRE: got %v, want fs.ErrPermission", err)
+		t.Errorf("Renew without the right to PEXPIREAT: got %v, want fs.ErrPermission", err)
 	}
-	nodes.do("ACL", "SETUSER", "locker", "+pexpire")
+	nodes.do("ACL", "SETUSER", "locker", "+pexpireat")
 	release(t, l)
 	nodes.do("ACL", "SETUSER", "locker", "-info")
 	if _, err := tryOpen(url); !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), "info") {

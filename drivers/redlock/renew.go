@@ -44,55 +44,73 @@ type renewal struct {
 // Renew implements driver.Lease.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	var outcome error
-	l.driver.renew(ctx, []*lease{l}, ttl, func(_ *lease, err error) { outcome = err })
+	l.driver.renew(ctx, []*lease{l}, ttl, func(_ int, err error) { outcome = err })
 	return outcome
 }
 
 // RenewAll implements driver.BatchRenewer.
 func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
-	type key struct {
-		ttl   time.Duration
-		round int // leases of one name go one after the other
-	}
-	index := make(map[*lease][]int, len(leases))
-	rounds := make(map[string]int, len(leases))
-	groups := make(map[key][]*lease)
+	var wg sync.WaitGroup
+	groups := make(map[time.Duration]*group)
 	for i, dl := range leases {
 		l := dl.(*lease)
-		if index[l] = append(index[l], i); len(index[l]) > 1 {
-			continue
+		g := groups[l.request.TTL]
+		if g == nil {
+			g = &group{names: make(map[string]struct{}, min(len(leases), maxRenewals))}
+			groups[l.request.TTL] = g
 		}
-		k := key{l.request.TTL, rounds[l.request.Name]}
-		rounds[l.request.Name]++
-		groups[k] = append(groups[k], l)
+		if !g.fits(l) {
+			d.spawnRenewal(ctx, &wg, g, done)
+		}
+		g.add(i, l)
 	}
-	var wg sync.WaitGroup
-	for k, group := range groups {
-		for len(group) > 0 {
-			some := group[:min(len(group), maxRenewals)]
-			group = group[len(some):]
-			wg.Go(func() { // ends with ctx at the latest
-				d.renew(ctx, some, k.ttl, func(l *lease, err error) {
-					for _, i := range index[l] {
-						done(i, err)
-					}
-				})
-			})
-		}
+	for _, g := range groups {
+		d.spawnRenewal(ctx, &wg, g, done)
 	}
 	wg.Wait()
 }
 
-// renew renews leases of different names, and calls done once for each.
-func (d *Driver) renew(ctx context.Context, leases []*lease, ttl time.Duration, done func(l *lease, err error)) {
-	r := &renewal{driver: d, at: d.now(), ttl: ttl, done: make(chan struct{}), pending: len(d.nodes)}
-	r.args = append(r.args, strconv.FormatInt(milliseconds(ttl), 10))
-	for _, l := range leases {
+// group is leases of different names and of one TTL, and where they are among those of RenewAll.
+type group struct {
+	leases []*lease
+	index  []int
+	names  map[string]struct{}
+}
+
+func (g *group) fits(l *lease) bool {
+	_, twice := g.names[l.request.Name]
+	return !twice && len(g.leases) < maxRenewals
+}
+
+func (g *group) add(i int, l *lease) {
+	g.leases, g.index = append(g.leases, l), append(g.index, i)
+	g.names[l.request.Name] = struct{}{}
+}
+
+// spawnRenewal renews what is in the group, and empties it.
+func (d *Driver) spawnRenewal(ctx context.Context, wg *sync.WaitGroup, g *group, done func(i int, err error)) {
+	leases, index := g.leases, g.index
+	g.leases, g.index = nil, nil
+	clear(g.names)
+	wg.Go(func() { // ends with ctx at the latest
+		d.renew(ctx, leases, leases[0].request.TTL, func(i int, err error) { done(index[i], err) })
+	})
+}
+
+// renew renews leases of different names, and calls done once for each, with its index.
+func (d *Driver) renew(ctx context.Context, leases []*lease, ttl time.Duration, done func(i int, err error)) {
+	r := &renewal{
+		driver: d, leases: make([]*lease, 0, len(leases)), at: d.now(), ttl: ttl, done: make(chan struct{}), pending: len(d.nodes),
+		keys: make([]string, 0, len(leases)), args: make([]string, 1, 1+len(leases)),
+	}
+	r.args[0] = strconv.FormatInt(milliseconds(ttl), 10)
+	which := make([]int, 0, len(leases))
+	for i, l := range leases {
 		if !l.beginRenewal(r.at, ttl) {
-			done(l, driver.ErrNotHeld)
+			done(i, driver.ErrNotHeld)
 			continue
 		}
-		r.leases = append(r.leases, l)
+		r.leases, which = append(r.leases, l), append(which, i)
 		r.keys, r.args = append(r.keys, l.request.Name), append(r.args, l.value)
 	}
 	if len(r.leases) == 0 {
@@ -110,7 +128,7 @@ func (d *Driver) renew(ctx context.Context, leases []*lease, ttl time.Duration, 
 		r.late.Store(true)
 	}
 	for i, l := range r.leases {
-		done(l, r.outcome(ctx, i, l))
+		done(which[i], r.outcome(ctx, i, l))
 	}
 }
 
