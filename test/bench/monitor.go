@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 // monitored counts the commands that clients send to servers of Redis while during runs. It listens to MONITOR, since the statistics
@@ -41,6 +43,20 @@ func monitored(tb testing.TB, addrs []string, during func()) int64 {
 		}
 	}
 	return sum(counts)
+}
+
+// scriptRuns counts the runs of scripts that clients ask servers of Redis for while during runs, by the statistics of the servers.
+func scriptRuns(servers []*testenv.RedisServer, during func()) int64 {
+	runs := func() (n int64) {
+		for _, s := range servers {
+			commands := s.Commands()
+			n += commands["eval"] + commands["evalsha"]
+		}
+		return n
+	}
+	before := runs()
+	during()
+	return runs() - before
 }
 
 // monitor is a connection on which a server tells all that it does, up to a mark.

@@ -31,3 +31,17 @@ func TestMonitorCountsWhatClientsSendAndNotWhatScriptsDo(t *testing.T) {
 		t.Errorf("got %d requests, want 3", got)
 	}
 }
+
+func TestScriptRunsCountsScriptsAndNotWhatTheyDo(t *testing.T) {
+	servers := []*testenv.RedisServer{testenv.Redis(t), testenv.Redis(t)}
+	const script = "redis.call('SET', KEYS[1], '2') return redis.call('GET', KEYS[1])"
+	sha := servers[0].Do("SCRIPT", "LOAD", script).(string)
+	got := scriptRuns(servers, func() {
+		servers[0].Do("EVALSHA", sha, "1", "a")
+		servers[0].Do("SET", "a", "1")
+		servers[1].Do("EVAL", script, "1", "a")
+	})
+	if got != 2 {
+		t.Errorf("got %d runs of scripts, want 2", got)
+	}
+}

@@ -41,11 +41,13 @@ var redisBackend = &Backend{
 
 func startRedis(tb testing.TB, n int) *Servers {
 	s := &Servers{}
-	for range n {
-		server := testenv.Redis(tb)
-		s.Addrs, s.Pids = append(s.Addrs, server.Addr), append(s.Pids, server.Pid())
+	servers := make([]*testenv.RedisServer, n)
+	for i := range servers {
+		servers[i] = testenv.Redis(tb)
+		s.Addrs, s.Pids = append(s.Addrs, servers[i].Addr), append(s.Pids, servers[i].Pid())
 	}
 	s.Count = func(tb testing.TB, during func()) int64 { return monitored(tb, s.Addrs, during) }
+	s.Runs = func(_ testing.TB, during func()) int64 { return scriptRuns(servers, during) }
 	return s
 }
 

@@ -84,6 +84,9 @@ type Servers struct {
 
 	// Count returns how many requests the servers got from clients while during ran.
 	Count func(tb testing.TB, during func()) int64
+
+	// Runs is Count for rows that ask by scripts alone, where Count keeps the servers from their work; else it is nil.
+	Runs func(tb testing.TB, during func()) int64
 }
 
 // Backend is a kind of server, and who uses it for locks. The rows of kind [Floor] come first; there is one for each workload.
