@@ -15,10 +15,12 @@ import (
 	_ "github.com/go-dsync/dsync/drivers/zk"
 )
 
-// ours makes a row of dsync on the backend of a URL scheme, with what follows the hosts in the URL.
+// ours makes a row of dsync on the backend of a URL scheme, with what follows the hosts in the URL. The TTL is in the URL, so that the
+// session that Open makes is that of the locks.
 func ours(name, scheme, rest string, o dsync.Options, in ...int) *Row {
+	path, parameters, _ := strings.Cut(rest, "?")
+	rest = path + "?ttl=" + heldTTL.String() + "&" + parameters
 	return &Row{Name: name, Kind: Ours, In: in, Open: func(ctx context.Context, addrs []string) (Locker, error) {
-		o.TTL = heldTTL
 		c, err := dsync.Open(ctx, scheme+"://"+strings.Join(addrs, ",")+rest, &o)
 		if err != nil {
 			return nil, err

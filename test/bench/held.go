@@ -31,23 +31,27 @@ type hold struct{ For time.Duration }
 // dsync takes part.
 func measureHeld(b *bed, r *Row, n int, alone bool) (Sample, error) {
 	p := spawn(b.tb, "holder", task{Backend: b.backend.Name, Row: r.Name, Addrs: b.servers.Addrs, Guard: b.path, N: n})
-	if _, err := listen(p); err != nil {
+	limit := hangGuard
+	if r.Kind == Peer {
+		limit = heldGuard
+	}
+	if _, err := listenFor(p, limit); err != nil {
 		return nil, err
 	}
 	var a answer
 	var err error
 	count := b.servers.Count
 	if alone && b.servers.Runs != nil {
-		count = b.servers.Runs // MONITOR would take as much of the servers' time as the renewals
+		count = b.servers.Runs // MONITOR takes more of the servers' time than the renewals
 	}
 	requests := count(b.tb, func() {
 		order(b.tb, p, hold{b.size.HeldFor})
-		a, err = listen(p)
+		a, err = listenFor(p, limit)
 	})
 	if err != nil {
 		return nil, err
 	}
-	final, err := listen(p) // after the releases
+	final, err := listenFor(p, limit) // after the releases
 	if err != nil {
 		return nil, err
 	}

@@ -97,9 +97,11 @@ func (w *worker) open(ctx context.Context) (Locker, error) {
 }
 
 // listen reads the next answer of a process.
-func listen(p *testenv.Process) (answer, error) {
+func listen(p *testenv.Process) (answer, error) { return listenFor(p, hangGuard) }
+
+func listenFor(p *testenv.Process, limit time.Duration) (answer, error) {
 	var a answer
-	guard := time.NewTimer(hangGuard)
+	guard := time.NewTimer(limit)
 	defer guard.Stop()
 	select {
 	case line, ok := <-p.Lines:
@@ -110,7 +112,7 @@ func listen(p *testenv.Process) (answer, error) {
 			return a, fmt.Errorf("%q: %w", line, err)
 		}
 	case <-guard.C:
-		return a, fmt.Errorf("the process did not answer within %v", hangGuard)
+		return a, fmt.Errorf("the process did not answer within %v", limit)
 	}
 	if a.Error != "" {
 		return a, errors.New(a.Error)

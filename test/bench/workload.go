@@ -60,7 +60,7 @@ type Size struct {
 // Sizes of a whole run, and of one that shows only that everything works.
 var (
 	Full = Size{
-		Rounds: 5, Slice: 200 * time.Millisecond, Warm: 3 * time.Second, Settle: 5 * time.Millisecond,
+		Rounds: 4, Slice: 200 * time.Millisecond, Warm: 3 * time.Second, Settle: 5 * time.Millisecond,
 		HeldFor: 20 * time.Second, Held: [2]int{10_000, 100_000}, Waiters: 5000, DrainFor: 4 * time.Second,
 	}
 	Short = Size{
@@ -137,6 +137,9 @@ func pairOnce(ctx context.Context, l Locker, name string) error {
 
 // peerGuard bounds what a peer does in one round. Some wait for ever now and then, for a lock that is free.
 const peerGuard = 10 * time.Second
+
+// heldGuard bounds each step of a peer that holds many locks: one was seen to need half of it to give them back.
+const heldGuard = time.Minute
 
 // within returns a context for a round of a row.
 func within(r *Row) (context.Context, context.CancelFunc) {
