@@ -108,6 +108,8 @@ func BenchmarkHandOver(b *testing.B) {
 	b.ReportMetric(float64(drivertest.Median(t))/float64(drivertest.Median(a)), "x-mutex")
 	b.ReportMetric(float64(drivertest.Median(a))/float64(drivertest.Median(floor)), "p50/bare")
 	b.ReportMetric(float64(drivertest.Median(a)), "p50-ns")
+	b.ReportMetric(float64(drivertest.Median(floor)), "bare-ns")
+	b.ReportMetric(float64(drivertest.Median(t)), "mutex-ns")
 }
 
 func bareHandOver(b *testing.B, addr string) func() time.Duration {

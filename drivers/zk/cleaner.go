@@ -154,7 +154,7 @@ func (h *hold) exorcise(ctx context.Context) bool {
 		return false
 	}
 	sent := h.driver.now()
-	_, err := receive(c, s, send(s, h.remove))
+	_, err := receive(c, s, h.askToRemove())
 	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
 		return false
 	}

@@ -249,7 +249,7 @@ func (h *hold) release(ctx context.Context) error {
 		err := s.await(c)
 		sent := d.now()
 		if err == nil {
-			_, err = receive(c, s, send(s, h.remove))
+			_, err = receive(c, s, h.askToRemove())
 		}
 		settled, ended := err == nil || errors.Is(err, gozk.ErrNoNode) || errors.Is(err, errOver), err == nil
 		s.mu.Lock()
@@ -283,16 +283,25 @@ func (h *hold) release(ctx context.Context) error {
 	}
 }
 
-// remove removes the node, and with the last one that of the name, if the driver made it. Where others are likely to wait, it removes
-// the node first, which wakes them, and leaves the rest to sweep.
-func (h *hold) remove(c *gozk.Conn) (struct{}, error) {
+// askToRemove asks to remove the node, and with the last one that of the name, if the driver made it. Where others are likely to wait,
+// it removes the node first, which wakes them, and leaves the rest to sweep.
+func (h *hold) askToRemove() <-chan reply[struct{}] {
 	s := h.session
 	s.mu.Lock()
 	alone := h.ours && !h.crowd && !h.waited
 	s.mu.Unlock()
-	if !alone {
-		return remove(c, h.node)
+	if alone {
+		return send(s, h.removeBoth)
 	}
+	if answer := s.removeNow(h.node); answer != nil {
+		return answer
+	}
+	return send(s, func(c *gozk.Conn) (struct{}, error) { return remove(c, h.node) })
+}
+
+// removeBoth removes the node and that of the name, or the node alone if there are others by now.
+func (h *hold) removeBoth(c *gozk.Conn) (struct{}, error) {
+	s := h.session
 	// So that those who come meanwhile do not take it for granted.
 	h.driver.parents.remove(h.dir)
 	_, err := c.Multi(&gozk.DeleteRequest{Path: h.node, Version: -1}, &gozk.DeleteRequest{Path: h.dir, Version: ourVersion})
@@ -328,7 +337,7 @@ func (h *hold) sweep() {
 
 // nodeChanged takes an event of a node.
 func (s *session) nodeChanged(node string, deleted bool) {
-	s.unwatch(node)
+	s.wakeWaiters(node)
 	h := s.find(node)
 	switch {
 	case h == nil:

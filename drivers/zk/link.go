@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	gozk "github.com/go-zookeeper/zk"
 )
 
 // What the protocol has in its headers.
@@ -24,28 +26,44 @@ const (
 //
 // It also keeps the last of those ids, in the place of the library, which writes its own while another of its goroutines reads it: the
 // library finds none in the answers, and what it sends gets that of the session.
+//
+// Some requests go past the library: see direct.
 type link struct {
 	net.Conn
 	session *session
+	buffers bool // see direct
 
-	mu     sync.Mutex
-	begun  bool    // the request for the session was sent
-	opened bool    // and answered
-	sent   []stamp // requests that are not answered, in their order
-	pings  []int64 // and pings
-	began  int64   // when the request for the session was sent
+	writing sync.Mutex // held while a request is written, so that those in sent are in the order of their writes
+
+	mu         sync.Mutex
+	begun      bool    // the request for the session was sent
+	opened     bool    // and answered
+	warm       bool    // and a request of the library, so the server knows the user again
+	ending     bool    // the request to end the session was sent, or the connection is closed
+	sent       []stamp // requests that are not answered, in their order
+	unanswered int     // bytes of them
+	pings      []int64 // that are not answered
+	began      int64   // when the request for the session was sent
+	library    int32   // number of its last request
+	directs    int32   // how many others there were
+	taking     taker   // of the answer that is being received
 
 	// The frame that is being received; used by the reader alone.
 	header [20]byte // its length, and what follows
 	have   int
 	skip   int
+	keep   bool // the rest of it, which is the answer to a direct request
+	body   []byte
+	code   int32
 }
 
-// stamp is when a request was sent.
+// stamp is a request that was sent.
 type stamp struct {
 	xid  int32
 	at   int64
 	last bool // the end of the session
+	size int
+	take taker // nil if it is one of the library
 }
 
 // Write implements net.Conn. The library writes one request at a time. A session whose time has passed gets no further request but
@@ -55,6 +73,8 @@ type stamp struct {
 // from the library twice, and a third time if the session is closed at that moment, where its channel has room for two: then the
 // library would hang for ever.
 func (l *link) Write(b []byte) (int, error) {
+	l.writing.Lock()
+	defer l.writing.Unlock()
 	s := l.session
 	now := s.driver.now()
 	request, last := l.note(b, now)
@@ -84,10 +104,13 @@ func (l *link) note(b []byte, now int64) (request []byte, last bool) {
 		b = l.withZxid(b, 12)
 	}
 	last = op == opClose
+	l.ending = l.ending || last
 	if xid == xidPing {
 		l.pings = append(l.pings, now)
 	} else {
-		l.sent = append(l.sent, stamp{xid, now, last})
+		l.sent = append(l.sent, stamp{xid: xid, at: now, last: last, size: len(b)})
+		l.unanswered += len(b)
+		l.library = max(l.library, xid)
 	}
 	return b, last
 }
@@ -124,6 +147,7 @@ func (l *link) parse(b []byte) int {
 	if l.skip > 0 {
 		n := min(l.skip, len(b))
 		l.skip -= n
+		l.append(b[:n])
 		return n
 	}
 	n := copy(l.header[l.have:], b)
@@ -137,7 +161,28 @@ func (l *link) parse(b []byte) int {
 	l.have = 0
 	l.skip = max(0, int(int32(binary.BigEndian.Uint32(l.header[:])))-(len(l.header)-4))
 	l.received(l.header[4:])
+	l.append(nil)
 	return n
+}
+
+// append takes some more of the answer to a direct request, and hands it over when it is complete.
+func (l *link) append(b []byte) {
+	if !l.keep {
+		return
+	}
+	l.body = append(l.body, b...)
+	if l.skip > 0 {
+		return
+	}
+	body := l.body
+	l.keep, l.body = false, nil
+	l.mu.Lock()
+	take := l.taking
+	l.taking = nil
+	l.mu.Unlock()
+	if take != nil {
+		take(body, errOf(l.code))
+	}
 }
 
 // isOpen reports whether the server has granted the session on this connection.
@@ -166,19 +211,33 @@ func (l *link) received(header []byte) {
 	zxid := int64(binary.BigEndian.Uint64(header[4:]))
 	var at int64
 	last, answer := false, false
+	var skipped []taker
 	switch {
 	case xid == xidPing && len(l.pings) > 0:
 		at, answer = l.pings[0], true
 		l.pings = l.pings[1:]
 	case xid >= 0:
 		for len(l.sent) > 0 && !answer { // answers come in the order of their requests
-			at, last, answer = l.sent[0].at, l.sent[0].last, l.sent[0].xid == xid
-			l.sent = l.sent[1:]
+			var take taker
+			at, last, answer, take = l.next(xid)
+			if !answer && take != nil {
+				skipped = append(skipped, take)
+			} else if take != nil {
+				l.taking, l.keep, l.code = take, true, int32(binary.BigEndian.Uint32(header[12:]))
+			}
 		}
 	}
+	warms := answer && xid >= 0 && xid < firstDirect && l.buffers && !l.warm
+	l.warm = l.warm || warms
 	l.mu.Unlock()
+	for _, take := range skipped {
+		take(nil, errUnanswered)
+	}
 	if !answer {
 		return
+	}
+	if warms {
+		s.link.Store(l)
 	}
 	if xid >= 0 {
 		s.saw(zxid)
@@ -189,10 +248,41 @@ func (l *link) received(header []byte) {
 	}
 }
 
+// next takes the first request out that is not answered, and reports whether it has the number of the answer. l.mu is held.
+func (l *link) next(xid int32) (at int64, last, answer bool, take taker) {
+	first := l.sent[0]
+	l.sent[0] = stamp{}
+	l.sent = l.sent[1:]
+	l.unanswered -= first.size
+	return first.at, first.last, first.xid == xid, first.take
+}
+
 // Close implements net.Conn.
 func (l *link) Close() error {
 	l.session.forget(l)
-	return l.Conn.Close()
+	err := l.Conn.Close()
+	for _, take := range l.takers() {
+		take(nil, gozk.ErrConnectionClosed)
+	}
+	return err
+}
+
+// takers lets no more direct requests in, and takes out those who wait for the answers to them.
+func (l *link) takers() (left []taker) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ending = true
+	if l.taking != nil {
+		left = append(left, l.taking)
+		l.taking = nil
+	}
+	for i := range l.sent {
+		if take := l.sent[i].take; take != nil {
+			left = append(left, take)
+			l.sent[i].take = nil
+		}
+	}
+	return left
 }
 
 // dial is the Dialer of the library.
@@ -203,6 +293,7 @@ func (s *session) dial(network, addr string, _ time.Duration) (net.Conn, error) 
 	ctx, cancel := context.WithTimeout(s.online, s.patience())
 	defer cancel()
 	c, err := s.driver.options.Dial(ctx, network, addr)
+	buffers := buffers(c)
 	if err == nil && s.driver.options.TLS != nil {
 		c, err = secure(ctx, c, addr, s.driver.options.TLS)
 	}
@@ -211,7 +302,7 @@ func (s *session) dial(network, addr string, _ time.Duration) (net.Conn, error) 
 		s.driver.life.Sleep(s.online, s.patience()/8)
 		return nil, err
 	}
-	l := &link{Conn: c, session: s}
+	l := &link{Conn: c, session: s, buffers: buffers}
 	if !s.remember(l) {
 		c.Close()
 		return nil, errOver

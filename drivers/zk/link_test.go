@@ -77,13 +77,16 @@ func TestLinkKeepsTheTransactions(t *testing.T) {
 // FuzzLink has a server send anything, in two pieces. The library gets all of it, changed at most where it expects a transaction.
 func FuzzLink(f *testing.F) {
 	f.Add(frame(int32(0), int32(30_000), int64(42), int32(16), make([]byte, 16)), frame(int32(1), int64(7), int32(0)))
+	f.Add(frame(int32(0), int32(30_000), int64(42), int32(16), make([]byte, 16)), frame(int32(firstDirect+1), int64(7), int32(0), []byte("x")))
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff}, make([]byte, 40))
 	f.Fuzz(func(t *testing.T, one, two []byte) {
 		s := newSession(&Driver{life: lifecycle.New(), epoch: time.Now()}, time.Minute)
 		defer s.cut()
-		l := &link{session: s}
+		l := &link{Conn: new(recorder), session: s, buffers: true}
 		l.note(frame(int32(0), int64(0)), 0)
 		l.note(frame(int32(1), int32(3)), 0)
+		told := 0
+		direct := l.direct(opChildren, nil, func([]byte, error) { told++ })
 		for _, piece := range [][]byte{one, two} {
 			sent := bytes.Clone(piece)
 			for rest := piece; len(rest) > 0; {
@@ -98,6 +101,9 @@ func FuzzLink(f *testing.F) {
 					t.Fatalf("byte %d was changed from %x to %x", i, sent[i], b)
 				}
 			}
+		}
+		if l.Close(); !direct || told != 1 {
+			t.Fatalf("a request past the library (%t) was told %d times what came of it, want once", direct, told)
 		}
 	})
 }

@@ -1,6 +1,8 @@
 package zk_test
 
 import (
+	"errors"
+	"io/fs"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -8,21 +10,25 @@ import (
 
 	"github.com/go-dsync/dsync/conformance"
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/zk"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestWatchesOverManyReconnects cuts the connection again and again, at times when the library has no watch, gets its first, and has many
-// to set anew.
-func TestWatchesOverManyReconnects(t *testing.T) {
+// TestUserOverManyReconnects has requests go past the library on connections on which the server does not know the user at first.
+func TestUserOverManyReconnects(t *testing.T) {
 	s := testenv.ZooKeeper(t)
-	user := userClient(t, s.Addr)
 	wire := new(conformance.Wire)
 	t.Cleanup(wire.Close)
 	addr, err := wire.Listen("tcp", s.Addr)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cutOff, other := openURL(t, "zk://%s", addr), openURL(t, "zk://%s", s.Addr)
+	user := "locker:" + testenv.Password()
+	lockOverCuts(t, wire, openURL(t, "zk://%s@%s/app", user, addr), openURL(t, "zk://%s@%s/app", user, s.Addr), fs.ErrPermission)
+}
+
+// lockOverCuts has clients take locks while the connection of the first is cut again and again. What comes of that must not be never.
+func lockOverCuts(t *testing.T, wire *conformance.Wire, cutOff, other *zk.Driver, never error) {
 	cutOff.CheckAfter(0)
 	other.CheckAfter(0)
 	var grants atomic.Int64
@@ -37,11 +43,14 @@ func TestWatchesOverManyReconnects(t *testing.T) {
 		workers.Go(func() {
 			for !ended.Load() {
 				l, err := d.Acquire(guard(t), request(name))
-				if err != nil {
-					continue // the answer was lost, and the node is removed in the background
+				if err == nil {
+					grants.Add(1)
+					err = l.Release(guard(t))
 				}
-				grants.Add(1)
-				l.Release(guard(t)) // as may be what came of this
+				// The answer may be lost, and the node is removed in the background.
+				if never != nil && errors.Is(err, never) {
+					t.Errorf("got error %v", err)
+				}
 			}
 		})
 	}
@@ -52,6 +61,21 @@ func TestWatchesOverManyReconnects(t *testing.T) {
 	}
 	ended.Store(true)
 	workers.Wait()
+}
+
+// TestWatchesOverManyReconnects cuts the connection again and again, at times when the library has no watch, gets its first, and has many
+// to set anew.
+func TestWatchesOverManyReconnects(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	user := userClient(t, s.Addr)
+	wire := new(conformance.Wire)
+	t.Cleanup(wire.Close)
+	addr, err := wire.Listen("tcp", s.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cutOff, other := openURL(t, "zk://%s", addr), openURL(t, "zk://%s", s.Addr)
+	lockOverCuts(t, wire, cutOff, other, nil)
 
 	r := request("held")
 	acquire(t, cutOff, r)

@@ -46,6 +46,7 @@ type session struct {
 	gone     atomic.Bool  // the server said that it is over
 	heard    atomic.Int64 // when the server said anything
 	nudging  atomic.Bool
+	link     atomic.Pointer[link] // for direct requests; nil where there is none
 
 	mu       sync.Mutex
 	up       chan struct{} // closed while there is a connection
@@ -58,8 +59,8 @@ type session struct {
 	checking bool  // a round of check is under way
 	idle     int64 // since when it has no users
 	nodes    map[place]*hold
-	fresh    holdList                 // granted, and not watched yet
-	watches  map[string]chan struct{} // of those who wait, closed by the event
+	fresh    holdList          // granted, and not watched yet
+	watches  map[string]*watch // of those who wait
 }
 
 // place is a node among those of the driver's own.
@@ -143,7 +144,7 @@ func newSession(d *Driver, class time.Duration) *session {
 		up:      make(chan struct{}),
 		links:   make(map[*link]struct{}),
 		nodes:   make(map[place]*hold),
-		watches: make(map[string]chan struct{}),
+		watches: make(map[string]*watch),
 		idle:    d.now(),
 	}
 	s.online, s.cut = context.WithCancel(d.life.Context())
@@ -350,6 +351,7 @@ func (s *session) forget(l *link) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.links, l)
+	s.link.CompareAndSwap(l, nil)
 }
 
 // confirmed takes the answer to a request for the session.

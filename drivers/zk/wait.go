@@ -24,23 +24,24 @@ func (h *hold) follow(next *hold) {
 // wait returns when the node has the lock, or is gone.
 func (h *hold) wait(c caller, waited *bool) error {
 	s := h.session
+	var w *watch
 	for {
 		s.mu.Lock()
 		local, granted := h.behind != nil, h.isFirst
 		s.mu.Unlock()
-		var event <-chan struct{}
 		if granted {
 			return nil
 		}
-		if !local {
-			first, e, err := h.look(c)
+		if local {
+			w = nil
+		} else {
+			next, first, err := h.look(c, w)
 			if first || err != nil {
 				return err
 			}
-			if e == nil && !h.follows() {
+			if w = next; w == nil && !h.follows() {
 				continue
 			}
-			event = e
 		}
 		if h.request.NoWait {
 			return h.abandon(c, driver.ErrLocked)
@@ -49,7 +50,7 @@ func (h *hold) wait(c caller, waited *bool) error {
 			*waited = true
 			h.request.Events.Waiting()
 		}
-		if err := h.sleep(c, event); err != nil {
+		if err := h.sleep(c, w); err != nil {
 			return err
 		}
 	}
@@ -63,7 +64,11 @@ func (h *hold) follows() bool {
 }
 
 // sleep waits until there is something to look at. The longer it waits, the longer the server may be silent.
-func (h *hold) sleep(c caller, event <-chan struct{}) error {
+func (h *hold) sleep(c caller, w *watch) error {
+	var event <-chan struct{}
+	if w != nil {
+		event = w.over
+	}
 	h.session.mu.Lock()
 	h.waited = true
 	h.session.mu.Unlock()
@@ -118,48 +123,51 @@ func (h *hold) giveUp(c caller) error {
 }
 
 // look finds out who is before the node. If that is nobody, it has the lock; if it is one of this driver's, that wakes it; otherwise
-// the channel is closed when there is something to look at.
-func (h *hold) look(c caller) (first bool, event <-chan struct{}, err error) {
+// there is a watch. The last one, if it is over, may know.
+func (h *hold) look(c caller, last *watch) (next *watch, first bool, err error) {
 	s := h.session
-	sent := h.driver.now()
-	l, err := query(c, s, func(c *gozk.Conn) (listing, error) { return list(c, h.dir) })
+	l, sent, ok := last.list()
+	if !ok {
+		sent = h.driver.now()
+		l, err = query(c, s, func(c *gozk.Conn) (listing, error) { return list(c, h.dir) })
+	}
 	switch {
 	case errors.Is(err, gozk.ErrNoNode):
-		return false, nil, h.vanish()
+		return nil, false, h.vanish()
 	case errors.Is(err, errOver):
-		return false, nil, errAgain
+		return nil, false, errAgain
 	case errors.Is(err, errStopping):
-		return false, nil, driver.ErrClosed
+		return nil, false, driver.ErrClosed
 	case errors.Is(err, errNoAnswer):
-		return false, nil, h.leaveBehind(withCause(c.ctx, driver.ErrUnknown, err))
+		return nil, false, h.leaveBehind(withCause(c.ctx, driver.ErrUnknown, err))
 	case err != nil:
-		return false, nil, h.abandon(c, fault(c.ctx, s, err))
+		return nil, false, h.abandon(c, fault(c.ctx, s, err))
 	}
 	child, found, crowd, latest := h.predecessor(l.children)
 	if !found {
-		return false, nil, h.vanish()
+		return nil, false, h.vanish()
 	}
 	r := l.record()
 	if r.seal != "" {
-		return false, nil, h.abandon(c, driver.ErrSealed)
+		return nil, false, h.abandon(c, driver.ErrSealed)
 	}
 	s.mu.Lock()
 	h.ours, h.crowd, h.record = isOurMake(&l.stat) && r.child == "", crowd, r
 	s.mu.Unlock()
 	if child == "" {
 		h.sent = sent
-		return true, nil, nil
+		return nil, true, nil
 	}
 	s.mu.Lock()
 	p := s.nodes[place{h.dir, latest}]
 	if p != nil && p.node == h.dir+"/"+child {
 		p.follow(h)
 		s.mu.Unlock()
-		return false, nil, nil
+		return nil, false, nil
 	}
 	s.mu.Unlock()
-	event, err = h.watch(c, h.dir+"/"+child)
-	return false, event, err
+	next, err = h.watch(c, h.dir+"/"+child)
+	return next, false, err
 }
 
 // predecessor returns the contender right before the node, or "", and whether the node itself was found, and others behind it.
@@ -180,52 +188,6 @@ func (h *hold) predecessor(children []string) (child string, found, crowd bool, 
 		}
 	}
 	return child, found, crowd, latest
-}
-
-// watch returns a channel that is closed when a node is gone, or was changed, or may have been. Those who wait for the same node share
-// a watch; there is no event in the channel before the node was seen.
-func (h *hold) watch(c caller, node string) (<-chan struct{}, error) {
-	s := h.session
-	s.mu.Lock()
-	event := s.watches[node]
-	if event != nil {
-		s.mu.Unlock()
-		return event, nil
-	}
-	event = make(chan struct{})
-	s.watches[node] = event
-	s.mu.Unlock()
-	answer := send(s, func(c *gozk.Conn) (struct{}, error) {
-		err := getW(c, node)
-		if err != nil {
-			s.unwatch(node)
-		}
-		return struct{}{}, err
-	})
-	_, err := receive(c, s, answer)
-	switch {
-	case errors.Is(err, errOver):
-		return nil, errAgain
-	case errors.Is(err, errStopping):
-		return nil, driver.ErrClosed
-	case errors.Is(err, errNoAnswer):
-		return nil, h.giveUp(c)
-	case err != nil && !isAnswer(err):
-		if err := s.pause(c); err != nil {
-			return nil, h.giveUp(c)
-		}
-	}
-	return event, nil
-}
-
-// unwatch wakes those who wait for a node.
-func (s *session) unwatch(node string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if event := s.watches[node]; event != nil {
-		delete(s.watches, node)
-		close(event)
-	}
 }
 
 // vanish ends an attempt whose node somebody removed.

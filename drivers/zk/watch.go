@@ -1,0 +1,98 @@
+package zk
+
+import (
+	"errors"
+	"strings"
+
+	gozk "github.com/go-zookeeper/zk"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// watch is a node that others of one session wait for to go.
+type watch struct {
+	over chan struct{} // closed when there is something to look at
+
+	// What there is to look at, if it was asked for where the event arrived: who waits is woken when that is known. They are set
+	// before over is closed.
+	known   bool
+	listing listing
+	sent    int64 // when it was asked for
+}
+
+// list returns what is known of the contenders, if the watch is over and anything is.
+func (w *watch) list() (l listing, sent int64, known bool) {
+	if w == nil {
+		return listing{}, 0, false
+	}
+	select {
+	case <-w.over:
+		return w.listing, w.sent, w.known
+	default:
+		return listing{}, 0, false
+	}
+}
+
+// watch returns a watch that is over when a node is gone, or was changed, or may have been. Those who wait for the same node share
+// one; it is over no sooner than the node was seen.
+func (h *hold) watch(c caller, node string) (*watch, error) {
+	s := h.session
+	s.mu.Lock()
+	w := s.watches[node]
+	if w != nil {
+		s.mu.Unlock()
+		return w, nil
+	}
+	w = &watch{over: make(chan struct{})}
+	s.watches[node] = w
+	s.mu.Unlock()
+	answer := send(s, func(c *gozk.Conn) (struct{}, error) {
+		err := getW(c, node)
+		if err != nil {
+			if w := s.unwatch(node); w != nil {
+				close(w.over)
+			}
+		}
+		return struct{}{}, err
+	})
+	_, err := receive(c, s, answer)
+	switch {
+	case errors.Is(err, errOver):
+		return nil, errAgain
+	case errors.Is(err, errStopping):
+		return nil, driver.ErrClosed
+	case errors.Is(err, errNoAnswer):
+		return nil, h.giveUp(c)
+	case err != nil && !isAnswer(err):
+		if err := s.pause(c); err != nil {
+			return nil, h.giveUp(c)
+		}
+	}
+	return w, nil
+}
+
+// unwatch takes the watch of a node out, if there is one.
+func (s *session) unwatch(node string) *watch {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.watches[node]
+	delete(s.watches, node)
+	return w
+}
+
+// wakeWaiters takes an event of a node. The event alone does not tell who has the lock now, so the contenders are asked for from right
+// here, and who waits need not be woken for that.
+func (s *session) wakeWaiters(node string) {
+	w := s.unwatch(node)
+	if w == nil {
+		return
+	}
+	w.sent = s.driver.now()
+	asked := s.listNow(node[:strings.LastIndexByte(node, '/')], func(l listing, err error) {
+		w.listing, w.known = l, err == nil
+		close(w.over)
+	})
+	if !asked {
+		close(w.over)
+	}
+}
