@@ -7,3 +7,18 @@ func (d *Driver) CheckAfter(age time.Duration) { d.checkAfter.Store(int64(age)) 
 
 // NudgeAfter sets how long a server may be silent before it gets a nudge.
 func (d *Driver) NudgeAfter(quiet time.Duration) { d.nudgeAfter.Store(int64(quiet)) }
+
+// Direct returns how many requests went past the library, on the connections that there are.
+func (d *Driver) Direct() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := 0
+	for s := range d.all {
+		if l := s.link.Load(); l != nil {
+			l.mu.Lock()
+			n += int(l.directs)
+			l.mu.Unlock()
+		}
+	}
+	return n
+}

@@ -189,6 +189,84 @@ func TestReleaseWhoseAnswerIsLost(t *testing.T) {
 	release(t, acquire(t, a, request("a")))
 }
 
+// openPair opens two drivers for a lock that one waits for while the other holds it, of which the server sees the watch of the waiter alone.
+func openPair(tb testing.TB, one, other string) (a, b *zk.Driver) {
+	tb.Helper()
+	a, b = openURL(tb, "zk://%s", one), openURL(tb, "zk://%s", other)
+	for _, d := range []*zk.Driver{a, b} {
+		d.CheckAfter(time.Hour)
+		d.NudgeAfter(time.Hour)
+	}
+	return a, b
+}
+
+// TestHandOverBetweenClients sees that the requests that a hand-over waits for go past the library, unless that is writing at this moment.
+func TestHandOverBetweenClients(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	a, b := openPair(t, s.Addr, s.Addr)
+	l := acquire(t, a, request("a"))
+	const handOvers = 10
+	for range handOvers {
+		w := wait(t, b, request("a"))
+		testenv.Eventually(t, func() bool { return s.Watches() == 1 }, "the waiter watches the holder")
+		release(t, l)
+		l = w.Granted(t)
+		a, b = b, a
+	}
+	// Each has a deletion, but for the first, which is to remove the node of the name as well, and a list.
+	if got, most := a.Direct()+b.Direct(), 2*handOvers-1; got < most/2 || got > most {
+		t.Errorf("%d hand-overs: got %d requests past the library, want %d", handOvers, got, most)
+	}
+}
+
+// TestCanceledWhileItLooks ends the wait when the one before is gone, and the answer who is next is on its way.
+func TestCanceledWhileItLooks(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	c := userClient(t, s.Addr)
+	proxy := testenv.NewProxy(t, s.Addr)
+	a, b := openPair(t, s.Addr, proxy.Addr)
+	for _, cut := range []bool{false, true} {
+		l := acquire(t, a, request("a"))
+		w := wait(t, b, request("a"))
+		testenv.Eventually(t, func() bool { return s.Watches() == 1 }, "the waiter watches the holder")
+		trap := proxy.HoldAfterRequest("/a")
+		release(t, l)
+		<-trap
+		w.Cancel()
+		got, err := w.End(t)
+		if got != nil {
+			t.Fatal("granted without an answer")
+		}
+		wantErr(t, "Acquire", err, context.Canceled)
+		if cut {
+			proxy.Cut()
+		}
+		proxy.Heal()
+		testenv.Eventually(t, func() bool { return len(children(t, c, "/a")) == 0 }, "no node is left")
+		release(t, acquire(t, b, request("a")))
+	}
+}
+
+// TestConnectionLostWhileItLooks cuts the connection when the waiter has asked who is next: it asks again.
+func TestConnectionLostWhileItLooks(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	proxy := testenv.NewProxy(t, s.Addr)
+	a, b := openPair(t, s.Addr, proxy.Addr)
+	for range 5 {
+		l := acquire(t, a, request("a"))
+		w := wait(t, b, request("a"))
+		testenv.Eventually(t, func() bool { return s.Watches() == 1 }, "the waiter watches the holder")
+		trap := proxy.CutAfterRequest("/a")
+		release(t, l)
+		<-trap
+		l = w.Granted(t)
+		trap = proxy.CutAfterRequest("-lock-")
+		release(t, l) // whose answer is lost
+		<-trap
+		wantErr(t, "second Release", l.Release(t.Context()), driver.ErrNotHeld)
+	}
+}
+
 // TestHolderThatIsCutOff has to know before the next is granted the lock.
 func TestHolderThatIsCutOff(t *testing.T) {
 	s := testenv.ZooKeeper(t)

@@ -323,6 +323,7 @@ func TestRoundTripsOfSealsAndMarks(t *testing.T) {
 	s := testenv.ZooKeeper(t, "maxSessionTimeout=600000") // so that there are no pings
 	d := openURL(t, "zk://%s?ttl=10m", s.Addr)
 	d.CheckAfter(time.Hour) // nor watches of what is held for a while
+	d.NudgeAfter(time.Hour)
 	long := func(r *driver.Request) *driver.Request { return withTTL(r, 10*time.Minute) }
 	var l driver.Lease
 	take := func(r *driver.Request) func() { return func() { l = acquire(t, d, long(r)) } }
