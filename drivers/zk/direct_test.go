@@ -9,6 +9,8 @@ import (
 	"time"
 
 	gozk "github.com/go-zookeeper/zk"
+
+	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
 // recorder is a connection that keeps what is written.
@@ -22,7 +24,7 @@ func (r *recorder) Close() error                { return nil }
 
 // openLink returns a link on which the server has granted the session and answered the library once.
 func openLink(t testing.TB) (*session, *link, *recorder) {
-	s := newSession(&Driver{life: t.Context(), epoch: time.Now()}, time.Minute)
+	s := newSession(&Driver{life: lifecycle.New(), epoch: time.Now()}, time.Minute)
 	t.Cleanup(s.cut)
 	r := new(recorder)
 	l := &link{Conn: r, session: s, buffers: true}
@@ -134,7 +136,7 @@ func TestRequestsThatHaveToGoThroughTheLibrary(t *testing.T) {
 			t.Errorf("%s: a request was sent past the library", what)
 		}
 	}
-	s := newSession(&Driver{life: t.Context(), epoch: time.Now()}, time.Minute)
+	s := newSession(&Driver{life: lifecycle.New(), epoch: time.Now()}, time.Minute)
 	defer s.cut()
 	l := &link{Conn: new(recorder), session: s} // of which nobody knows whether it takes what is written at once
 	write(t, l, frame(int32(0), int64(0)))
