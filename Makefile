@@ -11,6 +11,9 @@ STRESS_BEDS ?= 8
 # Where its build finds package time with a wall clock that can jump.
 STRESS_BUILD ?= /tmp/dsync-stress-build
 
+# The modules with code of the project.
+MODULES = . test/bench test/interop test/stress
+
 # How long `make fuzz` looks for an input that breaks something, for each target.
 FUZZTIME ?= 30s
 
@@ -45,8 +48,10 @@ bench-peers-short: servers ## a minute of it, which shows that nothing fails and
 
 lint: ## check format and code
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "gofmt would change:"; echo "$$unformatted"; exit 1; }
-	$(GO) vet ./...
-	$(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2 ./...
+	@for module in $(MODULES); do \
+		echo "vet and staticcheck of $$module"; \
+		(cd $$module && $(GO) vet ./... && $(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2 ./...) || exit 1; \
+	done
 
 flaky: ## run the suite 200 times on drivers/memory, which must never fail
 	$(GO) test -timeout=2h -run GoodDriver ./conformance -repeat 200
