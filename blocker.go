@@ -1,0 +1,130 @@
+package dsync
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// traceMark stands before the trace context of the holder in the note that is stored with a lock, which is in the form of the W3C's
+// traceparent header.
+const traceMark = "traceparent="
+
+func appendTrace(note string, s trace.SpanContext) string {
+	if note != "" {
+		note += " "
+	}
+	return note + traceMark + "00-" + s.TraceID().String() + "-" + s.SpanID().String() + "-" + s.TraceFlags().String()
+}
+
+// traceIn returns the trace context in a note, or an invalid one.
+func traceIn(note string) trace.SpanContext {
+	i := strings.LastIndex(note, traceMark)
+	if i < 0 {
+		return trace.SpanContext{}
+	}
+	fields := strings.Split(note[i+len(traceMark):], "-")
+	if len(fields) != 4 || fields[0] != "00" {
+		return trace.SpanContext{}
+	}
+	id, err1 := trace.TraceIDFromHex(fields[1])
+	span, err2 := trace.SpanIDFromHex(fields[2])
+	if err1 != nil || err2 != nil {
+		return trace.SpanContext{}
+	}
+	config := trace.SpanContextConfig{TraceID: id, SpanID: span, Remote: true}
+	if fields[3] == "01" {
+		config.TraceFlags = trace.FlagsSampled
+	}
+	return trace.NewSpanContext(config)
+}
+
+// Who holds a lock is asked first when a call has waited for so long that it may matter, for so long, and by so many at a time.
+const (
+	lookAfter   = 10 * time.Millisecond
+	lookFor     = time.Second
+	maxInspects = 16
+)
+
+// inspects bounds the questions to the backend who holds a lock. On a backend that does not keep the notes of holders they become ever
+// rarer.
+type inspects struct {
+	wg sync.WaitGroup
+
+	mu      sync.Mutex
+	closed  bool
+	running int
+	misses  int // answers in a row that named no trace
+	pass    int // how many questions not to ask
+}
+
+// begin reports whether a question may be asked; end ends it.
+func (i *inspects) begin() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.closed || i.running == maxInspects {
+		return false
+	}
+	if i.pass > 0 {
+		i.pass--
+		return false
+	}
+	i.running++
+	i.wg.Add(1)
+	return true
+}
+
+func (i *inspects) end(found bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.running--
+	if i.misses = min(i.misses+1, 10); found {
+		i.misses = 0
+	}
+	i.pass = 1<<i.misses - 1
+	i.wg.Done()
+}
+
+func (i *inspects) close() {
+	i.mu.Lock()
+	i.closed = true
+	i.mu.Unlock()
+	i.wg.Wait()
+}
+
+// lookAt sees who holds the lock that the call waits for, and does so again when it has waited twice as long: a hold that takes more
+// than half of the wait is not missed, and the number of looks grows with the logarithm of the wait. It does not hold up the call,
+// which may be over before the answer.
+func (ob *observation) lookAt(k *lock) {
+	k.mu.Lock()
+	ours, holder := k.hold != nil, k.holder().traced()
+	k.mu.Unlock()
+	if !ours {
+		holder = ob.telemetry.inspect(k)
+	}
+	ob.mu.Lock()
+	defer ob.mu.Unlock()
+	if !ob.over {
+		ob.blockedBy(holder)
+		ob.look.Reset(time.Since(ob.waiting))
+	}
+}
+
+// inspect asks the backend who holds a lock.
+func (t *telemetry) inspect(k *lock) trace.SpanContext {
+	backend, ok := t.client.driver.(driver.Inspector)
+	if !ok || !t.inspects.begin() {
+		return trace.SpanContext{}
+	}
+	ctx, cancel := context.WithTimeout(t.client.watchdog.life, lookFor)
+	defer cancel()
+	status, err := backend.Inspect(ctx, k.name)
+	holder := traceIn(status.Note)
+	t.inspects.end(err != nil || !status.Held || holder.IsValid())
+	return holder
+}
