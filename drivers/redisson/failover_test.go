@@ -137,6 +137,7 @@ func TestSentinelUnderLoad(t *testing.T) {
 		l.judge(t, detectLoss)
 	})
 	t.Run("the primary is frozen, and answers when it is none any more", func(t *testing.T) {
+		s.AwaitPrimary()
 		l := startLoad(t, sentinelURL(s), "x", "y")
 		old := s.Primary()
 		l.disturb(t, "freeze", func() {
@@ -147,6 +148,7 @@ func TestSentinelUnderLoad(t *testing.T) {
 		l.judge(t, detectLoss)
 	})
 	t.Run("the primary is killed", func(t *testing.T) {
+		s.AwaitPrimary()
 		l := startLoad(t, sentinelURL(s), "x", "y")
 		old := s.Primary()
 		l.disturb(t, "kill", func() {

@@ -53,22 +53,39 @@ func RedisSentinel(tb testing.TB, replicas int, args ...string) *Sentinel {
 // Primary returns the server that the sentinels name as the primary, in the eyes of the first of them that answers.
 func (s *Sentinel) Primary() *RedisServer {
 	s.tb.Helper()
-	var errs []error
 	for _, sentinel := range s.Sentinels {
-		answer, err := sentinel.Try("SENTINEL", "GET-MASTER-ADDR-BY-NAME", s.Master)
-		if err != nil {
-			errs = append(errs, err)
-			continue
+		if primary := s.named(sentinel); primary != nil {
+			return primary
 		}
-		addr := net.JoinHostPort(answer.([]any)[0].(string), answer.([]any)[1].(string))
-		for _, node := range s.Nodes {
-			if node.Addr == addr {
-				return node
-			}
-		}
-		errs = append(errs, fmt.Errorf("%s names %s", sentinel.Addr, addr))
 	}
-	s.tb.Fatalf("no sentinel knows the primary: %v", errors.Join(errs...))
+	s.tb.Fatal("no sentinel knows the primary")
+	return nil
+}
+
+// AwaitPrimary waits until all sentinels name one server that is a primary. Soon after a fail-over one of them may not know of it yet,
+// and turn the new primary into a replica once more, until the others put that right.
+func (s *Sentinel) AwaitPrimary() {
+	s.tb.Helper()
+	Eventually(s.tb, func() bool {
+		primary := s.named(s.Sentinels[0])
+		if primary == nil || primary.info("INFO", "replication")["role"] != "master" {
+			return false
+		}
+		return !slices.ContainsFunc(s.Sentinels, func(sentinel *RedisServer) bool { return s.named(sentinel) != primary })
+	}, "the sentinels name one primary")
+}
+
+// named returns the server that a sentinel names as the primary, or nil if it does not answer.
+func (s *Sentinel) named(sentinel *RedisServer) *RedisServer {
+	answer, err := sentinel.Try("SENTINEL", "GET-MASTER-ADDR-BY-NAME", s.Master)
+	if err != nil {
+		return nil
+	}
+	addr := net.JoinHostPort(answer.([]any)[0].(string), answer.([]any)[1].(string))
+	if i := slices.IndexFunc(s.Nodes, func(node *RedisServer) bool { return node.Addr == addr }); i >= 0 {
+		return s.Nodes[i]
+	}
+	s.tb.Errorf("%s names %s, which is none of the servers", sentinel.Addr, addr)
 	return nil
 }
 
