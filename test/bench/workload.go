@@ -37,7 +37,7 @@ type Workload struct {
 	// Once says that there is one round alone, on servers of its own for each row, and OursAlone that only dsync takes part.
 	Once, OursAlone bool
 
-	// Lanes is how many rows are measured side by side where there is one round, since they do next to nothing.
+	// Lanes is how many rows are measured side by side where there is one round, if they do next to nothing.
 	Lanes int
 }
 
