@@ -128,16 +128,7 @@ func TestStatusNamesAnOldProgramOnABusyName(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			var all sync.WaitGroup
 			for client, d := range busy {
-				all.Go(func() {
-					for n := 0; ctx.Err() == nil; n++ {
-						r := drivertest.Request("x")
-						r.Hold = fmt.Sprintf("%s:%d", client, n)
-						if l, err := d.Acquire(ctx, r); err == nil {
-							pause(ctx, 19*time.Millisecond)
-							_ = l.Release(context.Background())
-						}
-					}
-				})
+				all.Go(func() { holdAgain(ctx, client, d, 0, 19*time.Millisecond) })
 			}
 			synctest.Wait()
 			r := p.run("status", "--for", "10s", "x")
@@ -155,7 +146,7 @@ func TestStatusNamesAnOldProgramOnABusyName(t *testing.T) {
 func TestStatusFor(t *testing.T) {
 	for _, test := range []struct {
 		what  string
-		every time.Duration // how often x is locked on the old backend alone; 0 is never
+		pause time.Duration // of a program that knows the old backend alone, before each time that it locks x
 		holds time.Duration
 		dual  bool // a program in phase dual holds it for long, again and again
 		found bool
@@ -169,23 +160,12 @@ func TestStatusFor(t *testing.T) {
 			p := inMemory(t)
 			p.ctx = t.Context() // it may take longer than tests usually do
 			ctx, cancel := context.WithCancel(t.Context())
-			use := func(client string, d driver.Driver, every, holds time.Duration) {
-				for n := 0; ctx.Err() == nil; n++ {
-					pause(ctx, every)
-					r := drivertest.Request("x")
-					r.Hold = fmt.Sprintf("%s:%d", client, n)
-					if l, err := d.Acquire(ctx, r); err == nil {
-						pause(ctx, holds)
-						_ = l.Release(context.Background())
-					}
-				}
-			}
 			var all sync.WaitGroup
 			if test.dual {
-				all.Go(func() { use("dual", p.program(migrate.PhaseDual, ""), 0, time.Second) })
+				all.Go(func() { holdAgain(ctx, "dual", p.program(migrate.PhaseDual, ""), 0, time.Second) })
 			}
 			synctest.Wait()
-			all.Go(func() { use("old", drivertest.Open(t, p.from), test.every, test.holds) })
+			all.Go(func() { holdAgain(ctx, "old", drivertest.Open(t, p.from), test.pause, test.holds) })
 			synctest.Wait()
 			p.run("status", "x").want(exitDone)
 			begun := time.Now()
@@ -202,6 +182,19 @@ func TestStatusFor(t *testing.T) {
 		})
 	}
 	inMemory(t).run("status", "--for", "-1s", "x").want(exitUsage, "--for -1s is negative")
+}
+
+// holdAgain locks x again and again, after a pause and for a while, until ctx ends.
+func holdAgain(ctx context.Context, client string, d driver.Driver, before, holds time.Duration) {
+	for n := 0; ctx.Err() == nil; n++ {
+		pause(ctx, before)
+		r := drivertest.Request("x")
+		r.Hold = fmt.Sprintf("%s:%d", client, n)
+		if l, err := d.Acquire(ctx, r); err == nil {
+			pause(ctx, holds)
+			_ = l.Release(context.Background())
+		}
+	}
 }
 
 // hold locks x on a backend for a while.

@@ -127,6 +127,16 @@ func (c *cell) invalid(format string, args ...any) {
 	c.result.Invalid = append(c.result.Invalid, fmt.Sprintf(format, args...))
 }
 
+// require waits for what a fault needs to be one. Without it the run proves nothing.
+func (c *cell) require(there func() bool, otherwise string, args ...any) {
+	for end := time.Now().Add(10 * time.Second); !there(); c.sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			c.invalid(otherwise, args...)
+			return
+		}
+	}
+}
+
 // await waits until there were so many operations, as far as the machine gets there in time.
 func (c *cell) await(operations int) {
 	for end := time.Now().Add(30 * time.Second); c.resource.written() < operations && time.Now().Before(end); {

@@ -123,14 +123,11 @@ func connected(l *testenv.Proxy) bool { return l.Connections() > 0 }
 // linked is a victim whose links carry something. After the last fault it may take a client a while to connect again.
 func (c *cell) linked() *running {
 	w := c.workers[c.victim()]
-	for end := time.Now().Add(10 * time.Second); !slices.ContainsFunc(w.links, connected); c.sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			c.invalid("%s had no connection when its links were to fail", w.label)
-			break
-		}
-	}
+	c.require(func() bool { return w.any(connected) }, "%s had no connection when its links were to fail", w.label)
 	return w
 }
+
+func (w *running) any(is func(l *testenv.Proxy) bool) bool { return slices.ContainsFunc(w.links, is) }
 
 func (w *running) each(do func(l *testenv.Proxy)) {
 	for _, l := range w.links {
@@ -170,12 +167,7 @@ func loseAnswers(c *cell, _ int) {
 	w := c.linked()
 	w.each((*testenv.Proxy).DropReplies)
 	c.sleep(20*time.Millisecond + c.upTo(200*time.Millisecond))
-	for end := time.Now().Add(10 * time.Second); !slices.ContainsFunc(w.links, (*testenv.Proxy).LostReplies); c.sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			c.invalid("%s got no answers that could be lost", w.label)
-			break
-		}
-	}
+	c.require(func() bool { return w.any((*testenv.Proxy).LostReplies) }, "%s got no answers that could be lost", w.label)
 	w.each((*testenv.Proxy).Cut)
 	w.each((*testenv.Proxy).Heal)
 }

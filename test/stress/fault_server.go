@@ -92,12 +92,7 @@ func changeLeader(c *cell, _ int) {
 }
 
 func killSessions(c *cell, _ int) {
-	for end := time.Now().Add(10 * time.Second); c.bed.endSessions() == 0; c.sleep(10 * time.Millisecond) { // while nobody has a lock
-		if time.Now().After(end) {
-			c.invalid("there was no session to end")
-			return
-		}
-	}
+	c.require(func() bool { return c.bed.endSessions() > 0 }, "there was no session to end") // as long as nobody has a lock
 }
 
 // loseDisk restarts one server, or, where there are several, all of them one after the other.
@@ -116,12 +111,7 @@ func loseDisk(c *cell, i int) {
 func (c *cell) flush(nodes []node) {
 	for _, n := range nodes {
 		redis := asRedis(n)
-		for end := time.Now().Add(10 * time.Second); redis.Do("DBSIZE").(int64) == 0; c.sleep(5 * time.Millisecond) {
-			if time.Now().After(end) {
-				c.invalid("%s had no key when it was to be flushed", redis.Addr)
-				break
-			}
-		}
+		c.require(func() bool { return redis.Do("DBSIZE").(int64) > 0 }, "%s had no key when it was to be flushed", redis.Addr)
 	}
 	for _, n := range nodes {
 		asRedis(n).Do("FLUSHALL")
