@@ -184,7 +184,9 @@ func (l *Lease) setEnd(end moment) {
 // 5 s. Then it returns ErrUnknown while the release goes on in the background.
 //
 // If the lease was lost it returns an error that matches ErrLost and ErrNotHeld, if it was unlocked before one that matches
-// ErrNotHeld; it then does nothing.
+// ErrNotHeld; it then does nothing. The backend is asked unless the hold goes on, for another lease of the owner or, by a hand-over
+// inside the process, for another owner of the client that waits: if somebody has removed the hold, Unlock may then return nil for as
+// long as Info.Detect, as Err does.
 func (l *Lease) Unlock(ctx context.Context) error {
 	if t := l.hold.lock.client.telemetry; t.wanted.Load() {
 		return t.unlock(ctx, l)

@@ -42,7 +42,8 @@ type Rule string
 const (
 	// RuleOverlap: two owners claimed one name at the same time. A claim begins when the grant returned. It ends when Unlock is
 	// called, when the last known deadline passes, or when the lease says that it is lost; and Bounds.Detect before that, unless
-	// Unlock returned nil, and the owner did not go on with the hold.
+	// Unlock returned nil. That counts for nothing if the owner went on with the hold, and for as much as the end of the next hold
+	// if another owner of the client waited, to whom it may have passed without a request.
 	RuleOverlap Rule = "V1 claimed overlap"
 	// RuleStale: the protected resource accepted a token below one that it had accepted before.
 	RuleStale Rule = "V2 stale access"
@@ -93,10 +94,7 @@ func Judge(events []Event, b Bounds) *Verdict {
 	j.read()
 	j.assumptions()
 	for _, l := range j.locks {
-		shares(l.attempts)
-		for _, a := range l.attempts {
-			j.close(a)
-		}
+		j.close(l)
 		j.exclusion(l)
 		j.waits(l)
 	}
@@ -132,6 +130,7 @@ type process struct {
 type lock struct {
 	name     string
 	attempts []*attempt // in the order of their calls
+	holds    []*attempt // in the order of their grants
 	steps    []step
 }
 

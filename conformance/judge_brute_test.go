@@ -10,10 +10,12 @@ func bruteForce(events []Event, b Bounds) map[Rule]int {
 	found := map[Rule]int{}
 	for _, l := range j.locks {
 		reentry := map[*attempt]bool{}
+		j.close(l)
 		for _, a := range l.attempts {
-			a.shared = bruteShared(l, a)
-			j.close(a)
 			reentry[a] = bruteReentry(l, a)
+			if a.goesOn != (bruteShared(l, a) || bruteGivenUp(l, a)) || a.heir != bruteHeir(l, a) {
+				found["what becomes of a hold"]++
+			}
 		}
 		for _, a := range l.attempts {
 			if a.granted() {
@@ -51,6 +53,36 @@ func bruteReentry(l *lock, b *attempt) bool {
 func bruteShared(l *lock, a *attempt) bool {
 	for _, b := range l.attempts {
 		if a != b && a.granted() && b.granted() && a.owner == b.owner && a.released != nil && b.called.Time <= a.released.Time && b.left() >= a.left() {
+			return true
+		}
+	}
+	return false
+}
+
+// bruteHeir returns the hold that a may have become by its Unlock.
+func bruteHeir(l *lock, a *attempt) (heir *attempt) {
+	if !a.granted() || a.released == nil {
+		return nil
+	}
+	for _, b := range l.holds {
+		if b != a && b.proc == a.proc && b.called.Client == a.called.Client && !b.from.before(a.unlock) && (heir == nil || b.from.before(heir.from)) {
+			heir = b
+		}
+	}
+	if heir == nil || heir.called.Time > a.released.Time {
+		return nil
+	}
+	return heir
+}
+
+// bruteGivenUp reports whether somebody who gave up may have had a after its Unlock.
+func bruteGivenUp(l *lock, a *attempt) bool {
+	if !a.granted() || a.released == nil || bruteHeir(l, a) != nil {
+		return false
+	}
+	for _, b := range l.attempts {
+		if b.proc == a.proc && b.called.Client == a.called.Client && !b.granted() && !b.called.NoWait &&
+			b.called.Time <= a.released.Time && (b.returned == nil || b.returned.Time >= a.unlock.t) {
 			return true
 		}
 	}

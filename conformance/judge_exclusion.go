@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -10,23 +9,14 @@ import (
 // exclusion sweeps over the holds of a lock in the order in which they began, and looks for overlaps (RuleOverlap, RuleLoss), tokens
 // that did not rise (RuleTokens), and overtaking (RuleOrder).
 func (j *judge) exclusion(l *lock) {
-	var holds []*attempt
-	for _, a := range l.attempts {
-		if a.granted() {
-			holds = append(holds, a)
-		}
-	}
-	slices.SortFunc(holds, func(a, b *attempt) int {
-		return cmp.Or(cmp.Compare(a.from.t, b.from.t), cmp.Compare(a.from.n, b.from.n))
-	})
-	reentries(holds)
-	j.overlaps(holds)
-	j.successors(holds)
+	reentries(l.holds)
+	j.overlaps(l.holds)
+	j.successors(l.holds)
 	if j.b.Fenced {
-		j.tokens(holds)
+		j.tokens(l.holds)
 	}
 	if j.b.FIFO {
-		j.order(holds)
+		j.order(l.holds)
 	}
 }
 

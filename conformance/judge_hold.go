@@ -1,7 +1,9 @@
 package conformance
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -39,7 +41,10 @@ type attempt struct {
 	end      time.Duration // of the claim, if nobody removed the hold meanwhile: to is Bounds.Detect earlier where that is possible
 	ending   ending
 	reentry  bool // its owner may have had the lock already
-	shared   bool // its owner may have gone on with the hold after the Unlock, which then says nothing of the backend
+
+	goesOn    bool     // somebody may have gone on with it after the Unlock, which then says nothing of the backend
+	heir      *attempt // may have gone on with it, so that the Unlock says no more of the backend than that of the heir
+	confirmed bool     // the backend had it until the Unlock
 
 	// free is when the backend surely has nothing left of this attempt.
 	free time.Duration
@@ -269,24 +274,91 @@ func shares(attempts []*attempt) {
 		until := -never // of those that were called before
 		for i, a := range all {
 			left := a.left()
-			a.shared = until >= left
+			a.goesOn = until >= left
 			until = max(until, left)
 			for _, b := range all[i+1:] {
-				if a.shared || a.released == nil || b.called.Time > a.released.Time {
+				if a.goesOn || a.released == nil || b.called.Time > a.released.Time {
 					break
 				}
-				a.shared = b.left() >= left
+				a.goesOn = b.left() >= left
 			}
 		}
 	}
 }
 
-// close determines the claim of an attempt and when the backend surely has nothing left of it, when all its events are known.
-func (j *judge) close(a *attempt) {
-	if a.granted() {
+// close determines, when all events of the attempts are known, what they claim and when the backend surely has nothing left of them.
+func (j *judge) close(l *lock) {
+	for _, a := range l.attempts {
+		if a.granted() {
+			l.holds = append(l.holds, a)
+		}
+	}
+	slices.SortFunc(l.holds, func(a, b *attempt) int {
+		return cmp.Or(cmp.Compare(a.from.t, b.from.t), cmp.Compare(a.from.n, b.from.n))
+	})
+	shares(l.attempts)
+	heirs(l)
+	for _, a := range slices.Backward(l.holds) {
 		j.closeClaim(a)
 	}
-	a.free = j.free(a)
+	for _, a := range l.attempts {
+		a.free = j.free(a)
+	}
+}
+
+// heirs finds what may have come of each hold at its Unlock without the backend being asked: the next hold of the client, if that was
+// asked for before the Unlock returned. Without one, somebody may have got it who gave up at that moment. The holds are in the order of
+// their grants.
+func heirs(l *lock) {
+	type client struct {
+		proc *process
+		name string
+	}
+	of := func(a *attempt) client { return client{a.proc, a.called.Client} }
+	holds := map[client][]*attempt{}
+	for _, a := range l.holds {
+		holds[of(a)] = append(holds[of(a)], a)
+	}
+	type waiter struct{ called, gone time.Duration } // gone: of this one, and of those before it
+	gaveUp := map[client][]waiter{}
+	for _, a := range l.attempts {
+		if a.granted() || a.called.NoWait {
+			continue
+		}
+		w := waiter{a.called.Time, never}
+		if a.returned != nil {
+			w.gone = a.returned.Time
+		}
+		all := gaveUp[of(a)]
+		if n := len(all); n > 0 {
+			w.gone = max(w.gone, all[n-1].gone)
+		}
+		gaveUp[of(a)] = append(all, w)
+	}
+	for c, mine := range holds {
+		for _, a := range mine {
+			if a.released == nil {
+				continue
+			}
+			next, _ := slices.BinarySearchFunc(mine, a.unlock, func(b *attempt, p point) int {
+				if b == a || b.from.before(p) {
+					return -1
+				}
+				return 1
+			})
+			if next < len(mine) && mine[next].called.Time <= a.released.Time {
+				a.heir = mine[next]
+				continue
+			}
+			n, _ := slices.BinarySearchFunc(gaveUp[c], a.released.Time, func(w waiter, t time.Duration) int {
+				if w.called <= t {
+					return -1
+				}
+				return 1
+			})
+			a.goesOn = a.goesOn || n > 0 && gaveUp[c][n-1].gone >= a.unlock.t
+		}
+	}
 }
 
 func (j *judge) closeClaim(a *attempt) {
@@ -307,7 +379,8 @@ func (j *judge) closeClaim(a *attempt) {
 		a.to = earlier(a.to, point{a.proc.last, 0})
 	}
 	a.end = a.to.t
-	if confirmed := unlocked && !a.shared; !confirmed && j.b.Detect > 0 { // somebody may have ended it, and the holder not know it yet
+	a.confirmed = unlocked && !a.goesOn && (a.heir == nil || a.heir.confirmed)
+	if !a.confirmed && j.b.Detect > 0 { // somebody may have ended it, and the holder not know it yet
 		a.to = point{a.end - j.b.Detect, 0}
 	}
 	switch {

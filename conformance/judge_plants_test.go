@@ -43,6 +43,14 @@ func (h *simHold) find(events []Event, k Kind) *Event {
 	return &events[i]
 }
 
+// ends says that nobody in the client of h waited when it was released, who could have gone on with it.
+func (h *simHold) ends(events []Event) bool {
+	return !slices.ContainsFunc(events, func(e Event) bool {
+		return e.Kind == KindCall && e.Proc == h.of.Proc && e.Client == h.of.Client && e.Name == h.of.Name && e.Call != h.of.Call &&
+			h.call-200*ms < e.Time && e.Time <= h.gone
+	})
+}
+
 func (s *sim) stranger(e Event) Event {
 	*s.calls++
 	return Event{Proc: "planted", Client: "planted", Call: *s.calls, Name: s.name, Token: e.Token, Deadline: e.Deadline, OK: e.OK, Class: e.Class,
@@ -58,7 +66,7 @@ func (s *sim) intruder(events []Event, t time.Duration) []Event {
 }
 
 func plantOverlap(r *rand.Rand, s *sim, events []Event) []Event {
-	h := anyHold(r, s, func(h *simHold) bool { return h.unlock-h.ok > 2 })
+	h := anyHold(r, s, func(h *simHold) bool { return h.unlock-h.ok > 2 && h.ends(events) })
 	if h == nil {
 		return nil
 	}
@@ -70,10 +78,11 @@ func plantLateLoss(r *rand.Rand, s *sim, events []Event) []Event {
 	if h == nil {
 		return nil
 	}
-	lose := h.find(events, KindRelease)
-	lose.Kind, lose.OK, lose.Class, lose.Time, lose.Deadline = KindLose, false, ClassRemoved, h.unlock+simDetect+2*ms, 0
-	i := slices.IndexFunc(events, func(e Event) bool { return e.Call == h.of.Call && e.Kind == KindReleased })
-	return s.intruder(slices.Delete(events, i, i+1), h.unlock)
+	check := h.find(events, KindRelease) // which shows the deadline
+	check.Kind = KindCheck
+	lose := h.find(events, KindReleased)
+	lose.Kind, lose.Class, lose.Time = KindLose, ClassRemoved, h.unlock+simDetect+2*ms
+	return s.intruder(events, h.unlock)
 }
 
 func plantStaleAccess(r *rand.Rand, s *sim, events []Event) []Event {
@@ -89,7 +98,7 @@ func plantToken(r *rand.Rand, s *sim, events []Event) []Event {
 		return nil
 	}
 	i := 1 + r.IntN(len(s.story)-1)
-	if s.story[i].of.Owner != "" || s.story[i].unlock <= s.story[i].ok {
+	if h := s.story[i]; h.of.Owner != "" || h.unlock <= h.ok || !h.ends(events) {
 		return nil
 	}
 	s.story[i].find(events, KindGrant).Token = s.story[r.IntN(i)].token - r.Uint64N(2)
@@ -111,10 +120,11 @@ func stretch(events []Event, t, d time.Duration) []Event {
 
 const aLongTime = 5 * time.Second
 
-// at tells what is going on at t: how many attempts for the name of s are under way, and whether one of them has an unknown outcome
-// or a fault is on.
+// at tells what is going on at t: how many attempts for the name of s are under way, and whether one of them has an unknown outcome,
+// a hold has not ended, or a fault is on.
 func (s *sim) at(events []Event, t time.Duration) (attempts int, unclear bool) {
 	faults := 0
+	held := map[uint64]bool{}
 	pending := map[uint64]bool{}
 	returned := map[uint64]bool{}
 	for _, e := range events {
@@ -129,11 +139,17 @@ func (s *sim) at(events []Event, t time.Duration) (attempts int, unclear bool) {
 		case e.Kind == KindGrant || e.Kind == KindRefuse || e.Kind == KindFail:
 			if returned[e.Call] = e.Class != ClassUnknown; e.Time <= t {
 				delete(pending, e.Call)
+				held[e.Call] = e.Kind == KindGrant
 			}
+		case (e.Kind == KindLose || e.Kind == KindReleased || e.Kind == KindNotReleased) && e.Time <= t:
+			delete(held, e.Call)
 		}
 	}
 	for call := range pending {
 		unclear = unclear || !returned[call]
+	}
+	for _, h := range held {
+		unclear = unclear || h
 	}
 	return len(pending), unclear || faults > 0
 }
@@ -141,7 +157,7 @@ func (s *sim) at(events []Event, t time.Duration) (attempts int, unclear bool) {
 func plantLostWakeup(r *rand.Rand, s *sim, events []Event) []Event {
 	for _, i := range r.Perm(max(len(s.story)-1, 0)) {
 		h, next := s.story[i], s.story[i+1]
-		if _, unclear := s.at(events, h.gone); !unclear && next.n == h.n+1 && next.call < h.gone && h.gone < next.ok {
+		if _, unclear := s.at(events, h.gone); !unclear && next.n == h.n+1 && next.ends(events) && next.call < h.gone && h.gone < next.ok {
 			return stretch(events, h.gone, aLongTime)
 		}
 	}
@@ -188,7 +204,7 @@ func plantRevival(r *rand.Rand, s *sim, events []Event) []Event {
 func plantOvertaking(r *rand.Rand, s *sim, events []Event) []Event {
 	for _, i := range r.Perm(max(len(s.story)-1, 0)) {
 		first, h := s.story[i], s.story[i+1]
-		if !h.waited || h.unlock <= h.ok || first.call < 2*ms {
+		if !h.waited || h.unlock <= h.ok || first.call < 2*ms || !h.ends(events) {
 			continue
 		}
 		faults := slices.ContainsFunc(events, func(e Event) bool {

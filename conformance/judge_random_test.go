@@ -192,7 +192,8 @@ func (s *sim) runOut() {
 	s.add(of, KindNotReleased, max(back, h.deadline), class(ClassNotHeld))
 }
 
-// remove adds a hold that an administrator ends. Its holder may go on for a while, and even release it, before it is told.
+// remove adds a hold that an administrator ends. Its holder may go on for a while, and even release it or leave it to others who wait
+// in its client, before it is told.
 func (s *sim) remove() {
 	of := s.who()
 	h, granted := s.ask(of)
@@ -202,6 +203,9 @@ func (s *sim) remove() {
 	now := h.ok
 	for ; now < told && s.once(2); now += s.upTo(10 * ms) {
 		s.add(of, KindCheck, now, held(h.deadline))
+		if s.once(2) {
+			of = s.handOn(of, h, now)
+		}
 	}
 	if now < told && s.once(2) {
 		s.add(of, KindRelease, now, held(h.deadline))
@@ -214,6 +218,18 @@ func (s *sim) remove() {
 	now = max(now, told) + s.upTo(10*ms)
 	s.add(of, KindRelease, now, class(ClassRemoved))
 	s.add(of, KindNotReleased, now+ms, class(ClassRemoved))
+}
+
+// handOn ends the hold h, which of has at the moment, in favour of another one of the client who has waited for as long.
+func (s *sim) handOn(of Event, h *simHold, now time.Duration) Event {
+	s.add(of, KindRelease, now, held(h.deadline))
+	s.add(of, KindReleased, now, nil)
+	*s.calls++
+	of.Call = *s.calls
+	s.token++
+	s.add(of, KindCall, h.call, nil)
+	s.add(of, KindGrant, now, func(e *Event) { e.Token, e.Deadline = s.token, h.deadline })
+	return of
 }
 
 // doubt adds an attempt with unknown outcome, which may hold the lock for a while.
