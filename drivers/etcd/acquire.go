@@ -71,9 +71,13 @@ func (d *Driver) attempt(ctx context.Context, r *driver.Request, seconds int64, 
 		return h.try(ctx, dir, fresh)
 	}
 	// Where callers of this process already wait for the name its feed is active, and what it tells from here on needs no second look.
-	w := d.feeds.joinActive(dir)
-	v, err := h.enqueue(ctx, dir, fresh)
-	if err != nil || v.next() == "" {
+	w, blind, err := d.feeds.enter(ctx, dir)
+	if err != nil {
+		return nil, h.fail(ctx, err)
+	}
+	v, err := h.enqueue(ctx, dir, fresh, blind)
+	d.feeds.exit(dir)
+	if err != nil || v.first() {
 		if w != nil {
 			w.leave()
 		}
@@ -146,20 +150,23 @@ func (h *hold) try(ctx context.Context, dir string, fresh bool) (*hold, error) {
 		h.notPut()
 		return nil, driver.ErrLocked
 	}
-	v, err := h.enqueue(ctx, dir, fresh) // names below are locked, and this one perhaps
-	if err == nil && v.next() != "" {
+	v, err := h.enqueue(ctx, dir, fresh, false) // names below are locked, and this one perhaps
+	if err == nil && !v.first() {
 		err = h.abandon(ctx, driver.ErrLocked)
 	}
 	return h.outcome(err)
 }
 
-// enqueue puts the key, and returns those before it. If there are none, the lock is granted.
-func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (view, error) {
-	look := clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize),
-		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
+// enqueue puts the key, and returns those before it. If there are none, the lock is granted. It does not look at them if blind is set: then
+// the feed is to tell when they are gone.
+func (h *hold) enqueue(ctx context.Context, dir string, fresh, blind bool) (view, error) {
+	ops := []clientv3.Op{h.put()}
+	if !blind {
+		ops = append(ops, clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize),
+			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend)))
+	}
 	condition, then := h.plain(dir)
-	ops := append([]clientv3.Op{h.put(), look}, then...)
-	answer, err := h.ask(ctx, fresh, []clientv3.Cmp{condition}, ops, []clientv3.Op{getRecord(dir)})
+	answer, err := h.ask(ctx, fresh, []clientv3.Cmp{condition}, append(ops, then...), []clientv3.Op{getRecord(dir)})
 	if err != nil {
 		return view{}, err
 	}
@@ -169,16 +176,19 @@ func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (view, error
 			h.notPut()
 			return view{}, cmp.Or(err, driver.ErrSealed)
 		}
-		return h.enqueue(ctx, dir, fresh) // there is a record, which is asked for from now on
+		return h.enqueue(ctx, dir, fresh, blind) // there is a record, which is asked for from now on
 	}
-	r, err := h.recordAt(dir, answer, 2)
+	r, err := h.recordAt(dir, answer, len(ops))
 	h.created(answer, r)
 	if err != nil {
 		return view{}, h.abandon(ctx, err)
 	}
+	if blind {
+		return view{revision: h.revision, record: r}, nil
+	}
 	page := answer.Responses[1].GetResponseRange()
 	v := viewOf(dir, others(page.Kvs, h.key), page.More, r, h.revision)
-	if v.next() != "" || v.all {
+	if v.next() != "" || v.all { // or else names below fill the page
 		return v, nil
 	}
 	if v, err = h.look(ctx, dir); err != nil {

@@ -24,10 +24,13 @@ type feeds struct {
 
 	mu     sync.Mutex
 	byDir  map[string]*feed
+	gates  map[string]*gate
 	stream int // number of the stream that new watches share
 }
 
-func newFeeds(d *Driver) *feeds { return &feeds{driver: d, byDir: make(map[string]*feed)} }
+func newFeeds(d *Driver) *feeds {
+	return &feeds{driver: d, byDir: make(map[string]*feed), gates: make(map[string]*gate)}
+}
 
 // feed is the watch on the contenders for one name. It has no start revision: the server delivers from a watch that starts in the
 // past only ten times a second. So what happened before the feed became active has to be asked for: all waiters are woken then.
@@ -46,6 +49,8 @@ type feed struct {
 	next    *queueLook           // for those who wait for that
 	waiters map[string][]*waiter // by the keys that concern them; "" stands for all
 	handing map[string]struct{}  // keys that are being deleted by requests which say who is next
+	queue   *queue               // nil unless it is known
+	missed  *[]*clientv3.Event   // what the feed has told since queue was asked for; nil if it is not being asked for
 }
 
 // waiter is a contender that waits for those before it to go.
@@ -55,24 +60,14 @@ type waiter struct {
 
 	// Guarded by feeds.mu.
 	own     string // key; "" while a request is on its way that shows who is before it, and everything wakes it
+	created int64  // revision of own
+	queued  bool   // the queue of the feed says when own is the first, in place of the view
 	epoch   int    // of the feed when that request was sent; 0 if it was not active then
 	newest  int64  // revision of what the feed has told since then
 	view    view   // without those that the feed has told the deletion of, if it is of all
 	stale   bool   // the view is not to be relied upon: a look is needed
-	cleared int64  // revision at which the last of the view was deleted; 0 if it was not, or the view was not of all
+	cleared int64  // revision at which own became the first, by what the feed has told; 0 if it has not, or the view was not of all
 	granted *grant // what a release said that no look was needed for
-}
-
-// joinActive returns a waiter, which everything wakes, if the feed of dir is active, and nil otherwise.
-func (fs *feeds) joinActive(dir string) *waiter {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	if f := fs.byDir[dir]; f != nil && f.active {
-		w := f.add()
-		w.epoch = f.epoch
-		return w
-	}
-	return nil
 }
 
 // join returns a waiter, which everything wakes, for a key that was put before.
@@ -110,23 +105,29 @@ func (f *feed) remove(key string, w *waiter) {
 
 // narrow says who stands before w, and so which keys concern it from now on. It reports whether the feed is active. If the feed has not
 // told all that happened since the view, or will not, w is to look.
-func (w *waiter) narrow(own string, v view) (active bool) {
+func (w *waiter) narrow(own string, created int64, v view) (active bool) {
 	f := w.feed
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
 	f.remove("", w)
-	w.own, w.view, w.stale, w.cleared = own, v, true, 0
+	w.own, w.created, w.view, w.stale, w.cleared = own, created, v, true, 0
 	f.waiters[own] = append(f.waiters[own], w)
+	if !v.all && f.queue != nil {
+		w.view.before = nil
+		f.enqueue(w)
+		return true
+	}
 	for _, key := range v.before {
 		f.waiters[key] = append(f.waiters[key], w)
 	}
-	if f.active && w.epoch == f.epoch && w.newest <= v.revision {
+	switch {
+	case f.active && len(v.before) > 0 && w.epoch == f.epoch && w.newest <= v.revision:
 		w.stale = false
-		select {
-		case <-w.wake: // by what the view has in it
-		default:
+		w.calm() // by what the view has in it
+		if !v.all && f.users >= crowd {
+			f.askQueue()
 		}
-	} else if f.active {
+	case f.active:
 		w.call()
 	}
 	return f.active
@@ -139,8 +140,11 @@ func (w *waiter) widen() (before string) {
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
 	before = w.view.next()
+	if w.queued {
+		before = f.queue.before(w.own)
+	}
 	w.unlist()
-	w.own, w.view, w.stale, w.cleared = "", view{}, true, 0
+	w.own, w.view, w.queued, w.stale, w.cleared = "", view{}, false, true, 0
 	if w.newest, w.epoch = 0, 0; f.active {
 		w.epoch = f.epoch
 	}
@@ -188,6 +192,14 @@ func (w *waiter) doubt() {
 func (w *waiter) call() {
 	select {
 	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// calm takes back a call that has not been heard yet.
+func (w *waiter) calm() {
+	select {
+	case <-w.wake:
 	default:
 	}
 }
@@ -255,6 +267,7 @@ func (f *feed) watch() (seen, end bool) {
 func (f *feed) setActive(active bool) {
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
+	f.dropQueue()
 	if f.active = active; active {
 		f.epoch++
 		f.call()
@@ -276,6 +289,7 @@ func (f *feed) call() {
 func (f *feed) tell(events []*clientv3.Event) {
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
+	f.tellQueue(events)
 	for _, e := range events {
 		if e.IsCreate() || !isContender(f.dir, e.Kv) {
 			continue // somebody new, who stands behind, or a name below

@@ -30,7 +30,7 @@ func (h *hold) lookFresh(ctx context.Context, w *waiter) (v view, err error) {
 	defer cancel()
 	refreshed := h.driver.refresh(bounded, h.own.carrier())
 	v, err = h.lookShared(bounded, w)
-	if failed := <-refreshed; err == nil && (v.next() == "" || isLeaseGone(failed)) {
+	if failed := <-refreshed; err == nil && (v.first() || isLeaseGone(failed)) {
 		err = failed
 	}
 	return v, err
@@ -134,7 +134,7 @@ func (h *hold) look(ctx context.Context, dir string) (view, error) {
 		}
 	}
 	v := viewOf(dir, others(page.Kvs, h.key), page.More, r, token)
-	if v.next() == "" {
+	if v.first() {
 		h.tokenFrom(r, token)
 	}
 	return v, nil

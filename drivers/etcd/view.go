@@ -49,7 +49,10 @@ func viewOf(dir string, kvs []*mvccpb.KeyValue, more bool, r record, revision in
 	return v
 }
 
-// next returns the key right before, or "".
+// first says that nobody stands before the key.
+func (v *view) first() bool { return v.all && len(v.before) == 0 }
+
+// next returns the key right before, or "" if there is none or it is not known.
 func (v *view) next() string {
 	if len(v.before) == 0 {
 		return ""

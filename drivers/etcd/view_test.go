@@ -28,7 +28,9 @@ func newViewed() *viewed {
 	f.setActive(true)
 	h := &hold{driver: d, key: viewOwn, revision: 10, session: new(session)}
 	h.session.expires.Store(int64(time.Hour))
-	return &viewed{f, d.feeds.joinActive(viewDir), h}
+	w := f.add()
+	w.epoch = f.epoch
+	return &viewed{f, w, h}
 }
 
 // todo returns what the waiter does, if it is woken: else it rests.
@@ -56,7 +58,7 @@ func TestWaiterGrantsOnlyWhatEventsProve(t *testing.T) {
 	narrow := func(w view) step {
 		return func(v *viewed) {
 			w.before = append([]string(nil), w.before...)
-			v.waiter.narrow(viewOwn, w)
+			v.waiter.narrow(viewOwn, v.hold.revision, w)
 		}
 	}
 	active := func(is bool) step { return func(v *viewed) { v.feed.setActive(is) } }
@@ -119,8 +121,89 @@ func TestWaiterWithALateView(t *testing.T) {
 	v := newViewed()
 	v.waiter.leave()
 	v.waiter = v.hold.driver.feeds.join(viewDir)
-	v.waiter.narrow(viewOwn, view{revision: 10, before: []string{"a/1"}, all: true})
+	v.waiter.narrow(viewOwn, v.hold.revision, view{revision: 10, before: []string{"a/1"}, all: true})
 	if got := v.todo(); got != toLook {
 		t.Errorf("got %d, want %d", got, toLook)
+	}
+}
+
+func key(name string, created int64) *mvccpb.KeyValue {
+	return &mvccpb.KeyValue{Key: []byte(name), CreateRevision: created, ModRevision: created, Lease: 1}
+}
+
+func TestQueueGrantsOnlyWhatEventsProve(t *testing.T) {
+	type step = func(v *viewed)
+	tell := func(events ...*clientv3.Event) step { return func(v *viewed) { v.feed.tell(events) } }
+	narrow := func(w view) step { return func(v *viewed) { v.waiter.narrow(viewOwn, v.hold.revision, w) } }
+	// Adopt has the queue known by a look, since which the events have come.
+	adopt := func(revision int64, kvs []*mvccpb.KeyValue, missed ...*clientv3.Event) step {
+		return func(v *viewed) {
+			v.feed.feeds.mu.Lock()
+			defer v.feed.feeds.mu.Unlock()
+			v.feed.adopt(newQueue(viewDir, kvs, record{base: 100}, revision), missed)
+		}
+	}
+	nearest, blind := narrow(view{revision: 10, before: []string{"a/2"}}), narrow(view{revision: 10})
+	before := []*mvccpb.KeyValue{key("a/1", 5), key("a/2", 7)}
+	all := append(before[:2:2], key(viewOwn, 10), key("a/3", 11))
+	for _, test := range []struct {
+		name  string
+		steps []step
+		want  todo
+		token int64
+	}{
+		{"nothing", []step{nearest, adopt(12, all)}, toRest, 0},
+		{"the nearest of two", []step{nearest, adopt(12, all), tell(deleted("a/2", 13))}, toRest, 0},
+		{"the other of two", []step{nearest, adopt(12, all), tell(deleted("a/1", 13))}, toRest, 0},
+		{"both", []step{nearest, adopt(12, all), tell(deleted("a/2", 13)), tell(deleted("a/1", 14))}, toTake, 14},
+		{"both at one revision", []step{nearest, adopt(12, all), tell(deleted("a/2", 13), deleted("a/1", 13))}, toTake, 13},
+		{"both before the look", []step{nearest, adopt(12, all[2:])}, toTake, 12},
+		{"one before the look", []step{nearest, adopt(12, all[1:]), tell(deleted("a/1", 9), deleted("a/2", 13))}, toTake, 13},
+		{"both while the look was under way", []step{nearest, adopt(12, all, deleted("a/1", 13), deleted("a/2", 14))}, toTake, 14},
+		{"what the look has, while it was under way", []step{nearest, adopt(12, all, put("a/3", 11, 11, 1), deleted("a/4", 12)), tell(deleted("a/1", 13))}, toRest, 0},
+		{"others", []step{nearest, adopt(12, all), tell(deleted("a/3", 13), put("a/1/x", 14, 14, 0), put("a/4", 14, 14, 1), deleted("a/1/x", 15))}, toRest, 0},
+		{"both, and one came again behind", []step{nearest, adopt(12, all), tell(deleted("a/1", 13), put("a/1", 14, 14, 1), deleted("a/2", 15))}, toTake, 15},
+		{"both, and the own key with the last", []step{nearest, adopt(12, all), tell(deleted("a/1", 13)), tell(deleted("a/2", 14), deleted(viewOwn, 14))}, toLook, 0},
+		{"the own key", []step{nearest, adopt(12, all), tell(deleted(viewOwn, 13))}, toLook, 0},
+		{"the own key before the look", []step{nearest, adopt(12, before)}, toLook, 0},
+		{"the own key while the look was under way", []step{nearest, adopt(12, all, deleted(viewOwn, 13))}, toLook, 0},
+		{"a mark", []step{nearest, adopt(12, all), tell(put("a/1", 5, 13, 1)), tell(deleted("a/1", 14), deleted("a/2", 14))}, toLook, 0},
+		{"a mark while the look was under way", []step{nearest, adopt(12, all, put("a/1", 5, 13, 1)), tell(deleted("a/2", 14))}, toLook, 0},
+		{"a seal", []step{nearest, adopt(12, all), tell(put("a/1", 5, 13, 0))}, toLook, 0},
+		{"an activation", []step{nearest, adopt(12, all), func(v *viewed) { v.feed.setActive(true) }}, toLook, 0},
+		{"the end of the watch, and another", []step{
+			nearest, adopt(12, all), func(v *viewed) { v.feed.setActive(false); v.feed.setActive(true) }, tell(deleted("a/1", 13), deleted("a/2", 14)),
+		}, toLook, 0},
+		{"a key that was put without a look", []step{adopt(8, before), blind, tell(put(viewOwn, 10, 10, 1), deleted("a/1", 13), deleted("a/2", 14))}, toTake, 14},
+		{"when all had gone before it, as events tell", []step{adopt(7, before), tell(deleted("a/1", 8)), blind, tell(deleted("a/2", 9), put(viewOwn, 10, 10, 1))}, toTake, 10},
+		{"where one of the same name was before", []step{
+			adopt(8, append(before[:1:1], key(viewOwn, 8))), blind, tell(deleted("a/1", 9)),
+		}, toRest, 0},
+		{"where the one of the same name goes", []step{
+			adopt(8, append(before[:1:1], key(viewOwn, 8))), blind, tell(deleted(viewOwn, 9), put(viewOwn, 10, 10, 1)), tell(deleted("a/1", 13)),
+		}, toTake, 13},
+		{"and is gone again", []step{adopt(8, before), tell(put(viewOwn, 10, 10, 1), deleted(viewOwn, 11)), blind}, toLook, 0},
+		{"and the queue is not known any more", []step{adopt(8, before), tell(put("a/1", 5, 9, 1)), blind}, toLook, 0},
+		{"a lease that is over", []step{
+			nearest, adopt(12, all), func(v *viewed) { v.hold.session.expires.Store(0) }, tell(deleted("a/1", 13), deleted("a/2", 14)),
+		}, toLook, 0},
+		{"a look", []step{
+			nearest, adopt(12, all), func(v *viewed) { v.waiter.widen() }, tell(deleted("a/1", 13)), narrow(view{revision: 13, before: []string{"a/2"}}),
+			tell(deleted("a/2", 14)),
+		}, toTake, 14},
+	} {
+		v := newViewed()
+		for _, s := range test.steps {
+			s(v)
+		}
+		if got := v.todo(); got != test.want {
+			t.Errorf("%s: got %d, want %d", test.name, got, test.want)
+		}
+		if v.hold.token != test.token || test.token > 0 && v.hold.record.base != 100 {
+			t.Errorf("%s: token: got %d and base %d, want %d and 100", test.name, v.hold.token, v.hold.record.base, test.token)
+		}
+		if v.waiter.leave(); len(v.feed.waiters) > 0 {
+			t.Errorf("%s: left in the feed: %v", test.name, v.feed.waiters)
+		}
 	}
 }

@@ -31,7 +31,7 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 	}
 	defer w.leave()
 	before := v.next()
-	active := w.narrow(h.key, v)
+	active := w.narrow(h.key, h.revision, v)
 	timer := time.NewTimer(h.pause(active))
 	defer timer.Stop()
 	for refusal, patient := driver.ErrLocked, false; ; {
@@ -49,6 +49,10 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 				continue
 			}
 		case <-timer.C:
+			if h.own == nil && w.checked() {
+				timer.Reset(h.pause(active))
+				continue
+			}
 			late = !patient
 		case <-h.sessionOver():
 			h.session.leave()
@@ -66,11 +70,11 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 			w.doubt() // it should have woken us
 		}
 		switch {
-		case err == nil && v.next() == "":
+		case err == nil && v.first():
 			return h.confirmed(ctx)
 		case err == nil:
 			refusal = driver.ErrLocked
-			active = w.narrow(h.key, v)
+			active = w.narrow(h.key, h.revision, v)
 			timer.Reset(h.pause(active))
 		default:
 			if err = h.lookFailed(ctx, err); err != nil {

@@ -173,8 +173,8 @@ func (s *EtcdServer) healthy(ctx context.Context) error {
 	return nil
 }
 
-// Requests returns how many requests of each kind ("Txn", "DeleteRange") the server has handled since it started. A stream counts
-// once it has ended.
+// Requests returns how many requests of each kind ("Txn", "DeleteRange") the server has handled since it started, and as "ranges" how
+// many times it has read keys, also for the conditions and parts of transactions. A stream counts once it has ended.
 func (s *EtcdServer) Requests() map[string]int64 {
 	s.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
@@ -191,13 +191,14 @@ func (s *EtcdServer) Requests() map[string]int64 {
 	counts := make(map[string]int64)
 	lines := bufio.NewScanner(response.Body)
 	for lines.Scan() {
-		labels, ok := strings.CutPrefix(lines.Text(), "grpc_server_handled_total{")
-		if !ok {
+		method, value := "ranges", ""
+		if labels, ok := strings.CutPrefix(lines.Text(), "grpc_server_handled_total{"); ok {
+			_, method, _ = strings.Cut(labels, `grpc_method="`)
+			method, _, _ = strings.Cut(method, `"`)
+			_, value, _ = strings.Cut(labels, "} ")
+		} else if value, ok = strings.CutPrefix(lines.Text(), "etcd_mvcc_range_total "); !ok {
 			continue
 		}
-		_, method, _ := strings.Cut(labels, `grpc_method="`)
-		method, _, _ = strings.Cut(method, `"`)
-		_, value, _ := strings.Cut(labels, "} ")
 		n, err := strconv.ParseFloat(value, 64)
 		if err != nil {
 			s.tb.Fatalf("metrics: %q: %v", lines.Text(), err)
