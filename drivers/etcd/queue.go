@@ -2,7 +2,6 @@ package etcd
 
 import (
 	"slices"
-	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -20,10 +19,9 @@ type queue struct {
 	first, last *place
 	places      map[string]*place // by key
 	record      record
-	looked      int64     // revision
-	told        int64     // revision of the last event, or of the look
-	cleared     int64     // revision at which the first became the first, or of the look if it was that already
-	checked     time.Time // when somebody last looked, or was about to
+	looked      int64 // revision
+	told        int64 // revision of the last event, or of the look
+	cleared     int64 // revision at which the first became the first, or of the look if it was that already
 }
 
 // place is a key in the queue.
@@ -34,7 +32,7 @@ type place struct {
 }
 
 func newQueue(dir string, kvs []*mvccpb.KeyValue, r record, revision int64) *queue {
-	q := &queue{places: make(map[string]*place, len(kvs)), record: r, looked: revision, told: revision, cleared: revision, checked: time.Now()}
+	q := &queue{places: make(map[string]*place, len(kvs)), record: r, looked: revision, told: revision, cleared: revision}
 	for _, kv := range kvs {
 		if isContender(dir, kv) {
 			q.add(kv)
@@ -214,18 +212,21 @@ func (f *feed) dropQueue() (left []*waiter) {
 	return left
 }
 
-// checked reports whether another waiter has looked lately at the queue that w relies upon, so that w need not. If it has not, w is to.
-func (w *waiter) checked() bool {
+// isBehind reports whether another waiter of the client is before w in the queue. That one looks now and then whether the watch tells
+// everything, and so w need not.
+func (w *waiter) isBehind() bool {
 	f := w.feed
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
 	if !w.queued || w.stale || w.cleared > 0 {
 		return false
 	}
-	now := time.Now()
-	if now.Sub(f.queue.checked) < backstop/2 {
-		return true
+	for p := f.queue.first; p != nil; p = p.next {
+		for _, other := range f.waiters[p.key] {
+			if other.queued && other.own == p.key && other.created == p.created {
+				return other != w
+			}
+		}
 	}
-	f.queue.checked = now
 	return false
 }

@@ -207,3 +207,35 @@ func TestQueueGrantsOnlyWhatEventsProve(t *testing.T) {
 		}
 	}
 }
+
+// TestFirstOfAClientLooks is about who sees, when nothing has been told for long, whether there was something to tell.
+func TestFirstOfAClientLooks(t *testing.T) {
+	v := newViewed()
+	f, first := v.feed, v.waiter
+	second, late := f.add(), f.add()
+	all := []*mvccpb.KeyValue{key("a/1", 5), key(viewOwn, 10), key("a/2", 11), key("a/second", 12), key("a/3", 13)}
+	f.feeds.mu.Lock()
+	f.adopt(newQueue(viewDir, all, record{}, 13), nil)
+	f.feeds.mu.Unlock()
+	first.narrow(viewOwn, 10, view{revision: 10})
+	second.narrow("a/second", 12, view{revision: 12})
+	late.narrow("a/late", 20, view{revision: 20}) // its place has not been told of
+	expect := func(when string, want map[*waiter]bool) {
+		t.Helper()
+		for w, behind := range want {
+			if got := w.isBehind(); got != behind {
+				t.Errorf("%s: %s is behind another: got %v, want %v", when, w.own, got, behind)
+			}
+		}
+	}
+	expect("three wait", map[*waiter]bool{first: false, second: true, late: true})
+	first.leave()
+	expect("the first has left", map[*waiter]bool{second: false, late: true})
+	second.widen()
+	expect("the second looks", map[*waiter]bool{second: false, late: false})
+	second.leave()
+	expect("the second has left", map[*waiter]bool{late: false})
+	f.tell([]*clientv3.Event{put("a/1", 5, 21, 1)})
+	expect("the queue is not known", map[*waiter]bool{late: false})
+	late.leave()
+}

@@ -49,7 +49,7 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 				continue
 			}
 		case <-timer.C:
-			if h.own == nil && w.checked() {
+			if h.own == nil && w.isBehind() {
 				timer.Reset(h.pause(active))
 				continue
 			}
