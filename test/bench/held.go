@@ -24,7 +24,7 @@ func heldWorkload(which int, name, title, file string, lanes int) *Workload {
 	}
 }
 
-// hold is what a holder is told when all locks are there.
+// hold is what a holder is told when all locks are there, and again when the requests are counted, which those of the releases are not.
 type hold struct{ For time.Duration }
 
 // measureHeld leaves the work to a process of its own, so that its CPU time and memory are those of the row. Alone says that only
@@ -51,6 +51,7 @@ func measureHeld(b *bed, r *Row, n int, alone bool) (Sample, error) {
 	if err != nil {
 		return nil, err
 	}
+	order(b.tb, p, hold{})
 	final, err := listenFor(p, limit) // after the releases
 	if err != nil {
 		return nil, err
@@ -106,6 +107,9 @@ func holder(w *worker) error {
 	}
 	s["client CPU ms"] = millis(cpuTime() - used)
 	w.say(answer{Sample: s})
+	if more, err := w.told(&h); err != nil || !more {
+		return err
+	}
 	k.stop()
 	before, why := countLost(held)
 	lost, err := releaseAll(ctx, held)
