@@ -86,13 +86,13 @@ func makeBed(t *testing.T, size Size, b *Backend) *bed {
 	return d
 }
 
-// warm has the server work for a while.
+// warm has the server work for a while. No client is left, whose session would be kept alive beside those that are measured.
 func (b *bed) warm() error {
 	size := b.size
 	b.size.Slice = size.Warm
 	_, err := measureDistinct(b, free.floor(b.backend), 64)
 	b.size = size
-	return err
+	return errors.Join(err, b.closeClients())
 }
 
 // runRounds does the workloads that have rounds. In each, every row has its turn, beginning with another one each time.

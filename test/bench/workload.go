@@ -110,8 +110,10 @@ func (b *bed) forget(r *Row) {
 	}()
 }
 
-// close closes all clients.
-func (b *bed) close() error {
+// close closes all clients, and the guard.
+func (b *bed) close() error { return errors.Join(b.closeClients(), b.guard.close()) }
+
+func (b *bed) closeClients() error {
 	var errs []error
 	for r, all := range b.open {
 		for _, l := range all {
@@ -120,7 +122,8 @@ func (b *bed) close() error {
 			}
 		}
 	}
-	return errors.Join(append(errs, b.guard.close())...)
+	clear(b.open)
+	return errors.Join(errs...)
 }
 
 // pairOnce takes a lock and gives it back.
