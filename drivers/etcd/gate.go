@@ -21,8 +21,9 @@ type gate struct {
 	line   []chan struct{} // closed when it is one's turn, which counts as inside
 }
 
-// enter waits for a caller's turn to put its key for dir, but not for long. Whoever gets it calls exit when that has been answered. W is nil if the feed of
-// dir is not active. If it is, everything wakes w; blind says that w will be told when the key is the first, whoever is before it.
+// enter waits for a caller's turn to put its key for dir, but not for long. Whoever gets it calls exit when that has been answered. W is
+// nil if the feed of dir is not active. If it is, everything wakes w; blind says that w will be told when the key is the first, whoever
+// is before it.
 func (fs *feeds) enter(ctx context.Context, dir string) (w *waiter, blind bool, err error) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
