@@ -87,8 +87,9 @@ type Verdict struct {
 
 // Judge decides whether a history is legal. The events are those of [History.Events] or [ReadHistory].
 //
-// Everybody who uses the names has to be in the history. Judge compares intervals and does not search for an order that explains the history, so it takes O(n log n) however many outcomes are
-// unknown. It never raises a false alarm: where the history leaves open what happened, it assumes what is legal.
+// Everybody who uses the names has to be in the history. Judge compares intervals and does not search for an order that explains the
+// history, so it takes O(n log n) however many outcomes are unknown. It never raises a false alarm: where the history leaves open what
+// happened, it assumes what is legal.
 func Judge(events []Event, b Bounds) *Verdict {
 	j := newJudge(events, b)
 	j.read()

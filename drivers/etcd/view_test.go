@@ -43,6 +43,23 @@ func (v *viewed) todo() todo {
 	}
 }
 
+// does has the steps happen, and checks what the waiter does then, and with what token.
+func (v *viewed) does(t *testing.T, name string, steps []func(*viewed), want todo, token int64, base uint64) {
+	t.Helper()
+	for _, s := range steps {
+		s(v)
+	}
+	if got := v.todo(); got != want {
+		t.Errorf("%s: got %d, want %d", name, got, want)
+	}
+	if v.hold.token != token || token > 0 && v.hold.record.base != base {
+		t.Errorf("%s: token: got %d and base %d, want %d and %d", name, v.hold.token, v.hold.record.base, token, base)
+	}
+	if v.waiter.leave(); len(v.feed.waiters) > 0 {
+		t.Errorf("%s: left in the feed: %v", name, v.feed.waiters)
+	}
+}
+
 func deleted(key string, revision int64) *clientv3.Event {
 	return &clientv3.Event{Type: mvccpb.DELETE, Kv: &mvccpb.KeyValue{Key: []byte(key), ModRevision: revision}}
 }
@@ -53,6 +70,7 @@ func put(key string, created, revision, lease int64) *clientv3.Event {
 
 func TestWaiterGrantsOnlyWhatEventsProve(t *testing.T) {
 	both := view{revision: 10, before: []string{"a/2", "a/1"}, all: true}
+	const base = 100
 	type step = func(v *viewed)
 	tell := func(events ...*clientv3.Event) step { return func(v *viewed) { v.feed.tell(events) } }
 	narrow := func(w view) step {
@@ -100,19 +118,7 @@ func TestWaiterGrantsOnlyWhatEventsProve(t *testing.T) {
 			narrow(both), func(v *viewed) { v.hold.session, v.hold.own = nil, new(ownLease) }, tell(deleted("a/1", 11), deleted("a/2", 12)),
 		}, toLook, 0},
 	} {
-		v := newViewed()
-		for _, s := range test.steps {
-			s(v)
-		}
-		if got := v.todo(); got != test.want {
-			t.Errorf("%s: got %d, want %d", test.name, got, test.want)
-		}
-		if v.hold.token != test.token {
-			t.Errorf("%s: token: got %d, want %d", test.name, v.hold.token, test.token)
-		}
-		if v.waiter.leave(); len(v.feed.waiters) > 0 {
-			t.Errorf("%s: left in the feed: %v", test.name, v.feed.waiters)
-		}
+		newViewed().does(t, test.name, test.steps, test.want, test.token, 0)
 	}
 }
 
@@ -132,6 +138,7 @@ func key(name string, created int64) *mvccpb.KeyValue {
 }
 
 func TestQueueGrantsOnlyWhatEventsProve(t *testing.T) {
+	const base = 100
 	type step = func(v *viewed)
 	tell := func(events ...*clientv3.Event) step { return func(v *viewed) { v.feed.tell(events) } }
 	narrow := func(w view) step { return func(v *viewed) { v.waiter.narrow(viewOwn, v.hold.revision, w) } }
@@ -140,7 +147,7 @@ func TestQueueGrantsOnlyWhatEventsProve(t *testing.T) {
 		return func(v *viewed) {
 			v.feed.feeds.mu.Lock()
 			defer v.feed.feeds.mu.Unlock()
-			v.feed.adopt(newQueue(viewDir, kvs, record{base: 100}, revision), missed)
+			v.feed.adopt(newQueue(viewDir, kvs, record{base: base}, revision), missed)
 		}
 	}
 	nearest, blind := narrow(view{revision: 10, before: []string{"a/2"}}), narrow(view{revision: 10})
@@ -192,19 +199,7 @@ func TestQueueGrantsOnlyWhatEventsProve(t *testing.T) {
 			tell(deleted("a/2", 14)),
 		}, toTake, 14},
 	} {
-		v := newViewed()
-		for _, s := range test.steps {
-			s(v)
-		}
-		if got := v.todo(); got != test.want {
-			t.Errorf("%s: got %d, want %d", test.name, got, test.want)
-		}
-		if v.hold.token != test.token || test.token > 0 && v.hold.record.base != 100 {
-			t.Errorf("%s: token: got %d and base %d, want %d and 100", test.name, v.hold.token, v.hold.record.base, test.token)
-		}
-		if v.waiter.leave(); len(v.feed.waiters) > 0 {
-			t.Errorf("%s: left in the feed: %v", test.name, v.feed.waiters)
-		}
+		newViewed().does(t, test.name, test.steps, test.want, test.token, base)
 	}
 }
 
