@@ -63,7 +63,7 @@ var stories = []struct {
 		8 b ok dl=50; 9 b rel.call held dl=50; 10 b rel.ok; 11 d ok dl=50; 12 d rel.call held dl=50; 13 d rel.err session`},
 	{RuleOverlap, "but nobody takes a hold over who asked after its Unlock had returned", Bounds{Detect: 20 * ms}, `
 		0 a call client=c; 1 a ok dl=50; 4 x call; 5 x ok dl=50; 6 a rel.call held dl=50; 7 a rel.ok; 8 x rel.call held dl=50;
-		9 x rel.ok; 8 b call client=c; 18 b ok dl=50; 19 b lost removed`, `
+		8 b call client=c; 9 x rel.ok; 18 b ok dl=50; 19 b lost removed`, `
 		0 a call client=c; 1 a ok dl=50; 2 b call client=c; 4 x call; 5 x ok dl=50; 6 a rel.call held dl=50; 7 a rel.ok; 8 x rel.call held dl=50;
 		9 x rel.ok; 18 b ok dl=50; 19 b lost removed`},
 	{RuleOverlap, "or is of another client", Bounds{Detect: 20 * ms}, `
