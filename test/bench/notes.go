@@ -140,7 +140,9 @@ const (
 		"bound requests, 5 % to the values; 40 % of all is allocation and its collection. Tried without gain: to leave the contexts out (2.12 of the floor's, " +
 		"2.08 and 2.32 with them)."
 	zkNodes = "the node of the name is made and removed with that of the holder, so that millions of names leave nothing behind: two changes in each " +
-		"request where the floor has one, which the library encodes by reflection. Both go in one request each."
+		"request where the floor has one. Bare groups of two changes through the same library, in turns with the floor, took 1.33 times its time with " +
+		"64 goroutines, for 200 µs of the server's CPU time in place of 155, and 1.06 with one; they make 67 allocations in place of 27. The driver took " +
+		"1.39 and 1.12 in these turns. To leave the node of the name would cost the server its memory, and hurt the recipes that share it."
 	zkList    = "after the event that the node before it is gone, a waiter lists the queue, since that one may have given up; in the floor nobody gives up."
 	pgConfirm = "after a wait a request confirms that the session lives and takes the token; the floor has neither."
 	noBlock   = "a lock with tokens is not handed over inside the process: each hold needs a token of its own, etcd's are revisions, and a grant " +
