@@ -70,7 +70,6 @@ func put(key string, created, revision, lease int64) *clientv3.Event {
 
 func TestWaiterGrantsOnlyWhatEventsProve(t *testing.T) {
 	both := view{revision: 10, before: []string{"a/2", "a/1"}, all: true}
-	const base = 100
 	type step = func(v *viewed)
 	tell := func(events ...*clientv3.Event) step { return func(v *viewed) { v.feed.tell(events) } }
 	narrow := func(w view) step {
