@@ -101,14 +101,16 @@ func (f *feed) lookForAll(q *queueLook) {
 	d := f.feeds.driver
 	ctx, cancel := d.background(requestFor)
 	defer cancel()
-	all, r, revision, err := d.getQueue(ctx, f.dir, clientv3.WithKeysOnly(),
-		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	q.queue, q.record, q.token, q.err = d.getContenders(ctx, f.dir)
+}
+
+// getContenders asks for all contenders, the first one first, together with the record of the name.
+func (d *Driver) getContenders(ctx context.Context, dir string) (all []*mvccpb.KeyValue, r record, revision int64, err error) {
+	answer, r, revision, err := d.getQueue(ctx, dir, clientv3.WithKeysOnly(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
 	if err != nil {
-		q.err = err
-		return
+		return nil, r, revision, err
 	}
-	q.token, q.record = revision, r
-	q.queue = slices.DeleteFunc(all.Kvs, func(kv *mvccpb.KeyValue) bool { return !isContender(f.dir, kv) })
+	return slices.DeleteFunc(answer.Kvs, func(kv *mvccpb.KeyValue) bool { return !isContender(dir, kv) }), r, revision, nil
 }
 
 // look asks for the contenders before the key. If there is none, the lock is granted, and the revision of the answer is the token:

@@ -31,12 +31,10 @@ type place struct {
 	previous, next *place
 }
 
-func newQueue(dir string, kvs []*mvccpb.KeyValue, r record, revision int64) *queue {
+func newQueue(kvs []*mvccpb.KeyValue, r record, revision int64) *queue {
 	q := &queue{places: make(map[string]*place, len(kvs)), record: r, looked: revision, told: revision, cleared: revision}
 	for _, kv := range kvs {
-		if isContender(dir, kv) {
-			q.add(kv)
-		}
+		q.add(kv)
 	}
 	return q
 }
@@ -116,8 +114,7 @@ func (f *feed) makeQueue(missed *[]*clientv3.Event) {
 	d := f.feeds.driver
 	ctx, cancel := d.background(requestFor)
 	defer cancel()
-	all, r, revision, err := d.getQueue(ctx, f.dir, clientv3.WithKeysOnly(),
-		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	all, r, revision, err := d.getContenders(ctx, f.dir)
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
 	if f.missed != missed {
@@ -125,7 +122,7 @@ func (f *feed) makeQueue(missed *[]*clientv3.Event) {
 	}
 	f.missed = nil
 	if err == nil && !r.sealed {
-		f.adopt(newQueue(f.dir, all.Kvs, r, revision), *missed)
+		f.adopt(newQueue(all, r, revision), *missed)
 	}
 }
 

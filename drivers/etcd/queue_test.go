@@ -62,16 +62,7 @@ func TestCrowdThatComesAtOnce(t *testing.T) {
 	d := openURL(t, "etcd://%s", s.Addr)
 	l := acquire(t, d, request("a"))
 	var work sync.WaitGroup
-	for range n {
-		work.Go(func() {
-			l, err := d.Acquire(guard(t), request("a"))
-			if err != nil {
-				t.Errorf("Acquire: %v", err)
-				return
-			}
-			release(t, l)
-		})
-	}
+	work.Go(func() { drivertest.Crowd(n, 1, func(int) { release(t, acquire(t, d, request("a"))) }) })
 	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == n+1 }, "all have their keys")
 	release(t, l)
 	work.Wait()
@@ -133,24 +124,7 @@ func TestLongQueueWhoseLeaseEnds(t *testing.T) {
 		}
 	}
 	release(t, l)
-	for _, w := range waiters { // in any order
-		defer w.Cancel()
-	}
-	got := make(chan driver.Lease)
-	for _, w := range waiters {
-		go func() { // ends with the test at the latest
-			l, err := w.End(t)
-			if err != nil {
-				t.Errorf("Acquire: %v", err)
-			}
-			got <- l
-		}()
-	}
-	for range waiters {
-		if l := <-got; l != nil {
-			release(t, l)
-		}
-	}
+	drivertest.Crowd(len(waiters), 1, func(i int) { release(t, waiters[i].Granted(t)) }) // in any order
 }
 
 // TestCrowdThatIsCutOff has more callers ask for a name than may do so at a time, of a server that does not answer: none waits for longer
@@ -164,15 +138,11 @@ func TestCrowdThatIsCutOff(t *testing.T) {
 	proxy.Freeze(testenv.Both)
 	ctx, cancel := context.WithTimeout(guard(t), 300*time.Millisecond)
 	defer cancel()
-	var work sync.WaitGroup
-	for range 50 {
-		work.Go(func() {
-			if _, err := d.Acquire(ctx, request("a")); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("Acquire: got %v, want %v", err, context.DeadlineExceeded)
-			}
-		})
-	}
-	work.Wait()
+	drivertest.Crowd(50, 1, func(int) {
+		if _, err := d.Acquire(ctx, request("a")); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Acquire: got %v, want %v", err, context.DeadlineExceeded)
+		}
+	})
 	proxy.Heal()
 	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 0 }, "what was put is gone")
 	release(t, acquire(t, d, request("a")))

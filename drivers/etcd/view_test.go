@@ -43,8 +43,13 @@ func (v *viewed) todo() todo {
 	}
 }
 
+// step is something that happens.
+type step = func(v *viewed)
+
+func tell(events ...*clientv3.Event) step { return func(v *viewed) { v.feed.tell(events) } }
+
 // does has the steps happen, and checks what the waiter does then, and with what token.
-func (v *viewed) does(t *testing.T, name string, steps []func(*viewed), want todo, token int64, base uint64) {
+func (v *viewed) does(t *testing.T, name string, steps []step, want todo, token int64, base uint64) {
 	t.Helper()
 	for _, s := range steps {
 		s(v)
@@ -70,8 +75,6 @@ func put(key string, created, revision, lease int64) *clientv3.Event {
 
 func TestWaiterGrantsOnlyWhatEventsProve(t *testing.T) {
 	both := view{revision: 10, before: []string{"a/2", "a/1"}, all: true}
-	type step = func(v *viewed)
-	tell := func(events ...*clientv3.Event) step { return func(v *viewed) { v.feed.tell(events) } }
 	narrow := func(w view) step {
 		return func(v *viewed) {
 			w.before = append([]string(nil), w.before...)
@@ -138,15 +141,13 @@ func key(name string, created int64) *mvccpb.KeyValue {
 
 func TestQueueGrantsOnlyWhatEventsProve(t *testing.T) {
 	const base = 100
-	type step = func(v *viewed)
-	tell := func(events ...*clientv3.Event) step { return func(v *viewed) { v.feed.tell(events) } }
 	narrow := func(w view) step { return func(v *viewed) { v.waiter.narrow(viewOwn, v.hold.revision, w) } }
 	// Adopt has the queue known by a look, since which the events have come.
 	adopt := func(revision int64, kvs []*mvccpb.KeyValue, missed ...*clientv3.Event) step {
 		return func(v *viewed) {
 			v.feed.feeds.mu.Lock()
 			defer v.feed.feeds.mu.Unlock()
-			v.feed.adopt(newQueue(viewDir, kvs, record{base: base}, revision), missed)
+			v.feed.adopt(newQueue(kvs, record{base: base}, revision), missed)
 		}
 	}
 	nearest, blind := narrow(view{revision: 10, before: []string{"a/2"}}), narrow(view{revision: 10})
@@ -209,7 +210,7 @@ func TestFirstOfAClientLooks(t *testing.T) {
 	second, late := f.add(), f.add()
 	all := []*mvccpb.KeyValue{key("a/1", 5), key(viewOwn, 10), key("a/2", 11), key("a/second", 12), key("a/3", 13)}
 	f.feeds.mu.Lock()
-	f.adopt(newQueue(viewDir, all, record{}, 13), nil)
+	f.adopt(newQueue(all, record{}, 13), nil)
 	f.feeds.mu.Unlock()
 	first.narrow(viewOwn, 10, view{revision: 10})
 	second.narrow("a/second", 12, view{revision: 12})
