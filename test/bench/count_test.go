@@ -2,7 +2,10 @@ package bench
 
 import (
 	"context"
+	"fmt"
 	"testing"
+
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 // TestCountSeesEachRequest has the floor lock a free name ten times, which is one request to take it and one to give it back.
@@ -19,20 +22,19 @@ func TestCountSeesEachRequest(t *testing.T) {
 			if err := pairOnce(t.Context(), l, "count"); err != nil {
 				t.Fatal(err)
 			}
-			got := servers.Count(t, func() {
-				for range pairs {
-					if err := pairOnce(context.Background(), l, "count"); err != nil {
-						t.Error(err)
+			// A session may be kept alive meanwhile, and a node may be asked when the majority has answered already. Where that is late
+			// for several pairs, their requests are missed in one row, and counted in the next.
+			want := int64(2 * pairs * len(servers.Addrs))
+			testenv.Eventually(t, func() bool {
+				got := servers.Count(t, func() {
+					for range pairs {
+						if err := pairOnce(context.Background(), l, "count"); err != nil {
+							t.Error(err)
+						}
 					}
-				}
-			})
-			// A session may be kept alive meanwhile, and those nodes may be asked late, and not counted, that are no part of the majority,
-			// as those of the pair before may be counted.
-			nodes := int64(len(servers.Addrs))
-			least, most := 2*pairs*(nodes/2+1)-1, 2*pairs*nodes+2*nodes
-			if got < least || got > most {
-				t.Errorf("got %d requests, want %d to %d", got, least, most)
-			}
+				})
+				return got >= want-int64(len(servers.Addrs)) && got <= want+2
+			}, fmt.Sprintf("a row of pairs is counted as %d requests", want))
 		})
 	}
 }
