@@ -4,6 +4,10 @@ GO ?= go
 # What the tests run on, and extra flags for them: make test PKG=./drivers/redisson TESTFLAGS='-run Cancel -v'
 PKG ?= ./...
 TESTFLAGS ?=
+# The version of Redisson, where one is wanted: make interop REDISSON=4.2.0
+export REDISSON
+# How many tests of `make interop` run side by side. They mostly wait.
+INTEROP_TESTS ?= 8
 # How often `make flaky-long` runs each test.
 COUNT ?= 20
 # How many backends `make stress` tests side by side. They mostly wait.
@@ -66,7 +70,7 @@ fuzz: ## look for names, URLs and answers of servers that break something: FUZZT
 		done; done
 
 interop: servers ## prove drivers/redisson against Java's Redisson (needs a JDK 17 and Maven)
-	cd test/interop && $(GO) test -p 1 -timeout 10m $(TESTFLAGS) ./...
+	cd test/interop && $(GO) test -p 1 -timeout 10m -parallel $(INTEROP_TESTS) $(TESTFLAGS) ./...
 
 interop-soak: servers ## the part of interop with faults, for five minutes
 	cd test/interop && $(GO) test -timeout 10m -run TestSoak -v $(TESTFLAGS) . -soak 5m
@@ -75,7 +79,7 @@ stress: servers ## let servers, networks, clocks and processes fail under load: 
 	cd test/stress && $(GO) vet ./... && $(GO) test $$($(GO) run ./overlay $(STRESS_BUILD)) -timeout 30m -parallel $(STRESS_BEDS) $(TESTFLAGS) . -minfaults 400 -minoperations 200000
 
 stress-long: servers ## the same with at least 2,000 faults, and write docs/stress.md
-	cd test/stress && $(GO) test $$($(GO) run ./overlay $(STRESS_BUILD)) -timeout 3h -parallel $(STRESS_BEDS) -run TestStress $(TESTFLAGS) . -injections 18 \
+	cd test/stress && $(GO) test $$($(GO) run ./overlay $(STRESS_BUILD)) -timeout 3h -parallel $(STRESS_BEDS) -run TestStress $(TESTFLAGS) . -long -injections 18 \
 		-minfaults 2000 -minoperations 1000000 -table $(CURDIR)/docs/stress.md
 
 demo-java: servers ## the coupon shop with buyers in Java and in Go (needs a JDK 17 and Maven)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
@@ -86,6 +87,99 @@ func TestCloseWaitsNoLongerThanItsContext(t *testing.T) {
 			t.Errorf("Close returned after %v, want 1 s", got)
 		}
 	})
+}
+
+func TestCloseWithAContextThatIsOverFreesWhatIsHeld(t *testing.T) {
+	type key struct{}
+	for _, o := range orders {
+		synctest.Test(t, func(t *testing.T) {
+			s := memory.NewServer(&memory.Options{Order: o})
+			other := newClient(t, s.NewDriver(), nil)
+			canceled, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "value"))
+			cancel()
+			late, cancelLate := context.WithTimeout(t.Context(), 0)
+			defer cancelLate()
+			for _, ctx := range []context.Context{canceled, late} {
+				d := &spied{Driver: s.NewDriver()}
+				c, err := dsync.New(d, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				mustLock(t, c, "x")
+				if err := c.Close(ctx); err != nil {
+					t.Errorf("Close: %v", err)
+				}
+				if got, want := d.closedWith.Value(key{}), ctx.Value(key{}); got != want {
+					t.Errorf("the driver's Close saw the value %v of the context, want %v", got, want)
+				}
+				l, err := other.TryLock(t.Context(), "x")
+				if err != nil {
+					t.Fatalf("TryLock of another client after Close: %v", err)
+				}
+				if err := l.Unlock(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+// spied is a driver that keeps the context of its Close.
+type spied struct {
+	driver.Driver
+	closedWith context.Context
+}
+
+func (d *spied) Close(ctx context.Context) error {
+	d.closedWith = ctx
+	return d.Driver.Close(ctx)
+}
+
+func TestCloseOfABackendThatHangsIsBounded(t *testing.T) {
+	for _, tt := range []struct {
+		what string
+		ctx  func(context.Context) (context.Context, context.CancelFunc)
+		want time.Duration
+	}{
+		{"no deadline", context.WithCancel, 5 * time.Second},
+		{"canceled", func(ctx context.Context) (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(ctx)
+			cancel()
+			return ctx, cancel
+		}, 5 * time.Second},
+		{"canceled, deadline to come", func(ctx context.Context) (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+			cancel()
+			return ctx, cancel
+		}, 3 * time.Second},
+		{"deadline passed", func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithTimeout(ctx, 0)
+		}, 5 * time.Second},
+		{"later deadline", func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithTimeout(ctx, 20*time.Second)
+		}, 20 * time.Second},
+	} {
+		t.Run(tt.what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := memory.NewServer(nil).NewDriver()
+				c, err := dsync.New(d, &dsync.Options{TTL: time.Minute})
+				if err != nil {
+					t.Fatal(err)
+				}
+				mustLock(t, c, "x")
+				d.Inject(memory.Fault{Kind: memory.Hang})
+				ctx, cancel := tt.ctx(t.Context())
+				defer cancel()
+				start := time.Now()
+				if err := c.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("Close: %v, want the deadline", err)
+				}
+				if got := time.Since(start); got != tt.want {
+					t.Errorf("Close returned after %v, want %v", got, tt.want)
+				}
+			})
+		})
+	}
 }
 
 // closing is a driver whose Close does not come to an end before its context does.

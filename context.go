@@ -63,6 +63,15 @@ func (c *releaseContext) AfterFunc(f func()) (stop func() bool) {
 	return time.AfterFunc(time.Until(c.limit.at), f).Stop
 }
 
+// leaving returns the context of Close: that of the caller without its cancellation, and with a bound where it has none to come.
+func leaving(ctx context.Context) (context.Context, context.CancelFunc) {
+	end, ok := ctx.Deadline()
+	if now := time.Now(); !ok || !end.After(now) {
+		end = now.Add(maxReleaseWait)
+	}
+	return context.WithDeadline(context.WithoutCancel(ctx), end)
+}
+
 // limit is when releases are over. Its timer is made only when somebody asks for done, which a driver that pipelines its requests may
 // never do, and releases that begin at about the same time share one: a timer of its own would be the larger part of what a release
 // costs in the process.

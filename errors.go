@@ -10,8 +10,10 @@ import (
 
 // The errors to match with errors.Is. What a backend does not offer is errors.ErrUnsupported.
 var (
-	// ErrLocked: another owner holds the name. A wait that ended with its context while another held the lock matches both
-	// ErrLocked and the context's error; a fault of the backend never matches ErrLocked.
+	// ErrLocked: another owner holds the name. A wait that ended with its context matches both ErrLocked and the context's error if
+	// another held the lock by the last answer of the backend, whatever became of later requests; if these got no answer it also
+	// matches ErrUnavailable or ErrUnknown, and no longer ErrLocked once the answer is older than the TTL. A fault of the backend
+	// alone never matches ErrLocked.
 	ErrLocked = driver.ErrLocked
 
 	// ErrNotHeld: the lease is over, so there was nothing to do.
@@ -33,6 +35,9 @@ var (
 	// ErrClosed: the Client is closed.
 	ErrClosed = driver.ErrClosed
 )
+
+// errNested is the answer to TryLock where Lock returns ErrDeadlock.
+var errNested = fmt.Errorf("%w: the context's own lease holds the name", ErrLocked)
 
 // opError says what was being done to which lock.
 type opError struct {
@@ -57,7 +62,7 @@ const (
 	lossExpired     lossCause = iota + 1 // its time ran out
 	lossRemoved                          // somebody removed it from the backend, or the backend lost it
 	lossSession                          // the session that carried it ended
-	lossUnreachable                      // its time ran out while renewals failed
+	lossUnreachable                      // its time ran out, or its session ended, while the backend was out of reach
 )
 
 func (c lossCause) String() string {
@@ -78,6 +83,7 @@ func (c lossCause) String() string {
 type lostError struct {
 	cause lossCause
 	err   error // what the backend or the last renewal said; may be nil
+	asked bool  // by ExpireAfter
 }
 
 func (e *lostError) Error() string {
@@ -86,6 +92,8 @@ func (e *lostError) Error() string {
 		return "lock lost"
 	case e.err == nil:
 		return "lock lost: " + e.cause.String()
+	case e.cause == lossSession:
+		return "lock lost: " + e.err.Error() // which begins with the cause
 	}
 	return fmt.Sprintf("lock lost: %v: %v", e.cause, e.err)
 }
@@ -98,7 +106,18 @@ func lossFrom(err error) *lostError {
 	if errors.Is(err, driver.ErrSessionEnded) {
 		return &lostError{cause: lossSession, err: err}
 	}
+	if err == driver.ErrNotHeld { // of a renewal
+		err = driver.ErrRemoved
+	}
 	return &lostError{cause: lossRemoved, err: err}
+}
+
+// unreachable is a loss while requests failed with err.
+func unreachable(err error) *lostError {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		err = ErrUnavailable // the bound of a request is no error of the user's contexts
+	}
+	return &lostError{cause: lossUnreachable, err: err}
 }
 
 // endedError is the state of a lease that ended in good order.
@@ -118,16 +137,20 @@ var (
 
 // waitError is a wait that ended with its context.
 type waitError struct {
-	ctx    error // ctx.Err()
-	cause  error // context.Cause, if it is another error
-	last   error // what the backend said last; may be nil
-	locked bool  // the last that was known is that another owner held the lock
+	ctx     error // ctx.Err()
+	cause   error // context.Cause, if it is another error
+	answer  error // to the request that the context cut off; may be nil
+	trouble error // why requests before got no answer; may be nil
+	locked  bool  // the last that was known is that another owner held the lock
 }
 
-func newWaitError(ctx context.Context, last error, locked bool) error {
-	e := &waitError{ctx: ctx.Err(), last: last, locked: locked || errors.Is(last, ErrLocked)}
+func newWaitError(ctx context.Context, answer, trouble error, locked bool) error {
+	e := &waitError{ctx: ctx.Err(), answer: answer, trouble: trouble, locked: locked || errors.Is(answer, ErrLocked)}
 	if cause := context.Cause(ctx); cause != e.ctx {
 		e.cause = cause
+	}
+	if trouble == nil && answer != nil && !errors.Is(answer, e.ctx) {
+		e.answer, e.trouble = nil, answer
 	}
 	return e
 }
@@ -137,24 +160,35 @@ func (e *waitError) Error() string {
 	if e.cause != nil {
 		text = fmt.Sprintf("%s (%v)", text, e.cause)
 	}
-	switch {
-	case e.last != nil && !errors.Is(e.last, e.ctx):
-		text = fmt.Sprintf("%s; before that: %v", text, e.last)
-	case errors.Is(e.last, ErrUnknown):
-		text += "; outcome unknown"
-	case e.locked:
+	if e.locked {
 		text += " while it was locked by another owner"
+	}
+	if errors.Is(e.answer, ErrUnknown) {
+		text += "; outcome unknown"
+	}
+	if e.trouble != nil && e.trouble != ErrLocked {
+		text = fmt.Sprintf("%s; before that: %v", text, e.trouble)
 	}
 	return text
 }
 
+// reason returns what the backend said last, or else the error of the context, without the cause of that.
+func (e *waitError) reason() error {
+	switch {
+	case e.trouble != nil:
+		return e.trouble
+	case e.answer != nil:
+		return e.answer
+	}
+	return e.ctx
+}
+
 func (e *waitError) Unwrap() []error {
 	errs := []error{e.ctx}
-	if e.cause != nil {
-		errs = append(errs, e.cause)
-	}
-	if e.last != nil {
-		errs = append(errs, e.last)
+	for _, err := range []error{e.cause, e.answer, e.trouble} {
+		if err != nil {
+			errs = append(errs, err)
+		}
 	}
 	if e.locked {
 		errs = append(errs, ErrLocked)

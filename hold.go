@@ -15,7 +15,7 @@ const (
 	maxHandOverFor = 100 * time.Millisecond
 )
 
-// maxReleaseWait bounds the wait for the answer to a release.
+// maxReleaseWait bounds the wait for the answer to a release, and that of Close, where its context has no bound.
 const maxReleaseWait = 5 * time.Second
 
 type holdState uint8
@@ -44,13 +44,14 @@ type hold struct {
 	ownedBy   *Owner        // who has the views, and may re-enter; nil: nobody may
 	ob        *observation  // of the call that asks for it, and then of its owner's first; nil if there is none
 	ttl       time.Duration // as granted or last extended
-	granted   moment        // by the backend
+	granted   moment        // by the backend; of a fixed one, or when it was extended
 	token     uint64        // of the current owner
 	fault     error         // while it is pending: the driver lost it; then: the last renewal failed
 	settled   chan struct{} // closed when the release has returned; nil if nobody waits for it
 	tokens    int32         // how many more came with the grant
 	handOvers int32
 	state     holdState
+	waits     bool // it was refused, and waits at the backend
 	renewing  bool // in a batch of renewals
 	counted   bool // in lock.uses
 }
@@ -59,10 +60,18 @@ type hold struct {
 func (h *hold) Waiting() {
 	k := h.lock
 	k.mu.Lock()
-	k.refused = true
+	k.answers.wait(h, k.client.now())
 	ob, holder := h.ob, k.holder()
 	k.mu.Unlock()
+	k.client.reach.answered()
 	ob.waits(k, holder)
+}
+
+// waited reports whether the request was refused, and waits or has waited.
+func (h *hold) waited() bool {
+	h.lock.mu.Lock()
+	defer h.lock.mu.Unlock()
+	return h.waits
 }
 
 // Tokens implements driver.Events.
@@ -85,15 +94,41 @@ func (h *hold) Lost(cause error) {
 	case holdPending:
 		h.fault = cause
 	case holdLive, holdLapsed:
-		h.lose(lossFrom(cause), true)
+		h.lose(h.lossFrom(cause), true)
 	}
 }
 
-// deadline returns the local end of the hold: the margin covers a clock that runs at a slightly different rate than the backend's,
-// and the time between looking at the clock and acting on it. It is called with lock.mu held.
-func (h *hold) deadline() moment { return h.expires() - h.ttl/100 - 5*time.Millisecond }
+// deadline returns the local end of the hold: the margin covers a clock that runs at a slightly different rate than the backend's
+// from the request with which the end was counted, and the time between looking at the clock and acting on it. It is called with
+// lock.mu held.
+func (h *hold) deadline() moment {
+	end, ttl := h.ends()
+	return end - ttl/100 - 5*time.Millisecond
+}
 
-func (h *hold) expires() moment { return h.lease.Expires().Sub(h.lock.client.start) }
+// expires returns when the hold ends at the backend, as far as that is known here. It is called with lock.mu held.
+func (h *hold) expires() moment {
+	end, _ := h.ends()
+	return end
+}
+
+// ends returns expires, and the TTL with which that was counted: that of the session, if it ends first, or the hold's own. What the
+// clock has missed since then is taken off. It is called with lock.mu held.
+func (h *hold) ends() (end moment, ttl time.Duration) {
+	clock := h.lock.client.clock
+	ttl = h.ttl
+	s, carried := h.lease.(driver.SessionLease)
+	if !carried {
+		end = h.lease.Expires().Sub(clock.start)
+		return end - clock.missed(end-ttl), ttl
+	}
+	session, itsTTL := s.Session() // before Expires, which may move with it
+	end = h.lease.Expires().Sub(clock.start)
+	if at := session.Sub(clock.start); !session.IsZero() && at <= end {
+		end, ttl = at, itsTTL
+	}
+	return end - clock.missed(end-ttl), ttl
+}
 
 // addView makes a lease of the hold. It is called with lock.mu held.
 func (h *hold) addView(r request) *Lease {
@@ -161,13 +196,45 @@ func (h *hold) uncount() {
 // expire ends a hold whose local deadline has passed. It is called with lock.mu held.
 func (h *hold) expire() {
 	loss := &lostError{cause: lossExpired}
-	if h.fault != nil {
-		loss.cause, loss.err = lossUnreachable, h.fault
-		if errors.Is(loss.err, context.DeadlineExceeded) || errors.Is(loss.err, context.Canceled) {
-			loss.err = ErrUnavailable // the bound of a renewal is no error of the user's contexts
+	switch {
+	case h.fault != nil:
+		loss = unreachable(h.fault)
+	case h.inFull():
+		loss.asked = true
+		for l := h.views; l != nil; l = l.next {
+			loss.asked = loss.asked && l.fixed
+		}
+	case h.lock.client.info.KeepsAlive:
+		if err := h.outOfReach(); err != nil {
+			loss = unreachable(err)
 		}
 	}
 	h.lose(loss, false)
+}
+
+// inFull reports whether a hold whose time is over is fixed and has lasted as asked: no session ended it early, as far as the time
+// between request and grant lets that be told. It is called with lock.mu held.
+func (h *hold) inFull() bool {
+	return h.req.Fixed && (!h.lock.client.info.KeepsAlive || h.expires() >= h.granted+h.ttl*3/4)
+}
+
+// lossFrom is what the driver gave as the cause of the loss: a session that ended while it could not be reached is not to blame.
+func (h *hold) lossFrom(cause error) *lostError {
+	loss := lossFrom(cause)
+	if loss.cause == lossSession {
+		if err := h.outOfReach(); err != nil {
+			return unreachable(err)
+		}
+		h.lock.client.reach.sessionEnded(h.lock.name)
+	}
+	return loss
+}
+
+// outOfReach returns the error of a request that failed after the last one that has kept the session of the hold alive, if any did.
+// It is called with lock.mu held.
+func (h *hold) outOfReach() error {
+	end, ttl := h.ends()
+	return h.lock.client.reach.failedSince(end - ttl)
 }
 
 // lose ends the hold and all its views at once, and lets the next waiter ask. Unless the hold is gone from the backend, or the driver
@@ -199,7 +266,7 @@ func (h *hold) lose(loss *lostError, gone bool) {
 // extended is called with lock.mu held after a fixed hold was extended to d.
 func (h *hold) extended(d time.Duration) {
 	if h.state == holdLive {
-		h.ttl = d
+		h.ttl, h.granted = d, h.lock.client.now()
 		h.lock.client.watchdog.endAt(&h.alarm, h.deadline())
 	}
 }
@@ -209,6 +276,7 @@ func (h *hold) release(ctx context.Context, wait time.Duration) error {
 	h.releasing = releaseContext{parent: ctx, limit: h.lock.client.limitIn(wait)}
 	err := h.lease.Release(&h.releasing)
 	h.releasing.limit.drop()
+	h.lock.client.reach.released(h, wait, err)
 	h.released(err)
 	switch {
 	case err == nil:

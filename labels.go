@@ -7,13 +7,12 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// label is what tells the points of a metric apart, beside the driver. Only the losses have fixed.
+// label is what tells the points of a metric apart, beside the driver.
 type label struct {
 	class     string
 	key       attribute.Key
 	value     string
 	errorType string
-	fixed     bool
 }
 
 // labels are a label in the forms that the instruments take.
@@ -25,13 +24,15 @@ type labels struct {
 // labelCache spares the building of the labels, which are few.
 type labelCache struct {
 	driver string
+	met    func(class string) // is called for each class once, without locks
 
-	mu    sync.RWMutex
-	known map[label]*labels
+	mu      sync.RWMutex
+	known   map[label]*labels
+	classes map[string]bool
 }
 
 // maxLabels bounds the cache against an Options.Class that maps to very many.
-const maxLabels = 1024
+const maxLabels = 4096
 
 func (ob *observation) label(key attribute.Key, value, errorType string) *labels {
 	return ob.telemetry.labels.get(label{class: ob.class, key: key, value: value, errorType: errorType})
@@ -54,18 +55,26 @@ func (c *labelCache) get(l label) *labels {
 	if l.errorType != "" {
 		attributes = append(attributes, keyErrorType.String(l.errorType))
 	}
-	if l.key == keyCause {
-		attributes = append(attributes, keyFixed.Bool(l.fixed))
-	}
 	o := metric.WithAttributeSet(attribute.NewSet(attributes...))
 	made := &labels{[]metric.AddOption{o}, []metric.RecordOption{o}}
+	if c.keep(l, made) {
+		c.met(l.class)
+	}
+	return made
+}
+
+// keep caches the labels, and reports whether their class is new.
+func (c *labelCache) keep(l label, made *labels) (first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.known == nil {
-		c.known = map[label]*labels{}
+		c.known, c.classes = map[label]*labels{}, map[string]bool{}
 	}
-	if len(c.known) < maxLabels {
-		c.known[l] = made
+	if len(c.known) >= maxLabels {
+		return false
 	}
-	return made
+	c.known[l] = made
+	first = !c.classes[l.class]
+	c.classes[l.class] = true
+	return first
 }

@@ -3,6 +3,7 @@ package dsync
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 )
@@ -35,13 +36,15 @@ func (l *Lease) Owner() string { return l.owner }
 // resource refuse a token that is smaller than one it has seen: that is the only protection of a write that is late.
 func (l *Lease) Token() uint64 { return l.token }
 
-// Deadline returns the local time until which the lock is surely held unless it is renewed: 1 % of the TTL and 5 ms before the
-// backend may grant it to somebody else.
+// Deadline returns the local time until which the lock is surely held unless it is renewed. The backend may grant it to somebody else
+// 5 ms and 1 % of a TTL later: that of the lease, or that of the session which carries the lease on the backend, if the session is what
+// may end first.
 func (l *Lease) Deadline() time.Time {
 	k := l.hold.lock
+	k.client.now() // which sees whether the machine has slept
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.client.start.Add(l.deadline())
+	return k.client.clock.start.Add(l.deadline())
 }
 
 // deadline is called with lock.mu held.
@@ -131,7 +134,7 @@ func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 	h := l.hold
 	k := h.lock
 	if !l.fixed {
-		return errors.Join(errors.New("the lease is renewed by itself"), errors.ErrUnsupported)
+		return fmt.Errorf("the lease is renewed by itself: %w", errors.ErrUnsupported)
 	}
 	if err := k.client.checkTTL(d); err != nil {
 		return err
@@ -154,6 +157,7 @@ func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 	k.mu.Unlock()
 
 	err := h.lease.Renew(ctx, d)
+	k.client.reach.extended(ctx, h, err)
 
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -216,8 +220,9 @@ func (l *Lease) unlock(ctx context.Context) error {
 		ob.endHold(ctx, endUnlocked)
 		return nil
 	}
+	left := h.expires() - now
 	k.mu.Unlock()
-	err := h.release(ctx, min(h.expires()-now, maxReleaseWait))
+	err := h.release(ctx, min(left, maxReleaseWait))
 	if ob != nil || err != nil {
 		k.client.telemetry.released(ctx, l, ob, err)
 	}
@@ -226,7 +231,7 @@ func (l *Lease) unlock(ctx context.Context) error {
 
 // endItself ends a re-entry whose own time is over, and with it the hold if that was the last. It is called with lock.mu held.
 func (l *Lease) endItself(now moment) {
-	why := &lostError{cause: lossExpired}
+	why := &lostError{cause: lossExpired, asked: true}
 	l.finish(&opError{"lease", l.Name(), why})
 	l.hold.lock.client.telemetry.lost(l, why)
 	if l.hold.leave(now) {

@@ -3,6 +3,7 @@ package dsync_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -294,4 +295,39 @@ func TestUnlockAndLossAtTheSameTime(t *testing.T) {
 		<-ctx.Done()
 		cancel()
 	}
+}
+
+func TestDoTellsALossOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := memory.NewServer(nil).NewDriver()
+		c := newClient(t, d, nil)
+		err := dsync.Do(t.Context(), c, "x", func(ctx context.Context) error {
+			if err := d.ForceUnlock(ctx, "x"); err != nil {
+				return err
+			}
+			<-ctx.Done()
+			return fmt.Errorf("working: %w", context.Cause(ctx))
+		})
+		if want := `working: dsync: lease "x": lock lost: removed: hold was removed`; err == nil || err.Error() != want || !errors.Is(err, dsync.ErrLost) {
+			t.Errorf("Do: %v, want %q", err, want)
+		}
+	})
+}
+
+func TestTextsOfRefusals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newClient(t, memory.NewServer(nil).NewDriver(), nil)
+		l := mustLock(t, c, "x")
+		ctx, cancel := l.Context(t.Context())
+		defer cancel()
+		_, nested := c.TryLock(ctx, "x")
+		for want, err := range map[string]error{
+			`dsync: extend "x": the lease is renewed by itself: unsupported operation`:         l.Extend(ctx, time.Minute),
+			`dsync: lock "x": locked by another owner: the context's own lease holds the name`: nested,
+		} {
+			if err == nil || err.Error() != want {
+				t.Errorf("got %q, want %q", err, want)
+			}
+		}
+	})
 }

@@ -43,7 +43,7 @@ type lock struct {
 	contending int       // calls of Lock that ask the backend
 	trying     int       // calls of TryLock that do
 	asking     []*waiter // the contenders that have an Owner
-	refused    bool      // the backend's last answer to the contender was that another holds the lock
+	answers    answers   // of the backend
 	yieldUntil moment    // do not ask before: it is the turn of other clients
 }
 
@@ -91,10 +91,11 @@ func (k *lock) tryLock(ctx context.Context, r request) (*Lease, error) {
 		k.mu.Unlock()
 
 		h := k.client.newHold(k, r, true)
-		granted, err := k.client.driver.Acquire(ctx, &h.req)
+		granted, err := k.request(ctx, h)
 
 		k.mu.Lock()
 		k.trying--
+		k.answers.returned(h, k.client.now(), err, ctx.Err() != nil)
 		var l *Lease
 		if err == nil {
 			l, err = k.grant(h, granted, r)
@@ -166,9 +167,7 @@ func (k *lock) contend(w *waiter) {
 
 // retire is the opposite of contend. It is called with mu held.
 func (k *lock) retire(w *waiter) {
-	if k.contending--; k.contending == 0 {
-		k.refused = false
-	}
+	k.contending--
 	if i := slices.Index(k.asking, w); i >= 0 {
 		k.asking = slices.Delete(k.asking, i, i+1)
 	}
@@ -211,7 +210,7 @@ func (k *lock) await(ctx context.Context, w *waiter) (*Lease, error) {
 		return w.lease, nil
 	}
 	if err != ErrClosed {
-		err = newWaitError(ctx, nil, k.live(k.client.now()) != nil || k.contending > 0 && k.refused)
+		err = k.waitErrorNow(ctx, nil)
 	}
 	k.queue.remove(w)
 	if w.called {
@@ -234,20 +233,22 @@ func (k *lock) ask(ctx context.Context, r request, w *waiter) (*Lease, error) {
 				return l, nil
 			}
 			if err == nil && retry > firstRetry { // again: a session that is about to end, or a slow backend
-				err = k.pause(ctx, w, retry/2+rand.N(retry), nil)
+				r.ob.waits(nil, nil)
+				err = k.pause(ctx, w, retry/2+rand.N(retry))
 			}
 			retry = min(2*retry, lastRetry)
 			continue
 		}
 		k.mu.Lock()
-		k.refused = false
+		k.answers.returned(h, k.client.now(), answer, ctx.Err() != nil)
 		k.mu.Unlock()
 		switch {
 		case k.served(w):
 		case ctx.Err() != nil:
-			err = newWaitError(ctx, answer, false)
+			err = k.waitError(ctx, answer)
 		case errors.Is(answer, driver.ErrUnavailable), errors.Is(answer, driver.ErrUnknown):
-			err = k.pause(ctx, w, retry/2+rand.N(retry), answer)
+			r.ob.retries(answer)
+			err = k.pause(ctx, w, retry/2+rand.N(retry))
 			retry = min(2*retry, lastRetry)
 		default:
 			err = answer
@@ -276,7 +277,7 @@ func (k *lock) served(w *waiter) bool {
 // acquire is the driver's Acquire. For a call of an Owner it ends also when another call of the owner was granted.
 func (k *lock) acquire(ctx context.Context, h *hold, w *waiter) (driver.Lease, error) {
 	if w == nil || w.request.owner == nil {
-		return k.client.driver.Acquire(ctx, &h.req)
+		return k.request(ctx, h)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -286,13 +287,22 @@ func (k *lock) acquire(ctx context.Context, h *hold, w *waiter) (driver.Lease, e
 	}
 	w.cancel = cancel
 	k.mu.Unlock()
-	return k.client.driver.Acquire(ctx, &h.req)
+	return k.request(ctx, h)
+}
+
+// request is the driver's Acquire, of which reach is told.
+func (k *lock) request(ctx context.Context, h *hold) (driver.Lease, error) {
+	began := k.client.now()
+	granted, err := k.client.driver.Acquire(ctx, &h.req)
+	k.client.reach.acquired(ctx, h, began, err)
+	return granted, err
 }
 
 // granted takes what the driver granted to a contender. Both results are nil if that is of no use, and the contender goes on.
 func (k *lock) granted(h *hold, granted driver.Lease, r request, w *waiter) (*Lease, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.answers.returned(h, k.client.now(), nil, false)
 	if w != nil && w.lease != nil {
 		h.lease = granted
 		k.client.releaser.add(h)
@@ -330,7 +340,7 @@ func (k *lock) settle(ctx context.Context, r request, w *waiter) error {
 		case <-timer.C:
 			return nil
 		case <-ctx.Done():
-			return newWaitError(ctx, nil, false)
+			return k.waitError(ctx, nil)
 		case <-k.client.closing:
 			return ErrClosed
 		}
@@ -342,11 +352,11 @@ func (k *lock) settle(ctx context.Context, r request, w *waiter) error {
 		return nil
 	}
 	r.ob.waits(k, nil)
-	return k.pause(ctx, w, yield, nil)
+	return k.pause(ctx, w, yield)
 }
 
-// pause waits for d, or until the call is served. If the call has to end it returns why; last is what the backend said before.
-func (k *lock) pause(ctx context.Context, w *waiter, d time.Duration, last error) error {
+// pause waits for d, or until the call is served. If the call has to end it returns why.
+func (k *lock) pause(ctx context.Context, w *waiter, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	var served chan struct{}
@@ -357,7 +367,7 @@ func (k *lock) pause(ctx context.Context, w *waiter, d time.Duration, last error
 	case <-timer.C:
 	case <-served:
 	case <-ctx.Done():
-		return newWaitError(ctx, last, false)
+		return k.waitError(ctx, nil)
 	case <-k.client.closing:
 		return ErrClosed
 	}
@@ -385,6 +395,7 @@ func (k *lock) grant(h *hold, granted driver.Lease, r request) (*Lease, error) {
 	if old != nil {
 		old.lose(&lostError{cause: lossRemoved, err: driver.ErrRemoved}, false)
 	}
+	k.answers.grant()
 	h.token, h.tokens = first, int32(n-1)
 	h.state, h.granted, h.ownedBy = holdLive, now, r.owner
 	k.hold = h

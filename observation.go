@@ -73,6 +73,7 @@ func (t *telemetry) acquire(ctx context.Context, owner *Owner, name string, try 
 	if span == nil && !metering {
 		return ctx, nil
 	}
+	t.begin()
 	ob := &observation{telemetry: t, name: name, owner: owner, try: try, metering: metering, start: start, span: span}
 	if checkName(name) != nil {
 		ob.name = "" // not fit to be exported
@@ -93,7 +94,8 @@ func (ob *observation) note(text string) string {
 	return appendTrace(text, ob.context)
 }
 
-// waits takes note that the call is blocked. holder is the observation of the hold that it waits for, if the client has it.
+// waits takes note that the call is blocked. holder is the observation of the hold that it waits for, if the client has it; k is nil
+// if nobody needs to hold the lock, as in the pause before another attempt.
 func (ob *observation) waits(k *lock, holder *observation) {
 	if ob == nil {
 		return
@@ -102,14 +104,25 @@ func (ob *observation) waits(k *lock, holder *observation) {
 	first := ob.waiting.IsZero() && !ob.over
 	if first {
 		ob.waiting = time.Now()
-		if ob.span != nil {
-			ob.blockedBy(holder.traced())
-			ob.look = time.AfterFunc(lookAfter, func() { ob.lookAt(k) })
-		}
+	}
+	if k != nil && ob.look == nil && ob.span != nil && !ob.over {
+		ob.blockedBy(holder.traced())
+		ob.look = time.AfterFunc(lookAfter, func() { ob.lookAt(k) })
 	}
 	ob.mu.Unlock()
 	if first && ob.metering {
 		ob.telemetry.waiters.Add(context.Background(), 1, ob.label("", "", "").add...)
+	}
+}
+
+// retries takes note that the request failed, and that the call waits to repeat it.
+func (ob *observation) retries(err error) {
+	if ob == nil {
+		return
+	}
+	ob.waits(nil, nil)
+	if ob.metering {
+		ob.telemetry.retries.Add(context.Background(), 1, ob.label("", "", errorTypeOf(err)).add...)
 	}
 }
 

@@ -3,7 +3,8 @@ package dsync
 import (
 	"context"
 	"sync"
-	"time"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 // maxReleases bounds how many holds are given back in the background at a time.
@@ -13,7 +14,7 @@ const maxReleases = 16
 // themselves.
 type releaser struct {
 	life context.Context // of the watchdog
-	late time.Duration   // Info.Late
+	info driver.Info
 	wg   sync.WaitGroup
 
 	mu      sync.Mutex
@@ -49,7 +50,7 @@ func (r *releaser) work() {
 		h := r.holds[0]
 		r.holds[0], r.holds = nil, r.holds[1:]
 		r.mu.Unlock()
-		if h.gone(r.late) {
+		if h.gone(r.info) {
 			h.released(nil)
 		} else {
 			_ = h.release(r.life, maxReleaseWait) // on an error the driver cleans up
@@ -66,10 +67,14 @@ func (r *releaser) close() {
 }
 
 // gone reports whether no request that was sent for the hold can have left anything on the backend: the last renewal was sent before
-// the hold expired, and cannot have lasted longer than another TTL.
-func (h *hold) gone(late time.Duration) bool {
+// the hold expired, and cannot have lasted longer than another TTL. Where a session carries the hold nobody knows but the driver, which
+// keeps the session alive: the server may have slept together with this machine.
+func (h *hold) gone(info driver.Info) bool {
+	if info.KeepsAlive {
+		return false
+	}
+	now := h.lock.client.now()
 	h.lock.mu.Lock()
-	ttl := h.ttl
-	h.lock.mu.Unlock()
-	return h.lock.client.now() > h.expires()+ttl+late
+	defer h.lock.mu.Unlock()
+	return now > h.expires()+h.ttl+info.LateFor(h.ttl)
 }

@@ -13,6 +13,8 @@
 // removed it. Loss is never silent: [Lease.Done], [Lease.Context] and [Lease.Err] tell of it before anybody else can hold the lock, as
 // far as the backend's promises go.
 //
+// Unlock and Close ignore that their ctx is canceled, so they are right in a defer when that is why a function or a program ends.
+//
 // No lock of this kind can stop a write that is already on its way when its lease ends, as after a long pause of the process. Where
 // that matters, send [Lease.Token] with the write and let the resource refuse smaller tokens than it has seen.
 //
@@ -93,8 +95,8 @@ type Options struct {
 	// of the metrics. An empty value leaves it out. It is called concurrently, and must not block. Nil means no class.
 	Class func(name string) string
 
-	// Logger is told what an operator has to see: locks that were lost or taken away by force, and renewals that fail. Nil means
-	// no logs.
+	// Logger is told what an operator has to see: that the backend is out of reach, once a minute at most, and that it is in reach
+	// again; locks that were lost, many of them in one record, or taken away by force. Nil means no logs.
 	Logger *slog.Logger
 }
 
@@ -107,17 +109,15 @@ const defaultTTL = 30 * time.Second
 // These parameters are common to all drivers: ttl=30s (Options.TTL), require=fair,fifo,fenced (what the backend has to promise), and
 // fenced=false (no fencing tokens, and nothing kept for them on the backend).
 func Open(ctx context.Context, url string, o *Options) (*Client, error) {
-	d, config, err := driver.Open(ctx, url)
-	if err != nil {
-		return nil, fmt.Errorf("dsync: open: %w", err)
-	}
 	var opts Options
 	if o != nil {
 		opts = *o
 	}
-	if config.TTL != 0 {
-		opts.TTL = config.TTL
+	d, config, err := driver.OpenTTL(ctx, url, opts.TTL)
+	if err != nil {
+		return nil, fmt.Errorf("dsync: open: %w", err)
 	}
+	opts.TTL = config.TTL
 	c, err := New(d, &opts)
 	if err != nil {
 		return nil, errors.Join(err, d.Close(ctx))
@@ -131,7 +131,7 @@ func New(d driver.Driver, o *Options) (*Client, error) {
 		o = &Options{}
 	}
 	c := &Client{
-		driver: d, info: d.Info(), note: o.Note, id: newID(), start: time.Now(),
+		driver: d, info: d.Info(), note: o.Note, id: newID(), clock: newClock(),
 		locks: map[string]*lock{}, closing: make(chan struct{}), closed: make(chan struct{}),
 	}
 	c.queues = c.info.Order != driver.FIFO || o.HandOver
@@ -151,8 +151,13 @@ func New(d driver.Driver, o *Options) (*Client, error) {
 	if c.telemetry, err = newTelemetry(c, o); err != nil {
 		return nil, fmt.Errorf("dsync: open: %w", err)
 	}
+	c.reach.client = c
 	c.watchdog = newWatchdog(c)
-	c.releaser = releaser{life: c.watchdog.life, late: c.info.Late}
+	c.releaser = releaser{life: c.watchdog.life, info: c.info}
+	c.telemetry.begin()
+	if r, ok := d.(driver.KeepAliveReporter); ok {
+		r.OnKeepAlive(c.reach.keptAlive)
+	}
 	return c, nil
 }
 
@@ -172,14 +177,15 @@ type Client struct {
 	info      driver.Info
 	ttl       time.Duration
 	note      string
-	id        string    // of this client, on the wire
-	start     time.Time // moments count from here
-	queues    bool      // one caller per name asks the backend, and the others wait in line here
+	id        string // of this client, on the wire
+	clock     *clock
+	queues    bool // one caller per name asks the backend, and the others wait in line here
 	serial    atomic.Uint64
 	limit     atomic.Pointer[limit] // of the last releases
 	watchdog  *watchdog
 	releaser  releaser
 	telemetry *telemetry
+	reach     reach
 	closing   chan struct{} // closed when Close begins
 	closed    chan struct{} // closed when it is done
 	closeErr  error
@@ -302,17 +308,20 @@ func (c *Client) recheck(name string) {
 	}
 }
 
-// Close ends the client: waiting calls return ErrClosed, leases end, locks that are held are unlocked, and goroutines end. It returns
-// when that is done or ctx is; a backend that is out of reach frees the locks when their TTL is over. Further calls of Close wait for
-// the first.
+// Close ends the client: waiting calls return ErrClosed, leases end, locks that are held are unlocked, and goroutines end. As Unlock
+// does, it ignores the cancellation of ctx, which is often the reason why a program ends, and returns after 5 s at most, with an error
+// that matches context.DeadlineExceeded if not all is done by then; a deadline of ctx that is still to come is the bound in place of
+// the 5 s. Locks on a backend that is out of reach are free when their TTL is over. Further calls of Close wait for the first.
 func (c *Client) Close(ctx context.Context) error {
+	ctx, cancel := leaving(ctx)
+	defer cancel()
 	c.mu.Lock()
 	first := !c.ended
 	c.ended = true
 	c.mu.Unlock()
 	if first {
 		close(c.closing)
-		go c.shutdown(ctx) // ends soon after ctx, as the driver's Close does
+		go c.shutdown(ctx) // ends soon after ctx at the latest, as the driver's Close does
 	}
 	select {
 	case <-c.closed:
@@ -340,13 +349,11 @@ func (c *Client) shutdown(ctx context.Context) {
 		c.closeErr = fmt.Errorf("dsync: close: %w", err)
 	}
 	c.releaser.close()
+	c.reach.close()
 	c.telemetry.close()
 }
 
-// moment is a time on the monotonic clock, counted from Client.start.
-type moment = time.Duration
-
-func (c *Client) now() moment { return time.Since(c.start) }
+func (c *Client) now() moment { return c.clock.now() }
 
 func (c *Client) isClosed() bool {
 	select {
@@ -380,11 +387,11 @@ func (c *Client) tryAcquire(ctx context.Context, ob *observation, owner *Owner, 
 		}
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, newWaitError(ctx, nil, false)
+		return nil, newWaitError(ctx, nil, nil, false)
 	}
 	if heldUnder(ctx, c, name, owner) {
 		if try {
-			return nil, ErrLocked
+			return nil, errNested
 		}
 		return nil, ErrDeadlock
 	}
@@ -485,7 +492,7 @@ func checkName(name string) error {
 }
 
 // Do runs fn while it holds name, and unlocks it whatever becomes of fn. fn's context ends when the lock is lost; Do then reports the
-// loss, with an error that matches ErrLost, beside the error of fn.
+// loss, with an error that matches ErrLost, beside the error of fn, unless that is the loss.
 func Do(ctx context.Context, l Locker, name string, fn func(context.Context) error) (err error) {
 	lease, err := l.Lock(ctx, name)
 	if err != nil {
@@ -494,7 +501,7 @@ func Do(ctx context.Context, l Locker, name string, fn func(context.Context) err
 	under, cancel := lease.Context(ctx)
 	defer cancel()
 	defer func() {
-		if unlockErr := lease.Unlock(ctx); unlockErr != nil {
+		if unlockErr := lease.Unlock(ctx); unlockErr != nil && !errors.Is(err, lease.Err()) {
 			err = errors.Join(err, unlockErr)
 		}
 	}()

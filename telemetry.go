@@ -27,6 +27,7 @@ const (
 	spanForce   = "dsync.force_unlock"
 	spanRenew   = "dsync.renew" // only if renewals fail: from the first that does until one succeeds, or the lock is over
 	spanLoss    = "dsync.loss"
+	spanExpire  = "dsync.expire" // of a lease that ended as ExpireAfter asked
 
 	eventLost = "dsync.lock.lost" // of spanLoss
 )
@@ -46,8 +47,14 @@ const (
 	keyEnd       = attribute.Key("dsync.hold.end")
 	keyCause     = attribute.Key("dsync.loss.cause")
 	keyResult    = attribute.Key("dsync.renewal.result")
+	keyState     = attribute.Key("dsync.client.state")
 	keyErrorType = attribute.Key("error.type")
 	keyException = attribute.Key("exception.message")
+
+	// Of log records alone.
+	keyOutage = attribute.Key("dsync.outage.duration")
+	keyLosses = attribute.Key("dsync.loss.count")
+	keyNames  = attribute.Key("dsync.lock.names")
 )
 
 // The values of keyOutcome.
@@ -59,15 +66,19 @@ const (
 	outcomeError    = "error"
 )
 
-// The values of keyEnd and keyResult.
+// The values of keyEnd, keyResult and keyState.
 const (
 	endUnlocked = "unlocked"
+	endExpired  = "expired"
 	endLost     = "lost"
 	endClosed   = "closed"
 
 	renewalOK      = "ok"
 	renewalFailed  = "failed"
 	renewalNotHeld = "not_held"
+
+	stateReachable   = "reachable"
+	stateUnreachable = "unreachable"
 )
 
 // lockBuckets are bounds in seconds that tell apart a lock in the process, a round trip, a queue, and a job.
@@ -83,8 +94,10 @@ var (
 	metricWaitDuration    = metricSpec{"dsync.wait.duration", "s", "Time for which calls of Lock were blocked, if they were."}
 	metricHoldDuration    = metricSpec{"dsync.hold.duration", "s", "Time from the grant of a lock until its owner's last lease of it was over."}
 	metricAcquires        = metricSpec{"dsync.acquires", "{acquire}", "Calls of Lock and TryLock."}
-	metricLosses          = metricSpec{"dsync.losses", "{loss}", "Locks that ended before they were unlocked."}
-	metricRenewals        = metricSpec{"dsync.renewals", "{renewal}", "Renewals in the background, on backends where locks are renewed one by one."}
+	metricLosses          = metricSpec{"dsync.losses", "{loss}", "Locks that ended before they were unlocked, other than as ExpireAfter asked."}
+	metricRetries         = metricSpec{"dsync.acquire.retries", "{retry}", "Requests of Lock that failed and are repeated."}
+	metricClients         = metricSpec{"dsync.client.count", "{client}", "Clients that are open, by whether the backend is in their reach."}
+	metricRenewals        = metricSpec{"dsync.renewals", "{renewal}", "Renewals in the background: of locks, or where a session carries them of that, and then only those that failed."}
 	metricHolds           = metricSpec{"dsync.hold.count", "{lock}", "Locks that are held now."}
 	metricWaiters         = metricSpec{"dsync.waiter.count", "{call}", "Calls of Lock that are blocked now."}
 )
@@ -100,6 +113,7 @@ type telemetry struct {
 	class  func(name string) string // may be nil
 
 	wanted atomic.Bool // somebody wants spans or metrics
+	begun  atomic.Bool // begin has been called while somebody wanted metrics
 
 	tracer      trace.Tracer
 	tracerSet   bool                 // to one that does something
@@ -109,18 +123,20 @@ type telemetry struct {
 	noMeterYet metric.MeterProvider
 
 	acquireDuration, waitDuration, holdDuration metric.Float64Histogram
-	acquires, losses, renewals                  metric.Int64Counter
-	holds, waiters                              metric.Int64UpDownCounter
+	acquires, losses, renewals, retries         metric.Int64Counter
+	holds, waiters, clients                     metric.Int64UpDownCounter
 
 	labels   labelCache
 	reports  reports
+	lossLog  lossLog
 	inspects inspects
 }
 
 func newTelemetry(c *Client, o *Options) (*telemetry, error) {
 	t := &telemetry{client: c, logger: o.Logger, class: o.Class}
 	t.omit.names, t.omit.owners = o.OmitNames, o.OmitOwners
-	t.labels.driver = c.info.Name
+	t.labels.driver, t.labels.met = c.info.Name, t.meet
+	t.lossLog.telemetry = t
 
 	traces := o.TracerProvider
 	if traces == nil {
@@ -173,8 +189,9 @@ func (t *telemetry) makeInstruments(m metric.Meter) error {
 	}
 	t.acquireDuration, t.waitDuration, t.holdDuration =
 		histogram(metricAcquireDuration), histogram(metricWaitDuration), histogram(metricHoldDuration)
-	t.acquires, t.losses, t.renewals = counter(metricAcquires), counter(metricLosses), counter(metricRenewals)
-	t.holds, t.waiters = upDown(metricHolds), upDown(metricWaiters)
+	t.acquires, t.losses = counter(metricAcquires), counter(metricLosses)
+	t.renewals, t.retries = counter(metricRenewals), counter(metricRetries)
+	t.holds, t.waiters, t.clients = upDown(metricHolds), upDown(metricWaiters), upDown(metricClients)
 	return errors.Join(errs...)
 }
 
@@ -193,9 +210,43 @@ func (t *telemetry) metering() bool {
 	return t.meterSet || t.noMeterYet != nil && otel.GetMeterProvider() != t.noMeterYet
 }
 
+// begin makes the points that are there before anything has happened. It is called when the client is made, and again when somebody
+// wants metrics.
+func (t *telemetry) begin() {
+	if t.begun.Load() || !t.metering() {
+		return
+	}
+	t.begun.Store(true)
+	if out, first := t.client.reach.count(true); first {
+		t.countClient(1, out)
+		t.countClient(0, !out)
+		t.labels.get(label{})
+	}
+}
+
+// meet makes the points of a class that it would be too late to make when they are first counted: to Prometheus, a counter that begins
+// with 1 has not risen.
+func (t *telemetry) meet(class string) {
+	zero := func(c metric.Int64Counter, l label) {
+		l.class = class
+		c.Add(context.Background(), 0, t.labels.get(l).add...)
+	}
+	for cause := lossExpired; cause <= lossUnreachable; cause++ {
+		zero(t.losses, label{key: keyCause, value: cause.value()})
+	}
+	zero(t.renewals, label{key: keyResult, value: renewalFailed})
+	for _, err := range []error{ErrUnavailable, ErrUnknown} {
+		zero(t.retries, label{errorType: errorTypeOf(err)})
+	}
+}
+
 // close waits for what is being reported and inspected. The life of the client's watchdog is over.
 func (t *telemetry) close() {
 	t.reports.close()
+	t.lossLog.close()
+	if out, counted := t.client.reach.count(false); counted {
+		t.countClient(-1, out)
+	}
 	t.inspects.close()
 }
 
@@ -230,9 +281,7 @@ func (t *telemetry) text(err error) string {
 		return ""
 	}
 	if wait := (*waitError)(nil); errors.As(err, &wait) {
-		if err = wait.last; err == nil {
-			err = wait.ctx
-		}
+		err = wait.reason()
 	}
 	return strings.ToValidUTF8(err.Error(), "\uFFFD")
 }
@@ -325,75 +374,6 @@ func (t *telemetry) said(err error) []slog.Attr {
 	return nil
 }
 
-// lost reports that a lease was lost, and with it its hold if it was the last. It is called with lock.mu held.
-func (t *telemetry) lost(l *Lease, why *lostError) {
-	of := l.hold.ob
-	t.report(l, why, of, l.hold.endTenure())
-}
-
-// report reports a loss. of is the observation of the hold, and ended as well if it is over. Both may be nil.
-func (t *telemetry) report(l *Lease, why *lostError, of, ended *observation) {
-	metering := t.metering()
-	if t.logger == nil && !metering && of == nil {
-		return
-	}
-	at, fixed := time.Now(), l.fixed
-	t.reports.add(func() {
-		ctx := context.Background()
-		if of != nil && of.context.IsValid() {
-			ctx = trace.ContextWithSpanContext(ctx, of.context)
-			t.traceLoss(ctx, l, why, fixed, at)
-		}
-		ended.calm(at)
-		ended.endHold(ctx, endLost)
-		if metering {
-			t.losses.Add(ctx, 1, t.labels.get(label{t.classOf(of, l), keyCause, why.cause.value(), "", fixed}).add...)
-		}
-		more := append(t.said(why.err), slog.String(string(keyCause), why.cause.value()))
-		t.log(ctx, slog.LevelError, "lock lost", l.Name(), l.owner, l.token, more...)
-	})
-}
-
-// traceLoss makes the span of a loss: short, and of the trace that acquired the lock.
-func (t *telemetry) traceLoss(ctx context.Context, l *Lease, why *lostError, fixed bool, at time.Time) {
-	cause := keyCause.String(why.cause.value())
-	attributes := append(t.lockAttributes(l.Name(), l.owner, l.token), cause, keyFixed.Bool(fixed),
-		keyErrorType.String(why.cause.value()))
-	_, span := t.tracer.Start(ctx, spanLoss, trace.WithAttributes(attributes...), trace.WithTimestamp(at))
-	event := []attribute.KeyValue{cause}
-	if text := t.text(why.err); text != "" {
-		event = append(event, keyException.String(text))
-	}
-	span.AddEvent(eventLost, trace.WithTimestamp(at), trace.WithAttributes(event...))
-	span.SetStatus(codes.Error, "lock lost: "+why.cause.String())
-	span.End(trace.WithTimestamp(at))
-}
-
-// value is the cause in telemetry.
-func (c lossCause) value() string {
-	switch c {
-	case lossExpired:
-		return "expired"
-	case lossRemoved:
-		return "removed"
-	case lossSession:
-		return "session_ended"
-	case lossUnreachable:
-		return "unreachable"
-	}
-	return "_OTHER"
-}
-
-func (t *telemetry) classOf(ob *observation, l *Lease) string {
-	switch {
-	case ob != nil && ob.metering:
-		return ob.class
-	case t.class != nil:
-		return t.class(l.Name())
-	}
-	return ""
-}
-
 // renewed reports the outcome of a renewal. It is called with lock.mu held, before hold.fault changes.
 func (t *telemetry) renewed(h *hold, err error) {
 	result, failing := renewalOK, h.fault != nil
@@ -403,38 +383,30 @@ func (t *telemetry) renewed(h *hold, err error) {
 		result = renewalFailed
 	}
 	of, l, metering, at := h.ob, h.views, t.metering(), time.Now()
-	eventful := (failing || err != nil) && (of != nil || t.logger != nil)
-	if !metering && !eventful || l == nil {
+	if !metering && (of == nil || !failing && err == nil) || l == nil {
 		return
 	}
 	t.reports.add(func() {
-		ctx := context.Background()
 		if metering {
-			t.renewals.Add(ctx, 1, t.labels.get(label{class: t.classOf(of, l), key: keyResult, value: result}).add...)
+			t.renewals.Add(context.Background(), 1, t.labels.get(label{class: t.classOf(of, l), key: keyResult, value: result}).add...)
 		}
 		switch {
 		case result == renewalFailed:
-			ctx = of.troubled(l, err, at)
-			if !failing {
-				more := append(t.said(err), slog.String(string(keyErrorType), errorTypeOf(err)))
-				t.log(ctx, slog.LevelWarn, "renewals of the lock fail", l.Name(), l.owner, l.token, more...)
-			}
+			of.troubled(l, err, at)
 		case failing && result == renewalOK:
 			of.calm(at)
-			t.log(ctx, slog.LevelInfo, "renewals of the lock succeed again", l.Name(), l.owner, l.token)
 		}
 	})
 }
 
 // troubled adds a failed renewal to the span of the trouble.
-func (ob *observation) troubled(l *Lease, err error, at time.Time) context.Context {
-	ctx := context.Background()
+func (ob *observation) troubled(l *Lease, err error, at time.Time) {
 	if ob == nil || !ob.context.IsValid() {
-		return ctx
+		return
 	}
 	t := ob.telemetry
 	if ob.trouble == nil {
-		parent := trace.ContextWithSpanContext(ctx, ob.context)
+		parent := trace.ContextWithSpanContext(context.Background(), ob.context)
 		_, ob.trouble = t.tracer.Start(parent, spanRenew, trace.WithTimestamp(at),
 			trace.WithAttributes(t.lockAttributes(l.Name(), l.owner, l.token)...))
 	}
@@ -443,7 +415,6 @@ func (ob *observation) troubled(l *Lease, err error, at time.Time) context.Conte
 		event = append(event, keyException.String(text))
 	}
 	ob.trouble.AddEvent("exception", trace.WithTimestamp(at), trace.WithAttributes(event...))
-	return trace.ContextWithSpan(ctx, ob.trouble)
 }
 
 // calm ends the span of the trouble, if there is one.

@@ -29,6 +29,7 @@ var (
 		"dsync.unlock":       "a call of `Unlock`",
 		"dsync.force_unlock": "a call of `ForceUnlock`",
 		"dsync.renew":        "trouble with renewals: from the first that fails until one succeeds or the lock is over; child of `dsync.acquire`",
+		"dsync.expire":       "the end of a lease that was made with `ExpireAfter`, as that asked; child of `dsync.acquire`",
 		"dsync.loss":         "the loss of the lock, at the moment when the holder is told; child of `dsync.acquire`",
 	}
 	attributeTexts = map[attribute.Key]string{
@@ -42,8 +43,9 @@ var (
 		"dsync.lock.class":      "what `Options.Class` makes of the name",
 		"dsync.acquire.try":     "it was a `TryLock`",
 		"dsync.acquire.outcome": "what became of it",
-		"dsync.hold.end":        "how it ended",
-		"dsync.loss.cause":      "why: `expired`, its time ran out; `removed` from the backend; `session_ended`; `unreachable`, renewals failed until its time ran out",
+		"dsync.hold.end":        "how it ended: `expired` as `ExpireAfter` asked",
+		"dsync.client.state":    "whether the backend is in its reach",
+		"dsync.loss.cause":      "why: `expired`, its time ran out although nothing failed; `removed` from the backend; `session_ended`; `unreachable`, the backend was out of reach until its time ran out",
 		"dsync.renewal.result":  "`not_held`: the lock was gone",
 		"error.type":            "the kind of an error, or the cause of a loss",
 		"exception.type":        "the same",

@@ -31,15 +31,37 @@ import (
 type observer struct {
 	spans  *tracetest.InMemoryExporter
 	reader *sdkmetric.ManualReader
-	log    bytes.Buffer // of one goroutine at a time in these tests
+	log    logBuffer
+}
+
+// logBuffer is a bytes.Buffer that may be read while it is written.
+type logBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
 }
 
 // observe sets the providers and the logger of o.
-func observe(o *dsync.Options) *observer {
+func observe(o *dsync.Options) *observer { return observeFrom(o, slog.LevelInfo) }
+
+// observeFrom is observe with the log records from a level on.
+func observeFrom(o *dsync.Options, level slog.Level) *observer {
 	ob := &observer{spans: tracetest.NewInMemoryExporter(), reader: sdkmetric.NewManualReader()}
 	o.TracerProvider = sdktrace.NewTracerProvider(sdktrace.WithSyncer(ob.spans))
 	o.MeterProvider = sdkmetric.NewMeterProvider(sdkmetric.WithReader(ob.reader))
 	o.Logger = slog.New(slog.NewTextHandler(&ob.log, &slog.HandlerOptions{
+		Level: level,
 		ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
 			if a.Key == slog.TimeKey {
 				return slog.Attr{}
@@ -97,9 +119,9 @@ dsync.unlock {%[1]s dsync.lock.reentrant=false dsync.lock.token=1}
 				t.Errorf("trouble until %v after the grant with %d failures, want %v with 2", got, len(s.Events), want)
 			}
 		}
-		const wantLog = `level=WARN msg="dsync: renewals of the lock fail" dsync.driver=memory dsync.lock.name=x`
+		const wantLog = `level=WARN msg="dsync: backend out of reach" dsync.driver=memory exception.message=`
 		if got := ob.log.String(); strings.Count(got, "\n") != 2 || !strings.HasPrefix(got, wantLog) ||
-			!strings.Contains(got, `level=INFO msg="dsync: renewals of the lock succeed again"`) {
+			!strings.Contains(got, `level=INFO msg="dsync: backend in reach again" dsync.driver=memory dsync.outage.duration=2`) {
 			t.Errorf("log:\n%swant one warning and the end of it", got)
 		}
 		for _, want := range []string{"dsync.renewals {dsync.driver=memory dsync.renewal.result=failed} +",
@@ -194,7 +216,7 @@ func TestTelemetryOfALossThatUnlockFinds(t *testing.T) {
 		got := ob.all(t)
 		for _, want := range []string{
 			"  dsync.loss {", " error.type=lost} Error (lost)", `level=ERROR msg="dsync: lock lost"`,
-			"dsync.losses {dsync.driver=memory dsync.lock.fixed=false dsync.loss.cause=removed} 1",
+			"dsync.losses {dsync.driver=memory dsync.loss.cause=removed} 1",
 			"dsync.hold.duration {dsync.driver=memory dsync.hold.end=lost} 1",
 			"dsync.hold.count {dsync.driver=memory} 0",
 		} {
@@ -261,7 +283,7 @@ func TestTelemetryClass(t *testing.T) {
 		for _, want := range []string{
 			"dsync.acquires {dsync.acquire.outcome=acquired dsync.driver=memory dsync.lock.class=orders} 2",
 			"dsync.acquires {dsync.acquire.outcome=acquired dsync.driver=memory} 1",
-			"dsync.losses {dsync.driver=memory dsync.lock.class=users dsync.lock.fixed=true dsync.loss.cause=expired} 1",
+			"dsync.hold.duration {dsync.driver=memory dsync.hold.end=expired dsync.lock.class=users} 1",
 		} {
 			if !strings.Contains(got, want+"\n") {
 				t.Errorf("points:\n%swant %s among them", got, want)

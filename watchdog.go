@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"context"
 	"errors"
+	"math"
 	"sync"
 	"time"
 
@@ -107,8 +108,14 @@ func (w *watchdog) remove(a *alarm) {
 func (w *watchdog) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	clock := w.client.clock
+	seen := clock.last.Load()
 	for w.life.Err() == nil {
-		renewals, ends, next := w.due(w.client.now())
+		now, until := w.client.now(), moment(0)
+		if last := clock.last.Load(); last != seen {
+			seen, until = last, math.MaxInt64 // the machine has slept: nothing is due when it was before
+		}
+		renewals, ends, next := w.due(now, max(now, until))
 		for _, a := range ends {
 			w.end(a)
 		}
@@ -122,24 +129,26 @@ func (w *watchdog) run() {
 	}
 }
 
-// due takes what is due out of the heaps, and says how long to wait for the next. Once one renewal is due, all that would be soon go
-// with it, so that they gather in few batches.
-func (w *watchdog) due(now moment) (renewals []*hold, ends []*alarm, next time.Duration) {
+// maxWait is how long the watchdog waits at a time while there is something to watch, since timers stand still while the machine sleeps.
+const maxWait = time.Second
+
+// due takes out of the heaps what is due until then, and says how long to wait for the next. Once one renewal is due, all that would be
+// soon go with it, so that they gather in few batches.
+func (w *watchdog) due(now, until moment) (renewals []*hold, ends []*alarm, next time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	until := now
+	for len(w.ends) > 0 && w.ends[0].at <= until {
+		ends = append(ends, heap.Pop(&w.ends).(*alarm))
+	}
 	for len(w.renewals) > 0 && w.renewals[0].at <= until {
 		a := heap.Pop(&w.renewals).(*alarm)
 		renewals = append(renewals, a.hold)
-		until = now + w.client.ttl/12
-	}
-	for len(w.ends) > 0 && w.ends[0].at <= now {
-		ends = append(ends, heap.Pop(&w.ends).(*alarm))
+		until = max(until, now+w.client.ttl/12)
 	}
 	w.wake = now + time.Hour
 	for _, q := range []alarms{w.renewals, w.ends} {
 		if len(q) > 0 {
-			w.wake = min(w.wake, q[0].at)
+			w.wake = min(w.wake, q[0].at, now+maxWait)
 		}
 	}
 	return renewals, ends, w.wake - now
@@ -156,6 +165,8 @@ func (w *watchdog) end(a *alarm) {
 		if a.view.check(now) == nil {
 			w.endAt(a, a.at)
 		}
+	case h.state == holdLapsed && now < min(a.at, h.expires()): // a sleep makes it earlier; a session that goes on, not later
+		w.endAt(a, min(a.at, h.expires()))
 	case h.state == holdLapsed:
 		h.state = holdReleased
 		w.client.releaser.add(h)
@@ -195,6 +206,7 @@ func (w *watchdog) renew(due []*hold) {
 
 // renewed takes the outcome of one renewal.
 func (w *watchdog) renewed(h *hold, err error) {
+	w.client.reach.renewed(h, err)
 	h.lock.mu.Lock()
 	defer h.lock.mu.Unlock()
 	if h.state != holdLive || w.life.Err() != nil {

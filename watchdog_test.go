@@ -134,7 +134,7 @@ func TestRenewalThatFindsTheHoldGoneIsLossAtOnce(t *testing.T) {
 		if got := len(d.gaveBack()); got != 0 {
 			t.Errorf("%d releases of a hold that the backend called gone, want none", got)
 		}
-		if err := l.Err(); !errors.Is(err, dsync.ErrLost) || err.Error() != `dsync: lease "x": lock lost: removed: lock not held` {
+		if err := l.Err(); !errors.Is(err, dsync.ErrLost) || err.Error() != `dsync: lease "x": lock lost: removed: hold was removed` {
 			t.Errorf("Err: %v", err)
 		}
 	})
@@ -288,6 +288,28 @@ func TestErrComparesTheClockItself(t *testing.T) {
 		lease.setExpires(time.Now().Add(time.Hour))
 		if err := l.Err(); !errors.Is(err, dsync.ErrLost) {
 			t.Errorf("Err after the loss: %v, want ErrLost for ever", err)
+		}
+	})
+}
+
+// A session that is kept alive again moves the Expires of a hold that is lost already.
+func TestLapsedHoldIsReleasedAlthoughItsSessionGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lease *stubLease
+		d := &stub{info: driver.Info{KeepsAlive: true}}
+		d.acquire = func(_ context.Context, _ int, r *driver.Request) (driver.Lease, error) {
+			lease = d.grant(r, time.Now())
+			return lease, nil
+		}
+		c := newClient(t, d, &dsync.Options{TTL: 10 * time.Second})
+		l := mustLock(t, c, "x")
+		<-l.Done()
+		for range 20 {
+			lease.setExpires(time.Now().Add(10 * time.Second))
+			time.Sleep(time.Second)
+		}
+		if n := len(d.gaveBack()); n != 1 {
+			t.Errorf("the hold was released %d times, want once", n)
 		}
 	})
 }

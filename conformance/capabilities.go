@@ -12,9 +12,10 @@ import (
 
 var capabilityChecks = []Check{
 	{"capabilities/info", "Info is sound, constant, and the same for all clients of a backend.", infoIsConstant},
-	{"capabilities/ttl", "Leases of the shortest and the longest TTL that Info allows are granted, and others are refused with errors.ErrUnsupported.", ttlBounds},
+	{"capabilities/ttl", "Leases of the shortest and the longest TTL that Info allows are granted, and last; others are refused with errors.ErrUnsupported.", ttlBounds},
 	{"capabilities/tokens", "Leases have tokens if the driver claims fencing, always the same ones, and none otherwise.", tokensAsClaimed},
 	{"capabilities/inspect", "Inspect says who holds a name, whichever client asks, and that nobody holds a free one.", inspectTells},
+	{"capabilities/contended", "Contended is true of a release when another client waited.", waiterIsReported},
 }
 
 func infoIsConstant(e *env) error {
@@ -25,8 +26,12 @@ func infoIsConstant(e *env) error {
 		return errors.New("the Info has no name of the driver")
 	case want.Order.String() == driver.Order(-1).String(), want.Fencing.String() == driver.Fencing(-1).String():
 		return fmt.Errorf("the Info is not valid: %v, %v", want.Order, want.Fencing)
-	case want.MinTTL < 0 || want.TTLUnit < 0 || want.Detect < 0 || want.Late < 0 || want.MaxTTL < 0:
+	case want.Expiry.String() == driver.Expiry(-1).String():
+		return fmt.Errorf("the Info is not valid: expiry %v", want.Expiry)
+	case want.MinTTL < 0 || want.TTLUnit < 0 || want.Detect < 0 || want.Late < 0 || want.MaxTTL < 0 || want.Poll < 0:
 		return fmt.Errorf("the Info has a negative duration: %+v", want)
+	case !(want.LatePerTTL >= 0) || want.Expiry == driver.Observed && want.LatePerTTL < 1:
+		return fmt.Errorf("Info.LatePerTTL is %v with expiry %v: observers who come late wait for a TTL more", want.LatePerTTL, want.Expiry)
 	case want.MaxTTL > 0 && e.allowed(want.MinTTL) > want.MaxTTL:
 		return fmt.Errorf("the Info allows no TTL: %+v", want)
 	}
@@ -47,16 +52,24 @@ func ttlBounds(e *env) error {
 	i, d, c := e.driverInfo(), e.driver(), e.client()
 	longest := i.MaxTTL
 	if longest == 0 {
-		longest = 24 * time.Hour
+		longest = 365 * 24 * time.Hour
 	}
 	shortest := i.MinTTL
 	if shortest == 0 {
 		shortest = e.ttl()
 	}
-	for _, t := range []time.Duration{e.allowed(shortest), e.allowed(longest)} {
-		r := d.acquire(e.name(), fixed, noWait, ttl(t))
+	held := []*request{}
+	for _, t := range append(overflows(longest), e.allowed(shortest), e.allowed(longest)) {
+		r := d.acquire(e.name(), fixed, noWait, ttl(e.allowed(t)))
 		if r.lease == nil {
-			return fmt.Errorf("a lease with the TTL %v, which Info allows, was not granted: %w", t, r.err)
+			return fmt.Errorf("a lease with the TTL %v, which Info allows, was not granted: %w", r.TTL, r.err)
+		}
+		held = append(held, r)
+	}
+	e.sleep(overflown)
+	for _, r := range held {
+		if err := r.lasts(); err != nil {
+			return err
 		}
 		_ = r.tryRelease(e.ctx) // the shortest may be over
 	}
@@ -76,6 +89,67 @@ func ttlBounds(e *env) error {
 		}
 	}
 	return nil
+}
+
+// overflown is how long a lease lasts whose TTL was one of overflows, and did not fit.
+const overflown = 20 * time.Millisecond
+
+// overflows returns TTLs up to longest that are slightly more than what 31 or 32 bits hold, in the units in which backends count.
+func overflows(longest time.Duration) (all []time.Duration) {
+	for _, unit := range []time.Duration{time.Microsecond, time.Millisecond, time.Second} {
+		for _, d := range []time.Duration{unit << 31, unit << 32} {
+			if d += overflown; d <= longest {
+				all = append(all, d)
+			}
+		}
+	}
+	return all
+}
+
+// lasts returns an error if a fixed lease that has just been granted is over already, or will be before its time. The shortest ones
+// may be.
+func (r *request) lasts() error {
+	e := r.driver.env
+	if r.TTL < longTTL {
+		return nil
+	}
+	if err := e.outsider().refused(r.Name); err != nil {
+		return fmt.Errorf("soon after the grant of a lease of %v: %w", r.TTL, err)
+	}
+	inspector, ok := e.outsider().driver.(driver.Inspector)
+	if !ok {
+		return nil
+	}
+	s, err := inspector.Inspect(e.ctx, r.Name)
+	switch {
+	case errors.Is(err, errors.ErrUnsupported):
+		return nil
+	case err == nil && s.TTL > 0 && s.TTL < r.TTL-r.TTL/100:
+		return fmt.Errorf("soon after the grant of a lease of %v Inspect says that %v of it are left", r.TTL, s.TTL)
+	}
+	return err
+}
+
+// waiterIsReported tries several times: a driver may say that a request waits before the backend can tell.
+func waiterIsReported(e *env) error {
+	a, b, name := e.driver(), e.driver(), e.name()
+	const tries = 10
+	for i := range tries {
+		h := a.hold(name)
+		c, ok := h.lease.(driver.ContentionReporter)
+		if !ok {
+			e.end(&refusedError{"to report contention"})
+		}
+		waiter := b.start(name).waits()
+		e.sleep(time.Duration(i) * 10 * time.Millisecond)
+		h.release()
+		contended := c.Contended()
+		waiter.granted().release()
+		if contended {
+			return nil
+		}
+	}
+	return fmt.Errorf("%d times %s released %q while %s waited, and Contended said that nobody did", tries, a.label, name, b.label)
 }
 
 func tokensAsClaimed(e *env) error {

@@ -33,19 +33,24 @@ func Checks() []Check {
 		reentrancyChecks,
 		contentionChecks,
 		capabilityChecks,
+		lengthChecks,
+		deadlineChecks,
 		faultChecks,
 		closingChecks,
 		expiryChecks,
 		watchdogChecks,
+		keepAliveChecks,
 		lossChecks,
 		wakeupChecks,
 		orderChecks,
 		fencingChecks,
+		inspectChecks,
 		migrationChecks,
 		namesChecks,
 		scaleChecks,
 		stormChecks,
 		processChecks,
+		urlChecks,
 	)
 }
 
@@ -53,8 +58,11 @@ func Checks() []Check {
 // harness is not able to run the check, it skips t.
 func (c Check) Run(t *testing.T, h Harness) error {
 	r := c.result(t, h)
-	if r.missing != "" {
+	switch {
+	case r.missing != "":
 		t.Skip(c.unverified(r))
+	case r.stalled != "" && !r.byHarness():
+		t.Skip(c.invalid(r))
 	}
 	return r.err
 }

@@ -49,7 +49,12 @@ type connection struct {
 }
 
 func (e *env) connect() *connection {
-	d, link := e.backend.New(e.tb)
+	var d driver.Driver
+	var link *Link
+	e.harness("Backend.New", func() { d, link = e.backend.New(e.tb) })
+	if isNil(d) {
+		e.end(&harnessError{"Backend.New returned no driver, and"})
+	}
 	c := &connection{env: e, label: e.label(), link: link}
 	c.tap, c.driver = newTap(e, c.label, d)
 	info := d.Info()
@@ -70,7 +75,7 @@ func (e *env) connect() *connection {
 func (c *connection) disturb(ability string, f func()) {
 	c.env.need(f != nil, "Link."+ability)
 	c.env.events.add(c.label, "link: %s", ability)
-	f()
+	c.env.harness("Link."+ability, f)
 	c.env.events.add(c.label, "link: %s is in force", ability)
 }
 

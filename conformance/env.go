@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -30,9 +31,12 @@ type env struct {
 	broken   func(*client, locker) locker // Harness.breakOwner
 	patience time.Duration                // Harness.hangs
 	sample   bool                         // Harness.Brief
+	fakeTime bool                         // Harness.FakeTime
+	stalls   *stalls                      // nil in fake time
 
 	mu      sync.Mutex
-	err     error // the first, by which the check failed
+	err     error         // the first, by which the check failed
+	hung    time.Duration // if it is that something hangs: for how long it was waited
 	names   int
 	id      string // makes names unique among runs
 	closers []func(context.Context)
@@ -44,9 +48,12 @@ type env struct {
 }
 
 func newEnv(tb testing.TB, h Harness) *env {
-	e := &env{tb: tb, events: newEvents(), minTTL: h.TTL, id: rand.Text()[:10], broken: h.breakOwner, patience: h.hangs, sample: h.Brief}
+	e := &env{tb: tb, events: newEvents(), minTTL: h.TTL, id: rand.Text()[:10], broken: h.breakOwner, patience: h.hangs, sample: h.Brief, fakeTime: h.FakeTime}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.backend = h.Backend(tb)
+	if !h.FakeTime {
+		e.stalls = watchStalls(cmp.Or(h.TTL, defaultTTL), e.backend.Ping)
+	}
 	return e
 }
 
@@ -65,18 +72,38 @@ func (e *env) check(f func(*env) error) result {
 	r := result{events: e.events.String()}
 	var refused *refusedError
 	var missing *missingError
+	if e.err == nil && !finished {
+		e.err = &harnessError{"a function of the harness"}
+	}
 	switch {
 	case errors.As(e.err, &refused):
 		r.refused = refused.capability
 	case errors.As(e.err, &missing):
 		r.missing = missing.ability
-	case e.err == nil && !finished:
-		e.err = errors.New("the harness ended the check")
-		fallthrough
 	case e.err != nil:
 		r.err = e.err
+		r.stalled = e.stalls.explain(e.events, e.hung)
 	}
 	return r
+}
+
+// harnessError ends a check in which a function of the harness failed the test.
+type harnessError struct{ function string }
+
+func (e *harnessError) Error() string {
+	return e.function + " failed the test, which says nothing about the driver"
+}
+
+// harness calls a function of the harness, which may end the goroutine by tb.Fatal.
+func (e *env) harness(function string, f func()) {
+	returned := false
+	defer func() {
+		if !returned {
+			e.failed(&harnessError{function})
+		}
+	}()
+	f()
+	returned = true
 }
 
 // failed records that the check failed, if err is not nil.
@@ -106,8 +133,20 @@ func (e *env) must(err error) {
 	}
 }
 
+// endHung ends the check since something is not done after hangs.
+func (e *env) endHung(err error) {
+	bound := e.hangs()
+	e.mu.Lock()
+	if e.err == nil {
+		e.hung = bound
+	}
+	e.mu.Unlock()
+	e.end(err)
+}
+
 // close ends all clients and goroutines of the check.
 func (e *env) close() {
+	defer e.stalls.close()
 	e.cancel()
 	e.mu.Lock()
 	closers, links, thaw := e.closers, e.links, e.thaw
@@ -156,7 +195,7 @@ func (e *env) hangs() time.Duration {
 		return e.patience
 	}
 	i := e.driverInfo()
-	return 30*time.Second + 5*(e.ttl()+i.Late)
+	return 30*time.Second + 5*(e.ttl()+i.LateFor(e.ttl()))
 }
 
 // goroutine is one that a check started.
@@ -199,7 +238,7 @@ func (e *env) await(what string, g *goroutine) {
 		if id := g.id.Load(); id != nil {
 			where = stackOf(*id)
 		}
-		e.endf("%s: still not done after %v\n%s", what, e.hangs(), where)
+		e.endHung(fmt.Errorf("%s: still not done after %v\n%s", what, e.hangs(), where))
 	}
 }
 
@@ -218,7 +257,7 @@ func (e *env) until(what string, cond func() bool) {
 		select {
 		case <-next:
 		case <-hangs.C:
-			e.endf("%s: still not so after %v", what, e.hangs())
+			e.endHung(fmt.Errorf("%s: still not so after %v", what, e.hangs()))
 		}
 	}
 }
@@ -232,7 +271,7 @@ func (e *env) poll(what string, f func() error) {
 			return
 		}
 		if time.Now().After(deadline) {
-			e.endf("%s: still not so after %v: %w", what, e.hangs(), err)
+			e.endHung(fmt.Errorf("%s: still not so after %v: %w", what, e.hangs(), err))
 		}
 		e.sleep(pause)
 	}
@@ -245,6 +284,17 @@ func (e *env) sleep(d time.Duration) { time.Sleep(d) }
 func (e *env) sleepUntil(t time.Time) {
 	for !time.Now().After(t) {
 		e.sleep(time.Until(t) + 1)
+	}
+}
+
+// expired waits until the Expires of a lease has passed, and returns it. Until then a session may move it.
+func (e *env) expired(r *request) time.Time {
+	for {
+		end := r.lease.Expires()
+		if time.Now().After(end) {
+			return end
+		}
+		e.sleepUntil(end)
 	}
 }
 
@@ -309,14 +359,19 @@ func (e *env) renewed() time.Duration { return e.allowed(4 * e.ttl()) }
 
 // ttl returns the TTL of leases whose end a check waits for.
 func (e *env) ttl() time.Duration {
-	if e.minTTL > 0 {
-		return e.allowed(e.minTTL)
-	}
-	return e.allowed(time.Second)
+	return e.allowed(cmp.Or(e.minTTL, defaultTTL))
 }
+
+// defaultTTL is Harness.TTL if that is not given.
+const defaultTTL = time.Second
 
 // brief returns the TTL of leases that a check lets run out, and of which it does not matter when.
 func (e *env) brief() time.Duration { return e.allowed(e.ttl() / 4) }
+
+// crooked returns a TTL that is no round number in any unit, where the driver keeps such.
+func (e *env) crooked() time.Duration {
+	return e.allowed(time.Second + 317*time.Millisecond + 400*time.Microsecond)
+}
 
 // allowed returns the TTL next to d that the driver keeps.
 func (e *env) allowed(d time.Duration) time.Duration {

@@ -179,6 +179,8 @@ var interfaces = map[string]struct {
 	"Driver":             {},
 	"Lease":              {},
 	"Events":             {},
+	"KeepAliveReporter":  {}, // taps and their leases have these two always, and say nothing where the driver does not
+	"SessionLease":       {},
 	"Sealer":             {},
 	"Marker":             {},
 	"Unsealer":           {},

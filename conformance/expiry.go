@@ -18,6 +18,7 @@ var expiryChecks = []Check{
 	{"expiry/extend", "Extend moves the end of a lease at the backend too, to later or earlier, and revives none that is over.", extendMovesEnd},
 	{"expiry/abandoned", "The lease of a client that is gone ends without its help, and not before Expires.", abandonedLeaseEnds},
 	{"expiry/holder-first", "A holder knows that its lease is over before anybody else is granted the name, also over a slow connection.", holderKnowsFirst},
+	{"expiry/bounds", "However a lease got its TTL, and however crooked that is, others get the name not before its Expires, and at the latest Info.LateFor after it.", endsInBounds},
 	{"expiry/race", "Of many clients that try when a lease expires, at most one is granted the name, and none before its deadline.", raceAtExpiry},
 }
 

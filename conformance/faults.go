@@ -18,6 +18,10 @@ var faultChecks = []Check{
 	{"faults/late-answer", "Expires counts from before the request was sent, never from the arrival of the answer.", lateAnswer},
 	{"faults/lost-acquire", "What an Acquire may have got whose answer was lost is given back.", lostAcquire},
 	{"faults/lost-release", "A release whose answer was lost frees the name, and repeating it does nothing to the next holder.", lostRelease},
+	{"faults/lost-grant", "A lease that comes after a lost answer counts from the request that was carried out: nobody else gets the name before its Expires.", lostGrant},
+	{"faults/lost-renewal", "A renewal for less moves Expires before anybody can profit by it, also while its answer is on the way, and if that is lost.", lostRenewal},
+	{"faults/clean-up", "What failed requests left behind is cleaned up long before its TTL is over, also if the backend is out of reach for a while.", cleanUpGoesOn},
+	{"faults/many", "What many failed requests left behind is cleaned up by a bounded number of goroutines.", fewCleanUps},
 }
 
 // patience is how long the context of a request lasts that is not going to be answered.
@@ -120,19 +124,19 @@ func lateAnswer(e *env) error {
 	if took := r.at.Sub(r.called); took < late {
 		return fmt.Errorf("the harness did not delay the answer to an Acquire by %v: it took %v", late, took)
 	}
-	check := func(what string, called time.Time, ttl time.Duration) error {
-		if got, limit := r.lease.Expires(), called.Add(ttl+late); !got.Before(limit) {
-			return fmt.Errorf("%s, whose answer came %v late, expires at %s, which is %v after that answer",
-				what, late, e.events.at(got), got.Sub(called.Add(late)))
+	check := func(what string, returned time.Time, ttl time.Duration) error {
+		sent := returned.Add(-late) // at the latest
+		if got := r.lease.Expires(); got.After(sent.Add(ttl)) {
+			return fmt.Errorf("%s expires at %s, which is more than its TTL of %v after the request was sent, since the answer came %v late at %s",
+				what, e.events.at(got), ttl, late, e.events.at(returned))
 		}
 		return nil
 	}
-	if err := check("a lease", r.called, r.TTL); err != nil {
+	if err := check("a lease", r.at, r.TTL); err != nil {
 		return err
 	}
-	called := time.Now()
 	e.must(r.renew(e.long()))
-	if err := check("a renewed lease", called, e.long()); err != nil {
+	if err := check("a renewed lease", time.Now(), e.long()); err != nil {
 		return err
 	}
 	d.heal()

@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/go-dsync/dsync/driver"
 )
@@ -10,6 +11,7 @@ var fencingChecks = []Check{
 	{"fencing/rise", "The token of each grant is larger than that of every grant of the name before, whichever client it went to.", tokensRise},
 	{"fencing/blocks", "Of the tokens that come with a grant, the last is smaller than the first of the next grant.", blocksRise},
 	{"fencing/loss", "Tokens also rise over holds that expired, were removed, or whose wait was canceled.", tokensRiseOverLoss},
+	{"fencing/idle", "Tokens also rise when nobody has asked for the name, or for any, for hours and days.", tokensRiseOverTime},
 }
 
 func tokensRise(e *env) error {
@@ -90,6 +92,24 @@ func tokensRiseOverLoss(e *env) error {
 		if err := rises(h, "a removal"); err != nil {
 			return err
 		}
+		h.release()
+	}
+	return nil
+}
+
+func tokensRiseOverTime(e *env) error {
+	e.claims(fencing)
+	e.need(e.fakeTime, "FakeTime")
+	a, b, name := e.driver(), e.driver(), e.name()
+	var last uint64
+	for i, idle := range []time.Duration{0, 16 * time.Minute, time.Hour, 25 * time.Hour, 8 * 24 * time.Hour} {
+		e.sleep(idle)
+		h := []*rawDriver{a, b}[i%2].hold(name)
+		first, n := h.lease.Tokens()
+		if first <= last {
+			return fmt.Errorf("after %v in which nobody held %q, %s got the token %d, after %d", idle, name, h.driver.label, first, last)
+		}
+		last = first + uint64(n) - 1
 		h.release()
 	}
 	return nil

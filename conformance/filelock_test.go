@@ -36,6 +36,8 @@ type fileDriver struct {
 	now    func() time.Time
 	late   time.Duration // how much later than in truth a lease seems to end
 
+	noTokens bool
+
 	life   context.Context // until Close
 	end    context.CancelFunc
 	asking sync.WaitGroup
@@ -51,7 +53,11 @@ func newFileDriver(dir string) *fileDriver {
 }
 
 func (d *fileDriver) Info() driver.Info {
-	return driver.Info{Name: "file", Order: driver.Unordered, Fencing: driver.Durable}
+	i := driver.Info{Name: "file", Order: driver.Unordered, Fencing: driver.Durable}
+	if d.noTokens {
+		i.Fencing = driver.None
+	}
+	return i
 }
 
 // record is what a file says.
@@ -150,7 +156,7 @@ func (d *fileDriver) take(r *driver.Request) (driver.Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.expires.Store(sent.Add(r.TTL).Add(d.late).UnixNano())
+	l.expires.Store(int64(sent.Add(r.TTL).Add(d.late).Sub(fileEpoch)))
 	d.mu.Lock()
 	d.holds[l] = true
 	d.mu.Unlock()
@@ -174,16 +180,24 @@ func (d *fileDriver) Close(ctx context.Context) error {
 	return nil
 }
 
+var fileEpoch = time.Now()
+
 type fileLease struct {
 	d       *fileDriver
 	r       *driver.Request
 	token   uint64
-	expires atomic.Int64
+	expires atomic.Int64 // since fileEpoch
 	over    atomic.Bool
 }
 
-func (l *fileLease) Tokens() (uint64, int) { return l.token, 1 }
-func (l *fileLease) Expires() time.Time    { return time.Unix(0, l.expires.Load()) }
+func (l *fileLease) Tokens() (uint64, int) {
+	if l.d.noTokens {
+		return 0, 0
+	}
+	return l.token, 1
+}
+
+func (l *fileLease) Expires() time.Time { return fileEpoch.Add(time.Duration(l.expires.Load())) }
 
 // own runs change on the record of the hold.
 func (l *fileLease) own(change func(*record)) error {
@@ -203,7 +217,7 @@ func (l *fileLease) Renew(_ context.Context, ttl time.Duration) error {
 	}
 	err := l.own(func(now *record) { now.Until = time.Now().Add(ttl) })
 	if err == nil {
-		l.expires.Store(sent.Add(ttl).Add(l.d.late).UnixNano())
+		l.expires.Store(int64(sent.Add(ttl).Add(l.d.late).Sub(fileEpoch)))
 	}
 	return err
 }

@@ -43,3 +43,15 @@ func leftBehind(p any) error {
 		return strings.Contains(header, "synctest bubble")
 	}))
 }
+
+// goroutines returns how many there are in the bubble of the check, beside which others may run, or in the process.
+func (e *env) goroutines() int {
+	if !e.fakeTime {
+		return runtime.NumGoroutine()
+	}
+	var own [256]byte
+	header, _, _ := bytes.Cut(own[:runtime.Stack(own[:], false)], []byte("\n"))
+	_, bubble, _ := bytes.Cut(header, []byte("synctest bubble "))
+	buf := make([]byte, 8<<20)
+	return bytes.Count(buf[:runtime.Stack(buf, true)], append([]byte("synctest bubble "), bubble...))
+}

@@ -3,6 +3,7 @@ package conformance
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -11,10 +12,11 @@ import (
 
 // The checks of one lease at a time: what Expires, Renew and RenewAll say.
 var leaseChecks = []Check{
-	{"lease/expires", "Expires is the send time plus the TTL, without a margin, or the end of the session that carries the lease.", expiresAfterTTL},
+	{"lease/expires", "Expires is the send time plus the TTL, without a margin, or the end of the session that carries the lease, on the monotonic clock.", expiresAfterTTL},
 	{"lease/after-wait", "After a wait of any length a lease is fresh: Expires counts from the request that was granted, and not from the beginning of the wait.", freshAfterWait},
 	{"lease/renew", "Renew makes a fixed lease last its TTL from now on, also if that is shorter than before.", renewMovesExpires},
 	{"lease/over", "Once Expires has passed it never moves, and Renew fails.", overStaysOver},
+	{"lease/late-renewal", "The answer to a renewal that arrives when Expires has passed does not move it.", lateRenewal},
 	{"lease/renew-all", "RenewAll renews each lease, and calls done once for each, with the outcome of that lease, before it returns.", renewAll},
 }
 
@@ -34,6 +36,9 @@ func expiresAfterTTL(e *env) error {
 	d := e.driver()
 	for _, opts := range [][]option{{fixed}, nil} {
 		r := d.hold(e.name(), opts...)
+		if isMonotonic(r.called) && !isMonotonic(r.lease.Expires()) { // in fake time nothing is
+			return fmt.Errorf("the Expires of %s is a time of the wall clock, which can be set, and not one of the monotonic clock", d.label)
+		}
 		if err := r.expiresWithin("a lease after the grant", r.called, r.at, r.TTL); err != nil {
 			return err
 		}
@@ -41,6 +46,8 @@ func expiresAfterTTL(e *env) error {
 	}
 	return nil
 }
+
+func isMonotonic(t time.Time) bool { return strings.Contains(t.String(), " m=") }
 
 func freshAfterWait(e *env) error {
 	waits := [][]option{{ttl(e.brief())}, {ttl(e.brief()), fixed}}
@@ -81,14 +88,34 @@ func renewMovesExpires(e *env) error {
 
 func overStaysOver(e *env) error {
 	r := e.driver().hold(e.name(), fixed, ttl(e.brief()))
-	e.sleepUntil(r.lease.Expires())
-	before := r.lease.Expires()
+	before := e.expired(r)
 	if err := r.renew(e.long()); err == nil {
 		return errors.New("a renewal after Expires had passed returned nil")
 	}
 	if after := r.lease.Expires(); !after.Equal(before) {
 		return fmt.Errorf("the Expires moved from %s to %s after it had passed", e.events.at(before), e.events.at(after))
 	}
+	e.awaitFree(r.Name)
+	return nil
+}
+
+func lateRenewal(e *env) error {
+	d := e.driver()
+	r := d.hold(e.name(), fixed, ttl(e.brief()))
+	d.delay(e.brief() * 3 / 2)
+	var err error
+	renewal := e.run(func() { err = r.lease.Renew(e.ctx, e.long()) }) // sent in time
+	before := e.expired(r)
+	e.await("Renew", renewal)
+	after := r.lease.Expires()
+	d.heal()
+	switch {
+	case err == nil:
+		return fmt.Errorf("a renewal whose answer came after the lease had expired, at %s, returned nil", e.events.at(before))
+	case !after.Equal(before):
+		return fmt.Errorf("the Expires moved from %s, when it had passed, to %s by the answer to a renewal", e.events.at(before), e.events.at(after))
+	}
+	_ = r.tryRelease(e.ctx)
 	e.awaitFree(r.Name)
 	return nil
 }
@@ -115,7 +142,7 @@ func renewAll(e *env) error {
 		e.end(&refusedError{"to renew leases in batches"})
 	}
 	over := d.hold(e.name(), ttl(e.brief()))
-	e.sleepUntil(over.lease.Expires())
+	e.expired(over)
 	all := []*request{d.hold(e.name()), over, d.hold(e.name()), d.hold(e.name())}
 	leases := make([]driver.Lease, len(all))
 	for i, r := range all {

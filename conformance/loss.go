@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
+	"time"
 
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/driver"
@@ -12,8 +14,9 @@ import (
 // The checks of how a holder learns that its hold is gone.
 var lossChecks = []Check{
 	{"loss/unlock", "A lease that is released in good order is never told to be lost.", releaseIsNoLoss},
-	{"loss/told", "Where Info has a bound for it, a driver says by itself that a hold was removed; elsewhere the next renewal does.", removalIsTold},
+	{"loss/told", "A driver says by itself, within Info.Detect, that a hold was removed, and with ErrRemoved; where Detect is 0 the next renewal does.", removalIsTold},
 	{"loss/once", "Lost is called at most once, and not after Release has returned.", toldOnce},
+	{"loss/unlocked", "Expires and Tokens of a lease take no lock that the driver holds while it says that the lease is lost.", lossHoldsNoLock},
 	{"loss/context", "Done, Err and the contexts of a lease end together, and say the same.", contextsEnd},
 	{"loss/again", "A client that lost all of its leases can lock again, and old leases stay lost.", locksAgain},
 }
@@ -39,7 +42,7 @@ func releaseIsNoLoss(e *env) error {
 		return errors.New("the channel of Done is not closed after Unlock")
 	}
 	if err := h.Err(); !errors.Is(err, dsync.ErrNotHeld) || errors.Is(err, dsync.ErrLost) {
-		return fmt.Errorf("Err of a lease that was unlocked is %q, want ErrNotHeld and not ErrLost", outcome(err))
+		return fmt.Errorf("the Err of a lease that was unlocked is %q, want ErrNotHeld and not ErrLost", outcome(err))
 	}
 	a.shut()
 	for _, h := range all {
@@ -51,17 +54,40 @@ func releaseIsNoLoss(e *env) error {
 }
 
 func removalIsTold(e *env) error {
-	a, name := e.driver(), e.name()
-	h := a.hold(name)
+	for _, waits := range []bool{false, true} {
+		if err := e.punctual(func() error { return e.tellsOfRemoval(waits) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tellsOfRemoval removes a hold, for which another client waits or not, and looks at what the holder is told.
+func (e *env) tellsOfRemoval(waits bool) error {
+	a, name, detect := e.driver(), e.name(), e.driverInfo().Detect
+	h, other := a.hold(name), a.hold(e.name())
+	var next *request
+	if waits {
+		next = e.outsider().start(name).waits()
+	}
 	e.remove(name)
-	if e.driverInfo().Detect == 0 {
+	removed := time.Now()
+	if detect == 0 {
 		return isNotHeld("the renewal of a hold that was removed", h.renew(e.long()))
 	}
 	e.until(fmt.Sprintf("%s is told that its hold was removed", a.label), func() bool { return len(h.lost()) > 0 })
-	if cause := h.lost()[0]; !errors.Is(cause, driver.ErrRemoved) && !errors.Is(cause, driver.ErrSessionEnded) {
+	cause := h.lost()[0]
+	switch sessionLives := e.outsider().refused(other.Name) == nil; {
+	case sessionLives && !errors.Is(cause, driver.ErrRemoved):
+		return fmt.Errorf("%s was told of a removed hold with the cause %q, want ErrRemoved", a.label, cause)
+	case !errors.Is(cause, driver.ErrRemoved) && !errors.Is(cause, driver.ErrSessionEnded):
 		return fmt.Errorf("%s was told of a removed hold with the cause %q, want ErrRemoved or ErrSessionEnded", a.label, cause)
 	}
-	return nil
+	if waits {
+		next.granted().release()
+	}
+	return e.late(h.lostAt.Sub(removed)-detect, "%s was told of the loss of %q at %s, and its hold was removed at %s at the latest (somebody waited: %t); Info.Detect is %v",
+		a.label, name, e.events.at(h.lostAt), e.events.at(removed), waits, detect)
 }
 
 func toldOnce(e *env) error {
@@ -78,8 +104,8 @@ func toldOnce(e *env) error {
 		e.together("remove and release", 2, func(i int) error {
 			if i == 0 {
 				e.expire(name)
-			} else if err := h.tryRelease(e.ctx); err != nil && !errors.Is(err, driver.ErrNotHeld) {
-				return err
+			} else if err := h.tryRelease(e.ctx); err != nil && !errors.Is(err, driver.ErrNotHeld) && !errors.Is(err, driver.ErrUnknown) {
+				return err // unknown: the session may be ended while its server reads the release
 			}
 			return nil
 		})
@@ -92,6 +118,43 @@ func toldOnce(e *env) error {
 			return fmt.Errorf("the loss of one hold was told %d times, with %q", len(causes), causes)
 		}
 	}
+	return nil
+}
+
+// askingEvents asks a lease what package dsync asks it while it is told of the loss.
+type askingEvents struct {
+	driver.Events
+	lease atomic.Pointer[request]
+	told  chan struct{}
+}
+
+func (a *askingEvents) of(r *driver.Request) { a.Events, r.Events = r.Events, a }
+
+// Lost implements driver.Events.
+func (a *askingEvents) Lost(cause error) {
+	if r := a.lease.Load(); r != nil {
+		r.lease.Expires()
+		r.lease.Tokens()
+	}
+	a.Events.Lost(cause)
+	close(a.told)
+}
+
+func lossHoldsNoLock(e *env) error {
+	a, name, asks := e.driver(), e.name(), &askingEvents{told: make(chan struct{})}
+	h := a.hold(name, asks.of)
+	asks.lease.Store(h)
+	e.remove(name)
+	e.within("Events.Lost, in which Expires and Tokens of the lease are called", func() {
+		if e.driverInfo().Detect == 0 {
+			_ = h.lease.Renew(e.ctx, h.TTL) // which may call Lost
+			return
+		}
+		select {
+		case <-asks.told:
+		case <-e.ctx.Done():
+		}
+	})
 	return nil
 }
 

@@ -49,6 +49,21 @@ var capabilityMutants = []mutant{
 		}),
 	},
 	{
+		check:  "capabilities/ttl",
+		breaks: "the backend counts TTLs in 32 bits of milliseconds",
+		mutate: in32Bits(func(d time.Duration) time.Duration { return time.Duration(int32(d.Milliseconds())) * time.Millisecond }),
+	},
+	{
+		check:  "capabilities/ttl",
+		breaks: "the backend keeps TTLs of years for a year",
+		mutate: in32Bits(func(d time.Duration) time.Duration { return min(d, 365*24*time.Hour) }),
+	},
+	{
+		check:  "capabilities/contended",
+		breaks: "nobody is ever said to wait",
+		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) { l.contended = func() bool { return false } }),
+	},
+	{
 		check:  "capabilities/tokens",
 		breaks: "a driver that claims fencing has no tokens",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
@@ -102,4 +117,20 @@ var capabilityMutants = []mutant{
 			}}
 		},
 	},
+}
+
+// in32Bits returns a mutation in which the backend makes something else of the TTLs of fixed leases.
+func in32Bits(f func(time.Duration) time.Duration) func(*memory.Driver) driver.Driver {
+	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		q := *r
+		if r.Fixed && r.TTL > time.Hour {
+			q.TTL = max(f(r.TTL), 1)
+		}
+		l, err := d.Acquire(ctx, &q)
+		if l == nil || q.TTL == r.TTL {
+			return l, err
+		}
+		end := time.Now().Add(r.TTL)
+		return &brokenLease{Lease: l, r: r, expires: func() time.Time { return end }}, nil
+	})
 }

@@ -16,7 +16,7 @@ var expiryMutants = []mutant{
 		breaks: "a fixed lease ends at the backend a tenth before its time",
 		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
 			if l.r.Fixed {
-				time.AfterFunc(l.r.TTL*9/10, func() { expireHold(d, l.r) })
+				time.AfterFunc(l.r.TTL/10*9, func() { expireHold(d, l.r) })
 			}
 		}),
 	},
@@ -126,7 +126,7 @@ func deafToExpiry() func(*memory.Driver) driver.Driver {
 
 // endedByClient is a mutation whose leases last very long at the backend, and are released by a timer of the client.
 func endedByClient() func(*memory.Driver) driver.Driver {
-	const forever = 24 * time.Hour
+	const forever = 200 * 365 * 24 * time.Hour
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		q := *r
 		q.TTL = forever

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/memory"
@@ -54,6 +55,7 @@ var fencingMutants = []mutant{
 		}),
 	},
 	{check: "fencing/loss", breaks: "only a release moves the token", mutate: tokensByRelease()},
+	{check: "fencing/idle", breaks: "the count of tokens is forgotten after a day without a grant", mutate: forgetful(24 * time.Hour)},
 }
 
 var namesMutants = []mutant{
@@ -103,8 +105,50 @@ var scaleMutants = []mutant{
 		},
 	},
 	{
+		check:  "scale/gone",
+		breaks: "each wait that was given up leaves a goroutine",
+		mutate: leavesGoroutines(func(err error) bool { return errors.Is(err, context.Canceled) }),
+	},
+	{
+		check:  "scale/gone",
+		breaks: "each wait that was granted leaves a goroutine",
+		mutate: leavesGoroutines(func(err error) bool { return err == nil }),
+	},
+	{
 		check:  "scale/waiters",
 		breaks: "who waits beside 899 others is forgotten",
 		mutate: forget(900),
 	},
+}
+
+// leavesGoroutines returns a mutation in which waits that ended so leave a goroutine until the driver is closed.
+func leavesGoroutines(ended func(error) bool) func(*memory.Driver) driver.Driver {
+	return breakClosed(func(d *closable, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		q, waited := *r, false
+		q.Events = &waitingEvents{r.Events, func() { waited = true }}
+		l, err := d.Acquire(ctx, &q)
+		if waited && ended(err) {
+			go func() { <-d.closed }()
+		}
+		return l, err
+	}, nil)
+}
+
+// forgetful returns a mutation in which tokens begin anew after so long without a grant.
+func forgetful(after time.Duration) func(*memory.Driver) driver.Driver {
+	var mu sync.Mutex
+	var last time.Time
+	var forgotten, count uint64
+	return breakLeases(func(_ *memory.Driver, l *brokenLease) {
+		mu.Lock()
+		defer mu.Unlock()
+		first, n := l.Lease.Tokens()
+		if now := time.Now(); now.Sub(last) > after {
+			forgotten = count
+		}
+		last, count = time.Now(), max(count, first-1)
+		forgotten = min(forgotten, first-1)
+		begin := first - forgotten
+		l.tokens = func() (uint64, int) { return begin, n }
+	})
 }

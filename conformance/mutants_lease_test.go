@@ -27,6 +27,14 @@ var leaseMutants = []mutant{
 		}),
 	},
 	{
+		check:  "lease/expires",
+		breaks: "Expires is a time of the wall clock",
+		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
+			l.expires = func() time.Time { return l.Lease.Expires().Round(0) }
+		}),
+		clock: true,
+	},
+	{
 		check:  "lease/after-wait",
 		breaks: "after a wait Expires counts from the request that waited",
 		mutate: func(d *memory.Driver) driver.Driver {
@@ -88,6 +96,22 @@ var leaseMutants = []mutant{
 			l.release = func(ctx context.Context) error {
 				again.released.Store(true)
 				return l.Lease.Release(ctx)
+			}
+			l.expires = again.until
+		}),
+	},
+	{
+		check:  "lease/late-renewal",
+		breaks: "a renewal that was sent in time takes the name again when the lease has run out meanwhile",
+		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
+			again := &retaken{d: d, brokenLease: l}
+			l.renew = func(ctx context.Context, ttl time.Duration) error {
+				inTime := time.Now().Before(l.Lease.Expires())
+				err := l.Lease.Renew(ctx, ttl)
+				if inTime && errors.Is(err, driver.ErrNotHeld) && !time.Now().Before(l.Lease.Expires()) {
+					return again.take(ttl)
+				}
+				return err
 			}
 			l.expires = again.until
 		}),

@@ -2,6 +2,8 @@ package conformance
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -192,12 +194,96 @@ func barge() func(*memory.Driver) driver.Driver {
 	}
 }
 
+// crowds are those who wait for each name at the drivers of one mutation, in the order in which they came.
+type crowds struct {
+	mu sync.Mutex
+	m  map[string][]*place
+}
+
+// place is that of one who waits.
+type place struct {
+	got   chan driver.Lease // gets one
+	asked chan struct{}     // closed when its own request is done
+	err   error             // of that
+}
+
+// leave takes p out of the crowd of name, and reports whether it was there.
+func (c *crowds) leave(name string, p *place) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i := slices.Index(c.m[name], p)
+	if i >= 0 {
+		c.m[name] = slices.Delete(c.m[name], i, i+1)
+	}
+	return i >= 0
+}
+
+// pass gives a lease that p was granted to the last of the crowd, if there are so many, or else to p. If p has got another one
+// already, it is the first that gets it.
+func (c *crowds) pass(name string, p *place, l driver.Lease, many int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	crowd := c.m[name]
+	if len(crowd) == 0 {
+		return false
+	}
+	i := max(0, slices.Index(crowd, p))
+	if len(crowd) >= many {
+		i = len(crowd) - 1
+	}
+	crowd[i].got <- l
+	c.m[name] = slices.Delete(crowd, i, i+1)
+	return true
+}
+
+// lastOfCrowd is a mutation that keeps the order unless so many wait for a name.
+func lastOfCrowd(many int) func(*memory.Driver) driver.Driver {
+	c := crowds{m: map[string][]*place{}}
+	return breakWait(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		p := &place{got: make(chan driver.Lease, 1), asked: make(chan struct{})}
+		q := *r
+		q.Events = &waitingEvents{r.Events, func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.m[r.Name] = append(c.m[r.Name], p)
+		}}
+		go func() { // ends with ctx, or the driver
+			defer close(p.asked)
+			l, err := d.Acquire(ctx, &q)
+			if err != nil {
+				p.err = err
+			} else if !c.pass(r.Name, p, l, many) {
+				p.got <- l // it did not wait, or is the last
+			}
+		}()
+		select {
+		case l := <-p.got:
+			return l, nil
+		case <-p.asked:
+		}
+		if p.err != nil && c.leave(r.Name, p) {
+			return nil, p.err
+		}
+		select {
+		case l := <-p.got:
+			return l, nil
+		case <-ctx.Done():
+		}
+		if !c.leave(r.Name, p) {
+			return <-p.got, nil
+		}
+		return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+	})
+}
+
 var orderMutants = []mutant{
 	{check: "order/served", breaks: "who waits beside eight others is forgotten", mutate: forget(9)},
 	{check: "order/clients", breaks: "an order is claimed and not kept", on: memory.Options{Order: memory.Unordered},
 		mutate: claiming(func(i *driver.Info) { i.Order = driver.FIFOByClient })},
 	{check: "order/arrival", breaks: "the order of clients is claimed to be that of arrival", on: memory.Options{Order: memory.FIFOByClient},
 		mutate: claiming(func(i *driver.Info) { i.Order = driver.FIFO })},
+	{check: "order/clients", breaks: "of more than eight who wait the last that came is the first to be served", mutate: lastOfCrowd(9)},
+	{check: "order/arrival", breaks: "of more than a hundred who wait the last that came is the first to be served", mutate: lastOfCrowd(101)},
 	{check: "order/canceled", breaks: "who waits loses its place when another gives up", mutate: requeue()},
 	{check: "order/newcomers", breaks: "who tries at the moment of a release overtakes those who wait", mutate: barge()},
 	{check: "order/hand-overs", breaks: "the thousandth who waits for a name is forgotten", mutate: neverGrant(1000)},

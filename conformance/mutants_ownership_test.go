@@ -44,6 +44,43 @@ var ownershipMutants = []mutant{
 		}),
 	},
 	{
+		check:  "ownership/stale-release",
+		breaks: "the release of a lease that ran out frees what the same client holds by now",
+		mutate: newestOfClient(func(l *brokenLease, newest func() *brokenLease) {
+			l.release = func(ctx context.Context) error {
+				err := l.Lease.Release(ctx)
+				if next := newest(); errors.Is(err, driver.ErrNotHeld) && next != l && !time.Now().Before(l.Lease.Expires()) {
+					return next.Lease.Release(ctx)
+				}
+				return err
+			}
+		}),
+	},
+	{
+		check:  "ownership/late-release",
+		breaks: "the release of a lease that ran out returns nil unless somebody else has the name",
+		mutate: breakRelease(func(d *memory.Driver, l *brokenLease, times int, err error) error {
+			s, _ := d.Inspect(context.Background(), l.r.Name)
+			if times == 1 && errors.Is(err, driver.ErrNotHeld) && !time.Now().Before(l.Lease.Expires()) && !s.Held {
+				return nil
+			}
+			return err
+		}),
+	},
+	{
+		check:  "ownership/stale-renew",
+		breaks: "the renewal of a lease that ran out renews what the same client holds by now",
+		mutate: newestOfClient(func(l *brokenLease, newest func() *brokenLease) {
+			l.renew = func(ctx context.Context, ttl time.Duration) error {
+				err := l.Lease.Renew(ctx, ttl)
+				if next := newest(); errors.Is(err, driver.ErrNotHeld) && next != l && !time.Now().Before(l.Lease.Expires()) {
+					return next.Lease.Renew(ctx, ttl)
+				}
+				return err
+			}
+		}),
+	},
+	{
 		check:  "ownership/stale-renew",
 		breaks: "the renewal of a lease that ran out deletes the name",
 		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
@@ -136,6 +173,20 @@ func breakRelease(f func(d *memory.Driver, l *brokenLease, times int, err error)
 	})
 }
 
+// newestOfClient returns a mutation of leases that know the last lease of their name that their client was granted.
+func newestOfClient(f func(l *brokenLease, newest func() *brokenLease)) func(*memory.Driver) driver.Driver {
+	return func(d *memory.Driver) driver.Driver {
+		var last sync.Map // by name
+		return &broken{Driver: d, lease: func(l *brokenLease) {
+			last.Store(l.r.Name, l)
+			f(l, func() *brokenLease {
+				newest, _ := last.Load(l.r.Name)
+				return newest.(*brokenLease)
+			})
+		}}
+	}
+}
+
 func breakForceUnlock(f func(ctx context.Context, name string, err error) error) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		return &broken{Driver: d, forceUnlock: func(ctx context.Context, name string) error {
@@ -160,7 +211,7 @@ func pretendRenewals(l *brokenLease) {
 	l.renew = func(ctx context.Context, ttl time.Duration) error {
 		now, expires := time.Now(), l.Expires()
 		err := l.Lease.Renew(ctx, ttl)
-		if errors.Is(err, driver.ErrNotHeld) && now.Before(expires) && !released.Load() {
+		if errors.Is(err, driver.ErrNotHeld) && time.Now().Before(expires) && !released.Load() {
 			until.Store(now.Add(ttl).UnixNano())
 			return nil
 		}

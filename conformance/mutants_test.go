@@ -18,6 +18,7 @@ type mutant struct {
 	mutate func(*memory.Driver) driver.Driver
 	owner  func(*client, locker) locker // in place of mutate
 	on     memory.Options               // the backend that it is made from
+	clock  bool                         // only a real clock tells: it is run on that, by its check alone
 }
 
 // mutants returns all mutants, those of one group after the other.
@@ -30,14 +31,20 @@ func mutants() []mutant {
 		reentrancyMutants,
 		contentionMutants,
 		capabilityMutants,
+		lengthMutants,
+		deadlineMutants,
 		faultMutants,
+		lostMutants,
 		closingMutants,
 		expiryMutants,
+		boundsMutants,
 		watchdogMutants,
+		keepAliveMutants,
 		lossMutants,
 		wakeupMutants,
 		orderMutants,
 		fencingMutants,
+		inspectMutants,
 		migrationMutants,
 		migrationBackMutants,
 		namesMutants,
@@ -59,7 +66,7 @@ func TestMutants(t *testing.T) {
 		})
 	}
 	for _, c := range Checks() {
-		if !caught[c.Name] && !needsProcesses(c) { // see TestMutantsBetweenProcesses
+		if !caught[c.Name] && !needsURL(c) { // see TestMutantsBetweenProcesses and TestMutantsOfURLs
 			t.Errorf("no mutant is caught by %s, so it is not known that it can fail", c.Name)
 		}
 	}
@@ -72,7 +79,13 @@ func firstToFail(t *testing.T, m mutant) (string, result) {
 	}
 	h := onMemory(&m.on, m.mutate)
 	h.breakOwner = m.owner
+	if m.clock {
+		h.FakeTime, h.hangs = false, 3*time.Second
+	}
 	for _, c := range Checks() {
+		if m.clock && c.Name != m.check {
+			continue
+		}
 		if r := c.result(t, h); r.err != nil {
 			return c.Name, r
 		}
@@ -226,11 +239,12 @@ func (d *broken) Close(ctx context.Context) error {
 // brokenLease is a lease of which some methods are replaced.
 type brokenLease struct {
 	driver.Lease
-	r       *driver.Request
-	tokens  func() (uint64, int)
-	expires func() time.Time
-	renew   func(ctx context.Context, ttl time.Duration) error
-	release func(ctx context.Context) error
+	r         *driver.Request
+	tokens    func() (uint64, int)
+	expires   func() time.Time
+	renew     func(ctx context.Context, ttl time.Duration) error
+	release   func(ctx context.Context) error
+	contended func() bool
 }
 
 func (l *brokenLease) Tokens() (uint64, int) {
@@ -259,6 +273,15 @@ func (l *brokenLease) Release(ctx context.Context) error {
 		return l.release(ctx)
 	}
 	return l.Lease.Release(ctx)
+}
+
+// Contended implements driver.ContentionReporter.
+func (l *brokenLease) Contended() bool {
+	if l.contended != nil {
+		return l.contended()
+	}
+	c, ok := l.Lease.(driver.ContentionReporter)
+	return !ok || c.Contended()
 }
 
 // breakLeases returns a mutation that breaks every lease of a driver.

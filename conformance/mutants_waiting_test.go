@@ -24,6 +24,63 @@ var waitingMutants = []mutant{
 		}),
 	},
 	{
+		check:  "waiting/try",
+		breaks: "a try asks for three seconds",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			for range 3 {
+				if l, err := d.Acquire(ctx, r); !r.NoWait || !errors.Is(err, driver.ErrLocked) {
+					return l, err
+				}
+				select {
+				case <-time.After(time.Second):
+				case <-ctx.Done():
+				}
+			}
+			return d.Acquire(ctx, r)
+		}),
+	},
+	{
+		check:  "waiting/prompt",
+		breaks: "who waits asks every fifth of a second",
+		mutate: claimingUnordered(breakWait(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			r.Events.Waiting()
+			try := *r
+			try.NoWait = true
+			for {
+				select {
+				case <-time.After(time.Second / 5):
+				case <-ctx.Done():
+					return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+				}
+				if l, err := d.Acquire(ctx, &try); !errors.Is(err, driver.ErrLocked) {
+					return l, err
+				}
+			}
+		})),
+	},
+	{
+		check:  "waiting/context",
+		breaks: "a lease is released when the context of its Acquire ends",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			l, err := d.Acquire(ctx, r)
+			if l != nil {
+				context.AfterFunc(ctx, func() { _ = l.Release(context.Background()) })
+			}
+			return l, err
+		}),
+	},
+	{
+		check:  "waiting/context",
+		breaks: "a lease is renewed until the context of its Acquire ends",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			l, err := d.Acquire(ctx, r)
+			if l == nil {
+				return l, err
+			}
+			return &brokenLease{Lease: l, r: r, renew: func(_ context.Context, ttl time.Duration) error { return l.Renew(ctx, ttl) }}, nil
+		}),
+	},
+	{
 		check:  "waiting/woken",
 		breaks: "a release wakes nobody",
 		mutate: breakWait(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -221,4 +278,21 @@ func breakWait(wait func(d *memory.Driver, ctx context.Context, r *driver.Reques
 		}
 		return wait(d, ctx, r)
 	})
+}
+
+// claimingUnordered returns a mutation that claims no order, and cannot count those who wait.
+func claimingUnordered(mutate func(*memory.Driver) driver.Driver) func(*memory.Driver) driver.Driver {
+	return func(d *memory.Driver) driver.Driver {
+		b := mutate(d).(*broken)
+		b.info = func(i driver.Info) driver.Info {
+			i.Order = driver.Unordered
+			return i
+		}
+		b.inspect = func(ctx context.Context, name string) (driver.Status, error) {
+			s, err := d.Inspect(ctx, name)
+			s.Waiters, s.Queue = -1, nil
+			return s, err
+		}
+		return b
+	}
 }

@@ -145,6 +145,28 @@ var lossMutants = []mutant{
 		}),
 	},
 	{
+		check:  "loss/told",
+		breaks: "a hold that was removed is told to have ended with its session",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			q := *r
+			q.Events = sessionEvents{r.Events}
+			return d.Acquire(ctx, &q)
+		}),
+	},
+	{
+		check:  "loss/told",
+		breaks: "a hold that others wait for is removed a second later",
+		mutate: func(d *memory.Driver) driver.Driver {
+			return &broken{Driver: d, forceUnlock: func(ctx context.Context, name string) error {
+				if s, err := d.Inspect(ctx, name); err != nil || s.Waiters == 0 {
+					return d.ForceUnlock(ctx, name)
+				}
+				time.AfterFunc(time.Second, func() { _ = d.Server().NewDriver().ForceUnlock(context.Background(), name) })
+				return nil
+			}}
+		},
+	},
+	{
 		check:  "loss/once",
 		breaks: "the release of a hold that is over tells of the loss again",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
@@ -159,12 +181,40 @@ var lossMutants = []mutant{
 		}),
 	},
 	{
+		check:  "loss/unlocked",
+		breaks: "a loss is told with the lock that Expires takes",
+		mutate: func(d *memory.Driver) driver.Driver {
+			mu := new(sync.Mutex)
+			return &broken{
+				Driver: d,
+				acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+					q := *r
+					q.Events = lockedEvents{r.Events, mu}
+					return d.Acquire(ctx, &q)
+				},
+				lease: func(l *brokenLease) {
+					l.expires = func() time.Time {
+						mu.Lock()
+						defer mu.Unlock()
+						return l.Lease.Expires()
+					}
+				},
+			}
+		},
+		clock: true,
+	},
+	{
 		check:  "loss/context",
 		breaks: "the contexts of a lease outlive it",
 		owner:  func(_ *client, l locker) locker { return contextless{l} },
 	},
 	{check: "loss/again", breaks: "a client locks nothing more when five of its leases have run out", mutate: brokenByLosses()},
 }
+
+// sessionEvents tells that every loss was that of a session.
+type sessionEvents struct{ driver.Events }
+
+func (v sessionEvents) Lost(error) { v.Events.Lost(driver.ErrSessionEnded) }
 
 // untold keeps losses to itself.
 type untold struct{ driver.Events }
@@ -257,4 +307,16 @@ var wakeupMutants = []mutant{
 			return &brokenLease{Lease: l, r: r}, nil
 		}),
 	},
+}
+
+// lockedEvents tells of a loss with a lock held.
+type lockedEvents struct {
+	driver.Events
+	mu *sync.Mutex
+}
+
+func (l lockedEvents) Lost(cause error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.Events.Lost(cause)
 }

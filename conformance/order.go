@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/go-dsync/dsync/driver"
 )
@@ -36,7 +37,7 @@ func (e *env) next(left []*request) int {
 func (e *env) inOrder(waiters []*request) error {
 	for left := waiters; len(left) > 0; left = left[1:] {
 		if i := e.next(left); i != 0 {
-			return fmt.Errorf("%s was granted the name before %s, which came earlier", left[i].driver.label, left[0].driver.label)
+			return fmt.Errorf("%s was granted the name before %s, which came earlier", left[i].Hold, left[0].Hold)
 		}
 	}
 	return nil
@@ -45,9 +46,18 @@ func (e *env) inOrder(waiters []*request) error {
 // line returns requests of n new clients that wait for a name, in this order. A driver says that it waits when its request is on the
 // way; each is seen in the queue before the next one comes, where the backend can be asked.
 func (e *env) line(name string, n int) []*request {
-	waiters := make([]*request, n)
+	drivers := make([]*rawDriver, n)
+	for i := range drivers {
+		drivers[i] = e.driver()
+	}
+	return e.lineOf(name, drivers)
+}
+
+// lineOf is line for requests of these clients.
+func (e *env) lineOf(name string, drivers []*rawDriver) []*request {
+	waiters := make([]*request, len(drivers))
 	for i := range waiters {
-		r := e.driver().start(name).waits()
+		r := drivers[i].start(name).waits()
 		waiters[i] = r
 		inspector, ok := r.driver.driver.(driver.Inspector)
 		if !ok {
@@ -85,12 +95,12 @@ func allAreServed(e *env) error {
 func clientsInOrder(e *env) error {
 	e.claims(fairness)
 	a, name := e.driver(), e.name()
-	for range 3 {
+	for _, n := range []int{8, 8, 33} {
 		h := a.hold(name)
-		waiters := e.line(name, 8)
+		waiters := e.line(name, n)
 		h.release()
 		if err := e.inOrder(waiters); err != nil {
-			return err
+			return fmt.Errorf("of %d that waited: %w", n, err)
 		}
 	}
 	return nil
@@ -98,14 +108,20 @@ func clientsInOrder(e *env) error {
 
 func arrivalsInOrder(e *env) error {
 	e.claims(arrivalOrder)
-	a, b, name := e.driver(), e.driver(), e.name()
-	h := a.hold(name)
-	var waiters []*request
-	for _, d := range []*rawDriver{a, a, a, b, b, a, b, b} {
-		waiters = append(waiters, d.start(name).waits())
+	drivers, name := []*rawDriver{e.driver(), e.driver(), e.driver()}, e.name()
+	for _, turns := range []string{"00011011", strings.Repeat("2001121", 5), strings.Repeat("01220110", 25)} {
+		h := drivers[0].hold(name)
+		var line []*rawDriver
+		for _, i := range turns {
+			line = append(line, drivers[i-'0'])
+		}
+		waiters := e.lineOf(name, line)
+		h.release()
+		if err := e.inOrder(waiters); err != nil {
+			return fmt.Errorf("of %d that waited: %w", len(waiters), err)
+		}
 	}
-	h.release()
-	return e.inOrder(waiters)
+	return nil
 }
 
 func cancelKeepsOrder(e *env) error {

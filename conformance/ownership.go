@@ -11,8 +11,9 @@ import (
 
 var ownershipChecks = []Check{
 	{"ownership/release-twice", "A second Release returns ErrNotHeld, and does nothing to the next holder.", releaseTwice},
-	{"ownership/stale-release", "Release of a lease that ran out returns ErrNotHeld, and does nothing to the next holder.", staleRelease},
-	{"ownership/stale-renew", "Renew of a lease that ran out returns ErrNotHeld, and does nothing to the next holder.", staleRenew},
+	{"ownership/stale-release", "Release of a lease that ran out returns ErrNotHeld, and does nothing to the next holder, be it another client or the same.", staleRelease},
+	{"ownership/late-release", "Release of a lease that ran out returns ErrNotHeld also if nobody has taken the name since.", releaseAfterEnd},
+	{"ownership/stale-renew", "Renew of a lease that ran out returns ErrNotHeld, and does nothing to the next holder, be it another client or the same.", staleRenew},
 	{"ownership/dead-after-release", "Renew of a released lease returns ErrNotHeld, and brings nothing back to life.", deadAfterRelease},
 	{"ownership/done-context", "A release whose context is over frees the name all the same.", releaseWithDoneContext},
 	{"ownership/force-unlock", "ForceUnlock ends whoever's hold, and returns ErrNotHeld if there is none.", forceUnlockEndsHold},
@@ -54,32 +55,69 @@ func releaseTwice(e *env) error {
 	return next.keeps("a release by the one before")
 }
 
-// runOut lets a lease run out, and returns it with that of the next holder.
-func (e *env) runOut() (old, next *request) {
-	old = e.driver().hold(e.name(), fixed, ttl(e.brief()))
-	e.sleepUntil(old.lease.Expires())
-	b := e.driver()
-	e.poll("a lease that ran out is granted to another client", func() error {
-		next = b.acquire(old.Name, noWait)
-		return next.err
+// afterExpiry lets leases run out, and calls f with each and that of the next holder: another client, and the same.
+func (e *env) afterExpiry(f func(old, next *request, heir string) error) error {
+	a, b := e.driver(), e.driver()
+	e.together("leases that run out", 2, func(i int) error {
+		old, next, heir := a.hold(e.name(), fixed, ttl(e.brief())), (*request)(nil), "another client"
+		d := b
+		if i == 1 {
+			d, heir = a, "the same client"
+		}
+		e.expired(old)
+		e.poll("the name of a lease that ran out is granted to "+heir, func() error {
+			next = d.acquire(old.Name, noWait)
+			return next.err
+		})
+		return f(old, next.granted(), heir)
 	})
-	return old, next.granted()
+	return nil
 }
 
 func staleRelease(e *env) error {
-	old, next := e.runOut()
-	if err := isNotHeld("the release of a lease that ran out", old.tryRelease(e.ctx)); err != nil {
-		return err
-	}
-	return next.keeps("a release by the one whose lease ran out")
+	return e.afterExpiry(func(old, next *request, heir string) error {
+		if err := isNotHeld("the release of a lease that ran out, when "+heir+" had the name,", old.tryRelease(e.ctx)); err != nil {
+			return err
+		}
+		return next.keeps("the release of a lease that ran out, when " + heir + " had the name,")
+	})
 }
 
 func staleRenew(e *env) error {
-	old, next := e.runOut()
-	if err := isNotHeld("the renewal of a lease that ran out", old.renew(e.long())); err != nil {
+	return e.afterExpiry(func(old, next *request, heir string) error {
+		if err := isNotHeld("the renewal of a lease that ran out, when "+heir+" had the name,", old.renew(e.long())); err != nil {
+			return err
+		}
+		return next.keeps("the renewal of a lease that ran out, when " + heir + " had the name,")
+	})
+}
+
+// releaseAfterEnd waits until the backend has ended the hold: until it says so, or else for as long as the driver claims.
+func releaseAfterEnd(e *env) error {
+	a, b := e.driver(), e.outsider()
+	h := a.hold(e.name(), fixed, ttl(e.brief()))
+	over := h.lease.Expires().Add(e.driverInfo().LateFor(h.TTL))
+	if inspector, ok := b.driver.(driver.Inspector); ok {
+		e.expired(h)
+		e.poll("Inspect says that a lease which ran out is over", func() error {
+			s, err := inspector.Inspect(e.ctx, h.Name)
+			if errors.Is(err, errors.ErrUnsupported) {
+				e.sleepUntil(over)
+				return nil
+			}
+			if err == nil && s.Held {
+				return errors.New("it is held")
+			}
+			return err
+		})
+	} else {
+		e.sleepUntil(over)
+	}
+	if err := isNotHeld("the release of a lease that ran out, when nobody had taken the name since,", h.tryRelease(e.ctx)); err != nil {
 		return err
 	}
-	return next.keeps("a renewal by the one whose lease ran out")
+	e.awaitFree(h.Name)
+	return nil
 }
 
 func deadAfterRelease(e *env) error {

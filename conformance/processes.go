@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/driver"
 )
 
@@ -30,9 +31,9 @@ func contendingProcesses(e *env) error {
 		workers[i].does(order{Op: "contend", Name: name, Times: times, File: counter, Log: logs[i], Label: workers[i].label})
 		return nil
 	})
-	events, err := ReadHistory(logs...)
+	events, err := history.Read(logs...)
 	e.must(err)
-	v := Judge(events, Bounds{Fenced: e.driverInfo().Fencing != driver.None, MinClients: processes})
+	v := history.Judge(events, history.Bounds{Fenced: e.driverInfo().Fencing != driver.None, MinClients: processes})
 	if err := v.Err(); err != nil {
 		return err
 	}

@@ -123,7 +123,7 @@ func (e *env) remove(name string) {
 		return
 	}
 	e.events.add("", "the hold of %q is ended behind its holder's back", name)
-	e.backend.Expire(e.tb, name)
+	e.harness("Backend.Expire", func() { e.backend.Expire(e.tb, name) })
 }
 
 func (e *env) canRemove() bool { return e.backend.Expire != nil || forceUnlock.claimed(e.client()) }

@@ -53,6 +53,7 @@ type request struct {
 	mu      sync.Mutex
 	waiting int
 	losses  []error
+	lostAt  time.Time // when the first was told
 }
 
 // An option of a request.
@@ -169,7 +170,9 @@ func (r *request) Tokens() int { return 1 }
 func (r *request) Lost(cause error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.losses = append(r.losses, cause)
+	if r.losses = append(r.losses, cause); len(r.losses) == 1 {
+		r.lostAt = time.Now()
+	}
 }
 
 func (r *request) waited() int {

@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"fmt"
-	"runtime"
 
 	"github.com/go-dsync/dsync/driver"
 )
@@ -11,6 +10,7 @@ var scaleChecks = []Check{
 	{"scale/held", "A client holds 1000 names at once, each of them excludes others.", manyHeld},
 	{"scale/goroutines", "What is held costs no goroutine of its own.", heldWithoutGoroutines},
 	{"scale/waiters", "Of 1000 calls that wait for one name each is granted it once.", manyWaiters},
+	{"scale/gone", "Waits that are over leave no goroutines behind: neither 1000 that were granted the name, nor 1000 that were given up.", waitsAreGone},
 }
 
 const many = 1000
@@ -41,13 +41,13 @@ func heldWithoutGoroutines(e *env) error {
 	c := e.client()
 	c.tryLock(e.name()).unlock() // what a client needs for itself
 	h := c.tryLock(e.name())
-	before := runtime.NumGoroutine()
+	before := e.goroutines()
 	for range many {
 		c.tryLock(e.name())
 	}
 	// Goroutines of what runs beside the check in this process end some time; those of names that are held would not.
 	e.poll("the goroutines of what is held", func() error {
-		if more := runtime.NumGoroutine() - before; more > many/10 {
+		if more := e.goroutines() - before; more > many/10 {
 			return fmt.Errorf("%d more for %d more names", more, many)
 		}
 		return nil
@@ -86,5 +86,49 @@ func manyWaiters(e *env) error {
 	if granted != many {
 		return fmt.Errorf("%d of %d calls were granted the name, or two held it at once", granted, many)
 	}
+	return nil
+}
+
+func waitsAreGone(e *env) error {
+	const names = 20
+	a, b := e.driver(), e.driver()
+	holds := make([]*request, names)
+	for i := range holds {
+		holds[i] = a.hold(e.name())
+		w := b.start(holds[i].Name).waits() // what a client needs for itself
+		w.cancel()
+		w.result()
+	}
+	before := e.goroutines()
+	gone := func(what string) {
+		e.poll("the goroutines of "+what, func() error {
+			if more := e.goroutines() - before; more > many/2 {
+				return fmt.Errorf("%d more after %d waits", more, many)
+			}
+			return nil
+		})
+	}
+	e.together("waits that are given up", names, func(i int) error {
+		waiters := make([]*request, many/names)
+		for n := range waiters {
+			waiters[n] = b.start(holds[i].Name).waits()
+		}
+		for _, w := range waiters {
+			w.cancel()
+			w.result()
+		}
+		return nil
+	})
+	gone("waits that were given up")
+	e.together("waits that are granted", names, func(i int) error {
+		for range many / names {
+			w := b.start(holds[i].Name).waits()
+			holds[i].release()
+			w.granted().release()
+			holds[i] = a.start(w.Name).granted()
+		}
+		return nil
+	})
+	gone("waits that were granted")
 	return nil
 }

@@ -6,14 +6,16 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of all together: many clients do what they like, and Judge decides whether what they were told was legal.
+// The checks of all together: many clients do what they like, and history.Judge decides whether what they were told was legal.
 var stormChecks = []Check{
 	{"storm/calm", "Whatever clients do, their claims never overlap, tokens rise, the order is kept, and nobody waits for ever.", calmStorm},
 	{"storm/faults", "That also holds while clients are cut off, hang, are slow and lose answers.", faultyStorm},
@@ -26,7 +28,7 @@ var seedFlag = flag.Uint64("conformance.seed", 0, "seed of the storms of package
 type storm struct {
 	env     *env
 	seed    uint64
-	history *History
+	history *history.History
 	names   []string
 	ttl     time.Duration
 	expire  bool          // holders have their holds removed behind their own backs
@@ -36,7 +38,7 @@ type storm struct {
 }
 
 func (e *env) storm() *storm {
-	s := &storm{env: e, seed: *seedFlag, history: NewHistory(), ttl: e.ttl(), pause: e.ttl() / 25}
+	s := &storm{env: e, seed: *seedFlag, history: history.New(), ttl: e.ttl(), pause: e.ttl() / 25}
 	for s.seed == 0 {
 		s.seed = rand.Uint64()
 	}
@@ -52,12 +54,12 @@ func (e *env) storm() *storm {
 func (s *storm) random(worker int) *rand.Rand { return rand.New(rand.NewPCG(s.seed, uint64(worker))) }
 
 // bounds is what the storm is judged by.
-func (s *storm) bounds() Bounds {
+func (s *storm) bounds() history.Bounds {
 	i := s.env.driverInfo()
-	b := Bounds{
+	b := history.Bounds{
 		Fenced:     i.Fencing != driver.None,
 		FIFO:       i.Order == driver.FIFO,
-		Linger:     s.ttl + i.Late,
+		Linger:     s.ttl + i.LateFor(s.ttl),
 		Wake:       s.env.hangs() / 2,
 		Stuck:      s.env.hangs(),
 		Recover:    s.env.hangs() / 2,
@@ -70,53 +72,38 @@ func (s *storm) bounds() Bounds {
 }
 
 // judge ends the storm, and returns what is wrong with it, apart from the rules that are excepted.
-func (s *storm) judge(except ...Rule) error {
+func (s *storm) judge(except ...history.Rule) error {
 	e := s.env
 	e.must(s.history.Close())
-	v := Judge(s.history.Events(), s.bounds())
+	v := history.Judge(s.history.Events(), s.bounds())
 	e.events.add("", "%s", v)
-	v.except(except)
+	v.Violations = slices.DeleteFunc(v.Violations, func(x history.Violation) bool { return slices.Contains(except, x.Rule) })
 	if err := v.Err(); err != nil {
 		return fmt.Errorf("seed %d (-conformance.seed=%[1]d makes the same decisions again): %w", s.seed, err)
 	}
 	return nil
 }
 
-// except drops the violations of some rules.
-func (v *Verdict) except(rules []Rule) {
-	kept := v.Violations[:0]
-	for _, x := range v.Violations {
-		drop := false
-		for _, r := range rules {
-			drop = drop || x.Rule == r
-		}
-		if !drop {
-			kept = append(kept, x)
-		}
-	}
-	v.Violations = kept
-}
-
 // stormUser is one worker: a client, or an owner of one.
 type stormUser struct {
 	*storm
 	*user
-	attempt Attempt
+	attempt history.Attempt
 	random  *rand.Rand
-	asks    *atomic.Pointer[Op] // that of the client, which has one user; otherwise nil
+	asks    *atomic.Pointer[history.Op] // that of the client, which has one user; otherwise nil
 }
 
 // run lets workers do so many operations each; 0: until the storm is ended. Then each of them locks every name once more.
 func (s *storm) run(operations int, clients []*client) []*goroutine {
 	var users []*stormUser
-	add := func(u *user, a Attempt) *stormUser {
+	add := func(u *user, a history.Attempt) *stormUser {
 		su := &stormUser{storm: s, user: u, attempt: a, random: s.random(len(users))}
 		users = append(users, su)
 		return su
 	}
 	for _, c := range clients[1:] {
-		u := add(&c.user, Attempt{Client: c.label})
-		u.asks = new(atomic.Pointer[Op])
+		u := add(&c.user, history.Attempt{Client: c.label})
+		u.asks = new(atomic.Pointer[history.Op])
 		c.tap.onWait = func() {
 			if op := u.asks.Load(); op != nil {
 				op.Waiting()
@@ -125,9 +112,9 @@ func (s *storm) run(operations int, clients []*client) []*goroutine {
 	}
 	shared := clients[0]
 	for range 2 {
-		add(&shared.user, Attempt{Client: shared.label})
+		add(&shared.user, history.Attempt{Client: shared.label})
 		o := shared.owner()
-		add(o, Attempt{Client: shared.label, Owner: o.label})
+		add(o, history.Attempt{Client: shared.label, Owner: o.label})
 	}
 	all := make([]*goroutine, len(users))
 	for i, u := range users {
@@ -198,7 +185,7 @@ func (u *stormUser) step(name string, depth int) error {
 func (u *stormUser) rest() { u.env.sleep(1 + time.Duration(u.random.Int64N(int64(u.pause)))) }
 
 // lock is Lock or TryLock, recorded.
-func (u *stormUser) lock(ctx context.Context, a Attempt, opts ...dsync.LockOption) (*Op, lease, error) {
+func (u *stormUser) lock(ctx context.Context, a history.Attempt, opts ...dsync.LockOption) (*history.Op, lease, error) {
 	op := u.history.Begin(a)
 	if u.asks != nil && !a.NoWait {
 		u.asks.Store(op)
@@ -220,7 +207,7 @@ func (u *stormUser) lock(ctx context.Context, a Attempt, opts ...dsync.LockOptio
 func (s *storm) begun() { s.env.until("the storm has begun", s.granted.Load) }
 
 // outlive holds a lease until it is over.
-func (u *stormUser) outlive(op *Op, l lease) {
+func (u *stormUser) outlive(op *history.Op, l lease) {
 	select {
 	case <-l.Done():
 		op.Lost()
@@ -228,9 +215,8 @@ func (u *stormUser) outlive(op *Op, l lease) {
 	}
 }
 
-func (u *stormUser) unlock(op *Op, l lease) error {
-	op.Releasing()
-	err := l.Unlock(u.env.ctx)
+func (u *stormUser) unlock(op *history.Op, l lease) error {
+	err := l.Unlock(op.Releasing(u.env.ctx))
 	op.Released(err)
 	return illegal(err)
 }
@@ -358,14 +344,15 @@ func serverStorm(e *env) error {
 	b := e.backend
 	freezes := b.Freeze != nil && b.Thaw != nil
 	e.need(freezes || b.Restart != nil, "Backend.Restart")
+	e.stalls.onPurpose()
 	if freezes {
 		e.mu.Lock()
 		e.thaw = func() { b.Thaw(e.tb) }
 		e.mu.Unlock()
 		err := e.serverStorm("freeze", func(ttl time.Duration) {
-			b.Freeze(e.tb)
+			e.harness("Backend.Freeze", func() { b.Freeze(e.tb) })
 			e.sleep(ttl * 5 / 4)
-			b.Thaw(e.tb)
+			e.harness("Backend.Thaw", func() { b.Thaw(e.tb) })
 		})
 		if err != nil {
 			return err
@@ -375,11 +362,12 @@ func serverStorm(e *env) error {
 		return nil
 	}
 	// What was held may be gone with the server.
-	return e.serverStorm("restart", func(time.Duration) { b.Restart(e.tb) }, RuleOverlap, RuleLoss, RuleTokens, RuleOrder, RuleResult)
+	return e.serverStorm("restart", func(time.Duration) { e.harness("Backend.Restart", func() { b.Restart(e.tb) }) },
+		history.RuleOverlap, history.RuleLoss, history.RuleTokens, history.RuleOrder, history.RuleResult)
 }
 
 // serverStorm is a storm over one fault of the server.
-func (e *env) serverStorm(name string, fault func(ttl time.Duration), except ...Rule) error {
+func (e *env) serverStorm(name string, fault func(ttl time.Duration), except ...history.Rule) error {
 	s := e.storm()
 	workers := s.run(0, s.clients())
 	s.begun()

@@ -2,10 +2,13 @@ package conformance
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 	"time"
 
+	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/driver"
 )
 
@@ -20,6 +23,8 @@ type tap struct {
 	names   map[string]int // requests for each name
 	waiting map[string]int // requests for each name that wait now
 	onWait  func()         // if not nil, called when a request is about to wait
+
+	keptAlive []error // what the driver said of keep-alives
 }
 
 // newTap returns a driver with the same optional interfaces as d, as package dsync finds them.
@@ -79,15 +84,42 @@ func (t *tap) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, err
 	q := *r
 	a := t.ask(&q)
 	l, err := t.Driver.Acquire(ctx, &q)
+	if isNil(l) {
+		if wrong := noLease(l, err); wrong != nil {
+			t.env.failed(wrong)
+			err = wrong
+		}
+		l = nil
+	}
 	a.answered(l, err)
 	if l == nil {
 		return nil, err
 	}
-	tl := &tapLease{Lease: l, tapped: a}
+	tl := &tapLease{Lease: l, tapped: a, granted: time.Now()}
 	if c, ok := l.(driver.ContentionReporter); ok {
 		return tapContended{tl, c}, err
 	}
 	return tl, err
+}
+
+// noLease returns what is wrong with an answer without a lease, if anything is.
+func noLease(l driver.Lease, err error) error {
+	switch {
+	case l != nil:
+		return fmt.Errorf("Acquire returned a nil pointer of type %T as its lease, which is not a nil driver.Lease, and %q", l, outcome(err))
+	case err == nil:
+		return errors.New("Acquire returned neither a lease nor an error")
+	}
+	return nil
+}
+
+// isNil reports whether v is nil, or holds a nil pointer.
+func isNil(v any) bool {
+	if v == nil {
+		return true
+	}
+	p := reflect.ValueOf(v)
+	return p.Kind() == reflect.Pointer && p.IsNil()
 }
 
 // Close implements driver.Driver.
@@ -187,10 +219,19 @@ func (t *tap) requests(name string) (n, all int) {
 type tapLease struct {
 	driver.Lease
 	*tapped
+	granted time.Time
 }
 
 // Tokens implements driver.Lease.
 func (l *tapLease) Tokens() (uint64, int) { return l.Lease.Tokens() }
+
+// Session implements driver.SessionLease, also for a lease that does not.
+func (l *tapLease) Session() (time.Time, time.Duration) {
+	if s, ok := l.Lease.(driver.SessionLease); ok {
+		return s.Session()
+	}
+	return time.Time{}, 0
+}
 
 // Renew implements driver.Lease.
 func (l *tapLease) Renew(ctx context.Context, ttl time.Duration) error {
@@ -208,6 +249,7 @@ func (l *tapLease) renewed(err error) {
 func (l *tapLease) Release(ctx context.Context) error {
 	l.add("release")
 	err := l.Lease.Release(ctx)
+	history.Answered(ctx, l.granted, err)
 	l.add("release: %s", outcome(err))
 	return err
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-dsync/dsync"
@@ -12,8 +14,10 @@ import (
 )
 
 var waitingChecks = []Check{
-	{"waiting/try", "A request that cannot wait is refused with ErrLocked, without a lease and without saying that it waits.", tryIsRefused},
+	{"waiting/try", "A request that cannot wait asks once, and is refused with ErrLocked, without a lease and without saying that it waits.", tryIsRefused},
 	{"waiting/woken", "Who waits for a name is granted it when it is released.", woken},
+	{"waiting/prompt", "Who waits hears of a release, or looks as often as Info.Poll says.", hearsOfRelease},
+	{"waiting/context", "A lease goes on when the context ends that Acquire was called with, also after a wait.", leaseOutlivesContext},
 	{"waiting/event", "Events.Waiting is called exactly once before a request waits, and never if the name was free.", waitingEvent},
 	{"waiting/deadline", "A wait ends with the deadline of its context, not before, with an error that matches the context's and ErrLocked.", deadlineEndsWait},
 	{"waiting/cancel", "A wait that is canceled leaves nothing behind, and leaves the holder alone.", cancelEndsWait},
@@ -25,17 +29,120 @@ var waitingChecks = []Check{
 func tryIsRefused(e *env) error {
 	a, b, name := e.driver(), e.driver(), e.name()
 	h := a.hold(name)
-	r := b.acquire(name, noWait)
-	switch {
-	case r.lease != nil:
-		return fmt.Errorf("a try of %s that was refused returned a lease beside the error %w", b.label, r.err)
-	case !errors.Is(r.err, driver.ErrLocked):
-		return fmt.Errorf("a try of %s was refused with %q, want ErrLocked", b.label, outcome(r.err))
-	case r.waited() != 0:
-		return fmt.Errorf("a try of %s, which cannot wait, said that it waits", b.label)
+	if err := e.punctual(func() error { return b.asksOnce(name) }); err != nil {
+		return err
 	}
 	h.release()
 	return e.isFree(name)
+}
+
+// asksOnce returns an error unless a try of d, while another holds name, is as it has to be.
+func (d *rawDriver) asksOnce(name string) error {
+	asked := &countingEvents{}
+	r := d.acquire(name, noWait, asked.of)
+	switch {
+	case r.lease != nil:
+		return fmt.Errorf("a try of %s that was refused returned a lease beside the error %w", d.label, r.err)
+	case !errors.Is(r.err, driver.ErrLocked):
+		return fmt.Errorf("a try of %s was refused with %q, want ErrLocked", d.label, outcome(r.err))
+	case r.waited() != 0:
+		return fmt.Errorf("a try of %s, which cannot wait, said that it waits", d.label)
+	}
+	if took := r.at.Sub(r.called); took > slack {
+		return &lateError{fmt.Errorf("a try of %s, which asks once and cannot wait, asked for tokens %d times, and was refused after %v",
+			d.label, asked.tokens.Load(), took)}
+	}
+	return nil
+}
+
+// countingEvents counts how often it is asked for tokens, as it is before each request that can grant.
+type countingEvents struct {
+	driver.Events
+	tokens atomic.Int32
+}
+
+func (c *countingEvents) of(r *driver.Request) { c.Events, r.Events = r.Events, c }
+
+// Tokens implements driver.Events.
+func (c *countingEvents) Tokens() int {
+	c.tokens.Add(1)
+	return c.Events.Tokens()
+}
+
+// prompt is how soon a waiter is to hear of a release, beside twenty times what it takes to get and release a free name just then.
+const prompt = 50 * time.Millisecond
+
+// wakes returns how long a waiter may take to find out that a name is free.
+func (e *env) wakes() time.Duration { return max(prompt, e.driverInfo().Poll) }
+
+func hearsOfRelease(e *env) error {
+	a, b, name := e.driver(), e.driver(), e.name()
+	return e.punctual(func() error {
+		trips, waits := make([]time.Duration, 11), make([]time.Duration, 11)
+		for i := range waits {
+			begun := time.Now()
+			b.hold(e.name()).release()
+			trips[i] = time.Since(begun)
+			h := a.hold(name)
+			r := b.start(name).waits()
+			e.sleep(rand.N(e.wakes()))
+			released := time.Now()
+			h.release()
+			waits[i] = r.granted().at.Sub(released)
+			r.release()
+		}
+		slices.Sort(trips)
+		slices.Sort(waits)
+		mid := len(waits) / 2
+		if waits[mid] > e.wakes()+20*trips[mid] {
+			return &lateError{fmt.Errorf("half of %d times %s, which waited, was granted %q more than %v after its release; to get and release a free name takes %v",
+				len(waits), b.label, name, waits[mid], trips[mid])}
+		}
+		return nil
+	})
+}
+
+func leaseOutlivesContext(e *env) error {
+	renewed := ttl(e.ttl())
+	how := []struct {
+		what  string
+		opts  []option
+		waits bool
+	}{
+		{"a fixed lease", []option{fixed}, false},
+		{"a fixed lease that was waited for", []option{fixed}, true},
+		{"a lease", []option{renewed}, false},
+		{"a lease that was waited for", []option{renewed}, true},
+	}
+	e.together("leases without the context of their Acquire", len(how), func(i int) error {
+		d, name := e.driver(), e.name()
+		before := e.outsider().hold(name)
+		if !how[i].waits {
+			before.release()
+		}
+		r := d.start(name, how[i].opts...)
+		if how[i].waits {
+			r.waits()
+			before.release()
+		}
+		r.granted().cancel()
+		switch {
+		case r.Fixed:
+			e.sleep(e.brief())
+		case e.driverInfo().KeepsAlive:
+			e.sleep(e.ttl() * 3 / 2)
+		default: // nobody else renews it
+			e.sleep(e.brief())
+			if err := r.renew(r.TTL); err != nil {
+				return fmt.Errorf("%s, after the context of its Acquire had ended: renewal: %w", how[i].what, err)
+			}
+		}
+		if err := r.keeps("the end of the context of its Acquire"); err != nil {
+			return fmt.Errorf("%s: %w", how[i].what, err)
+		}
+		return nil
+	})
+	return nil
 }
 
 func woken(e *env) error {

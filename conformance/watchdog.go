@@ -103,7 +103,7 @@ func (e *env) expire(name string) {
 	e.need(e.canRemove(), "Backend.Expire")
 	if e.backend.Expire != nil {
 		e.events.add("", "the hold of %q is ended behind its holder's back", name)
-		e.backend.Expire(e.tb, name)
+		e.harness("Backend.Expire", func() { e.backend.Expire(e.tb, name) })
 		return
 	}
 	if err := e.client().ForceUnlock(e.ctx, name); !errors.Is(err, driver.ErrNotHeld) {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/conformance/history"
 )
 
 // workerEnv marks a process of the suite. Its value is the TTL and the URL of the backend.
@@ -112,20 +113,19 @@ func (w *role) carryOut(ctx context.Context, o order) error {
 
 // contend locks a name, adds one to a counter that takes no concurrent updates, and unlocks it, so many times.
 func (w *role) contend(ctx context.Context, o order) error {
-	h, err := CreateHistory(o.Log, o.Label)
+	h, err := history.Create(o.Log, o.Label)
 	if err != nil {
 		return err
 	}
 	for range o.Times {
-		op := h.Begin(Attempt{Client: o.Label, Name: o.Name})
+		op := h.Begin(history.Attempt{Client: o.Label, Name: o.Name})
 		l, err := w.client.Lock(ctx, o.Name)
 		op.Returned(l, err)
 		if err != nil {
 			return err
 		}
 		err = addOne(o.File)
-		op.Releasing()
-		unlockErr := l.Unlock(ctx)
+		unlockErr := l.Unlock(op.Releasing(ctx))
 		op.Released(unlockErr)
 		if err := errors.Join(err, unlockErr); err != nil {
 			return err

@@ -10,12 +10,14 @@
 //
 //  1. Acquire returns a lease or an error, never both. Acquire, Renew, Release and RenewAll return within a bounded time of the end
 //     of their ctx, whatever the backend does. A request that cannot wait (NoWait) and is refused returns [ErrLocked]; a wait that
-//     ended with ctx while the last answer was a refusal returns an error that matches both ErrLocked and ctx's. [ErrSealed] is
-//     returned at once, also to those that already wait.
+//     ended with ctx while the last answer was a refusal returns an error that matches both ErrLocked and ctx's, or, if ctx cut off a
+//     later request, ErrUnknown and ctx's: package dsync remembers what Events.Waiting said. [ErrSealed] is returned at once, also to
+//     those that already wait.
 //  2. After an error of Acquire or Release the driver owns what may be left on the backend. It cleans up by Hold, in the background
 //     and bounded in number, until one of these is true: the backend said that it removed the hold; its answer was ordered behind
-//     the request in question (a later request on the same connection), so that "absent" is definite; or the lease, session or
-//     connection that carries the hold is over and send time + TTL + [Info.Late] has passed. "Absent" read over another connection
+//     the request in question (a later request on the same connection), so that "absent" is definite; the request in question was
+//     conditional on a state of the backend that can never be again, such as an older version of a record; or the lease, session or
+//     connection that carries the hold is over and send time + TTL + [Info.LateFor] has passed. "Absent" read over another connection
 //     is not definite: the request may still be on its way. If the matter is not settled when the call returns, the error matches
 //     [ErrUnknown]. Close ends unfinished Acquires first (they return [ErrClosed] and leave the backend's queues), then ends holds
 //     in few requests, then waits for clean-ups until its ctx ends.
@@ -26,7 +28,7 @@
 //     answered request that the backend handled at or after the grant, plus the TTL. No margin is taken off it. It never counts
 //     from the receipt of an answer, nor, after a grant that blocked, from the send of the request that blocked. Once it has passed
 //     it never moves again. Where a session carries the lock, Expires of a fixed lease is the earlier of the session's end and
-//     grant + TTL.
+//     grant + TTL; if the TTL of the session may be another one, the lease is a [SessionLease].
 //  5. Renewals and keep-alives are conditional on Hold: they never create a hold and never touch another one. An error other than
 //     ErrNotHeld changes nothing. A slow node delays only the leases that live on it.
 //  6. Hold identifies, Owner does not: two Acquires of one client for one name exclude each other, also with equal Owner.
@@ -41,7 +43,8 @@
 // # Locking
 //
 // A driver holds none of its own locks while it calls a method of [Events]. Package dsync may hold locks of its own while it calls
-// Expires and Tokens of a [Lease], so these two take no lock that is held during an event; it holds none when it calls anything else.
+// Expires, Session and Tokens of a [Lease], so these take no lock that is held during an event; it holds none when it calls anything
+// else.
 package driver
 
 import (
@@ -78,7 +81,10 @@ type Lease interface {
 	// caller may assume. A driver that keeps its leases alive itself (Info.KeepsAlive) is asked only for fixed ones.
 	Renew(ctx context.Context, ttl time.Duration) error
 
-	// Release ends the hold, as rule 3 says.
+	// Release ends the hold, as rule 3 says. Package dsync calls it once for a lease, also for one that ran out on the local clock, when
+	// the lease is past at the backend too. It does not call it after Events.Lost, after a Renew that returned ErrNotHeld, when Driver.Close
+	// has begun, or, without Info.KeepsAlive, when so much time has passed that nothing can be left: a driver with a table of its leases
+	// removes these.
 	Release(ctx context.Context) error
 }
 
@@ -100,8 +106,44 @@ type Info struct {
 	// that only a renewal tells: within half the TTL, and for a fixed lease not before its end.
 	Detect time.Duration
 
-	// Late is how long after its TTL the backend may still keep the hold of a client that is gone.
-	Late time.Duration
+	// Late and LatePerTTL bound how long after its TTL the backend may still keep the hold of a client that is gone, by accident or on
+	// purpose: see LateFor. LatePerTTL is for a lag in proportion to the TTL; 1 means a TTL more.
+	Late       time.Duration
+	LatePerTTL float64
+
+	// Expiry says who ends the hold of a client that is gone.
+	Expiry Expiry
+
+	// Poll is how often a request that waits looks at the backend, where that tells nobody that a name is free. 0 means that waiters
+	// are told, or look at least every 50 ms.
+	Poll time.Duration
+}
+
+// LateFor returns how long after the end of a lease of length ttl the backend may still keep the hold of a client that is gone.
+func (i Info) LateFor(ttl time.Duration) time.Duration {
+	return i.Late + time.Duration(i.LatePerTTL*float64(ttl))
+}
+
+// Expiry says who ends the hold of a client that is gone.
+type Expiry int
+
+const (
+	ByBackend Expiry = iota // the backend, by its own clock or with a session
+
+	// Observed: a contender that has seen the hold unchanged for its TTL, on the contender's own clock, takes the name over. Nothing
+	// on the backend changes before. So exclusion (rule 4) holds among clients of this driver alone, whose clocks run at the same rate
+	// within the margin that package dsync keeps, and a contender that comes after the end of a hold may wait for one more TTL.
+	Observed
+)
+
+func (e Expiry) String() string {
+	switch e {
+	case ByBackend:
+		return "by backend"
+	case Observed:
+		return "observed"
+	}
+	return "invalid expiry"
 }
 
 // Order says in which order waiters are granted a name.
@@ -148,7 +190,8 @@ func (f Fencing) String() string {
 
 // Request is what Acquire is asked for.
 type Request struct {
-	// Name of the lock: valid UTF-8 without NUL, 1 to 1024 bytes. A driver encodes injectively what its backend cannot keep.
+	// Name of the lock: valid UTF-8 without NUL, 1 to 1024 bytes. A driver encodes injectively what its backend cannot keep, or by a
+	// cryptographic hash where the backend's keys are too short for that.
 	Name string
 
 	// Hold is unique to this attempt, "<uuid of the client>:<decimal number>", and is the identity of the hold on the backend.
@@ -178,7 +221,8 @@ type Events interface {
 
 	// Lost says that the hold is over other than by Release, as soon as the driver knows it, and why; cause matches ErrRemoved or
 	// ErrSessionEnded where one of these applies. It is called at most once, from any goroutine, perhaps before Acquire returned,
-	// and never after Release was called. From then on the driver owns what is left on the backend (rule 2).
+	// and never after Release has returned; nor has it to be called when Renew or Release has returned ErrNotHeld. From then on the
+	// driver owns what is left on the backend (rule 2).
 	Lost(cause error)
 }
 
@@ -189,10 +233,29 @@ type BatchRenewer interface {
 	RenewAll(ctx context.Context, leases []Lease, done func(i int, err error))
 }
 
+// KeepAliveReporter is implemented by drivers that keep sessions alive (Info.KeepsAlive). Package dsync cannot see otherwise that the
+// backend is out of reach before the locks are lost.
+type KeepAliveReporter interface {
+	// OnKeepAlive is called once, before the first Acquire. From then on the driver calls f with the error of each request by which
+	// it keeps a session alive, or tries to have one again, that failed or was not answered in time: within half the TTL after the
+	// last answered one was sent, and before it says Lost for that reason. It calls f with nil when one is answered, at least the
+	// first after an error. A session that the server has ended is an answer. f never blocks; it may be called from any goroutine,
+	// and like a method of [Events] with none of the driver's own locks held.
+	OnKeepAlive(f func(err error))
+}
+
 // ContentionReporter is implemented by leases whose Release learns whether other clients wait for the name.
 type ContentionReporter interface {
 	// Contended is called after Release returned nil. False means that no other client waited; true, that one may have.
 	Contended() bool
+}
+
+// SessionLease is implemented by leases of sessions, where the TTL of the session may be another than that of the lease. How far the
+// clocks of the two sides can have drifted apart by Expires depends on the TTL with which that was counted.
+type SessionLease interface {
+	// Session returns the end of the session that carries the lease, counted as in rule 4, and its TTL. A time that is zero means
+	// that nothing but the lease's own TTL counts. It is as cheap as Expires, and takes as few locks.
+	Session() (expires time.Time, ttl time.Duration)
 }
 
 // Inspector is implemented by drivers that can tell who holds a lock.
@@ -207,6 +270,7 @@ type Status struct {
 	Hold    string        // Request.Hold of the holder; where that is not kept, what tells its client from others
 	Owner   string        // Request.Owner of the holder, where it is stored
 	Note    string        // Request.Note of the holder, where it is stored
+	Process string        // its host and the id of its process, as in "host:4711", where they are stored
 	Since   time.Time     // when it was granted
 	TTL     time.Duration // until the backend ends the hold, unless it is renewed
 	Token   uint64        // the last fencing token that was granted

@@ -13,12 +13,12 @@ import (
 // Config is what a URL says: the URL itself for the driver's own parameters, and those that are common to all drivers.
 type Config struct {
 	URL     *URL
-	TTL     time.Duration // ttl=30s; 0 if not given
+	TTL     time.Duration // ttl=30s, or what OpenTTL was given: that of most leases; 0 for the default
 	Fenced  bool          // fenced=false: no tokens, and nothing is kept for them
 	Require Require       // require=fair,fifo,fenced; Open has checked it
 }
 
-// Opener makes a Driver from a URL. It connects, and fails within ctx if that cannot be done. It reads all its parameters and calls
+// Opener makes a Driver from a URL. It connects, and fails within ctx if that cannot be done; it is not called when ctx is over already. It reads all its parameters and calls
 // [URL.Err] before it connects.
 type Opener func(ctx context.Context, c *Config) (Driver, error)
 
@@ -55,6 +55,11 @@ func Schemes() []string {
 
 // Open opens the driver that the URL selects, and returns it with what the URL said. Errors never contain the password.
 func Open(ctx context.Context, rawURL string) (Driver, *Config, error) {
+	return OpenTTL(ctx, rawURL, 0)
+}
+
+// OpenTTL is Open for leases of the given TTL, unless the URL has a ttl of its own.
+func OpenTTL(ctx context.Context, rawURL string, ttl time.Duration) (Driver, *Config, error) {
 	u, err := ParseURL(rawURL)
 	if err != nil {
 		return nil, nil, err
@@ -69,12 +74,15 @@ func Open(ctx context.Context, rawURL string) (Driver, *Config, error) {
 		}
 		return nil, nil, fmt.Errorf("unknown backend %q (forgotten import of its driver? registered: %s)", u.Scheme, registered)
 	}
-	c := &Config{URL: u, TTL: u.Duration("ttl", 0), Fenced: u.Bool("fenced", true)}
+	c := &Config{URL: u, TTL: u.Duration("ttl", ttl), Fenced: u.Bool("fenced", true)}
 	if c.Require, err = ParseRequire(u.Param("require", "")); err != nil {
 		u.fail("require", err.Error())
 	}
 	if u.err != nil {
 		return nil, nil, u.err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err // no opener connects in vain
 	}
 	d, err := open(ctx, c)
 	if err != nil {
@@ -108,7 +116,7 @@ func ParseRequire(s string) (Require, error) {
 		case "fenced":
 			r.Fenced = true
 		default:
-			return r, fmt.Errorf("%q is not one of fair, fifo, fenced", word)
+			return r, errors.New("not one of fair, fifo, fenced")
 		}
 	}
 	return r, nil

@@ -62,6 +62,26 @@ func TestOpen(t *testing.T) {
 	}
 }
 
+func TestOpenTTLIsThatOfAURLWithoutOne(t *testing.T) {
+	d := &opened{}
+	scheme := register(d)
+	for url, want := range map[string]time.Duration{":": 7 * time.Second, ":?ttl=3s": 3 * time.Second} {
+		if _, c, err := driver.OpenTTL(t.Context(), scheme+url, 7*time.Second); err != nil || c.TTL != want || d.config.TTL != want {
+			t.Errorf("%s: got %+v and error %v, want TTL %v", url, c, err, want)
+		}
+	}
+}
+
+func TestOpenWithAContextThatIsOverOpensNothing(t *testing.T) {
+	d := &opened{}
+	scheme := register(d)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if got, _, err := driver.Open(ctx, scheme+":"); got != nil || !errors.Is(err, context.Canceled) || d.config != nil {
+		t.Errorf("got %v and error %v, and the opener was called: %t; want the error of the context alone", got, err, d.config != nil)
+	}
+}
+
 func TestOpenErrors(t *testing.T) {
 	d := &opened{info: driver.Info{Name: "weak"}}
 	scheme := register(d)
@@ -74,8 +94,8 @@ func TestOpenErrors(t *testing.T) {
 		{"-nosuch://u:" + testenv.PasswordMark + "@h", `-nosuch" (forgotten import of its driver? registered: `, false},
 		{"://u:" + testenv.PasswordMark + "@h?ttl=10", "parameter ttl", false},
 		{"://u:" + testenv.PasswordMark + "@h?fenced=1", "parameter fenced", false},
-		{"://u:" + testenv.PasswordMark + "@h?require=fast", `parameter require: "fast" is not one of fair, fifo, fenced`, false},
-		{"://u:" + testenv.PasswordMark + "@h?require=fair,", `parameter require: "" is not one of`, false},
+		{"://u:" + testenv.PasswordMark + "@h?require=fast", `parameter require: not one of fair, fifo, fenced`, false},
+		{"://u:" + testenv.PasswordMark + "@h?require=fair,", `parameter require: not one of`, false},
 		{"://u:" + testenv.PasswordMark + "@h?size=10", "parameter size", true},
 		{"://u:" + testenv.PasswordMark + "@h?sise=1", "unknown parameter sise (known: fenced, require, size, ttl)", true},
 		{"://u:" + testenv.PasswordMark + "@h?require=fair", "backend weak is not fair", true},

@@ -196,7 +196,7 @@ func (u *URL) Param(name, fallback string) string {
 func (u *URL) Choice(name string, options ...string) string {
 	v := u.Param(name, options[0])
 	if !slices.Contains(options, v) {
-		u.fail(name, fmt.Sprintf("%q is not one of %s", v, strings.Join(options, ", ")))
+		u.fail(name, "not one of "+strings.Join(options, ", "))
 		return options[0]
 	}
 	return v
@@ -215,7 +215,7 @@ func (u *URL) Int(name string, fallback, low, high int) int {
 	v := u.query[name][0]
 	n, err := strconv.Atoi(v)
 	if err != nil || n < low || n > high {
-		u.fail(name, fmt.Sprintf("%q is not a number from %d to %d", v, low, high))
+		u.fail(name, fmt.Sprintf("not a number from %d to %d", low, high))
 		return fallback
 	}
 	return n
@@ -229,7 +229,7 @@ func (u *URL) Duration(name string, fallback time.Duration) time.Duration {
 	v := u.query[name][0]
 	d, err := time.ParseDuration(v)
 	if err != nil || d <= 0 {
-		u.fail(name, fmt.Sprintf("%q is not a positive duration such as 30s or 500ms", v))
+		u.fail(name, "not a positive duration such as 30s or 500ms")
 		return fallback
 	}
 	return d
@@ -247,6 +247,7 @@ func (u *URL) Rest() map[string]string {
 	return rest
 }
 
+// fail notes what is wrong with a parameter. Its value is no part of that: it may be a password that belongs elsewhere.
 func (u *URL) fail(name, why string) {
 	if u.err == nil {
 		u.err = fmt.Errorf("%s URL: parameter %s: %s", u.Scheme, name, why)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/etcd"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -32,15 +33,16 @@ func conform(t *testing.T, brief bool, servers ...*testenv.EtcdServer) {
 	conformance.Run(t, conformance.Harness{TTL: 2 * time.Second, Brief: brief, Backend: func(testing.TB) *conformance.Backend {
 		return &conformance.Backend{
 			New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
-				wire := new(conformance.Wire)
-				tb.Cleanup(wire.Close)
-				d, err := etcd.New(clientOver(tb, wire, addrs...), nil)
+				w := new(wire.Wire)
+				tb.Cleanup(w.Close)
+				d, err := etcd.New(clientOver(tb, w, addrs...), nil)
 				if err != nil {
 					tb.Fatal(err)
 				}
-				return d, wire.Link()
+				return d, conformance.LinkOver(w)
 			},
 			Expire: func(tb testing.TB, name string) { remove(tb, c, name) },
+			Ping:   servers[0].Ping,
 			Freeze: func(tb testing.TB) {
 				frozen = servers[leader(tb, c, servers)]
 				frozen.Freeze()

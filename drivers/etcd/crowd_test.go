@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
-	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -45,7 +45,7 @@ func TestHistoryOfACrowd(t *testing.T) {
 
 func crowd(t *testing.T, s *testenv.EtcdServer) {
 	const clients, callers, names, ttl = 3, 32, 40, 5 * time.Second
-	history := conformance.NewHistory()
+	h := history.New()
 	var grants [clients]atomic.Int64
 	ctx, end := context.WithCancel(context.Background())
 	defer end()
@@ -61,7 +61,7 @@ func crowd(t *testing.T, s *testenv.EtcdServer) {
 		for range callers {
 			work.Go(func() {
 				for ctx.Err() == nil {
-					if lockOne(ctx, history, c, fmt.Sprint("client", i), fmt.Sprint("name", rand.N(names))) {
+					if lockOne(ctx, h, c, fmt.Sprint("client", i), fmt.Sprint("name", rand.N(names))) {
 						grants[i].Add(1)
 					}
 				}
@@ -76,7 +76,7 @@ func crowd(t *testing.T, s *testenv.EtcdServer) {
 	}
 	goesOn()
 	for i := range 6 {
-		off := history.Fault("cut", fmt.Sprint("client", i%clients))
+		off := h.Fault("cut", fmt.Sprint("client", i%clients))
 		proxies[i%clients].Cut()
 		proxies[i%clients].Heal()
 		off()
@@ -84,10 +84,10 @@ func crowd(t *testing.T, s *testenv.EtcdServer) {
 	}
 	end()
 	work.Wait()
-	if err := history.Close(); err != nil {
+	if err := h.Close(); err != nil {
 		t.Fatal(err)
 	}
-	v := conformance.Judge(history.Events(), conformance.Bounds{
+	v := history.Judge(h.Events(), history.Bounds{
 		Fenced: true, Linger: ttl + 2*time.Second, MinClients: clients, MinGrants: names,
 	})
 	t.Log(v)
@@ -97,8 +97,8 @@ func crowd(t *testing.T, s *testenv.EtcdServer) {
 }
 
 // lockOne locks a name for a moment, and reports whether it was granted.
-func lockOne(ctx context.Context, h *conformance.History, c *dsync.Client, label, name string) bool {
-	op := h.Begin(conformance.Attempt{Client: label, Name: name})
+func lockOne(ctx context.Context, h *history.History, c *dsync.Client, label, name string) bool {
+	op := h.Begin(history.Attempt{Client: label, Name: name})
 	l, err := c.Lock(ctx, name)
 	if op.Returned(l, err); err != nil {
 		return false
@@ -106,8 +106,7 @@ func lockOne(ctx context.Context, h *conformance.History, c *dsync.Client, label
 	if rand.N(4) == 0 {
 		<-time.After(rand.N(2 * time.Millisecond))
 	}
-	op.Releasing()
-	op.Released(l.Unlock(context.Background()))
+	op.Released(l.Unlock(op.Releasing(context.Background())))
 	return true
 }
 

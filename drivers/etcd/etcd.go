@@ -73,8 +73,8 @@ type Options struct {
 	NoTokens bool
 }
 
-// Driver is a driver.Driver on etcd. It implements driver.Inspector, driver.ForceUnlocker, driver.Sealer, driver.Unsealer,
-// driver.Marker and driver.Unmarker too.
+// Driver is a driver.Driver on etcd. It implements driver.KeepAliveReporter, driver.Inspector, driver.ForceUnlocker, driver.Sealer,
+// driver.Unsealer, driver.Marker and driver.Unmarker too.
 type Driver struct {
 	client      *clientv3.Client
 	leases      pb.LeaseClient
@@ -85,6 +85,7 @@ type Driver struct {
 	recorded    atomic.Bool // some name has a record
 	epoch       time.Time   // times inside the driver are nanoseconds since then, on the monotonic clock
 	numbers     numbers
+	told        func(error) // of attempts to keep sessions alive; nil if nobody asked
 
 	life   *lifecycle.Lifecycle // counts Acquires as calls
 	sender *sender
@@ -100,9 +101,10 @@ type Driver struct {
 }
 
 var (
-	_ driver.Driver        = (*Driver)(nil)
-	_ driver.Inspector     = (*Driver)(nil)
-	_ driver.ForceUnlocker = (*Driver)(nil)
+	_ driver.Driver            = (*Driver)(nil)
+	_ driver.KeepAliveReporter = (*Driver)(nil)
+	_ driver.Inspector         = (*Driver)(nil)
+	_ driver.ForceUnlocker     = (*Driver)(nil)
 )
 
 // New returns a Driver that uses the client and never closes it. It asks the server nothing. A client whose KV, Lease and Watcher are
@@ -161,6 +163,9 @@ func (d *Driver) Info() driver.Info {
 	}
 	return i
 }
+
+// OnKeepAlive implements driver.KeepAliveReporter.
+func (d *Driver) OnKeepAlive(f func(err error)) { d.told = f }
 
 // now is the time since d.epoch.
 func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }

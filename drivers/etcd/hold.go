@@ -71,6 +71,15 @@ func (h *hold) expires() int64 {
 	return h.own.expires.Load()
 }
 
+// Session implements driver.SessionLease. The server counts in whole seconds, and with Options.RoundUp that may be more than the TTL
+// that was asked for.
+func (h *hold) Session() (expires time.Time, ttl time.Duration) {
+	if s := h.session; s != nil {
+		return h.driver.epoch.Add(time.Duration(s.expires.Load())), s.ttl
+	}
+	return time.Time{}, 0
+}
+
 // list enters a granted hold in the books of the driver, unless its session is dead.
 func (h *hold) list() bool {
 	if h.session != nil {

@@ -21,6 +21,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -178,7 +179,7 @@ func TestEtcdctlLock(t *testing.T) {
 }
 
 // roles are what this test binary does as another process; see testenv.Spawn.
-var roles = map[string]func(){"dsync": dsyncRole, "mutex": mutexRole, "etcdctl": etcdctlRole}
+var roles = map[string]func(){"dsync": dsyncRole, "mutex": mutexRole, "etcdctl": etcdctlRole, "terminated": drivertest.TerminatedRole}
 
 func dsyncRole() {
 	d, _, err := driver.Open(context.Background(), "etcd://"+os.Getenv("ADDR"))

@@ -12,7 +12,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
-	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/drivers/etcd"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -63,7 +63,7 @@ func userClient(tb testing.TB, addrs ...string) *clientv3.Client {
 }
 
 // clientOver returns a client whose connections can be disturbed, and that finds out when one is dead.
-func clientOver(tb testing.TB, w *conformance.Wire, addrs ...string) *clientv3.Client {
+func clientOver(tb testing.TB, w *wire.Wire, addrs ...string) *clientv3.Client {
 	tb.Helper()
 	dial := func(ctx context.Context, addr string) (net.Conn, error) { return w.DialContext(ctx, "tcp", addr) }
 	return newClient(tb, clientv3.Config{

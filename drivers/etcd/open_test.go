@@ -29,7 +29,7 @@ func tryOpen(ctx context.Context, format string, args ...any) error {
 func TestMalformedURLs(t *testing.T) {
 	for query, want := range map[string]string{
 		"?nmaes=flat":                            "unknown parameter nmaes",
-		"?names=short":                           `parameter names: "short"`,
+		"?names=short":                           "parameter names: not one of plain, flat",
 		"?roundup=yes":                           "parameter roundup",
 		"?tls_ca=x":                              "tls=true",
 		"?tls=true&tls_ca=/does/not/exist":       "tls_ca",

@@ -2,8 +2,12 @@ package etcd
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/go-dsync/dsync/driver"
 )
@@ -215,6 +219,7 @@ func (s *session) keepUp() time.Duration {
 	ctx, cancel := d.background(bound)
 	err := d.keepAlive(ctx, &s.carrier)
 	cancel()
+	d.keptAlive(err)
 	now, expires = d.now(), s.expires.Load()
 	switch {
 	case isLeaseGone(err), now >= expires:
@@ -224,6 +229,23 @@ func (s *session) keepUp() time.Duration {
 		return min(s.ttl/20, time.Duration(expires-now))
 	}
 	return time.Duration(expires - int64(s.ttl)*2/3 - now)
+}
+
+// keptAlive tells of an attempt to keep a session alive, unless the driver ends.
+func (d *Driver) keptAlive(err error) {
+	if d.told == nil || d.life.Context().Err() != nil {
+		return
+	}
+	if isLeaseGone(err) || errors.Is(err, errTooLate) {
+		err = nil // that is an answer
+	}
+	if isContextError(err) {
+		err = errNoAnswer
+	}
+	if err != nil {
+		err = fmt.Errorf("%w: %w", driver.ErrUnavailable, rpctypes.Error(err))
+	}
+	d.told(err)
 }
 
 // die ends a session: its holds are lost by cause, its waiters begin anew, and the lease is revoked.

@@ -173,6 +173,14 @@ func (l *lease) Tokens() (first uint64, n int) { return l.first, int(l.tokens) }
 // Expires implements [driver.Lease].
 func (l *lease) Expires() time.Time { return l.d.server.start.Add(time.Duration(l.expiry())) }
 
+// Session implements [driver.SessionLease]. A fixed lease keeps the session that it began with when it is extended.
+func (l *lease) Session() (expires time.Time, ttl time.Duration) {
+	if ss := l.session; ss != nil {
+		return l.d.server.start.Add(time.Duration(ss.expires.Load())), time.Duration(ss.ttl)
+	}
+	return time.Time{}, 0
+}
+
 // Renew implements [driver.Lease].
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {

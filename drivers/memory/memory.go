@@ -62,8 +62,8 @@ func (o Order) driverOrder() driver.Order {
 	return driver.FIFO
 }
 
-// Driver is one client of a [Server]. It implements [driver.Driver], [driver.BatchRenewer], [driver.Inspector],
-// [driver.ForceUnlocker], [driver.Sealer], [driver.Marker], [driver.Unsealer] and [driver.Unmarker]. All methods may be called
+// Driver is one client of a [Server]. It implements [driver.Driver], [driver.BatchRenewer], [driver.KeepAliveReporter],
+// [driver.Inspector], [driver.ForceUnlocker], [driver.Sealer], [driver.Marker], [driver.Unsealer] and [driver.Unmarker]. All methods may be called
 // concurrently.
 type Driver struct {
 	server  *Server
@@ -71,6 +71,7 @@ type Driver struct {
 	end     context.CancelFunc
 	work    sync.WaitGroup // keep-alives under way
 	onClose func()         // nil if the server is not shared by name
+	told    func(error)    // of keep-alives; nil if nobody asked
 	faulty  atomic.Bool    // fault != nil
 
 	// Guarded by Server.mu.
@@ -148,6 +149,9 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 		}
 	}
 }
+
+// OnKeepAlive implements [driver.KeepAliveReporter].
+func (d *Driver) OnKeepAlive(f func(err error)) { d.told = f }
 
 // ForceUnlock implements [driver.ForceUnlocker]. When it returns, the holder has been told, unless that is cut off.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {

@@ -51,10 +51,16 @@ func (ss *session) keepAlive() {
 	defer d.work.Done()
 
 	sent := s.now()
-	ctx, cancel := context.WithTimeout(d.life, time.Duration(ss.expires.Load()-sent))
+	ctx, cancel := context.WithTimeout(d.life, time.Duration(min(ss.ttl/6, ss.expires.Load()-sent)))
 	lost, err := d.request(ctx, Renewals)
 	cancel()
-	tell(ss.kept(sent, err == nil, lost))
+	if lost {
+		err = driver.ErrUnknown
+	}
+	if d.told != nil && d.life.Err() == nil {
+		d.told(err)
+	}
+	tell(ss.kept(sent, err == nil || lost, lost))
 }
 
 // kept takes note of how a keep-alive ended, and returns the losses if the session has expired.

@@ -28,7 +28,9 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	} else if !sealed {
 		return status, nil
 	}
-	return to.Inspect(ctx, name)
+	status, err = to.Inspect(ctx, name)
+	status.Token = 0 // the grant with which the name was sealed has that of from
+	return status, err
 }
 
 func inspectors(d *Driver) (from, to driver.Inspector, err error) {

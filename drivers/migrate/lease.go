@@ -179,6 +179,23 @@ func (l *lease) Expires() time.Time {
 	return l.m.bound(t)
 }
 
+// Session implements driver.SessionLease: that of the sessions which ends first, with the membership as one of them.
+func (l *lease) Session() (expires time.Time, ttl time.Duration) {
+	if m := l.m; m != nil && m.b != nil {
+		expires, ttl = m.lease.Expires(), m.request.TTL
+	}
+	for _, p := range l.parts {
+		s, ok := p.lease.(driver.SessionLease)
+		if !ok {
+			continue
+		}
+		if at, t := s.Session(); !at.IsZero() && (expires.IsZero() || at.Before(expires)) {
+			expires, ttl = at, t
+		}
+	}
+	return expires, ttl
+}
+
 // Contended implements driver.ContentionReporter.
 func (l *lease) Contended() bool {
 	for _, p := range l.parts {

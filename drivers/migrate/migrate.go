@@ -86,7 +86,8 @@ type Options struct {
 	TTL time.Duration
 }
 
-// Driver is a driver.Driver made of two. It implements driver.BatchRenewer, driver.Inspector and driver.ForceUnlocker too.
+// Driver is a driver.Driver made of two. It implements driver.BatchRenewer, driver.KeepAliveReporter, driver.Inspector and
+// driver.ForceUnlocker too.
 type Driver struct {
 	from, to *backend
 	sealer   driver.Sealer   // from
@@ -102,6 +103,7 @@ type Driver struct {
 
 	life context.Context // until Close
 	end  context.CancelFunc
+	told reporter
 
 	mu       sync.Mutex
 	sessions map[sessionKey]*session
@@ -113,10 +115,11 @@ type Driver struct {
 }
 
 var (
-	_ driver.Driver        = (*Driver)(nil)
-	_ driver.BatchRenewer  = (*Driver)(nil)
-	_ driver.Inspector     = (*Driver)(nil)
-	_ driver.ForceUnlocker = (*Driver)(nil)
+	_ driver.Driver            = (*Driver)(nil)
+	_ driver.BatchRenewer      = (*Driver)(nil)
+	_ driver.KeepAliveReporter = (*Driver)(nil)
+	_ driver.Inspector         = (*Driver)(nil)
+	_ driver.ForceUnlocker     = (*Driver)(nil)
 )
 
 // backend is one of the two.

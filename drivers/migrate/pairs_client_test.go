@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
-	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/driver"
 	_ "github.com/go-dsync/dsync/drivers/etcd"
 	"github.com/go-dsync/dsync/drivers/migrate"
@@ -71,7 +71,7 @@ func clientProcess() {
 
 // run returns how often it changed the phase. After the end of ctx it locks each name once more: everybody has to get on.
 func (c *pairClient) run(ctx context.Context) (moves int, err error) {
-	h, err := conformance.CreateHistory(c.History, c.Label)
+	h, err := history.Create(c.History, c.Label)
 	if err != nil {
 		return 0, err
 	}
@@ -129,10 +129,10 @@ func (c *pairClient) name(random *rand.Rand) string {
 	return fmt.Sprintf("%s:%d:%d", c.Names, epoch, random.IntN(3))
 }
 
-func (c *pairClient) lock(ctx context.Context, client *dsync.Client, h *conformance.History, random *rand.Rand) {
+func (c *pairClient) lock(ctx context.Context, client *dsync.Client, h *history.History, random *rand.Rand) {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(1+random.IntN(3000))*time.Millisecond)
 	defer cancel()
-	a := conformance.Attempt{Client: c.Label, Name: c.name(random), NoWait: random.IntN(8) == 0}
+	a := history.Attempt{Client: c.Label, Name: c.name(random), NoWait: random.IntN(8) == 0}
 	lock := client.Lock
 	if a.NoWait {
 		lock = client.TryLock
@@ -150,8 +150,7 @@ func (c *pairClient) lock(ctx context.Context, client *dsync.Client, h *conforma
 	case <-time.After(time.Duration(random.IntN(10)) * time.Millisecond):
 	}
 	_ = op.Check()
-	op.Releasing()
-	op.Released(l.Unlock(context.Background()))
+	op.Released(l.Unlock(op.Releasing(context.Background())))
 }
 
 func pause(ctx context.Context, d time.Duration) bool {
@@ -209,7 +208,7 @@ func isTemporary(err error) bool {
 }
 
 // last locks each name of the last moments once more.
-func (c *pairClient) last(ctx context.Context, d *migrate.Driver, client *dsync.Client, h *conformance.History) error {
+func (c *pairClient) last(ctx context.Context, d *migrate.Driver, client *dsync.Client, h *history.History) error {
 	if strings.Contains(c.URL, "gate=true") {
 		if err := d.SetPhase(ctx, migrate.PhaseDual); err != nil {
 			return fmt.Errorf("to phase dual in the end: %w", err)
@@ -218,11 +217,10 @@ func (c *pairClient) last(ctx context.Context, d *migrate.Driver, client *dsync.
 	random := rand.New(rand.NewPCG(c.Seed, 200))
 	for range 3 {
 		name := c.name(random)
-		op := h.Begin(conformance.Attempt{Client: c.Label, Name: name})
+		op := h.Begin(history.Attempt{Client: c.Label, Name: name})
 		l, err := client.Lock(ctx, name)
 		if op.Returned(l, err); err == nil {
-			op.Releasing()
-			op.Released(l.Unlock(ctx))
+			op.Released(l.Unlock(op.Releasing(ctx)))
 		}
 		if err != nil {
 			return fmt.Errorf("the last lock of %q in phase %v: %w", name, d.Phase(), err)

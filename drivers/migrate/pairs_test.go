@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/migrate"
 	"github.com/go-dsync/dsync/internal/drivertest"
@@ -86,7 +86,7 @@ type pairStorm struct {
 	seed     uint64
 	start    time.Time
 	dir      string
-	own      *conformance.History
+	own      *history.History
 	files    []string
 	ready    chan struct{} // gets a value when a client has locked something
 	begin    chan struct{} // closed when they may change the phase
@@ -132,7 +132,7 @@ func (p *pairStorm) run() {
 	p.t.Logf("seed %d: to replay, -run '^%s$' -pairs %v -pairseed %d", p.seed, p.t.Name(), *pairLasts, p.seed)
 	p.start, p.dir, p.ready = time.Now(), p.t.TempDir(), make(chan struct{}, 2*pairClients)
 	p.begin = make(chan struct{})
-	own, err := conformance.CreateHistory(p.file("own"), "own")
+	own, err := history.Create(p.file("own"), "own")
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -150,11 +150,11 @@ func (p *pairStorm) run() {
 		_, err := os.Stat(path)
 		return errors.Is(err, fs.ErrNotExist)
 	})
-	events, err := conformance.ReadHistory(begun...)
+	events, err := history.Read(begun...)
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	v := conformance.Judge(events, conformance.Bounds{
+	v := history.Judge(events, history.Bounds{
 		Fenced: !p.gated && p.from.fenced && p.to.fenced, MinClients: pairClients, MinGrants: pairClients,
 		Linger: pairTTL + max(p.from.late, p.to.late), Wake: 10 * pairTTL, Stuck: 20 * pairTTL, Recover: 5 * pairTTL, MaxUnknown: 0.9,
 	})
@@ -276,7 +276,7 @@ func (p *pairStorm) processes() {
 			running[i].Cont()
 			off()
 		} else {
-			off := p.own.Fault(conformance.FaultKill, labels[i])
+			off := p.own.Fault(history.FaultKill, labels[i])
 			running[i].Kill()
 			off()
 			labels[i] = fmt.Sprintf("client %d after fault %d", i, n)

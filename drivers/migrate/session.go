@@ -117,16 +117,18 @@ func (s *session) renew() {
 	if len(all) > 0 {
 		ctx, cancel := context.WithTimeout(s.d.life, s.ttl/6)
 		var mu sync.Mutex
+		var failed error
 		s.b.renewAll(ctx, leases, func(int) time.Duration { return s.ttl }, func(i int, err error) {
 			if errors.Is(err, driver.ErrNotHeld) && all[i].leave() {
 				all[i].lost(driver.ErrRemoved)
 			} else if err != nil {
 				mu.Lock()
-				pause = s.ttl / 12
+				pause, failed = s.ttl/12, err
 				mu.Unlock()
 			}
 		})
 		cancel()
+		s.d.keptAlive(s.b, failed)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

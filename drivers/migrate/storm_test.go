@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
-	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/memory"
 	"github.com/go-dsync/dsync/drivers/migrate"
@@ -31,7 +31,7 @@ type storm struct {
 	t        *testing.T
 	seed     uint64
 	from, to *memory.Server
-	history  *conformance.History
+	history  *history.History
 	work     sync.WaitGroup
 	ctx      context.Context // ends the storm
 	start    time.Time
@@ -54,8 +54,8 @@ func (manyTokens) Lost(error)  {}
 
 // run returns what is wrong with the storm.
 func (s *storm) run() error {
-	s.history = conformance.NewHistory()
-	bounds := conformance.Bounds{
+	s.history = history.New()
+	bounds := history.Bounds{
 		Fenced: !s.gated, Linger: stormTTL, Wake: 10 * stormTTL, Stuck: 20 * stormTTL, Recover: 5 * stormTTL, MaxUnknown: 0.9, MinGrants: s.minGrants(),
 	}
 	if s.ofFrom != nil || s.ofTo != nil || s.gated {
@@ -106,7 +106,7 @@ func (s *storm) run() error {
 	if err := s.history.Close(); err != nil {
 		return err
 	}
-	v := conformance.Judge(s.history.Events(), bounds)
+	v := history.Judge(s.history.Events(), bounds)
 	s.t.Logf("seed %d: %d attempts, %d granted, %d lost, %d unknown, %d faults, %d roll-backs, %d moves", s.seed, v.Attempts, v.Granted, v.Lost, v.Unknown, v.Faults, s.back.Load(), s.moves.Load())
 	return v.Err()
 }
@@ -121,7 +121,7 @@ func (s *storm) sleep(d time.Duration) bool {
 }
 
 func (s *storm) client(d driver.Driver, label string, seed uint64) *dsync.Client {
-	c, err := dsync.New(d, &dsync.Options{TTL: stormTTL})
+	c, err := dsync.New(history.Tap(d), &dsync.Options{TTL: stormTTL})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -142,7 +142,7 @@ func (s *storm) name(random *rand.Rand) string {
 func (s *storm) lock(c *dsync.Client, label string, random *rand.Rand) {
 	ctx, cancel := context.WithTimeout(s.ctx, time.Duration(1+random.IntN(3000))*time.Millisecond)
 	defer cancel()
-	a := conformance.Attempt{Client: label, Name: s.name(random), NoWait: random.IntN(4) == 0}
+	a := history.Attempt{Client: label, Name: s.name(random), NoWait: random.IntN(4) == 0}
 	op := s.history.Begin(a)
 	lock := c.Lock
 	if a.NoWait {
@@ -166,8 +166,7 @@ func (s *storm) lock(c *dsync.Client, label string, random *rand.Rand) {
 		}
 	}
 	_ = op.Check()
-	op.Releasing()
-	op.Released(l.Unlock(context.Background()))
+	op.Released(l.Unlock(op.Releasing(context.Background())))
 }
 
 // move takes a client through the phases, and sometimes back.
@@ -330,12 +329,12 @@ func TestStormFindsWhatIsMissing(t *testing.T) {
 		name             string
 		wrapFrom, wrapTo func(*memory.Driver) driver.Driver
 		gated            bool
-		want             conformance.Rule
+		want             history.Rule
 	}{
-		{"seal", func(d *memory.Driver) driver.Driver { return sealless{d} }, plain, false, conformance.RuleOverlap},
-		{"floor", plain, func(d *memory.Driver) driver.Driver { return floorless{d} }, false, conformance.RuleTokens},
+		{"seal", func(d *memory.Driver) driver.Driver { return sealless{d} }, plain, false, history.RuleOverlap},
+		{"floor", plain, func(d *memory.Driver) driver.Driver { return floorless{d} }, false, history.RuleTokens},
 		{"gate", func(d *memory.Driver) driver.Driver { return gateless{d} }, func(d *memory.Driver) driver.Driver { return gateless{d} }, true,
-			conformance.RuleOverlap},
+			history.RuleOverlap},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for seed := range uint64(20) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/go-dsync/dsync/driver"
 )
@@ -28,11 +29,11 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	case !p.valid():
 		return nil, fmt.Errorf("migrate URL: parameter phase: %q is not one of old, dual, handover, new", phase)
 	}
-	a, err := openPart(ctx, "from", from)
+	a, err := openPart(ctx, "from", from, c.TTL)
 	if err != nil {
 		return nil, err
 	}
-	b, err := openPart(ctx, "to", to)
+	b, err := openPart(ctx, "to", to, c.TTL)
 	if err != nil {
 		return nil, errors.Join(err, a.Close(ctx))
 	}
@@ -57,12 +58,12 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 }
 
 // openPart opens one of the two backends. What all drivers have in common is said once, for both.
-func openPart(ctx context.Context, which, url string) (driver.Driver, error) {
-	d, c, err := driver.Open(ctx, url)
+func openPart(ctx context.Context, which, url string, ttl time.Duration) (driver.Driver, error) {
+	d, c, err := driver.OpenTTL(ctx, url, ttl)
 	if err != nil {
 		return nil, fmt.Errorf("migrate URL: parameter %s: %w", which, err)
 	}
-	if c.TTL != 0 {
+	if c.URL.Has("ttl") {
 		err = fmt.Errorf("migrate URL: parameter %s has a ttl, which belongs to the migrate URL itself", which)
 		return nil, errors.Join(err, d.Close(ctx))
 	}

@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/pglock"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -21,19 +22,20 @@ func TestConformance(t *testing.T) {
 	conformance.Run(t, conformance.Harness{Backend: func(testing.TB) *conformance.Backend {
 		return &conformance.Backend{
 			New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
-				wire := new(conformance.Wire)
-				tb.Cleanup(wire.Close)
+				w := new(wire.Wire)
+				tb.Cleanup(w.Close)
 				config, err := pgx.ParseConfig("postgres://" + user)
 				if err != nil {
 					tb.Fatal(err)
 				}
-				config.DialFunc = wire.DialContext
+				config.DialFunc = w.DialContext
 				d, err := pglock.New(tb.Context(), config, &pglock.Options{MaxLocks: 5000, ForceUnlock: true})
 				if err != nil {
 					tb.Fatal(err)
 				}
-				return d, wire.Link()
+				return d, conformance.LinkOver(w)
 			},
+			Ping:    pg.Ping,
 			Freeze:  func(testing.TB) { pg.Freeze() },
 			Thaw:    func(testing.TB) { pg.Thaw() },
 			Restart: func(testing.TB) { pg.Restart() },

@@ -156,6 +156,9 @@ func (d *Driver) connect(ctx context.Context, s *session) (*pgconn.PgConn, error
 		}
 	}
 	conn, err := pgconn.ConnectConfig(ctx, config)
+	if err != nil {
+		err = newDialError(err, config.RuntimeParams["options"])
+	}
 	var answer *pgconn.PgError
 	if errors.As(err, &answer) && answer.Code == codeProtocol && strings.Contains(answer.Message, "startup parameter") {
 		return nil, fmt.Errorf("%w: %w", ErrPooler, err)

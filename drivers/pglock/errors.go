@@ -23,7 +23,10 @@ var (
 	ErrPooler = fmt.Errorf("there is a connection pooler in front of the server: %w", errors.ErrUnsupported)
 )
 
-var errAnswer = errors.New("the server's answer makes no sense")
+var (
+	errAnswer = errors.New("the server's answer makes no sense")
+	errForced = errors.New("ended by ForceUnlock")
+)
 
 // SQLSTATE codes, and classes of them, that mean something here.
 const (
@@ -59,6 +62,31 @@ func refusal(err error) error {
 	}
 	return err
 }
+
+// dialError is what connecting ended with, in one line. The library's own error has the configuration in it, and by that the password.
+type dialError struct {
+	text string
+	err  error
+}
+
+// newDialError takes what is below the library's error, and leaves out what the URL may have said of options for the server.
+func newDialError(err error, options string) error {
+	var failed *pgconn.ConnectError
+	if !errors.As(err, &failed) {
+		return err
+	}
+	err = failed.Unwrap()
+	text := strings.ReplaceAll(err.Error(), "\n", "; ")
+	for _, word := range strings.FieldsFunc(options, func(r rune) bool { return r == ' ' || r == '=' }) {
+		if len(word) > 2 { // longer than the name of an option
+			text = strings.ReplaceAll(text, word, "...")
+		}
+	}
+	return &dialError{"failed to connect: " + text, err}
+}
+
+func (e *dialError) Error() string { return e.text }
+func (e *dialError) Unwrap() error { return e.err }
 
 // connectError makes the error of a call out of one that connecting ended with.
 func connectError(err error) error {

@@ -67,6 +67,10 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
+	if s := d.sessionOf(key); s != nil { // whose own request would get no answer
+		s.end(errForced)
+		return d.awaitEnd(ctx, key, map[uint32]bool{s.pid: true})
+	}
 	rows, err := d.ask(ctx, forceQuery, key.locksRow()...)
 	if err != nil {
 		return err
@@ -82,6 +86,16 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 		ended[binary.BigEndian.Uint32(row[0])] = true
 	}
 	return d.awaitEnd(ctx, key, ended)
+}
+
+// sessionOf returns the session of this driver that holds the key, or nil.
+func (d *Driver) sessionOf(key AdvisoryKey) *session {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if g := d.gates[key]; g != nil && g.holder != nil {
+		return g.holder.session
+	}
+	return nil
 }
 
 // How often a server is asked whether sessions have ended that it was told to end: first, and at the end of a doubling.

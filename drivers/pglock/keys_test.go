@@ -209,18 +209,20 @@ func testForceUnlockIsAnOption(t *testing.T, pg *testenv.PostgresServer) {
 	if err := admin.ForceUnlock(t.Context(), "a"); !errors.Is(err, driver.ErrNotHeld) {
 		t.Errorf("ForceUnlock of a free name: got %v, want ErrNotHeld", err)
 	}
-	r := request("a", longTTL)
-	l := mustAcquire(t, d, r)
-	if err := admin.ForceUnlock(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case <-r.Events.(*events).lost:
-	case <-time.After(30 * time.Second):
-		t.Fatal("the holder was not told")
-	}
-	if err := l.Release(t.Context()); !errors.Is(err, driver.ErrNotHeld) {
-		t.Errorf("Release: got %v, want ErrNotHeld", err)
+	for _, holder := range []*pglock.Driver{d, admin} {
+		r := request("a", longTTL)
+		l := mustAcquire(t, holder, r)
+		if err := admin.ForceUnlock(t.Context(), "a"); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-r.Events.(*events).lost:
+		case <-time.After(30 * time.Second):
+			t.Fatal("the holder was not told")
+		}
+		if err := l.Release(t.Context()); !errors.Is(err, driver.ErrNotHeld) {
+			t.Errorf("Release: got %v, want ErrNotHeld", err)
+		}
 	}
 	mustRelease(t, mustAcquire(t, admin, request("a", longTTL)))
 }

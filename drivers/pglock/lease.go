@@ -73,6 +73,12 @@ func (l *lease) Expires() time.Time {
 	return l.d.epoch.Add(time.Duration(min(l.end.Load(), l.session.expires.Load())))
 }
 
+// Session implements driver.SessionLease. A fixed lease may be carried by a session of a shorter TTL, and be extended.
+func (l *lease) Session() (expires time.Time, ttl time.Duration) {
+	s := l.session
+	return l.d.epoch.Add(time.Duration(s.expires.Load())), s.ttl
+}
+
 // Renew implements driver.Lease. The session that carries the lease is kept alive anyway, so it is asked whether it still is, and the
 // end of a fixed lease is moved here.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -51,7 +53,11 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	return New(ctx, config, o)
+	d, err := New(ctx, config, o)
+	if err != nil {
+		return nil, fmt.Errorf("pglock: %s: %w", u, err)
+	}
+	return d, nil
 }
 
 // parseConnection makes a configuration. The password is kept out of what the library parses, and prints when it cannot.
@@ -75,16 +81,37 @@ func parseConnection(u *driver.URL, rest map[string]string) (*pgx.ConnConfig, er
 	}
 	config, err := pgx.ParseConfig(text)
 	if err != nil {
-		var parse *pgconn.ParseConfigError
-		if errors.As(err, &parse) && parse.Unwrap() != nil {
-			err = parse.Unwrap()
-		} else {
-			err = errors.New("it cannot be parsed")
-		}
-		return nil, fmt.Errorf("pglock URL: parameters of the connection: %w", err)
+		return nil, fmt.Errorf("pglock URL: parameters of the connection: %w", refusedParameter(rest))
 	}
 	if given {
 		config.Password = password
 	}
 	return config, nil
+}
+
+// refusedParameter finds out which of the parameters the library does not take. It quotes none but those of TLS, since the others may
+// be secret.
+func refusedParameter(rest map[string]string) error {
+	tls := make(url.Values)
+	for _, name := range slices.Sorted(maps.Keys(rest)) {
+		if strings.HasPrefix(name, "ssl") {
+			tls.Set(name, rest[name])
+		} else if parse(url.Values{name: {rest[name]}}) != nil {
+			return fmt.Errorf("the value of %s cannot be parsed", name)
+		}
+	}
+	if err := parse(tls); err != nil {
+		return err
+	}
+	return errors.New("they cannot be parsed")
+}
+
+// parse returns what the library says of the parameters of a URL.
+func parse(query url.Values) error {
+	_, err := pgx.ParseConfig("postgres://localhost/?" + query.Encode())
+	var refused *pgconn.ParseConfigError
+	if errors.As(err, &refused) && refused.Unwrap() != nil {
+		return refused.Unwrap()
+	}
+	return err
 }

@@ -1,14 +1,18 @@
 package pglock_test
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/pglock"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -36,6 +40,24 @@ func testURL(t *testing.T, pg *testenv.PostgresServer) {
 	mustRelease(t, l)
 }
 
+// testTTLOfTheProgramIsThatOfTheSession counts the connections of a client that has used the TTL of its Options.
+func testTTLOfTheProgramIsThatOfTheSession(t *testing.T, pg *testenv.PostgresServer) {
+	c, err := dsync.Open(t.Context(), pg.URL("pglock")+"?application_name=counted", &dsync.Options{TTL: 3 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	l, err := c.Lock(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Unlock(t.Context())
+	const sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '%counted%'"
+	if n := value[int](t, connect(t, pg), sessions); n != 1 {
+		t.Errorf("%d connections, want 1", n)
+	}
+}
+
 // testRefusalsNameNoPassword opens what cannot be opened.
 func testRefusalsNameNoPassword(t *testing.T, pg *testenv.PostgresServer) {
 	conn, right := connect(t, pg), testenv.Password()
@@ -55,6 +77,9 @@ func testRefusalsNameNoPassword(t *testing.T, pg *testenv.PostgresServer) {
 		{"pglock://postgres:" + canary + "@" + pg.Addr + "/postgres?sslmode=require", "TLS"},
 		{"pglock://postgres:" + canary + "@127.0.0.1:1/postgres", "connect"},
 		{"pglock://postgres:" + canary + "@" + pg.Addr + "/postgres?ttl=1ms", "TTL"},
+		{"pglock://postgres@" + pg.Addr + "/postgres?connect_timeout=" + canary, "the value of connect_timeout"},
+		{"pglock://postgres@" + pg.Addr + "/postgres?options=-c%20work_mem%3D" + canary, "work_mem"},
+		{"pglock://postgres@" + pg.Addr + "/postgres?options=--" + canary, "failed to connect"},
 		{"pglock://postgres:" + canary + "@" + pg.Addr + "/postgres?synchronous_commit=off", "synchronous_commit"},
 	} {
 		d, _, err := driver.Open(t.Context(), test.url)
@@ -65,6 +90,11 @@ func testRefusalsNameNoPassword(t *testing.T, pg *testenv.PostgresServer) {
 		}
 		if got := err.Error(); !strings.Contains(got, test.want) || strings.Contains(got, canary) {
 			t.Errorf("error: got %q, want one with %q and without the password", got, test.want)
+		} else if strings.Contains(got, "\n") || !strings.HasPrefix(got, "pglock") {
+			t.Errorf("error: got %q, want one line that begins with the name of the driver", got)
+		}
+		if failed := (*pgconn.ConnectError)(nil); errors.As(err, &failed) {
+			t.Errorf("error %q has the configuration of the library in it", err)
 		}
 	}
 	d, _, err := driver.Open(t.Context(), "pglock://alice:"+right+"@"+pg.Addr+"/postgres")

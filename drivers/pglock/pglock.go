@@ -35,6 +35,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -98,7 +99,7 @@ type Options struct {
 	TTL time.Duration
 }
 
-// Driver is a driver.Driver on PostgreSQL. It implements driver.Inspector and driver.ForceUnlocker too.
+// Driver is a driver.Driver on PostgreSQL. It implements driver.KeepAliveReporter, driver.Inspector and driver.ForceUnlocker too.
 type Driver struct {
 	config  *pgconn.Config
 	options Options
@@ -112,6 +113,8 @@ type Driver struct {
 	end    context.CancelFunc
 	wg     sync.WaitGroup // goroutines of the driver
 	server serverFacts    // what the server is like; written before New returns
+
+	told atomic.Pointer[func(error)] // see OnKeepAlive; nil if nobody asked
 
 	mu       sync.Mutex
 	ended    bool          // no goroutine may be started any more
@@ -130,9 +133,10 @@ type Driver struct {
 }
 
 var (
-	_ driver.Driver        = (*Driver)(nil)
-	_ driver.Inspector     = (*Driver)(nil)
-	_ driver.ForceUnlocker = (*Driver)(nil)
+	_ driver.Driver            = (*Driver)(nil)
+	_ driver.KeepAliveReporter = (*Driver)(nil)
+	_ driver.Inspector         = (*Driver)(nil)
+	_ driver.ForceUnlocker     = (*Driver)(nil)
 )
 
 // New connects to the server that config describes (pgx.ParseConfig makes one) and checks it: PostgreSQL 14 or newer, no read
@@ -178,7 +182,7 @@ func (o *Options) check() error {
 		return fmt.Errorf("pglock: Options.MaxLocks is %d and Options.MaxWaiters %d", o.MaxLocks, o.MaxWaiters)
 	}
 	if o.TTL != 0 && (o.TTL < minTTL || o.TTL > maxTTL) {
-		return fmt.Errorf("pglock: Options.TTL is %v, outside of %v to %v", o.TTL, minTTL, maxTTL)
+		return fmt.Errorf("pglock: TTL %v is outside of %v to %v: %w", o.TTL, minTTL, maxTTL, errors.ErrUnsupported)
 	}
 	if o.MaxLocks == 0 {
 		o.MaxLocks = 1000
@@ -211,6 +215,16 @@ func (d *Driver) Info() driver.Info {
 		i.Fencing = driver.None
 	}
 	return i
+}
+
+// OnKeepAlive implements driver.KeepAliveReporter.
+func (d *Driver) OnKeepAlive(f func(err error)) { d.told.Store(&f) }
+
+// tell says whether a session is kept alive, unless the driver ends.
+func (d *Driver) tell(err error) {
+	if told := d.told.Load(); told != nil && d.open.Err() == nil {
+		(*told)(err)
+	}
 }
 
 // now is the time since d.epoch.

@@ -135,6 +135,7 @@ func TestDriver(t *testing.T) {
 		{"ManyWaitersFewConnections", testManyWaitersFewConnections},
 		{"RefusalsNameNoPassword", testRefusalsNameNoPassword},
 		{"URL", testURL},
+		{"TTLOfTheProgramIsThatOfTheSession", testTTLOfTheProgramIsThatOfTheSession},
 		{"ErrorOfOneInAGroupIsItsOwn", testErrorOfOneInAGroupIsItsOwn},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, pg) })

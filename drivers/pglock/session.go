@@ -22,6 +22,7 @@ const (
 )
 
 var (
+	errSilent   = fmt.Errorf("%w: no answer in time", driver.ErrUnavailable)
 	errExpired  = errors.New("the server has not answered for the TTL")
 	errSwitched = errors.New("a connection pooler gave the session to somebody else")
 	errQuit     = errors.New("closed while nothing needed it")
@@ -61,6 +62,7 @@ type session struct {
 	flight  group
 	reader  reader
 	sent    int64 // when the last group was sent
+	silent  bool  // it is not answered in time
 	used    int64 // when there was something to do other than to keep it alive
 }
 
@@ -166,17 +168,22 @@ func (s *session) tick() {
 		}
 		s.mu.Lock()
 	}
-	due := s.sent + int64(s.ttl/3)
+	due, turnsSilent := s.sent+int64(s.ttl/3), false
 	if s.flight.empty() && now >= due {
 		s.pending = append(s.pending, &operation{kind: ping})
 		s.pending = append(s.pending, s.failed...)
 		s.failed = nil
-		due = now + int64(s.ttl/3)
-	} else if now >= due {
-		due = s.expires.Load() // the answer is late
+		due = now + int64(s.ttl/6)
+	} else if !s.flight.empty() {
+		if due = s.sent + int64(s.ttl/6); now >= due { // the answer is late
+			due, turnsSilent, s.silent = s.expires.Load(), !s.silent, true
+		}
 	}
 	s.timer.Reset(max(time.Millisecond, time.Duration(min(due, s.expires.Load())-now)))
-	s.send()
+	s.send() // unlocks
+	if turnsSilent {
+		s.d.tell(errSilent)
+	}
 }
 
 // unused is called with mu held.

@@ -192,8 +192,8 @@ func (s *session) answered() error {
 	} else {
 		s.expires.Store(s.sent + int64(s.ttl))
 	}
-	g := s.flight
-	s.flight = group{}
+	g, wasSilent := s.flight, s.silent
+	s.flight, s.silent = group{}, false
 	var settled, again, behind []*operation
 	for i, op := range g.ops {
 		switch g.outcome(i) {
@@ -213,6 +213,9 @@ func (s *session) answered() error {
 	s.send() // unlocks
 	for _, op := range settled {
 		op.finish()
+	}
+	if wasSilent {
+		s.d.tell(nil)
 	}
 	return nil
 }

@@ -39,10 +39,11 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	if err := d.checkServer(ctx); err != nil {
 		return nil, err
 	}
-	if d.cluster {
-		if err := checkClusterName(r.Name); err != nil {
-			return nil, err
-		}
+	if err := d.checkName(r.Name); err != nil {
+		return nil, err
+	}
+	if d.queues(r) && d.ghosts.full() {
+		return nil, fmt.Errorf("%w: %d places in queues are still to be given back", driver.ErrUnavailable, maxGhosts)
 	}
 	// Where callers of this process already wait for the name, its messages are listened to: listen before the first try, then that
 	// needs no second one.
@@ -143,7 +144,7 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease
 	case err != nil:
 		err, doubt := fault(ctx, r.Name, err)
 		if doubt {
-			d.ghosts.add(ghost{name: r.Name, hold: r.Hold, until: sent + int64(r.TTL+late), order: order})
+			d.ghosts.add(ghost{name: r.Name, hold: r.Hold, until: sent + int64(r.TTL+late), order: order, place: d.queues(r)})
 		}
 		return nil, 0, err
 	case first == sealedAnswer:
@@ -158,6 +159,9 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease
 	}
 	l := d.newLease(r, sent, uint64(first), n)
 	l.markKnown, l.marked = marks, moved
+	if fenced {
+		l.notedUntil.Store(sent + int64(max(r.TTL, holderTTL)))
+	}
 	if acks < d.options.WaitReplicas {
 		return nil, 0, d.undo(ctx, l, acks)
 	}

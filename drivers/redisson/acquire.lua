@@ -11,14 +11,20 @@ local function now()
   return micros, microsText
 end
 
+-- note writes a text for people about a hold into the key holder, for an hour, or as long as the hold lasts. That key is no KEYS of the
+-- script: where a user has no right to it, or a slot moves, the lock is granted all the same.
+local function note(holder, hold, text, ttl)
+  redis.pcall('SET', holder, hold .. '\n' .. text, 'PX', #ttl < 7 and '3600000' or math.max(ttl, 3600000))
+end
+
 -- acquire takes the lock name for a hold for ttl milliseconds, and n tokens out of the key token (none if that is nil). That key
--- is made for keep milliseconds, or for ever if keep is ''.
+-- is made for keep milliseconds, or for ever if keep is ''. With tokens, text is what the key holder says about the hold.
 --
 -- It returns the first token (1 if there is none), or {first, how many}. If there is the key mark, that is -5000000000000 - the first
 -- token, or {first, how many, 1}. If another hold has the lock, it returns 0 if that has no TTL (or one of more than 120 years), else
 -- -1 - the milliseconds that are left, and -4000000000000 if it is sealed (for 100 years: see seal.lua). The same hold may ask again:
 -- it takes new tokens and starts its TTL anew.
-local function acquire(name, hold, ttl, token, n, keep, mark)
+local function acquire(name, hold, ttl, token, n, keep, holder, text, mark)
   local left, marked = -2, false
   if mark then
     local there = call('EXISTS', name, mark, mark) -- one for the lock, two for the mark: one call, as without a mark
@@ -34,6 +40,7 @@ local function acquire(name, hold, ttl, token, n, keep, mark)
   end
   local first, block = 1, 1
   if token then
+    note(holder, hold, text, ttl)
     block = tonumber(n)
     if keep == '' then
       first = call('INCR', token)

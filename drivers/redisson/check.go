@@ -175,7 +175,7 @@ func (d *Driver) checkEviction(info string) error {
 	return fmt.Errorf("the server may evict locks that are held (its maxmemory-policy is %s, not noeviction); evict=allow, or Options.AllowEviction, accepts that", policy)
 }
 
-// choosePubSub does as Redisson does.
+// choosePubSub does as Redisson does since 3.28.
 func (d *Driver) choosePubSub(ctx context.Context) (PubSub, error) {
 	mode := d.options.PubSub
 	if mode == PubSubPlain || mode == PubSubAuto && !d.cluster {

@@ -12,8 +12,9 @@ import (
 )
 
 const (
-	maxGhosts  = 10_000 // beyond that the one that ends soonest is left to its TTL
-	maxBatch   = 100    // requests at once
+	maxGhosts  = 10_000 // beyond that the hold that ends soonest is left to its TTL, and nobody gets a place in a queue
+	maxBatch   = 64     // ghosts in one request
+	maxCleans  = 4      // requests at once, so that one node of a cluster holds up few others
 	cleanFor   = 2 * time.Second
 	firstClean = 50 * time.Millisecond
 	lastClean  = 5 * time.Second
@@ -23,28 +24,34 @@ const (
 // ghost is a hold that may be left on the server, or come to be there, and that nobody wants.
 type ghost struct {
 	name, hold string
-	until      int64  // when it is over by itself
-	granted    bool   // the server said so: if the hold is not found, it is gone for good
-	order      uint64 // of the request that may have made it: what a later one of this order finds is final
-	lease      *lease // of a hold whose Release failed
+	until      int64         // when a hold is over by itself
+	granted    bool          // the server said so: if the hold is not found, it is gone for good
+	place      bool          // it may have a place in the queue of a fair lock, which does not end by itself
+	order      uint64        // of the request that may have made it: what a later one of this order finds is final
+	lease      *lease        // of a hold whose Release failed
+	gone       chan struct{} // closed when the ghost is; nil if nobody waits for that
 
-	next int64 // when to ask
-	wait time.Duration
+	next   int64 // when to ask
+	wait   time.Duration
+	absent int64 // when it was not found for the first time
 }
 
-// cleaner releases ghosts, in one goroutine that lives as long as there are any.
+// cleaner releases ghosts, in one goroutine and one for each request, which live as long as there are any.
 //
 // That a hold is absent means nothing yet if the request that makes it can still arrive. Then it is asked again, ever more seldom,
-// until the hold is found, or would be over.
+// until the hold is found, or would be over. A place in a queue is asked for until the server has answered, however long that takes.
 type cleaner struct {
 	driver *Driver
 	wake   chan struct{}
 
 	mu      sync.Mutex
 	ghosts  []*ghost
-	working int           // taken out of ghosts for now
+	cleans  int           // requests under way
+	working int           // taken out of ghosts for these
 	orphans int           // ops whose callers have left, which may leave a ghost
 	running bool          // the goroutine
+	closing int64         // when Close came to wait for it; 0 before
+	given   int           // places that were given up since then
 	none    chan struct{} // closed when there is nothing left of all that, once Close waits for it
 }
 
@@ -55,22 +62,42 @@ func (c *cleaner) add(g ghost) {
 	g.next, g.wait = c.driver.now(), firstClean
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.push(g)
+	c.push(&g)
 	if !c.running {
 		c.running = c.driver.life.Go(c.run)
 	}
+	c.kick()
+}
+
+func (c *cleaner) kick() {
 	select {
 	case c.wake <- struct{}{}:
 	default:
 	}
 }
 
-func (c *cleaner) push(g ghost) {
-	if len(c.ghosts) >= maxGhosts {
-		soonest := slices.MinFunc(c.ghosts, func(a, b *ghost) int { return cmp.Compare(a.until, b.until) })
-		c.ghosts = slices.DeleteFunc(c.ghosts, func(g *ghost) bool { return g == soonest })
+// push puts a ghost back, or in, where a place is never left to its fate for. It is called with mu held.
+func (c *cleaner) push(g *ghost) {
+	c.ghosts = append(c.ghosts, g)
+	if len(c.ghosts) <= maxGhosts {
+		return
 	}
-	c.ghosts = append(c.ghosts, &g)
+	soonest := -1
+	for i, g := range c.ghosts {
+		if !g.place && (soonest < 0 || g.until < c.ghosts[soonest].until) {
+			soonest = i
+		}
+	}
+	if soonest >= 0 {
+		c.ghosts = slices.Delete(c.ghosts, soonest, soonest+1)
+	}
+}
+
+// full reports whether no more places in queues may come to be left behind.
+func (c *cleaner) full() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.ghosts)+c.working >= maxGhosts
 }
 
 // run ends when there is nothing left to release, or with the driver.
@@ -83,7 +110,7 @@ func (c *cleaner) run() {
 			return
 		}
 		if len(due) > 0 {
-			c.release(due)
+			c.driver.life.Go(func() { c.release(due) }) // not if the driver is ending
 			continue
 		}
 		timer.Reset(wait)
@@ -100,6 +127,14 @@ func (c *cleaner) run() {
 func (c *cleaner) due() (due []*ghost, wait time.Duration, end bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.left() == c.orphans {
+		c.running = false
+		c.tell()
+		return nil, 0, true
+	}
+	if c.cleans == maxCleans {
+		return nil, math.MaxInt64, false
+	}
 	now := c.driver.now()
 	next := int64(math.MaxInt64)
 	c.ghosts = slices.DeleteFunc(c.ghosts, func(g *ghost) bool {
@@ -110,13 +145,11 @@ func (c *cleaner) due() (due []*ghost, wait time.Duration, end bool) {
 		next = min(next, g.next)
 		return false
 	})
-	c.working = len(due)
-	if len(due) > 0 || len(c.ghosts) > 0 {
-		return due, time.Duration(next - now), false
+	if len(due) > 0 {
+		c.cleans++
+		c.working += len(due)
 	}
-	c.running = false
-	c.tell()
-	return nil, 0, true
+	return due, time.Duration(next - now), false
 }
 
 // orphan counts an op whose caller leaves, or one less.
@@ -143,9 +176,14 @@ func (c *cleaner) release(ghosts []*ghost) {
 	d := c.driver
 	ctx, cancel := context.WithTimeout(d.life.Context(), cleanFor)
 	defer cancel()
-	calls := make([]call, len(ghosts))
-	for i, g := range ghosts {
-		calls[i] = d.releaseCall(g.name, g.hold)
+	groups := d.groups(ghosts)
+	calls := make([]call, len(groups))
+	for i, group := range groups {
+		holds := make([]string, len(group))
+		for j, g := range group {
+			holds[j] = g.hold
+		}
+		calls[i] = d.releaseCall(group[0].name, holds...)
 	}
 	order := d.order()
 	results, _ := d.evalAll(ctx, d.client, d.scripts.release, calls, 0)
@@ -156,36 +194,92 @@ func (c *cleaner) release(ghosts []*ghost) {
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.working = 0
-	for i, g := range ghosts {
-		if g.settled(results[i], order, now) {
-			continue
+	c.cleans--
+	c.working -= len(ghosts)
+	for i, group := range groups {
+		told, err := answersOf(results[i], len(group))
+		for j, g := range group {
+			switch {
+			case err == nil && g.settled(told[j], order, now), err != nil && g.forgotten(err, now):
+			case err != nil && g.place && c.closing > 0 && now > max(g.until, c.closing+int64(lastClean)):
+				c.given++
+			default:
+				g.next = now + int64(g.wait)
+				g.wait = min(2*g.wait, lastClean)
+				c.push(g)
+				continue
+			}
+			if g.gone != nil {
+				close(g.gone)
+			}
 		}
-		g.next = now + int64(g.wait)
-		g.wait = min(2*g.wait, lastClean)
-		c.push(*g)
 	}
+	c.kick()
+}
+
+// groups puts those ghosts together that one run of the release script may release: of a fair lock, the youngest first, who are
+// further back in the queue.
+func (d *Driver) groups(ghosts []*ghost) [][]*ghost {
+	var groups [][]*ghost
+	if d.options.Fair {
+		slices.SortFunc(ghosts, func(a, b *ghost) int {
+			return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(len(b.hold), len(a.hold)), cmp.Compare(b.hold, a.hold))
+		})
+	}
+	for i, g := range ghosts {
+		if d.options.Fair && i > 0 && ghosts[i-1].name == g.name {
+			last := len(groups) - 1
+			groups[last] = append(groups[last], g)
+		} else {
+			groups = append(groups, []*ghost{g})
+		}
+	}
+	return groups
+}
+
+// answersOf reads what the release script answers for n holds.
+func answersOf(result rueidis.RedisResult, n int) ([]int64, error) {
+	if n == 1 {
+		told, err := result.ToInt64()
+		return []int64{told}, err
+	}
+	told, err := result.AsIntSlice()
+	if err == nil && len(told) != n {
+		err = errAnswer
+	}
+	return told, err
+}
+
+// forgotten takes the error of a request and reports whether the ghost is given up: it will have to end by itself.
+func (g *ghost) forgotten(err error, now int64) bool {
+	answer, refused := rueidis.IsRedisErr(err)
+	switch {
+	case g.place:
+		return false
+	case refused && hasCode(answer.Error(), permissionCodes...):
+		return true
+	case g.granted:
+		return now > g.until
+	}
+	return now > g.until+int64(outOfReach)
 }
 
 // settled takes the answer to a request of some order and reports whether the ghost is gone for good.
-func (g *ghost) settled(result rueidis.RedisResult, order uint64, now int64) bool {
-	told, err := result.ToInt64()
-	answer, refused := rueidis.IsRedisErr(err)
-	switch {
-	case refused && hasCode(answer.Error(), permissionCodes...):
-		return true // it will have to end by itself
-	case err != nil && g.granted:
-		return now > g.until
-	case err != nil:
-		return now > g.until+int64(outOfReach)
-	}
+func (g *ghost) settled(told int64, order uint64, now int64) bool {
 	if g.lease != nil {
 		g.lease.cleaned(told)
 	}
-	return told >= 0 || g.granted || order != unordered && order == g.order || now > g.until
+	if told >= 0 || g.granted || order != unordered && order == g.order {
+		return true
+	}
+	if g.absent == 0 {
+		g.absent = now
+	}
+	// A server that stood still may have the request for a place yet, which it reads within moments of this one.
+	return now > g.until && (!g.place || now > g.absent+int64(late))
 }
 
-// finish returns when there is nothing left to clean up, or else ctx is done, with how much there is.
+// finish returns when there is nothing left to clean up, or else ctx is done, with how much there is, or was given up.
 func (c *cleaner) finish(ctx context.Context) int {
 	c.mu.Lock()
 	if c.left() == 0 {
@@ -195,20 +289,17 @@ func (c *cleaner) finish(ctx context.Context) int {
 	none := make(chan struct{})
 	c.none = none
 	now := c.driver.now()
+	c.closing = now
 	for _, g := range c.ghosts { // those with a long pause before them
 		g.next, g.wait = min(g.next, now), firstClean
 	}
 	c.mu.Unlock()
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
+	c.kick()
 	select {
 	case <-none:
-		return 0
 	case <-ctx.Done():
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.left()
+	return c.left() + c.given
 }

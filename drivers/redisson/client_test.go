@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -51,7 +52,7 @@ func lock(tb testing.TB, l dsync.Locker, name string, opts ...dsync.LockOption) 
 }
 
 // roles are what this test binary does as another process; see testenv.Spawn.
-var roles = map[string]func(){"count": countRole, "hold": holdRole}
+var roles = map[string]func(){"count": countRole, "hold": holdRole, "terminated": drivertest.TerminatedRole}
 
 // spawn runs a role with a client of s.
 func spawn(t *testing.T, s *testenv.RedisServer, role, parameters string, env ...string) *testenv.Process {

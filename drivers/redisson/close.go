@@ -34,10 +34,14 @@ func (d *Driver) Close(ctx context.Context) error {
 	case <-finished:
 	case <-ctx.Done():
 	}
-	if waiting+ghosts > 0 {
-		return fmt.Errorf("%w: %d calls and %d holds were left behind: %w", driver.ErrUnknown, waiting, ghosts, ctx.Err())
+	if waiting+ghosts == 0 {
+		return nil
 	}
-	return nil
+	err := fmt.Errorf("%w: %d calls and %d holds were left behind", driver.ErrUnknown, waiting, ghosts)
+	if ended := ctx.Err(); ended != nil {
+		err = fmt.Errorf("%w: %w", err, ended)
+	}
+	return err
 }
 
 // closeClient closes a client that is the driver's own. A client of sentinels or of a cluster may be about to connect, in goroutines
@@ -76,8 +80,15 @@ func (d *Driver) releaseAll(ctx context.Context) {
 	}
 }
 
-// releaseCall is the release of a hold for evalAll.
-func (d *Driver) releaseCall(name, hold string) call {
-	args := append([]string{hold, prefixName(channelPrefix, name)}, d.checked.words...)
-	return call{keys: d.fairKeys(name, []string{name}), args: args}
+// releaseCall is the release of a hold, or of several of one fair lock, for evalAll.
+func (d *Driver) releaseCall(name string, holds ...string) call {
+	return call{keys: d.fairKeys(name, []string{name}), args: d.releaseArgs(name, nil, holds...)}
+}
+
+// releaseArgs adds the arguments of the release script.
+func (d *Driver) releaseArgs(name string, args []string, holds ...string) []string {
+	if d.options.Fair {
+		return append(d.tellArgs(name, args), holds...)
+	}
+	return append(append(args, holds[0], prefixName(channelPrefix, name)), d.checked.words...)
 }

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -18,7 +18,7 @@ func TestCombinedRequestsKeepTokensRising(t *testing.T) {
 	for i := range names {
 		names[i] = fmt.Sprint("combined", i)
 	}
-	l := &load{history: conformance.NewHistory(), names: names, grants: countsOf(names)}
+	l := &load{history: history.New(), names: names, grants: countsOf(names)}
 	for i, addr := range []string{s.Addr, s.Addr, proxy.Addr} {
 		c := clientOf(t, fmt.Sprintf("redisson://%s/?ttl=%v", addr, loadTTL))
 		for _, name := range names {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	_ "github.com/go-dsync/dsync/drivers/redisson"
 	"github.com/go-dsync/dsync/internal/drivertest"
@@ -36,9 +37,9 @@ func testConformance(t *testing.T, server *testenv.RedisServer, user, parameters
 	backend := &conformance.Backend{
 		URL: "redisson://" + user + server.Addr + parameters,
 		New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
-			wire := &conformance.Wire{}
-			tb.Cleanup(wire.Close)
-			addr, err := wire.Listen("tcp", server.Addr)
+			w := &wire.Wire{}
+			tb.Cleanup(w.Close)
+			addr, err := w.Listen("tcp", server.Addr)
 			if err != nil {
 				tb.Fatal(err)
 			}
@@ -46,9 +47,10 @@ func testConformance(t *testing.T, server *testenv.RedisServer, user, parameters
 			if err != nil {
 				tb.Fatal(err)
 			}
-			return d, wire.Link()
+			return d, conformance.LinkOver(w)
 		},
 		Expire:  func(_ testing.TB, name string) { server.Do("DEL", name) },
+		Ping:    server.Ping,
 		Freeze:  func(testing.TB) { server.Freeze() },
 		Thaw:    func(testing.TB) { server.Thaw() },
 		Restart: func(testing.TB) { server.Restart() },

@@ -48,7 +48,7 @@ func (d *Driver) carryDirect(ctx context.Context, o *op) bool {
 	defer d.direct.busy.Add(-1)
 	o.order = d.order()
 	var keys [3]string
-	var args [4]string
+	var args [6]string
 	d.sendOp(ctx, o, keys[:0], args[:0])
 	return true
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -37,7 +36,7 @@ func (d *Driver) fairKeys(name string, keys []string) []string {
 	return append(keys, prefixName(queuePrefix, name), prefixName(timesPrefix, name))
 }
 
-// fairArgs adds the arguments of the fair acquire script.
+// fairArgs adds the arguments of the fair acquire script, but for those about tokens.
 func (o *op) fairArgs(d *Driver, args []string) []string {
 	r, how := o.request, "wait"
 	switch {
@@ -46,6 +45,11 @@ func (o *op) fairArgs(d *Driver, args []string) []string {
 	case o.again:
 		how = "again"
 	}
+	return d.tellArgs(r.Name, append(args, r.Hold, d.milliseconds(r.TTL), how))
+}
+
+// tellArgs adds what the fair scripts need to tell a waiter: the channel, the commands, and whether it is known who hears them.
+func (d *Driver) tellArgs(name string, args []string) []string {
 	word2, count := "", "1"
 	if len(d.checked.words) > 1 {
 		word2 = d.checked.words[1]
@@ -53,18 +57,14 @@ func (o *op) fairArgs(d *Driver, args []string) []string {
 	if d.cluster && d.checked.pubSub != PubSubSharded {
 		count = ""
 	}
-	args = append(args, r.Hold, d.milliseconds(r.TTL), how, prefixName(channelPrefix, r.Name), d.checked.words[0], word2, count)
-	switch {
-	case o.tokens == 0:
-		return args
-	case d.options.Fence == FenceOwn:
-		return append(args, strconv.Itoa(o.tokens), fenceTTLText)
-	}
-	return append(args, strconv.Itoa(o.tokens), "")
+	return append(args, prefixName(channelPrefix, name), d.checked.words[0], word2, count)
 }
 
+// queues reports whether a request gets a place in the queue of a fair lock where it is not granted.
+func (d *Driver) queues(r *driver.Request) bool { return d.options.Fair && !r.NoWait }
+
 // waitInLine is wait for a fair lock, where every caller has a place in the queue and a channel of its own. A caller that gets
-// nothing leaves the queue before it returns.
+// nothing leaves the queue before it returns. Those that leave together do so by few requests, which are the cleaner's.
 func (d *Driver) waitInLine(ctx context.Context, r *driver.Request, left time.Duration) (*lease, error) {
 	r.Events.Waiting()
 	t := d.topics.joinChannel(prefixName(channelPrefix, r.Name) + ":" + r.Hold)
@@ -72,13 +72,17 @@ func (d *Driver) waitInLine(ctx context.Context, r *driver.Request, left time.Du
 	if l != nil || errors.Is(err, driver.ErrUnknown) { // then it is a ghost already
 		return l, err
 	}
-	ctx, cancel := context.WithTimeout(d.life.Context(), departIn)
-	defer cancel()
-	nobody := d.newLease(r, d.now(), 0, 0)
-	if gone := nobody.Release(ctx); errors.Is(gone, driver.ErrUnknown) {
-		err = fmt.Errorf("%w: %w", driver.ErrUnknown, err)
+	gone := make(chan struct{})
+	d.ghosts.add(ghost{name: r.Name, hold: r.Hold, until: d.now() + int64(r.TTL+late), granted: true, place: true, gone: gone})
+	timer := time.NewTimer(departIn)
+	defer timer.Stop()
+	select {
+	case <-gone:
+		return nil, err
+	case <-timer.C:
+	case <-d.life.Context().Done():
 	}
-	return nil, err
+	return nil, fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 }
 
 // queue returns the holds that wait for a fair lock.

@@ -1,5 +1,8 @@
 -- The waiters of a fair lock are in a list, queue, in the order in which they came, and in a sorted set, times, with the time in
 -- milliseconds from which on others may throw them out, once they are first. Each listens on channel .. ':' .. hold.
+--
+-- No script touches a key again that it has removed: while the slot of the lock moves to another node, the server refuses that, and
+-- the script ends half-way.
 
 -- patience is how long after the end of the hold that it waits for a waiter of this driver may be thrown out, unless it asks
 -- again. A waiter of Redisson has default, or the limit of its wait.
@@ -8,129 +11,215 @@ local patience, default = 15000, 300000
 -- along is by how much the time of a waiter that is not first has to change until it is set anew, with those of all behind.
 local along = 60000
 
+-- few is how many waiters behind one that leaves are moved at any rate. More are moved when that makes a difference of default for
+-- one of few of them, so that a queue of n that dissolves moves few for each that leaves, and not n.
+local few = 16
+
 -- deaf is how long a waiter may leave a free lock alone that does not even listen. One that is told, and does not come, has patience:
 -- its process is frozen, or cut off while the server still has its subscription.
 local deaf = 5000
+
+-- most is how many members one command takes.
+local most = 1000
 
 local function clock()
   local time = call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
-local function timeOf(times, hold)
-  local time = call('ZSCORE', times, hold)
+local function lineOf(queue, times) return {queue = queue, times = times, length = call('LLEN', queue)} end
+
+local function timeOf(line, hold)
+  local time = call('ZSCORE', line.times, hold)
   return time and tonumber(time)
 end
 
--- move gives waiters so many milliseconds more.
-local function move(times, holds, by)
-  for _, hold in ipairs(holds) do
-    if call('ZSCORE', times, hold) then call('ZINCRBY', times, string.format('%.0f', by), hold) end
+local function setTime(line, hold, time) call('ZADD', line.times, string.format('%.0f', time), hold) end
+
+-- takeOut removes a hold from the line, counted from that end which at, its place, is nearer to.
+local function takeOut(line, hold, at)
+  call('LREM', line.queue, at == 0 and '1' or '-1', hold)
+  call('ZREM', line.times, hold)
+  line.length = line.length - 1
+end
+
+-- move gives the waiters at the end of the line more milliseconds: the last shifts[i].behind of them shifts[i].by, for each i, in
+-- the order of these numbers.
+local function move(line, shifts)
+  local i, by = #shifts, 0
+  local behind = i > 0 and shifts[i].behind or 0
+  while behind > 0 do
+    local holds = call('LRANGE', line.queue, -behind, math.min(most - behind, 0) - 1)
+    local times = {}
+    for n, time in ipairs(call('ZMSCORE', line.times, unpack(holds))) do
+      while i > 0 and shifts[i].behind >= behind do
+        i, by = i - 1, by + shifts[i].by
+      end
+      if time then
+        times[#times + 1] = string.format('%.0f', time + by)
+        times[#times + 1] = holds[n]
+      end
+      behind = behind - 1
+    end
+    if #times > 0 then call('ZADD', line.times, unpack(times)) end
   end
 end
 
 -- head throws out those in front whose time is over, and returns who is first then, or false. Who asks is alive: if its own time is
 -- over, it gets more, and so do those behind it.
-local function head(queue, times, now, asks)
-  while true do
-    local first = call('LINDEX', queue, 0)
-    local time = first and timeOf(times, first)
+local function head(line, now, asks)
+  while line.length > 0 do
+    local first = call('LINDEX', line.queue, 0)
+    local time = timeOf(line, first)
     if not time or time > now then return first end
     if first == asks then
-      move(times, call('LRANGE', queue, 0, -1), now + patience - time)
-    else
-      call('LPOP', queue)
-      call('ZREM', times, first)
+      move(line, {{behind = line.length, by = now + patience - time}})
+      return first
+    end
+    takeOut(line, first, 0)
+  end
+  return false
+end
+
+-- leave takes a hold out of the line, where it is at. What those behind then wait for ends at base, or, if there is one before, at the
+-- time of that, but not before all those in front have had a wait of default each, which they take off the times of those behind. They
+-- keep their distance to that, though none that is next gets less than patience.
+--
+-- To keep the distance all those behind would have to be moved. Where they are more than few, the one before gets so much more time
+-- instead: the distance to it stays as well, a waiter of this driver sets its own time anew when it asks next, and one that leaves takes
+-- with it what it got. That goes on until a time is too late by default for each few behind, or that of one before by an hour more. What
+-- has to be moved is added to shifts; holds that leave together do so from the back.
+local function leave(line, hold, at, base, shifts)
+  local behind, last = line.length - at - 1, shifts[#shifts]
+  if last and behind < last.behind then -- not from the back
+    move(line, shifts)
+    for i = #shifts, 1, -1 do shifts[i] = nil end
+    last = nil
+  end
+  local time = timeOf(line, hold)
+  takeOut(line, hold, at)
+  if behind == 0 then return end
+  local following = timeOf(line, call('LINDEX', line.queue, at))
+  if not time or not following then return end
+  if last and last.behind == behind then following = following + last.by end
+  local before = at > 0 and call('LINDEX', line.queue, at - 1)
+  local previous = before and timeOf(line, before)
+  local from = math.max(base + at * default, previous or 0)
+  local by = math.max(from - time, from + patience - following)
+  if by >= 0 then return end
+  local slack = 2 * along + behind * default / few
+  if behind > few and -by <= slack then
+    if not previous then return end
+    local second = at > 1 and timeOf(line, call('LINDEX', line.queue, at - 2)) or base
+    if previous - by - second <= slack + 12 * default then
+      setTime(line, before, previous - by)
+      return
     end
   end
-end
-
--- leave takes a hold out of the queue. What those behind then wait for ends at base, or, if there is one before, at the time of that,
--- but not before all those in front have had a wait of default each, which they take off the times of those behind. They keep their
--- distance to that, though none that is next gets less than patience.
-local function leave(queue, times, hold, base)
-  local at = call('LPOS', queue, hold)
-  if not at then
-    call('ZREM', times, hold)
-    return
+  if last and last.behind == behind then
+    last.by = last.by + by
+  else
+    shifts[#shifts + 1] = {behind = behind, by = by}
   end
-  local behind = call('LRANGE', queue, at + 1, -1)
-  if at > 0 then base = math.max(base + at * default, timeOf(times, call('LINDEX', queue, at - 1)) or 0) end
-  local time = timeOf(times, hold)
-  call('LREM', queue, 0, hold)
-  call('ZREM', times, hold)
-  local following = behind[1] and timeOf(times, behind[1])
-  if not time or not following then return end
-  local by = math.max(base - time, base + patience - following)
-  if by < 0 then move(times, behind, by) end
 end
 
--- tell publishes on the channel of a waiter, and returns how many heard it.
-local function tell(hold, channel, word, word2)
+-- tell publishes on the channel of a waiter. It returns how long that may leave the lock alone. Count is '' where nobody knows how
+-- many a message reaches.
+local function tell(hold, channel, word, word2, count)
   channel = channel .. ':' .. hold
   local told = call(word, channel, '0')
   if word2 ~= '' then told = told + call(word2, channel, '0') end
-  return told
+  return (told > 0 or count == '') and patience or deaf
 end
 
--- stay puts a hold into the queue, unless it is there: last, or if it was there before, and so was first when it was thrown out,
+-- limit has a waiter thrown out at a time, if not before. Those behind keep theirs: it may be about to come, and if it is one of
+-- Redisson, it takes its wait off them.
+local function limit(line, hold, to)
+  local time = timeOf(line, hold)
+  if time and time > to then setTime(line, hold, to) end
+end
+
+-- stay puts a hold into the line, unless it is there: last, or if it was there before, and so was first when it was thrown out,
 -- first again. It sets its time anew, and takes those behind along, the waiters of Redisson among them, who do not ask again. Their
 -- distance to it has to stay: it is what they have left when it and those in front of it have taken their waits off their times.
-local function stay(queue, times, hold, again, free)
-  local at = call('LPOS', queue, hold)
-  local before = timeOf(times, hold)
+local function stay(line, hold, again, free)
+  local before = line.length > 0 and timeOf(line, hold)
+  local at = line.length > 0 and (before or again) and call('LPOS', line.queue, hold)
   local time = free + patience
-  if not at and again then
-    call('LPUSH', queue, hold)
-    at, before = 0, free
-  elseif not at then
-    at = call('RPUSH', queue, hold) - 1
+  if not at then
+    if again then
+      call('LPUSH', line.queue, hold)
+      at, before = 0, free
+    else
+      call('RPUSH', line.queue, hold)
+      at, before = line.length, nil
+    end
+    line.length = line.length + 1
   end
+  local behind = line.length - at - 1
   if at > 0 then -- whoever of Redisson gets the lock takes its wait off the times of all behind
-    local previous = timeOf(times, call('LINDEX', queue, at - 1)) or free
+    local previous = timeOf(line, call('LINDEX', line.queue, at - 1)) or free
     time = math.max(time + along + at * default, previous + patience)
-    if before and math.abs(time - before) < along then return end
+    local late = behind > few and behind * default / few or 0
+    if before and time - before < along and before - time < along + late then return end
   end
-  if before then move(times, call('LRANGE', queue, at + 1, -1), time - before) end
-  call('ZADD', times, string.format('%.0f', time), hold)
+  if before then move(line, {{behind = behind, by = time - before}}) end
+  setTime(line, hold, time)
 end
 
 -- acquireFair is acquire for a lock with a queue. How is 'try' for a hold that does not wait, 'wait', or 'again' for one that was
--- put into the queue before. Count is '' where nobody knows how many a message reaches.
-local function acquireFair(name, queue, times, hold, ttl, how, channel, word, word2, count, token, n, keep)
-  local now = clock()
-  local first = head(queue, times, now, hold)
+-- put into the queue before.
+local function acquireFair(name, queue, times, hold, ttl, how, channel, word, word2, count, ...)
+  local now, line = clock(), lineOf(queue, times)
+  local first = head(line, now, hold)
   local left = call('PTTL', name)
   if left == -2 and (not first or first == hold) then
-    if first then leave(queue, times, hold, now + ttl) end
-    return acquire(name, hold, ttl, token, n, keep)
+    if first then
+      local shifts = {}
+      leave(line, hold, 0, now + ttl, shifts)
+      move(line, shifts)
+    end
+    return acquire(name, hold, ttl, ...)
   elseif left ~= -2 and call('HEXISTS', name, hold) == 1 then
-    return acquire(name, hold, ttl, token, n, keep)
+    return acquire(name, hold, ttl, ...)
   end
-  if how ~= 'try' then stay(queue, times, hold, how == 'again', now + math.max(left, 0)) end
+  if how ~= 'try' then stay(line, hold, how == 'again', now + math.max(left, 0)) end
   if left == -1 then return 0 end
   if left >= 0 then return -1 - left end
   -- It is somebody else's turn, who was told, unless that was lost with a connection, or who is dead.
   first = call('LINDEX', queue, 0)
-  if first ~= hold then
-    local limit = patience
-    if tell(first, channel, word, word2) == 0 and count ~= '' then limit = deaf end
-    -- Those behind keep their times: it may be about to come, and if it is one of Redisson, it takes its wait off them.
-    local time = timeOf(times, first)
-    if time and time > now + limit then call('ZADD', times, string.format('%.0f', now + limit), first) end
-  end
+  if first ~= hold then limit(line, first, now + tell(first, channel, word, word2, count)) end
   return -1 - 500
 end
 
--- releaseFair ends a hold, be it in the queue or of the lock, and tells the next if the lock is free. It returns how many wait, or
--- -1 if the hold did not have the lock.
-local function releaseFair(name, queue, times, hold, channel, word, word2)
-  local now = clock()
-  local held = call('HDEL', name, hold)
-  local left = call('PTTL', name)
-  leave(queue, times, hold, now + math.max(left, 0))
-  local first = head(queue, times, now)
-  if first and left == -2 then tell(first, channel, word, word2 or '') end
-  if held == 0 then return -1 end
-  return call('LLEN', queue)
+-- releaseFair ends holds, be they in the queue, in which they come from the back, or of the lock, and tells the next if the lock is
+-- free. It returns for each how many wait, if it had the lock, 0 if it was in the queue, and -1 if there was no such hold.
+local function releaseFair(name, queue, times, channel, word, word2, count, ...)
+  local now, line = clock(), lineOf(queue, times)
+  local left, fields = call('PTTL', name), call('HLEN', name)
+  local holds, results, shifts = {...}, {}, {}
+  for i, hold in ipairs(holds) do
+    results[i] = -1
+    if fields > 0 and call('HDEL', name, hold) == 1 then
+      results[i], fields = 1, fields - 1
+    end
+  end
+  if fields == 0 then left = -2 end
+  for i, hold in ipairs(holds) do
+    local at = results[i] == -1 and line.length > 0 and call('LPOS', queue, hold, 'RANK', '-1')
+    if at then
+      leave(line, hold, at, now + math.max(left, 0), shifts)
+      results[i] = 0
+    end
+  end
+  move(line, shifts)
+  local first = head(line, now)
+  if first and left == -2 then
+    local patient = tell(first, channel, word, word2, count)
+    if patient == deaf and line.length > 1 then limit(line, first, now + deaf) end -- from now on, and not from when the next asks
+  end
+  for i, result in ipairs(results) do
+    if result == 1 then results[i] = line.length end
+  end
+  return #results == 1 and results[1] or results
 end

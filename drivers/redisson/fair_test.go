@@ -158,6 +158,29 @@ func TestFairDeafWaiter(t *testing.T) {
 	}
 }
 
+// TestFairDeafWaiterCountsFromTheRelease: the time that it has does not begin when somebody asks, up to 5 s later.
+func TestFairDeafWaiterCountsFromTheRelease(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s?fair=true", s.Addr)
+	l := acquire(t, d, request("x"))
+	addWaiter(s, "dead:1", 5*time.Minute)
+	addWaiter(s, "java:2", 10*time.Minute)
+	release(t, l)
+	if left := leftOfX(t, s, "dead:1"); left > 6*time.Second { // it counts from a full second
+		t.Errorf("time of one that does not listen, after the release: %v", left)
+	}
+	if left := leftOfX(t, s, "java:2"); left < 9*time.Minute {
+		t.Errorf("time of the one behind it: %v", left)
+	}
+	s.Do("ZINCRBY", timesOfX, "-6000", "dead:1") // as if that had passed
+	if _, err := acquireOnce(t, d, "x"); !errors.Is(err, driver.ErrLocked) {
+		t.Errorf("a try while another waits: got %v, want ErrLocked", err)
+	}
+	if got := lineOfX(s); !slices.Equal(got, []string{"java:2"}) {
+		t.Errorf("queue: got %q, want the one that is not dead", got)
+	}
+}
+
 // TestFairListeningWaiterIsNotOvertaken: it may only be slow, though not for more than 15 s.
 func TestFairListeningWaiterIsNotOvertaken(t *testing.T) {
 	s := testenv.Redis(t)

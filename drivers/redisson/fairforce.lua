@@ -1,7 +1,7 @@
 -- Ends every hold of the lock KEYS[1], whose waiters are in KEYS[2] and KEYS[3], and tells the first of them.
 -- Returns 1, or 0 if nobody holds it. A key that is no hash is an error and stays.
-local first = head(KEYS[2], KEYS[3], clock())
+local first = head(lineOf(KEYS[2], KEYS[3]), clock())
 if call('HLEN', KEYS[1]) == 0 then return 0 end
 call('DEL', KEYS[1])
-if first then tell(first, ARGV[1], ARGV[2], ARGV[3] or '') end
+if first then tell(first, unpack(ARGV)) end
 return 1

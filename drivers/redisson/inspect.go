@@ -15,7 +15,8 @@ import (
 // modeField is what Redisson's read-write locks keep beside their holds.
 const modeField = "mode"
 
-// Inspect implements driver.Inspector. Status.Waiters counts the clients that listen for the end of the hold, or
+// Inspect implements driver.Inspector. Status.Owner, Note and Process are known of holders of this driver that have tokens.
+// Status.Waiters counts the clients that listen for the end of the hold, or
 // those in the queue of a fair lock.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	if err := d.admin(ctx, name); err != nil {
@@ -25,7 +26,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	if token := d.tokenKey(name); token != "" {
 		keys = append(keys, token)
 	}
-	results, _ := d.evalAll(ctx, d.client, inspectScript, []call{{keys, nil}}, 0)
+	results, _ := d.evalAll(ctx, d.client, inspectScript, []call{{keys, []string{prefixName(holderPrefix, name)}}}, 0)
 	answer, err := results[0].ToArray()
 	if err != nil {
 		err, _ := fault(ctx, name, err)
@@ -47,7 +48,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 // readStatus takes the answer of the inspect script apart.
 func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
 	var status driver.Status
-	if len(answer) != 3 {
+	if len(answer) != 4 {
 		return status, errAnswer
 	}
 	left, err1 := answer[0].ToInt64()
@@ -72,6 +73,9 @@ func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
 		status.Hold, status.Owner = "", "seal"
 	}
 	status.TTL = max(0, time.Duration(left)*time.Millisecond)
+	if text, err := answer[3].ToString(); err == nil {
+		readHolder(text, &status)
+	}
 	return status, nil
 }
 
@@ -111,6 +115,9 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 		return err
 	}
 	args := append([]string{prefixName(channelPrefix, name)}, d.checked.words...)
+	if d.options.Fair {
+		args = d.tellArgs(name, nil)
+	}
 	results, _ := d.evalAll(ctx, d.client, d.scripts.force, []call{{d.fairKeys(name, []string{name}), args}}, 0)
 	ended, err := results[0].ToInt64()
 	if err != nil {
@@ -136,10 +143,8 @@ func (d *Driver) admin(ctx context.Context, name string) error {
 		return driver.ErrClosed
 	default:
 	}
-	if d.cluster {
-		if err := checkClusterName(name); err != nil {
-			return err
-		}
+	if err := d.checkName(name); err != nil {
+		return err
 	}
 	return d.checkServer(ctx)
 }

@@ -28,6 +28,7 @@ type lease struct {
 	tokens         int32
 	markKnown      bool // by the grant: whether the name is marked, as it says
 	marked         bool
+	notedUntil     atomic.Int64 // until when the server has the text about the holder; 0 if it has none
 
 	mu        sync.Mutex
 	phase     phase
@@ -198,7 +199,13 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if err != nil {
 		return l.failRenewal(ctx, r, err)
 	}
-	return l.endRenewal(r, answer[0], acks)
+	if err := l.endRenewal(r, answer[0], acks); err != nil {
+		return err
+	}
+	if l.notesEnd(d.now()) {
+		d.noteAgain(ctx, client, []*lease{l})
+	}
+	return nil
 }
 
 // renewal is a request to renew a lease.

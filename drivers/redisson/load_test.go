@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
-	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -22,7 +22,7 @@ const loadTTL = 3 * time.Second
 
 // load is clients that take locks one after the other, whatever becomes of the servers.
 type load struct {
-	history *conformance.History
+	history *history.History
 	names   []string
 	hold    time.Duration            // at most; 0: a lock is given back at once
 	grants  map[string]*atomic.Int64 // by name
@@ -34,7 +34,7 @@ type load struct {
 // fails, fails the test.
 func startLoad(t *testing.T, url string, names ...string) *load {
 	t.Helper()
-	l := &load{history: conformance.NewHistory(), names: names, grants: countsOf(names), hold: 20 * time.Millisecond}
+	l := &load{history: history.New(), names: names, grants: countsOf(names), hold: 20 * time.Millisecond}
 	for i := range 3 {
 		c := clientOf(t, url+"&ttl="+loadTTL.String())
 		for _, name := range names {
@@ -62,7 +62,7 @@ func countsOf(names []string) map[string]*atomic.Int64 {
 func (l *load) use(t *testing.T, c *dsync.Client, label, name string) {
 	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
 	defer cancel()
-	op := l.history.Begin(conformance.Attempt{Client: label, Name: name})
+	op := l.history.Begin(history.Attempt{Client: label, Name: name})
 	lease, err := c.Lock(ctx, name)
 	if op.Returned(lease, err); err != nil {
 		t.Errorf("Lock(%q): %v", name, err)
@@ -72,8 +72,7 @@ func (l *load) use(t *testing.T, c *dsync.Client, label, name string) {
 	if l.hold > 0 {
 		time.Sleep(rand.N(l.hold))
 	}
-	op.Releasing()
-	op.Released(lease.Unlock(context.Background()))
+	op.Released(lease.Unlock(op.Releasing(context.Background())))
 }
 
 // end ends the load when everybody has got what they ask for.
@@ -110,11 +109,11 @@ func (l *load) judge(t *testing.T, detect time.Duration) {
 		t.Fatal(err)
 	}
 	events := l.history.Events()
-	v := conformance.Judge(events, conformance.Bounds{Linger: loadTTL + late, MinClients: 3, MinGrants: 10})
+	v := history.Judge(events, history.Bounds{Linger: loadTTL + late, MinClients: 3, MinGrants: 10})
 	all := len(v.Violations)
 	if detect > 0 {
-		v.Violations = slices.DeleteFunc(v.Violations, func(v conformance.Violation) bool {
-			return (v.Rule == conformance.RuleOverlap || v.Rule == conformance.RuleLoss) && soonAfter(events, v, detect)
+		v.Violations = slices.DeleteFunc(v.Violations, func(v history.Violation) bool {
+			return (v.Rule == history.RuleOverlap || v.Rule == history.RuleLoss) && soonAfter(events, v, detect)
 		})
 	}
 	t.Logf("%v; %d of the violations are soon after a fail-over", v, all-len(v.Violations))
@@ -124,14 +123,14 @@ func (l *load) judge(t *testing.T, detect time.Duration) {
 }
 
 // soonAfter reports whether what happened is over within detect after a fault, and began after the fault.
-func soonAfter(events []conformance.Event, v conformance.Violation, detect time.Duration) bool {
-	var on conformance.Event
+func soonAfter(events []history.Event, v history.Violation, detect time.Duration) bool {
+	var on history.Event
 	for _, e := range events {
 		switch e.Kind {
-		case conformance.KindFaultOn:
+		case history.KindFaultOn:
 			on = e
-		case conformance.KindFaultOff:
-			if !slices.ContainsFunc(v.Events, func(x conformance.Event) bool { return x.Time < on.Time || x.Time > e.Time+detect }) {
+		case history.KindFaultOff:
+			if !slices.ContainsFunc(v.Events, func(x history.Event) bool { return x.Time < on.Time || x.Time > e.Time+detect }) {
 				return true
 			}
 		}

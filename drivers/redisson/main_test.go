@@ -22,6 +22,7 @@ func TestMain(m *testing.M) {
 		// The library lets these two sleep for seconds and has no way to end them.
 		goleak.IgnoreAnyFunction("github.com/redis/rueidis.(*call).DelayDo.func1"),
 		goleak.IgnoreAnyFunction("github.com/redis/rueidis.(*clusterClient)._refresh.func1"),
+		goleak.IgnoreAnyFunction("github.com/redis/rueidis.(*clusterClient)._refresh.func2"),
 	)
 }
 
@@ -188,11 +189,12 @@ func subscribers(tb testing.TB, s *testenv.RedisServer, name string, want int64)
 	testenv.Eventually(tb, func() bool { return s.SubscriberCount(channel) == want }, fmt.Sprintf("%d subscribers of %s", want, channel))
 }
 
-// keysOf returns all keys of a server but those that hold tokens.
+// keysOf returns all keys of a server but those that hold tokens, and what is noted about holders.
 func keysOf(s *testenv.RedisServer) []string {
 	var keys []string
 	for _, key := range s.Do("KEYS", "*").([]any) {
-		if key := key.(string); !strings.HasPrefix(key, fencePrefix) && !strings.HasPrefix(key, tokenPrefix) {
+		key := key.(string)
+		if !strings.HasPrefix(key, fencePrefix) && !strings.HasPrefix(key, tokenPrefix) && !strings.HasPrefix(key, holderPrefix) {
 			keys = append(keys, key)
 		}
 	}

@@ -11,6 +11,7 @@ const (
 	channelPrefix     = "redisson_lock__channel"
 	tokenPrefix       = "redisson_lock_token" // what Redisson's fenced lock counts in
 	fencePrefix       = "dsync_fence"
+	holderPrefix      = "dsync_holder"
 	markPrefix        = "dsync_moved" // its value is the floor of the tokens
 	shardedProbe      = "0"           // a channel that nobody uses
 	clusterSlots      = 16384
@@ -21,6 +22,17 @@ const (
 // one, so a name whose braces enclose nothing, or that has a closing one alone, has its keys on different nodes.
 var errBraces = fmt.Errorf("its braces do not enclose a hash tag: %w", errors.ErrUnsupported)
 
+// twoNames returns what prefixName does for two prefixes, in one piece of memory.
+func twoNames(first, second, name string) (string, string) {
+	before, after := ":{", "}"
+	if strings.IndexByte(name, '{') >= 0 {
+		before, after = ":", ""
+	}
+	both := first + before + name + after + second + before + name + after
+	n := len(first) + len(before) + len(name) + len(after)
+	return both[:n], both[n:]
+}
+
 // prefixName is Redisson's rule for the keys and channels that belong to a name.
 func prefixName(prefix, name string) string {
 	if strings.IndexByte(name, '{') >= 0 {
@@ -29,9 +41,28 @@ func prefixName(prefix, name string) string {
 	return prefix + ":{" + name + "}"
 }
 
-// checkClusterName returns an error for names whose keys live in different slots.
-func checkClusterName(name string) error {
-	if slotOf(name) != slotOf(prefixName(channelPrefix, name)) {
+// keyPrefixes are those of keys that belong to locks, and to other things of Redisson and of dsync with a name.
+var keyPrefixes = []string{fencePrefix, holderPrefix, markPrefix, tokenPrefix, queuePrefix, timesPrefix,
+	"redisson_unlock_latch", "dsync_intent", "dsync_latch"}
+
+// readHold is in the names of the keys of those who hold Redisson's read locks.
+const readHold = ":rwlock_timeout:"
+
+// checkName returns an error for names that cannot be locked: keys that belong to other names, since different names are different
+// locks, and in a cluster those whose keys live in different slots.
+func (d *Driver) checkName(name string) error {
+	if strings.IndexByte(name, '{') >= 0 {
+		for _, prefix := range keyPrefixes {
+			if rest, is := strings.CutPrefix(name, prefix); is && rest[0] == ':' {
+				return fmt.Errorf("name %q cannot be used, for it is that of a key which belongs to another lock, %s of %s: %w",
+					name, prefix, rest[1:], errors.ErrUnsupported)
+			}
+		}
+		if strings.Contains(name, readHold) {
+			return fmt.Errorf("name %q cannot be used, for it is that of a key which belongs to a read-write lock: %w", name, errors.ErrUnsupported)
+		}
+	}
+	if d.cluster && slotOf(name) != slotOf(prefixName(channelPrefix, name)) {
 		return fmt.Errorf(errNameInClusters, name, errBraces)
 	}
 	return nil

@@ -16,6 +16,7 @@ type op struct {
 	request *driver.Request
 	lease   *lease // to release; nil to acquire
 	tokens  int    // to take; 0 without tokens
+	holder  string // with tokens: the key of the text about the holder
 	again   bool   // it is in the queue of a fair lock, as far as it knows
 	marks   bool   // it asks for the mark too; only with tokens
 	state   atomic.Int32
@@ -52,11 +53,13 @@ func (d *Driver) putOp(o *op) {
 	d.ops.Put(o)
 }
 
-// keys adds the keys of an op.
+// keys adds the keys of an op. It is called before args.
 func (o *op) keys(d *Driver, keys []string) []string {
 	keys = d.fairKeys(o.request.Name, append(keys, o.request.Name))
 	if o.tokens > 0 {
-		keys = append(keys, d.tokenKey(o.request.Name))
+		var token string
+		token, o.holder = twoNames(d.tokenPrefix(), holderPrefix, o.request.Name)
+		keys = append(keys, token)
 	}
 	if o.marks {
 		keys = append(keys, prefixName(markPrefix, o.request.Name))
@@ -69,20 +72,30 @@ func (o *op) args(d *Driver, args []string) []string {
 	r := o.request
 	switch {
 	case o.lease != nil:
-		return append(append(args, r.Hold, prefixName(channelPrefix, r.Name)), d.checked.words...)
+		return d.releaseArgs(r.Name, args, r.Hold)
 	case d.options.Fair:
-		return o.fairArgs(d, args)
-	case o.tokens == 0:
-		return append(args, r.Hold, d.milliseconds(r.TTL))
-	case d.options.Fence == FenceOwn:
-		return append(args, r.Hold, d.milliseconds(r.TTL), strconv.Itoa(o.tokens), fenceTTLText)
+		args = o.fairArgs(d, args)
+	default:
+		args = append(args, r.Hold, d.milliseconds(r.TTL))
 	}
-	return append(args, r.Hold, d.milliseconds(r.TTL), strconv.Itoa(o.tokens), "")
+	if o.tokens > 0 {
+		args = o.tokenArgs(d, args)
+	}
+	return args
+}
+
+// tokenArgs adds how many tokens it takes, and for how long their key is made, and what is noted about the hold.
+func (o *op) tokenArgs(d *Driver, args []string) []string {
+	keep := ""
+	if d.options.Fence == FenceOwn {
+		keep = fenceTTLText
+	}
+	return append(args, strconv.Itoa(o.tokens), keep, o.holder, d.holderText(o.request))
 }
 
 // batchArgs adds the arguments of an op for the batch script.
 func (o *op) batchArgs(d *Driver, args []string) []string {
-	const each = 6
+	const each = 8
 	end := len(args) + each
 	switch {
 	case o.lease != nil:
@@ -94,10 +107,7 @@ func (o *op) batchArgs(d *Driver, args []string) []string {
 		if o.marks {
 			kind = "m"
 		}
-		args = append(args, "a", o.request.Hold, d.milliseconds(o.request.TTL), kind, strconv.Itoa(o.tokens))
-		if d.options.Fence == FenceOwn {
-			args = append(args, fenceTTLText)
-		}
+		args = o.tokenArgs(d, append(args, "a", o.request.Hold, d.milliseconds(o.request.TTL), kind))
 	}
 	for len(args) < end {
 		args = append(args, "")
@@ -172,13 +182,18 @@ func (d *Driver) finish(o *op) {
 	switch {
 	case o.lease != nil && o.err == nil:
 		o.lease.cleaned(o.first)
+		return
 	case o.lease != nil:
 		o.lease.haunt()
-	case o.err != nil:
-		if _, doubt := fault(d.life.Context(), r.Name, o.err); doubt {
-			d.ghosts.add(ghost{name: r.Name, hold: r.Hold, until: o.sent + int64(r.TTL+late)})
-		}
-	case o.first > 0 || d.options.Fair && !r.NoWait: // then it is in the queue
-		d.ghosts.add(ghost{name: r.Name, hold: r.Hold, until: o.sent + int64(r.TTL+late), granted: true})
+		return
+	}
+	g := ghost{name: r.Name, hold: r.Hold, until: o.sent + int64(r.TTL+late), granted: true, place: d.queues(r)}
+	left := o.first > 0 || g.place
+	if o.err != nil {
+		_, doubt := fault(d.life.Context(), r.Name, o.err)
+		g.granted, left = !doubt, doubt || o.again // it has the place that it had before
+	}
+	if left {
+		d.ghosts.add(g)
 	}
 }

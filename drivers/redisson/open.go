@@ -5,15 +5,18 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/redisdial"
+	"github.com/go-dsync/dsync/internal/tlsurl"
 )
 
 // How the clients that Open makes connect.
@@ -23,10 +26,20 @@ const (
 	answerIn   = 3 * time.Second // else the connection counts as dead
 	refreshing = 10 * time.Second
 	bufferSize = 64 << 10
-	clientName = "dsync"
 	maxReplica = 100
 	maxDB      = 1 << 20
 )
+
+// clientName is what the connections of this process are called in the server's CLIENT LIST: dsync, the host and the process id.
+var clientName = "dsync-" + strings.Map(func(r rune) rune {
+	switch {
+	case r == ':':
+		return '-'
+	case r <= ' ' || r > '~': // which the server refuses
+		return '_'
+	}
+	return r
+}, process)
 
 func init() { driver.Register("redisson", open) }
 
@@ -86,7 +99,7 @@ func readTarget(u *driver.URL) (*target, error) {
 	}
 	master, hasMaster := u.Param("master", ""), u.Has("master")
 	user, password := u.Param("sentinel_user", ""), u.Param("sentinel_password", "")
-	tlsConfig, err := readTLS(u)
+	tlsConfig, err := tlsurl.Read(u)
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +141,7 @@ func readDatabase(path string) (int, error) {
 	}
 	n, err := strconv.Atoi(path)
 	if err != nil || n < 0 || n > maxDB || strconv.Itoa(n) != path {
-		return 0, fmt.Errorf("redisson URL: path %q is not the number of a database", path)
+		return 0, errors.New("redisson URL: the path is not the number of a database")
 	}
 	return n, nil
 }
@@ -204,5 +217,22 @@ func openError(ctx context.Context, t *target, err error) error {
 		err, _ = refusal("", answer)
 		return err
 	}
+	if hint := tlsHint(t.option.TLSConfig != nil, err); hint != "" {
+		return fmt.Errorf("%w: %w (%s)", driver.ErrUnavailable, err, hint)
+	}
 	return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
+}
+
+// tlsHint is what an error says of a server that speaks TLS where the URL does not, or the reverse, or "". A server without TLS waits
+// for the end of what it takes for a command; one with TLS closes the connection.
+func tlsHint(on bool, err error) string {
+	var dial *net.OpError
+	connected := !errors.As(err, &dial) || dial.Op != "dial"
+	switch {
+	case on && errors.As(err, new(tls.RecordHeaderError)), on && connected && errors.Is(err, context.DeadlineExceeded):
+		return "does the server speak TLS? the URL has tls=true"
+	case !on && connected && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)):
+		return "does the server want TLS? that takes tls=true"
+	}
+	return ""
 }

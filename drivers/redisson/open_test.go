@@ -36,7 +36,9 @@ func TestOpenRefusesBadURLs(t *testing.T) {
 		{"redisson://h?waitreplicas=-1", "waitreplicas"},
 		{"redisson://h?waitlimit=1", "waitlimit"},
 		{"redisson://h?evict=yes", "evict"},
-		{"redisson://h?tls_ca=/ca.pem", "tls=true"},
+		{"redisson://h?tls_ca=/ca.pem", "parameter tls_ca needs tls=true"},
+		{"redisson://h?tls_server_name=x", "parameter tls_server_name needs tls=true"},
+		{"redisson://h?tls_insecure_skip_verify=true", "parameter tls_insecure_skip_verify needs tls=true"},
 		{"redisson://h?tls=true&tls_ca=/does/not/exist", "tls_ca"},
 		{"redisson://h?tls=true&tls_cert=/does/not/exist", "tls_key"},
 		{"redisson://h?tls=perhaps", "tls"},
@@ -50,6 +52,35 @@ func TestOpenRefusesBadURLs(t *testing.T) {
 		}
 		if !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), testenv.PasswordMark) {
 			t.Errorf("%s: got %q, want one that says %q and keeps the password", test.url, err, test.want)
+		}
+	}
+}
+
+// TestOpenKeepsValuesQuiet: what is given to the wrong parameter may be a secret.
+func TestOpenKeepsValuesQuiet(t *testing.T) {
+	secret := testenv.Password()
+	for _, before := range []string{"h?ttl=", "h?mode=", "h?fair=", "h?pubsub=", "h?fence=", "h?fenced=", "h?evict=", "h?require=", "h?waitreplicas=", "h?waitlimit=",
+		"h?tls=", "h?tls=true&tls_ca=", "h?tls=true&tls_key=x&tls_cert=", "h?mode=cluster&master=", "h/", "h?sentinel_user=", "h?unknown="} {
+		d, err := tryOpen(t, "redisson://"+before+secret)
+		if err == nil {
+			closeLater(t, d)
+			t.Errorf("%s…: opened, want an error", before)
+		} else if strings.Contains(err.Error(), secret) {
+			t.Errorf("%s…: the error tells the value", before)
+		}
+	}
+}
+
+// TestOpenHintsAtTLS: who forgot tls=true, or gave it for nothing, is told so by what the server does.
+func TestOpenHintsAtTLS(t *testing.T) {
+	plain, encrypted := testenv.Redis(t), testenv.RedisTLS(t, testenv.NewCertificates(t))
+	for _, test := range []struct{ url, want string }{
+		{plain.Addr + "?tls=true", "does the server speak TLS?"},
+		{encrypted.Addr, "does the server want TLS?"},
+	} {
+		_, err := tryOpen(t, "redisson://"+test.url)
+		if !errors.Is(err, driver.ErrUnavailable) || !strings.Contains(fmt.Sprint(err), test.want) {
+			t.Errorf("%s: got %v, want ErrUnavailable that asks %q", test.url, err, test.want)
 		}
 	}
 }

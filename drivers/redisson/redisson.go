@@ -25,8 +25,10 @@
 // # On the server
 //
 // A lock is a hash under its plain name, with one field, the identity of the hold. The last token is in a key next to it, and the end
-// of a hold is published on a channel of the name. A name that has a { in it keeps its place in a cluster by its hash tag, as in
-// Redisson; names whose braces are no hash tag ("a{b", "a}b", "{}") are refused in a cluster.
+// of a hold is published on a channel of the name. With tokens, who holds it (owner, host, process id and note) is in another key, for
+// an hour, or for as long as the hold lasts. A name that has a { in it keeps its place in a cluster by its hash tag, as in Redisson;
+// names whose braces are no hash tag ("a{b", "a}b", "{}") are refused in a cluster, and names of keys that belong to other locks
+// ("dsync_fence:{x}") everywhere.
 //
 // A process subscribes once to the channel of a name, for as long as one of its callers waits and 250 ms longer, over one connection
 // (in a cluster with sharded channels one to each node). Since messages can be lost, a waiter also asks when the hold it waits for
@@ -44,6 +46,9 @@
 // server's clock ends holds: if it jumps, they end early or late. Where that matters, use the tokens.
 //
 // Do not use one name for several kinds of Redisson's objects: a lock and a read-write lock of one name do not exclude each other.
+//
+// docs/redisson.md lists what differs between versions of Redisson: PubSubBoth is needed in a cluster beside those before 3.28, and
+// waiters for the fair lock may sleep for ever in those before 3.32.
 package redisson
 
 import (
@@ -79,10 +84,10 @@ const (
 type PubSub string
 
 const (
-	PubSubAuto    PubSub = ""        // as Redisson does: sharded in a cluster that has it (Redis 7), plain elsewhere
+	PubSubAuto    PubSub = ""        // as Redisson does since 3.28: sharded in a cluster that has it (Redis 7), plain elsewhere
 	PubSubPlain   PubSub = "plain"   // PUBLISH: Redisson up to 3.21, or with shardedSubscriptionMode OFF
 	PubSubSharded PubSub = "sharded" // SPUBLISH
-	PubSubBoth    PubSub = "both"    // publish and listen in both ways, beside clients of both kinds
+	PubSubBoth    PubSub = "both"    // publish and listen in both ways: in a cluster of Redis 7 beside Redisson before 3.28
 )
 
 // Fence says where fencing tokens come from.
@@ -132,6 +137,7 @@ type Driver struct {
 	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
 
 	ttlText atomic.Pointer[ttlText]
+	noted   atomic.Pointer[noteText]
 	ops     sync.Pool // of *op
 	checked server    // what the server is like, once it is known
 
@@ -235,13 +241,21 @@ func (d *Driver) Info() driver.Info {
 // now is the time since d.epoch.
 func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
 
-// tokenKey returns the key that tokens of a name come from, or "".
-func (d *Driver) tokenKey(name string) string {
+// tokenPrefix returns the prefix of the keys that tokens come from, or "".
+func (d *Driver) tokenPrefix() string {
 	switch d.options.Fence {
 	case FenceOwn:
-		return prefixName(fencePrefix, name)
+		return fencePrefix
 	case FenceRedisson:
-		return prefixName(tokenPrefix, name)
+		return tokenPrefix
+	}
+	return ""
+}
+
+// tokenKey returns the key that tokens of a name come from, or "".
+func (d *Driver) tokenKey(name string) string {
+	if prefix := d.tokenPrefix(); prefix != "" {
+		return prefixName(prefix, name)
 	}
 	return ""
 }

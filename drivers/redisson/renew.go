@@ -131,11 +131,18 @@ func (d *Driver) renewSome(ctx context.Context, client rueidis.Client, some []du
 	}
 	calls := d.renewCalls(sent)
 	results, acks := d.evalAll(ctx, client, renewScript, calls, d.options.WaitReplicas)
+	var noted []*lease
+	for _, x := range sent {
+		if x.lease.notesEnd(at) {
+			noted = append(noted, x.lease)
+		}
+	}
 	for i, result := range results {
 		n := len(calls[i].keys)
 		d.renewed(ctx, sent[:n], result, acks, done)
 		sent = sent[n:]
 	}
+	d.noteAgain(ctx, client, noted)
 }
 
 // renewCalls puts leases together that one run of the script may renew.

@@ -68,6 +68,8 @@ var (
 	forceText string
 	//go:embed inspect.lua
 	inspectText string
+	//go:embed holder.lua
+	holderText string
 	//go:embed seal.lua
 	sealText string
 	//go:embed sealed.lua
@@ -83,12 +85,13 @@ var (
 	//go:embed unmark.lua
 	unmarkText string
 
-	acquireScript = newScript(acquireFunction + "return acquire(KEYS[1], ARGV[1], ARGV[2], KEYS[2], ARGV[3], ARGV[4], KEYS[3])\n")
+	acquireScript = newScript(acquireFunction + "return acquire(KEYS[1], ARGV[1], ARGV[2], KEYS[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], KEYS[3])\n")
 	releaseScript = newScript(releaseFunction + "return release(KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4])\n")
 	batchScript   = newScript(acquireFunction + releaseFunction + batchText)
 	renewScript   = newScript(renewText)
 	forceScript   = newScript(forceText)
 	inspectScript = newScript(inspectText)
+	holderScript  = newScript(acquireFunction + holderText)
 	sealScript    = newScript(sealText)
 	sealedScript  = newScript(sealedText)
 	markScript    = newScript(markText)
@@ -98,8 +101,8 @@ var (
 	unmarkScript  = newScript(unmarkText)
 
 	fairAcquireScript = newScript(acquireFunction + fairFunctions +
-		"return acquireFair(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], KEYS[4], ARGV[8], ARGV[9])\n")
+		"return acquireFair(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], KEYS[4], ARGV[8], ARGV[9], ARGV[10], ARGV[11])\n")
 	fairReleaseScript = newScript("local call = redis.call\n" + fairFunctions +
-		"return releaseFair(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2], ARGV[3], ARGV[4])\n")
+		"return releaseFair(KEYS[1], KEYS[2], KEYS[3], unpack(ARGV))\n")
 	fairForceScript = newScript("local call = redis.call\n" + fairFunctions + fairForceText)
 )

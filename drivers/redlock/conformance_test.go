@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	_ "github.com/go-dsync/dsync/drivers/redlock"
 	"github.com/go-dsync/dsync/internal/drivertest"
@@ -43,11 +44,11 @@ func TestConformance(t *testing.T) {
 	backend := &conformance.Backend{
 		URL: user + strings.Join(addresses, ",") + parameters,
 		New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
-			wire := &conformance.Wire{}
-			tb.Cleanup(wire.Close)
+			w := &wire.Wire{}
+			tb.Cleanup(w.Close)
 			var through []string
 			for _, address := range addresses {
-				addr, err := wire.Listen("tcp", address)
+				addr, err := w.Listen("tcp", address)
 				if err != nil {
 					tb.Fatal(err)
 				}
@@ -57,7 +58,7 @@ func TestConformance(t *testing.T) {
 			if err != nil {
 				tb.Fatal(err)
 			}
-			return d, wire.Link()
+			return d, conformance.LinkOver(w)
 		},
 		Expire:  func(tb testing.TB, name string) { all(func(s *testenv.RedisServer) { s.Do("DEL", name) })(tb) },
 		Freeze:  all(func(s *testenv.RedisServer) { s.Freeze() }),

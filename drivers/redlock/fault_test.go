@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
-	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -38,7 +38,7 @@ func (s servers) awaitAge(tb testing.TB) {
 func TestFaultsOfNodes(t *testing.T) {
 	nodes := startNodes(t, 5)
 	nodes.awaitAge(t)
-	s := &storm{history: conformance.NewHistory(), stop: make(chan struct{})}
+	s := &storm{history: history.New(), stop: make(chan struct{})}
 	for i := range 3 {
 		c, err := dsync.Open(t.Context(), nodes.url()+restarting, &dsync.Options{TTL: shortest / 2})
 		if err != nil {
@@ -77,7 +77,7 @@ func TestFaultsOfNodes(t *testing.T) {
 	if err := s.history.Close(); err != nil {
 		t.Fatal(err)
 	}
-	v := conformance.Judge(s.history.Events(), conformance.Bounds{
+	v := history.Judge(s.history.Events(), history.Bounds{
 		Linger: shortest/2 + late, Stuck: hangGuard, Recover: hangGuard / 2, MaxUnknown: 0.5,
 	})
 	t.Log(v)
@@ -88,7 +88,7 @@ func TestFaultsOfNodes(t *testing.T) {
 
 // storm is workers that lock and unlock.
 type storm struct {
-	history *conformance.History
+	history *history.History
 	stop    chan struct{}
 	wg      sync.WaitGroup
 }
@@ -97,7 +97,7 @@ func (s *storm) work(t *testing.T, c *dsync.Client, label string) {
 	for {
 		name := fmt.Sprint("storm", rand.IntN(2))
 		ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
-		op := s.history.Begin(conformance.Attempt{Client: label, Name: name})
+		op := s.history.Begin(history.Attempt{Client: label, Name: name})
 		l, err := c.Lock(ctx, name)
 		cancel()
 		if err != nil {
@@ -108,8 +108,7 @@ func (s *storm) work(t *testing.T, c *dsync.Client, label string) {
 		op.Returned(l, nil)
 		time.Sleep(rand.N(5 * time.Millisecond))
 		_ = op.Check()
-		op.Releasing()
-		op.Released(l.Unlock(context.Background()))
+		op.Released(l.Unlock(op.Releasing(context.Background())))
 		select {
 		case <-s.stop:
 			return

@@ -33,7 +33,7 @@ func TestOpenRefusesBadURLs(t *testing.T) {
 		{"redlock://a,b,c?durable=yes", "parameter durable"},
 		{"redlock://a,b,c?evict=maybe", "parameter evict"},
 		{"redlock://a,b,c?quorum=2", "unknown parameter quorum"},
-		{"redlock://a,b,c?tls_ca=/x", "need tls=true"},
+		{"redlock://a,b,c?tls_ca=/x", "needs tls=true"},
 		{"redlock://a,b,c?tls=true&tls_ca=/nowhere", "tls_ca"},
 		{"redlock://u:" + testenv.Password() + "@a,b", "2 nodes"},
 	} {

@@ -9,6 +9,7 @@ import (
 	gozk "github.com/go-zookeeper/zk"
 
 	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -36,11 +37,11 @@ func conform(t *testing.T, brief bool, c *gozk.Conn, user, chroot string, server
 		return &conformance.Backend{
 			URL: "zk://" + user + s.Addr + chroot,
 			New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
-				wire := new(conformance.Wire)
-				tb.Cleanup(wire.Close)
+				w := new(wire.Wire)
+				tb.Cleanup(w.Close)
 				var addrs []string
 				for _, s := range servers {
-					addr, err := wire.Listen("tcp", s.Addr)
+					addr, err := w.Listen("tcp", s.Addr)
 					if err != nil {
 						tb.Fatal(err)
 					}
@@ -50,7 +51,7 @@ func conform(t *testing.T, brief bool, c *gozk.Conn, user, chroot string, server
 				if err != nil {
 					tb.Fatal(err)
 				}
-				return d, wire.Link()
+				return d, conformance.LinkOver(w)
 			},
 			Expire: func(tb testing.TB, name string) { // with the session other holds would end as well
 				for _, child := range first(tb, c, chroot+"/"+name) {
@@ -59,6 +60,7 @@ func conform(t *testing.T, brief bool, c *gozk.Conn, user, chroot string, server
 					}
 				}
 			},
+			Ping:    s.Ping,
 			Freeze:  func(testing.TB) { s.Freeze() },
 			Thaw:    func(testing.TB) { s.Thaw() },
 			Restart: func(testing.TB) { s.Restart() },

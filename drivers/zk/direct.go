@@ -11,9 +11,7 @@ import (
 
 // What the protocol has in requests and answers that do not go through the library.
 const (
-	opDelete   = 2
-	opChildren = 12 // with what is known of the node itself
-	statSize   = 4*8 + 3*4 + 8 + 2*4 + 8
+	statSize = 4*8 + 3*4 + 8 + 2*4 + 8
 
 	// firstDirect is the first number of such a request. The library counts from 1; when it comes halfway there, it gets all requests.
 	firstDirect = 1 << 30
@@ -66,7 +64,7 @@ func (l *link) noteDirect(op int32, arguments []byte, take taker, now int64) []b
 	}
 	l.directs = (l.directs + 1) % firstDirect // so that there is no number twice among those under way
 	xid := firstDirect + l.directs
-	l.sent = append(l.sent, stamp{xid: xid, at: now, size: size, take: take})
+	l.sent = append(l.sent, stamp{xid: xid, op: op, at: now, size: size, take: take})
 	l.unanswered += size
 	b := make([]byte, 0, size)
 	b = binary.BigEndian.AppendUint32(b, uint32(size-4))

@@ -10,7 +10,8 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
-	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/history"
+	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -24,13 +25,17 @@ func storm(t *testing.T, servers []*testenv.ZooKeeperServer, name string, fault 
 		addrs = append(addrs, s.Addr)
 	}
 	url := "zk://" + strings.Join(addrs, ",") + "?ttl=" + stormTTL.String()
-	history := conformance.NewHistory()
+	h := history.New()
 	var late time.Duration
 	var ended atomic.Bool
 	var grants atomic.Int64
 	var workers sync.WaitGroup
 	for i := range 6 {
-		c, err := dsync.Open(guard(t), url, nil)
+		d, o, err := driver.Open(guard(t), url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := dsync.New(history.Tap(d), &dsync.Options{TTL: o.TTL})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -38,7 +43,7 @@ func storm(t *testing.T, servers []*testenv.ZooKeeperServer, name string, fault 
 		label := string(rune('A' + i))
 		workers.Go(func() {
 			for !ended.Load() {
-				if use(history, c, label, name+"/"+string(rune('1'+rand.IntN(2)))) {
+				if use(h, c, label, name+"/"+string(rune('1'+rand.IntN(2)))) {
 					grants.Add(1)
 				}
 			}
@@ -52,16 +57,16 @@ func storm(t *testing.T, servers []*testenv.ZooKeeperServer, name string, fault 
 		testenv.Eventually(t, func() bool { return grants.Load() > start+100 }, what)
 	}
 	progress("locks are granted before the fault")
-	off := history.Fault(name, "server")
+	off := h.Fault(name, "server")
 	fault()
 	off()
 	progress("locks are granted after the fault")
 	ended.Store(true)
 	workers.Wait()
-	if err := history.Close(); err != nil {
+	if err := h.Close(); err != nil {
 		t.Fatal(err)
 	}
-	verdict := conformance.Judge(history.Events(), conformance.Bounds{
+	verdict := history.Judge(h.Events(), history.Bounds{
 		Fenced: true, FIFO: true, Detect: 2 * stormTTL, Linger: stormTTL + late, Wake: hangGuard / 2, Stuck: hangGuard, Recover: hangGuard / 2, MaxUnknown: 0.5,
 	})
 	t.Log(verdict)
@@ -71,10 +76,10 @@ func storm(t *testing.T, servers []*testenv.ZooKeeperServer, name string, fault 
 }
 
 // use locks a name once, and reports whether it was granted.
-func use(history *conformance.History, c *dsync.Client, label, name string) bool {
+func use(h *history.History, c *dsync.Client, label, name string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
 	defer cancel()
-	op := history.Begin(conformance.Attempt{Client: label, Name: name})
+	op := h.Begin(history.Attempt{Client: label, Name: name})
 	l, err := c.Lock(ctx, name)
 	if op.Returned(l, err); err != nil {
 		return false
@@ -86,8 +91,7 @@ func use(history *conformance.History, c *dsync.Client, label, name string) bool
 		op.Lost()
 	case <-work.C:
 	}
-	op.Releasing()
-	op.Released(l.Unlock(ctx))
+	op.Released(l.Unlock(op.Releasing(ctx)))
 	return true
 }
 

@@ -72,7 +72,14 @@ func (h *hold) Tokens() (first uint64, n int) {
 // Expires implements driver.Lease.
 func (h *hold) Expires() time.Time { return h.driver.epoch.Add(time.Duration(h.expires())) }
 
-func (h *hold) expires() int64 { return min(h.end.Load(), h.session.expires.Load()) }
+// Session implements driver.SessionLease. A fixed lease may be extended beyond the TTL of the session that carries it.
+func (h *hold) Session() (expires time.Time, ttl time.Duration) {
+	s := h.session
+	return h.driver.epoch.Add(time.Duration(s.expires.Load())), s.ttl()
+}
+
+// expires is even also when the end of the session was seen to have passed, so that nobody sees it move.
+func (h *hold) expires() int64 { return min(h.end.Load(), h.session.expires.Load()) &^ 1 }
 
 // hasExpired reports whether the lease is over by time, and sees to it that its end does not move any more.
 func (h *hold) hasExpired(now int64) bool { return h.session.hasExpired(now) || now >= h.end.Load() }

@@ -62,8 +62,10 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 		status.Queue = append(status.Queue, c.value.Owner)
 	}
 	if h := d.ownHold(dir + "/" + first.child); h != nil {
-		first, _ := h.Tokens()
-		status.Token, status.TTL = first, max(0, time.Until(h.Expires()))
+		if first, n := h.Tokens(); n > 0 {
+			status.Token = first + uint64(n) - 1
+		}
+		status.TTL = max(0, time.Until(h.Expires()))
 	}
 	return status, nil
 }

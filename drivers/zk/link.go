@@ -16,9 +16,21 @@ import (
 // What the protocol has in its headers.
 const (
 	xidPing = -2
-	opClose = -11
-	opWatch = 101 // set watches again after a reconnect
-	zxidAt  = 8   // where an answer has the id of the transaction
+	zxidAt  = 8 // where an answer has the id of the transaction
+
+	opCreate          = 1
+	opDelete          = 2
+	opSetData         = 5
+	opSetACL          = 7
+	opSync            = 9
+	opChildren        = 12 // with what is known of the node itself
+	opCheck           = 13
+	opMulti           = 14
+	opCreate2         = 15
+	opCreateContainer = 19
+	opCreateTTL       = 21
+	opWatch           = 101 // set watches again after a reconnect
+	opClose           = -11
 )
 
 // link is a connection of a session. It reads along, because the library tells neither which timeout the server granted, nor when it
@@ -42,7 +54,6 @@ type link struct {
 	ending     bool    // the request to end the session was sent, or the connection is closed
 	sent       []stamp // requests that are not answered, in their order
 	unanswered int     // bytes of them
-	pings      []int64 // that are not answered
 	began      int64   // when the request for the session was sent
 	library    int32   // number of its last request
 	directs    int32   // how many others there were
@@ -60,8 +71,8 @@ type link struct {
 // stamp is a request that was sent.
 type stamp struct {
 	xid  int32
+	op   int32
 	at   int64
-	last bool // the end of the session
 	size int
 	take taker // nil if it is one of the library
 }
@@ -105,10 +116,8 @@ func (l *link) note(b []byte, now int64) (request []byte, last bool) {
 	}
 	last = op == opClose
 	l.ending = l.ending || last
-	if xid == xidPing {
-		l.pings = append(l.pings, now)
-	} else {
-		l.sent = append(l.sent, stamp{xid: xid, at: now, last: last, size: len(b)})
+	if xid != xidPing {
+		l.sent = append(l.sent, stamp{xid: xid, op: op, at: now, size: len(b)})
 		l.unanswered += len(b)
 		l.library = max(l.library, xid)
 	}
@@ -195,7 +204,8 @@ func (l *link) isOpen() bool {
 // received takes the first 16 bytes of a frame: all of them are at least as long.
 func (l *link) received(header []byte) {
 	s := l.session
-	s.heard.Store(s.driver.now())
+	now := s.driver.now()
+	s.heard.Store(now)
 	l.mu.Lock()
 	if !l.opened {
 		l.opened = true
@@ -203,31 +213,18 @@ func (l *link) received(header []byte) {
 		l.mu.Unlock()
 		timeout := time.Duration(int32(binary.BigEndian.Uint32(header[4:]))) * time.Millisecond
 		if id := int64(binary.BigEndian.Uint64(header[8:])); id != 0 && timeout > 0 {
-			s.confirmed(began, timeout)
+			s.current.Store(l)
+			s.opened(began, now, timeout)
 		}
 		return
 	}
-	xid := int32(binary.BigEndian.Uint32(header))
-	zxid := int64(binary.BigEndian.Uint64(header[4:]))
-	var at int64
-	last, answer := false, false
-	var skipped []taker
-	switch {
-	case xid == xidPing && len(l.pings) > 0:
-		at, answer = l.pings[0], true
-		l.pings = l.pings[1:]
-	case xid >= 0:
-		for len(l.sent) > 0 && !answer { // answers come in the order of their requests
-			var take taker
-			at, last, answer, take = l.next(xid)
-			if !answer && take != nil {
-				skipped = append(skipped, take)
-			} else if take != nil {
-				l.taking, l.keep, l.code = take, true, int32(binary.BigEndian.Uint32(header[12:]))
-			}
-		}
+	xid, code := int32(binary.BigEndian.Uint32(header)), int32(binary.BigEndian.Uint32(header[12:]))
+	request, skipped := l.answered(xid)
+	if request.take != nil {
+		l.taking, l.keep, l.code = request.take, true, code
 	}
-	warms := answer && xid >= 0 && xid < firstDirect && l.buffers && !l.warm
+	answer := request.size > 0
+	warms := answer && xid < firstDirect && l.buffers && !l.warm
 	l.warm = l.warm || warms
 	l.mu.Unlock()
 	for _, take := range skipped {
@@ -239,22 +236,31 @@ func (l *link) received(header []byte) {
 	if warms {
 		s.link.Store(l)
 	}
-	if xid >= 0 {
-		s.saw(zxid)
+	s.saw(int64(binary.BigEndian.Uint64(header[4:])))
+	if r := reachOf(request.op); code == 0 && r != toServer {
+		s.extend(s.confirmation.answered(r, request.at, now))
 	}
-	s.answered(at)
-	if last {
+	if request.op == opClose {
 		s.gone.Store(true)
 	}
 }
 
-// next takes the first request out that is not answered, and reports whether it has the number of the answer. l.mu is held.
-func (l *link) next(xid int32) (at int64, last, answer bool, take taker) {
-	first := l.sent[0]
-	l.sent[0] = stamp{}
-	l.sent = l.sent[1:]
-	l.unanswered -= first.size
-	return first.at, first.last, first.xid == xid, first.take
+// answered takes the request out that an answer has the number of, or returns none. Answers come in the order of their requests, so
+// those before it are skipped; it returns who waits for them. l.mu is held.
+func (l *link) answered(xid int32) (request stamp, skipped []taker) {
+	for xid >= 0 && len(l.sent) > 0 {
+		first := l.sent[0]
+		l.sent[0] = stamp{}
+		l.sent = l.sent[1:]
+		l.unanswered -= first.size
+		if first.xid == xid {
+			return first, skipped
+		}
+		if first.take != nil {
+			skipped = append(skipped, first.take)
+		}
+	}
+	return stamp{}, skipped
 }
 
 // Close implements net.Conn.

@@ -14,6 +14,7 @@ import (
 
 	gozk "github.com/go-zookeeper/zk"
 
+	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/zk"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -39,7 +40,7 @@ func withoutPassword(t *testing.T, err error) {
 func TestMalformedURLs(t *testing.T) {
 	for rest, want := range map[string]string{
 		"?chroot=/a":        "unknown parameter chroot",
-		"?acl=mine":         `parameter acl: "mine"`,
+		"?acl=mine":         "parameter acl:",
 		"?acl=creator":      "needs a user",
 		"?tls_ca=x":         "tls=true",
 		"/a//b":             `chroot "/a//b"`,
@@ -53,6 +54,24 @@ func TestMalformedURLs(t *testing.T) {
 	err := tryOpen(guard(t), "zk://:%s@127.0.0.1:1", escaped)
 	wantText(t, "no user", err, "without a user")
 	withoutPassword(t, err)
+}
+
+// TestTTLOfTheProgramIsThatOfTheSession counts the sessions of a client by their connections.
+func TestTTLOfTheProgramIsThatOfTheSession(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	proxy := testenv.NewProxy(t, s.Addr)
+	c, err := dsync.Open(guard(t), "zk://"+proxy.Addr, &dsync.Options{TTL: 3 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := c.Lock(guard(t), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, func() bool { return proxy.Connections() == 1 }, "a client that holds a lock has a single connection")
+	if err := errors.Join(l.Unlock(guard(t)), c.Close(guard(t))); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestServerOutOfReach(t *testing.T) {

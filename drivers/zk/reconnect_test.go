@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/zk"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -17,18 +17,18 @@ import (
 // TestUserOverManyReconnects has requests go past the library on connections on which the server does not know the user at first.
 func TestUserOverManyReconnects(t *testing.T) {
 	s := testenv.ZooKeeper(t)
-	wire := new(conformance.Wire)
-	t.Cleanup(wire.Close)
-	addr, err := wire.Listen("tcp", s.Addr)
+	w := new(wire.Wire)
+	t.Cleanup(w.Close)
+	addr, err := w.Listen("tcp", s.Addr)
 	if err != nil {
 		t.Fatal(err)
 	}
 	user := "locker:" + testenv.Password()
-	lockOverCuts(t, wire, openURL(t, "zk://%s@%s/app", user, addr), openURL(t, "zk://%s@%s/app", user, s.Addr), fs.ErrPermission)
+	lockOverCuts(t, w, openURL(t, "zk://%s@%s/app", user, addr), openURL(t, "zk://%s@%s/app", user, s.Addr), fs.ErrPermission)
 }
 
 // lockOverCuts has clients take locks while the connection of the first is cut again and again. What comes of that must not be never.
-func lockOverCuts(t *testing.T, wire *conformance.Wire, cutOff, other *zk.Driver, never error) {
+func lockOverCuts(t *testing.T, w *wire.Wire, cutOff, other *zk.Driver, never error) {
 	cutOff.CheckAfter(0)
 	other.CheckAfter(0)
 	var grants atomic.Int64
@@ -56,7 +56,7 @@ func lockOverCuts(t *testing.T, wire *conformance.Wire, cutOff, other *zk.Driver
 	}
 	for range 60 {
 		start := grants.Load()
-		wire.Cut()
+		w.Cut()
 		testenv.Eventually(t, func() bool { return grants.Load() > start+10 }, "locks are granted after a cut")
 	}
 	ended.Store(true)
@@ -68,24 +68,24 @@ func lockOverCuts(t *testing.T, wire *conformance.Wire, cutOff, other *zk.Driver
 func TestWatchesOverManyReconnects(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	user := userClient(t, s.Addr)
-	wire := new(conformance.Wire)
-	t.Cleanup(wire.Close)
-	addr, err := wire.Listen("tcp", s.Addr)
+	w := new(wire.Wire)
+	t.Cleanup(w.Close)
+	addr, err := w.Listen("tcp", s.Addr)
 	if err != nil {
 		t.Fatal(err)
 	}
 	cutOff, other := openURL(t, "zk://%s", addr), openURL(t, "zk://%s", s.Addr)
-	lockOverCuts(t, wire, cutOff, other, nil)
+	lockOverCuts(t, w, cutOff, other, nil)
 
 	r := request("held")
 	acquire(t, cutOff, r)
 	before := acquire(t, other, request("waited-for"))
-	w := wait(t, cutOff, request("waited-for"))
-	wire.Cut()
+	waiter := wait(t, cutOff, request("waited-for"))
+	w.Cut()
 	if err := user.Delete("/held/"+first(t, user, "/held")[0], -1); err != nil {
 		t.Fatal(err)
 	}
 	wantErr(t, "loss", lostBy(t, r), driver.ErrRemoved)
 	release(t, before)
-	release(t, w.Granted(t))
+	release(t, waiter.Granted(t))
 }

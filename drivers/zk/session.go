@@ -23,8 +23,8 @@ const (
 	fixedExtra = 4               // see class
 )
 
-// session carries the locks of one TTL. The library keeps it alive every third of that. Once its Expires has passed it is given up: no
-// request is sent on it any more but the one to end it.
+// session carries the locks of one TTL. The library keeps it alive every third of that, and keep learns whether that is of use. Once its
+// Expires has passed it is given up: no request is sent on it any more but the one to end it.
 type session struct {
 	driver *Driver
 	class  time.Duration // the timeout that was asked for
@@ -37,7 +37,10 @@ type session struct {
 	over   chan struct{} // closed when it is dead
 	buried chan struct{} // closed when it has ended here, and at the server if gone is set
 	kick   chan struct{} // buffered; signaled when run has to look
+	joined chan struct{} // buffered; signaled when there is a new connection
 	calls  sync.WaitGroup
+
+	confirmation confirmation
 
 	timeout  atomic.Int64 // that the server granted, or less
 	expires  atomic.Int64 // odd once somebody saw that it has passed
@@ -46,6 +49,7 @@ type session struct {
 	gone     atomic.Bool  // the server said that it is over
 	heard    atomic.Int64 // when the server said anything
 	nudging  atomic.Bool
+	current  atomic.Pointer[link] // the last one on which the server granted the session
 	link     atomic.Pointer[link] // for direct requests; nil where there is none
 
 	mu       sync.Mutex
@@ -141,6 +145,7 @@ func newSession(d *Driver, class time.Duration) *session {
 		over:    make(chan struct{}),
 		buried:  make(chan struct{}),
 		kick:    make(chan struct{}, 1),
+		joined:  make(chan struct{}, 1),
 		up:      make(chan struct{}),
 		links:   make(map[*link]struct{}),
 		nodes:   make(map[place]*hold),
@@ -213,6 +218,10 @@ func (s *session) run() {
 		return
 	}
 	close(s.ready)
+	if !s.driver.life.Go(s.keep) {
+		s.die(driver.ErrSessionEnded) // the driver is being closed
+		return
+	}
 	timer := time.NewTimer(s.untilDue())
 	defer timer.Stop()
 	for {
@@ -319,6 +328,10 @@ func (s *session) setUp(up bool) {
 		if up {
 			close(s.up)
 			s.last = nil
+			select {
+			case s.joined <- struct{}{}:
+			default:
+			}
 		}
 	}
 }
@@ -354,22 +367,27 @@ func (s *session) forget(l *link) {
 	s.link.CompareAndSwap(l, nil)
 }
 
-// confirmed takes the answer to a request for the session.
-func (s *session) confirmed(sent int64, timeout time.Duration) {
+// opened takes the answer to the request for the session on a connection.
+func (s *session) opened(sent, now int64, timeout time.Duration) {
 	s.timeout.Store(int64(timeout))
-	if !s.expires.CompareAndSwap(0, s.endAfter(sent)) {
-		s.answered(sent)
+	made := s.expires.Load() == 0
+	alive := s.confirmation.opened(sent, now, int64(s.pace()), made)
+	if made {
+		s.expires.Store(s.endAfter(alive))
+	} else {
+		s.extend(alive)
 	}
 }
 
-// endAfter is when the session ends if nothing is answered that was sent after a time.
-func (s *session) endAfter(sent int64) int64 {
-	return (sent + min(s.timeout.Load(), int64(s.class))) &^ 1
-}
+// ttl is that of the session, as the server and the driver count it.
+func (s *session) ttl() time.Duration { return min(time.Duration(s.timeout.Load()), s.class) }
 
-// answered moves the end of the session, if that has not passed.
-func (s *session) answered(sent int64) {
-	end := s.endAfter(sent)
+// endAfter is when the session ends if it is alive at a time, and nothing is known of it later. It is even.
+func (s *session) endAfter(alive int64) int64 { return (alive + int64(s.ttl())) &^ 1 }
+
+// extend moves the end of the session, which is alive at a time, if that end has not passed.
+func (s *session) extend(alive int64) {
+	end := s.endAfter(alive)
 	for {
 		old := s.expires.Load()
 		if old&1 != 0 || end <= old || s.driver.now() >= old {

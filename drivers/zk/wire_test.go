@@ -1,11 +1,15 @@
 package zk_test
 
 import (
+	"context"
+	"encoding/binary"
 	"encoding/json"
+	"net"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -153,6 +157,46 @@ func TestHotLockOfOneClient(t *testing.T) {
 	if each > 3.5 {
 		t.Errorf("requests for each lock and unlock: got %.2f, want at most 3.5", each)
 	}
+}
+
+// counter counts the requests of some kinds that are written to a connection.
+type counter struct {
+	net.Conn
+	syncs, writes *atomic.Int64
+}
+
+func (c counter) Write(b []byte) (int, error) {
+	switch binary.BigEndian.Uint32(b[8:]) {
+	case 9:
+		c.syncs.Add(1)
+	case 14:
+		c.writes.Add(1)
+	}
+	return c.Conn.Write(b)
+}
+
+// TestRequestsThatConfirmASession counts those to the leader, while a lock is held.
+func TestRequestsThatConfirmASession(t *testing.T) {
+	const ttl = time.Second
+	var syncs, writes atomic.Int64
+	d, err := zk.New(guard(t), []string{testenv.ZooKeeper(t).Addr}, &zk.Options{TTL: ttl, Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, addr)
+		return counter{c, &syncs, &writes}, err
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeLater(t, d)
+	l := acquire(t, d, withTTL(request("a"), ttl))
+	start, end := time.Now(), l.Expires()
+	syncs.Store(0)
+	writes.Store(0)
+	testenv.Eventually(t, func() bool { return l.Expires().Sub(end) > 4*ttl }, "the end of the session moves on")
+	rounds := int64(time.Since(start)/(ttl/4)) + 1
+	if s, w := syncs.Load(), writes.Load(); s+w > 2*rounds || w > rounds/2+1 {
+		t.Errorf("requests in %d quarters of the TTL: got %d syncs and %d writes, want at most two in each, and every second time a write", rounds, s, w)
+	}
+	release(t, l)
 }
 
 func TestHeldLocksCostNoRequests(t *testing.T) {

@@ -11,9 +11,21 @@
 // The driver makes sessions of its own, and not from a connection that is handed in: a session that did not answer for its TTL has to
 // be given up for good, and the library's connection tells neither the timeout that the server granted nor when it last answered.
 //
-// A lock with an expiry of its own hangs on a session that is at most a quarter longer, and the driver removes its node in time. In an
-// ensemble a server tells the leader of its sessions every half tick only. If it dies in between, and the client
-// reaches none of the others, then its session may end up to half a tick before Expires.
+// A lock with an expiry of its own hangs on a session that is at most a quarter longer, and the driver removes its node in time.
+//
+// # How long a session lasts
+//
+// Expires counts from requests of which it is certain that the leader of the ensemble has heard of them while it led: most answers say
+// nothing of that, since a server that is cut off from the others goes on answering for some ticks. So every quarter of the TTL the driver
+// asks the leader twice, with at most eight requests in a TTL: six are syncs, which cost little, and two are transactions without a
+// change, which the servers write to their logs; and the library sends three pings. Right after a round of these a session lasts for three
+// quarters of its TTL, and right before one for half. A server over which no such request is answered in half of what is left is given
+// up for the next one of the URL. So URLs should name all servers: who knows a single one loses its locks when that is cut off, and is
+// told before anybody else is granted them.
+//
+// This takes servers that ping each other at least four times in the shortest timeout that they give a session, as they do with
+// minSessionTimeout at its default of two ticks, or above. With a lower one, or for clients of an observer that follows a follower, TTLs
+// should be of six ticks or more.
 //
 // ZooKeeper 3.5 or newer should be used.
 //
@@ -95,8 +107,8 @@ type Options struct {
 	NoTokens bool
 }
 
-// Driver is a driver.Driver on ZooKeeper. It implements driver.Inspector, driver.ForceUnlocker, driver.Sealer, driver.Unsealer,
-// driver.Marker and driver.Unmarker too.
+// Driver is a driver.Driver on ZooKeeper. It implements driver.KeepAliveReporter, driver.Inspector, driver.ForceUnlocker,
+// driver.Sealer, driver.Unsealer, driver.Marker and driver.Unmarker too.
 type Driver struct {
 	hosts   []string
 	options Options
@@ -109,8 +121,9 @@ type Driver struct {
 	ghosts  *cleaner
 	parents parents
 
-	checkAfter atomic.Int64 // see usualCheckAfter
-	nudgeAfter atomic.Int64 // see usualNudgeAfter
+	told       atomic.Pointer[func(error)] // see OnKeepAlive; nil if nobody asked
+	checkAfter atomic.Int64                // see usualCheckAfter
+	nudgeAfter atomic.Int64                // see usualNudgeAfter
 
 	mu       sync.Mutex
 	sessions map[time.Duration]*session
@@ -118,9 +131,10 @@ type Driver struct {
 }
 
 var (
-	_ driver.Driver        = (*Driver)(nil)
-	_ driver.Inspector     = (*Driver)(nil)
-	_ driver.ForceUnlocker = (*Driver)(nil)
+	_ driver.Driver            = (*Driver)(nil)
+	_ driver.KeepAliveReporter = (*Driver)(nil)
+	_ driver.Inspector         = (*Driver)(nil)
+	_ driver.ForceUnlocker     = (*Driver)(nil)
 )
 
 // New connects to one of the hosts ("host:port") and asks for the bounds of its session timeouts. It fails within ctx.
@@ -216,6 +230,16 @@ func (d *Driver) mayUse(ctx context.Context, s *session) error {
 		return nil
 	}
 	return fault(ctx, s, fmt.Errorf("%s: %w", path, err))
+}
+
+// OnKeepAlive implements driver.KeepAliveReporter. The requests are those that confirm a session; the library's pings tell nothing.
+func (d *Driver) OnKeepAlive(f func(err error)) { d.told.Store(&f) }
+
+// tell says whether a session is kept alive, unless the driver ends.
+func (d *Driver) tell(err error) {
+	if told := d.told.Load(); told != nil && d.life.Open().Err() == nil {
+		(*told)(err)
+	}
 }
 
 // Info implements driver.Driver.

@@ -23,26 +23,47 @@ import (
 
 func init() {
 	driver.Register("filelock", func(_ context.Context, c *driver.Config) (driver.Driver, error) {
-		return New(c.URL.Path), c.URL.Err()
+		if err := c.URL.Err(); err != nil {
+			return nil, err
+		}
+		if c.URL.User != nil || len(c.URL.Hosts) > 0 || c.URL.Path == "" {
+			return nil, errors.New("filelock URL: it is filelock:///folder, without user or host")
+		}
+		return New(c.URL.Path, &Options{NoTokens: !c.Fenced}), nil
 	})
+}
+
+// Options are the options of a Driver. The zero value is fine.
+type Options struct {
+	NoTokens bool // leases have no fencing tokens, and none are kept: fenced=false
 }
 
 // Driver is a folder, and implements driver.Driver.
 type Driver struct {
 	dir    string
+	o      Options
 	life   context.Context // ends with Close
 	end    context.CancelFunc
 	mu     sync.Mutex
 	leases map[*lease]bool
 }
 
-// New returns a driver that keeps its files in dir, which has to exist.
-func New(dir string) *Driver {
-	life, end := context.WithCancel(context.Background())
-	return &Driver{dir: dir, life: life, end: end, leases: map[*lease]bool{}}
+// New returns a driver that keeps its files in dir, which has to exist. nil means the default options.
+func New(dir string, o *Options) *Driver {
+	d := &Driver{dir: dir, leases: map[*lease]bool{}}
+	d.life, d.end = context.WithCancel(context.Background())
+	if o != nil {
+		d.o = *o
+	}
+	return d
 }
 
-func (d *Driver) Info() driver.Info { return driver.Info{Name: "filelock", Fencing: driver.Durable} }
+func (d *Driver) Info() driver.Info {
+	if d.o.NoTokens {
+		return driver.Info{Name: "filelock"}
+	}
+	return driver.Info{Name: "filelock", Fencing: driver.Durable}
+}
 
 // Acquire asks again and again, after 1 ms at first and 20 ms in the end: a blocked flock cannot be canceled.
 func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (l driver.Lease, err error) {
@@ -68,7 +89,10 @@ func (d *Driver) try(ctx context.Context, r *driver.Request) (driver.Lease, erro
 	if err != nil {
 		return nil, err
 	}
-	l := &lease{driver: d, file: file, tokens: r.Events.Tokens(), end: time.Now().Add(r.TTL)}
+	l := &lease{driver: d, file: file, end: time.Now().Add(r.TTL)}
+	if !d.o.NoTokens {
+		l.tokens = r.Events.Tokens()
+	}
 	if err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == nil {
 		err = errors.Join(ctx.Err(), l.takeTokens())
 	} else if errors.Is(err, syscall.EWOULDBLOCK) {
@@ -108,6 +132,9 @@ type lease struct {
 }
 
 func (l *lease) takeTokens() error { // the file keeps the last one
+	if l.tokens == 0 {
+		return nil
+	}
 	var b [8]byte
 	if _, err := l.file.ReadAt(b[:], 0); err != nil && !errors.Is(err, io.EOF) {
 		return err

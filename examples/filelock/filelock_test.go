@@ -3,6 +3,7 @@
 package filelock_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/go-dsync/dsync/conformance"
@@ -16,8 +17,37 @@ func TestConformance(t *testing.T) {
 		Backend: func(tb testing.TB) *conformance.Backend {
 			dir := tb.TempDir()
 			return &conformance.Backend{New: func(testing.TB) (driver.Driver, *conformance.Link) {
-				return filelock.New(dir), nil
+				return filelock.New(dir, nil), nil
 			}}
 		},
 	})
+}
+
+// The checks of URLs are run alone: those between processes need a URL too, and a lock file is freed at once when its process dies.
+func TestURL(t *testing.T) {
+	t.Parallel()
+	h := conformance.Harness{Backend: func(tb testing.TB) *conformance.Backend {
+		dir := tb.TempDir()
+		return &conformance.Backend{
+			New: func(testing.TB) (driver.Driver, *conformance.Link) { return filelock.New(dir, nil), nil },
+			URL: "filelock://" + dir,
+		}
+	}}
+	for _, c := range conformance.Checks() {
+		if strings.HasPrefix(c.Name, "url/") {
+			t.Run(c.Name, func(t *testing.T) {
+				if err := c.Run(t, h); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+func TestURLWithoutFolder(t *testing.T) {
+	for _, url := range []string{"filelock://", "filelock://host/folder", "filelock://me@/folder"} {
+		if d, _, err := driver.Open(t.Context(), url); err == nil {
+			t.Errorf("%s: got the driver %v, want an error", url, d)
+		}
+	}
 }

@@ -10,7 +10,7 @@ import (
 
 // Processes that are being started have copies of open files for a moment.
 func TestReleaseFreesTheLockAlsoWhileProcessesAreStarted(t *testing.T) {
-	c, err := dsync.New(New(t.TempDir()), nil)
+	c, err := dsync.New(New(t.TempDir(), nil), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

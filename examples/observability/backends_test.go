@@ -31,7 +31,7 @@ func realBackends() []realBackend {
 			"redisson",
 			func(tb testing.TB) string { return testenv.Redis(tb, "--requirepass", password).Addr },
 			"redisson://:" + password + "@HOSTS",
-			telemetrytest.Backend{TTL: ttl, CutOff: "unreachable", Forced: "removed"},
+			telemetrytest.Backend{TTL: ttl, CutOff: "unreachable", Forced: "removed", Notes: true},
 		},
 		{
 			"redlock",
@@ -43,13 +43,13 @@ func realBackends() []realBackend {
 			"etcd",
 			func(tb testing.TB) string { return testenv.Etcd(tb).Addr },
 			"etcd://user:" + password + "@HOSTS",
-			telemetrytest.Backend{TTL: ttl, CutOff: "expired", Forced: "removed", Notes: true},
+			telemetrytest.Backend{TTL: ttl, CutOff: "unreachable", Forced: "removed", Notes: true},
 		},
 		{
 			"zk",
 			func(tb testing.TB) string { return testenv.ZooKeeper(tb).Addr },
 			"zk://user:" + password + "@HOSTS?ttl=3s",
-			telemetrytest.Backend{TTL: ttl, CutOff: "expired", Forced: "removed", Notes: true},
+			telemetrytest.Backend{TTL: ttl, CutOff: "unreachable", Forced: "removed", Notes: true},
 		},
 		{
 			"pglock",

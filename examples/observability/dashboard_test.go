@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"os"
 	"regexp"
@@ -9,12 +11,14 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	otelprometheus "go.opentelemetry.io/otel/exporters/prometheus"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/drivers/memory"
 	"github.com/go-dsync/dsync/internal/telemetrytest"
 )
 
@@ -182,5 +186,86 @@ func TestDashboardCheck(t *testing.T) {
 		if got := s.check(query); len(got) != want {
 			t.Errorf("%s: %q, want %d mistakes", query, got, want)
 		}
+	}
+}
+
+// points returns the points of some counters by their names and labels.
+func points(t *testing.T, registry *prometheus.Registry, names ...string) map[string]float64 {
+	t.Helper()
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]float64{}
+	for _, f := range families {
+		if !slices.Contains(names, f.GetName()) {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			if !strings.Contains(m.String(), `value:"ok"`) {
+				all[f.GetName()+" "+fmt.Sprint(m.GetLabel())] = m.GetCounter().GetValue()
+			}
+		}
+	}
+	return all
+}
+
+// TestIncreaseSeesTheFirst looks for each counter that an alert watches in the scrape before it has counted: what Prometheus first
+// sees with the value 1 has not risen to it, and increase() is 0.
+func TestIncreaseSeesTheFirst(t *testing.T) {
+	for name, backend := range map[string]memory.Options{"renewed": {}, "sessions": {KeepsAlive: true}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				registry := prometheus.NewRegistry()
+				exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(registry))
+				if err != nil {
+					t.Fatal(err)
+				}
+				d := memory.New(&backend)
+				c, err := dsync.New(d, &dsync.Options{
+					MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter)),
+					Class:         func(string) string { return "orders" },
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close(t.Context())
+				removed, err := c.Lock(t.Context(), "removed")
+				if err != nil {
+					t.Fatal(err)
+				}
+				lost, err := c.Lock(t.Context(), "lost")
+				if err != nil {
+					t.Fatal(err)
+				}
+				watched := []string{"dsync_losses_total", "dsync_renewals_total", "dsync_acquire_retries_total"}
+				before := points(t, registry, watched...)
+				if err := c.ForceUnlock(t.Context(), "removed"); err != nil {
+					t.Fatal(err)
+				}
+				<-removed.Done()
+				d.Cut()
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				if _, err := c.Lock(ctx, "other"); err == nil {
+					t.Error("Lock of a backend that is out of reach succeeded")
+				}
+				<-lost.Done()
+				d.Heal()
+				synctest.Wait()
+				rose := 0
+				for point, value := range points(t, registry, watched...) {
+					if first, ok := before[point]; !ok || first != 0 {
+						t.Errorf("%s was %v (there: %t) before, want 0", point, first, ok)
+					}
+					if value > 0 {
+						rose++
+					}
+				}
+				if rose != 4 { // two losses, renewals that failed, and retries
+					t.Errorf("%d points rose, want 4", rose)
+				}
+			})
+		})
 	}
 }

@@ -78,7 +78,8 @@ func (t *spanTree) path(c trace.SpanContext) string {
 	return s.Name
 }
 
-// RenderPoints returns the points of metrics as text, histograms as the number of their values.
+// RenderPoints returns the points of metrics as text, histograms as the number of their values. Counters that have counted nothing
+// are left out.
 func RenderPoints(all *metricdata.ResourceMetrics) string {
 	var lines []string
 	add := func(m metricdata.Metrics, attributes attribute.Set, n any) {
@@ -89,11 +90,13 @@ func RenderPoints(all *metricdata.ResourceMetrics) string {
 			switch data := m.Data.(type) {
 			case metricdata.Sum[int64]:
 				for _, p := range data.DataPoints {
-					if m.Name == "dsync.renewals" && p.Value > 0 {
+					switch {
+					case data.IsMonotonic && p.Value == 0:
+					case m.Name == "dsync.renewals":
 						add(m, p.Attributes, "+") // as many as there was time for
-						continue
+					default:
+						add(m, p.Attributes, p.Value)
 					}
-					add(m, p.Attributes, p.Value)
 				}
 			case metricdata.Histogram[float64]:
 				for _, p := range data.DataPoints {
@@ -126,13 +129,15 @@ func set(attributes []attribute.KeyValue) string {
 
 // expand puts what the backend and the leases say into the text of a scenario. @backend, @name and @ttl stand for attributes, and @A
 // for those of the lease A. What depends on the backend is marked: " ->? " is a link that needs the note of the holder; a line that
-// begins with "renewed? " is there where the root package renews, with "asked? " where only a renewal tells of a removed lock.
+// begins with "renewed? " is there where the root package renews, with "asked? " where only a renewal tells of a removed lock, with
+// "unreachable? " where a lock of which the backend is cut off is lost for that. All clients are closed at the end.
 func (e *env) expand(text string) string {
 	var out []string
 	info := e.clients["first"].driver.Info()
 	for line := range strings.SplitSeq(strings.Trim(text, "\n"), "\n") {
 		if mark, rest, ok := strings.Cut(line, "? "); ok && !strings.Contains(mark, " ") {
-			if line = rest; mark == "renewed" && info.KeepsAlive || mark == "asked" && info.Detect != 0 {
+			if line = rest; mark == "renewed" && info.KeepsAlive || mark == "asked" && info.Detect != 0 ||
+				mark == "unreachable" && e.backend.CutOff != "unreachable" {
 				continue
 			}
 		}
@@ -149,15 +154,19 @@ func (e *env) expand(text string) string {
 		}
 		out = append(out, line+"\n")
 	}
-	if strings.HasPrefix(out[0], "dsync.") {
-		slices.Sort(out) // points
+	if strings.HasPrefix(out[0], "dsync.") { // points
+		for _, state := range []string{"reachable", "unreachable"} {
+			words := e.expandSet([]string{"@backend", "dsync.client.state=" + state})
+			out = append(out, "dsync.client.count {"+words+"} 0\n")
+		}
+		slices.Sort(out)
 	}
 	return strings.Join(out, "")
 }
 
 // losses are the causes of losses in words.
 var losses = map[string]string{
-	"expired": "expired", "removed": "removed", "session_ended": "session ended", "unreachable": "backend out of reach",
+	"removed": "removed", "session_ended": "session ended", "unreachable": "backend out of reach",
 }
 
 func (e *env) expandSet(words []string) string {
@@ -172,10 +181,6 @@ func (e *env) expandSet(words []string) string {
 			out = append(append(out, backend), lock...)
 		case w == "@ttl":
 			out = append(out, "dsync.lock.ttl="+attribute.Float64Value(e.backend.TTL.Seconds()).Emit())
-		case w == "@message": // of the loss of a lock that was cut off
-			if e.backend.CutOff != "expired" {
-				out = append(out, "exception.message=*")
-			}
 		case strings.HasPrefix(w, "@"):
 			out = append(append(append(out, backend), lock...), leaseWords(e.leases[w[1:]])...)
 		default:

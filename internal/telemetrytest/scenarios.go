@@ -90,11 +90,20 @@ dsync.acquires {@backend dsync.acquire.outcome=acquired} 1
 dsync.hold.count {@backend} 0
 dsync.hold.duration {@backend dsync.hold.end=closed} 1
 `},
-	{Name: "lost: expired", run: expired, spans: lostSpans("expired", "expired", "true", ""), points: lostPoints("expired", "true")},
-	{Name: "lost: unlocked by force", needs: canForce, run: forced, spans: lostSpans("@forced", "@taken", "false", "exception.message=*") + `
+	{Name: "expired as asked", run: expired, spans: `
+first
+  dsync.acquire {@A dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.reentrant=false @ttl}
+    dsync.expire {@A dsync.lock.fixed=true}
+`, points: `
+dsync.acquire.duration {@backend dsync.acquire.outcome=acquired} 1
+dsync.acquires {@backend dsync.acquire.outcome=acquired} 1
+dsync.hold.count {@backend} 0
+dsync.hold.duration {@backend dsync.hold.end=expired} 1
+`},
+	{Name: "lost: unlocked by force", needs: canForce, run: forced, spans: lostSpans("@forced", "@taken") + `
 second
   dsync.force_unlock {@name}
-`, points: lostPoints("@forced", "false") + `
+`, points: lostPoints("@forced") + `
 asked? dsync.renewals {@backend dsync.renewal.result=not_held} +
 `},
 	{Name: "lost: backend out of reach", needs: canCut, run: cutOff, spans: `
@@ -103,12 +112,12 @@ first
 renewed?     dsync.renew {@A}
 renewed?       ! exception {exception.type=unavailable exception.message=*}
     dsync.loss {@A dsync.lock.fixed=false dsync.loss.cause=@cutoff error.type=@cutoff} Error (lock lost: @loss)
-      ! dsync.lock.lost {dsync.loss.cause=@cutoff @message}
-`, points: lostPoints("@cutoff", "false") + `
-renewed? dsync.renewals {@backend dsync.renewal.result=failed} +
+      ! dsync.lock.lost {dsync.loss.cause=@cutoff exception.message=*}
+`, points: lostPoints("@cutoff") + `
+unreachable? dsync.renewals {@backend dsync.renewal.result=failed} +
 `},
 	{Name: "lost: session ended", needs: hasSession, run: sessionEnded,
-		spans: lostSpans("session_ended", "session ended", "false", "exception.message=*"), points: lostPoints("session_ended", "false")},
+		spans: lostSpans("session_ended", "session ended"), points: lostPoints("session_ended")},
 }
 
 const waitedPoints = `
@@ -133,21 +142,21 @@ dsync.waiter.count {@backend} 0
 `
 }
 
-func lostSpans(cause, words, fixed, message string) string {
+func lostSpans(cause, words string) string {
 	return `
 first
   dsync.acquire {@A dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.reentrant=false @ttl}
-    dsync.loss {@A dsync.lock.fixed=` + fixed + ` dsync.loss.cause=` + cause + ` error.type=` + cause + `} Error (lock lost: ` + words + `)
-      ! dsync.lock.lost {dsync.loss.cause=` + cause + ` ` + message + `}`
+    dsync.loss {@A dsync.lock.fixed=false dsync.loss.cause=` + cause + ` error.type=` + cause + `} Error (lock lost: ` + words + `)
+      ! dsync.lock.lost {dsync.loss.cause=` + cause + ` exception.message=*}`
 }
 
-func lostPoints(cause, fixed string) string {
+func lostPoints(cause string) string {
 	return `
 dsync.acquire.duration {@backend dsync.acquire.outcome=acquired} 1
 dsync.acquires {@backend dsync.acquire.outcome=acquired} 1
 dsync.hold.count {@backend} 0
 dsync.hold.duration {@backend dsync.hold.end=lost} 1
-dsync.losses {@backend dsync.lock.fixed=` + fixed + ` dsync.loss.cause=` + cause + `} 1`
+dsync.losses {@backend dsync.loss.cause=` + cause + `} 1`
 }
 
 func canForce(b *Backend, _ driver.Info) bool   { return b.Forced != "" }

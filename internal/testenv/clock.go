@@ -27,10 +27,10 @@ func (c *Clock) Set(d time.Duration) {
 	}
 }
 
-// RedisClock is [Redis] with a clock that can jump. It takes a C compiler; where there is none, the test is skipped, or fails if CI is set.
-func RedisClock(tb testing.TB, args ...string) (*RedisServer, *Clock) {
+// newClock makes a clock for a server, and the beginning of the command line of one that goes by it. What the server needs for that is
+// in dir. It takes a C compiler; where there is none, the test is skipped, or fails if CI is set.
+func newClock(tb testing.TB, dir string) (c *Clock, program []string) {
 	tb.Helper()
-	dir := tb.TempDir()
 	source, shim := filepath.Join(dir, "clock.c"), filepath.Join(dir, "clock.so")
 	if err := os.WriteFile(source, clockShim, 0o600); err != nil {
 		tb.Fatal(err)
@@ -43,7 +43,24 @@ func RedisClock(tb testing.TB, args ...string) (*RedisServer, *Clock) {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { file.Close() })
-	c := &Clock{tb: tb, file: file}
+	c = &Clock{tb: tb, file: file}
 	c.Set(0)
-	return startRedisAs(tb, []string{"env", "LD_PRELOAD=" + shim, "DSYNC_TEST_CLOCK=" + file.Name()}, args), c
+	return c, []string{"env", "LD_PRELOAD=" + shim, "DSYNC_TEST_CLOCK=" + file.Name()}
+}
+
+// RedisClock is [Redis] with a clock that can jump.
+func RedisClock(tb testing.TB, args ...string) (*RedisServer, *Clock) {
+	tb.Helper()
+	c, program := newClock(tb, tb.TempDir())
+	return redisAt(tb, host{loopback.ip, program}, args), c
+}
+
+// PostgresClock is [Postgres] with a clock that can jump.
+func PostgresClock(tb testing.TB, settings ...string) (*PostgresServer, *Clock) {
+	tb.Helper()
+	c, program := newClock(tb, serverAccount(tb).tempDir(tb))
+	s := newPostgres(tb, settings)
+	s.argv = append(program, s.argv...)
+	s.launchPostgres()
+	return s, c
 }

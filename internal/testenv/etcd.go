@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -67,7 +68,7 @@ func EtcdTLS(tb testing.TB, certs *Certificates, args ...string) *EtcdServer {
 
 func startEtcd(tb testing.TB, release etcdRelease, tlsConfig *tls.Config, args []string) *EtcdServer {
 	tb.Helper()
-	s := newEtcd(tb, release, "etcd", freePort(tb), freePort(tb), tlsConfig, args)
+	s := newEtcd(tb, loopback, release, "etcd", freePort(tb), tlsConfig, args)
 	s.launch()
 	return s
 }
@@ -75,16 +76,27 @@ func startEtcd(tb testing.TB, release etcdRelease, tlsConfig *tls.Config, args [
 // EtcdCluster starts a cluster of n servers of the current version, and returns when all of them know a leader.
 func EtcdCluster(tb testing.TB, n int, args ...string) []*EtcdServer {
 	tb.Helper()
-	release := currentEtcd(tb)
+	return etcdCluster(tb, slices.Repeat([]host{loopback}, n), args)
+}
+
+// EtcdClusterOn is EtcdCluster with a server on each host.
+func EtcdClusterOn(h *Hosts, args ...string) []*EtcdServer {
+	h.tb.Helper()
+	return etcdCluster(h.tb, h.hosts, args)
+}
+
+func etcdCluster(tb testing.TB, hosts []host, args []string) []*EtcdServer {
+	tb.Helper()
+	n, release := len(hosts), currentEtcd(tb)
 	peers, members := make([]int, n), make([]string, n)
-	for i := range n {
+	for i, h := range hosts {
 		peers[i] = freePort(tb)
-		members[i] = fmt.Sprintf("etcd%d=http://127.0.0.1:%d", i, peers[i])
+		members[i] = fmt.Sprintf("etcd%d=http://%s:%d", i, h.ip, peers[i])
 	}
 	servers := make([]*EtcdServer, n)
 	started := make(chan error, n)
 	for i := range n {
-		servers[i] = newEtcd(tb, release, fmt.Sprintf("etcd%d", i), freePort(tb), peers[i], nil,
+		servers[i] = newEtcd(tb, hosts[i], release, fmt.Sprintf("etcd%d", i), peers[i], nil,
 			append([]string{"--initial-cluster", strings.Join(members, ",")}, args...))
 		go func() { // ends when the server answers, or by the guard of start
 			s := &servers[i].Server
@@ -109,31 +121,31 @@ func EtcdCluster(tb testing.TB, n int, args ...string) []*EtcdServer {
 }
 
 // newEtcd makes a server that is not yet started.
-func newEtcd(tb testing.TB, release etcdRelease, name string, port, peerPort int, tlsConfig *tls.Config, args []string) *EtcdServer {
+func newEtcd(tb testing.TB, at host, release etcdRelease, name string, peerPort int, tlsConfig *tls.Config, args []string) *EtcdServer {
 	tb.Helper()
-	dir := memoryDir(tb)
+	dir, port := memoryDir(tb), freePort(tb)
 	scheme := "http"
 	if tlsConfig != nil {
 		scheme = "https"
 	}
 	s := &EtcdServer{
 		Ctl:  release.ctl,
-		url:  fmt.Sprintf("%s://127.0.0.1:%d", scheme, port),
+		url:  fmt.Sprintf("%s://%s:%d", scheme, at.ip, port),
 		http: &http.Client{Transport: &http.Transport{TLSClientConfig: tlsConfig, DisableKeepAlives: true}},
 	}
-	peer := fmt.Sprintf("http://127.0.0.1:%d", peerPort)
-	argv := append([]string{release.server,
+	peer := fmt.Sprintf("http://%s:%d", at.ip, peerPort)
+	argv := append(at.command(release.server,
 		"--name", name, "--data-dir", filepath.Join(dir, "data"),
 		"--listen-client-urls", s.url, "--advertise-client-urls", s.url,
 		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
-		"--initial-cluster", name + "=" + peer,
+		"--initial-cluster", name+"="+peer,
 		"--heartbeat-interval", "100", "--election-timeout", "500",
 		"--log-level", "warn",
-	}, release.fast...)
+	), release.fast...)
 	s.Server = Server{
 		tb:    tb,
 		name:  name,
-		Addr:  fmt.Sprintf("127.0.0.1:%d", port),
+		Addr:  fmt.Sprintf("%s:%d", at.ip, port),
 		log:   filepath.Join(dir, "log"),
 		argv:  append(argv, args...),
 		ready: s.healthy,

@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"testing"
@@ -18,9 +19,15 @@ func need(tb testing.TB, binary, pkg string) string {
 
 func missing(tb testing.TB, binary, pkg string) {
 	tb.Helper()
-	const text = "%s is UNTESTED: %s is not installed; `make test` installs it, or install the package %s"
+	untested(tb, fmt.Sprintf("%s is not installed; `make test` installs it, or install the package %s", binary, pkg))
+}
+
+// untested fails the test if CI is set, and skips it otherwise.
+func untested(tb testing.TB, why string) {
+	tb.Helper()
+	const text = "%s is UNTESTED: %s"
 	if os.Getenv("CI") != "" {
-		tb.Fatalf(text, tb.Name(), binary, pkg)
+		tb.Fatalf(text, tb.Name(), why)
 	}
-	tb.Skipf(text, tb.Name(), binary, pkg)
+	tb.Skipf(text, tb.Name(), why)
 }

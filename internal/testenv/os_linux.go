@@ -1,13 +1,22 @@
 package testenv
 
 import (
+	"os/exec"
 	"syscall"
 	"testing"
 )
 
-// childAttr makes the kernel kill the child when the thread that forked it ends.
-func childAttr() *syscall.SysProcAttr {
-	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+// endWithUs makes the kernel kill the child when the thread that forked it ends.
+func endWithUs(cmd *exec.Cmd) { attr(cmd).Pdeathsig = syscall.SIGKILL }
+
+// ownNetwork gives the child a network namespace of its own.
+func ownNetwork(cmd *exec.Cmd) { attr(cmd).Cloneflags |= syscall.CLONE_NEWNET }
+
+func attr(cmd *exec.Cmd) *syscall.SysProcAttr {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = new(syscall.SysProcAttr)
+	}
+	return cmd.SysProcAttr
 }
 
 // waitStopped returns when all threads of a child that was sent SIGSTOP stand still, or when the child is gone.

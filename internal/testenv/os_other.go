@@ -4,12 +4,15 @@ package testenv
 
 import (
 	"net"
-	"syscall"
+	"os/exec"
 	"testing"
 )
 
-// childAttr has nothing to ask for: only Linux ties a child's life to ours. Elsewhere the cleanup of the test ends it.
-func childAttr() *syscall.SysProcAttr { return nil }
+// endWithUs has nothing to ask for: only Linux ties a child's life to ours. Elsewhere the cleanup of the test ends it.
+func endWithUs(*exec.Cmd) {}
+
+// ownNetwork is never called: only Linux has network namespaces.
+func ownNetwork(*exec.Cmd) {}
 
 // waitStopped does not wait: here a freeze takes hold a moment after the signal.
 func waitStopped(int) error { return nil }

@@ -177,17 +177,16 @@ func (s *PostgresServer) children() []int {
 	return childPids(s.Pid())
 }
 
-// childPids returns the processes that the main thread of a process has started, where the system tells.
+// childPids returns the processes that a process has started, where the system tells.
 func childPids(pid int) []int {
-	parent := strconv.Itoa(pid)
-	text, err := os.ReadFile(filepath.Join("/proc", parent, "task", parent, "children"))
-	if err != nil {
-		return nil
-	}
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid)) // the pattern is not malformed
 	var pids []int
-	for _, word := range strings.Fields(string(text)) {
-		if pid, err := strconv.Atoi(word); err == nil {
-			pids = append(pids, pid)
+	for _, thread := range threads {
+		text, _ := os.ReadFile(thread) // nothing for one that has ended
+		for _, word := range strings.Fields(string(text)) {
+			if pid, err := strconv.Atoi(word); err == nil {
+				pids = append(pids, pid)
+			}
 		}
 	}
 	return pids

@@ -2,7 +2,6 @@ package testenv
 
 import (
 	"fmt"
-	"os"
 	"testing"
 )
 
@@ -22,10 +21,4 @@ func TestChildrenDieWithTheTestBinary(t *testing.T) {
 	for _, pid := range pids {
 		Eventually(t, func() bool { return gone(pid) }, "a child of a killed test binary is gone")
 	}
-}
-
-// gone reports whether a process has ended, reaped or not.
-func gone(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	return os.IsNotExist(err) || state(stat) == "Z"
 }

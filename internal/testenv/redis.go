@@ -28,8 +28,13 @@ type RedisServer struct {
 // Where redis-server is not installed, the test is skipped, or fails if CI is set.
 func Redis(tb testing.TB, args ...string) *RedisServer {
 	tb.Helper()
+	return redisAt(tb, loopback, args)
+}
+
+func redisAt(tb testing.TB, at host, args []string) *RedisServer {
+	tb.Helper()
 	port := freePort(tb)
-	return startRedis(tb, port, nil, append([]string{"--port", strconv.Itoa(port)}, args...))
+	return startRedis(tb, at, port, nil, append([]string{"--port", strconv.Itoa(port)}, args...))
 }
 
 // RedisTLS is Redis with a server that listens with TLS only, with the server certificate of certs, and by default asks clients for
@@ -37,49 +42,33 @@ func Redis(tb testing.TB, args ...string) *RedisServer {
 func RedisTLS(tb testing.TB, certs *Certificates, args ...string) *RedisServer {
 	tb.Helper()
 	port := freePort(tb)
-	return startRedis(tb, port, certs.Client, append([]string{
+	return startRedis(tb, loopback, port, certs.Client, append([]string{
 		"--port", "0", "--tls-port", strconv.Itoa(port),
 		"--tls-ca-cert-file", certs.CAFile, "--tls-cert-file", certs.ServerCertFile, "--tls-key-file", certs.ServerKeyFile,
 	}, args...))
 }
 
-func startRedis(tb testing.TB, port int, tlsConfig *tls.Config, args []string) *RedisServer {
+func startRedis(tb testing.TB, at host, port int, tlsConfig *tls.Config, args []string) *RedisServer {
 	tb.Helper()
-	s := newDataRedis(tb, port, args)
+	s := newRedis(tb, at, "redis-server", port, append([]string{
+		"--bind", at.ip, "--protected-mode", "no", "--save", "", "--repl-diskless-sync-delay", "0",
+	}, args...))
 	s.tls, s.password = tlsConfig, lastValue(args, "--requirepass")
 	s.checkPasswords(args)
 	s.launch()
 	return s
 }
 
-// startRedisAs is Redis with a program that starts it.
-func startRedisAs(tb testing.TB, program, args []string) *RedisServer {
-	tb.Helper()
-	port := freePort(tb)
-	s := newDataRedis(tb, port, append([]string{"--port", strconv.Itoa(port)}, args...))
-	s.argv = append(program, s.argv...)
-	s.password = lastValue(args, "--requirepass")
-	s.launch()
-	return s
-}
-
-func newDataRedis(tb testing.TB, port int, args []string) *RedisServer {
-	tb.Helper()
-	return newRedis(tb, "redis-server", port, append([]string{
-		"--bind", "127.0.0.1", "--save", "", "--repl-diskless-sync-delay", "0",
-	}, args...))
-}
-
 // newRedis makes a server that is not yet started.
-func newRedis(tb testing.TB, name string, port int, args []string) *RedisServer {
+func newRedis(tb testing.TB, at host, name string, port int, args []string) *RedisServer {
 	tb.Helper()
 	s := &RedisServer{}
 	s.Server = Server{
 		tb:    tb,
 		name:  name,
-		Addr:  fmt.Sprintf("127.0.0.1:%d", port),
+		Addr:  fmt.Sprintf("%s:%d", at.ip, port),
 		log:   filepath.Join(tb.TempDir(), "log"),
-		argv:  append([]string{need(tb, "redis-server", "redis-server")}, args...),
+		argv:  at.command(append([]string{need(tb, "redis-server", "redis-server")}, args...)...),
 		ready: s.ping,
 	}
 	return s

@@ -24,13 +24,28 @@ const clusterSlots = 16384
 // master wait that long. A node counts as failed after it has not answered for two seconds. Args are passed to each server.
 func RedisCluster(tb testing.TB, masters, replicasPerMaster int, args ...string) *Cluster {
 	tb.Helper()
+	return redisCluster(tb, []host{loopback}, masters, replicasPerMaster, args)
+}
+
+// RedisClusterOn is RedisCluster with a master on each host, whose replicas are on the hosts that come next.
+func RedisClusterOn(h *Hosts, replicasPerMaster int, args ...string) *Cluster {
+	h.tb.Helper()
+	return redisCluster(h.tb, h.hosts, len(h.hosts), replicasPerMaster, args)
+}
+
+func redisCluster(tb testing.TB, hosts []host, masters, replicasPerMaster int, args []string) *Cluster {
+	tb.Helper()
 	c := &Cluster{tb: tb}
-	for range masters * (1 + replicasPerMaster) {
+	for i := range masters * (1 + replicasPerMaster) {
+		at := hosts[i%len(hosts)]
+		if i >= masters { // a replica
+			at = hosts[((i-masters)/replicasPerMaster+(i-masters)%replicasPerMaster+1)%len(hosts)]
+		}
 		port := freePortPair(tb)
-		c.Nodes = append(c.Nodes, startRedis(tb, port, nil, append([]string{
+		c.Nodes = append(c.Nodes, startRedis(tb, at, port, nil, append([]string{
 			"--port", strconv.Itoa(port),
 			"--cluster-enabled", "yes",
-			"--cluster-announce-ip", "127.0.0.1",
+			"--cluster-announce-ip", at.ip,
 			"--cluster-node-timeout", "2000",
 			"--cluster-replica-validity-factor", "0", // a replica that lags may take over all the same
 		}, args...)))
@@ -45,7 +60,8 @@ func RedisCluster(tb testing.TB, masters, replicasPerMaster int, args ...string)
 	}
 	for i, node := range c.Nodes {
 		for _, other := range c.Nodes[:i] {
-			node.Do("CLUSTER", "MEET", "127.0.0.1", strings.TrimPrefix(other.Addr, "127.0.0.1:"))
+			host, port, _ := strings.Cut(other.Addr, ":")
+			node.Do("CLUSTER", "MEET", host, port)
 		}
 	}
 	Eventually(tb, func() bool { return c.everyNode(c.knowsAll) }, "all nodes of the cluster know each other")
@@ -82,7 +98,8 @@ func (c *Cluster) Owner(key string) *RedisServer {
 			if part[0].(int64) > slot.(int64) || slot.(int64) > part[1].(int64) {
 				continue
 			}
-			addr := fmt.Sprintf("127.0.0.1:%d", part[2].([]any)[1])
+			owner := part[2].([]any) // host, port
+			addr := fmt.Sprintf("%s:%d", owner[0], owner[1])
 			i := slices.Index(c.Addrs(), addr)
 			if i >= 0 {
 				return c.Nodes[i]

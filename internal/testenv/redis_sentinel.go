@@ -30,19 +30,31 @@ type Sentinel struct {
 // "--requirepass" needs "--masterauth" as well.
 func RedisSentinel(tb testing.TB, replicas int, args ...string) *Sentinel {
 	tb.Helper()
+	return redisSentinel(tb, []host{loopback}, replicas, args)
+}
+
+// RedisSentinelOn is RedisSentinel with a sentinel on each of the first three hosts, and the primary and the replicas on the first ones.
+func RedisSentinelOn(h *Hosts, replicas int, args ...string) *Sentinel {
+	h.tb.Helper()
+	return redisSentinel(h.tb, h.hosts, replicas, args)
+}
+
+func redisSentinel(tb testing.TB, hosts []host, replicas int, args []string) *Sentinel {
+	tb.Helper()
 	s := &Sentinel{Master: "main", tb: tb}
-	primary := Redis(tb, args...)
+	primary := redisAt(tb, hosts[0], args)
 	s.Nodes = append(s.Nodes, primary)
-	for range replicas {
-		s.Nodes = append(s.Nodes, Redis(tb, append([]string{"--replicaof", strings.Replace(primary.Addr, ":", " ", 1)}, args...)...))
+	for i := range replicas {
+		s.Nodes = append(s.Nodes, redisAt(tb, hosts[(i+1)%len(hosts)],
+			append([]string{"--replicaof", strings.Replace(primary.Addr, ":", " ", 1)}, args...)))
 	}
 	// Sentinels learn of replicas when they ask the primary, which they do at once and then seldom.
 	Eventually(tb, func() bool {
 		return primary.info("INFO", "replication")["connected_slaves"] == strconv.Itoa(replicas) &&
 			!slices.ContainsFunc(s.Nodes[1:], func(node *RedisServer) bool { return !node.replicates() })
 	}, "the replicas follow the primary")
-	for range 3 {
-		s.Sentinels = append(s.Sentinels, startSentinel(tb, s.Master, primary))
+	for i := range 3 {
+		s.Sentinels = append(s.Sentinels, startSentinel(tb, hosts[i%len(hosts)], s.Master, primary))
 	}
 	for _, sentinel := range s.Sentinels {
 		Eventually(tb, func() bool { return s.informed(sentinel, replicas) }, "the sentinel knows the replicas and the others")
@@ -98,24 +110,24 @@ func (s *Sentinel) SentinelAddrs() []string {
 	return addrs
 }
 
-func startSentinel(tb testing.TB, master string, primary *RedisServer) *RedisServer {
+func startSentinel(tb testing.TB, at host, master string, primary *RedisServer) *RedisServer {
 	tb.Helper()
 	port := freePort(tb)
 	config := filepath.Join(tb.TempDir(), "sentinel.conf") // which the sentinel writes its state into
-	host, primaryPort, _ := strings.Cut(primary.Addr, ":")
 	text := fmt.Sprintf(`port %d
-bind 127.0.0.1
-sentinel monitor %[2]s %s %s 2
-sentinel down-after-milliseconds %[2]s 2000
-sentinel failover-timeout %[2]s 5000
-`, port, master, host, primaryPort)
+bind %s
+protected-mode no
+sentinel monitor %[3]s %s 2
+sentinel down-after-milliseconds %[3]s 2000
+sentinel failover-timeout %[3]s 5000
+`, port, at.ip, master, strings.Replace(primary.Addr, ":", " ", 1))
 	if primary.password != "" {
 		text += fmt.Sprintf("sentinel auth-pass %s %s\n", master, primary.password)
 	}
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		tb.Fatal(err)
 	}
-	s := newRedis(tb, "redis-sentinel", port, []string{config, "--sentinel"})
+	s := newRedis(tb, at, "redis-sentinel", port, []string{config, "--sentinel"})
 	s.ready = func(ctx context.Context) error {
 		if err := s.ping(ctx); err != nil {
 			return err

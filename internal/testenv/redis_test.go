@@ -104,6 +104,12 @@ func processState(t *testing.T, pid int) string {
 	return state(stat)
 }
 
+// gone reports whether a process has ended, reaped or not.
+func gone(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return os.IsNotExist(err) || state(stat) == "Z"
+}
+
 // state is the state of a process in its line of /proc.
 func state(stat []byte) string {
 	return strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))[0]

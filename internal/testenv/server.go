@@ -74,6 +74,9 @@ func (s *Server) Thaw() {
 	s.signal((*process).thaw)
 }
 
+// Ping returns when the server has answered to a small request, or an error if it does not.
+func (s *Server) Ping(ctx context.Context) error { return s.ready(ctx) }
+
 // Pid is the process id of the server, of its last life if it is not running.
 func (s *Server) Pid() int {
 	s.mu.Lock()

@@ -59,6 +59,11 @@ type Process struct {
 // end of the test, or when this process ends in whatever way. A data race that it reports fails the test.
 func Spawn(tb testing.TB, role string, env ...string) *Process {
 	tb.Helper()
+	return spawn(tb, loopback, role, env...)
+}
+
+func spawn(tb testing.TB, at host, role string, env ...string) *Process {
+	tb.Helper()
 	binary, err := os.Executable()
 	if err != nil {
 		tb.Fatal(err)
@@ -70,7 +75,8 @@ func Spawn(tb testing.TB, role string, env ...string) *Process {
 		tb.Fatal(err)
 	}
 	defer stderr.Close()
-	cmd := exec.Command(binary)
+	argv := at.command(binary)
+	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = append(append(os.Environ(), roleVariable+"="+role), env...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = inRead, outWrite, stderr
 	proc, err := startProcess(cmd)

@@ -18,6 +18,8 @@ func TestMain(m *testing.M) {
 		"race":   race,
 		"shows":  func() { fmt.Fprintln(os.Stderr, "the password is "+Password()) },
 		"parent": parent,
+		"hosts":  hostsRole,
+		"beacon": beacon,
 	})
 }
 

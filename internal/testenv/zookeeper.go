@@ -27,7 +27,7 @@ type ZooKeeperServer struct {
 // with a dash is an argument of the virtual machine, such as -Xmx1g.
 func ZooKeeper(tb testing.TB, settings ...string) *ZooKeeperServer {
 	tb.Helper()
-	s := newZooKeeper(tb, 0, freePort(tb), settings)
+	s := newZooKeeper(tb, loopback, 0, settings)
 	s.launch()
 	return s
 }
@@ -35,14 +35,26 @@ func ZooKeeper(tb testing.TB, settings ...string) *ZooKeeperServer {
 // ZooKeeperEnsemble starts an ensemble of n servers, and returns when all of them have found a leader.
 func ZooKeeperEnsemble(tb testing.TB, n int, settings ...string) []*ZooKeeperServer {
 	tb.Helper()
+	return zooKeeperEnsemble(tb, slices.Repeat([]host{loopback}, n), settings)
+}
+
+// ZooKeeperEnsembleOn is ZooKeeperEnsemble with a server on each host.
+func ZooKeeperEnsembleOn(h *Hosts, settings ...string) []*ZooKeeperServer {
+	h.tb.Helper()
+	return zooKeeperEnsemble(h.tb, h.hosts, settings)
+}
+
+func zooKeeperEnsemble(tb testing.TB, hosts []host, settings []string) []*ZooKeeperServer {
+	tb.Helper()
+	n := len(hosts)
 	var members []string
-	for i := range n {
-		members = append(members, fmt.Sprintf("server.%d=127.0.0.1:%d:%d", i+1, freePort(tb), freePort(tb)))
+	for i, h := range hosts {
+		members = append(members, fmt.Sprintf("server.%d=%s:%d:%d", i+1, h.ip, freePort(tb), freePort(tb)))
 	}
 	servers := make([]*ZooKeeperServer, n)
 	started := make(chan error, n)
-	for i := range n {
-		servers[i] = newZooKeeper(tb, i+1, freePort(tb), append(members[:n:n], settings...))
+	for i, h := range hosts {
+		servers[i] = newZooKeeper(tb, h, i+1, append(members[:n:n], settings...))
 		go func() { // ends when the server answers, or by the guard of start
 			s := &servers[i].Server
 			s.mu.Lock()
@@ -66,19 +78,20 @@ func ZooKeeperEnsemble(tb testing.TB, n int, settings ...string) []*ZooKeeperSer
 }
 
 // newZooKeeper makes a server that is not yet started. The id is 0 outside of an ensemble.
-func newZooKeeper(tb testing.TB, id, port int, settings []string) *ZooKeeperServer {
+func newZooKeeper(tb testing.TB, at host, id int, settings []string) *ZooKeeperServer {
 	tb.Helper()
 	java := need(tb, "java", "default-jre-headless")
 	if _, err := os.Stat(zookeeperJars); err != nil {
 		missing(tb, zookeeperJars, "zookeeper")
 	}
+	port := freePort(tb)
 	dir := memoryDir(tb)
 	config := append([]string{
 		"tickTime=100", "initLimit=100", "syncLimit=20", "minSessionTimeout=200", "maxSessionTimeout=60000",
-		"clientPortAddress=127.0.0.1", "clientPort=" + strconv.Itoa(port), "dataDir=" + dir, "maxClientCnxns=0",
+		"clientPortAddress=" + at.ip, "clientPort=" + strconv.Itoa(port), "dataDir=" + dir, "maxClientCnxns=0",
 		"admin.enableServer=false", "4lw.commands.whitelist=*", "preAllocSize=1024", "quorumListenOnAllIPs=false",
 	}, settings...)
-	machine := []string{java, "-Xmx192m"}
+	machine := at.command(java, "-Xmx192m")
 	config = slices.DeleteFunc(config, func(line string) bool {
 		argument := strings.HasPrefix(line, "-")
 		if argument {
@@ -99,7 +112,7 @@ func newZooKeeper(tb testing.TB, id, port int, settings []string) *ZooKeeperServ
 	s.Server = Server{
 		tb:   tb,
 		name: "zookeeper" + strconv.Itoa(id),
-		Addr: fmt.Sprintf("127.0.0.1:%d", port),
+		Addr: fmt.Sprintf("%s:%d", at.ip, port),
 		log:  filepath.Join(dir, "log"),
 		argv: append(machine, "-XX:+UseSerialGC", "-Dzookeeper.forceSync=no", "-Dzookeeper.jmx.log4j.disable=true",
 			"-cp", zookeeperJars, "org.apache.zookeeper.server.quorum.QuorumPeerMain", file),

@@ -4,7 +4,9 @@ package tlsurl
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 
 	"github.com/go-dsync/dsync/driver"
@@ -25,8 +27,13 @@ func Read(u *driver.URL) (*tls.Config, error) {
 	ca, cert, key := u.Param("tls_ca", ""), u.Param("tls_cert", ""), u.Param("tls_key", "")
 	name, insecure := u.Param("tls_server_name", ""), u.Bool("tls_insecure_skip_verify", false)
 	if !on {
-		if ca != "" || cert != "" || key != "" || name != "" || insecure {
-			return nil, bad("parameters that begin with tls_ need tls=true")
+		for _, given := range []struct {
+			parameter string
+			is        bool
+		}{{"tls_ca", ca != ""}, {"tls_cert", cert != ""}, {"tls_key", key != ""}, {"tls_server_name", name != ""}, {"tls_insecure_skip_verify", insecure}} {
+			if given.is {
+				return nil, bad("parameter %s needs tls=true", given.parameter)
+			}
 		}
 		return nil, nil
 	}
@@ -34,11 +41,11 @@ func Read(u *driver.URL) (*tls.Config, error) {
 	if ca != "" {
 		pem, err := os.ReadFile(ca)
 		if err != nil {
-			return nil, bad("tls_ca: %w", err)
+			return nil, bad("tls_ca: %w", unnamed(err))
 		}
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, bad("tls_ca: no certificate in %s", ca)
+			return nil, bad("tls_ca: no certificate in this file")
 		}
 	}
 	if (cert == "") != (key == "") {
@@ -50,9 +57,18 @@ func Read(u *driver.URL) (*tls.Config, error) {
 			return &pair, err
 		}
 		if _, err := load(); err != nil {
-			return nil, bad("tls_cert and tls_key: %w", err)
+			return nil, bad("tls_cert and tls_key: %w", unnamed(err))
 		}
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
 	}
 	return config, nil
+}
+
+// unnamed returns why a file cannot be read, without its name: that may be a key which was given in its place.
+func unnamed(err error) error {
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		return path.Err
+	}
+	return err
 }

@@ -56,7 +56,8 @@ func (p *goPlayer) unlock(tb testing.TB) time.Time {
 
 // BenchmarkHandOver is the time from an unlock until another client, which waits for it, has the lock: the median.
 func BenchmarkHandOver(b *testing.B) {
-	bed := &bed{version: agent.New, mode: "single", java: startJava(b, agent.New)}
+	version := agent.Versions(agent.New)[0]
+	bed := &bed{version: version, mode: "single", java: startJava(b, version)}
 	server := testenv.Redis(b)
 	bed.addrs, bed.node = []string{server.Addr}, func(string) *testenv.RedisServer { return server }
 	for _, kind := range []string{"plain", "fair"} {

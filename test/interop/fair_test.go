@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/internal/testenv"
+	"github.com/go-dsync/dsync/test/interop/agent"
 )
 
 var fair = []scenario{
@@ -20,6 +21,7 @@ var fair = []scenario{
 	{"a go waiter dies", false, fairGoDies},
 	{"a go waiter dies before java", false, fairGoDiesBeforeJava},
 	{"a java waiter dies", false, fairJavaDies},
+	{"a holder that was renewed dies", false, fairHolderDies},
 	{"an interrupted java waiter stays in the queue", false, fairInterrupted},
 	{"tries do not queue, reentrancy does not wait", false, fairTries},
 	{"go ends the hold of java by force", false, fairGoForces},
@@ -274,6 +276,44 @@ func fairJavaDies(t *testing.T, b *bed) {
 	line[0].release()
 	line[1].granted()
 	line[1].release()
+}
+
+// fairHolderDies: Redisson before 3.32 takes the end of the lease, as it was when a waiter came, for the time to ask again. When the
+// holder has been renewed, that lies in the past, and the waiter sleeps until somebody wakes it.
+func fairHolderDies(t *testing.T, b *bed) {
+	own := singleBed(t, b.version)
+	name := fresh("renewed")
+	p := own.holder(t, name, "&fair=true&ttl=3s")
+	if got := p.Line(); got != "held" {
+		t.Fatal(got)
+	}
+	server, j := own.node(name), own.redisson.thread(name, "fair", name)
+	before := server.Commands()["eval"]
+	w := j.acquire(0)
+	own.queued(t, name, 1)
+	sleeps := agent.Before(b.version, agent.AsksAgain)
+	if sleeps {
+		testenv.Eventually(t, func() bool { return server.Commands()["eval"] >= before+3 }, "java has asked when it came, when it listened, and later")
+	} else {
+		time.Sleep(4 * time.Second) // the lease that java saw is over
+	}
+	p.Kill()
+	if sleeps {
+		testenv.Eventually(t, func() bool { return server.Do("EXISTS", name) == int64(0) }, "the lock is free")
+		select {
+		case <-w.done:
+			t.Errorf("java came back by itself (%v), which Redisson %s does not", w.err, b.version)
+		case <-time.After(time.Second):
+		}
+		g := lockLater(own.client(t, "&fair=true"), name) // who comes behind it wakes it
+		w.ok(t)
+		j.do(t, "unlock")
+		unlock(t, g.granted(t))
+		return
+	}
+	w.ok(t)
+	j.do(t, "unlock")
+	own.gone(t, name)
 }
 
 // fairInterrupted: Redisson does not take a waiter out of the queue that is interrupted in lock.

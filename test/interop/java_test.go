@@ -31,33 +31,40 @@ func javaRole() {
 	os.Exit(2)
 }
 
-var builds struct {
-	mu       sync.Mutex
-	commands map[string][]string
-}
+// builds are the Java programs by the version of Redisson. No two processes of Maven use its repository at a time, and nobody waits
+// for the build of another version.
+var builds = struct {
+	maven     sync.Mutex
+	mu        sync.Mutex
+	byVersion map[string]func() ([]string, error)
+}{byVersion: make(map[string]func() ([]string, error))}
 
 // javaCommand builds the Java program once. Without Java the test is skipped, or fails if CI is set.
 func javaCommand(tb testing.TB, version string) []string {
 	tb.Helper()
-	builds.mu.Lock()
-	defer builds.mu.Unlock()
-	if command := builds.commands[version]; command != nil {
-		return command
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
-	defer cancel()
-	command, err := agent.Command(ctx, version)
+	command, err := buildOf(version)()
 	if errors.Is(err, agent.ErrNoJava) && os.Getenv("CI") == "" {
 		tb.Skip(err)
 	}
 	if err != nil {
 		tb.Fatal(err)
 	}
-	if builds.commands == nil {
-		builds.commands = make(map[string][]string)
-	}
-	builds.commands[version] = command
 	return command
+}
+
+func buildOf(version string) func() ([]string, error) {
+	builds.mu.Lock()
+	defer builds.mu.Unlock()
+	if builds.byVersion[version] == nil {
+		builds.byVersion[version] = sync.OnceValues(func() ([]string, error) {
+			builds.maven.Lock()
+			defer builds.maven.Unlock()
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+			defer cancel()
+			return agent.Command(ctx, version)
+		})
+	}
+	return builds.byVersion[version]
 }
 
 // jvm is a Java process with Redisson.

@@ -72,7 +72,8 @@ func acquireTwice(t *testing.T, b *bed) {
 }
 
 func TestReplicas(t *testing.T) {
-	for _, version := range []string{agent.New, agent.Old} {
+	t.Parallel()
+	for _, version := range agent.Versions(agent.New, agent.Old) {
 		t.Run("redisson "+version, func(t *testing.T) { t.Parallel(); replicas(t, singleBed(t, version)) })
 	}
 }

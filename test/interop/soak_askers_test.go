@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
-	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -46,7 +46,7 @@ func (s *soaking) startJava(t *testing.T, version string) *life {
 func (s *soaking) useJava(t *testing.T, client *redisson, label string, i int) bool {
 	name := s.names[rand.IntN(len(s.names))]
 	j := client.thread(fmt.Sprint(label, ".", i), s.kind, name)
-	op := s.history.Begin(conformance.Attempt{Client: label, Name: name})
+	op := s.history.Begin(history.Attempt{Client: label, Name: name})
 	claim := javaClaim{time.Now().Add(soakTTL)}
 	var c *call
 	granted := ""
@@ -65,7 +65,7 @@ func (s *soaking) useJava(t *testing.T, client *redisson, label string, i int) b
 	}
 	op.Returned(claim, nil)
 	time.Sleep(rand.N(soakHold))
-	op.Releasing()
+	op.Releasing(t.Context())
 	over := claim.Err()
 	c = j.begin("unlock")
 	c.wait(t)
@@ -111,7 +111,7 @@ func soakRole() {
 	ctx := context.Background()
 	label, names := os.Getenv("SOAK_LABEL"), strings.Split(os.Getenv("SOAK_NAMES"), ",")
 	askers, err1 := strconv.Atoi(os.Getenv("SOAK_ASKERS"))
-	history, err2 := conformance.CreateHistory(os.Getenv("SOAK_HISTORY"), label)
+	h, err2 := history.Create(os.Getenv("SOAK_HISTORY"), label)
 	client, err3 := dsync.Open(ctx, os.Getenv("SOAK_URL"), nil)
 	if err := errors.Join(err1, err2, err3); err != nil {
 		panic(err)
@@ -124,7 +124,7 @@ func soakRole() {
 	for range askers {
 		wg.Go(func() {
 			for !ended.Load() {
-				if err := useGo(history, client, label, names[rand.IntN(len(names))]); err != nil {
+				if err := useGo(h, client, label, names[rand.IntN(len(names))]); err != nil {
 					fmt.Fprintln(os.Stderr, err)
 					stuck.Add(1)
 				}
@@ -134,7 +134,7 @@ func soakRole() {
 	fmt.Scanln(new(string)) // until the test ends it
 	ended.Store(true)
 	wg.Wait()
-	if err := errors.Join(client.Close(ctx), history.Close()); err != nil {
+	if err := errors.Join(client.Close(ctx), h.Close()); err != nil {
 		panic(err)
 	}
 	if n := stuck.Load(); n > 0 {
@@ -145,14 +145,14 @@ func soakRole() {
 }
 
 // useGo takes a lock for a while. It returns the error of an attempt that should have been granted.
-func useGo(history *conformance.History, client *dsync.Client, label, name string) error {
+func useGo(h *history.History, client *dsync.Client, label, name string) error {
 	wait := hangGuard
 	if impatient() {
 		wait = soakWait
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
-	op := history.Begin(conformance.Attempt{Client: label, Name: name})
+	op := h.Begin(history.Attempt{Client: label, Name: name})
 	lease, err := client.Lock(ctx, name)
 	if op.Returned(lease, err); err != nil {
 		if wait == soakWait {
@@ -161,7 +161,6 @@ func useGo(history *conformance.History, client *dsync.Client, label, name strin
 		return err
 	}
 	time.Sleep(rand.N(soakHold))
-	op.Releasing()
-	op.Released(lease.Unlock(context.Background()))
+	op.Released(lease.Unlock(op.Releasing(context.Background())))
 	return nil
 }

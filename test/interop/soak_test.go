@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/internal/testenv"
 	"github.com/go-dsync/dsync/test/interop/agent"
 )
@@ -26,18 +26,26 @@ const (
 )
 
 // TestSoak has threads and goroutines of two processes each take three locks at random, while processes are frozen and killed. What
-// they were told is judged as a whole, and of the fair lock the order of grants and how they were shared as well.
+// they were told is judged as a whole, and of the fair lock the order of grants and how they were shared as well. The fair lock of
+// versions whose waiters may sleep for ever when a holder dies is left out.
 func TestSoak(t *testing.T) {
-	for kind, versions := range map[string][]string{"plain": {agent.New, agent.Old}, "fair": {agent.New, agent.New}} {
-		t.Run(kind, func(t *testing.T) { t.Parallel(); soak(t, kind, versions) })
-	}
+	t.Parallel()
+	t.Run("plain", func(t *testing.T) { t.Parallel(); soak(t, "plain", agent.Versions(agent.New, agent.Old)) })
+	t.Run("fair", func(t *testing.T) {
+		version := agent.Versions(agent.New)[0]
+		if agent.Before(version, agent.AsksAgain) {
+			t.Skipf("waiters of Redisson %s may sleep for ever", version)
+		}
+		t.Parallel()
+		soak(t, "fair", []string{version})
+	})
 }
 
 // soaking is one run.
 type soaking struct {
 	kind    string
 	server  *testenv.RedisServer
-	history *conformance.History
+	history *history.History
 	dir     string
 	names   []string
 	ended   atomic.Bool
@@ -71,10 +79,10 @@ func soak(t *testing.T, kind string, versions []string) {
 		order, endOrder = watchArrivals(t, s.server, s.names)
 	}
 	var err error
-	if s.history, err = conformance.CreateHistory(filepath.Join(s.dir, "java"), "java"); err != nil {
+	if s.history, err = history.Create(filepath.Join(s.dir, "java"), "java"); err != nil {
 		t.Fatal(err)
 	}
-	now := []*life{s.startJava(t, versions[0]), s.startJava(t, versions[1]), s.startGo(t), s.startGo(t)}
+	now := []*life{s.startJava(t, versions[0]), s.startJava(t, versions[len(versions)-1]), s.startGo(t), s.startGo(t)}
 	s.disturb(t, now, time.Now().Add(*soakFor))
 	s.ended.Store(true)
 	s.wg.Wait()
@@ -133,7 +141,7 @@ func (s *soaking) freeze(l *life) {
 
 // replace kills a process and starts another one in its place.
 func (s *soaking) replace(t *testing.T, l *life) *life {
-	fault := conformance.FaultKill
+	fault := history.FaultKill
 	if l.version != "" {
 		fault = "kill of java" // whose events are recorded here
 	}
@@ -166,7 +174,7 @@ func (s *soaking) judge(t *testing.T) {
 	if err := s.history.Close(); err != nil {
 		t.Fatal(err)
 	}
-	v := conformance.Judge(s.events(t), conformance.Bounds{Linger: soakTTL + time.Second, Stuck: hangGuard, Recover: hangGuard,
+	v := history.Judge(s.events(t), history.Bounds{Linger: soakTTL + time.Second, Stuck: hangGuard, Recover: hangGuard,
 		MinGrants: 20, MinClients: 4})
 	t.Logf("%d attempts, %d granted, %d refused, %d unknown; %d claims compared; %d released, %d lost; %d faults", v.Attempts, v.Granted,
 		v.Refused, v.Unknown, v.Claims, v.Released, v.Lost, v.Faults)
@@ -175,12 +183,12 @@ func (s *soaking) judge(t *testing.T) {
 	}
 }
 
-func (s *soaking) events(t *testing.T) []conformance.Event {
+func (s *soaking) events(t *testing.T) []history.Event {
 	paths, err := filepath.Glob(filepath.Join(s.dir, "*"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	events, err := conformance.ReadHistory(paths...)
+	events, err := history.Read(paths...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -224,7 +232,7 @@ func (l *life) disturbed(from, to time.Time) bool {
 func (s *soaking) shares(t *testing.T) map[string]float64 {
 	grants := make(map[string]float64)
 	for _, e := range s.events(t) {
-		if e.Kind == conformance.KindGrant {
+		if e.Kind == history.KindGrant {
 			grants[e.Client]++
 		}
 	}

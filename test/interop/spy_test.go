@@ -13,7 +13,19 @@ import (
 // spy listens on a channel.
 type spy struct{ messages chan string }
 
+// spyOn listens to the plain messages of a channel.
 func spyOn(tb testing.TB, s *testenv.RedisServer, channel string) *spy {
+	tb.Helper()
+	return spyBy(tb, s, func(b rueidis.Builder) rueidis.Completed { return b.Subscribe().Channel(channel).Build() })
+}
+
+// spyOnShard listens to the sharded messages of a channel, on the node of its slot.
+func spyOnShard(tb testing.TB, s *testenv.RedisServer, channel string) *spy {
+	tb.Helper()
+	return spyBy(tb, s, func(b rueidis.Builder) rueidis.Completed { return b.Ssubscribe().Channel(channel).Build() })
+}
+
+func spyBy(tb testing.TB, s *testenv.RedisServer, subscribe func(rueidis.Builder) rueidis.Completed) *spy {
 	tb.Helper()
 	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{s.Addr}, ForceSingleClient: true, DisableCache: true})
 	if err != nil {
@@ -28,7 +40,7 @@ func spyOn(tb testing.TB, s *testenv.RedisServer, channel string) *spy {
 		OnMessage:      func(m rueidis.PubSubMessage) { sp.messages <- m.Message },
 		OnSubscription: func(rueidis.PubSubSubscription) { subscribed <- struct{}{} },
 	})
-	if err := c.Do(tb.Context(), c.B().Subscribe().Channel(channel).Build()).Error(); err != nil {
+	if err := c.Do(tb.Context(), subscribe(c.B())).Error(); err != nil {
 		tb.Fatal(err)
 	}
 	<-subscribed

@@ -15,10 +15,11 @@ type bed struct {
 	faults map[string]string // those that apply, and why exclusion is not promised under them, or ""
 	info   driver.Info
 
-	nodes   []node        // that clients connect to
-	links   bool          // workers reach them through proxies
-	pace    time.Duration // between two attempts of a goroutine, at most; 0 is pace
-	clients int           // in one process, for a backend inside of it; otherwise 0
+	nodes   []node         // that clients connect to
+	hosts   *testenv.Hosts // of the nodes, if they have their own
+	links   bool           // workers reach them through proxies
+	pace    time.Duration  // between two attempts of a goroutine, at most; 0 is pace
+	clients int            // in one process, for a backend inside of it; otherwise 0
 	url     func(addrs []string) string
 	left    func(names []string) []string // what there is of locks with these names, and of clients
 	rest    map[string]time.Duration      // after a fault, beside that after every fault
@@ -33,6 +34,8 @@ type bed struct {
 	endSessions func() int          // of clients, at the server, and says how many
 	wipe        func(nodes ...node) // removes what nodes that are down have on disk
 	clock       func(i int, d time.Duration)
+	clockOff    func(i int) time.Duration
+	strain      func() strain
 }
 
 // node is a server.
@@ -77,6 +80,12 @@ func (b *bed) ask(tb testing.TB) *bed {
 	if err := d.Close(tb.Context()); err != nil {
 		tb.Fatal(err)
 	}
+	return b
+}
+
+// apart is the bed with nodes on hosts.
+func (b *bed) apart(hosts *testenv.Hosts) *bed {
+	b.hosts = hosts
 	return b
 }
 

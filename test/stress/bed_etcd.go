@@ -2,6 +2,7 @@ package stress
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -13,14 +14,10 @@ import (
 )
 
 // etcdBed is one etcd, or a cluster.
-func etcdBed(tb testing.TB, n int) *bed {
+func etcdBed(tb testing.TB, servers ...*testenv.EtcdServer) *bed {
 	b := &bed{name: "etcd", links: true}
-	var servers []*testenv.EtcdServer
-	if n == 1 {
-		servers = append(servers, testenv.Etcd(tb))
-	} else {
-		b.name = "etcd ×3"
-		servers = testenv.EtcdCluster(tb, n)
+	if len(servers) > 1 {
+		b.name = fmt.Sprint("etcd ×", len(servers))
 		b.ends = "server-freeze" // a leader that goes on ends leases by what it knew before it stood still
 	}
 	for _, s := range servers {
@@ -34,8 +31,15 @@ func etcdBed(tb testing.TB, n int) *bed {
 	b.url = func(addrs []string) string { return "etcd://" + strings.Join(addrs, ",") + "?ttl=" + TTL.String() }
 	e := etcdAdmin{tb: tb, client: client, servers: servers}
 	b.left, b.leader, b.newLeader, b.endSessions = e.left, e.leader, e.newLeader, e.revoke
+	b.strain = e.strain()
 	b.recover = 30 * time.Second // leases last anew when the leader has failed
 	return b.ask(tb)
+}
+
+// etcdApartBed is a cluster on hosts of their own.
+func etcdApartBed(tb testing.TB) *bed {
+	hosts := testenv.NewHosts(tb, 3)
+	return etcdBed(tb, testenv.EtcdClusterOn(hosts)...).apart(hosts)
 }
 
 // etcdAdmin asks servers behind the back of the driver.
@@ -103,6 +107,21 @@ func (e etcdAdmin) newLeader() {
 		e.tb.Fatal(err)
 	}
 	testenv.Eventually(e.tb, func() bool { now := e.leader(); return now >= 0 && now != old }, "another node leads")
+}
+
+// strain tells requests alone.
+func (e etcdAdmin) strain() func() strain {
+	var before int64
+	return func() strain {
+		var now strain
+		for _, s := range e.servers {
+			for _, n := range s.Requests() {
+				now.requests += n
+			}
+		}
+		before, now.requests = now.requests, now.requests-before
+		return now
+	}
 }
 
 // revoke ends every second lease, and says how many.

@@ -3,7 +3,9 @@ package stress
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -12,7 +14,7 @@ import (
 
 // postgresBed is one PostgreSQL.
 func postgresBed(tb testing.TB) *bed {
-	server := testenv.Postgres(tb)
+	server, clock := testenv.PostgresClock(tb)
 	b := &bed{name: "pglock", tied: true, nodes: []node{server}, links: true}
 	b.url = func(addrs []string) string {
 		return "pglock://postgres@" + addrs[0] + "/postgres?sslmode=disable&ttl=" + TTL.String()
@@ -22,6 +24,11 @@ func postgresBed(tb testing.TB) *bed {
 			ask(tb, server, `select 'lock of ' || pid from pg_locks where locktype = 'advisory'`),
 			ask(tb, server, `select 'session ' || pid || ' ' || application_name from pg_stat_activity
 				where backend_type = 'client backend' and pid <> pg_backend_pid()`)...)
+	}
+	b.clock = func(_ int, d time.Duration) { clock.Set(d) }
+	b.clockOff = func(int) time.Duration {
+		seconds, _ := strconv.ParseInt(ask(tb, server, `select extract(epoch from clock_timestamp())::bigint::text`)[0], 10, 64)
+		return time.Until(time.Unix(seconds, 0))
 	}
 	b.endSessions = func() int {
 		// Those that have an odd number, or those that have an even one, but with locks among them.

@@ -28,7 +28,8 @@ func redisBed(tb testing.TB, fair bool) *bed {
 		b.rest = map[string]time.Duration{"worker-kill": 15 * time.Second}
 	}
 	b.left = func(names []string) []string { return leftOnRedis(names, server) }
-	b.clock = func(_ int, d time.Duration) { clock.Set(d) }
+	b.clock, b.clockOff = func(_ int, d time.Duration) { clock.Set(d) }, b.redisClock
+	b.strain = redisStrain(server)
 	b.wipe = func(...node) {
 		if err := os.RemoveAll(filepath.Join(dir, "appendonlydir")); err != nil {
 			tb.Fatal(err)
@@ -51,7 +52,8 @@ func redlockBed(tb testing.TB) *bed {
 		return "redlock://" + strings.Join(addrs, ",") + "?maxttl=" + TTL.String() + "&ttl=" + TTL.String()
 	}
 	b.left = func(names []string) []string { return leftOnRedis(names, servers...) }
-	b.clock = func(i int, d time.Duration) { clocks[i].Set(d) }
+	b.clock, b.clockOff = func(i int, d time.Duration) { clocks[i].Set(d) }, b.redisClock
+	b.strain = redisStrain(servers...)
 	b.wipe = func(...node) {}                                               // they keep nothing
 	b.rest = map[string]time.Duration{"majority-loss": TTL + 2*time.Second} // new nodes do not count for their first TTL, in whole seconds
 	b.endSessions = func() int { return killClients(servers...) }
@@ -59,18 +61,22 @@ func redlockBed(tb testing.TB) *bed {
 	return b.ask(tb)
 }
 
-// sentinelBed is a primary with two replicas that three sentinels watch.
-func sentinelBed(tb testing.TB) *bed {
-	s := testenv.RedisSentinel(tb, 2)
+// sentinelBed is a primary with replicas that three sentinels watch.
+func sentinelBed(tb testing.TB, s *testenv.Sentinel) *bed {
 	b := &bed{name: "redisson sentinel"}
 	for _, n := range s.Nodes {
 		b.nodes = append(b.nodes, n)
 	}
-	b.url = func([]string) string {
-		return "redisson://" + strings.Join(s.SentinelAddrs(), ",") + "?mode=sentinel&master=" + s.Master + "&ttl=" + TTL.String()
+	turn := 0
+	b.url = func([]string) string { // each begins with another sentinel, which may be apart from the others
+		sentinels := s.SentinelAddrs()
+		turn = (turn + 1) % len(sentinels)
+		sentinels = slices.Concat(sentinels[turn:], sentinels[:turn])
+		return "redisson://" + strings.Join(sentinels, ",") + "?mode=sentinel&master=" + s.Master + "&ttl=" + TTL.String()
 	}
 	b.left = func(names []string) []string { return leftOnRedis(names, s.Primary()) }
 	b.endSessions = func() int { return killClients(s.Primary()) }
+	b.strain = redisStrain(s.Nodes...)
 	b.leader = func() int { return slices.Index(s.Nodes, s.Primary()) }
 	b.newLeader = func() {
 		before := s.Primary()
@@ -87,9 +93,8 @@ func sentinelBed(tb testing.TB) *bed {
 	return b.ask(tb)
 }
 
-// clusterBed is three masters with a replica each.
-func clusterBed(tb testing.TB) *bed {
-	k := testenv.RedisCluster(tb, 3, 1)
+// clusterBed is masters with a replica each.
+func clusterBed(tb testing.TB, k *testenv.Cluster) *bed {
 	b := &bed{name: "redisson cluster"}
 	for _, n := range k.Nodes {
 		b.nodes = append(b.nodes, n)
@@ -99,6 +104,7 @@ func clusterBed(tb testing.TB) *bed {
 	}
 	b.left = func(names []string) []string { return leftOnRedis(names, k.Nodes...) }
 	b.endSessions = func() int { return killClients(k.Nodes...) }
+	b.strain = redisStrain(k.Nodes...)
 	role := func(i int) string { return redisInfo(k.Nodes[i], "replication", "role") }
 	b.leader = func() int { // any master does
 		for i, n := range k.Nodes {
@@ -128,6 +134,33 @@ func clusterBed(tb testing.TB) *bed {
 	return b.ask(tb)
 }
 
+// sentinelApartBed is a primary with replicas and sentinels on three hosts. Where replicas have to confirm, there is one.
+func sentinelApartBed(tb testing.TB, confirm bool) *bed {
+	hosts := testenv.NewHosts(tb, 3)
+	if !confirm {
+		return sentinelBed(tb, testenv.RedisSentinelOn(hosts, 2)).apart(hosts)
+	}
+	return sentinelBed(tb, testenv.RedisSentinelOn(hosts, 1)).confirmed(tb).apart(hosts)
+}
+
+// clusterApartBed is a cluster on three hosts, with each replica on another one than its master.
+func clusterApartBed(tb testing.TB, confirm bool) *bed {
+	hosts := testenv.NewHosts(tb, 3)
+	b := clusterBed(tb, testenv.RedisClusterOn(hosts, 1)).apart(hosts)
+	if confirm {
+		b = b.confirmed(tb)
+	}
+	return b
+}
+
+// confirmed is the bed of clients whose grants and renewals a replica has to confirm.
+func (b *bed) confirmed(tb testing.TB) *bed {
+	url := b.url
+	b.name += ", waitreplicas"
+	b.url = func(addrs []string) string { return url(addrs) + "&waitreplicas=1" }
+	return b.ask(tb)
+}
+
 func asRedis(n node) *testenv.RedisServer { return n.(*testenv.RedisServer) }
 
 func port(addr string) string {
@@ -150,9 +183,31 @@ func redisInfo(s *testenv.RedisServer, section, field string) string {
 }
 
 // redisClock is how far a server's clock is off.
-func redisClock(s *testenv.RedisServer) time.Duration {
-	seconds, _ := strconv.ParseInt(s.Do("TIME").([]any)[0].(string), 10, 64)
+func (b *bed) redisClock(i int) time.Duration {
+	seconds, _ := strconv.ParseInt(asRedis(b.nodes[i]).Do("TIME").([]any)[0].(string), 10, 64)
 	return time.Until(time.Unix(seconds, 0))
+}
+
+// redisStrain returns the strain of servers, and looks from now on for requests that take longer than some milliseconds.
+func redisStrain(servers ...*testenv.RedisServer) func() strain {
+	var before int64
+	for _, s := range servers {
+		s.Do("CONFIG", "SET", "slowlog-log-slower-than", "5000", "slowlog-max-len", "1000")
+	}
+	return func() strain {
+		var now strain
+		for _, s := range servers {
+			for _, n := range s.Commands() {
+				now.requests += n
+			}
+			for _, entry := range s.Do("SLOWLOG", "GET", "-1").([]any) {
+				now.longest = max(now.longest, time.Duration(entry.([]any)[2].(int64))*time.Microsecond)
+			}
+			s.Do("SLOWLOG", "RESET")
+		}
+		before, now.requests = now.requests, now.requests-before
+		return now
+	}
 }
 
 // killClients ends the connections of all clients, and says how many.
@@ -168,7 +223,7 @@ func killClients(servers ...*testenv.RedisServer) (n int) {
 // leftOnRedis says what there is of locks, except what tokens are counted in, and of clients.
 func leftOnRedis(names []string, servers ...*testenv.RedisServer) (left []string) {
 	ours := func(s string) bool {
-		return !strings.HasPrefix(s, "dsync_fence:") && slices.ContainsFunc(names, func(name string) bool { return strings.Contains(s, name) })
+		return !strings.HasPrefix(s, "dsync_fence:") && !strings.HasPrefix(s, "dsync_holder:") && slices.ContainsFunc(names, func(name string) bool { return strings.Contains(s, name) })
 	}
 	for _, s := range servers {
 		if redisInfo(s, "replication", "role") != "master" {

@@ -16,22 +16,18 @@ import (
 )
 
 // zkBed is one ZooKeeper, or an ensemble.
-func zkBed(tb testing.TB, n int) *bed {
+func zkBed(tb testing.TB, servers ...*testenv.ZooKeeperServer) *bed {
 	b := &bed{name: "zk", links: true, early: 50 * time.Millisecond}
-	var servers []*testenv.ZooKeeperServer
-	if n == 1 {
-		servers = append(servers, testenv.ZooKeeper(tb))
-	} else {
-		b.name = "zk ×3"
-		servers = testenv.ZooKeeperEnsemble(tb, n)
+	if len(servers) > 1 {
+		b.name = fmt.Sprint("zk ×", len(servers))
 	}
 	for _, s := range servers {
 		b.nodes = append(b.nodes, s)
 	}
 	b.url = func(addrs []string) string { return "zk://" + strings.Join(addrs, ",") + "?ttl=" + TTL.String() }
 	z := zkAdmin{tb, servers}
-	b.left, b.endSessions = z.left, z.endSessions
-	if n > 1 {
+	b.left, b.endSessions, b.strain = z.left, z.endSessions, z.strain
+	if len(servers) > 1 {
 		b.leader = func() int { return slices.IndexFunc(servers, (*testenv.ZooKeeperServer).Leads) }
 		b.newLeader = func() { // the protocol has no other way
 			old := servers[b.leader()]
@@ -42,6 +38,15 @@ func zkBed(tb testing.TB, n int) *bed {
 	}
 	b.recover = 30 * time.Second
 	return b.ask(tb)
+}
+
+// zkApartBed is an ensemble on hosts of their own. A follower that does not hear of its leader gives up after twice the TTL, as with the
+// usual settings and a TTL of 5 s.
+func zkApartBed(tb testing.TB) *bed {
+	hosts := testenv.NewHosts(tb, 3)
+	b := zkBed(tb, testenv.ZooKeeperEnsembleOn(hosts, "tickTime=500", "syncLimit=8")...).apart(hosts)
+	b.early = 250 * time.Millisecond // half a tick
+	return b
 }
 
 // zkAdmin asks servers behind the back of the driver.
@@ -117,6 +122,15 @@ func (z zkAdmin) nodes(s *testenv.ZooKeeperServer) (nodes []string) {
 		}
 	}
 	return nodes
+}
+
+// strain tells requests alone: what a server says of the time that it takes for them is that in its queue.
+func (z zkAdmin) strain() (all strain) {
+	for _, s := range z.servers {
+		all.requests += s.Requests()
+		z.command(s, "srst") // they count from 0 again
+	}
+	return all
 }
 
 // leader is the server that knows all sessions.

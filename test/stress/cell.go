@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -37,6 +37,7 @@ type Plan struct {
 	Operations int    // in each cell, about, and at least if the machine is not too busy
 	Out        string // directory for time lines and pictures; "" keeps them where a failure needs them
 	Plant      string // a bug, for tests of this package
+	Long       bool   // with faults that take minutes
 }
 
 // cell is one backend under one fault, while it runs.
@@ -48,13 +49,15 @@ type cell struct {
 	seed   uint64
 	random *rand.Rand
 
-	dir      string
-	files    []string
-	own      *conformance.History
-	resource *resource
-	names    []string // the worker's: those for everybody, the patient one, the long one
-	workers  []*running
-	begun    int // workers so far
+	dir       string
+	files     []string
+	own       *history.History
+	resource  *resource
+	names     []string // the worker's: those for everybody, the patient one, the long one
+	crowded   string   // the name that crowds wait for
+	unrelated string   // a name that they have nothing to do with
+	workers   []*running
+	begun     int // workers so far
 
 	result Result
 }
@@ -73,10 +76,14 @@ func run(t *testing.T, p Plan, b *bed, f *Fault) *Result {
 	c := &cell{Plan: p, t: t, bed: b, fault: f, seed: seed.Sum64(), dir: t.TempDir()}
 	c.random = rand.New(rand.NewPCG(c.seed, 0))
 	c.result = Result{Backend: b.name, Fault: f.Name, Unsafe: b.faults[f.Name], Seed: p.Seed, Bound: b.recover}
+	if f.rare {
+		c.Injections = max(1, c.Injections/5)
+	}
 	prefix := fmt.Sprintf("s%x", c.seed&0xffffffff)
 	c.names = []string{prefix + ".a", prefix + ".b", prefix + ".patient", prefix + ".long"}
+	c.crowded, c.unrelated = prefix+".crowd", prefix+".unrelated"
 	var err error
-	if c.own, err = conformance.CreateHistory(c.file("own"), "own"); err != nil {
+	if c.own, err = history.Create(c.file("own"), "own"); err != nil {
 		t.Fatal(err)
 	}
 	c.own.Note(fmt.Sprint("seed ", p.Seed))
@@ -176,7 +183,11 @@ func (c *cell) spawn() *running {
 	w := &worker{
 		Label: r.label, URL: c.bed.url(addrs), History: c.file(r.label), Resource: c.resource.path,
 		Names: c.names[:2], Patient: c.names[2], Long: c.names[3], Seed: c.seed + uint64(c.begun), Clients: c.bed.clients, Plant: c.Plant,
-		Pace: c.bed.pace,
+		Pace: c.bed.pace, Hold: TTL,
+	}
+	if c.fault.apart {
+		w.Hold = 3 * TTL // some are held from the beginning of the fault until servers end sessions that others confirm
+		w.Quiet = c.begun%3 != 0
 	}
 	text, err := json.Marshal(w)
 	if err != nil {
@@ -221,7 +232,7 @@ func (c *cell) end() {
 			c.result.Failed = append(c.result.Failed, fmt.Sprintf("%s ended with %q and %v", w.label, last, err))
 		}
 	}
-	left := c.bed.leftBehind(c.names)
+	left := c.bed.leftBehind(append(c.names[:len(c.names):len(c.names)], c.crowded, c.unrelated))
 	if c.fault.jumps { // what could not be given back lasts longer by the jump
 		c.t.Logf("not promised: %d are left: %v", len(left), left)
 		return

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -18,6 +18,9 @@ type Fault struct {
 	kills   bool // workers, each death being recorded
 	removes bool // holds of workers that are alive
 	cuts    bool // connections
+	rare    bool // a fifth of the injections, since each takes long
+	long    bool // in long runs alone
+	apart   bool // hosts of servers, of a bed that has them
 	jumps   bool // the clock by which the server ends holds
 	inject  func(c *cell, i int)
 }
@@ -27,6 +30,7 @@ var Faults = []*Fault{
 	{Name: "worker-kill", What: "SIGKILL of a process; another one takes its place", kills: true, inject: killWorker},
 	{Name: "worker-freeze", What: "SIGSTOP of a process for longer than the TTL, mostly of one that holds a lock", inject: freezeWorker},
 	{Name: "worker-clock", What: "the wall clock of a process jumps by an hour, forth and back", inject: jumpWorker},
+	{Name: "worker-sleep", What: "by the clocks of a process that holds a lock, the machine has slept for longer than the TTL", inject: sleepWorker},
 	{Name: "cut", What: "all connections of a process are reset, and new ones refused for up to 400 ms", cuts: true, inject: cutLinks},
 	{Name: "slow", What: "everything between a process and the servers is late by up to 60 ms, for 2 s", inject: slowLinks},
 	{Name: "black-hole", What: "nothing arrives from a process, or at it, or both, for longer than the TTL; then all of it, or it is lost",
@@ -39,6 +43,8 @@ var Faults = []*Fault{
 	{Name: "server-freeze", What: "SIGSTOP of the server, or of the leader, for longer than the TTL", inject: freezeServer},
 	{Name: "node-loss", What: "SIGKILL of fewer than half of the nodes for 1 to 3 s", inject: loseNodes},
 	{Name: "majority-loss", What: "SIGKILL of more than half of the nodes for 1 to 3 s", inject: loseMajority},
+	{Name: "servers-apart", What: "the host of a server, mostly of the leader or of a holder's session, does not hear of others, or they not of it, " +
+		"or both, for longer than the TTL; clients reach all", apart: true, inject: keepApart},
 	{Name: "leader-change", What: "another node becomes the leader, or the primary", inject: changeLeader},
 	{Name: "session-kill", What: "the server ends sessions: lease revoke, close of the session, pg_terminate_backend, CLIENT KILL",
 		removes: true, inject: killSessions},
@@ -49,6 +55,12 @@ var Faults = []*Fault{
 	{Name: "clock", What: "the wall clock of the server, or of fewer than half of the nodes, jumps by 40 s or an hour, forth and back",
 		removes: true, jumps: true, inject: jumpServer},
 	{Name: "clock-majority", What: "that of more than half of the nodes", removes: true, jumps: true, inject: jumpMajority},
+	{Name: "crowd-leaves", What: "1,500 calls of Lock of one client end at once, canceled or by their deadline; nobody loses a lock, and the server " +
+		"has little to do", rare: true, inject: crowdLeaves},
+	{Name: "outage-canceled", What: "a process that waits is out of reach for eight times the TTL, and its calls are canceled meanwhile",
+		cuts: true, rare: true, inject: outage(8*TTL, true)},
+	{Name: "outage-long", What: "a process that waits is out of reach for longer than a minute", cuts: true, rare: true, long: true,
+		inject: outage(65*time.Second, false)},
 	{Name: "removed", What: "ForceUnlock of all names", removes: true, inject: inside("remove")},
 	{Name: "inside-cut", What: "a client cannot reach the backend for longer than the TTL", inject: insideFor("cut")},
 	{Name: "inside-hang", What: "requests of a client hang for longer than the TTL", inject: insideFor("hang")},
@@ -73,7 +85,7 @@ func killWorker(c *cell, i int) {
 		victim = holder
 	}
 	w := c.workers[victim]
-	off := c.own.Fault(conformance.FaultKill, w.label)
+	off := c.own.Fault(history.FaultKill, w.label)
 	w.Kill()
 	for _, l := range w.links {
 		l.Cut()
@@ -106,6 +118,19 @@ func jumpWorker(c *cell, i int) {
 		if seconds != 0 {
 			c.sleep(c.outlasts())
 		}
+	}
+}
+
+// sleepWorker lets a process that holds a lock believe that its machine has slept for longer than the TTL. It has to say at once that what it
+// held is over. It is not for so long that the servers would have ended what they have of the process, which knows nothing of it.
+func sleepWorker(c *cell, _ int) {
+	told := int64(0)
+	c.require(func() bool {
+		told = c.askWorker(c.workers[c.victim()], fmt.Sprint("sleep ", int(3*TTL/2/time.Second)))
+		return told != 0
+	}, "no worker held a lock when its machine was to sleep")
+	if told < 0 {
+		c.result.Failed = append(c.result.Failed, "a lease was held after a sleep that was longer than its TTL; see the standard error of its worker")
 	}
 }
 

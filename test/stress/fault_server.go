@@ -145,7 +145,7 @@ func (c *cell) jump(nodes int, i int) {
 	}
 	set(d)
 	for _, k := range order {
-		if off := redisClock(asRedis(c.bed.nodes[k])); (off - d).Abs() > 10*time.Second {
+		if off := c.bed.clockOff(k); (off - d).Abs() > 10*time.Second {
 			c.invalid("the clock of a server was to be %v off, and is %v off", d, off)
 		}
 	}

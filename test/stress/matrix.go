@@ -15,15 +15,15 @@ const (
 
 // Faults of processes and clocks, of the network, and of one server; of several that agree by a majority.
 const (
-	ofProcesses = "worker-kill worker-freeze worker-clock starved "
-	ofNetworks  = "cut slow black-hole lost-answers "
+	ofProcesses = "worker-kill worker-freeze worker-clock worker-sleep starved crowd-leaves "
+	ofNetworks  = "cut slow black-hole lost-answers outage-canceled outage-long "
 	ofOne       = "server-restart server-freeze session-kill "
 	ofMany      = "partition server-freeze node-loss majority-loss session-kill "
 )
 
 var (
 	single     = safe(ofProcesses + ofNetworks + ofOne)
-	replicated = safe(ofProcesses + ofNetworks + ofMany + "leader-change")
+	replicated = safe(ofProcesses + ofNetworks + ofMany + "servers-apart leader-change")
 	redisAlone = with(single, unsafe(losesData, "disk-loss flush evict"), unsafe(trusts, "clock"))
 )
 
@@ -32,16 +32,20 @@ var (
 var applicable = map[string]map[string]string{
 	"redisson":          redisAlone,
 	"redisson fair":     redisAlone,
-	"redisson sentinel": with(safe(ofProcesses+"session-kill"), unsafe(losesWrite, "leader-change node-loss server-freeze")),
-	"redisson cluster":  with(safe(ofProcesses+"session-kill leader-change"), unsafe(losesWrite, "node-loss server-freeze")),
+	"redisson sentinel": with(safe(ofProcesses+"session-kill"), unsafe(losesWrite, "leader-change node-loss server-freeze servers-apart")),
+	"redisson cluster":  with(safe(ofProcesses+"session-kill leader-change"), unsafe(losesWrite, "node-loss server-freeze servers-apart")),
+	// What was granted, the one replica of each primary has.
+	"redisson sentinel, waitreplicas": safe("servers-apart"),
+	"redisson cluster, waitreplicas":  safe("servers-apart"),
+
 	"redlock": with(safe(ofProcesses+ofNetworks+ofMany+"disk-loss"),
 		unsafe(losesVote, "flush clock"), unsafe(losesData, "flush-majority"), unsafe(trusts, "clock-majority")),
 	"etcd":    single,
 	"etcd ×3": replicated,
 	"zk":      single,
 	"zk ×3":   replicated,
-	"pglock":  single,
-	"memory":  safe("worker-freeze starved removed inside-cut inside-hang inside-lost-answers"),
+	"pglock":  with(single, safe("clock")),
+	"memory":  safe("worker-freeze starved crowd-leaves removed inside-cut inside-hang inside-lost-answers"),
 }
 
 // safe is faults under which everything is promised.

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
@@ -26,7 +26,7 @@ func memoryFault(w *worker, kind string, client int) error {
 		d.Heal()
 	case "remove":
 		for _, name := range append([]string{w.Patient, w.Long}, w.Names...) {
-			if err := w.client[client].ForceUnlock(context.Background(), name); err != nil && !errors.Is(err, dsync.ErrNotHeld) {
+			if err := d.ForceUnlock(context.Background(), name); err != nil && !errors.Is(err, driver.ErrNotHeld) {
 				return err
 			}
 		}

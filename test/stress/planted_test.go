@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/history"
 )
 
 // TestPlanted puts known bugs into a driver and wants them to be found in cells as TestStress runs them, and by the right rule.
@@ -15,11 +15,11 @@ func TestPlanted(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		bug, fault string
-		rules      []conformance.Rule
+		rules      []history.Rule
 	}{
-		{plantRenewal, "cut", []conformance.Rule{conformance.RuleWake, conformance.RuleStuck}},
-		{plantLateLoss, "worker-freeze", []conformance.Rule{conformance.RuleOverlap, conformance.RuleLoss}},
-		{plantNoBackstop, "worker-kill", []conformance.Rule{conformance.RuleWake, conformance.RuleStuck}},
+		{plantRenewal, "cut", []history.Rule{history.RuleWake, history.RuleStuck}},
+		{plantLateLoss, "worker-freeze", []history.Rule{history.RuleOverlap, history.RuleLoss}},
+		{plantNoBackstop, "worker-kill", []history.Rule{history.RuleWake, history.RuleStuck}},
 	} {
 		t.Run(fmt.Sprint(test.bug, " under ", test.fault), func(t *testing.T) {
 			t.Parallel()
@@ -40,7 +40,7 @@ func TestPlanted(t *testing.T) {
 
 // TestStaleWritesAreRefused asks the resource itself.
 func TestStaleWritesAreRefused(t *testing.T) {
-	h := conformance.NewHistory()
+	h := history.New()
 	r := startResource(t, h)
 	a, b := dialResource(r.path), dialResource(r.path)
 	defer a.close()
@@ -55,7 +55,7 @@ func TestStaleWritesAreRefused(t *testing.T) {
 	}
 	var accepted []string
 	for _, e := range h.Events() {
-		if e.Kind == conformance.KindWrite {
+		if e.Kind == history.KindWrite {
 			accepted = append(accepted, fmt.Sprintf("%s%d%t", e.Name, e.Token, e.OK))
 		}
 	}

@@ -8,14 +8,14 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/history"
 )
 
 // resource is what the locks protect: for each name the largest token that it was written with. It refuses writes with smaller ones,
 // and records all of them. Workers reach it by a socket.
 type resource struct {
 	path    string
-	history *conformance.History
+	history *history.History
 	wg      sync.WaitGroup
 
 	mu      sync.Mutex
@@ -26,9 +26,9 @@ type resource struct {
 	writes  int
 }
 
-func startResource(tb testing.TB, history *conformance.History) *resource {
+func startResource(tb testing.TB, h *history.History) *resource {
 	tb.Helper()
-	r := &resource{path: filepath.Join(tb.TempDir(), "s"), history: history, highest: map[string]uint64{}, writer: map[string]string{},
+	r := &resource{path: filepath.Join(tb.TempDir(), "s"), history: h, highest: map[string]uint64{}, writer: map[string]string{},
 		conns: map[net.Conn]bool{}}
 	l, err := net.Listen("unix", r.path)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/anishathalye/porcupine"
 
-	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/history"
 )
 
 const (
@@ -75,9 +75,9 @@ var mutex = porcupine.NondeterministicModel{
 
 // crossCheck has porcupine look for an order that explains what happened to each name before the first fault, refusals included, which
 // the judge does not search for. A slice that cannot be explained fails the cell, and leaves a picture.
-func (c *cell) crossCheck(events []conformance.Event) {
+func (c *cell) crossCheck(events []history.Event) {
 	for _, name := range c.names {
-		operations := history(events, name)
+		operations := firstOperations(events, name)
 		if c.bed.votes {
 			operations = slices.DeleteFunc(operations, func(o porcupine.Operation) bool { return o.Output == refused })
 		}
@@ -101,12 +101,12 @@ func (c *cell) crossCheck(events []conformance.Event) {
 	}
 }
 
-// history is the first operations on a name, up to the first fault. What had not returned by then may have happened or not.
-func history(events []conformance.Event, name string) []porcupine.Operation {
+// firstOperations is the first operations on a name, up to the first fault. What had not returned by then may have happened or not.
+func firstOperations(events []history.Event, name string) []porcupine.Operation {
 	r := reader{attempts: map[attemptID]int{}, open: map[attemptID]int{},
-		called: map[attemptID]conformance.Event{}, granted: map[attemptID]conformance.Event{}}
+		called: map[attemptID]history.Event{}, granted: map[attemptID]history.Event{}}
 	for _, e := range events {
-		if e.Kind == conformance.KindFaultOn || len(r.all) >= sliceLength {
+		if e.Kind == history.KindFaultOn || len(r.all) >= sliceLength {
 			break
 		}
 		if e.Name == name {
@@ -125,35 +125,35 @@ type attemptID struct {
 type reader struct {
 	all             []porcupine.Operation
 	attempts        map[attemptID]int // their numbers, from 1
-	called, granted map[attemptID]conformance.Event
+	called, granted map[attemptID]history.Event
 	open            map[attemptID]int // the operation that has not returned
 }
 
-func (r *reader) read(e conformance.Event) {
+func (r *reader) read(e history.Event) {
 	key := attemptID{e.Proc, e.Call}
 	switch e.Kind {
-	case conformance.KindCall:
+	case history.KindCall:
 		r.attempts[key], r.called[key] = len(r.attempts)+1, e
 		r.begin(e, step{attempt: r.attempts[key]})
-	case conformance.KindGrant:
+	case history.KindGrant:
 		r.granted[key] = e
 		r.end(key, e.Time, done)
-	case conformance.KindRefuse:
+	case history.KindRefuse:
 		r.end(key, e.Time, refused)
-	case conformance.KindFail: // it may have had the lock for a while
+	case history.KindFail: // it may have had the lock for a while
 		r.end(key, e.Time, either)
 		r.freed(key, r.called[key])
-	case conformance.KindRelease:
+	case history.KindRelease:
 		r.begin(e, step{release: true, attempt: r.attempts[key]})
-	case conformance.KindReleased:
+	case history.KindReleased:
 		r.end(key, e.Time, done)
-	case conformance.KindNotReleased, conformance.KindLose: // it was over at some time since the grant
+	case history.KindNotReleased, history.KindLose: // it was over at some time since the grant
 		r.end(key, e.Time, either)
 		r.freed(key, r.granted[key])
 	}
 }
 
-func (r *reader) begin(e conformance.Event, s step) {
+func (r *reader) begin(e history.Event, s step) {
 	r.open[attemptID{e.Proc, e.Call}] = len(r.all)
 	r.all = append(r.all, porcupine.Operation{ClientId: s.attempt, Input: s, Output: either, Call: int64(e.Time), Return: math.MaxInt64})
 }
@@ -171,7 +171,7 @@ func (r *reader) end(key attemptID, at time.Duration, o outcome) {
 }
 
 // freed adds an end of the hold that nobody was told of, at some time from an event on.
-func (r *reader) freed(key attemptID, from conformance.Event) {
+func (r *reader) freed(key attemptID, from history.Event) {
 	r.begin(from, step{release: true, attempt: r.attempts[key]})
 	delete(r.open, key)
 }

@@ -8,15 +8,15 @@ import (
 
 	"github.com/anishathalye/porcupine"
 
-	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/history"
 )
 
 // story makes events of lines "attempt kind", a millisecond apart.
-func story(lines ...string) (events []conformance.Event) {
+func story(lines ...string) (events []history.Event) {
 	for i, line := range lines {
 		attempt, kind, _ := strings.Cut(line, " ")
-		events = append(events, conformance.Event{Proc: "w", Seq: uint64(i + 1), Time: time.Duration(i) * time.Millisecond, Name: "n", Client: "w",
-			Call: uint64(attempt[0]), Kind: conformance.Kind(kind)})
+		events = append(events, history.Event{Proc: "w", Seq: uint64(i + 1), Time: time.Duration(i) * time.Millisecond, Name: "n", Client: "w",
+			Call: uint64(attempt[0]), Kind: history.Kind(kind)})
 	}
 	return events
 }
@@ -24,7 +24,7 @@ func story(lines ...string) (events []conformance.Event) {
 func TestPorcupineExplainsWhatIsLegalAlone(t *testing.T) {
 	for _, test := range []struct {
 		what   string
-		events []conformance.Event
+		events []history.Event
 		want   porcupine.CheckResult
 	}{
 		{"one after the other", story("a acq.call", "a acq.ok", "a rel.call", "a rel.ok", "b acq.call", "b acq.ok"), porcupine.Ok},
@@ -42,7 +42,7 @@ func TestPorcupineExplainsWhatIsLegalAlone(t *testing.T) {
 		{"pending at the end", story("a acq.call", "a acq.ok", "a rel.call", "b acq.call", "b acq.ok", "c acq.call"), porcupine.Ok},
 		{"after the first fault", story("a acq.call", "a acq.ok", "f fault.on", "b acq.call", "b acq.ok"), porcupine.Ok},
 	} {
-		got, _ := porcupine.CheckOperationsVerbose(mutex.ToModel(), history(test.events, "n"), sliceFor)
+		got, _ := porcupine.CheckOperationsVerbose(mutex.ToModel(), firstOperations(test.events, "n"), sliceFor)
 		if got != test.want {
 			t.Errorf("%s: got %v, want %v", test.what, got, test.want)
 		}

@@ -19,6 +19,7 @@ var (
 	minOperations = flag.Int("minoperations", 0, "how many operations a run has at least")
 	about         = flag.String("about", "", "a sentence for the table: versions, machine")
 	table         = flag.String("table", "", "file to write the table of results to, as Markdown")
+	long          = flag.Bool("long", false, "with faults that take minutes")
 	out           = flag.String("out", "", "directory for time lines of all cells; those of cells that fail are in the temporary directory")
 )
 
@@ -35,19 +36,25 @@ var beds = []struct {
 	{"redlock", 2, redlockBed},
 	{"redisson", 2, func(tb testing.TB) *bed { return redisBed(tb, false) }},
 	{"redisson fair", 2, func(tb testing.TB) *bed { return redisBed(tb, true) }},
-	{"etcd ×3", 2, func(tb testing.TB) *bed { return etcdBed(tb, 3) }},
-	{"zk ×3", 2, func(tb testing.TB) *bed { return zkBed(tb, 3) }},
-	{"etcd", 1, func(tb testing.TB) *bed { return etcdBed(tb, 1) }},
+	{"etcd ×3", 2, func(tb testing.TB) *bed { return etcdBed(tb, testenv.EtcdCluster(tb, 3)...) }},
+	{"zk ×3", 2, func(tb testing.TB) *bed { return zkBed(tb, testenv.ZooKeeperEnsemble(tb, 3)...) }},
+	{"etcd", 1, func(tb testing.TB) *bed { return etcdBed(tb, testenv.Etcd(tb)) }},
 	{"pglock", 1, postgresBed},
-	{"zk", 1, func(tb testing.TB) *bed { return zkBed(tb, 1) }},
-	{"redisson sentinel", 1, sentinelBed},
-	{"redisson cluster", 1, clusterBed},
+	{"zk", 1, func(tb testing.TB) *bed { return zkBed(tb, testenv.ZooKeeper(tb)) }},
+	{"redisson sentinel", 1, func(tb testing.TB) *bed { return sentinelBed(tb, testenv.RedisSentinel(tb, 2)) }},
+	{"redisson cluster", 1, func(tb testing.TB) *bed { return clusterBed(tb, testenv.RedisCluster(tb, 3, 1)) }},
 	{"memory", 1, memoryBed},
+	{"zk ×3 on hosts", 1, zkApartBed},
+	{"etcd ×3 on hosts", 1, etcdApartBed},
+	{"redisson sentinel on hosts", 1, func(tb testing.TB) *bed { return sentinelApartBed(tb, false) }},
+	{"redisson sentinel on hosts, waitreplicas", 1, func(tb testing.TB) *bed { return sentinelApartBed(tb, true) }},
+	{"redisson cluster on hosts", 1, func(tb testing.TB) *bed { return clusterApartBed(tb, false) }},
+	{"redisson cluster on hosts, waitreplicas", 1, func(tb testing.TB) *bed { return clusterApartBed(tb, true) }},
 }
 
 func TestStress(t *testing.T) {
 	t.Parallel()
-	p := Plan{Seed: *seed, Injections: *injections, Out: *out}
+	p := Plan{Seed: *seed, Injections: *injections, Out: *out, Long: *long}
 	for _, faults := range applicable {
 		p.Operations += len(faults)
 	}
@@ -65,9 +72,9 @@ func TestStress(t *testing.T) {
 					t.Parallel()
 					b := each.start(t)
 					for i, f := range Faults {
-						if _, applies := b.faults[f.Name]; applies && i%each.times == part {
+						if _, applies := b.faults[f.Name]; applies && (p.Long || !f.long) && f.apart == (b.hosts != nil) && i%each.times == part {
 							t.Run(f.Name, func(t *testing.T) {
-								if f.Name == "worker-clock" {
+								if f.Name == "worker-clock" || f.Name == "worker-sleep" {
 									needWallClock(t)
 								}
 								all.add(t, run(t, p, b, f))

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/history"
 )
 
 // Table is the results of all cells. It may be filled concurrently.
@@ -101,13 +101,13 @@ func (a *Table) markdown(p Plan, lasted time.Duration, about string) string {
 	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
 	for _, r := range a.sorted() {
 		fmt.Fprintf(&b, "| %s | %s | %d | %d | %s | %s | %d | %s | %d | %v | %v |\n", r.Backend, r.Fault, r.Operations, r.Injected,
-			r.count(conformance.RuleOverlap, conformance.RuleLoss), r.count(conformance.RuleTokens), r.Verdict.Lost, margin(r.Verdict.LossMargin),
+			r.count(history.RuleOverlap, history.RuleLoss), r.count(history.RuleTokens), r.Verdict.Lost, margin(r.Verdict.LossMargin),
 			r.Verdict.StaleWrites, r.Regained.Round(10*time.Millisecond), r.Bound)
 	}
 	return b.String()
 }
 
-func margin(s conformance.Spread) string {
+func margin(s history.Spread) string {
 	if s.N == 0 {
 		return "–"
 	}
@@ -115,7 +115,7 @@ func margin(s conformance.Spread) string {
 }
 
 // count is how often some rules were violated, in bold where that is not promised.
-func (r *Result) count(rules ...conformance.Rule) string {
+func (r *Result) count(rules ...history.Rule) string {
 	n := 0
 	for _, v := range r.Verdict.Violations {
 		if slices.Contains(rules, v.Rule) {
@@ -149,7 +149,7 @@ func (a *Table) matrix(b *strings.Builder) {
 		for _, backend := range backends {
 			text := "–"
 			if r := at[backend+"/"+f.Name]; r != nil {
-				text = r.count(conformance.RuleOverlap, conformance.RuleLoss, conformance.RuleTokens)
+				text = r.count(history.RuleOverlap, history.RuleLoss, history.RuleTokens)
 			}
 			fmt.Fprintf(b, " %s |", text)
 		}

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/history"
 )
 
 // The measures of a time line, in pixels.
@@ -25,7 +25,7 @@ const (
 var colors = []string{"#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#e08214", "#5e3c99", "#1b7837"}
 
 // draw makes a time line of the cell, if somebody wants one or something is wrong.
-func (c *cell) draw(events []conformance.Event) {
+func (c *cell) draw(events []history.Event) {
 	if c.Out == "" && c.result.Err() == nil {
 		return
 	}
@@ -59,7 +59,7 @@ type bar struct {
 }
 
 // timeline draws who held what when, and the faults: one band for each name, a lane for each worker in it.
-func timeline(events []conformance.Event, names []string) string {
+func timeline(events []history.Event, names []string) string {
 	var b strings.Builder
 	if len(events) == 0 {
 		return "<svg xmlns='http://www.w3.org/2000/svg'/>"
@@ -95,20 +95,20 @@ func timeline(events []conformance.Event, names []string) string {
 }
 
 // lane is the worker that an event is about.
-func lane(e conformance.Event) string {
+func lane(e history.Event) string {
 	if e.Client == "" {
 		return e.Proc
 	}
 	return strings.ReplaceAll(e.Client, ".last.", " last ")
 }
 
-func drawFaults(b *strings.Builder, events []conformance.Event, x func(time.Duration) float64, height int) {
-	on := map[uint64]conformance.Event{}
+func drawFaults(b *strings.Builder, events []history.Event, x func(time.Duration) float64, height int) {
+	on := map[uint64]history.Event{}
 	for _, e := range events {
 		switch e.Kind {
-		case conformance.KindFaultOn:
+		case history.KindFaultOn:
 			on[e.Call] = e
-		case conformance.KindFaultOff:
+		case history.KindFaultOff:
 			begin := on[e.Call]
 			from := x(begin.Time)
 			fmt.Fprintf(b, "<rect x='%.1f' y='14' width='%.1f' height='%d' fill='#fdd' stroke='#e99'/><text x='%.1f' y='12'>%s</text>\n",
@@ -118,7 +118,7 @@ func drawFaults(b *strings.Builder, events []conformance.Event, x func(time.Dura
 }
 
 // bars returns the holds of a name by one worker. Short ones that follow each other closely are drawn as one.
-func bars(events []conformance.Event, name, proc string) (all []bar) {
+func bars(events []history.Event, name, proc string) (all []bar) {
 	type id struct {
 		proc string
 		call uint64
@@ -143,11 +143,11 @@ func bars(events []conformance.Event, name, proc string) (all []bar) {
 		}
 		k := id{e.Proc, e.Call}
 		switch e.Kind {
-		case conformance.KindGrant:
+		case history.KindGrant:
 			open[k] = bar{from: e.Time, client: e.Client, note: fmt.Sprintf("attempt %d, token %d", e.Call, e.Token)}
-		case conformance.KindLose:
+		case history.KindLose:
 			add(k, e.Time, true)
-		case conformance.KindRelease:
+		case history.KindRelease:
 			add(k, e.Time, !e.OK)
 		}
 	}

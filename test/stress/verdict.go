@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/driver"
 )
 
@@ -18,26 +18,26 @@ type Result struct {
 	Injected       int
 	Faulty, Lasted time.Duration
 	Operations     int // calls of Lock, TryLock and Unlock that returned
-	Verdict        *conformance.Verdict
+	Verdict        *history.Verdict
 	Bound          time.Duration // of Regained
 	Slices         int           // that porcupine found an order for
 	Inconclusive   int           // those that took it too long
 	Regained       time.Duration // the longest time from the end of a fault until somebody was granted a name again
 
-	Allowed []conformance.Violation // of a cell whose backend does not promise better
-	Failed  []string                // what must not have happened
-	Left    []string                // on the servers, after all clients were gone
-	Invalid []string                // why the cell proves nothing
+	Allowed []history.Violation // of a cell whose backend does not promise better
+	Failed  []string            // what must not have happened
+	Left    []string            // on the servers, after all clients were gone
+	Invalid []string            // why the cell proves nothing
 }
 
 // judge decides.
 func (c *cell) judge() {
-	events, err := conformance.ReadHistory(c.files...)
+	events, err := history.Read(c.files...)
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	r := &c.result
-	r.Verdict = conformance.Judge(events, c.bounds())
+	r.Verdict = history.Judge(events, c.bounds())
 	r.Invalid = append(r.Invalid, r.Verdict.Invalid...)
 	for _, v := range r.Verdict.Violations {
 		if r.Unsafe != "" && isExclusion(v.Rule) {
@@ -48,7 +48,7 @@ func (c *cell) judge() {
 	}
 	for _, e := range events {
 		switch e.Kind {
-		case conformance.KindGrant, conformance.KindRefuse, conformance.KindFail, conformance.KindReleased, conformance.KindNotReleased:
+		case history.KindGrant, history.KindRefuse, history.KindFail, history.KindReleased, history.KindNotReleased:
 			r.Operations++
 		}
 	}
@@ -60,15 +60,15 @@ func (c *cell) judge() {
 	}
 }
 
-func isExclusion(r conformance.Rule) bool {
-	return r == conformance.RuleOverlap || r == conformance.RuleLoss || r == conformance.RuleTokens
+func isExclusion(r history.Rule) bool {
+	return r == history.RuleOverlap || r == history.RuleLoss || r == history.RuleTokens
 }
 
 // bounds is what the backend promises under the fault, but for the order of those who wait: who has to start anew, since its session has
 // ended, is at the end of the queue, and nothing in the records tells that from being overtaken. The storms of the suite judge it.
-func (c *cell) bounds() conformance.Bounds {
+func (c *cell) bounds() history.Bounds {
 	i := c.bed.info
-	b := conformance.Bounds{
+	b := history.Bounds{
 		Fenced:      i.Fencing != driver.None,
 		StoreFences: i.Fencing != driver.None,
 		Detect:      c.bed.early,
@@ -92,19 +92,19 @@ func (c *cell) bounds() conformance.Bounds {
 }
 
 // regained measures how long after the end of a fault each name was granted again.
-func (c *cell) regained(events []conformance.Event) {
+func (c *cell) regained(events []history.Event) {
 	waiting := map[string]time.Duration{} // since when, from the end of the last fault
 	for _, e := range events {
 		switch e.Kind {
-		case conformance.KindFaultOff:
+		case history.KindFaultOff:
 			for _, name := range c.names {
 				if _, already := waiting[name]; !already {
 					waiting[name] = e.Time
 				}
 			}
-		case conformance.KindFaultOn:
+		case history.KindFaultOn:
 			clear(waiting)
-		case conformance.KindGrant:
+		case history.KindGrant:
 			since, ok := waiting[e.Name]
 			if !ok {
 				continue
@@ -113,7 +113,7 @@ func (c *cell) regained(events []conformance.Event) {
 			c.result.Regained = max(c.result.Regained, e.Time-since)
 			if e.Time-since > c.bed.recover {
 				c.result.Failed = append(c.result.Failed, fmt.Sprintf("%s: %q was granted %v after the end of a fault, want at most %v",
-					conformance.RuleStuck, e.Name, e.Time-since, c.bed.recover))
+					history.RuleStuck, e.Name, e.Time-since, c.bed.recover))
 			}
 		}
 	}

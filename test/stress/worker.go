@@ -9,13 +9,14 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-dsync/dsync"
-	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/driver"
 	_ "github.com/go-dsync/dsync/drivers/etcd"
 	_ "github.com/go-dsync/dsync/drivers/memory"
@@ -38,10 +39,15 @@ type worker struct {
 	Plant   string // a bug, see plant
 
 	Pace time.Duration // between two attempts of a goroutine, at most
+	Hold time.Duration // of the long lock, at most, beside a quarter of the TTL
+
+	Quiet bool // uses the long lock alone, so that nothing but what keeps it goes to the servers
 
 	client  []*dsync.Client
+	crowds  []*crowd // one for each client
+	held    sync.Map // leases, while their holders work under them
 	drivers []driver.Driver
-	history *conformance.History
+	history *history.History
 	ended   atomic.Bool
 	once    sync.Once
 	stuck   error // in the end, when there are no more faults
@@ -72,7 +78,7 @@ func (w *worker) run(ctx context.Context) (err error) {
 		}
 	}()
 	before := runtime.NumGoroutine()
-	if w.history, err = conformance.CreateHistory(w.History, w.Label); err != nil {
+	if w.history, err = history.Create(w.History, w.Label); err != nil {
 		return err
 	}
 	if err := w.open(ctx); err != nil {
@@ -120,11 +126,12 @@ func (w *worker) open(ctx context.Context) error {
 			return fmt.Errorf("open: %w", err)
 		}
 		d = plant(w.Plant, d, w.URL)
-		c, err := dsync.New(d, &dsync.Options{TTL: TTL})
+		c, err := dsync.New(history.Tap(d), &dsync.Options{TTL: TTL})
 		if err != nil {
 			return err
 		}
 		w.client, w.drivers = append(w.client, c), append(w.drivers, d)
+		w.crowds = append(w.crowds, &crowd{client: c, driver: d, held: map[string]*dsync.Lease{}, wrong: make(chan error, 1)})
 	}
 	return nil
 }
@@ -141,6 +148,9 @@ func isTemporary(err error) bool {
 // start lets goroutines work with a client.
 func (w *worker) start(work *sync.WaitGroup, client int) {
 	roles := []func(*user){(*user).patient, (*user).patient, (*user).impatient, (*user).long}
+	if w.Quiet {
+		roles = []func(*user){(*user).long}
+	}
 	for i, role := range roles {
 		u := &user{worker: w, client: w.client[client], random: rand.New(rand.NewPCG(w.Seed, uint64(client*len(roles)+i)))}
 		u.label = w.Label
@@ -199,13 +209,13 @@ func (u *user) impatient() {
 }
 
 func (u *user) long() {
-	_ = u.use(context.Background(), u.Long, patience, TTL/4+u.upTo(TTL))
+	_ = u.use(context.Background(), u.Long, patience, TTL/4+u.upTo(u.Hold))
 }
 
 // use takes a lock, writes to what it protects, and gives it back. The error is that of the attempt: whether it was right to fail, while
 // there are faults, is for the judge to say.
 func (u *user) use(ctx context.Context, name string, wait, hold time.Duration) error {
-	a := conformance.Attempt{Client: u.label, Name: name, NoWait: wait == 0}
+	a := history.Attempt{Client: u.label, Name: name, NoWait: wait == 0}
 	lock := u.client.Lock
 	if a.NoWait {
 		lock, wait = u.client.TryLock, patience
@@ -227,16 +237,17 @@ func (u *user) use(ctx context.Context, name string, wait, hold time.Duration) e
 	}
 	u.once.Do(func() { fmt.Println("ready") })
 	u.hold(l, op, hold)
-	op.Releasing()
-	op.Released(l.Unlock(ctx))
+	op.Released(l.Unlock(op.Releasing(ctx)))
 	return nil
 }
 
 // hold works under a lock as programs do that look at the lease before they begin, and cannot look at the instant of the write.
-func (u *user) hold(l *dsync.Lease, op *conformance.Op, d time.Duration) {
+func (u *user) hold(l *dsync.Lease, op *history.Op, d time.Duration) {
 	if op.Check() != nil {
 		return
 	}
+	u.held.Store(l, nil)
+	defer u.held.Delete(l)
 	u.store.write(l.Name(), l.Token(), u.label)
 	if d == 0 {
 		return
@@ -284,6 +295,14 @@ func leftGoroutines(before int) error {
 // obey carries out a fault inside of this process, and returns 1, or, for the order "time", the wall clock in seconds.
 func (w *worker) obey(line string) (int64, error) {
 	kind, rest, _ := strings.Cut(line, " ")
+	if kind == "crowd" {
+		number, order, _ := strings.Cut(rest, " ")
+		i, err := strconv.Atoi(number)
+		if err != nil {
+			return 0, err
+		}
+		return w.crowds[i].obey(order)
+	}
 	var n int64
 	if _, err := fmt.Sscan(rest, &n); err != nil {
 		return 0, err
@@ -291,9 +310,31 @@ func (w *worker) obey(line string) (int64, error) {
 	switch kind {
 	case "time":
 		return time.Now().Unix(), nil
+	case "sleep":
+		return w.sleep(n), nil
 	case "clock":
 		setWallClock(n)
 		return 1, nil
 	}
 	return 1, memoryFault(w, kind, int(n))
+}
+
+// sleep lets the machine have slept, and returns how many leases were held before that, all of which said at once that they are over, or
+// -1 if one did not.
+func (w *worker) sleep(seconds int64) (told int64) {
+	var held []*dsync.Lease
+	w.held.Range(func(l, _ any) bool {
+		if l := l.(*dsync.Lease); l.Err() == nil {
+			held = append(held, l)
+		}
+		return true
+	})
+	sleepMachine(seconds)
+	for _, l := range held {
+		if l.Err() == nil {
+			fmt.Fprintf(os.Stderr, "the machine has slept for %d s, and the lease of %q is held until %v from now\n", seconds, l.Name(), time.Until(l.Deadline()))
+			return -1
+		}
+	}
+	return int64(len(held))
 }

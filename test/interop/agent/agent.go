@@ -14,12 +14,6 @@ import (
 	"strings"
 )
 
-// The versions of Redisson that the tests run with: an old one, and the newest that they were written for.
-const (
-	Old = "3.19.1"
-	New = "4.7.0"
-)
-
 // ErrNoJava: there is no Java, or no Maven, on this machine.
 var ErrNoJava = errors.New("java and mvn are needed (packages openjdk-17-jdk-headless and maven)")
 
@@ -30,6 +24,9 @@ func Command(ctx context.Context, version string) ([]string, error) {
 	if err := errors.Join(err1, err2); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoJava, err)
 	}
+	if err := check(version); err != nil {
+		return nil, err
+	}
 	dir, err := project()
 	if err != nil {
 		return nil, err
@@ -39,7 +36,11 @@ func Command(ctx context.Context, version string) ([]string, error) {
 	if !newer(jar, filepath.Join(dir, "pom.xml"), filepath.Join(dir, "src/main/java/interop/Agent.java")) {
 		cmd := exec.CommandContext(ctx, maven, "-q", "-B", "-Dredisson.version="+version, "package")
 		cmd.Dir = dir
-		if out, err := cmd.CombinedOutput(); err != nil {
+		out, err := cmd.CombinedOutput()
+		if err != nil && unpublished(version, out) {
+			return nil, fmt.Errorf("there is no Redisson %s: https://repo.maven.apache.org/maven2/org/redisson/redisson lists those that there are", version)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("mvn package on Redisson %s: %w\n%s", version, err, bytes.TrimSpace(out))
 		}
 	}
@@ -50,6 +51,12 @@ func Command(ctx context.Context, version string) ([]string, error) {
 	path := jar + string(filepath.ListSeparator) + strings.TrimSpace(string(libraries))
 	return []string{java, "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto",
 		"-cp", path, "interop.Agent"}, nil
+}
+
+// unpublished reports whether Maven has been told by the registry, now or before, that it does not have a version.
+func unpublished(version string, out []byte) bool {
+	artifact := "org.redisson:redisson:jar:" + version
+	return bytes.Contains(out, []byte("Could not find artifact "+artifact)) || bytes.Contains(out, []byte(artifact+" was not found in"))
 }
 
 // project returns the directory of the Java project, which is beside that of this file.

@@ -35,7 +35,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	addr := flag.String("addr", "", "a Redis (host:port); empty starts one")
-	version := flag.String("redisson", agent.New, "the version of Redisson")
+	version := flag.String("redisson", agent.Versions(agent.New)[0], "the version of Redisson")
 	flag.Parse()
 	if err := run(ctx, *addr, *version, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "shop:", err)

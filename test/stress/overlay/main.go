@@ -1,5 +1,6 @@
-// Overlay prepares a build whose wall clock can jump. It writes a copy of package time to a directory in which Now adds time.WallOffset, a
-// number of seconds, to the wall clock and leaves the monotonic clock alone, and prints the flags for go test.
+// Overlay prepares a build whose clocks can jump. It writes copies of two files to a directory, and prints the flags for go test: of package
+// time, in which Now adds time.WallOffset, a number of seconds, to the wall clock and leaves the monotonic clock alone; and of package
+// dsync, in which the time for which the machine has slept is longer by time.SleepOffset, also in seconds.
 package main
 
 import (
@@ -19,30 +20,37 @@ func main() {
 }
 
 func run(dir string) error {
-	root, err := exec.Command("go", "env", "GOROOT").Output()
-	if err != nil {
-		return err
-	}
-	original := filepath.Join(strings.TrimSpace(string(root)), "src", "time", "time.go")
-	text, err := os.ReadFile(original)
-	if err != nil {
-		return err
-	}
-	const now, clock = "func Now() Time {\n", "\tsec, nsec, mono := runtimeNow()\n"
-	before, after, ok := strings.Cut(string(text), now)
-	body, rest, ok2 := strings.Cut(after, clock)
-	if !ok || !ok2 || strings.Contains(body, "\n}\n") {
-		return fmt.Errorf("%s: Now is not as expected: how it reads the clock has changed", original)
-	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	changed := filepath.Join(dir, "time.go")
-	source := before + "// WallOffset is added to the wall clock, in seconds.\nvar WallOffset int64\n\n" + now + body + clock + "\tsec += WallOffset\n" + rest
-	if err := os.WriteFile(changed, []byte(source), 0o644); err != nil {
-		return err
+	replace := map[string]string{}
+	for _, change := range []struct {
+		goTool []string // tells the directory
+		file   string
+		edit   func(text string) (string, bool)
+	}{
+		{[]string{"env", "GOROOT"}, "src/time/time.go", wallClock},
+		{[]string{"list", "-m", "-f", "{{.Dir}}", "github.com/go-dsync/dsync"}, "clock_linux.go", sleepClock},
+	} {
+		root, err := exec.Command("go", change.goTool...).Output()
+		if err != nil {
+			return err
+		}
+		original := filepath.Join(strings.TrimSpace(string(root)), change.file)
+		text, err := os.ReadFile(original)
+		if err != nil {
+			return err
+		}
+		changed, ok := change.edit(string(text))
+		if !ok {
+			return fmt.Errorf("%s is not as expected: how it reads the clock has changed", original)
+		}
+		replace[original] = filepath.Join(dir, filepath.Base(change.file))
+		if err := os.WriteFile(replace[original], []byte(changed), 0o644); err != nil {
+			return err
+		}
 	}
-	overlay, err := json.Marshal(map[string]map[string]string{"Replace": {original: changed}})
+	overlay, err := json.Marshal(map[string]map[string]string{"Replace": replace})
 	if err != nil {
 		return err
 	}
@@ -52,4 +60,21 @@ func run(dir string) error {
 	}
 	fmt.Printf("-overlay=%s -tags=wallclock\n", file)
 	return nil
+}
+
+// wallClock changes package time.
+func wallClock(text string) (string, bool) {
+	const now, clock = "func Now() Time {\n", "\tsec, nsec, mono := runtimeNow()\n"
+	before, after, ok := strings.Cut(text, now)
+	body, rest, ok2 := strings.Cut(after, clock)
+	return before + "// WallOffset is added to the wall clock, SleepOffset to the time for which the machine has slept, in seconds.\n" +
+		"var WallOffset, SleepOffset int64\n\n" + now + body + clock + "\tsec += WallOffset\n" + rest, ok && ok2 && !strings.Contains(body, "\n}\n")
+}
+
+// sleepClock changes package dsync.
+func sleepClock(text string) (string, bool) {
+	const asleep = "func asleep() (time.Duration, bool) {\n"
+	before, after, ok := strings.Cut(text, asleep)
+	return before + asleep + "\tslept, ok := asleepForTrue()\n\treturn slept + time.Duration(time.SleepOffset)*time.Second, ok\n}\n\n" +
+		strings.Replace(asleep, "asleep", "asleepForTrue", 1) + after, ok
 }

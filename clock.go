@@ -1,0 +1,134 @@
+package dsync
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// moment is a time on the monotonic clock, counted from clock.start.
+type moment = time.Duration
+
+const (
+	// minSleep is how far the clocks go apart before that is looked into, and the shortest sleep. The margin of a lease covers less.
+	minSleep = time.Millisecond
+
+	// maxSleeps is how many sleeps are told apart.
+	maxSleeps = 64
+)
+
+// clock is the monotonic clock of a client, and what that clock has missed: it stands still while the machine sleeps, and the leases on
+// the backend go on. The wall clock, which a reading of the time has at no extra cost, gives the hint that there was a sleep; asleep
+// tells how long it was, where the system knows, and otherwise it is by how much the wall clock has got ahead of the monotonic one.
+//
+// A sleep is noticed at the next reading. What was sent before has to be thought of as sent before the sleep.
+type clock struct {
+	start  time.Time
+	wall   int64                        // start on the wall clock, in nanoseconds
+	asleep func() (time.Duration, bool) // how long the machine has slept so far; false if that is not known
+
+	lead atomic.Int64 // of the wall clock over the monotonic one, as far as it is accounted for
+	last atomic.Int64 // moment of the last sleep; math.MinInt64 before there is one
+
+	mu     sync.Mutex
+	known  bool          // what asleep said first was known
+	before time.Duration // what asleep said when a sleep was last accounted for
+	total  time.Duration // of all sleeps
+	sleeps []sleep       // in order
+}
+
+// sleep is one or several that were noticed at a moment.
+type sleep struct {
+	at     moment
+	before time.Duration // of all sleeps that were noticed earlier
+}
+
+func newClock() *clock {
+	now := time.Now()
+	c := &clock{start: now, wall: now.UnixNano(), asleep: asleep}
+	c.last.Store(math.MinInt64)
+	c.before, c.known = c.asleep()
+	return c
+}
+
+// now reads the clock.
+func (c *clock) now() moment {
+	now, ahead := c.read()
+	if ahead >= minSleep || -ahead >= minSleep {
+		now = c.apart()
+	}
+	return now
+}
+
+// read returns the time, and how far the wall clock is ahead of what is accounted for.
+func (c *clock) read() (now moment, ahead time.Duration) {
+	t := time.Now()
+	now = t.Sub(c.start)
+	return now, time.Duration(t.UnixNano() - c.wall - int64(now) - c.lead.Load())
+}
+
+// apart reads the clock, and finds out whether the machine has slept when the clocks have gone apart. A step of the wall clock, or one
+// that is slewed, does the same.
+func (c *clock) apart() moment {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now, ahead := c.read()
+	if ahead < minSleep && -ahead < minSleep {
+		return now // another reader was here
+	}
+	slept := ahead
+	if total, ok := c.asleep(); ok && c.known {
+		if slept = total - c.before; slept >= minSleep {
+			c.before = total
+		}
+	}
+	if slept >= minSleep {
+		c.slept(now, slept)
+	}
+	c.lead.Add(int64(ahead)) // last: nobody who finds this passes before the sleep is known
+	return now
+}
+
+// slept enters a sleep. It is called with mu held.
+func (c *clock) slept(now moment, d time.Duration) {
+	if n := len(c.sleeps); n > 0 {
+		now = max(now, c.sleeps[n-1].at)
+	}
+	if len(c.sleeps) == maxSleeps {
+		c.join(now)
+	}
+	c.sleeps = append(c.sleeps, sleep{now, c.total})
+	c.total += d
+	c.last.Store(int64(now))
+}
+
+// join makes one of two neighbours, with the effect of both for what was sent between them: those that are closest to each other in
+// relation to how long ago they were. It is called with mu held.
+func (c *clock) join(now moment) {
+	best, least := 0, math.Inf(1)
+	for i, from := 0, moment(0); i+1 < len(c.sleeps); i, from = i+1, c.sleeps[i].at {
+		to := c.sleeps[i+1].at
+		if cost := float64(to-from) / float64(now-to+1); cost < least {
+			best, least = i, cost
+		}
+	}
+	c.sleeps[best+1].before = c.sleeps[best].before
+	c.sleeps = slices.Delete(c.sleeps, best, best+1)
+}
+
+// missed returns how long the machine may have slept since a request that was sent then, as far as that was noticed.
+func (c *clock) missed(since moment) time.Duration {
+	if int64(since) > c.last.Load() {
+		return 0
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i, _ := slices.BinarySearchFunc(c.sleeps, since, func(s sleep, t moment) int { return cmp.Compare(s.at, t) })
+	if i == len(c.sleeps) {
+		return 0
+	}
+	return c.total - c.sleeps[i].before
+}

@@ -1,0 +1,157 @@
+package history
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+)
+
+// Event is one record of a [History], and one line of its file.
+type Event struct {
+	Proc     string        `json:"p,omitempty"`   // label of the process that recorded it
+	Seq      uint64        `json:"q"`             // 1, 2, 3, … within the process
+	Time     time.Duration `json:"t"`             // since an arbitrary moment that is the same for all processes
+	Kind     Kind          `json:"e"`             // what happened
+	Call     uint64        `json:"h,omitempty"`   // number of the attempt, or of the fault, within the process
+	Client   string        `json:"cl,omitempty"`  // from Attempt
+	Owner    string        `json:"ow,omitempty"`  // from Attempt
+	Name     string        `json:"n,omitempty"`   // from Attempt
+	NoWait   bool          `json:"nw,omitempty"`  // from Attempt
+	Token    uint64        `json:"tok,omitempty"` // of a grant or an access; 0: none
+	Deadline time.Duration `json:"dl,omitempty"`  // of the lease at that moment; 0: none
+	Since    time.Duration `json:"s,omitempty"`   // KindAnswer: the driver had been granted the hold by then
+	OK       bool          `json:"ok,omitempty"`  // KindCheck, KindRelease: the lease said that it was held; KindWrite: accepted
+	Class    string        `json:"cls,omitempty"` // of the error; of a fault: its kind
+	Text     string        `json:"txt,omitempty"` // of an error outside of all classes, of a note; of a fault: its target
+}
+
+// Kind says what an [Event] records.
+type Kind string
+
+const (
+	KindCall        Kind = "acq.call"    // Lock or TryLock is about to be called
+	KindWait        Kind = "acq.wait"    // the attempt has been seen in the queue
+	KindGrant       Kind = "acq.ok"      // it returned a lease
+	KindRefuse      Kind = "acq.refused" // it returned ErrLocked
+	KindFail        Kind = "acq.err"     // it returned another error
+	KindCheck       Kind = "valid"       // the lease was asked whether it is held
+	KindRenew       Kind = "renew.ok"    // Extend returned nil
+	KindLose        Kind = "lost"        // Done is closed
+	KindRelease     Kind = "rel.call"    // Unlock is about to be called
+	KindAnswer      Kind = "rel.answer"  // the driver's Release, which Unlock called, returned nil (no class) or an error; see Answered
+	KindReleased    Kind = "rel.ok"      // it returned nil
+	KindNotReleased Kind = "rel.err"     // it returned an error
+	KindWrite       Kind = "cs.write"    // the protected resource was accessed
+	KindFaultOn     Kind = "fault.on"    // a fault is about to begin
+	KindFaultOff    Kind = "fault.off"   // it is over
+	KindMeta        Kind = "meta"        // first event of a process, and notes
+	KindEnd         Kind = "end"         // last event of a process that was not killed
+)
+
+var kinds = []Kind{KindCall, KindWait, KindGrant, KindRefuse, KindFail, KindCheck, KindRenew, KindLose, KindRelease, KindAnswer,
+	KindReleased, KindNotReleased, KindWrite, KindFaultOn, KindFaultOff, KindMeta, KindEnd}
+
+// The classes of errors in an [Event].
+const (
+	ClassUnknown      = "unknown"     // dsync.ErrUnknown
+	ClassRemoved      = "removed"     // driver.ErrRemoved
+	ClassSessionEnded = "session"     // driver.ErrSessionEnded
+	ClassNotHeld      = "notheld"     // dsync.ErrNotHeld, and none of the two before
+	ClassCanceled     = "canceled"    // context.Canceled
+	ClassDeadline     = "deadline"    // context.DeadlineExceeded
+	ClassLocked       = "locked"      // dsync.ErrLocked
+	ClassDeadlock     = "deadlock"    // dsync.ErrDeadlock
+	ClassUnavailable  = "unavailable" // dsync.ErrUnavailable
+	ClassClosed       = "closed"      // dsync.ErrClosed
+	ClassSealed       = "sealed"      // driver.ErrSealed
+	ClassUnsupported  = "unsupported" // errors.ErrUnsupported
+	ClassOther        = "other"       // none of these, which is not legal
+)
+
+// An error that matches several classes is put into the first of them.
+var classes = []struct {
+	err  error
+	name string
+}{
+	{driver.ErrRemoved, ClassRemoved},
+	{driver.ErrSessionEnded, ClassSessionEnded},
+	{dsync.ErrNotHeld, ClassNotHeld},
+	{dsync.ErrUnknown, ClassUnknown},
+	{context.Canceled, ClassCanceled},
+	{context.DeadlineExceeded, ClassDeadline},
+	{dsync.ErrLocked, ClassLocked},
+	{dsync.ErrDeadlock, ClassDeadlock},
+	{dsync.ErrUnavailable, ClassUnavailable},
+	{dsync.ErrClosed, ClassClosed},
+	{driver.ErrSealed, ClassSealed},
+	{errors.ErrUnsupported, ClassUnsupported},
+}
+
+// because returns e with the class of err. A nil err has no class.
+func (e Event) because(err error) Event {
+	switch {
+	case err == nil:
+		return e
+	case e.Kind == KindFail && errors.Is(err, dsync.ErrUnknown): // whatever else it says, there may be a hold
+		e.Class = ClassUnknown
+		return e
+	}
+	for _, c := range classes {
+		if errors.Is(err, c.err) {
+			e.Class = c.name
+			return e
+		}
+	}
+	e.Class, e.Text = ClassOther, err.Error()
+	return e
+}
+
+// merge returns the events in the order of [compareEvents].
+func merge(events ...[]Event) []Event {
+	all := slices.Concat(events...)
+	if !slices.IsSortedFunc(all, compareEvents) {
+		slices.SortFunc(all, compareEvents)
+	}
+	return all
+}
+
+// compareEvents orders by time; events of one moment by process and sequence number.
+func compareEvents(a, b Event) int {
+	if a.Time != b.Time {
+		return cmp.Compare(a.Time, b.Time)
+	}
+	return cmp.Or(cmp.Compare(a.Proc, b.Proc), cmp.Compare(a.Seq, b.Seq))
+}
+
+// String formats the event for people, on one line.
+func (e Event) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%14.6f  %-12s %-11s", e.Time.Seconds(), fmt.Sprintf("%s#%d", e.Proc, e.Call), e.Kind)
+	field := func(present bool, format string, v any) {
+		if present {
+			fmt.Fprintf(&b, format, v)
+		}
+	}
+	field(e.Client != "", " client=%s", e.Client)
+	field(e.Owner != "", " owner=%s", e.Owner)
+	field(e.NoWait, "%s", " nowait")
+	field(e.Token != 0, " token=%d", e.Token)
+	field(e.Deadline != 0, " deadline=%.6f", e.Deadline.Seconds())
+	field(e.Since != 0, " since=%.6f", e.Since.Seconds())
+	switch e.Kind {
+	case KindCheck, KindRelease:
+		field(true, " held=%t", e.OK)
+	case KindWrite:
+		field(true, " accepted=%t", e.OK)
+	}
+	field(e.Class != "", " %s", e.Class)
+	field(e.Text != "", " %q", e.Text)
+	return b.String()
+}

@@ -1,0 +1,280 @@
+// Package history records what the users of locks did and were told, and judges whether it was legal. It is independent of the
+// backend: the judge knows nothing but the records, so a run on any locks of package dsync, in any number of processes, can be judged.
+//
+//	h := history.New() // in memory; for several processes, each has a file: history.Create, history.Read
+//	...                // workers record their attempts: see History
+//	h.Close()
+//	v := history.Judge(h.Events(), history.Bounds{Fenced: true, Linger: ttl + info.Late})
+//	if err := v.Err(); err != nil {
+//		t.Error(err)
+//	}
+//
+// [Bounds] says what the run promised. [Rule] lists what is judged: holds of two owners that overlap, tokens that do not rise, a loss
+// of which the holder was not told in time, waiters that nobody wakes, results that contradict each other. A [Verdict] also says when
+// a run proves nothing, since too little happened. What the records leave open is never held against the locks.
+//
+// Faults that a test injects are recorded too ([History.Fault]), for progress is not expected during one.
+package history
+
+import (
+	"context"
+	"errors"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// A History records what the users of locks did and were told, for [Judge] to decide whether it was legal. All methods may be
+// called from many goroutines.
+//
+// Every record is a conservative bracket: what counts as the beginning of a hold is stamped after the call returned, and its end
+// before the release is called. So a hold is never recorded longer than it was, and a violation that Judge finds did happen.
+//
+// A worker is instrumented as follows.
+//
+//	op := h.Begin(history.Attempt{Client: "c1", Name: name})
+//	lease, err := client.Lock(ctx, name)
+//	if op.Returned(lease, err); err != nil {
+//		continue
+//	}
+//	select {
+//	case <-lease.Done():
+//		op.Lost()
+//	case <-work:
+//	}
+//	op.Released(lease.Unlock(op.Releasing(ctx)))
+//
+// A History in memory ([New]) takes its time from time.Now, so it works on the fake clock of testing/synctest. For several
+// processes, each writes a file of its own ([Create]); [Read] merges them.
+type History struct {
+	now  func() time.Duration
+	proc string
+	out  *file // nil: in memory
+
+	mu     sync.Mutex
+	events []Event
+	seq    uint64
+	calls  uint64
+	closed bool
+	err    error
+}
+
+// New returns a History in memory. Its time starts at zero.
+func New() *History {
+	start := time.Now()
+	h := &History{now: func() time.Duration { return time.Since(start) }}
+	h.record(Event{Time: h.now(), Kind: KindMeta})
+	return h
+}
+
+// Events returns what a History in memory has recorded so far, in the order that Judge expects. Close it first: an attempt that has
+// not returned is judged as one that was pending when the History was closed.
+func (h *History) Events() []Event {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return merge(h.events)
+}
+
+// Close records the orderly end of this process, so that it is not taken for killed. What is recorded later is dropped. It returns
+// the first error of writing the file.
+func (h *History) Close() error {
+	h.record(Event{Time: h.now(), Kind: KindEnd})
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.closed {
+		h.closed = true
+		if h.out != nil {
+			if err := h.out.Close(); h.err == nil {
+				h.err = err
+			}
+		}
+	}
+	return h.err
+}
+
+func (h *History) record(e Event) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed || h.err != nil {
+		return
+	}
+	h.seq++
+	e.Seq, e.Proc = h.seq, h.proc
+	if h.out == nil {
+		h.events = append(h.events, e)
+		return
+	}
+	h.err = h.out.write(e)
+}
+
+func (h *History) nextCall() uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.calls++
+	return h.calls
+}
+
+// Attempt says who asks for what.
+type Attempt struct {
+	Client string // whose clients have to exclude each other; a label of your choice
+	Owner  string // attempts with the same Client and Owner re-enter; empty: this attempt is an owner of its own
+	Name   string
+	NoWait bool // TryLock
+}
+
+// Claim is what a History reads of a lease. *dsync.Lease is one.
+type Claim interface {
+	Token() uint64
+	Deadline() time.Time
+	Err() error
+}
+
+// An Op is one attempt to get a lock and the hold that may come of it. Its methods are called by one goroutine at a time; only Lost
+// may be called beside the others.
+type Op struct {
+	h     *History
+	event Event // what all events of this Op have in common
+	lease Claim
+}
+
+// Begin records that the lock is about to be asked for.
+func (h *History) Begin(a Attempt) *Op {
+	o := &Op{h: h, event: Event{Call: h.nextCall(), Client: a.Client, Owner: a.Owner, Name: a.Name, NoWait: a.NoWait}}
+	o.record(Event{Time: h.now(), Kind: KindCall})
+	return o
+}
+
+func (o *Op) record(e Event) {
+	e.Call, e.Client, e.Owner, e.Name, e.NoWait = o.event.Call, o.event.Client, o.event.Owner, o.event.Name, o.event.NoWait
+	o.h.record(e)
+}
+
+// Waiting records that the attempt has been seen in the queue of the backend. Without it, Judge cannot tell who came first. It is
+// called before Returned, from any one goroutine.
+func (o *Op) Waiting() {
+	o.record(Event{Time: o.h.now(), Kind: KindWait})
+}
+
+// Returned records the outcome of the attempt, right after the call returned. l is not looked at if err is not nil.
+func (o *Op) Returned(l Claim, err error) {
+	now := o.h.now()
+	if err != nil {
+		e := Event{Time: now, Kind: KindFail}.because(err)
+		if e.Class == ClassLocked {
+			e.Kind = KindRefuse
+		}
+		o.record(e)
+		return
+	}
+	o.lease = l
+	o.record(Event{Time: now, Kind: KindGrant, Token: l.Token(), Deadline: deadline(now, time.Now(), l)})
+}
+
+// Check asks the lease whether it is still held, records the answer and returns it. Call it before an access to what the lock
+// protects, and now and then during a long hold: it is how Judge learns of renewals.
+func (o *Op) Check() error {
+	e, err := o.sample(KindCheck)
+	o.record(e)
+	return err
+}
+
+// Renewed records the new deadline after Extend returned nil.
+func (o *Op) Renewed() {
+	now := o.h.now()
+	o.record(Event{Time: now, Kind: KindRenew, Deadline: deadline(now, time.Now(), o.lease)})
+}
+
+// Lost records that the lease's Done is closed other than by Unlock, as soon as that is noticed.
+func (o *Op) Lost() {
+	o.record(Event{Time: o.h.now(), Kind: KindLose}.because(o.lease.Err()))
+}
+
+// Releasing records that the lease is about to be unlocked, and whether it said that it was still held. It returns the context for
+// Unlock, which lets [Answered] know whose release it is.
+func (o *Op) Releasing(ctx context.Context) context.Context {
+	e, _ := o.sample(KindRelease)
+	o.record(e)
+	return context.WithValue(ctx, opKey{}, o)
+}
+
+type opKey struct{}
+
+// Answered records that the driver's Release has returned err, if it was called by an Unlock with the context of [Op.Releasing]. It is
+// for what stands between package dsync and the driver: see [Tap]. ctx is that of Release, and granted is when the driver's Acquire
+// had returned the lease.
+//
+// An Unlock need not ask the backend: it may leave the hold to another lease. So what Unlock returned is no proof that the backend had
+// the hold until then, and the nil of Release is.
+func Answered(ctx context.Context, granted time.Time, err error) {
+	o, ok := ctx.Value(opKey{}).(*Op)
+	if !ok {
+		return
+	}
+	ago := time.Since(granted)
+	e := Event{Time: o.h.now(), Kind: KindAnswer}
+	e.Since = max(e.Time-ago, 1)
+	switch {
+	case errors.Is(err, driver.ErrNotHeld):
+		e.Class = ClassNotHeld
+	case err != nil:
+		e.Class = ClassUnknown
+	}
+	o.record(e)
+}
+
+// Released records what Unlock returned.
+func (o *Op) Released(err error) {
+	e := Event{Time: o.h.now(), Kind: KindReleased}
+	if err != nil {
+		e = Event{Time: e.Time, Kind: KindNotReleased}.because(err)
+	}
+	o.record(e)
+}
+
+// sample asks the lease for its state. The clock is read before: a lease that is held later was held then, for it is never revived.
+func (o *Op) sample(k Kind) (Event, error) {
+	now, before := o.h.now(), time.Now()
+	err := o.lease.Err()
+	e := Event{Time: now, Kind: k, OK: err == nil, Deadline: deadline(now, before, o.lease)}
+	if err != nil {
+		e = e.because(err)
+	}
+	return e, err
+}
+
+// deadline puts the deadline of l on the clock of the History, where t was read just before local: it is never later than in truth.
+func deadline(t time.Duration, local time.Time, l Claim) time.Duration {
+	d := l.Deadline()
+	if d.IsZero() {
+		return 0
+	}
+	return t + min(max(d.Sub(local), 1-t), math.MaxInt64/4)
+}
+
+// Wrote records an access to what the lock of this name protects: the resource itself calls it, while it holds whatever makes its
+// accesses follow one another. All accesses to one name are recorded by one process.
+func (h *History) Wrote(name string, token uint64, accepted bool) {
+	h.record(Event{Time: h.now(), Kind: KindWrite, Name: name, Token: token, OK: accepted})
+}
+
+// FaultKill is the kind of fault that kills a process that has a History of its own. Its target is the label of that History.
+const FaultKill = "kill"
+
+// Fault records that a fault is about to be injected. The function that it returns records that the fault is over; call it once,
+// when everything works again. Between the two, and for a while after (Bounds.Recover), Judge expects no progress.
+func (h *History) Fault(kind, target string) (off func()) {
+	e := Event{Call: h.nextCall(), Class: kind, Text: target}
+	e.Time, e.Kind = h.now(), KindFaultOn
+	h.record(e)
+	return func() {
+		e.Time, e.Kind = h.now(), KindFaultOff
+		h.record(e)
+	}
+}
+
+// Note records a remark for people, such as the seed and the versions of a run.
+func (h *History) Note(text string) {
+	h.record(Event{Time: h.now(), Kind: KindMeta, Text: text})
+}

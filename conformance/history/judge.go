@@ -1,0 +1,197 @@
+package history
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Bounds is what a run promised, for [Judge]. With the zero value, only what every backend has to keep is judged.
+type Bounds struct {
+	// Fenced: tokens of a name rise from grant to grant (RuleTokens).
+	Fenced bool
+	// FIFO: waiters are granted in the order in which they were seen to queue (RuleOrder), unless a fault came between.
+	FIFO bool
+	// StoreFences: the protected resource rejects tokens below the highest that it has seen (RuleStale).
+	StoreFences bool
+
+	// Detect is how long a holder may go on after somebody else removed its hold or ended its session. 0: nobody does in this run.
+	Detect time.Duration
+	// Linger is how long after the end of a claim, or of an attempt whose outcome is unknown, the backend may still keep the hold:
+	// at least the TTL and driver.Info.Late. 0 takes "released" for the only proof that a name is free.
+	Linger time.Duration
+	// Wake is how long a free lock may stay free while somebody waits for it (RuleWake). 0: not judged.
+	Wake time.Duration
+	// Stuck is how long an attempt may last without a fault (RuleStuck). 0: not judged.
+	Stuck time.Duration
+	// Recover is how long after the end of a fault Wake and Stuck are not yet expected.
+	Recover time.Duration
+
+	// MinGrants before the first fault make the run worth judging. 0 means 1.
+	MinGrants int
+	// MinClients that were granted something make the run worth judging. 0 means 2.
+	MinClients int
+	// MaxUnknown is the greatest share of attempts with unknown outcome that a run worth judging has. 0 means 0.2.
+	MaxUnknown float64
+}
+
+// Rule is what a [Violation] violates. Leaks (V7) are not in a history.
+type Rule string
+
+const (
+	// RuleOverlap: two owners claimed one name at the same time. A claim begins when the grant returned. It ends when Unlock is
+	// called, when the last known deadline passes, or when the lease says that it is lost; and Bounds.Detect before that, unless
+	// the backend said at this Unlock that it had the hold (Answered). Such an answer also speaks for the time since the backend's
+	// grant, in which leases may have followed one another without a request.
+	RuleOverlap Rule = "V1 claimed overlap"
+	// RuleStale: the protected resource accepted a token below one that it had accepted before.
+	RuleStale Rule = "V2 stale access"
+	// RuleTokens: a grant had no greater token than an earlier one.
+	RuleTokens Rule = "V3 token regression"
+	// RuleLoss: an overlap of which the loser was told, but too late.
+	RuleLoss Rule = "V4 late loss"
+	// RuleWake: a lock stayed free for too long while somebody waited for it.
+	RuleWake Rule = "V5 lost wake-up"
+	// RuleStuck: an attempt lasted too long, or was refused while nobody could have held the lock.
+	RuleStuck Rule = "V6 stuck"
+	// RuleResult: a call returned what it must not return.
+	RuleResult Rule = "V8 illegal result"
+	// RuleOrder: who was seen in the queue before another one asked was granted after it.
+	RuleOrder Rule = "V9 overtaken in the queue"
+)
+
+// A Violation is one thing that must not have happened.
+type Violation struct {
+	Rule    Rule
+	Name    string  // of the lock
+	Text    string  // what is wrong
+	Events  []Event // that show it
+	Excerpt string  // these, marked, among what happened to the lock shortly before and after; only for the first violations
+}
+
+// Verdict is what [Judge] found. A run is good if Err returns nil.
+type Verdict struct {
+	Violations []Violation // in the order of rules and time within a lock
+	Invalid    []string    // why the run proves nothing, whether or not there are violations
+
+	Attempts, Granted, Refused, Unknown int
+	Released, Lost                      int // holds that ended by Unlock, and those that were lost or ran out
+	Claims                              int // holds that were compared with each other
+	Faults                              int
+	StaleWrites, StaleAccepted          int
+
+	LossMargin Spread // from the moment when a holder knew of its loss to the next grant
+	Wake       Spread // from the moment when a lock was surely free to the grant of one who waited for it
+}
+
+// Judge decides whether a history is legal. The events are those of [History.Events] or [Read].
+//
+// Everybody who uses the names has to be in the history. Judge compares intervals and does not search for an order that explains the
+// history, so it takes O(n log n) however many outcomes are unknown. It never raises a false alarm: where the history leaves open what
+// happened, it assumes what is legal.
+func Judge(events []Event, b Bounds) *Verdict {
+	j := newJudge(events, b)
+	j.read()
+	j.assumptions()
+	for _, l := range j.locks {
+		j.close(l)
+		j.exclusion(l)
+		j.waits(l)
+	}
+	j.writes()
+	j.v.LossMargin, j.v.Wake = spread(j.margins), spread(j.wakes)
+	j.explain()
+	return j.v
+}
+
+type judge struct {
+	b      Bounds
+	events []Event
+	v      *Verdict
+
+	procs  map[string]*process
+	byName map[string]*lock
+	locks  []*lock // in the order of their first attempts
+	quiet  []window
+
+	margins, wakes []time.Duration
+}
+
+// process is what is known of one recording process.
+type process struct {
+	attempts map[uint64]*attempt
+	owners   map[[2]string]int
+	last     time.Duration // when it was last alive
+	ended    bool          // in good order
+	killed   time.Duration // when a fault had killed it; never: not known
+}
+
+// lock is what is known of one name.
+type lock struct {
+	name     string
+	attempts []*attempt // in the order of their calls
+	holds    []*attempt // in the order of their grants
+	steps    []step
+}
+
+const never = time.Duration(1<<63 - 1)
+
+// after returns t + d.
+func after(t, d time.Duration) time.Duration {
+	if t > never-d {
+		return never
+	}
+	return t + d
+}
+
+func newJudge(events []Event, b Bounds) *judge {
+	b.MinGrants = max(b.MinGrants, 1)
+	if b.MinClients == 0 {
+		b.MinClients = 2
+	}
+	if b.MaxUnknown == 0 {
+		b.MaxUnknown = 0.2
+	}
+	return &judge{b: b, events: events, v: &Verdict{}, procs: map[string]*process{}, byName: map[string]*lock{}}
+}
+
+func (j *judge) invalid(format string, args ...any) {
+	j.v.Invalid = append(j.v.Invalid, fmt.Sprintf(format, args...))
+}
+
+func (j *judge) violation(r Rule, name, text string, events ...*Event) {
+	v := Violation{Rule: r, Name: name, Text: text}
+	for _, e := range events {
+		if e != nil {
+			v.Events = append(v.Events, *e)
+		}
+	}
+	slices.SortStableFunc(v.Events, func(a, b Event) int { return cmp.Compare(a.Time, b.Time) })
+	j.v.Violations = append(j.v.Violations, v)
+}
+
+// process returns the process with that label.
+func (j *judge) process(label string) *process {
+	p := j.procs[label]
+	if p == nil {
+		p = &process{attempts: map[uint64]*attempt{}, owners: map[[2]string]int{}, killed: never}
+		j.procs[label] = p
+	}
+	return p
+}
+
+// Spread describes a number of durations.
+type Spread struct {
+	N                  int
+	Min, P50, P99, Max time.Duration
+}
+
+func spread(d []time.Duration) Spread {
+	if len(d) == 0 {
+		return Spread{}
+	}
+	slices.Sort(d)
+	n := len(d)
+	return Spread{N: n, Min: d[0], P50: d[n/2], P99: d[n*99/100], Max: d[n-1]}
+}

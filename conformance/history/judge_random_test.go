@@ -1,0 +1,455 @@
+package history
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+)
+
+var (
+	histories    = flag.Int("histories", 5_000, "random histories that the judge is tested with; its slow twin reads 5,000 of them at most")
+	firstHistory = flag.Uint64("first", 0, "seed of the first of them")
+)
+
+// The service that the random histories come from.
+const (
+	simTTL    = 100 * ms
+	simMargin = 2 * ms
+	simDetect = 15 * ms
+)
+
+var simBounds = Bounds{
+	Fenced: true, FIFO: true, StoreFences: true,
+	Detect: simDetect, Linger: simTTL + 60*ms, Wake: 30 * ms, Stuck: 2 * time.Second, Recover: 50 * ms,
+}
+
+// sim simulates a correct lock service, and records what its clients would. It goes from grant to grant of one name, as the server
+// does, and adds what the clients see, with delays of the network on the way.
+type sim struct {
+	r      *rand.Rand
+	name   string
+	events []Event
+	calls  *uint64
+	free   time.Duration // since when the server can grant the name again
+	token  uint64
+	asks   int
+	asked  time.Duration // when the one that was granted last had asked; in order, as this is a FIFO lock
+	story  []*simHold
+	tapped bool // the answers of the server to releases are recorded
+}
+
+// simHold is one grant in good order, as far as plants need it.
+type simHold struct {
+	of                           Event // what its events have in common
+	call, wait, ok, unlock, gone time.Duration
+	deadline                     time.Duration
+	token                        uint64
+	since                        time.Duration // when the driver had been granted it
+	waited                       bool
+	kept                         bool // the server said at its release that it was still there
+	n                            int  // how many asked before
+}
+
+// sure returns until when the records prove that the server had the hold.
+func (h *simHold) sure() time.Duration {
+	if h.kept {
+		return h.unlock
+	}
+	return h.unlock - simDetect
+}
+
+// upTo returns a duration from 0 to d.
+func (s *sim) upTo(d time.Duration) time.Duration { return time.Duration(s.r.Int64N(int64(d) + 1)) }
+
+func (s *sim) once(in int) bool { return s.r.IntN(in) == 0 }
+
+func (s *sim) who() Event {
+	*s.calls++
+	n := s.r.IntN(6)
+	return Event{Proc: fmt.Sprintf("p%d", n%3), Client: fmt.Sprintf("c%d", n), Call: *s.calls, Name: s.name}
+}
+
+func (s *sim) add(of Event, k Kind, t time.Duration, with func(e *Event)) {
+	of.Kind, of.Time = k, t
+	if with != nil {
+		with(&of)
+	}
+	s.events = append(s.events, of)
+}
+
+func class(c string) func(*Event) { return func(e *Event) { e.Class = c } }
+
+func held(deadline time.Duration) func(*Event) {
+	return func(e *Event) { e.OK, e.Deadline = true, deadline }
+}
+
+func (s *sim) fault(kind, target string, from, to time.Duration) {
+	*s.calls++
+	of := Event{Proc: "faults", Call: *s.calls, Class: kind, Text: target}
+	s.add(of, KindFaultOn, from, nil)
+	s.add(of, KindFaultOff, to, nil)
+}
+
+// ask adds the call for the next grant, and returns when the server grants it.
+func (s *sim) ask(of Event) (h *simHold, granted time.Duration) {
+	s.asks++
+	h = &simHold{of: of, n: s.asks}
+	h.call = max(s.asked, s.free-40*ms+s.upTo(45*ms))
+	s.asked = h.call
+	granted = max(s.free, h.call) + s.upTo(10*ms)
+	s.add(of, KindCall, h.call, nil)
+	if h.wait = h.call + s.upTo(5*ms); h.wait < granted && !s.once(3) {
+		h.waited = true
+		s.add(of, KindWait, h.wait, nil)
+	}
+	s.token += 1 + s.r.Uint64N(3)
+	h.token = s.token
+	return h, granted
+}
+
+// grant adds the grant that returns at t, with the deadline that the client computes for one that the server made at granted.
+func (s *sim) grant(h *simHold, granted, t time.Duration) {
+	h.since, h.ok, h.deadline = granted+s.upTo(t-granted), t, max(h.call, granted-s.upTo(3*ms))+simTTL-simMargin
+	s.add(h.of, KindGrant, t, func(e *Event) { e.Token, e.Deadline = h.token, h.deadline })
+}
+
+// use adds a hold that ends with Unlock, perhaps after renewals, and with re-entries and attempts of others meanwhile.
+func (s *sim) use() {
+	of := s.who()
+	if s.once(3) {
+		of.Owner = fmt.Sprint("o", of.Call)
+	}
+	h, granted := s.ask(of)
+	now := granted + s.upTo(5*ms)
+	s.grant(h, granted, now)
+	renewed := granted
+	for s.once(2) {
+		now += s.upTo(25 * ms)
+		if s.once(2) || h.deadline-now < 50*ms {
+			renewed = now + s.upTo(2*ms)
+			now = renewed + s.upTo(2*ms)
+			h.deadline = renewed - s.upTo(2*ms) + simTTL - simMargin
+		}
+		if !s.once(3) {
+			s.add(of, KindCheck, now, held(h.deadline))
+		}
+		if of.Owner != "" {
+			now = s.reenter(h, now)
+		}
+		s.others(now)
+	}
+	for now += s.upTo(10 * ms); s.once(4) && now+40*ms < h.deadline; now += s.upTo(15 * ms) {
+		h.unlock, h.gone = now, now
+		s.write(h)
+		s.story = append(s.story, h)
+		h = s.handOn(h, now)
+	}
+	h.unlock = now
+	s.write(h)
+	s.add(h.of, KindRelease, now, held(h.deadline))
+	s.free = now + s.upTo(2*ms)
+	h.gone = s.free + s.upTo(2*ms)
+	if !s.once(8) {
+		h.kept = s.tapped
+		s.answer(h, s.free, nil)
+		s.add(h.of, KindReleased, h.gone, nil)
+		s.story = append(s.story, h)
+		return
+	}
+	// The answer is lost, and perhaps the request was. The driver may get one to a second request, after Unlock has returned.
+	s.add(h.of, KindNotReleased, h.gone, class(ClassUnknown))
+	switch s.r.IntN(3) {
+	case 0:
+		s.free = renewed + simTTL
+		s.answer(h, h.gone, class(ClassUnknown))
+	case 1:
+		s.answer(h, s.free+s.upTo(10*ms), nil)
+	}
+}
+
+func (s *sim) write(h *simHold) {
+	s.add(Event{Proc: "store", Name: s.name, Token: h.token, OK: true}, KindWrite, h.unlock, nil)
+}
+
+// answer adds what the driver's Release returned.
+func (s *sim) answer(h *simHold, t time.Duration, with func(*Event)) {
+	if s.tapped {
+		s.add(h.of, KindAnswer, t, func(e *Event) {
+			if e.Since = h.since; with != nil {
+				with(e)
+			}
+		})
+	}
+}
+
+func (s *sim) reenter(outer *simHold, now time.Duration) time.Duration {
+	of := outer.of
+	*s.calls++
+	of.Call = *s.calls
+	s.add(of, KindCall, now, nil)
+	now += s.upTo(ms)
+	s.add(of, KindGrant, now, func(e *Event) { e.Token, e.Deadline = outer.token, outer.deadline })
+	now += s.upTo(ms)
+	s.add(of, KindRelease, now, held(outer.deadline))
+	s.add(of, KindReleased, now, nil)
+	return now
+}
+
+// others adds attempts that do not get the lock, which somebody holds at that moment.
+func (s *sim) others(now time.Duration) {
+	of := s.who()
+	before, after := now-s.upTo(20*ms), now+s.upTo(ms)
+	switch s.r.IntN(3) {
+	case 0:
+		of.NoWait = true
+		s.add(of, KindCall, before, nil)
+		s.add(of, KindRefuse, after, class(ClassLocked))
+	case 1:
+		s.add(of, KindCall, before, nil)
+		s.add(of, KindFail, after, class(ClassDeadline))
+	}
+}
+
+// runOut adds a hold that its client does not end in time, since it is frozen: while it holds the lock, or before the call returns.
+func (s *sim) runOut() {
+	of := s.who()
+	h, granted := s.ask(of)
+	s.free = granted + simTTL
+	if s.once(2) {
+		s.grant(h, granted, granted+s.upTo(5*ms))
+		now := h.deadline + s.upTo(80*ms)
+		s.add(of, KindLose, now, class(ClassNotHeld))
+		s.add(of, KindRelease, now, class(ClassNotHeld))
+		s.add(of, KindNotReleased, now, class(ClassNotHeld))
+		return
+	}
+	back := granted + s.upTo(200*ms)
+	s.fault("freeze", of.Client, granted-ms, back+ms)
+	s.grant(h, granted, back)
+	s.add(of, KindRelease, max(back, h.deadline), class(ClassNotHeld))
+	s.add(of, KindNotReleased, max(back, h.deadline), class(ClassNotHeld))
+}
+
+// remove adds a hold that an administrator ends. Its holder may go on for a while, and even release it or leave it to others who wait
+// in its client, before it is told.
+func (s *sim) remove() {
+	of := s.who()
+	h, granted := s.ask(of)
+	s.grant(h, granted, granted+s.upTo(5*ms))
+	s.free = granted + s.upTo(50*ms)
+	told := max(h.ok, s.free) + s.upTo(simDetect-5*ms)
+	now := h.ok
+	for ; now < told && s.once(2); now += s.upTo(10 * ms) {
+		s.add(of, KindCheck, now, held(h.deadline))
+		if s.once(2) {
+			h = s.handOn(h, now)
+			of = h.of
+		}
+	}
+	if now < told && s.once(2) {
+		c := class([]string{ClassRemoved, ClassUnknown}[s.r.IntN(2)])
+		s.add(of, KindRelease, now, held(h.deadline))
+		s.answer(h, now+s.upTo(ms), c)
+		s.add(of, KindNotReleased, now+ms, c)
+		return
+	}
+	if !s.once(3) {
+		s.add(of, KindLose, told, class(ClassRemoved))
+	}
+	now = told + s.upTo(10*ms)
+	s.add(of, KindRelease, now, class(ClassRemoved))
+	s.add(of, KindNotReleased, now+ms, class(ClassRemoved))
+}
+
+// handOn ends h in favour of another one of the client who has waited for as long. The server is not asked.
+func (s *sim) handOn(h *simHold, now time.Duration) *simHold {
+	s.add(h.of, KindRelease, now, held(h.deadline))
+	s.add(h.of, KindReleased, now, nil)
+	next := *h
+	*s.calls++
+	s.token++
+	next.of.Call, next.of.Owner, next.token, next.ok, next.waited = *s.calls, "", s.token, now, false
+	s.add(next.of, KindCall, h.call, nil)
+	s.add(next.of, KindGrant, now, func(e *Event) { e.Token, e.Deadline = s.token, h.deadline })
+	return &next
+}
+
+// doubt adds an attempt with unknown outcome, which may hold the lock for a while.
+func (s *sim) doubt() {
+	of := s.who()
+	h, granted := s.ask(of)
+	s.add(of, KindFail, max(h.call, granted-10*ms)+s.upTo(20*ms), class(ClassUnknown))
+	if s.once(2) {
+		s.free = granted + s.upTo(simTTL)
+	}
+}
+
+// kill adds a process that is killed: before its attempt returns, or while it holds the lock.
+func (s *sim) kill() {
+	of := s.who()
+	of.Proc = fmt.Sprintf("killed%d", of.Call)
+	h, granted := s.ask(of)
+	if s.once(2) {
+		s.grant(h, granted, granted+s.upTo(5*ms))
+	}
+	at := max(granted+5*ms, h.call) + s.upTo(20*ms)
+	s.fault(FaultKill, of.Proc, at-ms, at+s.upTo(5*ms))
+	s.free = granted + simTTL
+	if s.once(2) { // its session died with it
+		s.free = at
+	}
+}
+
+// randomHistory returns a legal history.
+func randomHistory(r *rand.Rand) ([]Event, []*sim) {
+	var calls uint64
+	var sims []*sim
+	tapped := r.IntN(3) > 0
+	for n := range 1 + r.IntN(3) {
+		s := &sim{r: r, name: fmt.Sprint("L", n), calls: &calls, asked: 10 * ms, tapped: tapped}
+		odd := []func(){s.runOut, s.remove, s.doubt, s.kill}[:r.IntN(5)]
+		for range 3 + r.IntN(20) {
+			if len(odd) > 0 && s.once(4) {
+				odd[r.IntN(len(odd))]()
+			} else {
+				s.use()
+			}
+		}
+		sims = append(sims, s)
+	}
+	var events []Event
+	for _, s := range sims {
+		events = append(events, s.events...)
+	}
+	return events, sims
+}
+
+// finish puts the events in order, numbers them, and closes the processes that were not killed.
+func finish(events []Event) []Event {
+	slices.SortStableFunc(events, func(a, b Event) int { return int(a.Time - b.Time) })
+	killed := map[string]bool{}
+	seq := map[string]uint64{}
+	for i := range events {
+		e := &events[i]
+		seq[e.Proc]++
+		e.Seq = seq[e.Proc]
+		if e.Kind == KindFaultOn && e.Class == FaultKill {
+			killed[e.Text] = true
+		}
+	}
+	last := events[len(events)-1].Time
+	for proc, n := range seq {
+		if !killed[proc] {
+			events = append(events, Event{Proc: proc, Seq: n + 1, Time: last, Kind: KindEnd})
+		}
+	}
+	return merge(events)
+}
+
+func TestJudgeOfRandomHistories(t *testing.T) {
+	total := *histories
+	if testing.Short() {
+		total /= 20
+	}
+	planted := map[string]int{}
+	for n := range uint64(total) {
+		seed := *firstHistory + n
+		r := rand.New(rand.NewPCG(seed, 1))
+		events, sims := randomHistory(r)
+		var p *plant
+		if seed%2 == 1 {
+			if p, events = plantIn(r, sims, events); p != nil {
+				planted[p.name]++
+			}
+		}
+		events = finish(events)
+		v := Judge(events, simBounds)
+		switch {
+		case p == nil && len(v.Violations) > 0:
+			t.Fatalf("seed %d: a legal history is condemned:\n%v", seed, v.Err())
+		case p != nil && !slices.Contains(rulesOf(v), p.rule):
+			t.Fatalf("seed %d: %s was not found, only %q", seed, p.name, rulesOf(v))
+		}
+		if slices.ContainsFunc(v.Invalid, func(s string) bool { return s[0] == 'e' || s[0] == 'p' }) { // out of place, not closed
+			t.Fatalf("seed %d: %q", seed, v.Invalid)
+		}
+		if n%uint64(1+total/5_001) > 0 {
+			continue
+		}
+		if got, want := counts(v), newTwin(events, simBounds).violations(); !maps.Equal(got, want) {
+			t.Fatalf("seed %d: the judge finds %v, its twin %v\n%v", seed, got, want, v.Err())
+		}
+	}
+	t.Logf("planted: %v", planted)
+	for _, p := range plants {
+		if planted[p.name] < total/200 {
+			t.Errorf("%s was planted %d times, want %d at least", p.name, planted[p.name], total/200)
+		}
+	}
+}
+
+// counts returns what Judge found of the rules that the twin knows. It tells overlaps from late losses; the twin does not.
+func counts(v *Verdict) map[Rule]int {
+	found := map[Rule]int{}
+	for _, violation := range v.Violations {
+		switch violation.Rule {
+		case RuleOverlap, RuleLoss:
+			found[RuleOverlap]++
+		case RuleTokens, RuleWake, RuleOrder:
+			found[violation.Rule]++
+		}
+	}
+	return found
+}
+
+// plantIn makes a legal history illegal, unless it has no room for that.
+func plantIn(r *rand.Rand, sims []*sim, events []Event) (*plant, []Event) {
+	for range 50 {
+		p := &plants[r.IntN(len(plants))]
+		if changed := p.in(r, sims[r.IntN(len(sims))], slices.Clone(events)); changed != nil {
+			return p, changed
+		}
+	}
+	return nil, events
+}
+
+func BenchmarkJudgeMillionHolds(b *testing.B) {
+	events := millionHolds()
+	b.ResetTimer()
+	for b.Loop() {
+		if v := Judge(events, simBounds); v.Err() != nil || v.Claims != 1_000_000 {
+			b.Fatal(v, v.Err())
+		}
+	}
+}
+
+// millionHolds returns a history of four processes and a hundred locks.
+func millionHolds() []Event {
+	var events []Event
+	seq := map[string]uint64{}
+	add := func(e Event, k Kind, t time.Duration) {
+		seq[e.Proc]++
+		e.Kind, e.Time, e.Seq = k, t, seq[e.Proc]
+		events = append(events, e)
+	}
+	for i := range 1_000_000 {
+		proc := fmt.Sprintf("p%d", i%4)
+		now := time.Duration(i) * 10 * time.Microsecond
+		e := Event{Proc: proc, Client: proc, Name: fmt.Sprintf("L%d", i/4%100), Call: uint64(i + 1)}
+		add(e, KindCall, now)
+		e.Token, e.Deadline = uint64(i+1), now+time.Second
+		add(e, KindGrant, now+time.Microsecond)
+		e.Token, e.OK = 0, true
+		add(e, KindRelease, now+8*time.Microsecond)
+		e.OK, e.Deadline = false, 0
+		add(e, KindReleased, now+9*time.Microsecond)
+	}
+	for proc := range seq {
+		add(Event{Proc: proc}, KindEnd, 11*time.Second)
+	}
+	return merge(events)
+}

@@ -1,0 +1,259 @@
+package history
+
+// Each pair is an illegal history and the nearest legal one.
+var stories = []struct {
+	rule           Rule
+	name           string
+	bounds         Bounds
+	illegal, legal string
+}{
+	{RuleOverlap, "granted before the release is called", Bounds{}, `
+		0 a call; 1 a ok dl=100; 2 b call; 9 b ok dl=100; 10 a rel.call held; 11 a rel.ok; 12 b rel.call held;
+		13 b rel.ok`, `
+		0 a call; 1 a ok dl=100; 2 b call; 9 a rel.call held; 10 b ok dl=100; 11 a rel.ok; 12 b rel.call held;
+		13 b rel.ok`},
+	{RuleOverlap, "granted before the deadline", Bounds{}, `
+		0 a call; 1 a ok dl=50; 2 b call; 49 b ok dl=100`, `
+		0 a call; 1 a ok dl=50; 2 b call; 50 b ok dl=100`},
+	{RuleOverlap, "granted before a renewed deadline", Bounds{}, `
+		0 a call; 1 a ok dl=50; 2 b call; 40 a valid held dl=90; 60 b ok dl=100`, `
+		0 a call; 1 a ok dl=50; 2 b call; 40 a valid dl=50 notheld; 60 b ok dl=100`},
+	{RuleOverlap, "granted before an extended deadline", Bounds{}, `
+		0 a call; 1 a ok dl=50; 40 a renew.ok dl=90; 41 b call; 60 b ok dl=100`, `
+		0 a call; 1 a ok dl=50; 40 a renew.ok dl=60; 41 b call; 60 b ok dl=100`},
+	{RuleOverlap, "renewals were not recorded, but the lease was held when it was released", Bounds{}, `
+		0 a call; 1 a ok dl=50; 2 b call; 60 b ok dl=100; 70 a rel.call held dl=90; 71 a rel.ok`, `
+		0 a call; 1 a ok dl=50; 2 b call; 60 b ok dl=100; 70 a rel.call dl=50 notheld; 71 a rel.err notheld`},
+	{RuleOverlap, "what is found over after its deadline may have been removed before", Bounds{}, `
+		0 a call; 1 a ok dl=30; 2 b call; 29 b ok dl=60; 31 a valid notheld`, `
+		0 a call; 1 a ok dl=30; 2 b call; 29 b ok dl=60; 31 a valid removed`},
+	{RuleOverlap, "or its session may have ended", Bounds{}, `
+		0 a call; 1 a ok dl=30; 2 b call; 29 b ok dl=60; 31 a valid notheld`, `
+		0 a call; 1 a ok dl=30; 2 b call; 29 b ok dl=60; 31 a valid session`},
+	{RuleOverlap, "two attempts of one client that is no common owner", Bounds{MinClients: 1}, `
+		0 a call client=c; 1 a ok dl=50; 2 b call client=c; 3 b ok dl=50`, `
+		0 a call client=c owner=o; 1 a ok dl=50; 2 b call client=c owner=o; 3 b ok dl=50`},
+	{RuleOverlap, "owners of two clients that are called the same", Bounds{}, `
+		0 a call owner=o; 1 a ok dl=50; 2 b call owner=o; 3 b ok dl=60`, `
+		0 a call owner=o; 1 a ok dl=50; 2 b call owner=o; 3 a rel.call held dl=50; 4 b ok dl=60`},
+	{RuleOverlap, "an overlap with an outer hold, behind an inner one and a short one of others", Bounds{}, `
+		0 a call client=c owner=o; 1 a ok dl=50; 2 b call client=c owner=o; 3 b ok dl=60; 4 b rel.call held dl=60;
+		5 b rel.ok; 6 x call; 7 x ok dl=60`, `
+		0 a call client=c owner=o; 1 a ok dl=50; 2 b call client=c owner=o; 3 b ok dl=60; 4 b rel.call held dl=60;
+		5 b rel.ok; 6 x call; 50 x ok dl=60`},
+	{RuleOverlap, "the backend said at the release that it had the hold, and Unlock alone does not say it", Bounds{Detect: 20 * ms}, `
+		0 a call; 1 a ok dl=50; 4 x call; 5 x ok dl=60; 6 a rel.call held dl=50; 7 a rel.answer since=1; 7 a rel.ok`, `
+		0 a call; 1 a ok dl=50; 4 x call; 5 x ok dl=60; 6 a rel.call held dl=50; 7 a rel.ok`},
+	{RuleOverlap, "it said so after Unlock had given up", Bounds{Detect: 20 * ms}, `
+		0 a call; 1 a ok dl=50; 4 x call; 5 x ok dl=60; 6 a rel.call held dl=50; 7 a rel.err unknown; 30 a rel.answer since=1`, `
+		0 a call; 1 a ok dl=50; 4 x call; 5 x ok dl=60; 6 a rel.call held dl=50; 7 a rel.err unknown; 30 a rel.answer since=1 unknown`},
+	{RuleOverlap, "of a hold that an owner has twice, the last Unlock asks the backend", Bounds{Detect: 20 * ms}, `
+		0 a call client=c owner=o; 1 a ok dl=50; 2 b call client=c owner=o; 3 b ok dl=50; 4 x call; 5 x ok dl=60;
+		6 b rel.call held dl=50; 7 b rel.ok; 8 a rel.call held dl=50; 9 a rel.answer since=1; 9 a rel.ok`, `
+		0 a call client=c owner=o; 1 a ok dl=50; 2 b call client=c owner=o; 3 b ok dl=50; 4 x call; 5 x ok dl=60;
+		6 b rel.call held dl=50; 7 b rel.ok; 8 a rel.call held dl=50; 9 a rel.answer since=1 notheld; 9 a rel.err notheld`},
+	{RuleOverlap, "also where a re-entry outlives the first hold", Bounds{Detect: 20 * ms}, `
+		0 a call client=c owner=o; 1 a ok dl=50; 2 b call client=c owner=o; 3 b ok dl=50; 4 x call; 5 x ok dl=60;
+		6 a rel.call held dl=50; 7 a rel.ok; 8 b rel.call held dl=50; 9 b rel.answer since=1; 9 b rel.ok`, `
+		0 a call client=c owner=o; 1 a ok dl=50; 2 b call client=c owner=o; 3 b ok dl=50; 4 x call; 5 x ok dl=60;
+		6 a rel.call held dl=50; 7 a rel.ok; 8 b rel.call held dl=50; 9 b rel.err removed`},
+	{RuleOverlap, "a hold that went on to a waiter of the client was there until that one released it", Bounds{Detect: 20 * ms}, `
+		0 a call client=c; 1 a ok dl=50; 2 b call client=c; 3 x call; 4 x ok dl=50; 5 x rel.call held dl=50; 5 x rel.answer since=4;
+		5 x rel.ok; 6 a rel.call held dl=50; 7 a rel.ok; 8 b ok dl=50; 9 b rel.call held dl=50; 10 b rel.answer since=1; 10 b rel.ok`, `
+		0 a call client=c; 1 a ok dl=50; 2 b call client=c; 3 x call; 4 x ok dl=50; 5 x rel.call held dl=50; 5 x rel.answer since=4;
+		5 x rel.ok; 6 a rel.call held dl=50; 7 a rel.ok; 8 b ok dl=50; 9 b lost session`},
+	{RuleOverlap, "a waiter of the client had a hold of its own, after that of the other client", Bounds{Detect: 20 * ms}, `
+		0 a call client=c; 1 a ok dl=50; 2 b call client=c; 3 x call; 4 x ok dl=50; 6 a rel.call held dl=50; 7 a rel.ok;
+		8 x rel.call held dl=50; 8 x rel.answer since=4; 8 x rel.ok; 9 b ok dl=50; 10 b rel.call held dl=50; 11 b rel.answer since=7; 11 b rel.ok`, `
+		0 a call client=c; 1 a ok dl=50; 2 b call client=c; 3 x call; 4 x ok dl=50; 6 a rel.call held dl=50; 7 a rel.ok;
+		8 x rel.call held dl=50; 8 x rel.answer since=4; 8 x rel.ok; 9 b ok dl=50; 10 b rel.call held dl=50; 11 b rel.answer since=8; 11 b rel.ok`},
+	{RuleOverlap, "a process was killed, but later", Bounds{MaxUnknown: 1}, `
+		0 p1/a call; 1 p1/a ok dl=50; 2 b call; 6 b ok dl=60; 7 p1/z call; 8 f fault.on kill=p1; 9 f fault.off;
+		70 c call; 71 c ok dl=90`, `
+		0 p1/a call; 1 p1/a ok dl=50; 2 b call; 5 p1/z call; 6 f fault.on kill=p1; 7 b ok dl=60; 9 f fault.off;
+		70 c call; 71 c ok dl=90`},
+	{RuleOverlap, "at one moment of a fake clock", Bounds{}, `
+		5 a call; 5 a ok dl=50; 5 b call; 5 b ok dl=50; 5 a rel.call held dl=50; 5 b rel.call held dl=50`, `
+		5 a call; 5 a ok dl=50; 5 b call; 5 a rel.call held dl=50; 5 b ok dl=50; 5 b rel.call held dl=50`},
+	{RuleOverlap, "at the same time in two processes", Bounds{}, `
+		4 p1/a call; 5 p1/a ok dl=50; 5 p2/b call; 6 p2/b ok dl=50; 7 p1/a rel.call held dl=50`, `
+		4 p2/a call; 5 p2/a ok dl=50; 5 p1/b call; 7 p1/b ok dl=50; 7 p2/a rel.call held dl=50`},
+
+	{RuleStale, "a stale access was accepted", Bounds{StoreFences: true}, `
+		0 a call; 1 a ok tok=1 dl=5; 2 b call; 6 b ok tok=2 dl=50; 7 s cs.write tok=2 accepted;
+		8 s cs.write tok=1 accepted`, `
+		0 a call; 1 a ok tok=1 dl=5; 2 b call; 6 b ok tok=2 dl=50; 7 s cs.write tok=2 accepted; 8 s cs.write tok=1`},
+	{RuleStale, "one that is stale by an access before the last", Bounds{StoreFences: true, MinClients: 1}, `
+		0 a call; 1 a ok; 2 s cs.write tok=3 accepted; 3 s cs.write tok=1; 4 s cs.write tok=2 accepted`, `
+		0 a call; 1 a ok; 2 s cs.write tok=2 accepted; 3 s cs.write tok=3; 4 s cs.write tok=2 accepted`},
+
+	{RuleTokens, "tokens of consecutive holds are equal", Bounds{Fenced: true}, `
+		0 a call; 1 a ok tok=7 dl=50; 2 a rel.call held dl=50; 3 a rel.ok; 2 b call; 4 b ok tok=7 dl=50`, `
+		0 a call; 1 a ok tok=7 dl=50; 2 a rel.call held dl=50; 3 a rel.ok; 2 b call; 4 b ok tok=8 dl=50`},
+	{RuleTokens, "a token falls below one before the last", Bounds{Fenced: true}, `
+		0 a call; 1 a ok tok=7 dl=2; 2 b call; 3 b ok tok=9 dl=4; 3 c call; 5 c ok tok=8 dl=50`, `
+		0 a call; 1 a ok tok=7 dl=2; 2 b call; 3 b ok tok=8 dl=4; 3 c call; 5 c ok tok=9 dl=50`},
+	{RuleTokens, "no token", Bounds{Fenced: true}, `
+		0 a call; 1 a ok dl=50; 50 b call; 51 b ok tok=1 dl=90`, `
+		0 a call; 1 a ok tok=1 dl=50; 50 b call; 51 b ok tok=2 dl=90`},
+	{RuleTokens, "a hold that was over when it returned may be older than one that returned before, if it was asked for before",
+		Bounds{Fenced: true}, `
+		0 b call; 1 b ok tok=2 dl=50; 5 a call; 60 a ok tok=1 dl=40`, `
+		0 a call; 1 b call; 2 b ok tok=2 dl=50; 60 a ok tok=1 dl=40`},
+	{RuleTokens, "only a re-entry has the token of its outer hold", Bounds{Fenced: true, MinClients: 1}, `
+		0 a call client=c owner=o; 1 a ok tok=3 dl=50; 2 a rel.call held dl=50; 3 a rel.ok; 4 b call client=c owner=o;
+		5 b ok tok=3 dl=50`, `
+		0 a call client=c owner=o; 1 a ok tok=3 dl=50; 2 b call client=c owner=o; 3 b ok tok=3 dl=50;
+		4 b rel.call held dl=50; 5 b rel.ok`},
+	{RuleTokens, "a re-entry after a renewal that was not recorded", Bounds{Fenced: true, MinClients: 1}, `
+		0 a call client=c owner=o; 1 a ok tok=3 dl=50; 60 b call client=c owner=o; 61 b ok tok=2 dl=90`, `
+		0 a call client=c owner=o; 1 a ok tok=3 dl=50; 60 b call client=c owner=o; 61 b ok tok=3 dl=90`},
+
+	{RuleLoss, "told too late that the hold was removed", Bounds{Detect: 5 * ms}, `
+		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 15 a lost removed`, `
+		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 14 a lost removed`},
+	{RuleLoss, "held, says the lease, long after it was removed", Bounds{Detect: 5 * ms}, `
+		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 15 a valid held dl=50; 20 a valid removed dl=50`, `
+		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 14 a valid held dl=50; 20 a valid removed dl=50`},
+	{RuleLoss, "told by Unlock", Bounds{Detect: 5 * ms}, `
+		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 15 a rel.call held dl=50; 16 a rel.err removed`, `
+		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 14 a rel.call held dl=50; 16 a rel.err removed`},
+	{RuleOverlap, "what Unlock ends was not removed", Bounds{Detect: 5 * ms}, `
+		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 10 a rel.call held dl=50; 16 a rel.answer since=1; 16 a rel.ok`, `
+		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 10 a rel.call held dl=50; 16 a rel.err unknown`},
+	{RuleLoss, "told by the first of two", Bounds{}, `
+		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 10 a valid held dl=50; 11 a valid removed; 12 a lost removed`, `
+		0 a call; 1 a ok dl=50; 2 b call; 7 a valid removed; 9 b ok dl=60; 12 a lost removed`},
+	{RuleOverlap, "a hold that was removed may run out before its holder is told", Bounds{Detect: 5 * ms}, `
+		0 a call; 1 a ok dl=50; 2 b call; 44 b ok dl=60`, `
+		0 a call; 1 a ok dl=50; 2 b call; 45 b ok dl=60`},
+	{RuleLoss, "nobody removes holds", Bounds{}, `
+		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 10 a lost session`, `
+		0 a call; 1 a ok dl=50; 2 b call; 9 a lost session; 9 b ok dl=60`},
+	{RuleLoss, "the lease still said that it was held", Bounds{}, `
+		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 12 a valid held dl=50; 13 a valid removed dl=50`, `
+		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 13 a valid removed dl=50`},
+
+	{RuleWake, "nobody is granted a free lock", Bounds{Wake: 10 * ms}, `
+		0 a call; 1 a ok dl=90; 2 b call; 3 a rel.call held dl=90; 4 a rel.ok; 15 b ok dl=90`, `
+		0 a call; 1 a ok dl=90; 2 b call; 3 a rel.call held dl=90; 4 a rel.ok; 14 b ok dl=90`},
+	{RuleWake, "the waiter gives up", Bounds{Wake: 10 * ms, MinClients: 1}, `
+		0 a call; 1 a ok dl=90; 2 b call; 3 a rel.call held dl=90; 4 a rel.ok; 15 b err deadline`, `
+		0 a call; 1 a ok dl=90; 2 b call; 3 a rel.call held dl=90; 4 a rel.ok; 14 b err deadline`},
+	{RuleWake, "somebody else takes it", Bounds{Wake: 10 * ms}, `
+		0 a call; 1 a ok dl=90; 2 b call; 3 a rel.call held dl=90; 4 a rel.ok; 14 c call nowait; 15 c ok dl=90;
+		16 c rel.call held dl=90; 17 c rel.ok; 18 b ok dl=90`, `
+		0 a call; 1 a ok dl=90; 3 a rel.call held dl=90; 4 a rel.ok; 5 b call; 14 c call nowait; 15 c ok dl=90;
+		16 c rel.call held dl=90; 17 c rel.ok; 18 b ok dl=90`},
+	{RuleWake, "one that gave up may have had it, one that was refused did not", Bounds{Wake: 10 * ms}, `
+		0 a call; 1 a ok dl=90; 2 b call; 3 a rel.call held; 4 a rel.ok; 5 c call nowait; 10 c refused locked; 15 b ok dl=90`, `
+		0 a call; 1 a ok dl=90; 2 b call; 3 a rel.call held; 4 a rel.ok; 5 c call; 10 c err canceled; 15 b ok dl=90`},
+	{RuleWake, "after a hold that ran out", Bounds{Wake: 10 * ms, Linger: 20 * ms}, `
+		0 a call; 1 a ok dl=30; 2 b call; 30 a lost notheld; 61 b ok dl=90`, `
+		0 a call; 1 a ok dl=30; 2 b call; 30 a lost notheld; 60 b ok dl=90`},
+	{RuleWake, "after the backend's answer, although Unlock had given up", Bounds{Wake: 10 * ms, Linger: 20 * ms}, `
+		0 a call; 1 a ok dl=90; 2 b call; 3 a rel.call held; 4 a rel.err unknown; 6 a rel.answer since=1; 17 b ok dl=90`, `
+		0 a call; 1 a ok dl=90; 2 b call; 3 a rel.call held; 4 a rel.err unknown; 6 a rel.answer since=1; 16 b ok dl=90`},
+	{RuleWake, "after an attempt with unknown outcome", Bounds{Wake: 10 * ms, Linger: 20 * ms, MaxUnknown: 1}, `
+		0 a call; 5 a err unknown; 6 b call; 36 b ok dl=90; 37 b rel.call held dl=90; 38 b rel.ok; 39 c call;
+		40 c ok dl=90`, `
+		0 a call; 5 a err unknown; 6 b call; 35 b ok dl=90; 36 b rel.call held dl=90; 37 b rel.ok; 39 c call;
+		40 c ok dl=90`},
+	{RuleWake, "after a fault", Bounds{Wake: 10 * ms, Recover: 30 * ms}, `
+		0 a call; 1 a ok dl=99; 2 b call; 3 f fault.on freeze; 4 a rel.call held dl=90; 5 a rel.ok; 20 f fault.off;
+		51 b ok dl=99`, `
+		0 a call; 1 a ok dl=99; 2 b call; 3 f fault.on freeze; 4 a rel.call held dl=90; 5 a rel.ok; 20 f fault.off;
+		50 b ok dl=99`},
+	{RuleWake, "long before a fault", Bounds{Wake: 10 * ms, Recover: 30 * ms}, `
+		0 a call; 1 a ok dl=99; 2 b call; 4 a rel.call held dl=90; 5 a rel.ok; 16 f fault.on freeze; 20 f fault.off;
+		25 b ok dl=99`, `
+		0 a call; 1 a ok dl=99; 2 b call; 4 a rel.call held dl=90; 5 a rel.ok; 15 f fault.on freeze; 20 f fault.off;
+		25 b ok dl=99`},
+	{RuleWake, "of a re-entrant hold, only the last release frees the lock", Bounds{Wake: 10 * ms}, `
+		0 a call client=c owner=o; 1 a ok dl=90; 2 b call client=c owner=o; 3 b ok dl=90; 4 x call;
+		5 b rel.call held dl=90; 6 b rel.ok; 7 a rel.call held dl=90; 8 a rel.ok; 19 x ok dl=90`, `
+		0 a call client=c owner=o; 1 a ok dl=90; 2 b call client=c owner=o; 3 b ok dl=90; 4 x call;
+		5 b rel.call held dl=90; 6 b rel.ok; 27 a rel.call held dl=90; 28 a rel.ok; 29 x ok dl=90`},
+
+	{RuleStuck, "an attempt lasts too long", Bounds{Stuck: 30 * ms}, `
+		0 a call; 1 a ok dl=90; 2 b call; 31 a rel.call held dl=90; 32 a rel.ok; 33 b ok dl=90`, `
+		0 a call; 1 a ok dl=90; 2 b call; 31 a rel.call held dl=90; 31 a rel.ok; 32 b ok dl=90`},
+	{RuleStuck, "an attempt does not return", Bounds{Stuck: 30 * ms, MinClients: 1, MaxUnknown: 1}, `
+		0 a call; 1 a ok dl=90; 2 b call; 33 z call nowait; 33 z refused locked`, `
+		0 a call; 1 a ok dl=90; 2 b call; 32 z call nowait; 32 z refused locked`},
+	{RuleStuck, "an attempt lasts too long after a fault", Bounds{Stuck: 30 * ms}, `
+		0 a call; 1 a ok dl=90; 2 b call; 3 f fault.on freeze; 50 f fault.off; 81 b err deadline;
+		82 a rel.call held dl=90; 83 a rel.ok; 84 c call; 85 c ok dl=99`, `
+		0 a call; 1 a ok dl=90; 2 b call; 3 f fault.on freeze; 50 f fault.off; 80 b err deadline;
+		82 a rel.call held dl=90; 83 a rel.ok; 84 c call; 85 c ok dl=99`},
+	{RuleStuck, "refused while free", Bounds{Wake: 5 * ms, MinClients: 1}, `
+		0 a call; 1 a ok dl=90; 2 a rel.call held dl=90; 3 a rel.ok; 9 b call nowait; 10 b refused locked`, `
+		0 a call; 1 a ok dl=90; 2 a rel.call held dl=90; 3 a rel.ok; 8 b call nowait; 10 b refused locked`},
+	{RuleStuck, "refused because of one that gave up", Bounds{Wake: 5 * ms, MinClients: 1}, `
+		0 a call; 1 a ok dl=90; 2 c call; 3 a rel.call held dl=90; 4 a rel.ok; 5 c err canceled; 11 b call nowait;
+		12 b refused locked`, `
+		0 a call; 1 a ok dl=90; 2 c call; 3 a rel.call held dl=90; 4 a rel.ok; 5 c err canceled; 10 b call nowait;
+		12 b refused locked`},
+	{RuleStuck, "refused after a fault that may have left anything", Bounds{Wake: 5 * ms}, `
+		0 a call; 1 a ok dl=90; 2 a rel.call held; 3 a rel.ok; 20 b call nowait; 21 b refused locked; 40 c call; 41 c ok dl=90`, `
+		0 a call; 1 a ok dl=90; 2 a rel.call held; 3 a rel.ok; 5 f fault.on freeze; 6 f fault.off; 20 b call nowait;
+		21 b refused locked; 40 c call; 41 c ok dl=90`},
+	{RuleStuck, "refused long after a kill", Bounds{Wake: 5 * ms, Linger: 20 * ms, MinClients: 1}, `
+		0 p1/a call; 1 p1/a ok dl=20; 2 f fault.on kill=p1; 3 f fault.off; 29 b call nowait; 30 b refused locked;
+		40 c call; 41 c ok dl=90`, `
+		0 p1/a call; 1 p1/a ok dl=20; 2 f fault.on kill=p1; 3 f fault.off; 28 b call nowait; 30 b refused locked;
+		40 c call; 41 c ok dl=90`},
+
+	{RuleResult, "released what had run out", Bounds{}, `
+		0 a call; 1 a ok dl=30; 2 b call; 31 b ok dl=90; 37 a rel.call notheld; 38 a rel.ok`, `
+		0 a call; 1 a ok dl=30; 2 b call; 31 b ok dl=90; 37 a rel.call notheld; 38 a rel.err notheld`},
+	{RuleResult, "released what was lost", Bounds{MinClients: 1}, `
+		0 a call; 1 a ok dl=30; 5 a lost removed; 6 a rel.call removed; 7 a rel.ok`, `
+		0 a call; 1 a ok dl=30; 5 a lost removed; 6 a rel.call removed; 7 a rel.err removed`},
+	{RuleResult, "released twice", Bounds{MinClients: 1}, `
+		0 a call; 1 a ok dl=30; 5 a rel.call held dl=30; 6 a rel.ok; 7 a rel.call notheld; 8 a rel.ok`, `
+		0 a call; 1 a ok dl=30; 5 a rel.call held dl=30; 6 a rel.ok; 7 a rel.call notheld; 8 a rel.err notheld`},
+	{RuleResult, "lost twice", Bounds{MinClients: 1}, `
+		0 a call; 1 a ok dl=30; 5 a lost removed; 6 a lost removed`, `
+		0 a call; 1 a ok dl=30; 5 a lost removed`},
+	{RuleResult, "lost, says Done; held, says Err", Bounds{MinClients: 1}, `
+		0 a call; 1 a ok dl=30; 5 a lost`, `
+		0 a call; 1 a ok dl=30; 5 a lost notheld`},
+	{RuleResult, "held after the loss", Bounds{MinClients: 1}, `
+		0 a call; 1 a ok dl=30; 5 a lost removed; 6 a valid held dl=30`, `
+		0 a call; 1 a ok dl=30; 5 a lost removed; 5 a valid held dl=30`},
+	{RuleResult, "held after the release", Bounds{MinClients: 1}, `
+		0 a call; 1 a ok dl=30; 5 a rel.call held dl=30; 6 a rel.ok; 7 a valid held dl=30`, `
+		0 a call; 1 a ok dl=30; 5 a rel.call held dl=30; 6 a rel.ok; 7 a valid notheld dl=30`},
+	{RuleResult, "held after its deadline", Bounds{MinClients: 1}, `
+		0 a call; 1 a ok dl=30; 31 a valid held dl=30`, `
+		0 a call; 1 a ok dl=30; 31 a valid held dl=31`},
+	{RuleResult, "an error that is none of ours", Bounds{MinClients: 1}, `
+		0 a call; 1 a ok dl=30; 2 b call; 3 b err other`, `
+		0 a call; 1 a ok dl=30; 2 b call; 3 b err closed`},
+	{RuleResult, "Lock does not wait", Bounds{MinClients: 1}, `
+		0 a call; 1 a ok dl=30; 2 b call; 3 b refused locked`, `
+		0 a call; 1 a ok dl=30; 2 b call nowait; 3 b refused locked`},
+
+	{RuleOrder, "overtaken", Bounds{FIFO: true}, `
+		0 a call; 1 a ok dl=30; 2 b call; 3 b wait; 4 c call; 5 a rel.call held dl=30; 6 c ok dl=30;
+		7 c rel.call held dl=30; 8 b ok dl=30`, `
+		0 a call; 1 a ok dl=30; 2 b call; 3 c call; 4 b wait; 5 a rel.call held dl=30; 6 c ok dl=30;
+		7 c rel.call held dl=30; 8 b ok dl=30`},
+	{RuleOrder, "overtaken by one that asked at the same moment", Bounds{FIFO: true}, `
+		0 a call; 1 a ok dl=30; 2 b call; 3 b wait; 4 c call; 5 a rel.call held dl=30; 6 c ok dl=30;
+		7 c rel.call held dl=30; 8 b ok dl=30`, `
+		0 a call; 1 a ok dl=30; 2 b call; 3 b wait; 3 c call; 5 a rel.call held dl=30; 6 c ok dl=30;
+		7 c rel.call held dl=30; 8 b ok dl=30`},
+	{RuleOrder, "a fault may disturb the queue", Bounds{FIFO: true}, `
+		0 a call; 1 a ok dl=30; 2 f fault.on freeze; 3 f fault.off; 4 b call; 5 b wait; 6 c call;
+		7 a rel.call held dl=30; 8 c ok dl=30; 9 c rel.call held dl=30; 10 b ok dl=30`, `
+		0 a call; 1 a ok dl=30; 4 b call; 5 b wait; 6 c call; 6 f fault.on freeze; 6 f fault.off;
+		7 a rel.call held dl=30; 8 c ok dl=30; 9 c rel.call held dl=30; 10 b ok dl=30`},
+	{RuleOrder, "a re-entry does not queue, nor does TryLock", Bounds{FIFO: true}, `
+		0 a call client=c owner=o; 1 a ok dl=30; 2 b call; 3 b wait; 4 x call client=c owner=other;
+		5 a rel.call held dl=30; 6 x ok dl=30; 7 x rel.call held dl=30; 8 b ok dl=30`, `
+		0 a call client=c owner=o; 1 a ok dl=30; 2 b call; 3 b wait; 4 x call client=c owner=o; 5 x ok dl=30;
+		6 x rel.call held dl=30; 7 a rel.call held dl=30; 8 y call nowait; 9 y ok dl=30; 10 y rel.call held dl=30;
+		11 b ok dl=30`},
+}

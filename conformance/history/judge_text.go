@@ -1,0 +1,92 @@
+package history
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+const (
+	explained = 10 // violations that get an excerpt
+	around    = 4  // events of the lock before and after each event of a violation
+)
+
+// Err returns nil if the run is worth judging and nothing illegal happened. Otherwise its text says what did.
+func (v *Verdict) Err() error {
+	var b strings.Builder
+	if len(v.Invalid) > 0 {
+		fmt.Fprintf(&b, "the run proves nothing: %s\n", strings.Join(v.Invalid[:min(len(v.Invalid), explained)], "; "))
+	}
+	for i, violation := range v.Violations {
+		if i == explained {
+			fmt.Fprintf(&b, "and %d more violations\n", len(v.Violations)-i)
+			break
+		}
+		b.WriteString(violation.String())
+	}
+	if b.Len() == 0 {
+		return nil
+	}
+	return errors.New(strings.TrimSuffix(b.String(), "\n"))
+}
+
+// String formats the violation for people, on several lines.
+func (v Violation) String() string {
+	s := fmt.Sprintf("%s of %q: %s\n", v.Rule, v.Name, v.Text)
+	if v.Excerpt != "" {
+		return s + v.Excerpt
+	}
+	for _, e := range v.Events {
+		s += fmt.Sprintf("  > %v\n", e)
+	}
+	return s
+}
+
+// String is the summary of a run, on one line.
+func (v *Verdict) String() string {
+	return fmt.Sprintf("%d attempts: %d granted, %d refused, %d unknown; %d claims compared, %d released, %d lost (margin min %v, p50 %v); "+
+		"wake-up p50 %v, p99 %v, max %v; %d faults; %d stale accesses, %d accepted; %d violations, %d reasons to discard the run",
+		v.Attempts, v.Granted, v.Refused, v.Unknown, v.Claims, v.Released, v.Lost, v.LossMargin.Min, v.LossMargin.P50,
+		v.Wake.P50, v.Wake.P99, v.Wake.Max, v.Faults, v.StaleWrites, v.StaleAccepted, len(v.Violations), len(v.Invalid))
+}
+
+// explain adds the excerpts.
+func (j *judge) explain() {
+	for i := range min(len(j.v.Violations), explained) {
+		v := &j.v.Violations[i]
+		v.Excerpt = j.excerpt(v)
+	}
+}
+
+// excerpt prints the events of a violation, and for each some that happened to the lock before and after it, and the faults there.
+func (j *judge) excerpt(v *Violation) string {
+	var story []Event
+	for _, e := range j.events {
+		if e.Name == v.Name && e.Kind != KindMeta && e.Kind != KindEnd || e.Kind == KindFaultOn || e.Kind == KindFaultOff {
+			story = append(story, e)
+		}
+	}
+	marked := func(e Event) bool {
+		return slices.ContainsFunc(v.Events, func(m Event) bool { return m.Proc == e.Proc && m.Seq == e.Seq })
+	}
+	var b strings.Builder
+	shown := 0 // story[:shown] has been dealt with
+	for i, e := range story {
+		if !marked(e) {
+			continue
+		}
+		if start := i - around; start > shown {
+			fmt.Fprintf(&b, "    ... %d more\n", start-shown)
+			shown = start
+		}
+		for ; shown < min(i+around+1, len(story)); shown++ {
+			sign := ' '
+			if marked(story[shown]) {
+				sign = '>'
+			}
+			fmt.Fprintf(&b, "  %c %v\n", sign, story[shown])
+		}
+	}
+	return b.String()
+}

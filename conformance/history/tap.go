@@ -1,0 +1,74 @@
+package history
+
+import (
+	"context"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// Tap returns a driver for dsync.New that records what d answers to releases ([Answered]). Where Bounds.Detect is not 0, Judge needs
+// these records to see what happened shortly before the end of a hold. Inspect and ForceUnlock are left out of what it returns.
+func Tap(d driver.Driver) driver.Driver {
+	if b, ok := d.(driver.BatchRenewer); ok {
+		return batchTap{tap{d}, b}
+	}
+	return tap{d}
+}
+
+type tap struct{ driver.Driver }
+
+// Acquire implements driver.Driver.
+func (t tap) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	l, err := t.Driver.Acquire(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	tl := &tapLease{l, time.Now()}
+	if c, ok := l.(driver.ContentionReporter); ok {
+		return contendedLease{tl, c}, nil
+	}
+	return tl, nil
+}
+
+type batchTap struct {
+	tap
+	inner driver.BatchRenewer
+}
+
+// RenewAll implements driver.BatchRenewer.
+func (t batchTap) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
+	inner := make([]driver.Lease, len(leases))
+	for i, l := range leases {
+		if c, ok := l.(contendedLease); ok {
+			l = c.tapLease
+		}
+		inner[i] = l.(*tapLease).Lease
+	}
+	t.inner.RenewAll(ctx, inner, done)
+}
+
+type tapLease struct {
+	driver.Lease
+	granted time.Time
+}
+
+// Session implements driver.SessionLease, also for a lease that does not.
+func (l *tapLease) Session() (time.Time, time.Duration) {
+	if s, ok := l.Lease.(driver.SessionLease); ok {
+		return s.Session()
+	}
+	return time.Time{}, 0
+}
+
+// Release implements driver.Lease.
+func (l *tapLease) Release(ctx context.Context) error {
+	err := l.Lease.Release(ctx)
+	Answered(ctx, l.granted, err)
+	return err
+}
+
+type contendedLease struct {
+	*tapLease
+	driver.ContentionReporter
+}

@@ -1,8 +1,0 @@
-//go:build !linux
-
-package conformance
-
-import "time"
-
-// sharedClock reads the wall clock, the only one that the standard library shares among processes here.
-func sharedClock() time.Duration { return time.Duration(time.Now().UnixNano()) }

@@ -1,0 +1,49 @@
+package conformance
+
+import (
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+)
+
+var keepAliveMutants = []mutant{
+	{
+		check:  "keepalive/outage",
+		breaks: "nobody is told that a session cannot be kept alive",
+		on:     memory.Options{KeepsAlive: true},
+		mutate: hearing(func(f func(error), err error) {
+			if err == nil {
+				f(nil)
+			}
+		}),
+	},
+	{
+		check:  "keepalive/outage",
+		breaks: "a session that is kept alive is said not to be",
+		on:     memory.Options{KeepsAlive: true},
+		mutate: hearing(func(f func(error), _ error) { f(driver.ErrUnavailable) }),
+	},
+	{
+		check:  "keepalive/over",
+		breaks: "nobody is told that a session is kept alive again",
+		on:     memory.Options{KeepsAlive: true},
+		mutate: hearing(func(f func(error), err error) {
+			if err != nil {
+				f(err)
+			}
+		}),
+	},
+}
+
+// hearing is a mutation of what is said of keep-alives.
+func hearing(hear func(f func(error), err error)) func(*memory.Driver) driver.Driver {
+	return func(d *memory.Driver) driver.Driver { return &hearsay{Driver: d, hear: hear} }
+}
+
+type hearsay struct {
+	*memory.Driver
+	hear func(f func(error), err error)
+}
+
+func (d *hearsay) OnKeepAlive(f func(err error)) {
+	d.Driver.OnKeepAlive(func(err error) { d.hear(f, err) })
+}

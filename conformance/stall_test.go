@@ -1,0 +1,136 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+)
+
+// inRealTime is onMemory without the fake clock.
+func inRealTime(mutate func(*memory.Driver) driver.Driver) Harness {
+	h := onMemory(nil, mutate)
+	h.FakeTime = false
+	return h
+}
+
+func TestFailureBesideAStallOfTheServerIsInvalid(t *testing.T) {
+	var runs int
+	lasting := func(stall time.Duration) Check {
+		return Check{"group/name", "A promise.", func(e *env) error {
+			runs++
+			e.sleep(stall)
+			return errors.New("the lease ran out")
+		}}
+	}
+	h := inRealTime(good)
+	h.TTL = time.Second
+	backend := h.Backend
+	h.Backend = func(tb testing.TB) *Backend {
+		b := backend(tb)
+		b.Ping = func(ctx context.Context) error {
+			select {
+			case <-time.After(h.TTL / 2):
+			case <-ctx.Done():
+			}
+			return nil
+		}
+		return b
+	}
+	r := lasting(h.TTL*3/4).result(t, h)
+	if r.err == nil || !strings.HasPrefix(r.stalled, "the server stood still for ") || runs != tries {
+		t.Errorf("got error %v, stalled %q after %d runs; want an invalid check after %d", r.err, r.stalled, runs, tries)
+	}
+	var s summary
+	s.add(Check{Name: "group/name"}, r)
+	if got := s.String(); !strings.Contains(got, " 0 broken, ") || !strings.Contains(got, ", 1 invalid\ninvalid: group/name (the server stood still") {
+		t.Errorf("got the summary %q", got)
+	}
+}
+
+func TestStalls(t *testing.T) {
+	const ttl = time.Second
+	start := time.Now()
+	at := func(d time.Duration) time.Time { return start.Add(d) }
+	for _, test := range []struct {
+		name   string
+		stalls []stall
+		hung   time.Duration
+		want   bool
+	}{
+		{"none", nil, 0, false},
+		{"one that a renewal bears", []stall{{at(0), ttl / 5}}, 0, false},
+		{"one that is too long", []stall{{at(0), ttl / 4}}, 0, true},
+		{"two within a TTL", []stall{{at(0), ttl / 5}, {at(ttl / 2), ttl / 5}}, 0, true},
+		{"two that lie apart", []stall{{at(0), ttl / 5}, {at(2 * ttl), ttl / 5}}, 0, false},
+		{"a long one beside a hang", []stall{{at(0), ttl}}, 30 * ttl, false},
+		{"as long as a part of the hang", []stall{{at(0), 4 * ttl}, {at(9 * ttl), 4 * ttl}}, 30 * ttl, true},
+	} {
+		s := &stalls{ttl: ttl, of: []*standstill{{who: "this process"}}}
+		for _, one := range test.stalls {
+			s.of[0].add(ttl, one)
+		}
+		if why := s.explain(newEvents(), test.hung); (why != "") != test.want {
+			t.Errorf("%s: got %q, want an explanation: %t", test.name, why, test.want)
+		}
+	}
+}
+
+func TestFailureOfTheHarnessIsNotOneOfTheDriver(t *testing.T) {
+	for name, h := range map[string]Harness{"in real time": inRealTime(good), "in fake time": onMemory(nil, good)} {
+		backend := h.Backend
+		h.Backend = func(tb testing.TB) *Backend {
+			b := backend(tb)
+			b.Expire = func(testing.TB, string) { new(testing.T).FailNow() } // as tb.Fatal does, but for another test
+			return b
+		}
+		r := Check{"group/name", "A promise.", func(e *env) error {
+			e.harness("Backend.Expire", func() { e.backend.Expire(e.tb, e.name()) })
+			return nil
+		}}.result(t, h)
+		if !r.byHarness() || !strings.HasPrefix(r.err.Error(), "Backend.Expire failed the test") {
+			t.Errorf("%s: got %v, want that Backend.Expire failed", name, r.err)
+		}
+	}
+}
+
+func TestAnswersWithoutALeaseAreToldByName(t *testing.T) {
+	for want, acquire := range map[string]func() (driver.Lease, error){
+		"Acquire returned neither a lease nor an error": func() (driver.Lease, error) { return nil, nil },
+		"Acquire returned a nil pointer of type *conformance.brokenLease as its lease": func() (driver.Lease, error) {
+			var l *brokenLease
+			return l, driver.ErrLocked
+		},
+	} {
+		h := onMemory(nil, func(d *memory.Driver) driver.Driver {
+			return &broken{Driver: d, acquire: func(context.Context, *driver.Request) (driver.Lease, error) { return acquire() }}
+		})
+		for _, c := range Checks()[:10] {
+			if r := c.result(t, h); r.err == nil || !strings.HasPrefix(r.err.Error(), want) {
+				t.Errorf("%s: got %v, want %q", c.Name, r.err, want)
+			}
+		}
+	}
+}
+
+func TestBubbleThatDoesNotGetOnIsLeft(t *testing.T) {
+	var mu sync.Mutex
+	mu.Lock() // for good: the bubble must not end when the test has
+	r := runInBubbleFor(t, time.Second/2, func(testing.TB) result {
+		waitsForAMutex(&mu)
+		return result{}
+	})
+	if r.err == nil || !strings.Contains(r.err.Error(), "waitsForAMutex") {
+		t.Errorf("got %v, want an error with the stack of the goroutine that waits", r.err)
+	}
+}
+
+func waitsForAMutex(mu *sync.Mutex) {
+	mu.Lock()
+	defer mu.Unlock()
+}

@@ -1,0 +1,52 @@
+package migrate
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// reporter says of two backends how their sessions are kept alive: they are if that goes well on both.
+type reporter struct {
+	mu       sync.Mutex
+	told     func(error) // nil if nobody asked
+	from, to error       // what was said last of each
+}
+
+// OnKeepAlive implements driver.KeepAliveReporter.
+func (d *Driver) OnKeepAlive(f func(err error)) {
+	d.told.mu.Lock()
+	d.told.told = f
+	d.told.mu.Unlock()
+	for _, b := range []*backend{d.from, d.to} {
+		if r, ok := b.Driver.(driver.KeepAliveReporter); ok {
+			r.OnKeepAlive(func(err error) { d.keptAlive(b, err) })
+		}
+	}
+}
+
+// keptAlive takes what is said of one backend.
+func (d *Driver) keptAlive(b *backend, err error) {
+	if d.life.Err() != nil {
+		return
+	}
+	if err != nil {
+		err = fmt.Errorf("%s backend %s: %w", b.role, b.info.Name, err)
+	}
+	r := &d.told
+	r.mu.Lock()
+	of, other := &r.from, &r.to
+	if b == d.to {
+		of, other = other, of
+	}
+	*of = err
+	told := r.told
+	if err == nil && *other != nil {
+		told = nil
+	}
+	r.mu.Unlock()
+	if told != nil {
+		told(err)
+	}
+}

@@ -1,0 +1,188 @@
+package testenv
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// host is where a server runs.
+type host struct {
+	ip    string
+	enter []string // the beginning of the command line of each server
+}
+
+// loopback is the host of all servers that are not on [Hosts].
+var loopback = host{ip: "127.0.0.1"}
+
+// command is the command line of a server on the host.
+func (h host) command(argv ...string) []string {
+	return append(h.enter[:len(h.enter):len(h.enter)], argv...)
+}
+
+// Hosts are machines of their own for servers: each has an address, which the test reaches, and links to the others that can go silent.
+// A host is a network namespace that lives as long as a process in it, and one more namespace is the switch between them; the kernel
+// ends all of them with the test binary. The methods may be called concurrently, and fail the test when they cannot do what they say.
+type Hosts struct {
+	tb    testing.TB
+	hosts []host
+
+	mu     sync.Mutex
+	silent map[[2]int]bool // by the numbers of the sender and the receiver
+}
+
+// The networks of Hosts are parts of 198.18.0.0/15, which is set aside for tests of networks. Each has 16 addresses.
+const (
+	networks    = 1 << 17 / 16
+	mostOfHosts = 13 // 16 without the first, the last, and the one of the test
+)
+
+// NewHosts makes n hosts, numbered from 0. It takes Linux, root and the program ip; where one of them is missing, the test is skipped, or
+// fails if CI is set.
+func NewHosts(tb testing.TB, n int) *Hosts {
+	tb.Helper()
+	switch {
+	case runtime.GOOS != "linux" || os.Getuid() != 0:
+		untested(tb, "hosts for servers take Linux, and root")
+	case n > mostOfHosts:
+		tb.Fatalf("%d hosts, of at most %d", n, mostOfHosts)
+	}
+	ip, nsenter := need(tb, "ip", "iproute2"), need(tb, "nsenter", "util-linux")
+	h := &Hosts{tb: tb, silent: make(map[[2]int]bool)}
+	center := newNetwork(tb)
+	link, network := joinNetwork(tb, ip, center)
+	tb.Cleanup(func() { _ = exec.Command(ip, "link", "delete", link).Run() }) // the end of the namespaces would, a little later
+	enter := func(pid int) []string { return []string{nsenter, fmt.Sprintf("--net=/proc/%d/ns/net", pid)} }
+
+	const all = "198.%d.%d.%d"
+	address := func(i int) string { return fmt.Sprintf(all, 18+network>>12, network>>4&0xff, network&0xf<<4+1+i) }
+	test := n // the number of the test's own address
+	batch(tb, []string{ip},
+		"address add "+address(test)+"/28 dev "+link,
+		"link set "+link+" address "+hardware(test)+" up")
+	inside := []string{"link add switch type bridge", "link set switch up", "link set test master switch up"}
+	for i := range n {
+		pid := newNetwork(tb)
+		port := "host" + strconv.Itoa(i)
+		batch(tb, []string{ip}, fmt.Sprintf("link add eth0 address %s netns %d type veth peer name %s netns %d", hardware(i), pid, port, center))
+		inside = append(inside, "link set "+port+" master switch up")
+		own := []string{"link set lo up", "link set eth0 up", "address add " + address(i) + "/28 dev eth0"}
+		for k := range n + 1 {
+			if k != i {
+				own = append(own, neighbor(address(k), hardware(k)))
+			}
+		}
+		at := host{ip: address(i), enter: enter(pid)}
+		batch(tb, at.command(ip), own...)
+		h.hosts = append(h.hosts, at)
+	}
+	batch(tb, append(enter(center), ip), inside...)
+	return h
+}
+
+// Silence lets nothing arrive any more that a host sends to another one, over connections that there are and over new ones, without an
+// error for either. What the other one sends goes on to arrive.
+func (h *Hosts) Silence(from, to int) {
+	h.tb.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.silent[[2]int{from, to}] = true
+	h.direct(from, to, nowhere)
+}
+
+// Of is the number of the host that has an address, which may end with a port.
+func (h *Hosts) Of(addr string) int {
+	h.tb.Helper()
+	ip, _, _ := strings.Cut(addr, ":")
+	i := slices.IndexFunc(h.hosts, func(at host) bool { return at.ip == ip })
+	if i < 0 {
+		h.tb.Fatalf("no host has the address %s", addr)
+	}
+	return i
+}
+
+// Reaches reports whether a connection from a host to an address is made soon, which takes both directions.
+func (h *Hosts) Reaches(from int, addr string) bool {
+	h.tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+	defer cancel()
+	argv := h.hosts[from].command("bash", "-c", ": >/dev/tcp/"+strings.Replace(addr, ":", "/", 1))
+	return exec.CommandContext(ctx, argv[0], argv[1:]...).Run() == nil
+}
+
+// Heal ends all silence. What was sent meanwhile arrives when it is sent again.
+func (h *Hosts) Heal() {
+	h.tb.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for link := range h.silent {
+		h.direct(link[0], link[1], hardware(link[1]))
+		delete(h.silent, link)
+	}
+}
+
+// direct lets a host send what is for another one to a hardware address.
+func (h *Hosts) direct(from, to int, lladdr string) {
+	h.tb.Helper()
+	batch(h.tb, h.hosts[from].command("ip"), neighbor(h.hosts[to].ip, lladdr))
+}
+
+// nowhere is a hardware address that no host has.
+const nowhere = "02:00:00:00:00:ff"
+
+// hardware is the hardware address of a host, or, one further, of the test.
+func hardware(i int) string { return fmt.Sprintf("02:00:00:00:01:%02x", i) }
+
+// neighbor tells a host where another one is. So the kernel never asks, and silence one way does not keep answers from the other.
+func neighbor(ip, lladdr string) string {
+	return "neighbor replace " + ip + " lladdr " + lladdr + " dev eth0 nud permanent"
+}
+
+// newNetwork makes a network namespace, and returns the process that keeps it.
+func newNetwork(tb testing.TB) (pid int) {
+	tb.Helper()
+	keeper := exec.Command("sleep", "infinity")
+	ownNetwork(keeper)
+	p, err := startProcess(keeper)
+	if err != nil {
+		tb.Fatalf("network namespace: %v", err)
+	}
+	tb.Cleanup(p.kill)
+	return keeper.Process.Pid
+}
+
+// joinNetwork makes a link between the test and a namespace, and returns the name of its end here, and the number of a network that
+// nobody else on this machine has, for as long as there is a link of this name.
+func joinNetwork(tb testing.TB, ip string, pid int) (link string, network int) {
+	tb.Helper()
+	for {
+		network = rand.IntN(networks)
+		link = fmt.Sprintf("dsync%d", network)
+		out, err := exec.Command(ip, "link", "add", link, "type", "veth", "peer", "name", "test", "netns", strconv.Itoa(pid)).CombinedOutput()
+		switch {
+		case err == nil:
+			return link, network
+		case !strings.Contains(string(out), "File exists"):
+			tb.Fatalf("ip link add: %v: %s", err, out)
+		}
+	}
+}
+
+// batch lets the program ip carry out commands.
+func batch(tb testing.TB, ip []string, commands ...string) {
+	tb.Helper()
+	cmd := exec.Command(ip[0], append(ip[1:], "-batch", "-")...)
+	cmd.Stdin = strings.NewReader(strings.Join(commands, "\n") + "\n")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		tb.Fatalf("%s: %v: %s", strings.Join(commands, "; "), err, out)
+	}
+}

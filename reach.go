@@ -1,0 +1,290 @@
+package dsync
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+const (
+	warnEvery = time.Minute // at most one record of an outage, and one of its end, in that time
+	silentFor = time.Second // a request of a caller who leaves tells of an outage if it had no answer for so long, or for TTL/6
+
+	// A probe waits for its answer for TTL/6 within these bounds, and the next follows after twice that time.
+	minProbe = 50 * time.Millisecond
+	maxProbe = 5 * time.Second
+)
+
+// reach knows whether the backend is in reach: the last request that tells was answered, or it was not. It hears of the requests of
+// Lock and TryLock, of renewals and releases, and of those by which a driver keeps sessions alive; in an outage in which there are
+// none it asks the backend itself. What follows from it is decided here: the two log records of an outage, the state of the client in
+// its metrics, and the cause of a loss for want of the backend.
+type reach struct {
+	client *Client
+	out    atomic.Bool // changes with mu held
+	wg     sync.WaitGroup
+
+	mu      sync.Mutex
+	closed  bool
+	probing bool   // probe runs
+	suspect bool   // it is to ask although nothing has failed
+	name    string // of a lock, to ask for
+	counted bool   // in the metrics
+	failed  moment // when the last request failed
+	err     error  // of that; nil if none ever did
+	since   moment // of the outage
+	warned  bool   // an operator was told of it
+	quiet   moment // until then none is told of another
+}
+
+// answered takes note of an answer, whatever it said. It costs nothing while the backend is in reach.
+func (r *reach) answered() {
+	if !r.out.Load() {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.out.Load() {
+		return
+	}
+	r.turn(false)
+	if r.warned {
+		r.client.telemetry.regained(r.client.now() - r.since)
+	}
+}
+
+// unanswered takes note of a request that failed for want of the backend, for the reason err. The name is that of its lock, or empty.
+func (r *reach) unanswered(name string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed || r.client.isClosed() {
+		return
+	}
+	now := r.client.now()
+	r.failed, r.err = now, err
+	if !r.out.Load() {
+		r.since, r.warned = now, false
+		r.turn(true)
+	}
+	r.startProbe(name, 2*r.patience())
+	if !r.warned && now >= r.quiet {
+		r.warned, r.quiet = true, now+warnEvery
+		r.client.telemetry.outOfReach(err)
+	}
+}
+
+// turn is called with mu held.
+func (r *reach) turn(out bool) {
+	r.out.Store(out)
+	if r.counted {
+		r.client.telemetry.turned(out)
+	}
+}
+
+// patience is how long a probe waits for its answer.
+func (r *reach) patience() time.Duration { return min(max(r.client.ttl/6, minProbe), maxProbe) }
+
+// sessionEnded has the backend asked at once, since a session that carried the lock of that name may have ended in an outage.
+func (r *reach) sessionEnded(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.closed && !r.client.isClosed() && !r.out.Load() {
+		r.suspect = true
+		r.startProbe(name, 0)
+	}
+}
+
+// startProbe is called with mu held.
+func (r *reach) startProbe(name string, wait time.Duration) {
+	if name != "" {
+		r.name = name
+	}
+	if backend, ok := r.client.driver.(driver.Inspector); ok && !r.probing {
+		r.probing = true
+		r.wg.Go(func() { r.probe(backend, wait) })
+	}
+}
+
+// probe asks the backend for as long as it is out of reach and nobody else does. It ends soon after the outage, or with the watchdog.
+func (r *reach) probe(backend driver.Inspector, wait time.Duration) {
+	life := r.client.watchdog.life
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-life.Done():
+			return
+		}
+		name, wait, over := r.next()
+		if over {
+			return
+		}
+		if wait <= 0 {
+			ctx, cancel := context.WithTimeout(life, r.patience())
+			_, err := backend.Inspect(ctx, name)
+			r.inspected(ctx, err)
+			cancel()
+			wait = 2 * r.patience()
+		}
+		timer.Reset(wait)
+	}
+}
+
+// next returns what a probe is to ask for and when, or that there is nothing to ask.
+func (r *reach) next() (name string, wait time.Duration, over bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.out.Load() {
+		wait = r.failed + 2*r.patience() - r.client.now()
+	} else if !r.suspect {
+		r.probing = false
+		return "", 0, true
+	}
+	r.suspect = false
+	if name = r.name; name == "" {
+		name = "dsync"
+	}
+	return name, wait, false
+}
+
+// inspected takes the outcome of a probe. What is wrong with the question is an answer.
+func (r *reach) inspected(ctx context.Context, err error) {
+	if err != nil && (ctx.Err() != nil || errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown)) {
+		r.unanswered("", err)
+	} else {
+		r.answered()
+	}
+}
+
+// close waits for the probe. The life of the watchdog is over, and the driver is closed.
+func (r *reach) close() {
+	r.mu.Lock()
+	r.closed = true
+	r.mu.Unlock()
+	r.wg.Wait()
+}
+
+// count begins or ends to count the client in the metrics, and reports the state that it is in if that is a change.
+func (r *reach) count(on bool) (out, changed bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	changed = r.counted != on
+	r.counted = on
+	return r.out.Load(), changed
+}
+
+// failedSince returns the error of the last request that failed, if that was after a time.
+func (r *reach) failedSince(at moment) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.err == nil || r.failed <= at {
+		return nil
+	}
+	return r.err
+}
+
+// acquired takes the outcome of a driver's Acquire that began at a time.
+func (r *reach) acquired(ctx context.Context, h *hold, began moment, err error) {
+	switch {
+	case err == nil, errors.Is(err, driver.ErrSealed):
+		r.answered()
+	case ctx.Err() != nil && (h.waited() || r.client.now()-began < min(r.client.ttl/6, silentFor)):
+		// The caller left too early to tell, or left a wait, which had its answer when it began.
+	case errors.Is(err, ErrUnavailable), errors.Is(err, ErrUnknown):
+		r.unanswered(h.lock.name, err)
+	case errors.Is(err, ErrLocked):
+		r.answered()
+	}
+}
+
+// renewed takes the outcome of a renewal in the background.
+func (r *reach) renewed(h *hold, err error) {
+	if err == nil || errors.Is(err, ErrNotHeld) {
+		r.answered()
+	} else {
+		r.unanswered(h.lock.name, err)
+	}
+}
+
+// extended takes the outcome of a renewal that a caller asked for.
+func (r *reach) extended(ctx context.Context, h *hold, err error) {
+	if err == nil || errors.Is(err, ErrNotHeld) {
+		r.answered()
+	} else if ctx.Err() == nil && (errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown)) {
+		r.unanswered(h.lock.name, err)
+	}
+}
+
+// released takes the outcome of a release that had some time for its answer.
+func (r *reach) released(h *hold, wait time.Duration, err error) {
+	if err == nil || errors.Is(err, ErrNotHeld) {
+		r.answered()
+	} else if wait >= min(r.client.ttl/6, silentFor) {
+		r.unanswered(h.lock.name, err)
+	}
+}
+
+// keptAlive takes the outcome of a request by which the driver keeps a session alive.
+func (r *reach) keptAlive(err error) {
+	if err == nil {
+		r.answered()
+		return
+	}
+	r.unanswered("", err)
+	r.client.telemetry.notKeptAlive()
+}
+
+// outOfReach tells an operator of an outage.
+func (t *telemetry) outOfReach(err error) {
+	if t.logger == nil {
+		return
+	}
+	t.reports.add(func() {
+		more := append(t.said(err), slog.String(string(keyErrorType), errorTypeOf(err)))
+		t.log(context.Background(), slog.LevelWarn, "backend out of reach", "", "", 0, more...)
+	})
+}
+
+// regained tells an operator of the end of an outage, after all that it cost.
+func (t *telemetry) regained(after time.Duration) {
+	if t.logger == nil {
+		return
+	}
+	t.reports.add(func() {
+		t.lossLog.sumUp(lossUnreachable)
+		t.log(context.Background(), slog.LevelInfo, "backend in reach again", "", "", 0,
+			slog.Float64(string(keyOutage), after.Seconds()))
+	})
+}
+
+// turned counts the client in its new state.
+func (t *telemetry) turned(out bool) {
+	t.reports.add(func() {
+		t.countClient(-1, !out)
+		t.countClient(1, out)
+	})
+}
+
+func (t *telemetry) countClient(n int64, out bool) {
+	state := stateReachable
+	if out {
+		state = stateUnreachable
+	}
+	t.clients.Add(context.Background(), n, t.labels.get(label{key: keyState, value: state}).add...)
+}
+
+// notKeptAlive counts a failed renewal of a session.
+func (t *telemetry) notKeptAlive() {
+	if !t.metering() {
+		return
+	}
+	t.reports.add(func() {
+		t.renewals.Add(context.Background(), 1, t.labels.get(label{key: keyResult, value: renewalFailed}).add...)
+	})
+}

@@ -1,0 +1,114 @@
+package stress
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// strain is what servers had to do since they were asked last.
+type strain struct {
+	longest  time.Duration // for one request
+	requests int64         // those inside of scripts included
+}
+
+const (
+	crowdSize = 1500
+	// perWaiter is how many requests a waiter that leaves may cost the servers, beside what others ask for meanwhile.
+	perWaiter = 50
+	// longestRequest is how long others may have to wait for the server since it is busy with one request. It is far above what one
+	// takes, and below what a renewal can wait.
+	longestRequest = TTL / 8
+)
+
+// party is a client.
+type party struct {
+	*cell
+	w      *running
+	client int
+}
+
+// parties are three clients, in different processes if there are several.
+func (c *cell) parties() (a, b, d party) {
+	all := make([]party, 3)
+	for i := range all {
+		all[i] = party{c, c.workers[i%len(c.workers)], i / len(c.workers)}
+	}
+	c.random.Shuffle(3, func(i, k int) { all[i], all[k] = all[k], all[i] })
+	return all[0], all[1], all[2]
+}
+
+// do lets a party carry out an order of a crowd. One that cannot be carried out is a failure of the cell.
+func (p party) do(kind, name string, n int, limit time.Duration) time.Duration {
+	ms := p.askWorker(p.w, fmt.Sprintf("crowd %d %s %s %d %d", p.client, kind, name, n, limit.Milliseconds()))
+	if ms < 0 {
+		p.result.Failed = append(p.result.Failed, fmt.Sprintf("%s could not %s %q; see its standard error", p.w.label, kind, name))
+	}
+	return time.Duration(ms) * time.Millisecond
+}
+
+// crowdLeaves lets all waiters of a client end at once: canceled, or every other time by a deadline that they have in common.
+func crowdLeaves(c *cell, i int) {
+	holder, waiters, other := c.parties()
+	holder.do("hold", c.crowded, 0, 0)
+	other.do("hold", c.unrelated, 0, 0)
+	limit := time.Duration(0)
+	if i%2 == 1 {
+		limit = 6 * time.Second
+	}
+	joined := waiters.do("wait", c.crowded, crowdSize, limit)
+	if c.bed.strain != nil {
+		c.bed.strain()
+	}
+	left := waiters.do("leave", c.crowded, 0, 0)
+	other.do("free", c.unrelated, 0, 0) // fails if it was lost
+	settled := holder.do("settle", c.crowded, 0, 0)
+	holder.do("free", c.crowded, 0, 0)
+	regained := other.do("take", c.crowded, 0, 0)
+	c.t.Logf("%d waiters joined in %v and left in %v; nobody was in the queue any more after %v; the lock was granted again after %v",
+		crowdSize, joined, left, settled, regained)
+	if c.bed.strain == nil {
+		return
+	}
+	s := c.bed.strain()
+	c.t.Logf("the longest request took %v; %d requests", s.longest, s.requests)
+	if s.longest > longestRequest || s.requests > crowdSize*perWaiter {
+		c.result.Failed = append(c.result.Failed, fmt.Sprintf("%d waiters left: a request took %v, want at most %v; %d requests, want at most %d",
+			crowdSize, s.longest, longestRequest, s.requests, crowdSize*perWaiter))
+	}
+}
+
+// outage keeps a process with waiters from the servers for a while, and has them canceled meanwhile, or when it is over. The places that
+// they had in a queue are to be given back before anybody else has to wait for them to run out.
+func outage(d time.Duration, canceled bool) func(*cell, int) {
+	return func(c *cell, i int) {
+		holder, waiters, other := c.parties()
+		holder.do("hold", c.crowded, 0, 0)
+		waiters.do("wait", c.crowded, 20, 0)
+		w := waiters.w
+		c.require(func() bool { return w.any(connected) }, "%s had no connection when its links were to fail", w.label)
+		if i%2 == 0 {
+			w.each(func(l *testenv.Proxy) { l.Freeze(testenv.Both) })
+		} else {
+			w.each((*testenv.Proxy).Cut)
+		}
+		if i%3 != 0 { // until requests are under way that are not answered
+			c.sleep(TTL)
+		}
+		if canceled {
+			waiters.do("leave", c.crowded, 0, 0)
+		}
+		c.sleep(d)
+		w.each((*testenv.Proxy).Cut) // what is under way is lost
+		w.each((*testenv.Proxy).Heal)
+		if !canceled {
+			c.sleep(TTL)
+			waiters.do("leave", c.crowded, 0, 0)
+		}
+		settled := holder.do("settle", c.crowded, 0, 0)
+		holder.do("free", c.crowded, 0, 0)
+		regained := other.do("take", c.crowded, 0, 0)
+		c.t.Logf("nobody was in the queue any more after %v; the lock was granted again after %v", settled, regained)
+	}
+}
