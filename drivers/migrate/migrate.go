@@ -168,6 +168,7 @@ func New(from, to driver.Driver, o *Options) (*Driver, error) {
 	}
 	d.phase.Store(int32(o.Phase))
 	d.life, d.end = context.WithCancel(context.Background())
+	d.report()
 	return d, nil
 }
 

@@ -17,8 +17,13 @@ type reporter struct {
 // OnKeepAlive implements driver.KeepAliveReporter.
 func (d *Driver) OnKeepAlive(f func(err error)) {
 	d.told.mu.Lock()
+	defer d.told.mu.Unlock()
 	d.told.told = f
-	d.told.mu.Unlock()
+}
+
+// report has the backends say how their sessions are kept alive. New calls report, since the membership of this process is acquired
+// on them before anybody calls OnKeepAlive.
+func (d *Driver) report() {
 	for _, b := range []*backend{d.from, d.to} {
 		if r, ok := b.Driver.(driver.KeepAliveReporter); ok {
 			r.OnKeepAlive(func(err error) { d.keptAlive(b, err) })

@@ -1,0 +1,48 @@
+package migrate_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+)
+
+// listened is a backend that fails the test if it is used before it knows whom to tell of its keep-alives.
+type listened struct {
+	*memory.Driver
+	t     *testing.T
+	knows bool
+}
+
+func (l *listened) OnKeepAlive(f func(error)) {
+	if l.knows {
+		l.t.Error("OnKeepAlive was called twice")
+	}
+	l.knows = true
+	l.Driver.OnKeepAlive(f)
+}
+
+func (l *listened) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	if !l.knows {
+		l.t.Errorf("Acquire of %q before OnKeepAlive", r.Name)
+	}
+	return l.Driver.Acquire(ctx, r)
+}
+
+// Open tries locks on both backends, and with a gate acquires a membership, before a Client uses the driver.
+func TestBackendsReportFromTheStart(t *testing.T) {
+	driver.Register("listened", func(_ context.Context, c *driver.Config) (driver.Driver, error) {
+		return &listened{Driver: memory.New(&memory.Options{KeepsAlive: true}), t: t}, c.URL.Err()
+	})
+	for _, more := range []string{"&phase=dual", "&phase=dual&gate=true&fenced=false"} {
+		c, err := dsync.Open(t.Context(), "migrate:?from=listened://a&to=listened://b"+more, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
