@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/telemetry"
 )
 
 // The errors to match with errors.Is. What a backend does not offer is errors.ErrUnsupported.
@@ -65,19 +66,15 @@ const (
 	lossUnreachable                      // its time ran out, or its session ended, while the backend was out of reach
 )
 
-func (c lossCause) String() string {
-	switch c {
-	case lossExpired:
-		return "expired"
-	case lossRemoved:
-		return "removed"
-	case lossSession:
-		return "session ended"
-	case lossUnreachable:
-		return "backend out of reach"
-	}
-	return "unknown cause"
+var lossCauses = [...]telemetry.Cause{
+	lossExpired:     {Value: "expired", Text: "expired"},
+	lossRemoved:     {Value: "removed", Text: "removed"},
+	lossSession:     {Value: "session_ended", Text: "session ended"},
+	lossUnreachable: {Value: "unreachable", Text: "backend out of reach", Outage: true},
 }
+
+func (c lossCause) String() string            { return c.reported().Text }
+func (c lossCause) reported() telemetry.Cause { return lossCauses[c] }
 
 // lostError is a loss. The zero value is the sentinel ErrLost.
 type lostError struct {

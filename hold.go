@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/telemetry"
 )
 
 // The bounds of handing a hold over inside the process: after this many times, or this long after the backend's grant, the lock is
@@ -40,15 +41,15 @@ type hold struct {
 	releasing releaseContext // of its release, which is the last that happens to it
 
 	// Guarded by lock.mu.
-	views     *Lease        // those that are not over
-	ownedBy   *Owner        // who has the views, and may re-enter; nil: nobody may
-	ob        *observation  // of the call that asks for it, and then of its owner's first; nil if there is none
-	ttl       time.Duration // as granted or last extended
-	granted   moment        // by the backend; of a fixed one, or when it was extended
-	token     uint64        // of the current owner
-	fault     error         // while it is pending: the driver lost it; then: the last renewal failed
-	settled   chan struct{} // closed when the release has returned; nil if nobody waits for it
-	tokens    int32         // how many more came with the grant
+	views     *Lease          // those that are not over
+	ownedBy   *Owner          // who has the views, and may re-enter; nil: nobody may
+	call      *telemetry.Call // of the call that asks for it, and then of its owner's first; nil if there is none
+	ttl       time.Duration   // as granted or last extended
+	granted   moment          // by the backend; of a fixed one, or when it was extended
+	token     uint64          // of the current owner
+	fault     error           // while it is pending: the driver lost it; then: the last renewal failed
+	settled   chan struct{}   // closed when the release has returned; nil if nobody waits for it
+	tokens    int32           // how many more came with the grant
 	handOvers int32
 	state     holdState
 	waits     bool // it was refused, and waits at the backend
@@ -61,10 +62,10 @@ func (h *hold) Waiting() {
 	k := h.lock
 	k.mu.Lock()
 	k.answers.wait(h, k.client.now())
-	ob, holder := h.ob, k.holder()
+	call, holder := h.call, k.holder()
 	k.mu.Unlock()
 	k.client.reach.answered()
-	ob.waits(k, holder)
+	call.Waits(k, holder)
 }
 
 // waited reports whether the request was refused, and waits or has waited.
@@ -143,9 +144,7 @@ func (h *hold) addView(r request) *Lease {
 			l.owner = h.lock.client.newHoldID() // the next owner, after a hand-over
 		}
 	}
-	if r.ob != nil {
-		r.ob.grants(h.views != nil)
-	}
+	r.call.Granted(h.views != nil)
 	l.hold, l.token, l.fixed, l.next = h, h.token, r.fixed, h.views
 	h.views = l
 	return l
@@ -259,7 +258,7 @@ func (h *hold) lose(loss *lostError, gone bool) {
 	for h.views != nil {
 		h.views.finish(err)
 	}
-	k.client.telemetry.lost(first, loss)
+	first.lost(loss)
 	k.callNext()
 }
 

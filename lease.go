@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/go-dsync/dsync/internal/telemetry"
 )
 
 // Lease is one hold of a lock: what Lock and TryLock return. A lease that is over stays over; a stale Unlock never touches the hold
@@ -192,10 +194,10 @@ func (l *Lease) setEnd(end moment) {
 // inside the process, for another owner of the client that waits: if somebody has removed the hold, Unlock may then return nil for as
 // long as Info.Detect, as Err does.
 func (l *Lease) Unlock(ctx context.Context) error {
-	if t := l.hold.lock.client.telemetry; t.wanted.Load() {
-		return t.unlock(ctx, l)
-	}
-	if err := l.unlock(ctx); err != nil {
+	ctx, span := l.startUnlock(ctx)
+	err := l.unlock(ctx)
+	span.End(failureOf(err))
+	if err != nil {
 		return &opError{"unlock", l.Name(), err}
 	}
 	return nil
@@ -214,17 +216,17 @@ func (l *Lease) unlock(ctx context.Context) error {
 		return err
 	}
 	l.finish(errUnlocked)
-	ob := h.endTenure()
+	call := h.endTenure()
 	if !h.leave(now) {
 		k.mu.Unlock()
-		ob.endHold(ctx, endUnlocked)
+		call.Ended(ctx, telemetry.Unlocked)
 		return nil
 	}
 	left := h.expires() - now
 	k.mu.Unlock()
 	err := h.release(ctx, min(left, maxReleaseWait))
-	if ob != nil || err != nil {
-		k.client.telemetry.released(ctx, l, ob, err)
+	if call != nil || err != nil {
+		l.reportRelease(ctx, call, err)
 	}
 	return err
 }
@@ -233,7 +235,7 @@ func (l *Lease) unlock(ctx context.Context) error {
 func (l *Lease) endItself(now moment) {
 	why := &lostError{cause: lossExpired, asked: true}
 	l.finish(&opError{"lease", l.Name(), why})
-	l.hold.lock.client.telemetry.lost(l, why)
+	l.lost(why)
 	if l.hold.leave(now) {
 		l.hold.lock.client.releaser.add(l.hold)
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/telemetry"
 )
 
 // Pauses of a contender.
@@ -23,7 +24,7 @@ type request struct {
 	owner *Owner // nil for a call of the Client's own methods
 	ttl   time.Duration
 	fixed bool
-	ob    *observation // nil if it is not observed
+	call  *telemetry.Call // nil if it is not observed
 }
 
 // lock is what a client knows of one name while it has to do with it: its hold, who waits in the process, who asks the backend.
@@ -125,7 +126,7 @@ func (k *lock) lockWait(ctx context.Context, r request) (*Lease, error) {
 		k.queue.push(w)
 		holder := k.holder()
 		k.mu.Unlock()
-		r.ob.waits(k, holder)
+		r.call.Waits(k, holder)
 		if l, err := k.await(ctx, w); l != nil || err != nil {
 			return l, err
 		}
@@ -134,14 +135,6 @@ func (k *lock) lockWait(ctx context.Context, r request) (*Lease, error) {
 		k.mu.Unlock()
 	}
 	return k.ask(ctx, r, w)
-}
-
-// holder returns the observation of the live hold, or nil. It is called with mu held.
-func (k *lock) holder() *observation {
-	if k.hold == nil {
-		return nil
-	}
-	return k.hold.ob
 }
 
 // mustWait reports whether a new call waits in line. It is called with mu held.
@@ -233,7 +226,7 @@ func (k *lock) ask(ctx context.Context, r request, w *waiter) (*Lease, error) {
 				return l, nil
 			}
 			if err == nil && retry > firstRetry { // again: a session that is about to end, or a slow backend
-				r.ob.waits(nil, nil)
+				r.call.Waits(nil, nil)
 				err = k.pause(ctx, w, retry/2+rand.N(retry))
 			}
 			retry = min(2*retry, lastRetry)
@@ -247,7 +240,7 @@ func (k *lock) ask(ctx context.Context, r request, w *waiter) (*Lease, error) {
 		case ctx.Err() != nil:
 			err = k.waitError(ctx, answer)
 		case errors.Is(answer, driver.ErrUnavailable), errors.Is(answer, driver.ErrUnknown):
-			r.ob.retries(answer)
+			r.call.Retries(errorTypeOf(answer))
 			err = k.pause(ctx, w, retry/2+rand.N(retry))
 			retry = min(2*retry, lastRetry)
 		default:
@@ -332,7 +325,7 @@ func (k *lock) settle(ctx context.Context, r request, w *waiter) error {
 	}
 	k.mu.Unlock()
 	if h != nil {
-		r.ob.waits(k, nil)
+		r.call.Waits(k, nil)
 		timer := time.NewTimer(min(k.client.ttl/6, time.Second))
 		defer timer.Stop()
 		select {
@@ -351,7 +344,7 @@ func (k *lock) settle(ctx context.Context, r request, w *waiter) error {
 	if yield <= 0 {
 		return nil
 	}
-	r.ob.waits(k, nil)
+	r.call.Waits(k, nil)
 	return k.pause(ctx, w, yield)
 }
 
@@ -460,7 +453,7 @@ func (k *lock) handOver(h *hold, now moment) bool {
 		h.token++
 		h.tokens--
 	}
-	h.ownedBy, h.ob = w.request.owner, w.request.ob
+	h.ownedBy, h.call = w.request.owner, w.request.call
 	k.queue.remove(w)
 	w.serve(h.addView(w.request))
 	k.serveOwner(h, now)
@@ -480,5 +473,5 @@ func (k *lock) close() {
 	for h.views != nil {
 		h.views.finish(&opError{"lease", k.name, errClosing})
 	}
-	k.client.telemetry.closed(h)
+	h.endTenure().EndedWithClient()
 }

@@ -3,7 +3,6 @@ package dsync
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,7 +33,6 @@ type reach struct {
 	probing bool   // probe runs
 	suspect bool   // it is to ask although nothing has failed
 	name    string // of a lock, to ask for
-	counted bool   // in the metrics
 	failed  moment // when the last request failed
 	err     error  // of that; nil if none ever did
 	since   moment // of the outage
@@ -54,7 +52,7 @@ func (r *reach) answered() {
 	}
 	r.turn(false)
 	if r.warned {
-		r.client.telemetry.regained(r.client.now() - r.since)
+		r.client.telemetry.InReach(r.client.now() - r.since)
 	}
 }
 
@@ -74,16 +72,14 @@ func (r *reach) unanswered(name string, err error) {
 	r.startProbe(name, 2*r.patience())
 	if !r.warned && now >= r.quiet {
 		r.warned, r.quiet = true, now+warnEvery
-		r.client.telemetry.outOfReach(err)
+		r.client.telemetry.OutOfReach(failureOf(err))
 	}
 }
 
 // turn is called with mu held.
 func (r *reach) turn(out bool) {
 	r.out.Store(out)
-	if r.counted {
-		r.client.telemetry.turned(out)
-	}
+	r.client.telemetry.Turned(out)
 }
 
 // patience is how long a probe waits for its answer.
@@ -170,15 +166,6 @@ func (r *reach) close() {
 	r.wg.Wait()
 }
 
-// count begins or ends to count the client in the metrics, and reports the state that it is in if that is a change.
-func (r *reach) count(on bool) (out, changed bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	changed = r.counted != on
-	r.counted = on
-	return r.out.Load(), changed
-}
-
 // failedSince returns the error of the last request that failed, if that was after a time.
 func (r *reach) failedSince(at moment) error {
 	r.mu.Lock()
@@ -237,54 +224,5 @@ func (r *reach) keptAlive(err error) {
 		return
 	}
 	r.unanswered("", err)
-	r.client.telemetry.notKeptAlive()
-}
-
-// outOfReach tells an operator of an outage.
-func (t *telemetry) outOfReach(err error) {
-	if t.logger == nil {
-		return
-	}
-	t.reports.add(func() {
-		more := append(t.said(err), slog.String(string(keyErrorType), errorTypeOf(err)))
-		t.log(context.Background(), slog.LevelWarn, "backend out of reach", "", "", 0, more...)
-	})
-}
-
-// regained tells an operator of the end of an outage, after all that it cost.
-func (t *telemetry) regained(after time.Duration) {
-	if t.logger == nil {
-		return
-	}
-	t.reports.add(func() {
-		t.lossLog.sumUp(lossUnreachable)
-		t.log(context.Background(), slog.LevelInfo, "backend in reach again", "", "", 0,
-			slog.Float64(string(keyOutage), after.Seconds()))
-	})
-}
-
-// turned counts the client in its new state.
-func (t *telemetry) turned(out bool) {
-	t.reports.add(func() {
-		t.countClient(-1, !out)
-		t.countClient(1, out)
-	})
-}
-
-func (t *telemetry) countClient(n int64, out bool) {
-	state := stateReachable
-	if out {
-		state = stateUnreachable
-	}
-	t.clients.Add(context.Background(), n, t.labels.get(label{key: keyState, value: state}).add...)
-}
-
-// notKeptAlive counts a failed renewal of a session.
-func (t *telemetry) notKeptAlive() {
-	if !t.metering() {
-		return
-	}
-	t.reports.add(func() {
-		t.renewals.Add(context.Background(), 1, t.labels.get(label{key: keyResult, value: renewalFailed}).add...)
-	})
+	r.client.telemetry.NotKeptAlive()
 }

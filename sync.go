@@ -40,6 +40,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/telemetry"
 )
 
 // A Locker locks names. *Client and *Owner are Lockers. Accept a Locker where you only need to lock.
@@ -147,14 +148,14 @@ func New(d driver.Driver, o *Options) (*Client, error) {
 	if err := c.checkTTL(c.ttl); err != nil {
 		return nil, fmt.Errorf("dsync: open: %w", err)
 	}
+	c.reach.client = c
+	c.watchdog = newWatchdog(c)
+	c.releaser = releaser{life: c.watchdog.life, info: c.info}
 	var err error
 	if c.telemetry, err = newTelemetry(c, o); err != nil {
 		return nil, fmt.Errorf("dsync: open: %w", err)
 	}
-	c.reach.client = c
-	c.watchdog = newWatchdog(c)
-	c.releaser = releaser{life: c.watchdog.life, info: c.info}
-	c.telemetry.begin()
+	c.telemetry.Begin()
 	if r, ok := d.(driver.KeepAliveReporter); ok {
 		r.OnKeepAlive(c.reach.keptAlive)
 	}
@@ -184,7 +185,7 @@ type Client struct {
 	limit     atomic.Pointer[limit] // of the last releases
 	watchdog  *watchdog
 	releaser  releaser
-	telemetry *telemetry
+	telemetry *telemetry.Telemetry
 	reach     reach
 	closing   chan struct{} // closed when Close begins
 	closed    chan struct{} // closed when it is done
@@ -262,7 +263,10 @@ func (c *Client) Inspect(ctx context.Context, name string) (Status, error) {
 // ForceUnlock ends whoever's hold of name there is; that holder is told within Info.Detect. It is meant for administrators. It returns
 // ErrNotHeld if nobody held the name, and errors.ErrUnsupported if the backend cannot do it.
 func (c *Client) ForceUnlock(ctx context.Context, name string) error {
-	ctx, span := c.telemetry.force(ctx, name)
+	var span telemetry.Span
+	if checkName(name) == nil {
+		ctx, span = c.telemetry.ForceUnlock(ctx, name)
+	}
 	err := c.admin("force unlock", name, func() error {
 		f, ok := c.driver.(driver.ForceUnlocker)
 		if !ok {
@@ -274,7 +278,7 @@ func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 		c.recheck(name)
 		return nil
 	})
-	c.telemetry.forced(ctx, span, name, err)
+	c.telemetry.ForceUnlocked(ctx, span, name, !errors.Is(err, ErrNotHeld), failureOf(err))
 	return err
 }
 
@@ -350,7 +354,7 @@ func (c *Client) shutdown(ctx context.Context) {
 	}
 	c.releaser.close()
 	c.reach.close()
-	c.telemetry.close()
+	c.telemetry.Close()
 }
 
 func (c *Client) now() moment { return c.clock.now() }
@@ -366,7 +370,7 @@ func (c *Client) isClosed() bool {
 
 // acquire is Lock and TryLock.
 func (c *Client) acquire(ctx context.Context, owner *Owner, name string, opts []LockOption, try bool) (*Lease, error) {
-	if c.telemetry.on() {
+	if c.telemetry.On() {
 		return c.observe(ctx, owner, name, opts, try)
 	}
 	l, err := c.tryAcquire(ctx, nil, owner, name, opts, try)
@@ -376,11 +380,11 @@ func (c *Client) acquire(ctx context.Context, owner *Owner, name string, opts []
 	return l, nil
 }
 
-func (c *Client) tryAcquire(ctx context.Context, ob *observation, owner *Owner, name string, opts []LockOption, try bool) (*Lease, error) {
+func (c *Client) tryAcquire(ctx context.Context, call *telemetry.Call, owner *Owner, name string, opts []LockOption, try bool) (*Lease, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	r := c.request(owner, opts, ob)
+	r := c.request(owner, opts, call)
 	if r.fixed {
 		if err := c.checkTTL(r.ttl); err != nil {
 			return nil, err
@@ -406,8 +410,8 @@ func (c *Client) tryAcquire(ctx context.Context, ob *observation, owner *Owner, 
 	return k.lockWait(ctx, r)
 }
 
-func (c *Client) request(owner *Owner, opts []LockOption, ob *observation) request {
-	r := request{owner: owner, ttl: c.ttl, ob: ob}
+func (c *Client) request(owner *Owner, opts []LockOption, call *telemetry.Call) request {
+	r := request{owner: owner, ttl: c.ttl, call: call}
 	for _, o := range opts {
 		if o.expireAfter != nil {
 			r.ttl, r.fixed = *o.expireAfter, true
@@ -448,13 +452,9 @@ func (c *Client) leave(k *lock) {
 
 // newHold returns an attempt to be given to the driver, with an identity of its own.
 func (c *Client) newHold(k *lock, r request, noWait bool) *hold {
-	note := c.note
-	if r.ob != nil {
-		note = r.ob.note(note)
-	}
-	h := &hold{lock: k, ttl: r.ttl, ob: r.ob}
+	h := &hold{lock: k, ttl: r.ttl, call: r.call}
 	id := c.newHoldID()
-	h.req = driver.Request{Name: k.name, Hold: id, Owner: id, Note: note, TTL: r.ttl, Fixed: r.fixed, NoWait: noWait, Events: h}
+	h.req = driver.Request{Name: k.name, Hold: id, Owner: id, Note: r.call.Note(c.note), TTL: r.ttl, Fixed: r.fixed, NoWait: noWait, Events: h}
 	if r.owner != nil {
 		h.req.Owner = r.owner.id
 	}

@@ -218,7 +218,7 @@ func (w *watchdog) renewed(h *hold, err error) {
 		h.expire() // also if the renewal succeeded: its answer came too late to count
 		return
 	}
-	w.client.telemetry.renewed(h, err)
+	h.reportRenewal(err)
 	switch {
 	case err == nil:
 		h.fault = nil

@@ -144,13 +144,13 @@ func (a apart) contend(tb testing.TB, ttl time.Duration, name string, holder, wa
 	return c
 }
 
-// granted returns the lease of the waiter.
+// granted returns the lease of the waiter. Those who elect a leader let all sessions begin anew.
 func (c contest) granted(tb testing.TB) driver.Lease {
 	tb.Helper()
 	select {
 	case l := <-c.next:
 		return l
-	case <-time.After(hangGuard):
+	case <-time.After(hangGuard + 2*c.request.TTL):
 		tb.Fatalf("%s: the waiter is not granted the lock", c.request.Name)
 		return nil
 	}

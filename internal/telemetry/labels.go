@@ -1,4 +1,4 @@
-package dsync
+package telemetry
 
 import (
 	"sync"
@@ -31,12 +31,8 @@ type labelCache struct {
 	classes map[string]bool
 }
 
-// maxLabels bounds the cache against an Options.Class that maps to very many.
+// maxLabels bounds the cache against a Config.Class that maps to very many.
 const maxLabels = 4096
-
-func (ob *observation) label(key attribute.Key, value, errorType string) *labels {
-	return ob.telemetry.labels.get(label{class: ob.class, key: key, value: value, errorType: errorType})
-}
 
 func (c *labelCache) get(l label) *labels {
 	c.mu.RLock()

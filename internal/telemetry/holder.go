@@ -1,4 +1,4 @@
-package dsync
+package telemetry
 
 import (
 	"context"
@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
-
-	"github.com/go-dsync/dsync/driver"
 )
 
 // traceMark stands before the trace context of the holder in the note that is stored with a lock, which is in the form of the W3C's
@@ -97,33 +95,37 @@ func (i *inspects) close() {
 	i.wg.Wait()
 }
 
+// Held is a lock of the client for which a Call waits.
+type Held interface {
+	// Holder returns the Call of the hold that the client has, if it has one that is observed, and whether it has one.
+	Holder() (of *Call, ours bool)
+}
+
 // lookAt sees who holds the lock that the call waits for, and does so again when it has waited twice as long: a hold that takes more
 // than half of the wait is not missed, and the number of looks grows with the logarithm of the wait. It does not hold up the call,
 // which may be over before the answer.
-func (ob *observation) lookAt(k *lock) {
-	k.mu.Lock()
-	ours, holder := k.hold != nil, k.holder().traced()
-	k.mu.Unlock()
+func (c *Call) lookAt(held Held) {
+	of, ours := held.Holder()
+	holder := of.traced()
 	if !ours {
-		holder = ob.telemetry.inspect(k)
+		holder = c.telemetry.inspect(c.lock.Name)
 	}
-	ob.mu.Lock()
-	defer ob.mu.Unlock()
-	if !ob.over {
-		ob.blockedBy(holder)
-		ob.look.Reset(time.Since(ob.waiting))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.over {
+		c.blockedBy(holder)
+		c.look.Reset(time.Since(c.waiting))
 	}
 }
 
 // inspect asks the backend who holds a lock.
-func (t *telemetry) inspect(k *lock) trace.SpanContext {
-	backend, ok := t.client.driver.(driver.Inspector)
-	if !ok || !t.inspects.begin() {
+func (t *Telemetry) inspect(name string) trace.SpanContext {
+	if t.config.Inspect == nil || !t.inspects.begin() {
 		return trace.SpanContext{}
 	}
-	ctx, cancel := context.WithTimeout(t.client.watchdog.life, lookFor)
+	ctx, cancel := context.WithTimeout(t.config.Life, lookFor)
 	defer cancel()
-	status, err := backend.Inspect(ctx, k.name)
+	status, err := t.config.Inspect(ctx, name)
 	holder := traceIn(status.Note)
 	t.inspects.end(err != nil || !status.Held || holder.IsValid())
 	return holder

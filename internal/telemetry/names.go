@@ -1,0 +1,100 @@
+package telemetry
+
+import (
+	"go.opentelemetry.io/otel/attribute"
+)
+
+// The spans. A wait is a child of its acquire, and so are the trouble with renewals and the loss of what was acquired.
+const (
+	spanAcquire = "dsync.acquire"
+	spanWait    = "dsync.wait"
+	spanUnlock  = "dsync.unlock"
+	spanForce   = "dsync.force_unlock"
+	spanRenew   = "dsync.renew" // only if renewals fail: from the first that does until one succeeds, or the lock is over
+	spanLoss    = "dsync.loss"
+	spanExpire  = "dsync.expire" // of a lease that ended as ExpireAfter asked
+
+	eventLost = "dsync.lock.lost" // of spanLoss
+)
+
+// The attributes. Those without the prefix dsync are OpenTelemetry's.
+const (
+	keyDriver    = attribute.Key("dsync.driver")
+	keyName      = attribute.Key("dsync.lock.name")
+	keyOwner     = attribute.Key("dsync.lock.owner")
+	keyToken     = attribute.Key("dsync.lock.token")
+	keyTTL       = attribute.Key("dsync.lock.ttl")
+	keyFixed     = attribute.Key("dsync.lock.fixed")
+	keyReentrant = attribute.Key("dsync.lock.reentrant")
+	keyClass     = attribute.Key("dsync.lock.class")
+	keyTry       = attribute.Key("dsync.acquire.try")
+	keyOutcome   = attribute.Key("dsync.acquire.outcome")
+	keyEnd       = attribute.Key("dsync.hold.end")
+	keyCause     = attribute.Key("dsync.loss.cause")
+	keyResult    = attribute.Key("dsync.renewal.result")
+	keyState     = attribute.Key("dsync.client.state")
+	keyErrorType = attribute.Key("error.type")
+	keyException = attribute.Key("exception.message")
+
+	// Of log records alone.
+	keyOutage = attribute.Key("dsync.outage.duration")
+	keyLosses = attribute.Key("dsync.loss.count")
+	keyNames  = attribute.Key("dsync.lock.names")
+)
+
+// Outcome is what became of a call of Lock or TryLock.
+type Outcome string
+
+const (
+	Acquired Outcome = "acquired"
+	Locked   Outcome = "locked"
+	Canceled Outcome = "canceled"
+	TimedOut Outcome = "timed_out"
+	Failed   Outcome = "error"
+)
+
+// End is how a hold ended.
+type End string
+
+const (
+	Unlocked End = "unlocked"
+	Expired  End = "expired" // as ExpireAfter asked
+	Lost     End = "lost"
+	Closed   End = "closed"
+)
+
+// Renewal is what became of a renewal in the background.
+type Renewal string
+
+const (
+	RenewalOK      Renewal = "ok"
+	RenewalFailed  Renewal = "failed"
+	RenewalNotHeld Renewal = "not_held"
+)
+
+// The values of keyState.
+const (
+	stateReachable   = "reachable"
+	stateUnreachable = "unreachable"
+)
+
+// lockBuckets are bounds in seconds that tell apart a lock in the process, a round trip, a queue, and a job.
+var lockBuckets = []float64{
+	0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300,
+}
+
+// metricSpec describes an instrument.
+type metricSpec struct{ name, unit, text string }
+
+var (
+	metricAcquireDuration = metricSpec{"dsync.acquire.duration", "s", "Duration of Lock and TryLock, whatever came of it."}
+	metricWaitDuration    = metricSpec{"dsync.wait.duration", "s", "Time for which calls of Lock were blocked, if they were."}
+	metricHoldDuration    = metricSpec{"dsync.hold.duration", "s", "Time from the grant of a lock until its owner's last lease of it was over."}
+	metricAcquires        = metricSpec{"dsync.acquires", "{acquire}", "Calls of Lock and TryLock."}
+	metricLosses          = metricSpec{"dsync.losses", "{loss}", "Locks that ended before they were unlocked, other than as ExpireAfter asked."}
+	metricRetries         = metricSpec{"dsync.acquire.retries", "{retry}", "Requests of Lock that failed and are repeated."}
+	metricClients         = metricSpec{"dsync.client.count", "{client}", "Clients that are open, by whether the backend is in their reach."}
+	metricRenewals        = metricSpec{"dsync.renewals", "{renewal}", "Renewals in the background: of locks, or where a session carries them of that, and then only those that failed."}
+	metricHolds           = metricSpec{"dsync.hold.count", "{lock}", "Locks that are held now."}
+	metricWaiters         = metricSpec{"dsync.waiter.count", "{call}", "Calls of Lock that are blocked now."}
+)

@@ -1,0 +1,62 @@
+package telemetry
+
+import (
+	"context"
+	"log/slog"
+	"time"
+)
+
+// The methods of this file may be called with a lock held.
+
+// OutOfReach tells an operator of an outage.
+func (t *Telemetry) OutOfReach(why Failure) {
+	if t.config.Logger == nil {
+		return
+	}
+	t.reports.add(func() {
+		more := append(t.said(why.Err), slog.String(string(keyErrorType), why.Type))
+		t.log(context.Background(), slog.LevelWarn, "backend out of reach", Lock{}, more...)
+	})
+}
+
+// InReach tells an operator of the end of an outage, after all that the outage cost.
+func (t *Telemetry) InReach(after time.Duration) {
+	if t.config.Logger == nil {
+		return
+	}
+	t.reports.add(func() {
+		t.lossLog.outageOver()
+		t.log(context.Background(), slog.LevelInfo, "backend in reach again", Lock{}, slog.Float64(string(keyOutage), after.Seconds()))
+	})
+}
+
+// Turned counts the client in its new state: the backend is out of reach, or in reach again.
+func (t *Telemetry) Turned(out bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.out = out; !t.counted {
+		return
+	}
+	t.reports.add(func() {
+		t.countClient(-1, !out)
+		t.countClient(1, out)
+	})
+}
+
+func (t *Telemetry) countClient(n int64, out bool) {
+	state := stateReachable
+	if out {
+		state = stateUnreachable
+	}
+	t.clients.Add(context.Background(), n, t.labels.get(label{key: keyState, value: state}).add...)
+}
+
+// NotKeptAlive counts a failed renewal of a session.
+func (t *Telemetry) NotKeptAlive() {
+	if !t.metering() {
+		return
+	}
+	t.reports.add(func() {
+		t.renewals.Add(context.Background(), 1, t.labels.get(label{key: keyResult, value: string(RenewalFailed)}).add...)
+	})
+}

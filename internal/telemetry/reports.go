@@ -1,0 +1,50 @@
+package telemetry
+
+import "sync"
+
+// reports carries out, one after the other and in a goroutine of its own, what has to be reported from places that must not wait.
+type reports struct {
+	wg sync.WaitGroup
+
+	mu      sync.Mutex
+	closed  bool
+	running bool
+	queue   []func()
+}
+
+func (r *reports) add(f func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return
+	}
+	r.queue = append(r.queue, f)
+	if !r.running {
+		r.running = true
+		r.wg.Go(r.work)
+	}
+}
+
+// work ends when there is nothing left to report.
+func (r *reports) work() {
+	for {
+		r.mu.Lock()
+		batch := r.queue
+		r.queue = nil
+		if r.running = len(batch) > 0; !r.running {
+			r.mu.Unlock()
+			return
+		}
+		r.mu.Unlock()
+		for _, f := range batch {
+			f()
+		}
+	}
+}
+
+func (r *reports) close() {
+	r.mu.Lock()
+	r.closed = true
+	r.mu.Unlock()
+	r.wg.Wait()
+}

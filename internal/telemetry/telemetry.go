@@ -1,0 +1,271 @@
+// Package telemetry makes the spans, the metrics and the log records of a client. It knows nothing of locks but what it is told: calls
+// of Lock and TryLock, and the holds that come of them, as a [Call]; leases by name, owner and token, as a [Lock]; errors as a
+// [Failure]; the end of a lease as a [Loss].
+//
+// What this package calls may be the user's code (a span processor, a view, a log handler), so it calls none of that in methods that
+// are said to be called with a lock held: what these tell is reported by a goroutine of the package, in the order in which it was told.
+package telemetry
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"reflect"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	noopmetric "go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/trace"
+	nooptrace "go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+const instrumentation = "github.com/go-dsync/dsync"
+
+// Config says what is to be reported, and to whom.
+type Config struct {
+	Driver                string               // Info.Name
+	Logger                *slog.Logger         // nil: no records
+	Traces                trace.TracerProvider // nil: the global one, also one that is set later
+	Meters                metric.MeterProvider // likewise
+	OmitNames, OmitOwners bool
+	Class                 func(name string) string // of a lock, for metrics; may be nil
+
+	// Causes are those of losses, and Retries the types of errors after which a request is repeated. Their counters exist with value
+	// 0 before anything is counted.
+	Causes  []Cause
+	Retries []string
+
+	// Inspect asks the backend who holds a name, for the links of waits. It is nil if the backend cannot tell. It is not asked after
+	// the end of Life.
+	Inspect func(ctx context.Context, name string) (driver.Status, error)
+	Life    context.Context
+}
+
+// Telemetry reports what a client does. All methods may be called concurrently.
+type Telemetry struct {
+	config Config
+
+	wanted atomic.Bool // somebody wants spans or metrics
+	begun  atomic.Bool // Begin has been called while somebody wanted metrics
+
+	tracer      trace.Tracer
+	tracerSet   bool                 // to one that does something
+	noTracerYet trace.TracerProvider // the global placeholder, if it was all there was
+
+	meterSet   bool // likewise
+	noMeterYet metric.MeterProvider
+
+	acquireDuration, waitDuration, holdDuration metric.Float64Histogram
+	acquires, losses, renewals, retries         metric.Int64Counter
+	holds, waiters, clients                     metric.Int64UpDownCounter
+
+	labels   labelCache
+	reports  reports
+	lossLog  lossLog
+	inspects inspects
+
+	mu      sync.Mutex
+	out     bool // the backend is out of reach
+	counted bool // the client is, in the metrics
+}
+
+// New returns the telemetry of a client; Begin and Close are to be called.
+func New(c Config) (*Telemetry, error) {
+	t := &Telemetry{config: c}
+	t.labels.driver, t.labels.met = c.Driver, t.meet
+	t.lossLog = lossLog{t, map[Cause]*lossTally{}}
+
+	traces := c.Traces
+	if traces == nil {
+		traces = otel.GetTracerProvider()
+		if isPlaceholder(traces) {
+			t.noTracerYet = traces
+		}
+	}
+	_, off := traces.(nooptrace.TracerProvider)
+	t.tracerSet = t.noTracerYet == nil && !off
+	t.tracer = traces.Tracer(instrumentation)
+
+	meters := c.Meters
+	if meters == nil {
+		meters = otel.GetMeterProvider()
+		if isPlaceholder(meters) {
+			t.noMeterYet = meters
+		}
+	}
+	_, off = meters.(noopmetric.MeterProvider)
+	t.meterSet = t.noMeterYet == nil && !off
+	t.wanted.Store(t.tracerSet || t.meterSet)
+	return t, t.makeInstruments(meters.Meter(instrumentation))
+}
+
+// isPlaceholder reports whether a global provider is the one that stands in until the program sets its own. If its package had
+// another name one day, telemetry would be made in vain, and none would be missed.
+func isPlaceholder(provider any) bool {
+	p := reflect.TypeOf(provider)
+	return p.Kind() == reflect.Pointer && p.Elem().PkgPath() == "go.opentelemetry.io/otel/internal/global"
+}
+
+func (t *Telemetry) makeInstruments(m metric.Meter) error {
+	var errs []error
+	histogram := func(s metricSpec) metric.Float64Histogram {
+		i, err := m.Float64Histogram(s.name, metric.WithUnit(s.unit), metric.WithDescription(s.text),
+			metric.WithExplicitBucketBoundaries(lockBuckets...))
+		errs = append(errs, err)
+		return i
+	}
+	counter := func(s metricSpec) metric.Int64Counter {
+		i, err := m.Int64Counter(s.name, metric.WithUnit(s.unit), metric.WithDescription(s.text))
+		errs = append(errs, err)
+		return i
+	}
+	upDown := func(s metricSpec) metric.Int64UpDownCounter {
+		i, err := m.Int64UpDownCounter(s.name, metric.WithUnit(s.unit), metric.WithDescription(s.text))
+		errs = append(errs, err)
+		return i
+	}
+	t.acquireDuration, t.waitDuration, t.holdDuration =
+		histogram(metricAcquireDuration), histogram(metricWaitDuration), histogram(metricHoldDuration)
+	t.acquires, t.losses = counter(metricAcquires), counter(metricLosses)
+	t.renewals, t.retries = counter(metricRenewals), counter(metricRetries)
+	t.holds, t.waiters, t.clients = upDown(metricHolds), upDown(metricWaiters), upDown(metricClients)
+	return errors.Join(errs...)
+}
+
+// On reports whether anybody wants spans or metrics. A global provider that is set after the client was made counts. A global meter
+// provider is noticed by an instrument, which is cheaper than to ask for the provider; no view is likely to drop that of losses.
+func (t *Telemetry) On() bool {
+	return t.Wanted() || t.noTracerYet != nil && otel.GetTracerProvider() != t.noTracerYet ||
+		t.noMeterYet != nil && t.losses.Enabled(context.Background())
+}
+
+// Wanted reports whether On did, or would have done so from the start.
+func (t *Telemetry) Wanted() bool { return t.wanted.Load() }
+
+func (t *Telemetry) tracing() bool {
+	return t.tracerSet || t.noTracerYet != nil && otel.GetTracerProvider() != t.noTracerYet
+}
+
+func (t *Telemetry) metering() bool {
+	return t.meterSet || t.noMeterYet != nil && otel.GetMeterProvider() != t.noMeterYet
+}
+
+// Begin makes the points that are there before anything has happened. It is called when the client is made; Acquire calls it again,
+// for a meter provider that was set later.
+func (t *Telemetry) Begin() {
+	if t.begun.Load() || !t.metering() {
+		return
+	}
+	t.begun.Store(true)
+	t.mu.Lock()
+	first, out := !t.counted, t.out
+	t.counted = true
+	t.mu.Unlock()
+	if first {
+		t.countClient(1, out)
+		t.countClient(0, !out)
+		t.labels.get(label{})
+	}
+}
+
+// meet makes the points of a class that it would be too late to make when they are first counted: to Prometheus, a counter that begins
+// with 1 has not risen.
+func (t *Telemetry) meet(class string) {
+	zero := func(c metric.Int64Counter, l label) {
+		l.class = class
+		c.Add(context.Background(), 0, t.labels.get(l).add...)
+	}
+	for _, cause := range t.config.Causes {
+		zero(t.losses, label{key: keyCause, value: cause.Value})
+	}
+	zero(t.renewals, label{key: keyResult, value: string(RenewalFailed)})
+	for _, errorType := range t.config.Retries {
+		zero(t.retries, label{errorType: errorType})
+	}
+}
+
+// Close waits for what is being reported and inspected. Config.Life is over.
+func (t *Telemetry) Close() {
+	t.reports.close()
+	t.lossLog.close()
+	t.mu.Lock()
+	counted, out := t.counted, t.out
+	t.counted = false
+	t.mu.Unlock()
+	if counted {
+		t.countClient(-1, out)
+	}
+	t.inspects.close()
+}
+
+// Lock is what spans and records say of a lock. Fields may be zero.
+type Lock struct {
+	Name, Owner string
+	Token       uint64
+}
+
+func (t *Telemetry) attributes(l Lock) []attribute.KeyValue {
+	as := append(make([]attribute.KeyValue, 0, 10), keyDriver.String(t.config.Driver))
+	if !t.config.OmitNames && l.Name != "" {
+		as = append(as, keyName.String(l.Name))
+	}
+	if !t.config.OmitOwners && l.Owner != "" {
+		as = append(as, keyOwner.String(l.Owner))
+	}
+	if l.Token != 0 {
+		as = append(as, keyToken.Int64(int64(l.Token)))
+	}
+	return as
+}
+
+// Failure is an error as it is reported; the zero Failure is none. Type is one of few values, for attribute error.type. Err may
+// contain the names and owners of locks, but nothing of the contexts of the user.
+type Failure struct {
+	Type string
+	Err  error
+}
+
+// text returns what an error of the backend says, if it may be told.
+func (t *Telemetry) text(err error) string {
+	if err == nil || t.config.OmitNames || t.config.OmitOwners {
+		return ""
+	}
+	return strings.ToValidUTF8(err.Error(), "\uFFFD")
+}
+
+// log tells an operator of a lock. more are keys and values.
+func (t *Telemetry) log(ctx context.Context, level slog.Level, text string, l Lock, more ...slog.Attr) {
+	if t.config.Logger == nil || !t.config.Logger.Enabled(ctx, level) {
+		return
+	}
+	var attrs []slog.Attr
+	for _, a := range t.attributes(l) {
+		attrs = append(attrs, slog.Any(string(a.Key), a.Value.AsInterface()))
+	}
+	t.config.Logger.LogAttrs(ctx, level, "dsync: "+text, append(attrs, more...)...)
+}
+
+// said is the text of an error for a log record.
+func (t *Telemetry) said(err error) []slog.Attr {
+	if text := t.text(err); text != "" {
+		return []slog.Attr{slog.String(string(keyException), text)}
+	}
+	return nil
+}
+
+// classOf returns the class of a lock for metrics. of may be nil.
+func (t *Telemetry) classOf(of *Call, name string) string {
+	switch {
+	case of != nil && of.metering:
+		return of.class
+	case t.config.Class != nil:
+		return t.config.Class(name)
+	}
+	return ""
+}
