@@ -30,7 +30,12 @@ var layout = []struct {
 		"go.opentelemetry.io/otel/trace",
 	}},
 	{"driver", nil},
-	{"internal", []string{"./driver"}},
+	{"driver/move", []string{"./driver"}},
+
+	// Every package of internal. None imports a driver, but telemetrytest, which is for tests alone.
+	{"internal/lifecycle", []string{"./driver"}},
+	{"internal/redisdial", nil},
+	{"internal/tlsurl", []string{"./driver"}},
 	{"internal/telemetry", []string{
 		"./driver",
 		"go.opentelemetry.io/otel",
@@ -41,22 +46,22 @@ var layout = []struct {
 	}},
 	{"internal/testenv", []string{"testing"}},
 	{"internal/testscan", []string{"./internal/testenv"}},
-	{"internal/drivertest", []string{"./", "./driver", "./internal/testenv", "testing"}},
+	{"internal/drivertest", []string{"./", "./driver/...", "./internal/testenv", "testing"}},
 	{"internal/telemetrytest", []string{"./", "./driver", "./drivers/memory", "./internal/testenv", "testing/...", "go.opentelemetry.io/otel/..."}},
-	{"conformance", []string{"./", "./driver", "testing/..."}},
+	{"conformance", []string{"./", "./driver/...", "testing/..."}},
 	{"conformance/history", []string{"./", "./driver"}},
 	{"conformance/wire", nil},
 
 	// Each driver, with its client library.
-	{"drivers/memory", []string{"./driver"}},
-	{"drivers/migrate", []string{"./driver"}},
-	{"drivers/redisson", []string{"./driver", "./internal/...", "github.com/redis/rueidis/..."}},
-	{"drivers/redlock", []string{"./driver", "./internal/...", "github.com/redis/rueidis/..."}},
-	{"drivers/etcd", []string{"./driver", "./internal/...", "go.etcd.io/etcd/...", "google.golang.org/grpc/...", "go.uber.org/zap/..."}},
-	{"drivers/zk", []string{"./driver", "./internal/...", "github.com/go-zookeeper/zk"}},
-	{"drivers/pglock", []string{"./driver", "./internal/...", "github.com/jackc/pgx/v5/..."}},
+	{"drivers/memory", []string{"./driver/..."}},
+	{"drivers/migrate", []string{"./driver/..."}},
+	{"drivers/redisson", []string{"./driver/...", "./internal/...", "github.com/redis/rueidis/..."}},
+	{"drivers/redlock", []string{"./driver/...", "./internal/...", "github.com/redis/rueidis/..."}},
+	{"drivers/etcd", []string{"./driver/...", "./internal/...", "go.etcd.io/etcd/...", "google.golang.org/grpc/...", "go.uber.org/zap/..."}},
+	{"drivers/zk", []string{"./driver/...", "./internal/...", "github.com/go-zookeeper/zk"}},
+	{"drivers/pglock", []string{"./driver/...", "./internal/...", "github.com/jackc/pgx/v5/..."}},
 
-	{"cmd", []string{"./", "./driver", "./drivers/...", "github.com/spf13/cobra", "github.com/schollz/progressbar/v3", "golang.org/x/term"}},
+	{"cmd", []string{"./", "./driver/...", "./drivers/...", "github.com/spf13/cobra", "github.com/schollz/progressbar/v3", "golang.org/x/term"}},
 	{"examples", []string{"./", "./driver", "./drivers/...", "github.com/redis/rueidis/...", "go.etcd.io/etcd/...",
 		"github.com/go-zookeeper/zk", "github.com/jackc/pgx/v5/...", "go.opentelemetry.io/otel/..."}},
 	{"examples/coupon", []string{"./", "./drivers/...", "github.com/schollz/progressbar/v3", "golang.org/x/term"}},
@@ -149,8 +154,11 @@ func TestLayoutTable(t *testing.T) {
 		{".", "go.opentelemetry.io/otel/metrics", false},
 		{"driver", "net/url", true},
 		{"driver", module, false},
+		{".", module + "/driver/move", false},
+		{"driver/move", module + "/drivers/migrate", false},
 		{"drivers/redisson", module, false},
 		{"drivers/redisson", module + "/driver", true},
+		{"drivers/redisson", module + "/driver/move", true},
 		{"drivers/redisson", module + "/internal/keys", true},
 		{"drivers/redisson", module + "/internal/testenv", false},
 		{"drivers/redisson", module + "/drivers/redisson/script", true},
@@ -181,7 +189,7 @@ func TestLayoutTable(t *testing.T) {
 			t.Errorf("%s imports %s: got %t, want %t", test.from, test.to, got, test.want)
 		}
 	}
-	for _, dir := range []string{"drivers/unknown", "drivers", "unknown", "conformances"} {
+	for _, dir := range []string{"drivers/unknown", "drivers", "unknown", "conformances", "internal/unknown", "internal"} {
 		if _, ok := allowed(module + "/" + dir); ok {
 			t.Errorf("%s has a place in the table, want none", dir)
 		}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/move"
 )
 
 // What drivers/migrate builds on. Package dsync knows nothing of it, so these checks ask the driver.
@@ -45,7 +46,7 @@ func ask[T any](r *request, what string, f func(T, driver.Lease) error) (err err
 func (r *request) seal() error { return r.sealWithin(r.driver.env.ctx) }
 
 func (r *request) sealWithin(ctx context.Context) error {
-	err := ask(r, "Seal", func(s driver.Sealer, l driver.Lease) error { return s.Seal(ctx, l) })
+	err := ask(r, "Seal", func(s move.Sealer, l driver.Lease) error { return s.Seal(ctx, l) })
 	untap(r.lease).add("seal: %s", outcome(err))
 	return err
 }
@@ -54,7 +55,7 @@ func (r *request) sealWithin(ctx context.Context) error {
 func (d *rawDriver) sealed(name string) (last uint64, sealed bool) {
 	var err error
 	d.env.within(fmt.Sprintf("Sealed of %q by %s", name, d.label), func() {
-		last, sealed, err = d.tap.Driver.(driver.Sealer).Sealed(d.env.ctx, name)
+		last, sealed, err = d.tap.Driver.(move.Sealer).Sealed(d.env.ctx, name)
 	})
 	d.env.events.add(d.label, "sealed %q: %t, %d, %s", name, sealed, last, outcome(err))
 	d.env.must(err)
@@ -65,7 +66,7 @@ func (d *rawDriver) sealed(name string) (last uint64, sealed bool) {
 func (r *request) mark(floor uint64) error { return r.markWithin(r.driver.env.ctx, floor) }
 
 func (r *request) markWithin(ctx context.Context, floor uint64) error {
-	err := ask(r, "Mark", func(m driver.Marker, l driver.Lease) error { return m.Mark(ctx, l, floor) })
+	err := ask(r, "Mark", func(m move.Marker, l driver.Lease) error { return m.Mark(ctx, l, floor) })
 	first, n := r.lease.Tokens()
 	untap(r.lease).add("mark with the floor %d: %s, %d tokens from %d", floor, outcome(err), n, first)
 	return err
@@ -73,7 +74,7 @@ func (r *request) markWithin(ctx context.Context, floor uint64) error {
 
 // marked asks whether the name of a lease is marked.
 func (r *request) marked() (marked bool, err error) {
-	err = ask(r, "Marked", func(m driver.Marker, l driver.Lease) (err error) {
+	err = ask(r, "Marked", func(m move.Marker, l driver.Lease) (err error) {
 		marked, err = m.Marked(r.driver.env.ctx, l)
 		return err
 	})

@@ -7,24 +7,25 @@ import (
 	"slices"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/move"
 )
 
 // loosen has the driver put an id next to a seal.
 func (d *rawDriver) loosen(name, id string, floor uint64) error {
-	return d.changeSeal(d.env.ctx, fmt.Sprintf("Loosen of %q with the id %q and the floor %d", name, id, floor), func(ctx context.Context, u driver.Unsealer) error {
+	return d.changeSeal(d.env.ctx, fmt.Sprintf("Loosen of %q with the id %q and the floor %d", name, id, floor), func(ctx context.Context, u move.Unsealer) error {
 		return u.Loosen(ctx, name, id, floor)
 	})
 }
 
 // unseal has the driver take a seal away.
 func (d *rawDriver) unseal(name, id string) error {
-	return d.changeSeal(d.env.ctx, fmt.Sprintf("Unseal of %q with the id %q", name, id), func(ctx context.Context, u driver.Unsealer) error {
+	return d.changeSeal(d.env.ctx, fmt.Sprintf("Unseal of %q with the id %q", name, id), func(ctx context.Context, u move.Unsealer) error {
 		return u.Unseal(ctx, name, id)
 	})
 }
 
-func (d *rawDriver) changeSeal(ctx context.Context, what string, f func(context.Context, driver.Unsealer) error) (err error) {
-	u, ok := d.tap.Driver.(driver.Unsealer)
+func (d *rawDriver) changeSeal(ctx context.Context, what string, f func(context.Context, move.Unsealer) error) (err error) {
+	u, ok := d.tap.Driver.(move.Unsealer)
 	if !ok {
 		return errors.ErrUnsupported
 	}
@@ -37,7 +38,7 @@ func (d *rawDriver) changeSeal(ctx context.Context, what string, f func(context.
 func (r *request) unmark() error { return r.unmarkWithin(r.driver.env.ctx) }
 
 func (r *request) unmarkWithin(ctx context.Context) error {
-	err := ask(r, "Unmark", func(m driver.Unmarker, l driver.Lease) error { return m.Unmark(ctx, l) })
+	err := ask(r, "Unmark", func(m move.Unmarker, l driver.Lease) error { return m.Unmark(ctx, l) })
 	untap(r.lease).add("unmark: %s", outcome(err))
 	return err
 }
@@ -211,7 +212,7 @@ func unsealLost(e *env) error {
 	for range 2 {
 		a, b := e.driver(), e.driver()
 		name, _ := e.sealed(b)
-		u := a.tap.Driver.(driver.Unsealer)
+		u := a.tap.Driver.(move.Unsealer)
 		if err := a.unanswered("a Loosen", func(ctx context.Context) error { return u.Loosen(ctx, name, "x", 0) }); err != nil {
 			return err
 		}

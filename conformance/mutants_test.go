@@ -165,7 +165,7 @@ func (d *broken) ForceUnlock(ctx context.Context, name string) error {
 	return d.Driver.ForceUnlock(ctx, name)
 }
 
-// Seal implements driver.Sealer.
+// Seal implements move.Sealer.
 func (d *broken) Seal(ctx context.Context, l driver.Lease) error {
 	if d.seal != nil {
 		return d.seal(ctx, l)
@@ -173,7 +173,7 @@ func (d *broken) Seal(ctx context.Context, l driver.Lease) error {
 	return d.Driver.Seal(ctx, unbroken(l))
 }
 
-// Sealed implements driver.Sealer.
+// Sealed implements move.Sealer.
 func (d *broken) Sealed(ctx context.Context, name string) (uint64, bool, error) {
 	if d.sealed != nil {
 		return d.sealed(ctx, name)
@@ -181,7 +181,7 @@ func (d *broken) Sealed(ctx context.Context, name string) (uint64, bool, error) 
 	return d.Driver.Sealed(ctx, name)
 }
 
-// Mark implements driver.Marker.
+// Mark implements move.Marker.
 func (d *broken) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 	if d.mark != nil {
 		return d.mark(ctx, l, floor)
@@ -189,7 +189,7 @@ func (d *broken) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 	return d.Driver.Mark(ctx, unbroken(l), floor)
 }
 
-// Marked implements driver.Marker.
+// Marked implements move.Marker.
 func (d *broken) Marked(ctx context.Context, l driver.Lease) (bool, error) {
 	if d.marked != nil {
 		return d.marked(ctx, l)
@@ -197,7 +197,7 @@ func (d *broken) Marked(ctx context.Context, l driver.Lease) (bool, error) {
 	return d.Driver.Marked(ctx, unbroken(l))
 }
 
-// Loosen implements driver.Unsealer.
+// Loosen implements move.Unsealer.
 func (d *broken) Loosen(ctx context.Context, name, id string, floor uint64) error {
 	if d.loosen != nil {
 		return d.loosen(ctx, name, id, floor)
@@ -205,7 +205,7 @@ func (d *broken) Loosen(ctx context.Context, name, id string, floor uint64) erro
 	return d.Driver.Loosen(ctx, name, id, floor)
 }
 
-// Unseal implements driver.Unsealer.
+// Unseal implements move.Unsealer.
 func (d *broken) Unseal(ctx context.Context, name, id string) error {
 	if d.unseal != nil {
 		return d.unseal(ctx, name, id)
@@ -213,7 +213,7 @@ func (d *broken) Unseal(ctx context.Context, name, id string) error {
 	return d.Driver.Unseal(ctx, name, id)
 }
 
-// Unmark implements driver.Unmarker.
+// Unmark implements move.Unmarker.
 func (d *broken) Unmark(ctx context.Context, l driver.Lease) error {
 	if d.unmark != nil {
 		return d.unmark(ctx, l)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/move"
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
@@ -37,7 +38,7 @@ type nameReport struct {
 // looker looks at names, and changes nothing.
 type looker struct {
 	from, to driver.Inspector
-	sealer   driver.Sealer // nil with a gate
+	sealer   move.Sealer   // nil with a gate
 	noneOld  bool          // with a gate: no process is in phase old
 	lasting  time.Duration // how long to look at names that have not moved; 0 is for as long as those in use leave doubts, a second at most
 }
@@ -53,7 +54,7 @@ func newLooker(p *pair, gate bool) (*looker, error) {
 		return l, nil
 	}
 	var ok bool
-	if l.sealer, ok = p.from.(driver.Sealer); !ok {
+	if l.sealer, ok = p.from.(move.Sealer); !ok {
 		return nil, fmt.Errorf("%w: backend %s cannot seal a lock", migrate.ErrNeedsGate, p.from.Info().Name)
 	}
 	return l, nil

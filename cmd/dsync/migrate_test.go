@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/move"
 	"github.com/go-dsync/dsync/drivers/migrate"
 	"github.com/go-dsync/dsync/internal/drivertest"
 )
@@ -319,7 +320,7 @@ func TestSameBackendByTwoAddressesIsRefused(t *testing.T) {
 	for _, c := range []string{"seal", "rollback"} {
 		p.run(c, "x").want(exitRefused, migrate.ErrSame.Error())
 	}
-	if _, sealed, err := drivertest.Open(t, p.from).(driver.Sealer).Sealed(t.Context(), "x"); sealed || err != nil {
+	if _, sealed, err := drivertest.Open(t, p.from).(move.Sealer).Sealed(t.Context(), "x"); sealed || err != nil {
 		t.Errorf("got sealed %t, %v, want false", sealed, err)
 	}
 }

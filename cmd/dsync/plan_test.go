@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/move"
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
@@ -19,8 +20,8 @@ type plain struct {
 type oneWay struct {
 	driver.Driver
 	driver.Inspector
-	driver.Sealer
-	driver.Marker
+	move.Sealer
+	move.Marker
 }
 
 func init() {
@@ -33,7 +34,7 @@ func init() {
 		if err != nil {
 			return nil, err
 		}
-		return oneWay{d, d.(driver.Inspector), d.(driver.Sealer), d.(driver.Marker)}, nil
+		return oneWay{d, d.(driver.Inspector), d.(move.Sealer), d.(move.Marker)}, nil
 	})
 }
 

@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/move"
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
@@ -43,10 +43,10 @@ It can be interrupted and repeated at any time. The exit status is 3 if names ar
 
 // noWayBack returns why moved names cannot be taken back, as far as that is known before.
 func (p *pair) noWayBack() error {
-	if _, ok := p.from.(driver.Unsealer); !ok {
+	if _, ok := p.from.(move.Unsealer); !ok {
 		return fmt.Errorf("%w: backend %s takes no seal back", migrate.ErrNoWayBack, p.from.Info().Name)
 	}
-	if _, ok := p.to.(driver.Unmarker); !ok {
+	if _, ok := p.to.(move.Unmarker); !ok {
 		return fmt.Errorf("%w: backend %s takes no mark back", migrate.ErrNoWayBack, p.to.Info().Name)
 	}
 	return nil

@@ -73,8 +73,8 @@ type Options struct {
 	NoTokens bool
 }
 
-// Driver is a driver.Driver on etcd. It implements driver.KeepAliveReporter, driver.Inspector, driver.ForceUnlocker, driver.Sealer,
-// driver.Unsealer, driver.Marker and driver.Unmarker too.
+// Driver is a driver.Driver on etcd. It implements driver.KeepAliveReporter, driver.Inspector, driver.ForceUnlocker, move.Sealer,
+// move.Unsealer, move.Marker and move.Unmarker too.
 type Driver struct {
 	client      *clientv3.Client
 	leases      pb.LeaseClient

@@ -12,6 +12,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/move"
 )
 
 // What is known of a name for good is in keys beside its contenders, which have a NUL where those have a slash.
@@ -29,8 +30,8 @@ const maxFloor = 1 << 62
 const sealOwner = "seal"
 
 var (
-	_ driver.Sealer = (*Driver)(nil)
-	_ driver.Marker = (*Driver)(nil)
+	_ move.Sealer = (*Driver)(nil)
+	_ move.Marker = (*Driver)(nil)
 )
 
 // record is what is known of a name for good.
@@ -85,7 +86,7 @@ func readRecord(dir string, kvs []*mvccpb.KeyValue) (r record, err error) {
 	return r, err
 }
 
-// Seal implements driver.Sealer. The key of the holder is put again without a lease, and so it stays the oldest one for ever.
+// Seal implements move.Sealer. The key of the holder is put again without a lease, and so it stays the oldest one for ever.
 func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	h := l.(*hold)
 	if err := ctx.Err(); err != nil {
@@ -189,7 +190,7 @@ func (d *Driver) removeKey(ctx context.Context, key string, sealing bool) (remov
 	return err == nil && answer.Succeeded, err
 }
 
-// Sealed implements driver.Sealer.
+// Sealed implements move.Sealer.
 func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed bool, err error) {
 	bounded, cancel := d.request(ctx, requestFor)
 	defer cancel()
@@ -202,7 +203,7 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 	return r.last, r.sealed, err
 }
 
-// Mark implements driver.Marker. Revisions cannot be raised, so a number is kept that is added to them, which only grows.
+// Mark implements move.Marker. Revisions cannot be raised, so a number is kept that is added to them, which only grows.
 func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 	h := l.(*hold)
 	if err := ctx.Err(); err != nil {
@@ -253,7 +254,7 @@ func (h *hold) tokenFrom(r record, revision int64) {
 	h.first.Store(r.base + uint64(revision))
 }
 
-// Marked implements driver.Marker.
+// Marked implements move.Marker.
 func (d *Driver) Marked(_ context.Context, l driver.Lease) (bool, error) {
 	h := l.(*hold)
 	h.mu.Lock()

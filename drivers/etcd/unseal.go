@@ -8,14 +8,15 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/move"
 )
 
 var (
-	_ driver.Unsealer = (*Driver)(nil)
-	_ driver.Unmarker = (*Driver)(nil)
+	_ move.Unsealer = (*Driver)(nil)
+	_ move.Unmarker = (*Driver)(nil)
 )
 
-// Loosen implements driver.Unsealer. The id is a key beside the record of the seal. There is nothing to raise: the number that is added
+// Loosen implements move.Unsealer. The id is a key beside the record of the seal. There is nothing to raise: the number that is added
 // to revisions would raise the tokens of dsync alone, and those of package concurrency and of etcdctl are revisions, so a floor that
 // these have not passed is refused.
 func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
@@ -56,7 +57,7 @@ func (d *Driver) sealChanged(ctx context.Context, answer *clientv3.TxnResponse, 
 	return nil
 }
 
-// Unseal implements driver.Unsealer. Who waits is woken by the deletion of the key that all stand behind: the one that was written
+// Unseal implements move.Unsealer. Who waits is woken by the deletion of the key that all stand behind: the one that was written
 // together with the record of the seal.
 func (d *Driver) Unseal(ctx context.Context, name, id string) error {
 	if err := ctx.Err(); err != nil {
@@ -85,7 +86,7 @@ func (d *Driver) Unseal(ctx context.Context, name, id string) error {
 	return d.sealChanged(ctx, answer, err)
 }
 
-// Unmark implements driver.Unmarker. The number that is added to revisions stays.
+// Unmark implements move.Unmarker. The number that is added to revisions stays.
 func (d *Driver) Unmark(ctx context.Context, l driver.Lease) error {
 	h := l.(*hold)
 	if err := ctx.Err(); err != nil {

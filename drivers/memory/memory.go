@@ -63,7 +63,7 @@ func (o Order) driverOrder() driver.Order {
 }
 
 // Driver is one client of a [Server]. It implements [driver.Driver], [driver.BatchRenewer], [driver.KeepAliveReporter],
-// [driver.Inspector], [driver.ForceUnlocker], [driver.Sealer], [driver.Marker], [driver.Unsealer] and [driver.Unmarker]. All methods may be called
+// [driver.Inspector], [driver.ForceUnlocker], [move.Sealer], [move.Marker], [move.Unsealer] and [move.Unmarker]. All methods may be called
 // concurrently.
 type Driver struct {
 	server  *Server

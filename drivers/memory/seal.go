@@ -7,13 +7,14 @@ import (
 	"slices"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/move"
 )
 
 var (
-	_ driver.Sealer   = (*Driver)(nil)
-	_ driver.Marker   = (*Driver)(nil)
-	_ driver.Unsealer = (*Driver)(nil)
-	_ driver.Unmarker = (*Driver)(nil)
+	_ move.Sealer   = (*Driver)(nil)
+	_ move.Marker   = (*Driver)(nil)
+	_ move.Unsealer = (*Driver)(nil)
+	_ move.Unmarker = (*Driver)(nil)
 )
 
 // seal is what is kept of a name that is sealed.
@@ -25,7 +26,7 @@ type seal struct {
 // maxFloor leaves room above it for all grants.
 const maxFloor = 1 << 62
 
-// Seal implements [driver.Sealer].
+// Seal implements [move.Sealer].
 func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 	l := held.(*lease)
 	return d.change(ctx, l, func(s *Server, now int64) {
@@ -38,7 +39,7 @@ func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 	})
 }
 
-// Mark implements [driver.Marker].
+// Mark implements [move.Marker].
 func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) error {
 	l := held.(*lease)
 	if err := checkFloor(floor); err != nil {
@@ -82,7 +83,7 @@ func (d *Driver) change(ctx context.Context, l *lease, f func(s *Server, now int
 	return nil
 }
 
-// Sealed implements [driver.Sealer].
+// Sealed implements [move.Sealer].
 func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed bool, err error) {
 	lost, err := d.query(ctx)
 	if err != nil {
@@ -98,7 +99,7 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 	return x.last, sealed, nil
 }
 
-// Loosen implements [driver.Unsealer].
+// Loosen implements [move.Unsealer].
 func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
 	if floor > 0 && d.server.options.NoTokens {
 		return fmt.Errorf("there are no tokens to raise: %w", errors.ErrUnsupported)
@@ -114,7 +115,7 @@ func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) erro
 	})
 }
 
-// Unseal implements [driver.Unsealer].
+// Unseal implements [move.Unsealer].
 func (d *Driver) Unseal(ctx context.Context, name, id string) error {
 	return d.changeSeal(ctx, name, func(s *Server, x seal) error {
 		if x.id == "" || x.id != id {
@@ -150,13 +151,13 @@ func (d *Driver) changeSeal(ctx context.Context, name string, f func(s *Server, 
 	return err
 }
 
-// Unmark implements [driver.Unmarker].
+// Unmark implements [move.Unmarker].
 func (d *Driver) Unmark(ctx context.Context, held driver.Lease) error {
 	l := held.(*lease)
 	return d.change(ctx, l, func(s *Server, _ int64) { delete(s.marks, l.r.Name) })
 }
 
-// Marked implements [driver.Marker].
+// Marked implements [move.Marker].
 func (d *Driver) Marked(_ context.Context, held driver.Lease) (bool, error) {
 	s := d.server
 	s.mu.Lock()

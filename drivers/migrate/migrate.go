@@ -7,8 +7,8 @@
 // are in, together with programs that know nothing of the migration and use from alone. No process has to know of another: what keeps
 // a process in PhaseNew apart from those that know only from is the seal, a grant on from that never ends. See docs/migration.md.
 //
-// From has to be a [driver.Sealer], to a [driver.Marker]. Names go back only where they are a [driver.Unsealer] and a
-// [driver.Unmarker] too.
+// From has to be a [move.Sealer], to a [move.Marker]. Names go back only where they are a [move.Unsealer] and a
+// [move.Unmarker] too.
 //
 // # With a gate
 //
@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/move"
 )
 
 // Phase says which of the two backends a process asks. A name that is sealed on from has moved: whatever the phase, it is taken on to
@@ -90,11 +91,11 @@ type Options struct {
 // driver.ForceUnlocker too.
 type Driver struct {
 	from, to *backend
-	sealer   driver.Sealer   // from
-	unsealer driver.Unsealer // from; nil if it is none
-	marker   driver.Marker   // to
-	unmarker driver.Unmarker // to; nil if it is none
-	gate     *gate           // nil: names are sealed
+	sealer   move.Sealer   // from
+	unsealer move.Unsealer // from; nil if it is none
+	marker   move.Marker   // to
+	unmarker move.Unmarker // to; nil if it is none
+	gate     *gate         // nil: names are sealed
 	info     driver.Info
 	phase    atomic.Int32
 	ttl      time.Duration // of what it holds on its own behalf
@@ -196,14 +197,14 @@ func (d *Driver) choose(o *Options) error {
 		return nil
 	}
 	var ok bool
-	if d.sealer, ok = d.from.Driver.(driver.Sealer); !ok {
+	if d.sealer, ok = d.from.Driver.(move.Sealer); !ok {
 		return fmt.Errorf("%w: backend %s cannot seal a lock", ErrNeedsGate, from)
 	}
-	if d.marker, ok = d.to.Driver.(driver.Marker); !ok {
+	if d.marker, ok = d.to.Driver.(move.Marker); !ok {
 		return fmt.Errorf("%w: backend %s cannot keep a mark and a floor of the tokens", ErrNeedsGate, to)
 	}
-	d.unsealer, _ = d.from.Driver.(driver.Unsealer)
-	d.unmarker, _ = d.to.Driver.(driver.Unmarker)
+	d.unsealer, _ = d.from.Driver.(move.Unsealer)
+	d.unmarker, _ = d.to.Driver.(move.Unmarker)
 	return nil
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/move"
 	"github.com/go-dsync/dsync/drivers/migrate"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -95,8 +96,8 @@ type pairStorm struct {
 // prepare opens the two backends until the end of the test, also because one of this process lives as long as somebody has it open.
 func (p *pairStorm) prepare() {
 	p.old, p.new = p.from.place(p.t), p.to.place(p.t)
-	_, seals := drivertest.Open(p.t, p.old).(driver.Sealer)
-	_, marks := drivertest.Open(p.t, p.new).(driver.Marker)
+	_, seals := drivertest.Open(p.t, p.old).(move.Sealer)
+	_, marks := drivertest.Open(p.t, p.new).(move.Marker)
 	p.gated = !seals || !marks
 }
 

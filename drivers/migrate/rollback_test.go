@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/move"
 	"github.com/go-dsync/dsync/drivers/memory"
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
@@ -138,12 +139,12 @@ func TestRollbackThatStopsInTheMiddle(t *testing.T) {
 // noUnsealer is a backend that takes no seal back, and noUnmarker one that takes no mark back.
 type noUnsealer struct {
 	driver.Driver
-	driver.Sealer
+	move.Sealer
 }
 
 type noUnmarker struct {
 	driver.Driver
-	driver.Marker
+	move.Marker
 }
 
 // fixedCount is a backend whose tokens cannot be raised, as those of a log.

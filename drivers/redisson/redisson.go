@@ -61,6 +61,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/move"
 	"github.com/go-dsync/dsync/internal/lifecycle"
 	"github.com/go-dsync/dsync/internal/redisdial"
 )
@@ -125,8 +126,8 @@ type Options struct {
 	AllowEviction bool
 }
 
-// Driver is a driver.Driver on Redis. It implements driver.BatchRenewer, driver.Inspector, driver.ForceUnlocker, driver.Sealer,
-// driver.Unsealer, driver.Marker and driver.Unmarker too.
+// Driver is a driver.Driver on Redis. It implements driver.BatchRenewer, driver.Inspector, driver.ForceUnlocker, move.Sealer,
+// move.Unsealer, move.Marker and move.Unmarker too.
 type Driver struct {
 	client  rueidis.Client
 	dialer  *redisdial.Dialer // of a client that is the driver's own: Close closes it
@@ -157,8 +158,8 @@ var (
 	_ driver.BatchRenewer  = (*Driver)(nil)
 	_ driver.Inspector     = (*Driver)(nil)
 	_ driver.ForceUnlocker = (*Driver)(nil)
-	_ driver.Sealer        = (*Driver)(nil)
-	_ driver.Marker        = (*Driver)(nil)
+	_ move.Sealer          = (*Driver)(nil)
+	_ move.Marker          = (*Driver)(nil)
 )
 
 // New returns a Driver that uses the client, whatever its topology (single server, sentinel or cluster), and never closes it. It asks

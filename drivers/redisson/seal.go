@@ -22,7 +22,7 @@ var errEvicts = fmt.Errorf("a server that may evict keys cannot keep a seal or a
 // errFair: those who wait in the queue of the fair lock are not told of a seal.
 var errFair = fmt.Errorf("a fair lock cannot be sealed: %w", errors.ErrUnsupported)
 
-// Seal implements driver.Sealer. The seal is a field of the lock, which no other hold can be added to.
+// Seal implements move.Sealer. The seal is a field of the lock, which no other hold can be added to.
 func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 	switch {
 	case d.options.AllowEviction:
@@ -51,7 +51,7 @@ func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 	return nil
 }
 
-// Mark implements driver.Marker. The mark is a key of its own; that of the tokens does not end any more.
+// Mark implements move.Marker. The mark is a key of its own; that of the tokens does not end any more.
 func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) error {
 	if d.options.AllowEviction {
 		return errEvicts
@@ -113,7 +113,7 @@ func (d *Driver) run(ctx context.Context, name string, sc *script, c call) (int6
 	return answer, nil
 }
 
-// Sealed implements driver.Sealer.
+// Sealed implements move.Sealer.
 func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed bool, err error) {
 	if err := d.admin(ctx, name); err != nil {
 		return 0, false, err
@@ -133,7 +133,7 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 	return last, true, nil
 }
 
-// Marked implements driver.Marker.
+// Marked implements move.Marker.
 func (d *Driver) Marked(ctx context.Context, held driver.Lease) (bool, error) {
 	if d.options.AllowEviction {
 		return false, errEvicts

@@ -7,14 +7,15 @@ import (
 	"strconv"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/move"
 )
 
 var (
-	_ driver.Unsealer = (*Driver)(nil)
-	_ driver.Unmarker = (*Driver)(nil)
+	_ move.Unsealer = (*Driver)(nil)
+	_ move.Unmarker = (*Driver)(nil)
 )
 
-// Loosen implements driver.Unsealer. The id is a field beside that of the seal.
+// Loosen implements move.Unsealer. The id is a field beside that of the seal.
 func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
 	if floor > maxFloor {
 		return fmt.Errorf("floor %d of the tokens is above what the server counts to: %w", floor, errors.ErrUnsupported)
@@ -31,7 +32,7 @@ func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) erro
 	return d.changeSeal(ctx, name, loosenScript, call{keys, args})
 }
 
-// Unseal implements driver.Unsealer.
+// Unseal implements move.Unsealer.
 func (d *Driver) Unseal(ctx context.Context, name, id string) error {
 	args := append([]string{id, prefixName(channelPrefix, name)}, d.checked.words...)
 	return d.changeSeal(ctx, name, unsealScript, call{[]string{name}, args})
@@ -49,7 +50,7 @@ func (d *Driver) changeSeal(ctx context.Context, name string, sc *script, c call
 	return err
 }
 
-// Unmark implements driver.Unmarker. The key of the tokens stays for ever.
+// Unmark implements move.Unmarker. The key of the tokens stays for ever.
 func (d *Driver) Unmark(ctx context.Context, held driver.Lease) error {
 	l := held.(*lease)
 	l.markKnown = false

@@ -12,6 +12,7 @@ import (
 	gozk "github.com/go-zookeeper/zk"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/move"
 )
 
 // What is known of a name for good is in the names of children, so that it comes with every look at the contenders.
@@ -34,8 +35,8 @@ const sealOwner = "seal"
 const maxMarking = 3
 
 var (
-	_ driver.Sealer = (*Driver)(nil)
-	_ driver.Marker = (*Driver)(nil)
+	_ move.Sealer = (*Driver)(nil)
+	_ move.Marker = (*Driver)(nil)
 )
 
 // record is what is known of a name for good.
@@ -113,7 +114,7 @@ func isBase(child string) bool {
 	return strings.HasSuffix(child, baseSuffix) && (strings.HasPrefix(child, markPrefix) || strings.HasPrefix(child, basePrefix))
 }
 
-// Seal implements driver.Sealer. A node that does not go with the session takes the place of the holder's: it has the same sequence
+// Seal implements move.Sealer. A node that does not go with the session takes the place of the holder's: it has the same sequence
 // number, and is made in the transaction that removes the other.
 func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	h := l.(*hold)
@@ -180,7 +181,7 @@ func (d *Driver) createSeal(dir, seal string) *gozk.CreateRequest {
 	return &gozk.CreateRequest{Path: dir + "/" + seal, Data: text, Acl: d.options.ACL}
 }
 
-// Sealed implements driver.Sealer.
+// Sealed implements move.Sealer.
 func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed bool, err error) {
 	s, err := d.board(caller{ctx: ctx}, d.options.TTL)
 	if err != nil {
@@ -196,7 +197,7 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 	return r.last, r.seal != "", nil
 }
 
-// Mark implements driver.Marker. Transaction numbers cannot be raised, so the mark says what is added to them, which only grows.
+// Mark implements move.Marker. Transaction numbers cannot be raised, so the mark says what is added to them, which only grows.
 func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 	h := l.(*hold)
 	if err := ctx.Err(); err != nil {
@@ -307,7 +308,7 @@ func (h *hold) number() {
 	h.first.Store(h.record.base + uint64(h.session.zxid.Load())*tokensPerGrant)
 }
 
-// Marked implements driver.Marker.
+// Marked implements move.Marker.
 func (d *Driver) Marked(_ context.Context, l driver.Lease) (bool, error) {
 	h := l.(*hold)
 	h.session.mu.Lock()

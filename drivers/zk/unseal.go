@@ -11,11 +11,12 @@ import (
 	gozk "github.com/go-zookeeper/zk"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/move"
 )
 
 var (
-	_ driver.Unsealer = (*Driver)(nil)
-	_ driver.Unmarker = (*Driver)(nil)
+	_ move.Unsealer = (*Driver)(nil)
+	_ move.Unmarker = (*Driver)(nil)
 )
 
 // looseName returns the name of the seal of a record with an id in it, in place of the one that is there.
@@ -23,7 +24,7 @@ func (r record) looseName(id string) string {
 	return sealPrefix + strconv.FormatUint(r.last, 10) + "-" + hex.EncodeToString([]byte(id)) + "-" + r.seal[strings.LastIndex(r.seal, lockInfix):]
 }
 
-// Loosen implements driver.Unsealer. The seal gets another name with the id in it, so that a request to remove it finds it under that
+// Loosen implements move.Unsealer. The seal gets another name with the id in it, so that a request to remove it finds it under that
 // alone; those who stand behind it look, and go on to wait. Other libraries have no tokens, so those of dsync are raised as by a mark.
 func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
 	if floor > 0 && d.options.NoTokens {
@@ -48,7 +49,7 @@ func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) erro
 	})
 }
 
-// Unseal implements driver.Unsealer.
+// Unseal implements move.Unsealer.
 func (d *Driver) Unseal(ctx context.Context, name, id string) error {
 	dir, absent := d.dir(name), false
 	err := d.changeSeal(ctx, dir, func(_ *session, r record) []any {
@@ -101,7 +102,7 @@ func (d *Driver) changeSeal(ctx context.Context, dir string, change func(*sessio
 	}
 }
 
-// Unmark implements driver.Unmarker. What is added to the tokens stays.
+// Unmark implements move.Unmarker. What is added to the tokens stays.
 func (d *Driver) Unmark(ctx context.Context, l driver.Lease) error {
 	h := l.(*hold)
 	if err := ctx.Err(); err != nil {

@@ -108,7 +108,7 @@ type Options struct {
 }
 
 // Driver is a driver.Driver on ZooKeeper. It implements driver.KeepAliveReporter, driver.Inspector, driver.ForceUnlocker,
-// driver.Sealer, driver.Unsealer, driver.Marker and driver.Unmarker too.
+// move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
 type Driver struct {
 	hosts   []string
 	options Options

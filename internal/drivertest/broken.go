@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/move"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -112,7 +113,7 @@ func CallAll(t *testing.T, d driver.Driver, name string, limit time.Duration) {
 			return err
 		})
 	}
-	if s, ok := d.(driver.Sealer); ok {
+	if s, ok := d.(move.Sealer); ok {
 		call("Sealed", func(ctx context.Context) error {
 			_, _, err := s.Sealed(ctx, name)
 			return err

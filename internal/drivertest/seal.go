@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/move"
 )
 
 // Kinds returns requests for holds that are carried in different ways, each for a name of its own below name.
@@ -21,7 +22,7 @@ func Last(l driver.Lease) uint64 {
 }
 
 // Seal fails the test if the name of the lease is not sealed.
-func Seal(tb testing.TB, d driver.Sealer, l driver.Lease) {
+func Seal(tb testing.TB, d move.Sealer, l driver.Lease) {
 	tb.Helper()
 	if err := d.Seal(Guard(tb), l); err != nil {
 		tb.Fatalf("Seal: %v", err)
@@ -29,7 +30,7 @@ func Seal(tb testing.TB, d driver.Sealer, l driver.Lease) {
 }
 
 // Mark fails the test if the name of the lease is not marked.
-func Mark(tb testing.TB, d driver.Marker, l driver.Lease, floor uint64) {
+func Mark(tb testing.TB, d move.Marker, l driver.Lease, floor uint64) {
 	tb.Helper()
 	if err := d.Mark(Guard(tb), l, floor); err != nil {
 		tb.Fatalf("Mark: %v", err)
@@ -37,7 +38,7 @@ func Mark(tb testing.TB, d driver.Marker, l driver.Lease, floor uint64) {
 }
 
 // Unmark fails the test if the name of the lease may still be marked.
-func Unmark(tb testing.TB, d driver.Unmarker, l driver.Lease) {
+func Unmark(tb testing.TB, d move.Unmarker, l driver.Lease) {
 	tb.Helper()
 	if err := d.Unmark(Guard(tb), l); err != nil {
 		tb.Fatalf("Unmark: %v", err)
@@ -45,7 +46,7 @@ func Unmark(tb testing.TB, d driver.Unmarker, l driver.Lease) {
 }
 
 // Loosen fails the test if the seal of the name has not got the id.
-func Loosen(tb testing.TB, d driver.Unsealer, name, id string, floor uint64) {
+func Loosen(tb testing.TB, d move.Unsealer, name, id string, floor uint64) {
 	tb.Helper()
 	if err := d.Loosen(Guard(tb), name, id, floor); err != nil {
 		tb.Fatalf("Loosen: %v", err)
@@ -53,7 +54,7 @@ func Loosen(tb testing.TB, d driver.Unsealer, name, id string, floor uint64) {
 }
 
 // Unseal fails the test if the name may still be sealed.
-func Unseal(tb testing.TB, d driver.Unsealer, name, id string) {
+func Unseal(tb testing.TB, d move.Unsealer, name, id string) {
 	tb.Helper()
 	if err := d.Unseal(Guard(tb), name, id); err != nil {
 		tb.Fatalf("Unseal: %v", err)
@@ -126,19 +127,19 @@ func SurviveRestart(tb testing.TB, d Marker, floor uint64, restart func()) {
 // Sealer is a driver that seals.
 type Sealer interface {
 	driver.Driver
-	driver.Sealer
+	move.Sealer
 }
 
 // Unsealer is a driver that takes seals back.
 type Unsealer interface {
 	Sealer
-	driver.Unsealer
+	move.Unsealer
 }
 
 // Marker is a driver that seals and marks.
 type Marker interface {
 	Sealer
-	driver.Marker
+	move.Marker
 }
 
 // IsSealed fails the test unless the driver says that the name is sealed, and with this last token.

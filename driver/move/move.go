@@ -1,21 +1,31 @@
-package driver
+// Package move is what a driver implements so that names can move to another backend and back, by drivers/migrate. A driver that takes no
+// part in migrations needs nothing of this package.
+//
+// A name moves in two steps: its hold on the old backend becomes a seal, after which the name is never granted there again
+// ([driver.ErrSealed]); then the name is marked on the new backend, with a floor for the tokens that is above all tokens of the old one.
+// On its way back the mark is taken off between Loosen and Unseal.
+package move
 
-import "context"
+import (
+	"context"
+
+	"github.com/go-dsync/dsync/driver"
+)
 
 // Sealer is implemented by drivers whose backend can keep a grant that never ends: the seal, by which a name leaves the backend for
 // another one (drivers/migrate). A sealed name is never granted again. Clients that know no seals see a lock that is taken.
 type Sealer interface {
 	// Seal turns the hold of l, a lease of this driver, into the seal of its name, in one step at the backend that is conditional on
-	// the hold. From then on every Acquire of the name returns ErrSealed, those that already wait included. It returns
+	// the hold. From then on every Acquire of the name returns driver.ErrSealed, those that already wait included. It returns
 	//
 	//   - nil if the name is sealed: then l is over, and is neither renewed nor released;
-	//   - ErrNotHeld if the hold was over before: then nothing has changed;
+	//   - driver.ErrNotHeld if the hold was over before: then nothing has changed;
 	//   - any other error if it is unknown. The name may be sealed for as long as the hold lasts. The caller calls Release, which
 	//     ends the hold if it has not become a seal, and never ends a seal.
 	//
 	// An error that matches errors.ErrUnsupported says that this driver never seals, and that nothing has changed. Events.Lost is not
 	// called because of the seal.
-	Seal(ctx context.Context, l Lease) error
+	Seal(ctx context.Context, l driver.Lease) error
 
 	// Sealed asks the backend whether name is sealed, and which was the last token that it granted; 0 without fencing. That never
 	// changes any more.
@@ -28,14 +38,14 @@ type Marker interface {
 	// Mark marks the name of l, a lease of this driver, in one step at the backend that is conditional on the hold. In that step it
 	// raises the tokens: those of every later grant are above floor, and so are those of l, which are new ones from then on; the
 	// driver asks Events.Tokens of the request how many. Neither a second Mark nor a lower floor lowers anything. It returns
-	// ErrNotHeld if the hold is over, and then nothing has changed; after any other error it is unknown, and l is only to be released.
+	// driver.ErrNotHeld if the hold is over, and then nothing has changed; after any other error it is unknown, and l is only to be released.
 	// Mark is called before l is used, not beside its other methods.
-	Mark(ctx context.Context, l Lease, floor uint64) error
+	Mark(ctx context.Context, l driver.Lease, floor uint64) error
 
 	// Marked reports whether the name of l, a lease of this driver, is marked. What came with the grant needs no request; a request that
 	// grants cannot say that the mark is wanted, so a driver for which it costs something has it come with the grants that follow the
 	// first Marked. It returns an error that matches errors.ErrUnsupported where Mark would.
-	Marked(ctx context.Context, l Lease) (bool, error)
+	Marked(ctx context.Context, l driver.Lease) (bool, error)
 }
 
 // Unsealer is implemented by drivers that can take a seal back, for a name that returns from the backend that it moved to. That takes
@@ -48,13 +58,13 @@ type Unsealer interface {
 	// or one that both kinds have passed, raises nothing. What Sealed returns does not change. It returns
 	//
 	//   - nil if that is done;
-	//   - ErrNotHeld if the name is not sealed: then nothing has changed;
+	//   - driver.ErrNotHeld if the name is not sealed: then nothing has changed;
 	//   - an error that matches errors.ErrUnsupported if the tokens of one kind cannot be raised so far: then nothing has changed;
 	//   - any other error if it is unknown. It may be called again.
 	Loosen(ctx context.Context, name, id string, floor uint64) error
 
 	// Unseal takes the seal of name away, in one step at the backend that is conditional on id: the name is free then, and those who
-	// wait for it are woken, clients that know no seals among them. It returns ErrNotHeld if there is no seal with that id (also when
+	// wait for it are woken, clients that know no seals among them. It returns driver.ErrNotHeld if there is no seal with that id (also when
 	// an earlier request, whose answer was lost, took it away), and then nothing has changed; after any other error it is unknown.
 	Unseal(ctx context.Context, name, id string) error
 }
@@ -63,6 +73,6 @@ type Unsealer interface {
 type Unmarker interface {
 	// Unmark takes the mark off the name of l, a lease of this driver, in one step at the backend that is conditional on the hold. It
 	// returns nil also if there was none. The tokens, and what raises them, stay: those of every later grant are above those of l. It
-	// returns ErrNotHeld if the hold is over, and then nothing has changed; after any other error it is unknown.
-	Unmark(ctx context.Context, l Lease) error
+	// returns driver.ErrNotHeld if the hold is over, and then nothing has changed; after any other error it is unknown.
+	Unmark(ctx context.Context, l driver.Lease) error
 }
