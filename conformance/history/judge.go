@@ -75,7 +75,7 @@ type Verdict struct {
 	Violations []Violation // in the order of rules and time within a lock
 	Invalid    []string    // why the run proves nothing, whether or not there are violations
 
-	Attempts, Granted, Refused, Unknown int
+	Attempts, Granted, Refused, Unknown int // Unknown: also those that did not return
 	Released, Lost                      int // holds that ended by Unlock, and those that were lost or ran out
 	Claims                              int // holds that were compared with each other
 	Faults                              int
@@ -88,20 +88,23 @@ type Verdict struct {
 // Judge decides whether a history is legal. The events are those of [History.Events] or [Read].
 //
 // Everybody who uses the names has to be in the history. Judge compares intervals and does not search for an order that explains the
-// history, so it takes O(n log n) however many outcomes are unknown. It never raises a false alarm: where the history leaves open what
-// happened, it assumes what is legal.
+// history: the time that it takes is in proportion to the number of events, however many outcomes are unknown. It never raises a false
+// alarm: where the history leaves open what happened, it assumes what is legal.
 func Judge(events []Event, b Bounds) *Verdict {
 	j := newJudge(events, b)
 	j.read()
-	j.assumptions()
 	for _, l := range j.locks {
-		j.close(l)
+		j.claims(l)
 		j.exclusion(l)
 		j.waits(l)
 	}
 	j.writes()
+	j.assumptions()
+	slices.SortStableFunc(j.v.Violations, func(a, b Violation) int { return cmp.Compare(a.Rule, b.Rule) })
 	j.v.LossMargin, j.v.Wake = spread(j.margins), spread(j.wakes)
-	j.explain()
+	for i := range min(len(j.v.Violations), explained) {
+		j.v.Violations[i].Excerpt = j.excerpt(&j.v.Violations[i])
+	}
 	return j.v
 }
 
@@ -110,29 +113,34 @@ type judge struct {
 	events []Event
 	v      *Verdict
 
-	procs  map[string]*process
-	byName map[string]*lock
-	locks  []*lock // in the order of their first attempts
-	quiet  []window
+	procs    map[string]*process
+	attempts map[id]*attempt
+	byName   map[string]*lock
+	locks    []*lock                // in the order of their first attempts
+	shared   map[time.Duration]bool // moments at which several processes recorded something
+	quiet    []window               // the first one is before all faults
 
 	margins, wakes []time.Duration
 }
 
+// id is that of an attempt or of a fault.
+type id struct {
+	proc string
+	call uint64
+}
+
 // process is what is known of one recording process.
 type process struct {
-	attempts map[uint64]*attempt
-	owners   map[[2]string]int
-	last     time.Duration // when it was last alive
-	ended    bool          // in good order
-	killed   time.Duration // when a fault had killed it; never: not known
+	last   time.Duration // when it was last alive
+	ended  bool          // in good order
+	killed time.Duration // when a fault had killed it; never: not known
 }
 
 // lock is what is known of one name.
 type lock struct {
-	name     string
 	attempts []*attempt // in the order of their calls
+	steps    []*attempt // each at its call, and again at its return
 	holds    []*attempt // in the order of their grants
-	steps    []step
 }
 
 const never = time.Duration(1<<63 - 1)
@@ -153,32 +161,24 @@ func newJudge(events []Event, b Bounds) *judge {
 	if b.MaxUnknown == 0 {
 		b.MaxUnknown = 0.2
 	}
-	return &judge{b: b, events: events, v: &Verdict{}, procs: map[string]*process{}, byName: map[string]*lock{}}
+	return &judge{b: b, events: events, v: &Verdict{}, procs: map[string]*process{}, attempts: map[id]*attempt{}, byName: map[string]*lock{},
+		shared: map[time.Duration]bool{}, quiet: []window{{-never, never}}}
 }
 
 func (j *judge) invalid(format string, args ...any) {
 	j.v.Invalid = append(j.v.Invalid, fmt.Sprintf(format, args...))
 }
 
-func (j *judge) violation(r Rule, name, text string, events ...*Event) {
-	v := Violation{Rule: r, Name: name, Text: text}
+// violation adds one that these events show; some of them may be nil.
+func (j *judge) violation(r Rule, text string, events ...*Event) {
+	v := Violation{Rule: r, Text: text}
 	for _, e := range events {
 		if e != nil {
-			v.Events = append(v.Events, *e)
+			v.Name, v.Events = e.Name, append(v.Events, *e)
 		}
 	}
 	slices.SortStableFunc(v.Events, func(a, b Event) int { return cmp.Compare(a.Time, b.Time) })
 	j.v.Violations = append(j.v.Violations, v)
-}
-
-// process returns the process with that label.
-func (j *judge) process(label string) *process {
-	p := j.procs[label]
-	if p == nil {
-		p = &process{attempts: map[uint64]*attempt{}, owners: map[[2]string]int{}, killed: never}
-		j.procs[label] = p
-	}
-	return p
 }
 
 // Spread describes a number of durations.

@@ -4,15 +4,15 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"sort"
 	"time"
 )
 
-// exclusion sweeps over the holds of a lock in the order in which they began, and looks for overlaps (RuleOverlap, RuleLoss), tokens
-// that did not rise (RuleTokens), and overtaking (RuleOrder).
+// exclusion looks through the holds of a lock in the order in which they began: for overlaps (RuleOverlap, RuleLoss), tokens that did
+// not rise (RuleTokens), and overtaking (RuleOrder).
 func (j *judge) exclusion(l *lock) {
 	reentries(l.holds)
 	j.overlaps(l.holds)
-	j.confirmed(l.holds)
 	j.successors(l.holds)
 	if j.b.Fenced {
 		j.tokens(l.holds)
@@ -24,95 +24,101 @@ func (j *judge) exclusion(l *lock) {
 
 // reentries marks the holds whose owner may have had the lock already. That is not told by claims, which may be shorter than holds.
 func reentries(holds []*attempt) {
-	until := map[int]time.Duration{}
-	for _, b := range holds {
-		if b.called.Owner == "" {
-			continue
+	until := map[owner]time.Duration{}
+	for _, a := range holds {
+		held, before := until[a.owner]
+		a.reentry = before && a.called.Time <= held
+		left := never
+		if a.over != nil {
+			left = a.over.Time
 		}
-		held, before := until[b.owner]
-		b.reentry = before && b.called.Time <= held
-		until[b.owner] = max(held, b.left())
+		until[a.owner] = max(held, left)
 	}
 }
 
-// overlaps compares each claim with the earlier claim of another owner that ends last.
+// span is a time in which one owner surely had the lock.
+type span struct {
+	of       *attempt
+	owner    owner
+	from, to point
+}
+
+// overlaps compares the claims of different owners, and what the backend itself said, at their release, of holds that it had without a
+// break since they were granted. Several leases may have had such a hold in turn, of which only the last asked the backend.
 func (j *judge) overlaps(holds []*attempt) {
-	var first, second *attempt // the claims that end last, of two owners
-	for _, b := range holds {
-		if !b.claimed() {
-			continue
+	var claims, confirmed []span
+	for _, a := range holds {
+		if a.claimed() {
+			claims = append(claims, span{a, a.owner, a.from, a.to})
 		}
-		other := first
-		if first != nil && first.owner == b.owner {
-			other = second
+	}
+	reported := map[*attempt]bool{}
+	eachOverlap(claims, func(a, b span) {
+		reported[b.of] = true
+		j.twoOwners(a.of, b.of)
+	})
+	for i, a := range holds {
+		if a.confirmed() && !reported[a] {
+			confirmed = append(confirmed, span{a, owner{number: i + 1}, point{a.answer.Since, 0}, point{a.end, 0}})
 		}
-		if other != nil && b.from.before(other.to) {
-			b.overlaps = true
-			j.overlap(other, b)
+	}
+	slices.SortStableFunc(confirmed, func(a, b span) int { return cmp.Compare(a.from.t, b.from.t) })
+	eachOverlap(confirmed, func(a, b span) {
+		j.violation(RuleOverlap, fmt.Sprintf("the backend had two holds for %v", min(a.to.t, b.to.t)-b.from.t),
+			a.of.releasing, a.of.answer, b.of.releasing, b.of.answer)
+	})
+}
+
+// eachOverlap compares each span with the earlier one of another owner that ends last. The spans are in the order in which they begin.
+func eachOverlap(spans []span, found func(a, b span)) {
+	none := span{to: point{-never, 0}}
+	first, second := none, none // the spans that end last, of two owners
+	for _, b := range spans {
+		a := first
+		if a.owner == b.owner {
+			a = second
+		}
+		if b.from.before(a.to) {
+			found(a, b)
 		}
 		switch {
-		case first == nil || first.owner == b.owner:
-			if first == nil || first.to.before(b.to) {
-				first = b
-			}
 		case first.to.before(b.to):
-			first, second = b, first
-		case second == nil || second.to.before(b.to):
+			if first.owner != b.owner {
+				second = first
+			}
+			first = b
+		case first.owner != b.owner && second.to.before(b.to):
 			second = b
 		}
 	}
 }
 
-func (j *judge) overlap(a, b *attempt) {
+func (j *judge) twoOwners(a, b *attempt) {
 	if a.ending == lost {
-		j.violation(RuleLoss, a.lock.name, fmt.Sprintf("%v after another owner was granted the lock, the holder had not been told of its loss",
-			a.end-b.from.t), a.returned, b.returned, a.lost, a.doubt, a.releasing)
+		j.violation(RuleLoss, fmt.Sprintf("%v after another owner was granted the lock, the holder had not been told of its loss",
+			a.end-b.from.t), a.returned, b.returned, a.over, a.released)
 		return
 	}
 	both := min(a.to.t, b.to.t) - b.from.t
-	j.violation(RuleOverlap, a.lock.name, fmt.Sprintf("two owners had the lock for %v", both), a.returned, b.returned, a.releasing)
+	j.violation(RuleOverlap, fmt.Sprintf("two owners had the lock for %v", both), a.returned, b.returned, a.releasing)
 }
 
-// confirmed compares what the backend itself said, at their release, of holds that it had without a break since they were granted.
-// Several leases may have had such a hold in turn, of which only the last asked the backend.
-func (j *judge) confirmed(holds []*attempt) {
-	var all []*attempt
-	for _, a := range holds {
-		if a.confirmed() && !a.overlaps {
-			all = append(all, a)
-		}
-	}
-	slices.SortStableFunc(all, func(a, b *attempt) int { return cmp.Compare(a.answer.Since, b.answer.Since) })
-	var last *attempt // of those so far, the one that ends last
-	for _, b := range all {
-		if last != nil && b.answer.Since < last.unlock.t {
-			j.violation(RuleOverlap, b.lock.name, fmt.Sprintf("the backend had two holds for %v", min(last.unlock.t, b.unlock.t)-b.answer.Since),
-				last.releasing, last.answer, b.releasing, b.answer)
-		}
-		if last == nil || last.unlock.t < b.unlock.t {
-			last = b
-		}
-	}
-}
-
-// successors measures, for each hold that was lost, the time from when its holder knew to the next grant of which it is known that
-// it came later.
+// successors measures, for each hold that was lost, the time from when its holder knew to the next grant of another owner of which it is
+// known that it came later.
 func (j *judge) successors(holds []*attempt) {
-	var next, nextOther *attempt // claimed, in the order in which they began, of two owners
-	for _, a := range slices.Backward(holds) {
-		b := next
-		if b != nil && b.owner == a.owner {
-			b = nextOther
+	var ended []*attempt // lost, and nobody was granted the lock since
+	for _, b := range holds {
+		if b.claimed() {
+			ended = slices.DeleteFunc(ended, func(a *attempt) bool {
+				next := a.owner != b.owner && a.from.before(b.from)
+				if next {
+					j.margins = append(j.margins, b.from.t-a.end)
+				}
+				return next
+			})
 		}
-		told := a.ending == expired && a.claimed() && a.proc.ended || a.ending == lost && a.lost != nil
-		if b != nil && told && a.from.before(b.from) {
-			j.margins = append(j.margins, b.from.t-a.end)
-		}
-		if a.claimed() {
-			if next != nil && next.owner != a.owner {
-				nextOther = next
-			}
-			next = a
+		if b.ending == expired && b.claimed() && b.proc.ended || b.ending == lost && b.over.Kind == KindLose {
+			ended = append(ended, b)
 		}
 	}
 }
@@ -121,27 +127,22 @@ func (j *judge) successors(holds []*attempt) {
 func (j *judge) tokens(holds []*attempt) {
 	highest := make([]*attempt, len(holds)+1) // [i]: among the first i holds
 	for i, b := range holds {
-		if b.returned.Token == 0 {
-			j.violation(RuleTokens, b.lock.name, "a grant has no token", b.returned)
+		token := b.returned.Token
+		if token == 0 {
+			j.violation(RuleTokens, "a grant has no token", b.returned)
 		}
 		since := b.from
 		if !b.claimed() { // it may have been granted long before it returned
 			since = point{b.called.Time, 0}
 		}
-		n, _ := slices.BinarySearchFunc(holds[:i], since, func(a *attempt, p point) int {
-			if a.from.before(p) {
-				return -1
-			}
-			return 1
-		})
-		if a := highest[n]; a != nil && b.returned.Token != 0 && a.returned.Token >= b.returned.Token {
-			same := a.returned.Token == b.returned.Token && b.reentry && a.owner == b.owner
-			if !same {
-				j.violation(RuleTokens, b.lock.name, "a token is not above that of an earlier grant", a.returned, b.called, b.returned)
+		n := sort.Search(i, func(k int) bool { return !holds[k].from.before(since) })
+		if a := highest[n]; a != nil && token != 0 && token <= a.returned.Token {
+			if same := token == a.returned.Token && b.reentry && a.owner == b.owner; !same {
+				j.violation(RuleTokens, "a token is not above that of an earlier grant", a.returned, b.called, b.returned)
 			}
 		}
 		highest[i+1] = highest[i]
-		if a := highest[i]; a == nil || a.returned.Token < b.returned.Token {
+		if a := highest[i]; a == nil || a.returned.Token < token {
 			highest[i+1] = b
 		}
 	}
@@ -154,9 +155,9 @@ func (j *judge) order(holds []*attempt) {
 		if a.called.NoWait || a.reentry {
 			continue
 		}
-		if b := latest; b != nil && a.waited != nil && a.claimed() && a.waited.Time < b.called.Time && b.from.before(a.from) &&
-			j.calm(a.called.Time, a.from.t) {
-			j.violation(RuleOrder, a.lock.name, fmt.Sprintf("the one that asked %v later was granted first", b.called.Time-a.waited.Time),
+		_, calm := j.calm(a.called.Time, a.from.t)
+		if b := latest; b != nil && a.waited != nil && a.claimed() && a.waited.Time < b.called.Time && b.from.before(a.from) && calm {
+			j.violation(RuleOrder, fmt.Sprintf("the one that asked %v later was granted first", b.called.Time-a.waited.Time),
 				a.called, a.waited, a.returned, b.called, b.returned)
 		}
 		if latest == nil || latest.called.Time < a.called.Time {

@@ -153,7 +153,7 @@ func (s *sim) at(events []Event, t time.Duration) (attempts int, unclear bool) {
 		case e.Kind == KindCall && e.Time <= t:
 			pending[e.Call] = true
 		case e.Kind == KindGrant || e.Kind == KindRefuse || e.Kind == KindFail:
-			if returned[e.Call] = e.Class != ClassUnknown; e.Time <= t {
+			if returned[e.Call] = e.Class != ClassUnknown && e.Class != ClassClosed; e.Time <= t {
 				delete(pending, e.Call)
 				held[e.Call] = e.Kind == KindGrant
 			}

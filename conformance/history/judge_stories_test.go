@@ -151,6 +151,9 @@ var stories = []struct {
 	{RuleWake, "after a hold that ran out", Bounds{Wake: 10 * ms, Linger: 20 * ms}, `
 		0 a call; 1 a ok dl=30; 2 b call; 30 a lost notheld; 61 b ok dl=90`, `
 		0 a call; 1 a ok dl=30; 2 b call; 30 a lost notheld; 60 b ok dl=90`},
+	{RuleWake, "after a hold that was found over", Bounds{Wake: 10 * ms, Linger: 20 * ms}, `
+		0 a call; 1 a ok dl=30; 2 b call; 30 a valid notheld; 61 b ok dl=90`, `
+		0 a call; 1 a ok dl=30; 2 b call; 30 a valid notheld; 60 b ok dl=90`},
 	{RuleWake, "after the backend's answer, although Unlock had given up", Bounds{Wake: 10 * ms, Linger: 20 * ms}, `
 		0 a call; 1 a ok dl=90; 2 b call; 3 a rel.call held; 4 a rel.err unknown; 6 a rel.answer since=1; 17 b ok dl=90`, `
 		0 a call; 1 a ok dl=90; 2 b call; 3 a rel.call held; 4 a rel.err unknown; 6 a rel.answer since=1; 16 b ok dl=90`},
@@ -222,6 +225,9 @@ var stories = []struct {
 	{RuleResult, "held after the loss", Bounds{MinClients: 1}, `
 		0 a call; 1 a ok dl=30; 5 a lost removed; 6 a valid held dl=30`, `
 		0 a call; 1 a ok dl=30; 5 a lost removed; 5 a valid held dl=30`},
+	{RuleResult, "held after it was found over", Bounds{MinClients: 1}, `
+		0 a call; 1 a ok dl=30; 5 a valid notheld; 6 a valid held dl=30`, `
+		0 a call; 1 a ok dl=30; 5 a valid held dl=30; 6 a valid notheld`},
 	{RuleResult, "held after the release", Bounds{MinClients: 1}, `
 		0 a call; 1 a ok dl=30; 5 a rel.call held dl=30; 6 a rel.ok; 7 a valid held dl=30`, `
 		0 a call; 1 a ok dl=30; 5 a rel.call held dl=30; 6 a rel.ok; 7 a valid notheld dl=30`},

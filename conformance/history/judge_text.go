@@ -51,42 +51,33 @@ func (v *Verdict) String() string {
 		v.Wake.P50, v.Wake.P99, v.Wake.Max, v.Faults, v.StaleWrites, v.StaleAccepted, len(v.Violations), len(v.Invalid))
 }
 
-// explain adds the excerpts.
-func (j *judge) explain() {
-	for i := range min(len(j.v.Violations), explained) {
-		v := &j.v.Violations[i]
-		v.Excerpt = j.excerpt(v)
-	}
-}
-
 // excerpt prints the events of a violation, and for each some that happened to the lock before and after it, and the faults there.
 func (j *judge) excerpt(v *Violation) string {
-	var story []Event
-	for _, e := range j.events {
+	var story []*Event
+	var marked []bool
+	for i := range j.events {
+		e := &j.events[i]
 		if e.Name == v.Name && e.Kind != KindMeta && e.Kind != KindEnd || e.Kind == KindFaultOn || e.Kind == KindFaultOff {
 			story = append(story, e)
+			marked = append(marked, slices.ContainsFunc(v.Events, func(m Event) bool { return m.Proc == e.Proc && m.Seq == e.Seq }))
 		}
-	}
-	marked := func(e Event) bool {
-		return slices.ContainsFunc(v.Events, func(m Event) bool { return m.Proc == e.Proc && m.Seq == e.Seq })
 	}
 	var b strings.Builder
-	shown := 0 // story[:shown] has been dealt with
+	skipped := 0
 	for i, e := range story {
-		if !marked(e) {
+		if !slices.Contains(marked[max(i-around, 0):min(i+around+1, len(story))], true) {
+			skipped++
 			continue
 		}
-		if start := i - around; start > shown {
-			fmt.Fprintf(&b, "    ... %d more\n", start-shown)
-			shown = start
+		if skipped > 0 {
+			fmt.Fprintf(&b, "    ... %d more\n", skipped)
+			skipped = 0
 		}
-		for ; shown < min(i+around+1, len(story)); shown++ {
-			sign := ' '
-			if marked(story[shown]) {
-				sign = '>'
-			}
-			fmt.Fprintf(&b, "  %c %v\n", sign, story[shown])
+		sign := ' '
+		if marked[i] {
+			sign = '>'
 		}
+		fmt.Fprintf(&b, "  %c %v\n", sign, e)
 	}
 	return b.String()
 }

@@ -9,19 +9,24 @@ import (
 // what each rule means in the plainest words, whatever that costs.
 type twin struct {
 	Bounds
-	tales map[string][]*tale // by name, in the order of their calls
-	alone map[time.Duration]map[string]bool
-	ended map[string]bool          // processes that closed their histories
-	last  map[string]time.Duration // of the events of a process
-	dead  map[string]time.Duration // when a process had surely been killed
-	calm  [][2]time.Duration       // without faults
+	tales   map[string][]*tale     // by name, in the order of their calls
+	crowded map[time.Duration]bool // moments of several processes
+	procs   map[string]*twinProc   // by label
+	calm    [][2]time.Duration     // without faults
+}
+
+type twinProc struct {
+	ended      bool          // it closed its history
+	last, dead time.Duration // its last event, and when a fault had surely killed it
 }
 
 // tale is what is known of one call.
 type tale struct {
 	call, back Event   // back: what the call returned; none yet has no kind
 	after      []Event // all others
-	got        bool    // a lease
+	proc       *twinProc
+	got        bool  // a lease
+	over       Event // what ended the hold, or told the holder first that it is over; at forever: nothing did
 	until      time.Duration
 	unlock     Event // that ends the claim at until, if it has a kind
 	kept       bool  // the backend said at the release that it had the hold
@@ -33,21 +38,17 @@ type tale struct {
 const forever = time.Duration(1<<63 - 1)
 
 func newTwin(events []Event, b Bounds) *twin {
-	w := &twin{Bounds: b, tales: map[string][]*tale{}, alone: map[time.Duration]map[string]bool{}, ended: map[string]bool{},
-		last: map[string]time.Duration{}, dead: map[string]time.Duration{}}
-	type id struct {
-		proc string
-		call uint64
-	}
-	all, faults, calmFrom := map[id]*tale{}, map[id]bool{}, -forever
+	w := &twin{Bounds: b, tales: map[string][]*tale{}, crowded: map[time.Duration]bool{}, procs: map[string]*twinProc{}}
 	for _, e := range events {
-		if w.alone[e.Time] == nil {
-			w.alone[e.Time] = map[string]bool{}
-		}
-		w.alone[e.Time][e.Proc], w.last[e.Proc] = true, e.Time
-		switch key := (id{e.Proc, e.Call}); e.Kind {
+		w.procs[e.Proc] = &twinProc{dead: forever}
+	}
+	all, faults, calmFrom := map[[2]any]*tale{}, map[[2]any]bool{}, -forever
+	for i, e := range events {
+		w.crowded[e.Time] = w.crowded[e.Time] || i > 0 && events[i-1].Time == e.Time && events[i-1].Proc != e.Proc
+		w.procs[e.Proc].last = e.Time
+		switch key := [2]any{e.Proc, e.Call}; e.Kind {
 		case KindEnd:
-			w.ended[e.Proc] = true
+			w.procs[e.Proc].ended = true
 		case KindFaultOn:
 			if len(faults) == 0 {
 				w.calm = append(w.calm, [2]time.Duration{calmFrom, e.Time})
@@ -56,11 +57,11 @@ func newTwin(events []Event, b Bounds) *twin {
 		case KindFaultOff:
 			delete(faults, key)
 			calmFrom = e.Time
-			if e.Class == FaultKill {
-				w.dead[e.Text] = e.Time
+			if p := w.procs[e.Text]; p != nil && e.Class == FaultKill {
+				p.dead = e.Time
 			}
 		case KindCall:
-			all[key] = &tale{call: e, free: forever}
+			all[key] = &tale{call: e, proc: w.procs[e.Proc], free: forever}
 			w.tales[e.Name] = append(w.tales[e.Name], all[key])
 		case KindGrant, KindRefuse, KindFail:
 			all[key].back, all[key].got = e, e.Kind == KindGrant
@@ -77,7 +78,7 @@ func newTwin(events []Event, b Bounds) *twin {
 		}
 		for _, t := range tales {
 			t.more = t.got && slices.ContainsFunc(tales, func(a *tale) bool {
-				return a != t && a.got && a.owns(t) && w.follows(a.back, t.back) && a.over() >= t.call.Time
+				return a != t && a.got && a.owns(t) && w.follows(a.back, t.back) && a.over.Time >= t.call.Time
 			})
 		}
 	}
@@ -86,24 +87,12 @@ func newTwin(events []Event, b Bounds) *twin {
 
 // follows reports whether x surely happened before y.
 func (w *twin) follows(x, y Event) bool {
-	return x.Time < y.Time || x.Time == y.Time && len(w.alone[x.Time]) == 1 && x.Seq < y.Seq
+	return x.Time < y.Time || x.Time == y.Time && !w.crowded[x.Time] && x.Seq < y.Seq
 }
 
 // owns reports whether two calls may share a hold.
 func (t *tale) owns(b *tale) bool {
 	return t == b || t.call.Owner != "" && t.call.Proc == b.call.Proc && t.call.Client == b.call.Client && t.call.Owner == b.call.Owner
-}
-
-func asked(e Event) bool { return e.Kind == KindCheck || e.Kind == KindRelease }
-
-// over returns when the holder ended the hold or first knew that it was over.
-func (t *tale) over() time.Duration {
-	for _, e := range t.after {
-		if e.Kind == KindRelease || e.Kind == KindLose || asked(e) && !e.OK {
-			return e.Time
-		}
-	}
-	return forever
 }
 
 // find returns the first event of a kind, or an empty one.
@@ -119,34 +108,32 @@ func (w *twin) claim(t *tale) {
 	if !t.got {
 		return
 	}
-	deadline, proof, unlock, lost := t.back.Deadline, t.back.Time, t.find(KindRelease), false
-	t.until = forever
+	deadline, proof := t.back.Deadline, t.back.Time
+	t.over = Event{Time: forever}
 	for _, e := range t.after {
-		switch {
-		case lost:
-		case e.Kind == KindRenew:
-			deadline = e.Deadline
-		case e.Kind == KindLose:
-			t.until, lost = e.Time, true
-		case asked(e) && e.OK:
-			deadline, proof = e.Deadline, e.Time
-		case asked(e) && (e.Time < deadline || e.Class == ClassRemoved || e.Class == ClassSessionEnded):
-			t.until, lost = proof, true
-		}
-		if e.Kind == KindRelease {
+		if e.Kind == KindRelease || e.Kind == KindLose || e.Kind == KindCheck && !e.OK {
+			t.over = e
 			break
 		}
+		if e.Kind == KindCheck || e.Kind == KindRenew {
+			deadline = e.Deadline
+		}
+		if e.Kind == KindCheck {
+			proof = e.Time
+		}
+	}
+	switch t.until = deadline; {
+	case t.over.Kind == KindRelease && t.over.OK:
+		t.until, t.unlock = t.over.Time, t.over
+	case t.over.Kind == KindLose:
+		t.until = min(deadline, t.over.Time)
+	case t.over.Time < deadline || t.over.Class == ClassRemoved || t.over.Class == ClassSessionEnded:
+		t.until = min(deadline, proof)
+	case t.over.Kind == "" && !t.proc.ended:
+		t.until = min(deadline, t.proc.last)
 	}
 	answer := t.find(KindAnswer)
-	t.since, t.kept = answer.Since, answer.Kind != "" && answer.Class == "" && unlock.OK && !lost
-	switch {
-	case unlock.OK && !lost:
-		t.until, t.unlock = unlock.Time, unlock
-	case unlock.Kind == "" && !w.ended[t.call.Proc]:
-		t.until = min(t.until, deadline, w.last[t.call.Proc])
-	default:
-		t.until = min(t.until, deadline)
-	}
+	t.since, t.kept = answer.Since, answer.Kind != "" && answer.Class == "" && t.unlock.Kind != ""
 	if !t.kept && w.Detect > 0 {
 		t.until, t.unlock = t.until-w.Detect, Event{}
 	}
@@ -160,27 +147,24 @@ func (w *twin) had(a *tale, x Event) bool {
 
 // gone returns when the backend surely has nothing left of a call.
 func (w *twin) gone(t *tale) time.Duration {
-	dead, killed := w.dead[t.call.Proc]
-	answer, end := t.find(KindAnswer), t.back
-	switch released, failed, lost := t.find(KindReleased), t.find(KindNotReleased), t.find(KindLose); {
+	answer, released, failed := t.find(KindAnswer), t.find(KindReleased), t.find(KindNotReleased)
+	switch {
 	case answer.Kind != "" && answer.Class == "":
 		return answer.Time
 	case released.Kind != "":
 		return released.Time
-	case t.back.Kind != "" && !t.got && t.back.Class != ClassUnknown:
+	case t.back.Kind != "" && !t.got && t.back.Class != ClassUnknown && t.back.Class != ClassClosed:
 		return t.back.Time
+	case t.back.Kind != "" && !t.got:
+		return t.back.Time + w.Linger
 	case failed.Kind != "":
-		end = failed
-	case t.find(KindRelease).Kind != "":
-		return forever
-	case lost.Kind != "":
-		end = lost
-	case (t.got || t.back.Kind == "") && !killed:
-		return forever
-	case t.got || t.back.Kind == "":
-		end.Time = dead
+		return failed.Time + w.Linger
+	case t.got && t.over.Kind != "" && t.find(KindRelease).Kind == "":
+		return t.over.Time + w.Linger
+	case t.proc.dead < forever:
+		return t.proc.dead + w.Linger
 	}
-	return end.Time + w.Linger
+	return forever
 }
 
 // violations counts those of the rules that the twin knows.
