@@ -124,6 +124,9 @@ var stories = []struct {
 	{RuleLoss, "told by the first of two", Bounds{}, `
 		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 10 a valid held dl=50; 11 a valid removed; 12 a lost removed`, `
 		0 a call; 1 a ok dl=50; 2 b call; 7 a valid removed; 9 b ok dl=60; 12 a lost removed`},
+	{RuleLoss, "what is asked after the loss changes nothing", Bounds{}, `
+		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 10 a lost removed; 12 a valid removed dl=50`, `
+		0 a call; 1 a ok dl=50; 2 b call; 8 a lost removed; 9 b ok dl=60; 12 a valid removed dl=50`},
 	{RuleOverlap, "a hold that was removed may run out before its holder is told", Bounds{Detect: 5 * ms}, `
 		0 a call; 1 a ok dl=50; 2 b call; 44 b ok dl=60`, `
 		0 a call; 1 a ok dl=50; 2 b call; 45 b ok dl=60`},
