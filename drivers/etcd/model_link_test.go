@@ -1,0 +1,320 @@
+package etcd
+
+import (
+	"context"
+	"fmt"
+	"hash/maphash"
+	"slices"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// modelLink is what a client of the library has in place of a connection: nothing gets through it but by a step of the model. Requests
+// about leases are no steps, as long as the link is not cut. All is guarded by modelWorld.mu.
+type modelLink struct {
+	world   *modelWorld
+	client  string
+	cut     chan struct{} // closed when the requests of the client get through again; nil if they do
+	number  int           // of requests so far
+	calls   []*modelCall  // that the server, or the client, has not got yet
+	watches []*modelWatch
+	told    uint64 // the same for clients that have been told the same
+}
+
+// modelCall is a request on its way.
+type modelCall struct {
+	link    *modelLink
+	what    string
+	carry   func(s *modelServer) (any, error)
+	writes  bool
+	carried bool
+	left    bool // nobody waits for the answer
+	answer  any
+	err     error
+	mark    uint64        // of the server when it was carried out
+	back    chan struct{} // closed when the client gets the answer
+}
+
+var errModelLost = status.Error(codes.Unavailable, "the connection broke")
+
+// tell takes note of what a client learns, and so of what it may do next.
+func (l *modelLink) tell(what string, mark uint64) {
+	var h maphash.Hash
+	h.SetSeed(modelSeed)
+	maphash.WriteComparable(&h, l.told)
+	maphash.WriteComparable(&h, mark)
+	h.WriteString(what)
+	l.told = h.Sum64()
+}
+
+// ask sends a request and waits until the model has it answered.
+func (l *modelLink) ask(ctx context.Context, what string, writes bool, carry func(s *modelServer) (any, error)) (any, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, status.FromContextError(err).Err()
+	}
+	w := l.world
+	w.mu.Lock()
+	l.number++
+	c := &modelCall{link: l, what: fmt.Sprintf("%s (request %d)", what, l.number), writes: writes, carry: carry, back: make(chan struct{})}
+	if w.ending {
+		defer w.mu.Unlock()
+		return carry(w.server)
+	}
+	l.calls = append(l.calls, c)
+	w.mu.Unlock()
+	select {
+	case <-c.back:
+		return c.answer, c.err
+	case <-ctx.Done():
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if c.left = true; c.carried {
+		l.forget(c)
+	}
+	return nil, status.FromContextError(ctx.Err()).Err()
+}
+
+func (l *modelLink) forget(c *modelCall) {
+	l.calls = slices.DeleteFunc(l.calls, func(other *modelCall) bool { return other == c })
+}
+
+// lease carries a request about a lease out at once.
+func (l *modelLink) lease(ctx context.Context, carry func(s *modelServer) (any, error)) (any, error) {
+	w := l.world
+	w.mu.Lock()
+	cut := l.cut
+	w.mu.Unlock()
+	if cut != nil {
+		select {
+		case <-cut:
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.server.writer = l.client
+	return carry(w.server)
+}
+
+// answerOf is for calls that have an answer of a known type.
+func answerOf[A any](answer any, err error) (*A, error) {
+	if err != nil {
+		return nil, err
+	}
+	return answer.(*A), nil
+}
+
+// modelKV is a pb.KVClient.
+type modelKV struct{ link *modelLink }
+
+func (kv modelKV) Txn(ctx context.Context, r *pb.TxnRequest, _ ...grpc.CallOption) (*pb.TxnResponse, error) {
+	what := "look"
+	for _, op := range r.Success {
+		if p := op.GetRequestPut(); p != nil {
+			what = "put"
+		} else if op.GetRequestDeleteRange() != nil && what == "look" {
+			what = "delete and look"
+		}
+	}
+	return answerOf[pb.TxnResponse](kv.link.ask(ctx, what, what != "look", func(s *modelServer) (any, error) { return s.txn(r) }))
+}
+
+func (kv modelKV) Range(ctx context.Context, r *pb.RangeRequest, _ ...grpc.CallOption) (*pb.RangeResponse, error) {
+	return answerOf[pb.RangeResponse](kv.link.ask(ctx, "get", false, func(s *modelServer) (any, error) { return (&modelTxn{modelServer: s}).get(r) }))
+}
+
+func (kv modelKV) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest, _ ...grpc.CallOption) (*pb.DeleteRangeResponse, error) {
+	op := &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: r}}
+	answer, err := answerOf[pb.TxnResponse](kv.link.ask(ctx, "delete", true, func(s *modelServer) (any, error) {
+		return s.txn(&pb.TxnRequest{Success: []*pb.RequestOp{op}})
+	}))
+	if err != nil {
+		return nil, err
+	}
+	deleted := answer.Responses[0].GetResponseDeleteRange()
+	deleted.Header = answer.Header
+	return deleted, nil
+}
+
+func (modelKV) Put(context.Context, *pb.PutRequest, ...grpc.CallOption) (*pb.PutResponse, error) {
+	panic("the driver puts keys in transactions")
+}
+
+func (modelKV) Compact(context.Context, *pb.CompactionRequest, ...grpc.CallOption) (*pb.CompactionResponse, error) {
+	panic("the driver compacts nothing")
+}
+
+// modelLeases is a pb.LeaseClient.
+type modelLeases struct{ link *modelLink }
+
+func (c modelLeases) LeaseGrant(ctx context.Context, r *pb.LeaseGrantRequest, _ ...grpc.CallOption) (*pb.LeaseGrantResponse, error) {
+	return answerOf[pb.LeaseGrantResponse](c.link.lease(ctx, func(s *modelServer) (any, error) {
+		ttl := time.Duration(r.TTL) * time.Second
+		s.leases[r.ID] = &modelLease{client: c.link.client, ttl: ttl, ends: time.Now().Add(ttl)}
+		c.link.world.owners[r.ID] = c.link.client
+		return &pb.LeaseGrantResponse{Header: s.header(), ID: r.ID, TTL: r.TTL}, nil
+	}))
+}
+
+func (c modelLeases) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest, _ ...grpc.CallOption) (*pb.LeaseRevokeResponse, error) {
+	return answerOf[pb.LeaseRevokeResponse](c.link.lease(ctx, func(s *modelServer) (any, error) {
+		s.endLease(r.ID)
+		return &pb.LeaseRevokeResponse{Header: s.header()}, nil
+	}))
+}
+
+func (c modelLeases) LeaseTimeToLive(ctx context.Context, r *pb.LeaseTimeToLiveRequest, _ ...grpc.CallOption) (*pb.LeaseTimeToLiveResponse, error) {
+	return answerOf[pb.LeaseTimeToLiveResponse](c.link.lease(ctx, func(s *modelServer) (any, error) {
+		l := s.leases[r.ID]
+		if l == nil {
+			return &pb.LeaseTimeToLiveResponse{Header: s.header(), ID: r.ID, TTL: -1}, nil
+		}
+		answer := &pb.LeaseTimeToLiveResponse{Header: s.header(), ID: r.ID, TTL: int64(time.Until(l.ends) / time.Second)}
+		for key, kv := range s.keys {
+			if kv.Lease == r.ID {
+				answer.Keys = append(answer.Keys, []byte(key))
+			}
+		}
+		return answer, nil
+	}))
+}
+
+func (modelLeases) LeaseLeases(context.Context, *pb.LeaseLeasesRequest, ...grpc.CallOption) (*pb.LeaseLeasesResponse, error) {
+	panic("the driver does not ask for all leases")
+}
+
+func (c modelLeases) LeaseKeepAlive(ctx context.Context, _ ...grpc.CallOption) (pb.Lease_LeaseKeepAliveClient, error) {
+	return &modelKeepAlive{ctx: ctx, link: c.link}, nil
+}
+
+// modelKeepAlive is a stream on which one request is answered at a time.
+type modelKeepAlive struct {
+	grpc.ClientStream
+	ctx  context.Context
+	link *modelLink
+	id   int64
+}
+
+func (k *modelKeepAlive) Send(r *pb.LeaseKeepAliveRequest) error {
+	k.id = r.ID
+	return nil
+}
+
+func (k *modelKeepAlive) Recv() (*pb.LeaseKeepAliveResponse, error) {
+	return answerOf[pb.LeaseKeepAliveResponse](k.link.lease(k.ctx, func(s *modelServer) (any, error) {
+		answer := &pb.LeaseKeepAliveResponse{Header: s.header(), ID: k.id}
+		if l := s.leases[k.id]; l != nil {
+			l.ends, answer.TTL = time.Now().Add(l.ttl), int64(l.ttl/time.Second)
+		}
+		return answer, nil
+	}))
+}
+
+// modelWatch is a watch, both at the server and in the library, which goes on after the last that it heard when its connection breaks.
+// All but the channels is guarded by modelWorld.mu.
+type modelWatch struct {
+	ctx      context.Context
+	key, end string
+	hears    chan clientv3.WatchResponse
+	begun    chan struct{} // closed when the client knows that the watch has begun
+
+	on     bool  // it is at the server
+	from   int64 // revision that the server is asked to begin with; 0 is the next
+	next   int64 // revision that it tells next, if it is on
+	told   bool  // begun is closed
+	news   bool  // the server has to tell that it has begun
+	ending bool  // nothing more comes
+}
+
+// modelWatcher is a clientv3.Watcher. The library's own uses a channel that no bubble of package synctest has made.
+type modelWatcher struct{ link *modelLink }
+
+func (c modelWatcher) Watch(ctx context.Context, key string, options ...clientv3.OpOption) clientv3.WatchChan {
+	op := clientv3.OpGet(key, options...)
+	watch := &modelWatch{ctx: ctx, key: key, end: string(op.RangeBytes()), from: op.Rev(), hears: make(chan clientv3.WatchResponse, 64), begun: make(chan struct{})}
+	w := c.link.world
+	w.mu.Lock()
+	c.link.watches = append(slices.DeleteFunc(c.link.watches, (*modelWatch).isOver), watch)
+	w.mu.Unlock()
+	select {
+	case <-watch.begun:
+	case <-ctx.Done():
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		watch.stop()
+	}
+	return watch.hears
+}
+
+func (modelWatcher) RequestProgress(context.Context) error { panic("the driver asks for no progress") }
+func (modelWatcher) Close() error                          { return nil }
+
+func (watch *modelWatch) isOver() bool { return watch.ending || watch.ctx.Err() != nil }
+
+func (watch *modelWatch) stop() {
+	if !watch.ending {
+		watch.ending = true
+		close(watch.hears)
+	}
+}
+
+// begin is the server's part.
+func (watch *modelWatch) begin(s *modelServer) {
+	watch.on, watch.news, watch.next = true, true, watch.from
+	if watch.next == 0 {
+		watch.next = s.revision() + 1
+	}
+}
+
+// pending returns what the server tells next, or nothing, and the revision that comes then.
+func (watch *modelWatch) pending(s *modelServer) (answer *clientv3.WatchResponse, next int64) {
+	switch {
+	case !watch.on:
+		return nil, 0
+	case watch.news:
+		return &clientv3.WatchResponse{Created: true, Header: pb.ResponseHeader{Revision: watch.next - 1}}, watch.next
+	case watch.next < s.compacted:
+		return &clientv3.WatchResponse{Canceled: true, CompactRevision: s.compacted, Header: *s.header()}, 0
+	}
+	for revision := watch.next; revision <= s.revision(); revision++ {
+		var events []*clientv3.Event
+		for _, e := range s.log[revision-1] {
+			if key := string(e.Kv.Key); key >= watch.key && key < watch.end {
+				events = append(events, (*clientv3.Event)(e))
+			}
+		}
+		if len(events) > 0 {
+			return &clientv3.WatchResponse{Events: events, Header: pb.ResponseHeader{Revision: revision}}, revision + 1
+		}
+	}
+	return nil, 0
+}
+
+// hear gives an answer to the client. A watch that goes on after a break does not tell that it has begun. Until it has told something it goes
+// on with the revision at which it began, and not the one after.
+func (watch *modelWatch) hear(answer *clientv3.WatchResponse, next int64) {
+	watch.next, watch.news = next, false
+	if !answer.Created {
+		watch.from = next
+		watch.hears <- *answer
+		if answer.Canceled {
+			watch.stop()
+		}
+		return
+	}
+	if !watch.told {
+		watch.told = true
+		if watch.from == 0 {
+			watch.from = answer.Header.Revision
+		}
+		watch.hears <- *answer
+		close(watch.begun)
+	}
+}

@@ -1,0 +1,242 @@
+package etcd
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// modelMistake is one that somebody could make in the code which decides who has the lock. PLANTED stands for the condition that it is the one
+// to be made.
+type modelMistake struct {
+	name     string
+	file     string
+	old, new string
+	model    string // that finds it
+	deep     bool   // in a search to the end, which is not short
+	wrong    []string
+}
+
+// modelMistakes are planted all at once in a copy of the driver, of which each run makes one. Where the driver is changed, its mistakes have
+// to be planted anew: a text that is not there, or not once, is a failure.
+var modelMistakes = []modelMistake{
+	{
+		name: "a view from before the watch broke counts",
+		file: "feed.go", model: "elections", deep: true, wrong: []string{modelAsleep, modelNotFirst},
+		old: `w.epoch == f.epoch &&`,
+		new: `(PLANTED || w.epoch == f.epoch) &&`,
+	},
+	{
+		name: "what the watch tells while a look is on its way is forgotten",
+		file: "feed.go", model: "arrivals", wrong: []string{modelAsleep},
+		old: `w.newest <= v.revision:`,
+		new: `(PLANTED || w.newest <= v.revision):`,
+	},
+	{
+		name: "the key before is put again, and that counts as its end",
+		file: "view.go", model: "mark", wrong: []string{modelNotFirst},
+		old: `e.Type != mvccpb.DELETE || i < 0`,
+		new: `!PLANTED && e.Type != mvccpb.DELETE || i < 0`,
+	},
+	{
+		name: "the end of an earlier key of the same name counts",
+		file: "view.go", model: "rounds", wrong: []string{modelNotFirst},
+		old: `if e.Kv.ModRevision <= w.view.revision {`,
+		new: `if !PLANTED && e.Kv.ModRevision <= w.view.revision {`,
+	},
+	{
+		name: "the end of the nearest key before is enough",
+		file: "view.go", model: "cancels", wrong: []string{modelNotFirst},
+		old: `if len(w.view.before) == 0 {`,
+		new: `if len(w.view.before) == 0 || PLANTED && i == 0 {`,
+	},
+	{
+		name: "a page that is full counts as all",
+		file: "view.go", model: "crowd", wrong: []string{modelNotFirst},
+		old: `record: r, all: !more}`,
+		new: `record: r, all: PLANTED || !more}`,
+	},
+	{
+		name: "the token is that of the put, not of the event",
+		file: "handover.go", model: "queue", wrong: []string{modelNotFirst},
+		old: `h.tokenFrom(w.view.record, w.cleared)`,
+		new: `h.tokenFrom(w.view.record, map[bool]int64{true: h.revision, false: w.cleared}[PLANTED])`,
+	},
+	{
+		name: "the token of a hand-over is that of the put",
+		file: "handover.go", model: "hand-over", wrong: []string{modelNotFirst, modelFallen},
+		old: `h.tokenFrom(g.record, g.token)`,
+		new: `h.tokenFrom(g.record, map[bool]int64{true: g.created, false: g.token}[PLANTED])`,
+	},
+	{
+		name: "a look does not see whether its key is there",
+		file: "look.go", model: "removals and arrivals", wrong: []string{modelNotFirst},
+		old: `if len(page.Kvs) == 0 || page.Kvs[0].CreateRevision != h.revision || string(page.Kvs[0].Key) != h.key {`,
+		new: `if !PLANTED && (len(page.Kvs) == 0 || page.Kvs[0].CreateRevision != h.revision || string(page.Kvs[0].Key) != h.key) {`,
+	},
+	{
+		name: "a look does not see the seal",
+		file: "look.go", model: "seal", wrong: []string{modelAsleep},
+		old: `	if r.sealed {
+		return view{}, driver.ErrSealed
+	}`,
+		new: `	if r.sealed && !PLANTED {
+		return view{}, driver.ErrSealed
+	}`,
+	},
+	{
+		name: "a put does not ask for the seal",
+		file: "acquire.go", model: "seal and a second call", wrong: []string{modelAsleep},
+		old: `answer, err := h.ask(ctx, fresh, []clientv3.Cmp{condition}, append(ops, then...)`,
+		new: `answer, err := h.ask(ctx, fresh, map[bool][]clientv3.Cmp{false: {condition}}[PLANTED], append(ops, then...)`,
+	},
+	{
+		name: "a mark tells those who wait nothing",
+		file: "seal.go", model: "mark", wrong: []string{modelFallen},
+		old: `clientv3.OpPut(markKey(dir), ""), h.putAgain())`,
+		new: `clientv3.OpPut(markKey(dir), ""), map[bool]clientv3.Op{true: clientv3.OpGet(h.key), false: h.putAgain()}[PLANTED])`,
+	},
+	{
+		name: "a number is used again while a request may be on its way",
+		file: "hold.go", model: "losses and rounds", wrong: []string{modelTwo, modelNotFirst},
+		old: `only := h.deletions == 1 && !h.sealing`,
+		new: `only := PLANTED || h.deletions == 1 && !h.sealing`,
+	},
+	{
+		name: "a key that may yet be put is not cleaned up",
+		file: "acquire.go", model: "losses", wrong: []string{modelAsleep, modelLeft},
+		old: `	case doubt:
+		h.leaveBehind(false)`,
+		new: `	case doubt && !PLANTED:
+		h.leaveBehind(false)`,
+	},
+	{
+		name: "a key that is absent is not asked for again",
+		file: "cleaner.go", model: "losses", wrong: []string{modelAsleep, modelLeft},
+		old: `(removed || g.definite)`,
+		new: `(PLANTED || removed || g.definite)`,
+	},
+	{
+		name: "who gives up leaves the key",
+		file: "wait.go", model: "cancels", wrong: []string{modelAsleep, modelLeft},
+		old: `if _, err := h.driver.client.Delete(bounded, h.key); err != nil {`,
+		new: `if PLANTED {
+		return cause
+	} else if _, err := h.driver.client.Delete(bounded, h.key); err != nil {`,
+	},
+	{
+		name: "a lease counts for longer than the server keeps it",
+		file: "carrier.go", model: "cuts", wrong: []string{modelTwo},
+		old: `	c.expires.Store(sent + int64(c.ttl))
+	c.lasts`,
+		new: `	c.expires.Store(sent + map[bool]int64{true: 2, false: 1}[PLANTED]*int64(c.ttl))
+	c.lasts`,
+	},
+	{
+		name: "the queue does not know what was told while it was asked for",
+		file: "queue.go", model: "crowd arrives", wrong: []string{modelAsleep, modelNotFirst},
+		old: `if !q.tell(f.dir, missed) {`,
+		new: `if !PLANTED && !q.tell(f.dir, missed) {`,
+	},
+	{
+		name: "the token of who is the first in the queue is that of the look",
+		file: "queue.go", model: "crowd", wrong: []string{modelNotFirst, modelFallen},
+		old: `w.cleared, w.view.record = max(q.cleared, w.created), q.record`,
+		new: `w.cleared, w.view.record = max(map[bool]int64{true: q.looked, false: q.cleared}[PLANTED], w.created), q.record`,
+	},
+}
+
+// mistakeVariable says which mistake a copy of the driver makes: 0 is none.
+const mistakeVariable = "DSYNC_ETCD_MISTAKE"
+
+// TestModelFindsEveryMistake shows that the model would find what it looks for.
+func TestModelFindsEveryMistake(t *testing.T) {
+	if os.Getenv(mistakeVariable) != "" {
+		t.Skip("this is a copy of the driver with a mistake in it")
+	}
+	program := plantMistakes(t)
+	for i, m := range modelMistakes {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+			defer cancel()
+			cmd := exec.CommandContext(ctx, program, "-test.run", "^TestModelKeepsItsPromises$/^"+strings.ReplaceAll(m.model, " ", "_")+"$", "-model.walks", "3000", "-model.deep="+strconv.FormatBool(m.deep))
+			cmd.Env = append(os.Environ(), mistakeVariable+"="+strconv.Itoa(i+1))
+			out, err := cmd.CombinedOutput()
+			if err == nil {
+				t.Fatalf("the model %q does not find it", m.model)
+			}
+			for _, wrong := range m.wrong {
+				if strings.Contains(string(out), wrong+": ") {
+					return
+				}
+			}
+			t.Errorf("got %v, want one of %q in\n%s", err, m.wrong, out)
+		})
+	}
+}
+
+// plantMistakes compiles the tests of a copy of the driver.
+func plantMistakes(t *testing.T) (program string) {
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts := make(map[string]string)
+	for i, m := range modelMistakes {
+		if texts[m.file] == "" {
+			text, err := os.ReadFile(m.file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			texts[m.file] = string(text)
+		}
+		if n := strings.Count(texts[m.file], m.old); n != 1 {
+			t.Fatalf("%s: the text of %q is there %d times, want once", m.file, m.name, n)
+		}
+		planted := strings.ReplaceAll(m.new, "PLANTED", "(plantedMistake == "+strconv.Itoa(i+1)+")")
+		texts[m.file] = strings.Replace(texts[m.file], m.old, planted, 1)
+	}
+	texts["planted.go"] = "package etcd\n\nimport (\n\t\"os\"\n\t\"strconv\"\n)\n\nvar plantedMistake, _ = strconv.Atoi(os.Getenv(\"" + mistakeVariable + "\"))\n"
+	dir := t.TempDir()
+	overlay := struct{ Replace map[string]string }{make(map[string]string)}
+	for file, text := range texts {
+		original, err := filepath.Abs(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		overlay.Replace[original] = filepath.Join(dir, file)
+		if err := os.WriteFile(overlay.Replace[original], []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The copy needs only the tests of the model.
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") && !strings.HasPrefix(file, "model_") {
+			original, err := filepath.Abs(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			overlay.Replace[original] = ""
+		}
+	}
+	list, err := json.Marshal(overlay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(path, list, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	program = filepath.Join(dir, "etcd.test")
+	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", path, "-o", program, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return program
+}

@@ -1,0 +1,216 @@
+package etcd
+
+import (
+	"fmt"
+	"strconv"
+	"testing/synctest"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// modelStep is something that can happen next, all at once.
+type modelStep struct {
+	name   string // tells steps apart that can happen at the same time, and is the same whatever happens before
+	client string
+	reads  bool // the server
+	writes bool
+	fault  bool // it does not have to happen
+	leaves bool // somebody gives the lock, or a place in the queue, up
+	time   bool // it passes
+	do     func()
+}
+
+// apart reports whether it does not matter which of two steps comes first.
+func (s modelStep) apart(other modelStep) bool {
+	if s.fault || other.fault || s.time || other.time || s.client == other.client {
+		return false
+	}
+	return !(s.writes && (other.reads || other.writes) || other.writes && (s.reads || s.writes))
+}
+
+// take lets a step happen, and all that follows from it.
+func (w *modelWorld) take(s modelStep) {
+	s.do()
+	synctest.Wait()
+}
+
+// steps are in a fair order: who always takes the first that is no fault gets everybody served.
+func (w *modelWorld) steps() (steps []modelStep) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, l := range w.links {
+		if l.cut == nil {
+			steps = append(steps, w.stepsOf(l)...)
+		}
+	}
+	for _, c := range w.crowd {
+		if c.at == modelHolding && c.link.cut == nil {
+			steps = append(steps, modelStep{name: c.name + " leaves", client: c.link.client, leaves: true, do: w.locked(func() {
+				c.link.tell(c.name, 0)
+				c.leave()
+			})})
+		}
+	}
+	for key, kv := range w.server.keys {
+		if w.leaseOf(kv) == "others" {
+			steps = append(steps, modelStep{name: key + " is deleted", client: key, writes: true, leaves: true, do: w.locked(func() {
+				w.server.writer = "others"
+				w.server.drop(func(kv *mvccpb.KeyValue) bool { return string(kv.Key) == key })
+			})})
+		}
+	}
+	return append(steps, w.disasters()...)
+}
+
+func (w *modelWorld) locked(do func()) func() {
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		do()
+	}
+}
+
+// stepsOf are those of a link.
+func (w *modelWorld) stepsOf(l *modelLink) (steps []modelStep) {
+	for _, c := range l.calls {
+		name := l.client + ": " + c.what
+		if !c.carried {
+			steps = append(steps, modelStep{name: name + " is carried out", client: l.client, reads: true, writes: c.writes, fault: c.left, do: w.locked(func() { c.carryOut() })})
+		} else {
+			steps = append(steps, modelStep{name: name + " is answered", client: l.client, do: w.locked(func() { c.giveBack(nil) })})
+		}
+		if w.left.losses > 0 && !c.left {
+			steps = append(steps, modelStep{name: name + " is lost", client: l.client, fault: true, do: w.locked(func() {
+				w.left.losses--
+				c.giveBack(errModelLost)
+			})})
+		}
+	}
+	for i, watch := range l.watches {
+		if !watch.isOver() {
+			steps = append(steps, w.stepsOfWatch(l, watch, fmt.Sprintf("%s: watch %d", l.client, i))...)
+		}
+	}
+	return steps
+}
+
+func (w *modelWorld) stepsOfWatch(l *modelLink, watch *modelWatch, name string) (steps []modelStep) {
+	if !watch.on {
+		return []modelStep{{name: name + " begins", client: l.client, reads: true, do: w.locked(func() { watch.begin(w.server) })}}
+	}
+	if answer, next := watch.pending(w.server); answer != nil {
+		news := " tells of revision " + strconv.FormatInt(answer.Header.Revision, 10)
+		if answer.Created {
+			news = " tells that it has begun"
+		} else if answer.Canceled {
+			news = " is canceled"
+		}
+		steps = append(steps, modelStep{name: name + news, client: l.client, do: w.locked(func() {
+			l.tell(name+news, w.server.marks[answer.Header.Revision-1])
+			watch.hear(answer, next)
+		})})
+	}
+	if w.left.breaks > 0 {
+		steps = append(steps, modelStep{name: name + " breaks", client: l.client, fault: true, do: w.locked(func() {
+			w.left.breaks--
+			watch.on = false
+		})})
+	}
+	if w.left.elections > 0 {
+		steps = append(steps, modelStep{name: name + " is canceled for want of a leader", client: l.client, fault: true, do: w.locked(func() {
+			w.left.elections--
+			l.tell("no leader", 0)
+			watch.hear(&clientv3.WatchResponse{Canceled: true}, 0)
+		})})
+	}
+	return steps
+}
+
+func (c *modelCall) carryOut() {
+	w := c.link.world
+	w.server.writer = c.link.client
+	c.answer, c.err = c.carry(w.server)
+	c.carried, c.mark = true, w.server.mark()
+	if c.left {
+		c.link.forget(c)
+	}
+}
+
+// giveBack ends a call with its answer, or with err. If it was not carried out, it may still be.
+func (c *modelCall) giveBack(err error) {
+	if c.link.tell(c.what, c.mark); err != nil {
+		c.link.tell(err.Error(), 0)
+		c.answer, c.err = nil, err
+	}
+	if c.left = true; c.carried {
+		c.link.forget(c)
+	}
+	close(c.back)
+}
+
+// disasters are the faults that are not those of a request or a stream.
+func (w *modelWorld) disasters() (steps []modelStep) {
+	add := func(left *int8, name string, do func()) {
+		if *left > 0 {
+			steps = append(steps, modelStep{name: name, fault: true, do: func() {
+				w.mu.Lock()
+				*left--
+				for _, l := range w.links {
+					l.tell(name, 0)
+				}
+				w.mu.Unlock()
+				do()
+			}})
+		}
+	}
+	if w.server.compacted < w.server.revision() {
+		add(&w.left.compactions, "a compaction", w.locked(func() { w.server.compacted = w.server.revision() }))
+	}
+	if first := modelFirst(w.server.keys, modelDir); first != nil && first.Lease != 0 {
+		add(&w.left.removals, "the first key is removed", w.locked(func() { w.removeFirst() }))
+	}
+	for _, l := range w.links {
+		add(&w.left.cuts, l.client+" is cut off for longer than its lease lasts", func() { w.cutOff(l) })
+	}
+	add(&w.left.pauses, "time passes", func() {
+		time.Sleep(w.pause)
+		synctest.Wait()
+		w.endLeases()
+	})
+	for _, c := range w.crowd {
+		if c.at == modelWaiting {
+			add(&w.left.cancels, c.name+" gives up", c.cancel)
+		}
+	}
+	return steps
+}
+
+// removeFirst is ForceUnlock. The holder learns of it, but later.
+func (w *modelWorld) removeFirst() {
+	first := modelFirst(w.server.keys, modelDir)
+	w.removedKeys[first.CreateRevision] = true
+	w.removed, w.server.writer = true, "an operator"
+	w.server.drop(func(kv *mvccpb.KeyValue) bool { return kv == first })
+}
+
+// cutOff lets nothing of a client through for longer than its lease lasts, while the others go on.
+func (w *modelWorld) cutOff(l *modelLink) {
+	w.mu.Lock()
+	l.cut = make(chan struct{})
+	w.mu.Unlock()
+	for began := time.Now(); time.Since(began) <= w.ttl; {
+		time.Sleep(w.ttl / 20)
+		synctest.Wait()
+		w.endLeases()
+		for steps := w.steps(); len(steps) > 0 && !steps[0].fault && !w.isOver(); steps = w.steps() {
+			w.take(steps[0])
+		}
+	}
+	w.mu.Lock()
+	close(l.cut)
+	l.cut = nil
+	w.mu.Unlock()
+	synctest.Wait()
+}

@@ -1,0 +1,88 @@
+package etcd
+
+import (
+	"flag"
+	"testing"
+	"time"
+)
+
+var (
+	modelDeep  = flag.Bool("model.deep", false, "search all cases of the model to the end, and not the small ones alone")
+	modelWalks = flag.Int("model.walks", 100, "how many ways at random to go through each case of the model")
+)
+
+// modelCases are what the model is searched for. The model is the driver itself, from Acquire to Close, on a server in memory that stands
+// where the connection of the etcd client is. Its clients and callers have one name. A step is all that can happen in one instant:
+//
+//   - a request is carried out; its answer arrives; either is lost, and a request that was given up is carried out late;
+//   - a watch begins at the server, and tells its client of the next revision, however late; it breaks, and is resumed; what it was to tell
+//     is compacted before that, and it is canceled;
+//   - a caller gives up the lock, in good order or by a seal, or with a mark before that; one that waits gives up waiting;
+//   - an operator removes the first key; a client is cut off for longer than its lease lasts; time passes beside requests on their way.
+//
+// Between two steps everything goes on until nothing is left to do but to wait. Time passes only when there is no other step, or as one.
+// Requests about leases are no steps: they are answered at once unless the client is cut off.
+//
+// A search takes all steps from all states, and of orders that differ only in steps of two clients which do not meet at the server it
+// takes one. What bounds it are the callers and rounds of a case, and how many faults there are. Where time passes beside what is on its way,
+// the driver's pauses at random make some ways end otherwise when they are gone again; how many is logged. The cases that are small are
+// searched to the end each time, and the others with -model.deep; beside that each is gone through at random, with a seed that is fixed.
+var modelCases = []modelCase{
+	{name: "queue", small: true, callers: []string{"A", "B", "C"}, settled: 3},
+	{name: "arrivals", small: true, callers: []string{"A", "B"}},
+	{name: "three arrivals", callers: []string{"A", "B", "C"}, settled: 1},
+	{name: "rounds", callers: []string{"A", "B"}, settled: 2, rounds: 3},
+	{name: "rounds of three", callers: []string{"A", "B", "C"}, settled: 3, rounds: 2},
+	{name: "breaks", small: true, callers: []string{"A", "B"}, settled: 2, faults: modelFaults{breaks: 1, compactions: 1}},
+	{name: "breaks among three", callers: []string{"A", "B", "C"}, settled: 2, faults: modelFaults{breaks: 1, compactions: 1}},
+	{name: "breaks and pauses", callers: []string{"A", "B"}, settled: 1, pause: lookAgain, faults: modelFaults{breaks: 1, compactions: 1, pauses: 1}},
+	{name: "elections", callers: []string{"A", "B"}, settled: 1, pause: lookAgain, faults: modelFaults{elections: 1, pauses: 1}},
+	{name: "losses", small: true, callers: []string{"A", "B"}, settled: 1, faults: modelFaults{losses: 1}},
+	{name: "losses and rounds", callers: []string{"A", "B"}, settled: 2, rounds: 2, faults: modelFaults{losses: 1}},
+	{name: "removals", callers: []string{"A", "B", "C"}, settled: 3, faults: modelFaults{removals: 2}},
+	{name: "removals and arrivals", callers: []string{"A", "B"}, settled: 1, faults: modelFaults{removals: 2}},
+	{name: "cuts", callers: []string{"A", "B"}, settled: 2, ttl: 5 * time.Second, faults: modelFaults{cuts: 1}},
+	{name: "cuts among three", callers: []string{"A", "B", "C"}, settled: 3, ttl: 5 * time.Second, faults: modelFaults{cuts: 1}},
+	{name: "pauses", callers: []string{"A", "B"}, settled: 1, pause: 1500 * time.Millisecond, faults: modelFaults{pauses: 1}},
+	{name: "cancels", callers: []string{"A", "B", "C"}, settled: 3, faults: modelFaults{cancels: 1}},
+	{name: "seal", small: true, callers: []string{"A", "B", "C"}, settled: 3, seals: true},
+	{name: "seal and arrivals", callers: []string{"A", "B", "C"}, settled: 1, seals: true},
+	{name: "seal and a second call", callers: []string{"A", "B", "B"}, settled: 2, seals: true},
+	{name: "mark", small: true, callers: []string{"A", "B"}, settled: 1, marks: true},
+	{name: "mark in a queue", callers: []string{"A", "B", "C"}, settled: 3, marks: true},
+	{name: "hand-over", small: true, callers: []string{"B", "A", "A"}, settled: 3},
+	{name: "hand-over and arrivals", callers: []string{"A", "A", "B"}, settled: 2},
+	{name: "hand-over and faults", callers: []string{"A", "A", "B"}, settled: 3, faults: modelFaults{losses: 1, breaks: 1}},
+	{name: "hand-over and pauses", callers: []string{"A", "A"}, settled: 2, rounds: 2, pause: 60 * time.Millisecond, faults: modelFaults{pauses: 1}},
+	{name: "leases of their own", callers: []string{"A", "B", "C"}, settled: 2, fixed: true},
+	{name: "leases of their own and faults", callers: []string{"A", "A", "B"}, settled: 3, fixed: true, faults: modelFaults{losses: 1, breaks: 1, compactions: 1}},
+	{name: "tries", small: true, callers: []string{"A", "B", "C"}, settled: 1, tries: true},
+	{name: "crowd", endless: true, callers: []string{"A", "A", "A", "A", "A", "B"}, settled: 6, others: 8},
+	{name: "crowd arrives", endless: true, callers: []string{"A", "A", "A", "A", "A", "A", "A", "B"}, settled: 3, others: 8},
+	{name: "crowd and faults", endless: true, callers: []string{"A", "A", "A", "A", "A", "B"}, settled: 4, others: 8,
+		faults: modelFaults{breaks: 1, compactions: 1, losses: 1, removals: 1, cancels: 1}},
+	{name: "everything", endless: true, callers: []string{"A", "B", "C"}, rounds: 3, ttl: 5 * time.Second, pause: time.Second,
+		faults: modelFaults{losses: 1, breaks: 2, compactions: 1, removals: 1, cuts: 1, pauses: 2, cancels: 1}},
+}
+
+func TestModelKeepsItsPromises(t *testing.T) {
+	for _, c := range modelCases {
+		c.rounds, c.ttl = max(c.rounds, 1), max(c.ttl, 5*time.Second)
+		if c.faults.cuts == 0 {
+			c.ttl = time.Minute // and so no key is kept alive meanwhile
+		}
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			if c.small || *modelDeep && !c.endless {
+				r := c.search(t)
+				t.Logf("%d states, %d runs, %d of which went another way than before", r.states, r.runs, r.strayed)
+				r.report(t)
+				if strays := c.faults.cuts+c.faults.pauses > 0; r.strayed > 0 && !strays {
+					t.Error("the driver does not do the same again")
+				}
+			}
+			r := c.walk(t, 1, *modelWalks)
+			r.report(t)
+		})
+	}
+}

@@ -1,0 +1,463 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"slices"
+	"strconv"
+	"sync"
+	"testing/synctest"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+const (
+	modelName  = "orders"
+	modelDir   = modelName + "/"
+	modelFloor = 1000 // that a mark raises the tokens to
+
+	// modelQuiet is how long nothing may happen while somebody waits for a lock that is free. It is longer than the first look of a
+	// waiter whose watch has not begun, and shorter than the look that is to make up for events that do not come.
+	modelQuiet = 3 * time.Second
+	modelIdles = 60 // pauses that make it up
+)
+
+// What can be wrong.
+const (
+	modelNotFirst = "granted to a key that is not the first"
+	modelTwo      = "two holders"
+	modelFallen   = "a token that is not above those before"
+	modelSealed   = "a sealed name is granted"
+	modelOver     = "granted on a lease that is over"
+	modelAsleep   = "asleep while the lock is free"
+	modelLeft     = "a key that nobody wants is left"
+	modelError    = "an error without a cause"
+)
+
+// modelFaults are how many of each may yet happen.
+type modelFaults struct {
+	losses      int8 // answers, or requests, which may then arrive later
+	breaks      int8 // of streams of watches
+	compactions int8
+	elections   int8 // in which watches are canceled
+	removals    int8 // of the first key by an operator
+	cuts        int8 // of a client for longer than its lease lasts
+	pauses      int8 // in which time passes and nothing else happens
+	cancels     int8 // of calls that wait
+}
+
+// modelCase is what begins a search.
+type modelCase struct {
+	name    string
+	small   bool     // it is searched to the end each time
+	endless bool     // it is never searched to the end
+	callers []string // the client of each
+	settled int      // so many of them have what they can get, one after the other, before the search begins
+	rounds  int      // how many times each locks
+	seals   bool     // the first caller seals the name, in place of a release
+	marks   bool     // the first caller marks the name before it releases it
+	fixed   bool     // the leases are of the holds' own
+	tries   bool     // all but the first caller ask once, without waiting
+	others  int      // keys of programs that are no clients of dsync before all callers
+	ttl     time.Duration
+	pause   time.Duration // that passes at once
+	faults  modelFaults
+}
+
+// modelWorld is a server, the links of the clients to it, and those who call the drivers.
+type modelWorld struct {
+	modelCase
+	began time.Time
+
+	mu          sync.Mutex
+	server      *modelServer
+	owners      map[int64]string // clients by leases
+	links       []*modelLink
+	drivers     []*Driver
+	clients     []*clientv3.Client
+	crowd       []*modelCaller
+	left        modelFaults
+	grants      []modelGrant
+	removed     bool           // a key was removed by an operator, or by the end of its lease
+	removedKeys map[int64]bool // by an operator, by the revisions at which they were created
+	ending      bool
+	wrong       string
+	detail      string
+}
+
+func newModelWorld(c modelCase) *modelWorld {
+	w := &modelWorld{modelCase: c, began: time.Now(), server: newModelServer(), owners: make(map[int64]string), removedKeys: make(map[int64]bool), left: c.faults}
+	for i := range c.others {
+		w.owners[int64(i+1)] = "others"
+		w.server.leases[int64(i+1)] = &modelLease{client: "others", ttl: time.Hour, ends: time.Now().Add(time.Hour)}
+		t := &modelTxn{modelServer: w.server}
+		t.put(&pb.PutRequest{Key: fmt.Appendf(nil, "%s%x", modelDir, i+1), Lease: int64(i + 1)})
+		w.server.commit(t.events)
+	}
+	for i, client := range c.callers {
+		at := slices.IndexFunc(w.links, func(l *modelLink) bool { return l.client == client })
+		if at < 0 {
+			at = len(w.links)
+			w.connect(client)
+		}
+		w.crowd = append(w.crowd, &modelCaller{world: w, name: fmt.Sprintf("%s%d", client, i+1), link: w.links[at], driver: w.drivers[at], rounds: c.rounds, chief: i == 0})
+	}
+	return w
+}
+
+// connect adds a client of the library, and a driver on it.
+func (w *modelWorld) connect(client string) {
+	l := &modelLink{world: w, client: client}
+	c := clientv3.NewCtxClient(context.Background())
+	c.KV = clientv3.NewKVFromKVClient(modelKV{l}, c)
+	c.Lease = clientv3.NewLeaseFromLeaseClient(modelLeases{l}, c, time.Second)
+	c.Watcher = modelWatcher{l}
+	d, err := New(c, nil)
+	if err != nil {
+		panic(err)
+	}
+	d.leases = modelLeases{l} // New takes it from the connection, and there is none
+	w.links, w.clients, w.drivers = append(w.links, l), append(w.clients, c), append(w.drivers, d)
+}
+
+// fail takes note of the first thing that is wrong. It is called with mu held.
+func (w *modelWorld) fail(wrong, format string, args ...any) {
+	if w.wrong == "" && !w.ending {
+		w.wrong, w.detail = wrong, fmt.Sprintf(format, args...)
+	}
+}
+
+// modelCaller locks and releases, again and again.
+type modelCaller struct {
+	world  *modelWorld
+	name   string
+	link   *modelLink
+	driver *Driver
+	chief  bool // the first caller
+	rounds int  // that are left
+
+	// Guarded by modelWorld.mu.
+	at     modelPlace
+	lease  driver.Lease
+	cancel context.CancelFunc
+	key    *mvccpb.KeyValue // with which it was granted the lock
+}
+
+type modelPlace int8
+
+const (
+	modelIdle modelPlace = iota
+	modelWaiting
+	modelHolding
+	modelLeaving
+	modelDone
+)
+
+// begin calls Acquire.
+func (c *modelCaller) begin() {
+	w := c.world
+	ctx, cancel := context.WithCancel(context.Background())
+	c.at, c.cancel = modelWaiting, cancel
+	c.rounds--
+	r := &driver.Request{Name: modelName, Hold: c.name, TTL: w.ttl, Fixed: w.fixed, NoWait: w.tries && !c.chief, Events: c}
+	go func() {
+		l, err := c.driver.Acquire(ctx, r)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if c.lease = l; err == nil {
+			c.granted()
+		} else {
+			c.refused(err)
+		}
+	}()
+}
+
+func (c *modelCaller) Waiting()    {}
+func (c *modelCaller) Tokens() int { return 1 }
+func (c *modelCaller) Lost(error)  {}
+
+// granted looks whether the lock can be the caller's. Its token says since when: at that revision the first key was one of its client.
+func (c *modelCaller) granted() {
+	w := c.world
+	s := w.server
+	token, _ := c.lease.Tokens()
+	c.at = modelHolding
+	base := uint64(0)
+	if w.marks && token > modelFloor {
+		base = readBase(s)
+	}
+	revision := int64(token - base)
+	if revision > s.revision() {
+		w.fail(modelNotFirst, "%s has the token of revision %d, and there are %d", c.name, revision, s.revision())
+		return
+	}
+	if c.key = modelFirst(s.at(revision), modelDir); c.key == nil || w.leaseOf(c.key) != c.link.client {
+		w.fail(modelNotFirst, "at revision %d of its token the first key is not one of %s", revision, c.link.client)
+		return
+	}
+	w.rise(modelGrant{c.name, c.key.CreateRevision, token})
+	if first := modelFirst(s.keys, modelDir); !w.removed && (first == nil || w.leaseOf(first) != c.link.client) {
+		w.fail(modelNotFirst, "the first key is not one of %s", c.link.client)
+	}
+	if s.isSealed(modelDir, revision) {
+		w.fail(modelSealed, "%s is granted revision %d", c.name, revision)
+	}
+	if !c.lease.Expires().After(time.Now()) {
+		w.fail(modelOver, "%s", c.name)
+	}
+	for _, other := range w.crowd {
+		if other != c && other.holds() && c.holds() {
+			w.fail(modelTwo, "%s and %s", other.name, c.name)
+		}
+	}
+}
+
+// modelGrant is what a grant leaves behind.
+type modelGrant struct {
+	caller  string
+	created int64 // revision of the key
+	token   uint64
+}
+
+// rise looks whether tokens rise in the order of the grants, which is that of the keys: who learns late that it was granted the lock, after
+// it has lost it again, reports a token that is below that of its heir.
+func (w *modelWorld) rise(g modelGrant) {
+	for _, before := range w.grants {
+		if before.created <= g.created && before.token >= g.token || before.created > g.created && before.token <= g.token {
+			w.fail(modelFallen, "%s has token %d, and %s has %d", g.caller, g.token, before.caller, before.token)
+		}
+	}
+	w.grants = append(w.grants, g)
+}
+
+// holds reports whether a caller believes with reason that it has the lock: nobody has removed its key, and its lease is not over.
+func (c *modelCaller) holds() bool {
+	return c.at == modelHolding && c.lease.Expires().After(time.Now()) && c.key != nil && !c.world.removedKeys[c.key.CreateRevision]
+}
+
+// refused takes the error of an Acquire, which has to have a cause.
+func (c *modelCaller) refused(err error) {
+	w := c.world
+	sealed := w.server.isSealed(modelDir, w.server.revision())
+	faulty := w.left.losses < w.faults.losses || w.left.cuts < w.faults.cuts || w.left.cancels < w.faults.cancels || w.left.pauses < w.faults.pauses
+	faulty = faulty || w.tries && errors.Is(err, driver.ErrLocked)
+	if errors.Is(err, driver.ErrSealed) != sealed && !faulty || !sealed && !faulty {
+		w.fail(modelError, "%s: %v", c.name, err)
+	}
+	c.at = modelDone
+}
+
+// leave ends a hold as the caller does that, and begins the next round.
+func (c *modelCaller) leave() {
+	w := c.world
+	c.at = modelLeaving
+	l := c.lease
+	go func() {
+		ctx := context.Background()
+		var err error
+		if c.chief && w.marks {
+			err = c.driver.Mark(ctx, l, modelFloor)
+			if token, _ := l.Tokens(); err == nil {
+				w.mu.Lock()
+				w.grants = append(w.grants, modelGrant{c.name, c.key.CreateRevision, token})
+				w.mu.Unlock()
+			}
+		}
+		if c.chief && w.seals {
+			err = c.driver.Seal(ctx, l)
+		}
+		if !(c.chief && w.seals && err == nil) {
+			err = errors.Join(err, l.Release(ctx))
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if err != nil && w.left == w.faults {
+			w.fail(modelError, "%s releases: %v", c.name, err)
+		}
+		if c.at = modelDone; c.rounds > 0 && !w.ending {
+			c.begin()
+		}
+	}()
+}
+
+// finished reports whether all callers have done what they had to do.
+func (w *modelWorld) finished() bool {
+	return !slices.ContainsFunc(w.crowd, func(c *modelCaller) bool { return c.at != modelDone })
+}
+
+// state is the same for worlds in which the same can happen. A client is what it was told: that it goes on in the same way then is what
+// the search relies upon, and looks at, since it repeats what it has done.
+func (w *modelWorld) state() uint64 {
+	var h maphash.Hash
+	h.SetSeed(modelSeed)
+	add := func(v any) { fmt.Fprintf(&h, "%v;", v) }
+	add(w.server.mark())
+	add(w.server.compacted)
+	add(time.Since(w.began))
+	add(w.left)
+	for _, l := range w.links {
+		add(l.told)
+		for _, c := range l.calls {
+			add(c.what)
+			add(c.carried)
+			add(c.left)
+			add(c.mark)
+		}
+		for _, watch := range l.watches {
+			add(watch.isOver())
+			add(watch.on)
+			add(watch.next)
+			add(watch.from)
+		}
+	}
+	for _, c := range w.crowd {
+		add(c.at)
+		add(c.rounds)
+	}
+	return h.Sum64()
+}
+
+// settle lets everybody begin, the first of them one after the other.
+func (w *modelWorld) settle() {
+	for i, c := range w.crowd {
+		w.mu.Lock()
+		c.begin()
+		w.mu.Unlock()
+		synctest.Wait()
+		for steps := w.steps(); i < w.settled && len(steps) > 0; steps = w.steps() {
+			at := slices.IndexFunc(steps, func(s modelStep) bool { return !s.fault && !s.leaves })
+			if at < 0 {
+				break
+			}
+			w.take(steps[at])
+		}
+	}
+}
+
+// choices are the steps, and that time passes if it is for nothing but faults.
+func (w *modelWorld) choices() []modelStep {
+	steps := w.steps()
+	if !slices.ContainsFunc(steps, func(s modelStep) bool { return !s.fault }) {
+		steps = append(steps, modelStep{name: "nothing happens for a while", time: true, do: w.idle})
+	}
+	return steps
+}
+
+// idle lets time pass until somebody goes on, but not for longer than everybody may wait.
+func (w *modelWorld) idle() {
+	for range modelIdles {
+		if steps := w.choices(); !steps[len(steps)-1].time || w.isOver() {
+			return
+		}
+		time.Sleep(modelQuiet / modelIdles)
+		synctest.Wait()
+		w.endLeases()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, c := range w.crowd {
+		if c.at == modelWaiting || c.at == modelLeaving {
+			w.fail(modelAsleep, "%s", c.name)
+		}
+	}
+}
+
+func (w *modelWorld) isOver() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.wrong != "" || w.finished()
+}
+
+// endLeases ends those that nobody has kept alive.
+func (w *modelWorld) endLeases() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for id, l := range w.server.leases {
+		if !time.Now().Before(l.ends) {
+			w.removed = true
+			w.server.endLease(id)
+		}
+	}
+}
+
+// isLeft reports whether a key contends that no seal is.
+func (w *modelWorld) isLeft() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, kv := range w.server.keys {
+		if modelFirst(map[string]*mvccpb.KeyValue{string(kv.Key): kv}, modelDir) != nil && kv.Lease != 0 && w.leaseOf(kv) != "others" {
+			return true
+		}
+	}
+	return false
+}
+
+// finish looks what is left when all callers are done.
+func (w *modelWorld) finish() {
+	for slept := time.Duration(0); w.wrong == "" && w.isLeft(); slept += modelQuiet / modelIdles {
+		if slept > modelQuiet {
+			w.mu.Lock()
+			w.fail(modelLeft, "after %v", modelQuiet)
+			w.mu.Unlock()
+			return
+		}
+		steps := w.steps()
+		at := slices.IndexFunc(steps, func(s modelStep) bool { return !s.fault })
+		if at >= 0 {
+			w.take(steps[at])
+			continue
+		}
+		time.Sleep(modelQuiet / modelIdles)
+		synctest.Wait()
+		w.endLeases()
+	}
+}
+
+// close ends everything: from now on all requests are answered at once.
+func (w *modelWorld) close() {
+	w.mu.Lock()
+	w.ending = true
+	for _, l := range w.links {
+		for _, c := range l.calls {
+			if !c.carried {
+				c.answer, c.err = c.carry(w.server)
+			}
+			if !c.left {
+				close(c.back)
+			}
+		}
+		l.calls = nil
+	}
+	for _, c := range w.crowd {
+		if c.cancel != nil {
+			c.cancel()
+		}
+	}
+	w.mu.Unlock()
+	synctest.Wait()
+	for i, d := range w.drivers {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		if err := d.Close(ctx); err != nil {
+			panic(err)
+		}
+		cancel()
+		w.clients[i].Close()
+	}
+	synctest.Wait()
+}
+
+// readBase returns what is added to revisions.
+func readBase(s *modelServer) uint64 {
+	if kv := s.keys[baseKey(modelDir)]; kv != nil {
+		n, _ := strconv.ParseUint(string(kv.Value), 10, 64)
+		return n
+	}
+	return 0
+}
