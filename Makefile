@@ -29,8 +29,9 @@ help: ## list the targets
 test: servers ## run all tests, on real servers, with the race detector; none may show a password
 	$(GO) run ./internal/testscan $(GO) test -json -race -timeout 30m $(TESTFLAGS) $(PKG)
 
-test-long: servers ## run what `make test` does briefly: 15 s of migration between every two backends, with the seeds
+test-long: servers ## run what `make test` does briefly: 15 s of migration between every two backends, with the seeds, and the model of etcd's waiting
 	$(GO) test -race -timeout 30m -run '^TestPairs$$' -v $(TESTFLAGS) ./drivers/migrate -pairs 15s
+	$(GO) test -timeout 30m -run '^TestModelKeepsItsPromises$$' -v $(TESTFLAGS) ./drivers/etcd -model.runs 30000 -model.walks 2000
 
 servers: ## install the servers that the tests need, where they are missing
 	@internal/testenv/install.sh

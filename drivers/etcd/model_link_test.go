@@ -8,6 +8,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -127,7 +128,9 @@ func (kv modelKV) Txn(ctx context.Context, r *pb.TxnRequest, _ ...grpc.CallOptio
 }
 
 func (kv modelKV) Range(ctx context.Context, r *pb.RangeRequest, _ ...grpc.CallOption) (*pb.RangeResponse, error) {
-	return answerOf[pb.RangeResponse](kv.link.ask(ctx, "get", false, func(s *modelServer) (any, error) { return (&modelTxn{modelServer: s}).get(r) }))
+	return answerOf[pb.RangeResponse](kv.link.ask(ctx, "get", false, func(s *modelServer) (any, error) {
+		return (&modelTxn{modelServer: s}).get(r)
+	}))
 }
 
 func (kv modelKV) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest, _ ...grpc.CallOption) (*pb.DeleteRangeResponse, error) {
@@ -170,7 +173,9 @@ func (c modelLeases) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest, 
 	}))
 }
 
-func (c modelLeases) LeaseTimeToLive(ctx context.Context, r *pb.LeaseTimeToLiveRequest, _ ...grpc.CallOption) (*pb.LeaseTimeToLiveResponse, error) {
+func (c modelLeases) LeaseTimeToLive(ctx context.Context, r *pb.LeaseTimeToLiveRequest, _ ...grpc.CallOption) (
+	*pb.LeaseTimeToLiveResponse, error,
+) {
 	return answerOf[pb.LeaseTimeToLiveResponse](c.link.lease(ctx, func(s *modelServer) (any, error) {
 		l := s.leases[r.ID]
 		if l == nil {
@@ -238,7 +243,14 @@ type modelWatcher struct{ link *modelLink }
 
 func (c modelWatcher) Watch(ctx context.Context, key string, options ...clientv3.OpOption) clientv3.WatchChan {
 	op := clientv3.OpGet(key, options...)
-	watch := &modelWatch{ctx: ctx, key: key, end: string(op.RangeBytes()), from: op.Rev(), hears: make(chan clientv3.WatchResponse, 64), begun: make(chan struct{})}
+	watch := &modelWatch{
+		ctx:   ctx,
+		key:   key,
+		end:   string(op.RangeBytes()),
+		from:  op.Rev(),
+		hears: make(chan clientv3.WatchResponse, 64), // so that the model never waits
+		begun: make(chan struct{}),
+	}
 	w := c.link.world
 	w.mu.Lock()
 	c.link.watches = append(slices.DeleteFunc(c.link.watches, (*modelWatch).isOver), watch)
@@ -273,8 +285,9 @@ func (watch *modelWatch) begin(s *modelServer) {
 	}
 }
 
-// pending returns what the server tells next, or nothing, and the revision that comes then.
-func (watch *modelWatch) pending(s *modelServer) (answer *clientv3.WatchResponse, next int64) {
+// pending returns what the server tells next, or nothing, and the revision that comes then. It tells all that has happened, or one revision.
+func (watch *modelWatch) pending(s *modelServer, all bool) (answer *clientv3.WatchResponse, next int64) {
+	var events []*clientv3.Event
 	switch {
 	case !watch.on:
 		return nil, 0
@@ -284,17 +297,22 @@ func (watch *modelWatch) pending(s *modelServer) (answer *clientv3.WatchResponse
 		return &clientv3.WatchResponse{Canceled: true, CompactRevision: s.compacted, Header: *s.header()}, 0
 	}
 	for revision := watch.next; revision <= s.revision(); revision++ {
-		var events []*clientv3.Event
-		for _, e := range s.log[revision-1] {
-			if key := string(e.Kv.Key); key >= watch.key && key < watch.end {
-				events = append(events, (*clientv3.Event)(e))
-			}
-		}
-		if len(events) > 0 {
+		events = append(events, watch.concerns(s.log[revision-1])...)
+		if len(events) > 0 && (!all || revision == s.revision()) {
 			return &clientv3.WatchResponse{Events: events, Header: pb.ResponseHeader{Revision: revision}}, revision + 1
 		}
 	}
 	return nil, 0
+}
+
+// concerns returns the events of the keys that are watched.
+func (watch *modelWatch) concerns(all []*mvccpb.Event) (events []*clientv3.Event) {
+	for _, e := range all {
+		if key := string(e.Kv.Key); key == watch.key || key > watch.key && key < watch.end {
+			events = append(events, (*clientv3.Event)(e))
+		}
+	}
+	return events
 }
 
 // hear gives an answer to the client. A watch that goes on after a break does not tell that it has begun. Until it has told something it goes

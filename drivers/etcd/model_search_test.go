@@ -11,6 +11,7 @@ import (
 // modelResult is what a search, or a walk, has seen.
 type modelResult struct {
 	runs, states, strayed int
+	left                  int // ways that were not gone
 	wrong, detail         string
 	way                   []string // to what is wrong
 }
@@ -37,15 +38,16 @@ type modelSearch struct {
 	result modelResult
 }
 
-func (c modelCase) search(t *testing.T) (r modelResult) {
+// search goes on to the end in a small case, and for a number of runs at most in another one.
+func (c modelCase) search(t *testing.T, runs int) (r modelResult) {
 	synctest.Test(t, func(*testing.T) {
 		s := &modelSearch{modelCase: c, seen: make(map[uint64][]modelStep), work: []modelPath{{}}}
-		for len(s.work) > 0 && s.result.wrong == "" {
+		for len(s.work) > 0 && s.result.wrong == "" && (c.small || s.result.runs < runs) {
 			path := s.work[len(s.work)-1]
 			s.work = s.work[:len(s.work)-1]
 			s.run(path)
 		}
-		s.result.states = len(s.seen)
+		s.result.states, s.result.left = len(s.seen), len(s.work)
 		r = s.result
 	})
 	return r

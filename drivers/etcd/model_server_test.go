@@ -32,7 +32,12 @@ type modelLease struct {
 var modelSeed = maphash.MakeSeed()
 
 func newModelServer() *modelServer {
-	return &modelServer{keys: make(map[string]*mvccpb.KeyValue), leases: make(map[int64]*modelLease), log: make([][]*mvccpb.Event, 1), marks: make([]uint64, 1)}
+	return &modelServer{
+		keys:   make(map[string]*mvccpb.KeyValue),
+		leases: make(map[int64]*modelLease),
+		log:    make([][]*mvccpb.Event, 1), // revision 1 is that of a server on which nothing has happened
+		marks:  make([]uint64, 1),
+	}
 }
 
 func (s *modelServer) revision() int64 { return int64(len(s.log)) }
@@ -86,7 +91,8 @@ func (s *modelServer) at(revision int64) map[string]*mvccpb.KeyValue {
 // modelFirst returns the oldest of the keys that contend for dir, or nil.
 func modelFirst(keys map[string]*mvccpb.KeyValue, dir string) (first *mvccpb.KeyValue) {
 	for key, kv := range keys {
-		if rest, ok := strings.CutPrefix(key, dir); ok && !strings.ContainsAny(rest, "/\x00") && (first == nil || kv.CreateRevision < first.CreateRevision) {
+		rest, ok := strings.CutPrefix(key, dir)
+		if ok && !strings.ContainsAny(rest, "/\x00") && (first == nil || kv.CreateRevision < first.CreateRevision) {
 			first = kv
 		}
 	}

@@ -77,7 +77,14 @@ func (w *modelWorld) stepsOf(l *modelLink) (steps []modelStep) {
 	for _, c := range l.calls {
 		name := l.client + ": " + c.what
 		if !c.carried {
-			steps = append(steps, modelStep{name: name + " is carried out", client: l.client, reads: true, writes: c.writes, fault: c.left, do: w.locked(func() { c.carryOut() })})
+			steps = append(steps, modelStep{
+				name:   name + " is carried out",
+				client: l.client,
+				reads:  true,
+				writes: c.writes,
+				fault:  c.left,
+				do:     w.locked(c.carryOut),
+			})
 		} else {
 			steps = append(steps, modelStep{name: name + " is answered", client: l.client, do: w.locked(func() { c.giveBack(nil) })})
 		}
@@ -100,15 +107,24 @@ func (w *modelWorld) stepsOfWatch(l *modelLink, watch *modelWatch, name string) 
 	if !watch.on {
 		return []modelStep{{name: name + " begins", client: l.client, reads: true, do: w.locked(func() { watch.begin(w.server) })}}
 	}
-	if answer, next := watch.pending(w.server); answer != nil {
-		news := " tells of revision " + strconv.FormatInt(answer.Header.Revision, 10)
-		if answer.Created {
-			news = " tells that it has begun"
-		} else if answer.Canceled {
-			news = " is canceled"
+	told := int64(0)
+	for _, all := range []bool{false, true} {
+		answer, next := watch.pending(w.server, all)
+		if answer == nil || all && (!w.batches || answer.Header.Revision == told) {
+			break
 		}
-		steps = append(steps, modelStep{name: name + news, client: l.client, do: w.locked(func() {
-			l.tell(name+news, w.server.marks[answer.Header.Revision-1])
+		told = answer.Header.Revision
+		news := name + " tells of revision " + strconv.FormatInt(told, 10)
+		switch {
+		case answer.Created:
+			news = name + " tells that it has begun"
+		case answer.Canceled:
+			news = name + " is canceled"
+		case all:
+			news += " and all before"
+		}
+		steps = append(steps, modelStep{name: news, client: l.client, reads: all, do: w.locked(func() {
+			l.tell(news, w.server.marks[told-1])
 			watch.hear(answer, next)
 		})})
 	}

@@ -66,6 +66,7 @@ type modelCase struct {
 	fixed   bool     // the leases are of the holds' own
 	tries   bool     // all but the first caller ask once, without waiting
 	others  int      // keys of programs that are no clients of dsync before all callers
+	batches bool     // watches tell several revisions at once, too
 	ttl     time.Duration
 	pause   time.Duration // that passes at once
 	faults  modelFaults
@@ -93,7 +94,14 @@ type modelWorld struct {
 }
 
 func newModelWorld(c modelCase) *modelWorld {
-	w := &modelWorld{modelCase: c, began: time.Now(), server: newModelServer(), owners: make(map[int64]string), removedKeys: make(map[int64]bool), left: c.faults}
+	w := &modelWorld{
+		modelCase:   c,
+		began:       time.Now(),
+		server:      newModelServer(),
+		owners:      make(map[int64]string),
+		removedKeys: make(map[int64]bool),
+		left:        c.faults,
+	}
 	for i := range c.others {
 		w.owners[int64(i+1)] = "others"
 		w.server.leases[int64(i+1)] = &modelLease{client: "others", ttl: time.Hour, ends: time.Now().Add(time.Hour)}
@@ -107,7 +115,8 @@ func newModelWorld(c modelCase) *modelWorld {
 			at = len(w.links)
 			w.connect(client)
 		}
-		w.crowd = append(w.crowd, &modelCaller{world: w, name: fmt.Sprintf("%s%d", client, i+1), link: w.links[at], driver: w.drivers[at], rounds: c.rounds, chief: i == 0})
+		name := fmt.Sprintf("%s%d", client, i+1)
+		w.crowd = append(w.crowd, &modelCaller{world: w, name: name, link: w.links[at], driver: w.drivers[at], rounds: c.rounds, chief: i == 0})
 	}
 	return w
 }
@@ -198,6 +207,9 @@ func (c *modelCaller) granted() {
 		w.fail(modelNotFirst, "%s has the token of revision %d, and there are %d", c.name, revision, s.revision())
 		return
 	}
+	if s.isSealed(modelDir, revision) {
+		w.fail(modelSealed, "%s is granted revision %d", c.name, revision)
+	}
 	if c.key = modelFirst(s.at(revision), modelDir); c.key == nil || w.leaseOf(c.key) != c.link.client {
 		w.fail(modelNotFirst, "at revision %d of its token the first key is not one of %s", revision, c.link.client)
 		return
@@ -205,9 +217,6 @@ func (c *modelCaller) granted() {
 	w.rise(modelGrant{c.name, c.key.CreateRevision, token})
 	if first := modelFirst(s.keys, modelDir); !w.removed && (first == nil || w.leaseOf(first) != c.link.client) {
 		w.fail(modelNotFirst, "the first key is not one of %s", c.link.client)
-	}
-	if s.isSealed(modelDir, revision) {
-		w.fail(modelSealed, "%s is granted revision %d", c.name, revision)
 	}
 	if !c.lease.Expires().After(time.Now()) {
 		w.fail(modelOver, "%s", c.name)
