@@ -92,10 +92,7 @@ func LinkOver(w *wire.Wire) *Link {
 		}
 	}
 	return &Link{
-		Cut: instead(func() {
-			w.Refuse()
-			w.Cut()
-		}),
+		Cut:         instead(w.Cut),
 		Hang:        instead(func() { w.Hold(wire.Both) }),
 		LoseAnswers: instead(w.LoseReplies),
 		Delay: func(d time.Duration) {

@@ -27,10 +27,11 @@ func (w *Wire) DialContext(ctx context.Context, network, addr string) (net.Conn,
 }
 
 func (w *Wire) connect(ctx context.Context, network, addr string) (net.Conn, error) {
-	if err := w.connectable(ctx); err != nil {
+	cuts := w.cutsSoFar()
+	if err := w.connectable(ctx, cuts); err != nil {
 		return nil, err
 	}
-	server, err := w.dial(ctx, network, addr)
+	server, err := new(net.Dialer).DialContext(ctx, network, addr)
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +40,7 @@ func (w *Wire) connect(ctx context.Context, network, addr string) (net.Conn, err
 		server.Close()
 		return nil, err
 	}
-	if err := w.join(inner, server); err != nil {
+	if err := w.join(inner, server, cuts); err != nil {
 		client.Close()
 		return nil, err
 	}
@@ -60,54 +61,11 @@ type conn struct {
 
 func (c *conn) RemoteAddr() net.Addr { return c.server }
 
-// Listen opens a proxy on the loopback interface and returns its address. Every connection to it is one through the Wire to the
-// target, which is what DialContext takes. The proxy ends with Close.
-func (w *Wire) Listen(network, target string) (addr string, err error) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
+// cutsSoFar tells a connection that is being made later whether Cut was called meanwhile.
+func (w *Wire) cutsSoFar() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.closed {
-		ln.Close()
-		return "", net.ErrClosed
-	}
-	w.listeners = append(w.listeners, ln)
-	w.wg.Go(func() { // ends when Close closes ln
-		for {
-			client, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			w.wg.Go(func() { w.serve(client, network, target) }) // ends with Close at the latest
-		}
-	})
-	return ln.Addr().String(), nil
-}
-
-// serve connects a client of a proxy to its target.
-func (w *Wire) serve(client net.Conn, network, target string) {
-	ctx, stop := w.lifetime(context.Background())
-	defer stop()
-	if w.connectable(ctx) != nil {
-		reset(client)
-		return
-	}
-	server, err := w.dial(ctx, network, target)
-	if err != nil {
-		reset(client)
-		return
-	}
-	_ = w.join(client, server) // which closes both if there is to be no connection
-}
-
-func (w *Wire) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	if w.Dial != nil {
-		return w.Dial(ctx, network, addr)
-	}
-	var d net.Dialer
-	return d.DialContext(ctx, network, addr)
+	return w.cuts
 }
 
 // lifetime returns a context that ends with ctx or the Wire.
@@ -125,19 +83,14 @@ func (w *Wire) lifetime(ctx context.Context) (context.Context, func()) {
 	}
 }
 
-// connectable waits until connections can be made.
-func (w *Wire) connectable(ctx context.Context) error {
+// connectable waits until connections can be made. It returns an error if they cannot, or if Cut was called since there were so many cuts.
+func (w *Wire) connectable(ctx context.Context, cuts int) error {
 	for {
 		w.mu.Lock()
-		f, closed, changed := w.faults, w.closed, w.wait()
+		err, holds, changed := w.refusal(cuts), w.faults.hold|w.faults.drop != 0, w.wait()
 		w.mu.Unlock()
-		switch {
-		case closed:
-			return net.ErrClosed
-		case f.refuse:
-			return syscall.ECONNREFUSED
-		case f.hold|f.drop == 0:
-			return nil
+		if err != nil || !holds {
+			return err
 		}
 		select {
 		case <-ctx.Done():
@@ -145,6 +98,17 @@ func (w *Wire) connectable(ctx context.Context) error {
 		case <-changed:
 		}
 	}
+}
+
+// refusal is the error of a connection that cannot be made, or was begun when there were fewer cuts. w.mu is held.
+func (w *Wire) refusal(cuts int) error {
+	switch {
+	case w.closed:
+		return net.ErrClosed
+	case w.faults.cut, w.cuts != cuts:
+		return syscall.ECONNREFUSED
+	}
+	return nil
 }
 
 // pair returns the two ends of a new connection.
@@ -159,13 +123,17 @@ func (w *Wire) pair(ctx context.Context) (client *net.TCPConn, inner net.Conn, e
 			return nil, nil, err
 		}
 	}
-	var d net.Dialer
-	c, err := d.DialContext(ctx, "tcp", w.pairs.Addr().String())
+	return connectTo(ctx, w.pairs)
+}
+
+// connectTo returns the two ends of a new connection to a listener.
+func connectTo(ctx context.Context, ln net.Listener) (client *net.TCPConn, inner net.Conn, err error) {
+	c, err := new(net.Dialer).DialContext(ctx, "tcp", ln.Addr().String())
 	if err != nil {
 		return nil, nil, err
 	}
 	for {
-		inner, err := w.pairs.Accept()
+		inner, err := ln.Accept()
 		if err != nil {
 			c.Close()
 			return nil, nil, err
@@ -177,21 +145,17 @@ func (w *Wire) pair(ctx context.Context) (client *net.TCPConn, inner net.Conn, e
 	}
 }
 
-// join lets a new connection flow between its two ends. It returns an error, with both closed, if the Wire is closed, or has come to
-// refuse connections since this one was begun.
-func (w *Wire) join(client, server net.Conn) error {
+// join lets a new connection flow between its two ends. It returns an error, with both closed, if that is refused by now.
+func (w *Wire) join(client, server net.Conn, cuts int) error {
 	l := &link{wire: w, client: client, server: server}
 	l.requests = pipe{link: l, dir: Requests, src: client, dst: server}
 	l.replies = pipe{link: l, dir: Replies, src: server, dst: client}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.closed || w.faults.refuse {
+	if err := w.refusal(cuts); err != nil {
 		reset(client)
 		reset(server)
-		if w.closed {
-			return net.ErrClosed
-		}
-		return syscall.ECONNREFUSED
+		return err
 	}
 	if w.links == nil {
 		w.links = map[*link]bool{}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"sync"
@@ -18,12 +19,11 @@ type link struct {
 
 	// The fields below are guarded by wire.mu.
 	gone   bool   // both ends are closed
-	seen   []byte // the last that the client sent
+	seen   []byte // the last that the client sent, while a trap waits
 	trap   *trap  // that a request has sprung
-	held   bool   // requests wait; trap.hold
 	sent   bool   // the request of the trap has passed
 	silent bool   // the reply was lost: the client's end is closed, and the server is heard out
-	torn   bool   // something has vanished
+	torn   bool   // something has vanished, or was changed
 }
 
 // pipe is one direction of a link.
@@ -71,9 +71,7 @@ func (l *link) end(closeConn func(net.Conn) error) {
 	closeConn(l.client)
 	closeConn(l.server)
 	delete(l.wire.links, l)
-	if l.trap != nil && !l.trap.hold && !l.silent {
-		close(l.trap.sprung)
-	}
+	l.release()
 	l.wire.notify()
 }
 
@@ -88,9 +86,6 @@ func (l *link) lose() {
 	reset(l.client)
 	if closeWrite(l.server) != nil {
 		l.server.Close()
-	}
-	if l.trap != nil && !l.trap.hold {
-		close(l.trap.sprung)
 	}
 	l.wire.notify()
 }
@@ -109,13 +104,13 @@ const (
 // verdict decides about what p carries. If it is to wait, changed tells when to ask again. wire.mu is held.
 func (p *pipe) verdict() (v verdict, changed <-chan struct{}) {
 	l, w := p.link, p.link.wire
-	waiting := l.trap != nil && !l.trap.hold // for the reply to a certain request
+	waiting := l.trap != nil && !l.trap.hold // for the reply that is to be lost
 	switch {
 	case l.gone, l.silent && p.dir == Requests:
 		return isOver, nil
 	case l.silent:
 		return vanishes, nil
-	case w.faults.hold&p.dir != 0, p.dir == Requests && l.held, p.dir == Replies && waiting && !l.sent:
+	case w.faults.hold&p.dir != 0, p.dir == Replies && waiting && !l.sent:
 		return waits, w.wait()
 	case p.dir == Replies && (waiting || w.faults.lose):
 		return isLost, nil
@@ -189,7 +184,7 @@ func (p *pipe) finish() {
 
 // forward lets bytes pass, wait or vanish. It returns false if no more are to be read.
 func (p *pipe) forward(c chunk) bool {
-	b := c.b
+	b, w := c.b, p.link.wire
 	if p.dir == Requests {
 		p.link.spring(b)
 	}
@@ -202,6 +197,9 @@ func (p *pipe) forward(c chunk) bool {
 		b = b[n:]
 		switch {
 		case err != nil:
+			if p.dir == Requests {
+				p.link.passed() // as far as it could
+			}
 			p.broken()
 			return false
 		case v == isOver:
@@ -210,7 +208,10 @@ func (p *pipe) forward(c chunk) bool {
 			return true
 		case v == waits:
 			if !counted {
-				p.count(func(t *Traffic) { t.Held += int64(len(b)) })
+				w.mu.Lock()
+				w.traffic.Held += int64(len(b))
+				w.notify()
+				w.mu.Unlock()
 				counted = true
 			}
 			<-changed
@@ -222,46 +223,57 @@ func (p *pipe) forward(c chunk) bool {
 	return true
 }
 
-// write decides about b, and writes it, or a slice of it, if it may pass.
+// write decides about b, and writes it, or a part of it, if it may pass.
 func (p *pipe) write(b []byte) (n int, v verdict, changed <-chan struct{}, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	l, w := p.link, p.link.wire
 	w.mu.Lock()
 	v, changed = p.verdict()
-	slice := w.faults.slice
 	switch v {
+	case passes:
+		if g := w.faults.garble; g != nil && p.dir == Replies {
+			changed := g.change(b)
+			w.traffic.Garbled += changed
+			l.torn = l.torn || changed > 0
+		}
+		p.count(len(b))
 	case isLost:
 		l.lose()
 		v = vanishes
 		w.traffic.Dropped += int64(len(b))
 	case vanishes:
-		if w.traffic.Dropped += int64(len(b)); !l.silent {
-			l.torn = true
-		}
+		w.traffic.Dropped += int64(len(b))
+		l.torn = l.torn || !l.silent
+		w.notify()
 	}
 	w.mu.Unlock()
 	if v != passes {
 		return 0, v, changed, nil
 	}
-	if slice > 0 {
-		b = b[:min(slice, len(b))]
+	if n, err = p.dst.Write(b); n < len(b) {
+		w.mu.Lock()
+		p.count(n - len(b))
+		w.mu.Unlock()
 	}
-	n, err = p.dst.Write(b)
-	p.count(func(t *Traffic) {
-		if p.dir == Requests {
-			t.Requests += int64(n)
-		} else {
-			t.Replies += int64(n)
-		}
-	})
 	if errors.Is(err, os.ErrDeadlineExceeded) { // by settle: decide again
 		err = nil
 	}
 	return n, v, nil, err
 }
 
-// settle returns when everything that was decided before has taken place. A write that is stuck, since dst does not read, is stopped.
+// settle returns when everything that was decided before in direction d has taken place. A write that is stuck, since its reader does
+// not read, is interrupted.
+func settle(links []*link, d Direction) {
+	for _, l := range links {
+		for _, p := range []*pipe{&l.requests, &l.replies} {
+			if d&p.dir != 0 {
+				p.settle()
+			}
+		}
+	}
+}
+
 func (p *pipe) settle() {
 	p.dst.SetWriteDeadline(time.Unix(1, 0)) // an error means that the link is over
 	p.mu.Lock()
@@ -269,10 +281,13 @@ func (p *pipe) settle() {
 	p.dst.SetWriteDeadline(time.Time{})
 }
 
-func (p *pipe) count(add func(*Traffic)) {
-	p.link.wire.mu.Lock()
-	defer p.link.wire.mu.Unlock()
-	add(&p.link.wire.traffic)
+// count notes that so many bytes pass. wire.mu is held.
+func (p *pipe) count(n int) {
+	if t := &p.link.wire.traffic; p.dir == Requests {
+		t.Requests += int64(n)
+	} else {
+		t.Replies += int64(n)
+	}
 }
 
 // await waits until something is due. It returns false if the link ended meanwhile.
@@ -305,7 +320,7 @@ func (p *pipe) end(err error) {
 		w.mu.Lock()
 		v, changed := p.verdict()
 		switch {
-		case v == isLost:
+		case v == isLost, v == passes && p.dir == Requests && l.trap != nil: // the server has to be heard out though its client hangs up
 			l.lose()
 		case v == vanishes && !l.silent: // nobody gets to know before Heal
 			v, changed = waits, w.wait()
@@ -342,38 +357,19 @@ func (p *pipe) broken() {
 	}
 }
 
-// spring looks for the request that a trap waits for in what the client sends.
-func (l *link) spring(b []byte) {
-	const longest = 4 << 10
-	w := l.wire
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	old := len(l.seen)
-	seen := append(l.seen, b...)
-	for i, t := range w.traps {
-		if l.trap != nil && !l.trap.hold {
-			break // this connection is about to break
-		}
-		if at := bytes.LastIndex(seen, t.match); at >= 0 && at+len(t.match) > old {
-			w.traps = append(w.traps[:i:i], w.traps[i+1:]...)
-			l.trap, l.held = t, t.hold
-			if t.hold {
-				close(t.sprung)
-			}
-			w.notify()
-			break
-		}
-	}
-	l.seen = append([]byte(nil), seen[max(0, len(seen)-longest):]...)
+// garbler changes bytes.
+type garbler struct {
+	rand  *rand.Rand
+	every int
 }
 
-// passed notes that all that the client sent so far has passed.
-func (l *link) passed() {
-	w := l.wire
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if l.trap != nil && !l.trap.hold && !l.sent {
-		l.sent = true
-		w.notify()
+// change garbles b, and returns how many bytes it changed.
+func (g *garbler) change(b []byte) (n int64) {
+	for i := range b {
+		if g.rand.IntN(g.every) == 0 {
+			b[i] ^= byte(1 + g.rand.IntN(255))
+			n++
+		}
 	}
+	return n
 }

@@ -19,10 +19,11 @@ const hang = 30 * time.Second
 
 // lineServer answers each line with the same line, and keeps what it got.
 type lineServer struct {
-	addr string
-	mu   sync.Mutex
-	cond *sync.Cond
-	got  []string // lines, and "EOF" or "reset" for the ends of connections
+	addr    string
+	answers sync.Mutex // held while it answers
+	mu      sync.Mutex
+	cond    *sync.Cond
+	got     []string // lines, and "EOF" or "reset" for the ends of connections
 }
 
 func newLineServer(t *testing.T) *lineServer {
@@ -67,7 +68,10 @@ func (s *lineServer) serve(c net.Conn) {
 			return
 		}
 		s.log(strings.TrimSuffix(line, "\n"))
-		if _, err := io.WriteString(c, line); err != nil {
+		s.answers.Lock()
+		_, err = io.WriteString(c, line)
+		s.answers.Unlock()
+		if err != nil {
 			s.log("reset")
 			return
 		}
@@ -103,7 +107,7 @@ var shapes = map[string]func(t *testing.T, w *Wire, s *lineServer) func(ctx cont
 		return func(ctx context.Context) (net.Conn, error) { return w.DialContext(ctx, "tcp", s.addr) }
 	},
 	"proxy": func(t *testing.T, w *Wire, s *lineServer) func(ctx context.Context) (net.Conn, error) {
-		addr, err := w.Listen("tcp", s.addr)
+		addr, err := w.Listen(s.addr)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -136,7 +140,7 @@ func onWire(t *testing.T, test func(t *testing.T, w *Wire, s *lineServer, dial f
 				if err != nil {
 					t.Fatal(err)
 				}
-				awaitConnection(&w, before) // a proxy accepts before it has connected to the server
+				await(&w, func() bool { return w.traffic.Connections > before }) // a proxy accepts before it has connected to the server
 				t.Cleanup(func() { c.Close() })
 				c.SetDeadline(time.Now().Add(hang))
 				return &peer{t, c, bufio.NewReader(c)}
@@ -145,13 +149,13 @@ func onWire(t *testing.T, test func(t *testing.T, w *Wire, s *lineServer, dial f
 	}
 }
 
-// awaitConnection waits until more connections have been made than before.
-func awaitConnection(w *Wire, before int) {
+// await waits until something is true, which is asked with w.mu held.
+func await(w *Wire, is func() bool) {
 	for {
 		w.mu.Lock()
-		now, changed := w.traffic.Connections, w.wait()
+		done, changed := is(), w.wait()
 		w.mu.Unlock()
-		if now > before {
+		if done {
 			return
 		}
 		<-changed

@@ -10,7 +10,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
-	"slices"
+	"os/exec"
 	"strings"
 	"sync"
 	"syscall"
@@ -42,14 +42,15 @@ func TestWireIsTransparent(t *testing.T) {
 			}
 		})
 		b.receive(long)
-		want := Traffic{Connections: 2, Requests: 1<<20 + 7, Replies: 1<<20 + 7}
+		await(w, func() bool { return len(w.links) == 1 }) // a has ended
+		want := Traffic{Connections: 2, Open: 1, Requests: 1<<20 + 7, Replies: 1<<20 + 7}
 		if got := w.Traffic(); got != want {
 			t.Errorf("got  %+v\nwant %+v", got, want)
 		}
 	})
 }
 
-func TestWireDialerLooksLikeADirectConnection(t *testing.T) {
+func TestWireLooksLikeADirectConnection(t *testing.T) {
 	s := newLineServer(t)
 	var w Wire
 	defer w.Close()
@@ -68,6 +69,11 @@ func TestWireDialerLooksLikeADirectConnection(t *testing.T) {
 	if _, err := w.DialContext(t.Context(), "tcp", nobody.Addr().String()); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("where nobody listens: %v, want %v", err, syscall.ECONNREFUSED)
 	}
+	addr, err := w.Listen(nobody.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	receiveReset(t, addr)
 }
 
 func TestWireOverAUnixSocket(t *testing.T) {
@@ -88,36 +94,100 @@ func TestWireCut(t *testing.T) {
 		w.Cut()
 		a.receiveEnd()
 		s.await(t, "1", "reset")
+		if _, err := w.DialContext(t.Context(), "tcp", s.addr); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("dial: %v, want %v", err, syscall.ECONNREFUSED)
+		}
+		addr, err := w.Listen(s.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := net.Dial("tcp", addr); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("a connection to a proxy: %v, want %v", err, syscall.ECONNREFUSED)
+		}
+		w.Heal()
+		c, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		await(w, func() bool { return w.traffic.Connections == 2 })
+		c.Close()
 		dial().ask("2")
-		if got := w.Traffic().Cut; got != 1 {
-			t.Errorf("%d connections were cut, want 1", got)
+		await(w, func() bool { return len(w.links) == 1 })
+		if got, want := w.Traffic(), (Traffic{Connections: 3, Open: 1, Cut: 1, Requests: 4, Replies: 4}); got != want {
+			t.Errorf("got  %+v\nwant %+v", got, want)
 		}
 	})
 }
 
-func TestWireRefuse(t *testing.T) {
-	onWire(t, func(t *testing.T, w *Wire, s *lineServer, dial func() *peer) {
-		a := dial()
-		a.ask("1")
-		w.Refuse()
-		a.ask("2")
-		if _, err := w.DialContext(t.Context(), "tcp", s.addr); !errors.Is(err, syscall.ECONNREFUSED) {
-			t.Errorf("dial: %v, want %v", err, syscall.ECONNREFUSED)
+// receiveReset connects to a proxy that breaks the connection.
+func receiveReset(t *testing.T, addr string) {
+	t.Helper()
+	c, err := net.Dial("tcp", addr)
+	if err == nil {
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(hang))
+		_, err = c.Read(make([]byte, 1))
+	}
+	if !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("a connection to the proxy: %v, want %v", err, syscall.ECONNRESET)
+	}
+}
+
+// A process that is just being started has copies of all sockets, those included that Cut closes and Heal opens again.
+func TestWireHealsWhileProcessesAreStarted(t *testing.T) {
+	s := newLineServer(t)
+	var w Wire
+	defer w.Close()
+	addr, err := w.Listen(s.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var starting sync.WaitGroup
+	starting.Go(func() {
+		for ctx.Err() == nil {
+			if err := exec.Command(os.Args[0], "-test.run=^$").Run(); err != nil {
+				t.Error(err)
+			}
 		}
-		addr, err := w.Listen("tcp", s.addr)
+	})
+	for range 200 {
+		w.Cut()
+		w.Heal()
+		c, err := net.Dial("tcp", addr)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c, err := net.Dial("tcp", addr); err == nil {
-			defer c.Close()
-			if _, err := c.Read(make([]byte, 1)); err == nil {
-				t.Error("a connection to a proxy goes on")
+		c.Close()
+	}
+	cancel()
+	starting.Wait()
+}
+
+// A connection that is being made when Cut is called does not come about afterwards.
+func TestWireCutRefusesWhatIsBeingConnected(t *testing.T) {
+	for name, cut := range map[string]func(w *Wire){
+		"cut":    (*Wire).Cut,
+		"healed": func(w *Wire) { w.Cut(); w.Heal() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var w Wire
+			defer w.Close()
+			begun := w.cutsSoFar()
+			cut(&w)
+			if err := w.connectable(t.Context(), begun); !errors.Is(err, syscall.ECONNREFUSED) {
+				t.Errorf("before it connects to the server: %v, want %v", err, syscall.ECONNREFUSED)
 			}
-		}
-		w.Heal()
-		dial().ask("3")
-		s.await(t, "1", "2", "3")
-	})
+			client, inner := net.Pipe()
+			_, outer := net.Pipe()
+			if err := w.join(inner, outer, begun); !errors.Is(err, syscall.ECONNREFUSED) {
+				t.Errorf("after it has connected to the server: %v, want %v", err, syscall.ECONNREFUSED)
+			}
+			if _, err := client.Read(make([]byte, 1)); err != io.EOF {
+				t.Errorf("the client's end: %v, want %v", err, io.EOF)
+			}
+		})
+	}
 }
 
 func TestWireHoldRequests(t *testing.T) {
@@ -126,6 +196,7 @@ func TestWireHoldRequests(t *testing.T) {
 		a.ask("1")
 		w.Hold(Requests)
 		a.send("2")
+		await(w, func() bool { return w.traffic.Held == 2 })
 		a.receiveNothing()
 		s.await(t, "1")
 		w.Heal()
@@ -202,6 +273,7 @@ func TestWireDropRequests(t *testing.T) {
 		b.ask("2")
 		w.Drop(Requests)
 		a.send("3")
+		await(w, func() bool { return w.traffic.Dropped == 2 })
 		a.receiveNothing()
 		w.Heal()
 		a.receiveEnd()
@@ -221,6 +293,7 @@ func TestWireDropReplies(t *testing.T) {
 		a.send("2")
 		a.send("3")
 		s.await(t, "1", "2", "3")
+		await(w, func() bool { return w.traffic.Dropped == 4 })
 		a.receiveNothing()
 		w.Heal()
 		a.receiveEnd()
@@ -276,44 +349,38 @@ func TestWireDelay(t *testing.T) {
 	})
 }
 
-// sizes is a connection that keeps the size of each write.
-type sizes struct {
-	*net.TCPConn
-	mu   sync.Mutex
-	size []int
-}
-
-func (c *sizes) Write(b []byte) (int, error) {
-	c.mu.Lock()
-	c.size = append(c.size, len(b))
-	c.mu.Unlock()
-	return c.TCPConn.Write(b)
-}
-
-func TestWireSlice(t *testing.T) {
-	s := newLineServer(t)
-	var server *sizes
-	w := Wire{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
-		c, err := net.Dial(network, addr)
-		if err != nil {
-			return nil, err
+func TestWireGarble(t *testing.T) {
+	onWire(t, func(t *testing.T, w *Wire, s *lineServer, dial func() *peer) {
+		const line = "a line that is long enough to be hit"
+		replies := map[string]bool{}
+		for range 2 {
+			a, idle := dial(), dial()
+			idle.ask("idle")
+			before := w.Traffic().Garbled
+			w.Garble(1, 4)
+			a.send(line)
+			got := make([]byte, len(line)+1)
+			if _, err := io.ReadFull(a.in, got); err != nil {
+				t.Fatal(err)
+			}
+			var changed int64
+			for i := range got {
+				if got[i] != (line + "\n")[i] {
+					changed++
+				}
+			}
+			if n := w.Traffic().Garbled - before; changed == 0 || n != changed {
+				t.Errorf("%d bytes changed, and %d are counted, want the same and more than none", changed, n)
+			}
+			replies[string(got)] = true
+			w.Heal()
+			a.receiveEnd()
+			idle.ask("idle") // nothing of it was changed
 		}
-		server = &sizes{TCPConn: c.(*net.TCPConn)}
-		return server, nil
-	}}
-	defer w.Close()
-	w.Slice(1)
-	c, err := w.DialContext(t.Context(), "tcp", s.addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a := &peer{t, c, bufio.NewReader(c)}
-	a.ask("hello")
-	server.mu.Lock()
-	defer server.mu.Unlock()
-	if got, want := server.size, []int{1, 1, 1, 1, 1, 1}; !slices.Equal(got, want) {
-		t.Errorf("pieces of %v bytes, want %v", got, want)
-	}
+		if len(replies) != 1 {
+			t.Errorf("one seed changed a reply in different ways: %v", replies)
+		}
+	})
 }
 
 func TestWireHoldIsInForceWhenItReturns(t *testing.T) {
@@ -394,9 +461,8 @@ func TestWireClose(t *testing.T) {
 	onWire(t, func(t *testing.T, w *Wire, s *lineServer, dial func() *peer) {
 		a, b, c := dial(), dial(), dial()
 		a.ask("1")
-		held, _ := w.HoldRequest("2")
+		w.LoseReply("2")
 		b.send("2")
-		awaitClosed(t, held)
 		w.Delay(Requests, time.Hour)
 		c.send("3")
 		w.Hold(Both)
@@ -405,7 +471,7 @@ func TestWireClose(t *testing.T) {
 			_, err := w.DialContext(context.Background(), "tcp", s.addr)
 			dialing <- err
 		}()
-		addr, err := w.Listen("tcp", s.addr)
+		addr, err := w.Listen(s.addr)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -424,7 +490,7 @@ func TestWireClose(t *testing.T) {
 		if _, err := w.DialContext(t.Context(), "tcp", s.addr); !errors.Is(err, net.ErrClosed) {
 			t.Errorf("dial after Close: %v, want %v", err, net.ErrClosed)
 		}
-		if _, err := w.Listen("tcp", s.addr); !errors.Is(err, net.ErrClosed) {
+		if _, err := w.Listen(s.addr); !errors.Is(err, net.ErrClosed) {
 			t.Errorf("listen after Close: %v, want %v", err, net.ErrClosed)
 		}
 		w.Close()
@@ -462,26 +528,21 @@ func TestWireUnderManyDisturbances(t *testing.T) {
 			})
 		}
 		for range 150 {
-			switch d := Direction(1 + rand.IntN(3)); rand.IntN(9) {
+			switch d := Direction(1 + rand.IntN(3)); rand.IntN(7) {
 			case 0:
 				w.Cut()
 			case 1:
-				w.Refuse()
-			case 2:
 				w.Hold(d)
-			case 3:
+			case 2:
 				w.Drop(d)
-			case 4:
+			case 3:
 				w.LoseReplies()
-			case 5:
+			case 4:
 				w.Delay(d, ms)
+			case 5:
+				w.LoseReply(fmt.Sprint(rand.IntN(8)))
 			case 6:
-				w.AfterRequest(fmt.Sprint(rand.IntN(8)))
-			case 7:
-				_, deliver := w.HoldRequest(fmt.Sprint(rand.IntN(8)))
-				deliver()
-			case 8:
-				w.Slice(1 + rand.IntN(4))
+				w.HoldReply(fmt.Sprint(rand.IntN(8)))
 			}
 			time.Sleep(time.Duration(rand.IntN(2000)) * time.Microsecond)
 			if rand.IntN(3) == 0 {
@@ -496,22 +557,4 @@ func TestWireUnderManyDisturbances(t *testing.T) {
 			t.Errorf("not much happened: %+v", got)
 		}
 	})
-}
-
-// A connection that is being made when Refuse is called does not come about afterwards.
-func TestWireRefusesWhatIsBeingConnected(t *testing.T) {
-	s := newLineServer(t)
-	w := Wire{}
-	defer w.Close()
-	w.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		w.Refuse()
-		w.Cut()
-		return new(net.Dialer).DialContext(ctx, network, addr)
-	}
-	if c, err := w.DialContext(t.Context(), "tcp", s.addr); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("got %v and error %v, want that the connection is refused", c, err)
-	}
-	if n := w.Traffic().Connections; n != 0 {
-		t.Errorf("%d connections were made, want none", n)
-	}
 }

@@ -8,6 +8,6 @@ import (
 )
 
 func TestGarbledServer(t *testing.T) {
-	proxy := testenv.NewProxy(t, testenv.Etcd(t).Addr)
-	drivertest.SurviveGarbled(t, "etcd://"+proxy.Addr, 14, proxy)
+	link, addr := testenv.Wire(t, testenv.Etcd(t).Addr)
+	drivertest.SurviveGarbled(t, "etcd://"+addr, 14, link)
 }

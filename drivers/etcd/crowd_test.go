@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/conformance/history"
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -50,10 +51,11 @@ func crowd(t *testing.T, s *testenv.EtcdServer) {
 	ctx, end := context.WithCancel(context.Background())
 	defer end()
 	var work sync.WaitGroup
-	proxies := make([]*testenv.Proxy, clients)
+	links := make([]*wire.Wire, clients)
 	for i := range clients {
-		proxies[i] = testenv.NewProxy(t, s.Addr)
-		c, err := dsync.Open(t.Context(), fmt.Sprintf("etcd://%s?ttl=%v", proxies[i].Addr, ttl), nil)
+		link, addr := testenv.Wire(t, s.Addr)
+		links[i] = link
+		c, err := dsync.Open(t.Context(), fmt.Sprintf("etcd://%s?ttl=%v", addr, ttl), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -77,8 +79,8 @@ func crowd(t *testing.T, s *testenv.EtcdServer) {
 	goesOn()
 	for i := range 6 {
 		off := h.Fault("cut", fmt.Sprint("client", i%clients))
-		proxies[i%clients].Cut()
-		proxies[i%clients].Heal()
+		links[i%clients].Cut()
+		links[i%clients].Heal()
 		off()
 		goesOn()
 	}

@@ -11,6 +11,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/etcd"
 	"github.com/go-dsync/dsync/internal/drivertest"
@@ -96,13 +97,13 @@ func either(a, b <-chan struct{}) <-chan struct{} {
 func TestCutOffHolder(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
-	proxy := testenv.NewProxy(t, s.Addr)
-	a, b := openURL(t, "etcd://%s", proxy.Addr), openURL(t, "etcd://%s", s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
+	a, b := openURL(t, "etcd://%s", addr), openURL(t, "etcd://%s", s.Addr)
 	for name, r := range map[string]*driver.Request{"kept alive": withTTL(request("a"), 2*time.Second), "fixed": fixed(request("b"), 2*time.Second)} {
 		t.Run(name, func(t *testing.T) {
 			l := acquire(t, a, r)
 			w := wait(t, b, request(r.Name))
-			proxy.Freeze(testenv.Both)
+			link.Hold(wire.Both)
 			next := w.Granted(t)
 			if now := time.Now(); now.Before(l.Expires()) {
 				t.Errorf("the next was granted the lock %v before Expires", l.Expires().Sub(now))
@@ -110,7 +111,7 @@ func TestCutOffHolder(t *testing.T) {
 			if !r.Fixed {
 				wantErr(t, "loss", lostBy(t, r), driver.ErrSessionEnded)
 			}
-			proxy.Heal()
+			link.Heal()
 			release(t, next)
 		})
 	}
@@ -120,13 +121,13 @@ func TestCutOffHolder(t *testing.T) {
 func TestKeptAlive(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
-	proxy := testenv.NewProxy(t, s.Addr)
-	a, b := openURL(t, "etcd://%s", proxy.Addr), openURL(t, "etcd://%s", s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
+	a, b := openURL(t, "etcd://%s", addr), openURL(t, "etcd://%s", s.Addr)
 	r := withTTL(request("a"), 2*time.Second)
 	l := acquire(t, a, r)
 	for first := l.Expires(); l.Expires().Before(first.Add(3 * time.Second)); {
-		proxy.Cut()
-		proxy.Heal()
+		link.Cut()
+		link.Heal()
 		testenv.Eventually(t, func() bool { return l.Expires().After(time.Now().Add(time.Second)) }, "it is kept alive")
 		before := l.Expires()
 		testenv.Eventually(t, func() bool { return l.Expires().After(before) }, "it is kept alive again")
@@ -170,15 +171,15 @@ func TestRenewFixed(t *testing.T) {
 // TestLostAnswerOfRenewal has the answer to a renewal lost, after which the key may hang on either lease.
 func TestLostAnswerOfRenewal(t *testing.T) {
 	s := testenv.Etcd(t)
-	proxy := testenv.NewProxy(t, s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
 	c := userClient(t, s.Addr)
-	d := openURL(t, "etcd://%s", proxy.Addr)
+	d := openURL(t, "etcd://%s", addr)
 	r := fixed(request("a"), 30*time.Second)
 	l := acquire(t, d, r)
 	key := keys(t, c, "a/")[0]
 	old := leaseOf(t, c, key)
 	sent := time.Now()
-	held := proxy.HoldAfterRequest(key)
+	held := link.HoldReply(key)
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error, 1)
 	go func() { failed <- l.Renew(ctx, 10*time.Second) }()
@@ -186,8 +187,8 @@ func TestLostAnswerOfRenewal(t *testing.T) {
 	testenv.Eventually(t, func() bool { return leaseOf(t, c, key) != old }, "the key was moved")
 	cancel()
 	wantErr(t, "Renew", <-failed, driver.ErrUnknown, context.Canceled)
-	proxy.Cut()
-	proxy.Heal()
+	link.Cut()
+	link.Heal()
 	if got := l.Expires(); got.After(time.Now().Add(10*time.Second)) || got.Before(sent) {
 		t.Errorf("Expires: got in %v, want within the shorter TTL", time.Until(got))
 	}
@@ -210,22 +211,22 @@ func TestLostAnswerOfRenewal(t *testing.T) {
 func TestLostAnswerOfAcquire(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
-	proxy := testenv.NewProxy(t, s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
 	c := userClient(t, s.Addr)
-	a, b := openURL(t, "etcd://%s", proxy.Addr), openURL(t, "etcd://%s", s.Addr)
+	a, b := openURL(t, "etcd://%s", addr), openURL(t, "etcd://%s", s.Addr)
 	release(t, acquire(t, a, request("warm")))
 	for name, r := range map[string]*driver.Request{
 		"lock": request("a1"), "try": noWait("a2"), "fixed": fixed(request("a3"), 30*time.Second),
 	} {
 		t.Run(name, func(t *testing.T) {
-			held := proxy.HoldAfterRequest(r.Name + "/")
+			held := link.HoldReply(r.Name + "/")
 			w := begin(a, r)
 			<-held
 			testenv.Eventually(t, func() bool { return len(keys(t, c, r.Name+"/")) == 1 }, "the server has handled it")
-			proxy.Cut()
+			link.Cut()
 			_, err := w.End(t)
 			wantErr(t, "Acquire", err, driver.ErrUnknown)
-			proxy.Heal()
+			link.Heal()
 			release(t, acquire(t, b, request(r.Name)))
 			if got := keys(t, c, r.Name+"/"); len(got) > 0 {
 				t.Errorf("keys: got %q, want none", got)
@@ -237,16 +238,16 @@ func TestLostAnswerOfAcquire(t *testing.T) {
 // TestLateRequest has a request reach the server long after its caller has left: what it makes must not stay either.
 func TestLateRequest(t *testing.T) {
 	s := testenv.Etcd(t)
-	slow := testenv.NewProxy(t, s.Addr)
+	slow, addr := testenv.Wire(t, s.Addr)
 	c := userClient(t, s.Addr)
-	d := openURL(t, "etcd://%s", slow.Addr)
+	d := openURL(t, "etcd://%s", addr)
 	release(t, acquire(t, d, request("warm")))
-	slow.Freeze(testenv.Requests)
+	slow.Hold(wire.Requests)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	_, err := d.Acquire(ctx, request("a"))
 	wantErr(t, "Acquire", err, driver.ErrUnknown, context.DeadlineExceeded)
-	slow.Thaw(testenv.Requests)
+	slow.Heal()
 	release(t, acquire(t, d, request("a")))
 	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 0 }, "the key is gone")
 }
@@ -254,18 +255,18 @@ func TestLateRequest(t *testing.T) {
 // TestLostAnswerOfRelease has the answer to a release lost: its repeat says that it was this release that ended the hold.
 func TestLostAnswerOfRelease(t *testing.T) {
 	s := testenv.Etcd(t)
-	proxy := testenv.NewProxy(t, s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
 	c := userClient(t, s.Addr)
-	d := openURL(t, "etcd://%s", proxy.Addr)
+	d := openURL(t, "etcd://%s", addr)
 	for _, r := range []*driver.Request{request("a"), fixed(request("a"), 30*time.Second)} {
 		l := acquire(t, d, r)
-		held := proxy.HoldAfterRequest(keys(t, c, "a/")[0])
+		held := link.HoldReply(keys(t, c, "a/")[0])
 		released := make(chan error, 1)
 		go func() { released <- l.Release(guard(t)) }()
 		<-held
 		testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 0 }, "the server has handled it")
-		proxy.Cut()
-		proxy.Heal()
+		link.Cut()
+		link.Heal()
 		if err := <-released; err != nil {
 			t.Errorf("Release: got %v, want nil", err)
 		}

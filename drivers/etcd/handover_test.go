@@ -178,13 +178,13 @@ func TestHandOverByTheEndOfALease(t *testing.T) {
 // TestHandOverThatNoWatchTells cuts a waiter off while the lock is released, and has the server forget the events.
 func TestHandOverThatNoWatchTells(t *testing.T) {
 	s := testenv.Etcd(t)
-	proxy := testenv.NewProxy(t, s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
 	c := userClient(t, s.Addr)
-	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", proxy.Addr)
+	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", addr)
 	for range 3 {
 		l := acquire(t, a, request("a"))
 		w := wait(t, b, request("a"))
-		proxy.Cut()
+		link.Cut()
 		release(t, l)
 		if _, err := c.Put(t.Context(), "other", ""); err != nil {
 			t.Fatal(err)
@@ -192,7 +192,7 @@ func TestHandOverThatNoWatchTells(t *testing.T) {
 		if _, err := c.Compact(t.Context(), revision(t, c)); err != nil {
 			t.Fatal(err)
 		}
-		proxy.Heal()
+		link.Heal()
 		release(t, w.Granted(t))
 	}
 }
@@ -216,18 +216,18 @@ func TestHandOverTokenIsTheRevision(t *testing.T) {
 // TestHandOverWithoutAnAnswer has the answer lost that says who is next: the waiter finds out for itself.
 func TestHandOverWithoutAnAnswer(t *testing.T) {
 	s := testenv.Etcd(t)
-	proxy := testenv.NewProxy(t, s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
 	c := userClient(t, s.Addr)
-	d := openURL(t, "etcd://%s", proxy.Addr)
+	d := openURL(t, "etcd://%s", addr)
 	l := acquire(t, d, request("a"))
 	waiters := queueUp(t, d, "a", 2)
-	held := proxy.HoldAfterRequest(keys(t, c, "a/")[0])
+	held := link.HoldReply(keys(t, c, "a/")[0])
 	released := make(chan error, 1)
 	go func() { released <- l.Release(guard(t)) }() // ends with the test at the latest
 	<-held
 	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 2 }, "the server has handled it")
-	proxy.Cut()
-	proxy.Heal()
+	link.Cut()
+	link.Heal()
 	if err := <-released; err != nil {
 		t.Errorf("Release: got %v, want nil", err)
 	}

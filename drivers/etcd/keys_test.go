@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -49,16 +50,16 @@ func TestKeysAreUsedAgain(t *testing.T) {
 // key of the next hold.
 func TestKeyOfALateReleaseIsNotUsedAgain(t *testing.T) {
 	s := testenv.Etcd(t)
-	slow := testenv.NewProxy(t, s.Addr)
+	slow, addr := testenv.Wire(t, s.Addr)
 	c := userClient(t, s.Addr)
-	d := openURL(t, "etcd://%s", slow.Addr)
+	d := openURL(t, "etcd://%s", addr)
 	l := acquire(t, d, request("a"))
 	old := keys(t, c, "a/")[0]
-	slow.Freeze(testenv.Requests)
+	slow.Hold(wire.Requests)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	wantErr(t, "Release", l.Release(ctx), driver.ErrUnknown)
-	slow.Thaw(testenv.Requests)
+	slow.Heal()
 	next := acquire(t, d, request("a"))
 	if got := keys(t, c, "a/"); len(got) != 1 || got[0] == old {
 		t.Errorf("keys: got %q, want one, and not %q", got, old)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -75,8 +76,8 @@ func TestCrowdThatComesAtOnce(t *testing.T) {
 // waiter is of another client.
 func TestLongQueueThroughFaults(t *testing.T) {
 	s := testenv.Etcd(t)
-	proxy := testenv.NewProxy(t, s.Addr)
-	a, b := openURL(t, "etcd://%s", proxy.Addr), openURL(t, "etcd://%s", s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
+	a, b := openURL(t, "etcd://%s", addr), openURL(t, "etcd://%s", s.Addr)
 	l := acquire(t, b, request("a"))
 	var waiters []*drivertest.Waiter
 	for i := range 120 {
@@ -90,8 +91,8 @@ func TestLongQueueThroughFaults(t *testing.T) {
 	drain(t, l, waiters, func(i int, l driver.Lease) bool {
 		switch i % 20 {
 		case 3:
-			proxy.Cut()
-			proxy.Heal()
+			link.Cut()
+			link.Heal()
 		case 8:
 			mark(t, b, l, token(l)+1<<30)
 		case 12:
@@ -131,11 +132,11 @@ func TestLongQueueWhoseLeaseEnds(t *testing.T) {
 // than its context.
 func TestCrowdThatIsCutOff(t *testing.T) {
 	s := testenv.Etcd(t)
-	proxy := testenv.NewProxy(t, s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
 	c := userClient(t, s.Addr)
-	d := openURL(t, "etcd://%s", proxy.Addr)
+	d := openURL(t, "etcd://%s", addr)
 	release(t, acquire(t, d, request("a")))
-	proxy.Freeze(testenv.Both)
+	link.Hold(wire.Both)
 	ctx, cancel := context.WithTimeout(guard(t), 300*time.Millisecond)
 	defer cancel()
 	drivertest.Crowd(50, 1, func(int) {
@@ -143,7 +144,7 @@ func TestCrowdThatIsCutOff(t *testing.T) {
 			t.Errorf("Acquire: got %v, want %v", err, context.DeadlineExceeded)
 		}
 	})
-	proxy.Heal()
+	link.Heal()
 	testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 0 }, "what was put is gone")
 	release(t, acquire(t, d, request("a")))
 }

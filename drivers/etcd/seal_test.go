@@ -9,6 +9,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/etcd"
 	"github.com/go-dsync/dsync/internal/drivertest"
@@ -154,22 +155,22 @@ func TestSealAndMarkNeedTheHold(t *testing.T) {
 // TestSealWhoseAnswerIsLost has a seal of which the holder does not know. Whatever the holder does then, the seal stays.
 func TestSealWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.Etcd(t)
-	proxy := testenv.NewProxy(t, s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
 	c := userClient(t, s.Addr)
 	b := openURL(t, "etcd://%s", s.Addr)
 	for what, r := range kinds("a") {
-		a := openURL(t, "etcd://%s", proxy.Addr)
+		a := openURL(t, "etcd://%s", addr)
 		name, dir := r.Name, r.Name+"/"
 		l := acquire(t, a, r)
 		key := keys(t, c, dir)[0]
-		held := proxy.HoldAfterRequest(key)
+		held := link.HoldReply(key)
 		sealed := make(chan error, 1)
 		go func() { sealed <- a.Seal(guard(t), l) }() // ends when the connection is cut
 		<-held
 		testenv.Eventually(t, func() bool { _, done, _ := b.Sealed(t.Context(), name); return done }, "the server has handled it")
-		proxy.Cut()
+		link.Cut()
 		wantErr(t, what, <-sealed, driver.ErrUnknown)
-		proxy.Heal()
+		link.Heal()
 		if r.Fixed { // asked again, it says what has become of the hold
 			seal(t, a, l)
 		}
@@ -189,17 +190,16 @@ func TestSealWhoseAnswerIsLost(t *testing.T) {
 // TestSealThatArrivesLate has the seal reach the server together with what is done about it, or never.
 func TestSealThatArrivesLate(t *testing.T) {
 	s := testenv.Etcd(t)
-	proxy := testenv.NewProxy(t, s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
 	b := openURL(t, "etcd://%s", s.Addr)
 	for _, lost := range []bool{true, false} {
 		for _, r := range kinds(fmt.Sprint(lost)) {
-			a := openURL(t, "etcd://%s", proxy.Addr)
-			drivertest.LateSeal(t, a, b, r, func() { proxy.Freeze(testenv.Requests) }, func() {
+			a := openURL(t, "etcd://%s", addr)
+			drivertest.LateSeal(t, a, b, r, func() { link.Hold(wire.Requests) }, func() {
 				if lost {
-					proxy.Cut()
-					proxy.Heal()
+					link.Cut()
 				}
-				proxy.Thaw(testenv.Requests)
+				link.Heal()
 			}, lost)
 		}
 	}
@@ -263,19 +263,19 @@ func TestTokensAboveTheFloor(t *testing.T) {
 // TestMarkWhoseAnswerIsLost sees that the next tokens are above the floor all the same.
 func TestMarkWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.Etcd(t)
-	proxy := testenv.NewProxy(t, s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
 	c := userClient(t, s.Addr)
-	a := openURL(t, "etcd://%s", proxy.Addr)
+	a := openURL(t, "etcd://%s", addr)
 	l := acquire(t, a, request("a"))
 	w := wait(t, a, request("a"))
-	held := proxy.HoldAfterRequest("a\x00mark")
+	held := link.HoldReply("a\x00mark")
 	marked := make(chan error, 1)
 	go func() { marked <- a.Mark(guard(t), l, 1<<40) }() // ends when the connection is cut
 	<-held
 	testenv.Eventually(t, func() bool { return len(keys(t, c, "a\x00mark")) == 1 }, "the server has handled it")
-	proxy.Cut()
+	link.Cut()
 	wantErr(t, "Mark", <-marked, driver.ErrUnknown)
-	proxy.Heal()
+	link.Heal()
 	release(t, l)
 	next := w.Granted(t)
 	if done, err := a.Marked(t.Context(), next); !done || err != nil || token(next) <= 1<<40 {

@@ -8,6 +8,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/etcd"
 	"github.com/go-dsync/dsync/internal/drivertest"
@@ -145,26 +146,22 @@ func TestLoosenRefusesWhatOthersWouldNotCountTo(t *testing.T) {
 // TestUnsealThatArrivesLate has another id written next to the seal while a request to unseal is on its way, or half done.
 func TestUnsealThatArrivesLate(t *testing.T) {
 	s := testenv.Etcd(t)
-	proxy := testenv.NewProxy(t, s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
 	b := openURL(t, "etcd://%s", s.Addr)
-	arrive := func() {
-		proxy.Thaw(testenv.Requests)
-		proxy.Thaw(testenv.Replies)
-	}
 	for name, delay := range map[string]func() <-chan struct{}{
-		"request": func() <-chan struct{} { proxy.Freeze(testenv.Requests); return nil },
-		"half":    func() <-chan struct{} { return proxy.HoldAfterRequest("half\x01") }, // the end of the range that tells of the seal
+		"request": func() <-chan struct{} { link.Hold(wire.Requests); return nil },
+		"half":    func() <-chan struct{} { return link.HoldReply("half\x01") }, // the end of the range that tells of the seal
 	} {
-		drivertest.LateUnseal(t, openURL(t, "etcd://%s", proxy.Addr), b, name, delay, arrive)
+		drivertest.LateUnseal(t, openURL(t, "etcd://%s", addr), b, name, delay, link.Heal)
 	}
 }
 
 // TestUnsealWhoseAnswerIsLost asks again for what may have been done.
 func TestUnsealWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.Etcd(t)
-	proxy := testenv.NewProxy(t, s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
 	c := userClient(t, s.Addr)
-	a, b := openURL(t, "etcd://%s", proxy.Addr), openURL(t, "etcd://%s", s.Addr)
+	a, b := openURL(t, "etcd://%s", addr), openURL(t, "etcd://%s", s.Addr)
 	seal(t, b, acquire(t, b, request("x")))
 	for _, step := range []struct {
 		do    func() error
@@ -175,14 +172,14 @@ func TestUnsealWhoseAnswerIsLost(t *testing.T) {
 		{func() error { return a.Loosen(guard(t), "x", "a", 0) }, "x\x00loose", nil, func() bool { return len(keys(t, c, "x\x00loose")) == 1 }},
 		{func() error { return a.Unseal(guard(t), "x", "a") }, "x\x00loose", driver.ErrNotHeld, func() bool { return len(keys(t, c, "x")) == 0 }},
 	} {
-		held := proxy.HoldAfterRequest(step.part)
+		held := link.HoldReply(step.part)
 		got := make(chan error, 1)
 		go func() { got <- step.do() }() // ends when the connection is cut
 		<-held
 		testenv.Eventually(t, step.done, "the server has handled it")
-		proxy.Cut()
+		link.Cut()
 		wantErr(t, "the answer is lost", <-got, driver.ErrUnknown)
-		proxy.Heal()
+		link.Heal()
 		var err error
 		testenv.Eventually(t, func() bool {
 			err = step.do()

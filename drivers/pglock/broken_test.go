@@ -8,6 +8,6 @@ import (
 )
 
 func TestGarbledServer(t *testing.T) {
-	proxy := testenv.NewProxy(t, testenv.Postgres(t).Addr)
-	drivertest.SurviveGarbled(t, "pglock://postgres@"+proxy.Addr+"/postgres", 14, proxy)
+	link, addr := testenv.Wire(t, testenv.Postgres(t).Addr)
+	drivertest.SurviveGarbled(t, "pglock://postgres@"+addr+"/postgres", 14, link)
 }

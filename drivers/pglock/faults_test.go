@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/pglock"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -65,20 +66,20 @@ func TestFrozenHolderIsFreedByTheServer(t *testing.T) {
 // that it ended the hold: by then somebody else has the lock.
 func TestReleaseOfAHoldThatHadEnded(t *testing.T) {
 	pg := testenv.Postgres(t)
-	proxy := testenv.NewProxy(t, pg.Addr)
-	d, other, conn := newDriver(t, proxy.Addr, nil), newDriver(t, pg.Addr, nil), connect(t, pg)
+	link, addr := testenv.Wire(t, pg.Addr)
+	d, other, conn := newDriver(t, addr, nil), newDriver(t, pg.Addr, nil), connect(t, pg)
 	l := mustAcquire(t, d, request("a", longTTL))
-	proxy.Freeze(testenv.Replies)
+	link.Hold(wire.Replies)
 	value[int](t, conn, "SELECT count(pg_terminate_backend(pid)) FROM pg_locks WHERE locktype = 'advisory'")
 	next := mustAcquire(t, other, request("a", longTTL))
 	released := make(chan error, 1)
-	sent := proxy.HoldAfterRequest("unlock")
+	sent := link.HoldReply("unlock")
 	go func() { released <- l.Release(t.Context()) }()
 	select {
 	case <-sent:
-		proxy.Cut()
-		proxy.Heal()
-	case err := <-released: // the proxy could not send it
+		link.Cut()
+		link.Heal()
+	case err := <-released: // it could not be sent
 		released <- err
 	case <-time.After(30 * time.Second):
 		t.Fatal("the release was not sent")
@@ -86,7 +87,7 @@ func TestReleaseOfAHoldThatHadEnded(t *testing.T) {
 	if err := <-released; !errors.Is(err, driver.ErrUnknown) && !errors.Is(err, driver.ErrNotHeld) {
 		t.Errorf("Release: got %v, want ErrUnknown or ErrNotHeld", err)
 	}
-	proxy.Heal()
+	link.Heal()
 	mustRelease(t, next)
 }
 
@@ -131,11 +132,11 @@ func TestTokensRiseOverCrashesOfTheServer(t *testing.T) {
 }
 
 func testCutConnectionLosesTheLease(t *testing.T, pg *testenv.PostgresServer) {
-	proxy := testenv.NewProxy(t, pg.Addr)
-	d, other := newDriver(t, proxy.Addr, nil), newDriver(t, pg.Addr, nil)
+	link, addr := testenv.Wire(t, pg.Addr)
+	d, other := newDriver(t, addr, nil), newDriver(t, pg.Addr, nil)
 	r := request("a", longTTL)
 	l := mustAcquire(t, d, r)
-	proxy.Cut()
+	link.Cut()
 	select {
 	case err := <-r.Events.(*events).lost:
 		if !errors.Is(err, driver.ErrSessionEnded) {
@@ -151,7 +152,7 @@ func testCutConnectionLosesTheLease(t *testing.T, pg *testenv.PostgresServer) {
 		t.Errorf("Acquire while the network is down: got %v, want ErrUnavailable", err)
 	}
 	mustRelease(t, mustAcquire(t, other, request("a", longTTL)))
-	proxy.Heal()
+	link.Heal()
 	mustRelease(t, mustAcquire(t, d, request("a", longTTL)))
 }
 
@@ -159,8 +160,8 @@ func testCutConnectionLosesTheLease(t *testing.T, pg *testenv.PostgresServer) {
 // nor a hold stays behind.
 func testWaitOnASilentConnectionEnds(t *testing.T, pg *testenv.PostgresServer) {
 	const ttl = time.Second
-	proxy := testenv.NewProxy(t, pg.Addr)
-	d, other := newDriver(t, proxy.Addr, nil), newDriver(t, pg.Addr, nil)
+	link, addr := testenv.Wire(t, pg.Addr)
+	d, other := newDriver(t, addr, nil), newDriver(t, pg.Addr, nil)
 	taken := mustAcquire(t, other, request("a", longTTL))
 	own := request("b", ttl)
 	l := mustAcquire(t, d, own)
@@ -174,7 +175,7 @@ func testWaitOnASilentConnectionEnds(t *testing.T, pg *testenv.PostgresServer) {
 	}()
 	conn := connect(t, pg)
 	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == 1 }, "it waits")
-	proxy.Freeze(testenv.Both)
+	link.Hold(wire.Both)
 	cancel()
 	if err := <-result; !errors.Is(err, driver.ErrLocked) || !errors.Is(err, context.Canceled) || !errors.Is(err, driver.ErrUnknown) {
 		t.Errorf("Acquire: got %v, want ErrLocked, the context's error and ErrUnknown", err)
@@ -195,7 +196,7 @@ func testWaitOnASilentConnectionEnds(t *testing.T, pg *testenv.PostgresServer) {
 	mustRelease(t, got)
 	mustRelease(t, taken)
 	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks) == 0 }, "neither a wait nor a hold is left")
-	proxy.Heal()
+	link.Heal()
 }
 
 func TestFullLockTableIsAnErrorOfItsOwn(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -46,18 +47,18 @@ func TestReadersTakeTurns(t *testing.T) {
 // for is given back.
 func TestCallerLeavesWhileItReads(t *testing.T) {
 	pg := testenv.Postgres(t)
-	proxy := testenv.NewProxy(t, pg.Addr)
-	d, other := newDriver(t, proxy.Addr, nil), newDriver(t, pg.Addr, nil)
+	link, addr := testenv.Wire(t, pg.Addr)
+	d, other := newDriver(t, addr, nil), newDriver(t, pg.Addr, nil)
 	for range 10 {
 		mustRelease(t, mustAcquire(t, d, request("warm", longTTL))) // from here on nobody reads
-		proxy.Freeze(testenv.Replies)
+		link.Hold(wire.Replies)
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		_, err := d.Acquire(ctx, request("a", longTTL))
 		cancel()
 		if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, driver.ErrUnknown) {
 			t.Errorf("Acquire without an answer: got %v, want %v and %v", err, context.DeadlineExceeded, driver.ErrUnknown)
 		}
-		proxy.Thaw(testenv.Replies)
+		link.Heal()
 		mustRelease(t, mustAcquire(t, other, request("a", longTTL)))
 	}
 }
@@ -65,14 +66,14 @@ func TestCallerLeavesWhileItReads(t *testing.T) {
 // TestEndOfTheConnectionAfterARequest ends the connection when nobody reads: the holder is told all the same.
 func TestEndOfTheConnectionAfterARequest(t *testing.T) {
 	pg := testenv.Postgres(t)
-	proxy := testenv.NewProxy(t, pg.Addr)
+	link, addr := testenv.Wire(t, pg.Addr)
 	for range 5 {
-		d := newDriver(t, proxy.Addr, nil)
+		d := newDriver(t, addr, nil)
 		r := request("a", longTTL)
 		mustAcquire(t, d, r)
 		mustRelease(t, mustAcquire(t, d, request("b", longTTL)))
-		proxy.Cut()
-		proxy.Heal()
+		link.Cut()
+		link.Heal()
 		select {
 		case err := <-r.Events.(*events).lost:
 			if !errors.Is(err, driver.ErrSessionEnded) {

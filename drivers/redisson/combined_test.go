@@ -13,13 +13,13 @@ import (
 // answers to such requests are lost now and then, and so it is unknown for all in them what became of them.
 func TestCombinedRequestsKeepTokensRising(t *testing.T) {
 	s := testenv.Redis(t)
-	proxy := testenv.NewProxy(t, s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
 	names := make([]string, 24)
 	for i := range names {
 		names[i] = fmt.Sprint("combined", i)
 	}
 	l := &load{history: history.New(), names: names, grants: countsOf(names)}
-	for i, addr := range []string{s.Addr, s.Addr, proxy.Addr} {
+	for i, addr := range []string{s.Addr, s.Addr, addr} {
 		c := clientOf(t, fmt.Sprintf("redisson://%s/?ttl=%v", addr, loadTTL))
 		for _, name := range names {
 			l.wg.Go(func() {
@@ -32,13 +32,13 @@ func TestCombinedRequestsKeepTokensRising(t *testing.T) {
 	t.Cleanup(l.end)
 	for range 3 {
 		l.disturb(t, "lost answer to a combined request", func() {
-			lost := proxy.CutAfterRequest(batchScript.sha)
+			lost := link.LoseReply(batchScript.sha)
 			select {
 			case <-lost:
 			case <-time.After(hangGuard):
 				t.Fatal("no request was combined")
 			}
-			proxy.Heal()
+			link.Heal()
 		})
 	}
 	l.judge(t, 0)

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/conformance"
-	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	_ "github.com/go-dsync/dsync/drivers/redisson"
 	"github.com/go-dsync/dsync/internal/drivertest"
@@ -37,17 +36,12 @@ func testConformance(t *testing.T, server *testenv.RedisServer, user, parameters
 	backend := &conformance.Backend{
 		URL: "redisson://" + user + server.Addr + parameters,
 		New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
-			w := &wire.Wire{}
-			tb.Cleanup(w.Close)
-			addr, err := w.Listen("tcp", server.Addr)
-			if err != nil {
-				tb.Fatal(err)
-			}
+			link, addr := testenv.Wire(tb, server.Addr)
 			d, _, err := driver.Open(tb.Context(), "redisson://"+user+addr+parameters)
 			if err != nil {
 				tb.Fatal(err)
 			}
-			return d, conformance.LinkOver(w)
+			return d, conformance.LinkOver(link)
 		},
 		Expire:  func(_ testing.TB, name string) { server.Do("DEL", name) },
 		Ping:    server.Ping,

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -175,8 +176,8 @@ func TestFairOutage(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
 			s := testenv.Redis(t)
-			proxy := testenv.NewProxy(t, s.Addr)
-			d := openURL(t, "redisson://%s?fair=true", proxy.Addr)
+			link, addr := testenv.Wire(t, s.Addr)
+			d := openURL(t, "redisson://%s?fair=true", addr)
 			other := openURL(t, "redisson://%s?fair=true", s.Addr)
 			long := request("x")
 			long.TTL = time.Minute
@@ -189,9 +190,9 @@ func TestFairOutage(t *testing.T) {
 			}
 			testenv.Eventually(t, func() bool { return len(lineOfX(s)) == n && d.direct.busy.Load() == 0 }, "all are in the queue")
 			if how == "cut" {
-				proxy.Cut()
+				link.Cut()
 			} else {
-				proxy.Freeze(testenv.Both)
+				link.Hold(wire.Both)
 			}
 			for _, w := range waiters {
 				w.cancel()
@@ -200,11 +201,7 @@ func TestFairOutage(t *testing.T) {
 				}
 			}
 			d.awaitAge(t, 4*time.Second) // longer than their TTL and what is added to it
-			if how == "cut" {
-				proxy.Heal()
-			} else {
-				proxy.Thaw(testenv.Both)
-			}
+			link.Heal()
 			testenv.Eventually(t, func() bool { return len(lineOfX(s)) == 0 }, "all have left the queue")
 			release(t, l)
 		})
@@ -220,15 +217,15 @@ func (d *Driver) awaitAge(tb testing.TB, age time.Duration) {
 // TestFairCloseTellsOfPlaces: Close in an outage does not wait for ever for the places that its waiters have, nor does it keep them quiet.
 func TestFairCloseTellsOfPlaces(t *testing.T) {
 	s := testenv.Redis(t)
-	proxy := testenv.NewProxy(t, s.Addr)
-	d := openURL(t, "redisson://%s?fair=true", proxy.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
+	d := openURL(t, "redisson://%s?fair=true", addr)
 	other := openURL(t, "redisson://%s?fair=true", s.Addr)
 	l := acquire(t, other, request("x"))
 	r := request("x")
 	r.TTL = time.Second
 	w := wait(t, d, r)
 	testenv.Eventually(t, func() bool { return len(lineOfX(s)) == 1 && d.direct.busy.Load() == 0 }, "it is in the queue")
-	proxy.Cut()
+	link.Cut()
 	if err := d.Close(context.Background()); !errors.Is(err, driver.ErrUnknown) {
 		t.Errorf("Close: got %v, want ErrUnknown", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -206,21 +207,21 @@ func TestFairListeningWaiterIsNotOvertaken(t *testing.T) {
 // TestFairHungWaiter: a waiter is cut off, the server still has its subscription, and the lock becomes free long before its TTL.
 func TestFairHungWaiter(t *testing.T) {
 	s := testenv.Redis(t)
-	proxy := testenv.NewProxy(t, s.Addr)
-	cutOff, d := openURL(t, "redisson://%s?fair=true", proxy.Addr), openURL(t, "redisson://%s?fair=true", s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
+	cutOff, d := openURL(t, "redisson://%s?fair=true", addr), openURL(t, "redisson://%s?fair=true", s.Addr)
 	r := request("x")
 	r.TTL = 10 * time.Minute
 	l := acquire(t, d, r)
 	hung := wait(t, cutOff, request("x"))
 	hold := lineOfX(s)[0]
 	testenv.Eventually(t, func() bool { return s.SubscriberCount(prefixName(channelPrefix, "x")+":"+hold) == 1 }, "it listens")
-	proxy.Freeze(testenv.Both)
+	link.Hold(wire.Both)
 	next := wait(t, d, request("x"))
 	release(t, l)
 	testenv.Eventually(t, func() bool { return leftOfX(t, s, hold) <= 15*time.Second }, "its time is bounded")
 	s.Do("ZINCRBY", timesOfX, "-15000", hold) // as if that had passed
 	release(t, next.granted(t))
-	proxy.Thaw(testenv.Both)
+	link.Heal()
 	release(t, hung.granted(t))
 }
 
@@ -294,19 +295,19 @@ func TestFairLongWait(t *testing.T) {
 // TestFairGhosts: the answer of a request that queues is lost, and its caller gives up.
 func TestFairGhosts(t *testing.T) {
 	s := testenv.Redis(t)
-	proxy := testenv.NewProxy(t, s.Addr)
-	d := openURL(t, "redisson://%s?fair=true", proxy.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
+	d := openURL(t, "redisson://%s?fair=true", addr)
 	other := openURL(t, "redisson://%s?fair=true", s.Addr)
 	release(t, acquire(t, d, request("y")))
 	l := acquire(t, other, request("x"))
-	proxy.Freeze(testenv.Replies)
+	link.Hold(wire.Replies)
 	w := begin(d, request("x"))
 	testenv.Eventually(t, func() bool { return len(lineOfX(s)) == 1 }, "it is in the queue")
 	w.cancel()
 	if <-w.done; !errors.Is(w.err, driver.ErrUnknown) {
 		t.Errorf("Acquire without an answer: got %v, want ErrUnknown", w.err)
 	}
-	proxy.Thaw(testenv.Replies)
+	link.Heal()
 	testenv.Eventually(t, func() bool { return len(lineOfX(s)) == 0 }, "it is out of the queue")
 	release(t, l)
 }

@@ -9,11 +9,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// sprung waits for a trap of a proxy.
+// sprung waits for a request that a link waits for.
 func sprung(tb testing.TB, trap <-chan struct{}) {
 	tb.Helper()
 	select {
@@ -23,21 +24,21 @@ func sprung(tb testing.TB, trap <-chan struct{}) {
 	}
 }
 
-// viaProxy returns a driver that reaches the server through a proxy, warm.
-func viaProxy(tb testing.TB, s *testenv.RedisServer, parameters string) (*Driver, *testenv.Proxy) {
+// overLink returns a driver and its link to the server, warm.
+func overLink(tb testing.TB, s *testenv.RedisServer, parameters string) (*Driver, *wire.Wire) {
 	tb.Helper()
-	p := testenv.NewProxy(tb, s.Addr)
-	d := openURL(tb, "redisson://%s/%s", p.Addr, parameters)
+	link, addr := testenv.Wire(tb, s.Addr)
+	d := openURL(tb, "redisson://%s/%s", addr, parameters)
 	release(tb, acquire(tb, d, request("warm")))
-	return d, p
+	return d, link
 }
 
 func TestLostAnswerOfAcquireIsCleanedUp(t *testing.T) {
 	s := testenv.Redis(t)
-	d, p := viaProxy(t, s, "")
+	d, link := overLink(t, s, "")
 	r := request("x")
 	r.TTL = 3 * time.Second // Close waits for it: the request might have been on its way still
-	trap := p.CutAfterRequest(r.Hold)
+	trap := link.LoseReply(r.Hold)
 	_, err := d.Acquire(t.Context(), r)
 	sprung(t, trap)
 	if !errors.Is(err, driver.ErrUnknown) {
@@ -49,9 +50,9 @@ func TestLostAnswerOfAcquireIsCleanedUp(t *testing.T) {
 
 func TestLateAnswerOfAcquireIsCleanedUp(t *testing.T) {
 	s := testenv.Redis(t)
-	d, p := viaProxy(t, s, "")
+	d, link := overLink(t, s, "")
 	r := request("x")
-	trap := p.HoldAfterRequest(r.Hold)
+	trap := link.HoldReply(r.Hold)
 	w := begin(d, r)
 	sprung(t, trap)
 	testenv.Eventually(t, func() bool { return s.Do("EXISTS", "x") == int64(1) }, "the server has granted it")
@@ -60,7 +61,7 @@ func TestLateAnswerOfAcquireIsCleanedUp(t *testing.T) {
 	if !errors.Is(w.err, driver.ErrUnknown) || !errors.Is(w.err, context.Canceled) || errors.Is(w.err, driver.ErrLocked) {
 		t.Errorf("Acquire: got %v, want ErrUnknown and context.Canceled", w.err)
 	}
-	p.Heal()
+	link.Heal()
 	testenv.Eventually(t, func() bool { return s.Do("EXISTS", "x") == int64(0) }, "the hold is gone")
 	// The late answer told all: nothing is left that Close would have to wait for.
 	testenv.Eventually(t, func() bool { return ghostsOf(d) == 0 }, "no ghost is left")
@@ -68,15 +69,15 @@ func TestLateAnswerOfAcquireIsCleanedUp(t *testing.T) {
 
 func TestRequestThatArrivesLateIsCleanedUp(t *testing.T) {
 	s := testenv.Redis(t)
-	d, p := viaProxy(t, s, "")
-	p.Freeze(testenv.Requests)
+	d, link := overLink(t, s, "")
+	link.Hold(wire.Requests)
 	r := request("x")
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if _, err := d.Acquire(ctx, r); !errors.Is(err, driver.ErrUnknown) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Acquire: got %v, want ErrUnknown and context.DeadlineExceeded", err)
 	}
-	p.Thaw(testenv.Requests)
+	link.Heal()
 	testenv.Eventually(t, func() bool { return ghostsOf(d) == 0 && s.Do("EXISTS", "x") == int64(0) }, "the hold came and went")
 }
 
@@ -89,10 +90,10 @@ func ghostsOf(d *Driver) int {
 func TestLostAnswerOfReleaseIsSuccess(t *testing.T) {
 	s := testenv.Redis(t)
 	for _, parameters := range []string{"", "?fenced=false"} {
-		d, p := viaProxy(t, s, parameters)
+		d, link := overLink(t, s, parameters)
 		r := request("x")
 		l := acquire(t, d, r)
-		trap := p.CutAfterRequest(r.Hold)
+		trap := link.LoseReply(r.Hold)
 		if err := l.Release(t.Context()); err != nil {
 			t.Errorf("Release: got %v, want nil", err)
 		}
@@ -108,12 +109,12 @@ func TestLostAnswerOfReleaseIsSuccess(t *testing.T) {
 
 func TestLostAnswerOfReleaseDoesNotTouchTheNextHold(t *testing.T) {
 	s := testenv.Redis(t)
-	d, p := viaProxy(t, s, "")
+	d, link := overLink(t, s, "")
 	other := openURL(t, "redisson://%s", s.Addr)
 	r := request("x")
 	l := acquire(t, d, r)
 	w := wait(t, other, request("x"))
-	trap := p.CutAfterRequest(r.Hold)
+	trap := link.LoseReply(r.Hold)
 	err := l.Release(t.Context())
 	sprung(t, trap)
 	if err != nil {
@@ -128,17 +129,17 @@ func TestLostAnswerOfReleaseDoesNotTouchTheNextHold(t *testing.T) {
 
 func TestReleaseThatHangsIsFinishedInTheBackground(t *testing.T) {
 	s := testenv.Redis(t)
-	d, p := viaProxy(t, s, "")
-	for _, direction := range []testenv.Direction{testenv.Requests, testenv.Replies} {
+	d, link := overLink(t, s, "")
+	for _, direction := range []wire.Direction{wire.Requests, wire.Replies} {
 		l := acquire(t, d, request("x"))
-		p.Freeze(direction)
+		link.Hold(direction)
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		err := l.Release(ctx)
 		cancel()
 		if !errors.Is(err, driver.ErrUnknown) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Release: got %v, want ErrUnknown and context.DeadlineExceeded", err)
 		}
-		p.Thaw(direction)
+		link.Heal()
 		testenv.Eventually(t, func() bool { return s.Do("EXISTS", "x") == int64(0) && ghostsOf(d) == 0 }, "the hold is gone")
 		testenv.Eventually(t, func() bool { l.mu.Lock(); defer l.mu.Unlock(); return l.phase == removed }, "the lease knows")
 		if err := l.Release(t.Context()); err != nil {
@@ -237,11 +238,11 @@ func TestRenewOfALostHoldDoesNotBringItBack(t *testing.T) {
 
 func TestLostAnswerOfRenewChangesNothing(t *testing.T) {
 	s := testenv.Redis(t)
-	d, p := viaProxy(t, s, "")
+	d, link := overLink(t, s, "")
 	r := request("x")
 	l := acquire(t, d, r)
 	expires := l.Expires()
-	trap := p.CutAfterRequest(r.Hold)
+	trap := link.LoseReply(r.Hold)
 	err := l.Renew(t.Context(), time.Hour)
 	sprung(t, trap)
 	if !errors.Is(err, driver.ErrUnknown) || !l.Expires().Equal(expires) {
@@ -259,7 +260,7 @@ func TestLostAnswerOfRenewChangesNothing(t *testing.T) {
 
 func TestLateAnswerOfRenewDoesNotMoveExpires(t *testing.T) {
 	s := testenv.Redis(t)
-	d, p := viaProxy(t, s, "")
+	d, link := overLink(t, s, "")
 	r := request("x")
 	r.TTL = 300 * time.Millisecond
 	l := acquire(t, d, r)
@@ -267,12 +268,12 @@ func TestLateAnswerOfRenewDoesNotMoveExpires(t *testing.T) {
 		t.Fatal(err)
 	}
 	expires := l.Expires()
-	trap := p.HoldAfterRequest(r.Hold)
+	trap := link.HoldReply(r.Hold)
 	renewed := make(chan error)
 	go func() { renewed <- l.Renew(t.Context(), time.Hour) }()
 	sprung(t, trap)
 	time.Sleep(time.Until(expires))
-	p.Heal()
+	link.Heal()
 	if err := <-renewed; err == nil || errors.Is(err, driver.ErrNotHeld) {
 		t.Errorf("Renew: got %v, want an error that leaves the hold to Release", err)
 	}

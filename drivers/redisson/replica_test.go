@@ -6,16 +6,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 // replicated returns a server and a replica that follows it over a link that can be cut.
-func replicated(tb testing.TB) (primary, replica *testenv.RedisServer, link *testenv.Proxy) {
+func replicated(tb testing.TB) (primary, replica *testenv.RedisServer, link *wire.Wire) {
 	tb.Helper()
 	primary = testenv.Redis(tb, "--repl-diskless-sync-delay", "0")
-	link = testenv.NewProxy(tb, primary.Addr)
-	host, port, _ := strings.Cut(link.Addr, ":")
+	link, addr := testenv.Wire(tb, primary.Addr)
+	host, port, _ := strings.Cut(addr, ":")
 	replica = testenv.Redis(tb, "--replicaof", host+" "+port)
 	testenv.Eventually(tb, func() bool { return primary.Do("WAIT", "1", "10") == int64(1) }, "the replica follows")
 	return primary, replica, link
@@ -49,7 +50,7 @@ func TestWaitReplicas(t *testing.T) {
 		return err == nil
 	}, "the replica confirms in time")
 
-	link.Freeze(testenv.Both)
+	link.Hold(wire.Both)
 	r := request("y")
 	if _, err := d.Acquire(t.Context(), r); !errors.Is(err, ErrNotReplicated) || !errors.Is(err, driver.ErrUnavailable) ||
 		errors.Is(err, driver.ErrUnknown) || !strings.Contains(err.Error(), "0 of 1") {
@@ -69,7 +70,7 @@ func TestWaitReplicas(t *testing.T) {
 	})
 	release(t, l) // which needs no replica
 
-	link.Thaw(testenv.Both)
+	link.Heal()
 	testenv.Eventually(t, func() bool {
 		l, err := acquireOnce(t, d, "z")
 		return err == nil && l.Release(t.Context()) == nil

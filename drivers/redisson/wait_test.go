@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -229,14 +230,14 @@ func TestResubscribesAfterTheConnectionIsKilled(t *testing.T) {
 
 func TestDeadSubscriptionIsNoticed(t *testing.T) {
 	s := testenv.Redis(t)
-	p := testenv.NewProxy(t, s.Addr)
-	d := openURL(t, "redisson://%s", p.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
+	d := openURL(t, "redisson://%s", addr)
 	release(t, acquire(t, d, request("warm")))
 	topic := d.topics.join("x")
 	<-topic.wake
-	p.Freeze(testenv.Both)
+	link.Hold(wire.Both)
 	testenv.Eventually(t, func() bool { return d.topics.own("x") == 0 }, "the driver takes the silent connection as dead")
-	p.Heal()
+	link.Heal()
 	select {
 	case <-topic.wake:
 	case <-time.After(hangGuard):

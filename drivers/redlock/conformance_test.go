@@ -48,7 +48,7 @@ func TestConformance(t *testing.T) {
 			tb.Cleanup(w.Close)
 			var through []string
 			for _, address := range addresses {
-				addr, err := w.Listen("tcp", address)
+				addr, err := w.Listen(address)
 				if err != nil {
 					tb.Fatal(err)
 				}

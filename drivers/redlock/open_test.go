@@ -76,12 +76,12 @@ func TestOpenRefusesServersThatAreNotIndependent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	proxy := testenv.NewProxy(t, nodes[0].Addr)
+	_, again := testenv.Wire(t, nodes[0].Addr)
 	replica := testenv.Redis(t, "--replicaof", "127.0.0.1 "+port)
 	evicting := testenv.Redis(t, "--maxmemory-policy", "allkeys-lru")
 	cluster := testenv.Redis(t, "--cluster-enabled", "yes")
 	for _, test := range []struct{ third, want string }{
-		{proxy.Addr, "the same as that of node"},
+		{again, "the same as that of node"},
 		{replica.Addr, "is a replica of 127.0.0.1:" + port},
 		{evicting.Addr, "maxmemory-policy is allkeys-lru"},
 		{cluster.Addr, "node of a Redis Cluster"},

@@ -8,6 +8,6 @@ import (
 )
 
 func TestGarbledServer(t *testing.T) {
-	proxy := testenv.NewProxy(t, testenv.ZooKeeper(t).Addr)
-	drivertest.SurviveGarbled(t, "zk://"+proxy.Addr, 8, proxy)
+	link, addr := testenv.Wire(t, testenv.ZooKeeper(t).Addr)
+	drivertest.SurviveGarbled(t, "zk://"+addr, 8, link)
 }

@@ -41,7 +41,7 @@ func conform(t *testing.T, brief bool, c *gozk.Conn, user, chroot string, server
 				tb.Cleanup(w.Close)
 				var addrs []string
 				for _, s := range servers {
-					addr, err := w.Listen("tcp", s.Addr)
+					addr, err := w.Listen(s.Addr)
 					if err != nil {
 						tb.Fatal(err)
 					}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/zk"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -117,16 +118,16 @@ func TestSessionThatTheServerEnded(t *testing.T) {
 func TestAnswerLost(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	c := userClient(t, s.Addr)
-	proxy := testenv.NewProxy(t, s.Addr)
-	a, b := openURL(t, "zk://%s", proxy.Addr), openURL(t, "zk://%s", s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
+	a, b := openURL(t, "zk://%s", addr), openURL(t, "zk://%s", s.Addr)
 	for _, cuts := range []int{1, 2} {
 		l := acquire(t, b, request("a"))
-		trap := proxy.CutAfterRequest("-lock-")
+		trap := link.LoseReply("-lock-")
 		w := begin(a, request("a"))
 		<-trap
 		if cuts == 2 { // the second while it looks for the node
 			select {
-			case <-proxy.CutAfterRequest("/a"):
+			case <-link.LoseReply("/a"):
 			case <-w.Done:
 			case <-time.After(hangGuard):
 				t.Fatal("it does not look for the node")
@@ -135,7 +136,7 @@ func TestAnswerLost(t *testing.T) {
 		testenv.Eventually(t, func() bool { return len(children(t, c, "/a")) == 2 }, "it waits with one node")
 		release(t, l)
 		release(t, w.Granted(t))
-		trap = proxy.CutAfterRequest("-lock-")
+		trap = link.LoseReply("-lock-")
 		w = begin(a, request("a"))
 		<-trap
 		release(t, w.Granted(t))
@@ -147,12 +148,12 @@ func TestAnswerLost(t *testing.T) {
 func TestCanceledBeforeTheAnswer(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	c := userClient(t, s.Addr)
-	proxy := testenv.NewProxy(t, s.Addr)
-	a := openURL(t, "zk://%s", proxy.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
+	a := openURL(t, "zk://%s", addr)
 	for _, cut := range []bool{false, true} {
 		name := fmt.Sprint("cut-", cut)
 		release(t, acquire(t, a, request("warm")))
-		trap := proxy.HoldAfterRequest("-lock-")
+		trap := link.HoldReply("-lock-")
 		w := begin(a, request(name))
 		<-trap
 		testenv.Eventually(t, func() bool { return len(children(t, c, "/"+name)) == 1 }, "the server has made the node")
@@ -166,9 +167,9 @@ func TestCanceledBeforeTheAnswer(t *testing.T) {
 			t.Errorf("Acquire: got %v, which says that somebody else has the lock", err)
 		}
 		if cut {
-			proxy.Cut()
+			link.Cut()
 		}
-		proxy.Heal()
+		link.Heal()
 		testenv.Eventually(t, func() bool {
 			exists, _, err := c.Exists("/" + name)
 			return err == nil && !exists
@@ -179,10 +180,10 @@ func TestCanceledBeforeTheAnswer(t *testing.T) {
 // TestReleaseWhoseAnswerIsLost sees that it counts as done.
 func TestReleaseWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.ZooKeeper(t)
-	proxy := testenv.NewProxy(t, s.Addr)
-	a := openURL(t, "zk://%s", proxy.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
+	a := openURL(t, "zk://%s", addr)
 	l := acquire(t, a, request("a"))
-	trap := proxy.CutAfterRequest("-lock-")
+	trap := link.LoseReply("-lock-")
 	release(t, l)
 	<-trap
 	wantErr(t, "second Release", l.Release(t.Context()), driver.ErrNotHeld)
@@ -223,13 +224,13 @@ func TestHandOverBetweenClients(t *testing.T) {
 func TestCanceledWhileItLooks(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	c := userClient(t, s.Addr)
-	proxy := testenv.NewProxy(t, s.Addr)
-	a, b := openPair(t, s.Addr, proxy.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
+	a, b := openPair(t, s.Addr, addr)
 	for _, cut := range []bool{false, true} {
 		l := acquire(t, a, request("a"))
 		w := wait(t, b, request("a"))
 		testenv.Eventually(t, func() bool { return s.Watches() == 1 }, "the waiter watches the holder")
-		trap := proxy.HoldAfterRequest("/a")
+		trap := link.HoldReply("/a")
 		release(t, l)
 		<-trap
 		w.Cancel()
@@ -239,9 +240,9 @@ func TestCanceledWhileItLooks(t *testing.T) {
 		}
 		wantErr(t, "Acquire", err, context.Canceled)
 		if cut {
-			proxy.Cut()
+			link.Cut()
 		}
-		proxy.Heal()
+		link.Heal()
 		testenv.Eventually(t, func() bool { return len(children(t, c, "/a")) == 0 }, "no node is left")
 		release(t, acquire(t, b, request("a")))
 	}
@@ -250,17 +251,17 @@ func TestCanceledWhileItLooks(t *testing.T) {
 // TestConnectionLostWhileItLooks cuts the connection when the waiter has asked who is next: it asks again.
 func TestConnectionLostWhileItLooks(t *testing.T) {
 	s := testenv.ZooKeeper(t)
-	proxy := testenv.NewProxy(t, s.Addr)
-	a, b := openPair(t, s.Addr, proxy.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
+	a, b := openPair(t, s.Addr, addr)
 	for range 5 {
 		l := acquire(t, a, request("a"))
 		w := wait(t, b, request("a"))
 		testenv.Eventually(t, func() bool { return s.Watches() == 1 }, "the waiter watches the holder")
-		trap := proxy.CutAfterRequest("/a")
+		trap := link.LoseReply("/a")
 		release(t, l)
 		<-trap
 		l = w.Granted(t)
-		trap = proxy.CutAfterRequest("-lock-")
+		trap = link.LoseReply("-lock-")
 		release(t, l) // whose answer is lost
 		<-trap
 		wantErr(t, "second Release", l.Release(t.Context()), driver.ErrNotHeld)
@@ -270,12 +271,12 @@ func TestConnectionLostWhileItLooks(t *testing.T) {
 // TestHolderThatIsCutOff has to know before the next is granted the lock.
 func TestHolderThatIsCutOff(t *testing.T) {
 	s := testenv.ZooKeeper(t)
-	proxy := testenv.NewProxy(t, s.Addr)
-	a, b := openURL(t, "zk://%s?ttl=1s", proxy.Addr), openURL(t, "zk://%s", s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
+	a, b := openURL(t, "zk://%s?ttl=1s", addr), openURL(t, "zk://%s", s.Addr)
 	for name, r := range map[string]*driver.Request{"kept": withTTL(request("a"), time.Second), "fixed": fixed(request("b"), time.Second)} {
 		l := acquire(t, a, r)
 		w := wait(t, b, request(r.Name))
-		proxy.Freeze(testenv.Both)
+		link.Hold(wire.Both)
 		next := w.Granted(t)
 		if now := time.Now(); now.Before(l.Expires()) {
 			t.Errorf("%s: the next was granted the lock %v before Expires", name, l.Expires().Sub(now))
@@ -283,7 +284,7 @@ func TestHolderThatIsCutOff(t *testing.T) {
 		if !r.Fixed {
 			wantErr(t, "loss", lostBy(t, r), driver.ErrSessionEnded)
 		}
-		proxy.Heal()
+		link.Heal()
 		release(t, next)
 		wantErr(t, "Release", l.Release(t.Context()), driver.ErrNotHeld)
 	}

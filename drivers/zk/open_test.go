@@ -59,8 +59,8 @@ func TestMalformedURLs(t *testing.T) {
 // TestTTLOfTheProgramIsThatOfTheSession counts the sessions of a client by their connections.
 func TestTTLOfTheProgramIsThatOfTheSession(t *testing.T) {
 	s := testenv.ZooKeeper(t)
-	proxy := testenv.NewProxy(t, s.Addr)
-	c, err := dsync.Open(guard(t), "zk://"+proxy.Addr, &dsync.Options{TTL: 3 * time.Second})
+	link, addr := testenv.Wire(t, s.Addr)
+	c, err := dsync.Open(guard(t), "zk://"+addr, &dsync.Options{TTL: 3 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +68,7 @@ func TestTTLOfTheProgramIsThatOfTheSession(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, func() bool { return proxy.Connections() == 1 }, "a client that holds a lock has a single connection")
+	testenv.Eventually(t, func() bool { return link.Traffic().Open == 1 }, "a client that holds a lock has a single connection")
 	if err := errors.Join(l.Unlock(guard(t)), c.Close(guard(t))); err != nil {
 		t.Error(err)
 	}

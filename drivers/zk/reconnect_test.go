@@ -17,18 +17,13 @@ import (
 // TestUserOverManyReconnects has requests go past the library on connections on which the server does not know the user at first.
 func TestUserOverManyReconnects(t *testing.T) {
 	s := testenv.ZooKeeper(t)
-	w := new(wire.Wire)
-	t.Cleanup(w.Close)
-	addr, err := w.Listen("tcp", s.Addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	link, addr := testenv.Wire(t, s.Addr)
 	user := "locker:" + testenv.Password()
-	lockOverCuts(t, w, openURL(t, "zk://%s@%s/app", user, addr), openURL(t, "zk://%s@%s/app", user, s.Addr), fs.ErrPermission)
+	lockOverCuts(t, link, openURL(t, "zk://%s@%s/app", user, addr), openURL(t, "zk://%s@%s/app", user, s.Addr), fs.ErrPermission)
 }
 
 // lockOverCuts has clients take locks while the connection of the first is cut again and again. What comes of that must not be never.
-func lockOverCuts(t *testing.T, w *wire.Wire, cutOff, other *zk.Driver, never error) {
+func lockOverCuts(t *testing.T, link *wire.Wire, cutOff, other *zk.Driver, never error) {
 	cutOff.CheckAfter(0)
 	other.CheckAfter(0)
 	var grants atomic.Int64
@@ -56,7 +51,8 @@ func lockOverCuts(t *testing.T, w *wire.Wire, cutOff, other *zk.Driver, never er
 	}
 	for range 60 {
 		start := grants.Load()
-		w.Cut()
+		link.Cut()
+		link.Heal()
 		testenv.Eventually(t, func() bool { return grants.Load() > start+10 }, "locks are granted after a cut")
 	}
 	ended.Store(true)
@@ -68,20 +64,16 @@ func lockOverCuts(t *testing.T, w *wire.Wire, cutOff, other *zk.Driver, never er
 func TestWatchesOverManyReconnects(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	user := userClient(t, s.Addr)
-	w := new(wire.Wire)
-	t.Cleanup(w.Close)
-	addr, err := w.Listen("tcp", s.Addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	link, addr := testenv.Wire(t, s.Addr)
 	cutOff, other := openURL(t, "zk://%s", addr), openURL(t, "zk://%s", s.Addr)
-	lockOverCuts(t, w, cutOff, other, nil)
+	lockOverCuts(t, link, cutOff, other, nil)
 
 	r := request("held")
 	acquire(t, cutOff, r)
 	before := acquire(t, other, request("waited-for"))
 	waiter := wait(t, cutOff, request("waited-for"))
-	w.Cut()
+	link.Cut()
+	link.Heal()
 	if err := user.Delete("/held/"+first(t, user, "/held")[0], -1); err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	gozk "github.com/go-zookeeper/zk"
 
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/zk"
 	"github.com/go-dsync/dsync/internal/drivertest"
@@ -154,13 +155,13 @@ func TestSealAndMarkNeedTheHold(t *testing.T) {
 // TestSealWhoseAnswerIsLost has a seal of which the holder does not know. Whatever the holder does then, the seal stays.
 func TestSealWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.ZooKeeper(t)
-	proxy := testenv.NewProxy(t, s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
 	b := openURL(t, "zk://%s", s.Addr)
 	for what, r := range kinds("a") {
-		a := openURL(t, "zk://%s", proxy.Addr)
+		a := openURL(t, "zk://%s", addr)
 		l := acquire(t, a, r)
 		w := wait(t, a, request(r.Name))
-		trap := proxy.CutAfterRequest("dsync-seal-")
+		trap := link.LoseReply("dsync-seal-")
 		wantErr(t, what, a.Seal(guard(t), l), driver.ErrUnknown)
 		<-trap
 		if r.Fixed { // asked again, it says what has become of the hold
@@ -182,17 +183,16 @@ func TestSealWhoseAnswerIsLost(t *testing.T) {
 // TestSealThatArrivesLate has the seal reach the server together with what is done about it, or never.
 func TestSealThatArrivesLate(t *testing.T) {
 	s := testenv.ZooKeeper(t)
-	proxy := testenv.NewProxy(t, s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
 	b := openURL(t, "zk://%s", s.Addr)
 	for _, lost := range []bool{true, false} {
 		for _, r := range kinds(fmt.Sprint(lost)) {
-			a := openURL(t, "zk://%s", proxy.Addr)
-			drivertest.LateSeal(t, a, b, r, func() { proxy.Freeze(testenv.Requests) }, func() {
+			a := openURL(t, "zk://%s", addr)
+			drivertest.LateSeal(t, a, b, r, func() { link.Hold(wire.Requests) }, func() {
 				if lost {
-					proxy.Cut()
-					proxy.Heal()
+					link.Cut()
 				}
-				proxy.Thaw(testenv.Requests)
+				link.Heal()
 			}, lost)
 		}
 	}
@@ -266,11 +266,11 @@ func TestTokensAboveTheFloor(t *testing.T) {
 // TestMarkWhoseAnswerIsLost sees that the next tokens are above the floor all the same, also those of who stands right behind.
 func TestMarkWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.ZooKeeper(t)
-	proxy := testenv.NewProxy(t, s.Addr)
-	a := openURL(t, "zk://%s", proxy.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
+	a := openURL(t, "zk://%s", addr)
 	l := acquire(t, a, request("a"))
 	w := wait(t, a, request("a"))
-	trap := proxy.CutAfterRequest("dsync-mark-")
+	trap := link.LoseReply("dsync-mark-")
 	wantErr(t, "Mark", a.Mark(guard(t), l, 1<<61), driver.ErrUnknown)
 	<-trap
 	release(t, l)

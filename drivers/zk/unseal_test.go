@@ -8,6 +8,7 @@ import (
 
 	gozk "github.com/go-zookeeper/zk"
 
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/zk"
 	"github.com/go-dsync/dsync/internal/drivertest"
@@ -128,25 +129,21 @@ func TestLoosenRefusesWhatItCannotCountTo(t *testing.T) {
 // TestUnsealThatArrivesLate has another id written into the seal while a request to unseal is on its way, or half done.
 func TestUnsealThatArrivesLate(t *testing.T) {
 	s := testenv.ZooKeeper(t)
-	proxy := testenv.NewProxy(t, s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
 	b := openURL(t, "zk://%s", s.Addr)
-	arrive := func() {
-		proxy.Thaw(testenv.Requests)
-		proxy.Thaw(testenv.Replies)
-	}
 	for name, delay := range map[string]func() <-chan struct{}{
-		"request": func() <-chan struct{} { proxy.Freeze(testenv.Requests); return nil },
-		"half":    func() <-chan struct{} { return proxy.HoldAfterRequest("\x00\x00\x00\x0c\x00\x00\x00\x05/half") }, // which children there are
+		"request": func() <-chan struct{} { link.Hold(wire.Requests); return nil },
+		"half":    func() <-chan struct{} { return link.HoldReply("\x00\x00\x00\x0c\x00\x00\x00\x05/half") }, // which children there are
 	} {
-		drivertest.LateUnseal(t, openURL(t, "zk://%s", proxy.Addr), b, name, delay, arrive)
+		drivertest.LateUnseal(t, openURL(t, "zk://%s", addr), b, name, delay, link.Heal)
 	}
 }
 
 // TestUnsealWhoseAnswerIsLost asks again for what may have been done.
 func TestUnsealWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.ZooKeeper(t)
-	proxy := testenv.NewProxy(t, s.Addr)
-	a, b := openURL(t, "zk://%s", proxy.Addr), openURL(t, "zk://%s", s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
+	a, b := openURL(t, "zk://%s", addr), openURL(t, "zk://%s", s.Addr)
 	l := acquire(t, b, request("x"))
 	seal(t, b, l)
 	const floor = 1 << 60
@@ -157,7 +154,7 @@ func TestUnsealWhoseAnswerIsLost(t *testing.T) {
 		{func() error { return a.Loosen(guard(t), "x", "a", floor) }, nil},
 		{func() error { return a.Unseal(guard(t), "x", "a") }, driver.ErrNotHeld},
 	} {
-		trap := proxy.CutAfterRequest("dsync-seal-")
+		trap := link.LoseReply("dsync-seal-")
 		wantErr(t, "the answer is lost", step.do(), driver.ErrUnknown)
 		<-trap
 		if err := step.do(); err != step.again {
@@ -174,10 +171,10 @@ func TestUnsealWhoseAnswerIsLost(t *testing.T) {
 // TestSealWhoseAnswerIsLostAndThatIsLoosened has the holder learn that the name is sealed, by its own request.
 func TestSealWhoseAnswerIsLostAndThatIsLoosened(t *testing.T) {
 	s := testenv.ZooKeeper(t)
-	proxy := testenv.NewProxy(t, s.Addr)
-	a, b := openURL(t, "zk://%s", proxy.Addr), openURL(t, "zk://%s", s.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
+	a, b := openURL(t, "zk://%s", addr), openURL(t, "zk://%s", s.Addr)
 	l := acquire(t, a, fixed(request("x"), 30*time.Second))
-	trap := proxy.CutAfterRequest("dsync-seal-")
+	trap := link.LoseReply("dsync-seal-")
 	wantErr(t, "Seal", a.Seal(guard(t), l), driver.ErrUnknown)
 	<-trap
 	loosen(t, b, "x", "a", 0)
@@ -232,12 +229,12 @@ func TestUnmarkNeedsTheHoldAndKeepsTheTokens(t *testing.T) {
 // TestUnmarkWhoseAnswerIsLost has a waiter of the same process, which does not take over what the holder believes.
 func TestUnmarkWhoseAnswerIsLost(t *testing.T) {
 	s := testenv.ZooKeeper(t)
-	proxy := testenv.NewProxy(t, s.Addr)
-	a := openURL(t, "zk://%s", proxy.Addr)
+	link, addr := testenv.Wire(t, s.Addr)
+	a := openURL(t, "zk://%s", addr)
 	l := acquire(t, a, request("a"))
 	mark(t, a, l, 1<<60)
 	w := wait(t, a, request("a"))
-	trap := proxy.CutAfterRequest("dsync-mark-")
+	trap := link.LoseReply("dsync-mark-")
 	wantErr(t, "Unmark", a.Unmark(guard(t), l), driver.ErrUnknown)
 	<-trap
 	release(t, l)

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	_ "github.com/go-dsync/dsync/drivers/etcd"
 	_ "github.com/go-dsync/dsync/drivers/pglock"
@@ -62,20 +63,17 @@ func realBackends() []realBackend {
 
 // through returns addresses that lead to servers, and what cuts and heals the ways.
 func through(tb testing.TB, addrs string) (hosts string, cut, heal func()) {
-	var proxies []*testenv.Proxy
+	w := new(wire.Wire)
+	tb.Cleanup(w.Close)
 	var ways []string
-	for addr := range strings.SplitSeq(addrs, ",") {
-		p := testenv.NewProxy(tb, addr)
-		proxies, ways = append(proxies, p), append(ways, p.Addr)
-	}
-	all := func(f func(*testenv.Proxy)) func() {
-		return func() {
-			for _, p := range proxies {
-				f(p)
-			}
+	for target := range strings.SplitSeq(addrs, ",") {
+		addr, err := w.Listen(target)
+		if err != nil {
+			tb.Fatal(err)
 		}
+		ways = append(ways, addr)
 	}
-	return strings.Join(ways, ","), all((*testenv.Proxy).Cut), all((*testenv.Proxy).Heal)
+	return strings.Join(ways, ","), w.Cut, w.Heal
 }
 
 // threeRedis starts the servers of a redlock.

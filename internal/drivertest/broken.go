@@ -6,30 +6,21 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/driver/move"
-	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 // garbledCall is how long a call may ask a server whose answers make no sense.
 const garbledCall = 500 * time.Millisecond
 
-// SurviveGarbled uses drivers while bytes that the servers behind proxies send are wrong, from the beginning or later, many or few. What
-// the calls return then means nothing. But none of them panics, all return, and a new driver is as good as ever when the servers are.
-func SurviveGarbled(t *testing.T, url string, rounds int, proxies ...*testenv.Proxy) {
-	heal := func() {
-		for _, p := range proxies {
-			p.Heal()
-		}
-	}
+// SurviveGarbled uses drivers while bytes that come over the link are wrong, from the beginning or later, many or few. What the calls
+// return then means nothing. But none of them panics, all return, and a new driver is as good as ever when the servers are.
+func SurviveGarbled(t *testing.T, url string, rounds int, link *wire.Wire) {
 	for seed := range uint64(rounds) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
-			defer heal()
-			garble := func() {
-				for i, p := range proxies {
-					p.Garble(seed+uint64(i)<<32, 16<<(seed/2%7))
-				}
-			}
+			defer link.Heal()
+			garble := func() { link.Garble(seed, 16<<(seed/2%7)) }
 			if seed%2 == 0 {
 				garble()
 			}
@@ -45,12 +36,15 @@ func SurviveGarbled(t *testing.T, url string, rounds int, proxies ...*testenv.Pr
 				for i := range 3 {
 					CallAll(t, d, fmt.Sprintf("garbled-%d-%d", seed, i), garbledCall)
 				}
-				heal()
+				link.Heal()
 				ctx, cancel := context.WithTimeout(t.Context(), 2*garbledCall)
 				defer cancel()
 				t.Logf("Close: %v", d.Close(ctx))
 			})
 		})
+	}
+	if link.Traffic().Garbled == 0 {
+		t.Error("nothing was garbled")
 	}
 	d := Open(t, url)
 	Release(t, Acquire(t, d, Request("sound")))

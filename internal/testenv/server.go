@@ -1,6 +1,6 @@
 // Package testenv starts real servers for tests: private ones, on loopback ports and in temporary directories of their own, which
 // are gone when the test ends, also when the test binary is killed. A server can be killed, started again, frozen and thawed; the
-// links to it can be cut by a [Proxy]; and a test can run parts of itself in other processes ([Main], [Spawn]).
+// link to it can be disturbed ([Wire]); and a test can run parts of itself in other processes ([Main], [Spawn]).
 //
 // Nothing here knows a driver or its client library: what a test asks a server through this package, it asks behind the back of
 // the code under test.

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	ours "github.com/go-dsync/dsync/drivers/redisson"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -19,9 +21,9 @@ import (
 func unlockAnswerLost(t *testing.T, b *bed) {
 	own := singleBed(t, b.version)
 	name := fresh("answer")
-	proxy := testenv.NewProxy(t, own.addrs[0])
+	link, addr := testenv.Wire(t, own.addrs[0])
 	direct := own.addrs
-	own.addrs = []string{proxy.Addr}
+	own.addrs = []string{addr}
 	c := own.client(t, "")
 	own.addrs = direct
 	j := own.redisson.thread(name, "plain", name)
@@ -29,13 +31,13 @@ func unlockAnswerLost(t *testing.T, b *bed) {
 	lease := lock(t, c, name)
 	w := j.acquire(0)
 	own.subscribed(t, channelOf(name), 2)
-	cut := proxy.CutAfterRequest(channelOf(name)) // what ends a hold names its channel
+	lost := link.LoseReply(channelOf(name)) // what ends a hold names its channel
 	if err := lease.Unlock(t.Context()); err != nil {
 		t.Errorf("Unlock whose answer was lost: %v", err)
 	}
 	select {
-	case <-cut:
-	default:
+	case <-lost:
+	case <-time.After(hangGuard):
 		t.Error("no answer was lost")
 	}
 	w.ok(t)
@@ -81,8 +83,8 @@ func TestReplicas(t *testing.T) {
 // replicas: a replica is there and confirms nothing.
 func replicas(t *testing.T, b *bed) {
 	primary := b.node("")
-	link := testenv.NewProxy(t, primary.Addr)
-	replica := testenv.Redis(t, "--replicaof", strings.Replace(link.Addr, ":", " ", 1))
+	link, addr := testenv.Wire(t, primary.Addr)
+	replica := testenv.Redis(t, "--replicaof", strings.Replace(addr, ":", " ", 1))
 	primary.AwaitReplicas(1)
 	name := fresh("replicas")
 	c := b.client(t, "&waitreplicas=1&waitlimit=200ms")
@@ -91,7 +93,7 @@ func replicas(t *testing.T, b *bed) {
 	j.do(t, "unlock")
 	unlock(t, lock(t, c, name))
 
-	link.Freeze(testenv.Both)
+	link.Hold(wire.Both)
 	if lease, err := c.TryLock(t.Context(), name); !errors.Is(err, ours.ErrNotReplicated) || !errors.Is(err, dsync.ErrUnavailable) {
 		t.Errorf("TryLock: got %v, %v, want ErrNotReplicated", lease, err)
 	}
@@ -102,7 +104,7 @@ func replicas(t *testing.T, b *bed) {
 	}
 	t.Logf("Redisson %s: %v", b.version, w.err)
 	b.gone(t, name)
-	link.Thaw(testenv.Both)
+	link.Heal()
 	primary.AwaitReplicas(1)
 	j.acquire(0).ok(t)
 	j.do(t, "unlock")

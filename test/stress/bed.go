@@ -17,7 +17,7 @@ type bed struct {
 
 	nodes   []node         // that clients connect to
 	hosts   *testenv.Hosts // of the nodes, if they have their own
-	links   bool           // workers reach them through proxies
+	links   bool           // workers reach them through links that can be disturbed
 	pace    time.Duration  // between two attempts of a goroutine, at most; 0 is pace
 	clients int            // in one process, for a backend inside of it; otherwise 0
 	url     func(addrs []string) string

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/conformance/history"
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -66,7 +67,7 @@ type cell struct {
 type running struct {
 	*testenv.Process
 	label string
-	links []*testenv.Proxy // one to each server, if the bed has links
+	links []*wire.Wire // one to each server, if the bed has links
 }
 
 // run runs a cell on a bed whose servers are in order, and leaves them so.
@@ -176,8 +177,8 @@ func (c *cell) spawn() *running {
 	addrs := c.bed.addrs()
 	if c.bed.links {
 		for i := range addrs {
-			p := testenv.NewProxy(c.t, addrs[i])
-			r.links, addrs[i] = append(r.links, p), p.Addr
+			link, addr := testenv.Wire(c.t, addrs[i])
+			r.links, addrs[i] = append(r.links, link), addr
 		}
 	}
 	w := &worker{

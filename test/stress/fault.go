@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/conformance/history"
-	"github.com/go-dsync/dsync/internal/testenv"
+	"github.com/go-dsync/dsync/conformance/wire"
 )
 
 // Fault is one kind of what can fail. Inject lets it happen once and returns when everything works again, as far as whoever repairs it
@@ -143,18 +143,24 @@ func (c *cell) askWorker(w *running, order string) (answer int64) {
 	return answer
 }
 
-func connected(l *testenv.Proxy) bool { return l.Connections() > 0 }
+func connected(l *wire.Wire) bool { return l.Traffic().Open > 0 }
 
 // linked is a victim whose links carry something. After the last fault it may take a client a while to connect again.
 func (c *cell) linked() *running {
 	w := c.workers[c.victim()]
-	c.require(func() bool { return w.any(connected) }, "%s had no connection when its links were to fail", w.label)
+	c.require(w.connected, "%s had no connection when its links were to fail", w.label)
 	return w
 }
 
-func (w *running) any(is func(l *testenv.Proxy) bool) bool { return slices.ContainsFunc(w.links, is) }
+func (w *running) connected() bool { return slices.ContainsFunc(w.links, connected) }
 
-func (w *running) each(do func(l *testenv.Proxy)) {
+// dropped is how many bytes the links have lost.
+func (w *running) dropped() (n int64) {
+	w.each(func(l *wire.Wire) { n += l.Traffic().Dropped })
+	return n
+}
+
+func (w *running) each(do func(l *wire.Wire)) {
 	for _, l := range w.links {
 		do(l)
 	}
@@ -162,39 +168,40 @@ func (w *running) each(do func(l *testenv.Proxy)) {
 
 func cutLinks(c *cell, _ int) {
 	w := c.linked()
-	w.each((*testenv.Proxy).Cut)
+	w.each((*wire.Wire).Cut)
 	c.sleep(c.upTo(400 * time.Millisecond))
-	w.each((*testenv.Proxy).Heal)
+	w.each((*wire.Wire).Heal)
 }
 
 func slowLinks(c *cell, _ int) {
 	w := c.linked()
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
-		w.each(func(l *testenv.Proxy) { l.Freeze(testenv.Both) })
+		w.each(func(l *wire.Wire) { l.Hold(wire.Both) })
 		c.sleep(c.upTo(60 * time.Millisecond))
-		w.each(func(l *testenv.Proxy) { l.Thaw(testenv.Both) })
+		w.each((*wire.Wire).Heal)
 		c.sleep(c.upTo(3 * time.Millisecond))
 	}
 }
 
 func blackHole(c *cell, i int) {
 	w := c.linked()
-	d := []testenv.Direction{testenv.Both, testenv.Requests, testenv.Replies}[i%3]
-	w.each(func(l *testenv.Proxy) { l.Freeze(d) })
+	d := []wire.Direction{wire.Both, wire.Requests, wire.Replies}[i%3]
+	w.each(func(l *wire.Wire) { l.Hold(d) })
 	c.sleep(c.outlasts())
 	if c.random.IntN(2) == 0 {
-		w.each((*testenv.Proxy).Cut)
+		w.each((*wire.Wire).Cut)
 	}
-	w.each((*testenv.Proxy).Heal)
+	w.each((*wire.Wire).Heal)
 }
 
 func loseAnswers(c *cell, _ int) {
 	w := c.linked()
-	w.each((*testenv.Proxy).DropReplies)
+	before := w.dropped()
+	w.each(func(l *wire.Wire) { l.Drop(wire.Replies) })
 	c.sleep(20*time.Millisecond + c.upTo(200*time.Millisecond))
-	c.require(func() bool { return w.any((*testenv.Proxy).LostReplies) }, "%s got no answers that could be lost", w.label)
-	w.each((*testenv.Proxy).Cut)
-	w.each((*testenv.Proxy).Heal)
+	c.require(func() bool { return w.dropped() > before }, "%s got no answers that could be lost", w.label)
+	w.each((*wire.Wire).Cut)
+	w.each((*wire.Wire).Heal)
 }
 
 // partition keeps a process from a node that it is connected to: some clients connect to one of all.
@@ -203,7 +210,7 @@ func partition(c *cell, i int) {
 	first := (i + c.random.IntN(2)) % len(w.links)
 	order := slices.Concat(w.links[first:], w.links[:first])
 	l := order[max(slices.IndexFunc(order, connected), 0)]
-	l.Freeze(testenv.Both)
+	l.Hold(wire.Both)
 	c.sleep(c.outlasts())
 	l.Cut()
 	l.Heal()

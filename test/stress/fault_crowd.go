@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/go-dsync/dsync/internal/testenv"
+	"github.com/go-dsync/dsync/conformance/wire"
 )
 
 // strain is what servers had to do since they were asked last.
@@ -87,11 +87,11 @@ func outage(d time.Duration, canceled bool) func(*cell, int) {
 		holder.do("hold", c.crowded, 0, 0)
 		waiters.do("wait", c.crowded, 20, 0)
 		w := waiters.w
-		c.require(func() bool { return w.any(connected) }, "%s had no connection when its links were to fail", w.label)
+		c.require(w.connected, "%s had no connection when its links were to fail", w.label)
 		if i%2 == 0 {
-			w.each(func(l *testenv.Proxy) { l.Freeze(testenv.Both) })
+			w.each(func(l *wire.Wire) { l.Hold(wire.Both) })
 		} else {
-			w.each((*testenv.Proxy).Cut)
+			w.each((*wire.Wire).Cut)
 		}
 		if i%3 != 0 { // until requests are under way that are not answered
 			c.sleep(TTL)
@@ -100,8 +100,8 @@ func outage(d time.Duration, canceled bool) func(*cell, int) {
 			waiters.do("leave", c.crowded, 0, 0)
 		}
 		c.sleep(d)
-		w.each((*testenv.Proxy).Cut) // what is under way is lost
-		w.each((*testenv.Proxy).Heal)
+		w.each((*wire.Wire).Cut) // what is under way is lost
+		w.each((*wire.Wire).Heal)
 		if !canceled {
 			c.sleep(TTL)
 			waiters.do("leave", c.crowded, 0, 0)

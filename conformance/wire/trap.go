@@ -1,0 +1,80 @@
+package wire
+
+import "bytes"
+
+// trap waits for a request.
+type trap struct {
+	match  []byte
+	hold   bool          // the replies; otherwise the reply is lost
+	sprung chan struct{} // closed when the request has passed (hold), or been carried out (lose), or its connection has ended
+}
+
+// LoseReply waits for the next request that contains match, lets it pass, and breaks its connection when the reply arrives: the
+// request is carried out, even if the client hangs up, but the client does not get to know. Other connections are not disturbed, and
+// later ones neither. The channel is closed when the server has ended the connection, too, and with it all that it was asked.
+//
+// The reply is taken to be what arrives next on the connection. Where several requests share one, as in HTTP/2, that may be
+// something else, and a server that abandons its work when a client hangs up may abandon that request: take HoldReply.
+//
+// A request may be sent in pieces. Under TLS only an empty match, which is for any request, is of use. The Wire waits for one request
+// at a time: LoseReply and HoldReply forget the one that is waited for.
+func (w *Wire) LoseReply(match string) <-chan struct{} {
+	return w.set(&trap{match: []byte(match)})
+}
+
+// HoldReply waits for the next request that contains match, as LoseReply does, and lets it pass, but holds the replies on all
+// connections from the moment before it, as Hold does. The channel is closed when the request has passed. The test can then look at
+// the server until the request shows there, and go on with Heal (the reply is late), or with Cut before it (the reply is lost).
+func (w *Wire) HoldReply(match string) <-chan struct{} {
+	return w.set(&trap{match: []byte(match), hold: true})
+}
+
+func (w *Wire) set(t *trap) <-chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	t.sprung = make(chan struct{})
+	w.trap = t
+	return t.sprung
+}
+
+// spring looks for the request that the trap waits for in what the client sends.
+func (l *link) spring(b []byte) {
+	w := l.wire
+	w.mu.Lock()
+	t := w.trap
+	if t == nil || l.trap != nil {
+		l.seen = nil
+		w.mu.Unlock()
+		return
+	}
+	l.seen = append(l.seen[max(0, len(l.seen)-max(0, len(t.match)-1)):], b...)
+	var stopped []*link
+	if bytes.Contains(l.seen, t.match) {
+		w.trap, l.trap, l.seen, l.sent = nil, t, nil, false
+		if t.hold {
+			w.faults.hold |= Replies
+			stopped = w.all()
+		}
+	}
+	w.mu.Unlock()
+	settle(stopped, Replies)
+}
+
+// passed notes that all that the client sent so far has passed.
+func (l *link) passed() {
+	w := l.wire
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if l.sent = true; l.trap != nil && l.trap.hold {
+		l.release()
+	}
+	w.notify()
+}
+
+// release tells whoever waits for the trap that was sprung. wire.mu is held.
+func (l *link) release() {
+	if l.trap != nil {
+		close(l.trap.sprung)
+		l.trap = nil
+	}
+}
