@@ -60,7 +60,6 @@ func (k *lock) waitError(ctx context.Context, answer error) error {
 
 // waitErrorNow is waitError with mu held.
 func (k *lock) waitErrorNow(ctx context.Context, answer error) error {
-	now := k.client.now()
-	locked := k.live(now) != nil || k.releasing != nil || k.answers.locked(now, k.client.ttl)
+	locked := k.live() != nil || k.releasing != nil || k.answers.locked(k.client.clock.plain(), k.client.ttl)
 	return newWaitError(ctx, answer, k.answers.trouble, locked)
 }

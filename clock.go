@@ -63,6 +63,9 @@ func (c *clock) now() moment {
 	return now
 }
 
+// plain reads the clock without a look for a sleep, at half the cost. It is for times that no lease depends on.
+func (c *clock) plain() moment { return time.Since(c.start) }
+
 // read returns the time, and how far the wall clock is ahead of what is accounted for.
 func (c *clock) read() (now moment, ahead time.Duration) {
 	t := time.Now()

@@ -61,7 +61,7 @@ type hold struct {
 func (h *hold) Waiting() {
 	k := h.lock
 	k.mu.Lock()
-	k.answers.wait(h, k.client.now())
+	k.answers.wait(h, k.client.clock.plain())
 	call, holder := h.call, k.holder()
 	k.mu.Unlock()
 	k.client.reach.answered()
@@ -299,7 +299,7 @@ func (h *hold) released(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if contended && (known || k.contending > 0) && k.client.info.Order == driver.Unordered {
-		k.yieldUntil = k.client.now() + yieldFor
+		k.yieldUntil = k.client.clock.plain() + yieldFor
 	}
 	if k.releasing == h {
 		k.releasing = nil

@@ -52,25 +52,25 @@ type lock struct {
 func (k *lock) oneContends() bool { return k.client.queues }
 
 // live returns the hold if its time is not over, and ends it otherwise. It is called with mu held.
-func (k *lock) live(now moment) *hold {
-	if k.hold != nil && now >= k.hold.deadline() {
+func (k *lock) live() *hold {
+	if k.hold != nil && k.client.now() >= k.hold.deadline() {
 		k.hold.expire()
 	}
 	return k.hold
 }
 
 // reenter returns a lease of the owner's own live hold, if there is one. It is called with mu held.
-func (k *lock) reenter(r request, now moment) *Lease {
+func (k *lock) reenter(r request) *Lease {
 	if r.owner == nil {
 		return nil
 	}
-	h := k.live(now)
+	h := k.live()
 	if h == nil || h.ownedBy != r.owner {
 		return nil
 	}
 	l := h.addView(r)
 	if r.fixed {
-		l.setEnd(now + r.ttl)
+		l.setEnd(k.client.now() + r.ttl)
 	}
 	return l
 }
@@ -79,12 +79,11 @@ func (k *lock) reenter(r request, now moment) *Lease {
 func (k *lock) tryLock(ctx context.Context, r request) (*Lease, error) {
 	for range 3 { // a grant that came too late, or was lost on the way, is asked for again
 		k.mu.Lock()
-		now := k.client.now()
-		if l := k.reenter(r, now); l != nil {
+		if l := k.reenter(r); l != nil {
 			k.mu.Unlock()
 			return l, nil
 		}
-		if k.live(now) != nil {
+		if k.live() != nil {
 			k.mu.Unlock()
 			return nil, ErrLocked
 		}
@@ -96,10 +95,11 @@ func (k *lock) tryLock(ctx context.Context, r request) (*Lease, error) {
 
 		k.mu.Lock()
 		k.trying--
-		k.answers.returned(h, k.client.now(), err, ctx.Err() != nil)
+		now := k.client.now()
+		k.answers.returned(h, now, err, ctx.Err() != nil)
 		var l *Lease
 		if err == nil {
-			l, err = k.grant(h, granted, r)
+			l, err = k.grant(h, granted, r, now)
 		}
 		k.mu.Unlock()
 		if l != nil || err != nil {
@@ -112,13 +112,12 @@ func (k *lock) tryLock(ctx context.Context, r request) (*Lease, error) {
 // lockWait asks until it is granted or ctx is done.
 func (k *lock) lockWait(ctx context.Context, r request) (*Lease, error) {
 	k.mu.Lock()
-	now := k.client.now()
-	if l := k.reenter(r, now); l != nil {
+	if l := k.reenter(r); l != nil {
 		k.mu.Unlock()
 		return l, nil
 	}
 	var w *waiter
-	waits := k.mustWait(r, now)
+	waits := k.mustWait(r)
 	if waits || r.owner != nil {
 		w = &waiter{request: r, wake: make(chan struct{}, 1)}
 	}
@@ -138,9 +137,9 @@ func (k *lock) lockWait(ctx context.Context, r request) (*Lease, error) {
 }
 
 // mustWait reports whether a new call waits in line. It is called with mu held.
-func (k *lock) mustWait(r request, now moment) bool {
+func (k *lock) mustWait(r request) bool {
 	if k.oneContends() {
-		return k.contending > 0 || k.queue.first != nil || k.live(now) != nil
+		return k.contending > 0 || k.queue.first != nil || k.live() != nil
 	}
 	return k.asks(r.owner)
 }
@@ -233,7 +232,7 @@ func (k *lock) ask(ctx context.Context, r request, w *waiter) (*Lease, error) {
 			continue
 		}
 		k.mu.Lock()
-		k.answers.returned(h, k.client.now(), answer, ctx.Err() != nil)
+		k.answers.returned(h, k.client.clock.plain(), answer, ctx.Err() != nil)
 		k.mu.Unlock()
 		switch {
 		case k.served(w):
@@ -285,7 +284,7 @@ func (k *lock) acquire(ctx context.Context, h *hold, w *waiter) (driver.Lease, e
 
 // request is the driver's Acquire, of which reach is told.
 func (k *lock) request(ctx context.Context, h *hold) (driver.Lease, error) {
-	began := k.client.now()
+	began := k.client.clock.plain()
 	granted, err := k.client.driver.Acquire(ctx, &h.req)
 	k.client.reach.acquired(ctx, h, began, err)
 	return granted, err
@@ -295,14 +294,15 @@ func (k *lock) request(ctx context.Context, h *hold) (driver.Lease, error) {
 func (k *lock) granted(h *hold, granted driver.Lease, r request, w *waiter) (*Lease, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.answers.returned(h, k.client.now(), nil, false)
+	now := k.client.now()
+	k.answers.returned(h, now, nil, false)
 	if w != nil && w.lease != nil {
 		h.lease = granted
 		k.client.releaser.add(h)
 		return nil, nil
 	}
 	k.retire(w)
-	l, err := k.grant(h, granted, r)
+	l, err := k.grant(h, granted, r, now)
 	if l == nil {
 		k.contend(w)
 		return nil, err
@@ -339,7 +339,7 @@ func (k *lock) settle(ctx context.Context, r request, w *waiter) error {
 		}
 	}
 	k.mu.Lock()
-	yield := k.yieldUntil - k.client.now()
+	yield := k.yieldUntil - k.client.clock.plain()
 	k.mu.Unlock()
 	if yield <= 0 {
 		return nil
@@ -369,8 +369,7 @@ func (k *lock) pause(ctx context.Context, w *waiter, d time.Duration) error {
 
 // grant makes a live hold of what the driver granted, and serves all waiting calls of its owner. It returns nil, nil if the hold is
 // of no use any more; it is then given back. It is called with mu held.
-func (k *lock) grant(h *hold, granted driver.Lease, r request) (*Lease, error) {
-	now := k.client.now()
+func (k *lock) grant(h *hold, granted driver.Lease, r request, now moment) (*Lease, error) {
 	h.lease = granted
 	if k.closed {
 		return nil, ErrClosed // the driver's Close ends it

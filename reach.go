@@ -52,7 +52,7 @@ func (r *reach) answered() {
 	}
 	r.turn(false)
 	if r.warned {
-		r.client.telemetry.InReach(r.client.now() - r.since)
+		r.client.telemetry.InReach(r.client.clock.plain() - r.since)
 	}
 }
 
@@ -63,7 +63,7 @@ func (r *reach) unanswered(name string, err error) {
 	if r.closed || r.client.isClosed() {
 		return
 	}
-	now := r.client.now()
+	now := r.client.clock.plain()
 	r.failed, r.err = now, err
 	if !r.out.Load() {
 		r.since, r.warned = now, false
@@ -137,7 +137,7 @@ func (r *reach) next() (name string, wait time.Duration, over bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.out.Load() {
-		wait = r.failed + 2*r.patience() - r.client.now()
+		wait = r.failed + 2*r.patience() - r.client.clock.plain()
 	} else if !r.suspect {
 		r.probing = false
 		return "", 0, true
@@ -181,7 +181,7 @@ func (r *reach) acquired(ctx context.Context, h *hold, began moment, err error) 
 	switch {
 	case err == nil, errors.Is(err, driver.ErrSealed):
 		r.answered()
-	case ctx.Err() != nil && (h.waited() || r.client.now()-began < min(r.client.ttl/6, silentFor)):
+	case ctx.Err() != nil && (h.waited() || r.client.clock.plain()-began < min(r.client.ttl/6, silentFor)):
 		// The caller left too early to tell, or left a wait, which had its answer when it began.
 	case errors.Is(err, ErrUnavailable), errors.Is(err, ErrUnknown):
 		r.unanswered(h.lock.name, err)
