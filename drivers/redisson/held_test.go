@@ -1,0 +1,103 @@
+package redisson
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// refusals is a Driver that notes whether the last Acquire was refused while it waited.
+type refusals struct {
+	*Driver
+	refused atomic.Bool
+}
+
+func (d *refusals) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	copied := *r
+	copied.Events = refusedEvents{r.Events, d}
+	return d.Driver.Acquire(ctx, &copied)
+}
+
+type refusedEvents struct {
+	driver.Events
+	driver *refusals
+}
+
+func (e refusedEvents) Waiting() {
+	e.driver.refused.Store(true)
+	e.Events.Waiting()
+}
+
+// TestDeadlinesOnABusyServer: a call that was refused says so, whatever its deadline cuts off. The server stands still most of the time,
+// and the waiters are told again and again that the name may be free, so many deadlines fall on a request.
+func TestDeadlinesOnABusyServer(t *testing.T) {
+	const callers, refused = 6, 20
+	s := testenv.Redis(t, "--hz", "200")
+	s.Do("HSET", "x", "somebody:1", "1")
+	t.Cleanup(keepBusy(t, s))
+	var unknown atomic.Int64
+	parallel(callers, func(int) {
+		d := &refusals{Driver: openURL(t, "redisson://%s", s.Addr)}
+		c, err := dsync.New(d, &dsync.Options{TTL: time.Second})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer c.Close(context.Background())
+		for n := 0; n < refused && !t.Failed(); {
+			d.refused.Store(false)
+			after := time.Millisecond + rand.N(120*time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), after)
+			_, err := c.Lock(ctx, "x")
+			cancel()
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("a Lock with a deadline of %v: got %v, want one that matches the deadline", after, err)
+			}
+			if !d.refused.Load() {
+				continue
+			}
+			n++
+			if !errors.Is(err, dsync.ErrLocked) {
+				t.Errorf("a Lock that was refused, with a deadline of %v: got %v, want one that matches ErrLocked", after, err)
+			}
+			if errors.Is(err, dsync.ErrUnknown) {
+				unknown.Add(1)
+			}
+		}
+	})
+	t.Logf("%d of %d deadlines cut off a request", unknown.Load(), callers*refused)
+}
+
+// keepBusy lets the server stand still most of the time, and tells those who wait for x that it may be free, until the function that it
+// returns is called.
+func keepBusy(t *testing.T, s *testenv.RedisServer) (stop func()) {
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-quit:
+				return
+			default:
+			}
+			_, err1 := s.Try("PUBLISH", prefixName(channelPrefix, "x"), "0")
+			_, err2 := s.Try("CLIENT", "PAUSE", fmt.Sprint(1+rand.N(20)))
+			if err := errors.Join(err1, err2); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}()
+	return func() {
+		close(quit)
+		<-done
+	}
+}
