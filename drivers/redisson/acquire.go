@@ -13,6 +13,9 @@ import (
 // backstop is the longest wait without asking again, for messages that are lost; it is spread over a quarter of itself.
 const backstop = 5 * time.Second
 
+// moving is the pause of a waiter whose slot moves to another node of the cluster.
+const moving = 250 * time.Millisecond
+
 // Acquire implements driver.Driver.
 func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
 	if err := ctx.Err(); err != nil {
@@ -83,12 +86,13 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, t *topic, left tim
 func (d *Driver) ask(ctx context.Context, r *driver.Request, t *topic, left time.Duration) (*lease, error) {
 	timer := time.NewTimer(pause(left))
 	defer timer.Stop()
+	moves := false // the slot: what woke this caller may be for another one, if this one leaves
 	for {
 		select {
 		case <-t.wake:
 		case <-timer.C:
 		case <-ctx.Done():
-			t.leave(false)
+			t.leave(moves)
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
 		case <-d.life.Open().Done():
 			t.leave(false)
@@ -99,6 +103,10 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *topic, left time
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
 		}
 		l, left, err := d.try(ctx, r, true)
+		if moves = slotMoves(err); moves { // nothing was done, and the place in a queue is kept
+			timer.Reset(moving/2 + rand.N(moving/2))
+			continue
+		}
 		if err != nil && err == ctx.Err() { // it was not sent: the last answer is still that somebody holds the lock
 			err = fmt.Errorf("%w: %w", driver.ErrLocked, err)
 		}

@@ -90,6 +90,12 @@ func isNoScript(err error) bool {
 	return ok && answer.IsNoScript()
 }
 
+// slotMoves reports whether a node refused a request since some of its keys are on another node by now.
+func slotMoves(err error) bool {
+	var answer *rueidis.RedisError
+	return errors.As(err, &answer) && hasCode(answer.Error(), "TRYAGAIN")
+}
+
 func isReadOnly(err error) bool {
 	answer, ok := rueidis.IsRedisErr(err)
 	return ok && hasCode(answer.Error(), "READONLY")

@@ -3,6 +3,8 @@ package redisson
 import (
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/go-dsync/dsync/driver"
@@ -22,17 +24,6 @@ func beginMove(c *testenv.Cluster, key string) (end func()) {
 	return func() { c.MoveSlot(key, to) }
 }
 
-// afterMove takes the outcome of a waiter: it got the lock, or was told that the slot moves, and package dsync would ask again.
-func (w *waiter) afterMove(tb testing.TB) {
-	tb.Helper()
-	<-w.done
-	if w.err == nil {
-		release(tb, w.lease)
-	} else if !errors.Is(w.err, driver.ErrUnavailable) {
-		tb.Errorf("Acquire after a wait: %v", w.err)
-	}
-}
-
 // TestReleaseInASlotThatMoves: what ends a hold, or a place in a queue, runs to its end where the keys are there, also if they are not
 // any more when it is done.
 func TestReleaseInASlotThatMoves(t *testing.T) {
@@ -44,7 +35,7 @@ func TestReleaseInASlotThatMoves(t *testing.T) {
 		end := beginMove(c, "{plain}x")
 		release(t, l)
 		end()
-		w.afterMove(t)
+		release(t, w.granted(t))
 	})
 	fair := clusterURL(c) + "&fair=true"
 	for _, dead := range []bool{false, true} {
@@ -64,15 +55,18 @@ func TestReleaseInASlotThatMoves(t *testing.T) {
 			release(t, l)
 			end()
 			if w != nil {
-				w.afterMove(t)
+				release(t, w.granted(t))
 			}
 		})
 	}
 	t.Run("fair, canceled waiter", func(t *testing.T) {
 		d := openURL(t, "%s", fair)
 		l := acquire(t, d, forLong("{leaver}x"))
+		node := c.Owner("{leaver}x")
+		before := node.Commands()["evalsha"]
 		w := wait(t, d, request("{leaver}x"))
-		testenv.Eventually(t, func() bool { return d.direct.busy.Load() == 0 }, "the waiter has asked again")
+		testenv.Eventually(t, func() bool { return node.Commands()["evalsha"] == before+2 && d.direct.busy.Load() == 0 },
+			"the waiter has asked twice, and was answered")
 		end := beginMove(c, "{leaver}x")
 		w.cancel()
 		if <-w.done; !errors.Is(w.err, driver.ErrLocked) || errors.Is(w.err, driver.ErrUnknown) {
@@ -93,4 +87,39 @@ func TestReleaseInASlotThatMoves(t *testing.T) {
 		}
 		end()
 	})
+}
+
+// tryAgains returns how often a server said that a slot moves.
+func tryAgains(s *testenv.RedisServer) int {
+	n := 0
+	for _, line := range strings.Split(s.Do("INFO", "errorstats").(string), "\r\n") {
+		if count, is := strings.CutPrefix(line, "errorstat_TRYAGAIN:count="); is {
+			n, _ = strconv.Atoi(count)
+		}
+	}
+	return n
+}
+
+// TestWaitersStayInASlotThatMoves: waiters that are told that the slot moves go on waiting, and keep their places in a queue.
+func TestWaitersStayInASlotThatMoves(t *testing.T) {
+	c := testenv.RedisCluster(t, 3, 0)
+	for kind, n := range map[string]int{"plain": 1, "fair": 3} {
+		t.Run(kind, func(t *testing.T) {
+			d := openURL(t, "%s&fair=%t", clusterURL(c), kind == "fair")
+			name := "{" + kind + "}stays"
+			held := acquire(t, d, forLong(name))
+			waiters := make([]*waiter, n)
+			for i := range waiters {
+				waiters[i] = wait(t, d, forLong(name))
+			}
+			node := c.Owner(name)
+			end, before := beginMove(c, name), tryAgains(node)
+			release(t, held)
+			testenv.Eventually(t, func() bool { return tryAgains(node) >= before+2 }, "a waiter was told twice that the slot moves")
+			end()
+			for _, w := range waiters {
+				release(t, w.granted(t))
+			}
+		})
+	}
 }
