@@ -50,8 +50,6 @@ type cleaner struct {
 	working int           // taken out of ghosts for these
 	orphans int           // ops whose callers have left, which may leave a ghost
 	running bool          // the goroutine
-	closing int64         // when Close came to wait for it; 0 before
-	given   int           // places that were given up since then
 	none    chan struct{} // closed when there is nothing left of all that, once Close waits for it
 }
 
@@ -201,8 +199,6 @@ func (c *cleaner) release(ghosts []*ghost) {
 		for j, g := range group {
 			switch {
 			case err == nil && g.settled(told[j], order, now), err != nil && g.forgotten(err, now):
-			case err != nil && g.place && c.closing > 0 && now > max(g.until, c.closing+int64(lastClean)):
-				c.given++
 			default:
 				g.next = now + int64(g.wait)
 				g.wait = min(2*g.wait, lastClean)
@@ -279,7 +275,7 @@ func (g *ghost) settled(told int64, order uint64, now int64) bool {
 	return now > g.until && (!g.place || now > g.absent+int64(late))
 }
 
-// finish returns when there is nothing left to clean up, or else ctx is done, with how much there is, or was given up.
+// finish returns when there is nothing left to clean up, or else ctx is done, with how much there is.
 func (c *cleaner) finish(ctx context.Context) int {
 	c.mu.Lock()
 	if c.left() == 0 {
@@ -289,7 +285,6 @@ func (c *cleaner) finish(ctx context.Context) int {
 	none := make(chan struct{})
 	c.none = none
 	now := c.driver.now()
-	c.closing = now
 	for _, g := range c.ghosts { // those with a long pause before them
 		g.next, g.wait = min(g.next, now), firstClean
 	}
@@ -301,5 +296,5 @@ func (c *cleaner) finish(ctx context.Context) int {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.left() + c.given
+	return c.left()
 }

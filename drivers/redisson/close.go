@@ -7,7 +7,9 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Close implements driver.Driver.
+// Close implements driver.Driver. It returns nil when nothing is left on the server, or what is left of a hold is over by its TTL. A place in
+// the queue of a fair lock has no TTL: while the server does not answer, Close waits for ctx. It returns ErrUnknown if ctx ended first, and
+// never before that.
 func (d *Driver) Close(ctx context.Context) error {
 	if err := d.life.Close(); err != nil {
 		return err
