@@ -75,35 +75,55 @@ func TestConfirmationOfAnotherConnection(t *testing.T) {
 }
 
 // TestConfirmationIsNeverAhead has a client ask a follower whose connection to the leader stalls and goes silent, at random and each way
-// on its own: what is known never is more than what the leader has heard of.
+// on its own, and then others, of the same leader and of one that was elected meanwhile, for whom all sessions began with that: what is
+// known never is more than what the leader has heard of.
 func TestConfirmationIsNeverAhead(t *testing.T) {
-	known := 0
+	known, moved := 0, 0
 	for seed := range uint64(3000) {
 		e := newFollowing(seed)
 		for e.step() {
-			if alive := min(e.confirmation.heard, e.confirmation.led); alive > e.touched {
-				t.Fatalf("seed %d, at %d: got alive at %d, and the leader has heard of the session at %d last", seed, e.now, alive, e.touched)
+			if alive := min(e.confirmation.heard, e.confirmation.led); alive > e.last() {
+				t.Fatalf("seed %d, at %d: got alive at %d, and the leader has heard of the session at %d last", seed, e.now, alive, e.last())
 			}
 		}
 		if e.confirmation.heard > 0 {
 			known++
 		}
+		if e.confirmation.led > e.elected {
+			moved++
+		}
 	}
-	if known < 2000 {
-		t.Errorf("in %d runs anything is known, want it in most", known)
+	if known < 2000 || moved < 500 {
+		t.Errorf("in %d runs anything is known, and in %d of the new leader; want it in most", known, moved)
 	}
 }
 
-// following is a client, a follower and a leader. Times are in milliseconds, and half a tick is 1000.
+// following is a client, the follower that it asks, and a leader, and then others. Times are in milliseconds, and half a
+// tick is 1000.
 type following struct {
 	rand         *rand.Rand
 	confirmation confirmation
 	now          int64
 	events       eventQueue
-	up, down     wire // from the follower to the leader, and back
-	reported     bool // the follower has told the leader of all that it heard
-	heardAt      int64
-	touched      int64 // when the leader heard last
+	elected      int64 // when the other leader was
+	leaders      [2]int64
+	connection   *connection
+}
+
+// connection is what the client has to do with a follower.
+type connection struct {
+	leader   int
+	up, down wire // from the follower to the leader, and back
+	reported bool // the follower has told the leader of all that it heard
+	heardAt  int64
+}
+
+// last returns when the leader heard of the session last.
+func (e *following) last() int64 {
+	if e.now < e.elected {
+		return e.leaders[0]
+	}
+	return e.leaders[1]
 }
 
 // wire keeps the order. What is sent while it stalls arrives afterwards.
@@ -130,16 +150,22 @@ func (q *eventQueue) Pop() any {
 }
 
 func newFollowing(seed uint64) *following {
-	e := &following{rand: rand.New(rand.NewPCG(seed, 0))}
-	e.up.silent, e.down.silent = 4000+e.rand.Int64N(12_000), 4000+e.rand.Int64N(12_000)
+	e := &following{rand: rand.New(rand.NewPCG(seed, 0)), connection: new(connection)}
+	c := e.connection
+	c.up.silent, c.down.silent = 4000+e.rand.Int64N(12_000), 4000+e.rand.Int64N(12_000)
+	e.elected = 2000 + e.rand.Int64N(20_000)
+	e.leaders[1] = e.elected
 	e.confirmation.opened(0, 1, 1200, true)
-	e.in(e.rand.Int64N(1000), e.ping)
-	e.in(1, e.ask)
+	e.in(e.rand.Int64N(1000), func() { e.ping(c) })
+	e.in(1, func() { e.ask(c) })
+	const notices = 5000 // that it leads nobody any more
+	e.in(e.rand.Int64N(e.elected+notices), func() { e.move(0) })
+	e.in(e.elected+notices+e.rand.Int64N(3000), func() { e.move(1) })
 	for range 6 { // stalls
 		e.in(e.rand.Int64N(12_000), func() {
-			w := &e.up
+			w := &c.up
 			if e.rand.IntN(2) == 0 {
-				w = &e.down
+				w = &c.down
 			}
 			w.stalls = e.now + e.rand.Int64N(4000)
 		})
@@ -147,10 +173,25 @@ func newFollowing(seed uint64) *following {
 	return e
 }
 
+// move has the client connect to another follower of a leader, which hears of the session by that.
+func (e *following) move(leader int) {
+	sent, c := e.now, &connection{leader: leader, up: wire{silent: never}, down: wire{silent: never}}
+	e.connection = nil
+	e.in(1+e.rand.Int64N(500), func() {
+		e.leaders[leader] = e.now
+		e.in(1+e.rand.Int64N(40), func() {
+			e.connection = c
+			e.confirmation.opened(sent, e.now, 1200, false)
+			e.in(e.rand.Int64N(1000), func() { e.ping(c) })
+			e.ask(c)
+		})
+	})
+}
+
 func (e *following) in(d int64, do func()) { heap.Push(&e.events, event{e.now + d, do}) }
 
 func (e *following) step() bool {
-	if len(e.events) == 0 || e.now > 20_000 {
+	if len(e.events) == 0 || e.now > 30_000 {
 		return false
 	}
 	next := heap.Pop(&e.events).(event)
@@ -171,41 +212,50 @@ func (e *following) send(w *wire, do func()) {
 }
 
 // ping is what the leader does each half tick.
-func (e *following) ping() {
-	e.in(1000, e.ping)
-	e.send(&e.down, func() {
-		at, news := e.heardAt, !e.reported
-		e.reported = true
-		e.send(&e.up, func() {
+func (e *following) ping(c *connection) {
+	e.in(1000, func() { e.ping(c) })
+	e.send(&c.down, func() {
+		at, news := c.heardAt, !c.reported
+		c.reported = true
+		e.send(&c.up, func() {
 			if news {
-				e.touched = max(e.touched, at)
+				e.leaders[c.leader] = max(e.leaders[c.leader], at)
 			}
 		})
 	})
 }
 
-// ask is what the client does: what is due, and writes now and then, several at a time.
-func (e *following) ask() {
+// ask is what the client does: what is due, and writes now and then, several at a time. A leader that is none any more answers a sync.
+func (e *following) ask(c *connection) {
+	if e.connection != c {
+		return
+	}
 	r, due := e.confirmation.next(e.now)
 	switch {
 	case e.rand.IntN(3) == 0:
 		r = toMajority
 	case r == toServer:
-		e.in(max(1, min(due-e.now, e.rand.Int64N(2000))), e.ask)
+		e.in(max(1, min(due-e.now, e.rand.Int64N(2000))), func() { e.ask(c) })
 		return
 	}
 	sent, thinking := e.now, e.rand.IntN(2) == 0
 	if thinking { // it does not wait for the answer
-		e.in(1+e.rand.Int64N(500), e.ask)
+		e.in(1+e.rand.Int64N(500), func() { e.ask(c) })
 	}
 	e.in(e.rand.Int64N(20), func() { // the follower
-		e.heardAt, e.reported = e.now, false
-		e.send(&e.up, func() {
-			e.send(&e.down, func() {
+		c.heardAt, c.reported = e.now, false
+		e.send(&c.up, func() {
+			if r == toMajority && c.leader == 0 && e.now >= e.elected {
+				return // nobody stores it
+			}
+			e.send(&c.down, func() {
 				e.in(e.rand.Int64N(20), func() {
+					if e.connection != c {
+						return
+					}
 					e.confirmation.answered(r, sent, e.now)
 					if !thinking {
-						e.in(1, e.ask)
+						e.in(1, func() { e.ask(c) })
 					}
 				})
 			})
