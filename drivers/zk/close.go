@@ -84,7 +84,8 @@ func (s *session) tidy(ctx context.Context) {
 	}
 }
 
-// awaitEnd waits until the server certainly does not have the session any more, and reports whether that is so.
+// awaitEnd waits until the servers do not have the session any more, if it did not begin anew since under another leader, and reports
+// whether that is so.
 func (s *session) awaitEnd(ctx context.Context) bool {
 	d := s.driver
 	if s.gone.Load() || s.expires.Load() == 0 {
