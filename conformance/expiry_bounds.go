@@ -10,8 +10,9 @@ import (
 // tenure is a way in which a lease of a gets the TTL that it ends with. begin returns who waits for the name, if somebody has to for
 // that.
 type tenure struct {
-	what  string
-	begin func(a *rawDriver, name string) (h, waiter *request)
+	what    string
+	begin   func(a *rawDriver, name string) (h, waiter *request)
+	unasked bool // nobody asks for the name before the lease has expired
 }
 
 // tenures returns the ways that there are for the driver. The leases are of raw drivers: package dsync would give back what the
@@ -27,20 +28,22 @@ func (e *env) tenures() []tenure {
 	simply := func(f func(a *rawDriver, name string) *request) func(*rawDriver, string) (h, waiter *request) {
 		return func(a *rawDriver, name string) (*request, *request) { return f(a, name), nil }
 	}
+	fixedLease := simply(func(a *rawDriver, name string) *request { return a.hold(name, fixed, ttl(d)) })
 	all := []tenure{
-		{"a fixed lease", simply(func(a *rawDriver, name string) *request { return a.hold(name, fixed, ttl(d)) })},
-		{"a fixed lease that was renewed for longer", simply(func(a *rawDriver, name string) *request {
+		{what: "a fixed lease", begin: fixedLease},
+		{what: "a fixed lease that nobody else asked for before it expired", begin: fixedLease, unasked: true},
+		{what: "a fixed lease that was renewed for longer", begin: simply(func(a *rawDriver, name string) *request {
 			return renew(a.hold(name, fixed, ttl(d)), e.allowed(d*9/8))
 		})},
-		{"a fixed lease that was renewed for less", simply(func(a *rawDriver, name string) *request {
+		{what: "a fixed lease that was renewed for less", begin: simply(func(a *rawDriver, name string) *request {
 			return renew(a.hold(name, fixed), d)
 		})},
-		{"a fixed lease that was renewed for less while somebody waited", func(a *rawDriver, name string) (h, waiter *request) {
+		{what: "a fixed lease that was renewed for less while somebody waited", begin: func(a *rawDriver, name string) (h, waiter *request) {
 			h = a.hold(name, fixed)
 			waiter = e.outsider().start(name).waits()
 			return renew(h, d), waiter
 		}},
-		{"a fixed lease that was granted after a wait", simply(func(a *rawDriver, name string) *request {
+		{what: "a fixed lease that was granted after a wait", begin: simply(func(a *rawDriver, name string) *request {
 			before := e.outsider().hold(name)
 			r := a.start(name, fixed, ttl(d)).waits()
 			before.release()
@@ -51,11 +54,11 @@ func (e *env) tenures() []tenure {
 		return all
 	}
 	return append(all,
-		tenure{"a lease that nobody renewed", simply(func(a *rawDriver, name string) *request { return a.hold(name, ttl(d)) })},
-		tenure{"a lease that was renewed", simply(func(a *rawDriver, name string) *request {
+		tenure{what: "a lease that nobody renewed", begin: simply(func(a *rawDriver, name string) *request { return a.hold(name, ttl(d)) })},
+		tenure{what: "a lease that was renewed", begin: simply(func(a *rawDriver, name string) *request {
 			return renew(a.hold(name, ttl(d)), d)
 		})},
-		tenure{"a lease that was renewed in a batch", simply(func(a *rawDriver, name string) *request {
+		tenure{what: "a lease that was renewed in a batch", begin: simply(func(a *rawDriver, name string) *request {
 			h := a.hold(name, ttl(d))
 			if b, ok := a.driver.(driver.BatchRenewer); ok {
 				e.within("RenewAll", func() { b.RenewAll(e.ctx, []driver.Lease{h.lease}, func(_ int, err error) { e.failed(err) }) })
@@ -71,6 +74,9 @@ func endsInBounds(e *env) error {
 	e.together("leases that end", len(all), func(i int) error {
 		return e.punctual(func() error {
 			h, next := all[i].begin(a, e.name())
+			if all[i].unasked {
+				e.expired(h)
+			}
 			if next == nil {
 				next = e.outsider().start(h.Name)
 			}

@@ -145,11 +145,11 @@ func lateAnswer(e *env) error {
 }
 
 func lostAcquire(e *env) error {
-	for _, opts := range [][]option{{noWait}, nil} {
+	for i, opts := range [][]option{{noWait}, nil, {noWait}, nil} {
 		d, name := e.driver(), e.name()
 		d.hold(name).release() // the connection is there
-		d.loseAnswers()
-		if err := d.briefly(name, opts...).failed(); err != nil {
+		l := d.losing(losses[i/2], 1)
+		if err := l.failed(d.briefly(name, append(opts, l.of)...)); err != nil {
 			return err
 		}
 		d.heal()

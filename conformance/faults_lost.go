@@ -10,11 +10,11 @@ import (
 
 func lostGrant(e *env) error {
 	how := [][]option{{noWait}, nil}
-	e.together("requests whose answers are lost", len(how), func(i int) error {
+	e.together("requests whose answers are lost", len(how)*len(losses), func(i int) error {
 		d, name := e.driver(), e.name()
 		d.hold(e.name()).release() // the connection is there
-		d.loseAnswers()
-		r := d.start(name, append(how[i], fixed, ttl(e.ttl()))...) // which may ask again
+		l := d.losing(losses[i/len(how)], 1)
+		r := d.start(name, append(how[i%len(how)], fixed, ttl(e.ttl()), l.of)...) // which may ask again
 		e.sleep(e.ttl() / 2)
 		d.heal()
 		if r.result().lease == nil {
@@ -95,15 +95,23 @@ func cleanUpGoesOn(e *env) error {
 }
 
 func fewCleanUps(e *env) error {
+	for _, when := range losses {
+		if err := e.cleansUpMany(when); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *env) cleansUpMany(when lossTime) error {
 	d := e.driver()
 	d.hold(e.name()).release() // the connection is there
 	names := make([]string, many)
 	for i := range names {
 		names[i] = e.name()
 	}
-	before := e.goroutines()
-	d.loseAnswers()
-	e.together("requests whose answers are lost", many, func(i int) error { return d.briefly(names[i], noWait).failed() })
+	before, l := e.goroutines(), d.losing(when, many)
+	e.together("requests whose answers are lost", many, func(i int) error { return l.failed(d.briefly(names[i], noWait, l.of)) })
 	d.cut() // so that there is nothing but to wait
 	e.poll("the goroutines of what is to be cleaned up", func() error {
 		if more := e.goroutines() - before; more > many*9/10 {

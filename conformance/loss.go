@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-dsync/dsync"
@@ -16,7 +15,7 @@ var lossChecks = []Check{
 	{"loss/unlock", "A lease that is released in good order is never told to be lost.", releaseIsNoLoss},
 	{"loss/told", "A driver says by itself, within Info.Detect, that a hold was removed, and with ErrRemoved; where Detect is 0 the next renewal does.", removalIsTold},
 	{"loss/once", "Lost is called at most once, and not after Release has returned.", toldOnce},
-	{"loss/unlocked", "Expires and Tokens of a lease take no lock that the driver holds while it says that the lease is lost.", lossHoldsNoLock},
+	{"loss/unlocked", "Expires, Session and Tokens of a lease take no lock that the driver holds while it calls a method of Events.", eventsHoldNoLock},
 	{"loss/context", "Done, Err and the contexts of a lease end together, and say the same.", contextsEnd},
 	{"loss/again", "A client that lost all of its leases can lock again, and old leases stay lost.", locksAgain},
 }
@@ -121,37 +120,62 @@ func toldOnce(e *env) error {
 	return nil
 }
 
-// askingEvents asks a lease what package dsync asks it while it is told of the loss.
+// askingEvents asks a lease in each event what package dsync asks leases with locks held that it takes in events.
 type askingEvents struct {
 	driver.Events
-	lease atomic.Pointer[request]
-	told  chan struct{}
+	lease driver.Lease
+	lost  chan struct{} // gets one value when a loss was told
 }
 
 func (a *askingEvents) of(r *driver.Request) { a.Events, r.Events = r.Events, a }
 
-// Lost implements driver.Events.
-func (a *askingEvents) Lost(cause error) {
-	if r := a.lease.Load(); r != nil {
-		r.lease.Expires()
-		r.lease.Tokens()
-	}
-	a.Events.Lost(cause)
-	close(a.told)
+func (a *askingEvents) ask() {
+	a.lease.Expires()
+	a.lease.Tokens()
+	a.lease.(driver.SessionLease).Session()
 }
 
-func lossHoldsNoLock(e *env) error {
-	a, name, asks := e.driver(), e.name(), &askingEvents{told: make(chan struct{})}
-	h := a.hold(name, asks.of)
-	asks.lease.Store(h)
+// Waiting implements driver.Events.
+func (a *askingEvents) Waiting() {
+	a.ask()
+	a.Events.Waiting()
+}
+
+// Tokens implements driver.Events.
+func (a *askingEvents) Tokens() int {
+	a.ask()
+	return a.Events.Tokens()
+}
+
+// Lost implements driver.Events.
+func (a *askingEvents) Lost(cause error) {
+	a.ask()
+	a.Events.Lost(cause)
+	select {
+	case a.lost <- struct{}{}:
+	default:
+	}
+}
+
+func eventsHoldNoLock(e *env) error {
+	a, name := e.driver(), e.name()
+	other := a.hold(e.name())
+	asks := func() *askingEvents {
+		return &askingEvents{lease: other.lease, lost: make(chan struct{}, 1)}
+	}
+	first := asks()
+	h := a.hold(name, first.of)
+	next := a.start(name, asks().of).waits()
+	next.cancel()
+	next.result()
 	e.remove(name)
-	e.within("Events.Lost, in which Expires and Tokens of the lease are called", func() {
+	e.within("Events.Lost, in which Expires, Session and Tokens of a lease are called", func() {
 		if e.driverInfo().Detect == 0 {
 			_ = h.lease.Renew(e.ctx, h.TTL) // which may call Lost
 			return
 		}
 		select {
-		case <-asks.told:
+		case <-first.lost:
 		case <-e.ctx.Done():
 		}
 	})

@@ -52,6 +52,11 @@ var boundsMutants = []mutant{
 		breaks: "who waits does not hear that a fixed lease was made shorter",
 		mutate: deafToShorter(),
 	},
+	{
+		check:  "expiry/bounds",
+		breaks: "a lease that nobody else asked for goes on for half a second when it has expired",
+		mutate: lateForNewcomers(),
+	},
 }
 
 // keptFor returns a mutation in which the backend keeps holds for another time than their TTL. What ends too late, package dsync
@@ -150,6 +155,33 @@ func deafToShorter() func(*memory.Driver) driver.Driver {
 				}
 				_ = l.Release(ctx)
 				time.Sleep(time.Until(end.(time.Time)))
+				return d.Acquire(ctx, r)
+			},
+		}
+	}
+}
+
+// lateForNewcomers is a mutation in which fixed leases end half a second late, unless somebody asks for the name before.
+func lateForNewcomers() func(*memory.Driver) driver.Driver {
+	var last ends
+	return func(d *memory.Driver) driver.Driver {
+		return &broken{Driver: d,
+			lease: func(l *brokenLease) {
+				if l.r.Fixed {
+					last.keep(l)
+				}
+			},
+			acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+				if !last.expired(r.Name) {
+					last.m.Delete(r.Name)
+					return d.Acquire(ctx, r)
+				}
+				end, _ := last.m.Load(r.Name)
+				late := time.Until(end.(time.Time).Add(time.Second / 2))
+				if r.NoWait && late > 0 {
+					return nil, driver.ErrLocked
+				}
+				time.Sleep(late)
 				return d.Acquire(ctx, r)
 			},
 		}

@@ -14,21 +14,12 @@ var lostMutants = []mutant{
 	{
 		check:  "faults/lost-grant",
 		breaks: "who asks again after a lost answer takes its own hold for a new one, and counts from there",
-		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
-			l, err := d.Acquire(ctx, r)
-			if _, bounded := ctx.Deadline(); bounded || !r.Fixed || !errors.Is(err, driver.ErrUnknown) {
-				return l, err
-			}
-			own, err := overwrite(d.Server().NewDriver(), r)
-			if err != nil {
-				return nil, err
-			}
-			for !reaches(d) {
-				time.Sleep(time.Millisecond)
-			}
-			end := time.Now().Add(r.TTL)
-			return &brokenLease{Lease: own, r: r, expires: func() time.Time { return end }}, nil
-		}),
+		mutate: takesOwnForNew(),
+	},
+	{
+		check:  "faults/lost-grant",
+		breaks: "who asks again after a lost answer takes its own hold for a new one, as a driver that reads before it writes",
+		mutate: readsFirst(takesOwnForNew()),
 	},
 	{
 		check:  "faults/lost-renewal",
@@ -90,20 +81,12 @@ var lostMutants = []mutant{
 	{
 		check:  "faults/many",
 		breaks: "each clean-up is a goroutine",
-		mutate: breakClosed(func(d *closable, ctx context.Context, r *driver.Request) (driver.Lease, error) {
-			l, err := d.Acquire(ctx, r)
-			if errors.Is(err, driver.ErrUnknown) {
-				go func() { // ends when the backend is in reach, or with Close
-					for !d.isClosed() && !reaches(d.Driver) {
-						select {
-						case <-time.After(time.Second):
-						case <-d.closed:
-						}
-					}
-				}()
-			}
-			return l, err
-		}, nil),
+		mutate: cleansUpInGoroutines(),
+	},
+	{
+		check:  "faults/many",
+		breaks: "each clean-up is a goroutine, of a driver that reads before it writes",
+		mutate: readsFirst(cleansUpInGoroutines()),
 	},
 }
 
@@ -132,4 +115,41 @@ func (b *belief) or(end time.Time) time.Time {
 		return end
 	}
 	return b.end
+}
+
+// takesOwnForNew is a mutation in which a request whose answer was lost is made again, and its own hold counts as one that has just been granted.
+func takesOwnForNew() func(*memory.Driver) driver.Driver {
+	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		l, err := d.Acquire(ctx, r)
+		if _, bounded := ctx.Deadline(); bounded || !r.Fixed || !errors.Is(err, driver.ErrUnknown) {
+			return l, err
+		}
+		own, err := overwrite(d.Server().NewDriver(), r)
+		if err != nil {
+			return nil, err
+		}
+		for !reaches(d) {
+			time.Sleep(time.Millisecond)
+		}
+		end := time.Now().Add(r.TTL)
+		return &brokenLease{Lease: own, r: r, expires: func() time.Time { return end }}, nil
+	})
+}
+
+// cleansUpInGoroutines is a mutation with a goroutine for each request whose answer was lost.
+func cleansUpInGoroutines() func(*memory.Driver) driver.Driver {
+	return breakClosed(func(d *closable, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		l, err := d.Acquire(ctx, r)
+		if errors.Is(err, driver.ErrUnknown) {
+			go func() { // ends when the backend is in reach, or with Close
+				for !d.isClosed() && !reaches(d.Driver) {
+					select {
+					case <-time.After(time.Second):
+					case <-d.closed:
+					}
+				}
+			}()
+		}
+		return l, err
+	}, nil)
 }

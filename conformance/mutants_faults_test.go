@@ -129,13 +129,12 @@ var faultMutants = []mutant{
 	{
 		check:  "faults/lost-acquire",
 		breaks: "what was granted by a lost answer is not given back",
-		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
-			l, err := d.Acquire(ctx, r)
-			if errors.Is(err, driver.ErrUnknown) && !isHung(ctx, err) {
-				leave(d, r)
-			}
-			return l, err
-		}),
+		mutate: leavesUnknown(),
+	},
+	{
+		check:  "faults/lost-acquire",
+		breaks: "what was granted by a lost answer is not given back, by a driver that reads before it writes",
+		mutate: readsFirst(leavesUnknown()),
 	},
 	{
 		check:  "faults/lost-release",
@@ -161,3 +160,31 @@ func isHung(ctx context.Context, err error) bool {
 
 // leave leaves a hold of the name that nobody knows of.
 func leave(d *memory.Driver, r *driver.Request) { _, _ = overwrite(d.Server().NewDriver(), r) }
+
+// leavesUnknown is a mutation in which a request whose answer was lost stays granted.
+func leavesUnknown() func(*memory.Driver) driver.Driver {
+	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		l, err := d.Acquire(ctx, r)
+		if errors.Is(err, driver.ErrUnknown) && !isHung(ctx, err) {
+			leave(d, r)
+		}
+		return l, err
+	})
+}
+
+// readsFirst makes a driver with a mutation ask who holds a name before it asks for the name, so that the answer to that is lost first.
+func readsFirst(mutate func(*memory.Driver) driver.Driver) func(*memory.Driver) driver.Driver {
+	return func(d *memory.Driver) driver.Driver {
+		inner := mutate(d)
+		return &broken{
+			Driver: d,
+			acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+				if _, err := d.Inspect(ctx, r.Name); err != nil {
+					return nil, err
+				}
+				return inner.Acquire(ctx, r)
+			},
+			close: inner.Close,
+		}
+	}
+}

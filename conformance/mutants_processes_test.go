@@ -13,22 +13,24 @@ import (
 var fileMutants = map[string]struct {
 	check, breaks string
 	mutate        func(*fileDriver)
+	ttl           time.Duration // of leases whose end the check waits for
 }{
 	"own": {
 		"processes/contend", "each process has locks of its own",
-		func(d *fileDriver) { d.suffix = fmt.Sprint(os.Getpid()) },
+		func(d *fileDriver) { d.suffix = fmt.Sprint(os.Getpid()) }, 0,
 	},
 	"early": {
+		// By so much that it is seen although the machine stands still for seconds.
 		"processes/killed", "a lease ends for others before it ends for its holder",
-		func(d *fileDriver) { d.now = func() time.Time { return time.Now().Add(100 * time.Millisecond) } },
+		func(d *fileDriver) { d.now = func() time.Time { return time.Now().Add(9500 * time.Millisecond) } }, 10 * time.Second,
 	},
 	"forever": {
 		"processes/killed", "a lease ends for nobody but its holder",
-		func(d *fileDriver) { d.now = func() time.Time { return time.Time{} } },
+		func(d *fileDriver) { d.now = func() time.Time { return time.Time{} } }, 0,
 	},
 	"believes": {
 		"processes/stopped", "a lease seems to end later than it does",
-		func(d *fileDriver) { d.late = time.Hour },
+		func(d *fileDriver) { d.late = time.Hour }, 0,
 	},
 }
 
@@ -39,6 +41,7 @@ func TestMutantsBetweenProcesses(t *testing.T) {
 		caught[m.check] = true
 		t.Run(fmt.Sprintf("%s, by %s", m.breaks, m.check), func(t *testing.T) {
 			h := onFiles(t, "?broken="+name)
+			h.TTL = m.ttl
 			for _, c := range processChecks {
 				if c.Name == m.check {
 					h.hangs = 5 * time.Second // only what is to fail may fail by being slow

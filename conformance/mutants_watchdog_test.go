@@ -183,25 +183,20 @@ var lossMutants = []mutant{
 	{
 		check:  "loss/unlocked",
 		breaks: "a loss is told with the lock that Expires takes",
-		mutate: func(d *memory.Driver) driver.Driver {
-			mu := new(sync.Mutex)
-			return &broken{
-				Driver: d,
-				acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
-					q := *r
-					q.Events = lockedEvents{r.Events, mu}
-					return d.Acquire(ctx, &q)
-				},
-				lease: func(l *brokenLease) {
-					l.expires = func() time.Time {
-						mu.Lock()
-						defer mu.Unlock()
-						return l.Lease.Expires()
-					}
-				},
-			}
-		},
-		clock: true,
+		mutate: eventsLocked(func(v driver.Events, mu *sync.Mutex) driver.Events { return lockedLoss{v, mu} }),
+		clock:  true,
+	},
+	{
+		check:  "loss/unlocked",
+		breaks: "a wait is told with the lock that Expires takes",
+		mutate: eventsLocked(func(v driver.Events, mu *sync.Mutex) driver.Events { return lockedWait{v, mu} }),
+		clock:  true,
+	},
+	{
+		check:  "loss/unlocked",
+		breaks: "tokens are asked for with the lock that Expires takes",
+		mutate: eventsLocked(func(v driver.Events, mu *sync.Mutex) driver.Events { return lockedTokens{v, mu} }),
+		clock:  true,
 	},
 	{
 		check:  "loss/context",
@@ -309,14 +304,53 @@ var wakeupMutants = []mutant{
 	},
 }
 
-// lockedEvents tells of a loss with a lock held.
-type lockedEvents struct {
-	driver.Events
-	mu *sync.Mutex
+// eventsLocked returns a mutation in which Expires takes a lock that some of the Events of requests are called with.
+func eventsLocked(lock func(driver.Events, *sync.Mutex) driver.Events) func(*memory.Driver) driver.Driver {
+	return func(d *memory.Driver) driver.Driver {
+		mu := new(sync.Mutex)
+		return &broken{
+			Driver: d,
+			acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+				q := *r
+				q.Events = lock(r.Events, mu)
+				return d.Acquire(ctx, &q)
+			},
+			lease: func(l *brokenLease) {
+				l.expires = func() time.Time {
+					mu.Lock()
+					defer mu.Unlock()
+					return l.Lease.Expires()
+				}
+			},
+		}
+	}
 }
 
-func (l lockedEvents) Lost(cause error) {
+// Events of which one is called with a lock held.
+type (
+	lockedLoss   lockedEvents
+	lockedWait   lockedEvents
+	lockedTokens lockedEvents
+	lockedEvents struct {
+		driver.Events
+		mu *sync.Mutex
+	}
+)
+
+func (l lockedLoss) Lost(cause error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.Events.Lost(cause)
+}
+
+func (l lockedWait) Waiting() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.Events.Waiting()
+}
+
+func (l lockedTokens) Tokens() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.Events.Tokens()
 }

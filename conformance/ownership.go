@@ -83,11 +83,13 @@ func staleRelease(e *env) error {
 	})
 }
 
+// staleRenew renews for less than what the next lease lasts, which would end early if that were the one to be renewed.
 func staleRenew(e *env) error {
 	return e.afterExpiry(func(old, next *request, heir string) error {
-		if err := isNotHeld("the renewal of a lease that ran out, when "+heir+" had the name,", old.renew(e.long())); err != nil {
+		if err := isNotHeld("the renewal of a lease that ran out, when "+heir+" had the name,", old.renew(e.brief())); err != nil {
 			return err
 		}
+		e.sleep(e.brief() + e.driverInfo().LateFor(e.brief()))
 		return next.keeps("the renewal of a lease that ran out, when " + heir + " had the name,")
 	})
 }

@@ -49,28 +49,27 @@ func (e *env) url(parameters string) string {
 	return e.backend.URL + "?" + parameters
 }
 
-// urlAt returns Backend.URL with other hosts, if they are not "", and a user with another password. It ends the check if the backend
-// is nowhere.
-func (e *env) urlAt(hosts string) string {
+// urlAt returns Backend.URL with a user and another password, at another host if that is not "".
+func (e *env) urlAt(host string) string {
 	e.need(e.backend.URL != "", "Backend.URL")
 	u, err := driver.ParseURL(e.backend.URL)
 	e.must(err)
-	if len(u.Hosts) == 0 {
+	switch {
+	case host == "":
+		host = strings.Join(u.Hosts, ",")
+	case len(u.Hosts) == 0:
 		e.end(&refusedError{"to connect to a host"})
 	}
 	user := "nobody"
 	if u.User != nil && u.User.Username() != "" {
 		user = u.User.Username()
 	}
-	if hosts == "" {
-		hosts = strings.Join(u.Hosts, ",")
-	}
 	_, rest, _ := strings.Cut(e.backend.URL, "://")
 	after := strings.IndexAny(rest, "/?")
 	if after < 0 {
 		after = len(rest)
 	}
-	return u.Scheme + "://" + user + ":" + secret + "@" + hosts + rest[after:]
+	return u.Scheme + "://" + user + ":" + secret + "@" + host + rest[after:]
 }
 
 // fails returns an error unless Open of url is an error that does not tell the secret, and returns soon after the end of ctx.

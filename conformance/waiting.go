@@ -254,23 +254,21 @@ func cancelAtGrant(e *env) error {
 	for range rounds {
 		h := a.hold(name)
 		r := b.start(name).waits()
-		early := rand.N(time.Millisecond)
-		if rand.N(4) == 0 {
-			early = 0
+		if early := rand.N(time.Millisecond); rand.N(4) == 0 {
+			r.cancel() // which the waiter has not noticed when the release begins
+			h.release()
+		} else {
+			e.together("release and cancel", 2, func(i int) error {
+				if i == 0 {
+					e.sleep(early)
+					r.cancel()
+				} else {
+					e.sleep(rand.N(early + 1))
+					h.release()
+				}
+				return nil
+			})
 		}
-		e.together("release and cancel", 2, func(i int) error {
-			switch {
-			case i == 0 && early > 0:
-				e.sleep(early)
-				fallthrough
-			case i == 0:
-				r.cancel()
-			default:
-				e.sleep(rand.N(early + 1))
-				h.release()
-			}
-			return nil
-		})
 		if r.result().lease != nil {
 			granted++
 			if r.err != nil {
