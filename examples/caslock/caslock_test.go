@@ -62,13 +62,7 @@ func backend(s Store, fenced bool) *conformance.Backend {
 
 // free ends whoever's hold there is.
 func (d *Driver) free(ctx context.Context, name string) error {
-	r, version, err := d.get(ctx, name)
-	for err == nil && r.Hold != "" {
-		if _, err = d.put(ctx, name, record{Token: r.Token}, version); !errors.Is(err, errConflict) {
-			return err
-		}
-		r, version, err = d.get(ctx, name)
-	}
+	_, err := d.change(ctx, name, func(now record) (record, error) { return record{Token: now.Token}, nil })
 	return err
 }
 

@@ -5,6 +5,7 @@ package caslock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -15,12 +16,11 @@ import (
 type lease struct {
 	driver *Driver
 	name   string
+	record record // as it was granted
 	first  uint64
 	tokens int
-
-	turn    chan struct{} // full while a request for it is under way
-	record  record        // guarded by turn, as is version
-	version uint64        // of the record, as far as answers tell
+	turn   chan struct{} // full while a renewal is under way
+	forget *time.Timer   // removes it from Driver.leases when it is over
 
 	mu   sync.Mutex
 	end  time.Time
@@ -35,6 +35,7 @@ func (l *lease) Expires() time.Time {
 	return l.end
 }
 
+// Renew carries out one renewal at a time, so that the last answer is that of the last request.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	select {
 	case l.turn <- struct{}{}:
@@ -43,32 +44,32 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 		return ctx.Err()
 	}
 	until := time.Now().Add(ttl)
-	l.mu.Lock()
-	if l.dead || !time.Now().Before(l.end) {
-		l.mu.Unlock()
+	if !l.move(until, false) {
 		return driver.ErrNotHeld
 	}
-	if until.Before(l.end) {
-		l.end = until // before the request: contenders may go by the shorter TTL although its answer never comes
-	}
-	l.mu.Unlock()
 	next := l.record
 	next.TTL = ttl
-	if err := l.change(ctx, next); err != nil {
-		if errors.Is(err, driver.ErrNotHeld) {
-			l.driver.leases.Delete(l) // nobody releases it any more
-		}
-		return err
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !time.Now().Before(l.end) {
+	err := l.change(ctx, next)
+	if err == nil && !l.move(until, true) {
 		return driver.ErrNotHeld // the answer came too late to count
 	}
-	l.end = until
-	return nil
+	return err
 }
 
+// move moves the end of a lease that is not over. Before the request is answered, that is only to an earlier time: contenders may go by the
+// shorter TTL although its answer never comes.
+func (l *lease) move(to time.Time, answered bool) (live bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	live = !l.dead && time.Now().Before(l.end)
+	if live && (answered || to.Before(l.end)) {
+		l.end = to
+		l.forget.Reset(time.Until(to))
+	}
+	return live
+}
+
+// Release needs no turn: a renewal that is still on its way finds another version.
 func (l *lease) Release(ctx context.Context) error {
 	l.mu.Lock()
 	again, over := l.dead, !time.Now().Before(l.end)
@@ -77,43 +78,25 @@ func (l *lease) Release(ctx context.Context) error {
 	if again {
 		return driver.ErrNotHeld
 	}
-	defer l.driver.leases.Delete(l)
-	select {
-	case l.turn <- struct{}{}:
-		defer func() { <-l.turn }()
-	case <-ctx.Done():
-		l.driver.clean(ghost{name: l.name, hold: l.record.Hold})
-		return unanswered(ctx, driver.ErrUnknown, ctx.Err())
-	}
+	l.driver.leases.Delete(l)
 	err := l.change(ctx, record{Token: l.record.Token})
 	switch {
 	case err == nil && over:
 		return driver.ErrNotHeld
 	case err != nil && !errors.Is(err, driver.ErrNotHeld):
-		l.driver.clean(ghost{l.name, l.record.Hold, l.version})
-		return unanswered(ctx, driver.ErrUnknown, err)
+		l.driver.clean(ghost{name: l.name, hold: l.record.Hold})
+		return fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 	}
 	return err
 }
 
-// change replaces the record if it is still that of this hold, whichever of its versions: an earlier request may have been carried out
-// although its answer was lost. It is called with turn.
+// change replaces the record if it is still that of this hold.
 func (l *lease) change(ctx context.Context, next record) error {
-	for {
-		version, err := l.driver.put(ctx, l.name, next, l.version)
-		if err == nil {
-			l.record, l.version = next, version
+	_, err := l.driver.change(ctx, l.name, func(now record) (record, error) {
+		if now.Hold != l.record.Hold {
+			return now, driver.ErrNotHeld
 		}
-		if !errors.Is(err, errConflict) {
-			return err
-		}
-		now, version, err := l.driver.get(ctx, l.name)
-		switch {
-		case err != nil:
-			return err
-		case now.Hold != l.record.Hold:
-			return driver.ErrNotHeld
-		}
-		l.version = version
-	}
+		return next, nil
+	})
+	return err
 }

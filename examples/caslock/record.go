@@ -3,11 +3,11 @@
 package caslock
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -19,70 +19,67 @@ type record struct {
 	Since             time.Time
 	TTL               time.Duration
 	Token             uint64 // the last that was given
+
+	// Of a record that was read.
+	version uint64
+	left    time.Duration // for so long its holder may still renew it
 }
 
-func (d *Driver) get(ctx context.Context, name string) (r record, version uint64, err error) {
+func (d *Driver) get(ctx context.Context, name string) (r record, err error) {
 	b, version, err := d.store.Get(ctx, name)
 	if err == nil && b != nil {
 		err = json.Unmarshal(b, &r)
 	}
 	if err != nil {
-		return r, 0, unanswered(ctx, driver.ErrUnavailable, err)
+		return record{}, fmt.Errorf("%w: %w", driver.ErrUnavailable, cmp.Or(ctx.Err(), err))
 	}
-	d.sights.see(name, version, r.TTL)
-	return r, version, nil
+	r.version, r.left = version, r.TTL-d.unchanged(name, version)
+	return r, nil
 }
 
-// put replaces the record if it has the version, and returns the next one.
-func (d *Driver) put(ctx context.Context, name string, r record, version uint64) (uint64, error) {
-	b, err := json.Marshal(r)
-	if err != nil {
-		return 0, err
+// change replaces the record of name by what to makes of it, unless that is an error. If somebody else changes it in between, it looks
+// again. After ErrUnknown the record may be replaced, now or later, while it has the version that is returned.
+func (d *Driver) change(ctx context.Context, name string, to func(now record) (record, error)) (version uint64, err error) {
+	for {
+		now, err := d.get(ctx, name)
+		if err != nil {
+			return 0, err
+		}
+		next, err := to(now)
+		if err != nil {
+			return 0, err
+		}
+		b, err := json.Marshal(next)
+		if err != nil {
+			return 0, err
+		}
+		switch _, err = d.store.Put(ctx, name, b, now.version); {
+		case err == nil:
+			return now.version, nil
+		case !errors.Is(err, errConflict):
+			return now.version, fmt.Errorf("%w: %w", driver.ErrUnknown, cmp.Or(ctx.Err(), err))
+		}
 	}
-	next, err := d.store.Put(ctx, name, b, version)
-	if err != nil && !errors.Is(err, errConflict) {
-		err = unanswered(ctx, driver.ErrUnknown, err)
-	}
-	return next, err
 }
 
-func unanswered(ctx context.Context, kind, err error) error {
-	if ctx.Err() != nil {
-		err = ctx.Err()
-	}
-	return fmt.Errorf("%w: %w", kind, err)
-}
-
-// sights are the records that a driver has seen, and since when they have not changed.
-type sights struct {
-	mu  sync.Mutex
-	all map[string]sight
-}
-
+// sight is a record that a driver has seen, and since when it has not changed.
 type sight struct {
 	version uint64
 	since   time.Time // when the first answer with this version had arrived: it was written before
-	ttl     time.Duration
 }
 
 // maxSights bounds how many records are remembered that nobody may ask for any more.
 const maxSights = 1000
 
-func (s *sights) see(name string, version uint64, ttl time.Duration) {
-	now := time.Now()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.all == nil || len(s.all) > maxSights {
-		s.all = map[string]sight{} // to begin anew makes others wait for longer, and nobody for less
+// unchanged returns for how long the driver has seen no other version of a record.
+func (d *Driver) unchanged(name string, version uint64) time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.sights) > maxSights {
+		clear(d.sights) // to begin anew makes others wait for longer, and nobody for less
 	}
-	if s.all[name].version < version {
-		s.all[name] = sight{version, now, ttl}
+	if d.sights[name].version < version {
+		d.sights[name] = sight{version, time.Now()}
 	}
-}
-
-// left returns for how long the record that was seen last may still be renewed.
-func (s *sights) left(name string) time.Duration {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.all[name].ttl - time.Since(s.all[name].since)
+	return time.Since(d.sights[name].since)
 }
