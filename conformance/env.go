@@ -151,25 +151,25 @@ func (e *env) close() {
 	e.mu.Lock()
 	closers, links, thaw := e.closers, e.links, e.thaw
 	e.mu.Unlock()
-	if thaw != nil {
-		thaw()
-	}
-	for _, l := range links {
-		if l.Heal != nil {
-			l.Heal()
-		}
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), closeFor)
-	defer cancel()
-	var all sync.WaitGroup
-	for _, f := range closers {
-		all.Go(func() { f(ctx) }) // ends with ctx, unless the driver is broken
-	}
-	all.Go(e.work.Wait)
 	ended := make(chan struct{})
-	go func() {
+	go func() { // ends soon, unless the driver or the harness is broken
+		defer close(ended)
+		if thaw != nil {
+			thaw()
+		}
+		for _, l := range links {
+			if l.Heal != nil {
+				l.Heal()
+			}
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), closeFor)
+		defer cancel()
+		var all sync.WaitGroup
+		for _, f := range closers {
+			all.Go(func() { f(ctx) })
+		}
+		all.Go(e.work.Wait)
 		all.Wait()
-		close(ended)
 	}()
 	giveUp := time.NewTimer(2 * closeFor)
 	defer giveUp.Stop()

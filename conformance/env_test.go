@@ -300,3 +300,31 @@ func TestCheckRunsAlone(t *testing.T) {
 		t.Error("a driver that takes names from their holders passes")
 	}
 }
+
+func TestLinkThatHangsDoesNotHoldUpTheNextCheck(t *testing.T) {
+	t.Parallel()
+	hang := make(chan struct{})
+	defer close(hang)
+	s := memory.NewServer(nil)
+	h := Harness{Backend: func(testing.TB) *Backend {
+		return &Backend{New: func(testing.TB) (driver.Driver, *Link) {
+			return s.NewDriver(), &Link{Heal: func() { <-hang }}
+		}}
+	}}
+	want := errors.New("what was seen")
+	done := make(chan error, 1)
+	go func() { // ends with the check, or with the test
+		done <- Check{"group/name", "A promise.", func(e *env) error {
+			e.driver()
+			return want
+		}}.result(t, h).err
+	}()
+	select {
+	case err := <-done:
+		if err != want {
+			t.Errorf("got %v, want %v", err, want)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("the check does not end")
+	}
+}

@@ -15,17 +15,23 @@ func lostGrant(e *env) error {
 		d.hold(e.name()).release() // the connection is there
 		l := d.losing(losses[i/len(how)], 1)
 		r := d.start(name, append(how[i%len(how)], fixed, ttl(e.ttl()), l.of)...) // which may ask again
+		e.sleep(e.ttl() / 10)                                                     // it has been carried out, as a rule
+		next := e.outsider().start(name)                                          // where contenders observe a hold, from here on
 		e.sleep(e.ttl() / 2)
 		d.heal()
-		if r.result().lease == nil {
-			e.awaitFree(name)
+		e.until("one of two requests is granted", func() bool { return r.isDone() || next.isDone() })
+		if r.isDone() && r.lease != nil {
+			if err := next.granted().after(r); err != nil {
+				return fmt.Errorf("after the answer to a request for a lease of %v was lost at first: %w", e.ttl(), err)
+			}
+			next.release()
 			return nil
 		}
-		next := e.outsider().start(name).granted()
-		if err := next.after(r); err != nil {
-			return fmt.Errorf("after the answer to a request for a lease of %v was lost at first: %w", e.ttl(), err)
+		next.granted().release()
+		if r.result().lease != nil {
+			_ = r.tryRelease(e.ctx)
 		}
-		next.release()
+		e.awaitFree(name)
 		return nil
 	})
 	return nil
