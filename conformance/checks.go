@@ -14,6 +14,7 @@ import (
 //   - It never waits for a guess of how long something takes: progress is awaited through states (waits, until), that something must
 //     not happen is proved by the order of things that do happen, and times are compared in the direction that a slow machine cannot
 //     falsify. What hangs is ended by the env. A loop that ends by time sleeps in it: in fake time nothing else lets time pass.
+//   - It shares the process and the backend with other checks, unless it is listed in alone.
 //   - What only some drivers can do begins with env.claims, what only some harnesses can do ends by itself in env.need.
 //   - Each check has a mutant in mutants_<group>_test.go: a broken driver that this check catches, and none before it in the table.
 //     A check without one fails TestMutants. A new promise needs `go test ./conformance -run Spec -update`.
@@ -23,7 +24,21 @@ type Check struct {
 	run     func(*env) error
 }
 
-// Checks returns all checks, in the order in which Run runs them: those that others build on are first.
+// alone are the checks that run beside no others, and why.
+var alone = map[string]string{
+	"faults/many":      "it counts the goroutines of the process",
+	"scale/goroutines": "it counts the goroutines of the process",
+	"scale/gone":       "it counts the goroutines of the process",
+	"scale/held":       "the backend is busy, and others would be late",
+	"scale/waiters":    "the backend is busy, and others would be late",
+	"order/hand-overs": "the backend is busy, and others would be late",
+	"storm/calm":       "the backend is busy, and others would be late",
+	"storm/faults":     "the backend is busy, and others would be late",
+	"storm/server":     "it stops the server",
+}
+
+// Checks returns all checks: those that others build on are first. Run begins with them in this order, but for those of alone, which
+// are last.
 func Checks() []Check {
 	return slices.Concat(
 		exclusionChecks,

@@ -18,6 +18,7 @@ package conformance
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -28,7 +29,9 @@ import (
 // Harness is how the suite gets at a driver.
 type Harness struct {
 	// Backend returns the backend that one check runs on. The names of the locks are fresh in each check, so it may be the same
-	// backend every time. With FakeTime it is called in the bubble of the check, and what it returns belongs to that bubble.
+	// backend every time. Checks run side by side, since most of them wait most of the time: Backend, and the functions of what it
+	// returns, are called concurrently, except for those that stop the server. With FakeTime one check runs after the other; Backend
+	// is called in the bubble of the check, and what it returns belongs to that bubble.
 	Backend func(tb testing.TB) *Backend
 
 	// FakeTime runs each check in a bubble of testing/synctest, for drivers without a network: in no time, and with exact times.
@@ -39,7 +42,8 @@ type Harness struct {
 	TTL time.Duration
 
 	// Brief makes 1,000 hand-overs where the suite makes 10,000, which is what takes longest on a backend that writes to disk. It is
-	// for a further configuration of a backend, beside one that the whole suite runs on.
+	// for a further configuration of a backend, beside one that the whole suite runs on. In real time `go test
+	// -short` does the same.
 	Brief bool
 
 	// In tests of the suite.
@@ -111,26 +115,60 @@ func runChecks(t *testing.T, h Harness, checks []Check) {
 	if h.Backend == nil {
 		t.Fatal("conformance: Harness.Backend is missing")
 	}
-	var s summary
-	for _, c := range checks {
-		t.Run(c.Name, func(t *testing.T) {
-			r := c.result(t, h)
-			s.add(c, r)
-			switch {
-			case r.byHarness():
-				t.Errorf("harness failed: %v; not looked at: %s\nevents:\n%s", r.err, c.Promise, r.events)
-			case r.stalled != "":
-				t.Skip(c.invalid(r))
-			case r.err != nil:
-				t.Errorf("broken promise: %s\nseen: %v\nevents:\n%s", c.Promise, r.err, r.events)
-			case r.missing != "":
-				t.Skip(c.unverified(r))
-			case r.refused != "":
-				t.Logf("the driver does not claim %s, and says so", r.refused)
-			}
+	results := make([]*result, len(checks)) // nil for those that -run leaves out
+	run := func(i int) {
+		t.Run(checks[i].Name, func(t *testing.T) {
+			r := checks[i].result(t, h)
+			results[i] = &r
+			checks[i].report(t, r)
 		})
 	}
+	var running sync.WaitGroup
+	turns := make(chan struct{}, sideBySide)
+	for i, c := range checks {
+		if !c.alone(h) {
+			turns <- struct{}{}
+			running.Go(func() {
+				defer func() { <-turns }()
+				run(i)
+			})
+		}
+	}
+	running.Wait()
+	for i, c := range checks {
+		if c.alone(h) {
+			run(i)
+		}
+	}
+	var s summary
+	for i, c := range checks {
+		if results[i] != nil {
+			s.add(c, *results[i])
+		}
+	}
 	t.Log(s.String())
+}
+
+// sideBySide is how many checks run at once in real time, in which most of them wait most of the time.
+const sideBySide = 6
+
+// alone reports whether the check runs beside no others of the same harness. In fake time nothing waits.
+func (c Check) alone(h Harness) bool { return h.FakeTime || alone[c.Name] != "" }
+
+// report says how the check ended.
+func (c Check) report(t *testing.T, r result) {
+	switch {
+	case r.byHarness():
+		t.Errorf("harness failed: %v; not looked at: %s\nevents:\n%s", r.err, c.Promise, r.events)
+	case r.stalled != "":
+		t.Skip(c.invalid(r))
+	case r.err != nil:
+		t.Errorf("broken promise: %s\nseen: %v\nevents:\n%s", c.Promise, r.err, r.events)
+	case r.missing != "":
+		t.Skip(c.unverified(r))
+	case r.refused != "":
+		t.Logf("the driver does not claim %s, and says so", r.refused)
+	}
 }
 
 func (c Check) unverified(r result) string {

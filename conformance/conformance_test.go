@@ -9,9 +9,10 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/memory"
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-var repeat = flag.Int("repeat", 3, "how often the suite is run on the good driver")
+var repeat = flag.Int("repeat", 0, "how often the suite is run on the good driver; 0: 3 times, or once with -short")
 
 // onMemory returns a harness of the memory driver in fake time. mutate breaks each of its drivers.
 func onMemory(o *memory.Options, mutate func(*memory.Driver) driver.Driver) Harness {
@@ -73,9 +74,13 @@ var memoryBackends = []struct {
 }
 
 func TestGoodDriverPasses(t *testing.T) {
+	times := *repeat
+	if times == 0 {
+		times = testenv.Briefly(1, 3)
+	}
 	for _, b := range memoryBackends {
 		t.Run(b.name, func(t *testing.T) {
-			for range *repeat {
+			for range times {
 				for _, c := range Checks() {
 					r := c.result(t, onMemory(&b.Options, good))
 					if r.err != nil {

@@ -30,7 +30,7 @@ type env struct {
 	minTTL   time.Duration                // Harness.TTL
 	broken   func(*client, locker) locker // Harness.breakOwner
 	patience time.Duration                // Harness.hangs
-	sample   bool                         // Harness.Brief
+	sample   bool                         // Harness.Brief, or go test -short in real time
 	fakeTime bool                         // Harness.FakeTime
 	stalls   *stalls                      // nil in fake time
 
@@ -48,7 +48,7 @@ type env struct {
 }
 
 func newEnv(tb testing.TB, h Harness) *env {
-	e := &env{tb: tb, events: newEvents(), minTTL: h.TTL, id: rand.Text()[:10], broken: h.breakOwner, patience: h.hangs, sample: h.Brief, fakeTime: h.FakeTime}
+	e := &env{tb: tb, events: newEvents(), minTTL: h.TTL, id: rand.Text()[:10], broken: h.breakOwner, patience: h.hangs, sample: h.Brief || testing.Short() && !h.FakeTime, fakeTime: h.FakeTime}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.backend = h.Backend(tb)
 	if !h.FakeTime {

@@ -26,6 +26,11 @@ func TestSpec(t *testing.T) {
 		}
 		fmt.Fprintf(&b, "- **%s**: %s\n", name, c.Promise)
 	}
+	for name := range alone {
+		if !seen[name] {
+			t.Errorf("%q, which is to run alone, is no check", name)
+		}
+	}
 	got := b.String()
 	if *update {
 		if err := os.WriteFile("SPEC.md", []byte(got), 0o644); err != nil {

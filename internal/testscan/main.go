@@ -16,6 +16,7 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -28,7 +29,8 @@ func main() {
 
 // run runs a command that writes as `go test -json` does, and returns the exit code: its own, if that is not 0.
 func run(argv []string, stdout, stderr io.Writer) int {
-	s := &scan{verbose: slices.Contains(argv, "-v") || slices.Contains(argv, "-test.v"), out: stdout, tests: map[test][]string{}, before: map[string]string{}}
+	s := &scan{verbose: slices.Contains(argv, "-v") || slices.Contains(argv, "-test.v"), out: stdout, tests: map[test][]string{}, before: map[string]string{}, summary: newSummary()}
+	began := time.Now()
 	errs := new(bytes.Buffer)
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stderr = io.MultiWriter(stderr, errs)
@@ -46,6 +48,7 @@ func run(argv []string, stdout, stderr io.Writer) int {
 		s.line(line)
 	}
 	failed := cmd.Wait()
+	s.summary.write(stdout, time.Since(began), cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime())
 	s.look("standard error of go test", errs.String())
 	if len(s.found) > 0 {
 		fmt.Fprintf(stderr, "FAIL: passwords of the tests are shown in\n%s", strings.Join(s.found, ""))
@@ -63,6 +66,7 @@ func run(argv []string, stdout, stderr io.Writer) int {
 // event is what `go test -json` writes in a line; see `go doc test2json`.
 type event struct {
 	Action, Package, Test, Output string
+	Elapsed                       float64 // seconds
 }
 
 type test struct{ pkg, name string }
@@ -75,6 +79,8 @@ type scan struct {
 
 	order []test
 	tests map[test][]string // what is shown if they fail
+
+	summary *summary
 }
 
 // line takes a line, with its end.
@@ -87,6 +93,9 @@ func (s *scan) line(line []byte) {
 	}
 	s.output(e)
 	t := test{e.Package, e.Test}
+	if e.Action == "pass" || e.Action == "skip" || e.Action == "fail" {
+		s.summary.add(e, s.tests[t])
+	}
 	switch {
 	case e.Action == "output" && s.verbose, e.Action == "build-output":
 		io.WriteString(s.out, e.Output)

@@ -77,6 +77,28 @@ func TestRunOfNothing(t *testing.T) {
 	}
 }
 
+// TestSummary looks at what is said of a run at its end, and at what is left to make test-long.
+func TestSummary(t *testing.T) {
+	script := `end() { printf '{"Action":"%s","Package":"github.com/go-dsync/dsync/p%s","Test":"%s","Elapsed":%s}\n' "$@"; }
+says() { printf '{"Action":"output","Package":"github.com/go-dsync/dsync/p","Test":"%s","Output":"    x_test.go:1: %s\\n"}\n' "$@"; }
+end pass "" TestA/one 0.2; end pass "" TestA/two 3.5; end pass "" TestA 3.7
+says TestB "no server"; end skip "" TestB 0
+says TestC "` + testenv.LongMark + `"; end skip "" TestC 0
+end fail "" "" 4.5; end skip /none "" 0`
+	var stdout, stderr bytes.Buffer
+	run([]string{"sh", "-c", script}, &stdout, &stderr)
+	got := strings.Join(strings.Fields(stdout.String()), " ")
+	for _, want := range []string{
+		"seconds tests skipped package 4.5 4 1 p ",
+		"slowest tests 3.5 p TestA/two 0.2 p TestA/one ",
+		"left to make test-long: p TestC 4 tests in 1 packages, 1 of them skipped and 1 left to make test-long: ",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q is not in the summary:\n%s%s", want, stdout.String(), stderr.String())
+		}
+	}
+}
+
 // TestLineInPieces: go test cuts long lines, and a password may be where it does.
 func TestVerbose(t *testing.T) {
 	var stdout, stderr bytes.Buffer
