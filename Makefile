@@ -21,17 +21,23 @@ MODULES = . test/bench test/interop test/stress
 # How long `make fuzz` looks for an input that breaks something, for each target.
 FUZZTIME ?= 30s
 
-.PHONY: help test test-long servers demo demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short lint flaky flaky-long fuzz vulncheck
+.PHONY: help test test-long model-long servers demo demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short lint flaky flaky-long fuzz vulncheck
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-test: servers ## run all tests, on real servers, with the race detector; none may show a password
-	$(GO) run ./internal/testscan $(GO) test -json -race -timeout 30m $(TESTFLAGS) $(PKG)
+# Tests on real servers wait most of the time, so several packages run side by side.
+RUN_TESTS = $(GO) run ./internal/testscan $(GO) test -json -race -p 4
 
-test-long: servers ## run what `make test` does briefly: 15 s of migration between every two backends, with the seeds, and the model of etcd's waiting
-	$(GO) test -race -timeout 30m -run '^TestPairs$$' -v $(TESTFLAGS) ./drivers/migrate -pairs 15s
-	$(GO) test -timeout 30m -run '^TestModelKeepsItsPromises$$' -v $(TESTFLAGS) ./drivers/etcd -model.runs 30000 -model.walks 2000
+test: servers ## run all tests in their short form, on real servers, with the race detector; none may show a password
+	$(RUN_TESTS) -short -timeout 30m $(TESTFLAGS) $(PKG)
+
+test-long: servers ## run all tests in their long form: with all that `make test` leaves out, and 15 s of migration between every two backends
+	$(RUN_TESTS) -timeout 60m -skip '^TestPairs$$' $(TESTFLAGS) $(PKG)
+	$(RUN_TESTS) -timeout 30m -run '^TestPairs$$' -v $(TESTFLAGS) ./drivers/migrate -pairs 15s
+
+model-long: ## search the model of etcd's waiting for ten minutes, where `make test` takes seconds
+	$(GO) test -timeout 60m -run '^TestModelKeepsItsPromises$$' -v $(TESTFLAGS) ./drivers/etcd -model.runs 30000 -model.walks 2000
 
 servers: ## install the servers that the tests need, where they are missing
 	@internal/testenv/install.sh

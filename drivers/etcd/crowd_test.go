@@ -77,7 +77,7 @@ func crowd(t *testing.T, s *testenv.EtcdServer) {
 		}
 	}
 	goesOn()
-	for i := range 6 {
+	for i := range testenv.Briefly(clients, 2*clients) {
 		off := h.Fault("cut", fmt.Sprint("client", i%clients))
 		links[i%clients].Cut()
 		links[i%clients].Heal()

@@ -26,7 +26,7 @@ import (
 )
 
 var (
-	pairLasts = flag.Duration("pairs", 0, "how long each storm of TestPairs lasts; 0: 15s, or 2s with -short")
+	pairLasts = flag.Duration("pairs", 2*time.Second, "how long each storm of TestPairs lasts")
 	pairSeed  = flag.Uint64("pairseed", 0, "seed of the storms of TestPairs; 0 draws one")
 )
 
@@ -62,9 +62,6 @@ func backends(t *testing.T) []backend {
 // TestPairs takes clients through the phases between every two backends, in processes of which some are killed and stopped. As many
 // pairs run side by side as there are CPUs, so that the storms have something to work with.
 func TestPairs(t *testing.T) {
-	if *pairLasts == 0 {
-		*pairLasts = testenv.Briefly(2*time.Second, 15*time.Second)
-	}
 	all := backends(t)
 	for _, from := range all {
 		for _, to := range all {

@@ -74,6 +74,9 @@ func serversApart(t *testing.T, tick, ttl time.Duration) {
 		}{{"both ways", true, true}, {"out", true, false}, {"in", false, true}} {
 			t.Run(fmt.Sprintf("%v, %s, leader %t", ttl, way.name, leads), func(t *testing.T) {
 				t.Parallel()
+				if way.out != way.in {
+					testenv.Long(t)
+				}
 				a := newApart(t, tick)
 				cut := slices.IndexFunc(a.servers, func(s *testenv.ZooKeeperServer) bool { return s.Leads() == leads })
 				others := []int{(cut + 1) % 3, (cut + 2) % 3}

@@ -34,9 +34,11 @@ const (
 	counterEach  = "DSYNC_TEST_COUNTER_EACH"
 )
 
-// Spawn adds processes whose role calls [Count]. Each takes the lock holds times, and adds one each times while it has it.
+// Spawn adds processes whose role calls [Count]. Each takes the lock holds times, in the short form of the tests a fifth of that, and
+// adds one each times while it has it.
 func (c *Counter) Spawn(processes int, role string, holds, each int, env ...string) {
 	c.tb.Helper()
+	holds = Briefly(holds/5, holds)
 	env = append(env, counterFile+"="+c.file, fmt.Sprint(counterHolds, "=", holds), fmt.Sprint(counterEach, "=", each))
 	for range processes {
 		c.all = append(c.all, Spawn(c.tb, role, env...))

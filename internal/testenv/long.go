@@ -2,18 +2,15 @@ package testenv
 
 import "testing"
 
-// LongMark is in the text by which a test says that it is left to make test-long.
-const LongMark = "left to make test-long"
-
-// Long skips a test that takes long, and looks no further than others do, in the short form of the tests.
+// Long skips a test that `make test` leaves to `make test-long`, since others look at nearly the same in less time.
 func Long(tb testing.TB) {
 	tb.Helper()
 	if testing.Short() {
-		tb.Skip(LongMark)
+		tb.Skip("left to make test-long")
 	}
 }
 
-// Briefly returns the first value in the short form of the tests, and otherwise the second.
+// Briefly returns the first value in the short form of the tests, which `make test` runs, and otherwise the second.
 func Briefly[T any](short, long T) T {
 	if testing.Short() {
 		return short

@@ -91,7 +91,7 @@ func newZooKeeper(tb testing.TB, at host, id int, settings []string) *ZooKeeperS
 		"clientPortAddress=" + at.ip, "clientPort=" + strconv.Itoa(port), "dataDir=" + dir, "maxClientCnxns=0",
 		"admin.enableServer=false", "4lw.commands.whitelist=*", "preAllocSize=1024", "quorumListenOnAllIPs=false",
 	}, settings...)
-	machine := at.command(java, "-Xmx192m")
+	machine := at.command(java, "-Xmx192m", "-XX:TieredStopAtLevel=1") // it does not live long enough for more to pay off
 	config = slices.DeleteFunc(config, func(line string) bool {
 		argument := strings.HasPrefix(line, "-")
 		if argument {

@@ -77,21 +77,21 @@ func TestRunOfNothing(t *testing.T) {
 	}
 }
 
-// TestSummary looks at what is said of a run at its end, and at what is left to make test-long.
+// TestSummary looks at what is said of a run at its end.
 func TestSummary(t *testing.T) {
 	script := `end() { printf '{"Action":"%s","Package":"github.com/go-dsync/dsync/p%s","Test":"%s","Elapsed":%s}\n' "$@"; }
 says() { printf '{"Action":"output","Package":"github.com/go-dsync/dsync/p","Test":"%s","Output":"    x_test.go:1: %s\\n"}\n' "$@"; }
 end pass "" TestA/one 0.2; end pass "" TestA/two 3.5; end pass "" TestA 3.7
-says TestB "no server"; end skip "" TestB 0
-says TestC "` + testenv.LongMark + `"; end skip "" TestC 0
+says TestB "no server: none"; end skip "" TestB 0
+for i in 1 2 3 4; do says TestC/$i "left out"; end skip "" TestC/$i 0; done; end pass "" TestC 0
 end fail "" "" 4.5; end skip /none "" 0`
 	var stdout, stderr bytes.Buffer
 	run([]string{"sh", "-c", script}, &stdout, &stderr)
 	got := strings.Join(strings.Fields(stdout.String()), " ")
 	for _, want := range []string{
-		"seconds tests skipped package 4.5 4 1 p ",
+		"seconds tests skipped package 4.5 7 5 p ",
 		"slowest tests 3.5 p TestA/two 0.2 p TestA/one ",
-		"left to make test-long: p TestC 4 tests in 1 packages, 1 of them skipped and 1 left to make test-long: ",
+		"skipped reason 4 left out: p TestC/1, p TestC/2, p TestC/3, … 1 no server: p TestB 7 tests of 1 packages, 5 of them skipped, took ",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q is not in the summary:\n%s%s", want, stdout.String(), stderr.String())

@@ -4,50 +4,55 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
-
-	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 // module is left out of the names of packages.
 const module = "github.com/go-dsync/dsync"
 
-// slowest is how many tests the summary names.
-const slowest = 20
+// At most so many tests are named: the slowest of all, and those that were skipped for one reason.
+const (
+	namedSlowest = 20
+	namedSkipped = 3
+)
 
 // summary is what was run and for how long. A test with subtests counts as these.
 type summary struct {
 	packages []*tally
 	tests    []timed
-	left     []string // tests that are left to make test-long
-	parents  map[test]bool
-	open     map[string]*tally // of packages that have not ended
+	skipped  map[string][]string // tests by reason
+	parents  map[test]bool       // tests whose subtests have ended, and they have not
+	open     map[string]*tally   // packages that have not ended
 }
 
-// tally is a package with its tests.
+// tally is a package, and how many of its tests have ended.
 type tally struct {
-	name             string
-	took             time.Duration
-	ran, skips, long int // tests that ended, and how many of them were skipped, or left to make test-long
+	name       string
+	took       time.Duration
+	ran, skips int
 }
 
 // timed is a test and how long it took, without what it waited for its turn.
 type timed struct {
-	test
+	name string
 	took time.Duration
 }
 
-func newSummary() *summary { return &summary{parents: map[test]bool{}, open: map[string]*tally{}} }
+func newSummary() *summary {
+	return &summary{skipped: map[string][]string{}, parents: map[test]bool{}, open: map[string]*tally{}}
+}
 
-// add takes the end of a test, with what it wrote, or of a package.
+// add takes the end of a package, or of a test, with what that wrote.
 func (s *summary) add(e event, wrote []string) {
 	p := s.open[e.Package]
 	if p == nil {
-		p = &tally{name: short(e.Package)}
+		p = &tally{name: cmp.Or(strings.TrimPrefix(strings.TrimPrefix(e.Package, module), "/"), ".")}
 		s.open[e.Package] = p
 	}
 	took := time.Duration(e.Elapsed * float64(time.Second))
@@ -62,25 +67,30 @@ func (s *summary) add(e event, wrote []string) {
 	if i := strings.LastIndexByte(t.name, '/'); i >= 0 {
 		s.parents[test{t.pkg, t.name[:i]}] = true
 	}
-	if s.parents[t] { // it ends after its subtests
+	if s.parents[t] {
 		delete(s.parents, t)
 		return
 	}
-	p.ran++
-	s.tests = append(s.tests, timed{t, took})
-	if e.Action != "skip" {
-		return
+	name := p.name + " " + t.name
+	s.tests = append(s.tests, timed{name, took})
+	if p.ran++; e.Action == "skip" {
+		p.skips++
+		why := reason(wrote)
+		s.skipped[why] = append(s.skipped[why], name)
 	}
-	if strings.Contains(strings.Join(wrote, ""), testenv.LongMark) {
-		p.long++
-		s.left = append(s.left, p.name+" "+t.name)
-		return
-	}
-	p.skips++
 }
 
-func short(pkg string) string {
-	return cmp.Or(strings.TrimPrefix(strings.TrimPrefix(pkg, module), "/"), ".")
+// logged is the first line of a log entry, up to its first colon.
+var logged = regexp.MustCompile(`^ +\S+\.go:\d+: ([^:\n]*)`)
+
+// reason returns why a test was skipped that wrote this.
+func reason(wrote []string) string {
+	for _, line := range slices.Backward(wrote) {
+		if found := logged.FindStringSubmatch(line); found != nil {
+			return found[1]
+		}
+	}
+	return "no reason"
 }
 
 // write shows the summary of a run that took so long, and for which the processors worked so long.
@@ -90,21 +100,29 @@ func (s *summary) write(w io.Writer, took, worked time.Duration) {
 	}
 	slices.SortFunc(s.packages, func(a, b *tally) int { return cmp.Compare(b.took, a.took) })
 	slices.SortFunc(s.tests, func(a, b timed) int { return cmp.Compare(b.took, a.took) })
-	var all tally
 	tab := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	skips := 0
 	fmt.Fprint(tab, "\nseconds\ttests\tskipped\tpackage\n")
 	for _, p := range s.packages {
 		fmt.Fprintf(tab, "%.1f\t%d\t%d\t%s\n", p.took.Seconds(), p.ran, p.skips, p.name)
-		all.ran, all.skips, all.long = all.ran+p.ran, all.skips+p.skips, all.long+p.long
+		skips += p.skips
 	}
 	fmt.Fprint(tab, "\nseconds\tslowest tests\n")
-	for _, t := range s.tests[:min(slowest, len(s.tests))] {
-		fmt.Fprintf(tab, "%.1f\t%s %s\n", t.took.Seconds(), short(t.pkg), t.name)
+	for _, t := range s.tests[:min(namedSlowest, len(s.tests))] {
+		fmt.Fprintf(tab, "%.1f\t%s\n", t.took.Seconds(), t.name)
+	}
+	if skips > 0 {
+		fmt.Fprint(tab, "\nskipped\treason\n")
+	}
+	for _, why := range slices.Sorted(maps.Keys(s.skipped)) {
+		names := s.skipped[why]
+		more := ""
+		if len(names) > namedSkipped {
+			more = ", …"
+		}
+		fmt.Fprintf(tab, "%d\t%s: %s%s\n", len(names), why, strings.Join(names[:min(namedSkipped, len(names))], ", "), more)
 	}
 	tab.Flush()
-	if len(s.left) > 0 {
-		fmt.Fprintf(w, "\nleft to make test-long:\n  %s\n", strings.Join(s.left, "\n  "))
-	}
-	fmt.Fprintf(w, "\n%d tests in %d packages, %d of them skipped and %d left to make test-long: %v, of which %d processors worked %v\n",
-		all.ran, len(s.packages), all.skips, all.long, took.Round(time.Second), runtime.NumCPU(), worked.Round(time.Second))
+	fmt.Fprintf(w, "\n%d tests of %d packages, %d of them skipped, took %v; %d processors worked %v for them\n",
+		len(s.tests), len(s.packages), skips, took.Round(time.Second), runtime.NumCPU(), worked.Round(time.Second))
 }
