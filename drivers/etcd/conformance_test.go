@@ -17,6 +17,7 @@ func init() { conformance.RunWorker() }
 func TestConformance(t *testing.T) { conform(t, false, testenv.Etcd(t)) }
 
 func TestConformancePackaged(t *testing.T) {
+	testenv.Long(t)
 	t.Parallel()
 	conform(t, true, testenv.PackagedEtcd(t))
 }

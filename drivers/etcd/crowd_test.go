@@ -38,6 +38,9 @@ func TestHistoryOfACrowd(t *testing.T) {
 	t.Parallel()
 	for kind, start := range map[string]func(testing.TB, ...string) *testenv.EtcdServer{"current": testenv.Etcd, "packaged": testenv.PackagedEtcd} {
 		t.Run(kind, func(t *testing.T) {
+			if kind == "packaged" {
+				testenv.Long(t)
+			}
 			t.Parallel()
 			crowd(t, start(t))
 		})

@@ -73,10 +73,10 @@ func serversApart(t *testing.T, tick, ttl time.Duration) {
 			out, in bool
 		}{{"both ways", true, true}, {"out", true, false}, {"in", false, true}} {
 			t.Run(fmt.Sprintf("%v, %s, leader %t", ttl, way.name, leads), func(t *testing.T) {
-				t.Parallel()
 				if way.out != way.in {
 					testenv.Long(t)
 				}
+				t.Parallel()
 				a := newApart(t, tick)
 				cut := slices.IndexFunc(a.servers, func(s *testenv.ZooKeeperServer) bool { return s.Leads() == leads })
 				others := []int{(cut + 1) % 3, (cut + 2) % 3}

@@ -49,7 +49,7 @@ func lockOverCuts(t *testing.T, link *wire.Wire, cutOff, other *zk.Driver, never
 			}
 		})
 	}
-	for range 60 {
+	for range testenv.Briefly(20, 60) {
 		start := grants.Load()
 		link.Cut()
 		link.Heal()

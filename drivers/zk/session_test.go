@@ -19,7 +19,7 @@ func TestSessionsEndBesideRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := opened.(*Driver)
-	for range 30 {
+	for range testenv.Briefly(10, 30) {
 		s, err := d.board(caller{ctx: t.Context(), stop: d.life.Open().Done()}, d.options.TTL)
 		if err != nil {
 			t.Fatal(err)
