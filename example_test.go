@@ -49,6 +49,22 @@ func ExampleDo() {
 	// <nil>
 }
 
+func ExampleTryDo() {
+	ctx := context.Background()
+	client, _ := dsync.Open(ctx, "memory://", nil)
+	defer client.Close(ctx)
+
+	err := dsync.TryDo(ctx, client, "report", func(ctx context.Context) error {
+		lease := dsync.LeaseFrom(ctx)
+		fmt.Println(lease.Name(), lease.Token()) // the token goes with every write
+		return nil
+	})
+	if errors.Is(err, dsync.ErrLocked) {
+		fmt.Println("somebody else makes the report")
+	}
+	// Output: report 1
+}
+
 func ExampleClient_TryLock() {
 	ctx := context.Background()
 	client, _ := dsync.Open(ctx, "memory://", nil)

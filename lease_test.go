@@ -3,7 +3,6 @@ package dsync_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -209,55 +208,6 @@ func TestWhatTheDriverCannotDoIsUnsupported(t *testing.T) {
 	}
 }
 
-func TestDo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newClient(t, memory.New(nil), nil)
-		failed := errors.New("failed")
-		for _, want := range []error{nil, failed} {
-			err := dsync.Do(t.Context(), c, "x", func(ctx context.Context) error {
-				if _, err := c.TryLock(t.Context(), "x"); !errors.Is(err, dsync.ErrLocked) {
-					t.Errorf("TryLock inside of Do: %v, want ErrLocked", err)
-				}
-				return want
-			})
-			if !errors.Is(err, want) || want == nil && err != nil {
-				t.Errorf("Do: %v, want %v", err, want)
-			}
-		}
-		func() {
-			defer func() { _ = recover() }()
-			_ = dsync.Do(t.Context(), c, "x", func(context.Context) error { panic("fn") })
-		}()
-		if _, err := c.TryLock(t.Context(), "x"); err != nil {
-			t.Errorf("TryLock after fn panicked: %v", err)
-		}
-	})
-}
-
-func TestDoReportsTheLoss(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memory.NewServer(nil)
-		c, admin := newClient(t, s.NewDriver(), nil), newClient(t, s.NewDriver(), nil)
-		stopped := errors.New("stopped")
-		err := dsync.Do(t.Context(), c, "x", func(ctx context.Context) error {
-			if err := admin.ForceUnlock(t.Context(), "x"); err != nil {
-				t.Error(err)
-			}
-			<-ctx.Done()
-			return stopped
-		})
-		if !errors.Is(err, dsync.ErrLost) || !errors.Is(err, stopped) {
-			t.Errorf("Do: %v, want ErrLost and what fn returned", err)
-		}
-		err = dsync.Do(t.Context(), c, "x", func(context.Context) error {
-			return admin.ForceUnlock(t.Context(), "x") // and fn does not notice
-		})
-		if !errors.Is(err, dsync.ErrLost) {
-			t.Errorf("Do: %v, want ErrLost though fn returned nil", err)
-		}
-	})
-}
-
 func TestContextsHaveEndedWhenDoneIsClosed(t *testing.T) {
 	c := newClient(t, memory.New(nil), nil)
 	for range 500 {
@@ -295,23 +245,6 @@ func TestUnlockAndLossAtTheSameTime(t *testing.T) {
 		<-ctx.Done()
 		cancel()
 	}
-}
-
-func TestDoTellsALossOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := memory.NewServer(nil).NewDriver()
-		c := newClient(t, d, nil)
-		err := dsync.Do(t.Context(), c, "x", func(ctx context.Context) error {
-			if err := d.ForceUnlock(ctx, "x"); err != nil {
-				return err
-			}
-			<-ctx.Done()
-			return fmt.Errorf("working: %w", context.Cause(ctx))
-		})
-		if want := `working: dsync: lease "x": lock lost: removed: hold was removed`; err == nil || err.Error() != want || !errors.Is(err, dsync.ErrLost) {
-			t.Errorf("Do: %v, want %q", err, want)
-		}
-	})
 }
 
 func TestTextsOfRefusals(t *testing.T) {

@@ -23,18 +23,15 @@ package dsync
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
-	"unicode/utf8"
 
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
@@ -57,12 +54,17 @@ type Locker interface {
 	TryLock(ctx context.Context, name string, opts ...LockOption) (*Lease, error)
 }
 
-// LockOption is an option of one Lock or TryLock.
-type LockOption struct{ expireAfter *time.Duration }
+// LockOption is an option of one Lock, TryLock, Do or TryDo.
+type LockOption struct{ expireAfter, waitAtMost *time.Duration }
 
 // ExpireAfter makes a lease that ends by itself d after the grant, and is not renewed; see Lease.Extend. A re-entry with it ends then,
 // or with the hold that it joined, whichever is earlier.
 func ExpireAfter(d time.Duration) LockOption { return LockOption{expireAfter: &d} }
+
+// WaitAtMost bounds the wait of Lock, and nothing else: unlike a deadline of its context it does not reach into what is done under the
+// lock. Lock then returns an error that matches context.DeadlineExceeded, and ErrLocked if another owner held the name. WaitAtMost bounds
+// TryLock, too, which waits for the answer of the backend alone. d is more than 0.
+func WaitAtMost(d time.Duration) LockOption { return LockOption{waitAtMost: &d} }
 
 // Options are the options of a Client. Nil means the defaults, and so does a zero field.
 type Options struct {
@@ -370,6 +372,18 @@ func (c *Client) isClosed() bool {
 
 // acquire is Lock and TryLock.
 func (c *Client) acquire(ctx context.Context, owner *Owner, name string, opts []LockOption, try bool) (*Lease, error) {
+	for _, o := range opts {
+		if o.waitAtMost == nil {
+			continue
+		}
+		d := *o.waitAtMost
+		if d <= 0 {
+			return nil, &opError{"lock", name, fmt.Errorf("WaitAtMost(%v) is not more than 0", d)}
+		}
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, d, fmt.Errorf("WaitAtMost(%v)", d))
+		defer cancel()
+	}
 	if c.telemetry.On() {
 		return c.observe(ctx, owner, name, opts, try)
 	}
@@ -465,45 +479,4 @@ func (c *Client) newHoldID() string {
 	b := make([]byte, 0, 64)
 	b = append(append(b, c.id...), ':')
 	return string(strconv.AppendUint(b, c.serial.Add(1), 10))
-}
-
-// newID returns a random UUID (RFC 9562, version 4).
-func newID() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails
-	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
-}
-
-const maxName = 1024
-
-func checkName(name string) error {
-	switch {
-	case name == "":
-		return errors.New("the name is empty")
-	case len(name) > maxName:
-		return fmt.Errorf("the name is %d bytes long, more than %d", len(name), maxName)
-	case !utf8.ValidString(name):
-		return errors.New("the name is not valid UTF-8")
-	case strings.IndexByte(name, 0) >= 0:
-		return errors.New("the name contains NUL")
-	}
-	return nil
-}
-
-// Do runs fn while it holds name, and unlocks it whatever becomes of fn. fn's context ends when the lock is lost; Do then reports the
-// loss, with an error that matches ErrLost, beside the error of fn, unless that is the loss.
-func Do(ctx context.Context, l Locker, name string, fn func(context.Context) error) (err error) {
-	lease, err := l.Lock(ctx, name)
-	if err != nil {
-		return err
-	}
-	under, cancel := lease.Context(ctx)
-	defer cancel()
-	defer func() {
-		if unlockErr := lease.Unlock(ctx); unlockErr != nil && !errors.Is(err, lease.Err()) {
-			err = errors.Join(err, unlockErr)
-		}
-	}()
-	return fn(under)
 }
