@@ -33,7 +33,8 @@ test: servers ## run all tests in their short form, on real servers, with the ra
 	$(RUN_TESTS) -short -timeout 30m $(TESTFLAGS) $(PKG)
 
 test-long: servers ## run all tests in their long form: with all that `make test` leaves out, and 15 s of migration between every two backends
-	$(RUN_TESTS) -timeout 60m -skip '^TestPairs$$' $(TESTFLAGS) $(PKG)
+	$(RUN_TESTS) -timeout 60m -skip '^(TestPairs|TestMutants)$$' $(TESTFLAGS) $(PKG)
+	$(RUN_TESTS) -race=false -timeout 30m -run '^TestMutants$$' $(TESTFLAGS) ./conformance # which compute ten times as long with -race
 	$(RUN_TESTS) -timeout 30m -run '^TestPairs$$' -v $(TESTFLAGS) ./drivers/migrate -pairs 15s
 
 model-long: ## search the model of etcd's waiting for ten minutes, where `make test` takes seconds
