@@ -183,7 +183,7 @@ func TestLeaseFrom(t *testing.T) {
 			if outer == nil || outer.Name() != "outer" || outer.Token() == 0 {
 				t.Errorf("in Do: got %v", outer)
 			}
-			return dsync.Do(context.WithValue(ctx, "key", 1), c, "inner", func(ctx context.Context) error {
+			return dsync.Do(context.WithoutCancel(ctx), c, "inner", func(ctx context.Context) error {
 				if l := dsync.LeaseFrom(ctx); l == nil || l.Name() != "inner" {
 					t.Errorf("in Do within Do: got %v", l)
 				}

@@ -160,7 +160,7 @@ func abandonedLeaseEnds(e *env) error {
 }
 
 func holderKnowsFirst(e *env) error {
-	late := []time.Duration{0, e.brief() / 4}
+	late := []time.Duration{0, e.brief() / 8} // a driver that has to connect anew needs some answers within a TTL
 	e.together("a holder and a waiter", len(late), func(i int) error {
 		a, b, c, name := e.client(), e.driver(), e.client(), e.name()
 		before := c.lock(name)
