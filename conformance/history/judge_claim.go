@@ -140,7 +140,7 @@ var harmless = []string{ClassLocked, ClassCanceled, ClassDeadline, ClassDeadlock
 func (j *judge) free(a *attempt) time.Duration {
 	end := a.returned // after which only a remnant can be left
 	if a.granted() {
-		if end = a.released; a.releasing == nil {
+		if end = a.released; a.over != a.releasing { // the holder was told before, or never released it
 			end = a.over
 		}
 	}

@@ -157,6 +157,9 @@ var stories = []struct {
 	{RuleWake, "after a hold that was found over", Bounds{Wake: 10 * ms, Linger: 20 * ms}, `
 		0 a call; 1 a ok dl=30; 2 b call; 30 a valid notheld; 61 b ok dl=90`, `
 		0 a call; 1 a ok dl=30; 2 b call; 30 a valid notheld; 60 b ok dl=90`},
+	{RuleWake, "after the holder was told, although it calls Unlock much later", Bounds{Wake: 10 * ms, Linger: 20 * ms}, `
+		0 a call; 1 a ok dl=30; 2 b call; 30 a lost notheld; 58 a rel.call dl=30 notheld; 59 a rel.err notheld; 61 b ok dl=90`, `
+		0 a call; 1 a ok dl=30; 2 b call; 30 a lost notheld; 58 a rel.call dl=30 notheld; 59 a rel.err notheld; 60 b ok dl=90`},
 	{RuleWake, "after the backend's answer, although Unlock had given up", Bounds{Wake: 10 * ms, Linger: 20 * ms}, `
 		0 a call; 1 a ok dl=90; 2 b call; 3 a rel.call held; 4 a rel.err unknown; 6 a rel.answer since=1; 17 b ok dl=90`, `
 		0 a call; 1 a ok dl=90; 2 b call; 3 a rel.call held; 4 a rel.err unknown; 6 a rel.answer since=1; 16 b ok dl=90`},

@@ -151,6 +151,8 @@ func (w *twin) gone(t *tale) time.Duration {
 	switch {
 	case answer.Kind != "" && answer.Class == "":
 		return answer.Time
+	case t.got && t.over.Kind != "" && t.over.Kind != KindRelease: // told of the end before Unlock
+		return t.over.Time + w.Linger
 	case released.Kind != "":
 		return released.Time
 	case t.back.Kind != "" && !t.got && t.back.Class != ClassUnknown && t.back.Class != ClassClosed:
@@ -159,8 +161,6 @@ func (w *twin) gone(t *tale) time.Duration {
 		return t.back.Time + w.Linger
 	case failed.Kind != "":
 		return failed.Time + w.Linger
-	case t.got && t.over.Kind != "" && t.find(KindRelease).Kind == "":
-		return t.over.Time + w.Linger
 	case t.proc.dead < forever:
 		return t.proc.dead + w.Linger
 	}
