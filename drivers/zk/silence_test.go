@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/drivers/zk"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -17,10 +16,10 @@ func TestCallsOfASilentServer(t *testing.T) {
 	const callers, rounds = 100, 12
 	s := testenv.ZooKeeper(t)
 	c := userClient(t, s.Addr)
-	link, addr := testenv.Wire(t, s.Addr)
-	d := openURL(t, "zk://%s", addr)
+	proxy := testenv.NewProxy(t, s.Addr)
+	d := openURL(t, "zk://%s", proxy.Addr)
 	release(t, acquire(t, d, request("x")))
-	link.Hold(wire.Both)
+	proxy.Freeze(testenv.Both)
 	var all sync.WaitGroup
 	for range callers {
 		all.Go(func() {
@@ -38,7 +37,7 @@ func TestCallsOfASilentServer(t *testing.T) {
 	if got, want := d.Underway(), zk.MaxUnderway+callers; got > want {
 		t.Errorf("requests under way after %d calls that gave up: got %d, want at most %d", callers*rounds, got, want)
 	}
-	link.Heal()
+	proxy.Thaw(testenv.Both)
 	release(t, acquire(t, d, request("x")))
 	testenv.Eventually(t, func() bool { return d.Underway() == 0 && len(children(t, c, "/x")) == 0 }, "nothing is left of the calls")
 }
