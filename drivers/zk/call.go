@@ -11,10 +11,6 @@ import (
 // usualNudgeAfter is how long a server may be silent before it gets a nudge.
 const usualNudgeAfter = 250 * time.Millisecond
 
-// maxUnderway is how many requests without an answer have callers wait before they ask. Each keeps a goroutine, also when its caller has
-// left.
-const maxUnderway = 256
-
 // caller is who waits for an answer: until its ctx ends, or the channel, if there is one, is closed.
 type caller struct {
 	ctx  context.Context
@@ -37,29 +33,11 @@ func send[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
 		c <- reply[T]{err: errOver}
 		return c
 	}
-	s.begin()
 	s.calls.Go(func() {
 		v, err := f(s.conn)
-		s.end()
 		c <- reply[T]{v, err}
 	})
 	return c
-}
-
-// begin counts a request of the library. It is called with mu held.
-func (s *session) begin() {
-	if s.underway++; s.underway == maxUnderway {
-		s.room = make(chan struct{})
-	}
-}
-
-// end is the opposite of begin.
-func (s *session) end() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.underway--; s.underway == maxUnderway-1 {
-		close(s.room)
-	}
 }
 
 // receive waits for what came of a request.
@@ -102,28 +80,26 @@ func (s *session) nudge(quiet time.Duration) {
 	})
 }
 
-// await waits until there is a connection, and room for a request.
+// await waits until there is a connection.
 func (s *session) await(c caller) error {
 	s.mu.Lock()
-	needed := [...]chan struct{}{s.up, s.room}
+	up := s.up
 	s.mu.Unlock()
-	for _, open := range needed {
-		select {
-		case <-open:
-			continue
-		default:
-		}
-		select {
-		case <-open:
-		case <-c.ctx.Done():
-			return errNoAnswer
-		case <-c.stop:
-			return errStopping
-		case <-s.over:
-			return errOver
-		}
+	select {
+	case <-up:
+		return nil
+	default:
 	}
-	return nil
+	select {
+	case <-up:
+		return nil
+	case <-c.ctx.Done():
+		return errNoAnswer
+	case <-c.stop:
+		return errStopping
+	case <-s.over:
+		return errOver
+	}
 }
 
 // query sends a request that may be repeated, until it is answered.

@@ -22,19 +22,3 @@ func (d *Driver) Direct() int {
 	}
 	return n
 }
-
-// MaxUnderway is how many requests without an answer let nobody ask any more.
-const MaxUnderway = maxUnderway
-
-// Underway returns how many requests without an answer keep a goroutine.
-func (d *Driver) Underway() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	n := 0
-	for s := range d.all {
-		s.mu.Lock()
-		n += s.underway
-		s.mu.Unlock()
-	}
-	return n
-}

@@ -54,8 +54,6 @@ type session struct {
 
 	mu       sync.Mutex
 	up       chan struct{} // closed while there is a connection
-	room     chan struct{} // closed while there may be more requests of the library
-	underway int           // those that are not answered
 	last     error         // why the last connection could not be made
 	links    map[*link]struct{}
 	users    int // attempts and holds
@@ -149,7 +147,6 @@ func newSession(d *Driver, class time.Duration) *session {
 		kick:    make(chan struct{}, 1),
 		joined:  make(chan struct{}, 1),
 		up:      make(chan struct{}),
-		room:    make(chan struct{}),
 		links:   make(map[*link]struct{}),
 		nodes:   make(map[place]*hold),
 		watches: make(map[string]*watch),
@@ -158,7 +155,6 @@ func newSession(d *Driver, class time.Duration) *session {
 	s.online, s.cut = context.WithCancel(d.life.Context())
 	s.timeout.Store(int64(class))
 	s.fresh.init()
-	close(s.room)
 	return s
 }
 
