@@ -26,6 +26,7 @@ type Check struct {
 
 // alone are the checks that run beside no others, and why.
 var alone = map[string]string{
+	"capabilities/ttl": "it takes leases of the shortest TTL, for which answers are soon too late",
 	"faults/many":      "it counts the goroutines of the process",
 	"scale/goroutines": "it counts the goroutines of the process",
 	"scale/gone":       "it counts the goroutines of the process",
