@@ -142,3 +142,30 @@ func TestWaitForOurOwnReleaseThatHangs(t *testing.T) {
 		wg.Wait()
 	})
 }
+
+// TestContextThatIsOverAlready: a call that may not even ask tells what the client knows.
+func TestContextThatIsOverAlready(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newClient(t, memory.New(nil), nil)
+		over, cancel := context.WithCancel(t.Context())
+		cancel()
+		o := c.NewOwner()
+		l, err := o.Lock(t.Context(), "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, test := range map[string]struct {
+			locker dsync.Locker
+			name   string
+			locked bool
+		}{"another owner": {c, "x", true}, "the owner itself": {o, "x", false}, "another name": {c, "y", false}} {
+			_, err := test.locker.Lock(over, test.name)
+			if !errors.Is(err, context.Canceled) || errors.Is(err, dsync.ErrLocked) != test.locked {
+				t.Errorf("%s: got %v, want one that matches the context's error, and ErrLocked: %t", name, err, test.locked)
+			}
+		}
+		if err := l.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}

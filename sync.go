@@ -404,8 +404,8 @@ func (c *Client) tryAcquire(ctx context.Context, call *telemetry.Call, owner *Ow
 			return nil, err
 		}
 	}
-	if err := ctx.Err(); err != nil {
-		return nil, newWaitError(ctx, nil, nil, false)
+	if ctx.Err() != nil {
+		return nil, c.overBefore(ctx, owner, name)
 	}
 	if heldUnder(ctx, c, name, owner) {
 		if try {
@@ -422,6 +422,22 @@ func (c *Client) tryAcquire(ctx context.Context, call *telemetry.Call, owner *Ow
 		return k.tryLock(ctx, r)
 	}
 	return k.lockWait(ctx, r)
+}
+
+// overBefore is the error of a call whose context was over before it began: what is known of the name is told all the same.
+func (c *Client) overBefore(ctx context.Context, owner *Owner, name string) error {
+	c.mu.Lock()
+	k := c.locks[name]
+	c.mu.Unlock()
+	if k == nil {
+		return newWaitError(ctx, nil, nil, false)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if h := k.live(); owner != nil && h != nil && h.ownedBy == owner {
+		return newWaitError(ctx, nil, nil, false)
+	}
+	return k.waitErrorNow(ctx, nil)
 }
 
 func (c *Client) request(owner *Owner, opts []LockOption, call *telemetry.Call) request {

@@ -202,7 +202,7 @@ func (l *fileLease) Expires() time.Time { return fileEpoch.Add(time.Duration(l.e
 // own runs change on the record of the hold.
 func (l *fileLease) own(change func(*record)) error {
 	return l.d.transact(l.r.Name, func(now *record) error {
-		if now.Hold != l.r.Hold || !time.Now().Before(now.Until) {
+		if at := time.Now(); now.Hold != l.r.Hold || !at.Before(now.Until) || !at.Before(l.Expires()) { // two clocks
 			return driver.ErrNotHeld
 		}
 		change(now)

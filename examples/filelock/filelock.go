@@ -172,5 +172,9 @@ func (l *lease) Release(context.Context) error {
 	delete(l.driver.leases, l)
 	l.timer.Stop()
 	// Closing is not enough: a process that is being started at this moment has a copy of the file until it begins.
-	return errors.Join(syscall.Flock(int(l.file.Fd()), syscall.LOCK_UN), l.file.Close())
+	err := errors.Join(syscall.Flock(int(l.file.Fd()), syscall.LOCK_UN), l.file.Close())
+	if err == nil && !time.Now().Before(l.end) {
+		return driver.ErrNotHeld // the timer is a little late
+	}
+	return err
 }

@@ -96,7 +96,7 @@ func preparePostgres(tb testing.TB, dir, data string, settings []string) *Postgr
 	argv := serverAccount(tb).command(postgresBinary(tb, "postgres"), "-D", data)
 	defaults := []string{
 		"listen_addresses=127.0.0.1", "port=" + strconv.Itoa(port), "unix_socket_directories=" + dir,
-		"fsync=off", "full_page_writes=off", "max_connections=200", "autovacuum=off", "shared_buffers=16MB",
+		"fsync=off", "full_page_writes=off", "max_connections=500", "autovacuum=off", "shared_buffers=16MB",
 	}
 	for _, setting := range append(defaults, settings...) {
 		argv = append(argv, "-c", setting)
