@@ -52,14 +52,15 @@ func cutOff(e *env) error {
 }
 
 func hungAcquire(e *env) error {
-	for _, opts := range [][]option{{noWait}, nil} {
+	for i, opts := range [][]option{{noWait}, nil, {noWait}, nil} {
 		d, name := e.driver(), e.name()
 		d.hold(name).release() // the connection is there
-		d.hang()
-		if err := d.briefly(name, opts...).failed(); err != nil {
+		f := d.hanging(faultTimes[i/2])
+		if err := f.failed(d.briefly(name, append(opts, f.of)...)); err != nil {
 			return err
 		}
 		d.heal()
+		e.sleep(patience) // what was on its way arrives, and nobody else has changed anything before
 		e.awaitFree(name)
 	}
 	return nil
@@ -148,8 +149,8 @@ func lostAcquire(e *env) error {
 	for i, opts := range [][]option{{noWait}, nil, {noWait}, nil} {
 		d, name := e.driver(), e.name()
 		d.hold(name).release() // the connection is there
-		l := d.losing(losses[i/2], 1)
-		if err := l.failed(d.briefly(name, append(opts, l.of)...)); err != nil {
+		f := d.losing(faultTimes[i/2], 1)
+		if err := f.failed(d.briefly(name, append(opts, f.of)...)); err != nil {
 			return err
 		}
 		d.heal()

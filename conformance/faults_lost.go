@@ -10,11 +10,11 @@ import (
 
 func lostGrant(e *env) error {
 	how := [][]option{{noWait}, nil}
-	e.together("requests whose answers are lost", len(how)*len(losses), func(i int) error {
+	e.together("requests whose answers are lost", len(how)*len(faultTimes), func(i int) error {
 		d, name := e.driver(), e.name()
 		d.hold(e.name()).release() // the connection is there
-		l := d.losing(losses[i/len(how)], 1)
-		r := d.start(name, append(how[i%len(how)], fixed, ttl(e.ttl()), l.of)...) // which may ask again
+		f := d.losing(faultTimes[i/len(how)], 1)
+		r := d.start(name, append(how[i%len(how)], fixed, ttl(e.ttl()), f.of)...) // which may ask again
 		e.sleep(e.ttl() / 10)                                                     // it has been carried out, as a rule
 		next := e.outsider().start(name)                                          // where contenders observe a hold, from here on
 		e.sleep(e.ttl() / 2)
@@ -101,7 +101,7 @@ func cleanUpGoesOn(e *env) error {
 }
 
 func fewCleanUps(e *env) error {
-	for _, when := range losses {
+	for _, when := range faultTimes {
 		if err := e.cleansUpMany(when); err != nil {
 			return err
 		}
@@ -109,15 +109,15 @@ func fewCleanUps(e *env) error {
 	return nil
 }
 
-func (e *env) cleansUpMany(when lossTime) error {
+func (e *env) cleansUpMany(when faultTime) error {
 	d := e.driver()
 	d.hold(e.name()).release() // the connection is there
 	names := make([]string, many)
 	for i := range names {
 		names[i] = e.name()
 	}
-	before, l := e.goroutines(), d.losing(when, many)
-	e.together("requests whose answers are lost", many, func(i int) error { return l.failed(d.briefly(names[i], noWait, l.of)) })
+	before, f := e.goroutines(), d.losing(when, many)
+	e.together("requests whose answers are lost", many, func(i int) error { return f.failed(d.briefly(names[i], noWait, f.of)) })
 	d.cut() // so that there is nothing but to wait
 	e.poll("the goroutines of what is to be cleaned up", func() error {
 		if more := e.goroutines() - before; more > many*9/10 {

@@ -59,13 +59,12 @@ var faultMutants = []mutant{
 	{
 		check:  "faults/hung-acquire",
 		breaks: "what a request left that arrived late stays there",
-		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
-			l, err := d.Acquire(ctx, r)
-			if isHung(ctx, err) {
-				leave(d, r)
-			}
-			return l, err
-		}),
+		mutate: leavesHung(),
+	},
+	{
+		check:  "faults/hung-acquire",
+		breaks: "what a request left that arrived late stays there, of a driver that looks before it asks",
+		mutate: readsFirst(leavesHung()),
 	},
 	{
 		check:  "faults/hung-wait",
@@ -160,6 +159,17 @@ func isHung(ctx context.Context, err error) bool {
 
 // leave leaves a hold of the name that nobody knows of.
 func leave(d *memory.Driver, r *driver.Request) { _, _ = overwrite(d.Server().NewDriver(), r) }
+
+// leavesHung is a mutation in which a request that had no answer within its context stays granted.
+func leavesHung() func(*memory.Driver) driver.Driver {
+	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		l, err := d.Acquire(ctx, r)
+		if isHung(ctx, err) {
+			leave(d, r)
+		}
+		return l, err
+	})
+}
 
 // leavesUnknown is a mutation in which a request whose answer was lost stays granted.
 func leavesUnknown() func(*memory.Driver) driver.Driver {

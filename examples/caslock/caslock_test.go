@@ -48,8 +48,9 @@ func TestConformanceInFakeTime(t *testing.T) {
 
 func backend(s Store, fenced bool) *conformance.Backend {
 	return &conformance.Backend{
-		New: func(testing.TB) (driver.Driver, *conformance.Link) {
-			w := &network{Store: s, changed: make(chan struct{})}
+		New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
+			w := &network{Store: s, changed: make(chan struct{}), over: make(chan struct{})}
+			tb.Cleanup(w.end)
 			return New(w, 20*time.Millisecond, fenced), w.link()
 		},
 		Expire: func(tb testing.TB, name string) {
@@ -107,6 +108,9 @@ type network struct {
 	loses   bool
 	late    time.Duration
 	changed chan struct{} // closed when any of these has changed
+
+	over       chan struct{}
+	onTheirWay sync.WaitGroup // writes that nobody waits for any more
 }
 
 var errNetwork = errors.New("the network is down")
@@ -156,6 +160,19 @@ func (n *network) pass(ctx context.Context, answer bool) error {
 	}
 }
 
+// state returns whether the network hangs, and what is closed when that has changed.
+func (n *network) state() (hangs bool, changed <-chan struct{}) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.hangs, n.changed
+}
+
+// end drops what is still on its way.
+func (n *network) end() {
+	close(n.over)
+	n.onTheirWay.Wait()
+}
+
 func (n *network) Get(ctx context.Context, key string) (value []byte, version uint64, err error) {
 	if err = n.pass(ctx, false); err == nil {
 		value, version, err = n.Store.Get(ctx, key)
@@ -163,9 +180,22 @@ func (n *network) Get(ctx context.Context, key string) (value []byte, version ui
 	return value, version, errors.Join(err, n.pass(ctx, true))
 }
 
+// Put is carried out late if the network hangs for longer than the caller waits.
 func (n *network) Put(ctx context.Context, key string, value []byte, version uint64) (next uint64, err error) {
 	if err = n.pass(ctx, false); err == nil {
 		next, err = n.Store.Put(ctx, key, value, version)
+	} else if ctx.Err() != nil {
+		n.onTheirWay.Go(func() {
+			for hangs, changed := n.state(); hangs; hangs, changed = n.state() {
+				select {
+				case <-changed:
+				case <-n.over:
+					return
+				}
+			}
+			time.Sleep(10 * time.Millisecond) // later than requests that were sent after it
+			_, _ = n.Store.Put(context.WithoutCancel(ctx), key, value, version)
+		})
 	}
 	return next, errors.Join(err, n.pass(ctx, true))
 }
