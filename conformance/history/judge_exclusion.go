@@ -58,7 +58,7 @@ func (j *judge) overlaps(holds []*attempt) {
 		j.twoOwners(a.of, b.of)
 	})
 	for i, a := range holds {
-		if a.confirmed() && !reported[a] {
+		if a.confirmed() && !reported[a] && a.answer.Since < a.end { // or else its process stood still between two looks at the clock
 			confirmed = append(confirmed, span{a, owner{number: i + 1}, point{a.answer.Since, 0}, point{a.end, 0}})
 		}
 	}

@@ -52,6 +52,11 @@ var stories = []struct {
 		6 b rel.call held dl=50; 7 b rel.ok; 8 a rel.call held dl=50; 9 a rel.answer since=1; 9 a rel.ok`, `
 		0 a call client=c owner=o; 1 a ok dl=50; 2 b call client=c owner=o; 3 b ok dl=50; 4 x call; 5 x ok dl=60;
 		6 b rel.call held dl=50; 7 b rel.ok; 8 a rel.call held dl=50; 9 a rel.answer since=1 notheld; 9 a rel.err notheld`},
+	{RuleOverlap, "a hold whose grant is known to be before its release", Bounds{Detect: 20 * ms}, `
+		0 a call; 1 a ok dl=50; 4 x call; 6 a rel.call held dl=50; 7 x ok dl=60; 9 a rel.answer since=2; 9 a rel.ok;
+		10 x rel.call held dl=60; 11 x rel.answer since=5; 11 x rel.ok`, `
+		0 a call; 1 a ok dl=50; 4 x call; 6 a rel.call held dl=50; 7 x ok dl=60; 9 a rel.answer since=7; 9 a rel.ok;
+		10 x rel.call held dl=60; 11 x rel.answer since=5; 11 x rel.ok`},
 	{RuleOverlap, "also where a re-entry outlives the first hold", Bounds{Detect: 20 * ms}, `
 		0 a call client=c owner=o; 1 a ok dl=50; 2 b call client=c owner=o; 3 b ok dl=50; 4 x call; 5 x ok dl=60;
 		6 a rel.call held dl=50; 7 a rel.ok; 8 b rel.call held dl=50; 9 b rel.answer since=1; 9 b rel.ok`, `

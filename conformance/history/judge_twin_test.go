@@ -194,7 +194,7 @@ func (w *twin) violations() map[Rule]int {
 			}))
 			count(RuleWake, (b.got || b.back.Kind != "" && !b.call.NoWait) && w.idle(tales, b, b.back))
 			count(RuleWake, b.doubtful() && w.idle(tales, b, b.call))
-			if b.kept && !overlaps {
+			if b.kept && !overlaps && b.since < b.until {
 				kept = append(kept, b)
 			}
 		}

@@ -54,9 +54,10 @@ type cell struct {
 	files     []string
 	own       *history.History
 	resource  *resource
-	names     []string // the worker's: those for everybody, the patient one, the long one
-	crowded   string   // the name that crowds wait for
-	unrelated string   // a name that they have nothing to do with
+	names     []string      // the worker's: those for everybody, the patient one, the long one
+	crowded   string        // the name that crowds wait for
+	unrelated string        // a name that they have nothing to do with
+	joined    time.Duration // how long the last crowd took to wait for it
 	workers   []*running
 	begun     int // workers so far
 

@@ -17,6 +17,7 @@ type Fault struct {
 
 	kills   bool // workers, each death being recorded
 	removes bool // holds of workers that are alive
+	sleeps  bool // as it seems to a worker, and the server has not
 	cuts    bool // connections
 	rare    bool // a fifth of the injections, since each takes long
 	long    bool // in long runs alone
@@ -30,7 +31,7 @@ var Faults = []*Fault{
 	{Name: "worker-kill", What: "SIGKILL of a process; another one takes its place", kills: true, inject: killWorker},
 	{Name: "worker-freeze", What: "SIGSTOP of a process for longer than the TTL, mostly of one that holds a lock", inject: freezeWorker},
 	{Name: "worker-clock", What: "the wall clock of a process jumps by an hour, forth and back", inject: jumpWorker},
-	{Name: "worker-sleep", What: "by the clocks of a process that holds a lock, the machine has slept for longer than the TTL", inject: sleepWorker},
+	{Name: "worker-sleep", What: "by the clocks of a process that holds a lock, the machine has slept for longer than the TTL", sleeps: true, inject: sleepWorker},
 	{Name: "cut", What: "all connections of a process are reset, and new ones refused for up to 400 ms", cuts: true, inject: cutLinks},
 	{Name: "slow", What: "everything between a process and the servers is late by up to 60 ms, for 2 s", inject: slowLinks},
 	{Name: "black-hole", What: "nothing arrives from a process, or at it, or both, for longer than the TTL; then all of it, or it is lost",

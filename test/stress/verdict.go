@@ -85,6 +85,9 @@ func (c *cell) bounds() history.Bounds {
 			b.Detect = TTL/2 + time.Second
 		}
 	}
+	if c.fault.sleeps { // who wakes up frees what it lost, and the record of that loss is made by a goroutine of its own
+		b.Detect = max(b.Detect, TTL/8)
+	}
 	if c.result.Unsafe != "" {
 		b.Detect = 0 // what is not promised is counted in full
 	}
