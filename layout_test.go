@@ -34,6 +34,7 @@ var layout = []struct {
 
 	// Every package of internal. None imports a driver, but telemetrytest, which is for tests alone.
 	{"internal/lifecycle", []string{"./driver"}},
+	{"internal/cleaner", []string{"./internal/lifecycle"}},
 	{"internal/redisdial", nil},
 	{"internal/tlsurl", []string{"./driver"}},
 	{"internal/telemetry", []string{

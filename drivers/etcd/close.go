@@ -17,7 +17,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	waiting := d.life.AwaitCalls(ctx)
 	d.endHolds()
 	d.spare.close()
-	ghosts := d.ghosts.finish(ctx)
+	ghosts := d.ghosts.Finish(ctx)
 	d.life.End()
 	d.life.Wait() // all requests end with d.life.Context()
 	err := error(nil)
@@ -67,5 +67,5 @@ func (s *session) close() {
 		h.phase = over
 		h.mu.Unlock()
 	}
-	s.driver.ghosts.add(&ghost{carrier: &s.carrier, revoke: true})
+	s.driver.ghosts.Add(&ghost{carrier: &s.carrier, revoke: true})
 }

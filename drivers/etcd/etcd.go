@@ -39,6 +39,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/cleaner"
 	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
@@ -90,7 +91,7 @@ type Driver struct {
 	life   *lifecycle.Lifecycle // counts Acquires as calls
 	sender *sender
 	feeds  *feeds
-	ghosts *cleaner
+	ghosts *cleaner.Cleaner[*ghost]
 	spare  *pool
 	checks *checker
 

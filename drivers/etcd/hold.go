@@ -141,7 +141,7 @@ func (h *hold) leaveBehind(definite bool) {
 	switch {
 	case again:
 	case h.session != nil:
-		h.driver.ghosts.add(&ghost{key: h.key, carrier: &h.session.carrier, session: h.session, definite: definite, sealing: sealing})
+		h.driver.ghosts.Add(&ghost{key: h.key, carrier: &h.session.carrier, session: h.session, definite: definite, sealing: sealing})
 		h.session.leave()
 	default:
 		h.own.discard(h.driver)

@@ -155,7 +155,7 @@ func (s *session) run() {
 	cancel()
 	if s.err == nil && d.life.Open().Err() != nil {
 		s.err = driver.ErrClosed
-		d.ghosts.add(&ghost{carrier: &s.carrier, revoke: true})
+		d.ghosts.Add(&ghost{carrier: &s.carrier, revoke: true})
 	}
 	if s.err != nil {
 		s.unlist()
@@ -260,7 +260,7 @@ func (s *session) die(cause error) {
 	holds := s.holds.take()
 	close(s.over)
 	s.mu.Unlock()
-	d.ghosts.add(&ghost{carrier: &s.carrier, revoke: true})
+	d.ghosts.Add(&ghost{carrier: &s.carrier, revoke: true})
 	s.unlist()
 	for _, h := range holds {
 		h.lose(cause)

@@ -45,7 +45,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	if err := d.checkName(r.Name); err != nil {
 		return nil, err
 	}
-	if d.queues(r) && d.ghosts.full() {
+	if d.queues(r) && d.ghosts.Full() {
 		return nil, fmt.Errorf("%w: %d places in queues are still to be given back", driver.ErrUnavailable, maxGhosts)
 	}
 	// Where callers of this process already wait for the name, its messages are listened to: listen before the first try, then that
@@ -152,7 +152,7 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease
 	case err != nil:
 		err, doubt := fault(ctx, r.Name, err)
 		if doubt {
-			d.ghosts.add(ghost{name: r.Name, hold: r.Hold, until: sent + int64(r.TTL+late), order: order, place: d.queues(r)})
+			d.ghosts.Add(&ghost{name: r.Name, hold: r.Hold, until: sent + int64(r.TTL+late), order: order, place: d.queues(r)})
 		}
 		return nil, 0, err
 	case first == sealedAnswer:

@@ -19,7 +19,7 @@ func (d *Driver) Close(ctx context.Context) error {
 		d.dialer.Break() // which ends those that wait for an answer
 	}
 	d.releaseAll(ctx)
-	ghosts := d.ghosts.finish(ctx)
+	ghosts := d.ghosts.Finish(ctx)
 	d.topics.close()
 	d.sender.end()
 	d.life.End()

@@ -73,7 +73,7 @@ func (d *Driver) waitInLine(ctx context.Context, r *driver.Request, left time.Du
 		return l, err
 	}
 	gone := make(chan struct{})
-	d.ghosts.add(ghost{name: r.Name, hold: r.Hold, until: d.now() + int64(r.TTL+late), granted: true, place: true, gone: gone})
+	d.ghosts.Add(&ghost{name: r.Name, hold: r.Hold, until: d.now() + int64(r.TTL+late), granted: true, place: true, gone: gone})
 	timer := time.NewTimer(departIn)
 	defer timer.Stop()
 	select {

@@ -146,7 +146,7 @@ func (l *lease) haunt() {
 	l.mu.Lock()
 	limit := l.lasts + int64(late)
 	l.mu.Unlock()
-	l.driver.ghosts.add(ghost{name: l.request.Name, hold: l.request.Hold, until: limit, granted: true, lease: l})
+	l.driver.ghosts.Add(&ghost{name: l.request.Name, hold: l.request.Hold, until: limit, granted: true, lease: l})
 }
 
 // released takes an answer to a request to release the hold, own of whose receivers were subscriptions of this driver.

@@ -62,6 +62,7 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/driver/move"
+	"github.com/go-dsync/dsync/internal/cleaner"
 	"github.com/go-dsync/dsync/internal/lifecycle"
 	"github.com/go-dsync/dsync/internal/redisdial"
 )
@@ -146,7 +147,7 @@ type Driver struct {
 	direct direct
 	sender *sender
 	topics *listener
-	ghosts *cleaner
+	ghosts *cleaner.Cleaner[*ghost]
 	nodes  *topology // nil outside of a cluster
 
 	mu     sync.Mutex

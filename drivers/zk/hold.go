@@ -151,7 +151,7 @@ func (h *hold) expire() {
 	h.phase = expired
 	s.fresh.remove(h)
 	s.mu.Unlock()
-	h.driver.ghosts.add(&ghost{session: s, hold: h, leaves: true})
+	h.driver.ghosts.Add(&ghost{session: s, hold: h, leaves: true})
 }
 
 // lose ends a hold that is over other than by Release, and reports whether the holder is to be told.
@@ -238,7 +238,7 @@ func (h *hold) Release(ctx context.Context) error {
 	}
 	err := h.release(ctx)
 	if errors.Is(err, driver.ErrUnknown) {
-		h.driver.ghosts.add(&ghost{session: s, hold: h, leaves: true})
+		h.driver.ghosts.Add(&ghost{session: s, hold: h, leaves: true})
 	} else {
 		s.leave()
 	}
