@@ -36,6 +36,7 @@ var layout = []struct {
 	{"internal/lifecycle", []string{"./driver"}},
 	{"internal/cleaner", []string{"./internal/lifecycle"}},
 	{"internal/redisdial", nil},
+	{"internal/redistopic", []string{"./internal/lifecycle", "github.com/redis/rueidis/..."}},
 	{"internal/tlsurl", []string{"./driver"}},
 	{"internal/telemetry", []string{
 		"./driver",

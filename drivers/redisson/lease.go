@@ -111,7 +111,7 @@ func (l *lease) Release(ctx context.Context) error {
 // on its way.
 func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	d := l.driver
-	own, begun := d.topics.own(l.request.Name), d.now()
+	own, begun := d.topics.Own(l.request.Name), d.now()
 	o := d.newOp(l.request, l)
 	if err, doubt := d.carryOut(ctx, o, nil); doubt {
 		l.doubt(begun)
@@ -122,7 +122,7 @@ func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	told, err := o.first, o.err
 	d.putOp(o)
 	if err == nil {
-		return false, false, l.released(told, min(own, d.topics.own(l.request.Name)))
+		return false, false, l.released(told, min(own, d.topics.Own(l.request.Name)))
 	}
 	err, doubt := fault(ctx, l.request.Name, err)
 	if doubt {

@@ -65,6 +65,7 @@ import (
 	"github.com/go-dsync/dsync/internal/cleaner"
 	"github.com/go-dsync/dsync/internal/lifecycle"
 	"github.com/go-dsync/dsync/internal/redisdial"
+	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
 const (
@@ -146,7 +147,7 @@ type Driver struct {
 	life   *lifecycle.Lifecycle // counts Acquires and Releases as calls
 	direct direct
 	sender *sender
-	topics *listener
+	topics *redistopic.Listener
 	ghosts *cleaner.Cleaner[*ghost]
 	nodes  *topology // nil outside of a cluster
 
@@ -198,11 +199,11 @@ func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Dr
 	d.ops.New = func() any { return &op{done: make(chan struct{}, 1)} }
 	d.leases.init()
 	d.sender = newSender(d)
-	d.topics = newListener(d)
 	d.ghosts = newCleaner(d)
 	if d.cluster {
 		d.nodes = newTopology(d)
 	}
+	d.topics = newTopics(d)
 	return d, nil
 }
 

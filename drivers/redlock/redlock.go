@@ -109,7 +109,7 @@ type Options struct {
 // Driver is a driver.Driver on N independent Redis servers.
 type Driver struct {
 	nodes   []*node
-	ears    []*listener // of the nodes
+	ears    []*ear // of the nodes
 	quorum  int
 	options Options
 	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
@@ -159,7 +159,7 @@ func New(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
 	for i, option := range nodes {
 		option = withDefaults(option)
 		d.nodes = append(d.nodes, newNode(d, i, option))
-		d.ears = append(d.ears, newListener(d, option))
+		d.ears = append(d.ears, newEar(d, option))
 	}
 	for _, n := range d.nodes {
 		d.life.Go(n.run) // until Close
