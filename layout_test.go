@@ -35,6 +35,7 @@ var layout = []struct {
 	// Every package of internal. None imports a driver, but telemetrytest, which is for tests alone.
 	{"internal/lifecycle", []string{"./driver"}},
 	{"internal/cleaner", []string{"./internal/lifecycle"}},
+	{"internal/linked", nil},
 	{"internal/redisdial", nil},
 	{"internal/redistopic", []string{"./internal/lifecycle", "github.com/redis/rueidis/..."}},
 	{"internal/tlsurl", []string{"./driver"}},

@@ -34,7 +34,7 @@ func (d *Driver) Close(ctx context.Context) error {
 func (d *Driver) endHolds() {
 	d.mu.Lock()
 	sessions := slices.AppendSeq(slices.Collect(maps.Keys(d.retired)), maps.Values(d.sessions))
-	fixed := d.fixed.take()
+	fixed := d.fixed.Take()
 	d.mu.Unlock()
 	for _, s := range sessions {
 		select {
@@ -59,7 +59,7 @@ func (s *session) close() {
 		return
 	}
 	s.dead = true
-	holds := s.holds.take()
+	holds := s.holds.Take()
 	close(s.over)
 	s.mu.Unlock()
 	for _, h := range holds {

@@ -134,7 +134,6 @@ func New(client *clientv3.Client, o *Options) (*Driver, error) {
 		retired:  make(map[*session]bool),
 	}
 	d.host, _ = os.Hostname() // for people; a lock without it is as good
-	d.fixed.init()
 	d.sender = newSender(d)
 	d.feeds = newFeeds(d)
 	d.ghosts = newCleaner(d)

@@ -58,7 +58,7 @@ func (d *Driver) closeClient(ctx context.Context) {
 // releaseAll ends the holds of all leases in few requests, and leaves to the cleaner what fails.
 func (d *Driver) releaseAll(ctx context.Context) {
 	d.mu.Lock()
-	leases := d.leases.take()
+	leases := d.leases.Take()
 	d.mu.Unlock()
 	for len(leases) > 0 {
 		some := leases[:min(len(leases), renewRuns)]

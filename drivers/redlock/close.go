@@ -46,7 +46,7 @@ func (d *Driver) Close(ctx context.Context) error {
 // releaseAll has the values of all leases deleted.
 func (d *Driver) releaseAll() {
 	d.mu.Lock()
-	leases := d.leases.take()
+	leases := d.leases.Take()
 	d.mu.Unlock()
 	for _, l := range leases {
 		l.mu.Lock()

@@ -69,6 +69,7 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/lifecycle"
+	"github.com/go-dsync/dsync/internal/linked"
 )
 
 const (
@@ -118,8 +119,8 @@ type Driver struct {
 	timers sync.Pool
 
 	mu     sync.Mutex
-	leases leaseList // all that are held
-	runs   []string  // of the nodes' servers
+	leases linked.List[lease, *lease] // all that are held
+	runs   []string                   // of the nodes' servers
 }
 
 var _ driver.Driver = (*Driver)(nil)
@@ -155,7 +156,6 @@ func New(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
 		}
 		addresses = append(addresses, option.InitAddress[0])
 	}
-	d.leases.init()
 	for i, option := range nodes {
 		option = withDefaults(option)
 		d.nodes = append(d.nodes, newNode(d, i, option))
@@ -222,7 +222,7 @@ func (d *Driver) keep(l *lease) bool {
 		return false
 	}
 	d.mu.Lock()
-	d.leases.add(l)
+	d.leases.Add(l)
 	d.mu.Unlock()
 	d.life.Leave()
 	return true
@@ -237,7 +237,7 @@ func (d *Driver) beginRelease(l *lease) {
 // forget takes a lease off the driver's.
 func (d *Driver) forget(l *lease) {
 	d.mu.Lock()
-	d.leases.remove(l)
+	d.leases.Remove(l)
 	d.mu.Unlock()
 }
 

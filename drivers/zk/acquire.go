@@ -323,8 +323,8 @@ func (h *hold) enter() error {
 		h.end.Store(h.sent + int64(h.request.TTL))
 		h.timer = time.AfterFunc(time.Duration(h.end.Load()-now), h.expire)
 	}
-	wasEmpty := s.fresh.empty()
-	s.fresh.add(h)
+	wasEmpty := s.fresh.Empty()
+	s.fresh.Add(h)
 	if wasEmpty {
 		s.look()
 	}
