@@ -36,7 +36,7 @@ var layout = []struct {
 	{"internal/lifecycle", []string{"./driver"}},
 	{"internal/cleaner", []string{"./internal/lifecycle"}},
 	{"internal/linked", nil},
-	{"internal/redisdial", nil},
+	{"internal/redisdial", []string{"./driver", "./internal/tlsurl", "github.com/redis/rueidis"}},
 	{"internal/redistopic", []string{"./internal/lifecycle", "github.com/redis/rueidis/..."}},
 	{"internal/tlsurl", []string{"./driver"}},
 	{"internal/telemetry", []string{

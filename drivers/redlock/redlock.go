@@ -70,6 +70,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/lifecycle"
 	"github.com/go-dsync/dsync/internal/linked"
+	"github.com/go-dsync/dsync/internal/redisdial"
 )
 
 const (
@@ -180,13 +181,13 @@ func withDefaults(o rueidis.ClientOption) rueidis.ClientOption {
 	o.ForceSingleClient, o.DisableCache, o.DisableRetry = true, true, true
 	o.PipelineMultiplex = -1 // one connection, which keeps requests in order
 	if o.Dialer.Timeout == 0 {
-		o.Dialer.Timeout = connectFor
+		o.Dialer.Timeout = redisdial.ConnectFor
 	}
 	if o.Dialer.KeepAlive == 0 {
-		o.Dialer.KeepAlive = pingEvery
+		o.Dialer.KeepAlive = redisdial.PingEvery
 	}
 	if o.ConnWriteTimeout == 0 {
-		o.ConnWriteTimeout = answerIn
+		o.ConnWriteTimeout = redisdial.AnswerIn
 	}
 	return o
 }
