@@ -34,7 +34,10 @@ var layout = []struct {
 
 	// Every package of internal. None imports a driver, but telemetrytest, which is for tests alone.
 	{"internal/lifecycle", []string{"./driver"}},
-	{"internal/redisdial", nil},
+	{"internal/cleaner", []string{"./internal/lifecycle"}},
+	{"internal/linked", nil},
+	{"internal/redisdial", []string{"./driver", "./internal/tlsurl", "github.com/redis/rueidis"}},
+	{"internal/redistopic", []string{"./internal/lifecycle", "github.com/redis/rueidis/..."}},
 	{"internal/tlsurl", []string{"./driver"}},
 	{"internal/telemetry", []string{
 		"./driver",

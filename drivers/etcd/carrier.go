@@ -33,7 +33,7 @@ func (d *Driver) grant(ctx context.Context, c *carrier, seconds int64) error {
 		c.lasts.Store(sent + seconds*int64(time.Second))
 		err, doubt := fault(ctx, err)
 		if doubt {
-			d.ghosts.add(&ghost{carrier: c, revoke: true})
+			d.ghosts.Add(&ghost{carrier: c, revoke: true})
 			err = fmt.Errorf("%w: no lease: %w", driver.ErrUnavailable, unwrapUnknown(err))
 		}
 		return err
@@ -42,7 +42,7 @@ func (d *Driver) grant(ctx context.Context, c *carrier, seconds int64) error {
 	c.expires.Store(sent + int64(c.ttl))
 	c.lasts.Store(sent + int64(c.ttl))
 	if answer.TTL > seconds && !d.options.RoundUp {
-		d.ghosts.add(&ghost{carrier: c, revoke: true})
+		d.ghosts.Add(&ghost{carrier: c, revoke: true})
 		return fmt.Errorf("TTL %ds is below the %ds from which this server counts: %w", seconds, answer.TTL, errors.ErrUnsupported)
 	}
 	return nil

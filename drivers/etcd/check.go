@@ -67,7 +67,7 @@ func (d *Driver) held(before int64) (sessions map[*session][]*hold, fixed []*hol
 	look := func(s *session) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		any = any || !s.holds.empty()
+		any = any || !s.holds.Empty()
 		if holds := s.holds.before(before); len(holds) > 0 {
 			sessions[s] = holds
 		}
@@ -78,7 +78,7 @@ func (d *Driver) held(before int64) (sessions map[*session][]*hold, fixed []*hol
 	for s := range d.retired {
 		look(s)
 	}
-	return sessions, d.fixed.before(before), any || !d.fixed.empty()
+	return sessions, d.fixed.before(before), any || !d.fixed.Empty()
 }
 
 // checkSession looks whether the keys of holds still hang on the lease of the session that carries them.

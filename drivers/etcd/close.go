@@ -17,7 +17,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	waiting := d.life.AwaitCalls(ctx)
 	d.endHolds()
 	d.spare.close()
-	ghosts := d.ghosts.finish(ctx)
+	ghosts := d.ghosts.Finish(ctx)
 	d.life.End()
 	d.life.Wait() // all requests end with d.life.Context()
 	err := error(nil)
@@ -34,7 +34,7 @@ func (d *Driver) Close(ctx context.Context) error {
 func (d *Driver) endHolds() {
 	d.mu.Lock()
 	sessions := slices.AppendSeq(slices.Collect(maps.Keys(d.retired)), maps.Values(d.sessions))
-	fixed := d.fixed.take()
+	fixed := d.fixed.Take()
 	d.mu.Unlock()
 	for _, s := range sessions {
 		select {
@@ -59,7 +59,7 @@ func (s *session) close() {
 		return
 	}
 	s.dead = true
-	holds := s.holds.take()
+	holds := s.holds.Take()
 	close(s.over)
 	s.mu.Unlock()
 	for _, h := range holds {
@@ -67,5 +67,5 @@ func (s *session) close() {
 		h.phase = over
 		h.mu.Unlock()
 	}
-	s.driver.ghosts.add(&ghost{carrier: &s.carrier, revoke: true})
+	s.driver.ghosts.Add(&ghost{carrier: &s.carrier, revoke: true})
 }

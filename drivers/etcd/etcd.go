@@ -39,6 +39,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/cleaner"
 	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
@@ -90,7 +91,7 @@ type Driver struct {
 	life   *lifecycle.Lifecycle // counts Acquires as calls
 	sender *sender
 	feeds  *feeds
-	ghosts *cleaner
+	ghosts *cleaner.Cleaner[*ghost]
 	spare  *pool
 	checks *checker
 
@@ -133,7 +134,6 @@ func New(client *clientv3.Client, o *Options) (*Driver, error) {
 		retired:  make(map[*session]bool),
 	}
 	d.host, _ = os.Hostname() // for people; a lock without it is as good
-	d.fixed.init()
 	d.sender = newSender(d)
 	d.feeds = newFeeds(d)
 	d.ghosts = newCleaner(d)

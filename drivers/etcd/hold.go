@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/linked"
 )
 
 // Pauses between requests to end a hold that failed.
@@ -20,18 +20,19 @@ const (
 
 // hold is one attempt to get a lock, and then the driver.Lease: a key.
 type hold struct {
-	driver         *Driver
-	request        *driver.Request
-	key            string
-	number         uint64 // in the key
-	revision       int64  // at which the key was created
-	token          int64  // the revision that it comes from
-	record         record
-	first          atomic.Uint64 // token
-	granted        int64         // when, on the driver's clock
-	session        *session      // nil if it has a lease of its own
-	own            *ownLease
-	previous, next *hold // in session.holds or Driver.fixed
+	linked.Links[hold] // in session.holds or Driver.fixed
+
+	driver   *Driver
+	request  *driver.Request
+	key      string
+	number   uint64 // in the key
+	revision int64  // at which the key was created
+	token    int64  // the revision that it comes from
+	record   record
+	first    atomic.Uint64 // token
+	granted  int64         // when, on the driver's clock
+	session  *session      // nil if it has a lease of its own
+	own      *ownLease
 
 	mu        sync.Mutex
 	phase     phase
@@ -88,7 +89,7 @@ func (h *hold) list() bool {
 	d := h.driver
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.fixed.add(h)
+	d.fixed.Add(h)
 	return true
 }
 
@@ -100,7 +101,7 @@ func (h *hold) unlist() {
 	d := h.driver
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.fixed.remove(h)
+	d.fixed.Remove(h)
 }
 
 // lose ends a hold that is over other than by Release. It is not in the books any more.
@@ -141,7 +142,7 @@ func (h *hold) leaveBehind(definite bool) {
 	switch {
 	case again:
 	case h.session != nil:
-		h.driver.ghosts.add(&ghost{key: h.key, carrier: &h.session.carrier, session: h.session, definite: definite, sealing: sealing})
+		h.driver.ghosts.Add(&ghost{key: h.key, carrier: &h.session.carrier, session: h.session, definite: definite, sealing: sealing})
 		h.session.leave()
 	default:
 		h.own.discard(h.driver)
@@ -258,42 +259,16 @@ func (h *hold) forsake() {
 	}
 }
 
-// holdList is a list of holds, with itself as the end that is no hold.
-type holdList struct{ root *hold }
+// holdList is a list of holds, in the order in which they were granted, almost.
+type holdList struct{ linked.List[hold, *hold] }
 
-func (l *holdList) init() {
-	l.root = new(hold)
-	l.root.next, l.root.previous = l.root, l.root
-}
-
-func (l *holdList) add(h *hold) {
-	h.previous, h.next = l.root.previous, l.root
-	h.previous.next, h.next.previous = h, h
-}
-
-// remove takes h out, if it is in.
-func (l *holdList) remove(h *hold) {
-	if h.next != nil {
-		h.previous.next, h.next.previous = h.next, h.previous
-		h.previous, h.next = nil, nil
-	}
-}
-
-func (l *holdList) empty() bool { return l.root.next == l.root }
-
-// take empties the list and returns what was in it.
-func (l *holdList) take() []*hold {
-	all := l.before(math.MaxInt64)
-	for _, h := range all {
-		l.remove(h)
-	}
-	return all
-}
-
-// before returns those that were granted before a time. They are in that order, almost.
+// before returns those that were granted before a time.
 func (l *holdList) before(granted int64) []*hold {
 	var some []*hold
-	for h := l.root.next; h != l.root && h.granted < granted; h = h.next {
+	for h := range l.All() {
+		if h.granted >= granted {
+			break
+		}
 		some = append(some, h)
 	}
 	return some

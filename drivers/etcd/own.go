@@ -58,14 +58,14 @@ func (o *ownLease) discard(d *Driver) {
 		return
 	}
 	o.ended = true
-	d.ghosts.add(&ghost{carrier: o.current, revoke: true})
+	d.ghosts.Add(&ghost{carrier: o.current, revoke: true})
 	o.revokeDoubted(d)
 }
 
 // revokeDoubted is called with o.mu held.
 func (o *ownLease) revokeDoubted(d *Driver) {
 	for _, c := range o.doubted {
-		d.ghosts.add(&ghost{carrier: c, revoke: true})
+		d.ghosts.Add(&ghost{carrier: c, revoke: true})
 	}
 	o.doubted = nil
 }
@@ -97,7 +97,7 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 		return err
 	}
 	if !h.isHeld() {
-		d.ghosts.add(&ghost{carrier: c, revoke: true})
+		d.ghosts.Add(&ghost{carrier: c, revoke: true})
 		return driver.ErrNotHeld
 	}
 	before := o.expires.Load()
@@ -107,7 +107,7 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	case err != nil:
 		return o.failRenewal(ctx, d, c, before, err)
 	case !moved:
-		d.ghosts.add(&ghost{carrier: c, revoke: true})
+		d.ghosts.Add(&ghost{carrier: c, revoke: true})
 		h.vanish()
 		return driver.ErrNotHeld
 	}
@@ -153,7 +153,7 @@ func (o *ownLease) failRenewal(ctx context.Context, d *Driver, c *carrier, befor
 		o.doubted = append(o.doubted, c)
 		return err
 	}
-	d.ghosts.add(&ghost{carrier: c, revoke: true})
+	d.ghosts.Add(&ghost{carrier: c, revoke: true})
 	if !doubt && d.now() < o.expires.Load() {
 		o.expires.Store(before)
 	}
@@ -165,7 +165,7 @@ func (o *ownLease) renewed(d *Driver, c *carrier, seconds, before int64) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.ended {
-		d.ghosts.add(&ghost{carrier: c, revoke: true})
+		d.ghosts.Add(&ghost{carrier: c, revoke: true})
 		return driver.ErrNotHeld
 	}
 	d.spare.put(o.seconds, o.current)

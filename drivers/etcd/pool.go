@@ -44,7 +44,7 @@ func (p *pool) pop(seconds int64) *carrier {
 		if left := c.expires.Load() - p.driver.now(); left > int64(c.ttl/4) {
 			return c
 		}
-		p.driver.ghosts.add(&ghost{carrier: c, revoke: true})
+		p.driver.ghosts.Add(&ghost{carrier: c, revoke: true})
 	}
 	delete(p.spare, seconds)
 	return nil
@@ -59,7 +59,7 @@ func (p *pool) put(seconds int64, c *carrier) {
 		p.spare[seconds] = append(list, c)
 		return
 	}
-	p.driver.ghosts.add(&ghost{carrier: c, revoke: true})
+	p.driver.ghosts.Add(&ghost{carrier: c, revoke: true})
 }
 
 // close has all leases revoked.
@@ -69,7 +69,7 @@ func (p *pool) close() {
 	p.closed = true
 	for _, list := range p.spare {
 		for _, c := range list {
-			p.driver.ghosts.add(&ghost{carrier: c, revoke: true})
+			p.driver.ghosts.Add(&ghost{carrier: c, revoke: true})
 		}
 	}
 	clear(p.spare)

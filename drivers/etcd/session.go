@@ -54,7 +54,6 @@ func (d *Driver) boardOnce(ctx context.Context, seconds int64) (*session, error)
 	if s == nil {
 		s = &session{driver: d, seconds: seconds, ready: make(chan struct{}), over: make(chan struct{}), kick: make(chan struct{}, 1),
 			firsts: make(map[string]struct{})}
-		s.holds.init()
 		if !d.life.Go(s.run) {
 			d.mu.Unlock()
 			return nil, driver.ErrClosed
@@ -120,7 +119,7 @@ func (s *session) add(h *hold) bool {
 	if s.dead {
 		return false
 	}
-	s.holds.add(h)
+	s.holds.Add(h)
 	return true
 }
 
@@ -128,7 +127,7 @@ func (s *session) add(h *hold) bool {
 func (s *session) remove(h *hold) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.holds.remove(h)
+	s.holds.Remove(h)
 }
 
 // retire lets no more users in. When the last of them has left, the lease is revoked, and with it what no other request can end for
@@ -155,7 +154,7 @@ func (s *session) run() {
 	cancel()
 	if s.err == nil && d.life.Open().Err() != nil {
 		s.err = driver.ErrClosed
-		d.ghosts.add(&ghost{carrier: &s.carrier, revoke: true})
+		d.ghosts.Add(&ghost{carrier: &s.carrier, revoke: true})
 	}
 	if s.err != nil {
 		s.unlist()
@@ -257,10 +256,10 @@ func (s *session) die(cause error) {
 		return
 	}
 	s.dead = true
-	holds := s.holds.take()
+	holds := s.holds.Take()
 	close(s.over)
 	s.mu.Unlock()
-	d.ghosts.add(&ghost{carrier: &s.carrier, revoke: true})
+	d.ghosts.Add(&ghost{carrier: &s.carrier, revoke: true})
 	s.unlist()
 	for _, h := range holds {
 		h.lose(cause)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
 // backstop is the longest wait without asking again, for messages that are lost; it is spread over a quarter of itself.
@@ -45,21 +46,21 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	if err := d.checkName(r.Name); err != nil {
 		return nil, err
 	}
-	if d.queues(r) && d.ghosts.full() {
+	if d.queues(r) && d.ghosts.Full() {
 		return nil, fmt.Errorf("%w: %d places in queues are still to be given back", driver.ErrUnavailable, maxGhosts)
 	}
 	// Where callers of this process already wait for the name, its messages are listened to: listen before the first try, then that
 	// needs no second one.
-	var t *topic
+	var t *redistopic.Topic
 	if !d.options.Fair {
-		t = d.topics.joinActive(r.Name)
+		t = d.topics.JoinActive(r.Name)
 	}
 	l, left, err := d.try(ctx, r, false)
 	if l != nil || err != nil || r.NoWait {
 		if t != nil && err == driver.ErrSealed {
-			t.leaveSealed()
+			t.LeaveForGood()
 		} else if t != nil {
-			t.leave(false)
+			t.Leave(false)
 		}
 		if l == nil && err == nil {
 			err = driver.ErrLocked
@@ -73,33 +74,33 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 }
 
 // wait waits for a message that the lock is free, with the topic of its name, if that is joined already.
-func (d *Driver) wait(ctx context.Context, r *driver.Request, t *topic, left time.Duration) (*lease, error) {
+func (d *Driver) wait(ctx context.Context, r *driver.Request, t *redistopic.Topic, left time.Duration) (*lease, error) {
 	r.Events.Waiting()
 	if t == nil {
-		t = d.topics.join(r.Name)
+		t = d.topics.Join(r.Name)
 	}
 	return d.ask(ctx, r, t, left)
 }
 
 // ask asks again whenever the lock may have become free. Whatever woke a caller that then could not ask is passed on to another
 // one of this process.
-func (d *Driver) ask(ctx context.Context, r *driver.Request, t *topic, left time.Duration) (*lease, error) {
+func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic, left time.Duration) (*lease, error) {
 	timer := time.NewTimer(pause(left))
 	defer timer.Stop()
 	moves := false // the slot: what woke this caller may be for another one, if this one leaves
 	for {
 		select {
-		case <-t.wake:
+		case <-t.Wake:
 		case <-timer.C:
 		case <-ctx.Done():
-			t.leave(moves)
+			t.Leave(moves)
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
 		case <-d.life.Open().Done():
-			t.leave(false)
+			t.Leave(false)
 			return nil, driver.ErrClosed
 		}
 		if ctx.Err() != nil {
-			t.leave(true)
+			t.Leave(true)
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
 		}
 		l, left, err := d.try(ctx, r, true)
@@ -111,11 +112,11 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *topic, left time
 			err = fmt.Errorf("%w: %w", driver.ErrLocked, err)
 		}
 		if err == driver.ErrSealed {
-			t.leaveSealed()
+			t.LeaveForGood() // who watches the old backend of a migration must not take those who only ask for those who wait
 			return nil, err
 		}
 		if l != nil || err != nil {
-			t.leave(l == nil)
+			t.Leave(l == nil)
 			return l, err
 		}
 		timer.Reset(pause(left))
@@ -152,7 +153,7 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease
 	case err != nil:
 		err, doubt := fault(ctx, r.Name, err)
 		if doubt {
-			d.ghosts.add(ghost{name: r.Name, hold: r.Hold, until: sent + int64(r.TTL+late), order: order, place: d.queues(r)})
+			d.ghosts.Add(&ghost{name: r.Name, hold: r.Hold, until: sent + int64(r.TTL+late), order: order, place: d.queues(r)})
 		}
 		return nil, 0, err
 	case first == sealedAnswer:

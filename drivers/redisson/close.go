@@ -19,8 +19,8 @@ func (d *Driver) Close(ctx context.Context) error {
 		d.dialer.Break() // which ends those that wait for an answer
 	}
 	d.releaseAll(ctx)
-	ghosts := d.ghosts.finish(ctx)
-	d.topics.close()
+	ghosts := d.ghosts.Finish(ctx)
+	d.topics.Close()
 	d.sender.end()
 	d.life.End()
 
@@ -58,7 +58,7 @@ func (d *Driver) closeClient(ctx context.Context) {
 // releaseAll ends the holds of all leases in few requests, and leaves to the cleaner what fails.
 func (d *Driver) releaseAll(ctx context.Context) {
 	d.mu.Lock()
-	leases := d.leases.take()
+	leases := d.leases.Take()
 	d.mu.Unlock()
 	for len(leases) > 0 {
 		some := leases[:min(len(leases), renewRuns)]

@@ -61,7 +61,7 @@ func testClusterWakeUp(t *testing.T, c *testenv.Cluster, parameters string) {
 		name := fmt.Sprint(t.Name(), i)
 		l := acquire(t, a, request(name))
 		w := wait(t, b, request(name))
-		testenv.Eventually(t, func() bool { return b.topics.own(name) > 0 }, "the waiter is subscribed")
+		testenv.Eventually(t, func() bool { return b.topics.Own(name) > 0 }, "the waiter is subscribed")
 		start := time.Now()
 		release(t, l)
 		if !l.Contended() {
@@ -72,7 +72,7 @@ func testClusterWakeUp(t *testing.T, c *testenv.Cluster, parameters string) {
 			t.Errorf("%s: the waiter got the lock after %v", name, took)
 		}
 	}
-	testenv.Eventually(t, func() bool { return b.topics.active.Load() == 0 }, "the driver forgets the names")
+	testenv.Eventually(t, func() bool { return b.topics.Idle() }, "the driver forgets the names")
 	for _, node := range c.Nodes {
 		for i := range n {
 			subscribers(t, node, fmt.Sprint(t.Name(), i), 0)
@@ -196,7 +196,7 @@ func testClusterMove(t *testing.T, c *testenv.Cluster) {
 	name := "{move}x"
 	l := acquire(t, a, forLong(name))
 	w := wait(t, b, request(name))
-	testenv.Eventually(t, func() bool { return b.topics.own(name) == 1 }, "the waiter is subscribed")
+	testenv.Eventually(t, func() bool { return b.topics.Own(name) == 1 }, "the waiter is subscribed")
 	from := c.Owner(name)
 	to := c.Nodes[0]
 	if to == from {
@@ -220,7 +220,7 @@ func testClusterFailOver(t *testing.T, c *testenv.Cluster) {
 	name := "fail-over"
 	l := acquire(t, a, forLong(name))
 	w := wait(t, b, request(name))
-	testenv.Eventually(t, func() bool { return b.topics.own(name) == 1 }, "the waiter is subscribed")
+	testenv.Eventually(t, func() bool { return b.topics.Own(name) == 1 }, "the waiter is subscribed")
 	old := c.Owner(name)
 	testenv.Eventually(t, func() bool {
 		return slices.ContainsFunc(c.Nodes, func(node *testenv.RedisServer) bool {
@@ -245,7 +245,7 @@ func testClusterFailOver(t *testing.T, c *testenv.Cluster) {
 		t.Fatal("the waiter was granted a lock that is held")
 	}
 	w = waitOut(t, b, name)
-	testenv.Eventually(t, func() bool { return b.topics.own(name) == 1 }, "the waiter is subscribed at the new primary")
+	testenv.Eventually(t, func() bool { return b.topics.Own(name) == 1 }, "the waiter is subscribed at the new primary")
 	start := time.Now()
 	release(t, l)
 	release(t, w.granted(t))

@@ -67,13 +67,13 @@ func (d *Driver) queues(r *driver.Request) bool { return d.options.Fair && !r.No
 // nothing leaves the queue before it returns. Those that leave together do so by few requests, which are the cleaner's.
 func (d *Driver) waitInLine(ctx context.Context, r *driver.Request, left time.Duration) (*lease, error) {
 	r.Events.Waiting()
-	t := d.topics.joinChannel(prefixName(channelPrefix, r.Name) + ":" + r.Hold)
+	t := d.topics.JoinChannel(prefixName(channelPrefix, r.Name) + ":" + r.Hold)
 	l, err := d.ask(ctx, r, t, left)
 	if l != nil || errors.Is(err, driver.ErrUnknown) { // then it is a ghost already
 		return l, err
 	}
 	gone := make(chan struct{})
-	d.ghosts.add(ghost{name: r.Name, hold: r.Hold, until: d.now() + int64(r.TTL+late), granted: true, place: true, gone: gone})
+	d.ghosts.Add(&ghost{name: r.Name, hold: r.Hold, until: d.now() + int64(r.TTL+late), granted: true, place: true, gone: gone})
 	timer := time.NewTimer(departIn)
 	defer timer.Stop()
 	select {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/linked"
 )
 
 // Pauses between requests to end a hold that failed.
@@ -20,15 +21,16 @@ const (
 
 // lease is one hold: a field of the hash at the lock's name.
 type lease struct {
-	driver         *Driver
-	request        *driver.Request
-	previous, next *lease       // in Driver.leases
-	expires        atomic.Int64 // on the driver's clock
-	first          uint64
-	tokens         int32
-	markKnown      bool // by the grant: whether the name is marked, as it says
-	marked         bool
-	notedUntil     atomic.Int64 // until when the server has the text about the holder; 0 if it has none
+	linked.Links[lease] // in Driver.leases
+
+	driver     *Driver
+	request    *driver.Request
+	expires    atomic.Int64 // on the driver's clock
+	first      uint64
+	tokens     int32
+	markKnown  bool // by the grant: whether the name is marked, as it says
+	marked     bool
+	notedUntil atomic.Int64 // until when the server has the text about the holder; 0 if it has none
 
 	mu        sync.Mutex
 	phase     phase
@@ -111,7 +113,7 @@ func (l *lease) Release(ctx context.Context) error {
 // on its way.
 func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	d := l.driver
-	own, begun := d.topics.own(l.request.Name), d.now()
+	own, begun := d.topics.Own(l.request.Name), d.now()
 	o := d.newOp(l.request, l)
 	if err, doubt := d.carryOut(ctx, o, nil); doubt {
 		l.doubt(begun)
@@ -122,7 +124,7 @@ func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	told, err := o.first, o.err
 	d.putOp(o)
 	if err == nil {
-		return false, false, l.released(told, min(own, d.topics.own(l.request.Name)))
+		return false, false, l.released(told, min(own, d.topics.Own(l.request.Name)))
 	}
 	err, doubt := fault(ctx, l.request.Name, err)
 	if doubt {
@@ -146,7 +148,7 @@ func (l *lease) haunt() {
 	l.mu.Lock()
 	limit := l.lasts + int64(late)
 	l.mu.Unlock()
-	l.driver.ghosts.add(ghost{name: l.request.Name, hold: l.request.Hold, until: limit, granted: true, lease: l})
+	l.driver.ghosts.Add(&ghost{name: l.request.Name, hold: l.request.Hold, until: limit, granted: true, lease: l})
 }
 
 // released takes an answer to a request to release the hold, own of whose receivers were subscriptions of this driver.
@@ -275,32 +277,4 @@ func (l *lease) failRenewal(ctx context.Context, r renewal, err error) error {
 		l.expires.Store(max(expires, r.before)) // it was not carried out, so it ends nothing earlier
 	}
 	return err
-}
-
-// leaseList is a list of leases, with itself as the end that is no lease.
-type leaseList struct{ root lease }
-
-func (ll *leaseList) init() { ll.root.next, ll.root.previous = &ll.root, &ll.root }
-
-func (ll *leaseList) add(l *lease) {
-	l.previous, l.next = ll.root.previous, &ll.root
-	l.previous.next, l.next.previous = l, l
-}
-
-// remove takes l out, if it is in.
-func (ll *leaseList) remove(l *lease) {
-	if l.next != nil {
-		l.previous.next, l.next.previous = l.next, l.previous
-		l.previous, l.next = nil, nil
-	}
-}
-
-// take empties the list and returns what was in it.
-func (ll *leaseList) take() []*lease {
-	var all []*lease
-	for ll.root.next != &ll.root {
-		all = append(all, ll.root.next)
-		ll.remove(ll.root.next)
-	}
-	return all
 }

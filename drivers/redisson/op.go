@@ -161,11 +161,11 @@ func (d *Driver) carryOut(ctx context.Context, o *op, closing <-chan struct{}) (
 	if o.state.CompareAndSwap(queued, dropped) {
 		return err, false
 	}
-	d.ghosts.orphan(1)
+	d.ghosts.Expect(1)
 	if o.state.CompareAndSwap(taken, left) {
 		return err, true
 	}
-	d.ghosts.orphan(-1)
+	d.ghosts.Expect(-1)
 	<-o.done // answered at this very moment
 	return nil, false
 }
@@ -177,7 +177,7 @@ func (d *Driver) finish(o *op) {
 		o.done <- struct{}{}
 		return
 	}
-	defer d.ghosts.orphan(-1)
+	defer d.ghosts.Expect(-1)
 	r := o.request
 	switch {
 	case o.lease != nil && o.err == nil:
@@ -194,6 +194,6 @@ func (d *Driver) finish(o *op) {
 		g.granted, left = !doubt, doubt || o.again // it has the place that it had before
 	}
 	if left {
-		d.ghosts.add(g)
+		d.ghosts.Add(&g)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -16,18 +15,11 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/redisdial"
-	"github.com/go-dsync/dsync/internal/tlsurl"
 )
 
-// How the clients that Open makes connect.
 const (
-	connectFor = 2 * time.Second // one attempt to connect, and then to log in
-	pingEvery  = time.Second     // on an idle connection
-	answerIn   = 3 * time.Second // else the connection counts as dead
-	refreshing = 10 * time.Second
-	bufferSize = 64 << 10
+	refreshing = 10 * time.Second // the pause between looks at the topology by the clients that Open makes
 	maxReplica = 100
-	maxDB      = 1 << 20
 )
 
 // clientName is what the connections of this process are called in the server's CLIENT LIST: dsync, the host and the process id.
@@ -86,27 +78,15 @@ func readOptions(u *driver.URL, fenced bool) *Options {
 // readTarget reads all parameters before it judges any, so that an unknown one is reported first.
 func readTarget(u *driver.URL) (*target, error) {
 	t := &target{mode: u.Choice("mode", "single", "sentinel", "cluster")}
-	o := &t.option
-	o.ClientName, o.ClientSetInfo = clientName, rueidis.DisableClientSetInfo
-	o.DisableCache, o.DisableRetry, o.AlwaysPipelining = true, true, true
-	o.PipelineMultiplex = -1 // one connection, which is as fast, and keeps requests in order
-	o.ReadBufferEachConn, o.WriteBufferEachConn = bufferSize, bufferSize
-	o.Dialer.Timeout, o.Dialer.KeepAlive, o.ConnWriteTimeout = connectFor, pingEvery, answerIn
-	o.BlockingPoolCleanup = time.Minute
-	if u.User != nil {
-		o.Username = u.User.Username()
-		o.Password, _ = u.User.Password()
-	}
 	master, hasMaster := u.Param("master", ""), u.Has("master")
 	user, password := u.Param("sentinel_user", ""), u.Param("sentinel_password", "")
-	tlsConfig, err := tlsurl.Read(u)
+	option, err := redisdial.ReadURL(u, clientName)
 	if err != nil {
 		return nil, err
 	}
-	o.TLSConfig = tlsConfig
-	if o.SelectDB, err = readDatabase(u.Path); err != nil {
-		return nil, err
-	}
+	t.option = option
+	o := &t.option
+	o.AlwaysPipelining = true
 	port := "6379"
 	switch t.mode {
 	case "single":
@@ -117,7 +97,7 @@ func readTarget(u *driver.URL) (*target, error) {
 	case "sentinel":
 		port = "26379"
 		o.Sentinel = rueidis.SentinelOption{MasterSet: master, Username: user, Password: password, ClientName: clientName,
-			Dialer: o.Dialer, TLSConfig: tlsConfig, TopologyRefreshInterval: refreshing}
+			Dialer: o.Dialer, TLSConfig: o.TLSConfig, TopologyRefreshInterval: refreshing}
 		if master == "" {
 			return nil, errors.New("redisson URL: mode=sentinel needs master=, the name of the primary")
 		}
@@ -132,18 +112,6 @@ func readTarget(u *driver.URL) (*target, error) {
 	}
 	o.InitAddress = u.HostsWithPort("localhost", port)
 	return t, nil
-}
-
-func readDatabase(path string) (int, error) {
-	path = strings.TrimPrefix(path, "/")
-	if path == "" {
-		return 0, nil
-	}
-	n, err := strconv.Atoi(path)
-	if err != nil || n < 0 || n > maxDB || strconv.Itoa(n) != path {
-		return 0, errors.New("redisson URL: the path is not the number of a database")
-	}
-	return n, nil
 }
 
 // connect makes the client. The library connects on nobody's context, so the dialer ends with that of Open until Open is done.

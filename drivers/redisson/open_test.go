@@ -15,6 +15,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdial"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -128,7 +129,7 @@ func TestOpenEndsWithItsContext(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		start := time.Now()
 		_, _, err := driver.Open(ctx, "redisson://"+black.Addr().String()+parameters)
-		if took := time.Since(start); took > connectFor {
+		if took := time.Since(start); took > redisdial.ConnectFor {
 			t.Errorf("%s: returned after %v", parameters, took)
 		}
 		if !errors.Is(err, context.DeadlineExceeded) {

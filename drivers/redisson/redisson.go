@@ -62,8 +62,11 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/driver/move"
+	"github.com/go-dsync/dsync/internal/cleaner"
 	"github.com/go-dsync/dsync/internal/lifecycle"
+	"github.com/go-dsync/dsync/internal/linked"
 	"github.com/go-dsync/dsync/internal/redisdial"
+	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
 const (
@@ -145,12 +148,12 @@ type Driver struct {
 	life   *lifecycle.Lifecycle // counts Acquires and Releases as calls
 	direct direct
 	sender *sender
-	topics *listener
-	ghosts *cleaner
+	topics *redistopic.Listener
+	ghosts *cleaner.Cleaner[*ghost]
 	nodes  *topology // nil outside of a cluster
 
 	mu     sync.Mutex
-	leases leaseList // all that are held
+	leases linked.List[lease, *lease] // all that are held
 }
 
 var (
@@ -195,13 +198,12 @@ func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Dr
 	}
 	d.direct.answered.Store(never)
 	d.ops.New = func() any { return &op{done: make(chan struct{}, 1)} }
-	d.leases.init()
 	d.sender = newSender(d)
-	d.topics = newListener(d)
 	d.ghosts = newCleaner(d)
 	if d.cluster {
 		d.nodes = newTopology(d)
 	}
+	d.topics = newTopics(d)
 	return d, nil
 }
 
@@ -283,7 +285,7 @@ func (d *Driver) keep(l *lease) bool {
 		return false
 	}
 	d.mu.Lock()
-	d.leases.add(l)
+	d.leases.Add(l)
 	d.mu.Unlock()
 	d.life.Leave()
 	return true
@@ -298,6 +300,6 @@ func (d *Driver) beginRelease(l *lease) {
 // forget takes a lease off the driver's.
 func (d *Driver) forget(l *lease) {
 	d.mu.Lock()
-	d.leases.remove(l)
+	d.leases.Remove(l)
 	d.mu.Unlock()
 }

@@ -101,7 +101,7 @@ func TestSentinel(t *testing.T) {
 	first, _ := acquire(t, d, forLong("token")).Tokens()
 	l := acquire(t, d, forLong("x"))
 	w := wait(t, d, request("x"))
-	testenv.Eventually(t, func() bool { return d.topics.own("x") == 1 }, "the waiter is subscribed")
+	testenv.Eventually(t, func() bool { return d.topics.Own("x") == 1 }, "the waiter is subscribed")
 	old := s.Primary()
 	testenv.Eventually(t, func() bool { return s.Nodes[1].Do("HEXISTS", "x", l.request.Hold) == int64(1) }, "the replica has the hold")
 	old.Kill()
@@ -120,7 +120,7 @@ func TestSentinel(t *testing.T) {
 		t.Fatal("the waiter was granted a lock that is held")
 	}
 	w = waitOut(t, d, "x")
-	testenv.Eventually(t, func() bool { return d.topics.own("x") == 1 }, "the waiter is subscribed at the new primary")
+	testenv.Eventually(t, func() bool { return d.topics.Own("x") == 1 }, "the waiter is subscribed at the new primary")
 	start := time.Now()
 	release(t, l)
 	next := w.granted(t)

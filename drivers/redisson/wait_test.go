@@ -143,7 +143,7 @@ func TestContendedCountsOthersOnly(t *testing.T) {
 	l := acquire(t, d, request("x"))
 	w := wait(t, d, request("x"))
 	subscribers(t, s, "x", 1)
-	testenv.Eventually(t, func() bool { return d.topics.own("x") == 1 }, "the driver knows its subscription")
+	testenv.Eventually(t, func() bool { return d.topics.Own("x") == 1 }, "the driver knows its subscription")
 	release(t, l)
 	if l.Contended() {
 		t.Error("Contended: got true, with a waiter in the same driver alone")
@@ -180,7 +180,7 @@ func TestCanceledWaitsLeaveNothing(t *testing.T) {
 	release(t, l)
 	testenv.Eventually(t, func() bool { return len(keysOf(s)) == 0 }, "no keys are left but those of tokens")
 	subscribers(t, s, "x", 0)
-	testenv.Eventually(t, func() bool { return d.topics.active.Load() == 0 && len(d.topics.left) == 0 }, "the driver forgets the names")
+	testenv.Eventually(t, func() bool { return d.topics.Idle() }, "the driver forgets the names")
 }
 
 func TestWakeIsPassedOn(t *testing.T) {
@@ -233,22 +233,22 @@ func TestDeadSubscriptionIsNoticed(t *testing.T) {
 	link, addr := testenv.Wire(t, s.Addr)
 	d := openURL(t, "redisson://%s", addr)
 	release(t, acquire(t, d, request("warm")))
-	topic := d.topics.join("x")
-	<-topic.wake
+	topic := d.topics.Join("x")
+	<-topic.Wake
 	link.Hold(wire.Both)
-	testenv.Eventually(t, func() bool { return d.topics.own("x") == 0 }, "the driver takes the silent connection as dead")
+	testenv.Eventually(t, func() bool { return d.topics.Own("x") == 0 }, "the driver takes the silent connection as dead")
 	link.Heal()
 	select {
-	case <-topic.wake:
+	case <-topic.Wake:
 	case <-time.After(hangGuard):
 		t.Fatal("nobody asks after the connection was lost")
 	}
-	if got := d.topics.own("x"); got != 1 {
+	if got := d.topics.Own("x"); got != 1 {
 		t.Errorf("subscriptions: got %d, want 1", got)
 	}
 	s.Do("PUBLISH", "redisson_lock__channel:{x}", "0")
-	<-topic.wake
-	topic.leave(false)
+	<-topic.Wake
+	topic.Leave(false)
 	subscribers(t, s, "x", 0)
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
 // longestVote bounds how long an attempt waits for a majority of the nodes; half the TTL if that is less.
@@ -34,10 +35,10 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 
 func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error) {
 	// Where messages of the name arrive already, listen before the first try: then that needs no second one.
-	var t *topic
+	var t *redistopic.Topic
 	first := d.firstNode(r.Name)
 	if !r.NoWait {
-		t = d.ears[first].joinActive(r.Name)
+		t = d.ears[first].JoinActive(r.Name)
 	}
 	l := d.newLease(r, r.Hold)
 	l.askAll()
@@ -49,7 +50,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 		l = nil
 	}
 	if t != nil {
-		t.leave(false)
+		t.Leave(false)
 	}
 	return l, err
 }

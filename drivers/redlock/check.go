@@ -11,6 +11,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdial"
 )
 
 // Lowest version of Redis. Valkey began at 7.2.
@@ -210,7 +211,7 @@ func (d *Driver) checkNodes(ctx context.Context) error {
 			return errors.Join(ctx.Err(), last)
 		}
 		if reached >= d.quorum && enough == nil {
-			timer := time.NewTimer(connectFor)
+			timer := time.NewTimer(redisdial.ConnectFor)
 			defer timer.Stop()
 			enough = timer.C
 		}

@@ -22,7 +22,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	d.life.End()
 	for i, n := range d.nodes {
 		n.end()
-		d.ears[i].dialer.End()
+		d.ears[i].end()
 	}
 	finished := make(chan struct{})
 	go func() { // ends with the driver's goroutines, whose connections are broken
@@ -46,7 +46,7 @@ func (d *Driver) Close(ctx context.Context) error {
 // releaseAll has the values of all leases deleted.
 func (d *Driver) releaseAll() {
 	d.mu.Lock()
-	leases := d.leases.take()
+	leases := d.leases.Take()
 	d.mu.Unlock()
 	for _, l := range leases {
 		l.mu.Lock()

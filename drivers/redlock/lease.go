@@ -8,16 +8,18 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/linked"
 )
 
 // lease is one attempt to get a lock, with a value of its own, and the hold that may come of it.
 type lease struct {
-	driver         *Driver
-	request        *driver.Request
-	value          string // at the key of the lock, on each node that granted it
-	previous, next *lease // in Driver.leases
-	expires        atomic.Int64
-	changed        chan struct{} // receives a value when what is waited for may have come about
+	linked.Links[lease] // in Driver.leases
+
+	driver  *Driver
+	request *driver.Request
+	value   string // at the key of the lock, on each node that granted it
+	expires atomic.Int64
+	changed chan struct{} // receives a value when what is waited for may have come about
 
 	mu        sync.Mutex
 	votes     []vote
@@ -234,32 +236,4 @@ func (l *lease) released(reached bool) (err error, done bool) {
 		return driver.ErrNotHeld, true
 	}
 	return nil, false
-}
-
-// leaseList is a list of leases, with itself as the end that is no lease.
-type leaseList struct{ root lease }
-
-func (ll *leaseList) init() { ll.root.next, ll.root.previous = &ll.root, &ll.root }
-
-func (ll *leaseList) add(l *lease) {
-	l.previous, l.next = ll.root.previous, &ll.root
-	l.previous.next, l.next.previous = l, l
-}
-
-// remove takes l out, if it is in.
-func (ll *leaseList) remove(l *lease) {
-	if l.next != nil {
-		l.previous.next, l.next.previous = l.next, l.previous
-		l.previous, l.next = nil, nil
-	}
-}
-
-// take empties the list and returns what was in it.
-func (ll *leaseList) take() []*lease {
-	var all []*lease
-	for ll.root.next != &ll.root {
-		all = append(all, ll.root.next)
-		ll.remove(ll.root.next)
-	}
-	return all
 }

@@ -4,32 +4,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
-	"time"
 
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
-	"github.com/go-dsync/dsync/internal/tlsurl"
+	"github.com/go-dsync/dsync/internal/redisdial"
 )
 
-// How clients connect.
-const (
-	connectFor = 2 * time.Second // one attempt to connect, and then to log in
-	pingEvery  = time.Second     // on an idle connection
-	answerIn   = 3 * time.Second // else the connection counts as dead
-	bufferSize = 64 << 10
-	clientName = "dsync"
-	maxDB      = 1 << 20
-)
+// clientName is what connections are called in a node's CLIENT LIST.
+const clientName = "dsync"
 
 func init() { driver.Register("redlock", open) }
 
 // open is the driver.Opener of the scheme redlock.
 func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u := c.URL
-	client, err := readClient(u)
+	client, err := redisdial.ReadURL(u, clientName)
 	o := &Options{
 		MaxTTL:        u.Duration("maxttl", max(defaultMaxTTL, c.TTL)),
 		Durable:       u.Bool("durable", false),
@@ -55,35 +45,4 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 		return nil, errors.Join(fmt.Errorf("redlock: %s: %w", u, err), d.Close(ctx))
 	}
 	return d, nil
-}
-
-// readClient reads what is common to all nodes.
-func readClient(u *driver.URL) (rueidis.ClientOption, error) {
-	o := rueidis.ClientOption{
-		ClientName: clientName, ClientSetInfo: rueidis.DisableClientSetInfo,
-		ReadBufferEachConn: bufferSize, WriteBufferEachConn: bufferSize,
-		BlockingPoolCleanup: time.Minute,
-	}
-	if u.User != nil {
-		o.Username = u.User.Username()
-		o.Password, _ = u.User.Password()
-	}
-	var err error
-	if o.TLSConfig, err = tlsurl.Read(u); err != nil {
-		return o, err
-	}
-	o.SelectDB, err = readDatabase(u.Path)
-	return o, err
-}
-
-func readDatabase(path string) (int, error) {
-	path = strings.TrimPrefix(path, "/")
-	if path == "" {
-		return 0, nil
-	}
-	n, err := strconv.Atoi(path)
-	if err != nil || n < 0 || n > maxDB || strconv.Itoa(n) != path {
-		return 0, fmt.Errorf("redlock URL: path %q is not the number of a database", path)
-	}
-	return n, nil
 }

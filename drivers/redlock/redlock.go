@@ -69,6 +69,8 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/lifecycle"
+	"github.com/go-dsync/dsync/internal/linked"
+	"github.com/go-dsync/dsync/internal/redisdial"
 )
 
 const (
@@ -109,7 +111,7 @@ type Options struct {
 // Driver is a driver.Driver on N independent Redis servers.
 type Driver struct {
 	nodes   []*node
-	ears    []*listener // of the nodes
+	ears    []*ear // of the nodes
 	quorum  int
 	options Options
 	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
@@ -118,8 +120,8 @@ type Driver struct {
 	timers sync.Pool
 
 	mu     sync.Mutex
-	leases leaseList // all that are held
-	runs   []string  // of the nodes' servers
+	leases linked.List[lease, *lease] // all that are held
+	runs   []string                   // of the nodes' servers
 }
 
 var _ driver.Driver = (*Driver)(nil)
@@ -155,11 +157,10 @@ func New(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
 		}
 		addresses = append(addresses, option.InitAddress[0])
 	}
-	d.leases.init()
 	for i, option := range nodes {
 		option = withDefaults(option)
 		d.nodes = append(d.nodes, newNode(d, i, option))
-		d.ears = append(d.ears, newListener(d, option))
+		d.ears = append(d.ears, newEar(d, option))
 	}
 	for _, n := range d.nodes {
 		d.life.Go(n.run) // until Close
@@ -180,13 +181,13 @@ func withDefaults(o rueidis.ClientOption) rueidis.ClientOption {
 	o.ForceSingleClient, o.DisableCache, o.DisableRetry = true, true, true
 	o.PipelineMultiplex = -1 // one connection, which keeps requests in order
 	if o.Dialer.Timeout == 0 {
-		o.Dialer.Timeout = connectFor
+		o.Dialer.Timeout = redisdial.ConnectFor
 	}
 	if o.Dialer.KeepAlive == 0 {
-		o.Dialer.KeepAlive = pingEvery
+		o.Dialer.KeepAlive = redisdial.PingEvery
 	}
 	if o.ConnWriteTimeout == 0 {
-		o.ConnWriteTimeout = answerIn
+		o.ConnWriteTimeout = redisdial.AnswerIn
 	}
 	return o
 }
@@ -222,7 +223,7 @@ func (d *Driver) keep(l *lease) bool {
 		return false
 	}
 	d.mu.Lock()
-	d.leases.add(l)
+	d.leases.Add(l)
 	d.mu.Unlock()
 	d.life.Leave()
 	return true
@@ -237,7 +238,7 @@ func (d *Driver) beginRelease(l *lease) {
 // forget takes a lease off the driver's.
 func (d *Driver) forget(l *lease) {
 	d.mu.Lock()
-	d.leases.remove(l)
+	d.leases.Remove(l)
 	d.mu.Unlock()
 }
 

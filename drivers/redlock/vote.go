@@ -180,7 +180,7 @@ func (v *vote) deleted(n *node, result rueidis.RedisResult, err error) bool {
 	if err == nil {
 		told, err = result.ToInt64()
 	}
-	if told > 0 && l.driver.ears[n.index].own(l.request.Name) < told {
+	if told > 0 && int64(l.driver.ears[n.index].Own(l.request.Name)) < told {
 		l.contended = true
 	}
 	switch {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
 const (
@@ -27,10 +28,10 @@ const attemptMark = "#"
 // wait asks one node again whenever the lock may have become free, and the others only if that grants it. So those who wait do not
 // share the votes out among them until nobody has a majority, and cost little. Whatever woke a caller that then could not ask is
 // passed on to another one of this process.
-func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *topic) (*lease, error) {
+func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redistopic.Topic) (*lease, error) {
 	r.Events.Waiting()
 	if t == nil {
-		t = d.ears[first].join(r.Name)
+		t = d.ears[first].Join(r.Name)
 	}
 	pause := firstPoll
 	timer := time.NewTimer(jitter(pause))
@@ -38,28 +39,28 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *topi
 	for number := 1; ; number++ {
 		next := first
 		select {
-		case <-t.wake:
+		case <-t.Wake:
 		case <-timer.C:
 			next = (first + number) % len(d.nodes) // not always the same: its key may be stale
 		case <-ctx.Done():
-			t.leave(false)
+			t.Leave(false)
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
 		case <-d.life.Open().Done():
-			t.leave(false)
+			t.Leave(false)
 			return nil, driver.ErrClosed
 		}
 		if ctx.Err() != nil {
-			t.leave(true)
+			t.Leave(true)
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
 		}
 		l := d.attempt(r, number)
 		err := l.askOneThenAll(ctx, next)
 		if err == nil {
-			t.leave(false)
+			t.Leave(false)
 			return l, nil
 		}
 		if err = d.giveUp(ctx, l, err); !isRefusal(err) {
-			t.leave(true)
+			t.Leave(true)
 			return nil, err
 		}
 		pause = min(pause*3/2, lastPoll)

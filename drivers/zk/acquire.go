@@ -272,7 +272,7 @@ func (h *hold) recover(c caller) (found bool, err error) {
 		}
 	}
 	// What was sent to a server that then stood still may yet be carried out.
-	h.driver.ghosts.add(&ghost{session: h.session, dir: h.dir, prefix: h.prefix})
+	h.driver.ghosts.Add(&ghost{session: h.session, dir: h.dir, prefix: h.prefix})
 	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
 		return false, h.fail(c, err)
 	}
@@ -292,7 +292,7 @@ func (h *hold) doubt(c caller, err error, answer <-chan reply[string], both bool
 	if errors.Is(err, errOver) {
 		return errAgain // it went with the session
 	}
-	h.driver.ghosts.add(&ghost{session: h.session, dir: h.dir, prefix: h.prefix, answer: answer, both: both})
+	h.driver.ghosts.Add(&ghost{session: h.session, dir: h.dir, prefix: h.prefix, answer: answer, both: both})
 	if errors.Is(err, errStopping) {
 		return driver.ErrClosed
 	}
@@ -323,8 +323,8 @@ func (h *hold) enter() error {
 		h.end.Store(h.sent + int64(h.request.TTL))
 		h.timer = time.AfterFunc(time.Duration(h.end.Load()-now), h.expire)
 	}
-	wasEmpty := s.fresh.empty()
-	s.fresh.add(h)
+	wasEmpty := s.fresh.Empty()
+	s.fresh.Add(h)
 	if wasEmpty {
 		s.look()
 	}

@@ -22,18 +22,21 @@ const (
 // checkFresh has watches set for holds that are old enough, and reports when to do so again.
 func (s *session) checkFresh(now int64) (due int64, ok bool) {
 	s.mu.Lock()
-	if s.fresh.empty() || s.dead {
+	if s.fresh.Empty() || s.dead {
 		s.mu.Unlock()
 		return 0, false
 	}
-	first, age := s.fresh.root.succ, s.driver.checkAfter.Load()
+	first, age := s.fresh.First(), s.driver.checkAfter.Load()
 	if s.checking || first.granted+age > now {
 		s.mu.Unlock()
 		return max(first.granted+age, now+int64(checkEvery)), true
 	}
 	var old []*hold
-	for h := first; h != s.fresh.root && h.granted+age <= now; h = s.fresh.root.succ {
-		s.fresh.remove(h)
+	for h := range s.fresh.All() {
+		if h.granted+age > now {
+			break
+		}
+		s.fresh.Remove(h)
 		old = append(old, h)
 	}
 	s.checking = true

@@ -1,20 +1,19 @@
 package zk
 
 import (
-	"container/heap"
 	"context"
 	"errors"
+	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	gozk "github.com/go-zookeeper/zk"
+
+	"github.com/go-dsync/dsync/internal/cleaner"
 )
 
 const (
 	maxCleaning = 16 // requests at a time
-	firstClean  = 50 * time.Millisecond
-	lastClean   = 5 * time.Second
 	retireAfter = 2 * time.Second
 )
 
@@ -25,6 +24,7 @@ const (
 // locks, so that it ends, and the node with it, as soon as the last one does. Ghosts are bounded by the requests that fail while a
 // session lasts.
 type ghost struct {
+	cleaner.Ghost
 	session *session
 	hold    *hold // nil if it is not known to be there
 	leaves  bool  // the hold is still a user of the session
@@ -32,105 +32,18 @@ type ghost struct {
 	dir, prefix string
 	answer      <-chan reply[string] // to the request that makes it, if that may come yet
 	both        bool                 // which makes the node of the name as well
-
-	since int64
-	next  int64 // when to ask
-	wait  time.Duration
 }
 
-// cleaner ends ghosts, in a goroutine that lives as long as there are any.
-type cleaner struct {
-	driver *Driver
-	wake   chan struct{}
-
-	mu      sync.Mutex
-	ghosts  ghostHeap
-	running bool // the goroutine
-}
-
-func newCleaner(d *Driver) *cleaner { return &cleaner{driver: d, wake: make(chan struct{}, 1)} }
-
-// add has a ghost ended, beginning now.
-func (c *cleaner) add(g *ghost) {
-	g.since = c.driver.now()
-	g.next, g.wait = g.since, firstClean
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	heap.Push(&c.ghosts, g)
-	if !c.running {
-		c.running = c.driver.life.Go(c.run)
-	}
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
-}
-
-// run ends when there is nothing left to end, or with the driver.
-func (c *cleaner) run() {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		due, wait, end := c.due()
-		if end {
-			return
-		}
-		if len(due) > 0 {
-			c.clean(due)
-			continue
-		}
-		timer.Reset(wait)
-		select {
-		case <-c.wake:
-		case <-timer.C:
-		case <-c.driver.life.Context().Done():
-			return
-		}
-	}
-}
-
-// due takes the ghosts out that are to be asked for now, or tells how long there is none.
-func (c *cleaner) due() (due []*ghost, wait time.Duration, end bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now := c.driver.now()
-	for len(c.ghosts) > 0 && len(due) < maxCleaning && c.ghosts[0].next <= now {
-		due = append(due, heap.Pop(&c.ghosts).(*ghost))
-	}
-	if len(due) > 0 {
-		return due, 0, false
-	}
-	if len(c.ghosts) > 0 {
-		return nil, time.Duration(c.ghosts[0].next - now), false
-	}
-	c.running = false
-	return nil, 0, true
-}
-
-// clean asks once for each ghost, and puts those back that may still come.
-func (c *cleaner) clean(ghosts []*ghost) {
-	ctx, cancel := c.driver.background(attemptFor)
-	defer cancel()
-	left := make([]bool, len(ghosts))
-	var asking sync.WaitGroup
-	for i, g := range ghosts {
-		asking.Go(func() { left[i] = !c.driver.exorcise(ctx, g) })
-	}
-	asking.Wait()
-
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for i, g := range ghosts {
-		if left[i] {
-			g.next = c.driver.now() + int64(g.wait)
-			g.wait = min(2*g.wait, lastClean)
-			heap.Push(&c.ghosts, g)
-		}
-	}
+// newCleaner returns what ends ghosts.
+func newCleaner(d *Driver) *cleaner.Cleaner[*ghost] {
+	settle := func(ghosts []*ghost) []*ghost { return slices.DeleteFunc(ghosts, d.exorcise) }
+	return cleaner.New(d.life, cleaner.Policy[*ghost]{Settle: settle, Batch: 1, Calls: maxCleaning})
 }
 
 // exorcise asks once, and reports whether the ghost is gone for good.
-func (d *Driver) exorcise(ctx context.Context, g *ghost) bool {
+func (d *Driver) exorcise(g *ghost) bool {
+	ctx, cancel := d.background(attemptFor)
+	defer cancel()
 	s := g.session
 	settled := s.isDead() // and all its nodes with it
 	switch {
@@ -192,7 +105,7 @@ func (d *Driver) find(ctx context.Context, g *ghost) bool {
 			return g.remove(c, g.dir+"/"+child, isOurMake(&l.stat))
 		}
 	}
-	if d.now() > g.since+int64(retireAfter) {
+	if time.Since(g.Added) > retireAfter {
 		s.retire()
 	}
 	return false
@@ -208,19 +121,4 @@ func (g *ghost) remove(c caller, node string, ours bool) bool {
 		send(g.session, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, c.Delete(g.dir, ourVersion) })
 	}
 	return true
-}
-
-// ghostHeap has the ghost first that is to be asked for first.
-type ghostHeap []*ghost
-
-func (h ghostHeap) Len() int           { return len(h) }
-func (h ghostHeap) Less(i, j int) bool { return h[i].next < h[j].next }
-func (h ghostHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *ghostHeap) Push(g any)        { *h = append(*h, g.(*ghost)) }
-func (h *ghostHeap) Pop() any {
-	old := *h
-	g := old[len(old)-1]
-	old[len(old)-1] = nil
-	*h = old[:len(old)-1]
-	return g
 }

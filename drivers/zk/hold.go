@@ -10,6 +10,7 @@ import (
 	gozk "github.com/go-zookeeper/zk"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/linked"
 )
 
 const (
@@ -19,6 +20,8 @@ const (
 
 // hold is one attempt to get a lock, and then the driver.Lease: a node.
 type hold struct {
+	linked.Links[hold] // in session.fresh; guarded by session.mu
+
 	driver  *Driver
 	request *driver.Request
 	session *session
@@ -33,19 +36,18 @@ type hold struct {
 	ours    bool          // the node of the name goes with the last lock on it
 
 	// Guarded by session.mu.
-	record         record
-	sealing        bool // the node may have become a seal
-	marking        bool // the name may have another mark than record says
-	crowd          bool // others were behind it when it last looked
-	waited         bool // before it was granted
-	phase          phase
-	leaving        bool          // the wait was given up
-	isFirst        bool          // the one before it was the first, and is gone
-	behind, next   *hold         // of the same session, right before and after it
-	wake           chan struct{} // buffered; made when it waits for behind
-	previous, succ *hold         // in session.fresh
-	timer          *time.Timer   // ends a fixed lease
-	doubtedAt      int64         // when the first request to release it was sent of which the answer is missing
+	record       record
+	sealing      bool // the node may have become a seal
+	marking      bool // the name may have another mark than record says
+	crowd        bool // others were behind it when it last looked
+	waited       bool // before it was granted
+	phase        phase
+	leaving      bool          // the wait was given up
+	isFirst      bool          // the one before it was the first, and is gone
+	behind, next *hold         // of the same session, right before and after it
+	wake         chan struct{} // buffered; made when it waits for behind
+	timer        *time.Timer   // ends a fixed lease
+	doubtedAt    int64         // when the first request to release it was sent of which the answer is missing
 }
 
 // phase is how far the end of a hold has come.
@@ -149,9 +151,9 @@ func (h *hold) expire() {
 		return
 	}
 	h.phase = expired
-	s.fresh.remove(h)
+	s.fresh.Remove(h)
 	s.mu.Unlock()
-	h.driver.ghosts.add(&ghost{session: s, hold: h, leaves: true})
+	h.driver.ghosts.Add(&ghost{session: s, hold: h, leaves: true})
 }
 
 // lose ends a hold that is over other than by Release, and reports whether the holder is to be told.
@@ -165,7 +167,7 @@ func (h *hold) lose(cause error) bool {
 	if h.timer != nil {
 		h.timer.Stop()
 	}
-	s.fresh.remove(h)
+	s.fresh.Remove(h)
 	s.mu.Unlock()
 	if tell {
 		s.leave()
@@ -225,7 +227,7 @@ func (h *hold) Release(ctx context.Context) error {
 	first := h.phase == held
 	if first {
 		h.phase = ending
-		s.fresh.remove(h)
+		s.fresh.Remove(h)
 		if h.timer != nil {
 			h.timer.Stop()
 		}
@@ -238,7 +240,7 @@ func (h *hold) Release(ctx context.Context) error {
 	}
 	err := h.release(ctx)
 	if errors.Is(err, driver.ErrUnknown) {
-		h.driver.ghosts.add(&ghost{session: s, hold: h, leaves: true})
+		h.driver.ghosts.Add(&ghost{session: s, hold: h, leaves: true})
 	} else {
 		s.leave()
 	}
@@ -353,7 +355,7 @@ func (s *session) nodeChanged(node string, deleted bool) {
 	default:
 		s.mu.Lock()
 		if h.phase == held {
-			s.fresh.add(h) // its watch was used up
+			s.fresh.Add(h) // its watch was used up
 		}
 		s.mu.Unlock()
 		s.look()
@@ -392,30 +394,3 @@ func (h *hold) vanished() {
 func (d *Driver) background(bound time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(d.life.Context(), bound)
 }
-
-// holdList is a list of holds, with itself as the end that is no hold.
-type holdList struct{ root *hold }
-
-func (l *holdList) init() {
-	l.root = new(hold)
-	l.root.succ, l.root.previous = l.root, l.root
-}
-
-// add appends h, if it is not in.
-func (l *holdList) add(h *hold) {
-	if h.succ != nil {
-		return
-	}
-	h.previous, h.succ = l.root.previous, l.root
-	h.previous.succ, h.succ.previous = h, h
-}
-
-// remove takes h out, if it is in.
-func (l *holdList) remove(h *hold) {
-	if h.succ != nil {
-		h.previous.succ, h.succ.previous = h.succ, h.previous
-		h.previous, h.succ = nil, nil
-	}
-}
-
-func (l *holdList) empty() bool { return l.root.succ == l.root }

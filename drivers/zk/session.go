@@ -14,6 +14,7 @@ import (
 	gozk "github.com/go-zookeeper/zk"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/linked"
 )
 
 const (
@@ -63,8 +64,8 @@ type session struct {
 	checking bool  // a round of check is under way
 	idle     int64 // since when it has no users
 	nodes    map[place]*hold
-	fresh    holdList          // granted, and not watched yet
-	watches  map[string]*watch // of those who wait
+	fresh    linked.List[hold, *hold] // granted, and not watched yet
+	watches  map[string]*watch        // of those who wait
 }
 
 // place is a node among those of the driver's own.
@@ -154,7 +155,6 @@ func newSession(d *Driver, class time.Duration) *session {
 	}
 	s.online, s.cut = context.WithCancel(d.life.Context())
 	s.timeout.Store(int64(class))
-	s.fresh.init()
 	return s
 }
 
@@ -466,7 +466,7 @@ func (s *session) kill() []*hold {
 	close(s.over)
 	holds := slices.Collect(maps.Values(s.nodes))
 	clear(s.nodes)
-	s.fresh.init()
+	s.fresh.Take()
 	s.mu.Unlock()
 	if !s.driver.life.Go(s.bury) {
 		s.cut()

@@ -227,6 +227,6 @@ func (h *hold) leaveBehind(err error) error {
 	s.mu.Lock()
 	h.leaving = true
 	s.mu.Unlock()
-	h.driver.ghosts.add(&ghost{session: s, hold: h})
+	h.driver.ghosts.Add(&ghost{session: s, hold: h})
 	return err
 }

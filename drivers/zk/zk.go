@@ -64,6 +64,7 @@ import (
 	gozk "github.com/go-zookeeper/zk"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/cleaner"
 	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
@@ -118,7 +119,7 @@ type Driver struct {
 	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
 
 	life    *lifecycle.Lifecycle // counts Acquires as calls
-	ghosts  *cleaner
+	ghosts  *cleaner.Cleaner[*ghost]
 	parents parents
 
 	told       atomic.Pointer[func(error)] // see OnKeepAlive; nil if nobody asked

@@ -1,4 +1,4 @@
-// Package redisdial makes the connections of clients that a driver opened itself. So the driver knows all of them: it can tell a new
+// Package redisdial has the options and makes the connections of clients that a driver opened itself. So the driver knows all of them: it can tell a new
 // one from the one before, and nothing stays open when it is closed, whatever the client was doing at that moment.
 package redisdial
 

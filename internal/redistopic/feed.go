@@ -1,4 +1,4 @@
-package redisson
+package redistopic
 
 import (
 	"context"
@@ -23,11 +23,11 @@ type feedKey struct {
 // feed is a connection that carries subscriptions of one kind. While it is down it connects again and again, and subscribes to all
 // of its channels anew, after which each of them has a waiter ask: messages may have been missed.
 type feed struct {
-	listener *listener
+	listener *Listener
 	key      feedKey
 	kick     chan struct{} // holds a value when there is something in todo
 
-	// Guarded by listener.mu.
+	// Guarded by Listener.mu.
 	subs map[string]*subscription // by channel
 	todo []command
 }
@@ -39,24 +39,24 @@ type command struct {
 }
 
 // feed returns a feed, which it starts where there is none. It is called with mu held.
-func (ln *listener) feed(key feedKey) *feed {
+func (ln *Listener) feed(key feedKey) *feed {
 	f := ln.feeds[key]
 	if f == nil {
 		f = &feed{listener: ln, key: key, kick: make(chan struct{}, 1), subs: make(map[string]*subscription)}
 		ln.feeds[key] = f
-		ln.driver.life.Go(f.run)
+		ln.options.Life.Go(f.run)
 	}
 	return f
 }
 
-// add begins a subscription. It is called with listener.mu held.
+// add begins a subscription. It is called with Listener.mu held.
 func (f *feed) add(s *subscription) {
 	f.subs[s.topic.channel] = s
 	f.do(command{channel: s.topic.channel})
 }
 
 // unsubscribe ends a subscription, wherever it is. It is called with mu held.
-func (ln *listener) unsubscribe(s *subscription) {
+func (ln *Listener) unsubscribe(s *subscription) {
 	s.active = false
 	channel := s.topic.channel
 	for _, f := range ln.feeds {
@@ -77,7 +77,8 @@ func (f *feed) do(c command) {
 
 // run ends with the driver.
 func (f *feed) run() {
-	ctx := f.listener.driver.life.Context()
+	life := f.listener.options.Life
+	ctx := life.Context()
 	for wait := firstConnect; ; wait = min(2*wait, lastConnect) {
 		start := time.Now()
 		f.serve(ctx)
@@ -87,7 +88,7 @@ func (f *feed) run() {
 		if time.Since(start) > lastConnect {
 			wait = firstConnect
 		}
-		if !f.listener.driver.life.Sleep(ctx, wait) {
+		if !life.Sleep(ctx, wait) {
 			return
 		}
 	}
@@ -95,11 +96,11 @@ func (f *feed) run() {
 
 // serve connects and keeps the subscriptions until the connection is lost.
 func (f *feed) serve(ctx context.Context) {
-	c := f.connect()
-	if c == nil {
+	c, ok := f.listener.options.Connect(f.key.node)
+	if !ok {
 		return
 	}
-	defer c.Close()
+	defer c.End()
 	lost := c.SetPubSubHooks(rueidis.PubSubHooks{OnMessage: f.message, OnSubscription: f.confirmed})
 	for {
 		select {
@@ -115,20 +116,8 @@ func (f *feed) serve(ctx context.Context) {
 	}
 }
 
-// connect returns nil if the node is not known to the client any more.
-func (f *feed) connect() rueidis.DedicatedClient {
-	client := f.listener.driver.client
-	if f.key.node != "" {
-		if client = client.Nodes()[f.key.node]; client == nil {
-			return nil
-		}
-	}
-	c, _ := client.Dedicate()
-	return c
-}
-
 // flush sends what is to be done, in order, and reports whether the connection still works.
-func (f *feed) flush(ctx context.Context, c rueidis.DedicatedClient) bool {
+func (f *feed) flush(ctx context.Context, c Conn) bool {
 	ln := f.listener
 	ln.mu.Lock()
 	todo := f.todo
@@ -155,7 +144,7 @@ func (f *feed) flush(ctx context.Context, c rueidis.DedicatedClient) bool {
 
 // commands makes requests out of todo, and returns where in todo each begins. Sharded channels of one request would have to share a
 // slot, plain ones are combined.
-func (f *feed) commands(c rueidis.DedicatedClient, todo []command) (cmds []rueidis.Completed, heads []int) {
+func (f *feed) commands(c Conn, todo []command) (cmds []rueidis.Completed, heads []int) {
 	for i := 0; i < len(todo); {
 		next := i + 1
 		for !f.key.sharded && next < len(todo) && todo[next].end == todo[i].end {
@@ -225,7 +214,7 @@ func (f *feed) refused(cmds []command) {
 	}
 }
 
-// replace finds another place for a subscription that is not wanted here. It is called with listener.mu held.
+// replace finds another place for a subscription that is not wanted here. It is called with Listener.mu held.
 func (f *feed) replace(s *subscription) {
 	ln := f.listener
 	delete(f.subs, s.topic.channel)

@@ -1,26 +1,26 @@
-package redisson
+package redistopic
 
 import "time"
 
 // router hands the sharded subscriptions of a cluster to the feeds of their nodes. It runs from the first of them on.
 type router struct {
-	listener *listener
+	listener *Listener
 	kick     chan struct{} // holds a value when there is something in todo or retry
 
-	// Guarded by listener.mu.
+	// Guarded by Listener.mu.
 	running     bool
 	todo, retry []*subscription
 }
 
-// place finds the node for a new subscription. It is called with listener.mu held.
+// place finds the node for a new subscription. It is called with Listener.mu held.
 func (r *router) place(s *subscription) {
 	r.todo = append(r.todo, s)
 	r.wake()
 }
 
-// again finds the node for a subscription that its node did not want or keep, after a pause. It is called with listener.mu held.
+// again finds the node for a subscription that its node did not want or keep, after a pause. It is called with Listener.mu held.
 func (r *router) again(s *subscription) {
-	r.listener.driver.nodes.expire()
+	r.listener.options.Shards.Expire()
 	r.retry = append(r.retry, s)
 	r.wake()
 }
@@ -28,7 +28,7 @@ func (r *router) again(s *subscription) {
 func (r *router) wake() {
 	if !r.running {
 		r.running = true
-		r.listener.driver.life.Go(r.run)
+		r.listener.options.Life.Go(r.run)
 	}
 	select {
 	case r.kick <- struct{}{}:
@@ -38,7 +38,6 @@ func (r *router) wake() {
 
 // run ends with the driver.
 func (r *router) run() {
-	d := r.listener.driver
 	timer := time.NewTimer(placeAgain)
 	defer timer.Stop()
 	timer.Stop()
@@ -50,7 +49,7 @@ func (r *router) run() {
 		case <-timer.C:
 			waiting = false
 			r.assign(true)
-		case <-d.life.Context().Done():
+		case <-r.listener.options.Life.Context().Done():
 			return
 		}
 		if r.pending() && !waiting {
@@ -63,8 +62,8 @@ func (r *router) run() {
 // assign hands over what is new, or all.
 func (r *router) assign(all bool) {
 	ln := r.listener
-	d := ln.driver
-	err := d.nodes.refresh(d.life.Context(), topologyAge)
+	shards := ln.options.Shards
+	err := shards.Refresh(ln.options.Life.Context())
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
 	todo := r.todo
@@ -78,7 +77,7 @@ func (r *router) assign(all bool) {
 		if ln.topics[channel] != s.topic || ln.closed {
 			continue
 		}
-		if node := d.nodes.owner(slotOf(channel)); err == nil && node != "" {
+		if node := shards.Node(channel); err == nil && node != "" {
 			ln.feed(feedKey{node, true}).add(s)
 		} else {
 			r.retry = append(r.retry, s)

@@ -1,0 +1,47 @@
+package redlock
+
+import (
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/internal/redisdial"
+	"github.com/go-dsync/dsync/internal/redistopic"
+)
+
+// ear receives the messages of one node that tell the end of holds, over a connection of its own. They let waiters ask at once rather than
+// at their next poll; nothing depends on them.
+type ear struct {
+	*redistopic.Listener
+	option rueidis.ClientOption
+	dialer *redisdial.Dialer
+}
+
+func newEar(d *Driver, o rueidis.ClientOption) *ear {
+	e := &ear{dialer: redisdial.New(o.DialCtxFn), option: o}
+	e.option.DialCtxFn = e.dialer.Dial
+	plain := func() (plain, sharded bool) { return true, false }
+	e.Listener = redistopic.New(redistopic.Options{Life: d.life, Channel: channel, Kinds: plain, Connect: e.connect})
+	return e
+}
+
+// connect makes a client for the connection alone, since there is none for a node that is down.
+func (e *ear) connect(string) (redistopic.Conn, bool) {
+	client, err := rueidis.NewClient(e.option)
+	if err != nil {
+		if client != nil {
+			client.Close()
+		}
+		return redistopic.Conn{}, false
+	}
+	c, giveBack := client.Dedicate()
+	end := func() {
+		giveBack()
+		client.Close()
+	}
+	return redistopic.Conn{DedicatedClient: c, End: end}, true
+}
+
+// end ends the listening, and breaks the connection.
+func (e *ear) end() {
+	e.Close()
+	e.dialer.End()
+}

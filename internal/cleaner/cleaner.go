@@ -1,0 +1,243 @@
+// Package cleaner repeats requests of drivers to remove what may be left of them at a server, until that is gone. What is to be asked, when
+// a ghost is gone for good, and which is given up, the drivers decide.
+package cleaner
+
+import (
+	"container/heap"
+	"context"
+	"sync"
+	"time"
+
+	"github.com/go-dsync/dsync/internal/lifecycle"
+)
+
+// Pauses between the requests about one ghost.
+const (
+	firstPause = 50 * time.Millisecond
+	lastPause  = 5 * time.Second
+)
+
+// Ghost is the part of a ghost that its Cleaner needs, to be embedded: a ghost is something that may be left at a server, or come to be there,
+// and that nobody wants.
+type Ghost struct {
+	Added time.Time // when Add was called
+
+	next  time.Time // when to ask
+	pause time.Duration
+}
+
+func (g *Ghost) ghost() *Ghost { return g }
+
+// Haunting is a pointer to a type that embeds Ghost.
+type Haunting interface{ ghost() *Ghost }
+
+// Policy is what the driver decides.
+type Policy[G Haunting] struct {
+	// Settle asks the server once about some ghosts, and returns those that are not gone for good. Its requests end with the context of
+	// the driver's lifecycle. It may change the slice.
+	Settle func(ghosts []G) (left []G)
+
+	Batch int // the most ghosts in one call of Settle
+	Calls int // the most calls of Settle at a time
+
+	// Max, if not 0, is how many ghosts may wait. If there are more, Forget chooses one, by its index, that is given up; -1: none.
+	Max    int
+	Forget func(ghosts []G) int
+}
+
+// Cleaner settles ghosts, in one goroutine and one for each call of Settle, which live as long as there are any. A ghost that is not gone
+// is asked for again, ever more seldom.
+type Cleaner[G Haunting] struct {
+	life   *lifecycle.Lifecycle
+	policy Policy[G]
+	wake   chan struct{}
+
+	mu       sync.Mutex
+	ghosts   ghosts[G]     // that wait
+	calls    int           // of Settle, under way
+	settling int           // ghosts in these
+	expected int           // see Expect
+	running  bool          // the goroutine
+	none     chan struct{} // closed when there is nothing left of all that, once Finish waits for it
+}
+
+// New returns a Cleaner of a driver with this lifecycle.
+func New[G Haunting](life *lifecycle.Lifecycle, p Policy[G]) *Cleaner[G] {
+	return &Cleaner[G]{life: life, policy: p, wake: make(chan struct{}, 1)}
+}
+
+// Add has a ghost settled, beginning now.
+func (c *Cleaner[G]) Add(g G) {
+	base := g.ghost()
+	base.Added = time.Now()
+	base.next, base.pause = base.Added, firstPause
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.push(g)
+	if !c.running {
+		c.running = c.life.Go(c.run)
+	}
+	c.kick()
+}
+
+// Expect counts n more requests that may leave a ghost, or fewer.
+func (c *Cleaner[G]) Expect(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.expected += n
+	c.tell()
+}
+
+// Left returns how much there is to settle, and to expect.
+func (c *Cleaner[G]) Left() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.left()
+}
+
+// Full reports whether there are as many ghosts as there may be.
+func (c *Cleaner[G]) Full() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.ghosts)+c.settling >= c.policy.Max
+}
+
+// Finish returns when nothing is left, or else ctx is done, with how much there is. It is called once. Ghosts with a long pause before them
+// are asked for at once.
+func (c *Cleaner[G]) Finish(ctx context.Context) (left int) {
+	c.mu.Lock()
+	if c.left() == 0 {
+		c.mu.Unlock()
+		return 0
+	}
+	none := make(chan struct{})
+	c.none = none
+	now := time.Now()
+	for _, g := range c.ghosts {
+		if base := g.ghost(); base.next.After(now) {
+			base.next = now
+		}
+		g.ghost().pause = firstPause
+	}
+	heap.Init(&c.ghosts)
+	c.kick()
+	c.mu.Unlock()
+	select {
+	case <-none:
+	case <-ctx.Done():
+	}
+	return c.Left()
+}
+
+// run ends when there are no ghosts, or with the driver.
+func (c *Cleaner[G]) run() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		due, next, end := c.due()
+		if end {
+			return
+		}
+		if len(due) > 0 {
+			c.life.Go(func() { c.settle(due) }) // not if the driver is ending
+			continue
+		}
+		timer.Stop()
+		if !next.IsZero() {
+			timer.Reset(time.Until(next))
+		}
+		select {
+		case <-c.wake:
+		case <-timer.C:
+		case <-c.life.Context().Done():
+			return
+		}
+	}
+}
+
+// due takes the ghosts out that are to be asked for now, or tells when the next one is; zero: when a call of Settle has ended.
+func (c *Cleaner[G]) due() (due []G, next time.Time, end bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.ghosts)+c.settling == 0 {
+		c.running = false
+		return nil, next, true
+	}
+	if c.calls == c.policy.Calls || len(c.ghosts) == 0 {
+		return nil, next, false
+	}
+	now := time.Now()
+	for len(c.ghosts) > 0 && len(due) < c.policy.Batch && !c.ghosts[0].ghost().next.After(now) {
+		due = append(due, heap.Pop(&c.ghosts).(G))
+	}
+	if len(due) == 0 {
+		return nil, c.ghosts[0].ghost().next, false
+	}
+	c.calls++
+	c.settling += len(due)
+	return due, next, false
+}
+
+// settle asks once for each ghost, and puts those back that are left.
+func (c *Cleaner[G]) settle(ghosts []G) {
+	n := len(ghosts)
+	left := c.policy.Settle(ghosts)
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls--
+	c.settling -= n
+	for _, g := range left {
+		base := g.ghost()
+		base.next = now.Add(base.pause)
+		base.pause = min(2*base.pause, lastPause)
+		c.push(g)
+	}
+	c.tell()
+	c.kick()
+}
+
+// push adds a ghost, or puts it back. It is called with mu held.
+func (c *Cleaner[G]) push(g G) {
+	heap.Push(&c.ghosts, g)
+	if c.policy.Max == 0 || len(c.ghosts) <= c.policy.Max {
+		return
+	}
+	if i := c.policy.Forget(c.ghosts); i >= 0 {
+		heap.Remove(&c.ghosts, i)
+	}
+}
+
+// kick has the goroutine look again.
+func (c *Cleaner[G]) kick() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// left is Left, with mu held.
+func (c *Cleaner[G]) left() int { return len(c.ghosts) + c.settling + c.expected }
+
+// tell lets Finish return when there is nothing left. It is called with mu held.
+func (c *Cleaner[G]) tell() {
+	if c.none != nil && c.left() == 0 {
+		close(c.none)
+		c.none = nil
+	}
+}
+
+// ghosts is a heap that has the ghost first that is to be asked for first.
+type ghosts[G Haunting] []G
+
+func (h ghosts[G]) Len() int           { return len(h) }
+func (h ghosts[G]) Less(i, j int) bool { return h[i].ghost().next.Before(h[j].ghost().next) }
+func (h ghosts[G]) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *ghosts[G]) Push(g any)        { *h = append(*h, g.(G)) }
+func (h *ghosts[G]) Pop() any {
+	last := len(*h) - 1
+	g := (*h)[last]
+	clear((*h)[last:])
+	*h = (*h)[:last]
+	return g
+}

@@ -1,0 +1,81 @@
+// Package linked has a doubly linked list of things that have their links in themselves, so that to be in it takes no memory.
+package linked
+
+import "iter"
+
+// Links of a T, to be embedded: a T is in one List at a time.
+type Links[T any] struct{ previous, next *T }
+
+func (l *Links[T]) links() *Links[T] { return l }
+
+// Element is a pointer to a type that embeds Links.
+type Element[T any] interface {
+	*T
+	links() *Links[T]
+}
+
+// List is in the order of Add. The zero value is empty.
+type List[T any, P Element[T]] struct{ first, last *T }
+
+// Add appends e, if it is not in.
+func (l *List[T, P]) Add(e P) {
+	if l.has(e) {
+		return
+	}
+	if e.links().previous = l.last; l.last != nil {
+		P(l.last).links().next = e
+	} else {
+		l.first = e
+	}
+	l.last = e
+}
+
+// Remove takes e out, if it is in.
+func (l *List[T, P]) Remove(e P) {
+	if !l.has(e) {
+		return
+	}
+	at := e.links()
+	if at.previous != nil {
+		P(at.previous).links().next = at.next
+	} else {
+		l.first = at.next
+	}
+	if at.next != nil {
+		P(at.next).links().previous = at.previous
+	} else {
+		l.last = at.previous
+	}
+	*at = Links[T]{}
+}
+
+// has reports whether e is in the list, since it is in no other one.
+func (l *List[T, P]) has(e P) bool { return e.links().previous != nil || l.first == e }
+
+// Empty reports whether nothing is in.
+func (l *List[T, P]) Empty() bool { return l.first == nil }
+
+// First is what Add was called with first, or nil.
+func (l *List[T, P]) First() P { return l.first }
+
+// All is all that is in, in order. The one that it is at may be removed.
+func (l *List[T, P]) All() iter.Seq[P] {
+	return func(yield func(P) bool) {
+		for e := l.first; e != nil; {
+			next := P(e).links().next
+			if !yield(e) {
+				return
+			}
+			e = next
+		}
+	}
+}
+
+// Take empties the list and returns what was in it.
+func (l *List[T, P]) Take() (all []P) {
+	for e := range l.All() {
+		l.Remove(e)
+		all = append(all, e)
+	}
+	return all
+}

@@ -1,0 +1,53 @@
+package redisdial
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/tlsurl"
+)
+
+// How clients connect that a driver makes.
+const (
+	ConnectFor = 2 * time.Second // one attempt to connect, and then to log in
+	PingEvery  = time.Second     // on an idle connection
+	AnswerIn   = 3 * time.Second // else the connection counts as dead
+)
+
+const (
+	bufferSize = 64 << 10
+	maxDB      = 1 << 20
+)
+
+// ReadURL returns the options of a client for what a URL says about user, password, TLS and database. It sets no address.
+func ReadURL(u *driver.URL, clientName string) (o rueidis.ClientOption, err error) {
+	o.ClientName, o.ClientSetInfo = clientName, rueidis.DisableClientSetInfo
+	o.DisableCache, o.DisableRetry = true, true
+	o.PipelineMultiplex = -1 // one connection, which is as fast, and keeps requests in order
+	o.ReadBufferEachConn, o.WriteBufferEachConn = bufferSize, bufferSize
+	o.Dialer.Timeout, o.Dialer.KeepAlive, o.ConnWriteTimeout = ConnectFor, PingEvery, AnswerIn
+	o.BlockingPoolCleanup = time.Minute
+	if u.User != nil {
+		o.Username = u.User.Username()
+		o.Password, _ = u.User.Password()
+	}
+	if o.TLSConfig, err = tlsurl.Read(u); err != nil {
+		return o, err
+	}
+	path := strings.TrimPrefix(u.Path, "/")
+	if path == "" {
+		return o, nil
+	}
+	n, err := strconv.Atoi(path)
+	if err != nil || n < 0 || n > maxDB || strconv.Itoa(n) != path {
+		// Without the path, which may be a part of a password with a slash.
+		return o, fmt.Errorf("%s URL: the path is not the number of a database", u.Scheme)
+	}
+	o.SelectDB = n
+	return o, nil
+}
