@@ -114,7 +114,7 @@ func (h *hold) queue(c caller, data []byte) (first bool, err error) {
 		switch {
 		case err == nil:
 			h.ours = !known
-			return !known, h.created(c, node, known)
+			return !known, h.created(c, node)
 		case errors.Is(err, gozk.ErrNodeExists):
 			current = true // a write was ordered behind all that had happened
 			d.parents.add(h.dir)
@@ -236,8 +236,8 @@ func (d *Driver) ensure(c *gozk.Conn, path string, stays bool) error {
 	return err
 }
 
-// created enters a node that was made in the books of the session. Behind says that there may be others before it.
-func (h *hold) created(c caller, node string, behind bool) error {
+// created enters a node that was made in the books of the session.
+func (h *hold) created(c caller, node string) error {
 	child := node[len(h.dir)+1:]
 	seq, ok := sequence(child)
 	if !ok { // the server counts as it likes: this is for those of another make
@@ -251,12 +251,7 @@ func (h *hold) created(c caller, node string, behind bool) error {
 	if s.dead {
 		return errAgain
 	}
-	s.nodes[place{h.dir, seq}] = h
-	// Sequence numbers have no gaps but for nodes that are gone: there is none between this and the one before. If nobody has asked
-	// to remove that one, it still stands, and both stand below the same node.
-	if p := s.nodes[place{h.dir, seq - 1}]; behind && p != nil && p.phase <= held && !p.leaving && !p.sealing {
-		p.follow(h)
-	}
+	s.nodes[node] = h
 	return nil
 }
 
@@ -268,7 +263,7 @@ func (h *hold) recover(c caller) (found bool, err error) {
 	}
 	for _, child := range l.children {
 		if strings.HasPrefix(child, h.prefix) {
-			return true, h.created(c, h.dir+"/"+child, false)
+			return true, h.created(c, h.dir+"/"+child)
 		}
 	}
 	// What was sent to a server that then stood still may yet be carried out.

@@ -11,6 +11,10 @@ import (
 // usualNudgeAfter is how long a server may be silent before it gets a nudge.
 const usualNudgeAfter = 250 * time.Millisecond
 
+// maxUnderway is how many requests without an answer keep new calls from the session. Each request is a goroutine until its answer, also
+// if its caller has left, and a server that is silent answers none.
+const maxUnderway = 256
+
 // caller is who waits for an answer: until its ctx ends, or the channel, if there is one, is closed.
 type caller struct {
 	ctx  context.Context
@@ -33,11 +37,24 @@ func send[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
 		c <- reply[T]{err: errOver}
 		return c
 	}
+	if s.underway++; s.underway == maxUnderway {
+		s.room = make(chan struct{})
+	}
 	s.calls.Go(func() {
 		v, err := f(s.conn)
+		s.answered()
 		c <- reply[T]{v, err}
 	})
 	return c
+}
+
+// answered takes note that a request is not under way any more.
+func (s *session) answered() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.underway--; s.underway == maxUnderway-1 {
+		close(s.room)
+	}
 }
 
 // receive waits for what came of a request.

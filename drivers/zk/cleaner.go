@@ -30,8 +30,9 @@ type ghost struct {
 	leaves  bool  // the hold is still a user of the session
 
 	dir, prefix string
-	answer      <-chan reply[string] // to the request that makes it, if that may come yet
-	both        bool                 // which makes the node of the name as well
+	answer      <-chan reply[string] // to the request that makes the node, if the answer may come yet
+	node        string               // the path of the node, once it is known
+	both        bool                 // the node of the name goes with the node
 
 	since int64
 	next  int64 // when to ask
@@ -153,16 +154,14 @@ func (h *hold) exorcise(ctx context.Context) bool {
 	if s.await(c) != nil {
 		return false
 	}
-	sent := h.driver.now()
 	_, err := receive(c, s, h.askToRemove())
 	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
 		return false
 	}
 	s.mu.Lock()
-	had := h.phase != waiting
-	h.phase, h.sent = over, sent
+	h.phase = over
 	s.mu.Unlock()
-	h.isGone(had && err == nil)
+	h.forget()
 	return true
 }
 
@@ -179,35 +178,39 @@ func (d *Driver) find(ctx context.Context, g *ghost) bool {
 		if isAnswer(err) && err != nil {
 			return true // nothing was made
 		}
-		if err == nil {
-			return g.remove(c, node, g.both)
-		}
+		g.node = node // "" after an error
 	}
+	if g.node == "" && !g.look(c) {
+		return false
+	}
+	// A repeat finds no node where the request before did its work and its answer is missing.
+	_, err := query(c, s, func(c *gozk.Conn) (struct{}, error) { return remove(c, g.node) })
+	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
+		return false
+	}
+	if g.both {
+		send(s, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, c.Delete(g.dir, ourVersion) })
+	}
+	return true
+}
+
+// look reports whether the node is at the server. If it is not for some time, the session ends with the last lock that it carries.
+func (g *ghost) look(c caller) bool {
+	s := g.session
 	l, err := query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, g.dir) })
 	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
 		return false
 	}
 	for _, child := range l.children {
 		if strings.HasPrefix(child, g.prefix) {
-			return g.remove(c, g.dir+"/"+child, isOurMake(&l.stat))
+			g.node, g.both = g.dir+"/"+child, isOurMake(&l.stat)
+			return true
 		}
 	}
-	if d.now() > g.since+int64(retireAfter) {
+	if s.driver.now() > g.since+int64(retireAfter) {
 		s.retire()
 	}
 	return false
-}
-
-// remove removes the node, and that of the name if the driver made it and it is empty.
-func (g *ghost) remove(c caller, node string, ours bool) bool {
-	_, err := query(c, g.session, func(c *gozk.Conn) (struct{}, error) { return remove(c, node) })
-	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
-		return false
-	}
-	if ours {
-		send(g.session, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, c.Delete(g.dir, ourVersion) })
-	}
-	return true
 }
 
 // ghostHeap has the ghost first that is to be asked for first.

@@ -57,7 +57,7 @@ func (s *session) tidy(ctx context.Context) {
 	s.mu.Lock()
 	var holds []*hold
 	for _, h := range s.nodes {
-		if h.phase == held && h.ours && !h.crowd && h.next == nil {
+		if h.phase == held && h.ours {
 			h.phase = over // whatever comes of it: the session ends
 			if h.timer != nil {
 				h.timer.Stop()

@@ -23,29 +23,23 @@ type hold struct {
 	request *driver.Request
 	session *session
 	dir     string
-	prefix  string // of the name of the node
-	node    string // its path, once it is known
-	seq     int32
+	prefix  string        // of the name of the node
+	node    string        // its path, once it is known
+	seq     int32         // of the node
 	first   atomic.Uint64 // token
 	sent    int64         // when the request was sent by which it was granted
 	granted int64         // when that was known
 	end     atomic.Int64  // of a fixed lease, apart from the session
-	ours    bool          // the node of the name goes with the last lock on it
+	ours    bool          // the node of the name goes with this one, as far as the last look told
 
 	// Guarded by session.mu.
 	record         record
 	sealing        bool // the node may have become a seal
-	marking        bool // the name may have another mark than record says
-	crowd          bool // others were behind it when it last looked
 	waited         bool // before it was granted
 	phase          phase
-	leaving        bool          // the wait was given up
-	isFirst        bool          // the one before it was the first, and is gone
-	behind, next   *hold         // of the same session, right before and after it
-	wake           chan struct{} // buffered; made when it waits for behind
-	previous, succ *hold         // in session.fresh
-	timer          *time.Timer   // ends a fixed lease
-	doubtedAt      int64         // when the first request to release it was sent of which the answer is missing
+	previous, succ *hold       // in session.fresh
+	timer          *time.Timer // ends a fixed lease
+	doubtedAt      int64       // when the first request to release it was sent of which the answer is missing
 }
 
 // phase is how far the end of a hold has come.
@@ -176,37 +170,19 @@ func (h *hold) lose(cause error) bool {
 // removed ends a hold whose node somebody removed.
 func (h *hold) removed() {
 	told := h.lose(driver.ErrRemoved)
-	h.isGone(false)
+	h.forget()
 	if told {
 		h.request.Events.Lost(driver.ErrRemoved)
 	}
 }
 
-// isGone takes note that the node is not there any more. Handed says that it had the lock, and that the server has just removed it for
-// us: then the next in line, if it is of the same session, has the lock, and the answer told of a transaction for its token.
-func (h *hold) isGone(handed bool) {
+// forget takes the hold off the books of its session: the server does not have the node any more.
+func (h *hold) forget() {
 	s := h.session
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if at := (place{h.dir, h.seq}); s.nodes[at] == h {
-		delete(s.nodes, at)
-	}
-	if p := h.behind; p != nil && p.next == h {
-		p.next = nil
-	}
-	h.behind = nil
-	n := h.next
-	h.next = nil
-	if n == nil || n.behind != h {
-		return
-	}
-	n.behind = nil
-	if handed && !h.marking {
-		n.isFirst, n.ours, n.sent, n.crowd, n.record = true, h.ours, h.sent, false, h.record
-	}
-	select {
-	case n.wake <- struct{}{}:
-	default:
+	if s.nodes[h.node] == h {
+		delete(s.nodes, h.node)
 	}
 }
 
@@ -253,9 +229,10 @@ func (h *hold) release(ctx context.Context) error {
 	d, s := h.driver, h.session
 	c := caller{ctx: ctx}
 	for {
+		var sent int64 // 0: no request was sent
 		err := s.await(c)
-		sent := d.now()
 		if err == nil {
+			sent = d.now()
 			_, err = receive(c, s, h.askToRemove())
 		}
 		settled, ended := err == nil || errors.Is(err, gozk.ErrNoNode) || errors.Is(err, errOver), err == nil
@@ -267,17 +244,17 @@ func (h *hold) release(ctx context.Context) error {
 		case settled:
 			ended = ended || h.phase == doubted && h.doubtedAt < h.expires()&^1 && !h.sealing
 			h.phase = over
-			h.sent = sent
+			swept := err == nil && h.waited
 			s.mu.Unlock()
-			if err == nil {
+			if swept {
 				h.sweep()
 			}
-			h.isGone(err == nil)
+			h.forget()
 			if !ended {
 				return driver.ErrNotHeld
 			}
 			return nil
-		case h.phase == ending && !isAnswer(err):
+		case h.phase == ending && sent > 0 && !isAnswer(err):
 			h.phase, h.doubtedAt = doubted, sent
 		}
 		s.mu.Unlock()
@@ -295,7 +272,7 @@ func (h *hold) release(ctx context.Context) error {
 func (h *hold) askToRemove() <-chan reply[struct{}] {
 	s := h.session
 	s.mu.Lock()
-	alone := h.ours && !h.crowd && !h.waited
+	alone := h.ours && !h.waited
 	s.mu.Unlock()
 	if alone {
 		return send(s, h.removeBoth)
@@ -317,7 +294,7 @@ func (h *hold) removeBoth(c *gozk.Conn) (struct{}, error) {
 	}
 	h.driver.parents.add(h.dir)
 	s.mu.Lock()
-	h.crowd = true
+	h.ours = false
 	s.mu.Unlock()
 	return remove(c, h.node)
 }
@@ -327,7 +304,7 @@ func (h *hold) removeBoth(c *gozk.Conn) (struct{}, error) {
 func (h *hold) sweep() {
 	s := h.session
 	s.mu.Lock()
-	needed := h.ours && (h.waited || h.leaving) && !h.crowd && h.next == nil
+	needed := h.ours
 	s.mu.Unlock()
 	if !needed {
 		return
@@ -360,21 +337,11 @@ func (s *session) nodeChanged(node string, deleted bool) {
 	}
 }
 
-// find returns the hold of a node.
+// find returns the hold of a node, or nil.
 func (s *session) find(node string) *hold {
-	for i := len(node) - 1; i > 0; i-- {
-		if node[i] != '/' {
-			continue
-		}
-		seq, ok := sequence(node[i+1:])
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if h := s.nodes[place{node[:i], seq}]; ok && h != nil && h.node == node {
-			return h
-		}
-		return nil
-	}
-	return nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.nodes[node]
 }
 
 // vanished takes the event that the node was removed, which nobody here may have done.

@@ -152,7 +152,7 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	case err == nil:
 		d.parents.add(h.dir)
 		h.lose(nil)
-		h.isGone(false)
+		h.forget()
 		return nil
 	case errors.Is(err, gozk.ErrNoNode):
 		h.removed()
@@ -255,9 +255,6 @@ func (h *hold) change(ctx context.Context, change func(record) record) (next rec
 			h.removed()
 			return r, driver.ErrNotHeld
 		case !isAnswer(err):
-			s.mu.Lock()
-			h.marking = true
-			s.mu.Unlock()
 			return r, withCause(ctx, driver.ErrUnknown, err)
 		case i == maxMarking || !isInTheWay(err):
 			return r, fault(ctx, s, err)

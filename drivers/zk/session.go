@@ -54,6 +54,8 @@ type session struct {
 
 	mu       sync.Mutex
 	up       chan struct{} // closed while there is a connection
+	room     chan struct{} // closed while fewer than maxUnderway requests are under way
+	underway int           // requests of the library without an answer
 	last     error         // why the last connection could not be made
 	links    map[*link]struct{}
 	users    int // attempts and holds
@@ -62,15 +64,9 @@ type session struct {
 	closing  bool  // no more calls
 	checking bool  // a round of check is under way
 	idle     int64 // since when it has no users
-	nodes    map[place]*hold
+	nodes    map[string]*hold
 	fresh    holdList          // granted, and not watched yet
 	watches  map[string]*watch // of those who wait
-}
-
-// place is a node among those of the driver's own.
-type place struct {
-	dir string
-	seq int32
 }
 
 // board returns the session of a class, with the caller as one of its users.
@@ -99,17 +95,20 @@ func (d *Driver) boardOnce(c caller, class time.Duration) (*session, error) {
 	}
 	s.mu.Lock()
 	s.users++
+	room := s.room
 	s.mu.Unlock()
 	d.mu.Unlock()
-	select {
-	case <-s.ready:
-	case <-c.ctx.Done():
-		err := fault(c.ctx, s, errNoAnswer)
-		s.leave()
-		return nil, err
-	case <-d.life.Open().Done():
-		s.leave()
-		return nil, driver.ErrClosed
+	for _, open := range [...]<-chan struct{}{s.ready, room} {
+		select {
+		case <-open:
+		case <-c.ctx.Done():
+			err := fault(c.ctx, s, errNoAnswer)
+			s.leave()
+			return nil, err
+		case <-d.life.Open().Done():
+			s.leave()
+			return nil, driver.ErrClosed
+		}
 	}
 	if s.err != nil {
 		return nil, s.err
@@ -147,14 +146,16 @@ func newSession(d *Driver, class time.Duration) *session {
 		kick:    make(chan struct{}, 1),
 		joined:  make(chan struct{}, 1),
 		up:      make(chan struct{}),
+		room:    make(chan struct{}),
 		links:   make(map[*link]struct{}),
-		nodes:   make(map[place]*hold),
+		nodes:   make(map[string]*hold),
 		watches: make(map[string]*watch),
 		idle:    d.now(),
 	}
 	s.online, s.cut = context.WithCancel(d.life.Context())
 	s.timeout.Store(int64(class))
 	s.fresh.init()
+	close(s.room)
 	return s
 }
 

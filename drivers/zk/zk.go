@@ -105,6 +105,10 @@ type Options struct {
 
 	// NoTokens says that leases carry no fencing tokens.
 	NoTokens bool
+
+	// FIFO makes the order of arrival that of all callers of all clients. The default is driver.FIFOByClient, with one contender for
+	// each client and name.
+	FIFO bool
 }
 
 // Driver is a driver.Driver on ZooKeeper. It implements driver.KeepAliveReporter, driver.Inspector, driver.ForceUnlocker,
@@ -246,7 +250,7 @@ func (d *Driver) tell(err error) {
 func (d *Driver) Info() driver.Info {
 	i := driver.Info{
 		Name:       "zk",
-		Order:      driver.FIFO,
+		Order:      driver.FIFOByClient,
 		Fencing:    driver.Durable,
 		KeepsAlive: true,
 		MinTTL:     d.minTTL,
@@ -254,6 +258,9 @@ func (d *Driver) Info() driver.Info {
 		TTLUnit:    time.Millisecond,
 		Detect:     detect,
 		Late:       d.late(),
+	}
+	if d.options.FIFO {
+		i.Order = driver.FIFO
 	}
 	if d.options.NoTokens {
 		i.Fencing = driver.None
