@@ -18,20 +18,19 @@ const (
 	retireAfter = 2 * time.Second
 )
 
-// ghost is a node that may be left at the server, or come to be there, and that nobody wants.
+// ghost is an unwanted node that may be left at the server, or appear there later.
 //
-// One whose making was answered is gone when the server has removed it, or says that it is not there. One of which nobody knows whether
-// it was made may yet come, from a server that stood still: it is looked for again, ever more seldom, and its session takes no more
-// locks, so that it ends, and the node with it, as soon as the last one does. Ghosts are bounded by the requests that fail while a
-// session lasts.
+// A known node is gone when the server has removed it, or answers that there is none. A node whose creation got no answer may yet appear,
+// from a server that stood still: the cleaner looks again, ever more seldom, and the session takes no more locks, so that the session
+// ends, and the node with it, as soon as the last of its locks does. Ghosts are bounded by the requests that fail while a session lasts.
 type ghost struct {
 	session *session
-	hold    *hold // nil if it is not known to be there
+	hold    *hold // nil if the node is not known to be there
 	leaves  bool  // the hold is still a user of the session
 
 	dir, prefix string
-	answer      <-chan reply[string] // to the request that makes the node, if the answer may come yet
-	node        string               // the path of the node, once it is known
+	answer      <-chan reply[string] // to the request for the node, if the answer may come yet
+	node        string               // the path of the node, once known
 	both        bool                 // the node of the name goes with the node
 
 	since int64
@@ -39,7 +38,7 @@ type ghost struct {
 	wait  time.Duration
 }
 
-// cleaner ends ghosts, in a goroutine that lives as long as there are any.
+// cleaner ends ghosts, in a goroutine with the life of the last of them.
 type cleaner struct {
 	driver *Driver
 	wake   chan struct{}
@@ -90,7 +89,7 @@ func (c *cleaner) run() {
 	}
 }
 
-// due takes the ghosts out that are to be asked for now, or tells how long there is none.
+// due takes out the ghosts whose time has come, or tells how long there is none.
 func (c *cleaner) due() (due []*ghost, wait time.Duration, end bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -108,7 +107,7 @@ func (c *cleaner) due() (due []*ghost, wait time.Duration, end bool) {
 	return nil, 0, true
 }
 
-// clean asks once for each ghost, and puts those back that may still come.
+// clean asks once for each ghost, and puts back the ghosts that may still come.
 func (c *cleaner) clean(ghosts []*ghost) {
 	ctx, cancel := c.driver.background(attemptFor)
 	defer cancel()
@@ -165,7 +164,7 @@ func (h *hold) exorcise(ctx context.Context) bool {
 	return true
 }
 
-// find looks for a node that may have been made, and removes it.
+// find looks for the node of a request without an answer, and removes the node.
 func (d *Driver) find(ctx context.Context, g *ghost) bool {
 	s := g.session
 	c := caller{ctx: ctx}
@@ -194,7 +193,7 @@ func (d *Driver) find(ctx context.Context, g *ghost) bool {
 	return true
 }
 
-// look reports whether the node is at the server. If it is not for some time, the session ends with the last lock that it carries.
+// look reports whether the node is at the server. If the node does not appear for some time, the session ends with its last lock.
 func (g *ghost) look(c caller) bool {
 	s := g.session
 	l, err := query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, g.dir) })
@@ -213,7 +212,7 @@ func (g *ghost) look(c caller) bool {
 	return false
 }
 
-// ghostHeap has the ghost first that is to be asked for first.
+// ghostHeap has the ghost with the earliest next first.
 type ghostHeap []*ghost
 
 func (h ghostHeap) Len() int           { return len(h) }

@@ -24,22 +24,22 @@ type hold struct {
 	session *session
 	dir     string
 	prefix  string        // of the name of the node
-	node    string        // its path, once it is known
+	node    string        // its path, once known
 	seq     int32         // of the node
 	first   atomic.Uint64 // token
-	sent    int64         // when the request was sent by which it was granted
-	granted int64         // when that was known
+	sent    int64         // when the request of the grant was sent
+	granted int64         // when the answer came
 	end     atomic.Int64  // of a fixed lease, apart from the session
 	ours    bool          // the node of the name goes with this one, as far as the last look told
 
 	// Guarded by session.mu.
 	record         record
 	sealing        bool // the node may have become a seal
-	waited         bool // before it was granted
+	waited         bool // before the grant
 	phase          phase
 	previous, succ *hold       // in session.fresh
 	timer          *time.Timer // ends a fixed lease
-	doubtedAt      int64       // when the first request to release it was sent of which the answer is missing
+	doubtedAt      int64       // when the first release without an answer was sent
 }
 
 // phase is how far the end of a hold has come.
@@ -49,13 +49,13 @@ const (
 	waiting phase = iota
 	held
 	ending  // Release was called
-	doubted // the answer to a request to release it is missing
+	doubted // a request to release the hold got no answer
 	expired // a fixed lease whose time is over
 	over
 )
 
-// Tokens implements driver.Lease. The token is a transaction that had been committed when the lock was granted: at least the one
-// that made it free, and one before that which will end this hold.
+// Tokens implements driver.Lease. The token is a transaction that had been committed when the lock was granted: not before the end
+// of the hold before, and before the end of this hold.
 func (h *hold) Tokens() (first uint64, n int) {
 	if h.driver.options.NoTokens {
 		return 0, 0
@@ -72,13 +72,13 @@ func (h *hold) Session() (expires time.Time, ttl time.Duration) {
 	return h.driver.epoch.Add(time.Duration(s.expires.Load())), s.ttl()
 }
 
-// expires is even also when the end of the session was seen to have passed, so that nobody sees it move.
+// expires is even also when the end of the session was seen to have passed, so that nobody sees the end move.
 func (h *hold) expires() int64 { return min(h.end.Load(), h.session.expires.Load()) &^ 1 }
 
-// hasExpired reports whether the lease is over by time, and sees to it that its end does not move any more.
+// hasExpired reports whether the lease is over by time, and fixes its end.
 func (h *hold) hasExpired(now int64) bool { return h.session.hasExpired(now) || now >= h.end.Load() }
 
-// Renew implements driver.Lease. The session that carries the lease is kept alive anyway, so it is asked whether the node still is
+// Renew implements driver.Lease. The session of the lease is kept alive anyway, so the request asks whether the node still is
 // there, and the end of a fixed lease is moved here.
 func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	d, s := h.driver, h.session
@@ -148,7 +148,7 @@ func (h *hold) expire() {
 	h.driver.ghosts.add(&ghost{session: s, hold: h, leaves: true})
 }
 
-// lose ends a hold that is over other than by Release, and reports whether the holder is to be told.
+// lose ends a hold other than by Release, and reports whether the holder is to be told.
 func (h *hold) lose(cause error) bool {
 	s := h.session
 	s.mu.Lock()
@@ -186,7 +186,7 @@ func (h *hold) forget() {
 	}
 }
 
-// Release implements driver.Lease. It repeats requests that fail for as long as ctx and the hold last.
+// Release implements driver.Lease, and repeats a failed request for as long as ctx and the hold last.
 func (h *hold) Release(ctx context.Context) error {
 	s := h.session
 	if s.hasExpired(h.driver.now()) {
@@ -221,10 +221,10 @@ func (h *hold) Release(ctx context.Context) error {
 	return err
 }
 
-// release asks to remove the node until that is settled.
+// release asks to remove the node until the matter is settled.
 //
-// A repeat that finds nothing counts as the success of the request before whose answer is missing, if that was sent before the lease
-// could have ended, and if the node cannot have become a seal.
+// A repeat that finds no node counts as the success of the request before, if the earlier one was sent, got no answer, and was sent before
+// the lease could have ended, and if the node cannot have become a seal.
 func (h *hold) release(ctx context.Context) error {
 	d, s := h.driver, h.session
 	c := caller{ctx: ctx}
@@ -267,8 +267,8 @@ func (h *hold) release(ctx context.Context) error {
 	}
 }
 
-// askToRemove asks to remove the node, and with the last one that of the name, if the driver made it. Where others are likely to wait,
-// it removes the node first, which wakes them, and leaves the rest to sweep.
+// askToRemove asks to remove the node, and with the last node of a name the node of the name, if a driver made it. Where others are likely
+// to wait, the node goes first, which wakes them, and the rest is left to sweep.
 func (h *hold) askToRemove() <-chan reply[struct{}] {
 	s := h.session
 	s.mu.Lock()
@@ -283,10 +283,10 @@ func (h *hold) askToRemove() <-chan reply[struct{}] {
 	return send(s, func(c *gozk.Conn) (struct{}, error) { return remove(c, h.node) })
 }
 
-// removeBoth removes the node and that of the name, or the node alone if there are others by now.
+// removeBoth removes the node and the node of the name, or the node alone if there are others by now.
 func (h *hold) removeBoth(c *gozk.Conn) (struct{}, error) {
 	s := h.session
-	// So that those who come meanwhile do not take it for granted.
+	// Callers who come meanwhile must not rely on the node of the name.
 	h.driver.parents.remove(h.dir)
 	_, err := c.Multi(&gozk.DeleteRequest{Path: h.node, Version: -1}, &gozk.DeleteRequest{Path: h.dir, Version: ourVersion})
 	if err == nil || errors.Is(err, gozk.ErrNoNode) || !isAnswer(err) {
@@ -299,8 +299,8 @@ func (h *hold) removeBoth(c *gozk.Conn) (struct{}, error) {
 	return remove(c, h.node)
 }
 
-// sweep removes the node of the name after that of the hold, if the driver made it and it is empty. Nobody waits for the answer: who
-// uses the name next does it otherwise.
+// sweep removes the node of the name after the node of the hold, if a driver made it and no child is left. Nobody waits for the answer: the
+// next holder of the name sweeps again.
 func (h *hold) sweep() {
 	s := h.session
 	s.mu.Lock()
@@ -311,7 +311,7 @@ func (h *hold) sweep() {
 	}
 	h.driver.parents.remove(h.dir)
 	send(s, func(c *gozk.Conn) (struct{}, error) {
-		// Those who were woken come first: they look, and the server handles one request after the other.
+		// Waiters that were woken come first: they look, and the server handles one request after the other.
 		if !h.driver.life.Sleep(s.online, sweepAfter) {
 			return struct{}{}, errOver
 		}
@@ -344,7 +344,7 @@ func (s *session) find(node string) *hold {
 	return s.nodes[node]
 }
 
-// vanished takes the event that the node was removed, which nobody here may have done.
+// vanished takes the event of the removal of the node, perhaps by somebody else.
 func (h *hold) vanished() {
 	s := h.session
 	s.mu.Lock()
@@ -355,12 +355,12 @@ func (h *hold) vanished() {
 	}
 }
 
-// background returns a context for a request whose caller cannot take it back.
+// background returns a context for a request that no caller can take back.
 func (d *Driver) background(bound time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(d.life.Context(), bound)
 }
 
-// holdList is a list of holds, with itself as the end that is no hold.
+// holdList is a list of holds, with root as its end, which is no hold.
 type holdList struct{ root *hold }
 
 func (l *holdList) init() {
@@ -368,7 +368,7 @@ func (l *holdList) init() {
 	l.root.succ, l.root.previous = l.root, l.root
 }
 
-// add appends h, if it is not in.
+// add appends h, unless h is in.
 func (l *holdList) add(h *hold) {
 	if h.succ != nil {
 		return
@@ -377,7 +377,7 @@ func (l *holdList) add(h *hold) {
 	h.previous.succ, h.succ.previous = h, h
 }
 
-// remove takes h out, if it is in.
+// remove takes h out, unless h is not in.
 func (l *holdList) remove(h *hold) {
 	if h.succ != nil {
 		h.previous.succ, h.succ.previous = h.succ, h.previous

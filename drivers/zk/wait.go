@@ -9,10 +9,11 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// backStop is the pause after which a waiter looks although nothing woke it. Those before it are shorter, 16 s with it.
+// backStop is the pause after which a waiter looks although there was no event. The pauses before are shorter, all of them 16 s.
 const backStop = 8 * time.Second
 
-// wait returns when the node has the lock, or is gone: it looks who is before it, and watches that one until it looks again.
+// wait returns when the node has the lock, or is gone. The waiter looks for the node right before its own, and watches that node until the
+// next look.
 func (h *hold) wait(c caller, waited *bool) error {
 	var w *watch
 	for {
@@ -36,7 +37,7 @@ func (h *hold) wait(c caller, waited *bool) error {
 	}
 }
 
-// sleep waits until there is something to look at. The longer it waits, the longer the server may be silent.
+// sleep waits until there is something to look at. The longer the wait, the longer the server may be silent.
 func (h *hold) sleep(c caller, w *watch) error {
 	h.session.mu.Lock()
 	h.waited = true
@@ -70,7 +71,7 @@ func (h *hold) giveUp(c caller) error {
 	return h.abandon(c, withCause(c.ctx, driver.ErrLocked, errors.New("the wait has ended")))
 }
 
-// look returns the node right before that of the hold, or "" if the hold has the lock. The last watch may know, if it is over.
+// look returns the node right before that of the hold, or "" if the hold has the lock. The last watch may know, if over.
 func (h *hold) look(c caller, last *watch) (before string, err error) {
 	s := h.session
 	l, sent, ok := last.list()
@@ -137,7 +138,7 @@ func (h *hold) vanish() error {
 	return errAgain
 }
 
-// abandon removes the node of an attempt, and returns err, or ErrUnknown if that could not be done at once.
+// abandon removes the node of an attempt, and returns err, or ErrUnknown without an answer at once.
 func (h *hold) abandon(c caller, err error) error {
 	d, s := h.driver, h.session
 	ctx, cancel := d.background(leaveFor)
@@ -149,7 +150,7 @@ func (h *hold) abandon(c caller, err error) error {
 		h.forget()
 		return err
 	case errors.Is(failed, errOver):
-		return err // it went with the session
+		return err // the node went with the session
 	case errors.Is(failed, errStopping):
 		return driver.ErrClosed // Close ends the node with the session
 	}
