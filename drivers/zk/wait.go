@@ -9,7 +9,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// backStop is the pause after which a waiter looks although there was no event. The pauses before are shorter, all of them 16 s.
+// backStop is the pause after which a waiter looks although there was no event: 16 s after the event before, with the shorter pauses.
 const backStop = 8 * time.Second
 
 // wait returns when the node has the lock, or is gone. The waiter looks for the node right before its own, and watches that node until the
