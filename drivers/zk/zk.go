@@ -28,8 +28,8 @@
 //
 // One waiting call for each client and name has a node (driver.FIFOByClient); the others wait in line in the process, and hand the lock
 // over there without a request. With order=fifo in the URL (Options.FIFO) each call has a node and a watch, so the order of arrival is
-// that of all callers of all clients (driver.FIFO). Each caller then costs five requests, and two of the five are lists of all contenders:
-// docs/performance.md has the price with 10, 100 and 1,000 waiters.
+// that of all callers of all clients (driver.FIFO). Each caller then costs five or six requests, two of them lists of all contenders:
+// with 10, 100 and 1,000 callers, 17, 9 and 12 ms for each on two busy cores, where the default takes 12, 1 and 0.2 ms.
 //
 // # How long a session lasts
 //
