@@ -13,10 +13,10 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// maxData bounds what a node says: servers hang up on those who send them much more.
+// maxData bounds the data of a node: servers hang up on clients with much longer requests.
 const maxData = 64 << 10
 
-// value is what a node says about who made it, for people.
+// value is what a node says about its maker, for people.
 type value struct {
 	Owner string    `json:"owner,omitempty"`
 	Host  string    `json:"host,omitempty"`
@@ -71,7 +71,7 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	}
 }
 
-// attempt asks with one node, until it is granted or has to start anew.
+// attempt asks with one node, until the lock is granted or another attempt is needed.
 func (h *hold) attempt(c caller, data []byte, waited *bool) error {
 	first, err := h.queue(c, data)
 	if err != nil {
@@ -85,7 +85,7 @@ func (h *hold) attempt(c caller, data []byte, waited *bool) error {
 	return h.enter()
 }
 
-// queue makes the node, and reports whether it is known to be the first.
+// queue makes the node, and reports whether the node is known to be the first.
 func (h *hold) queue(c caller, data []byte) (first bool, err error) {
 	d, s := h.driver, h.session
 	for current := false; ; {
@@ -114,7 +114,7 @@ func (h *hold) queue(c caller, data []byte) (first bool, err error) {
 		switch {
 		case err == nil:
 			h.ours = !known
-			return !known, h.created(c, node, known)
+			return !known, h.created(c, node)
 		case errors.Is(err, gozk.ErrNodeExists):
 			current = true // a write was ordered behind all that had happened
 			d.parents.add(h.dir)
@@ -139,14 +139,14 @@ func (h *hold) queue(c caller, data []byte) (first bool, err error) {
 	}
 }
 
-// create makes the node where that of the name is there.
+// create makes the node where the node of the name is there.
 func (h *hold) create(c *gozk.Conn, data []byte) (string, error) {
 	node, err := c.Create(h.dir+"/"+h.prefix, data, gozk.FlagEphemeralSequential, h.driver.options.ACL)
 	return h.named(node, err)
 }
 
-// createBoth makes the node of the name, and the node below it, which then has the lock. That the node of the name is changed in the
-// transaction that made it is how its makers know it, and nobody else's is like that.
+// createBoth makes the node of the name, and below it the node of the attempt, with the lock. The transaction also changes the node of the
+// name, so a node of this driver has version 1 and was made and changed by one transaction. No other library's node is like this.
 func (h *hold) createBoth(c *gozk.Conn, data []byte) (string, error) {
 	acl := h.driver.options.ACL
 	results, err := c.Multi(
@@ -163,7 +163,7 @@ func (h *hold) createBoth(c *gozk.Conn, data []byte) (string, error) {
 	return h.named(results[1].String, nil)
 }
 
-// named returns the node that was made, and an error if the answer cannot be right: what there is has to be looked for then.
+// named returns the node in an answer, and an error if the answer cannot be right: the caller then looks for the node.
 func (h *hold) named(node string, err error) (string, error) {
 	if err == nil && !strings.HasPrefix(node, h.dir+"/"+h.prefix) {
 		return "", errAnswer
@@ -174,11 +174,11 @@ func (h *hold) named(node string, err error) (string, error) {
 // isOurMake reports whether a node was made by createBoth, and not changed since.
 func isOurMake(stat *gozk.Stat) bool { return stat.Version == ourVersion && stat.Czxid == stat.Mzxid }
 
-// ourVersion is that of a node that createBoth made. Others have 0.
+// ourVersion is the version of a node by createBoth. Others have 0.
 const ourVersion = 1
 
-// peek returns driver.ErrLocked if somebody contends for the lock, and driver.ErrSealed if it is sealed. Current says that the server
-// knows of all that had happened when the lock was asked for; otherwise it may lag behind, and show who has released the lock.
+// peek returns driver.ErrLocked if somebody contends for the lock, and driver.ErrSealed if the name is sealed. Current: the server knows
+// of all transactions before the call; otherwise the server may lag behind, and show a holder whose release is done.
 func (h *hold) peek(c caller, current bool) error {
 	read := listSynced
 	if current {
@@ -220,7 +220,7 @@ func (h *hold) makeAbove(c caller) error {
 	return nil
 }
 
-// ensure makes a node if it is not there: a container, which goes when it is empty, unless it is to stay.
+// ensure makes a node unless there is one: a container, which the server removes when empty, or a persistent node if stays is set.
 func (d *Driver) ensure(c *gozk.Conn, path string, stays bool) error {
 	if exists, _, err := c.Exists(path); exists || err != nil {
 		return err
@@ -236,11 +236,11 @@ func (d *Driver) ensure(c *gozk.Conn, path string, stays bool) error {
 	return err
 }
 
-// created enters a node that was made in the books of the session. Behind says that there may be others before it.
-func (h *hold) created(c caller, node string, behind bool) error {
+// created enters a new node in the books of the session.
+func (h *hold) created(c caller, node string) error {
 	child := node[len(h.dir)+1:]
 	seq, ok := sequence(child)
-	if !ok { // the server counts as it likes: this is for those of another make
+	if !ok { // a server of another make
 		h.node = node
 		return h.abandon(c, fmt.Errorf("the server called the node %q", child))
 	}
@@ -251,16 +251,11 @@ func (h *hold) created(c caller, node string, behind bool) error {
 	if s.dead {
 		return errAgain
 	}
-	s.nodes[place{h.dir, seq}] = h
-	// Sequence numbers have no gaps but for nodes that are gone: there is none between this and the one before. If nobody has asked
-	// to remove that one, it still stands, and both stand below the same node.
-	if p := s.nodes[place{h.dir, seq - 1}]; behind && p != nil && p.phase <= held && !p.leaving && !p.sealing {
-		p.follow(h)
-	}
+	s.nodes[node] = h
 	return nil
 }
 
-// recover looks for a node of which it is unknown whether it was made.
+// recover looks for a node after a request without an answer.
 func (h *hold) recover(c caller) (found bool, err error) {
 	l, err := query(c, h.session, func(c *gozk.Conn) (listing, error) { return listSynced(c, h.dir) })
 	if isOurs(err) {
@@ -268,10 +263,10 @@ func (h *hold) recover(c caller) (found bool, err error) {
 	}
 	for _, child := range l.children {
 		if strings.HasPrefix(child, h.prefix) {
-			return true, h.created(c, h.dir+"/"+child, false)
+			return true, h.created(c, h.dir+"/"+child)
 		}
 	}
-	// What was sent to a server that then stood still may yet be carried out.
+	// A server that stood still may yet carry the request out.
 	h.driver.ghosts.Add(&ghost{session: h.session, dir: h.dir, prefix: h.prefix})
 	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
 		return false, h.fail(c, err)
@@ -279,7 +274,7 @@ func (h *hold) recover(c caller) (found bool, err error) {
 	return false, nil
 }
 
-// fail ends an attempt that left nothing, and returns the error for the caller.
+// fail ends an attempt without a node, and returns the error for the caller.
 func (h *hold) fail(c caller, err error) error {
 	if errors.Is(err, errOver) {
 		return errAgain
@@ -287,10 +282,10 @@ func (h *hold) fail(c caller, err error) error {
 	return fault(c.ctx, h.session, err)
 }
 
-// doubt ends an attempt of which a node may be left.
+// doubt ends an attempt that may have left a node.
 func (h *hold) doubt(c caller, err error, answer <-chan reply[string], both bool) error {
 	if errors.Is(err, errOver) {
-		return errAgain // it went with the session
+		return errAgain // the node went with the session
 	}
 	h.driver.ghosts.Add(&ghost{session: h.session, dir: h.dir, prefix: h.prefix, answer: answer, both: both})
 	if errors.Is(err, errStopping) {

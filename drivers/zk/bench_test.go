@@ -1,12 +1,16 @@
 package zk_test
 
 import (
+	"context"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	gozk "github.com/go-zookeeper/zk"
 
+	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -53,6 +57,66 @@ func BenchmarkFree(b *testing.B) {
 // BenchmarkHot has 32 goroutines of one process lock one name.
 func BenchmarkHot(b *testing.B) {
 	compare(b, 32, func(who string, _ int) string { return who })
+}
+
+// BenchmarkCrowd has callers of one client wait for a name that is held, all of them before the first is granted the name.
+func BenchmarkCrowd(b *testing.B) {
+	s := testenv.ZooKeeper(b, "maxSessionTimeout=600000") // so that there are no pings
+	for _, order := range []string{"client", "fifo"} {
+		for _, waiters := range []int{10, 100, 1000} {
+			b.Run(fmt.Sprintf("%s/%d", order, waiters), func(b *testing.B) { crowd(b, s, order, waiters) })
+		}
+	}
+}
+
+// crowd reports how many requests and how much time each of the waiters costs: from the first call to the last release.
+func crowd(b *testing.B, s *testenv.ZooKeeperServer, order string, waiters int) {
+	c, err := dsync.Open(b.Context(), fmt.Sprintf("zk://%s?ttl=10m&order=%s", s.Addr, order), nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	inLine := int64(0) // of which all but the first wait in the process
+	if order == "fifo" {
+		inLine = int64(waiters)
+	}
+	var requested int64
+	start := s.Requests()
+	own := s.Requests() - start // what it takes to ask the server
+	for b.Loop() {
+		requested -= s.Requests() + own
+		l, err := c.Lock(b.Context(), order)
+		if err != nil {
+			b.Fatal(err)
+		}
+		var all sync.WaitGroup
+		var asked atomic.Int64
+		for range waiters {
+			all.Go(func() {
+				asked.Add(1)
+				l, err := c.Lock(b.Context(), order)
+				if err != nil {
+					b.Error(err)
+					return
+				}
+				if err := l.Unlock(b.Context()); err != nil {
+					b.Error(err)
+				}
+			})
+		}
+		testenv.Eventually(b, func() bool {
+			requested -= own
+			return asked.Load() == int64(waiters) && s.Watches() >= inLine
+		}, "all wait")
+		if err := l.Unlock(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		all.Wait()
+		requested += s.Requests()
+	}
+	n := float64(b.N * waiters)
+	b.ReportMetric(float64(requested)/n, "requests/waiter")
+	b.ReportMetric(float64(b.Elapsed().Microseconds())/n, "µs/waiter")
 }
 
 // BenchmarkHandOver measures from the release of one client to the grant to another that waits, at the median.

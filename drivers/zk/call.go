@@ -11,7 +11,11 @@ import (
 // usualNudgeAfter is how long a server may be silent before it gets a nudge.
 const usualNudgeAfter = 250 * time.Millisecond
 
-// caller is who waits for an answer: until its ctx ends, or the channel, if there is one, is closed.
+// maxUnderway is how many requests without an answer keep new calls from the session. Each request is a goroutine until its answer, also
+// if its caller has left, and a silent server gives none.
+const maxUnderway = 256
+
+// caller waits for an answer until ctx ends or the channel, if there is one, is closed.
 type caller struct {
 	ctx  context.Context
 	stop <-chan struct{}
@@ -24,7 +28,7 @@ type reply[T any] struct {
 }
 
 // send has one request sent. The library's calls know no context, so each runs in a goroutine, which ends with the answer, with the
-// connection, or with the session; the channel, which nobody has to read, gives what came of it.
+// connection, or with the session. The channel has room for the reply, so nobody has to read it.
 func send[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
 	c := make(chan reply[T], 1)
 	s.mu.Lock()
@@ -33,11 +37,24 @@ func send[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
 		c <- reply[T]{err: errOver}
 		return c
 	}
+	if s.underway++; s.underway == maxUnderway {
+		s.room = make(chan struct{})
+	}
 	s.calls.Go(func() {
 		v, err := f(s.conn)
+		s.answered()
 		c <- reply[T]{v, err}
 	})
 	return c
+}
+
+// answered takes one request off the count.
+func (s *session) answered() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.underway--; s.underway == maxUnderway-1 {
+		close(s.room)
+	}
 }
 
 // receive waits for what came of a request.
@@ -66,8 +83,8 @@ func receive[T any](c caller, s *session, answer <-chan reply[T]) (T, error) {
 	}
 }
 
-// nudge sends a request of which only the arrival matters, if the server has not been heard of for some time. A server of an ensemble
-// can forget to go on with a transaction that was committed: its answer, and the events of what it changed, come with the next request
+// nudge sends a request whose arrival alone matters, if the server has been silent for some time. A server of an ensemble can forget to
+// go on with a committed transaction: the answer, and the events of the transaction, come with the next request
 // (seen with the leader of ZooKeeper 3.8.0, once in some thousand hand-overs). There is one nudge of a session at a time.
 func (s *session) nudge(quiet time.Duration) {
 	if s.driver.now()-s.heard.Load() < int64(quiet) || !s.nudging.CompareAndSwap(false, true) {
@@ -102,7 +119,7 @@ func (s *session) await(c caller) error {
 	}
 }
 
-// query sends a request that may be repeated, until it is answered.
+// query sends a request again and again until there is an answer. The request must bear repetition.
 func query[T any](c caller, s *session, f func(*gozk.Conn) (T, error)) (T, error) {
 	for {
 		if err := s.await(c); err != nil {
@@ -119,12 +136,12 @@ func query[T any](c caller, s *session, f func(*gozk.Conn) (T, error)) (T, error
 	}
 }
 
-// isOurs reports whether an error says that nobody waits for an answer any more.
+// isOurs reports whether an error means: nobody waits for an answer any more.
 func isOurs(err error) bool {
 	return errors.Is(err, errNoAnswer) || errors.Is(err, errStopping) || errors.Is(err, errOver)
 }
 
-// pause gives the library a moment to notice that a connection is of no use.
+// pause gives the library a moment to notice a connection of no use.
 func (s *session) pause(c caller) error {
 	if !s.driver.life.Sleep(c.ctx, s.patience()/20) {
 		return errNoAnswer
@@ -146,7 +163,7 @@ func list(c *gozk.Conn, path string) (listing, error) {
 	return listing{children, *stat}, nil
 }
 
-// listSynced is list with all that was committed before.
+// listSynced is list behind all transactions of before.
 func listSynced(c *gozk.Conn, path string) (listing, error) {
 	if _, err := c.Sync(path); err != nil {
 		return listing{}, err

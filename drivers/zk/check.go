@@ -13,13 +13,13 @@ const (
 	// usualCheckAfter is how old a hold has to be for a watch of its own node: most locks are gone before, and need none.
 	usualCheckAfter = 500 * time.Millisecond
 
-	// checkEvery is the pause between rounds that set watches.
+	// checkEvery is the pause between rounds of check.
 	checkEvery = 250 * time.Millisecond
 
 	maxChecking = 32 // requests at a time
 )
 
-// checkFresh has watches set for holds that are old enough, and reports when to do so again.
+// checkFresh has watches set for the holds of some age, and reports when to do so again.
 func (s *session) checkFresh(now int64) (due int64, ok bool) {
 	s.mu.Lock()
 	if s.fresh.Empty() || s.dead {
@@ -47,7 +47,7 @@ func (s *session) checkFresh(now int64) (due int64, ok bool) {
 	return now + int64(checkEvery), true
 }
 
-// check sets a watch on the node of each hold, so that it is known when somebody removes it. It ends with the session.
+// check sets a watch on the node of each hold, so that the driver learns when somebody removes the node. check ends with the session.
 func (s *session) check(holds []*hold) {
 	defer func() {
 		s.mu.Lock()
@@ -85,7 +85,7 @@ func (h *hold) check() {
 	}
 }
 
-// getW sets a watch on a node. Where there is no node, that leaves no watch behind.
+// getW sets a watch on a node, and none where there is no node.
 func getW(c *gozk.Conn, node string) error {
 	_, _, _, err := c.GetW(node)
 	if errors.Is(err, gozk.ErrNoAuth) {

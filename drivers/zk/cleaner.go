@@ -17,21 +17,21 @@ const (
 	retireAfter = 2 * time.Second
 )
 
-// ghost is a node that may be left at the server, or come to be there, and that nobody wants.
+// ghost is an unwanted node that may be left at the server, or appear there later.
 //
-// One whose making was answered is gone when the server has removed it, or says that it is not there. One of which nobody knows whether
-// it was made may yet come, from a server that stood still: it is looked for again, ever more seldom, and its session takes no more
-// locks, so that it ends, and the node with it, as soon as the last one does. Ghosts are bounded by the requests that fail while a
-// session lasts.
+// A known node is gone when the server has removed it, or answers that there is none. A node whose creation got no answer may yet appear,
+// from a server that stood still: the cleaner looks again, ever more seldom, and the session takes no more locks, so that the session
+// ends, and the node with it, as soon as the last of its locks does. Ghosts are bounded by the requests that fail while a session lasts.
 type ghost struct {
 	cleaner.Ghost
 	session *session
-	hold    *hold // nil if it is not known to be there
+	hold    *hold // nil if the node is not known to be there
 	leaves  bool  // the hold is still a user of the session
 
 	dir, prefix string
-	answer      <-chan reply[string] // to the request that makes it, if that may come yet
-	both        bool                 // which makes the node of the name as well
+	answer      <-chan reply[string] // to the request for the node, if the answer may come yet
+	node        string               // the path of the node, once known
+	both        bool                 // the node of the name goes with the node
 }
 
 // newCleaner returns what ends ghosts.
@@ -66,20 +66,18 @@ func (h *hold) exorcise(ctx context.Context) bool {
 	if s.await(c) != nil {
 		return false
 	}
-	sent := h.driver.now()
 	_, err := receive(c, s, h.askToRemove())
 	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
 		return false
 	}
 	s.mu.Lock()
-	had := h.phase != waiting
-	h.phase, h.sent = over, sent
+	h.phase = over
 	s.mu.Unlock()
-	h.isGone(had && err == nil)
+	h.forget()
 	return true
 }
 
-// find looks for a node that may have been made, and removes it.
+// find looks for the node of a request without an answer, and removes the node.
 func (d *Driver) find(ctx context.Context, g *ghost) bool {
 	s := g.session
 	c := caller{ctx: ctx}
@@ -92,33 +90,37 @@ func (d *Driver) find(ctx context.Context, g *ghost) bool {
 		if isAnswer(err) && err != nil {
 			return true // nothing was made
 		}
-		if err == nil {
-			return g.remove(c, node, g.both)
-		}
+		g.node = node // "" after an error
 	}
+	if g.node == "" && !g.look(c) {
+		return false
+	}
+	// A repeat finds no node where the request before did its work and its answer is missing.
+	_, err := query(c, s, func(c *gozk.Conn) (struct{}, error) { return remove(c, g.node) })
+	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
+		return false
+	}
+	if g.both {
+		send(s, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, c.Delete(g.dir, ourVersion) })
+	}
+	return true
+}
+
+// look reports whether the node is at the server. If the node does not appear for some time, the session ends with its last lock.
+func (g *ghost) look(c caller) bool {
+	s := g.session
 	l, err := query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, g.dir) })
 	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
 		return false
 	}
 	for _, child := range l.children {
 		if strings.HasPrefix(child, g.prefix) {
-			return g.remove(c, g.dir+"/"+child, isOurMake(&l.stat))
+			g.node, g.both = g.dir+"/"+child, isOurMake(&l.stat)
+			return true
 		}
 	}
 	if time.Since(g.Added) > retireAfter {
 		s.retire()
 	}
 	return false
-}
-
-// remove removes the node, and that of the name if the driver made it and it is empty.
-func (g *ghost) remove(c caller, node string, ours bool) bool {
-	_, err := query(c, g.session, func(c *gozk.Conn) (struct{}, error) { return remove(c, node) })
-	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
-		return false
-	}
-	if ours {
-		send(g.session, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, c.Delete(g.dir, ourVersion) })
-	}
-	return true
 }

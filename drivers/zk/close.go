@@ -15,7 +15,7 @@ import (
 // maxTogether is how many locks end in one request of Close.
 const maxTogether = 100
 
-// Close implements driver.Driver. The locks that a session carries end with it, in one request, but for those whose name the driver
+// Close implements driver.Driver. The locks of a session end with the session, in one request, but for those whose name the driver
 // made: where nobody waits for them they go together with the nodes of their names, many in one request.
 func (d *Driver) Close(ctx context.Context) error {
 	if err := d.life.Close(); err != nil {
@@ -50,15 +50,15 @@ func (d *Driver) Close(ctx context.Context) error {
 	return nil
 }
 
-// tidy removes the nodes of names together with the locks on them, as far as that is done at once.
+// tidy removes the nodes of names together with the locks on them, as far as the server answers at once.
 func (s *session) tidy(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, leaveFor)
 	defer cancel()
 	s.mu.Lock()
 	var holds []*hold
 	for _, h := range s.nodes {
-		if h.phase == held && h.ours && !h.crowd && h.next == nil {
-			h.phase = over // whatever comes of it: the session ends
+		if h.phase == held && h.ours {
+			h.phase = over // whatever the answer: the session ends
 			if h.timer != nil {
 				h.timer.Stop()
 			}
@@ -84,8 +84,8 @@ func (s *session) tidy(ctx context.Context) {
 	}
 }
 
-// awaitEnd waits until the servers do not have the session any more, if it did not begin anew since under another leader, and reports
-// whether that is so.
+// awaitEnd waits until the servers do not have the session any more, and reports whether they do not. A session that began anew under
+// another leader may last longer.
 func (s *session) awaitEnd(ctx context.Context) bool {
 	d := s.driver
 	if s.gone.Load() || s.expires.Load() == 0 {

@@ -16,7 +16,13 @@ import (
 
 func TestConformance(t *testing.T) {
 	s := testenv.ZooKeeper(t)
-	conform(t, false, userClient(t, s.Addr), "", "", s)
+	conform(t, false, userClient(t, s.Addr), "", "", "", s)
+}
+
+// TestConformanceFIFO is with the order of arrival over all callers.
+func TestConformanceFIFO(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	conform(t, true, userClient(t, s.Addr), "", "", "?order=fifo", s)
 }
 
 // TestConformanceEnsemble is with a user whom one node belongs to, and what is below, and none of the others.
@@ -27,15 +33,15 @@ func TestConformanceEnsemble(t *testing.T) {
 	if err := errors.Join(err, c.AddAuth("digest", []byte(user))); err != nil {
 		t.Fatal(err)
 	}
-	conform(t, true, c, user+"@", "/app", servers...)
+	conform(t, true, c, user+"@", "/app", "", servers...)
 }
 
 // conform runs the suite. What happens to the server happens to the first one.
-func conform(t *testing.T, brief bool, c *gozk.Conn, user, chroot string, servers ...*testenv.ZooKeeperServer) {
+func conform(t *testing.T, brief bool, c *gozk.Conn, user, chroot, query string, servers ...*testenv.ZooKeeperServer) {
 	s := servers[0]
 	conformance.Run(t, conformance.Harness{TTL: time.Second, Brief: brief, Backend: func(testing.TB) *conformance.Backend {
 		return &conformance.Backend{
-			URL: "zk://" + user + s.Addr + chroot,
+			URL: "zk://" + user + s.Addr + chroot + query,
 			New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
 				w := new(wire.Wire)
 				tb.Cleanup(w.Close)
@@ -47,7 +53,7 @@ func conform(t *testing.T, brief bool, c *gozk.Conn, user, chroot string, server
 					}
 					addrs = append(addrs, addr)
 				}
-				d, _, err := driver.Open(guard(tb), "zk://"+user+strings.Join(addrs, ",")+chroot)
+				d, _, err := driver.Open(guard(tb), "zk://"+user+strings.Join(addrs, ",")+chroot+query)
 				if err != nil {
 					tb.Fatal(err)
 				}

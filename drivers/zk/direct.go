@@ -9,25 +9,26 @@ import (
 	gozk "github.com/go-zookeeper/zk"
 )
 
-// What the protocol has in requests and answers that do not go through the library.
+// What the protocol has in requests and answers past the library.
 const (
 	statSize = 4*8 + 3*4 + 8 + 2*4 + 8
 
-	// firstDirect is the first number of such a request. The library counts from 1; when it comes halfway there, it gets all requests.
+	// firstDirect is the first number of such a request. The library counts from 1; when the library comes halfway there, all requests go
+	// through the library.
 	firstDirect = 1 << 30
 	maxLibrary  = firstDirect / 2
 
-	// maxUnanswered bounds how many bytes of requests a server may owe answers to when one goes past the library. A connection that
-	// holds no more than these takes them at once, whatever the server does, so that nobody is kept who waits no longer.
+	// maxUnanswered bounds how many bytes of requests a server may owe answers to when one goes past the library. A connection
+	// takes so few bytes at once, whatever the server does, so a caller whose context is over is not kept.
 	maxUnanswered = 4 << 10
 )
 
-// taker takes what came of a request, in the goroutine that reads, or in one that ends the connection: it never blocks.
+// taker takes what came of a request, in the goroutine that reads, or in the one that ends the connection: a taker never blocks.
 type taker func(body []byte, err error)
 
-// direct sends a request past the library, and reports whether it did: the connection has to be up, and idle enough. The taker is then
-// called once. It is for the two requests that a hand-over between clients waits for: through the library, seven goroutines have to be
-// woken for these, one after the other, and this way one.
+// direct sends a request past the library, and reports whether the request was sent: the connection has to be up, and idle enough. The
+// taker is then called once. A hand-over between clients waits for two requests, and direct is for these: through the library, seven
+// goroutines have to be woken for these, one after the other, and this way one.
 func (s *session) direct(op int32, arguments []byte, take taker) bool {
 	l := s.link.Load()
 	return l != nil && l.direct(op, arguments, take)
@@ -54,7 +55,7 @@ func (l *link) direct(op int32, arguments []byte, take taker) bool {
 	return true
 }
 
-// noteDirect makes a request, and takes note of it, or returns nil if it has to go through the library.
+// noteDirect makes a request and takes note of the request, or returns nil if the request has to go through the library.
 func (l *link) noteDirect(op int32, arguments []byte, take taker, now int64) []byte {
 	size := 4 + 4 + 4 + len(arguments)
 	l.mu.Lock()
@@ -73,7 +74,7 @@ func (l *link) noteDirect(op int32, arguments []byte, take taker, now int64) []b
 	return append(b, arguments...)
 }
 
-// buffers reports whether a connection takes what is written at once, as long as it holds little.
+// buffers reports whether a connection takes a few bytes at once, whatever the server does.
 func buffers(c net.Conn) bool {
 	_, ok := c.(*net.TCPConn)
 	return ok
@@ -91,7 +92,7 @@ func (s *session) removeNow(node string) <-chan reply[struct{}] {
 	return c
 }
 
-// listNow asks past the library for what a node has below it, and reports whether it did.
+// listNow asks past the library for the children of a node, and reports whether the request was sent.
 func (s *session) listNow(path string, take func(listing, error)) bool {
 	return s.direct(opChildren, append(appendText(nil, path), 0), func(body []byte, err error) { // 0: no watch
 		var l listing
@@ -138,7 +139,7 @@ func readNumber(b []byte) (n int32, rest []byte, ok bool) {
 	return int32(binary.BigEndian.Uint32(b)), b[4:], true
 }
 
-// errOf returns the error of an answer, as the library names it.
+// errOf returns the error of an answer, by the names of the library.
 func errOf(code int32) error {
 	switch code {
 	case 0:
@@ -155,5 +156,5 @@ func errOf(code int32) error {
 	return fmt.Errorf("%w: unknown error: %d", gozk.ErrUnknown, code)
 }
 
-// errUnanswered says that a later request was answered, and this one was not.
+// errUnanswered is the error of a request that the server skipped: a later one was answered.
 var errUnanswered = errors.New("the server skipped a request")

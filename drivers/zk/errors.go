@@ -21,16 +21,16 @@ var (
 	errLongRequest = fmt.Errorf("owner and note take more than %d bytes", maxData)
 )
 
-// answers are errors that the server itself gave: the request was handled, and nothing was done.
+// answers are errors of the server itself: the request was handled, and nothing was done.
 var answers = []error{
 	gozk.ErrNoNode, gozk.ErrNodeExists, gozk.ErrNotEmpty, gozk.ErrNoAuth, gozk.ErrBadVersion, gozk.ErrNoChildrenForEphemerals,
 	gozk.ErrInvalidACL, gozk.ErrAuthFailed, gozk.ErrBadArguments, gozk.ErrShortBuffer, gozk.ErrInvalidPath,
 }
 
-// errAnswer is that of an answer that does not fit the request. What became of the request is not known then.
+// errAnswer is the error of an answer to another question. What became of the request is not known then.
 var errAnswer = errors.New("the server's answer makes no sense")
 
-// isAnswer reports whether it is certain that a request was handled, or never sent.
+// isAnswer reports whether a request was certainly handled, or certainly never sent.
 func isAnswer(err error) bool {
 	if err == nil {
 		return true
@@ -43,12 +43,12 @@ func isAnswer(err error) bool {
 	return false
 }
 
-// isServerError reports whether a server said what is wrong, although that need not mean that nothing was done.
+// isServerError reports whether the error is a server's. Something may have been done all the same.
 func isServerError(err error) bool {
 	return isAnswer(err) || errors.Is(err, gozk.ErrAPIError) || errors.Is(err, gozk.ErrUnknown) || strings.HasPrefix(err.Error(), "unknown error:")
 }
 
-// fault makes the error of a call out of the error of a request of which nothing can be left.
+// fault makes the error of a call out of the error of a request that can have left nothing.
 func fault(ctx context.Context, s *session, err error) error {
 	switch {
 	case errors.Is(err, errStopping):
@@ -66,7 +66,7 @@ func fault(ctx context.Context, s *session, err error) error {
 	return withCause(ctx, driver.ErrUnavailable, err)
 }
 
-// withCause adds why ctx ended to an error, where it did and the error does not say so.
+// withCause adds the reason of the end of ctx to an error that does not name the reason.
 func withCause(ctx context.Context, kind, err error) error {
 	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
 		return fmt.Errorf("%w: %w (%w)", kind, err, ended)

@@ -22,3 +22,19 @@ func (d *Driver) Direct() int {
 	}
 	return n
 }
+
+// MaxUnderway is how many requests without an answer keep new calls from a session.
+const MaxUnderway = maxUnderway
+
+// Underway returns how many requests are without an answer, each of which keeps a goroutine.
+func (d *Driver) Underway() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := 0
+	for s := range d.all {
+		s.mu.Lock()
+		n += s.underway
+		s.mu.Unlock()
+	}
+	return n
+}

@@ -26,28 +26,22 @@ type hold struct {
 	request *driver.Request
 	session *session
 	dir     string
-	prefix  string // of the name of the node
-	node    string // its path, once it is known
-	seq     int32
+	prefix  string        // of the name of the node
+	node    string        // its path, once known
+	seq     int32         // of the node
 	first   atomic.Uint64 // token
-	sent    int64         // when the request was sent by which it was granted
-	granted int64         // when that was known
+	sent    int64         // when the request of the grant was sent
+	granted int64         // when the answer came
 	end     atomic.Int64  // of a fixed lease, apart from the session
-	ours    bool          // the node of the name goes with the last lock on it
+	ours    bool          // the node of the name goes with this one, as far as the last look told
 
 	// Guarded by session.mu.
-	record       record
-	sealing      bool // the node may have become a seal
-	marking      bool // the name may have another mark than record says
-	crowd        bool // others were behind it when it last looked
-	waited       bool // before it was granted
-	phase        phase
-	leaving      bool          // the wait was given up
-	isFirst      bool          // the one before it was the first, and is gone
-	behind, next *hold         // of the same session, right before and after it
-	wake         chan struct{} // buffered; made when it waits for behind
-	timer        *time.Timer   // ends a fixed lease
-	doubtedAt    int64         // when the first request to release it was sent of which the answer is missing
+	record    record
+	sealing   bool // the node may have become a seal
+	waited    bool // before the grant
+	phase     phase
+	timer     *time.Timer // ends a fixed lease
+	doubtedAt int64       // when the first release without an answer was sent
 }
 
 // phase is how far the end of a hold has come.
@@ -57,13 +51,13 @@ const (
 	waiting phase = iota
 	held
 	ending  // Release was called
-	doubted // the answer to a request to release it is missing
+	doubted // a request to release the hold got no answer
 	expired // a fixed lease whose time is over
 	over
 )
 
-// Tokens implements driver.Lease. The token is a transaction that had been committed when the lock was granted: at least the one
-// that made it free, and one before that which will end this hold.
+// Tokens implements driver.Lease. The token is a transaction that had been committed when the lock was granted: not before the end
+// of the hold before, and before the end of this hold.
 func (h *hold) Tokens() (first uint64, n int) {
 	if h.driver.options.NoTokens {
 		return 0, 0
@@ -80,13 +74,13 @@ func (h *hold) Session() (expires time.Time, ttl time.Duration) {
 	return h.driver.epoch.Add(time.Duration(s.expires.Load())), s.ttl()
 }
 
-// expires is even also when the end of the session was seen to have passed, so that nobody sees it move.
+// expires is even also when the end of the session was seen to have passed, so that nobody sees the end move.
 func (h *hold) expires() int64 { return min(h.end.Load(), h.session.expires.Load()) &^ 1 }
 
-// hasExpired reports whether the lease is over by time, and sees to it that its end does not move any more.
+// hasExpired reports whether the lease is over by time, and fixes its end.
 func (h *hold) hasExpired(now int64) bool { return h.session.hasExpired(now) || now >= h.end.Load() }
 
-// Renew implements driver.Lease. The session that carries the lease is kept alive anyway, so it is asked whether the node still is
+// Renew implements driver.Lease. The session of the lease is kept alive anyway, so the request asks whether the node still is
 // there, and the end of a fixed lease is moved here.
 func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	d, s := h.driver, h.session
@@ -156,7 +150,7 @@ func (h *hold) expire() {
 	h.driver.ghosts.Add(&ghost{session: s, hold: h, leaves: true})
 }
 
-// lose ends a hold that is over other than by Release, and reports whether the holder is to be told.
+// lose ends a hold other than by Release, and reports whether the holder is to be told.
 func (h *hold) lose(cause error) bool {
 	s := h.session
 	s.mu.Lock()
@@ -178,41 +172,23 @@ func (h *hold) lose(cause error) bool {
 // removed ends a hold whose node somebody removed.
 func (h *hold) removed() {
 	told := h.lose(driver.ErrRemoved)
-	h.isGone(false)
+	h.forget()
 	if told {
 		h.request.Events.Lost(driver.ErrRemoved)
 	}
 }
 
-// isGone takes note that the node is not there any more. Handed says that it had the lock, and that the server has just removed it for
-// us: then the next in line, if it is of the same session, has the lock, and the answer told of a transaction for its token.
-func (h *hold) isGone(handed bool) {
+// forget takes the hold off the books of its session: the server does not have the node any more.
+func (h *hold) forget() {
 	s := h.session
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if at := (place{h.dir, h.seq}); s.nodes[at] == h {
-		delete(s.nodes, at)
-	}
-	if p := h.behind; p != nil && p.next == h {
-		p.next = nil
-	}
-	h.behind = nil
-	n := h.next
-	h.next = nil
-	if n == nil || n.behind != h {
-		return
-	}
-	n.behind = nil
-	if handed && !h.marking {
-		n.isFirst, n.ours, n.sent, n.crowd, n.record = true, h.ours, h.sent, false, h.record
-	}
-	select {
-	case n.wake <- struct{}{}:
-	default:
+	if s.nodes[h.node] == h {
+		delete(s.nodes, h.node)
 	}
 }
 
-// Release implements driver.Lease. It repeats requests that fail for as long as ctx and the hold last.
+// Release implements driver.Lease, and repeats a failed request for as long as ctx and the hold last.
 func (h *hold) Release(ctx context.Context) error {
 	s := h.session
 	if s.hasExpired(h.driver.now()) {
@@ -247,17 +223,18 @@ func (h *hold) Release(ctx context.Context) error {
 	return err
 }
 
-// release asks to remove the node until that is settled.
+// release asks to remove the node until the matter is settled.
 //
-// A repeat that finds nothing counts as the success of the request before whose answer is missing, if that was sent before the lease
-// could have ended, and if the node cannot have become a seal.
+// A repeat that finds no node counts as the success of the request before, if the earlier one was sent, got no answer, and was sent before
+// the lease could have ended, and if the node cannot have become a seal.
 func (h *hold) release(ctx context.Context) error {
 	d, s := h.driver, h.session
 	c := caller{ctx: ctx}
 	for {
+		var sent int64 // 0: no request was sent
 		err := s.await(c)
-		sent := d.now()
 		if err == nil {
+			sent = d.now()
 			_, err = receive(c, s, h.askToRemove())
 		}
 		settled, ended := err == nil || errors.Is(err, gozk.ErrNoNode) || errors.Is(err, errOver), err == nil
@@ -269,17 +246,17 @@ func (h *hold) release(ctx context.Context) error {
 		case settled:
 			ended = ended || h.phase == doubted && h.doubtedAt < h.expires()&^1 && !h.sealing
 			h.phase = over
-			h.sent = sent
+			swept := err == nil && h.waited
 			s.mu.Unlock()
-			if err == nil {
+			if swept {
 				h.sweep()
 			}
-			h.isGone(err == nil)
+			h.forget()
 			if !ended {
 				return driver.ErrNotHeld
 			}
 			return nil
-		case h.phase == ending && !isAnswer(err):
+		case h.phase == ending && sent > 0 && !isAnswer(err):
 			h.phase, h.doubtedAt = doubted, sent
 		}
 		s.mu.Unlock()
@@ -292,12 +269,12 @@ func (h *hold) release(ctx context.Context) error {
 	}
 }
 
-// askToRemove asks to remove the node, and with the last one that of the name, if the driver made it. Where others are likely to wait,
-// it removes the node first, which wakes them, and leaves the rest to sweep.
+// askToRemove asks to remove the node, and with the last node of a name the node of the name, if a driver made it. Where others are likely
+// to wait, the node goes first, which wakes them, and the rest is left to sweep.
 func (h *hold) askToRemove() <-chan reply[struct{}] {
 	s := h.session
 	s.mu.Lock()
-	alone := h.ours && !h.crowd && !h.waited
+	alone := h.ours && !h.waited
 	s.mu.Unlock()
 	if alone {
 		return send(s, h.removeBoth)
@@ -308,10 +285,10 @@ func (h *hold) askToRemove() <-chan reply[struct{}] {
 	return send(s, func(c *gozk.Conn) (struct{}, error) { return remove(c, h.node) })
 }
 
-// removeBoth removes the node and that of the name, or the node alone if there are others by now.
+// removeBoth removes the node and the node of the name, or the node alone if there are others by now.
 func (h *hold) removeBoth(c *gozk.Conn) (struct{}, error) {
 	s := h.session
-	// So that those who come meanwhile do not take it for granted.
+	// Callers who come meanwhile must not rely on the node of the name.
 	h.driver.parents.remove(h.dir)
 	_, err := c.Multi(&gozk.DeleteRequest{Path: h.node, Version: -1}, &gozk.DeleteRequest{Path: h.dir, Version: ourVersion})
 	if err == nil || errors.Is(err, gozk.ErrNoNode) || !isAnswer(err) {
@@ -319,24 +296,24 @@ func (h *hold) removeBoth(c *gozk.Conn) (struct{}, error) {
 	}
 	h.driver.parents.add(h.dir)
 	s.mu.Lock()
-	h.crowd = true
+	h.ours = false
 	s.mu.Unlock()
 	return remove(c, h.node)
 }
 
-// sweep removes the node of the name after that of the hold, if the driver made it and it is empty. Nobody waits for the answer: who
-// uses the name next does it otherwise.
+// sweep removes the node of the name after the node of the hold, if a driver made it and no child is left. Nobody waits for the answer: the
+// next holder of the name sweeps again.
 func (h *hold) sweep() {
 	s := h.session
 	s.mu.Lock()
-	needed := h.ours && (h.waited || h.leaving) && !h.crowd && h.next == nil
+	needed := h.ours
 	s.mu.Unlock()
 	if !needed {
 		return
 	}
 	h.driver.parents.remove(h.dir)
 	send(s, func(c *gozk.Conn) (struct{}, error) {
-		// Those who were woken come first: they look, and the server handles one request after the other.
+		// Waiters that were woken come first: they look, and the server handles one request after the other.
 		if !h.driver.life.Sleep(s.online, sweepAfter) {
 			return struct{}{}, errOver
 		}
@@ -362,24 +339,14 @@ func (s *session) nodeChanged(node string, deleted bool) {
 	}
 }
 
-// find returns the hold of a node.
+// find returns the hold of a node, or nil.
 func (s *session) find(node string) *hold {
-	for i := len(node) - 1; i > 0; i-- {
-		if node[i] != '/' {
-			continue
-		}
-		seq, ok := sequence(node[i+1:])
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if h := s.nodes[place{node[:i], seq}]; ok && h != nil && h.node == node {
-			return h
-		}
-		return nil
-	}
-	return nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.nodes[node]
 }
 
-// vanished takes the event that the node was removed, which nobody here may have done.
+// vanished takes the event of the removal of the node, perhaps by somebody else.
 func (h *hold) vanished() {
 	s := h.session
 	s.mu.Lock()
@@ -390,7 +357,7 @@ func (h *hold) vanished() {
 	}
 }
 
-// background returns a context for a request whose caller cannot take it back.
+// background returns a context for a request that no caller can take back.
 func (d *Driver) background(bound time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(d.life.Context(), bound)
 }

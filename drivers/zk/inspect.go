@@ -16,17 +16,17 @@ import (
 
 const maxReading = 16 // requests at a time
 
-// contender is a node of somebody who has a lock or waits for it.
+// contender is the node of a holder or waiter.
 type contender struct {
 	child string
 	seq   int32
 	value value
 	since time.Time
-	gone  bool // since it was listed
+	gone  bool // since the listing
 }
 
 // Inspect implements driver.Inspector. Status.Since is when the holder asked for the lock, on the server's clock. Status.Token and TTL
-// are known for holders of this driver alone. Contenders that are no clients of dsync are named by their nodes.
+// are known for holders of this driver alone. Contenders of other libraries are named by their nodes.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	s, err := d.board(caller{ctx: ctx}, d.options.TTL)
 	if err != nil {
@@ -70,7 +70,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return status, nil
 }
 
-// contenders returns those who have the lock of a name or wait for it, in order.
+// contenders returns the holder and the waiters of a name, in order.
 func (s *session) contenders(c caller, dir string) ([]contender, error) {
 	l, err := query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, dir) })
 	if errors.Is(err, gozk.ErrNoNode) {
@@ -145,7 +145,7 @@ func (s *session) readOne(c caller, dir string, one *contender) error {
 	return nil
 }
 
-// ownHold returns the hold of this driver that has a node, or nil.
+// ownHold returns the hold of this driver with a node, or nil.
 func (d *Driver) ownHold(node string) *hold {
 	d.mu.Lock()
 	var sessions []*session

@@ -11,11 +11,11 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// pace is the pause between two rounds of requests that confirm a session. It has to be longer than half a tick, which is a quarter of
+// pace is the pause between two rounds of requests that confirm a session. The pause has to be longer than half a tick, a quarter of
 // the shortest timeout, unless the server was told to keep shorter ones.
 func (s *session) pace() time.Duration { return max(s.ttl()/4, s.driver.minTTL*3/10) }
 
-// keep has the session confirmed until it is over: on a new connection at once, and then in rounds of two requests, of which every
+// keep has the session confirmed until the session is over: on a new connection at once, and then in rounds of two requests, of which every
 // second one has a write.
 func (s *session) keep() {
 	timer := time.NewTimer(s.pace())
@@ -31,7 +31,7 @@ func (s *session) keep() {
 	}
 }
 
-// confirm sends the requests that are due, one after the other, and returns how long none is.
+// confirm sends the due requests, one after the other, and returns how long none is.
 func (s *session) confirm() time.Duration {
 	for {
 		now := s.driver.now()
@@ -47,7 +47,7 @@ func (s *session) confirm() time.Duration {
 	}
 }
 
-// tell says whether the session is kept alive, unless it is over.
+// tell says whether the session is kept alive, unless the session is over.
 func (s *session) tell(err error) {
 	if errors.Is(err, errOver) {
 		return
@@ -61,7 +61,7 @@ func (s *session) tell(err error) {
 	s.driver.tell(err)
 }
 
-// ask sends a request of which only the answer matters, and returns nil if there was one. If there was none in half the time that is
+// ask sends a request whose answer alone matters, and returns nil if there was one. If there was none in half the time that is
 // left, the server is given up: perhaps another one is not cut off from the leader.
 func (s *session) ask(r reach, now int64) error {
 	l := s.current.Load()
@@ -72,7 +72,7 @@ func (s *session) ask(r reach, now int64) error {
 	defer cancel()
 	_, err := receive(caller{ctx: ctx}, s, send(s, func(c *gozk.Conn) (struct{}, error) {
 		if r == toMajority {
-			_, err := c.Multi() // a transaction that changes nothing, for which one needs no rights
+			_, err := c.Multi() // a transaction without a change, which needs no rights
 			return struct{}{}, err
 		}
 		_, err := c.Sync("/")

@@ -13,10 +13,10 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// errNoSession says that a session ended before its server got to grant it, as the shortest ones may where it is busy.
+// errNoSession: a session ended before its server got to grant the session, as the shortest sessions may on a busy server.
 var errNoSession = errors.New("the server gives no session")
 
-// limits asks the first server that answers for the shortest and the longest timeout that it gives a session. No request tells them,
+// limits asks the first server that answers for the shortest and the longest timeout of a session. No request tells them,
 // so two sessions are made and ended.
 func (d *Driver) limits(ctx context.Context) (shortest, longest time.Duration, err error) {
 	var failed error
@@ -41,7 +41,7 @@ func (d *Driver) limits(ctx context.Context) (shortest, longest time.Duration, e
 	}
 }
 
-// askLimit returns the timeout in milliseconds that a server gives to one who asks for another.
+// askLimit returns the timeout in milliseconds that a server gives where another is asked for.
 func (d *Driver) askLimit(ctx context.Context, host string, ask int32) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, sessionFor)
 	defer cancel()

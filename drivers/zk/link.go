@@ -33,11 +33,11 @@ const (
 	opClose           = -11
 )
 
-// link is a connection of a session. It reads along, because the library tells neither which timeout the server granted, nor when it
-// sent what was answered, nor the transaction ids of the answers.
+// link is a connection of a session. The link reads along, because the library tells neither the timeout that the server granted, nor
+// when an answered request was sent, nor the transaction ids of the answers.
 //
-// It also keeps the last of those ids, in the place of the library, which writes its own while another of its goroutines reads it: the
-// library finds none in the answers, and what it sends gets that of the session.
+// The link also keeps the last transaction id, in the place of the library, whose goroutines write and read theirs at the same time: the
+// library finds no ids in the answers, and its requests get the id of the session.
 //
 // Some requests go past the library: see direct.
 type link struct {
@@ -45,43 +45,43 @@ type link struct {
 	session *session
 	buffers bool // see direct
 
-	writing sync.Mutex // held while a request is written, so that those in sent are in the order of their writes
+	writing sync.Mutex // held while a request is written, so that sent is in the order of the writes
 
 	mu         sync.Mutex
 	begun      bool    // the request for the session was sent
 	opened     bool    // and answered
 	warm       bool    // and a request of the library, so the server knows the user again
 	ending     bool    // the request to end the session was sent, or the connection is closed
-	sent       []stamp // requests that are not answered, in their order
+	sent       []stamp // requests without an answer, in their order
 	unanswered int     // bytes of them
 	began      int64   // when the request for the session was sent
 	library    int32   // number of its last request
 	directs    int32   // how many others there were
-	taking     taker   // of the answer that is being received
+	taking     taker   // of the answer under way
 
-	// The frame that is being received; used by the reader alone.
+	// The frame under way; used by the reader alone.
 	header [20]byte // its length, and what follows
 	have   int
 	skip   int
-	keep   bool // the rest of it, which is the answer to a direct request
+	keep   bool // the rest of the frame is the answer to a direct request
 	body   []byte
 	code   int32
 }
 
-// stamp is a request that was sent.
+// stamp is a request on its way.
 type stamp struct {
 	xid  int32
 	op   int32
 	at   int64
 	size int
-	take taker // nil if it is one of the library
+	take taker // nil for a request of the library
 }
 
 // Write implements net.Conn. The library writes one request at a time. A session whose time has passed gets no further request but
-// the one to end it, so that it is not kept alive.
+// the one to end the session, so that no request keeps the session alive.
 //
-// It never fails, but ends the connection, which the library notices when it reads. A request that cannot be written gets its error
-// from the library twice, and a third time if the session is closed at that moment, where its channel has room for two: then the
+// Write never fails, but ends the connection, which the library notices when reading. A request that cannot be written gets its error
+// from the library twice, and a third time if the session is closed at the same moment, and its channel has room for two: then the
 // library would hang for ever.
 func (l *link) Write(b []byte) (int, error) {
 	l.writing.Lock()
@@ -102,7 +102,7 @@ func (l *link) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// note takes note of a request, and returns what is to be sent, and whether it is the request to end the session.
+// note takes note of a request, and returns the bytes to send, and whether the request ends the session.
 func (l *link) note(b []byte, now int64) (request []byte, last bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -124,15 +124,15 @@ func (l *link) note(b []byte, now int64) (request []byte, last bool) {
 	return b, last
 }
 
-// withZxid returns a copy of a request that has the last transaction that the session knows of in a place.
+// withZxid returns a copy of a request with the last transaction known to the session in a place.
 func (l *link) withZxid(b []byte, at int) []byte {
 	b = slices.Clone(b)
 	binary.BigEndian.PutUint64(b[at:], uint64(l.session.zxid.Load()))
 	return b
 }
 
-// SetReadDeadline implements net.Conn. The library gives a server that does not answer the request for the session several times its
-// timeout: here it moves on while another server can still help.
+// SetReadDeadline implements net.Conn. The library gives a server without an answer to the request for the session several times its
+// timeout: here the library moves on while another server can still help.
 func (l *link) SetReadDeadline(t time.Time) error {
 	if !l.isOpen() && !t.IsZero() {
 		if limit := time.Now().Add(l.session.patience()); t.After(limit) {
@@ -174,7 +174,7 @@ func (l *link) parse(b []byte) int {
 	return n
 }
 
-// append takes some more of the answer to a direct request, and hands it over when it is complete.
+// append takes some more of the answer to a direct request, and hands the answer over when complete.
 func (l *link) append(b []byte) {
 	if !l.keep {
 		return
@@ -245,8 +245,8 @@ func (l *link) received(header []byte) {
 	}
 }
 
-// answered takes the request out that an answer has the number of, or returns none. Answers come in the order of their requests, so
-// those before it are skipped; it returns who waits for them. l.mu is held.
+// answered takes out the request with the number of an answer, or returns none. Answers come in the order of their requests, so earlier
+// requests were skipped; answered returns their takers. l.mu is held.
 func (l *link) answered(xid int32) (request stamp, skipped []taker) {
 	for xid >= 0 && len(l.sent) > 0 {
 		first := l.sent[0]
@@ -273,7 +273,7 @@ func (l *link) Close() error {
 	return err
 }
 
-// takers lets no more direct requests in, and takes out those who wait for the answers to them.
+// takers lets no more direct requests in, and takes out the takers of their answers.
 func (l *link) takers() (left []taker) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -328,7 +328,7 @@ func secure(ctx context.Context, c net.Conn, addr string, config *tls.Config) (n
 	return t, nil
 }
 
-// servers is the HostProvider of the library. Its own waits a second before it tries the only server again, and looks addresses up
+// servers is the HostProvider of the library. The library's own waits a second before it tries the only server again, and looks addresses up
 // once for all.
 type servers struct {
 	session *session
@@ -345,7 +345,7 @@ func (p *servers) Init(hosts []string) error {
 // Len implements the library's HostProvider.
 func (p *servers) Len() int { return len(p.hosts) }
 
-// Next implements the library's HostProvider. That all have been tried makes the library look whether it was closed.
+// Next implements the library's HostProvider. When all have been tried, the library looks whether it was closed.
 func (p *servers) Next() (server string, all bool) {
 	server = p.hosts[p.next%len(p.hosts)]
 	p.next++

@@ -13,13 +13,14 @@ import (
 
 func init() { driver.Register("zk", open) }
 
-// open is the driver.Opener of the scheme zk. The path is Options.Chroot, user and password are those of the scheme digest. Parameters:
+// open is the driver.Opener of the scheme zk. The path is Options.Chroot, user and password are for the scheme digest. Parameters:
 //
-//	acl=open|creator  who may use the nodes that the driver makes: everybody, or the user alone, which is the default where there is one
+//	order=fifo        Options.FIFO; order=client is the default
+//	acl=open|creator  the nodes are for everybody, or for the user alone, the default where there is a user
 //	tls=true          with tls_ca=, tls_cert= and tls_key= (PEM files), tls_server_name=, tls_insecure_skip_verify=true
 func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u := c.URL
-	o := &Options{Chroot: u.Path, TTL: c.TTL, NoTokens: !c.Fenced}
+	o := &Options{Chroot: u.Path, TTL: c.TTL, NoTokens: !c.Fenced, FIFO: u.Choice("order", "client", "fifo") == "fifo"}
 	usual := "open"
 	if u.User != nil {
 		o.User = u.User.Username()

@@ -41,6 +41,7 @@ func TestMalformedURLs(t *testing.T) {
 	for rest, want := range map[string]string{
 		"?chroot=/a":        "unknown parameter chroot",
 		"?acl=mine":         "parameter acl:",
+		"?order=lot":        "parameter order:",
 		"?acl=creator":      "needs a user",
 		"?tls_ca=x":         "tls=true",
 		"/a//b":             `chroot "/a//b"`,

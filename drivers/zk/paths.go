@@ -17,9 +17,9 @@ const (
 	hexDigits  = "0123456789ABCDEF"
 )
 
-// dir returns the path of a name. It is the name itself, as far as ZooKeeper can keep that: percent signs, what may not be in a path,
-// and slashes without something on both sides are written as %XX. So is the last digit of what looks like a contender: a name below
-// another must not be one for that.
+// dir returns the path of a name. The path is the name itself, as far as ZooKeeper can keep the name: percent signs, what may not be in a
+// path, and slashes without something on both sides are written as %XX. So is the last digit of what looks like a contender: a name below
+// another must not be one of its contenders.
 func (d *Driver) dir(name string) string { return encode(d.options.Chroot, name) }
 
 func encode(chroot, name string) string {
@@ -40,7 +40,7 @@ func encode(chroot, name string) string {
 	return string(b)
 }
 
-// appendPart appends one part of a path. Top says that it is the first of a whole path, where "zookeeper" is taken.
+// appendPart appends one part of a path. Top: the part is the first of a whole path, where "zookeeper" is taken.
 func appendPart(b []byte, part string, top bool) []byte {
 	if part == "." || part == ".." {
 		return append(b, strings.ReplaceAll(part, ".", "%2E")...)
@@ -95,8 +95,8 @@ func checkChroot(path string) error {
 	return nil
 }
 
-// sequence returns the sequence number of a child that contends for the lock, whichever library made it, and whatever stands before
-// its end. A mark is none, nor what it leaves.
+// sequence returns the sequence number of a contender of any library, whatever stands before its end. A mark is no contender, nor is the
+// node that a mark leaves.
 func sequence(child string) (seq int32, ok bool) {
 	if isBase(child) {
 		return 0, false
@@ -131,7 +131,7 @@ func before(seq int32, child string, other int32, otherChild string) bool {
 	return seq-other < 0
 }
 
-// newPrefix returns what the name of a new node begins with: the form of go-zookeeper, of which the guid is 128 random bits.
+// newPrefix returns what the name of a new node begins with: the form of go-zookeeper, with a guid of 128 random bits.
 func newPrefix() string {
 	var guid [16]byte
 	rand.Read(guid[:]) // never fails
@@ -142,7 +142,7 @@ func newPrefix() string {
 	return string(append(b, lockInfix...))
 }
 
-// parents remembers which nodes of names were there when it was last seen, so that nobody tries to make them.
+// parents remembers nodes of names that were there when last seen, so that nobody tries to make them.
 type parents struct {
 	mu    sync.Mutex
 	known map[string]struct{}

@@ -15,23 +15,23 @@ import (
 	"github.com/go-dsync/dsync/driver/move"
 )
 
-// What is known of a name for good is in the names of children, so that it comes with every look at the contenders.
+// What is known of a name for good is in the names of children, and so comes with every look at the contenders.
 const (
 	sealPrefix = "dsync-seal-" // then the last token, the id of Loosen if there is one, and what the node of the holder had behind its guid
 	markPrefix = "dsync-mark-" // then the base of the tokens, and baseSuffix
 	basePrefix = "dsync-base-" // the same without a mark
 
-	// It looks like the last of all contenders to those who take every child for one.
+	// To libraries that take every child for a contender the child looks like the last one.
 	baseSuffix = "-" + lockInfix + "2147483647"
 )
 
-// maxFloor leaves room above it for all transactions.
+// maxFloor leaves room for all transactions above.
 const maxFloor = 1 << 62
 
-// sealOwner is who Inspect says has a name that is sealed.
+// sealOwner is the holder of a sealed name, as Inspect tells.
 const sealOwner = "seal"
 
-// maxMarking bounds how often a request is made anew that others have got in the way of.
+// maxMarking bounds how often a request is made anew because others got in the way.
 const maxMarking = 3
 
 var (
@@ -41,12 +41,12 @@ var (
 
 // record is what is known of a name for good.
 type record struct {
-	seal string // the child, if it is sealed
-	last uint64 // token, if it is sealed
+	seal string // the child, if the name is sealed
+	last uint64 // token, if the name is sealed
 
 	marked bool
 	base   uint64 // what is added to the tokens
-	child  string // that says so, if there is one
+	child  string // with the base, if there is one
 }
 
 func sealName(last uint64, node string) string {
@@ -78,7 +78,7 @@ func (l listing) record() (r record) {
 	return r
 }
 
-// sealOf returns the last token of a name if a child is the seal of it.
+// sealOf returns the last token of a name if a child is the seal of the name.
 func sealOf(child string) (last uint64, ok bool) {
 	if _, contends := sequence(child); !contends {
 		return 0, false
@@ -97,7 +97,7 @@ func numberIn(child, prefix string) (uint64, bool) {
 	return n, err == nil
 }
 
-// baseOf returns the base of the tokens of a name if a child says so, and whether it is a mark.
+// baseOf returns the base of the tokens of a name if the child has one, and whether the child is a mark.
 func baseOf(child string) (base uint64, marked, ok bool) {
 	if !isBase(child) {
 		return 0, false, false
@@ -114,8 +114,8 @@ func isBase(child string) bool {
 	return strings.HasSuffix(child, baseSuffix) && (strings.HasPrefix(child, markPrefix) || strings.HasPrefix(child, basePrefix))
 }
 
-// Seal implements move.Sealer. A node that does not go with the session takes the place of the holder's: it has the same sequence
-// number, and is made in the transaction that removes the other.
+// Seal implements move.Sealer. A node that does not go with the session takes the place of the holder's, with the same sequence
+// number, in one transaction.
 func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	h := l.(*hold)
 	s := h.session
@@ -141,7 +141,7 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	h.sealing = true
 	s.mu.Unlock()
 	_, err := receive(c, s, send(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return h.replace(c, seal) }))
-	if again && errors.Is(err, gozk.ErrNoNode) { // an earlier request, which got no answer, may have done it
+	if again && errors.Is(err, gozk.ErrNoNode) { // an earlier request without an answer may have sealed the name
 		var found listing
 		found, err = query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, h.dir) })
 		if r := found.record(); err == nil && (r.seal == "" || sealName(r.last, r.seal) != seal) {
@@ -152,7 +152,7 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	case err == nil:
 		d.parents.add(h.dir)
 		h.lose(nil)
-		h.isGone(false)
+		h.forget()
 		return nil
 	case errors.Is(err, gozk.ErrNoNode):
 		h.removed()
@@ -172,10 +172,10 @@ func (h *hold) replace(c *gozk.Conn, seal string) ([]gozk.MultiResponse, error) 
 	)
 }
 
-// createSeal makes the operation that creates the node of a seal.
+// createSeal makes the operation for the node of a seal.
 func (d *Driver) createSeal(dir, seal string) *gozk.CreateRequest {
 	text, err := json.Marshal(value{Owner: sealOwner, Host: d.host, Time: time.Now()})
-	if err != nil { // of strings and a time it can be made in any case
+	if err != nil { // never: there are strings and a time to encode
 		text = nil
 	}
 	return &gozk.CreateRequest{Path: dir + "/" + seal, Data: text, Acl: d.options.ACL}
@@ -197,7 +197,7 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 	return r.last, r.seal != "", nil
 }
 
-// Mark implements move.Marker. Transaction numbers cannot be raised, so the mark says what is added to them, which only grows.
+// Mark implements move.Marker. Transaction numbers cannot be raised, so the mark has the number to add to them, which only grows.
 func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 	h := l.(*hold)
 	if err := ctx.Err(); err != nil {
@@ -229,7 +229,7 @@ func checkFloor(floor uint64) error {
 	return nil
 }
 
-// change replaces what is known of the name for good, provided that the node of the hold is there, and returns what is known now.
+// change replaces the record of the name, provided that the node of the hold is there, and returns the new record.
 func (h *hold) change(ctx context.Context, change func(record) record) (next record, err error) {
 	s := h.session
 	s.mu.Lock()
@@ -255,14 +255,11 @@ func (h *hold) change(ctx context.Context, change func(record) record) (next rec
 			h.removed()
 			return r, driver.ErrNotHeld
 		case !isAnswer(err):
-			s.mu.Lock()
-			h.marking = true
-			s.mu.Unlock()
 			return r, withCause(ctx, driver.ErrUnknown, err)
 		case i == maxMarking || !isInTheWay(err):
 			return r, fault(ctx, s, err)
 		}
-		// Somebody has changed the child by hand, or an earlier request has, which got no answer.
+		// Somebody has changed the child by hand, or an earlier request without an answer has.
 		now, err := query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, h.dir) })
 		if err != nil {
 			return r, fault(ctx, s, err)
@@ -271,12 +268,12 @@ func (h *hold) change(ctx context.Context, change func(record) record) (next rec
 	}
 }
 
-// isInTheWay reports whether the answer to a request says that what it was made of is not what is there now.
+// isInTheWay reports whether a request was refused because the children are not the ones that the request was made of.
 func isInTheWay(err error) bool {
 	return errors.Is(err, gozk.ErrNoNode) || errors.Is(err, gozk.ErrNodeExists)
 }
 
-// changeBase makes the operations that replace the child that says the base of the tokens, if there is one, by that of next.
+// changeBase makes the operations to replace the child with the base of the tokens, if there is one, by the child of next.
 func (d *Driver) changeBase(dir string, r, next record) (ops []any) {
 	if next.child == r.child {
 		if r.child != "" { // a transaction is needed all the same, for its number
@@ -303,7 +300,7 @@ func (h *hold) marked(r record) {
 	h.driver.parents.add(h.dir)
 }
 
-// number gives the hold the tokens of the last transaction that its session knows of. session.mu is held.
+// number gives the hold the tokens of the last transaction known to its session. session.mu is held.
 func (h *hold) number() {
 	h.first.Store(h.record.base + uint64(h.session.zxid.Load())*tokensPerGrant)
 }

@@ -18,43 +18,45 @@ import (
 )
 
 const (
-	idleFor    = 5 * time.Minute // a session that carries nothing ends after that, but for the first
+	idleFor    = 5 * time.Minute // an empty session ends after so long, but for the first
 	sendBuffer = 256 << 10       // of the library, for one request
-	maxAnswer  = 64 << 20        // the names of a million contenders; a length above that is wrong
+	maxAnswer  = 64 << 20        // the names of a million contenders; a greater length is wrong
 	fixedExtra = 4               // see class
 )
 
-// session carries the locks of one TTL. The library keeps it alive every third of that, and keep learns whether that is of use. Once its
-// Expires has passed it is given up: no request is sent on it any more but the one to end it.
+// session carries the locks of one TTL. The library keeps the session alive every third of the TTL, and keep learns until when the session
+// lasts for sure. Once this end has passed, the session is given up: the only request from then on is the one to end the session.
 type session struct {
 	driver *Driver
-	class  time.Duration // the timeout that was asked for
+	class  time.Duration // the timeout to ask for
 	conn   *gozk.Conn
 	events <-chan gozk.Event // closed when the library's goroutines have ended
 	online context.Context   // ends when no more connections are to be made
 	cut    context.CancelFunc
 	ready  chan struct{} // closed when conn may be used, or err is set
 	err    error
-	over   chan struct{} // closed when it is dead
-	buried chan struct{} // closed when it has ended here, and at the server if gone is set
+	over   chan struct{} // closed when dead is set
+	buried chan struct{} // closed when the session has ended here, and at the server if gone is set
 	kick   chan struct{} // buffered; signaled when run has to look
 	joined chan struct{} // buffered; signaled when there is a new connection
 	calls  sync.WaitGroup
 
 	confirmation confirmation
 
-	timeout  atomic.Int64 // that the server granted, or less
-	expires  atomic.Int64 // odd once somebody saw that it has passed
+	timeout  atomic.Int64 // as the server granted, or less
+	expires  atomic.Int64 // odd once seen to have passed
 	lastSent atomic.Int64
-	zxid     atomic.Int64 // the last transaction that an answer knew of
-	gone     atomic.Bool  // the server said that it is over
+	zxid     atomic.Int64 // the last transaction in an answer
+	gone     atomic.Bool  // the server has ended the session
 	heard    atomic.Int64 // when the server said anything
 	nudging  atomic.Bool
-	current  atomic.Pointer[link] // the last one on which the server granted the session
+	current  atomic.Pointer[link] // the last link with a granted session
 	link     atomic.Pointer[link] // for direct requests; nil where there is none
 
 	mu       sync.Mutex
 	up       chan struct{} // closed while there is a connection
+	room     chan struct{} // closed while fewer than maxUnderway requests are under way
+	underway int           // requests of the library without an answer
 	last     error         // why the last connection could not be made
 	links    map[*link]struct{}
 	users    int // attempts and holds
@@ -62,16 +64,10 @@ type session struct {
 	dead     bool
 	closing  bool  // no more calls
 	checking bool  // a round of check is under way
-	idle     int64 // since when it has no users
-	nodes    map[place]*hold
+	idle     int64 // since when there are no users
+	nodes    map[string]*hold
 	fresh    linked.List[hold, *hold] // granted, and not watched yet
-	watches  map[string]*watch        // of those who wait
-}
-
-// place is a node among those of the driver's own.
-type place struct {
-	dir string
-	seq int32
+	watches  map[string]*watch        // of waiters, by node
 }
 
 // board returns the session of a class, with the caller as one of its users.
@@ -84,7 +80,7 @@ func (d *Driver) board(c caller, class time.Duration) (*session, error) {
 	}
 }
 
-// boardOnce returns nil, nil if it found a session that was over.
+// boardOnce returns nil, nil for a session that turned out to be over.
 func (d *Driver) boardOnce(c caller, class time.Duration) (*session, error) {
 	d.mu.Lock()
 	s := d.sessions[class]
@@ -100,17 +96,20 @@ func (d *Driver) boardOnce(c caller, class time.Duration) (*session, error) {
 	}
 	s.mu.Lock()
 	s.users++
+	room := s.room
 	s.mu.Unlock()
 	d.mu.Unlock()
-	select {
-	case <-s.ready:
-	case <-c.ctx.Done():
-		err := fault(c.ctx, s, errNoAnswer)
-		s.leave()
-		return nil, err
-	case <-d.life.Open().Done():
-		s.leave()
-		return nil, driver.ErrClosed
+	for _, open := range [...]<-chan struct{}{s.ready, room} {
+		select {
+		case <-open:
+		case <-c.ctx.Done():
+			err := fault(c.ctx, s, errNoAnswer)
+			s.leave()
+			return nil, err
+		case <-d.life.Open().Done():
+			s.leave()
+			return nil, driver.ErrClosed
+		}
 	}
 	if s.err != nil {
 		return nil, s.err
@@ -148,13 +147,15 @@ func newSession(d *Driver, class time.Duration) *session {
 		kick:    make(chan struct{}, 1),
 		joined:  make(chan struct{}, 1),
 		up:      make(chan struct{}),
+		room:    make(chan struct{}),
 		links:   make(map[*link]struct{}),
-		nodes:   make(map[place]*hold),
+		nodes:   make(map[string]*hold),
 		watches: make(map[string]*watch),
 		idle:    d.now(),
 	}
 	s.online, s.cut = context.WithCancel(d.life.Context())
 	s.timeout.Store(int64(class))
+	close(s.room)
 	return s
 }
 
@@ -189,8 +190,8 @@ func (s *session) look() {
 	}
 }
 
-// retire lets no more users in. When the last of them has left, the session is closed, and with it ends what no other request can end
-// for sure.
+// retire lets no more users in. When the last of them has left, the session is closed, and takes along the nodes that no request is sure to
+// remove.
 func (s *session) retire() {
 	s.unlist()
 	s.mu.Lock()
@@ -297,7 +298,7 @@ type silent struct{}
 
 func (silent) Printf(string, ...any) {}
 
-// event is called by the library, in the goroutine that reads.
+// event is called by the library, in the reading goroutine.
 func (s *session) event(e gozk.Event) {
 	switch e.Type {
 	case gozk.EventSession:
@@ -343,7 +344,7 @@ func (s *session) failed(err error) {
 	s.last = err
 }
 
-// trouble returns why there is no connection, if that is known.
+// trouble returns why there is no connection, if known.
 func (s *session) trouble() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -379,13 +380,13 @@ func (s *session) opened(sent, now int64, timeout time.Duration) {
 	}
 }
 
-// ttl is that of the session, as the server and the driver count it.
+// ttl is the TTL of the session by the counts of both the server and the driver.
 func (s *session) ttl() time.Duration { return min(time.Duration(s.timeout.Load()), s.class) }
 
-// endAfter is when the session ends if it is alive at a time, and nothing is known of it later. It is even.
+// endAfter is the end of a session that is alive at a time, and not known to be alive later: an even number.
 func (s *session) endAfter(alive int64) int64 { return (alive + int64(s.ttl())) &^ 1 }
 
-// extend moves the end of the session, which is alive at a time, if that end has not passed.
+// extend moves the end of a session that is alive at a time, unless the end has passed.
 func (s *session) extend(alive int64) {
 	end := s.endAfter(alive)
 	for {
@@ -399,7 +400,7 @@ func (s *session) extend(alive int64) {
 	}
 }
 
-// hasExpired reports whether the end of the session has passed. If so, it does not move any more.
+// hasExpired reports whether the end of the session has passed. An end that was seen to have passed does not move any more.
 func (s *session) hasExpired(now int64) bool {
 	for {
 		end := s.expires.Load()
@@ -417,7 +418,7 @@ func (s *session) hasExpired(now int64) bool {
 	}
 }
 
-// saw takes note of a transaction that has been committed.
+// saw takes note of a committed transaction.
 func (s *session) saw(zxid int64) {
 	for {
 		old := s.zxid.Load()
@@ -438,7 +439,7 @@ func (s *session) useless() bool {
 		return false
 	}
 	s.retired = true
-	if d.sessions[s.class] == s { // so that nobody joins it meanwhile
+	if d.sessions[s.class] == s { // so that nobody joins meanwhile
 		delete(d.sessions, s.class)
 	}
 	return true
@@ -454,7 +455,7 @@ func (s *session) die(cause error) {
 	}
 }
 
-// kill is die without a word to the holders, whom it returns.
+// kill is die without a word to the holders. kill returns the holds.
 func (s *session) kill() []*hold {
 	s.unlist()
 	s.mu.Lock()
@@ -475,7 +476,7 @@ func (s *session) kill() []*hold {
 	return holds
 }
 
-// bury ends the session at the server, if it can be reached, and the library's goroutines.
+// bury ends the session at the server, if in reach, and the library's goroutines.
 func (s *session) bury() {
 	defer s.cut()
 	<-s.ready

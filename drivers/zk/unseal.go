@@ -19,13 +19,13 @@ var (
 	_ move.Unmarker = (*Driver)(nil)
 )
 
-// looseName returns the name of the seal of a record with an id in it, in place of the one that is there.
+// looseName returns the name of the seal of a record with another id, or the first.
 func (r record) looseName(id string) string {
 	return sealPrefix + strconv.FormatUint(r.last, 10) + "-" + hex.EncodeToString([]byte(id)) + "-" + r.seal[strings.LastIndex(r.seal, lockInfix):]
 }
 
-// Loosen implements move.Unsealer. The seal gets another name with the id in it, so that a request to remove it finds it under that
-// alone; those who stand behind it look, and go on to wait. Other libraries have no tokens, so those of dsync are raised as by a mark.
+// Loosen implements move.Unsealer. The seal gets another name with the id, so that a request to remove the seal finds it under this
+// name alone; waiters behind the seal look, and go on to wait. Other libraries have no tokens, so dsync's are raised as by a mark.
 func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
 	if floor > 0 && d.options.NoTokens {
 		return fmt.Errorf("there are no tokens to raise: %w", errors.ErrUnsupported)
@@ -64,7 +64,7 @@ func (d *Driver) Unseal(ctx context.Context, name, id string) error {
 	return err
 }
 
-// changeSeal carries out what change makes of the record of a name, provided that it is sealed.
+// changeSeal carries out the operations that change makes of the record of a sealed name.
 func (d *Driver) changeSeal(ctx context.Context, dir string, change func(*session, record) []any) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -96,7 +96,7 @@ func (d *Driver) changeSeal(ctx context.Context, dir string, change func(*sessio
 			return driver.ErrClosed
 		case !isAnswer(err):
 			return withCause(ctx, driver.ErrUnknown, err)
-		case !isInTheWay(err): // others loosen it, or take it away, and each does so once
+		case !isInTheWay(err): // others loosen or remove the seal, each of them once
 			return fault(ctx, s, err)
 		}
 	}

@@ -9,15 +9,15 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// watch is a node that others of one session wait for to go.
+// watch waits for the end of a node, on behalf of waiters of one session.
 type watch struct {
 	over chan struct{} // closed when there is something to look at
 
-	// What there is to look at, if it was asked for where the event arrived: who waits is woken when that is known. They are set
+	// The contenders, if the goroutine of the event asked for them: waiters are woken by their arrival. These fields are set
 	// before over is closed.
 	known   bool
 	listing listing
-	sent    int64 // when it was asked for
+	sent    int64 // when the contenders were asked for
 }
 
 // list returns what is known of the contenders, if the watch is over and anything is.
@@ -33,8 +33,8 @@ func (w *watch) list() (l listing, sent int64, known bool) {
 	}
 }
 
-// watch returns a watch that is over when a node is gone, or was changed, or may have been. Those who wait for the same node share
-// one; it is over no sooner than the node was seen.
+// watch returns a watch of a node: over when the node is gone, or was changed, or may have been, and not before the node was seen. Waiters
+// for the same node share a watch.
 func (h *hold) watch(c caller, node string) (*watch, error) {
 	s := h.session
 	s.mu.Lock()
@@ -80,8 +80,8 @@ func (s *session) unwatch(node string) *watch {
 	return w
 }
 
-// wakeWaiters takes an event of a node. The event alone does not tell who has the lock now, so the contenders are asked for from right
-// here, and who waits need not be woken for that.
+// wakeWaiters takes an event of a node. The event alone does not tell whose the lock is now, so the contenders are asked for from right
+// here, and waiters wake when they are known.
 func (s *session) wakeWaiters(node string) {
 	w := s.unwatch(node)
 	if w == nil {

@@ -15,6 +15,7 @@ import (
 
 	gozk "github.com/go-zookeeper/zk"
 
+	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/zk"
 	"github.com/go-dsync/dsync/internal/drivertest"
@@ -130,32 +131,47 @@ func TestRoundTrips(t *testing.T) {
 	}
 }
 
-// TestHotLockOfOneClient sees that callers of one client hand the lock over without asking who is next.
+// TestHotLockOfOneClient sees that callers of one client hand the lock over in the process, and by the same code with requests where the
+// order of all callers is asked for.
 func TestHotLockOfOneClient(t *testing.T) {
 	s := testenv.ZooKeeper(t, "maxSessionTimeout=600000")
-	d := openURL(t, "zk://%s?ttl=10m", s.Addr)
-	const goroutines, rounds = 32, 40
-	var n int // guarded by the lock
-	got := requests(t, s, func() {
-		var all sync.WaitGroup
-		for range goroutines {
-			all.Go(func() {
-				for range rounds {
-					l := acquire(t, d, withTTL(request("hot"), 10*time.Minute))
-					n++
-					release(t, l)
-				}
-			})
+	for order, most := range map[string]float64{"client": 1, "fifo": 6} {
+		const goroutines, rounds = 32, 40
+		c, err := dsync.Open(guard(t), "zk://"+s.Addr+"?ttl=10m&order="+order, nil)
+		if err != nil {
+			t.Fatal(err)
 		}
-		all.Wait()
-	})
-	if n != goroutines*rounds {
-		t.Errorf("holds: got %d, want %d", n, goroutines*rounds)
-	}
-	each := float64(got) / (goroutines * rounds)
-	t.Logf("%.2f requests for each lock and unlock", each)
-	if each > 3.5 {
-		t.Errorf("requests for each lock and unlock: got %.2f, want at most 3.5", each)
+		var n int // guarded by the lock
+		got := requests(t, s, func() {
+			var all sync.WaitGroup
+			for range goroutines {
+				all.Go(func() {
+					for range rounds {
+						l, err := c.Lock(t.Context(), order)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						n++
+						if err := l.Unlock(t.Context()); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			all.Wait()
+		})
+		if n != goroutines*rounds {
+			t.Errorf("order=%s: got %d holds, want %d", order, n, goroutines*rounds)
+		}
+		each := float64(got) / (goroutines * rounds)
+		t.Logf("order=%s: %.2f requests for each lock and unlock", order, each)
+		if each > most {
+			t.Errorf("order=%s: requests for each lock and unlock: got %.2f, want at most %v", order, each, most)
+		}
+		if err := c.Close(guard(t)); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

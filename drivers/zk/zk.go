@@ -1,51 +1,67 @@
-// Package zk is the ZooKeeper backend of dsync. It locks as Curator's InterProcessMutex and go-zookeeper's Lock do, node for node, so
-// that all of them exclude each other and queue behind each other. It registers the URL scheme "zk".
+// Package zk is the ZooKeeper backend of dsync. Its locks are those of Curator's InterProcessMutex and of go-zookeeper's Lock, node for
+// node: all of them exclude each other and queue behind each other. The URL scheme is "zk".
 //
 //	zk://user:password@host1:2181,host2:2181/chroot
 //
-// Who asks for a lock makes an ephemeral sequential node below its name, /chroot/NAME/_c_<guid>-lock-<sequence>; the lowest sequence
-// number has the lock, and each other watches the one before it. The nodes hang on a session, which the driver keeps alive: one
-// for all locks with the same TTL, which is the timeout of the session. The server bounds these timeouts, with its usual settings to
-// between 2 and 20 of its ticks of 2 seconds; Info tells the bounds, and TTLs outside of them are refused.
+// # An example
 //
-// The driver makes sessions of its own, and not from a connection that is handed in: a session that did not answer for its TTL has to
-// be given up for good, and the library's connection tells neither the timeout that the server granted nor when it last answered.
+// Two clients want the name "orders/42", below the chroot /app. The first makes two nodes in one transaction, and has the lock: its node
+// has the lowest sequence number of all children of /app/orders/42. The second finds /app/orders/42 there, adds its node, lists the
+// children, and watches the node right before its own.
 //
-// A lock with an expiry of its own hangs on a session that is at most a quarter longer, and the driver removes its node in time.
+//	/app/orders                                                          a container, which the server removes some time after its last child
+//	/app/orders/42                                                       the node of the name
+//	/app/orders/42/_c_5f1d0c9ae37b4e6c8a2f90d1b7c3e458-lock-0000000000   ephemeral, of client 1: the holder
+//	/app/orders/42/_c_c07e2b6f4d1849a5b3e8f6a1d2907c3b-lock-0000000001   ephemeral, of client 2: watches ...0000000000
+//
+// Client 1 deletes its node. The server tells client 2, which lists the children again, finds no node before its own, and has the lock,
+// with 256 tokens from 256 times the id of the last transaction in the answer. Client 2 is alone at its release, so the node of the name
+// goes as well.
+//
+// A node is ephemeral: it goes with the session of its client, which the driver keeps alive. There is one session for all locks of one
+// TTL, the timeout of the session. The server bounds timeouts, usually to between 2 and 20 ticks of 2 seconds; Info tells the bounds, and
+// other TTLs are refused. A lock with an expiry of its own is on a session of its TTL or up to a quarter more, and the driver removes
+// the node in time. The driver makes its own sessions, because a session without an answer for its TTL has to be given up for good,
+// and a connection of the library tells neither the timeout that the server granted nor when the server last answered.
+//
+// # Order
+//
+// One waiting call for each client and name has a node (driver.FIFOByClient); the others wait in line in the process, and hand the lock
+// over there without a request. With order=fifo in the URL (Options.FIFO) each call has a node and a watch, so the order of arrival is
+// that of all callers of all clients (driver.FIFO). Each caller then costs five or six requests, two of them lists of all contenders:
+// with 10, 100 and 1,000 callers, 17, 9 and 12 ms for each on two busy cores, where the default takes 12, 1 and 0.2 ms.
 //
 // # How long a session lasts
 //
-// Expires counts from requests of which it is certain that the leader of the ensemble has heard of them while it led: most answers say
-// nothing of that, since a server that is cut off from the others goes on answering for some ticks. So every quarter of the TTL the driver
-// asks the leader twice, with at most eight requests in a TTL: six are syncs, which cost little, and two are transactions without a
-// change, which the servers write to their logs; and the library sends three pings. Right after a round of these a session lasts for three
-// quarters of its TTL, and right before one for half. A server over which no such request is answered in half of what is left is given
-// up for the next one of the URL. So URLs should name all servers: who knows a single one loses its locks when that is cut off, and is
-// told before anybody else is granted them.
+// Expires counts from requests that the leader of the ensemble has certainly heard of while it led. Most answers say nothing of the
+// leader: a server that is cut off from the others goes on answering for some ticks. So every quarter of the TTL the driver asks the
+// leader twice, with at most eight requests in a TTL: six are syncs, which cost little, and two are transactions without a change, which
+// the servers write to their logs; and the library sends three pings. Right after a round of requests a session lasts for three quarters
+// of its TTL, and right before one for half. If a server leaves such a request without an answer for half of the time left, the driver
+// goes on to the next server of the URL. So URLs should name all servers: a client of a single server loses its locks when the server is
+// cut off, and is told before anybody else is granted them.
 //
-// This takes servers that ping each other at least four times in the shortest timeout that they give a session, as they do with
-// minSessionTimeout at its default of two ticks, or above. With a lower one, or for clients of an observer that follows a follower, TTLs
-// should be of six ticks or more.
+// Servers have to ping each other at least four times in the shortest timeout of a session, as they do with minSessionTimeout at its
+// default of two ticks, or above. With a lower one, or for clients of an observer behind a follower, TTLs should be of six ticks or more.
 //
 // ZooKeeper 3.5 or newer should be used.
 //
 // # Beside Curator and go-zookeeper
 //
-// The name "orders/42" is the path /orders/42 of a NewLock or an InterProcessMutex. The node of a name that the driver made goes with
-// the last lock on it; one that somebody else made is neither changed nor removed. Nodes above it are containers, which the server
-// removes some time after their last child. A contender is every child whose name ends as those of Curator, go-zookeeper and kazoo
-// do; other children are ignored. Kazoo sees the nodes of this driver only with extra_lock_patterns=["-lock-"].
+// The name "orders/42" is the path /orders/42 of a NewLock or an InterProcessMutex. A node of a name that the driver made goes with the
+// last lock; a node by somebody else is neither changed nor removed. A contender is every child whose name ends as in Curator,
+// go-zookeeper and kazoo; other children are ignored. Kazoo sees the nodes of this driver only with extra_lock_patterns=["-lock-"].
 //
-// Lock of go-zookeeper gives up, with an error of package strconv, when it finds no node of the name three times in a row, as it can
-// where dsync takes and gives back a free lock all the time. Call it again then, or make the node beforehand.
+// Lock of go-zookeeper gives up, with an error of package strconv, after finding no node of the name three times in a row, as may happen
+// where dsync takes and gives back a free lock all the time. Call Lock again then, or make the node beforehand.
 //
 // # Seals and marks
 //
-// A seal is a node dsync-seal-<last token>-lock-<sequence> that stays, in the place of the holder's, so all who contend wait behind it.
-// A waiter of dsync that stands behind one of another library learns of it within 20 seconds, the others at once. Before a seal is taken
-// back an id comes into its name, behind the token. A mark is the child dsync-mark-<number>-lock-2147483647, which looks to other
-// libraries like the last contender, and says what is added to transaction numbers to make tokens; dsync-base-<number>-lock-2147483647
-// says the same of a name that is not marked any more.
+// A seal is a node dsync-seal-<last token>-lock-<sequence>, not ephemeral, in the place of the holder's: all contenders wait behind the
+// seal. A waiter of dsync behind a waiter of another library learns of the seal within 20 seconds, the others at once. Before a seal is
+// taken back an id comes into its name, behind the token. A mark is the child dsync-mark-<number>-lock-2147483647, which looks to other
+// libraries like the last contender; the number is added to transaction numbers to make tokens. dsync-base-<number>-lock-2147483647 is
+// the same for a name that is not marked any more.
 package zk
 
 import (
@@ -87,25 +103,29 @@ type Options struct {
 	// Chroot is the path below which all locks are, such as "/app/locks". Its nodes are made when they are needed.
 	Chroot string
 
-	// TTL is that of the leases that are expected. The session for them is made at once; others are made when they are needed. The
-	// default is 30 s, that of dsync, or the next TTL that the server keeps.
+	// TTL is the usual TTL of leases. The session for them is made at once; others are made when they are needed. The default is 30 s,
+	// as in dsync, or the next TTL that the server keeps.
 	TTL time.Duration
 
 	// User and Password are what the sessions authenticate with (scheme digest), if User is not empty.
 	User, Password string
 
-	// ACL is that of all nodes that the driver makes. The default is everything for everybody, or, with a User, everything for that
-	// user alone.
+	// ACL is the ACL of all nodes of the driver. The default is everything for everybody, or, with a User, everything for the user
+	// alone.
 	ACL []gozk.ACL
 
-	// Dial connects to a server. The default is that of a net.Dialer.
+	// Dial connects to a server. The default is DialContext of a net.Dialer.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
-	// TLS encrypts the connections, if it is not nil.
+	// TLS encrypts the connections, if not nil.
 	TLS *tls.Config
 
-	// NoTokens says that leases carry no fencing tokens.
+	// NoTokens: leases carry no fencing tokens.
 	NoTokens bool
+
+	// FIFO has the callers of all clients contend each for itself, in one order of arrival (driver.FIFO). The default is one contender for
+	// each client and name (driver.FIFOByClient).
+	FIFO bool
 }
 
 // Driver is a driver.Driver on ZooKeeper. It implements driver.KeepAliveReporter, driver.Inspector, driver.ForceUnlocker,
@@ -128,7 +148,7 @@ type Driver struct {
 
 	mu       sync.Mutex
 	sessions map[time.Duration]*session
-	all      map[*session]struct{} // those that are not buried
+	all      map[*session]struct{} // until they are buried
 }
 
 var (
@@ -138,7 +158,7 @@ var (
 	_ driver.ForceUnlocker     = (*Driver)(nil)
 )
 
-// New connects to one of the hosts ("host:port") and asks for the bounds of its session timeouts. It fails within ctx.
+// New connects to one of the hosts ("host:port") and asks for the bounds of its session timeouts. New fails within ctx.
 func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
 	if o == nil {
 		o = &Options{}
@@ -157,7 +177,7 @@ func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
 	if len(hosts) == 0 {
 		return nil, errors.New("zk: no hosts")
 	}
-	d.host, _ = os.Hostname() // for people; a lock without it is as good
+	d.host, _ = os.Hostname() // for people; a lock without a host is as good
 	d.ghosts = newCleaner(d)
 	d.checkAfter.Store(int64(usualCheckAfter))
 	d.nudgeAfter.Store(int64(usualNudgeAfter))
@@ -197,7 +217,7 @@ func (o *Options) check() error {
 	return nil
 }
 
-// connect finds out what the server keeps, and makes the session for the TTL that is expected.
+// connect finds out what the server keeps, and makes the session for the usual TTL.
 func (d *Driver) connect(ctx context.Context) error {
 	var err error
 	if d.minTTL, d.maxTTL, err = d.limits(ctx); err != nil {
@@ -217,7 +237,7 @@ func (d *Driver) connect(ctx context.Context) error {
 	return d.mayUse(ctx, s)
 }
 
-// mayUse finds out whether the user may read the chroot. One that is not there yet may be made later.
+// mayUse finds out whether the user may read the chroot. A missing chroot may be made later.
 func (d *Driver) mayUse(ctx context.Context, s *session) error {
 	path := d.options.Chroot
 	if path == "" {
@@ -233,7 +253,7 @@ func (d *Driver) mayUse(ctx context.Context, s *session) error {
 	return fault(ctx, s, fmt.Errorf("%s: %w", path, err))
 }
 
-// OnKeepAlive implements driver.KeepAliveReporter. The requests are those that confirm a session; the library's pings tell nothing.
+// OnKeepAlive implements driver.KeepAliveReporter. The requests are the ones of keep; the library's pings tell nothing.
 func (d *Driver) OnKeepAlive(f func(err error)) { d.told.Store(&f) }
 
 // tell says whether a session is kept alive, unless the driver ends.
@@ -247,7 +267,7 @@ func (d *Driver) tell(err error) {
 func (d *Driver) Info() driver.Info {
 	i := driver.Info{
 		Name:       "zk",
-		Order:      driver.FIFO,
+		Order:      driver.FIFOByClient,
 		Fencing:    driver.Durable,
 		KeepsAlive: true,
 		MinTTL:     d.minTTL,
@@ -256,13 +276,16 @@ func (d *Driver) Info() driver.Info {
 		Detect:     detect,
 		Late:       d.late(),
 	}
+	if d.options.FIFO {
+		i.Order = driver.FIFO
+	}
 	if d.options.NoTokens {
 		i.Fencing = driver.None
 	}
 	return i
 }
 
-// late covers that a server counts sessions in whole ticks, of which the shortest timeout usually has two, and that the session of a
+// late covers a server that counts sessions in whole ticks, of which the shortest timeout usually has two. Also, the session of a
 // fixed lease may be longer than its TTL. After the election of a leader all sessions last anew, for a whole timeout.
 func (d *Driver) late() time.Duration { return d.minTTL + d.maxTTL/fixedExtra + time.Second }
 

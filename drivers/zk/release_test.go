@@ -1,0 +1,41 @@
+package zk
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	gozk "github.com/go-zookeeper/zk"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/drivertest"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// TestReleaseThatWasNeverSent has a release find no connection, and somebody else remove the node: the next release must not take that for
+// the success of the first.
+func TestReleaseThatWasNeverSent(t *testing.T) {
+	server := testenv.ZooKeeper(t)
+	d := drivertest.Open(t, "zk://"+server.Addr).(*Driver)
+	h := drivertest.Acquire(t, d, drivertest.Request("a")).(*hold)
+	s := h.session
+	s.mu.Lock()
+	h.phase = ending // as Release does; the background, which would release the hold as well, is left out
+	s.fresh.Remove(h)
+	s.mu.Unlock()
+	s.setUp(false)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if err := h.release(ctx); !errors.Is(err, driver.ErrUnknown) {
+		t.Fatalf("release without a connection: got %v, want %v", err, driver.ErrUnknown)
+	}
+	s.setUp(true)
+	if _, err := receive(caller{ctx: t.Context()}, s, send(s, func(c *gozk.Conn) (struct{}, error) { return remove(c, h.node) })); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.release(t.Context()); err != driver.ErrNotHeld {
+		t.Errorf("release of a hold that somebody else removed: got %v, want %v", err, driver.ErrNotHeld)
+	}
+	s.leave()
+}
