@@ -57,10 +57,7 @@ func (c *cleaner) add(g *ghost) {
 	if !c.running {
 		c.running = c.driver.life.Go(c.run)
 	}
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
+	signal(c.wake)
 }
 
 // run ends when there is nothing left to end, or with the driver.
@@ -169,10 +166,7 @@ func (c *cleaner) finish(ctx context.Context) (left int) {
 	}
 	heap.Init(&c.ghosts)
 	c.mu.Unlock()
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
+	signal(c.wake)
 	select {
 	case <-none:
 		return 0
