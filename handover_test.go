@@ -107,30 +107,28 @@ func TestNoHandOverOfALeaseThatRunsOut(t *testing.T) {
 	})
 }
 
-func TestNoHandOverOnFIFOUnlessAskedFor(t *testing.T) {
-	for handOver, want := range map[bool]int{false: 11, true: 1} {
-		synctest.Test(t, func(t *testing.T) {
-			d := &stub{info: driver.Info{Order: driver.FIFO}}
-			taken := make(chan struct{}, 1)
-			d.acquire = func(ctx context.Context, _ int, r *driver.Request) (driver.Lease, error) {
-				select {
-				case taken <- struct{}{}:
-					return d.grant(r, time.Now()), nil
-				case <-ctx.Done():
-					return nil, ctx.Err()
-				}
+func TestNoHandOverOnFIFO(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &stub{info: driver.Info{Order: driver.FIFO}}
+		taken := make(chan struct{}, 1)
+		d.acquire = func(ctx context.Context, _ int, r *driver.Request) (driver.Lease, error) {
+			select {
+			case taken <- struct{}{}:
+				return d.grant(r, time.Now()), nil
+			case <-ctx.Done():
+				return nil, ctx.Err()
 			}
-			d.release = func(context.Context, *stubLease) error { <-taken; return nil }
-			c := newClient(t, d, &dsync.Options{HandOver: handOver})
-			first := mustLock(t, c, "x")
-			wg := line(t, c, 10, func(int, *dsync.Lease) {})
-			_ = first.Unlock(t.Context())
-			wg.Wait()
-			if got := len(d.asked()); got != want {
-				t.Errorf("HandOver %v: %d requests for 11 holds, want %d", handOver, got, want)
-			}
-		})
-	}
+		}
+		d.release = func(context.Context, *stubLease) error { <-taken; return nil }
+		c := newClient(t, d, nil)
+		first := mustLock(t, c, "x")
+		wg := line(t, c, 10, func(int, *dsync.Lease) {})
+		_ = first.Unlock(t.Context())
+		wg.Wait()
+		if got := len(d.asked()); got != 11 {
+			t.Errorf("%d requests for 11 holds, want 11", got)
+		}
+	})
 }
 
 func TestHandOverServesAllCallsOfAnOwner(t *testing.T) {

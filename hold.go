@@ -49,6 +49,7 @@ type hold struct {
 	token     uint64          // of the current owner
 	fault     error           // while it is pending: the driver lost it; then: the last renewal failed
 	settled   chan struct{}   // closed when the release has returned; nil if nobody waits for it
+	heir      *waiter         // to whom a request is to give the hold, in place of its release; nil if there is none
 	tokens    int32           // how many more came with the grant
 	handOvers int32
 	state     holdState
@@ -159,16 +160,23 @@ func (h *hold) removeView(l *Lease) {
 }
 
 // leave is called with lock.mu held when a view has ended in good order. If it was the last, the hold goes to the next local waiter,
-// or leave reports true and the caller has to release it.
+// or leave reports true and the caller has to release it. That release gives the hold to its heir, if it has one.
 func (h *hold) leave(now moment) (release bool) {
 	k := h.lock
 	if h.views != nil || h.state != holdLive || k.handOver(h, now) {
 		return false
 	}
-	h.end(holdReleased)
-	k.releasing = h
-	k.callNext()
+	if h.heir == nil {
+		h.retreat()
+	}
 	return true
+}
+
+// retreat begins the release of a live hold. It is called with lock.mu held.
+func (h *hold) retreat() {
+	h.end(holdReleased)
+	h.lock.releasing = h
+	h.lock.callNext()
 }
 
 // end takes the hold out of the tables of the client; one that is being released stays in use until that is done. It is called with
@@ -258,7 +266,9 @@ func (h *hold) lose(loss *lostError, gone bool) {
 	for h.views != nil {
 		h.views.finish(err)
 	}
-	first.lost(loss)
+	if first != nil { // or else it is on its way to an heir
+		first.lost(loss)
+	}
 	k.callNext()
 }
 
@@ -270,13 +280,31 @@ func (h *hold) extended(d time.Duration) {
 	}
 }
 
-// release gives the hold back to the backend, and waits for the answer at most that long, whatever becomes of ctx.
+// release gives the hold to its heir, or back to the backend, and waits for the answer at most that long, whatever becomes of ctx.
 func (h *hold) release(ctx context.Context, wait time.Duration) error {
+	if h.hasHeir() {
+		wait /= 2 // for what may have to be sent after it
+		if settled, err := h.pass(ctx, wait); settled {
+			return h.releaseError(err)
+		}
+	}
 	h.releasing = releaseContext{parent: ctx, limit: h.lock.client.limitIn(wait)}
 	err := h.lease.Release(&h.releasing)
 	h.releasing.limit.drop()
 	h.lock.client.reach.released(h, wait, err)
 	h.released(err)
+	return h.releaseError(err)
+}
+
+// hasHeir reports whether the release of the hold is to give it to somebody.
+func (h *hold) hasHeir() bool {
+	h.lock.mu.Lock()
+	defer h.lock.mu.Unlock()
+	return h.heir != nil && h.state == holdLive
+}
+
+// releaseError is what the error of a release, or of what was sent in its place, is for the user.
+func (h *hold) releaseError(err error) error {
 	switch {
 	case err == nil:
 		return nil

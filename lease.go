@@ -29,8 +29,8 @@ type Lease struct {
 // Name returns the name of the lock.
 func (l *Lease) Name() string { return l.hold.lock.name }
 
-// Owner returns the identity that the lease was granted to. Where the backend stores one, Inspect shows it; after the lock was
-// passed on inside the process, Inspect still shows the owner that the backend granted it to.
+// Owner returns the identity that the lease was granted to. Where the backend stores one, Inspect shows it; after the lock was passed on
+// inside the process without a request, Inspect still shows the owner that the backend granted it to.
 func (l *Lease) Owner() string { return l.owner }
 
 // Token returns the fencing token of the lease, or 0 if the backend has none. It is larger than that of every earlier grant of the

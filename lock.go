@@ -430,7 +430,8 @@ func (k *lock) serveOwner(h *hold, now moment) {
 }
 
 // handOver passes a hold whose last view has ended to the first in line, without a request to the backend, within the bounds that
-// keep the other clients from starving. It is called with mu held.
+// keep the other clients from starving. Where that takes a new token it makes the first in line the heir of the hold instead, if the
+// driver can pass it. It is called with mu held.
 func (k *lock) handOver(h *hold, now moment) bool {
 	w := k.queue.first
 	switch {
@@ -442,21 +443,33 @@ func (k *lock) handOver(h *hold, now moment) bool {
 		return false
 	case h.handOvers >= maxHandOvers, now-h.granted >= min(h.ttl/3, maxHandOverFor):
 		return false
-	case h.token != 0 && h.tokens == 0:
-		return false
 	case h.expires()-now < h.ttl/2:
 		return false
 	}
-	h.handOvers++
+	if h.token != 0 && h.tokens == 0 {
+		if h.canPass() {
+			h.heir, h.ownedBy = w, nil
+		}
+		return false
+	}
 	if h.token != 0 {
 		h.token++
 		h.tokens--
 	}
+	k.serveFirst(h, now)
+	return true
+}
+
+// serveFirst makes the first in line the owner of a live hold that has none, and returns its lease. It is called with mu held.
+func (k *lock) serveFirst(h *hold, now moment) *Lease {
+	w := k.queue.first
+	h.handOvers++
 	h.ownedBy, h.call = w.request.owner, w.request.call
 	k.queue.remove(w)
-	w.serve(h.addView(w.request))
+	l := h.addView(w.request)
+	w.serve(l)
 	k.serveOwner(h, now)
-	return true
+	return l
 }
 
 // close ends the hold and its leases on the client's way out; the driver's Close gives the lock back.

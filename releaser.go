@@ -23,9 +23,11 @@ type releaser struct {
 	workers int
 }
 
-// add is called with the lock.mu of h held. h.lease is set.
+// add is called with the lock.mu of h held. h.lease is set. A live one has an heir, and goes to that.
 func (r *releaser) add(h *hold) {
-	h.state = holdReleased
+	if h.heir == nil || h.state != holdLive {
+		h.state = holdReleased
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {

@@ -76,11 +76,6 @@ type Options struct {
 	// Require makes New and Open fail if the backend does not promise it. A require parameter in the URL adds to it.
 	Require driver.Require
 
-	// HandOver lets callers of this Client wait in line in the process, and pass a lock on among themselves without asking the
-	// backend, up to 64 times and 100 ms in a row, also on a backend that grants in order of arrival, at the price of that order.
-	// Other backends always work like this.
-	HandOver bool
-
 	// Note is a text for people that is stored with each lock, where the backend can. The trace context of the holder is put behind
 	// it, if the holder is traced.
 	Note string
@@ -137,7 +132,7 @@ func New(d driver.Driver, o *Options) (*Client, error) {
 		driver: d, info: d.Info(), note: o.Note, id: newID(), clock: newClock(),
 		locks: map[string]*lock{}, closing: make(chan struct{}), closed: make(chan struct{}),
 	}
-	c.queues = c.info.Order != driver.FIFO || o.HandOver
+	c.queues = c.info.Order != driver.FIFO
 	if err := c.info.Check(o.Require); err != nil {
 		return nil, fmt.Errorf("dsync: open: %w", err)
 	}

@@ -189,6 +189,7 @@ var interfaces = map[string]struct {
 	"Inspector":          {true, reflect.TypeFor[driver.Inspector]()},
 	"ForceUnlocker":      {true, reflect.TypeFor[driver.ForceUnlocker]()},
 	"ContentionReporter": {true, reflect.TypeFor[driver.ContentionReporter]()},
+	"Passer":             {true, reflect.TypeFor[driver.Passer]()},
 }
 
 // A tap that hid an interface would let the suite test less than users get.
@@ -284,6 +285,52 @@ func TestTapsOfLeasesReportContention(t *testing.T) {
 	})
 	if r.err != nil {
 		t.Error(r.err)
+	}
+}
+
+// passable is a lease that can be passed.
+type passable struct{ driver.Lease }
+
+func (passable) Pass(context.Context, string, string) error { return nil }
+
+// passableBoth can also report contention.
+type passableBoth struct {
+	passable
+	driver.ContentionReporter
+}
+
+func TestTapsOfLeasesHaveTheInterfacesOfWhatIsBehind(t *testing.T) {
+	type bare struct{ driver.Lease }
+	for _, wrap := range []func(l driver.Lease) driver.Lease{
+		func(l driver.Lease) driver.Lease { return bare{l} },
+		func(l driver.Lease) driver.Lease { return l },
+		func(l driver.Lease) driver.Lease { return passable{bare{l}} },
+		func(l driver.Lease) driver.Lease {
+			return passableBoth{passable{bare{l}}, l.(driver.ContentionReporter)}
+		},
+	} {
+		var got, want []string
+		h := onMemory(nil, breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			l, err := d.Acquire(ctx, r)
+			if err != nil {
+				return nil, err
+			}
+			l = wrap(l)
+			want = optional(l)
+			return l, nil
+		}))
+		r := Check{"group/name", "A promise.", func(e *env) error {
+			h := e.driver().hold(e.name())
+			got = optional(h.lease)
+			h.release()
+			return nil
+		}}.result(t, h)
+		if r.err != nil {
+			t.Error(r.err)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("the tap has the interfaces %v, want %v", got, want)
+		}
 	}
 }
 

@@ -11,6 +11,29 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
+// passedOn is a lease that a mutation passes on.
+type passedOn struct {
+	*brokenLease
+	token uint64
+	pass  func(ctx context.Context, l *passedOn) error
+}
+
+func (l *passedOn) Pass(ctx context.Context, _, _ string) error { return l.pass(ctx, l) }
+
+// passes returns a mutation whose leases have one token, and can be passed on.
+func passes(pass func(ctx context.Context, l *passedOn) error) func(*memory.Driver) driver.Driver {
+	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		l, err := d.Acquire(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		p := &passedOn{pass: pass}
+		p.token, _ = l.Tokens()
+		p.brokenLease = &brokenLease{Lease: l, r: r, tokens: func() (uint64, int) { return p.token, 1 }}
+		return p, nil
+	})
+}
+
 var capabilityMutants = []mutant{
 	{
 		check:  "capabilities/info",
@@ -57,6 +80,29 @@ var capabilityMutants = []mutant{
 		check:  "capabilities/ttl",
 		breaks: "the backend keeps TTLs of years for a year",
 		mutate: in32Bits(func(d time.Duration) time.Duration { return min(d, 365*24*time.Hour) }),
+	},
+	{
+		check:  "capabilities/pass",
+		breaks: "a hold that is passed on keeps its token",
+		mutate: passes(func(context.Context, *passedOn) error { return nil }),
+	},
+	{
+		check:  "capabilities/pass",
+		breaks: "nobody is told who has a hold that was passed on",
+		mutate: passes(func(_ context.Context, l *passedOn) error {
+			l.token++
+			return nil
+		}),
+	},
+	{
+		check:  "capabilities/pass",
+		breaks: "a hold that is passed on is free for a moment",
+		mutate: passes(func(ctx context.Context, l *passedOn) error {
+			err := l.Lease.Release(ctx)
+			l.token++
+			<-time.After(time.Millisecond)
+			return err
+		}),
 	},
 	{
 		check:  "capabilities/contended",

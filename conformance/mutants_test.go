@@ -143,6 +143,8 @@ func (d *broken) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 		switch l := l.(type) {
 		case *brokenLease:
 			done(i, l.Renew(ctx, l.r.TTL))
+		case *passedOn:
+			done(i, l.Renew(ctx, l.r.TTL))
 		default:
 			d.Driver.RenewAll(ctx, []driver.Lease{l}, func(_ int, err error) { done(i, err) })
 		}

@@ -96,8 +96,15 @@ func (t *tap) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, err
 		return nil, err
 	}
 	tl := &tapLease{Lease: l, tapped: a, granted: time.Now()}
-	if c, ok := l.(driver.ContentionReporter); ok {
+	c, canReport := l.(driver.ContentionReporter)
+	p, canPass := l.(driver.Passer)
+	switch {
+	case canReport && canPass:
+		return tapContendedPasser{tl, c, tapPass{a, p}}, err
+	case canReport:
 		return tapContended{tl, c}, err
+	case canPass:
+		return tapPasser{tl, tapPass{a, p}}, err
 	}
 	return tl, err
 }
@@ -259,6 +266,31 @@ type tapContended struct {
 	driver.ContentionReporter
 }
 
+type tapPasser struct {
+	*tapLease
+	tapPass
+}
+
+type tapContendedPasser struct {
+	*tapLease
+	driver.ContentionReporter
+	tapPass
+}
+
+// tapPass is the Pass of a lease that was granted through a tap.
+type tapPass struct {
+	of    *tapped
+	inner driver.Passer
+}
+
+// Pass implements driver.Passer.
+func (p tapPass) Pass(ctx context.Context, owner, note string) error {
+	p.of.add("pass to %q", owner)
+	err := p.inner.Pass(ctx, owner, note)
+	p.of.add("pass: %s", outcome(err))
+	return err
+}
+
 // tapBatch is the RenewAll of a tap.
 type tapBatch struct {
 	tap   *tap
@@ -282,8 +314,13 @@ func (b tapBatch) RenewAll(ctx context.Context, leases []driver.Lease, done func
 }
 
 func untap(l driver.Lease) *tapLease {
-	if c, ok := l.(tapContended); ok {
-		return c.tapLease
+	switch l := l.(type) {
+	case tapContended:
+		return l.tapLease
+	case tapPasser:
+		return l.tapLease
+	case tapContendedPasser:
+		return l.tapLease
 	}
 	return l.(*tapLease)
 }

@@ -34,11 +34,13 @@
 //  6. Hold identifies, Owner does not: two Acquires of one client for one name exclude each other, also with equal Owner.
 //  7. What is held or queued on the backend inside an unfinished Acquire is kept alive by the driver, and checked before it returns.
 //  8. Tokens rise: the first of a lease is above every token of every earlier grant of the name (those of the incumbents that share
-//     the key included, where they have tokens), the last is below every token of every later grant.
+//     the key included, where they have tokens), the last is below every token of every later grant. A hold that is passed on
+//     ([Passer]) counts as granted again.
 //  9. Requests of several callers may be combined into one request to the backend, but never two operations on one name (or backend
 //     key) in one combined request. Each keeps its own outcome; if the combined request fails, each of them is unknown.
 //  10. [FIFO] means that all waiters of all clients are granted in the order of their arrival; package dsync then passes every
-//     waiter on. With any other [Order] it lets one waiting Acquire per client and name contend at a time.
+//     waiter on. With any other [Order] it lets one waiting Acquire per client and name contend at a time, and gives a hold from caller
+//     to caller of the client for a while before it releases it: with a token of the grant's, or by [Passer] where no token is left.
 //
 // # Locking
 //
@@ -70,7 +72,7 @@ type Driver interface {
 // Lease is one hold that a Driver granted. All methods may be called concurrently, and after the end of the lease.
 type Lease interface {
 	// Tokens returns the first of n consecutive fencing tokens that came with the grant: n >= 1, or 0, 0 without fencing. They do
-	// not change during the lease. The caller hands them out in order.
+	// not change during the lease, but by [Passer]. The caller hands them out in order.
 	Tokens() (first uint64, n int)
 
 	// Expires returns the time of rule 4, on the local monotonic clock. It is cheap: package dsync calls it for every check.
@@ -231,6 +233,16 @@ type BatchRenewer interface {
 	// RenewAll renews each lease for the TTL of its Request, as Lease.Renew would, and calls done exactly once for each, with its
 	// index and outcome, from any goroutine, before it returns. It returns soon after the end of ctx.
 	RenewAll(ctx context.Context, leases []Lease, done func(i int, err error))
+}
+
+// Passer is implemented by leases with one token each, of drivers that can give a hold to another caller of the client in one request.
+// Package dsync uses it where the next caller waits in the process, in place of a release and another Acquire.
+type Passer interface {
+	// Pass gives the hold a new token, above those that it had and below those of every later grant, and has the backend say of it that
+	// Owner and Note are these. The hold keeps its Hold, its session and Events. After nil Tokens returns the new one. ErrNotHeld says
+	// that the hold is over; after any other error it is held under the old token or the new one, and package dsync releases it. It is
+	// not called for fixed leases, nor while a Pass or a Release of the lease is under way.
+	Pass(ctx context.Context, owner, note string) error
 }
 
 // KeepAliveReporter is implemented by drivers that keep sessions alive (Info.KeepsAlive). Package dsync cannot see otherwise that the

@@ -3,7 +3,6 @@ package etcd
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -30,6 +29,7 @@ type value struct {
 	Time  time.Time `json:"time"`
 	Note  string    `json:"note,omitempty"`
 	Hold  string    `json:"hold,omitempty"`
+	Pass  int       `json:"pass,omitempty"` // how many times it was passed to another caller of the client
 }
 
 // Acquire implements driver.Driver.
@@ -70,24 +70,22 @@ func (d *Driver) attempt(ctx context.Context, r *driver.Request, seconds int64, 
 	if r.NoWait {
 		return h.try(ctx, dir, fresh)
 	}
-	// Where callers of this process already wait for the name its feed is active, and what it tells from here on needs no second look.
-	w, blind, err := d.feeds.enter(ctx, dir)
-	if err != nil {
-		return nil, h.fail(ctx, err)
-	}
-	v, err := h.enqueue(ctx, dir, fresh, blind)
-	d.feeds.exit(dir)
-	if err != nil || v.first() {
-		if w != nil {
-			w.leave()
+	w := d.feeds.join(dir, h.key, true)
+	v, err := h.enqueue(ctx, dir, fresh)
+	if err == nil && !v.first() {
+		if !*waited {
+			*waited = true
+			r.Events.Waiting()
 		}
-		return h.outcome(err)
+		if w == nil {
+			w = d.feeds.join(dir, h.key, false)
+		}
+		err = h.wait(ctx, w, v)
 	}
-	if !*waited {
-		*waited = true
-		r.Events.Waiting()
+	if w != nil {
+		w.leave()
 	}
-	return h.outcome(h.wait(ctx, dir, w, v))
+	return h.outcome(err)
 }
 
 // outcome is what attempt returns.
@@ -150,23 +148,24 @@ func (h *hold) try(ctx context.Context, dir string, fresh bool) (*hold, error) {
 		h.notPut()
 		return nil, driver.ErrLocked
 	}
-	v, err := h.enqueue(ctx, dir, fresh, false) // names below are locked, and this one perhaps
+	v, err := h.enqueue(ctx, dir, fresh) // names below are locked, and this one perhaps
 	if err == nil && !v.first() {
 		err = h.abandon(ctx, driver.ErrLocked)
 	}
 	return h.outcome(err)
 }
 
-// enqueue puts the key, and returns those before it. If there are none, the lock is granted. It does not look at them if blind is set: then
-// the feed is to tell when they are gone.
-func (h *hold) enqueue(ctx context.Context, dir string, fresh, blind bool) (view, error) {
-	ops := []clientv3.Op{h.put()}
-	if !blind {
-		ops = append(ops, clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize),
-			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend)))
+// enqueue puts the key, and returns those before it. If there are none, the lock is granted.
+func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (view, error) {
+	look := clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize),
+		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
+	leave, err := h.driver.turn(ctx, dir)
+	if err != nil {
+		return view{}, h.fail(ctx, err)
 	}
 	condition, then := h.plain(dir)
-	answer, err := h.ask(ctx, fresh, []clientv3.Cmp{condition}, append(ops, then...), []clientv3.Op{getRecord(dir)})
+	answer, err := h.ask(ctx, fresh, []clientv3.Cmp{condition}, append([]clientv3.Op{h.put(), look}, then...), []clientv3.Op{getRecord(dir)})
+	leave()
 	if err != nil {
 		return view{}, err
 	}
@@ -176,19 +175,16 @@ func (h *hold) enqueue(ctx context.Context, dir string, fresh, blind bool) (view
 			h.notPut()
 			return view{}, cmp.Or(err, driver.ErrSealed)
 		}
-		return h.enqueue(ctx, dir, fresh, blind) // there is a record, which is asked for from now on
+		return h.enqueue(ctx, dir, fresh) // there is a record, which is asked for from now on
 	}
-	r, err := h.recordAt(dir, answer, len(ops))
+	r, err := h.recordAt(dir, answer, 2)
 	h.created(answer, r)
 	if err != nil {
 		return view{}, h.abandon(ctx, err)
 	}
-	if blind {
-		return view{revision: h.revision, record: r}, nil
-	}
 	page := answer.Responses[1].GetResponseRange()
 	v := viewOf(dir, others(page.Kvs, h.key), page.More, r, h.revision)
-	if v.next() != "" || v.all { // or else names below fill the page
+	if len(v.before) > 0 || v.all { // or else names below fill the page
 		return v, nil
 	}
 	if v, err = h.look(ctx, dir); err != nil {
@@ -235,11 +231,8 @@ func others(kvs []*mvccpb.KeyValue, key string) []*mvccpb.KeyValue {
 // put makes the operation that puts the key.
 func (h *hold) put() clientv3.Op {
 	r := h.request
-	text, err := json.Marshal(value{Owner: r.Owner, Host: h.driver.host, Time: time.Now(), Note: r.Note, Hold: r.Hold})
-	if err != nil { // of strings and a time it can be made in any case
-		text = nil
-	}
-	return clientv3.OpPut(h.key, string(text), clientv3.WithLease(h.leaseID()))
+	v := value{Owner: r.Owner, Host: h.driver.host, Time: time.Now(), Note: r.Note, Hold: r.Hold}
+	return clientv3.OpPut(h.key, v.text(), clientv3.WithLease(h.leaseID()))
 }
 
 func (h *hold) leaseID() clientv3.LeaseID {

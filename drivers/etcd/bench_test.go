@@ -3,6 +3,8 @@ package etcd_test
 import (
 	"context"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,7 +52,7 @@ func BenchmarkFree(b *testing.B) {
 }
 
 // BenchmarkHot has 32 goroutines of one process lock one name: by the driver, in strict order at the server, and by a client of package
-// dsync, which hands the lock over inside the process. Those of package concurrency need a session each: on one, its mutexes of one name
+// dsync, which passes the lock on inside the process. Those of package concurrency need a session each: on one, its mutexes of one name
 // do not exclude each other.
 func BenchmarkHot(b *testing.B) {
 	const goroutines, ourRounds, theirRounds = 32, 16, 4
@@ -83,6 +85,60 @@ func BenchmarkHot(b *testing.B) {
 			b.ReportMetric(float64(b.N*ourRounds*goroutines)/took[0].Seconds(), "hand-overs/s")
 		})
 	}
+}
+
+// BenchmarkCrowd has callers of one client wait for a name that is held, all of them before the first is granted the name.
+func BenchmarkCrowd(b *testing.B) {
+	s := testenv.Etcd(b)
+	for _, order := range []string{"client", "fifo"} {
+		for _, waiters := range []int{10, 100, 1000} {
+			b.Run(fmt.Sprintf("%s/%d", order, waiters), func(b *testing.B) { crowdOf(b, s, order, waiters) })
+		}
+	}
+}
+
+// crowdOf reports how many requests and how much time each of the waiters costs: from the first call to the last release.
+func crowdOf(b *testing.B, s *testenv.EtcdServer, order string, waiters int) {
+	c, err := dsync.Open(b.Context(), fmt.Sprintf("etcd://%s?ttl=10m&order=%s", s.Addr, order), nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	observer := userClient(b, s.Addr)
+	waits := func() bool { return order == "client" || len(keys(b, observer, order+"/")) == 1+waiters } // or else in the process
+	var requested int64
+	for b.Loop() {
+		before := s.Requests()
+		l, err := c.Lock(b.Context(), order)
+		if err != nil {
+			b.Fatal(err)
+		}
+		var all sync.WaitGroup
+		var asked atomic.Int64
+		for range waiters {
+			all.Go(func() {
+				asked.Add(1)
+				l, err := c.Lock(b.Context(), order)
+				if err != nil {
+					b.Error(err)
+					return
+				}
+				if err := l.Unlock(b.Context()); err != nil {
+					b.Error(err)
+				}
+			})
+		}
+		testenv.Eventually(b, func() bool { return asked.Load() == int64(waiters) && waits() }, "all wait")
+		if err := l.Unlock(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		all.Wait()
+		after := s.Requests()
+		requested += after["Txn"] - before["Txn"] + after["DeleteRange"] - before["DeleteRange"]
+	}
+	n := float64(b.N * waiters)
+	b.ReportMetric(float64(requested)/n, "requests/waiter")
+	b.ReportMetric(float64(b.Elapsed().Microseconds())/n, "µs/waiter")
 }
 
 // BenchmarkHandOver measures from the release of one client to the grant to another that waits, at the median. Bare is a delete, and

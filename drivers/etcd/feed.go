@@ -2,12 +2,10 @@ package etcd
 
 import (
 	"context"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/metadata"
 )
@@ -22,189 +20,156 @@ const (
 type feeds struct {
 	driver *Driver
 
-	mu     sync.Mutex
+	mu     sync.Mutex // taken before that of a feed
 	byDir  map[string]*feed
-	gates  map[string]*gate
 	stream int // number of the stream that new watches share
 }
 
-func newFeeds(d *Driver) *feeds {
-	return &feeds{driver: d, byDir: make(map[string]*feed), gates: make(map[string]*gate)}
-}
+func newFeeds(d *Driver) *feeds { return &feeds{driver: d, byDir: make(map[string]*feed)} }
 
 // feed is the watch on the contenders for one name. It has no start revision: the server delivers from a watch that starts in the
 // past only ten times a second. So what happened before the feed became active has to be asked for: all waiters are woken then.
 type feed struct {
-	feeds *feeds
-	dir   string
-	idle  chan struct{} // buffered; signaled when the last user has left
-	again chan struct{} // buffered; signaled when the watch is to be made anew
+	feeds  *feeds
+	dir    string
+	idle   chan struct{} // buffered; signaled when the last waiter has left
+	again  chan struct{} // buffered; signaled when the watch is to be made anew
+	stream int           // that the watch is on; guarded by feeds.mu
 
-	// Guarded by feeds.mu.
-	users   int
-	active  bool
-	epoch   int                  // how many times it has become active
-	stream  int                  // that the watch is on
-	looking bool                 // one waiter looks, or all that waited for it do
-	next    *queueLook           // for those who wait for that
-	waiters map[string][]*waiter // by the keys that concern them; "" stands for all
-	handing map[string]struct{}  // keys that are being deleted by requests which say who is next
-	queue   *queue               // nil unless it is known
-	missed  *[]*clientv3.Event   // what the feed has told since queue was asked for; nil if it is not being asked for
+	mu      sync.Mutex
+	active  bool // it tells all that happens
+	waiters map[*waiter]struct{}
 }
 
-// waiter is a contender that waits for those before it to go.
+// waiter is a contender that waits for those before it to go. It is in one of these states:
+//
+//	asking   missed               a request for a view is under way
+//	waiting  view                 it knows all who stand before it, or the nearest of them
+//	first    view and first       the view, and the events since, say that nobody does
+//	in doubt                      it has to look, as soon as the feed is active, or after a while
 type waiter struct {
 	feed *feed
-	wake chan struct{} // buffered
+	own  string        // key
+	wake chan struct{} // buffered; signaled in the last two states
 
-	// Guarded by feeds.mu.
-	own     string // key; "" while a request is on its way that shows who is before it, and everything wakes it
-	created int64  // revision of own
-	queued  bool   // the queue of the feed says when own is the first, in place of the view
-	epoch   int    // of the feed when that request was sent; 0 if it was not active then
-	newest  int64  // revision of what the feed has told since then
-	view    view   // without those that the feed has told the deletion of, if it is of all
-	stale   bool   // the view is not to be relied upon: a look is needed
-	cleared int64  // revision at which own became the first, by what the feed has told; 0 if it has not, or the view was not of all
-	granted *grant // what a release said that no look was needed for
+	// Guarded by feed.mu.
+	missed []*clientv3.Event // told since the request was sent, by a feed that has been active since before that
+	view   *view
+	first  int64 // revision of the event that freed the way
 }
 
-// join returns a waiter, which everything wakes, for a key that was put before.
-func (fs *feeds) join(dir string) *waiter {
+// join returns a waiter for a key, in doubt if the key was put before. For one that is about to be put it is asking, so that it needs no
+// look after the put; then there is none if the feed of dir is not active.
+func (fs *feeds) join(dir, own string, before bool) *waiter {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	f := fs.byDir[dir]
+	if f == nil && before {
+		return nil
+	}
 	if f == nil {
-		f = &feed{feeds: fs, dir: dir, idle: make(chan struct{}, 1), again: make(chan struct{}, 1), waiters: make(map[string][]*waiter)}
+		f = &feed{feeds: fs, dir: dir, idle: make(chan struct{}, 1), again: make(chan struct{}, 1), waiters: make(map[*waiter]struct{})}
 		if fs.driver.life.Go(f.run) {
 			fs.byDir[dir] = f
 		}
 	}
-	return f.add()
-}
-
-// add is called with feeds.mu held.
-func (f *feed) add() *waiter {
-	f.users++
-	w := &waiter{feed: f, wake: make(chan struct{}, 1)}
-	f.waiters[""] = append(f.waiters[""], w)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if before && !f.active {
+		return nil
+	}
+	w := &waiter{feed: f, own: own, wake: make(chan struct{}, 1)}
+	if f.waiters[w] = struct{}{}; before {
+		w.missed = []*clientv3.Event{}
+	}
 	return w
-}
-
-// remove takes w off what is of concern to key. It is called with feeds.mu held.
-func (f *feed) remove(key string, w *waiter) {
-	list := f.waiters[key]
-	if i := slices.Index(list, w); i >= 0 {
-		list = slices.Delete(list, i, i+1)
-	}
-	if f.waiters[key] = list; len(list) == 0 {
-		delete(f.waiters, key)
-	}
-}
-
-// narrow says who stands before w, and so which keys concern it from now on. It reports whether the feed is active. If the feed has not
-// told all that happened since the view, or will not, w is to look.
-func (w *waiter) narrow(own string, created int64, v view) (active bool) {
-	f := w.feed
-	f.feeds.mu.Lock()
-	defer f.feeds.mu.Unlock()
-	f.remove("", w)
-	w.own, w.created, w.view, w.stale, w.cleared = own, created, v, true, 0
-	f.waiters[own] = append(f.waiters[own], w)
-	if !v.all && f.queue != nil {
-		w.view.before = nil
-		f.enqueue(w)
-		return true
-	}
-	for _, key := range v.before {
-		f.waiters[key] = append(f.waiters[key], w)
-	}
-	switch {
-	case f.active && len(v.before) > 0 && w.epoch == f.epoch && w.newest <= v.revision:
-		w.stale = false
-		w.calm() // by what the view has in it
-		if !v.all && f.users >= crowd {
-			f.askQueue()
-		}
-	case f.active:
-		w.call()
-	}
-	return f.active
-}
-
-// widen makes everything wake w again, until it is narrowed: it is about to look who is before it. It returns who was, as far as the
-// feed has told, or "" if that is not known.
-func (w *waiter) widen() (before string) {
-	f := w.feed
-	f.feeds.mu.Lock()
-	defer f.feeds.mu.Unlock()
-	before = w.view.next()
-	if w.queued {
-		before = f.queue.before(w.own)
-	}
-	w.unlist()
-	w.own, w.view, w.queued, w.stale, w.cleared = "", view{}, false, true, 0
-	if w.newest, w.epoch = 0, 0; f.active {
-		w.epoch = f.epoch
-	}
-	f.waiters[""] = append(f.waiters[""], w)
-	return before
-}
-
-// unlist takes w off what is of concern to any key. It is called with feeds.mu held.
-func (w *waiter) unlist() {
-	w.feed.remove(w.own, w)
-	for _, key := range w.view.before {
-		w.feed.remove(key, w)
-	}
 }
 
 // leave ends what join began.
 func (w *waiter) leave() {
 	f := w.feed
-	f.feeds.mu.Lock()
-	defer f.feeds.mu.Unlock()
-	w.unlist()
-	if f.users--; f.users == 0 {
-		select {
-		case f.idle <- struct{}{}:
-		default:
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if delete(f.waiters, w); len(f.waiters) == 0 {
+		signal(f.idle)
+	}
+}
+
+// ask begins a request for a view. It returns the one that the waiter had, or nil.
+func (w *waiter) ask() (old *view) {
+	f := w.feed
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	old = w.view
+	if w.forget(); f.active {
+		w.missed = []*clientv3.Event{}
+	}
+	return old
+}
+
+// got ends what ask began: v is the answer, or nil. It reports whether the feed is active. If the feed has told all that happened since
+// the request was sent, the waiter goes on from the answer; otherwise it is to look.
+func (w *waiter) got(v *view) (active bool) {
+	f := w.feed
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	missed := w.missed
+	w.forget()
+	switch {
+	case v == nil:
+	case missed != nil:
+		w.view = v
+		for _, e := range missed {
+			w.hear(e)
 		}
+	case f.active:
+		signal(w.wake)
+	}
+	return f.active
+}
+
+// forget leaves the waiter in doubt. It is called with feed.mu held.
+func (w *waiter) forget() { w.missed, w.view, w.first = nil, nil, 0 }
+
+// hear takes note of an event of a contender that is not new. It is called with feed.mu held.
+func (w *waiter) hear(e *clientv3.Event) {
+	if w.missed != nil {
+		w.missed = append(w.missed, e)
+	}
+	if w.view == nil {
+		return
+	}
+	switch w.view.tell(e, w.own) {
+	case frees:
+		w.first = e.Kv.ModRevision
+		signal(w.wake)
+	case drops:
+		w.forget()
+		signal(w.wake)
+	}
+}
+
+// signal wakes whoever waits for c, which is buffered, now or later.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
 	}
 }
 
 // doubt has the watch made anew, on another stream, which may be one to another server: what it should have told, or that it has
 // begun, was not told in time. A server that is frozen, or cut off from the others, says nothing, and its connection may stay.
 func (w *waiter) doubt() {
-	f := w.feed
-	f.feeds.mu.Lock()
-	defer f.feeds.mu.Unlock()
-	if f.stream == f.feeds.stream {
-		f.feeds.stream++
+	f, fs := w.feed, w.feed.feeds
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	if f.stream == fs.stream {
+		fs.stream++
 	}
-	select {
-	case f.again <- struct{}{}:
-	default:
-	}
+	signal(f.again)
 }
 
-func (w *waiter) call() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
-}
-
-// calm takes back a call that has not been heard yet.
-func (w *waiter) calm() {
-	select {
-	case <-w.wake:
-	default:
-	}
-}
-
-// run ends when the feed has had no users for a while, or with the driver.
+// run ends when the feed has had no waiters for a while, or with the driver.
 func (f *feed) run() {
 	d := f.feeds.driver
 	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
@@ -263,56 +228,40 @@ func (f *feed) watch() (seen, end bool) {
 	}
 }
 
-// setActive says whether the feed sees all that happens from now on, and wakes all waiters if it does.
+// setActive says whether the feed tells all that happens from now on. Either way it has missed something before, so all are in doubt.
 func (f *feed) setActive(active bool) {
-	f.feeds.mu.Lock()
-	defer f.feeds.mu.Unlock()
-	f.dropQueue()
-	if f.active = active; active {
-		f.epoch++
-		f.call()
-	}
-}
-
-// call has all waiters look. It is called with feeds.mu held.
-func (f *feed) call() {
-	for _, list := range f.waiters {
-		for _, w := range list {
-			w.stale = true
-			w.call()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.active = active
+	for w := range f.waiters {
+		if w.forget(); active {
+			signal(w.wake)
 		}
 	}
 }
 
-// tell tells those whom events concern. They learn of all that came together, before any of them does something about it: the end of
-// a lease deletes keys in any order, and a waiter's own may be among them.
+// tell tells all waiters of events. They learn of all that came together, before any of them does something about it: the end of a lease
+// deletes keys in any order, and a waiter's own may be among them.
 func (f *feed) tell(events []*clientv3.Event) {
-	f.feeds.mu.Lock()
-	defer f.feeds.mu.Unlock()
-	f.tellQueue(events)
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	for _, e := range events {
 		if e.IsCreate() || !isContender(f.dir, e.Kv) {
 			continue // somebody new, who stands behind, or a name below
 		}
-		for _, w := range f.waiters[""] {
-			w.newest = max(w.newest, e.Kv.ModRevision)
-			w.call()
-		}
-		if e.Type == mvccpb.PUT && e.Kv.Lease == int64(clientv3.NoLease) { // a seal, for all that stand behind it
-			f.call()
-			continue
-		}
-		for _, w := range slices.Clone(f.waiters[string(e.Kv.Key)]) {
-			w.see(e)
+		for w := range f.waiters {
+			w.hear(e)
 		}
 	}
 }
 
-// close takes the feed off if it has no users.
+// close takes the feed off if it has no waiters.
 func (f *feed) close() bool {
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
-	if f.users > 0 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.waiters) > 0 {
 		return false
 	}
 	delete(f.feeds.byDir, f.dir)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/etcd"
 	"github.com/go-dsync/dsync/internal/drivertest"
@@ -22,30 +23,117 @@ func queueUp(t *testing.T, d *etcd.Driver, name string, n int) []*drivertest.Wai
 	return waiters
 }
 
-// TestHandOverInAProcessIsOneRequest counts what the server is asked when a lock goes from caller to caller of one client. A caller that
-// is held up for long enough looks for itself, so some rows may cost more.
-func TestHandOverInAProcessIsOneRequest(t *testing.T) {
+// TestPassIsOneRequest counts what the server is asked when a lock goes from caller to caller of one client. A row that takes longer than a
+// client may keep a lock among its callers costs more.
+func TestPassIsOneRequest(t *testing.T) {
 	const n = 5
 	s := testenv.Etcd(t)
-	d := openURL(t, "etcd://%s", s.Addr)
+	for query, want := range map[string]int64{"": n, "?fenced=false": 0} {
+		c, err := dsync.Open(guard(t), "etcd://"+s.Addr+query, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close(guard(t)) })
+		row := 0
+		testenv.Eventually(t, func() bool {
+			row++
+			name := fmt.Sprint("row", row)
+			l, err := c.Lock(guard(t), name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			granted := make(chan *dsync.Lease)
+			for range n {
+				go func() { // ends with the test at the latest
+					l, err := c.Lock(guard(t), name)
+					if err != nil {
+						t.Error(err)
+					}
+					granted <- l
+				}()
+			}
+			<-time.After(5 * time.Millisecond) // for all to be in line
+			before := s.Requests()
+			for range n {
+				last := l.Token()
+				if err := l.Unlock(guard(t)); err != nil {
+					t.Error(err)
+				}
+				if l = <-granted; l.Token() < last || query == "" && l.Token() == last {
+					t.Errorf("token: got %d after %d", l.Token(), last)
+				}
+			}
+			after := s.Requests()
+			if err := l.Unlock(guard(t)); err != nil {
+				t.Error(err)
+			}
+			return after["Txn"]-before["Txn"] == want && after["DeleteRange"] == before["DeleteRange"]
+		}, "a row of hand-overs takes a request each, or none without tokens")
+	}
+}
+
+// TestPassIsNoNewsForOthers has a hold passed on while another client waits, which knows by the event of the release that it is the next.
+func TestPassIsNoNewsForOthers(t *testing.T) {
+	const n = 3
+	s := testenv.Etcd(t)
+	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
 	row := 0
-	testenv.Eventually(t, func() bool {
+	testenv.Eventually(t, func() bool { // one that is held up for long enough looks
 		row++
 		name := fmt.Sprint("row", row)
-		l := acquire(t, d, request(name))
-		waiters := queueUp(t, d, name, n)
+		l := acquire(t, a, request(name))
+		w := wait(t, b, request(name))
+		<-time.After(20 * time.Millisecond) // its watch is there
 		before := s.Requests()
-		for _, w := range waiters {
+		for i := range n {
 			last := token(l)
-			release(t, l)
-			if l = w.Granted(t); token(l) <= last {
+			if err := l.(driver.Passer).Pass(guard(t), fmt.Sprint("owner", i), ""); err != nil {
+				t.Fatal(err)
+			}
+			if token(l) <= last {
 				t.Errorf("token: got %d after %d", token(l), last)
 			}
 		}
+		last := token(l)
+		release(t, l)
+		if l = w.Granted(t); token(l) <= last {
+			t.Errorf("token: got %d after %d", token(l), last)
+		}
 		after := s.Requests()
 		release(t, l)
-		return after["Txn"]-before["Txn"] == n && after["DeleteRange"] == before["DeleteRange"]
-	}, "a row of hand-overs takes one request each")
+		return after["Txn"]-before["Txn"] == n && after["DeleteRange"]-before["DeleteRange"] == 1
+	}, "who waits does not look")
+}
+
+// TestPassWithoutAnAnswer has the answer to a pass lost, and the hold released then.
+func TestPassWithoutAnAnswer(t *testing.T) {
+	s := testenv.Etcd(t)
+	link, addr := testenv.Wire(t, s.Addr)
+	c := userClient(t, s.Addr)
+	d := openURL(t, "etcd://%s", addr)
+	l := acquire(t, d, request("a"))
+	held := link.HoldReply("the next")
+	passed := make(chan error, 1)
+	go func() { passed <- l.(driver.Passer).Pass(guard(t), "the next", "") }() // ends with the test at the latest
+	<-held
+	link.Cut()
+	link.Heal()
+	wantErr(t, "Pass", <-passed, driver.ErrUnknown)
+	release(t, l)
+	if got := keys(t, c, "a/"); len(got) > 0 {
+		t.Errorf("keys after the release: got %q, want none", got)
+	}
+}
+
+// TestPassOfASeal does not end the seal.
+func TestPassOfASeal(t *testing.T) {
+	s := testenv.Etcd(t)
+	d := openURL(t, "etcd://%s", s.Addr)
+	l := acquire(t, d, request("a"))
+	last := token(l)
+	seal(t, d, l)
+	wantErr(t, "Pass", l.(driver.Passer).Pass(guard(t), "the next", ""), driver.ErrNotHeld)
+	isSealed(t, d, "a", last)
 }
 
 // TestHandOverBetweenClientsIsOneRequest counts what the server is asked when a lock goes from client to client and back: who waits knows

@@ -36,10 +36,11 @@ type hold struct {
 
 	mu        sync.Mutex
 	phase     phase
-	behind    bool  // leaveBehind was called
-	deletions int   // requests to delete the key
-	sealing   bool  // the key may have become a seal
-	doubtedAt int64 // when the first request to release it was sent of which the answer is missing
+	passed    *value // what the key says since the hold was passed, or is to say; nil if it never was
+	behind    bool   // leaveBehind was called
+	deletions int    // requests to delete the key
+	sealing   bool   // the key may have become a seal
+	doubtedAt int64  // when the first request to release it was sent of which the answer is missing
 }
 
 // phase is how far the end of a hold has come.
@@ -234,16 +235,13 @@ func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 	return true, nil
 }
 
-// remove deletes the key, and tells the next who waits in this process.
+// remove deletes the key.
 func (h *hold) remove(ctx context.Context, sealing bool) (removed bool, err error) {
-	d, dir := h.driver, h.dir()
+	d := h.driver
 	if sealing {
 		return d.removeKey(ctx, h.key, true)
 	}
-	if f := d.feeds.expect(dir, h.key); f != nil {
-		return f.handOver(ctx, h.key)
-	}
-	o := &op{dir: dir, key: h.key}
+	o := &op{dir: h.dir(), key: h.key}
 	if err := d.sender.do(ctx, o); err != nil {
 		return false, err
 	}

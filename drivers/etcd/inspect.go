@@ -6,14 +6,15 @@ import (
 	"slices"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Inspect implements driver.Inspector. Status.Since is when the holder asked for the lock. Status.Token is known for holders of this
-// driver alone. Contenders that are no clients of dsync are named by the last part of their keys.
+// Inspect implements driver.Inspector. Status.Since is when the holder asked for the lock, or when it was passed to the holder.
+// Status.Token is known for holders of this driver alone. Contenders that are no clients of dsync are named by the last part of their keys.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	bounded, cancel := d.request(ctx, requestFor)
 	defer cancel()
@@ -52,6 +53,19 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 		}
 	}
 	return status, nil
+}
+
+// getQueue asks for contenders, together with the record of the name.
+func (d *Driver) getQueue(ctx context.Context, dir string, options ...clientv3.OpOption) (
+	page *pb.RangeResponse, r record, revision int64, err error,
+) {
+	options = append(options, clientv3.WithPrefix())
+	answer, err := d.client.Txn(ctx).Then(clientv3.OpGet(dir, options...), getRecord(dir)).Commit()
+	if err != nil {
+		return nil, r, 0, err
+	}
+	r, err = readRecord(dir, answer.Responses[1].GetResponseRange().Kvs)
+	return answer.Responses[0].GetResponseRange(), r, answer.Header.Revision, err
 }
 
 // readValue takes the value of a key apart.

@@ -29,32 +29,66 @@ var modelMistakes = []modelMistake{
 	{
 		name: "a view from before the watch broke counts",
 		file: "feed.go", model: "elections", runs: 10000, wrong: []string{modelAsleep, modelNotFirst},
-		old: `w.epoch == f.epoch &&`,
-		new: `(PLANTED || w.epoch == f.epoch) &&`,
+		old: `if w.forget(); active {`,
+		new: `if !PLANTED {
+			w.forget()
+		}
+		if active {`,
+	},
+	{
+		name: "a view that was asked for before the watch began counts",
+		file: "feed.go", model: "two of a client arrive", wrong: []string{modelAsleep, modelNotFirst},
+		old: `case missed != nil:`,
+		new: `case PLANTED || missed != nil:`,
 	},
 	{
 		name: "what the watch tells while a look is on its way is forgotten",
 		file: "feed.go", model: "arrivals", wrong: []string{modelAsleep},
-		old: `w.newest <= v.revision:`,
-		new: `(PLANTED || w.newest <= v.revision):`,
+		old: `range missed {`,
+		new: `range missed[:map[bool]int{true: 0, false: len(missed)}[PLANTED]] {`,
+	},
+	{
+		name: "who joins a watch that has begun does not look",
+		file: "feed.go", model: "two of a client arrive", wrong: []string{modelAsleep},
+		old: `	case f.active:
+		signal(w.wake)`,
+		new: `	case f.active && !PLANTED:
+		signal(w.wake)`,
+	},
+	{
+		name: "who cannot rely on a view any more does not look",
+		file: "feed.go", model: "seal", wrong: []string{modelAsleep},
+		old: `	case drops:
+		w.forget()
+		signal(w.wake)`,
+		new: `	case drops:
+		if w.forget(); !PLANTED {
+			signal(w.wake)
+		}`,
 	},
 	{
 		name: "the key before is put again, and that counts as its end",
 		file: "view.go", model: "mark", wrong: []string{modelNotFirst},
-		old: `e.Type != mvccpb.DELETE || i < 0`,
-		new: `!PLANTED && e.Type != mvccpb.DELETE || i < 0`,
+		old: `case i < 0, e.Type == mvccpb.PUT,`,
+		new: `case i < 0, !PLANTED && e.Type == mvccpb.PUT,`,
 	},
 	{
 		name: "the end of an earlier key of the same name counts",
 		file: "view.go", model: "rounds", wrong: []string{modelNotFirst},
-		old: `if e.Kv.ModRevision <= w.view.revision {`,
-		new: `if !PLANTED && e.Kv.ModRevision <= w.view.revision {`,
+		old: `case e.Kv.ModRevision <= v.revision:`,
+		new: `case !PLANTED && e.Kv.ModRevision <= v.revision:`,
 	},
 	{
 		name: "the end of the nearest key before is enough",
 		file: "view.go", model: "cancels", wrong: []string{modelNotFirst},
-		old: `if len(w.view.before) == 0 {`,
-		new: `if len(w.view.before) == 0 || PLANTED && i == 0 {`,
+		old: `if v.before = slices.Delete(v.before, i, i+1); len(v.before) > 0 {`,
+		new: `if v.before = slices.Delete(v.before, i, i+1); len(v.before) > 0 && !(PLANTED && i == 0) {`,
+	},
+	{
+		name: "the end of the nearest key is enough where it alone is known",
+		file: "view.go", model: "crowd", wrong: []string{modelNotFirst},
+		old: `, !v.all:`,
+		new: `, !PLANTED && !v.all:`,
 	},
 	{
 		name: "a page that is full counts as all",
@@ -64,15 +98,39 @@ var modelMistakes = []modelMistake{
 	},
 	{
 		name: "the token is that of the put, not of the event",
-		file: "handover.go", model: "queue", wrong: []string{modelNotFirst},
-		old: `h.tokenFrom(w.view.record, w.cleared)`,
-		new: `h.tokenFrom(w.view.record, map[bool]int64{true: h.revision, false: w.cleared}[PLANTED])`,
+		file: "wait.go", model: "queue", wrong: []string{modelNotFirst},
+		old: `, w.first)`,
+		new: `, map[bool]int64{true: h.revision, false: w.first}[PLANTED])`,
 	},
 	{
-		name: "the token of a hand-over is that of the put",
-		file: "handover.go", model: "hand-over", wrong: []string{modelNotFirst, modelFallen},
-		old: `h.tokenFrom(g.record, g.token)`,
-		new: `h.tokenFrom(g.record, map[bool]int64{true: g.created, false: g.token}[PLANTED])`,
+		name: "the token has nothing of the mark that the view has seen",
+		file: "wait.go", model: "mark in a queue", wrong: []string{modelFallen},
+		old: `h.tokenFrom(w.view.record`,
+		new: `h.tokenFrom(map[bool]record{false: w.view.record}[PLANTED]`,
+	},
+	{
+		name: "a hold that is passed keeps its token",
+		file: "pass.go", model: "pass", wrong: []string{modelFallen},
+		old: `revision := o.answer.Header.Revision`,
+		new: `revision := map[bool]int64{true: h.token, false: o.answer.Header.Revision}[PLANTED]`,
+	},
+	{
+		name: "a pass goes to a key that is not there",
+		file: "pass.go", model: "pass and faults", wrong: []string{modelTwo, modelNotFirst, modelError, modelAsleep, modelLeft, modelFallen},
+		old: `if !o.answer.Succeeded {`,
+		new: `if !PLANTED && !o.answer.Succeeded {`,
+	},
+	{
+		name: "a mark after a pass looks like a pass",
+		file: "pass.go", model: "pass and a mark", wrong: []string{modelFallen},
+		old: `v.Pass = 0`,
+		new: `v.Pass *= map[bool]int{true: 1}[PLANTED]`,
+	},
+	{
+		name: "a look sees those who stand behind, too",
+		file: "look.go", model: "three arrivals", wrong: []string{modelAsleep, modelLeft},
+		old: `clientv3.WithMaxCreateRev(h.revision),`,
+		new: `clientv3.WithMaxCreateRev(map[bool]int64{false: h.revision}[PLANTED]),`,
 	},
 	{
 		name: "a look does not see whether its key is there",
@@ -92,12 +150,12 @@ var modelMistakes = []modelMistake{
 	},
 	{
 		name: "a seal counts as the end of its key",
-		file: "feed.go", model: "seal", wrong: []string{modelSealed},
-		old: `if e.Type == mvccpb.PUT && e.Kv.Lease == int64(clientv3.NoLease) {`,
-		new: `if PLANTED && e.Type == mvccpb.PUT {
-			e = &clientv3.Event{Type: mvccpb.DELETE, Kv: e.Kv}
-		}
-		if e.Type == mvccpb.PUT && e.Kv.Lease == int64(clientv3.NoLease) {`,
+		file: "view.go", model: "seal", wrong: []string{modelSealed},
+		old: `i := slices.Index(v.before, key)`,
+		new: `i := slices.Index(v.before, key)
+	if PLANTED && isSeal(e) {
+		e = &clientv3.Event{Type: mvccpb.DELETE, Kv: e.Kv}
+	}`,
 	},
 	{
 		name: "a release does not know that it has ended the hold",
@@ -118,8 +176,8 @@ var modelMistakes = []modelMistake{
 	{
 		name: "a put does not ask for the seal",
 		file: "acquire.go", model: "seal and a second call", wrong: []string{modelAsleep},
-		old: `answer, err := h.ask(ctx, fresh, []clientv3.Cmp{condition}, append(ops, then...)`,
-		new: `answer, err := h.ask(ctx, fresh, map[bool][]clientv3.Cmp{false: {condition}}[PLANTED], append(ops, then...)`,
+		old: `answer, err := h.ask(ctx, fresh, []clientv3.Cmp{condition}, append([]clientv3.Op{h.put(), look}`,
+		new: `answer, err := h.ask(ctx, fresh, map[bool][]clientv3.Cmp{false: {condition}}[PLANTED], append([]clientv3.Op{h.put(), look}`,
 	},
 	{
 		name: "a mark tells those who wait nothing",
@@ -162,18 +220,6 @@ var modelMistakes = []modelMistake{
 	c.lasts`,
 		new: `	c.expires.Store(sent + map[bool]int64{true: 2, false: 1}[PLANTED]*int64(c.ttl))
 	c.lasts`,
-	},
-	{
-		name: "the queue does not know what was told while it was asked for",
-		file: "queue.go", model: "crowd arrives", wrong: []string{modelAsleep, modelNotFirst},
-		old: `if !q.tell(f.dir, missed) {`,
-		new: `if !PLANTED && !q.tell(f.dir, missed) {`,
-	},
-	{
-		name: "the token of who is the first in the queue is that of the look",
-		file: "queue.go", model: "crowd", wrong: []string{modelNotFirst, modelFallen},
-		old: `w.cleared, w.view.record = max(q.cleared, w.created), q.record`,
-		new: `w.cleared, w.view.record = max(map[bool]int64{true: q.looked, false: q.cleared}[PLANTED], w.created), q.record`,
 	},
 }
 

@@ -18,7 +18,8 @@ var (
 //   - a request is carried out; its answer arrives; either is lost, and a request that was given up is carried out late;
 //   - a watch begins at the server, and tells its client of the next revision, however late; it breaks, and is resumed; what it was to tell
 //     is compacted before that, and it is canceled;
-//   - a caller gives up the lock, in good order or by a seal, or with a mark before that; one that waits gives up waiting;
+//   - a caller gives up the lock, in good order or by a seal, or with a mark before that, or passes it to another of its client; one that
+//     waits gives up waiting;
 //   - an operator removes the first key; a client is cut off for longer than its lease lasts; time passes beside requests on their way.
 //
 // Between two steps everything goes on until nothing is left to do but to wait. Time passes only when there is no other step, or as one.
@@ -57,6 +58,12 @@ var modelCases = []modelCase{
 	{name: "hand-over and faults", callers: []string{"A", "A", "B"}, settled: 3, faults: modelFaults{losses: 1, breaks: 1}},
 	{name: "hand-over and pauses", callers: []string{"A", "A"}, settled: 2, rounds: 2, pause: 60 * time.Millisecond,
 		faults: modelFaults{pauses: 1}},
+	{name: "two of a client arrive", callers: []string{"B", "A", "A"}, settled: 1},
+	{name: "pass", small: true, callers: []string{"A", "A", "B"}, settled: 3, passes: true},
+	{name: "pass and arrivals", batches: true, callers: []string{"A", "A", "B", "C"}, settled: 1, passes: true},
+	{name: "pass and a mark", callers: []string{"A", "A", "B", "C"}, settled: 4, passes: true, marks: true},
+	{name: "pass and faults", callers: []string{"A", "A", "B"}, settled: 3, passes: true,
+		faults: modelFaults{losses: 1, breaks: 1, compactions: 1, removals: 1}},
 	{name: "leases of their own", callers: []string{"A", "B", "C"}, settled: 2, fixed: true},
 	{name: "leases of their own and faults", callers: []string{"A", "A", "B"}, settled: 3, fixed: true,
 		faults: modelFaults{losses: 1, breaks: 1, compactions: 1}},

@@ -62,7 +62,8 @@ type modelCase struct {
 	settled int      // so many of them have what they can get, one after the other, before the search begins
 	rounds  int      // how many times each locks
 	seals   bool     // the first caller seals the name, in place of a release
-	marks   bool     // the first caller marks the name before it releases it
+	marks   bool     // the first caller marks the name before it releases it; if it passes the lock, the one that it is passed to does
+	passes  bool     // the first caller passes the lock to the second, of the same client, which does not ask for it
 	fixed   bool     // the leases are of the holds' own
 	tries   bool     // all but the first caller ask once, without waiting
 	others  int      // keys of programs that are no clients of dsync before all callers
@@ -116,7 +117,12 @@ func newModelWorld(c modelCase) *modelWorld {
 			w.connect(client)
 		}
 		name := fmt.Sprintf("%s%d", client, i+1)
-		w.crowd = append(w.crowd, &modelCaller{world: w, name: name, link: w.links[at], driver: w.drivers[at], rounds: c.rounds, chief: i == 0})
+		w.crowd = append(w.crowd, &modelCaller{world: w, name: name, link: w.links[at], driver: w.drivers[at], rounds: c.rounds, chief: i == 0,
+			marks: c.marks && (i == 1) == c.passes && i < 2})
+	}
+	if c.passes {
+		w.crowd[0].heir = w.crowd[1]
+		w.crowd[1].rounds = 0
 	}
 	return w
 }
@@ -150,7 +156,9 @@ type modelCaller struct {
 	link   *modelLink
 	driver *Driver
 	chief  bool // the first caller
-	rounds int  // that are left
+	marks  bool // the name before it releases it
+	heir   *modelCaller
+	rounds int // that are left
 
 	// Guarded by modelWorld.mu.
 	at     modelPlace
@@ -260,7 +268,9 @@ func (c *modelCaller) refused(err error) {
 	if errors.Is(err, driver.ErrSealed) != sealed && !faulty || !sealed && !faulty {
 		w.fail(modelError, "%s: %v", c.name, err)
 	}
-	c.at = modelDone
+	if c.at = modelDone; c.heir != nil {
+		c.heir.at = modelDone
+	}
 }
 
 // leave ends a hold as the caller does that, and begins the next round.
@@ -271,7 +281,11 @@ func (c *modelCaller) leave() {
 	go func() {
 		ctx := context.Background()
 		var err error
-		if c.chief && w.marks {
+		if c.heir != nil {
+			c.pass(ctx, l)
+			return
+		}
+		if c.marks {
 			err = c.driver.Mark(ctx, l, modelFloor)
 			if token, _ := l.Tokens(); err == nil {
 				w.mu.Lock()
@@ -294,6 +308,26 @@ func (c *modelCaller) leave() {
 			c.begin()
 		}
 	}()
+}
+
+// pass gives the lock to the heir, or up if that fails.
+func (c *modelCaller) pass(ctx context.Context, l driver.Lease) {
+	w := c.world
+	err := l.(driver.Passer).Pass(ctx, c.heir.name, "")
+	if err != nil {
+		_ = l.Release(ctx) // which finds out whether there is anything to release
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err != nil && w.left == w.faults {
+		w.fail(modelError, "%s passes: %v", c.name, err)
+	}
+	if c.at = modelDone; err != nil {
+		c.heir.at = modelDone
+		return
+	}
+	c.heir.lease = l
+	c.heir.granted()
 }
 
 // finished reports whether all callers have done what they had to do.
@@ -336,6 +370,9 @@ func (w *modelWorld) state() uint64 {
 // settle lets everybody begin, the first of them one after the other.
 func (w *modelWorld) settle() {
 	for i, c := range w.crowd {
+		if c.rounds == 0 { // an heir
+			continue
+		}
 		w.mu.Lock()
 		c.begin()
 		w.mu.Unlock()

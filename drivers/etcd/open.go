@@ -35,6 +35,7 @@ func init() { driver.Register("etcd", open) }
 // open is the driver.Opener of the scheme etcd. The path after its first slash is Options.Prefix. Parameters:
 //
 //	names=plain|flat  see Options.Flat
+//	order=client|fifo see Options.FIFO
 //	roundup=true      see Options.RoundUp
 //	tls=true          with tls_ca=, tls_cert= and tls_key= (PEM files), tls_server_name=, tls_insecure_skip_verify=true
 func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
@@ -43,6 +44,7 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 		Prefix:   strings.TrimPrefix(u.Path, "/"),
 		Flat:     u.Choice("names", "plain", "flat") == "flat",
 		RoundUp:  u.Bool("roundup", false),
+		FIFO:     u.Choice("order", "client", "fifo") == "fifo",
 		NoTokens: !c.Fenced,
 	}
 	config := clientv3.Config{

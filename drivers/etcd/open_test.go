@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/etcd"
 	"github.com/go-dsync/dsync/internal/drivertest"
@@ -30,6 +31,7 @@ func TestMalformedURLs(t *testing.T) {
 	for query, want := range map[string]string{
 		"?nmaes=flat":                            "unknown parameter nmaes",
 		"?names=short":                           "parameter names: not one of plain, flat",
+		"?order=any":                             "parameter order: not one of client, fifo",
 		"?roundup=yes":                           "parameter roundup",
 		"?tls_ca=x":                              "tls=true",
 		"?tls=true&tls_ca=/does/not/exist":       "tls_ca",
@@ -42,6 +44,23 @@ func TestMalformedURLs(t *testing.T) {
 	}
 	err := tryOpen(guard(t), "etcd://user@127.0.0.1:1")
 	wantText(t, "user without password", err, "go together")
+}
+
+// TestOrder has the order over all callers only where it is asked for.
+func TestOrder(t *testing.T) {
+	s := testenv.Etcd(t)
+	for query, want := range map[string]driver.Order{"": driver.FIFOByClient, "?order=client&require=fair": driver.FIFOByClient, "?order=fifo&require=fifo": driver.FIFO} {
+		c, err := dsync.Open(guard(t), "etcd://"+s.Addr+query, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.Info().Order; got != want {
+			t.Errorf("%q: got %v, want %v", query, got, want)
+		}
+		c.Close(guard(t))
+	}
+	_, err := dsync.Open(guard(t), "etcd://"+s.Addr+"?require=fifo", nil)
+	wantErr(t, "require=fifo without order=fifo", err, errors.ErrUnsupported)
 }
 
 func TestServerOutOfReach(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/drivertest"
@@ -29,34 +30,73 @@ func drain(t *testing.T, l driver.Lease, waiters []*drivertest.Waiter, before fu
 	release(t, l)
 }
 
-// TestLongQueueNeedsNoLooks counts what the server is asked by hundreds of waiters of one client: a request each to put the key, and one to
-// delete it, neither of which reads the queue, for that costs the more the longer it is. A few do before the queue is known, and now and
-// then one, to see that it is right. A watch that says nothing for seconds is made anew, and all look then, as is right on a machine that
-// stands still: one run of several has to do without.
-func TestLongQueueNeedsNoLooks(t *testing.T) {
-	const n, looks = 300, 60
+// TestCrowdOfAClientIsOneKey has 5,000 callers of one client wait behind another client: the server knows of one key, which is asked about
+// as seldom as that of a single caller, also when the watch says nothing for so long that it is made anew. Then it is passed from caller to
+// caller: a request each, and another one where other clients get their turn.
+func TestCrowdOfAClientIsOneKey(t *testing.T) {
+	t.Parallel()
+	const n, few = 5000, 20
 	s := testenv.Etcd(t)
-	d := openURL(t, "etcd://%s", s.Addr)
-	release(t, acquire(t, d, request("other")))
-	conditions := s.Requests()["ranges"]
-	release(t, acquire(t, d, request("other")))
-	conditions = s.Requests()["ranges"] - conditions - 1 // what a transaction reads beside the queue
-	var requests, ranges int64
-	for range 10 {
-		l := acquire(t, d, request("a"))
-		before := s.Requests()
-		drain(t, l, queueUp(t, d, "a", n), nil)
-		got := s.Requests()
-		for kind := range got {
-			got[kind] -= before[kind]
-		}
-		requests, ranges = got["Txn"]+got["DeleteRange"]+got["Range"], got["ranges"]-conditions*n
-		if requests <= 2*n+looks && ranges <= looks {
-			return
-		}
-		t.Logf("%d requests, %d looks at the queue", requests, ranges)
+	link, addr := testenv.Wire(t, s.Addr)
+	observer, other := userClient(t, s.Addr), openURL(t, "etcd://%s", s.Addr)
+	c, err := dsync.Open(guard(t), "etcd://"+addr+"?ttl=60s", nil)
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Errorf("requests: got %d, want at most %d; looks at the queue: got %d, want at most %d", requests, 2*n+looks, ranges, looks)
+	t.Cleanup(func() { c.Close(guard(t)) })
+	free, err := c.Lock(guard(t), "free") // which begins the session
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := acquire(t, other, request("a"))
+	last := token(l)
+	before := s.Requests()
+	requests := func() (sum int64) {
+		now := s.Requests()
+		for _, kind := range []string{"Txn", "DeleteRange", "Range"} {
+			sum += now[kind] - before[kind]
+		}
+		return sum
+	}
+	var callers sync.WaitGroup
+	for range n {
+		callers.Go(func() {
+			l, err := c.Lock(guard(t), "a")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if l.Token() <= last {
+				t.Errorf("token: got %d after %d", l.Token(), last)
+			}
+			last = l.Token() // guarded by the lock
+			if err := l.Unlock(guard(t)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	testenv.Eventually(t, func() bool { return len(keys(t, observer, "a/")) == 2 }, "the client has its key")
+	for range 3 { // in each of which the watch is late
+		link.Hold(wire.Both)
+		<-time.After(2 * time.Second)
+		link.Heal()
+		<-time.After(4 * time.Second)
+	}
+	if got := len(keys(t, observer, "a/")); got != 2 {
+		t.Errorf("keys of %d waiters and a holder: got %d, want 2", n, got)
+	}
+	looks := int64(2 * few) // of this test among them
+	if got := requests(); got > looks {
+		t.Errorf("requests while all wait: got %d, want %d at most", got, looks)
+	}
+	release(t, l)
+	callers.Wait()
+	if got := requests(); got > 2*n+2*looks {
+		t.Errorf("requests of %d holds: got %d, want %d at most", n, got, 2*n+2*looks)
+	}
+	if err := free.Unlock(guard(t)); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestCrowdThatComesAtOnce has a thousand callers ask for one name at the same time, of which nobody waits yet.
@@ -64,7 +104,7 @@ func TestCrowdThatComesAtOnce(t *testing.T) {
 	const n = 1000
 	s := testenv.Etcd(t)
 	c := userClient(t, s.Addr)
-	d := openURL(t, "etcd://%s", s.Addr)
+	d := openURL(t, "etcd://%s?order=fifo", s.Addr)
 	l := acquire(t, d, request("a"))
 	var work sync.WaitGroup
 	work.Go(func() { drivertest.Crowd(n, 1, func(int) { release(t, acquire(t, d, request("a"))) }) })
@@ -132,8 +172,7 @@ func TestLongQueueWhoseLeaseEnds(t *testing.T) {
 	drivertest.Crowd(len(waiters), 1, func(i int) { release(t, waiters[i].Granted(t)) }) // in any order
 }
 
-// TestCrowdThatIsCutOff has more callers ask for a name than may do so at a time, of a server that does not answer: none waits for longer
-// than its context.
+// TestCrowdThatIsCutOff has callers ask for a name, of a server that does not answer: none waits for longer than its context.
 func TestCrowdThatIsCutOff(t *testing.T) {
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)

@@ -2,7 +2,6 @@ package etcd
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -108,13 +107,10 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	d.recorded.Store(true)
 	dir := d.dir(h.request.Name)
 	last, _ := h.Tokens()
-	text, err := json.Marshal(value{Owner: sealOwner, Host: d.host, Time: time.Now()})
-	if err != nil { // of strings and a time it can be made in any case
-		text = nil
-	}
+	seal := value{Owner: sealOwner, Host: d.host, Time: time.Now()}
 	answer, err := d.client.Txn(bounded).
 		If(h.stands()...).
-		Then(clientv3.OpPut(h.key, string(text)), clientv3.OpPut(sealKey(dir), strconv.FormatUint(last, 10)), clientv3.OpDelete(looseKey(dir))).
+		Then(clientv3.OpPut(h.key, seal.text()), clientv3.OpPut(sealKey(dir), strconv.FormatUint(last, 10)), clientv3.OpDelete(looseKey(dir))).
 		Else(clientv3.OpGet(h.key)).
 		Commit()
 	if err != nil {
@@ -161,11 +157,6 @@ func (h *hold) sealed() {
 // stands are the conditions that the key of the hold is there, and no seal.
 func (h *hold) stands() []clientv3.Cmp {
 	return []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.revision), hasLease(h.key)}
-}
-
-// putAgain puts the key of the hold as it is. That tells those who wait, and watch it, that the record has changed.
-func (h *hold) putAgain() clientv3.Op {
-	return clientv3.OpPut(h.key, "", clientv3.WithIgnoreValue(), clientv3.WithIgnoreLease())
 }
 
 // isOver reports whether the hold is known to be over.

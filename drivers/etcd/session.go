@@ -105,12 +105,7 @@ func (s *session) isDead() bool {
 }
 
 // look makes run look at the session.
-func (s *session) look() {
-	select {
-	case s.kick <- struct{}{}:
-	default:
-	}
-}
+func (s *session) look() { signal(s.kick) }
 
 // add makes a user of the session a hold of it, unless the session is dead.
 func (s *session) add(h *hold) bool {

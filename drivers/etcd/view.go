@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"encoding/json"
 	"slices"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -13,12 +14,11 @@ import (
 // and every event since then, is as good as a further look: when the last of them is deleted, the lock is granted by that event, at
 // its revision, if all of these hold:
 //
-//   - The watch was active before the request for the view was sent, and has been since then. So it tells all that is later than the
-//     view. When a connection breaks, the client library goes on with the revision after the last that it was told of; where it cannot,
-//     as after a compaction, the watch ends, and all look.
-//   - No event has told of a change of any of these keys, or of the key itself. A seal is a change of its holder's key; and so is a
-//     mark, which is what else may change in the record of a name: who sets or takes off one puts its key again, as it is, for the sake
-//     of this. Events come in the order of revisions, and so before that of a later deletion.
+//   - The watch was active before the request for the view was sent, and has been since then. When a connection breaks, the client library
+//     goes on with the revision after the last that it was told of; where it cannot, as after a compaction, the watch ends, and all look.
+//   - No event has told of a change of any of these keys, or of the key itself. A seal changes the key of its holder, and a mark, by which
+//     the record of a name may change too, puts that key again for the sake of this. A key that is passed to another caller of its client
+//     is the one change that leaves the view as it is, and says so in its value.
 //   - The lease of the key is not over by the local clock. An event may be late by any time, but before that nobody else can have the
 //     lock, unless the key was removed by somebody else meanwhile, and of that a holder learns as ever.
 //
@@ -52,30 +52,42 @@ func viewOf(dir string, kvs []*mvccpb.KeyValue, more bool, r record, revision in
 // first says that nobody stands before the key.
 func (v *view) first() bool { return v.all && len(v.before) == 0 }
 
-// next returns the key right before, or "" if there is none or it is not known.
-func (v *view) next() string {
-	if len(v.before) == 0 {
-		return ""
+// verdict is what an event makes of a view.
+type verdict int8
+
+const (
+	holds verdict = iota // the view is still known
+	frees                // the own key is the first from that event on
+	drops                // a look is needed
+)
+
+// tell takes note of an event of a contender, which is no creation: new ones stand behind. Own is the key that the view is of.
+func (v *view) tell(e *clientv3.Event, own string) verdict {
+	key := string(e.Kv.Key)
+	i := slices.Index(v.before, key)
+	switch {
+	case e.Kv.ModRevision <= v.revision: // of an earlier key of that name, or in the view
+		return holds
+	case isSeal(e): // for all that stand behind it
+		return drops
+	case i < 0 && key != own, isPass(e):
+		return holds
+	case i < 0, e.Type == mvccpb.PUT, !v.all:
+		return drops
 	}
-	return v.before[0]
+	if v.before = slices.Delete(v.before, i, i+1); len(v.before) > 0 {
+		return holds
+	}
+	return frees
 }
 
-// see takes note of an event that concerns w, and wakes it if there is something to do. It is called with feeds.mu held.
-func (w *waiter) see(e *clientv3.Event) {
-	if e.Kv.ModRevision <= w.view.revision {
-		return // of an earlier key of that name, or before the view
-	}
-	key := string(e.Kv.Key)
-	i := slices.Index(w.view.before, key)
-	if e.Type != mvccpb.DELETE || i < 0 || !w.view.all {
-		w.stale = true
-		w.call()
-		return
-	}
-	w.feed.remove(key, w)
-	w.view.before = slices.Delete(w.view.before, i, i+1)
-	if len(w.view.before) == 0 {
-		w.cleared = e.Kv.ModRevision
-		w.call()
-	}
+// isSeal reports whether an event makes a key of the name one that stays for ever.
+func isSeal(e *clientv3.Event) bool {
+	return e.Type == mvccpb.PUT && e.Kv.Lease == int64(clientv3.NoLease)
+}
+
+// isPass reports whether an event gave a hold to another caller of its client, and changed nothing else.
+func isPass(e *clientv3.Event) bool {
+	var v value
+	return e.Type == mvccpb.PUT && json.Unmarshal(e.Kv.Value, &v) == nil && v.Pass > 0
 }

@@ -1,12 +1,12 @@
 package etcd
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -22,38 +22,25 @@ const (
 // errGone says that the key of a waiter is not there any more.
 var errGone = errors.New("the place in the queue was removed")
 
-// wait waits until no contender is before the key. W is nil if the feed was not active when the key was put. If it returns an error,
+// wait waits until no contender is before the key, of which v is the view that the request to put it brought. If it returns an error,
 // the key is gone, or cleaned up in the background.
-func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
+func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 	d := h.driver
-	if w == nil {
-		w = d.feeds.join(dir)
-	}
-	defer w.leave()
-	before := v.next()
-	active := w.narrow(h.key, h.revision, v)
+	active := w.got(&v)
 	timer := time.NewTimer(h.pause(active))
 	defer timer.Stop()
-	for refusal, patient := driver.ErrLocked, false; ; {
+	for refusal := driver.ErrLocked; ; {
 		late := false
 		select {
 		case <-w.wake:
-			switch next := h.take(w); {
-			case next == toTake:
+			switch h.take(w) {
+			case frees:
 				return h.confirmed(ctx)
-			case next == toRest:
-				continue
-			case next == toExpect && !patient:
-				patient = true
-				timer.Reset(patience)
+			case holds:
 				continue
 			}
 		case <-timer.C:
-			if h.own == nil && w.isBehind() {
-				timer.Reset(h.pause(active))
-				continue
-			}
-			late = !patient
+			late = true
 		case <-h.sessionOver():
 			h.session.leave()
 			return errAgain
@@ -63,10 +50,9 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 			h.forsake()
 			return driver.ErrClosed
 		}
-		patient = false
-		before = cmp.Or(w.widen(), before)
-		v, err := h.lookFresh(ctx, w)
-		if late && err == nil && (!active || v.next() != before) {
+		old := w.ask()
+		v, err := h.lookFresh(ctx, w.feed.dir)
+		if late && err == nil && (!active || old != nil && !slices.Equal(old.before, v.before[:min(len(old.before), len(v.before))])) {
 			w.doubt() // it should have woken us
 		}
 		switch {
@@ -74,7 +60,7 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 			return h.confirmed(ctx)
 		case err == nil:
 			refusal = driver.ErrLocked
-			active = w.narrow(h.key, h.revision, v)
+			active = w.got(&v)
 			timer.Reset(h.pause(active))
 		default:
 			if err = h.lookFailed(ctx, err); err != nil {
@@ -83,9 +69,27 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 			if ctx.Err() == nil {
 				refusal = driver.ErrUnavailable
 			}
+			w.got(nil)
 			timer.Reset(lookAgain)
 		}
 	}
+}
+
+// take says what became of the view of a waiter that was woken, and gives the hold its token if it has the lock. A lease of the hold's own
+// has to be prolonged at the grant, so those look then in any case.
+func (h *hold) take(w *waiter) verdict {
+	w.feed.mu.Lock()
+	defer w.feed.mu.Unlock()
+	switch {
+	case w.view == nil:
+		return drops
+	case w.first == 0:
+		return holds
+	case h.own != nil, h.driver.now() >= h.expires():
+		return drops
+	}
+	h.tokenFrom(w.view.record, w.first)
+	return frees
 }
 
 // lookFailed returns what a wait ends with after the error of a look, or nil if it goes on, also to find out that ctx has ended.

@@ -26,8 +26,8 @@ var etcdBackend = &Backend{
 		{Name: "concurrency.Mutex", Kind: Peer, Open: openMutex},
 		{Name: "concurrency.Mutex, a session for each lock", Kind: Peer, In: []int{1, 2, 3, 4, 6}, Open: openMutexSession},
 		ours("dsync", "etcd", "", dsync.Options{}),
-		ours("dsync, HandOver", "etcd", "", dsync.Options{HandOver: true}, 3, 5, 7),
-		ours("dsync, HandOver, no tokens", "etcd", "/?fenced=false", dsync.Options{HandOver: true}, 3, 5, 7),
+		ours("dsync, no tokens", "etcd", "/?fenced=false", dsync.Options{}, 3, 5, 7),
+		ours("dsync, in order", "etcd", "/?order=fifo", dsync.Options{}, 3, 4, 5),
 	},
 }
 

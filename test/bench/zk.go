@@ -21,7 +21,6 @@ var zkBackend = &Backend{
 		{Name: "floor: queue, 4 requests", Kind: Floor, In: []int{3, 4, 5, 7}, Open: openZKQueue},
 		{Name: "zk.NewLock", Kind: Peer, Open: openZKLock},
 		ours("dsync", "zk", "", dsync.Options{}),
-		ours("dsync, HandOver", "zk", "", dsync.Options{HandOver: true}, 3, 5, 7),
 	},
 }
 

@@ -1,0 +1,72 @@
+package etcd
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+var _ driver.Passer = (*hold)(nil)
+
+// Pass implements driver.Passer. The key is put again, on the lease that it hangs on: it stays the oldest one, those who wait behind it
+// go on waiting, and the revision of the answer is the token. If there is no answer, the key is there in either case, for Release to delete.
+func (h *hold) Pass(ctx context.Context, owner, note string) error {
+	if h.isOver() {
+		return driver.ErrNotHeld
+	}
+	bounded, cancel := withBound(ctx, attemptFor)
+	defer cancel()
+	v := h.nextValue(owner, note)
+	o := &op{dir: h.dir(), compare: h.stands(), then: []clientv3.Op{clientv3.OpPut(h.key, v.text(), clientv3.WithIgnoreLease())}}
+	if err := h.driver.sender.do(bounded, o); err != nil {
+		err, _ = fault(ctx, err)
+		return err
+	}
+	if !o.answer.Succeeded {
+		h.vanish()
+		return driver.ErrNotHeld
+	}
+	revision := o.answer.Header.Revision
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.tokenFrom(h.record, revision)
+	return nil
+}
+
+// nextValue returns what the key is to say of its next holder, and remembers it for putAgain.
+func (h *hold) nextValue(owner, note string) value {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	v := value{Owner: owner, Host: h.driver.host, Time: time.Now(), Note: note, Hold: h.request.Hold, Pass: 1}
+	if h.passed != nil {
+		v.Pass = h.passed.Pass + 1
+	}
+	h.passed = &v
+	return v
+}
+
+// putAgain puts the key of the hold as it is. That tells those who wait, and watch it, that the record has changed, so it does not look
+// like the pass that was perhaps before it.
+func (h *hold) putAgain() clientv3.Op {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.passed == nil {
+		return clientv3.OpPut(h.key, "", clientv3.WithIgnoreValue(), clientv3.WithIgnoreLease())
+	}
+	v := *h.passed
+	v.Pass = 0
+	return clientv3.OpPut(h.key, v.text(), clientv3.WithIgnoreLease())
+}
+
+// text is v as it is in a key.
+func (v value) text() string {
+	text, err := json.Marshal(v)
+	if err != nil { // of strings, a number and a time it can be made in any case
+		return ""
+	}
+	return string(text)
+}

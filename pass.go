@@ -1,0 +1,52 @@
+package dsync
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// canPass reports whether the hold can go to another caller by a request, where it has no token left for it.
+func (h *hold) canPass() bool {
+	_, ok := h.lease.(driver.Passer)
+	return ok
+}
+
+// pass asks the backend to give the hold to its heir, and waits at most that long. It reports whether that settled the matter: otherwise
+// the hold is to be released. Meanwhile it is live and has no owner, so all calls for the name wait in line, or are refused.
+func (h *hold) pass(ctx context.Context, wait time.Duration) (settled bool, err error) {
+	k := h.lock
+	k.mu.Lock()
+	heir := h.heir
+	k.mu.Unlock()
+	owner := k.client.newHoldID()
+	if o := heir.request.owner; o != nil {
+		owner = o.id
+	}
+	bounded := &releaseContext{parent: ctx, limit: k.client.limitIn(wait)}
+	err = h.lease.(driver.Passer).Pass(bounded, owner, heir.request.call.Note(k.client.note))
+	bounded.limit.drop()
+	k.client.reach.released(h, wait, err)
+
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	h.heir = nil
+	now := k.client.now()
+	switch {
+	case h.state != holdLive: // it was lost meanwhile, or the client is closed
+		return true, err
+	case errors.Is(err, ErrNotHeld):
+		h.end(holdOver)
+		k.callNext()
+		return true, err
+	case err == nil && heir.queued && now < h.deadline():
+		first, n := h.lease.Tokens()
+		h.token, h.tokens = first, int32(n-1)
+		k.serveFirst(h, now).owner = owner
+		return true, nil
+	}
+	h.retreat()
+	return false, nil
+}
