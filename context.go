@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// leaseContext is the context of Lease.Context. It knows its lease, and by that the leases that the work under it holds.
+// leaseContext is the context of Lease.Context. It knows its lease, and the leases under whose contexts it was made.
 type leaseContext struct {
 	context.Context
 	lease  *Lease
@@ -23,7 +23,7 @@ func (c *leaseContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// heldUnder reports whether ctx belongs to a live lease of name that was taken through c by another owner than owner.
+// heldUnder reports whether ctx belongs to a live lease of name, taken through c by another owner than owner.
 func heldUnder(ctx context.Context, c *Client, name string, owner *Owner) bool {
 	lc, _ := ctx.Value(leaseContextKey{}).(*leaseContext)
 	for ; lc != nil; lc = lc.outer {
@@ -63,7 +63,7 @@ func (c *releaseContext) AfterFunc(f func()) (stop func() bool) {
 	return time.AfterFunc(time.Until(c.limit.at), f).Stop
 }
 
-// leaving returns the context of Close: that of the caller without its cancellation, and with a bound where it has none to come.
+// leaving returns the context of Close: the caller's without its cancellation, and with a bound where it has none to come.
 func leaving(ctx context.Context) (context.Context, context.CancelFunc) {
 	end, ok := ctx.Deadline()
 	if now := time.Now(); !ok || !end.After(now) {
