@@ -40,7 +40,7 @@ func heldUnder(ctx context.Context, c *Client, name string, owner *Owner) bool {
 	return false
 }
 
-// releaseContext bounds a release: it carries the values of its parent, but not its cancellation.
+// releaseContext bounds a release: with the values of its parent, but without the cancellation.
 type releaseContext struct {
 	parent context.Context
 	limit  *limit
@@ -72,9 +72,9 @@ func leaving(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithDeadline(context.WithoutCancel(ctx), end)
 }
 
-// limit is when releases are over. Its timer is made only when somebody asks for done, which a driver that pipelines its requests may
-// never do, and releases that begin at about the same time share one: a timer of its own would be the larger part of what a release
-// costs in the process.
+// limit is when releases are over. Its timer is made at the first call of done: a driver that pipelines its requests may never call done.
+// Releases which begin at about the same time share a limit: a timer of its own would be the larger part of what a release costs in the
+// process.
 type limit struct {
 	at     time.Time
 	shared bool
@@ -85,7 +85,7 @@ type limit struct {
 	over  bool
 }
 
-// limitIn returns the limit of a release that may take that long, or up to an eighth less.
+// limitIn returns the limit of a release that may take as long as wait, or up to an eighth less.
 func (c *Client) limitIn(wait time.Duration) *limit {
 	at := time.Now().Add(wait)
 	if wait != maxReleaseWait {

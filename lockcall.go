@@ -21,8 +21,7 @@ const (
 // says without the mutex, until something has ended the state.
 //
 //	state     the call                              ended by                              next
-//	arriving  has looked at nothing yet             its owner's live hold                 over, with a lease of the hold
-//	                                                callers before it                     inLine
+//	(begin)   is no re-entry                        callers before it                     inLine
 //	                                                nobody before it                      settling, yielding or asking
 //	inLine    waits in line in the process          callNext: it contends                 settling, yielding or asking
 //	settling  waits for our own release to return   the return of the release             yielding or asking
@@ -71,8 +70,7 @@ type lockCall struct {
 type callState uint8
 
 const (
-	arriving callState = iota
-	inLine
+	inLine callState = iota
 	settling
 	yielding
 	asking
@@ -93,22 +91,30 @@ const (
 
 // lockWait asks until a grant or the end of ctx.
 func (k *lock) lockWait(ctx context.Context, r request) (*Lease, error) {
+	k.mu.Lock()
+	if l := k.reenter(r); l != nil {
+		k.mu.Unlock()
+		return l, nil
+	}
 	c := lockCall{lock: k, ctx: ctx, request: r, retry: firstRetry}
-	for c.step() != over {
+	c.state = c.begin()
+	k.mu.Unlock()
+	for c.state != over {
 		c.dwell()
+		c.step()
 	}
 	return c.view, c.err
 }
 
 // step moves the call to its next state.
-func (c *lockCall) step() callState {
+func (c *lockCall) step() {
 	k := c.lock
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	before := c.state
 	c.wait, c.released = 0, nil
 	if c.state = c.next(); c.state != over {
-		return c.state
+		return
 	}
 	if w := c.waiter; w != nil {
 		if w.lease != nil {
@@ -116,22 +122,17 @@ func (c *lockCall) step() callState {
 		}
 		k.queue.remove(w)
 	}
-	if before > inLine || before == inLine && c.waiter.contends {
+	if before != inLine || c.waiter.contends {
 		k.retire(c.waiter)
 		k.callNext()
 	}
-	return over
 }
 
 // next is the state that follows. Called with lock.mu held.
 func (c *lockCall) next() callState {
-	switch c.state {
-	case arriving:
-		return c.arrive()
-	case asking:
-		return c.answered()
-	}
 	switch {
+	case c.state == asking:
+		return c.answered()
 	case c.served():
 		return over
 	case c.ended == byContext:
@@ -151,12 +152,9 @@ func (c *lockCall) next() callState {
 // served reports whether another call has served the call. Called with lock.mu held.
 func (c *lockCall) served() bool { return c.waiter != nil && c.waiter.lease != nil }
 
-// arrive is the state of a new call. Called with lock.mu held.
-func (c *lockCall) arrive() callState {
+// begin is the state of a new call, which is no re-entry. Called with lock.mu held.
+func (c *lockCall) begin() callState {
 	k := c.lock
-	if c.view = k.reenter(c.request); c.view != nil {
-		return over
-	}
 	waits := k.mustWait(c.request)
 	if waits || c.request.owner != nil {
 		c.waiter = &waiter{request: c.request, wake: make(chan struct{}, 1)}
