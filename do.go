@@ -6,8 +6,8 @@ import (
 	"fmt"
 )
 
-// Do runs fn while it holds name, and unlocks name whatever becomes of fn. The context of fn ends when the lock is lost, with the loss as its
-// cause; [LeaseFrom] returns the lease, whose token fn sends with what it writes.
+// Do runs fn while it holds name, and unlocks name whatever becomes of fn. The context of fn ends when the lock is lost, with the loss as
+// its cause; [LeaseFrom] returns the lease, whose token fn sends with what it writes.
 //
 // If the lock was not granted Do returns the error of Lock, and fn has not run. If fn has run Do returns the error of fn, as it is, or a
 // [*DoError] if there is more to tell: the lock was lost while fn ran, or the outcome of the Unlock is unknown.

@@ -238,8 +238,8 @@ func (h *hold) outOfReach() error {
 }
 
 // lose ends the hold and all its views at once, and lets the next waiter ask. Unless the hold is gone from the backend, or the driver
-// cleans up behind the hold, the releaser releases it when its time at the backend is over too: an earlier release would give the margin away. Called with
-// lock.mu held.
+// cleans up behind the hold, the releaser releases it when its time at the backend is over too: an earlier release would give the margin
+// away. Called with lock.mu held.
 func (h *hold) lose(loss *lostError, gone bool) {
 	k := h.lock
 	if h.state == holdLapsed && gone {

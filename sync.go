@@ -63,8 +63,8 @@ type LockOption struct{ expireAfter, waitAtMost *time.Duration }
 func ExpireAfter(d time.Duration) LockOption { return LockOption{expireAfter: &d} }
 
 // WaitAtMost bounds the wait of Lock, and nothing else: unlike a deadline of the context, WaitAtMost does not reach into the work under
-// the lock. Lock then returns an error that matches context.DeadlineExceeded, and ErrLocked if another owner held the name. WaitAtMost bounds
-// TryLock, too, which waits for the answer of the backend alone. d is more than 0.
+// the lock. Lock then returns an error that matches context.DeadlineExceeded, and ErrLocked if another owner held the name. WaitAtMost
+// bounds TryLock, too, which waits for the answer of the backend alone. d is more than 0.
 func WaitAtMost(d time.Duration) LockOption { return LockOption{waitAtMost: &d} }
 
 // Options are the options of a Client. Nil means the defaults, and so does a zero field.
