@@ -13,24 +13,24 @@ import (
 type moment = time.Duration
 
 const (
-	// minSleep is how far the clocks go apart before that is looked into, and the shortest sleep. The margin of a lease covers less.
+	// minSleep is how far the clocks go apart before anybody looks for a sleep, and the shortest sleep. The margin of a lease covers less.
 	minSleep = time.Millisecond
 
 	// maxSleeps is how many sleeps are told apart.
 	maxSleeps = 64
 )
 
-// clock is the monotonic clock of a client, and what that clock has missed: it stands still while the machine sleeps, and the leases on
-// the backend go on. The wall clock, which a reading of the time has at no extra cost, gives the hint that there was a sleep; asleep
-// tells how long it was, where the system knows, and otherwise it is by how much the wall clock has got ahead of the monotonic one.
+// clock is the monotonic clock of a client, and what this clock has missed: it stands still while the machine sleeps, and the leases on
+// the backend go on. The wall clock, which a reading of the time has at no extra cost, gives the hint of a sleep; asleep tells the
+// length of the sleep, where the system knows, and otherwise the lead of the wall clock over the monotonic one counts as the sleep.
 //
 // A sleep is noticed at the next reading. What was sent before has to be thought of as sent before the sleep.
 type clock struct {
 	start  time.Time
 	wall   int64                        // start on the wall clock, in nanoseconds
-	asleep func() (time.Duration, bool) // how long the machine has slept so far; false if that is not known
+	asleep func() (time.Duration, bool) // how long the machine has slept so far; false if not known
 
-	lead atomic.Int64 // of the wall clock over the monotonic one, as far as it is accounted for
+	lead atomic.Int64 // of the wall clock over the monotonic one, as far as accounted for
 	last atomic.Int64 // moment of the last sleep; math.MinInt64 before there is one
 
 	mu     sync.Mutex
@@ -40,10 +40,10 @@ type clock struct {
 	sleeps []sleep       // in order
 }
 
-// sleep is one or several that were noticed at a moment.
+// sleep is one or several, noticed at a moment.
 type sleep struct {
 	at     moment
-	before time.Duration // of all sleeps that were noticed earlier
+	before time.Duration // of all sleeps noticed earlier
 }
 
 func newClock() *clock {
@@ -63,7 +63,7 @@ func (c *clock) now() moment {
 	return now
 }
 
-// plain reads the clock without a look for a sleep, at half the cost. It is for times that no lease depends on.
+// plain reads the clock without a look for a sleep, at half the cost, for times on which no lease depends.
 func (c *clock) plain() moment { return time.Since(c.start) }
 
 // read returns the time, and how far the wall clock is ahead of what is accounted for.
@@ -91,11 +91,11 @@ func (c *clock) apart() moment {
 	if slept >= minSleep {
 		c.slept(now, slept)
 	}
-	c.lead.Add(int64(ahead)) // last: nobody who finds this passes before the sleep is known
+	c.lead.Add(int64(ahead)) // last: whoever finds this lead finds the sleep too
 	return now
 }
 
-// slept enters a sleep. It is called with mu held.
+// slept enters a sleep. Called with mu held.
 func (c *clock) slept(now moment, d time.Duration) {
 	if n := len(c.sleeps); n > 0 {
 		now = max(now, c.sleeps[n-1].at)
@@ -108,8 +108,8 @@ func (c *clock) slept(now moment, d time.Duration) {
 	c.last.Store(int64(now))
 }
 
-// join makes one of two neighbours, with the effect of both for what was sent between them: those that are closest to each other in
-// relation to how long ago they were. It is called with mu held.
+// join makes one of two neighbours, with the effect of both for what was sent between them: the two that are closest to each other in
+// relation to how long ago they were. Called with mu held.
 func (c *clock) join(now moment) {
 	best, least := 0, math.Inf(1)
 	for i, from := 0, moment(0); i+1 < len(c.sleeps); i, from = i+1, c.sleeps[i].at {
@@ -122,7 +122,7 @@ func (c *clock) join(now moment) {
 	c.sleeps = slices.Delete(c.sleeps, best, best+1)
 }
 
-// missed returns how long the machine may have slept since a request that was sent then, as far as that was noticed.
+// missed returns how long the machine may have slept since a request was sent, as far as noticed.
 func (c *clock) missed(since moment) time.Duration {
 	if int64(since) > c.last.Load() {
 		return 0

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// leaseContext is the context of Lease.Context. It knows its lease, and by that the leases that the work under it holds.
+// leaseContext is the context of Lease.Context. It knows its lease, and the leases under whose contexts it was made.
 type leaseContext struct {
 	context.Context
 	lease  *Lease
@@ -23,7 +23,7 @@ func (c *leaseContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// heldUnder reports whether ctx belongs to a live lease of name that was taken through c by another owner than owner.
+// heldUnder reports whether ctx belongs to a live lease of name, taken through c by another owner than owner.
 func heldUnder(ctx context.Context, c *Client, name string, owner *Owner) bool {
 	lc, _ := ctx.Value(leaseContextKey{}).(*leaseContext)
 	for ; lc != nil; lc = lc.outer {
@@ -40,7 +40,7 @@ func heldUnder(ctx context.Context, c *Client, name string, owner *Owner) bool {
 	return false
 }
 
-// releaseContext bounds a release: it carries the values of its parent, but not its cancellation.
+// releaseContext bounds a release: with the values of its parent, but without the cancellation.
 type releaseContext struct {
 	parent context.Context
 	limit  *limit
@@ -63,7 +63,7 @@ func (c *releaseContext) AfterFunc(f func()) (stop func() bool) {
 	return time.AfterFunc(time.Until(c.limit.at), f).Stop
 }
 
-// leaving returns the context of Close: that of the caller without its cancellation, and with a bound where it has none to come.
+// leaving returns the context of Close: the caller's without its cancellation, and with a bound where it has none to come.
 func leaving(ctx context.Context) (context.Context, context.CancelFunc) {
 	end, ok := ctx.Deadline()
 	if now := time.Now(); !ok || !end.After(now) {
@@ -72,9 +72,9 @@ func leaving(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithDeadline(context.WithoutCancel(ctx), end)
 }
 
-// limit is when releases are over. Its timer is made only when somebody asks for done, which a driver that pipelines its requests may
-// never do, and releases that begin at about the same time share one: a timer of its own would be the larger part of what a release
-// costs in the process.
+// limit is when releases are over. Its timer is made at the first call of done: a driver that pipelines its requests may never call done.
+// Releases which begin at about the same time share a limit: a timer of its own would be the larger part of what a release costs in the
+// process.
 type limit struct {
 	at     time.Time
 	shared bool
@@ -85,7 +85,7 @@ type limit struct {
 	over  bool
 }
 
-// limitIn returns the limit of a release that may take that long, or up to an eighth less.
+// limitIn returns the limit of a release that may take as long as wait, or up to an eighth less.
 func (c *Client) limitIn(wait time.Duration) *limit {
 	at := time.Now().Add(wait)
 	if wait != maxReleaseWait {

@@ -6,16 +6,16 @@ import (
 	"fmt"
 )
 
-// Do runs fn while it holds name, and unlocks it whatever becomes of fn. The context of fn ends when the lock is lost, with the loss as its
-// cause; [LeaseFrom] returns the lease, whose token fn sends with what it writes.
+// Do runs fn while it holds name, and unlocks name whatever becomes of fn. The context of fn ends when the lock is lost, with the loss as
+// its cause; [LeaseFrom] returns the lease, whose token fn sends with what it writes.
 //
 // If the lock was not granted Do returns the error of Lock, and fn has not run. If fn has run Do returns the error of fn, as it is, or a
-// [*DoError] if there is more to tell: the lock was lost while fn ran, or it is unknown whether it was unlocked.
+// [*DoError] if there is more to tell: the lock was lost while fn ran, or the outcome of the Unlock is unknown.
 func Do(ctx context.Context, l Locker, name string, fn func(context.Context) error, opts ...LockOption) error {
 	return do(ctx, l.Lock, name, fn, opts)
 }
 
-// TryDo is Do with TryLock in place of Lock: if another owner holds name it returns an error that matches ErrLocked, and fn does not run.
+// TryDo is Do with TryLock in place of Lock: if another owner holds name the error matches ErrLocked, and fn does not run.
 func TryDo(ctx context.Context, l Locker, name string, fn func(context.Context) error, opts ...LockOption) error {
 	return do(ctx, l.TryLock, name, fn, opts)
 }
@@ -41,8 +41,8 @@ type DoError struct {
 	// Err is the error of fn; nil if fn succeeded.
 	Err error
 
-	// Unlock is the error of Lease.Unlock. It matches ErrLost if the lock was lost before fn returned, so that another owner may have
-	// held it meanwhile, and ErrUnknown if the lock was held to the end, and may be kept from others for up to its TTL.
+	// Unlock is the error of Lease.Unlock. ErrLost: the lock was lost before fn returned, and another owner may have held the lock
+	// meanwhile. ErrUnknown: the lock was held to the end, and may be kept from others for up to its TTL.
 	Unlock error
 }
 
@@ -61,8 +61,8 @@ func (e *DoError) Unwrap() []error {
 	return []error{e.Err, e.Unlock}
 }
 
-// LeaseFrom returns the lease that ctx belongs to: the one that Do holds while its function runs, or else the one whose Context ctx was
-// made from; the innermost of several. It returns nil if there is none.
+// LeaseFrom returns the lease of ctx: the lease of Do, in its function, or else the lease whose Context ctx was made from; the innermost of
+// several, or nil if there is none.
 func LeaseFrom(ctx context.Context) *Lease {
 	if lc, ok := ctx.Value(leaseContextKey{}).(*leaseContext); ok {
 		return lc.lease

@@ -11,20 +11,20 @@ import (
 
 // The errors to match with errors.Is. What a backend does not offer is errors.ErrUnsupported.
 var (
-	// ErrLocked: another owner holds the name. A wait that ended with its context matches both ErrLocked and the context's error if
-	// another held the lock by the last answer of the backend, whatever became of later requests; if these got no answer it also
-	// matches ErrUnavailable or ErrUnknown, and no longer ErrLocked once the answer is older than the TTL. A fault of the backend
+	// ErrLocked: another owner holds the name. The error of a wait that ended with its context matches both ErrLocked and the context's
+	// error if another held the lock by the last answer of the backend, whatever became of later requests; if these got no answer it
+	// also matches ErrUnavailable or ErrUnknown, and no longer ErrLocked once the answer is older than the TTL. A fault of the backend
 	// alone never matches ErrLocked.
 	ErrLocked = driver.ErrLocked
 
 	// ErrNotHeld: the lease is over, so there was nothing to do.
 	ErrNotHeld = driver.ErrNotHeld
 
-	// ErrLost: the lease ended before it was unlocked. It also matches ErrNotHeld, and its text and what it wraps say why: the
+	// ErrLost: the lease ended before its Unlock. It also matches ErrNotHeld, and its text and the wrapped error say why: the
 	// lease expired, somebody removed the lock, the session ended, or the backend was out of reach for too long.
 	ErrLost error = &lostError{}
 
-	// ErrUnknown: the backend may or may not have carried out the request. It is being cleaned up in the background.
+	// ErrUnknown: the backend may or may not have carried out the request. The clean-up goes on in the background.
 	ErrUnknown = driver.ErrUnknown
 
 	// ErrUnavailable: the backend is out of reach, or refuses work for now. Lock tries on until its context ends.
@@ -61,8 +61,8 @@ type lossCause int
 
 const (
 	lossExpired     lossCause = iota + 1 // its time ran out
-	lossRemoved                          // somebody removed it from the backend, or the backend lost it
-	lossSession                          // the session that carried it ended
+	lossRemoved                          // somebody removed the lock from the backend, or the backend lost it
+	lossSession                          // its session ended
 	lossUnreachable                      // its time ran out, or its session ended, while the backend was out of reach
 )
 
@@ -117,7 +117,7 @@ func unreachable(err error) *lostError {
 	return &lostError{cause: lossUnreachable, err: err}
 }
 
-// endedError is the state of a lease that ended in good order.
+// endedError is the state of a lease after an end in good order.
 type endedError struct {
 	text string
 	also error // ErrClosed, or nil
@@ -132,13 +132,13 @@ var (
 	errClosing  = &endedError{text: "lock not held: the client was closed", also: ErrClosed}
 )
 
-// waitError is a wait that ended with its context.
+// waitError is the error of a wait that ended with its context.
 type waitError struct {
 	ctx     error // ctx.Err()
-	cause   error // context.Cause, if it is another error
+	cause   error // context.Cause, if another error
 	answer  error // to the request that the context cut off; may be nil
 	trouble error // why requests before got no answer; may be nil
-	locked  bool  // the last that was known is that another owner held the lock
+	locked  bool  // another owner held the lock, as far as known
 }
 
 func newWaitError(ctx context.Context, answer, trouble error, locked bool) error {
@@ -169,7 +169,7 @@ func (e *waitError) Error() string {
 	return text
 }
 
-// reason returns what the backend said last, or else the error of the context, without the cause of that.
+// reason returns what the backend said last, or else the error of the context, without its cause.
 func (e *waitError) reason() error {
 	switch {
 	case e.trouble != nil:
@@ -193,7 +193,7 @@ func (e *waitError) Unwrap() []error {
 	return errs
 }
 
-// unknown makes sure that err matches ErrUnknown.
+// unknown makes err match ErrUnknown.
 func unknown(err error) error {
 	if errors.Is(err, ErrUnknown) {
 		return err

@@ -16,7 +16,7 @@ const (
 	maxHandOverFor = 100 * time.Millisecond
 )
 
-// maxReleaseWait bounds the wait for the answer to a release, and that of Close, where its context has no bound.
+// maxReleaseWait bounds the wait for the answer to a release, and a Close whose context has no bound.
 const maxReleaseWait = 5 * time.Second
 
 type holdState uint8
@@ -24,36 +24,37 @@ type holdState uint8
 const (
 	holdPending  holdState = iota // Acquire has not returned
 	holdLive                      // granted, and not past its deadline as far as anybody looked
-	holdLapsed                    // lost on the local clock; to be released when it is past at the backend too
+	holdLapsed                    // lost on the local clock; to be released when past at the backend too
 	holdReleased                  // given to the driver to release
-	holdOver                      // nothing is left to do for it
+	holdOver                      // nothing is left to do
 )
 
-// hold is one attempt to get a lock from the driver, and then the hold that it gave. Leases are views of it: the first, those of
-// re-entries, and after a hand-over inside the process those of the next owners in turn. Only the last view releases it.
+// hold is one attempt to get a lock from the driver, and then the hold which the driver gave. Leases are views of a hold: first the view
+// of its owner and of re-entries, and after a hand-over inside the process the views of the next owner. The last view to end releases
+// the hold.
 type hold struct {
 	lock  *lock
 	req   driver.Request
-	lease driver.Lease // set when it is granted
+	lease driver.Lease // set by the grant
 	first Lease        // the first view, in the same allocation
 	alarm alarm        // next renewal, local deadline, or the time to release a lapsed hold
 
-	releasing releaseContext // of its release, which is the last that happens to it
+	releasing releaseContext // of its release
 
 	// Guarded by lock.mu.
-	views     *Lease          // those that are not over
+	views     *Lease          // all views that are not over
 	ownedBy   *Owner          // who has the views, and may re-enter; nil: nobody may
-	call      *telemetry.Call // of the call that asks for it, and then of its owner's first; nil if there is none
+	call      *telemetry.Call // of the call that asks, and then of the owner's first lease; nil if there is none
 	ttl       time.Duration   // as granted or last extended
-	granted   moment          // by the backend; of a fixed one, or when it was extended
+	since     moment          // the time of the grant by the backend, or of the last Extend
 	token     uint64          // of the current owner
-	fault     error           // while it is pending: the driver lost it; then: the last renewal failed
+	renewErr  error           // of the last renewal; nil after a success
 	settled   chan struct{}   // closed when the release has returned; nil if nobody waits for it
 	heir      *waiter         // to whom a request is to give the hold, in place of its release; nil if there is none
 	tokens    int32           // how many more came with the grant
 	handOvers int32
 	state     holdState
-	waits     bool // it was refused, and waits at the backend
+	waits     bool // refused, and in a wait at the backend
 	renewing  bool // in a batch of renewals
 	counted   bool // in lock.uses
 }
@@ -94,28 +95,28 @@ func (h *hold) Lost(cause error) {
 	defer k.mu.Unlock()
 	switch h.state {
 	case holdPending:
-		h.fault = cause
+		h.state = holdOver // what is left is the driver's
 	case holdLive, holdLapsed:
 		h.lose(h.lossFrom(cause), true)
 	}
 }
 
 // deadline returns the local end of the hold: the margin covers a clock that runs at a slightly different rate than the backend's
-// from the request with which the end was counted, and the time between looking at the clock and acting on it. It is called with
+// from the request with which the end was counted, and the time between a look at the clock and the act. Called with
 // lock.mu held.
 func (h *hold) deadline() moment {
 	end, ttl := h.ends()
 	return end - ttl/100 - 5*time.Millisecond
 }
 
-// expires returns when the hold ends at the backend, as far as that is known here. It is called with lock.mu held.
+// expires returns when the hold ends at the backend, as far as known here. Called with lock.mu held.
 func (h *hold) expires() moment {
 	end, _ := h.ends()
 	return end
 }
 
-// ends returns expires, and the TTL with which that was counted: that of the session, if it ends first, or the hold's own. What the
-// clock has missed since then is taken off. It is called with lock.mu held.
+// ends returns expires, and the TTL with which expires was counted: the session's, if the session ends first, or the hold's own. What the
+// clock has missed since then is taken off. Called with lock.mu held.
 func (h *hold) ends() (end moment, ttl time.Duration) {
 	clock := h.lock.client.clock
 	ttl = h.ttl
@@ -124,7 +125,7 @@ func (h *hold) ends() (end moment, ttl time.Duration) {
 		end = h.lease.Expires().Sub(clock.start)
 		return end - clock.missed(end-ttl), ttl
 	}
-	session, itsTTL := s.Session() // before Expires, which may move with it
+	session, itsTTL := s.Session() // before Expires, which may move with the session
 	end = h.lease.Expires().Sub(clock.start)
 	if at := session.Sub(clock.start); !session.IsZero() && at <= end {
 		end, ttl = at, itsTTL
@@ -132,7 +133,7 @@ func (h *hold) ends() (end moment, ttl time.Duration) {
 	return end - clock.missed(end-ttl), ttl
 }
 
-// addView makes a lease of the hold. It is called with lock.mu held.
+// addView makes a lease of the hold. Called with lock.mu held.
 func (h *hold) addView(r request) *Lease {
 	l := &h.first
 	if l.hold == nil {
@@ -159,8 +160,8 @@ func (h *hold) removeView(l *Lease) {
 	*at, l.next = l.next, nil
 }
 
-// leave is called with lock.mu held when a view has ended in good order. If it was the last, the hold goes to the next local waiter,
-// or leave reports true and the caller has to release it. That release gives the hold to its heir, if it has one.
+// leave is called with lock.mu held when a view has ended in good order. After the last view the hold goes to the next local waiter,
+// or leave reports true and the caller has to release the hold. The release gives the hold to the heir, if there is one.
 func (h *hold) leave(now moment) (release bool) {
 	k := h.lock
 	if h.views != nil || h.state != holdLive || k.handOver(h, now) {
@@ -172,14 +173,14 @@ func (h *hold) leave(now moment) (release bool) {
 	return true
 }
 
-// retreat begins the release of a live hold. It is called with lock.mu held.
+// retreat begins the release of a live hold. Called with lock.mu held.
 func (h *hold) retreat() {
 	h.end(holdReleased)
 	h.lock.releasing = h
 	h.lock.callNext()
 }
 
-// end takes the hold out of the tables of the client; one that is being released stays in use until that is done. It is called with
+// end takes the hold out of the tables of the client; the lock stays in use until a release has returned. Called with
 // lock.mu held.
 func (h *hold) end(s holdState) {
 	k := h.lock
@@ -200,12 +201,12 @@ func (h *hold) uncount() {
 	}
 }
 
-// expire ends a hold whose local deadline has passed. It is called with lock.mu held.
+// expire ends a hold whose local deadline has passed. Called with lock.mu held.
 func (h *hold) expire() {
 	loss := &lostError{cause: lossExpired}
 	switch {
-	case h.fault != nil:
-		loss = unreachable(h.fault)
+	case h.renewErr != nil:
+		loss = unreachable(h.renewErr)
 	case h.inFull():
 		loss.asked = true
 		for l := h.views; l != nil; l = l.next {
@@ -219,13 +220,13 @@ func (h *hold) expire() {
 	h.lose(loss, false)
 }
 
-// inFull reports whether a hold whose time is over is fixed and has lasted as asked: no session ended it early, as far as the time
-// between request and grant lets that be told. It is called with lock.mu held.
+// inFull reports whether a hold past its time is fixed and has lasted as asked: no session ended the hold early, as far as the time
+// between request and grant shows. Called with lock.mu held.
 func (h *hold) inFull() bool {
-	return h.req.Fixed && (!h.lock.client.info.KeepsAlive || h.expires() >= h.granted+h.ttl*3/4)
+	return h.req.Fixed && (!h.lock.client.info.KeepsAlive || h.expires() >= h.since+h.ttl*3/4)
 }
 
-// lossFrom is what the driver gave as the cause of the loss: a session that ended while it could not be reached is not to blame.
+// lossFrom classifies the driver's cause of a loss. The end of a session out of reach is a loss by the outage.
 func (h *hold) lossFrom(cause error) *lostError {
 	loss := lossFrom(cause)
 	if loss.cause == lossSession {
@@ -237,7 +238,7 @@ func (h *hold) lossFrom(cause error) *lostError {
 	return loss
 }
 
-// outOfReach returns the error of a request that failed after the last one that has kept the session of the hold alive, if any did.
+// outOfReach returns the error of a request that failed after the session of the hold was last kept alive, or nil if none did.
 // It is called with lock.mu held.
 func (h *hold) outOfReach() error {
 	end, ttl := h.ends()
@@ -245,8 +246,8 @@ func (h *hold) outOfReach() error {
 }
 
 // lose ends the hold and all its views at once, and lets the next waiter ask. Unless the hold is gone from the backend, or the driver
-// cleans up behind it, it is released when it is past there too: an earlier release would give the margin away. It is called with
-// lock.mu held.
+// cleans up behind the hold, the releaser releases it when its time at the backend is over too: an earlier release would give the margin
+// away. Called with lock.mu held.
 func (h *hold) lose(loss *lostError, gone bool) {
 	k := h.lock
 	if h.state == holdLapsed && gone {
@@ -275,12 +276,21 @@ func (h *hold) lose(loss *lostError, gone bool) {
 // extended is called with lock.mu held after a fixed hold was extended to d.
 func (h *hold) extended(d time.Duration) {
 	if h.state == holdLive {
-		h.ttl, h.granted = d, h.lock.client.now()
+		h.ttl, h.since = d, h.lock.client.now()
 		h.lock.client.watchdog.endAt(&h.alarm, h.deadline())
 	}
 }
 
-// release gives the hold to its heir, or back to the backend, and waits for the answer at most that long, whatever becomes of ctx.
+// giveBack has the releaser give back a grant of no use. Called with lock.mu held.
+func (h *hold) giveBack(granted driver.Lease) {
+	h.lease = granted
+	if h.state == holdPending { // and not lost on the way
+		h.state = holdReleased
+		h.lock.client.releaser.add(h)
+	}
+}
+
+// release gives the hold to its heir, or back to the backend, and waits for the answer no longer than wait, whatever becomes of ctx.
 func (h *hold) release(ctx context.Context, wait time.Duration) error {
 	if h.hasHeir() {
 		wait /= 2 // for what may have to be sent after it
@@ -316,7 +326,7 @@ func (h *hold) releaseError(err error) error {
 	return unknown(err)
 }
 
-// released takes note that the release has returned err.
+// released takes note of a release that returned err.
 func (h *hold) released(err error) {
 	contended := true
 	reporter, known := h.lease.(driver.ContentionReporter)

@@ -10,7 +10,7 @@ import (
 	"github.com/go-dsync/dsync/internal/telemetry"
 )
 
-// Lease is one hold of a lock: what Lock and TryLock return. A lease that is over stays over; a stale Unlock never touches the hold
+// Lease is one hold of a lock: what Lock and TryLock return. A lease never comes back to life; a stale Unlock never touches the hold
 // of anybody else. All methods may be called concurrently.
 type Lease struct {
 	hold  *hold
@@ -20,8 +20,8 @@ type Lease struct {
 
 	// Guarded by hold.lock.mu.
 	end      *alarm        // when a re-entry with ExpireAfter ends, at the latest; otherwise nil
-	err      error         // why it is over; nil while it is held
-	done     chan struct{} // nil until somebody asks for it
+	err      error         // of the end; nil while the lease is held
+	done     chan struct{} // nil until the first call of Done
 	contexts []*leaseContext
 	next     *Lease // in hold.views
 }
@@ -29,21 +29,20 @@ type Lease struct {
 // Name returns the name of the lock.
 func (l *Lease) Name() string { return l.hold.lock.name }
 
-// Owner returns the identity that the lease was granted to. Where the backend stores one, Inspect shows it; after the lock was passed on
-// inside the process without a request, Inspect still shows the owner that the backend granted it to.
+// Owner returns the identity of the lease's owner. Where the backend stores owners, Inspect shows this one; after the lock was passed on
+// inside the process without a request, Inspect still shows the owner of the backend's grant.
 func (l *Lease) Owner() string { return l.owner }
 
-// Token returns the fencing token of the lease, or 0 if the backend has none. It is larger than that of every earlier grant of the
-// name; a re-entry has the token of the hold that it joined. Send it with every write to the protected resource, and let the
-// resource refuse a token that is smaller than one it has seen: that is the only protection of a write that is late.
+// Token returns the fencing token of the lease, or 0 if the backend has none. The token is larger than the tokens of all earlier grants of
+// the name; a re-entry has the token of the hold that it joined. Send the token with every write to the protected resource, and let the
+// resource refuse a token smaller than one seen before: nothing else protects against a late write.
 func (l *Lease) Token() uint64 { return l.token }
 
-// Deadline returns the local time until which the lock is surely held unless it is renewed. The backend may grant it to somebody else
-// 5 ms and 1 % of a TTL later: that of the lease, or that of the session which carries the lease on the backend, if the session is what
-// may end first.
+// Deadline returns the local time until which the lock is surely held without another renewal. The backend may grant the lock to somebody
+// else 5 ms and 1 % of a TTL later: the TTL of the lease, or of the lease's session on the backend, if the session may end first.
 func (l *Lease) Deadline() time.Time {
 	k := l.hold.lock
-	k.client.now() // which sees whether the machine has slept
+	k.client.now() // and so sees whether the machine has slept
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.client.clock.start.Add(l.deadline())
@@ -58,8 +57,8 @@ func (l *Lease) deadline() moment {
 	return d
 }
 
-// Err returns nil while the lease is held, and then why it is not: an error that matches ErrLost if it was lost, ErrNotHeld in any
-// case. It compares the clock itself, so a process that was stopped for longer than its lease never gets nil afterwards.
+// Err returns nil while the lease is held, and then why it ended: an error that matches ErrLost after a loss, and ErrNotHeld in any case.
+// Err looks at the clock itself, so a process that was stopped for longer than its lease never gets nil afterwards.
 func (l *Lease) Err() error {
 	k := l.hold.lock
 	k.mu.Lock()
@@ -67,7 +66,7 @@ func (l *Lease) Err() error {
 	return l.check(k.client.now())
 }
 
-// check ends the lease if its time is over, and returns its error. It is called with lock.mu held.
+// check ends the lease if its time is over, and returns its error. Called with lock.mu held.
 func (l *Lease) check(now moment) error {
 	if l.err == nil && now >= l.deadline() {
 		if now >= l.hold.deadline() {
@@ -79,7 +78,7 @@ func (l *Lease) check(now moment) error {
 	return l.err
 }
 
-// Done returns a channel that is closed when the lease is over, by Unlock or by loss.
+// Done returns a channel which is closed at the end of the lease, by Unlock or by loss.
 func (l *Lease) Done() <-chan struct{} {
 	k := l.hold.lock
 	k.mu.Lock()
@@ -98,8 +97,8 @@ func (l *Lease) Done() <-chan struct{} {
 // the lease's Err. Call cancel when the work is done, as with any context. Lock notices a wait for the lease's own name under such a
 // context, and returns ErrDeadlock.
 //
-// The context is ended by a goroutine, so it may be a moment late when the process was stopped. Just before an act that must not come
-// too late, ask Err of the lease, which looks at the clock.
+// A goroutine ends the context, and may be a moment late when the process was stopped. Just before an act that must not come too late,
+// ask Err of the lease, which looks at the clock.
 func (l *Lease) Context(parent context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(parent)
 	lc := &leaseContext{Context: ctx, lease: l, cancel: cancel}
@@ -122,9 +121,8 @@ func (l *Lease) Context(parent context.Context) (context.Context, context.Cancel
 	}
 }
 
-// Extend makes a lease that was taken with ExpireAfter end d from now, which may also be earlier than before. For other leases,
-// which are renewed by themselves, it returns errors.ErrUnsupported. If it fails with another error than ErrLost or ErrNotHeld, the
-// lease goes on as it was.
+// Extend makes a lease with ExpireAfter end d from now, also if that is earlier than before. Other leases are renewed by themselves, and
+// Extend returns errors.ErrUnsupported. After an error other than ErrLost or ErrNotHeld the lease goes on as before.
 func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	if err := l.extend(ctx, d); err != nil {
 		return &opError{"extend", l.Name(), err}
@@ -152,7 +150,7 @@ func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 	}
 	joined := l.end != nil
 	if end := now + d; joined && (!h.req.Fixed || end < h.deadline()) {
-		l.setEnd(end) // within the hold that it joined: no request
+		l.setEnd(end) // within the hold that the lease joined: no request
 		k.mu.Unlock()
 		return nil
 	}
@@ -185,12 +183,12 @@ func (l *Lease) setEnd(end moment) {
 	l.hold.lock.client.watchdog.endAt(l.end, end)
 }
 
-// Unlock ends the lease, and frees the lock if no other lease of the same owner holds it. It ignores the cancellation of ctx, so that
-// `defer lease.Unlock(ctx)` is right also when ctx is the reason to leave; it waits no longer than the rest of the lease, and at most
-// 5 s. Then it returns ErrUnknown while the release goes on in the background.
+// Unlock ends the lease, and frees the lock if no other lease of the same owner holds the lock. Unlock ignores the cancellation of ctx, so
+// `defer lease.Unlock(ctx)` is right also when ctx is the reason to leave. It waits no longer than the rest of the lease, and at most
+// 5 s; then Unlock returns ErrUnknown while the release goes on in the background.
 //
-// If the lease was lost it returns an error that matches ErrLost and ErrNotHeld, if it was unlocked before one that matches
-// ErrNotHeld; it then does nothing. The backend is asked unless the hold goes on, for another lease of the owner or, by a hand-over
+// After a loss Unlock returns an error that matches ErrLost and ErrNotHeld, after an earlier Unlock an error that matches ErrNotHeld; both
+// change nothing. The backend is asked unless the hold goes on, for another lease of the owner or, by a hand-over
 // inside the process, for another owner of the client that waits: if somebody has removed the hold, Unlock may then return nil for as
 // long as Info.Detect, as Err does.
 func (l *Lease) Unlock(ctx context.Context) error {
@@ -231,7 +229,7 @@ func (l *Lease) unlock(ctx context.Context) error {
 	return err
 }
 
-// endItself ends a re-entry whose own time is over, and with it the hold if that was the last. It is called with lock.mu held.
+// endItself ends a re-entry whose own time is over, and with the last view the hold. Called with lock.mu held.
 func (l *Lease) endItself(now moment) {
 	why := &lostError{cause: lossExpired, asked: true}
 	l.finish(&opError{"lease", l.Name(), why})
@@ -241,7 +239,7 @@ func (l *Lease) endItself(now moment) {
 	}
 }
 
-// finish marks the lease as over, for the reason err, and takes it out of its hold. It is called once, with lock.mu held.
+// finish marks the lease as over, for the reason err, and takes the lease out of its hold. It is called once, with lock.mu held.
 func (l *Lease) finish(err error) {
 	l.err = err
 	l.hold.removeView(l)
@@ -253,6 +251,6 @@ func (l *Lease) finish(err error) {
 	}
 	l.contexts = nil
 	if l.done != nil {
-		close(l.done) // who waits for this finds the contexts ended
+		close(l.done) // after the contexts, so nobody sees Done before them
 	}
 }

@@ -25,23 +25,23 @@ type Target struct {
 	Names  []string
 }
 
-// LockAll waits until it holds all names, or ctx is done. It takes them one after the other in the order of their bytes, whatever the
-// order in which they are given, so callers of LockAll do not wait for each other in a circle. While it waits for one it keeps the
+// LockAll waits until it holds all names, or ctx is done. It takes the names one after the other in the order of their bytes, whatever the
+// order of the arguments, so callers of LockAll do not wait for each other in a circle. While it waits for one name LockAll keeps the
 // others, and returns their error as soon as one of them is lost.
 //
-// After an error nothing is held, as with Lock. No names, or a name that is given twice, is an error.
+// After an error nothing is held, as with Lock. No names, or a name given twice, is an error.
 func LockAll(ctx context.Context, l Locker, names ...string) (*Leases, error) {
 	return LockOn(ctx, Target{l, names})
 }
 
 // LockOn is [LockAll] over several Lockers, such as clients of independent backends: the lock is as available as the least of them,
-// and as safe as the safest. The Lockers are taken in the order in which they are given, which therefore has to be the same for all
-// who use them together.
+// and as safe as the safest. The Lockers are taken in the order of the arguments, so this order has to be the same for all users
+// of the same Lockers.
 func LockOn(ctx context.Context, targets ...Target) (*Leases, error) {
 	return lockOn(ctx, targets, func(ctx context.Context, l Locker, name string) (*Lease, error) { return l.Lock(ctx, name) })
 }
 
-// TryLockAll is [LockAll] without the wait: it returns an error that matches [ErrLocked] if another owner holds one of the names.
+// TryLockAll is [LockAll] without the wait: if another owner holds one of the names, the error matches [ErrLocked].
 func TryLockAll(ctx context.Context, l Locker, names ...string) (*Leases, error) {
 	return lockOn(ctx, []Target{{l, names}}, func(ctx context.Context, l Locker, name string) (*Lease, error) { return l.TryLock(ctx, name) })
 }
@@ -62,7 +62,7 @@ func lockOn(ctx context.Context, targets []Target, lock func(context.Context, Lo
 			defer cancel()
 		}
 		if lost := g.Err(); lost != nil {
-			err = lost // which is also why the wait ended
+			err = lost // and so the wait ended
 		}
 		if err != nil {
 			return nil, errors.Join(err, g.rollBack(ctx))
@@ -71,7 +71,7 @@ func lockOn(ctx context.Context, targets []Target, lock func(context.Context, Lo
 	return g, nil
 }
 
-// inOrder returns targets of one name each, in the order in which they are locked.
+// inOrder returns targets of one name each, in the order of locking.
 func inOrder(targets []Target) ([]Target, error) {
 	var steps []Target
 	for i, t := range targets {
@@ -100,7 +100,7 @@ func (g *Leases) rollBack(ctx context.Context) error {
 	return nil
 }
 
-// All returns the leases, in the order in which they were taken: for their names and tokens, and to look at one of them. To unlock one
+// All returns the leases, in the order of their grants: for their names and tokens, and to look at one of them. To unlock one
 // of them alone ends the others for these Leases.
 func (g *Leases) All() []*Lease { return slices.Clone(g.all) }
 
@@ -115,7 +115,7 @@ func (g *Leases) Deadline() time.Time {
 	return earliest
 }
 
-// Err returns nil while all leases are held, and otherwise the Err of the first that is not. Like Lease.Err it looks at the clock.
+// Err returns nil while all leases are held, and otherwise the Err of the first that is not. Err looks at the clock, as Lease.Err does.
 func (g *Leases) Err() error {
 	for _, l := range g.all {
 		if err := l.Err(); err != nil {
@@ -125,7 +125,7 @@ func (g *Leases) Err() error {
 	return nil
 }
 
-// Done returns a channel that is closed when one of the leases is over.
+// Done returns a channel which is closed when one of the leases is over.
 func (g *Leases) Done() <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -137,7 +137,7 @@ func (g *Leases) Done() <-chan struct{} {
 	return g.done
 }
 
-// Context returns a context that ends with parent or with the first of the leases. It is like Lease.Context otherwise.
+// Context returns a context that ends with parent or with the first of the leases, and is like Lease.Context otherwise.
 func (g *Leases) Context(parent context.Context) (context.Context, context.CancelFunc) {
 	ctx := parent
 	cancels := make([]context.CancelFunc, len(g.all))
@@ -151,7 +151,7 @@ func (g *Leases) Context(parent context.Context) (context.Context, context.Cance
 	}
 }
 
-// Unlock gives all of them back, also those after one that fails, and returns the errors of all. See Lease.Unlock.
+// Unlock gives all leases back, also after an error, and returns all errors. See Lease.Unlock.
 func (g *Leases) Unlock(ctx context.Context) error {
 	errs := make([]error, len(g.all))
 	var wg sync.WaitGroup

@@ -3,6 +3,7 @@ package dsync_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -188,6 +189,34 @@ func TestWaitingCallOfAnOwnerTakesOverWhenTheFirstLeaves(t *testing.T) {
 		cancel()
 		synctest.Wait()
 		_ = held.Unlock(t.Context())
+		wg.Wait()
+	})
+}
+
+func TestCallThatIsServedWhenItsTurnHasJustComeLeavesTheLine(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // so the call has not run since its turn came when it is served
+	synctest.Test(t, func(t *testing.T) {
+		c := newStub(t, &stub{})
+		o := c.NewOwner()
+		held := mustLock(t, c, "x", dsync.ExpireAfter(time.Second)) // a fixed lease is not handed over
+		served := make(chan *dsync.Lease, 1)
+		go func() { served <- mustLock(t, o, "x") }()
+		synctest.Wait()
+		var wg sync.WaitGroup
+		wg.Go(func() { // next in line
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if _, err := c.Lock(ctx, "x"); err != nil {
+				t.Errorf("the call behind it in line: %v", err)
+			}
+		})
+		synctest.Wait()
+		_ = held.Unlock(t.Context()) // it is the turn of the owner's call
+		tried, err := o.TryLock(t.Context(), "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = tried.Unlock(t.Context()), (<-served).Unlock(t.Context())
 		wg.Wait()
 	})
 }

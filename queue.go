@@ -1,34 +1,31 @@
 package dsync
 
-// waiter is a call of Lock that waits in the process, or that contends at the backend for an Owner.
+// waiter is what others know of a call of Lock: of a call in line, and of a contender for an Owner.
 type waiter struct {
 	request request
-	wake    chan struct{} // buffered; signaled when called or lease is set
+	wake    chan struct{} // buffered; signaled when contends or lease is set
 
 	// Guarded by lock.mu.
-	called     bool   // it is its turn to ask the backend
-	lease      *Lease // it was served
+	contends   bool
+	lease      *Lease // of a call that was served, or granted
 	cancel     func() // ends its Acquire; set only for a call of an Owner
 	queued     bool
 	next, prev *waiter
 }
 
-// serve gives the waiter a lease. It is called with lock.mu held.
+// serve gives the waiter a lease. Called with lock.mu held.
 func (w *waiter) serve(l *Lease) {
 	w.lease = l
 	w.signal()
-}
-
-// call tells the waiter to ask the backend. It is called with lock.mu held.
-func (w *waiter) call() {
-	w.called = true
-	w.signal()
+	if w.cancel != nil {
+		w.cancel()
+	}
 }
 
 func (w *waiter) signal() {
 	select {
 	case w.wake <- struct{}{}:
-	default: // it has not looked since the last signal
+	default: // the last signal is still there
 	}
 }
 

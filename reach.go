@@ -11,17 +11,17 @@ import (
 )
 
 const (
-	warnEvery = time.Minute // at most one record of an outage, and one of its end, in that time
-	silentFor = time.Second // a request of a caller who leaves tells of an outage if it had no answer for so long, or for TTL/6
+	warnEvery = time.Minute // at most one record of an outage, and one of its end, in this time
+	silentFor = time.Second // a request cut off by its caller tells of an outage after so long without an answer, or after TTL/6
 
 	// A probe waits for its answer for TTL/6 within these bounds, and the next follows after twice that time.
 	minProbe = 50 * time.Millisecond
 	maxProbe = 5 * time.Second
 )
 
-// reach knows whether the backend is in reach: the last request that tells was answered, or it was not. It hears of the requests of
-// Lock and TryLock, of renewals and releases, and of those by which a driver keeps sessions alive; in an outage in which there are
-// none it asks the backend itself. What follows from it is decided here: the two log records of an outage, the state of the client in
+// reach knows whether the backend is in reach, by the last request: answered, or not. It hears of the requests of Lock and TryLock, of
+// renewals and releases, and of requests by which a driver keeps sessions alive. In an outage without any of these a probe asks the
+// backend. All consequences are decided here: the two log records of an outage, the state of the client in
 // its metrics, and the cause of a loss for want of the backend.
 type reach struct {
 	client *Client
@@ -31,16 +31,16 @@ type reach struct {
 	mu      sync.Mutex
 	closed  bool
 	probing bool   // probe runs
-	suspect bool   // it is to ask although nothing has failed
+	suspect bool   // the probe is to ask although nothing has failed
 	name    string // of a lock, to ask for
 	failed  moment // when the last request failed
-	err     error  // of that; nil if none ever did
+	err     error  // of the last failure; nil if there was none
 	since   moment // of the outage
-	warned  bool   // an operator was told of it
+	warned  bool   // an operator was told of the outage
 	quiet   moment // until then none is told of another
 }
 
-// answered takes note of an answer, whatever it said. It costs nothing while the backend is in reach.
+// answered takes note of an answer of any kind, at no cost while the backend is in reach.
 func (r *reach) answered() {
 	if !r.out.Load() {
 		return
@@ -56,7 +56,7 @@ func (r *reach) answered() {
 	}
 }
 
-// unanswered takes note of a request that failed for want of the backend, for the reason err. The name is that of its lock, or empty.
+// unanswered takes note of a request that failed for want of the backend, for the reason err. name is the name of its lock, or empty.
 func (r *reach) unanswered(name string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -85,7 +85,7 @@ func (r *reach) turn(out bool) {
 // patience is how long a probe waits for its answer.
 func (r *reach) patience() time.Duration { return min(max(r.client.ttl/6, minProbe), maxProbe) }
 
-// sessionEnded has the backend asked at once, since a session that carried the lock of that name may have ended in an outage.
+// sessionEnded has the backend asked at once, since the session of the lock of name may have ended in an outage.
 func (r *reach) sessionEnded(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -106,7 +106,7 @@ func (r *reach) startProbe(name string, wait time.Duration) {
 	}
 }
 
-// probe asks the backend for as long as it is out of reach and nobody else does. It ends soon after the outage, or with the watchdog.
+// probe asks the backend during an outage, if nobody else does. It ends soon after the outage, or with the watchdog.
 func (r *reach) probe(backend driver.Inspector, wait time.Duration) {
 	life := r.client.watchdog.life
 	timer := time.NewTimer(wait)
@@ -132,7 +132,7 @@ func (r *reach) probe(backend driver.Inspector, wait time.Duration) {
 	}
 }
 
-// next returns what a probe is to ask for and when, or that there is nothing to ask.
+// next returns the next question of a probe and its time; over: there is nothing to ask.
 func (r *reach) next() (name string, wait time.Duration, over bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -166,7 +166,7 @@ func (r *reach) close() {
 	r.wg.Wait()
 }
 
-// failedSince returns the error of the last request that failed, if that was after a time.
+// failedSince returns the error of the last failed request, if the failure came after a time.
 func (r *reach) failedSince(at moment) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -176,13 +176,13 @@ func (r *reach) failedSince(at moment) error {
 	return r.err
 }
 
-// acquired takes the outcome of a driver's Acquire that began at a time.
+// acquired takes the outcome of a driver's Acquire, and when the Acquire began.
 func (r *reach) acquired(ctx context.Context, h *hold, began moment, err error) {
 	switch {
 	case err == nil, errors.Is(err, driver.ErrSealed):
 		r.answered()
 	case ctx.Err() != nil && (h.waited() || r.client.clock.plain()-began < min(r.client.ttl/6, silentFor)):
-		// The caller left too early to tell, or left a wait, which had its answer when it began.
+		// The caller left too early to tell, or left a wait, and a wait begins with an answer.
 	case errors.Is(err, ErrUnavailable), errors.Is(err, ErrUnknown):
 		r.unanswered(h.lock.name, err)
 	case errors.Is(err, ErrLocked):
@@ -199,7 +199,7 @@ func (r *reach) renewed(h *hold, err error) {
 	}
 }
 
-// extended takes the outcome of a renewal that a caller asked for.
+// extended takes the outcome of a renewal by Extend.
 func (r *reach) extended(ctx context.Context, h *hold, err error) {
 	if err == nil || errors.Is(err, ErrNotHeld) {
 		r.answered()
@@ -208,7 +208,7 @@ func (r *reach) extended(ctx context.Context, h *hold, err error) {
 	}
 }
 
-// released takes the outcome of a release that had some time for its answer.
+// released takes the outcome of a release, and the time for its answer.
 func (r *reach) released(h *hold, wait time.Duration, err error) {
 	if err == nil || errors.Is(err, ErrNotHeld) {
 		r.answered()

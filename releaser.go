@@ -10,8 +10,7 @@ import (
 // maxReleases bounds how many holds are given back in the background at a time.
 const maxReleases = 16
 
-// releaser gives back holds that no caller waits for: those that were lost on the local clock, were granted too late, or ended by
-// themselves.
+// releaser gives back holds without a caller that waits: lost on the local clock, granted too late, or ended by themselves.
 type releaser struct {
 	life context.Context // of the watchdog
 	info driver.Info
@@ -23,15 +22,12 @@ type releaser struct {
 	workers int
 }
 
-// add is called with the lock.mu of h held. h.lease is set. A live one has an heir, and goes to that.
+// add is called with the lock.mu of h held. The hold has its lease, and is in the state holdReleased, or live with an heir.
 func (r *releaser) add(h *hold) {
-	if h.heir == nil || h.state != holdLive {
-		h.state = holdReleased
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
-		return // the driver's Close ends it
+		return // the driver's Close ends the hold
 	}
 	r.holds = append(r.holds, h)
 	if r.workers < maxReleases {
@@ -60,7 +56,7 @@ func (r *releaser) work() {
 	}
 }
 
-// close waits for the releases that are under way.
+// close waits for the releases under way.
 func (r *releaser) close() {
 	r.mu.Lock()
 	r.closed = true
@@ -68,9 +64,9 @@ func (r *releaser) close() {
 	r.wg.Wait()
 }
 
-// gone reports whether no request that was sent for the hold can have left anything on the backend: the last renewal was sent before
-// the hold expired, and cannot have lasted longer than another TTL. Where a session carries the hold nobody knows but the driver, which
-// keeps the session alive: the server may have slept together with this machine.
+// gone reports whether no request for the hold can have left anything on the backend: the last renewal was sent before the hold expired,
+// and cannot have lasted longer than another TTL. Where a session carries the hold only the driver knows, since the driver keeps the
+// session alive: the server may have slept together with this machine.
 func (h *hold) gone(info driver.Info) bool {
 	if info.KeepsAlive {
 		return false

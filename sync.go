@@ -1,4 +1,4 @@
-// Package dsync locks names across goroutines, processes and machines, on a backend that is chosen by configuration.
+// Package dsync locks names across goroutines, processes and machines, on a backend chosen by configuration.
 //
 //	client, err := dsync.Open(ctx, "redisson://127.0.0.1:6379", nil) // import _ ".../drivers/redisson"
 //	...
@@ -8,15 +8,16 @@
 //	}
 //	defer lease.Unlock(ctx)
 //
-// A [Client] is one connection to a backend. Lock returns a [Lease], which is renewed in the background for as long as it is held. It
-// ends by Unlock, or by loss: when the backend could not be reached for so long that somebody else may get the lock, or when somebody
-// removed it. Loss is never silent: [Lease.Done], [Lease.Context] and [Lease.Err] tell of it before anybody else can hold the lock, as
+// A [Client] is one connection to a backend. Lock returns a [Lease], which is renewed in the background until its end. A lease ends by
+// Unlock, or by loss: when the backend could not be reached for so long that somebody else may get the lock, or when somebody removed the
+// lock. Loss is never silent: [Lease.Done], [Lease.Context] and [Lease.Err] tell of a loss before anybody else can hold the lock, as
 // far as the backend's promises go.
 //
-// Unlock and Close ignore that their ctx is canceled, so they are right in a defer when that is why a function or a program ends.
+// Unlock and Close ignore the cancellation of their ctx, so both are right in a defer when a canceled ctx is why a function or a program
+// ends.
 //
-// No lock of this kind can stop a write that is already on its way when its lease ends, as after a long pause of the process. Where
-// that matters, send [Lease.Token] with the write and let the resource refuse smaller tokens than it has seen.
+// No lock of this kind can stop a write that is already on its way when its lease ends, as after a long pause of the process. Where late
+// writes matter, send [Lease.Token] with the write, and let the resource refuse smaller tokens than it has seen.
 //
 // Goroutines that call Lock of one Client exclude each other. Reentrancy is explicit: calls through one [Owner] share the lock.
 package dsync
@@ -42,42 +43,42 @@ import (
 
 // A Locker locks names. *Client and *Owner are Lockers. Accept a Locker where you only need to lock.
 type Locker interface {
-	// Lock waits until it holds name or ctx is done; a backend that is out of reach is asked again until then, other errors return at
-	// once. ctx bounds the wait only: canceling it later does not end the lease. After an error nothing is held, and the caller is in
+	// Lock waits until it holds name or ctx is done; a backend out of reach is asked again until then, other errors return at once. ctx
+	// bounds the wait only: a later cancellation does not end the lease. After an error nothing is held, and the caller is in
 	// no queue; what an unanswered request may have left is cleaned up in the background.
 	//
 	// Names are valid UTF-8 without NUL, 1 to 1024 bytes. Different names are different locks.
 	Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error)
 
-	// TryLock is Lock without the wait: it returns an error that matches ErrLocked if another owner holds name, and does not try
-	// again when the backend is out of reach.
+	// TryLock is Lock without the wait: if another owner holds name TryLock returns an error that matches ErrLocked, and when the
+	// backend is out of reach TryLock does not try again.
 	TryLock(ctx context.Context, name string, opts ...LockOption) (*Lease, error)
 }
 
 // LockOption is an option of one Lock, TryLock, Do or TryDo.
 type LockOption struct{ expireAfter, waitAtMost *time.Duration }
 
-// ExpireAfter makes a lease that ends by itself d after the grant, and is not renewed; see Lease.Extend. A re-entry with it ends then,
-// or with the hold that it joined, whichever is earlier.
+// ExpireAfter makes a lease that ends by itself d after the grant, and is not renewed; see Lease.Extend. A re-entry with ExpireAfter ends
+// then, or with the hold that it joined, whichever is earlier.
 func ExpireAfter(d time.Duration) LockOption { return LockOption{expireAfter: &d} }
 
-// WaitAtMost bounds the wait of Lock, and nothing else: unlike a deadline of its context it does not reach into what is done under the
-// lock. Lock then returns an error that matches context.DeadlineExceeded, and ErrLocked if another owner held the name. WaitAtMost bounds
-// TryLock, too, which waits for the answer of the backend alone. d is more than 0.
+// WaitAtMost bounds the wait of Lock, and nothing else: unlike a deadline of the context, WaitAtMost does not reach into the work under
+// the lock. Lock then returns an error that matches context.DeadlineExceeded, and ErrLocked if another owner held the name. WaitAtMost
+// bounds TryLock, too, which waits for the answer of the backend alone. d is more than 0.
 func WaitAtMost(d time.Duration) LockOption { return LockOption{waitAtMost: &d} }
 
 // Options are the options of a Client. Nil means the defaults, and so does a zero field.
 type Options struct {
 	// TTL is how long the backend keeps a lock whose holder is gone, and hence how long others wait after a crash. A live holder
-	// renews every third of it. The default is 30 s, or the nearest that the backend keeps; another value that it cannot keep is an
-	// error. A ttl parameter in the URL takes precedence.
+	// renews every third of the TTL. The default is 30 s, or the nearest TTL that the backend keeps; another value outside of the
+	// backend's bounds is an error. A ttl parameter in the URL takes precedence.
 	TTL time.Duration // at least 10 ms
 
-	// Require makes New and Open fail if the backend does not promise it. A require parameter in the URL adds to it.
+	// Require makes New and Open fail if the backend promises less. A require parameter in the URL adds to Require.
 	Require driver.Require
 
-	// Note is a text for people that is stored with each lock, where the backend can. The trace context of the holder is put behind
-	// it, if the holder is traced.
+	// Note is a text for people, stored with each lock, where the backend can. The trace context of a traced holder is put behind the
+	// text.
 	Note string
 
 	// TracerProvider and MeterProvider make the spans and metrics of the Client. Nil means the global ones of OpenTelemetry, also
@@ -85,23 +86,23 @@ type Options struct {
 	TracerProvider trace.TracerProvider
 	MeterProvider  metric.MeterProvider
 
-	// OmitNames and OmitOwners keep names and owners of locks out of spans and logs, and with them the texts of errors, which may
+	// OmitNames and OmitOwners keep names and owners of locks out of spans and logs, and also the texts of errors, which may
 	// contain either. Metrics never have them.
 	OmitNames, OmitOwners bool
 
 	// Class maps the name of a lock to one of few values, such as orders/42 to orders, which becomes the attribute dsync.lock.class
-	// of the metrics. An empty value leaves it out. It is called concurrently, and must not block. Nil means no class.
+	// of the metrics. An empty value leaves the attribute out. Calls are concurrent, and must not block. Nil means no class.
 	Class func(name string) string
 
-	// Logger is told what an operator has to see: that the backend is out of reach, once a minute at most, and that it is in reach
-	// again; locks that were lost, many of them in one record, or taken away by force. Nil means no logs.
+	// Logger is told what an operator has to see: the begin and the end of an outage of the backend, once a minute at most; locks that
+	// were lost, many of them in one record, or taken away by force. Nil means no logs.
 	Logger *slog.Logger
 }
 
 const defaultTTL = 30 * time.Second
 
-// Open connects to the backend that the URL selects, as in "memory://" or "redisson://user:password@host:6379/0?ttl=10s". The package
-// of the driver has to be imported, which registers its scheme. Open fails when the backend is not reached before ctx is done. Its
+// Open connects to the backend of a URL, as in "memory://" or "redisson://user:password@host:6379/0?ttl=10s". The package
+// of the driver has to be imported, and registers its scheme. Open fails when the backend is not reached before ctx is done. Its
 // errors do not contain the password.
 //
 // These parameters are common to all drivers: ttl=30s (Options.TTL), require=fair,fifo,fenced (what the backend has to promise), and
@@ -123,7 +124,7 @@ func Open(ctx context.Context, url string, o *Options) (*Client, error) {
 	return c, nil
 }
 
-// New returns a Client of a driver that was built in code. Close closes the driver.
+// New returns a Client of a driver built in code. Close closes the driver.
 func New(d driver.Driver, o *Options) (*Client, error) {
 	if o == nil {
 		o = &Options{}
@@ -159,7 +160,7 @@ func New(d driver.Driver, o *Options) (*Client, error) {
 	return c, nil
 }
 
-// minTTL is the shortest TTL of which the margin at its end leaves something.
+// minTTL is the shortest TTL: the margin at the end leaves something.
 const minTTL = 10 * time.Millisecond
 
 func (c *Client) checkTTL(d time.Duration) error {
@@ -185,7 +186,7 @@ type Client struct {
 	telemetry *telemetry.Telemetry
 	reach     reach
 	closing   chan struct{} // closed when Close begins
-	closed    chan struct{} // closed when it is done
+	closed    chan struct{} // closed when Close is done
 	closeErr  error
 
 	mu    sync.Mutex
@@ -195,17 +196,17 @@ type Client struct {
 
 // Lock implements Locker.
 func (c *Client) Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
-	return c.acquire(ctx, nil, name, opts, false)
+	return c.lock(ctx, nil, name, opts, false)
 }
 
 // TryLock implements Locker.
 func (c *Client) TryLock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
-	return c.acquire(ctx, nil, name, opts, true)
+	return c.lock(ctx, nil, name, opts, true)
 }
 
 // NewOwner returns a new identity whose locks are reentrant: while one lease of a name is held, its Lock and TryLock return further
-// leases of it without asking the backend, and the name is free when the last of them has ended. It is what a thread is to Java's
-// Redisson. An Owner need not be closed.
+// leases of it without asking the backend, and the name is free when the last of them has ended. An Owner is what a thread is to Java's
+// Redisson, and need not be closed.
 func (c *Client) NewOwner() *Owner { return &Owner{client: c, id: c.newHoldID()} }
 
 // Owner is an identity whose locks are reentrant. All methods may be called concurrently.
@@ -219,12 +220,12 @@ func (o *Owner) ID() string { return o.id }
 
 // Lock implements Locker.
 func (o *Owner) Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
-	return o.client.acquire(ctx, o, name, opts, false)
+	return o.client.lock(ctx, o, name, opts, false)
 }
 
 // TryLock implements Locker.
 func (o *Owner) TryLock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
-	return o.client.acquire(ctx, o, name, opts, true)
+	return o.client.lock(ctx, o, name, opts, true)
 }
 
 // Info returns what the backend promises. Detect is filled in for backends where only a renewal tells of a removed lock.
@@ -236,14 +237,14 @@ func (c *Client) Info() driver.Info {
 	return info
 }
 
-// TTL returns the TTL of the leases that are renewed.
+// TTL returns the TTL of renewed leases.
 func (c *Client) TTL() time.Duration { return c.ttl }
 
 // Status is what a backend knows of a lock.
 type Status = driver.Status
 
-// Inspect asks the backend who holds name. The answer may be out of date when it arrives. It returns errors.ErrUnsupported if the
-// backend cannot tell.
+// Inspect asks the backend for the holder of name. The answer may be out of date on arrival. If the backend cannot tell, Inspect returns
+// errors.ErrUnsupported.
 func (c *Client) Inspect(ctx context.Context, name string) (Status, error) {
 	var s Status
 	err := c.admin("inspect", name, func() (err error) {
@@ -257,8 +258,8 @@ func (c *Client) Inspect(ctx context.Context, name string) (Status, error) {
 	return s, err
 }
 
-// ForceUnlock ends whoever's hold of name there is; that holder is told within Info.Detect. It is meant for administrators. It returns
-// ErrNotHeld if nobody held the name, and errors.ErrUnsupported if the backend cannot do it.
+// ForceUnlock ends the hold of name, whoever has it; the holder is told within Info.Detect. ForceUnlock is meant for administrators. It
+// returns ErrNotHeld if nobody held the name, and errors.ErrUnsupported if the backend has no way to do so.
 func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 	var span telemetry.Span
 	if checkName(name) == nil {
@@ -294,7 +295,7 @@ func (c *Client) admin(op, name string, f func() error) error {
 	return nil
 }
 
-// recheck renews our own hold of name now, if there is one, to see whether it is still there.
+// recheck renews our own hold of name now, if there is one, to see whether the backend still has it.
 func (c *Client) recheck(name string) {
 	c.mu.Lock()
 	k := c.locks[name]
@@ -309,10 +310,10 @@ func (c *Client) recheck(name string) {
 	}
 }
 
-// Close ends the client: waiting calls return ErrClosed, leases end, locks that are held are unlocked, and goroutines end. As Unlock
-// does, it ignores the cancellation of ctx, which is often the reason why a program ends, and returns after 5 s at most, with an error
-// that matches context.DeadlineExceeded if not all is done by then; a deadline of ctx that is still to come is the bound in place of
-// the 5 s. Locks on a backend that is out of reach are free when their TTL is over. Further calls of Close wait for the first.
+// Close ends the client: waiting calls return ErrClosed, leases end, held locks are unlocked, and goroutines end. As Unlock does, Close
+// ignores the cancellation of ctx, which is often the reason why a program ends. Close returns after 5 s at most, or, if ctx has a
+// deadline still to come, by this deadline, with an error that matches context.DeadlineExceeded if not all is done by then. Locks on a
+// backend out of reach are free when their TTL is over. Further calls of Close wait for the first.
 func (c *Client) Close(ctx context.Context) error {
 	ctx, cancel := leaving(ctx)
 	defer cancel()
@@ -365,8 +366,8 @@ func (c *Client) isClosed() bool {
 	}
 }
 
-// acquire is Lock and TryLock.
-func (c *Client) acquire(ctx context.Context, owner *Owner, name string, opts []LockOption, try bool) (*Lease, error) {
+// lock is Lock and TryLock.
+func (c *Client) lock(ctx context.Context, owner *Owner, name string, opts []LockOption, try bool) (*Lease, error) {
 	for _, o := range opts {
 		if o.waitAtMost == nil {
 			continue
@@ -382,18 +383,18 @@ func (c *Client) acquire(ctx context.Context, owner *Owner, name string, opts []
 	if c.telemetry.On() {
 		return c.observe(ctx, owner, name, opts, try)
 	}
-	l, err := c.tryAcquire(ctx, nil, owner, name, opts, try)
+	l, err := c.lockName(ctx, nil, owner, name, opts, try)
 	if err != nil {
 		return nil, &opError{"lock", name, err}
 	}
 	return l, nil
 }
 
-func (c *Client) tryAcquire(ctx context.Context, call *telemetry.Call, owner *Owner, name string, opts []LockOption, try bool) (*Lease, error) {
+func (c *Client) lockName(ctx context.Context, call *telemetry.Call, owner *Owner, name string, opts []LockOption, try bool) (*Lease, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	r := c.request(owner, opts, call)
+	r := c.newRequest(owner, opts, call)
 	if r.fixed {
 		if err := c.checkTTL(r.ttl); err != nil {
 			return nil, err
@@ -419,7 +420,7 @@ func (c *Client) tryAcquire(ctx context.Context, call *telemetry.Call, owner *Ow
 	return k.lockWait(ctx, r)
 }
 
-// overBefore is the error of a call whose context was over before it began: what is known of the name is told all the same.
+// overBefore is the error of a call whose context was over before the call began: what is known of the name is told all the same.
 func (c *Client) overBefore(ctx context.Context, owner *Owner, name string) error {
 	c.mu.Lock()
 	k := c.locks[name]
@@ -432,10 +433,10 @@ func (c *Client) overBefore(ctx context.Context, owner *Owner, name string) erro
 	if h := k.live(); owner != nil && h != nil && h.ownedBy == owner {
 		return newWaitError(ctx, nil, nil, false)
 	}
-	return k.waitErrorNow(ctx, nil)
+	return k.waitError(ctx, nil)
 }
 
-func (c *Client) request(owner *Owner, opts []LockOption, call *telemetry.Call) request {
+func (c *Client) newRequest(owner *Owner, opts []LockOption, call *telemetry.Call) request {
 	r := request{owner: owner, ttl: c.ttl, call: call}
 	for _, o := range opts {
 		if o.expireAfter != nil {
@@ -445,7 +446,7 @@ func (c *Client) request(owner *Owner, opts []LockOption, call *telemetry.Call) 
 	return r
 }
 
-// enter returns the lock of a name for one use, which leave ends.
+// enter returns the lock of a name for one use, until leave.
 func (c *Client) enter(name string) (*lock, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

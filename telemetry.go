@@ -24,7 +24,7 @@ func newTelemetry(c *Client, o *Options) (*telemetry.Telemetry, error) {
 	return telemetry.New(config)
 }
 
-// observe is acquire for a client whose telemetry is on.
+// observe is lock for a client whose telemetry is on.
 func (c *Client) observe(ctx context.Context, owner *Owner, name string, opts []LockOption, try bool) (*Lease, error) {
 	said := telemetry.Lock{Name: name}
 	if checkName(name) != nil {
@@ -34,9 +34,9 @@ func (c *Client) observe(ctx context.Context, owner *Owner, name string, opts []
 		said.Owner = owner.id
 	}
 	ctx, call := c.telemetry.Acquire(ctx, said, try)
-	l, err := c.tryAcquire(ctx, call, owner, name, opts, try)
+	l, err := c.lockName(ctx, call, owner, name, opts, try)
 	if call != nil {
-		result := telemetry.Result{Outcome: outcomeOf(ctx, err), TTL: c.request(owner, opts, nil).ttl}
+		result := telemetry.Result{Outcome: outcomeOf(ctx, err), TTL: c.newRequest(owner, opts, nil).ttl}
 		if l != nil {
 			result.Lease = l.reported()
 		}
@@ -80,7 +80,7 @@ func (l *Lease) reportRelease(ctx context.Context, call *telemetry.Call, err err
 	}
 }
 
-// lost reports that the lease was lost, and with it its hold if it was the last. It is called with lock.mu held.
+// lost reports the loss of the lease, and with the last lease the loss of its hold. Called with lock.mu held.
 func (l *Lease) lost(why *lostError) {
 	call := l.hold.call
 	l.reportLoss(why, call, l.hold.endTenure())
@@ -99,11 +99,11 @@ func (h *hold) endTenure() *telemetry.Call {
 	}
 	call := h.call
 	h.call = nil
-	call.EndHold(h.fault != nil)
+	call.EndHold(h.renewErr != nil)
 	return call
 }
 
-// reportRenewal is called with lock.mu held, before h.fault changes.
+// reportRenewal is called with lock.mu held, before h.renewErr changes.
 func (h *hold) reportRenewal(err error) {
 	if h.views == nil {
 		return
@@ -114,7 +114,7 @@ func (h *hold) reportRenewal(err error) {
 	} else if err != nil {
 		result = telemetry.RenewalFailed
 	}
-	h.lock.client.telemetry.Renewed(h.call, h.views.reported(), result, h.fault != nil, failureOf(err))
+	h.lock.client.telemetry.Renewed(h.call, h.views.reported(), result, h.renewErr != nil, failureOf(err))
 }
 
 // Holder implements telemetry.Held.
@@ -124,7 +124,7 @@ func (k *lock) Holder() (of *telemetry.Call, ours bool) {
 	return k.holder(), k.hold != nil
 }
 
-// holder returns the observed call of the live hold, or nil. It is called with mu held.
+// holder returns the observed call of the live hold, or nil. Called with mu held.
 func (k *lock) holder() *telemetry.Call {
 	if k.hold == nil {
 		return nil
@@ -151,7 +151,7 @@ func outcomeOf(ctx context.Context, err error) telemetry.Outcome {
 	return telemetry.Failed
 }
 
-// failureOf is an error as telemetry reports it. The cause of the user's own context, which is in the text of a waitError, stays out.
+// failureOf is an error as telemetry reports it, without the cause of the user's own context, which the text of a waitError has.
 func failureOf(err error) telemetry.Failure {
 	if err == nil {
 		return telemetry.Failure{}
@@ -163,7 +163,7 @@ func failureOf(err error) telemetry.Failure {
 	return why
 }
 
-// errorTypeOf returns one of few values for an error, "_OTHER" as OpenTelemetry has it for those that are not known.
+// errorTypeOf returns one of few values for an error, "_OTHER", as in OpenTelemetry, for unknown ones.
 func errorTypeOf(err error) string {
 	for _, kind := range []struct {
 		err  error

@@ -11,8 +11,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// watchdog renews the holds of a client and ends those whose time is over, with one goroutine for all of them: a lock that is held
-// costs an entry in a heap, and neither a goroutine nor a timer. It never calls the driver but for Expires; renewals run in goroutines
+// watchdog renews the holds of a client, and ends holds past their time, with one goroutine for all: a held lock costs an entry in a
+// heap, and neither a goroutine nor a timer. The goroutine never calls the driver but for Expires; renewals run in goroutines
 // of their own, one a batch, and a slow one delays no other.
 type watchdog struct {
 	client *Client
@@ -23,8 +23,8 @@ type watchdog struct {
 
 	mu       sync.Mutex
 	running  bool
-	renewals alarms // holds that are to be renewed
-	ends     alarms // of holds and re-entries that are not renewed, or are being renewed, or have lapsed
+	renewals alarms // of holds to be renewed
+	ends     alarms // of holds and re-entries without renewal, and of holds in a batch or lapsed
 	wake     moment // when run will look at the heaps next
 }
 
@@ -32,8 +32,8 @@ type watchdog struct {
 type alarm struct {
 	at    moment
 	hold  *hold
-	view  *Lease  // nil if it is for the hold
-	in    *alarms // nil if it is in none
+	view  *Lease  // nil if the alarm is for the hold
+	in    *alarms // nil if in none
 	index int
 }
 
@@ -52,7 +52,7 @@ func (w *watchdog) close() {
 	w.wg.Wait()
 }
 
-// watch starts to renew a hold, or waits for its end if it is not renewed from here. It is called with lock.mu held.
+// watch starts to renew a hold, or to wait for its end if nothing is renewed from here. Called with lock.mu held.
 func (w *watchdog) watch(h *hold) {
 	h.alarm.hold = h
 	if h.req.Fixed || w.client.info.KeepsAlive {
@@ -65,7 +65,7 @@ func (w *watchdog) watch(h *hold) {
 // endAt looks at the hold or view again at the given time.
 func (w *watchdog) endAt(a *alarm, at moment) { w.set(&w.ends, a, at) }
 
-// renewNow makes the next renewal of a hold due at once. It is called with lock.mu held.
+// renewNow makes the next renewal of a hold due at once. Called with lock.mu held.
 func (w *watchdog) renewNow(h *hold) {
 	if h.state == holdLive && !h.req.Fixed && !w.client.info.KeepsAlive && !h.renewing {
 		w.set(&w.renewals, &h.alarm, w.client.now())
@@ -113,7 +113,7 @@ func (w *watchdog) run() {
 	for w.life.Err() == nil {
 		now, until := w.client.now(), moment(0)
 		if last := clock.last.Load(); last != seen {
-			seen, until = last, math.MaxInt64 // the machine has slept: nothing is due when it was before
+			seen, until = last, math.MaxInt64 // the machine has slept: everything may be due earlier
 		}
 		renewals, ends, next := w.due(now, max(now, until))
 		for _, a := range ends {
@@ -132,8 +132,8 @@ func (w *watchdog) run() {
 // maxWait is how long the watchdog waits at a time while there is something to watch, since timers stand still while the machine sleeps.
 const maxWait = time.Second
 
-// due takes out of the heaps what is due until then, and says how long to wait for the next. Once one renewal is due, all that would be
-// soon go with it, so that they gather in few batches.
+// due takes out of the heaps what is due until then, and says how long to wait for the next. With one due renewal
+// go all that would be due soon, to gather them in few batches.
 func (w *watchdog) due(now, until moment) (renewals []*hold, ends []*alarm, next time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -165,7 +165,7 @@ func (w *watchdog) end(a *alarm) {
 		if a.view.check(now) == nil {
 			w.endAt(a, a.at)
 		}
-	case h.state == holdLapsed && now < min(a.at, h.expires()): // a sleep makes it earlier; a session that goes on, not later
+	case h.state == holdLapsed && now < min(a.at, h.expires()): // a sleep makes the time earlier; a session that goes on, not later
 		w.endAt(a, min(a.at, h.expires()))
 	case h.state == holdLapsed:
 		h.state = holdReleased
@@ -178,7 +178,7 @@ func (w *watchdog) end(a *alarm) {
 	}
 }
 
-// renew renews the holds that are still live. Each is in no second batch meanwhile, and ends at its deadline whatever the batch does.
+// renew renews all live holds of due. Each is in no second batch meanwhile, and ends at its deadline whatever the batch does.
 func (w *watchdog) renew(due []*hold) {
 	batch, leases := due[:0], make([]driver.Lease, 0, len(due))
 	for _, h := range due {
@@ -221,19 +221,19 @@ func (w *watchdog) renewed(h *hold, err error) {
 	h.reportRenewal(err)
 	switch {
 	case err == nil:
-		h.fault = nil
+		h.renewErr = nil
 		w.set(&w.renewals, &h.alarm, max(h.expires()-h.ttl*2/3, now+h.ttl/12))
 	case errors.Is(err, ErrNotHeld):
 		h.lose(lossFrom(err), true)
 	default:
-		h.fault = err
+		h.renewErr = err
 		if at := now + h.ttl/12; at < h.deadline() {
 			w.set(&w.renewals, &h.alarm, at)
 		}
 	}
 }
 
-// maxRenewals bounds how many renewals run at a time for a driver that does not batch them.
+// maxRenewals bounds how many renewals run at a time for a driver without batches.
 const maxRenewals = 128
 
 // renewAll is the driver's RenewAll, or one Renew a lease.
@@ -254,7 +254,7 @@ func (c *Client) renewAll(ctx context.Context, leases []driver.Lease, done func(
 	wg.Wait()
 }
 
-// alarms is a heap by time. The times are copies, so that to compare them takes no look at alarms, which are all over the memory.
+// alarms is a heap by time. The times are copies: a comparison takes no look at the alarms, which are all over the memory.
 type alarms []timed
 
 type timed struct {

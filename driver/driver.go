@@ -1,52 +1,9 @@
 // Package driver is the contract between package dsync and its backends.
 //
-// Users of locks never import it. It is for authors of drivers: a driver implements [Driver] and [Lease], a handful of methods,
-// and package dsync builds on them all that is common to every backend: owners and reentrancy, the local queue, renewal, the loss
-// of a lease on the local clock, error text, closing. Package conformance checks the rules below; a driver that passes it is done.
-//
-// # The rules
-//
-// Both sides are bound by them. "Hold" is [Request.Hold], the identity of one attempt.
-//
-//  1. Acquire returns a lease or an error, never both. Acquire, Renew, Release and RenewAll return within a bounded time of the end
-//     of their ctx, whatever the backend does. A request that cannot wait (NoWait) and is refused returns [ErrLocked]; a wait that
-//     ended with ctx while the last answer was a refusal returns an error that matches both ErrLocked and ctx's, or, if ctx cut off a
-//     later request, ErrUnknown and ctx's: package dsync remembers what Events.Waiting said. [ErrSealed] is returned at once, also to
-//     those that already wait.
-//  2. After an error of Acquire or Release the driver owns what may be left on the backend. It cleans up by Hold, in the background
-//     and bounded in number, until one of these is true: the backend said that it removed the hold; its answer was ordered behind
-//     the request in question (a later request on the same connection), so that "absent" is definite; the request in question was
-//     conditional on a state of the backend that can never be again, such as an older version of a record; or the lease, session or
-//     connection that carries the hold is over and send time + TTL + [Info.LateFor] has passed. "Absent" read over another connection
-//     is not definite: the request may still be on its way. If the matter is not settled when the call returns, the error matches
-//     [ErrUnknown]. Close ends unfinished Acquires first (they return [ErrClosed] and leave the backend's queues), then ends holds
-//     in few requests, then waits for clean-ups until its ctx ends.
-//  3. Release returns nil if this release ended the hold, also when an earlier, unanswered request of the same release did it;
-//     [ErrNotHeld] if the hold was over before; any other error means that it is unknown. Whatever it returns, the lease is dead
-//     from then on: never renewed, never kept alive.
-//  4. Expires is a time before which no other client can be granted the name, unless somebody removes the hold: the send time of an
-//     answered request that the backend handled at or after the grant, plus the TTL. No margin is taken off it. It never counts
-//     from the receipt of an answer, nor, after a grant that blocked, from the send of the request that blocked. Once it has passed
-//     it never moves again. Where a session carries the lock, Expires of a fixed lease is the earlier of the session's end and
-//     grant + TTL; if the TTL of the session may be another one, the lease is a [SessionLease].
-//  5. Renewals and keep-alives are conditional on Hold: they never create a hold and never touch another one. An error other than
-//     ErrNotHeld changes nothing. A slow node delays only the leases that live on it.
-//  6. Hold identifies, Owner does not: two Acquires of one client for one name exclude each other, also with equal Owner.
-//  7. What is held or queued on the backend inside an unfinished Acquire is kept alive by the driver, and checked before it returns.
-//  8. Tokens rise: the first of a lease is above every token of every earlier grant of the name (those of the incumbents that share
-//     the key included, where they have tokens), the last is below every token of every later grant. A hold that is passed on
-//     ([Passer]) counts as granted again.
-//  9. Requests of several callers may be combined into one request to the backend, but never two operations on one name (or backend
-//     key) in one combined request. Each keeps its own outcome; if the combined request fails, each of them is unknown.
-//  10. [FIFO] means that all waiters of all clients are granted in the order of their arrival; package dsync then passes every
-//     waiter on. With any other [Order] it lets one waiting Acquire per client and name contend at a time, and gives a hold from caller
-//     to caller of the client for a while before it releases it: with a token of the grant's, or by [Passer] where no token is left.
-//
-// # Locking
-//
-// A driver holds none of its own locks while it calls a method of [Events]. Package dsync may hold locks of its own while it calls
-// Expires, Session and Tokens of a [Lease], so these take no lock that is held during an event; it holds none when it calls anything
-// else.
+// Only authors of drivers import the package. A driver implements [Driver] and [Lease], a handful of methods, and package dsync builds on
+// them what is common to every backend: owners and reentrancy, the local queue, renewal, the loss of a lease on the local clock, error
+// text, closing. Ten numbered rules bind both sides; they stand at [Driver] (go doc driver.Driver). Package conformance checks them; a
+// driver with a green run is done.
 package driver
 
 import (
@@ -55,38 +12,82 @@ import (
 )
 
 // Driver is one backend. All methods may be called concurrently.
+//
+// # The rules
+//
+// Both sides are bound by these rules. "Hold" is [Request.Hold], the identity of one attempt.
+//
+//  1. Acquire returns a lease or an error, never both. Acquire, Renew, Release and RenewAll return within a bounded time of the end
+//     of their ctx, whatever the backend does. A request that cannot wait (NoWait) and is refused returns [ErrLocked]. A wait that
+//     ended with ctx, with a refusal as the last answer, returns an error that matches both ErrLocked and ctx's; if ctx cut off a
+//     later request, ErrUnknown and ctx's: package dsync remembers what Events.Waiting said. [ErrSealed] is returned at once, also to
+//     calls that already wait.
+//  2. After an error of Acquire or Release the driver owns what may be left on the backend. The driver cleans up by Hold, in the
+//     background and bounded in number, until one of these is true: the backend said that the hold was removed; the backend's answer
+//     was ordered behind the request in question (a later request on the same connection), so that "absent" is definite; the request
+//     in question was conditional on a state of the backend that can never be again, such as an older version of a record; or the
+//     lease, session or connection of the hold is over and send time + TTL + [Info.LateFor] has passed. "Absent" read over another
+//     connection is not definite: the request may still be on its way. If the matter is not settled when the call returns, the error
+//     matches [ErrUnknown]. Close ends unfinished Acquires first (they return [ErrClosed] and leave the backend's queues), then ends
+//     holds in few requests, then waits for clean-ups until its ctx ends.
+//  3. Release returns nil if this release ended the hold, also when an earlier, unanswered request of the same release did;
+//     [ErrNotHeld] if the hold was over before; any other error means that the outcome is unknown. Whatever Release returns, the lease
+//     is dead from then on: never renewed, never kept alive.
+//  4. Expires is a time before which no other client can be granted the name, unless somebody removes the hold: the send time of an
+//     answered request, handled by the backend at or after the grant, plus the TTL. No margin is taken off. Expires never counts
+//     from the receipt of an answer, nor, after a grant that blocked, from the send of the request that blocked. Once passed, Expires
+//     never moves again. Where a session carries the lock, Expires of a fixed lease is the earlier of the session's end and
+//     grant + TTL; if the TTL of the session may be another one, the lease is a [SessionLease].
+//  5. Renewals and keep-alives are conditional on Hold: they never create a hold and never touch another one. An error other than
+//     ErrNotHeld changes nothing. A slow node delays only the leases on that node.
+//  6. Hold identifies, Owner does not: two Acquires of one client for one name exclude each other, also with equal Owner.
+//  7. What is held or queued on the backend inside an unfinished Acquire is kept alive by the driver, and checked before Acquire returns.
+//  8. Tokens rise: the first of a lease is above every token of every earlier grant of the name (those of the incumbents that share
+//     the key included, where they have tokens), the last is below every token of every later grant. A hold that is passed on
+//     ([Passer]) counts as granted again.
+//  9. Requests of several callers may be combined into one request to the backend, but never two operations on one name (or backend
+//     key) in one combined request. Each keeps its own outcome; if the combined request fails, each of them is unknown.
+//  10. [FIFO] means: all waiters of all clients are granted in the order of their arrival, and package dsync passes every waiter on.
+//     With any other [Order] package dsync lets one waiting Acquire per client and name contend at a time, and gives a hold from caller
+//     to caller of the client for a while before the release: with a token of the grant's, or by [Passer] where no token is left.
+//
+// # Locking
+//
+// A driver holds none of its own locks while it calls a method of [Events]. Package dsync may hold locks of its own while it calls
+// Expires, Session and Tokens of a [Lease], so these take no lock that is held during an event. Package dsync holds no lock during any
+// other call.
 type Driver interface {
 	// Info describes the backend. It is constant for a driver value.
 	Info() Info
 
-	// Acquire asks for r.Name until it is granted or ctx is done (r.NoWait: once). It may keep r until the lease that it returns
-	// is over, but not change it. Errors that the caller can do something about match ErrLocked, ErrUnknown, ErrUnavailable,
-	// ErrClosed or ErrSealed, or the error of ctx; all others are passed to the user as they are.
+	// Acquire asks for r.Name until a grant or the end of ctx (r.NoWait: once). The driver may keep r until the returned lease is
+	// over, but not change r. Errors on which the caller can act match ErrLocked, ErrUnknown, ErrUnavailable, ErrClosed or ErrSealed,
+	// or the error of ctx; all others are passed to the user as they are.
 	Acquire(ctx context.Context, r *Request) (Lease, error)
 
 	// Close ends unfinished Acquires, all holds, clean-ups and goroutines, as rule 2 says, and returns when all is done or ctx is.
-	// A client that the user handed in stays open. A later Acquire returns ErrClosed. Close is called once.
+	// A client of the backend which the user handed in stays open. A later Acquire returns ErrClosed. Close is called once.
 	Close(ctx context.Context) error
 }
 
-// Lease is one hold that a Driver granted. All methods may be called concurrently, and after the end of the lease.
+// Lease is one hold, granted by a Driver. All methods may be called concurrently, and after the end of the lease.
 type Lease interface {
-	// Tokens returns the first of n consecutive fencing tokens that came with the grant: n >= 1, or 0, 0 without fencing. They do
-	// not change during the lease, but by [Passer]. The caller hands them out in order.
+	// Tokens returns the first of n consecutive fencing tokens of the grant: n >= 1, or 0, 0 without fencing. Nothing but [Passer]
+	// changes them during the lease. The caller hands them out in order.
 	Tokens() (first uint64, n int)
 
-	// Expires returns the time of rule 4, on the local monotonic clock. It is cheap: package dsync calls it for every check.
+	// Expires returns the time of rule 4, on the local monotonic clock. Expires is cheap: package dsync calls it for every check.
 	Expires() time.Time
 
-	// Renew makes the lease last ttl from now, and moves Expires accordingly; for a fixed lease Expires may also fall. It returns
-	// ErrNotHeld if the hold is over, and never brings it back to life. After any other error nothing has changed as far as the
-	// caller may assume. A driver that keeps its leases alive itself (Info.KeepsAlive) is asked only for fixed ones.
+	// Renew makes the lease last ttl from now, and moves Expires accordingly; for a fixed lease Expires may also fall. Renew returns
+	// ErrNotHeld if the hold is over, and never brings a hold back to life. After any other error nothing has changed as far as the
+	// caller may assume. With Info.KeepsAlive, Renew is called only for fixed leases.
 	Renew(ctx context.Context, ttl time.Duration) error
 
-	// Release ends the hold, as rule 3 says. Package dsync calls it once for a lease, also for one that ran out on the local clock, when
-	// the lease is past at the backend too. It does not call it after Events.Lost, after a Renew that returned ErrNotHeld, when Driver.Close
+	// Release ends the hold, as rule 3 says. Package dsync calls Release once for a lease, also after an end on the local clock, when
+	// the lease is past at the backend too. There is no Release after Events.Lost, after ErrNotHeld from Renew, when Driver.Close
 	// has begun, or, without Info.KeepsAlive, when so much time has passed that nothing can be left: a driver with a table of its leases
-	// removes these.
+	// removes these leases.
 	Release(ctx context.Context) error
 }
 
@@ -96,45 +97,45 @@ type Info struct {
 	Order   Order
 	Fencing Fencing
 
-	// KeepsAlive says that a session carries the locks and that the driver keeps it alive. Otherwise package dsync calls Renew, or
+	// KeepsAlive says that a session, kept alive by the driver, carries the locks. Otherwise package dsync calls Renew, or
 	// RenewAll, every third of the TTL.
 	KeepsAlive bool
 
-	// MinTTL and MaxTTL bound the TTL of a lease; 0 means no bound. TTLs have to be multiples of TTLUnit, if it is not 0.
-	// A request outside of these is refused before it reaches the driver.
+	// MinTTL and MaxTTL bound the TTL of a lease; 0 means no bound. TTLs have to be multiples of a TTLUnit other than 0.
+	// Package dsync refuses other requests before they reach the driver.
 	MinTTL, MaxTTL, TTLUnit time.Duration
 
-	// Detect is how long it may take until a holder learns that somebody else removed its hold, with the backend in reach. 0 means
+	// Detect bounds the time until a holder learns of the removal of its hold by somebody else, with the backend in reach. 0 means
 	// that only a renewal tells: within half the TTL, and for a fixed lease not before its end.
 	Detect time.Duration
 
-	// Late and LatePerTTL bound how long after its TTL the backend may still keep the hold of a client that is gone, by accident or on
+	// Late and LatePerTTL bound how long after its TTL the backend may still keep the hold of a vanished client, by accident or on
 	// purpose: see LateFor. LatePerTTL is for a lag in proportion to the TTL; 1 means a TTL more.
 	Late       time.Duration
 	LatePerTTL float64
 
-	// Expiry says who ends the hold of a client that is gone.
+	// Expiry says what ends the hold of a vanished client.
 	Expiry Expiry
 
-	// Poll is how often a request that waits looks at the backend, where that tells nobody that a name is free. 0 means that waiters
+	// Poll is how often a waiting request looks at the backend, where the backend tells nobody of a free name. 0 means that waiters
 	// are told, or look at least every 50 ms.
 	Poll time.Duration
 }
 
-// LateFor returns how long after the end of a lease of length ttl the backend may still keep the hold of a client that is gone.
+// LateFor returns how long after the end of a lease of length ttl the backend may still keep the hold of a vanished client.
 func (i Info) LateFor(ttl time.Duration) time.Duration {
 	return i.Late + time.Duration(i.LatePerTTL*float64(ttl))
 }
 
-// Expiry says who ends the hold of a client that is gone.
+// Expiry says what ends the hold of a vanished client.
 type Expiry int
 
 const (
 	ByBackend Expiry = iota // the backend, by its own clock or with a session
 
-	// Observed: a contender that has seen the hold unchanged for its TTL, on the contender's own clock, takes the name over. Nothing
-	// on the backend changes before. So exclusion (rule 4) holds among clients of this driver alone, whose clocks run at the same rate
-	// within the margin that package dsync keeps, and a contender that comes after the end of a hold may wait for one more TTL.
+	// Observed: a contender takes the name over after it has seen the hold unchanged for the hold's TTL, on the contender's own clock.
+	// Nothing on the backend changes before. So exclusion (rule 4) holds only among clients of this driver, with clocks of the same rate
+	// within the margin of package dsync, and a contender may wait for one more TTL after the end of a hold.
 	Observed
 )
 
@@ -175,7 +176,7 @@ type Fencing int
 const (
 	None     Fencing = iota // no tokens
 	Volatile                // tokens rise, but may restart when the backend loses data
-	Durable                 // tokens rise for as long as the backend keeps what it acknowledged
+	Durable                 // tokens rise for as long as the backend keeps what was acknowledged
 )
 
 func (f Fencing) String() string {
@@ -193,27 +194,27 @@ func (f Fencing) String() string {
 // Request is what Acquire is asked for.
 type Request struct {
 	// Name of the lock: valid UTF-8 without NUL, 1 to 1024 bytes. A driver encodes injectively what its backend cannot keep, or by a
-	// cryptographic hash where the backend's keys are too short for that.
+	// cryptographic hash where the backend's keys are too short.
 	Name string
 
 	// Hold is unique to this attempt, "<uuid of the client>:<decimal number>", and is the identity of the hold on the backend.
-	// It is for machines: no part of errors. Nor is it a secret, for an Owner that package dsync makes up may contain it; what protects
-	// a hold is who may use the backend.
+	// Hold is for machines: errors do not contain a Hold. Nor is Hold a secret, for an Owner made up by package dsync may contain the
+	// Hold; the access rights of the backend protect a hold.
 	Hold string
 
 	// Owner and Note are for people, stored with the hold where the backend can. They are never compared.
 	Owner, Note string
 
 	TTL    time.Duration
-	Fixed  bool // the lease ends TTL after the grant; it is never renewed unless Renew is called
-	NoWait bool // return ErrLocked where it would wait
+	Fixed  bool // the lease ends TTL after the grant, and nothing but a call of Renew renews the lease
+	NoWait bool // return ErrLocked instead of waiting
 
 	Events Events // never nil
 }
 
 // Events is how a driver tells package dsync what happens to a Request. Its methods never block.
 type Events interface {
-	// Waiting says that the request was refused and is about to wait. It is called once, before the first block, and never if the
+	// Waiting says that the request was refused and is about to wait. Waiting is called once, before the first block, and never if the
 	// lock was free.
 	Waiting()
 
@@ -221,78 +222,78 @@ type Events interface {
 	// request that can grant, and may give fewer.
 	Tokens() int
 
-	// Lost says that the hold is over other than by Release, as soon as the driver knows it, and why; cause matches ErrRemoved or
-	// ErrSessionEnded where one of these applies. It is called at most once, from any goroutine, perhaps before Acquire returned,
-	// and never after Release has returned; nor has it to be called when Renew or Release has returned ErrNotHeld. From then on the
+	// Lost says that the hold is over other than by Release, as soon as the driver knows, and why; cause matches ErrRemoved or
+	// ErrSessionEnded where one of these applies. Lost is called at most once, from any goroutine, perhaps before Acquire returned,
+	// and never after Release has returned; no call is needed when Renew or Release has returned ErrNotHeld. From the loss on the
 	// driver owns what is left on the backend (rule 2).
 	Lost(cause error)
 }
 
-// BatchRenewer is implemented by drivers that renew many leases in few requests. The leases are the driver's own.
+// BatchRenewer is an optional interface of a Driver: to renew many leases in few requests. The leases are the driver's own.
 type BatchRenewer interface {
-	// RenewAll renews each lease for the TTL of its Request, as Lease.Renew would, and calls done exactly once for each, with its
-	// index and outcome, from any goroutine, before it returns. It returns soon after the end of ctx.
+	// RenewAll renews each lease for the TTL of its Request, as Lease.Renew would, and calls done exactly once for each, with index
+	// and outcome, from any goroutine, before RenewAll returns. RenewAll returns soon after the end of ctx.
 	RenewAll(ctx context.Context, leases []Lease, done func(i int, err error))
 }
 
 // Passer is implemented by leases with one token each, of drivers that can give a hold to another caller of the client in one request.
-// Package dsync uses it where the next caller waits in the process, in place of a release and another Acquire.
+// Package dsync uses Pass where the next caller waits in the process, in place of a release and another Acquire.
 type Passer interface {
-	// Pass gives the hold a new token, above those that it had and below those of every later grant, and has the backend say of it that
-	// Owner and Note are these. The hold keeps its Hold, its session and Events. After nil Tokens returns the new one. ErrNotHeld says
-	// that the hold is over; after any other error it is held under the old token or the new one, and package dsync releases it. It is
-	// not called for fixed leases, nor while a Pass or a Release of the lease is under way.
+	// Pass gives the hold a new token, above the tokens that the hold had and below those of every later grant, and has the backend
+	// show Owner and Note as given. The hold keeps its Hold, its session and Events. After nil Tokens returns the new token. ErrNotHeld
+	// says that the hold is over; after any other error the hold has the old token or the new one, and package dsync releases it. There
+	// is no Pass of a fixed lease, nor while another Pass or a Release of the lease is under way.
 	Pass(ctx context.Context, owner, note string) error
 }
 
-// KeepAliveReporter is implemented by drivers that keep sessions alive (Info.KeepsAlive). Package dsync cannot see otherwise that the
-// backend is out of reach before the locks are lost.
+// KeepAliveReporter is an optional interface of a Driver with Info.KeepsAlive. Without reports package dsync learns of an outage only
+// when the locks are lost.
 type KeepAliveReporter interface {
-	// OnKeepAlive is called once, before the first Acquire. From then on the driver calls f with the error of each request by which
-	// it keeps a session alive, or tries to have one again, that failed or was not answered in time: within half the TTL after the
-	// last answered one was sent, and before it says Lost for that reason. It calls f with nil when one is answered, at least the
-	// first after an error. A session that the server has ended is an answer. f never blocks; it may be called from any goroutine,
-	// and like a method of [Events] with none of the driver's own locks held.
+	// OnKeepAlive is called once, before the first Acquire. The driver then reports each request by which a session is kept alive, or
+	// made anew: f(err) if the request failed or was not answered in time, within half the TTL after the last answered one was sent,
+	// and before the driver says Lost for the same reason; f(nil) if the request was answered, at least the first after an error. An
+	// end of the session by the server is an answer. f never blocks; the driver may call f from any goroutine, and as for a method of
+	// [Events] holds none of its own locks.
 	OnKeepAlive(f func(err error))
 }
 
-// ContentionReporter is implemented by leases whose Release learns whether other clients wait for the name.
+// ContentionReporter is an optional interface of a Lease: its Release learns whether other clients wait for the name.
 type ContentionReporter interface {
-	// Contended is called after Release returned nil. False means that no other client waited; true, that one may have.
+	// Contended is called after Release returned nil. False: no other client waited. True: one may have waited.
 	Contended() bool
 }
 
-// SessionLease is implemented by leases of sessions, where the TTL of the session may be another than that of the lease. How far the
-// clocks of the two sides can have drifted apart by Expires depends on the TTL with which that was counted.
+// SessionLease is an optional interface of a Lease on a session, where session and lease may have different TTLs. How far the clocks of
+// the two sides can have drifted apart by Expires depends on the TTL with which Expires was counted.
 type SessionLease interface {
-	// Session returns the end of the session that carries the lease, counted as in rule 4, and its TTL. A time that is zero means
-	// that nothing but the lease's own TTL counts. It is as cheap as Expires, and takes as few locks.
+	// Session returns the end of the lease's session, counted as in rule 4, and the TTL of the session. A zero time means: nothing but
+	// the lease's own TTL counts. Session is as cheap as Expires, and takes as few locks.
 	Session() (expires time.Time, ttl time.Duration)
 }
 
-// Inspector is implemented by drivers that can tell who holds a lock.
+// Inspector is an optional interface of a Driver: to tell the holder of a lock.
 type Inspector interface {
-	// Inspect asks the backend, never a local table. That nobody holds the name is not an error.
+	// Inspect asks the backend, never a local table. A free name is not an error.
 	Inspect(ctx context.Context, name string) (Status, error)
 }
 
-// Status is what a backend knows of a lock. Fields that it does not know are zero, except Waiters.
+// Status is what a backend knows of a lock. Unknown fields are zero, except Waiters.
 type Status struct {
 	Held    bool
-	Hold    string        // Request.Hold of the holder; where that is not kept, what tells its client from others
-	Owner   string        // Request.Owner of the holder, where it is stored
-	Note    string        // Request.Note of the holder, where it is stored
-	Process string        // its host and the id of its process, as in "host:4711", where they are stored
-	Since   time.Time     // when it was granted
-	TTL     time.Duration // until the backend ends the hold, unless it is renewed
-	Token   uint64        // the last fencing token that was granted
-	Waiters int           // how many wait at the backend; -1 if it cannot tell
-	Queue   []string      // who waits, in order, where the backend keeps a queue
+	Hold    string        // Request.Hold of the holder; where not kept, what tells its client from others
+	Owner   string        // Request.Owner of the holder, where stored
+	Note    string        // Request.Note of the holder, where stored
+	Process string        // the holder's host and process id, as in "host:4711", where stored
+	Since   time.Time     // of the grant
+	TTL     time.Duration // until the backend ends the hold, without a renewal
+	Token   uint64        // the last fencing token of a grant
+	Waiters int           // how many wait at the backend; -1 if unknown
+	Queue   []string      // the waiters in order, where the backend keeps a queue
 }
 
-// ForceUnlocker is implemented by drivers that can end a hold that is not theirs.
+// ForceUnlocker is an optional interface of a Driver: to end the hold of any client.
 type ForceUnlocker interface {
-	// ForceUnlock ends whoever's hold there is, and wakes a waiter. It returns ErrNotHeld if nobody holds the name, and ErrSealed if
-	// the name is sealed: a seal stays.
+	// ForceUnlock ends the present hold, of whatever client, and wakes a waiter. ErrNotHeld: nobody holds the name. ErrSealed: the name
+	// is sealed, and a seal stays.
 	ForceUnlock(ctx context.Context, name string) error
 }

@@ -2,7 +2,7 @@ package driver
 
 import "errors"
 
-// The errors that package dsync acts on. Drivers return them as they are or wrapped; they are matched with errors.Is.
+// The errors on which package dsync acts. Drivers return them as they are or wrapped; errors.Is matches them.
 var (
 	// ErrLocked: another hold has the name.
 	ErrLocked = errors.New("locked by another owner")
@@ -10,12 +10,12 @@ var (
 	// ErrNotHeld: the hold is over.
 	ErrNotHeld = errors.New("lock not held")
 
-	// ErrUnknown: the request may or may not have been carried out, and the driver cleans up behind it. Package dsync repeats an
-	// Acquire that failed with it, with a new Hold.
+	// ErrUnknown: the request may or may not have been carried out, and the driver cleans up behind the request. Package dsync then
+	// repeats an Acquire, with a new Hold.
 	ErrUnknown = errors.New("outcome unknown")
 
-	// ErrUnavailable: the backend is out of reach or refuses work for now, and the request was not carried out. Package dsync
-	// repeats an Acquire that failed with it, with a new Hold.
+	// ErrUnavailable: the backend is out of reach or refuses work for now, and the request was not carried out. Package dsync then
+	// repeats an Acquire, with a new Hold.
 	ErrUnavailable = errors.New("backend unavailable")
 
 	// ErrClosed: the driver is closed.
@@ -25,11 +25,11 @@ var (
 	ErrSealed = errors.New("lock is sealed")
 )
 
-// What a hold can be lost by, as the cause that Events.Lost is given.
+// The causes of a loss, as Events.Lost gets them.
 var (
-	// ErrRemoved: somebody removed the hold from the backend, or the backend lost it.
+	// ErrRemoved: somebody removed the hold from the backend, or the backend lost the hold.
 	ErrRemoved = errors.New("hold was removed")
 
-	// ErrSessionEnded: the session or connection that carried the hold is over.
+	// ErrSessionEnded: the session or connection of the hold is over.
 	ErrSessionEnded = errors.New("session ended")
 )

@@ -10,16 +10,16 @@ import (
 	"time"
 )
 
-// Config is what a URL says: the URL itself for the driver's own parameters, and those that are common to all drivers.
+// Config is what a URL says: the URL itself for the driver's own parameters, and the parameters common to all drivers.
 type Config struct {
 	URL     *URL
-	TTL     time.Duration // ttl=30s, or what OpenTTL was given: that of most leases; 0 for the default
+	TTL     time.Duration // of most leases: ttl=30s, or what OpenTTL was given; 0 for the default
 	Fenced  bool          // fenced=false: no tokens, and nothing is kept for them
-	Require Require       // require=fair,fifo,fenced; Open has checked it
+	Require Require       // require=fair,fifo,fenced; checked by Open
 }
 
-// Opener makes a Driver from a URL. It connects, and fails within ctx if that cannot be done; it is not called when ctx is over already. It reads all its parameters and calls
-// [URL.Err] before it connects.
+// Opener makes a Driver from a URL. An Opener reads all its parameters, calls [URL.Err], and then connects, or fails within ctx. No
+// Opener is called with a ctx that is over already.
 type Opener func(ctx context.Context, c *Config) (Driver, error)
 
 var (
@@ -27,8 +27,8 @@ var (
 	openers   = map[string]Opener{}
 )
 
-// Register makes a driver available under a URL scheme. It is called from the init function of the driver's package, and panics if
-// the scheme is taken or malformed.
+// Register makes a driver available under a URL scheme. The init function of the driver's package calls Register, which panics if the
+// scheme is taken or malformed.
 func Register(scheme string, open Opener) {
 	openersMu.Lock()
 	defer openersMu.Unlock()
@@ -53,7 +53,7 @@ func Schemes() []string {
 	return names
 }
 
-// Open opens the driver that the URL selects, and returns it with what the URL said. Errors never contain the password.
+// Open opens the driver of the URL's scheme, and returns the driver with what the URL said. Errors never contain the password.
 func Open(ctx context.Context, rawURL string) (Driver, *Config, error) {
 	return OpenTTL(ctx, rawURL, 0)
 }
@@ -94,7 +94,7 @@ func OpenTTL(ctx context.Context, rawURL string, ttl time.Duration) (Driver, *Co
 	return d, c, nil
 }
 
-// Require is what a program needs of a backend. Opening one that cannot give it fails.
+// Require is what a program needs of a backend. Opening a backend with less fails.
 type Require struct {
 	Fair   bool // an order that starves nobody: anything but Unordered
 	FIFO   bool // all waiters in the order of arrival
@@ -122,7 +122,7 @@ func ParseRequire(s string) (Require, error) {
 	return r, nil
 }
 
-// Check returns an error that names what r asks for and i does not promise. It matches errors.ErrUnsupported.
+// Check returns an error, which matches errors.ErrUnsupported, if r asks for more than i promises. The error names the difference.
 func (i Info) Check(r Require) error {
 	switch {
 	case r.FIFO && i.Order != FIFO:
@@ -135,8 +135,8 @@ func (i Info) Check(r Require) error {
 	return nil
 }
 
-// CheckTTL returns an error that names the bounds if the backend cannot keep a lease of length d. It matches errors.ErrUnsupported
-// if another backend could.
+// CheckTTL returns an error with the bounds if the backend cannot keep a lease of length d. The error matches errors.ErrUnsupported if
+// another backend could.
 func (i Info) CheckTTL(d time.Duration) error {
 	switch {
 	case d <= 0:

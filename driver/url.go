@@ -12,11 +12,11 @@ import (
 	"unicode/utf8"
 )
 
-// URL is a parsed backend URL, scheme://user:password@host:port,host:port/path?parameter=value. Its errors name the part that is
-// wrong and never the password.
+// URL is a parsed backend URL, scheme://user:password@host:port,host:port/path?parameter=value. Its errors name the wrong part and
+// never the password.
 //
-// Parameters are read through the methods below, which remember what was malformed and what was asked for; [URL.Err] then reports
-// the first bad value, or a parameter that nobody asked for. So a typing error in a URL is never silently ignored.
+// The methods below read parameters, and remember what was malformed and what was asked for; [URL.Err] then reports the first bad
+// value, or a parameter for which nobody asked. So a typing error in a URL is never silently ignored.
 type URL struct {
 	Scheme string
 	User   *url.Userinfo // nil if there is none
@@ -28,7 +28,7 @@ type URL struct {
 	err   error
 }
 
-// ParseURL parses s. It is not url.Parse because that refuses a list of hosts with ports, and prints the password in its errors. An @
+// ParseURL parses s. Unlike url.Parse, ParseURL takes a list of hosts with ports, and keeps the password out of its errors. An @
 // in the path or in a parameter has to be written as %40.
 func ParseURL(s string) (*URL, error) {
 	scheme, rest, ok := strings.Cut(s, ":")
@@ -59,7 +59,7 @@ func ParseURL(s string) (*URL, error) {
 	return u, nil
 }
 
-// strayAt refuses what would be taken for hosts, a path and parameters, but may be a password with a / or ? in it.
+// strayAt refuses what would be taken for hosts, a path and parameters, but may be a password with a / or ? inside.
 const strayAt = "an @ after the host (write it as %40; special characters of a password have to be escaped as %XX)"
 
 func notInName(r rune) bool {
@@ -149,7 +149,7 @@ func checkHost(h string) error {
 	return nil
 }
 
-// HostsWithPort returns Hosts with port added to those that have none, or fallback if there are no hosts.
+// HostsWithPort returns Hosts, with port added where a host has none, or fallback if there are no hosts.
 func (u *URL) HostsWithPort(fallback, port string) []string {
 	hosts := slices.Clone(u.Hosts)
 	if len(hosts) == 0 {
@@ -172,7 +172,7 @@ func (u *URL) String() string {
 	return s + strings.Join(u.Hosts, ",") + (&url.URL{Path: u.Path}).EscapedPath()
 }
 
-// Has reports whether the parameter is given, and counts as asking for it.
+// Has reports whether the parameter is given, and counts as asking for the parameter.
 func (u *URL) Has(name string) bool {
 	if !slices.Contains(u.known, name) {
 		u.known = append(u.known, name)
@@ -184,7 +184,7 @@ func (u *URL) Has(name string) bool {
 	return len(values) > 0
 }
 
-// Param returns the value of a parameter, or fallback if it is not given.
+// Param returns the value of a parameter, or fallback if there is none.
 func (u *URL) Param(name, fallback string) string {
 	if !u.Has(name) {
 		return fallback
@@ -192,7 +192,7 @@ func (u *URL) Param(name, fallback string) string {
 	return u.query[name][0]
 }
 
-// Choice returns the value of a parameter that is one of options; the first is the default.
+// Choice returns the value of a parameter with a choice of options; the first is the default.
 func (u *URL) Choice(name string, options ...string) string {
 	v := u.Param(name, options[0])
 	if !slices.Contains(options, v) {
@@ -202,12 +202,12 @@ func (u *URL) Choice(name string, options ...string) string {
 	return v
 }
 
-// Bool returns the value of a parameter that is true or false.
+// Bool returns the value of a parameter: true or false.
 func (u *URL) Bool(name string, fallback bool) bool {
 	return u.Choice(name, strconv.FormatBool(fallback), strconv.FormatBool(!fallback)) == "true"
 }
 
-// Int returns the value of a parameter that is a decimal number from low to high.
+// Int returns the value of a parameter: a decimal number from low to high.
 func (u *URL) Int(name string, fallback, low, high int) int {
 	if !u.Has(name) {
 		return fallback
@@ -221,7 +221,7 @@ func (u *URL) Int(name string, fallback, low, high int) int {
 	return n
 }
 
-// Duration returns the value of a parameter that is a positive duration with its unit, as in 1.5s.
+// Duration returns the value of a parameter: a positive duration with its unit, as in 1.5s.
 func (u *URL) Duration(name string, fallback time.Duration) time.Duration {
 	if !u.Has(name) {
 		return fallback
@@ -235,8 +235,8 @@ func (u *URL) Duration(name string, fallback time.Duration) time.Duration {
 	return d
 }
 
-// Rest returns the parameters that nobody has asked for so far, and counts as asking for all of them. It is for backends that have
-// parameters of their own, which the driver passes on and does not know.
+// Rest returns the parameters for which nobody has asked so far, and counts as asking for all of them: for backends with parameters of
+// their own, which the driver passes on and does not know.
 func (u *URL) Rest() map[string]string {
 	rest := make(map[string]string)
 	for name := range u.query {
@@ -247,15 +247,15 @@ func (u *URL) Rest() map[string]string {
 	return rest
 }
 
-// fail notes what is wrong with a parameter. Its value is no part of that: it may be a password that belongs elsewhere.
+// fail notes what is wrong with a parameter. The note leaves the value out, which may be a misplaced password.
 func (u *URL) fail(name, why string) {
 	if u.err == nil {
 		u.err = fmt.Errorf("%s URL: parameter %s: %s", u.Scheme, name, why)
 	}
 }
 
-// Err returns an error that names the first malformed parameter, or else a parameter that nobody asked for. An opener calls it when
-// it has read all its parameters, and before it connects.
+// Err returns an error with the first malformed parameter, or else a parameter for which nobody asked. An opener calls Err after it has
+// read all its parameters, and before it connects.
 func (u *URL) Err() error {
 	if u.err != nil {
 		return u.err

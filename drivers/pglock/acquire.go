@@ -11,11 +11,11 @@ import (
 )
 
 const (
-	// settleFor is how long a caller whose time is over waits for the lock that it asked for to be given back. That takes two short
-	// requests, and then nothing is left in doubt. Longer than this nobody waits.
+	// settleFor is how long a canceled caller waits for its lock to be given back, if there is one. Two short requests do, and then
+	// nothing is left in doubt. Nobody waits longer.
 	settleFor = 50 * time.Millisecond
 
-	// backstop is how often a server is asked whether it still knows of a wait, in case that the connection is dead and silent.
+	// backstop is how often the driver asks the server whether a wait is still known there, as the connection may be dead and silent.
 	backstop = 15 * time.Second
 )
 
@@ -45,7 +45,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	d.mu.Lock()
 	d.leaveGate(l.gate)
 	d.mu.Unlock()
-	if err == nil && d.open.Err() != nil {
+	if err == nil && d.life.Open().Err() != nil {
 		err = driver.ErrClosed
 		l.forget()
 	}
@@ -55,7 +55,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	return l, nil
 }
 
-// contend asks for the lock, after the attempts of this driver that came before, and waits for it if that is wanted.
+// contend asks for the lock, after the earlier attempts of this driver, and waits for the lock unless the request has NoWait.
 func (d *Driver) contend(ctx context.Context, l *lease) error {
 	g := l.gate
 	waited := false
@@ -85,8 +85,8 @@ func (d *Driver) contend(ctx context.Context, l *lease) error {
 // maxClasses is how many TTLs of fixed leases have sessions of their own.
 const maxClasses = 8
 
-// carrier returns the TTL of the sessions that carry a request: its own. A program that asks for fixed leases of ever new lengths would
-// need ever new sessions; they share those of shorter TTLs then, which are kept alive until the lease ends here.
+// carrier returns the TTL of the sessions for a request: its own. Fixed leases of ever new lengths would need ever new sessions; such
+// leases share sessions of shorter TTLs, which the driver keeps alive until the lease ends here.
 func (d *Driver) carrier(r *driver.Request) time.Duration {
 	ttl := roundUp(r.TTL)
 	if !r.Fixed {
@@ -107,7 +107,7 @@ func roundUp(d time.Duration) time.Duration {
 	return (d + time.Millisecond - 1) / time.Millisecond * time.Millisecond
 }
 
-// tryHub asks once, on a session that carries many locks. The gate is busy until that is settled.
+// tryHub asks once, on a session of many locks. The gate is busy until the attempt is settled.
 func (d *Driver) tryHub(ctx context.Context, l *lease) (granted bool, err error) {
 	for range 3 {
 		s, err := d.hub(ctx, d.carrier(l.r))
@@ -134,7 +134,7 @@ func (l *lease) tried(op *operation, s *session) {
 	}
 	switch {
 	case op.err != nil || !op.yes:
-		if !s.waiter || !op.abandoned { // otherwise cancelWait has a use for it still
+		if !s.waiter || !op.abandoned { // otherwise cancelWait still uses the session
 			d.freeSession(s)
 		}
 		d.leaveGate(l.gate)
@@ -152,17 +152,17 @@ func (d *Driver) outcome(ctx context.Context, s *session, op *operation) (grante
 		return op.yes, wanted(op.err)
 	case <-ctx.Done():
 		err = ctx.Err()
-	case <-d.open.Done():
+	case <-d.life.Open().Done():
 		err = driver.ErrClosed
 	}
 	if !s.abandon(op) {
-		<-op.done // it was settled at this very moment
+		<-op.done // settled at this very moment
 		return op.yes, wanted(op.err)
 	}
 	return false, d.settle(op, err)
 }
 
-// settle waits for a moment until an abandoned attempt has left nothing behind, and adds to err if it may have.
+// settle waits for a moment until an abandoned attempt has left nothing behind. If something may be left, err becomes ErrUnknown too.
 func (d *Driver) settle(op *operation, err error) error {
 	timer := time.NewTimer(settleFor)
 	defer timer.Stop()
@@ -176,7 +176,7 @@ func (d *Driver) settle(op *operation, err error) error {
 	return fmt.Errorf("%w: %w", err, driver.ErrUnknown)
 }
 
-// wanted is the error of an attempt that somebody waited for.
+// wanted is the error of an attempt, for a caller that waited until the end of the attempt.
 func wanted(err error) error {
 	if err == nil {
 		return nil
@@ -194,7 +194,7 @@ func (d *Driver) waitAtServer(ctx context.Context, l *lease, waited bool) error 
 		return err
 	}
 	if !waited {
-		l.r.Events.Waiting() // and not before it is sent, which fixes its place in the server's queue
+		l.r.Events.Waiting() // after the statement is sent: from now on the call has its place in the server's queue
 	}
 	err = d.watch(ctx, w, op)
 	if err == nil {
@@ -222,13 +222,13 @@ func (d *Driver) enqueue(ctx context.Context, l *lease) (*session, *operation, e
 	return nil, nil, errBreaks
 }
 
-// errBreaks is what remains when a session ended each time just when it was chosen.
+// errBreaks: each session ended just when it was chosen.
 var errBreaks = fmt.Errorf("%w: connections break again and again", driver.ErrUnavailable)
 
-// start lets a session ask for the lock. It returns nil if the session is over, which is then given back.
-func (d *Driver) start(s *session, k kind, l *lease) *operation {
-	op := newOperation(k, l.key)
-	op.lease, op.reads = l, k == try
+// start lets a session ask for the lock. If the session is over, start gives the session back and returns nil.
+func (d *Driver) start(s *session, first step, l *lease) *operation {
+	op := newOperation(first, l.key)
+	op.lease, op.reads = l, first == try
 	op.after = func() { l.tried(op, s) }
 	d.mu.Lock()
 	l.gate.uses++ // of the operation, and then of the lease
@@ -243,7 +243,7 @@ func (d *Driver) start(s *session, k kind, l *lease) *operation {
 	return nil
 }
 
-// watch waits until the operation is settled, and returns why it is not waited for any longer.
+// watch waits until the operation is settled, or returns why the wait ended before.
 func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
 	timer := time.NewTimer(backstop)
 	defer timer.Stop()
@@ -253,7 +253,7 @@ func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
 			return nil
 		case <-ctx.Done():
 			return fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
-		case <-d.open.Done():
+		case <-d.life.Open().Done():
 			return driver.ErrClosed
 		case <-timer.C:
 		}
@@ -280,7 +280,7 @@ func (d *Driver) stillWaits(ctx context.Context, w *session) (bool, error) {
 	return rows[0][0][0] != 0, nil
 }
 
-// forget undoes the grant of an attempt that nobody gets.
+// forget undoes a grant which Acquire does not return.
 func (l *lease) forget() {
 	s := l.session
 	s.mu.Lock()
@@ -289,5 +289,7 @@ func (l *lease) forget() {
 		return
 	}
 	l.phase = ending
-	l.giveBack(false)
+	request := l.giveBack(false)
+	s.mu.Unlock()
+	s.write(request)
 }

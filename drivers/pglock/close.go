@@ -13,43 +13,27 @@ import (
 
 // Close implements driver.Driver.
 func (d *Driver) Close(ctx context.Context) error {
-	d.mu.Lock()
-	if d.open.Err() != nil {
-		d.mu.Unlock()
-		return driver.ErrClosed
+	if err := d.life.Close(); err != nil {
+		return err
 	}
-	d.shut()
-	calls := d.calls
-	var idle chan struct{}
-	if calls > 0 {
-		idle = make(chan struct{})
-		d.idle = idle
-	}
-	d.mu.Unlock()
-	if calls > 0 {
-		select { // they are told, and none waits longer than settleFor
-		case <-idle:
-		case <-ctx.Done():
-		}
-	}
+	d.life.AwaitCalls(ctx) // none waits longer than settleFor
 	return d.stop(ctx)
 }
 
-// stop ends all sessions and goroutines: first the waits, else the locks would be granted to those.
+// stop ends all sessions and goroutines. The waits come first: otherwise they would be granted the locks.
 func (d *Driver) stop(ctx context.Context) error {
 	withdrawn := d.waitFor(ctx, func() bool { return d.withdrawals == 0 })
 	d.quitAll(ctx)
 	buried := d.waitFor(ctx, func() bool { return d.graves == 0 })
 
 	d.mu.Lock()
-	d.ended = true
 	graves := d.graves
 	d.mu.Unlock()
-	d.end()
-	d.quitAll(ctx) // those that asked about the others
+	d.life.End()
+	d.quitAll(ctx) // the sessions which asked about the others
 	finished := make(chan struct{})
-	go func() { // ends with the driver's goroutines, which wait for nothing any more
-		d.wg.Wait()
+	go func() { // ends with the driver's goroutines, and these wait for nothing any more
+		d.life.Wait()
 		close(finished)
 	}()
 	select {
@@ -74,7 +58,7 @@ func (d *Driver) quitAll(ctx context.Context) {
 	all.Wait()
 }
 
-// waitFor waits until cond holds, which is called with mu held and depends on what changes with a broadcast.
+// waitFor waits until cond returns true. cond is called with mu held, at each broadcast of changed.
 func (d *Driver) waitFor(ctx context.Context, cond func() bool) bool {
 	stop := context.AfterFunc(ctx, func() {
 		d.mu.Lock()
@@ -93,7 +77,7 @@ func (d *Driver) waitFor(ctx context.Context, cond func() bool) bool {
 	return true
 }
 
-// quit gives all locks of the session back and ends it in good order, if that can be done before ctx ends.
+// quit gives all locks of the session back and ends the session in good order, or without the answers at the end of ctx.
 func (s *session) quit(ctx context.Context, cause error) {
 	leases := s.disown()
 	if len(leases) > 0 {
@@ -116,7 +100,7 @@ func (s *session) quit(ctx context.Context, cause error) {
 
 var goodbye = []byte{'X', 0, 0, 0, 4} // Terminate
 
-// disown ends the leases of a session for their holders, who are not told.
+// disown ends the leases of a session, and does not tell their holders.
 func (s *session) disown() map[AdvisoryKey]*lease {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -24,7 +24,7 @@ const connectFor = 10 * time.Second
 
 // serverFacts is what is found out when the driver is opened.
 type serverFacts struct {
-	pooled bool // behind a pooler in session mode, which passes no settings on when it connects
+	pooled bool // behind a pooler in session mode; settings at the connect do not get through
 }
 
 // connectFirst opens the session of the home class and looks at what is there.
@@ -44,7 +44,7 @@ func (d *Driver) connectFirst(ctx context.Context) error {
 	return d.compareKeys(ctx)
 }
 
-// dialChecked is the first dial, which finds a pooler.
+// dialChecked is the first dial, and finds a pooler.
 func (d *Driver) dialChecked(ctx context.Context) (*session, error) {
 	s, err := d.dial(ctx, d.home, false)
 	if !errors.Is(err, ErrPooler) {
@@ -90,11 +90,11 @@ func (d *Driver) compareKeys(ctx context.Context) error {
 const probeQuery = `SELECT pg_catalog.hashtextextended(u.v, 0) ` +
 	`FROM pg_catalog.unnest(pg_catalog.string_to_array($1::pg_catalog.text, $2::pg_catalog.text)) WITH ORDINALITY u(v, n) ORDER BY u.n`
 
-// maxDials is how often a session is connected that the server ended at once.
+// maxDials is how often a session is connected again after the server ended it at once.
 const maxDials = 10
 
-// dial connects a session. It is not among those of the driver yet. If its TTL passes while it is set up, since this machine has
-// much to do, it is tried again.
+// dial connects a session, which is not among the driver's sessions yet. If the TTL passes during the set-up, on a busy machine, dial
+// tries again.
 func (d *Driver) dial(ctx context.Context, ttl time.Duration, waiter bool) (s *session, err error) {
 	for range maxDials {
 		s, err = d.dialOnce(ctx, ttl, waiter)
@@ -137,7 +137,7 @@ func (d *Driver) dialOnce(ctx context.Context, ttl time.Duration, waiter bool) (
 	return s, nil
 }
 
-// connect makes the connection. The server holds no lock for it yet, so ctx may end it.
+// connect makes the connection. The server holds no lock for the connection yet, so ctx may end it.
 func (d *Driver) connect(ctx context.Context, s *session) (*pgconn.PgConn, error) {
 	config := d.config.Copy()
 	if config.RuntimeParams == nil {
@@ -169,7 +169,7 @@ func (d *Driver) connect(ctx context.Context, s *session) (*pgconn.PgConn, error
 // setting is one of the server's for a session.
 type setting struct{ name, value string }
 
-// settings are those that every session needs, and that no default of a role or database may change.
+// settings are needed by every session, and no default of a role or database may change them.
 func (d *Driver) settings(ttl time.Duration) []setting {
 	all := []setting{
 		{"idle_session_timeout", milliseconds(ttl)},
@@ -185,7 +185,7 @@ func (d *Driver) settings(ttl time.Duration) []setting {
 	return all
 }
 
-// optional are settings that make the server notice earlier that a client is gone, and that not all servers and systems have.
+// optional are settings for the server to notice the end of a client earlier. Not all servers and systems have them.
 func optional(ttl time.Duration) []setting {
 	seconds := strconv.Itoa(int(max(1, ttl/(3*time.Second))))
 	return []setting{
@@ -216,8 +216,8 @@ const factsQuery = `SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_reco
 // facts is how many columns factsQuery has.
 const facts = 7
 
-// functions are those that the driver calls and a role may be denied. Where a program has keys of its own, these may be of one form
-// alone; what must not be is that a lock can be taken and not given back.
+// functions are all functions of which a role may be denied the use. The keys of a program may all be of one form, so nobody has to be
+// able to take locks of both; but every lock which can be taken must be possible to give back.
 func (d *Driver) functions() string {
 	all := []string{"pg_advisory_unlock(bigint)"}
 	if d.options.Key == nil {
@@ -262,7 +262,7 @@ func (d *Driver) prepare(ctx context.Context, conn *pgconn.PgConn, s *session) e
 }
 
 // readPipeline reads the answers up to the given number of syncs, and returns the row of factsQuery. Errors behind the first sync are
-// settings that the server does not have.
+// settings unknown to the server.
 func readPipeline(p *pgconn.Pipeline, syncs int) (row [][]byte, err error) {
 	for n := 0; n < syncs; {
 		results, e := p.GetResults()
@@ -294,7 +294,7 @@ func readPipeline(p *pgconn.Pipeline, syncs int) (row [][]byte, err error) {
 	return row, err
 }
 
-// checkFacts refuses servers on which locks would not be safe.
+// checkFacts refuses servers without safe locks.
 func (d *Driver) checkFacts(conn *pgconn.PgConn, s *session, f [][]byte) error {
 	if len(f) != facts || len(f[0]) != 4 || len(f[1]) != 1 || len(f[2]) != 4 || len(f[3]) != 8 {
 		return errAnswer
@@ -318,7 +318,7 @@ func (d *Driver) checkFacts(conn *pgconn.PgConn, s *session, f [][]byte) error {
 	return nil
 }
 
-// probePooler refuses a pooler that does not keep a client on one session of the server.
+// probePooler refuses a pooler which moves a client from one session of the server to another.
 func (d *Driver) probePooler(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, connectFor)
 	defer cancel()
@@ -366,7 +366,7 @@ func simpleQuery(ctx context.Context, conn *pgconn.PgConn, sql string) (string, 
 	return string(results[0].Rows[0][0]), nil
 }
 
-// keepAlive lets a connection to a host that is gone break while nothing is sent over it.
+// keepAlive lets an idle connection to a vanished host break.
 func keepAlive(conn net.Conn, ttl time.Duration) {
 	if layered, ok := conn.(interface{ NetConn() net.Conn }); ok {
 		conn = layered.NetConn()

@@ -15,11 +15,11 @@ var (
 	// ErrTooManyLocks: the driver holds as many locks as Options.MaxLocks allows.
 	ErrTooManyLocks = errors.New("too many locks")
 
-	// ErrTooManyWaiters: as many connections as Options.MaxWaiters allows wait for locks or hold what they waited for. It matches
+	// ErrTooManyWaiters: as many connections as Options.MaxWaiters allows wait for locks, or hold locks after a wait. The error matches
 	// driver.ErrUnavailable too: package dsync asks again until the wait ends.
 	ErrTooManyWaiters = fmt.Errorf("too many waiting connections: %w", driver.ErrUnavailable)
 
-	// ErrPooler: there is a connection pooler between here and the server. It matches errors.ErrUnsupported too.
+	// ErrPooler: there is a connection pooler between here and the server. The error matches errors.ErrUnsupported too.
 	ErrPooler = fmt.Errorf("there is a connection pooler in front of the server: %w", errors.ErrUnsupported)
 )
 
@@ -28,7 +28,7 @@ var (
 	errForced = errors.New("ended by ForceUnlock")
 )
 
-// SQLSTATE codes, and classes of them, that mean something here.
+// SQLSTATE codes, and classes of codes, with a meaning here.
 const (
 	codeUnknownSetting = "42704"
 	codeProtocol       = "08P01"
@@ -39,14 +39,14 @@ const (
 // unavailable are the codes with which a server refuses work for now.
 var unavailable = []string{
 	"08",             // connection exceptions
-	"25006",          // read-only: it is a standby by now
+	"25006",          // read-only: a standby by now
 	"53",             // out of memory, disk, connections or locks
 	"57P",            // shutting down, starting up, or the session was ended
 	"57014",          // somebody canceled the statement
 	"40", "55", "58", // conflicts, something in use, I/O errors
 }
 
-// refusal makes the error of a call out of what the server answered to its statement, the effects of which are undone.
+// refusal makes the error of a call out of the server's error to its statement. All effects of the statement are undone.
 func refusal(err error) error {
 	var answer *pgconn.PgError
 	if !errors.As(err, &answer) {
@@ -63,13 +63,13 @@ func refusal(err error) error {
 	return err
 }
 
-// dialError is what connecting ended with, in one line. The library's own error has the configuration in it, and by that the password.
+// dialError is the error of connecting, in one line. The library's own error contains the configuration, and so the password.
 type dialError struct {
 	text string
 	err  error
 }
 
-// newDialError takes what is below the library's error, and leaves out what the URL may have said of options for the server.
+// newDialError takes what is below the library's error, and leaves out the options for the server, which the URL may contain.
 func newDialError(err error, options string) error {
 	var failed *pgconn.ConnectError
 	if !errors.As(err, &failed) {
@@ -88,7 +88,7 @@ func newDialError(err error, options string) error {
 func (e *dialError) Error() string { return e.text }
 func (e *dialError) Unwrap() error { return e.err }
 
-// connectError makes the error of a call out of one that connecting ended with.
+// connectError makes the error of a call out of an error of connecting.
 func connectError(err error) error {
 	var answer *pgconn.PgError
 	switch {

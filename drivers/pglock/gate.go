@@ -9,23 +9,23 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// gate orders the requests of this driver for one key: the server would grant a session a lock that it holds already. It is per key
+// gate orders the requests of this driver for one key: the server would grant a session its own lock once more. There is a gate per key
 // and not per name, for two names may have one key.
 //
-// At most one request for the key is under way on the sessions that carry many locks. Those that wait stand in line, and only the
-// first of them asks the server.
+// At most one request for the key is under way on the sessions of many locks. Waiting attempts stand in line, and only the first of them
+// asks the server.
 type gate struct {
 	key    AdvisoryKey
 	uses   int
-	holder *lease  // until the server does not have it any more, as far as is known
+	holder *lease  // until its end at the server, as far as known
 	busy   bool    // a request is under way
-	tries  []*turn // that ask once, as soon as none is under way
-	line   []*turn // that wait for the lock; the first one asks, or waits at the server
+	tries  []*turn // with NoWait: each asks once, as soon as no request is under way
+	line   []*turn // the others; the first one asks, or waits at the server
 }
 
-// turn is an attempt that stands at a gate.
+// turn is an attempt at a gate.
 type turn struct {
-	ready   chan struct{} // closed when it may ask, or need not: see refused
+	ready   chan struct{} // closed when the attempt may ask, or need not: see refused
 	called  bool          // ready is closed
 	refused bool          // the lock is held by this driver
 	asked   bool          // the first in line has asked
@@ -51,7 +51,7 @@ func (d *Driver) leaveGate(g *gate) {
 	}
 }
 
-// queue lets an attempt stand at the gate, and reports whether it may ask at once.
+// queue takes an attempt to the gate, and reports whether the attempt may ask at once.
 func (d *Driver) queue(g *gate, noWait bool) (*turn, bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -82,7 +82,7 @@ func (d *Driver) await(ctx context.Context, g *gate, t *turn) error {
 	case <-t.ready:
 	case <-ctx.Done():
 		err = fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
-	case <-d.open.Done():
+	case <-d.life.Open().Done():
 		err = driver.ErrClosed
 	}
 	if err == nil && t.refused {
@@ -99,14 +99,14 @@ func (d *Driver) await(ctx context.Context, g *gate, t *turn) error {
 	if i := slices.Index(g.tries, t); i >= 0 {
 		g.tries = slices.Delete(g.tries, i, i+1)
 		if errors.Is(err, driver.ErrLocked) {
-			err = ctx.Err() // nobody said that it is held
+			err = ctx.Err() // nobody said that the lock is held
 		}
 	}
 	g.advance()
 	return err
 }
 
-// settled ends a request that was under way.
+// settled ends the request under way.
 func (d *Driver) settled(g *gate) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -114,7 +114,7 @@ func (d *Driver) settled(g *gate) {
 	g.advance()
 }
 
-// quitLine takes an attempt that waited out of the line.
+// quitLine takes an attempt out of the line.
 func (d *Driver) quitLine(g *gate, t *turn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -124,7 +124,7 @@ func (d *Driver) quitLine(g *gate, t *turn) {
 	g.advance()
 }
 
-// advance lets the next ask. It is called with Driver.mu held when anything has changed.
+// advance lets the next attempt ask. advance is called with Driver.mu held when anything has changed.
 func (g *gate) advance() {
 	if g.holder != nil {
 		for _, t := range g.tries {

@@ -11,8 +11,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Inspect implements driver.Inspector. The server knows holders and waiters by their process id, which stands for Status.Hold, and
-// their application_name, which stands for Status.Owner and fills Status.Queue. More is known of a hold of this driver.
+// Inspect implements driver.Inspector. The server knows holders and waiters by their process id, used as Status.Hold, and by
+// their application_name, used as Status.Owner and in Status.Queue. Of a hold of its own the driver knows more.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	var status driver.Status
 	key, err := d.admin(ctx, name)
@@ -57,7 +57,7 @@ func (d *Driver) describe(key AdvisoryKey, pid uint32, status *driver.Status) {
 	status.TTL = max(0, time.Until(l.Expires()))
 }
 
-// ForceUnlock implements driver.ForceUnlocker, if Options.ForceUnlock allows it: it ends the session of the holder.
+// ForceUnlock implements driver.ForceUnlocker, if Options.ForceUnlock allows it, by the end of the holder's session.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if !d.options.ForceUnlock {
 		return fmt.Errorf("a lock can only be taken away with all others of its session (Options.ForceUnlock allows that): %w",
@@ -88,7 +88,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	return d.awaitEnd(ctx, key, ended)
 }
 
-// sessionOf returns the session of this driver that holds the key, or nil.
+// sessionOf returns the session with the lock of the key, or nil if this driver does not hold the lock.
 func (d *Driver) sessionOf(key AdvisoryKey) *session {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -98,10 +98,10 @@ func (d *Driver) sessionOf(key AdvisoryKey) *session {
 	return nil
 }
 
-// How often a server is asked whether sessions have ended that it was told to end: first, and at the end of a doubling.
+// The pauses between two looks at sessions which the server was told to end: the first one, and the last one of a doubling.
 const firstGlance, lastGlance = time.Millisecond, 50 * time.Millisecond
 
-// awaitEnd waits until none of the server's processes has a lock any more: each ends when it gets to it.
+// awaitEnd waits until none of the server's processes has the lock any more. A process ends some time after it was told to.
 func (d *Driver) awaitEnd(ctx context.Context, key AdvisoryKey, pids map[uint32]bool) error {
 	for wait := firstGlance; ; wait = min(2*wait, lastGlance) {
 		rows, err := d.ask(ctx, holdersQuery, key.locksRow()...)
@@ -114,18 +114,18 @@ func (d *Driver) awaitEnd(ctx context.Context, key AdvisoryKey, pids map[uint32]
 		if !held {
 			return nil
 		}
-		if !d.sleep(ctx, wait) {
+		if !d.life.Sleep(ctx, wait) {
 			return fmt.Errorf("%w: the holder has been told to end", driver.ErrUnknown)
 		}
 	}
 }
 
-// admin is what comes before a call that is about a name and no hold of this driver.
+// admin comes first in the calls about a name. It returns the key.
 func (d *Driver) admin(ctx context.Context, name string) (AdvisoryKey, error) {
 	if err := ctx.Err(); err != nil {
 		return AdvisoryKey{}, err
 	}
-	if d.open.Err() != nil {
+	if d.life.Open().Err() != nil {
 		return AdvisoryKey{}, driver.ErrClosed
 	}
 	return d.key(ctx, name)

@@ -17,18 +17,18 @@ type AdvisoryKey struct {
 	pair bool
 }
 
-// Int64Key is the lock that pg_advisory_lock(k) takes.
+// Int64Key is the lock of pg_advisory_lock(k).
 func Int64Key(k int64) AdvisoryKey { return AdvisoryKey{bits: uint64(k)} }
 
-// Int32PairKey is the lock that pg_advisory_lock(a, b) takes.
+// Int32PairKey is the lock of pg_advisory_lock(a, b).
 func Int32PairKey(a, b int32) AdvisoryKey {
 	return AdvisoryKey{bits: uint64(uint32(a))<<32 | uint64(uint32(b)), pair: true}
 }
 
-// HashedKey is the default: the lock that pg_advisory_lock(hashtextextended(name, 0)) takes.
+// HashedKey is the default: the lock of pg_advisory_lock(hashtextextended(name, 0)).
 func HashedKey(name string) (AdvisoryKey, error) { return Int64Key(Key(name)), nil }
 
-// NumberKey takes a name that is a decimal number as a lock of 64 bits, as in "42".
+// NumberKey takes a decimal number as the name of a lock of 64 bits, as in "42".
 func NumberKey(name string) (AdvisoryKey, error) {
 	n, err := strconv.ParseInt(name, 10, 64)
 	if err != nil {
@@ -37,7 +37,7 @@ func NumberKey(name string) (AdvisoryKey, error) {
 	return Int64Key(n), nil
 }
 
-// PairKey takes a name that is two decimal numbers as a lock of two times 32 bits, as in "7/42".
+// PairKey takes two decimal numbers as the name of a lock of two times 32 bits, as in "7/42".
 func PairKey(name string) (AdvisoryKey, error) {
 	first, second, _ := strings.Cut(name, "/")
 	a, err1 := strconv.ParseInt(first, 10, 32)
@@ -56,8 +56,8 @@ func (k AdvisoryKey) String() string {
 	return strconv.FormatInt(int64(k.bits), 10)
 }
 
-// Key returns hashtextextended(name, 0), as PostgreSQL computes it in a database with the encoding UTF8. In other databases it is the
-// same for names of ASCII characters; the driver lets such a server compute the rest.
+// Key returns hashtextextended(name, 0), as PostgreSQL computes it in a database with the encoding UTF8. In other databases the key is
+// the same for names of ASCII characters; the driver lets such a server compute the rest.
 func Key(name string) int64 {
 	p := []byte(name)
 	a := 0x9e3779b9 + uint32(len(p)) + 3923095
@@ -80,7 +80,7 @@ func Key(name string) int64 {
 	return int64(uint64(b)<<32 | uint64(c))
 }
 
-// mix and finish are those of Bob Jenkins' hash of 2006, with the numbers that PostgreSQL has.
+// mix and finish are from Bob Jenkins' hash of 2006, with the numbers of PostgreSQL.
 func mix(a, b, c uint32) (uint32, uint32, uint32) {
 	for _, r := range [2][3]int{{4, 6, 8}, {16, 19, 4}} {
 		a = a - c ^ bits.RotateLeft32(c, r[0])
@@ -118,7 +118,7 @@ type keyMaker struct {
 	asked map[string]AdvisoryKey
 }
 
-// key returns the key of a name. It asks the server where that has to compute it.
+// key returns the key of a name, computed by the server if need be.
 func (d *Driver) key(ctx context.Context, name string) (AdvisoryKey, error) {
 	m := &d.keys
 	if m.custom != nil {
@@ -161,7 +161,7 @@ func (m *keyMaker) learn(hashes []int64) {
 	}
 }
 
-// keyProbes are texts of every length modulo that of a block. The last can be represented in UTF8 only.
+// keyProbes are texts of every length modulo the length of a block. The last can be represented in UTF8 only.
 func keyProbes() []string {
 	const text = "the quick brown fox jumps over it"
 	var probes []string

@@ -3,6 +3,7 @@ package pglock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"syscall"
@@ -225,4 +226,9 @@ func testForceUnlockIsAnOption(t *testing.T, pg *testenv.PostgresServer) {
 		}
 	}
 	mustRelease(t, mustAcquire(t, admin, request("a", longTTL)))
+}
+
+func ExampleKey() {
+	fmt.Println(pglock.Key("orders/42"))
+	// Output: -5097415481565640018
 }

@@ -11,13 +11,13 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// lease is one attempt, and then the hold that came of it.
+// lease is one attempt, and then its hold.
 type lease struct {
 	d       *Driver
 	r       *driver.Request
 	key     AdvisoryKey
 	gate    *gate
-	session *session     // that carries it; set when it is granted
+	session *session     // set by the grant
 	end     atomic.Int64 // of the hold, session apart
 	first   uint64
 
@@ -28,8 +28,8 @@ type lease struct {
 	since  time.Time
 
 	// Guarded by Driver.mu.
-	over    bool // the server does not have it any more
-	counted bool // in Driver.locks, since Acquire returned it
+	over    bool // at the server too
+	counted bool // in Driver.locks, since the return of Acquire
 }
 
 // phase is how far the end of a lease has come.
@@ -40,12 +40,12 @@ const (
 	ending        // Release was called
 	expired       // a fixed lease whose time is over
 	lost          // with its session
-	done          // Release has returned what became of it
+	done          // Release has returned the outcome
 )
 
 const never = math.MaxInt64
 
-// granted makes a hold of an attempt. It is called with session.mu held.
+// granted makes a hold of an attempt. Called with session.mu held.
 func (l *lease) granted(s *session, op *operation) {
 	l.session = s
 	l.since = time.Now()
@@ -60,7 +60,7 @@ func (l *lease) granted(s *session, op *operation) {
 	s.leases[l.key] = l
 }
 
-// Tokens implements driver.Lease. A transaction id has room for a whole block, whether it is asked for or not.
+// Tokens implements driver.Lease. A transaction id has room for a whole block.
 func (l *lease) Tokens() (first uint64, n int) {
 	if l.first == 0 {
 		return 0, 0
@@ -79,8 +79,8 @@ func (l *lease) Session() (expires time.Time, ttl time.Duration) {
 	return l.d.epoch.Add(time.Duration(s.expires.Load())), s.ttl
 }
 
-// Renew implements driver.Lease. The session that carries the lease is kept alive anyway, so it is asked whether it still is, and the
-// end of a fixed lease is moved here.
+// Renew implements driver.Lease. The session of the lease is kept alive anyway, so Renew asks whether the session still lives, and moves
+// the end of a fixed lease here.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	s := l.session
 	op := newOperation(ping, l.key)
@@ -125,14 +125,16 @@ func (l *lease) expire() {
 		return
 	}
 	l.phase = expired
-	l.giveBack(false)
+	request := l.giveBack(false)
+	s.mu.Unlock()
+	s.write(request)
 }
 
-// giveBack sends an unlock. Reads says that the caller calls readAnswer next. It is called with session.mu held, of a session that is
-// not over, and lets go of it.
-func (l *lease) giveBack(reads bool) {
+// giveBack begins an unlock, and returns a request for the session's write. Reads says that the caller calls readAnswer next. Called with
+// session.mu held; the session is not over.
+func (l *lease) giveBack(reads bool) (request *[]byte) {
 	s := l.session
-	l.end.Store(min(l.end.Load(), s.expires.Load())) // it does not move any more
+	l.end.Store(min(l.end.Load(), s.expires.Load())) // which does not move any more
 	if l.timer != nil {
 		l.timer.Stop()
 	}
@@ -141,24 +143,24 @@ func (l *lease) giveBack(reads bool) {
 	l.unlock.after, l.unlock.reads = l.ended, reads
 	s.used = l.d.now()
 	s.pending = append(s.pending, l.unlock)
-	s.send() // unlocks
+	return s.prepare()
 }
 
 // Release implements driver.Lease.
 func (l *lease) Release(ctx context.Context) error {
 	s := l.session
+	var request *[]byte
 	s.mu.Lock()
-	switch {
-	case l.phase == held && !s.over:
+	if l.phase == held && !s.over {
 		l.phase = ending
-		l.giveBack(true)
-	case l.phase == ending:
-		s.mu.Unlock()
-	default:
-		s.mu.Unlock()
+		request = l.giveBack(true)
+	}
+	op, over := l.unlock, l.phase != ending
+	s.mu.Unlock()
+	if over {
 		return driver.ErrNotHeld
 	}
-	op := l.unlock
+	s.write(request)
 	s.readAnswer(op)
 	select {
 	case <-op.done:
@@ -166,7 +168,7 @@ func (l *lease) Release(ctx context.Context) error {
 		return fmt.Errorf("%w: %w", driver.ErrUnknown, ctx.Err())
 	}
 	if op.err != nil {
-		// The connection broke before the answer, and the hold is over by that. Whether it was over before is not known: where somebody
+		// The connection broke before the answer, and so the hold is over. Whether the hold was over before is not known: where somebody
 		// ended the session, the name may have been granted before the request was sent.
 		select {
 		case <-s.buried:
@@ -186,7 +188,7 @@ func (l *lease) Release(ctx context.Context) error {
 	return nil
 }
 
-// sessionEnded tells the holder, unless it gave the lease back before.
+// sessionEnded tells the holder, unless Release came first.
 func (l *lease) sessionEnded(cause error) {
 	s := l.session
 	s.mu.Lock()
@@ -205,7 +207,7 @@ func (l *lease) sessionEnded(cause error) {
 	}
 }
 
-// ended takes note that the lease does not stand in the way of others of this driver any more.
+// ended takes the lease out of the way of other attempts of this driver.
 func (l *lease) ended() {
 	d := l.d
 	d.mu.Lock()

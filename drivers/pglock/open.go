@@ -20,7 +20,7 @@ func init() { driver.Register("pglock", open) }
 // maxOption bounds the limits in a URL.
 const maxOption = 1_000_000
 
-// open reads the parameters of the driver and leaves all others to the library, as those of a connection.
+// open reads the parameters of the driver and leaves all others to the library, as parameters of a connection.
 func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u := c.URL
 	o := &Options{
@@ -60,7 +60,7 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	return d, nil
 }
 
-// parseConnection makes a configuration. The password is kept out of what the library parses, and prints when it cannot.
+// parseConnection makes a configuration. The password is kept out of what the library parses, and prints after a failure.
 func parseConnection(u *driver.URL, rest map[string]string) (*pgx.ConnConfig, error) {
 	password, given := rest["password"]
 	delete(rest, "password")
@@ -89,8 +89,7 @@ func parseConnection(u *driver.URL, rest map[string]string) (*pgx.ConnConfig, er
 	return config, nil
 }
 
-// refusedParameter finds out which of the parameters the library does not take. It quotes none but those of TLS, since the others may
-// be secret.
+// refusedParameter finds the parameters which the library does not take. Only parameters of TLS are quoted, since others may be secret.
 func refusedParameter(rest map[string]string) error {
 	tls := make(url.Values)
 	for _, name := range slices.Sorted(maps.Keys(rest)) {

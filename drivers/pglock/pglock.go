@@ -1,33 +1,53 @@
-// Package pglock is the PostgreSQL backend of dsync: session-level advisory locks, on keys that every SQL client can compute. It
-// registers the URL scheme "pglock".
+// Package pglock is the PostgreSQL backend of dsync: session-level advisory locks, on keys which every SQL client can compute. The URL
+// scheme is "pglock".
 //
 //	pglock://user:password@host:5432/database?sslmode=verify-full
 //
-// There is no table, no DDL and no extension, and any role that can connect will do. While a Go program holds "orders/42",
+// There is no table, no DDL and no extension, and a role with the right to connect will do. Locks belong to a database: another database
+// on the same server has others.
+//
+// # An example
+//
+// A program calls Lock for "orders/42", which is the lock of one 64-bit number:
+//
+//	Key("orders/42") = hashtextextended('orders/42', 0) = -5097415481565640018
+//
+// The driver sends one statement to a session of its own, and the answer is the lock with its token, or NULL if the lock is taken:
+//
+//	SELECT CASE WHEN pg_try_advisory_lock(-5097415481565640018) THEN pg_current_xact_id() END   -> 771
+//
+// A transaction id has room for 256 tokens: the lease gets 771 * 256 = 197376 and the following ones. (With the default tokens the
+// statement also writes a message to the server's log, so that the id is on disk.) While the lock is held, the server shows
+//
+//	select pid, classid, objid, objsubid, granted from pg_locks where locktype = 'advisory'
+//	4711 | 3108132768 | 1957956270 | 1 | t     -- -5097415481565640018 is 3108132768 * 2^32 + 1957956270, less 2^64
+//
+// and this statement in psql waits:
 //
 //	select pg_advisory_lock(hashtextextended('orders/42', 0))
 //
-// waits in psql, and the other way round; [Key] computes the same number. Locks belong to a database: another database on the same
-// server has others.
+// A second program asks in the same way, is answered NULL, and sends pg_advisory_lock on a session for this wait alone. Unlock sends
+// SELECT pg_advisory_unlock(-5097415481565640018), and the server grants the lock to the first waiting session.
 //
 // # Connections
 //
-// The driver opens connections of its own and never uses those of an application. One carries the locks of all callers that have the
-// same TTL, and requests that come together go in one round trip. Only the first in line for a name that somebody else holds blocks
-// on a connection of its own, which keeps the lock that it got. Options.MaxLocks and Options.MaxWaiters bound both.
+// The driver opens connections of its own and never uses those of an application. One connection carries the locks of all callers with
+// the same TTL, and simultaneous requests go in one round trip. Only the first in line for a name with a foreign holder blocks on a
+// connection of its own; the lock then stays on this connection. Options.MaxLocks and Options.MaxWaiters bound both.
 //
-// The server frees the locks of a client that is frozen or cut off, when it has heard nothing for the TTL (idle_session_timeout), and
-// those of one that is gone at once. All locks on one connection share its fate: when an administrator ends it, all of them are lost.
+// The server frees the locks of a frozen client, or of one behind a broken network, after a silence of the TTL (idle_session_timeout),
+// and the locks of a client with a closed connection at once. All locks on one connection share its fate: when an administrator ends the
+// connection, all of them are lost.
 //
-// # What it cannot promise
+// # What is not promised
 //
-// A fail-over or a restart of the server is the loss of every lock. A client that was replaced by its successor on the new primary
-// while it still talks to the old one, which nobody told to stop, does not learn of it. With the default tokens they never fall on a
-// server that keeps what it acknowledged; a fail-over to an asynchronous standby can lose some of that. A wait holds a snapshot on
-// the server, as any statement does: CREATE INDEX CONCURRENTLY waits for those who wait for a lock.
+// A fail-over or a restart of the server is the loss of every lock. A client still connected to the old primary, which nobody told to
+// stop, does not learn of its successor on the new primary. The default tokens never fall on a server with all of its acknowledged data;
+// a fail-over to an asynchronous standby can lose some of the data. A wait holds a snapshot on the server, as any statement does: CREATE
+// INDEX CONCURRENTLY waits for all who wait for a lock.
 //
-// Connection poolers hand sessions from client to client, and locks with them. A pooler in transaction mode is refused, one in session
-// mode is used if Options.SessionPooler allows it. For a lock inside of a transaction of your own there is [InTx].
+// Connection poolers hand sessions from client to client, and locks with them. The driver refuses a pooler in transaction mode, and uses
+// one in session mode if Options.SessionPooler says so. For a lock inside of a transaction of your own there is [InTx].
 package pglock
 
 import (
@@ -42,6 +62,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
 const (
@@ -49,7 +70,7 @@ const (
 	minTTL = 100 * time.Millisecond
 	maxTTL = 24 * 24 * time.Hour
 
-	detect = time.Second // the server says so at once, if it is in reach
+	detect = time.Second // the server says so at once, if in reach
 	late   = time.Second // the server's timer is exact to a few milliseconds, the rest is for a machine under load
 
 	defaultTTL     = 30 * time.Second
@@ -60,12 +81,12 @@ const (
 type Tokens string
 
 const (
-	// TokensDurable: transaction ids that are on the server's disk before a grant is answered, at the price of one flush of the log
+	// TokensDurable: transaction ids, on the server's disk before a grant is answered, at the price of one flush of the log
 	// for each group of grants. Tokens do not fall when the server crashes.
 	TokensDurable Tokens = ""
 
-	// TokensFast: transaction ids without that flush. When the server crashes, it may give out those of the last moments again, so
-	// that a token can be smaller than, or equal to, one of an earlier grant.
+	// TokensFast: transaction ids without the flush. After a crash the server may give out the ids of the last moments again, so a
+	// token can be smaller than, or equal to, one of an earlier grant.
 	TokensFast Tokens = "fast"
 
 	// TokensNone: no tokens, and no transaction ids used up.
@@ -76,30 +97,30 @@ const (
 type Options struct {
 	Tokens Tokens
 
-	// Key computes the advisory lock of a name, for use beside programs that have numbers of their own. The default is [HashedKey]:
+	// Key computes the advisory lock of a name, for use beside programs with numbers of their own. The default is [HashedKey]:
 	// hashtextextended(name, 0). An error is returned to the caller of Lock.
 	Key func(name string) (AdvisoryKey, error)
 
 	// MaxLocks is how many locks the driver holds or asks for at a time (1,000 if 0). The server's table of locks is shared by all
-	// its clients, 6,400 locks with PostgreSQL's defaults, and a server where it is full accepts no connections any more.
+	// its clients, 6,400 locks with PostgreSQL's defaults, and a server with a full table accepts no connections any more.
 	MaxLocks int
 
-	// MaxWaiters is how many connections may wait for a lock, or hold one that they waited for, at a time (32 if 0).
+	// MaxWaiters is how many connections may wait for a lock, or hold a lock after a wait, at a time (32 if 0).
 	MaxWaiters int
 
 	// SessionPooler accepts a connection pooler in session mode (pgbouncer's pool_mode=session) between here and the server.
 	SessionPooler bool
 
-	// ForceUnlock makes ForceUnlock work. It ends the session of the holder, and with it every other lock of that session, whoever
-	// holds it; the session may be one of a program that does not know of dsync.
+	// ForceUnlock makes ForceUnlock work: the method ends the session of the holder, and with the session every other lock on it,
+	// whoever the holder is; the session may belong to a program without dsync.
 	ForceUnlock bool
 
-	// TTL is that of the leases that are expected. The connection for them is made at once; others are made when they are needed.
-	// The default is 30 s, that of dsync.
+	// TTL is the expected TTL of leases. The connection for these leases is made at once, others when needed. The default is 30 s, as
+	// in dsync.
 	TTL time.Duration
 }
 
-// Driver is a driver.Driver on PostgreSQL. It implements driver.KeepAliveReporter, driver.Inspector and driver.ForceUnlocker too.
+// Driver is a driver.Driver on PostgreSQL, and implements driver.KeepAliveReporter, driver.Inspector and driver.ForceUnlocker too.
 type Driver struct {
 	config  *pgconn.Config
 	options Options
@@ -107,28 +128,21 @@ type Driver struct {
 	label   string    // of this process, in application_name
 	keys    keyMaker
 
-	open   context.Context // ends when Close begins
-	shut   context.CancelFunc
-	life   context.Context // ends with Close, after all that has to be done
-	end    context.CancelFunc
-	wg     sync.WaitGroup // goroutines of the driver
-	server serverFacts    // what the server is like; written before New returns
+	life   *lifecycle.Lifecycle // counts Acquires as calls
+	server serverFacts          // what the server is like; written before New returns
 
 	told atomic.Pointer[func(error)] // see OnKeepAlive; nil if nobody asked
 
 	mu       sync.Mutex
-	ended    bool          // no goroutine may be started any more
-	calls    int           // unfinished Acquires
-	idle     chan struct{} // closed by the last of them, once Close waits for it
 	gates    map[AdvisoryKey]*gate
 	classes  map[time.Duration]*class
 	home     time.Duration // the TTL of the class whose session stays open without locks
 	locks    int           // held or asked for
-	waiters  int           // sessions that wait, or hold what they waited for, or may be used for that
+	waiters  int           // sessions for waits: in a wait, with the lock of a wait, or idle
 	sessions map[*session]struct{}
 
-	graves      int       // sessions that ended and that the server may still have
-	withdrawals int       // waits that are being ended
+	graves      int       // ended sessions, which the server may still have
+	withdrawals int       // abandoned waits that are being ended
 	changed     sync.Cond // broadcast when either becomes less
 }
 
@@ -139,8 +153,8 @@ var (
 	_ driver.ForceUnlocker     = (*Driver)(nil)
 )
 
-// New connects to the server that config describes (pgx.ParseConfig makes one) and checks it: PostgreSQL 14 or newer, no read
-// replica, no connection pooler. It fails within ctx. What config says beyond how to connect, such as a tracer, is not used.
+// New connects to the server of config (pgx.ParseConfig makes one), and checks the server: PostgreSQL 14 or newer, no read replica, no
+// connection pooler. New fails within ctx. Parts of config other than how to connect, such as a tracer, are not used.
 func New(ctx context.Context, config *pgx.ConnConfig, o *Options) (*Driver, error) {
 	if config == nil {
 		return nil, errors.New("pglock: no configuration")
@@ -152,6 +166,7 @@ func New(ctx context.Context, config *pgx.ConnConfig, o *Options) (*Driver, erro
 		config:   config.Config.Copy(),
 		options:  *o,
 		epoch:    time.Now(),
+		life:     lifecycle.New(),
 		gates:    make(map[AdvisoryKey]*gate),
 		classes:  make(map[time.Duration]*class),
 		sessions: make(map[*session]struct{}),
@@ -162,11 +177,8 @@ func New(ctx context.Context, config *pgx.ConnConfig, o *Options) (*Driver, erro
 	}
 	d.label = processLabel(d.config.RuntimeParams["application_name"])
 	d.home = roundUp(d.options.TTL)
-	d.life, d.end = context.WithCancel(context.Background())
-	d.open, d.shut = context.WithCancel(d.life)
 	if err := d.connectFirst(ctx); err != nil {
-		d.shut()
-		return nil, errors.Join(err, d.stop(ctx))
+		return nil, errors.Join(err, d.Close(ctx))
 	}
 	return d, nil
 }
@@ -222,7 +234,7 @@ func (d *Driver) OnKeepAlive(f func(err error)) { d.told.Store(&f) }
 
 // tell says whether a session is kept alive, unless the driver ends.
 func (d *Driver) tell(err error) {
-	if told := d.told.Load(); told != nil && d.open.Err() == nil {
+	if told := d.told.Load(); told != nil && d.life.Open().Err() == nil {
 		(*told)(err)
 	}
 }
@@ -230,23 +242,24 @@ func (d *Driver) tell(err error) {
 // now is the time since d.epoch.
 func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
 
-// enter counts a call of Acquire that wants a lock, unless the driver is closed or has enough of them.
+// enter counts a call of Acquire and a lock for the call, unless the driver is closed or has enough locks.
 func (d *Driver) enter() error {
+	if err := d.life.Enter(); err != nil {
+		return err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.open.Err() != nil {
-		return driver.ErrClosed
-	}
 	if d.locks >= d.options.MaxLocks {
+		d.life.Leave()
 		return fmt.Errorf("%w: %d are held or asked for (Options.MaxLocks)", ErrTooManyLocks, d.locks)
 	}
-	d.calls++
 	d.locks++
 	return nil
 }
 
-// leave ends what enter began. The lock stays counted for as long as it is held.
+// leave ends what enter began. A granted lock stays counted until its end.
 func (d *Driver) leave(granted *lease) {
+	defer d.life.Leave()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if granted != nil && !granted.over {
@@ -254,21 +267,4 @@ func (d *Driver) leave(granted *lease) {
 	} else {
 		d.locks--
 	}
-	if d.calls--; d.calls == 0 && d.idle != nil {
-		close(d.idle)
-		d.idle = nil
-	}
-}
-
-// sleep waits, and reports whether neither ctx nor the driver ended meanwhile.
-func (d *Driver) sleep(ctx context.Context, wait time.Duration) bool {
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-	case <-d.life.Done():
-	}
-	return false
 }

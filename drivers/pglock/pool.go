@@ -14,10 +14,10 @@ const locksPerSession = 1000
 
 // class is the sessions of one TTL. Guarded by Driver.mu.
 type class struct {
-	hubs    []*session // that carry many locks each
-	idle    []*session // that have waited, and carry nothing
+	hubs    []*session // for many locks each
+	idle    []*session // for waits, without a wait or a lock
 	dialing *dialing   // of another hub; nil if none is needed
-	waiters int        // sessions that wait or have waited
+	waiters int        // sessions for waits, idle ones included
 }
 
 // dialing is a connection on its way.
@@ -26,7 +26,7 @@ type dialing struct {
 	err  error // to be read after done
 }
 
-// remove takes a session out of those that are chosen from.
+// remove takes a session out of the choice.
 func (c *class) remove(s *session) {
 	is := func(other *session) bool { return other == s }
 	c.hubs = slices.DeleteFunc(c.hubs, is)
@@ -45,7 +45,7 @@ func (d *Driver) class(ttl time.Duration) *class {
 	return c
 }
 
-// hub returns a session that carries many locks, with one more counted, which drop or freeSession takes back. It connects if need be.
+// hub returns a session for many locks, and counts one more lock or attempt there, until drop or freeSession. hub connects if need be.
 func (d *Driver) hub(ctx context.Context, ttl time.Duration) (*session, error) {
 	for {
 		d.mu.Lock()
@@ -59,13 +59,12 @@ func (d *Driver) hub(ctx context.Context, ttl time.Duration) (*session, error) {
 		}
 		dl := c.dialing
 		if dl == nil {
-			if d.ended {
+			dl = &dialing{done: make(chan struct{})}
+			if !d.life.Go(func() { d.dialHub(c, dl, ttl) }) {
 				d.mu.Unlock()
 				return nil, driver.ErrClosed
 			}
-			dl = &dialing{done: make(chan struct{})}
 			c.dialing = dl
-			d.wg.Go(func() { d.dialHub(c, dl, ttl) })
 		}
 		d.mu.Unlock()
 		select {
@@ -75,15 +74,15 @@ func (d *Driver) hub(ctx context.Context, ttl time.Duration) (*session, error) {
 			}
 		case <-ctx.Done():
 			return nil, fmt.Errorf("%w: %w", driver.ErrUnavailable, ctx.Err())
-		case <-d.life.Done():
+		case <-d.life.Context().Done():
 			return nil, driver.ErrClosed
 		}
 	}
 }
 
-// dialHub ends when it is connected, or that has failed.
+// dialHub connects a hub. The goroutine ends with the attempt.
 func (d *Driver) dialHub(c *class, dl *dialing, ttl time.Duration) {
-	s, err := d.dial(d.life, ttl, false)
+	s, err := d.dial(d.life.Context(), ttl, false)
 	d.mu.Lock()
 	c.dialing = nil
 	dl.err = err
@@ -98,7 +97,7 @@ func (d *Driver) dialHub(c *class, dl *dialing, ttl time.Duration) {
 	close(dl.done)
 }
 
-// waiter returns a session to wait on, which freeSession takes back. It connects if need be.
+// waiter returns a session for a wait, until freeSession. waiter connects if need be.
 func (d *Driver) waiter(ctx context.Context, ttl time.Duration) (*session, error) {
 	d.mu.Lock()
 	c := d.class(ttl)
@@ -110,21 +109,18 @@ func (d *Driver) waiter(ctx context.Context, ttl time.Duration) (*session, error
 		return s, nil
 	}
 	if d.waiters >= d.options.MaxWaiters {
-		spare := d.spareWaiter()
-		if spare == nil && d.withdrawals > 0 {
-			err := d.awaitSpare(ctx) // which a wait that is being ended leaves
-			d.mu.Unlock()
-			if err != nil {
+		spare, n, withdrawals := d.spareWaiter(), d.waiters, d.withdrawals
+		d.mu.Unlock()
+		switch {
+		case spare != nil:
+			spare.quit(ctx, errQuit)
+		case withdrawals == 0:
+			return nil, fmt.Errorf("%w: there are %d (Options.MaxWaiters)", ErrTooManyWaiters, n)
+		default:
+			if err := d.awaitSpare(ctx); err != nil {
 				return nil, err
 			}
-			return d.waiter(ctx, ttl)
 		}
-		n := d.waiters
-		d.mu.Unlock()
-		if spare == nil {
-			return nil, fmt.Errorf("%w: there are %d (Options.MaxWaiters)", ErrTooManyWaiters, n)
-		}
-		spare.quit(ctx, errQuit)
 		return d.waiter(ctx, ttl)
 	}
 	d.waiters++
@@ -133,7 +129,7 @@ func (d *Driver) waiter(ctx context.Context, ttl time.Duration) (*session, error
 
 	dialContext, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stop := context.AfterFunc(d.open, cancel)
+	stop := context.AfterFunc(d.life.Open(), cancel)
 	defer stop()
 	s, err := d.dial(dialContext, ttl, true)
 	d.mu.Lock()
@@ -142,7 +138,7 @@ func (d *Driver) waiter(ctx context.Context, ttl time.Duration) (*session, error
 		c.waiters--
 		d.mu.Unlock()
 		switch {
-		case d.open.Err() != nil:
+		case d.life.Open().Err() != nil:
 			return nil, driver.ErrClosed
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
@@ -159,7 +155,7 @@ func (d *Driver) waiter(ctx context.Context, ttl time.Duration) (*session, error
 	return s, nil
 }
 
-// spareWaiter takes a session of another class that waits for nothing. It is called with mu held.
+// spareWaiter takes an idle session of another class. Called with mu held.
 func (d *Driver) spareWaiter() *session {
 	for _, c := range d.classes {
 		if n := len(c.idle); n > 0 {
@@ -171,45 +167,39 @@ func (d *Driver) spareWaiter() *session {
 	return nil
 }
 
-// awaitSpare waits until there is a session that waits for nothing, or no reason to expect one. It is called with mu held, which it
-// gives up meanwhile.
+// awaitSpare waits until a session is idle, or no abandoned wait is left whose end may leave a session idle.
 func (d *Driver) awaitSpare(ctx context.Context) error {
-	wake := func() {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.changed.Broadcast()
-	}
-	defer context.AfterFunc(ctx, wake)()
-	defer context.AfterFunc(d.open, wake)()
-	for d.withdrawals > 0 {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(d.life.Open(), cancel)()
+	idle := func() bool {
 		for _, c := range d.classes {
 			if len(c.idle) > 0 {
-				return nil
+				return true
 			}
 		}
-		switch {
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case d.open.Err() != nil:
-			return driver.ErrClosed
-		}
-		d.changed.Wait()
+		return d.withdrawals == 0
 	}
-	return nil
+	switch {
+	case d.waitFor(ctx, idle):
+		return nil
+	case d.life.Open().Err() != nil:
+		return driver.ErrClosed
+	}
+	return ctx.Err()
 }
 
-// run lets a session work, unless the driver has ended. It is called with mu held.
+// run lets a session work, unless the driver has ended. Called with mu held.
 func (d *Driver) run(s *session) bool {
-	if d.ended {
+	s.start()
+	if !d.life.Go(s.read) { // ends with the connection
 		return false
 	}
 	d.sessions[s] = struct{}{}
-	s.start()
-	d.wg.Go(s.read) // ends with the connection
 	return true
 }
 
-// retire takes a session out of use, if nobody uses it.
+// retire takes an unused session out of the choice, and reports whether it was unused.
 func (d *Driver) retire(s *session) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -11,15 +11,15 @@ import (
 )
 
 const (
-	// restFor is how long after the last request nobody reads from an idle session, so that the next caller can read its own answer:
-	// that is one goroutine less to wake. The end of the connection may be noticed that much later.
+	// restFor is how long after the last request nobody reads from an idle session, so the next caller can read its own answer, with
+	// one goroutine less to wake. The end of the connection may be noticed so much later.
 	restFor = 2 * time.Millisecond
 
-	// readFor is how long a caller reads, without regard to its context. It waits for what takes longer.
+	// readFor is how long a caller reads, without regard to its context. For a later answer the caller waits.
 	readFor = 5 * time.Millisecond
 )
 
-// reader says who reads from a session. What was read of an answer is kept in the session, so that any goroutine can go on with it.
+// reader says who reads from a session. The session keeps what was read of an answer, so any goroutine can go on.
 type reader int8
 
 const (
@@ -28,7 +28,7 @@ const (
 	nobody               // the session's own goroutine rests
 )
 
-// read takes the answers, until the session ends. It leaves those to callers who are alone with theirs.
+// read takes the answers until the session ends, except where the only request under way is a caller's, who reads the answer.
 func (s *session) read() {
 	timer := time.NewTimer(restFor)
 	defer timer.Stop()
@@ -45,7 +45,7 @@ func (s *session) read() {
 
 // readOn reads until nothing is under way, and reports whether the session goes on.
 func (s *session) readOn() bool {
-	err := s.conn.SetReadDeadline(time.Time{}) // which a caller has set
+	err := s.conn.SetReadDeadline(time.Time{}) // a caller may have set one
 	for idle := false; err == nil && !idle; {
 		if idle, err = s.receive(); idle {
 			idle = s.stopReading()
@@ -57,8 +57,8 @@ func (s *session) readOn() bool {
 	return err == nil
 }
 
-// takeOver makes the session's goroutine the one that reads, unless a caller does or is about to: if something is under way, or if
-// nothing was for a while.
+// takeOver makes the session's goroutine the reader if something is under way, or nothing was for a while, unless a caller reads or is
+// about to.
 func (s *session) takeOver() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -70,7 +70,7 @@ func (s *session) takeOver() bool {
 	return true
 }
 
-// readAnswer reads until op is settled, if it alone is under way and nobody reads for it, and only for a short time.
+// readAnswer reads until op is settled, for a short time, if op alone is under way and nobody else reads.
 func (s *session) readAnswer(op *operation) {
 	s.mu.Lock()
 	mine := s.reader == nobody && len(s.flight.ops) == 1 && s.flight.ops[0] == op
@@ -102,7 +102,7 @@ func (op *operation) isDone() bool {
 	}
 }
 
-// stopReading lets nobody read if nothing is under way, which it reports. Otherwise the session's own goroutine reads on.
+// stopReading lets nobody read if nothing is under way, and then returns true. Otherwise the session's own goroutine reads on.
 func (s *session) stopReading() (idle bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,7 +115,7 @@ func (s *session) stopReading() (idle bool) {
 	return idle
 }
 
-// rouse has the session's goroutine read, if nobody does. It is called with mu held.
+// rouse has the session's goroutine read, if nobody does. Called with mu held.
 func (s *session) rouse() {
 	if s.reader != nobody {
 		return
@@ -126,7 +126,7 @@ func (s *session) rouse() {
 	}
 }
 
-// receive takes a message, and reports whether it was the end of an answer. One goroutine calls it at a time.
+// receive takes a message, and reports whether the message was the end of an answer. One goroutine at a time calls receive.
 func (s *session) receive() (answered bool, err error) {
 	message, err := s.frontend.Receive()
 	if err != nil {

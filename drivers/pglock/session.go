@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	maxGroup   = 256              // operations in one request, which is then shorter than any socket buffer
-	idleHub    = 30 * time.Second // how long a session without locks stays open that is not that of the usual TTL
-	idleWaiter = 10 * time.Second // the same for one that was used to wait
+	maxGroup   = 256              // operations in one request, so a request is shorter than any socket buffer
+	idleHub    = 30 * time.Second // how long a session without locks stays open, if its TTL is not the usual one
+	idleWaiter = 10 * time.Second // the same for a session for waits
 )
 
 var (
@@ -28,80 +28,45 @@ var (
 	errQuit     = errors.New("closed while nothing needed it")
 )
 
-// session is one connection to the server: the locks that it carries and the operations that wait for their answers.
+// session is one connection to the server, with its locks and its unanswered operations.
 //
-// Operations that come together go in one group: one write, one implicit transaction, one answer. There is one group under way at a
-// time, and what comes meanwhile makes the next. Whoever has an operation while none is under way sends it, and otherwise whoever reads
-// the answers does.
+// Simultaneous operations go in one group: one write, one implicit transaction, one answer. There is one group under way at a time, and
+// operations that come meanwhile make the next group. A caller sends its operation if no group is under way; otherwise the reader of the
+// answers sends the next group.
 //
-// The server ends the session when it has heard nothing for the TTL while it waited for a request. So it holds all locks until
-// expires, unless somebody ends it: the send time of the last group that was answered, plus the TTL.
+// The server ends the session after it has waited for a request for the TTL. So the session keeps all locks until expires, the send time
+// of the last answered group plus the TTL, unless somebody ends the session.
 type session struct {
 	d        *Driver
 	ttl      time.Duration
 	id       string // in application_name, for this one alone
 	pid      uint32 // of the server's process
-	waiter   bool   // it waits for one lock and then carries that; otherwise it carries many and waits for none
+	waiter   bool   // for one lock, after a wait; otherwise for many locks, and no wait
 	conn     net.Conn
 	frontend *pgproto3.Frontend // for reading
 	expires  atomic.Int64
 	carried  int           // leases and attempts; guarded by Driver.mu
-	buried   chan struct{} // closed when the server does not have it any more, or cannot
-	gone     bool          // the server was seen not to have it; written before buried is closed
+	buried   chan struct{} // closed when the session has ended at the server
+	gone     bool          // the end at the server was seen; written before buried is closed
 
 	roused   chan struct{} // buffered; signaled when the session's goroutine is to read
-	farewell error         // what the server said before it ended the session; belongs to whoever reads
+	farewell error         // the last words of the server; belongs to the reader
 
 	mu      sync.Mutex
 	over    bool
-	cause   error // why it is over
+	cause   error // of the end
 	timer   *time.Timer
 	leases  map[AdvisoryKey]*lease
 	pending []*operation // not sent yet
-	failed  []*operation // unlocks that the server refused; sent again with the next ping
+	failed  []*operation // unlocks, refused by the server; sent again with the next ping
 	flight  group
 	reader  reader
 	sent    int64 // when the last group was sent
-	silent  bool  // it is not answered in time
-	used    int64 // when there was something to do other than to keep it alive
+	silent  bool  // the group was not answered in time
+	used    int64 // when there was an operation other than a ping
 }
 
-// operation is one statement, or one step of a few, and its outcome.
-type operation struct {
-	kind   kind
-	key    AdvisoryKey
-	lease  *lease   // that an answer of yes makes; nil if none
-	sql    string   // of a query
-	params [][]byte // of a query
-	reads  bool     // whoever has it carried out calls readAnswer next
-	after  func()   // is called once when it is settled, without locks, and does not block; may be nil
-	done   chan struct{}
-
-	// Guarded by session.mu until done is closed, which is after the call of after.
-	settled   bool
-	abandoned bool  // nobody wants the lock any more
-	undo      error // the lock is being given back, because of that; then this is the outcome
-	repeated  bool  // the statement was sent before and failed
-	sent      int64 // when, at last; 0 if it was not
-	yes       bool
-	xid       uint64
-	rows      [][][]byte
-	err       error
-}
-
-func newOperation(k kind, key AdvisoryKey) *operation {
-	return &operation{kind: k, key: key, done: make(chan struct{})}
-}
-
-// wants reports whether the operation is about to get a lock.
-func (op *operation) wants() bool {
-	return op.kind == try || op.kind == block || op.kind == confirm || op.kind == stamped
-}
-
-// errAbandoned is the outcome of an operation that was abandoned, when its lock is given back.
-var errAbandoned = errors.New("nobody wants the lock any more")
-
-// init makes the session ready. The locks that it will carry count from the time the last answer was asked for.
+// init makes the session ready. Its locks will count from the send time of the last answered request.
 func (s *session) init(asked int64) {
 	s.leases = make(map[AdvisoryKey]*lease)
 	s.buried = make(chan struct{})
@@ -117,23 +82,25 @@ func (s *session) start() {
 	s.timer = time.AfterFunc(s.ttl/3, s.tick)
 }
 
-// submit lets the session carry out an operation, unless it is over.
+// submit lets the session carry out an operation. It returns false if the session is over.
 func (s *session) submit(op *operation) bool {
 	s.mu.Lock()
 	if s.over {
 		s.mu.Unlock()
 		return false
 	}
-	if op.kind != ping {
+	if op.step != ping {
 		s.used = s.d.now()
 	}
 	s.pending = append(s.pending, op)
-	s.send() // unlocks
+	request := s.prepare()
+	s.mu.Unlock()
+	s.write(request)
 	return true
 }
 
-// abandon says that nobody waits for the operation any more: if it gets a lock, that is given back before it is settled. It returns
-// false if it is settled already.
+// abandon says that nobody waits for the operation any more: the session gives the lock back, if there is one, before the operation is
+// settled. It returns false if the operation is settled already.
 func (s *session) abandon(op *operation) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -144,7 +111,7 @@ func (s *session) abandon(op *operation) bool {
 	return true
 }
 
-// tick keeps the session alive, ends it when its time is over, or when it has been of no use for long.
+// tick keeps the session alive, and ends the session when its time is over or when the session was of no use for long.
 func (s *session) tick() {
 	now := s.d.now()
 	s.mu.Lock()
@@ -163,14 +130,14 @@ func (s *session) tick() {
 	case s.unused(now):
 		s.mu.Unlock()
 		if s.d.retire(s) {
-			s.quit(s.d.life, errQuit)
+			s.quit(s.d.life.Context(), errQuit)
 			return
 		}
 		s.mu.Lock()
 	}
 	due, turnsSilent := s.sent+int64(s.ttl/3), false
 	if s.flight.empty() && now >= due {
-		s.pending = append(s.pending, &operation{kind: ping})
+		s.pending = append(s.pending, &operation{step: ping})
 		s.pending = append(s.pending, s.failed...)
 		s.failed = nil
 		due = now + int64(s.ttl/6)
@@ -180,7 +147,9 @@ func (s *session) tick() {
 		}
 	}
 	s.timer.Reset(max(time.Millisecond, time.Duration(min(due, s.expires.Load())-now)))
-	s.send() // unlocks
+	request := s.prepare()
+	s.mu.Unlock()
+	s.write(request)
 	if turnsSilent {
 		s.d.tell(errSilent)
 	}
@@ -200,7 +169,7 @@ func (s *session) unused(now int64) bool {
 	return now-s.used > int64(limit)
 }
 
-// end ends the session, if it is not over: leases are lost, operations fail. It is called without locks.
+// end ends the session, once: leases are lost, operations fail. Called without locks.
 func (s *session) end(cause error) {
 	s.mu.Lock()
 	if s.over {
@@ -242,16 +211,6 @@ func (s *session) hangUp() {
 	conn.Close()
 }
 
-// finish tells those who wait. It is called once the operation is settled, without locks.
-func (op *operation) finish() {
-	if op.after != nil {
-		op.after()
-	}
-	if op.done != nil {
-		close(op.done)
-	}
-}
-
 // ask lets any session answer a query. ctx does not reach the session.
 func (d *Driver) ask(ctx context.Context, sql string, params ...[]byte) ([][][]byte, error) {
 	op, err := d.query(ctx, sql, params...)
@@ -266,7 +225,7 @@ func (d *Driver) ask(ctx context.Context, sql string, params ...[]byte) ([][][]b
 	}
 }
 
-// query is ask for those who wait for the answer themselves.
+// query is ask without the wait for the answer.
 func (d *Driver) query(ctx context.Context, sql string, params ...[]byte) (*operation, error) {
 	for range 3 {
 		s, err := d.hub(ctx, d.home)

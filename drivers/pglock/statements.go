@@ -6,26 +6,13 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
-// kind is what an operation asks for.
-type kind uint8
-
-const (
-	try     kind = iota // a lock, if it is free
-	block               // a lock, when it is free
-	confirm             // whether the session lives, after a lock that it waited for
-	ping                // whether it lives
-	unlock
-	stamped // nothing but a token: the lock was granted, but its group failed afterwards
-	query   // anything else
-)
-
-// SQL of a query that a session does not prepare.
+// SQL of queries, which no session prepares.
 const (
 	unlockAllQuery = `SELECT pg_catalog.pg_advisory_unlock_all()`
 
 	cancelQuery = `SELECT pg_catalog.pg_cancel_backend($1::pg_catalog.int4)`
 
-	// terminateQuery ends a session of ours, unless its backend is gone, or is that of somebody else by now.
+	// terminateQuery ends a session of ours, unless its process is gone, or serves somebody else by now.
 	terminateQuery = `SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity ` +
 		`WHERE pid = $1::pg_catalog.int4 AND application_name = $2::pg_catalog.text`
 
@@ -41,14 +28,14 @@ const (
 		`AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()) ` +
 		`ORDER BY l.granted DESC, l.waitstart, l.pid`
 
-	// forceQuery ends the sessions that hold a lock.
+	// forceQuery ends the sessions which hold a lock.
 	forceQuery = `SELECT l.pid, pg_catalog.pg_terminate_backend(l.pid) FROM pg_catalog.pg_locks l ` +
 		`WHERE l.granted AND l.locktype = 'advisory' AND l.classid = $1::pg_catalog.oid AND l.objid = $2::pg_catalog.oid ` +
 		`AND l.objsubid = $3::pg_catalog.int2 ` +
 		`AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())`
 )
 
-// prepared statements have the names below; those with a key exist for each of the two forms of it.
+// The names of prepared statements. Statements with a key exist for each of the two forms of a key.
 const (
 	tryName    = "try"
 	grantName  = "grant" // a try with its own token
@@ -70,13 +57,13 @@ const (
 
 // preparedStatements returns what each session prepares when it connects.
 //
-// A token is a transaction id that is taken after the lock was granted. CASE is what promises that order; the same two functions in
-// one list of results, or in a WITH that nothing refers to, have none or are not even called.
+// A token is a transaction id, taken after the grant of the lock. CASE promises this order; the same two functions in one list of
+// results, or in an unused WITH, have no order or are not even called.
 func preparedStatements(t Tokens, pairs bool) []preparedStatement {
 	xid := `pg_catalog.pg_current_xact_id()`
 	if t == TokensDurable {
-		// An id whose transaction wrote nothing may be given out again after a crash. This one writes a record to the log, which is
-		// on disk when the answer comes.
+		// An id whose transaction wrote nothing may be given out again after a crash. This one writes a record to the log, and
+		// the record is on disk when the answer comes.
 		xid = `CASE WHEN pg_catalog.pg_logical_emit_message(true, 'dsync', ''::pg_catalog.text) IS NOT NULL THEN ` + xid + ` END`
 	}
 	all := []preparedStatement{
@@ -107,7 +94,7 @@ const pairSuffix = "2"
 // binary makes all parameters and results binary.
 var binaryFormat = []int16{1}
 
-// appendStatement encodes the messages that execute a prepared statement.
+// appendStatement encodes the execution of a prepared statement.
 func appendStatement(buf []byte, name string, params ...[]byte) []byte {
 	bind := pgproto3.Bind{
 		PreparedStatement:    name,
@@ -130,7 +117,7 @@ func appendKeyed(buf []byte, name string, k AdvisoryKey) []byte {
 	return appendStatement(buf, name, b[:])
 }
 
-// appendQuery encodes the messages that parse and execute a statement.
+// appendQuery encodes the parsing and execution of a statement.
 func appendQuery(buf []byte, sql string, params [][]byte) []byte {
 	buf, _ = (&pgproto3.Parse{Query: sql}).Encode(buf)
 	return appendStatement(buf, "", params...)

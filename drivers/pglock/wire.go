@@ -2,22 +2,19 @@ package pglock
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"sync"
-
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// group is what was sent in one request. The zero value is that nothing is under way.
+// group is the operations of one request. The zero value says that nothing is under way.
 type group struct {
-	ops        []*operation // in the order of their statements; those without one, which want only a token, at the end
+	ops        []*operation // in the order of their statements; operations without one, of the step stamp, at the end
 	statements int
 	token      bool // a statement for the token follows the others
-	own        bool // the only operation that wants a lock brings its token itself
-	blocks     bool // it waits for a lock
+	own        bool // the statement of the only lock brings the token
+	blocks     bool // the group waits for a lock
 
-	at    int // statements that were answered
+	at    int // answered statements
 	xid   uint64
 	fault error // what the statement at was answered with
 }
@@ -34,11 +31,10 @@ func (g *group) take() []*operation {
 // buffers are for encoding groups.
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
-// send sends what is pending, if no group is under way. It is called with mu held, and lets go of it.
-func (s *session) send() {
+// prepare makes a group of pending operations, if no group is under way, and returns the request for write, or nil. Called with mu held.
+func (s *session) prepare() (request *[]byte) {
 	if s.over || !s.flight.empty() || len(s.pending) == 0 {
-		s.mu.Unlock()
-		return
+		return nil
 	}
 	n := min(len(s.pending), maxGroup)
 	s.flight = makeGroup(s.pending[:n], s.d.options.Tokens != TokensNone)
@@ -47,8 +43,8 @@ func (s *session) send() {
 	} else {
 		s.pending = s.pending[n:]
 	}
-	buf := buffers.Get().(*[]byte)
-	*buf = s.flight.encode((*buf)[:0])
+	request = buffers.Get().(*[]byte)
+	*request = s.flight.encode((*request)[:0])
 	s.sent = s.d.now()
 	for _, op := range s.flight.ops {
 		op.sent = s.sent
@@ -56,11 +52,17 @@ func (s *session) send() {
 	if len(s.flight.ops) > 1 || !s.flight.ops[0].reads {
 		s.rouse()
 	}
-	s.mu.Unlock()
+	return request
+}
 
-	// The server takes no notice of time between a statement and its Sync, so both go in one write.
-	_, err := s.conn.Write(*buf)
-	buffers.Put(buf)
+// write sends a request of prepare, without locks held. The server takes no notice of time between a statement and its Sync, so both go
+// in one write.
+func (s *session) write(request *[]byte) {
+	if request == nil {
+		return
+	}
+	_, err := s.conn.Write(*request)
+	buffers.Put(request)
 	if err != nil {
 		s.end(err)
 	}
@@ -71,8 +73,8 @@ func makeGroup(ops []*operation, tokens bool) group {
 	g := group{ops: ops}
 	wanting, last := 0, 0
 	for _, op := range ops {
-		switch op.kind {
-		case stamped:
+		switch op.step {
+		case stamp:
 			last++
 		case try:
 			wanting++
@@ -84,7 +86,7 @@ func makeGroup(ops []*operation, tokens bool) group {
 		ordered := make([]*operation, 0, len(ops))
 		var behind []*operation
 		for _, op := range ops {
-			if op.kind == stamped {
+			if op.step == stamp {
 				behind = append(behind, op)
 			} else {
 				ordered = append(ordered, op)
@@ -98,10 +100,10 @@ func makeGroup(ops []*operation, tokens bool) group {
 	return g
 }
 
-// encode appends the messages of the group to buf. The token is taken last, once for all: it is then later than each grant in it.
+// encode appends the messages of the group to buf. The token is taken last, once for all, and so after each grant.
 func (g *group) encode(buf []byte) []byte {
 	for _, op := range g.ops[:g.statements] {
-		switch op.kind {
+		switch op.step {
 		case try:
 			name := tryName
 			if g.own {
@@ -124,7 +126,7 @@ func (g *group) encode(buf []byte) []byte {
 	return appendSync(buf)
 }
 
-// row takes a row of the statement that is being answered.
+// row takes a row of the statement at s.flight.at.
 func (s *session) row(values [][]byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -142,14 +144,14 @@ func (s *session) row(values [][]byte) error {
 	}
 	op := g.ops[g.at]
 	switch {
-	case op.kind == query:
+	case op.step == query:
 		row := make([][]byte, len(values))
 		for i, v := range values {
 			row[i] = append([]byte{}, v...)
 		}
 		op.rows = append(op.rows, row)
 		op.yes = true
-	case op.kind == ping || op.kind == confirm:
+	case op.step == ping || op.step == confirm:
 		if len(v) != 4 {
 			return errAnswer
 		}
@@ -157,9 +159,9 @@ func (s *session) row(values [][]byte) error {
 			return fmt.Errorf("%w: server process %d instead of %d", errSwitched, got, s.pid)
 		}
 		op.yes = true
-	case op.kind == block && s.d.options.Tokens == TokensNone:
+	case op.step == block && s.d.options.Tokens == TokensNone:
 		op.yes = true
-	case op.kind == block || g.own && op.kind == try:
+	case op.step == block || g.own && op.step == try:
 		if op.yes = v != nil; op.yes && len(v) != 8 {
 			return errAnswer
 		}
@@ -184,33 +186,34 @@ func (s *session) answered() error {
 		return nil
 	}
 	if s.flight.blocks {
-		// The lock was granted at a time that nobody knows here. What the session carries counts from the confirmation.
+		// The time of the grant is not known here. All locks of the session count from the confirmation.
 		s.expires.Store(now + int64(s.ttl))
 	} else if now >= s.expires.Load() {
 		s.mu.Unlock()
-		return errExpired // it is past its time, and nothing revives it
+		return errExpired // nothing revives a session past its time
 	} else {
 		s.expires.Store(s.sent + int64(s.ttl))
 	}
 	g, wasSilent := s.flight, s.silent
 	s.flight, s.silent = group{}, false
-	var settled, again, behind []*operation
+	var settled, again []*operation
 	for i, op := range g.ops {
-		switch g.outcome(i) {
-		case settledOperation:
+		switch g.moveOn(i) {
+		case settle:
 			s.settle(op)
 			settled = append(settled, op)
-		case repeatOperation:
+		case later:
+			s.failed = append(s.failed, op)
+		default:
 			again = append(again, op)
-		case repeatLater:
-			behind = append(behind, op)
 		}
 	}
-	s.failed = append(s.failed, behind...)
 	if len(again) > 0 {
 		s.pending = append(again, s.pending...)
 	}
-	s.send() // unlocks
+	request := s.prepare()
+	s.mu.Unlock()
+	s.write(request)
 	for _, op := range settled {
 		op.finish()
 	}
@@ -218,67 +221,6 @@ func (s *session) answered() error {
 		s.d.tell(nil)
 	}
 	return nil
-}
-
-// next is what is to be done with an operation that the server has answered, or passed over.
-type next int
-
-const (
-	settledOperation next = iota
-	repeatOperation
-	repeatLater
-)
-
-// outcome decides about the operation at i. With a fault, the statements before g.at are done, for a session keeps its locks when a
-// transaction fails, the one at g.at failed, and those behind it were passed over.
-func (g *group) outcome(i int) next {
-	op, failed := g.ops[i], g.fault != nil
-	switch {
-	case op.kind == stamped && failed && g.at < g.statements, op.kind != stamped && failed && i > g.at:
-		return repeatOperation
-	case failed && (i == g.at || g.at >= g.statements && op.wants() && (op.yes || op.kind == stamped)):
-		return op.fail(g.fault)
-	case op.kind == try && op.yes && g.token && failed:
-		op.kind = stamped // it has the lock, and its token was passed over
-		return repeatOperation
-	case op.kind == try && op.yes && g.token:
-		op.xid = g.xid
-	case op.kind == stamped:
-		op.kind, op.yes, op.xid = try, true, g.xid
-	case op.kind == unlock && op.repeated:
-		op.yes = true // the one before may have done it
-	}
-	if op.wants() && op.abandoned && op.yes {
-		return op.giveBack(errAbandoned)
-	}
-	if op.kind == block {
-		op.kind = confirm
-		return repeatOperation
-	}
-	return settledOperation
-}
-
-// fail takes an error of the server. A statement that was to get a lock may have got it all the same, unless it was not permitted.
-func (op *operation) fail(fault error) next {
-	var answer *pgconn.PgError
-	denied := errors.As(fault, &answer) && answer.Code == codePermission && (op.kind == try || op.kind == block) && !op.yes
-	switch {
-	case op.wants() && !denied:
-		return op.giveBack(fault)
-	case op.kind == unlock && !op.repeated:
-		op.repeated = true
-		return repeatOperation
-	case op.kind == unlock:
-		return repeatLater
-	}
-	op.err = fault
-	return settledOperation
-}
-
-// giveBack makes an unlock of an operation that was to get a lock.
-func (op *operation) giveBack(why error) next {
-	op.kind, op.undo = unlock, why
-	return repeatOperation
 }
 
 // settle is called with mu held.

@@ -8,34 +8,33 @@ import (
 
 const (
 	withdrawFor = 5 * time.Second       // then the connection is closed
-	firstCancel = 5 * time.Millisecond  // until it is tried again: a cancel is lost if it comes before the statement
+	firstCancel = 5 * time.Millisecond  // until the next try: a cancel before its statement is lost
 	lastCancel  = 80 * time.Millisecond // the same, at the end of a doubling
 	digFor      = time.Second           // one attempt to see whether a session is gone
 	firstDig    = 5 * time.Millisecond
 	lastDig     = time.Second
 )
 
-// withdraw ends a wait at the server that was abandoned, in the background.
+// withdraw ends an abandoned wait at the server, in the background.
 func (d *Driver) withdraw(w *session, op *operation) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.ended {
-		return // all sessions are being closed
-	}
-	d.withdrawals++
-	d.wg.Go(func() { // ends within withdrawFor, or with the driver
+	started := d.life.Go(func() { // ends within withdrawFor, or with the driver
 		d.cancelWait(w, op)
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.withdrawals--
 		d.changed.Broadcast()
 	})
+	if started { // otherwise all sessions are being closed
+		d.withdrawals++
+	}
 }
 
-// cancelWait cancels the statement. The session gives back what it got all the same: it can fail while the lock is granted. It is used
-// again only when every cancel has been answered, for a late one would hit what somebody else waits for.
+// cancelWait cancels the statement. A canceled statement can fail with the lock granted, and the session then gives the lock back. The
+// session is used again only when every cancel has been answered, for a late cancel would hit the next wait.
 func (d *Driver) cancelWait(w *session, op *operation) {
-	ctx, cancel := context.WithTimeout(d.life, withdrawFor)
+	ctx, cancel := context.WithTimeout(d.life.Context(), withdrawFor)
 	defer cancel()
 	defer d.drop(w)
 	for wait := firstCancel; ctx.Err() == nil; wait = min(2*wait, lastCancel) {
@@ -62,7 +61,7 @@ func (d *Driver) cancelWait(w *session, op *operation) {
 
 var errStuck = fmt.Errorf("a wait could not be ended: %w", errAbandoned)
 
-// removed takes a session that ended off the driver's. If the server may still have locks of it, or give it some, that is seen to.
+// removed takes an ended session out of the driver's. If the session may still have locks at the server, or get some, bury sees to them.
 func (d *Driver) removed(s *session, doubt bool) {
 	d.mu.Lock()
 	c := d.class(s.ttl)
@@ -75,10 +74,9 @@ func (d *Driver) removed(s *session, doubt bool) {
 	if c.empty() {
 		delete(d.classes, s.ttl)
 	}
-	bury := doubt && !d.ended
+	bury := doubt && d.life.Go(func() { d.bury(s) })
 	if bury {
 		d.graves++
-		d.wg.Go(func() { d.bury(s) })
 	}
 	d.mu.Unlock()
 	if !bury {
@@ -86,7 +84,7 @@ func (d *Driver) removed(s *session, doubt bool) {
 	}
 }
 
-// bury sees to it that the server does not have a session any more: it says so, or the session's time is over. A connection that broke
+// bury ends a session at the server: until the server says that the session is gone, or the session's time is over. A broken connection
 // can leave the server waiting for more.
 func (d *Driver) bury(s *session) {
 	s.mu.Lock()
@@ -97,14 +95,14 @@ func (d *Driver) bury(s *session) {
 		if left <= 0 {
 			break
 		}
-		ctx, cancel := context.WithTimeout(d.life, min(left, digFor))
+		ctx, cancel := context.WithTimeout(d.life.Context(), min(left, digFor))
 		rows, err := d.ask(ctx, terminateQuery, int4(s.pid), []byte(s.id))
 		cancel()
 		if err == nil && len(rows) == 0 {
 			s.gone = true
 			break
 		}
-		if !d.sleep(d.life, wait) {
+		if !d.life.Sleep(d.life.Context(), wait) {
 			break
 		}
 	}

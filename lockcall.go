@@ -1,0 +1,312 @@
+package dsync
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/telemetry"
+)
+
+// Pauses of a contender.
+const (
+	firstRetry = 10 * time.Millisecond // after the backend was out of reach; doubled up to lastRetry
+	lastRetry  = time.Second
+	yieldFor   = time.Millisecond // after our own release, where other clients may be waiting
+)
+
+// lockCall is one call of Lock, as a state machine: step decides in one go, under lock.mu, on the next state; dwell does what the state
+// says without the mutex, until something has ended the state.
+//
+//	state     the call                              ended by                              next
+//	(begin)   is no re-entry                        callers before it                     inLine
+//	                                                nobody before it                      settling, yielding or asking
+//	inLine    waits in line in the process          callNext: it contends                 settling, yielding or asking
+//	settling  waits for our own release to return   the return of the release             yielding or asking
+//	                                                the bound of the wait                 asking
+//	yielding  leaves other clients a moment         time                                  asking
+//	asking    has asked the backend                 a grant                               over, with a lease
+//	                                                a grant of no use                     asking, and from the second on pausing
+//	                                                ErrUnavailable, ErrUnknown            pausing
+//	                                                another error                         over, with the error
+//	pausing   waits before it asks again            time                                  asking
+//	over      has a lease or an error
+//
+// Two more events can end each state in which a call waits. Another call may serve the call: the holder before by a hand-over, or
+// a call of the same owner with its own grant. And the context or the client may end. A lease wins over an error: a call that is served
+// at the instant at which its context ends returns the lease. A grant to a call that was served meanwhile is given back.
+//
+// From settling to pausing the call contends: lock.contending counts contenders, and where one asks for all, no other call begins to ask.
+// A call in line contends too once callNext has chosen the call, even before the call knows. At the end of a contender callNext chooses
+// anew.
+//
+// The fields belong to the goroutine of the call. Whatever others change is in the waiter.
+type lockCall struct {
+	lock    *lock
+	ctx     context.Context
+	request request
+	waiter  *waiter // for others to serve the call; nil if the call has no Owner and was never in line
+	state   callState
+	retry   time.Duration // about the next pause
+
+	// For dwell, by the state.
+	holder   *telemetry.Call // inLine: of the present hold
+	wait     time.Duration   // settling, yielding, pausing: for so long at most
+	released <-chan struct{} // settling: closed when the release has returned
+
+	// Of dwell.
+	ended  ending
+	hold   *hold        // asking: the attempt
+	lease  driver.Lease // and its outcome
+	answer error
+
+	// When the call is over.
+	view *Lease
+	err  error
+}
+
+type callState uint8
+
+const (
+	inLine callState = iota
+	settling
+	yielding
+	asking
+	pausing
+	over
+)
+
+// ending is what ended a wait.
+type ending uint8
+
+const (
+	byOthers  ending = iota // the waiter was signaled
+	byRelease               // released was closed
+	byTime
+	byContext
+	byClose
+)
+
+// lockWait asks until a grant or the end of ctx.
+func (k *lock) lockWait(ctx context.Context, r request) (*Lease, error) {
+	k.mu.Lock()
+	if l := k.reenter(r); l != nil {
+		k.mu.Unlock()
+		return l, nil
+	}
+	c := lockCall{lock: k, ctx: ctx, request: r, retry: firstRetry}
+	c.state = c.begin()
+	k.mu.Unlock()
+	for c.state != over {
+		c.dwell()
+		c.step()
+	}
+	return c.view, c.err
+}
+
+// step moves the call to its next state.
+func (c *lockCall) step() {
+	k := c.lock
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	before := c.state
+	c.wait, c.released = 0, nil
+	if c.state = c.next(); c.state != over {
+		return
+	}
+	if w := c.waiter; w != nil {
+		if w.lease != nil {
+			c.view, c.err = w.lease, nil
+		}
+		k.queue.remove(w)
+	}
+	if before != inLine || c.waiter.contends {
+		k.retire(c.waiter)
+		k.callNext()
+	}
+}
+
+// next is the state that follows. Called with lock.mu held.
+func (c *lockCall) next() callState {
+	switch {
+	case c.state == asking:
+		return c.answered()
+	case c.served():
+		return over
+	case c.ended == byContext:
+		c.err = c.lock.waitError(c.ctx, nil)
+		return over
+	case c.ended == byClose:
+		c.err = ErrClosed
+		return over
+	case c.state == inLine:
+		return c.settle()
+	case c.state == settling && c.ended == byRelease:
+		return c.yield()
+	}
+	return asking
+}
+
+// served reports whether another call has served the call. Called with lock.mu held.
+func (c *lockCall) served() bool { return c.waiter != nil && c.waiter.lease != nil }
+
+// begin is the state of a new call, which is no re-entry. Called with lock.mu held.
+func (c *lockCall) begin() callState {
+	k := c.lock
+	waits := k.mustWait(c.request)
+	if waits || c.request.owner != nil {
+		c.waiter = &waiter{request: c.request, wake: make(chan struct{}, 1)}
+	}
+	if waits {
+		k.queue.push(c.waiter)
+		c.holder = k.holder()
+		return inLine
+	}
+	k.contend(c.waiter)
+	return c.settle()
+}
+
+// settle is the state of a call that begins to contend. Before our own last release of the name has its answer, the backend would say
+// that the lock is taken. The wait for a release that hangs is bounded by min(TTL/6, 1 s). Called with lock.mu held.
+func (c *lockCall) settle() callState {
+	k := c.lock
+	if !k.oneContends() {
+		return asking
+	}
+	h := k.releasing
+	if h == nil {
+		return c.yield()
+	}
+	if h.settled == nil {
+		h.settled = make(chan struct{})
+	}
+	c.released, c.wait = h.settled, min(k.client.ttl/6, time.Second)
+	return settling
+}
+
+// yield is the state of a contender with no release to wait for. Where other clients may be waiting the contender gives them a moment:
+// they have a message to receive first, and would never win otherwise. Called with lock.mu held.
+func (c *lockCall) yield() callState {
+	if c.wait = c.lock.yieldUntil - c.lock.client.clock.plain(); c.wait > 0 {
+		return yielding
+	}
+	return asking
+}
+
+// answered is the state of a call whose request has returned. Called with lock.mu held.
+func (c *lockCall) answered() callState {
+	k := c.lock
+	if c.answer != nil {
+		return c.refused()
+	}
+	now := k.client.now()
+	k.answers.returned(c.hold, now, nil, false)
+	if c.served() {
+		c.hold.giveBack(c.lease)
+		return over
+	}
+	c.view, c.err = k.install(c.hold, c.lease, c.request, now)
+	switch {
+	case c.view != nil:
+		if c.waiter != nil {
+			c.waiter.lease = c.view
+		}
+		k.serveOwner(c.hold, now)
+		return over
+	case c.err != nil:
+		return over
+	case c.retry == firstRetry:
+		c.retry *= 2
+		return asking
+	}
+	return c.pause() // again: the session is about to end, or the backend is slow
+}
+
+// refused is the state of a call whose request has failed. Called with lock.mu held.
+func (c *lockCall) refused() callState {
+	k := c.lock
+	canceled := c.ctx.Err() != nil
+	k.answers.returned(c.hold, k.client.clock.plain(), c.answer, canceled)
+	switch {
+	case c.served():
+	case canceled:
+		c.err = k.waitError(c.ctx, c.answer)
+	case errors.Is(c.answer, driver.ErrUnavailable), errors.Is(c.answer, driver.ErrUnknown):
+		return c.pause()
+	default:
+		c.err = c.answer
+	}
+	return over
+}
+
+func (c *lockCall) pause() callState {
+	c.wait = c.retry/2 + rand.N(c.retry)
+	c.retry = min(2*c.retry, lastRetry)
+	return pausing
+}
+
+// dwell does what the state says, and returns when something has ended the state.
+func (c *lockCall) dwell() {
+	call := c.request.call
+	switch c.state {
+	case asking:
+		c.ask()
+		return
+	case inLine:
+		call.Waits(c.lock, c.holder)
+	case settling, yielding:
+		call.Waits(c.lock, nil)
+	case pausing:
+		if c.answer != nil {
+			call.Retries(errorTypeOf(c.answer))
+		} else {
+			call.Waits(nil, nil)
+		}
+	}
+	c.await()
+}
+
+// await waits for the first event that ends the state.
+func (c *lockCall) await() {
+	var timeout <-chan time.Time
+	if c.wait > 0 {
+		timer := time.NewTimer(c.wait)
+		defer timer.Stop()
+		timeout = timer.C
+	}
+	var wake <-chan struct{}
+	if c.waiter != nil {
+		wake = c.waiter.wake
+	}
+	select {
+	case <-wake:
+		c.ended = byOthers
+	case <-c.released:
+		c.ended = byRelease
+	case <-timeout:
+		c.ended = byTime
+	case <-c.ctx.Done():
+		c.ended = byContext
+	case <-c.lock.client.closing:
+		c.ended = byClose
+	}
+}
+
+// ask asks the backend once. The grant of another call of the same Owner ends the request.
+func (c *lockCall) ask() {
+	k, ctx := c.lock, c.ctx
+	if c.request.owner != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		defer cancel()
+		k.mu.Lock()
+		if c.waiter.cancel = cancel; c.served() {
+			cancel()
+		}
+		k.mu.Unlock()
+	}
+	c.hold = k.client.newHold(k, c.request, false)
+	c.lease, c.answer = k.askBackend(ctx, c.hold)
+}
