@@ -17,7 +17,7 @@ func leaks() {
 	end := make(chan struct{})
 	go stayBehind(end)
 	seen(0)
-	seen(0, "github.com/go-dsync/dsync/internal/testenv.stayBehind")
+	seen(leakGuard, "github.com/go-dsync/dsync/internal/testenv.stayBehind")
 	time.AfterFunc(20*time.Millisecond, func() { close(end) })
 	seen(leakGuard)
 }
