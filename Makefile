@@ -1,9 +1,14 @@
 # The commands of the project. `make test` is the one that tells whether it works.
 
 GO ?= go
+# The modules below that of the library which go.work puts beside it.
+NESTED = cmd/dsync examples/observability internal/telemetrytest
 # What the tests run on, and extra flags for them: make test PKG=./drivers/redisson TESTFLAGS='-run Cancel -v'
-PKG ?= ./...
+PKG ?= ./... $(NESTED:%=./%/...)
 TESTFLAGS ?=
+# Packages of the library are tested with what its go.mod says, without go.work, in which some versions are newer.
+OF_NESTED = $(filter $(NESTED:%=./%%),$(PKG))
+OF_ROOT = $(filter-out $(OF_NESTED),$(PKG))
 # The version of Redisson, where one is wanted: make interop REDISSON=4.2.0
 export REDISSON
 # How many tests of `make interop` run side by side. They mostly wait.
@@ -16,12 +21,12 @@ STRESS_BEDS ?= 8
 STRESS_BUILD ?= /tmp/dsync-stress-build
 
 # The modules with code of the project.
-MODULES = . test/bench test/interop test/stress
+MODULES = . $(NESTED) test/bench test/interop test/stress
 
 # How long `make fuzz` looks for an input that breaks something, for each target.
 FUZZTIME ?= 30s
 
-.PHONY: help test test-long model-long servers demo demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short lint flaky flaky-long fuzz vulncheck
+.PHONY: help test test-long test-oldest test-newest tidy model-long servers demo demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short lint flaky flaky-long fuzz vulncheck
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -29,13 +34,36 @@ help: ## list the targets
 # Tests on real servers wait most of the time, so several packages run side by side.
 RUN_TESTS = $(GO) run ./internal/testscan $(GO) test -json -race -p 4
 
+# run_tests runs them on the packages of the library, and then on those of other modules, with some flags.
+define run_tests
+$(if $(OF_ROOT),GOWORK=off $(RUN_TESTS) $(1) $(TESTFLAGS) $(OF_ROOT))
+$(if $(OF_NESTED),$(RUN_TESTS) $(1) $(TESTFLAGS) $(OF_NESTED))
+endef
+
 test: servers ## run all tests in their short form, on real servers, with the race detector; none may show a password
-	$(RUN_TESTS) -short -timeout 30m $(TESTFLAGS) $(PKG)
+	$(call run_tests,-short -timeout 30m)
 
 test-long: servers ## run all tests in their long form: with all that `make test` leaves out, and 15 s of migration between every two backends
-	$(RUN_TESTS) -timeout 60m -skip '^(TestPairs|TestMutants)$$' $(TESTFLAGS) $(PKG)
-	$(RUN_TESTS) -race=false -timeout 30m -run '^TestMutants$$' $(TESTFLAGS) ./conformance # which compute ten times as long with -race
-	$(RUN_TESTS) -timeout 30m -run '^TestPairs$$' -v $(TESTFLAGS) ./drivers/migrate -pairs 15s
+	$(call run_tests,-timeout 60m -skip '^(TestPairs|TestMutants)$$')
+	GOWORK=off $(RUN_TESTS) -race=false -timeout 30m -run '^TestMutants$$' $(TESTFLAGS) ./conformance # which compute ten times as long with -race
+	GOWORK=off $(RUN_TESTS) -timeout 30m -run '^TestPairs$$' -v $(TESTFLAGS) ./drivers/migrate -pairs 15s
+
+test-oldest: servers ## run the tests of the library with the oldest versions of all that it requires, as its go.mod says
+	GOWORK=off $(RUN_TESTS) -short -timeout 30m $(TESTFLAGS) $(OF_ROOT)
+	cd internal/telemetrytest && GOWORK=off $(GO) test -short $(TESTFLAGS) ./...
+
+test-newest: servers ## run them with the newest versions, in a copy of go.mod
+	dir=$$(mktemp -d) && trap 'rm -r "$$dir"' EXIT && cp go.mod go.sum "$$dir" && \
+	export GOWORK=off GOFLAGS="$$GOFLAGS -mod=mod -modfile=$$dir/go.mod" && \
+	$(GO) get $$($(GO) list -m -f '{{if not (or .Main .Indirect)}}{{.Path}}@latest{{end}}' all) && $(GO) mod tidy && \
+	$(RUN_TESTS) -short -timeout 30m $(TESTFLAGS) $(OF_ROOT)
+
+# cmd/dsync may have no replace, since `go install` refuses one, so it is tidied with the library of this tree in a copy.
+tidy: ## make go.mod and go.sum of all modules what the code needs
+	@for module in $(filter-out cmd/dsync,$(MODULES)); do (cd $$module && GOWORK=off $(GO) mod tidy) || exit 1; done
+	cd cmd/dsync && export GOWORK=off && trap 'rm -f tidy.mod tidy.sum' EXIT && cp go.mod tidy.mod && cp go.sum tidy.sum && \
+	$(GO) mod edit -replace github.com/go-dsync/dsync=../.. tidy.mod && $(GO) mod tidy -modfile=tidy.mod && \
+	$(GO) mod edit -dropreplace github.com/go-dsync/dsync tidy.mod && cp tidy.mod go.mod && cp tidy.sum go.sum
 
 model-long: ## search the model of etcd's waiting for ten minutes, where `make test` takes seconds
 	$(GO) test -timeout 60m -run '^TestModelKeepsItsPromises$$' -v $(TESTFLAGS) ./drivers/etcd -model.runs 30000 -model.walks 2000
@@ -94,4 +122,4 @@ demo-java: servers ## the coupon shop with buyers in Java and in Go (needs a JDK
 	@cd test/interop && $(GO) run ./shop
 
 vulncheck: ## look for known weaknesses that this code can reach (needs vuln.go.dev)
-	$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.1.4 ./...
+	GOWORK=off $(GO) run golang.org/x/vuln/cmd/govulncheck@v1.1.4 ./...

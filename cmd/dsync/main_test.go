@@ -10,8 +10,6 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -20,7 +18,7 @@ func TestMain(m *testing.M) {
 	testenv.RunProgram(main)
 	os.Unsetenv(fromVariable)
 	os.Unsetenv(toVariable)
-	goleak.VerifyTestMain(m)
+	testenv.NoLeaks(m)
 }
 
 // two is two backends, and how to run the command on them.

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
@@ -20,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) {
 	testenv.RunRole(roles)
-	goleak.VerifyTestMain(m)
+	testenv.NoLeaks(m)
 }
 
 // What the tests of all drivers share.

@@ -77,7 +77,7 @@ func parseConnection(u *driver.URL, rest map[string]string) (*pgx.ConnConfig, er
 	}
 	text += strings.Join(u.Hosts, ",") + (&url.URL{Path: u.Path}).EscapedPath()
 	if len(query) > 0 {
-		text += "?" + query.Encode()
+		text += "?" + encode(query)
 	}
 	config, err := pgx.ParseConfig(text)
 	if err != nil {
@@ -105,9 +105,12 @@ func refusedParameter(rest map[string]string) error {
 	return errors.New("they cannot be parsed")
 }
 
+// encode writes parameters with %20 for a space: like libpq, the library takes + for what it is, from 5.11 on.
+func encode(query url.Values) string { return strings.ReplaceAll(query.Encode(), "+", "%20") }
+
 // parse returns what the library says of the parameters of a URL.
 func parse(query url.Values) error {
-	_, err := pgx.ParseConfig("postgres://localhost/?" + query.Encode())
+	_, err := pgx.ParseConfig("postgres://localhost/?" + encode(query))
 	var refused *pgconn.ParseConfigError
 	if errors.As(err, &refused) && refused.Unwrap() != nil {
 		return refused.Unwrap()

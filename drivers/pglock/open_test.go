@@ -78,7 +78,7 @@ func testRefusalsNameNoPassword(t *testing.T, pg *testenv.PostgresServer) {
 		{"pglock://postgres:" + canary + "@127.0.0.1:1/postgres", "connect"},
 		{"pglock://postgres:" + canary + "@" + pg.Addr + "/postgres?ttl=1ms", "TTL"},
 		{"pglock://postgres@" + pg.Addr + "/postgres?connect_timeout=" + canary, "the value of connect_timeout"},
-		{"pglock://postgres@" + pg.Addr + "/postgres?options=-c%20work_mem%3D" + canary, "work_mem"},
+		{"pglock://postgres@" + pg.Addr + "/postgres?options=-c%20work_mem%3D" + canary, "invalid value for parameter"},
 		{"pglock://postgres@" + pg.Addr + "/postgres?options=--" + canary, "failed to connect"},
 		{"pglock://postgres:" + canary + "@" + pg.Addr + "/postgres?synchronous_commit=off", "synchronous_commit"},
 	} {

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/redis/rueidis"
-	"go.uber.org/goleak"
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -18,11 +17,11 @@ import (
 
 func TestMain(m *testing.M) {
 	testenv.RunRole(roles)
-	goleak.VerifyTestMain(m,
+	testenv.NoLeaks(m,
 		// The library lets these two sleep for seconds and has no way to end them.
-		goleak.IgnoreAnyFunction("github.com/redis/rueidis.(*call).DelayDo.func1"),
-		goleak.IgnoreAnyFunction("github.com/redis/rueidis.(*clusterClient)._refresh.func1"),
-		goleak.IgnoreAnyFunction("github.com/redis/rueidis.(*clusterClient)._refresh.func2"),
+		"github.com/redis/rueidis.(*call).DelayDo.func1",
+		"github.com/redis/rueidis.(*clusterClient)._refresh.func1",
+		"github.com/redis/rueidis.(*clusterClient)._refresh.func2",
 	)
 }
 

@@ -7,29 +7,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-redsync/redsync/v4"
-	redsyncredis "github.com/go-redsync/redsync/v4/redis"
-	redsyncrueidis "github.com/go-redsync/redsync/v4/redis/rueidis"
-	"github.com/redis/rueidis"
-	"github.com/redis/rueidis/rueidiscompat"
-
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// Both libraries do the same work in turn, on the same nodes. The metric x/redsync is how many times as fast dsync is.
-
-// redsyncOn returns redsync with clients of its own.
-func redsyncOn(tb testing.TB, nodes servers) *redsync.Redsync {
-	tb.Helper()
-	rs, stop, err := newRedsync(addresses(nodes))
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(stop)
-	return rs
-}
+// How these compare with redsync on the same nodes is measured in test/bench.
 
 func addresses(nodes servers) []string {
 	var all []string
@@ -37,26 +20,6 @@ func addresses(nodes servers) []string {
 		all = append(all, s.Addr)
 	}
 	return all
-}
-
-func newRedsync(addresses []string) (_ *redsync.Redsync, stop func(), err error) {
-	var pools []redsyncredis.Pool
-	var clients []rueidis.Client
-	stop = func() {
-		for _, c := range clients {
-			c.Close()
-		}
-	}
-	for _, address := range addresses {
-		client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{address}, ForceSingleClient: true, DisableCache: true})
-		if err != nil {
-			stop()
-			return nil, nil, err
-		}
-		clients = append(clients, client)
-		pools = append(pools, redsyncrueidis.NewPool(rueidiscompat.NewAdapter(client)))
-	}
-	return redsync.New(pools...), stop, nil
 }
 
 func dsyncOn(tb testing.TB, nodes servers) *dsync.Client {
@@ -81,15 +44,6 @@ func ours(c *dsync.Client, name string) error {
 	return l.Unlock(context.Background())
 }
 
-func theirs(rs *redsync.Redsync, name string, options ...redsync.Option) error {
-	m := rs.NewMutex(name, append(options, redsync.WithTries(100_000))...)
-	if err := m.Lock(); err != nil {
-		return err
-	}
-	_, err := m.Unlock()
-	return err
-}
-
 func benchNodes(b *testing.B) servers {
 	nodes := startNodes(b, 5)
 	var pids []int
@@ -100,59 +54,48 @@ func benchNodes(b *testing.B) servers {
 	return nodes
 }
 
-// inTurn measures pairs of f and g one after the other.
-func inTurn(b *testing.B, f, g func() error) {
-	timed := func(f func() error) time.Duration {
-		start := time.Now()
-		if err := f(); err != nil {
-			b.Fatal(err)
-		}
-		return time.Since(start)
-	}
-	const enough = 5 * time.Second // for a library that waits for a node that is frozen
-	var spent time.Duration
-	var a, other []time.Duration
-	b.ReportAllocs()
-	for b.Loop() {
-		a = append(a, timed(f))
-		b.StopTimer()
-		if spent < enough {
-			start := time.Now()
-			other = append(other, timed(g))
-			spent += time.Since(start)
-		}
-		b.StartTimer()
-	}
-	b.ReportMetric(float64(drivertest.Median(other))/float64(drivertest.Median(a)), "x/redsync")
-	b.ReportMetric(float64(drivertest.Median(a)), "p50-ns")
-}
-
-func BenchmarkFreeLock(b *testing.B) {
-	for _, frozen := range []int{0, 1} {
-		b.Run("frozen="+strconv.Itoa(frozen), func(b *testing.B) {
+// frozen runs a benchmark on nodes that all answer, and with one that does not.
+func frozen(b *testing.B, run func(b *testing.B, c *dsync.Client)) {
+	for _, n := range []int{0, 1} {
+		b.Run("frozen="+strconv.Itoa(n), func(b *testing.B) {
 			nodes := benchNodes(b)
-			c, rs := dsyncOn(b, nodes), redsyncOn(b, nodes)
+			c := dsyncOn(b, nodes)
 			if err := ours(c, "warm"); err != nil {
 				b.Fatal(err)
 			}
-			for _, s := range nodes[:frozen] {
+			for _, s := range nodes[:n] {
 				s.Freeze()
 				defer s.Thaw()
 			}
-			inTurn(b, func() error { return ours(c, "bench") }, func() error { return theirs(rs, "bench") })
+			run(b, c)
 		})
 	}
 }
 
-// crowd has many goroutines do f and g, in slices that take turns.
-func crowd(b *testing.B, goroutines, each int, f, g func(i int) error) {
-	run := func(f func(i int) error) time.Duration {
-		start := time.Now()
+func BenchmarkFreeLock(b *testing.B) {
+	frozen(b, func(b *testing.B, c *dsync.Client) {
+		var took []time.Duration
+		b.ReportAllocs()
+		for b.Loop() {
+			start := time.Now()
+			if err := ours(c, "bench"); err != nil {
+				b.Fatal(err)
+			}
+			took = append(took, time.Since(start))
+		}
+		b.ReportMetric(float64(drivertest.Median(took)), "p50-ns")
+	})
+}
+
+// crowd has goroutines lock and unlock, each so many times.
+func crowd(b *testing.B, c *dsync.Client, goroutines, each int, name func(i int) string) {
+	pairs := 0
+	for b.Loop() {
 		var wg sync.WaitGroup
 		for i := range goroutines {
 			wg.Go(func() {
 				for range each {
-					if err := f(i); err != nil {
+					if err := ours(c, name(i)); err != nil {
 						b.Error(err)
 						return
 					}
@@ -160,60 +103,27 @@ func crowd(b *testing.B, goroutines, each int, f, g func(i int) error) {
 			})
 		}
 		wg.Wait()
-		return time.Since(start)
+		pairs += goroutines * each
 	}
-	var a, other time.Duration
-	rounds := 0
-	measured := 0
-	for b.Loop() {
-		rounds++
-		a += run(f)
-		b.StopTimer()
-		if other < 5*time.Second {
-			other += run(g)
-			measured++
-		}
-		b.StartTimer()
-	}
-	b.ReportMetric(other.Seconds()/float64(measured)/(a.Seconds()/float64(rounds)), "x/redsync")
-	b.ReportMetric(float64(rounds*goroutines*each)/a.Seconds(), "pairs/s")
+	b.ReportMetric(float64(pairs)/b.Elapsed().Seconds(), "pairs/s")
 }
 
 func BenchmarkManyLocks(b *testing.B) {
-	for _, frozen := range []int{0, 1} {
-		b.Run("frozen="+strconv.Itoa(frozen), func(b *testing.B) {
-			nodes := benchNodes(b)
-			c, rs := dsyncOn(b, nodes), redsyncOn(b, nodes)
-			if err := ours(c, "warm"); err != nil {
-				b.Fatal(err)
-			}
-			for _, s := range nodes[:frozen] {
-				s.Freeze()
-				defer s.Thaw()
-			}
-			name := func(i int) string { return "bench" + strconv.Itoa(i) }
-			each := 20
-			if frozen > 0 {
-				each = 1 // redsync waits for the frozen node every time
-			}
-			crowd(b, 64, each, func(i int) error { return ours(c, name(i)) }, func(i int) error { return theirs(rs, name(i)) })
-		})
-	}
+	frozen(b, func(b *testing.B, c *dsync.Client) {
+		crowd(b, c, 64, 20, func(i int) string { return "bench" + strconv.Itoa(i) })
+	})
 }
 
 func BenchmarkHotLock(b *testing.B) {
-	nodes := benchNodes(b)
-	c, rs := dsyncOn(b, nodes), redsyncOn(b, nodes)
-	crowd(b, 32, 4, func(int) error { return ours(c, "hot") }, func(int) error { return theirs(rs, "hot") })
+	crowd(b, dsyncOn(b, benchNodes(b)), 32, 4, func(int) string { return "hot" })
 }
 
 // BenchmarkHandOver is the time from the release of one client to the grant of another one that waits.
 func BenchmarkHandOver(b *testing.B) {
 	nodes := benchNodes(b)
 	c1, c2 := dsyncOn(b, nodes), dsyncOn(b, nodes)
-	rs1, rs2 := redsyncOn(b, nodes), redsyncOn(b, nodes)
 	const settle = 5 * time.Millisecond
-	var a, other []time.Duration
+	var took []time.Duration
 	for b.Loop() {
 		l, err := c1.Lock(context.Background(), "hand")
 		if err != nil {
@@ -236,28 +146,8 @@ func BenchmarkHandOver(b *testing.B) {
 		if err := l.Unlock(context.Background()); err != nil {
 			b.Fatal(err)
 		}
-		a = append(a, (<-granted).Sub(start))
+		took = append(took, (<-granted).Sub(start))
 		<-granted
-		m1, m2 := rs1.NewMutex("hand2"), rs2.NewMutex("hand2")
-		if err := m1.Lock(); err != nil {
-			b.Fatal(err)
-		}
-		go func() {
-			if err := m2.Lock(); err != nil {
-				b.Error(err)
-			}
-			granted <- time.Now()
-		}()
-		time.Sleep(settle)
-		start = time.Now()
-		if _, err := m1.Unlock(); err != nil {
-			b.Fatal(err)
-		}
-		other = append(other, (<-granted).Sub(start))
-		if _, err := m2.Unlock(); err != nil {
-			b.Fatal(err)
-		}
 	}
-	b.ReportMetric(float64(drivertest.Median(other))/float64(drivertest.Median(a)), "x/redsync")
-	b.ReportMetric(float64(drivertest.Median(a)), "p50-ns")
+	b.ReportMetric(float64(drivertest.Median(took)), "p50-ns")
 }

@@ -9,15 +9,13 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 func TestMain(m *testing.M) {
 	testenv.RunRole(roles)
-	goleak.VerifyTestMain(m)
+	testenv.NoLeaks(m)
 }
 
 // hangGuard is no expectation of how long something takes.

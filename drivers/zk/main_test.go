@@ -8,7 +8,6 @@ import (
 	"time"
 
 	gozk "github.com/go-zookeeper/zk"
-	"go.uber.org/goleak"
 
 	"github.com/go-dsync/dsync/conformance"
 	"github.com/go-dsync/dsync/drivers/zk"
@@ -19,7 +18,7 @@ import (
 func TestMain(m *testing.M) {
 	conformance.RunWorker()
 	testenv.RunRole(roles)
-	goleak.VerifyTestMain(m)
+	testenv.NoLeaks(m)
 }
 
 // What the tests of all drivers share.

@@ -11,8 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/memory"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -20,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) {
 	testenv.RunProgram(main, childVariable)
-	goleak.VerifyTestMain(m)
+	testenv.NoLeaks(m)
 }
 
 // checkSuccess checks what a run has to say whose lock did what it is for.

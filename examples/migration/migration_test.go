@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/examples/coupon/shop"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -20,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) {
 	testenv.RunProgram(main, sellerVariable)
-	goleak.VerifyTestMain(m)
+	testenv.NoLeaks(m)
 }
 
 // program runs the program in a process of its own.

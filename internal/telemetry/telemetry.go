@@ -138,12 +138,8 @@ func (t *Telemetry) makeInstruments(m metric.Meter) error {
 	return errors.Join(errs...)
 }
 
-// On reports whether anybody wants spans or metrics. A global provider that is set after the client was made counts. A global meter
-// provider is noticed by an instrument, which is cheaper than to ask for the provider; no view is likely to drop that of losses.
-func (t *Telemetry) On() bool {
-	return t.Wanted() || t.noTracerYet != nil && otel.GetTracerProvider() != t.noTracerYet ||
-		t.noMeterYet != nil && t.losses.Enabled(context.Background())
-}
+// On reports whether anybody wants spans or metrics. A global provider that is set after the client was made counts.
+func (t *Telemetry) On() bool { return t.Wanted() || t.tracing() || t.metering() }
 
 // Wanted reports whether On did, or would have done so from the start.
 func (t *Telemetry) Wanted() bool { return t.wanted.Load() }

@@ -20,6 +20,7 @@ func TestMain(m *testing.M) {
 		"parent": parent,
 		"hosts":  hostsRole,
 		"beacon": beacon,
+		"leaks":  leaks,
 	})
 }
 

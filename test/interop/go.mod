@@ -17,6 +17,10 @@ require (
 	go.opentelemetry.io/auto/sdk v1.2.1 // indirect
 )
 
-require github.com/go-dsync/dsync v0.0.0
+require (
+	github.com/go-dsync/dsync v0.0.0
+	github.com/go-redsync/redsync/v4 v4.17.0
+	github.com/redis/rueidis/rueidiscompat v1.0.76
+)
 
 replace github.com/go-dsync/dsync => ../..

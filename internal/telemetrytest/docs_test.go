@@ -1,4 +1,4 @@
-package dsync_test
+package telemetrytest_test
 
 import (
 	"bytes"
@@ -63,7 +63,7 @@ func TestTelemetryDocs(t *testing.T) {
 		tables["spans"] = spanTable(t, ob)
 		tables["metrics"], tables["attributes"] = metricTable(t, ob), attributeTable(t, ob)
 	})
-	const page = "docs/observability.md"
+	const page = "../../docs/observability.md"
 	text, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
@@ -83,7 +83,7 @@ func TestTelemetryDocs(t *testing.T) {
 			t.Fatal(err)
 		}
 	} else if !bytes.Equal(text, want) {
-		t.Errorf("%s is out of date: go test -run TestTelemetryDocs . -update", page)
+		t.Errorf("%s is out of date: go test -run TestTelemetryDocs ./internal/telemetrytest -update", page)
 	}
 }
 

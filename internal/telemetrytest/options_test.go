@@ -1,4 +1,4 @@
-package dsync_test
+package telemetrytest_test
 
 import (
 	"bytes"
@@ -235,11 +235,11 @@ func TestTelemetryOmitsNamesAndOwners(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				o := &dsync.Options{OmitNames: test.names, OmitOwners: test.owners, TTL: 10 * time.Second}
 				ob := observe(o)
-				d := &stub{info: driver.Info{Name: "stub"}}
+				d := &loser{Driver: memory.New(nil)}
 				c := newClient(t, d, o)
 				owner := c.NewOwner()
 				told := fmt.Errorf("%w: the key of orders/42 of %s is gone", driver.ErrRemoved, owner.ID())
-				d.renew = func(context.Context, *stubLease) error { return fmt.Errorf("%w: %w", driver.ErrNotHeld, told) }
+				d.says = fmt.Errorf("%w: %w", driver.ErrNotHeld, told)
 				<-mustLock(t, owner, "orders/42").Done()
 				_ = c.ForceUnlock(t.Context(), "orders/42")
 				synctest.Wait()
@@ -260,6 +260,27 @@ func TestTelemetryOmitsNamesAndOwners(t *testing.T) {
 		})
 	}
 }
+
+// loser is a driver whose leases cannot be renewed, and that says why.
+type loser struct {
+	driver.Driver
+	says error
+}
+
+type lostLease struct {
+	driver.Lease
+	loser *loser
+}
+
+func (d *loser) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	l, err := d.Driver.Acquire(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return &lostLease{l, d}, nil
+}
+
+func (l *lostLease) Renew(context.Context, time.Duration) error { return l.loser.says }
 
 func TestTelemetryClass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

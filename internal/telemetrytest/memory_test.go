@@ -1,4 +1,4 @@
-package dsync_test
+package telemetrytest_test
 
 import (
 	"testing"

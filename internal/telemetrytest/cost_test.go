@@ -1,4 +1,4 @@
-package dsync_test
+package telemetrytest_test
 
 import (
 	"context"
@@ -53,7 +53,13 @@ func BenchmarkTelemetry(b *testing.B) {
 			client := c(b)
 			b.ReportAllocs()
 			for b.Loop() {
-				lockUnlock(b, client, "x")
+				l, err := client.Lock(b.Context(), "x")
+				if err == nil {
+					err = l.Unlock(b.Context())
+				}
+				if err != nil {
+					b.Fatal(err)
+				}
 			}
 		})
 	}

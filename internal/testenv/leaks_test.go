@@ -1,0 +1,34 @@
+package testenv
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+func stayBehind(end <-chan struct{}) { <-end }
+
+// leaks is a process with no goroutines but its own. It says how many are seen: before it starts one, while that runs, if that may
+// stay, and after it has ended a little late.
+func leaks() {
+	seen := func(atMost time.Duration, except ...string) { fmt.Println(len(awaitGoroutines(except, atMost))) }
+	seen(leakGuard)
+	end := make(chan struct{})
+	go stayBehind(end)
+	seen(0)
+	seen(leakGuard, "github.com/go-dsync/dsync/internal/testenv.stayBehind")
+	time.AfterFunc(20*time.Millisecond, func() { close(end) })
+	seen(leakGuard)
+}
+
+func TestAwaitGoroutines(t *testing.T) {
+	p := Spawn(t, "leaks")
+	var got []string
+	for range 4 {
+		got = append(got, p.Line())
+	}
+	if got, want := strings.Join(got, " "), "0 1 0 0"; got != want {
+		t.Errorf("goroutines that are seen: got %s, want %s", got, want)
+	}
+}
