@@ -13,7 +13,7 @@ type faultTime int
 
 const (
 	fromStart faultTime = iota
-	fromGrant          // from just before the first request that can grant, where Events.Tokens tells of it
+	fromGrant           // from just before the first request that can grant, where Events.Tokens tells of it
 )
 
 var faultTimes = []faultTime{fromStart, fromGrant}
