@@ -5,7 +5,7 @@ go 1.25.0
 require (
 	github.com/go-zookeeper/zk v1.0.4
 	github.com/jackc/pgx/v5 v5.7.3
-	github.com/redis/rueidis v1.0.77
+	github.com/redis/rueidis v1.0.79
 	go.etcd.io/etcd/api/v3 v3.5.13
 	go.etcd.io/etcd/client/v3 v3.5.13
 	go.opentelemetry.io/otel v1.22.0

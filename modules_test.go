@@ -25,8 +25,8 @@ var (
 	requiredBy = map[string][]string{
 		"memory":   nil,
 		"migrate":  nil,
-		"redisson": {"github.com/redis/rueidis v1.0.77", "golang.org/x/sys v0.47.0"},
-		"redlock":  {"github.com/redis/rueidis v1.0.77", "golang.org/x/sys v0.47.0"},
+		"redisson": {"github.com/redis/rueidis v1.0.79", "golang.org/x/sys v0.47.0"},
+		"redlock":  {"github.com/redis/rueidis v1.0.79", "golang.org/x/sys v0.47.0"},
 		"zk":       {"github.com/go-zookeeper/zk v1.0.4"},
 		"pglock": {
 			"github.com/jackc/pgpassfile v1.0.0",
