@@ -31,7 +31,7 @@ var (
 		"pglock": {
 			"github.com/jackc/pgpassfile v1.0.0",
 			"github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761",
-			"github.com/jackc/pgx/v5 v5.7.3",
+			"github.com/jackc/pgx/v5 v5.9.2",
 			"golang.org/x/crypto v0.54.0",
 			"golang.org/x/text v0.41.0",
 		},
@@ -170,7 +170,7 @@ func TestWhatADriverMoves(t *testing.T) {
 		"github.com/jackc/pgx/v5":             "v5.5.5",
 		"google.golang.org/grpc":              "v1.58.3",
 	}
-	moved := map[string]string{"github.com/jackc/pgx/v5": "v5.7.3", "google.golang.org/grpc": "v1.59.0"}
+	moved := map[string]string{"github.com/jackc/pgx/v5": "v5.9.2", "google.golang.org/grpc": "v1.59.0"}
 	var requires []string
 	for path, version := range has {
 		requires = append(requires, path+" "+version)

@@ -113,7 +113,10 @@ func answerOf[A any](answer any, err error) (*A, error) {
 }
 
 // modelKV is a pb.KVClient.
-type modelKV struct{ link *modelLink }
+type modelKV struct {
+	pb.KVClient // nil: the driver calls no more than this
+	link        *modelLink
+}
 
 func (kv modelKV) Txn(ctx context.Context, r *pb.TxnRequest, _ ...grpc.CallOption) (*pb.TxnResponse, error) {
 	what := "look"
@@ -292,14 +295,14 @@ func (watch *modelWatch) pending(s *modelServer, all bool) (answer *clientv3.Wat
 	case !watch.on:
 		return nil, 0
 	case watch.news:
-		return &clientv3.WatchResponse{Created: true, Header: pb.ResponseHeader{Revision: watch.next - 1}}, watch.next
+		return &clientv3.WatchResponse{Created: true}, watch.next
 	case watch.next < s.compacted:
-		return &clientv3.WatchResponse{Canceled: true, CompactRevision: s.compacted, Header: *s.header()}, 0
+		return &clientv3.WatchResponse{Canceled: true, CompactRevision: s.compacted}, 0
 	}
 	for revision := watch.next; revision <= s.revision(); revision++ {
 		events = append(events, watch.concerns(s.log[revision-1])...)
 		if len(events) > 0 && (!all || revision == s.revision()) {
-			return &clientv3.WatchResponse{Events: events, Header: pb.ResponseHeader{Revision: revision}}, revision + 1
+			return &clientv3.WatchResponse{Events: events}, revision + 1
 		}
 	}
 	return nil, 0
@@ -330,7 +333,7 @@ func (watch *modelWatch) hear(answer *clientv3.WatchResponse, next int64) {
 	if !watch.told {
 		watch.told = true
 		if watch.from == 0 {
-			watch.from = answer.Header.Revision
+			watch.from = next - 1
 		}
 		watch.hears <- *answer
 		close(watch.begun)

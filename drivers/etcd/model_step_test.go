@@ -110,10 +110,14 @@ func (w *modelWorld) stepsOfWatch(l *modelLink, watch *modelWatch, name string) 
 	told := int64(0)
 	for _, all := range []bool{false, true} {
 		answer, next := watch.pending(w.server, all)
-		if answer == nil || all && (!w.batches || answer.Header.Revision == told) {
+		revision := next - 1
+		if next == 0 { // a watch that ends
+			revision = w.server.revision()
+		}
+		if answer == nil || all && (!w.batches || revision == told) {
 			break
 		}
-		told = answer.Header.Revision
+		told = revision
 		news := name + " tells of revision " + strconv.FormatInt(told, 10)
 		switch {
 		case answer.Created:

@@ -131,7 +131,7 @@ func newModelWorld(c modelCase) *modelWorld {
 func (w *modelWorld) connect(client string) {
 	l := &modelLink{world: w, client: client}
 	c := clientv3.NewCtxClient(context.Background())
-	c.KV = clientv3.NewKVFromKVClient(modelKV{l}, c)
+	c.KV = clientv3.NewKVFromKVClient(modelKV{link: l}, c)
 	c.Lease = clientv3.NewLeaseFromLeaseClient(modelLeases{l}, c, time.Second)
 	c.Watcher = modelWatcher{l}
 	d, err := New(c, nil)

@@ -26,6 +26,7 @@ func newTool(ctx context.Context, dir, path, from, to string) (*tool, error) {
 	}
 	t.path = filepath.Join(dir, "dsync")
 	build := exec.CommandContext(ctx, "go", "build", "-o", t.path, "github.com/go-dsync/dsync/cmd/dsync")
+	build.Env = append(os.Environ(), "GOWORK=auto") // the command is a module of its own
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("go build of the command dsync: %w\n%s", err, out)
 	}
