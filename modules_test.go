@@ -32,7 +32,6 @@ var (
 			"github.com/jackc/pgpassfile v1.0.0",
 			"github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761",
 			"github.com/jackc/pgx/v5 v5.9.2",
-			"golang.org/x/crypto v0.54.0",
 			"golang.org/x/text v0.41.0",
 		},
 		"etcd": {
