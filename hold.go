@@ -292,9 +292,9 @@ func (h *hold) giveBack(granted driver.Lease) {
 
 // release gives the hold to its heir, or back to the backend, and waits for the answer no longer than wait, whatever becomes of ctx.
 func (h *hold) release(ctx context.Context, wait time.Duration) error {
-	if h.hasHeir() {
+	if heir := h.passesTo(); heir != nil {
 		wait /= 2 // for what may have to be sent after it
-		if settled, err := h.pass(ctx, wait); settled {
+		if settled, err := h.pass(ctx, wait, heir); settled {
 			return h.releaseError(err)
 		}
 	}
@@ -304,13 +304,6 @@ func (h *hold) release(ctx context.Context, wait time.Duration) error {
 	h.lock.client.reach.released(h, wait, err)
 	h.released(err)
 	return h.releaseError(err)
-}
-
-// hasHeir reports whether the release of the hold is to give it to somebody.
-func (h *hold) hasHeir() bool {
-	h.lock.mu.Lock()
-	defer h.lock.mu.Unlock()
-	return h.heir != nil && h.state == holdLive
 }
 
 // releaseError is what the error of a release, or of what was sent in its place, is for the user.

@@ -14,13 +14,23 @@ func (h *hold) canPass() bool {
 	return ok
 }
 
+// passesTo returns to whom the release of the hold is to give it, or nil. It costs holds of other drivers nothing.
+func (h *hold) passesTo() *waiter {
+	if !h.canPass() {
+		return nil
+	}
+	h.lock.mu.Lock()
+	defer h.lock.mu.Unlock()
+	if h.state != holdLive {
+		return nil
+	}
+	return h.heir
+}
+
 // pass asks the backend to give the hold to its heir, and waits at most that long. It reports whether that settled the matter: otherwise
 // the hold is to be released. Meanwhile it is live and has no owner, so all calls for the name wait in line, or are refused.
-func (h *hold) pass(ctx context.Context, wait time.Duration) (settled bool, err error) {
+func (h *hold) pass(ctx context.Context, wait time.Duration, heir *waiter) (settled bool, err error) {
 	k := h.lock
-	k.mu.Lock()
-	heir := h.heir
-	k.mu.Unlock()
 	owner := k.client.newHoldID()
 	if o := heir.request.owner; o != nil {
 		owner = o.id
