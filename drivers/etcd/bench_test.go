@@ -3,8 +3,6 @@ package etcd_test
 import (
 	"context"
 	"fmt"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -106,39 +104,11 @@ func crowdOf(b *testing.B, s *testenv.EtcdServer, order string, waiters int) {
 	defer c.Close(context.Background())
 	observer := userClient(b, s.Addr)
 	waits := func() bool { return order == "client" || len(keys(b, observer, order+"/")) == 1+waiters } // or else in the process
-	var requested int64
-	for b.Loop() {
-		before := s.Requests()
-		l, err := c.Lock(b.Context(), order)
-		if err != nil {
-			b.Fatal(err)
-		}
-		var all sync.WaitGroup
-		var asked atomic.Int64
-		for range waiters {
-			all.Go(func() {
-				asked.Add(1)
-				l, err := c.Lock(b.Context(), order)
-				if err != nil {
-					b.Error(err)
-					return
-				}
-				if err := l.Unlock(b.Context()); err != nil {
-					b.Error(err)
-				}
-			})
-		}
-		testenv.Eventually(b, func() bool { return asked.Load() == int64(waiters) && waits() }, "all wait")
-		if err := l.Unlock(b.Context()); err != nil {
-			b.Fatal(err)
-		}
-		all.Wait()
-		after := s.Requests()
-		requested += after["Txn"] - before["Txn"] + after["DeleteRange"] - before["DeleteRange"]
+	requests := func() int64 {
+		n := s.Requests()
+		return n["Txn"] + n["DeleteRange"]
 	}
-	n := float64(b.N * waiters)
-	b.ReportMetric(float64(requested)/n, "requests/waiter")
-	b.ReportMetric(float64(b.Elapsed().Microseconds())/n, "µs/waiter")
+	drivertest.CrowdCost(b, c, order, waiters, requests, waits)
 }
 
 // BenchmarkHandOver measures from the release of one client to the grant to another that waits, at the median. Bare is a delete, and

@@ -3,8 +3,6 @@ package zk_test
 import (
 	"context"
 	"fmt"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -80,43 +78,17 @@ func crowd(b *testing.B, s *testenv.ZooKeeperServer, order string, waiters int) 
 	if order == "fifo" {
 		inLine = int64(waiters)
 	}
-	var requested int64
 	start := s.Requests()
-	own := s.Requests() - start // what it takes to ask the server
-	for b.Loop() {
-		requested -= s.Requests() + own
-		l, err := c.Lock(b.Context(), order)
-		if err != nil {
-			b.Fatal(err)
-		}
-		var all sync.WaitGroup
-		var asked atomic.Int64
-		for range waiters {
-			all.Go(func() {
-				asked.Add(1)
-				l, err := c.Lock(b.Context(), order)
-				if err != nil {
-					b.Error(err)
-					return
-				}
-				if err := l.Unlock(b.Context()); err != nil {
-					b.Error(err)
-				}
-			})
-		}
-		testenv.Eventually(b, func() bool {
-			requested -= own
-			return asked.Load() == int64(waiters) && s.Watches() >= inLine
-		}, "all wait")
-		if err := l.Unlock(b.Context()); err != nil {
-			b.Fatal(err)
-		}
-		all.Wait()
-		requested += s.Requests()
+	own, asks := s.Requests()-start, int64(0) // what it takes to ask the server
+	requests := func() int64 {
+		n := s.Requests() - asks*own
+		asks++
+		return n
 	}
-	n := float64(b.N * waiters)
-	b.ReportMetric(float64(requested)/n, "requests/waiter")
-	b.ReportMetric(float64(b.Elapsed().Microseconds())/n, "µs/waiter")
+	drivertest.CrowdCost(b, c, order, waiters, requests, func() bool {
+		asks++
+		return s.Watches() >= inLine
+	})
 }
 
 // BenchmarkHandOver measures from the release of one client to the grant to another that waits, at the median.

@@ -5,10 +5,13 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 // Locker locks a name, by whatever library. An error fails the benchmark.
@@ -72,6 +75,47 @@ func Crowd(goroutines, rounds int, f func(i int)) {
 		})
 	}
 	wg.Wait()
+}
+
+// CrowdCost reports how many requests and how much time it costs each of the callers of a client who wait for a name that another one of
+// them holds, from the first call to the last release. The function waits says that as many as expected are seen to wait at the server.
+func CrowdCost(b *testing.B, c *dsync.Client, name string, waiters int, requests func() int64, waits func() bool) {
+	lock := func() *dsync.Lease {
+		l, err := c.Lock(b.Context(), name)
+		if err != nil {
+			b.Error(err)
+			return nil
+		}
+		return l
+	}
+	unlock := func(l *dsync.Lease) {
+		if l == nil {
+			return
+		}
+		if err := l.Unlock(b.Context()); err != nil {
+			b.Error(err)
+		}
+	}
+	var requested int64
+	for b.Loop() {
+		before := requests()
+		held := lock()
+		var all sync.WaitGroup
+		var asked atomic.Int64
+		for range waiters {
+			all.Go(func() {
+				asked.Add(1)
+				unlock(lock())
+			})
+		}
+		testenv.Eventually(b, func() bool { return waits() && asked.Load() == int64(waiters) }, "all wait")
+		unlock(held)
+		all.Wait()
+		requested += requests() - before
+	}
+	n := float64(b.N * waiters)
+	b.ReportMetric(float64(requested)/n, "requests/waiter")
+	b.ReportMetric(float64(b.Elapsed().Microseconds())/n, "µs/waiter")
 }
 
 // HandOvers returns a function that hands a lock over from one client to the other, back and forth, and returns how long it took from

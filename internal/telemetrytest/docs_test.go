@@ -2,7 +2,6 @@ package telemetrytest_test
 
 import (
 	"bytes"
-	"context"
 	"flag"
 	"fmt"
 	"maps"
@@ -136,28 +135,22 @@ func spanTable(t *testing.T, ob *observer) string {
 // metricsOf calls f for the attributes of each point.
 func metricsOf(t *testing.T, ob *observer, f func(m metricdata.Metrics, kind string, attributes attribute.Set)) {
 	t.Helper()
-	var all metricdata.ResourceMetrics
-	if err := ob.reader.Collect(context.Background(), &all); err != nil {
-		t.Fatal(err)
-	}
-	for _, scope := range all.ScopeMetrics {
-		for _, m := range scope.Metrics {
-			switch data := m.Data.(type) {
-			case metricdata.Sum[int64]:
-				kind := "up-down counter"
-				if data.IsMonotonic {
-					kind = "counter"
-				}
-				for _, p := range data.DataPoints {
-					f(m, kind, p.Attributes)
-				}
-			case metricdata.Histogram[float64]:
-				for _, p := range data.DataPoints {
-					f(m, "histogram", p.Attributes)
-				}
-			default:
-				t.Errorf("%s has data of type %T", m.Name, m.Data)
+	for _, m := range ob.metrics(t) {
+		switch data := m.Data.(type) {
+		case metricdata.Sum[int64]:
+			kind := "up-down counter"
+			if data.IsMonotonic {
+				kind = "counter"
 			}
+			for _, p := range data.DataPoints {
+				f(m, kind, p.Attributes)
+			}
+		case metricdata.Histogram[float64]:
+			for _, p := range data.DataPoints {
+				f(m, "histogram", p.Attributes)
+			}
+		default:
+			t.Errorf("%s has data of type %T", m.Name, m.Data)
 		}
 	}
 }

@@ -83,19 +83,26 @@ func (ob *observer) zeros(t *testing.T) map[string]bool {
 
 func (ob *observer) sums(t *testing.T, f func(name string, p metricdata.DataPoint[int64])) {
 	t.Helper()
+	for _, m := range ob.metrics(t) {
+		if sum, ok := m.Data.(metricdata.Sum[int64]); ok {
+			for _, p := range sum.DataPoints {
+				f(m.Name, p)
+			}
+		}
+	}
+}
+
+// metrics returns what the metrics are now.
+func (ob *observer) metrics(t *testing.T) (metrics []metricdata.Metrics) {
+	t.Helper()
 	var all metricdata.ResourceMetrics
 	if err := ob.reader.Collect(context.Background(), &all); err != nil {
 		t.Fatal(err)
 	}
 	for _, scope := range all.ScopeMetrics {
-		for _, m := range scope.Metrics {
-			if sum, ok := m.Data.(metricdata.Sum[int64]); ok {
-				for _, p := range sum.DataPoints {
-					f(m.Name, p)
-				}
-			}
-		}
+		metrics = append(metrics, scope.Metrics...)
 	}
+	return metrics
 }
 
 const (
