@@ -313,17 +313,10 @@ func (b tapBatch) RenewAll(ctx context.Context, leases []driver.Lease, done func
 	})
 }
 
-func untap(l driver.Lease) *tapLease {
-	switch l := l.(type) {
-	case tapContended:
-		return l.tapLease
-	case tapPasser:
-		return l.tapLease
-	case tapContendedPasser:
-		return l.tapLease
-	}
-	return l.(*tapLease)
-}
+// untap returns the tapLease in what Acquire of a tap returned.
+func untap(l driver.Lease) *tapLease { return l.(interface{ untap() *tapLease }).untap() }
+
+func (l *tapLease) untap() *tapLease { return l }
 
 // outcome is an error in the words of the events.
 func outcome(err error) string {

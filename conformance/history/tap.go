@@ -28,6 +28,9 @@ func (t tap) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, erro
 	if c, ok := l.(driver.ContentionReporter); ok {
 		return contendedLease{tl, c}, nil
 	}
+	if p, ok := l.(driver.Passer); ok {
+		return passedLease{tl, p}, nil
+	}
 	return tl, nil
 }
 
@@ -40,10 +43,7 @@ type batchTap struct {
 func (t batchTap) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
 	inner := make([]driver.Lease, len(leases))
 	for i, l := range leases {
-		if c, ok := l.(contendedLease); ok {
-			l = c.tapLease
-		}
-		inner[i] = l.(*tapLease).Lease
+		inner[i] = l.(interface{ untap() driver.Lease }).untap()
 	}
 	t.inner.RenewAll(ctx, inner, done)
 }
@@ -52,6 +52,8 @@ type tapLease struct {
 	driver.Lease
 	granted time.Time
 }
+
+func (l *tapLease) untap() driver.Lease { return l.Lease }
 
 // Session implements driver.SessionLease, also for a lease that does not.
 func (l *tapLease) Session() (time.Time, time.Duration) {
@@ -71,4 +73,9 @@ func (l *tapLease) Release(ctx context.Context) error {
 type contendedLease struct {
 	*tapLease
 	driver.ContentionReporter
+}
+
+type passedLease struct {
+	*tapLease
+	driver.Passer
 }
