@@ -52,6 +52,7 @@ var layout = []struct {
 	{"internal/testscan", []string{"./internal/testenv"}},
 	{"internal/drivertest", []string{"./", "./driver/...", "./conformance/wire", "./internal/testenv", "testing"}},
 	{"internal/telemetrytest", []string{"./", "./driver", "./drivers/memory", "./internal/testenv", "testing/...", "go.opentelemetry.io/otel/..."}},
+	{"guard", nil},
 	{"conformance", []string{"./", "./driver/...", "testing/..."}},
 	{"conformance/history", []string{"./", "./driver"}},
 	{"conformance/wire", nil},

@@ -277,6 +277,15 @@ type Inspector interface {
 	Inspect(ctx context.Context, name string) (Status, error)
 }
 
+// Watcher is implemented by drivers with an Inspector that learn by themselves when somebody gets or gives back a name.
+type Watcher interface {
+	// Watch has changed called soon after each end of a hold of name, and after each grant where the backend tells of grants, until
+	// stop is called; perhaps also when nothing has changed. Watch does not wait for the backend: whenever the backend begins to tell
+	// the driver of changes, at first and after each outage, changed is called too, since an earlier change may have passed unseen.
+	// changed does not block, and calls no method of the driver. After stop has returned, changed is not called any more.
+	Watch(name string, changed func()) (stop func())
+}
+
 // Status is what a backend knows of a lock. Unknown fields are zero, except Waiters.
 type Status struct {
 	Held    bool

@@ -1,0 +1,41 @@
+package guard
+
+import "sync"
+
+// Memory keeps the largest token of each name in the process, for a resource that lives there. The zero value is ready, and forgets nothing.
+// All methods may be called concurrently.
+type Memory struct {
+	mu     sync.Mutex
+	tokens map[string]uint64
+}
+
+// Write admits a write by the holder with the token, and keeps the token, or returns ErrStale. A write that goes on after Write has
+// returned is not protected from one that begins meanwhile: hold a mutex of the resource over both.
+func (m *Memory) Write(name string, token uint64) error {
+	if _, err := check(name, token); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if token < m.tokens[name] {
+		return stale(name, token)
+	}
+	if m.tokens == nil {
+		m.tokens = map[string]uint64{}
+	}
+	m.tokens[name] = token
+	return nil
+}
+
+// Read admits a read by a holder in the mode Read with the token, or returns ErrStale if a later writer was admitted. Nothing is kept.
+func (m *Memory) Read(name string, token uint64) error {
+	if _, err := check(name, token); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if token < m.tokens[name] {
+		return stale(name, token)
+	}
+	return nil
+}
