@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"time"
 
 	"github.com/go-dsync/dsync"
@@ -109,4 +110,44 @@ func ExampleExpireAfter() {
 	<-lease.Done()
 	fmt.Println(errors.Is(lease.Err(), dsync.ErrLost), lease.Err())
 	// Output: true dsync: lease "report": lock lost: expired
+}
+
+// One of the replicas plans the jobs. Each term has a number, which the leader sends with what it writes.
+func ExampleElect() {
+	ctx := context.Background()
+	client, err := dsync.Open(ctx, "memory://", nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close(ctx)
+	err = dsync.Elect(ctx, client, "planner", func(ctx context.Context, term *dsync.Lease) error {
+		fmt.Println("leader in term", term.Token())
+		return nil // until ctx is over, as a rule; to return is to resign
+	})
+	fmt.Println(err)
+	// Output:
+	// leader in term 1
+	// <nil>
+}
+
+// The others know who the leader is.
+func ExampleClient_Observe() {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	client, err := dsync.Open(ctx, "memory://", &dsync.Options{Note: "10.0.0.7:8080"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close(ctx)
+	if _, err := client.Lock(ctx, "planner"); err != nil {
+		log.Fatal(err)
+	}
+	for status, err := range client.Observe(ctx, "planner") {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println("the planner is at", status.Note)
+		break
+	}
+	// Output: the planner is at 10.0.0.7:8080
 }
