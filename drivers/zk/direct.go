@@ -148,7 +148,7 @@ func errOf(code int32) error {
 		return gozk.ErrNoNode
 	case -102:
 		return gozk.ErrNoAuth
-	case -112:
+	case -112, -12: // SESSIONEXPIRED and UNKNOWNSESSION
 		return gozk.ErrSessionExpired
 	case -118:
 		return gozk.ErrSessionMoved

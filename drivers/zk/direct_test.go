@@ -176,13 +176,30 @@ func TestDirectRequestsWithoutAnAnswer(t *testing.T) {
 }
 
 func TestErrorsOfDirectRequests(t *testing.T) {
-	for code, want := range map[int32]error{0: nil, -101: gozk.ErrNoNode, -102: gozk.ErrNoAuth, -112: gozk.ErrSessionExpired, -118: gozk.ErrSessionMoved} {
+	for code, want := range map[int32]error{0: nil, -101: gozk.ErrNoNode, -102: gozk.ErrNoAuth, -112: gozk.ErrSessionExpired, -12: gozk.ErrSessionExpired, -118: gozk.ErrSessionMoved} {
 		if got := errOf(code); got != want {
 			t.Errorf("%d: got %v, want %v", code, got, want)
 		}
 	}
 	if err := errOf(-99); err == nil || isAnswer(err) || !isServerError(err) {
 		t.Errorf("an unknown error: got %v, want one that leaves open what was done", err)
+	}
+}
+
+// TestUnknownSessionIsTheEndOfTheSession: the library has no name for this error of the server, which a create gets whose session ends
+// meanwhile.
+func TestUnknownSessionIsTheEndOfTheSession(t *testing.T) {
+	for err, want := range map[error]bool{
+		errors.New("unknown error: -12"): false,
+		gozk.ErrSessionExpired:           false,
+		gozk.ErrConnectionClosed:         false,
+		errors.New("unknown error: -1"):  true,
+		gozk.ErrAPIError:                 true,
+		gozk.ErrNodeExists:               true,
+	} {
+		if got := isServerError(err); got != want {
+			t.Errorf("%v: an error of the server's own: got %t, want %t", err, got, want)
+		}
 	}
 }
 

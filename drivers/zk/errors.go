@@ -43,9 +43,17 @@ func isAnswer(err error) bool {
 	return false
 }
 
-// isServerError reports whether the error is a server's. Something may have been done all the same.
+// unknownSession is how the library puts the server's UNKNOWNSESSION, which it does not know: the session ended while the server worked on the
+// request. The end of the session follows, as after ErrSessionExpired.
+const unknownSession = "unknown error: -12"
+
+// isServerError reports whether the error is a server's, and not the end of a connection or of the session. Something may have been done all
+// the same.
 func isServerError(err error) bool {
-	return isAnswer(err) || errors.Is(err, gozk.ErrAPIError) || errors.Is(err, gozk.ErrUnknown) || strings.HasPrefix(err.Error(), "unknown error:")
+	if isAnswer(err) || errors.Is(err, gozk.ErrAPIError) || errors.Is(err, gozk.ErrUnknown) {
+		return true
+	}
+	return strings.HasPrefix(err.Error(), "unknown error:") && err.Error() != unknownSession
 }
 
 // fault makes the error of a call out of the error of a request that can have left nothing.

@@ -83,6 +83,9 @@ func crowdLeaves(c *cell, i int) {
 	}
 	joined := waiters.do("wait", c.crowded, crowdSize, limit)
 	c.joined = joined
+	if limit > 0 {
+		c.sleep(limit - joined - time.Second) // what others ask for meanwhile is not the crowd's
+	}
 	stall := watchStalls()
 	if c.bed.strain != nil {
 		c.bed.strain()
