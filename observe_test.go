@@ -110,6 +110,42 @@ func TestObserve(t *testing.T) {
 	})
 }
 
+// TestObserveIsTold has a driver tell of changes: nothing is waited for.
+func TestObserveIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memory.NewServer(nil)
+		a := newClient(t, s.NewDriver(), &dsync.Options{Note: "a"})
+		b := newClient(t, s.NewDriver(), &dsync.Options{Note: "b"})
+		d := s.NewDriver()
+		ctx, cancel := context.WithCancel(t.Context())
+		o := observe(t, newClient(t, d, nil).Observe(ctx, "x"))
+		o.sees("at first", "")
+		lease := mustLock(t, a, "x")
+		o.sees("a grant", "a")
+		lease.Unlock(t.Context())
+		o.sees("a release", "")
+		lease = mustLock(t, a, "x")
+		o.sees("another grant", "a")
+		if err := b.ForceUnlock(t.Context(), "x"); err != nil {
+			t.Fatal(err)
+		}
+		o.sees("a removal", "")
+
+		d.Cut()
+		mustLock(t, b, "x", dsync.ExpireAfter(time.Minute))
+		time.Sleep(30 * time.Second)
+		o.sees("an outage")
+		d.Heal()
+		o.sees("the end of the outage", "b")
+		time.Sleep(30 * time.Second)
+		o.sees("the end of a lease by itself", "")
+		cancel()
+		<-o.done
+		mustLock(t, a, "x")
+		o.sees("after the end")
+	})
+}
+
 func TestObserveEndsWithAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newClient(t, memory.New(nil), nil)

@@ -64,6 +64,7 @@ func (d *Driver) setFault(f *Fault) {
 	}
 	d.settle(s.now())
 	losses := d.hear()
+	s.tellWatchersOf(d)
 	s.mu.Unlock()
 	tell(losses)
 }
