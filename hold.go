@@ -48,6 +48,7 @@ type hold struct {
 	call      *telemetry.Call // of the call that asks, and then of the owner's first lease; nil if there is none
 	ttl       time.Duration   // as granted or last extended
 	since     moment          // the time of the grant by the backend, or of the last Extend
+	keepUntil moment          // until when the name stays taken, whatever ends the hold here; 0: no longer than the hold
 	token     uint64          // of the current owner
 	renewErr  error           // of the last renewal; nil after a success
 	settled   chan struct{}   // closed when the release has returned; nil if nobody waits for it
@@ -318,7 +319,7 @@ func (h *hold) release(ctx context.Context, wait time.Duration) error {
 		}
 	}
 	h.releasing = releaseContext{parent: ctx, limit: h.lock.client.limitIn(wait)}
-	err := h.lease.Release(&h.releasing)
+	err := h.giveUp(&h.releasing)
 	h.releasing.limit.drop()
 	h.lock.client.reach.released(h, wait, err)
 	h.released(err)

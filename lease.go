@@ -148,6 +148,10 @@ func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 		k.mu.Unlock()
 		return err
 	}
+	if now+d < h.keepUntil {
+		k.mu.Unlock()
+		return fmt.Errorf("HoldAtLeast keeps the name taken for another %v, longer than %v", h.keepUntil-now, d)
+	}
 	joined := l.end != nil
 	if end := now + d; joined && (!h.req.Fixed || end < h.deadline()) {
 		l.setEnd(end) // within the hold that the lease joined: no request

@@ -17,7 +17,9 @@ type request struct {
 	mode  driver.Mode
 	ttl   time.Duration
 	fixed bool
-	call  *telemetry.Call // nil if nobody observes the call
+
+	atLeast time.Duration   // HoldAtLeast
+	call    *telemetry.Call // nil if nobody observes the call
 }
 
 // lock is what a client knows of one name in one mode while the name is in use here: the hold, the calls that wait in the process, the
@@ -223,6 +225,9 @@ func (k *lock) install(h *hold, granted driver.Lease, r request, now moment) (*L
 	h.token, h.tokens = first, int32(n-1)
 	h.state, h.since, h.ownedBy = holdLive, now, r.group
 	h.older, k.hold = k.hold, h
+	if r.atLeast > 0 {
+		h.keepUntil = now + r.atLeast
+	}
 	h.counted = true
 	k.client.use(k)
 	k.client.watchdog.watch(h)
@@ -288,17 +293,22 @@ func (k *lock) serveFirst(h *hold) *Lease {
 	return l
 }
 
-// close ends the holds and their leases on the client's way out; the driver's Close gives the lock back.
-func (k *lock) close() {
+// close ends the holds and their leases on the client's way out, and returns those that are to be left at the backend; the driver's Close
+// gives the others back.
+func (k *lock) close() (left []*hold) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.closed = true
 	for k.hold != nil {
 		h := k.hold
 		h.end(holdOver)
+		if h.keepUntil > k.client.now() {
+			left = append(left, h)
+		}
 		for h.views != nil {
 			h.views.finish(&opError{"lease", k.name, errClosing})
 		}
 		h.endTenure().EndedWithClient()
 	}
+	return left
 }

@@ -59,6 +59,7 @@ type Locker interface {
 // each other the last one counts.
 type LockOption struct {
 	expireAfter, waitAtMost *time.Duration
+	holdAtLeast             *time.Duration
 	mode                    driver.Mode // Exclusive: no option
 }
 
@@ -70,6 +71,16 @@ func ExpireAfter(d time.Duration) LockOption { return LockOption{expireAfter: &d
 // the lock. Lock then returns an error that matches context.DeadlineExceeded, and ErrLocked if another owner held the name. WaitAtMost
 // bounds TryLock, too, which waits for the answer of the backend alone. d is more than 0; of several the shortest counts.
 func WaitAtMost(d time.Duration) LockOption { return LockOption{waitAtMost: &d} }
+
+// HoldAtLeast keeps the name taken until d after the grant, however early the lease is unlocked and whatever becomes of the process: a
+// job that takes a second is not done again by the next machine, whose clock is two seconds late.
+//
+//	lease, err := client.TryLock(ctx, "report", dsync.ExpireAfter(time.Hour), dsync.HoldAtLeast(59*time.Minute))
+//
+// HoldAtLeast goes with ExpireAfter of the same time or a longer one, which is what the backend keeps to when the process is gone. Unlock
+// ends the lease at once all the same, and Close does not free the name. Backends whose holds end with the client's session (ZooKeeper,
+// PostgreSQL) refuse with errors.ErrUnsupported, and so does an Owner, and Read. ForceUnlock frees the name at any time.
+func HoldAtLeast(d time.Duration) LockOption { return LockOption{holdAtLeast: &d} }
 
 // Options are the options of a Client. Nil means the defaults, and so does a zero field.
 type Options struct {
@@ -361,9 +372,11 @@ func (c *Client) shutdown(ctx context.Context) {
 		locks = slices.AppendSeq(locks, maps.Values(names))
 	}
 	c.mu.Unlock()
+	var left []*hold
 	for _, k := range locks {
-		k.close()
+		left = append(left, k.close()...)
 	}
+	leaveAll(ctx, left)
 	c.watchdog.close()
 	if err := c.driver.Close(ctx); err != nil {
 		c.closeErr = fmt.Errorf("dsync: close: %w", err)
@@ -421,6 +434,11 @@ func (c *Client) lockName(ctx context.Context, r request, name string, try bool)
 			return nil, err
 		}
 	}
+	if r.atLeast != 0 {
+		if err := c.checkLeave(r); err != nil {
+			return nil, err
+		}
+	}
 	if ctx.Err() != nil {
 		return nil, c.overBefore(ctx, r, name)
 	}
@@ -463,6 +481,9 @@ func (c *Client) newRequest(owner *Owner, opts []LockOption) request {
 		}
 		if o.mode != driver.Exclusive {
 			r.mode = o.mode
+		}
+		if o.holdAtLeast != nil {
+			r.atLeast = *o.holdAtLeast
 		}
 	}
 	if r.mode == driver.Read {

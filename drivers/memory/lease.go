@@ -26,7 +26,8 @@ type lease struct {
 	tokens      int32
 	fate        fate
 	confirmed   bool // Acquire has returned it, or is about to
-	released    bool // Release was called
+	released    bool // Release or Leave was called
+	left        bool // Leave was called: the hold ends by itself
 	lost        bool // Events.Lost was called, or will be
 	contended   bool // somebody waited when it was released
 	behind      bool // in Driver.behind, once
@@ -126,7 +127,7 @@ func (l *lease) confirm(ctx context.Context) error {
 
 // end returns when the hold ends at the server.
 func (l *lease) end() int64 {
-	if l.session != nil {
+	if l.session != nil && !l.left {
 		return min(l.ends, l.session.ends)
 	}
 	return l.ends
@@ -264,6 +265,32 @@ func (l *lease) Release(ctx context.Context) error {
 		return driver.ErrNotHeld
 	}
 	l.fate = over
+	return nil
+}
+
+// Leave implements [driver.Leaver].
+func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Duration) error {
+	l, s := granted.(*lease), d.server
+	lost, err := d.request(ctx, Releases)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.now()
+	over := l.fate != held || l.lost || l.end() <= now
+	l.leaveSession()
+	l.released, l.left = true, true
+	switch {
+	case err != nil:
+		return unknown(err)
+	case !over:
+		l.ends = now + int64(ttl)
+		s.watch(l.entry, now)
+	}
+	switch {
+	case lost:
+		return driver.ErrUnknown
+	case over:
+		return driver.ErrNotHeld
+	}
 	return nil
 }
 

@@ -63,7 +63,7 @@ func (o Order) driverOrder() driver.Order {
 }
 
 // Driver is one client of a [Server]. It implements [driver.Driver], [driver.BatchRenewer], [driver.KeepAliveReporter],
-// [driver.Inspector], [driver.Watcher], [driver.ForceUnlocker], [move.Sealer], [move.Marker], [move.Unsealer] and [move.Unmarker]. All methods may be called
+// [driver.Inspector], [driver.Watcher], [driver.Leaver], [driver.ForceUnlocker], [move.Sealer], [move.Marker], [move.Unsealer] and [move.Unmarker]. All methods may be called
 // concurrently.
 type Driver struct {
 	server  *Server
@@ -201,7 +201,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	d.end()
 	s.dismiss(func(l *lease) bool { return l.d == d }, driver.ErrClosed)
 	for h := range s.holds() {
-		if h.d == d {
+		if h.d == d && !h.left {
 			d.leaveBehind(h)
 		}
 	}

@@ -129,7 +129,7 @@ func (ss *session) die() []loss {
 	ss.stop()
 	s.dismiss(func(l *lease) bool { return l.session == ss }, errAgain)
 	for h := range s.holds() {
-		if h.session == ss {
+		if h.session == ss && !h.left {
 			if h.lose() {
 				ss.losses = append(ss.losses, loss{h, driver.ErrSessionEnded})
 			}

@@ -1,0 +1,230 @@
+package dsync_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+)
+
+// forSessions runs f on a backend whose leases have a TTL each, and on one with sessions.
+func forSessions(t *testing.T, f func(t *testing.T, s *memory.Server)) {
+	for name, sessions := range map[string]bool{"TTL": false, "sessions": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { f(t, memory.NewServer(&memory.Options{KeepsAlive: sessions})) })
+		})
+	}
+}
+
+// takenUntil checks that the name is taken until some time from now, and free then.
+func takenUntil(t *testing.T, l dsync.Locker, name string, d time.Duration) {
+	t.Helper()
+	time.Sleep(d - time.Millisecond)
+	if _, err := l.TryLock(t.Context(), name); !errors.Is(err, dsync.ErrLocked) {
+		t.Errorf("%v later: error %v, want ErrLocked", d-time.Millisecond, err)
+	}
+	time.Sleep(2 * time.Millisecond)
+	lease, err := l.TryLock(t.Context(), name)
+	if err != nil {
+		t.Fatalf("%v later: error %v", d+time.Millisecond, err)
+	}
+	lease.Unlock(t.Context())
+}
+
+func TestHoldAtLeast(t *testing.T) {
+	forSessions(t, func(t *testing.T, s *memory.Server) {
+		c, other := newClient(t, s.NewDriver(), nil), newClient(t, s.NewDriver(), nil)
+		lease := mustLock(t, c, "x", dsync.ExpireAfter(time.Hour), dsync.HoldAtLeast(50*time.Minute))
+		time.Sleep(time.Minute)
+		if err := lease.Unlock(t.Context()); err != nil {
+			t.Errorf("Unlock: %v", err)
+		}
+		if err := lease.Err(); !errors.Is(err, dsync.ErrNotHeld) {
+			t.Errorf("after Unlock the lease says %v, want ErrNotHeld", err)
+		}
+		if _, err := c.TryLock(t.Context(), "x"); !errors.Is(err, dsync.ErrLocked) {
+			t.Errorf("TryLock of the same client: %v, want ErrLocked", err)
+		}
+		takenUntil(t, other, "x", 49*time.Minute)
+
+		lease = mustLock(t, c, "x", dsync.ExpireAfter(time.Hour), dsync.HoldAtLeast(50*time.Minute))
+		time.Sleep(51 * time.Minute)
+		lease.Unlock(t.Context())
+		mustLock(t, other, "x").Unlock(t.Context())
+	})
+}
+
+// TestHoldAtLeastOutlivesTheClient closes the client with the lease held, after Unlock, and not at all.
+func TestHoldAtLeastOutlivesTheClient(t *testing.T) {
+	forSessions(t, func(t *testing.T, s *memory.Server) {
+		other := newClient(t, s.NewDriver(), nil)
+		for _, unlock := range []bool{true, false} {
+			c := newClient(t, s.NewDriver(), nil)
+			held := mustLock(t, c, "held")
+			lease := mustLock(t, c, "x", dsync.ExpireAfter(time.Hour), dsync.HoldAtLeast(50*time.Minute))
+			if unlock {
+				lease.Unlock(t.Context())
+			}
+			if err := c.Close(t.Context()); err != nil {
+				t.Errorf("Close: %v", err)
+			}
+			if lease.Err() == nil || held.Err() == nil {
+				t.Error("a lease goes on after Close")
+			}
+			mustLock(t, other, "held").Unlock(t.Context())
+			takenUntil(t, other, "x", 50*time.Minute)
+		}
+		d := s.NewDriver()
+		mustLock(t, newClient(t, d, nil), "x", dsync.ExpireAfter(time.Hour), dsync.HoldAtLeast(50*time.Minute))
+		d.Cut() // for good
+		takenUntil(t, other, "x", time.Hour)
+		d.Heal()
+	})
+}
+
+// TestHoldAtLeastWithoutAnAnswer has Unlock fail in every way: the name is free when the lease would have ended.
+func TestHoldAtLeastWithoutAnAnswer(t *testing.T) {
+	for name, fault := range map[string]memory.Fault{
+		"cut off":     {Kind: memory.CutOff},
+		"lost answer": {Kind: memory.LoseAnswer, On: memory.Releases},
+		"hangs":       {Kind: memory.Hang, On: memory.Releases},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := memory.NewServer(nil)
+				d := s.NewDriver()
+				c, other := newClient(t, d, nil), newClient(t, s.NewDriver(), nil)
+				lease := mustLock(t, c, "x", dsync.ExpireAfter(time.Hour), dsync.HoldAtLeast(50*time.Minute))
+				d.Inject(fault)
+				if err := lease.Unlock(t.Context()); !errors.Is(err, dsync.ErrUnknown) {
+					t.Errorf("Unlock: %v, want ErrUnknown", err)
+				}
+				d.Heal()
+				c.Close(t.Context())
+				time.Sleep(45 * time.Minute)
+				if _, err := other.TryLock(t.Context(), "x"); !errors.Is(err, dsync.ErrLocked) {
+					t.Errorf("before its time: %v, want ErrLocked", err)
+				}
+				time.Sleep(15 * time.Minute)
+				mustLock(t, other, "x")
+			})
+		})
+	}
+}
+
+func TestHoldAtLeastOfAHoldThatIsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memory.NewServer(nil)
+		c, other := newClient(t, s.NewDriver(), nil), newClient(t, s.NewDriver(), nil)
+		lease := mustLock(t, c, "x", dsync.ExpireAfter(time.Hour), dsync.HoldAtLeast(50*time.Minute))
+		s.Expire("x") // silently
+		next := mustLock(t, other, "x")
+		if err := lease.Unlock(t.Context()); !errors.Is(err, dsync.ErrLost) {
+			t.Errorf("Unlock: %v, want ErrLost", err)
+		}
+		if err := next.Err(); err != nil {
+			t.Errorf("the next holder: %v", err)
+		}
+		next.Unlock(t.Context())
+
+		lease = mustLock(t, c, "x", dsync.ExpireAfter(time.Hour), dsync.HoldAtLeast(50*time.Minute))
+		if err := other.ForceUnlock(t.Context(), "x"); err != nil || lease.Err() == nil {
+			t.Errorf("ForceUnlock: %v, and the lease says %v", err, lease.Err())
+		}
+		mustLock(t, other, "x")
+	})
+}
+
+func TestHoldAtLeastIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newClient(t, memory.New(nil), nil)
+		hour := dsync.ExpireAfter(time.Hour)
+		for _, test := range []struct {
+			locker dsync.Locker
+			opts   []dsync.LockOption
+			want   string
+			is     error
+		}{
+			{c, []dsync.LockOption{dsync.HoldAtLeast(time.Second)}, "needs ExpireAfter", nil},
+			{c, []dsync.LockOption{dsync.HoldAtLeast(2 * time.Hour), hour}, "HoldAtLeast(2h0m0s) needs ExpireAfter", nil},
+			{c, []dsync.LockOption{dsync.HoldAtLeast(-time.Second), hour}, "is negative", nil},
+			{c.NewOwner(), []dsync.LockOption{dsync.HoldAtLeast(time.Second), hour}, "through an Owner", errors.ErrUnsupported},
+			{c, []dsync.LockOption{dsync.HoldAtLeast(time.Second), hour, dsync.Read()}, "of a Read", errors.ErrUnsupported},
+			{newStub(t, &stub{info: driver.Info{Name: "weak"}}), []dsync.LockOption{dsync.HoldAtLeast(time.Second), hour}, "backend weak keeps no hold", errors.ErrUnsupported},
+		} {
+			_, err := test.locker.Lock(t.Context(), "x", test.opts...)
+			if err == nil || !strings.Contains(err.Error(), test.want) || test.is != nil && !errors.Is(err, test.is) {
+				t.Errorf("got error %v, want %q and %v", err, test.want, test.is)
+			}
+		}
+		lease := mustLock(t, c, "x", hour, dsync.HoldAtLeast(time.Minute))
+		if err := lease.Extend(t.Context(), time.Second); err == nil || !strings.Contains(err.Error(), "HoldAtLeast keeps the name taken") {
+			t.Errorf("Extend to an earlier end: %v", err)
+		}
+		if err := lease.Extend(t.Context(), 2*time.Hour); err != nil {
+			t.Errorf("Extend: %v", err)
+		}
+	})
+}
+
+// TestCronJob has three machines, whose clocks are apart, do the job of each period: once, also if one is stopped in the middle.
+func TestCronJob(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const period, periods = time.Minute, 20
+		s := memory.NewServer(nil)
+		ran := make(chan time.Duration, 10*periods)
+		began := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), periods*period+time.Second)
+		defer cancel()
+		for i := range 3 {
+			behind := time.Duration(i) * 150 * time.Millisecond
+			go func() {
+				c, err := dsync.New(s.NewDriver(), nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer func() { c.Close(context.WithoutCancel(ctx)) }()
+				for n := 1; ; n++ {
+					select {
+					case <-time.After(time.Until(began.Add(time.Duration(n)*period + behind))):
+					case <-ctx.Done():
+						return
+					}
+					if n == 5+i { // a deployment in the middle of the period
+						c.Close(ctx)
+						if c, err = dsync.New(s.NewDriver(), nil); err != nil {
+							t.Error(err)
+							return
+						}
+					}
+					err := dsync.TryDo(ctx, c, "report", func(context.Context) error {
+						ran <- time.Since(began).Round(period)
+						return nil
+					}, dsync.ExpireAfter(period-time.Second), dsync.HoldAtLeast(period-time.Second))
+					if err != nil && !errors.Is(err, dsync.ErrLocked) {
+						t.Error(err)
+					}
+				}
+			}()
+		}
+		<-ctx.Done()
+		synctest.Wait()
+		close(ran) // nobody sends any more
+		n := time.Duration(0)
+		for at := range ran {
+			if n++; at != n*period {
+				t.Errorf("run %d was at %v, want %v", n, at, n*period)
+			}
+		}
+		if n != periods {
+			t.Errorf("the job ran %d times in %d periods", n, periods)
+		}
+	})
+}
