@@ -64,7 +64,9 @@ func (s *sim) intruder(events []Event, t time.Duration) []Event {
 }
 
 func plantOverlap(r *rand.Rand, s *sim, events []Event) []Event {
-	lost := slices.ContainsFunc(events, func(e Event) bool { return e.Name == s.name && reads(e) && (e.Kind == KindLose || e.Kind == KindNotReleased) })
+	lost := slices.ContainsFunc(events, func(e Event) bool {
+		return e.Name == s.name && reads(e) && (e.Kind == KindLose || e.Kind == KindNotReleased)
+	})
 	h := anyHold(r, s, func(h *simHold) bool {
 		return h.sure()-h.ok > 2 && !(reads(h.of) && lost) // of several Reads one that was lost may show it, as a late loss
 	})
