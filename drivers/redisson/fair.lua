@@ -123,12 +123,17 @@ local function leave(line, hold, at, base, shifts)
   end
 end
 
+-- publish publishes on a channel, and returns how many subscribers were told.
+local function publish(message, channel, word, word2)
+  local told = call(word, channel, message)
+  if word2 ~= '' then told = told + call(word2, channel, message) end
+  return told
+end
+
 -- tell publishes on the channel of a waiter. It returns how long that may leave the lock alone. Count is '' where nobody knows how
 -- many a message reaches.
 local function tell(hold, channel, word, word2, count)
-  channel = channel .. ':' .. hold
-  local told = call(word, channel, '0')
-  if word2 ~= '' then told = told + call(word2, channel, '0') end
+  local told = publish('0', channel .. ':' .. hold, word, word2)
   return (told > 0 or count == '') and patience or deaf
 end
 
@@ -193,7 +198,7 @@ local function acquireFair(name, queue, times, hold, ttl, how, channel, word, wo
 end
 
 -- releaseFair ends holds, be they in the queue, in which they come from the back, or of the lock, and tells the next if the lock is
--- free. It returns for each how many wait, if it had the lock, 0 if it was in the queue, and -1 if there was no such hold.
+-- free, and if it has become free those who wait to read or write, who have no place in the queue. It returns for each how many wait, if it had the lock, 0 if it was in the queue, and -1 if there was no such hold.
 local function releaseFair(name, queue, times, channel, word, word2, count, ...)
   local now, line = clock(), lineOf(queue, times)
   local left, fields = call('PTTL', name), call('HLEN', name)
@@ -204,7 +209,10 @@ local function releaseFair(name, queue, times, channel, word, word2, count, ...)
       results[i], fields = 1, fields - 1
     end
   end
-  if fields == 0 then left = -2 end
+  if fields == 0 then
+    if left ~= -2 then publish('0', channel, word, word2) end
+    left = -2
+  end
   for i, hold in ipairs(holds) do
     local at = results[i] == -1 and line.length > 0 and call('LPOS', queue, hold, 'RANK', '-1')
     if at then

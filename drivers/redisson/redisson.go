@@ -238,7 +238,8 @@ func (d *Driver) Info() driver.Info {
 	if d.options.Fair {
 		order = driver.FIFO
 	}
-	return driver.Info{Name: "redisson", Order: order, Fencing: fencing, MinTTL: minTTL, MaxTTL: maxTTL, Late: late}
+	return driver.Info{Name: "redisson", Order: order, Fencing: fencing, MinTTL: minTTL, MaxTTL: maxTTL, Late: late,
+		ReadWrite: driver.Support{Offered: true, Order: driver.Unordered, Fencing: fencing}}
 }
 
 // now is the time since d.epoch.
