@@ -61,6 +61,8 @@ func Checks() []Check {
 		orderChecks,
 		fencingChecks,
 		inspectChecks,
+		watchingChecks,
+		leavingChecks,
 		migrationChecks,
 		sharingChecks,
 		modeChecks,

@@ -45,6 +45,8 @@ func mutants() []mutant {
 		orderMutants,
 		fencingMutants,
 		inspectMutants,
+		watchingMutants,
+		leavingMutants,
 		migrationMutants,
 		migrationBackMutants,
 		namesMutants,
@@ -109,6 +111,8 @@ type broken struct {
 	loosen      func(ctx context.Context, name, id string, floor uint64) error
 	unseal      func(ctx context.Context, name, id string) error
 	unmark      func(ctx context.Context, l driver.Lease) error
+	watch       func(name string, changed func()) (stop func())
+	leave       func(ctx context.Context, l driver.Lease, ttl time.Duration) error
 	close       func(ctx context.Context) error
 }
 
@@ -229,6 +233,22 @@ func unbroken(l driver.Lease) driver.Lease {
 		return b.Lease
 	}
 	return l
+}
+
+// Watch implements driver.Watcher.
+func (d *broken) Watch(name string, changed func()) (stop func()) {
+	if d.watch != nil {
+		return d.watch(name, changed)
+	}
+	return d.Driver.Watch(name, changed)
+}
+
+// Leave implements driver.Leaver.
+func (d *broken) Leave(ctx context.Context, l driver.Lease, ttl time.Duration) error {
+	if d.leave != nil {
+		return d.leave(ctx, l, ttl)
+	}
+	return d.Driver.Leave(ctx, unbroken(l), ttl)
 }
 
 func (d *broken) Close(ctx context.Context) error {

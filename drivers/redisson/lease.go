@@ -130,8 +130,7 @@ func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	if doubt {
 		l.doubt(begun)
 	}
-	transient := errors.Is(err, driver.ErrUnknown) || errors.Is(err, driver.ErrUnavailable)
-	return transient && ctx.Err() == nil, false, err
+	return transient(err) && ctx.Err() == nil, false, err
 }
 
 // doubt notes that a request to release the hold, begun at some time, may have done it.

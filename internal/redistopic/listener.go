@@ -4,6 +4,7 @@ package redistopic
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,9 +14,9 @@ import (
 	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
-// linger is how long a subscription outlives its last waiter, so that a name that is contended again and again costs no
+// lingerFor is how long a subscription outlives its last waiter, so that a name that is contended again and again costs no
 // subscription each time.
-const linger = 250 * time.Millisecond
+const lingerFor = 250 * time.Millisecond
 
 // Options are what the driver decides.
 type Options struct {
@@ -64,7 +65,8 @@ type hub struct {
 
 	// Guarded by Listener.mu.
 	topics  [Groups]Topic
-	waiters int // of all groups
+	watches []*watch
+	waiters int // of all groups, watches included
 	leaves  int // how often waiters fell to 0
 	subs    []*subscription
 }
@@ -79,6 +81,9 @@ type Topic struct {
 
 	waiters int // guarded by Listener.mu
 }
+
+// watch is one call of Watch.
+type watch struct{ changed func() }
 
 // subscription is a hub on the server, by a plain or by a sharded channel.
 type subscription struct {
@@ -145,6 +150,16 @@ func (ln *Listener) Join(name string) *Topic { return ln.JoinChannel(ln.options.
 func (ln *Listener) JoinChannel(channel string, group int) *Topic {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
+	h := ln.hub(channel)
+	t := h.enter(group)
+	if h.subscribed() {
+		t.poke()
+	}
+	return t
+}
+
+// hub returns the hub of a channel. It is called with mu held.
+func (ln *Listener) hub(channel string) *hub {
 	h := ln.hubs[channel]
 	if h == nil {
 		h = &hub{listener: ln, channel: channel}
@@ -154,11 +169,27 @@ func (ln *Listener) JoinChannel(channel string, group int) *Topic {
 			ln.subscribe(h)
 		}
 	}
-	t := h.enter(group)
+	return h
+}
+
+// Watch has changed called after each message of a channel, and whenever the channel was subscribed to, until stop is called. changed does
+// not block.
+func (ln *Listener) Watch(channel string, changed func()) (stop func()) {
+	ln.mu.Lock()
+	defer ln.mu.Unlock()
+	h, w := ln.hub(channel), &watch{changed}
+	h.waiters++
+	h.watches = append(h.watches, w)
 	if h.subscribed() {
-		t.poke()
+		changed()
 	}
-	return t
+	return func() {
+		ln.mu.Lock()
+		defer ln.mu.Unlock()
+		h.watches = slices.DeleteFunc(h.watches, func(other *watch) bool { return other == w })
+		h.waiters--
+		ln.linger(h)
+	}
 }
 
 // subscribe begins the subscriptions of a new hub. It is called with mu held.
@@ -187,18 +218,23 @@ func (t *Topic) Leave(pass bool) {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
 	t.leave(pass)
+	ln.linger(h)
+}
+
+// linger has sweep drop a hub that nobody waits for any more. It is called with mu held.
+func (ln *Listener) linger(h *hub) {
 	if h.waiters > 0 {
 		return
 	}
 	h.leaves++
-	ln.left = append(ln.left, leaving{h, h.leaves, time.Now().Add(linger)})
+	ln.left = append(ln.left, leaving{h, h.leaves, time.Now().Add(lingerFor)})
 	if len(ln.left) > 1 || ln.closed {
 		return
 	}
 	if ln.timer == nil {
-		ln.timer = time.AfterFunc(linger, ln.sweep)
+		ln.timer = time.AfterFunc(lingerFor, ln.sweep)
 	} else {
-		ln.timer.Reset(linger)
+		ln.timer.Reset(lingerFor)
 	}
 }
 
@@ -263,10 +299,13 @@ func (h *hub) subscribed() bool {
 	return len(h.subs) > 0
 }
 
-// poke lets one waiter of each group ask. It is called with Listener.mu held.
+// poke lets one waiter of each group ask, and tells all watches. It is called with Listener.mu held.
 func (h *hub) poke() {
 	for i := range h.topics {
 		h.topics[i].poke()
+	}
+	for _, w := range h.watches {
+		w.changed()
 	}
 }
 

@@ -1,0 +1,151 @@
+package conformance
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+)
+
+var watchingMutants = []mutant{
+	{
+		check:  "watching/changes",
+		breaks: "who watches is called when the watch begins and never again",
+		mutate: breakWatch(func(_ *memory.Driver, changed func()) (called, stop func()) { return sync.OnceFunc(changed), func() {} }),
+	},
+	{
+		check:  "watching/changes",
+		breaks: "who watches a name that is read is not called when it is free",
+		mutate: func(d *memory.Driver) driver.Driver {
+			var reading atomic.Bool
+			b := &broken{Driver: d}
+			b.lease = func(l *brokenLease) {
+				l.release = func(ctx context.Context) error {
+					reading.Store(l.r.Mode == driver.Read)
+					defer reading.Store(false)
+					return l.Lease.Release(ctx)
+				}
+			}
+			b.watch = func(name string, changed func()) func() {
+				return d.Watch(name, func() {
+					if !reading.Load() {
+						changed()
+					}
+				})
+			}
+			return b
+		},
+	},
+	{
+		check:  "watching/outage",
+		breaks: "a watch ends with the first outage",
+		mutate: breakWatch(func(d *memory.Driver, changed func()) (called, stop func()) {
+			var out atomic.Bool
+			ctx, cancel := context.WithCancel(context.Background())
+			var probe sync.WaitGroup
+			probe.Go(func() {
+				for ctx.Err() == nil && !out.Load() {
+					bounded, cancel := context.WithTimeout(ctx, time.Second)
+					if _, err := d.Inspect(bounded, "any"); err != nil {
+						out.Store(true)
+					}
+					cancel()
+					time.Sleep(time.Millisecond)
+				}
+			})
+			return func() {
+					if !out.Load() {
+						changed()
+					}
+				}, func() {
+					cancel()
+					probe.Wait()
+				}
+		}),
+	},
+	{
+		check:  "watching/stop",
+		breaks: "who watches is called after the end as well",
+		mutate: func(d *memory.Driver) driver.Driver {
+			b := &broken{Driver: d}
+			b.watch = func(name string, changed func()) func() {
+				d.Watch(name, changed)
+				return func() {}
+			}
+			return b
+		},
+	},
+}
+
+// breakWatch returns a mutation of what a driver calls, with what is to be done when the watch is stopped.
+func breakWatch(f func(d *memory.Driver, changed func()) (called, stop func())) func(*memory.Driver) driver.Driver {
+	return func(d *memory.Driver) driver.Driver {
+		b := &broken{Driver: d}
+		b.watch = func(name string, changed func()) func() {
+			called, stopped := f(d, changed)
+			stop := d.Watch(name, called)
+			return func() {
+				stop()
+				stopped()
+			}
+		}
+		return b
+	}
+}
+
+var leavingMutants = []mutant{
+	{
+		check:  "leaving/time",
+		breaks: "a hold that is left is released",
+		mutate: breakLeave(func(ctx context.Context, _ *memory.Driver, l driver.Lease, _ time.Duration) error {
+			return l.Release(ctx)
+		}),
+	},
+	{
+		check:  "leaving/time",
+		breaks: "a hold that is left ends when its lease would have",
+		mutate: breakLeave(func(ctx context.Context, d *memory.Driver, l driver.Lease, ttl time.Duration) error {
+			return d.Leave(ctx, l, time.Until(l.Expires()))
+		}),
+	},
+	{
+		check:  "leaving/close",
+		breaks: "a hold that is left is one of those that Close ends",
+		mutate: breakLeave(func(ctx context.Context, _ *memory.Driver, l driver.Lease, ttl time.Duration) error {
+			return l.Renew(ctx, ttl)
+		}),
+	},
+	{
+		check:  "leaving/lease",
+		breaks: "the lease of a hold that was left can be renewed",
+		mutate: func(d *memory.Driver) driver.Driver {
+			var left sync.Map // leases
+			b := &broken{Driver: d}
+			b.lease = func(l *brokenLease) {
+				l.renew = func(ctx context.Context, ttl time.Duration) error {
+					if _, ok := left.Load(l.Lease); ok {
+						return nil
+					}
+					return l.Lease.Renew(ctx, ttl)
+				}
+			}
+			b.leave = func(ctx context.Context, l driver.Lease, ttl time.Duration) error {
+				left.Store(unbroken(l), true)
+				return d.Leave(ctx, unbroken(l), ttl)
+			}
+			return b
+		},
+	},
+}
+
+// breakLeave returns a mutation of how a driver leaves holds.
+func breakLeave(f func(ctx context.Context, d *memory.Driver, l driver.Lease, ttl time.Duration) error) func(*memory.Driver) driver.Driver {
+	return func(d *memory.Driver) driver.Driver {
+		b := &broken{Driver: d}
+		b.leave = func(ctx context.Context, l driver.Lease, ttl time.Duration) error { return f(ctx, d, unbroken(l), ttl) }
+		return b
+	}
+}

@@ -1,0 +1,105 @@
+package conformance
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// The checks of drivers that tell of changes: driver.Watcher.
+var watchingChecks = []Check{
+	{"watching/changes", "Who watches a name is called when the watch begins and after each end of a hold, in every mode and by whomever.", watchTellsEnds},
+	{"watching/outage", "A change while the watcher was out of reach of the backend is followed by a call when it is in reach again.", watchSurvivesOutages},
+	{"watching/stop", "After stop nobody is called any more, and other watches of the name go on.", watchStops},
+}
+
+// watch is a name that is watched.
+type watch struct {
+	d     *rawDriver
+	name  string
+	calls atomic.Int64
+	stop  func()
+}
+
+// watch watches name, and returns when the watch has begun. It ends the check if the driver tells of no changes.
+func (d *rawDriver) watch(name string) *watch {
+	w := &watch{d: d, name: name}
+	watcher, ok := d.tap.Driver.(driver.Watcher)
+	if !ok {
+		d.env.end(&refusedError{"to tell of changes"})
+	}
+	d.env.within("Watch", func() { w.stop = watcher.Watch(name, func() { w.calls.Add(1) }) })
+	w.told("the watch has begun", 0)
+	return w
+}
+
+// told waits for a call after the first n.
+func (w *watch) told(what string, n int64) {
+	w.d.env.until(fmt.Sprintf("%s, which watches %q, is called after this: %s", w.d.label, w.name, what), func() bool { return w.calls.Load() > n })
+}
+
+// end stops the watch.
+func (w *watch) end() { w.d.env.within("stop of a watch", w.stop) }
+
+func watchTellsEnds(e *env) error {
+	a, b, name := e.driver(), e.driver(), e.name()
+	b.hold(name).release() // drivers may look at the server first
+	w := b.watch(name)
+	defer w.end()
+	for _, m := range modes {
+		if !e.driverInfo().Offers(m) {
+			continue
+		}
+		for _, d := range []*rawDriver{a, b} {
+			h := d.hold(name, in(m))
+			n := w.calls.Load()
+			h.release()
+			w.told(fmt.Sprintf("the release of a hold that was %v, by %s", m, d.label), n)
+		}
+	}
+	if f, ok := a.driver.(driver.ForceUnlocker); ok {
+		a.hold(name)
+		n := w.calls.Load()
+		e.within("ForceUnlock", func() { e.must(f.ForceUnlock(e.ctx, name)) })
+		w.told("ForceUnlock", n)
+	}
+	return nil
+}
+
+func watchSurvivesOutages(e *env) error {
+	e.driver().watch(e.name()).end()
+	return e.inOutages(func(outage func(*connection)) error {
+		a, b, name := e.driver(), e.driver(), e.name()
+		b.hold(name).release()
+		w := b.watch(name)
+		defer w.end()
+		h := a.hold(name)
+		outage(b.connection)
+		h.release()
+		e.sleep(e.brief())
+		n := w.calls.Load()
+		b.heal()
+		w.told("the end of an outage, in which the name became free", n)
+		return nil
+	})
+}
+
+func watchStops(e *env) error {
+	a, b, name := e.driver(), e.driver(), e.name()
+	b.hold(name).release()
+	stopped, goesOn := b.watch(name), b.watch(name)
+	defer goesOn.end()
+	stopped.end()
+	before := stopped.calls.Load()
+	for range 3 {
+		h := a.hold(name)
+		n := goesOn.calls.Load()
+		h.release()
+		goesOn.told("a release", n)
+	}
+	if n := stopped.calls.Load() - before; n > 0 {
+		return fmt.Errorf("%s was called %d times after the watch of %q was stopped", b.label, n, name)
+	}
+	return nil
+}
