@@ -238,7 +238,7 @@ func (l *lease) Release(ctx context.Context) error {
 		if lost, err = d.request(ctx, Releases); err != nil {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			if l.fate == held {
+			if l.fate == held && !l.left {
 				d.leaveBehind(l)
 				d.settle(s.now())
 			}
@@ -249,6 +249,9 @@ func (l *lease) Release(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l.released = true
+	if l.left {
+		return driver.ErrNotHeld
+	}
 	ended := l.fate == freed
 	if l.fate == held {
 		ended = now < l.end() && !l.lost
