@@ -19,13 +19,14 @@ import (
 func (c *Client) Observe(ctx context.Context, name string) iter.Seq2[Status, error] {
 	return func(yield func(Status, error) bool) {
 		o := &observer{client: c, name: name, changed: make(chan struct{}, 1)}
-		if w, ok := c.driver.(driver.Watcher); ok && checkName(name) == nil && !c.isClosed() {
-			defer w.Watch(name, o.change)()
-		}
+		defer o.unwatch()
 		for {
 			s, err := o.ask(ctx)
 			if ctx.Err() != nil {
 				return
+			}
+			if err == nil {
+				o.watch()
 			}
 			outOfReach := errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown) || errors.Is(err, context.DeadlineExceeded)
 			switch {
@@ -46,9 +47,29 @@ func (c *Client) Observe(ctx context.Context, name string) iter.Seq2[Status, err
 type observer struct {
 	client  *Client
 	name    string
+	watched bool
+	stop    func()        // nil if the driver tells of no changes
 	changed chan struct{} // has an element when the driver told of a change
 	seen    *Status       // yielded last
 	pause   time.Duration // before the last question, while nobody held the name or the backend was out of reach
+}
+
+// watch has the driver tell of changes, once, where it can.
+func (o *observer) watch() {
+	w, ok := o.client.driver.(driver.Watcher)
+	if !ok || o.watched {
+		return
+	}
+	o.watched = true
+	if stop, err := w.Watch(o.name, o.change); err == nil {
+		o.stop = stop
+	}
+}
+
+func (o *observer) unwatch() {
+	if o.stop != nil {
+		o.stop()
+	}
 }
 
 // change notes that somebody got or gave back the name. The driver calls change.

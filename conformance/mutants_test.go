@@ -111,7 +111,7 @@ type broken struct {
 	loosen      func(ctx context.Context, name, id string, floor uint64) error
 	unseal      func(ctx context.Context, name, id string) error
 	unmark      func(ctx context.Context, l driver.Lease) error
-	watch       func(name string, changed func()) (stop func())
+	watch       func(name string, changed func()) (stop func(), err error)
 	leave       func(ctx context.Context, l driver.Lease, ttl time.Duration) error
 	close       func(ctx context.Context) error
 }
@@ -236,7 +236,7 @@ func unbroken(l driver.Lease) driver.Lease {
 }
 
 // Watch implements driver.Watcher.
-func (d *broken) Watch(name string, changed func()) (stop func()) {
+func (d *broken) Watch(name string, changed func()) (stop func(), err error) {
 	if d.watch != nil {
 		return d.watch(name, changed)
 	}

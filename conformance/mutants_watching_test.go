@@ -29,7 +29,7 @@ var watchingMutants = []mutant{
 					return l.Lease.Release(ctx)
 				}
 			}
-			b.watch = func(name string, changed func()) func() {
+			b.watch = func(name string, changed func()) (func(), error) {
 				return d.Watch(name, func() {
 					if !reading.Load() {
 						changed()
@@ -71,9 +71,9 @@ var watchingMutants = []mutant{
 		breaks: "who watches is called after the end as well",
 		mutate: func(d *memory.Driver) driver.Driver {
 			b := &broken{Driver: d}
-			b.watch = func(name string, changed func()) func() {
-				d.Watch(name, changed)
-				return func() {}
+			b.watch = func(name string, changed func()) (func(), error) {
+				_, err := d.Watch(name, changed)
+				return func() {}, err
 			}
 			return b
 		},
@@ -84,13 +84,13 @@ var watchingMutants = []mutant{
 func breakWatch(f func(d *memory.Driver, changed func()) (called, stop func())) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {
 		b := &broken{Driver: d}
-		b.watch = func(name string, changed func()) func() {
+		b.watch = func(name string, changed func()) (func(), error) {
 			called, stopped := f(d, changed)
-			stop := d.Watch(name, called)
+			stop, err := d.Watch(name, called)
 			return func() {
 				stop()
 				stopped()
-			}
+			}, err
 		}
 		return b
 	}

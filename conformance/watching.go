@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -29,9 +30,19 @@ func (d *rawDriver) watch(name string) *watch {
 	if !ok {
 		d.env.end(&refusedError{"to tell of changes"})
 	}
-	d.env.within("Watch", func() { w.stop = watcher.Watch(name, func() { w.calls.Add(1) }) })
+	var err error
+	d.env.within("Watch", func() { w.stop, err = watcher.Watch(name, w.changed) })
+	if errors.Is(err, errors.ErrUnsupported) {
+		d.env.end(&refusedError{"to tell of changes"})
+	}
+	d.env.must(err)
 	w.told("the watch has begun", 0)
 	return w
+}
+
+func (w *watch) changed() {
+	w.calls.Add(1)
+	w.d.env.events.add(w.d.label, "told that %q may have changed", w.name)
 }
 
 // told waits for a call after the first n.

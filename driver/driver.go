@@ -300,8 +300,9 @@ type Watcher interface {
 	// Watch has changed called soon after each end of a hold of name, and after each grant where the backend tells of grants, until
 	// stop is called; perhaps also when nothing has changed. Watch does not wait for the backend: whenever the backend begins to tell
 	// the driver of changes, at first and after each outage, changed is called too, since an earlier change may have passed unseen.
-	// changed does not block, and calls no method of the driver. After stop has returned, changed is not called any more.
-	Watch(name string, changed func()) (stop func())
+	// changed does not block, and calls no method of the driver. After stop has returned, changed is not called any more. Watch is called
+	// after Inspect has answered once, and returns errors.ErrUnsupported where the driver's options leave nothing to tell.
+	Watch(name string, changed func()) (stop func(), err error)
 }
 
 // Status is what a backend knows of a lock. Unknown fields are zero, except Waiters. Where several Read holds have the name, Hold, Owner,

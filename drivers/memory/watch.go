@@ -10,7 +10,7 @@ type watcher struct {
 }
 
 // Watch implements [driver.Watcher]. A hold that ends by its TTL while nobody waits is noticed by whoever asks next.
-func (d *Driver) Watch(name string, changed func()) (stop func()) {
+func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
 	s := d.server
 	w := &watcher{d, name, changed}
 	s.mu.Lock()
@@ -24,7 +24,7 @@ func (d *Driver) Watch(name string, changed func()) (stop func()) {
 		if s.watchers[name] = left; len(left) == 0 {
 			delete(s.watchers, name)
 		}
-	}
+	}, nil
 }
 
 // The methods below are called with Server.mu held.
