@@ -189,6 +189,7 @@ func (d *Driver) Info() driver.Info {
 	if d.options.NoTokens {
 		i.Fencing = driver.None
 	}
+	i.ReadWrite = driver.Support{Offered: true, Order: i.Order, Fencing: i.Fencing}
 	if d.options.RoundUp {
 		i.MinTTL, i.TTLUnit = 0, 0
 	}
