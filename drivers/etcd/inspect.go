@@ -25,7 +25,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	}
 	queue := contenders(dir, answer.Responses[0].GetResponseRange().Kvs)
 	if r.sealed {
-		return driver.Status{Held: true, Owner: sealOwner, Token: r.last, Waiters: max(0, len(queue)-1)}, nil
+		return driver.Status{Held: true, Holders: 1, Owner: sealOwner, Token: r.last, Waiters: max(0, len(queue)-1)}, nil
 	}
 	if len(queue) == 0 {
 		return driver.Status{}, nil
