@@ -43,7 +43,7 @@ func (d *Driver) turn(ctx context.Context, dir string) (leave func(), err error)
 	return nil, errNotSent
 }
 
-// look asks for the contenders before the key. If there is none, the lock is granted, and the revision of the answer is the token:
+// look asks for the contenders before the key that exclude it. If there is none, the lock is granted, and the revision of the answer is the token:
 // the lock was held at that revision, and whoever had it before had let go of it.
 func (h *hold) look(ctx context.Context, dir string) (view, error) {
 	leave, err := h.driver.turn(ctx, dir)

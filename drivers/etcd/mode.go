@@ -86,7 +86,7 @@ func (r keyRange) isEmpty() clientv3.Cmp {
 }
 
 // errOverlooked says that a key was not put again.
-var errOverlooked = fmt.Errorf("a client of RWMutex waits, and would overlook a key that is put again: %w", errors.ErrUnsupported)
+var errOverlooked = fmt.Errorf("a client of RWMutex has come since, and would overlook a key that is put again: %w", errors.ErrUnsupported)
 
 // overlookedByNobody are the conditions for putting the key of a Read or Write again: RWMutex waits for keys with a smaller modification
 // revision than its own, so no key of RWMutex may be younger. A key that comes later waits as ever.

@@ -10,7 +10,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// view is what an answer says of those who stand before a key: if nobody does, it has the lock.
+// view is what an answer says of those who stand before a key and exclude it: if nobody does, it has the lock.
 //
 // Nobody new can come to stand there, since the create revision of a new key is above those of all others. So a view of all of them,
 // and every event since then, is as good as a further look: when the last of them is deleted, the lock is granted by that event, at

@@ -22,7 +22,7 @@ const (
 // errGone says that the key of a waiter is not there any more.
 var errGone = errors.New("the place in the queue was removed")
 
-// wait waits until no contender is before the key, of which v is the view that the request to put it brought. If it returns an error,
+// wait waits until nobody is before the key who excludes it, of which v is the view that the request to put it brought. If it returns an error,
 // the key is gone, or cleaned up in the background.
 func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 	d := h.driver
