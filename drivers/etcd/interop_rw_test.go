@@ -4,16 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/client/v3/concurrency"
 	recipe "go.etcd.io/etcd/client/v3/experimental/recipes"
-	"go.uber.org/zap"
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -41,12 +38,7 @@ var rivals = map[string]func(tb testing.TB, c *clientv3.Client, name string) riv
 // newRWMutex returns a read-write lock of package recipe. Its calls take no context, and end with the client at the latest.
 func newRWMutex(tb testing.TB, c *clientv3.Client, name string) *recipe.RWMutex {
 	tb.Helper()
-	session, err := concurrency.NewSession(c, concurrency.WithTTL(30))
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { session.Close() })
-	return recipe.NewRWMutex(session, name)
+	return recipe.NewRWMutex(newSession(tb, c), name)
 }
 
 // begin calls lock in another goroutine, and returns when its key is there.
@@ -326,14 +318,6 @@ func TestReadsAreNeverTorn(t *testing.T) {
 }
 
 func rwmutexRole() {
-	c, err := clientv3.New(clientv3.Config{Endpoints: []string{os.Getenv("ADDR")}, Logger: zap.NewNop()})
-	if err != nil {
-		panic(err)
-	}
-	session, err := concurrency.NewSession(c)
-	if err != nil {
-		panic(err)
-	}
-	mutex := recipe.NewRWMutex(session, "counter")
+	mutex := recipe.NewRWMutex(sessionOfRole(), "counter")
 	testenv.Count(func() (func() error, error) { return mutex.Unlock, mutex.Lock() })
 }

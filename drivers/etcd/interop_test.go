@@ -28,12 +28,17 @@ import (
 // newMutex returns a mutex of package concurrency with a session of its own.
 func newMutex(tb testing.TB, c *clientv3.Client, name string) *concurrency.Mutex {
 	tb.Helper()
+	return concurrency.NewMutex(newSession(tb, c), name)
+}
+
+func newSession(tb testing.TB, c *clientv3.Client) *concurrency.Session {
+	tb.Helper()
 	session, err := concurrency.NewSession(c, concurrency.WithTTL(30))
 	if err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { session.Close() })
-	return concurrency.NewMutex(session, name)
+	return session
 }
 
 func TestMutexOfPackageConcurrency(t *testing.T) {
@@ -199,7 +204,8 @@ func countIn(mode driver.Mode) {
 	})
 }
 
-func mutexRole() {
+// sessionOfRole returns a session of package concurrency for the process of a role.
+func sessionOfRole() *concurrency.Session {
 	c, err := clientv3.New(clientv3.Config{Endpoints: []string{os.Getenv("ADDR")}, Logger: zap.NewNop()})
 	if err != nil {
 		panic(err)
@@ -208,7 +214,11 @@ func mutexRole() {
 	if err != nil {
 		panic(err)
 	}
-	mutex := concurrency.NewMutex(session, "counter")
+	return session
+}
+
+func mutexRole() {
+	mutex := concurrency.NewMutex(sessionOfRole(), "counter")
 	testenv.Count(func() (func() error, error) {
 		return func() error { return mutex.Unlock(context.Background()) }, mutex.Lock(context.Background())
 	})
