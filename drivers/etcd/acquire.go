@@ -148,7 +148,7 @@ func (h *hold) try(ctx context.Context, dir string, fresh bool) (*hold, error) {
 		h.notPut()
 		return nil, driver.ErrLocked
 	}
-	v, err := h.enqueue(ctx, dir, fresh) // names below are locked, and this one perhaps
+	v, err := h.enqueue(ctx, dir, fresh) // these keys do not count, and others there may
 	if err == nil && !v.first() {
 		err = h.abandon(ctx, driver.ErrLocked)
 	}
@@ -185,7 +185,7 @@ func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (view, error
 	}
 	page := answer.Responses[1].GetResponseRange()
 	v := viewOf(dir, h.request.Mode, others(page.Kvs, h.key), page.More, r, h.revision)
-	if len(v.before) > 0 || v.all { // or else names below fill the page
+	if len(v.before) > 0 || v.all { // or else keys that do not count fill the page
 		return v, nil
 	}
 	if v, err = h.look(ctx, dir); err != nil {

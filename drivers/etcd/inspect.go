@@ -150,7 +150,7 @@ func (d *Driver) holders(ctx context.Context, dir string) ([]*mvccpb.KeyValue, e
 		return nil, err
 	}
 	queue := contenders(dir, page.Kvs)
-	if page.More && holdersIn(dir, queue) == len(queue) { // a page full of names below, or of Reads
+	if page.More && holdersIn(dir, queue) == len(queue) { // there may be more of them behind the page
 		if page, err = d.client.Get(ctx, dir, options...); err != nil {
 			return nil, err
 		}

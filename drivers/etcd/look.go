@@ -70,7 +70,7 @@ func (h *hold) look(ctx context.Context, dir string) (view, error) {
 		return view{}, errGone
 	}
 	page, token := answer.Responses[0].GetResponseRange(), answer.Header.Revision
-	if page.More && !anyExcludes(dir, page.Kvs, h.request.Mode) { // a page full of names below, or of Reads of RWMutex
+	if page.More && !anyExcludes(dir, page.Kvs, h.request.Mode) { // a page full of keys that do not count
 		if answer, _, err = h.driver.askFor(bounded, dir, before(clientv3.WithRev(token))); err != nil {
 			return view{}, err
 		}
