@@ -70,7 +70,7 @@ func (d *Driver) attempt(ctx context.Context, r *driver.Request, seconds int64, 
 	if r.NoWait {
 		return h.try(ctx, dir, fresh)
 	}
-	w := d.feeds.join(dir, h.key, true)
+	w := d.feeds.join(h.rangeIn(dir), h.key, true)
 	v, err := h.enqueue(ctx, dir, fresh)
 	if err == nil && !v.first() {
 		if !*waited {
@@ -78,7 +78,7 @@ func (d *Driver) attempt(ctx context.Context, r *driver.Request, seconds int64, 
 			r.Events.Waiting()
 		}
 		if w == nil {
-			w = d.feeds.join(dir, h.key, false)
+			w = d.feeds.join(h.rangeIn(dir), h.key, false)
 		}
 		err = h.wait(ctx, w, v)
 	}
@@ -107,7 +107,7 @@ func (h *hold) embark(ctx context.Context, dir string, seconds int64) (fresh boo
 			return false, err
 		}
 		h.takeNumber(dir)
-		h.key = newKey(dir, h.session.id, h.number)
+		h.key = newKey(dir, h.request.Mode, h.session.id, h.number)
 		return true, nil
 	}
 	bounded, cancel := d.request(ctx, requestFor)
@@ -118,16 +118,16 @@ func (h *hold) embark(ctx context.Context, dir string, seconds int64) (fresh boo
 	}
 	h.own = newOwnLease(c, seconds)
 	h.takeNumber(dir)
-	h.key = newKey(dir, c.id, h.number)
+	h.key = newKey(dir, h.request.Mode, c.id, h.number)
 	return fresh, nil
 }
 
 // try asks once, without a place in the queue if the lock is taken.
 func (h *hold) try(ctx context.Context, dir string, fresh bool) (*hold, error) {
-	isFree := clientv3.Compare(clientv3.CreateRevision(dir), "=", 0).WithPrefix()
-	look := clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize))
+	keys := h.rangeIn(dir)
+	look := clientv3.OpGet(keys.from(), keys.rest(), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize))
 	condition, then := h.plain(dir)
-	answer, err := h.ask(ctx, fresh, []clientv3.Cmp{isFree, condition}, append([]clientv3.Op{h.put()}, then...), []clientv3.Op{look, getRecord(dir)})
+	answer, err := h.ask(ctx, fresh, []clientv3.Cmp{keys.isEmpty(), condition}, append([]clientv3.Op{h.put()}, then...), []clientv3.Op{look, getRecord(dir)})
 	if err != nil {
 		return nil, err
 	}
@@ -144,11 +144,11 @@ func (h *hold) try(ctx context.Context, dir string, fresh bool) (*hold, error) {
 		return nil, cmp.Or(err, driver.ErrSealed)
 	}
 	page := answer.Responses[0].GetResponseRange()
-	if contender(dir, page.Kvs) != nil {
+	if anyExcludes(dir, page.Kvs, h.request.Mode) {
 		h.notPut()
 		return nil, driver.ErrLocked
 	}
-	v, err := h.enqueue(ctx, dir, fresh) // names below are locked, and this one perhaps
+	v, err := h.enqueue(ctx, dir, fresh) // these keys do not count, and others there may
 	if err == nil && !v.first() {
 		err = h.abandon(ctx, driver.ErrLocked)
 	}
@@ -157,7 +157,8 @@ func (h *hold) try(ctx context.Context, dir string, fresh bool) (*hold, error) {
 
 // enqueue puts the key, and returns those before it. If there are none, the lock is granted.
 func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (view, error) {
-	look := clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize),
+	keys := h.rangeIn(dir)
+	look := clientv3.OpGet(keys.from(), keys.rest(), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
 	leave, err := h.driver.turn(ctx, dir)
 	if err != nil {
@@ -183,8 +184,8 @@ func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (view, error
 		return view{}, h.abandon(ctx, err)
 	}
 	page := answer.Responses[1].GetResponseRange()
-	v := viewOf(dir, others(page.Kvs, h.key), page.More, r, h.revision)
-	if len(v.before) > 0 || v.all { // or else names below fill the page
+	v := viewOf(dir, h.request.Mode, others(page.Kvs, h.key), page.More, r, h.revision)
+	if len(v.before) > 0 || v.all { // or else keys that do not count fill the page
 		return v, nil
 	}
 	if v, err = h.look(ctx, dir); err != nil {

@@ -51,8 +51,9 @@ func conform(t *testing.T, o etcd.Options, brief bool, servers ...*testenv.EtcdS
 				}
 				return d, conformance.LinkOver(w)
 			},
-			Expire: func(tb testing.TB, name string) { remove(tb, c, name) },
-			Ping:   servers[0].Ping,
+			Expire:     func(tb testing.TB, name string) { remove(tb, c, name) },
+			ExpireHold: func(tb testing.TB, name, hold string) { removeHold(tb, c, name, hold) },
+			Ping:       servers[0].Ping,
 			Freeze: func(tb testing.TB) {
 				frozen = servers[leader(tb, c, servers)]
 				frozen.Freeze()

@@ -34,6 +34,8 @@ func fault(ctx context.Context, err error) (_ error, doubt bool) {
 		err = errNoAnswer // the bound of a request is no error of the caller's context
 	}
 	switch {
+	case err == errOverlooked:
+		return err, false
 	case isOneOf(err, denials):
 		return fmt.Errorf("%w: %w", fs.ErrPermission, err), false
 	case isOneOf(err, refusals), errors.Is(err, errNotSent), neverSent(err):

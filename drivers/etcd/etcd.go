@@ -1,10 +1,12 @@
 // Package etcd is the etcd backend of dsync. It locks as `etcdctl lock` and the Go package concurrency of the etcd client do, key for
-// key, so that all three exclude each other and queue behind each other. It registers the URL scheme "etcd".
+// key, so that all three exclude each other and queue behind each other, and reads and writes as RWMutex of the client's recipes does. It
+// registers the URL scheme "etcd".
 //
 //	etcd://user:password@host1:2379,host2:2379/prefix
 //
 // Who asks for a lock puts a key below its name, NAME/<lease>-<number>, that hangs on a lease; the oldest key has the lock, by its
-// create revision, and the others wait in the order of theirs. Locks that are renewed share one lease of each client and TTL, which
+// create revision, and the others wait in the order of theirs. The key of a Read is NAME/+read-<lease>-<number>, and has the lock when all
+// older keys are those of Reads; that of a Write is NAME/write-<lease>-<number>. Locks that are renewed share one lease of each client and TTL, which
 // the driver keeps alive; a lock with an expiry of its own has a lease of its own. etcd counts TTLs in whole seconds from a floor
 // that follows from its election timeout, 2 s by default.
 //
@@ -32,6 +34,23 @@
 // Among clients of dsync all names are distinct locks, "orders" and "orders/42" too. The others take every key below a name for a
 // contender, so for them a lock on "orders" has to wait for those on "orders/42": do not use a name and one below it together with
 // them, or set Options.Flat (names=flat) everywhere, which writes the slashes of names as %2F.
+//
+// # Beside RWMutex
+//
+// The recipes' RWMutex has the keys NAME/read/<time> and NAME/write/<time>. Who waits for whom, whoever comes first:
+//
+//	             RWMutex.RLock      RWMutex.Lock   Mutex, etcdctl lock
+//	Read         nobody             both           both
+//	Write        both               both           both
+//	Exclusive    this driver alone  both           both
+//
+// RLock looks for the keys of writers alone, and goes on beside an exclusive lock, of this driver or a Mutex: use the mode Write where
+// others use RWMutex.
+//
+// A client of RWMutex overlooks a key before its own that is put again while it waits. So the key of a Read or Write is not put again while
+// a younger key of RWMutex, or of a lock with a name below NAME/read or NAME/write, is there: to extend a lease with an expiry of its own
+// then fails with errors.ErrUnsupported and changes nothing, and a Write is released where it would be passed on inside the process.
+// Exclusive locks, seals and marks do not heed that: no client of RWMutex should wait for a name that is moved to another backend.
 //
 // # Seals and marks
 //
@@ -189,6 +208,7 @@ func (d *Driver) Info() driver.Info {
 	if d.options.NoTokens {
 		i.Fencing = driver.None
 	}
+	i.ReadWrite = driver.Support{Offered: true, Order: i.Order, Fencing: i.Fencing}
 	if d.options.RoundUp {
 		i.MinTTL, i.TTLUnit = 0, 0
 	}

@@ -20,18 +20,18 @@ const (
 type feeds struct {
 	driver *Driver
 
-	mu     sync.Mutex // taken before that of a feed
-	byDir  map[string]*feed
-	stream int // number of the stream that new watches share
+	mu      sync.Mutex // taken before that of a feed
+	byRange map[keyRange]*feed
+	stream  int // number of the stream that new watches share
 }
 
-func newFeeds(d *Driver) *feeds { return &feeds{driver: d, byDir: make(map[string]*feed)} }
+func newFeeds(d *Driver) *feeds { return &feeds{driver: d, byRange: make(map[keyRange]*feed)} }
 
-// feed is the watch on the contenders for one name. It has no start revision: the server delivers from a watch that starts in the
+// feed is the watch on the contenders for one name, or, for those who read it, on all but the Reads of this driver. It has no start revision: the server delivers from a watch that starts in the
 // past only ten times a second. So what happened before the feed became active has to be asked for: all waiters are woken then.
 type feed struct {
 	feeds  *feeds
-	dir    string
+	keys   keyRange
 	idle   chan struct{} // buffered; signaled when the last waiter has left
 	again  chan struct{} // buffered; signaled when the watch is to be made anew
 	stream int           // that the watch is on; guarded by feeds.mu
@@ -59,18 +59,18 @@ type waiter struct {
 }
 
 // join returns a waiter for a key, in doubt if the key was put before. For one that is about to be put it is asking, so that it needs no
-// look after the put; then there is none if the feed of dir is not active.
-func (fs *feeds) join(dir, own string, before bool) *waiter {
+// look after the put; then there is none if the feed is not active.
+func (fs *feeds) join(keys keyRange, own string, before bool) *waiter {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	f := fs.byDir[dir]
+	f := fs.byRange[keys]
 	if f == nil && before {
 		return nil
 	}
 	if f == nil {
-		f = &feed{feeds: fs, dir: dir, idle: make(chan struct{}, 1), again: make(chan struct{}, 1), waiters: make(map[*waiter]struct{})}
+		f = &feed{feeds: fs, keys: keys, idle: make(chan struct{}, 1), again: make(chan struct{}, 1), waiters: make(map[*waiter]struct{})}
 		if fs.driver.life.Go(f.run) {
-			fs.byDir[dir] = f
+			fs.byRange[keys] = f
 		}
 	}
 	f.mu.Lock()
@@ -199,7 +199,7 @@ func (f *feed) watch() (seen, end bool) {
 	defer f.setActive(false)
 	var events clientv3.WatchChan
 	started := make(chan clientv3.WatchChan, 1)
-	if !d.life.Go(func() { started <- d.client.Watch(ctx, f.dir, clientv3.WithPrefix(), clientv3.WithCreatedNotify()) }) {
+	if !d.life.Go(func() { started <- d.client.Watch(ctx, f.keys.from(), f.keys.rest(), clientv3.WithCreatedNotify()) }) {
 		return false, true
 	}
 	linger := time.NewTimer(lingerFor)
@@ -246,7 +246,7 @@ func (f *feed) tell(events []*clientv3.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, e := range events {
-		if e.IsCreate() || !isContender(f.dir, e.Kv) {
+		if e.IsCreate() || !isContender(f.keys.dir, e.Kv) {
 			continue // somebody new, who stands behind, or a name below
 		}
 		for w := range f.waiters {
@@ -264,6 +264,6 @@ func (f *feed) close() bool {
 	if len(f.waiters) > 0 {
 		return false
 	}
-	delete(f.feeds.byDir, f.dir)
+	delete(f.feeds.byRange, f.keys)
 	return true
 }

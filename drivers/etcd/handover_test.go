@@ -28,8 +28,16 @@ func queueUp(t *testing.T, d *etcd.Driver, name string, n int) []*drivertest.Wai
 func TestPassIsOneRequest(t *testing.T) {
 	const n = 5
 	s := testenv.Etcd(t)
-	for query, want := range map[string]int64{"": n, "?fenced=false": 0} {
-		c, err := dsync.Open(guard(t), "etcd://"+s.Addr+query, nil)
+	for _, test := range []struct {
+		query   string
+		options []dsync.LockOption
+		want    int64
+	}{
+		{"", nil, n},
+		{"", []dsync.LockOption{dsync.Write()}, n},
+		{"?fenced=false", nil, 0},
+	} {
+		c, err := dsync.Open(guard(t), "etcd://"+s.Addr+test.query, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -38,14 +46,14 @@ func TestPassIsOneRequest(t *testing.T) {
 		testenv.Eventually(t, func() bool {
 			row++
 			name := fmt.Sprint("row", row)
-			l, err := c.Lock(guard(t), name)
+			l, err := c.Lock(guard(t), name, test.options...)
 			if err != nil {
 				t.Fatal(err)
 			}
 			granted := make(chan *dsync.Lease)
 			for range n {
 				go func() { // ends with the test at the latest
-					l, err := c.Lock(guard(t), name)
+					l, err := c.Lock(guard(t), name, test.options...)
 					if err != nil {
 						t.Error(err)
 					}
@@ -59,7 +67,7 @@ func TestPassIsOneRequest(t *testing.T) {
 				if err := l.Unlock(guard(t)); err != nil {
 					t.Error(err)
 				}
-				if l = <-granted; l.Token() < last || query == "" && l.Token() == last {
+				if l = <-granted; l.Token() < last || test.want > 0 && l.Token() == last {
 					t.Errorf("token: got %d after %d", l.Token(), last)
 				}
 			}
@@ -67,7 +75,7 @@ func TestPassIsOneRequest(t *testing.T) {
 			if err := l.Unlock(guard(t)); err != nil {
 				t.Error(err)
 			}
-			return after["Txn"]-before["Txn"] == want && after["DeleteRange"] == before["DeleteRange"]
+			return after["Txn"]-before["Txn"] == test.want && after["DeleteRange"] == before["DeleteRange"]
 		}, "a row of hand-overs takes a request each, or none without tokens")
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -19,28 +18,31 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	bounded, cancel := d.request(ctx, requestFor)
 	defer cancel()
 	dir := d.dir(name)
-	all, r, _, err := d.getQueue(bounded, dir, clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	answer, r, err := d.askFor(bounded, dir, clientv3.OpGet(dir, clientv3.WithPrefix(),
+		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend)))
 	if err != nil {
 		return driver.Status{}, d.queryFault(ctx, err)
 	}
-	queue := slices.DeleteFunc(all.Kvs, func(kv *mvccpb.KeyValue) bool { return !isContender(dir, kv) })
+	queue := contenders(dir, answer.Responses[0].GetResponseRange().Kvs)
 	if r.sealed {
-		return driver.Status{Held: true, Owner: sealOwner, Token: r.last, Waiters: max(0, len(queue)-1)}, nil
+		return driver.Status{Held: true, Holders: 1, Owner: sealOwner, Token: r.last, Waiters: max(0, len(queue)-1)}, nil
 	}
 	if len(queue) == 0 {
 		return driver.Status{}, nil
 	}
-	first := readValue(dir, queue[0])
+	first, holders := readValue(dir, queue[0]), holdersIn(dir, queue)
 	status := driver.Status{
 		Held:    true,
+		Mode:    modeOf(dir, queue[0]),
+		Holders: holders,
 		Hold:    first.Hold,
 		Owner:   first.Owner,
 		Note:    first.Note,
 		Since:   first.Time,
 		Token:   d.tokenOf(string(queue[0].Key)),
-		Waiters: len(queue) - 1,
+		Waiters: len(queue) - holders,
 	}
-	for _, kv := range queue[1:] {
+	for _, kv := range queue[holders:] {
 		status.Queue = append(status.Queue, readValue(dir, kv).Owner)
 	}
 	if lease := clientv3.LeaseID(queue[0].Lease); lease != clientv3.NoLease {
@@ -55,17 +57,28 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return status, nil
 }
 
-// getQueue asks for contenders, together with the record of the name.
-func (d *Driver) getQueue(ctx context.Context, dir string, options ...clientv3.OpOption) (
-	page *pb.RangeResponse, r record, revision int64, err error,
-) {
-	options = append(options, clientv3.WithPrefix())
-	answer, err := d.client.Txn(ctx).Then(clientv3.OpGet(dir, options...), getRecord(dir)).Commit()
-	if err != nil {
-		return nil, r, 0, err
+// askFor asks for some of the contenders for dir, together with the record of the name, and for more: the answers are in this order.
+func (d *Driver) askFor(ctx context.Context, dir string, queue clientv3.Op, more ...clientv3.Op) (answer *clientv3.TxnResponse, r record, err error) {
+	answer, err = d.client.Txn(ctx).Then(append([]clientv3.Op{queue, getRecord(dir)}, more...)...).Commit()
+	if err == nil {
+		r, err = readRecord(dir, answer.Responses[1].GetResponseRange().Kvs)
 	}
-	r, err = readRecord(dir, answer.Responses[1].GetResponseRange().Kvs)
-	return answer.Responses[0].GetResponseRange(), r, answer.Header.Revision, err
+	return answer, r, err
+}
+
+// contenders returns those of kvs that contend for the lock of dir.
+func contenders(dir string, kvs []*mvccpb.KeyValue) []*mvccpb.KeyValue {
+	return slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return !isContender(dir, kv) })
+}
+
+// holdersIn returns how many of a queue of contenders have the lock: the first, and if that reads all that read right behind it.
+func holdersIn(dir string, queue []*mvccpb.KeyValue) int {
+	for i, kv := range queue {
+		if i > 0 && excludes(dir, kv, modeOf(dir, queue[0])) {
+			return i
+		}
+	}
+	return len(queue)
 }
 
 // readValue takes the value of a key apart.
@@ -97,42 +110,53 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	bounded, cancel := d.request(ctx, requestFor)
 	defer cancel()
 	dir := d.dir(name)
-	first, err := d.first(bounded, dir)
+	holders, err := d.holders(bounded, dir)
 	if err != nil {
 		return d.queryFault(ctx, err)
 	}
-	if first == nil {
-		return driver.ErrNotHeld
+	outcome := driver.ErrNotHeld // unless one is there that has not ended in between
+	for some := range slices.Chunk(holders, maxCombined) {
+		answer, err := d.client.Txn(bounded).If(notSealed(dir)).Then(deletions(some)...).Commit()
+		if err != nil {
+			return d.queryFault(ctx, err)
+		}
+		if !answer.Succeeded {
+			return driver.ErrSealed
+		}
+		for _, one := range answer.Responses {
+			if one.GetResponseTxn().GetSucceeded() {
+				outcome = nil
+			}
+		}
 	}
-	key := string(first.Key)
-	answer, err := d.client.Txn(bounded).
-		If(clientv3.Compare(clientv3.CreateRevision(key), "=", first.CreateRevision), notSealed(dir)).
-		Then(clientv3.OpDelete(key)).
-		Else(clientv3.OpGet(sealKey(dir), clientv3.WithKeysOnly())).
-		Commit()
-	switch {
-	case err != nil:
-		return d.queryFault(ctx, err)
-	case !answer.Succeeded && len(answer.Responses[0].GetResponseRange().Kvs) > 0:
-		return driver.ErrSealed
-	case !answer.Succeeded: // it ended in between
-		return driver.ErrNotHeld
-	}
-	return nil
+	return outcome
 }
 
-// first returns the holder of the lock of dir, or nil.
-func (d *Driver) first(ctx context.Context, dir string) (*mvccpb.KeyValue, error) {
+// deletions deletes each of kvs that is still the same.
+func deletions(kvs []*mvccpb.KeyValue) (ops []clientv3.Op) {
+	for _, kv := range kvs {
+		same := clientv3.Compare(clientv3.CreateRevision(string(kv.Key)), "=", kv.CreateRevision)
+		ops = append(ops, clientv3.OpTxn([]clientv3.Cmp{same}, []clientv3.Op{clientv3.OpDelete(string(kv.Key))}, nil))
+	}
+	return ops
+}
+
+// holders returns the keys that have the lock of dir.
+func (d *Driver) holders(ctx context.Context, dir string) ([]*mvccpb.KeyValue, error) {
 	options := []clientv3.OpOption{clientv3.WithPrefix(), clientv3.WithKeysOnly(),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend)}
 	page, err := d.client.Get(ctx, dir, append(options, clientv3.WithLimit(pageSize))...)
-	if err == nil && page.More && contender(dir, page.Kvs) == nil { // a page full of names below
-		page, err = d.client.Get(ctx, dir, options...)
-	}
 	if err != nil {
 		return nil, err
 	}
-	return contender(dir, page.Kvs), nil
+	queue := contenders(dir, page.Kvs)
+	if page.More && holdersIn(dir, queue) == len(queue) { // there may be more of them behind the page
+		if page, err = d.client.Get(ctx, dir, options...); err != nil {
+			return nil, err
+		}
+		queue = contenders(dir, page.Kvs)
+	}
+	return queue[:holdersIn(dir, queue)], nil
 }
 
 // queryFault is fault for requests that belong to no hold.

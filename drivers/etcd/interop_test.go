@@ -28,12 +28,17 @@ import (
 // newMutex returns a mutex of package concurrency with a session of its own.
 func newMutex(tb testing.TB, c *clientv3.Client, name string) *concurrency.Mutex {
 	tb.Helper()
+	return concurrency.NewMutex(newSession(tb, c), name)
+}
+
+func newSession(tb testing.TB, c *clientv3.Client) *concurrency.Session {
+	tb.Helper()
 	session, err := concurrency.NewSession(c, concurrency.WithTTL(30))
 	if err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { session.Close() })
-	return concurrency.NewMutex(session, name)
+	return session
 }
 
 func TestMutexOfPackageConcurrency(t *testing.T) {
@@ -179,15 +184,19 @@ func TestEtcdctlLock(t *testing.T) {
 }
 
 // roles are what this test binary does as another process; see testenv.Spawn.
-var roles = map[string]func(){"dsync": dsyncRole, "mutex": mutexRole, "etcdctl": etcdctlRole, "terminated": drivertest.TerminatedRole}
+var roles = map[string]func(){"dsync": dsyncRole, "mutex": mutexRole, "etcdctl": etcdctlRole, "terminated": drivertest.TerminatedRole,
+	"write": writeRole, "rwmutex": rwmutexRole}
 
-func dsyncRole() {
+func dsyncRole() { countIn(driver.Exclusive) }
+func writeRole() { countIn(driver.Write) }
+
+func countIn(mode driver.Mode) {
 	d, _, err := driver.Open(context.Background(), "etcd://"+os.Getenv("ADDR"))
 	if err != nil {
 		panic(err)
 	}
 	testenv.Count(func() (func() error, error) {
-		l, err := d.Acquire(context.Background(), request("counter"))
+		l, err := d.Acquire(context.Background(), in(mode, request("counter")))
 		if err != nil {
 			return nil, err
 		}
@@ -195,7 +204,8 @@ func dsyncRole() {
 	})
 }
 
-func mutexRole() {
+// sessionOfRole returns a session of package concurrency for the process of a role.
+func sessionOfRole() *concurrency.Session {
 	c, err := clientv3.New(clientv3.Config{Endpoints: []string{os.Getenv("ADDR")}, Logger: zap.NewNop()})
 	if err != nil {
 		panic(err)
@@ -204,7 +214,11 @@ func mutexRole() {
 	if err != nil {
 		panic(err)
 	}
-	mutex := concurrency.NewMutex(session, "counter")
+	return session
+}
+
+func mutexRole() {
+	mutex := concurrency.NewMutex(sessionOfRole(), "counter")
 	testenv.Count(func() (func() error, error) {
 		return func() error { return mutex.Unlock(context.Background()) }, mutex.Lock(context.Background())
 	})
@@ -220,11 +234,11 @@ func etcdctlRole() {
 // Four processes of either kind add 500 each. The others take the lock less often and add more at a time, since it takes them a tenth of
 // a second to be woken.
 func TestCounterBesideOthers(t *testing.T) {
-	for _, other := range []string{"mutex", "etcdctl"} {
+	for other, ours := range map[string]string{"mutex": "dsync", "etcdctl": "dsync", "rwmutex": "write"} {
 		t.Run(other, func(t *testing.T) {
 			s := testenv.Etcd(t)
 			c := testenv.NewCounter(t)
-			c.Spawn(4, "dsync", 500, 1, "ADDR="+s.Addr)
+			c.Spawn(4, ours, 500, 1, "ADDR="+s.Addr)
 			c.Spawn(4, other, 50, 10, "ADDR="+s.Addr, "CTL="+s.Ctl)
 			c.Run()
 		})

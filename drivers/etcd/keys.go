@@ -1,12 +1,15 @@
 package etcd
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 var flatten = strings.NewReplacer("%", "%25", "/", "%2F")
@@ -22,10 +25,17 @@ func (d *Driver) dir(name string) string {
 // dir is Driver.dir for the name of h.
 func (h *hold) dir() string { return h.key[:strings.LastIndexByte(h.key, '/')+1] }
 
-// newKey returns a key that no other attempt has. It begins as that of package concurrency, which is the lease alone.
-func newKey(dir string, id clientv3.LeaseID, number uint64) string {
+// rangeIn returns the keys that matter to h, below its dir.
+func (h *hold) rangeIn(dir string) keyRange {
+	return keyRange{dir: dir, forRead: h.request.Mode == driver.Read}
+}
+
+// newKey returns a key that no other attempt has. That of an exclusive lock begins as the keys of package concurrency, which are the lease
+// alone.
+func newKey(dir string, mode driver.Mode, id clientv3.LeaseID, number uint64) string {
 	b := make([]byte, 0, len(dir)+32)
 	b = append(b, dir...)
+	b = append(b, markOf(mode)...)
 	b = strconv.AppendUint(b, uint64(id), 16)
 	b = append(b, '-')
 	b = strconv.AppendUint(b, number, 16)
@@ -89,20 +99,23 @@ func (n *numbers) put(number uint64) {
 	n.free = append(n.free, number)
 }
 
-// contender returns the first of kvs that contends for the lock of dir itself, and not for one whose name is below it.
-func contender(dir string, kvs []*mvccpb.KeyValue) *mvccpb.KeyValue {
-	for _, kv := range kvs {
-		if isContender(dir, kv) {
-			return kv
-		}
-	}
-	return nil
+// anyExcludes reports whether one of kvs excludes a mode.
+func anyExcludes(dir string, kvs []*mvccpb.KeyValue, mode driver.Mode) bool {
+	return slices.ContainsFunc(kvs, func(kv *mvccpb.KeyValue) bool { return excludes(dir, kv, mode) })
 }
 
+// excludes reports whether kv contends for the lock of dir in a mode that excludes another one. That is the whole rule: who has nobody
+// before it that excludes its mode has the lock.
+func excludes(dir string, kv *mvccpb.KeyValue, mode driver.Mode) bool {
+	return isContender(dir, kv) && mode.Excludes(modeOf(dir, kv))
+}
+
+// isContender reports whether kv contends for the lock of dir itself, and not for one whose name is below it.
 func isContender(dir string, kv *mvccpb.KeyValue) bool {
-	for _, c := range kv.Key[min(len(dir), len(kv.Key)):] {
+	last := kv.Key[min(len(dir), len(kv.Key)):]
+	for _, c := range last {
 		if c == '/' || c == 0 { // below, or the record of a name below
-			return false
+			return isRecipe(last)
 		}
 	}
 	return true

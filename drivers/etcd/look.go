@@ -43,7 +43,7 @@ func (d *Driver) turn(ctx context.Context, dir string) (leave func(), err error)
 	return nil, errNotSent
 }
 
-// look asks for the contenders before the key. If there is none, the lock is granted, and the revision of the answer is the token:
+// look asks for the contenders before the key that exclude it. If there is none, the lock is granted, and the revision of the answer is the token:
 // the lock was held at that revision, and whoever had it before had let go of it.
 func (h *hold) look(ctx context.Context, dir string) (view, error) {
 	leave, err := h.driver.turn(ctx, dir)
@@ -53,24 +53,30 @@ func (h *hold) look(ctx context.Context, dir string) (view, error) {
 	defer leave()
 	bounded, cancel := h.driver.request(ctx, attemptFor)
 	defer cancel()
-	options := []clientv3.OpOption{clientv3.WithKeysOnly(), clientv3.WithMaxCreateRev(h.revision),
-		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend)}
-	page, r, token, err := h.driver.getQueue(bounded, dir, append(options, clientv3.WithLimit(pageSize))...)
+	keys := h.rangeIn(dir)
+	before := func(bound clientv3.OpOption) clientv3.Op {
+		return clientv3.OpGet(keys.from(), keys.rest(), clientv3.WithKeysOnly(), clientv3.WithMaxCreateRev(h.revision-1), bound,
+			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
+	}
+	own := clientv3.OpGet(h.key, clientv3.WithKeysOnly())
+	answer, r, err := h.driver.askFor(bounded, dir, before(clientv3.WithLimit(maxView)), own)
 	if err != nil {
 		return view{}, err
 	}
 	if r.sealed {
 		return view{}, driver.ErrSealed
 	}
-	if len(page.Kvs) == 0 || page.Kvs[0].CreateRevision != h.revision || string(page.Kvs[0].Key) != h.key {
+	if there := answer.Responses[2].GetResponseRange().Kvs; len(there) == 0 || there[0].CreateRevision != h.revision {
 		return view{}, errGone
 	}
-	if page.More && contender(dir, page.Kvs[1:]) == nil { // a page full of names below
-		if page, _, _, err = h.driver.getQueue(bounded, dir, append(options, clientv3.WithRev(token))...); err != nil {
+	page, token := answer.Responses[0].GetResponseRange(), answer.Header.Revision
+	if page.More && !anyExcludes(dir, page.Kvs, h.request.Mode) { // a page full of keys that do not count
+		if answer, _, err = h.driver.askFor(bounded, dir, before(clientv3.WithRev(token))); err != nil {
 			return view{}, err
 		}
+		page = answer.Responses[0].GetResponseRange()
 	}
-	v := viewOf(dir, others(page.Kvs, h.key), page.More, r, token)
+	v := viewOf(dir, h.request.Mode, page.Kvs, page.More, r, token)
 	if v.first() {
 		h.tokenFrom(r, token)
 	}

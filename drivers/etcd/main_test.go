@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -99,17 +101,38 @@ func keys(tb testing.TB, c *clientv3.Client, prefix string) []string {
 	return list
 }
 
-// remove deletes the key that has a lock. With its lease other holds would end as well.
+// remove deletes the key that has a lock, or all keys of those who read. With their leases other holds would end as well.
 func remove(tb testing.TB, c *clientv3.Client, name string) {
 	tb.Helper()
-	answer, err := c.Get(guard(tb), name+"/", clientv3.WithFirstCreate()...)
+	for i, key := range keys(tb, c, name+"/") {
+		reads := strings.HasPrefix(key, name+"/+read-")
+		if i > 0 && !reads {
+			return
+		}
+		if removeKey(tb, c, key); !reads {
+			return
+		}
+	}
+}
+
+// removeHold deletes the key of one of those who read.
+func removeHold(tb testing.TB, c *clientv3.Client, name, hold string) {
+	tb.Helper()
+	answer, err := c.Get(guard(tb), name+"/", clientv3.WithPrefix())
 	if err != nil {
 		tb.Fatal(err)
 	}
 	for _, kv := range answer.Kvs {
-		if _, err := c.Delete(guard(tb), string(kv.Key)); err != nil {
-			tb.Fatal(err)
+		if strings.Contains(string(kv.Value), strconv.Quote(hold)) {
+			removeKey(tb, c, string(kv.Key))
 		}
+	}
+}
+
+func removeKey(tb testing.TB, c *clientv3.Client, key string) {
+	tb.Helper()
+	if _, err := c.Delete(guard(tb), key); err != nil {
+		tb.Fatal(err)
 	}
 }
 

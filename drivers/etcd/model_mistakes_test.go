@@ -129,14 +129,44 @@ var modelMistakes = []modelMistake{
 	{
 		name: "a look sees those who stand behind, too",
 		file: "look.go", model: "three arrivals", wrong: []string{modelAsleep, modelLeft},
-		old: `clientv3.WithMaxCreateRev(h.revision),`,
-		new: `clientv3.WithMaxCreateRev(map[bool]int64{false: h.revision}[PLANTED]),`,
+		old: `clientv3.WithMaxCreateRev(h.revision-1),`,
+		new: `clientv3.WithMaxCreateRev(map[bool]int64{false: h.revision - 1}[PLANTED]),`,
 	},
 	{
 		name: "a look does not see whether its key is there",
 		file: "look.go", model: "removals and arrivals", wrong: []string{modelNotFirst},
-		old: `if len(page.Kvs) == 0 || page.Kvs[0].CreateRevision != h.revision || string(page.Kvs[0].Key) != h.key {`,
-		new: `if !PLANTED && (len(page.Kvs) == 0 || page.Kvs[0].CreateRevision != h.revision || string(page.Kvs[0].Key) != h.key) {`,
+		old: `len(there) == 0 || there[0].CreateRevision != h.revision {`,
+		new: `!PLANTED && (len(there) == 0 || there[0].CreateRevision != h.revision) {`,
+	},
+	{
+		name: "the token of a look is that of the put",
+		file: "look.go", model: "readers", wrong: []string{modelNotFirst},
+		old: `h.tokenFrom(r, token)`,
+		new: `h.tokenFrom(r, map[bool]int64{true: h.revision, false: token}[PLANTED])`,
+	},
+	{
+		name: "who writes does not count who reads",
+		file: "keys.go", model: "a writer behind readers", wrong: []string{modelNotFirst},
+		old: `return isContender(dir, kv) && mode.Excludes(modeOf(dir, kv))`,
+		new: `return isContender(dir, kv) && mode.Excludes(modeOf(dir, kv)) && !(PLANTED && modeOf(dir, kv) == driver.Read)`,
+	},
+	{
+		name: "who reads leaves out who writes",
+		file: "mode.go", model: "readers", wrong: []string{modelNotFirst},
+		old: `return r.dir + "0"`,
+		new: `return r.dir + map[bool]string{true: "x", false: "0"}[PLANTED]`,
+	},
+	{
+		name: "all leave out who reads",
+		file: "keys.go", model: "a writer between readers", wrong: []string{modelNotFirst},
+		old: `forRead: h.request.Mode == driver.Read}`,
+		new: `forRead: PLANTED || h.request.Mode == driver.Read}`,
+	},
+	{
+		name: "who reads does not look when the way is free",
+		file: "wait.go", model: "a reader is evicted", wrong: []string{modelNotFirst},
+		old: `h.request.Mode == driver.Read,`,
+		new: `!PLANTED && h.request.Mode == driver.Read,`,
 	},
 	{
 		name: "a look does not see the seal",

@@ -4,12 +4,15 @@ import (
 	"cmp"
 	"hash/maphash"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 // modelServer is etcd in memory, as far as a lock can see it: each transaction that changes something has a revision of its own, keys
@@ -70,7 +73,18 @@ func modelAlias(key string) string {
 	if slash < 0 || dash < slash {
 		return key
 	}
-	return key[:slash] + key[dash:]
+	return key[:slash+1] + strconv.Itoa(int(modelModeOf(key))) + key[dash:]
+}
+
+// modelModeOf returns the mode of a contender.
+func modelModeOf(key string) driver.Mode {
+	switch last := key[strings.LastIndexByte(key, '/')+1:]; {
+	case strings.HasPrefix(last, "+read-"):
+		return driver.Read
+	case strings.HasPrefix(last, "write-"):
+		return driver.Write
+	}
+	return driver.Exclusive
 }
 
 // at returns the keys as they were at a revision.
@@ -88,15 +102,26 @@ func (s *modelServer) at(revision int64) map[string]*mvccpb.KeyValue {
 	return keys
 }
 
-// modelFirst returns the oldest of the keys that contend for dir, or nil.
-func modelFirst(keys map[string]*mvccpb.KeyValue, dir string) (first *mvccpb.KeyValue) {
+// modelQueue returns the keys that contend for dir, the oldest first.
+func modelQueue(keys map[string]*mvccpb.KeyValue, dir string) (queue []*mvccpb.KeyValue) {
 	for key, kv := range keys {
-		rest, ok := strings.CutPrefix(key, dir)
-		if ok && !strings.ContainsAny(rest, "/\x00") && (first == nil || kv.CreateRevision < first.CreateRevision) {
-			first = kv
+		if rest, ok := strings.CutPrefix(key, dir); ok && !strings.ContainsAny(rest, "/\x00") {
+			queue = append(queue, kv)
 		}
 	}
-	return first
+	slices.SortFunc(queue, func(a, b *mvccpb.KeyValue) int { return cmp.Compare(a.CreateRevision, b.CreateRevision) })
+	return queue
+}
+
+// modelHolders returns the keys that have the lock of dir: the oldest, and if it reads all that read before the first that does not.
+func modelHolders(keys map[string]*mvccpb.KeyValue, dir string) []*mvccpb.KeyValue {
+	queue := modelQueue(keys, dir)
+	for i, kv := range queue {
+		if i > 0 && (modelModeOf(string(kv.Key)) != driver.Read || modelModeOf(string(queue[0].Key)) != driver.Read) {
+			return queue[:i]
+		}
+	}
+	return queue
 }
 
 // drop deletes keys by itself, in one revision, as a lease does when it ends, or an operator.

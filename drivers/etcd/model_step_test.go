@@ -2,12 +2,15 @@ package etcd
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"testing/synctest"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 // modelStep is something that can happen next, all at once.
@@ -46,7 +49,7 @@ func (w *modelWorld) steps() (steps []modelStep) {
 		}
 	}
 	for _, c := range w.crowd {
-		if c.at == modelHolding && c.link.cut == nil {
+		if c.at == modelHolding && c.link.cut == nil && !(c.mode == driver.Read && w.owesRead()) {
 			steps = append(steps, modelStep{name: c.name + " leaves", client: c.link.client, leaves: true, do: w.locked(func() {
 				c.link.tell(c.name, 0)
 				c.leave()
@@ -188,8 +191,10 @@ func (w *modelWorld) disasters() (steps []modelStep) {
 	if w.server.compacted < w.server.revision() {
 		add(&w.left.compactions, "a compaction", w.locked(func() { w.server.compacted = w.server.revision() }))
 	}
-	if first := modelFirst(w.server.keys, modelDir); first != nil && first.Lease != 0 {
-		add(&w.left.removals, "the first key is removed", w.locked(func() { w.removeFirst() }))
+	queue := modelQueue(w.server.keys, modelDir)
+	if n := len(queue); n > 0 && queue[0].Lease != 0 {
+		add(&w.left.removals, "the first key is removed", w.locked(func() { w.remove(queue[0]) }))
+		add(&w.left.evictions, "the last key is removed", w.locked(func() { w.remove(queue[n-1]) }))
 	}
 	for _, l := range w.links {
 		add(&w.left.cuts, l.client+" is cut off for longer than its lease lasts", func() { w.cutOff(l) })
@@ -207,12 +212,18 @@ func (w *modelWorld) disasters() (steps []modelStep) {
 	return steps
 }
 
-// removeFirst is ForceUnlock. The holder learns of it, but later.
-func (w *modelWorld) removeFirst() {
-	first := modelFirst(w.server.keys, modelDir)
-	w.removedKeys[first.CreateRevision] = true
+// remove is what ForceUnlock does to a key. A holder learns of it, but later.
+func (w *modelWorld) remove(key *mvccpb.KeyValue) {
+	w.removedKeys[key.CreateRevision] = true
 	w.removed, w.server.writer = true, "an operator"
-	w.server.drop(func(kv *mvccpb.KeyValue) bool { return kv == first })
+	w.server.drop(func(kv *mvccpb.KeyValue) bool { return kv == key })
+}
+
+// owesRead reports whether a Read waits that is to be granted beside those that hold the lock, in a case in which they are patient.
+func (w *modelWorld) owesRead() bool {
+	return w.patient && slices.ContainsFunc(modelHolders(w.server.keys, modelDir), func(kv *mvccpb.KeyValue) bool {
+		return slices.ContainsFunc(w.crowd, func(c *modelCaller) bool { return c.at == modelWaiting && c.made(kv) })
+	})
 }
 
 // cutOff lets nothing of a client through for longer than its lease lasts, while the others go on.

@@ -2,11 +2,13 @@ package etcd
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/maphash"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing/synctest"
 	"time"
@@ -31,7 +33,7 @@ const (
 
 // What can be wrong.
 const (
-	modelNotFirst = "granted to a key that is not the first"
+	modelNotFirst = "granted to a key that has not got the lock"
 	modelTwo      = "two holders"
 	modelFallen   = "a token that is not above those before"
 	modelSealed   = "a sealed name is granted"
@@ -48,6 +50,7 @@ type modelFaults struct {
 	compactions int8
 	elections   int8 // in which watches are canceled
 	removals    int8 // of the first key by an operator
+	evictions   int8 // of the last key by an operator
 	cuts        int8 // of a client for longer than its lease lasts
 	pauses      int8 // in which time passes and nothing else happens
 	cancels     int8 // of calls that wait
@@ -59,6 +62,8 @@ type modelCase struct {
 	small   bool     // it is searched to the end each time
 	endless bool     // it is never searched to the end
 	callers []string // the client of each
+	modes   string   // of each a letter: r or w, and exclusive is any other or none
+	patient bool     // who reads goes on for as long as another waits that is to be granted beside it
 	settled int      // so many of them have what they can get, one after the other, before the search begins
 	rounds  int      // how many times each locks
 	seals   bool     // the first caller seals the name, in place of a release
@@ -118,7 +123,7 @@ func newModelWorld(c modelCase) *modelWorld {
 		}
 		name := fmt.Sprintf("%s%d", client, i+1)
 		w.crowd = append(w.crowd, &modelCaller{world: w, name: name, link: w.links[at], driver: w.drivers[at], rounds: c.rounds, chief: i == 0,
-			marks: c.marks && (i == 1) == c.passes && i < 2})
+			mode: c.modeOf(i), marks: c.marks && (i == 1) == c.passes && i < 2})
 	}
 	if c.passes {
 		w.crowd[0].heir = w.crowd[1]
@@ -149,12 +154,25 @@ func (w *modelWorld) fail(wrong, format string, args ...any) {
 	}
 }
 
+// modeOf returns the mode of a caller.
+func (c modelCase) modeOf(i int) driver.Mode {
+	switch {
+	case i >= len(c.modes):
+	case c.modes[i] == 'r':
+		return driver.Read
+	case c.modes[i] == 'w':
+		return driver.Write
+	}
+	return driver.Exclusive
+}
+
 // modelCaller locks and releases, again and again.
 type modelCaller struct {
 	world  *modelWorld
 	name   string
 	link   *modelLink
 	driver *Driver
+	mode   driver.Mode
 	chief  bool // the first caller
 	marks  bool // the name before it releases it
 	heir   *modelCaller
@@ -183,7 +201,7 @@ func (c *modelCaller) begin() {
 	ctx, cancel := context.WithCancel(context.Background())
 	c.at, c.cancel = modelWaiting, cancel
 	c.rounds--
-	r := &driver.Request{Name: modelName, Hold: c.name, TTL: w.ttl, Fixed: w.fixed, NoWait: w.tries && !c.chief, Events: c}
+	r := &driver.Request{Name: modelName, Hold: c.name, Mode: c.mode, TTL: w.ttl, Fixed: w.fixed, NoWait: w.tries && !c.chief, Events: c}
 	go func() {
 		l, err := c.driver.Acquire(ctx, r)
 		w.mu.Lock()
@@ -200,7 +218,25 @@ func (c *modelCaller) Waiting()    {}
 func (c *modelCaller) Tokens() int { return 1 }
 func (c *modelCaller) Lost(error)  {}
 
-// granted looks whether the lock can be the caller's. Its token says since when: at that revision the first key was one of its client.
+// made reports whether a caller made a key, or was passed the lock by the one that did.
+func (c *modelCaller) made(kv *mvccpb.KeyValue) bool {
+	var v struct{ Hold string }
+	_ = json.Unmarshal(kv.Value, &v) // which is empty in keys of others
+	chief := c.world.crowd[0]
+	return v.Hold == c.name || chief.heir == c && v.Hold == chief.name
+}
+
+// holderIn returns the key with which a caller has the lock, or nil.
+func (c *modelCaller) holderIn(keys map[string]*mvccpb.KeyValue) *mvccpb.KeyValue {
+	for _, kv := range modelHolders(keys, modelDir) {
+		if c.made(kv) && c.world.leaseOf(kv) == c.link.client {
+			return kv
+		}
+	}
+	return nil
+}
+
+// granted looks whether the lock can be the caller's. Its token says since when: at that revision a key of the caller had the lock.
 func (c *modelCaller) granted() {
 	w := c.world
 	s := w.server
@@ -218,19 +254,19 @@ func (c *modelCaller) granted() {
 	if s.isSealed(modelDir, revision) {
 		w.fail(modelSealed, "%s is granted revision %d", c.name, revision)
 	}
-	if c.key = modelFirst(s.at(revision), modelDir); c.key == nil || w.leaseOf(c.key) != c.link.client {
-		w.fail(modelNotFirst, "at revision %d of its token the first key is not one of %s", revision, c.link.client)
+	if c.key = c.holderIn(s.at(revision)); c.key == nil {
+		w.fail(modelNotFirst, "at revision %d of its token the lock is not that of %s", revision, c.name)
 		return
 	}
-	w.rise(modelGrant{c.name, c.key.CreateRevision, token})
-	if first := modelFirst(s.keys, modelDir); !w.removed && (first == nil || w.leaseOf(first) != c.link.client) {
-		w.fail(modelNotFirst, "the first key is not one of %s", c.link.client)
+	w.rise(modelGrant{c.name, c.mode, c.key.CreateRevision, token})
+	if !w.removed && c.holderIn(s.keys) == nil {
+		w.fail(modelNotFirst, "the lock is not that of %s", c.name)
 	}
 	if !c.lease.Expires().After(time.Now()) {
 		w.fail(modelOver, "%s", c.name)
 	}
 	for _, other := range w.crowd {
-		if other != c && other.holds() && c.holds() {
+		if other != c && other.holds() && c.holds() && (other.mode != driver.Read || c.mode != driver.Read) {
 			w.fail(modelTwo, "%s and %s", other.name, c.name)
 		}
 	}
@@ -239,14 +275,18 @@ func (c *modelCaller) granted() {
 // modelGrant is what a grant leaves behind.
 type modelGrant struct {
 	caller  string
+	mode    driver.Mode
 	created int64 // revision of the key
 	token   uint64
 }
 
 // rise looks whether tokens rise in the order of the grants, which is that of the keys: who learns late that it was granted the lock, after
-// it has lost it again, reports a token that is below that of its heir.
+// it has lost it again, reports a token that is below that of its heir. The tokens of Reads are not compared with each other.
 func (w *modelWorld) rise(g modelGrant) {
 	for _, before := range w.grants {
+		if before.mode == driver.Read && g.mode == driver.Read {
+			continue
+		}
 		if before.created <= g.created && before.token >= g.token || before.created > g.created && before.token <= g.token {
 			w.fail(modelFallen, "%s has token %d, and %s has %d", g.caller, g.token, before.caller, before.token)
 		}
@@ -264,7 +304,7 @@ func (c *modelCaller) refused(err error) {
 	w := c.world
 	sealed := w.server.isSealed(modelDir, w.server.revision())
 	faulty := w.left.losses < w.faults.losses || w.left.cuts < w.faults.cuts || w.left.cancels < w.faults.cancels || w.left.pauses < w.faults.pauses
-	faulty = faulty || w.tries && errors.Is(err, driver.ErrLocked)
+	faulty = faulty || w.tries && errors.Is(err, driver.ErrLocked) && (c.mode != driver.Read || strings.Trim(w.modes, "r") != "")
 	if errors.Is(err, driver.ErrSealed) != sealed && !faulty || !sealed && !faulty {
 		w.fail(modelError, "%s: %v", c.name, err)
 	}
@@ -289,7 +329,7 @@ func (c *modelCaller) leave() {
 			err = c.driver.Mark(ctx, l, modelFloor)
 			if token, _ := l.Tokens(); err == nil {
 				w.mu.Lock()
-				w.grants = append(w.grants, modelGrant{c.name, c.key.CreateRevision, token})
+				w.grants = append(w.grants, modelGrant{c.name, c.mode, c.key.CreateRevision, token})
 				w.mu.Unlock()
 			}
 		}
@@ -438,7 +478,7 @@ func (w *modelWorld) isLeft() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, kv := range w.server.keys {
-		if modelFirst(map[string]*mvccpb.KeyValue{string(kv.Key): kv}, modelDir) != nil && kv.Lease != 0 && w.leaseOf(kv) != "others" {
+		if len(modelQueue(map[string]*mvccpb.KeyValue{string(kv.Key): kv}, modelDir)) > 0 && kv.Lease != 0 && w.leaseOf(kv) != "others" {
 			return true
 		}
 	}

@@ -130,6 +130,18 @@ func TestUserAndPassword(t *testing.T) {
 	}
 	release(t, l)
 	release(t, acquire(t, d, fixed(request("a"), 5*time.Second)))
+	for _, mode := range []driver.Mode{driver.Read, driver.Write} {
+		release(t, acquire(t, d, in(mode, noWait("a"))))
+		l := acquire(t, d, in(mode, fixed(request("a"), 5*time.Second)))
+		if err := l.Renew(t.Context(), 9*time.Second); err != nil {
+			t.Errorf("Renew of a %v: %v", mode, err)
+		}
+		w := wait(t, d, request("a"))
+		reader := wait(t, d, in(driver.Read, request("a")))
+		release(t, l)
+		release(t, w.Granted(t))
+		release(t, reader.Granted(t))
+	}
 
 	elsewhere := openURL(t, "etcd://app:%s@%s/other/", escaped, s.Addr)
 	for _, r := range []*driver.Request{request("a"), noWait("a")} {

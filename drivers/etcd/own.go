@@ -125,7 +125,7 @@ func (h *hold) move(ctx context.Context, c *carrier) (bool, error) {
 	o := h.own
 	for {
 		answer, err := h.driver.client.Txn(ctx).
-			If(clientv3.Compare(clientv3.ModRevision(h.key), "=", o.modified)).
+			If(append(h.overlookedByNobody(), clientv3.Compare(clientv3.ModRevision(h.key), "=", o.modified))...).
 			Then(clientv3.OpPut(h.key, "", clientv3.WithLease(c.id), clientv3.WithIgnoreValue())).
 			Else(clientv3.OpGet(h.key)).
 			Commit()
@@ -139,6 +139,9 @@ func (h *hold) move(ctx context.Context, c *carrier) (bool, error) {
 		kvs := answer.Responses[0].GetResponseRange().Kvs
 		if len(kvs) == 0 || kvs[0].CreateRevision != h.revision || h.isSeal(kvs) {
 			return false, nil
+		}
+		if kvs[0].ModRevision == o.modified {
+			return false, errOverlooked
 		}
 		o.modified = kvs[0].ModRevision
 	}

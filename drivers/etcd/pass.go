@@ -21,12 +21,15 @@ func (h *hold) Pass(ctx context.Context, owner, note string) error {
 	bounded, cancel := withBound(ctx, attemptFor)
 	defer cancel()
 	v := h.nextValue(owner, note)
-	o := &op{dir: h.dir(), compare: h.stands(), then: []clientv3.Op{clientv3.OpPut(h.key, v.text(), clientv3.WithIgnoreLease())}}
+	o := &op{dir: h.dir(), compare: append(h.stands(), h.overlookedByNobody()...), then: []clientv3.Op{clientv3.OpPut(h.key, v.text(), clientv3.WithIgnoreLease())}}
 	if err := h.driver.sender.do(bounded, o); err != nil {
 		err, _ = fault(ctx, err)
 		return err
 	}
 	if !o.answer.Succeeded {
+		if h.request.Mode != driver.Exclusive {
+			return errOverlooked // or the hold is over, as its release will tell
+		}
 		h.vanish()
 		return driver.ErrNotHeld
 	}

@@ -91,6 +91,9 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	if h.request.Mode == driver.Read {
+		return fmt.Errorf("others may read, too: %w", errors.ErrUnsupported)
+	}
 	bounded, cancel := withBound(ctx, requestFor)
 	defer cancel()
 	if h.own != nil { // a renewal would hang the key on a lease again

@@ -66,7 +66,7 @@ func (d *Driver) Unseal(ctx context.Context, name, id string) error {
 	bounded, cancel := d.request(ctx, requestFor)
 	defer cancel()
 	dir := d.dir(name)
-	page, r, _, err := d.getQueue(bounded, dir, clientv3.WithKeysOnly())
+	queue, r, err := d.askFor(bounded, dir, clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly()))
 	if err != nil {
 		return d.queryFault(ctx, err)
 	}
@@ -74,7 +74,7 @@ func (d *Driver) Unseal(ctx context.Context, name, id string) error {
 		return driver.ErrNotHeld
 	}
 	ops := []clientv3.Op{clientv3.OpDelete(sealKey(dir)), clientv3.OpDelete(looseKey(dir))}
-	for _, kv := range page.Kvs {
+	for _, kv := range queue.Responses[0].GetResponseRange().Kvs {
 		if kv.ModRevision == r.sealedAt {
 			ops = append(ops, clientv3.OpDelete(string(kv.Key)))
 		}

@@ -6,9 +6,11 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
-// view is what an answer says of those who stand before a key: if nobody does, it has the lock.
+// view is what an answer says of those who stand before a key and exclude it: if nobody does, it has the lock.
 //
 // Nobody new can come to stand there, since the create revision of a new key is above those of all others. So a view of all of them,
 // and every event since then, is as good as a further look: when the last of them is deleted, the lock is granted by that event, at
@@ -33,12 +35,12 @@ type view struct {
 // maxView is how many keys the longest view of all has.
 const maxView = pageSize - 1
 
-// viewOf makes a view of those before a key, the nearest first. More says that there are others before these.
-func viewOf(dir string, kvs []*mvccpb.KeyValue, more bool, r record, revision int64) view {
+// viewOf makes a view of those before a key of that mode, the nearest first. More says that there are others before these.
+func viewOf(dir string, mode driver.Mode, kvs []*mvccpb.KeyValue, more bool, r record, revision int64) view {
 	v := view{revision: revision, record: r, all: !more}
 	for _, kv := range kvs {
 		switch {
-		case !isContender(dir, kv):
+		case !excludes(dir, kv, mode):
 		case len(v.before) > 0 && (!v.all || len(v.before) == maxView):
 			v.before, v.all = v.before[:1:1], false
 			return v

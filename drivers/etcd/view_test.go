@@ -7,12 +7,16 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 const (
 	viewDir = "a/"
 	viewOwn = "a/own"
 )
+
+var viewKeys = keyRange{dir: viewDir}
 
 // viewed is a waiter and its feed, without a watch: a test tells the events.
 type viewed struct {
@@ -24,12 +28,12 @@ type viewed struct {
 func newViewed() *viewed {
 	d := &Driver{epoch: time.Now()}
 	d.feeds = newFeeds(d)
-	f := &feed{feeds: d.feeds, dir: viewDir, waiters: make(map[*waiter]struct{})}
-	d.feeds.byDir[viewDir] = f
+	f := &feed{feeds: d.feeds, keys: viewKeys, waiters: make(map[*waiter]struct{})}
+	d.feeds.byRange[viewKeys] = f
 	f.setActive(true)
-	h := &hold{driver: d, key: viewOwn, revision: 10, session: new(session)}
+	h := &hold{driver: d, request: &driver.Request{}, key: viewOwn, revision: 10, session: new(session)}
 	h.session.expires.Store(int64(time.Hour))
-	return &viewed{f, d.feeds.join(viewDir, viewOwn, true), h}
+	return &viewed{f, d.feeds.join(viewKeys, viewOwn, true), h}
 }
 
 // todo returns what the waiter does, if it is woken: else it rests.
@@ -133,6 +137,9 @@ func TestWaiterGrantsOnlyWhatEventsProve(t *testing.T) {
 		{"a lease of its own", []step{
 			got(both), func(v *viewed) { v.hold.session, v.hold.own = nil, new(ownLease) }, tell(deleted("a/1", 11), deleted("a/2", 12)),
 		}, drops, 0},
+		{"a Read", []step{
+			got(both), func(v *viewed) { v.hold.request.Mode = driver.Read }, tell(deleted("a/1", 11), deleted("a/2", 12)),
+		}, drops, 0},
 	} {
 		newViewed().does(t, test.name, test.steps, test.want, test.token)
 	}
@@ -142,7 +149,7 @@ func TestWaiterGrantsOnlyWhatEventsProve(t *testing.T) {
 func TestWaiterWithALateView(t *testing.T) {
 	v := newViewed()
 	v.waiter.leave()
-	v.waiter = v.hold.driver.feeds.join(viewDir, viewOwn, false)
+	v.waiter = v.hold.driver.feeds.join(viewKeys, viewOwn, false)
 	v.waiter.got(&view{revision: 10, before: []string{"a/1"}, all: true})
 	if got := v.todo(); got != drops {
 		t.Errorf("got %d, want %d", got, drops)

@@ -22,7 +22,7 @@ const (
 // errGone says that the key of a waiter is not there any more.
 var errGone = errors.New("the place in the queue was removed")
 
-// wait waits until no contender is before the key, of which v is the view that the request to put it brought. If it returns an error,
+// wait waits until nobody is before the key who excludes it, of which v is the view that the request to put it brought. If it returns an error,
 // the key is gone, or cleaned up in the background.
 func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 	d := h.driver
@@ -51,7 +51,7 @@ func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 			return driver.ErrClosed
 		}
 		old := w.ask()
-		v, err := h.lookFresh(ctx, w.feed.dir)
+		v, err := h.lookFresh(ctx, w.feed.keys.dir)
 		if late && err == nil && (!active || old != nil && !slices.Equal(old.before, v.before[:min(len(old.before), len(v.before))])) {
 			w.doubt() // it should have woken us
 		}
@@ -76,7 +76,7 @@ func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 }
 
 // take says what became of the view of a waiter that was woken, and gives the hold its token if it has the lock. A lease of the hold's own
-// has to be prolonged at the grant, so those look then in any case.
+// has to be prolonged at the grant, so those look then in any case; and so do Reads, whose feed does not tell of their own keys.
 func (h *hold) take(w *waiter) verdict {
 	w.feed.mu.Lock()
 	defer w.feed.mu.Unlock()
@@ -85,7 +85,7 @@ func (h *hold) take(w *waiter) verdict {
 		return drops
 	case w.first == 0:
 		return holds
-	case h.own != nil, h.driver.now() >= h.expires():
+	case h.own != nil, h.request.Mode == driver.Read, h.driver.now() >= h.expires():
 		return drops
 	}
 	h.tokenFrom(w.view.record, w.first)

@@ -92,6 +92,9 @@ func TestRoundTrips(t *testing.T) {
 	d := openURL(t, "etcd://%s", s.Addr)
 	release(t, acquire(t, d, request("warm")))
 	release(t, acquire(t, d, fixed(request("warm"), 30e9)))
+	for range 2 * 8 { // two pages
+		acquire(t, d, in(driver.Read, request("read")))
+	}
 	for _, test := range []struct {
 		name string
 		r    *driver.Request
@@ -99,6 +102,11 @@ func TestRoundTrips(t *testing.T) {
 		{"lock", request("a")},
 		{"try", noWait("a")},
 		{"fixed", fixed(request("a"), 30e9)},
+		{"read", in(driver.Read, request("a"))},
+		{"try to read", in(driver.Read, noWait("a"))},
+		{"write", in(driver.Write, request("a"))},
+		{"read beside others", in(driver.Read, request("read"))},
+		{"try to read beside others", in(driver.Read, noWait("read"))},
 	} {
 		before, rpcs := revision(t, c), s.Requests()
 		l := acquire(t, d, test.r)

@@ -1,0 +1,101 @@
+package etcd
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// The last part of a key, behind dir, tells the mode. Keys of this driver begin there with a mark, or with the lease in the mode
+// Exclusive. RWMutex of etcd's package recipe makes keys of two parts. Clients of RWMutex that read wait for all keys that begin with
+// "write", and clients that write wait for all keys.
+const (
+	readMark  = "+read-" // sorts before all digits and letters: see keyRange
+	writeMark = "write-"
+
+	recipeRead  = "read/"  // and a time in nanoseconds
+	recipeWrite = "write/" // and a time in nanoseconds
+	recipeTime  = 19       // digits
+)
+
+// markOf returns what the last parts of the keys of a mode begin with.
+func markOf(mode driver.Mode) string {
+	switch mode {
+	case driver.Read:
+		return readMark
+	case driver.Write:
+		return writeMark
+	}
+	return ""
+}
+
+// modeOf returns the mode of a contender for dir.
+func modeOf(dir string, kv *mvccpb.KeyValue) driver.Mode {
+	switch last := kv.Key[len(dir):]; {
+	case bytes.HasPrefix(last, []byte(readMark)), bytes.HasPrefix(last, []byte(recipeRead)):
+		return driver.Read
+	case bytes.HasPrefix(last, []byte(writeMark)), bytes.HasPrefix(last, []byte(recipeWrite)):
+		return driver.Write
+	}
+	return driver.Exclusive
+}
+
+// isRecipe reports whether RWMutex made a key, and not a lock whose name is below.
+func isRecipe(last []byte) bool {
+	time, ok := bytes.CutPrefix(last, []byte(recipeRead))
+	if !ok {
+		time, ok = bytes.CutPrefix(last, []byte(recipeWrite))
+	}
+	return ok && len(time) == recipeTime && len(bytes.Trim(time, "0123456789")) == 0
+}
+
+// keyRange holds the keys of all contenders for a name that can exclude a mode. For a Read these are all but the Reads of this driver,
+// so a thousand Reads cost each other nothing, neither in what they ask nor in what their watches tell.
+type keyRange struct {
+	dir     string
+	forRead bool
+}
+
+func (r keyRange) from() string {
+	if r.forRead {
+		return r.dir + "0"
+	}
+	return r.dir
+}
+
+// rest makes of a request for the key from() one for the range.
+func (r keyRange) rest() clientv3.OpOption {
+	if r.forRead {
+		return clientv3.WithRange(clientv3.GetPrefixRangeEnd(r.dir))
+	}
+	return clientv3.WithPrefix()
+}
+
+// isEmpty is the condition that there is no key in the range.
+func (r keyRange) isEmpty() clientv3.Cmp {
+	none := clientv3.Compare(clientv3.CreateRevision(r.from()), "=", 0)
+	if r.forRead {
+		return none.WithRange(clientv3.GetPrefixRangeEnd(r.dir))
+	}
+	return none.WithPrefix()
+}
+
+// errOverlooked says that a key was not put again.
+var errOverlooked = fmt.Errorf("a client of RWMutex has come since, and would overlook a key that is put again: %w", errors.ErrUnsupported)
+
+// overlookedByNobody are the conditions for putting the key of a Read or Write again: RWMutex waits for keys with a smaller modification
+// revision than its own, so no key of RWMutex may be younger. A key that comes later waits as ever.
+func (h *hold) overlookedByNobody() []clientv3.Cmp {
+	if h.request.Mode == driver.Exclusive {
+		return nil
+	}
+	older := func(recipe string) clientv3.Cmp {
+		return clientv3.Compare(clientv3.CreateRevision(h.dir()+recipe), "<", h.revision).WithPrefix()
+	}
+	return []clientv3.Cmp{older(recipeRead), older(recipeWrite)}
+}
