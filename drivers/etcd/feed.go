@@ -39,6 +39,7 @@ type feed struct {
 	mu      sync.Mutex
 	active  bool // it tells all that happens
 	waiters map[*waiter]struct{}
+	watches map[*watch]struct{}
 }
 
 // waiter is a contender that waits for those before it to go. It is in one of these states:
@@ -63,16 +64,10 @@ type waiter struct {
 func (fs *feeds) join(keys keyRange, own string, before bool) *waiter {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	f := fs.byRange[keys]
-	if f == nil && before {
+	if before && fs.byRange[keys] == nil {
 		return nil
 	}
-	if f == nil {
-		f = &feed{feeds: fs, keys: keys, idle: make(chan struct{}, 1), again: make(chan struct{}, 1), waiters: make(map[*waiter]struct{})}
-		if fs.driver.life.Go(f.run) {
-			fs.byRange[keys] = f
-		}
-	}
+	f := fs.feed(keys)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if before && !f.active {
@@ -85,12 +80,33 @@ func (fs *feeds) join(keys keyRange, own string, before bool) *waiter {
 	return w
 }
 
+// feed returns the feed of a range. It is called with feeds.mu held.
+func (fs *feeds) feed(keys keyRange) *feed {
+	f := fs.byRange[keys]
+	if f == nil {
+		f = &feed{
+			feeds: fs, keys: keys, idle: make(chan struct{}, 1), again: make(chan struct{}, 1),
+			waiters: make(map[*waiter]struct{}), watches: make(map[*watch]struct{}),
+		}
+		if fs.driver.life.Go(f.run) {
+			fs.byRange[keys] = f
+		}
+	}
+	return f
+}
+
 // leave ends what join began.
 func (w *waiter) leave() {
 	f := w.feed
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if delete(f.waiters, w); len(f.waiters) == 0 {
+	delete(f.waiters, w)
+	f.left()
+}
+
+// left has the feed end after a while if nobody has joined it by then. It is called with feed.mu held.
+func (f *feed) left() {
+	if len(f.waiters)+len(f.watches) == 0 {
 		signal(f.idle)
 	}
 }
@@ -238,6 +254,9 @@ func (f *feed) setActive(active bool) {
 			signal(w.wake)
 		}
 	}
+	if active {
+		f.tellWatches()
+	}
 }
 
 // tell tells all waiters of events. They learn of all that came together, before any of them does something about it: the end of a lease
@@ -253,15 +272,18 @@ func (f *feed) tell(events []*clientv3.Event) {
 			w.hear(e)
 		}
 	}
+	if len(events) > 0 {
+		f.tellWatches()
+	}
 }
 
-// close takes the feed off if it has no waiters.
+// close takes the feed off if nobody listens to it.
 func (f *feed) close() bool {
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if len(f.waiters) > 0 {
+	if len(f.waiters)+len(f.watches) > 0 {
 		return false
 	}
 	delete(f.feeds.byRange, f.keys)

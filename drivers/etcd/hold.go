@@ -171,8 +171,7 @@ func (h *hold) Release(ctx context.Context) error {
 		if settled {
 			return err
 		}
-		transient := errors.Is(err, driver.ErrUnknown) || errors.Is(err, driver.ErrUnavailable)
-		if transient && ctx.Err() == nil && d.now() < h.expires() && d.life.Sleep(ctx, wait) {
+		if transient(err) && ctx.Err() == nil && d.now() < h.expires() && d.life.Sleep(ctx, wait) {
 			continue
 		}
 		h.leaveBehind(true)

@@ -1,0 +1,35 @@
+package etcd
+
+import "github.com/go-dsync/dsync/driver"
+
+// watch is one call of Watch, which listens to a feed beside its waiters.
+type watch struct{ changed func() }
+
+// Watch implements driver.Watcher. The server tells of all contenders, those who come as well.
+func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
+	if err := d.life.Context().Err(); err != nil {
+		return nil, driver.ErrClosed
+	}
+	fs, w := d.feeds, &watch{changed}
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	f := fs.feed(keyRange{dir: d.dir(name)})
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.watches[w] = struct{}{}; f.active {
+		changed()
+	}
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		delete(f.watches, w)
+		f.left()
+	}, nil
+}
+
+// tellWatches is called with feed.mu held.
+func (f *feed) tellWatches() {
+	for w := range f.watches {
+		w.changed()
+	}
+}
