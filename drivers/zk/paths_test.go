@@ -21,7 +21,7 @@ func FuzzDir(f *testing.F) {
 			t.Fatalf("%q: the path %q stands for %q, %v", name, path, back, err)
 		}
 		for part := range strings.SplitSeq(path[1:], "/") {
-			if _, ok := sequence(part); ok || isBase(part) || part == "zookeeper" && strings.HasPrefix(path, "/zookeeper") {
+			if _, ok := contenderOf(part); ok || isBase(part) || part == "zookeeper" && strings.HasPrefix(path, "/zookeeper") {
 				t.Fatalf("%q: part %q of the path %q means something else", name, part, path)
 			}
 		}

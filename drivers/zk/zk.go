@@ -282,6 +282,7 @@ func (d *Driver) Info() driver.Info {
 	if d.options.NoTokens {
 		i.Fencing = driver.None
 	}
+	i.ReadWrite = driver.Support{Offered: true, Order: i.Order, Fencing: i.Fencing}
 	return i
 }
 
