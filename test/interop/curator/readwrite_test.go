@@ -22,8 +22,10 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// holds is how often each thread of the fleet takes the name.
-var holds = flag.Int("holds", 40, "how often each thread of TestFleet takes the name")
+var (
+	holds    = flag.Int("holds", 40, "how often each thread of TestFleet takes the name")
+	meetings = flag.Int("meetings", 3, "how often any two meet in TestReadersAndWriters, in each pair of modes")
+)
 
 // newest is a version of Curator in which a thread that writes keeps its place when it goes on reading, as none did before 5.5.0. Debian's does not.
 const newest = "5.9.0"
@@ -145,6 +147,7 @@ const long = 30 * time.Second
 
 // TestReadersAndWriters has one of each library meet one of the other, in all modes, and measures how soon who waits is woken.
 func TestReadersAndWriters(t *testing.T) {
+	t.Parallel()
 	for version, java := range commands(t) {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
@@ -154,10 +157,18 @@ func TestReadersAndWriters(t *testing.T) {
 			for _, kind := range kinds {
 				peers[kind] = [2]*peer{b.peer(kind, long), b.peer(kind, long)}
 			}
-			for _, holder := range kinds {
-				for _, waiter := range kinds {
-					b.meet(peers[holder][0], peers[waiter][1], holder+" holds, "+waiter+" waits")
+			took := map[string][]time.Duration{}
+			for range *meetings {
+				for _, holder := range kinds {
+					for _, waiter := range kinds {
+						what := holder + " holds, " + waiter + " waits"
+						took[what] = append(took[what], b.meet(peers[holder][0], peers[waiter][1], what)...)
+					}
 				}
+			}
+			for what, took := range took {
+				slices.Sort(took)
+				t.Logf("%s: woken after %v at the median", what, took[len(took)/2])
 			}
 			b.share(peers[dsyncs][0], peers[javas][0])
 			if version == newest {
@@ -167,29 +178,25 @@ func TestReadersAndWriters(t *testing.T) {
 	}
 }
 
-// meet has one hold the name and another one wait, in the modes that exclude each other, in turns.
-func (b *bed) meet(holder, waiter *peer, what string) {
-	var took []time.Duration
-	for range 5 {
-		for _, modes := range [][2]string{{"write", "read"}, {"read", "write"}, {"write", "write"}} {
-			holder.do(b.T, "a", modes[0])
-			waiting := waiter.begin("b", modes[1])
-			b.contenders(2)
-			b.waits(what, waiting)
-			began := time.Now()
-			released := holder.begin("a", "un"+modes[0])
-			if outcome := await(b.T, what, waiting); outcome != "ok" {
-				b.Fatalf("%s: %s", what, outcome)
-			}
-			took = append(took, time.Since(began))
-			if outcome := await(b.T, what, released); outcome != "ok" {
-				b.Fatalf("%s: %s", what, outcome)
-			}
-			waiter.do(b.T, "b", "un"+modes[1])
+// meet has one hold the name and another one wait, in the modes that exclude each other, and returns how soon who waits is woken.
+func (b *bed) meet(holder, waiter *peer, what string) (took []time.Duration) {
+	for _, modes := range [][2]string{{"write", "read"}, {"read", "write"}, {"write", "write"}} {
+		holder.do(b.T, "a", modes[0])
+		waiting := waiter.begin("b", modes[1])
+		b.contenders(2)
+		b.waits(what, waiting)
+		began := time.Now()
+		released := holder.begin("a", "un"+modes[0])
+		if outcome := await(b.T, what, waiting); outcome != "ok" {
+			b.Fatalf("%s: %s", what, outcome)
 		}
+		took = append(took, time.Since(began))
+		if outcome := await(b.T, what, released); outcome != "ok" {
+			b.Fatalf("%s: %s", what, outcome)
+		}
+		waiter.do(b.T, "b", "un"+modes[1])
 	}
-	slices.Sort(took)
-	b.Logf("%s: woken after %v at the median", what, took[len(took)/2])
+	return took
 }
 
 // share has both read at once, and a writer of each wait for both.
@@ -236,6 +243,7 @@ func (b *bed) goOnReading(java, reader, writer *peer) {
 
 // TestVictims kills and freezes processes of each library that read and that write, and waits in the other library.
 func TestVictims(t *testing.T) {
+	t.Parallel()
 	bed := newBed(t, commands(t)[newest])
 	survivors := map[string]string{javas: dsyncs, dsyncs: javas}
 	const session = 2 * time.Second
@@ -280,6 +288,7 @@ func TestVictims(t *testing.T) {
 // TestFleet has processes of both libraries read and write a file at once, while some of them are killed and frozen: no update is lost, and
 // nobody who reads sees half of one.
 func TestFleet(t *testing.T) {
+	t.Parallel()
 	for version, java := range commands(t) {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
