@@ -181,10 +181,11 @@ func (a *agent) run(words []string, held **dsync.Lease) (err error) {
 		} else if err = a.add(); err == nil {
 			fmt.Println(words[0], "wrote")
 		}
-		if err != nil {
-			return err
+		ended := l.Unlock(ctx)
+		if words[1] == "reads" && errors.Is(ended, dsync.ErrNotHeld) {
+			ended = nil // who reads may have been frozen
 		}
-		if err := l.Unlock(ctx); err != nil && (words[1] == "writes" || !errors.Is(err, dsync.ErrNotHeld)) {
+		if err := errors.Join(err, ended); err != nil {
 			return err
 		}
 	}
