@@ -105,7 +105,7 @@ fuzz: ## look for names, URLs and answers of servers that break something: FUZZT
 			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 100x $$(dirname $$file) || exit 1; \
 		done; done
 
-interop: servers ## prove drivers/redisson against Java's Redisson (needs a JDK 17 and Maven)
+interop: servers ## prove drivers/redisson against Java's Redisson, and drivers/zk against Curator (needs a JDK 17 and Maven)
 	cd test/interop && $(GO) test -p 1 -timeout 10m -parallel $(INTEROP_TESTS) $(TESTFLAGS) ./...
 
 interop-soak: servers ## the part of interop with faults, for five minutes

@@ -92,7 +92,7 @@ func (h *hold) queue(c caller, data []byte) (first bool, err error) {
 		if err := s.await(c); err != nil {
 			return false, h.fail(c, err)
 		}
-		h.prefix = newPrefix()
+		h.prefix = newPrefix(h.request.Mode)
 		h.sent = d.now()
 		known := d.parents.has(h.dir)
 		if known && h.request.NoWait {
@@ -177,8 +177,8 @@ func isOurMake(stat *gozk.Stat) bool { return stat.Version == ourVersion && stat
 // ourVersion is the version of a node by createBoth. Others have 0.
 const ourVersion = 1
 
-// peek returns driver.ErrLocked if somebody contends for the lock, and driver.ErrSealed if the name is sealed. Current: the server knows
-// of all transactions before the call; otherwise the server may lag behind, and show a holder whose release is done.
+// peek returns driver.ErrLocked if somebody contends for the lock whom the request excludes, and driver.ErrSealed if the name is sealed.
+// Current: the server knows of all transactions before the call; otherwise the server may lag behind, and show a holder whose release is done.
 func (h *hold) peek(c caller, current bool) error {
 	read := listSynced
 	if current {
@@ -195,7 +195,7 @@ func (h *hold) peek(c caller, current bool) error {
 		return driver.ErrSealed
 	}
 	for _, child := range l.children {
-		if _, ok := sequence(child); ok {
+		if other, ok := contenderOf(child); ok && h.request.Mode.Excludes(other.mode) {
 			return driver.ErrLocked
 		}
 	}
@@ -239,12 +239,12 @@ func (d *Driver) ensure(c *gozk.Conn, path string, stays bool) error {
 // created enters a new node in the books of the session.
 func (h *hold) created(c caller, node string) error {
 	child := node[len(h.dir)+1:]
-	seq, ok := sequence(child)
+	own, ok := contenderOf(child)
 	if !ok { // a server of another make
 		h.node = node
 		return h.abandon(c, fmt.Errorf("the server called the node %q", child))
 	}
-	h.node, h.seq = node, seq
+	h.node, h.seq = node, own.seq
 	s := h.session
 	s.mu.Lock()
 	defer s.mu.Unlock()

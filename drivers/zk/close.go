@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	gozk "github.com/go-zookeeper/zk"
@@ -66,21 +67,34 @@ func (s *session) tidy(ctx context.Context) {
 		}
 	}
 	s.mu.Unlock()
-	c := caller{ctx: ctx}
+	slices.SortFunc(holds, func(a, b *hold) int { return strings.Compare(a.dir, b.dir) })
 	for some := range slices.Chunk(holds, maxTogether) {
+		if !s.removeTogether(caller{ctx: ctx}, some) {
+			return
+		}
+	}
+}
+
+// removeTogether removes the nodes of some holds, and then the nodes of the names where no other client is left, and reports whether the
+// server answered.
+func (s *session) removeTogether(c caller, holds []*hold) bool {
+	var nodes, dirs []any
+	for i, h := range holds {
+		nodes = append(nodes, &gozk.DeleteRequest{Path: h.node, Version: -1})
+		if i == 0 || h.dir != holds[i-1].dir { // two Reads may have a name
+			dirs = append(dirs, &gozk.DeleteRequest{Path: h.dir, Version: ourVersion})
+		}
+	}
+	for ops := append(nodes, dirs...); ; {
 		if s.await(c) != nil {
-			return
+			return false
 		}
-		_, err := receive(c, s, send(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) {
-			var both []any
-			for _, h := range some {
-				both = append(both, &gozk.DeleteRequest{Path: h.node, Version: -1}, &gozk.DeleteRequest{Path: h.dir, Version: ourVersion})
-			}
-			return c.Multi(both...)
-		}))
-		if !isAnswer(err) {
-			return
+		results, err := receive(c, s, send(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(ops...) }))
+		refused := slices.IndexFunc(results, func(r gozk.MultiResponse) bool { return r.Error != nil })
+		if err == nil || !isAnswer(err) || refused < 0 || refused >= len(ops) {
+			return isAnswer(err)
 		}
+		ops = slices.Delete(ops, refused, refused+1)
 	}
 }
 

@@ -2,6 +2,7 @@ package zk_test
 
 import (
 	"errors"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -62,6 +63,18 @@ func conform(t *testing.T, brief bool, c *gozk.Conn, user, chroot, query string,
 			Expire: func(tb testing.TB, name string) { // with the session other holds would end as well
 				for _, child := range first(tb, c, chroot+"/"+name) {
 					if err := c.Delete(chroot+"/"+name+"/"+child, -1); err != nil && err != gozk.ErrNoNode {
+						tb.Fatal(err)
+					}
+				}
+			},
+			ExpireHold: func(tb testing.TB, name, hold string) {
+				for _, child := range children(tb, c, chroot+"/"+name) {
+					node := chroot + "/" + name + "/" + child
+					text, _, err := c.Get(node)
+					if err == nil && strings.Contains(string(text), strconv.Quote(hold)) {
+						err = c.Delete(node, -1)
+					}
+					if err != nil && err != gozk.ErrNoNode {
 						tb.Fatal(err)
 					}
 				}

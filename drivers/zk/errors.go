@@ -18,6 +18,7 @@ var (
 	errNoServer    = errors.New("no server answers")
 	errStopping    = errors.New("the driver is being closed")
 	errAgain       = errors.New("ask again")
+	errSealRead    = fmt.Errorf("a hold of the mode Read does not become a seal: %w", errors.ErrUnsupported)
 	errLongRequest = fmt.Errorf("owner and note take more than %d bytes", maxData)
 )
 

@@ -38,7 +38,7 @@ type hold struct {
 	// Guarded by session.mu.
 	record    record
 	sealing   bool // the node may have become a seal
-	waited    bool // before the grant
+	crowded   bool // the hold waited before the grant, or reads beside others
 	phase     phase
 	timer     *time.Timer // ends a fixed lease
 	doubtedAt int64       // when the first release without an answer was sent
@@ -246,7 +246,7 @@ func (h *hold) release(ctx context.Context) error {
 		case settled:
 			ended = ended || h.phase == doubted && h.doubtedAt < h.expires()&^1 && !h.sealing
 			h.phase = over
-			swept := err == nil && h.waited
+			swept := err == nil && h.crowded
 			s.mu.Unlock()
 			if swept {
 				h.sweep()
@@ -270,11 +270,11 @@ func (h *hold) release(ctx context.Context) error {
 }
 
 // askToRemove asks to remove the node, and with the last node of a name the node of the name, if a driver made it. Where others are likely
-// to wait, the node goes first, which wakes them, and the rest is left to sweep.
+// to wait, or to read, the node goes first, which wakes those who wait, and the rest is left to sweep.
 func (h *hold) askToRemove() <-chan reply[struct{}] {
 	s := h.session
 	s.mu.Lock()
-	alone := h.ours && !h.waited
+	alone := h.ours && !h.crowded
 	s.mu.Unlock()
 	if alone {
 		return send(s, h.removeBoth)
@@ -317,7 +317,11 @@ func (h *hold) sweep() {
 		if !h.driver.life.Sleep(s.online, sweepAfter) {
 			return struct{}{}, errOver
 		}
-		return struct{}{}, c.Delete(h.dir, ourVersion)
+		err := c.Delete(h.dir, ourVersion)
+		if errors.Is(err, gozk.ErrNotEmpty) {
+			h.driver.parents.add(h.dir)
+		}
+		return struct{}{}, err
 	})
 }
 

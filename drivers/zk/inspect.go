@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -14,15 +15,25 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-const maxReading = 16 // requests at a time
+const maxAsking = 16 // requests at a time
 
-// contender is the node of a holder or waiter.
-type contender struct {
-	child string
-	seq   int32
+// standing is a contender and what its node says.
+type standing struct {
+	contender
 	value value
 	since time.Time
 	gone  bool // since the listing
+}
+
+// holders returns how many of a queue hold the name: the first, or all Reads up to one that excludes them. A Read of Curator with the number
+// of a writer belongs to the writer.
+func holders(queue []standing) int {
+	for i, s := range queue {
+		if i > 0 && s.mode.Excludes(queue[0].mode) && (s.mode != driver.Read || s.seq != queue[0].seq) {
+			return i
+		}
+	}
+	return len(queue)
 }
 
 // Inspect implements driver.Inspector. Status.Since is when the holder asked for the lock, on the server's clock. Status.Token and TTL
@@ -39,27 +50,32 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	if err != nil {
 		return driver.Status{}, fault(ctx, s, err)
 	}
-	if err := s.read(c, dir, queue); err != nil {
+	if err := forEach(queue, func(one *standing) error { return s.read(c, dir, one) }); err != nil {
 		return driver.Status{}, fault(ctx, s, err)
 	}
-	queue = slices.DeleteFunc(queue, func(c contender) bool { return c.gone })
+	queue = slices.DeleteFunc(queue, func(s standing) bool { return s.gone })
 	if len(queue) == 0 {
 		return driver.Status{}, nil
 	}
-	first := queue[0]
+	first, n := queue[0], holders(queue)
 	if last, sealed := sealOf(first.child); sealed {
-		return driver.Status{Held: true, Owner: sealOwner, Token: last, Since: first.since, Waiters: len(queue) - 1}, nil
+		return driver.Status{Held: true, Holders: 1, Owner: sealOwner, Token: last, Since: first.since, Waiters: len(queue) - 1}, nil
 	}
 	status := driver.Status{
 		Held:    true,
+		Mode:    first.mode,
+		Holders: n,
 		Hold:    first.value.Hold,
 		Owner:   first.value.Owner,
 		Note:    first.value.Note,
 		Since:   first.since,
-		Waiters: len(queue) - 1,
+		Waiters: len(queue) - n,
 	}
-	for _, c := range queue[1:] {
-		status.Queue = append(status.Queue, c.value.Owner)
+	if first.mode != driver.Read {
+		status.Holders = 1
+	}
+	for _, s := range queue[n:] {
+		status.Queue = append(status.Queue, s.value.Owner)
 	}
 	if h := d.ownHold(dir + "/" + first.child); h != nil {
 		if first, n := h.Tokens(); n > 0 {
@@ -70,20 +86,20 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return status, nil
 }
 
-// contenders returns the holder and the waiters of a name, in order.
-func (s *session) contenders(c caller, dir string) ([]contender, error) {
+// contenders returns the holders and the waiters of a name, in order.
+func (s *session) contenders(c caller, dir string) ([]standing, error) {
 	l, err := query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, dir) })
 	if errors.Is(err, gozk.ErrNoNode) {
 		return nil, nil
 	}
-	var queue []contender
+	var queue []standing
 	for _, child := range l.children {
-		if seq, ok := sequence(child); ok {
-			queue = append(queue, contender{child: child, seq: seq})
+		if c, ok := contenderOf(child); ok {
+			queue = append(queue, standing{contender: c})
 		}
 	}
-	slices.SortFunc(queue, func(a, b contender) int {
-		if before(a.seq, a.child, b.seq, b.child) {
+	slices.SortFunc(queue, func(a, b standing) int {
+		if a.before(b.contender) {
 			return -1
 		}
 		return 1
@@ -91,16 +107,16 @@ func (s *session) contenders(c caller, dir string) ([]contender, error) {
 	return queue, err
 }
 
-// read fills in what the nodes say.
-func (s *session) read(c caller, dir string, queue []contender) error {
-	next := make(chan int)
+// forEach calls f for all of a queue, for some at a time, and returns an error if there was one.
+func forEach(queue []standing, f func(one *standing) error) error {
+	next := make(chan *standing)
 	var workers sync.WaitGroup
 	var mu sync.Mutex
 	var failed error
-	for range min(len(queue), maxReading) {
+	for range min(len(queue), maxAsking) {
 		workers.Go(func() { // ends with next
-			for i := range next {
-				if err := s.readOne(c, dir, &queue[i]); err != nil {
+			for one := range next {
+				if err := f(one); err != nil {
 					mu.Lock()
 					failed = err
 					mu.Unlock()
@@ -109,14 +125,15 @@ func (s *session) read(c caller, dir string, queue []contender) error {
 		})
 	}
 	for i := range queue {
-		next <- i
+		next <- &queue[i]
 	}
 	close(next)
 	workers.Wait()
 	return failed
 }
 
-func (s *session) readOne(c caller, dir string, one *contender) error {
+// read fills in what the node says.
+func (s *session) read(c caller, dir string, one *standing) error {
 	node := dir + "/" + one.child
 	var stat gozk.Stat
 	text, err := query(c, s, func(c *gozk.Conn) ([]byte, error) {
@@ -180,16 +197,26 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if _, sealed := sealOf(queue[0].child); sealed {
 		return driver.ErrSealed
 	}
-	node := dir + "/" + queue[0].child
-	_, err = query(c, s, func(c *gozk.Conn) (struct{}, error) { return remove(c, node) })
-	if errors.Is(err, gozk.ErrNoNode) {
-		return driver.ErrNotHeld
-	}
+	var removed atomic.Bool
+	err = forEach(queue[:holders(queue)], func(one *standing) error {
+		node := dir + "/" + one.child
+		_, err := query(c, s, func(c *gozk.Conn) (struct{}, error) { return remove(c, node) })
+		if errors.Is(err, gozk.ErrNoNode) {
+			return nil
+		}
+		if err == nil {
+			removed.Store(true)
+			if h := d.ownHold(node); h != nil {
+				h.removed()
+			}
+		}
+		return err
+	})
 	if err != nil {
 		return fault(ctx, s, err)
 	}
-	if h := d.ownHold(node); h != nil {
-		h.removed()
+	if !removed.Load() {
+		return driver.ErrNotHeld
 	}
 	return nil
 }

@@ -8,14 +8,28 @@ import (
 	"strings"
 	"sync"
 	"unicode/utf8"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 const (
 	guidPrefix = "_c_"
-	lockInfix  = "lock-"
-	kazooInfix = "__lock__"
 	hexDigits  = "0123456789ABCDEF"
+	seqDigits  = 10
 )
+
+// infixes stand in the names of contenders, before the sequence number, and tell the mode: first those of Curator, which the driver uses
+// too, by mode, and then those of kazoo.
+var infixes = [...]struct {
+	text string
+	mode driver.Mode
+}{
+	driver.Exclusive: {"lock-", driver.Exclusive},
+	driver.Read:      {"__READ__", driver.Read},
+	driver.Write:     {"__WRIT__", driver.Write},
+	{"__lock__", driver.Exclusive},
+	{"__rlock__", driver.Read},
+}
 
 // dir returns the path of a name. The path is the name itself, as far as ZooKeeper can keep the name: percent signs, what may not be in a
 // path, and slashes without something on both sides are written as %XX. So is the last digit of what looks like a contender: a name below
@@ -57,7 +71,7 @@ func appendPart(b []byte, part string, top bool) []byte {
 		}
 		rest = rest[width:]
 	}
-	if _, ok := sequence(part); ok || isBase(part) {
+	if _, ok := contenderOf(part); ok || isBase(part) {
 		last := b[len(b)-1]
 		b = append(b[:len(b)-1], '%', hexDigits[last>>4], hexDigits[last&15])
 	}
@@ -95,51 +109,68 @@ func checkChroot(path string) error {
 	return nil
 }
 
-// sequence returns the sequence number of a contender of any library, whatever stands before its end. A mark is no contender, nor is the
-// node that a mark leaves.
-func sequence(child string) (seq int32, ok bool) {
+// contender is a node that stands in line for a name.
+type contender struct {
+	child string // the name of the node
+	mode  driver.Mode
+	seq   int32
+}
+
+// contenderOf returns the contender, of whatever library, that a child is. A mark is no contender, nor is the node that a mark leaves.
+func contenderOf(child string) (c contender, ok bool) {
 	if isBase(child) {
-		return 0, false
+		return contender{}, false
 	}
-	i := len(child)
-	for i > 0 && '0' <= child[i-1] && child[i-1] <= '9' {
-		i--
-	}
-	digits := len(child) - i
-	rest := child[:i]
-	if negative := strings.HasSuffix(rest, lockInfix+"-") || strings.HasSuffix(rest, kazooInfix+"-"); negative {
-		i, rest = i-1, rest[:i-1]
-		if digits != 9 && digits != 10 {
-			return 0, false
+	head := strings.TrimRight(child, "0123456789")
+	digits := len(child) - len(head)
+	positive, negative := strings.CutSuffix(head, "-")
+	for _, infix := range infixes {
+		number := ""
+		switch {
+		case negative && strings.HasSuffix(positive, infix.text) && (digits == seqDigits || digits == seqDigits-1):
+			number = child[len(positive):]
+		case strings.HasSuffix(head, infix.text) && digits == seqDigits:
+			number = child[len(head):]
+		default:
+			continue
 		}
-	} else if digits != 10 {
-		return 0, false
+		n, err := strconv.ParseInt(number, 10, 32)
+		return contender{child, infix.mode, int32(n)}, err == nil
 	}
-	if !strings.HasSuffix(rest, lockInfix) && !strings.HasSuffix(rest, kazooInfix) {
-		return 0, false
-	}
-	n, err := strconv.ParseInt(child[i:], 10, 32)
-	return int32(n), err == nil
+	return contender{}, false
 }
 
-// before reports whether a contender comes before another. Sequence numbers go on from the largest to the smallest; equal ones were
-// made by hand.
-func before(seq int32, child string, other int32, otherChild string) bool {
-	if seq == other {
-		return child < otherChild
+// before reports whether a contender comes before another. Sequence numbers go on from the largest to the smallest. A thread of Curator with
+// the write lock takes the read lock by a node with the number of its writer; other equal numbers were made by hand.
+func (c contender) before(other contender) bool {
+	switch {
+	case c.seq != other.seq:
+		return c.seq-other.seq < 0
+	case (c.mode == driver.Read) != (other.mode == driver.Read):
+		return other.mode == driver.Read
 	}
-	return seq-other < 0
+	return c.child < other.child
 }
 
-// newPrefix returns what the name of a new node begins with: the form of go-zookeeper, with a guid of 128 random bits.
-func newPrefix() string {
+// withoutGUID returns the name of a contender's node from the infix on.
+func withoutGUID(child string) string {
+	at := 0
+	for _, infix := range infixes {
+		at = max(at, strings.LastIndex(child, infix.text))
+	}
+	return child[at:]
+}
+
+// newPrefix returns what the name of a new node begins with: the form of Curator and go-zookeeper, with a guid of 128 random bits.
+func newPrefix(mode driver.Mode) string {
+	infix := infixes[mode].text
 	var guid [16]byte
 	rand.Read(guid[:]) // never fails
-	b := make([]byte, 0, len(guidPrefix)+2*len(guid)+1+len(lockInfix))
+	b := make([]byte, 0, len(guidPrefix)+2*len(guid)+1+len(infix))
 	b = append(b, guidPrefix...)
 	b = hex.AppendEncode(b, guid[:])
 	b = append(b, '-')
-	return string(append(b, lockInfix...))
+	return string(append(b, infix...))
 }
 
 // parents remembers nodes of names that were there when last seen, so that nobody tries to make them.

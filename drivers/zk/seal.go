@@ -22,7 +22,7 @@ const (
 	basePrefix = "dsync-base-" // the same without a mark
 
 	// To libraries that take every child for a contender the child looks like the last one.
-	baseSuffix = "-" + lockInfix + "2147483647"
+	baseSuffix = "-lock-2147483647"
 )
 
 // maxFloor leaves room for all transactions above.
@@ -50,7 +50,7 @@ type record struct {
 }
 
 func sealName(last uint64, node string) string {
-	return sealPrefix + strconv.FormatUint(last, 10) + "-" + node[strings.LastIndex(node, lockInfix):]
+	return sealPrefix + strconv.FormatUint(last, 10) + "-" + withoutGUID(node)
 }
 
 // withBase returns the record with a base, and whether the name is marked.
@@ -80,7 +80,7 @@ func (l listing) record() (r record) {
 
 // sealOf returns the last token of a name if a child is the seal of the name.
 func sealOf(child string) (last uint64, ok bool) {
-	if _, contends := sequence(child); !contends {
+	if _, contends := contenderOf(child); !contends {
 		return 0, false
 	}
 	return numberIn(child, sealPrefix)
@@ -121,6 +121,9 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	s := h.session
 	if err := ctx.Err(); err != nil {
 		return err
+	}
+	if h.request.Mode == driver.Read {
+		return errSealRead
 	}
 	if err := h.isHeld(); err != nil {
 		return err

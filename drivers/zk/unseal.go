@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 
 	gozk "github.com/go-zookeeper/zk"
 
@@ -21,7 +20,7 @@ var (
 
 // looseName returns the name of the seal of a record with another id, or the first.
 func (r record) looseName(id string) string {
-	return sealPrefix + strconv.FormatUint(r.last, 10) + "-" + hex.EncodeToString([]byte(id)) + "-" + r.seal[strings.LastIndex(r.seal, lockInfix):]
+	return sealPrefix + strconv.FormatUint(r.last, 10) + "-" + hex.EncodeToString([]byte(id)) + "-" + withoutGUID(r.seal)
 }
 
 // Loosen implements move.Unsealer. The seal gets another name with the id, so that a request to remove the seal finds it under this

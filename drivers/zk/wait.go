@@ -40,7 +40,7 @@ func (h *hold) wait(c caller, waited *bool) error {
 // sleep waits until there is something to look at. The longer the wait, the longer the server may be silent.
 func (h *hold) sleep(c caller, w *watch) error {
 	h.session.mu.Lock()
-	h.waited = true
+	h.crowded = true
 	h.session.mu.Unlock()
 	quiet := time.Duration(h.driver.nudgeAfter.Load())
 	timer := time.NewTimer(quiet)
@@ -91,8 +91,8 @@ func (h *hold) look(c caller, last *watch) (before string, err error) {
 	case err != nil:
 		return "", h.abandon(c, fault(c.ctx, s, err))
 	}
-	child, found, isLast := h.predecessor(l.children)
-	if !found {
+	p := h.placeAmong(l.children)
+	if !p.found {
 		return "", h.vanish()
 	}
 	r := l.record()
@@ -100,36 +100,45 @@ func (h *hold) look(c caller, last *watch) (before string, err error) {
 		return "", h.abandon(c, driver.ErrSealed)
 	}
 	s.mu.Lock()
-	h.ours, h.record = isOurMake(&l.stat) && r.child == "" && isLast, r
+	h.ours, h.record = isOurMake(&l.stat) && r.child == "" && p.isLast, r
+	h.crowded = h.crowded || p.shared
 	s.mu.Unlock()
-	if child == "" {
+	if p.before == "" {
 		h.sent = sent
 		return "", nil
 	}
-	return h.dir + "/" + child, nil
+	return h.dir + "/" + p.before, nil
 }
 
-// predecessor returns the contender right before the node, or "", whether the node itself is among the children, and whether no
-// contender is behind it.
-func (h *hold) predecessor(children []string) (child string, found, isLast bool) {
-	own := h.node[len(h.dir)+1:]
-	var latest int32 // of child
-	isLast = true
-	for _, other := range children {
-		if other == own {
-			found = true
-			continue
-		}
-		seq, ok := sequence(other)
+// place is where a node stands among the contenders.
+type place struct {
+	found  bool   // the node is among them
+	before string // the last one before the node that the two exclude each other, or ""
+	isLast bool   // no such one is behind the node
+	shared bool   // both the node and another one are for reading
+}
+
+// placeAmong returns the place of the node. A Read counts no other Read, so all between two writers look out for the same node, and a
+// writer looks out for one of those before it, and for another one when that has gone.
+func (h *hold) placeAmong(children []string) place {
+	own := contender{h.node[len(h.dir)+1:], h.request.Mode, h.seq}
+	p := place{isLast: true}
+	var latest contender // before the node
+	for _, child := range children {
+		other, ok := contenderOf(child)
 		switch {
 		case !ok:
-		case !before(seq, other, h.seq, own):
-			isLast = false
-		case child == "" || before(latest, child, seq, other):
-			child, latest = other, seq
+		case child == own.child:
+			p.found = true
+		case !own.mode.Excludes(other.mode):
+			p.shared = true
+		case !other.before(own):
+			p.isLast = false
+		case p.before == "" || latest.before(other):
+			p.before, latest = child, other
 		}
 	}
-	return child, found, isLast
+	return p
 }
 
 // vanish ends an attempt whose node somebody removed.

@@ -97,6 +97,7 @@ func TestRoundTrips(t *testing.T) {
 		}
 	}
 	var w *drivertest.Waiter
+	var beside driver.Lease
 	for _, step := range []struct {
 		what string
 		do   func()
@@ -110,6 +111,12 @@ func TestRoundTrips(t *testing.T) {
 		{"release after a try", give, 1},
 		{"lock with a node for the name", take(request("foreign")), 2},
 		{"release with a node for the name", give, 1},
+		{"read", take(in(driver.Read, request("r"))), 1},
+		{"release of a read", give, 1},
+		{"read with a node for the name", take(in(driver.Read, request("foreign"))), 2},
+		{"read beside another one", func() { beside = acquire(t, a, long(in(driver.Read, request("foreign")))) }, 2},
+		{"release of a read beside another one", give, 1},
+		{"release of a read with a node for the name", func() { release(t, beside) }, 1},
 		{"a lock", take(request("w")), 1},
 		{"release with waiters", func() {
 			w = wait(t, b, long(request("w")))

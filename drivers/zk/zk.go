@@ -1,5 +1,6 @@
 // Package zk is the ZooKeeper backend of dsync. Its locks are those of Curator's InterProcessMutex and of go-zookeeper's Lock, node for
-// node: all of them exclude each other and queue behind each other. The URL scheme is "zk".
+// node: all of them exclude each other and queue behind each other. Its modes Read and Write are those of Curator's
+// InterProcessReadWriteLock. The URL scheme is "zk".
 //
 //	zk://user:password@host1:2181,host2:2181/chroot
 //
@@ -24,9 +25,29 @@
 // the node in time. The driver makes its own sessions, because a session without an answer for its TTL has to be given up for good,
 // and a connection of the library tells neither the timeout that the server granted nor when the server last answered.
 //
+// # Readers and writers
+//
+// In the names of their nodes __READ__ and __WRIT__ stand in place of lock-, and the nodes of all modes are in one line, by their numbers. A
+// Read has the name when no node of another mode is before its own, and watches the last of those; so all Reads between two writers are
+// granted together, and none passes a writer that came before. A Write is granted the name when it is the first of all, as an exclusive lock
+// is, and watches the node right before its own; behind many readers it looks again when that one has gone, once for each at the most.
+//
+// To other libraries the modes are different locks:
+//
+//	held by dsync    who waits
+//	Exclusive        dsync in all modes, InterProcessMutex, Lock of go-zookeeper
+//	Write            dsync in all modes, InterProcessReadWriteLock, Lock of go-zookeeper
+//	Read             dsync in the two other modes, who writes by InterProcessReadWriteLock, Lock of go-zookeeper
+//
+// InterProcessMutex and InterProcessReadWriteLock do not see each other's nodes on one path. A client of dsync waits for both, and only one
+// of the two waits for that client: on names that Curator reads and writes, use Write, and no lock without a mode.
+//
+// A thread of Curator that writes, and goes on reading when it has given the write lock back, keeps its place since Curator 5.5.0. Before, the
+// node for reading has a later number, and a writer of any library that came in between is granted the name beside the thread.
+//
 // # Order
 //
-// One waiting call for each client and name has a node (driver.FIFOByClient); the others wait in line in the process, and hand the lock
+// One waiting call for each client, name and mode has a node (driver.FIFOByClient); the others wait in line in the process, and hand the lock
 // over there without a request. With order=fifo in the URL (Options.FIFO) each call has a node and a watch, so the order of arrival is
 // that of all callers of all clients (driver.FIFO). Each caller then costs five or six requests, two of them lists of all contenders:
 // with 10, 100 and 1,000 callers, 17, 9 and 12 ms for each on two busy cores, where the default takes 12, 1 and 0.2 ms.
@@ -50,7 +71,7 @@
 //
 // The name "orders/42" is the path /orders/42 of a NewLock or an InterProcessMutex. A node of a name that the driver made goes with the
 // last lock; a node by somebody else is neither changed nor removed. A contender is every child whose name ends as in Curator,
-// go-zookeeper and kazoo; other children are ignored. Kazoo sees the nodes of this driver only with extra_lock_patterns=["-lock-"].
+// go-zookeeper and kazoo (its Lock and ReadLock); other children are ignored. Kazoo sees the nodes of this driver only with extra_lock_patterns=["-lock-"].
 //
 // Lock of go-zookeeper gives up, with an error of package strconv, after finding no node of the name three times in a row, as may happen
 // where dsync takes and gives back a free lock all the time. Call Lock again then, or make the node beforehand.
@@ -58,7 +79,7 @@
 // # Seals and marks
 //
 // A seal is a node dsync-seal-<last token>-lock-<sequence>, not ephemeral, in the place of the holder's: all contenders wait behind the
-// seal. A waiter of dsync behind a waiter of another library learns of the seal within 20 seconds, the others at once. Before a seal is
+// seal. That of a Write has __WRIT__ in place of lock-, and a Read cannot be sealed, since others may read beside it. A waiter of dsync behind a waiter of another library learns of the seal within 20 seconds, the others at once. Before a seal is
 // taken back an id comes into its name, behind the token. A mark is the child dsync-mark-<number>-lock-2147483647, which looks to other
 // libraries like the last contender; the number is added to transaction numbers to make tokens. dsync-base-<number>-lock-2147483647 is
 // the same for a name that is not marked any more.
@@ -128,8 +149,8 @@ type Options struct {
 	FIFO bool
 }
 
-// Driver is a driver.Driver on ZooKeeper. It implements driver.KeepAliveReporter, driver.Inspector, driver.ForceUnlocker,
-// move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
+// Driver is a driver.Driver on ZooKeeper. It implements driver.KeepAliveReporter, driver.Inspector, driver.Watcher,
+// driver.ForceUnlocker, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
 type Driver struct {
 	hosts   []string
 	options Options
@@ -149,12 +170,16 @@ type Driver struct {
 	mu       sync.Mutex
 	sessions map[time.Duration]*session
 	all      map[*session]struct{} // until they are buried
+
+	watchMu sync.Mutex
+	watched map[string]*nameWatch // by node
 }
 
 var (
 	_ driver.Driver            = (*Driver)(nil)
 	_ driver.KeepAliveReporter = (*Driver)(nil)
 	_ driver.Inspector         = (*Driver)(nil)
+	_ driver.Watcher           = (*Driver)(nil)
 	_ driver.ForceUnlocker     = (*Driver)(nil)
 )
 
@@ -170,6 +195,7 @@ func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
 		life:     lifecycle.New(),
 		sessions: make(map[time.Duration]*session),
 		all:      make(map[*session]struct{}),
+		watched:  make(map[string]*nameWatch),
 	}
 	if err := d.options.check(); err != nil {
 		return nil, err
@@ -282,6 +308,7 @@ func (d *Driver) Info() driver.Info {
 	if d.options.NoTokens {
 		i.Fencing = driver.None
 	}
+	i.ReadWrite = driver.Support{Offered: true, Order: i.Order, Fencing: i.Fencing}
 	return i
 }
 

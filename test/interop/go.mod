@@ -20,6 +20,7 @@ require (
 require (
 	github.com/go-dsync/dsync v0.0.0
 	github.com/go-redsync/redsync/v4 v4.17.0
+	github.com/go-zookeeper/zk v1.0.4
 	github.com/redis/rueidis/rueidiscompat v1.0.76
 )
 

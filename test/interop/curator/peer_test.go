@@ -1,0 +1,234 @@
+package curator
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	_ "github.com/go-dsync/dsync/drivers/zk"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// peer is a process that does with one name what it is told, by dsync or by Curator. A command is of a thread: "read" and "write" take
+// the name, "unread" and "unwrite" give it back, "reads N" and "writes N" do both so many times, and look at a file meanwhile, or add to it.
+type peer struct {
+	*testenv.Process
+	wrote atomic.Int64
+	done  chan struct{} // closed when the process has ended and all is read
+
+	mu      sync.Mutex
+	pending map[string]chan string // by thread and command
+}
+
+// separator is between the words of a command line.
+const separator = "\x1f"
+
+// guard is how long a command may take. It is no expectation.
+const guard = 60 * time.Second
+
+// startPeer starts a process: of Java with a command, otherwise of dsync.
+func startPeer(t *testing.T, command []string, env ...string) *peer {
+	t.Helper()
+	role := "dsync"
+	if command != nil {
+		role = "java"
+	}
+	p := &peer{Process: testenv.Spawn(t, role, append(env, "COMMAND="+strings.Join(command, separator))...), done: make(chan struct{}), pending: map[string]chan string{}}
+	if got := p.Line(); got != "ready" {
+		t.Fatalf("a process of %s began with %q", role, got)
+	}
+	go p.read() // ends with the process
+	return p
+}
+
+func (p *peer) read() {
+	for line := range p.Lines {
+		words := strings.SplitN(line, " ", 3)
+		switch {
+		case len(words) == 2 && words[1] == "wrote":
+			p.wrote.Add(1)
+		case len(words) == 3:
+			p.mu.Lock()
+			if answer := p.pending[words[0]+" "+words[1]]; answer != nil {
+				answer <- words[2]
+			}
+			p.mu.Unlock()
+		}
+	}
+	close(p.done)
+}
+
+// begin has a thread carry out a command, and returns where the outcome will be: "ok", or an error.
+func (p *peer) begin(thread, command string) <-chan string {
+	answer := make(chan string, 1)
+	name, _, _ := strings.Cut(command, " ")
+	p.mu.Lock()
+	p.pending[thread+" "+name] = answer
+	p.mu.Unlock()
+	p.Send(thread + " " + command)
+	return answer
+}
+
+// await returns an outcome.
+func await(t *testing.T, what string, answer <-chan string) string {
+	t.Helper()
+	select {
+	case outcome := <-answer:
+		return outcome
+	case <-time.After(guard):
+		t.Fatalf("%s: no outcome", what)
+	}
+	return ""
+}
+
+// do has a thread carry out a command, which has to succeed.
+func (p *peer) do(t *testing.T, thread, command string) {
+	t.Helper()
+	if outcome := await(t, command, p.begin(thread, command)); outcome != "ok" {
+		t.Errorf("%s: %s", command, outcome)
+	}
+}
+
+func TestMain(m *testing.M) {
+	testenv.Main(m, map[string]func(){"java": becomeJava, "dsync": func() { exitOn(beDsync()) }})
+}
+
+func exitOn(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// agent is the process of dsync.
+type agent struct {
+	client  *dsync.Client
+	name    string
+	numbers *os.File
+}
+
+func beDsync() error {
+	millis, err := strconv.Atoi(os.Getenv("SESSION"))
+	if err != nil {
+		return err
+	}
+	file, err := os.OpenFile(os.Getenv("FILE"), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	c, err := dsync.Open(context.Background(), "zk://"+os.Getenv("ADDR"), &dsync.Options{TTL: time.Duration(millis) * time.Millisecond})
+	if err != nil {
+		return err
+	}
+	a := &agent{client: c, name: strings.TrimPrefix(os.Getenv("LOCK_PATH"), "/"), numbers: file}
+	fmt.Println("ready")
+	threads := map[string]chan []string{}
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		words := strings.Fields(in.Text())
+		if threads[words[0]] == nil {
+			threads[words[0]] = make(chan []string, 10)
+			go a.thread(threads[words[0]]) // ends with the process
+		}
+		threads[words[0]] <- words
+	}
+	return nil
+}
+
+func (a *agent) thread(commands <-chan []string) {
+	var held *dsync.Lease
+	for words := range commands {
+		outcome := "ok"
+		if err := a.run(words, &held); err != nil {
+			outcome = err.Error()
+		}
+		fmt.Println(words[0], words[1], outcome)
+	}
+}
+
+func (a *agent) run(words []string, held **dsync.Lease) (err error) {
+	mode := dsync.Write()
+	if strings.Contains(words[1], "read") {
+		mode = dsync.Read()
+	}
+	ctx := context.Background()
+	switch words[1] {
+	case "read", "write":
+		*held, err = a.client.Lock(ctx, a.name, mode)
+		return err
+	case "unread", "unwrite":
+		return (*held).Unlock(ctx)
+	}
+	times, err := strconv.Atoi(words[2])
+	if err != nil {
+		return err
+	}
+	for range times {
+		l, err := a.client.Lock(ctx, a.name, mode)
+		if err != nil {
+			return err
+		}
+		if words[1] == "reads" {
+			err = a.look(l)
+		} else if err = a.add(); err == nil {
+			fmt.Println(words[0], "wrote")
+		}
+		ended := l.Unlock(ctx)
+		if words[1] == "reads" && errors.Is(ended, dsync.ErrNotHeld) {
+			ended = nil // who reads may have been frozen
+		}
+		if err := errors.Join(err, ended); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const digits = 10
+
+// add adds one to the first number in the file, and makes the second the same.
+func (a *agent) add() error {
+	text, err := a.read()
+	if err != nil {
+		return err
+	}
+	n, err := strconv.Atoi(text[:digits])
+	if err != nil {
+		return err
+	}
+	for i := range int64(2) {
+		if _, err := a.numbers.WriteAt(fmt.Appendf(nil, "%010d", n+1), i*digits); err != nil {
+			return err
+		}
+		time.Sleep(time.Millisecond) // the others may see half of it, if they do not wait
+	}
+	return nil
+}
+
+// look sees that nobody writes while the lease lasts.
+func (a *agent) look(l *dsync.Lease) error {
+	before, err := a.read()
+	if err != nil {
+		return err
+	}
+	time.Sleep(time.Millisecond)
+	after, err := a.read()
+	if err == nil && before != after && l.Err() == nil {
+		err = fmt.Errorf("torn: %s became %s", before, after)
+	}
+	return err
+}
+
+func (a *agent) read() (string, error) {
+	text := make([]byte, 2*digits)
+	_, err := a.numbers.ReadAt(text, 0)
+	return string(text), err
+}
