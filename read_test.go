@@ -562,7 +562,7 @@ func TestOwnerAsksInTwoModesAtOnce(t *testing.T) {
 
 // TestRandomReadsAndWrites is TestRandomCalls in all modes, with nested calls: nobody ever has the name beside one who writes.
 func TestRandomReadsAndWrites(t *testing.T) {
-	for seed := range uint64(20) {
+	for seed := range uint64(10) {
 		forOrders(t, func(t *testing.T, a, b *dsync.Client) {
 			m := &model{t: t, reads: map[*dsync.Lease]bool{}}
 			var wg sync.WaitGroup
