@@ -23,7 +23,8 @@ type Lease struct {
 	err      error         // of the end; nil while the lease is held
 	done     chan struct{} // nil until the first call of Done
 	contexts []*leaseContext
-	next     *Lease // in hold.views
+	next     *Lease  // in hold.views
+	at       **Lease // the pointer to this lease there
 }
 
 // Name returns the name of the lock.

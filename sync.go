@@ -139,6 +139,7 @@ func New(d driver.Driver, o *Options) (*Client, error) {
 	}
 	for mode := range c.locks {
 		c.locks[mode] = map[string]*lock{}
+		c.queues[mode] = driver.Mode(mode) != driver.Read && c.info.OrderOf(driver.Mode(mode)) != driver.FIFO
 	}
 	if err := c.info.Check(o.Require); err != nil {
 		return nil, fmt.Errorf("dsync: open: %w", err)
@@ -184,7 +185,8 @@ type Client struct {
 	note      string
 	id        string // of this client, on the wire
 	clock     *clock
-	readers   Owner // the group of all calls that read
+	queues    [driver.Write + 1]bool // by mode: one caller per name asks the backend, and the others wait in line here
+	readers   Owner                  // the group of all calls that read
 	serial    atomic.Uint64
 	limit     atomic.Pointer[limit] // of the last releases
 	watchdog  *watchdog
@@ -482,7 +484,7 @@ func (c *Client) enter(name string, mode driver.Mode) (*lock, error) {
 	}
 	k := c.locks[mode][name]
 	if k == nil {
-		k = &lock{client: c, name: name, mode: mode, queues: mode != driver.Read && c.info.OrderOf(mode) != driver.FIFO}
+		k = &lock{client: c, name: name, mode: mode}
 		c.locks[mode][name] = k
 	}
 	k.uses++
