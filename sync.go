@@ -19,7 +19,8 @@
 // No lock of this kind can stop a write that is already on its way when its lease ends, as after a long pause of the process. Where late
 // writes matter, send [Lease.Token] with the write, and let the resource refuse smaller tokens than it has seen.
 //
-// Goroutines that call Lock of one Client exclude each other. Reentrancy is explicit: calls through one [Owner] share the lock.
+// Goroutines that call Lock of one Client exclude each other. Reentrancy is explicit: calls through one [Owner] share the lock. Many can
+// [Read] a name together, and one [Write] it, where the backend has locks of this kind.
 package dsync
 
 import (
@@ -109,7 +110,7 @@ const defaultTTL = 30 * time.Second
 // of the driver has to be imported, and registers its scheme. Open fails when the backend is not reached before ctx is done. Its
 // errors do not contain the password.
 //
-// These parameters are common to all drivers: ttl=30s (Options.TTL), require=fair,fifo,fenced (what the backend has to promise), and
+// These parameters are common to all drivers: ttl=30s (Options.TTL), require=fair,fifo,fenced,rw (what the backend has to promise), and
 // fenced=false (no fencing tokens, and nothing kept for them on the backend).
 func Open(ctx context.Context, url string, o *Options) (*Client, error) {
 	var opts Options
