@@ -226,6 +226,7 @@ func (d *Driver) Info() driver.Info {
 	case TokensNone:
 		i.Fencing = driver.None
 	}
+	i.ReadWrite = driver.Support{Offered: true, Order: i.Order, Fencing: i.Fencing}
 	return i
 }
 
