@@ -42,8 +42,9 @@ type hold struct {
 	releasing releaseContext // of its release
 
 	// Guarded by lock.mu.
+	older     *hold           // another live hold of the lock, as Read alone can have it; nil if there is none
 	views     *Lease          // all views that are not over
-	ownedBy   *Owner          // who has the views, and may re-enter; nil: nobody may
+	ownedBy   *Owner          // the group that has the views, and may re-enter; nil: nobody may
 	call      *telemetry.Call // of the call that asks, and then of the owner's first lease; nil if there is none
 	ttl       time.Duration   // as granted or last extended
 	since     moment          // the time of the grant by the backend, or of the last Extend
@@ -82,7 +83,7 @@ func (h *hold) Tokens() int {
 	k := h.lock
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.oneContends() && k.queue.first != nil && !h.req.Fixed {
+	if k.queues && k.queue.first != nil && !h.req.Fixed {
 		return maxHandOvers
 	}
 	return 1
@@ -131,6 +132,21 @@ func (h *hold) ends() (end moment, ttl time.Duration) {
 		end, ttl = at, itsTTL
 	}
 	return end - clock.missed(end-ttl), ttl
+}
+
+// young reports whether the hold may still go to other callers of the client without a request, by the bounds that keep other clients from
+// starving. Called with lock.mu held.
+func (h *hold) young(now moment) bool {
+	return !h.req.Fixed && now-h.since < min(h.ttl/3, maxHandOverFor) && h.expires()-now >= h.ttl/2
+}
+
+// join makes a lease of the hold for another call than the first. Called with lock.mu held.
+func (h *hold) join(r request) *Lease {
+	l := h.addView(r)
+	if r.fixed {
+		l.setEnd(h.lock.client.now() + r.ttl)
+	}
+	return l
 }
 
 // addView makes a lease of the hold. Called with lock.mu held.
@@ -186,8 +202,11 @@ func (h *hold) end(s holdState) {
 	k := h.lock
 	h.state = s
 	k.client.watchdog.remove(&h.alarm)
-	if k.hold == h {
-		k.hold = nil
+	for at := &k.hold; *at != nil; at = &(*at).older {
+		if *at == h {
+			*at = h.older
+			break
+		}
 	}
 	if s != holdReleased {
 		h.uncount()
@@ -329,7 +348,7 @@ func (h *hold) released(err error) {
 	k := h.lock
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if contended && (known || k.contending > 0) && k.client.info.Order == driver.Unordered {
+	if contended && (known || k.contending > 0) && k.client.info.OrderOf(k.mode) == driver.Unordered {
 		k.yieldUntil = k.client.clock.plain() + yieldFor
 	}
 	if k.releasing == h {

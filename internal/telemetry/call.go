@@ -204,5 +204,5 @@ func (c *Call) traceWait(ctx context.Context, from, to time.Time, blockers []tra
 }
 
 func (c *Call) label(key attribute.Key, value, errorType string) *labels {
-	return c.telemetry.labels.get(label{class: c.class, key: key, value: value, errorType: errorType})
+	return c.telemetry.labels.get(label{kind: kind{c.class, c.lock.Mode}, key: key, value: value, errorType: errorType})
 }
