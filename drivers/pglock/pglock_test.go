@@ -142,7 +142,7 @@ func TestDriver(t *testing.T) {
 		{"ReadsEndOneByOne", testReadsEndOneByOne},
 		{"ReadDoesNotPassAWrite", testReadDoesNotPassAWrite},
 		{"TokensOfReads", testTokensOfReads},
-		{"CanceledStatementsTakeNoRead", testCanceledStatementsTakeNoRead},
+		{"FailedStatementsTakeNoRead", testFailedStatementsTakeNoRead},
 		{"ReadersAndWritersBesideSQL", testReadersAndWritersBesideSQL},
 		{"SharedLockOfSQL", testSharedLockOfSQL},
 		{"ReadsAreInspectedAndForced", testReadsAreInspectedAndForced},
