@@ -83,7 +83,7 @@ func (h *hold) Tokens() int {
 	k := h.lock
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.queues && k.queue.first != nil && !h.req.Fixed {
+	if k.oneContends() && k.queue.first != nil && !h.req.Fixed {
 		return maxHandOvers
 	}
 	return 1
@@ -163,17 +163,19 @@ func (h *hold) addView(r request) *Lease {
 		}
 	}
 	r.call.Granted(h.views != nil)
-	l.hold, l.token, l.fixed, l.next = h, h.token, r.fixed, h.views
+	l.hold, l.token, l.fixed = h, h.token, r.fixed
+	if l.next, l.at = h.views, &h.views; l.next != nil {
+		l.next.at = &l.next
+	}
 	h.views = l
 	return l
 }
 
 func (h *hold) removeView(l *Lease) {
-	at := &h.views
-	for *at != l {
-		at = &(*at).next
+	if *l.at = l.next; l.next != nil {
+		l.next.at = l.at
 	}
-	*at, l.next = l.next, nil
+	l.next, l.at = nil, nil
 }
 
 // leave is called with lock.mu held when a view has ended in good order. After the last view the hold goes to the next local waiter,

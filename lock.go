@@ -30,8 +30,7 @@ type lock struct {
 	client *Client
 	name   string
 	mode   driver.Mode
-	queues bool // one contender at a time asks for all; false for Read, where the group of all calls has the same effect
-	uses   int  // number of calls and holds; guarded by client.mu
+	uses   int // number of calls and holds; guarded by client.mu
 
 	mu         sync.Mutex
 	closed     bool
@@ -44,6 +43,9 @@ type lock struct {
 	answers    answers   // of the backend
 	yieldUntil moment    // before this time it is the turn of other clients
 }
+
+// oneContends reports whether callers wait in line here rather than at the backend. Those that read do so too, but as calls of one group.
+func (k *lock) oneContends() bool { return k.client.queues[k.mode] }
 
 // live returns the hold, or ends a hold past its time and returns nil. Called with mu held.
 func (k *lock) live() *hold {
@@ -137,7 +139,7 @@ func (k *lock) tryLock(ctx context.Context, r request) (*Lease, error) {
 
 // mustWait reports whether a new call waits in line. Called with mu held.
 func (k *lock) mustWait(r request) bool {
-	if k.queues {
+	if k.oneContends() {
 		return k.contending > 0 || k.queue.first != nil || k.live() != nil
 	}
 	return k.asks(r.group)
@@ -170,7 +172,7 @@ func (k *lock) retire(w *waiter) {
 
 // callNext lets the next in line ask the backend, if it is time. Called with mu held.
 func (k *lock) callNext() {
-	if k.queues {
+	if k.oneContends() {
 		if w := k.queue.first; w != nil && k.contending == 0 && k.hold == nil {
 			k.queue.remove(w)
 			k.contend(w)
@@ -255,7 +257,7 @@ func (k *lock) serveGroup(h *hold) {
 func (k *lock) handOver(h *hold, now moment) bool {
 	w := k.queue.first
 	switch {
-	case w == nil, !k.queues, k.closed:
+	case w == nil, !k.oneContends(), k.closed:
 		return false
 	case k.contending > 0, k.trying > 0, k.releasing != nil:
 		return false

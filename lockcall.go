@@ -172,7 +172,7 @@ func (c *lockCall) begin() callState {
 // that the lock is taken. The wait for a release that hangs is bounded by min(TTL/6, 1 s). Called with lock.mu held.
 func (c *lockCall) settle() callState {
 	k := c.lock
-	if !k.queues {
+	if !k.oneContends() {
 		return asking
 	}
 	h := k.releasing

@@ -19,7 +19,8 @@
 // No lock of this kind can stop a write that is already on its way when its lease ends, as after a long pause of the process. Where late
 // writes matter, send [Lease.Token] with the write, and let the resource refuse smaller tokens than it has seen.
 //
-// Goroutines that call Lock of one Client exclude each other. Reentrancy is explicit: calls through one [Owner] share the lock.
+// Goroutines that call Lock of one Client exclude each other. Reentrancy is explicit: calls through one [Owner] share the lock. Many can
+// [Read] a name together, and one [Write] it, where the backend has locks of this kind.
 package dsync
 
 import (
@@ -109,7 +110,7 @@ const defaultTTL = 30 * time.Second
 // of the driver has to be imported, and registers its scheme. Open fails when the backend is not reached before ctx is done. Its
 // errors do not contain the password.
 //
-// These parameters are common to all drivers: ttl=30s (Options.TTL), require=fair,fifo,fenced (what the backend has to promise), and
+// These parameters are common to all drivers: ttl=30s (Options.TTL), require=fair,fifo,fenced,rw (what the backend has to promise), and
 // fenced=false (no fencing tokens, and nothing kept for them on the backend).
 func Open(ctx context.Context, url string, o *Options) (*Client, error) {
 	var opts Options
@@ -139,6 +140,7 @@ func New(d driver.Driver, o *Options) (*Client, error) {
 	}
 	for mode := range c.locks {
 		c.locks[mode] = map[string]*lock{}
+		c.queues[mode] = driver.Mode(mode) != driver.Read && c.info.OrderOf(driver.Mode(mode)) != driver.FIFO
 	}
 	if err := c.info.Check(o.Require); err != nil {
 		return nil, fmt.Errorf("dsync: open: %w", err)
@@ -184,7 +186,8 @@ type Client struct {
 	note      string
 	id        string // of this client, on the wire
 	clock     *clock
-	readers   Owner // the group of all calls that read
+	queues    [driver.Write + 1]bool // by mode: one caller per name asks the backend, and the others wait in line here
+	readers   Owner                  // the group of all calls that read
 	serial    atomic.Uint64
 	limit     atomic.Pointer[limit] // of the last releases
 	watchdog  *watchdog
@@ -482,7 +485,7 @@ func (c *Client) enter(name string, mode driver.Mode) (*lock, error) {
 	}
 	k := c.locks[mode][name]
 	if k == nil {
-		k = &lock{client: c, name: name, mode: mode, queues: mode != driver.Read && c.info.OrderOf(mode) != driver.FIFO}
+		k = &lock{client: c, name: name, mode: mode}
 		c.locks[mode][name] = k
 	}
 	k.uses++

@@ -52,7 +52,8 @@ import (
 //  10. [FIFO] means: all waiters of all clients are granted in the order of their arrival, as far as their modes exclude each other, and
 //     package dsync passes every waiter on. With any other [Order] package dsync lets one waiting Acquire per client, name and mode
 //     contend at a time, and gives a hold from caller to caller of the client for a while before the release: with a token of the
-//     grant's, or by [Passer] where no token is left. Of the Reads of a client one contends at a time for all of them, with any Order.
+//     grant's, or by [Passer] where no token is left. Of the Reads of a client one contends at a time for all of them, with any Order,
+//     but those with a fixed lease each for itself.
 //     With an order other than Unordered, a Read does not overtake a Write or Exclusive request that came before.
 //
 // # Locking

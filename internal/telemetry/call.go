@@ -162,6 +162,7 @@ func (c *Call) Return(ctx context.Context, r Result) {
 	lock, granted := c.lock, r.Outcome == Acquired
 	if granted {
 		lock = r.Lease
+		lock.Mode = c.lock.Mode // as asked for, also under a hold in another mode
 	}
 	attributes := append(c.telemetry.attributes(lock),
 		keyTry.Bool(c.try), keyOutcome.String(string(r.Outcome)), keyTTL.Float64(r.TTL.Seconds()))
