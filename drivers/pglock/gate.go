@@ -155,6 +155,7 @@ func (g *gate) judge(t *turn, noWait bool) bool {
 	return true
 }
 
+// writes reports whether the attempt is for a mode that no Read may pass.
 func (t *turn) writes() bool { return t.mode != driver.Read }
 
 // on reports whether a hold of the key is on the session. Called with Driver.mu held; g may be nil.
