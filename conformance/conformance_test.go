@@ -37,9 +37,10 @@ func onMemory(o *memory.Options, mutate func(*memory.Driver) driver.Driver) Harn
 				mu.Unlock()
 				return mutate(d), memoryLink(d)
 			},
-			Expire: func(_ testing.TB, name string) { s.Expire(name) },
-			Freeze: each(func(d *memory.Driver) { d.Inject(memory.Fault{Kind: memory.Hang}) }),
-			Thaw:   each((*memory.Driver).Heal),
+			Expire:     func(_ testing.TB, name string) { s.Expire(name) },
+			ExpireHold: func(_ testing.TB, _, hold string) { s.ExpireHold(hold) },
+			Freeze:     each(func(d *memory.Driver) { d.Inject(memory.Fault{Kind: memory.Hang}) }),
+			Thaw:       each((*memory.Driver).Heal),
 			Restart: func(testing.TB) {
 				s.Flush()
 				restarted.Store(s, true)

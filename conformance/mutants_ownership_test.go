@@ -69,6 +69,19 @@ var ownershipMutants = []mutant{
 	},
 	{
 		check:  "ownership/stale-renew",
+		breaks: "the renewal of a lease that ran out deletes the name",
+		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
+			l.renew = func(ctx context.Context, ttl time.Duration) error {
+				err := l.Lease.Renew(ctx, ttl)
+				if errors.Is(err, driver.ErrNotHeld) {
+					d.Server().Expire(l.r.Name)
+				}
+				return err
+			}
+		}),
+	},
+	{
+		check:  "ownership/stale-renew",
 		breaks: "the renewal of a lease that ran out renews what the same client holds by now",
 		mutate: newestOfClient(func(l *brokenLease, newest func() *brokenLease) {
 			l.renew = func(ctx context.Context, ttl time.Duration) error {
@@ -88,19 +101,6 @@ var ownershipMutants = []mutant{
 				err := l.Lease.Renew(ctx, ttl)
 				if next := newest(); errors.Is(err, driver.ErrNotHeld) && next != l && !time.Now().Before(l.Lease.Expires()) {
 					_ = next.Lease.Renew(ctx, ttl)
-				}
-				return err
-			}
-		}),
-	},
-	{
-		check:  "ownership/stale-renew",
-		breaks: "the renewal of a lease that ran out deletes the name",
-		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
-			l.renew = func(ctx context.Context, ttl time.Duration) error {
-				err := l.Lease.Renew(ctx, ttl)
-				if errors.Is(err, driver.ErrNotHeld) {
-					d.Server().Expire(l.r.Name)
 				}
 				return err
 			}

@@ -19,7 +19,7 @@ var stormMutants = []mutant{
 			var more atomic.Int64
 			l.expires = func() time.Time { return l.Lease.Expires().Add(time.Duration(more.Load())) }
 			l.renew = func(ctx context.Context, ttl time.Duration) error {
-				if !l.r.Fixed || extensions.next() < 2 {
+				if !l.r.Fixed || l.r.Mode != driver.Exclusive || extensions.next() < 2 {
 					return l.Lease.Renew(ctx, ttl)
 				}
 				err := l.Lease.Renew(ctx, ttl/100_000)

@@ -19,6 +19,7 @@ type mutant struct {
 	owner  func(*client, locker) locker // in place of mutate
 	on     memory.Options               // the backend that it is made from
 	clock  bool                         // only a real clock tells: it is run on that, by its check alone
+	mode   driver.Mode                  // that is broken, of a mutant for the checks that run once more in each mode: no others are run on it
 }
 
 // mutants returns all mutants, those of one group after the other.
@@ -52,6 +53,8 @@ func mutants() []mutant {
 		namesMutants,
 		scaleMutants,
 		stormMutants,
+		sharingMutants,
+		modeMutants(),
 	)
 }
 
@@ -85,7 +88,7 @@ func firstToFail(t *testing.T, m mutant) (string, result) {
 		h.FakeTime, h.hangs = false, 3*time.Second
 	}
 	for _, c := range Checks() {
-		if (m.clock || testing.Short()) && c.Name != m.check {
+		if (m.clock || testing.Short()) && c.Name != m.check || m.mode != driver.Exclusive && !inMode(c) {
 			continue
 		}
 		if r := c.result(t, h); r.err != nil {
@@ -93,6 +96,11 @@ func firstToFail(t *testing.T, m mutant) (string, result) {
 		}
 	}
 	return "", result{}
+}
+
+// inMode reports whether a check is one that is run once more in a mode.
+func inMode(c Check) bool {
+	return slices.ContainsFunc(modeChecks, func(with Check) bool { return c.Name == with.Name })
 }
 
 // broken is a memory driver of which some methods are replaced.

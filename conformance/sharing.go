@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/driver"
 )
 
@@ -26,6 +27,8 @@ var sharingChecks = []Check{
 	{"sharing/reader-removed", "The removal of one reader's hold is told to that reader and to nobody else.", readerRemoved},
 	{"sharing/force-unlock", "ForceUnlock ends the holds of all who read a name, and wakes who waits to write.", forceUnlockReaders},
 	{"sharing/tokens", "The token of a reader lies above those of the writers before it and below those of the writers after it.", readersTokens},
+	{"sharing/join", "Readers of one client cost one hold while that is young, and later ones do not join it.", readersJoin},
+	{"sharing/nested", "Who writes may read, who reads gets ErrDeadlock when it wants more, and a nested reader does not wait for one that waits to write.", modesNest},
 	{"sharing/sealed", "A name that is sealed is refused in every mode, also to those who wait.", sealedForAll},
 }
 
@@ -33,7 +36,14 @@ var (
 	sharing = capability{
 		name:    "to be read by many and written by one",
 		claimed: func(c *client) bool { return c.tap.Info().ReadWrite.Offered },
-		refused: func(c *client) error { return c.requires(driver.Require{RW: true}) },
+		refused: func(c *client) error {
+			for _, o := range []dsync.LockOption{dsync.Read(), dsync.Write()} {
+				if _, err := c.try(c.env.name(), o); !errors.Is(err, errors.ErrUnsupported) {
+					return err
+				}
+			}
+			return c.requires(driver.Require{RW: true})
+		},
 	}
 	sharingOrder = capability{
 		name:    "a fair order of readers and writers",
@@ -183,7 +193,7 @@ func writerFirst(e *env) error {
 		r := d.hold(name, reading)
 		stream[i] = e.run(func() {
 			for !ended.Load() {
-				e.sleep(time.Millisecond + rand.N(4*time.Millisecond))
+				e.sleep(5*time.Millisecond + rand.N(20*time.Millisecond))
 				r = d.readsOn(r)
 			}
 			r.release()

@@ -16,10 +16,10 @@ func (r *request) over() time.Time {
 }
 
 // renewUntil renews a lease again and again until a moment has passed.
-func (r *request) renewUntil(over func() time.Time) error {
+func (r *request) renewUntil(over time.Time) error {
 	e := r.driver.env
 	for {
-		last := time.Now().After(over())
+		last := time.Now().After(over)
 		if err := r.renew(e.long()); err != nil {
 			return fmt.Errorf("the renewal of a reader's live lease: %w", err)
 		}
@@ -41,7 +41,7 @@ func deadReader(e *env) error {
 		dead := a.hold(name, reading, ttl(e.brief()))
 		outage(a.connection)
 		w := c.start(name, writing).waits()
-		if err := live.renewUntil(dead.over); err != nil {
+		if err := live.renewUntil(dead.over()); err != nil {
 			return err
 		}
 		live.release()
@@ -58,7 +58,7 @@ func ownRenewal(e *env) error {
 	d, name := e.driver(), e.name()
 	renewed := d.hold(name, reading, fixed)
 	other := d.hold(name, reading, fixed, ttl(e.brief()))
-	if err := renewed.renewUntil(other.over); err != nil {
+	if err := renewed.renewUntil(other.over()); err != nil {
 		return err
 	}
 	renewed.release()
@@ -111,9 +111,6 @@ func readerRemoved(e *env) error {
 	removed, others := a.hold(name, reading, fixed), []*request{a.hold(name, reading, fixed), b.hold(name, reading, fixed)}
 	e.events.add("", "one hold of %q is ended behind its holder's back", name)
 	e.harness("Backend.ExpireHold", func() { e.backend.ExpireHold(e.tb, name, removed.Hold) })
-	if detect > 0 {
-		e.until(fmt.Sprintf("%s is told that its hold was removed", a.label), func() bool { return len(removed.lost()) > 0 })
-	}
 	if err := isNotHeld("the renewal of a reader's hold that was removed", removed.renew(e.long())); err != nil {
 		return err
 	}

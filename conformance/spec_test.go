@@ -13,13 +13,17 @@ var update = flag.Bool("update", false, "rewrite SPEC.md")
 func TestSpec(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("# What a driver promises\n\nEach line is one check of package conformance, in the order in which it runs them.\n")
-	last, seen := "", map[string]bool{}
+	last, seen, inModes := "", map[string]bool{}, []string(nil)
 	for _, c := range Checks() {
 		group, name, ok := strings.Cut(c.Name, "/")
 		if !ok || seen[c.Name] || !strings.HasSuffix(c.Promise, ".") {
 			t.Errorf("check %q: want a unique name group/name, and a promise that is a sentence, got %q", c.Name, c.Promise)
 		}
 		seen[c.Name] = true
+		if strings.Contains(name, "/") { // a check that was listed, in another mode
+			inModes = append(inModes, c.Name)
+			continue
+		}
 		if group != last {
 			fmt.Fprintf(&b, "\n## %s\n\n", group)
 			last = group
@@ -30,6 +34,10 @@ func TestSpec(t *testing.T) {
 		if !seen[name] {
 			t.Errorf("%q, which is to run alone, is no check", name)
 		}
+	}
+	b.WriteString("\n## In the modes Read and Write\n\nThe same promises once more, for requests in these modes:\n\n")
+	for _, name := range inModes {
+		fmt.Fprintf(&b, "- %s\n", name)
 	}
 	got := b.String()
 	if *update {

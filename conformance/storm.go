@@ -30,6 +30,7 @@ type storm struct {
 	seed    uint64
 	history *history.History
 	names   []string
+	modes   map[string][]driver.Mode // in which a name is asked for, each as often as it is there
 	ttl     time.Duration
 	expire  bool          // holders have their holds removed behind their own backs
 	pause   time.Duration // how long a lock is held, at most
@@ -42,12 +43,31 @@ func (e *env) storm() *storm {
 	for s.seed == 0 {
 		s.seed = rand.Uint64()
 	}
-	for range 3 {
-		s.names = append(s.names, e.name())
-	}
+	s.draw()
 	s.history.Note(fmt.Sprintf("seed %d", s.seed))
 	e.events.add("", "storm: seed %d", s.seed)
 	return s
+}
+
+// stormModes are in which modes a name of a storm may be asked for.
+var stormModes = [][]driver.Mode{
+	{driver.Exclusive},
+	append(slices.Repeat([]driver.Mode{driver.Read}, 9), driver.Write),
+	modes,
+}
+
+// draw makes names, each with modes.
+func (s *storm) draw() {
+	s.modes = map[string][]driver.Mode{}
+	random := s.random(-2)
+	for range 3 {
+		name, m := s.env.name(), stormModes[0]
+		if s.env.driverInfo().ReadWrite.Offered {
+			m = stormModes[random.IntN(len(stormModes))]
+		}
+		s.names, s.modes[name] = append(s.names, name), m
+		s.env.events.add("", "storm: %q is asked for in the modes %v", name, m)
+	}
 }
 
 // random returns what the worker with this number decides by.
@@ -56,9 +76,10 @@ func (s *storm) random(worker int) *rand.Rand { return rand.New(rand.NewPCG(s.se
 // bounds is what the storm is judged by.
 func (s *storm) bounds() history.Bounds {
 	i := s.env.driverInfo()
+	rw := i.ReadWrite
 	b := history.Bounds{
-		Fenced:     i.Fencing != driver.None,
-		FIFO:       i.Order == driver.FIFO,
+		Fenced:     i.Fencing != driver.None && (!rw.Offered || rw.Fencing != driver.None),
+		FIFO:       i.Order == driver.FIFO && (!rw.Offered || rw.Order == driver.FIFO),
 		Linger:     s.ttl + i.LateFor(s.ttl),
 		Wake:       s.env.hangs() / 2,
 		Stuck:      s.env.hangs(),
@@ -141,13 +162,12 @@ func (u *stormUser) work(operations int) error {
 func (u *stormUser) step(name string, depth int) error {
 	r := u.random
 	ctx, cancel := u.env.ctx, context.CancelFunc(func() {})
-	a := u.attempt
-	a.Name, a.NoWait = name, r.IntN(4) == 0
+	a, opts := u.asksFor(name)
+	a.NoWait = r.IntN(4) == 0
 	if a.NoWait || r.IntN(3) == 0 {
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(r.Int64N(int64(u.ttl/4)))+time.Millisecond)
 	}
 	defer cancel()
-	var opts []dsync.LockOption
 	fixed := r.IntN(4) == 0
 	if fixed {
 		opts = append(opts, dsync.ExpireAfter(u.ttl))
@@ -155,6 +175,9 @@ func (u *stormUser) step(name string, depth int) error {
 	op, l, err := u.lock(ctx, a, opts...)
 	if err != nil {
 		u.rest()
+		if depth > 0 && errors.Is(err, dsync.ErrDeadlock) { // it reads already
+			return nil
+		}
 		return illegal(err)
 	}
 	if depth < 2 && a.Owner != "" && r.IntN(2) == 0 {
@@ -169,7 +192,7 @@ func (u *stormUser) step(name string, depth int) error {
 				op.Renewed()
 			}
 		}
-	case n == 20 && depth == 0 && !fixed && a.Owner == "" && u.expire:
+	case n == 20 && depth == 0 && !fixed && a.Owner == "" && a.Mode != driver.Read && u.expire: // of those who read it would hit others
 		u.env.expire(name)
 		u.outlive(op, l)
 		return nil
@@ -179,6 +202,19 @@ func (u *stormUser) step(name string, depth int) error {
 	u.rest()
 	_ = op.Check()
 	return u.unlock(op, l)
+}
+
+// asksFor returns in which mode u asks for name next.
+func (u *stormUser) asksFor(name string) (history.Attempt, []dsync.LockOption) {
+	a, m := u.attempt, u.modes[name]
+	a.Name, a.Mode = name, m[u.random.IntN(len(m))]
+	switch a.Mode {
+	case driver.Read:
+		return a, []dsync.LockOption{dsync.Read()}
+	case driver.Write:
+		return a, []dsync.LockOption{dsync.Write()}
+	}
+	return a, nil
 }
 
 // rest lets others go on.
@@ -223,9 +259,8 @@ func (u *stormUser) unlock(op *history.Op, l lease) error {
 
 // last locks name when the storm is over: everybody has to get it.
 func (u *stormUser) last(name string) error {
-	a := u.attempt
-	a.Name = name
-	op, l, err := u.lock(u.env.ctx, a)
+	a, opts := u.asksFor(name)
+	op, l, err := u.lock(u.env.ctx, a, opts...)
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,10 @@
 // From has to be a [move.Sealer], to a [move.Marker]. Names go back only where they are a [move.Unsealer] and a
 // [move.Unmarker] too.
 //
+// The modes Read and Write are not offered, and require=rw is refused: in phase dual a reader would have to hold the name on both
+// backends, with a token between those of the writers on both, and that is not built. Clients of dsync that use from alone exclude the
+// migration in every mode and are excluded by it, since its holds are exclusive and a seal refuses every mode.
+//
 // # With a gate
 //
 // Backends that keep no seal, such as those of drivers/pglock and drivers/redlock, are migrated with gate=true ([Options.Gated]): processes

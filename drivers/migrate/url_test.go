@@ -43,6 +43,7 @@ func TestURLErrors(t *testing.T) {
 		{"from=memory://a%3Ffenced%3Dfalse&to=memory://b&phase=old&require=fenced", "tokens are required, and not both backends have them"},
 		{"from=memory://a&to=memory://b&phase=old&fenced=false&require=fenced", "fenced=false"},
 		{"from=memory://a&to=memory://b&phase=old&require=fair", "is not fair"},
+		{"from=memory://a&to=memory://b&phase=old&require=rw", "backend migrate has no read-write locks: unsupported operation"},
 		{"from=memory://a&to=memory://a%3Forder%3Dfifo&phase=old", "the same backend by two addresses"},
 		{"from=memory://a&to=memory://b&phase=old&gate=true", "tokens would fall"},
 		{"from=memory://a&to=memory://b&phase=handover&gate=true&fenced=false", "no phase handover"},

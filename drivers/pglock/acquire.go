@@ -59,11 +59,11 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 func (d *Driver) contend(ctx context.Context, l *lease) error {
 	g := l.gate
 	waited := false
-	t, mayAsk := d.queue(g, l.r.NoWait)
+	t := d.queue(g, l.r)
 	if !l.r.NoWait {
 		defer d.quitLine(g, t)
 	}
-	if !mayAsk {
+	if t.ready != nil {
 		if !l.r.NoWait {
 			waited = true
 			l.r.Events.Waiting()
@@ -72,11 +72,12 @@ func (d *Driver) contend(ctx context.Context, l *lease) error {
 			return err
 		}
 	}
-	granted, err := d.tryHub(ctx, l)
-	switch {
-	case err != nil || granted:
-		return err
-	case l.r.NoWait:
+	if t.verdict == ask {
+		if granted, err := d.tryHub(ctx, l); err != nil || granted {
+			return err
+		}
+	}
+	if l.r.NoWait {
 		return driver.ErrLocked
 	}
 	return d.waitAtServer(ctx, l, waited)
@@ -109,8 +110,18 @@ func roundUp(d time.Duration) time.Duration {
 
 // tryHub asks once, on a session of many locks. The gate is busy until the attempt is settled.
 func (d *Driver) tryHub(ctx context.Context, l *lease) (granted bool, err error) {
+	ttl := d.carrier(l.r)
+	if s := d.sharer(l, ttl); s != nil {
+		l.r.Events.Tokens()
+		if op, err := d.share(ctx, l, s); op != nil {
+			return d.outcome(ctx, s, op)
+		} else if !errors.Is(err, errLetGo) {
+			d.settled(l.gate)
+			return false, err
+		}
+	}
 	for range 3 {
-		s, err := d.hub(ctx, d.carrier(l.r))
+		s, err := d.hub(ctx, ttl, l.gate)
 		if err != nil {
 			d.settled(l.gate)
 			return false, err
@@ -139,7 +150,7 @@ func (l *lease) tried(op *operation, s *session) {
 		}
 		d.leaveGate(l.gate)
 	case !l.over:
-		l.gate.holder = l
+		l.gate.holders.Add(l)
 	}
 	l.gate.advance()
 }
@@ -228,7 +239,7 @@ var errBreaks = fmt.Errorf("%w: connections break again and again", driver.ErrUn
 // start lets a session ask for the lock. If the session is over, start gives the session back and returns nil.
 func (d *Driver) start(s *session, first step, l *lease) *operation {
 	op := newOperation(first, l.key)
-	op.lease, op.reads = l, first == try
+	op.lease, op.reads, op.shared = l, first != block, l.r.Mode == driver.Read
 	op.after = func() { l.tried(op, s) }
 	d.mu.Lock()
 	l.gate.uses++ // of the operation, and then of the lease

@@ -93,7 +93,7 @@ func (s *session) quit(ctx context.Context, cause error) {
 	s.conn.SetWriteDeadline(time.Now().Add(time.Second))
 	s.conn.Write(goodbye) // or else the server sees the end of the connection
 	s.end(cause)
-	for _, l := range leases {
+	for l := range leases {
 		l.ended()
 	}
 }
@@ -101,15 +101,15 @@ func (s *session) quit(ctx context.Context, cause error) {
 var goodbye = []byte{'X', 0, 0, 0, 4} // Terminate
 
 // disown ends the leases of a session, and does not tell their holders.
-func (s *session) disown() map[AdvisoryKey]*lease {
+func (s *session) disown() map[*lease]struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.over {
 		return nil
 	}
 	leases := s.leases
-	s.leases = make(map[AdvisoryKey]*lease)
-	for _, l := range leases {
+	s.leases = make(map[*lease]struct{})
+	for l := range leases {
 		l.phase = done
 		l.end.Store(min(l.end.Load(), s.expires.Load()))
 		if l.timer != nil {

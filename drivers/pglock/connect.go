@@ -219,11 +219,12 @@ const facts = 7
 // functions are all functions of which a role may be denied the use. The keys of a program may all be of one form, so nobody has to be
 // able to take locks of both; but every lock which can be taken must be possible to give back.
 func (d *Driver) functions() string {
-	all := []string{"pg_advisory_unlock(bigint)"}
+	all := []string{"pg_advisory_unlock(bigint)", "pg_advisory_unlock_shared(bigint)"}
 	if d.options.Key == nil {
-		all = append(all, "pg_try_advisory_lock(bigint)", "pg_advisory_lock(bigint)")
+		all = append(all, "pg_try_advisory_lock(bigint)", "pg_advisory_lock(bigint)", "pg_try_advisory_lock_shared(bigint)",
+			"pg_advisory_lock_shared(bigint)", "pg_try_advisory_xact_lock_shared(bigint)")
 	} else {
-		all = append(all, "pg_advisory_unlock(int,int)")
+		all = append(all, "pg_advisory_unlock(int,int)", "pg_advisory_unlock_shared(int,int)")
 	}
 	if d.options.Tokens != TokensNone {
 		all = append(all, "pg_current_xact_id()")

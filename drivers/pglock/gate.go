@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/linked"
 )
 
 // gate orders the requests of this driver for one key: the server would grant a session its own lock once more. There is a gate per key
@@ -15,21 +16,30 @@ import (
 // At most one request for the key is under way on the sessions of many locks. Waiting attempts stand in line, and only the first of them
 // asks the server.
 type gate struct {
-	key    AdvisoryKey
-	uses   int
-	holder *lease  // until its end at the server, as far as known
-	busy   bool    // a request is under way
-	tries  []*turn // with NoWait: each asks once, as soon as no request is under way
-	line   []*turn // the others; the first one asks, or waits at the server
+	key     AdvisoryKey
+	uses    int
+	holders linked.List[lease, *lease] // until their end at the server, as far as known; the first excludes what all exclude
+	busy    bool                       // a request is under way
+	tries   []*turn                    // with NoWait: each asks once, as soon as no request is under way
+	line    []*turn                    // the others; the first one asks, or waits at the server
 }
 
 // turn is an attempt at a gate.
 type turn struct {
-	ready   chan struct{} // closed when the attempt may ask, or need not: see refused
-	called  bool          // ready is closed
-	refused bool          // the lock is held by this driver
-	asked   bool          // the first in line has asked
+	mode    driver.Mode
+	verdict verdict
+	ready   chan struct{} // closed with the verdict; nil if there was one at once
 }
+
+// verdict is what a gate says to an attempt.
+type verdict uint8
+
+const (
+	wait    verdict = iota // in line
+	ask                    // on a session of many locks, and the gate is busy until the attempt is settled
+	enqueue                // at the server, behind reads of this driver, so that the server orders the attempt against those of others
+	refuse                 // this driver holds the lock, or waits to write
+)
 
 // enterGate returns the gate of a key for one use.
 func (d *Driver) enterGate(key AdvisoryKey) *gate {
@@ -51,49 +61,39 @@ func (d *Driver) leaveGate(g *gate) {
 	}
 }
 
-// queue takes an attempt to the gate, and reports whether the attempt may ask at once.
-func (d *Driver) queue(g *gate, noWait bool) (*turn, bool) {
+// queue takes an attempt to the gate.
+func (d *Driver) queue(g *gate, r *driver.Request) *turn {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	t := &turn{}
-	if noWait {
-		if g.holder == nil && !g.busy {
-			g.busy = true
-			return t, true
+	t := &turn{mode: r.Mode}
+	if r.NoWait {
+		if !g.judge(t, true) {
+			t.ready = make(chan struct{})
+			g.tries = append(g.tries, t)
 		}
-		t.ready = make(chan struct{})
-		g.tries = append(g.tries, t)
-		g.advance()
-		return t, false
+		return t
 	}
 	g.line = append(g.line, t)
-	if len(g.line) == 1 && g.holder == nil && !g.busy {
-		g.busy, t.called, t.asked = true, true, true
-		return t, true
+	if len(g.line) > 1 || !g.judge(t, false) {
+		t.ready = make(chan struct{})
 	}
-	t.ready = make(chan struct{})
-	return t, false
+	return t
 }
 
-// await waits until the turn has come to ask.
+// await waits for the verdict.
 func (d *Driver) await(ctx context.Context, g *gate, t *turn) error {
 	var err error
 	select {
 	case <-t.ready:
+		return nil
 	case <-ctx.Done():
 		err = fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
 	case <-d.life.Open().Done():
 		err = driver.ErrClosed
 	}
-	if err == nil && t.refused {
-		return driver.ErrLocked
-	}
-	if err == nil {
-		return nil
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if t.called && !t.refused { // its turn came at this very moment
+	if t.verdict == ask { // its turn came at this very moment
 		g.busy = false
 	}
 	if i := slices.Index(g.tries, t); i >= 0 {
@@ -124,29 +124,48 @@ func (d *Driver) quitLine(g *gate, t *turn) {
 	g.advance()
 }
 
-// advance lets the next attempt ask. advance is called with Driver.mu held when anything has changed.
+// advance lets the next attempts go on. advance is called with Driver.mu held when anything has changed.
 func (g *gate) advance() {
-	if g.holder != nil {
-		for _, t := range g.tries {
-			t.called, t.refused = true, true
-			close(t.ready)
+	if len(g.line) > 0 && g.line[0].verdict == wait {
+		g.judge(g.line[0], false)
+	}
+	g.tries = slices.DeleteFunc(g.tries, func(t *turn) bool { return g.judge(t, true) })
+}
+
+// judge gives an attempt its verdict, and reports whether there is one yet. Called with Driver.mu held.
+func (g *gate) judge(t *turn, noWait bool) bool {
+	switch holder := g.holders.First(); {
+	case noWait && t.mode == driver.Read && slices.ContainsFunc(g.line, (*turn).writes):
+		t.verdict = refuse // a Read does not pass a Write
+	case holder == nil || !holder.r.Mode.Excludes(t.mode):
+		if g.busy {
+			return false
 		}
-		g.tries = nil
-		return
+		t.verdict, g.busy = ask, true
+	case noWait:
+		t.verdict = refuse
+	case holder.r.Mode == driver.Read:
+		t.verdict = enqueue
+	default:
+		return false
 	}
-	if g.busy {
-		return
-	}
-	var t *turn
-	if len(g.tries) > 0 {
-		t = g.tries[0]
-		g.tries = g.tries[1:]
-	} else if len(g.line) > 0 && !g.line[0].asked {
-		t = g.line[0]
-		t.asked = true
-	}
-	if t != nil {
-		g.busy, t.called = true, true
+	if t.ready != nil {
 		close(t.ready)
 	}
+	return true
+}
+
+// writes reports whether the attempt is for a mode that no Read may pass.
+func (t *turn) writes() bool { return t.mode != driver.Read }
+
+// on reports whether a hold of the key is on the session. Called with Driver.mu held; g may be nil.
+func (g *gate) on(s *session) bool {
+	if g != nil {
+		for l := range g.holders.All() {
+			if l.session == s {
+				return true
+			}
+		}
+	}
+	return false
 }

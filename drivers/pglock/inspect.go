@@ -24,7 +24,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 		return status, err
 	}
 	for _, row := range rows {
-		if len(row) != 3 || len(row[0]) != 4 || len(row[1]) != 1 {
+		if len(row) != 4 || len(row[0]) != 4 || len(row[1]) != 1 || len(row[3]) != 1 {
 			return status, errAnswer
 		}
 		pid, granted := binary.BigEndian.Uint32(row[0]), row[1][0] != 0
@@ -33,31 +33,45 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 		case !granted:
 			status.Waiters++
 			status.Queue = append(status.Queue, who)
-		case !status.Held:
+		default:
+			own := slices.DeleteFunc(d.holders(key), func(l *lease) bool { return l.session.pid != pid })
+			status.Holders += max(1, len(own))
+			if status.Held {
+				continue
+			}
 			status.Held, status.Hold, status.Owner = true, fmt.Sprint(pid), who
-			d.describe(key, pid, &status)
+			if row[3][0] != 0 {
+				status.Mode = driver.Read
+			}
+			if len(own) > 0 {
+				own[0].describe(&status)
+			}
 		}
 	}
 	return status, nil
 }
 
-// describe adds what this driver knows of a hold of its own.
-func (d *Driver) describe(key AdvisoryKey, pid uint32, status *driver.Status) {
+// holders returns the leases of this driver.
+func (d *Driver) holders(key AdvisoryKey) []*lease {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	g := d.gates[key]
-	if g == nil || g.holder == nil || g.holder.session.pid != pid {
-		return
+	if g := d.gates[key]; g != nil {
+		return slices.Collect(g.holders.All())
 	}
-	l := g.holder
+	return nil
+}
+
+// describe adds what this driver knows of a hold of its own.
+func (l *lease) describe(status *driver.Status) {
 	status.Hold, status.Owner, status.Note, status.Since = l.r.Hold, l.r.Owner, l.r.Note, l.since
+	status.Mode = l.r.Mode
 	if l.first != 0 {
 		status.Token = l.first + tokensPerGrant - 1
 	}
 	status.TTL = max(0, time.Until(l.Expires()))
 }
 
-// ForceUnlock implements driver.ForceUnlocker, if Options.ForceUnlock allows it, by the end of the holder's session.
+// ForceUnlock implements driver.ForceUnlocker, if Options.ForceUnlock allows it, by the end of the holders' sessions.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if !d.options.ForceUnlock {
 		return fmt.Errorf("a lock can only be taken away with all others of its session (Options.ForceUnlock allows that): %w",
@@ -67,18 +81,18 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if s := d.sessionOf(key); s != nil { // whose own request would get no answer
-		s.end(errForced)
-		return d.awaitEnd(ctx, key, map[uint32]bool{s.pid: true})
+	ended := map[uint32]bool{}
+	for _, l := range d.holders(key) { // a session of this driver would get no answer to its own request
+		l.session.end(errForced)
+		ended[l.session.pid] = true
 	}
 	rows, err := d.ask(ctx, forceQuery, key.locksRow()...)
 	if err != nil {
 		return err
 	}
-	if len(rows) == 0 {
+	if len(rows) == 0 && len(ended) == 0 {
 		return driver.ErrNotHeld
 	}
-	ended := map[uint32]bool{}
 	for _, row := range rows {
 		if len(row) != 2 || len(row[0]) != 4 {
 			return errAnswer
@@ -86,16 +100,6 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 		ended[binary.BigEndian.Uint32(row[0])] = true
 	}
 	return d.awaitEnd(ctx, key, ended)
-}
-
-// sessionOf returns the session with the lock of the key, or nil if this driver does not hold the lock.
-func (d *Driver) sessionOf(key AdvisoryKey) *session {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if g := d.gates[key]; g != nil && g.holder != nil {
-		return g.holder.session
-	}
-	return nil
 }
 
 // The pauses between two looks at sessions which the server was told to end: the first one, and the last one of a doubling.
@@ -109,7 +113,7 @@ func (d *Driver) awaitEnd(ctx context.Context, key AdvisoryKey, pids map[uint32]
 			return fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 		}
 		held := slices.ContainsFunc(rows, func(row [][]byte) bool {
-			return len(row) == 3 && len(row[0]) == 4 && len(row[1]) == 1 && row[1][0] != 0 && pids[binary.BigEndian.Uint32(row[0])]
+			return len(row) == 4 && len(row[0]) == 4 && len(row[1]) == 1 && row[1][0] != 0 && pids[binary.BigEndian.Uint32(row[0])]
 		})
 		if !held {
 			return nil

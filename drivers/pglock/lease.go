@@ -9,10 +9,13 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/linked"
 )
 
 // lease is one attempt, and then its hold.
 type lease struct {
+	linked.Links[lease] // in gate.holders
+
 	d       *Driver
 	r       *driver.Request
 	key     AdvisoryKey
@@ -57,7 +60,10 @@ func (l *lease) granted(s *session, op *operation) {
 		l.end.Store(op.sent + int64(l.r.TTL))
 		l.timer = time.AfterFunc(time.Duration(l.end.Load()-l.d.now()), l.expire)
 	}
-	s.leases[l.key] = l
+	s.leases[l] = struct{}{}
+	if op.shared && s.shares[l.key] == 0 {
+		s.shares[l.key] = 1
+	}
 }
 
 // Tokens implements driver.Lease. A transaction id has room for a whole block.
@@ -138,9 +144,10 @@ func (l *lease) giveBack(reads bool) (request *[]byte) {
 	if l.timer != nil {
 		l.timer.Stop()
 	}
-	delete(s.leases, l.key)
+	delete(s.leases, l)
 	l.unlock = newOperation(unlock, l.key)
-	l.unlock.after, l.unlock.reads = l.ended, reads
+	l.unlock.after, l.unlock.reads, l.unlock.shared = l.ended, reads, l.r.Mode == driver.Read
+	s.letGo(l.unlock)
 	s.used = l.d.now()
 	s.pending = append(s.pending, l.unlock)
 	return s.prepare()
@@ -219,9 +226,7 @@ func (l *lease) ended() {
 	if l.counted {
 		d.locks--
 	}
-	if l.gate.holder == l {
-		l.gate.holder = nil
-	}
+	l.gate.holders.Remove(l)
 	l.gate.advance()
 	d.leaveGate(l.gate)
 	d.freeSession(l.session)

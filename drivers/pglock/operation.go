@@ -14,6 +14,7 @@ type operation struct {
 	sql    string   // of a query
 	params [][]byte // of a query
 	reads  bool     // the caller calls readAnswer next
+	shared bool     // the lock is for reading
 	after  func()   // called once when the operation is settled, without locks; does not block; may be nil
 	done   chan struct{}
 
@@ -23,6 +24,7 @@ type operation struct {
 	abandoned bool  // nobody wants the lock any more
 	undo      error // why the lock is being given back; then the outcome
 	repeated  bool  // the unlock was sent before and failed
+	kept      bool  // the lock stays with other holds of the session, and the unlock is a ping
 	sent      int64 // the last time; 0 if never
 	yes       bool
 	xid       uint64
@@ -54,8 +56,9 @@ const (
 	try     step = iota // pg_try_advisory_lock
 	block               // pg_advisory_lock
 	confirm             // a ping after the grant of block: its answer shows until when the session lasts
-	stamp               // the token of the group alone: try was granted, but its own group failed before the token
+	stamp               // the token of the group alone: the session has the lock, from a try in a failed group or for another Read
 	unlock              // pg_advisory_unlock
+	admit               // pg_try_advisory_xact_lock_shared: whether a Read would be granted; nothing is left of it after its group
 	ping                // whether the session lives
 	query               // anything else
 )
@@ -95,6 +98,7 @@ var moves = [...][answers]move{
 	confirm: {skipped: repeat, failed: giveBack, no: settle, yes: settle, unwanted: giveBack},
 	stamp:   {skipped: repeat, failed: giveBack, yes: settle, unwanted: giveBack},
 	unlock:  {skipped: repeat, failed: repeat, failedAgain: later, no: settle, yes: settle},
+	admit:   {skipped: repeat, failed: settle, no: settle, yes: settle},
 	ping:    {skipped: repeat, failed: settle, no: settle, yes: settle},
 	query:   {skipped: repeat, failed: settle, no: settle, yes: settle},
 }
@@ -128,7 +132,6 @@ func (g *group) moveOn(i int) move {
 		if a == failed {
 			op.undo = g.fault
 		}
-		op.step = unlock
 	}
 	return next
 }

@@ -29,6 +29,19 @@
 // A second program asks in the same way, is answered NULL, and sends pg_advisory_lock on a session for this wait alone. Unlock sends
 // SELECT pg_advisory_unlock(-5097415481565640018), and the server grants the lock to the first waiting session.
 //
+// # Reading and writing
+//
+// The mode Read is pg_advisory_lock_shared on the same key, and Write is the lock above: Write and Exclusive are one here. So programs with
+//
+//	select pg_advisory_lock_shared(hashtextextended('prices', 0))
+//
+// read the name together with clients of dsync, and with nobody who writes it. The server's queue has readers and writers in one order: a
+// Read that comes when somebody waits to write waits behind the writer, and TryLock is refused.
+//
+// All Reads of a client with the same TTL are one lock of one session. Where a client reads a name already, a further Read takes two
+// requests, since the server grants a session its own lock past all who wait: another session asks first whether the server would grant a
+// Read, by a lock for the length of a statement. That is one connection more, until it has not been used for 30 s.
+//
 // # Connections
 //
 // The driver opens connections of its own and never uses those of an application. One connection carries the locks of all callers with
@@ -226,6 +239,7 @@ func (d *Driver) Info() driver.Info {
 	case TokensNone:
 		i.Fencing = driver.None
 	}
+	i.ReadWrite = driver.Support{Offered: true, Order: i.Order, Fencing: i.Fencing}
 	return i
 }
 

@@ -137,6 +137,16 @@ func TestDriver(t *testing.T) {
 		{"URL", testURL},
 		{"TTLOfTheProgramIsThatOfTheSession", testTTLOfTheProgramIsThatOfTheSession},
 		{"ErrorOfOneInAGroupIsItsOwn", testErrorOfOneInAGroupIsItsOwn},
+		{"ServerLooksAtWaiters", testServerLooksAtWaiters},
+		{"ModesExclude", testModesExclude},
+		{"ReadsEndOneByOne", testReadsEndOneByOne},
+		{"ReadDoesNotPassAWrite", testReadDoesNotPassAWrite},
+		{"TokensOfReads", testTokensOfReads},
+		{"FailedStatementsTakeNoRead", testFailedStatementsTakeNoRead},
+		{"ReadersAndWritersBesideSQL", testReadersAndWritersBesideSQL},
+		{"SharedLockOfSQL", testSharedLockOfSQL},
+		{"ReadsAreInspectedAndForced", testReadsAreInspectedAndForced},
+		{"ManyReadsFewConnections", testManyReadsFewConnections},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, pg) })
 		if n := value[int](t, connect(t, pg), "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"); n != 0 {

@@ -45,13 +45,14 @@ func (d *Driver) class(ttl time.Duration) *class {
 	return c
 }
 
-// hub returns a session for many locks, and counts one more lock or attempt there, until drop or freeSession. hub connects if need be.
-func (d *Driver) hub(ctx context.Context, ttl time.Duration) (*session, error) {
+// hub returns a session for many locks, without a hold of the gate apart, which may be nil, and counts one more lock or attempt there,
+// until drop or freeSession. hub connects if need be.
+func (d *Driver) hub(ctx context.Context, ttl time.Duration, apart *gate) (*session, error) {
 	for {
 		d.mu.Lock()
 		c := d.class(ttl)
 		for _, s := range c.hubs {
-			if s.carried < locksPerSession {
+			if s.carried < locksPerSession && !apart.on(s) {
 				s.carried++
 				d.mu.Unlock()
 				return s, nil
@@ -199,14 +200,15 @@ func (d *Driver) run(s *session) bool {
 	return true
 }
 
-// retire takes an unused session out of the choice, and reports whether it was unused.
+// retire takes an unused session out of the choice, and reports whether it was unused. The last hub of the usual TTL stays.
 func (d *Driver) retire(s *session) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if s.carried > 0 {
+	c := d.class(s.ttl)
+	if s.carried > 0 || !s.waiter && s.ttl == d.home && len(c.hubs) == 1 {
 		return false
 	}
-	d.class(s.ttl).remove(s)
+	c.remove(s)
 	return true
 }
 

@@ -56,9 +56,10 @@ type session struct {
 	over    bool
 	cause   error // of the end
 	timer   *time.Timer
-	leases  map[AdvisoryKey]*lease
-	pending []*operation // not sent yet
-	failed  []*operation // unlocks, refused by the server; sent again with the next ping
+	leases  map[*lease]struct{}
+	shares  map[AdvisoryKey]int // how many holds and attempts share a lock for reading, which the server counts as one
+	pending []*operation        // not sent yet
+	failed  []*operation        // unlocks, refused by the server; sent again with the next ping
 	flight  group
 	reader  reader
 	sent    int64 // when the last group was sent
@@ -68,7 +69,7 @@ type session struct {
 
 // init makes the session ready. Its locks will count from the send time of the last answered request.
 func (s *session) init(asked int64) {
-	s.leases = make(map[AdvisoryKey]*lease)
+	s.leases, s.shares = make(map[*lease]struct{}), make(map[AdvisoryKey]int)
 	s.buried = make(chan struct{})
 	s.roused = make(chan struct{}, 1)
 	s.sent, s.used = asked, asked
@@ -82,12 +83,15 @@ func (s *session) start() {
 	s.timer = time.AfterFunc(s.ttl/3, s.tick)
 }
 
-// submit lets the session carry out an operation. It returns false if the session is over.
+// submit lets the session carry out an operation. It returns false if the session is over, or has let go of a lock to be shared.
 func (s *session) submit(op *operation) bool {
 	s.mu.Lock()
-	if s.over {
+	if s.over || op.step == stamp && s.shares[op.key] == 0 {
 		s.mu.Unlock()
 		return false
+	}
+	if op.step == stamp {
+		s.shares[op.key]++
 	}
 	if op.step != ping {
 		s.used = s.d.now()
@@ -163,8 +167,6 @@ func (s *session) unused(now int64) bool {
 	limit := idleHub
 	if s.waiter {
 		limit = idleWaiter
-	} else if s.ttl == s.d.home {
-		return false
 	}
 	return now-s.used > int64(limit)
 }
@@ -197,7 +199,7 @@ func (s *session) end(cause error) {
 	for _, op := range ops {
 		op.finish()
 	}
-	for _, l := range leases {
+	for l := range leases {
 		l.sessionEnded(cause)
 	}
 }
@@ -227,18 +229,23 @@ func (d *Driver) ask(ctx context.Context, sql string, params ...[]byte) ([][][]b
 
 // query is ask without the wait for the answer.
 func (d *Driver) query(ctx context.Context, sql string, params ...[]byte) (*operation, error) {
+	op := newOperation(query, AdvisoryKey{})
+	op.sql, op.params = sql, params
+	return op, d.submit(ctx, op, nil)
+}
+
+// submit lets any session carry out an operation, but for those with a hold of the gate apart, which may be nil.
+func (d *Driver) submit(ctx context.Context, op *operation, apart *gate) error {
 	for range 3 {
-		s, err := d.hub(ctx, d.home)
+		s, err := d.hub(ctx, d.home, apart)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		op := newOperation(query, AdvisoryKey{})
-		op.sql, op.params = sql, params
 		op.after = func() { d.drop(s) }
 		if s.submit(op) {
-			return op, nil
+			return nil
 		}
 		d.drop(s)
 	}
-	return nil, errBreaks
+	return errBreaks
 }

@@ -21,7 +21,7 @@ const (
 
 	hashQuery = `SELECT pg_catalog.hashtextextended($1::pg_catalog.text, 0)`
 
-	holdersQuery = `SELECT l.pid, l.granted, coalesce(a.application_name, '') ` +
+	holdersQuery = `SELECT l.pid, l.granted, coalesce(a.application_name, ''), l.mode = 'ShareLock' ` +
 		`FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid ` +
 		`WHERE l.locktype = 'advisory' AND l.classid = $1::pg_catalog.oid AND l.objid = $2::pg_catalog.oid ` +
 		`AND l.objsubid = $3::pg_catalog.int2 ` +
@@ -41,6 +41,7 @@ const (
 	grantName  = "grant" // a try with its own token
 	blockName  = "block"
 	unlockName = "unlock"
+	admitName  = "admit"
 	tokenName  = "token"
 	pingName   = "ping"
 )
@@ -70,26 +71,34 @@ func preparedStatements(t Tokens, pairs bool) []preparedStatement {
 		{pingName, `SELECT pg_catalog.pg_backend_pid()`, nil},
 		{tokenName, `SELECT ` + xid, nil},
 	}
-	withKey := func(suffix, args string, params ...uint32) {
-		grant := `SELECT CASE WHEN pg_catalog.pg_try_advisory_lock(` + args + `) THEN ` + xid + ` END`
-		wait := `SELECT CASE WHEN pg_catalog.pg_advisory_lock(` + args + `)::pg_catalog.text IS NOT NULL THEN ` + xid + ` END`
+	withKey := func(mode, suffix, args string, params ...uint32) {
+		call := func(function string) string { return `pg_catalog.` + function + mode + `(` + args + `)` }
+		try, block := call(`pg_try_advisory_lock`), call(`pg_advisory_lock`)
+		wait := `SELECT CASE WHEN ` + block + `::pg_catalog.text IS NOT NULL THEN ` + xid + ` END`
 		if t == TokensNone {
-			wait = `SELECT pg_catalog.pg_advisory_lock(` + args + `)`
+			wait = `SELECT ` + block
 		}
+		suffix = mode + suffix
 		all = append(all,
-			preparedStatement{tryName + suffix, `SELECT pg_catalog.pg_try_advisory_lock(` + args + `)`, params},
-			preparedStatement{grantName + suffix, grant, params},
+			preparedStatement{tryName + suffix, `SELECT ` + try, params},
+			preparedStatement{grantName + suffix, `SELECT CASE WHEN ` + try + ` THEN ` + xid + ` END`, params},
 			preparedStatement{blockName + suffix, wait, params},
-			preparedStatement{unlockName + suffix, `SELECT pg_catalog.pg_advisory_unlock(` + args + `)`, params})
+			preparedStatement{unlockName + suffix, `SELECT ` + call(`pg_advisory_unlock`), params})
+		if mode == sharedSuffix {
+			all = append(all, preparedStatement{admitName + suffix, `SELECT ` + call(`pg_try_advisory_xact_lock`), params})
+		}
 	}
-	withKey("", "$1", int8OID)
-	if pairs {
-		withKey(pairSuffix, "$1, $2", int4OID, int4OID)
+	for _, mode := range []string{"", sharedSuffix} {
+		withKey(mode, "", "$1", int8OID)
+		if pairs {
+			withKey(mode, pairSuffix, "$1, $2", int4OID, int4OID)
+		}
 	}
 	return all
 }
 
-const pairSuffix = "2"
+// The suffixes of a statement for reading, and of one for a key of two numbers.
+const sharedSuffix, pairSuffix = "_shared", "2"
 
 // binary makes all parameters and results binary.
 var binaryFormat = []int16{1}
@@ -107,11 +116,14 @@ func appendStatement(buf []byte, name string, params ...[]byte) []byte {
 	return buf
 }
 
-// appendKeyed is appendStatement for a statement about a key.
-func appendKeyed(buf []byte, name string, k AdvisoryKey) []byte {
+// appendKeyed is appendStatement for a statement about the key of an operation.
+func appendKeyed(buf []byte, name string, op *operation) []byte {
+	if op.shared {
+		name += sharedSuffix
+	}
 	var b [8]byte
-	binary.BigEndian.PutUint64(b[:], k.bits)
-	if k.pair {
+	binary.BigEndian.PutUint64(b[:], op.key.bits)
+	if op.key.pair {
 		return appendStatement(buf, name+pairSuffix, b[:4], b[4:])
 	}
 	return appendStatement(buf, name, b[:])

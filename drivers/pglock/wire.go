@@ -109,11 +109,17 @@ func (g *group) encode(buf []byte) []byte {
 			if g.own {
 				name = grantName
 			}
-			buf = appendKeyed(buf, name, op.key)
+			buf = appendKeyed(buf, name, op)
 		case block:
-			buf = appendKeyed(buf, blockName, op.key)
+			buf = appendKeyed(buf, blockName, op)
 		case unlock:
-			buf = appendKeyed(buf, unlockName, op.key)
+			if op.kept {
+				buf = appendStatement(buf, pingName)
+			} else {
+				buf = appendKeyed(buf, unlockName, op)
+			}
+		case admit:
+			buf = appendKeyed(buf, admitName, op)
 		case ping, confirm:
 			buf = appendStatement(buf, pingName)
 		case query:
@@ -151,7 +157,7 @@ func (s *session) row(values [][]byte) error {
 		}
 		op.rows = append(op.rows, row)
 		op.yes = true
-	case op.step == ping || op.step == confirm:
+	case op.step == ping || op.step == confirm || op.kept:
 		if len(v) != 4 {
 			return errAnswer
 		}
@@ -204,6 +210,9 @@ func (s *session) answered() error {
 			settled = append(settled, op)
 		case later:
 			s.failed = append(s.failed, op)
+		case giveBack:
+			s.letGo(op)
+			again = append(again, op)
 		default:
 			again = append(again, op)
 		}

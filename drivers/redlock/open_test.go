@@ -42,10 +42,13 @@ func TestOpenRefusesBadURLs(t *testing.T) {
 			t.Errorf("%s: got %v, want an error with %q", test.url, err, test.want)
 		}
 	}
-	for _, require := range []string{"fair", "fifo", "fenced"} {
+	for require, want := range map[string]string{
+		"fair": "not fair", "fifo": "order of arrival", "fenced": "no fencing tokens", "rw": "redlock has no read-write locks",
+	} {
 		nodes := startNodes(t, 3)
-		if _, err := tryOpen(nodes.url() + settled + "&require=" + require); !errors.Is(err, errors.ErrUnsupported) {
-			t.Errorf("require=%s: got %v, want errors.ErrUnsupported", require, err)
+		_, err := tryOpen(nodes.url() + settled + "&require=" + require)
+		if !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), want) {
+			t.Errorf("require=%s: got %v, want errors.ErrUnsupported with %q", require, err, want)
 		}
 	}
 }

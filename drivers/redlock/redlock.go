@@ -25,6 +25,10 @@
 //     nothing shows it. If a majority does so within one TTL, there are two holders.
 //   - There is no order among those who wait: require=fair and require=fifo are refused.
 //
+// The modes Read and Write are not offered, and require=rw is refused. Readers would exclude writers, since any two majorities meet. But
+// the value of a lock is a string with one owner, so programs on redsync and redlock-py could neither read with others nor be kept out,
+// and a resource would have no token to tell a reader that is late.
+//
 // Where that matters take drivers/etcd, drivers/zk or drivers/pglock, whose order and tokens are kept by one log; where one Redis is
 // enough, drivers/redisson has tokens, costs a fifth and loses a lock only when the server does.
 //

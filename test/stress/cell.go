@@ -55,6 +55,7 @@ type cell struct {
 	own       *history.History
 	resource  *resource
 	names     []string      // the worker's: those for everybody, the patient one, the long one
+	shared    string        // the name that the workers read and write; "" where the backend does not offer that
 	crowded   string        // the name that crowds wait for
 	unrelated string        // a name that they have nothing to do with
 	joined    time.Duration // how long the last crowd took to wait for it
@@ -84,6 +85,9 @@ func run(t *testing.T, p Plan, b *bed, f *Fault) *Result {
 	prefix := fmt.Sprintf("s%x", c.seed&0xffffffff)
 	c.names = []string{prefix + ".a", prefix + ".b", prefix + ".patient", prefix + ".long"}
 	c.crowded, c.unrelated = prefix+".crowd", prefix+".unrelated"
+	if b.info.ReadWrite.Offered {
+		c.shared = prefix + ".shared"
+	}
 	var err error
 	if c.own, err = history.Create(c.file("own"), "own"); err != nil {
 		t.Fatal(err)
@@ -184,7 +188,7 @@ func (c *cell) spawn() *running {
 	}
 	w := &worker{
 		Label: r.label, URL: c.bed.url(addrs), History: c.file(r.label), Resource: c.resource.path,
-		Names: c.names[:2], Patient: c.names[2], Long: c.names[3], Seed: c.seed + uint64(c.begun), Clients: c.bed.clients, Plant: c.Plant,
+		Names: c.names[:2], Patient: c.names[2], Long: c.names[3], Shared: c.shared, Seed: c.seed + uint64(c.begun), Clients: c.bed.clients, Plant: c.Plant,
 		Pace: c.bed.pace, Hold: TTL,
 	}
 	if c.fault.apart {
@@ -234,7 +238,11 @@ func (c *cell) end() {
 			c.result.Failed = append(c.result.Failed, fmt.Sprintf("%s ended with %q and %v", w.label, last, err))
 		}
 	}
-	left := c.bed.leftBehind(append(c.names[:len(c.names):len(c.names)], c.crowded, c.unrelated))
+	names := append(c.names[:len(c.names):len(c.names)], c.crowded, c.unrelated)
+	if c.shared != "" {
+		names = append(names, c.shared)
+	}
+	left := c.bed.leftBehind(names)
 	if c.fault.jumps { // what could not be given back lasts longer by the jump
 		c.t.Logf("not promised: %d are left: %v", len(left), left)
 		return

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/go-dsync/dsync/conformance/history"
+	"github.com/go-dsync/dsync/driver"
 )
 
 // TestPlanted puts known bugs into a driver and wants them to be found in cells as TestStress runs them, and by the right rule.
@@ -45,21 +46,30 @@ func TestStaleWritesAreRefused(t *testing.T) {
 	a, b := dialResource(r.path), dialResource(r.path)
 	defer a.close()
 	defer b.close()
-	a.write("n", 5, "a")
-	b.write("n", 7, "b")
-	a.write("n", 6, "a") // late
-	b.write("n", 7, "b")
-	a.write("other", 1, "a")
+	write := func(c *resourceClient, name string, token uint64, who string) {
+		c.access(name, token, driver.Write, who)
+	}
+	write(a, "n", 5, "a")
+	write(b, "n", 7, "b")
+	write(a, "n", 6, "a") // late
+	write(b, "n", 7, "b")
+	write(a, "other", 1, "a")
+	a.access("n", 9, driver.Read, "a")
+	b.access("n", 8, driver.Read, "b") // beside the one before
+	a.access("n", 6, driver.Read, "a") // late
 	if got := r.holder("n"); got != "b" {
 		t.Errorf("who wrote last: got %s, want b", got)
 	}
 	var accepted []string
 	for _, e := range h.Events() {
-		if e.Kind == history.KindWrite {
+		switch e.Kind {
+		case history.KindWrite:
 			accepted = append(accepted, fmt.Sprintf("%s%d%t", e.Name, e.Token, e.OK))
+		case history.KindRead:
+			accepted = append(accepted, fmt.Sprintf("read:%s%d%t", e.Name, e.Token, e.OK))
 		}
 	}
-	if got, want := strings.Join(accepted, " "), "n5true n7true n6false n7true other1true"; got != want {
+	if got, want := strings.Join(accepted, " "), "n5true n7true n6false n7true other1true read:n9true read:n8true read:n6false"; got != want {
 		t.Errorf("recorded: got %s, want %s", got, want)
 	}
 }

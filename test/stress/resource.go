@@ -9,10 +9,12 @@ import (
 	"testing"
 
 	"github.com/go-dsync/dsync/conformance/history"
+	"github.com/go-dsync/dsync/driver"
 )
 
-// resource is what the locks protect: for each name the largest token that it was written with. It refuses writes with smaller ones,
-// and records all of them. Workers reach it by a socket.
+// resource is what the locks protect: for each name the largest token that it was written with. It refuses those who write or read with
+// smaller ones, and records all of them. What was read with a token is not kept: of two who read at the same time neither is late. Workers
+// reach it by a socket.
 type resource struct {
 	path    string
 	history *history.History
@@ -71,21 +73,28 @@ func (r *resource) serve(c net.Conn) {
 	for in := bufio.NewScanner(c); !closed && in.Scan(); {
 		var name, who string
 		var token uint64
-		if _, err := fmt.Sscan(in.Text(), &token, &name, &who); err != nil {
+		var mode driver.Mode
+		if _, err := fmt.Sscan(in.Text(), &token, &mode, &name, &who); err != nil {
 			return
 		}
-		if _, err := fmt.Fprintln(c, r.write(name, token, who)); err != nil {
+		if _, err := fmt.Fprintln(c, r.access(name, token, mode, who)); err != nil {
 			return
 		}
 	}
 }
 
-// write reports whether the write was accepted.
-func (r *resource) write(name string, token uint64, who string) bool {
+// access reports whether the write, or in the mode Read the read, was accepted.
+func (r *resource) access(name string, token uint64, mode driver.Mode, who string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.writes++
 	ok := token >= r.highest[name]
+	if mode == driver.Read {
+		if token != 0 {
+			r.history.Saw(name, token, ok)
+		}
+		return ok
+	}
 	if ok {
 		r.highest[name], r.writer[name] = token, who
 	}
@@ -102,7 +111,7 @@ func (r *resource) holder(name string) string {
 	return r.writer[name]
 }
 
-// written is how often somebody wrote, whether or not it was accepted: about once for each operation on a lock.
+// written is how often somebody wrote or read, whether or not it was accepted: about once for each operation on a lock.
 func (r *resource) written() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -123,9 +132,9 @@ func dialResource(path string) *resourceClient {
 	return &resourceClient{c, bufio.NewReader(c)}
 }
 
-// write returns when the resource has answered.
-func (c *resourceClient) write(name string, token uint64, who string) {
-	if _, err := fmt.Fprintln(c.conn, token, name, who); err != nil {
+// access returns when the resource has answered.
+func (c *resourceClient) access(name string, token uint64, mode driver.Mode, who string) {
+	if _, err := fmt.Fprintln(c.conn, token, int(mode), name, who); err != nil {
 		panic(err)
 	}
 	if _, err := c.in.ReadString('\n'); err != nil {

@@ -40,6 +40,7 @@ type Sums struct {
 	Slices, Inconclusive        int
 	StaleTried, StaleAccepted   int
 	Violations, Allowed         int
+	Reads, Writes               int
 }
 
 func (a *Table) sums() (s Sums) {
@@ -53,15 +54,17 @@ func (a *Table) sums() (s Sums) {
 		s.StaleAccepted += r.Verdict.StaleAccepted
 		s.Violations += len(r.Failed) + len(r.Left)
 		s.Allowed += len(r.Allowed)
+		s.Reads += r.Reads
+		s.Writes += r.Writes
 	}
 	return s
 }
 
 func (a *Table) summary() string {
 	s := a.sums()
-	return fmt.Sprintf("%d cells: %d operations, %d faults, %d violations; %d where the backend promises nothing better; "+
-		"%d stale writes, %d accepted; %d slices explained by porcupine, %d inconclusive",
-		s.Cells, s.Operations, s.Injected, s.Violations, s.Allowed, s.StaleTried, s.StaleAccepted, s.Slices, s.Inconclusive)
+	return fmt.Sprintf("%d cells: %d operations, %d faults, %d violations; one name read %d times and written %d times; %d where the backend promises nothing better; "+
+		"%d stale accesses, %d accepted; %d slices explained by porcupine, %d inconclusive",
+		s.Cells, s.Operations, s.Injected, s.Violations, s.Reads, s.Writes, s.Allowed, s.StaleTried, s.StaleAccepted, s.Slices, s.Inconclusive)
 }
 
 // write writes the table to a file, if there is to be one.
@@ -83,13 +86,16 @@ func (a *Table) markdown(p Plan, lasted time.Duration, about string) string {
 	fmt.Fprintf(&b, "# Faults, measured\n\nWhat %d cells found, each one backend under one fault: **%d operations** (calls of `Lock`, "+
 		"`TryLock` and `Unlock`), **%d faults**, seed %d, in %v. %s\n\n", s.Cells, s.Operations, s.Injected, p.Seed, lasted.Round(time.Second), about)
 	fmt.Fprintf(&b, "- %d violations of what is promised; %d where the backend does not promise exclusion (bold below).\n", s.Violations, s.Allowed)
-	fmt.Fprintf(&b, "- %d writes with a stale token were sent to the fenced resource, which accepted %d.\n", s.StaleTried, s.StaleAccepted)
+	fmt.Fprintf(&b, "- %d accesses with a stale token were sent to the fenced resource, which accepted %d.\n", s.StaleTried, s.StaleAccepted)
+	fmt.Fprintf(&b, "- In each cell whose backend has readers and writers, all processes also read one name, nine times out of ten, and write it: "+
+		"%d reads and %d writes.\n", s.Reads, s.Writes)
 	fmt.Fprintf(&b, "- porcupine found an order that explains %d slices of the histories, and gave up on %d.\n\n", s.Slices, s.Inconclusive)
 	b.WriteString("TTL " + TTL.String() + ". What the columns of the table at the end mean:\n\n")
 	b.WriteString("- *overlap*: V1, two owners had a lock at the same time, and V4, the loser was told too late; *tokens*: V3, a token was not\n" +
 		"  above an earlier one (in bold: two holders at once may be told of their grants in the other order);\n" +
 		"- *lost*: holds whose end was told before `Unlock`; *margin*: the least time between that and the next grant;\n" +
-		"- *stale*: writes with old tokens that were tried, all refused;\n" +
+		"- *reads*, *writes*: how often the name was granted that is read and written, – where the backend does not offer that;\n" +
+		"- *stale*: writes and reads with old tokens that were tried, all refused;\n" +
 		"- *regained*: the longest time from the end of a fault until a lock was granted again; the bound is that of the backend.\n\n" +
 		"V5 (lost wake-up), V6 (stuck), V7 (left behind) and V8 (illegal result) are 0 in every cell, except those with ✗, which failed or prove nothing.\n\n")
 	a.matrix(&b)
@@ -97,14 +103,21 @@ func (a *Table) markdown(p Plan, lasted time.Duration, about string) string {
 	for _, f := range Faults {
 		fmt.Fprintf(&b, "- **%s**: %s.\n", f.Name, f.What)
 	}
-	b.WriteString("\n## Cells\n\n| backend | fault | operations | faults | overlap | tokens | lost | margin | stale | regained | bound |\n")
-	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
+	b.WriteString("\n## Cells\n\n| backend | fault | operations | reads | writes | faults | overlap | tokens | lost | margin | stale | regained | bound |\n")
+	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|---|---|\n")
 	for _, r := range a.sorted() {
-		fmt.Fprintf(&b, "| %s | %s | %d | %d | %s | %s | %d | %s | %d | %v | %v |\n", r.Backend, r.Fault, r.Operations, r.Injected,
+		fmt.Fprintf(&b, "| %s | %s | %d | %s | %s | %d | %s | %s | %d | %s | %d | %v | %v |\n", r.Backend, r.Fault, r.Operations, orDash(r.Reads), orDash(r.Writes), r.Injected,
 			r.count(history.RuleOverlap, history.RuleLoss), r.count(history.RuleTokens), r.Verdict.Lost, margin(r.Verdict.LossMargin),
 			r.Verdict.StaleWrites, r.Regained.Round(10*time.Millisecond), r.Bound)
 	}
 	return b.String()
+}
+
+func orDash(n int) string {
+	if n == 0 {
+		return "–"
+	}
+	return fmt.Sprint(n)
 }
 
 func margin(s history.Spread) string {

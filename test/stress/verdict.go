@@ -18,6 +18,7 @@ type Result struct {
 	Injected       int
 	Faulty, Lasted time.Duration
 	Operations     int // calls of Lock, TryLock and Unlock that returned
+	Reads, Writes  int // grants of the name that is read and written
 	Verdict        *history.Verdict
 	Bound          time.Duration // of Regained
 	Slices         int           // that porcupine found an order for
@@ -47,10 +48,19 @@ func (c *cell) judge() {
 		}
 	}
 	for _, e := range events {
+		switch {
+		case e.Kind == history.KindGrant && e.Mode == driver.Read:
+			r.Reads++
+		case e.Kind == history.KindGrant && e.Mode == driver.Write:
+			r.Writes++
+		}
 		switch e.Kind {
 		case history.KindGrant, history.KindRefuse, history.KindFail, history.KindReleased, history.KindNotReleased:
 			r.Operations++
 		}
+	}
+	if c.shared != "" && (r.Reads == 0 || r.Writes == 0) {
+		c.invalid("%q was read %d times and written %d times", c.shared, r.Reads, r.Writes)
 	}
 	c.regained(events)
 	c.crossCheck(events)

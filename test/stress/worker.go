@@ -34,6 +34,7 @@ type worker struct {
 	Names   []string // for everybody
 	Patient string   // for those only who wait for as long as it takes: nobody who happens to ask gets the others out of a hole
 	Long    string   // held for longer than a renewal takes
+	Shared  string   // read by all nine times out of ten, and written; "" where the backend does not offer that
 	Seed    uint64
 	Clients int    // in this process; the first is the one that faults concern
 	Plant   string // a bug, see plant
@@ -148,6 +149,9 @@ func isTemporary(err error) bool {
 // start lets goroutines work with a client.
 func (w *worker) start(work *sync.WaitGroup, client int) {
 	roles := []func(*user){(*user).patient, (*user).patient, (*user).impatient, (*user).long}
+	if w.Shared != "" {
+		roles = append(roles, (*user).shared, (*user).shared)
+	}
 	if w.Quiet {
 		roles = []func(*user){(*user).long}
 	}
@@ -173,8 +177,17 @@ func (w *worker) last(ctx context.Context, client int) {
 	u.store = dialResource(w.Resource)
 	defer u.store.close()
 	for _, name := range append([]string{w.Patient, w.Long}, w.Names...) {
-		if err := u.use(ctx, name, patience, 0); err != nil {
+		if err := u.use(ctx, name, driver.Exclusive, patience, 0); err != nil {
 			w.stuck = fmt.Errorf("%w: the last lock of %q: %w", errStuck, name, err)
+			return
+		}
+	}
+	for _, m := range []driver.Mode{driver.Write, driver.Read} {
+		if w.Shared == "" {
+			return
+		}
+		if err := u.use(ctx, w.Shared, m, patience, 0); err != nil {
+			w.stuck = fmt.Errorf("%w: the last %v of %q: %w", errStuck, m, w.Shared, err)
 			return
 		}
 	}
@@ -194,7 +207,7 @@ func (u *user) upTo(d time.Duration) time.Duration { return time.Duration(u.rand
 func (u *user) any(names ...string) string { return names[u.random.IntN(len(names))] }
 
 func (u *user) patient() {
-	_ = u.use(context.Background(), u.any(append([]string{u.Patient}, u.Names...)...), patience, u.upTo(4*time.Millisecond))
+	_ = u.use(context.Background(), u.any(append([]string{u.Patient}, u.Names...)...), driver.Exclusive, patience, u.upTo(4*time.Millisecond))
 	time.Sleep(u.upTo(u.Pace))
 }
 
@@ -204,23 +217,41 @@ func (u *user) impatient() {
 	if u.random.IntN(3) == 0 {
 		wait = 0
 	}
-	_ = u.use(context.Background(), u.any(u.Names...), wait, u.upTo(4*time.Millisecond))
+	_ = u.use(context.Background(), u.any(u.Names...), driver.Exclusive, wait, u.upTo(4*time.Millisecond))
 	time.Sleep(u.upTo(2 * u.Pace))
 }
 
-func (u *user) long() {
-	_ = u.use(context.Background(), u.Long, patience, TTL/4+u.upTo(u.Hold))
+// shared reads nine times out of ten, now and then for as long as a few renewals, and writes otherwise.
+func (u *user) shared() {
+	mode, hold := driver.Read, u.upTo(4*time.Millisecond)
+	if u.random.IntN(10) == 0 {
+		mode = driver.Write
+	} else if u.random.IntN(50) == 0 {
+		hold = TTL/4 + u.upTo(TTL)
+	}
+	_ = u.use(context.Background(), u.Shared, mode, patience, hold)
+	time.Sleep(u.upTo(u.Pace))
 }
 
-// use takes a lock, writes to what it protects, and gives it back. The error is that of the attempt: whether it was right to fail, while
+func (u *user) long() {
+	_ = u.use(context.Background(), u.Long, driver.Exclusive, patience, TTL/4+u.upTo(u.Hold))
+}
+
+// use takes a lock, writes or reads what it protects, and gives it back. The error is that of the attempt: whether it was right to fail, while
 // there are faults, is for the judge to say.
-func (u *user) use(ctx context.Context, name string, wait, hold time.Duration) error {
-	a := history.Attempt{Client: u.label, Name: name, NoWait: wait == 0}
+func (u *user) use(ctx context.Context, name string, mode driver.Mode, wait, hold time.Duration) error {
+	a := history.Attempt{Client: u.label, Name: name, NoWait: wait == 0, Mode: mode}
 	lock := u.client.Lock
 	if a.NoWait {
 		lock, wait = u.client.TryLock, patience
 	}
 	var options []dsync.LockOption
+	switch mode {
+	case driver.Read:
+		options = append(options, dsync.Read())
+	case driver.Write:
+		options = append(options, dsync.Write())
+	}
 	if hold < TTL/8 && u.random.IntN(10) == 0 {
 		options = append(options, dsync.ExpireAfter(TTL))
 	}
@@ -236,19 +267,19 @@ func (u *user) use(ctx context.Context, name string, wait, hold time.Duration) e
 		return err
 	}
 	u.once.Do(func() { fmt.Println("ready") })
-	u.hold(l, op, hold)
+	u.hold(l, op, mode, hold)
 	op.Released(l.Unlock(op.Releasing(ctx)))
 	return nil
 }
 
 // hold works under a lock as programs do that look at the lease before they begin, and cannot look at the instant of the write.
-func (u *user) hold(l *dsync.Lease, op *history.Op, d time.Duration) {
+func (u *user) hold(l *dsync.Lease, op *history.Op, mode driver.Mode, d time.Duration) {
 	if op.Check() != nil {
 		return
 	}
 	u.held.Store(l, nil)
 	defer u.held.Delete(l)
-	u.store.write(l.Name(), l.Token(), u.label)
+	u.store.access(l.Name(), l.Token(), mode, u.label)
 	if d == 0 {
 		return
 	}
@@ -257,11 +288,11 @@ func (u *user) hold(l *dsync.Lease, op *history.Op, d time.Duration) {
 	select {
 	case <-l.Done():
 		op.Lost()
-		u.store.write(l.Name(), l.Token(), u.label) // the write that was already under way
+		u.store.access(l.Name(), l.Token(), mode, u.label) // the write that was already under way
 		return
 	case <-work.C:
 	}
-	u.store.write(l.Name(), l.Token(), u.label)
+	u.store.access(l.Name(), l.Token(), mode, u.label)
 }
 
 func pause(ctx context.Context, d time.Duration) bool {

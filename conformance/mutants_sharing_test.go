@@ -1,0 +1,416 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+)
+
+var sharingMutants = []mutant{
+	{
+		check:  "sharing/readers",
+		breaks: "readers of one client alone are let in",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			client, _, _ := strings.Cut(r.Hold, ":")
+			if s, _ := d.Inspect(ctx, r.Name); r.Mode == driver.Read && s.Held && !strings.HasPrefix(s.Hold, client+":") {
+				return nil, driver.ErrLocked
+			}
+			return d.Acquire(ctx, r)
+		}),
+	},
+	{
+		check:  "sharing/read-write",
+		breaks: "a plain lock does not keep readers out",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			if s, _ := d.Inspect(ctx, r.Name); r.Mode == driver.Read && s.Held && s.Mode == driver.Exclusive {
+				return newForged(r), nil
+			}
+			return d.Acquire(ctx, r)
+		}),
+	},
+	{
+		check:  "sharing/read-write",
+		breaks: "one that writes does not keep plain locks out",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			if s, _ := d.Inspect(ctx, r.Name); r.Mode == driver.Exclusive && s.Held && s.Mode == driver.Write {
+				return newForged(r), nil
+			}
+			return d.Acquire(ctx, r)
+		}),
+	},
+	{
+		check:  "sharing/last-reader",
+		breaks: "the release of any reader ends the holds of all",
+		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
+			l.release = func(ctx context.Context) error {
+				err := l.Lease.Release(ctx)
+				if err == nil && l.r.Mode == driver.Read {
+					d.Server().Expire(l.r.Name)
+				}
+				return err
+			}
+		}),
+	},
+	{
+		check:  "sharing/last-reader",
+		breaks: "the last reader wakes nobody",
+		mutate: deafTo(driver.Read),
+	},
+	{
+		check:  "sharing/all-readers",
+		breaks: "of those who wait to read one is woken",
+		mutate: readInTurn,
+	},
+	{
+		check:  "sharing/writer-waits",
+		breaks: "readers do not mind who waits to write",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			if s, _ := d.Inspect(ctx, r.Name); r.Mode == driver.Read && s.Mode == driver.Read {
+				return newForged(r), nil
+			}
+			return d.Acquire(ctx, r)
+		}),
+	},
+	{
+		check:  "sharing/writer-first",
+		breaks: "one that waits to write asks again and again, and nobody knows of it",
+		on:     memory.Options{Order: memory.Unordered},
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			if r.Mode == driver.Write && !r.NoWait {
+				return askAgain(d, ctx, r)
+			}
+			return d.Acquire(ctx, r)
+		}),
+	},
+	{
+		check:  "sharing/canceled-writer",
+		breaks: "who gave up waiting to write still keeps newcomers from reading",
+		mutate: barredByCanceled(),
+	},
+	{
+		check:  "sharing/dead-reader",
+		breaks: "the hold of a reader ends with those of the others",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			s, _ := d.Inspect(ctx, r.Name)
+			if r.Mode != driver.Read || s.Mode != driver.Read || s.TTL <= r.TTL {
+				return d.Acquire(ctx, r)
+			}
+			q, sent := *r, time.Now()
+			q.TTL = s.TTL
+			l, err := d.Acquire(ctx, &q)
+			if err != nil {
+				return nil, err
+			}
+			return &brokenLease{Lease: l, r: r, expires: func() time.Time { return sent.Add(r.TTL) }}, nil
+		}),
+	},
+	{
+		check:  "sharing/own-renewal",
+		breaks: "a renewal is one of all holds with which the client reads the name",
+		mutate: func(d *memory.Driver) driver.Driver {
+			var all readers
+			return &broken{Driver: d, lease: func(l *brokenLease) {
+				all.add(l)
+				l.renew = func(ctx context.Context, ttl time.Duration) error {
+					for _, other := range all.besides(l) {
+						_ = other.Lease.Renew(ctx, ttl)
+					}
+					return l.Lease.Renew(ctx, ttl)
+				}
+			}}
+		},
+	},
+	{
+		check:  "sharing/shorter-reader",
+		breaks: "the grant to a reader sets the end of the holds of all who read, to an earlier time too",
+		mutate: shortening(func(all *readers, l *brokenLease) {
+			for _, other := range all.besides(l) {
+				if time.Until(other.Lease.Expires()) > l.r.TTL {
+					_ = other.Lease.Renew(context.Background(), l.r.TTL)
+				}
+			}
+		}),
+	},
+	{
+		check:  "sharing/reader-removed",
+		breaks: "the loss of a reader's hold is told to all who read the name in its client",
+		mutate: func(d *memory.Driver) driver.Driver {
+			var all readers
+			return &broken{Driver: d, lease: func(l *brokenLease) {
+				all.add(l)
+				l.renew = func(ctx context.Context, ttl time.Duration) error {
+					err := l.Lease.Renew(ctx, ttl)
+					if errors.Is(err, driver.ErrNotHeld) {
+						for _, other := range all.besides(l) {
+							other.r.Events.Lost(driver.ErrRemoved)
+						}
+					}
+					return err
+				}
+			}}
+		},
+	},
+	{
+		check:  "sharing/force-unlock",
+		breaks: "ForceUnlock ends the hold of one reader",
+		mutate: func(d *memory.Driver) driver.Driver {
+			return &broken{Driver: d, forceUnlock: func(ctx context.Context, name string) error {
+				if s, _ := d.Inspect(ctx, name); s.Mode == driver.Read {
+					d.Server().ExpireHold(s.Hold)
+					return nil
+				}
+				return d.ForceUnlock(ctx, name)
+			}}
+		},
+	},
+	{
+		check:  "sharing/tokens",
+		breaks: "the token of one who waits to read is taken when the wait begins",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			s, _ := d.Inspect(ctx, r.Name)
+			l, err := d.Acquire(ctx, r)
+			if err != nil || r.Mode != driver.Read || !s.Held || s.Mode == driver.Read {
+				return l, err
+			}
+			return &brokenLease{Lease: l, r: r, tokens: func() (uint64, int) { return s.Token, 1 }}, nil
+		}),
+	},
+	{
+		check:  "sharing/sealed",
+		breaks: "a sealed name can be read",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			l, err := d.Acquire(ctx, r)
+			if r.Mode == driver.Read && errors.Is(err, driver.ErrSealed) {
+				return newForged(r), nil
+			}
+			return l, err
+		}),
+	},
+	{
+		check:  "sharing/join",
+		breaks: "readers join a hold of their client however old it is",
+		owner:  joiner(),
+	},
+	{
+		check:  "sharing/join",
+		breaks: "each reader asks the backend",
+		owner: func(c *client, l locker) locker {
+			return lockerFunc(func(ctx context.Context, try bool, name string, opts ...dsync.LockOption) (lease, error) {
+				if isOption(opts, dsync.Read()) {
+					opts = append(opts, dsync.ExpireAfter(time.Minute)) // which makes a hold of its own
+				}
+				return l.lock(ctx, try, name, opts...)
+			})
+		},
+	},
+	{
+		check:  "sharing/nested",
+		breaks: "who reads and wants to write waits for itself",
+		owner: func(c *client, l locker) locker {
+			return lockerFunc(func(ctx context.Context, try bool, name string, opts ...dsync.LockOption) (lease, error) {
+				held, err := l.lock(ctx, try, name, opts...)
+				if isOption(opts, dsync.Write()) && errors.Is(err, dsync.ErrDeadlock) {
+					return c.locker.lock(ctx, try, name, opts...)
+				}
+				return held, err
+			})
+		},
+	},
+}
+
+// readers are leases of holds for Read.
+type readers struct {
+	mu  sync.Mutex
+	all []*brokenLease
+}
+
+func (a *readers) add(l *brokenLease) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if l.r.Mode == driver.Read {
+		a.all = append(a.all, l)
+	}
+}
+
+// besides returns the others that read what l reads.
+func (a *readers) besides(l *brokenLease) (others []*brokenLease) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, other := range a.all {
+		if l.r.Mode == driver.Read && other != l && other.r.Name == l.r.Name {
+			others = append(others, other)
+		}
+	}
+	return others
+}
+
+// shortening is a mutation by which the grant to a reader does something to the holds of others, on which their leases go on.
+func shortening(granted func(all *readers, l *brokenLease)) func(*memory.Driver) driver.Driver {
+	var servers sync.Map // of readers
+	return breakLeases(func(d *memory.Driver, l *brokenLease) {
+		if l.r.Mode != driver.Read {
+			return
+		}
+		of, _ := servers.LoadOrStore(d.Server(), new(readers))
+		all := of.(*readers)
+		all.add(l)
+		var end atomic.Int64
+		end.Store(l.Lease.Expires().UnixNano())
+		l.expires = func() time.Time { return time.Unix(0, end.Load()) }
+		l.renew = func(ctx context.Context, ttl time.Duration) error {
+			err := l.Lease.Renew(ctx, ttl)
+			if err == nil {
+				end.Store(l.Lease.Expires().UnixNano())
+			}
+			return err
+		}
+		granted(all, l)
+	})
+}
+
+// deafTo is a mutation of those who wait to write: they hear of no release of a hold in a mode, and ask again after a minute.
+func deafTo(m driver.Mode) func(*memory.Driver) driver.Driver {
+	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		if s, _ := d.Inspect(ctx, r.Name); r.NoWait || r.Mode != driver.Write || !s.Held || s.Mode != m {
+			return d.Acquire(ctx, r)
+		}
+		r.Events.Waiting()
+		<-ctx.Done()
+		return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+	})
+}
+
+// readInTurn lets one after the other of those who wait to read a name have it.
+func readInTurn(d *memory.Driver) driver.Driver {
+	turns, _ := readTurns.LoadOrStore(d.Server(), make(chan struct{}, 1))
+	turn := turns.(chan struct{})
+	return &broken{Driver: d, acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		try := *r
+		try.NoWait = true
+		l, err := d.Acquire(ctx, &try)
+		if r.Mode != driver.Read || r.NoWait || !errors.Is(err, driver.ErrLocked) {
+			if r.NoWait || err == nil || !errors.Is(err, driver.ErrLocked) {
+				return l, err
+			}
+			return d.Acquire(ctx, r)
+		}
+		r.Events.Waiting()
+		select {
+		case turn <- struct{}{}:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+		}
+		again := *r
+		again.Events = waitsAlready{r.Events}
+		if l, err = d.Acquire(ctx, &again); err != nil {
+			<-turn
+			return nil, err
+		}
+		return &brokenLease{Lease: l, r: r, release: func(ctx context.Context) error {
+			defer func() { <-turn }()
+			return l.Release(ctx)
+		}}, nil
+	}}
+}
+
+var readTurns sync.Map // by server
+
+// waitsAlready are the events of a request that has said that it waits.
+type waitsAlready struct{ driver.Events }
+
+// Waiting implements driver.Events.
+func (waitsAlready) Waiting() {}
+
+// askAgain waits for a name by asking for it every millisecond.
+func askAgain(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	try := *r
+	try.NoWait = true
+	for waits := false; ; waits = true {
+		l, err := d.Acquire(ctx, &try)
+		if !errors.Is(err, driver.ErrLocked) {
+			return l, err
+		}
+		if !waits {
+			r.Events.Waiting()
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+		}
+	}
+}
+
+// barredByCanceled is a mutation by which a name cannot be read any more after somebody has given up waiting to write it.
+func barredByCanceled() func(*memory.Driver) driver.Driver {
+	var barred sync.Map // by name
+	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		if _, is := barred.Load(r.Name); is && r.Mode == driver.Read {
+			return nil, driver.ErrLocked
+		}
+		l, err := d.Acquire(ctx, r)
+		if err != nil && r.Mode == driver.Write && !r.NoWait {
+			barred.Store(r.Name, true)
+		}
+		return l, err
+	})
+}
+
+type lockerFunc func(ctx context.Context, try bool, name string, opts ...dsync.LockOption) (lease, error)
+
+func (f lockerFunc) lock(ctx context.Context, try bool, name string, opts ...dsync.LockOption) (lease, error) {
+	return f(ctx, try, name, opts...)
+}
+
+func isOption(opts []dsync.LockOption, o dsync.LockOption) bool {
+	return len(opts) == 1 && opts[0] == o
+}
+
+// joiner lets owners of a client share a lease for as long as one of them reads.
+func joiner() func(*client, locker) locker {
+	var shared sync.Map // of *joined, by client and name
+	return func(c *client, l locker) locker {
+		return lockerFunc(func(ctx context.Context, try bool, name string, opts ...dsync.LockOption) (lease, error) {
+			if !isOption(opts, dsync.Read()) {
+				return l.lock(ctx, try, name, opts...)
+			}
+			key := [2]any{c, name}
+			if of, ok := shared.Load(key); ok {
+				j := of.(*joined)
+				j.users.Add(1)
+				return j, nil
+			}
+			held, err := l.lock(ctx, try, name, opts...)
+			if err != nil {
+				return nil, err
+			}
+			j := &joined{lease: held, over: func() { shared.Delete(key) }}
+			j.users.Store(1)
+			shared.Store(key, j)
+			return j, nil
+		})
+	}
+}
+
+// joined is a lease that many share.
+type joined struct {
+	lease
+	users atomic.Int32
+	over  func()
+}
+
+func (j *joined) Unlock(ctx context.Context) error {
+	if j.users.Add(-1) > 0 {
+		return nil
+	}
+	j.over()
+	return j.lease.Unlock(ctx)
+}
