@@ -27,10 +27,11 @@ func (c *leaseContext) Value(key any) any {
 func heldUnder(ctx context.Context, c *Client, name string, owner *Owner) bool {
 	lc, _ := ctx.Value(leaseContextKey{}).(*leaseContext)
 	for ; lc != nil; lc = lc.outer {
-		h := lc.lease.hold
+		l := lc.lease.view()
+		h := l.hold
 		if k := h.lock; k.client == c && k.name == name {
 			k.mu.Lock()
-			held := lc.lease.check(c.now()) == nil && (owner == nil || h.ownedBy != owner)
+			held := l.check(c.now()) == nil && (owner == nil || h.ownedBy != owner)
 			k.mu.Unlock()
 			if held {
 				return true

@@ -149,6 +149,7 @@ func (h *hold) addView(r request) *Lease {
 	r.call.Granted(h.views != nil)
 	l.hold, l.token, l.fixed, l.next = h, h.token, r.fixed, h.views
 	h.views = l
+	l.overdue(r)
 	return l
 }
 

@@ -12,10 +12,11 @@ import (
 
 // request is one call of Lock or TryLock.
 type request struct {
-	owner *Owner // nil for a call of the Client's own methods
-	ttl   time.Duration
-	fixed bool
-	call  *telemetry.Call // nil if nobody observes the call
+	owner   *Owner // nil for a call of the Client's own methods
+	ttl     time.Duration
+	fixed   bool
+	maxHold time.Duration   // 0: no bound
+	call    *telemetry.Call // nil if nobody observes the call
 }
 
 // lock is what a client knows of one name while the name is in use here: the hold, the calls that wait in the process, the calls that ask
