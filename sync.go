@@ -75,7 +75,7 @@ type Options struct {
 	TTL time.Duration // at least 10 ms
 
 	// Require makes New and Open fail if the backend promises less. A require parameter in the URL adds to Require.
-	Require driver.Require
+	Require Require
 
 	// Note is a text for people, stored with each lock, where the backend can. The trace context of a traced holder is put behind the
 	// text.
@@ -225,7 +225,7 @@ func (o *Owner) TryLock(ctx context.Context, name string, opts ...LockOption) (*
 }
 
 // Info returns what the backend promises. Detect is filled in for backends where only a renewal tells of a removed lock.
-func (c *Client) Info() driver.Info {
+func (c *Client) Info() Info {
 	info := c.info
 	if info.Detect == 0 {
 		info.Detect = c.ttl / 2

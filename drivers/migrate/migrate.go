@@ -10,6 +10,14 @@
 // From has to be a [move.Sealer], to a [move.Marker]. Names go back only where they are a [move.Unsealer] and a
 // [move.Unmarker] too.
 //
+// # Parameters
+//
+// Beside ttl=, require= and fenced=, which every backend has, and which belong to this URL alone:
+//
+//	from=URL, to=URL                 the two backends, with special characters as %XX
+//	phase=old|dual|handover|new      see [Phase]
+//	gate=true                        see Options.Gated
+//
 // # With a gate
 //
 // Backends that keep no seal, such as those of drivers/pglock and drivers/redlock, are migrated with gate=true ([Options.Gated]): processes

@@ -4,18 +4,23 @@ package bench
 
 import (
 	"context"
+	"net"
 	"time"
 
 	"github.com/bsm/redislock"
 	"github.com/go-redsync/redsync/v4"
 	"github.com/go-zookeeper/zk"
 	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/rueidis"
 	"github.com/redis/rueidis/rueidislock"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
+
+	"github.com/go-dsync/dsync/drivers/redisson"
 )
 
-var _ = []any{comingFromRedsync, comingFromRedislock, comingFromRueidislock, comingFromEtcd, comingFromZooKeeper, comingFromAdvisoryLocks}
+var _ = []any{comingFromRedsync, comingFromRedislock, comingFromRueidislock, comingFromEtcd, comingFromZooKeeper, comingFromAdvisoryLocks, redissonOf}
 
 func pack(context.Context) error { return nil }
 
@@ -77,4 +82,20 @@ func comingFromAdvisoryLocks(ctx context.Context, conn *pgx.Conn) error { // a c
 	}
 	defer conn.Exec(context.WithoutCancel(ctx), `select pg_advisory_unlock(hashtextextended($1, 0))`, "orders/42")
 	return pack(ctx) // nothing tells that the connection has ended, and the lock with it
+}
+
+// redissonOf is a driver for the servers of a go-redis client.
+func redissonOf(o *redis.UniversalOptions) (*redisson.Driver, func(), error) {
+	client, err := rueidis.NewClient(rueidis.ClientOption{
+		InitAddress: o.Addrs, Username: o.Username, Password: o.Password, SelectDB: o.DB, TLSConfig: o.TLSConfig,
+		Sentinel:         rueidis.SentinelOption{MasterSet: o.MasterName, Username: o.SentinelUsername, Password: o.SentinelPassword},
+		Dialer:           net.Dialer{Timeout: 2 * time.Second, KeepAlive: time.Second},
+		ConnWriteTimeout: 3 * time.Second,
+		DisableCache:     true,
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	d, err := redisson.New(client, nil)
+	return d, client.Close, err // to be called after the Close of the dsync.Client
 }
