@@ -10,6 +10,7 @@ import (
 type leaseContext struct {
 	context.Context
 	lease  *Lease
+	handle *Lease        // what LeaseFrom returns in place of lease; nil without Options.Debug
 	outer  *leaseContext // of the lease under whose context this one was made; may be nil
 	cancel context.CancelCauseFunc
 }
@@ -27,11 +28,10 @@ func (c *leaseContext) Value(key any) any {
 func heldUnder(ctx context.Context, c *Client, name string, owner *Owner) bool {
 	lc, _ := ctx.Value(leaseContextKey{}).(*leaseContext)
 	for ; lc != nil; lc = lc.outer {
-		l := lc.lease.view()
-		h := l.hold
+		h := lc.lease.hold
 		if k := h.lock; k.client == c && k.name == name {
 			k.mu.Lock()
-			held := l.check(c.now()) == nil && (owner == nil || h.ownedBy != owner)
+			held := lc.lease.check(c.now()) == nil && (owner == nil || h.ownedBy != owner)
 			k.mu.Unlock()
 			if held {
 				return true

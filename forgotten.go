@@ -50,15 +50,10 @@ var errNoLease = &endedError{text: "lock not held: no lease"}
 
 // view returns the lease that l stands for: l itself, or what l is the handle of; nil if l stands for none.
 func (l *Lease) view() *Lease {
-	switch {
-	case l == nil:
-		return nil
-	case l.of != nil:
-		return l.of
-	case l.hold == nil:
-		return nil
+	if l == nil || l.hold != nil {
+		return l
 	}
-	return l
+	return l.next
 }
 
 var closed = func() chan struct{} {
@@ -76,7 +71,7 @@ func (l *Lease) contextOfView(parent context.Context) (context.Context, context.
 		return ctx, func() {}
 	}
 	ctx, cancel := view.Context(parent)
-	return &leaseContext{Context: ctx, lease: l, outer: ctx.(*leaseContext).outer}, cancel
+	return &leaseContext{Context: ctx, lease: view, handle: l, outer: ctx.(*leaseContext).outer}, cancel
 }
 
 // forgotten has the leases whose handles are gone, until the watchdog ends them: the cleanup of a handle runs in no goroutine of the
@@ -97,7 +92,7 @@ func (c *Client) handOut(l *Lease) *Lease {
 	if !c.debug || l == nil {
 		return l
 	}
-	handle := &Lease{of: l}
+	handle := &Lease{next: l}
 	pcs := make([]uintptr, 32)
 	runtime.AddCleanup(handle, c.forget, forgottenLease{l, pcs[:runtime.Callers(3, pcs)]})
 	return handle

@@ -14,11 +14,10 @@ import (
 // Lease is one hold of a lock: what Lock and TryLock return. A lease never comes back to life; a stale Unlock never touches the hold
 // of anybody else. A nil Lease and the zero Lease are over: their methods return ErrNotHeld. All methods may be called concurrently.
 type Lease struct {
-	hold  *hold
+	hold  *hold // nil for a handle, see handOut, and for the zero Lease
 	owner string
 	token uint64
-	fixed bool   // made with ExpireAfter
-	of    *Lease // if this is the handle of a lease, see handOut; otherwise nil, and then hold is set
+	fixed bool // made with ExpireAfter
 
 	// Guarded by hold.lock.mu.
 	end      *alarm        // when a re-entry with ExpireAfter, or a lease with MaxHold, ends at the latest; otherwise nil
@@ -26,7 +25,7 @@ type Lease struct {
 	err      error         // of the end; nil while the lease is held
 	done     chan struct{} // nil until the first call of Done
 	contexts []*leaseContext
-	next     *Lease // in hold.views
+	next     *Lease // in hold.views; of a handle: its lease
 }
 
 // Name returns the name of the lock.

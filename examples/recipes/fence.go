@@ -12,10 +12,15 @@ import (
 // ErrFenced says that a later holder of the lock has written before.
 var ErrFenced = errors.New("a later holder of the lock has written")
 
+// Execer is a *sql.DB, or a *sql.Tx.
+type Execer interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+}
+
 // SetBalance writes to a table that has a column for tokens:
 //
 //	alter table accounts add column fence bigint not null default 0
-func SetBalance(ctx context.Context, db *sql.DB, id string, balance int64, token uint64) error {
+func SetBalance(ctx context.Context, db Execer, id string, balance int64, token uint64) error {
 	result, err := db.ExecContext(ctx,
 		`update accounts set balance = $1, fence = $2 where id = $3 and fence <= $2`, balance, int64(token), id)
 	if err != nil {
