@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 var goBlock = regexp.MustCompile("(?ms)^```go\n(.*?)^```")
@@ -57,7 +59,7 @@ func TestDocs(t *testing.T) {
 		for _, block := range goBlock.FindAllSubmatch(text, -1) {
 			blocks++
 			if bytes.HasPrefix(block[1], []byte("package main\n")) {
-				buildMain(t, page, block[1])
+				runMain(t, block[1], "memory://")
 			} else if !isIn(sources, squeezed(block[1])) {
 				t.Errorf("%s: no file of Go has the code\n%s", page, block[1])
 			}
@@ -78,16 +80,67 @@ func isIn(sources [][]byte, code []byte) bool {
 	return false
 }
 
-func buildMain(t *testing.T, page string, code []byte) {
+// runMain runs a program that takes a lock on the backend of a URL.
+func runMain(t *testing.T, code []byte, url string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "main.go")
 	if err := os.WriteFile(file, code, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), "go", "run", file) // with this module's go.mod
-	cmd.Env = append(os.Environ(), "LOCKS=memory://")
-	if out, err := cmd.CombinedOutput(); err != nil || !bytes.Contains(out, []byte("token 1")) {
-		t.Errorf("%s: the program: %v\n%s", page, err, out)
+	cmd.Env = append(os.Environ(), "LOCKS="+url)
+	if out, err := cmd.CombinedOutput(); err != nil || !bytes.Contains(out, []byte("locked, with token")) {
+		t.Errorf("the program on %s: %v\n%s", url, err, out)
+	}
+}
+
+// TestQuickStarts runs the program of docs/choosing.md on a server of each kind, as the table there says: the import, and the URL with the
+// address of the server that the test has.
+func TestQuickStarts(t *testing.T) {
+	testenv.Long(t)
+	page, err := os.ReadFile("docs/choosing.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := goBlock.FindSubmatch(page)
+	if program == nil {
+		t.Fatal("docs/choosing.md has no program")
+	}
+	addresses := map[string]func(*testing.T) []string{
+		"memory":   func(*testing.T) []string { return nil },
+		"redisson": func(t *testing.T) []string { return []string{testenv.Redis(t).Addr} },
+		"redlock": func(t *testing.T) []string {
+			return []string{testenv.Redis(t).Addr, testenv.Redis(t).Addr, testenv.Redis(t).Addr}
+		},
+		"etcd":   func(t *testing.T) []string { return []string{testenv.Etcd(t).Addr} },
+		"zk":     func(t *testing.T) []string { return []string{testenv.ZooKeeper(t).Addr} },
+		"pglock": func(t *testing.T) []string { return []string{testenv.Postgres(t).Addr} },
+	}
+	rows := regexp.MustCompile("(?m)^\\|.*\\| `([a-z]+://[^`]*)` \\| `drivers/([a-z]+)` \\|$").FindAllSubmatch(page, -1)
+	tried := map[string]bool{}
+	for _, row := range rows {
+		url, name := string(row[1]), string(row[2])
+		if addresses[name] == nil {
+			t.Errorf("no server for %s", url)
+			continue
+		}
+		if tried[name] {
+			continue // Valkey, which tests do not have
+		}
+		tried[name] = true
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			servers := addresses[name](t)
+			url := regexp.MustCompile(`localhost:\d+`).ReplaceAllStringFunc(url, func(string) string {
+				address := servers[0]
+				servers = servers[1:]
+				return address
+			})
+			runMain(t, bytes.Replace(program[1], []byte("drivers/memory"), []byte("drivers/"+name), 1), url)
+		})
+	}
+	if len(tried) != len(addresses) {
+		t.Errorf("the table has rows for %d drivers, want %d", len(tried), len(addresses))
 	}
 }
 

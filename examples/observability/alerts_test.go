@@ -28,7 +28,7 @@ const (
 	scrapes     = 240 // an hour
 )
 
-// scraped is what Prometheus has of the counters and gauges of dsync: for each series the value of each scrape, "_" for none.
+// scraped is what Prometheus has of a program: for each series the value of each scrape, "_" for none.
 type scraped map[string][]string
 
 func (s scraped) scrape(t *testing.T, from *prometheus.Registry, n int) {
@@ -39,27 +39,38 @@ func (s scraped) scrape(t *testing.T, from *prometheus.Registry, n int) {
 	}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
-			value := ""
 			switch f.GetType() {
 			case dto.MetricType_COUNTER:
-				value = fmt.Sprint(m.GetCounter().GetValue())
+				s.add(n, f.GetName(), m, "", m.GetCounter().GetValue())
 			case dto.MetricType_GAUGE:
-				value = fmt.Sprint(m.GetGauge().GetValue())
+				s.add(n, f.GetName(), m, "", m.GetGauge().GetValue())
+			case dto.MetricType_HISTOGRAM:
+				h := m.GetHistogram()
+				s.add(n, f.GetName()+"_count", m, "", float64(h.GetSampleCount()))
+				s.add(n, f.GetName()+"_sum", m, "", h.GetSampleSum())
+				s.add(n, f.GetName()+"_bucket", m, "+Inf", float64(h.GetSampleCount()))
+				for _, b := range h.GetBucket() {
+					s.add(n, f.GetName()+"_bucket", m, fmt.Sprint(b.GetUpperBound()), float64(b.GetCumulativeCount()))
+				}
 			}
-			if value == "" || !strings.HasPrefix(f.GetName(), "dsync_") {
-				continue
-			}
-			var labels []string
-			for _, l := range m.GetLabel() {
-				labels = append(labels, fmt.Sprintf("%s=%q", l.GetName(), l.GetValue()))
-			}
-			name := f.GetName() + "{" + strings.Join(labels, ",") + "}"
-			for len(s[name]) < n {
-				s[name] = append(s[name], "_")
-			}
-			s[name] = append(s[name], value)
 		}
 	}
+}
+
+// add adds a sample of scrape n. le is the bound of a bucket, or empty.
+func (s scraped) add(n int, name string, m *dto.Metric, le string, value float64) {
+	var labels []string
+	for _, l := range m.GetLabel() {
+		labels = append(labels, fmt.Sprintf("%s=%q", l.GetName(), l.GetValue()))
+	}
+	if le != "" {
+		labels = append(labels, fmt.Sprintf("le=%q", le))
+	}
+	name += "{" + strings.Join(labels, ",") + "}"
+	for len(s[name]) < n {
+		s[name] = append(s[name], "_")
+	}
+	s[name] = append(s[name], fmt.Sprint(value))
 }
 
 // hour returns what Prometheus has of a program that works for an hour, to which something happens in the middle.
@@ -109,24 +120,6 @@ func work(t *testing.T, c *dsync.Client) {
 
 // TestAlerts has promtool, which is the engine of Prometheus, look at docs/alerts.yml with what dsync has told in an hour.
 func TestAlerts(t *testing.T) {
-	promtool := testenv.Promtool(t)
-	rules, err := filepath.Abs("../../docs/alerts.yml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	type sample struct {
-		Labels string `json:"labels"`
-		Value  int    `json:"value"`
-	}
-	type ask struct {
-		Expr    string   `json:"expr"`
-		Time    string   `json:"eval_time"`
-		Samples []sample `json:"exp_samples"`
-	}
-	type input struct {
-		Series string `json:"series"`
-		Values string `json:"values"`
-	}
 	for _, test := range []struct {
 		name    string
 		happens func(t *testing.T, c *dsync.Client, d *memory.Driver)
@@ -145,10 +138,6 @@ func TestAlerts(t *testing.T) {
 		}, 90 * time.Second, []string{"DsyncBackendUnreachable", "DsyncCallsFail", "DsyncCallsWaitForBackend", "DsyncLockLost", "DsyncRenewalsFail"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			var series []input
-			for name, values := range hour(t, test.happens) {
-				series = append(series, input{name, strings.Join(values, " ")})
-			}
 			const firing = `count by (alertname) (ALERTS{alertstate="firing"})`
 			middle := scrapes / 2 * scrapeEvery
 			fired := ask{firing, (middle + test.after).String(), nil}
@@ -159,21 +148,65 @@ func TestAlerts(t *testing.T) {
 			for at := time.Minute; at < middle; at += time.Minute {
 				asks = append(asks, ask{firing, at.String(), nil})
 			}
-			text, err := json.Marshal(map[string]any{ // which is YAML, too
-				"rule_files": []string{rules}, "evaluation_interval": scrapeEvery.String(),
-				"tests": []any{map[string]any{"interval": scrapeEvery.String(), "input_series": series, "promql_expr_test": asks}},
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			file := filepath.Join(t.TempDir(), "test.yml")
-			if err := os.WriteFile(file, text, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if out, err := exec.CommandContext(t.Context(), promtool, "test", "rules", file).CombinedOutput(); err != nil {
-				t.Errorf("promtool: %v\n%.3000s", err, out)
-			}
+			hour(t, test.happens).check(t, asks)
 		})
+	}
+}
+
+// TestDashboardInPrometheus has the engine of Prometheus answer all queries of the dashboard, some minutes after the begin of an outage, when
+// there is something to see in each panel.
+func TestDashboardInPrometheus(t *testing.T) {
+	s := hour(t, func(t *testing.T, c *dsync.Client, d *memory.Driver) {
+		d.Cut()
+		go func() { _, _ = c.Lock(t.Context(), "orders/3") }() // ends with the client
+	})
+	values := strings.NewReplacer("$driver", ".*", "$class", ".*", "$__rate_interval", "5m", "$__range", "1h")
+	var asks []ask
+	for what, query := range queries(t) {
+		if !strings.HasPrefix(what, "variable ") {
+			asks = append(asks, ask{"count(" + values.Replace(query) + ") >= bool 1", "33m", []sample{{"{}", 1}}})
+		}
+	}
+	s.check(t, asks)
+}
+
+// An ask is a query at a time after the begin, and what it is to return.
+type ask struct {
+	Expr    string   `json:"expr"`
+	Time    string   `json:"eval_time"`
+	Samples []sample `json:"exp_samples"`
+}
+
+type sample struct {
+	Labels string `json:"labels"`
+	Value  int    `json:"value"`
+}
+
+// check has promtool compare answers to queries, with the alerts of docs/alerts.yml.
+func (s scraped) check(t *testing.T, asks []ask) {
+	t.Helper()
+	promtool := testenv.Promtool(t)
+	rules, err := filepath.Abs("../../docs/alerts.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var series []map[string]string
+	for name, values := range s {
+		series = append(series, map[string]string{"series": name, "values": strings.Join(values, " ")})
+	}
+	text, err := json.Marshal(map[string]any{ // which is YAML, too
+		"rule_files": []string{rules}, "evaluation_interval": scrapeEvery.String(),
+		"tests": []any{map[string]any{"interval": scrapeEvery.String(), "input_series": series, "promql_expr_test": asks}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "test.yml")
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), promtool, "test", "rules", file).CombinedOutput(); err != nil {
+		t.Errorf("promtool: %v\n%.3000s", err, out)
 	}
 }
 
