@@ -24,23 +24,6 @@ func (c *leaseContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// heldUnder reports whether ctx belongs to a live lease of name, taken through c by another owner than owner.
-func heldUnder(ctx context.Context, c *Client, name string, owner *Owner) bool {
-	lc, _ := ctx.Value(leaseContextKey{}).(*leaseContext)
-	for ; lc != nil; lc = lc.outer {
-		h := lc.lease.hold
-		if k := h.lock; k.client == c && k.name == name {
-			k.mu.Lock()
-			held := lc.lease.check(c.now()) == nil && (owner == nil || h.ownedBy != owner)
-			k.mu.Unlock()
-			if held {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // releaseContext bounds a release: with the values of its parent, but without the cancellation.
 type releaseContext struct {
 	parent context.Context

@@ -31,15 +31,16 @@ var (
 	// ErrUnavailable: the backend is out of reach, or refuses work for now. Lock tries on until its context ends.
 	ErrUnavailable = driver.ErrUnavailable
 
-	// ErrDeadlock: the context belongs to a lease of the same name (see Lease.Context), so the wait could not end.
-	ErrDeadlock = errors.New("deadlock: the context's own lease holds the name")
+	// ErrDeadlock: the context belongs to a lease of the same name (see Lease.Context), or the Owner has the name for Read and asks for more,
+	// so the wait could not end.
+	ErrDeadlock = errors.New("deadlock: the caller's own lease holds the name")
 
 	// ErrClosed: the Client is closed.
 	ErrClosed = driver.ErrClosed
 )
 
 // errNested is the answer to TryLock where Lock returns ErrDeadlock.
-var errNested = fmt.Errorf("%w: the context's own lease holds the name", ErrLocked)
+var errNested = fmt.Errorf("%w: the caller's own lease holds the name", ErrLocked)
 
 // opError says what was being done to which lock.
 type opError struct {

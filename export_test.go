@@ -6,7 +6,11 @@ import "time"
 func KnownNames(c *Client) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return len(c.locks)
+	n := 0
+	for _, locks := range c.locks {
+		n += len(locks)
+	}
+	return n
 }
 
 // Sleep is a sleep of the machine that is over: the monotonic clock has stood still. If it is not known, only the wall clock tells.

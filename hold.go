@@ -42,8 +42,9 @@ type hold struct {
 	releasing releaseContext // of its release
 
 	// Guarded by lock.mu.
+	older     *hold           // another live hold of the lock, as Read alone can have it; nil if there is none
 	views     *Lease          // all views that are not over
-	ownedBy   *Owner          // who has the views, and may re-enter; nil: nobody may
+	ownedBy   *Owner          // the group that has the views, and may re-enter; nil: nobody may
 	call      *telemetry.Call // of the call that asks, and then of the owner's first lease; nil if there is none
 	ttl       time.Duration   // as granted or last extended
 	since     moment          // the time of the grant by the backend, or of the last Extend
@@ -133,6 +134,21 @@ func (h *hold) ends() (end moment, ttl time.Duration) {
 	return end - clock.missed(end-ttl), ttl
 }
 
+// young reports whether the hold may still go to other callers of the client without a request, by the bounds that keep other clients from
+// starving. Called with lock.mu held.
+func (h *hold) young(now moment) bool {
+	return !h.req.Fixed && now-h.since < min(h.ttl/3, maxHandOverFor) && h.expires()-now >= h.ttl/2
+}
+
+// join makes a lease of the hold for another call than the first. Called with lock.mu held.
+func (h *hold) join(r request) *Lease {
+	l := h.addView(r)
+	if r.fixed {
+		l.setEnd(h.lock.client.now() + r.ttl)
+	}
+	return l
+}
+
 // addView makes a lease of the hold. Called with lock.mu held.
 func (h *hold) addView(r request) *Lease {
 	l := &h.first
@@ -147,18 +163,20 @@ func (h *hold) addView(r request) *Lease {
 		}
 	}
 	r.call.Granted(h.views != nil)
-	l.hold, l.token, l.fixed, l.next = h, h.token, r.fixed, h.views
+	l.hold, l.token, l.fixed = h, h.token, r.fixed
+	if l.next, l.at = h.views, &h.views; l.next != nil {
+		l.next.at = &l.next
+	}
 	h.views = l
 	l.overdue(r)
 	return l
 }
 
 func (h *hold) removeView(l *Lease) {
-	at := &h.views
-	for *at != l {
-		at = &(*at).next
+	if *l.at = l.next; l.next != nil {
+		l.next.at = l.at
 	}
-	*at, l.next = l.next, nil
+	l.next, l.at = nil, nil
 }
 
 // leave is called with lock.mu held when a view has ended in good order. After the last view the hold goes to the next local waiter,
@@ -187,8 +205,11 @@ func (h *hold) end(s holdState) {
 	k := h.lock
 	h.state = s
 	k.client.watchdog.remove(&h.alarm)
-	if k.hold == h {
-		k.hold = nil
+	for at := &k.hold; *at != nil; at = &(*at).older {
+		if *at == h {
+			*at = h.older
+			break
+		}
 	}
 	if s != holdReleased {
 		h.uncount()
@@ -330,7 +351,7 @@ func (h *hold) released(err error) {
 	k := h.lock
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if contended && (known || k.contending > 0) && k.client.info.Order == driver.Unordered {
+	if contended && (known || k.contending > 0) && k.client.info.OrderOf(k.mode) == driver.Unordered {
 		k.yieldUntil = k.client.clock.plain() + yieldFor
 	}
 	if k.releasing == h {

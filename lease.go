@@ -25,7 +25,8 @@ type Lease struct {
 	err      error         // of the end; nil while the lease is held
 	done     chan struct{} // nil until the first call of Done
 	contexts []*leaseContext
-	next     *Lease // in hold.views; of a handle: its lease
+	next     *Lease  // in hold.views; of a handle: its lease
+	at       **Lease // the pointer to this lease there
 }
 
 // Name returns the name of the lock.

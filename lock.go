@@ -13,25 +13,29 @@ import (
 // request is one call of Lock or TryLock.
 type request struct {
 	owner   *Owner // nil for a call of the Client's own methods
+	group   *Owner // whose calls share a grant: owner, or in the mode Read one group for all; nil if the call shares with nobody
+	mode    driver.Mode
 	ttl     time.Duration
 	fixed   bool
 	maxHold time.Duration   // 0: no bound
 	call    *telemetry.Call // nil if nobody observes the call
 }
 
-// lock is what a client knows of one name while the name is in use here: the hold, the calls that wait in the process, the calls that ask
-// the backend.
+// lock is what a client knows of one name in one mode while the name is in use here: the hold, the calls that wait in the process, the
+// calls that ask the backend. The locks of one name in several modes know nothing of each other: the backend keeps them apart.
 //
 // Where the backend is FIFO over all waiters, every call asks the backend itself. Otherwise one at a time does, the contender, and
-// the rest wait here in line. Calls of one Owner share the first grant to any of them, so one asks for all.
+// the rest wait here in line. Calls of one Owner share the first grant to any of them, so one asks for all. So do all calls of
+// the client that read.
 type lock struct {
 	client *Client
 	name   string
+	mode   driver.Mode
 	uses   int // number of calls and holds; guarded by client.mu
 
 	mu         sync.Mutex
 	closed     bool
-	hold       *hold // the live one; nil if there is none
+	hold       *hold // the live one, the newest if there are several, as there may be for Read; nil if there is none
 	releasing  *hold // the one whose release has not returned
 	queue      waiters
 	contending int       // calls of Lock in the states from settling to pausing
@@ -41,31 +45,61 @@ type lock struct {
 	yieldUntil moment    // before this time it is the turn of other clients
 }
 
-// oneContends reports whether callers wait in line here rather than at the backend.
-func (k *lock) oneContends() bool { return k.client.queues }
+// oneContends reports whether callers wait in line here rather than at the backend. Those that read do so too, but as calls of one group.
+func (k *lock) oneContends() bool { return k.client.queues[k.mode] }
 
 // live returns the hold, or ends a hold past its time and returns nil. Called with mu held.
 func (k *lock) live() *hold {
-	if k.hold != nil && k.client.now() >= k.hold.deadline() {
+	for k.hold != nil && k.client.now() >= k.hold.deadline() {
 		k.hold.expire()
 	}
 	return k.hold
 }
 
-// reenter returns a lease of the owner's own live hold, if there is one. Called with mu held.
+// reenter returns a lease of a live hold that the call joins, if there is one. Called with mu held.
 func (k *lock) reenter(r request) *Lease {
-	if r.owner == nil {
+	if r.owner == nil && r.group == nil {
 		return nil
 	}
 	h := k.live()
-	if h == nil || h.ownedBy != r.owner {
+	if k.mode == driver.Read {
+		h = k.readable(r)
+	} else if h != nil && h.ownedBy != r.group {
+		h = nil
+	}
+	if h == nil {
 		return nil
 	}
-	l := h.addView(r)
-	if r.fixed {
-		l.setEnd(k.client.now() + r.ttl)
+	return h.join(r)
+}
+
+// readable returns a live hold that a Read joins, or nil: a young one of whichever reader, and one that its Owner has for as long as that
+// lasts. All others ask the backend, so that who waits to write gets a turn. Called with mu held.
+func (k *lock) readable(r request) *hold {
+	now := k.client.now()
+	if r.group != nil {
+		for h := k.hold; h != nil; h = h.older {
+			if h.young(now) {
+				return h
+			}
+		}
 	}
-	return l
+	return k.readBy(r.owner, now)
+}
+
+// readBy returns a live hold of which the owner has a lease, or nil. Called with mu held.
+func (k *lock) readBy(o *Owner, now moment) *hold {
+	if o == nil {
+		return nil
+	}
+	for h := k.hold; h != nil; h = h.older {
+		for l := h.views; l != nil; l = l.next {
+			if l.owner == o.id && now < l.deadline() {
+				return h
+			}
+		}
+	}
+	return nil
 }
 
 // tryLock asks once.
@@ -76,7 +110,7 @@ func (k *lock) tryLock(ctx context.Context, r request) (*Lease, error) {
 			k.mu.Unlock()
 			return l, nil
 		}
-		if k.live() != nil {
+		if k.mode != driver.Read && k.live() != nil {
 			k.mu.Unlock()
 			return nil, ErrLocked
 		}
@@ -93,7 +127,7 @@ func (k *lock) tryLock(ctx context.Context, r request) (*Lease, error) {
 		var l *Lease
 		if err == nil {
 			if l, err = k.install(h, granted, r, now); l != nil {
-				k.serveOwner(h, now)
+				k.serveGroup(h)
 			}
 		}
 		k.mu.Unlock()
@@ -109,12 +143,12 @@ func (k *lock) mustWait(r request) bool {
 	if k.oneContends() {
 		return k.contending > 0 || k.queue.first != nil || k.live() != nil
 	}
-	return k.asks(r.owner)
+	return k.asks(r.group)
 }
 
-// asks reports whether a call of the owner already asks the backend. Called with mu held.
-func (k *lock) asks(o *Owner) bool {
-	return o != nil && slices.ContainsFunc(k.contenders, func(w *waiter) bool { return w.request.owner == o })
+// asks reports whether a call of the group already asks the backend. Called with mu held.
+func (k *lock) asks(group *Owner) bool {
+	return group != nil && slices.ContainsFunc(k.contenders, func(w *waiter) bool { return w.request.group == group })
 }
 
 // contend makes a call a contender; w is nil if nobody else can serve the call. Called with mu held.
@@ -124,7 +158,7 @@ func (k *lock) contend(w *waiter) {
 		return
 	}
 	w.contends = true
-	if w.request.owner != nil {
+	if w.request.group != nil {
 		k.contenders = append(k.contenders, w)
 	}
 }
@@ -147,9 +181,9 @@ func (k *lock) callNext() {
 		}
 		return
 	}
-	for w := k.queue.first; w != nil; { // calls of Owners whose first call has left
+	for w := k.queue.first; w != nil; { // calls of groups whose first call has left
 		next := w.next
-		if !k.asks(w.request.owner) {
+		if !k.asks(w.request.group) {
 			k.queue.remove(w)
 			k.contend(w)
 			w.signal()
@@ -177,7 +211,10 @@ func (k *lock) install(h *hold, granted driver.Lease, r request, now moment) (*L
 		return nil, nil // lost on the way
 	}
 	first, n := granted.Tokens()
-	old := k.hold
+	var old *hold // of which there is nothing left at the backend
+	if k.mode != driver.Read {
+		old = k.hold
+	}
 	if now >= h.deadline() || old != nil && first != 0 && first < old.token {
 		h.giveBack(granted) // too late, or older than the hold that we know of
 		return nil, nil
@@ -187,37 +224,30 @@ func (k *lock) install(h *hold, granted driver.Lease, r request, now moment) (*L
 	}
 	k.answers.ours()
 	h.token, h.tokens = first, int32(n-1)
-	h.state, h.since, h.ownedBy = holdLive, now, r.owner
-	k.hold = h
+	h.state, h.since, h.ownedBy = holdLive, now, r.group
+	h.older, k.hold = k.hold, h
 	h.counted = true
 	k.client.use(k)
 	k.client.watchdog.watch(h)
 	return h.addView(r), nil
 }
 
-// serveOwner gives a lease of h to all waiting calls of its owner. Called with mu held.
-func (k *lock) serveOwner(h *hold, now moment) {
+// serveGroup gives a lease of h to all waiting calls of its group. Called with mu held.
+func (k *lock) serveGroup(h *hold) {
 	if h.ownedBy == nil {
 		return
 	}
-	serve := func(w *waiter) {
-		l := h.addView(w.request)
-		if w.request.fixed {
-			l.setEnd(now + w.request.ttl)
-		}
-		w.serve(l)
-	}
 	for w := k.queue.first; w != nil; {
 		next := w.next
-		if w.request.owner == h.ownedBy {
+		if w.request.group == h.ownedBy {
 			k.queue.remove(w)
-			serve(w)
+			w.serve(h.join(w.request))
 		}
 		w = next
 	}
 	for _, w := range k.contenders {
-		if w.request.owner == h.ownedBy && w.lease == nil {
-			serve(w)
+		if w.request.group == h.ownedBy && w.lease == nil {
+			w.serve(h.join(w.request))
 		}
 	}
 }
@@ -230,13 +260,9 @@ func (k *lock) handOver(h *hold, now moment) bool {
 	switch {
 	case w == nil, !k.oneContends(), k.closed:
 		return false
-	case h.req.Fixed, w.request.fixed:
-		return false
 	case k.contending > 0, k.trying > 0, k.releasing != nil:
 		return false
-	case h.handOvers >= maxHandOvers, now-h.since >= min(h.ttl/3, maxHandOverFor):
-		return false
-	case h.expires()-now < h.ttl/2:
+	case !h.young(now), w.request.fixed, h.handOvers >= maxHandOvers:
 		return false
 	}
 	if h.token != 0 && h.tokens == 0 {
@@ -249,34 +275,33 @@ func (k *lock) handOver(h *hold, now moment) bool {
 		h.token++
 		h.tokens--
 	}
-	k.serveFirst(h, now)
+	k.serveFirst(h)
 	return true
 }
 
 // serveFirst makes the first in line the owner of a live hold that has none, and returns its lease. It is called with mu held.
-func (k *lock) serveFirst(h *hold, now moment) *Lease {
+func (k *lock) serveFirst(h *hold) *Lease {
 	w := k.queue.first
 	h.handOvers++
-	h.ownedBy, h.call = w.request.owner, w.request.call
+	h.ownedBy, h.call = w.request.group, w.request.call
 	k.queue.remove(w)
 	l := h.addView(w.request)
 	w.serve(l)
-	k.serveOwner(h, now)
+	k.serveGroup(h)
 	return l
 }
 
-// close ends the hold and its leases on the client's way out; the driver's Close gives the lock back.
+// close ends the holds and their leases on the client's way out; the driver's Close gives the lock back.
 func (k *lock) close() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.closed = true
-	h := k.hold
-	if h == nil {
-		return
+	for k.hold != nil {
+		h := k.hold
+		h.end(holdOver)
+		for h.views != nil {
+			h.views.finish(&opError{"lease", k.name, errClosing})
+		}
+		h.endTenure().EndedWithClient()
 	}
-	h.end(holdOver)
-	for h.views != nil {
-		h.views.finish(&opError{"lease", k.name, errClosing})
-	}
-	h.endTenure().EndedWithClient()
 }

@@ -29,7 +29,7 @@ type Target struct {
 // order of the arguments, so callers of LockAll do not wait for each other in a circle. While it waits for one name LockAll keeps the
 // others, and returns their error as soon as one of them is lost.
 //
-// After an error nothing is held, as with Lock. No names, or a name given twice, is an error.
+// After an error nothing is held, as with Lock. No names, or a name given twice, also in two modes, is an error.
 func LockAll(ctx context.Context, l Locker, names ...string) (*Leases, error) {
 	return LockOn(ctx, Target{l, names})
 }
@@ -73,16 +73,23 @@ func lockOn(ctx context.Context, targets []Target, lock func(context.Context, Lo
 
 // inOrder returns targets of one name each, in the order of locking.
 func inOrder(targets []Target) ([]Target, error) {
+	type key struct {
+		client *Client
+		name   string
+	}
 	var steps []Target
+	seen := map[key]bool{}
 	for i, t := range targets {
 		if t.Locker == nil || len(t.Names) == 0 {
 			return nil, fmt.Errorf("dsync: lock all: no locker or no names in target %d of %d", i+1, len(targets))
 		}
 		names := slices.Sorted(slices.Values(t.Names))
 		for j, name := range names {
-			if j > 0 && name == names[j-1] {
+			of := key{clientOf(t.Locker), name}
+			if j > 0 && name == names[j-1] || of.client != nil && seen[of] {
 				return nil, fmt.Errorf("dsync: lock all: %q is given twice", name)
 			}
+			seen[of] = true
 			steps = append(steps, Target{t.Locker, []string{name}})
 		}
 	}
@@ -90,6 +97,19 @@ func inOrder(targets []Target) ([]Target, error) {
 		return nil, errors.New("dsync: lock all: no names")
 	}
 	return steps, nil
+}
+
+// clientOf returns the client through which a Locker locks, or nil if that is not known.
+func clientOf(l Locker) *Client {
+	switch l := l.(type) {
+	case *Client:
+		return l
+	case *Owner:
+		return l.client
+	case *optioned:
+		return clientOf(l.locker)
+	}
+	return nil
 }
 
 // rollBack gives back what is held after an error. What was lost before is no further error.

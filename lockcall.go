@@ -35,7 +35,7 @@ const (
 //	over      has a lease or an error
 //
 // Two more events can end each state in which a call waits. Another call may serve the call: the holder before by a hand-over, or
-// a call of the same owner with its own grant. And the context or the client may end. A lease wins over an error: a call that is served
+// a call of the same group with its own grant. And the context or the client may end. A lease wins over an error: a call that is served
 // at the instant at which its context ends returns the lease. A grant to a call that was served meanwhile is given back.
 //
 // From settling to pausing the call contends: lock.contending counts contenders, and where one asks for all, no other call begins to ask.
@@ -47,7 +47,7 @@ type lockCall struct {
 	lock    *lock
 	ctx     context.Context
 	request request
-	waiter  *waiter // for others to serve the call; nil if the call has no Owner and was never in line
+	waiter  *waiter // for others to serve the call; nil if the call is of no group and was never in line
 	state   callState
 	retry   time.Duration // about the next pause
 
@@ -156,7 +156,7 @@ func (c *lockCall) served() bool { return c.waiter != nil && c.waiter.lease != n
 func (c *lockCall) begin() callState {
 	k := c.lock
 	waits := k.mustWait(c.request)
-	if waits || c.request.owner != nil {
+	if waits || c.request.group != nil {
 		c.waiter = &waiter{request: c.request, wake: make(chan struct{}, 1)}
 	}
 	if waits {
@@ -213,7 +213,7 @@ func (c *lockCall) answered() callState {
 		if c.waiter != nil {
 			c.waiter.lease = c.view
 		}
-		k.serveOwner(c.hold, now)
+		k.serveGroup(c.hold)
 		return over
 	case c.err != nil:
 		return over
@@ -294,10 +294,10 @@ func (c *lockCall) await() {
 	}
 }
 
-// ask asks the backend once. The grant of another call of the same Owner ends the request.
+// ask asks the backend once. The grant of another call of the same group ends the request.
 func (c *lockCall) ask() {
 	k, ctx := c.lock, c.ctx
-	if c.request.owner != nil {
+	if c.request.group != nil {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithCancel(ctx)
 		defer cancel()

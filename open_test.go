@@ -41,7 +41,7 @@ func TestOpenOfABadURLNamesWhatIsWrong(t *testing.T) {
 		"memory://?ttl=1ns":                           "TTL 1ns is shorter than 10ms",
 		"memory://?ttl=10":                            "parameter ttl: not a positive duration such as 30s or 500ms",
 		"memory://?color=red":                         "unknown parameter color",
-		"memory://?require=fast":                      "parameter require: not one of fair, fifo, fenced",
+		"memory://?require=fast":                      "parameter require: not one of fair, fifo, fenced, rw",
 		"memory://?fenced=false&require=fenced":       "no fencing tokens",
 		"memory://?ttl=1s&ttl=2s":                     "ttl: it is given more than once",
 	} {

@@ -54,7 +54,7 @@ func (h *hold) pass(ctx context.Context, wait time.Duration, heir *waiter) (sett
 	case err == nil && heir.queued && now < h.deadline():
 		first, n := h.lease.Tokens()
 		h.token, h.tokens = first, int32(n-1)
-		k.serveFirst(h, now).owner = owner
+		k.serveFirst(h).owner = owner
 		return true, nil
 	}
 	h.retreat()

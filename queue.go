@@ -1,6 +1,6 @@
 package dsync
 
-// waiter is what others know of a call of Lock: of a call in line, and of a contender for an Owner.
+// waiter is what others know of a call of Lock: of a call in line, and of a contender for a group.
 type waiter struct {
 	request request
 	wake    chan struct{} // buffered; signaled when contends or lease is set
@@ -8,7 +8,7 @@ type waiter struct {
 	// Guarded by lock.mu.
 	contends   bool
 	lease      *Lease // of a call that was served, or granted
-	cancel     func() // ends its Acquire; set only for a call of an Owner
+	cancel     func() // ends its Acquire; set only for a call of a group
 	queued     bool
 	next, prev *waiter
 }

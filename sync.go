@@ -41,8 +41,8 @@ import (
 	"github.com/go-dsync/dsync/internal/telemetry"
 )
 
-// A Locker locks names. *Client and *Owner are Lockers. Accept a Locker where you only need to lock. In tests let it be a
-// client of package dsynctest.
+// A Locker locks names. *Client and *Owner are Lockers, and [With] makes one with options. Accept a Locker where you only need to lock. In
+// tests let it be a client of package dsynctest.
 type Locker interface {
 	// Lock waits until it holds name or ctx is done; a backend out of reach is asked again until then, other errors return at once. ctx
 	// bounds the wait only: a later cancellation does not end the lease. After an error nothing is held, and the caller is in
@@ -56,8 +56,12 @@ type Locker interface {
 	TryLock(ctx context.Context, name string, opts ...LockOption) (*Lease, error)
 }
 
-// LockOption is an option of one Lock, TryLock, Do or TryDo.
-type LockOption struct{ expireAfter, waitAtMost, maxHold *time.Duration }
+// LockOption is an option of one Lock, TryLock, Do or TryDo, or of all that is locked through a Locker of [With]. Of several that contradict
+// each other the last one counts.
+type LockOption struct {
+	expireAfter, waitAtMost, maxHold *time.Duration
+	mode                             driver.Mode // Exclusive: no option
+}
 
 // ExpireAfter makes a lease that ends by itself d after the grant, and is not renewed; see Lease.Extend. A re-entry with ExpireAfter ends
 // then, or with the hold that it joined, whichever is earlier.
@@ -65,7 +69,7 @@ func ExpireAfter(d time.Duration) LockOption { return LockOption{expireAfter: &d
 
 // WaitAtMost bounds the wait of Lock, and nothing else: unlike a deadline of the context, WaitAtMost does not reach into the work under
 // the lock. Lock then returns an error that matches context.DeadlineExceeded, and ErrLocked if another owner held the name. WaitAtMost
-// bounds TryLock, too, which waits for the answer of the backend alone. d is more than 0.
+// bounds TryLock, too, which waits for the answer of the backend alone. d is more than 0; of several the shortest counts.
 func WaitAtMost(d time.Duration) LockOption { return LockOption{waitAtMost: &d} }
 
 // Options are the options of a Client. Nil means the defaults, and so does a zero field.
@@ -121,9 +125,12 @@ func New(d driver.Driver, o *Options) (*Client, error) {
 	c := &Client{
 		driver: d, info: d.Info(), note: o.Note, id: newID(), clock: newClock(),
 		maxHold: o.MaxHold, slowHold: o.SlowHold, debug: o.Debug,
-		locks: map[string]*lock{}, closing: make(chan struct{}), closed: make(chan struct{}),
+		closing: make(chan struct{}), closed: make(chan struct{}),
 	}
-	c.queues = c.info.Order != driver.FIFO
+	for mode := range c.locks {
+		c.locks[mode] = map[string]*lock{}
+		c.queues[mode] = driver.Mode(mode) != driver.Read && c.info.OrderOf(driver.Mode(mode)) != driver.FIFO
+	}
 	if err := c.info.Check(o.Require); err != nil {
 		return nil, fmt.Errorf("dsync: open: %w", err)
 	}
@@ -171,7 +178,8 @@ type Client struct {
 	note      string
 	id        string // of this client, on the wire
 	clock     *clock
-	queues    bool // one caller per name asks the backend, and the others wait in line here
+	queues    [driver.Write + 1]bool // by mode: one caller per name asks the backend, and the others wait in line here
+	readers   Owner                  // the group of all calls that read
 	serial    atomic.Uint64
 	limit     atomic.Pointer[limit] // of the last releases
 	watchdog  *watchdog
@@ -188,7 +196,7 @@ type Client struct {
 
 	mu    sync.Mutex
 	ended bool
-	locks map[string]*lock
+	locks [driver.Write + 1]map[string]*lock // by mode and name
 }
 
 // Lock implements Locker.
@@ -255,7 +263,7 @@ func (c *Client) Inspect(ctx context.Context, name string) (Status, error) {
 	return s, err
 }
 
-// ForceUnlock ends the hold of name, whoever has it; the holder is told within Info.Detect. ForceUnlock is meant for administrators. It
+// ForceUnlock ends the hold of name, whoever has it, and where several read all of theirs; the holders are told within Info.Detect. ForceUnlock is meant for administrators. It
 // returns ErrNotHeld if nobody held the name, and errors.ErrUnsupported if the backend has no way to do so.
 func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 	var span telemetry.Span
@@ -292,19 +300,28 @@ func (c *Client) admin(op, name string, f func() error) error {
 	return nil
 }
 
-// recheck renews our own hold of name now, if there is one, to see whether the backend still has it.
+// recheck renews our own holds of name now, if there are any, to see whether the backend still has them.
 func (c *Client) recheck(name string) {
+	for _, k := range c.known(name) {
+		if k == nil {
+			continue
+		}
+		k.mu.Lock()
+		for h := k.hold; h != nil; h = h.older {
+			c.watchdog.renewNow(h)
+		}
+		k.mu.Unlock()
+	}
+}
+
+// known returns the locks of a name by mode, as far as there are any.
+func (c *Client) known(name string) (locks [driver.Write + 1]*lock) {
 	c.mu.Lock()
-	k := c.locks[name]
-	c.mu.Unlock()
-	if k == nil {
-		return
+	defer c.mu.Unlock()
+	for mode := range locks {
+		locks[mode] = c.locks[mode][name]
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.hold != nil {
-		c.watchdog.renewNow(k.hold)
-	}
+	return locks
 }
 
 // Close ends the client: waiting calls return ErrClosed, leases end, held locks are unlocked, and goroutines end. As Unlock does, Close
@@ -338,7 +355,10 @@ func (c *Client) Close(ctx context.Context) error {
 func (c *Client) shutdown(ctx context.Context) {
 	defer close(c.closed)
 	c.mu.Lock()
-	locks := slices.Collect(maps.Values(c.locks)) // complete: enter adds none any more
+	var locks []*lock // complete: enter adds none any more
+	for _, names := range c.locks {
+		locks = slices.AppendSeq(locks, maps.Values(names))
+	}
 	c.mu.Unlock()
 	for _, k := range locks {
 		k.close()
@@ -380,37 +400,40 @@ func (c *Client) lock(ctx context.Context, owner *Owner, name string, opts []Loc
 		ctx, cancel = context.WithTimeoutCause(ctx, d, fmt.Errorf("WaitAtMost(%v)", d))
 		defer cancel()
 	}
+	r := c.newRequest(owner, opts)
 	if c.telemetry.On() {
-		l, err := c.observe(ctx, owner, name, opts, try)
+		l, err := c.observe(ctx, r, name, try)
 		return c.handOut(l), err
 	}
-	l, err := c.lockName(ctx, nil, owner, name, opts, try)
+	l, err := c.lockName(ctx, r, name, try)
 	if err != nil {
 		return nil, &opError{"lock", name, err}
 	}
 	return c.handOut(l), nil
 }
 
-func (c *Client) lockName(ctx context.Context, call *telemetry.Call, owner *Owner, name string, opts []LockOption, try bool) (*Lease, error) {
+func (c *Client) lockName(ctx context.Context, r request, name string, try bool) (*Lease, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	r := c.newRequest(owner, opts, call)
+	if !c.info.Offers(r.mode) {
+		return nil, fmt.Errorf("%s has no locks in the mode %v: %w", c.info.Name, r.mode, errors.ErrUnsupported)
+	}
 	if r.fixed {
 		if err := c.checkTTL(r.ttl); err != nil {
 			return nil, err
 		}
 	}
 	if ctx.Err() != nil {
-		return nil, c.overBefore(ctx, owner, name)
+		return nil, c.overBefore(ctx, r, name)
 	}
-	if heldUnder(ctx, c, name, owner) {
-		if try {
-			return nil, errNested
+	if l, err := c.nest(ctx, r, name); l != nil || err != nil {
+		if err != nil && try {
+			err = errNested
 		}
-		return nil, ErrDeadlock
+		return l, err
 	}
-	k, err := c.enter(name)
+	k, err := c.enter(name, r.mode)
 	if err != nil {
 		return nil, err
 	}
@@ -422,23 +445,21 @@ func (c *Client) lockName(ctx context.Context, call *telemetry.Call, owner *Owne
 }
 
 // overBefore is the error of a call whose context was over before the call began: what is known of the name is told all the same.
-func (c *Client) overBefore(ctx context.Context, owner *Owner, name string) error {
-	c.mu.Lock()
-	k := c.locks[name]
-	c.mu.Unlock()
+func (c *Client) overBefore(ctx context.Context, r request, name string) error {
+	k := c.known(name)[r.mode]
 	if k == nil {
 		return newWaitError(ctx, nil, nil, false)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if h := k.live(); owner != nil && h != nil && h.ownedBy == owner {
+	if h := k.live(); r.group != nil && h != nil && h.ownedBy == r.group {
 		return newWaitError(ctx, nil, nil, false)
 	}
 	return k.waitError(ctx, nil)
 }
 
-func (c *Client) newRequest(owner *Owner, opts []LockOption, call *telemetry.Call) request {
-	r := request{owner: owner, ttl: c.ttl, maxHold: c.maxHold, call: call}
+func (c *Client) newRequest(owner *Owner, opts []LockOption) request {
+	r := request{owner: owner, group: owner, ttl: c.ttl, maxHold: c.maxHold}
 	for _, o := range opts {
 		if o.expireAfter != nil {
 			r.ttl, r.fixed = *o.expireAfter, true
@@ -446,21 +467,29 @@ func (c *Client) newRequest(owner *Owner, opts []LockOption, call *telemetry.Cal
 		if o.maxHold != nil {
 			r.maxHold = *o.maxHold
 		}
+		if o.mode != driver.Exclusive {
+			r.mode = o.mode
+		}
+	}
+	if r.mode == driver.Read {
+		if r.group = &c.readers; r.fixed {
+			r.group = nil // its hold ends when it asked for
+		}
 	}
 	return r
 }
 
-// enter returns the lock of a name for one use, until leave.
-func (c *Client) enter(name string) (*lock, error) {
+// enter returns the lock of a name and mode for one use, until leave.
+func (c *Client) enter(name string, mode driver.Mode) (*lock, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ended {
 		return nil, ErrClosed
 	}
-	k := c.locks[name]
+	k := c.locks[mode][name]
 	if k == nil {
-		k = &lock{client: c, name: name}
-		c.locks[name] = k
+		k = &lock{client: c, name: name, mode: mode}
+		c.locks[mode][name] = k
 	}
 	k.uses++
 	return k, nil
@@ -476,7 +505,7 @@ func (c *Client) leave(k *lock) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if k.uses--; k.uses == 0 {
-		delete(c.locks, k.name)
+		delete(c.locks[k.mode], k.name)
 	}
 }
 
@@ -484,7 +513,9 @@ func (c *Client) leave(k *lock) {
 func (c *Client) newHold(k *lock, r request, noWait bool) *hold {
 	h := &hold{lock: k, ttl: r.ttl, call: r.call}
 	id := c.newHoldID()
-	h.req = driver.Request{Name: k.name, Hold: id, Owner: id, Note: r.call.Note(c.note), TTL: r.ttl, Fixed: r.fixed, NoWait: noWait, Events: h}
+	h.req = driver.Request{
+		Name: k.name, Mode: k.mode, Hold: id, Owner: id, Note: r.call.Note(c.note), TTL: r.ttl, Fixed: r.fixed, NoWait: noWait, Events: h,
+	}
 	if r.owner != nil {
 		h.req.Owner = r.owner.id
 	}

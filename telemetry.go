@@ -25,18 +25,19 @@ func newTelemetry(c *Client, o *Options) (*telemetry.Telemetry, error) {
 }
 
 // observe is lock for a client whose telemetry is on.
-func (c *Client) observe(ctx context.Context, owner *Owner, name string, opts []LockOption, try bool) (*Lease, error) {
-	said := telemetry.Lock{Name: name}
+func (c *Client) observe(ctx context.Context, r request, name string, try bool) (*Lease, error) {
+	said := telemetry.Lock{Name: name, Mode: modeValue(r.mode)}
 	if checkName(name) != nil {
 		said.Name = "" // not fit to be exported
 	}
-	if owner != nil {
-		said.Owner = owner.id
+	if r.owner != nil {
+		said.Owner = r.owner.id
 	}
 	ctx, call := c.telemetry.Acquire(ctx, said, try)
-	l, err := c.lockName(ctx, call, owner, name, opts, try)
+	r.call = call
+	l, err := c.lockName(ctx, r, name, try)
 	if call != nil {
-		result := telemetry.Result{Outcome: outcomeOf(ctx, err), TTL: c.newRequest(owner, opts, nil).ttl}
+		result := telemetry.Result{Outcome: outcomeOf(ctx, err), TTL: r.ttl}
 		if l != nil {
 			result.Lease = l.reported()
 		}
@@ -53,7 +54,15 @@ func (c *Client) observe(ctx context.Context, owner *Owner, name string, opts []
 
 // reported is what telemetry says of the lease.
 func (l *Lease) reported() telemetry.Lock {
-	return telemetry.Lock{Name: l.Name(), Owner: l.owner, Token: l.token}
+	return telemetry.Lock{Name: l.Name(), Owner: l.owner, Token: l.token, Mode: modeValue(l.hold.lock.mode)}
+}
+
+// modeValue is a mode as telemetry reports it. Of locks in the mode Exclusive nothing is said, as before there were others.
+func modeValue(m driver.Mode) string {
+	if m == driver.Exclusive {
+		return ""
+	}
+	return m.String()
 }
 
 // startUnlock begins the span of an Unlock.
@@ -121,12 +130,12 @@ func (h *hold) reportRenewal(err error) {
 func (k *lock) Holder() (of *telemetry.Call, ours bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.holder(), k.hold != nil
+	return k.holder(), k.hold != nil && k.mode != driver.Read
 }
 
-// holder returns the observed call of the live hold, or nil. Called with mu held.
+// holder returns the observed call of the live hold for which other calls wait, or nil. Called with mu held.
 func (k *lock) holder() *telemetry.Call {
-	if k.hold == nil {
+	if k.hold == nil || k.mode == driver.Read {
 		return nil
 	}
 	return k.hold.call

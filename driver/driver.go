@@ -21,7 +21,7 @@ import (
 //     of their ctx, whatever the backend does. A request that cannot wait (NoWait) and is refused returns [ErrLocked]. A wait that
 //     ended with ctx, with a refusal as the last answer, returns an error that matches both ErrLocked and ctx's; if ctx cut off a
 //     later request, ErrUnknown and ctx's: package dsync remembers what Events.Waiting said. [ErrSealed] is returned at once, also to
-//     calls that already wait.
+//     calls that already wait, and concerns every [Mode] of the name.
 //  2. After an error of Acquire or Release the driver owns what may be left on the backend. The driver cleans up by Hold, in the
 //     background and bounded in number, until one of these is true: the backend said that the hold was removed; the backend's answer
 //     was ordered behind the request in question (a later request on the same connection), so that "absent" is definite; the request
@@ -33,23 +33,28 @@ import (
 //  3. Release returns nil if this release ended the hold, also when an earlier, unanswered request of the same release did;
 //     [ErrNotHeld] if the hold was over before; any other error means that the outcome is unknown. Whatever Release returns, the lease
 //     is dead from then on: never renewed, never kept alive.
-//  4. Expires is a time before which no other client can be granted the name, unless somebody removes the hold: the send time of an
-//     answered request, handled by the backend at or after the grant, plus the TTL. No margin is taken off. Expires never counts
+//  4. Expires is a time before which nobody can be granted the name in a mode that excludes the hold ([Mode.Excludes]), unless somebody
+//     removes the hold: the send time of an answered request, handled by the backend at or after the grant, plus the TTL. No margin is taken off. Expires never counts
 //     from the receipt of an answer, nor, after a grant that blocked, from the send of the request that blocked. Once passed, Expires
 //     never moves again. Where a session carries the lock, Expires of a fixed lease is the earlier of the session's end and
 //     grant + TTL; if the TTL of the session may be another one, the lease is a [SessionLease].
-//  5. Renewals and keep-alives are conditional on Hold: they never create a hold and never touch another one. An error other than
-//     ErrNotHeld changes nothing. A slow node delays only the leases on that node.
-//  6. Hold identifies, Owner does not: two Acquires of one client for one name exclude each other, also with equal Owner.
+//  5. Renewals and keep-alives are conditional on Hold: they never create a hold, never touch another one and never keep another one
+//     alive, also where one key of the backend carries several Read holds: each ends by its own time. An error other than ErrNotHeld
+//     changes nothing. A slow node delays only the leases on that node.
+//  6. Hold identifies, Owner does not: two Acquires of one client for one name exclude each other, also with equal Owner, unless both
+//     are for Read. Holds of different modes exclude each other although they may have different forms at the backend.
 //  7. What is held or queued on the backend inside an unfinished Acquire is kept alive by the driver, and checked before Acquire returns.
 //  8. Tokens rise: the first of a lease is above every token of every earlier grant of the name (those of the incumbents that share
 //     the key included, where they have tokens), the last is below every token of every later grant. A hold that is passed on
-//     ([Passer]) counts as granted again.
+//     ([Passer]) counts as granted again. The tokens of Read holds are not compared with each other, and may be equal.
 //  9. Requests of several callers may be combined into one request to the backend, but never two operations on one name (or backend
-//     key) in one combined request. Each keeps its own outcome; if the combined request fails, each of them is unknown.
-//  10. [FIFO] means: all waiters of all clients are granted in the order of their arrival, and package dsync passes every waiter on.
-//     With any other [Order] package dsync lets one waiting Acquire per client and name contend at a time, and gives a hold from caller
-//     to caller of the client for a while before the release: with a token of the grant's, or by [Passer] where no token is left.
+//     key) in one combined request: nor two of Read. Each keeps its own outcome; if the combined request fails, each of them is unknown.
+//  10. [FIFO] means: all waiters of all clients are granted in the order of their arrival, as far as their modes exclude each other, and
+//     package dsync passes every waiter on. With any other [Order] package dsync lets one waiting Acquire per client, name and mode
+//     contend at a time, and gives a hold from caller to caller of the client for a while before the release: with a token of the
+//     grant's, or by [Passer] where no token is left. Of the Reads of a client one contends at a time for all of them, with any Order,
+//     but those with a fixed lease each for itself.
+//     With an order other than Unordered, a Read does not overtake a Write or Exclusive request that came before.
 //
 // # Locking
 //
@@ -96,6 +101,9 @@ type Info struct {
 	Name    string // of the driver, as in "redisson"
 	Order   Order
 	Fencing Fencing
+
+	// ReadWrite is what is promised of the modes Read and Write. Order and Fencing are those of the mode Exclusive.
+	ReadWrite Support
 
 	// KeepsAlive says that a session, kept alive by the driver, carries the locks. Otherwise package dsync calls Renew, or
 	// RenewAll, every third of the TTL.
@@ -205,6 +213,9 @@ type Request struct {
 	// Owner and Note are for people, stored with the hold where the backend can. They are never compared.
 	Owner, Note string
 
+	// Mode is how the name is to be held. A driver never sees a mode that its Info does not offer.
+	Mode Mode
+
 	TTL    time.Duration
 	Fixed  bool // the lease ends TTL after the grant, and nothing but a call of Renew renews the lease
 	NoWait bool // return ErrLocked instead of waiting
@@ -218,8 +229,8 @@ type Events interface {
 	// lock was free.
 	Waiting()
 
-	// Tokens returns how many consecutive tokens the client could use now, at least 1. A driver with tokens asks just before each
-	// request that can grant, and may give fewer.
+	// Tokens returns how many consecutive tokens the client could use now, at least 1, and 1 for a Read. A driver with tokens asks just
+	// before each request that can grant, and may give fewer.
 	Tokens() int
 
 	// Lost says that the hold is over other than by Release, as soon as the driver knows, and why; cause matches ErrRemoved or
@@ -277,9 +288,12 @@ type Inspector interface {
 	Inspect(ctx context.Context, name string) (Status, error)
 }
 
-// Status is what a backend knows of a lock. Unknown fields are zero, except Waiters.
+// Status is what a backend knows of a lock. Unknown fields are zero, except Waiters. Where several Read holds have the name, Hold, Owner,
+// Note, Process, Since and TTL are of one of them.
 type Status struct {
 	Held    bool
+	Mode    Mode          // in which the name is held
+	Holders int           // how many holds have the name: more than 1 in the mode Read alone
 	Hold    string        // Request.Hold of the holder; where not kept, what tells its client from others
 	Owner   string        // Request.Owner of the holder, where stored
 	Note    string        // Request.Note of the holder, where stored
@@ -293,7 +307,7 @@ type Status struct {
 
 // ForceUnlocker is an optional interface of a Driver: to end the hold of any client.
 type ForceUnlocker interface {
-	// ForceUnlock ends the present hold, of whatever client, and wakes a waiter. ErrNotHeld: nobody holds the name. ErrSealed: the name
-	// is sealed, and a seal stays.
+	// ForceUnlock ends the present hold, of whatever client, in the mode Read all of them, and wakes who waits. ErrNotHeld: nobody holds
+	// the name. ErrSealed: the name is sealed, and a seal stays.
 	ForceUnlock(ctx context.Context, name string) error
 }

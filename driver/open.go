@@ -15,7 +15,7 @@ type Config struct {
 	URL     *URL
 	TTL     time.Duration // of most leases: ttl=30s, or what OpenTTL was given; 0 for the default
 	Fenced  bool          // fenced=false: no tokens, and nothing is kept for them
-	Require Require       // require=fair,fifo,fenced; checked by Open
+	Require Require       // require=fair,fifo,fenced,rw; checked by Open
 }
 
 // Opener makes a Driver from a URL. An Opener reads all its parameters, calls [URL.Err], and then connects, or fails within ctx. No
@@ -102,9 +102,10 @@ type Require struct {
 	Fair   bool // an order that starves nobody: anything but Unordered
 	FIFO   bool // all waiters in the order of arrival
 	Fenced bool // fencing tokens
+	RW     bool // the modes Read and Write; Fair, FIFO and Fenced then concern these modes too
 }
 
-// ParseRequire reads a list such as "fair,fenced".
+// ParseRequire reads a list such as "fair,fenced,rw".
 func ParseRequire(s string) (Require, error) {
 	var r Require
 	if s == "" {
@@ -118,8 +119,10 @@ func ParseRequire(s string) (Require, error) {
 			r.FIFO = true
 		case "fenced":
 			r.Fenced = true
+		case "rw":
+			r.RW = true
 		default:
-			return r, errors.New("not one of fair, fifo, fenced")
+			return r, errors.New("not one of fair, fifo, fenced, rw")
 		}
 	}
 	return r, nil
@@ -127,13 +130,24 @@ func ParseRequire(s string) (Require, error) {
 
 // Check returns an error, which matches errors.ErrUnsupported, if r asks for more than i promises. The error names the difference.
 func (i Info) Check(r Require) error {
+	if err := i.check(r, Exclusive, ""); err != nil || !r.RW {
+		return err
+	}
+	if !i.ReadWrite.Offered {
+		return fmt.Errorf("backend %s has no read-write locks: %w", i.Name, errors.ErrUnsupported)
+	}
+	return i.check(r, Write, " for reads and writes")
+}
+
+func (i Info) check(r Require, m Mode, what string) error {
+	order := i.OrderOf(m)
 	switch {
-	case r.FIFO && i.Order != FIFO:
-		return fmt.Errorf("backend %s does not grant in order of arrival, which fifo requires (its order: %v): %w", i.Name, i.Order, errors.ErrUnsupported)
-	case r.Fair && i.Order == Unordered:
-		return fmt.Errorf("backend %s is not fair (its order: %v): %w", i.Name, i.Order, errors.ErrUnsupported)
-	case r.Fenced && i.Fencing == None:
-		return fmt.Errorf("backend %s has no fencing tokens: %w", i.Name, errors.ErrUnsupported)
+	case r.FIFO && order != FIFO:
+		return fmt.Errorf("backend %s does not grant in order of arrival%s, which fifo requires (its order: %v): %w", i.Name, what, order, errors.ErrUnsupported)
+	case r.Fair && order == Unordered:
+		return fmt.Errorf("backend %s is not fair%s (its order: %v): %w", i.Name, what, order, errors.ErrUnsupported)
+	case r.Fenced && i.FencingOf(m) == None:
+		return fmt.Errorf("backend %s has no fencing tokens%s: %w", i.Name, what, errors.ErrUnsupported)
 	}
 	return nil
 }

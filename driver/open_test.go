@@ -170,6 +170,7 @@ func TestParseRequire(t *testing.T) {
 		"fair":             {Fair: true},
 		"fenced,fifo":      {FIFO: true, Fenced: true},
 		"fair,fifo,fenced": {Fair: true, FIFO: true, Fenced: true},
+		"rw,fair":          {Fair: true, RW: true},
 	} {
 		if got, err := driver.ParseRequire(s); err != nil || got != want {
 			t.Errorf("%q: got %+v and error %v, want %+v", s, got, err, want)
@@ -196,6 +197,17 @@ func TestCheckRequire(t *testing.T) {
 		{driver.Info{Order: driver.FIFOByClient}, driver.Require{FIFO: true}, "its order: fifo by client"},
 		{driver.Info{Order: driver.Unordered}, driver.Require{Fair: true}, "its order: unordered"},
 		{driver.Info{Order: driver.FIFO}, all, "no fencing tokens"},
+		{driver.Info{}, driver.Require{RW: true}, "no read-write locks"},
+		{driver.Info{ReadWrite: driver.Support{Offered: true}}, driver.Require{RW: true}, ""},
+		{
+			driver.Info{Order: driver.FIFO, ReadWrite: driver.Support{Offered: true}}, driver.Require{Fair: true, RW: true},
+			"is not fair for reads and writes (its order: unordered)",
+		},
+		{
+			driver.Info{Fencing: driver.Durable, ReadWrite: driver.Support{Offered: true}}, driver.Require{Fenced: true, RW: true},
+			"no fencing tokens for reads and writes",
+		},
+		{driver.Info{ReadWrite: driver.Support{Offered: true, Order: driver.FIFO}}, driver.Require{Fair: true, RW: true}, "is not fair (its"},
 	} {
 		err := test.info.Check(test.require)
 		if test.want == "" && err != nil || test.want != "" && (!errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), test.want)) {

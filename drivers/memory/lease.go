@@ -19,10 +19,11 @@ type lease struct {
 	expires atomic.Int64 // for the holder, session apart, on the clock of the server; never after ends
 
 	// Guarded by Server.mu, but for first and tokens of a lease that Acquire has returned: they stay as they are.
-	since, ends int64 // at the server, session apart
+	entry       *entry // of its name, once it is granted
+	own         entry  // where its name was free
+	since, ends int64  // at the server, session apart
 	first       uint64
 	tokens      int32
-	queue       *queue // who waits for the name; nil if nobody does
 	fate        fate
 	confirmed   bool // Acquire has returned it, or is about to
 	released    bool // Release was called
@@ -64,14 +65,17 @@ func (l *lease) ask(ctx context.Context) (*waiter, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, sealed := s.seals[l.r.Name]
-	switch h := s.holder(l.r.Name, now); {
+	switch e := s.held(l.r.Name, now); {
 	case d.closed:
 		return nil, driver.ErrClosed
 	case sealed && !lost:
 		return nil, driver.ErrSealed
-	case h == nil && !sealed:
+	case !sealed && (e == nil || admits(l.r.Mode, e.holds, e.waiters())):
 		s.sweep(now)
-		s.grant(l, sent, now)
+		if e == nil {
+			e = s.open(l)
+		}
+		s.grant(e, l, sent, now)
 		if lost {
 			d.leaveBehind(l)
 			d.settle(now)
@@ -86,7 +90,7 @@ func (l *lease) ask(ctx context.Context) (*waiter, error) {
 	case d.isCut(): // since the request was sent
 		return nil, errCut
 	default:
-		return s.enqueue(h, l, sent, now), nil
+		return s.enqueue(e, l, sent, now), nil
 	}
 }
 
@@ -209,7 +213,7 @@ func (l *lease) renewed(sent int64, ttl time.Duration, lost bool) error {
 	expires := sent + int64(ttl)
 	if l.session == nil || l.r.Fixed {
 		l.ends = now + int64(ttl)
-		s.watch(l, now)
+		s.watch(l.entry, now)
 	} else {
 		expires = never // the session's end counts
 	}
@@ -247,7 +251,7 @@ func (l *lease) Release(ctx context.Context) error {
 	ended := l.fate == freed
 	if l.fate == held {
 		ended = now < l.end() && !l.lost
-		l.contended = l.queue != nil
+		l.contended = l.entry.queue != nil
 		s.next(l, over, now)
 	}
 	switch {

@@ -109,6 +109,7 @@ func (d *Driver) Info() driver.Info {
 	if d.server.options.NoTokens {
 		i.Fencing = driver.None
 	}
+	i.ReadWrite = driver.Support{Offered: true, Order: i.Order, Fencing: i.Fencing}
 	return i
 }
 
@@ -205,7 +206,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	d.closed = true
 	d.end()
 	s.dismiss(func(l *lease) bool { return l.d == d }, driver.ErrClosed)
-	for _, h := range s.names {
+	for h := range s.holds() {
 		if h.d == d {
 			d.leaveBehind(h)
 		}

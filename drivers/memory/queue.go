@@ -10,7 +10,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// queue is who waits for a name that is held. It goes from hold to hold for as long as anybody waits. Guarded by Server.mu.
+// queue is who waits for a name that is held. The first of the waiters is excluded by the holds. Guarded by Server.mu.
 type queue struct {
 	waiters []*waiter // in the order in which they will be granted the name, unless that is drawn by lot
 	parked  []*waiter // with FIFOByClient: those behind another waiter of their driver, in the order of arrival
@@ -20,7 +20,7 @@ type queue struct {
 // waiter is the place of a lease in a queue.
 type waiter struct {
 	l     *lease
-	q     *queue
+	entry *entry
 	ready chan error // gets one value when the waiter leaves the queue other than by leave: nil for a grant
 }
 
@@ -41,14 +41,33 @@ func (w *waiter) wait(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
 }
 
-// pop takes the next waiter out of q.
-func (q *queue) pop(o Order) *waiter {
-	i := 0
-	if o == Unordered {
-		i = rand.IntN(len(q.waiters))
+// draw puts those in front who are to be granted the name next, where there is no order: anyone, by lot. After readers that is one who does
+// not read, if there is one, so that nobody waits for ever for ever new readers to leave; and who reads brings along all who read.
+func (q *queue) draw(after driver.Mode) {
+	reads := func(w *waiter) bool { return w.l.r.Mode == driver.Read }
+	next := rand.IntN(len(q.waiters))
+	if i := slices.IndexFunc(q.waiters, func(w *waiter) bool { return !reads(w) }); after == driver.Read && i >= 0 {
+		next = i
 	}
-	w := q.waiters[i]
-	q.remove(i)
+	if !reads(q.waiters[next]) {
+		q.waiters[0], q.waiters[next] = q.waiters[next], q.waiters[0]
+		return
+	}
+	slices.SortStableFunc(q.waiters, func(a, b *waiter) int {
+		switch {
+		case reads(a) == reads(b):
+			return 0
+		case reads(a):
+			return -1
+		}
+		return 1
+	})
+}
+
+// pop takes the first waiter out.
+func (q *queue) pop() *waiter {
+	w := q.waiters[0]
+	q.remove(0)
 	if p := q.unpark(w.l.d); p != nil {
 		q.waiters = append(q.waiters, p) // its driver has had its turn
 	}
@@ -78,83 +97,66 @@ func (q *queue) unpark(d *Driver) *waiter {
 
 // The methods below are called with Server.mu held.
 
-// enqueue lets l wait for the name that h holds.
-func (s *Server) enqueue(h, l *lease, sent, now int64) *waiter {
+// enqueue lets l wait for the name of e.
+func (s *Server) enqueue(e *entry, l *lease, sent, now int64) *waiter {
 	if s.options.KeepsAlive {
 		l.d.join(l, sent, now)
 	}
-	q := h.queue
+	q := e.queue
 	if q == nil {
-		q = &queue{}
-		h.queue = q
+		name := l.r.Name
+		q = &queue{timer: time.AfterFunc(time.Duration(e.end()-now), func() { s.expire(name) })}
+		e.queue = q
 	}
-	w := &waiter{l: l, q: q, ready: make(chan error, 1)}
+	w := &waiter{l: l, entry: e, ready: make(chan error, 1)}
 	sameDriver := func(other *waiter) bool { return other.l.d == l.d }
 	if s.options.Order == FIFOByClient && slices.ContainsFunc(q.waiters, sameDriver) {
 		q.parked = append(q.parked, w)
 	} else {
 		q.waiters = append(q.waiters, w)
 	}
-	if q.timer == nil {
-		name := l.r.Name
-		q.timer = time.AfterFunc(time.Duration(h.end()-now), func() { s.expire(name) })
-	}
 	return w
 }
 
-// leave takes w out of its queue. It returns false if w is not there any more.
+// leave takes w out of its queue, and lets those go on whom only w kept waiting. It returns false if w is not there any more.
 func (s *Server) leave(w *waiter) bool {
-	q := w.q
-	if i := slices.Index(q.parked, w); i >= 0 {
-		q.parked = slices.Delete(q.parked, i, i+1)
-		w.l.leaveSession()
-		return true
-	}
-	i := slices.Index(q.waiters, w)
-	if i < 0 {
+	if !w.entry.drop(w) {
 		return false
 	}
-	w.l.leaveSession()
-	if p := q.unpark(w.l.d); p != nil {
-		q.waiters[i] = p
-		return true
-	}
-	q.remove(i)
-	if len(q.waiters) == 0 {
-		q.timer.Stop()
-		s.names[w.l.r.Name].queue = nil
-	}
+	s.serve(w.entry, w.entry.holds[0].r.Mode, s.now())
 	return true
 }
 
 // dismiss makes the waiters whose lease is meant leave, with err as the answer.
 func (s *Server) dismiss(meant func(*lease) bool, err error) {
-	for _, h := range s.names {
-		if h.queue == nil {
-			continue
-		}
-		for _, w := range slices.Concat(h.queue.parked, h.queue.waiters) {
-			if meant(w.l) && s.leave(w) {
+	for _, e := range s.names {
+		left := false
+		for _, w := range e.all() {
+			if meant(w.l) && e.drop(w) {
 				w.ready <- err
+				left = true
 			}
 		}
+		if left {
+			s.serve(e, e.holds[0].r.Mode, s.now())
+		}
 	}
 }
 
-// watch sets the timer that gives the name to the next waiter when l ends. There is none where nobody waits.
-func (s *Server) watch(l *lease, now int64) {
-	if l.queue != nil {
-		l.queue.timer.Reset(time.Duration(l.end() - now))
+// watch sets the timer that gives the name to the next waiters when its holds end. There is none where nobody waits.
+func (s *Server) watch(e *entry, now int64) {
+	if e.queue != nil {
+		e.queue.timer.Reset(time.Duration(e.end() - now))
 	}
 }
 
-// expire is what the timer of a queue calls, without mu held. The hold may have been renewed since the timer was set.
+// expire is what the timer of a queue calls, without mu held. A hold may have been renewed since the timer was set.
 func (s *Server) expire(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
-	if h := s.holder(name, now); h != nil {
-		s.watch(h, now)
+	if e := s.held(name, now); e != nil {
+		s.watch(e, now)
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/driver/move"
@@ -30,8 +29,8 @@ const maxFloor = 1 << 62
 func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 	l := held.(*lease)
 	return d.change(ctx, l, func(s *Server, now int64) {
-		for _, w := range s.waiters(l) {
-			s.leave(w)
+		for _, w := range l.entry.all() {
+			l.entry.drop(w)
 			w.ready <- driver.ErrSealed
 		}
 		s.seals[l.r.Name] = seal{last: l.last()}
@@ -165,17 +164,7 @@ func (d *Driver) Marked(_ context.Context, held driver.Lease) (bool, error) {
 	return s.marks[held.(*lease).r.Name], nil
 }
 
-// The methods below are called with Server.mu held.
-
-// waiters returns those who wait for the name of l.
-func (s *Server) waiters(l *lease) []*waiter {
-	if l.queue == nil {
-		return nil
-	}
-	return slices.Concat(l.queue.parked, l.queue.waiters)
-}
-
-// last returns the last token of l, or 0.
+// last returns the last token of l, or 0. Called with Server.mu held.
 func (l *lease) last() uint64 {
 	if l.tokens == 0 {
 		return 0

@@ -2,6 +2,7 @@ package memory
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,7 +19,7 @@ type Server struct {
 	start   time.Time // of its clock, which counts nanoseconds
 
 	mu      sync.Mutex
-	names   map[string]*lease // the hold of each name; one that is over stays until somebody looks at it
+	names   map[string]*entry // those that are held
 	seals   map[string]seal   // of names that are sealed; such a name has no hold
 	marks   map[string]bool
 	sweepAt int    // number of names at which holds that are over are looked for
@@ -27,7 +28,7 @@ type Server struct {
 
 // NewServer returns a backend without drivers. nil means the default options.
 func NewServer(o *Options) *Server {
-	s := &Server{start: time.Now(), names: map[string]*lease{}, seals: map[string]seal{}, marks: map[string]bool{}, sweepAt: minSweep}
+	s := &Server{start: time.Now(), names: map[string]*entry{}, seals: map[string]seal{}, marks: map[string]bool{}, sweepAt: minSweep}
 	if o != nil {
 		s.options = *o
 	}
@@ -41,14 +42,27 @@ func (s *Server) NewDriver() *Driver {
 	return d
 }
 
-// Expire ends the hold of name, if there is one, and says nothing to the holder, which learns of it when it renews. With
-// Options.KeepsAlive, where nobody renews, it is told.
+// Expire ends the holds of name, if there are any, and says nothing to the holders, which learn of it when they renew. With
+// Options.KeepsAlive, where nobody renews, they are told.
 func (s *Server) Expire(name string) {
 	s.mu.Lock()
 	now := s.now()
 	var losses []loss
-	if h := s.holder(name, now); h != nil {
-		losses = s.remove(h, now, h.session == nil)
+	if e := s.held(name, now); e != nil {
+		losses = s.removeAll(e, now, true)
+	}
+	s.mu.Unlock()
+	tell(losses)
+}
+
+// ExpireHold does what Expire does to one hold, by its [driver.Request.Hold], and leaves others that read the name alone.
+func (s *Server) ExpireHold(hold string) {
+	s.mu.Lock()
+	var losses []loss
+	for h := range s.holds() {
+		if h.r.Hold == hold {
+			losses = append(losses, s.remove(h, s.now(), true)...)
+		}
 	}
 	s.mu.Unlock()
 	tell(losses)
@@ -60,8 +74,8 @@ func (s *Server) Flush() {
 	s.mu.Lock()
 	now := s.now()
 	var losses []loss
-	for _, h := range s.names {
-		losses = append(losses, s.remove(h, now, h.session == nil)...)
+	for _, e := range s.names {
+		losses = append(losses, s.removeAll(e, now, true)...)
 	}
 	clear(s.seals)
 	clear(s.marks)
@@ -69,12 +83,12 @@ func (s *Server) Flush() {
 	tell(losses)
 }
 
-// forceUnlock ends the hold of name and tells the holder.
+// forceUnlock ends the holds of name and tells the holders.
 func (s *Server) forceUnlock(name string) error {
 	s.mu.Lock()
 	now := s.now()
-	h := s.holder(name, now)
-	if h == nil {
+	e := s.held(name, now)
+	if e == nil {
 		_, sealed := s.seals[name]
 		s.mu.Unlock()
 		if sealed {
@@ -82,7 +96,7 @@ func (s *Server) forceUnlock(name string) error {
 		}
 		return driver.ErrNotHeld
 	}
-	losses := s.remove(h, now, false)
+	losses := s.removeAll(e, now, false)
 	s.mu.Unlock()
 	tell(losses)
 	return nil
@@ -93,26 +107,29 @@ func (s *Server) status(name string) driver.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
-	h := s.holder(name, now)
+	e := s.held(name, now)
 	if x, sealed := s.seals[name]; sealed {
-		return driver.Status{Held: true, Owner: "seal", Token: x.last}
+		return driver.Status{Held: true, Holders: 1, Owner: "seal", Token: x.last}
 	}
-	if h == nil {
+	if e == nil {
 		return driver.Status{}
 	}
+	h := e.holds[0]
 	st := driver.Status{
-		Held:  true,
-		Hold:  h.r.Hold,
-		Owner: h.r.Owner,
-		Note:  h.r.Note,
-		Since: s.start.Add(time.Duration(h.since)),
-		TTL:   time.Duration(h.end() - now),
+		Held:    true,
+		Mode:    h.r.Mode,
+		Holders: len(e.holds),
+		Hold:    h.r.Hold,
+		Owner:   h.r.Owner,
+		Note:    h.r.Note,
+		Since:   s.start.Add(time.Duration(h.since)),
+		TTL:     time.Duration(h.end() - now),
 	}
-	if h.tokens > 0 {
-		st.Token = h.first + uint64(h.tokens) - 1
+	for _, h := range e.holds {
+		st.Token = max(st.Token, h.last())
 	}
-	if h.queue != nil {
-		st.Waiters, st.Queue = h.queue.status(s.options.Order)
+	if e.queue != nil {
+		st.Waiters, st.Queue = e.queue.status(s.options.Order)
 	}
 	return st
 }
@@ -122,64 +139,22 @@ func (s *Server) now() int64 { return int64(time.Since(s.start)) }
 
 // The methods below are called with mu held.
 
-// holder returns the hold of name, or nil. If the hold that was there is over, the next waiter has the name.
-func (s *Server) holder(name string, now int64) *lease {
-	h := s.names[name]
-	for h != nil && h.end() <= now {
-		s.next(h, over, now)
-		h = s.names[name]
-	}
-	return h
-}
-
-// grant gives l its name, which is free. The request was sent at sent.
-func (s *Server) grant(l *lease, sent, now int64) {
-	d, ttl := l.d, int64(l.r.TTL)
-	if s.options.KeepsAlive && l.session == nil {
-		d.join(l, sent, now)
-	}
-	l.fate, l.since, l.ends = held, now, now+ttl
-	l.expires.Store(sent + ttl)
-	if s.options.KeepsAlive && !l.r.Fixed {
-		l.ends = never
-		l.expires.Store(never)
-	}
-	s.names[l.r.Name] = l
-}
-
-// next ends the hold h and gives its name to the next waiter.
-func (s *Server) next(h *lease, f fate, now int64) {
-	h.fate = f
-	if ss := h.session; ss != nil && ss.ends <= now && h.lose() {
-		ss.losses = append(ss.losses, loss{h, driver.ErrSessionEnded}) // the driver finds out when its time is up as well
-	} else {
-		h.leaveSession()
-	}
-	q := h.queue
-	h.queue = nil
-	if q == nil {
-		delete(s.names, h.r.Name)
-		return
-	}
-	w := q.pop(s.options.Order)
-	s.grant(w.l, now, now)
-	if len(q.waiters) == 0 {
-		q.timer.Stop()
-	} else {
-		w.l.queue = q
-		s.watch(w.l, now)
-	}
-	w.ready <- nil
-}
-
-// remove ends the hold h for somebody else, and returns the losses to tell of, if any.
+// remove ends the hold h for somebody else, and returns the losses to tell of, if any. silent: a holder that renews is not told.
 func (s *Server) remove(h *lease, now int64, silent bool) []loss {
 	s.next(h, over, now)
-	if silent || !h.lose() {
+	if silent && h.session == nil || !h.lose() {
 		return nil
 	}
 	h.d.unheard = append(h.d.unheard, loss{h, driver.ErrRemoved})
 	return h.d.hear()
+}
+
+// removeAll does so with all holds of e.
+func (s *Server) removeAll(e *entry, now int64, silent bool) (losses []loss) {
+	for _, h := range slices.Clone(e.holds) {
+		losses = append(losses, s.remove(h, now, silent)...)
+	}
+	return losses
 }
 
 const minSweep = 64
@@ -189,7 +164,7 @@ func (s *Server) sweep(now int64) {
 	if len(s.names) < s.sweepAt {
 		return
 	}
-	for _, h := range s.names {
+	for h := range s.holds() {
 		if h.end() <= now {
 			s.next(h, over, now)
 		}

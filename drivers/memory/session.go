@@ -128,7 +128,7 @@ func (ss *session) die() []loss {
 	d, s := ss.d, ss.d.server
 	ss.stop()
 	s.dismiss(func(l *lease) bool { return l.session == ss }, errAgain)
-	for _, h := range s.names {
+	for h := range s.holds() {
 		if h.session == ss {
 			if h.lose() {
 				ss.losses = append(ss.losses, loss{h, driver.ErrSessionEnded})

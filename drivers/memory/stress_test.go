@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,8 +16,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// Workers of several drivers lock, renew, release, forget and cancel at random, while faults and an administrator are about. No two
-// leases of a name may be valid at once, and tokens rise.
+// Workers of several drivers lock, renew, release, forget and cancel at random, in all modes, while faults and an administrator are about.
+// No two leases of a name that exclude each other may be valid at once, and tokens rise.
 func TestExclusionUnderFaults(t *testing.T) {
 	for _, o := range []*memory.Options{
 		{Order: memory.FIFO}, {Order: memory.FIFOByClient}, {Order: memory.Unordered}, {KeepsAlive: true},
@@ -36,11 +37,19 @@ const stressTTL = 5 * time.Millisecond
 
 // ledger is what the workers know of one name.
 type ledger struct {
-	mu       sync.Mutex
-	last     driver.Lease
-	released *atomic.Bool // of last
-	removals int64        // that there had been before last was asked for
-	token    uint64
+	mu     sync.Mutex
+	grants []*grant // that were valid at the last look
+	token  uint64   // the last of all
+	writer uint64   // the last that was not given to a reader
+	shared int      // grants beside another one
+}
+
+// grant is one that a worker was given.
+type grant struct {
+	driver.Lease
+	mode     driver.Mode
+	released atomic.Bool
+	removals int64 // that there had been before it was asked for
 }
 
 type stressed struct {
@@ -74,6 +83,9 @@ func stress(t *testing.T, o *memory.Options, grants int64, hangs bool) {
 	workers.Wait()
 	close(done)
 	chaos.Wait()
+	if s.ledgers[0].shared+s.ledgers[1].shared == 0 {
+		s.t.Error("no two readers ever shared a name")
+	}
 	for _, d := range s.drivers {
 		d.Heal()
 		if err := d.Close(context.Background()); err != nil {
@@ -92,6 +104,9 @@ func (s *stressed) work(d *memory.Driver) {
 	i := rand.IntN(len(s.ledgers))
 	a := newAttempt(fmt.Sprint(i))
 	a.TTL, a.NoWait, a.Fixed, a.want = stressTTL, rand.IntN(4) == 0, rand.IntN(4) == 0, 1+rand.IntN(3)
+	if a.Mode = []driver.Mode{driver.Exclusive, driver.Read, driver.Read, driver.Write}[rand.IntN(4)]; a.Mode == driver.Read {
+		a.want = 1
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rand.Int64N(int64(2*stressTTL))))
 	defer cancel()
 	removals := s.removals.Load()
@@ -108,8 +123,8 @@ func (s *stressed) work(d *memory.Driver) {
 		return
 	}
 	s.grants.Add(1)
-	var released atomic.Bool
-	if !s.ledgers[i].enter(s, l, &released, removals) {
+	g := &grant{Lease: l, mode: a.Mode, removals: removals}
+	if !s.ledgers[i].enter(s, g) {
 		return
 	}
 	if rand.IntN(2) == 0 {
@@ -117,17 +132,17 @@ func (s *stressed) work(d *memory.Driver) {
 		l.Renew(ctx, stressTTL)
 	}
 	if s.session && !a.Fixed || rand.IntN(4) > 0 { // a session would keep it for ever
-		released.Store(true)
+		g.released.Store(true)
 		l.Release(context.WithoutCancel(ctx))
 	}
 }
 
-// enter takes note of a grant and checks it against the one before. It returns false if the lease is past already.
-func (g *ledger) enter(s *stressed, l driver.Lease, released *atomic.Bool, removals int64) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+// enter takes note of a grant and checks it against those before. It returns false if the lease is past already.
+func (l *ledger) enter(s *stressed, g *grant) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	now := time.Now()
-	expires := l.Expires()
+	expires := g.Expires()
 	if !now.Before(expires) {
 		return false
 	}
@@ -135,14 +150,28 @@ func (g *ledger) enter(s *stressed, l driver.Lease, released *atomic.Bool, remov
 	if s.exact {
 		granted = expires.Add(-stressTTL)
 	}
-	if g.last != nil && !g.released.Load() && granted.Before(g.last.Expires()) && g.removals == s.removals.Load() {
-		s.t.Errorf("granted %v before the end of the lease before", g.last.Expires().Sub(granted))
+	l.grants = slices.DeleteFunc(l.grants, func(o *grant) bool { return o.released.Load() || !granted.Before(o.Expires()) })
+	for _, o := range l.grants {
+		if g.mode.Excludes(o.mode) && o.removals == s.removals.Load() && !o.released.Load() {
+			s.t.Errorf("%v granted %v before the end of a lease in mode %v", g.mode, o.Expires().Sub(granted), o.mode)
+		}
 	}
-	first, n := l.Tokens()
-	if first <= g.token && removals == s.removals.Load() {
-		s.t.Errorf("token %d follows %d", first, g.token)
+	if len(l.grants) > 0 {
+		l.shared++
 	}
-	g.last, g.released, g.removals, g.token = l, released, removals, first+uint64(n)-1
+	above := l.token
+	if g.mode == driver.Read {
+		above = l.writer
+	}
+	first, n := g.Tokens()
+	if first <= above && g.removals == s.removals.Load() {
+		s.t.Errorf("token %d in mode %v follows %d", first, g.mode, above)
+	}
+	l.token = max(l.token, first+uint64(n)-1)
+	if g.mode != driver.Read {
+		l.writer = l.token
+	}
+	l.grants = append(l.grants, g)
 	return true
 }
 

@@ -162,6 +162,7 @@ func (c *Call) Return(ctx context.Context, r Result) {
 	lock, granted := c.lock, r.Outcome == Acquired
 	if granted {
 		lock = r.Lease
+		lock.Mode = c.lock.Mode // as asked for, also under a hold in another mode
 	}
 	attributes := append(c.telemetry.attributes(lock),
 		keyTry.Bool(c.try), keyOutcome.String(string(r.Outcome)), keyTTL.Float64(r.TTL.Seconds()))
@@ -204,5 +205,5 @@ func (c *Call) traceWait(ctx context.Context, from, to time.Time, blockers []tra
 }
 
 func (c *Call) label(key attribute.Key, value, errorType string) *labels {
-	return c.telemetry.labels.get(label{class: c.class, key: key, value: value, errorType: errorType})
+	return c.telemetry.labels.get(label{kind: kind{c.class, c.lock.Mode}, key: key, value: value, errorType: errorType})
 }

@@ -46,7 +46,7 @@ func (t *Telemetry) Renewed(of *Call, l Lock, result Renewal, failing bool, why 
 	t.reports.add(func() {
 		if metering {
 			t.renewals.Add(context.Background(), 1,
-				t.labels.get(label{class: t.classOf(of, l.Name), key: keyResult, value: string(result)}).add...)
+				t.labels.get(label{kind: t.kindOf(of, l), key: keyResult, value: string(result)}).add...)
 		}
 		switch {
 		case result == RenewalFailed:

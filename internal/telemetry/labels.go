@@ -7,9 +7,12 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
+// kind is what metrics say of a lock.
+type kind struct{ class, mode string }
+
 // label is what tells the points of a metric apart, beside the driver.
 type label struct {
-	class     string
+	kind
 	key       attribute.Key
 	value     string
 	errorType string
@@ -24,11 +27,11 @@ type labels struct {
 // labelCache spares the building of the labels, which are few.
 type labelCache struct {
 	driver string
-	met    func(class string) // is called for each class once, without locks
+	met    func(kind) // is called for each kind once, without locks
 
-	mu      sync.RWMutex
-	known   map[label]*labels
-	classes map[string]bool
+	mu    sync.RWMutex
+	known map[label]*labels
+	kinds map[kind]bool
 }
 
 // maxLabels bounds the cache against a Config.Class that maps to very many.
@@ -45,6 +48,9 @@ func (c *labelCache) get(l label) *labels {
 	if l.class != "" {
 		attributes = append(attributes, keyClass.String(l.class))
 	}
+	if l.mode != "" {
+		attributes = append(attributes, keyMode.String(l.mode))
+	}
 	if l.key != "" {
 		attributes = append(attributes, l.key.String(l.value))
 	}
@@ -54,23 +60,23 @@ func (c *labelCache) get(l label) *labels {
 	o := metric.WithAttributeSet(attribute.NewSet(attributes...))
 	made := &labels{[]metric.AddOption{o}, []metric.RecordOption{o}}
 	if c.keep(l, made) {
-		c.met(l.class)
+		c.met(l.kind)
 	}
 	return made
 }
 
-// keep caches the labels, and reports whether their class is new.
+// keep caches the labels, and reports whether their kind is new.
 func (c *labelCache) keep(l label, made *labels) (first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.known == nil {
-		c.known, c.classes = map[label]*labels{}, map[string]bool{}
+		c.known, c.kinds = map[label]*labels{}, map[kind]bool{}
 	}
 	if len(c.known) >= maxLabels {
 		return false
 	}
 	c.known[l] = made
-	first = !c.classes[l.class]
-	c.classes[l.class] = true
+	first = !c.kinds[l.kind]
+	c.kinds[l.kind] = true
 	return first
 }

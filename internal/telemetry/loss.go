@@ -47,7 +47,7 @@ func (t *Telemetry) Lost(l Lock, why Loss, of, ended *Call) {
 		}
 		ended.Ended(ctx, Lost)
 		if metering {
-			t.losses.Add(ctx, 1, t.labels.get(label{class: t.classOf(of, l.Name), key: keyCause, value: why.Cause.Value}).add...)
+			t.losses.Add(ctx, 1, t.labels.get(label{kind: t.kindOf(of, l), key: keyCause, value: why.Cause.Value}).add...)
 		}
 		t.lossLog.add(ctx, l, why)
 	})

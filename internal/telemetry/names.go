@@ -27,6 +27,7 @@ const (
 	keyFixed     = attribute.Key("dsync.lock.fixed")
 	keyReentrant = attribute.Key("dsync.lock.reentrant")
 	keyClass     = attribute.Key("dsync.lock.class")
+	keyMode      = attribute.Key("dsync.lock.mode") // absent: exclusive
 	keyTry       = attribute.Key("dsync.acquire.try")
 	keyOutcome   = attribute.Key("dsync.acquire.outcome")
 	keyEnd       = attribute.Key("dsync.hold.end")

@@ -170,11 +170,11 @@ func (t *Telemetry) Begin() {
 	}
 }
 
-// meet makes the points of a class that it would be too late to make when they are first counted: to Prometheus, a counter that begins
+// meet makes the points of a kind that it would be too late to make when they are first counted: to Prometheus, a counter that begins
 // with 1 has not risen.
-func (t *Telemetry) meet(class string) {
+func (t *Telemetry) meet(kind kind) {
 	zero := func(c metric.Int64Counter, l label) {
-		l.class = class
+		l.kind = kind
 		c.Add(context.Background(), 0, t.labels.get(l).add...)
 	}
 	for _, cause := range t.config.Causes {
@@ -204,6 +204,7 @@ func (t *Telemetry) Close() {
 type Lock struct {
 	Name, Owner string
 	Token       uint64
+	Mode        string // empty: exclusive
 }
 
 func (t *Telemetry) attributes(l Lock) []attribute.KeyValue {
@@ -216,6 +217,9 @@ func (t *Telemetry) attributes(l Lock) []attribute.KeyValue {
 	}
 	if l.Token != 0 {
 		as = append(as, keyToken.Int64(int64(l.Token)))
+	}
+	if l.Mode != "" {
+		as = append(as, keyMode.String(l.Mode))
 	}
 	return as
 }
@@ -255,13 +259,14 @@ func (t *Telemetry) said(err error) []slog.Attr {
 	return nil
 }
 
-// classOf returns the class of a lock for metrics. of may be nil.
-func (t *Telemetry) classOf(of *Call, name string) string {
+// kindOf returns the kind of a lock for metrics. of may be nil.
+func (t *Telemetry) kindOf(of *Call, l Lock) kind {
+	k := kind{mode: l.Mode}
 	switch {
 	case of != nil && of.metering:
-		return of.class
+		k.class = of.class
 	case t.config.Class != nil:
-		return t.config.Class(name)
+		k.class = t.config.Class(l.Name)
 	}
-	return ""
+	return k
 }

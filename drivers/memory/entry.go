@@ -1,0 +1,163 @@
+package memory
+
+import (
+	"iter"
+	"slices"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// entry is a name that is held, and who waits for it. Guarded by Server.mu.
+type entry struct {
+	holds []*lease  // one, or any number of Read holds; those that are over stay until somebody looks
+	one   [1]*lease // the room for one
+	queue *queue    // nil if nobody waits
+}
+
+// admits is the whole rule of the modes: a request is granted unless a hold excludes it, or one who waits and came before.
+func admits(m driver.Mode, holds []*lease, before []*waiter) bool {
+	return !slices.ContainsFunc(holds, func(h *lease) bool { return m.Excludes(h.r.Mode) }) &&
+		!slices.ContainsFunc(before, func(w *waiter) bool { return m.Excludes(w.l.r.Mode) })
+}
+
+// The methods below are called with Server.mu held.
+
+// waiters returns who waits, in order; of several waiters of a driver that takes turns with others only the first.
+func (e *entry) waiters() []*waiter {
+	if e.queue == nil {
+		return nil
+	}
+	return e.queue.waiters
+}
+
+// all returns all who wait.
+func (e *entry) all() []*waiter {
+	if e.queue == nil {
+		return nil
+	}
+	return slices.Concat(e.queue.parked, e.queue.waiters)
+}
+
+// end returns when the last of the holds ends.
+func (e *entry) end() int64 {
+	end := e.holds[0].end()
+	for _, h := range e.holds[1:] {
+		end = max(end, h.end())
+	}
+	return end
+}
+
+// drop takes w out of the queue, which is to be served then. It returns false if w is not there any more.
+func (e *entry) drop(w *waiter) bool {
+	q := e.queue
+	if q == nil {
+		return false
+	}
+	if i := slices.Index(q.parked, w); i >= 0 {
+		q.parked = slices.Delete(q.parked, i, i+1)
+		w.l.leaveSession()
+		return true
+	}
+	i := slices.Index(q.waiters, w)
+	if i < 0 {
+		return false
+	}
+	w.l.leaveSession()
+	if p := q.unpark(w.l.d); p != nil {
+		q.waiters[i] = p
+	} else {
+		q.remove(i)
+	}
+	return true
+}
+
+// held returns the entry of name, or nil if the name is free. Holds that are over are ended first.
+func (s *Server) held(name string, now int64) *entry {
+	e := s.names[name]
+	for e != nil {
+		i := slices.IndexFunc(e.holds, func(h *lease) bool { return h.end() <= now })
+		if i < 0 {
+			break
+		}
+		s.next(e.holds[i], over, now)
+		e = s.names[name]
+	}
+	return e
+}
+
+// holds yields all holds that there are when it comes to their name, and allows each to be ended.
+func (s *Server) holds() iter.Seq[*lease] {
+	return func(yield func(*lease) bool) {
+		for _, e := range s.names {
+			for _, h := range slices.Clone(e.holds) {
+				if !yield(h) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// open makes the entry of the name of l, which is free.
+func (s *Server) open(l *lease) *entry {
+	e := &l.own
+	e.holds = e.one[:0]
+	s.names[l.r.Name] = e
+	return e
+}
+
+// grant gives the name of e to l. The request was sent at sent.
+func (s *Server) grant(e *entry, l *lease, sent, now int64) {
+	d, ttl := l.d, int64(l.r.TTL)
+	if s.options.KeepsAlive && l.session == nil {
+		d.join(l, sent, now)
+	}
+	l.fate, l.since, l.ends = held, now, now+ttl
+	l.expires.Store(sent + ttl)
+	if s.options.KeepsAlive && !l.r.Fixed {
+		l.ends = never
+		l.expires.Store(never)
+	}
+	l.entry = e
+	e.holds = append(e.holds, l)
+}
+
+// next ends the hold h and gives its name to the next waiters.
+func (s *Server) next(h *lease, f fate, now int64) {
+	h.fate = f
+	if ss := h.session; ss != nil && ss.ends <= now && h.lose() {
+		ss.losses = append(ss.losses, loss{h, driver.ErrSessionEnded}) // the driver finds out when its time is up as well
+	} else {
+		h.leaveSession()
+	}
+	e := h.entry
+	i := slices.Index(e.holds, h)
+	e.holds = slices.Delete(e.holds, i, i+1)
+	s.serve(e, h.r.Mode, now)
+	if len(e.holds) == 0 {
+		delete(s.names, h.r.Name)
+	}
+}
+
+// serve grants the name to those who wait, one after the other, for as long as the holds admit them. after is the mode in which the name
+// was held last.
+func (s *Server) serve(e *entry, after driver.Mode, now int64) {
+	q := e.queue
+	if q == nil {
+		return
+	}
+	if s.options.Order == Unordered && len(q.waiters) > 0 {
+		q.draw(after)
+	}
+	for len(q.waiters) > 0 && admits(q.waiters[0].l.r.Mode, e.holds, nil) {
+		w := q.pop()
+		s.grant(e, w.l, now, now)
+		w.ready <- nil
+	}
+	if len(q.waiters) == 0 {
+		q.timer.Stop()
+		e.queue = nil
+		return
+	}
+	s.watch(e, now)
+}

@@ -1,0 +1,79 @@
+package dsync
+
+import (
+	"context"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// nest serves a call under a lease of its name: one whose context the call has, or one that its Owner has in another mode. It returns
+// nil, nil if there is none.
+//
+//	the lease is      the call is for     by its Owner    by its context
+//	Read              Read                joins           joins
+//	Read              Write, Exclusive    ErrDeadlock     ErrDeadlock
+//	Write, Exclusive  Read                joins           joins
+//	Write, Exclusive  Write, Exclusive    joins           ErrDeadlock
+//
+// A call that joins is served whoever waits: who waits for the lease and for whom the call would wait are a deadlock otherwise. So there
+// is no upgrade either. A call that waits already when its Owner gets the name in another mode is not served by that.
+func (c *Client) nest(ctx context.Context, r request, name string) (*Lease, error) {
+	lc, _ := ctx.Value(leaseContextKey{}).(*leaseContext)
+	for ; lc != nil; lc = lc.outer {
+		if k := lc.lease.hold.lock; k.client != c || k.name != name {
+			continue
+		}
+		if l, err := lc.lease.nest(r); l != nil || err != nil {
+			return l, err
+		}
+	}
+	if r.owner == nil {
+		return nil, nil
+	}
+	for mode, k := range c.known(name) {
+		if k == nil || driver.Mode(mode) == r.mode {
+			continue
+		}
+		if l, err := k.nest(r); l != nil || err != nil {
+			return l, err
+		}
+	}
+	return nil, nil
+}
+
+// nest serves a call whose context is the lease's.
+func (l *Lease) nest(r request) (*Lease, error) {
+	h := l.hold
+	k := h.lock
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case l.check(k.client.now()) != nil:
+		return nil, nil
+	case r.owner != nil && h.ownedBy == r.owner:
+		return h.join(r), nil
+	case r.mode != driver.Read:
+		return nil, ErrDeadlock
+	}
+	nested := h.join(r)
+	if r.owner == nil {
+		nested.owner = l.owner
+	}
+	return nested, nil
+}
+
+// nest serves a call in another mode, of an Owner that may have the name in the mode of k.
+func (k *lock) nest(r request) (*Lease, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.mode == driver.Read {
+		if k.readBy(r.owner, k.client.now()) != nil {
+			return nil, ErrDeadlock
+		}
+		return nil, nil
+	}
+	if h := k.live(); h != nil && h.ownedBy == r.owner {
+		return h.join(r), nil
+	}
+	return nil, nil
+}
