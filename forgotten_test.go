@@ -190,7 +190,10 @@ func TestDebugLeavesLeasesInUse(t *testing.T) {
 		t.Errorf("Lock under the context of the lock: %v, want ErrDeadlock", err)
 	}
 	forget(t, c) // whose end shows that the collector has run
-	for strings.Count(log.String(), "forgotten") == 0 {
+	for began := time.Now(); strings.Count(log.String(), "forgotten") == 0; {
+		if time.Since(began) > time.Minute {
+			t.Fatal("the collector finds nothing")
+		}
 		runtime.GC()
 		time.Sleep(10 * time.Millisecond) // as above
 	}
@@ -205,6 +208,31 @@ func TestDebugLeavesLeasesInUse(t *testing.T) {
 	if err := context.Cause(derived); !errors.Is(err, dsync.ErrNotHeld) {
 		t.Errorf("the cause of a context after the Unlock: %v, want ErrNotHeld", err)
 	}
+}
+
+// The cleanup of a handle runs outside of the bubble, where channels of the bubble may not be closed.
+func TestDebugInABubble(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newClient(t, memory.New(nil), &dsync.Options{Debug: true})
+		done := forgetDone(t, c)
+		for ended := false; !ended; {
+			runtime.GC()
+			time.Sleep(time.Second)
+			select {
+			case <-done:
+				ended = true
+			default:
+			}
+		}
+		if err := mustLock(t, c, "forgotten").Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+//go:noinline
+func forgetDone(t *testing.T, c *dsync.Client) <-chan struct{} {
+	return mustLock(t, c, "forgotten").Done()
 }
 
 func TestNoLease(t *testing.T) {

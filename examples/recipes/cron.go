@@ -14,9 +14,12 @@ import (
 // which the run was scheduled.
 func OncePerPeriod(ctx context.Context, l dsync.Locker, name string, period time.Duration, at time.Time,
 	job func(context.Context) error) error {
+	if time.Since(at) >= period {
+		return nil // too late: the lock of the process that has run the job may be over
+	}
 	// Two locks take turns, so that the lock of one period may outlast it, and never keeps a process from the next one.
 	turn := name + "/" + strconv.FormatInt(at.UnixNano()/int64(period)%2, 10)
-	lease, err := l.TryLock(ctx, turn, dsync.ExpireAfter((period * 3 / 2).Truncate(time.Second)))
+	lease, err := l.TryLock(ctx, turn, dsync.ExpireAfter((period * 3 / 2).Truncate(time.Second)), dsync.WaitAtMost(period/4))
 	if errors.Is(err, dsync.ErrLocked) {
 		return nil // another process has this period
 	}
