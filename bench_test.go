@@ -92,6 +92,24 @@ func BenchmarkHot(b *testing.B) {
 	}
 }
 
+// BenchmarkRead is one lock that is read: by one goroutine, whose every Read asks the backend, and by 64, which share holds.
+func BenchmarkRead(b *testing.B) {
+	for _, goroutines := range []int{1, 64} {
+		b.Run(fmt.Sprint(goroutines), func(b *testing.B) {
+			readers := dsync.With(benchClient(b, nil), dsync.Read())
+			var wg sync.WaitGroup
+			for i := range goroutines {
+				wg.Go(func() {
+					for n := i; n < b.N; n += goroutines {
+						lockUnlock(b, readers, "x")
+					}
+				})
+			}
+			wg.Wait()
+		})
+	}
+}
+
 // BenchmarkHeld reports what a lock costs that is held and renewed.
 func BenchmarkHeld(b *testing.B) {
 	const locks = 10_000

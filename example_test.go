@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/go-dsync/dsync"
@@ -135,4 +136,54 @@ func ExampleExpireAfter() {
 	<-lease.Done()
 	fmt.Println(errors.Is(lease.Err(), dsync.ErrLost), lease.Err())
 	// Output: true dsync: lease "report": lock lost: expired
+}
+
+func ExampleWith() {
+	ctx := context.Background()
+	client, _ := dsync.Open(ctx, "memory://", nil)
+	defer client.Close(ctx)
+
+	readers, writers := dsync.With(client, dsync.Read()), dsync.With(client, dsync.Write())
+	err := dsync.Do(ctx, readers, "prices", func(ctx context.Context) error {
+		err := dsync.TryDo(context.Background(), readers, "prices", func(context.Context) error {
+			fmt.Println("two read")
+			return nil
+		})
+		if _, busy := writers.TryLock(context.Background(), "prices"); errors.Is(busy, dsync.ErrLocked) {
+			fmt.Println("nobody writes")
+		}
+		if _, upgrade := writers.Lock(ctx, "prices"); errors.Is(upgrade, dsync.ErrDeadlock) {
+			fmt.Println("there is no upgrade")
+		}
+		return err
+	})
+	fmt.Println(err)
+	// Output:
+	// two read
+	// nobody writes
+	// there is no upgrade
+	// <nil>
+}
+
+// A gate is closed by a Write. Those who have to pass wait to read.
+func ExampleRead_gate() {
+	ctx := context.Background()
+	client, _ := dsync.Open(ctx, "memory://", nil)
+	defer client.Close(ctx)
+
+	closed, _ := client.Lock(ctx, "gate", dsync.Write())
+	var passed sync.WaitGroup
+	for range 3 {
+		passed.Go(func() {
+			if lease, err := client.Lock(ctx, "gate", dsync.Read()); err == nil {
+				_ = lease.Unlock(ctx)
+			}
+		})
+	}
+	fmt.Println("opened:", closed.Unlock(ctx))
+	passed.Wait()
+	fmt.Println("all have passed")
+	// Output:
+	// opened: <nil>
+	// all have passed
 }

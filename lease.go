@@ -47,7 +47,8 @@ func (l *Lease) Owner() string {
 }
 
 // Token returns the fencing token of the lease, or 0 if the backend has none. The token is larger than the tokens of all earlier grants of
-// the name; a re-entry has the token of the hold that it joined. Send the token with every write to the protected resource, and let the
+// the name; a re-entry has the token of the hold that it joined. That of a [Read] is larger than those of all who had the name alone before,
+// and smaller than those of all who will have it after; a resource compares it, and does not store it. Send the token with every write to the protected resource, and let the
 // resource refuse a token smaller than one seen before: nothing else protects against a late write.
 func (l *Lease) Token() uint64 {
 	if l = l.view(); l == nil {
@@ -122,7 +123,7 @@ func (l *Lease) Done() <-chan struct{} {
 
 // Context returns a context that ends with parent or with the lease, whichever is first; in the second case context.Cause returns
 // the lease's Err. Call cancel when the work is done, as with any context. Lock notices a wait for the lease's own name under such a
-// context, and returns ErrDeadlock.
+// context, and returns ErrDeadlock; a Read does not wait (see [Read]).
 //
 // A goroutine ends the context, and may be a moment late when the process was stopped. Just before an act that must not come too late,
 // ask Err of the lease, which looks at the clock.
@@ -219,12 +220,12 @@ func (l *Lease) setEnd(end moment) {
 	l.hold.lock.client.watchdog.endAt(l.end, end)
 }
 
-// Unlock ends the lease, and frees the lock if no other lease of the same owner holds the lock. Unlock ignores the cancellation of ctx, so
+// Unlock ends the lease, and frees the lock if no other lease of the same owner, or of who reads with it, holds the lock. Unlock ignores the cancellation of ctx, so
 // `defer lease.Unlock(ctx)` is right also when ctx is the reason to leave. It waits no longer than the rest of the lease, and at most
 // 5 s; then Unlock returns ErrUnknown while the release goes on in the background.
 //
 // After a loss Unlock returns an error that matches ErrLost and ErrNotHeld, after an earlier Unlock an error that matches ErrNotHeld; both
-// change nothing. The backend is asked unless the hold goes on, for another lease of the owner or, by a hand-over
+// change nothing. The backend is asked unless the hold goes on, for another of these leases or, by a hand-over
 // inside the process, for another owner of the client that waits: if somebody has removed the hold, Unlock may then return nil for as
 // long as Info.Detect, as Err does.
 func (l *Lease) Unlock(ctx context.Context) error {

@@ -19,7 +19,8 @@
 // No lock of this kind can stop a write that is already on its way when its lease ends, as after a long pause of the process. Where late
 // writes matter, send [Lease.Token] with the write, and let the resource refuse smaller tokens than it has seen.
 //
-// Goroutines that call Lock of one Client exclude each other. Reentrancy is explicit: calls through one [Owner] share the lock.
+// Goroutines that call Lock of one Client exclude each other. Reentrancy is explicit: calls through one [Owner] share the lock. Many can
+// [Read] a name together, and one [Write] it, where the backend has locks of this kind.
 package dsync
 
 import (

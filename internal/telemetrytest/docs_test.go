@@ -39,6 +39,7 @@ var (
 		"dsync.lock.ttl":        "the TTL that was asked for, in seconds",
 		"dsync.lock.fixed":      "the lease was made with `ExpireAfter`, so that its end may be meant",
 		"dsync.lock.reentrant":  "other leases of the owner held the lock already, or still hold it",
+		"dsync.lock.mode":       "how the name is held, for a call: is to be held; left out for those who neither `Read` nor `Write`",
 		"dsync.lock.class":      "what `Options.Class` makes of the name",
 		"dsync.acquire.try":     "it was a `TryLock`",
 		"dsync.acquire.outcome": "what became of it",

@@ -2,6 +2,7 @@ package telemetrytest
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -17,9 +18,12 @@ func Everything(t *testing.T, o dsync.Options) {
 	t.Helper()
 	o.TTL = 10 * time.Second
 	o.Class = func(name string) string { class, _, _ := strings.Cut(name, "/"); return class }
-	renewed := &stage{T: t, options: o, server: memory.NewServer(nil)}
-	renewed.play()
-	renewed.trouble()
+	write := []dsync.LockOption{dsync.Write()}
+	for _, s := range []stage{{}, {mode: []dsync.LockOption{dsync.Read()}, alone: write}, {mode: write, alone: write}} {
+		s.T, s.options, s.server = t, o, memory.NewServer(nil)
+		s.play()
+		s.trouble()
+	}
 	sessions := &stage{T: t, options: o, server: memory.NewServer(&memory.Options{KeepsAlive: true})}
 	sessions.loseSession()
 }
@@ -28,6 +32,8 @@ type stage struct {
 	*testing.T
 	options dsync.Options
 	server  *memory.Server
+	mode    []dsync.LockOption // of the locks
+	alone   []dsync.LockOption // of others who want them
 }
 
 func (s *stage) client() (*dsync.Client, *memory.Driver) {
@@ -41,7 +47,7 @@ func (s *stage) client() (*dsync.Client, *memory.Driver) {
 
 func (s *stage) lock(l dsync.Locker, name string, options ...dsync.LockOption) *dsync.Lease {
 	s.Helper()
-	lease, err := l.Lock(s.Context(), name, options...)
+	lease, err := l.Lock(s.Context(), name, slices.Concat(s.mode, options)...)
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -72,21 +78,21 @@ func (s *stage) play() {
 	owner := a.NewOwner()
 	outer := s.lock(owner, "orders/1")
 	s.unlock(s.lock(owner, "orders/1"))
-	if _, err := b.TryLock(s.Context(), "orders/1"); err == nil {
+	if _, err := b.TryLock(s.Context(), "orders/1", s.alone...); err == nil {
 		s.Error("TryLock of a lock that is held succeeded")
 	}
 	short, cancel := context.WithTimeout(s.Context(), time.Second)
 	defer cancel()
-	if _, err := b.Lock(short, "orders/1"); err == nil {
+	if _, err := b.Lock(short, "orders/1", s.alone...); err == nil {
 		s.Error("Lock of a lock that is held succeeded")
 	}
 	gone, leave := context.WithCancel(s.Context())
 	time.AfterFunc(time.Second, leave)
-	if _, err := b.Lock(gone, "orders/1"); err == nil {
+	if _, err := b.Lock(gone, "orders/1", s.alone...); err == nil {
 		s.Error("Lock of a lock that is held succeeded")
 	}
 	time.AfterFunc(5*time.Second, func() { s.unlock(outer) }) // after a renewal
-	s.unlock(s.lock(b, "orders/1"))
+	s.unlock(s.lock(b, "orders/1", s.alone...))
 	s.lock(a, "orders/2") // ends with the client
 }
 

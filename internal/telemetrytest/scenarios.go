@@ -81,6 +81,36 @@ dsync.acquires {@backend dsync.acquire.outcome=acquired} 2
 dsync.hold.count {@backend} 0
 dsync.hold.duration {@backend dsync.hold.end=unlocked} 1
 `},
+	{Name: "read together", needs: canRead, run: readTogether, spans: `
+first
+  dsync.acquire {@A dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.mode=read dsync.lock.reentrant=false @ttl}
+  dsync.acquire {@B dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.mode=read dsync.lock.reentrant=true @ttl}
+  dsync.unlock {@B dsync.lock.mode=read dsync.lock.reentrant=true}
+  dsync.unlock {@A dsync.lock.mode=read dsync.lock.reentrant=false}
+second
+  dsync.acquire {@name dsync.acquire.outcome=locked dsync.acquire.try=true dsync.lock.mode=write @ttl}
+`, points: `
+dsync.acquire.duration {@backend dsync.acquire.outcome=acquired dsync.lock.mode=read} 2
+dsync.acquire.duration {@backend dsync.acquire.outcome=locked dsync.lock.mode=write} 1
+dsync.acquires {@backend dsync.acquire.outcome=acquired dsync.lock.mode=read} 2
+dsync.acquires {@backend dsync.acquire.outcome=locked dsync.lock.mode=write} 1
+dsync.hold.count {@backend dsync.lock.mode=read} 0
+dsync.hold.duration {@backend dsync.hold.end=unlocked dsync.lock.mode=read} 1
+`},
+	{Name: "read under a lock", needs: canRead, run: readNested, spans: `
+first
+  dsync.acquire {@A dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.reentrant=false @ttl}
+  dsync.acquire {@B dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.mode=read dsync.lock.reentrant=true @ttl}
+  dsync.unlock {@B dsync.lock.reentrant=true}
+  dsync.unlock {@A dsync.lock.reentrant=false}
+`, points: `
+dsync.acquire.duration {@backend dsync.acquire.outcome=acquired dsync.lock.mode=read} 1
+dsync.acquire.duration {@backend dsync.acquire.outcome=acquired} 1
+dsync.acquires {@backend dsync.acquire.outcome=acquired dsync.lock.mode=read} 1
+dsync.acquires {@backend dsync.acquire.outcome=acquired} 1
+dsync.hold.count {@backend} 0
+dsync.hold.duration {@backend dsync.hold.end=unlocked} 1
+`},
 	{Name: "client closed", run: closed, spans: `
 first
   dsync.acquire {@A dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.reentrant=false @ttl}
@@ -162,6 +192,7 @@ dsync.losses {@backend dsync.loss.cause=` + cause + `} 1`
 func canForce(b *Backend, _ driver.Info) bool   { return b.Forced != "" }
 func canCut(b *Backend, _ driver.Info) bool     { return b.CutOff != "" }
 func hasSession(b *Backend, i driver.Info) bool { return b.EndSession != nil && i.KeepsAlive }
+func canRead(_ *Backend, i driver.Info) bool    { return i.Offers(driver.Read) }
 
 func free(e *env) {
 	e.lock(e.client("first"), "first", "A")
@@ -216,11 +247,31 @@ func timedOut(e *env) {
 
 func reentry(e *env) {
 	o := e.client("first").NewOwner()
-	e.lock(o, "first", "A")
+	nested(e, o, o, func() {})
+}
+
+func readTogether(e *env) {
+	readers := dsync.With(e.client("first"), dsync.Read())
+	nested(e, readers, readers, func() {
+		if _, err := e.client("second").TryLock(e.request("second"), e.name, dsync.Write()); !errors.Is(err, dsync.ErrLocked) {
+			e.Errorf("TryLock of a lock that is read: %v, want ErrLocked", err)
+		}
+	})
+}
+
+func readNested(e *env) {
+	o := e.client("first").NewOwner()
+	nested(e, o, dsync.With(o, dsync.Read()), func() {})
+}
+
+// nested has one request lock twice, and do something else between the unlocks.
+func nested(e *env, outer, inner dsync.Locker, between func()) {
+	e.lock(outer, "first", "A")
 	pause(e.Context(), time.Millisecond) // spans are in the order of their start
-	e.lock(o, "first", "B")
+	e.lock(inner, "first", "B")
 	pause(e.Context(), time.Millisecond)
 	e.unlock("first", "B")
+	between()
 	pause(e.Context(), time.Millisecond)
 	e.unlock("first", "A")
 }
