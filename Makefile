@@ -26,7 +26,7 @@ MODULES = . $(NESTED) test/bench test/interop test/stress
 # How long `make fuzz` looks for an input that breaks something, for each target.
 FUZZTIME ?= 30s
 
-.PHONY: help test test-long test-oldest test-newest tidy model-long servers demo demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short lint flaky flaky-long fuzz vulncheck
+.PHONY: help test test-long test-oldest test-newest tidy model-long servers demo demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short lint flaky flaky-long fuzz vulncheck release
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -120,6 +120,9 @@ stress-long: servers ## the same with at least 2,000 faults, and write docs/stre
 
 demo-java: servers ## the coupon shop with buyers in Java and in Go (needs a JDK 17 and Maven)
 	@cd test/interop && $(GO) run ./shop
+
+release: ## check whether VERSION=v0.1.0 can be released, .ci/run included, and print the commands that do it
+	@.ci/release $(VERSION)
 
 vulncheck: ## look for known weaknesses that this code can reach (needs vuln.go.dev)
 	GOWORK=off $(GO) run golang.org/x/vuln/cmd/govulncheck@v1.1.4 ./...

@@ -65,6 +65,9 @@ func (e *DoError) Unwrap() []error {
 // several, or nil if there is none.
 func LeaseFrom(ctx context.Context) *Lease {
 	if lc, ok := ctx.Value(leaseContextKey{}).(*leaseContext); ok {
+		if lc.handle != nil {
+			return lc.handle
+		}
 		return lc.lease
 	}
 	return nil

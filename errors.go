@@ -21,7 +21,8 @@ var (
 	ErrNotHeld = driver.ErrNotHeld
 
 	// ErrLost: the lease ended before its Unlock. It also matches ErrNotHeld, and its text and the wrapped error say why: the
-	// lease expired, somebody removed the lock, the session ended, or the backend was out of reach for too long.
+	// lease expired, somebody removed the lock, the session ended, the backend was out of reach for too long, or the lease was held for
+	// longer than MaxHold.
 	ErrLost error = &lostError{}
 
 	// ErrUnknown: the backend may or may not have carried out the request. The clean-up goes on in the background.
@@ -65,6 +66,8 @@ const (
 	lossRemoved                          // somebody removed the lock from the backend, or the backend lost it
 	lossSession                          // its session ended
 	lossUnreachable                      // its time ran out, or its session ended, while the backend was out of reach
+	lossMaxHold                          // it was held for longer than MaxHold
+	lossForgotten                        // nobody could unlock it any more
 )
 
 var lossCauses = [...]telemetry.Cause{
@@ -72,6 +75,8 @@ var lossCauses = [...]telemetry.Cause{
 	lossRemoved:     {Value: "removed", Text: "removed"},
 	lossSession:     {Value: "session_ended", Text: "session ended"},
 	lossUnreachable: {Value: "unreachable", Text: "backend out of reach", Outage: true},
+	lossMaxHold:     {Value: "max_hold", Text: "held for longer than MaxHold"},
+	lossForgotten:   {Value: "forgotten", Text: "forgotten"},
 }
 
 func (c lossCause) String() string            { return c.reported().Text }

@@ -102,6 +102,32 @@ func ExampleClient_NewOwner() {
 	// after the second: <nil>
 }
 
+func ExampleOpen_require() {
+	ctx := context.Background()
+	client, err := dsync.Open(ctx, "memory://", &dsync.Options{Require: dsync.Require{Fair: true, Fenced: true}})
+	if err != nil {
+		fmt.Println(err) // and not in the middle of the night
+		return
+	}
+	defer client.Close(ctx)
+	info := client.Info()
+	fmt.Println(info.Order == dsync.FIFO, info.Fencing == dsync.VolatileTokens)
+	// Output: true true
+}
+
+func ExampleMaxHold() {
+	ctx := context.Background()
+	client, _ := dsync.Open(ctx, "memory://", nil)
+	defer client.Close(ctx)
+
+	err := dsync.Do(ctx, client, "report", func(ctx context.Context) error {
+		<-ctx.Done() // the job hangs
+		return ctx.Err()
+	}, dsync.MaxHold(20*time.Millisecond))
+	fmt.Println(errors.Is(err, dsync.ErrLost), err)
+	// Output: true context canceled; dsync: unlock "report": lock lost: held for longer than MaxHold
+}
+
 func ExampleExpireAfter() {
 	ctx := context.Background()
 	client, _ := dsync.Open(ctx, "memory://", nil)

@@ -169,6 +169,7 @@ func (h *hold) addView(r request) *Lease {
 		l.next.at = &l.next
 	}
 	h.views = l
+	l.overdue(r)
 	return l
 }
 

@@ -56,6 +56,7 @@ var layout = []struct {
 	{"conformance", []string{"./", "./driver/...", "testing/..."}},
 	{"conformance/history", []string{"./", "./driver"}},
 	{"conformance/wire", nil},
+	{"dsynctest", []string{"./", "./drivers/memory", "testing"}},
 
 	// Each driver, with its client library.
 	{"drivers/memory", []string{"./driver/..."}},

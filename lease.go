@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"time"
 
@@ -11,38 +12,57 @@ import (
 )
 
 // Lease is one hold of a lock: what Lock and TryLock return. A lease never comes back to life; a stale Unlock never touches the hold
-// of anybody else. All methods may be called concurrently.
+// of anybody else. A nil Lease and the zero Lease are over: their methods return ErrNotHeld. All methods may be called concurrently.
 type Lease struct {
-	hold  *hold
+	hold  *hold // nil for a handle, see handOut, and for the zero Lease
 	owner string
 	token uint64
 	fixed bool // made with ExpireAfter
 
 	// Guarded by hold.lock.mu.
-	end      *alarm        // when a re-entry with ExpireAfter ends, at the latest; otherwise nil
+	end      *alarm        // when a re-entry with ExpireAfter, or a lease with MaxHold, ends at the latest; otherwise nil
+	slow     *alarm        // when Options.SlowHold is over; nil if nobody is to be told any more
 	err      error         // of the end; nil while the lease is held
 	done     chan struct{} // nil until the first call of Done
 	contexts []*leaseContext
-	next     *Lease  // in hold.views
+	next     *Lease  // in hold.views; of a handle: its lease
 	at       **Lease // the pointer to this lease there
 }
 
 // Name returns the name of the lock.
-func (l *Lease) Name() string { return l.hold.lock.name }
+func (l *Lease) Name() string {
+	if l = l.view(); l == nil {
+		return ""
+	}
+	return l.hold.lock.name
+}
 
 // Owner returns the identity of the lease's owner. Where the backend stores owners, Inspect shows this one; after the lock was passed on
 // inside the process without a request, Inspect still shows the owner of the backend's grant.
-func (l *Lease) Owner() string { return l.owner }
+func (l *Lease) Owner() string {
+	if l = l.view(); l == nil {
+		return ""
+	}
+	return l.owner
+}
 
 // Token returns the fencing token of the lease, or 0 if the backend has none. The token is larger than the tokens of all earlier grants of
 // the name; a re-entry has the token of the hold that it joined. That of a [Read] is larger than those of all who had the name alone before,
 // and smaller than those of all who will have it after; a resource compares it, and does not store it. Send the token with every write to the protected resource, and let the
 // resource refuse a token smaller than one seen before: nothing else protects against a late write.
-func (l *Lease) Token() uint64 { return l.token }
+func (l *Lease) Token() uint64 {
+	if l = l.view(); l == nil {
+		return 0
+	}
+	return l.token
+}
 
 // Deadline returns the local time until which the lock is surely held without another renewal. The backend may grant the lock to somebody
 // else 5 ms and 1 % of a TTL later: the TTL of the lease, or of the lease's session on the backend, if the session may end first.
 func (l *Lease) Deadline() time.Time {
+	if l = l.view(); l == nil {
+		return time.Time{}
+	}
 	k := l.hold.lock
 	k.client.now() // and so sees whether the machine has slept
 	k.mu.Lock()
@@ -62,6 +82,9 @@ func (l *Lease) deadline() moment {
 // Err returns nil while the lease is held, and then why it ended: an error that matches ErrLost after a loss, and ErrNotHeld in any case.
 // Err looks at the clock itself, so a process that was stopped for longer than its lease never gets nil afterwards.
 func (l *Lease) Err() error {
+	if l = l.view(); l == nil {
+		return errNoLease
+	}
 	k := l.hold.lock
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -74,7 +97,7 @@ func (l *Lease) check(now moment) error {
 		if now >= l.hold.deadline() {
 			l.hold.expire()
 		} else {
-			l.endItself(now)
+			l.endItself(now, l.overEnd())
 		}
 	}
 	return l.err
@@ -82,6 +105,9 @@ func (l *Lease) check(now moment) error {
 
 // Done returns a channel which is closed at the end of the lease, by Unlock or by loss.
 func (l *Lease) Done() <-chan struct{} {
+	if l = l.view(); l == nil {
+		return closed
+	}
 	k := l.hold.lock
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -102,6 +128,9 @@ func (l *Lease) Done() <-chan struct{} {
 // A goroutine ends the context, and may be a moment late when the process was stopped. Just before an act that must not come too late,
 // ask Err of the lease, which looks at the clock.
 func (l *Lease) Context(parent context.Context) (context.Context, context.CancelFunc) {
+	if l.view() != l || l == nil {
+		return l.contextOfView(parent)
+	}
 	ctx, cancel := context.WithCancelCause(parent)
 	lc := &leaseContext{Context: ctx, lease: l, cancel: cancel}
 	lc.outer, _ = parent.Value(leaseContextKey{}).(*leaseContext)
@@ -126,7 +155,13 @@ func (l *Lease) Context(parent context.Context) (context.Context, context.Cancel
 // Extend makes a lease with ExpireAfter end d from now, also if that is earlier than before. Other leases are renewed by themselves, and
 // Extend returns errors.ErrUnsupported. After an error other than ErrLost or ErrNotHeld the lease goes on as before.
 func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
-	if err := l.extend(ctx, d); err != nil {
+	view := l.view()
+	if view == nil {
+		return &opError{"extend", "", errNoLease}
+	}
+	err := view.extend(ctx, d)
+	runtime.KeepAlive(l) // the handle
+	if err != nil {
 		return &opError{"extend", l.Name(), err}
 	}
 	return nil
@@ -198,8 +233,13 @@ func (l *Lease) setEnd(end moment) {
 // inside the process, for another owner of the client that waits: if somebody has removed the hold, Unlock may then return nil for as
 // long as Info.Detect, as Err does.
 func (l *Lease) Unlock(ctx context.Context) error {
-	ctx, span := l.startUnlock(ctx)
-	err := l.unlock(ctx)
+	view := l.view()
+	if view == nil {
+		return &opError{"unlock", "", errNoLease}
+	}
+	ctx, span := view.startUnlock(ctx)
+	err := view.unlock(ctx)
+	runtime.KeepAlive(l) // the handle
 	span.End(failureOf(err))
 	if err != nil {
 		return &opError{"unlock", l.Name(), err}
@@ -235,9 +275,16 @@ func (l *Lease) unlock(ctx context.Context) error {
 	return err
 }
 
-// endItself ends a re-entry whose own time is over, and with the last view the hold. Called with lock.mu held.
-func (l *Lease) endItself(now moment) {
-	why := &lostError{cause: lossExpired, asked: true}
+// overEnd is the loss of a lease whose own time is over, though that of its hold is not.
+func (l *Lease) overEnd() *lostError {
+	if l.fixed {
+		return &lostError{cause: lossExpired, asked: true}
+	}
+	return &lostError{cause: lossMaxHold}
+}
+
+// endItself ends a lease for the reason why, and with the last view the hold. Called with lock.mu held.
+func (l *Lease) endItself(now moment, why *lostError) {
 	l.finish(&opError{"lease", l.Name(), why})
 	l.lost(why)
 	if l.hold.leave(now) {
@@ -249,8 +296,10 @@ func (l *Lease) endItself(now moment) {
 func (l *Lease) finish(err error) {
 	l.err = err
 	l.hold.removeView(l)
-	if l.end != nil {
-		l.hold.lock.client.watchdog.remove(l.end)
+	for _, a := range []*alarm{l.end, l.slow} {
+		if a != nil {
+			l.hold.lock.client.watchdog.remove(a)
+		}
 	}
 	for _, lc := range l.contexts {
 		lc.cancel(err)

@@ -12,12 +12,12 @@ import (
 
 // request is one call of Lock or TryLock.
 type request struct {
-	owner *Owner // nil for a call of the Client's own methods
-	group *Owner // whose calls share a grant: owner, or in the mode Read one group for all; nil if the call shares with nobody
-	mode  driver.Mode
-	ttl   time.Duration
-	fixed bool
-
+	owner   *Owner // nil for a call of the Client's own methods
+	group   *Owner // whose calls share a grant: owner, or in the mode Read one group for all; nil if the call shares with nobody
+	mode    driver.Mode
+	ttl     time.Duration
+	fixed   bool
+	maxHold time.Duration   // 0: no bound
 	atLeast time.Duration   // HoldAtLeast
 	call    *telemetry.Call // nil if nobody observes the call
 }

@@ -3,6 +3,7 @@ package dsync
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -143,10 +144,42 @@ func (r *reach) next() (name string, wait time.Duration, over bool) {
 		return "", 0, true
 	}
 	r.suspect = false
-	if name = r.name; name == "" {
-		name = "dsync"
+	return r.known(), wait, false
+}
+
+// known is the name that a question is about: one that was in use, since the user may have no right to ask for another. Called with mu
+// held.
+func (r *reach) known() string {
+	if r.name == "" {
+		return "dsync"
 	}
-	return name, wait, false
+	return r.name
+}
+
+// question is known, for a Ping.
+func (r *reach) question() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.known()
+}
+
+// pinged takes the outcome of a Ping, and returns what Ping is to say. What is wrong with the question is an answer.
+func (r *reach) pinged(ctx context.Context, began moment, err error) error {
+	if ended := ctx.Err(); err != nil && ended != nil {
+		if r.client.clock.plain()-began >= min(r.client.ttl/6, silentFor) {
+			r.unanswered("", err)
+		}
+		return fmt.Errorf("%w: %w", ErrUnavailable, ended)
+	}
+	switch {
+	case errors.Is(err, ErrUnavailable), errors.Is(err, ErrUnknown):
+		r.unanswered("", err)
+		return err
+	case errors.Is(err, ErrClosed), errors.Is(err, errors.ErrUnsupported):
+		return err
+	}
+	r.answered()
+	return nil
 }
 
 // inspected takes the outcome of a probe. What is wrong with the question is an answer.

@@ -48,9 +48,5 @@ func TestREADME(t *testing.T) {
 			t.Errorf("README.md names `make %s`, which the Makefile does not have", m[1])
 		}
 	}
-	for _, m := range regexp.MustCompile(`\]\(([a-z][^):]*)\)`).FindAllSubmatch(readme, -1) {
-		if _, err := os.Stat(string(m[1])); err != nil {
-			t.Errorf("README.md links to %s: %v", m[1], err)
-		}
-	}
+	checkLinks(t, "README.md", readme)
 }

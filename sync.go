@@ -42,7 +42,8 @@ import (
 	"github.com/go-dsync/dsync/internal/telemetry"
 )
 
-// A Locker locks names. *Client and *Owner are Lockers, and [With] makes one with options. Accept a Locker where you only need to lock.
+// A Locker locks names. *Client and *Owner are Lockers, and [With] makes one with options. Accept a Locker where you only need to lock. In
+// tests let it be a client of package dsynctest.
 type Locker interface {
 	// Lock waits until it holds name or ctx is done; a backend out of reach is asked again until then, other errors return at once. ctx
 	// bounds the wait only: a later cancellation does not end the lease. After an error nothing is held, and the caller is in
@@ -59,9 +60,8 @@ type Locker interface {
 // LockOption is an option of one Lock, TryLock, Do or TryDo, or of all that is locked through a Locker of [With]. Of several that contradict
 // each other the last one counts.
 type LockOption struct {
-	expireAfter, waitAtMost *time.Duration
-	holdAtLeast             *time.Duration
-	mode                    driver.Mode // Exclusive: no option
+	expireAfter, waitAtMost, maxHold, holdAtLeast *time.Duration
+	mode                                          driver.Mode // Exclusive: no option
 }
 
 // ExpireAfter makes a lease that ends by itself d after the grant, and is not renewed; see Lease.Extend. A re-entry with ExpireAfter ends
@@ -91,11 +91,22 @@ type Options struct {
 	TTL time.Duration // at least 10 ms
 
 	// Require makes New and Open fail if the backend promises less. A require parameter in the URL adds to Require.
-	Require driver.Require
+	Require Require
 
 	// Note is a text for people, stored with each lock, where the backend can. The trace context of a traced holder is put behind the
 	// text.
 	Note string
+
+	// MaxHold is the default of the option MaxHold. 0 means no bound: a lease is renewed until Unlock or a loss.
+	MaxHold time.Duration
+
+	// SlowHold has the Logger told of each lease without ExpireAfter that is held for longer. 0 means none.
+	SlowHold time.Duration
+
+	// Debug looks for leases that were forgotten: when the garbage collector finds that nothing in the program refers to a Lease any more,
+	// and so nobody can unlock it, the lease ends with an error that matches ErrLost, and the Logger is told who called Lock. A context of
+	// Lease.Context refers to its lease, also by contexts made of that one. Debug costs some µs and 5 allocations for each lease.
+	Debug bool
 
 	// TracerProvider and MeterProvider make the spans and metrics of the Client. Nil means the global ones of OpenTelemetry, also
 	// if they are set later.
@@ -117,29 +128,6 @@ type Options struct {
 
 const defaultTTL = 30 * time.Second
 
-// Open connects to the backend of a URL, as in "memory://" or "redisson://user:password@host:6379/0?ttl=10s". The package
-// of the driver has to be imported, and registers its scheme. Open fails when the backend is not reached before ctx is done. Its
-// errors do not contain the password.
-//
-// These parameters are common to all drivers: ttl=30s (Options.TTL), require=fair,fifo,fenced,rw (what the backend has to promise), and
-// fenced=false (no fencing tokens, and nothing kept for them on the backend).
-func Open(ctx context.Context, url string, o *Options) (*Client, error) {
-	var opts Options
-	if o != nil {
-		opts = *o
-	}
-	d, config, err := driver.OpenTTL(ctx, url, opts.TTL)
-	if err != nil {
-		return nil, fmt.Errorf("dsync: open: %w", err)
-	}
-	opts.TTL = config.TTL
-	c, err := New(d, &opts)
-	if err != nil {
-		return nil, errors.Join(err, d.Close(ctx))
-	}
-	return c, nil
-}
-
 // New returns a Client of a driver built in code. Close closes the driver.
 func New(d driver.Driver, o *Options) (*Client, error) {
 	if o == nil {
@@ -147,6 +135,7 @@ func New(d driver.Driver, o *Options) (*Client, error) {
 	}
 	c := &Client{
 		driver: d, info: d.Info(), note: o.Note, id: newID(), clock: newClock(),
+		maxHold: o.MaxHold, slowHold: o.SlowHold, debug: o.Debug,
 		closing: make(chan struct{}), closed: make(chan struct{}),
 	}
 	for mode := range c.locks {
@@ -164,6 +153,9 @@ func New(d driver.Driver, o *Options) (*Client, error) {
 	}
 	if err := c.checkTTL(c.ttl); err != nil {
 		return nil, fmt.Errorf("dsync: open: %w", err)
+	}
+	if o.MaxHold < 0 || o.SlowHold < 0 {
+		return nil, fmt.Errorf("dsync: open: MaxHold %v or SlowHold %v is negative", o.MaxHold, o.SlowHold)
 	}
 	c.reach.client = c
 	c.watchdog = newWatchdog(c)
@@ -205,6 +197,10 @@ type Client struct {
 	releaser  releaser
 	telemetry *telemetry.Telemetry
 	reach     reach
+	maxHold   time.Duration // the default; 0: no bound
+	slowHold  time.Duration // 0: nobody is told
+	debug     bool
+	forgotten forgotten     // empty without debug
 	closing   chan struct{} // closed when Close begins
 	closed    chan struct{} // closed when Close is done
 	closeErr  error
@@ -249,7 +245,7 @@ func (o *Owner) TryLock(ctx context.Context, name string, opts ...LockOption) (*
 }
 
 // Info returns what the backend promises. Detect is filled in for backends where only a renewal tells of a removed lock.
-func (c *Client) Info() driver.Info {
+func (c *Client) Info() Info {
 	info := c.info
 	if info.Detect == 0 {
 		info.Detect = c.ttl / 2
@@ -403,6 +399,9 @@ func (c *Client) isClosed() bool {
 // lock is Lock and TryLock.
 func (c *Client) lock(ctx context.Context, owner *Owner, name string, opts []LockOption, try bool) (*Lease, error) {
 	for _, o := range opts {
+		if o.maxHold != nil && *o.maxHold < 0 {
+			return nil, &opError{"lock", name, fmt.Errorf("MaxHold(%v) is less than 0", *o.maxHold)}
+		}
 		if o.waitAtMost == nil {
 			continue
 		}
@@ -416,13 +415,14 @@ func (c *Client) lock(ctx context.Context, owner *Owner, name string, opts []Loc
 	}
 	r := c.newRequest(owner, opts)
 	if c.telemetry.On() {
-		return c.observe(ctx, r, name, try)
+		l, err := c.observe(ctx, r, name, try)
+		return c.handOut(l), err
 	}
 	l, err := c.lockName(ctx, r, name, try)
 	if err != nil {
 		return nil, &opError{"lock", name, err}
 	}
-	return l, nil
+	return c.handOut(l), nil
 }
 
 func (c *Client) lockName(ctx context.Context, r request, name string, try bool) (*Lease, error) {
@@ -477,10 +477,13 @@ func (c *Client) overBefore(ctx context.Context, r request, name string) error {
 }
 
 func (c *Client) newRequest(owner *Owner, opts []LockOption) request {
-	r := request{owner: owner, group: owner, ttl: c.ttl}
+	r := request{owner: owner, group: owner, ttl: c.ttl, maxHold: c.maxHold}
 	for _, o := range opts {
 		if o.expireAfter != nil {
 			r.ttl, r.fixed = *o.expireAfter, true
+		}
+		if o.maxHold != nil {
+			r.maxHold = *o.maxHold
 		}
 		if o.mode != driver.Exclusive {
 			r.mode = o.mode

@@ -14,7 +14,7 @@ func newTelemetry(c *Client, o *Options) (*telemetry.Telemetry, error) {
 		Driver: c.info.Name,
 		Logger: o.Logger, Traces: o.TracerProvider, Meters: o.MeterProvider,
 		OmitNames: o.OmitNames, OmitOwners: o.OmitOwners, Class: o.Class,
-		Causes:  []telemetry.Cause{lossExpired.reported(), lossRemoved.reported(), lossSession.reported(), lossUnreachable.reported()},
+		Causes:  lossCauses[lossExpired:],
 		Retries: []string{errorTypeOf(ErrUnavailable), errorTypeOf(ErrUnknown)},
 		Life:    c.watchdog.life,
 	}

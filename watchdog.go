@@ -111,6 +111,7 @@ func (w *watchdog) run() {
 	clock := w.client.clock
 	seen := clock.last.Load()
 	for w.life.Err() == nil {
+		w.client.forgotten.end()
 		now, until := w.client.now(), moment(0)
 		if last := clock.last.Load(); last != seen {
 			seen, until = last, math.MaxInt64 // the machine has slept: everything may be due earlier
@@ -162,7 +163,9 @@ func (w *watchdog) end(a *alarm) {
 	now := w.client.now()
 	switch {
 	case a.view != nil:
-		if a.view.check(now) == nil {
+		if err := a.view.check(now); err == nil && a == a.view.slow {
+			a.view.tellSlow(now)
+		} else if err == nil {
 			w.endAt(a, a.at)
 		}
 	case h.state == holdLapsed && now < min(a.at, h.expires()): // a sleep makes the time earlier; a session that goes on, not later

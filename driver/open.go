@@ -68,6 +68,9 @@ func OpenTTL(ctx context.Context, rawURL string, ttl time.Duration) (Driver, *Co
 	open := openers[u.Scheme]
 	openersMu.RUnlock()
 	if open == nil {
+		if text := hint(u.Scheme); text != "" {
+			return nil, nil, fmt.Errorf("unknown backend %q: %s", u.Scheme, text)
+		}
 		registered := "none"
 		if s := Schemes(); len(s) > 0 {
 			registered = strings.Join(s, ", ")

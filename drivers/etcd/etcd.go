@@ -13,6 +13,19 @@
 // One caller of a client asks for a name at a time, and the others wait in the process (Info.Order is driver.FIFOByClient). With
 // Options.FIFO, order=fifo in the URL, each caller has a key, and all callers of all clients are served in the order of these.
 //
+// # Parameters
+//
+// Beside ttl=, require= and fenced=, which every backend has. The path of the URL, after its first slash, is Options.Prefix.
+//
+//	order=client|fifo                all callers of all clients in their order, see Options.FIFO
+//	names=plain|flat                 slashes of names as they are, or as %2F, see Options.Flat
+//	roundup=true                     TTLs that etcd cannot count become longer, see Options.RoundUp
+//	tls=true                         encrypt, by TLS 1.2 or newer, and check the server's certificate
+//	tls_ca=file                      the authorities for that, as PEM; those of the system by default
+//	tls_cert=file, tls_key=file      the client's own certificate, as PEM, read anew for each connection
+//	tls_server_name=name             the name that the server's certificate has to have, if it is not that of the host
+//	tls_insecure_skip_verify=true    accept any certificate: for trials alone
+//
 // # An example
 //
 // Clients A and B, whose leases are 694d9a2c1f3e5a07 and 694d9a2c1f3e5a0b, lock "orders/42". Two callers of A come first, and one of B

@@ -32,12 +32,7 @@ const minMajor, minMinor = 3, 4
 
 func init() { driver.Register("etcd", open) }
 
-// open is the driver.Opener of the scheme etcd. The path after its first slash is Options.Prefix. Parameters:
-//
-//	names=plain|flat  see Options.Flat
-//	order=client|fifo see Options.FIFO
-//	roundup=true      see Options.RoundUp
-//	tls=true          with tls_ca=, tls_cert= and tls_key= (PEM files), tls_server_name=, tls_insecure_skip_verify=true
+// open is the driver.Opener of the scheme etcd. The package comment has the parameters.
 func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u := c.URL
 	o := &Options{

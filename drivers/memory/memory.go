@@ -18,8 +18,14 @@
 // # URLs
 //
 // memory:// is a backend of its own for each Open. memory://name is one that all who open it under that name in this process
-// share; it lives until the last of them is closed. The parameters, beside those of every driver, are order=fifo (the default),
-// clients or unordered, and keepalive=true; see [Options]. All who share a backend have to ask for the same.
+// share; it lives until the last of them is closed. All who share a backend have to ask for the same.
+//
+// # Parameters
+//
+// Beside ttl=, require= and fenced=, which every backend has:
+//
+//	order=fifo|clients|unordered     see Options.Order
+//	keepalive=true                   sessions carry the locks, see Options.KeepsAlive
 package memory
 
 import (

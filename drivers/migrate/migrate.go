@@ -14,6 +14,14 @@
 // backends, with a token between those of the writers on both, and that is not built. Clients of dsync that use from alone exclude the
 // migration in every mode and are excluded by it, since its holds are exclusive and a seal refuses every mode.
 //
+// # Parameters
+//
+// Beside ttl=, require= and fenced=, which every backend has, and which belong to this URL alone:
+//
+//	from=URL, to=URL                 the two backends, with special characters as %XX
+//	phase=old|dual|handover|new      see [Phase]
+//	gate=true                        see Options.Gated
+//
 // # With a gate
 //
 // Backends that keep no seal, such as those of drivers/pglock and drivers/redlock, are migrated with gate=true ([Options.Gated]): processes

@@ -6,6 +6,18 @@
 // There is no table, no DDL and no extension, and a role with the right to connect will do. Locks belong to a database: another database
 // on the same server has others.
 //
+// # Parameters
+//
+// Beside ttl=, require= and fenced=, which every backend has. All others are those of a connection, as in libpq: sslmode=verify-full,
+// application_name=orders. What the server does not know it refuses.
+//
+//	key=hash|number|pair             what a name stands for, see Options.Key
+//	tokens=durable|fast              whether a token is on disk before it is used, see Options.Tokens
+//	max_locks=1000                   how many locks at a time, see Options.MaxLocks
+//	max_waiters=32                   how many connections may wait, see Options.MaxWaiters
+//	pooler=refuse|session            a connection pooler in session mode, see Options.SessionPooler
+//	force_unlock=true                ForceUnlock may end connections of others, see Options.ForceUnlock
+//
 // # An example
 //
 // A program calls Lock for "orders/42", which is the lock of one 64-bit number:

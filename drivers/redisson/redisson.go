@@ -5,22 +5,28 @@
 //	redisson://host1:26379,host2:26379/0?mode=sentinel&master=mymaster
 //	redisson://host1:7000,host2:7000?mode=cluster
 //
-// Parameters beside those of every backend:
-//
-//	mode=single|sentinel|cluster   one server (the default), the primary that sentinels name, or a cluster
-//	master=name                    with mode=sentinel: the name of the primary; the hosts are sentinels (port 26379 by default)
-//	sentinel_user=, sentinel_password=
-//	tls=true                       to all servers and sentinels, by version 1.2 or newer
-//	tls_ca=, tls_cert=, tls_key=   PEM files; the certificate of the client is read anew for each connection
-//	tls_server_name=, tls_insecure_skip_verify=true
-//	pubsub=auto|plain|sharded|both see [PubSub]
-//	fence=own|redisson             see [Fence]; fenced=false is FenceNone
-//	fair=true                      the fair lock, see [Options]
-//	waitreplicas=, waitlimit=      see [Options]
-//	evict=refuse|allow             see [Options]
-//
 // Redis 6.2 or newer is needed, or Valkey. The first Acquire of a [Driver], or opening it by a URL, checks the version, that the
 // server is what the mode says, and that it does not evict keys.
+//
+// # Parameters
+//
+// Beside ttl=, require= and fenced=, which every backend has. fenced=false is [FenceNone].
+//
+//	mode=single|sentinel|cluster     one server (the default), the primary that sentinels name, or a cluster
+//	master=name                      with mode=sentinel: the name of the primary; the hosts are sentinels (port 26379 by default)
+//	sentinel_user=name               with mode=sentinel: the user of the sentinels
+//	sentinel_password=password       and the password
+//	fair=true                        the fair lock, see Options.Fair
+//	fence=own|redisson               where tokens come from, see [Fence]
+//	pubsub=auto|plain|sharded|both   how releases are told in a cluster, see [PubSub]
+//	waitreplicas=0                   how many replicas confirm a lock, see Options.WaitReplicas
+//	waitlimit=duration               for how long they are waited for, see Options.WaitLimit
+//	evict=refuse|allow               a server that evicts keys, see Options.AllowEviction
+//	tls=true                         encrypt, by TLS 1.2 or newer, and check the server's certificate
+//	tls_ca=file                      the authorities for that, as PEM; those of the system by default
+//	tls_cert=file, tls_key=file      the client's own certificate, as PEM, read anew for each connection
+//	tls_server_name=name             the name that the server's certificate has to have, if it is not that of the host
+//	tls_insecure_skip_verify=true    accept any certificate: for trials alone
 //
 // # On the server
 //

@@ -5,13 +5,21 @@
 //	redlock://user:password@host1:6379,host2:6379,host3:6379/0
 //
 // Give an odd number of nodes, 3 or more, that share nothing: 5 survive the loss of 2. User, password and database are those of every
-// node. Parameters beside those of every backend:
+// node.
 //
-//	maxttl=30s         the longest TTL that anybody asks for; see [Options]
-//	durable=true       nodes do not forget when they are restarted; see [Options]
-//	nodetimeout=50ms   see [Options]
-//	evict=refuse|allow see [Options]
-//	tls=true, tls_ca=, tls_cert=, tls_key=, tls_server_name=, tls_insecure_skip_verify=true
+// # Parameters
+//
+// Beside ttl= and require=, which every backend has:
+//
+//	maxttl=30s                       the longest TTL that anybody asks for, see Options.MaxTTL
+//	durable=true                     nodes do not forget when they are restarted, see Options.Durable
+//	nodetimeout=50ms                 for how long a node is waited for, see Options.NodeTimeout
+//	evict=refuse|allow               a server that evicts keys, see Options.AllowEviction
+//	tls=true                         encrypt, by TLS 1.2 or newer, and check the server's certificate
+//	tls_ca=file                      the authorities for that, as PEM; those of the system by default
+//	tls_cert=file, tls_key=file      the client's own certificate, as PEM, read anew for each connection
+//	tls_server_name=name             the name that the server's certificate has to have, if it is not that of the host
+//	tls_insecure_skip_verify=true    accept any certificate: for trials alone
 //
 // # What it does not promise
 //

@@ -13,11 +13,7 @@ import (
 
 func init() { driver.Register("zk", open) }
 
-// open is the driver.Opener of the scheme zk. The path is Options.Chroot, user and password are for the scheme digest. Parameters:
-//
-//	order=fifo        Options.FIFO; order=client is the default
-//	acl=open|creator  the nodes are for everybody, or for the user alone, the default where there is a user
-//	tls=true          with tls_ca=, tls_cert= and tls_key= (PEM files), tls_server_name=, tls_insecure_skip_verify=true
+// open is the driver.Opener of the scheme zk. The package comment has the parameters.
 func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u := c.URL
 	o := &Options{Chroot: u.Path, TTL: c.TTL, NoTokens: !c.Fenced, FIFO: u.Choice("order", "client", "fifo") == "fifo"}

@@ -4,6 +4,19 @@
 //
 //	zk://user:password@host1:2181,host2:2181/chroot
 //
+// # Parameters
+//
+// Beside ttl=, require= and fenced=, which every backend has. The path of the URL is Options.Chroot; user and password are for the scheme
+// digest.
+//
+//	order=client|fifo                all callers of all clients in their order, see Options.FIFO
+//	acl=open|creator                 nodes for everybody, or for the user alone, the default where there is a user; see Options.ACL
+//	tls=true                         encrypt, by TLS 1.2 or newer, and check the server's certificate
+//	tls_ca=file                      the authorities for that, as PEM; those of the system by default
+//	tls_cert=file, tls_key=file      the client's own certificate, as PEM, read anew for each connection
+//	tls_server_name=name             the name that the server's certificate has to have, if it is not that of the host
+//	tls_insecure_skip_verify=true    accept any certificate: for trials alone
+//
 // # An example
 //
 // Two clients want the name "orders/42", below the chroot /app. The first makes two nodes in one transaction, and has the lock: its node

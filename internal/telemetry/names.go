@@ -39,6 +39,7 @@ const (
 
 	// Of log records alone.
 	keyOutage = attribute.Key("dsync.outage.duration")
+	keyHeld   = attribute.Key("dsync.hold.longer_than")
 	keyLosses = attribute.Key("dsync.loss.count")
 	keyNames  = attribute.Key("dsync.lock.names")
 )

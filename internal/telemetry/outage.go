@@ -4,6 +4,8 @@ import (
 	"context"
 	"log/slog"
 	"time"
+
+	"go.opentelemetry.io/otel/trace"
 )
 
 // The methods of this file may be called with a lock held.
@@ -19,6 +21,15 @@ func (t *Telemetry) OutOfReach(why Failure) {
 	})
 }
 
+// LogOpen tells an operator of an outage before there is a client.
+func LogOpen(ctx context.Context, to *slog.Logger, err error, omit bool) {
+	var more []slog.Attr
+	if !omit {
+		more = append(more, slog.String(string(keyException), err.Error()))
+	}
+	to.LogAttrs(ctx, slog.LevelWarn, "dsync: backend out of reach, Open tries again", more...)
+}
+
 // InReach tells an operator of the end of an outage, after all that the outage cost.
 func (t *Telemetry) InReach(after time.Duration) {
 	if t.config.Logger == nil {
@@ -27,6 +38,20 @@ func (t *Telemetry) InReach(after time.Duration) {
 	t.reports.add(func() {
 		t.lossLog.outageOver()
 		t.log(context.Background(), slog.LevelInfo, "backend in reach again", Lock{}, slog.Float64(string(keyOutage), after.Seconds()))
+	})
+}
+
+// HeldForLong tells an operator of a lease that is held for longer than d. of is the Call of its hold; may be nil.
+func (t *Telemetry) HeldForLong(l Lock, of *Call, d time.Duration) {
+	if t.config.Logger == nil {
+		return
+	}
+	t.reports.add(func() {
+		ctx := context.Background()
+		if of != nil && of.context.IsValid() {
+			ctx = trace.ContextWithSpanContext(ctx, of.context)
+		}
+		t.log(ctx, slog.LevelWarn, "lock held for long", l, slog.Float64(string(keyHeld), d.Seconds()))
 	})
 }
 

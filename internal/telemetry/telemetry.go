@@ -90,7 +90,7 @@ func New(c Config) (*Telemetry, error) {
 	}
 	_, off := traces.(nooptrace.TracerProvider)
 	t.tracerSet = t.noTracerYet == nil && !off
-	t.tracer = traces.Tracer(instrumentation)
+	t.tracer = traces.Tracer(instrumentation, trace.WithInstrumentationVersion(version()))
 
 	meters := c.Meters
 	if meters == nil {
@@ -102,7 +102,7 @@ func New(c Config) (*Telemetry, error) {
 	_, off = meters.(noopmetric.MeterProvider)
 	t.meterSet = t.noMeterYet == nil && !off
 	t.wanted.Store(t.tracerSet || t.meterSet)
-	return t, t.makeInstruments(meters.Meter(instrumentation))
+	return t, t.makeInstruments(meters.Meter(instrumentation, metric.WithInstrumentationVersion(version())))
 }
 
 // isPlaceholder reports whether a global provider is the one that stands in until the program sets its own. If its package had

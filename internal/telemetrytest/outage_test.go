@@ -403,6 +403,7 @@ func TestCountersBeginWithZero(t *testing.T) {
 			for _, point := range []string{
 				"dsync.losses dsync.loss.cause=expired", "dsync.losses dsync.loss.cause=removed",
 				"dsync.losses dsync.loss.cause=session_ended", "dsync.losses dsync.loss.cause=unreachable",
+				"dsync.losses dsync.loss.cause=max_hold", "dsync.losses dsync.loss.cause=forgotten",
 				"dsync.renewals dsync.renewal.result=failed",
 				"dsync.acquire.retries error.type=unavailable", "dsync.acquire.retries error.type=unknown",
 			} {

@@ -14,6 +14,7 @@ pgbouncer pgbouncer pgbouncer
 /usr/share/java/zookeeper.jar zookeeper
 /usr/share/java/curator-recipes.jar libcurator-recipes-java
 javac default-jdk-headless
+promtool prometheus prometheus
 cc gcc
 ip iproute2
 mvn maven

@@ -31,3 +31,9 @@ func untested(tb testing.TB, why string) {
 	}
 	tb.Skipf(text, tb.Name(), why)
 }
+
+// Promtool returns the path of the tool that tests rules of Prometheus.
+func Promtool(tb testing.TB) string {
+	tb.Helper()
+	return need(tb, "promtool", "prometheus")
+}

@@ -1,0 +1,178 @@
+package dsync_test
+
+import (
+	"bytes"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+var goBlock = regexp.MustCompile("(?ms)^```go\n(.*?)^```")
+
+// squeezed is code without its indentation and its empty lines.
+func squeezed(code []byte) []byte {
+	var out bytes.Buffer
+	for line := range bytes.Lines(code) {
+		if line = bytes.TrimSpace(line); len(line) > 0 {
+			out.Write(append(line, '\n'))
+		}
+	}
+	return out.Bytes()
+}
+
+// TestDocs looks for the code of the pages in docs in files of Go, where `make lint` compiles it. A whole program is compiled here; that of the
+// README, and what conformance/README.md has, tests of their own look at.
+func TestDocs(t *testing.T) {
+	var sources [][]byte
+	pages, err := filepath.Glob("docs/*.md")
+	if err != nil || len(pages) == 0 {
+		t.Fatalf("pages %q: %v", pages, err)
+	}
+	err = filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && path != "." && strings.HasPrefix(entry.Name(), "."):
+			return fs.SkipDir
+		case strings.HasSuffix(path, ".go"):
+			text, err := os.ReadFile(path)
+			sources = append(sources, squeezed(text))
+			return err
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := 0
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, block := range goBlock.FindAllSubmatch(text, -1) {
+			blocks++
+			if bytes.HasPrefix(block[1], []byte("package main\n")) {
+				runMain(t, block[1], "memory://")
+			} else if !isIn(sources, squeezed(block[1])) {
+				t.Errorf("%s: no file of Go has the code\n%s", page, block[1])
+			}
+		}
+		checkLinks(t, page, text)
+	}
+	if blocks < 10 {
+		t.Errorf("%d blocks of code in %q", blocks, pages)
+	}
+}
+
+func isIn(sources [][]byte, code []byte) bool {
+	for _, s := range sources {
+		if bytes.Contains(s, code) {
+			return true
+		}
+	}
+	return false
+}
+
+// runMain runs a program that takes a lock on the backend of a URL.
+func runMain(t *testing.T, code []byte, url string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "main.go")
+	if err := os.WriteFile(file, code, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "go", "run", file) // with this module's go.mod
+	cmd.Env = append(os.Environ(), "LOCKS="+url)
+	if out, err := cmd.CombinedOutput(); err != nil || !bytes.Contains(out, []byte("locked, with token")) {
+		t.Errorf("the program on %s: %v\n%s", url, err, out)
+	}
+}
+
+// TestQuickStarts runs the program of docs/choosing.md on a server of each kind, as the table there says: the import, and the URL with the
+// address of the server that the test has.
+func TestQuickStarts(t *testing.T) {
+	testenv.Long(t)
+	page, err := os.ReadFile("docs/choosing.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := goBlock.FindSubmatch(page)
+	if program == nil {
+		t.Fatal("docs/choosing.md has no program")
+	}
+	addresses := map[string]func(*testing.T) []string{
+		"memory":   func(*testing.T) []string { return nil },
+		"redisson": func(t *testing.T) []string { return []string{testenv.Redis(t).Addr} },
+		"redlock": func(t *testing.T) []string {
+			return []string{testenv.Redis(t).Addr, testenv.Redis(t).Addr, testenv.Redis(t).Addr}
+		},
+		"etcd":   func(t *testing.T) []string { return []string{testenv.Etcd(t).Addr} },
+		"zk":     func(t *testing.T) []string { return []string{testenv.ZooKeeper(t).Addr} },
+		"pglock": func(t *testing.T) []string { return []string{testenv.Postgres(t).Addr} },
+	}
+	rows := regexp.MustCompile("(?m)^\\|.*\\| `([a-z]+://[^`]*)` \\| `drivers/([a-z]+)` \\|$").FindAllSubmatch(page, -1)
+	tried := map[string]bool{}
+	for _, row := range rows {
+		url, name := string(row[1]), string(row[2])
+		if addresses[name] == nil {
+			t.Errorf("no server for %s", url)
+			continue
+		}
+		if tried[name] {
+			continue // Valkey, which tests do not have
+		}
+		tried[name] = true
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			servers := addresses[name](t)
+			url := regexp.MustCompile(`localhost:\d+`).ReplaceAllStringFunc(url, func(string) string {
+				address := servers[0]
+				servers = servers[1:]
+				return address
+			})
+			runMain(t, bytes.Replace(program[1], []byte("drivers/memory"), []byte("drivers/"+name), 1), url)
+		})
+	}
+	if len(tried) != len(addresses) {
+		t.Errorf("the table has rows for %d drivers, want %d", len(tried), len(addresses))
+	}
+}
+
+// checkLinks looks for the files and headings that a page links to.
+func checkLinks(t *testing.T, page string, text []byte) {
+	t.Helper()
+	for _, m := range regexp.MustCompile(`\]\(([^):\s]*)\)`).FindAllSubmatch(text, -1) {
+		file, heading, _ := strings.Cut(string(m[1]), "#")
+		target := page
+		if file != "" {
+			target = filepath.Join(filepath.Dir(page), file)
+		}
+		if info, err := os.Stat(target); err != nil {
+			t.Errorf("%s links to %s: %v", page, m[1], err)
+		} else if heading != "" && !info.IsDir() && !hasHeading(t, target, heading) {
+			t.Errorf("%s links to %s, which has no such heading", page, m[1])
+		}
+	}
+}
+
+// hasHeading reports whether a page has a heading with this anchor, as GitHub makes them.
+func hasHeading(t *testing.T, page, anchor string) bool {
+	t.Helper()
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllSubmatch(text, -1) {
+		words := regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(strings.ToLower(string(m[1])), "")
+		if strings.ReplaceAll(words, " ", "-") == anchor {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,434 @@
+package recipes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/drivers/memory"
+	"github.com/go-dsync/dsync/dsynctest"
+)
+
+// processes returns clients of one backend.
+func processes(t *testing.T, n int) (clients []*dsync.Client, drivers []*memory.Driver) {
+	t.Helper()
+	for i := range n {
+		var c *dsync.Client
+		var d *memory.Driver
+		if i == 0 {
+			c, d = dsynctest.New(t, nil)
+		} else {
+			c, d = dsynctest.Beside(t, drivers[0], nil)
+		}
+		clients, drivers = append(clients, c), append(drivers, d)
+	}
+	return clients, drivers
+}
+
+// TestCronRunsOncePerPeriod has three processes whose clocks are apart. One is replaced in the middle of each period, as by a deploy.
+func TestCronRunsOncePerPeriod(t *testing.T) {
+	const period, count = time.Minute, 20
+	for _, apart := range []time.Duration{0, 150 * time.Millisecond, 10 * time.Second} {
+		for _, takes := range []time.Duration{0, 50 * time.Millisecond, 80 * time.Second} {
+			t.Run(fmt.Sprintf("%v apart, for %v", apart, takes), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					clients, drivers := processes(t, 3)
+					var mu sync.Mutex
+					runs := map[int64]int{}
+					var wg sync.WaitGroup
+					start := time.Now().Truncate(period).Add(period)
+					for i := range clients {
+						wg.Go(func() {
+							behind := time.Duration(i) * apart
+							client := clients[i]
+							var jobs sync.WaitGroup
+							defer jobs.Wait()
+							for n := range count {
+								at := start.Add(time.Duration(n) * period)
+								time.Sleep(time.Until(at.Add(behind)))
+								jobs.Go(func() {
+									err := OncePerPeriod(t.Context(), client, "report", period, at, func(ctx context.Context) error {
+										mu.Lock()
+										runs[at.Unix()]++
+										mu.Unlock()
+										time.Sleep(takes)
+										return ctx.Err()
+									})
+									if err != nil {
+										t.Error(err)
+									}
+								})
+								if i == 0 && takes == 0 {
+									time.Sleep(period / 2)
+									if err := client.Close(t.Context()); err != nil { // which frees its locks
+										t.Error(err)
+									}
+									client, _ = dsynctest.Beside(t, drivers[0], nil)
+								}
+							}
+						})
+					}
+					wg.Wait()
+					if len(runs) != count {
+						t.Errorf("runs in %d periods, want %d", len(runs), count)
+					}
+					for at, n := range runs {
+						if n != 1 {
+							t.Errorf("%d runs at %v, want 1", n, time.Unix(at, 0))
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestSerializeAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, backend := dsynctest.New(t, nil)
+		var inside atomic.Int32
+		h := Serialize(client, func(r *http.Request) string { return r.URL.Path }, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if inside.Add(1) > 1 {
+				t.Error("two requests at once")
+			}
+			time.Sleep(time.Second)
+			inside.Add(-1)
+		}))
+		ask := func(ctx context.Context) int {
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodPost, "/orders/42", nil))
+			return w.Code
+		}
+		codes := make(chan int, 4)
+		for range cap(codes) {
+			go func() { codes <- ask(t.Context()) }()
+		}
+		got := []int{<-codes, <-codes, <-codes, <-codes}
+		slices.Sort(got) // two have their turn within 2 s; the third and the fourth do not, or at the last moment
+		if got[0] != http.StatusOK || got[1] != http.StatusOK || got[3] != http.StatusConflict {
+			t.Errorf("got %v, want 200, 200 and then 409", got)
+		}
+
+		lease, err := client.Lock(t.Context(), "/orders/42")
+		if err != nil {
+			t.Fatal(err)
+		}
+		gone, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if got := ask(gone); got != 499 {
+			t.Errorf("a client that leaves: %d, want 499", got)
+		}
+		if err := lease.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+		backend.Cut()
+		if got := ask(t.Context()); got != http.StatusServiceUnavailable {
+			t.Errorf("without the backend: %d, want 503", got)
+		}
+	})
+}
+
+// table is Results in memory, which refuse tokens that are too late.
+type table struct {
+	mu      sync.Mutex
+	results map[string]string
+}
+
+func (s *table) Load(_ context.Context, key string) (string, bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	result, ok := s.results[key]
+	return result, ok, nil
+}
+
+func (s *table) Store(_ context.Context, key, result string, token uint64) error {
+	if token == 0 {
+		return errors.New("no token")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.results[key] = result
+	return nil
+}
+
+func TestIdempotentWorksOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		clients, _ := processes(t, 3)
+		results := &table{results: map[string]string{}}
+		var works atomic.Int32
+		var wg sync.WaitGroup
+		for i := range 30 {
+			wg.Go(func() {
+				got, err := Idempotent(t.Context(), clients[i%3], results, "pay/7", func(context.Context) (string, error) {
+					time.Sleep(time.Second)
+					return fmt.Sprintf("receipt %d", works.Add(1)), nil
+				})
+				if got != "receipt 1" || err != nil {
+					t.Errorf("got %q, %v; want the first receipt", got, err)
+				}
+			})
+		}
+		wg.Wait()
+		failed := errors.New("card refused")
+		if _, err := Idempotent(t.Context(), clients[0], results, "pay/8", func(context.Context) (string, error) { return "", failed }); !errors.Is(err, failed) {
+			t.Errorf("got %v, want %v", err, failed)
+		}
+		if _, ok, _ := results.Load(t.Context(), "pay/8"); ok {
+			t.Error("a failure was stored as a result")
+		}
+	})
+}
+
+func TestAtMost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		clients, _ := processes(t, 3)
+		var inside, most, runs atomic.Int32
+		var wg sync.WaitGroup
+		for i := range 20 {
+			wg.Go(func() {
+				err := AtMost(t.Context(), clients[i%3], "import", 4, func(context.Context) error {
+					most.Store(max(most.Load(), inside.Add(1)))
+					time.Sleep(time.Second)
+					inside.Add(-1)
+					runs.Add(1)
+					return dsync.ErrLocked // of a lock that fn itself takes
+				})
+				if !errors.Is(err, dsync.ErrLocked) {
+					t.Errorf("got %v, want the error of fn", err)
+				}
+			})
+		}
+		wg.Wait()
+		if most.Load() != 4 || runs.Load() != 20 {
+			t.Errorf("%d runs, at most %d at once; want 20, and 4", runs.Load(), most.Load())
+		}
+	})
+}
+
+func TestLeadHandsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		clients, drivers := processes(t, 2)
+		leaders := make(chan int)
+		lead := func(ctx context.Context, i int) <-chan error {
+			done := make(chan error, 1)
+			go func() {
+				done <- Lead(ctx, clients[i], "leader", func(ctx context.Context) error {
+					leaders <- i
+					<-ctx.Done()
+					return ctx.Err()
+				})
+			}()
+			return done
+		}
+		first, terminate := context.WithCancel(t.Context())
+		defer terminate()
+		ended := lead(first, 0)
+		if got := <-leaders; got != 0 {
+			t.Fatalf("leader %d, want 0", got)
+		}
+		second, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		other := lead(second, 1)
+		synctest.Wait()
+		began := time.Now()
+		terminate()
+		if got := <-leaders; got != 1 || time.Since(began) > 0 {
+			t.Errorf("leader %d after %v, want 1 at once", got, time.Since(began))
+		}
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+
+		drivers[1].Cut() // the leader loses its lock, and leads again when the backend is there
+		time.Sleep(time.Minute)
+		drivers[1].Heal()
+		if got := <-leaders; got != 1 {
+			t.Errorf("leader %d, want 1", got)
+		}
+		cancel()
+		if err := <-other; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestServeEndsInOrder(t *testing.T) {
+	client, backend := dsynctest.New(t, nil)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, terminate := context.WithCancel(t.Context())
+	defer terminate()
+	mux := http.NewServeMux()
+	mux.Handle("GET /ready", Ready(client))
+	mux.HandleFunc("POST /orders", func(w http.ResponseWriter, r *http.Request) {
+		err := dsync.Do(r.Context(), client, "orders", func(ctx context.Context) error {
+			terminate() // at work
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case <-time.After(50 * time.Millisecond): // the client would be closed by now if it were closed first
+				return nil
+			}
+		})
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		}
+	})
+	served := make(chan error, 1)
+	go func() { served <- Serve(ctx, client, l, mux) }()
+	url := "http://" + l.Addr().String()
+	status := func(answer *http.Response, err error) int {
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		return answer.StatusCode
+	}
+	if got := status(http.Get(url + "/ready")); got != http.StatusOK {
+		t.Errorf("ready: %d", got)
+	}
+	backend.Cut()
+	if got := status(http.Get(url + "/ready")); got != http.StatusServiceUnavailable {
+		t.Errorf("ready without the backend: %d, want 503", got)
+	}
+	backend.Heal()
+	if got := status(http.Post(url+"/orders", "", nil)); got != http.StatusOK {
+		t.Errorf("the request that was under way: %d, want 200", got)
+	}
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+	if _, err := client.TryLock(t.Context(), "orders"); !errors.Is(err, dsync.ErrClosed) {
+		t.Errorf("TryLock: %v, want ErrClosed", err)
+	}
+}
+
+func TestMigrateOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		clients, _ := processes(t, 3)
+		version := 1
+		step := func(want int) func(context.Context) error {
+			return func(context.Context) error {
+				if version != want {
+					t.Errorf("step %d at version %d", want, version)
+				}
+				version++
+				return nil
+			}
+		}
+		var wg sync.WaitGroup
+		for _, c := range clients {
+			wg.Go(func() {
+				err := Migrate(t.Context(), c, func(context.Context) (int, error) { return version, nil },
+					[]func(context.Context) error{step(0), step(1), step(2)})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if version != 3 {
+			t.Errorf("version %d, want 3", version)
+		}
+	})
+}
+
+func TestPutObjectRefusesLateWriters(t *testing.T) {
+	var version int
+	store := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		tag := fmt.Sprintf("%q", fmt.Sprint(version))
+		if match := r.Header.Get("If-Match"); match != tag && (match != "" || version > 0) {
+			w.WriteHeader(http.StatusPreconditionFailed)
+			return
+		}
+		version++
+		w.Header().Set("ETag", fmt.Sprintf("%q", fmt.Sprint(version)))
+	}))
+	defer store.Close()
+	tag, err := PutObject(t.Context(), store.URL, "", []byte("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := PutObject(t.Context(), store.URL, tag, []byte("b")); err != nil {
+		t.Error(err)
+	}
+	for _, late := range []string{"", tag} {
+		if _, err := PutObject(t.Context(), store.URL, late, []byte("late")); !errors.Is(err, ErrFenced) {
+			t.Errorf("a late write with tag %s: %v, want ErrFenced", late, err)
+		}
+	}
+}
+
+func TestFenceAdmits(t *testing.T) {
+	f := Fence{}
+	for _, step := range []struct {
+		token uint64
+		want  bool
+	}{{5, true}, {5, true}, {7, true}, {5, false}, {7, true}} {
+		if got := f.Admit(Message{Key: "orders/42", Token: step.token}); got != step.want {
+			t.Errorf("token %d: %t, want %t", step.token, got, step.want)
+		}
+	}
+	if !f.Admit(Message{Key: "orders/43", Token: 1}) {
+		t.Error("keys share a token")
+	}
+}
+
+func TestCronLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		clients, _ := processes(t, 2)
+		ours, theirs := CronLock{clients[0], 30 * time.Second}, CronLock{clients[1], 30 * time.Second}
+		lock, err := ours.Take(t.Context(), "report")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := lock.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if _, err := theirs.Take(t.Context(), "report"); !errors.Is(err, dsync.ErrLocked) {
+			t.Errorf("a process whose clock is behind: %v, want ErrLocked", err)
+		}
+		time.Sleep(time.Minute)
+		if _, err := theirs.Take(t.Context(), "report"); err != nil {
+			t.Errorf("the next period: %v", err)
+		}
+	})
+}
+
+func TestElector(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		clients, drivers := processes(t, 2)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		first := NewElector(ctx, clients[0], "cron")
+		synctest.Wait()
+		second := NewElector(ctx, clients[1], "cron")
+		synctest.Wait()
+		if err := first.IsLeader(ctx); err != nil {
+			t.Errorf("the first: %v, want it to lead", err)
+		}
+		if err := second.IsLeader(ctx); err == nil {
+			t.Error("both lead")
+		}
+		drivers[0].Cut()
+		time.Sleep(time.Minute)
+		if err := first.IsLeader(ctx); !errors.Is(err, dsync.ErrLost) {
+			t.Errorf("the first, cut off: %v, want ErrLost", err)
+		}
+		if err := second.IsLeader(ctx); err != nil {
+			t.Errorf("the second: %v, want it to lead", err)
+		}
+	})
+}

@@ -1,0 +1,147 @@
+package dsync
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+)
+
+// A lease can outlive the work that it was taken for: the work hangs, or its code forgot to unlock. The lease would be renewed for as
+// long as the process lives. MaxHold bounds that, SlowHold tells of it, and Debug finds leases that nobody can unlock any more.
+
+// MaxHold bounds how long a lease is renewed: d after the grant the lease is lost, with an error that matches ErrLost, and the lock is
+// free for others at once. MaxHold(0) is no bound. Options.MaxHold is the default of a Client. A lease with ExpireAfter has an end of
+// its own, and MaxHold changes nothing there.
+func MaxHold(d time.Duration) LockOption { return LockOption{maxHold: &d} }
+
+// overdue makes the watchdog look at a new lease when it has been held for long. Called with lock.mu held.
+func (l *Lease) overdue(r request) {
+	c := l.hold.lock.client
+	if r.fixed || r.maxHold == 0 && c.slowHold == 0 {
+		return
+	}
+	now := c.now()
+	if r.maxHold > 0 {
+		l.setEnd(now + r.maxHold)
+	}
+	if c.slowHold > 0 {
+		l.slow = &alarm{hold: l.hold, view: l}
+		c.watchdog.endAt(l.slow, now+c.slowHold)
+	}
+}
+
+// tellSlow tells an operator of a lease that is held for longer than Options.SlowHold. Called with lock.mu held.
+func (l *Lease) tellSlow(now moment) {
+	c := l.hold.lock.client
+	if at := l.slow.at; now < at {
+		c.watchdog.endAt(l.slow, at)
+		return
+	}
+	l.slow = nil
+	c.telemetry.HeldForLong(l.reported(), l.hold.call, c.slowHold)
+}
+
+// errNoLease is the error of a nil Lease, and of the zero Lease.
+var errNoLease = &endedError{text: "lock not held: no lease"}
+
+// view returns the lease that l stands for: l itself, or what l is the handle of; nil if l stands for none.
+func (l *Lease) view() *Lease {
+	if l == nil || l.hold != nil {
+		return l
+	}
+	return l.next
+}
+
+var closed = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// contextOfView is Context of a handle, which the context refers to, and of no lease.
+func (l *Lease) contextOfView(parent context.Context) (context.Context, context.CancelFunc) {
+	view := l.view()
+	if view == nil {
+		ctx, cancel := context.WithCancelCause(parent)
+		cancel(errNoLease)
+		return ctx, func() {}
+	}
+	ctx, cancel := view.Context(parent)
+	return &leaseContext{Context: ctx, lease: view, handle: l, outer: ctx.(*leaseContext).outer}, cancel
+}
+
+// forgotten has the leases whose handles are gone, until the watchdog ends them: the cleanup of a handle runs in no goroutine of the
+// client, and outside of a bubble of testing/synctest.
+type forgotten struct {
+	mu     sync.Mutex
+	leases []forgottenLease
+}
+
+type forgottenLease struct {
+	*Lease
+	by []uintptr // who called Lock
+}
+
+// handOut returns what the caller of Lock gets. With Options.Debug that is a handle. Nothing of the client refers to the handle, so the
+// garbage collector finds the handle when nobody can unlock the lease any more.
+func (c *Client) handOut(l *Lease) *Lease {
+	if !c.debug || l == nil {
+		return l
+	}
+	handle := &Lease{next: l}
+	pcs := make([]uintptr, 32)
+	runtime.AddCleanup(handle, c.forget, forgottenLease{l, pcs[:runtime.Callers(3, pcs)]})
+	return handle
+}
+
+// forget is called when the handle of a lease is gone.
+func (c *Client) forget(f forgottenLease) {
+	k := f.hold.lock
+	k.mu.Lock()
+	over := f.err != nil
+	k.mu.Unlock()
+	if over {
+		return
+	}
+	c.forgotten.mu.Lock()
+	defer c.forgotten.mu.Unlock()
+	c.forgotten.leases = append(c.forgotten.leases, f)
+}
+
+// end ends the forgotten leases.
+func (g *forgotten) end() {
+	g.mu.Lock()
+	leases := g.leases
+	g.leases = nil
+	g.mu.Unlock()
+	for _, f := range leases {
+		k := f.hold.lock
+		k.mu.Lock()
+		if now := k.client.now(); f.check(now) == nil {
+			f.endItself(now, &lostError{cause: lossForgotten, err: callers(f.by)})
+		}
+		k.mu.Unlock()
+	}
+}
+
+// callers is who took a lease that was forgotten.
+type callers []uintptr
+
+func (c callers) Error() string {
+	var text strings.Builder
+	text.WriteString("locked by")
+	frames := runtime.CallersFrames(c)
+	for {
+		f, more := frames.Next()
+		if !strings.HasPrefix(f.Function, "runtime.") && !strings.HasPrefix(f.Function, "github.com/go-dsync/dsync.") {
+			fmt.Fprintf(&text, " %s (%s:%d)", f.Function, filepath.Base(f.File), f.Line)
+		}
+		if !more {
+			return text.String()
+		}
+	}
+}

@@ -1,0 +1,124 @@
+package dsync_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+)
+
+// late is a backend that is not there for the first attempts.
+var late struct {
+	attempts, missing atomic.Int32
+	err               error
+}
+
+func init() {
+	driver.Register("tardy", func(ctx context.Context, c *driver.Config) (driver.Driver, error) {
+		if err := c.URL.Err(); err != nil {
+			return nil, err
+		}
+		if late.attempts.Add(1) <= late.missing.Load() {
+			return nil, late.err
+		}
+		return memory.New(nil), nil
+	})
+}
+
+func setLate(missing int32, err error) {
+	late.attempts.Store(0)
+	late.missing.Store(missing)
+	late.err = err
+}
+
+func TestOpenWaitsForTheBackend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		setLate(5, fmt.Errorf("%w: connection refused", dsync.ErrUnavailable))
+		var log bytes.Buffer
+		c, err := dsync.Open(t.Context(), "tardy://", &dsync.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if got := late.attempts.Load(); got != 6 {
+			t.Errorf("%d attempts, want 6", got)
+		}
+		if got := strings.Count(log.String(), "connection refused"); got != 1 {
+			t.Errorf("%d records of the outage, want 1:\n%s", got, log.String())
+		}
+	})
+}
+
+func TestOpenGivesUpWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		setLate(1000, fmt.Errorf("%w: connection refused", dsync.ErrUnavailable))
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		began := time.Now()
+		_, err := dsync.Open(ctx, "tardy://", nil)
+		if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, dsync.ErrUnavailable) || time.Since(began) != 10*time.Second {
+			t.Errorf("Open: %v after %v, want the end of its context and the reason after 10s", err, time.Since(began))
+		}
+		if got := late.attempts.Load(); got < 8 || got > 30 {
+			t.Errorf("%d attempts in 10 s", got)
+		}
+	})
+}
+
+func TestOpenReturnsOtherErrorsAtOnce(t *testing.T) {
+	wrong := errors.New("wrong password")
+	setLate(1000, wrong)
+	if _, err := dsync.Open(t.Context(), "tardy://", nil); !errors.Is(err, wrong) || late.attempts.Load() != 1 {
+		t.Errorf("Open: %v after %d attempts, want %v after one", err, late.attempts.Load(), wrong)
+	}
+}
+
+func TestPing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := memory.New(nil)
+		c, err := dsync.New(d, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Ping(t.Context()); err != nil {
+			t.Error(err)
+		}
+		d.Cut()
+		if err := c.Ping(t.Context()); !errors.Is(err, dsync.ErrUnavailable) {
+			t.Errorf("Ping of a backend out of reach: %v, want ErrUnavailable", err)
+		}
+		d.Inject(memory.Fault{Kind: memory.Hang})
+		began := time.Now()
+		if err := c.Ping(t.Context()); !errors.Is(err, dsync.ErrUnavailable) || time.Since(began) != 5*time.Second {
+			t.Errorf("Ping of a silent backend: %v after %v, want ErrUnavailable after 5s", err, time.Since(began))
+		}
+		d.Heal()
+		if err := c.Ping(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := c.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := c.Ping(t.Context()); !errors.Is(err, dsync.ErrClosed) {
+			t.Errorf("Ping after Close: %v, want ErrClosed", err)
+		}
+	})
+}
+
+func TestPingOfABackendThatCannotBeAsked(t *testing.T) {
+	if err := newStub(t, &stub{}).Ping(t.Context()); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("Ping: %v, want ErrUnsupported", err)
+	}
+}

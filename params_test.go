@@ -1,0 +1,95 @@
+package dsync_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// Where the opener of each driver asks a URL for parameters, beside the driver itself.
+var asksBeside = map[string][]string{
+	"memory": nil, "migrate": nil, "pglock": nil,
+	"etcd": {"internal/tlsurl"}, "zk": {"internal/tlsurl"},
+	"redisson": {"internal/redisdial", "internal/tlsurl"}, "redlock": {"internal/redisdial", "internal/tlsurl"},
+}
+
+// TestParameters holds the section Parameters of each driver's package comment against what the code of its opener asks for.
+func TestParameters(t *testing.T) {
+	for name, beside := range asksBeside {
+		t.Run(name, func(t *testing.T) {
+			asked, documented := map[string]bool{}, map[string]bool{}
+			for _, dir := range append([]string{"drivers/" + name}, beside...) {
+				for _, file := range parse(t, dir) {
+					askedIn(file, asked)
+					if file.Doc != nil && dir == "drivers/"+name {
+						documentedIn(file.Doc.Text(), documented)
+					}
+				}
+			}
+			delete(asked, "ttl") // of a part of migrate, which may have none
+			if got, want := slices.Sorted(maps.Keys(documented)), slices.Sorted(maps.Keys(asked)); !slices.Equal(got, want) {
+				t.Errorf("the package comment has the parameters %q, and the opener asks for %q", got, want)
+			}
+		})
+	}
+}
+
+func parse(t *testing.T, dir string) (files []*ast.File) {
+	t.Helper()
+	paths, err := filepath.Glob(dir + "/*.go")
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("files of %s: %q, %v", dir, paths, err)
+	}
+	for _, path := range paths {
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, file)
+	}
+	return files
+}
+
+// askedIn finds the calls that read a parameter of driver.URL.
+func askedIn(file *ast.File, names map[string]bool) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		if !ok || len(call.Args) == 0 {
+			return true
+		}
+		method, ok := call.Fun.(*ast.SelectorExpr)
+		if !ok || !slices.Contains([]string{"Has", "Param", "Choice", "Bool", "Int", "Duration"}, method.Sel.Name) {
+			return true
+		}
+		if literal, ok := call.Args[0].(*ast.BasicLit); ok && literal.Kind == token.STRING {
+			if name, err := strconv.Unquote(literal.Value); err == nil {
+				names[name] = true
+			}
+		}
+		return true
+	})
+}
+
+// documentedIn reads the indented lines of the section Parameters. Before two spaces stand names, each with a =.
+func documentedIn(text string, names map[string]bool) {
+	_, section, _ := strings.Cut(text, "# Parameters\n")
+	section, _, _ = strings.Cut(section, "\n# ")
+	for line := range strings.Lines(section) {
+		if line, ok := strings.CutPrefix(line, "\t"); ok {
+			line, _, _ = strings.Cut(strings.TrimSpace(line), "  ")
+			for _, m := range regexp.MustCompile(`(?:^|, )([a-z_]+)=`).FindAllStringSubmatch(line, -1) {
+				names[m[1]] = true
+			}
+		}
+	}
+}
