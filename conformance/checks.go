@@ -19,7 +19,7 @@ import (
 //   - Each check has a mutant in mutants_<group>_test.go: a broken driver that this check catches, and none before it in the table.
 //     A check without one fails TestMutants. A new promise needs `go test ./conformance -run Spec -update`.
 type Check struct {
-	Name    string // group/name
+	Name    string // group/name, or group/name/mode
 	Promise string // one sentence
 	run     func(*env) error
 }
@@ -62,6 +62,8 @@ func Checks() []Check {
 		fencingChecks,
 		inspectChecks,
 		migrationChecks,
+		sharingChecks,
+		modeChecks,
 		namesChecks,
 		scaleChecks,
 		stormChecks,

@@ -59,8 +59,12 @@ type Backend struct {
 	// if the connections of the driver cannot be disturbed.
 	New func(tb testing.TB) (driver.Driver, *Link)
 
-	// Expire ends the hold of name, as if its TTL had passed, behind the back of its holder. It does nothing if there is none.
+	// Expire ends the hold of name, as if its TTL had passed, behind the back of its holder, and all holds of those who read it. It does
+	// nothing if there is none.
 	Expire func(tb testing.TB, name string)
+
+	// ExpireHold does so with one of the holds of a name that several read, by its driver.Request.Hold.
+	ExpireHold func(tb testing.TB, name, hold string)
 
 	// Freeze stops the server, with its connections open; Thaw lets it go on.
 	Freeze, Thaw func(tb testing.TB)

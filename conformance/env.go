@@ -33,6 +33,7 @@ type env struct {
 	sample   bool                         // Harness.Brief, or go test -short in real time
 	fakeTime bool                         // Harness.FakeTime
 	stalls   *stalls                      // nil in fake time
+	mode     driver.Mode                  // of the requests of the check
 
 	mu      sync.Mutex
 	err     error         // the first, by which the check failed

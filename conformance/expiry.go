@@ -57,7 +57,7 @@ func (e *env) first(of []*request) int {
 }
 
 func notBeforeExpires(e *env) error {
-	a, b, name := e.driver(), e.driver(), e.name()
+	a, b, name := e.driver(), e.rival(), e.name()
 	h := a.hold(name, fixed, ttl(e.brief()))
 	for {
 		switch r := b.acquire(name, noWait); {
@@ -145,7 +145,7 @@ func (e *env) inOutages(f func(outage func(*connection)) error) error {
 
 func abandonedLeaseEnds(e *env) error {
 	return e.inOutages(func(outage func(*connection)) error {
-		a, b := e.driver(), e.driver()
+		a, b := e.driver(), e.rival()
 		held := []*request{a.hold(e.name(), fixed, ttl(e.brief())), a.hold(e.name(), ttl(e.brief()))}
 		outage(a.connection)
 		for _, h := range held {

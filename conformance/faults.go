@@ -75,7 +75,7 @@ func (r *request) failed() error {
 }
 
 func hungWait(e *env) error {
-	a, b, name := e.driver(), e.driver(), e.name()
+	a, b, name := e.rival(), e.driver(), e.name()
 	h := a.hold(name)
 	r := b.start(name).waits()
 	b.hang()

@@ -52,7 +52,7 @@ func isMonotonic(t time.Time) bool { return strings.Contains(t.String(), " m=") 
 func freshAfterWait(e *env) error {
 	waits := [][]option{{ttl(e.brief())}, {ttl(e.brief()), fixed}}
 	e.together("waits of two TTLs", len(waits), func(i int) error {
-		a, b, name := e.driver(), e.driver(), e.name()
+		a, b, name := e.rival(), e.driver(), e.name()
 		h := a.hold(name)
 		r := b.start(name, waits[i]...).waits()
 		e.sleep(2 * e.brief())

@@ -57,24 +57,29 @@ func (e *env) line(name string, n int) []*request {
 func (e *env) lineOf(name string, drivers []*rawDriver) []*request {
 	waiters := make([]*request, len(drivers))
 	for i := range waiters {
-		r := drivers[i].start(name).waits()
-		waiters[i] = r
-		inspector, ok := r.driver.driver.(driver.Inspector)
-		if !ok {
-			continue
-		}
-		e.poll(fmt.Sprintf("%d wait for %q", i+1, name), func() error {
-			s, err := inspector.Inspect(e.ctx, name)
-			switch {
-			case errors.Is(err, errors.ErrUnsupported):
-				return nil
-			case err == nil && s.Waiters >= 0 && s.Waiters <= i:
-				return fmt.Errorf("Inspect counts %d waiters", s.Waiters)
-			}
-			return err
-		})
+		waiters[i] = drivers[i].start(name).waits().queued(i + 1)
 	}
 	return waiters
+}
+
+// queued returns when so many are seen to wait for the name, where the backend can be asked.
+func (r *request) queued(n int) *request {
+	e := r.driver.env
+	inspector, ok := r.driver.driver.(driver.Inspector)
+	if !ok {
+		return r
+	}
+	e.poll(fmt.Sprintf("%d wait for %q", n, r.Name), func() error {
+		s, err := inspector.Inspect(e.ctx, r.Name)
+		switch {
+		case errors.Is(err, errors.ErrUnsupported):
+			return nil
+		case err == nil && s.Waiters >= 0 && s.Waiters < n:
+			return fmt.Errorf("Inspect counts %d waiters", s.Waiters)
+		}
+		return err
+	})
+	return r
 }
 
 func allAreServed(e *env) error {

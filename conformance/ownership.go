@@ -66,7 +66,7 @@ func (e *env) afterExpiry(f func(old, next *request, heir string) error) error {
 		}
 		e.expired(old)
 		e.poll("the name of a lease that ran out is granted to "+heir, func() error {
-			next = d.acquire(old.Name, noWait)
+			next = d.acquire(old.Name, noWait, in(e.rivals()))
 			return next.err
 		})
 		return f(old, next.granted(), heir)

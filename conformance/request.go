@@ -13,6 +13,7 @@ import (
 // rawDriver is a driver that a check asks without package dsync.
 type rawDriver struct {
 	*connection
+	mode   driver.Mode // of its requests
 	mu     sync.Mutex
 	serial int
 	closed bool
@@ -20,7 +21,7 @@ type rawDriver struct {
 
 // driver returns a new driver.
 func (e *env) driver() *rawDriver {
-	d := &rawDriver{connection: e.connect()}
+	d := &rawDriver{connection: e.connect(), mode: e.mode}
 	e.onClose(func(ctx context.Context) { _ = d.close(ctx) }) // the checks of Close look at the error
 	return d
 }
@@ -78,7 +79,7 @@ func (d *rawDriver) startWith(ctx context.Context, cancel context.CancelFunc, na
 	d.mu.Unlock()
 	r := &request{driver: d, cancel: cancel, called: time.Now()}
 	id := fmt.Sprintf("%s-%s:%d", d.env.id, d.label, n)
-	r.Request = driver.Request{Name: name, Hold: id, Owner: id, TTL: d.env.long(), Events: r}
+	r.Request = driver.Request{Name: name, Hold: id, Owner: id, Mode: d.mode, TTL: d.env.long(), Events: r}
 	for _, o := range opts {
 		o(&r.Request)
 	}
@@ -202,13 +203,13 @@ func (e *env) awaitFree(name string) {
 	e.poll(fmt.Sprintf("%q becomes free", name), func() error { return e.isFree(name) })
 }
 
-// outsider returns a driver that has nothing to do with the others of the check.
+// outsider returns a driver that has nothing to do with the others of the check, and whose requests exclude theirs.
 func (e *env) outsider() *rawDriver {
 	e.mu.Lock()
 	d := e.other
 	e.mu.Unlock()
 	if d == nil {
-		d = e.driver()
+		d = e.rival()
 		e.mu.Lock()
 		e.other = d
 		e.mu.Unlock()

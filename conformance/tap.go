@@ -95,7 +95,7 @@ func (t *tap) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, err
 	if l == nil {
 		return nil, err
 	}
-	tl := &tapLease{Lease: l, tapped: a, granted: time.Now()}
+	tl := &tapLease{Lease: l, tapped: a, mode: r.Mode, granted: time.Now()}
 	c, canReport := l.(driver.ContentionReporter)
 	p, canPass := l.(driver.Passer)
 	switch {
@@ -156,7 +156,7 @@ func (t *tap) ask(r *driver.Request) *tapped {
 	a := &tapped{Events: r.Events, tap: t, name: r.Name, n: t.asked}
 	t.mu.Unlock()
 	r.Events = a
-	a.add("acquire %q, TTL %v%s%s", r.Name, r.TTL, word(r.Fixed, ", fixed"), word(r.NoWait, ", no wait"))
+	a.add("acquire %q%s, TTL %v%s%s", r.Name, word(r.Mode != driver.Exclusive, ", "+r.Mode.String()), r.TTL, word(r.Fixed, ", fixed"), word(r.NoWait, ", no wait"))
 	return a
 }
 
@@ -226,6 +226,7 @@ func (t *tap) requests(name string) (n, all int) {
 type tapLease struct {
 	driver.Lease
 	*tapped
+	mode    driver.Mode
 	granted time.Time
 }
 
@@ -256,7 +257,7 @@ func (l *tapLease) renewed(err error) {
 func (l *tapLease) Release(ctx context.Context) error {
 	l.add("release")
 	err := l.Lease.Release(ctx)
-	history.Answered(ctx, l.granted, err)
+	history.Answered(ctx, l.mode, l.granted, err)
 	l.add("release: %s", outcome(err))
 	return err
 }

@@ -248,7 +248,7 @@ func cancelEndsWait(e *env) error {
 }
 
 func cancelAtGrant(e *env) error {
-	a, b, name := e.driver(), e.driver(), e.name()
+	a, b, name := e.rival(), e.driver(), e.name()
 	const rounds = 100
 	granted := 0
 	for range rounds {

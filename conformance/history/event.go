@@ -24,10 +24,11 @@ type Event struct {
 	Owner    string        `json:"ow,omitempty"`  // from Attempt
 	Name     string        `json:"n,omitempty"`   // from Attempt
 	NoWait   bool          `json:"nw,omitempty"`  // from Attempt
+	Mode     driver.Mode   `json:"m,omitempty"`   // from Attempt; of KindAnswer: of the driver's request
 	Token    uint64        `json:"tok,omitempty"` // of a grant or an access; 0: none
 	Deadline time.Duration `json:"dl,omitempty"`  // of the lease at that moment; 0: none
 	Since    time.Duration `json:"s,omitempty"`   // KindAnswer: the driver had been granted the hold by then
-	OK       bool          `json:"ok,omitempty"`  // KindCheck, KindRelease: the lease said that it was held; KindWrite: accepted
+	OK       bool          `json:"ok,omitempty"`  // KindCheck, KindRelease: the lease said that it was held; KindWrite, KindRead: accepted
 	Class    string        `json:"cls,omitempty"` // of the error; of a fault: its kind
 	Text     string        `json:"txt,omitempty"` // of an error outside of all classes, of a note; of a fault: its target
 }
@@ -48,7 +49,8 @@ const (
 	KindAnswer      Kind = "rel.answer"  // the driver's Release, which Unlock called, returned nil (no class) or an error; see Answered
 	KindReleased    Kind = "rel.ok"      // it returned nil
 	KindNotReleased Kind = "rel.err"     // it returned an error
-	KindWrite       Kind = "cs.write"    // the protected resource was accessed
+	KindWrite       Kind = "cs.write"    // the protected resource was written
+	KindRead        Kind = "cs.read"     // the protected resource was read
 	KindFaultOn     Kind = "fault.on"    // a fault is about to begin
 	KindFaultOff    Kind = "fault.off"   // it is over
 	KindMeta        Kind = "meta"        // first event of a process, and notes
@@ -56,7 +58,7 @@ const (
 )
 
 var kinds = []Kind{KindCall, KindWait, KindGrant, KindRefuse, KindFail, KindCheck, KindRenew, KindLose, KindRelease, KindAnswer,
-	KindReleased, KindNotReleased, KindWrite, KindFaultOn, KindFaultOff, KindMeta, KindEnd}
+	KindReleased, KindNotReleased, KindWrite, KindRead, KindFaultOn, KindFaultOff, KindMeta, KindEnd}
 
 // The classes of errors in an [Event].
 const (
@@ -142,13 +144,14 @@ func (e Event) String() string {
 	field(e.Client != "", " client=%s", e.Client)
 	field(e.Owner != "", " owner=%s", e.Owner)
 	field(e.NoWait, "%s", " nowait")
+	field(e.Mode != driver.Exclusive, " %v", e.Mode)
 	field(e.Token != 0, " token=%d", e.Token)
 	field(e.Deadline != 0, " deadline=%.6f", e.Deadline.Seconds())
 	field(e.Since != 0, " since=%.6f", e.Since.Seconds())
 	switch e.Kind {
 	case KindCheck, KindRelease:
 		field(true, " held=%t", e.OK)
-	case KindWrite:
+	case KindWrite, KindRead:
 		field(true, " accepted=%t", e.OK)
 	}
 	field(e.Class != "", " %s", e.Class)

@@ -10,6 +10,8 @@ import (
 	"os"
 	"slices"
 	"time"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 // Create returns a History that writes to a new file at path: one JSON object per line, one write per line, nothing kept
@@ -112,6 +114,9 @@ func parseEvent(line []byte) (Event, error) {
 	}
 	if !slices.Contains(kinds, e.Kind) {
 		return e, fmt.Errorf("unknown kind of event %q", e.Kind)
+	}
+	if e.Mode < driver.Exclusive || e.Mode > driver.Write {
+		return e, fmt.Errorf("unknown mode %d", e.Mode)
 	}
 	return e, nil
 }

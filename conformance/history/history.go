@@ -121,7 +121,8 @@ type Attempt struct {
 	Client string // whose clients have to exclude each other; a label of your choice
 	Owner  string // attempts with the same Client and Owner re-enter; empty: this attempt is an owner of its own
 	Name   string
-	NoWait bool // TryLock
+	NoWait bool        // TryLock
+	Mode   driver.Mode // in which the name is asked for
 }
 
 // Claim is what a History reads of a lease. *dsync.Lease is one.
@@ -141,13 +142,16 @@ type Op struct {
 
 // Begin records that the lock is about to be asked for.
 func (h *History) Begin(a Attempt) *Op {
-	o := &Op{h: h, event: Event{Call: h.nextCall(), Client: a.Client, Owner: a.Owner, Name: a.Name, NoWait: a.NoWait}}
+	o := &Op{h: h, event: Event{Call: h.nextCall(), Client: a.Client, Owner: a.Owner, Name: a.Name, NoWait: a.NoWait, Mode: a.Mode}}
 	o.record(Event{Time: h.now(), Kind: KindCall})
 	return o
 }
 
 func (o *Op) record(e Event) {
 	e.Call, e.Client, e.Owner, e.Name, e.NoWait = o.event.Call, o.event.Client, o.event.Owner, o.event.Name, o.event.NoWait
+	if e.Kind != KindAnswer {
+		e.Mode = o.event.Mode
+	}
 	o.h.record(e)
 }
 
@@ -202,18 +206,18 @@ func (o *Op) Releasing(ctx context.Context) context.Context {
 type opKey struct{}
 
 // Answered records that the driver's Release has returned err, if it was called by an Unlock with the context of [Op.Releasing]. It is
-// for what stands between package dsync and the driver: see [Tap]. ctx is that of Release, and granted is when the driver's Acquire
-// had returned the lease.
+// for what stands between package dsync and the driver: see [Tap]. ctx is that of Release, mode that of the driver's request, and
+// granted is when the driver's Acquire had returned the lease.
 //
 // An Unlock need not ask the backend: it may leave the hold to another lease. So what Unlock returned is no proof that the backend had
 // the hold until then, and the nil of Release is.
-func Answered(ctx context.Context, granted time.Time, err error) {
+func Answered(ctx context.Context, mode driver.Mode, granted time.Time, err error) {
 	o, ok := ctx.Value(opKey{}).(*Op)
 	if !ok {
 		return
 	}
 	ago := time.Since(granted)
-	e := Event{Time: o.h.now(), Kind: KindAnswer}
+	e := Event{Time: o.h.now(), Kind: KindAnswer, Mode: mode}
 	e.Since = max(e.Time-ago, 1)
 	switch {
 	case errors.Is(err, driver.ErrNotHeld):
@@ -253,10 +257,15 @@ func deadline(t time.Duration, local time.Time, l Claim) time.Duration {
 	return t + min(max(d.Sub(local), 1-t), math.MaxInt64/4)
 }
 
-// Wrote records an access to what the lock of this name protects: the resource itself calls it, while it holds whatever makes its
-// accesses follow one another. All accesses to one name are recorded by one process.
+// Wrote records that what the lock of this name protects was to be written: the resource itself calls it, while it holds whatever makes
+// its accesses follow one another. All accesses to one name are recorded by one process.
 func (h *History) Wrote(name string, token uint64, accepted bool) {
 	h.record(Event{Time: h.now(), Kind: KindWrite, Name: name, Token: token, OK: accepted})
+}
+
+// Saw records that what the lock of this name protects was to be read, as Wrote does of a write.
+func (h *History) Saw(name string, token uint64, accepted bool) {
+	h.record(Event{Time: h.now(), Kind: KindRead, Name: name, Token: token, OK: accepted})
 }
 
 // FaultKill is the kind of fault that kills a process that has a History of its own. Its target is the label of that History.

@@ -52,7 +52,7 @@ func (l *testLease) set(err error) {
 func TestHistoryBrackets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := New()
-		op := h.Begin(Attempt{Client: "c", Owner: "o", Name: "L"})
+		op := h.Begin(Attempt{Client: "c", Owner: "o", Name: "L", Mode: driver.Write})
 		time.Sleep(ms)
 		op.Waiting()
 		time.Sleep(ms)
@@ -63,6 +63,7 @@ func TestHistoryBrackets(t *testing.T) {
 			t.Errorf("Check of a lease that is held: %v", err)
 		}
 		h.Wrote("L", 7, true)
+		h.Saw("L", 6, false)
 		l.deadline = time.Now().Add(200 * ms)
 		op.Renewed()
 		off := h.Fault("freeze", "server")
@@ -83,7 +84,7 @@ func TestHistoryBrackets(t *testing.T) {
 		h.Note("too late")
 		o := Event{Call: 1, Client: "c", Owner: "o", Name: "L"}
 		with := func(k Kind, at time.Duration, e Event) Event {
-			e.Kind, e.Time, e.Call, e.Client, e.Owner, e.Name = k, at, o.Call, o.Client, o.Owner, o.Name
+			e.Kind, e.Time, e.Call, e.Client, e.Owner, e.Name, e.Mode = k, at, o.Call, o.Client, o.Owner, o.Name, driver.Write
 			return e
 		}
 		want := []Event{
@@ -93,6 +94,7 @@ func TestHistoryBrackets(t *testing.T) {
 			with(KindGrant, 2*ms, Event{Token: 7, Deadline: 102 * ms}),
 			with(KindCheck, 3*ms, Event{OK: true, Deadline: 102 * ms}),
 			{Kind: KindWrite, Time: 3 * ms, Name: "L", Token: 7, OK: true},
+			{Kind: KindRead, Time: 3 * ms, Name: "L", Token: 6},
 			with(KindRenew, 3*ms, Event{Deadline: 203 * ms}),
 			{Kind: KindFaultOn, Time: 3 * ms, Call: 2, Class: "freeze", Text: "server"},
 			{Kind: KindFaultOff, Time: 4 * ms, Call: 2, Class: "freeze", Text: "server"},
@@ -161,6 +163,28 @@ func TestHistoryClassesOfErrors(t *testing.T) {
 		}
 	}
 }
+
+// TestHistoryKeepsTheModeOfTheHold unlocks a Read that was a part of a hold for Write.
+func TestHistoryKeepsTheModeOfTheHold(t *testing.T) {
+	h := New()
+	op := h.Begin(Attempt{Name: "L", Mode: driver.Read})
+	op.Returned(&testLease{deadline: time.Now().Add(time.Hour)}, nil)
+	ctx := op.Releasing(t.Context())
+	l := &tapLease{Lease: &releasedLease{}, mode: driver.Write}
+	op.Released(l.Release(ctx))
+	var got []string
+	for _, e := range h.Events()[1:] {
+		got = append(got, fmt.Sprintf("%s %v", e.Kind, e.Mode))
+	}
+	want := "[acq.call read acq.ok read rel.call read rel.answer write rel.ok read]"
+	if fmt.Sprint(got) != want {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+type releasedLease struct{ driver.Lease }
+
+func (l *releasedLease) Release(context.Context) error { return nil }
 
 func TestHistoryNeverRecordsADeadlineTooLate(t *testing.T) {
 	for _, c := range []struct {
@@ -274,7 +298,7 @@ func TestHistoryFileIsReadAsWritten(t *testing.T) {
 	}
 	var want []Event
 	for i, k := range kinds[:len(kinds)-1] {
-		e := Event{Time: sharedClock(), Kind: k, Call: 1, Client: "c", Owner: "o", Name: "L\x01\u2028\"", NoWait: i%2 == 0, Token: 1<<64 - 1,
+		e := Event{Time: sharedClock(), Kind: k, Call: 1, Client: "c", Owner: "o", Name: "L\x01\u2028\"", NoWait: i%2 == 0, Mode: driver.Mode(i % 3), Token: 1<<64 - 1,
 			Deadline: sharedClock(), OK: true, Class: ClassOther, Text: "a\nb"}
 		h.record(e)
 		e.Proc, e.Seq = "p", uint64(i+2)
@@ -322,6 +346,7 @@ func TestReadHistoryRejectsWhatIsNotWhole(t *testing.T) {
 		{"two processes", first + `{"p":"v","q":2,"t":6,"e":"end"}` + "\n", `line 2: event of process "v"`},
 		{"more after the end", first + `{"p":"w","q":2,"t":6,"e":"end"}` + "\n" + `{"p":"w","q":3,"t":6,"e":"end"}` + "\n", "line 3: event after"},
 		{"an unknown event", first + `{"p":"w","q":2,"t":6,"e":"dance"}` + "\n", "line 2: unknown kind"},
+		{"an unknown mode", first + `{"p":"w","q":2,"t":6,"e":"end","m":3}` + "\n", "line 2: unknown mode 3"},
 		{"an unknown field", first + `{"p":"w","q":2,"t":6,"e":"end","x":1}` + "\n", `line 2: json: unknown field "x"`},
 		{"two events on a line", first + `{"p":"w","q":2,"t":6,"e":"end"} {}` + "\n", "line 2: not one JSON object"},
 		{"an empty line", first + "\n", "line 2: EOF"},

@@ -9,11 +9,12 @@ import (
 
 // Bounds is what a run promised, for [Judge]. With the zero value, only what every backend has to keep is judged.
 type Bounds struct {
-	// Fenced: tokens of a name rise from grant to grant (RuleTokens).
+	// Fenced: tokens of a name rise from grant to grant, those of Reads not among themselves (RuleTokens).
 	Fenced bool
-	// FIFO: waiters are granted in the order in which they were seen to queue (RuleOrder), unless a fault came between.
+	// FIFO: waiters whose modes exclude each other are granted in the order in which they were seen to queue (RuleOrder), unless a
+	// fault came between.
 	FIFO bool
-	// StoreFences: the protected resource rejects tokens below the highest that it has seen (RuleStale).
+	// StoreFences: the protected resource rejects tokens below the highest with which it was written (RuleStale).
 	StoreFences bool
 
 	// Detect is how long a holder may go on after somebody else removed its hold or ended its session. 0: nobody does in this run.
@@ -40,18 +41,20 @@ type Bounds struct {
 type Rule string
 
 const (
-	// RuleOverlap: two owners claimed one name at the same time. A claim begins when the grant returned. It ends when Unlock is
+	// RuleOverlap: two owners claimed one name at the same time, not both to read. A claim begins when the grant returned. It ends when Unlock is
 	// called, when the last known deadline passes, or when the lease says that it is lost; and Bounds.Detect before that, unless
 	// the backend said at this Unlock that it had the hold (Answered). Such an answer also speaks for the time since the backend's
 	// grant, in which leases may have followed one another without a request.
 	RuleOverlap Rule = "V1 claimed overlap"
-	// RuleStale: the protected resource accepted a token below one that it had accepted before.
+	// RuleStale: the protected resource accepted a token below one with which it had been written before, or was written with the
+	// token of a Read.
 	RuleStale Rule = "V2 stale access"
-	// RuleTokens: a grant had no greater token than an earlier one.
+	// RuleTokens: a grant had no greater token than an earlier one, not both being Reads.
 	RuleTokens Rule = "V3 token regression"
 	// RuleLoss: an overlap of which the loser was told, but too late.
 	RuleLoss Rule = "V4 late loss"
-	// RuleWake: a lock stayed free for too long while somebody waited for it.
+	// RuleWake: a lock stayed free for too long while somebody waited for it. For a Read it is free while nobody has it in another
+	// mode, or waits for it in another mode.
 	RuleWake Rule = "V5 lost wake-up"
 	// RuleStuck: an attempt lasted too long, or was refused while nobody could have held the lock.
 	RuleStuck Rule = "V6 stuck"
@@ -79,7 +82,7 @@ type Verdict struct {
 	Released, Lost                      int // holds that ended by Unlock, and those that were lost or ran out
 	Claims                              int // holds that were compared with each other
 	Faults                              int
-	StaleWrites, StaleAccepted          int
+	StaleWrites, StaleAccepted          int // of reads, too
 
 	LossMargin Spread // from the moment when a holder knew of its loss to the next grant
 	Wake       Spread // from the moment when a lock was surely free to the grant of one who waited for it

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 // point is a moment of a history. Among events that one process recorded at the same moment (on a fake clock, there are many) seq tells
@@ -46,6 +48,7 @@ type attempt struct {
 	end      time.Duration // of the claim, if nobody removed the hold meanwhile: to is Bounds.Detect earlier where that is possible
 	ending   ending
 	reentry  bool // its owner may have had the lock already
+	alone    bool // a Read that no other Read of its client may have brought along; see lonely
 
 	// free is when the backend surely has nothing left of this attempt.
 	free time.Duration
@@ -58,6 +61,8 @@ const (
 	released
 	lost // the holder was told
 )
+
+func (a *attempt) reads() bool { return a.called.Mode == driver.Read }
 
 func (a *attempt) granted() bool { return a.returned != nil && a.returned.Kind == KindGrant }
 

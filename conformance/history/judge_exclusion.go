@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sort"
 	"time"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 // exclusion looks through the holds of a lock in the order in which they began: for overlaps (RuleOverlap, RuleLoss), tokens that did
@@ -18,6 +20,7 @@ func (j *judge) exclusion(l *lock) {
 		j.tokens(l.holds)
 	}
 	if j.b.FIFO {
+		lonely(l.attempts)
 		j.order(l.holds)
 	}
 }
@@ -40,6 +43,7 @@ func reentries(holds []*attempt) {
 type span struct {
 	of       *attempt
 	owner    owner
+	mode     driver.Mode
 	from, to point
 }
 
@@ -49,7 +53,7 @@ func (j *judge) overlaps(holds []*attempt) {
 	var claims, confirmed []span
 	for _, a := range holds {
 		if a.claimed() {
-			claims = append(claims, span{a, a.owner, a.from, a.to})
+			claims = append(claims, span{a, a.owner, a.called.Mode, a.from, a.to})
 		}
 	}
 	reported := map[*attempt]bool{}
@@ -59,7 +63,7 @@ func (j *judge) overlaps(holds []*attempt) {
 	})
 	for i, a := range holds {
 		if a.confirmed() && !reported[a] && a.answer.Since < a.end { // or else its process stood still between two looks at the clock
-			confirmed = append(confirmed, span{a, owner{number: i + 1}, point{a.answer.Since, 0}, point{a.end, 0}})
+			confirmed = append(confirmed, span{a, owner{number: i + 1}, a.answer.Mode, point{a.answer.Since, 0}, point{a.end, 0}})
 		}
 	}
 	slices.SortStableFunc(confirmed, func(a, b span) int { return cmp.Compare(a.from.t, b.from.t) })
@@ -69,27 +73,49 @@ func (j *judge) overlaps(holds []*attempt) {
 	})
 }
 
-// eachOverlap compares each span with the earlier one of another owner that ends last. The spans are in the order in which they begin.
+// eachOverlap compares each span with the earlier one that ends last, of another owner in a mode that excludes its own. The spans are in
+// the order in which they begin.
 func eachOverlap(spans []span, found func(a, b span)) {
-	none := span{to: point{-never, 0}}
-	first, second := none, none // the spans that end last, of two owners
+	reads, others := newLatest(), newLatest()
 	for _, b := range spans {
-		a := first
-		if a.owner == b.owner {
-			a = second
+		a, kind := others.besides(b.owner), others
+		if b.mode == driver.Read {
+			kind = reads
+		} else if r := reads.besides(b.owner); a.to.before(r.to) {
+			a = r
 		}
 		if b.from.before(a.to) {
 			found(a, b)
 		}
-		switch {
-		case first.to.before(b.to):
-			if first.owner != b.owner {
-				second = first
-			}
-			first = b
-		case first.owner != b.owner && second.to.before(b.to):
-			second = b
+		kind.add(b)
+	}
+}
+
+// latest is the spans that end last, of two owners.
+type latest struct{ first, second span }
+
+func newLatest() *latest {
+	none := span{to: point{-never, 0}}
+	return &latest{none, none}
+}
+
+// besides returns the span that ends last of another owner.
+func (l *latest) besides(o owner) span {
+	if l.first.owner == o {
+		return l.second
+	}
+	return l.first
+}
+
+func (l *latest) add(b span) {
+	switch {
+	case l.first.to.before(b.to):
+		if l.first.owner != b.owner {
+			l.second = l.first
 		}
+		l.first = b
+	case l.first.owner != b.owner && l.second.to.before(b.to):
+		l.second = b
 	}
 }
 
@@ -110,7 +136,7 @@ func (j *judge) successors(holds []*attempt) {
 	for _, b := range holds {
 		if b.claimed() {
 			ended = slices.DeleteFunc(ended, func(a *attempt) bool {
-				next := a.owner != b.owner && a.from.before(b.from)
+				next := a.owner != b.owner && a.excludes(b) && a.from.before(b.from)
 				if next {
 					j.margins = append(j.margins, b.from.t-a.end)
 				}
@@ -123,9 +149,10 @@ func (j *judge) successors(holds []*attempt) {
 	}
 }
 
-// tokens compares each token with the highest of those that were surely granted before.
+// tokens compares each token with the highest of those that were surely granted before: that of a Read with those of other modes.
 func (j *judge) tokens(holds []*attempt) {
 	highest := make([]*attempt, len(holds)+1) // [i]: among the first i holds
+	written := make([]*attempt, len(holds)+1) // and among those of them that do not read
 	for i, b := range holds {
 		token := b.returned.Token
 		if token == 0 {
@@ -136,32 +163,86 @@ func (j *judge) tokens(holds []*attempt) {
 			since = point{b.called.Time, 0}
 		}
 		n := sort.Search(i, func(k int) bool { return !holds[k].from.before(since) })
-		if a := highest[n]; a != nil && token != 0 && token <= a.returned.Token {
+		a := highest[n]
+		if b.reads() {
+			a = written[n]
+		}
+		joined := b.reads() && !b.claimed() // perhaps, a hold of its client that had been removed when the other one was granted
+		if a != nil && token != 0 && token <= a.returned.Token && !joined {
 			if same := token == a.returned.Token && b.reentry && a.owner == b.owner; !same {
 				j.violation(RuleTokens, "a token is not above that of an earlier grant", a.returned, b.called, b.returned)
 			}
 		}
-		highest[i+1] = highest[i]
-		if a := highest[i]; a == nil || a.returned.Token < token {
-			highest[i+1] = b
+		highest[i+1], written[i+1] = higher(highest[i], b), written[i]
+		if !b.reads() {
+			written[i+1] = higher(written[i], b)
 		}
 	}
 }
 
-// order compares each hold that was seen to queue with those that were granted before it but asked after it was seen.
+// higher returns b if its token is higher than that of a, which may be nil.
+func higher(a, b *attempt) *attempt {
+	if a == nil || a.returned.Token < b.returned.Token {
+		return b
+	}
+	return a
+}
+
+func (a *attempt) excludes(b *attempt) bool { return a.called.Mode.Excludes(b.called.Mode) }
+
+// lonely marks the Reads that no other Read of their client may have brought along: none that waited, or had the name, when they did. The
+// attempts are in the order of their calls.
+func lonely(attempts []*attempt) {
+	type client struct{ proc, name string }
+	type reads struct {
+		last *attempt
+		left time.Duration // when the backend has surely nothing left of those so far
+	}
+	seen := map[client]*reads{}
+	for _, a := range attempts {
+		if !a.reads() {
+			continue
+		}
+		c := client{a.owner.proc, a.owner.client}
+		s := seen[c]
+		if s == nil {
+			s = &reads{left: -never}
+			seen[c] = s
+		}
+		a.alone = s.left < a.called.Time
+		left := a.free
+		if a.returned != nil {
+			left = max(left, a.returned.Time)
+		}
+		if s.last != nil && (s.last.returned == nil || a.called.Time <= s.last.returned.Time) {
+			s.last.alone = false
+		}
+		s.last, s.left = a, max(s.left, left)
+	}
+}
+
+// order compares each hold that was seen to queue with those that were granted before it but asked after it was seen, unless both are for
+// Read, or the other one is a Read for which its client need not have asked.
 func (j *judge) order(holds []*attempt) {
-	var latest *attempt // the one that asked last, among those granted so far
+	var reads, others *attempt // those that asked last, among those granted so far
 	for _, a := range holds {
 		if a.called.NoWait || a.reentry {
 			continue
 		}
+		b := others
+		if !a.reads() && (b == nil || reads != nil && b.called.Time < reads.called.Time) {
+			b = reads
+		}
 		_, calm := j.calm(a.called.Time, a.from.t)
-		if b := latest; b != nil && a.waited != nil && a.claimed() && a.waited.Time < b.called.Time && b.from.before(a.from) && calm {
+		if b != nil && a.waited != nil && a.claimed() && a.waited.Time < b.called.Time && b.from.before(a.from) && calm {
 			j.violation(RuleOrder, fmt.Sprintf("the one that asked %v later was granted first", b.called.Time-a.waited.Time),
 				a.called, a.waited, a.returned, b.called, b.returned)
 		}
-		if latest == nil || latest.called.Time < a.called.Time {
-			latest = a
+		switch {
+		case !a.reads() && (others == nil || others.called.Time < a.called.Time):
+			others = a
+		case a.reads() && a.alone && (reads == nil || reads.called.Time < a.called.Time):
+			reads = a
 		}
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 // plant makes a history illegal.
@@ -16,11 +18,14 @@ type plant struct {
 
 var plants = []plant{
 	{"an overlap", RuleOverlap, plantOverlap},
+	{"a reader beside a writer", RuleOverlap, plantReader},
 	{"two holds at the server", RuleOverlap, plantTwoHolds},
 	{"a late loss", RuleLoss, plantLateLoss},
 	{"a stale access", RuleStale, plantStaleAccess},
+	{"a write by a reader", RuleStale, plantReadersWrite},
 	{"a token that falls", RuleTokens, plantToken},
 	{"a waiter that is not woken", RuleWake, plantLostWakeup},
+	{"a reader that is not woken while others read", RuleWake, plantLoneReader},
 	{"a waiter that is stuck", RuleStuck, plantLostWakeup},
 	{"a refusal for no reason", RuleStuck, plantRefusal},
 	{"a double release", RuleResult, plantDoubleRelease},
@@ -59,11 +64,28 @@ func (s *sim) intruder(events []Event, t time.Duration) []Event {
 }
 
 func plantOverlap(r *rand.Rand, s *sim, events []Event) []Event {
-	h := anyHold(r, s, func(h *simHold) bool { return h.sure()-h.ok > 2 })
+	lost := slices.ContainsFunc(events, func(e Event) bool {
+		return e.Name == s.name && reads(e) && (e.Kind == KindLose || e.Kind == KindNotReleased)
+	})
+	h := anyHold(r, s, func(h *simHold) bool {
+		return h.sure()-h.ok > 2 && !(reads(h.of) && lost) // of several Reads one that was lost may show it, as a late loss
+	})
 	if h == nil {
 		return nil
 	}
 	return s.intruder(events, h.ok+1+time.Duration(r.Int64N(int64(h.sure()-h.ok-2))))
+}
+
+func plantReader(r *rand.Rand, s *sim, events []Event) []Event {
+	h := anyHold(r, s, func(h *simHold) bool { return !reads(h.of) && h.sure()-h.ok > 2 })
+	if h == nil {
+		return nil
+	}
+	events = s.intruder(events, h.ok+1+time.Duration(r.Int64N(int64(h.sure()-h.ok-2))))
+	for i := len(events) - 2; i < len(events); i++ {
+		events[i].Mode = driver.Read
+	}
+	return events
 }
 
 // plantTwoHolds lets the server say of two holds that it had both: while the leases of one of them followed one another.
@@ -84,7 +106,9 @@ func plantTwoHolds(r *rand.Rand, s *sim, events []Event) []Event {
 }
 
 func plantLateLoss(r *rand.Rand, s *sim, events []Event) []Event {
-	h := anyHold(r, s, func(h *simHold) bool { return h.unlock+simDetect+2*ms < h.deadline && h.unlock > h.ok })
+	h := anyHold(r, s, func(h *simHold) bool {
+		return !reads(h.of) && h.unlock+simDetect+2*ms < h.deadline && h.unlock > h.ok // of several Reads another one may show it
+	})
 	if h == nil {
 		return nil
 	}
@@ -103,7 +127,19 @@ func plantStaleAccess(r *rand.Rand, s *sim, events []Event) []Event {
 		return nil
 	}
 	i := 1 + r.IntN(len(s.story)-1)
-	return append(events, Event{Proc: "store", Name: s.name, Kind: KindWrite, Token: s.story[r.IntN(i)].token, OK: true, Time: s.story[i].unlock + 1})
+	if reads(s.story[i].of) {
+		return nil
+	}
+	k := []Kind{KindWrite, KindRead}[r.IntN(2)]
+	return append(events, Event{Proc: "store", Name: s.name, Kind: k, Token: s.story[r.IntN(i)].token, OK: true, Time: s.story[i].unlock + 1})
+}
+
+func plantReadersWrite(r *rand.Rand, s *sim, events []Event) []Event {
+	h := anyHold(r, s, func(h *simHold) bool { return reads(h.of) })
+	if h == nil {
+		return nil
+	}
+	return append(events, Event{Proc: "store", Name: s.name, Kind: KindWrite, Token: h.token, OK: true, Time: h.unlock - 1})
 }
 
 func plantToken(r *rand.Rand, s *sim, events []Event) []Event {
@@ -111,10 +147,11 @@ func plantToken(r *rand.Rand, s *sim, events []Event) []Event {
 		return nil
 	}
 	i := 1 + r.IntN(len(s.story)-1)
-	if h := s.story[i]; h.of.Owner != "" || h.sure() <= h.ok {
+	h, before := s.story[i], s.story[r.IntN(i)]
+	if h.of.Owner != "" || h.sure() <= h.ok || reads(h.of) && reads(before.of) {
 		return nil
 	}
-	s.story[i].find(events, KindGrant).Token = s.story[r.IntN(i)].token - r.Uint64N(2)
+	h.find(events, KindGrant).Token = before.token - r.Uint64N(2)
 	return events
 }
 
@@ -136,9 +173,12 @@ func stretch(events []Event, t, d time.Duration) []Event {
 
 const aLongTime = 5 * time.Second
 
-// at tells what is going on at t: how many attempts for the name of s are under way, and whether one of them has an unknown outcome,
-// a hold has not ended, or a fault is on.
-func (s *sim) at(events []Event, t time.Duration) (attempts int, unclear bool) {
+func everything(Event) bool { return true }
+func writes(e Event) bool   { return !reads(e) }
+
+// at tells what is going on at t: how many attempts of a kind are under way for the name of s, and whether one of them has an unknown
+// outcome, a hold has not ended, or a fault is on.
+func (s *sim) at(events []Event, t time.Duration, kind func(Event) bool) (attempts int, unclear bool) {
 	faults := 0
 	held := map[uint64]bool{}
 	pending := map[uint64]bool{}
@@ -149,7 +189,7 @@ func (s *sim) at(events []Event, t time.Duration) (attempts int, unclear bool) {
 			faults++
 		case e.Kind == KindFaultOff && e.Time <= t:
 			faults--
-		case e.Name != s.name:
+		case e.Name != s.name || !kind(e):
 		case e.Kind == KindCall && e.Time <= t:
 			pending[e.Call] = true
 		case e.Kind == KindGrant || e.Kind == KindRefuse || e.Kind == KindFail:
@@ -173,16 +213,33 @@ func (s *sim) at(events []Event, t time.Duration) (attempts int, unclear bool) {
 func plantLostWakeup(r *rand.Rand, s *sim, events []Event) []Event {
 	for _, i := range r.Perm(max(len(s.story)-1, 0)) {
 		h, next := s.story[i], s.story[i+1]
-		if _, unclear := s.at(events, h.gone); !unclear && h.sure() > h.ok && next.n == h.n+1 && next.call < h.gone && h.gone < next.ok {
+		if _, unclear := s.at(events, h.gone, everything); !unclear && h.sure() > h.ok && next.n == h.n+1 && next.call < h.gone && h.gone < next.ok {
 			return stretch(events, h.gone, aLongTime)
 		}
 	}
 	return nil
 }
 
+// plantLoneReader lets a Read wait for long that nothing keeps from the name, which somebody reads.
+func plantLoneReader(r *rand.Rand, s *sim, events []Event) []Event {
+	h := anyHold(r, s, func(h *simHold) bool {
+		n, unclear := s.at(events, h.ok+1, writes)
+		return reads(h.of) && h.sure() > h.ok+2 && n == 0 && !unclear
+	})
+	if h == nil {
+		return nil
+	}
+	events = stretch(events, h.ok+1, aLongTime)
+	call := s.stranger(Event{Kind: KindCall, Time: h.ok})
+	call.Mode = driver.Read
+	late := call
+	late.Kind, late.Class, late.Time = KindFail, ClassCanceled, h.ok+aLongTime-ms
+	return append(events, call, late)
+}
+
 func plantRefusal(r *rand.Rand, s *sim, events []Event) []Event {
 	h := anyHold(r, s, func(h *simHold) bool {
-		n, unclear := s.at(events, h.gone)
+		n, unclear := s.at(events, h.gone, everything)
 		return n == 0 && !unclear && h.sure() > h.ok && !slices.ContainsFunc(events, func(e Event) bool { // nobody has it already
 			return e.Name == s.name && e.Kind == KindGrant && e.Time > h.unlock && e.Time <= h.gone
 		})
@@ -217,10 +274,17 @@ func plantRevival(r *rand.Rand, s *sim, events []Event) []Event {
 	return append(events, check)
 }
 
+// accompanied reports whether the client of h reads the name another time.
+func (h *simHold) accompanied(events []Event) bool {
+	return slices.ContainsFunc(events, func(e Event) bool {
+		return reads(e) && e.Name == h.of.Name && e.Client == h.of.Client && e.Call != h.of.Call
+	})
+}
+
 func plantOvertaking(r *rand.Rand, s *sim, events []Event) []Event {
 	for _, i := range r.Perm(max(len(s.story)-1, 0)) {
 		first, h := s.story[i], s.story[i+1]
-		if !h.waited || h.sure() <= h.ok || first.call < 2*ms {
+		if !h.waited || h.sure() <= h.ok || first.call < 2*ms || reads(first.of) && (reads(h.of) || first.accompanied(events)) {
 			continue
 		}
 		faults := slices.ContainsFunc(events, func(e Event) bool {

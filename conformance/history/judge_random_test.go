@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 var (
@@ -36,6 +38,9 @@ type sim struct {
 	events []Event
 	calls  *uint64
 	free   time.Duration // since when the server can grant the name again
+	unread time.Duration // since when nobody has it but to read
+	shared bool          // readers use it, too
+	read   bool          // the last grant was for Read
 	token  uint64
 	asks   int
 	asked  time.Duration // when the one that was granted last had asked; in order, as this is a FIFO lock
@@ -71,7 +76,26 @@ func (s *sim) once(in int) bool { return s.r.IntN(in) == 0 }
 func (s *sim) who() Event {
 	*s.calls++
 	n := s.r.IntN(6)
-	return Event{Proc: [...]string{"p0", "p1", "p2"}[n%3], Client: [...]string{"c0", "c1", "c2", "c3", "c4", "c5"}[n], Call: *s.calls, Name: s.name}
+	return Event{Proc: [...]string{"p0", "p1", "p2"}[n%3], Client: [...]string{"c0", "c1", "c2", "c3", "c4", "c5"}[n], Call: *s.calls, Name: s.name,
+		Mode: s.mode()}
+}
+
+// mode returns that of an attempt.
+func (s *sim) mode() driver.Mode {
+	if !s.shared {
+		return driver.Exclusive
+	}
+	return [...]driver.Mode{driver.Read, driver.Read, driver.Read, driver.Write, driver.Exclusive}[s.r.IntN(5)]
+}
+
+func reads(e Event) bool { return e.Mode == driver.Read }
+
+// ends lets the server have nothing left of a hold from t on.
+func (s *sim) ends(of Event, t time.Duration) {
+	s.free = max(s.free, t)
+	if !reads(of) {
+		s.unread = s.free
+	}
 }
 
 func (s *sim) add(of Event, k Kind, t time.Duration, with func(e *Event)) {
@@ -99,16 +123,24 @@ func (s *sim) fault(kind, target string, from, to time.Duration) {
 func (s *sim) ask(of Event) (h *simHold, granted time.Duration) {
 	s.asks++
 	h = &simHold{of: of, n: s.asks}
-	h.call = max(s.asked, s.free-40*ms+s.upTo(45*ms))
+	free := s.free
+	if reads(of) {
+		free = s.unread + s.upTo(s.free-s.unread)
+	}
+	h.call = max(s.asked, free-40*ms+s.upTo(45*ms))
 	s.asked = h.call
-	granted = max(s.free, h.call) + s.upTo(10*ms)
+	if granted = max(s.free, h.call) + s.upTo(10*ms); reads(of) {
+		granted = max(s.unread, h.call) + s.upTo(10*ms)
+	}
 	s.add(of, KindCall, h.call, nil)
 	if h.wait = h.call + s.upTo(5*ms); h.wait < granted && !s.once(3) {
 		h.waited = true
 		s.add(of, KindWait, h.wait, nil)
 	}
-	s.token += 1 + s.r.Uint64N(3)
-	h.token = s.token
+	if !reads(of) || !s.read || s.once(2) {
+		s.token += 1 + s.r.Uint64N(3)
+	}
+	h.token, s.read = s.token, reads(of)
 	return h, granted
 }
 
@@ -141,9 +173,12 @@ func (s *sim) use() {
 		if of.Owner != "" {
 			now = s.reenter(h, now)
 		}
-		s.others(now)
+		s.others(of, now)
 	}
-	for now += s.upTo(10 * ms); s.once(4) && now+40*ms < h.deadline; now += s.upTo(15 * ms) {
+	if reads(of) && s.once(2) {
+		now = s.join(h, now)
+	}
+	for now += s.upTo(10 * ms); !reads(of) && s.once(4) && now+40*ms < h.deadline; now += s.upTo(15 * ms) {
 		h.unlock, h.gone = now, now
 		s.write(h)
 		s.story = append(s.story, h)
@@ -152,11 +187,12 @@ func (s *sim) use() {
 	h.unlock = now
 	s.write(h)
 	s.add(h.of, KindRelease, now, held(h.deadline))
-	s.free = now + s.upTo(2*ms)
-	h.gone = s.free + s.upTo(2*ms)
+	ended := now + s.upTo(2*ms)
+	h.gone = ended + s.upTo(2*ms)
 	if !s.once(8) {
+		s.ends(h.of, ended)
 		h.kept = s.tapped
-		s.answer(h, s.free, nil)
+		s.answer(h, ended, nil)
 		s.add(h.of, KindReleased, h.gone, nil)
 		s.story = append(s.story, h)
 		return
@@ -165,15 +201,33 @@ func (s *sim) use() {
 	s.add(h.of, KindNotReleased, h.gone, class(ClassUnknown))
 	switch s.r.IntN(3) {
 	case 0:
-		s.free = renewed + simTTL
 		s.answer(h, h.gone, class(ClassUnknown))
+		ended = renewed + simTTL
 	case 1:
-		s.answer(h, s.free+s.upTo(10*ms), nil)
+		s.answer(h, ended+s.upTo(10*ms), nil)
 	}
+	s.ends(h.of, ended)
 }
 
 func (s *sim) write(h *simHold) {
-	s.add(Event{Proc: "store", Name: s.name, Token: h.token, OK: true}, KindWrite, h.unlock, nil)
+	k := KindWrite
+	if reads(h.of) {
+		k = KindRead
+	}
+	s.add(Event{Proc: "store", Name: s.name, Token: h.token, OK: true}, k, h.unlock, nil)
+}
+
+// join adds a Read of the same client that the server is not asked for, and returns when it is over.
+func (s *sim) join(first *simHold, now time.Duration) time.Duration {
+	of := first.of
+	*s.calls++
+	of.Call, of.Owner = *s.calls, ""
+	s.add(of, KindCall, max(first.call, now-s.upTo(5*ms)), nil)
+	s.add(of, KindGrant, now, func(e *Event) { e.Token, e.Deadline = first.token, first.deadline })
+	now += s.upTo(5 * ms)
+	s.add(of, KindRelease, now, held(first.deadline))
+	s.add(of, KindReleased, now, nil)
+	return now
 }
 
 // answer adds what the driver's Release returned.
@@ -191,6 +245,9 @@ func (s *sim) reenter(outer *simHold, now time.Duration) time.Duration {
 	of := outer.of
 	*s.calls++
 	of.Call = *s.calls
+	if s.shared && s.once(2) {
+		of.Mode = driver.Read
+	}
 	s.add(of, KindCall, now, nil)
 	now += s.upTo(ms)
 	s.add(of, KindGrant, now, func(e *Event) { e.Token, e.Deadline = outer.token, outer.deadline })
@@ -200,9 +257,12 @@ func (s *sim) reenter(outer *simHold, now time.Duration) time.Duration {
 	return now
 }
 
-// others adds attempts that do not get the lock, which somebody holds at that moment.
-func (s *sim) others(now time.Duration) {
+// others adds attempts that do not get the lock, which holder has at that moment.
+func (s *sim) others(holder Event, now time.Duration) {
 	of := s.who()
+	if reads(holder) && reads(of) {
+		of.Mode = driver.Write
+	}
 	before, after := now-s.upTo(20*ms), now+s.upTo(ms)
 	switch s.r.IntN(3) {
 	case 0:
@@ -219,7 +279,7 @@ func (s *sim) others(now time.Duration) {
 func (s *sim) runOut() {
 	of := s.who()
 	h, granted := s.ask(of)
-	s.free = granted + simTTL
+	s.ends(of, granted+simTTL)
 	if s.once(2) {
 		s.grant(h, granted, granted+s.upTo(5*ms))
 		now := h.deadline + s.upTo(80*ms)
@@ -241,12 +301,13 @@ func (s *sim) remove() {
 	of := s.who()
 	h, granted := s.ask(of)
 	s.grant(h, granted, granted+s.upTo(5*ms))
-	s.free = granted + s.upTo(50*ms)
-	told := max(h.ok, s.free) + s.upTo(simDetect-5*ms)
+	removed := granted + s.upTo(50*ms)
+	s.ends(of, removed)
+	told := max(h.ok, removed) + s.upTo(simDetect-5*ms)
 	now := h.ok
 	for ; now < told && s.once(2); now += s.upTo(10 * ms) {
 		s.add(of, KindCheck, now, held(h.deadline))
-		if s.once(2) {
+		if !reads(of) && s.once(2) {
 			h = s.handOn(h, now)
 			of = h.of
 		}
@@ -285,7 +346,7 @@ func (s *sim) doubt() {
 	h, granted := s.ask(of)
 	s.add(of, KindFail, max(h.call, granted-10*ms)+s.upTo(20*ms), class([]string{ClassUnknown, ClassClosed}[s.r.IntN(2)]))
 	if s.once(2) {
-		s.free = granted + s.upTo(simTTL)
+		s.ends(of, granted+s.upTo(simTTL))
 	}
 }
 
@@ -299,10 +360,11 @@ func (s *sim) kill() {
 	}
 	at := max(granted+5*ms, h.call) + s.upTo(20*ms)
 	s.fault(FaultKill, of.Proc, at-ms, at+s.upTo(5*ms))
-	s.free = granted + simTTL
 	if s.once(2) { // its session died with it
-		s.free = at
+		s.ends(of, max(at, granted))
+		return
 	}
+	s.ends(of, granted+simTTL)
 }
 
 // randomHistory returns a legal history.
@@ -311,7 +373,7 @@ func randomHistory(r *rand.Rand) ([]Event, []*sim) {
 	var sims []*sim
 	tapped := r.IntN(3) > 0
 	for n := range 1 + r.IntN(3) {
-		s := &sim{r: r, name: fmt.Sprint("L", n), calls: &calls, asked: 10 * ms, tapped: tapped, events: make([]Event, 0, 200)}
+		s := &sim{r: r, name: fmt.Sprint("L", n), calls: &calls, asked: 10 * ms, tapped: tapped, shared: r.IntN(2) == 0, events: make([]Event, 0, 200)}
 		odd := []func(){s.runOut, s.remove, s.doubt, s.kill}[:r.IntN(5)]
 		for range 3 + r.IntN(20) {
 			if len(odd) > 0 && s.once(4) {

@@ -17,7 +17,7 @@ func (j *judge) read() {
 		p.last = e.Time
 		key, inPlace := id{e.Proc, e.Call}, true
 		switch e.Kind {
-		case KindMeta, KindWrite:
+		case KindMeta, KindWrite, KindRead:
 		case KindEnd:
 			p.ended = true
 		case KindFaultOn:

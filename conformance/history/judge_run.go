@@ -36,15 +36,19 @@ func (j *judge) assumptions() {
 	slices.Sort(j.v.Invalid)
 }
 
-// writes compares each access to a protected resource with the highest token that it accepted before (RuleStale).
+// writes compares each access to a protected resource with the highest token with which that was written before (RuleStale).
 func (j *judge) writes() {
 	highest := map[string]*Event{}
+	readers := j.readers()
 	for i := range j.events {
 		e := &j.events[i]
-		if e.Kind != KindWrite {
+		if e.Kind != KindWrite && e.Kind != KindRead {
 			continue
 		}
 		h := highest[e.Name]
+		if r := readers[access{e.Name, e.Token}]; r != nil && e.Kind == KindWrite && e.OK && j.b.StoreFences {
+			j.violation(RuleStale, "what a Read protects was written", r, e)
+		}
 		switch {
 		case h != nil && h.Token > e.Token:
 			j.v.StaleWrites++
@@ -54,8 +58,33 @@ func (j *judge) writes() {
 			if e.OK && j.b.StoreFences {
 				j.violation(RuleStale, "an access was accepted although its token is stale", h, e)
 			}
-		case e.OK:
+		case e.OK && e.Kind == KindWrite:
 			highest[e.Name] = e
 		}
 	}
+}
+
+// access is by a token to what the lock of a name protects.
+type access struct {
+	name  string
+	token uint64
+}
+
+// readers returns the grants to which tokens belong that were given out for Reads alone. A Read inside of a hold in another mode has the
+// token of that hold.
+func (j *judge) readers() map[access]*Event {
+	reads := map[access]*Event{}
+	for _, l := range j.locks {
+		for _, a := range l.holds {
+			if a.reads() {
+				reads[access{a.called.Name, a.returned.Token}] = a.returned
+			}
+		}
+		for _, a := range l.holds {
+			if len(reads) > 0 && !a.reads() {
+				delete(reads, access{a.called.Name, a.returned.Token})
+			}
+		}
+	}
+	return reads
 }

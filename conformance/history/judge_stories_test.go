@@ -83,6 +83,27 @@ var stories = []struct {
 	{RuleOverlap, "at the same time in two processes", Bounds{}, `
 		4 p1/a call; 5 p1/a ok dl=50; 5 p2/b call; 6 p2/b ok dl=50; 7 p1/a rel.call held dl=50`, `
 		4 p2/a call; 5 p2/a ok dl=50; 5 p1/b call; 7 p1/b ok dl=50; 7 p2/a rel.call held dl=50`},
+	{RuleOverlap, "a writer beside a reader", Bounds{}, `
+		0 a call read; 1 a ok dl=50; 2 b call read; 3 b ok dl=50; 4 a rel.call held dl=50; 5 a rel.ok; 6 c call write; 7 c ok dl=60;
+		8 b rel.call held dl=50`, `
+		0 a call read; 1 a ok dl=50; 2 b call read; 3 b ok dl=50; 4 a rel.call held dl=50; 5 a rel.ok; 6 c call read; 7 c ok dl=60;
+		8 b rel.call held dl=50`},
+	{RuleOverlap, "a reader beside a writer, with another reader in between that was done", Bounds{}, `
+		0 a call write; 1 a ok dl=50; 2 b call read; 3 b ok dl=50; 5 a rel.call held dl=50`, `
+		0 a call write; 1 a ok dl=50; 2 b call read; 2 a rel.call held dl=50; 3 b ok dl=50; 4 c call read; 4 c ok dl=50`},
+	{RuleOverlap, "a plain lock beside a writer", Bounds{}, `
+		0 a call write; 1 a ok dl=50; 2 b call; 3 b ok dl=50; 4 b rel.call held dl=50; 5 a rel.call held dl=50`, `
+		0 a call write; 1 a ok dl=50; 2 b call; 2 a rel.call held dl=50; 3 b ok dl=50`},
+	{RuleOverlap, "the first of two readers that outlives the second", Bounds{}, `
+		0 a call read; 1 a ok dl=50; 2 b call read; 3 b ok dl=20; 30 c call; 31 c ok dl=60`, `
+		0 a call read; 1 a ok dl=30; 2 b call read; 3 b ok dl=20; 30 c call; 31 c ok dl=60`},
+	{RuleOverlap, "a reader that is part of a writer's hold, of which the backend says that it had it", Bounds{Detect: 20 * ms}, `
+		0 a call client=c owner=o write; 1 a ok dl=50; 2 b call client=c owner=o read; 3 b ok dl=50; 4 a rel.call held dl=50; 4 a rel.ok;
+		5 x call read; 6 x ok dl=60; 7 b rel.call held dl=50; 8 b rel.answer since=1 write; 8 b rel.ok; 9 x rel.call held dl=60;
+		10 x rel.answer since=6 read; 10 x rel.ok`, `
+		0 a call client=c owner=o read; 1 a ok dl=50; 2 b call client=c owner=o read; 3 b ok dl=50; 4 a rel.call held dl=50; 4 a rel.ok;
+		5 x call read; 6 x ok dl=60; 7 b rel.call held dl=50; 8 b rel.answer since=1 read; 8 b rel.ok; 9 x rel.call held dl=60;
+		10 x rel.answer since=6 read; 10 x rel.ok`},
 
 	{RuleStale, "a stale access was accepted", Bounds{StoreFences: true}, `
 		0 a call; 1 a ok tok=1 dl=5; 2 b call; 6 b ok tok=2 dl=50; 7 s cs.write tok=2 accepted;
@@ -91,6 +112,17 @@ var stories = []struct {
 	{RuleStale, "one that is stale by an access before the last", Bounds{StoreFences: true, MinClients: 1}, `
 		0 a call; 1 a ok; 2 s cs.write tok=3 accepted; 3 s cs.write tok=1; 4 s cs.write tok=2 accepted`, `
 		0 a call; 1 a ok; 2 s cs.write tok=2 accepted; 3 s cs.write tok=3; 4 s cs.write tok=2 accepted`},
+
+	{RuleStale, "a reader that is late", Bounds{StoreFences: true}, `
+		0 a call read; 1 a ok tok=1 dl=5; 2 b call write; 6 b ok tok=2 dl=50; 7 s cs.write tok=2 accepted;
+		8 s cs.read tok=1 accepted`, `
+		0 a call read; 1 a ok tok=1 dl=5; 2 b call write; 6 b ok tok=2 dl=50; 7 s cs.write tok=2 accepted; 8 s cs.read tok=1`},
+	{RuleStale, "what a reader saw does not make other readers late", Bounds{StoreFences: true}, `
+		0 a call read; 1 a ok tok=2 dl=50; 2 b call read; 3 b ok tok=3 dl=50; 4 s cs.read tok=3 accepted; 5 s cs.write tok=3 accepted`, `
+		0 a call read; 1 a ok tok=2 dl=50; 2 b call read; 3 b ok tok=3 dl=50; 4 s cs.read tok=3 accepted; 5 s cs.read tok=2 accepted`},
+	{RuleStale, "only what is part of a writer's hold is written by one that reads", Bounds{StoreFences: true, MinClients: 1}, `
+		0 a call client=c owner=o read; 1 a ok tok=2 dl=50; 2 b call client=c owner=o read; 3 b ok tok=2 dl=50; 4 s cs.write tok=2 accepted`, `
+		0 a call client=c owner=o write; 1 a ok tok=2 dl=50; 2 b call client=c owner=o read; 3 b ok tok=2 dl=50; 4 s cs.write tok=2 accepted`},
 
 	{RuleTokens, "tokens of consecutive holds are equal", Bounds{Fenced: true}, `
 		0 a call; 1 a ok tok=7 dl=50; 2 a rel.call held dl=50; 3 a rel.ok; 2 b call; 4 b ok tok=7 dl=50`, `
@@ -113,6 +145,20 @@ var stories = []struct {
 	{RuleTokens, "a re-entry after a renewal that was not recorded", Bounds{Fenced: true, MinClients: 1}, `
 		0 a call client=c owner=o; 1 a ok tok=3 dl=50; 60 b call client=c owner=o; 61 b ok tok=2 dl=90`, `
 		0 a call client=c owner=o; 1 a ok tok=3 dl=50; 60 b call client=c owner=o; 61 b ok tok=3 dl=90`},
+
+	{RuleTokens, "of a reader, not above that of a writer before", Bounds{Fenced: true}, `
+		0 a call write; 1 a ok tok=3 dl=50; 2 a rel.call held dl=50; 3 a rel.ok; 4 b call read; 5 b ok tok=3 dl=50`, `
+		0 a call read; 1 a ok tok=3 dl=50; 2 a rel.call held dl=50; 3 a rel.ok; 4 b call read; 5 b ok tok=3 dl=50; 6 c call read; 7 c ok tok=2 dl=50`},
+	{RuleTokens, "of a writer, not above that of a reader before the last", Bounds{Fenced: true}, `
+		0 a call read; 1 a ok tok=3 dl=50; 2 b call read; 3 b ok tok=1 dl=50; 4 a rel.call held dl=50; 5 a rel.ok; 6 b rel.call held dl=50; 7 b rel.ok;
+		8 c call write; 9 c ok tok=2 dl=50`, `
+		0 a call read; 1 a ok tok=3 dl=50; 2 b call read; 3 b ok tok=1 dl=50; 4 a rel.call held dl=50; 5 a rel.ok; 6 b rel.call held dl=50; 7 b rel.ok;
+		8 c call write; 9 c ok tok=4 dl=50`},
+	{RuleTokens, "a reader may have joined a hold that had been removed, unless the backend had that at its release", Bounds{Fenced: true, Detect: 20 * ms}, `
+		0 w call write; 1 w ok tok=5 dl=3; 2 w rel.call held dl=3; 2 w rel.answer since=1 write; 2 w rel.ok;
+		3 a call read client=a; 4 a ok tok=4 dl=50; 5 a rel.call held dl=50; 6 a rel.answer since=4 read; 6 a rel.ok`, `
+		0 a call read client=a; 1 a ok tok=4 dl=50; 2 w call write; 3 w ok tok=5 dl=50; 4 b call read client=a; 4 b ok tok=4 dl=50; 5 a rel.call held dl=50;
+		5 a rel.ok; 6 b lost removed; 7 w rel.call held dl=50; 7 w rel.answer since=3 write; 7 w rel.ok`},
 
 	{RuleLoss, "told too late that the hold was removed", Bounds{Detect: 5 * ms}, `
 		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 15 a lost removed`, `
@@ -189,6 +235,26 @@ var stories = []struct {
 		0 a call client=c owner=o; 1 a ok dl=90; 2 b call client=c owner=o; 3 b ok dl=90; 4 x call;
 		5 b rel.call held dl=90; 6 b rel.ok; 27 a rel.call held dl=90; 28 a rel.ok; 29 x ok dl=90`},
 
+	{RuleWake, "a reader waits although nobody but readers has the lock", Bounds{Wake: 10 * ms}, `
+		0 a call read; 1 a ok dl=90; 2 b call write; 3 b err canceled; 3 c call read; 14 c ok dl=90`, `
+		0 a call read; 1 a ok dl=90; 2 b call write; 3 c call read; 4 b err canceled; 14 c ok dl=90`},
+	{RuleWake, "a reader waits although the writer is gone, and others read", Bounds{Wake: 10 * ms}, `
+		0 a call write; 1 a ok dl=90; 2 b call read; 2 c call read; 3 a rel.call held dl=90; 4 a rel.ok; 5 b ok dl=90; 15 c err canceled`, `
+		0 a call write; 1 a ok dl=90; 2 b call read; 2 c call read; 3 a rel.call held dl=90; 4 a rel.ok; 5 b ok dl=90; 14 c err canceled`},
+	{RuleWake, "one that waits to write goes first, one that does not wait does not", Bounds{Wake: 10 * ms}, `
+		0 a call read; 1 a ok dl=90; 2 b call read; 3 c call write nowait; 12 c refused locked; 13 b ok dl=90`, `
+		0 a call read; 1 a ok dl=90; 2 b call read; 3 c call write; 12 c err canceled; 13 b ok dl=90`},
+	{RuleWake, "a reader's wait ends with the grant to one that writes", Bounds{Wake: 10 * ms}, `
+		0 a call; 1 a ok dl=90; 2 b call read; 3 a rel.call held dl=90; 4 a rel.ok; 14 c call write nowait; 15 c ok dl=90;
+		16 c rel.call held dl=90; 17 c rel.ok; 18 b ok dl=90`, `
+		0 a call; 1 a ok dl=90; 2 b call read; 3 a rel.call held dl=90; 4 a rel.ok; 13 c call write nowait; 14 c ok dl=90;
+		16 c rel.call held dl=90; 17 c rel.ok; 18 b ok dl=90`},
+	{RuleWake, "one that writes waits for all that read", Bounds{Wake: 10 * ms}, `
+		0 a call read; 1 a ok dl=90; 2 b call read; 3 b ok dl=90; 4 c call write; 5 b rel.call held dl=90; 6 b rel.ok;
+		7 a rel.call held dl=90; 8 a rel.ok; 19 c ok dl=90`, `
+		0 a call read; 1 a ok dl=90; 2 b call read; 3 b ok dl=90; 4 c call write; 5 b rel.call held dl=90; 6 b rel.ok;
+		17 a rel.call held dl=90; 18 a rel.ok; 19 c ok dl=90`},
+
 	{RuleStuck, "an attempt lasts too long", Bounds{Stuck: 30 * ms}, `
 		0 a call; 1 a ok dl=90; 2 b call; 31 a rel.call held dl=90; 32 a rel.ok; 33 b ok dl=90`, `
 		0 a call; 1 a ok dl=90; 2 b call; 31 a rel.call held dl=90; 31 a rel.ok; 32 b ok dl=90`},
@@ -217,6 +283,10 @@ var stories = []struct {
 		40 c call; 41 c ok dl=90`, `
 		0 p1/a call; 1 p1/a ok dl=20; 2 f fault.on kill=p1; 3 f fault.off; 28 b call nowait; 30 b refused locked;
 		40 c call; 41 c ok dl=90`},
+
+	{RuleStuck, "a reader is refused while nobody but readers has the lock", Bounds{Wake: 5 * ms}, `
+		0 a call read; 1 a ok dl=90; 9 b call read nowait; 10 b refused locked; 11 c call read; 12 c ok dl=90`, `
+		0 a call read; 1 a ok dl=90; 9 b call write nowait; 10 b refused locked; 11 c call read; 12 c ok dl=90`},
 
 	{RuleResult, "released what had run out", Bounds{}, `
 		0 a call; 1 a ok dl=30; 2 b call; 31 b ok dl=90; 37 a rel.call notheld; 38 a rel.ok`, `
@@ -273,4 +343,18 @@ var stories = []struct {
 		0 a call client=c owner=o; 1 a ok dl=30; 2 b call; 3 b wait; 4 x call client=c owner=o; 5 x ok dl=30;
 		6 x rel.call held dl=30; 7 a rel.call held dl=30; 8 y call nowait; 9 y ok dl=30; 10 y rel.call held dl=30;
 		11 b ok dl=30`},
+	{RuleOrder, "a writer is overtaken by a reader that came later, and by itself", Bounds{FIFO: true}, `
+		0 a call read; 1 a ok dl=30; 2 b call write; 3 b wait; 4 c call read; 5 c ok dl=30; 6 a rel.call held dl=30; 6 a rel.ok;
+		7 c rel.call held dl=30; 7 c rel.ok; 8 b ok dl=30`, `
+		0 a call read client=c; 1 a ok dl=30; 2 b call write; 3 b wait; 4 c call read client=c; 5 c ok dl=30; 6 a rel.call held dl=30; 6 a rel.ok;
+		7 c rel.call held dl=30; 7 c rel.ok; 8 b ok dl=30`},
+	{RuleOrder, "a reader that another one of its client brought along, which returned later, or gave up", Bounds{FIFO: true}, `
+		0 x call; 1 x ok dl=30; 2 b call write; 3 b wait; 4 c call read; 5 x rel.call held; 6 c ok dl=30; 7 c rel.call held; 9 b ok dl=30`, `
+		0 x call; 1 x ok dl=30; 1 a call read client=c; 2 b call write; 3 b wait; 4 c call read client=c; 5 x rel.call held; 6 c ok dl=30;
+		7 a err canceled; 8 c rel.call held; 9 b ok dl=30`},
+	{RuleOrder, "a reader is overtaken by a writer, and not by another reader", Bounds{FIFO: true}, `
+		0 a call; 1 a ok dl=30; 2 b call read; 3 b wait; 4 c call write; 5 a rel.call held dl=30; 6 c ok dl=30;
+		7 c rel.call held dl=30; 8 b ok dl=30`, `
+		0 a call; 1 a ok dl=30; 2 b call read; 3 b wait; 4 c call read; 5 a rel.call held dl=30; 6 c ok dl=30;
+		7 c rel.call held dl=30; 8 b ok dl=30`},
 }

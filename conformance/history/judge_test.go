@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 const ms = time.Millisecond
@@ -51,7 +53,7 @@ func parseStory(t testing.TB, story string) []Event {
 			setField(t, &e, field)
 		}
 		if !known {
-			calls[f[1]] = Event{Proc: e.Proc, Call: e.Call, Client: e.Client, Owner: e.Owner, Name: e.Name, NoWait: e.NoWait, Class: e.Class, Text: e.Text}
+			calls[f[1]] = Event{Proc: e.Proc, Call: e.Call, Client: e.Client, Owner: e.Owner, Name: e.Name, NoWait: e.NoWait, Mode: e.Mode, Class: e.Class, Text: e.Text}
 		}
 		if e.Kind == KindFaultOn && e.Class == FaultKill {
 			killed[e.Text] = true
@@ -94,6 +96,10 @@ func setField(t testing.TB, e *Event, field string) {
 		e.OK = true
 	case "nowait":
 		e.NoWait = true
+	case "read":
+		e.Mode = driver.Read
+	case "write":
+		e.Mode = driver.Write
 	case "owner":
 		e.Owner = value
 	case "client":

@@ -3,6 +3,8 @@ package history
 import (
 	"slices"
 	"time"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 // twin finds by brute force what the judge finds by sweeps. It shares nothing with the judge but the events and the bounds, and says
@@ -33,6 +35,7 @@ type tale struct {
 	since      time.Duration
 	sure, more bool // it had the lock when the call returned; its owner may have had it before
 	free       time.Duration
+	next       *tale // by whose grant all was surely over that was left of this one; nil if there is none
 }
 
 const forever = time.Duration(1<<63 - 1)
@@ -65,7 +68,7 @@ func newTwin(events []Event, b Bounds) *twin {
 			w.tales[e.Name] = append(w.tales[e.Name], all[key])
 		case KindGrant, KindRefuse, KindFail:
 			all[key].back, all[key].got = e, e.Kind == KindGrant
-		case KindMeta, KindWrite:
+		case KindMeta, KindWrite, KindRead:
 		default:
 			all[key].after = append(all[key].after, e)
 		}
@@ -80,6 +83,13 @@ func newTwin(events []Event, b Bounds) *twin {
 			t.more = t.got && slices.ContainsFunc(tales, func(a *tale) bool {
 				return a != t && a.got && a.owns(t) && w.follows(a.back, t.back) && a.over.Time >= t.call.Time
 			})
+		}
+		for _, b := range tales {
+			for _, a := range tales {
+				if a != b && b.sure && !b.more && !a.shares(b) && a.back.Kind != "" && w.precedes(a.back, b.back) && (a.next == nil || w.precedes(b.back, a.next.back)) {
+					a.next = b
+				}
+			}
 		}
 	}
 	return w
@@ -182,24 +192,30 @@ func (w *twin) violations() map[Rule]int {
 			before := func(f func(a *tale) bool) bool {
 				return b.got && slices.ContainsFunc(tales, func(a *tale) bool { return a != b && a.got && w.follows(a.back, b.back) && f(a) })
 			}
-			overlaps := before(func(a *tale) bool { return !a.owns(b) && a.sure && b.sure && w.had(a, b.back) })
+			overlaps := before(func(a *tale) bool { return !a.owns(b) && !a.shares(b) && a.sure && b.sure && w.had(a, b.back) })
 			count(RuleOverlap, overlaps)
 			count(RuleTokens, b.got && b.back.Token == 0 || before(func(a *tale) bool {
 				joins := a.back.Token == b.back.Token && a.owns(b) && b.more
-				return (b.sure || a.back.Time < b.call.Time) && a.back.Token >= b.back.Token && !joins
+				return (b.sure || a.back.Time < b.call.Time && !b.reads()) && a.back.Token >= b.back.Token && !joins && !a.shares(b)
 			}))
 			seen := b.find(KindWait)
 			count(RuleOrder, b.sure && !b.more && !b.call.NoWait && seen.Kind != "" && w.quiet(b) && before(func(a *tale) bool {
-				return !a.call.NoWait && !a.more && seen.Time < a.call.Time
+				return !a.call.NoWait && !a.more && seen.Time < a.call.Time && !a.shares(b) && !w.brought(tales, a)
 			}))
-			count(RuleWake, (b.got || b.back.Kind != "" && !b.call.NoWait) && w.idle(tales, b, b.back))
-			count(RuleWake, b.doubtful() && w.idle(tales, b, b.call))
+			waited := b.back.Kind != "" && !b.call.NoWait
+			count(RuleWake, (b.got || waited) && w.idle(tales, b, b.back, oldestButReads))
+			count(RuleWake, b.doubtful() && w.idle(tales, b, b.call, oldestButReads))
+			count(RuleWake, b.reads() && waited && w.idle(tales, b, b.back, thisRead))
+			count(RuleWake, !b.reads() && b.got && w.idle(tales, b, b.back, oldestRead))
+			count(RuleWake, !b.reads() && (waited || b.doubtful()) && w.idle(tales, b, b.call, oldestRead))
 			if b.kept && !overlaps && b.since < b.until {
 				kept = append(kept, b)
 			}
 		}
 		for _, b := range kept {
-			count(RuleOverlap, slices.ContainsFunc(kept, func(a *tale) bool { return a != b && a.since <= b.since && b.since < a.until }))
+			count(RuleOverlap, slices.ContainsFunc(kept, func(a *tale) bool {
+				return a != b && a.since <= b.since && b.since < a.until && a.find(KindAnswer).Mode.Excludes(b.find(KindAnswer).Mode)
+			}))
 		}
 	}
 	return found
@@ -213,21 +229,56 @@ func (w *twin) quiet(t *tale) bool {
 // doubtful says that there may be a hold that nobody was told of.
 func (t *tale) doubtful() bool { return t.back.Kind == "" || !t.got && t.free > t.back.Time }
 
+func (t *tale) reads() bool         { return t.call.Mode == driver.Read }
+func (t *tale) shares(b *tale) bool { return t.reads() && b.reads() }
+
+// brought reports whether another Read of the client may have brought a Read along.
+func (w *twin) brought(tales []*tale, a *tale) bool {
+	return a.reads() && slices.ContainsFunc(tales, func(c *tale) bool {
+		return c != a && c.reads() && c.call.Proc == a.call.Proc && c.call.Client == a.call.Client &&
+			c.call.Time <= a.back.Time && (c.back.Kind == "" || max(c.free, c.back.Time) >= a.call.Time)
+	})
+}
+
+// whose is for whom a lock may have been free: the one that waits for longest to do more than to read, or to read; or a Read itself.
+type whose int
+
+const (
+	oldestButReads whose = iota
+	oldestRead
+	thisRead
+)
+
 // idle looks back from e, an event of x, at which nobody may have been waiting for a free lock for long.
-func (w *twin) idle(tales []*tale, x *tale, e Event) bool {
-	free, oldest, proof := -forever, forever, Event{Time: -forever} // proof: the last grant before which all was over
-	for _, b := range tales {
-		if b != x && b.sure && !b.more && w.precedes(proof, b.back) && w.precedes(b.back, e) {
-			proof = b.back
-		}
+func (w *twin) idle(tales []*tale, x *tale, e Event, who whose) bool {
+	free, oldest := -forever, forever
+	if who == thisRead {
+		oldest = x.call.Time
 	}
 	for _, a := range tales {
 		called, back := w.precedes(a.call, e), a.back.Kind != "" && w.precedes(a.back, e)
-		if called && a.doubtful() || back && (a.got || !a.call.NoWait) && !w.precedes(a.back, proof) {
+		waits := called && a.back.Kind != "" && !back && !a.call.NoWait
+		switch {
+		case waits && !a.reads() && who != oldestButReads:
+			return false
+		case waits && a.reads() == (who == oldestRead) && who != thisRead:
+			oldest = min(oldest, a.call.Time)
+		}
+		if who != oldestButReads && back && !a.reads() && !a.call.NoWait {
+			free = max(free, a.back.Time)
+		}
+		if a.reads() && who != oldestButReads {
+			continue
+		}
+		if called && a.doubtful() {
 			free = max(free, a.free)
 		}
-		if called && a.back.Kind != "" && !back && !a.call.NoWait {
-			oldest = min(oldest, a.call.Time)
+		if back && (a.got || !a.call.NoWait) {
+			left := a.free
+			if a.next != nil && w.precedes(a.next.back, e) {
+				left = min(left, a.next.back.Time)
+			}
+			free = max(free, left)
 		}
 	}
 	return oldest < forever && slices.ContainsFunc(w.calm, func(c [2]time.Duration) bool {

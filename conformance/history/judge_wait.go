@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 // window is an interval without faults.
@@ -41,17 +43,64 @@ func (j *judge) tooLong(from, to, limit time.Duration) bool {
 
 // waiting is the state of a lock while its attempts are gone through in the order of time.
 type waiting struct {
-	pending []*attempt    // attempts that return some day, in the order of their calls
+	pending       []*attempt    // attempts that return some day, in the order of their calls
+	reads, others side          // what is known of holds for Read, and in the other modes
+	barred        time.Duration // when an attempt last gave up or got what it waited for, and that was not to read
+}
+
+// side is what is known of the holds of one kind.
+type side struct {
 	lastEnd time.Duration // when an attempt last returned
 	free    time.Duration // when the last hold was surely gone
 	freed   *Event        // by what
 	shadow  time.Duration // until when there may be a hold that nobody knows of
 }
 
+func (w *waiting) side(a *attempt) *side {
+	if a.reads() {
+		return &w.reads
+	}
+	return &w.others
+}
+
+// last returns when the last hold was surely gone that excludes a, and by what.
+func (w *waiting) last(a *attempt) (free time.Duration, freed *Event) {
+	if a.reads() || w.reads.free <= w.others.free {
+		return w.others.free, w.others.freed
+	}
+	return w.reads.free, w.reads.freed
+}
+
+// shadow returns until when there may be a hold that excludes a, and of which nobody knows.
+func (w *waiting) shadow(a *attempt) time.Duration {
+	if a.reads() {
+		return w.others.shadow
+	}
+	return max(w.reads.shadow, w.others.shadow)
+}
+
+// lastEnd returns when an attempt last returned in a mode that excludes a.
+func (w *waiting) lastEnd(a *attempt) time.Duration {
+	if a.reads() {
+		return w.others.lastEnd
+	}
+	return max(w.reads.lastEnd, w.others.lastEnd)
+}
+
+// oldest returns the attempt that waits for longest, of those for Read or of the others; nil if none does.
+func (w *waiting) oldest(reads bool) *attempt {
+	i := slices.IndexFunc(w.pending, func(a *attempt) bool { return a.reads() == reads && !a.called.NoWait })
+	if i < 0 {
+		return nil
+	}
+	return w.pending[i]
+}
+
 // waits looks for a lock that stays free while somebody waits (RuleWake), and for attempts that last too long or are refused without
 // reason (RuleStuck).
 func (j *judge) waits(l *lock) {
-	w := waiting{lastEnd: -never, free: -never, shadow: -never}
+	none := side{lastEnd: -never, free: -never, shadow: -never}
+	w := waiting{reads: none, others: none, barred: -never}
 	for _, a := range l.steps {
 		if i := slices.Index(w.pending, a); i >= 0 {
 			j.waitEnds(&w, a, i)
@@ -62,9 +111,13 @@ func (j *judge) waits(l *lock) {
 }
 
 func (j *judge) waitBegins(w *waiting, a *attempt) {
+	if !a.reads() && (a.doubtful() || a.returned != nil && !a.called.NoWait) { // from now on Reads may have to wait
+		j.idleToReaders(w, w.oldest(true), a.called)
+	}
 	if a.doubtful() {
 		j.idle(w, a.called)
-		w.shadow = max(w.shadow, a.free)
+		s := w.side(a)
+		s.shadow = max(s.shadow, a.free)
 	}
 	switch {
 	case a.returned != nil:
@@ -80,32 +133,71 @@ func (j *judge) waitEnds(w *waiting, a *attempt, i int) {
 	if a.granted() || !e.NoWait {
 		j.idle(w, e)
 	}
+	switch {
+	case a.reads() && !e.NoWait:
+		j.idleToReaders(w, a, e)
+	case !a.reads() && a.granted():
+		j.idleToReaders(w, w.oldest(true), e)
+	}
 	w.pending = slices.Delete(w.pending, i, i+1)
 	if e.Kind == KindRefuse && len(w.pending) == 0 {
-		j.refused(a, max(w.free, w.shadow, w.lastEnd), w.freed)
+		free, freed := w.last(a)
+		j.refused(a, max(free, w.shadow(a), w.lastEnd(a)), freed)
 	}
 	j.lasted(a, e.Time)
-	switch {
-	case a.claimed() && !a.reentry: // whatever was held before is gone
-		w.free, w.freed = a.free, a.released
-	case a.granted() || !e.NoWait:
-		w.free = max(w.free, a.free)
-	}
-	w.lastEnd = e.Time
+	w.ended(a)
 }
 
-// idle looks at the time before e, in which nobody was granted the lock.
+// ended takes note of what the return of a tells of the lock.
+func (w *waiting) ended(a *attempt) {
+	e, s := a.returned, w.side(a)
+	switch {
+	case a.claimed() && !a.reentry && !a.reads(): // whatever was held before is gone
+		s.free, s.freed, w.reads.free = a.free, a.released, -never
+	case a.claimed() && !a.reentry: // but for other Reads
+		w.others.free = min(w.others.free, e.Time)
+		fallthrough
+	case a.granted() || !e.NoWait:
+		if a.granted() && s.free < a.free {
+			s.freed = a.released
+		}
+		s.free = max(s.free, a.free)
+	}
+	s.lastEnd = e.Time
+	if !a.reads() && !e.NoWait {
+		w.barred = e.Time
+	}
+}
+
+// idle looks at the time before e, in which nobody was granted the lock but to read, for the attempt that waits for longest, but those to
+// read.
 func (j *judge) idle(w *waiting, e *Event) {
-	i := slices.IndexFunc(w.pending, func(a *attempt) bool { return !a.called.NoWait })
-	if i < 0 {
+	oldest := w.oldest(false)
+	if oldest == nil {
 		return
 	}
-	oldest := w.pending[i].called
-	since := max(w.free, w.shadow, oldest.Time)
+	free, freed := w.last(oldest)
+	since := max(free, w.shadow(oldest), oldest.called.Time)
 	if j.b.Wake > 0 && j.tooLong(since, e.Time, j.b.Wake) {
-		j.violation(RuleWake, fmt.Sprintf("the lock was free for %v while somebody waited", e.Time-since), w.freed, oldest, e)
+		j.violation(RuleWake, fmt.Sprintf("the lock was free for %v while somebody waited", e.Time-since), freed, oldest.called, e)
 	}
-	if e.Kind == KindGrant && since == w.free && since < e.Time {
+	if e.Kind == KindGrant && e.Mode != driver.Read && since == free && since < e.Time {
+		j.wakes = append(j.wakes, e.Time-since)
+	}
+}
+
+// idleToReaders looks at the time before e, in which the lock was held in no other mode, for a Read that waits. Whoever waits in another
+// mode goes first, whatever the order.
+func (j *judge) idleToReaders(w *waiting, a *attempt, e *Event) {
+	if a == nil || w.oldest(false) != nil {
+		return
+	}
+	free, freed := w.last(a)
+	since := max(free, w.shadow(a), w.barred, a.called.Time)
+	if j.b.Wake > 0 && j.tooLong(since, e.Time, j.b.Wake) {
+		j.violation(RuleWake, fmt.Sprintf("nobody but readers had the lock for %v while one waited to read", e.Time-since), freed, a.called, e)
+	}
+	if e == a.returned && a.granted() && since == free && since < e.Time {
 		j.wakes = append(j.wakes, e.Time-since)
 	}
 }

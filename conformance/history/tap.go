@@ -24,7 +24,7 @@ func (t tap) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, erro
 	if err != nil {
 		return nil, err
 	}
-	tl := &tapLease{l, time.Now()}
+	tl := &tapLease{l, r.Mode, time.Now()}
 	if c, ok := l.(driver.ContentionReporter); ok {
 		return contendedLease{tl, c}, nil
 	}
@@ -50,6 +50,7 @@ func (t batchTap) RenewAll(ctx context.Context, leases []driver.Lease, done func
 
 type tapLease struct {
 	driver.Lease
+	mode    driver.Mode
 	granted time.Time
 }
 
@@ -66,7 +67,7 @@ func (l *tapLease) Session() (time.Time, time.Duration) {
 // Release implements driver.Lease.
 func (l *tapLease) Release(ctx context.Context) error {
 	err := l.Lease.Release(ctx)
-	Answered(ctx, l.granted, err)
+	Answered(ctx, l.mode, l.granted, err)
 	return err
 }
 

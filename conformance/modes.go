@@ -1,0 +1,48 @@
+package conformance
+
+import (
+	"slices"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// modeChecks are checks of the groups before, run again in the modes Read and Write: those of what a driver does in another way, or at
+// another place of the backend, in each mode. What package dsync does is the same in all.
+var modeChecks = inModes(
+	"waiting/cancel-at-grant",
+	"lease/after-wait", "lease/renew", "lease/over", "lease/renew-all",
+	"ownership/release-twice", "ownership/stale-release", "ownership/stale-renew",
+	"faults/hung-acquire", "faults/hung-wait", "faults/lost-acquire", "faults/lost-release", "faults/lost-renewal", "faults/clean-up",
+	"expiry/not-early", "expiry/abandoned", "expiry/bounds",
+	"loss/told", "loss/once",
+)
+
+func inModes(names ...string) (all []Check) {
+	of := slices.Concat(waitingChecks, leaseChecks, ownershipChecks, faultChecks, expiryChecks, lossChecks)
+	for _, name := range names {
+		c := of[slices.IndexFunc(of, func(c Check) bool { return c.Name == name })]
+		for _, m := range []driver.Mode{driver.Read, driver.Write} {
+			all = append(all, Check{name + "/" + m.String(), c.Promise, func(e *env) error {
+				e.mode = m
+				e.claims(sharing)
+				return c.run(e)
+			}})
+		}
+	}
+	return all
+}
+
+// rivals is the mode of requests that the check's own exclude, whatever their mode.
+func (e *env) rivals() driver.Mode {
+	if e.mode == driver.Read {
+		return driver.Write
+	}
+	return e.mode
+}
+
+// rival returns a new driver whose requests exclude those of the check's other drivers.
+func (e *env) rival() *rawDriver {
+	d := e.driver()
+	d.mode = e.rivals()
+	return d
+}
