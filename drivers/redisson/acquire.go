@@ -14,6 +14,10 @@ import (
 // backstop is the longest wait without asking again, for messages that are lost; it is spread over a quarter of itself.
 const backstop = 5 * time.Second
 
+// unheard is the pause of one who waits to read or write while the name has a hold of the fair lock, whose end is told to the first in the
+// queue alone.
+const unheard = 50 * time.Millisecond
+
 // moving is the pause of a waiter whose slot moves to another node of the cluster.
 const moving = 250 * time.Millisecond
 
@@ -52,10 +56,13 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	// Where callers of this process already wait for the name, its messages are listened to: listen before the first try, then that
 	// needs no second one.
 	var t *redistopic.Topic
-	if !d.options.Fair {
+	switch {
+	case r.Mode != driver.Exclusive:
+		t = d.topics.JoinActiveChannel(channelOf(r.Mode, r.Name, false), int(r.Mode))
+	case !d.options.Fair:
 		t = d.topics.JoinActive(r.Name)
 	}
-	l, left, err := d.try(ctx, r, false)
+	l, refused, err := d.try(ctx, r, false)
 	if l != nil || err != nil || r.NoWait {
 		if t != nil && err == driver.ErrSealed {
 			t.LeaveForGood()
@@ -67,28 +74,43 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 		}
 		return l, err
 	}
-	if d.options.Fair {
-		return d.waitInLine(ctx, r, left)
-	}
-	return d.wait(ctx, r, t, left)
-}
-
-// wait waits for a message that the lock is free, with the topic of its name, if that is joined already.
-func (d *Driver) wait(ctx context.Context, r *driver.Request, t *redistopic.Topic, left time.Duration) (*lease, error) {
 	r.Events.Waiting()
-	if t == nil {
-		t = d.topics.Join(r.Name)
+	l, err = d.ask(ctx, r, t, refused)
+	if l != nil || !d.queues(r) && !intends(r) || errors.Is(err, driver.ErrUnknown) { // then it is a ghost already
+		return l, err
 	}
-	return d.ask(ctx, r, t, left)
+	return nil, d.depart(r, err)
 }
 
-// ask asks again whenever the lock may have become free. Whatever woke a caller that then could not ask is passed on to another
+// obstacle is why a request was refused.
+type obstacle struct {
+	left      time.Duration // of a hold, unless that is renewed; negative if it does not expire
+	elsewhere bool          // the end of the hold is told on the channel of the other kind of lock: see channelOf
+}
+
+// listen joins those who wait for a message, each in the queue of a fair lock on a channel of its own.
+func (d *Driver) listen(r *driver.Request, elsewhere bool) *redistopic.Topic {
+	if d.queues(r) {
+		return d.topics.JoinChannel(prefixName(channelPrefix, r.Name)+":"+r.Hold, int(r.Mode))
+	}
+	return d.topics.JoinChannel(channelOf(r.Mode, r.Name, elsewhere), int(r.Mode))
+}
+
+// ask asks again whenever the lock may have become free. T is the topic that the caller has joined before, if any. Whatever woke a caller that then could not ask is passed on to another
 // one of this process.
-func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic, left time.Duration) (*lease, error) {
-	timer := time.NewTimer(pause(left))
+func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic, refused obstacle) (*lease, error) {
+	timer := time.NewTimer(pause(refused.left))
 	defer timer.Stop()
-	moves := false // the slot: what woke this caller may be for another one, if this one leaves
+	elsewhere := false // where t listens
+	moves := false     // the slot: what woke this caller may be for another one, if this one leaves
 	for {
+		if t != nil && refused.elsewhere != elsewhere {
+			t.Leave(true) // others of this process have to change the channel, too
+			t = nil
+		}
+		if elsewhere = refused.elsewhere; t == nil {
+			t = d.listen(r, elsewhere)
+		}
 		select {
 		case <-t.Wake:
 		case <-timer.C:
@@ -103,8 +125,11 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic
 			t.Leave(true)
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
 		}
-		l, left, err := d.try(ctx, r, true)
+		var l *lease
+		var err error
+		l, refused, err = d.try(ctx, r, true)
 		if moves = slotMoves(err); moves { // nothing was done, and the place in a queue is kept
+			refused.elsewhere = elsewhere
 			timer.Reset(moving/2 + rand.N(moving/2))
 			continue
 		}
@@ -116,10 +141,10 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic
 			return nil, err
 		}
 		if l != nil || err != nil {
-			t.Leave(l == nil)
+			t.Leave(l == nil || r.Mode == driver.Read) // what one reads others of this process may read, too
 			return l, err
 		}
-		timer.Reset(pause(left))
+		timer.Reset(pause(refused.left))
 	}
 }
 
@@ -132,19 +157,19 @@ func pause(left time.Duration) time.Duration {
 	return left + time.Millisecond // the key is there for all of its last millisecond
 }
 
-// try asks once. Without an error and a lease the lock is taken, for the time that is returned unless its holder renews it; that is
-// negative if it does not expire. Again says that it asked before. What an unclear answer may have left behind is cleaned up.
-func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease, time.Duration, error) {
+// try asks once. Without an error and a lease the lock is taken. Again says that it asked before. What an unclear answer may have left
+// behind is cleaned up.
+func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease, obstacle, error) {
 	o := d.newOp(r, nil)
 	o.again = again
 	if d.options.Fence != FenceNone {
 		o.tokens = min(max(r.Events.Tokens(), 1), maxTokens)
-		o.marks = !d.options.Fair && d.marks.Load()
+		o.marks = !d.options.Fair && r.Mode == driver.Exclusive && d.marks.Load()
 	}
 	if err, doubt := d.carryOut(ctx, o, d.life.Open().Done()); doubt {
-		return nil, 0, fmt.Errorf("%w: %w", driver.ErrUnknown, err)
+		return nil, obstacle{}, fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 	} else if err != nil {
-		return nil, 0, err
+		return nil, obstacle{}, err
 	}
 	sent, order, first, n, acks, err := o.sent, o.order, o.first, o.n, o.acks, o.err
 	fenced, marks, moved := o.tokens > 0, o.marks, o.moved
@@ -153,15 +178,19 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease
 	case err != nil:
 		err, doubt := fault(ctx, r.Name, err)
 		if doubt {
-			d.ghosts.Add(&ghost{name: r.Name, hold: r.Hold, until: sent + int64(r.TTL+late), order: order, place: d.queues(r)})
+			d.ghosts.Add(&ghost{name: r.Name, hold: r.Hold, mode: r.Mode, until: sent + int64(r.TTL+late), order: order, place: d.queues(r)})
 		}
-		return nil, 0, err
+		return nil, obstacle{}, err
 	case first == sealedAnswer:
-		return nil, 0, driver.ErrSealed
+		return nil, obstacle{}, driver.ErrSealed
 	case first == takenForEver:
-		return nil, -1, nil
+		return nil, obstacle{left: -1}, nil
+	case first <= elsewhereAnswer && d.options.Fair:
+		return nil, obstacle{left: min(time.Duration(elsewhereAnswer-first)*time.Millisecond, unheard)}, nil
+	case first <= elsewhereAnswer:
+		return nil, obstacle{time.Duration(elsewhereAnswer-first) * time.Millisecond, true}, nil
 	case first < 0:
-		return nil, time.Duration(-1-first) * time.Millisecond, nil
+		return nil, obstacle{left: time.Duration(-1-first) * time.Millisecond}, nil
 	}
 	if !fenced {
 		first, n = 0, 0
@@ -172,17 +201,18 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease
 		l.notedUntil.Store(sent + int64(max(r.TTL, holderTTL)))
 	}
 	if acks < d.options.WaitReplicas {
-		return nil, 0, d.undo(ctx, l, acks)
+		return nil, obstacle{}, d.undo(ctx, l, acks)
 	}
-	return l, 0, nil
+	return l, obstacle{}, nil
 }
 
-// Answers of the acquire script for a lock that does not expire, for one that is sealed, and, less the token, for a grant of a name that
-// is marked.
+// Answers of the acquire scripts for a lock that does not expire, for one that is sealed, less the milliseconds for one whose end is told
+// elsewhere, and, less the token, for a grant of a name that is marked.
 const (
-	takenForEver = 0
-	sealedAnswer = -4_000_000_000_000
-	markedAnswer = -5_000_000_000_000
+	takenForEver    = 0
+	sealedAnswer    = -4_000_000_000_000
+	elsewhereAnswer = -4_100_000_000_000
+	markedAnswer    = -5_000_000_000_000
 )
 
 var errAnswer = errors.New("the server's answer makes no sense")

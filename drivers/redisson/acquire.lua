@@ -17,13 +17,44 @@ local function note(holder, hold, text, ttl)
   redis.pcall('SET', holder, hold .. '\n' .. text, 'PX', #ttl < 7 and '3600000' or math.max(ttl, 3600000))
 end
 
--- acquire takes the lock name for a hold for ttl milliseconds, and n tokens out of the key token (none if that is nil). That key
--- is made for keep milliseconds, or for ever if keep is ''. With tokens, text is what the key holder says about the hold.
+-- take takes n tokens out of the key token, 0 if that is nil, and returns the first and how many. That key is made for keep milliseconds, or
+-- for ever if keep is ''.
+local function take(token, n, keep)
+  if not token then return 1, 1 end
+  local block = tonumber(n)
+  if keep == '' then
+    local first = call('INCR', token)
+    if block > 1 then call('INCRBY', token, block - 1) end
+    return first, block
+  end
+  -- Tokens are the time, so that they go on rising when the key is lost or ends, and when a replica takes over that has not
+  -- seen the last of them. Blocks never make them run away from that.
+  local first, text = now()
+  if block > 1 then text = string.format('%.0f', first + block - 1) end
+  local last = call('SET', token, text, 'KEEPTTL', 'GET')
+  if not last then
+    call('PEXPIRE', token, keep)
+  elseif tonumber(last) >= first then
+    first, block = tonumber(last) + 1, 1
+    call('SET', token, string.format('%.0f', first), 'KEEPTTL')
+  end
+  return first, block
+end
+
+-- sealed says whether a lock is sealed that is held for left milliseconds (a seal lasts for 100 years: see seal.lua).
+local function sealed(name, left) return left > 1576800000000 and call('HEXISTS', name, 'dsync:seal') == 1 end
+
+-- elsewhere is the answer for a lock that a hold has for left milliseconds whose end is told on the other one of the two channels of the
+-- name, that of the lock and that of the read-write lock.
+local function elsewhere(left) return -4100000000000 - (left < 0 and 100000000000 or math.min(left, 100000000000)) end
+
+-- acquire takes the lock name for a hold for ttl milliseconds, and n tokens out of the key token (none if that is nil): see take. With
+-- tokens, text is what the key holder says about the hold.
 --
 -- It returns the first token (1 if there is none), or {first, how many}. If there is the key mark, that is -5000000000000 - the first
 -- token, or {first, how many, 1}. If another hold has the lock, it returns 0 if that has no TTL (or one of more than 120 years), else
--- -1 - the milliseconds that are left, and -4000000000000 if it is sealed (for 100 years: see seal.lua). The same hold may ask again:
--- it takes new tokens and starts its TTL anew.
+-- -1 - the milliseconds that are left, -4000000000000 if it is sealed, and elsewhere() if it is held by a read-write lock. The same
+-- hold may ask again: it takes new tokens and starts its TTL anew.
 local function acquire(name, hold, ttl, token, n, keep, holder, text, mark)
   local left, marked = -2, false
   if mark then
@@ -34,32 +65,13 @@ local function acquire(name, hold, ttl, token, n, keep, holder, text, mark)
     left = call('PTTL', name)
   end
   if left ~= -2 and call('HEXISTS', name, hold) == 0 then
+    if sealed(name, left) then return -4000000000000 end
+    if call('HEXISTS', name, 'mode') == 1 then return elsewhere(left) end
     if left < 0 or left > 3784320000000 then return 0 end
-    if left > 1576800000000 and call('HEXISTS', name, 'dsync:seal') == 1 then return -4000000000000 end
     return -1 - left
   end
-  local first, block = 1, 1
-  if token then
-    note(holder, hold, text, ttl)
-    block = tonumber(n)
-    if keep == '' then
-      first = call('INCR', token)
-      if block > 1 then call('INCRBY', token, block - 1) end
-    else
-      -- Tokens are the time, so that they go on rising when the key is lost or ends, and when a replica takes over that has not
-      -- seen the last of them. Blocks never make them run away from that.
-      local text
-      first, text = now()
-      if block > 1 then text = string.format('%.0f', first + block - 1) end
-      local last = call('SET', token, text, 'KEEPTTL', 'GET')
-      if not last then
-        call('PEXPIRE', token, keep)
-      elseif tonumber(last) >= first then
-        first, block = tonumber(last) + 1, 1
-        call('SET', token, string.format('%.0f', first), 'KEEPTTL')
-      end
-    end
-  end
+  if token then note(holder, hold, text, ttl) end
+  local first, block = take(token, n, keep)
   call('HSET', name, hold, 1)
   call('PEXPIRE', name, ttl)
   if block == 1 then return marked and -5000000000000 - first or first end

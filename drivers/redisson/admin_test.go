@@ -35,7 +35,7 @@ func TestInspect(t *testing.T) {
 	release(t, w.granted(t))
 
 	s.Do("HSET", "rw", "mode", "write", "8743c9c0:7:write", "1") // Redisson's read-write lock
-	if got, err := d.Inspect(t.Context(), "rw"); err != nil || !got.Held || got.Hold != "8743c9c0:7:write" || got.TTL != 0 {
+	if got, err := d.Inspect(t.Context(), "rw"); err != nil || !got.Held || got.Hold != "8743c9c0:7" || got.Mode != driver.Write || got.TTL != 0 {
 		t.Errorf("a foreign hold without TTL: got %+v, %v", got, err)
 	}
 	s.Do("SET", "text", "text")

@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/cleaner"
 )
 
@@ -26,6 +27,7 @@ const (
 type ghost struct {
 	cleaner.Ghost
 	name, hold string
+	mode       driver.Mode
 	until      int64         // when a hold is over by itself
 	granted    bool          // the server said so: if the hold is not found, it is gone for good
 	place      bool          // it may have a place in the queue of a fair lock, which does not end by itself
@@ -64,10 +66,13 @@ func (d *Driver) releaseGhosts(ghosts []*ghost) (left []*ghost) {
 		for j, g := range group {
 			holds[j] = g.hold
 		}
-		calls[i] = d.releaseCall(group[0].name, holds...)
+		calls[i] = d.releaseCall(group[0].mode, group[0].name, holds...)
+		if group[0].mode == driver.Write {
+			calls[i].keys = append(calls[i].keys, prefixName(intentPrefix, group[0].name))
+		}
 	}
 	order := d.order()
-	results, _ := d.evalAll(ctx, d.client, d.scripts.release, calls, 0)
+	results, _ := d.evalAll(ctx, d.client, calls, 0)
 	if order != d.order() {
 		order = unordered
 	}
@@ -94,11 +99,11 @@ func (d *Driver) groups(ghosts []*ghost) [][]*ghost {
 	var groups [][]*ghost
 	if d.options.Fair {
 		slices.SortFunc(ghosts, func(a, b *ghost) int {
-			return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(len(b.hold), len(a.hold)), cmp.Compare(b.hold, a.hold))
+			return cmp.Or(cmp.Compare(a.mode, b.mode), cmp.Compare(a.name, b.name), cmp.Compare(len(b.hold), len(a.hold)), cmp.Compare(b.hold, a.hold))
 		})
 	}
 	for i, g := range ghosts {
-		if d.options.Fair && i > 0 && ghosts[i-1].name == g.name {
+		if d.options.Fair && i > 0 && ghosts[i-1].name == g.name && ghosts[i-1].mode == g.mode && g.mode == driver.Exclusive {
 			last := len(groups) - 1
 			groups[last] = append(groups[last], g)
 		} else {

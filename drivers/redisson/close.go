@@ -68,9 +68,9 @@ func (d *Driver) releaseAll(ctx context.Context) {
 			l.mu.Lock()
 			l.phase = ending
 			l.mu.Unlock()
-			calls[i] = d.releaseCall(l.request.Name, l.request.Hold)
+			calls[i] = d.releaseCall(l.request.Mode, l.request.Name, l.request.Hold)
 		}
-		results, _ := d.evalAll(ctx, d.client, d.scripts.release, calls, 0)
+		results, _ := d.evalAll(ctx, d.client, calls, 0)
 		for i, l := range some {
 			told, err := results[i].ToInt64()
 			if err == nil {
@@ -83,13 +83,25 @@ func (d *Driver) releaseAll(ctx context.Context) {
 }
 
 // releaseCall is the release of a hold, or of several of one fair lock, for evalAll.
-func (d *Driver) releaseCall(name string, holds ...string) call {
-	return call{keys: d.fairKeys(name, []string{name}), args: d.releaseArgs(name, nil, holds...)}
+func (d *Driver) releaseCall(m driver.Mode, name string, holds ...string) call {
+	return call{d.scriptsOf(m).release, d.releaseKeys(m, name, holds[0], nil), d.releaseArgs(m, name, nil, holds...)}
+}
+
+// releaseKeys adds the keys of the release script.
+func (d *Driver) releaseKeys(m driver.Mode, name, hold string, keys []string) []string {
+	keys = append(keys, name)
+	if m != driver.Exclusive {
+		return readWriteKeys(m, name, hold, false, keys)
+	}
+	return d.fairKeys(name, keys)
 }
 
 // releaseArgs adds the arguments of the release script.
-func (d *Driver) releaseArgs(name string, args []string, holds ...string) []string {
-	if d.options.Fair {
+func (d *Driver) releaseArgs(m driver.Mode, name string, args []string, holds ...string) []string {
+	switch {
+	case m != driver.Exclusive:
+		return d.readWriteReleaseArgs(m, name, holds[0], args)
+	case d.options.Fair:
 		return append(d.tellArgs(name, args), holds...)
 	}
 	return append(append(args, holds[0], prefixName(channelPrefix, name)), d.checked.words...)

@@ -7,15 +7,18 @@ import (
 )
 
 // call is one run of a script.
-type call struct{ keys, args []string }
+type call struct {
+	script     *script
+	keys, args []string
+}
 
-// evalAll runs a script many times in one request, each time with its own outcome. Where replicas have to confirm, it returns how
+// evalAll runs scripts many times in one request, each time with its own outcome. Where replicas have to confirm, it returns how
 // many did.
-func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, sc *script, calls []call, replicas int) ([]rueidis.RedisResult, int) {
+func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []call, replicas int) ([]rueidis.RedisResult, int) {
 	b := client.B()
 	cmds := make([]rueidis.Completed, 0, len(calls)+1)
 	for _, c := range calls {
-		cmds = append(cmds, b.Evalsha().Sha1(sc.sha).Numkeys(int64(len(c.keys))).Key(c.keys...).Arg(c.args...).Build())
+		cmds = append(cmds, b.Evalsha().Sha1(c.script.sha).Numkeys(int64(len(c.keys))).Key(c.keys...).Arg(c.args...).Build())
 	}
 	results, acks := d.sendAll(ctx, client, cmds, replicas)
 	var unknown []int
@@ -27,7 +30,7 @@ func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, sc *script,
 		if isNoScript(result.Error()) {
 			c := calls[i]
 			unknown = append(unknown, i)
-			again = append(again, b.Eval().Script(sc.text).Numkeys(int64(len(c.keys))).Key(c.keys...).Arg(c.args...).Build())
+			again = append(again, b.Eval().Script(c.script.text).Numkeys(int64(len(c.keys))).Key(c.keys...).Arg(c.args...).Build())
 		}
 	}
 	if len(unknown) == 0 {

@@ -2,7 +2,6 @@ package redisson
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -17,7 +16,7 @@ const (
 	timesPrefix = "redisson_lock_timeout"
 )
 
-// departIn is how long a caller who gives up waits for the server to say that it is out of the queue.
+// departIn is how long a caller who gives up waits for the server to say that it is out of the queue, or does not intend to write any more.
 const departIn = 500 * time.Millisecond
 
 // scripts are those that differ between a plain and a fair lock.
@@ -61,28 +60,24 @@ func (d *Driver) tellArgs(name string, args []string) []string {
 }
 
 // queues reports whether a request gets a place in the queue of a fair lock where it is not granted.
-func (d *Driver) queues(r *driver.Request) bool { return d.options.Fair && !r.NoWait }
+func (d *Driver) queues(r *driver.Request) bool {
+	return d.options.Fair && r.Mode == driver.Exclusive && !r.NoWait
+}
 
-// waitInLine is wait for a fair lock, where every caller has a place in the queue and a channel of its own. A caller that gets
-// nothing leaves the queue before it returns. Those that leave together do so by few requests, which are the cleaner's.
-func (d *Driver) waitInLine(ctx context.Context, r *driver.Request, left time.Duration) (*lease, error) {
-	r.Events.Waiting()
-	t := d.topics.JoinChannel(prefixName(channelPrefix, r.Name) + ":" + r.Hold)
-	l, err := d.ask(ctx, r, t, left)
-	if l != nil || errors.Is(err, driver.ErrUnknown) { // then it is a ghost already
-		return l, err
-	}
+// depart takes back what a caller that gets nothing has left as one who waits, its place in the queue of the fair lock or its intent, and
+// returns the error for it. Those that leave together do so by few requests, which are the cleaner's.
+func (d *Driver) depart(r *driver.Request, err error) error {
 	gone := make(chan struct{})
-	d.ghosts.Add(&ghost{name: r.Name, hold: r.Hold, until: d.now() + int64(r.TTL+late), granted: true, place: true, gone: gone})
+	d.ghosts.Add(&ghost{name: r.Name, hold: r.Hold, mode: r.Mode, until: d.now() + int64(r.TTL+late), granted: true, place: d.queues(r), gone: gone})
 	timer := time.NewTimer(departIn)
 	defer timer.Stop()
 	select {
 	case <-gone:
-		return nil, err
+		return err
 	case <-timer.C:
 	case <-d.life.Context().Done():
 	}
-	return nil, fmt.Errorf("%w: %w", driver.ErrUnknown, err)
+	return fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 }
 
 // queue returns the holds that wait for a fair lock.

@@ -123,12 +123,17 @@ local function leave(line, hold, at, base, shifts)
   end
 end
 
+-- publish publishes on a channel, and returns how many subscribers were told.
+local function publish(message, channel, word, word2)
+  local told = call(word, channel, message)
+  if word2 ~= '' then told = told + call(word2, channel, message) end
+  return told
+end
+
 -- tell publishes on the channel of a waiter. It returns how long that may leave the lock alone. Count is '' where nobody knows how
 -- many a message reaches.
 local function tell(hold, channel, word, word2, count)
-  channel = channel .. ':' .. hold
-  local told = call(word, channel, '0')
-  if word2 ~= '' then told = told + call(word2, channel, '0') end
+  local told = publish('0', channel .. ':' .. hold, word, word2)
   return (told > 0 or count == '') and patience or deaf
 end
 

@@ -68,9 +68,9 @@ func (d *Driver) noteAgain(ctx context.Context, client rueidis.Client, leases []
 			r := l.request
 			left := time.Duration(max(0, l.expires.Load()-now)) + holderTTL
 			until[i] = now + int64(left)
-			calls[i] = call{[]string{r.Name}, []string{r.Hold, prefixName(holderPrefix, r.Name), d.holderText(r), d.milliseconds(left)}}
+			calls[i] = call{holderScript, []string{r.Name}, []string{fieldOf(r.Mode, r.Hold), prefixName(holderPrefix, r.Name), d.holderText(r), d.milliseconds(left)}}
 		}
-		results, _ := d.evalAll(ctx, client, holderScript, calls, 0)
+		results, _ := d.evalAll(ctx, client, calls, 0)
 		for i, l := range some {
 			if results[i].Error() == nil {
 				l.notedUntil.Store(until[i])

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -26,7 +27,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	if token := d.tokenKey(name); token != "" {
 		keys = append(keys, token)
 	}
-	results, _ := d.evalAll(ctx, d.client, inspectScript, []call{{keys, []string{prefixName(holderPrefix, name)}}}, 0)
+	results, _ := d.evalAll(ctx, d.client, []call{{inspectScript, keys, []string{prefixName(holderPrefix, name), readPrefix(name)}}}, 0)
 	answer, err := results[0].ToArray()
 	if err != nil {
 		err, _ := fault(ctx, name, err)
@@ -36,24 +37,26 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	if err != nil {
 		return status, err
 	}
-	if d.options.Fair {
+	if d.options.Fair && status.Mode == driver.Exclusive {
 		status.Queue, err = d.queue(ctx, name)
 		status.Waiters = len(status.Queue)
 		return status, err
 	}
-	status.Waiters, err = d.waiters(ctx, name)
+	status.Waiters, err = d.waiters(ctx, channelOf(status.Mode, name, false))
 	return status, err
 }
 
 // readStatus takes the answer of the inspect script apart.
 func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
 	var status driver.Status
-	if len(answer) != 4 {
+	if len(answer) != 5 {
 		return status, errAnswer
 	}
 	left, err1 := answer[0].ToInt64()
 	fields, err2 := answer[2].AsStrSlice()
-	if err := errors.Join(err1, err2); err != nil {
+	text, err3 := answer[3].ToString()
+	mode, err4 := answer[4].ToString()
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return status, err
 	}
 	if last, err := answer[1].ToString(); err == nil {
@@ -68,25 +71,33 @@ func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
 	if len(holds) == 0 {
 		return status, nil
 	}
-	status.Held, status.Hold = true, slices.Min(holds)
+	status.Held, status.Hold, status.Holders = true, slices.Min(holds), 1
 	if status.Hold == sealField {
 		status.Hold, status.Owner = "", "seal"
 	}
-	status.TTL = max(0, time.Duration(left)*time.Millisecond)
-	if text, err := answer[3].ToString(); err == nil {
-		readHolder(text, &status)
+	switch mode {
+	case "read":
+		status.Mode, status.Holders = driver.Read, len(holds)
+		if noted, _, _ := strings.Cut(text, "\n"); slices.Contains(holds, noted) {
+			status.Hold = noted
+		}
+		left, _ = strconv.ParseInt(fields[slices.Index(fields, status.Hold)+1], 10, 64)
+	case "write":
+		status.Mode = driver.Write
 	}
+	status.TTL = max(0, time.Duration(left)*time.Millisecond)
+	readHolder(text, &status)
+	status.Hold = strings.TrimSuffix(status.Hold, writeSuffix)
 	return status, nil
 }
 
-// waiters returns how many clients listen for the end of a hold, or -1: plain messages of a cluster reach listeners on nodes that
+// waiters returns how many clients listen on the channel on which the end of a hold is told, or -1: plain messages of a cluster reach listeners on nodes that
 // cannot be counted here.
-func (d *Driver) waiters(ctx context.Context, name string) (int, error) {
+func (d *Driver) waiters(ctx context.Context, channel string) (int, error) {
 	mode := d.checked.pubSub
 	if d.cluster && mode != PubSubSharded {
 		return -1, nil
 	}
-	channel := prefixName(channelPrefix, name)
 	var cmds []rueidis.Completed
 	if mode != PubSubSharded {
 		cmds = append(cmds, d.client.B().Arbitrary("PUBSUB", "NUMSUB", channel).Build())
@@ -114,11 +125,11 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if err := d.admin(ctx, name); err != nil {
 		return err
 	}
-	args := append([]string{prefixName(channelPrefix, name)}, d.checked.words...)
+	args := append([]string{prefixName(channelPrefix, name), prefixName(readWritePrefix, name)}, d.checked.words...)
 	if d.options.Fair {
-		args = d.tellArgs(name, nil)
+		args = append(d.tellArgs(name, nil), prefixName(readWritePrefix, name))
 	}
-	results, _ := d.evalAll(ctx, d.client, d.scripts.force, []call{{d.fairKeys(name, []string{name}), args}}, 0)
+	results, _ := d.evalAll(ctx, d.client, []call{{d.scripts.force, d.fairKeys(name, []string{name}), args}}, 0)
 	ended, err := results[0].ToInt64()
 	if err != nil {
 		err, _ := fault(ctx, name, err)

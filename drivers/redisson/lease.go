@@ -113,7 +113,7 @@ func (l *lease) Release(ctx context.Context) error {
 // on its way.
 func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	d := l.driver
-	own, begun := d.topics.Own(l.request.Name), d.now()
+	own, begun := d.own(l.request), d.now()
 	o := d.newOp(l.request, l)
 	if err, doubt := d.carryOut(ctx, o, nil); doubt {
 		l.doubt(begun)
@@ -124,7 +124,7 @@ func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	told, err := o.first, o.err
 	d.putOp(o)
 	if err == nil {
-		return false, false, l.released(told, min(own, d.topics.Own(l.request.Name)))
+		return false, false, l.released(told, min(own, d.own(l.request)))
 	}
 	err, doubt := fault(ctx, l.request.Name, err)
 	if doubt {
@@ -148,7 +148,7 @@ func (l *lease) haunt() {
 	l.mu.Lock()
 	limit := l.lasts + int64(late)
 	l.mu.Unlock()
-	l.driver.ghosts.Add(&ghost{name: l.request.Name, hold: l.request.Hold, until: limit, granted: true, lease: l})
+	l.driver.ghosts.Add(&ghost{name: l.request.Name, hold: l.request.Hold, mode: l.request.Mode, until: limit, granted: true, lease: l})
 }
 
 // released takes an answer to a request to release the hold, own of whose receivers were subscriptions of this driver.
@@ -163,7 +163,7 @@ func (l *lease) released(told int64, own int) error {
 	l.phase = over
 	switch {
 	case told >= 0:
-		l.contended = l.driver.contended(told, own)
+		l.contended = l.request.Mode == driver.Read || l.driver.contended(told, own) // where others still read, nobody was told
 		return nil
 	case before == removed, before == doubted && l.doubtedAt < l.expires.Load():
 		l.contended = true
@@ -192,8 +192,8 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if !ok {
 		return driver.ErrNotHeld
 	}
-	c := call{[]string{l.request.Name}, []string{l.request.Hold, d.milliseconds(ttl)}}
-	results, acks := d.evalAll(ctx, client, renewScript, []call{c}, d.options.WaitReplicas)
+	c := call{renewScript, []string{l.request.Name}, l.renewArgs(nil, ttl)}
+	results, acks := d.evalAll(ctx, client, []call{c}, d.options.WaitReplicas)
 	answer, err := results[0].ToString()
 	if err == nil && len(answer) != 1 {
 		err = errAnswer
@@ -208,6 +208,12 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 		d.noteAgain(ctx, client, []*lease{l})
 	}
 	return nil
+}
+
+// renewArgs adds the arguments of the renew script.
+func (l *lease) renewArgs(args []string, ttl time.Duration) []string {
+	r := l.request
+	return append(args, fieldOf(r.Mode, r.Hold), l.driver.milliseconds(ttl), timeoutKey(r.Mode, r.Name, r.Hold))
 }
 
 // renewal is a request to renew a lease.

@@ -43,7 +43,7 @@ func prefixName(prefix, name string) string {
 
 // keyPrefixes are those of keys that belong to locks, and to other things of Redisson and of dsync with a name.
 var keyPrefixes = []string{fencePrefix, holderPrefix, markPrefix, tokenPrefix, queuePrefix, timesPrefix,
-	"redisson_unlock_latch", "dsync_intent", "dsync_latch"}
+	"redisson_unlock_latch", intentPrefix, "dsync_latch"}
 
 // readHold is in the names of the keys of those who hold Redisson's read locks.
 const readHold = ":rwlock_timeout:"

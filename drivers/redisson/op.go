@@ -55,14 +55,22 @@ func (d *Driver) putOp(o *op) {
 
 // keys adds the keys of an op. It is called before args.
 func (o *op) keys(d *Driver, keys []string) []string {
-	keys = d.fairKeys(o.request.Name, append(keys, o.request.Name))
+	r := o.request
+	switch {
+	case o.lease != nil:
+		return d.releaseKeys(r.Mode, r.Name, r.Hold, keys)
+	case r.Mode != driver.Exclusive:
+		keys = readWriteKeys(r.Mode, r.Name, r.Hold, true, append(keys, r.Name))
+	default:
+		keys = d.fairKeys(r.Name, append(keys, r.Name))
+	}
 	if o.tokens > 0 {
 		var token string
-		token, o.holder = twoNames(d.tokenPrefix(), holderPrefix, o.request.Name)
+		token, o.holder = twoNames(d.tokenPrefix(), holderPrefix, r.Name)
 		keys = append(keys, token)
 	}
 	if o.marks {
-		keys = append(keys, prefixName(markPrefix, o.request.Name))
+		keys = append(keys, prefixName(markPrefix, r.Name))
 	}
 	return keys
 }
@@ -72,7 +80,9 @@ func (o *op) args(d *Driver, args []string) []string {
 	r := o.request
 	switch {
 	case o.lease != nil:
-		return d.releaseArgs(r.Name, args, r.Hold)
+		return d.releaseArgs(r.Mode, r.Name, args, r.Hold)
+	case r.Mode != driver.Exclusive:
+		args = o.readWriteArgs(d, args)
 	case d.options.Fair:
 		args = o.fairArgs(d, args)
 	default:
@@ -187,8 +197,8 @@ func (d *Driver) finish(o *op) {
 		o.lease.haunt()
 		return
 	}
-	g := ghost{name: r.Name, hold: r.Hold, until: o.sent + int64(r.TTL+late), granted: true, place: d.queues(r)}
-	left := o.first > 0 || g.place
+	g := ghost{name: r.Name, hold: r.Hold, mode: r.Mode, until: o.sent + int64(r.TTL+late), granted: true, place: d.queues(r)}
+	left := o.first > 0 || g.place || intends(r)
 	if o.err != nil {
 		_, doubt := fault(d.life.Context(), r.Name, o.err)
 		g.granted, left = !doubt, doubt || o.again // it has the place that it had before

@@ -15,6 +15,7 @@ import (
 const (
 	renewKeys   = 250  // in one run of the script, which nothing else can interrupt
 	renewAtOnce = 4000 // in one request, of several runs
+	renewArgs   = 3    // for each lease
 	renewRuns   = 1000 // in one request; from 2000 on the library takes another connection
 )
 
@@ -130,7 +131,7 @@ func (d *Driver) renewSome(ctx context.Context, client rueidis.Client, some []du
 		return
 	}
 	calls := d.renewCalls(sent)
-	results, acks := d.evalAll(ctx, client, renewScript, calls, d.options.WaitReplicas)
+	results, acks := d.evalAll(ctx, client, calls, d.options.WaitReplicas)
 	var noted []*lease
 	for _, x := range sent {
 		if x.lease.notesEnd(at) {
@@ -148,13 +149,13 @@ func (d *Driver) renewSome(ctx context.Context, client rueidis.Client, some []du
 // renewCalls puts leases together that one run of the script may renew.
 func (d *Driver) renewCalls(sent []due) []call {
 	calls := make([]call, 0, 1+len(sent)/renewKeys)
-	keys, args := make([]string, 0, len(sent)), make([]string, 0, 2*len(sent))
+	keys, args := make([]string, 0, len(sent)), make([]string, 0, renewArgs*len(sent))
 	for i, x := range sent {
 		r := x.lease.request
 		keys = append(keys, r.Name)
-		args = append(args, r.Hold, d.milliseconds(r.TTL))
+		args = x.lease.renewArgs(args, r.TTL)
 		if i+1 == len(sent) || len(keys) == renewKeys || sent[i+1].slot != x.slot {
-			calls = append(calls, call{keys, args})
+			calls = append(calls, call{renewScript, keys, args})
 			keys, args = keys[len(keys):], args[len(args):]
 		}
 	}

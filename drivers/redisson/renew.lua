@@ -1,9 +1,19 @@
--- Gives the hold ARGV[2i-1] of the lock KEYS[i] ARGV[2i] milliseconds from now, for each i.
+-- Gives the hold ARGV[3i-2] of the lock KEYS[i] ARGV[3i-1] milliseconds from now, for each i. If it reads a read-write lock, ARGV[3i] is its
+-- own key, which gets that time, and the lock no less; else that is ''.
 -- Returns a character for each: 1 done, 0 there is no such hold, p not permitted, e something else is wrong with the key.
+local function renew(name, hold, ttl, timeout)
+  local held = redis.pcall('HEXISTS', name, hold)
+  if held ~= 1 or timeout == '' then return held == 1 and redis.pcall('PEXPIRE', name, ttl) or held end
+  held = redis.pcall('PEXPIRE', timeout, ttl)
+  if held ~= 1 then return held end
+  local left = redis.pcall('PTTL', name)
+  if type(left) == 'number' and (left == -1 or left >= tonumber(ttl)) then return 1 end
+  return redis.pcall('PEXPIRE', name, ttl)
+end
+
 local done = {}
 for i, name in ipairs(KEYS) do
-  local held = redis.pcall('HEXISTS', name, ARGV[2 * i - 1])
-  if held == 1 then held = redis.pcall('PEXPIRE', name, ARGV[2 * i]) end
+  local held = renew(name, ARGV[3 * i - 2], ARGV[3 * i - 1], ARGV[3 * i])
   if type(held) == 'number' then
     done[i] = held
   elseif held.err and string.find(held.err, 'WRONGTYPE', 1, true) then

@@ -11,12 +11,12 @@ import (
 )
 
 // evalReplicated runs a script where replicas have to confirm it, and returns how many did.
-func (d *Driver) evalReplicated(ctx context.Context, sc *script, c call) (rueidis.RedisResult, int) {
+func (d *Driver) evalReplicated(ctx context.Context, c call) (rueidis.RedisResult, int) {
 	node, err := d.nodeOf(ctx, c.keys[0])
 	if err != nil {
 		return rueidis.NewErrorResult(err), 0
 	}
-	results, acks := d.evalAll(ctx, node, sc, []call{c}, d.options.WaitReplicas)
+	results, acks := d.evalAll(ctx, node, []call{c}, d.options.WaitReplicas)
 	if err := results[0].Error(); err != nil && d.cluster {
 		d.nodes.expire()
 	}

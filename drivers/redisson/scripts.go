@@ -60,6 +60,8 @@ var (
 	batchText string
 	//go:embed fair.lua
 	fairFunctions string
+	//go:embed rw.lua
+	readWriteFunctions string
 	//go:embed fairforce.lua
 	fairForceText string
 	//go:embed renew.lua
@@ -90,7 +92,7 @@ var (
 	batchScript   = newScript(acquireFunction + releaseFunction + batchText)
 	renewScript   = newScript(renewText)
 	forceScript   = newScript(forceText)
-	inspectScript = newScript(inspectText)
+	inspectScript = newScript(readWriteText + inspectText)
 	holderScript  = newScript(acquireFunction + holderText)
 	sealScript    = newScript(sealText)
 	sealedScript  = newScript(sealedText)
@@ -99,6 +101,12 @@ var (
 	loosenScript  = newScript(loosenText)
 	unsealScript  = newScript(unsealText)
 	unmarkScript  = newScript(unmarkText)
+
+	readWriteText      = acquireFunction + fairFunctions + readWriteFunctions
+	readScript         = newScript(readWriteText + "return acquireRead(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
+	writeScript        = newScript(readWriteText + "return acquireWrite(KEYS[1], KEYS[2], KEYS[3], unpack(ARGV))\n")
+	readReleaseScript  = newScript(readWriteText + "return releaseRead(KEYS[1], KEYS[2], unpack(ARGV))\n")
+	writeReleaseScript = newScript(readWriteText + "return releaseWrite(KEYS[1], KEYS[2], unpack(ARGV))\n")
 
 	fairAcquireScript = newScript(acquireFunction + fairFunctions +
 		"return acquireFair(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], KEYS[4], ARGV[8], ARGV[9], ARGV[10], ARGV[11])\n")

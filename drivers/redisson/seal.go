@@ -37,7 +37,7 @@ func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 		keys = append(keys, token)
 	}
 	args := append([]string{l.request.Hold, prefixName(channelPrefix, name)}, d.checked.words...)
-	done, err := d.change(ctx, l, sealScript, call{keys, args})
+	done, err := d.change(ctx, l, call{sealScript, keys, args})
 	if err != nil {
 		return err
 	}
@@ -72,7 +72,7 @@ func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) erro
 			args[3] = "time"
 		}
 	}
-	first, err := d.change(ctx, l, markScript, call{keys, args})
+	first, err := d.change(ctx, l, call{markScript, keys, args})
 	if err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) erro
 }
 
 // change runs a script that changes the name of l for ever, where that is held. It returns the script's answer.
-func (d *Driver) change(ctx context.Context, l *lease, sc *script, c call) (int64, error) {
+func (d *Driver) change(ctx context.Context, l *lease, c call) (int64, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
@@ -96,12 +96,12 @@ func (d *Driver) change(ctx context.Context, l *lease, sc *script, c call) (int6
 	if phase != held {
 		return 0, driver.ErrNotHeld
 	}
-	return d.run(ctx, l.request.Name, sc, c)
+	return d.run(ctx, l.request.Name, c)
 }
 
 // run runs a script that changes something for good, and returns its answer, which is 0 if it has not changed anything.
-func (d *Driver) run(ctx context.Context, name string, sc *script, c call) (int64, error) {
-	result, acks := d.evalReplicated(ctx, sc, c)
+func (d *Driver) run(ctx context.Context, name string, c call) (int64, error) {
+	result, acks := d.evalReplicated(ctx, c)
 	answer, err := result.ToInt64()
 	switch {
 	case err != nil:
@@ -118,7 +118,7 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 	if err := d.admin(ctx, name); err != nil {
 		return 0, false, err
 	}
-	results, _ := d.evalAll(ctx, d.client, sealedScript, []call{{[]string{name}, nil}}, 0)
+	results, _ := d.evalAll(ctx, d.client, []call{{sealedScript, []string{name}, nil}}, 0)
 	text, err := results[0].ToString()
 	if rueidis.IsRedisNil(err) {
 		return 0, false, nil
@@ -144,7 +144,7 @@ func (d *Driver) Marked(ctx context.Context, held driver.Lease) (bool, error) {
 	}
 	d.marks.Store(true) // from now on grants say so
 	name := l.request.Name
-	results, _ := d.evalAll(ctx, d.client, markedScript, []call{{[]string{prefixName(markPrefix, name)}, nil}}, 0)
+	results, _ := d.evalAll(ctx, d.client, []call{{markedScript, []string{prefixName(markPrefix, name)}, nil}}, 0)
 	n, err := results[0].ToInt64()
 	if err != nil {
 		err, _ := fault(ctx, name, err)

@@ -19,7 +19,7 @@ const (
 
 // sender carries ops out. On one server it combines those that gather while requests are on their way, each for a name of its own,
 // into one request: a crowd is served at a fraction of the cost, and a caller alone waits for nobody. In a cluster, for
-// fair locks, and where replicas have to confirm, each op goes by itself, so that none waits for a node that it does not need.
+// fair locks, for read-write locks, and where replicas have to confirm, each op goes by itself, so that none waits for a node that it does not need.
 type sender struct {
 	driver *Driver
 
@@ -41,7 +41,7 @@ func newSender(d *Driver) *sender {
 func (s *sender) add(o *op) {
 	d := s.driver
 	d.direct.busy.Add(1)
-	if d.cluster || d.options.WaitReplicas > 0 || d.options.Fair {
+	if d.cluster || d.options.WaitReplicas > 0 || d.options.Fair || o.request.Mode != driver.Exclusive {
 		o.state.Store(taken)
 		if !d.life.Go(func() { s.sendOne(o) }) {
 			s.fail(o)
@@ -177,15 +177,16 @@ func (s *sender) sendAlone(b *batch, o *op) {
 // sendOp carries one op out. The slices are memory for its request.
 func (d *Driver) sendOp(ctx context.Context, o *op, keys, args []string) {
 	keys, args = o.keys(d, keys), o.args(d, args)
+	scripts := d.scriptsOf(o.request.Mode)
 	o.sent = d.now()
 	var result rueidis.RedisResult
 	switch {
 	case o.lease != nil:
-		result = d.eval(ctx, d.scripts.release, keys, args)
+		result = d.eval(ctx, scripts.release, keys, args)
 	case d.options.WaitReplicas == 0:
-		result = d.eval(ctx, d.scripts.acquire, keys, args)
+		result = d.eval(ctx, scripts.acquire, keys, args)
 	default:
-		result, o.acks = d.evalReplicated(ctx, d.scripts.acquire, call{slices.Clone(keys), slices.Clone(args)})
+		result, o.acks = d.evalReplicated(ctx, call{scripts.acquire, slices.Clone(keys), slices.Clone(args)})
 	}
 	o.read(result.ToMessage())
 	d.heard(o.sent, result.NonRedisError())

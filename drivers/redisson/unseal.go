@@ -29,21 +29,21 @@ func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) erro
 	if d.options.Fence == FenceOwn {
 		args[2] = "time"
 	}
-	return d.changeSeal(ctx, name, loosenScript, call{keys, args})
+	return d.changeSeal(ctx, name, call{loosenScript, keys, args})
 }
 
 // Unseal implements move.Unsealer.
 func (d *Driver) Unseal(ctx context.Context, name, id string) error {
 	args := append([]string{id, prefixName(channelPrefix, name)}, d.checked.words...)
-	return d.changeSeal(ctx, name, unsealScript, call{[]string{name}, args})
+	return d.changeSeal(ctx, name, call{unsealScript, []string{name}, args})
 }
 
 // changeSeal runs a script that changes the seal of a name, if there is one.
-func (d *Driver) changeSeal(ctx context.Context, name string, sc *script, c call) error {
+func (d *Driver) changeSeal(ctx context.Context, name string, c call) error {
 	if err := d.admin(ctx, name); err != nil {
 		return err
 	}
-	done, err := d.run(ctx, name, sc, c)
+	done, err := d.run(ctx, name, c)
 	if err == nil && done == 0 {
 		return driver.ErrNotHeld
 	}
@@ -55,7 +55,7 @@ func (d *Driver) Unmark(ctx context.Context, held driver.Lease) error {
 	l := held.(*lease)
 	l.markKnown = false
 	name := l.request.Name
-	done, err := d.change(ctx, l, unmarkScript, call{[]string{name, prefixName(markPrefix, name)}, []string{l.request.Hold}})
+	done, err := d.change(ctx, l, call{unmarkScript, []string{name, prefixName(markPrefix, name)}, []string{l.request.Hold}})
 	if err == nil && done == 0 {
 		return driver.ErrNotHeld
 	}

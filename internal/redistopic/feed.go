@@ -51,14 +51,14 @@ func (ln *Listener) feed(key feedKey) *feed {
 
 // add begins a subscription. It is called with Listener.mu held.
 func (f *feed) add(s *subscription) {
-	f.subs[s.topic.channel] = s
-	f.do(command{channel: s.topic.channel})
+	f.subs[s.hub.channel] = s
+	f.do(command{channel: s.hub.channel})
 }
 
 // unsubscribe ends a subscription, wherever it is. It is called with mu held.
 func (ln *Listener) unsubscribe(s *subscription) {
 	s.active = false
-	channel := s.topic.channel
+	channel := s.hub.channel
 	for _, f := range ln.feeds {
 		if f.subs[channel] == s {
 			delete(f.subs, channel)
@@ -171,12 +171,12 @@ func (f *feed) commands(c Conn, todo []command) (cmds []rueidis.Completed, heads
 	return cmds, heads
 }
 
-// message has one waiter of the channel ask. It is called by the connection's reader.
+// message has one waiter of each group of the channel ask. It is called by the connection's reader.
 func (f *feed) message(m rueidis.PubSubMessage) {
 	f.listener.mu.Lock()
 	defer f.listener.mu.Unlock()
 	if s := f.subs[m.Channel]; s != nil {
-		s.topic.poke()
+		s.hub.poke()
 	}
 }
 
@@ -193,7 +193,7 @@ func (f *feed) confirmed(c rueidis.PubSubSubscription) {
 			return
 		}
 		s.active = true
-		s.topic.poke()
+		s.hub.poke()
 	case "sunsubscribe":
 		if s != nil && s.active {
 			s.active = false
@@ -217,7 +217,7 @@ func (f *feed) refused(cmds []command) {
 // replace finds another place for a subscription that is not wanted here. It is called with Listener.mu held.
 func (f *feed) replace(s *subscription) {
 	ln := f.listener
-	delete(f.subs, s.topic.channel)
+	delete(f.subs, s.hub.channel)
 	if f.key.node != "" {
 		ln.router.again(s)
 		return
@@ -225,7 +225,7 @@ func (f *feed) replace(s *subscription) {
 	time.AfterFunc(lastConnect, func() { // not permitted, perhaps
 		ln.mu.Lock()
 		defer ln.mu.Unlock()
-		if ln.topics[s.topic.channel] == s.topic && !ln.closed {
+		if ln.hubs[s.hub.channel] == s.hub && !ln.closed {
 			f.add(s)
 		}
 	})

@@ -39,53 +39,64 @@ type Shards interface {
 	Node(channel string) string        // "" if it is not known
 }
 
+// Groups is how many groups of waiters a channel can have: those of a group wait for the same, so that one of them asks for all.
+const Groups = 3
+
 // Listener keeps the subscriptions of a driver: one for each name that is waited for, however many wait, over one connection (in a
 // cluster with sharded channels over one to each node).
 type Listener struct {
 	options Options
-	active  atomic.Int64 // len(topics), for a look without the mutex
+	active  atomic.Int64 // len(hubs), for a look without the mutex
 
 	mu     sync.Mutex
 	closed bool
-	topics map[string]*Topic // by channel
+	hubs   map[string]*hub // by channel
 	feeds  map[feedKey]*feed
 	router *router // where sharded channels in a cluster begin
 	left   []leaving
 	timer  *time.Timer // for the first of left
 }
 
-// Topic is the channel of a name that is waited for.
-type Topic struct {
+// hub is a channel that is waited for.
+type hub struct {
 	listener *Listener
 	channel  string
 
-	// Wake holds a value when somebody should ask for the lock: the channel had a message, or was subscribed to, since the last
-	// time. Who takes it asks, or passes it on.
-	Wake chan struct{}
-
 	// Guarded by Listener.mu.
-	waiters int
+	topics  [Groups]Topic
+	waiters int // of all groups
 	leaves  int // how often waiters fell to 0
 	subs    []*subscription
 }
 
-// subscription is a topic on the server, by a plain or by a sharded channel.
+// Topic is one group of the waiters of a channel.
+type Topic struct {
+	hub *hub
+
+	// Wake holds a value when somebody of the group should ask for the lock: the channel had a message, or was subscribed to, since the
+	// last time. Who takes it asks, or passes it on.
+	Wake chan struct{}
+
+	waiters int // guarded by Listener.mu
+}
+
+// subscription is a hub on the server, by a plain or by a sharded channel.
 type subscription struct {
-	topic   *Topic
+	hub     *hub
 	sharded bool
 	active  bool // the server has confirmed it
 }
 
-// leaving is a topic that had its last waiter leave at a time.
+// leaving is a hub that had its last waiter leave at a time.
 type leaving struct {
-	topic  *Topic
+	hub    *hub
 	leaves int
 	at     time.Time
 }
 
 // New returns a Listener that is subscribed to nothing.
 func New(o Options) *Listener {
-	ln := &Listener{options: o, topics: make(map[string]*Topic), feeds: make(map[feedKey]*feed)}
+	ln := &Listener{options: o, hubs: make(map[string]*hub), feeds: make(map[feedKey]*feed)}
 	ln.router = &router{listener: ln, kick: make(chan struct{}, 1)}
 	return ln
 }
@@ -95,63 +106,72 @@ func (ln *Listener) JoinActive(name string) *Topic {
 	if ln.active.Load() == 0 {
 		return nil
 	}
-	channel := ln.options.Channel(name)
-	ln.mu.Lock()
-	defer ln.mu.Unlock()
-	t := ln.topics[channel]
-	if t == nil || !t.subscribed() {
-		return nil
-	}
-	t.enter()
-	return t
+	return ln.JoinActiveChannel(ln.options.Channel(name), 0)
 }
 
-// enter adds a waiter. What woke those that were there before is nothing to the first one that comes after them.
-func (t *Topic) enter() {
+// JoinActiveChannel is JoinActive for a group of waiters of a channel.
+func (ln *Listener) JoinActiveChannel(channel string, group int) *Topic {
+	ln.mu.Lock()
+	defer ln.mu.Unlock()
+	h := ln.hubs[channel]
+	if h == nil || !h.subscribed() {
+		return nil
+	}
+	return h.enter(group)
+}
+
+// enter adds a waiter. What woke those of its group that were there before is nothing to the first one that comes after them.
+func (h *hub) enter(group int) *Topic {
+	t := &h.topics[group]
+	h.waiters++
 	if t.waiters++; t.waiters > 1 {
-		return
+		return t
+	}
+	if t.Wake == nil {
+		t.hub, t.Wake = h, make(chan struct{}, 1)
 	}
 	select {
 	case <-t.Wake:
 	default:
 	}
+	return t
 }
 
 // Join adds a waiter to the topic of a name. There will be a value in Wake when the server has confirmed the subscription, or at
 // once where it has before: what happened until then could have been missed.
-func (ln *Listener) Join(name string) *Topic { return ln.JoinChannel(ln.options.Channel(name)) }
+func (ln *Listener) Join(name string) *Topic { return ln.JoinChannel(ln.options.Channel(name), 0) }
 
-// JoinChannel is Join for a channel.
-func (ln *Listener) JoinChannel(channel string) *Topic {
+// JoinChannel is Join for a group of waiters of a channel.
+func (ln *Listener) JoinChannel(channel string, group int) *Topic {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
-	t := ln.topics[channel]
-	if t == nil {
-		t = &Topic{listener: ln, channel: channel, Wake: make(chan struct{}, 1)}
-		ln.topics[channel] = t
+	h := ln.hubs[channel]
+	if h == nil {
+		h = &hub{listener: ln, channel: channel}
+		ln.hubs[channel] = h
 		ln.active.Add(1)
 		if !ln.closed {
-			ln.subscribe(t)
+			ln.subscribe(h)
 		}
 	}
-	t.enter()
-	if t.subscribed() {
+	t := h.enter(group)
+	if h.subscribed() {
 		t.poke()
 	}
 	return t
 }
 
-// subscribe begins the subscriptions of a new topic. It is called with mu held.
-func (ln *Listener) subscribe(t *Topic) {
+// subscribe begins the subscriptions of a new hub. It is called with mu held.
+func (ln *Listener) subscribe(h *hub) {
 	plain, sharded := ln.options.Kinds()
 	if plain {
-		s := &subscription{topic: t}
-		t.subs = append(t.subs, s)
+		s := &subscription{hub: h}
+		h.subs = append(h.subs, s)
 		ln.feed(feedKey{}).add(s)
 	}
 	if sharded {
-		s := &subscription{topic: t, sharded: true}
-		t.subs = append(t.subs, s)
+		s := &subscription{hub: h, sharded: true}
+		h.subs = append(h.subs, s)
 		if ln.options.Shards != nil {
 			ln.router.place(s)
 		} else {
@@ -162,18 +182,16 @@ func (ln *Listener) subscribe(t *Topic) {
 
 // Leave takes a waiter off. One that took a value from Wake and did not get to ask, or got no clear answer, passes it on.
 func (t *Topic) Leave(pass bool) {
-	ln := t.listener
+	h := t.hub
+	ln := h.listener
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
-	t.waiters--
-	if pass {
-		t.poke()
-	}
-	if t.waiters > 0 {
+	t.leave(pass)
+	if h.waiters > 0 {
 		return
 	}
-	t.leaves++
-	ln.left = append(ln.left, leaving{t, t.leaves, time.Now().Add(linger)})
+	h.leaves++
+	ln.left = append(ln.left, leaving{h, h.leaves, time.Now().Add(linger)})
 	if len(ln.left) > 1 || ln.closed {
 		return
 	}
@@ -186,27 +204,36 @@ func (t *Topic) Leave(pass bool) {
 
 // LeaveForGood is Leave where there is nothing to listen for any more, so that the subscription does not linger.
 func (t *Topic) LeaveForGood() {
-	ln := t.listener
+	h := t.hub
+	ln := h.listener
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
-	t.waiters--
-	t.poke()
-	if t.waiters == 0 && !ln.closed {
-		t.leaves++ // it is no business of sweep
-		ln.drop(t)
+	t.leave(true)
+	if h.waiters == 0 && !ln.closed {
+		h.leaves++ // it is no business of sweep
+		ln.drop(h)
 	}
 }
 
-// drop ends the subscriptions of a topic. It is called with mu held.
-func (ln *Listener) drop(t *Topic) {
-	delete(ln.topics, t.channel)
+// leave takes a waiter off. It is called with Listener.mu held.
+func (t *Topic) leave(pass bool) {
+	t.waiters--
+	t.hub.waiters--
+	if pass {
+		t.poke()
+	}
+}
+
+// drop ends the subscriptions of a hub. It is called with mu held.
+func (ln *Listener) drop(h *hub) {
+	delete(ln.hubs, h.channel)
 	ln.active.Add(-1)
-	for _, s := range t.subs {
+	for _, s := range h.subs {
 		ln.unsubscribe(s)
 	}
 }
 
-// sweep ends the subscriptions of topics that nobody came back to.
+// sweep ends the subscriptions of hubs that nobody came back to.
 func (ln *Listener) sweep() {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
@@ -218,25 +245,32 @@ func (ln *Listener) sweep() {
 			return
 		}
 		ln.left = ln.left[1:]
-		if l.topic.waiters > 0 || l.topic.leaves != l.leaves {
+		if l.hub.waiters > 0 || l.hub.leaves != l.leaves {
 			continue
 		}
-		ln.drop(l.topic)
+		ln.drop(l.hub)
 	}
 	ln.left = nil
 }
 
 // subscribed reports whether every message from now on will arrive, as far as one can know. It is called with Listener.mu held.
-func (t *Topic) subscribed() bool {
-	for _, s := range t.subs {
+func (h *hub) subscribed() bool {
+	for _, s := range h.subs {
 		if !s.active {
 			return false
 		}
 	}
-	return len(t.subs) > 0
+	return len(h.subs) > 0
 }
 
-// poke lets one waiter ask, if there is any. It is called with Listener.mu held.
+// poke lets one waiter of each group ask. It is called with Listener.mu held.
+func (h *hub) poke() {
+	for i := range h.topics {
+		h.topics[i].poke()
+	}
+}
+
+// poke lets one waiter of the group ask, if there is any. It is called with Listener.mu held.
 func (t *Topic) poke() {
 	if t.waiters == 0 {
 		return
@@ -252,11 +286,16 @@ func (ln *Listener) Own(name string) int {
 	if ln.active.Load() == 0 {
 		return 0
 	}
+	return ln.OwnOfChannel(ln.options.Channel(name))
+}
+
+// OwnOfChannel is Own for a channel.
+func (ln *Listener) OwnOfChannel(channel string) int {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
 	n := 0
-	if t := ln.topics[ln.options.Channel(name)]; t != nil {
-		for _, s := range t.subs {
+	if h := ln.hubs[channel]; h != nil {
+		for _, s := range h.subs {
 			if s.active {
 				n++
 			}
@@ -269,7 +308,7 @@ func (ln *Listener) Own(name string) int {
 func (ln *Listener) Idle() bool {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
-	return len(ln.topics)+len(ln.left) == 0
+	return len(ln.hubs)+len(ln.left) == 0
 }
 
 // Close ends the listening; the connections end with the driver.

@@ -73,8 +73,8 @@ func (r *router) assign(all bool) {
 		r.retry = nil
 	}
 	for _, s := range todo {
-		channel := s.topic.channel
-		if ln.topics[channel] != s.topic || ln.closed {
+		channel := s.hub.channel
+		if ln.hubs[channel] != s.hub || ln.closed {
 			continue
 		}
 		if node := shards.Node(channel); err == nil && node != "" {

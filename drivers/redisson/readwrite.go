@@ -1,0 +1,112 @@
+package redisson
+
+import (
+	"strings"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// Read-write locks are Redisson's RReadWriteLock: see rw.lua. They share the hash at their name with the plain and with the fair lock, and
+// have a channel of their own.
+const (
+	readWritePrefix = "redisson_rwlock" // of the channel
+	intentPrefix    = "dsync_intent"
+	writeSuffix     = ":write" // of the field of a hold that writes
+)
+
+var (
+	readScripts  = scripts{acquire: readScript, release: readReleaseScript}
+	writeScripts = scripts{acquire: writeScript, release: writeReleaseScript}
+)
+
+// scriptsOf returns the scripts of a mode.
+func (d *Driver) scriptsOf(m driver.Mode) scripts {
+	switch m {
+	case driver.Read:
+		return readScripts
+	case driver.Write:
+		return writeScripts
+	}
+	return d.scripts
+}
+
+// fieldOf returns the field of a hold in the hash of its lock.
+func fieldOf(m driver.Mode, hold string) string {
+	if m == driver.Write {
+		return hold + writeSuffix
+	}
+	return hold
+}
+
+// readPrefix is what the keys of holds that read a lock begin with.
+func readPrefix(name string) string {
+	if strings.IndexByte(name, '{') >= 0 {
+		return name + ":"
+	}
+	return "{" + name + "}:"
+}
+
+// timeoutKey returns the key of a hold that reads, or "" in another mode.
+func timeoutKey(m driver.Mode, name, hold string) string {
+	if m != driver.Read {
+		return ""
+	}
+	return readPrefix(name) + hold + readHold + "1"
+}
+
+// channelOf returns the channel on which the end of a hold is told that a request waits for: elsewhere is that of the other kind of lock.
+func channelOf(m driver.Mode, name string, elsewhere bool) string {
+	if (m == driver.Exclusive) == elsewhere {
+		return prefixName(readWritePrefix, name)
+	}
+	return prefixName(channelPrefix, name)
+}
+
+// intends reports whether a request leaves an intent where it is not granted: further readers then wait.
+func intends(r *driver.Request) bool { return r.Mode == driver.Write && !r.NoWait }
+
+// readWriteKeys adds the keys of the scripts for a hold that reads or writes, with the one of the intents if the script is to look at those.
+func readWriteKeys(m driver.Mode, name, hold string, intents bool, keys []string) []string {
+	if m == driver.Read {
+		keys = append(keys, timeoutKey(m, name, hold))
+	}
+	if intents {
+		keys = append(keys, prefixName(intentPrefix, name))
+	}
+	return keys
+}
+
+// readWriteArgs adds the arguments of the script that acquires a hold that reads or writes, but for those about tokens.
+func (o *op) readWriteArgs(d *Driver, args []string) []string {
+	r := o.request
+	args = append(args, fieldOf(r.Mode, r.Hold), d.milliseconds(r.TTL))
+	switch {
+	case r.Mode == driver.Read:
+		return args
+	case r.NoWait:
+		return append(args, "try", readPrefix(r.Name))
+	}
+	return append(args, "wait", readPrefix(r.Name))
+}
+
+// readWriteReleaseArgs adds the arguments of the script that ends a hold that reads or writes. The first who waits for the fair lock of the
+// name is told as well.
+func (d *Driver) readWriteReleaseArgs(m driver.Mode, name, hold string, args []string) []string {
+	word2 := ""
+	if len(d.checked.words) > 1 {
+		word2 = d.checked.words[1]
+	}
+	args = append(args, fieldOf(m, hold), readPrefix(name), prefixName(readWritePrefix, name), d.checked.words[0], word2)
+	if !d.options.Fair {
+		return args
+	}
+	return d.tellArgs(name, append(args, prefixName(queuePrefix, name), prefixName(timesPrefix, name)))
+}
+
+// own returns how many subscriptions of this driver receive the message about the end of a hold.
+func (d *Driver) own(r *driver.Request) int {
+	if r.Mode == driver.Exclusive {
+		return d.topics.Own(r.Name)
+	}
+	return d.topics.OwnOfChannel(channelOf(r.Mode, r.Name, false))
+}
