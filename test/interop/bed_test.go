@@ -19,7 +19,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testenv.Main(m, map[string]func(){"java": javaRole, "holder": holderRole, "soak": soakRole})
+	testenv.Main(m, map[string]func(){"java": javaRole, "holder": holderRole, "soak": soakRole, "reader": readWriteRole})
 }
 
 // hangGuard is no expectation of how long something takes.

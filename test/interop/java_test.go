@@ -91,12 +91,18 @@ func startJava(tb testing.TB, version string) *jvm {
 	tb.Helper()
 	command := javaCommand(tb, version)
 	j := &jvm{pending: make(map[string]*call)}
-	j.Process = testenv.Spawn(tb, "java", commandVariable+"="+strings.Join(command, separator))
+	j.start(tb, testenv.Spawn(tb, "java", commandVariable+"="+strings.Join(command, separator)))
+	return j
+}
+
+// start begins to read what a process says that is ready to carry commands out.
+func (j *jvm) start(tb testing.TB, p *testenv.Process) {
+	tb.Helper()
+	j.Process = p
 	if got := j.Line(); got != "ready" {
-		tb.Fatalf("the Java program began with %q", got)
+		tb.Fatalf("the process began with %q", got)
 	}
 	go j.read() // ends with the process
-	return j
 }
 
 func (j *jvm) read() {
@@ -173,7 +179,7 @@ type thread struct {
 	kind, lock string
 }
 
-// thread returns a thread, the same one for the same name. Kind is plain, fair or fenced.
+// thread returns a thread, the same one for the same name. Kind is plain, fair, fenced, read or write.
 func (c *redisson) thread(name, kind, lock string) *thread { return &thread{c, name, kind, lock} }
 
 // begin has the thread carry out a command after those that it has not yet finished.

@@ -144,6 +144,10 @@ public final class Agent {
         return client.getFairLock(name);
       case "fenced":
         return client.getFencedLock(name);
+      case "read":
+        return client.getReadWriteLock(name).readLock();
+      case "write":
+        return client.getReadWriteLock(name).writeLock();
       default:
         throw new IllegalArgumentException(kind);
     }
