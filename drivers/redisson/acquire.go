@@ -14,6 +14,10 @@ import (
 // backstop is the longest wait without asking again, for messages that are lost; it is spread over a quarter of itself.
 const backstop = 5 * time.Second
 
+// unheard is the pause of one who waits to read or write while the name has a hold of the fair lock, whose end is told to the first in the
+// queue alone.
+const unheard = 50 * time.Millisecond
+
 // moving is the pause of a waiter whose slot moves to another node of the cluster.
 const moving = 250 * time.Millisecond
 
@@ -181,6 +185,8 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease
 		return nil, obstacle{}, driver.ErrSealed
 	case first == takenForEver:
 		return nil, obstacle{left: -1}, nil
+	case first <= elsewhereAnswer && d.options.Fair:
+		return nil, obstacle{left: min(time.Duration(elsewhereAnswer-first)*time.Millisecond, unheard)}, nil
 	case first <= elsewhereAnswer:
 		return nil, obstacle{time.Duration(elsewhereAnswer-first) * time.Millisecond, true}, nil
 	case first < 0:

@@ -22,7 +22,7 @@ func TestConformance(t *testing.T) { testConformance(t, testenv.Redis(t), "", ""
 func TestConformanceFair(t *testing.T) {
 	password := testenv.Password()
 	words := strings.Fields(drivertest.Recipe(t, "**Redis, `redisson://`**"))
-	for _, row := range []string{"`fair=true`", "`Inspect`, `ForceUnlock`", "migration from it", "migration to it", "migration back"} {
+	for _, row := range []string{"`fair=true`", "`Read`, `Write`", "`Inspect`, `ForceUnlock`", "migration from it", "migration to it", "migration back"} {
 		words = append(words, drivertest.RecipeRow(t, row)...)
 	}
 	user := []string{"--user", "locker", "on", ">" + password}
@@ -43,11 +43,12 @@ func testConformance(t *testing.T, server *testenv.RedisServer, user, parameters
 			}
 			return d, conformance.LinkOver(link)
 		},
-		Expire:  func(_ testing.TB, name string) { server.Do("DEL", name) },
-		Ping:    server.Ping,
-		Freeze:  func(testing.TB) { server.Freeze() },
-		Thaw:    func(testing.TB) { server.Thaw() },
-		Restart: func(testing.TB) { server.Restart() },
+		Expire:     func(_ testing.TB, name string) { server.Do("DEL", name) },
+		ExpireHold: func(_ testing.TB, name, hold string) { server.Do("HDEL", name, hold, hold+":write") },
+		Ping:       server.Ping,
+		Freeze:     func(testing.TB) { server.Freeze() },
+		Thaw:       func(testing.TB) { server.Thaw() },
+		Restart:    func(testing.TB) { server.Restart() },
 	}
 	conformance.Run(t, conformance.Harness{
 		Backend: func(testing.TB) *conformance.Backend { return backend },

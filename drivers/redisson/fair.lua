@@ -198,7 +198,7 @@ local function acquireFair(name, queue, times, hold, ttl, how, channel, word, wo
 end
 
 -- releaseFair ends holds, be they in the queue, in which they come from the back, or of the lock, and tells the next if the lock is
--- free, and if it has become free those who wait to read or write, who have no place in the queue. It returns for each how many wait, if it had the lock, 0 if it was in the queue, and -1 if there was no such hold.
+-- free. It returns for each how many wait, if it had the lock, 0 if it was in the queue, and -1 if there was no such hold.
 local function releaseFair(name, queue, times, channel, word, word2, count, ...)
   local now, line = clock(), lineOf(queue, times)
   local left, fields = call('PTTL', name), call('HLEN', name)
@@ -209,10 +209,7 @@ local function releaseFair(name, queue, times, channel, word, word2, count, ...)
       results[i], fields = 1, fields - 1
     end
   end
-  if fields == 0 then
-    if left ~= -2 then publish('0', channel, word, word2) end
-    left = -2
-  end
+  if fields == 0 then left = -2 end
   for i, hold in ipairs(holds) do
     local at = results[i] == -1 and line.length > 0 and call('LPOS', queue, hold, 'RANK', '-1')
     if at then

@@ -6,5 +6,5 @@ if type(text) ~= 'string' then text = '' end
 local left, token = call('PTTL', KEYS[1]), KEYS[2] and call('GET', KEYS[2]) or ''
 local mode = call('HGET', KEYS[1], 'mode') or ''
 if mode ~= 'read' then return {left, token, call('HGETALL', KEYS[1]), text, mode} end
-local living, longest, _, failed = readersOf(KEYS[1], ARGV[2])
-return failed or {longest, token, living, text, mode}
+local readers = readersOf(KEYS[1], ARGV[2], nil, all)
+return readers.failed or {readers.longest, token, readers.living, text, mode}

@@ -385,6 +385,59 @@ func TestReleaseOfAReaderShortensNoOther(t *testing.T) {
 	wantNoKeys(t, s)
 }
 
+// TestManyReaders: more than are looked at first. Nearly all are dead, the lock lasts as long as those that live, and is free after the last.
+func TestManyReaders(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s", s.Addr)
+	const n = 100
+	longest := acquire(t, d, during(3*time.Hour, read("x")))
+	for i := range n {
+		l := acquire(t, d, during(2*time.Hour, read("x")))
+		d.forget(l)
+		s.Do("DEL", timeoutKey(driver.Read, "x", l.request.Hold))
+		if i == n/2 {
+			longest, l = acquire(t, d, during(time.Hour, read("x"))), longest
+			release(t, l)
+			wantLeft(t, s, "x", time.Hour)
+		}
+	}
+	refusedNow(t, d, driver.Write, "x")
+	spy := spyOn(t, s, "redisson_rwlock:{x}")
+	release(t, longest)
+	if got := spy.next(t); got != "0" {
+		t.Errorf("message: got %q, want 0", got)
+	}
+	wantNoKeys(t, s)
+
+	for range n {
+		l := acquire(t, d, read("x"))
+		d.forget(l)
+		s.Do("DEL", timeoutKey(driver.Read, "x", l.request.Hold))
+	}
+	release(t, acquire(t, d, inMode(driver.Write, noWait("x"))))
+	wantNoKeys(t, s)
+}
+
+// TestCostOfManyReaders counts what the server does when many who read let go.
+func TestCostOfManyReaders(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s", s.Addr)
+	const n = 500
+	leases := make([]*lease, n)
+	for i := range leases {
+		leases[i] = acquire(t, d, read("x"))
+	}
+	work := counted(s, func() {
+		for _, l := range leases {
+			release(t, l)
+		}
+	}, "pttl")
+	if got := work["pttl"]; got > 30*n {
+		t.Errorf("PTTL was run %d times for %d releases", got, n)
+	}
+	wantNoKeys(t, s)
+}
+
 func TestWhoWaitsToWriteKeepsReadersOut(t *testing.T) {
 	s := testenv.Redis(t)
 	a, b, c := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)

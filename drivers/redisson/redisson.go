@@ -1,4 +1,4 @@
-// Package redisson is the Redis backend of dsync: the locks of Java's Redisson (RLock and RFairLock, versions 3.19 to 4.7), key for
+// Package redisson is the Redis backend of dsync: the locks of Java's Redisson (RLock, RFairLock and RReadWriteLock, versions 3.19 to 4.7), key for
 // key and message for message, so that Go and Java programs exclude each other on one Redis. It registers the URL scheme "redisson":
 //
 //	redisson://user:password@host:6379/0
@@ -36,6 +36,10 @@
 // names whose braces are no hash tag ("a{b", "a}b", "{}") are refused in a cluster, and names of keys that belong to other locks
 // ("dsync_fence:{x}") everywhere.
 //
+// A name that is read or written is a hash with a mode, in the form of RReadWriteLock: a field for each hold, and for each that reads a key as
+// well, which ends with it. It has a channel of its own. The key dsync_intent says for 6 s that somebody waits to write, so that further readers
+// wait, too.
+//
 // A process subscribes once to the channel of a name, for as long as one of its callers waits and 250 ms longer, over one connection
 // (in a cluster with sharded channels one to each node). Since messages can be lost, a waiter also asks when the hold it waits for
 // expires, and every 5 s at the latest.
@@ -51,7 +55,8 @@
 // A primary that is cut off grants locks until it notices; min-replicas-to-write 1 and a short min-replicas-max-lag bound that. The
 // server's clock ends holds: if it jumps, they end early or late. Where that matters, use the tokens.
 //
-// Do not use one name for several kinds of Redisson's objects: a lock and a read-write lock of one name do not exclude each other.
+// Do not use one name for several kinds of Redisson's objects: Java's read-write lock is granted beside a lock of the same name. Of this driver they
+// exclude each other.
 //
 // docs/redisson.md lists what differs between versions of Redisson: PubSubBoth is needed in a cluster beside those before 3.28, and
 // waiters for the fair lock may sleep for ever in those before 3.32.
@@ -122,7 +127,7 @@ type Options struct {
 	Fence  Fence
 
 	// Fair makes the lock Redisson's fair one (RFairLock): those who wait, in Go and in Java, get it in the order in which their
-	// requests reached the server. Everybody who uses a name has to use the fair lock. A waiter that dies can hold up those behind it
+	// requests reached the server. Everybody who uses a name has to use the fair lock; reading and writing has no place in its queue. A waiter that dies can hold up those behind it
 	// for a while: see docs/redisson.md.
 	Fair bool
 

@@ -46,6 +46,7 @@ func TestEachRightIsNeeded(t *testing.T) {
 	}{
 		{"locks", "", nil, (*uses).locks},
 		{"fair locks", "fair=true", []string{"`fair=true`"}, (*uses).fairLocks},
+		{"read-write locks", "", []string{"`Read`, `Write`"}, (*uses).readWriteLocks},
 		{"tokens of Redisson", "fence=redisson", []string{"`fence=redisson`"}, (*uses).locks},
 		{"admin", "", []string{"`Inspect`, `ForceUnlock`"}, (*uses).admin},
 		{"migration", "", []string{"migration from it", "migration to it", "migration back"}, (*uses).migration},
@@ -177,6 +178,28 @@ func (u *uses) locks() {
 	u.note("Renew", l.Renew(u.t.Context(), testTTL))
 	u.note("Release", l.Release(u.t.Context()))
 	if <-w.done; u.note("Acquire after a wait", w.err) {
+		u.note("Release", w.lease.Release(u.t.Context()))
+	}
+}
+
+// readWriteLocks reads, is asked for the lock by one who waits to write, and renews and gives it back.
+func (u *uses) readWriteLocks() {
+	a, b := u.open(), u.open()
+	if a == nil || b == nil {
+		return
+	}
+	l, err := a.Acquire(u.t.Context(), inMode(driver.Read, shortly(u.name)))
+	if !u.note("Acquire to read", err) {
+		return
+	}
+	w := begin(b, inMode(driver.Write, shortly(u.name)))
+	select {
+	case <-w.events.waiting:
+	case <-w.done:
+	}
+	u.note("Renew", l.Renew(u.t.Context(), 2*time.Second))
+	u.note("Release", l.Release(u.t.Context()))
+	if <-w.done; u.note("Acquire to write", w.err) {
 		u.note("Release", w.lease.Release(u.t.Context()))
 	}
 }

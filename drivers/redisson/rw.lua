@@ -22,29 +22,33 @@ local function strange(name, left)
   return elsewhere(left)
 end
 
--- readersOf returns the holds but one that read a lock and live, each followed by the milliseconds that it has left; the longest of these, or
--- -2; those that are dead; and instead of all that an error, if there was one.
-local function readersOf(name, prefix, but)
-  local living, longest, dead = {}, -2, {}
-  local fields = call('HGETALL', name)
+-- some and all are how many holds are looked at, any ones of them first: mostly these say what there is to know.
+local some, all = 8, 1000000000
+
+-- readersOf looks at some holds but one that read a lock. It returns those that live, each followed by the milliseconds that it has left; the
+-- longest of these, or -2; those that are dead; whether these were all; or else an error.
+local function readersOf(name, prefix, but, count)
+  local r = {living = {}, longest = -2, dead = {}}
+  local fields = call('HRANDFIELD', name, count, 'WITHVALUES')
   for i = 1, #fields, 2 do
     local hold, left = fields[i], -2
     for n = 1, hold ~= but and tonumber(fields[i + 1]) or 0 do
       local rest = redis.pcall('PTTL', prefix .. hold .. ':rwlock_timeout:' .. n)
       if type(rest) ~= 'number' then
         if string.find(rest.err, 'non local key', 1, true) then rest = {err = 'TRYAGAIN the keys of the lock are on two nodes'} end
-        return nil, nil, nil, rest
+        return {failed = rest}
       end
       left = math.max(left, rest)
     end
     if left ~= -2 then
-      living[#living + 1], living[#living + 2] = hold, tostring(left)
-      longest = math.max(longest, left)
+      r.living[#r.living + 1], r.living[#r.living + 2] = hold, tostring(left)
+      r.longest = math.max(r.longest, left)
     elseif hold ~= 'mode' and hold ~= but then
-      dead[#dead + 1] = hold
+      r.dead[#r.dead + 1] = hold
     end
   end
-  return living, longest, dead
+  r.all = #fields < 2 * count
+  return r
 end
 
 -- remove removes holds of a lock, of which the field mode stays.
@@ -83,15 +87,16 @@ local function acquireWrite(name, intent, token, hold, ttl, how, prefix, ...)
   if left ~= -2 and not mode then return strange(name, left) end
   if mode == 'write' and call('HEXISTS', name, hold) == 0 then return refused(left) end
   if mode == 'read' then
-    local _, longest, dead, failed = readersOf(name, prefix)
-    if failed then return failed end
-    remove(name, dead)
-    if longest ~= -2 then
+    local others = readersOf(name, prefix, nil, some)
+    if others.longest == -2 and not others.all and not others.failed then others = readersOf(name, prefix, nil, all) end
+    if others.failed then return others.failed end
+    remove(name, others.dead)
+    if others.longest ~= -2 then
       if how == 'wait' then
         call('HSET', intent, hold, 1)
         call('PEXPIRE', intent, intentFor)
       end
-      return refused(longest)
+      return refused(others.all and others.longest or left)
     end
   end
   call('DEL', intent)
@@ -112,24 +117,28 @@ local function tellFair(queue, times, ...)
   end
 end
 
--- releaseRead ends a hold that reads, and tells who waits if it was the last that lived. It returns how many were told, or -1 if there is no
+-- releaseRead ends a hold that reads, and tells who waits if it was the last that lived. If it was the one that lasts longest, the lock lasts as
+-- long as the others from then on. It returns how many were told, or -1 if there is no
 -- such hold.
 local function releaseRead(name, timeout, hold, prefix, channel, word, word2, ...)
   if call('HGET', name, 'mode') ~= 'read' or call('HEXISTS', name, hold) == 0 then
     call('DEL', timeout)
     return -1
   end
-  local _, longest, dead, failed = readersOf(name, prefix, hold)
-  if failed then return failed end
+  local others = readersOf(name, prefix, hold, some)
+  if not others.failed and not others.all and (others.longest == -2 or call('PTTL', timeout) >= call('PTTL', name)) then
+    others = readersOf(name, prefix, hold, all)
+  end
+  if others.failed then return others.failed end
   local there, told = call('DEL', timeout) == 1, 0
-  if longest == -2 then
+  if others.longest == -2 then
     call('DEL', name)
     told = publish('0', channel, word, word2)
     tellFair(...)
   else
-    dead[#dead + 1] = hold
-    remove(name, dead)
-    call('PEXPIRE', name, longest)
+    others.dead[#others.dead + 1] = hold
+    remove(name, others.dead)
+    if others.all then call('PEXPIRE', name, others.longest) end
   end
   return there and told or -1
 end

@@ -3,6 +3,7 @@ package interop
 import (
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -35,7 +36,7 @@ func instant(tb testing.TB, text string) time.Time {
 }
 
 type goPlayer struct {
-	client *dsync.Client
+	client dsync.Locker
 	name   string
 	wait   *goWait
 }
@@ -60,19 +61,32 @@ func BenchmarkHandOver(b *testing.B) {
 	bed := &bed{version: version, mode: "single", java: startJava(b, version)}
 	server := testenv.Redis(b)
 	bed.addrs, bed.node = []string{server.Addr}, func(string) *testenv.RedisServer { return server }
-	for _, kind := range []string{"plain", "fair"} {
+	for _, kind := range []string{"plain", "fair", "read to write", "write to read"} {
 		parameters := ""
 		if kind == "fair" {
 			parameters = "&fair=true"
 		}
 		name := fresh("bench")
-		javaOf := func() player {
+		first, last, between := strings.Cut(kind, " to ")
+		if !between {
+			last = kind
+		}
+		javaOf := func(kind string) player {
 			return javaPlayer{bed.java.open(b, "single", bed.addrs, watchdog).thread("player", kind, name)}
 		}
-		goOf := func() player { return &goPlayer{client: bed.client(b, parameters), name: name} }
+		goOf := func(kind string) player {
+			locker := dsync.Locker(bed.client(b, parameters))
+			switch kind {
+			case "read":
+				locker = dsync.With(locker, dsync.Read())
+			case "write":
+				locker = dsync.With(locker, dsync.Write())
+			}
+			return &goPlayer{client: locker, name: name}
+		}
 		players := map[string][2]player{
-			"java to java": {javaOf(), javaOf()}, "go to java": {goOf(), javaOf()},
-			"java to go": {javaOf(), goOf()}, "go to go": {goOf(), goOf()},
+			"java to java": {javaOf(first), javaOf(last)}, "go to java": {goOf(first), javaOf(last)},
+			"java to go": {javaOf(first), goOf(last)}, "go to go": {goOf(first), goOf(last)},
 		}
 		for _, direction := range []string{"java to java", "go to java", "java to go", "go to go"} {
 			from, to := players[direction][0], players[direction][1]
@@ -86,16 +100,20 @@ func handOver(b *testing.B, bed *bed, kind, name string, from, to player) {
 	for b.Loop() {
 		from.begin(b)()
 		granted := to.begin(b)
-		if kind == "fair" {
+		switch kind {
+		case "fair":
 			bed.queued(b, name, 1)
-		} else {
+		case "plain":
 			bed.subscribed(b, channelOf(name), 1)
+		default:
+			bed.subscribed(b, readWriteChannel(name), 1)
 		}
-		time.Sleep(2 * time.Millisecond) // the waiter asks again when it is subscribed
+		time.Sleep(20 * time.Millisecond) // the waiter asks again when it is subscribed; a reader of Java misses a message before it then waits
 		begun := from.unlock(b)
 		all = append(all, granted().Sub(begun))
 		to.unlock(b)
 		bed.free(b, name)
+		testenv.Eventually(b, func() bool { return bed.node(name).SubscriberCount(readWriteChannel(name)) == 0 }, "nobody listens for "+name)
 	}
 	slices.Sort(all)
 	b.ReportMetric(float64(all[len(all)/2].Microseconds()), "µs/median")

@@ -401,8 +401,7 @@ func soakReadWrite(t *testing.T, version string) {
 	faults := 0
 	for end := time.Now().Add(*soakFor / 2); time.Until(end) > soakCalm+soakFreeze; faults++ {
 		time.Sleep(soakCalm)
-		i := faults / 2 % len(now)
-		if faults%2 == 0 {
+		if i := faults % len(now); faults/2%2 == faults%2 { // java and go by turns, and each of them frozen and killed by turns
 			now[i].Stop()
 			time.Sleep(soakFreeze)
 			now[i].Cont()
