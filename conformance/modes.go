@@ -14,7 +14,7 @@ var modeChecks = inModes(
 	"ownership/release-twice", "ownership/stale-release", "ownership/stale-renew",
 	"faults/hung-acquire", "faults/hung-wait", "faults/lost-acquire", "faults/lost-release", "faults/lost-renewal", "faults/clean-up",
 	"expiry/not-early", "expiry/abandoned", "expiry/bounds",
-	"loss/told", "loss/once",
+	"loss/told",
 )
 
 func inModes(names ...string) (all []Check) {
