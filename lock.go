@@ -175,7 +175,7 @@ func (k *lock) install(h *hold, granted driver.Lease, r request, now moment) (*L
 	if h.state == holdOver {
 		return nil, nil // lost on the way
 	}
-	first, n := granted.Tokens()
+	first, n := driver.Tokens(granted, k.client.floor)
 	old := k.hold
 	if now >= h.deadline() || old != nil && first != 0 && first < old.token {
 		h.giveBack(granted) // too late, or older than the hold that we know of

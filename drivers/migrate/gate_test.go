@@ -102,7 +102,7 @@ func TestGateMisuse(t *testing.T) {
 		p := newPair(t, nil, nil)
 		c := p.gated(migrate.PhaseOld)
 		wantErr(t, "old to new", c.SetPhase(t.Context(), migrate.PhaseNew), migrate.ErrSkipped)
-		wantErr(t, "to handover", c.SetPhase(t.Context(), migrate.PhaseHandover), migrate.ErrPhase)
+		wantErr(t, "to old without a gate", p.client(migrate.PhaseDual).SetPhase(t.Context(), migrate.PhaseOld), migrate.ErrPhase)
 		wantErr(t, "to phase 7", c.SetPhase(t.Context(), 7), migrate.ErrPhase)
 		_, err := try(c, "dsync:migrate:old:3")
 		wantErr(t, "a reserved name", err, migrate.ErrReserved)
@@ -110,7 +110,7 @@ func TestGateMisuse(t *testing.T) {
 		wantErr(t, "Rollback", c.Rollback(t.Context(), "x"), migrate.ErrNoSeals)
 		_, err = c.Moved(t.Context(), "x")
 		wantErr(t, "Moved", err, migrate.ErrNoSeals)
-		_, err = p.client(migrate.PhaseOld).Members(t.Context())
+		_, err = p.client(migrate.PhaseDual).Members(t.Context())
 		wantErr(t, "Members without a gate", err, errors.ErrUnsupported)
 		for _, test := range []struct {
 			from, to driver.Driver
@@ -118,7 +118,7 @@ func TestGateMisuse(t *testing.T) {
 			want     error
 		}{
 			{p.from.NewDriver(), p.to.NewDriver(), migrate.Options{Gated: true}, migrate.ErrTokens},
-			{p.from.NewDriver(), p.to.NewDriver(), migrate.Options{Gated: true, Unfenced: true, Phase: migrate.PhaseHandover}, migrate.ErrPhase},
+			{p.from.NewDriver(), p.to.NewDriver(), migrate.Options{Phase: migrate.PhaseOld}, migrate.ErrPhase},
 			{onlyDriver{p.from.NewDriver()}, p.to.NewDriver(), migrate.Options{}, migrate.ErrNeedsGate},
 			{p.from.NewDriver(), onlyDriver{p.to.NewDriver()}, migrate.Options{}, migrate.ErrNeedsGate},
 			{p.from.NewDriver(), c.Driver, migrate.Options{}, errors.ErrUnsupported},

@@ -38,28 +38,26 @@ func (p *pair) wantFrom(what string, last uint64) {
 }
 
 func TestRollbackTakesANameBack(t *testing.T) {
-	for _, phase := range []migrate.Phase{migrate.PhaseOld, migrate.PhaseDual} {
-		for _, m := range manners {
-			synctest.Test(t, func(t *testing.T) {
-				p := newPair(t, m.from, m.to)
-				last, c := p.moved(), p.client(phase)
-				for range 2 { // the second time there is nothing to do
-					if err := c.Rollback(t.Context(), "x"); err != nil {
-						t.Fatal(err)
-					}
+	for _, m := range manners {
+		synctest.Test(t, func(t *testing.T) {
+			p := newPair(t, m.from, m.to)
+			last, c := p.moved(), p.client(migrate.PhaseDual)
+			for range 2 { // the second time there is nothing to do
+				if err := c.Rollback(t.Context(), "x"); err != nil {
+					t.Fatal(err)
 				}
-				if moved, err := c.Moved(t.Context(), "x"); moved || err != nil {
-					t.Errorf("Moved after the roll-back: got %t, %v, want false", moved, err)
-				}
-				p.wantFrom("rolled back", last)
-				l := lock(t, c, "x")
-				first, n := l.Tokens()
-				release(t, l)
-				if again := p.moved(); again <= first+uint64(n)-1 {
-					t.Errorf("moved again: got token %d after %d", again, first)
-				}
-			})
-		}
+			}
+			if moved, err := c.Moved(t.Context(), "x"); moved || err != nil {
+				t.Errorf("Moved after the roll-back: got %t, %v, want false", moved, err)
+			}
+			p.wantFrom("rolled back", last)
+			l := lock(t, c, "x")
+			first, n := l.Tokens()
+			release(t, l)
+			if again := p.moved(); again <= first+uint64(n)-1 {
+				t.Errorf("moved again: got token %d after %d", again, first)
+			}
+		})
 	}
 }
 
@@ -67,7 +65,7 @@ func TestRollbackWaitsForTheHolder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
 		p.moved()
-		c := p.client(migrate.PhaseOld)
+		c := p.client(migrate.PhaseDual)
 		l := lock(t, c, "x")
 		waiting := start(t.Context(), p.client(migrate.PhaseDual), newAttempt("x"))
 		ctx, cancel := context.WithTimeout(t.Context(), ttl/2)
@@ -170,7 +168,6 @@ func TestRollbackIsRefusedWhereItCannotBeDone(t *testing.T) {
 			{noUnsealer{a, a}, b, migrate.PhaseDual, migrate.ErrNoWayBack},
 			{a, noUnmarker{b, b}, migrate.PhaseDual, migrate.ErrNoWayBack},
 			{fixedCount{a}, b, migrate.PhaseDual, migrate.ErrNoWayBack},
-			{a, b, migrate.PhaseHandover, migrate.ErrPhase},
 			{a, b, migrate.PhaseNew, migrate.ErrPhase},
 		} {
 			d, err := migrate.New(test.from, test.to, &migrate.Options{Phase: test.phase})
@@ -211,7 +208,7 @@ func TestRollbackWithoutTokensNeedsNoRaise(t *testing.T) {
 func TestSealMovesAnIdleName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
-		c := p.client(migrate.PhaseOld)
+		c := p.client(migrate.PhaseDual)
 		for range 2 {
 			if err := c.Seal(t.Context(), "x"); err != nil {
 				t.Fatal(err)
@@ -220,7 +217,7 @@ func TestSealMovesAnIdleName(t *testing.T) {
 		if moved, err := c.Moved(t.Context(), "x"); !moved || err != nil {
 			t.Errorf("Moved: got %t, %v, want true", moved, err)
 		}
-		if c.Phase() != migrate.PhaseOld {
+		if c.Phase() != migrate.PhaseDual {
 			t.Errorf("got phase %v, want it unchanged", c.Phase())
 		}
 		release(t, lock(t, c, "x"))
