@@ -18,6 +18,12 @@ import (
 // in PhaseNew is a member on the new backend. Who becomes a member takes a slot first, and then looks whether all slots of the other
 // kind are free, by taking and releasing each. Of two of different kinds the later one sees the other, whichever came first, for
 // both hold their slots before they look. All that a process locks in these phases ends with its membership at the latest.
+//
+// A slot may be taken for a moment by somebody who looks. So a slot that is taken is looked at again for a while before it counts as a
+// member's.
+//
+// The end: Close seals closedName on the old backend, if that can seal, while it holds a slot of PhaseNew. Who becomes a member in PhaseOld
+// asks for that seal after the looks. So nobody gets into PhaseOld any more.
 type gate struct {
 	d    *Driver
 	name string // of the process, for people
@@ -33,7 +39,6 @@ type gate struct {
 // Reserved names. Every process of a migration has to have the same.
 const (
 	reserved  = "dsync:migrate:"
-	entrance  = reserved + "enter" // held by who becomes a member, lest two of them find the slots taken by their own looks
 	slotCount = 128
 )
 
@@ -43,6 +48,9 @@ func slotName(p Phase, i int) string { return fmt.Sprintf("%s%v:%d", reserved, p
 var (
 	// ErrSkipped: phases follow each other one by one.
 	ErrSkipped = errors.New("a phase would be skipped")
+
+	// ErrFinalized: the migration has come to its end, and PhaseOld with it.
+	ErrFinalized = fmt.Errorf("the migration was finalized, and the old backend alone locks nothing any more: %w", errors.ErrUnsupported)
 
 	// ErrFull: there is no room for another process.
 	ErrFull = fmt.Errorf("the gate has room for %d processes in a phase", slotCount)
@@ -233,7 +241,7 @@ func (a *attempt) gated(ctx context.Context) (*lease, error) {
 	}
 	for {
 		m, err := a.d.gate.enter(ctx)
-		if behind := (*BehindError)(nil); errors.As(err, &behind) || errors.Is(err, ErrFull) {
+		if behind := (*BehindError)(nil); errors.As(err, &behind) || errors.Is(err, ErrFull) || errors.Is(err, ErrFinalized) {
 			return nil, fmt.Errorf("%w: %w", driver.ErrUnavailable, err) // until somebody has changed the phase
 		} else if err != nil {
 			return nil, a.translate(err)

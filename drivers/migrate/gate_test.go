@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -71,6 +72,95 @@ func TestGateKeepsOldAndNewApart(t *testing.T) {
 		setPhase(t, b, migrate.PhaseDual)
 		setPhase(t, a, migrate.PhaseOld)
 		release(t, lock(t, a, "x"))
+	})
+}
+
+// before calls do before each Acquire of a name that begins so.
+type before struct {
+	onlyDriverAndAdmin
+	prefix string
+	do     func()
+}
+
+func (d before) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	if strings.HasPrefix(r.Name, d.prefix) {
+		d.do()
+	}
+	return d.onlyDriverAndAdmin.Acquire(ctx, r)
+}
+
+// TestGateLooksAfterTheSlotIsTaken: another process becomes a member of the other kind at the last moment.
+func TestGateLooksAfterTheSlotIsTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		other := p.gated(migrate.PhaseDual)
+		old := sync.OnceFunc(func() { setPhase(t, other, migrate.PhaseOld) })
+		from, to := p.from.NewDriver(), p.to.NewDriver()
+		d, err := migrate.New(onlyDriverAndAdmin{from, from}, before{onlyDriverAndAdmin{to, to}, "dsync:migrate:new:", old},
+			&migrate.Options{Gated: true, Unfenced: true, TTL: ttl})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantBehind(t, "to new", d.SetPhase(t.Context(), migrate.PhaseNew), migrate.PhaseOld, other)
+	})
+}
+
+// TestFinalizeKeepsProcessesOutOfPhaseOld, also when nobody is in PhaseNew any more.
+func TestFinalizeKeepsProcessesOutOfPhaseOld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		gated := func(phase migrate.Phase) *migrate.Driver {
+			d, err := migrate.New(p.from.NewDriver(), p.to.NewDriver(), &migrate.Options{Phase: phase, Gated: true, Unfenced: true, TTL: ttl})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return d
+		}
+		old := gated(migrate.PhaseOld)
+		l := lock(t, old, "x")
+		fresh := gated(migrate.PhaseNew)
+		var behind *migrate.BehindError
+		if err := fresh.Finalize(t.Context()); !errors.As(err, &behind) {
+			t.Errorf("beside a process in phase old: got %v, want a BehindError", err)
+		}
+		release(t, l)
+		if err := old.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		wantErr(t, "in phase dual", gated(migrate.PhaseDual).Finalize(t.Context()), migrate.ErrPhase)
+		for range 2 {
+			if err := fresh.Finalize(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := fresh.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		late := gated(migrate.PhaseOld)
+		_, err := try(late, "x")
+		wantErr(t, "a lock in phase old after the end", err, migrate.ErrFinalized)
+		wantErr(t, "phase old after the end", late.SetPhase(t.Context(), migrate.PhaseOld), migrate.ErrFinalized)
+		wantErr(t, "without seals", p.gated(migrate.PhaseNew).Finalize(t.Context()), errors.ErrUnsupported)
+		wantErr(t, "without a gate", p.client(migrate.PhaseNew).Finalize(t.Context()), errors.ErrUnsupported)
+	})
+}
+
+// TestOneThatIsKilledWhileItLooksIsInNobodysWayForLong cuts a process off in the middle of its looks.
+func TestOneThatIsKilledWhileItLooksIsInNobodysWayForLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		killed := p.gated(migrate.PhaseDual)
+		killed.from.Inject(memory.Fault{Kind: memory.LoseAnswer, On: memory.Acquires}) // it holds what it looked at
+		_ = killed.SetPhase(t.Context(), migrate.PhaseNew)
+		killed.from.Cut()
+		killed.to.Cut()
+		c := p.gated(migrate.PhaseDual)
+		for begun := time.Now(); c.SetPhase(t.Context(), migrate.PhaseNew) != nil; {
+			if time.Since(begun) > 6*time.Second {
+				t.Fatal("another process cannot be in phase new after 6s")
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
 	})
 }
 

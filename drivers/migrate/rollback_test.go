@@ -223,3 +223,48 @@ func TestSealMovesAnIdleName(t *testing.T) {
 		release(t, lock(t, c, "x"))
 	})
 }
+
+// TestASealThatIsMarkedAgainForgetsEarlierRollBacks: a request to unseal of a roll-back that stopped may yet arrive.
+func TestASealThatIsMarkedAgainForgetsEarlierRollBacks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		p.moved()
+		from, to := p.from.NewDriver(), p.to.NewDriver()
+		l := lock(t, to, "x")
+		if err := errors.Join(from.Loosen(t.Context(), "x", "late", 0), to.Unmark(t.Context(), l)); err != nil {
+			t.Fatal(err)
+		}
+		release(t, l)
+		l = lock(t, p.client(migrate.PhaseNew), "x")
+		wantErr(t, "the request that arrives late", from.Unseal(t.Context(), "x", "late"), driver.ErrNotHeld)
+		_, err := try(from, "x")
+		wantErr(t, "an old program beside the holder", err, driver.ErrSealed)
+		release(t, l)
+	})
+}
+
+// TestANameThatWasTakenBackIsNotSealedInPhaseDual has a process that was on its way when the name moved back.
+func TestANameThatWasTakenBackIsNotSealedInPhaseDual(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		p.moved()
+		c := p.client(migrate.PhaseDual)
+		l := lock(t, c, "x")
+		back := make(chan error, 1)
+		go func() { back <- c.Rollback(t.Context(), "x") }() // ends when the name is free
+		synctest.Wait()
+		waiting := start(t.Context(), p.client(migrate.PhaseDual), newAttempt("x")) // behind the roll-back in the queue of to
+		release(t, l)
+		if err := <-back; err != nil {
+			t.Fatal(err)
+		}
+		r := <-waiting
+		if r.err != nil {
+			t.Fatal(r.err)
+		}
+		if moved, err := c.Moved(t.Context(), "x"); moved || err != nil {
+			t.Errorf("Moved after a lock in phase dual: got %t, %v, want false", moved, err)
+		}
+		release(t, r.lease)
+	})
+}
