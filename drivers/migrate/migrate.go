@@ -23,7 +23,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -165,7 +167,7 @@ func New(from, to driver.Driver, o *Options) (*Driver, error) {
 	if isMigration(from) || isMigration(to) {
 		return nil, fmt.Errorf("migrate: no migration from or to a migration: %w", errors.ErrUnsupported)
 	}
-	d := &Driver{from: &backend{from, from.Info(), "old", o.FromFloor}, to: &backend{to, to.Info(), "new", o.ToFloor}, id: rand.Text(),
+	d := &Driver{from: &backend{from, from.Info(), "old", o.FromFloor}, to: &backend{to, to.Info(), "new", o.ToFloor}, id: processID(),
 		sessions: map[sessionKey]*session{}}
 	if err := errors.Join(d.from.info.CheckFloor(o.FromFloor), d.to.info.CheckFloor(o.ToFloor)); err != nil {
 		return nil, err
@@ -198,6 +200,24 @@ func New(from, to driver.Driver, o *Options) (*Driver, error) {
 
 // errOldNeedsGate: with seals a program that knows from alone is what a process in PhaseOld would be.
 var errOldNeedsGate = fmt.Errorf("migrate: %w: phase %v is there with a gate alone", ErrPhase, PhaseOld)
+
+// processID returns what tells this driver from others, and people where it is: host, process and a random text, without a colon.
+func processID() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	plain := strings.Map(func(r rune) rune {
+		if 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' {
+			return r
+		}
+		return '-'
+	}, host)
+	return fmt.Sprintf("%s%.40s-%d-%s", HoldPrefix, plain, os.Getpid(), rand.Text())
+}
+
+// HoldPrefix is how the holds begin that a Driver makes by itself: no program has them that knows one backend alone.
+const HoldPrefix = "migrate-"
 
 // maxLeases is how much longer than the TTL of a membership that of a lease may be. Package dsync ends a lease by 1 % of its TTL early,
 // and takes none that ends at once.

@@ -42,7 +42,7 @@ var (
 )
 
 // identityBits is how long a random identity is: what the tokens of every backend can be raised to.
-const identityBits = 48
+const identityBits = 40
 
 // keepsSeals asks for a seal in the place of a hold that is over, which changes nothing, and which a driver that never seals refuses.
 func (d *Driver) keepsSeals(ctx context.Context) error {
@@ -57,28 +57,76 @@ func (d *Driver) keepsSeals(ctx context.Context) error {
 	return nil
 }
 
+// Look is [Driver.Check] without the tie, and changes nothing: it finds an earlier Check by which one of the two is tied to another.
+func (d *Driver) Look(ctx context.Context) error {
+	to, ok := d.readable()
+	if !ok {
+		return nil
+	}
+	identity, known, err := to.Sealed(ctx, identityName)
+	if err == nil {
+		err = d.wrongWay(ctx, to)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = d.tied(ctx, identity, known)
+	return err
+}
+
+// readable returns the new backend as one whose seals can be read, if both can.
+func (d *Driver) readable() (to move.Sealer, ok bool) {
+	to, ok = d.to.Driver.(move.Sealer)
+	return to, ok && d.gate == nil && d.from.info.Fencing != driver.None && d.to.info.Fencing != driver.None
+}
+
+// wrongWay returns ErrWrongWay if the new backend is the old one of another migration.
+func (d *Driver) wrongWay(ctx context.Context, to move.Sealer) error {
+	_, sealed, err := to.Sealed(ctx, targetName)
+	switch {
+	case err != nil:
+		return fmt.Errorf("new backend: %w", err)
+	case sealed:
+		return ErrWrongWay
+	}
+	return nil
+}
+
+// tied reports whether from is tied to the new backend with this identity. It returns ErrOtherBackend if from is tied to another one.
+func (d *Driver) tied(ctx context.Context, identity uint64, known bool) (bool, error) {
+	target, sealed, err := d.sealer.Sealed(ctx, targetName)
+	if err != nil || !sealed {
+		return false, err
+	}
+	sealed = false
+	if known {
+		_, sealed, err = d.sealer.Sealed(ctx, tieName(identity, target))
+	}
+	if err == nil && !sealed {
+		err = ErrOtherBackend
+	}
+	return sealed, err
+}
+
 // tie ties from to to, or looks whether they are tied to each other.
 func (d *Driver) tie(ctx context.Context) error {
-	to, ok := d.to.Driver.(move.Sealer)
-	if !ok || d.from.info.Fencing == driver.None || d.to.info.Fencing == driver.None {
-		return nil // nothing can be read from a seal
+	to, ok := d.readable()
+	if !ok {
+		return nil
 	}
-	if _, sealed, err := to.Sealed(ctx, targetName); err != nil {
-		return d.permitted(ctx, fmt.Errorf("new backend: %w", err))
-	} else if sealed {
-		return ErrWrongWay
+	err := d.wrongWay(ctx, to)
+	if errors.Is(err, ErrWrongWay) {
+		return err
+	} else if err != nil {
+		return d.permitted(ctx, err)
 	}
 	identity, err := d.identity(ctx, to)
 	if err != nil {
 		return d.permitted(ctx, err)
 	}
 	for {
-		target, sealed, err := d.sealer.Sealed(ctx, targetName)
-		if err == nil && sealed {
-			_, sealed, err = d.sealer.Sealed(ctx, tieName(identity, target))
-			if err == nil && !sealed {
-				return ErrOtherBackend
-			}
+		tied, err := d.tied(ctx, identity, true)
+		if tied || errors.Is(err, ErrOtherBackend) {
 			return err
 		}
 		if err == nil {
