@@ -33,6 +33,7 @@ type nameReport struct {
 	TokenFloor uint64   `json:"token_floor,omitempty"` // the last token of the old backend, if the name has moved
 	Blocked    int      `json:"blocked,omitempty"`     // who wait on the old backend, though the name has moved
 	Behind     string   `json:"behind,omitempty"`      // why somebody is behind
+	brief      bool     // that was so for a moment
 }
 
 // looker looks at names, and changes nothing.
