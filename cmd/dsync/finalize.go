@@ -28,9 +28,10 @@ func finalizeCommand(f *pairFlags) *cobra.Command {
 		Use:   "finalize [NAME...] [--names FILE]",
 		Short: "Check that the old backend is not needed any more, and say what may be cut off",
 		Long: `Finalize checks that all names that are given have moved, that nobody waits for one of them on the old backend, and that tokens rise
-also for names that were not given. Then it says what is left to do, in the order that is safe. It cuts nothing off itself. Call it when
-all programs are in phase new: those in phase dual may be taken for ones that wait. Who waits on Redis without listening, as programs that
-poll, is not seen.
+also for names that were not given. Then it says what is left to do, in the order that is safe. It cuts nothing off itself, and
+changes nothing, but for a reserved name that it locks for a moment on each backend, to compare tokens. Call it when all programs
+are in phase new: those in phase dual may be taken for ones that wait. Who waits on Redis without listening, as programs that poll,
+is not seen.
 
 With --gate it needs no names: it joins phase new, which is possible only if no process is in phase old, and closes the gate for good,
 where the old backend keeps seals: no process gets into phase old any more. A name that is given must not be held on the old backend
@@ -43,7 +44,7 @@ The exit status is 3 if it is too early: names are left, somebody is behind, or 
 			if err != nil {
 				return err
 			}
-			how := "names and those who wait for them are looked at, and nothing is changed"
+			how := "names, those who wait for them, and tokens are looked at"
 			if f.gate && !dryRun {
 				how = "this command joins phase new, and closes phase old"
 			}

@@ -168,6 +168,9 @@ func (p *pair) tokens(f *pairFlags, t migrate.Tokens, refusal error) fact {
 
 // floorText says what makes tokens rise for names that nobody locks during the migration.
 func (p *pair) floorText(t migrate.Tokens) string {
+	if t.Floor == 0 {
+		return "if there is a floor in the URL of the new backend: which, cannot be seen without rights for names that begin with " + reserved
+	}
 	if t.Rise() {
 		return fmt.Sprintf("with floor=%d as it is, wherever the URL of the new backend stands", p.toFloor)
 	}

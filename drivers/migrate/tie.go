@@ -67,11 +67,13 @@ func (d *Driver) Look(ctx context.Context) error {
 	if err == nil {
 		err = d.wrongWay(ctx, to)
 	}
-	if err != nil {
+	if err == nil {
+		_, err = d.tied(ctx, identity, known)
+	}
+	if errors.Is(err, ErrWrongWay) || errors.Is(err, ErrOtherBackend) {
 		return err
 	}
-	_, err = d.tied(ctx, identity, known)
-	return err
+	return d.permitted(ctx, err)
 }
 
 // readable returns the new backend as one whose seals can be read, if both can.
@@ -144,6 +146,9 @@ func (d *Driver) tie(ctx context.Context) error {
 // permitted returns nil where err says neither that the backend is out of reach nor that somebody was in the way: reserved names are not
 // permitted there, and so the backends are not tied.
 func (d *Driver) permitted(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
 	for _, e := range []error{driver.ErrUnavailable, driver.ErrUnknown, driver.ErrLocked, driver.ErrClosed} {
 		if errors.Is(err, e) || ctx.Err() != nil {
 			return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -121,6 +122,64 @@ func TestSwappedBackendsAreFound(t *testing.T) {
 			release(t, lock(t, c, "x"))
 		})
 	}
+}
+
+// forbidden permits no name of the migration.
+type forbidden struct{ *memory.Driver }
+
+func (d forbidden) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	if strings.HasPrefix(r.Name, "dsync:") {
+		return nil, errors.New("no permission")
+	}
+	return d.Driver.Acquire(ctx, r)
+}
+
+func (d forbidden) Sealed(ctx context.Context, name string) (uint64, bool, error) {
+	if strings.HasPrefix(name, "dsync:") {
+		return 0, false, errors.New("no permission")
+	}
+	return d.Driver.Sealed(ctx, name)
+}
+
+// TestBackendsThatPermitNoReservedNames are not compared, and migrate all the same.
+func TestBackendsThatPermitNoReservedNames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		for _, pair := range [][2]driver.Driver{
+			{forbidden{p.from.NewDriver()}, p.to.NewDriver()},
+			{p.from.NewDriver(), forbidden{p.to.NewDriver()}},
+		} {
+			d, err := migrate.New(pair[0], pair[1], &migrate.Options{Phase: migrate.PhaseNew})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(d.Check(t.Context()), d.Look(t.Context())); err != nil {
+				t.Error(err)
+			}
+			if tokens, err := d.Tokens(t.Context()); err != nil || tokens != (migrate.Tokens{}) {
+				t.Errorf("Tokens: got %+v, %v, want none", tokens, err)
+			}
+			release(t, lock(t, d, "x"))
+		}
+	})
+}
+
+// TestBackendsOutOfReachAreNotTakenForOthers: an outage at open is an error.
+func TestBackendsOutOfReachAreNotTakenForOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		for _, which := range []string{"from", "to"} {
+			c := p.client(migrate.PhaseNew)
+			if which == "from" {
+				c.from.Cut()
+			} else {
+				c.to.Cut()
+			}
+			if c.Check(t.Context()) == nil && which == "from" || c.Look(t.Context()) == nil {
+				t.Errorf("%s is out of reach: got no error", which)
+			}
+		}
+	})
 }
 
 func TestTokensRiseForNamesThatNobodyLocked(t *testing.T) {

@@ -23,7 +23,8 @@ type Tokens struct {
 // differ by chance are not enough.
 func (t Tokens) Rise() bool { return t.To > t.From+floorSlack/2 }
 
-// Tokens locks a reserved name for a moment on each backend, and compares the tokens. It returns zero Tokens where one of the two has none.
+// Tokens locks a reserved name for a moment on each backend, and compares the tokens. It returns zero Tokens where one of the two has none, or
+// does not permit that name.
 func (d *Driver) Tokens(ctx context.Context) (t Tokens, err error) {
 	if d.from.info.Fencing == driver.None || d.to.info.Fencing == driver.None {
 		return t, nil
@@ -31,7 +32,7 @@ func (d *Driver) Tokens(ctx context.Context) (t Tokens, err error) {
 	for b, token := range map[*backend]*uint64{d.from: &t.From, d.to: &t.To} {
 		l, err := b.Acquire(ctx, d.ownRequest(tokensName))
 		if err != nil {
-			return Tokens{}, fmt.Errorf("%s backend: %w", b.role, err)
+			return Tokens{}, d.permitted(ctx, fmt.Errorf("%s backend: %w", b.role, err))
 		}
 		first, n := driver.Tokens(l, b.floor)
 		*token = first + uint64(max(n, 1)) - 1
