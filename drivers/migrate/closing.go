@@ -45,7 +45,7 @@ func (d *Driver) Finalize(ctx context.Context) error {
 	if d.Phase() != PhaseNew {
 		return fmt.Errorf("migrate: %w: the gate is closed in phase %v", ErrPhase, PhaseNew)
 	}
-	m, err := d.gate.enter(bound)
+	m, err := d.gate.enterNow(bound)
 	if err != nil {
 		return d.closing(ctx, err)
 	}

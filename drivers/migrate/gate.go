@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/go-dsync/dsync/driver"
 )
@@ -34,6 +35,41 @@ type gate struct {
 	current *member
 	retired map[*member]struct{} // of earlier phases, that still have uses
 	joining chan struct{}        // closed when the member that is being made is there or not; nil if there is none
+	refused refusal              // the last one, by others that are two phases apart
+}
+
+// refusal is what locks of a process are told that may not be in its phase, until it asks again: that takes hundreds of requests.
+type refusal struct {
+	err   error
+	phase Phase
+	pause time.Duration
+	until time.Time
+}
+
+const (
+	firstPause = 250 * time.Millisecond // after the first refusal; then twice as long each time
+	lastPause  = 5 * time.Second
+)
+
+// after takes note of how a process fared that asked for its phase.
+func (r *refusal) after(err error, p Phase) {
+	if !errors.As(err, new(*BehindError)) {
+		*r = refusal{}
+		return
+	}
+	pause := firstPause
+	if r.phase == p && r.pause > 0 {
+		pause = min(2*r.pause, lastPause)
+	}
+	*r = refusal{err, p, pause, time.Now().Add(pause)}
+}
+
+// stands returns the refusal, if it is too early to ask again.
+func (r *refusal) stands(p Phase) error {
+	if r.phase == p && time.Now().Before(r.until) {
+		return r.err
+	}
+	return nil
 }
 
 // Reserved names. Every process of a migration has to have the same.
@@ -117,11 +153,15 @@ func (g *gate) enter(ctx context.Context) (*member, error) {
 			g.mu.Unlock()
 			return m, nil
 		}
+		phase := g.d.Phase()
+		if err := g.refused.stands(phase); err != nil {
+			g.mu.Unlock()
+			return nil, err
+		}
 		joining := g.joining
 		if joining == nil {
 			g.joining = make(chan struct{})
 		}
-		phase := g.d.Phase()
 		g.mu.Unlock()
 		if joining != nil {
 			select {
@@ -136,6 +176,7 @@ func (g *gate) enter(ctx context.Context) (*member, error) {
 		g.mu.Lock()
 		close(g.joining)
 		g.joining = nil
+		g.refused.after(err, phase)
 		if err == nil && phase == g.d.Phase() {
 			over = g.replace(m)
 		}
@@ -147,6 +188,14 @@ func (g *gate) enter(ctx context.Context) (*member, error) {
 			return nil, err
 		}
 	}
+}
+
+// enterNow is enter for who wants to know, and not only to lock.
+func (g *gate) enterNow(ctx context.Context) (*member, error) {
+	g.mu.Lock()
+	g.refused = refusal{}
+	g.mu.Unlock()
+	return g.enter(ctx)
 }
 
 // replace makes m the current membership, and returns the one before, which is to be retired. It is called with mu held.
@@ -177,7 +226,7 @@ func (g *gate) change(ctx context.Context, p Phase) error {
 	}
 	before := g.d.Phase()
 	if before == p {
-		m, err := g.enter(ctx)
+		m, err := g.enterNow(ctx)
 		if err == nil {
 			m.leave()
 		}

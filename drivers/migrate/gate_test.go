@@ -164,6 +164,35 @@ func TestOneThatIsKilledWhileItLooksIsInNobodysWayForLong(t *testing.T) {
 	})
 }
 
+// TestOneThatIsBehindAsksNowAndThen, however often its program locks.
+func TestOneThatIsBehindAsksNowAndThen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		other := p.gated(migrate.PhaseNew)
+		setPhase(t, other, migrate.PhaseNew)
+		slots := 0
+		from, to := p.from.NewDriver(), p.to.NewDriver()
+		d, err := migrate.New(before{onlyDriverAndAdmin{from, from}, "dsync:migrate:old:", func() { slots++ }}, onlyDriverAndAdmin{to, to},
+			&migrate.Options{Phase: migrate.PhaseOld, Gated: true, Unfenced: true, TTL: ttl})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for begun := time.Now(); time.Since(begun) < time.Minute; {
+			_, err := try(d, "x")
+			wantBehind(t, "a lock in old beside new", err, migrate.PhaseNew, other)
+			time.Sleep(10 * time.Millisecond)
+		}
+		if slots < 10 || slots > 20 {
+			t.Errorf("it asked %d times in a minute, want every 5s", slots)
+		}
+		if err := other.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Second)
+		release(t, lock(t, d, "x"))
+	})
+}
+
 func TestGatePhasesExcludeTheNext(t *testing.T) {
 	for _, first := range gatedPhases {
 		for _, second := range gatedPhases {
