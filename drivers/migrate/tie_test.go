@@ -215,6 +215,9 @@ func TestTokensRiseForNamesThatNobodyLocked(t *testing.T) {
 		}
 		moved := last
 		rises("phase new", lock(t, d, "x"), 0)
+		if last > o.ToFloor+1000 {
+			t.Errorf("got token %d with the floor %d: it was added twice", last, o.ToFloor)
+		}
 		rises("the new backend alone", lock(t, p.to.NewDriver(), "x"), o.ToFloor)
 		back := last
 		last = moved
@@ -231,5 +234,53 @@ func TestTokensRiseForNamesThatNobodyLocked(t *testing.T) {
 			t.Fatal(err)
 		}
 		rises("moved again", lock(t, d, "x"), 0)
+	})
+}
+
+// TestTokensRiseFromABackendWithAFloor: the old backend was the new one of an earlier migration.
+func TestTokensRiseFromABackendWithAFloor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const floor = 1 << 40
+		p := newPair(t, nil, nil)
+		from := p.from.NewDriver()
+		d, err := migrate.New(from, p.to.NewDriver(), &migrate.Options{FromFloor: floor})
+		if err != nil {
+			t.Fatal(err)
+		}
+		last := uint64(0)
+		rises := func(what string, l driver.Lease, floor uint64) {
+			t.Helper()
+			first, n := driver.Tokens(l, floor)
+			if first <= last || first < floor {
+				t.Errorf("%s: got token %d after %d", what, first, last)
+			}
+			last = first + uint64(n) - 1
+			release(t, l)
+		}
+		rises("phase dual", lock(t, d, "x"), 0)
+		sealed := lock(t, from, "sealed without a mark")
+		before, n := driver.Tokens(sealed, floor)
+		if err := from.Seal(t.Context(), sealed); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.SetPhase(t.Context(), migrate.PhaseNew); err != nil {
+			t.Fatal(err)
+		}
+		l := lock(t, d, "sealed without a mark") // the first name that is marked: tokens of a server are one count
+		if first, _ := l.Tokens(); first < before+uint64(n) {
+			t.Errorf("a name that was sealed before: got token %d after %d", first, before+uint64(n)-1)
+		}
+		release(t, l)
+		rises("phase new", lock(t, d, "x"), 0)
+		if err := d.SetPhase(t.Context(), migrate.PhaseDual); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Rollback(t.Context(), "x"); err != nil {
+			t.Fatal(err)
+		}
+		rises("taken back", lock(t, from, "x"), floor)
+		if last > floor+floor/2 {
+			t.Errorf("got token %d with the floor %d: it was added twice", last, uint64(floor))
+		}
 	})
 }
