@@ -284,3 +284,29 @@ func TestTokensRiseFromABackendWithAFloor(t *testing.T) {
 		}
 	})
 }
+
+// TestANameThatMovesLateHasTokensOfTheNewBackend: a program with the new backend alone has locked the name before.
+func TestANameThatMovesLateHasTokensOfTheNewBackend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const floor = 1 << 40
+		p := newPair(t, nil, nil)
+		d, err := migrate.New(p.from.NewDriver(), p.to.NewDriver(), &migrate.Options{Phase: migrate.PhaseNew, ToFloor: floor})
+		if err != nil {
+			t.Fatal(err)
+		}
+		held := lock(t, p.from.NewDriver(), "x")
+		waiting := start(t.Context(), d, newAttempt("x"))
+		alone := lock(t, p.to.NewDriver(), "x")
+		before, _ := driver.Tokens(alone, floor)
+		release(t, alone)
+		release(t, held)
+		r := <-waiting
+		if r.err != nil {
+			t.Fatal(r.err)
+		}
+		if first, _ := r.lease.Tokens(); first <= before {
+			t.Errorf("got token %d after %d", first, before)
+		}
+		release(t, r.lease)
+	})
+}
