@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -348,5 +349,35 @@ func TestCloseGivesTheMembershipBack(t *testing.T) {
 		}
 		wantErr(t, "SetPhase after Close", c.SetPhase(t.Context(), migrate.PhaseDual), driver.ErrClosed)
 		setPhase(t, p.gated(migrate.PhaseNew), migrate.PhaseNew)
+	})
+}
+
+// brief sees the TTLs of what is asked for on a backend.
+type brief struct {
+	onlyDriverAndAdmin
+	longest *atomic.Int64
+}
+
+func (d brief) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	d.longest.Store(max(d.longest.Load(), int64(r.TTL)))
+	return d.onlyDriverAndAdmin.Acquire(ctx, r)
+}
+
+// TestLooksAreBrief: a slot that is looked at is free again soon, also if the process that looks is killed.
+func TestLooksAreBrief(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		from, to := p.from.NewDriver(), p.to.NewDriver()
+		looks := brief{onlyDriverAndAdmin{from, from}, &atomic.Int64{}}
+		d, err := migrate.New(looks, onlyDriverAndAdmin{to, to}, &migrate.Options{Gated: true, Unfenced: true, TTL: ttl})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.SetPhase(t.Context(), migrate.PhaseNew); err != nil {
+			t.Fatal(err)
+		}
+		if got := time.Duration(looks.longest.Load()); got == 0 || got > 5*time.Second {
+			t.Errorf("slots of the other kind were asked for with a TTL of %v, want 5s at most", got)
+		}
 	})
 }

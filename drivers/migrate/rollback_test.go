@@ -268,3 +268,17 @@ func TestANameThatWasTakenBackIsNotSealedInPhaseDual(t *testing.T) {
 		release(t, r.lease)
 	})
 }
+
+// TestANameThatCouldNotBeSealedIsNotMarked: with the mark and without the seal it would be free on both backends.
+func TestANameThatCouldNotBeSealedIsNotMarked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		c := p.client(migrate.PhaseDual)
+		c.from.Inject(memory.Fault{Kind: memory.CutOff, On: memory.Seals})
+		wantErr(t, "Seal without an answer", c.Seal(t.Context(), "x"), driver.ErrUnavailable)
+		l := lock(t, p.from.NewDriver(), "x")
+		_, err := try(p.client(migrate.PhaseNew), "x")
+		wantErr(t, "phase new beside an old program", err, driver.ErrLocked)
+		release(t, l)
+	})
+}
