@@ -211,7 +211,7 @@ func (k *lock) install(h *hold, granted driver.Lease, r request, now moment) (*L
 	if h.state == holdOver {
 		return nil, nil // lost on the way
 	}
-	first, n := granted.Tokens()
+	first, n := driver.Tokens(granted, k.client.floor)
 	var old *hold // of which there is nothing left at the backend
 	if k.mode != driver.Read {
 		old = k.hold

@@ -52,7 +52,7 @@ func (h *hold) pass(ctx context.Context, wait time.Duration, heir *waiter) (sett
 		k.callNext()
 		return true, err
 	case err == nil && heir.queued && now < h.deadline():
-		first, n := h.lease.Tokens()
+		first, n := driver.Tokens(h.lease, k.client.floor)
 		h.token, h.tokens = first, int32(n-1)
 		k.serveFirst(h).owner = owner
 		return true, nil

@@ -93,6 +93,11 @@ type Options struct {
 	// Require makes New and Open fail if the backend promises less. A require parameter in the URL adds to Require.
 	Require Require
 
+	// Floor is added to each fencing token. A program that has moved here from another backend has a Floor above all tokens of that one,
+	// so that resources which remember those do not refuse the program; `dsync migrate` tells it. All programs that lock the same names need
+	// the same. A floor parameter in the URL takes precedence.
+	Floor uint64
+
 	// Note is a text for people, stored with each lock, where the backend can. The trace context of a traced holder is put behind the
 	// text.
 	Note string
@@ -134,7 +139,7 @@ func New(d driver.Driver, o *Options) (*Client, error) {
 		o = &Options{}
 	}
 	c := &Client{
-		driver: d, info: d.Info(), note: o.Note, id: newID(), clock: newClock(),
+		driver: d, info: d.Info(), note: o.Note, floor: o.Floor, id: newID(), clock: newClock(),
 		maxHold: o.MaxHold, slowHold: o.SlowHold, debug: o.Debug,
 		closing: make(chan struct{}), closed: make(chan struct{}),
 	}
@@ -142,7 +147,7 @@ func New(d driver.Driver, o *Options) (*Client, error) {
 		c.locks[mode] = map[string]*lock{}
 		c.queues[mode] = driver.Mode(mode) != driver.Read && c.info.OrderOf(driver.Mode(mode)) != driver.FIFO
 	}
-	if err := c.info.Check(o.Require); err != nil {
+	if err := errors.Join(c.info.Check(o.Require), c.info.CheckFloor(o.Floor)); err != nil {
 		return nil, fmt.Errorf("dsync: open: %w", err)
 	}
 	if c.ttl = o.TTL; c.ttl == 0 {
@@ -187,6 +192,7 @@ type Client struct {
 	info      driver.Info
 	ttl       time.Duration
 	note      string
+	floor     uint64 // of the tokens
 	id        string // of this client, on the wire
 	clock     *clock
 	queues    [driver.Write + 1]bool // by mode: one caller per name asks the backend, and the others wait in line here
@@ -268,7 +274,9 @@ func (c *Client) Inspect(ctx context.Context, name string) (Status, error) {
 		if !ok {
 			return errors.ErrUnsupported
 		}
-		s, err = i.Inspect(ctx, name)
+		if s, err = i.Inspect(ctx, name); s.Token > 0 {
+			s.Token += c.floor
+		}
 		return err
 	})
 	return s, err

@@ -14,6 +14,7 @@ import (
 type Config struct {
 	URL     *URL
 	TTL     time.Duration // of most leases: ttl=30s, or what OpenTTL was given; 0 for the default
+	Floor   uint64        // floor=1000: what is added to each token of the driver, by whoever uses the driver; see Tokens
 	Fenced  bool          // fenced=false: no tokens, and nothing is kept for them
 	Require Require       // require=fair,fifo,fenced,rw; checked by Open
 }
@@ -81,6 +82,9 @@ func OpenTTL(ctx context.Context, rawURL string, ttl time.Duration) (Driver, *Co
 	if c.Require, err = ParseRequire(u.Param("require", "")); err != nil {
 		u.fail("require", err.Error())
 	}
+	if c.Floor = u.number("floor", maxFloor); c.Floor > 0 && !c.Fenced {
+		u.fail("floor", "there are no tokens to raise with fenced=false")
+	}
 	if u.err != nil {
 		return nil, nil, u.err
 	}
@@ -91,10 +95,22 @@ func OpenTTL(ctx context.Context, rawURL string, ttl time.Duration) (Driver, *Co
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := errors.Join(u.Err(), d.Info().Check(c.Require)); err != nil {
+	if err := errors.Join(u.Err(), d.Info().Check(c.Require), d.Info().CheckFloor(c.Floor)); err != nil {
 		return nil, nil, errors.Join(err, d.Close(ctx))
 	}
 	return d, c, nil
+}
+
+// maxFloor leaves room above it for all tokens.
+const maxFloor = 1 << 62
+
+// Tokens returns the tokens of a lease with a floor added. Drivers know nothing of floors: a program that locks on a backend in place of
+// another one has a floor in its URL, above all tokens of the other one.
+func Tokens(l Lease, floor uint64) (first uint64, n int) {
+	if first, n = l.Tokens(); n > 0 {
+		first += floor
+	}
+	return first, n
 }
 
 // Require is what a program needs of a backend. Opening a backend with less fails.
@@ -148,6 +164,17 @@ func (i Info) check(r Require, m Mode, what string) error {
 		return fmt.Errorf("backend %s is not fair%s (its order: %v): %w", i.Name, what, order, errors.ErrUnsupported)
 	case r.Fenced && i.FencingOf(m) == None:
 		return fmt.Errorf("backend %s has no fencing tokens%s: %w", i.Name, what, errors.ErrUnsupported)
+	}
+	return nil
+}
+
+// CheckFloor returns an error, which matches errors.ErrUnsupported, if there are no tokens that floor could be added to, or too little room.
+func (i Info) CheckFloor(floor uint64) error {
+	switch {
+	case floor > maxFloor:
+		return fmt.Errorf("floor %d of the tokens leaves no room above it: %w", floor, errors.ErrUnsupported)
+	case floor > 0 && i.Fencing == None:
+		return fmt.Errorf("backend %s has no fencing tokens to add a floor to: %w", i.Name, errors.ErrUnsupported)
 	}
 	return nil
 }

@@ -97,10 +97,14 @@ func TestOpenErrors(t *testing.T) {
 		{"://u:" + testenv.PasswordMark + "@h?require=fast", `parameter require: not one of fair, fifo, fenced`, false},
 		{"://u:" + testenv.PasswordMark + "@h?require=fair,", `parameter require: not one of`, false},
 		{"://u:" + testenv.PasswordMark + "@h?size=10", "parameter size", true},
-		{"://u:" + testenv.PasswordMark + "@h?sise=1", "unknown parameter sise (known: fenced, require, size, ttl)", true},
+		{"://u:" + testenv.PasswordMark + "@h?sise=1", "unknown parameter sise (known: fenced, floor, require, size, ttl)", true},
 		{"://u:" + testenv.PasswordMark + "@h?require=fair", "backend weak is not fair", true},
 		{"://u:" + testenv.PasswordMark + "@h?require=fifo", "does not grant in order of arrival", true},
 		{"://u:" + testenv.PasswordMark + "@h?require=fenced", "no fencing tokens", true},
+		{"://u:" + testenv.PasswordMark + "@h?floor=-1", "parameter floor: not a number from 0 to", false},
+		{"://u:" + testenv.PasswordMark + "@h?floor=4611686018427387905", "parameter floor: not a number from 0 to", false},
+		{"://u:" + testenv.PasswordMark + "@h?floor=1&fenced=false", "parameter floor: there are no tokens", false},
+		{"://u:" + testenv.PasswordMark + "@h?floor=1", "backend weak has no fencing tokens to add a floor to", true},
 	} {
 		d.closed = 0
 		got, c, err := driver.Open(t.Context(), scheme+test.url)

@@ -221,6 +221,19 @@ func (u *URL) Int(name string, fallback, low, high int) int {
 	return n
 }
 
+// number returns the value of a parameter: a decimal number up to high, or 0 if there is none.
+func (u *URL) number(name string, high uint64) uint64 {
+	if !u.Has(name) {
+		return 0
+	}
+	n, err := strconv.ParseUint(u.query[name][0], 10, 64)
+	if err != nil || n > high {
+		u.fail(name, fmt.Sprintf("not a number from 0 to %d", high))
+		return 0
+	}
+	return n
+}
+
 // Duration returns the value of a parameter: a positive duration with its unit, as in 1.5s.
 func (u *URL) Duration(name string, fallback time.Duration) time.Duration {
 	if !u.Has(name) {

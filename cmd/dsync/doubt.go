@@ -9,10 +9,14 @@ import (
 // Where a name is in use, and where somebody seems to be behind, it is looked again: between two requests of a holder, or of this
 // command, it can look so, and who is behind may share a name with programs that are not.
 const (
-	moreLooks = 20 // at least
-	lookEvery = 50 * time.Millisecond
-	idleLooks = 20 // of a name that nobody holds, until only one in so many is made
-	enough    = 3  // times that a client is seen behind, with nothing to the contrary
+	moreLooks   = 20 // at least
+	steadyLooks = 3  // in a row that show one hold are enough
+	lookEvery   = 50 * time.Millisecond
+	idleLooks   = 20 // of a name that nobody holds, until only one in so many is made
+	enough      = 30 // points against a client, with nothing to its favour
+
+	// Points for one look. A hold that was over when it was looked at again may have been one that was just taken or given back.
+	forBrief, forLasting = 1, 10
 
 	followEvery = time.Millisecond
 	follows     = 10
@@ -31,7 +35,7 @@ type doubt struct {
 // sight is what was seen of one client of a name. Those who wait in vain are one.
 type sight struct {
 	behind string // how it was seen last
-	times  int
+	points int
 	clear  bool // it was seen to use the name as it should
 }
 
@@ -73,7 +77,10 @@ func (d *doubt) see(r *nameReport) {
 	if r.State == stateMoved {
 		s.clear = false
 	}
-	s.times++
+	s.points += forLasting
+	if r.brief {
+		s.points += forBrief - forLasting
+	}
 	s.behind = r.Behind
 }
 
@@ -94,13 +101,13 @@ func (d *doubt) settled(looks int, lasting bool) bool {
 	if lasting {
 		return d.over || looks > moreLooks && d.verdict() != ""
 	}
-	return d.over || d.steady >= enough
+	return d.over || d.steady >= steadyLooks
 }
 
 // verdict says why somebody is behind, or nothing.
 func (d *doubt) verdict() string {
 	for _, c := range d.order {
-		if s := d.clients[c]; !s.clear && s.times >= enough {
+		if s := d.clients[c]; !s.clear && s.points >= enough {
 			return s.behind
 		}
 	}
@@ -120,6 +127,7 @@ func (l *looker) follow(ctx context.Context, r nameReport) (nameReport, error) {
 		}
 		next, err := l.look(ctx, r.Name)
 		if err != nil || next.Hold != r.Hold || next.State != r.State {
+			r.brief = true
 			return r, err
 		}
 		if next.Behind == "" {

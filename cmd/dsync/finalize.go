@@ -18,36 +18,41 @@ var errNotMoved = errors.New("names have not moved")
 // errBlocked: somebody waits on the old backend.
 var errBlocked = errors.New("programs wait on the old backend for names that have moved")
 
+// errFall: the URL of the new backend lacks a floor.
+var errFall = errors.New("tokens would fall for names that nobody locks before the programs use the new backend alone")
+
 func finalizeCommand(f *pairFlags) *cobra.Command {
 	var names nameFlags
 	var dryRun bool
 	c := &cobra.Command{
 		Use:   "finalize [NAME...] [--names FILE]",
 		Short: "Check that the old backend is not needed any more, and say what may be cut off",
-		Long: `Finalize checks that all names that are given have moved and that nobody waits for one of them on the old backend. Then it says
-what may be cut off, and in which order. It changes nothing and cuts nothing off itself. Call it when all programs are in phase new:
-those in other phases may be taken for ones that wait.
+		Long: `Finalize checks that all names that are given have moved, that nobody waits for one of them on the old backend, and that tokens rise
+also for names that were not given. Then it says what is left to do, in the order that is safe. It cuts nothing off itself, and
+changes nothing, but for a reserved name that it locks for a moment on each backend, to compare tokens. Call it when all programs
+are in phase new: those in phase dual may be taken for ones that wait. Who waits on Redis without listening, as programs that poll,
+is not seen.
 
-With --gate it needs no names: it joins phase new for a moment, which is possible only if no process is in phase old. A name
-that is given must not be held on the old backend alone. With --dry-run it does not join, and asks the backends who is a member,
-which is as exact as what they tell.
+With --gate it needs no names: it joins phase new, which is possible only if no process is in phase old, and closes the gate for good,
+where the old backend keeps seals: no process gets into phase old any more. A name that is given must not be held on the old backend
+alone. With --dry-run it does not join, and asks the backends who is a member, which is as exact as what they tell.
 
-The exit status is 3 if it is too early: names are left, or somebody is behind, and it says who.`,
+The exit status is 3 if it is too early: names are left, somebody is behind, or a floor is missing, and it says who and which.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := names.status(c, f, args, 0)
 			if err != nil {
 				return err
 			}
-			how := "names and those who wait for them are looked at, and nothing is changed"
+			how := "names, those who wait for them, and tokens are looked at"
 			if f.gate && !dryRun {
-				how = "this command joins phase new for a moment"
+				how = "this command joins phase new, and closes phase old"
 			}
 			fmt.Fprintf(c.OutOrStdout(), "%s → %s: is the old backend still needed? %s\n", r.From, r.To, how)
-			if !f.gate {
-				return r.finalizeSeals(c.OutOrStdout())
+			if f.gate {
+				return r.finalizeGate(c.Context(), f, c.OutOrStdout(), dryRun)
 			}
-			return r.finalizeGate(c.Context(), f, c.OutOrStdout(), dryRun)
+			return r.finalizeSeals(c.Context(), f, c.OutOrStdout())
 		},
 	}
 	names.add(c)
@@ -55,7 +60,29 @@ The exit status is 3 if it is too early: names are left, or somebody is behind, 
 	return c
 }
 
-func (r *statusReport) finalizeSeals(w io.Writer) error {
+// alone returns how the new backend is written in the programs' URL, without what is nobody's business.
+func (r *statusReport) alone(floor uint64) string {
+	if floor == 0 {
+		return r.To
+	}
+	return fmt.Sprintf("%s with floor=%d", r.To, floor)
+}
+
+// floor returns that of the new backend's URL, or an error if tokens would fall with it.
+func (f *pairFlags) floor(ctx context.Context) (floor uint64, err error) {
+	p, err := f.openBoth(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = closed(p, err) }()
+	t, err := f.tokens(ctx, p)
+	if err != nil || t.Floor == 0 || t.Rise() {
+		return p.toFloor, err
+	}
+	return 0, unfinishedError{fmt.Errorf("%w: first put floor=%d into the URL of the new backend, in `to` of all programs and in this command's", errFall, t.Floor)}
+}
+
+func (r *statusReport) finalizeSeals(ctx context.Context, f *pairFlags, w io.Writer) error {
 	left, blocked := 0, 0
 	for _, n := range r.Names {
 		if n.State != stateMoved {
@@ -73,15 +100,23 @@ func (r *statusReport) finalizeSeals(w io.Writer) error {
 	case blocked > 0:
 		return unfinishedError{fmt.Errorf("%w: %s", errBlocked, plural(blocked, "name"))}
 	}
-	fmt.Fprintf(w, `all names that were given have moved (%d)
+	floor, tokens := uint64(0), "tokens were given up"
+	if f.fenced {
+		var err error
+		if floor, err = f.floor(ctx); err != nil {
+			return err
+		}
+		tokens = "tokens rise for all others, too"
+	}
+	fmt.Fprintf(w, `all names that were given have moved (%d), and %s
 
-1. When all programs are in phase new, give them, one by one, the URL of the new backend alone: %s
-2. When no program has a migrate URL any more, cut all clients off the old backend: %s
+In this order:
+1. When all programs are in phase new, cut all programs off the old backend that use it alone: %s
+   Then wait for the longest TTL of theirs. Who is cut off with them in phase new, cannot lock names that have not moved.
+2. Give the programs, one by one, the URL of the new backend alone: %s
+3. When no program has a migrate URL any more, cut all clients off the old backend, and delete it.
    Until then keep its seals, which keep programs out that know it alone: delete no single key.
-3. Delete the old backend.
-
-Names that were not given are not known here: one that has not moved needs the old backend until step 1 is over.
-`, len(r.Names), r.To, r.From)
+`, len(r.Names), tokens, r.From, r.alone(floor))
 	return nil
 }
 
@@ -105,28 +140,44 @@ func (r *statusReport) finalizeGate(ctx context.Context, f *pairFlags, w io.Writ
 	if strangers > 0 {
 		return unfinished("%s held by programs that take no part in the migration", are(strangers, "name"))
 	}
-	if !dryRun {
-		if err := f.joinNew(ctx); err != nil {
-			return err
-		}
-	}
-	fmt.Fprintf(w, `no process is in phase old
-
-1. Processes in phase dual are not registered, and need the old backend: be sure that all are in phase new.
-2. Give the programs, one by one, the URL of the new backend alone: %s
-3. When no program has a migrate URL any more, cut all clients off the old backend, and delete it: %s
-`, r.To, r.From)
-	return nil
-}
-
-// joinNew becomes a member in phase new for a moment. A member in phase old, seen by more than what backends tell, is in the way.
-func (f *pairFlags) joinNew(ctx context.Context) error {
-	m, err := f.join(ctx, migrate.PhaseNew)
-	if errors.Is(err, driver.ErrLocked) {
-		return unfinished("another process is joining right now: %w", err)
-	}
+	floor, err := f.floor(ctx)
 	if err != nil {
 		return err
 	}
-	return closeDriver(m)
+	closed := "no process is in phase old now; this command did not join, so one may get there"
+	if !dryRun {
+		if closed, err = f.closeGate(ctx); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintf(w, `%s
+
+In this order:
+1. Processes in phase dual are not registered, and need the old backend: be sure that all are in phase new.
+2. Cut all programs off the old backend that are not in phase new: %s
+   Then wait for the longest TTL of theirs.
+3. Give the programs, one by one, the URL of the new backend alone: %s
+4. When no program has a migrate URL any more, cut all clients off the old backend, and delete it.
+`, closed, r.From, r.alone(floor))
+	return nil
+}
+
+// closeGate joins phase new, closes phase old for good where that is possible, and says what it did. A member in phase old, seen by more
+// than what backends tell, is in the way.
+func (f *pairFlags) closeGate(ctx context.Context) (done string, err error) {
+	m, err := f.join(ctx, migrate.PhaseNew)
+	if err != nil {
+		return "", err
+	}
+	err = m.Finalize(ctx)
+	switch {
+	case errors.Is(err, errors.ErrUnsupported):
+		done, err = "no process is in phase old, and none gets there while one is in phase new: the old backend keeps no seal that closes it for good, "+
+			"so step 2 comes before step 3", nil
+	case errors.Is(err, driver.ErrLocked):
+		err = unfinished("another one finalizes right now: %w", err)
+	case err == nil:
+		done = "no process is in phase old, and none gets there any more"
+	}
+	return done, errors.Join(err, closeDriver(m))
 }

@@ -33,12 +33,14 @@ type nameReport struct {
 	TokenFloor uint64   `json:"token_floor,omitempty"` // the last token of the old backend, if the name has moved
 	Blocked    int      `json:"blocked,omitempty"`     // who wait on the old backend, though the name has moved
 	Behind     string   `json:"behind,omitempty"`      // why somebody is behind
+	brief      bool     // that was so for a moment
 }
 
 // looker looks at names, and changes nothing.
 type looker struct {
 	from, to driver.Inspector
 	sealer   move.Sealer   // nil with a gate
+	floor    uint64        // of the tokens of from
 	noneOld  bool          // with a gate: no process is in phase old
 	lasting  time.Duration // how long to look at names that have not moved; 0 is for as long as those in use leave doubts, a second at most
 }
@@ -49,7 +51,7 @@ func newLooker(p *pair, gate bool) (*looker, error) {
 	if !okFrom || !okTo {
 		return nil, fmt.Errorf("not both backends tell who holds a lock: %w", errors.ErrUnsupported)
 	}
-	l := &looker{from: from, to: to}
+	l := &looker{from: from, to: to, floor: p.fromFloor}
 	if gate {
 		return l, nil
 	}
@@ -61,7 +63,7 @@ func newLooker(p *pair, gate bool) (*looker, error) {
 }
 
 // lookers is how many names are looked at side by side.
-const lookers = 8
+const lookers = 64
 
 // all looks at all names.
 func (l *looker) all(ctx context.Context, names []string) ([]nameReport, error) {
@@ -197,7 +199,10 @@ func (l *looker) sealed(ctx context.Context, name string) (floor uint64, sealed 
 	if l.sealer == nil {
 		return 0, false, nil
 	}
-	return l.sealer.Sealed(ctx, name)
+	if floor, sealed, err = l.sealer.Sealed(ctx, name); floor > 0 {
+		floor += l.floor
+	}
+	return floor, sealed, err
 }
 
 // moved describes a name that is sealed: the new backend has its holder, and whoever waits on the old one waits in vain.
@@ -222,7 +227,7 @@ func (l *looker) notMoved(r *nameReport, old, now driver.Status) {
 	case old.Held:
 		r.State = stateHeld
 		r.holder(old, "old")
-		if !now.Held { // else its holder waits for whoever has it there
+		if !now.Held && !strings.HasPrefix(old.Hold, migrate.HoldPrefix) { // else its holder waits for whoever has it there, or was killed
 			r.Behind = l.oldAlone(r)
 		}
 	case now.Held:
@@ -243,10 +248,8 @@ func (l *looker) oldAlone(r *nameReport) string {
 		return "a program that takes no part in the migration holds it, since no process is in phase old: " + r.who()
 	case l.sealer == nil:
 		return ""
-	case !strings.Contains(r.Hold, ":"): // what others than dsync and Redisson write
-		return "a program that knows the old backend alone holds it: " + r.who()
 	}
-	return "a program in phase old holds it, or one that knows the old backend alone: " + r.who()
+	return "a program that knows the old backend alone holds it: " + r.who()
 }
 
 // sameHold reports whether the two are halves of one hold. A backend that does not keep the identity of holds cannot tell, and then

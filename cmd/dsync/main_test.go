@@ -34,9 +34,15 @@ var pairs atomic.Int64
 // inMemory returns two backends that live until the end of the test.
 func inMemory(t *testing.T) *two {
 	n := pairs.Add(1)
-	p := &two{t: t, from: fmt.Sprintf("memory://old%d", n), to: fmt.Sprintf("memory://new%d", n)}
+	p := &two{t: t, from: fmt.Sprintf("memory://old%d", n), to: fmt.Sprintf("memory://new%d?floor=%d", n, uint64(1)<<52)}
 	drivertest.Open(t, p.from)
 	drivertest.Open(t, p.to)
+	return p
+}
+
+// bareURLs leaves out the floor of the new backend.
+func (p *two) bareURLs() *two {
+	p.to, _, _ = strings.Cut(p.to, "?")
 	return p
 }
 

@@ -8,7 +8,7 @@ import (
 )
 
 func TestHelpIsAManual(t *testing.T) {
-	p := inMemory(t)
+	p := inMemory(t).bareURLs()
 	for _, args := range []string{"migrate --help", "migrate", "help migrate"} {
 		p.bare(strings.Fields(args)...).want(exitDone, "Exit status", "DSYNC_FROM", "plan", "status", "seal", "finalize", "rollback")
 	}
@@ -20,7 +20,7 @@ func TestHelpIsAManual(t *testing.T) {
 }
 
 func TestWrongUseIsToldApart(t *testing.T) {
-	p := inMemory(t)
+	p := inMemory(t).bareURLs()
 	const secret = testenv.PasswordMark
 	withSecret := "redisson://user:" + secret + "@127.0.0.1:1"
 	for _, test := range []struct {
@@ -41,7 +41,7 @@ func TestWrongUseIsToldApart(t *testing.T) {
 		{[]string{"migrate", "plan", "--from", withSecret, "--to", p.to}, exitFailed, "redisson://user@127.0.0.1:1"},
 		{[]string{"migrate", "seal", "x", "--from", withSecret, "--to", p.to}, exitFailed, "backend unavailable"},
 		{[]string{"migrate", "plan", "--from", withSecret, "--to", withSecret + "?fenced=false"}, exitRefused, "same backend"},
-		{[]string{"migrate", "status", "x", "--from", p.from, "--to", "migrate:?from=memory:&to=memory://x&phase=old"}, exitUsage, "migrate URL"},
+		{[]string{"migrate", "status", "x", "--from", p.from, "--to", "migrate:?from=memory:&to=memory://x&phase=dual"}, exitUsage, "migrate URL"},
 		{[]string{"migrate", "status", "x", "--from", p.from + "?ttl=3s", "--to", p.to}, exitUsage, "--ttl"},
 		{[]string{"migrate", "status", "x", "--from", p.from, "--to", p.to + "?require=fair"}, exitRefused, "--to requires an order"},
 		{[]string{"migrate", "status", "x", "--from", p.from, "--to", p.to + "?require=much"}, exitUsage, "require"},
@@ -74,14 +74,14 @@ func TestWrongUseIsToldApart(t *testing.T) {
 }
 
 func TestURLsFromTheEnvironment(t *testing.T) {
-	p := inMemory(t)
+	p := inMemory(t).bareURLs()
 	t.Setenv(fromVariable, p.from)
 	t.Setenv(toVariable, p.to)
 	p.bare("migrate", "status", "x").want(exitDone, p.from+" → "+p.to, "1 idle")
 }
 
 func TestNamesFromAFile(t *testing.T) {
-	p := inMemory(t)
+	p := inMemory(t).bareURLs()
 	p.stdin = "a\n\na\nwith a space\nb"
 	s := p.status(exitDone, "b", "c", "--names", "-")
 	var got []string

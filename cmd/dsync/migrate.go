@@ -14,17 +14,18 @@ func migrateCommand() *cobra.Command {
 		Long: `Migrate helps to move locks from an old backend to a new one while all programs run, without a moment in which two holders have one
 lock. The programs do the work, with the URL
 
-  migrate:?from=OLD&to=NEW&phase=old|dual|handover|new
+  migrate:?from=OLD&to=NEW&phase=dual|new
 
 in which OLD and NEW are escaped (%3A for a colon, and so on). This command shows where the migration stands, and moves the names
 that nobody locks.
 
-  1. plan                            what is possible between the two
-  2. deploy phase=old, then dual     everywhere; "status" shows who still uses the old backend alone
-  3. seal, or deploy phase=handover  names move, when no program is left that knows the old backend alone and has to go on
-  4. deploy phase=new
-  5. finalize                        is the old backend still needed? what may be cut off?
-     rollback                        takes names back, before step 4 or after a return to phase dual
+  1. plan               what is possible between the two, and which floor the URL of the new one needs
+  2. deploy phase=dual  everywhere; "status" shows who still uses the old backend alone
+  3. seal               names move, when no program is left that knows the old backend alone and has to go on
+  4. deploy phase=new   everywhere: all other names move as they are locked
+  5. finalize           is the old backend still needed? what is left to do, and in which order?
+     rollback           takes names back, before step 4 or after a return to phase dual
+     untie              lets the old backend be part of another migration
 
 Names. No backend can list its locks, so the commands get names as arguments or from a file (--names), one in a line.
 
@@ -32,8 +33,8 @@ Passwords. URLs are shown without passwords and parameters. Other users of a mac
 better in the environment, as DSYNC_FROM and DSYNC_TO.
 
 Flags. --from and --to are the URLs of the two backends. Give --gate, --fenced=false and --ttl as the programs' migrate URL has
-them. A pair of backends that keeps no seals is migrated with --gate; then there is nothing to seal and to roll back, and status
-shows the processes in phases old and new.
+them. A pair of backends that keeps no seals is migrated with --gate --fenced=false, in the phases old, dual and new; then there is
+nothing to seal and to roll back, and status shows the processes in phases old and new.
 
 Exit status
     0  done; or with status, nobody is behind
@@ -53,7 +54,7 @@ A runbook for Redisson to etcd is in docs/migration.md of the project.`,
 	}
 	asGroup(c)
 	f.add(c)
-	c.AddCommand(planCommand(f), statusCommand(f), sealCommand(f), finalizeCommand(f), rollbackCommand(f))
+	c.AddCommand(planCommand(f), statusCommand(f), sealCommand(f), finalizeCommand(f), rollbackCommand(f), untieCommand(f))
 	return c
 }
 

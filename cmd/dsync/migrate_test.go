@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"regexp"
@@ -25,7 +26,7 @@ func (p *two) program(phase migrate.Phase, more string) *migrate.Driver {
 
 func TestStatusShowsWhereNamesAre(t *testing.T) {
 	p := inMemory(t)
-	last := drivertest.Token(drivertest.Acquire(t, p.program(migrate.PhaseHandover, ""), drivertest.Request("moved and held")))
+	last := drivertest.Token(drivertest.Acquire(t, p.program(migrate.PhaseNew, ""), drivertest.Request("moved and held")))
 	both := drivertest.Acquire(t, p.program(migrate.PhaseDual, ""), drivertest.Request("held on both"))
 	waits := drivertest.Wait(t, p.program(migrate.PhaseDual, ""), drivertest.Request("held on both"))
 	drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("held by an old program"))
@@ -41,7 +42,7 @@ func TestStatusShowsWhereNamesAre(t *testing.T) {
 	}{
 		{stateMoved, "new", "", 0},
 		{stateHeld, "both", "", 1},
-		{stateHeld, "old", "phase old holds it, or one that knows the old backend alone", 0},
+		{stateHeld, "old", "a program that knows the old backend alone holds it", 0},
 		{stateHeld, "new", "outside of the migration", 0},
 		{stateIdle, "", "", 0},
 	} {
@@ -51,8 +52,8 @@ func TestStatusShowsWhereNamesAre(t *testing.T) {
 			t.Errorf("got %+v, want %+v", n, want)
 		}
 	}
-	if got := s.Names[0].TokenFloor; got < last || got == 0 {
-		t.Errorf("got floor %d, want the last token of the old backend, which is %d or more", got, last)
+	if got := s.Names[0].TokenFloor; got >= last || got == 0 {
+		t.Errorf("got floor %d, want the last token of the old backend, which is below %d", got, last)
 	}
 	p.run("status", "held on both", "idle").want(exitDone, "2 names: 0 moved, 1 held, 1 idle")
 	p.run("status", "held by an old program").want(exitUnfinished, "behind: ", s.Names[2].Hold)
@@ -216,7 +217,7 @@ func pause(ctx context.Context, d time.Duration) {
 
 func TestSealMovesIdleNames(t *testing.T) {
 	p := inMemory(t)
-	l := drivertest.Acquire(t, p.program(migrate.PhaseOld, ""), drivertest.Request("held"))
+	l := drivertest.Acquire(t, p.program(migrate.PhaseDual, ""), drivertest.Request("held"))
 	p.stdin = "a\nb\nheld\nc\n"
 	p.run("seal", "--all", "--names", "-", "--dry-run").want(exitUnfinished, "dry run: nothing is changed", "would be sealed: 3;", "held: held")
 	p.wantState(stateIdle, "a", "b", "c")
@@ -226,11 +227,11 @@ func TestSealMovesIdleNames(t *testing.T) {
 	p.run("finalize", "--names", "-").want(exitUnfinished, "not moved: held (held)", errNotMoved.Error()+": 1 of 4").not("cut all clients off")
 	drivertest.Release(t, l)
 	p.run("seal", "--all", "--names", "-").want(exitDone, "sealed: 1; sealed already: 3; held by somebody: 0; not tried: 0")
-	p.run("finalize", "--names", "-").want(exitDone, "have moved (4)", "cut all clients off the old backend: "+p.from, "alone: "+p.to)
+	p.run("finalize", "--names", "-").want(exitDone, "have moved (4), and tokens rise for all others", "use it alone: "+p.from, "URL of the new backend alone: memory://", "with floor=")
 	if _, err := drivertest.Open(t, p.from).Acquire(t.Context(), drivertest.NoWait("a")); err == nil {
 		t.Error("an old program got a name that has moved")
 	}
-	drivertest.Release(t, drivertest.Acquire(t, p.program(migrate.PhaseOld, ""), drivertest.Request("a")))
+	drivertest.Release(t, drivertest.Acquire(t, p.program(migrate.PhaseDual, ""), drivertest.Request("a")))
 }
 
 func TestSealKeepsTheRate(t *testing.T) {
@@ -257,7 +258,7 @@ func TestSealKeepsTheRate(t *testing.T) {
 func TestSealWaitsInTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := inMemory(t)
-		old := p.program(migrate.PhaseOld, "")
+		old := p.program(migrate.PhaseDual, "")
 		soon := drivertest.Acquire(t, old, drivertest.WithTTL(drivertest.Request("soon"), time.Hour))
 		drivertest.Acquire(t, old, drivertest.WithTTL(drivertest.Request("late"), time.Hour))
 		time.AfterFunc(30*time.Second, func() { drivertest.Release(t, soon) })
@@ -342,7 +343,7 @@ func TestGate(t *testing.T) {
 	if err := d.SetPhase(t.Context(), migrate.PhaseDual); err != nil {
 		t.Fatal(err)
 	}
-	run("finalize").want(exitDone, "no process is in phase old", "cut all clients off the old backend, and delete it: "+p.from)
+	run("finalize", "--dry-run").want(exitDone, "did not join", "not in phase new: "+p.from)
 	l := drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("x"))
 	run("status", "x").want(exitUnfinished, "takes no part in the migration")
 	run("finalize", "x").want(exitUnfinished, "takes no part in the migration")
@@ -351,11 +352,68 @@ func TestGate(t *testing.T) {
 		t.Fatal(err)
 	}
 	run("status", "x").want(exitDone, "in phase old: 0, in phase new: 1", "new: slot 0")
-	run("finalize", "x").want(exitDone, "no process is in phase old")
+	run("finalize", "x").want(exitDone, "no process is in phase old, and none gets there any more", "with floor=")
 	if err := d.SetPhase(t.Context(), migrate.PhaseDual); err != nil { // nothing of the command is left in phase new
 		t.Fatal(err)
 	}
-	if err := d.SetPhase(t.Context(), migrate.PhaseOld); err != nil {
-		t.Fatal(err)
+	if err := d.SetPhase(t.Context(), migrate.PhaseOld); !errors.Is(err, migrate.ErrFinalized) {
+		t.Errorf("phase old after finalize: got %v, want %v", err, migrate.ErrFinalized)
 	}
+}
+
+// TestFinalizeAsksForAFloor: without one tokens fall for a name that nobody locks before the end.
+func TestFinalizeAsksForAFloor(t *testing.T) {
+	p := inMemory(t).bareURLs()
+	old := drivertest.Open(t, p.from)
+	for range 10 {
+		drivertest.Release(t, drivertest.Acquire(t, old, drivertest.Request("y")))
+	}
+	p.run("seal", "x").want(exitDone)
+	said := p.run("finalize", "x").want(exitUnfinished, errFall.Error())
+	said.not("In this order")
+	floor := regexp.MustCompile(`floor=\d+`).FindString(said.errors)
+	if plan := p.run("plan").want(exitDone); !regexp.MustCompile(`if floor=\d+ is a parameter`).MatchString(plan.out) {
+		t.Errorf("want a floor in\n%s", plan.out)
+	}
+	p.run("finalize", "x", "--fenced=false").want(exitDone, "tokens were given up")
+	p.to += "?" + floor
+	p.run("finalize", "x").want(exitDone, "tokens rise for all others", "alone: memory://", "with "+floor)
+}
+
+// TestToolFindsTheWrongPair: another new backend, or the two swapped.
+func TestToolFindsTheWrongPair(t *testing.T) {
+	p, other := inMemory(t), inMemory(t)
+	drivertest.Release(t, drivertest.Acquire(t, p.program(migrate.PhaseNew, ""), drivertest.Request("x")))
+	wrong := &two{t: t, from: p.from, to: other.to}
+	swapped := &two{t: t, from: p.to, to: p.from}
+	for _, c := range [][]string{{"plan"}, {"seal", "y"}, {"seal", "y", "--dry-run"}, {"rollback", "x"}, {"rollback", "x", "--dry-run"}} {
+		wrong.run(c...).want(exitRefused, migrate.ErrOtherBackend.Error())
+		swapped.run(c...).want(exitRefused, migrate.ErrWrongWay.Error())
+	}
+	p.run("rollback", "x").want(exitDone)
+	p.run("untie").want(exitDone, "not tied")
+	wrong.run("plan").want(exitDone)
+	swapped.run("plan").want(exitDone)
+	p.run("untie", "--gate").want(exitRefused)
+}
+
+// TestSealLooksForProgramsThatWouldWaitInVain, and leaves all names as they are.
+func TestSealLooksForProgramsThatWouldWaitInVain(t *testing.T) {
+	p := inMemory(t)
+	l := drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("held"))
+	p.stdin = "a\nheld\n"
+	p.run("seal", "--all", "--names", "-").want(exitUnfinished, "behind: held: ", "--anyway").not("sealed: ")
+	p.wantState(stateIdle, "a")
+	p.run("seal", "--all", "--names", "-", "--anyway").want(exitUnfinished, "sealed: 1;", "held: held")
+	drivertest.Release(t, l)
+	p.run("seal", "--all", "--names", "-").want(exitDone, "sealed: 1; sealed already: 1")
+}
+
+// TestStatusKnowsHoldsOfTheMigration: a command that was killed leaves a half of what it held.
+func TestStatusKnowsHoldsOfTheMigration(t *testing.T) {
+	p := inMemory(t)
+	r := drivertest.Request("x")
+	r.Hold = p.program(migrate.PhaseDual, "").ID() + ":7"
+	drivertest.Acquire(t, drivertest.Open(t, p.from), r)
+	p.run("status", "x").want(exitDone, "1 held")
 }

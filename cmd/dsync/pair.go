@@ -100,6 +100,8 @@ func sameHosts(a, b *driver.URL) bool {
 type pair struct {
 	from, to       driver.Driver
 	fromURL, toURL *driver.URL
+
+	fromFloor, toFloor uint64 // of their tokens
 }
 
 // openBoth opens the two backends. It changes nothing on them.
@@ -111,17 +113,20 @@ func (f *pairFlags) openBoth(ctx context.Context) (*pair, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, f.connect)
 	defer cancel()
-	if p.from, _, err = driver.Open(ctx, f.from); err != nil {
+	var of *driver.Config
+	if p.from, of, err = driver.Open(ctx, f.from); err != nil {
 		return nil, fmt.Errorf("old backend %s: %w", p.fromURL, err)
 	}
-	if p.to, _, err = driver.Open(ctx, f.to); err != nil {
+	p.fromFloor = of.Floor
+	if p.to, of, err = driver.Open(ctx, f.to); err != nil {
 		return nil, errors.Join(fmt.Errorf("new backend %s: %w", p.toURL, err), closeDriver(p.from))
 	}
+	p.toFloor = of.Floor
 	return p, nil
 }
 
-func (f *pairFlags) options() *migrate.Options {
-	return &migrate.Options{Unfenced: !f.fenced, Gated: f.gate, TTL: f.ttl}
+func (f *pairFlags) options(p *pair) *migrate.Options {
+	return &migrate.Options{Unfenced: !f.fenced, Gated: f.gate, TTL: f.ttl, FromFloor: p.fromFloor, ToFloor: p.toFloor}
 }
 
 func (p *pair) close() error { return errors.Join(closeDriver(p.from), closeDriver(p.to)) }
@@ -164,11 +169,9 @@ func (f *pairFlags) pretend(ctx context.Context, check func(*pair) error) (*migr
 	if err != nil {
 		return nil, err
 	}
-	o := f.options()
-	o.Phase = migrate.PhaseDual
-	m, err := migrate.New(p.from, p.to, o)
+	m, err := migrate.New(p.from, p.to, f.options(p))
 	if err == nil {
-		err = check(p)
+		err = errors.Join(check(p), m.Look(ctx))
 	}
 	if err != nil {
 		return nil, errors.Join(err, p.close())

@@ -22,6 +22,7 @@ type planReport struct {
 	Fenced   bool     `json:"fenced"` // as asked for by --fenced
 	Possible bool     `json:"possible"`
 	Phases   []string `json:"phases,omitempty"`
+	Floor    uint64   `json:"floor,omitempty"` // for the URL of the new backend
 	Facts    []fact   `json:"facts"`
 }
 
@@ -38,12 +39,14 @@ func planCommand(f *pairFlags) *cobra.Command {
 		Use:   "plan",
 		Short: "Show what is possible between two backends, and what is not and why",
 		Long: `Plan opens both backends and shows what a migration between them can do: whether names move by seals, whether there is a gate,
-what becomes of fencing tokens, of the order of waiters and of TTLs, and whether names can be taken back. It changes nothing.
+what becomes of fencing tokens, of the order of waiters and of TTLs, and whether names can be taken back. It moves nothing; it
+locks a reserved name for a moment on each backend, to compare their tokens, and says which floor the URL of the new one needs.
 
-The exit status is 4 if the migration that the flags describe is not possible.
+The exit status is 4 if the migration that the flags describe is not possible: also if one of the backends belongs to another
+migration, as the old one of it (from and to swapped?) or with another new one (a wrong prefix?).
 
-Not looked at, since that would take locks: whether the two URLs lead to one and the same server by two addresses. The programs
-find out when they open the migration, and so do seal and rollback.`,
+Not looked at: whether the two URLs lead to one and the same server by two addresses. The programs find out when they open the
+migration, and so do seal and rollback.`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, refusal, err := plan(c.Context(), f)
@@ -70,13 +73,16 @@ func plan(ctx context.Context, f *pairFlags) (r *planReport, refusal, err error)
 	}
 	defer func() { err = closed(p, err) }()
 	r = &planReport{From: p.fromURL.String(), To: p.toURL.String(), Gate: f.gate, Fenced: f.fenced}
-	seals, sealsErr := p.procedure(&migrate.Options{Unfenced: !f.fenced, TTL: f.ttl})
-	gate, gateErr := p.procedure(&migrate.Options{Unfenced: !f.fenced, TTL: f.ttl, Gated: true})
+	one := *f
+	one.gate = false
+	seals, sealsErr := p.procedure(ctx, one.options(p))
+	one.gate = true
+	gate, gateErr := p.procedure(ctx, one.options(p))
 	if sealsErr == nil {
 		sealsErr = p.neverSeals()
 	}
 	info := seals
-	refusal, r.Phases = sealsErr, []string{"old", "dual", "handover", "new"}
+	refusal, r.Phases = sealsErr, []string{"dual", "new"}
 	if f.gate {
 		info, refusal, r.Phases = gate, gateErr, []string{"old", "dual", "new"}
 	}
@@ -85,18 +91,32 @@ func plan(ctx context.Context, f *pairFlags) (r *planReport, refusal, err error)
 	}
 	r.add("names move by seals", sealsErr, "name by name, beside programs that know the old backend alone: these find a moved name locked, and wait")
 	r.add("gate", gateErr, "phase by phase, if all programs take part (--gate)")
-	r.Facts = append(r.Facts, p.tokens(f.fenced), p.back(f.gate || sealsErr != nil))
+	t, err := f.tokens(ctx, p)
+	if err != nil {
+		return nil, nil, err
+	}
+	r.Floor = t.Floor
+	r.Facts = append(r.Facts, p.tokens(f, t, refusal), p.back(f.gate || sealsErr != nil, t))
 	r.Facts = append(r.Facts, p.lengths(info, refusal), p.order())
 	return r, refusal, nil
 }
 
-// procedure returns what a migration promises, or why there is none. It asks for nothing on the backends, and is not to be closed.
-func (p *pair) procedure(o *migrate.Options) (driver.Info, error) {
+// procedure returns what a migration promises, or why there is none. It changes nothing on the backends, and is not to be closed.
+func (p *pair) procedure(ctx context.Context, o *migrate.Options) (driver.Info, error) {
 	m, err := migrate.New(p.from, p.to, o)
 	if err != nil {
 		return driver.Info{}, err
 	}
-	return m.Info(), nil
+	return m.Info(), m.Look(ctx)
+}
+
+// tokens compares the tokens that the two backends give to a name without a history. They are zero if one of the two has none.
+func (f *pairFlags) tokens(ctx context.Context, p *pair) (migrate.Tokens, error) {
+	m, err := migrate.New(p.from, p.to, &migrate.Options{Unfenced: true, Gated: true, TTL: f.ttl, FromFloor: p.fromFloor, ToFloor: p.toFloor})
+	if err != nil {
+		return migrate.Tokens{}, nil // there is no migration, and plan says why
+	}
+	return m.Tokens(ctx)
 }
 
 // neverSeals returns why a driver that can seal does not, by its parameters. It says so itself only when it is asked to.
@@ -124,11 +144,14 @@ func (r *planReport) add(what string, err error, why string) {
 	r.Facts = append(r.Facts, fact{what, true, why})
 }
 
-func (p *pair) tokens(fenced bool) fact {
+func (p *pair) tokens(f *pairFlags, t migrate.Tokens, refusal error) fact {
 	from, to := p.from.Info(), p.to.Info()
 	kinds := fmt.Sprintf("%s has %v ones, %s %v", from.Name, from.Fencing, to.Name, to.Fencing)
 	switch {
-	case !fenced:
+	case !f.fenced && f.gate && t.Floor > 0:
+		return fact{"fencing tokens", false, "none until the migration is over, so resources must not ask for them meanwhile; afterwards they rise, " +
+			p.floorText(t)}
+	case !f.fenced:
 		return fact{"fencing tokens", false, "given up by --fenced=false (" + kinds + ")"}
 	case from.Fencing == driver.None && to.Fencing == driver.None:
 		return fact{"fencing tokens", false, "neither backend has them"}
@@ -137,10 +160,24 @@ func (p *pair) tokens(fenced bool) fact {
 	case from.Fencing == driver.None:
 		return fact{"fencing tokens", false, kinds + ": there are none until the migration is over"}
 	}
-	return fact{"fencing tokens", true, "with seals they rise over the switch (" + kinds + "); with a gate there are none"}
+	if refusal != nil {
+		return fact{"fencing tokens", false, "the migration is not possible so"}
+	}
+	return fact{"fencing tokens", true, "they rise over the switch, for names that move by seals; for all others too, " + p.floorText(t)}
 }
 
-func (p *pair) back(gate bool) fact {
+// floorText says what makes tokens rise for names that nobody locks during the migration.
+func (p *pair) floorText(t migrate.Tokens) string {
+	if t.Floor == 0 {
+		return "if there is a floor in the URL of the new backend: which, cannot be seen without rights for names that begin with " + reserved
+	}
+	if t.Rise() {
+		return fmt.Sprintf("with floor=%d as it is, wherever the URL of the new backend stands", p.toFloor)
+	}
+	return fmt.Sprintf("if floor=%d is a parameter of the URL of the new backend, wherever that stands: here, in `to`, and alone", t.Floor)
+}
+
+func (p *pair) back(gate bool, t migrate.Tokens) fact {
 	const what = "moved names can be taken back"
 	if gate {
 		return fact{what, true, "no name moves for good: phases go back one by one"}
@@ -148,7 +185,11 @@ func (p *pair) back(gate bool) fact {
 	if err := p.noWayBack(); err != nil {
 		return fact{what, false, err.Error() + "; programs may return to phase dual all the same"}
 	}
-	return fact{what, true, "in phases old and dual, unless the old backend refuses to raise its tokens above those of the new one"}
+	if p.from.Info().Name == "etcd" && t.To > t.From {
+		return fact{what, false, "tokens of etcd cannot be raised, and those of the new backend are above them; with --fenced=false names " +
+			"come back, and tokens fall; programs may return to phase dual all the same"}
+	}
+	return fact{what, true, "in phase dual, unless the old backend refuses to raise its tokens above those of the new one"}
 }
 
 func (p *pair) lengths(info driver.Info, refusal error) fact {
@@ -202,14 +243,13 @@ func (r *planReport) write(w io.Writer) error {
 	}
 	fmt.Fprintf(w, "\nThe phases of the programs, one after the other, each everywhere before the next:\n")
 	for _, p := range r.Phases {
-		fmt.Fprintf(w, "  %-9s %s\n", p, phaseTexts[p])
+		fmt.Fprintf(w, "  %-5s %s\n", p, phaseTexts[p])
 	}
 	return nil
 }
 
 var phaseTexts = map[string]string{
-	"old":      "locks on the old backend",
-	"dual":     "on the old one, then on the new one as well: both have to be up",
-	"handover": "as dual, and names move as they are locked",
-	"new":      "on the new one",
+	"old":  "locks on the old backend",
+	"dual": "on the old one, then on the new one as well: both have to be up",
+	"new":  "on the new one",
 }

@@ -23,7 +23,7 @@ func rollbackCommand(f *pairFlags) *cobra.Command {
 		Short: "Take names that have moved back to the old backend",
 		Long: `Rollback takes names back to the old backend, where programs that know it alone get them again: each is held on the new backend
 for a moment, the tokens of the old one are raised above all that the new one gave, and mark and seal are taken away. First put
-all programs into phase old or dual, or a name moves again when it is locked.
+all programs into phase dual, or a name moves again when it is locked.
 
 It is refused, with exit status 4, where a backend cannot take a seal or a mark back or cannot raise its tokens; then the way
 back ends in phase dual, with the names on the new backend. Names that somebody holds are left out, or waited for with --wait.

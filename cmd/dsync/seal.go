@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -16,14 +17,15 @@ func sealCommand(f *pairFlags) *cobra.Command {
 		step:  (*migrate.Driver).Seal,
 		check: (*pair).neverSeals,
 	}
-	var all bool
+	var all, anyway bool
 	c := &cobra.Command{
 		Use:   "seal NAME... | seal --all --names FILE",
 		Short: "Move idle names to the new backend",
-		Long: `Seal moves names to the new backend, as a lock in phase handover does, for names that nobody locks: each is taken on both backends
+		Long: `Seal moves names to the new backend, as a lock in phase new does, for names that nobody locks: each is taken on both backends
 for a moment, sealed on the old one for ever, and marked on the new one with the floor of its tokens. Whoever uses the migration
 takes it on the new backend from then on, in whatever phase. A program that knows the old backend alone waits for it in vain: so
-seal names when no such program is left that has to go on.
+seal names when no such program is left that has to go on. Seal looks for such programs first, as status does, and seals nothing
+if there is one (exit status 3), unless --anyway is given.
 
 Names that somebody holds are left out, or waited for with --wait, in the queue like everybody else. It can be interrupted and
 repeated at any time: a name has moved or has not. The exit status is 3 if names are left.`,
@@ -32,10 +34,49 @@ repeated at any time: a name has moved or has not. The exit status is 3 if names
 			if all != (s.names.file != "") {
 				return usageError{errors.New("--all and --names FILE go together: all names of the file are sealed")}
 			}
+			if !anyway {
+				if err := s.nobodyBehind(c, f, args); err != nil {
+					return err
+				}
+			}
 			return s.execute(c, f, args)
 		},
 	}
 	s.add(c)
+	c.Flags().BoolVar(&anyway, "anyway", false, "seal also beside programs that know the old backend alone, which wait in vain then")
 	c.Flags().BoolVar(&all, "all", false, "seal all names of --names")
 	return c
+}
+
+// nobodyBehind fails if a program is seen that knows the old backend alone.
+func (s *sweep) nobodyBehind(c *cobra.Command, f *pairFlags, args []string) error {
+	if err := s.valid(); err != nil {
+		return err
+	}
+	if f.gate {
+		return migrate.ErrNoSeals
+	}
+	if s.names.file == "-" { // it is read once
+		names, err := s.names.read(c, args)
+		if err != nil {
+			return err
+		}
+		c.SetIn(strings.NewReader(strings.Join(names, "\n")))
+		defer c.SetIn(strings.NewReader(strings.Join(names, "\n")))
+	}
+	r, err := s.names.status(c, f, args, 0)
+	if err != nil {
+		return err
+	}
+	behind := 0
+	for _, n := range r.Names {
+		if n.HeldOn == "old" && n.Behind != "" {
+			behind++
+			n.writeBehind(c.OutOrStdout())
+		}
+	}
+	if behind > 0 {
+		return unfinished("%s in use by programs that know the old backend alone, and would wait in vain: stop these, or seal --anyway", are(behind, "name"))
+	}
+	return nil
 }

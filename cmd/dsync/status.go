@@ -156,7 +156,7 @@ func (r *statusReport) members(ctx context.Context, f *pairFlags, p *pair) error
 		}
 		backends[i] = lent{d, inspector}
 	}
-	m, err := migrate.New(backends[0], backends[1], f.options())
+	m, err := migrate.New(backends[0], backends[1], f.options(p))
 	if err != nil {
 		return err
 	}

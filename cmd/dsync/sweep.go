@@ -134,10 +134,8 @@ func (s *sweep) run(ctx context.Context, names []string, stderr io.Writer) error
 }
 
 func (s *sweep) sweep(ctx context.Context, names []string) error {
-	for _, name := range names {
-		if err := s.one(ctx, name); err != nil {
-			return fmt.Errorf("%s: %w", show(name), err)
-		}
+	if err := s.all(ctx, names); err != nil {
+		return err
 	}
 	if s.wait == 0 || s.dryRun || len(s.held) == 0 {
 		return nil
@@ -145,24 +143,71 @@ func (s *sweep) sweep(ctx context.Context, names []string) error {
 	return s.waitForHeld(ctx)
 }
 
+// side is how many names are done side by side.
+const side = 64
+
+// all does all names that nobody holds, and ends with the first error.
+func (s *sweep) all(ctx context.Context, names []string) error {
+	failing, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	next := make(chan string)
+	var workers sync.WaitGroup
+	for range min(side, len(names)) {
+		workers.Go(func() { // ends with next
+			for name := range next {
+				if err := s.one(failing, name); err != nil {
+					fail(fmt.Errorf("%s: %w", show(name), err)) // what fails because of another one comes later
+				}
+			}
+		})
+	}
+	for _, name := range names {
+		if failing.Err() != nil {
+			break
+		}
+		next <- name
+	}
+	close(next)
+	workers.Wait()
+	return context.Cause(failing)
+}
+
+// retryAfter is how long after a failure a name is tried once more.
+const retryAfter = time.Second
+
 // stepLimit bounds what is done with a name that nobody seemed to hold.
 const stepLimit = 10 * time.Second
 
+// one does a name, and tries once more where a backend was out of reach.
 func (s *sweep) one(ctx context.Context, name string) error {
-	f, err := s.fate(ctx, name)
-	if err == nil && f == isFree && !s.dryRun {
-		if err := s.turn(ctx); err != nil {
-			return err
+	f, err := s.once(ctx, name)
+	if errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrUnknown) {
+		again := time.NewTimer(retryAfter)
+		defer again.Stop()
+		select {
+		case <-again.C:
+			f, err = s.once(ctx, name)
+		case <-ctx.Done():
 		}
-		bound, cancel := context.WithTimeout(ctx, stepLimit)
-		f, err = s.try(ctx, bound, name)
-		cancel()
 	}
 	if err != nil {
 		return err
 	}
 	s.count(name, f)
 	return nil
+}
+
+func (s *sweep) once(ctx context.Context, name string) (fate, error) {
+	f, err := s.fate(ctx, name)
+	if err != nil || f != isFree || s.dryRun {
+		return f, err
+	}
+	if err := s.turn(ctx); err != nil {
+		return f, err
+	}
+	bound, cancel := context.WithTimeout(ctx, stepLimit)
+	defer cancel()
+	return s.try(ctx, bound, name)
 }
 
 // count takes note of a name that was done before, is held, or has been done (isFree).
@@ -216,7 +261,7 @@ func (s *sweep) try(ctx, bound context.Context, name string) (fate, error) {
 }
 
 // waiters is how many names are waited for side by side.
-const waiters = 64
+const waiters = side
 
 // waitForHeld waits in the queues of the names that were held, and does each when its turn comes.
 func (s *sweep) waitForHeld(ctx context.Context) error {

@@ -23,6 +23,7 @@ type attempt struct {
 	d       *Driver
 	r       *driver.Request
 	phase   Phase
+	seals   bool            // of a name that has not moved: it is sealed with the grant
 	member  *member         // nil without a gate
 	outer   context.Context // of the caller
 	waiting sync.Once
@@ -46,7 +47,7 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	defer d.calls.Done()
 	a := &attempt{d: d, r: r, phase: d.Phase(), outer: ctx}
 	defer a.end()
-	acquire := a.acquire
+	acquire := a.moving
 	if d.gate != nil {
 		acquire = a.gated
 	}
@@ -85,21 +86,29 @@ func (d *Driver) closing(outer context.Context, err error) error {
 	return driver.ErrClosed
 }
 
+// moving takes the name in the phase of the process.
+func (a *attempt) moving(ctx context.Context) (l *lease, err error) {
+	if a.phase == PhaseNew {
+		a.seals = true
+		return a.acquire(ctx, a.alone)
+	}
+	if ctx, err = a.closable(ctx); err != nil {
+		return nil, err
+	}
+	return a.acquire(ctx, a.dual)
+}
+
 // acquire takes one way after the other until the name is granted. A way to a grant is over when a hold on the way was lost, when the
 // name turns out to be sealed, or not to be sealed any more, and when one that is to be sealed turns out to be held.
-func (a *attempt) acquire(ctx context.Context) (l *lease, err error) {
-	if a.phase == PhaseDual || a.phase == PhaseHandover {
-		if ctx, err = a.closable(ctx); err != nil {
-			return nil, err
-		}
-	}
-	first := [...]func(context.Context) (*lease, error){a.old, a.dual, a.handover, a.alone}[a.phase]
+func (a *attempt) acquire(ctx context.Context, first func(context.Context) (*lease, error)) (l *lease, err error) {
 	way := first
 	for {
 		l, err = way(ctx)
 		switch {
 		case err == nil:
 			return l, nil
+		case errors.Is(err, ErrWrongWay):
+			return nil, err
 		case errors.Is(err, driver.ErrSealed):
 			way = a.alone
 		case errors.Is(err, errTaken):
@@ -118,7 +127,7 @@ func (a *attempt) acquire(ctx context.Context) (l *lease, err error) {
 	}
 }
 
-// old takes the name on from.
+// old takes the name on from, in PhaseOld of the gated procedure.
 func (a *attempt) old(ctx context.Context) (*lease, error) {
 	l := a.newLease()
 	p, err := l.take(ctx, a.d.from, true, a.r.NoWait)
@@ -130,16 +139,16 @@ func (a *attempt) old(ctx context.Context) (*lease, error) {
 
 // dual takes the name on from, then on to.
 func (a *attempt) dual(ctx context.Context) (*lease, error) {
-	l, from, to, err := a.both(ctx)
+	l, from, to, err := a.both(ctx, false)
 	if err != nil {
 		return nil, err
 	}
 	return l.grant(ctx, from, from, to)
 }
 
-// handover is dual with the seal. From then on the grant is one on to alone, with the last token that from ever gives.
+// handover is dual with the seal. From then on the grant is one on to alone.
 func (a *attempt) handover(ctx context.Context) (*lease, error) {
-	l, from, to, err := a.both(ctx)
+	l, from, to, err := a.both(ctx, true)
 	if err != nil {
 		return nil, err
 	}
@@ -154,13 +163,14 @@ func (a *attempt) handover(ctx context.Context) (*lease, error) {
 	if err := a.mark(ctx, to, from.last()); err != nil {
 		return nil, to.undo(ctx, err)
 	}
-	return l.grant(ctx, from, to)
+	return l.grant(ctx, to, to)
 }
 
-// both takes the name on from, keeps it while it waits for to, and looks whether it is still there.
-func (a *attempt) both(ctx context.Context) (l *lease, from, to *part, err error) {
+// both takes the name on from, keeps it while it waits for to, and looks whether it is still there. TokensOfTo says whose tokens those of
+// the lease are.
+func (a *attempt) both(ctx context.Context, tokensOfTo bool) (l *lease, from, to *part, err error) {
 	l = a.newLease()
-	from, err = l.take(ctx, a.d.from, true, a.r.NoWait)
+	from, err = l.take(ctx, a.d.from, !tokensOfTo, a.r.NoWait)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -171,7 +181,7 @@ func (a *attempt) both(ctx context.Context) (l *lease, from, to *part, err error
 	if !a.r.NoWait {
 		stop = from.keep(wait, cancel)
 	}
-	to, err = l.take(wait, a.d.to, false, a.r.NoWait)
+	to, err = l.take(wait, a.d.to, tokensOfTo, a.r.NoWait)
 	stop()
 	if err != nil {
 		if wait.Err() != nil && ctx.Err() == nil && !errors.Is(err, driver.ErrUnknown) {
@@ -218,11 +228,11 @@ func (a *attempt) alone(ctx context.Context) (*lease, error) {
 	return l.grant(ctx, to, to)
 }
 
-// sealIdle seals the name on from, unless it is held there, and returns the floor of the tokens. In phases in which names do not move
+// sealIdle seals the name on from, unless it is held there, and returns the floor of the tokens. In PhaseDual, where names do not move,
 // it only finds out whether it is sealed. To is released if that fails.
 func (a *attempt) sealIdle(ctx context.Context, to *part) (floor uint64, err error) {
 	err = driver.ErrSealed
-	if a.phase >= PhaseHandover {
+	if a.seals {
 		var from *part
 		if from, err = to.l.take(ctx, a.d.from, false, true); err == nil {
 			return from.last(), a.seal(ctx, from, to)
@@ -243,6 +253,7 @@ func (a *attempt) sealIdle(ctx context.Context, to *part) (floor uint64, err err
 // does nothing from then on.
 func (a *attempt) sealOf(ctx context.Context) (floor uint64, err error) {
 	floor, sealed, err := a.d.sealer.Sealed(ctx, a.r.Name)
+	a.d.from.above(&floor)
 	if err == nil && !sealed { // it was taken back, or the backend has lost its data
 		err = errAgain
 	}
@@ -281,7 +292,7 @@ func (a *attempt) marked(ctx context.Context, to *part) (bool, error) {
 func (a *attempt) mark(ctx context.Context, to *part, floor uint64) error {
 	bound, cancel := context.WithDeadline(ctx, to.lease.Expires())
 	defer cancel()
-	err := a.d.marker.Mark(bound, to.lease, floor)
+	err := a.d.marker.Mark(bound, to.lease, to.b.below(floor))
 	if errors.Is(err, driver.ErrNotHeld) {
 		return errAgain
 	}

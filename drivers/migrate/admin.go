@@ -19,6 +19,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 		return to.Inspect(ctx, name)
 	}
 	status, err := from.Inspect(ctx, name)
+	d.from.above(&status.Token)
 	if err != nil || d.gate != nil {
 		return status, err
 	}
@@ -29,7 +30,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 		return status, nil
 	}
 	status, err = to.Inspect(ctx, name)
-	status.Token = 0 // the grant with which the name was sealed has that of from
+	d.to.above(&status.Token)
 	return status, err
 }
 

@@ -15,6 +15,25 @@ var ErrSame = fmt.Errorf("from and to are the same backend by two addresses: %w"
 // apartNames is how many names there are to find out by whether the backends are different; several processes may do so at a time.
 const apartNames = 16
 
+// Check looks whether the two backends are different ones, can seal, and belong together: see [ErrSame], [ErrNeedsGate], [ErrOtherBackend]
+// and [ErrWrongWay]. The first Check of a migration ties from to to. Opening by URL calls Check; a program that uses New calls Check before
+// its first lock.
+func (d *Driver) Check(ctx context.Context) error {
+	bound, end, err := d.closable(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
+	err = d.apart(bound)
+	if err == nil && d.gate == nil {
+		err = d.keepsSeals(bound)
+	}
+	if err == nil && d.gate == nil {
+		err = d.tie(bound)
+	}
+	return d.closing(ctx, err)
+}
+
 // apart looks whether the two backends are different ones: what is locked on one of them must not be locked, by the same holder, on
 // the other. A name on which somebody else does the same is left to them.
 func (d *Driver) apart(ctx context.Context) error {

@@ -25,7 +25,7 @@ func TestConformance(t *testing.T) {
 	t.Parallel()
 	for i, m := range manners {
 		for j, p := range phases {
-			if i != j && testing.Short() {
+			if i%2 != j && testing.Short() {
 				continue // each manner and each phase once
 			}
 			t.Run(m.name+"/"+p.String(), func(t *testing.T) { conformance.Run(t, harness(migrate.Options{Phase: p}, m.from, m.to)) })

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/go-dsync/dsync/driver"
 )
@@ -18,6 +19,12 @@ import (
 // in PhaseNew is a member on the new backend. Who becomes a member takes a slot first, and then looks whether all slots of the other
 // kind are free, by taking and releasing each. Of two of different kinds the later one sees the other, whichever came first, for
 // both hold their slots before they look. All that a process locks in these phases ends with its membership at the latest.
+//
+// A slot may be taken for a moment by somebody who looks. So a slot that is taken is looked at again for a while before it counts as a
+// member's.
+//
+// The end: Close seals closedName on the old backend, if that can seal, while it holds a slot of PhaseNew. Who becomes a member in PhaseOld
+// asks for that seal after the looks. So nobody gets into PhaseOld any more.
 type gate struct {
 	d    *Driver
 	name string // of the process, for people
@@ -28,12 +35,46 @@ type gate struct {
 	current *member
 	retired map[*member]struct{} // of earlier phases, that still have uses
 	joining chan struct{}        // closed when the member that is being made is there or not; nil if there is none
+	refused refusal              // the last one, by others that are two phases apart
+}
+
+// refusal is what locks of a process are told that may not be in its phase, until it asks again: that takes hundreds of requests.
+type refusal struct {
+	err   error
+	phase Phase
+	pause time.Duration
+	until time.Time
+}
+
+const (
+	firstPause = 250 * time.Millisecond // after the first refusal; then twice as long each time
+	lastPause  = 5 * time.Second
+)
+
+// after takes note of how a process fared that asked for its phase.
+func (r *refusal) after(err error, p Phase) {
+	if !errors.As(err, new(*BehindError)) {
+		*r = refusal{}
+		return
+	}
+	pause := firstPause
+	if r.phase == p && r.pause > 0 {
+		pause = min(2*r.pause, lastPause)
+	}
+	*r = refusal{err, p, pause, time.Now().Add(pause)}
+}
+
+// stands returns the refusal, if it is too early to ask again.
+func (r *refusal) stands(p Phase) error {
+	if r.phase == p && time.Now().Before(r.until) {
+		return r.err
+	}
+	return nil
 }
 
 // Reserved names. Every process of a migration has to have the same.
 const (
 	reserved  = "dsync:migrate:"
-	entrance  = reserved + "enter" // held by who becomes a member, lest two of them find the slots taken by their own looks
 	slotCount = 128
 )
 
@@ -43,6 +84,9 @@ func slotName(p Phase, i int) string { return fmt.Sprintf("%s%v:%d", reserved, p
 var (
 	// ErrSkipped: phases follow each other one by one.
 	ErrSkipped = errors.New("a phase would be skipped")
+
+	// ErrFinalized: the migration has come to its end, and PhaseOld with it.
+	ErrFinalized = fmt.Errorf("the migration was finalized, and the old backend alone locks nothing any more: %w", errors.ErrUnsupported)
 
 	// ErrFull: there is no room for another process.
 	ErrFull = fmt.Errorf("the gate has room for %d processes in a phase", slotCount)
@@ -109,11 +153,15 @@ func (g *gate) enter(ctx context.Context) (*member, error) {
 			g.mu.Unlock()
 			return m, nil
 		}
+		phase := g.d.Phase()
+		if err := g.refused.stands(phase); err != nil {
+			g.mu.Unlock()
+			return nil, err
+		}
 		joining := g.joining
 		if joining == nil {
 			g.joining = make(chan struct{})
 		}
-		phase := g.d.Phase()
 		g.mu.Unlock()
 		if joining != nil {
 			select {
@@ -128,6 +176,7 @@ func (g *gate) enter(ctx context.Context) (*member, error) {
 		g.mu.Lock()
 		close(g.joining)
 		g.joining = nil
+		g.refused.after(err, phase)
 		if err == nil && phase == g.d.Phase() {
 			over = g.replace(m)
 		}
@@ -139,6 +188,14 @@ func (g *gate) enter(ctx context.Context) (*member, error) {
 			return nil, err
 		}
 	}
+}
+
+// enterNow is enter for who wants to know, and not only to lock.
+func (g *gate) enterNow(ctx context.Context) (*member, error) {
+	g.mu.Lock()
+	g.refused = refusal{}
+	g.mu.Unlock()
+	return g.enter(ctx)
 }
 
 // replace makes m the current membership, and returns the one before, which is to be retired. It is called with mu held.
@@ -169,7 +226,7 @@ func (g *gate) change(ctx context.Context, p Phase) error {
 	}
 	before := g.d.Phase()
 	if before == p {
-		m, err := g.enter(ctx)
+		m, err := g.enterNow(ctx)
 		if err == nil {
 			m.leave()
 		}
@@ -233,7 +290,7 @@ func (a *attempt) gated(ctx context.Context) (*lease, error) {
 	}
 	for {
 		m, err := a.d.gate.enter(ctx)
-		if behind := (*BehindError)(nil); errors.As(err, &behind) || errors.Is(err, ErrFull) {
+		if behind := (*BehindError)(nil); errors.As(err, &behind) || errors.Is(err, ErrFull) || errors.Is(err, ErrFinalized) {
 			return nil, fmt.Errorf("%w: %w", driver.ErrUnavailable, err) // until somebody has changed the phase
 		} else if err != nil {
 			return nil, a.translate(err)

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -74,6 +76,124 @@ func TestGateKeepsOldAndNewApart(t *testing.T) {
 	})
 }
 
+// before calls do before each Acquire of a name that begins so.
+type before struct {
+	onlyDriverAndAdmin
+	prefix string
+	do     func()
+}
+
+func (d before) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	if strings.HasPrefix(r.Name, d.prefix) {
+		d.do()
+	}
+	return d.onlyDriverAndAdmin.Acquire(ctx, r)
+}
+
+// TestGateLooksAfterTheSlotIsTaken: another process becomes a member of the other kind at the last moment.
+func TestGateLooksAfterTheSlotIsTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		other := p.gated(migrate.PhaseDual)
+		old := sync.OnceFunc(func() { setPhase(t, other, migrate.PhaseOld) })
+		from, to := p.from.NewDriver(), p.to.NewDriver()
+		d, err := migrate.New(onlyDriverAndAdmin{from, from}, before{onlyDriverAndAdmin{to, to}, "dsync:migrate:new:", old},
+			&migrate.Options{Gated: true, Unfenced: true, TTL: ttl})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantBehind(t, "to new", d.SetPhase(t.Context(), migrate.PhaseNew), migrate.PhaseOld, other)
+	})
+}
+
+// TestFinalizeKeepsProcessesOutOfPhaseOld, also when nobody is in PhaseNew any more.
+func TestFinalizeKeepsProcessesOutOfPhaseOld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		gated := func(phase migrate.Phase) *migrate.Driver {
+			d, err := migrate.New(p.from.NewDriver(), p.to.NewDriver(), &migrate.Options{Phase: phase, Gated: true, Unfenced: true, TTL: ttl})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return d
+		}
+		old := gated(migrate.PhaseOld)
+		l := lock(t, old, "x")
+		fresh := gated(migrate.PhaseNew)
+		var behind *migrate.BehindError
+		if err := fresh.Finalize(t.Context()); !errors.As(err, &behind) {
+			t.Errorf("beside a process in phase old: got %v, want a BehindError", err)
+		}
+		release(t, l)
+		if err := old.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		wantErr(t, "in phase dual", gated(migrate.PhaseDual).Finalize(t.Context()), migrate.ErrPhase)
+		for range 2 {
+			if err := fresh.Finalize(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := fresh.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		late := gated(migrate.PhaseOld)
+		_, err := try(late, "x")
+		wantErr(t, "a lock in phase old after the end", err, migrate.ErrFinalized)
+		wantErr(t, "phase old after the end", late.SetPhase(t.Context(), migrate.PhaseOld), migrate.ErrFinalized)
+		wantErr(t, "without seals", p.gated(migrate.PhaseNew).Finalize(t.Context()), errors.ErrUnsupported)
+		wantErr(t, "without a gate", p.client(migrate.PhaseNew).Finalize(t.Context()), errors.ErrUnsupported)
+	})
+}
+
+// TestOneThatIsKilledWhileItLooksIsInNobodysWayForLong cuts a process off in the middle of its looks.
+func TestOneThatIsKilledWhileItLooksIsInNobodysWayForLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		killed := p.gated(migrate.PhaseDual)
+		killed.from.Inject(memory.Fault{Kind: memory.LoseAnswer, On: memory.Acquires}) // it holds what it looked at
+		_ = killed.SetPhase(t.Context(), migrate.PhaseNew)
+		killed.from.Cut()
+		killed.to.Cut()
+		c := p.gated(migrate.PhaseDual)
+		for begun := time.Now(); c.SetPhase(t.Context(), migrate.PhaseNew) != nil; {
+			if time.Since(begun) > 6*time.Second {
+				t.Fatal("another process cannot be in phase new after 6s")
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+	})
+}
+
+// TestOneThatIsBehindAsksNowAndThen, however often its program locks.
+func TestOneThatIsBehindAsksNowAndThen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		other := p.gated(migrate.PhaseNew)
+		setPhase(t, other, migrate.PhaseNew)
+		slots := 0
+		from, to := p.from.NewDriver(), p.to.NewDriver()
+		d, err := migrate.New(before{onlyDriverAndAdmin{from, from}, "dsync:migrate:old:", func() { slots++ }}, onlyDriverAndAdmin{to, to},
+			&migrate.Options{Phase: migrate.PhaseOld, Gated: true, Unfenced: true, TTL: ttl})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for begun := time.Now(); time.Since(begun) < time.Minute; {
+			_, err := try(d, "x")
+			wantBehind(t, "a lock in old beside new", err, migrate.PhaseNew, other)
+			time.Sleep(10 * time.Millisecond)
+		}
+		if slots < 10 || slots > 20 {
+			t.Errorf("it asked %d times in a minute, want every 5s", slots)
+		}
+		if err := other.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Second)
+		release(t, lock(t, d, "x"))
+	})
+}
+
 func TestGatePhasesExcludeTheNext(t *testing.T) {
 	for _, first := range gatedPhases {
 		for _, second := range gatedPhases {
@@ -102,7 +222,7 @@ func TestGateMisuse(t *testing.T) {
 		p := newPair(t, nil, nil)
 		c := p.gated(migrate.PhaseOld)
 		wantErr(t, "old to new", c.SetPhase(t.Context(), migrate.PhaseNew), migrate.ErrSkipped)
-		wantErr(t, "to handover", c.SetPhase(t.Context(), migrate.PhaseHandover), migrate.ErrPhase)
+		wantErr(t, "to old without a gate", p.client(migrate.PhaseDual).SetPhase(t.Context(), migrate.PhaseOld), migrate.ErrPhase)
 		wantErr(t, "to phase 7", c.SetPhase(t.Context(), 7), migrate.ErrPhase)
 		_, err := try(c, "dsync:migrate:old:3")
 		wantErr(t, "a reserved name", err, migrate.ErrReserved)
@@ -110,7 +230,7 @@ func TestGateMisuse(t *testing.T) {
 		wantErr(t, "Rollback", c.Rollback(t.Context(), "x"), migrate.ErrNoSeals)
 		_, err = c.Moved(t.Context(), "x")
 		wantErr(t, "Moved", err, migrate.ErrNoSeals)
-		_, err = p.client(migrate.PhaseOld).Members(t.Context())
+		_, err = p.client(migrate.PhaseDual).Members(t.Context())
 		wantErr(t, "Members without a gate", err, errors.ErrUnsupported)
 		for _, test := range []struct {
 			from, to driver.Driver
@@ -118,7 +238,7 @@ func TestGateMisuse(t *testing.T) {
 			want     error
 		}{
 			{p.from.NewDriver(), p.to.NewDriver(), migrate.Options{Gated: true}, migrate.ErrTokens},
-			{p.from.NewDriver(), p.to.NewDriver(), migrate.Options{Gated: true, Unfenced: true, Phase: migrate.PhaseHandover}, migrate.ErrPhase},
+			{p.from.NewDriver(), p.to.NewDriver(), migrate.Options{Phase: migrate.PhaseOld}, migrate.ErrPhase},
 			{onlyDriver{p.from.NewDriver()}, p.to.NewDriver(), migrate.Options{}, migrate.ErrNeedsGate},
 			{p.from.NewDriver(), onlyDriver{p.to.NewDriver()}, migrate.Options{}, migrate.ErrNeedsGate},
 			{p.from.NewDriver(), c.Driver, migrate.Options{}, errors.ErrUnsupported},
@@ -229,5 +349,35 @@ func TestCloseGivesTheMembershipBack(t *testing.T) {
 		}
 		wantErr(t, "SetPhase after Close", c.SetPhase(t.Context(), migrate.PhaseDual), driver.ErrClosed)
 		setPhase(t, p.gated(migrate.PhaseNew), migrate.PhaseNew)
+	})
+}
+
+// brief sees the TTLs of what is asked for on a backend.
+type brief struct {
+	onlyDriverAndAdmin
+	longest *atomic.Int64
+}
+
+func (d brief) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	d.longest.Store(max(d.longest.Load(), int64(r.TTL)))
+	return d.onlyDriverAndAdmin.Acquire(ctx, r)
+}
+
+// TestLooksAreBrief: a slot that is looked at is free again soon, also if the process that looks is killed.
+func TestLooksAreBrief(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		from, to := p.from.NewDriver(), p.to.NewDriver()
+		looks := brief{onlyDriverAndAdmin{from, from}, &atomic.Int64{}}
+		d, err := migrate.New(looks, onlyDriverAndAdmin{to, to}, &migrate.Options{Gated: true, Unfenced: true, TTL: ttl})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.SetPhase(t.Context(), migrate.PhaseNew); err != nil {
+			t.Fatal(err)
+		}
+		if got := time.Duration(looks.longest.Load()); got == 0 || got > 5*time.Second {
+			t.Errorf("slots of the other kind were asked for with a TTL of %v, want 5s at most", got)
+		}
 	})
 }

@@ -67,7 +67,10 @@ func (l *lease) take(ctx context.Context, b *backend, tokens, noWait bool) (*par
 	if p.lease = granted; err == nil {
 		p.carry()
 	}
-	if err != nil && !errors.Is(err, driver.ErrLocked) && !errors.Is(err, driver.ErrSealed) {
+	if errors.Is(err, driver.ErrSealed) && b == l.d.to {
+		err = ErrWrongWay
+	}
+	if err != nil && !errors.Is(err, driver.ErrLocked) && !errors.Is(err, driver.ErrSealed) && !errors.Is(err, ErrWrongWay) {
 		err = fmt.Errorf("%s backend: %w", b.role, err)
 	}
 	return p, err
@@ -87,7 +90,7 @@ func (l *lease) abandonWith(p *part, gone context.CancelFunc) {
 func (l *lease) grant(ctx context.Context, tokens *part, parts ...*part) (*lease, error) {
 	l.parts = append(l.list[:0], parts...)
 	if l.d.info.Fencing != driver.None {
-		l.first, l.n = tokens.lease.Tokens()
+		l.first, l.n = driver.Tokens(tokens.lease, tokens.b.floor)
 	}
 	l.mu.Lock()
 	l.state = held

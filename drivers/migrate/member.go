@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -164,15 +165,13 @@ func (g *gate) join(ctx context.Context, p Phase) (*member, error) {
 		return m, nil
 	}
 	opposite, own, others := g.opposite(p)
-	turn, err := g.d.from.Acquire(ctx, g.asks(entrance, quiet{}, false))
-	if err != nil {
-		return nil, fmt.Errorf("migrate: the gate: %w", err)
-	}
-	defer letGo(turn)
 	if err := m.takeSlot(ctx, own); err != nil {
 		return nil, err
 	}
 	behind, err := g.look(ctx, others, opposite)
+	if err == nil && p == PhaseOld {
+		err = g.open(ctx)
+	}
 	switch {
 	case err == nil && len(behind) > 0:
 		err = &BehindError{opposite, behind}
@@ -223,8 +222,41 @@ func (m *member) takeSlot(ctx context.Context, b *backend) error {
 // lookers bounds how many slots are looked at side by side.
 const lookers = 16
 
+const (
+	lookFor   = 300 * time.Millisecond // how long a slot has to be taken to count as a member's
+	lookPause = 20 * time.Millisecond
+
+	// lookTTL is that of a slot that is looked at, so that one who is killed while it looks is in nobody's way for long.
+	lookTTL = 5 * time.Second
+)
+
 // look returns who has slots of a phase. That a slot is free is known only by taking it.
-func (g *gate) look(ctx context.Context, b *backend, p Phase) (members []Member, err error) {
+func (g *gate) look(ctx context.Context, b *backend, p Phase) ([]Member, error) {
+	slots := make([]int, slotCount)
+	for i := range slots {
+		slots[i] = i
+	}
+	for begun := time.Now(); ; {
+		members, err := g.lookAtAll(ctx, b, p, slots)
+		if err != nil || len(members) == 0 || time.Since(begun) > lookFor {
+			return members, err
+		}
+		slots = slots[:0]
+		for _, m := range members {
+			slots = append(slots, m.Slot)
+		}
+		pause := time.NewTimer(lookPause/2 + rand.N(lookPause))
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// lookAtAll looks at slots once, and returns who has them.
+func (g *gate) lookAtAll(ctx context.Context, b *backend, p Phase, which []int) (members []Member, err error) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	slots := make(chan int)
@@ -242,7 +274,7 @@ func (g *gate) look(ctx context.Context, b *backend, p Phase) (members []Member,
 			}
 		})
 	}
-	for i := range slotCount {
+	for _, i := range which {
 		slots <- i
 	}
 	close(slots)
@@ -251,7 +283,9 @@ func (g *gate) look(ctx context.Context, b *backend, p Phase) (members []Member,
 }
 
 func (g *gate) lookAt(ctx context.Context, b *backend, p Phase, slot int) (*Member, error) {
-	l, err := b.Acquire(ctx, g.asks(slotName(p, slot), quiet{}, true))
+	r := g.asks(slotName(p, slot), quiet{}, true)
+	r.TTL = g.d.nearestTTL(min(lookTTL, g.d.ttl))
+	l, err := b.Acquire(ctx, r)
 	if err == nil {
 		letGo(l)
 		return nil, nil

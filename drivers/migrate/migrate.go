@@ -3,9 +3,9 @@
 //
 //	migrate:?from=redisson%3A%2F%2Fold%3A6379&to=redisson%3A%2F%2Fnew%3A6379&phase=dual
 //
-// A process is in one [Phase] at a time, from PhaseOld to PhaseNew. Processes exclude each other at every moment whatever phases they
-// are in, together with programs that know nothing of the migration and use from alone. No process has to know of another: what keeps
-// a process in PhaseNew apart from those that know only from is the seal, a grant on from that never ends. See docs/migration.md.
+// A process is in one [Phase] at a time: first in PhaseDual, then in PhaseNew. Processes exclude each other at every moment whatever phases
+// they are in, together with programs that know nothing of the migration and use from alone. No process has to know of another: what keeps
+// a process in PhaseNew apart from programs that know only from is the seal, a grant on from that never ends. See docs/migration.md.
 //
 // From has to be a [move.Sealer], to a [move.Marker]. Names go back only where they are a [move.Unsealer] and a
 // [move.Unmarker] too.
@@ -25,7 +25,8 @@
 // # With a gate
 //
 // Backends that keep no seal, such as those of drivers/pglock and drivers/redlock, are migrated with gate=true ([Options.Gated]): processes
-// register on the backends, and none is let into PhaseNew while one is in PhaseOld. Then all programs have to take part.
+// register on the backends, and none is let into PhaseNew while one is in PhaseOld, a phase that only a gate needs. Then all programs have
+// to take part.
 package migrate
 
 import (
@@ -34,7 +35,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -48,13 +51,18 @@ import (
 type Phase int8
 
 const (
-	PhaseOld      Phase = iota // from
+	PhaseOld  Phase = iota - 1 // from; with a gate alone
 	PhaseDual                  // from, then to; the tokens are those of from
-	PhaseHandover              // as PhaseDual, and the name is sealed on from with the grant
 	PhaseNew                   // to; a name that is not sealed yet is sealed with the grant
 )
 
-var phaseNames = [...]string{"old", "dual", "handover", "new"}
+var phaseNames = [...]string{"old", "dual", "new"}
+
+// parsePhase returns the phase of that name.
+func parsePhase(name string) (p Phase, ok bool) {
+	i := slices.Index(phaseNames[:], name)
+	return PhaseOld + Phase(i), i >= 0
+}
 
 func (p Phase) valid() bool { return PhaseOld <= p && p <= PhaseNew }
 
@@ -62,12 +70,12 @@ func (p Phase) String() string {
 	if !p.valid() {
 		return "invalid phase"
 	}
-	return phaseNames[p]
+	return phaseNames[p-PhaseOld]
 }
 
 // What a Driver cannot be or do. Errors that match these say why.
 var (
-	// ErrPhase: it cannot be done in this phase, or there is no such phase.
+	// ErrPhase: it cannot be done in this phase, or there is no such phase, as PhaseOld without a gate.
 	ErrPhase = errors.New("not possible in this phase")
 
 	// ErrTokens: the tokens of the pair could fall. Options.Unfenced gives them up.
@@ -89,9 +97,12 @@ type Options struct {
 
 	// Gated is the procedure without seals, for backends that cannot keep one: a process is registered on the backends, and is let into
 	// PhaseNew only while none is in PhaseOld, and the other way round. All programs have to take part in it, also those that use the
-	// locks but are not to be moved. There is no PhaseHandover, and there are no tokens, so a pair in which both have tokens is refused
-	// unless Unfenced is set.
+	// locks but are not to be moved. There are no tokens, so a pair in which both have tokens is refused unless Unfenced is set.
 	Gated bool
+
+	// FromFloor and ToFloor are added to the tokens of the two, as floor parameters in their URLs do. With a ToFloor above all tokens of
+	// from, tokens rise also for names that nobody locks before the programs use to alone, with that floor: see [Driver.Tokens].
+	FromFloor, ToFloor uint64
 
 	// TTL is that of what the driver holds on its own behalf, such as a membership: a process that is gone is in the way of the others
 	// for so long. The default is 30 s, or what is nearest to that of what both backends keep. With a gate leases may have a TTL of up
@@ -138,9 +149,20 @@ var (
 // backend is one of the two.
 type backend struct {
 	driver.Driver
-	info driver.Info
-	role string
+	info  driver.Info
+	role  string
+	floor uint64 // of its tokens; those of its driver are without
 }
+
+// above adds the floor to a token of the driver, if there is one.
+func (b *backend) above(token *uint64) {
+	if *token > 0 {
+		*token += b.floor
+	}
+}
+
+// below returns what the driver has to raise its tokens above, so that with the floor they are above last.
+func (b *backend) below(last uint64) uint64 { return last - min(last, b.floor) }
 
 // New returns a driver that moves locks from one backend to another. It owns both from then on: Close closes them. After an error
 // they are still the caller's. A pair whose tokens could fall is refused, as is one that cannot be migrated.
@@ -157,8 +179,11 @@ func New(from, to driver.Driver, o *Options) (*Driver, error) {
 	if isMigration(from) || isMigration(to) {
 		return nil, fmt.Errorf("migrate: no migration from or to a migration: %w", errors.ErrUnsupported)
 	}
-	d := &Driver{from: &backend{from, from.Info(), "old"}, to: &backend{to, to.Info(), "new"}, id: rand.Text(),
+	d := &Driver{from: &backend{from, from.Info(), "old", o.FromFloor}, to: &backend{to, to.Info(), "new", o.ToFloor}, id: processID(),
 		sessions: map[sessionKey]*session{}}
+	if err := errors.Join(d.from.info.CheckFloor(o.FromFloor), d.to.info.CheckFloor(o.ToFloor)); err != nil {
+		return nil, err
+	}
 	d.info = weakest(d.from.info, d.to.info)
 	if o.Unfenced {
 		d.info.Fencing = driver.None
@@ -185,6 +210,27 @@ func New(from, to driver.Driver, o *Options) (*Driver, error) {
 	return d, nil
 }
 
+// errOldNeedsGate: with seals a program that knows from alone is what a process in PhaseOld would be.
+var errOldNeedsGate = fmt.Errorf("migrate: %w: phase %v is there with a gate alone", ErrPhase, PhaseOld)
+
+// processID returns what tells this driver from others, and people where it is: host, process and a random text, without a colon.
+func processID() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	plain := strings.Map(func(r rune) rune {
+		if 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' {
+			return r
+		}
+		return '-'
+	}, host)
+	return fmt.Sprintf("%s%.40s-%d-%s", HoldPrefix, plain, os.Getpid(), rand.Text())
+}
+
+// HoldPrefix is how the holds begin that a Driver makes by itself: no program has them that knows one backend alone.
+const HoldPrefix = "migrate-"
+
 // maxLeases is how much longer than the TTL of a membership that of a lease may be. Package dsync ends a lease by 1 % of its TTL early,
 // and takes none that ends at once.
 const maxLeases = 20
@@ -201,12 +247,12 @@ func (d *Driver) choose(o *Options) error {
 		if d.info.Fencing != driver.None {
 			return fmt.Errorf("%w: without seals those of %s would not be above those of %s", ErrTokens, to, from)
 		}
-		if o.Phase == PhaseHandover {
-			return fmt.Errorf("migrate: %w: there is no phase %v without seals", ErrPhase, PhaseHandover)
-		}
 		d.info.KeepsAlive = true // leases end with the membership
 		d.gate = newGate(d)
 		return nil
+	}
+	if o.Phase == PhaseOld {
+		return errOldNeedsGate
 	}
 	var ok bool
 	if d.sealer, ok = d.from.Driver.(move.Sealer); !ok {
@@ -262,7 +308,7 @@ func (d *Driver) Info() driver.Info { return d.info }
 // Phase returns the phase of d.
 func (d *Driver) Phase() Phase { return Phase(d.phase.Load()) }
 
-// SetPhase moves d to another phase, any other. Acquires that begin from now on are in it; those that have begun, and leases, stay
+// SetPhase moves d to another phase. Acquires that begin from now on are in it; those that have begun, and leases, stay
 // as they are until they end. Going back does not unseal a name: see [Driver.Rollback].
 //
 // With a gate it moves d one phase on or back, and returns [ErrSkipped] for more. It asks the backends, and returns a [*BehindError] if
@@ -273,11 +319,11 @@ func (d *Driver) SetPhase(ctx context.Context, p Phase) error {
 	switch {
 	case !p.valid():
 		return fmt.Errorf("migrate: %w: phase %d does not exist", ErrPhase, p)
+	case d.gate == nil && p == PhaseOld:
+		return errOldNeedsGate
 	case d.gate == nil:
 		d.phase.Store(int32(p))
 		return nil
-	case p == PhaseHandover:
-		return fmt.Errorf("migrate: %w: there is no phase %v without seals", ErrPhase, p)
 	}
 	return d.gate.setPhase(ctx, p)
 }

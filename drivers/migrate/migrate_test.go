@@ -114,7 +114,7 @@ func (p *pair) client(phase migrate.Phase) *client {
 	return c
 }
 
-var phases = []migrate.Phase{migrate.PhaseOld, migrate.PhaseDual, migrate.PhaseHandover, migrate.PhaseNew}
+var phases = []migrate.Phase{migrate.PhaseDual, migrate.PhaseNew}
 
 func TestPhasesExcludeEachOtherAndTokensRise(t *testing.T) {
 	for _, first := range phases {
@@ -149,7 +149,7 @@ func TestPhasesExcludeEachOtherAndTokensRise(t *testing.T) {
 func TestSetPhaseLeavesLeasesAsTheyAre(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
-		c, other := p.client(migrate.PhaseOld), p.client(migrate.PhaseNew)
+		c, other := p.client(migrate.PhaseDual), p.client(migrate.PhaseNew)
 		l := lock(t, c, "x")
 		if err := c.SetPhase(t.Context(), migrate.PhaseNew); err != nil || c.Phase() != migrate.PhaseNew {
 			t.Errorf("SetPhase: got %v and phase %v, want phase new", err, c.Phase())
@@ -244,7 +244,7 @@ func TestSealWithoutAMarkIsGoneOnWith(t *testing.T) {
 	for _, phase := range phases {
 		synctest.Test(t, func(t *testing.T) {
 			p := newPair(t, nil, nil)
-			c := p.client(migrate.PhaseHandover)
+			c := p.client(migrate.PhaseNew)
 			c.to.Inject(memory.Fault{Kind: memory.CutOff, On: memory.Seals}) // as if it had crashed after the seal
 			_, err := try(c, "x")
 			wantErr(t, "without a mark", err, driver.ErrUnavailable)

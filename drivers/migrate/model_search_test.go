@@ -20,6 +20,7 @@ const (
 	twoHolders = "two holders"
 	fallen     = "a token that is not above those before"
 	deadlock   = "a deadlock"
+	hotLoop    = "a loop without a wait"
 )
 
 // system is what a search goes through.
@@ -38,11 +39,12 @@ func (y system[S]) search(start S) (states int, wrong string, way []string) {
 	for i := 0; i < len(nodes); i++ {
 		s := nodes[i].state
 		wrong := y.wrong(s)
-		progress := false
+		progress, looping := false, false
 		if wrong == "" {
 			y.steps(s, func(what string, by bool, next S) {
 				progress = progress || by
 				next = y.sorted(next)
+				looping = looping || next == s
 				if _, ok := seen[next]; !ok {
 					seen[next] = struct{}{}
 					nodes = append(nodes, node[S]{next, int32(i), what})
@@ -50,6 +52,9 @@ func (y system[S]) search(start S) (states int, wrong string, way []string) {
 			})
 			if !progress && y.finished != nil && !y.finished(s) {
 				wrong = deadlock
+			}
+			if looping && y.finished != nil {
+				wrong = hotLoop
 			}
 		}
 		if wrong == "" {
@@ -70,7 +75,7 @@ func (r rules) search(start model, sought string) (states int, wrong string, way
 		sorted: r.sorted,
 		wrong:  func(s model) string { return s.wrong(sought) },
 	}
-	if sought == "" || sought == deadlock {
+	if sought == "" || sought == deadlock || sought == hotLoop {
 		y.finished = r.finished
 	}
 	return y.search(start)
@@ -111,7 +116,7 @@ func (p process) key() uint64 {
 			key++
 		}
 	}
-	for _, n := range []int8{p.at, p.attempt, int8(p.phase), p.token, p.floor} {
+	for _, n := range []int8{p.at, p.attempt, int8(p.kind), p.token, p.floor} {
 		key = key<<8 | uint64(uint8(n))
 	}
 	return key
@@ -142,10 +147,10 @@ func (r rules) finished(s model) bool {
 	return true
 }
 
-// start is a name of which from has granted tokens up to 3, and to none.
-func start(active int, crashes, pauses, losses int8) model {
+// start is a name of which from has granted tokens up to 3, and to none above floor.
+func start(active int, crashes, pauses, losses, floor int8) model {
 	s := model{crashes: crashes, pauses: pauses, losses: losses}
-	s.count[modelFrom], s.granted = 3, 3
+	s.count[modelFrom], s.granted, s.count[modelTo] = 3, 3, floor
 	for p := active; p < processes; p++ {
 		s.processes[p].at = stopped
 	}
@@ -155,37 +160,71 @@ func start(active int, crashes, pauses, losses int8) model {
 // afterTheMove returns s with the name sealed and marked.
 func (s model) afterTheMove() model {
 	s.holder[modelFrom], s.sealed, s.marked = sealHold, s.count[modelFrom], true
-	s.count[modelTo] = s.count[modelFrom] + 1
+	s.count[modelTo] = max(s.count[modelTo], s.count[modelFrom]) + 1
 	s.granted = s.count[modelTo]
 	return s
 }
 
+// urlFloor is the floor of the tokens in the URL of to, above all that from grants in the model.
+const urlFloor = 20
+
+var (
+	inTheMiddle = []kind{legacy, dual, handover, alone}
+	withBack    = []kind{rollback, legacy, dual, handover, alone}
+	untilTheEnd = []kind{legacy, dual, alone, plain}
+)
+
 func TestModelKeepsItsPromises(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
+		what                    string
 		active                  int
 		attempts                int8
 		crashes, pauses, losses int8
-		least                   Phase
-		moved                   bool
+		kinds                   []kind
+		moved, ends             bool
 	}{
-		{active: 2, attempts: 1, crashes: 2, pauses: 3, losses: 3, least: legacy},
-		{active: 2, attempts: 3, pauses: 1, least: legacy},
-		{active: 3, attempts: 1, crashes: 1, pauses: 1, losses: 1, least: rollback},
-		{active: 3, attempts: 1, crashes: 1, pauses: 1, losses: 1, least: rollback, moved: true},
-		{active: 3, attempts: 2, least: rollback},
-		{active: 2, attempts: 2, crashes: 1, losses: 1, least: rollback},
-		{active: 2, attempts: 2, pauses: 1, losses: 1, least: rollback},
+		{what: "faults", active: 2, attempts: 1, crashes: 2, pauses: 3, losses: 3, kinds: inTheMiddle},
+		{what: "attempts", active: 2, attempts: 3, pauses: 1, kinds: inTheMiddle},
+		{what: "roll-back", active: 3, attempts: 1, crashes: 1, pauses: 1, losses: 1, kinds: withBack},
+		{what: "roll-back of a name that has moved", active: 3, attempts: 1, crashes: 1, pauses: 1, losses: 1, kinds: withBack, moved: true},
+		{what: "roll-backs", active: 3, attempts: 2, kinds: withBack},
+		{what: "roll-backs and a crash", active: 2, attempts: 2, crashes: 1, losses: 1, kinds: withBack},
+		{what: "roll-backs and a pause", active: 2, attempts: 2, pauses: 1, losses: 1, kinds: withBack},
+		{what: "the end", active: 3, attempts: 1, crashes: 1, pauses: 1, losses: 1, kinds: untilTheEnd, ends: true},
+		{what: "the end, and more attempts", active: 2, attempts: 3, pauses: 1, kinds: untilTheEnd, ends: true},
+		{what: "the end, beside seal", active: 3, attempts: 1, pauses: 1, kinds: append([]kind{handover}, untilTheEnd...), ends: true},
+		{what: "the end of a name that has moved", active: 3, attempts: 1, crashes: 1, pauses: 1, kinds: untilTheEnd, moved: true, ends: true},
+		{what: "one with another to", active: 3, attempts: 1, crashes: 1, pauses: 1, kinds: append([]kind{astray}, inTheMiddle...)},
 	} {
-		r := rules{attempts: test.attempts, least: test.least}
-		s := start(test.active, test.crashes, test.pauses, test.losses)
+		r := rules{attempts: test.attempts, kinds: test.kinds, ends: test.ends}
+		floor := int8(0)
+		if test.ends {
+			floor = urlFloor
+		}
+		s := start(test.active, test.crashes, test.pauses, test.losses, floor)
 		if test.moved {
 			s = s.afterTheMove()
 		}
 		states, wrong, way := r.search(s, "")
-		t.Logf("%+v: %d states", test, states)
+		t.Logf("%s: %d states", test.what, states)
 		if wrong != "" {
-			t.Errorf("%+v: %s after\n%s", test, wrong, strings.Join(way, "\n"))
+			t.Errorf("%s: %s after\n%s", test.what, wrong, strings.Join(way, "\n"))
+		}
+	}
+}
+
+// TestModelOfAForeignSeal has a name that is sealed on to: nobody gets the name, nor asks again and again.
+func TestModelOfAForeignSeal(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		variant
+		wrong string
+	}{{variant{}, ""}, {variant{tryAgain: true}, hotLoop}} {
+		s := start(2, 0, 0, 0, 0)
+		s.foreign = true
+		if _, wrong, way := (rules{variant: test.variant, attempts: 2, kinds: inTheMiddle}).search(s, ""); wrong != test.wrong {
+			t.Errorf("%+v: got %q, want %q, after\n%s", test.variant, wrong, test.wrong, strings.Join(way, "\n"))
 		}
 	}
 }
@@ -198,32 +237,44 @@ func TestModelFindsEveryWrongVariant(t *testing.T) {
 		variant
 		wrong string
 		back  bool // the name has moved, and is taken back
+		kinds []kind
 	}{
-		{"phases without a gate or a seal, and from old to new at once", variant{noSeal: true}, twoHolders, false},
-		{"a look at from in place of the seal", variant{lookOnly: true}, twoHolders, false},
-		{"a shadow that counts as both", variant{withoutTo: true}, twoHolders, false},
-		{"holds that do not end with what they depend on", variant{oneLossIsNone: true}, twoHolders, false},
-		{"no re-check", variant{noRecheck: true}, twoHolders, false},
-		{"a seal that needs no hold", variant{anySeal: true}, twoHolders, false},
-		{"the mark before the seal", variant{markFirst: true}, twoHolders, false},
-		{"tokens of the counter of to while both are held", variant{counterOfTo: true}, fallen, false},
-		{"tokens without a floor", variant{noFloor: true}, fallen, false},
-		{"tokens with a floor only for names that were locked on both", variant{noFloorIdle: true}, fallen, false},
-		{"tokens with a floor and no raise", variant{noRaise: true}, fallen, false},
-		{"a seal that is believed without the mark", variant{sealIsEnough: true}, fallen, false},
-		{"to before from", variant{toFirst: true}, deadlock, false},
-		{"waiting for from with to in hand", variant{waitForFrom: true}, deadlock, false},
-		{"a roll-back that unseals before it takes the mark away", variant{unsealFirst: true}, twoHolders, true},
-		{"a mark beside a request to unseal that is on its way", variant{noLoosen: true}, twoHolders, true},
-		{"a request to unseal without an id", variant{anyUnseal: true}, twoHolders, true},
-		{"a roll-back of a name that is held", variant{withoutHold: true}, twoHolders, true},
-		{"a roll-back that does not raise the tokens", variant{noRaiseBack: true}, fallen, true},
+		{"phases without a gate or a seal, and from old to new at once", variant{noSeal: true}, twoHolders, false, nil},
+		{"a look at from in place of the seal", variant{lookOnly: true}, twoHolders, false, nil},
+		{"a shadow that counts as both", variant{withoutTo: true}, twoHolders, false, nil},
+		{"holds that do not end with what they depend on", variant{oneLossIsNone: true}, twoHolders, false, nil},
+		{"no re-check", variant{noRecheck: true}, twoHolders, false, nil},
+		{"a seal that needs no hold", variant{anySeal: true}, twoHolders, false, nil},
+		{"the mark before the seal", variant{markFirst: true}, twoHolders, false, nil},
+		{"tokens of the counter of to while both are held", variant{counterOfTo: true}, fallen, false, nil},
+		{"tokens without a floor", variant{noFloor: true}, fallen, false, nil},
+		{"tokens with a floor only for names that were locked on both", variant{noFloorIdle: true}, fallen, false, nil},
+		{"tokens with a floor and no raise", variant{noRaise: true}, fallen, false, nil},
+		{"a seal that is believed without the mark", variant{sealIsEnough: true}, fallen, false, nil},
+		{"to before from", variant{toFirst: true}, deadlock, false, nil},
+		{"waiting for from with to in hand", variant{waitForFrom: true}, deadlock, false, nil},
+		{"a roll-back that unseals before it takes the mark away", variant{unsealFirst: true}, twoHolders, true, nil},
+		{"a mark beside a request to unseal that is on its way", variant{noLoosen: true}, twoHolders, true, nil},
+		{"a request to unseal without an id", variant{anyUnseal: true}, twoHolders, true, nil},
+		{"a roll-back of a name that is held", variant{withoutHold: true}, twoHolders, true, nil},
+		{"a roll-back that does not raise the tokens", variant{noRaiseBack: true}, fallen, true, nil},
+		{"a process with another to that believes the seal", variant{noIdentity: true}, twoHolders, false, append([]kind{astray}, inTheMiddle...)},
+		{"the new backend alone beside the old one alone", variant{plainFirst: true}, twoHolders, false, untilTheEnd},
+		{"the new backend alone as soon as the old one is cut off", variant{noWait: true}, twoHolders, false, untilTheEnd},
+		{"the new backend alone beside phase dual", variant{dualStays: true}, fallen, false, untilTheEnd},
+		{"the new backend alone without a floor in its URL", variant{noURLFloor: true}, fallen, false, untilTheEnd},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r := rules{variant: test.variant, attempts: 1, least: legacy}
-			s := start(3, 1, 1, 1)
+			r, floor := rules{variant: test.variant, attempts: 1, kinds: inTheMiddle}, int8(0)
+			if test.kinds != nil {
+				r.kinds, r.ends = test.kinds, true
+			}
+			if r.ends && !test.noURLFloor {
+				floor = urlFloor
+			}
+			s := start(3, 1, 1, 1, floor)
 			if test.back {
-				r.least, s = rollback, s.afterTheMove()
+				r.kinds, s = withBack, s.afterTheMove()
 			}
 			states, wrong, way := r.search(s, test.wrong)
 			if wrong != test.wrong {

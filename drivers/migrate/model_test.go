@@ -10,10 +10,34 @@ const (
 	processes   = 3
 	maxAttempts = 3
 	sealHold    = -1
-	legacy      = Phase(-1) // a program that knows from alone, and no seals
-	rollback    = Phase(-2) // takes the name back
 
 	modelFrom, modelTo = 0, 1
+)
+
+// kind is what a process is in one attempt.
+type kind int8
+
+const (
+	rollback kind = iota // it takes the name back
+	legacy               // it knows from alone, and no seals
+	dual                 // PhaseDual
+	handover             // Driver.Seal, and PhaseNew where from is held
+	alone                // PhaseNew
+	astray               // PhaseDual with another to, where nobody else locks
+	plain                // it knows to alone
+)
+
+func (k kind) String() string {
+	return [...]string{"roll-back", "of the old backend alone", "dual", "handover", "new", "dual with another to", "of the new backend alone"}[k]
+}
+
+// stage is how far the operator has got with the end of the migration.
+type stage int8
+
+const (
+	moving stage = iota
+	cutOff       // programs that know from alone cannot reach it any more
+	closed       // all locks of theirs are over, and all programs in PhaseNew; from now on programs get the URL of to alone
 )
 
 // variant is what a wrong procedure leaves out or does in another way.
@@ -32,6 +56,14 @@ type variant struct {
 	lookOnly      bool // PhaseNew looks whether from is free, and does not seal it
 	counterOfTo   bool // PhaseDual reports the tokens of to
 	sealIsEnough  bool // PhaseNew believes the seal without the mark, and so without the floor
+	noIdentity    bool // a process with another to believes the seal
+	tryAgain      bool // a process that finds the name sealed on to tries again at once
+
+	// Of the end.
+	plainFirst bool // programs get the URL of to alone while others know from alone
+	noWait     bool // they get it as soon as those are cut off
+	dualStays  bool // they get it while others are in PhaseDual
+	noURLFloor bool // and without a floor in it
 
 	// Of a roll-back.
 	unsealFirst bool // the name is unsealed before the mark is taken away
@@ -62,7 +94,7 @@ const (
 
 type process struct {
 	at, attempt  int8
-	phase        Phase
+	kind         kind
 	has          [2]bool // what it believes to hold
 	valid        bool    // it believes that it has the lock
 	moved        bool    // it found the name sealed, in a phase in which names do not move
@@ -82,6 +114,8 @@ type model struct {
 	sealed  int8    // the last token in the seal
 	loose   int8    // the id next to the seal
 	marked  bool
+	foreign bool // the name is sealed on to, which is the old backend of another migration
+	stage   stage
 	granted int8 // the highest token that was reported
 	fallen  bool // one was reported that is not above it
 
@@ -94,7 +128,8 @@ type model struct {
 type rules struct {
 	variant
 	attempts int8
-	least    Phase // rollback, or legacy if nobody takes the name back
+	kinds    []kind // what a process may begin as
+	ends     bool   // the migration may come to its end
 }
 
 // emit is told of the states that follow. Progress says that the step happens by itself, without a fault.
@@ -102,7 +137,40 @@ type emit func(what string, progress bool, next model)
 
 func (r rules) id(p int, attempt int8) int8 { return 1 + int8(p)*r.attempts + attempt }
 
+// mayBegin reports whether the operator lets a process begin so.
+func (r rules) mayBegin(s model, k kind) bool {
+	switch k {
+	case legacy:
+		return s.stage == moving
+	case dual, rollback:
+		return s.stage < closed || r.dualStays
+	case plain:
+		return s.stage == closed || r.plainFirst || r.noWait && s.stage == cutOff
+	}
+	return true
+}
+
+// end is the next step of the operator, if it is time for one.
+func (r rules) end(s model, e emit) {
+	switch s.stage {
+	case moving:
+		s.stage = cutOff
+		e("the operator cuts the programs off that know from alone", true, s)
+	case cutOff:
+		for _, p := range s.processes {
+			if p.at != idle && p.at != stopped && p.kind != handover && p.kind != alone && p.kind != plain {
+				return
+			}
+		}
+		s.stage = closed
+		e("the operator has waited, and all are in phase new", true, s)
+	}
+}
+
 func (r rules) steps(s model, e emit) {
+	if r.ends {
+		r.end(s, e)
+	}
 	for p := range s.processes {
 		r.step(s, p, e)
 		r.crash(s, p, e)
@@ -132,6 +200,11 @@ func (r rules) expire(s model, backend int, e emit) {
 	x := &n.processes[p]
 	if x.attempt != attempt || !x.has[backend] {
 		e("the hold of one that is gone expires", true, n)
+		return
+	}
+	if s.stage > moving && x.kind == legacy { // it cannot renew
+		x.valid = false
+		e("the hold of a program that was cut off expires", true, n)
 		return
 	}
 	if n.pauses--; s.pauses > 0 {
@@ -170,8 +243,8 @@ func (s *model) giveUp(q request) bool {
 
 func (r rules) pending(s model, p int) request {
 	x := s.processes[p]
-	q := request{x.at, r.id(p, x.attempt), x.floor, x.phase == PhaseNew}
-	if x.at == onLoosen && (x.phase != rollback || r.noRaiseBack) {
+	q := request{x.at, r.id(p, x.attempt), x.floor, x.kind == alone}
+	if x.at == onLoosen && (x.kind != rollback || r.noRaiseBack) {
 		q.floor = 0
 	}
 	return q
@@ -227,17 +300,20 @@ func (r rules) step(s model, p int, e emit) {
 	switch x := s.processes[p]; x.at {
 	case idle:
 		if x.attempt < r.attempts {
-			for phase := r.least; phase <= PhaseNew; phase++ {
+			for _, k := range r.kinds {
+				if !r.mayBegin(s, k) {
+					continue
+				}
 				n := s
-				n.processes[p].phase = phase
+				n.processes[p].kind = k
 				n.processes[p].at = onFrom
-				if phase == PhaseNew || phase == rollback || r.toFirst && phase == PhaseDual {
+				if k == alone || k == plain || k == rollback || r.toFirst && k == dual {
 					n.processes[p].at = onTo
 				}
-				if r.withoutHold && phase == rollback {
+				if r.withoutHold && k == rollback {
 					n.processes[p].at = onLoosen
 				}
-				e("begins in phase "+phase.String(), true, n)
+				e("begins as "+k.String(), true, n)
 			}
 		}
 	case onFrom:
@@ -283,10 +359,10 @@ func (r rules) take(s model, p, backend int, next int8, e emit) {
 		e("the answer to a grant is lost", false, n)
 	}
 	x.has[backend] = true
-	if backend == modelFrom || x.phase == PhaseNew || r.counterOfTo {
+	if backend == modelFrom || x.kind == alone || x.kind == plain || r.counterOfTo {
 		x.token = s.count[backend]
 	}
-	if backend == modelFrom || x.phase == rollback {
+	if backend == modelFrom || x.kind == rollback {
 		x.floor = s.count[backend]
 	}
 	x.at = next
@@ -295,10 +371,15 @@ func (r rules) take(s model, p, backend int, next int8, e emit) {
 
 func (r rules) takeFrom(s model, p int, e emit) {
 	x := &s.processes[p]
+	if x.kind == legacy && s.stage > moving {
+		x.at = stopped
+		e("does not reach from", true, s)
+		return
+	}
 	switch s.holder[modelFrom] {
 	case 0:
 		next := report
-		if (x.phase == PhaseDual || x.phase == PhaseHandover) && !x.has[modelTo] {
+		if (x.kind == dual || x.kind == handover) && !x.has[modelTo] {
 			next = onBoth
 		}
 		r.take(s, p, modelFrom, next, e)
@@ -308,12 +389,21 @@ func (r rules) takeFrom(s model, p int, e emit) {
 			e("begins anew, because the name is sealed", true, s)
 			return
 		}
-		if x.phase == legacy {
+		switch {
+		case x.kind == legacy:
 			x.at = stopped
 			e("finds the lock taken for good", true, s)
 			return
+		case x.kind == astray && r.noIdentity:
+			x.at, x.valid = holding, true
+			e("believes the seal, and holds another to", true, s)
+			return
+		case x.kind == astray:
+			x.at = stopped
+			e("finds that the name has moved to another to", true, s)
+			return
 		}
-		x.moved, x.phase, x.at = x.phase != PhaseHandover, PhaseNew, onTo
+		x.moved, x.kind, x.at = x.kind != handover, alone, onTo
 		e("finds the name sealed", true, s)
 	}
 }
@@ -321,15 +411,20 @@ func (r rules) takeFrom(s model, p int, e emit) {
 func (r rules) takeBoth(s model, p int, e emit) {
 	x := &s.processes[p]
 	next := report
-	if x.phase == PhaseHandover {
+	if x.kind == handover {
 		next = onSeal
 		if r.markFirst {
 			next = onMark
 		}
 	}
+	if s.foreign {
+		x.at = leaveTo
+		e("fails, because the name is sealed on to", true, s)
+		return
+	}
 	if s.holder[modelTo] == 0 {
 		r.take(s, p, modelTo, next, e)
-	} else if r.withoutTo && x.phase == PhaseHandover {
+	} else if r.withoutTo && x.kind == handover {
 		x.at = onSeal
 		e("goes on without to", true, s)
 	}
@@ -341,15 +436,24 @@ func (r rules) takeBoth(s model, p int, e emit) {
 }
 
 func (r rules) takeTo(s model, p int, e emit) {
+	if s.foreign {
+		if !r.tryAgain {
+			s.processes[p].at = leaveTo
+		}
+		e("is told that the name is sealed on to", true, s)
+		return
+	}
 	if s.holder[modelTo] != 0 {
 		return
 	}
 	next := tryFrom
 	switch {
-	case s.processes[p].phase == rollback:
+	case s.processes[p].kind == rollback:
 		next = onLoosen
-	case s.processes[p].phase == PhaseDual:
+	case s.processes[p].kind == dual:
 		next = onFrom
+	case s.processes[p].kind == plain:
+		next = report
 	case s.marked || r.noSeal || r.sealIsEnough && s.holder[modelFrom] == sealHold:
 		next = report
 	}
@@ -386,7 +490,7 @@ func (r rules) tryFrom(s model, p int, e emit) {
 			return
 		}
 		s.holder[modelTo] = r.released(s, p, modelTo)
-		s.processes[p] = process{at: onFrom, phase: PhaseHandover, attempt: x.attempt + 1}
+		s.processes[p] = process{at: onFrom, kind: handover, attempt: x.attempt + 1}
 		if x.attempt == r.attempts {
 			x.at = stopped
 		}
@@ -430,13 +534,13 @@ func (r rules) request(s model, p int, e emit) {
 		if r.markFirst {
 			y.at = report
 		}
-	case x.phase == rollback:
+	case x.kind == rollback:
 		y.at = r.back(x.at)
 	case x.at == onLoosen:
 		y.at = onMark
 	default:
 		y.at = report
-		if x.phase == PhaseNew && !r.noRaise {
+		if x.kind != rollback && !r.noRaise {
 			n.count[modelTo]++
 			y.token = n.count[modelTo]
 		}

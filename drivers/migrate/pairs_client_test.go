@@ -167,7 +167,7 @@ func (c *pairClient) move(ctx context.Context, d *migrate.Driver) (moves int, er
 	random := rand.New(rand.NewPCG(c.Seed, 100))
 	gated := strings.Contains(c.URL, "gate=true")
 	for pause(ctx, time.Duration(random.Int64N(int64(c.Moves)))) {
-		p := migrate.Phase(random.IntN(4))
+		p := []migrate.Phase{migrate.PhaseDual, migrate.PhaseNew}[random.IntN(2)]
 		if gated {
 			p = migrate.PhaseDual
 			if d.Phase() == migrate.PhaseDual {

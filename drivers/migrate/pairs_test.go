@@ -113,10 +113,10 @@ func (p *pairStorm) pairURL(more string) string {
 func (p *pairStorm) refused() {
 	var wrong = map[string]error{}
 	if p.gated {
-		wrong["&phase=old"] = migrate.ErrNeedsGate
+		wrong["&phase=dual"] = migrate.ErrNeedsGate
 	}
 	if p.from.fenced && !p.to.fenced {
-		wrong["&phase=old"] = migrate.ErrTokens
+		wrong["&phase=dual"] = migrate.ErrTokens
 	}
 	if p.from.fenced && p.to.fenced {
 		wrong["&phase=old&gate=true"] = migrate.ErrTokens
@@ -187,9 +187,17 @@ func (p *pairStorm) client(i int, label string, phase migrate.Phase) *pairClient
 	}
 }
 
+// first returns the phase in which clients begin.
+func (p *pairStorm) first() migrate.Phase {
+	if p.gated {
+		return migrate.PhaseOld
+	}
+	return migrate.PhaseDual
+}
+
 // oldProgram returns a client that knows the old backend alone.
 func (p *pairStorm) oldProgram() *pairClient {
-	c := p.client(pairClients, "old program", migrate.PhaseOld)
+	c := p.client(pairClients, "old program", migrate.PhaseDual)
 	c.URL = p.old
 	return c
 }
@@ -200,7 +208,7 @@ func (p *pairStorm) inside() {
 	defer cancel()
 	var clients []*pairClient
 	for i := range pairClients {
-		clients = append(clients, p.client(i, fmt.Sprint("client ", i), migrate.PhaseOld))
+		clients = append(clients, p.client(i, fmt.Sprint("client ", i), p.first()))
 	}
 	if !p.gated {
 		clients = append(clients, p.oldProgram())
@@ -254,7 +262,7 @@ func (p *pairStorm) processes() {
 	running, labels := make([]*testenv.Process, pairClients), make([]string, pairClients)
 	for i := range running {
 		labels[i] = fmt.Sprint("client ", i)
-		running[i] = p.spawn(p.client(i, labels[i], migrate.PhaseOld))
+		running[i] = p.spawn(p.client(i, labels[i], p.first()))
 	}
 	var old *testenv.Process
 	if !p.gated {

@@ -160,7 +160,7 @@ func (p *part) undo(ctx context.Context, err error) error {
 
 // last returns the last token of the hold, or 0.
 func (p *part) last() uint64 {
-	first, n := p.lease.Tokens()
+	first, n := driver.Tokens(p.lease, p.b.floor)
 	if n == 0 {
 		return 0
 	}

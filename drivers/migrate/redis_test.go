@@ -13,6 +13,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/migrate"
 	_ "github.com/go-dsync/dsync/drivers/redisson"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -84,14 +85,10 @@ func TestRequests(t *testing.T) {
 		what     string
 		from, to int // for a lock and its release
 	}{
-		{migrate.PhaseOld, "any name", 2, 0},
 		{migrate.PhaseDual, "any name", 2, 2},
-		{migrate.PhaseHandover, "name that has not moved", 2, 3},
-		{migrate.PhaseHandover, "name that has moved", 1, 2},
-		{migrate.PhaseDual, "name that has moved", 1, 2},
-		{migrate.PhaseOld, "name that has moved", 1, 2},
 		{migrate.PhaseNew, "name that has not moved", 2, 3},
 		{migrate.PhaseNew, "name that has moved", 0, 2},
+		{migrate.PhaseDual, "name that has moved", 1, 2},
 	} {
 		t.Run(test.phase.String()+" "+test.what, func(t *testing.T) {
 			d, _, err := driver.Open(t.Context(), "migrate:?from="+url.QueryEscape("redisson://"+a.Addr)+"&to="+url.QueryEscape("redisson://"+b.Addr)+
@@ -120,28 +117,35 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-func TestServersThatEvictAreRefusedBeforeTheSeal(t *testing.T) {
+// TestServersThatKeepNoSealAreRefused: a fair lock has a queue that is not told of seals.
+func TestServersThatKeepNoSealAreRefused(t *testing.T) {
 	a, b := testenv.Redis(t), testenv.Redis(t)
-	for _, phase := range []migrate.Phase{migrate.PhaseHandover, migrate.PhaseNew} {
-		for _, which := range []string{"from", "to"} {
-			from, to := "redisson://"+a.Addr, "redisson://"+b.Addr
-			if which == "from" {
-				from += "?evict=allow"
-			} else {
-				to += "?evict=allow"
-			}
-			d, _, err := driver.Open(t.Context(), "migrate:?from="+url.QueryEscape(from)+"&to="+url.QueryEscape(to)+"&phase="+phase.String())
-			if err != nil {
+	from, to := "redisson://"+a.Addr, "redisson://"+b.Addr
+	for _, pair := range [][2]string{{from, to}, {from + "?evict=allow", to}, {from + "?fair=true", to}} {
+		for _, phase := range phases {
+			d, _, err := driver.Open(t.Context(), "migrate:?from="+url.QueryEscape(pair[0])+"&to="+url.QueryEscape(pair[1])+"&phase="+phase.String())
+			if pair[0] != from {
+				wantErr(t, fmt.Sprint(pair), err, migrate.ErrNeedsGate)
+			} else if err != nil {
 				t.Fatal(err)
 			}
-			_, err = try(d, which)
-			wantErr(t, which+" may evict, phase "+phase.String(), err, errors.ErrUnsupported)
-			if errors.Is(err, driver.ErrUnknown) || a.Do("EXISTS", which) != int64(0) || b.Do("EXISTS", which) != int64(0) {
-				t.Errorf("%s may evict, phase %v: got %v and a lock, want neither a lock nor doubt", which, phase, err)
+			if err == nil {
+				_ = d.Close(t.Context())
 			}
-			if err := d.Close(t.Context()); err != nil {
-				t.Error(err)
-			}
+		}
+	}
+	for _, side := range []struct {
+		which    string
+		from, to string
+	}{{"from", from + "?evict=allow", to}, {"to", from, to + "?evict=allow"}} { // in code, without a look at the backends
+		d, err := migrate.New(drivertest.Open(t, side.from), drivertest.Open(t, side.to), &migrate.Options{Phase: migrate.PhaseNew})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = try(d, side.which)
+		wantErr(t, side.which+" may evict", err, errors.ErrUnsupported)
+		if errors.Is(err, driver.ErrUnknown) || a.Do("EXISTS", side.which) != int64(0) || b.Do("EXISTS", side.which) != int64(0) {
+			t.Errorf("%s may evict: got %v and a lock, want neither a lock nor doubt", side.which, err)
 		}
 	}
 }

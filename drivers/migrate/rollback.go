@@ -44,7 +44,7 @@ func (d *Driver) nearestTTL(ttl time.Duration) time.Duration {
 	return ttl
 }
 
-// Seal moves a name to the new backend, as a grant in PhaseHandover does, without a lock to give back: for names that nobody locks.
+// Seal moves a name to the new backend, as a grant in PhaseNew does, without a lock to give back: for names that nobody locks.
 // It waits until the name is free. A name that has moved is left as it is.
 func (d *Driver) Seal(ctx context.Context, name string) error {
 	if d.gate != nil {
@@ -55,8 +55,8 @@ func (d *Driver) Seal(ctx context.Context, name string) error {
 		return err
 	}
 	defer a.end()
-	a.phase = PhaseHandover
-	l, err := a.acquire(bound)
+	a.seals = true
+	l, err := a.acquire(bound, a.handover)
 	if err != nil {
 		return d.closing(ctx, err)
 	}
@@ -76,8 +76,8 @@ func (d *Driver) Moved(ctx context.Context, name string) (bool, error) {
 // that were given so far. It waits until the name is free. A name that has not moved is left as it is. When it fails, also in between,
 // nothing is broken: the name has moved or has not, and Rollback may be called again.
 //
-// All processes have to be in PhaseOld or PhaseDual by then, or the name moves again when it is locked; so it fails with [ErrPhase]
-// where d is in another phase. Where the backends cannot take a name back, or the old one cannot raise its tokens, it fails with
+// All processes have to be in PhaseDual by then, or the name moves again when it is locked; so it fails with [ErrPhase] where d is in
+// another phase. Where the backends cannot take a name back, or the old one cannot raise its tokens, it fails with
 // [ErrNoWayBack].
 func (d *Driver) Rollback(ctx context.Context, name string) error {
 	switch {
@@ -87,7 +87,7 @@ func (d *Driver) Rollback(ctx context.Context, name string) error {
 		return fmt.Errorf("%w: backend %s takes no seal back", ErrNoWayBack, d.from.info.Name)
 	case d.unmarker == nil:
 		return fmt.Errorf("%w: backend %s takes no mark back", ErrNoWayBack, d.to.info.Name)
-	case d.Phase() != PhaseOld && d.Phase() != PhaseDual:
+	case d.Phase() != PhaseDual:
 		return fmt.Errorf("%w: in phase %v names move to the new backend, go back to %v first", ErrPhase, d.Phase(), PhaseDual)
 	}
 	a, bound, err := d.own(ctx, name, "roll-back")
@@ -132,7 +132,7 @@ func (a *attempt) goBack(ctx context.Context, to *part) error {
 	if d.info.Fencing != driver.None {
 		floor = to.last()
 	}
-	err = d.unsealer.Loosen(ctx, a.r.Name, id, floor)
+	err = d.unsealer.Loosen(ctx, a.r.Name, id, d.from.below(floor))
 	if errors.Is(err, errors.ErrUnsupported) {
 		return fmt.Errorf("%w: backend %s: %v", ErrNoWayBack, d.from.info.Name, err)
 	}

@@ -38,28 +38,26 @@ func (p *pair) wantFrom(what string, last uint64) {
 }
 
 func TestRollbackTakesANameBack(t *testing.T) {
-	for _, phase := range []migrate.Phase{migrate.PhaseOld, migrate.PhaseDual} {
-		for _, m := range manners {
-			synctest.Test(t, func(t *testing.T) {
-				p := newPair(t, m.from, m.to)
-				last, c := p.moved(), p.client(phase)
-				for range 2 { // the second time there is nothing to do
-					if err := c.Rollback(t.Context(), "x"); err != nil {
-						t.Fatal(err)
-					}
+	for _, m := range manners {
+		synctest.Test(t, func(t *testing.T) {
+			p := newPair(t, m.from, m.to)
+			last, c := p.moved(), p.client(migrate.PhaseDual)
+			for range 2 { // the second time there is nothing to do
+				if err := c.Rollback(t.Context(), "x"); err != nil {
+					t.Fatal(err)
 				}
-				if moved, err := c.Moved(t.Context(), "x"); moved || err != nil {
-					t.Errorf("Moved after the roll-back: got %t, %v, want false", moved, err)
-				}
-				p.wantFrom("rolled back", last)
-				l := lock(t, c, "x")
-				first, n := l.Tokens()
-				release(t, l)
-				if again := p.moved(); again <= first+uint64(n)-1 {
-					t.Errorf("moved again: got token %d after %d", again, first)
-				}
-			})
-		}
+			}
+			if moved, err := c.Moved(t.Context(), "x"); moved || err != nil {
+				t.Errorf("Moved after the roll-back: got %t, %v, want false", moved, err)
+			}
+			p.wantFrom("rolled back", last)
+			l := lock(t, c, "x")
+			first, n := l.Tokens()
+			release(t, l)
+			if again := p.moved(); again <= first+uint64(n)-1 {
+				t.Errorf("moved again: got token %d after %d", again, first)
+			}
+		})
 	}
 }
 
@@ -67,7 +65,7 @@ func TestRollbackWaitsForTheHolder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
 		p.moved()
-		c := p.client(migrate.PhaseOld)
+		c := p.client(migrate.PhaseDual)
 		l := lock(t, c, "x")
 		waiting := start(t.Context(), p.client(migrate.PhaseDual), newAttempt("x"))
 		ctx, cancel := context.WithTimeout(t.Context(), ttl/2)
@@ -170,7 +168,6 @@ func TestRollbackIsRefusedWhereItCannotBeDone(t *testing.T) {
 			{noUnsealer{a, a}, b, migrate.PhaseDual, migrate.ErrNoWayBack},
 			{a, noUnmarker{b, b}, migrate.PhaseDual, migrate.ErrNoWayBack},
 			{fixedCount{a}, b, migrate.PhaseDual, migrate.ErrNoWayBack},
-			{a, b, migrate.PhaseHandover, migrate.ErrPhase},
 			{a, b, migrate.PhaseNew, migrate.ErrPhase},
 		} {
 			d, err := migrate.New(test.from, test.to, &migrate.Options{Phase: test.phase})
@@ -211,7 +208,7 @@ func TestRollbackWithoutTokensNeedsNoRaise(t *testing.T) {
 func TestSealMovesAnIdleName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
-		c := p.client(migrate.PhaseOld)
+		c := p.client(migrate.PhaseDual)
 		for range 2 {
 			if err := c.Seal(t.Context(), "x"); err != nil {
 				t.Fatal(err)
@@ -220,9 +217,68 @@ func TestSealMovesAnIdleName(t *testing.T) {
 		if moved, err := c.Moved(t.Context(), "x"); !moved || err != nil {
 			t.Errorf("Moved: got %t, %v, want true", moved, err)
 		}
-		if c.Phase() != migrate.PhaseOld {
+		if c.Phase() != migrate.PhaseDual {
 			t.Errorf("got phase %v, want it unchanged", c.Phase())
 		}
 		release(t, lock(t, c, "x"))
+	})
+}
+
+// TestASealThatIsMarkedAgainForgetsEarlierRollBacks: a request to unseal of a roll-back that stopped may yet arrive.
+func TestASealThatIsMarkedAgainForgetsEarlierRollBacks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		p.moved()
+		from, to := p.from.NewDriver(), p.to.NewDriver()
+		l := lock(t, to, "x")
+		if err := errors.Join(from.Loosen(t.Context(), "x", "late", 0), to.Unmark(t.Context(), l)); err != nil {
+			t.Fatal(err)
+		}
+		release(t, l)
+		l = lock(t, p.client(migrate.PhaseNew), "x")
+		wantErr(t, "the request that arrives late", from.Unseal(t.Context(), "x", "late"), driver.ErrNotHeld)
+		_, err := try(from, "x")
+		wantErr(t, "an old program beside the holder", err, driver.ErrSealed)
+		release(t, l)
+	})
+}
+
+// TestANameThatWasTakenBackIsNotSealedInPhaseDual has a process that was on its way when the name moved back.
+func TestANameThatWasTakenBackIsNotSealedInPhaseDual(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		p.moved()
+		c := p.client(migrate.PhaseDual)
+		l := lock(t, c, "x")
+		back := make(chan error, 1)
+		go func() { back <- c.Rollback(t.Context(), "x") }() // ends when the name is free
+		synctest.Wait()
+		waiting := start(t.Context(), p.client(migrate.PhaseDual), newAttempt("x")) // behind the roll-back in the queue of to
+		release(t, l)
+		if err := <-back; err != nil {
+			t.Fatal(err)
+		}
+		r := <-waiting
+		if r.err != nil {
+			t.Fatal(r.err)
+		}
+		if moved, err := c.Moved(t.Context(), "x"); moved || err != nil {
+			t.Errorf("Moved after a lock in phase dual: got %t, %v, want false", moved, err)
+		}
+		release(t, r.lease)
+	})
+}
+
+// TestANameThatCouldNotBeSealedIsNotMarked: with the mark and without the seal it would be free on both backends.
+func TestANameThatCouldNotBeSealedIsNotMarked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		c := p.client(migrate.PhaseDual)
+		c.from.Inject(memory.Fault{Kind: memory.CutOff, On: memory.Seals})
+		wantErr(t, "Seal without an answer", c.Seal(t.Context(), "x"), driver.ErrUnavailable)
+		l := lock(t, p.from.NewDriver(), "x")
+		_, err := try(p.client(migrate.PhaseNew), "x")
+		wantErr(t, "phase new beside an old program", err, driver.ErrLocked)
+		release(t, l)
 	})
 }

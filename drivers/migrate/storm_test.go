@@ -169,13 +169,13 @@ func (s *storm) lock(c *dsync.Client, label string, random *rand.Rand) {
 	op.Released(l.Unlock(op.Releasing(context.Background())))
 }
 
-// move takes a client through the phases, and sometimes back.
+// move takes a client from one phase to the other and back, to the new one more often than not.
 func (s *storm) move(d *migrate.Driver, random *rand.Rand) {
-	for p := migrate.PhaseOld; s.sleep(time.Duration(random.Int64N(int64(stormLasts / 4)))); {
-		if p += migrate.Phase(1 + random.IntN(2)); random.IntN(5) == 0 {
-			p -= 2
+	for s.sleep(time.Duration(random.Int64N(int64(stormLasts / 4)))) {
+		p := migrate.PhaseNew
+		if random.IntN(4) == 0 {
+			p = migrate.PhaseDual
 		}
-		p = min(max(p, migrate.PhaseOld), migrate.PhaseNew)
 		if err := d.SetPhase(s.ctx, p); err != nil {
 			s.t.Error(err)
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -18,7 +17,7 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	if err := u.Err(); err != nil {
 		return nil, err
 	}
-	p := Phase(slices.Index(phaseNames[:], phase))
+	p, known := parsePhase(phase)
 	switch {
 	case u.User != nil || len(u.Hosts) > 0 || u.Path != "":
 		return nil, errors.New("migrate URL: it is migrate: with parameters alone, without user, host and path")
@@ -26,18 +25,20 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 		return nil, errors.New("migrate URL: it needs the URLs of two backends, as parameters from and to, with special characters as %XX")
 	case from == to:
 		return nil, errors.New("migrate URL: parameters from and to are the same")
-	case !p.valid():
-		return nil, fmt.Errorf("migrate URL: parameter phase: %q is not one of old, dual, handover, new", phase)
+	case !known:
+		return nil, fmt.Errorf("migrate URL: parameter phase: %q is not one of dual, new, and with a gate old", phase)
+	case c.Floor > 0:
+		return nil, errors.New("migrate URL: parameter floor belongs to the URLs of the two backends")
 	}
-	a, err := openPart(ctx, "from", from, c.TTL)
+	a, ofA, err := openPart(ctx, "from", from, c.TTL)
 	if err != nil {
 		return nil, err
 	}
-	b, err := openPart(ctx, "to", to, c.TTL)
+	b, ofB, err := openPart(ctx, "to", to, c.TTL)
 	if err != nil {
 		return nil, errors.Join(err, a.Close(ctx))
 	}
-	d, err := New(a, b, &Options{Phase: p, Unfenced: !c.Fenced, Gated: gated, TTL: c.TTL})
+	d, err := New(a, b, &Options{Phase: p, Unfenced: !c.Fenced, Gated: gated, TTL: c.TTL, FromFloor: ofA.Floor, ToFloor: ofB.Floor})
 	if err == nil && c.Require.Fenced && !c.Fenced {
 		err = errors.New("migrate URL: it has both fenced=false and require=fenced")
 	}
@@ -48,7 +49,7 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	if err != nil {
 		return nil, errors.Join(err, a.Close(ctx), b.Close(ctx))
 	}
-	if err = d.apart(ctx); err == nil && gated {
+	if err = d.Check(ctx); err == nil && gated {
 		err = d.SetPhase(ctx, p)
 	}
 	if err != nil {
@@ -58,14 +59,14 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 }
 
 // openPart opens one of the two backends. What all drivers have in common is said once, for both.
-func openPart(ctx context.Context, which, url string, ttl time.Duration) (driver.Driver, error) {
+func openPart(ctx context.Context, which, url string, ttl time.Duration) (driver.Driver, *driver.Config, error) {
 	d, c, err := driver.OpenTTL(ctx, url, ttl)
 	if err != nil {
-		return nil, fmt.Errorf("migrate URL: parameter %s: %w", which, err)
+		return nil, nil, fmt.Errorf("migrate URL: parameter %s: %w", which, err)
 	}
 	if c.URL.Has("ttl") {
 		err = fmt.Errorf("migrate URL: parameter %s has a ttl, which belongs to the migrate URL itself", which)
-		return nil, errors.Join(err, d.Close(ctx))
+		return nil, nil, errors.Join(err, d.Close(ctx))
 	}
-	return d, nil
+	return d, c, nil
 }

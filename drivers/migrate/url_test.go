@@ -32,22 +32,22 @@ func TestURL(t *testing.T) {
 
 func TestURLErrors(t *testing.T) {
 	for _, test := range []struct{ query, want string }{
-		{"from=memory:&phase=old", "URLs of two backends"},
-		{"from=memory:&to=memory:&phase=old", "are the same"},
+		{"from=memory:&phase=dual", "URLs of two backends"},
+		{"from=memory:&to=memory:&phase=dual", "are the same"},
 		{"from=memory://a&to=memory://b", "parameter phase"},
-		{"from=memory://a&to=memory://b&phase=both", `"both" is not one of old, dual, handover, new`},
-		{"from=memory://a&to=memory://b&phase=old&x=y", "unknown parameter x"},
-		{"from=nothing://a&to=memory://b&phase=old", `parameter from: unknown backend "nothing"`},
-		{"from=memory://a&to=memory://b%3Fttl%3D3s&phase=old", "parameter to has a ttl"},
-		{"from=memory://a&to=memory://b%3Ffenced%3Dfalse&phase=old", "has fencing tokens and memory has none"},
-		{"from=memory://a%3Ffenced%3Dfalse&to=memory://b&phase=old&require=fenced", "tokens are required, and not both backends have them"},
-		{"from=memory://a&to=memory://b&phase=old&fenced=false&require=fenced", "fenced=false"},
-		{"from=memory://a&to=memory://b&phase=old&require=fair", "is not fair"},
-		{"from=memory://a&to=memory://b&phase=old&require=rw", "backend migrate has no read-write locks: unsupported operation"},
-		{"from=memory://a&to=memory://a%3Forder%3Dfifo&phase=old", "the same backend by two addresses"},
+		{"from=memory://a&to=memory://b&phase=both", `"both" is not one of dual, new, and with a gate old`},
+		{"from=memory://a&to=memory://b&phase=dual&x=y", "unknown parameter x"},
+		{"from=nothing://a&to=memory://b&phase=dual", `parameter from: unknown backend "nothing"`},
+		{"from=memory://a&to=memory://b%3Fttl%3D3s&phase=dual", "parameter to has a ttl"},
+		{"from=memory://a&to=memory://b%3Ffenced%3Dfalse&phase=dual", "has fencing tokens and memory has none"},
+		{"from=memory://a%3Ffenced%3Dfalse&to=memory://b&phase=dual&require=fenced", "tokens are required, and not both backends have them"},
+		{"from=memory://a&to=memory://b&phase=dual&fenced=false&require=fenced", "fenced=false"},
+		{"from=memory://a&to=memory://b&phase=dual&require=fair", "is not fair"},
+		{"from=memory://a&to=memory://b&phase=dual&require=rw", "backend migrate has no read-write locks: unsupported operation"},
+		{"from=memory://a&to=memory://a%3Forder%3Dfifo&phase=dual", "the same backend by two addresses"},
 		{"from=memory://a&to=memory://b&phase=old&gate=true", "tokens would fall"},
-		{"from=memory://a&to=memory://b&phase=handover&gate=true&fenced=false", "no phase handover"},
-		{"from=redis://u:" + testenv.PasswordMark + "%40h&to=memory://b&phase=old", "unknown backend"},
+		{"from=memory://a&to=memory://b&phase=old", "phase old is there with a gate alone"},
+		{"from=redis://u:" + testenv.PasswordMark + "%40h&to=memory://b&phase=dual", "unknown backend"},
 	} {
 		d, _, err := driver.Open(t.Context(), "migrate:?"+test.query)
 		if err == nil {

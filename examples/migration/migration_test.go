@@ -39,7 +39,7 @@ func TestMigration(t *testing.T) {
 	if want := "\nwith lock: issued=50 refused=50 remaining=0\n"; status != 0 || stderr != "" || !strings.HasSuffix(stdout, want) {
 		t.Errorf("got status %d, standard output %q, standard error %q; want 0, nothing, and %q at the end", status, stdout, stderr, want)
 	}
-	for _, want := range []string{"behind: coupons-", "1 moved", "sealed: 2; sealed already: 1", "have moved (3)"} {
+	for _, want := range []string{"behind: coupons-", "floor=", "sealed: 3; sealed already: 0", "have moved (3), and tokens rise"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("want %q in\n%s", want, stdout)
 		}

@@ -2,7 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/url"
@@ -47,11 +47,14 @@ func (r *runbook) steps() []step {
 	lock := r.staff.lock
 	all := []string{"--names", r.names}
 	return []step{
-		{"Three programs sell in phase old, and a service that knows the old backend alone.", func(ctx context.Context) error {
-			return errors.Join(r.restart(ctx, r.phase("old"), programs...), r.restart(ctx, r.from, service))
+		{"Three programs and a service sell, with the old backend alone.", func(ctx context.Context) error {
+			return r.restart(ctx, r.from, append([]string{service}, programs...)...)
 		}},
-		{"What is possible?", func(ctx context.Context) error {
-			return r.until(ctx, 0, "names move by seals            yes", "plan")
+		{"What is possible, and which floor keeps tokens rising?", func(ctx context.Context) error {
+			if err := r.until(ctx, 0, "names move by seals            yes", "plan"); err != nil {
+				return err
+			}
+			return r.addFloor(ctx)
 		}},
 		{"The programs are restarted in phase dual.", func(ctx context.Context) error {
 			return r.restart(ctx, r.phase("dual"), programs...)
@@ -65,13 +68,7 @@ func (r *runbook) steps() []step {
 			}
 			return r.until(ctx, 0, "", append([]string{"status", "--for", "2s"}, all...)...)
 		}},
-		{"The programs are restarted in phase handover: what they lock moves.", func(ctx context.Context) error {
-			if err := r.restart(ctx, r.phase("handover"), programs...); err != nil {
-				return err
-			}
-			return r.until(ctx, 0, "1 moved", "status", lock)
-		}},
-		{"What nobody locks is moved; then the service comes back, on the new backend alone.", func(ctx context.Context) error {
+		{"The names move; then the service comes back, on the new backend alone.", func(ctx context.Context) error {
 			if err := r.until(ctx, 0, "sealed: ", append([]string{"seal", "--all", "--wait", "1m"}, all...)...); err != nil {
 				return err
 			}
@@ -81,9 +78,9 @@ func (r *runbook) steps() []step {
 			return r.restart(ctx, r.phase("new"), programs...)
 		}},
 		{"Is the old backend still needed?", func(ctx context.Context) error {
-			return r.until(ctx, 0, "cut all clients off the old backend", append([]string{"finalize"}, all...)...)
+			return r.until(ctx, 0, "In this order", append([]string{"finalize"}, all...)...)
 		}},
-		{"The programs are restarted with the new backend alone.", func(ctx context.Context) error {
+		{"Nobody is left to be cut off, so the programs are restarted with the new backend alone.", func(ctx context.Context) error {
 			if err := r.restart(ctx, r.to, programs...); err != nil || r.stopOld == nil {
 				return err
 			}
@@ -92,6 +89,28 @@ func (r *runbook) steps() []step {
 			return nil
 		}},
 	}
+}
+
+// addFloor puts the floor that plan tells into the URL of the new backend.
+func (r *runbook) addFloor(ctx context.Context) error {
+	status, said, err := r.tool.migrate(ctx, "plan", "--json")
+	var plan struct{ Floor uint64 }
+	if err == nil {
+		err = json.Unmarshal([]byte(said), &plan)
+	}
+	if err != nil || status != 0 {
+		return fmt.Errorf("dsync migrate plan: status %d: %w\n%s", status, err, said)
+	}
+	if plan.Floor == 0 {
+		return nil // there are no tokens
+	}
+	sign := "?"
+	if strings.Contains(r.to, "?") {
+		sign = "&"
+	}
+	r.to += fmt.Sprintf("%sfloor=%d", sign, plan.Floor)
+	r.tool.env = append(r.tool.env, "DSYNC_TO="+r.to)
+	return nil
 }
 
 // phase returns the URL of the migration in a phase.

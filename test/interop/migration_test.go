@@ -139,12 +139,12 @@ func (m *move) leftBehind(t *testing.T) {
 func (m *move) waitsMeanwhile(t *testing.T) {
 	name := fresh("meanwhile")
 	dual, _ := m.mover(t, migrate.PhaseDual)
-	handover, _ := m.mover(t, migrate.PhaseHandover)
+	moving, _ := m.mover(t, migrate.PhaseNew)
 	lease := lock(t, dual, name)
 	j := m.redisson.thread(name, "plain", name)
 	w := j.acquire(0)
-	next := lockLater(handover, name)
-	m.subscribed(t, channelOf(name), 2)
+	m.subscribed(t, channelOf(name), 1)
+	next := lockLater(moving, name)
 	unlock(t, lease)
 	select {
 	case <-w.done: // it came first
@@ -194,7 +194,7 @@ func (m *move) crowd(t *testing.T) {
 		}
 	}
 	moment := func() { <-time.After(300 * time.Millisecond) }
-	for _, phase := range []migrate.Phase{migrate.PhaseDual, migrate.PhaseHandover, migrate.PhaseNew} {
+	for _, phase := range []migrate.Phase{migrate.PhaseDual, migrate.PhaseNew} {
 		for _, d := range drivers {
 			if err := d.SetPhase(ctx, phase); err != nil {
 				t.Error(err)

@@ -1,0 +1,230 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/move"
+)
+
+// A migration ties its old backend to one new backend, so that a process with another one, by a wrong prefix perhaps, is found before it
+// locks anything. That is done with seals alone, of reserved names:
+//
+//   - identityName is sealed on the new backend after a random mark. The last token in the seal is the identity.
+//   - targetName is sealed on the old backend. The last token in the seal, and the identity of the new backend, are in the name of a third
+//     one, which was sealed while the holder of targetName had that token.
+//
+// None of that changes any more before [Driver.Untie].
+const (
+	identityName = reserved + "identity"
+	targetName   = reserved + "target"
+)
+
+// sealsName is locked for a moment, to see whether the old backend keeps seals.
+const sealsName = reserved + "seals"
+
+func tieName(identity, target uint64) string {
+	return fmt.Sprintf("%sto:%d:%d", reserved, identity, target)
+}
+
+var (
+	// ErrOtherBackend: names of the old backend move to another new one.
+	ErrOtherBackend = fmt.Errorf("names of the old backend move to another new backend than this one (a wrong host or prefix in `to`? "+
+		"if `to` is right, the first program had another one: end what uses that, then `dsync migrate untie`): %w", errors.ErrUnsupported)
+
+	// ErrWrongWay: a name is sealed on the new backend.
+	ErrWrongWay = fmt.Errorf("names of the new backend have moved to another backend (are `from` and `to` swapped? to come back after a "+
+		"migration, take the names back by `dsync migrate rollback` with --from and --to as they were then, and `dsync migrate untie`): %w",
+		errors.ErrUnsupported)
+)
+
+// identityBits is how long a random identity is: what the tokens of every backend can be raised to.
+const identityBits = 40
+
+// keepsSeals asks for a seal in the place of a hold that is over, which changes nothing, and which a driver that never seals refuses.
+func (d *Driver) keepsSeals(ctx context.Context) error {
+	l, err := d.from.Acquire(ctx, d.ownRequest(sealsName))
+	if err != nil {
+		return d.permitted(ctx, fmt.Errorf("old backend: %w", err))
+	}
+	letGo(l)
+	if err := d.sealer.Seal(ctx, l); errors.Is(err, errors.ErrUnsupported) {
+		return fmt.Errorf("%w: %v", ErrNeedsGate, err)
+	}
+	return nil
+}
+
+// Look is [Driver.Check] without the tie, and changes nothing: it finds an earlier Check by which one of the two is tied to another.
+func (d *Driver) Look(ctx context.Context) error {
+	to, ok := d.readable()
+	if !ok {
+		return nil
+	}
+	identity, known, err := to.Sealed(ctx, identityName)
+	if err == nil {
+		err = d.wrongWay(ctx, to)
+	}
+	if err == nil {
+		_, err = d.tied(ctx, identity, known)
+	}
+	if errors.Is(err, ErrWrongWay) || errors.Is(err, ErrOtherBackend) {
+		return err
+	}
+	return d.permitted(ctx, err)
+}
+
+// readable returns the new backend as one whose seals can be read, if both can.
+func (d *Driver) readable() (to move.Sealer, ok bool) {
+	to, ok = d.to.Driver.(move.Sealer)
+	return to, ok && d.gate == nil && d.from.info.Fencing != driver.None && d.to.info.Fencing != driver.None
+}
+
+// wrongWay returns ErrWrongWay if the new backend is the old one of another migration.
+func (d *Driver) wrongWay(ctx context.Context, to move.Sealer) error {
+	_, sealed, err := to.Sealed(ctx, targetName)
+	switch {
+	case err != nil:
+		return fmt.Errorf("new backend: %w", err)
+	case sealed:
+		return ErrWrongWay
+	}
+	return nil
+}
+
+// tied reports whether from is tied to the new backend with this identity. It returns ErrOtherBackend if from is tied to another one.
+func (d *Driver) tied(ctx context.Context, identity uint64, known bool) (bool, error) {
+	target, sealed, err := d.sealer.Sealed(ctx, targetName)
+	if err != nil || !sealed {
+		return false, err
+	}
+	sealed = false
+	if known {
+		_, sealed, err = d.sealer.Sealed(ctx, tieName(identity, target))
+	}
+	if err == nil && !sealed {
+		err = ErrOtherBackend
+	}
+	return sealed, err
+}
+
+// tie ties from to to, or looks whether they are tied to each other.
+func (d *Driver) tie(ctx context.Context) error {
+	to, ok := d.readable()
+	if !ok {
+		return nil
+	}
+	err := d.wrongWay(ctx, to)
+	if errors.Is(err, ErrWrongWay) {
+		return err
+	} else if err != nil {
+		return d.permitted(ctx, err)
+	}
+	identity, err := d.identity(ctx, to)
+	if err != nil {
+		return d.permitted(ctx, err)
+	}
+	for {
+		tied, err := d.tied(ctx, identity, true)
+		if tied || errors.Is(err, ErrOtherBackend) {
+			return err
+		}
+		if err == nil {
+			err = d.tieTo(ctx, identity)
+		}
+		if err != nil && !errors.Is(err, driver.ErrSealed) && !errors.Is(err, driver.ErrNotHeld) {
+			return d.permitted(ctx, fmt.Errorf("old backend: %w", err))
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+	}
+}
+
+// permitted returns nil where err says neither that the backend is out of reach nor that somebody was in the way: reserved names are not
+// permitted there, and so the backends are not tied.
+func (d *Driver) permitted(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	for _, e := range []error{driver.ErrUnavailable, driver.ErrUnknown, driver.ErrLocked, driver.ErrClosed} {
+		if errors.Is(err, e) || ctx.Err() != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// identity returns that of the new backend, and gives it one if it has none.
+func (d *Driver) identity(ctx context.Context, to move.Sealer) (uint64, error) {
+	for {
+		last, sealed, err := to.Sealed(ctx, identityName)
+		if err != nil || sealed {
+			return last, err
+		}
+		l, err := d.to.Acquire(ctx, d.ownRequest(identityName))
+		if err == nil {
+			if err = d.marker.Mark(ctx, l, rand.Uint64N(1<<identityBits)); err == nil {
+				err = to.Seal(ctx, l)
+			}
+			if err != nil {
+				letGo(l)
+			}
+		}
+		if err != nil && !errors.Is(err, driver.ErrSealed) && !errors.Is(err, driver.ErrNotHeld) {
+			return 0, fmt.Errorf("new backend: %w", err)
+		}
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// tieTo seals the two names on from. One that stops in between has changed nothing: the next holder has another token.
+func (d *Driver) tieTo(ctx context.Context, identity uint64) error {
+	target, err := d.from.Acquire(ctx, d.ownRequest(targetName))
+	if err != nil {
+		return err
+	}
+	first, n := target.Tokens()
+	tie, err := d.from.Acquire(ctx, d.ownRequest(tieName(identity, first+uint64(n)-1)))
+	if err == nil {
+		if err = d.sealer.Seal(ctx, tie); err != nil {
+			letGo(tie)
+		}
+	}
+	if err == nil {
+		err = d.sealer.Seal(ctx, target)
+	}
+	if err != nil {
+		letGo(target)
+	}
+	return err
+}
+
+// Untie ends what the first [Driver.Check] of a migration has begun: from may be tied to another backend, or names may move to it. No
+// program may use the migration any more, and no name may be sealed on from.
+func (d *Driver) Untie(ctx context.Context) error {
+	if d.gate != nil {
+		return ErrNoSeals
+	}
+	if d.unsealer == nil {
+		return fmt.Errorf("%w: backend %s takes no seal back", ErrNoWayBack, d.from.info.Name)
+	}
+	id := d.nextHold()
+	err := d.unsealer.Loosen(ctx, targetName, id, 0)
+	if err == nil {
+		err = d.unsealer.Unseal(ctx, targetName, id)
+	}
+	if errors.Is(err, driver.ErrNotHeld) {
+		return nil // it is not tied, or not any more
+	}
+	return err
+}
+
+// ownRequest returns a request of the driver's own.
+func (d *Driver) ownRequest(name string) *driver.Request {
+	return &driver.Request{Name: name, Hold: d.nextHold(), Owner: "migration", TTL: d.ttl, Events: quiet{}}
+}
