@@ -2,31 +2,21 @@ package recipes
 
 import (
 	"context"
-	"errors"
 	"log/slog"
-	"time"
 
 	"github.com/go-dsync/dsync"
 )
 
 // Lead runs serve in one of all processes that call Lead with the same name, until ctx ends. When ctx ends, as at SIGTERM, the lock
 // goes to the next process as soon as serve has returned. When the lock is lost, the context of serve ends, and Lead waits for its
-// turn again.
+// turn again. When serve returns by itself, Lead returns its error.
 func Lead(ctx context.Context, l dsync.Locker, name string, serve func(context.Context) error) error {
-	for ctx.Err() == nil {
-		err := dsync.Do(ctx, l, name, serve)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case errors.Is(err, dsync.ErrLost):
-			slog.WarnContext(ctx, "no longer the leader", "error", err)
-		case err != nil:
-			return err
-		}
-		select { // serve may have returned at once
-		case <-time.After(time.Second):
-		case <-ctx.Done():
-		}
+	err := dsync.Elect(ctx, l, name, func(ctx context.Context, term *dsync.Lease) error {
+		slog.InfoContext(ctx, "the leader", "term", term.Token())
+		return serve(ctx)
+	})
+	if ctx.Err() != nil {
+		return nil
 	}
-	return nil
+	return err
 }
