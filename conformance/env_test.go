@@ -181,6 +181,8 @@ var interfaces = map[string]struct {
 	"Events":             {},
 	"KeepAliveReporter":  {}, // taps and their leases have these two always, and say nothing where the driver does not
 	"SessionLease":       {},
+	"Watcher":            {}, // the groups watching and leaving ask the driver behind the tap
+	"Leaver":             {},
 	"Sealer":             {},
 	"Marker":             {},
 	"Unsealer":           {},
