@@ -275,7 +275,7 @@ func TestInfoIsTheWeakestOfBoth(t *testing.T) {
 	p := newPair(t, sessions, &memory.Options{KeepsAlive: true, Order: memory.FIFOByClient})
 	got := p.client(migrate.PhaseNew).Info()
 	want := p.from.NewDriver().Info()
-	want.Name, want.Order = "migrate", driver.Unordered
+	want.Name, want.Order, want.ReadWrite = "migrate", driver.Unordered, driver.Support{}
 	if got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
