@@ -258,8 +258,10 @@ func TestManySubscriptions(t *testing.T) {
 	const n = 1000
 	leases, waiters := make([]*lease, n), make([]*waiter, n)
 	for i := range n {
-		leases[i] = acquire(t, a, request(fmt.Sprint("x", i)))
-		waiters[i] = wait(t, b, request(fmt.Sprint("x", i)))
+		r := request(fmt.Sprint("x", i))
+		r.TTL = 10 * time.Minute // however long all of them take to come
+		leases[i] = acquire(t, a, r)
+		waiters[i] = wait(t, b, request(r.Name))
 	}
 	start := time.Now()
 	for _, l := range leases {
