@@ -23,7 +23,7 @@ func missedRelease(e *env) error {
 			if err := next.isHeld("after the release was missed"); err != nil {
 				return err
 			}
-			next.unlock()
+			_ = next.tryUnlock(e.ctx) // its session may be about to end
 			return nil
 		})
 		return nil
