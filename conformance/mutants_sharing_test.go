@@ -73,7 +73,7 @@ var sharingMutants = []mutant{
 		check:  "sharing/writer-waits",
 		breaks: "readers do not mind who waits to write",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
-			if s, _ := d.Inspect(ctx, r.Name); r.Mode == driver.Read && s.Mode == driver.Read {
+			if s, _ := d.Inspect(ctx, r.Name); r.Mode == driver.Read && s.Mode == driver.Read && s.Waiters > 0 {
 				return newForged(r), nil
 			}
 			return d.Acquire(ctx, r)
