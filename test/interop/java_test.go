@@ -134,6 +134,14 @@ func (j *jvm) read() {
 	j.pending = nil
 }
 
+// kill kills the process. Calls under way fail, and so do later ones.
+func (j *jvm) kill() {
+	j.mu.Lock()
+	j.ended = true // nothing is sent any more
+	j.mu.Unlock()
+	j.Kill()
+}
+
 func (j *jvm) call(client, thread, command string, args ...string) *call {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -406,7 +406,7 @@ func soakReadWrite(t *testing.T, version string) {
 			time.Sleep(soakFreeze)
 			now[i].Cont()
 		} else {
-			now[i].Kill()
+			now[i].kill()
 			now[i] = start(i)
 		}
 	}
