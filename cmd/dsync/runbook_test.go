@@ -112,6 +112,20 @@ func (f *fleet) leave(name string) {
 	f.inside[name] = false
 }
 
+// token returns the last token of a name.
+func (f *fleet) token(name string) uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.last[name]
+}
+
+// setFenced says whether tokens are to rise from here on.
+func (f *fleet) setFenced(fenced bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fenced = fenced
+}
+
 // restart gives all programs another URL, one after the other.
 func (f *fleet) restart(raw string) {
 	f.t.Helper()
@@ -168,13 +182,13 @@ func (f *fleet) line(text, said, file string) string {
 			f.stranger = nil
 		}
 	case strings.Contains(text, "have to do without"):
-		f.fenced = false
+		f.setFenced(false)
 	}
 	switch m := phaseOf.FindStringSubmatch(text); {
 	case !strings.Contains(text, "restart all programs"):
 	case strings.Contains(text, "URL of the new backend alone"):
 		f.restart(f.to)
-		f.fenced = true
+		f.setFenced(true)
 	case m != nil && strings.Contains(text, "gate=true"):
 		f.restart(f.phase(m[1], "&gate=true&fenced=false"))
 	case m != nil:
@@ -241,7 +255,7 @@ func (f *fleet) follow(lines []string, file string) {
 	f.restart(f.from)
 	f.stranger = f.start(f.from, f.all)
 	f.use(f.t.Context(), f.programs[0].client, "idle")
-	before := f.last["idle"]
+	before := f.token("idle")
 	said := ""
 	for _, text := range lines {
 		said = f.line(text, said, file)
@@ -250,8 +264,8 @@ func (f *fleet) follow(lines []string, file string) {
 		}
 	}
 	f.use(f.t.Context(), f.programs[0].client, "idle")
-	if f.last["idle"] <= before {
-		f.t.Errorf("the name that nobody locked meanwhile: got token %d after %d", f.last["idle"], before)
+	if got := f.token("idle"); got <= before {
+		f.t.Errorf("the name that nobody locked meanwhile: got token %d after %d", got, before)
 	}
 	for _, p := range f.programs {
 		f.end(p)
