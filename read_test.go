@@ -331,7 +331,7 @@ func TestWaitingReadersAreGrantedTogether(t *testing.T) {
 				mustUnlock(t, l)
 			})
 			if i%10 == 0 {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*10*time.Millisecond)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i+1)*10*time.Millisecond)
 				defer cancel()
 				wg.Go(func() {
 					if _, err := a.Lock(ctx, "x", dsync.Read()); !errors.Is(err, dsync.ErrLocked) || !errors.Is(err, context.DeadlineExceeded) {
