@@ -42,7 +42,7 @@ func (a *answers) returned(h *hold, now moment, err error, canceled bool) {
 	switch {
 	case errors.Is(err, ErrLocked):
 		a.refuse(now)
-	case !canceled && (errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown)):
+	case !canceled && transient(err):
 		a.trouble = err
 	}
 }

@@ -19,14 +19,14 @@ import (
 // Elect ends when ctx is over: a candidate gives up, and a leader resigns as soon as lead has returned. Elect also ends with an error of
 // Lock that another try does not mend, such as ErrClosed. Calls through one [Owner] are one candidate, since its locks are reentrant.
 func Elect(ctx context.Context, l Locker, name string, lead func(ctx context.Context, term *Lease) error) error {
+	over := func() error { return &opError{"lock", name, newWaitError(ctx, nil, nil, false)} }
 	for {
-		var term *Lease
 		lost := false
 		err := Do(ctx, l, name, func(under context.Context) error {
 			if ctx.Err() != nil { // the grant crossed the end of ctx
-				return &opError{"lock", name, newWaitError(ctx, nil, nil, false)}
+				return over()
 			}
-			term = LeaseFrom(under)
+			term := LeaseFrom(under)
 			err := lead(under, term)
 			lost = errors.Is(term.Err(), ErrLost)
 			return err
@@ -37,7 +37,7 @@ func Elect(ctx context.Context, l Locker, name string, lead func(ctx context.Con
 		select {
 		case <-time.After(rand.N(time.Second)):
 		case <-ctx.Done():
-			return &opError{"lock", name, newWaitError(ctx, nil, nil, false)}
+			return over()
 		}
 	}
 }

@@ -39,6 +39,9 @@ var (
 	ErrClosed = driver.ErrClosed
 )
 
+// transient reports whether a request that failed with err may succeed when it is repeated.
+func transient(err error) bool { return errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown) }
+
 // errNested is the answer to TryLock where Lock returns ErrDeadlock.
 var errNested = fmt.Errorf("%w: the caller's own lease holds the name", ErrLocked)
 

@@ -2,7 +2,6 @@ package dsync
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"time"
 
@@ -233,7 +232,7 @@ func (c *lockCall) refused() callState {
 	case c.served():
 	case canceled:
 		c.err = k.waitError(c.ctx, c.answer)
-	case errors.Is(c.answer, driver.ErrUnavailable), errors.Is(c.answer, driver.ErrUnknown):
+	case transient(c.answer):
 		return c.pause()
 	default:
 		c.err = c.answer

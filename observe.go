@@ -18,8 +18,8 @@ import (
 // errors.ErrUnsupported if the backend cannot tell who holds a name, and ErrClosed.
 func (c *Client) Observe(ctx context.Context, name string) iter.Seq2[Status, error] {
 	return func(yield func(Status, error) bool) {
-		o := &observer{client: c, name: name, changed: make(chan struct{}, 1)}
-		defer o.unwatch()
+		o := &observer{client: c, name: name, changed: make(chan struct{}, 1), stop: func() {}}
+		defer func() { o.stop() }()
 		for {
 			s, err := o.ask(ctx)
 			if ctx.Err() != nil {
@@ -28,7 +28,7 @@ func (c *Client) Observe(ctx context.Context, name string) iter.Seq2[Status, err
 			if err == nil {
 				o.watch()
 			}
-			outOfReach := errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown) || errors.Is(err, context.DeadlineExceeded)
+			outOfReach := transient(err) || errors.Is(err, context.DeadlineExceeded)
 			switch {
 			case err == nil && o.news(s):
 				if !yield(s, nil) {
@@ -48,7 +48,7 @@ type observer struct {
 	client  *Client
 	name    string
 	watched bool
-	stop    func()        // nil if the driver tells of no changes
+	stop    func()        // ends the watch, where there is one
 	changed chan struct{} // has an element when the driver told of a change
 	seen    *Status       // yielded last
 	pause   time.Duration // before the last question, while nobody held the name or the backend was out of reach
@@ -63,12 +63,6 @@ func (o *observer) watch() {
 	o.watched = true
 	if stop, err := w.Watch(o.name, o.change); err == nil {
 		o.stop = stop
-	}
-}
-
-func (o *observer) unwatch() {
-	if o.stop != nil {
-		o.stop()
 	}
 }
 

@@ -172,7 +172,7 @@ func (r *reach) pinged(ctx context.Context, began moment, err error) error {
 		return fmt.Errorf("%w: %w", ErrUnavailable, ended)
 	}
 	switch {
-	case errors.Is(err, ErrUnavailable), errors.Is(err, ErrUnknown):
+	case transient(err):
 		r.unanswered("", err)
 		return err
 	case errors.Is(err, ErrClosed), errors.Is(err, errors.ErrUnsupported):
@@ -184,7 +184,7 @@ func (r *reach) pinged(ctx context.Context, began moment, err error) error {
 
 // inspected takes the outcome of a probe. What is wrong with the question is an answer.
 func (r *reach) inspected(ctx context.Context, err error) {
-	if err != nil && (ctx.Err() != nil || errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown)) {
+	if err != nil && (ctx.Err() != nil || transient(err)) {
 		r.unanswered("", err)
 	} else {
 		r.answered()
@@ -216,7 +216,7 @@ func (r *reach) acquired(ctx context.Context, h *hold, began moment, err error) 
 		r.answered()
 	case ctx.Err() != nil && (h.waited() || r.client.clock.plain()-began < min(r.client.ttl/6, silentFor)):
 		// The caller left too early to tell, or left a wait, and a wait begins with an answer.
-	case errors.Is(err, ErrUnavailable), errors.Is(err, ErrUnknown):
+	case transient(err):
 		r.unanswered(h.lock.name, err)
 	case errors.Is(err, ErrLocked):
 		r.answered()
@@ -236,7 +236,7 @@ func (r *reach) renewed(h *hold, err error) {
 func (r *reach) extended(ctx context.Context, h *hold, err error) {
 	if err == nil || errors.Is(err, ErrNotHeld) {
 		r.answered()
-	} else if ctx.Err() == nil && (errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown)) {
+	} else if ctx.Err() == nil && transient(err) {
 		r.unanswered(h.lock.name, err)
 	}
 }

@@ -282,8 +282,9 @@ func (c *Client) Inspect(ctx context.Context, name string) (Status, error) {
 	return s, err
 }
 
-// ForceUnlock ends the hold of name, whoever has it, and where several read all of theirs; the holders are told within Info.Detect. ForceUnlock is meant for administrators. It
-// returns ErrNotHeld if nobody held the name, and errors.ErrUnsupported if the backend has no way to do so.
+// ForceUnlock ends the hold of name, whoever has it, and where several read all of theirs; the holders are told within Info.Detect.
+// ForceUnlock is meant for administrators. It returns ErrNotHeld if nobody held the name, and errors.ErrUnsupported if the backend has no
+// way to do so.
 func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 	var span telemetry.Span
 	if checkName(name) == nil {

@@ -34,10 +34,10 @@ import (
 //     [ErrNotHeld] if the hold was over before; any other error means that the outcome is unknown. Whatever Release returns, the lease
 //     is dead from then on: never renewed, never kept alive.
 //  4. Expires is a time before which nobody can be granted the name in a mode that excludes the hold ([Mode.Excludes]), unless somebody
-//     removes the hold: the send time of an answered request, handled by the backend at or after the grant, plus the TTL. No margin is taken off. Expires never counts
-//     from the receipt of an answer, nor, after a grant that blocked, from the send of the request that blocked. Once passed, Expires
-//     never moves again. Where a session carries the lock, Expires of a fixed lease is the earlier of the session's end and
-//     grant + TTL; if the TTL of the session may be another one, the lease is a [SessionLease].
+//     removes the hold: the send time of an answered request, handled by the backend at or after the grant, plus the TTL. No margin is
+//     taken off. Expires never counts from the receipt of an answer, nor, after a grant that blocked, from the send of the request that
+//     blocked. Once passed, Expires never moves again. Where a session carries the lock, Expires of a fixed lease is the earlier of the
+//     session's end and grant + TTL; if the TTL of the session may be another one, the lease is a [SessionLease].
 //  5. Renewals and keep-alives are conditional on Hold: they never create a hold, never touch another one and never keep another one
 //     alive, also where one key of the backend carries several Read holds: each ends by its own time. An error other than ErrNotHeld
 //     changes nothing. A slow node delays only the leases on that node.
@@ -53,8 +53,8 @@ import (
 //     package dsync passes every waiter on. With any other [Order] package dsync lets one waiting Acquire per client, name and mode
 //     contend at a time, and gives a hold from caller to caller of the client for a while before the release: with a token of the
 //     grant's, or by [Passer] where no token is left. Of the Reads of a client one contends at a time for all of them, with any Order,
-//     but those with a fixed lease each for itself.
-//     With an order other than Unordered, a Read does not overtake a Write or Exclusive request that came before.
+//     but those with a fixed lease each for itself. With an order other than Unordered, a Read does not overtake a Write or Exclusive
+//     request that came before.
 //
 // # Locking
 //

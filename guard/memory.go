@@ -12,13 +12,10 @@ type Memory struct {
 // Write admits a write by the holder with the token, and keeps the token, or returns ErrStale. A write that goes on after Write has
 // returned is not protected from one that begins meanwhile: hold a mutex of the resource over both.
 func (m *Memory) Write(name string, token uint64) error {
-	if _, err := check(name, token); err != nil {
-		return err
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if token < m.tokens[name] {
-		return stale(name, token)
+	if err := m.admit(name, token); err != nil {
+		return err
 	}
 	if m.tokens == nil {
 		m.tokens = map[string]uint64{}
@@ -29,11 +26,16 @@ func (m *Memory) Write(name string, token uint64) error {
 
 // Read admits a read by a holder in the mode Read with the token, or returns ErrStale if a later writer was admitted. Nothing is kept.
 func (m *Memory) Read(name string, token uint64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.admit(name, token)
+}
+
+// admit is called with mu held.
+func (m *Memory) admit(name string, token uint64) error {
 	if _, err := check(name, token); err != nil {
 		return err
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	if token < m.tokens[name] {
 		return stale(name, token)
 	}

@@ -5,14 +5,13 @@ import "slices"
 // watcher is one call of Watch.
 type watcher struct {
 	d       *Driver
-	name    string
 	changed func()
 }
 
 // Watch implements [driver.Watcher]. A hold that ends by its TTL while nobody waits is noticed by whoever asks next.
 func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
 	s := d.server
-	w := &watcher{d, name, changed}
+	w := &watcher{d, changed}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.watchers[name] = append(s.watchers[name], w)

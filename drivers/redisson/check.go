@@ -102,7 +102,7 @@ func (d *Driver) lookAtAll(ctx context.Context) error {
 		switch err := <-errs; {
 		case err == nil:
 			reached = true
-		case errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrUnknown):
+		case transient(err):
 			last = err
 		default:
 			return err
@@ -120,7 +120,7 @@ func (d *Driver) lookAt(ctx context.Context, node rueidis.Client) error {
 	results := d.doMulti(ctx, node, []rueidis.Completed{b.Arbitrary("HELLO").Build(), b.Info().Section("memory").Build()})
 	for _, result := range results {
 		if err := result.Error(); err != nil {
-			if err, _ := fault(ctx, "", err); errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrUnknown) || isLogin(err) {
+			if err, _ := fault(ctx, "", err); transient(err) || isLogin(err) {
 				return err
 			}
 		}
