@@ -77,6 +77,9 @@ func handshake(c net.Conn, ask int32) (time.Duration, error) {
 	if _, err := io.ReadFull(c, answer[:]); err != nil {
 		return 0, err
 	}
+	if size := binary.BigEndian.Uint32(answer[:]); size > maxWelcome {
+		return 0, fmt.Errorf("%w: no ZooKeeper server", errAnswer)
+	}
 	granted := int32(binary.BigEndian.Uint32(answer[8:]))
 	if granted <= 0 {
 		return 0, errNoSession

@@ -16,10 +16,10 @@ import (
 // What the protocol has in its headers.
 const (
 	xidPing = -2
-	zxidAt  = 8 // where an answer has the id of the transaction
 
 	opCreate          = 1
 	opDelete          = 2
+	opGetData         = 4
 	opSetData         = 5
 	opSetACL          = 7
 	opSync            = 9
@@ -31,6 +31,7 @@ const (
 	opCreateTTL       = 21
 	opWatch           = 101 // set watches again after a reconnect
 	opClose           = -11
+	opError           = -1 // in the answer to a transaction
 )
 
 // link is a connection of a session. The link reads along, because the library tells neither the timeout that the server granted, nor
@@ -57,15 +58,10 @@ type link struct {
 	began      int64   // when the request for the session was sent
 	library    int32   // number of its last request
 	directs    int32   // how many others there were
-	taking     taker   // of the answer under way
 
-	// The frame under way; used by the reader alone.
-	header [20]byte // its length, and what follows
-	have   int
-	skip   int
-	keep   bool // the rest of the frame is the answer to a direct request
-	body   []byte
-	code   int32
+	// Used by the reader alone: the last frame that arrived, and what the library has not read of the frame.
+	frame []byte
+	rest  []byte
 }
 
 // stamp is a request on its way.
@@ -142,56 +138,30 @@ func (l *link) SetReadDeadline(t time.Time) error {
 	return l.Conn.SetReadDeadline(t)
 }
 
-// Read implements net.Conn.
+// Read implements net.Conn. The library gets frames that arrived whole and make sense, without the id of the transaction. Of a frame
+// that makes no sense the library gets nothing: the connection is over.
 func (l *link) Read(b []byte) (int, error) {
-	n, err := l.Conn.Read(b)
-	for rest := b[:n]; len(rest) > 0; {
-		rest = rest[l.parse(rest):]
+	if len(l.rest) == 0 {
+		most := int64(maxWelcome)
+		if l.isOpen() {
+			most = maxAnswer
+		}
+		frame, err := readFrame(l.Conn, l.frame, most)
+		if err == nil {
+			err = l.received(frame)
+		}
+		if errors.Is(err, errAnswer) {
+			l.session.confused.Store(true)
+			l.session.failed(err)
+		}
+		if err != nil {
+			return 0, err
+		}
+		l.frame, l.rest = frame, frame
 	}
-	return n, err
-}
-
-// parse takes note of some of the bytes, takes the id of the transaction out of them, and returns how many they are.
-func (l *link) parse(b []byte) int {
-	if l.skip > 0 {
-		n := min(l.skip, len(b))
-		l.skip -= n
-		l.append(b[:n])
-		return n
-	}
-	n := copy(l.header[l.have:], b)
-	if l.isOpen() {
-		clear(b[min(n, max(0, zxidAt-l.have)):min(n, max(0, zxidAt+8-l.have))])
-	}
-	l.have += n
-	if l.have < len(l.header) {
-		return n
-	}
-	l.have = 0
-	l.skip = max(0, int(int32(binary.BigEndian.Uint32(l.header[:])))-(len(l.header)-4))
-	l.received(l.header[4:])
-	l.append(nil)
-	return n
-}
-
-// append takes some more of the answer to a direct request, and hands the answer over when complete.
-func (l *link) append(b []byte) {
-	if !l.keep {
-		return
-	}
-	l.body = append(l.body, b...)
-	if l.skip > 0 {
-		return
-	}
-	body := l.body
-	l.keep, l.body = false, nil
-	l.mu.Lock()
-	take := l.taking
-	l.taking = nil
-	l.mu.Unlock()
-	if take != nil {
-		take(body, errOf(l.code))
-	}
+	n := copy(b, l.rest)
+	l.rest = l.rest[n:]
+	return n, nil
 }
 
 // isOpen reports whether the server has granted the session on this connection.
@@ -201,48 +171,69 @@ func (l *link) isOpen() bool {
 	return l.opened
 }
 
-// received takes the first 16 bytes of a frame: all of them are at least as long.
-func (l *link) received(header []byte) {
+// received takes a frame.
+func (l *link) received(frame []byte) error {
 	s := l.session
 	now := s.driver.now()
-	s.heard.Store(now)
+	body := frame[lengthSize:]
 	l.mu.Lock()
 	if !l.opened {
-		l.opened = true
-		began := l.began
 		l.mu.Unlock()
-		timeout := time.Duration(int32(binary.BigEndian.Uint32(header[4:]))) * time.Millisecond
-		if id := int64(binary.BigEndian.Uint64(header[8:])); id != 0 && timeout > 0 {
-			s.current.Store(l)
-			s.opened(began, now, timeout)
-		}
-		return
+		return l.welcomed(body, now)
 	}
-	xid, code := int32(binary.BigEndian.Uint32(header)), int32(binary.BigEndian.Uint32(header[12:]))
+	if len(body) < headerSize {
+		l.mu.Unlock()
+		return errAnswer
+	}
+	xid, zxid, code := int32(binary.BigEndian.Uint32(body)), body[4:12], int32(binary.BigEndian.Uint32(body[12:]))
 	request, skipped := l.answered(xid)
-	if request.take != nil {
-		l.taking, l.keep, l.code = request.take, true, code
-	}
 	answer := request.size > 0
 	warms := answer && xid < firstDirect && l.buffers && !l.warm
 	l.warm = l.warm || warms
 	l.mu.Unlock()
+	s.heard.Store(now)
 	for _, take := range skipped {
 		take(nil, errUnanswered)
 	}
-	if !answer {
-		return
+	if answer {
+		if warms {
+			s.link.Store(l)
+		}
+		s.saw(int64(binary.BigEndian.Uint64(zxid)))
+		if r := reachOf(request.op); code == 0 && r != toServer {
+			s.extend(s.confirmation.answered(r, request.at, now))
+		}
+		if request.op == opClose {
+			s.gone.Store(true)
+		}
 	}
-	if warms {
-		s.link.Store(l)
+	clear(zxid)
+	switch {
+	case request.take != nil:
+		request.take(body[headerSize:], errOf(code))
+	case !answer && xid >= 0, code == 0 && !makesSense(request.op, body[headerSize:]):
+		return errAnswer
 	}
-	s.saw(int64(binary.BigEndian.Uint64(header[4:])))
-	if r := reachOf(request.op); code == 0 && r != toServer {
-		s.extend(s.confirmation.answered(r, request.at, now))
+	return nil
+}
+
+// welcomed takes the answer to the request for the session.
+func (l *link) welcomed(body []byte, now int64) error {
+	if len(body) < welcomeSize || !fits(body[welcomeSize:], 1) {
+		return errAnswer
 	}
-	if request.op == opClose {
-		s.gone.Store(true)
+	l.mu.Lock()
+	l.opened = true
+	began := l.began
+	l.mu.Unlock()
+	s := l.session
+	s.heard.Store(now)
+	timeout := time.Duration(int32(binary.BigEndian.Uint32(body[4:]))) * time.Millisecond
+	if id := int64(binary.BigEndian.Uint64(body[8:])); id != 0 && timeout > 0 {
+		s.current.Store(l)
+		s.opened(began, now, timeout)
 	}
+	return nil
 }
 
 // answered takes out the request with the number of an answer, or returns none. Answers come in the order of their requests, so earlier
@@ -278,10 +269,6 @@ func (l *link) takers() (left []taker) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ending = true
-	if l.taking != nil {
-		left = append(left, l.taking)
-		l.taking = nil
-	}
 	for i := range l.sent {
 		if take := l.sent[i].take; take != nil {
 			left = append(left, take)
@@ -295,6 +282,9 @@ func (l *link) takers() (left []taker) {
 func (s *session) dial(network, addr string, _ time.Duration) (net.Conn, error) {
 	if s.isDead() {
 		return nil, errOver
+	}
+	if s.confused.Swap(false) {
+		s.driver.life.Sleep(s.online, s.patience()/8)
 	}
 	ctx, cancel := context.WithTimeout(s.online, s.patience())
 	defer cancel()

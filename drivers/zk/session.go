@@ -48,6 +48,7 @@ type session struct {
 	lastSent atomic.Int64
 	zxid     atomic.Int64 // the last transaction in an answer
 	gone     atomic.Bool  // the server has ended the session
+	confused atomic.Bool  // the last connection ended because the server made no sense
 	heard    atomic.Int64 // when the server said anything
 	nudging  atomic.Bool
 	current  atomic.Pointer[link] // the last link with a granted session
