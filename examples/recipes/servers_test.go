@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
-	"sync"
 	"testing"
 	"time"
 
@@ -32,68 +31,6 @@ func open(t *testing.T, url string) *dsync.Client {
 		}
 	})
 	return c
-}
-
-// TestCronOnServers is TestCronRunsOncePerPeriod on real servers: three processes, clocks 150 ms apart, and a deploy in the middle of each
-// period of the first process.
-func TestCronOnServers(t *testing.T) {
-	testenv.Long(t)
-	for name, url := range map[string]func(*testing.T) string{
-		"redis":    func(t *testing.T) string { return "redisson://" + testenv.Redis(t).Addr },
-		"etcd":     func(t *testing.T) string { return "etcd://" + testenv.Etcd(t).Addr },
-		"postgres": func(t *testing.T) string { return testenv.Postgres(t).URL("pglock") + "?sslmode=disable" },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			cron(t, url(t), 2*time.Second, 20)
-		})
-	}
-}
-
-func cron(t *testing.T, url string, period time.Duration, count int) {
-	var mu sync.Mutex
-	runs, asked := map[int64]int{}, map[int64]int{}
-	start := time.Now().Truncate(period).Add(2 * period)
-	var wg sync.WaitGroup
-	for i := range 3 {
-		client := open(t, url)
-		wg.Go(func() {
-			for n := range count {
-				at := start.Add(time.Duration(n) * period)
-				time.Sleep(time.Until(at.Add(time.Duration(i) * 150 * time.Millisecond)))
-				err := OncePerPeriod(t.Context(), client, "report", period, at, func(context.Context) error {
-					mu.Lock()
-					defer mu.Unlock()
-					runs[at.Unix()]++
-					return nil
-				})
-				if err != nil {
-					t.Logf("process %d: %v", i, err) // a busy machine may keep it from asking in time
-				} else if time.Since(at) < period {
-					mu.Lock()
-					asked[at.Unix()]++
-					mu.Unlock()
-				}
-				if i == 0 {
-					time.Sleep(period / 2)
-					if err := client.Close(t.Context()); err != nil { // as at SIGTERM
-						t.Error(err)
-					}
-					client = open(t, url)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	if len(asked) < count/2 {
-		t.Errorf("somebody asked in time in %d periods of %d", len(asked), count)
-	}
-	for n := range count {
-		at := start.Add(time.Duration(n) * period)
-		if got := runs[at.Unix()]; got > 1 || got == 0 && asked[at.Unix()] > 0 {
-			t.Errorf("%d runs in period %d, want 1", got, n)
-		}
-	}
 }
 
 // execer is a connection with the method of package database/sql.

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -156,11 +155,10 @@ func newEtcd(tb testing.TB, at host, release etcdRelease, name string, peerPort 
 // memoryDir returns a temporary directory, in memory where the system has one for that: not every release can do without fsync.
 func memoryDir(tb testing.TB) string {
 	tb.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "dsync-test-")
+	dir, err := serverDir(tb, "/dev/shm", "dsync-memory-")
 	if err != nil {
 		return tb.TempDir()
 	}
-	tb.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
 

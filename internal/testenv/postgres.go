@@ -97,6 +97,7 @@ func preparePostgres(tb testing.TB, dir, data string, settings []string) *Postgr
 	defaults := []string{
 		"listen_addresses=127.0.0.1", "port=" + strconv.Itoa(port), "unix_socket_directories=" + dir,
 		"fsync=off", "full_page_writes=off", "max_connections=500", "autovacuum=off", "shared_buffers=16MB",
+		"dynamic_shared_memory_type=mmap", // files in the data directory, and not in /dev/shm, where a kill would leave them
 	}
 	for _, setting := range append(defaults, settings...) {
 		argv = append(argv, "-c", setting)
@@ -128,13 +129,34 @@ func (s *PostgresServer) URL(scheme string) string {
 func (s *PostgresServer) Kill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	children := s.children()
+	children, segment := s.children(), s.segment()
 	s.Server.Kill()
 	for _, pid := range children {
 		syscall.Kill(pid, syscall.SIGKILL)
 	}
 	s.frozen = nil
 	Eventually(s.tb, func() bool { return !slices.ContainsFunc(children, isPostgres) }, "the server's processes end")
+	if segment != "" {
+		exec.Command("ipcrm", "-m", segment).Run() // an error means that there is none any more
+	}
+}
+
+// segment returns the number of the segment of System V shared memory by which the running server keeps a second one away, or "". The
+// system has few of them, and a server that is killed leaves its own.
+func (s *PostgresServer) segment() string {
+	s.Server.mu.Lock()
+	ended := s.proc.ended()
+	s.Server.mu.Unlock()
+	if ended {
+		return ""
+	}
+	text, _ := os.ReadFile(filepath.Join(s.Dir, "postmaster.pid")) // nothing if it is about to start
+	if lines := strings.Split(string(text), "\n"); len(lines) > 6 {
+		if words := strings.Fields(lines[6]); len(words) == 2 {
+			return words[1] // after its key
+		}
+	}
+	return ""
 }
 
 // Restart is Kill and Start.
@@ -320,11 +342,10 @@ func (a account) run(tb testing.TB, argv ...string) {
 // tempDir makes a directory of the account's, which is removed at the end of the test.
 func (a account) tempDir(tb testing.TB) string {
 	tb.Helper()
-	dir, err := os.MkdirTemp("", "dsync-pg-")
+	dir, err := serverDir(tb, os.TempDir(), "dsync-pgdata-")
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(func() { os.RemoveAll(dir) })
 	if err := os.Chown(dir, a.uid, a.gid); err != nil {
 		tb.Fatal(err)
 	}

@@ -1,7 +1,8 @@
 // Command testscan runs a command line, which is one of `go test -json`, and looks for passwords of the tests
 // (testenv.PasswordMark) in everything that the tests write: their logs, those of tests that pass too, and what they or the code under
 // test write to standard output and standard error. It shows what `go test` shows without -json, and at the end sums up what was run
-// and for how long. It fails where `go test` does, or if there is a password.
+// and for how long, which tests failed, and how the crashes of test binaries began. It fails where `go test` does, or if there is a
+// password.
 package main
 
 import (
@@ -29,7 +30,7 @@ func main() {
 
 // run runs a command that writes as `go test -json` does, and returns the exit code: its own, if that is not 0.
 func run(argv []string, stdout, stderr io.Writer) int {
-	s := &scan{verbose: slices.Contains(argv, "-v") || slices.Contains(argv, "-test.v"), out: stdout, tests: map[test][]string{}, before: map[string]string{}, summary: newSummary()}
+	s := &scan{verbose: slices.Contains(argv, "-v") || slices.Contains(argv, "-test.v"), out: stdout, tests: map[test][]string{}, before: map[string]string{}, summary: newSummary(), failures: newFailures()}
 	began := time.Now()
 	errs := new(bytes.Buffer)
 	cmd := exec.Command(argv[0], argv[1:]...)
@@ -49,6 +50,7 @@ func run(argv []string, stdout, stderr io.Writer) int {
 	}
 	failed := cmd.Wait()
 	s.summary.write(stdout, time.Since(began), cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime())
+	s.failures.write(stdout)
 	s.look("standard error of go test", errs.String())
 	if len(s.found) > 0 {
 		fmt.Fprintf(stderr, "FAIL: passwords of the tests are shown in\n%s", strings.Join(s.found, ""))
@@ -66,6 +68,7 @@ func run(argv []string, stdout, stderr io.Writer) int {
 // event is what `go test -json` writes in a line; see `go doc test2json`.
 type event struct {
 	Action, Package, Test, Output string
+	ImportPath, FailedBuild       string  // of what does not compile
 	Elapsed                       float64 // seconds
 }
 
@@ -80,7 +83,8 @@ type scan struct {
 	order []test
 	tests map[test][]string // what is shown if they fail
 
-	summary *summary
+	summary  *summary
+	failures *failures
 }
 
 // line takes a line, with its end.
@@ -92,6 +96,7 @@ func (s *scan) line(line []byte) {
 		return
 	}
 	s.output(e)
+	s.failures.add(e)
 	t := test{e.Package, e.Test}
 	if e.Action == "pass" || e.Action == "skip" || e.Action == "fail" {
 		s.summary.add(e, s.tests[t])

@@ -1,0 +1,23 @@
+package conformance
+
+import "testing"
+
+// TestSummaryOfRefusals has one group that was refused as a whole, one in part, and one in a mode.
+func TestSummaryOfRefusals(t *testing.T) {
+	var s summary
+	for _, c := range []struct{ name, refused string }{
+		{"lease/renew", ""},
+		{"sharing/a", "readers"}, {"sharing/b", "readers"}, {"sharing/c", "order of readers"},
+		{"fencing/rises", ""}, {"fencing/survives", "durable tokens"},
+		{"admin/force", "forced unlocking"},
+		{"lease/renew/read", "readers"}, {"loss/told/read", "readers"},
+	} {
+		s.add(Check{Name: c.name}, result{refused: c.refused})
+	}
+	want := "2 promises kept, 0 broken, 7 refused as unsupported, 0 not verified\n" +
+		"refused as unsupported: sharing/*, all 3 (readers; order of readers), fencing/survives (durable tokens), " +
+		"admin/force (forced unlocking), */*/read, all 2 (readers)"
+	if got := s.String(); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
