@@ -90,8 +90,8 @@ func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
 	return status, nil
 }
 
-// waiters returns how many clients listen on a channel for the end of a hold. It returns -1 where the listeners cannot be counted: plain
-// messages of a cluster reach listeners on all nodes.
+// waiters returns how many clients listen on the channel on which the end of a hold is told, or -1: plain messages of a cluster reach listeners on nodes that
+// cannot be counted here.
 func (d *Driver) waiters(ctx context.Context, channel string) (int, error) {
 	mode := d.checked.pubSub
 	if d.cluster && mode != PubSubSharded {

@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// sealField is the field of a sealed lock.
+// sealField is the field of a lock that is sealed.
 const sealField = "dsync:seal"
 
 // maxFloor is far below the first number that Lua does not count exactly, and above any count that begins at the time.
@@ -22,7 +22,7 @@ var errEvicts = fmt.Errorf("a server that may evict keys cannot keep a seal or a
 // errFair: waiters in the queue of the fair lock are not told of a seal.
 var errFair = fmt.Errorf("a fair lock cannot be sealed: %w", errors.ErrUnsupported)
 
-// Seal implements move.Sealer. The seal is a field of the lock, beside which no hold can be added.
+// Seal implements move.Sealer. The seal is a field of the lock, which no other hold can be added to.
 func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 	switch {
 	case d.options.AllowEviction:
