@@ -63,7 +63,7 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 func (d *Driver) attempt(ctx context.Context, r *driver.Request, seconds int64, waited *bool) (*hold, error) {
 	h := &hold{driver: d, request: r}
 	dir := d.dir(r.Name)
-	fresh, err := h.embark(ctx, dir, seconds)
+	fresh, err := h.chooseLease(ctx, dir, seconds)
 	if err != nil {
 		return nil, err
 	}
@@ -99,8 +99,8 @@ func (h *hold) outcome(err error) (*hold, error) {
 	return h, nil
 }
 
-// embark finds a lease to hang the key on. A lease that is not fresh has to be prolonged together with the next request.
-func (h *hold) embark(ctx context.Context, dir string, seconds int64) (fresh bool, err error) {
+// chooseLease finds a lease to hang the key on. A lease that is not fresh has to be prolonged together with the next request.
+func (h *hold) chooseLease(ctx context.Context, dir string, seconds int64) (fresh bool, err error) {
 	d := h.driver
 	if !h.request.Fixed {
 		if h.session, err = d.board(ctx, seconds); err != nil {
@@ -218,7 +218,7 @@ func (h *hold) recordAt(dir string, answer *clientv3.TxnResponse, i int) (record
 // notPut ends an attempt whose key surely was not put.
 func (h *hold) notPut() {
 	h.putNumber()
-	h.disembark()
+	h.giveLeaseBack()
 }
 
 // others returns kvs without key, if key is the first of them.
@@ -276,18 +276,18 @@ func (h *hold) ask(ctx context.Context, fresh bool, compare []clientv3.Cmp, then
 // fail ends an attempt by the error of a request that may have put the key, and returns the error for the caller.
 func (h *hold) fail(ctx context.Context, err error) error {
 	if isLeaseGone(err) {
-		h.sink()
+		h.giveLeaseUp()
 		return errAgain
 	}
 	unsent := errors.Is(err, errNotSent)
 	err, doubt := fault(ctx, err)
 	switch {
 	case doubt:
-		h.leaveBehind(false)
+		h.leaveToCleaner(false)
 	case unsent:
 		h.notPut()
 	default:
-		h.disembark()
+		h.giveLeaseBack()
 	}
 	if h.driver.life.Open().Err() != nil {
 		return fmt.Errorf("%w: %w", driver.ErrClosed, err)
@@ -299,15 +299,15 @@ func (h *hold) fail(ctx context.Context, err error) error {
 func (h *hold) failPut(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, errGone):
-		h.disembark()
+		h.giveLeaseBack()
 		return errAgain
 	case errors.Is(err, driver.ErrSealed):
 		return h.abandon(ctx, err)
 	case isLeaseGone(err):
-		h.sink()
+		h.giveLeaseUp()
 		return errAgain
 	}
-	h.leaveBehind(true)
+	h.leaveToCleaner(true)
 	err, _ = fault(ctx, err)
 	if h.driver.life.Open().Err() != nil {
 		return fmt.Errorf("%w: %w", driver.ErrClosed, err)
@@ -318,8 +318,8 @@ func (h *hold) failPut(ctx context.Context, err error) error {
 	return err
 }
 
-// sink gives up a lease that the server has ended, and all holds on it.
-func (h *hold) sink() {
+// giveLeaseUp gives up a lease that the server has ended, and all holds on it.
+func (h *hold) giveLeaseUp() {
 	if h.session != nil {
 		h.session.die(driver.ErrSessionEnded)
 		h.session.leave()
@@ -333,7 +333,7 @@ func (h *hold) enter() error {
 	d := h.driver
 	h.granted = d.now()
 	if d.life.Open().Err() != nil {
-		h.forsake()
+		h.leaveToClose()
 		return driver.ErrClosed
 	}
 	if h.own != nil {

@@ -30,12 +30,12 @@ type ghost struct {
 
 // newCleaner returns the cleaner that ends ghosts.
 func newCleaner(d *Driver) *cleaner.Cleaner[*ghost] {
-	settle := func(ghosts []*ghost) []*ghost { return slices.DeleteFunc(ghosts, d.exorcise) }
+	settle := func(ghosts []*ghost) []*ghost { return slices.DeleteFunc(ghosts, d.endGhost) }
 	return cleaner.New(d.life, cleaner.Policy[*ghost]{Settle: settle, Batch: 1, Calls: maxCleaning})
 }
 
-// exorcise asks once, and reports whether the ghost is gone for good.
-func (d *Driver) exorcise(g *ghost) bool {
+// endGhost asks once, and reports whether the ghost is gone for good.
+func (d *Driver) endGhost(g *ghost) bool {
 	ctx, cancel := d.background(attemptFor)
 	defer cancel()
 	if g.carrier.gone.Load() {

@@ -37,7 +37,7 @@ type hold struct {
 	mu        sync.Mutex
 	phase     phase
 	passed    *value // what the key says since the hold was passed, or is to say; nil if it never was passed
-	behind    bool   // leaveBehind was called
+	inCleaner bool   // leaveToCleaner was called
 	deletions int    // requests to delete the key
 	sealing   bool   // the key may have become a seal
 	doubtedAt int64  // when the first unanswered request to release the hold was sent
@@ -116,17 +116,17 @@ func (h *hold) lose(cause error) {
 	if !told {
 		return // the request of Release finds out at the server
 	}
-	h.disembark()
+	h.giveLeaseBack()
 	h.request.Events.Lost(cause)
 }
 
-// disembark gives back what carried the key. The key is known to be gone.
-func (h *hold) disembark() {
+// giveLeaseBack gives back what carried the key. The key is known to be gone.
+func (h *hold) giveLeaseBack() {
 	h.mu.Lock()
-	behind := h.behind
+	inCleaner := h.inCleaner
 	h.mu.Unlock()
 	switch {
-	case behind:
+	case inCleaner:
 	case h.session != nil:
 		h.session.leave()
 	default:
@@ -134,11 +134,11 @@ func (h *hold) disembark() {
 	}
 }
 
-// leaveBehind has the key deleted in the background. Definite says that the request that put the key was answered.
-func (h *hold) leaveBehind(definite bool) {
+// leaveToCleaner has the key deleted in the background. Definite says that the request that put the key was answered.
+func (h *hold) leaveToCleaner(definite bool) {
 	h.mu.Lock()
-	again, sealing := h.behind, h.sealing
-	h.behind = true
+	again, sealing := h.inCleaner, h.sealing
+	h.inCleaner = true
 	h.mu.Unlock()
 	switch {
 	case again:
@@ -174,7 +174,7 @@ func (h *hold) Release(ctx context.Context) error {
 		if transient(err) && ctx.Err() == nil && d.now() < h.expires() && d.life.Sleep(ctx, wait) {
 			continue
 		}
-		h.leaveBehind(true)
+		h.leaveToCleaner(true)
 		if !errors.Is(err, driver.ErrUnknown) {
 			err = fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 		}
@@ -210,7 +210,7 @@ func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 		if h.session != nil && h.session.gone.Load() { // the lease is known to be revoked, by Close or at the end of the session
 			h.phase = over
 			h.mu.Unlock()
-			h.disembark()
+			h.giveLeaseBack()
 			return true, driver.ErrNotHeld
 		}
 		err, doubt := fault(ctx, err)
@@ -227,7 +227,7 @@ func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 	if only {
 		h.putNumber()
 	}
-	h.disembark()
+	h.giveLeaseBack()
 	if !ended {
 		return true, driver.ErrNotHeld
 	}
@@ -247,8 +247,8 @@ func (h *hold) remove(ctx context.Context, sealing bool) (removed bool, err erro
 	return o.removed, nil
 }
 
-// forsake leaves the key to Close, which ends the key together with its lease.
-func (h *hold) forsake() {
+// leaveToClose leaves the key to Close, which ends the key together with its lease.
+func (h *hold) leaveToClose() {
 	if h.session != nil {
 		h.session.leave()
 	} else {

@@ -153,7 +153,7 @@ func (h *hold) sealed() {
 	h.mu.Unlock()
 	if first {
 		h.unlist()
-		h.disembark()
+		h.giveLeaseBack()
 	}
 }
 

@@ -47,7 +47,7 @@ func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 		case <-ctx.Done():
 			return h.abandon(ctx, fmt.Errorf("%w: %w", refusal, ctx.Err()))
 		case <-d.life.Open().Done():
-			h.forsake()
+			h.leaveToClose()
 			return driver.ErrClosed
 		}
 		old := w.ask()
@@ -97,7 +97,7 @@ func (h *hold) take(w *waiter) verdict {
 func (h *hold) lookFailed(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, errGone):
-		h.disembark()
+		h.giveLeaseBack()
 		return errAgain
 	case errors.Is(err, driver.ErrSealed):
 		return h.abandon(ctx, err)
@@ -144,10 +144,10 @@ func (h *hold) abandon(ctx context.Context, cause error) error {
 	bounded, cancel := withBound(context.WithoutCancel(ctx), abandonFor)
 	defer cancel()
 	if _, err := h.driver.client.Delete(bounded, h.key); err != nil {
-		h.leaveBehind(true)
+		h.leaveToCleaner(true)
 		return fmt.Errorf("%w: %w", cause, driver.ErrUnknown)
 	}
 	h.putNumber()
-	h.disembark()
+	h.giveLeaseBack()
 	return cause
 }

@@ -77,7 +77,7 @@ func (d *Driver) releaseAll(ctx context.Context) {
 				_ = l.released(told, 0) // nobody asks whether the hold was still there
 				continue
 			}
-			l.haunt()
+			l.leaveToCleaner()
 		}
 	}
 }

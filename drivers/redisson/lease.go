@@ -101,7 +101,7 @@ func (l *lease) Release(ctx context.Context) error {
 		return err
 	}
 	if !left {
-		l.haunt()
+		l.leaveToCleaner()
 	}
 	if !errors.Is(err, driver.ErrUnknown) {
 		err = fmt.Errorf("%w: %w", driver.ErrUnknown, err)
@@ -142,8 +142,8 @@ func (l *lease) doubt(begun int64) {
 	}
 }
 
-// haunt leaves the end of the hold to the cleaner.
-func (l *lease) haunt() {
+// leaveToCleaner leaves the end of the hold to the cleaner.
+func (l *lease) leaveToCleaner() {
 	l.mu.Lock()
 	limit := l.lasts + int64(late)
 	l.mu.Unlock()

@@ -194,7 +194,7 @@ func (d *Driver) finish(o *op) {
 		o.lease.cleaned(o.first)
 		return
 	case o.lease != nil:
-		o.lease.haunt()
+		o.lease.leaveToCleaner()
 		return
 	}
 	g := ghost{name: r.Name, hold: r.Hold, mode: r.Mode, until: o.sent + int64(r.TTL+late), granted: true, place: d.queues(r)}

@@ -101,7 +101,7 @@ func (l *lease) vote(ctx context.Context) error {
 		case now > limit:
 			return l.unfinished(driver.ErrUnavailable)
 		case !reached:
-			l.leaveBehind(now)
+			l.stopWaiting(now)
 		}
 	}
 }
@@ -166,8 +166,8 @@ func (l *lease) unfinished(why error) error {
 	return l.outOfReach()
 }
 
-// leaveBehind gives up waiting for nodes that are more than NodeTimeout slower than a majority of the others.
-func (l *lease) leaveBehind(now int64) {
+// stopWaiting gives up waiting for nodes that are more than NodeTimeout slower than a majority of the others.
+func (l *lease) stopWaiting(now int64) {
 	d := l.driver
 	l.mu.Lock()
 	defer l.mu.Unlock()

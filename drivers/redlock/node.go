@@ -110,8 +110,8 @@ func (n *node) add(t task) bool {
 	return true
 }
 
-// haunt has a deletion repeated until the node answers, or the value would be gone by itself.
-func (n *node) haunt(v *vote) {
+// repeatDeletion has a deletion repeated until the node answers, or the value would be gone by itself.
+func (n *node) repeatDeletion(v *vote) {
 	g := &ghost{vote: v, until: v.lease.end(), next: n.driver.now() + int64(firstGone), wait: firstGone}
 	var soonest *ghost
 	n.mu.Lock()

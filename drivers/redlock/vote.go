@@ -115,7 +115,7 @@ func (v *vote) answer(n *node, result rueidis.RedisResult, err error) {
 	l.mu.Unlock()
 	if state == deleting {
 		if !v.deleted(n, result, err) {
-			n.haunt(v)
+			n.repeatDeletion(v)
 		}
 		return
 	}
