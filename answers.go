@@ -8,11 +8,11 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// answers is what the backend said of a name last. A wait tells this when its context ends, whichever call of the client has asked, and
+// answers is what the backend said of a name last. The error of a wait whose context ends has it, whichever call of the client asked, and
 // whatever became of a request that the context cut off. Guarded by lock.mu.
 type answers struct {
 	refused bool   // by the last answer another owner holds the name
-	at      moment // the last time at which this was so
+	at      moment // the last time at which the answer was so
 	waiting int    // refused requests which wait at the backend
 	trouble error  // why later requests got no answer; nil if there was none
 }

@@ -10,7 +10,7 @@ import (
 type leaseContext struct {
 	context.Context
 	lease  *Lease
-	handle *Lease        // what LeaseFrom returns in place of lease; nil without Options.Debug
+	handle *Lease        // for LeaseFrom to return in place of lease; nil without Options.Debug
 	outer  *leaseContext // of the lease under whose context this one was made; may be nil
 	cancel context.CancelCauseFunc
 }

@@ -62,7 +62,7 @@ var closed = func() chan struct{} {
 	return c
 }()
 
-// contextOfView is Context of a handle, which the context refers to, and of no lease.
+// contextOfView is Context of a handle: the context refers to the handle and not to the lease.
 func (l *Lease) contextOfView(parent context.Context) (context.Context, context.CancelFunc) {
 	view := l.view()
 	if view == nil {

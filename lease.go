@@ -47,9 +47,10 @@ func (l *Lease) Owner() string {
 }
 
 // Token returns the fencing token of the lease, or 0 if the backend has none. The token is larger than the tokens of all earlier grants of
-// the name; a re-entry has the token of the hold that it joined. That of a [Read] is larger than those of all who had the name alone before,
-// and smaller than those of all who will have it after; a resource compares it, and does not store it. Send the token with every write to the protected resource, and let the
-// resource refuse a token smaller than one seen before: nothing else protects against a late write.
+// the name; a re-entry has the token of the hold that it joined. The token of a [Read] is larger than those of all earlier holders who had
+// the name alone, and smaller than those of all later ones; a resource compares it, and does not store it. Send the token with every
+// write to the protected resource, and let the resource refuse a token smaller than one seen before: nothing else protects against a late
+// write.
 func (l *Lease) Token() uint64 {
 	if l = l.view(); l == nil {
 		return 0
@@ -224,13 +225,13 @@ func (l *Lease) setEnd(end moment) {
 	l.hold.lock.client.watchdog.endAt(l.end, end)
 }
 
-// Unlock ends the lease, and frees the lock if no other lease of the same owner, or of who reads with it, holds the lock. Unlock ignores the cancellation of ctx, so
-// `defer lease.Unlock(ctx)` is right also when ctx is the reason to leave. It waits no longer than the rest of the lease, and at most
-// 5 s; then Unlock returns ErrUnknown while the release goes on in the background.
+// Unlock ends the lease, and frees the lock unless another lease has the same hold: one of the same owner, or of a fellow reader. Unlock
+// ignores the cancellation of ctx, so `defer lease.Unlock(ctx)` is right also when ctx is the reason to leave. It waits no longer than the
+// rest of the lease, and at most 5 s; then Unlock returns ErrUnknown while the release goes on in the background.
 //
 // After a loss Unlock returns an error that matches ErrLost and ErrNotHeld, after an earlier Unlock an error that matches ErrNotHeld; both
-// change nothing. The backend is asked unless the hold goes on, for another of these leases or, by a hand-over
-// inside the process, for another owner of the client that waits: if somebody has removed the hold, Unlock may then return nil for as
+// change nothing. Unlock asks the backend unless the hold goes on, for another of these leases or, by a hand-over inside the process, for
+// another owner of the client that waits. In that case, if somebody has removed the hold, Unlock may return nil for as
 // long as Info.Detect, as Err does.
 func (l *Lease) Unlock(ctx context.Context) error {
 	view := l.view()

@@ -25,9 +25,9 @@ type request struct {
 // lock is what a client knows of one name in one mode while the name is in use here: the hold, the calls that wait in the process, the
 // calls that ask the backend. The locks of one name in several modes know nothing of each other: the backend keeps them apart.
 //
-// Where the backend is FIFO over all waiters, every call asks the backend itself. Otherwise one at a time does, the contender, and
-// the rest wait here in line. Calls of one Owner share the first grant to any of them, so one asks for all. So do all calls of
-// the client that read.
+// Where the backend is FIFO over all waiters, every call asks the backend itself. Otherwise one call at a time does, the contender, and
+// the rest wait here in line. Calls of one Owner share the first grant to any of them, so one asks for all; and so do the client's calls
+// for Read.
 type lock struct {
 	client *Client
 	name   string
@@ -46,7 +46,7 @@ type lock struct {
 	yieldUntil moment    // before this time it is the turn of other clients
 }
 
-// oneContends reports whether callers wait in line here rather than at the backend. Those that read do so too, but as calls of one group.
+// oneContends reports whether callers wait in line here rather than at the backend. Readers do so too, but as calls of one group.
 func (k *lock) oneContends() bool { return k.client.queues[k.mode] }
 
 // live returns the hold, or ends a hold past its time and returns nil. Called with mu held.
@@ -74,8 +74,8 @@ func (k *lock) reenter(r request) *Lease {
 	return h.join(r)
 }
 
-// readable returns a live hold that a Read joins, or nil: a young one of whichever reader, and one that its Owner has for as long as that
-// lasts. All others ask the backend, so that who waits to write gets a turn. Called with mu held.
+// readable returns a live hold that a Read joins, or nil: a young one of any reader, or one of its Owner whatever its age. Other Reads
+// ask the backend, so that writers get a turn. Called with mu held.
 func (k *lock) readable(r request) *hold {
 	now := k.client.now()
 	if r.group != nil {

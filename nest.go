@@ -6,8 +6,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// nest serves a call under a lease of its name: one whose context the call has, or one that its Owner has in another mode. It returns
-// nil, nil if there is none.
+// nest serves a call under a lease of its name: a lease whose context the call has, or a lease that its Owner has in another mode. Without
+// such a lease nest returns nil, nil.
 //
 //	the lease is      the call is for     by its Owner    by its context
 //	Read              Read                joins           joins
@@ -15,8 +15,8 @@ import (
 //	Write, Exclusive  Read                joins           joins
 //	Write, Exclusive  Write, Exclusive    joins           ErrDeadlock
 //
-// A call that joins is served whoever waits: who waits for the lease and for whom the call would wait are a deadlock otherwise. So there
-// is no upgrade either. A call that waits already when its Owner gets the name in another mode is not served by that.
+// A call that joins is served whoever waits: otherwise the waiter would wait for the lease, and the call for the waiter. For the same reason
+// there is no upgrade. A call that waits already when its Owner gets the name in another mode is not served by that grant.
 func (c *Client) nest(ctx context.Context, r request, name string) (*Lease, error) {
 	lc, _ := ctx.Value(leaseContextKey{}).(*leaseContext)
 	for ; lc != nil; lc = lc.outer {

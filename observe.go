@@ -10,12 +10,12 @@ import (
 )
 
 // Observe yields who holds name: at once, and after each change that Observe learns of, until ctx is over. Of changes in quick succession
-// some may be left out, the last never is. A state may be out of date when it is yielded, and makes nobody a leader; but no state from
+// some may be left out, but never the last. A state may be out of date when it is yielded, and makes nobody a leader; but no state from
 // before another one is yielded after it.
 //
-// Observe asks the backend every third of the TTL, when a hold should have run out, and on backends that tell of changes (memory) also
-// at once. While the backend is out of reach Observe goes on asking, and yields nothing. Any other error is yielded, and is the end:
-// errors.ErrUnsupported if the backend cannot tell who holds a name, and ErrClosed.
+// Observe asks the backend every third of the TTL, when a hold should have run out, and at once where the backend tells of changes (memory,
+// etcd, zk, and redisson but for fair locks). While the backend is out of reach Observe goes on asking, and yields nothing. Any other error
+// is yielded, and is the end: errors.ErrUnsupported if the backend cannot tell who holds a name, and ErrClosed.
 func (c *Client) Observe(ctx context.Context, name string) iter.Seq2[Status, error] {
 	return func(yield func(Status, error) bool) {
 		o := &observer{client: c, name: name, changed: make(chan struct{}, 1), stop: func() {}}
@@ -54,7 +54,7 @@ type observer struct {
 	pause   time.Duration // before the last question, while nobody held the name or the backend was out of reach
 }
 
-// watch has the driver tell of changes, once, where it can.
+// watch has the driver tell of changes, once, if the driver can.
 func (o *observer) watch() {
 	w, ok := o.client.driver.(driver.Watcher)
 	if !ok || o.watched {

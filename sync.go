@@ -8,19 +8,16 @@
 //	}
 //	defer lease.Unlock(ctx)
 //
-// A [Client] is one connection to a backend. Lock returns a [Lease], which is renewed in the background until its end. A lease ends by
-// Unlock, or by loss: when the backend could not be reached for so long that somebody else may get the lock, or when somebody removed the
-// lock. Loss is never silent: [Lease.Done], [Lease.Context] and [Lease.Err] tell of a loss before anybody else can hold the lock, as
-// far as the backend's promises go.
-//
-// Unlock and Close ignore the cancellation of their ctx, so both are right in a defer when a canceled ctx is why a function or a program
-// ends.
+// A [Client] is one connection to a backend. Lock returns a [Lease], which is renewed in the background until Unlock, or until it is lost:
+// because the backend could not be reached for so long that somebody else may get the lock, or because somebody removed the lock. Loss is
+// never silent: [Lease.Done], [Lease.Context] and [Lease.Err] tell of it before anybody else can hold the lock, as far as the backend's
+// promises go. Unlock and Close ignore the cancellation of their ctx, so both are right in a defer.
 //
 // No lock of this kind can stop a write that is already on its way when its lease ends, as after a long pause of the process. Where late
 // writes matter, send [Lease.Token] with the write, and let the resource refuse smaller tokens than it has seen.
 //
-// Goroutines that call Lock of one Client exclude each other. Reentrancy is explicit: calls through one [Owner] share the lock. Many can
-// [Read] a name together, and one [Write] it, where the backend has locks of this kind.
+// Goroutines that call Lock of one Client exclude each other. Calls through one [Owner] share the lock. Many can [Read] a name together, and
+// one [Write] it, where the backend has locks of this kind.
 package dsync
 
 import (

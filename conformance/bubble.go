@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// bubbleFor is how long a check in fake time may take in real time. It waits for nothing there, and takes a second or two.
+// bubbleFor is how long a check in fake time may take in real time. A check there never waits in real time, and takes a second or two.
 const bubbleFor = 3 * time.Minute
 
-// runInBubble runs a check in a bubble of testing/synctest. Goroutines that it leaves behind are an error, and not the end of the process.
-// A bubble that does not get on in real time, since a goroutine waits for a mutex or never stops to act, is left to itself.
+// runInBubble runs a check in a bubble of testing/synctest. If the check leaves goroutines behind, the result is an error, and not the end
+// of the process. A bubble that hangs in real time, since a goroutine waits for a mutex or never stops to run, is abandoned.
 func runInBubble(t *testing.T, run func(tb testing.TB) result) result {
 	return runInBubbleFor(t, bubbleFor, run)
 }

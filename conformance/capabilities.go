@@ -75,7 +75,7 @@ func ttlBounds(e *env) error {
 		_ = r.tryRelease(e.ctx) // the shortest may be over
 	}
 	var outside []time.Duration
-	if t := i.MinTTL - 1; t > 10*time.Millisecond { // what is shorter is refused for every driver
+	if t := i.MinTTL - 1; t > 10*time.Millisecond { // every driver refuses shorter TTLs
 		outside = append(outside, t)
 	}
 	if i.MaxTTL > 0 {
@@ -92,10 +92,10 @@ func ttlBounds(e *env) error {
 	return nil
 }
 
-// overflown is how long a lease lasts whose TTL was one of overflows, and did not fit.
+// overflown is how long a lease lasts if its TTL was one of overflows and was cut to its lower bits.
 const overflown = 20 * time.Millisecond
 
-// overflows returns TTLs up to longest that are slightly more than what 31 or 32 bits hold, in the units in which backends count.
+// overflows returns TTLs up to longest that slightly exceed 31 or 32 bits, in the units in which backends count.
 func overflows(longest time.Duration) (all []time.Duration) {
 	for _, unit := range []time.Duration{time.Microsecond, time.Millisecond, time.Second} {
 		for _, d := range []time.Duration{unit << 31, unit << 32} {
@@ -107,8 +107,8 @@ func overflows(longest time.Duration) (all []time.Duration) {
 	return all
 }
 
-// lasts returns an error if a fixed lease that has just been granted is over already, or will be before its time. The shortest ones
-// may be.
+// lasts returns an error if a fixed lease that has just been granted is over already, or will be before its time. Leases of the shortest
+// TTLs may be.
 func (r *request) lasts() error {
 	e := r.driver.env
 	if r.TTL < longTTL {
@@ -131,7 +131,7 @@ func (r *request) lasts() error {
 	return err
 }
 
-// passIsLikeAGrant passes a hold on, beside one who waits, and then loses one that was passed.
+// passIsLikeAGrant passes a hold on while another request waits, and then removes a hold that was passed.
 func passIsLikeAGrant(e *env) error {
 	a, b, name := e.driver(), e.driver(), e.name()
 	before := b.hold(name)
@@ -181,7 +181,7 @@ func (r *request) pass(owner, note string) (token uint64, err error) {
 	return token, err
 }
 
-// passedIsLost removes a hold that was passed on. Who has it is told, as far as the driver tells by itself, and it cannot be passed again.
+// passedIsLost removes a hold that was passed on. The new holder is told, if the driver tells by itself, and the hold cannot be passed again.
 func (e *env) passedIsLost(h *request) error {
 	if _, err := h.pass("the next", ""); err != nil || !e.canRemove() {
 		return err

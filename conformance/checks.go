@@ -5,26 +5,26 @@ import (
 	"testing"
 )
 
-// Check is one promise of drivers, or of package dsync on top of them, and how it is checked.
+// Check is one promise of drivers, or of package dsync on top of them, with the function that checks the promise.
 //
-// A check is a function of an env, in the file of its group, and an entry in the table of that group; the tables are listed in
-// Checks. Its rules:
+// A check is a function of an env, in the file of its group, and an entry in the table of that group; Checks lists the tables. The rules
+// for checks:
 //
-//   - It returns an error that says what it saw. The promise and the events around it are added by Run.
-//   - It never waits for a guess of how long something takes: progress is awaited through states (waits, until), that something must
-//     not happen is proved by the order of things that do happen, and times are compared in the direction that a slow machine cannot
-//     falsify. What hangs is ended by the env. A loop that ends by time sleeps in it: in fake time nothing else lets time pass.
-//   - It shares the process and the backend with other checks, unless it is listed in alone.
-//   - What only some drivers can do begins with env.claims, what only some harnesses can do ends by itself in env.need.
-//   - Each check has a mutant in mutants_<group>_test.go: a broken driver that this check catches, and none before it in the table.
-//     A check without one fails TestMutants. A new promise needs `go test ./conformance -run Spec -update`.
+//   - A check returns an error that says what the check saw. Run adds the promise and the events.
+//   - A check never waits for a guessed time: it awaits progress through states (waits, until), proves by the order of other events that
+//     something does not happen, and compares times in the direction that a slow machine cannot falsify. The env ends a check that
+//     hangs. A loop that ends by time sleeps in each round: in fake time nothing else lets time pass.
+//   - A check shares the process and the backend with other checks, unless it is listed in alone.
+//   - A check of something that only some drivers can do begins with env.claims; env.need ends a check that the harness cannot run.
+//   - Each check has a mutant in mutants_<group>_test.go: a broken driver that this check catches, and no check before it in the table.
+//     A check without a mutant fails TestMutants. A new promise needs `go test ./conformance -run Spec -update`.
 type Check struct {
 	Name    string // group/name, or group/name/mode
 	Promise string // one sentence
 	run     func(*env) error
 }
 
-// alone are the checks that run beside no others, and why.
+// alone has the checks that run beside no others, and the reasons.
 var alone = map[string]string{
 	"capabilities/ttl": "it takes leases of the shortest TTL, for which answers are soon too late",
 	"faults/many":      "it counts the goroutines of the process",
@@ -38,8 +38,8 @@ var alone = map[string]string{
 	"storm/server":     "it stops the server",
 }
 
-// Checks returns all checks: those that others build on are first. Run begins with them in this order, but for those of alone, which
-// are last.
+// Checks returns all checks, each after the checks that it builds on. Run takes them in this order, but for the checks in alone, which
+// come last.
 func Checks() []Check {
 	return slices.Concat(
 		exclusionChecks,
@@ -74,8 +74,8 @@ func Checks() []Check {
 	)
 }
 
-// Run runs the check alone, and returns how its promise is broken. What the driver does not claim, and refuses, is not broken; if the
-// harness is not able to run the check, it skips t.
+// Run runs the check alone, and returns how its promise is broken. A driver that does not claim something, and refuses it, breaks no promise.
+// If the harness is not able to run the check, Run skips t.
 func (c Check) Run(t *testing.T, h Harness) error {
 	r := c.result(t, h)
 	switch {

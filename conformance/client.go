@@ -71,7 +71,7 @@ func (e *env) connect() *connection {
 	return c
 }
 
-// disturb calls one of the functions of the Link, or ends the check if the harness does not have it.
+// disturb calls one of the functions of the Link, or ends the check if the harness does not have the function.
 func (c *connection) disturb(ability string, f func()) {
 	c.env.need(f != nil, "Link."+ability)
 	c.env.events.add(c.label, "link: %s", ability)
@@ -140,7 +140,7 @@ func (c *client) inspect(ctx context.Context, name string) (s driver.Status, err
 	return s, err
 }
 
-// ForceUnlock ends whoever's hold of name there is.
+// ForceUnlock ends the holds of name, whoever has them.
 func (c *client) ForceUnlock(ctx context.Context, name string) (err error) {
 	e := c.env
 	e.within("ForceUnlock", func() { err = c.dsync.ForceUnlock(ctx, name) })
@@ -148,7 +148,7 @@ func (c *client) ForceUnlock(ctx context.Context, name string) (err error) {
 	return err
 }
 
-// user is who locks: a client, each call of which is an owner of its own, or an owner.
+// user is a caller of locks: a client, each call of which is an owner of its own, or an owner.
 type user struct {
 	*connection
 	label  string
@@ -226,9 +226,9 @@ type call struct {
 	user   *user
 	name   string
 	cancel context.CancelFunc
-	before int // how many requests for the name waited when it began
+	before int // how many requests for the name waited when the call began
 
-	*goroutine // that of Lock, and when it is done, its results
+	*goroutine // calls Lock; once it is done, the fields below are its results
 
 	held *holding
 	err  error

@@ -21,7 +21,7 @@ var closingChecks = []Check{
 	{"closing/hung", "Close returns soon after the end of its context when the backend does not answer.", closeWhileHung},
 }
 
-// shut closes d, which works, or ends the check.
+// shut closes d. If Close fails, the check ends.
 func (d *rawDriver) shut() {
 	var err error
 	d.env.within("Close", func() { err = d.close(d.env.ctx) })
@@ -119,7 +119,7 @@ func leasesAfterClose(e *env) error {
 		if err := r.renew(e.long()); err == nil {
 			return errors.New("Renew after Close returned nil")
 		}
-		_ = r.tryRelease(e.ctx) // what it returns is nobody's business any more
+		_ = r.tryRelease(e.ctx) // the outcome does not matter any more
 	}
 	if err := e.isFree(left.Name); err != nil {
 		return fmt.Errorf("after Renew of a closed driver: %w", err)

@@ -1,4 +1,4 @@
-// Package conformance is the suite that tells whether a driver keeps the promises of package driver. It is for authors of drivers:
+// Package conformance is the suite that shows whether a driver keeps the promises of package driver. It is for authors of drivers:
 //
 //	func TestConformance(t *testing.T) {
 //		conformance.Run(t, conformance.Harness{
@@ -10,9 +10,9 @@
 //		})
 //	}
 //
-// The promises are listed in SPEC.md, one for each check. What a driver can do is taken from its [driver.Info] and from the optional
-// interfaces that it implements, never from the harness: what it does not claim has to answer errors.ErrUnsupported, and that is
-// checked instead. What the harness cannot do, such as cutting a connection, is left out, and Run says so.
+// The promises are listed in SPEC.md, one for each check. The suite learns what a driver can do from its [driver.Info] and from its optional
+// interfaces, never from the harness. If a driver does not claim something, the suite checks that the driver answers
+// errors.ErrUnsupported. If the harness cannot do something, such as cutting a connection, Run leaves the check out and says so.
 package conformance
 
 import (
@@ -28,42 +28,41 @@ import (
 
 // Harness is how the suite gets at a driver.
 type Harness struct {
-	// Backend returns the backend that one check runs on. The names of the locks are fresh in each check, so it may be the same
-	// backend every time. Checks run side by side, since most of them wait most of the time: Backend, and the functions of what it
-	// returns, are called concurrently, except for those that stop the server. With FakeTime one check runs after the other; Backend
-	// is called in the bubble of the check, and what it returns belongs to that bubble.
+	// Backend returns the backend for one check. The names of the locks are fresh in each check, so it may be the same
+	// backend every time. Checks run side by side, since most of them wait most of the time: Backend, and the functions of a *Backend,
+	// are called concurrently, except for the functions that stop the server. With FakeTime one check runs after the other; Backend
+	// is called in the bubble of the check, and the *Backend belongs to this bubble.
 	Backend func(tb testing.TB) *Backend
 
 	// FakeTime runs each check in a bubble of testing/synctest, for drivers without a network: in no time, and with exact times.
 	FakeTime bool
 
-	// TTL is the shortest one with which a lease does not run out by accident on this backend and machine. The default is 1 s. It is
-	// raised to what Info allows. Checks that wait for the end of a lease use it; the others use a long one.
+	// TTL is the shortest TTL with which a lease does not run out by accident on this backend and machine. The default is 1 s. The suite
+	// raises TTL to what Info allows. Checks that wait for the end of a lease use it; the others use a long one.
 	TTL time.Duration
 
-	// Brief makes 1,000 hand-overs where the suite makes 10,000, which is what takes longest on a backend that writes to disk. It is
-	// for a further configuration of a backend, beside one that the whole suite runs on. In real time `go test
-	// -short` does the same.
+	// Brief makes 1,000 hand-overs in place of 10,000, which take longest on a backend that writes to disk. It is for a further
+	// configuration of a backend, if the whole suite runs on another one. In real time `go test -short` does the same.
 	Brief bool
 
 	// In tests of the suite.
 	breakOwner func(*client, locker) locker
-	hangs      time.Duration // what counts as a hang
+	hangs      time.Duration // the time that counts as a hang
 }
 
-// Backend is one backend, and what can be done to it. Everything but New is optional. The functions fail tb when they cannot do what
-// they say, and return when it is done.
+// Backend is one backend, and the ways to disturb it. Everything but New is optional. Each function fails tb when it cannot do what its
+// comment says, and returns when that is done.
 type Backend struct {
 	// New returns an independent client of the backend: with connections and an identity of its own, as another process would have.
-	// The suite closes the driver; what was made for it besides, such as a client of a library, ends by tb.Cleanup. The Link is nil
+	// The suite closes the driver; anything else that New makes, such as a client of a library, ends by tb.Cleanup. The Link is nil
 	// if the connections of the driver cannot be disturbed.
 	New func(tb testing.TB) (driver.Driver, *Link)
 
-	// Expire ends the hold of name, as if its TTL had passed, behind the back of its holder, and all holds of those who read it. It does
-	// nothing if there is none.
+	// Expire ends all holds of name, one or those of several readers, behind the backs of the holders, as if their TTLs had passed. Without
+	// a hold it does nothing.
 	Expire func(tb testing.TB, name string)
 
-	// ExpireHold does so with one of the holds of a name that several read, by its driver.Request.Hold.
+	// ExpireHold does so with one of the holds of several readers of a name, by its driver.Request.Hold.
 	ExpireHold func(tb testing.TB, name, hold string)
 
 	// Freeze stops the server, with its connections open; Thaw lets it go on.
@@ -73,7 +72,7 @@ type Backend struct {
 	Restart func(tb testing.TB)
 
 	// Ping asks the server for something small, over a connection of its own that no Link disturbs, and returns when the server has
-	// answered or ctx is over. The suite calls it again and again, to know whether the server stood still when a check failed.
+	// answered or ctx is over. The suite calls Ping again and again, to know whether the server stood still when a check failed.
 	Ping func(ctx context.Context) error
 
 	// URL opens the driver in another process, by driver.Open. A driver that has no URLs can register a scheme in its tests. The
@@ -81,8 +80,8 @@ type Backend struct {
 	URL string
 }
 
-// Link is the connection of one client to the backend, and how to disturb it. Functions that are nil are what it cannot do. Each
-// replaces what was in force before, and holds for requests and answers that come after it returned.
+// Link is the connection of one client to the backend, and the ways to disturb it. A function is nil if the harness does not have it. Each
+// call replaces the effect of the call before, and holds for requests and answers that come after it returned.
 type Link struct {
 	Cut         func()                // connections break and cannot be made
 	Hang        func()                // connections stay open, but nothing is answered
@@ -111,7 +110,7 @@ func LinkOver(w *wire.Wire) *Link {
 	}
 }
 
-// Run checks all promises, one subtest each, and logs a summary. A check that fails says which promise is broken, what it saw, and
+// Run checks all promises, one subtest each, and logs a summary. A check that fails reports the broken promise, what the check saw, and
 // what its clients did.
 func Run(t *testing.T, h Harness) { runChecks(t, h, Checks()) }
 
@@ -119,7 +118,7 @@ func runChecks(t *testing.T, h Harness, checks []Check) {
 	if h.Backend == nil {
 		t.Fatal("conformance: Harness.Backend is missing")
 	}
-	results := make([]*result, len(checks)) // nil for those that -run leaves out
+	results := make([]*result, len(checks)) // nil for checks that -run leaves out
 	run := func(i int) {
 		t.Run(checks[i].Name, func(t *testing.T) {
 			r := checks[i].result(t, h)
@@ -153,7 +152,7 @@ func runChecks(t *testing.T, h Harness, checks []Check) {
 	t.Log(s.String())
 }
 
-// sideBySide is how many checks run at once in real time, in which most of them wait most of the time.
+// sideBySide is how many checks run at once in real time: most of them wait most of the time.
 const sideBySide = 4
 
 // alone reports whether the check runs beside no others of the same harness. In fake time nothing waits.
@@ -183,10 +182,10 @@ func (c Check) invalid(r result) string {
 	return fmt.Sprintf("invalid, %d times: %s. Not verified: %s\nseen: %v\nevents:\n%s", tries, r.stalled, c.Promise, r.err, r.events)
 }
 
-// tries is how often a check is run whose failure may have come of a standstill.
+// tries is how often a check is run if its failure may have come of a standstill.
 const tries = 3
 
-// result runs the check, in a bubble if the harness wants that.
+// result runs the check, with FakeTime in a bubble.
 func (c Check) result(t *testing.T, h Harness) result {
 	run := func(tb testing.TB) result {
 		e := newEnv(tb, h)

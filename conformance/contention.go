@@ -28,7 +28,7 @@ func contendingOwners(e *env) error {
 	return e.contend(users, 20)
 }
 
-// contend lets each user lock one name so many times, and update a counter under it that takes no concurrent updates.
+// contend lets each user lock one name so many times, and add to a counter that would lose concurrent updates.
 func (e *env) contend(users []*user, times int) error {
 	name := e.name()
 	var counter atomic.Int64

@@ -11,15 +11,15 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// The checks of waits of package dsync that end while somebody else has the name, at any moment.
+// The checks of calls of Lock whose contexts end, at any moment, while somebody else has the name.
 var deadlineChecks = []Check{
 	{"deadlines/held", "A Lock whose context ends after its client was refused the name says ErrLocked too, whatever request its end cuts off.", deadlineTellsLocked},
 }
 
-// deadlines is how many waits end in a check, at moments that are drawn.
+// deadlines is how many waits end in a check, at moments drawn at random.
 const deadlines = 40
 
-// endsWithin calls Lock of a name that is held, with a deadline that is drawn, and returns its error.
+// endsWithin calls Lock of a name that is held, with a deadline drawn at random, and returns the error.
 func (u *user) endsWithin(name string) (after time.Duration, err error) {
 	after = time.Millisecond + rand.N(60*time.Millisecond)
 	ctx, cancel := context.WithTimeout(u.env.ctx, after)

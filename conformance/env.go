@@ -16,10 +16,10 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// env is what a check works with: clients of one backend, names, and a way to wait for things that is bounded.
+// env is what a check works with: clients of one backend, names, and bounded ways to wait.
 //
-// Methods of an env, and of what it made, that do not return an error end the check when they cannot do what they say, as if the
-// check had returned that error. They may be called by the goroutine of the check and by those that it started with run.
+// Methods of an env, and of what it has made, that return no error end the check when they fail, as if the check had returned their
+// error. They may be called by the goroutine of the check and by goroutines that the check started with run.
 type env struct {
 	tb       testing.TB
 	backend  *Backend
@@ -36,8 +36,8 @@ type env struct {
 	mode     driver.Mode                  // of the requests of the check
 
 	mu      sync.Mutex
-	err     error         // the first, by which the check failed
-	hung    time.Duration // if it is that something hangs: for how long it was waited
+	err     error         // the first error, by which the check failed
+	hung    time.Duration // if err is a hang: how long the check waited
 	names   int
 	id      string // makes names unique among runs
 	closers []func(context.Context)
@@ -180,7 +180,7 @@ func (e *env) close() {
 	}
 }
 
-// closeFor bounds the closing of the clients of a check. That of a good driver takes a round trip or two.
+// closeFor bounds the closing of the clients of a check. With a good driver it takes a round trip or two.
 const closeFor = 2 * time.Second
 
 // onClose lets f be called when the check is over.
@@ -190,7 +190,7 @@ func (e *env) onClose(f func(context.Context)) {
 	e.closers = append(e.closers, f)
 }
 
-// hangs is how long a step may take before it counts as hanging. It is no promise of anybody: a good driver is much faster.
+// hangs is how long a step may take before it counts as hanging. Nobody promises this time: a good driver is much faster.
 func (e *env) hangs() time.Duration {
 	if e.patience > 0 {
 		return e.patience
@@ -199,7 +199,7 @@ func (e *env) hangs() time.Duration {
 	return 30*time.Second + 5*(e.ttl()+i.LateFor(e.ttl()))
 }
 
-// goroutine is one that a check started.
+// goroutine is a goroutine of a check.
 type goroutine struct {
 	done chan struct{}          // closed when it has ended
 	id   atomic.Pointer[string] // for stack dumps
@@ -228,7 +228,7 @@ func (g *goroutine) isDone() bool {
 	}
 }
 
-// await waits until g has ended. If that takes a time that only a hang takes, it ends the check.
+// await waits until g has ended. After so long that g must hang, await ends the check.
 func (e *env) await(what string, g *goroutine) {
 	hangs := time.NewTimer(e.hangs())
 	defer hangs.Stop()
@@ -246,7 +246,7 @@ func (e *env) await(what string, g *goroutine) {
 // within runs f, bounded as await is.
 func (e *env) within(what string, f func()) { e.await(what, e.run(f)) }
 
-// until waits until cond holds, which events make true.
+// until waits for cond to hold. Events make cond true.
 func (e *env) until(what string, cond func() bool) {
 	hangs := time.NewTimer(e.hangs())
 	defer hangs.Stop()
@@ -263,7 +263,7 @@ func (e *env) until(what string, cond func() bool) {
 	}
 }
 
-// poll waits until f returns nil, for what the backend tells nobody.
+// poll waits until f returns nil, for states of the backend that no event tells.
 func (e *env) poll(what string, f func() error) {
 	deadline := time.Now().Add(e.hangs())
 	for pause := time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
@@ -288,7 +288,7 @@ func (e *env) sleepUntil(t time.Time) {
 	}
 }
 
-// expired waits until the Expires of a lease has passed, and returns it. Until then a session may move it.
+// expired waits until the Expires of a lease has passed, and returns Expires. Until then a session may move it.
 func (e *env) expired(r *request) time.Time {
 	for {
 		end := r.lease.Expires()
@@ -299,7 +299,7 @@ func (e *env) expired(r *request) time.Time {
 	}
 }
 
-// together runs f n times at once, with the numbers from 0, and waits until all are done. It ends the check if any of them fails.
+// together runs f n times at once, with the numbers from 0, and waits until all calls have returned. If one fails, the check ends.
 func (e *env) together(what string, n int, f func(i int) error) {
 	all := make([]*goroutine, n)
 	start := make(chan struct{})
@@ -349,7 +349,7 @@ func (e *env) driverInfo() driver.Info {
 	return *info
 }
 
-// longTTL is that of leases which are not to end by themselves during a check.
+// longTTL is the TTL of leases that have to outlast a check.
 const longTTL = 10 * time.Minute
 
 // long returns the TTL of leases that do not run out.
@@ -363,13 +363,13 @@ func (e *env) ttl() time.Duration {
 	return e.allowed(cmp.Or(e.minTTL, defaultTTL))
 }
 
-// defaultTTL is Harness.TTL if that is not given.
+// defaultTTL is the default of Harness.TTL.
 const defaultTTL = time.Second
 
-// brief returns the TTL of leases that a check lets run out, and of which it does not matter when.
+// brief returns the TTL of leases that a check lets run out, where the time of the end does not matter.
 func (e *env) brief() time.Duration { return e.allowed(e.ttl() / 4) }
 
-// crooked returns a TTL that is no round number in any unit, where the driver keeps such.
+// crooked returns a TTL that is a round number in no unit, if the driver keeps such TTLs.
 func (e *env) crooked() time.Duration {
 	return e.allowed(time.Second + 317*time.Millisecond + 400*time.Microsecond)
 }

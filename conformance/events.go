@@ -40,7 +40,7 @@ func (v *events) add(who, format string, args ...any) {
 	v.notify()
 }
 
-// wake lets those who wait for an event look again.
+// wake has waits for events look again.
 func (v *events) wake() {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -42,7 +42,7 @@ func (h *holding) overBefore(next *request) error {
 	return nil
 }
 
-// first waits until one of the requests is done, and returns which.
+// first waits until one of the requests is done, and returns its index.
 func (e *env) first(of []*request) int {
 	done := -1
 	e.until("one of those who wait is granted the name", func() bool {
@@ -74,7 +74,7 @@ func notBeforeExpires(e *env) error {
 
 func expiryServesWaiters(e *env) error {
 	name := e.name()
-	h := e.driver().hold(name, fixed, ttl(e.ttl())) // which does not end before all wait
+	h := e.driver().hold(name, fixed, ttl(e.ttl())) // must not end before all wait
 	left := make([]*request, 2)
 	for i := range left {
 		left[i] = e.driver().start(name, fixed, ttl(e.brief())).waits()

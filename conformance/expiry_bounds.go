@@ -7,16 +7,15 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// tenure is a way in which a lease of a gets the TTL that it ends with. begin returns who waits for the name, if somebody has to for
-// that.
+// tenure is a way in which a lease of a gets its last TTL. If somebody has to wait for the name in the meantime, begin returns the waiter.
 type tenure struct {
 	what    string
 	begin   func(a *rawDriver, name string) (h, waiter *request)
 	unasked bool // nobody asks for the name before the lease has expired
 }
 
-// tenures returns the ways that there are for the driver. The leases are of raw drivers: package dsync would give back what the
-// backend does not end.
+// tenures returns the ways that the driver has. The leases are those of raw drivers: package dsync would release a lease that the backend
+// fails to end.
 func (e *env) tenures() []tenure {
 	d := e.crooked()
 	renew := func(h *request, d time.Duration) *request {
@@ -90,7 +89,7 @@ func endsInBounds(e *env) error {
 	return nil
 }
 
-// soonAfter returns an error if r was granted its name later than Info.LateFor after h expired, and what a waiter may take to find out.
+// soonAfter returns an error if r was granted its name later after h expired than Info.LateFor and the time for a waiter to find out allow.
 func (r *request) soonAfter(h *request, what string) error {
 	e, end := r.driver.env, h.lease.Expires()
 	late := e.driverInfo().LateFor(h.TTL)

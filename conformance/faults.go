@@ -24,7 +24,7 @@ var faultChecks = []Check{
 	{"faults/many", "What many failed requests left behind is cleaned up by a bounded number of goroutines.", fewCleanUps},
 }
 
-// patience is how long the context of a request lasts that is not going to be answered.
+// patience is how long the context of a request lasts that will get no answer.
 const patience = 300 * time.Millisecond
 
 // briefly starts a request whose context ends soon.
@@ -60,7 +60,7 @@ func hungAcquire(e *env) error {
 			return err
 		}
 		d.heal()
-		e.sleep(patience) // what was on its way arrives, and nobody else has changed anything before
+		e.sleep(patience) // requests on their way arrive, and nobody else has changed anything before
 		e.awaitFree(name)
 	}
 	return nil

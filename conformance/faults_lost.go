@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// The checks of what becomes of requests whose answers are lost, apart from those that follow at once.
+// The checks of requests whose answers are lost, apart from the requests that follow at once.
 
 func lostGrant(e *env) error {
 	how := [][]option{{noWait}, nil}
@@ -14,8 +14,8 @@ func lostGrant(e *env) error {
 		d, name := e.driver(), e.name()
 		d.hold(e.name()).release() // the connection is there
 		f := d.losing(faultTimes[i/len(how)], 1)
-		r := d.start(name, append(how[i%len(how)], fixed, ttl(e.ttl()), f.of)...) // which may ask again
-		e.sleep(e.ttl() / 10)                                                     // it has been carried out, as a rule
+		r := d.start(name, append(how[i%len(how)], fixed, ttl(e.ttl()), f.of)...) // the driver may ask again
+		e.sleep(e.ttl() / 10)                                                     // by then the request has been carried out, as a rule
 		next := e.outsider().start(name)                                          // where contenders observe a hold, from here on
 		e.sleep(e.ttl() / 2)
 		d.heal()
@@ -118,7 +118,7 @@ func (e *env) cleansUpMany(when faultTime) error {
 	}
 	before, f := e.goroutines(), d.losing(when, many)
 	e.together("requests whose answers are lost", many, func(i int) error { return f.failed(d.briefly(names[i], noWait, f.of)) })
-	d.cut() // so that there is nothing but to wait
+	d.cut() // so the driver can do nothing but wait
 	e.poll("the goroutines of what is to be cleaned up", func() error {
 		if more := e.goroutines() - before; more > many*9/10 {
 			return fmt.Errorf("%d more after %d requests that failed", more, many)

@@ -17,7 +17,7 @@ var fencingChecks = []Check{
 func tokensRise(e *env) error {
 	e.claims(fencing)
 	clients, name := e.clients(8), e.name()
-	var last uint64 // guarded by the lock, which the checks before this one trust
+	var last uint64 // guarded by the lock, which the checks before this one have shown to exclude
 	e.together("Lock and Unlock", len(clients), func(i int) error {
 		for range 25 {
 			h, err := clients[i].ask(e.ctx, false, name)
@@ -79,7 +79,7 @@ func tokensRiseOverLoss(e *env) error {
 		if err := rises(h, "a canceled wait"); err != nil {
 			return err
 		}
-		next := a.start(name).granted() // when it has expired
+		next := a.start(name).granted() // when the hold has expired
 		if err := rises(next, "an expiry"); err != nil {
 			return err
 		}

@@ -34,7 +34,7 @@ func stackOf(id string) string {
 	return stacks(func(header string) bool { return strings.HasPrefix(header, "goroutine "+id+" ") })
 }
 
-// leftBehind makes an error of the panic by which a bubble says that goroutines are left in it. Other panics go on.
+// leftBehind makes an error of the panic by which a bubble reports goroutines that were left behind. Other panics go on.
 func leftBehind(p any) error {
 	if !strings.HasPrefix(fmt.Sprint(p), "deadlock:") {
 		panic(p)
@@ -44,7 +44,8 @@ func leftBehind(p any) error {
 	}))
 }
 
-// goroutines returns how many there are in the bubble of the check, beside which others may run, or in the process.
+// goroutines returns how many goroutines there are: in fake time in the bubble of the check, otherwise in the process, where other checks
+// may run.
 func (e *env) goroutines() int {
 	if !e.fakeTime {
 		return runtime.NumGoroutine()

@@ -9,7 +9,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of what Inspect says beside that somebody holds a name.
+// The checks of what Inspect says, beside whether a name is held.
 var inspectChecks = []Check{
 	{"inspect/status", "What Inspect says of a hold is true, field by field: owner, note, token, grant, what is left of the TTL, and who waits.", statusIsTrue},
 }
@@ -19,7 +19,7 @@ var oddNotes = []string{"plain", "a \"quoted\" one\nof two lines | {and} more\\"
 
 func note(text string) option { return func(r *driver.Request) { r.Note = text } }
 
-// statusUnit is the coarsest unit in which a backend counts what is left of a TTL, and how far its clock may be from this one.
+// statusUnit is the coarsest unit in which a backend counts the rest of a TTL, and how much its clock may differ from this one.
 const statusUnit = time.Second
 
 func statusIsTrue(e *env) error {
@@ -39,7 +39,7 @@ func (d *rawDriver) status(name string) (s driver.Status) {
 	return s
 }
 
-// describedTo returns what d knows of a fixed lease, and an error unless that is true. Fields that are zero are not known.
+// describedTo returns what d knows of a fixed lease, and an error if a field is wrong. Fields that are zero are not known.
 func (r *request) describedTo(d *rawDriver) (driver.Status, error) {
 	e := r.driver.env
 	s := d.status(r.Name)
@@ -126,7 +126,7 @@ func statusTellsTime(e *env) error {
 	return nil
 }
 
-// statusTellsClients looks at holds that have all else in common.
+// statusTellsClients looks at holds that differ in nothing but their clients.
 func statusTellsClients(e *env) error {
 	a, b := e.driver(), e.driver()
 	of := func(d *rawDriver) string {

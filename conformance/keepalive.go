@@ -7,13 +7,13 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of drivers that keep sessions alive and say how that goes: driver.KeepAliveReporter.
+// The checks of drivers that keep sessions alive and report how that goes: driver.KeepAliveReporter.
 var keepAliveChecks = []Check{
 	{"keepalive/outage", "A driver that says how it keeps sessions alive says that it cannot before a lease is lost for that.", outageIsTold},
 	{"keepalive/over", "It says that it can again when the backend is in reach again.", endOfOutageIsTold},
 }
 
-// OnKeepAlive implements driver.KeepAliveReporter. A driver that does not say is silent here as well.
+// OnKeepAlive implements driver.KeepAliveReporter. If the driver reports nothing, so does the tap.
 func (t *tap) OnKeepAlive(f func(err error)) {
 	r, ok := t.Driver.(driver.KeepAliveReporter)
 	if !ok {
@@ -34,7 +34,7 @@ func (t *tap) silent() bool {
 	return !tells || !t.Info().KeepsAlive
 }
 
-// lastKeepAlive returns what the driver said last, and whether it said anything.
+// lastKeepAlive returns the driver's last report, and whether there was one.
 func (t *tap) lastKeepAlive() (err error, said bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

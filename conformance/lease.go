@@ -20,7 +20,7 @@ var leaseChecks = []Check{
 	{"lease/renew-all", "RenewAll renews each lease, and calls done once for each, with the outcome of that lease, before it returns.", renewAll},
 }
 
-// expiresWithin returns an error unless r expires between from+ttl and to+ttl, or with the session that carries it.
+// expiresWithin returns an error unless r expires between from+ttl and to+ttl, or with its session.
 func (r *request) expiresWithin(what string, from, to time.Time, ttl time.Duration) error {
 	e, got := r.driver.env, r.lease.Expires()
 	if early := from.Add(ttl).Sub(got); early > 0 && !e.driverInfo().KeepsAlive {
@@ -65,7 +65,7 @@ func freshAfterWait(e *env) error {
 		if got := r.lease.Expires(); !got.After(released) {
 			return fmt.Errorf("a lease after a wait expired at %s, before the release at %s", e.events.at(got), e.events.at(released))
 		}
-		asked := released.Add(-r.TTL / 2) // by one who asks now and then, and did when the lock was released
+		asked := released.Add(-r.TTL / 2) // by somebody who asks now and then, and asked when the lock was released
 		return r.expiresWithin("a lease after a wait", asked, r.at, r.TTL)
 	})
 	return nil
@@ -120,7 +120,7 @@ func lateRenewal(e *env) error {
 	return nil
 }
 
-// outcomes collects what RenewAll says of each lease.
+// outcomes collects the outcomes of a RenewAll for each lease.
 type outcomes struct {
 	mu       sync.Mutex
 	errs     map[int][]error
@@ -177,7 +177,7 @@ func (o *outcomes) of(i int) []error {
 	return o.errs[i]
 }
 
-// wasRenewed returns an error unless the outcome of a renewal in a batch is that of the lease.
+// wasRenewed returns an error unless the outcome of a renewal in a batch fits the lease.
 func (r *request) wasRenewed(errs []error, over bool, called, returned time.Time) error {
 	switch {
 	case len(errs) != 1:

@@ -15,7 +15,7 @@ var leavingChecks = []Check{
 	{"leaving/lease", "The lease of a hold that was left is over: it renews nothing and releases nothing.", leftLeaseIsOver},
 }
 
-// leave leaves the hold for ttl, and returns before when it must not end. It ends the check if the driver cannot leave holds.
+// leave leaves the hold for ttl, and returns the time before which the hold must not end. If the driver cannot leave holds, the check ends.
 func (r *request) leave(ttl time.Duration) (end time.Time) {
 	d := r.driver
 	e := d.env
@@ -32,7 +32,7 @@ func (r *request) leave(ttl time.Duration) (end time.Time) {
 	return end
 }
 
-// endsAt returns an error if name, whose hold was left, is granted before end. It waits until the name is granted.
+// endsAt waits until name, whose hold was left, is granted, and returns an error if that is before end.
 func (e *env) endsAt(name string, end time.Time) error {
 	next := e.outsider().start(name).granted()
 	defer next.release()

@@ -7,7 +7,7 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// The checks of leases whose lengths have nothing to do with each other, as those of programs that compute them.
+// The checks of leases whose lengths have nothing to do with each other, as in programs that compute them.
 var lengthChecks = []Check{
 	{"lengths/extended", "A lease that is extended to 200 times its first length goes on, also where a session with the first length carries it.", extendedFar},
 	{"lengths/many", "A free name is granted for any length, also while leases of 20 other lengths are held.", manyLengths},

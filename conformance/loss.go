@@ -120,7 +120,7 @@ func toldOnce(e *env) error {
 	return nil
 }
 
-// askingEvents asks a lease in each event what package dsync asks leases with locks held that it takes in events.
+// askingEvents calls, in each event, the methods of the lease that package dsync calls while it holds mutexes that its events lock too.
 type askingEvents struct {
 	driver.Events
 	lease driver.Lease
@@ -182,7 +182,7 @@ func eventsHoldNoLock(e *env) error {
 	return nil
 }
 
-// contextual is what has a context that ends with a lease.
+// contextual has a context that ends with a lease.
 type contextual interface {
 	Context(parent context.Context) (context.Context, context.CancelFunc)
 }

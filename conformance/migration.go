@@ -10,7 +10,7 @@ import (
 	"github.com/go-dsync/dsync/driver/move"
 )
 
-// What drivers/migrate builds on. Package dsync knows nothing of it, so these checks ask the driver.
+// The checks of what drivers/migrate builds on. Package dsync knows nothing of migrations, so these checks ask the driver.
 var migrationChecks = []Check{
 	{"migration/seal", "From Seal on every Acquire of the name returns ErrSealed, whichever client asks, those that wait included.", sealRefuses},
 	{"migration/seal-over", "The lease that became a seal is over without a loss: Renew and Release return ErrNotHeld, and the seal stays.", sealEndsLease},
@@ -31,7 +31,7 @@ var migrationChecks = []Check{
 	{"migration/unmark-lost", "After an Unmark whose answer was lost, all later leases say the same, and the tokens go on to rise.", unmarkLost},
 }
 
-// ask has the driver do something to a lease of its own, by one of the optional interfaces, which it may not have.
+// ask has the driver do something to a lease of its own, by one of the optional interfaces. If the driver does not have it, the check ends.
 func ask[T any](r *request, what string, f func(T, driver.Lease) error) (err error) {
 	d := r.driver
 	t, ok := d.tap.Driver.(T)
@@ -82,7 +82,7 @@ func (r *request) marked() (marked bool, err error) {
 	return marked, err
 }
 
-// isMarked returns an error unless the lease says of its name that it is marked, or that it is not.
+// isMarked returns an error unless the driver says that the name of the lease is marked, or that it is not, as wanted.
 func (r *request) isMarked(want bool) error {
 	marked, err := r.marked()
 	if err == nil && marked != want {
@@ -91,7 +91,7 @@ func (r *request) isMarked(want bool) error {
 	return err
 }
 
-// A driver that never seals or marks need not have the methods. One that has them says so, and nothing has changed then.
+// A driver that never seals or marks need not have the methods. A driver that has them says that it does not, and changes nothing then.
 var (
 	sealing = byAnswer("seals", func(c *client) error { return c.refusesHold((*request).seal) })
 	marking = capability{
@@ -110,12 +110,12 @@ var (
 	}
 )
 
-// byAnswer is what a driver claims by not refusing it.
+// byAnswer is a capability that a driver claims by not refusing the request.
 func byAnswer(name string, ask func(*client) error) capability {
 	return capability{name: name, claimed: func(c *client) bool { return !errors.Is(ask(c), errors.ErrUnsupported) }, refused: ask}
 }
 
-// refusesHold returns what a driver says when it is asked to do something to a hold. If it never does that, the hold stays.
+// refusesHold returns the driver's refusal of a request that does something to a hold. A hold must still be there after a refusal.
 func (c *client) refusesHold(f func(*request) error) error {
 	e := c.env
 	d, name := e.driver(), e.name()
@@ -131,7 +131,7 @@ func (c *client) refusesHold(f func(*request) error) error {
 	return err
 }
 
-// sealHeld seals a name that a client takes for it.
+// sealHeld takes a name and seals it.
 func (d *rawDriver) sealHeld(name string, opts ...option) *request {
 	h := d.hold(name, opts...)
 	if err := h.seal(); err != nil {
@@ -140,7 +140,7 @@ func (d *rawDriver) sealHeld(name string, opts ...option) *request {
 	return h
 }
 
-// isSealed returns an error unless clients are told that a name is sealed.
+// isSealed returns an error unless the clients are told that a name is sealed.
 func (e *env) isSealed(name string, clients ...*rawDriver) error {
 	for _, d := range clients {
 		for _, opts := range [][]option{{noWait}, {noWait, fixed}, nil, {fixed}} {
@@ -164,7 +164,7 @@ func (r *request) sealed() error {
 	return nil
 }
 
-// waiters returns requests that wait for a name: of several clients, and of one where the order allows that.
+// waiters returns requests that wait for a name: of several clients, and several of one client where the order allows more than one.
 func (e *env) waiters(name string, d *rawDriver) []*request {
 	all := []*request{d.start(name).waits(), e.driver().start(name, fixed).waits()}
 	if e.driverInfo().Order == driver.FIFO {
@@ -274,7 +274,7 @@ func sealedTells(e *env) error {
 	return nil
 }
 
-// ended returns holds of a driver that are over, and what comes after them.
+// ended makes holds of a driver that are over in several ways, and calls then with each and with the next request for the name.
 func (e *env) ended(a, b *rawDriver, then func(what string, h, next *request) error) error {
 	released := a.hold(e.name())
 	released.release()
@@ -312,7 +312,7 @@ func sealNeedsHold(e *env) error {
 	})
 }
 
-// unanswered makes a request of which the answer is lost. So are those of later ones, until d is healed.
+// unanswered makes a request whose answer is lost. Answers to later requests are lost too, until d is healed.
 func (d *rawDriver) unanswered(what string, f func(context.Context) error) error {
 	e := d.env
 	d.loseAnswers()
@@ -350,13 +350,13 @@ func sealLost(e *env) error {
 	return nil
 }
 
-// seesSeal reports whether a client that has nothing to do with the others sees that a name is sealed.
+// seesSeal reports whether a new client, without ties to the others, sees that a name is sealed.
 func (e *env) seesSeal(name string) bool {
 	_, sealed := e.outsider().sealed(name)
 	return sealed
 }
 
-// markHeld marks a name that a request holds, with a floor that is so much above its tokens.
+// markHeld marks a name that a request holds, with a floor so much above the tokens of the request.
 func (r *request) markHeld(above uint64) (floor uint64) {
 	first, n := r.lease.Tokens()
 	if n > 0 {

@@ -43,7 +43,7 @@ func (r *request) unmarkWithin(ctx context.Context) error {
 	return err
 }
 
-// A driver that seals or marks need not take that back.
+// A driver that seals or marks need not undo either.
 var (
 	unsealing = byAnswer("taking seals back", (*client).refusesLoosen)
 	unmarking = byAnswer("taking marks back", func(c *client) error { return c.refusesHold((*request).unmark) })
@@ -190,7 +190,7 @@ func loosenRaises(e *env) error {
 	return b.freed(name, "z")
 }
 
-// isRefusedWhole returns an error if a Loosen that is refused has left its id.
+// isRefusedWhole returns an error if a refused Loosen has left its id.
 func isRefusedWhole(e *env, d *rawDriver, name string) error {
 	e.must(d.loosen(name, "before", 0))
 	err := d.loosen(name, "refused", 1<<64-1)

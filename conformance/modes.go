@@ -6,8 +6,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// modeChecks are checks of the groups before, run again in the modes Read and Write: those of what a driver does in another way, or at
-// another place of the backend, in each mode. What package dsync does is the same in all.
+// modeChecks are checks of the groups before, run again in the modes Read and Write: checks of what a driver does in its own way, or at
+// another place of the backend, in each mode. Package dsync does the same in all modes.
 var modeChecks = inModes(
 	"waiting/cancel-at-grant",
 	"lease/after-wait", "lease/renew", "lease/over", "lease/renew-all",
@@ -32,7 +32,7 @@ func inModes(names ...string) (all []Check) {
 	return all
 }
 
-// rivals is the mode of requests that the check's own exclude, whatever their mode.
+// rivals is a mode whose requests exclude those of the check.
 func (e *env) rivals() driver.Mode {
 	if e.mode == driver.Read {
 		return driver.Write
@@ -40,7 +40,7 @@ func (e *env) rivals() driver.Mode {
 	return e.mode
 }
 
-// rival returns a new driver whose requests exclude those of the check's other drivers.
+// rival returns a new driver whose requests exclude those of the other drivers of the check.
 func (e *env) rival() *rawDriver {
 	d := e.driver()
 	d.mode = e.rivals()

@@ -21,7 +21,7 @@ var oddNames = []string{
 	"é", "e\u0301", "ß", "SS", "ss", "İ", "i", "日本語", "\u0639\u0631\u0628", "👩‍👩‍👧", "\u200b", "\ufeff", "\u202e", "\ufffd", "\U0010ffff",
 }
 
-// names returns odd names, and long ones, which nobody else uses.
+// oddNames returns the odd names, and long ones. Nobody else uses these names.
 func (e *env) oddNames() []string {
 	var all []string
 	for _, n := range oddNames {

@@ -9,7 +9,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// refusedError ends a check of something that the driver does not claim, after it was checked that it refuses it.
+// refusedError ends a check of something that the driver does not claim. The driver was seen to refuse it.
 type refusedError struct{ capability string }
 
 func (e *refusedError) Error() string { return "the driver does not claim " + e.capability }
@@ -30,7 +30,7 @@ func (e *env) need(able bool, ability string) {
 type capability struct {
 	name    string
 	claimed func(*client) bool
-	refused func(*client) error // what package dsync answers when it is asked for all the same
+	refused func(*client) error // the answer of package dsync when it is asked for all the same
 }
 
 var (
@@ -61,7 +61,7 @@ var (
 	}
 )
 
-// claims ends the check unless the driver claims a capability; it then checks first that the driver refuses it.
+// claims ends the check unless the driver claims a capability; before that it checks that the driver refuses it.
 func (e *env) claims(k capability) {
 	c := e.client()
 	if k.claimed(c) {
@@ -73,7 +73,7 @@ func (e *env) claims(k capability) {
 	e.end(&refusedError{k.name})
 }
 
-// requires returns what dsync.New says of a requirement.
+// requires returns the error of dsync.New for a requirement.
 func (c *client) requires(r driver.Require) error {
 	other, err := dsync.New(c.tap, &dsync.Options{TTL: c.env.long(), Require: r})
 	if err == nil {

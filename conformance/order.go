@@ -18,7 +18,7 @@ var orderChecks = []Check{
 	{"order/hand-overs", "In thousands of hand-overs between clients, no wake-up is lost.", noWakeUpIsLost},
 }
 
-// next returns which of the requests is granted first, and releases it.
+// next returns the index of the request that is granted first, and releases it.
 func (e *env) next(left []*request) int {
 	granted := -1
 	e.until("one of those who wait is granted the name", func() bool {
@@ -33,7 +33,7 @@ func (e *env) next(left []*request) int {
 	return granted
 }
 
-// inOrder waits until the requests are granted one after the other, and returns an error if that is not their order.
+// inOrder waits until the requests are granted one after the other, and returns an error if they are granted in another order.
 func (e *env) inOrder(waiters []*request) error {
 	for left := waiters; len(left) > 0; left = left[1:] {
 		if i := e.next(left); i != 0 {
@@ -43,8 +43,8 @@ func (e *env) inOrder(waiters []*request) error {
 	return nil
 }
 
-// line returns requests of n new clients that wait for a name, in this order. A driver says that it waits when its request is on the
-// way; each is seen in the queue before the next one comes, where the backend can be asked.
+// line returns requests of n new clients that wait for a name, in this order. A driver reports the wait when its request is on the
+// way; where the backend can be asked, line sees each request in the queue before the next one comes.
 func (e *env) line(name string, n int) []*request {
 	drivers := make([]*rawDriver, n)
 	for i := range drivers {

@@ -55,7 +55,7 @@ func releaseTwice(e *env) error {
 	return next.keeps("a release by the one before")
 }
 
-// afterExpiry lets leases run out, and calls f with each and that of the next holder: another client, and the same.
+// afterExpiry lets leases run out, and calls f with each and with the next hold of the name: another client's, and the same client's.
 func (e *env) afterExpiry(f func(old, next *request, heir string) error) error {
 	a, b := e.driver(), e.driver()
 	e.together("leases that run out", 2, func(i int) error {
@@ -83,7 +83,7 @@ func staleRelease(e *env) error {
 	})
 }
 
-// staleRenew renews for less than what the next lease lasts, which would end early if that were the one to be renewed.
+// staleRenew renews for less than the TTL of the next lease, which would end early if the renewal were taken for one of the next lease.
 func staleRenew(e *env) error {
 	return e.afterExpiry(func(old, next *request, heir string) error {
 		if err := isNotHeld("the renewal of a lease that ran out, when "+heir+" had the name,", old.renew(e.brief())); err != nil {
@@ -94,7 +94,7 @@ func staleRenew(e *env) error {
 	})
 }
 
-// releaseAfterEnd waits until the backend has ended the hold: until it says so, or else for as long as the driver claims.
+// releaseAfterEnd waits until the backend says that the hold has ended, or otherwise for as long as the driver claims that this takes.
 func releaseAfterEnd(e *env) error {
 	a, b := e.driver(), e.outsider()
 	h := a.hold(e.name(), fixed, ttl(e.brief()))

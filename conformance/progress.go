@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// progress counts what goroutines of a check have done. Many things together may take long on a slow backend; that nothing at all
-// gets done for as long as only a hang takes is a hang.
+// progress counts what goroutines of a check have done. Many steps together may take long on a slow backend; but if not a single step is
+// done for a time in which only a hang takes so long, the check hangs.
 type progress struct{ atomic.Int64 }
 
 // awaitAll waits until all goroutines have ended, for as long as p moves on.

@@ -40,7 +40,7 @@ func nested(e *env) error {
 	return e.isFree(name)
 }
 
-// isHeld returns an error unless h is held, as it and others see it.
+// isHeld returns an error unless h is held, by its own word and by that of others.
 func (h *holding) isHeld(when string) error {
 	e := h.user.env
 	if err := h.Err(); err != nil {

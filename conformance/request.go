@@ -26,7 +26,7 @@ func (e *env) driver() *rawDriver {
 	return d
 }
 
-// close closes the driver, if that was not done before.
+// close closes the driver, unless it was closed before.
 func (d *rawDriver) close(ctx context.Context) error {
 	d.mu.Lock()
 	first := !d.closed
@@ -38,14 +38,14 @@ func (d *rawDriver) close(ctx context.Context) error {
 	return d.driver.Close(ctx)
 }
 
-// request is one request to a driver, its Events, and the lease that came of it.
+// request is one request to a driver, with its Events and its lease.
 type request struct {
 	driver.Request
 	driver *rawDriver
 	cancel context.CancelFunc
 	called time.Time // just before Acquire was called
 
-	*goroutine // that of Acquire, and when it is done, the rest of the fields
+	*goroutine // calls Acquire; once it is done, the other fields are set
 
 	lease driver.Lease
 	err   error
@@ -203,7 +203,7 @@ func (e *env) awaitFree(name string) {
 	e.poll(fmt.Sprintf("%q becomes free", name), func() error { return e.isFree(name) })
 }
 
-// outsider returns a driver that has nothing to do with the others of the check, and whose requests exclude theirs.
+// outsider returns a driver without ties to the others of the check, whose requests exclude theirs.
 func (e *env) outsider() *rawDriver {
 	e.mu.Lock()
 	d := e.other

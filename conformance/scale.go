@@ -39,13 +39,13 @@ func manyHeld(e *env) error {
 
 func heldWithoutGoroutines(e *env) error {
 	c := e.client()
-	c.tryLock(e.name()).unlock() // what a client needs for itself
+	c.tryLock(e.name()).unlock() // the goroutines of the client itself
 	h := c.tryLock(e.name())
 	before := e.goroutines()
 	for range many {
 		c.tryLock(e.name())
 	}
-	// Goroutines of what runs beside the check in this process end some time; those of names that are held would not.
+	// Goroutines of other checks in this process end some time; goroutines of names that are held would not.
 	e.poll("the goroutines of what is held", func() error {
 		if more := e.goroutines() - before; more > many/10 {
 			return fmt.Errorf("%d more for %d more names", more, many)
@@ -95,7 +95,7 @@ func waitsAreGone(e *env) error {
 	holds := make([]*request, names)
 	for i := range holds {
 		holds[i] = a.hold(e.name())
-		w := b.start(holds[i].Name).waits() // what a client needs for itself
+		w := b.start(holds[i].Name).waits() // the goroutines of the client itself
 		w.cancel()
 		w.result()
 	}

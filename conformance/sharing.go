@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of names that many read or one writes. Most ask drivers: what a driver leaves, package dsync would mend.
+// The checks of names with many readers or one writer. Most ask drivers, since package dsync would mend what a driver fails to do.
 var sharingChecks = []Check{
 	{"sharing/readers", "Any number of clients read a name at once, also by many holds of one client.", manyRead},
 	{"sharing/read-write", "While one reads a name nobody writes or locks it, and while one writes or locks it nobody else does anything with it, however often they ask.", modesExclude},
@@ -57,7 +57,7 @@ var (
 	}
 )
 
-// modes are all, and alone are those of holds that have a name alone.
+// modes are all modes, and alone are the modes in which a hold is the only one of its name.
 var (
 	modes      = []driver.Mode{driver.Exclusive, driver.Read, driver.Write}
 	aloneModes = []driver.Mode{driver.Exclusive, driver.Write}
@@ -182,7 +182,7 @@ func writerWaits(e *env) error {
 	return nil
 }
 
-// writerFirst has three clients read a name so that each lets go only when it has the next hold already, or is refused that.
+// writerFirst has three clients read a name so that each lets go only when its next Read is granted, or refused.
 func writerFirst(e *env) error {
 	e.claims(sharing)
 	w, name := e.driver(), e.name()
@@ -208,7 +208,7 @@ func writerFirst(e *env) error {
 	return nil
 }
 
-// readsOn returns another hold of what r reads, which is released.
+// readsOn takes and releases another Read of the name of r.
 func (d *rawDriver) readsOn(r *request) *request {
 	next := d.acquire(r.Name, reading, noWait)
 	r.release()

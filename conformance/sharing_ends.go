@@ -70,7 +70,7 @@ func shorterReader(e *env) error {
 	e.claims(sharing)
 	how := []struct {
 		what  string
-		other func(d *rawDriver, name string) *request // nil if it is released
+		other func(d *rawDriver, name string) *request // nil if the hold is released
 	}{
 		{"the grant of a shorter lease", func(d *rawDriver, name string) *request { return d.hold(name, reading, fixed, ttl(e.brief())) }},
 		{"the renewal of another lease for less", func(d *rawDriver, name string) *request {

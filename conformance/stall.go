@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// stalls notices when this process, or the server, does not get on. A lease that runs out meanwhile, and a waiter whose session ends, are
-// no fault of the driver. A nil *stalls notices nothing, as in fake time, where nothing stalls.
+// stalls notices when this process, or the server, stands still. A lease that runs out meanwhile, or a waiter whose session ends, is
+// no fault of the driver. A nil *stalls notices nothing, as in fake time, where nothing stands still.
 type stalls struct {
 	ttl    time.Duration // of leases whose end a check waits for
 	cancel context.CancelFunc
@@ -21,10 +21,10 @@ type standstill struct {
 	who string
 
 	mu     sync.Mutex
-	off    bool // it is stopped on purpose
+	off    bool // a check stops the server on purpose
 	recent []stall
 	worst  time.Duration // the most within one TTL
-	when   time.Time     // that was
+	when   time.Time     // when the worst was
 	total  time.Duration
 }
 
@@ -33,7 +33,7 @@ type stall struct {
 	took  time.Duration
 }
 
-// watchStalls looks every now and then whether this process still runs, and whether ping, if it is not nil, returns soon.
+// watchStalls looks every now and then whether this process still runs, and whether ping, unless nil, returns soon.
 func watchStalls(ttl time.Duration, ping func(context.Context) error) *stalls {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &stalls{ttl: ttl, cancel: cancel}
@@ -55,7 +55,7 @@ func watchStalls(ttl time.Duration, ping func(context.Context) error) *stalls {
 		return nil
 	})
 	if ping != nil {
-		pause := max(ttl/20, time.Millisecond) // it may take a new connection each time
+		pause := max(ttl/20, time.Millisecond) // a Ping may make a new connection each time
 		watch("the server", 2*pause, func() error {
 			time.Sleep(pause)
 			return ping(ctx)
@@ -64,7 +64,7 @@ func watchStalls(ttl time.Duration, ping func(context.Context) error) *stalls {
 	return s
 }
 
-// add takes note of a stall, if it is one.
+// add takes note of a stall, if next is one.
 func (o *standstill) add(ttl time.Duration, next stall) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -99,8 +99,8 @@ func (s *stalls) onPurpose() {
 	}
 }
 
-// explain says how a failure may have come of a standstill: of a quarter of the TTL, or of the bound of what was taken for a hang. It
-// returns "" if that is not so.
+// explain says how a failure may have come of a standstill of a quarter of the TTL, or of the bound by which something counted as a hang.
+// It returns "" if there was none.
 func (s *stalls) explain(v *events, hung time.Duration) string {
 	if s == nil {
 		return ""

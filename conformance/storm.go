@@ -15,7 +15,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of all together: many clients do what they like, and history.Judge decides whether what they were told was legal.
+// The checks of everything together: many clients lock as they like, and history.Judge decides whether the outcomes were legal.
 var stormChecks = []Check{
 	{"storm/calm", "Whatever clients do, their claims never overlap, tokens rise, the order is kept, and nobody waits for ever.", calmStorm},
 	{"storm/faults", "That also holds while clients are cut off, hang, are slow and lose answers.", faultyStorm},
@@ -30,11 +30,11 @@ type storm struct {
 	seed    uint64
 	history *history.History
 	names   []string
-	modes   map[string][]driver.Mode // in which a name is asked for, each as often as it is there
+	modes   map[string][]driver.Mode // the modes in which a name is asked for, each as often as it is listed
 	ttl     time.Duration
 	expire  bool          // holders have their holds removed behind their own backs
 	pause   time.Duration // how long a lock is held, at most
-	ended   atomic.Bool   // the workers finish what they are at
+	ended   atomic.Bool   // the workers finish what they are doing
 	granted atomic.Bool
 }
 
@@ -49,7 +49,7 @@ func (e *env) storm() *storm {
 	return s
 }
 
-// stormModes are in which modes a name of a storm may be asked for.
+// stormModes are the modes in which a name of a storm may be asked for.
 var stormModes = [][]driver.Mode{
 	{driver.Exclusive},
 	append(slices.Repeat([]driver.Mode{driver.Read}, 9), driver.Write),
@@ -70,10 +70,10 @@ func (s *storm) draw() {
 	}
 }
 
-// random returns what the worker with this number decides by.
+// random returns the source of the decisions of a worker.
 func (s *storm) random(worker int) *rand.Rand { return rand.New(rand.NewPCG(s.seed, uint64(worker))) }
 
-// bounds is what the storm is judged by.
+// bounds are the judge's bounds for the storm.
 func (s *storm) bounds() history.Bounds {
 	i := s.env.driverInfo()
 	rw := i.ReadWrite
@@ -175,7 +175,7 @@ func (u *stormUser) step(name string, depth int) error {
 	op, l, err := u.lock(ctx, a, opts...)
 	if err != nil {
 		u.rest()
-		if depth > 0 && errors.Is(err, dsync.ErrDeadlock) { // it reads already
+		if depth > 0 && errors.Is(err, dsync.ErrDeadlock) { // the user reads the name already
 			return nil
 		}
 		return illegal(err)
@@ -192,7 +192,7 @@ func (u *stormUser) step(name string, depth int) error {
 				op.Renewed()
 			}
 		}
-	case n == 20 && depth == 0 && !fixed && a.Owner == "" && a.Mode != driver.Read && u.expire: // of those who read it would hit others
+	case n == 20 && depth == 0 && !fixed && a.Owner == "" && a.Mode != driver.Read && u.expire: // among several readers Expire would hit others
 		u.env.expire(name)
 		u.outlive(op, l)
 		return nil
@@ -204,7 +204,7 @@ func (u *stormUser) step(name string, depth int) error {
 	return u.unlock(op, l)
 }
 
-// asksFor returns in which mode u asks for name next.
+// asksFor returns how u asks for name next.
 func (u *stormUser) asksFor(name string) (history.Attempt, []dsync.LockOption) {
 	a, m := u.attempt, u.modes[name]
 	a.Name, a.Mode = name, m[u.random.IntN(len(m))]
@@ -267,7 +267,7 @@ func (u *stormUser) last(name string) error {
 	return u.unlock(op, l)
 }
 
-// illegal returns err unless that is what may happen in a storm.
+// illegal returns err unless such an error may happen in a storm.
 func illegal(err error) error {
 	for _, legal := range []error{dsync.ErrLocked, dsync.ErrNotHeld, dsync.ErrUnknown, dsync.ErrUnavailable, context.DeadlineExceeded} {
 		if errors.Is(err, legal) {
@@ -298,7 +298,7 @@ func (s *storm) clients() []*client {
 }
 
 func calmStorm(e *env) error {
-	for _, removals := range []bool{false, true} { // what may have been removed is judged less strictly
+	for _, removals := range []bool{false, true} { // names whose holds may be removed are judged less strictly
 		if removals && e.backend.Expire == nil {
 			break
 		}
@@ -316,13 +316,13 @@ func calmStorm(e *env) error {
 	return nil
 }
 
-// fault is one that a storm injects.
+// fault is a fault that a storm injects.
 type fault struct {
 	name string
 	on   func()
 }
 
-// faults returns all that the harness can do to the link of c.
+// faults returns all faults that the harness has for the link of c.
 func (c *client) faults(late time.Duration) []fault {
 	var all []fault
 	add := func(name string, able bool, on func()) {
@@ -396,7 +396,7 @@ func serverStorm(e *env) error {
 	if b.Restart == nil {
 		return nil
 	}
-	// What was held may be gone with the server.
+	// Holds may be gone with the server.
 	return e.serverStorm("restart", func(time.Duration) { e.harness("Backend.Restart", func() { b.Restart(e.tb) }) },
 		history.RuleOverlap, history.RuleLoss, history.RuleTokens, history.RuleOrder, history.RuleResult)
 }

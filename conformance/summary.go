@@ -10,8 +10,8 @@ import (
 // result is how a check ended.
 type result struct {
 	err     error  // how the promise is broken
-	refused string // the capability that the driver does not claim, in which case it was checked that it refuses it
-	missing string // what the harness would have to be able to do
+	refused string // the capability that the driver does not claim, and was seen to refuse
+	missing string // the ability that the harness lacks
 	events  string // what the clients did
 	stalled string // how err may have come of a standstill, which makes the check invalid
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// tap stands in front of a driver, records what goes through, and changes nothing.
+// tap stands in front of a driver, records all calls, and changes nothing.
 type tap struct {
 	driver.Driver
 	env   *env
@@ -24,7 +24,7 @@ type tap struct {
 	waiting map[string]int // requests for each name that wait now
 	onWait  func()         // if not nil, called when a request is about to wait
 
-	keptAlive []error // what the driver said of keep-alives
+	keptAlive []error // the driver's reports of keep-alives
 }
 
 // newTap returns a driver with the same optional interfaces as d, as package dsync finds them.
@@ -109,7 +109,7 @@ func (t *tap) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, err
 	return tl, err
 }
 
-// noLease returns what is wrong with an answer without a lease, if anything is.
+// noLease returns what is wrong with an answer without a lease, or nil.
 func noLease(l driver.Lease, err error) error {
 	switch {
 	case l != nil:
@@ -137,7 +137,7 @@ func (t *tap) Close(ctx context.Context) error {
 	return err
 }
 
-// tapped is a request that went through a tap, and stands between the driver and the Events of the request.
+// tapped is a request through a tap. It stands between the driver and the Events of the request.
 type tapped struct {
 	driver.Events
 	tap  *tap
@@ -233,7 +233,7 @@ type tapLease struct {
 // Tokens implements driver.Lease.
 func (l *tapLease) Tokens() (uint64, int) { return l.Lease.Tokens() }
 
-// Session implements driver.SessionLease, also for a lease that does not.
+// Session implements driver.SessionLease, also for a lease without the interface.
 func (l *tapLease) Session() (time.Time, time.Duration) {
 	if s, ok := l.Lease.(driver.SessionLease); ok {
 		return s.Session()
@@ -314,7 +314,7 @@ func (b tapBatch) RenewAll(ctx context.Context, leases []driver.Lease, done func
 	})
 }
 
-// untap returns the tapLease in what Acquire of a tap returned.
+// untap returns the tapLease in a lease that Acquire of a tap returned.
 func untap(l driver.Lease) *tapLease { return l.(interface{ untap() *tapLease }).untap() }
 
 func (l *tapLease) untap() *tapLease { return l }

@@ -7,13 +7,13 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// faultTime is when the network between a client and its backend begins to fail. A driver that reads before it writes never writes if the
-// network fails before the read.
+// faultTime is when the network between a client and its backend begins to fail. A driver that reads before it writes never comes to write
+// if the network fails before the read.
 type faultTime int
 
 const (
 	fromStart faultTime = iota
-	fromGrant           // from just before the first request that can grant, where Events.Tokens tells of it
+	fromGrant           // from just before the first request that can grant, if the driver calls Events.Tokens before
 )
 
 var faultTimes = []faultTime{fromStart, fromGrant}
@@ -24,12 +24,12 @@ type timedFault struct {
 	begin func() // once
 
 	mu    sync.Mutex
-	left  int           // of the requests that have not come to where they can be granted
+	left  int           // requests that are not yet at the point where they can be granted
 	asked bool          // one of them has
 	all   chan struct{} // closed when all have
 }
 
-// losing returns how d loses the answers to n requests, which are made at about the same time.
+// losing has d lose the answers to n requests, which are made at about the same time.
 func (d *rawDriver) losing(when faultTime, n int) *timedFault {
 	d.env.need(d.link.LoseAnswers != nil, "Link.LoseAnswers")
 	return newTimedFault(when, n, d.loseAnswers)

@@ -10,7 +10,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The checks of what driver.Open does with Backend.URL.
+// The checks of driver.Open with Backend.URL.
 var urlChecks = []Check{
 	{"url/fenced", "With fenced=false there are no tokens, and Info.Fencing is None.", urlWithoutTokens},
 	{"url/parameters", "A parameter of a URL that is unknown, malformed or given twice is an error that names it.", urlParameters},
@@ -18,7 +18,7 @@ var urlChecks = []Check{
 	{"url/password", "Open with a password that the server refuses is an error, which does not tell it.", urlWithWrongPassword},
 }
 
-// openFor is how long the context of an Open lasts that is going to succeed.
+// openFor is how long the context of an Open lasts that has to succeed.
 const openFor = 10 * time.Second
 
 // secret is a password that no server knows.
@@ -33,7 +33,7 @@ func (e *env) open(ctx context.Context, url string) (d driver.Driver, err error)
 	return d, err
 }
 
-// raw returns d, which is closed elsewhere, as a client of the check.
+// raw returns d as a client of the check, which does not close it.
 func (e *env) raw(d driver.Driver) *rawDriver {
 	r := &rawDriver{connection: &connection{env: e, label: e.label(), link: &Link{}}}
 	r.tap, r.driver = newTap(e, r.label, d)
@@ -49,7 +49,7 @@ func (e *env) url(parameters string) string {
 	return e.backend.URL + "?" + parameters
 }
 
-// urlAt returns Backend.URL with a user and another password, at another host if that is not "".
+// urlAt returns Backend.URL with a user and another password, and at another host unless host is "".
 func (e *env) urlAt(host string) string {
 	e.need(e.backend.URL != "", "Backend.URL")
 	u, err := driver.ParseURL(e.backend.URL)
@@ -72,7 +72,7 @@ func (e *env) urlAt(host string) string {
 	return u.Scheme + "://" + user + ":" + secret + "@" + host + rest[after:]
 }
 
-// fails returns an error unless Open of url is an error that does not tell the secret, and returns soon after the end of ctx.
+// fails returns an error unless Open of url fails soon after the end of ctx, with an error without the secret.
 func (e *env) fails(ctx context.Context, what, url string) error {
 	switch d, err := e.open(ctx, url); {
 	case err == nil:

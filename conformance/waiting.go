@@ -36,7 +36,7 @@ func tryIsRefused(e *env) error {
 	return e.isFree(name)
 }
 
-// asksOnce returns an error unless a try of d, while another holds name, is as it has to be.
+// asksOnce returns an error unless a try of d, while another holds name, does all that it has to.
 func (d *rawDriver) asksOnce(name string) error {
 	asked := &countingEvents{}
 	r := d.acquire(name, noWait, asked.of)
@@ -55,7 +55,7 @@ func (d *rawDriver) asksOnce(name string) error {
 	return nil
 }
 
-// countingEvents counts how often it is asked for tokens, as it is before each request that can grant.
+// countingEvents counts the calls of Tokens: one before each request that can grant.
 type countingEvents struct {
 	driver.Events
 	tokens atomic.Int32
@@ -69,7 +69,7 @@ func (c *countingEvents) Tokens() int {
 	return c.Events.Tokens()
 }
 
-// prompt is how soon a waiter is to hear of a release, beside twenty times what it takes to get and release a free name just then.
+// prompt is how soon a waiter has to hear of a release, beside twenty times the time in which a free name is just then locked and released.
 const prompt = 50 * time.Millisecond
 
 // wakes returns how long a waiter may take to find out that a name is free.
@@ -131,7 +131,7 @@ func leaseOutlivesContext(e *env) error {
 			e.sleep(e.brief())
 		case e.driverInfo().KeepsAlive:
 			e.sleep(e.ttl() * 3 / 2)
-		default: // nobody else renews it
+		default: // nobody else renews the lease
 			e.sleep(e.brief())
 			if err := r.renew(r.TTL); err != nil {
 				return fmt.Errorf("%s, after the context of its Acquire had ended: renewal: %w", how[i].what, err)
@@ -212,7 +212,7 @@ func (r *request) endedBy(ctxErr error) error {
 		return fmt.Errorf("%s was granted %q while there was another hold", r.driver.label, r.Name)
 	case !errors.Is(r.err, ctxErr):
 		return fmt.Errorf("the wait of %s ended with %q, want an error that matches %q", r.driver.label, outcome(r.err), ctxErr)
-	case r.waited() > 0 && !errors.Is(r.err, driver.ErrLocked) && !errors.Is(r.err, driver.ErrUnknown): // unknown: it had asked again
+	case r.waited() > 0 && !errors.Is(r.err, driver.ErrLocked) && !errors.Is(r.err, driver.ErrUnknown): // unknown: the driver had asked again
 		return fmt.Errorf("the wait of %s, which had been refused, ended with %q, want an error that matches ErrLocked too", r.driver.label, outcome(r.err))
 	}
 	return nil
@@ -255,7 +255,7 @@ func cancelAtGrant(e *env) error {
 		h := a.hold(name)
 		r := b.start(name).waits()
 		if early := rand.N(time.Millisecond); rand.N(4) == 0 {
-			r.cancel() // which the waiter has not noticed when the release begins
+			r.cancel() // the waiter has not noticed the end of its context when the release begins
 			h.release()
 		} else {
 			e.together("release and cancel", 2, func(i int) error {

@@ -22,7 +22,7 @@ var watchdogChecks = []Check{
 // renewing returns a client whose leases have to be renewed during a check.
 func (e *env) renewing() *client { return e.clientWith(&dsync.Options{TTL: e.ttl()}) }
 
-// renewals waits until the lease was renewed so many times, which its deadline tells. It returns an error if it was lost.
+// renewals waits until the lease was renewed so many times, by its deadline. It returns an error if the lease was lost.
 func (h *holding) renewals(n int) error {
 	for range n {
 		if err := h.lastsPast(h.Deadline()); err != nil {
@@ -98,7 +98,7 @@ func allAreRenewed(e *env) error {
 	return nil
 }
 
-// expire ends the hold of name, if there is one, and leaves it to the driver to find out if that is possible.
+// expire ends the hold of name, if there is one, in a way that leaves the driver to find out, if the harness has such a way.
 func (e *env) expire(name string) {
 	e.need(e.canRemove(), "Backend.Expire")
 	if e.backend.Expire != nil {
@@ -117,7 +117,7 @@ func survivesShortFaults(e *env) error {
 		faults = append(faults, e.outsider().loseAnswers)
 	}
 	e.together("a holder with faults", len(faults), func(i int) error {
-		ttl := e.allowed(3 * e.ttl()) // half of it is enough to renew on a busy machine
+		ttl := e.allowed(3 * e.ttl()) // half of this TTL is enough for a renewal on a busy machine
 		a, b, name := e.clientWith(&dsync.Options{TTL: ttl}), e.driver(), e.name()
 		fault := a.loseAnswers
 		if all := a.outages(); i < len(all) {

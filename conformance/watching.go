@@ -23,7 +23,7 @@ type watch struct {
 	stop  func()
 }
 
-// watch watches name, and returns when the watch has begun. It ends the check if the driver tells of no changes.
+// watch watches name, and returns when the watch has begun. If the driver tells of no changes, the check ends.
 func (d *rawDriver) watch(name string) *watch {
 	w := &watch{d: d, name: name}
 	watcher, ok := d.tap.Driver.(driver.Watcher)

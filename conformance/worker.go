@@ -23,7 +23,7 @@ type worker struct {
 	killed  atomic.Bool
 }
 
-// worker starts a process with a client whose leases have the given TTL. It ends with the check.
+// worker starts a process with a client whose leases have the given TTL. The process ends with the check.
 func (e *env) worker(ttl time.Duration) *worker {
 	e.need(e.backend.URL != "", "Backend.URL")
 	path, err := os.Executable()
@@ -41,7 +41,7 @@ func (e *env) worker(ttl time.Duration) *worker {
 	e.must(err)
 	p := &worker{env: e, label: e.label(), process: cmd.Process, orders: json.NewEncoder(in), reports: json.NewDecoder(out)}
 	e.events.add(p.label, "process %d", cmd.Process.Pid)
-	p.ended = e.run(func() { // ends when its standard input does, or it is killed
+	p.ended = e.run(func() { // ends with the process: at the end of its standard input, or when it is killed
 		if err := cmd.Wait(); err != nil && !p.killed.Load() {
 			e.failed(fmt.Errorf("the process %s ended with: %w", p.label, err))
 		}
@@ -74,7 +74,7 @@ func (p *worker) kill() {
 	p.env.await("the end of a process that was killed", p.ended)
 }
 
-// tell gives an order, and returns the report on it.
+// tell gives an order, and returns the worker's report.
 func (p *worker) tell(o order) report {
 	p.env.events.add(p.label, "%s %q", o.Op, o.Name)
 	p.env.must(p.orders.Encode(o))
@@ -83,7 +83,7 @@ func (p *worker) tell(o order) report {
 	return r
 }
 
-// does gives an order, and ends the check if it cannot be carried out.
+// does gives an order. If the worker cannot carry it out, the check ends.
 func (p *worker) does(o order) {
 	if r := p.tell(o); r.Err != "" {
 		p.env.endf("%s of %q by the process %s: %s", o.Op, o.Name, p.label, r.Err)

@@ -18,8 +18,8 @@ import (
 // workerEnv marks a process of the suite. Its value is the TTL and the URL of the backend.
 const workerEnv = "DSYNC_CONFORMANCE_WORKER"
 
-// RunWorker does nothing in a process that runs tests. In the processes that the suite starts (see Backend.URL) it locks what it is
-// told to, and does not return. Call it in TestMain, before anything else:
+// RunWorker does nothing in a process that runs tests. In a process that the suite has started (see Backend.URL), it carries out the suite's
+// orders, and does not return. Call it in TestMain, before anything else:
 //
 //	func TestMain(m *testing.M) {
 //		conformance.RunWorker()
@@ -37,14 +37,14 @@ func RunWorker() {
 	os.Exit(0)
 }
 
-// order is what a worker is told to do.
+// order is an order to a worker.
 type order struct {
 	Op    string // lock, check or contend
 	Name  string
 	Times int    `json:",omitempty"` // contend: how often
 	File  string `json:",omitempty"` // contend: the counter
 	Log   string `json:",omitempty"` // contend: the History
-	Label string `json:",omitempty"` // contend: that of the process in the History
+	Label string `json:",omitempty"` // contend: the label of the process in the History
 }
 
 // report is its answer.
@@ -53,7 +53,7 @@ type report struct {
 	Lost bool   `json:",omitempty"` // the error matches ErrLost
 }
 
-// work carries out orders from the standard input until its end, which is also that of the process that gave them.
+// work carries out orders from the standard input until its end, which comes with the end of the suite's process at the latest.
 func work(ttl, url string) error {
 	d, err := time.ParseDuration(ttl)
 	if err != nil {
@@ -89,7 +89,7 @@ func work(ttl, url string) error {
 	return c.Close(ctx)
 }
 
-// role is what a worker knows.
+// role is the state of a worker.
 type role struct {
 	client *dsync.Client
 	held   map[string]*dsync.Lease
@@ -111,7 +111,7 @@ func (w *role) carryOut(ctx context.Context, o order) error {
 	return fmt.Errorf("unknown order %q", o.Op)
 }
 
-// contend locks a name, adds one to a counter that takes no concurrent updates, and unlocks it, so many times.
+// contend locks a name, adds one to a counter that would lose concurrent updates, and unlocks the name, so many times.
 func (w *role) contend(ctx context.Context, o order) error {
 	h, err := history.Create(o.Log, o.Label)
 	if err != nil {

@@ -2,7 +2,7 @@ package guard
 
 import "sync"
 
-// Memory keeps the largest token of each name in the process, for a resource that lives there. The zero value is ready, and forgets nothing.
+// Memory keeps the largest token of each name in the process, for a resource in the same process. The zero value is ready, and forgets nothing.
 // All methods may be called concurrently.
 type Memory struct {
 	mu     sync.Mutex

@@ -6,7 +6,7 @@ import (
 	"unsafe"
 )
 
-// sharedClock reads CLOCK_MONOTONIC, which all processes of a machine share. time.Now has it too, but counts from the start of its
+// sharedClock reads CLOCK_MONOTONIC, which all processes of a machine share. The monotonic clock of time.Now counts from the start of its
 // own process.
 func sharedClock() time.Duration {
 	const clockMonotonic = 1

@@ -15,9 +15,9 @@ import (
 
 // Event is one record of a [History], and one line of its file.
 type Event struct {
-	Proc     string        `json:"p,omitempty"`   // label of the process that recorded it
+	Proc     string        `json:"p,omitempty"`   // label of the recording process
 	Seq      uint64        `json:"q"`             // 1, 2, 3, … within the process
-	Time     time.Duration `json:"t"`             // since an arbitrary moment that is the same for all processes
+	Time     time.Duration `json:"t"`             // since an arbitrary moment, the same for all processes
 	Kind     Kind          `json:"e"`             // what happened
 	Call     uint64        `json:"h,omitempty"`   // number of the attempt, or of the fault, within the process
 	Client   string        `json:"cl,omitempty"`  // from Attempt
@@ -26,7 +26,7 @@ type Event struct {
 	NoWait   bool          `json:"nw,omitempty"`  // from Attempt
 	Mode     driver.Mode   `json:"m,omitempty"`   // from Attempt; of KindAnswer: of the driver's request
 	Token    uint64        `json:"tok,omitempty"` // of a grant or an access; 0: none
-	Deadline time.Duration `json:"dl,omitempty"`  // of the lease at that moment; 0: none
+	Deadline time.Duration `json:"dl,omitempty"`  // of the lease when the event was recorded; 0: none
 	Since    time.Duration `json:"s,omitempty"`   // KindAnswer: the driver had been granted the hold by then
 	OK       bool          `json:"ok,omitempty"`  // KindCheck, KindRelease: the lease said that it was held; KindWrite, KindRead: accepted
 	Class    string        `json:"cls,omitempty"` // of the error; of a fault: its kind
@@ -39,20 +39,20 @@ type Kind string
 const (
 	KindCall        Kind = "acq.call"    // Lock or TryLock is about to be called
 	KindWait        Kind = "acq.wait"    // the attempt has been seen in the queue
-	KindGrant       Kind = "acq.ok"      // it returned a lease
-	KindRefuse      Kind = "acq.refused" // it returned ErrLocked
-	KindFail        Kind = "acq.err"     // it returned another error
+	KindGrant       Kind = "acq.ok"      // the call returned a lease
+	KindRefuse      Kind = "acq.refused" // the call returned ErrLocked
+	KindFail        Kind = "acq.err"     // the call returned another error
 	KindCheck       Kind = "valid"       // the lease was asked whether it is held
 	KindRenew       Kind = "renew.ok"    // Extend returned nil
 	KindLose        Kind = "lost"        // Done is closed
 	KindRelease     Kind = "rel.call"    // Unlock is about to be called
 	KindAnswer      Kind = "rel.answer"  // the driver's Release, which Unlock called, returned nil (no class) or an error; see Answered
-	KindReleased    Kind = "rel.ok"      // it returned nil
-	KindNotReleased Kind = "rel.err"     // it returned an error
+	KindReleased    Kind = "rel.ok"      // the call returned nil
+	KindNotReleased Kind = "rel.err"     // the call returned an error
 	KindWrite       Kind = "cs.write"    // the protected resource was written
 	KindRead        Kind = "cs.read"     // the protected resource was read
 	KindFaultOn     Kind = "fault.on"    // a fault is about to begin
-	KindFaultOff    Kind = "fault.off"   // it is over
+	KindFaultOff    Kind = "fault.off"   // the fault is over
 	KindMeta        Kind = "meta"        // first event of a process, and notes
 	KindEnd         Kind = "end"         // last event of a process that was not killed
 )
@@ -74,7 +74,7 @@ const (
 	ClassClosed       = "closed"      // dsync.ErrClosed
 	ClassSealed       = "sealed"      // driver.ErrSealed
 	ClassUnsupported  = "unsupported" // errors.ErrUnsupported
-	ClassOther        = "other"       // none of these, which is not legal
+	ClassOther        = "other"       // none of these, and so not legal
 )
 
 // An error that matches several classes is put into the first of them.
@@ -101,7 +101,7 @@ func (e Event) because(err error) Event {
 	switch {
 	case err == nil:
 		return e
-	case e.Kind == KindFail && errors.Is(err, dsync.ErrUnknown): // whatever else it says, there may be a hold
+	case e.Kind == KindFail && errors.Is(err, dsync.ErrUnknown): // the hold may be there, whatever else the error says
 		e.Class = ClassUnknown
 		return e
 	}

@@ -15,11 +15,11 @@ import (
 )
 
 // Create returns a History that writes to a new file at path: one JSON object per line, one write per line, nothing kept
-// back, so that what was recorded survives the death of the process. process is the label of this process, unique in the run; a
+// back, so that the records survive the death of the process. process is the label of this process, unique in the run; a
 // process that is started again takes a new label and a new file.
 //
 // The time is that of a clock which all processes of the machine share: CLOCK_MONOTONIC on Linux. Elsewhere it is the wall clock,
-// and a run in which somebody sets that clock is worthless.
+// and a run in which somebody sets the wall clock is worthless.
 func Create(path, process string) (*History, error) {
 	if process == "" {
 		return nil, errors.New("history: the process needs a label")
@@ -49,9 +49,9 @@ func (f *file) write(e Event) error {
 	return nil
 }
 
-// Read reads the files of all processes of a run and returns their events in the order that Judge expects. A file that is not
-// the whole and unbroken record of one process is an error; only a last line without its end, cut off by the death of the process,
-// is left out.
+// Read reads the files of all processes of a run and returns their events in the order that Judge expects. Each file has to be the whole
+// and unbroken record of one process, otherwise Read returns an error; only a last line without its end, cut off by the death of the
+// process, is left out.
 func Read(paths ...string) ([]Event, error) {
 	var all [][]Event
 	from := map[string]string{}

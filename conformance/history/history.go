@@ -1,5 +1,5 @@
-// Package history records what the users of locks did and were told, and judges whether it was legal. It is independent of the
-// backend: the judge knows nothing but the records, so a run on any locks of package dsync, in any number of processes, can be judged.
+// Package history records what users of locks did and were told, and judges whether it was legal. The judge knows nothing but the
+// records, so it can judge a run on any locks of package dsync, on any backend, in any number of processes.
 //
 //	h := history.New() // in memory; for several processes, each has a file: history.Create, history.Read
 //	...                // workers record their attempts: see History
@@ -9,9 +9,9 @@
 //		t.Error(err)
 //	}
 //
-// [Bounds] says what the run promised. [Rule] lists what is judged: holds of two owners that overlap, tokens that do not rise, a loss
-// of which the holder was not told in time, waiters that nobody wakes, results that contradict each other. A [Verdict] also says when
-// a run proves nothing, since too little happened. What the records leave open is never held against the locks.
+// [Bounds] says what the run promised. [Rule] lists the rules: holds of two owners must not overlap, tokens have to rise, a holder has to
+// be told of a loss in time, waiters have to be woken, results must not contradict each other. A [Verdict] also says when
+// a run proves nothing, since too little happened. Where the records leave something open, the judge decides for the locks.
 //
 // Faults that a test injects are recorded too ([History.Fault]), for progress is not expected during one.
 package history
@@ -26,11 +26,11 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// A History records what the users of locks did and were told, for [Judge] to decide whether it was legal. All methods may be
+// A History records what users of locks did and were told, for [Judge] to decide whether it was legal. All methods may be
 // called from many goroutines.
 //
-// Every record is a conservative bracket: what counts as the beginning of a hold is stamped after the call returned, and its end
-// before the release is called. So a hold is never recorded longer than it was, and a violation that Judge finds did happen.
+// Every record is a conservative bracket: the beginning of a hold is stamped after the call returned, and its end before the release is
+// called. So a hold is never recorded longer than it was, and a violation that Judge finds did happen.
 //
 // A worker is instrumented as follows.
 //
@@ -69,15 +69,15 @@ func New() *History {
 	return h
 }
 
-// Events returns what a History in memory has recorded so far, in the order that Judge expects. Close it first: an attempt that has
-// not returned is judged as one that was pending when the History was closed.
+// Events returns the records of a History in memory, in the order that Judge expects. Close the History first: an attempt that has
+// not returned is judged as one that was pending at Close.
 func (h *History) Events() []Event {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return merge(h.events)
 }
 
-// Close records the orderly end of this process, so that it is not taken for killed. What is recorded later is dropped. It returns
+// Close records the orderly end of this process, which otherwise counts as killed. Later records are dropped. Close returns
 // the first error of writing the file.
 func (h *History) Close() error {
 	h.record(Event{Time: h.now(), Kind: KindEnd})
@@ -118,25 +118,25 @@ func (h *History) nextCall() uint64 {
 
 // Attempt says who asks for what.
 type Attempt struct {
-	Client string // whose clients have to exclude each other; a label of your choice
+	Client string // a label of your choice; distinct clients have to exclude each other
 	Owner  string // attempts with the same Client and Owner re-enter; empty: this attempt is an owner of its own
 	Name   string
 	NoWait bool        // TryLock
-	Mode   driver.Mode // in which the name is asked for
+	Mode   driver.Mode // the mode of the request
 }
 
-// Claim is what a History reads of a lease. *dsync.Lease is one.
+// Claim is what a History reads of a lease. A *dsync.Lease is a Claim.
 type Claim interface {
 	Token() uint64
 	Deadline() time.Time
 	Err() error
 }
 
-// An Op is one attempt to get a lock and the hold that may come of it. Its methods are called by one goroutine at a time; only Lost
+// An Op is one attempt to get a lock, with its hold. Its methods are called by one goroutine at a time; only Lost
 // may be called beside the others.
 type Op struct {
 	h     *History
-	event Event // what all events of this Op have in common
+	event Event // the fields that all events of this Op share
 	lease Claim
 }
 
@@ -155,8 +155,8 @@ func (o *Op) record(e Event) {
 	o.h.record(e)
 }
 
-// Waiting records that the attempt has been seen in the queue of the backend. Without it, Judge cannot tell who came first. It is
-// called before Returned, from any one goroutine.
+// Waiting records that the attempt has been seen in the queue of the backend; otherwise Judge cannot tell who came first. Call
+// Waiting before Returned, from any one goroutine.
 func (o *Op) Waiting() {
 	o.record(Event{Time: o.h.now(), Kind: KindWait})
 }
@@ -176,8 +176,8 @@ func (o *Op) Returned(l Claim, err error) {
 	o.record(Event{Time: now, Kind: KindGrant, Token: l.Token(), Deadline: deadline(now, time.Now(), l)})
 }
 
-// Check asks the lease whether it is still held, records the answer and returns it. Call it before an access to what the lock
-// protects, and now and then during a long hold: it is how Judge learns of renewals.
+// Check asks the lease whether it is still held, records the answer and returns it. Call Check before an access to what the lock
+// protects, and now and then during a long hold: Judge learns of renewals from these records.
 func (o *Op) Check() error {
 	e, err := o.sample(KindCheck)
 	o.record(e)
@@ -190,13 +190,13 @@ func (o *Op) Renewed() {
 	o.record(Event{Time: now, Kind: KindRenew, Deadline: deadline(now, time.Now(), o.lease)})
 }
 
-// Lost records that the lease's Done is closed other than by Unlock, as soon as that is noticed.
+// Lost records that the lease's Done is closed, but not by Unlock. Call it as soon as you notice.
 func (o *Op) Lost() {
 	o.record(Event{Time: o.h.now(), Kind: KindLose}.because(o.lease.Err()))
 }
 
-// Releasing records that the lease is about to be unlocked, and whether it said that it was still held. It returns the context for
-// Unlock, which lets [Answered] know whose release it is.
+// Releasing records that the lease is about to be unlocked, and whether the lease said that it was still held. It returns the context for
+// Unlock, by which [Answered] knows the Op of a release.
 func (o *Op) Releasing(ctx context.Context) context.Context {
 	e, _ := o.sample(KindRelease)
 	o.record(e)
@@ -205,12 +205,12 @@ func (o *Op) Releasing(ctx context.Context) context.Context {
 
 type opKey struct{}
 
-// Answered records that the driver's Release has returned err, if it was called by an Unlock with the context of [Op.Releasing]. It is
-// for what stands between package dsync and the driver: see [Tap]. ctx is that of Release, mode that of the driver's request, and
+// Answered records that the driver's Release has returned err, if Release was called by an Unlock with the context of [Op.Releasing].
+// Code between package dsync and the driver calls Answered: see [Tap]. ctx is that of Release, mode that of the driver's request, and
 // granted is when the driver's Acquire had returned the lease.
 //
-// An Unlock need not ask the backend: it may leave the hold to another lease. So what Unlock returned is no proof that the backend had
-// the hold until then, and the nil of Release is.
+// An Unlock need not ask the backend, since it may leave the hold to another lease. So the nil of Release proves that the backend had the
+// hold until then, and the nil of Unlock does not.
 func Answered(ctx context.Context, mode driver.Mode, granted time.Time, err error) {
 	o, ok := ctx.Value(opKey{}).(*Op)
 	if !ok {
@@ -228,7 +228,7 @@ func Answered(ctx context.Context, mode driver.Mode, granted time.Time, err erro
 	o.record(e)
 }
 
-// Released records what Unlock returned.
+// Released records the result of Unlock.
 func (o *Op) Released(err error) {
 	e := Event{Time: o.h.now(), Kind: KindReleased}
 	if err != nil {
@@ -237,7 +237,7 @@ func (o *Op) Released(err error) {
 	o.record(e)
 }
 
-// sample asks the lease for its state. The clock is read before: a lease that is held later was held then, for it is never revived.
+// sample asks the lease for its state. The clock is read before: a lease that is held later was held then, as no lease is ever revived.
 func (o *Op) sample(k Kind) (Event, error) {
 	now, before := o.h.now(), time.Now()
 	err := o.lease.Err()
@@ -248,7 +248,7 @@ func (o *Op) sample(k Kind) (Event, error) {
 	return e, err
 }
 
-// deadline puts the deadline of l on the clock of the History, where t was read just before local: it is never later than in truth.
+// deadline puts the deadline of l on the clock of the History, by t, which was read just before local. It is never later than in truth.
 func deadline(t time.Duration, local time.Time, l Claim) time.Duration {
 	d := l.Deadline()
 	if d.IsZero() {
@@ -257,21 +257,21 @@ func deadline(t time.Duration, local time.Time, l Claim) time.Duration {
 	return t + min(max(d.Sub(local), 1-t), math.MaxInt64/4)
 }
 
-// Wrote records that what the lock of this name protects was to be written: the resource itself calls it, while it holds whatever makes
+// Wrote records a request to write what the lock of this name protects. The resource itself calls Wrote, while it holds whatever makes
 // its accesses follow one another. All accesses to one name are recorded by one process.
 func (h *History) Wrote(name string, token uint64, accepted bool) {
 	h.record(Event{Time: h.now(), Kind: KindWrite, Name: name, Token: token, OK: accepted})
 }
 
-// Saw records that what the lock of this name protects was to be read, as Wrote does of a write.
+// Saw records a request to read what the lock of this name protects, as Wrote does for writes.
 func (h *History) Saw(name string, token uint64, accepted bool) {
 	h.record(Event{Time: h.now(), Kind: KindRead, Name: name, Token: token, OK: accepted})
 }
 
-// FaultKill is the kind of fault that kills a process that has a History of its own. Its target is the label of that History.
+// FaultKill is the kind of fault that kills a process with a History of its own. The target is the label of that History.
 const FaultKill = "kill"
 
-// Fault records that a fault is about to be injected. The function that it returns records that the fault is over; call it once,
+// Fault records that a fault is about to be injected. The function off records that the fault is over; call it once,
 // when everything works again. Between the two, and for a while after (Bounds.Recover), Judge expects no progress.
 func (h *History) Fault(kind, target string) (off func()) {
 	e := Event{Call: h.nextCall(), Class: kind, Text: target}

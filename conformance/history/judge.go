@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// Bounds is what a run promised, for [Judge]. With the zero value, only what every backend has to keep is judged.
+// Bounds are the promises of a run, for [Judge]. With the zero value, Judge looks only for what every backend has to keep.
 type Bounds struct {
 	// Fenced: tokens of a name rise from grant to grant, those of Reads not among themselves (RuleTokens).
 	Fenced bool
 	// FIFO: waiters whose modes exclude each other are granted in the order in which they were seen to queue (RuleOrder), unless a
 	// fault came between.
 	FIFO bool
-	// StoreFences: the protected resource rejects tokens below the highest with which it was written (RuleStale).
+	// StoreFences: the protected resource rejects tokens below the highest token of its writes so far (RuleStale).
 	StoreFences bool
 
 	// Detect is how long a holder may go on after somebody else removed its hold or ended its session. 0: nobody does in this run.
@@ -31,9 +31,9 @@ type Bounds struct {
 
 	// MinGrants before the first fault make the run worth judging. 0 means 1.
 	MinGrants int
-	// MinClients that were granted something make the run worth judging. 0 means 2.
+	// MinClients is how many clients at least must have been granted something for a run worth judging. 0 means 2.
 	MinClients int
-	// MaxUnknown is the greatest share of attempts with unknown outcome that a run worth judging has. 0 means 0.2.
+	// MaxUnknown is the greatest share of attempts with unknown outcome in a run worth judging. 0 means 0.2.
 	MaxUnknown float64
 }
 
@@ -41,36 +41,35 @@ type Bounds struct {
 type Rule string
 
 const (
-	// RuleOverlap: two owners claimed one name at the same time, not both to read. A claim begins when the grant returned. It ends when Unlock is
-	// called, when the last known deadline passes, or when the lease says that it is lost; and Bounds.Detect before that, unless
-	// the backend said at this Unlock that it had the hold (Answered). Such an answer also speaks for the time since the backend's
-	// grant, in which leases may have followed one another without a request.
+	// RuleOverlap: two owners claimed one name at the same time, not both to read. A claim begins when the grant returned, and ends when
+	// Unlock is called, when the last known deadline passes, or when the lease says that it is lost, whichever comes first. The claim
+	// ends Bounds.Detect earlier, unless the backend's answer to the release says that it had the hold (Answered). Such an
+	// answer also covers the time since the backend's grant, in which leases may have followed one another without a request.
 	RuleOverlap Rule = "V1 claimed overlap"
-	// RuleStale: the protected resource accepted a token below one with which it had been written before, or was written with the
-	// token of a Read.
+	// RuleStale: the protected resource accepted a token below that of an earlier write, or a write with the token of a Read.
 	RuleStale Rule = "V2 stale access"
 	// RuleTokens: a grant had no greater token than an earlier one, not both being Reads.
 	RuleTokens Rule = "V3 token regression"
-	// RuleLoss: an overlap of which the loser was told, but too late.
+	// RuleLoss: an overlap after which the loser was told of the loss, but too late.
 	RuleLoss Rule = "V4 late loss"
-	// RuleWake: a lock stayed free for too long while somebody waited for it. For a Read it is free while nobody has it in another
+	// RuleWake: a lock stayed free for too long while somebody waited for it. For a Read a lock is free while nobody has it in another
 	// mode, or waits for it in another mode.
 	RuleWake Rule = "V5 lost wake-up"
 	// RuleStuck: an attempt lasted too long, or was refused while nobody could have held the lock.
 	RuleStuck Rule = "V6 stuck"
 	// RuleResult: a call returned what it must not return.
 	RuleResult Rule = "V8 illegal result"
-	// RuleOrder: who was seen in the queue before another one asked was granted after it.
+	// RuleOrder: a waiter was granted the name after another one, which asked after the first had been seen in the queue.
 	RuleOrder Rule = "V9 overtaken in the queue"
 )
 
-// A Violation is one thing that must not have happened.
+// A Violation is one breach of a Rule.
 type Violation struct {
 	Rule    Rule
 	Name    string  // of the lock
 	Text    string  // what is wrong
-	Events  []Event // that show it
-	Excerpt string  // these, marked, among what happened to the lock shortly before and after; only for the first violations
+	Events  []Event // the events that show it
+	Excerpt string  // the events, marked, among others of the lock shortly before and after; only for the first violations
 }
 
 // Verdict is what [Judge] found. A run is good if Err returns nil.
@@ -78,21 +77,21 @@ type Verdict struct {
 	Violations []Violation // in the order of rules and time within a lock
 	Invalid    []string    // why the run proves nothing, whether or not there are violations
 
-	Attempts, Granted, Refused, Unknown int // Unknown: also those that did not return
-	Released, Lost                      int // holds that ended by Unlock, and those that were lost or ran out
+	Attempts, Granted, Refused, Unknown int // Unknown: also attempts that did not return
+	Released, Lost                      int // holds that ended by Unlock; holds that were lost or ran out
 	Claims                              int // holds that were compared with each other
 	Faults                              int
 	StaleWrites, StaleAccepted          int // of reads, too
 
 	LossMargin Spread // from the moment when a holder knew of its loss to the next grant
-	Wake       Spread // from the moment when a lock was surely free to the grant of one who waited for it
+	Wake       Spread // from the moment when a lock was surely free to the grant of a waiter
 }
 
 // Judge decides whether a history is legal. The events are those of [History.Events] or [Read].
 //
 // Everybody who uses the names has to be in the history. Judge compares intervals and does not search for an order that explains the
-// history: the time that it takes is in proportion to the number of events, however many outcomes are unknown. It never raises a false
-// alarm: where the history leaves open what happened, it assumes what is legal.
+// history: its time is in proportion to the number of events, however many outcomes are unknown. Judge never raises a false
+// alarm: where the history leaves open what happened, it assumes that all was legal.
 func Judge(events []Event, b Bounds) *Verdict {
 	j := newJudge(events, b)
 	j.read()
@@ -126,7 +125,7 @@ type judge struct {
 	margins, wakes []time.Duration
 }
 
-// id is that of an attempt or of a fault.
+// id identifies an attempt or a fault.
 type id struct {
 	proc string
 	call uint64
@@ -134,7 +133,7 @@ type id struct {
 
 // process is what is known of one recording process.
 type process struct {
-	last   time.Duration // when it was last alive
+	last   time.Duration // the time of its last sign of life
 	ended  bool          // in good order
 	killed time.Duration // when a fault had killed it; never: not known
 }
@@ -172,7 +171,7 @@ func (j *judge) invalid(format string, args ...any) {
 	j.v.Invalid = append(j.v.Invalid, fmt.Sprintf(format, args...))
 }
 
-// violation adds one that these events show; some of them may be nil.
+// violation adds a violation, with the events that show it; some of them may be nil.
 func (j *judge) violation(r Rule, text string, events ...*Event) {
 	v := Violation{Rule: r, Text: text}
 	for _, e := range events {

@@ -25,13 +25,13 @@ func (j *judge) point(e *Event) point {
 	return point{e.Time, e.Seq}
 }
 
-// owner is who has a lock. Attempts of the same owner re-enter; number is that of an attempt that is an owner of its own.
+// owner is the owner of a lock. Attempts of the same owner re-enter; number is that of an attempt that is an owner of its own.
 type owner struct {
 	proc, client, name string
 	number             int
 }
 
-// attempt is one attempt and the hold that came of it.
+// attempt is one attempt, with its hold.
 type attempt struct {
 	lock  *lock
 	proc  *process
@@ -39,13 +39,13 @@ type attempt struct {
 
 	called, waited, returned, releasing, answer, released *Event // nil: did not happen
 
-	over     *Event        // the first by which the holder ended the hold or was told that it is over; nil: none
+	over     *Event        // the first event by which the holder ended the hold or was told of its end; nil: none
 	evidence time.Duration // the last moment before over for which the lease said that it was held
 	deadline time.Duration // the last one known before over
 
-	// The claim: what the holder was told that it has. It is empty unless from is before to.
+	// The claim: what the holder was told that it has. The claim is empty unless from is before to.
 	from, to point
-	end      time.Duration // of the claim, if nobody removed the hold meanwhile: to is Bounds.Detect earlier where that is possible
+	end      time.Duration // of the claim, if nobody removed the hold meanwhile; otherwise to is Bounds.Detect earlier
 	ending   ending
 	reentry  bool // its owner may have had the lock already
 	alone    bool // a Read that no other Read of its client may have brought along; see lonely
@@ -66,22 +66,22 @@ func (a *attempt) reads() bool { return a.called.Mode == driver.Read }
 
 func (a *attempt) granted() bool { return a.returned != nil && a.returned.Kind == KindGrant }
 
-// claimed says that there is a claim. Then the backend granted the hold after every grant that returned earlier: it was held without a
-// break from its grant until after it returned, so no other grant can lie between. That is not known of a hold that was over, or may
-// have been removed, when it returned.
+// claimed says that there is a claim. Then the backend granted the hold after every grant that returned earlier: the hold was there without
+// a break from its grant until after the grant returned, so no other grant can lie between. That is not known of a hold that was over, or
+// may have been removed, when its grant returned.
 func (a *attempt) claimed() bool { return a.granted() && a.from.before(a.to) }
 
-// confirmed says that the backend had the hold until Unlock was called: its own answer to the release said so.
+// confirmed says that the backend had the hold until Unlock was called, by the backend's own answer to the release.
 func (a *attempt) confirmed() bool {
 	return a.ending == released && a.answer != nil && a.answer.Class == ""
 }
 
-// doubtful says that the backend may have made a hold of the attempt that nobody was told of.
+// doubtful says that the attempt may have left a hold at the backend that nobody was told of.
 func (a *attempt) doubtful() bool {
 	return a.returned == nil || !a.granted() && a.free > a.returned.Time
 }
 
-// claims determines, when all events are known, what the attempts came to.
+// claims determines the outcomes of all attempts, when all events are known.
 func (j *judge) claims(l *lock) {
 	for _, a := range l.attempts {
 		a.free = j.free(a)
@@ -119,7 +119,7 @@ func (j *judge) claim(a *attempt) {
 		a.to.t, a.ending = min(a.deadline, a.evidence), lost // nobody knows when Done was closed
 	}
 	a.end = a.to.t
-	if j.b.Detect > 0 && !a.confirmed() { // somebody may have ended it, and the holder not know it yet
+	if j.b.Detect > 0 && !a.confirmed() { // somebody may have ended the hold, and the holder not know it yet
 		a.to = point{a.end - j.b.Detect, 0}
 	}
 	switch {
@@ -143,7 +143,7 @@ var harmless = []string{ClassLocked, ClassCanceled, ClassDeadline, ClassDeadlock
 
 // free returns when the backend surely has nothing left of a.
 func (j *judge) free(a *attempt) time.Duration {
-	end := a.returned // after which only a remnant can be left
+	end := a.returned // only a remnant can be left after this
 	if a.granted() {
 		if end = a.released; a.over != a.releasing { // the holder was told before, or never released it
 			end = a.over

@@ -10,7 +10,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// exclusion looks through the holds of a lock in the order in which they began: for overlaps (RuleOverlap, RuleLoss), tokens that did
+// exclusion looks through the holds of a lock in the order of their beginnings: for overlaps (RuleOverlap, RuleLoss), tokens that did
 // not rise (RuleTokens), and overtaking (RuleOrder).
 func (j *judge) exclusion(l *lock) {
 	reentries(l.holds)
@@ -25,7 +25,7 @@ func (j *judge) exclusion(l *lock) {
 	}
 }
 
-// reentries marks the holds whose owner may have had the lock already. That is not told by claims, which may be shorter than holds.
+// reentries marks the holds whose owner may have had the lock already. Claims do not tell, since they may be shorter than holds.
 func reentries(holds []*attempt) {
 	until := map[owner]time.Duration{}
 	for _, a := range holds {
@@ -47,8 +47,8 @@ type span struct {
 	from, to point
 }
 
-// overlaps compares the claims of different owners, and what the backend itself said, at their release, of holds that it had without a
-// break since they were granted. Several leases may have had such a hold in turn, of which only the last asked the backend.
+// overlaps compares the claims of different owners, and also the holds that the backend confirmed at their release. Such a hold was there
+// without a break since its grant. Several leases may have had it in turn, and only the last one asked the backend.
 func (j *judge) overlaps(holds []*attempt) {
 	var claims, confirmed []span
 	for _, a := range holds {
@@ -73,8 +73,8 @@ func (j *judge) overlaps(holds []*attempt) {
 	})
 }
 
-// eachOverlap compares each span with the earlier one that ends last, of another owner in a mode that excludes its own. The spans are in
-// the order in which they begin.
+// eachOverlap compares each span with the earlier span that ends last, among those of other owners in modes that exclude its own. The
+// spans are in the order of their beginnings.
 func eachOverlap(spans []span, found func(a, b span)) {
 	reads, others := newLatest(), newLatest()
 	for _, b := range spans {
@@ -91,7 +91,7 @@ func eachOverlap(spans []span, found func(a, b span)) {
 	}
 }
 
-// latest is the spans that end last, of two owners.
+// latest has the two spans that end last, of two owners.
 type latest struct{ first, second span }
 
 func newLatest() *latest {
@@ -99,7 +99,7 @@ func newLatest() *latest {
 	return &latest{none, none}
 }
 
-// besides returns the span that ends last of another owner.
+// besides returns the span of another owner that ends last.
 func (l *latest) besides(o owner) span {
 	if l.first.owner == o {
 		return l.second
@@ -129,8 +129,8 @@ func (j *judge) twoOwners(a, b *attempt) {
 	j.violation(RuleOverlap, fmt.Sprintf("two owners had the lock for %v", both), a.returned, b.returned, a.releasing)
 }
 
-// successors measures, for each hold that was lost, the time from when its holder knew to the next grant of another owner of which it is
-// known that it came later.
+// successors measures, for each hold that was lost, the time from when its holder knew to the next grant of another owner that surely came
+// later.
 func (j *judge) successors(holds []*attempt) {
 	var ended []*attempt // lost, and nobody was granted the lock since
 	for _, b := range holds {
@@ -149,17 +149,17 @@ func (j *judge) successors(holds []*attempt) {
 	}
 }
 
-// tokens compares each token with the highest of those that were surely granted before: that of a Read with those of other modes.
+// tokens compares each token with the highest token of a grant that was surely earlier: for a Read, of a grant in another mode.
 func (j *judge) tokens(holds []*attempt) {
 	highest := make([]*attempt, len(holds)+1) // [i]: among the first i holds
-	written := make([]*attempt, len(holds)+1) // and among those of them that do not read
+	written := make([]*attempt, len(holds)+1) // the same without Reads
 	for i, b := range holds {
 		token := b.returned.Token
 		if token == 0 {
 			j.violation(RuleTokens, "a grant has no token", b.returned)
 		}
 		since := b.from
-		if !b.claimed() { // it may have been granted long before it returned
+		if !b.claimed() { // the grant may have been long before its return
 			since = point{b.called.Time, 0}
 		}
 		n := sort.Search(i, func(k int) bool { return !holds[k].from.before(since) })
@@ -190,13 +190,13 @@ func higher(a, b *attempt) *attempt {
 
 func (a *attempt) excludes(b *attempt) bool { return a.called.Mode.Excludes(b.called.Mode) }
 
-// lonely marks the Reads that no other Read of their client may have brought along: none that waited, or had the name, when they did. The
-// attempts are in the order of their calls.
+// lonely marks the Reads that no other Read of their client may have brought along: no other Read of the client waited, or had the name, at
+// the time. The attempts are in the order of their calls.
 func lonely(attempts []*attempt) {
 	type client struct{ proc, name string }
 	type reads struct {
 		last *attempt
-		left time.Duration // when the backend has surely nothing left of those so far
+		left time.Duration // when the backend has surely nothing left of these Reads so far
 	}
 	seen := map[client]*reads{}
 	for _, a := range attempts {
@@ -221,10 +221,10 @@ func lonely(attempts []*attempt) {
 	}
 }
 
-// order compares each hold that was seen to queue with those that were granted before it but asked after it was seen, unless both are for
-// Read, or the other one is a Read for which its client need not have asked.
+// order compares each hold that was seen in the queue with holds that were granted before it, but asked for after it was seen. Two Reads are
+// not compared, and a Read for which its client need not have asked overtakes nobody.
 func (j *judge) order(holds []*attempt) {
-	var reads, others *attempt // those that asked last, among those granted so far
+	var reads, others *attempt // the ones asked for last, among those granted so far
 	for _, a := range holds {
 		if a.called.NoWait || a.reentry {
 			continue

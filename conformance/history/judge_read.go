@@ -7,7 +7,7 @@ import (
 
 // read turns the events into attempts, processes and windows without faults.
 func (j *judge) read() {
-	faults := map[id]bool{} // that have not ended
+	faults := map[id]bool{} // the faults under way
 	for i := range j.events {
 		e := &j.events[i]
 		if i > 0 && e.Time == j.events[i-1].Time && e.Proc != j.events[i-1].Proc {
@@ -49,10 +49,10 @@ func (j *judge) read() {
 	if len(faults) > 0 {
 		j.invalid("the last fault did not end")
 	}
-	j.quiet = slices.DeleteFunc(j.quiet, func(w window) bool { return w.from == w.to }) // faults that touch
+	j.quiet = slices.DeleteFunc(j.quiet, func(w window) bool { return w.from == w.to }) // faults that touch leave windows of no length
 }
 
-// process returns the process with that label.
+// process returns the process with a label.
 func (j *judge) process(label string) *process {
 	p := j.procs[label]
 	if p == nil {
@@ -79,7 +79,7 @@ func (j *judge) begin(p *process, e *Event) {
 	l.steps = append(l.steps, a)
 }
 
-// add adds an event to its attempt. It returns false if such an event cannot follow what is there.
+// add adds an event to its attempt. It returns false if such an event cannot follow the earlier ones.
 func (j *judge) add(a *attempt, e *Event) bool {
 	j.checkResult(a, e)
 	switch e.Kind {
@@ -115,7 +115,7 @@ func (j *judge) add(a *attempt, e *Event) bool {
 	return true
 }
 
-// hear adds what the holder was told while it had the lock, until it ended the hold or knew that it was over.
+// hear adds what the holder was told while it had the lock, until the holder ended the hold or knew its end.
 func (a *attempt) hear(e *Event) {
 	if e.Kind == KindRelease && a.releasing == nil {
 		a.releasing = e
@@ -131,7 +131,7 @@ func (a *attempt) hear(e *Event) {
 	}
 }
 
-// checkResult finds what a call must not return, given what was known of this attempt before (RuleResult).
+// checkResult finds results that a call must not return, by what was known of its attempt before (RuleResult).
 func (j *judge) checkResult(a *attempt, e *Event) {
 	wrong := func(text string, because *Event) {
 		j.violation(RuleResult, text, because, e)

@@ -36,7 +36,7 @@ func (j *judge) assumptions() {
 	slices.Sort(j.v.Invalid)
 }
 
-// writes compares each access to a protected resource with the highest token with which that was written before (RuleStale).
+// writes compares each access to a protected resource with the highest token of the writes before (RuleStale).
 func (j *judge) writes() {
 	highest := map[string]*Event{}
 	readers := j.readers()
@@ -64,13 +64,13 @@ func (j *judge) writes() {
 	}
 }
 
-// access is by a token to what the lock of a name protects.
+// access is a token used on what the lock of a name protects.
 type access struct {
 	name  string
 	token uint64
 }
 
-// readers returns the grants to which tokens belong that were given out for Reads alone. A Read inside of a hold in another mode has the
+// readers returns the grants of tokens that were given out for Reads alone. A Read inside of a hold in another mode has the
 // token of that hold.
 func (j *judge) readers() map[access]*Event {
 	reads := map[access]*Event{}

@@ -8,11 +8,11 @@ import (
 )
 
 const (
-	explained = 10 // violations that get an excerpt
+	explained = 10 // violations with an excerpt
 	around    = 4  // events of the lock before and after each event of a violation
 )
 
-// Err returns nil if the run is worth judging and nothing illegal happened. Otherwise its text says what did.
+// Err returns nil if the run is worth judging and nothing illegal happened. Otherwise its text lists what did.
 func (v *Verdict) Err() error {
 	var b strings.Builder
 	if len(v.Invalid) > 0 {
@@ -51,7 +51,7 @@ func (v *Verdict) String() string {
 		v.Wake.P50, v.Wake.P99, v.Wake.Max, v.Faults, v.StaleWrites, v.StaleAccepted, len(v.Violations), len(v.Invalid))
 }
 
-// excerpt prints the events of a violation, and for each some that happened to the lock before and after it, and the faults there.
+// excerpt prints the events of a violation, each among some earlier and later events of the lock, and the faults of that time.
 func (j *judge) excerpt(v *Violation) string {
 	var story []*Event
 	var marked []bool

@@ -18,7 +18,7 @@ func (j *judge) quietFrom(t time.Duration) []window {
 	return j.quiet[i:]
 }
 
-// calm returns the window that no fault touched from one moment to another, if there is one.
+// calm returns the window without a fault around a span of time, if there is one.
 func (j *judge) calm(from, to time.Duration) (w window, ok bool) {
 	quiet := j.quietFrom(to)
 	if len(quiet) == 0 || quiet[0].from > from {
@@ -44,15 +44,15 @@ func (j *judge) tooLong(from, to, limit time.Duration) bool {
 // waiting is the state of a lock while its attempts are gone through in the order of time.
 type waiting struct {
 	pending       []*attempt    // attempts that return some day, in the order of their calls
-	reads, others side          // what is known of holds for Read, and in the other modes
-	barred        time.Duration // when an attempt last gave up or got what it waited for, and that was not to read
+	reads, others side          // the holds for Read, and those in the other modes
+	barred        time.Duration // when an attempt in another mode than Read last gave up, or was granted
 }
 
-// side is what is known of the holds of one kind.
+// side has what is known of the holds of one kind.
 type side struct {
 	lastEnd time.Duration // when an attempt last returned
 	free    time.Duration // when the last hold was surely gone
-	freed   *Event        // by what
+	freed   *Event        // the event that freed the lock
 	shadow  time.Duration // until when there may be a hold that nobody knows of
 }
 
@@ -63,7 +63,7 @@ func (w *waiting) side(a *attempt) *side {
 	return &w.others
 }
 
-// last returns when the last hold was surely gone that excludes a, and by what.
+// last returns when the last hold that excludes a was surely gone, and by which event.
 func (w *waiting) last(a *attempt) (free time.Duration, freed *Event) {
 	if a.reads() || w.reads.free <= w.others.free {
 		return w.others.free, w.others.freed
@@ -71,7 +71,7 @@ func (w *waiting) last(a *attempt) (free time.Duration, freed *Event) {
 	return w.reads.free, w.reads.freed
 }
 
-// shadow returns until when there may be a hold that excludes a, and of which nobody knows.
+// shadow returns until when there may be a hold that excludes a and that nobody knows of.
 func (w *waiting) shadow(a *attempt) time.Duration {
 	if a.reads() {
 		return w.others.shadow
@@ -87,7 +87,7 @@ func (w *waiting) lastEnd(a *attempt) time.Duration {
 	return max(w.reads.lastEnd, w.others.lastEnd)
 }
 
-// oldest returns the attempt that waits for longest, of those for Read or of the others; nil if none does.
+// oldest returns the attempt that has waited longest, among Reads or among the others; nil if there is none.
 func (w *waiting) oldest(reads bool) *attempt {
 	i := slices.IndexFunc(w.pending, func(a *attempt) bool { return a.reads() == reads && !a.called.NoWait })
 	if i < 0 {
@@ -127,7 +127,7 @@ func (j *judge) waitBegins(w *waiting, a *attempt) {
 	}
 }
 
-// waitEnds looks at the return of a, the ith of those that are pending.
+// waitEnds looks at the return of a, the ith of the pending attempts.
 func (j *judge) waitEnds(w *waiting, a *attempt, i int) {
 	e := a.returned
 	if a.granted() || !e.NoWait {
@@ -148,7 +148,7 @@ func (j *judge) waitEnds(w *waiting, a *attempt, i int) {
 	w.ended(a)
 }
 
-// ended takes note of what the return of a tells of the lock.
+// ended takes note of what the return of a says about the lock.
 func (w *waiting) ended(a *attempt) {
 	e, s := a.returned, w.side(a)
 	switch {
@@ -169,8 +169,8 @@ func (w *waiting) ended(a *attempt) {
 	}
 }
 
-// idle looks at the time before e, in which nobody was granted the lock but to read, for the attempt that waits for longest, but those to
-// read.
+// idle looks at the time before e, in which nobody was granted the lock but to read, for the sake of the attempt in another mode than Read
+// that has waited longest.
 func (j *judge) idle(w *waiting, e *Event) {
 	oldest := w.oldest(false)
 	if oldest == nil {
@@ -186,8 +186,8 @@ func (j *judge) idle(w *waiting, e *Event) {
 	}
 }
 
-// idleToReaders looks at the time before e, in which the lock was held in no other mode, for a Read that waits. Whoever waits in another
-// mode goes first, whatever the order.
+// idleToReaders looks at the time before e, in which nobody held the lock in another mode, for the sake of a Read that waits. A waiter in
+// another mode goes first, whatever the order.
 func (j *judge) idleToReaders(w *waiting, a *attempt, e *Event) {
 	if a == nil || w.oldest(false) != nil {
 		return
@@ -209,13 +209,13 @@ func (j *judge) lasted(a *attempt, until time.Duration) {
 	}
 }
 
-// refused looks at an attempt that was refused although nobody is known to have held the lock since a moment before.
+// refused looks at an attempt that was refused although nobody is known to have held the lock since a given moment.
 func (j *judge) refused(a *attempt, since time.Duration, freed *Event) {
 	w, ok := j.calm(a.called.Time, a.returned.Time)
 	if !ok || j.b.Wake == 0 || a.called.Time <= after(since, j.b.Wake) {
 		return
 	}
-	afterFault := w != j.quiet[0] // which may have left anything
+	afterFault := w != j.quiet[0] // the fault may have left anything
 	if afterFault && (j.b.Linger == 0 || a.called.Time <= after(w.from, j.b.Linger)) {
 		return
 	}

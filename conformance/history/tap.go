@@ -7,8 +7,9 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Tap returns a driver for dsync.New that records what d answers to releases ([Answered]). Where Bounds.Detect is not 0, Judge needs
-// these records to see what happened shortly before the end of a hold. Inspect and ForceUnlock are left out of what it returns.
+// Tap returns a driver for dsync.New that records the answers of d to releases ([Answered]). Where Bounds.Detect is not 0, Judge needs
+// these records to see what happened shortly before the end of a hold. Of the optional interfaces
+// of d it has driver.BatchRenewer alone.
 func Tap(d driver.Driver) driver.Driver {
 	if b, ok := d.(driver.BatchRenewer); ok {
 		return batchTap{tap{d}, b}
@@ -56,7 +57,7 @@ type tapLease struct {
 
 func (l *tapLease) untap() driver.Lease { return l.Lease }
 
-// Session implements driver.SessionLease, also for a lease that does not.
+// Session implements driver.SessionLease, also for a lease without the interface.
 func (l *tapLease) Session() (time.Time, time.Duration) {
 	if s, ok := l.Lease.(driver.SessionLease); ok {
 		return s.Session()

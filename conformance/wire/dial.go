@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// DialContext connects to a server through the Wire. It has the form in which client libraries take a dialer. While something is
-// held or dropped it waits until ctx ends, as an attempt to connect does into a black hole.
+// DialContext connects to a server through the Wire. It has the form in which client libraries take a dialer. While traffic is
+// held or dropped, DialContext waits until ctx ends, as an attempt to connect into a black hole does.
 func (w *Wire) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	ctx, stop := w.lifetime(ctx)
 	defer stop()
@@ -17,7 +17,7 @@ func (w *Wire) DialContext(ctx context.Context, network, addr string) (net.Conn,
 	if err == nil {
 		return c, nil
 	}
-	if w.isClosed() { // which also ended ctx
+	if w.isClosed() { // closing the Wire also ended ctx
 		err = net.ErrClosed
 	}
 	if op := (*net.OpError)(nil); errors.As(err, &op) {
@@ -53,7 +53,7 @@ func (w *Wire) isClosed() bool {
 	return w.closed
 }
 
-// conn is the client's end of a connection. It says that it is connected to the server, for some libraries connect there again.
+// conn is the client's end of a connection. Its remote address is the server's, for some libraries connect there again.
 type conn struct {
 	*net.TCPConn
 	server net.Addr
@@ -61,7 +61,7 @@ type conn struct {
 
 func (c *conn) RemoteAddr() net.Addr { return c.server }
 
-// cutsSoFar tells a connection that is being made later whether Cut was called meanwhile.
+// cutsSoFar counts the calls of Cut, so that a connection which is being made can tell later whether Cut was called meanwhile.
 func (w *Wire) cutsSoFar() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -83,7 +83,7 @@ func (w *Wire) lifetime(ctx context.Context) (context.Context, func()) {
 	}
 }
 
-// connectable waits until connections can be made. It returns an error if they cannot, or if Cut was called since there were so many cuts.
+// connectable waits until connections can be made. It returns an error if they cannot, or if Cut was called since cuts was counted.
 func (w *Wire) connectable(ctx context.Context, cuts int) error {
 	for {
 		w.mu.Lock()
@@ -100,7 +100,7 @@ func (w *Wire) connectable(ctx context.Context, cuts int) error {
 	}
 }
 
-// refusal is the error of a connection that cannot be made, or was begun when there were fewer cuts. w.mu is held.
+// refusal is the error of a connection that cannot be made, or was begun before the last Cut. w.mu is held.
 func (w *Wire) refusal(cuts int) error {
 	switch {
 	case w.closed:
@@ -141,11 +141,11 @@ func connectTo(ctx context.Context, ln net.Listener) (client *net.TCPConn, inner
 		if inner.RemoteAddr().String() == c.LocalAddr().String() {
 			return c.(*net.TCPConn), inner, nil
 		}
-		inner.Close() // of a pair that did not come about, or a stranger
+		inner.Close() // of a pair that did not come about, or of a stranger
 	}
 }
 
-// join lets a new connection flow between its two ends. It returns an error, with both closed, if that is refused by now.
+// join lets a new connection flow between its two ends. If the connection is refused by now, join closes both ends and returns an error.
 func (w *Wire) join(client, server net.Conn, cuts int) error {
 	l := &link{wire: w, client: client, server: server}
 	l.requests = pipe{link: l, dir: Requests, src: client, dst: server}
@@ -175,7 +175,7 @@ func reset(c net.Conn) {
 	c.Close()
 }
 
-// closeWrite ends what is sent over a connection, in good order.
+// closeWrite ends one direction of a connection in good order.
 func closeWrite(c net.Conn) error {
 	half, ok := c.(interface{ CloseWrite() error })
 	if !ok {

@@ -19,8 +19,8 @@ type link struct {
 
 	// The fields below are guarded by wire.mu.
 	gone   bool   // both ends are closed
-	seen   []byte // the last that the client sent, while a trap waits
-	trap   *trap  // that a request has sprung
+	seen   []byte // the last bytes of the client, while a trap waits
+	trap   *trap  // the trap that a request has sprung
 	sent   bool   // the request of the trap has passed
 	silent bool   // the reply was lost: the client's end is closed, and the server is heard out
 	torn   bool   // something has vanished, or was changed
@@ -31,8 +31,8 @@ type pipe struct {
 	link     *link
 	dir      Direction
 	src, dst net.Conn
-	mu       sync.Mutex // held while bytes pass, from the decision that they may
-	over     bool       // guarded by wire.mu: src has ended, and that was passed on
+	mu       sync.Mutex // held from the decision that bytes may pass until they have passed
+	over     bool       // guarded by wire.mu: src has ended, and dst was told
 }
 
 // run moves bytes until both directions have ended.
@@ -54,7 +54,7 @@ func (l *link) cut() {
 	l.abort()
 }
 
-// abort passes on that one end broke the connection. wire.mu is held.
+// abort breaks both ends, since one end broke the connection. wire.mu is held.
 func (l *link) abort() {
 	l.end(func(c net.Conn) error {
 		reset(c)
@@ -75,7 +75,7 @@ func (l *link) end(closeConn func(net.Conn) error) {
 	l.wire.notify()
 }
 
-// lose breaks the connection for the client, and ends it in good order for the server, so that the server still gets what was sent.
+// lose breaks the connection for the client, and ends it in good order for the server, so that the server still gets all requests.
 // wire.mu is held.
 func (l *link) lose() {
 	if l.gone || l.silent {
@@ -90,18 +90,18 @@ func (l *link) lose() {
 	l.wire.notify()
 }
 
-// verdict says what becomes of bytes.
+// verdict is what becomes of bytes.
 type verdict int
 
 const (
 	passes verdict = iota
 	waits
 	vanishes
-	isLost // the reply, and with it the connection
+	isLost // the reply is lost, and the connection with it
 	isOver // the link
 )
 
-// verdict decides about what p carries. If it is to wait, changed tells when to ask again. wire.mu is held.
+// verdict decides about the bytes in p. If they have to wait, changed tells when to ask again. wire.mu is held.
 func (p *pipe) verdict() (v verdict, changed <-chan struct{}) {
 	l, w := p.link, p.link.wire
 	waiting := l.trap != nil && !l.trap.hold // for the reply that is to be lost
@@ -120,17 +120,17 @@ func (p *pipe) verdict() (v verdict, changed <-chan struct{}) {
 	return passes, nil
 }
 
-// chunk is what one read gave.
+// chunk is the result of one read.
 type chunk struct {
 	b   []byte
-	due time.Time // when it may arrive; zero for at once
-	err error     // that ended the reading, after b
+	due time.Time // when b may arrive; zero for at once
+	err error     // the error that ended the reading, after b
 }
 
 // run moves bytes until src ends, or the link.
 func (p *pipe) run() {
 	defer p.finish()
-	const ahead = 256 // what is late does not make what comes after it later
+	const ahead = 256 // chunks that are late do not delay the reading of the next
 	chunks, stop := make(chan chunk, ahead), make(chan struct{})
 	var reader sync.WaitGroup
 	reader.Go(func() { p.read(chunks, stop) })
@@ -147,7 +147,7 @@ func (p *pipe) run() {
 	}
 }
 
-// read reads until src ends, which it does at the latest when the link does.
+// read reads until src ends, at the latest with the link.
 func (p *pipe) read(chunks chan<- chunk, stop <-chan struct{}) {
 	buf := make([]byte, 32<<10)
 	for {
@@ -167,7 +167,7 @@ func (p *pipe) read(chunks chan<- chunk, stop <-chan struct{}) {
 	}
 }
 
-// lateness is for how long the Wire delays what p carries.
+// lateness is for how long the Wire delays the bytes in p.
 func (p *pipe) lateness() time.Duration {
 	w := p.link.wire
 	w.mu.Lock()
@@ -182,7 +182,7 @@ func (p *pipe) finish() {
 	p.link.wire.notify()
 }
 
-// forward lets bytes pass, wait or vanish. It returns false if no more are to be read.
+// forward lets bytes pass, wait or vanish. It returns false if p needs no more bytes.
 func (p *pipe) forward(c chunk) bool {
 	b, w := c.b, p.link.wire
 	if p.dir == Requests {
@@ -198,7 +198,7 @@ func (p *pipe) forward(c chunk) bool {
 		switch {
 		case err != nil:
 			if p.dir == Requests {
-				p.link.passed() // as far as it could
+				p.link.passed() // as far as possible
 			}
 			p.broken()
 			return false
@@ -223,7 +223,7 @@ func (p *pipe) forward(c chunk) bool {
 	return true
 }
 
-// write decides about b, and writes it, or a part of it, if it may pass.
+// write decides about b, and writes b, or a part of it, if it may pass.
 func (p *pipe) write(b []byte) (n int, v verdict, changed <-chan struct{}, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -262,8 +262,8 @@ func (p *pipe) write(b []byte) (n int, v verdict, changed <-chan struct{}, err e
 	return n, v, nil, err
 }
 
-// settle returns when everything that was decided before in direction d has taken place. A write that is stuck, since its reader does
-// not read, is interrupted.
+// settle returns when everything that was decided before in direction d has taken place. It interrupts a write that is stuck because its
+// reader does not read.
 func settle(links []*link, d Direction) {
 	for _, l := range links {
 		for _, p := range []*pipe{&l.requests, &l.replies} {
@@ -290,7 +290,7 @@ func (p *pipe) count(n int) {
 	}
 }
 
-// await waits until something is due. It returns false if the link ended meanwhile.
+// await waits until a time. It returns false if the link ended meanwhile.
 func (p *pipe) await(due time.Time) bool {
 	if due.IsZero() {
 		return true
@@ -313,7 +313,7 @@ func (p *pipe) await(due time.Time) bool {
 	}
 }
 
-// end passes on that src has ended, when that can pass.
+// end tells dst that src has ended, as soon as that may pass.
 func (p *pipe) end(err error) {
 	l, w := p.link, p.link.wire
 	for {
@@ -335,8 +335,8 @@ func (p *pipe) end(err error) {
 	}
 }
 
-// broken passes on that dst takes no more, for its side has closed the connection. It does so when the other direction, in which
-// that news travels, has delivered what was sent before.
+// broken tells src that dst takes no more, since dst has closed the connection. It waits until the other direction, in which this news
+// travels, has delivered all bytes before.
 func (p *pipe) broken() {
 	l, w := p.link, p.link.wire
 	back := &l.requests

@@ -13,10 +13,10 @@ import (
 type proxy struct {
 	addr, target string
 	ln           net.Listener // nil while connections are refused
-	keeper       net.Conn     // is connected at addr, so that nobody else gets the port while ln is nil
+	keeper       net.Conn     // is connected at addr, so nobody else gets the port while ln is nil
 }
 
-// Listen opens a proxy on the loopback interface and returns its address. Every connection to it is one through the Wire to the
+// Listen opens a proxy on the loopback interface and returns its address. Every connection to the proxy leads through the Wire to the
 // server at target (host:port). The proxy ends with Close.
 func (w *Wire) Listen(target string) (addr string, err error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -57,7 +57,7 @@ func (w *Wire) open(p *proxy) {
 	}
 	p.ln = ln
 	cuts := w.cuts
-	w.accept(ln, p.target, func() int { return cuts }) // Cut closes ln: all that it has accepted is older
+	w.accept(ln, p.target, func() int { return cuts }) // Cut closes ln, so all its connections are older than the next Cut
 }
 
 // refuse keeps a proxy from accepting connections. w.mu is held.
@@ -68,7 +68,7 @@ func (p *proxy) refuse() {
 	}
 }
 
-// Serve makes a proxy of a listener, as Listen does of one on the loopback interface. Close closes the listener; Cut does not, so that
+// Serve makes a proxy of a listener, as Listen does of a listener on the loopback interface. Close closes the listener; Cut does not, so
 // connections are accepted and then broken. A connection of package crypto/tls breaks when Hold interrupts a write on it.
 func (w *Wire) Serve(ln net.Listener, target string) error {
 	w.mu.Lock()
@@ -110,5 +110,5 @@ func (w *Wire) serve(client net.Conn, target string, cuts int) {
 		reset(client)
 		return
 	}
-	_ = w.join(client, server, cuts) // which closes both if there is to be no connection
+	_ = w.join(client, server, cuts) // closes both if the connection is refused
 }

@@ -10,20 +10,20 @@ type trap struct {
 }
 
 // LoseReply waits for the next request that contains match, lets it pass, and breaks its connection when the reply arrives: the
-// request is carried out, even if the client hangs up, but the client does not get to know. Other connections are not disturbed, and
-// later ones neither. The channel is closed when the server has ended the connection, too, and with it all that it was asked.
+// request is carried out, even if the client hangs up, but the client does not get to know. Other connections, and later ones, are
+// not disturbed. The channel is closed when the server has ended the connection too, and so has carried out all its requests.
 //
-// The reply is taken to be what arrives next on the connection. Where several requests share one, as in HTTP/2, that may be
-// something else, and a server that abandons its work when a client hangs up may abandon that request: take HoldReply.
+// The reply is taken to be the next bytes on the connection. Where several requests share a connection, as in HTTP/2, these may be
+// something else, and a server that abandons its work when a client hangs up may abandon the request: take HoldReply.
 //
-// A request may be sent in pieces. Under TLS only an empty match, which is for any request, is of use. The Wire waits for one request
-// at a time: LoseReply and HoldReply forget the one that is waited for.
+// A request may be sent in pieces. Under TLS only an empty match, for any request, is of use. The Wire waits for one request
+// at a time: LoseReply and HoldReply forget an earlier one.
 func (w *Wire) LoseReply(match string) <-chan struct{} {
 	return w.set(&trap{match: []byte(match)})
 }
 
 // HoldReply waits for the next request that contains match, as LoseReply does, and lets it pass, but holds the replies on all
-// connections from the moment before it, as Hold does. The channel is closed when the request has passed. The test can then look at
+// connections from the moment before, as Hold does. The channel is closed when the request has passed. The test can then look at
 // the server until the request shows there, and go on with Heal (the reply is late), or with Cut before it (the reply is lost).
 func (w *Wire) HoldReply(match string) <-chan struct{} {
 	return w.set(&trap{match: []byte(match), hold: true})
@@ -37,7 +37,7 @@ func (w *Wire) set(t *trap) <-chan struct{} {
 	return t.sprung
 }
 
-// spring looks for the request that the trap waits for in what the client sends.
+// spring looks in the client's bytes for the request of the trap.
 func (l *link) spring(b []byte) {
 	w := l.wire
 	w.mu.Lock()
@@ -60,7 +60,7 @@ func (l *link) spring(b []byte) {
 	settle(stopped, Replies)
 }
 
-// passed notes that all that the client sent so far has passed.
+// passed notes that all bytes of the client so far have passed.
 func (l *link) passed() {
 	w := l.wire
 	w.mu.Lock()
@@ -71,7 +71,7 @@ func (l *link) passed() {
 	w.notify()
 }
 
-// release tells whoever waits for the trap that was sprung. wire.mu is held.
+// release tells the test that its trap was sprung. wire.mu is held.
 func (l *link) release() {
 	if l.trap != nil {
 		close(l.trap.sprung)

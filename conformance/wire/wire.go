@@ -8,15 +8,15 @@
 //	...
 //	w.Heal()
 //
-// What can go wrong, on all connections at once and until [Wire.Heal]:
+// The disturbances, on all connections at once and until [Wire.Heal]:
 //
 //   - [Wire.Cut] breaks connections and refuses new ones.
 //   - [Wire.Hold] stops a direction and [Wire.Drop] loses what flows in it, with the connections open: the client does not get to know.
 //   - [Wire.LoseReplies] lets requests arrive and breaks the connection in place of the reply.
 //   - [Wire.Delay] makes a direction late, [Wire.Garble] changes bytes of replies.
 //
-// A single request is met by its text: [Wire.LoseReply] loses the reply to that request, [Wire.HoldReply] holds it. [Wire.Traffic]
-// tells what was disturbed: a test that sees nothing there has disturbed nothing.
+// A trap finds a single request by its text: [Wire.LoseReply] loses the reply to the request, [Wire.HoldReply] holds it. [Wire.Traffic]
+// counts what was disturbed: a test that sees zeros there has disturbed nothing.
 //
 // conformance.LinkOver lets the conformance suite disturb a Wire.
 package wire
@@ -34,19 +34,19 @@ import (
 // A Wire is the network between one client and its servers, and can be disturbed. A client library connects through it by
 // [Wire.DialContext], or, if it cannot take a dialer, by the address of a proxy ([Wire.Listen]). The zero Wire is a healthy network.
 //
-// Client and server talk over real sockets, with the Wire between them; so deadlines work whatever the Wire does, and what a client
-// writes while nothing gets through is accepted, as by a real network. A disturbance is in force when its method returns: not a byte
-// passes after that which should not. It lasts until [Wire.Heal]. All methods may be called concurrently.
+// Client and server talk over real sockets, with the Wire between them; so deadlines work whatever the Wire does, and a client's writes
+// are accepted while nothing gets through, as by a real network. A disturbance is in force when its method returns: from then on not a byte
+// passes that should not. It lasts until [Wire.Heal]. All methods may be called concurrently.
 type Wire struct {
 	wg sync.WaitGroup // all goroutines; each ends with its connection or listener
 
 	mu      sync.Mutex
 	faults  faults
-	trap    *trap // that no request has sprung
+	trap    *trap // the trap that no request has sprung
 	links   map[*link]bool
 	proxies []*proxy
 	served  []net.Listener
-	changed chan struct{}   // closed when anything changes that somebody may wait for; nil if nobody does
+	changed chan struct{}   // closed when anything changes that somebody may wait for; nil if nobody waits
 	ctx     context.Context // ends with Close; made when needed
 	cancel  context.CancelFunc
 	closed  bool
@@ -54,10 +54,10 @@ type Wire struct {
 	traffic Traffic
 
 	pairMu sync.Mutex
-	pairs  net.Listener // makes the connections that DialContext returns
+	pairs  net.Listener // makes the connections of DialContext
 }
 
-// faults is what is wrong with a Wire.
+// faults are the disturbances of a Wire.
 type faults struct {
 	cut    bool
 	hold   Direction
@@ -76,9 +76,9 @@ const (
 	Both     = Requests | Replies
 )
 
-// Traffic is what has happened on a [Wire] so far. A test that disturbs a Wire should see here that it did.
+// Traffic counts what has happened on a [Wire] so far. A test that disturbs a Wire should look whether it did.
 type Traffic struct {
-	Connections int   // that were made
+	Connections int   // connections that were made
 	Open        int   // connections that are there now
 	Cut         int   // connections that the Wire broke
 	Requests    int64 // bytes that reached a server
@@ -88,7 +88,7 @@ type Traffic struct {
 	Garbled     int64 // bytes that were changed
 }
 
-// Cut breaks all connections, those included that are being made, and refuses new ones until Heal. What was held is lost.
+// Cut breaks all connections, those being made included, and refuses new ones until Heal. Bytes that were held are lost.
 func (w *Wire) Cut() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -103,26 +103,26 @@ func (w *Wire) Cut() {
 	w.notify()
 }
 
-// Hold stops what flows in a direction, on all connections, and the making of new ones: a black hole, of which neither side can know
-// when it will end. Heal delivers what was held, late, also if its sender has closed the connection meanwhile. If it is never to
+// Hold stops the bytes in a direction, on all connections, and the making of new connections: a black hole, of which neither side can know
+// when it will end. Heal delivers the bytes late, also if their sender has closed the connection meanwhile. If they must never
 // arrive, call Cut before Heal.
 func (w *Wire) Hold(d Direction) {
 	w.disturb(d, func(f *faults) { f.hold |= d })
 }
 
-// Drop makes what flows in a direction vanish, on all connections, and stops the making of new ones. A connection on which something
-// has vanished is of no use any more: Heal breaks it.
+// Drop makes the bytes in a direction vanish, on all connections, and stops the making of new ones. A connection on which bytes
+// have vanished is of no use any more: Heal breaks it.
 func (w *Wire) Drop(d Direction) {
 	w.disturb(d, func(f *faults) { f.drop |= d })
 }
 
 // LoseReplies breaks each connection when the next reply arrives on it, instead of delivering the reply: requests are carried out,
-// but the client does not get to know. The server sees the end of the connection only after all that was sent before it.
+// but the client does not get to know. The server sees the end of the connection only after all requests before.
 func (w *Wire) LoseReplies() {
 	w.disturb(Replies, func(f *faults) { f.lose = true })
 }
 
-// Delay makes what flows in a direction arrive by late. Connections are not made more slowly.
+// Delay makes the bytes in a direction arrive late. Connections are not made more slowly.
 func (w *Wire) Delay(d Direction, late time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -133,13 +133,13 @@ func (w *Wire) Delay(d Direction, late time.Duration) {
 	}
 }
 
-// Garble changes bytes of replies, one of every so many on average. The seed decides which, and to what. Heal breaks the connections
-// on which something was changed.
+// Garble changes bytes of replies, one of every so many on average. The seed decides which bytes, and to what. Heal breaks the connections
+// on which bytes were changed.
 func (w *Wire) Garble(seed uint64, every int) {
 	w.disturb(Replies, func(f *faults) { f.garble = &garbler{rand.New(rand.NewPCG(seed, 0)), every} })
 }
 
-// Heal ends all disturbances, forgets the request that LoseReply or HoldReply waits for, and delivers what was held.
+// Heal ends all disturbances, forgets the request of a trap, and delivers the bytes that were held.
 func (w *Wire) Heal() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -159,7 +159,7 @@ func (w *Wire) Heal() {
 	w.notify()
 }
 
-// disturb adds to the faults, and returns when what was on its way before in direction d has passed or is stopped.
+// disturb adds to the faults, and returns when earlier bytes in direction d have passed or are stopped.
 func (w *Wire) disturb(d Direction, add func(*faults)) {
 	w.mu.Lock()
 	add(&w.faults)
@@ -217,7 +217,7 @@ func (w *Wire) wait() <-chan struct{} {
 	return w.changed
 }
 
-// notify wakes those that wait for a change. w.mu is held.
+// notify wakes the callers that wait for a change. w.mu is held.
 func (w *Wire) notify() {
 	if w.changed != nil {
 		close(w.changed)

@@ -13,23 +13,23 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// pageSize is how many keys a request looks at where one or two are expected: those of locks with names below may be among them.
+// pageSize is how many keys a request looks at where one or two are expected: keys of locks with names below may be among them.
 const pageSize = 8
 
 // againAfter is the pause before a third attempt within one Acquire.
 const againAfter = 20 * time.Millisecond
 
-// errAgain says that the session, or the key of a waiter, is gone, and that it has to ask again from the start.
+// errAgain says that the session, or the key of a waiter, is gone, so the attempt has to start anew.
 var errAgain = errors.New("ask again")
 
-// value is what a key says about who made it, for people.
+// value is what a key tells people about its holder.
 type value struct {
 	Owner string    `json:"owner,omitempty"`
 	Host  string    `json:"host,omitempty"`
 	Time  time.Time `json:"time"`
 	Note  string    `json:"note,omitempty"`
 	Hold  string    `json:"hold,omitempty"`
-	Pass  int       `json:"pass,omitempty"` // how many times it was passed to another caller of the client
+	Pass  int       `json:"pass,omitempty"` // how many times the hold was passed to another caller of the client
 }
 
 // Acquire implements driver.Driver.
@@ -59,11 +59,11 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	}
 }
 
-// attempt asks with one key, until it is granted or has to start anew.
+// attempt asks with one key, until the lock is granted or the attempt has to start anew.
 func (d *Driver) attempt(ctx context.Context, r *driver.Request, seconds int64, waited *bool) (*hold, error) {
 	h := &hold{driver: d, request: r}
 	dir := d.dir(r.Name)
-	fresh, err := h.embark(ctx, dir, seconds)
+	fresh, err := h.chooseLease(ctx, dir, seconds)
 	if err != nil {
 		return nil, err
 	}
@@ -99,8 +99,8 @@ func (h *hold) outcome(err error) (*hold, error) {
 	return h, nil
 }
 
-// embark finds a lease to hang the key on. One that is not fresh is to be prolonged together with the next request.
-func (h *hold) embark(ctx context.Context, dir string, seconds int64) (fresh bool, err error) {
+// chooseLease finds a lease to hang the key on. A lease that is not fresh has to be prolonged together with the next request.
+func (h *hold) chooseLease(ctx context.Context, dir string, seconds int64) (fresh bool, err error) {
 	d := h.driver
 	if !h.request.Fixed {
 		if h.session, err = d.board(ctx, seconds); err != nil {
@@ -122,7 +122,7 @@ func (h *hold) embark(ctx context.Context, dir string, seconds int64) (fresh boo
 	return fresh, nil
 }
 
-// try asks once, without a place in the queue if the lock is taken.
+// try asks once. If the lock is taken, no key stays in the queue.
 func (h *hold) try(ctx context.Context, dir string, fresh bool) (*hold, error) {
 	keys := h.rangeIn(dir)
 	look := clientv3.OpGet(keys.from(), keys.rest(), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize))
@@ -148,14 +148,14 @@ func (h *hold) try(ctx context.Context, dir string, fresh bool) (*hold, error) {
 		h.notPut()
 		return nil, driver.ErrLocked
 	}
-	v, err := h.enqueue(ctx, dir, fresh) // these keys do not count, and others there may
+	v, err := h.enqueue(ctx, dir, fresh) // the keys of this page do not count, and others behind the page may
 	if err == nil && !v.first() {
 		err = h.abandon(ctx, driver.ErrLocked)
 	}
 	return h.outcome(err)
 }
 
-// enqueue puts the key, and returns those before it. If there are none, the lock is granted.
+// enqueue puts the key, and returns a view of the keys before it. If there are none, the lock is granted.
 func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (view, error) {
 	keys := h.rangeIn(dir)
 	look := clientv3.OpGet(keys.from(), keys.rest(), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize),
@@ -176,7 +176,7 @@ func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (view, error
 			h.notPut()
 			return view{}, cmp.Or(err, driver.ErrSealed)
 		}
-		return h.enqueue(ctx, dir, fresh) // there is a record, which is asked for from now on
+		return h.enqueue(ctx, dir, fresh) // the name has a record, so plain asks for it from now on
 	}
 	r, err := h.recordAt(dir, answer, 2)
 	h.created(answer, r)
@@ -185,7 +185,7 @@ func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (view, error
 	}
 	page := answer.Responses[1].GetResponseRange()
 	v := viewOf(dir, h.request.Mode, others(page.Kvs, h.key), page.More, r, h.revision)
-	if len(v.before) > 0 || v.all { // or else keys that do not count fill the page
+	if len(v.before) > 0 || v.all { // otherwise keys that do not count fill the page
 		return v, nil
 	}
 	if v, err = h.look(ctx, dir); err != nil {
@@ -194,8 +194,8 @@ func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (view, error
 	return v, nil
 }
 
-// plain returns the condition for a key that contends, and what else is to be asked for in the request that puts it: as long as the
-// driver has not met a name that has a record, that there is none, which is less work than to ask for it.
+// plain returns the condition under which a key may contend, and what else the request that puts the key has to read. Until the driver has
+// met a name with a record, the condition is that there is no record, which is less work for the server than to read one.
 func (h *hold) plain(dir string) (clientv3.Cmp, []clientv3.Op) {
 	if h.driver.recorded.Load() {
 		return notSealed(dir), []clientv3.Op{getRecord(dir)}
@@ -203,7 +203,7 @@ func (h *hold) plain(dir string) (clientv3.Cmp, []clientv3.Op) {
 	return noRecord(dir), nil
 }
 
-// recordAt takes the record out of the answer at i, if it was asked for.
+// recordAt takes the record out of the answer at i, if the request has asked for the record.
 func (h *hold) recordAt(dir string, answer *clientv3.TxnResponse, i int) (record, error) {
 	if i >= len(answer.Responses) {
 		return record{}, nil
@@ -215,13 +215,13 @@ func (h *hold) recordAt(dir string, answer *clientv3.TxnResponse, i int) (record
 	return readRecord(dir, kvs)
 }
 
-// notPut ends an attempt that surely has not put the key.
+// notPut ends an attempt whose key surely was not put.
 func (h *hold) notPut() {
 	h.putNumber()
-	h.disembark()
+	h.giveLeaseBack()
 }
 
-// others returns kvs without key, if that is the first of them.
+// others returns kvs without key, if key is the first of them.
 func others(kvs []*mvccpb.KeyValue, key string) []*mvccpb.KeyValue {
 	if len(kvs) > 0 && string(kvs[0].Key) == key {
 		return kvs[1:]
@@ -249,8 +249,8 @@ func (h *hold) created(answer *clientv3.TxnResponse, r record) {
 	h.tokenFrom(r, h.revision)
 }
 
-// ask sends a transaction that may put the key, and prolongs a lease that is not fresh at the same time. If it fails, what may be
-// left is cleaned up.
+// ask sends a transaction that may put the key, and prolongs a lease that is not fresh at the same time. If either fails, ask cleans up
+// what may be left.
 func (h *hold) ask(ctx context.Context, fresh bool, compare []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
 	bounded, cancel := h.driver.request(ctx, requestFor)
 	defer cancel()
@@ -276,18 +276,18 @@ func (h *hold) ask(ctx context.Context, fresh bool, compare []clientv3.Cmp, then
 // fail ends an attempt by the error of a request that may have put the key, and returns the error for the caller.
 func (h *hold) fail(ctx context.Context, err error) error {
 	if isLeaseGone(err) {
-		h.sink()
+		h.giveLeaseUp()
 		return errAgain
 	}
 	unsent := errors.Is(err, errNotSent)
 	err, doubt := fault(ctx, err)
 	switch {
 	case doubt:
-		h.leaveBehind(false)
+		h.leaveToCleaner(false)
 	case unsent:
 		h.notPut()
 	default:
-		h.disembark()
+		h.giveLeaseBack()
 	}
 	if h.driver.life.Open().Err() != nil {
 		return fmt.Errorf("%w: %w", driver.ErrClosed, err)
@@ -299,15 +299,15 @@ func (h *hold) fail(ctx context.Context, err error) error {
 func (h *hold) failPut(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, errGone):
-		h.disembark()
+		h.giveLeaseBack()
 		return errAgain
 	case errors.Is(err, driver.ErrSealed):
 		return h.abandon(ctx, err)
 	case isLeaseGone(err):
-		h.sink()
+		h.giveLeaseUp()
 		return errAgain
 	}
-	h.leaveBehind(true)
+	h.leaveToCleaner(true)
 	err, _ = fault(ctx, err)
 	if h.driver.life.Open().Err() != nil {
 		return fmt.Errorf("%w: %w", driver.ErrClosed, err)
@@ -318,8 +318,8 @@ func (h *hold) failPut(ctx context.Context, err error) error {
 	return err
 }
 
-// sink gives up a lease that the server has ended, and with it all that it carried.
-func (h *hold) sink() {
+// giveLeaseUp gives up a lease that the server has ended, and all holds on it.
+func (h *hold) giveLeaseUp() {
 	if h.session != nil {
 		h.session.die(driver.ErrSessionEnded)
 		h.session.leave()
@@ -328,12 +328,12 @@ func (h *hold) sink() {
 	}
 }
 
-// enter makes a granted hold one of the driver's.
+// enter counts a granted hold among those of the driver.
 func (h *hold) enter() error {
 	d := h.driver
 	h.granted = d.now()
 	if d.life.Open().Err() != nil {
-		h.forsake()
+		h.leaveToClose()
 		return driver.ErrClosed
 	}
 	if h.own != nil {

@@ -15,13 +15,13 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// carrier is a lease of etcd that keys hang on, shared by a session or one hold's own.
+// carrier is a lease of etcd with keys on it: a session's, or one hold's own.
 type carrier struct {
 	id      clientv3.LeaseID
 	ttl     time.Duration // as granted
-	expires atomic.Int64  // until then it surely lasts: the send time of the last answered request for it + ttl
-	lasts   atomic.Int64  // after that it is over, even if requests that got no answer were carried out
-	gone    atomic.Bool   // the server said that it is over
+	expires atomic.Int64  // the lease surely lasts until then: the send time of the last answered request for it + ttl
+	lasts   atomic.Int64  // the lease is over after that, even if unanswered requests were carried out
+	gone    atomic.Bool   // the server said that the lease is over
 }
 
 // grant asks for a lease. If the answer is lost, the lease is revoked in the background.
@@ -48,7 +48,7 @@ func (d *Driver) grant(ctx context.Context, c *carrier, seconds int64) error {
 	return nil
 }
 
-// unwrapUnknown returns what is behind driver.ErrUnknown: that a lease may exist that nothing hangs on is no concern of the caller.
+// unwrapUnknown returns what is behind driver.ErrUnknown: the caller need not know that a lease may exist, as no key hangs on it.
 func unwrapUnknown(err error) error {
 	if list, ok := err.(interface{ Unwrap() []error }); ok {
 		return errors.Join(list.Unwrap()[1:]...)
@@ -56,10 +56,11 @@ func unwrapUnknown(err error) error {
 	return err
 }
 
-// keepAlive prolongs a lease. It returns rpctypes.ErrLeaseNotFound if that is over. The answer moves c.expires only if it is in time.
+// keepAlive prolongs a lease. It returns rpctypes.ErrLeaseNotFound if the lease is over, and errTooLate if the answer came after
+// c.expires, which then stays as it is.
 //
-// The library's KeepAlive does not tell when its requests were sent, and counts a lease from the receipt of the answer, which is too
-// late; its KeepAliveOnce repeats without a pause for as long as no server can be reached.
+// KeepAlive of the library does not tell when its requests were sent, and counts the lease from the receipt of the answer, which is too
+// late; KeepAliveOnce repeats its request without a pause while no server can be reached.
 func (d *Driver) keepAlive(ctx context.Context, c *carrier) error {
 	ctx, cancel := context.WithCancel(ctx) // ends the stream
 	defer cancel()
@@ -92,7 +93,7 @@ func (d *Driver) keepAlive(ctx context.Context, c *carrier) error {
 
 var errTooLate = errors.New("the answer came after the end of the lease")
 
-// revoke ends a lease and all that hangs on it, for good: a request that puts a key on it fails from then on.
+// revoke ends a lease and all keys on it, for good: a later request to put a key on the lease fails.
 func (d *Driver) revoke(ctx context.Context, c *carrier) error {
 	_, err := d.leases.LeaseRevoke(ctx, &pb.LeaseRevokeRequest{ID: int64(c.id)})
 	if err == nil || isLeaseGone(err) {

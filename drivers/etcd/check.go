@@ -13,11 +13,11 @@ import (
 const (
 	checkEvery = time.Second
 	checkBatch = 100             // holds with a lease of their own in one request; servers take 128 operations by default
-	detect     = 3 * time.Second // a hold is looked at twice checkEvery after its grant at the latest, and then every time
+	detect     = 3 * time.Second // a hold is first looked at within twice checkEvery of its grant, and then every time
 )
 
-// checker finds out whether holds were removed by somebody else: one request for all that a session carries, whatever their number.
-// A watch on each would tell sooner, and cost ten times the memory of the lock. Locks that are held for a moment are never asked for.
+// checker finds out whether holds were removed by somebody else, with one request for all holds of a session, whatever their number.
+// A watch on each hold would tell sooner, and cost ten times the memory of the lock. A lock that is held for a moment is never asked for.
 type checker struct {
 	driver  *Driver
 	running atomic.Bool
@@ -81,7 +81,7 @@ func (d *Driver) held(before int64) (sessions map[*session][]*hold, fixed []*hol
 	return sessions, d.fixed.before(before), any || !d.fixed.Empty()
 }
 
-// checkSession looks whether the keys of holds still hang on the lease of the session that carries them.
+// checkSession looks whether the keys of holds still hang on the lease of their session.
 func (d *Driver) checkSession(s *session, holds []*hold) {
 	ctx, cancel := d.background(requestFor)
 	defer cancel()
@@ -91,7 +91,7 @@ func (d *Driver) checkSession(s *session, holds []*hold) {
 		return
 	}
 	if err != nil {
-		return // if that goes on, the session ends
+		return // the session ends if this goes on
 	}
 	there := make(map[string]struct{}, len(answer.Keys))
 	for _, key := range answer.Keys {
@@ -123,7 +123,7 @@ func (d *Driver) checkFixed(holds []*hold) {
 	}
 }
 
-// verify asks in a way that no server which lags behind can answer.
+// verify looks for the key of h in a way that no server which lags behind can answer, and ends the hold if the key is gone.
 func (d *Driver) verify(ctx context.Context, h *hold) {
 	h.mu.Lock()
 	phase := h.phase

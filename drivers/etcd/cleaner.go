@@ -12,30 +12,30 @@ const (
 	retireAfter = 2 * time.Second
 )
 
-// ghost is a key or a lease that may be left at the server, or come to be there, and that nobody wants.
+// ghost is a key or a lease that may be left at the server, or may come to be there, and that nobody wants.
 //
-// A revoked lease is gone for good, and so are keys that hang on it, also those whose request is still on its way. A key that is
-// absent may yet come, if the request that puts it was not answered: then it is asked for again, ever more seldom; and if it hangs on
-// a session, that takes no more locks, so that its lease can be revoked as soon as the last one ends. Ghosts are bounded by the
-// requests that fail within a TTL: no session outlives that without an answer.
+// A revoked lease is gone for good, with the keys on it and with keys whose request is still on its way. A key that is absent may yet
+// come if the request that puts it was not answered: then the cleaner asks again, ever more seldom; and if the key is one of a session, the
+// session takes no more locks, so that its lease is revoked as soon as the last lock ends. The number of ghosts is bounded by the
+// requests that fail within a TTL: no session outlives a TTL without an answer.
 type ghost struct {
 	cleaner.Ghost
 	key      string // "" if the lease is to be revoked
 	revoke   bool
 	carrier  *carrier
-	session  *session // of a key; nil if its lease is on the way to be revoked, or it is definite
-	definite bool     // the request that made the key was answered: if it is absent, it is gone
-	sealing  bool     // the key may have become a seal, and then it is to stay
+	session  *session // of a key; nil if its lease is being revoked too, or the ghost is definite
+	definite bool     // the request that made the key was answered, so a key that is absent is gone
+	sealing  bool     // the key may have become a seal, which has to stay
 }
 
-// newCleaner returns what ends ghosts.
+// newCleaner returns the cleaner that ends ghosts.
 func newCleaner(d *Driver) *cleaner.Cleaner[*ghost] {
-	settle := func(ghosts []*ghost) []*ghost { return slices.DeleteFunc(ghosts, d.exorcise) }
+	settle := func(ghosts []*ghost) []*ghost { return slices.DeleteFunc(ghosts, d.endGhost) }
 	return cleaner.New(d.life, cleaner.Policy[*ghost]{Settle: settle, Batch: 1, Calls: maxCleaning})
 }
 
-// exorcise asks once, and reports whether the ghost is gone for good.
-func (d *Driver) exorcise(g *ghost) bool {
+// endGhost asks once, and reports whether the ghost is gone for good.
+func (d *Driver) endGhost(g *ghost) bool {
 	ctx, cancel := d.background(attemptFor)
 	defer cancel()
 	if g.carrier.gone.Load() {

@@ -40,7 +40,7 @@ func (d *Driver) endHolds() {
 		select {
 		case <-s.ready:
 			s.close()
-		default: // its grant has not been answered; nobody is on it
+		default: // the grant has not been answered, so nobody uses the session
 		}
 	}
 	for _, h := range fixed {
@@ -51,7 +51,7 @@ func (d *Driver) endHolds() {
 	}
 }
 
-// close is die for a session whose holds are not told.
+// close is die without a word to the holds.
 func (s *session) close() {
 	s.mu.Lock()
 	if s.err != nil || s.dead {

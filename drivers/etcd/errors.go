@@ -14,20 +14,19 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// refusals are answers that say that a request was not carried out, for now.
+// refusals are answers by which a request was not carried out, for now.
 var refusals = []error{
 	rpctypes.ErrNoSpace, rpctypes.ErrTooManyRequests, rpctypes.ErrNoLeader, rpctypes.ErrNotCapable, rpctypes.ErrAuthOldRevision,
 	rpctypes.ErrInvalidAuthToken, rpctypes.ErrUnhealthy, rpctypes.ErrCorrupt,
 }
 
-// denials are answers that another request of the same user would get as well.
+// denials are answers that another request of the same user would get too.
 var denials = []error{
 	rpctypes.ErrPermissionDenied, rpctypes.ErrUserEmpty, rpctypes.ErrAuthFailed, rpctypes.ErrAuthNotEnabled,
 	rpctypes.ErrRoleNotFound, rpctypes.ErrUserNotFound,
 }
 
-// fault makes the error of a call out of the error of a request. Doubt says that the request may have been carried out, or may yet
-// be.
+// fault makes the error of a call out of the error of a request. Doubt says that the request was perhaps carried out, or may yet be.
 func fault(ctx context.Context, err error) (_ error, doubt bool) {
 	err = rpctypes.Error(err)
 	if ctx.Err() == nil && isContextError(err) {
@@ -44,7 +43,7 @@ func fault(ctx context.Context, err error) (_ error, doubt bool) {
 	return withCause(ctx, driver.ErrUnknown, err), true
 }
 
-// withCause adds why ctx ended to an error, where it did and the error does not say so.
+// withCause adds the error of ctx to an error, if ctx has ended and the error does not say so.
 func withCause(ctx context.Context, kind, err error) error {
 	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
 		return fmt.Errorf("%w: %w (%w)", kind, err, ended)
@@ -74,8 +73,8 @@ func isOneOf(err error, list []error) bool {
 
 func isLeaseGone(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) }
 
-// isForOne reports whether a request for several callers was refused, and not carried out, for a reason that may be that of one of
-// them.
+// isForOne reports whether the server refused a request for several callers, and did not carry it out, for a reason that may be one
+// caller's.
 func isForOne(err error) bool {
 	if err == nil {
 		return false
@@ -85,7 +84,7 @@ func isForOne(err error) bool {
 	return isOneOf(err, denials) || isLeaseGone(err) || errors.As(err, &refusal) && refusal.Code() == codes.InvalidArgument
 }
 
-// neverSent reports whether a request failed before there was a connection to send it over.
+// neverSent reports whether a request failed before there was a connection to send it on.
 func neverSent(err error) bool {
 	s, ok := status.FromError(err)
 	text := err.Error()

@@ -1,17 +1,20 @@
 // Package etcd is the etcd backend of dsync. It locks as `etcdctl lock` and the Go package concurrency of the etcd client do, key for
-// key, so that all three exclude each other and queue behind each other, and reads and writes as RWMutex of the client's recipes does. It
-// registers the URL scheme "etcd".
+// key, so all three exclude each other and queue behind each other, and reads and writes as RWMutex of the client's recipes does. The
+// package registers the URL scheme "etcd".
 //
 //	etcd://user:password@host1:2379,host2:2379/prefix
 //
-// Who asks for a lock puts a key below its name, NAME/<lease>-<number>, that hangs on a lease; the oldest key has the lock, by its
-// create revision, and the others wait in the order of theirs. The key of a Read is NAME/+read-<lease>-<number>, and has the lock when all
-// older keys are those of Reads; that of a Write is NAME/write-<lease>-<number>. Locks that are renewed share one lease of each client and TTL, which
-// the driver keeps alive; a lock with an expiry of its own has a lease of its own. etcd counts TTLs in whole seconds from a floor
-// that follows from its election timeout, 2 s by default.
+// Each contender for a lock puts a key below its name, NAME/<lease>-<number>, on a lease. The key with the smallest create revision has the
+// lock, and the others wait in the order of their create revisions. The key of a Read is NAME/+read-<lease>-<number>, and has the lock when
+// all older keys are Reads; the key of a Write is NAME/write-<lease>-<number>. Locks with renewal share one lease of each client and TTL,
+// and the driver keeps this lease alive; a lock with an expiry of its own has a lease of its own. etcd counts TTLs in whole seconds, from
+// a floor that follows from its election timeout, 2 s by default.
 //
 // One caller of a client asks for a name at a time, and the others wait in the process (Info.Order is driver.FIFOByClient). With
 // Options.FIFO, order=fifo in the URL, each caller has a key, and all callers of all clients are served in the order of these.
+//
+// Use etcd 3.5.13 or newer. 3.4 works, but there a leader that was cut off from the others may confirm leases that have ended (before
+// 3.4.31), and watches may stay silent, which costs a waiter up to 5 seconds. Older versions are refused.
 //
 // # Parameters
 //
@@ -34,19 +37,16 @@
 //	101  A's first caller puts orders/42/694d9a2c1f3e5a07-0. No key below orders/42/ is older: it holds the lock, with token 101.
 //	102  B puts orders/42/694d9a2c1f3e5a0b-0, and is told in the same answer that A's key is before it. It waits for its deletion.
 //	103  A's first caller unlocks while the second waits in the process. The key is put again, with the second as its owner and
-//	     "pass": 1, which holds the lock now, with token 103. B is told, and goes on waiting.
+//	     "pass": 1. A's second caller holds the lock now, with token 103. B is told, and goes on waiting.
 //	104  A's second caller unlocks, and nobody of A waits: the key is deleted. B is told that nothing is before its key any more, as of
 //	     revision 104, and holds the lock with token 104, without having asked again.
 //	105  B unlocks: its key is deleted.
 //
-// etcd 3.5.13 or newer should be used. 3.4 works, but a leader that was cut off from the others may there confirm leases that have
-// ended (before 3.4.31), and watches may stay silent, which costs up to 5 seconds here. Older versions are refused.
-//
 // # Beside etcdctl lock and package concurrency
 //
 // Among clients of dsync all names are distinct locks, "orders" and "orders/42" too. The others take every key below a name for a
-// contender, so for them a lock on "orders" has to wait for those on "orders/42": do not use a name and one below it together with
-// them, or set Options.Flat (names=flat) everywhere, which writes the slashes of names as %2F.
+// contender, so for them a lock on "orders" has to wait for those on "orders/42". Where they are used too, either do not lock a name and
+// one below it, or set Options.Flat (names=flat) everywhere, which writes the slashes of names as %2F.
 //
 // # Beside RWMutex
 //
@@ -63,15 +63,15 @@
 // A client of RWMutex overlooks a key before its own that is put again while it waits. So the key of a Read or Write is not put again while
 // a younger key of RWMutex, or of a lock with a name below NAME/read or NAME/write, is there: to extend a lease with an expiry of its own
 // then fails with errors.ErrUnsupported and changes nothing, and a Write is released where it would be passed on inside the process.
-// Exclusive locks, seals and marks do not heed that: no client of RWMutex should wait for a name that is moved to another backend.
+// Exclusive locks, seals and marks do not heed such keys: no client of RWMutex should wait for a name in a migration to another backend.
 //
 // # Seals and marks
 //
-// A seal is the key of its holder without a lease, so all who contend wait behind it, and a record beside the contenders, NAME\x00seal.
-// A mark is NAME\x00mark, and NAME\x00base the number that is added to revisions to make tokens; it stays when the mark is taken off.
-// All are read with the requests for the lock, so a user needs the right to read all keys that begin with NAME, and not only NAME/.
-// Others fence with bare revisions, which are below the tokens of a name that was marked. That is why a name that has moved away comes
-// back only where tokens have not overtaken the revisions meanwhile, or nobody wants any.
+// A seal is the key of its holder without a lease, so all contenders wait behind the key, and a record beside the contenders, NAME\x00seal.
+// A mark is NAME\x00mark. NAME\x00base is the number that is added to revisions to make tokens, and stays when the mark is taken off.
+// Requests for the lock read all these keys, so a user needs the right to read all keys that begin with NAME, and not only NAME/.
+// Other clients fence with bare revisions, which are below the tokens of a marked name. So a name that has moved away comes back only if
+// revisions have passed its tokens meanwhile, or if nobody wants tokens.
 package etcd
 
 import (
@@ -101,8 +101,8 @@ const (
 	// election of a leader all leases last anew, for a whole TTL.
 	late = 2 * time.Second
 
-	// These bound a request, and one that can simply be repeated: a node that is frozen must not hold up for long what another node
-	// can serve.
+	// These bound a request, and a request that can simply be repeated: a frozen node must not hold up for long what another node can
+	// serve.
 	requestFor = 3 * time.Second
 	attemptFor = time.Second
 )
@@ -112,11 +112,11 @@ type Options struct {
 	// Prefix is put before each name as it stands, without a slash in between.
 	Prefix string
 
-	// Flat writes the slashes of names as %2F, and percent signs as %25, so that no lock is below another for those who take every
-	// key below a name for a contender. All clients have to agree.
+	// Flat writes the slashes of names as %2F, and percent signs as %25, so that no lock is below another one for clients that take
+	// every key below a name for a contender. All clients have to agree.
 	Flat bool
 
-	// RoundUp accepts TTLs that etcd cannot keep, and takes the next longer one that it can. The lease says what it got.
+	// RoundUp accepts TTLs that etcd cannot keep, and takes the next longer TTL that etcd can. The lease says which.
 	RoundUp bool
 
 	// NoTokens says that leases carry no fencing tokens.
@@ -128,8 +128,8 @@ type Options struct {
 	FIFO bool
 }
 
-// Driver is a driver.Driver on etcd. It implements driver.KeepAliveReporter, driver.Inspector, driver.ForceUnlocker, move.Sealer,
-// move.Unsealer, move.Marker and move.Unmarker too.
+// Driver is a driver.Driver on etcd. It implements driver.KeepAliveReporter, driver.Inspector, driver.ForceUnlocker, driver.Watcher,
+// driver.Leaver, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
 type Driver struct {
 	client      *clientv3.Client
 	leases      pb.LeaseClient
@@ -153,8 +153,8 @@ type Driver struct {
 
 	mu       sync.Mutex
 	sessions map[int64]*session
-	retired  map[*session]bool // not in sessions any more, and not over
-	fixed    holdList          // those with a lease of their own
+	retired  map[*session]bool // no longer in sessions, and not over
+	fixed    holdList          // the holds with a lease of their own
 }
 
 var (
@@ -164,11 +164,11 @@ var (
 	_ driver.ForceUnlocker     = (*Driver)(nil)
 )
 
-// New returns a Driver that uses the client and never closes it. It asks the server nothing. A client whose KV, Lease and Watcher are
-// wrapped, as those of package namespace are, is used through its wrappers.
+// New returns a Driver that uses the client and never closes it. New asks the server nothing. If KV, Lease and Watcher of the client are
+// wrapped, as by package namespace, the Driver uses the wrappers.
 //
-// Info().MinTTL is then that of a server with default settings. If the server counts from a higher floor, Acquire refuses what is
-// below it; if from a lower one, only a Driver that was opened by URL makes use of that.
+// Info().MinTTL is the floor of a server with default settings. If the server's floor is higher, Acquire refuses TTLs below the server's;
+// if it is lower, only a Driver opened by URL makes use of that.
 func New(client *clientv3.Client, o *Options) (*Driver, error) {
 	if client == nil {
 		return nil, errors.New("etcd: no client")

@@ -11,12 +11,12 @@ import (
 )
 
 const (
-	lingerFor  = 2 * time.Second // how long a feed goes on after its last waiter has left
+	lingerFor  = 2 * time.Second // how long a feed goes on without waiters and watches
 	firstRetry = 50 * time.Millisecond
 	lastRetry  = 2 * time.Second
 )
 
-// feeds tell the waiters of a driver what happens to the keys they wait for. The watches of all names share one stream.
+// feeds tell the waiters of a driver what happens to the keys before theirs. The watches of all names share one stream.
 type feeds struct {
 	driver *Driver
 
@@ -27,17 +27,18 @@ type feeds struct {
 
 func newFeeds(d *Driver) *feeds { return &feeds{driver: d, byRange: make(map[keyRange]*feed)} }
 
-// feed is the watch on the contenders for one name, or, for those who read it, on all but the Reads of this driver. It has no start revision: the server delivers from a watch that starts in the
-// past only ten times a second. So what happened before the feed became active has to be asked for: all waiters are woken then.
+// feed is the watch on the contenders for one name or, for Reads that wait, on all contenders but the Reads of this driver. The watch has
+// no start revision: the server delivers only ten times a second from a watch that starts in the past. So all waiters are woken when
+// the feed becomes active, and ask what happened before.
 type feed struct {
 	feeds  *feeds
 	keys   keyRange
 	idle   chan struct{} // buffered; signaled when the last waiter has left
-	again  chan struct{} // buffered; signaled when the watch is to be made anew
-	stream int           // that the watch is on; guarded by feeds.mu
+	again  chan struct{} // buffered; signaled when the watch has to be made anew
+	stream int           // the stream of the watch; guarded by feeds.mu
 
 	mu      sync.Mutex
-	active  bool // it tells all that happens
+	active  bool // the feed tells all that happens
 	waiters map[*waiter]struct{}
 	watches map[*watch]struct{}
 }
@@ -45,22 +46,22 @@ type feed struct {
 // waiter is a contender that waits for those before it to go. It is in one of these states:
 //
 //	asking   missed               a request for a view is under way
-//	waiting  view                 it knows all who stand before it, or the nearest of them
-//	first    view and first       the view, and the events since, say that nobody does
-//	in doubt                      it has to look, as soon as the feed is active, or after a while
+//	waiting  view                 the view has all keys before the waiter's, or the nearest one
+//	first    view and first       by the view and the events since, no key is before the waiter's
+//	in doubt                      the waiter has to look, as soon as the feed is active, or after a while
 type waiter struct {
 	feed *feed
 	own  string        // key
 	wake chan struct{} // buffered; signaled in the last two states
 
 	// Guarded by feed.mu.
-	missed []*clientv3.Event // told since the request was sent, by a feed that has been active since before that
+	missed []*clientv3.Event // told since the request for a view was sent, by a feed that was active before
 	view   *view
-	first  int64 // revision of the event that freed the way
+	first  int64 // revision of the event by which the key became the first
 }
 
-// join returns a waiter for a key, in doubt if the key was put before. For one that is about to be put it is asking, so that it needs no
-// look after the put; then there is none if the feed is not active.
+// join returns a waiter for a key. Before says that the key is yet to be put: then the waiter is asking, so that the put brings its view,
+// and join returns nil if the feed is not active. Otherwise the waiter is in doubt.
 func (fs *feeds) join(keys keyRange, own string, before bool) *waiter {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -104,14 +105,14 @@ func (w *waiter) leave() {
 	f.left()
 }
 
-// left has the feed end after a while if nobody has joined it by then. It is called with feed.mu held.
+// left has the feed end after a while, unless somebody joins it. It is called with feed.mu held.
 func (f *feed) left() {
 	if len(f.waiters)+len(f.watches) == 0 {
 		signal(f.idle)
 	}
 }
 
-// ask begins a request for a view. It returns the one that the waiter had, or nil.
+// ask begins a request for a view, and returns the view that the waiter had, or nil.
 func (w *waiter) ask() (old *view) {
 	f := w.feed
 	f.mu.Lock()
@@ -123,8 +124,8 @@ func (w *waiter) ask() (old *view) {
 	return old
 }
 
-// got ends what ask began: v is the answer, or nil. It reports whether the feed is active. If the feed has told all that happened since
-// the request was sent, the waiter goes on from the answer; otherwise it is to look.
+// got ends what ask began: v is the answer, or nil. It reports whether the feed is active. If the feed has told all events since the
+// request was sent, the waiter goes on from v; otherwise the waiter has to look.
 func (w *waiter) got(v *view) (active bool) {
 	f := w.feed
 	f.mu.Lock()
@@ -147,7 +148,7 @@ func (w *waiter) got(v *view) (active bool) {
 // forget leaves the waiter in doubt. It is called with feed.mu held.
 func (w *waiter) forget() { w.missed, w.view, w.first = nil, nil, 0 }
 
-// hear takes note of an event of a contender that is not new. It is called with feed.mu held.
+// hear takes note of a change or deletion of a contender's key. It is called with feed.mu held.
 func (w *waiter) hear(e *clientv3.Event) {
 	if w.missed != nil {
 		w.missed = append(w.missed, e)
@@ -165,7 +166,7 @@ func (w *waiter) hear(e *clientv3.Event) {
 	}
 }
 
-// signal wakes whoever waits for c, which is buffered, now or later.
+// signal wakes the reader of c, which is buffered, now or at its next read.
 func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -173,8 +174,8 @@ func signal(c chan struct{}) {
 	}
 }
 
-// doubt has the watch made anew, on another stream, which may be one to another server: what it should have told, or that it has
-// begun, was not told in time. A server that is frozen, or cut off from the others, says nothing, and its connection may stay.
+// doubt has the watch made anew, on another stream and so perhaps to another server, because the watch did not tell an event, or its own
+// start, in time. A server that is frozen, or cut off from the others, says nothing, and its connection may stay.
 func (w *waiter) doubt() {
 	f, fs := w.feed, w.feed.feeds
 	fs.mu.Lock()
@@ -185,7 +186,7 @@ func (w *waiter) doubt() {
 	signal(f.again)
 }
 
-// run ends when the feed has had no waiters for a while, or with the driver.
+// run ends when the feed has had no waiters and watches for a while, or with the driver.
 func (f *feed) run() {
 	d := f.feeds.driver
 	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
@@ -202,7 +203,7 @@ func (f *feed) run() {
 	}
 }
 
-// watch follows one watch until it breaks. The library resumes a watch by itself when its connection breaks.
+// watch follows one watch until it ends. The library resumes a watch by itself when the connection breaks.
 func (f *feed) watch() (seen, end bool) {
 	d := f.feeds.driver
 	f.feeds.mu.Lock()
@@ -222,7 +223,7 @@ func (f *feed) watch() (seen, end bool) {
 	defer linger.Stop()
 	for {
 		select {
-		case events = <-started: // it blocks until the server has answered
+		case events = <-started: // Client.Watch blocks until the server has answered
 		case answer, ok := <-events:
 			if !ok || answer.Err() != nil {
 				return seen, false
@@ -244,7 +245,7 @@ func (f *feed) watch() (seen, end bool) {
 	}
 }
 
-// setActive says whether the feed tells all that happens from now on. Either way it has missed something before, so all are in doubt.
+// setActive says whether the feed tells all events from now on. The feed has missed some before in either case, so all waiters are in doubt.
 func (f *feed) setActive(active bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -259,14 +260,14 @@ func (f *feed) setActive(active bool) {
 	}
 }
 
-// tell tells all waiters of events. They learn of all that came together, before any of them does something about it: the end of a lease
-// deletes keys in any order, and a waiter's own may be among them.
+// tell tells all waiters of events. Waiters hear all events that came together before any waiter acts on one: the end of a lease deletes
+// keys in any order, and the key of the waiter may be among them.
 func (f *feed) tell(events []*clientv3.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, e := range events {
 		if e.IsCreate() || !isContender(f.keys.dir, e.Kv) {
-			continue // somebody new, who stands behind, or a name below
+			continue // a new contender, who stands behind, or a name below
 		}
 		for w := range f.waiters {
 			w.hear(e)
@@ -277,7 +278,7 @@ func (f *feed) tell(events []*clientv3.Event) {
 	}
 }
 
-// close takes the feed off if nobody listens to it.
+// close ends the feed if it has no waiters and watches.
 func (f *feed) close() bool {
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()

@@ -27,20 +27,20 @@ type hold struct {
 	key      string
 	number   uint64 // in the key
 	revision int64  // at which the key was created
-	token    int64  // the revision that it comes from
+	token    int64  // the revision that the token comes from
 	record   record
 	first    atomic.Uint64 // token
 	granted  int64         // when, on the driver's clock
-	session  *session      // nil if it has a lease of its own
-	own      *ownLease
+	session  *session      // nil if the hold has a lease of its own
+	own      *ownLease     // nil otherwise
 
 	mu        sync.Mutex
 	phase     phase
-	passed    *value // what the key says since the hold was passed, or is to say; nil if it never was
-	behind    bool   // leaveBehind was called
+	passed    *value // what the key says since the hold was passed, or is to say; nil if it never was passed
+	inCleaner bool   // leaveToCleaner was called
 	deletions int    // requests to delete the key
 	sealing   bool   // the key may have become a seal
-	doubtedAt int64  // when the first request to release it was sent of which the answer is missing
+	doubtedAt int64  // when the first unanswered request to release the hold was sent
 }
 
 // phase is how far the end of a hold has come.
@@ -49,7 +49,7 @@ type phase int8
 const (
 	held    phase = iota
 	ending        // Release was called
-	doubted       // the answer to a request to release it is missing
+	doubted       // a request to release the hold was not answered
 	over
 )
 
@@ -73,8 +73,8 @@ func (h *hold) expires() int64 {
 	return h.own.expires.Load()
 }
 
-// Session implements driver.SessionLease. The server counts in whole seconds, and with Options.RoundUp that may be more than the TTL
-// that was asked for.
+// Session implements driver.SessionLease. The server counts in whole seconds, so with Options.RoundUp ttl may be longer than the TTL of the
+// request.
 func (h *hold) Session() (expires time.Time, ttl time.Duration) {
 	if s := h.session; s != nil {
 		return h.driver.epoch.Add(time.Duration(s.expires.Load())), s.ttl
@@ -105,7 +105,7 @@ func (h *hold) unlist() {
 	d.fixed.Remove(h)
 }
 
-// lose ends a hold that is over other than by Release. It is not in the books any more.
+// lose ends a hold that is over, but not by Release. The hold is no longer listed.
 func (h *hold) lose(cause error) {
 	h.mu.Lock()
 	told := h.phase == held
@@ -114,19 +114,19 @@ func (h *hold) lose(cause error) {
 	}
 	h.mu.Unlock()
 	if !told {
-		return // whoever releases it learns it from the server
+		return // the request of Release finds out at the server
 	}
-	h.disembark()
+	h.giveLeaseBack()
 	h.request.Events.Lost(cause)
 }
 
-// disembark gives back what carried the key, once it is known that there is none.
-func (h *hold) disembark() {
+// giveLeaseBack gives back what carried the key. The key is known to be gone.
+func (h *hold) giveLeaseBack() {
 	h.mu.Lock()
-	behind := h.behind
+	inCleaner := h.inCleaner
 	h.mu.Unlock()
 	switch {
-	case behind:
+	case inCleaner:
 	case h.session != nil:
 		h.session.leave()
 	default:
@@ -134,11 +134,11 @@ func (h *hold) disembark() {
 	}
 }
 
-// leaveBehind has the key deleted in the background. Definite says that the request that put it was answered.
-func (h *hold) leaveBehind(definite bool) {
+// leaveToCleaner has the key deleted in the background. Definite says that the request that put the key was answered.
+func (h *hold) leaveToCleaner(definite bool) {
 	h.mu.Lock()
-	again, sealing := h.behind, h.sealing
-	h.behind = true
+	again, sealing := h.inCleaner, h.sealing
+	h.inCleaner = true
 	h.mu.Unlock()
 	switch {
 	case again:
@@ -150,7 +150,7 @@ func (h *hold) leaveBehind(definite bool) {
 	}
 }
 
-// Release implements driver.Lease. It repeats requests that fail for as long as ctx and the hold last.
+// Release implements driver.Lease. It repeats failed requests for as long as ctx and the hold last.
 func (h *hold) Release(ctx context.Context) error {
 	d := h.driver
 	h.mu.Lock()
@@ -174,7 +174,7 @@ func (h *hold) Release(ctx context.Context) error {
 		if transient(err) && ctx.Err() == nil && d.now() < h.expires() && d.life.Sleep(ctx, wait) {
 			continue
 		}
-		h.leaveBehind(true)
+		h.leaveToCleaner(true)
 		if !errors.Is(err, driver.ErrUnknown) {
 			err = fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 		}
@@ -182,10 +182,10 @@ func (h *hold) Release(ctx context.Context) error {
 	}
 }
 
-// releaseOnce asks once to delete the key, and reports whether that settled the matter.
+// releaseOnce asks once to delete the key, and reports whether the matter is settled.
 //
-// A repeat that finds nothing counts as the success of the request before whose answer is missing, if that was sent before the lease
-// could have ended, and if the key cannot be there as a seal.
+// A repeated request that finds no key counts as the success of the unanswered request before, if that request was sent before the lease
+// could have ended, and if the key cannot have become a seal.
 func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 	d := h.driver
 	bounded, cancel := withBound(ctx, attemptFor)
@@ -207,10 +207,10 @@ func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 		return true, driver.ErrNotHeld
 	}
 	if err != nil {
-		if h.session != nil && h.session.gone.Load() { // by Close, or an end of the session that is known to be one
+		if h.session != nil && h.session.gone.Load() { // the lease is known to be revoked, by Close or at the end of the session
 			h.phase = over
 			h.mu.Unlock()
-			h.disembark()
+			h.giveLeaseBack()
 			return true, driver.ErrNotHeld
 		}
 		err, doubt := fault(ctx, err)
@@ -227,7 +227,7 @@ func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 	if only {
 		h.putNumber()
 	}
-	h.disembark()
+	h.giveLeaseBack()
 	if !ended {
 		return true, driver.ErrNotHeld
 	}
@@ -247,8 +247,8 @@ func (h *hold) remove(ctx context.Context, sealing bool) (removed bool, err erro
 	return o.removed, nil
 }
 
-// forsake leaves a key to Close, which ends it together with its lease.
-func (h *hold) forsake() {
+// leaveToClose leaves the key to Close, which ends the key together with its lease.
+func (h *hold) leaveToClose() {
 	if h.session != nil {
 		h.session.leave()
 	} else {
@@ -259,7 +259,7 @@ func (h *hold) forsake() {
 // holdList is a list of holds, in the order in which they were granted, almost.
 type holdList struct{ linked.List[hold, *hold] }
 
-// before returns those that were granted before a time.
+// before returns the holds that were granted before a time.
 func (l *holdList) before(granted int64) []*hold {
 	var some []*hold
 	for h := range l.All() {

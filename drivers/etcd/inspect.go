@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Inspect implements driver.Inspector. Status.Since is when the holder asked for the lock, or when it was passed to the holder.
+// Inspect implements driver.Inspector. Status.Since is when the holder asked for the lock, or when the hold was passed to the holder.
 // Status.Token is known for holders of this driver alone. Contenders that are no clients of dsync are named by the last part of their keys.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	bounded, cancel := d.request(ctx, requestFor)
@@ -57,7 +57,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return status, nil
 }
 
-// askFor asks for some of the contenders for dir, together with the record of the name, and for more: the answers are in this order.
+// askFor reads some contenders for dir, the record of the name, and more, in one transaction; the answers are in this order.
 func (d *Driver) askFor(ctx context.Context, dir string, queue clientv3.Op, more ...clientv3.Op) (answer *clientv3.TxnResponse, r record, err error) {
 	answer, err = d.client.Txn(ctx).Then(append([]clientv3.Op{queue, getRecord(dir)}, more...)...).Commit()
 	if err == nil {
@@ -66,12 +66,12 @@ func (d *Driver) askFor(ctx context.Context, dir string, queue clientv3.Op, more
 	return answer, r, err
 }
 
-// contenders returns those of kvs that contend for the lock of dir.
+// contenders returns the keys among kvs that contend for the lock of dir.
 func contenders(dir string, kvs []*mvccpb.KeyValue) []*mvccpb.KeyValue {
 	return slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return !isContender(dir, kv) })
 }
 
-// holdersIn returns how many of a queue of contenders have the lock: the first, and if that reads all that read right behind it.
+// holdersIn returns how many contenders of a queue have the lock: the first, and if it is a Read, all Reads right behind it.
 func holdersIn(dir string, queue []*mvccpb.KeyValue) int {
 	for i, kv := range queue {
 		if i > 0 && excludes(dir, kv, modeOf(dir, queue[0])) {
@@ -81,7 +81,7 @@ func holdersIn(dir string, queue []*mvccpb.KeyValue) int {
 	return len(queue)
 }
 
-// readValue takes the value of a key apart.
+// readValue reads the value of a key.
 func readValue(dir string, kv *mvccpb.KeyValue) value {
 	var v value
 	if json.Unmarshal(kv.Value, &v) != nil || v.Hold == "" {
@@ -114,7 +114,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if err != nil {
 		return d.queryFault(ctx, err)
 	}
-	outcome := driver.ErrNotHeld // unless one is there that has not ended in between
+	outcome := driver.ErrNotHeld // unless one of them is still there when it is deleted
 	for some := range slices.Chunk(holders, maxCombined) {
 		answer, err := d.client.Txn(bounded).If(notSealed(dir)).Then(deletions(some)...).Commit()
 		if err != nil {
@@ -132,7 +132,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	return outcome
 }
 
-// deletions deletes each of kvs that is still the same.
+// deletions deletes each of kvs that still has the same create revision.
 func deletions(kvs []*mvccpb.KeyValue) (ops []clientv3.Op) {
 	for _, kv := range kvs {
 		same := clientv3.Compare(clientv3.CreateRevision(string(kv.Key)), "=", kv.CreateRevision)
@@ -150,7 +150,7 @@ func (d *Driver) holders(ctx context.Context, dir string) ([]*mvccpb.KeyValue, e
 		return nil, err
 	}
 	queue := contenders(dir, page.Kvs)
-	if page.More && holdersIn(dir, queue) == len(queue) { // there may be more of them behind the page
+	if page.More && holdersIn(dir, queue) == len(queue) { // holders may be behind the page
 		if page, err = d.client.Get(ctx, dir, options...); err != nil {
 			return nil, err
 		}

@@ -30,8 +30,8 @@ func (h *hold) rangeIn(dir string) keyRange {
 	return keyRange{dir: dir, forRead: h.request.Mode == driver.Read}
 }
 
-// newKey returns a key that no other attempt has. That of an exclusive lock begins as the keys of package concurrency, which are the lease
-// alone.
+// newKey returns a key that no other attempt has. The key of an exclusive lock begins like the keys of package concurrency, which are the
+// lease alone.
 func newKey(dir string, mode driver.Mode, id clientv3.LeaseID, number uint64) string {
 	b := make([]byte, 0, len(dir)+32)
 	b = append(b, dir...)
@@ -42,16 +42,16 @@ func newKey(dir string, mode driver.Mode, id clientv3.LeaseID, number uint64) st
 	return string(b)
 }
 
-// takeNumber takes a number, which tells the keys of attempts apart that are under way at the same time. One is used again as soon as it
-// may be, and 0 is the first of each name, so that there are few keys of a name one after the other: the server passes all that there
-// were since its last compaction, whenever it looks at those of the name.
+// takeNumber takes a number for the key. Numbers tell the keys of attempts apart that are under way at the same time. A number is used again
+// as soon as it is free, and 0 is the first for each name, so that a name has few keys over time: whenever the server reads the keys of a
+// name, it passes all keys that the name has had since the last compaction.
 func (h *hold) takeNumber(dir string) {
 	if h.session == nil || !h.session.takeFirst(dir) {
 		h.number = h.driver.numbers.take()
 	}
 }
 
-// putNumber gives the number back. No request may be on its way that concerns the key: it would concern that of the next attempt.
+// putNumber gives the number back. No request that concerns the key may be on its way: it would hit the key of the next attempt.
 func (h *hold) putNumber() {
 	if h.number > 0 {
 		h.driver.numbers.put(h.number)
@@ -63,7 +63,7 @@ func (h *hold) putNumber() {
 	delete(s.firsts, h.dir())
 }
 
-// takeFirst reports whether no other attempt on the session has number 0 of a name.
+// takeFirst takes number 0 of a name, and reports whether it was free: no other attempt on the session has it.
 func (s *session) takeFirst(dir string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,7 +74,7 @@ func (s *session) takeFirst(dir string) bool {
 	return true
 }
 
-// numbers are those above 0, for all names.
+// numbers are the numbers of keys above 0, for all names.
 type numbers struct {
 	mu   sync.Mutex
 	last uint64
@@ -104,13 +104,13 @@ func anyExcludes(dir string, kvs []*mvccpb.KeyValue, mode driver.Mode) bool {
 	return slices.ContainsFunc(kvs, func(kv *mvccpb.KeyValue) bool { return excludes(dir, kv, mode) })
 }
 
-// excludes reports whether kv contends for the lock of dir in a mode that excludes another one. That is the whole rule: who has nobody
-// before it that excludes its mode has the lock.
+// excludes reports whether kv contends for the lock of dir in a mode that excludes the given one. This is the whole rule: a key has the lock
+// if no key before it excludes its mode.
 func excludes(dir string, kv *mvccpb.KeyValue, mode driver.Mode) bool {
 	return isContender(dir, kv) && mode.Excludes(modeOf(dir, kv))
 }
 
-// isContender reports whether kv contends for the lock of dir itself, and not for one whose name is below it.
+// isContender reports whether kv contends for the lock of dir itself, and not for a lock with a name below.
 func isContender(dir string, kv *mvccpb.KeyValue) bool {
 	last := kv.Key[min(len(dir), len(kv.Key)):]
 	for _, c := range last {

@@ -8,8 +8,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Leave implements driver.Leaver: the last renewal of a hold with an expiry of its own, repeated like a release. What carries the key from
-// then on, or may do so, is left to run out.
+// Leave implements driver.Leaver: the last renewal of a hold with an expiry of its own, repeated like a release. Each lease that carries the
+// key from then on, or may carry it, is left to run out.
 func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Duration) error {
 	h := granted.(*hold)
 	err := h.Renew(ctx, ttl)

@@ -25,10 +25,11 @@ func (h *hold) lookFresh(ctx context.Context, dir string) (v view, err error) {
 }
 
 // maxLooks is how many requests that read the queue of a name are on their way at a time, where each caller of a client sends its own
-// (Options.FIFO). Each costs the server as much as there are keys: more than it answers in time would be sent again and again.
+// (Options.FIFO). The cost of each at the server grows with the number of keys: requests that are not answered in time would be sent again
+// and again.
 const maxLooks = 4
 
-// turn waits until few others of the client read the queue of dir, or of a name that shares its turns, and returns what ends the turn.
+// turn waits until less than maxLooks requests of the client read the queue of dir, or of a name that shares its turns. Leave ends the turn.
 func (d *Driver) turn(ctx context.Context, dir string) (leave func(), err error) {
 	if !d.options.FIFO {
 		return func() {}, nil // package dsync asks for one caller at a time
@@ -43,8 +44,8 @@ func (d *Driver) turn(ctx context.Context, dir string) (leave func(), err error)
 	return nil, errNotSent
 }
 
-// look asks for the contenders before the key that exclude it. If there is none, the lock is granted, and the revision of the answer is the token:
-// the lock was held at that revision, and whoever had it before had let go of it.
+// look asks for the contenders before the key that exclude it. If there are none, the lock is granted, and the revision of the answer is the
+// token: h had the lock at that revision, and the holder before had let go of it.
 func (h *hold) look(ctx context.Context, dir string) (view, error) {
 	leave, err := h.driver.turn(ctx, dir)
 	if err != nil {
@@ -70,7 +71,7 @@ func (h *hold) look(ctx context.Context, dir string) (view, error) {
 		return view{}, errGone
 	}
 	page, token := answer.Responses[0].GetResponseRange(), answer.Header.Revision
-	if page.More && !anyExcludes(dir, page.Kvs, h.request.Mode) { // a page full of keys that do not count
+	if page.More && !anyExcludes(dir, page.Kvs, h.request.Mode) { // none of the keys on the page counts
 		if answer, _, err = h.driver.askFor(bounded, dir, before(clientv3.WithRev(token))); err != nil {
 			return view{}, err
 		}

@@ -11,9 +11,9 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// The last part of a key, behind dir, tells the mode. Keys of this driver begin there with a mark, or with the lease in the mode
-// Exclusive. RWMutex of etcd's package recipe makes keys of two parts. Clients of RWMutex that read wait for all keys that begin with
-// "write", and clients that write wait for all keys.
+// The last part of a key, behind dir, tells the mode. Keys of this driver begin there with a mark or, in the mode Exclusive, with the lease.
+// RWMutex of etcd's package recipe makes keys of two parts. RWMutex.RLock waits for all keys that begin with "write", and RWMutex.Lock for
+// all keys.
 const (
 	readMark  = "+read-" // sorts before all digits and letters: see keyRange
 	writeMark = "write-"
@@ -45,7 +45,7 @@ func modeOf(dir string, kv *mvccpb.KeyValue) driver.Mode {
 	return driver.Exclusive
 }
 
-// isRecipe reports whether RWMutex made a key, and not a lock whose name is below.
+// isRecipe reports whether the last part of a key is RWMutex's, and not that of a lock with a name below.
 func isRecipe(last []byte) bool {
 	time, ok := bytes.CutPrefix(last, []byte(recipeRead))
 	if !ok {
@@ -55,7 +55,7 @@ func isRecipe(last []byte) bool {
 }
 
 // keyRange holds the keys of all contenders for a name that can exclude a mode. For a Read these are all but the Reads of this driver,
-// so a thousand Reads cost each other nothing, neither in what they ask nor in what their watches tell.
+// so a thousand Reads cost each other nothing, neither in answers nor in the events of their watches.
 type keyRange struct {
 	dir     string
 	forRead bool
@@ -68,7 +68,7 @@ func (r keyRange) from() string {
 	return r.dir
 }
 
-// rest makes of a request for the key from() one for the range.
+// rest is the option that makes a request for the key from() one for the range.
 func (r keyRange) rest() clientv3.OpOption {
 	if r.forRead {
 		return clientv3.WithRange(clientv3.GetPrefixRangeEnd(r.dir))
@@ -85,11 +85,11 @@ func (r keyRange) isEmpty() clientv3.Cmp {
 	return none.WithPrefix()
 }
 
-// errOverlooked says that a key was not put again.
+// errOverlooked says that a key was not put again, because a client of RWMutex would overlook it.
 var errOverlooked = fmt.Errorf("a client of RWMutex has come since, and would overlook a key that is put again: %w", errors.ErrUnsupported)
 
 // overlookedByNobody are the conditions for putting the key of a Read or Write again: RWMutex waits for keys with a smaller modification
-// revision than its own, so no key of RWMutex may be younger. A key that comes later waits as ever.
+// revision than its own, so no key of RWMutex may be younger. A key that RWMutex puts later waits as ever.
 func (h *hold) overlookedByNobody() []clientv3.Cmp {
 	if h.request.Mode == driver.Exclusive {
 		return nil

@@ -225,9 +225,9 @@ var modelMistakes = []modelMistake{
 		name: "a key that may yet be put is not cleaned up",
 		file: "acquire.go", model: "losses", wrong: []string{modelAsleep, modelLeft},
 		old: `	case doubt:
-		h.leaveBehind(false)`,
+		h.leaveToCleaner(false)`,
 		new: `	case doubt && !PLANTED:
-		h.leaveBehind(false)`,
+		h.leaveToCleaner(false)`,
 	},
 	{
 		name: "a key that is absent is not asked for again",

@@ -97,7 +97,7 @@ func connect(ctx context.Context, config clientv3.Config, o *Options) (*Driver, 
 	return d, nil
 }
 
-// newClient makes a client whose context is ctx until opened is called, and its own from then on.
+// newClient makes a client whose context ends with ctx until opened is called, and with end alone from then on.
 func newClient(ctx context.Context, config clientv3.Config) (client *clientv3.Client, opened func() bool, end func(), err error) {
 	life, cancel := context.WithCancel(context.Background())
 	config.Context = life
@@ -107,7 +107,7 @@ func newClient(ctx context.Context, config clientv3.Config) (client *clientv3.Cl
 		opened()
 		cancel()
 		if ctx.Err() != nil {
-			err = ctx.Err() // which is why life has ended
+			err = ctx.Err() // the reason why life has ended
 		}
 		return nil, nil, nil, probeFault(ctx, err)
 	}
@@ -118,8 +118,8 @@ func newClient(ctx context.Context, config clientv3.Config) (client *clientv3.Cl
 	}, nil
 }
 
-// reach finds out whether there is a server, as somebody who needs no password: the library tells a wrong password, but not why it
-// could not ask.
+// reach finds out, without a password, whether there is a server: the library says that a password is wrong, but not why it could not ask
+// the server.
 func reach(ctx context.Context, config clientv3.Config) error {
 	config.Username, config.Password = "", ""
 	client, _, end, err := newClient(ctx, config)
@@ -134,7 +134,7 @@ func reach(ctx context.Context, config clientv3.Config) error {
 	return err
 }
 
-// probe finds out whether the server is one that locks can be kept on, and from which TTL it counts.
+// probe finds out whether locks can be kept on the server, and what its floor of TTLs is.
 func (d *Driver) probe(ctx context.Context) error {
 	status, err := pb.NewMaintenanceClient(d.client.ActiveConnection()).Status(ctx, &pb.StatusRequest{})
 	if err != nil {
@@ -143,7 +143,7 @@ func (d *Driver) probe(ctx context.Context) error {
 	if err := checkVersion(status.Version); err != nil {
 		return err
 	}
-	// What it says of a key that nobody has tells whether it knows the user. One that may use some keys alone may be refused here.
+	// The answer about a key that nobody has says whether the server knows the user. A user with rights to some keys only may be refused.
 	if _, err := d.client.Get(ctx, d.options.Prefix+"\x00", clientv3.WithCountOnly()); err != nil && !errors.Is(err, rpctypes.ErrPermissionDenied) {
 		return probeFault(ctx, err)
 	}
@@ -158,7 +158,7 @@ func (d *Driver) probe(ctx context.Context) error {
 	return nil
 }
 
-// probeFault is fault for requests that belong to no hold, and of which it does not matter whether they were carried out.
+// probeFault is fault for requests of Open. They belong to no hold, and it does not matter whether they were carried out.
 func probeFault(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -169,13 +169,13 @@ func probeFault(ctx context.Context, err error) error {
 	return withCause(ctx, driver.ErrUnavailable, rpctypes.Error(err))
 }
 
-// verifyName checks the name of the server's certificate. The client takes that of the host, whatever tls.Config.ServerName says.
+// verifyName checks the server's certificate against tls.Config.ServerName, because the client would take the name of the host instead.
 func verifyName(config *tls.Config) {
 	if config == nil || config.ServerName == "" || config.InsecureSkipVerify {
 		return
 	}
 	name, roots := config.ServerName, config.RootCAs
-	config.InsecureSkipVerify = true // the check below is the one that is skipped, with another name
+	config.InsecureSkipVerify = true // VerifyConnection does the same check, with another name
 	config.VerifyConnection = func(state tls.ConnectionState) error {
 		between := x509.NewCertPool()
 		for _, c := range state.PeerCertificates[1:] {

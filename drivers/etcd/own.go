@@ -13,17 +13,17 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// ownLease is what carries the key of a hold with an expiry of its own. etcd cannot change the TTL of a lease, so a renewal moves the
-// key to another one.
+// ownLease carries the key of a hold with an expiry of its own. etcd cannot change the TTL of a lease, so a renewal moves the key to
+// another lease.
 type ownLease struct {
 	expires  atomic.Int64
 	renewing chan struct{} // holds an element while a Renew is under way
-	modified int64         // the last known revision of the key; belongs to whoever renews
+	modified int64         // the last known revision of the key; belongs to the renewal under way
 
 	mu      sync.Mutex
 	seconds int64
 	current *carrier
-	doubted []*carrier // the key may hang on these, since the answer to a renewal is missing
+	doubted []*carrier // the key may hang on these, as answers to renewals are missing
 	ended   bool
 }
 
@@ -31,14 +31,14 @@ func newOwnLease(c *carrier, seconds int64) *ownLease {
 	return &ownLease{renewing: make(chan struct{}, 1), seconds: seconds, current: c}
 }
 
-// carrier returns the one that carries the key, as far as is known.
+// carrier returns the lease that carries the key, as far as is known.
 func (o *ownLease) carrier() *carrier {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.current
 }
 
-// giveBack puts the lease back into the pool when nothing hangs on it any more.
+// giveBack puts the lease back into the pool. No key hangs on it any more.
 func (o *ownLease) giveBack(d *Driver) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -50,7 +50,7 @@ func (o *ownLease) giveBack(d *Driver) {
 	o.revokeDoubted(d)
 }
 
-// discard has everything revoked that the key may hang on.
+// discard has all leases revoked that the key may hang on.
 func (o *ownLease) discard(d *Driver) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -70,8 +70,8 @@ func (o *ownLease) revokeDoubted(d *Driver) {
 	o.doubted = nil
 }
 
-// Renew implements driver.Lease for holds with an expiry of their own. Each renewal is conditional on the revision that the last one
-// left, so that one which was given up cannot be carried out after a later one.
+// Renew implements driver.Lease for holds with an expiry of their own. Each renewal is conditional on the revision that the renewal before
+// left, so a renewal that was given up cannot be carried out after a later one.
 func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	d, o := h.driver, h.own
 	if o == nil {
@@ -101,7 +101,7 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 		return driver.ErrNotHeld
 	}
 	before := o.expires.Load()
-	o.expires.Store(min(before, c.expires.Load())) // from here on the key may hang on either
+	o.expires.Store(min(before, c.expires.Load())) // from here on the key may hang on either lease
 	moved, err := h.move(bounded, c)
 	switch {
 	case err != nil:
@@ -120,7 +120,7 @@ func (h *hold) isHeld() bool {
 	return h.phase == held && h.driver.now() < h.own.expires.Load()
 }
 
-// move hangs the key on another lease. It returns false if there is no such key.
+// move hangs the key on another lease. It returns false if the key is gone, or a seal.
 func (h *hold) move(ctx context.Context, c *carrier) (bool, error) {
 	o := h.own
 	for {
@@ -147,7 +147,7 @@ func (h *hold) move(ctx context.Context, c *carrier) (bool, error) {
 	}
 }
 
-// failRenewal takes the error of a request to move the key to c.
+// failRenewal settles what is left of a renewal whose request to move the key to c failed with err.
 func (o *ownLease) failRenewal(ctx context.Context, d *Driver, c *carrier, before int64, err error) error {
 	err, doubt := fault(ctx, err)
 	o.mu.Lock()

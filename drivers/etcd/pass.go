@@ -12,8 +12,8 @@ import (
 
 var _ driver.Passer = (*hold)(nil)
 
-// Pass implements driver.Passer. The key is put again, on the lease that it hangs on: it stays the oldest one, those who wait behind it
-// go on waiting, and the revision of the answer is the token. If there is no answer, the key is there in either case, for Release to delete.
+// Pass implements driver.Passer. The key is put again, on the same lease: it stays the oldest one, the waiters behind it go on waiting, and
+// the revision of the answer is the token. If there is no answer, the key is there in either case, for Release to delete.
 func (h *hold) Pass(ctx context.Context, owner, note string) error {
 	if h.isOver() {
 		return driver.ErrNotHeld
@@ -52,8 +52,8 @@ func (h *hold) nextValue(owner, note string) value {
 	return v
 }
 
-// putAgain puts the key of the hold as it is. That tells those who wait, and watch it, that the record has changed, so it does not look
-// like the pass that was perhaps before it.
+// putAgain puts the key of the hold without a change but for the count of passes, so that the event does not look like a pass. It tells the
+// waiters behind the key that the record of the name has changed.
 func (h *hold) putAgain() clientv3.Op {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -65,10 +65,10 @@ func (h *hold) putAgain() clientv3.Op {
 	return clientv3.OpPut(h.key, v.text(), clientv3.WithIgnoreLease())
 }
 
-// text is v as it is in a key.
+// text is v as the key has it.
 func (v value) text() string {
 	text, err := json.Marshal(v)
-	if err != nil { // of strings, a number and a time it can be made in any case
+	if err != nil { // does not happen with strings, a number and a time
 		return ""
 	}
 	return string(text)

@@ -9,8 +9,8 @@ import (
 // maxSpare is how many leases of each TTL are kept for the next lock.
 const maxSpare = 64
 
-// pool has leases that nothing hangs on, for locks with an expiry of their own: to take one and prolong it together with the request
-// for the lock costs one round trip less than a grant, and neither writes to the log. They end by themselves if nobody takes them.
+// pool has leases without keys, for locks with an expiry of their own. To take a lease and prolong it together with the request for the
+// lock costs one round trip less than a grant, and writes nothing to the log. A lease that nobody takes ends by itself.
 type pool struct {
 	driver *Driver
 
@@ -21,7 +21,7 @@ type pool struct {
 
 func newPool(d *Driver) *pool { return &pool{driver: d, spare: make(map[int64][]*carrier)} }
 
-// take returns a lease. One that is not fresh was granted earlier, and has to be prolonged.
+// take returns a lease. A lease that is not fresh was granted earlier, and has to be prolonged.
 func (p *pool) take(ctx context.Context, seconds int64) (c *carrier, fresh bool, err error) {
 	if c := p.pop(seconds); c != nil {
 		return c, false, nil
@@ -50,7 +50,7 @@ func (p *pool) pop(seconds int64) *carrier {
 	return nil
 }
 
-// put takes back a lease that nothing hangs on, or will.
+// put takes a lease back. No key hangs on it, or will.
 func (p *pool) put(seconds int64, c *carrier) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -14,18 +14,18 @@ import (
 	"github.com/go-dsync/dsync/driver/move"
 )
 
-// What is known of a name for good is in keys beside its contenders, which have a NUL where those have a slash.
+// What is known of a name for good is in keys beside its contenders: these keys have a NUL where contenders have a slash.
 const (
-	sealSuffix  = "\x00seal"  // its value is the last token
-	looseSuffix = "\x00loose" // its value is the id that Unseal asks for
-	markSuffix  = "\x00mark"  // it has no value
-	baseSuffix  = "\x00base"  // its value is what is added to revisions
+	sealSuffix  = "\x00seal"  // the value is the last token
+	looseSuffix = "\x00loose" // the value is the id that Unseal asks for
+	markSuffix  = "\x00mark"  // no value
+	baseSuffix  = "\x00base"  // the value is what is added to revisions
 )
 
-// maxFloor leaves room above it for all revisions.
+// maxFloor is the highest floor that leaves room for all revisions above.
 const maxFloor = 1 << 62
 
-// sealOwner is who Inspect says has a name that is sealed.
+// sealOwner is the owner of a sealed name, as Inspect says.
 const sealOwner = "seal"
 
 var (
@@ -40,8 +40,8 @@ type record struct {
 	sealedAt int64  // revision
 
 	marked bool
-	base   uint64 // what tokens have above revisions, also after the mark was taken off
-	raised int64  // revision of the base
+	base   uint64 // tokens less revisions, also after the mark was taken off
+	raised int64  // modification revision of the key of base
 }
 
 func sealKey(dir string) string  { return dir[:len(dir)-1] + sealSuffix }
@@ -49,12 +49,12 @@ func looseKey(dir string) string { return dir[:len(dir)-1] + looseSuffix }
 func markKey(dir string) string  { return dir[:len(dir)-1] + markSuffix }
 func baseKey(dir string) string  { return dir[:len(dir)-1] + baseSuffix }
 
-// notSealed is the condition for a key that contends for a name.
+// notSealed is the condition under which a key may contend for a name.
 func notSealed(dir string) clientv3.Cmp {
 	return clientv3.Compare(clientv3.CreateRevision(sealKey(dir)), "=", 0)
 }
 
-// noRecord is the condition that nothing is known of a name for good: neither a seal nor a mark.
+// noRecord is the condition that a name has no record.
 func noRecord(dir string) clientv3.Cmp {
 	return clientv3.Compare(clientv3.CreateRevision(dir[:len(dir)-1]+"\x00"), "=", 0).WithPrefix()
 }
@@ -64,7 +64,7 @@ func getRecord(dir string) clientv3.Op {
 	return clientv3.OpGet(dir[:len(dir)-1]+"\x00", clientv3.WithPrefix())
 }
 
-// readRecord takes the answer to getRecord apart.
+// readRecord reads the answer to getRecord.
 func readRecord(dir string, kvs []*mvccpb.KeyValue) (r record, err error) {
 	for _, kv := range kvs {
 		n, wrong := strconv.ParseUint(string(kv.Value), 10, 64)
@@ -76,7 +76,7 @@ func readRecord(dir string, kvs []*mvccpb.KeyValue) (r record, err error) {
 		case markKey(dir):
 			r.marked, wrong = true, nil
 		default:
-			wrong = nil // it is no number, or of somebody else
+			wrong = nil // another key, perhaps not a number
 		}
 		if wrong != nil {
 			err = fmt.Errorf("key %q is not a number: %w", kv.Key, wrong)
@@ -85,7 +85,7 @@ func readRecord(dir string, kvs []*mvccpb.KeyValue) (r record, err error) {
 	return r, err
 }
 
-// Seal implements move.Sealer. The key of the holder is put again without a lease, and so it stays the oldest one for ever.
+// Seal implements move.Sealer. The key of the holder is put again without a lease, so it stays the oldest key for ever.
 func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	h := l.(*hold)
 	if err := ctx.Err(); err != nil {
@@ -139,8 +139,8 @@ func (h *hold) beginSeal() bool {
 	return true
 }
 
-// isSeal reports whether an earlier request, which got no answer, made the key of h a seal. Servers leave the lease out of answers with
-// keys alone.
+// isSeal reports whether an earlier, unanswered request made the key of h a seal. Servers leave the lease out of answers with keys alone, so
+// kvs have values.
 func (h *hold) isSeal(kvs []*mvccpb.KeyValue) bool {
 	return len(kvs) == 1 && kvs[0].CreateRevision == h.revision && kvs[0].Lease == int64(clientv3.NoLease)
 }
@@ -153,11 +153,11 @@ func (h *hold) sealed() {
 	h.mu.Unlock()
 	if first {
 		h.unlist()
-		h.disembark()
+		h.giveLeaseBack()
 	}
 }
 
-// stands are the conditions that the key of the hold is there, and no seal.
+// stands are the conditions that the key of the hold is there, and not a seal.
 func (h *hold) stands() []clientv3.Cmp {
 	return []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.revision), hasLease(h.key)}
 }
@@ -169,12 +169,12 @@ func (h *hold) isOver() bool {
 	return h.phase != held || h.driver.now() >= h.expires()
 }
 
-// hasLease is the condition that a key is not a seal. It does not hold for a key that is not there.
+// hasLease is the condition that a key is there, and not a seal.
 func hasLease(key string) clientv3.Cmp {
 	return clientv3.Compare(clientv3.LeaseValue(key), "!=", clientv3.NoLease)
 }
 
-// removeKey deletes the key of a contender. One that may have become a seal stays if it has.
+// removeKey deletes the key of a contender. With sealing, it leaves a key that has become a seal.
 func (d *Driver) removeKey(ctx context.Context, key string, sealing bool) (removed bool, err error) {
 	if !sealing {
 		answer, err := d.client.Delete(ctx, key)
@@ -197,7 +197,7 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 	return r.last, r.sealed, err
 }
 
-// Mark implements move.Marker. Revisions cannot be raised, so a number is kept that is added to them, which only grows.
+// Mark implements move.Marker. Revisions cannot be raised, so the record has a number that is added to them, which only grows.
 func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 	h := l.(*hold)
 	if err := ctx.Err(); err != nil {

@@ -12,34 +12,34 @@ import (
 )
 
 const (
-	maxRequests = 4                      // on their way at once, where those of several callers are combined
-	maxCombined = 60                     // in one: servers take 128 operations by default, to which those inside are added
-	maxBytes    = 512 << 10              // of keys and values in one: servers take 1.5 MiB by default
+	maxRequests = 4                      // on their way at once; further ops are combined
+	maxCombined = 60                     // ops in one request: servers take 128 operations by default, and count those inside of ops too
+	maxBytes    = 512 << 10              // of keys and values in one request: servers take 1.5 MiB by default
 	patienceFor = 100 * time.Millisecond // how long an op waits to be combined
 )
 
-// sender carries out the ops that put and delete the keys of contenders. Who finds few requests on their way sends its own, and waits
-// for nobody; what gathers while many are goes together, each op for a name of its own, in one transaction of transactions: a crowd is
-// served at a fraction of the cost.
+// sender carries out the ops that put and delete the keys of contenders. While few requests are on their way, each caller sends its own op
+// at once. While many are, further ops gather, each for a name of its own, and go together in one transaction of transactions, which serves
+// a crowd at a fraction of the cost.
 type sender struct {
 	driver *Driver
 
 	mu     sync.Mutex
-	busy   int // requests on their way that others wait for
-	most   int // ops in one of them
+	busy   int // requests on their way, of at most maxRequests
+	most   int // ops in one request
 	queue  []*op
-	queued map[string]struct{} // by what the keys of their names begin with
+	queued map[string]struct{} // the dirs of the ops in queue
 }
 
-// op is a transaction that concerns the contenders for one name, or the deletion of a key of theirs.
+// op is a transaction on the contenders for one name, or the deletion of the key of one.
 type op struct {
 	dir             string
-	key             string // to delete; "" for a transaction
+	key             string // the key to delete; "" for a transaction
 	compare         []clientv3.Cmp
 	then, otherwise []clientv3.Op
 
 	waits bool          // in the queue; guarded by sender.mu
-	done  chan struct{} // closed when it was carried out, if it was in the queue
+	done  chan struct{} // closed when the op was carried out; nil if the op was never in the queue
 
 	// The outcome.
 	answer  *clientv3.TxnResponse
@@ -51,8 +51,8 @@ func newSender(d *Driver) *sender {
 	return &sender{driver: d, most: maxCombined, queued: make(map[string]struct{})}
 }
 
-// do carries an op out. If ctx ends before that, the outcome is errNotSent or unknown. Unless it returns nil the op may still be under
-// way, so nothing of it may be read.
+// do carries out an op. If ctx ends before, the outcome is errNotSent or unknown. Unless do returns nil, the op may still be under way, so
+// nothing of it may be read.
 func (s *sender) do(ctx context.Context, o *op) error {
 	switch s.turn(o) {
 	case free:
@@ -69,7 +69,7 @@ func (s *sender) do(ctx context.Context, o *op) error {
 		return o.err
 	case <-ctx.Done():
 	case <-timer.C:
-		if s.withdraw(o) { // those on their way are held up
+		if s.withdraw(o) { // the requests on their way are held up
 			o.send(ctx, s.driver.client)
 			return o.err
 		}
@@ -94,13 +94,13 @@ func (s *sender) do(ctx context.Context, o *op) error {
 type way int8
 
 const (
-	free     way = iota // by itself, and counts
-	alone               // by itself, besides
+	free     way = iota // by itself, as one of maxRequests
+	alone               // by itself, beside them
 	together            // with others
 )
 
-// turn says how an op is sent, and puts it in the queue if that is together with others. Of two ops for one name the second does not
-// wait for the first: they could not go together, and the release of a lock must not wait for those who want it.
+// turn says how an op is sent, and queues an op that goes together with others. Of two ops for one name the second does not wait for the
+// first: they could not go together, and a release must not wait for contenders.
 func (s *sender) turn(o *op) way {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -117,7 +117,7 @@ func (s *sender) turn(o *op) way {
 	return together
 }
 
-// pass ends a request, and lets the queue have its turn.
+// pass ends a request, and has run serve the queue in its place.
 func (s *sender) pass() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,7 +126,7 @@ func (s *sender) pass() {
 	}
 }
 
-// withdraw takes an op out of the queue, and reports whether it was in.
+// withdraw takes an op out of the queue, and reports whether the op was in the queue.
 func (s *sender) withdraw(o *op) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,11 +147,11 @@ func (s *sender) run() {
 		} else {
 			s.combine(ops)
 		}
-		runtime.Gosched() // let those who got their answers ask again: together they make a larger request
+		runtime.Gosched() // let the callers that have their answers ask again: together they make a larger request
 	}
 }
 
-// take takes ops from the queue that go together. It returns none, and ends the turn, if there are none.
+// take takes the ops of the next request from the queue. If there are none, take returns none and ends the turn.
 func (s *sender) take() []*op {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -172,7 +172,7 @@ func (s *sender) take() []*op {
 	return ops
 }
 
-// size is about how long the op is in a request.
+// size is about how many bytes the op has in a request.
 func (o *op) size() int {
 	size := len(o.key) + len(o.dir)*2*(len(o.compare)+len(o.then)+len(o.otherwise))
 	for _, then := range o.then {
@@ -181,8 +181,8 @@ func (o *op) size() int {
 	return size
 }
 
-// combine carries several ops out in one request. What the server refuses as a whole for the sake of one of them, as it does when a
-// name is not permitted or a lease is over, it is asked for one by one.
+// combine carries out several ops in one request. If the server refuses all for the sake of one, as it does when a name is not permitted or
+// a lease is over, each op is sent again by itself.
 func (s *sender) combine(ops []*op) {
 	all := make([]clientv3.Op, len(ops))
 	for i, o := range ops {
@@ -229,7 +229,7 @@ func (o *op) read(answer *clientv3.TxnResponse, i int) error {
 	return nil
 }
 
-// take takes the answer to the transaction of an op, if it is one.
+// take keeps the answer to the transaction of an op, if it has the shape of one.
 func (o *op) take(answer *clientv3.TxnResponse) error {
 	asked := o.then
 	if !answer.Succeeded {
@@ -248,7 +248,7 @@ func (o *op) take(answer *clientv3.TxnResponse) error {
 	return nil
 }
 
-// narrow combines fewer ops from now on, if they were too many for the server.
+// narrow has fewer ops combined from now on, if err says that they were too many for the server.
 func (s *sender) narrow(err error) {
 	if !isOneOf(rpctypes.Error(err), []error{rpctypes.ErrTooManyOps, rpctypes.ErrRequestTooLarge}) {
 		return
@@ -258,7 +258,7 @@ func (s *sender) narrow(err error) {
 	s.most = max(1, s.most/2)
 }
 
-// sendEach carries ops out by a request each.
+// sendEach carries out each op by a request of its own.
 func (s *sender) sendEach(ops []*op) {
 	ctx, cancel := s.driver.background(requestFor)
 	defer cancel()
@@ -274,7 +274,7 @@ func (s *sender) sendEach(ops []*op) {
 	wg.Wait()
 }
 
-// send carries an op out by itself.
+// send carries out an op by itself.
 func (o *op) send(ctx context.Context, client *clientv3.Client) {
 	if o.key == "" {
 		answer, err := client.Txn(ctx).If(o.compare...).Then(o.then...).Else(o.otherwise...).Commit()

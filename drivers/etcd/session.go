@@ -13,28 +13,28 @@ import (
 )
 
 const (
-	idleFor      = 5 * time.Minute        // a session that carries nothing ends after that
+	idleFor      = 5 * time.Minute        // how long a session without users is kept
 	minKeepAlive = 250 * time.Millisecond // the least time for one attempt to keep a session alive
 )
 
-// session is the lease that carries all locks of a driver that are renewed and have the same TTL. A goroutine of its own keeps it
-// alive every third of the TTL. Once its Expires has passed it is never kept alive again, but revoked.
+// session is the lease that carries all locks of a driver with renewal and the same TTL. A goroutine of the session keeps the lease alive
+// every third of the TTL. Once Expires has passed, the lease is never kept alive again, but revoked.
 type session struct {
 	carrier
 	driver  *Driver
-	seconds int64         // the TTL that was asked for
+	seconds int64         // the TTL that callers asked for
 	ready   chan struct{} // closed when the lease was granted, or err is set
 	err     error
-	over    chan struct{} // closed when it is dead
-	kick    chan struct{} // buffered; signaled when run has to look
+	over    chan struct{} // closed when the session is dead
+	kick    chan struct{} // buffered; signaled when run has to look at the session
 
 	mu      sync.Mutex
 	users   int                 // attempts and holds
-	holds   holdList            // that were granted, and not released
-	firsts  map[string]struct{} // what the keys with number 0 begin with that may be there
-	retired bool                // takes no new users, and ends with the last
+	holds   holdList            // granted, and not released
+	firsts  map[string]struct{} // the dirs whose key with number 0 may be at the server
+	retired bool                // takes no new users, and ends with the last one
 	dead    bool
-	idle    int64 // since when it has no users
+	idle    int64 // since when there are no users
 }
 
 // board returns the session for a TTL, with the caller as one of its users.
@@ -47,7 +47,7 @@ func (d *Driver) board(ctx context.Context, seconds int64) (*session, error) {
 	}
 }
 
-// boardOnce returns nil, nil if it found a session that was over.
+// boardOnce returns nil, nil if the session that it found was over.
 func (d *Driver) boardOnce(ctx context.Context, seconds int64) (*session, error) {
 	d.mu.Lock()
 	s := d.sessions[seconds]
@@ -125,8 +125,8 @@ func (s *session) remove(h *hold) {
 	s.holds.Remove(h)
 }
 
-// retire lets no more users in. When the last of them has left, the lease is revoked, and with it what no other request can end for
-// sure.
+// retire lets no more users in. When the last user has left, the lease is revoked: nothing else surely ends what an unanswered request of
+// the session may still do.
 func (s *session) retire() {
 	d := s.driver
 	d.mu.Lock()
@@ -180,7 +180,7 @@ func (s *session) run() {
 	}
 }
 
-// useless reports whether nobody needs the session any more, and retires it for good.
+// useless reports whether nobody needs the session any more, and then retires it for good.
 func (s *session) useless() bool {
 	d := s.driver
 	d.mu.Lock()
@@ -191,14 +191,14 @@ func (s *session) useless() bool {
 		return false
 	}
 	s.retired = true
-	if d.sessions[s.seconds] == s { // so that nobody joins it meanwhile
+	if d.sessions[s.seconds] == s { // lest somebody joins the session meanwhile
 		delete(d.sessions, s.seconds)
 		d.retired[s] = true
 	}
 	return true
 }
 
-// keepUp keeps the session alive if it is time, and returns when to look again.
+// keepUp keeps the session alive if a keep-alive is due, and returns when to look again.
 func (s *session) keepUp() time.Duration {
 	d := s.driver
 	now, expires := d.now(), s.expires.Load()
@@ -225,13 +225,13 @@ func (s *session) keepUp() time.Duration {
 	return time.Duration(expires - int64(s.ttl)*2/3 - now)
 }
 
-// keptAlive tells of an attempt to keep a session alive, unless the driver ends.
+// keptAlive reports the outcome of a keep-alive to package dsync, unless the driver ends.
 func (d *Driver) keptAlive(err error) {
 	if d.told == nil || d.life.Context().Err() != nil {
 		return
 	}
 	if isLeaseGone(err) || errors.Is(err, errTooLate) {
-		err = nil // that is an answer
+		err = nil // the server has answered
 	}
 	if isContextError(err) {
 		err = errNoAnswer

@@ -16,9 +16,9 @@ var (
 	_ move.Unmarker = (*Driver)(nil)
 )
 
-// Loosen implements move.Unsealer. The id is a key beside the record of the seal. There is nothing to raise: the number that is added
-// to revisions would raise the tokens of dsync alone, and those of package concurrency and of etcdctl are revisions, so a floor that
-// these have not passed is refused.
+// Loosen implements move.Unsealer. The id is a key beside the record of the seal. There is nothing to raise: the number that is added to
+// revisions would raise the tokens of dsync alone, while the tokens of package concurrency and of etcdctl are revisions. So Loosen refuses
+// a floor that revisions have not passed.
 func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -46,7 +46,7 @@ func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) erro
 	return d.sealChanged(ctx, answer, err)
 }
 
-// sealChanged makes of the answer to a transaction that was to change a seal what the caller is told.
+// sealChanged returns what the caller is told of the answer to a transaction that changes a seal.
 func (d *Driver) sealChanged(ctx context.Context, answer *clientv3.TxnResponse, err error) error {
 	switch {
 	case err != nil:
@@ -57,8 +57,8 @@ func (d *Driver) sealChanged(ctx context.Context, answer *clientv3.TxnResponse, 
 	return nil
 }
 
-// Unseal implements move.Unsealer. Who waits is woken by the deletion of the key that all stand behind: the one that was written
-// together with the record of the seal.
+// Unseal implements move.Unsealer. It deletes the key that all waiters stand behind, which wakes them: the key that was written together
+// with the record of the seal.
 func (d *Driver) Unseal(ctx context.Context, name, id string) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -10,32 +10,34 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// view is what an answer says of those who stand before a key and exclude it: if nobody does, it has the lock.
+// view has the keys that stand before a key and exclude it, by one answer of the server. If there are none, the key has the lock.
 //
-// Nobody new can come to stand there, since the create revision of a new key is above those of all others. So a view of all of them,
-// and every event since then, is as good as a further look: when the last of them is deleted, the lock is granted by that event, at
+// No new key can come to stand before another one, since its create revision is above those of all others. So a view of all the keys
+// before, with every event since then, is as good as another look: the event by which the last of these keys is deleted grants the lock, at
 // its revision, if all of these hold:
 //
 //   - The watch was active before the request for the view was sent, and has been since then. When a connection breaks, the client library
-//     goes on with the revision after the last that it was told of; where it cannot, as after a compaction, the watch ends, and all look.
-//   - No event has told of a change of any of these keys, or of the key itself. A seal changes the key of its holder, and a mark, by which
-//     the record of a name may change too, puts that key again for the sake of this. A key that is passed to another caller of its client
-//     is the one change that leaves the view as it is, and says so in its value.
-//   - The lease of the key is not over by the local clock. An event may be late by any time, but before that nobody else can have the
-//     lock, unless the key was removed by somebody else meanwhile, and of that a holder learns as ever.
+//     goes on with the revision after the last one that the watch told; if it cannot, as after a compaction, the watch ends, and all
+//     waiters look.
+//   - No event has told of a change of any of these keys, or of the key itself. A seal changes the key of its holder. A mark may change the
+//     record of a name, so setting or removing a mark puts the key of the holder again, for the views. A pass to another caller of the
+//     client is the one change that leaves the view as it is, and the value of the key says so.
+//   - The lease of the key is not over by the local clock. An event may be late by any time, but until the lease is over nobody else can
+//     have the lock, unless somebody removed the key meanwhile; of a removal the holder learns as all holders do.
 //
 // Otherwise the waiter looks again.
 type view struct {
 	revision int64
 	record   record
 	before   []string // keys, the nearest first
-	all      bool     // or else there is the nearest alone
+	all      bool     // before has all keys; otherwise the nearest one alone
 }
 
+// maxView is how many keys a view of all keys before has at most.
 // maxView is how many keys the longest view of all has.
 const maxView = pageSize - 1
 
-// viewOf makes a view of those before a key of that mode, the nearest first. More says that there are others before these.
+// viewOf makes a view for a key of a mode out of kvs, the keys before it, the nearest first. More says that others are before these.
 func viewOf(dir string, mode driver.Mode, kvs []*mvccpb.KeyValue, more bool, r record, revision int64) view {
 	v := view{revision: revision, record: r, all: !more}
 	for _, kv := range kvs {
@@ -58,19 +60,19 @@ func (v *view) first() bool { return v.all && len(v.before) == 0 }
 type verdict int8
 
 const (
-	holds verdict = iota // the view is still known
-	frees                // the own key is the first from that event on
-	drops                // a look is needed
+	holds verdict = iota // the view goes on
+	frees                // no key is before the own key any more, since that event
+	drops                // the waiter has to look
 )
 
-// tell takes note of an event of a contender, which is no creation: new ones stand behind. Own is the key that the view is of.
+// tell takes note of an event of a contender that is not the creation of its key: new keys stand behind. The view is that of the key own.
 func (v *view) tell(e *clientv3.Event, own string) verdict {
 	key := string(e.Kv.Key)
 	i := slices.Index(v.before, key)
 	switch {
-	case e.Kv.ModRevision <= v.revision: // of an earlier key of that name, or in the view
+	case e.Kv.ModRevision <= v.revision: // of an earlier key of the same name, or older than the view
 		return holds
-	case isSeal(e): // for all that stand behind it
+	case isSeal(e): // all keys behind have to look, also those whose view is of the nearest key alone
 		return drops
 	case i < 0 && key != own, isPass(e):
 		return holds
@@ -83,7 +85,7 @@ func (v *view) tell(e *clientv3.Event, own string) verdict {
 	return frees
 }
 
-// isSeal reports whether an event makes a key of the name one that stays for ever.
+// isSeal reports whether an event makes a contender's key a seal, which stays for ever.
 func isSeal(e *clientv3.Event) bool {
 	return e.Type == mvccpb.PUT && e.Kv.Lease == int64(clientv3.NoLease)
 }

@@ -13,17 +13,17 @@ import (
 )
 
 const (
-	backstop   = 5 * time.Second // the longest wait without a look, for events that do not come; spread over a quarter of itself
-	firstLook  = time.Second     // while the feed is not active
+	backstop   = 5 * time.Second // the longest wait without a look, in case events do not come; spread over a quarter of itself
+	firstLook  = time.Second     // the same while the feed is not active
 	lookAgain  = 100 * time.Millisecond
-	abandonFor = attemptFor // how long a wait that ended waits for its key to be deleted
+	abandonFor = attemptFor // how long a wait that has ended waits for its key to be deleted
 )
 
-// errGone says that the key of a waiter is not there any more.
+// errGone says that the key of a waiter is gone.
 var errGone = errors.New("the place in the queue was removed")
 
-// wait waits until nobody is before the key who excludes it, of which v is the view that the request to put it brought. If it returns an error,
-// the key is gone, or cleaned up in the background.
+// wait waits until no key before h.key excludes it. v is the view that came with the request to put the key. If wait returns an error,
+// the key is gone, or the cleaner has it.
 func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 	d := h.driver
 	active := w.got(&v)
@@ -47,13 +47,13 @@ func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 		case <-ctx.Done():
 			return h.abandon(ctx, fmt.Errorf("%w: %w", refusal, ctx.Err()))
 		case <-d.life.Open().Done():
-			h.forsake()
+			h.leaveToClose()
 			return driver.ErrClosed
 		}
 		old := w.ask()
 		v, err := h.lookFresh(ctx, w.feed.keys.dir)
 		if late && err == nil && (!active || old != nil && !slices.Equal(old.before, v.before[:min(len(old.before), len(v.before))])) {
-			w.doubt() // it should have woken us
+			w.doubt() // an event should have woken the waiter before
 		}
 		switch {
 		case err == nil && v.first():
@@ -75,8 +75,9 @@ func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 	}
 }
 
-// take says what became of the view of a waiter that was woken, and gives the hold its token if it has the lock. A lease of the hold's own
-// has to be prolonged at the grant, so those look then in any case; and so do Reads, whose feed does not tell of their own keys.
+// take says what has become of the view of a waiter that was woken, and gives the hold its token if it has the lock. Two kinds of waiters
+// look in any case: a hold with a lease of its own, because the lease has to be prolonged at the grant, and a Read, because its feed does
+// not tell of its own key.
 func (h *hold) take(w *waiter) verdict {
 	w.feed.mu.Lock()
 	defer w.feed.mu.Unlock()
@@ -92,11 +93,11 @@ func (h *hold) take(w *waiter) verdict {
 	return frees
 }
 
-// lookFailed returns what a wait ends with after the error of a look, or nil if it goes on, also to find out that ctx has ended.
+// lookFailed returns what a wait ends with after the error of a look, or nil if the wait goes on; wait itself finds out that ctx has ended.
 func (h *hold) lookFailed(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, errGone):
-		h.disembark()
+		h.giveLeaseBack()
 		return errAgain
 	case errors.Is(err, driver.ErrSealed):
 		return h.abandon(ctx, err)
@@ -111,7 +112,7 @@ func (h *hold) lookFailed(ctx context.Context, err error) error {
 	return nil
 }
 
-// confirmed is called when the key is the first. A wait may have ended at the same time.
+// confirmed is called when the key is the first. The wait may have been canceled at the same time.
 func (h *hold) confirmed(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return h.abandon(ctx, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err()))
@@ -126,7 +127,7 @@ func (h *hold) sessionOver() <-chan struct{} {
 	return h.session.over
 }
 
-// pause is how long to wait for an event. A lease of one's own has to be prolonged meanwhile.
+// pause is how long to wait for an event. A hold with a lease of its own has to prolong the lease meanwhile.
 func (h *hold) pause(active bool) time.Duration {
 	limit := backstop - rand.N(backstop/4)
 	if !active {
@@ -138,15 +139,15 @@ func (h *hold) pause(active bool) time.Duration {
 	return limit
 }
 
-// abandon takes a key off that was put, and returns cause.
+// abandon deletes a key that was put, and returns cause.
 func (h *hold) abandon(ctx context.Context, cause error) error {
 	bounded, cancel := withBound(context.WithoutCancel(ctx), abandonFor)
 	defer cancel()
 	if _, err := h.driver.client.Delete(bounded, h.key); err != nil {
-		h.leaveBehind(true)
+		h.leaveToCleaner(true)
 		return fmt.Errorf("%w: %w", cause, driver.ErrUnknown)
 	}
 	h.putNumber()
-	h.disembark()
+	h.giveLeaseBack()
 	return cause
 }

@@ -5,7 +5,7 @@ import "github.com/go-dsync/dsync/driver"
 // watch is one call of Watch, which listens to a feed beside its waiters.
 type watch struct{ changed func() }
 
-// Watch implements driver.Watcher. The server tells of all contenders, those who come as well.
+// Watch implements driver.Watcher. The feed tells of all contenders, new ones too.
 func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
 	if err := d.life.Context().Err(); err != nil {
 		return nil, driver.ErrClosed

@@ -7,14 +7,14 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// entry is a name that is held, and who waits for it. Guarded by Server.mu.
+// entry is a name that is held, and its waiters. Guarded by Server.mu.
 type entry struct {
-	holds []*lease  // one, or any number of Read holds; those that are over stay until somebody looks
+	holds []*lease  // one, or any number of Read holds; a hold that is over stays until somebody looks
 	one   [1]*lease // the room for one
 	queue *queue    // nil if nobody waits
 }
 
-// admits is the whole rule of the modes: a request is granted unless a hold excludes it, or one who waits and came before.
+// admits is the whole rule of the modes: a request is granted unless a hold excludes it, or a waiter that came before.
 func admits(m driver.Mode, holds []*lease, before []*waiter) bool {
 	return !slices.ContainsFunc(holds, func(h *lease) bool { return m.Excludes(h.r.Mode) }) &&
 		!slices.ContainsFunc(before, func(w *waiter) bool { return m.Excludes(w.l.r.Mode) })
@@ -22,7 +22,7 @@ func admits(m driver.Mode, holds []*lease, before []*waiter) bool {
 
 // The methods below are called with Server.mu held.
 
-// waiters returns who waits, in order; of several waiters of a driver that takes turns with others only the first.
+// waiters returns the waiters in order. With FIFOByClient these are the first of each driver.
 func (e *entry) waiters() []*waiter {
 	if e.queue == nil {
 		return nil
@@ -30,7 +30,7 @@ func (e *entry) waiters() []*waiter {
 	return e.queue.waiters
 }
 
-// all returns all who wait.
+// all returns all waiters.
 func (e *entry) all() []*waiter {
 	if e.queue == nil {
 		return nil
@@ -47,7 +47,7 @@ func (e *entry) end() int64 {
 	return end
 }
 
-// drop takes w out of the queue, which is to be served then. It returns false if w is not there any more.
+// drop takes w out of the queue, and reports whether w was in it. The caller then calls serve.
 func (e *entry) drop(w *waiter) bool {
 	q := e.queue
 	if q == nil {
@@ -85,7 +85,7 @@ func (s *Server) held(name string, now int64) *entry {
 	return e
 }
 
-// holds yields all holds that there are when it comes to their name, and allows each to be ended.
+// holds yields each hold that is there when its name comes up. The loop may end holds.
 func (s *Server) holds() iter.Seq[*lease] {
 	return func(yield func(*lease) bool) {
 		for _, e := range s.names {
@@ -98,7 +98,7 @@ func (s *Server) holds() iter.Seq[*lease] {
 	}
 }
 
-// open makes the entry of the name of l, which is free.
+// open makes the entry for the name of l, which is free.
 func (s *Server) open(l *lease) *entry {
 	e := &l.own
 	e.holds = e.one[:0]
@@ -127,7 +127,7 @@ func (s *Server) grant(e *entry, l *lease, sent, now int64) {
 func (s *Server) next(h *lease, f fate, now int64) {
 	h.fate = f
 	if ss := h.session; ss != nil && ss.ends <= now && h.lose() {
-		ss.losses = append(ss.losses, loss{h, driver.ErrSessionEnded}) // the driver finds out when its time is up as well
+		ss.losses = append(ss.losses, loss{h, driver.ErrSessionEnded}) // told when the driver finds out that the session has ended
 	} else {
 		h.leaveSession()
 	}
@@ -141,8 +141,8 @@ func (s *Server) next(h *lease, f fate, now int64) {
 	s.tellWatchers(h.r.Name)
 }
 
-// serve grants the name to those who wait, one after the other, for as long as the holds admit them. after is the mode in which the name
-// was held last.
+// serve grants the name to the waiters, one after the other, for as long as the holds admit them. after is the mode of the hold that ended
+// last.
 func (s *Server) serve(e *entry, after driver.Mode, now int64) {
 	q := e.queue
 	if q == nil {

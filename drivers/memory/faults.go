@@ -10,12 +10,12 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Fault is how the requests of one driver misbehave, for tests of what a program does then. See [Driver.Inject].
+// Fault is how the requests of one driver misbehave, for tests of programs under faults. See [Driver.Inject].
 type Fault struct {
 	Kind  FaultKind
-	On    Requests      // those that it hits; 0 means all
+	On    Requests      // the requests that it hits; 0 means all
 	Delay time.Duration // how late each of them is
-	Times int           // the fault is over when it has hit so many; 0 means not before Heal
+	Times int           // the fault is over after so many requests; 0 means not before Heal
 }
 
 // FaultKind is what a [Fault] does to a request.
@@ -23,9 +23,9 @@ type FaultKind int
 
 const (
 	Slow       FaultKind = iota // nothing, but for Delay
-	CutOff                      // not carried out: it fails with driver.ErrUnavailable
-	Hang                        // no answer until Heal, which lets it through, or the end of its context
-	LoseAnswer                  // carried out, but it fails with driver.ErrUnknown
+	CutOff                      // not carried out, and driver.ErrUnavailable
+	Hang                        // no answer until Heal, when the request goes on, or until the end of the request's context
+	LoseAnswer                  // carried out, and driver.ErrUnknown
 )
 
 // Requests is a set of kinds of requests.
@@ -34,22 +34,21 @@ type Requests uint8
 const (
 	Acquires Requests = 1 << iota // also the message that grants a name after a wait
 	Renewals                      // also those of a session; RenewAll is one
-	Releases
-	Queries // Inspect, ForceUnlock, Sealed and Marked
-	Seals   // Seal, Mark, Loosen, Unseal and Unmark
+	Releases                      // also Leave
+	Queries                       // Inspect, ForceUnlock and Sealed
+	Seals                         // Seal, Mark, Loosen, Unseal and Unmark
 )
 
 // Cut puts the backend out of reach of d: every request fails with driver.ErrUnavailable, waiting Acquires do so at once, and
-// nothing is heard of the backend. So the leases of d run out, while the other drivers of the server get their names. It is
+// d hears nothing of the backend. So the leases of d run out, while the other drivers of the server get their names. Cut is short for
 // Inject(Fault{Kind: CutOff}).
 func (d *Driver) Cut() { d.Inject(Fault{Kind: CutOff}) }
 
-// Heal ends the fault. Requests that hang are let through, what failed requests left behind is ended, and d hears which of its
-// holds were removed meanwhile. When it returns, all of that is done but for the requests.
+// Heal ends the fault. Requests that hang go on, what failed requests left behind is ended, and d hears which of its
+// holds were removed meanwhile. When Heal returns, all of this is done, but the requests may still be under way.
 func (d *Driver) Heal() { d.setFault(nil) }
 
-// Inject makes the requests of d misbehave until Heal, in place of the fault that there was. The fault is d's alone: the other
-// drivers of the server are not hit.
+// Inject makes the requests of d misbehave until Heal, in place of an earlier fault. The other drivers of the server are not hit.
 func (d *Driver) Inject(f Fault) { d.setFault(&f) }
 
 func (d *Driver) setFault(f *Fault) {
@@ -82,7 +81,7 @@ func unknown(err error) error {
 	return fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 }
 
-// request is the way of a request to the server. lost says that its answer is not going to arrive. After an error it was not
+// request is the way of a request to the server. lost says that its answer will not arrive. After an error the request was not
 // carried out.
 func (d *Driver) request(ctx context.Context, r Requests) (lost bool, err error) {
 	for d.faulty.Load() {
@@ -140,7 +139,7 @@ func (d *Driver) pause(ctx context.Context, f Fault, changed <-chan struct{}) (a
 	case <-changed:
 		return true, nil
 	case <-ctx.Done():
-		return false, unknown(ctx.Err()) // a client cannot know that it was not carried out
+		return false, unknown(ctx.Err()) // a client cannot know whether the request was carried out
 	case <-d.life.Done():
 		return false, driver.ErrClosed
 	}
@@ -153,7 +152,7 @@ func (d *Driver) hits(r Requests) bool {
 	return d.fault != nil && (d.fault.On == 0 || d.fault.On&r != 0)
 }
 
-// isCut reports whether an Acquire cannot wait, because the connection that it would wait on is down.
+// isCut reports whether an Acquire cannot wait, because the connection for the wait is down.
 func (d *Driver) isCut() bool {
 	return d.hits(Acquires) && d.fault.Kind == CutOff && d.fault.Times == 0
 }
@@ -163,7 +162,7 @@ func (d *Driver) isDeaf() bool {
 	return d.fault != nil && d.fault.On == 0 && d.fault.Times == 0 && (d.fault.Kind == CutOff || d.fault.Kind == Hang)
 }
 
-// leaveBehind takes note that l, which is held, is to be ended at the server by settle. From now on nothing keeps it alive.
+// leaveBehind has settle end l, which is held, at the server. From now on nothing keeps l alive.
 func (d *Driver) leaveBehind(l *lease) {
 	if !l.behind {
 		l.behind = true
@@ -172,7 +171,7 @@ func (d *Driver) leaveBehind(l *lease) {
 	}
 }
 
-// settle ends what was left behind, if a request gets through, and forgets what is over anyway.
+// settle ends what was left behind, if a request gets through, and forgets leases that are over anyway.
 func (d *Driver) settle(now int64) {
 	if len(d.behind) == 0 {
 		return
@@ -196,7 +195,7 @@ func (d *Driver) settle(now int64) {
 	})
 }
 
-// hear returns the losses that d is to be told of, if the server can reach it.
+// hear returns the losses to tell the holders of d, if the server can reach d.
 func (d *Driver) hear() []loss {
 	if d.isDeaf() {
 		return nil

@@ -11,25 +11,25 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// lease is one attempt to hold a name: the request that waits, the hold at the server, and what the holder knows of it.
+// lease is one attempt to hold a name: the request that waits, the hold at the server, and what the holder knows of the hold.
 type lease struct {
 	d       *Driver
 	r       *driver.Request
-	session *session     // nil if it has a TTL of its own
+	session *session     // nil if the lease has a TTL of its own
 	expires atomic.Int64 // for the holder, session apart, on the clock of the server; never after ends
 
 	// Guarded by Server.mu, but for first and tokens of a lease that Acquire has returned: they stay as they are.
-	entry       *entry // of its name, once it is granted
-	own         entry  // where its name was free
+	entry       *entry // of its name, after the grant
+	own         entry  // the entry, if the name was free
 	since, ends int64  // at the server, session apart
 	first       uint64
 	tokens      int32
 	fate        fate
-	confirmed   bool // Acquire has returned it, or is about to
+	confirmed   bool // Acquire has returned the lease, or is about to
 	released    bool // Release or Leave was called
 	left        bool // Leave was called: the hold ends by itself
 	lost        bool // Events.Lost was called, or will be
-	contended   bool // somebody waited when it was released
+	contended   bool // there were waiters when the lease was released
 	behind      bool // in Driver.behind, once
 	leftSession bool
 }
@@ -40,17 +40,17 @@ type fate uint8
 const (
 	asking fate = iota // not granted yet
 	held
-	freed // ended by a Release that got no answer; the next one gets it
+	freed // ended by a Release that got no answer; the next Release succeeds
 	over
 )
 
-// errAgain says that a place in a queue, or a hold that Acquire has not returned yet, is gone, and that it has to ask again.
+// errAgain says that a place in a queue, or a hold that Acquire has not returned yet, is gone, so Acquire has to ask again.
 var errAgain = errors.New("ask again")
 
 // never is a time that does not come.
 const never = math.MaxInt64
 
-// ask sends the request. It returns the place in the queue if it has to wait, and nil if the lease was granted.
+// ask sends the request. It returns the place in the queue if the lease has to wait, and nil if the lease was granted.
 func (l *lease) ask(ctx context.Context) (*waiter, error) {
 	d, s := l.d, l.d.server
 	n := l.wanted()
@@ -88,14 +88,14 @@ func (l *lease) ask(ctx context.Context) (*waiter, error) {
 		return nil, driver.ErrUnknown
 	case l.r.NoWait:
 		return nil, driver.ErrLocked
-	case d.isCut(): // since the request was sent
+	case d.isCut(): // d was cut off after the request was sent
 		return nil, errCut
 	default:
 		return s.enqueue(e, l, sent, now), nil
 	}
 }
 
-// wanted asks how many tokens to reserve, where there are any.
+// wanted asks how many tokens to reserve, unless there are none.
 func (l *lease) wanted() int {
 	if l.d.server.options.NoTokens {
 		return 0
@@ -103,7 +103,7 @@ func (l *lease) wanted() int {
 	return min(max(l.r.Events.Tokens(), 1), maxTokens)
 }
 
-// confirm is how a grant after a wait arrives. The tokens are reserved only now, when it is known how many are of use.
+// confirm is the arrival of a grant after a wait. The tokens are reserved only now, when it is known how many are of use.
 func (l *lease) confirm(ctx context.Context) error {
 	d, s := l.d, l.d.server
 	lost, err := d.request(ctx, Acquires)
@@ -114,7 +114,7 @@ func (l *lease) confirm(ctx context.Context) error {
 	switch {
 	case l.fate != held, l.end() <= now:
 		return errAgain
-	case l.behind && err == nil: // its session has expired
+	case l.behind && err == nil: // the session has expired
 		return errAgain
 	case err == nil && !lost:
 		l.take(n)
@@ -133,7 +133,7 @@ func (l *lease) end() int64 {
 	return l.ends
 }
 
-// expiry returns when it ends for the holder.
+// expiry returns when the hold ends for the holder.
 func (l *lease) expiry() int64 {
 	if l.session != nil {
 		return min(l.expires.Load(), l.session.expires.Load())
@@ -151,7 +151,7 @@ func (l *lease) take(n int) {
 	}
 }
 
-// lose marks l as lost and reports whether the holder is to be told of it.
+// lose marks l as lost and reports whether the holder has to be told.
 func (l *lease) lose() bool {
 	if !l.confirmed || l.released || l.lost {
 		return false
@@ -160,7 +160,7 @@ func (l *lease) lose() bool {
 	return true
 }
 
-// loss is one that the holder is told of. Nobody holds Server.mu while that is done.
+// loss is a loss to tell the holder. Nobody holds Server.mu in the meantime.
 type loss struct {
 	l     *lease
 	cause error
@@ -202,7 +202,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	return l.renewed(sent, ttl, lost)
 }
 
-// renewed carries a renewal out.
+// renewed carries out a renewal.
 func (l *lease) renewed(sent int64, ttl time.Duration, lost bool) error {
 	s := l.d.server
 	s.mu.Lock()
@@ -216,10 +216,10 @@ func (l *lease) renewed(sent int64, ttl time.Duration, lost bool) error {
 		l.ends = now + int64(ttl)
 		s.watch(l.entry, now)
 	} else {
-		expires = never // the session's end counts
+		expires = never // the end of the session counts
 	}
 	if lost {
-		l.expires.Store(min(l.expires.Load(), expires)) // it may have become shorter
+		l.expires.Store(min(l.expires.Load(), expires)) // the lease may have become shorter
 		return driver.ErrUnknown
 	}
 	l.expires.Store(expires)

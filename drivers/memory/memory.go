@@ -1,5 +1,5 @@
-// Package memory is the backend that lives in the process itself: the embedded default, the one for unit tests, and the model that
-// the contract in package driver is read by.
+// Package memory is the backend inside the process: the default for one process, the backend for unit tests, and a model by which to read the
+// contract in package driver.
 //
 // A [Server] is one such backend, a [Driver] is one client of it. Several drivers of one server exclude each other as several
 // processes with one Redis do:
@@ -7,18 +7,18 @@
 //	server := memory.NewServer(nil)
 //	a, b := server.NewDriver(), server.NewDriver()
 //
-// It runs on the clock of package time, hence also in a bubble of testing/synctest, where leases end at exact times.
+// Servers run on the clock of package time, so in a bubble of testing/synctest leases end at exact times.
 //
 // # Faults
 //
-// A test of what a program does when it loses its locks calls [Driver.Cut], which puts the backend out of reach, or
-// [Driver.ForceUnlock], which takes a lock away at once. [Driver.Inject] makes requests fail, hang, come late or lose their answers;
-// [Server.Expire] and [Server.Flush] lose holds without a word.
+// A test of a program that loses its locks calls [Driver.Cut], which puts the backend out of reach, or [Driver.ForceUnlock], which takes a
+// lock away at once. [Driver.Inject] makes requests fail, hang, come late or lose their answers; [Server.Expire] and [Server.Flush] lose
+// holds without a word.
 //
 // # URLs
 //
-// memory:// is a backend of its own for each Open. memory://name is one that all who open it under that name in this process
-// share; it lives until the last of them is closed. All who share a backend have to ask for the same.
+// memory:// is a backend of its own for each Open. memory://name is shared by all drivers that are opened under this name in the process,
+// and lives until the last of them is closed. They all have to ask for the same parameters.
 //
 // # Parameters
 //
@@ -38,14 +38,14 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Options say how a backend behaves, to all of its drivers alike. The zero value is what an application wants; the rest is there to
-// test programs under what other backends do.
+// Options say how a backend behaves, to all of its drivers alike. The zero value is for applications; the rest is for tests of programs
+// under the behavior of other backends.
 type Options struct {
 	Order    Order // in which waiters are granted a name
-	NoTokens bool  // no fencing tokens: those of a lease are 0, 0
+	NoTokens bool  // no fencing tokens: Lease.Tokens returns 0, 0
 
-	// KeepsAlive makes sessions carry the leases, one for each driver and TTL, which the driver keeps alive, as those of etcd and
-	// ZooKeeper do. Otherwise each lease has a TTL of its own and is renewed.
+	// KeepsAlive makes sessions carry the leases, as those of etcd and ZooKeeper do: one session for each driver and TTL, and the driver
+	// keeps it alive. Otherwise each lease has a TTL of its own and is renewed.
 	KeepsAlive bool
 }
 
@@ -69,15 +69,15 @@ func (o Order) driverOrder() driver.Order {
 }
 
 // Driver is one client of a [Server]. It implements [driver.Driver], [driver.BatchRenewer], [driver.KeepAliveReporter],
-// [driver.Inspector], [driver.Watcher], [driver.Leaver], [driver.ForceUnlocker], [move.Sealer], [move.Marker], [move.Unsealer] and [move.Unmarker]. All methods may be called
-// concurrently.
+// [driver.Inspector], [driver.Watcher], [driver.Leaver], [driver.ForceUnlocker], [move.Sealer], [move.Marker], [move.Unsealer] and
+// [move.Unmarker]. All methods may be called concurrently.
 type Driver struct {
 	server  *Server
 	life    context.Context // until Close
 	end     context.CancelFunc
 	work    sync.WaitGroup // keep-alives under way
 	onClose func()         // nil if the server is not shared by name
-	told    func(error)    // of keep-alives; nil if nobody asked
+	told    func(error)    // told of keep-alives; nil if nobody asked
 	faulty  atomic.Bool    // fault != nil
 
 	// Guarded by Server.mu.
@@ -85,7 +85,7 @@ type Driver struct {
 	fault    *Fault
 	changed  chan struct{} // closed, and replaced, when Inject or Heal is called
 	behind   []*lease      // what failed requests may have left at the server
-	unheard  []loss        // what the server has to tell
+	unheard  []loss        // losses that the server has yet to tell
 	sessions map[time.Duration]*session
 }
 
@@ -160,7 +160,7 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 // OnKeepAlive implements [driver.KeepAliveReporter].
 func (d *Driver) OnKeepAlive(f func(err error)) { d.told = f }
 
-// ForceUnlock implements [driver.ForceUnlocker]. When it returns, the holder has been told, unless that is cut off.
+// ForceUnlock implements [driver.ForceUnlocker]. When it returns, the holder has been told, unless the holder's driver is cut off.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	lost, err := d.query(ctx)
 	if err != nil {
@@ -194,8 +194,8 @@ func (d *Driver) query(ctx context.Context) (lost bool, err error) {
 	return d.request(ctx, Queries)
 }
 
-// Close implements [driver.Driver]: the waiters of d leave the queues, then its holds end. If d is cut off, it waits until they end
-// by themselves, or ctx is done.
+// Close implements [driver.Driver]: the waiters of d leave the queues, then the holds of d end. If d is cut off, Close waits until the holds
+// end by themselves, or ctx is done.
 func (d *Driver) Close(ctx context.Context) error {
 	s := d.server
 	s.mu.Lock()

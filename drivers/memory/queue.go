@@ -10,10 +10,10 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// queue is who waits for a name that is held. The first of the waiters is excluded by the holds. Guarded by Server.mu.
+// queue has the waiters for a name that is held. The holds exclude the first of them. Guarded by Server.mu.
 type queue struct {
-	waiters []*waiter // in the order in which they will be granted the name, unless that is drawn by lot
-	parked  []*waiter // with FIFOByClient: those behind another waiter of their driver, in the order of arrival
+	waiters []*waiter // in the order of their grants, unless those are drawn by lot
+	parked  []*waiter // with FIFOByClient: the waiters behind another one of their driver, in the order of arrival
 	timer   *time.Timer
 }
 
@@ -21,7 +21,7 @@ type queue struct {
 type waiter struct {
 	l     *lease
 	entry *entry
-	ready chan error // gets one value when the waiter leaves the queue other than by leave: nil for a grant
+	ready chan error // gets one value when the waiter leaves the queue, unless by Server.leave: nil for a grant
 }
 
 // wait blocks until the lease was granted, or ctx is done.
@@ -35,14 +35,14 @@ func (w *waiter) wait(ctx context.Context) error {
 	s.mu.Lock()
 	left := s.leave(w)
 	s.mu.Unlock()
-	if !left { // the answer came at this very instant, and counts
+	if !left { // the grant came at this very instant, and counts
 		return <-w.ready
 	}
 	return fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
 }
 
-// draw puts those in front who are to be granted the name next, where there is no order: anyone, by lot. After readers that is one who does
-// not read, if there is one, so that nobody waits for ever for ever new readers to leave; and who reads brings along all who read.
+// draw puts the next waiters to be granted the name in front, where there is no order: any waiter, by lot. After readers it is a waiter in
+// another mode, if there is one, so that nobody waits for ever for ever new readers to leave; a reader brings along all readers.
 func (q *queue) draw(after driver.Mode) {
 	reads := func(w *waiter) bool { return w.l.r.Mode == driver.Read }
 	next := rand.IntN(len(q.waiters))
@@ -69,12 +69,12 @@ func (q *queue) pop() *waiter {
 	w := q.waiters[0]
 	q.remove(0)
 	if p := q.unpark(w.l.d); p != nil {
-		q.waiters = append(q.waiters, p) // its driver has had its turn
+		q.waiters = append(q.waiters, p) // behind: the driver has had its turn
 	}
 	return w
 }
 
-// remove takes waiters[i] out. The front is cheap.
+// remove takes waiters[i] out. The first one is cheap.
 func (q *queue) remove(i int) {
 	if i == 0 {
 		q.waiters[0] = nil
@@ -118,7 +118,7 @@ func (s *Server) enqueue(e *entry, l *lease, sent, now int64) *waiter {
 	return w
 }
 
-// leave takes w out of its queue, and lets those go on whom only w kept waiting. It returns false if w is not there any more.
+// leave takes w out of its queue, and serves those that only w kept waiting. It reports whether w was still there.
 func (s *Server) leave(w *waiter) bool {
 	if !w.entry.drop(w) {
 		return false
@@ -127,7 +127,7 @@ func (s *Server) leave(w *waiter) bool {
 	return true
 }
 
-// dismiss makes the waiters whose lease is meant leave, with err as the answer.
+// dismiss takes the waiters with a lease as meant out of their queues, with err as the answer.
 func (s *Server) dismiss(meant func(*lease) bool, err error) {
 	for _, e := range s.names {
 		left := false
@@ -143,14 +143,14 @@ func (s *Server) dismiss(meant func(*lease) bool, err error) {
 	}
 }
 
-// watch sets the timer that gives the name to the next waiters when its holds end. There is none where nobody waits.
+// watch sets the timer that gives the name to the next waiters when the holds end. Without waiters there is no timer.
 func (s *Server) watch(e *entry, now int64) {
 	if e.queue != nil {
 		e.queue.timer.Reset(time.Duration(e.end() - now))
 	}
 }
 
-// expire is what the timer of a queue calls, without mu held. A hold may have been renewed since the timer was set.
+// expire is called by the timer of a queue, without mu held. A hold may have been renewed since the timer was set.
 func (s *Server) expire(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,13 +16,13 @@ var (
 	_ move.Unmarker = (*Driver)(nil)
 )
 
-// seal is what is kept of a name that is sealed.
+// seal is what is kept of a sealed name.
 type seal struct {
 	last uint64 // token
 	id   string // of Loosen
 }
 
-// maxFloor leaves room above it for all grants.
+// maxFloor is the highest floor that leaves room for all grants above.
 const maxFloor = 1 << 62
 
 // Seal implements [move.Sealer].
@@ -59,7 +59,7 @@ func checkFloor(floor uint64) error {
 	return nil
 }
 
-// change is a request to do something to the name of l, if that is held.
+// change is a request to do something to the name of l, if l is held.
 func (d *Driver) change(ctx context.Context, l *lease, f func(s *Server, now int64)) error {
 	if err := ctx.Err(); err != nil {
 		return err

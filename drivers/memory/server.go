@@ -12,19 +12,19 @@ import (
 // maxTokens bounds the block of tokens that one grant reserves.
 const maxTokens = 1 << 16
 
-// Server is one backend: the names that are held, who waits for them, and the count of tokens. Its drivers are its clients. All
+// Server is one backend: the names that are held, their waiters, and the count of tokens. Its drivers are its clients. All
 // methods may be called concurrently.
 type Server struct {
 	options Options
-	start   time.Time // of its clock, which counts nanoseconds
+	start   time.Time // zero of the server's clock, which counts nanoseconds
 
 	mu       sync.Mutex
-	names    map[string]*entry // those that are held
-	seals    map[string]seal   // of names that are sealed; such a name has no hold
+	names    map[string]*entry // the names that are held
+	seals    map[string]seal   // of sealed names; a sealed name has no hold
 	marks    map[string]bool
 	watchers map[string][]*watcher
-	sweepAt  int    // number of names at which holds that are over are looked for
-	token    uint64 // the last one given; one count for all names, so that a free name leaves nothing behind
+	sweepAt  int    // number of names at which sweep looks for holds that are over
+	token    uint64 // the last token given; one count for all names, so a free name leaves nothing behind
 }
 
 // NewServer returns a backend without drivers. nil means the default options.
@@ -45,8 +45,8 @@ func (s *Server) NewDriver() *Driver {
 	return d
 }
 
-// Expire ends the holds of name, if there are any, and says nothing to the holders, which learn of it when they renew. With
-// Options.KeepsAlive, where nobody renews, they are told.
+// Expire ends the holds of name, if there are any, without telling the holders, who learn the loss when they renew. With
+// Options.KeepsAlive, where nobody renews, the holders are told.
 func (s *Server) Expire(name string) {
 	s.mu.Lock()
 	now := s.now()
@@ -58,7 +58,7 @@ func (s *Server) Expire(name string) {
 	tell(losses)
 }
 
-// ExpireHold does what Expire does to one hold, by its [driver.Request.Hold], and leaves others that read the name alone.
+// ExpireHold ends one hold, by its [driver.Request.Hold], as Expire does, and leaves other readers of the name alone.
 func (s *Server) ExpireHold(hold string) {
 	s.mu.Lock()
 	var losses []loss
@@ -71,7 +71,7 @@ func (s *Server) ExpireHold(hold string) {
 	tell(losses)
 }
 
-// Flush does what Expire does to all names, and forgets seals and marks, as FLUSHALL on a Redis. Those that wait are granted the
+// Flush ends the holds of all names, as Expire does, and forgets seals and marks, as FLUSHALL on a Redis. Waiters are granted the
 // names. The count of tokens goes on.
 func (s *Server) Flush() {
 	s.mu.Lock()
@@ -142,7 +142,7 @@ func (s *Server) now() int64 { return int64(time.Since(s.start)) }
 
 // The methods below are called with mu held.
 
-// remove ends the hold h for somebody else, and returns the losses to tell of, if any. silent: a holder that renews is not told.
+// remove ends the hold h by the will of somebody else, and returns the losses to tell, if any. With silent, a holder who renews is not told.
 func (s *Server) remove(h *lease, now int64, silent bool) []loss {
 	s.next(h, over, now)
 	if silent && h.session == nil || !h.lose() {
@@ -152,7 +152,7 @@ func (s *Server) remove(h *lease, now int64, silent bool) []loss {
 	return h.d.hear()
 }
 
-// removeAll does so with all holds of e.
+// removeAll is remove for all holds of e.
 func (s *Server) removeAll(e *entry, now int64, silent bool) (losses []loss) {
 	for _, h := range slices.Clone(e.holds) {
 		losses = append(losses, s.remove(h, now, silent)...)
@@ -162,7 +162,7 @@ func (s *Server) removeAll(e *entry, now int64, silent bool) (losses []loss) {
 
 const minSweep = 64
 
-// sweep drops the holds that are over, of clients that never came back, each time the number of names has doubled.
+// sweep drops, each time the number of names has doubled, the holds that are over because their clients never came back.
 func (s *Server) sweep(now int64) {
 	if len(s.names) < s.sweepAt {
 		return

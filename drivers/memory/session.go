@@ -9,8 +9,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// session carries the leases of one driver that have the same TTL, where Options.KeepsAlive is set. It begins with the first of them
-// and is kept alive until none is left.
+// session carries the leases of one driver with the same TTL, where Options.KeepsAlive is set. It begins with the first lease and is
+// kept alive until none is left.
 type session struct {
 	d       *Driver
 	ttl     int64
@@ -21,11 +21,11 @@ type session struct {
 	users  int   // leases that wait or are held
 	losses []loss
 	dead   bool
-	timer  *time.Timer // the next keep-alive; at the latest when it expires
+	timer  *time.Timer // for the next keep-alive, or the end of the session if that is earlier
 }
 
 // EndSession ends the sessions of d at the server, as an administrator can do. The leases are lost with driver.ErrSessionEnded.
-// Without Options.KeepsAlive there are none, and nothing happens.
+// Without Options.KeepsAlive there are no sessions, and nothing happens.
 func (d *Driver) EndSession() {
 	s := d.server
 	s.mu.Lock()
@@ -38,7 +38,7 @@ func (d *Driver) EndSession() {
 	tell(losses)
 }
 
-// keepAlive is what the timer calls.
+// keepAlive is called by the timer.
 func (ss *session) keepAlive() {
 	d, s := ss.d, ss.d.server
 	s.mu.Lock()
@@ -102,7 +102,7 @@ func (d *Driver) join(l *lease, sent, now int64) {
 	l.session = ss
 }
 
-// leaveSession takes l off its session, if it has one and did not leave it already.
+// leaveSession takes l off its session, if l has a session and has not left it.
 func (l *lease) leaveSession() {
 	ss := l.session
 	if ss == nil || l.leftSession {
@@ -114,7 +114,7 @@ func (l *lease) leaveSession() {
 	}
 }
 
-// stop ends the keep-alives. What the session still carries at the server ends with it.
+// stop ends the keep-alives. Leases that the session still carries at the server end with the session.
 func (ss *session) stop() {
 	ss.dead = true
 	ss.timer.Stop()
@@ -123,7 +123,7 @@ func (ss *session) stop() {
 	}
 }
 
-// die ends a session that expired, or was ended by the server, and returns the losses. What waits on it begins anew with another.
+// die ends a session that expired, or that the server ended, and returns the losses. Waiters of the session begin anew with another one.
 func (ss *session) die() []loss {
 	d, s := ss.d, ss.d.server
 	ss.stop()

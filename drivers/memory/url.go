@@ -11,7 +11,7 @@ import (
 
 func init() { driver.Register("memory", open) }
 
-// The backends that have a name, and how many drivers of each were opened and not yet closed.
+// The backends that have a name, and how many drivers of each are open.
 var (
 	sharedMu sync.Mutex
 	shared   = map[string]*sharedServer{}

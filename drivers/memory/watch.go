@@ -35,7 +35,7 @@ func (w *watcher) tell() {
 	}
 }
 
-// tellWatchers tells who watches name of a change.
+// tellWatchers tells the watchers of name of a change.
 func (s *Server) tellWatchers(name string) {
 	for _, w := range s.watchers[name] {
 		w.tell()

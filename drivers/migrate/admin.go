@@ -8,8 +8,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Inspect implements driver.Inspector. It asks the backend that every holder of the name has a hold on: to for a name that is sealed,
-// else from. With a gate it is to in PhaseNew.
+// Inspect implements driver.Inspector. It asks the backend that every holder of the name has a hold on: to for a sealed name,
+// otherwise from. With a gate it asks to in PhaseNew.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	from, to, err := inspectors(d)
 	if err != nil {
@@ -23,7 +23,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	if err != nil || d.gate != nil {
 		return status, err
 	}
-	// Asked second: if it is not sealed now it was not when it was inspected.
+	// Asked second: a name that is not sealed now was not sealed when it was inspected.
 	if _, sealed, err := d.sealer.Sealed(ctx, name); err != nil {
 		return driver.Status{}, err
 	} else if !sealed {
@@ -44,7 +44,7 @@ func inspectors(d *Driver) (from, to driver.Inspector, err error) {
 }
 
 // ForceUnlock implements driver.ForceUnlocker. It ends the hold on the backend that Inspect asks. If that was from, and the same hold is
-// on to as well, it ends it there too, in a second request: a client that gets the name between the two can lose it again, and is told.
+// on to as well, a second request ends it there: a client that gets the name between the two may lose it again, and is told.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	from, okFrom := d.from.Driver.(driver.ForceUnlocker)
 	to, okTo := d.to.Driver.(driver.ForceUnlocker)

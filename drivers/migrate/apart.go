@@ -12,7 +12,7 @@ import (
 // ErrSame: the two backends are one and the same, so each lock would wait for itself.
 var ErrSame = fmt.Errorf("from and to are the same backend by two addresses: %w", errors.ErrUnsupported)
 
-// apartNames is how many names there are to find out by whether the backends are different; several processes may do so at a time.
+// apartNames is how many names there are for the question whether the backends are different; several processes may ask at a time.
 const apartNames = 16
 
 // Check looks whether the two backends are different ones, can seal, and belong together: see [ErrSame], [ErrNeedsGate], [ErrOtherBackend]
@@ -34,12 +34,12 @@ func (d *Driver) Check(ctx context.Context) error {
 	return d.closing(ctx, err)
 }
 
-// apart looks whether the two backends are different ones: what is locked on one of them must not be locked, by the same holder, on
-// the other. A name on which somebody else does the same is left to them.
+// apart looks whether the two backends are different: a hold on one of them must not be on the other. If somebody else
+// uses one of the names in the same way, apart takes the next name.
 func (d *Driver) apart(ctx context.Context) error {
 	inspectFrom, inspectTo, err := inspectors(d)
 	if err != nil {
-		return nil // they do not tell
+		return nil // a backend does not tell who holds a name
 	}
 	first := rand.IntN(apartNames)
 	for i := range apartNames {
@@ -58,11 +58,11 @@ func (d *Driver) apart(ctx context.Context) error {
 		defer letGo(l)
 		on, err := inspectFrom.Inspect(ctx, name)
 		if err != nil {
-			return nil // it does not tell
+			return nil // the backend does not tell who holds a name
 		}
 		other, err := inspectTo.Inspect(ctx, name)
 		if err != nil {
-			return nil // nor there, so it is another one
+			return nil // to does not tell, and from does: they are different
 		}
 		if other.Held && on.Hold != "" && other.Hold == on.Hold {
 			return fmt.Errorf("migrate URL: %w", ErrSame)

@@ -17,17 +17,17 @@ type lease struct {
 	a     *attempt
 	r     *driver.Request
 	hold  string
-	m     *member // it ends with that; nil without a gate
-	parts []*part // in the order in which they were taken; constant once it is held
+	m     *member // the lease ends with it; nil without a gate
+	parts []*part // in the order in which they were taken; constant once the lease is held
 	first uint64
 	n     int
 
-	// Most leases have one part. What they need is made together with them.
+	// Most leases have one part. Its memory is part of the lease.
 	one  part
 	list [2]*part
 	look until // bounds the look at the mark
 
-	// The end of a hold that became a seal bounds the lease too, until that is renewed: the grant counts from the first request.
+	// The end of the hold that became a seal bounds the lease too, until the lease is renewed: the grant counts from the first request.
 	sealed  time.Time
 	bounded atomic.Bool
 
@@ -44,7 +44,7 @@ const (
 	lost
 )
 
-// newLease begins a way to a grant. Each has a Hold of its own, which is the same on both backends.
+// newLease begins a way to a grant. Each way has a Hold of its own, the same on both backends.
 func (a *attempt) newLease() *lease {
 	l, hold := &a.only, a.r.Hold
 	if a.again {
@@ -86,7 +86,7 @@ func (l *lease) abandonWith(p *part, gone context.CancelFunc) {
 	}
 }
 
-// grant makes a lease of the parts, with the tokens of one. If one of them is lost it releases the others.
+// grant makes a lease of the parts, with the tokens of one. If a part is lost, grant releases the others.
 func (l *lease) grant(ctx context.Context, tokens *part, parts ...*part) (*lease, error) {
 	l.parts = append(l.list[:0], parts...)
 	if l.d.info.Fencing != driver.None {
@@ -134,7 +134,7 @@ func (l *lease) partLost(p *part, cause error) {
 	}
 }
 
-// memberLost is told when the membership is over that the lease ends with.
+// memberLost is told that the membership with which the lease ends is over.
 func (l *lease) memberLost(cause error) {
 	l.mu.Lock()
 	was := l.state
@@ -157,7 +157,7 @@ func (l *lease) has(p *part) bool {
 	return false
 }
 
-// leave releases, in the background, the parts that are left of a lease that is lost.
+// leave releases the other parts of a lost lease in the background.
 func (l *lease) leave(over *part) {
 	for _, p := range l.parts {
 		if p != over {
@@ -170,7 +170,7 @@ func (l *lease) leave(over *part) {
 // Tokens implements driver.Lease.
 func (l *lease) Tokens() (first uint64, n int) { return l.first, l.n }
 
-// Expires implements driver.Lease: when the first of its holds does.
+// Expires implements driver.Lease: when the first of its holds expires.
 func (l *lease) Expires() time.Time {
 	t := l.parts[0].lease.Expires()
 	for _, p := range l.parts[1:] {
@@ -182,7 +182,7 @@ func (l *lease) Expires() time.Time {
 	return l.m.bound(t)
 }
 
-// Session implements driver.SessionLease: that of the sessions which ends first, with the membership as one of them.
+// Session implements driver.SessionLease: the session that ends first, the membership included.
 func (l *lease) Session() (expires time.Time, ttl time.Duration) {
 	if m := l.m; m != nil && m.b != nil {
 		expires, ttl = m.lease.Expires(), m.request.TTL
@@ -209,7 +209,7 @@ func (l *lease) Contended() bool {
 	return false
 }
 
-// Release implements driver.Lease. It releases in the reverse of the order in which the backends are taken.
+// Release implements driver.Lease. It releases the backends in the reverse order.
 func (l *lease) Release(ctx context.Context) error {
 	l.mu.Lock()
 	was := l.state
@@ -250,14 +250,14 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	return nil
 }
 
-// renewable reports whether it makes sense to renew the lease. What has run out on one backend is not renewed on the other.
+// renewable reports whether it makes sense to renew the lease. A lease that has run out on one backend is not renewed on the other.
 func (l *lease) renewable() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.state == held && time.Now().Before(l.Expires())
 }
 
-// answered takes the answer to a renewal of p. When p is over, so is the lease, and what is left of it is released.
+// answered takes the answer to a renewal of p. When p is over, the lease is over too, and its other parts are released.
 func (l *lease) answered(p *part, err error) error {
 	if err == nil {
 		l.bounded.Store(false)

@@ -3,23 +3,35 @@
 //
 //	migrate:?from=redisson%3A%2F%2Fold%3A6379&to=redisson%3A%2F%2Fnew%3A6379&phase=dual
 //
-// A process is in one [Phase] at a time: first in PhaseDual, then in PhaseNew. Processes exclude each other at every moment whatever phases
-// they are in, together with programs that know nothing of the migration and use from alone. No process has to know of another: what keeps
-// a process in PhaseNew apart from programs that know only from is the seal, a grant on from that never ends. See docs/migration.md.
+// A process is in one [Phase] at a time: first in PhaseDual, then in PhaseNew. Processes exclude each other at every moment whatever their
+// phases, together with programs that know nothing of the migration and use from alone. No process has to know of another: the seal, a
+// grant on from that never ends, keeps a process in PhaseNew apart from programs that know only from. See docs/migration.md.
 //
-// From has to be a [move.Sealer], to a [move.Marker]. Names go back only where they are a [move.Unsealer] and a
-// [move.Unmarker] too.
+// From has to be a [move.Sealer], to a [move.Marker]. Names go back only if from is also a [move.Unsealer] and to a
+// [move.Unmarker].
 //
 // The modes Read and Write are not offered, and require=rw is refused: in phase dual a reader would have to hold the name on both
 // backends, with a token between those of the writers on both, and that is not built. Clients of dsync that use from alone exclude the
-// migration in every mode and are excluded by it, since its holds are exclusive and a seal refuses every mode.
+// migration in every mode, and the migration excludes them, since its holds are exclusive and a seal refuses every mode.
+//
+// # An example
+//
+// "orders/42" moves from one Redis to another, both with drivers/redisson. A Java program knows the old one alone.
+//
+//	dual   A locks "orders/42" on the old Redis, then on the new one. The lease has the token of the old one, 1795406400123456. Java
+//	       waits on the old Redis. A unlocks on the new one first.
+//	new    B locks on the new Redis. No key dsync_moved:{orders/42} is there: the name has not moved. B asks the old Redis without waiting,
+//	       is granted, with token 1795406417654321, and seals: the hash orders/42 gets the field dsync:seal with this token, and the field of
+//	       B's hold goes. Then B marks: SET dsync_moved:{orders/42} 1795406417654321 on the new Redis, and takes a token above that.
+//	after  C, in either phase, locks on the new Redis alone: in PhaseDual the old one refuses with driver.ErrSealed. Java waits on the old Redis
+//	       until the name is taken back.
 //
 // # Parameters
 //
 // Beside ttl=, require= and fenced=, which every backend has, and which belong to this URL alone:
 //
 //	from=URL, to=URL                 the two backends, with special characters as %XX
-//	phase=old|dual|handover|new      see [Phase]
+//	phase=dual|new                   see [Phase]; with a gate also old
 //	gate=true                        see Options.Gated
 //
 // # With a gate
@@ -46,19 +58,19 @@ import (
 	"github.com/go-dsync/dsync/driver/move"
 )
 
-// Phase says which of the two backends a process asks. A name that is sealed on from has moved: whatever the phase, it is taken on to
-// alone from then on.
+// Phase says which of the two backends a process asks. A name that is sealed on from has moved: from then on it is locked on to alone,
+// whatever the phase.
 type Phase int8
 
 const (
-	PhaseOld  Phase = iota - 1 // from; with a gate alone
-	PhaseDual                  // from, then to; the tokens are those of from
-	PhaseNew                   // to; a name that is not sealed yet is sealed with the grant
+	PhaseOld  Phase = iota - 1 // from; only with a gate
+	PhaseDual                  // from, then to; the tokens are from's
+	PhaseNew                   // to; the grant of a name that is not sealed yet seals it
 )
 
 var phaseNames = [...]string{"old", "dual", "new"}
 
-// parsePhase returns the phase of that name.
+// parsePhase returns the phase with a name.
 func parsePhase(name string) (p Phase, ok bool) {
 	i := slices.Index(phaseNames[:], name)
 	return PhaseOld + Phase(i), i >= 0
@@ -73,9 +85,9 @@ func (p Phase) String() string {
 	return phaseNames[p-PhaseOld]
 }
 
-// What a Driver cannot be or do. Errors that match these say why.
+// The refusals of a Driver. Errors that match these say why.
 var (
-	// ErrPhase: it cannot be done in this phase, or there is no such phase, as PhaseOld without a gate.
+	// ErrPhase: not possible in this phase, or there is no such phase, as PhaseOld without a gate.
 	ErrPhase = errors.New("not possible in this phase")
 
 	// ErrTokens: the tokens of the pair could fall. Options.Unfenced gives them up.
@@ -92,21 +104,21 @@ var (
 type Options struct {
 	Phase Phase
 
-	// Unfenced gives up the tokens. Without it a pair is refused of which only from has tokens.
+	// Unfenced gives up the tokens. Otherwise a pair is refused if from alone has tokens.
 	Unfenced bool
 
-	// Gated is the procedure without seals, for backends that cannot keep one: a process is registered on the backends, and is let into
-	// PhaseNew only while none is in PhaseOld, and the other way round. All programs have to take part in it, also those that use the
-	// locks but are not to be moved. There are no tokens, so a pair in which both have tokens is refused unless Unfenced is set.
+	// Gated is the procedure without seals, for backends that cannot keep a seal: a process is registered on the backends, and is let into
+	// PhaseNew only while none is in PhaseOld, and the other way round. All programs have to take part in it, also programs that use the
+	// locks but do not move. There are no tokens, so a pair in which both have tokens is refused unless Unfenced is set.
 	Gated bool
 
-	// FromFloor and ToFloor are added to the tokens of the two, as floor parameters in their URLs do. With a ToFloor above all tokens of
+	// FromFloor and ToFloor are added to the tokens of the two, as floor parameters in their URLs are. With a ToFloor above all tokens of
 	// from, tokens rise also for names that nobody locks before the programs use to alone, with that floor: see [Driver.Tokens].
 	FromFloor, ToFloor uint64
 
-	// TTL is that of what the driver holds on its own behalf, such as a membership: a process that is gone is in the way of the others
-	// for so long. The default is 30 s, or what is nearest to that of what both backends keep. With a gate leases may have a TTL of up
-	// to 20 times that.
+	// TTL is the TTL of holds of the driver itself, such as a membership: a process that is gone is in the way of the others
+	// for so long. The default is 30 s, or the nearest TTL that both backends keep. With a gate leases may have a TTL of up
+	// to 20 times as long.
 	TTL time.Duration
 }
 
@@ -115,15 +127,15 @@ type Options struct {
 type Driver struct {
 	from, to *backend
 	sealer   move.Sealer   // from
-	unsealer move.Unsealer // from; nil if it is none
+	unsealer move.Unsealer // from; nil if from is none
 	marker   move.Marker   // to
-	unmarker move.Unmarker // to; nil if it is none
+	unmarker move.Unmarker // to; nil if to is none
 	gate     *gate         // nil: names are sealed
 	info     driver.Info
 	phase    atomic.Int32
-	ttl      time.Duration // of what it holds on its own behalf
-	id       string        // of the driver, in the holds that it makes
-	holds    atomic.Uint64 // how many it has made
+	ttl      time.Duration // of the driver's own holds
+	id       string        // of the driver; the holds that it makes begin with it
+	holds    atomic.Uint64 // how many holds the driver has made
 
 	life context.Context // until Close
 	end  context.CancelFunc
@@ -134,7 +146,7 @@ type Driver struct {
 	closed   bool
 	ended    bool           // no more work
 	calls    sync.WaitGroup // Acquires
-	steps    sync.WaitGroup // those that closable has begun
+	steps    sync.WaitGroup // those begun by closable
 	work     sync.WaitGroup // clean-ups
 }
 
@@ -146,12 +158,12 @@ var (
 	_ driver.ForceUnlocker     = (*Driver)(nil)
 )
 
-// backend is one of the two.
+// backend is one of the two backends.
 type backend struct {
 	driver.Driver
 	info  driver.Info
 	role  string
-	floor uint64 // of its tokens; those of its driver are without
+	floor uint64 // added to the tokens of the driver
 }
 
 // above adds the floor to a token of the driver, if there is one.
@@ -161,11 +173,11 @@ func (b *backend) above(token *uint64) {
 	}
 }
 
-// below returns what the driver has to raise its tokens above, so that with the floor they are above last.
+// below returns the value above which the driver has to raise its tokens, so that with the floor they are above last.
 func (b *backend) below(last uint64) uint64 { return last - min(last, b.floor) }
 
-// New returns a driver that moves locks from one backend to another. It owns both from then on: Close closes them. After an error
-// they are still the caller's. A pair whose tokens could fall is refused, as is one that cannot be migrated.
+// New returns a driver that moves locks from one backend to another. It owns both drivers from then on: Close closes them. After an error
+// they are still the caller's. New refuses a pair whose tokens could fall, and a pair that cannot be migrated.
 func New(from, to driver.Driver, o *Options) (*Driver, error) {
 	if o == nil {
 		o = &Options{}
@@ -210,10 +222,10 @@ func New(from, to driver.Driver, o *Options) (*Driver, error) {
 	return d, nil
 }
 
-// errOldNeedsGate: with seals a program that knows from alone is what a process in PhaseOld would be.
+// errOldNeedsGate: with seals, a process in PhaseOld would be the same as a program that knows from alone.
 var errOldNeedsGate = fmt.Errorf("migrate: %w: phase %v is there with a gate alone", ErrPhase, PhaseOld)
 
-// processID returns what tells this driver from others, and people where it is: host, process and a random text, without a colon.
+// processID identifies this driver, and tells people where it is: host, process and a random text, without a colon.
 func processID() string {
 	host, err := os.Hostname()
 	if err != nil {
@@ -228,11 +240,11 @@ func processID() string {
 	return fmt.Sprintf("%s%.40s-%d-%s", HoldPrefix, plain, os.Getpid(), rand.Text())
 }
 
-// HoldPrefix is how the holds begin that a Driver makes by itself: no program has them that knows one backend alone.
+// HoldPrefix begins the holds that a Driver makes by itself. No program that knows one backend alone has such holds.
 const HoldPrefix = "migrate-"
 
-// maxLeases is how much longer than the TTL of a membership that of a lease may be. Package dsync ends a lease by 1 % of its TTL early,
-// and takes none that ends at once.
+// maxLeases is how many times as long as the TTL of a membership that of a lease may be. Package dsync ends a lease by 1 % of its TTL early,
+// and takes no lease that ends at once.
 const maxLeases = 20
 
 func isMigration(d driver.Driver) bool {
@@ -287,7 +299,7 @@ func weakest(a, b driver.Info) driver.Info {
 	return i
 }
 
-// common returns the shortest duration that is a multiple of both, where 0 means that anything is one.
+// common returns the shortest duration that is a multiple of both. 0 means that every duration is a multiple.
 func common(a, b time.Duration) time.Duration {
 	if a == 0 || b == 0 {
 		return max(a, b)
@@ -299,21 +311,21 @@ func common(a, b time.Duration) time.Duration {
 	return a / divisor * b
 }
 
-// nextHold returns the identity of a hold that the driver makes.
+// nextHold returns the identity of a hold of the driver's own.
 func (d *Driver) nextHold() string { return fmt.Sprintf("%s:%d", d.id, d.holds.Add(1)) }
 
-// Info implements driver.Driver: what both backends promise, in every phase, without an order.
+// Info implements driver.Driver: the promises that both backends keep, in every phase, without an order.
 func (d *Driver) Info() driver.Info { return d.info }
 
 // Phase returns the phase of d.
 func (d *Driver) Phase() Phase { return Phase(d.phase.Load()) }
 
-// SetPhase moves d to another phase. Acquires that begin from now on are in it; those that have begun, and leases, stay
+// SetPhase moves d to another phase. Acquires that begin from now on are in it; leases, and Acquires that have begun, stay
 // as they are until they end. Going back does not unseal a name: see [Driver.Rollback].
 //
-// With a gate it moves d one phase on or back, and returns [ErrSkipped] for more. It asks the backends, and returns a [*BehindError] if
-// other processes are still in a phase from which that is too far; what this process still holds in such a phase it waits for.
-// Acquires that have begun begin anew in the new phase. For the phase that d is in, it makes sure that it may be there, as the first
+// With a gate SetPhase moves d one phase on or back, and returns [ErrSkipped] for more. It asks the backends, and returns a [*BehindError] if
+// other processes are still in a phase that is too far away; for holds of this process in such a phase it waits.
+// Acquires that have begun begin anew in the new phase. For the phase that d is in, SetPhase makes sure that d may be there, as the first
 // Acquire does otherwise. After an error nothing has changed.
 func (d *Driver) SetPhase(ctx context.Context, p Phase) error {
 	switch {
@@ -368,7 +380,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	return errors.Join(fromErr, toErr)
 }
 
-// enter begins something that Close waits for, unless d is closed.
+// enter begins a task that Close waits for, unless d is closed.
 func (d *Driver) enter(group *sync.WaitGroup) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -378,8 +390,8 @@ func (d *Driver) enter(group *sync.WaitGroup) bool {
 	return !d.closed
 }
 
-// closable begins something that Close ends, and waits for, before it closes the backends. It returns the context for it, and what to
-// call at its end.
+// closable begins a task that Close ends, and waits for, before it closes the backends. It returns the context for the task, and a function
+// to call at its end.
 func (d *Driver) closable(ctx context.Context) (bound context.Context, end func(), err error) {
 	if !d.enter(&d.steps) {
 		return nil, nil, driver.ErrClosed
@@ -393,7 +405,7 @@ func (d *Driver) closable(ctx context.Context) (bound context.Context, end func(
 	}, nil
 }
 
-// spawn runs f in a goroutine that Close waits for, or not at all where Close ends all holds anyway.
+// spawn runs f in a goroutine that Close waits for. It does not run f when Close ends all holds anyway.
 func (d *Driver) spawn(f func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

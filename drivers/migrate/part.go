@@ -10,14 +10,14 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// part is the hold of a lease on one of the backends, or the attempt at one.
+// part is the hold of a lease on one of the backends, or the attempt at the hold.
 type part struct {
 	l       *lease
 	b       *backend
-	tokens  bool // those of the lease come from here
+	tokens  bool // the lease has the tokens of this part
 	request driver.Request
-	lease   driver.Lease            // nil until it is granted
-	session atomic.Pointer[carried] // nil if no session of ours renews it
+	lease   driver.Lease            // nil before the grant
+	session atomic.Pointer[carried] // nil if no session of this package renews the hold
 	lost    error                   // guarded by lease.mu
 	gone    context.CancelFunc
 	blocked bool // the request was refused and had to wait; written before Acquire of the backend returned
@@ -45,7 +45,7 @@ func (p *part) Lost(cause error) { p.l.partLost(p, cause) }
 // renewed reports whether the hold lasts only as long as Renew of the lease is called.
 func (p *part) renewed() bool { return p.request.Fixed || !p.l.d.info.KeepsAlive }
 
-// carry has a session keep the hold alive, where the driver answers for that and the backend does not.
+// carry has a session keep the hold alive, if the driver has to keep it alive and the backend does not.
 func (p *part) carry() {
 	if p.renewed() || p.b.info.KeepsAlive {
 		return
@@ -53,7 +53,7 @@ func (p *part) carry() {
 	p.session.Store(p.l.d.carry(p.b, p.lease, p.request.TTL, p.worthwhile, p.Lost))
 }
 
-// worthwhile reports whether it makes sense to keep the hold alive. What has run out on one backend is not renewed on the other.
+// worthwhile reports whether it makes sense to keep the hold alive. A lease that has run out on one backend is not renewed on the other.
 func (p *part) worthwhile() bool {
 	if !p.live() {
 		return false
@@ -77,7 +77,7 @@ func (p *part) live() bool {
 	return p.lost == nil && time.Now().Before(p.lease.Expires())
 }
 
-// keep keeps the hold alive until stop is called, which waits. It calls gone, and ends, when the hold is over.
+// keep keeps the hold alive until stop is called, which waits. When the hold is over, keep calls gone and ends.
 func (p *part) keep(ctx context.Context, gone func()) (stop func()) {
 	if !p.renewed() {
 		return func() {}
@@ -120,8 +120,8 @@ func (p *part) renew(ctx context.Context) error {
 	return p.lease.Renew(ctx, p.request.TTL)
 }
 
-// check says whether the hold is still there after other requests of the Acquire. If those had to wait, it asks the backend, which
-// also makes a fixed lease last its TTL from now.
+// check says whether the hold is still there after other requests of the Acquire. If these had to wait, check asks the backend, and thereby
+// makes a fixed lease last its TTL from now.
 func (p *part) check(ctx context.Context, waited bool) error {
 	if waited && (p.renewed() || p.session.Load() != nil) {
 		if err := p.renew(ctx); errors.Is(err, driver.ErrNotHeld) {
@@ -136,11 +136,11 @@ func (p *part) check(ctx context.Context, waited bool) error {
 	return nil
 }
 
-// undoLimit bounds how long an Acquire that fails waits until what it held is released. What is not by then the backends' drivers
-// clean up.
+// undoLimit bounds how long a failing Acquire waits for the release of its holds. The drivers of the backends clean up holds that are left
+// then.
 const undoLimit = time.Second
 
-// undo releases the hold, because err is how the Acquire goes on, and returns err, or what it has become.
+// undo releases the hold, because the Acquire goes on with err. It returns err, or a new error if the release failed.
 func (p *part) undo(ctx context.Context, err error) error {
 	p.l.mu.Lock()
 	lost := p.lost != nil

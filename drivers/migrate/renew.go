@@ -13,11 +13,11 @@ import (
 type renewal struct {
 	l    *lease
 	mu   sync.Mutex
-	left int // parts that are not answered
+	left int // parts without an answer
 	err  error
 }
 
-// share is what RenewAll asks of one backend.
+// share has the leases that RenewAll renews on one backend.
 type share struct {
 	b      *backend
 	leases []driver.Lease
@@ -29,7 +29,7 @@ func (s *share) add(i int, p *part) {
 	s.leases, s.parts, s.index = append(s.leases, p.lease), append(s.parts, p), append(s.index, i)
 }
 
-// RenewAll implements driver.BatchRenewer: in few requests to each backend that can do so, side by side.
+// RenewAll implements driver.BatchRenewer: side by side on the two backends, in few requests to a backend that renews in batches.
 func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
 	all := make([]renewal, len(leases))
 	shares := [2]*share{{b: d.from}, {b: d.to}}
@@ -87,7 +87,7 @@ func (s *share) renew(ctx context.Context, done func(j int, err error)) {
 	s.b.renewAll(ctx, s.leases, func(j int) time.Duration { return s.parts[j].request.TTL }, done)
 }
 
-// renewAll renews leases of the backend, in few requests if it can do so.
+// renewAll renews leases of the backend, in few requests if it renews in batches.
 func (b *backend) renewAll(ctx context.Context, leases []driver.Lease, ttl func(i int) time.Duration, done func(i int, err error)) {
 	if batches, ok := b.Driver.(driver.BatchRenewer); ok {
 		batches.RenewAll(ctx, leases, done)

@@ -7,11 +7,11 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// reporter says of two backends how their sessions are kept alive: they are if that goes well on both.
+// reporter reports how the sessions of both backends are kept alive: well, if they are on both.
 type reporter struct {
 	mu       sync.Mutex
 	told     func(error) // nil if nobody asked
-	from, to error       // what was said last of each
+	from, to error       // the last reports of the two
 }
 
 // OnKeepAlive implements driver.KeepAliveReporter.
@@ -31,7 +31,7 @@ func (d *Driver) report() {
 	}
 }
 
-// keptAlive takes what is said of one backend.
+// keptAlive takes the report of one backend.
 func (d *Driver) keptAlive(b *backend, err error) {
 	if d.life.Err() != nil {
 		return

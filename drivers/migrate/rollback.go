@@ -11,17 +11,17 @@ import (
 
 // ErrNoWayBack: a name that has moved cannot return to the old backend. It stays on the new one, where it is locked in every phase;
 // so a process may go back to any phase all the same, but programs that know the old backend alone never get the name again.
-// Errors that match it say why, and match errors.ErrUnsupported too.
+// Errors that match ErrNoWayBack say why, and match errors.ErrUnsupported too.
 var ErrNoWayBack = fmt.Errorf("the name cannot go back to the old backend: %w", errors.ErrUnsupported)
 
-// quiet is how the driver asks for a lock on its own behalf.
+// quiet has the Events of the driver's own requests.
 type quiet struct{}
 
 func (quiet) Waiting()    {}
 func (quiet) Tokens() int { return 1 }
 func (quiet) Lost(error)  {}
 
-// own begins an attempt of the driver's own at a name, which is over with its end.
+// own begins an attempt of the driver's own at a name. The attempt is over with its end.
 func (d *Driver) own(ctx context.Context, name, owner string) (a *attempt, bound context.Context, err error) {
 	r := &driver.Request{Name: name, Hold: d.nextHold(), Owner: owner, TTL: d.ttl, Events: quiet{}}
 	a = &attempt{d: d, r: r, outer: ctx, phase: d.Phase()}
@@ -29,7 +29,7 @@ func (d *Driver) own(ctx context.Context, name, owner string) (a *attempt, bound
 	return a, bound, err
 }
 
-// nearestTTL returns ttl, or 30 s if that is 0, moved to what both backends keep.
+// nearestTTL returns ttl, or 30 s if ttl is 0, or the nearest TTL that both backends keep.
 func (d *Driver) nearestTTL(ttl time.Duration) time.Duration {
 	if ttl == 0 {
 		ttl = 30 * time.Second
@@ -44,8 +44,8 @@ func (d *Driver) nearestTTL(ttl time.Duration) time.Duration {
 	return ttl
 }
 
-// Seal moves a name to the new backend, as a grant in PhaseNew does, without a lock to give back: for names that nobody locks.
-// It waits until the name is free. A name that has moved is left as it is.
+// Seal moves a name to the new backend, as a grant in PhaseNew does, but without a lock to give back: for names that nobody locks.
+// Seal waits until the name is free. A name that has moved is left as it is.
 func (d *Driver) Seal(ctx context.Context, name string) error {
 	if d.gate != nil {
 		return ErrNoSeals
@@ -63,7 +63,7 @@ func (d *Driver) Seal(ctx context.Context, name string) error {
 	return l.Release(bound)
 }
 
-// Moved reports whether a name has moved to the new backend: whether it is sealed on the old one.
+// Moved reports whether a name has moved to the new backend, by whether the name is sealed on the old one.
 func (d *Driver) Moved(ctx context.Context, name string) (bool, error) {
 	if d.gate != nil {
 		return false, ErrNoSeals
@@ -73,11 +73,11 @@ func (d *Driver) Moved(ctx context.Context, name string) (bool, error) {
 }
 
 // Rollback takes a name that has moved back to the old backend, where everybody gets it again from then on, with tokens above all
-// that were given so far. It waits until the name is free. A name that has not moved is left as it is. When it fails, also in between,
+// tokens so far. Rollback waits until the name is free. A name that has not moved is left as it is. When Rollback fails, also in between,
 // nothing is broken: the name has moved or has not, and Rollback may be called again.
 //
-// All processes have to be in PhaseDual by then, or the name moves again when it is locked; so it fails with [ErrPhase] where d is in
-// another phase. Where the backends cannot take a name back, or the old one cannot raise its tokens, it fails with
+// All processes have to be in PhaseDual by then, or the name moves again when it is locked; so Rollback fails with [ErrPhase] if d is in
+// another phase. If the backends cannot take a name back, or the old one cannot raise its tokens, Rollback fails with
 // [ErrNoWayBack].
 func (d *Driver) Rollback(ctx context.Context, name string) error {
 	switch {
@@ -105,9 +105,9 @@ func (d *Driver) Rollback(ctx context.Context, name string) error {
 	}
 }
 
-// rollback holds the name on to meanwhile, where all who believe that it has moved take it. The mark goes first, since with the mark
-// and without the seal the name would be free on both; a seal without a mark is what a crash in the middle leaves, as one of a name
-// that moves does, and whoever comes next marks the name again or goes on here.
+// rollback holds the name on to meanwhile, where everybody who believes that the name has moved takes it. The mark goes first, since a name
+// with the mark and without the seal would be free on both. A crash in the middle leaves a seal without a mark, as a crash in a move does;
+// the next holder marks the name again, or the next Rollback goes on here.
 func (a *attempt) rollback(ctx context.Context) error {
 	l := a.newLease()
 	to, err := l.take(ctx, a.d.to, true, false)
@@ -125,7 +125,7 @@ func (a *attempt) goBack(ctx context.Context, to *part) error {
 	if err != nil {
 		return a.translate(err)
 	}
-	if !sealed { // a mark is left only where the backend lost the seal, and then it is wrong
+	if !sealed { // a mark is left only if the backend lost the seal, and is wrong then
 		return a.over(d.unmarker.Unmark(ctx, to.lease))
 	}
 	floor := uint64(0)
@@ -145,7 +145,7 @@ func (a *attempt) goBack(ctx context.Context, to *part) error {
 	return a.over(err)
 }
 
-// over makes of ErrNotHeld that the request has to begin anew, and of others what the caller is told.
+// over makes errAgain of ErrNotHeld, since the request has to begin anew, and the caller's error of others.
 func (a *attempt) over(err error) error {
 	if errors.Is(err, driver.ErrNotHeld) {
 		return errAgain

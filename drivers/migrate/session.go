@@ -9,9 +9,9 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// session carries the holds on a backend whose leases are renewed, where those on the other backend are kept alive by that one's
-// driver: package dsync has to do with one manner only. There is one for each backend and TTL. All its holds are renewed together,
-// every third of the TTL; one that joins in between is renewed the sooner.
+// session renews the holds on a backend whose leases are renewed, if the driver of the other backend keeps its holds alive: package dsync
+// knows only one manner for a driver. There is one session for each backend and TTL. All its holds are renewed together,
+// every third of the TTL; a hold that joins in between is renewed the sooner.
 type session struct {
 	d   *Driver
 	b   *backend
@@ -20,7 +20,7 @@ type session struct {
 	mu    sync.Mutex
 	holds map[*carried]struct{}
 	timer *time.Timer // runs while there are holds
-	next  time.Time   // when it fires
+	next  time.Time   // when the timer fires
 	ended bool
 }
 
@@ -28,7 +28,7 @@ type session struct {
 type carried struct {
 	s     *session
 	lease driver.Lease
-	alive func() bool // false: it is not to be renewed any more
+	alive func() bool // false: the hold has to be renewed no more
 	lost  func(cause error)
 }
 
@@ -37,7 +37,7 @@ type sessionKey struct {
 	ttl time.Duration
 }
 
-// carry keeps a hold alive until leave is called, or it is over, which lost is told.
+// carry keeps a hold alive until leave is called, or until the hold is over; then it calls lost.
 func (d *Driver) carry(b *backend, l driver.Lease, ttl time.Duration, alive func() bool, lost func(cause error)) *carried {
 	d.mu.Lock()
 	s := d.sessions[sessionKey{b, ttl}]
@@ -67,7 +67,7 @@ func (s *session) renewAt(t time.Time) {
 	}
 }
 
-// leave ends the care for a hold, and reports whether that was in the session.
+// leave ends the care for a hold, and reports whether the hold was in the session.
 func (c *carried) leave() bool {
 	if c == nil {
 		return false
@@ -93,10 +93,10 @@ func (s *session) end() {
 	}
 }
 
-// tick is what the timer calls.
+// tick is called by the timer.
 func (s *session) tick() { s.d.spawn(s.renew) }
 
-// renew renews all holds once. Those that were not answered are asked for again soon, until they are over.
+// renew renews all holds once. Holds whose renewals are not answered are renewed again soon, until they are over.
 func (s *session) renew() {
 	var all []*carried
 	var leases []driver.Lease

@@ -11,13 +11,13 @@ import (
 )
 
 // A migration ties its old backend to one new backend, so that a process with another one, by a wrong prefix perhaps, is found before it
-// locks anything. That is done with seals alone, of reserved names:
+// locks anything. The tie is made of seals alone, of reserved names:
 //
 //   - identityName is sealed on the new backend after a random mark. The last token in the seal is the identity.
-//   - targetName is sealed on the old backend. The last token in the seal, and the identity of the new backend, are in the name of a third
-//     one, which was sealed while the holder of targetName had that token.
+//   - targetName is sealed on the old backend. A third name consists of the last token in this seal and the identity of the new backend, and
+//     was sealed while the holder of targetName had that token.
 //
-// None of that changes any more before [Driver.Untie].
+// None of these change any more before [Driver.Untie].
 const (
 	identityName = reserved + "identity"
 	targetName   = reserved + "target"
@@ -41,10 +41,10 @@ var (
 		errors.ErrUnsupported)
 )
 
-// identityBits is how long a random identity is: what the tokens of every backend can be raised to.
+// identityBits is the length of a random identity. The tokens of every backend can be raised to such a number.
 const identityBits = 40
 
-// keepsSeals asks for a seal in the place of a hold that is over, which changes nothing, and which a driver that never seals refuses.
+// keepsSeals asks for a seal of a hold that is over. The request changes nothing, and a driver that never seals refuses it.
 func (d *Driver) keepsSeals(ctx context.Context) error {
 	l, err := d.from.Acquire(ctx, d.ownRequest(sealsName))
 	if err != nil {
@@ -57,7 +57,7 @@ func (d *Driver) keepsSeals(ctx context.Context) error {
 	return nil
 }
 
-// Look is [Driver.Check] without the tie, and changes nothing: it finds an earlier Check by which one of the two is tied to another.
+// Look is [Driver.Check] without the tie, and changes nothing: it finds an earlier Check that has tied one of the two to another backend.
 func (d *Driver) Look(ctx context.Context) error {
 	to, ok := d.readable()
 	if !ok {
@@ -76,7 +76,7 @@ func (d *Driver) Look(ctx context.Context) error {
 	return d.permitted(ctx, err)
 }
 
-// readable returns the new backend as one whose seals can be read, if both can.
+// readable returns the new backend as a Sealer, if the seals of both backends can be read.
 func (d *Driver) readable() (to move.Sealer, ok bool) {
 	to, ok = d.to.Driver.(move.Sealer)
 	return to, ok && d.gate == nil && d.from.info.Fencing != driver.None && d.to.info.Fencing != driver.None
@@ -143,8 +143,8 @@ func (d *Driver) tie(ctx context.Context) error {
 	}
 }
 
-// permitted returns nil where err says neither that the backend is out of reach nor that somebody was in the way: reserved names are not
-// permitted there, and so the backends are not tied.
+// permitted returns nil if err is neither of an unreachable backend nor of somebody else in the way: then the backend does not permit
+// reserved names, and the backends are not tied.
 func (d *Driver) permitted(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -157,7 +157,7 @@ func (d *Driver) permitted(ctx context.Context, err error) error {
 	return nil
 }
 
-// identity returns that of the new backend, and gives it one if it has none.
+// identity returns the identity of the new backend, and gives it one if it has none.
 func (d *Driver) identity(ctx context.Context, to move.Sealer) (uint64, error) {
 	for {
 		last, sealed, err := to.Sealed(ctx, identityName)
@@ -182,7 +182,7 @@ func (d *Driver) identity(ctx context.Context, to move.Sealer) (uint64, error) {
 	}
 }
 
-// tieTo seals the two names on from. One that stops in between has changed nothing: the next holder has another token.
+// tieTo seals the two names on from. A process that stops in between has changed nothing: the next holder has another token.
 func (d *Driver) tieTo(ctx context.Context, identity uint64) error {
 	target, err := d.from.Acquire(ctx, d.ownRequest(targetName))
 	if err != nil {
@@ -204,7 +204,7 @@ func (d *Driver) tieTo(ctx context.Context, identity uint64) error {
 	return err
 }
 
-// Untie ends what the first [Driver.Check] of a migration has begun: from may be tied to another backend, or names may move to it. No
+// Untie undoes the first [Driver.Check] of a migration: from may then be tied to another backend, or names may move to it. No
 // program may use the migration any more, and no name may be sealed on from.
 func (d *Driver) Untie(ctx context.Context) error {
 	if d.gate != nil {
@@ -219,7 +219,7 @@ func (d *Driver) Untie(ctx context.Context) error {
 		err = d.unsealer.Unseal(ctx, targetName, id)
 	}
 	if errors.Is(err, driver.ErrNotHeld) {
-		return nil // it is not tied, or not any more
+		return nil // from is not tied, or no longer
 	}
 	return err
 }

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// until is a context that ends at a time too. It sets its timer only when somebody waits for it: what is known without a request does
-// not, and a timer for each lock costs more than all else that a driver made of two adds.
+// until is a context that also ends at a time. It sets its timer only when somebody waits for it: an answer that is known without a request
+// needs no timer, and a timer for each lock costs more than all else that a driver made of two adds.
 type until struct {
 	context.Context
 	at time.Time

@@ -58,7 +58,7 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	return d, nil
 }
 
-// openPart opens one of the two backends. What all drivers have in common is said once, for both.
+// openPart opens one of the two backends. The parameters that all drivers share belong to the migrate URL, for both.
 func openPart(ctx context.Context, which, url string, ttl time.Duration) (driver.Driver, *driver.Config, error) {
 	d, c, err := driver.OpenTTL(ctx, url, ttl)
 	if err != nil {

@@ -11,11 +11,11 @@ import (
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
-// backstop is the longest wait without asking again, for messages that are lost; it is spread over a quarter of itself.
+// backstop is the longest wait before asking again, in case a message is lost; it is spread over a quarter of itself.
 const backstop = 5 * time.Second
 
-// unheard is the pause of one who waits to read or write while the name has a hold of the fair lock, whose end is told to the first in the
-// queue alone.
+// unheard is the pause of a request to read or write while the name has a hold of the fair lock: the end of this hold is told to the first
+// in the queue alone.
 const unheard = 50 * time.Millisecond
 
 // moving is the pause of a waiter whose slot moves to another node of the cluster.
@@ -53,8 +53,8 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	if d.queues(r) && d.ghosts.Full() {
 		return nil, fmt.Errorf("%w: %d places in queues are still to be given back", driver.ErrUnavailable, maxGhosts)
 	}
-	// Where callers of this process already wait for the name, its messages are listened to: listen before the first try, then that
-	// needs no second one.
+	// Where callers of this process already wait for the name, its messages arrive: listen before the first try, which then need not be
+	// repeated.
 	var t *redistopic.Topic
 	switch {
 	case r.Mode != driver.Exclusive:
@@ -76,7 +76,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	}
 	r.Events.Waiting()
 	l, err = d.ask(ctx, r, t, refused)
-	if l != nil || !d.queues(r) && !intends(r) || errors.Is(err, driver.ErrUnknown) { // then it is a ghost already
+	if l != nil || !d.queues(r) && !intends(r) || errors.Is(err, driver.ErrUnknown) { // an unknown outcome is a ghost already
 		return l, err
 	}
 	return nil, d.depart(r, err)
@@ -84,11 +84,11 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 
 // obstacle is why a request was refused.
 type obstacle struct {
-	left      time.Duration // of a hold, unless that is renewed; negative if it does not expire
+	left      time.Duration // of the hold, unless it is renewed; negative if it does not expire
 	elsewhere bool          // the end of the hold is told on the channel of the other kind of lock: see channelOf
 }
 
-// listen joins those who wait for a message, each in the queue of a fair lock on a channel of its own.
+// listen joins the listeners for a message. In the queue of a fair lock each waiter has a channel of its own.
 func (d *Driver) listen(r *driver.Request, elsewhere bool) *redistopic.Topic {
 	if d.queues(r) {
 		return d.topics.JoinChannel(prefixName(channelPrefix, r.Name)+":"+r.Hold, int(r.Mode))
@@ -96,13 +96,13 @@ func (d *Driver) listen(r *driver.Request, elsewhere bool) *redistopic.Topic {
 	return d.topics.JoinChannel(channelOf(r.Mode, r.Name, elsewhere), int(r.Mode))
 }
 
-// ask asks again whenever the lock may have become free. T is the topic that the caller has joined before, if any. Whatever woke a caller that then could not ask is passed on to another
-// one of this process.
+// ask asks again whenever the lock may have become free. T is the topic that the caller has joined before, if any. A caller that was woken
+// and then cannot ask wakes another caller of this process.
 func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic, refused obstacle) (*lease, error) {
 	timer := time.NewTimer(pause(refused.left))
 	defer timer.Stop()
-	elsewhere := false // where t listens
-	moves := false     // the slot: what woke this caller may be for another one, if this one leaves
+	elsewhere := false // the channel on which t listens
+	moves := false     // the slot: if this caller leaves, its wake-up may be for another one
 	for {
 		if t != nil && refused.elsewhere != elsewhere {
 			t.Leave(true) // others of this process have to change the channel, too
@@ -133,22 +133,22 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic
 			timer.Reset(moving/2 + rand.N(moving/2))
 			continue
 		}
-		if err != nil && err == ctx.Err() { // it was not sent: the last answer is still that somebody holds the lock
+		if err != nil && err == ctx.Err() { // not sent: the last answer is still that somebody holds the lock
 			err = fmt.Errorf("%w: %w", driver.ErrLocked, err)
 		}
 		if err == driver.ErrSealed {
-			t.LeaveForGood() // who watches the old backend of a migration must not take those who only ask for those who wait
+			t.LeaveForGood() // whoever watches the old backend of a migration must not count callers that only ask as waiters
 			return nil, err
 		}
 		if l != nil || err != nil {
-			t.Leave(l == nil || r.Mode == driver.Read) // what one reads others of this process may read, too
+			t.Leave(l == nil || r.Mode == driver.Read) // other readers of this process may join
 			return l, err
 		}
 		timer.Reset(pause(refused.left))
 	}
 }
 
-// pause is how long to wait for a message: until the lock expires if nobody renews it, but not for ever.
+// pause is how long to wait for a message: until the lock expires if nobody renews it, and at most until the backstop.
 func pause(left time.Duration) time.Duration {
 	limit := backstop - time.Duration(rand.Int64N(int64(backstop/4)))
 	if left < 0 || left > limit {
@@ -157,8 +157,8 @@ func pause(left time.Duration) time.Duration {
 	return left + time.Millisecond // the key is there for all of its last millisecond
 }
 
-// try asks once. Without an error and a lease the lock is taken. Again says that it asked before. What an unclear answer may have left
-// behind is cleaned up.
+// try asks once. Without an error and a lease the lock is taken. Again says that the caller has asked before. If the answer is unclear, the
+// cleaner removes what may be left.
 func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease, obstacle, error) {
 	o := d.newOp(r, nil)
 	o.again = again
@@ -206,8 +206,8 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease
 	return l, obstacle{}, nil
 }
 
-// Answers of the acquire scripts for a lock that does not expire, for one that is sealed, less the milliseconds for one whose end is told
-// elsewhere, and, less the token, for a grant of a name that is marked.
+// Answers of the acquire scripts: the lock does not expire; it is sealed; less the milliseconds, its end is told elsewhere; and, less the
+// token, it is granted and its name is marked.
 const (
 	takenForEver    = 0
 	sealedAnswer    = -4_000_000_000_000

@@ -22,17 +22,17 @@ const minMajor, minMinor = 6, 2
 // lookFor is how long the nodes of a cluster may take to tell about themselves.
 const lookFor = time.Second
 
-// server is what the driver found out about the server, once.
+// server is what the driver knows of the server, once it has looked.
 type server struct {
 	known  atomic.Bool
 	pubSub PubSub   // never Auto
 	words  []string // the commands that wake waiters
 
 	mu      sync.Mutex
-	looking chan struct{} // closed when the one that looks is done; nil if nobody does
+	looking chan struct{} // closed when the caller that looks is done; nil if nobody looks
 }
 
-// checkServer finds out, before anything else is asked, whether the server is one that locks can be kept on.
+// checkServer finds out, before any other request, whether locks can be kept on the server.
 func (d *Driver) checkServer(ctx context.Context) error {
 	c := &d.checked
 	for !c.known.Load() {
@@ -78,7 +78,7 @@ func (d *Driver) look(ctx context.Context) error {
 	return err
 }
 
-// lookAtAll looks at every node that answers, and fails if none does.
+// lookAtAll looks at every node that answers, and returns an error if none does.
 func (d *Driver) lookAtAll(ctx context.Context) error {
 	if !d.cluster {
 		return d.lookAt(ctx, d.client)
@@ -114,7 +114,7 @@ func (d *Driver) lookAtAll(ctx context.Context) error {
 	return last
 }
 
-// lookAt checks one node. What it is not permitted to ask it takes for granted.
+// lookAt checks one node. Where a question is not permitted, lookAt takes the answer for granted.
 func (d *Driver) lookAt(ctx context.Context, node rueidis.Client) error {
 	b := node.B()
 	results := d.doMulti(ctx, node, []rueidis.Completed{b.Arbitrary("HELLO").Build(), b.Info().Section("memory").Build()})
@@ -175,7 +175,7 @@ func (d *Driver) checkEviction(info string) error {
 	return fmt.Errorf("the server may evict locks that are held (its maxmemory-policy is %s, not noeviction); evict=allow, or Options.AllowEviction, accepts that", policy)
 }
 
-// choosePubSub does as Redisson does since 3.28.
+// choosePubSub chooses as Redisson does since 3.28.
 func (d *Driver) choosePubSub(ctx context.Context) (PubSub, error) {
 	mode := d.options.PubSub
 	if mode == PubSubPlain || mode == PubSubAuto && !d.cluster {

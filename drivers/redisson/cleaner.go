@@ -13,38 +13,38 @@ import (
 )
 
 const (
-	maxGhosts  = 10_000 // beyond that the hold that ends soonest is left to its TTL, and nobody gets a place in a queue
+	maxGhosts  = 10_000 // of more, the hold that ends soonest is left to its TTL; and nobody gets a place in a queue
 	maxBatch   = 64     // ghosts in one request
 	maxCleans  = 4      // requests at once, so that one node of a cluster holds up few others
 	cleanFor   = 2 * time.Second
 	outOfReach = time.Minute // how long after its end a ghost is remembered while the server does not answer
 )
 
-// ghost is a hold that may be left on the server, or come to be there, and that nobody wants.
+// ghost is a hold that may be left on the server, or may come to be there, and that nobody wants.
 //
-// That a hold is absent means nothing yet if the request that makes it can still arrive. Then it is asked again, until the hold is found,
-// or would be over. A place in a queue is asked for until the server has answered, however long that takes.
+// If a hold is absent, the request that makes it may still be on its way. So the cleaner asks again until the hold is found, or would be
+// over. For a place in a queue it asks until the server has answered, however long that takes.
 type ghost struct {
 	cleaner.Ghost
 	name, hold string
 	mode       driver.Mode
-	until      int64         // when a hold is over by itself
-	granted    bool          // the server said so: if the hold is not found, it is gone for good
-	place      bool          // it may have a place in the queue of a fair lock, which does not end by itself
-	order      uint64        // of the request that may have made it: what a later one of this order finds is final
+	until      int64         // when the hold is over by itself
+	granted    bool          // the server has answered the request for the hold, so a hold that is not found is gone for good
+	place      bool          // there may be a place in the queue of a fair lock, which does not end by itself
+	order      uint64        // of the request that may have made the hold: a later request of this order sees the final state
 	lease      *lease        // of a hold whose Release failed
-	gone       chan struct{} // closed when the ghost is; nil if nobody waits for that
-	absent     int64         // when it was not found for the first time
+	gone       chan struct{} // closed when the ghost is gone; nil if nobody waits
+	absent     int64         // when the hold was not found for the first time
 }
 
-// newCleaner returns what releases ghosts. Finish waits for callers that have left an op behind, too, since that may leave a ghost.
+// newCleaner returns the cleaner that releases ghosts. Its Finish also waits for ops whose callers have left, since these may leave ghosts.
 func newCleaner(d *Driver) *cleaner.Cleaner[*ghost] {
 	return cleaner.New(d.life, cleaner.Policy[*ghost]{
 		Settle: d.releaseGhosts, Batch: maxBatch, Calls: maxCleans, Max: maxGhosts, Forget: soonestOver,
 	})
 }
 
-// soonestOver chooses the hold that ends soonest. A place is never left to its fate.
+// soonestOver chooses the hold that ends soonest. A place in a queue is never left to its fate.
 func soonestOver(ghosts []*ghost) int {
 	soonest := -1
 	for i, g := range ghosts {
@@ -55,7 +55,7 @@ func soonestOver(ghosts []*ghost) int {
 	return soonest
 }
 
-// releaseGhosts asks once for each ghost, and returns those that may still come.
+// releaseGhosts asks once for each ghost, and returns the ghosts whose holds may still come.
 func (d *Driver) releaseGhosts(ghosts []*ghost) (left []*ghost) {
 	ctx, cancel := context.WithTimeout(d.life.Context(), cleanFor)
 	defer cancel()
@@ -93,7 +93,7 @@ func (d *Driver) releaseGhosts(ghosts []*ghost) (left []*ghost) {
 	return left
 }
 
-// groups puts those ghosts together that one run of the release script may release: of a fair lock, the youngest first, who are
+// groups puts together the ghosts that one run of the release script may release: several of a fair lock, the youngest first, who are
 // further back in the queue.
 func (d *Driver) groups(ghosts []*ghost) [][]*ghost {
 	var groups [][]*ghost
@@ -113,7 +113,7 @@ func (d *Driver) groups(ghosts []*ghost) [][]*ghost {
 	return groups
 }
 
-// answersOf reads what the release script answers for n holds.
+// answersOf reads the answer of the release script for n holds.
 func answersOf(result rueidis.RedisResult, n int) ([]int64, error) {
 	if n == 1 {
 		told, err := result.ToInt64()
@@ -126,7 +126,7 @@ func answersOf(result rueidis.RedisResult, n int) ([]int64, error) {
 	return told, err
 }
 
-// forgotten takes the error of a request and reports whether the ghost is given up: it will have to end by itself.
+// forgotten takes the error of a request and reports whether the ghost is given up, to end by itself.
 func (g *ghost) forgotten(err error, now int64) bool {
 	answer, refused := rueidis.IsRedisErr(err)
 	switch {
@@ -151,6 +151,6 @@ func (g *ghost) settled(told int64, order uint64, now int64) bool {
 	if g.absent == 0 {
 		g.absent = now
 	}
-	// A server that stood still may have the request for a place yet, which it reads within moments of this one.
+	// A server that stood still may not have read the request for the place yet, but will within moments of this one.
 	return now > g.until && (!g.place || now > g.absent+int64(late))
 }

@@ -7,16 +7,16 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Close implements driver.Driver. It returns nil when nothing is left on the server, or what is left of a hold is over by its TTL. A place in
-// the queue of a fair lock has no TTL: while the server does not answer, Close waits for ctx. It returns ErrUnknown if ctx ended first, and
-// never before that.
+// Close implements driver.Driver. It returns nil when nothing is left on the server, or when holds that are left are over by their TTLs. A
+// place in the queue of a fair lock has no TTL: while the server does not answer, Close waits for ctx. If ctx ends first, Close
+// returns ErrUnknown, and never before.
 func (d *Driver) Close(ctx context.Context) error {
 	if err := d.life.Close(); err != nil {
 		return err
 	}
 	waiting := d.life.AwaitCalls(ctx)
 	if waiting > 0 && d.dialer != nil {
-		d.dialer.Break() // which ends those that wait for an answer
+		d.dialer.Break() // ends the calls that wait for an answer
 	}
 	d.releaseAll(ctx)
 	ghosts := d.ghosts.Finish(ctx)
@@ -46,8 +46,8 @@ func (d *Driver) Close(ctx context.Context) error {
 	return err
 }
 
-// closeClient closes a client that is the driver's own. A client of sentinels or of a cluster may be about to connect, in goroutines
-// that its Close does not wait for, and would leave that connection open; and where a server does not answer its Close waits for that.
+// closeClient closes a client of the driver's own. A client of sentinels or of a cluster may be about to connect, in goroutines
+// that its Close does not wait for, and would leave the new connection open; and while a server does not answer, Close waits for the answer.
 func (d *Driver) closeClient(ctx context.Context) {
 	defer context.AfterFunc(ctx, d.dialer.End)()
 	d.client.Close()
@@ -55,7 +55,7 @@ func (d *Driver) closeClient(ctx context.Context) {
 	d.dialer.Wait()
 }
 
-// releaseAll ends the holds of all leases in few requests, and leaves to the cleaner what fails.
+// releaseAll ends the holds of all leases in few requests, and leaves failures to the cleaner.
 func (d *Driver) releaseAll(ctx context.Context) {
 	d.mu.Lock()
 	leases := d.leases.Take()
@@ -74,15 +74,15 @@ func (d *Driver) releaseAll(ctx context.Context) {
 		for i, l := range some {
 			told, err := results[i].ToInt64()
 			if err == nil {
-				_ = l.released(told, 0) // whether it was still there is of no interest to anybody
+				_ = l.released(told, 0) // nobody asks whether the hold was still there
 				continue
 			}
-			l.haunt()
+			l.leaveToCleaner()
 		}
 	}
 }
 
-// releaseCall is the release of a hold, or of several of one fair lock, for evalAll.
+// releaseCall is the release of a hold, or of several holds of one fair lock, for evalAll.
 func (d *Driver) releaseCall(m driver.Mode, name string, holds ...string) call {
 	return call{d.scriptsOf(m).release, d.releaseKeys(m, name, holds[0], nil), d.releaseArgs(m, name, nil, holds...)}
 }

@@ -7,29 +7,29 @@ import (
 	"time"
 )
 
-// direct is the short way for a caller who is alone: it sends its request itself, where that cannot hold it up. It is open over a
-// connection that answered a moment ago, of a client that the driver opened: such a client heeds the end of a context wherever it
+// direct is the short way for a single caller: the caller sends its request itself, where the request cannot hold it up. The way is open over
+// a connection that answered a moment ago, of a client that the driver opened: such a client heeds the end of a context wherever it
 // waits for an answer, though not while it connects, and sends everything over one connection.
 //
-// If the caller leaves, its answer is lost. But the request to clean up behind it is sent over the same connection, so what that
-// finds is final, unless another connection was made meanwhile.
+// If the caller leaves, its answer is lost. But the clean-up behind it is sent over the same connection, so its result is final,
+// unless another connection was made meanwhile.
 type direct struct {
-	busy     atomic.Int32 // ops under way, by whatever way
-	answered atomic.Int64 // when the last op that was answered was sent, on the driver's clock
+	busy     atomic.Int32 // ops under way, by this way and any other
+	answered atomic.Int64 // when the last answered op was sent, on the driver's clock
 }
 
 const (
-	// trusted is how long after an answer a connection counts as one that answers.
+	// trusted is how long after an answer a connection counts as answering.
 	trusted = int64(time.Second)
 
-	// never is when the last op was answered if the one after it was not.
+	// never stands for the time of the last answered op while the latest op has no answer.
 	never = math.MinInt64 / 2
 
-	// unordered is the order of requests that others may overtake. Requests of any other equal order reach the server as they are sent.
+	// unordered is the order of requests that others may overtake. Requests of equal order, if it is another one, reach the server as sent.
 	unordered = 0
 )
 
-// order returns the order of what is sent now.
+// order returns the order of requests that are sent now.
 func (d *Driver) order() uint64 {
 	if d.cluster || d.dialer == nil || d.options.WaitReplicas > 0 {
 		return unordered
@@ -37,7 +37,7 @@ func (d *Driver) order() uint64 {
 	return d.dialer.Made()
 }
 
-// carryDirect carries an op out, if the short way is open to it.
+// carryDirect carries out an op by the short way, if it is open.
 func (d *Driver) carryDirect(ctx context.Context, o *op) bool {
 	if d.dialer == nil || d.cluster || d.options.WaitReplicas > 0 || d.now()-d.direct.answered.Load() > trusted {
 		return false
@@ -59,7 +59,7 @@ func (d *Driver) heard(sent int64, answer error) {
 	switch {
 	case answer != nil:
 		d.direct.answered.Store(never)
-	case sent-last > trusted/8: // seldom enough not to be in the way
+	case sent-last > trusted/8: // not always, to cost little
 		d.direct.answered.Store(sent)
 	}
 }

@@ -13,11 +13,11 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// ErrNotReplicated: too few replicas confirmed a grant or a renewal in time (Options.WaitReplicas). A grant was undone. It matches
+// ErrNotReplicated: too few replicas confirmed a grant or a renewal in time (Options.WaitReplicas). A grant was undone. The error matches
 // driver.ErrUnavailable too.
 var ErrNotReplicated = fmt.Errorf("not enough replicas: %w", driver.ErrUnavailable)
 
-// unavailableCodes begin the errors with which a server refuses a command for now, before it did anything.
+// unavailableCodes begin the errors by which a server refuses a command for now, before doing anything.
 var unavailableCodes = []string{
 	"READONLY", "LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY", "OOM", "MISCONF", "NOREPLICAS", "MOVED", "ASK",
 	"max number of clients reached", // the library leaves out the ERR before it
@@ -25,12 +25,12 @@ var unavailableCodes = []string{
 
 var permissionCodes = []string{"NOPERM", "NOAUTH", "WRONGPASS"}
 
-// deniedInScript begins the errors without a code by which servers up to 7.0 refuse what a script asks for. They do not say which
-// command it was.
+// deniedInScript begins the errors, without a code, by which servers up to 7.0 refuse a command of a script. They do not name the
+// command.
 const deniedInScript = "The user executing the script can't"
 
-// fault makes the error of a call out of the error of a request about name. Doubt says that the request may have been carried out,
-// or may yet be.
+// fault makes the error of a call out of the error of a request about name. Doubt says that the request was perhaps carried out, or may
+// yet be.
 func fault(ctx context.Context, name string, err error) (_ error, doubt bool) {
 	if answer, ok := rueidis.IsRedisErr(err); ok {
 		return refusal(name, answer)
@@ -50,14 +50,14 @@ type notSent struct{ error }
 
 func (e notSent) Unwrap() error { return e.error }
 
-// neverSent reports whether a request failed before there was a connection to send it over.
+// neverSent reports whether a request failed before there was a connection to send it on.
 func neverSent(err error) bool {
 	var dial *net.OpError
 	return errors.As(err, new(notSent)) || errors.As(err, &dial) && dial.Op == "dial" ||
 		errors.Is(err, rueidis.ErrNoSlot) || errors.Is(err, rueidis.ErrNoAddr)
 }
 
-// refusal is fault for what a server answered.
+// refusal is fault for an error that a server answered.
 func refusal(name string, answer *rueidis.RedisError) (_ error, doubt bool) {
 	text := answer.Error()
 	switch {
@@ -73,7 +73,7 @@ func refusal(name string, answer *rueidis.RedisError) (_ error, doubt bool) {
 	return answer, true
 }
 
-// hasCode reports whether an error of a server carries one of the codes. Before Redis 7 those that a script ran into follow after
+// hasCode reports whether an error of a server carries one of the codes. Before Redis 7 the code of an error in a script stands behind
 // the place in the script.
 func hasCode(text string, codes ...string) bool {
 	inScript := strings.Contains(text, "user_script")
@@ -90,7 +90,7 @@ func isNoScript(err error) bool {
 	return ok && answer.IsNoScript()
 }
 
-// slotMoves reports whether a node refused a request since some of its keys are on another node by now.
+// slotMoves reports whether a node refused a request because some of its keys are on another node by now.
 func slotMoves(err error) bool {
 	var answer *rueidis.RedisError
 	return errors.As(err, &answer) && hasCode(answer.Error(), "TRYAGAIN")

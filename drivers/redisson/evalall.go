@@ -12,7 +12,7 @@ type call struct {
 	keys, args []string
 }
 
-// evalAll runs scripts many times in one request, each time with its own outcome. Where replicas have to confirm, it returns how
+// evalAll runs scripts many times in one request, each time with its own outcome. Where replicas have to confirm, evalAll returns how
 // many did.
 func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []call, replicas int) ([]rueidis.RedisResult, int) {
 	b := client.B()
@@ -43,7 +43,7 @@ func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []cal
 	return results, acks
 }
 
-// sendAll sends the requests, and behind them WAIT, which counts what its own connection wrote: the library sends all of it over one.
+// sendAll sends the requests, and behind them WAIT, which counts the writes of its own connection: the library uses one connection for all.
 func (d *Driver) sendAll(ctx context.Context, client rueidis.Client, cmds []rueidis.Completed, replicas int) ([]rueidis.RedisResult, int) {
 	if replicas == 0 {
 		return d.doMulti(ctx, client, cmds), 0

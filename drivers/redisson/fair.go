@@ -10,16 +10,16 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Prefixes of the keys in which Redisson's fair lock keeps those who wait.
+// Prefixes of the keys in which Redisson's fair lock keeps its waiters.
 const (
 	queuePrefix = "redisson_lock_queue"
 	timesPrefix = "redisson_lock_timeout"
 )
 
-// departIn is how long a caller who gives up waits for the server to say that it is out of the queue, or does not intend to write any more.
+// departIn is how long a caller that gives up waits for the server to confirm that its place in the queue, or its intent to write, is gone.
 const departIn = 500 * time.Millisecond
 
-// scripts are those that differ between a plain and a fair lock.
+// scripts are the scripts that differ between kinds of locks.
 type scripts struct{ acquire, release, force *script }
 
 var (
@@ -27,7 +27,7 @@ var (
 	fairScripts  = scripts{fairAcquireScript, fairReleaseScript, fairForceScript}
 )
 
-// fairKeys adds the keys of those who wait for a fair lock.
+// fairKeys adds the keys of the waiters for a fair lock.
 func (d *Driver) fairKeys(name string, keys []string) []string {
 	if !d.options.Fair {
 		return keys
@@ -35,7 +35,7 @@ func (d *Driver) fairKeys(name string, keys []string) []string {
 	return append(keys, prefixName(queuePrefix, name), prefixName(timesPrefix, name))
 }
 
-// fairArgs adds the arguments of the fair acquire script, but for those about tokens.
+// fairArgs adds the arguments of the fair acquire script, without the tokens'.
 func (o *op) fairArgs(d *Driver, args []string) []string {
 	r, how := o.request, "wait"
 	switch {
@@ -47,7 +47,7 @@ func (o *op) fairArgs(d *Driver, args []string) []string {
 	return d.tellArgs(r.Name, append(args, r.Hold, d.milliseconds(r.TTL), how))
 }
 
-// tellArgs adds what the fair scripts need to tell a waiter: the channel, the commands, and whether it is known who hears them.
+// tellArgs adds the arguments by which the fair scripts tell a waiter: the channel, the commands, and whether these count the listeners.
 func (d *Driver) tellArgs(name string, args []string) []string {
 	word2, count := "", "1"
 	if len(d.checked.words) > 1 {
@@ -59,13 +59,13 @@ func (d *Driver) tellArgs(name string, args []string) []string {
 	return append(args, prefixName(channelPrefix, name), d.checked.words[0], word2, count)
 }
 
-// queues reports whether a request gets a place in the queue of a fair lock where it is not granted.
+// queues reports whether a request that is not granted gets a place in the queue of a fair lock.
 func (d *Driver) queues(r *driver.Request) bool {
 	return d.options.Fair && r.Mode == driver.Exclusive && !r.NoWait
 }
 
-// depart takes back what a caller that gets nothing has left as one who waits, its place in the queue of the fair lock or its intent, and
-// returns the error for it. Those that leave together do so by few requests, which are the cleaner's.
+// depart gives back what a waiter without a grant has at the server, its place in the queue of the fair lock or its intent to write, and
+// returns err. Callers that leave together do so by few requests of the cleaner.
 func (d *Driver) depart(r *driver.Request, err error) error {
 	gone := make(chan struct{})
 	d.ghosts.Add(&ghost{name: r.Name, hold: r.Hold, mode: r.Mode, until: d.now() + int64(r.TTL+late), granted: true, place: d.queues(r), gone: gone})
@@ -80,7 +80,7 @@ func (d *Driver) depart(r *driver.Request, err error) error {
 	return fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 }
 
-// queue returns the holds that wait for a fair lock.
+// queue returns the holds of the waiters for a fair lock.
 func (d *Driver) queue(ctx context.Context, name string) ([]string, error) {
 	key := prefixName(queuePrefix, name)
 	list, err := d.doMulti(ctx, d.client, []rueidis.Completed{d.client.B().Lrange().Key(key).Start(0).Stop(-1).Build()})[0].AsStrSlice()

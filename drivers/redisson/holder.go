@@ -13,7 +13,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// holderTTL is how long the text about a holder is kept at least. The scripts have it too.
+// holderTTL is how long the text about a holder is kept at least. The scripts have this time too.
 const holderTTL = time.Hour
 
 // process is the host and the process id.
@@ -22,11 +22,11 @@ var process = func() string {
 	return fmt.Sprintf("%s:%d", strings.ReplaceAll(host, "\n", " "), os.Getpid())
 }()
 
-// noteText is what is kept about a holder of an owner with a note. Most are the same.
+// noteText is the text about a holder, by owner and note. Most holders of a client have the same.
 type noteText struct{ owner, note, text string }
 
-// holderText returns what is kept about a holder, behind the line of its hold: a line with the owner, if that is not the hold, one with
-// the process, and the note.
+// holderText returns the text about a holder, without its first line, the hold: a line with the owner, empty if the hold is the owner, a
+// line with the process, and the note.
 func (d *Driver) holderText(r *driver.Request) string {
 	owner := r.Owner
 	if owner == r.Hold {
@@ -40,7 +40,7 @@ func (d *Driver) holderText(r *driver.Request) string {
 	return last.text
 }
 
-// readHolder adds what is kept about a holder, if that is the one of the status. What somebody else has left is older.
+// readHolder adds the text about a holder to its status. A text about another hold is older, and means nothing.
 func readHolder(text string, status *driver.Status) {
 	fields := strings.SplitN(text, "\n", 4)
 	if len(fields) != 4 || fields[0] != status.Hold {
@@ -52,13 +52,13 @@ func readHolder(text string, status *driver.Status) {
 	status.Process, status.Note = fields[2], fields[3]
 }
 
-// notesEnd reports whether the server will have forgotten the text about the holder before the hold is over, or soon.
+// notesEnd reports whether the server will have forgotten the text about the holder before the end of the hold, or soon.
 func (l *lease) notesEnd(now int64) bool {
 	until := l.notedUntil.Load()
 	return until != 0 && until < max(l.expires.Load(), now+int64(holderTTL/2))
 }
 
-// noteAgain writes the texts about the holders of leases once more, which have been held for long.
+// noteAgain writes the texts about the holders of leases once more, for leases that are held for long.
 func (d *Driver) noteAgain(ctx context.Context, client rueidis.Client, leases []*lease) {
 	for some := range slices.Chunk(leases, renewRuns) {
 		now := d.now()

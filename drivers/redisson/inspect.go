@@ -13,12 +13,11 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// modeField is what Redisson's read-write locks keep beside their holds.
+// modeField is the field that a read-write lock of Redisson has beside its holds.
 const modeField = "mode"
 
-// Inspect implements driver.Inspector. Status.Owner, Note and Process are known of holders of this driver that have tokens.
-// Status.Waiters counts the clients that listen for the end of the hold, or
-// those in the queue of a fair lock.
+// Inspect implements driver.Inspector. Status.Owner, Note and Process are known for holders of this driver with tokens.
+// Status.Waiters counts the clients that listen for the end of the hold, or, for a fair lock, the places in its queue.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	if err := d.admin(ctx, name); err != nil {
 		return driver.Status{}, err
@@ -46,7 +45,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return status, err
 }
 
-// readStatus takes the answer of the inspect script apart.
+// readStatus reads the answer of the inspect script.
 func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
 	var status driver.Status
 	if len(answer) != 5 {
@@ -144,7 +143,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	return nil
 }
 
-// admin is what comes before a call that is about a name and no hold of this driver.
+// admin begins a call about a name, and about no hold of this driver.
 func (d *Driver) admin(ctx context.Context, name string) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -28,7 +28,7 @@ type lease struct {
 	expires    atomic.Int64 // on the driver's clock
 	first      uint64
 	tokens     int32
-	markKnown  bool // by the grant: whether the name is marked, as it says
+	markKnown  bool // the grant said whether the name is marked
 	marked     bool
 	notedUntil atomic.Int64 // until when the server has the text about the holder; 0 if it has none
 
@@ -36,9 +36,9 @@ type lease struct {
 	phase     phase
 	contended bool
 	renewing  int32 // renewals that were sent and not answered
-	shortest  int64 // the shortest TTL that one of these asks for
+	shortest  int64 // the shortest TTL among these
 	lasts     int64 // until when the hold can last if every request to renew it is carried out
-	doubtedAt int64 // when the first request to release it was begun of which the answer is missing
+	doubtedAt int64 // when the first unanswered request to release the hold was begun
 }
 
 // phase is how far the end of a lease has come.
@@ -47,8 +47,8 @@ type phase int8
 const (
 	held    phase = iota
 	ending        // Release was called: never renewed again
-	doubted       // the answer to a request to release it is missing
-	removed       // by the clean-up after a Release that failed
+	doubted       // a request to release the hold was not answered
+	removed       // by the cleaner after a Release that failed
 	over
 )
 
@@ -71,7 +71,7 @@ func (l *lease) Contended() bool {
 	return l.contended
 }
 
-// Release implements driver.Lease. It repeats requests that fail for as long as ctx and the hold last.
+// Release implements driver.Lease. It repeats failed requests for as long as ctx and the hold last.
 func (l *lease) Release(ctx context.Context) error {
 	l.mu.Lock()
 	switch l.phase {
@@ -101,7 +101,7 @@ func (l *lease) Release(ctx context.Context) error {
 		return err
 	}
 	if !left {
-		l.haunt()
+		l.leaveToCleaner()
 	}
 	if !errors.Is(err, driver.ErrUnknown) {
 		err = fmt.Errorf("%w: %w", driver.ErrUnknown, err)
@@ -109,7 +109,7 @@ func (l *lease) Release(ctx context.Context) error {
 	return err
 }
 
-// release asks once to end the hold. It reports whether it makes sense to ask again if that failed, and whether the request was left
+// release asks once to end the hold. After a failure, again says that it makes sense to ask again, and left that the request was left
 // on its way.
 func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	d := l.driver
@@ -133,7 +133,7 @@ func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	return transient(err) && ctx.Err() == nil, false, err
 }
 
-// doubt notes that a request to release the hold, begun at some time, may have done it.
+// doubt notes that a request to release the hold, begun at some time, may have been carried out.
 func (l *lease) doubt(begun int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -142,19 +142,19 @@ func (l *lease) doubt(begun int64) {
 	}
 }
 
-// haunt leaves the end of the hold to the cleaner.
-func (l *lease) haunt() {
+// leaveToCleaner leaves the end of the hold to the cleaner.
+func (l *lease) leaveToCleaner() {
 	l.mu.Lock()
 	limit := l.lasts + int64(late)
 	l.mu.Unlock()
 	l.driver.ghosts.Add(&ghost{name: l.request.Name, hold: l.request.Hold, mode: l.request.Mode, until: limit, granted: true, lease: l})
 }
 
-// released takes an answer to a request to release the hold, own of whose receivers were subscriptions of this driver.
+// released takes an answer to a request to release the hold. Own is how many of the message's receivers were subscriptions of this driver.
 //
-// Redisson makes the repeat of a release recognizable by a key that every release leaves behind for a while. Here a repeat that
-// finds nothing counts as the success of the request before whose answer is missing, if that was begun before the hold could have
-// expired: nothing has to be written, or cleaned up, on the path that everybody takes.
+// In Redisson every release leaves a key behind for a while, by which a repeat is recognized. Here a repeat that
+// finds nothing counts as the success of the unanswered request before, if that request was begun before the hold could have
+// expired: so the path that everybody takes has nothing to write, or to clean up.
 func (l *lease) released(told int64, own int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -162,7 +162,7 @@ func (l *lease) released(told int64, own int) error {
 	l.phase = over
 	switch {
 	case told >= 0:
-		l.contended = l.request.Mode == driver.Read || l.driver.contended(told, own) // where others still read, nobody was told
+		l.contended = l.request.Mode == driver.Read || l.driver.contended(told, own) // a Read that left other readers told nobody
 		return nil
 	case before == removed, before == doubted && l.doubtedAt < l.expires.Load():
 		l.contended = true
@@ -171,7 +171,7 @@ func (l *lease) released(told int64, own int) error {
 	return driver.ErrNotHeld
 }
 
-// cleaned is released for an answer that the clean-up got: the next call of Release, if there is one, tells.
+// cleaned is released for an answer to the cleaner: the next call of Release, if there is one, returns the outcome.
 func (l *lease) cleaned(told int64) {
 	if l.released(told, 0) == nil {
 		l.mu.Lock()
@@ -217,12 +217,12 @@ func (l *lease) renewArgs(args []string, ttl time.Duration) []string {
 
 // renewal is a request to renew a lease.
 type renewal struct {
-	at, ttl int64 // when it was sent, and what it asks for
-	before  int64 // lease.expires until then
+	at, ttl int64 // when the request was sent, and the TTL that it asks for
+	before  int64 // lease.expires before the request
 }
 
-// beginRenewal notes that a renewal is about to be sent, unless the lease is over. From here on the hold may end as early as that
-// renewal says, whatever becomes of it.
+// beginRenewal notes that a renewal is about to be sent, unless the lease is over. From here on the hold may end as early as this
+// renewal says, whatever its outcome.
 func (l *lease) beginRenewal(at int64, ttl time.Duration) (renewal, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -239,7 +239,7 @@ func (l *lease) beginRenewal(at int64, ttl time.Duration) (renewal, bool) {
 	return r, true
 }
 
-// endRenewal takes the server's answer. Renewals that overlap may have been carried out in any order, and one without an answer at
+// endRenewal takes the server's answer. Renewals that overlap may have been carried out in any order, and an unanswered renewal at
 // any time, so the shortest of them counts.
 func (l *lease) endRenewal(r renewal, answer byte, acks int) error {
 	d := l.driver
@@ -279,7 +279,7 @@ func (l *lease) failRenewal(ctx context.Context, r renewal, err error) error {
 	defer l.mu.Unlock()
 	expires := l.expires.Load()
 	if l.renewing--; l.renewing == 0 && expires == r.at+r.ttl && l.driver.now() < expires {
-		l.expires.Store(max(expires, r.before)) // it was not carried out, so it ends nothing earlier
+		l.expires.Store(max(expires, r.before)) // the renewal was not carried out, so it ends nothing earlier
 	}
 	return err
 }

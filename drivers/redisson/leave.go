@@ -8,7 +8,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Leave implements driver.Leaver: the last renewal of a lease which the driver forgets, repeated like a release.
+// Leave implements driver.Leaver: the last renewal of a lease, which the driver then forgets. The renewal is repeated like a release.
 func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Duration) error {
 	l := granted.(*lease)
 	d.beginRelease(l)

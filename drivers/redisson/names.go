@@ -9,20 +9,20 @@ import (
 // Prefixes of the keys and channels that belong to a lock.
 const (
 	channelPrefix     = "redisson_lock__channel"
-	tokenPrefix       = "redisson_lock_token" // what Redisson's fenced lock counts in
+	tokenPrefix       = "redisson_lock_token" // the counter of Redisson's fenced lock
 	fencePrefix       = "dsync_fence"
 	holderPrefix      = "dsync_holder"
-	markPrefix        = "dsync_moved" // its value is the floor of the tokens
+	markPrefix        = "dsync_moved" // the value is the floor of the tokens
 	shardedProbe      = "0"           // a channel that nobody uses
 	clusterSlots      = 16384
 	errNameInClusters = "name %q cannot be used in a cluster, where the keys of a lock must share a slot: %w"
 )
 
-// errBraces says which names are meant. Redisson derives other keys from a name by wrapping it in braces unless it has an opening
-// one, so a name whose braces enclose nothing, or that has a closing one alone, has its keys on different nodes.
+// errBraces names the fault of a name. Redisson derives other keys from a name by putting braces around it, unless it has an opening
+// one. So if its braces enclose nothing, or it has a closing one alone, the keys are on different nodes.
 var errBraces = fmt.Errorf("its braces do not enclose a hash tag: %w", errors.ErrUnsupported)
 
-// twoNames returns what prefixName does for two prefixes, in one piece of memory.
+// twoNames returns prefixName for two prefixes, in one piece of memory.
 func twoNames(first, second, name string) (string, string) {
 	before, after := ":{", "}"
 	if strings.IndexByte(name, '{') >= 0 {
@@ -41,15 +41,15 @@ func prefixName(prefix, name string) string {
 	return prefix + ":{" + name + "}"
 }
 
-// keyPrefixes are those of keys that belong to locks, and to other things of Redisson and of dsync with a name.
+// keyPrefixes begin the keys that belong to locks, and to other things of Redisson and of dsync with a name.
 var keyPrefixes = []string{fencePrefix, holderPrefix, markPrefix, tokenPrefix, queuePrefix, timesPrefix,
 	"redisson_unlock_latch", intentPrefix, "dsync_latch"}
 
-// readHold is in the names of the keys of those who hold Redisson's read locks.
+// readHold is part of the keys of the holds of Redisson's read locks.
 const readHold = ":rwlock_timeout:"
 
 // checkName returns an error for names that cannot be locked: keys that belong to other names, since different names are different
-// locks, and in a cluster those whose keys live in different slots.
+// locks, and, in a cluster, names whose keys would live in different slots.
 func (d *Driver) checkName(name string) error {
 	if strings.IndexByte(name, '{') >= 0 {
 		for _, prefix := range keyPrefixes {

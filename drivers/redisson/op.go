@@ -10,24 +10,24 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// op is one request of a caller: to take a lock or to end a hold. A sender carries it out, apart from the caller, so that a caller
-// who leaves is gone at once, and the answer is not lost: it tells what there is to clean up.
+// op is one request of a caller: to take a lock or to end a hold. A sender carries it out, apart from the caller. So a caller
+// that leaves is gone at once, and the answer is not lost: it says what there is to clean up.
 type op struct {
 	request *driver.Request
 	lease   *lease // to release; nil to acquire
 	tokens  int    // to take; 0 without tokens
 	holder  string // with tokens: the key of the text about the holder
-	again   bool   // it is in the queue of a fair lock, as far as it knows
-	marks   bool   // it asks for the mark too; only with tokens
+	again   bool   // the request is in the queue of a fair lock, as far as is known
+	marks   bool   // asks for the mark too; only with tokens
 	state   atomic.Int32
 	done    chan struct{} // receives a value when the op is answered
 
-	// Written before it is answered.
-	sent  int64 // on the driver's clock, just before it was handed to the client
+	// Written before the op is answered.
+	sent  int64 // on the driver's clock, just before the request was handed to the client
 	order uint64
-	first int64 // what the script answered
+	first int64 // the script's answer
 	n     int
-	moved bool // there is a mark
+	moved bool // the name is marked
 	acks  int  // how many replicas confirmed
 	err   error
 }
@@ -37,7 +37,7 @@ const (
 	queued int32 = iota
 	taken        // by a sender
 	answered
-	dropped // before it was taken: never sent
+	dropped // by its caller, before a sender took it: never sent
 	left    // by its caller, while a sender had it
 )
 
@@ -47,7 +47,7 @@ func (d *Driver) newOp(r *driver.Request, l *lease) *op {
 	return o
 }
 
-// putOp takes an op back that was answered.
+// putOp takes back an answered op.
 func (d *Driver) putOp(o *op) {
 	*o = op{done: o.done}
 	d.ops.Put(o)
@@ -75,7 +75,7 @@ func (o *op) keys(d *Driver, keys []string) []string {
 	return keys
 }
 
-// args adds the arguments of the script for an op of its kind.
+// args adds the arguments of the op's script.
 func (o *op) args(d *Driver, args []string) []string {
 	r := o.request
 	switch {
@@ -94,7 +94,7 @@ func (o *op) args(d *Driver, args []string) []string {
 	return args
 }
 
-// tokenArgs adds how many tokens it takes, and for how long their key is made, and what is noted about the hold.
+// tokenArgs adds the number of tokens, for how long their key is kept, and the note about the hold.
 func (o *op) tokenArgs(d *Driver, args []string) []string {
 	keep := ""
 	if d.options.Fence == FenceOwn {
@@ -153,8 +153,8 @@ func (o *op) read(message rueidis.RedisMessage, err error) {
 	o.err = err
 }
 
-// carryOut has an op carried out and waits for its answer. If ctx ends before, or closing is closed, it returns why, and whether the
-// op may yet be carried out; then it takes care of what comes of that.
+// carryOut has an op carried out and waits for its answer. If ctx ends before, or closing is closed, it returns the reason, and whether the
+// op may yet be carried out; carryOut then sees to it that the cleaner undoes the op.
 func (d *Driver) carryOut(ctx context.Context, o *op, closing <-chan struct{}) (err error, doubt bool) {
 	if d.carryDirect(ctx, o) {
 		return nil, false
@@ -194,14 +194,14 @@ func (d *Driver) finish(o *op) {
 		o.lease.cleaned(o.first)
 		return
 	case o.lease != nil:
-		o.lease.haunt()
+		o.lease.leaveToCleaner()
 		return
 	}
 	g := ghost{name: r.Name, hold: r.Hold, mode: r.Mode, until: o.sent + int64(r.TTL+late), granted: true, place: d.queues(r)}
 	left := o.first > 0 || g.place || intends(r)
 	if o.err != nil {
 		_, doubt := fault(d.life.Context(), r.Name, o.err)
-		g.granted, left = !doubt, doubt || o.again // it has the place that it had before
+		g.granted, left = !doubt, doubt || o.again // the request keeps the place that it had before
 	}
 	if left {
 		d.ghosts.Add(&g)

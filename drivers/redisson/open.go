@@ -22,12 +22,12 @@ const (
 	maxReplica = 100
 )
 
-// clientName is what the connections of this process are called in the server's CLIENT LIST: dsync, the host and the process id.
+// clientName is the name of this process's connections in the server's CLIENT LIST: dsync, the host and the process id.
 var clientName = "dsync-" + strings.Map(func(r rune) rune {
 	switch {
 	case r == ':':
 		return '-'
-	case r <= ' ' || r > '~': // which the server refuses
+	case r <= ' ' || r > '~': // the server refuses these
 		return '_'
 	}
 	return r
@@ -35,7 +35,7 @@ var clientName = "dsync-" + strings.Map(func(r rune) rune {
 
 func init() { driver.Register("redisson", open) }
 
-// target is what a URL says about the server.
+// target is the server that a URL names.
 type target struct {
 	mode   string
 	option rueidis.ClientOption
@@ -75,7 +75,7 @@ func readOptions(u *driver.URL, fenced bool) *Options {
 	return o
 }
 
-// readTarget reads all parameters before it judges any, so that an unknown one is reported first.
+// readTarget reads all parameters before it judges any, so an unknown parameter is reported first.
 func readTarget(u *driver.URL) (*target, error) {
 	t := &target{mode: u.Choice("mode", "single", "sentinel", "cluster")}
 	master, hasMaster := u.Param("master", ""), u.Has("master")
@@ -114,7 +114,7 @@ func readTarget(u *driver.URL) (*target, error) {
 	return t, nil
 }
 
-// connect makes the client. The library connects on nobody's context, so the dialer ends with that of Open until Open is done.
+// connect makes the client. The library connects under no context, so until Open is done the dialer ends with the context of Open.
 func connect(ctx context.Context, t *target, o *Options) (*Driver, error) {
 	dialer := redisdial.New(nil)
 	opened := context.AfterFunc(ctx, dialer.End)
@@ -146,7 +146,7 @@ func connect(ctx context.Context, t *target, o *Options) (*Driver, error) {
 	return d, nil
 }
 
-// unsent marks the errors of dial: what a connection was wanted for has not been sent.
+// unsent marks the errors of dial: the request that needed the connection was not sent.
 func unsent(dial redisdial.Func) redisdial.Func {
 	return func(ctx context.Context, addr string, nd *net.Dialer, config *tls.Config) (net.Conn, error) {
 		c, err := dial(ctx, addr, nd, config)
@@ -165,7 +165,7 @@ func newClient(o *rueidis.ClientOption) (rueidis.Client, error) {
 	return client, err
 }
 
-// openError says in the words of the URL what the library ran into.
+// openError puts an error of the library in the words of the URL.
 func openError(ctx context.Context, t *target, err error) error {
 	if ended := ctx.Err(); ended != nil {
 		return fmt.Errorf("%w: %w", ended, err)
@@ -191,8 +191,8 @@ func openError(ctx context.Context, t *target, err error) error {
 	return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
 }
 
-// tlsHint is what an error says of a server that speaks TLS where the URL does not, or the reverse, or "". A server without TLS waits
-// for the end of what it takes for a command; one with TLS closes the connection.
+// tlsHint returns a hint if an error looks as if the server spoke TLS and the URL did not, or the reverse, and "" otherwise. A server without
+// TLS takes the handshake for a command and waits for its end; a server with TLS closes a plain connection.
 func tlsHint(on bool, err error) string {
 	var dial *net.OpError
 	connected := !errors.As(err, &dial) || dial.Op != "dial"

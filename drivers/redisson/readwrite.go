@@ -6,12 +6,12 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Read-write locks are Redisson's RReadWriteLock: see rw.lua. They share the hash at their name with the plain and with the fair lock, and
+// Read-write locks are Redisson's RReadWriteLock: see rw.lua. They share the hash at their name with the plain and the fair lock, and
 // have a channel of their own.
 const (
 	readWritePrefix = "redisson_rwlock" // of the channel
 	intentPrefix    = "dsync_intent"
-	writeSuffix     = ":write" // of the field of a hold that writes
+	writeSuffix     = ":write" // of the field of a Write hold
 )
 
 var (
@@ -38,7 +38,7 @@ func fieldOf(m driver.Mode, hold string) string {
 	return hold
 }
 
-// readPrefix is what the keys of holds that read a lock begin with.
+// readPrefix begins the keys of the Read holds of a name.
 func readPrefix(name string) string {
 	if strings.IndexByte(name, '{') >= 0 {
 		return name + ":"
@@ -46,7 +46,7 @@ func readPrefix(name string) string {
 	return "{" + name + "}:"
 }
 
-// timeoutKey returns the key of a hold that reads, or "" in another mode.
+// timeoutKey returns the key of a Read hold, or "" in another mode.
 func timeoutKey(m driver.Mode, name, hold string) string {
 	if m != driver.Read {
 		return ""
@@ -54,7 +54,7 @@ func timeoutKey(m driver.Mode, name, hold string) string {
 	return readPrefix(name) + hold + readHold + "1"
 }
 
-// channelOf returns the channel on which the end of a hold is told that a request waits for: elsewhere is that of the other kind of lock.
+// channelOf returns the channel that tells the end of a hold. Elsewhere stands for the channel of the other kind of lock.
 func channelOf(m driver.Mode, name string, elsewhere bool) string {
 	if (m == driver.Exclusive) == elsewhere {
 		return prefixName(readWritePrefix, name)
@@ -62,10 +62,10 @@ func channelOf(m driver.Mode, name string, elsewhere bool) string {
 	return prefixName(channelPrefix, name)
 }
 
-// intends reports whether a request leaves an intent where it is not granted: further readers then wait.
+// intends reports whether a request that is not granted leaves an intent to write: further readers then wait.
 func intends(r *driver.Request) bool { return r.Mode == driver.Write && !r.NoWait }
 
-// readWriteKeys adds the keys of the scripts for a hold that reads or writes, with the one of the intents if the script is to look at those.
+// readWriteKeys adds the keys of the scripts for a Read or Write hold, with the key of the intents if the script has to look at them.
 func readWriteKeys(m driver.Mode, name, hold string, intents bool, keys []string) []string {
 	if m == driver.Read {
 		keys = append(keys, timeoutKey(m, name, hold))
@@ -76,7 +76,7 @@ func readWriteKeys(m driver.Mode, name, hold string, intents bool, keys []string
 	return keys
 }
 
-// readWriteArgs adds the arguments of the script that acquires a hold that reads or writes, but for those about tokens.
+// readWriteArgs adds the arguments of the script that acquires a Read or Write hold, without the tokens'.
 func (o *op) readWriteArgs(d *Driver, args []string) []string {
 	r := o.request
 	args = append(args, fieldOf(r.Mode, r.Hold), d.milliseconds(r.TTL))
@@ -89,8 +89,8 @@ func (o *op) readWriteArgs(d *Driver, args []string) []string {
 	return append(args, "wait", readPrefix(r.Name))
 }
 
-// readWriteReleaseArgs adds the arguments of the script that ends a hold that reads or writes. The first who waits for the fair lock of the
-// name is told as well.
+// readWriteReleaseArgs adds the arguments of the script that ends a Read or Write hold. The script also tells the first waiter for the fair
+// lock of the name.
 func (d *Driver) readWriteReleaseArgs(m driver.Mode, name, hold string, args []string) []string {
 	word2 := ""
 	if len(d.checked.words) > 1 {

@@ -1,12 +1,13 @@
-// Package redisson is the Redis backend of dsync: the locks of Java's Redisson (RLock, RFairLock and RReadWriteLock, versions 3.19 to 4.7), key for
-// key and message for message, so that Go and Java programs exclude each other on one Redis. It registers the URL scheme "redisson":
+// Package redisson is the Redis backend of dsync: the locks of Java's Redisson (RLock, RFairLock and RReadWriteLock, versions 3.19 to 4.7),
+// key for key and message for message, so Go and Java programs exclude each other on one Redis. It registers the URL scheme
+// "redisson":
 //
 //	redisson://user:password@host:6379/0
 //	redisson://host1:26379,host2:26379/0?mode=sentinel&master=mymaster
 //	redisson://host1:7000,host2:7000?mode=cluster
 //
-// Redis 6.2 or newer is needed, or Valkey. The first Acquire of a [Driver], or opening it by a URL, checks the version, that the
-// server is what the mode says, and that it does not evict keys.
+// Redis 6.2 or newer is needed, or Valkey. The first Acquire of a [Driver], or opening it by a URL, checks the version, whether the
+// server is what the mode says, and that the server does not evict keys.
 //
 // # Parameters
 //
@@ -31,35 +32,49 @@
 // # On the server
 //
 // A lock is a hash under its plain name, with one field, the identity of the hold. The last token is in a key next to it, and the end
-// of a hold is published on a channel of the name. With tokens, who holds it (owner, host, process id and note) is in another key, for
-// an hour, or for as long as the hold lasts. A name that has a { in it keeps its place in a cluster by its hash tag, as in Redisson;
+// of a hold is published on a channel of the name. With tokens, another key tells about the holder (owner, host, process id and note), for
+// an hour, or for as long as the hold lasts. A name with a { keeps its place in a cluster by its hash tag, as in Redisson;
 // names whose braces are no hash tag ("a{b", "a}b", "{}") are refused in a cluster, and names of keys that belong to other locks
 // ("dsync_fence:{x}") everywhere.
 //
-// A name that is read or written is a hash with a mode, in the form of RReadWriteLock: a field for each hold, and for each that reads a key as
-// well, which ends with it. It has a channel of its own. The key dsync_intent says for 6 s that somebody waits to write, so that further readers
-// wait, too.
+// In the modes Read and Write the hash has a field mode, in the form of RReadWriteLock: a field for each hold and, for each Read, a key too,
+// which ends with the Read. The read-write lock has a channel of its own. The key dsync_intent says for 6 s that somebody waits to write, so
+// that further readers wait too.
 //
 // A process subscribes once to the channel of a name, for as long as one of its callers waits and 250 ms longer, over one connection
-// (in a cluster with sharded channels one to each node). Since messages can be lost, a waiter also asks when the hold it waits for
+// (in a cluster with sharded channels one to each node). Since messages can be lost, a waiter also asks when the hold in its way
 // expires, and every 5 s at the latest.
 //
 // docs/security.md lists the rights that a user of the server needs. Beside these, select serves databases other than 0,
-// cluster|slots, cluster|shards, spublish, ssubscribe and sunsubscribe serve clusters, wait serves WaitReplicas, info lets eviction be
-// noticed, and pubsub tells the kind of messages in a cluster and the number of waiters.
+// cluster|slots, cluster|shards, spublish, ssubscribe and sunsubscribe serve clusters, wait serves WaitReplicas, info shows
+// eviction, and pubsub tells the kind of messages in a cluster and the number of waiters.
+//
+// # An example
+//
+// A locks "orders/42" for 30 s. A script finds no key of that name, and writes what redis-cli then shows:
+//
+//	HGETALL orders/42               a3f1c0de-52b7-4c11-9d0e-6b1f2a3c4d5e:1  1
+//	PTTL orders/42                  29987
+//	GET dsync_fence:{orders/42}     1795406400123456, the token: the server's time in microseconds
+//	GET dsync_holder:{orders/42}    four lines: the hold, its owner if that is not the hold, "web-3:4711", and the note of the client
+//
+// B asks and is refused, with the 29,987 ms. It subscribes to redisson_lock__channel:{orders/42}, asks again, and waits. A renews the hold
+// every 10 s: PEXPIRE orders/42 30000, if the hash has A's field. A unlocks: HDEL of the field, by which the hash is gone, and PUBLISH
+// redisson_lock__channel:{orders/42} 0. The message wakes B, which asks again and has the lock. A lock of Java differs in its field alone:
+// the id of the Redisson client, and of the thread.
 //
 // # What it cannot promise
 //
-// Redis acknowledges before it replicates, so a fail-over can forget a lock that was granted a moment ago; the holder learns it at
-// its next renewal. Options.WaitReplicas narrows that window and does not close it: a replica that did not confirm may be promoted.
-// A primary that is cut off grants locks until it notices; min-replicas-to-write 1 and a short min-replicas-max-lag bound that. The
-// server's clock ends holds: if it jumps, they end early or late. Where that matters, use the tokens.
+// Redis acknowledges before it replicates, so a fail-over can forget a lock that was granted a moment ago; the holder learns the loss at
+// its next renewal. Options.WaitReplicas narrows this window and does not close it: a replica that did not confirm may be promoted.
+// A primary that is cut off grants locks until it notices; min-replicas-to-write 1 and a short min-replicas-max-lag bound this time. The
+// server's clock ends holds: if it jumps, holds end early or late. Where this matters, use the tokens.
 //
-// Do not use one name for several kinds of Redisson's objects: Java's read-write lock is granted beside a lock of the same name. Of this driver they
-// exclude each other.
+// Do not use one name for several kinds of Redisson's objects: Java's read-write lock is granted beside a lock of the same name. With this
+// driver the kinds exclude each other.
 //
-// docs/redisson.md lists what differs between versions of Redisson: PubSubBoth is needed in a cluster beside those before 3.28, and
-// waiters for the fair lock may sleep for ever in those before 3.32.
+// docs/redisson.md lists the differences between versions of Redisson: a cluster with Redisson before 3.28 needs PubSubBoth, and
+// with Redisson before 3.32 waiters for the fair lock may sleep for ever.
 package redisson
 
 import (
@@ -90,16 +105,16 @@ const (
 	// late covers requests that are still on their way when their client is gone; the key itself ends with its TTL.
 	late = time.Second
 
-	fenceTTL         = 7 * 24 * time.Hour // of the key that holds the last token, from its first one on
+	fenceTTL         = 7 * 24 * time.Hour // of the key of the last token, from its first token on
 	maxTokens        = 64                 // in one grant
 	defaultWaitLimit = time.Second
 )
 
-// PubSub says by which kind of message waiters are woken. All clients of a server, Java's included, have to agree.
+// PubSub is the kind of message that wakes waiters. All clients of a server, Java's included, have to agree.
 type PubSub string
 
 const (
-	PubSubAuto    PubSub = ""        // as Redisson does since 3.28: sharded in a cluster that has it (Redis 7), plain elsewhere
+	PubSubAuto    PubSub = ""        // as Redisson does since 3.28: sharded in a cluster of Redis 7 or newer, plain elsewhere
 	PubSubPlain   PubSub = "plain"   // PUBLISH: Redisson up to 3.21, or with shardedSubscriptionMode OFF
 	PubSubSharded PubSub = "sharded" // SPUBLISH
 	PubSubBoth    PubSub = "both"    // publish and listen in both ways: in a cluster of Redis 7 beside Redisson before 3.28
@@ -109,12 +124,12 @@ const (
 type Fence string
 
 const (
-	// FenceOwn takes the server's clock in microseconds, or the number after the last one if that is greater, which is in a key of
-	// dsync in the lock's slot for 7 days. So tokens go on rising when the server loses its data, or a replica takes over that has
+	// FenceOwn takes the server's clock in microseconds, or the last token plus one if that is greater. The last token is in a key of
+	// dsync in the lock's slot, for 7 days. So tokens go on rising when the server loses its data, or when a replica takes over that has
 	// not seen all of it, unless the clock steps back as well.
 	FenceOwn Fence = ""
 
-	// FenceRedisson counts in the key of Redisson's fenced lock (RFencedLock), together with Java programs. It never expires.
+	// FenceRedisson counts in the key of Redisson's fenced lock (RFencedLock), together with Java programs. The key never expires.
 	FenceRedisson Fence = "redisson"
 
 	// FenceNone gives no tokens and keeps nothing for them.
@@ -126,35 +141,35 @@ type Options struct {
 	PubSub PubSub
 	Fence  Fence
 
-	// Fair makes the lock Redisson's fair one (RFairLock): those who wait, in Go and in Java, get it in the order in which their
-	// requests reached the server. Everybody who uses a name has to use the fair lock; reading and writing has no place in its queue. A waiter that dies can hold up those behind it
-	// for a while: see docs/redisson.md.
+	// Fair makes the lock Redisson's fair one (RFairLock): waiters, in Go and in Java, get it in the order in which their
+	// requests reached the server. Everybody who uses a name has to use the fair lock; reading and writing has no place in its queue. A
+	// waiter that dies can hold up those behind it for a while: see docs/redisson.md.
 	Fair bool
 
-	// WaitReplicas is how many replicas have to confirm a grant or a renewal before it counts. A grant that fewer confirm within
+	// WaitReplicas is how many replicas have to confirm a grant or a renewal before it counts. A grant with fewer confirmations within
 	// WaitLimit (1 s if 0) is undone, and fails with ErrNotReplicated.
 	WaitReplicas int
 	WaitLimit    time.Duration
 
-	// AllowEviction accepts a server that may evict keys when its memory is full, and with them locks that are held.
+	// AllowEviction accepts a server that may evict keys when its memory is full, and so locks that are held.
 	AllowEviction bool
 }
 
-// Driver is a driver.Driver on Redis. It implements driver.BatchRenewer, driver.Inspector, driver.ForceUnlocker, move.Sealer,
-// move.Unsealer, move.Marker and move.Unmarker too.
+// Driver is a driver.Driver on Redis. It implements driver.BatchRenewer, driver.Inspector, driver.ForceUnlocker, driver.Watcher,
+// driver.Leaver, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
 type Driver struct {
 	client  rueidis.Client
-	dialer  *redisdial.Dialer // of a client that is the driver's own: Close closes it
+	dialer  *redisdial.Dialer // of a client of the driver's own, which Close closes
 	cluster bool
 	options Options
-	marks   atomic.Bool // grants are asked to say whether the name is marked, since somebody wants to know
+	marks   atomic.Bool // grants say whether the name is marked, since somebody has asked
 	scripts scripts
 	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
 
 	ttlText atomic.Pointer[ttlText]
 	noted   atomic.Pointer[noteText]
 	ops     sync.Pool // of *op
-	checked server    // what the server is like, once it is known
+	checked server    // what is known of the server
 
 	life   *lifecycle.Lifecycle // counts Acquires and Releases as calls
 	direct direct
@@ -164,7 +179,7 @@ type Driver struct {
 	nodes  *topology // nil outside of a cluster
 
 	mu     sync.Mutex
-	leases linked.List[lease, *lease] // all that are held
+	leases linked.List[lease, *lease] // the leases that are held
 }
 
 var (
@@ -176,11 +191,11 @@ var (
 	_ move.Marker          = (*Driver)(nil)
 )
 
-// New returns a Driver that uses the client, whatever its topology (single server, sentinel or cluster), and never closes it. It asks
-// the server nothing: what Open checks about it (version, eviction) the first Acquire does.
+// New returns a Driver that uses the client, whatever its topology (single server, sentinel or cluster), and never closes it. New asks
+// the server nothing: the checks of Open (version, eviction) are made by the first Acquire.
 //
-// Let the client have a short ConnWriteTimeout and a Dialer.KeepAlive (3 s and 1 s serve well): they bound how long it takes until a
-// connection is given up that is dead without a sign. Client-side caching is not used.
+// Let the client have a short ConnWriteTimeout and a Dialer.KeepAlive (3 s and 1 s serve well): they bound how long it takes to give up
+// a connection that is dead without a sign. Client-side caching is not used.
 func New(client rueidis.Client, o *Options) (*Driver, error) {
 	if client == nil {
 		return nil, fmt.Errorf("redisson: no client")
@@ -256,7 +271,7 @@ func (d *Driver) Info() driver.Info {
 // now is the time since d.epoch.
 func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
 
-// tokenPrefix returns the prefix of the keys that tokens come from, or "".
+// tokenPrefix returns the prefix of the keys of tokens, or "".
 func (d *Driver) tokenPrefix() string {
 	switch d.options.Fence {
 	case FenceOwn:
@@ -267,7 +282,7 @@ func (d *Driver) tokenPrefix() string {
 	return ""
 }
 
-// tokenKey returns the key that tokens of a name come from, or "".
+// tokenKey returns the key of the tokens of a name, or "".
 func (d *Driver) tokenKey(name string) string {
 	if prefix := d.tokenPrefix(); prefix != "" {
 		return prefixName(prefix, name)
@@ -281,7 +296,8 @@ type ttlText struct {
 	text string
 }
 
-// milliseconds writes a TTL for Redis, rounded up so that the server never ends a lease before Expires. Most are the same.
+// milliseconds writes a TTL for Redis, rounded up so that the server never ends a lease before Expires. It keeps the last text: most TTLs
+// are the same.
 func (d *Driver) milliseconds(ttl time.Duration) string {
 	last := d.ttlText.Load()
 	if last == nil || last.ttl != ttl {
@@ -291,7 +307,7 @@ func (d *Driver) milliseconds(ttl time.Duration) string {
 	return last.text
 }
 
-// keep ends a call by a lease that is one of the driver's from now on. It does neither if Close has begun.
+// keep makes the lease one of the driver's and ends the call. If Close has begun, keep does neither.
 func (d *Driver) keep(l *lease) bool {
 	if d.life.Open().Err() != nil {
 		return false
@@ -303,7 +319,7 @@ func (d *Driver) keep(l *lease) bool {
 	return true
 }
 
-// beginRelease takes a lease off the driver's. It is a call that Close waits for: what it leaves behind has to be known by then.
+// beginRelease takes a lease off the driver's, and begins a call that Close waits for: by then the ghosts of the release have to be known.
 func (d *Driver) beginRelease(l *lease) {
 	d.life.EnterLate()
 	d.forget(l)

@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	renewKeys   = 250  // in one run of the script, which nothing else can interrupt
+	renewKeys   = 250  // in one run of the script, which nothing can interrupt
 	renewAtOnce = 4000 // in one request, of several runs
 	renewArgs   = 3    // for each lease
 	renewRuns   = 1000 // in one request; from 2000 on the library takes another connection
 )
 
-// due is a lease that is to be renewed.
+// due is a lease whose renewal is due.
 type due struct {
 	index int // in the leases of RenewAll
 	slot  uint16
@@ -31,7 +31,7 @@ type due struct {
 type round struct {
 	names map[string]struct{}
 	due   []due
-	twice []due // of names that are in due
+	twice []due // leases of names that are in due
 }
 
 var rounds = sync.Pool{New: func() any { return &round{names: make(map[string]struct{})} }}
@@ -43,7 +43,7 @@ func (r *round) free() {
 	rounds.Put(r)
 }
 
-// RenewAll implements driver.BatchRenewer: in few requests, in a cluster side by side to each node.
+// RenewAll implements driver.BatchRenewer with few requests; in a cluster, with a request to each node side by side.
 func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
 	r := rounds.Get().(*round)
 	defer r.free()
@@ -67,8 +67,8 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 	}
 }
 
-// renewCluster renews leases, those of each node apart. It goes by what it knows of the nodes, be it out of date: then some leases
-// wait for nodes of others. While it knows nothing all go together.
+// renewCluster renews leases, grouped by node. The groups follow what is known of the nodes, even if that is out of date: then some leases
+// wait for nodes of others. While nothing is known, all leases go together.
 func (d *Driver) renewCluster(ctx context.Context, all []due, done func(i int, err error)) {
 	if d.nodes.known() {
 		d.life.Go(func() { _ = d.nodes.refresh(d.life.Context(), topologyAge) })
@@ -146,7 +146,7 @@ func (d *Driver) renewSome(ctx context.Context, client rueidis.Client, some []du
 	d.noteAgain(ctx, client, noted)
 }
 
-// renewCalls puts leases together that one run of the script may renew.
+// renewCalls puts together the leases that one run of the script may renew.
 func (d *Driver) renewCalls(sent []due) []call {
 	calls := make([]call, 0, 1+len(sent)/renewKeys)
 	keys, args := make([]string, 0, len(sent)), make([]string, 0, renewArgs*len(sent))

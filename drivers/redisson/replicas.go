@@ -23,8 +23,8 @@ func (d *Driver) evalReplicated(ctx context.Context, c call) (rueidis.RedisResul
 	return results[0], acks
 }
 
-// nodeOf returns the client for scripts on a key. In a cluster the client as a whole will not do where replicas have to confirm: it
-// follows a redirection of the script, but leaves WAIT behind on a node that has written nothing, where WAIT succeeds.
+// nodeOf returns the client for scripts on a key. In a cluster, where replicas have to confirm, the client as a whole will not do: it
+// follows a redirection of the script, but sends WAIT to a node that has written nothing, where WAIT succeeds.
 func (d *Driver) nodeOf(ctx context.Context, key string) (rueidis.Client, error) {
 	if !d.cluster || d.options.WaitReplicas == 0 {
 		return d.client, nil

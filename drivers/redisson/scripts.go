@@ -12,7 +12,7 @@ import (
 // script is a Lua script and the name under which a server keeps it.
 type script struct{ text, sha string }
 
-// texts are those of all scripts, by sha.
+// texts are the texts of all scripts, by sha.
 var texts = make(map[string]string)
 
 func newScript(text string) *script {
@@ -28,7 +28,7 @@ var (
 	commandOfScript = regexp.MustCompile(`call\('([A-Z]+)'`)
 )
 
-// commandAt returns which commands a script runs in the line that an error of the server names.
+// commandAt returns the commands of a script in the line that an error of the server names.
 func commandAt(text string) string {
 	const unknown = "a command of a script"
 	script, known := texts[shaOfScript.FindString(text)]
@@ -45,7 +45,7 @@ func commandAt(text string) string {
 	for _, found := range commandOfScript.FindAllStringSubmatch(lines[n-1], -1) {
 		commands = append(commands, found[1])
 	}
-	if commands == nil { // the one that is no part of the script
+	if commands == nil { // the command is not in the text of the script
 		return "PUBLISH or SPUBLISH"
 	}
 	return strings.Join(commands, " or ")

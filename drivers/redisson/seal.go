@@ -14,12 +14,12 @@ import (
 // sealField is the field of a lock that is sealed.
 const sealField = "dsync:seal"
 
-// maxFloor is far below the numbers that Lua does not count exactly, and above any count that begins at the time.
+// maxFloor is far below the first number that Lua does not count exactly, and above any count that begins at the time.
 const maxFloor = 1 << 52
 
 var errEvicts = fmt.Errorf("a server that may evict keys cannot keep a seal or a mark: %w", errors.ErrUnsupported)
 
-// errFair: those who wait in the queue of the fair lock are not told of a seal.
+// errFair: waiters in the queue of the fair lock are not told of a seal.
 var errFair = fmt.Errorf("a fair lock cannot be sealed: %w", errors.ErrUnsupported)
 
 // Seal implements move.Sealer. The seal is a field of the lock, which no other hold can be added to.
@@ -51,7 +51,7 @@ func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 	return nil
 }
 
-// Mark implements move.Marker. The mark is a key of its own; that of the tokens does not end any more.
+// Mark implements move.Marker. The mark is a key of its own; the key of the tokens does not end any more.
 func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) error {
 	if d.options.AllowEviction {
 		return errEvicts
@@ -85,7 +85,7 @@ func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) erro
 	return nil
 }
 
-// change runs a script that changes the name of l for ever, where that is held. It returns the script's answer.
+// change runs a script that changes the name of l for good, if l is held. It returns the script's answer.
 func (d *Driver) change(ctx context.Context, l *lease, c call) (int64, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
@@ -99,7 +99,7 @@ func (d *Driver) change(ctx context.Context, l *lease, c call) (int64, error) {
 	return d.run(ctx, l.request.Name, c)
 }
 
-// run runs a script that changes something for good, and returns its answer, which is 0 if it has not changed anything.
+// run runs a script that changes something for good, and returns its answer, which is 0 if nothing has changed.
 func (d *Driver) run(ctx context.Context, name string, c call) (int64, error) {
 	result, acks := d.evalReplicated(ctx, c)
 	answer, err := result.ToInt64()
@@ -142,7 +142,7 @@ func (d *Driver) Marked(ctx context.Context, held driver.Lease) (bool, error) {
 	if l.markKnown {
 		return l.marked, nil
 	}
-	d.marks.Store(true) // from now on grants say so
+	d.marks.Store(true) // from now on grants say whether the name is marked
 	name := l.request.Name
 	results, _ := d.evalAll(ctx, d.client, []call{{markedScript, []string{prefixName(markPrefix, name)}, nil}}, 0)
 	n, err := results[0].ToInt64()

@@ -8,7 +8,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// eval runs a script: by its digest, or by its text where the server does not know it yet.
+// eval runs a script: by its digest, or by its text if the server does not know the digest.
 func (d *Driver) eval(ctx context.Context, sc *script, keys, args []string) rueidis.RedisResult {
 	b := d.client.B()
 	result := d.client.Do(ctx, b.Evalsha().Sha1(sc.sha).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
@@ -21,16 +21,16 @@ func (d *Driver) eval(ctx context.Context, sc *script, keys, args []string) ruei
 	return result
 }
 
-// checkDemoted closes the connections to a server that became a replica, so that the client looks up again who stands behind the
-// address, or asks the sentinels.
+// checkDemoted closes the connections to a server that became a replica, so that the client looks up the server of the
+// address anew, or asks the sentinels.
 func (d *Driver) checkDemoted(err error) {
 	if d.dialer != nil && isReadOnly(err) {
 		d.dialer.Break()
 	}
 }
 
-// doMulti sends several requests at once. It returns when they are answered or fail, or ctx ends: the library would not heed that
-// everywhere, as while it connects.
+// doMulti sends several requests at once. It returns when they are answered or fail, or when ctx ends: the library does not heed ctx
+// everywhere, for example while it connects.
 func (d *Driver) doMulti(ctx context.Context, client rueidis.Client, cmds []rueidis.Completed) []rueidis.RedisResult {
 	answers := make(chan []rueidis.RedisResult, 1)
 	if !d.life.Go(func() { answers <- client.DoMulti(ctx, cmds...) }) { // ends soon after ctx

@@ -13,21 +13,22 @@ import (
 
 const (
 	maxSenders = 4  // requests on their way at once, where ops are combined
-	maxOps     = 64 // in one request: nothing can interrupt what the server does meanwhile
-	fewOps     = 16 // in one request, unless so many wait that the requests on their way could not carry them
+	maxOps     = 64 // in one request: nothing can interrupt the server meanwhile
+	fewOps     = 16 // in one request, unless more ops wait than the requests on their way could carry
 )
 
-// sender carries ops out. On one server it combines those that gather while requests are on their way, each for a name of its own,
-// into one request: a crowd is served at a fraction of the cost, and a caller alone waits for nobody. In a cluster, for
-// fair locks, for read-write locks, and where replicas have to confirm, each op goes by itself, so that none waits for a node that it does not need.
+// sender carries out ops. On one server it combines the ops that gather while requests are on their way, each for a name of its own,
+// into one request: a crowd is served at a fraction of the cost, and a single caller waits for nobody. In a cluster, for
+// fair locks, for read-write locks, and where replicas have to confirm, each op goes by itself, so that no op waits for a node that it does
+// not need.
 type sender struct {
 	driver *Driver
 
 	mu    sync.Mutex
 	queue []*op
-	busy  int       // goroutines that take from the queue
-	idle  int       // of these, those that wait for more
-	more  sync.Cond // an op for an idle one, or the end
+	busy  int       // goroutines that take ops from the queue
+	idle  int       // of these, the ones that wait for ops
+	more  sync.Cond // signaled for an op, or the end
 	ended bool
 }
 
@@ -59,7 +60,7 @@ func (s *sender) add(o *op) {
 	s.wake()
 }
 
-// wake lets somebody take what is in the queue. It is called with mu held.
+// wake has a goroutine take the ops in the queue. It is called with mu held.
 func (s *sender) wake() {
 	switch {
 	case len(s.queue) == 0:
@@ -94,10 +95,10 @@ func (s *sender) run() {
 			return
 		}
 		b.ops = s.take(b.ops[:0])
-		s.wake() // what has to go by another request
+		s.wake() // the rest has to go by another request
 		s.mu.Unlock()
 		s.send(&b)
-		runtime.Gosched() // let those who got their answers ask again: together they make a larger request
+		runtime.Gosched() // let callers with answers ask again: together they make a larger request
 		s.mu.Lock()
 	}
 }
@@ -132,7 +133,7 @@ func hasName(ops []*op, name string) bool {
 	return false
 }
 
-// end has what is left in the queue fail, and the goroutines end.
+// end fails the ops in the queue, and ends the goroutines.
 func (s *sender) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -146,7 +147,7 @@ func (s *sender) end() {
 	s.more.Broadcast()
 }
 
-// batch is ops that go together, and the memory for their request.
+// batch has ops that go together, and the memory for their request.
 type batch struct {
 	ops        []*op
 	keys, args []string
@@ -174,7 +175,7 @@ func (s *sender) sendAlone(b *batch, o *op) {
 	d.finish(o)
 }
 
-// sendOp carries one op out. The slices are memory for its request.
+// sendOp carries out one op. The slices are memory for its request.
 func (d *Driver) sendOp(ctx context.Context, o *op, keys, args []string) {
 	keys, args = o.keys(d, keys), o.args(d, args)
 	scripts := d.scriptsOf(o.request.Mode)
@@ -192,8 +193,8 @@ func (d *Driver) sendOp(ctx context.Context, o *op, keys, args []string) {
 	d.heard(o.sent, result.NonRedisError())
 }
 
-// sendTogether combines the ops. What the server refuses as a whole, as it does when one of the names is not permitted, it is asked
-// for one by one.
+// sendTogether combines the ops. If the server refuses the whole, as it does when one of the names is not permitted, each op is sent by
+// itself.
 func (s *sender) sendTogether(b *batch) {
 	d := s.driver
 	b.keys, b.args = b.keys[:0], b.args[:0]

@@ -6,7 +6,7 @@ import (
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
-// newTopics returns what listens to the channels of names that are waited for.
+// newTopics returns the listener to the channels of names with waiters.
 func newTopics(d *Driver) *redistopic.Listener {
 	o := redistopic.Options{
 		Life:    d.life,
@@ -34,15 +34,15 @@ func (d *Driver) connectTo(node string) (redistopic.Conn, bool) {
 	return redistopic.Conn{DedicatedClient: c, End: c.Close}, true
 }
 
-// shards is a topology as package redistopic asks for it.
+// shards is a topology in the form of package redistopic.
 type shards struct{ *topology }
 
 func (s shards) Refresh(ctx context.Context) error { return s.refresh(ctx, topologyAge) }
 func (s shards) Expire()                           { s.expire() }
 func (s shards) Node(channel string) string        { return s.owner(slotOf(channel)) }
 
-// contended tells from the number of receivers of a message, own of them this driver's, whether other clients wait. In a cluster a
-// plain message is counted where it was sent only.
+// contended says whether other clients wait, by the number of receivers of a message, of which own are this driver's. In a cluster the
+// count of a plain message covers only the node where it was sent.
 func (d *Driver) contended(told int64, own int) bool {
 	return told > int64(own) || d.cluster && d.checked.pubSub != PubSubSharded
 }

@@ -17,12 +17,12 @@ import (
 )
 
 const (
-	askNodes    = 2 * time.Second // how long nodes may take to say who has which slots
+	askNodes    = 2 * time.Second // how long nodes may take to say which slots they have
 	topologyAge = 30 * time.Second
 )
 
-// topology knows which node of a cluster has which slots. The client finds that out for itself; it is known here to keep apart what
-// goes to different nodes, and to reach one of them alone. So it does no harm that it may be out of date.
+// topology knows which node of a cluster has which slots. The client knows, too; the driver needs the slots to keep apart requests
+// to different nodes, and to reach one node alone. So a topology that is out of date does no harm.
 type topology struct {
 	nodes func() map[string]rueidis.Client
 	spawn func(func()) bool
@@ -42,14 +42,14 @@ func newTopology(d *Driver) *topology {
 	return &topology{nodes: d.client.Nodes, spawn: d.life.Go, busy: make(chan struct{}, 1)}
 }
 
-// known reports whether there is anything to go by.
+// known reports whether any node of a slot is known.
 func (t *topology) known() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.ranges) > 0
 }
 
-// owner returns the address of the node that has a slot, or "" if that is not known.
+// owner returns the address of the node that has a slot, or "" if the node is not known.
 func (t *topology) owner(slot uint16) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -85,7 +85,7 @@ func (t *topology) fresh(age time.Duration) bool {
 	return !t.read.IsZero() && time.Since(t.read) < age
 }
 
-// refresh asks all nodes and takes the first answer, unless what is known is younger than age.
+// refresh asks all nodes and takes the first answer, unless the last one is younger than age.
 func (t *topology) refresh(ctx context.Context, age time.Duration) error {
 	if t.fresh(age) {
 		return nil

@@ -7,8 +7,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Watch implements driver.Watcher. The server tells of the end of holds, in whichever mode, and not of grants. The end of a fair lock is told
-// to the next in line alone. A watcher counts among those who wait, as far as Status.Waiters and a release count them.
+// Watch implements driver.Watcher. The server tells of the ends of holds, in all modes, and not of grants. The end of a fair lock is told
+// to the next in line alone, so fair locks cannot be watched. Status.Waiters and the count at a release take a watcher for a waiter.
 func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
 	if d.options.Fair {
 		return nil, fmt.Errorf("watching fair locks: %w", errors.ErrUnsupported)

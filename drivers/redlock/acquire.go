@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
-// longestVote bounds how long an attempt waits for a majority of the nodes; half the TTL if that is less.
+// longestVote bounds how long an attempt waits for a majority of the nodes; the bound is half the TTL if that is shorter.
 const longestVote = 2500 * time.Millisecond
 
 // Acquire implements driver.Driver.
@@ -34,7 +34,7 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 }
 
 func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error) {
-	// Where messages of the name arrive already, listen before the first try: then that needs no second one.
+	// If messages of the name arrive already, listen before the first try: a wait then needs no second try.
 	var t *redistopic.Topic
 	first := d.firstNode(r.Name)
 	if !r.NoWait {
@@ -55,13 +55,13 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	return l, err
 }
 
-// isRefusal reports whether an attempt ended since somebody else holds the lock, and nothing else.
+// isRefusal reports whether an attempt ended for the sole reason that somebody else holds the lock.
 func isRefusal(err error) bool {
 	return errors.Is(err, driver.ErrLocked) && !errors.Is(err, driver.ErrClosed) && !errors.Is(err, context.Canceled) &&
 		!errors.Is(err, context.DeadlineExceeded)
 }
 
-// askAll asks all nodes that were not asked yet, or refused.
+// askAll asks all nodes that have not been asked, or have refused.
 func (l *lease) askAll() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -101,12 +101,12 @@ func (l *lease) vote(ctx context.Context) error {
 		case now > limit:
 			return l.unfinished(driver.ErrUnavailable)
 		case !reached:
-			l.leaveBehind(now)
+			l.stopWaiting(now)
 		}
 	}
 }
 
-// decide tells how the vote has ended, if it has.
+// decide returns the outcome of the vote, if it is decided.
 func (l *lease) decide() (err error, decided bool) {
 	d := l.driver
 	l.mu.Lock()
@@ -129,7 +129,7 @@ func (l *lease) decide() (err error, decided bool) {
 	return l.outOfReach(), true
 }
 
-// outOfReach says why there is no majority of answers. It is called with mu held.
+// outOfReach is the error of an attempt without a majority of answers. It is called with mu held.
 func (l *lease) outOfReach() error {
 	var last error
 	forbidden := 0
@@ -152,7 +152,7 @@ func (l *lease) outOfReach() error {
 	return fmt.Errorf("%w: too few nodes answered, the last because of: %w", driver.ErrUnavailable, last)
 }
 
-// unfinished is the error of an attempt that ended for another reason than its votes.
+// unfinished is the error of an attempt that ended before its vote.
 func (l *lease) unfinished(why error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -166,8 +166,8 @@ func (l *lease) unfinished(why error) error {
 	return l.outOfReach()
 }
 
-// leaveBehind gives up waiting for nodes that are slower than a majority of the others by more than NodeTimeout.
-func (l *lease) leaveBehind(now int64) {
+// stopWaiting gives up waiting for nodes that are more than NodeTimeout slower than a majority of the others.
+func (l *lease) stopWaiting(now int64) {
 	d := l.driver
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -188,7 +188,7 @@ func (l *lease) leaveBehind(now int64) {
 	l.check()
 }
 
-// giveUp undoes an attempt and returns err, after the nodes said that nothing is left of it, or else with ErrUnknown.
+// giveUp undoes an attempt. It returns err when the nodes have said that nothing is left of the attempt, or otherwise with ErrUnknown.
 func (d *Driver) giveUp(ctx context.Context, l *lease, err error) error {
 	l.mu.Lock()
 	l.undo()
@@ -205,5 +205,5 @@ func (d *Driver) giveUp(ctx context.Context, l *lease, err error) error {
 	return fmt.Errorf("%w: %w", err, driver.ErrUnknown)
 }
 
-// drift is what clocks may differ by during a TTL.
+// drift is how much clocks may differ after a TTL.
 func drift(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }

@@ -17,23 +17,23 @@ import (
 // Lowest version of Redis. Valkey began at 7.2.
 const minMajor, minMinor = 6, 2
 
-// never is when answers of a node begin to count that is not fit for locks.
+// never is the time from which the answers of an unfit node count.
 const never = int64(1<<63 - 1)
 
-// lookAgain is how often a server is looked at that was not fit, in case that has changed.
+// lookAgain is how often to look at an unfit server again, in case it has become fit.
 const lookAgain = time.Second
 
-// identity is what a server says about itself.
+// identity is a server, by its own word.
 type identity struct {
 	run  string // changes at each start of the server
 	conn uint64 // the connection, by Dialer.Made
-	id   int64  // that the server gave to the connection; 0 if unknown
-	err  error  // why it is not fit for locks
+	id   int64  // the server's number for the connection; 0 if unknown
+	err  error  // why the server is not fit for locks
 }
 
-// look asks the server behind the current connection who it is, and gives it the scripts. It is called by the node's goroutine before
-// anything is asked over a new connection: a server that was started a moment ago may have forgotten locks that are held, so its
-// answers count when all of these would be over.
+// look asks the server behind the current connection for its identity, and gives it the scripts. The node's goroutine calls look before it
+// asks anything over a new connection: a server that was just started may have forgotten locks that are held, so its answers count only
+// when all such locks would be over.
 func (n *node) look() error {
 	err := n.connect()
 	if err != nil {
@@ -72,8 +72,8 @@ func (n *node) look() error {
 	return nil
 }
 
-// bury makes sure that nothing arrives any more that was sent over the connection before, which is broken for us but perhaps not yet
-// for the server.
+// bury makes sure that requests sent over the connection before cannot arrive any more: the connection is broken on this side, but perhaps
+// not yet for the server.
 func (n *node) bury(before, now identity) {
 	switch {
 	case before.conn == 0 || before.conn == now.conn:
@@ -119,7 +119,7 @@ func (n *node) judge(server, replication, memory map[string]string) {
 	n.counts.Store(started + int64(d.options.MaxTTL))
 }
 
-// countsNow returns an error if what the node answers does not count.
+// countsNow returns an error if the answers of the node do not count.
 func (n *node) countsNow() error {
 	from := n.counts.Load()
 	switch now := n.driver.now(); {
@@ -184,8 +184,8 @@ func fields(info string) map[string]string {
 	return m
 }
 
-// checkNodes returns when the nodes were looked at, those that answer late left aside, and fails if too few can be reached or one of
-// them is not fit.
+// checkNodes waits until the nodes were looked at, except for late ones beyond a majority. It returns an error if too few can be reached or a
+// node is not fit.
 func (d *Driver) checkNodes(ctx context.Context) error {
 	p := &probe{done: make(chan probed, len(d.nodes))}
 	for _, n := range d.nodes {
@@ -222,7 +222,7 @@ func (d *Driver) checkNodes(ctx context.Context) error {
 	return nil
 }
 
-// probe is a task that asks nothing but that the node is looked at.
+// probe is a task that only has the node looked at.
 type probe struct{ done chan probed }
 
 type probed struct {

@@ -7,8 +7,8 @@ import (
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
-// ear receives the messages of one node that tell the end of holds, over a connection of its own. They let waiters ask at once rather than
-// at their next poll; nothing depends on them.
+// ear receives the messages of one node about the ends of holds, over a connection of its own. With a message a waiter asks at once, and
+// otherwise at its next poll; nothing else depends on messages.
 type ear struct {
 	*redistopic.Listener
 	option rueidis.ClientOption
@@ -23,7 +23,7 @@ func newEar(d *Driver, o rueidis.ClientOption) *ear {
 	return e
 }
 
-// connect makes a client for the connection alone, since there is none for a node that is down.
+// connect makes a client for this connection alone, since a client for a node that is down does not exist.
 func (e *ear) connect(string) (redistopic.Conn, bool) {
 	client, err := rueidis.NewClient(e.option)
 	if err != nil {

@@ -11,10 +11,10 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// permissionCodes begin refusals. The last is what servers up to 7.0 say, without a code, of what a script asks for.
+// permissionCodes begin refusals. The last one is the text, without a code, by which servers up to 7.0 refuse a command of a script.
 var permissionCodes = []string{"NOPERM", "NOAUTH", "WRONGPASS", "The user executing the script can't"}
 
-// refusal says in the words of package driver why a node did not do what it was asked. Its own errors mean that it did nothing.
+// refusal puts the error of a request to a node in the words of package driver. An error that the node returned means that it did nothing.
 func refusal(err error) error {
 	var answer *rueidis.RedisError
 	ok := errors.As(err, &answer)

@@ -22,7 +22,7 @@ var (
 	_ driver.ContentionReporter = (*lease)(nil)
 )
 
-// poll is a script that is run on all nodes, outside of any vote.
+// poll is a script to run on all nodes, outside of any vote.
 type poll struct {
 	driver *Driver
 	script string
@@ -101,13 +101,13 @@ func (p *poll) answer(n *node, result rueidis.RedisResult, err error) {
 	}
 }
 
-// holding is what a majority of the nodes has.
+// holding is the value that a majority of the nodes has.
 type holding struct {
 	value string // "" if there is none
 	ttl   time.Duration
 }
 
-// holder returns who holds a name.
+// holder returns the value of a name.
 func (d *Driver) holder(ctx context.Context, name string) (holding, error) {
 	answers, err := d.ask(ctx, inspectText, name)
 	if err != nil {
@@ -124,7 +124,7 @@ func (d *Driver) holder(ctx context.Context, name string) (holding, error) {
 		if notNumber != nil {
 			return holding{}, errAnswer
 		}
-		if err == nil { // nil where there is none
+		if err == nil { // a nil says that the node has no value
 			ttls[value] = append(ttls[value], ttl)
 		}
 	}
@@ -141,7 +141,8 @@ func (d *Driver) holder(ctx context.Context, name string) (holding, error) {
 	return holding{}, nil
 }
 
-// Inspect implements driver.Inspector. A name is held if a majority of the nodes has the same value for it; TTL is how long they have.
+// Inspect implements driver.Inspector. A name is held if a majority of the nodes has the same value for it. TTL is until there is no such
+// majority any more.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	if err := d.life.Enter(); err != nil {
 		return driver.Status{}, err
@@ -156,7 +157,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return s, nil
 }
 
-// ForceUnlock implements driver.ForceUnlocker. The holder learns of it when it renews the hold.
+// ForceUnlock implements driver.ForceUnlocker. The holder learns the loss at its next renewal.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if err := d.life.Enter(); err != nil {
 		return err

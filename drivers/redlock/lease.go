@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/internal/linked"
 )
 
-// lease is one attempt to get a lock, with a value of its own, and the hold that may come of it.
+// lease is one attempt to get a lock, with a value of its own, and the hold after its grant.
 type lease struct {
 	linked.Links[lease] // in Driver.leases
 
@@ -19,20 +19,20 @@ type lease struct {
 	request *driver.Request
 	value   string // at the key of the lock, on each node that granted it
 	expires atomic.Int64
-	changed chan struct{} // receives a value when what is waited for may have come about
+	changed chan struct{} // gets an element when the goal may have been reached
 
 	mu        sync.Mutex
 	votes     []vote
 	phase     phase
 	goal      goal
-	ttl       time.Duration // that nodes are asked for
+	ttl       time.Duration // in requests to set the value
 	sent      int64         // when the attempt began
-	lasts     int64         // until when a node may keep the value, if it does all that it was asked for
+	lasts     int64         // until when a node may keep the value, if it carries out all requests
 	removed   int           // nodes that said that they deleted the value
-	missed    int           // nodes where it was not there, or is left to its TTL
+	missed    int           // nodes that did not have the value, or keep it until its TTL ends
 	contended bool
 	renewing  int   // renewals that are not decided
-	shortest  int64 // the shortest TTL that one of these asks for
+	shortest  int64 // the shortest TTL among these
 }
 
 // phase is how far a lease has come.
@@ -42,17 +42,17 @@ const (
 	wanted phase = iota // the nodes are being asked
 	held
 	ending // the nodes are asked to delete the value
-	over   // Release has told what came of that, or a renewal that there is no majority
+	over   // Release has returned the outcome of the deletions, or a renewal found no majority
 )
 
-// goal is what somebody waits for.
+// goal is what the caller of await waits for.
 type goal uint8
 
 const (
 	nothing  goal = iota
-	decision      // the vote
-	freedom       // that a majority of the nodes is free, or cannot be freed
-	silence       // that no node has the value
+	decision      // the outcome of the vote
+	freedom       // a majority of the nodes is free, or cannot be freed
+	silence       // no node has the value
 )
 
 func (d *Driver) newLease(r *driver.Request, value string) *lease {
@@ -80,14 +80,14 @@ func (l *lease) Contended() bool {
 	return l.contended
 }
 
-// end is when the value is gone from every node whatever happens.
+// end is when the value is gone from every node in any case.
 func (l *lease) end() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.lasts + int64(late)
 }
 
-// tally counts the votes of an attempt: those for it and against it, and those that may still come in time.
+// tally counts the votes of an attempt: for it, against it, and those that may still come in time.
 func (l *lease) tally() (yes, no, pending int) {
 	for i := range l.votes {
 		v := &l.votes[i]
@@ -103,7 +103,7 @@ func (l *lease) tally() (yes, no, pending int) {
 	return yes, no, pending
 }
 
-// check wakes the one who waits if that has come about. It is called with mu held.
+// check wakes the waiter if its goal has been reached. It is called with mu held.
 func (l *lease) check() {
 	reached := false
 	switch l.goal {
@@ -121,7 +121,7 @@ func (l *lease) check() {
 	}
 }
 
-// pass wakes one who waits.
+// pass wakes a waiter.
 func (l *lease) pass() {
 	select {
 	case l.changed <- struct{}{}:
@@ -129,7 +129,7 @@ func (l *lease) pass() {
 	}
 }
 
-// told reports whether the node that others listen to has said whether they do. It is called with mu held.
+// told reports whether the node that waiters listen to has said how many they are. It is called with mu held.
 func (l *lease) told() bool {
 	v := &l.votes[l.driver.firstNode(l.request.Name)]
 	return v.state == gone || v.node().impaired()
@@ -157,7 +157,7 @@ func (l *lease) deletions() int {
 	return n
 }
 
-// undo has the value deleted wherever it is or may come to be. It is called with mu held.
+// undo has the value deleted from each node that has it, or may get it. It is called with mu held.
 func (l *lease) undo() {
 	if l.phase < ending {
 		l.phase = ending
@@ -167,7 +167,7 @@ func (l *lease) undo() {
 	}
 }
 
-// await waits for a goal that is set. It returns false if ctx ends, limit passes (0: none) or stop is closed before.
+// await waits until the goal is reached. It returns false if ctx ends, limit passes (0: none) or stop is closed before.
 func (l *lease) await(ctx context.Context, limit time.Duration, stop <-chan struct{}) bool {
 	select {
 	case <-l.changed:
@@ -190,8 +190,8 @@ func (l *lease) await(ctx context.Context, limit time.Duration, stop <-chan stru
 	return false
 }
 
-// Release implements driver.Lease. It returns when a majority of the nodes is free again, and the one that others listen to is among
-// them or late; the others follow.
+// Release implements driver.Lease. It returns when a majority of the nodes is free again, the node that waiters listen to among them
+// unless it is late; the other nodes follow.
 func (l *lease) Release(ctx context.Context) error {
 	d := l.driver
 	l.mu.Lock()
@@ -220,7 +220,7 @@ func (l *lease) Release(ctx context.Context) error {
 	}
 }
 
-// released tells what has come of a release, if that is clear. Unless it is said to have been, whether others listen may be open.
+// released returns the outcome of a release, if it is clear. As long as the goal is not reached, it may be open whether waiters listen.
 func (l *lease) released(reached bool) (err error, done bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -7,7 +7,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Leave implements driver.Leaver: the last renewal of a lease which the driver forgets.
+// Leave implements driver.Leaver: the last renewal of a lease, which the driver then forgets.
 func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Duration) error {
 	l := granted.(*lease)
 	err := l.Renew(ctx, ttl)

@@ -19,18 +19,18 @@ import (
 
 const (
 	maxTasks   = 64   // in one batch
-	maxWeight  = 1024 // of one batch, so that those who acquire do not wait for thousands of renewals
-	maxBacklog = 1024 // votes that are handed to a node that is not likely to answer
+	maxWeight  = 1024 // of one batch, so that an Acquire does not wait for thousands of renewals
+	maxBacklog = 1024 // votes that are handed to a node that will hardly answer
 	firstDown  = 10 * time.Millisecond
 	lastDown   = 500 * time.Millisecond
 	firstGone  = 50 * time.Millisecond // until a deletion is repeated
 	lastGone   = 2 * time.Second
-	maxGhosts  = 10_000 // on one node; beyond that the one that ends soonest is left to its TTL
+	maxGhosts  = 10_000 // on one node; of more, the ghost that ends soonest is left to its TTL
 )
 
-// task is one request to a node. Its methods are called by the node's goroutine alone, and hold none of the node's locks.
+// task is one request to a node. Only the node's goroutine calls its methods, without any of the node's locks.
 type task interface {
-	// command returns the request, or false if there is nothing to ask any more, or not of a node that does not count.
+	// command returns the request, or false if there is nothing to ask any more, or if the node does not count.
 	command(n *node, at int64) (rueidis.Completed, bool)
 
 	// weight returns how many leases the request is about.
@@ -40,8 +40,8 @@ type task interface {
 	answer(n *node, result rueidis.RedisResult, err error)
 }
 
-// node is one of the servers. A goroutine carries out what is asked of it, one batch after the other over one connection, so that
-// requests reach the server in the order of add, and callers never wait for a node that they do not need.
+// node is one of the servers. A goroutine carries out the tasks, one batch after the other over one connection. So requests reach
+// the server in the order of add, and callers never wait for a node that they do not need.
 type node struct {
 	driver *Driver
 	index  int
@@ -52,22 +52,22 @@ type node struct {
 	ended chan struct{} // closed by end
 
 	flight  atomic.Int64 // since when a batch is on its way, or 0
-	hung    atomic.Bool  // it let an answer wait for too long, and has not answered since
-	trouble atomic.Bool  // the last attempt to reach it failed
-	counts  atomic.Int64 // from when on its answers count: see check.go
+	hung    atomic.Bool  // the node let an answer wait for too long, and has not answered since
+	trouble atomic.Bool  // the last attempt to reach the node failed
+	counts  atomic.Int64 // from when on the answers of the node count: see check.go
 
 	mu      sync.Mutex
 	queue   []task
 	ghosts  []*ghost
-	working int // tasks in the batch that is on its way
+	working int // tasks in the batch on its way
 	closed  bool
 
 	// Of the goroutine.
 	client    rueidis.Client
 	commands  []rueidis.Completed
 	single    [1]rueidis.RedisResult
-	known     uint64 // the connection, by Dialer.Made, that the server was looked at over; 0: none
-	cleared   uint64 // the last connection of which surely nothing arrives any more
+	known     uint64 // the connection, by Dialer.Made, over which look has seen the server; 0: none
+	cleared   uint64 // the last connection from which surely nothing arrives any more
 	server    identity
 	lookedAt  int64
 	downUntil int64
@@ -78,7 +78,7 @@ type node struct {
 // ghost is a value whose deletion has failed.
 type ghost struct {
 	vote  *vote
-	until int64 // when it is gone whatever happens
+	until int64 // when the value is gone in any case
 	next  int64
 	wait  time.Duration
 }
@@ -93,7 +93,7 @@ func newNode(d *Driver, index int, o rueidis.ClientOption) *node {
 
 func (n *node) address() string { return n.option.InitAddress[0] }
 
-// impaired reports whether the node is not likely to answer.
+// impaired reports whether the node will hardly answer.
 func (n *node) impaired() bool { return n.hung.Load() || n.trouble.Load() }
 
 // add has a task carried out, unless the driver is closed.
@@ -110,8 +110,8 @@ func (n *node) add(t task) bool {
 	return true
 }
 
-// haunt has a deletion repeated until it is answered, or the value would be gone by itself.
-func (n *node) haunt(v *vote) {
+// repeatDeletion has a deletion repeated until the node answers, or the value would be gone by itself.
+func (n *node) repeatDeletion(v *vote) {
 	g := &ghost{vote: v, until: v.lease.end(), next: n.driver.now() + int64(firstGone), wait: firstGone}
 	var soonest *ghost
 	n.mu.Lock()
@@ -148,7 +148,7 @@ func (n *node) signal() {
 	}
 }
 
-// end has the goroutine end, and all that is left fail.
+// end has the goroutine end, and all tasks that are left fail.
 func (n *node) end() {
 	n.mu.Lock()
 	n.closed = true
@@ -169,7 +169,7 @@ func (n *node) run() {
 		if len(batch) > 0 {
 			n.carryOut(batch)
 			clear(batch)
-			runtime.Gosched() // let those who got their answers ask again: together they make a larger batch
+			runtime.Gosched() // let callers with answers ask again: together they make a larger batch
 			continue
 		}
 		timer.Reset(wait)
@@ -182,7 +182,7 @@ func (n *node) run() {
 	}
 }
 
-// stop ends what is left.
+// stop fails the tasks that are left.
 func (n *node) stop() {
 	n.mu.Lock()
 	queue := n.queue
@@ -196,7 +196,7 @@ func (n *node) stop() {
 	}
 }
 
-// take removes a batch from the queue, with the ghosts that are due; if there are none, wait is how long that will be.
+// take removes a batch from the queue, with the ghosts that are due. Wait is the time until the next ghost is due.
 func (n *node) take(batch []task) (_ []task, wait time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -254,8 +254,8 @@ func (n *node) carryOut(batch []task) {
 	} else {
 		n.fail(err)
 	}
-	// What was asked over a connection that nobody has looked at yet may come from a server that has forgotten its locks. If it
-	// cannot be looked at, its answers are as good as none.
+	// Answers over a connection that nobody has looked at yet may come from a server that has forgotten its locks. If look fails, these
+	// answers are as good as none.
 	var unseen error
 	if err == nil && n.known != n.dialer.Made() {
 		unseen = n.look()
@@ -271,7 +271,7 @@ func (n *node) carryOut(batch []task) {
 	}
 }
 
-// do sends commands. Those of a script that the server has forgotten are sent once more, behind the script.
+// do sends commands. Commands that need a script which the server has forgotten are sent once more, behind the script.
 func (n *node) do(commands []rueidis.Completed, tasks []task, at int64) []rueidis.RedisResult {
 	if len(commands) == 1 {
 		n.single[0] = n.client.Do(context.Background(), commands[0])
@@ -287,7 +287,7 @@ func (n *node) do(commands []rueidis.Completed, tasks []task, at int64) []rueidi
 	return results
 }
 
-// again repeats the requests that need the scripts. Of tasks, those are left out that have nothing to ask any more.
+// again repeats the requests that need the scripts. Tasks with nothing to ask any more are left out, and set to nil.
 func (n *node) again(results []rueidis.RedisResult, tasks []task, at int64) []rueidis.RedisResult {
 	b := n.client.B()
 	repeat := []rueidis.Completed{releaseScript.load(b), renewScript.load(b)}
@@ -328,7 +328,7 @@ func (n *node) fail(err error) {
 	n.downErr = err
 }
 
-// ready makes sure of a connection to a server that was looked at, or returns an error that says why there is none.
+// ready makes sure of a connection to a server that look has seen, or returns an error that says why there is none.
 func (n *node) ready() error {
 	unfit := n.counts.Load() == never && n.driver.now()-n.lookedAt > int64(lookAgain)
 	if n.known == n.dialer.Made() && n.client != nil && !n.trouble.Load() && !unfit {
@@ -345,7 +345,7 @@ func (n *node) ready() error {
 	return nil
 }
 
-// connect makes the client, which connects whenever it has to from then on.
+// connect makes the client, which from then on makes connections when needed.
 func (n *node) connect() error {
 	if n.client != nil {
 		return nil
@@ -363,7 +363,7 @@ type notSent struct{ error }
 
 func (e notSent) Unwrap() error { return e.error }
 
-// of says which node an error is of.
+// of adds the node to an error.
 func (n *node) of(err error) error { return fmt.Errorf("node %s: %w", n.address(), err) }
 
 func (g *ghost) command(n *node, at int64) (rueidis.Completed, bool) { return g.vote.command(n, at) }

@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdial"
 )
 
-// clientName is what connections are called in a node's CLIENT LIST.
+// clientName is the name of connections in a node's CLIENT LIST.
 const clientName = "dsync"
 
 func init() { driver.Register("redlock", open) }

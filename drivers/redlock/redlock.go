@@ -1,19 +1,19 @@
 // Package redlock is the dsync backend on N independent Redis servers: the published Redlock algorithm, with the keys and values of
-// redsync and redlock-py, so that programs on these and on dsync exclude each other on the same nodes. It registers the URL scheme
+// redsync and redlock-py, so that their programs and those of dsync exclude each other on the same nodes. It registers the URL scheme
 // "redlock":
 //
 //	redlock://user:password@host1:6379,host2:6379,host3:6379/0
 //
-// Give an odd number of nodes, 3 or more, that share nothing: 5 survive the loss of 2. User, password and database are those of every
+// Give an odd number of nodes, 3 or more, that share nothing: 5 survive the loss of 2. User, password and database hold for every
 // node.
 //
 // # Parameters
 //
 // Beside ttl= and require=, which every backend has:
 //
-//	maxttl=30s                       the longest TTL that anybody asks for, see Options.MaxTTL
+//	maxttl=30s                       the longest TTL of any client, see Options.MaxTTL
 //	durable=true                     nodes do not forget when they are restarted, see Options.Durable
-//	nodetimeout=50ms                 for how long a node is waited for, see Options.NodeTimeout
+//	nodetimeout=50ms                 how long a vote waits for slow nodes, see Options.NodeTimeout
 //	evict=refuse|allow               a server that evicts keys, see Options.AllowEviction
 //	tls=true                         encrypt, by TLS 1.2 or newer, and check the server's certificate
 //	tls_ca=file                      the authorities for that, as PEM; those of the system by default
@@ -25,42 +25,57 @@
 //
 // Redlock saves work from being done twice. It is not fit to keep data from being corrupted, for it trusts clocks and has no fencing:
 //
-//   - A holder that stops (a garbage collection, a frozen virtual machine) can write after its lease has ended. There are no tokens by
-//     which the resource could tell; Lease.Token is 0, and require=fenced is refused.
-//   - The nodes end holds by their own clocks. If those of a majority jump, a second client may be granted a lock that is held. Up to
+//   - A holder that stops (a garbage collection, a frozen virtual machine) can write after its lease has ended. The resource cannot tell,
+//     since there are no tokens; Lease.Token is 0, and require=fenced is refused.
+//   - The nodes end holds by their own clocks. If the clocks of a majority jump, a second client may be granted a lock that is held. Up to
 //     a minority may jump: 2 of 5. Clocks may differ in speed by 1 %.
 //   - A node that loses data while it runs (FLUSHALL, eviction, a replica that is promoted behind the same address) forgets holds, and
-//     nothing shows it. If a majority does so within one TTL, there are two holders.
-//   - There is no order among those who wait: require=fair and require=fifo are refused.
+//     nothing shows the loss. If a majority does so within one TTL, there are two holders.
+//   - Waiters have no order: require=fair and require=fifo are refused.
 //
 // The modes Read and Write are not offered, and require=rw is refused. Readers would exclude writers, since any two majorities meet. But
 // the value of a lock is a string with one owner, so programs on redsync and redlock-py could neither read with others nor be kept out,
-// and a resource would have no token to tell a reader that is late.
+// and a resource would have no token by which to refuse a late reader.
+//
+// If this matters, take drivers/etcd, drivers/zk or drivers/pglock, where one log keeps the order and the tokens; where one Redis is
+// enough, drivers/redisson has tokens, costs a fifth and loses a lock only when the server does.
 //
 // Where that matters take drivers/etcd, drivers/zk or drivers/pglock, whose order and tokens are kept by one log; where one Redis is
 // enough, drivers/redisson has tokens, costs a fifth and loses a lock only when the server does.
 //
 // # Nodes that were started
 //
-// A node that was restarted may have forgotten locks that are held. Every new connection therefore begins with a look at the server,
-// and by its uptime it does not count until MaxTTL has passed since it was started, as the algorithm demands. It follows that new
-// nodes grant nothing for their first MaxTTL: Lock waits, TryLock returns ErrUnavailable and names the node. A lease that is renewed
-// is put back on a node that has forgotten it, so that it survives that all nodes are restarted one after the other.
+// A node that was restarted may have forgotten locks that are held. So every new connection begins with a look at the server, and a server
+// does not count until it has been up for MaxTTL, as the algorithm demands. It follows that new
+// nodes grant nothing for their first MaxTTL: Lock waits, TryLock returns ErrUnavailable and names the node. A renewal
+// puts the lease back on a node that has forgotten it, so a lease survives that all nodes are restarted one after the other.
 //
-// Nodes that are replicas, in a cluster, or the same server as another node, are refused when a driver is opened, and never count
-// when they turn up later.
+// A node that is a replica, part of a cluster, or the same server as another node, is refused when a driver is opened, and never counts
+// when it turns up later.
 //
 // # On the nodes
 //
-// A lock is a string under its plain name; its value is the identity of the hold, and of the attempt after the first. It is set by
-// SET NX PX, and deleted and renewed by scripts that compare the value. An attempt asks all nodes at once and is decided by the first
-// majority of answers, so that a node that is slow, frozen or gone costs nothing. A deletion goes to a node only when that has answered
-// the request that sets the value; what a broken connection leaves unclear is cleared up over the next one.
+// A lock is a string under its plain name; its value is the identity of the hold, and of the attempt after the first. The value is set by
+// SET NX PX, and deleted and renewed by scripts that compare it. An attempt asks all nodes at once and is decided by the first
+// majority of answers, so a node that is slow, frozen or gone costs nothing. A deletion goes to a node only when the node has answered
+// the request that sets the value; where a broken connection leaves this unclear, the next connection clears it up.
 //
-// The deletion also publishes an empty message on the channel dsync_redlock: followed by the name. Clients that wait listen to it on
-// one node that the name determines, and then ask that node alone, and the others only if it grants: so many that wait neither share
-// the votes out among them nor flood the nodes. They also ask one node now and then, some 7 times a second, for locks of other
-// libraries send no message and those of a client that is gone expire.
+// The deletion also publishes an empty message on the channel dsync_redlock: followed by the name. All waiters for a name listen on
+// one node, which the name determines. With a message they ask this node, and the others only if it grants: so many waiters neither share
+// out the votes among them nor flood the nodes. Waiters also ask one node now and then, some 7 times a second, because other
+// libraries send no message and the locks of a dead client expire.
+//
+// # An example
+//
+// A and B lock "orders/42" with a TTL of 10 s, on the nodes N0, N1 and N2. The name determines N0 for waiters.
+//
+//	A locks:    SET orders/42 a3f1... NX PX 10000       to all. N0 and N1 answer OK: A holds the lock for 10 s from the time of sending.
+//	B locks:    SET orders/42 77c0... NX PX 10000       to all. N0 and N1 answer nil: B is refused. N2 may have answered OK, so it is asked
+//	                                                    to delete B's value. B listens to dsync_redlock:orders/42 on N0.
+//	A renews:   PEXPIREAT, where the value is a3f1...   on all, by renew.lua. A majority is enough.
+//	A unlocks:  DEL and PUBLISH dsync_redlock:orders/42 on all, by release.lua, where the value is a3f1...
+//	B is told:  SET orders/42 77c0...#1 NX PX 10000     to N0, and after its OK to N1 and N2: B holds the lock. The value is that of the
+//	                                                    second attempt, lest what is left of the first is taken for it.
 //
 // A user of the nodes needs these rights, here for names that begin with "lk:":
 //
@@ -89,10 +104,10 @@ const (
 	// minTTL leaves room for a round trip to a majority and the margin for clocks that drift.
 	minTTL = 20 * time.Millisecond
 
-	// defaultMaxTTL is as long as a TTL may be, and a node that was started is left out.
+	// defaultMaxTTL is the longest TTL by default, and how long a node that was started does not count.
 	defaultMaxTTL = 30 * time.Second
 
-	// highestMaxTTL keeps sums of times far from what a time.Duration can hold.
+	// highestMaxTTL keeps sums of times far from the largest time.Duration.
 	highestMaxTTL = 10 * 365 * 24 * time.Hour
 
 	// late covers requests that are still on their way when their client is gone; the keys themselves end with their TTL.
@@ -105,18 +120,18 @@ const (
 
 // Options of a Driver. The zero value is fine. MaxTTL and Durable have to be the same for all clients of the nodes.
 type Options struct {
-	// MaxTTL is the longest TTL that any client asks for, those of other libraries included; 30 s if 0. A node that was started less
-	// than that ago does not count: it may have forgotten locks that are held.
+	// MaxTTL is the longest TTL of any client, those of other libraries included; 30 s if 0. A node that was started less
+	// than MaxTTL ago does not count: it may have forgotten locks that are held.
 	MaxTTL time.Duration
 
 	// Durable says that no node ever forgets what it answered (appendonly yes, appendfsync always, and a disk that keeps its word),
-	// so that one that was started counts at once.
+	// so a node that was started counts at once.
 	Durable bool
 
-	// NodeTimeout is how long an undecided vote waits for the rest when a majority of the nodes has answered; 50 ms if 0.
+	// NodeTimeout is how long an undecided vote waits for the other nodes when a majority has answered; 50 ms if 0.
 	NodeTimeout time.Duration
 
-	// AllowEviction accepts nodes that may evict keys when their memory is full, and with them locks that are held.
+	// AllowEviction accepts nodes that may evict keys when their memory is full, and so locks that are held.
 	AllowEviction bool
 }
 
@@ -132,16 +147,16 @@ type Driver struct {
 	timers sync.Pool
 
 	mu     sync.Mutex
-	leases linked.List[lease, *lease] // all that are held
+	leases linked.List[lease, *lease] // the leases that are held
 	runs   []string                   // of the nodes' servers
 }
 
 var _ driver.Driver = (*Driver)(nil)
 
-// New returns a Driver that uses the nodes, an odd number of 3 or more, each given as the options of a client for it with one address
-// in InitAddress. It makes the clients itself, since one cannot be made while its node is down, and has to know of every connection
-// that is made. It asks the nodes nothing yet: what Open checks about them is checked when they are first used, and nodes that turn
-// out not to be fit never count.
+// New returns a Driver that uses the nodes, an odd number of 3 or more. Each node is given by the options of a client, with one address
+// in InitAddress. The Driver makes the clients itself, since a client cannot be made while its node is down, and because the Driver has to
+// know of every connection. New asks the nodes nothing: the checks of Open are made when the nodes are first used, and a node that turns
+// out unfit never counts.
 func New(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
 	if o == nil {
 		o = &Options{}
@@ -188,10 +203,10 @@ func checkNumber(nodes int) error {
 	return nil
 }
 
-// withDefaults makes the driver's own demands on a client.
+// withDefaults sets what the driver demands of a client.
 func withDefaults(o rueidis.ClientOption) rueidis.ClientOption {
 	o.ForceSingleClient, o.DisableCache, o.DisableRetry = true, true, true
-	o.PipelineMultiplex = -1 // one connection, which keeps requests in order
+	o.PipelineMultiplex = -1 // one connection, so requests stay in order
 	if o.Dialer.Timeout == 0 {
 		o.Dialer.Timeout = redisdial.ConnectFor
 	}
@@ -229,7 +244,7 @@ func (d *Driver) Info() driver.Info {
 // now is the time since d.epoch.
 func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
 
-// keep ends a call by a lease that is one of the driver's from now on. It does neither if Close has begun.
+// keep makes the lease one of the driver's and ends the call. If Close has begun, keep does neither.
 func (d *Driver) keep(l *lease) bool {
 	if d.life.Open().Err() != nil {
 		return false
@@ -241,7 +256,7 @@ func (d *Driver) keep(l *lease) bool {
 	return true
 }
 
-// beginRelease takes a lease off the driver's. It is a call that Close waits for.
+// beginRelease takes a lease off the driver's, and begins a call that Close waits for.
 func (d *Driver) beginRelease(l *lease) {
 	d.life.EnterLate()
 	d.forget(l)
@@ -267,7 +282,7 @@ func (d *Driver) sleep(ctx context.Context, wait time.Duration) bool {
 	return false
 }
 
-// timer returns one that fires after wait. Most are stopped before, so they are used again.
+// timer returns a timer that fires after wait. Most timers are stopped before, so they are used again.
 func (d *Driver) timer(wait time.Duration) *time.Timer {
 	if t, ok := d.timers.Get().(*time.Timer); ok {
 		t.Reset(wait)

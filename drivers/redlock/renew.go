@@ -22,7 +22,7 @@ var (
 	errLate   = errors.New("nobody waits for the renewal any more")
 )
 
-// renewal renews some leases, no two of them of one name, for one TTL. It is asked of all nodes.
+// renewal renews leases of different names for one TTL, on all nodes.
 type renewal struct {
 	driver *Driver
 	leases []*lease
@@ -31,7 +31,7 @@ type renewal struct {
 	keys   []string
 	args   []string
 	done   chan struct{} // closed when all leases are decided, or all nodes have answered
-	late   atomic.Bool   // nobody waits for it any more
+	late   atomic.Bool   // nobody waits for the renewal any more
 
 	mu      sync.Mutex
 	yes, no []int8
@@ -70,7 +70,7 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 	wg.Wait()
 }
 
-// group is leases of different names and of one TTL, and where they are among those of RenewAll.
+// group has leases of different names and of one TTL, with their indices in RenewAll.
 type group struct {
 	leases []*lease
 	index  []int
@@ -87,7 +87,7 @@ func (g *group) add(i int, l *lease) {
 	g.names[l.request.Name] = struct{}{}
 }
 
-// spawnRenewal renews what is in the group, and empties it.
+// spawnRenewal renews the leases of the group, and empties it.
 func (d *Driver) spawnRenewal(ctx context.Context, wg *sync.WaitGroup, g *group, done func(i int, err error)) {
 	leases, index := g.leases, g.index
 	g.leases, g.index = nil, nil
@@ -135,8 +135,8 @@ func (d *Driver) renew(ctx context.Context, leases []*lease, ttl time.Duration, 
 // weight implements task.
 func (r *renewal) weight() int { return len(r.leases) }
 
-// command implements task. What comes too late is not sent: where nodes are slower than renewals fall due, it would delay those that
-// are still worth something.
+// command implements task. A renewal that comes too late is not sent: if nodes are slower than renewals fall due, it would delay renewals
+// that still help.
 func (r *renewal) command(n *node, _ int64) (rueidis.Completed, bool) {
 	if r.late.Load() {
 		r.answer(n, rueidis.RedisResult{}, notSent{errLate})
@@ -186,7 +186,7 @@ func (r *renewal) answer(n *node, result rueidis.RedisResult, err error) {
 	}
 }
 
-// noteAbsent notes where a node does not have the value any more.
+// noteAbsent notes for which leases a node does not have the value any more.
 func (r *renewal) noteAbsent(n *node, answers string) {
 	for i, l := range r.leases {
 		if answers[i] == '1' {
@@ -200,7 +200,7 @@ func (r *renewal) noteAbsent(n *node, answers string) {
 	}
 }
 
-// decided reports whether the answers that are missing do not matter. It is called with mu held.
+// decided reports whether the missing answers do not matter. It is called with mu held.
 func (r *renewal) decided() bool {
 	quorum, all := r.driver.quorum, len(r.driver.nodes)
 	for i := range r.leases {
@@ -211,7 +211,7 @@ func (r *renewal) decided() bool {
 	return true
 }
 
-// outcome is what has come of the renewal of one lease.
+// outcome is the outcome of the renewal of one lease.
 func (r *renewal) outcome(ctx context.Context, i int, l *lease) error {
 	d := r.driver
 	r.mu.Lock()
@@ -219,7 +219,7 @@ func (r *renewal) outcome(ctx context.Context, i int, l *lease) error {
 	r.mu.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// Each node handles renewals in the order of their requests, but those that overlap may have been queued in different orders.
+	// Each node handles renewals in the order of their requests, but renewals that overlap may have been queued in different orders.
 	shortest := l.shortest
 	if l.renewing--; l.renewing == 0 {
 		l.shortest = 0
@@ -251,8 +251,8 @@ func (r *renewal) outcome(ctx context.Context, i int, l *lease) error {
 	return fmt.Errorf("%w: too few nodes answered, the last because of: %w", driver.ErrUnavailable, err)
 }
 
-// beginRenewal notes that a renewal is about to be sent, unless the lease is over. From here on the hold may end as early as that
-// renewal says, whatever becomes of it.
+// beginRenewal notes that a renewal is about to be sent, unless the lease is over. From here on the hold may end as early as this
+// renewal says, whatever its outcome.
 func (l *lease) beginRenewal(at int64, ttl time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -269,7 +269,7 @@ func (l *lease) beginRenewal(at int64, ttl time.Duration) bool {
 	return true
 }
 
-// rejoin asks nodes that do not have the value, such as one that was started anew, to set it again, so that a hold that is renewed
+// rejoin asks nodes without the value, such as a node that was restarted, to set it again, so that a hold with renewals
 // survives that all nodes are restarted one after the other. It is called with mu held, after a majority has confirmed the hold.
 func (l *lease) rejoin() {
 	for i := range l.votes {

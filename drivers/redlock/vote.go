@@ -9,20 +9,20 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// vote is what a lease has to do with one node. All fields but lease and index are guarded by lease.mu.
+// vote is the part that one node has in a lease. All fields but lease and index are guarded by lease.mu.
 //
-// A value may only be deleted behind the answer to the request that sets it: a deletion that overtakes it would find nothing, and
-// leave the node taken for a whole TTL. So a vote has one request under way at a time, and what has to follow it waits for its answer.
+// The value may only be deleted after the answer to the request that sets it: a deletion that comes first would find nothing, and
+// the node would then be taken for a whole TTL. So a vote has one request under way at a time, and the next one waits for the answer.
 type vote struct {
 	lease  *lease
 	index  uint8
 	state  state
-	handed bool   // to the node, since it was last asked: once, or the second request would find the value that the first has set
-	doubt  bool   // a request whose answer is missing may have set the value, or may yet
-	conn   uint64 // the connection that it was sent over
-	tried  bool   // a request to delete it whose answer is missing may have done so
-	timely bool   // the last request to delete it was sent while the lease lasted
-	late   bool   // it is not waited for: the node has not answered for too long
+	handed bool   // to the node, since it was last asked: only once, or the second request would find the value of the first
+	doubt  bool   // an unanswered request may have set the value, or may yet
+	conn   uint64 // the connection of that request
+	tried  bool   // an unanswered request may have deleted the value
+	timely bool   // the last request to delete the value was sent while the lease lasted
+	late   bool   // the vote is not waited for: the node has not answered for too long
 	err    error  // why the node did not vote
 }
 
@@ -32,15 +32,15 @@ type state uint8
 const (
 	unasked  state = iota
 	queued         // the request to set the value waits for its turn
-	asking         // it is on its way
+	asking         // the request is on its way
 	granted        // the node has the value
-	refused        // the node has another one
-	failed         // the node did not say, or what it says does not count
+	refused        // the node has another value
+	failed         // the node did not answer, or its answer does not count
 	deleting       // the request to delete the value was handed to the node
 	gone           // the value is not there, and will not be
 )
 
-// node is the one that it is the vote of.
+// node is the node that votes.
 func (v *vote) node() *node { return v.lease.driver.nodes[v.index] }
 
 // ask has the node asked to set the value. It is called with lease.mu held.
@@ -49,7 +49,7 @@ func (v *vote) ask() {
 	v.late = v.node().impaired()
 }
 
-// hand gives the request to the node, unless it has left too many waiting. It is called with lease.mu held.
+// hand gives the request to the node, unless too many requests wait for it already. It is called with lease.mu held.
 func (v *vote) hand() {
 	v.handed = true
 	n := v.node()
@@ -82,7 +82,7 @@ func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 			return rueidis.Completed{}, false
 		}
 		if l.phase == held && at >= l.expires.Load() {
-			v.fail(driver.ErrNotHeld) // its turn came too late
+			v.fail(driver.ErrNotHeld) // the turn of the request came too late
 			return rueidis.Completed{}, false
 		}
 		if err := n.countsNow(); err != nil {
@@ -115,7 +115,7 @@ func (v *vote) answer(n *node, result rueidis.RedisResult, err error) {
 	l.mu.Unlock()
 	if state == deleting {
 		if !v.deleted(n, result, err) {
-			n.haunt(v)
+			n.repeatDeletion(v)
 		}
 		return
 	}
@@ -149,24 +149,24 @@ func (v *vote) fail(err error) {
 	v.lease.check()
 }
 
-// counts reports whether the node has the value, as one that counts. It is called with lease.mu held.
+// counts reports whether the node has the value and counts. It is called with lease.mu held.
 func (v *vote) counts() bool { return v.state == granted && v.err == nil }
 
-// undo has the value deleted, now or when the request to set it is answered. It is called with lease.mu held.
+// undo has the value deleted, now or after the answer to the request that sets it. It is called with lease.mu held.
 func (v *vote) undo() {
 	switch {
-	case v.state == granted, (v.state == failed || v.state == refused) && v.doubt: // what refused may be the value itself
+	case v.state == granted, (v.state == failed || v.state == refused) && v.doubt: // a refusal may be due to the value itself
 		if v.state = deleting; !v.node().add(v) {
 			v.state = gone
 		}
 	case v.state == unasked, v.state == refused, v.state == failed:
 		v.state = gone
-	case v.state == queued && v.late: // the node may not get round to it for long
+	case v.state == queued && v.late: // the node may not come to the request for long
 		v.state = gone
 	}
 }
 
-// deleted takes the answer to a request to delete the value, and returns whether that is the end of it.
+// deleted takes the answer to a request to delete the value, and reports whether the vote is over.
 func (v *vote) deleted(n *node, result rueidis.RedisResult, err error) bool {
 	l := v.lease
 	l.mu.Lock()
@@ -187,12 +187,12 @@ func (v *vote) deleted(n *node, result rueidis.RedisResult, err error) bool {
 	case err == nil && told >= 0:
 		l.removed++
 	case err == nil && v.doubt && v.conn > n.cleared && !expired:
-		return false // the request that sets it may still be on its way
+		return false // the request that sets the value may still be on its way
 	case err == nil && v.tried:
 		l.removed++
 		l.contended = true
 	case err == nil, answered && hasCode(err.Error(), permissionCodes...), expired:
-		l.missed++ // or it has to end by itself
+		l.missed++ // or has to end by itself
 	default:
 		v.tried = v.tried || v.timely && !answered && !errors.As(err, new(notSent))
 		return false
@@ -217,7 +217,7 @@ func milliseconds(ttl time.Duration) int64 {
 	return int64((ttl + time.Millisecond - 1) / time.Millisecond)
 }
 
-// channel is where the end of a hold is told.
+// channel is the channel on which the ends of holds are told.
 func channel(name string) string { return channelPrefix + name }
 
 const channelPrefix = "dsync_redlock:"

@@ -12,22 +12,22 @@ import (
 )
 
 const (
-	// repeats is how often nodes that refused are asked again by one that got the first node: who held the lock is about to delete
-	// it there too, or another one is about to give up.
+	// repeats is how often a waiter that was granted the first node asks the nodes that refused again: the last holder is about to
+	// delete its value there too, or another waiter is about to give up.
 	repeats     = 3
 	firstRepeat = 200 * time.Microsecond
 )
 
-// attempt is a lease with a value of its own: what is left of an attempt before must not be taken for it.
+// attempt returns a lease with a value of its own, lest what is left of an earlier attempt is taken for it.
 func (d *Driver) attempt(r *driver.Request, number int) *lease {
 	return d.newLease(r, r.Hold+attemptMark+strconv.Itoa(number))
 }
 
 const attemptMark = "#"
 
-// wait asks one node again whenever the lock may have become free, and the others only if that grants it. So those who wait do not
-// share the votes out among them until nobody has a majority, and cost little. Whatever woke a caller that then could not ask is
-// passed on to another one of this process.
+// wait asks one node again whenever the lock may have become free, and the other nodes only if the one grants. So waiters do not
+// share out the votes until nobody has a majority, and cost little. A waiter that was woken and then cannot ask wakes another waiter of
+// this process.
 func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redistopic.Topic) (*lease, error) {
 	r.Events.Waiting()
 	if t == nil {
@@ -41,7 +41,7 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 		select {
 		case <-t.Wake:
 		case <-timer.C:
-			next = (first + number) % len(d.nodes) // not always the same: its key may be stale
+			next = (first + number) % len(d.nodes) // not always the same node: its key may be stale
 		case <-ctx.Done():
 			t.Leave(false)
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
@@ -68,16 +68,16 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 	}
 }
 
-// How long to wait without a message: the lock may be held by a client that sends none, or expire.
+// The pauses between polls: the lock may expire, or its holder's client may send no message.
 const (
 	firstPoll = 10 * time.Millisecond
 	lastPoll  = 150 * time.Millisecond
 )
 
-// jitter returns a time around d, so that those who began together do not go on together.
+// jitter returns a time around d, so that waiters which began together do not go on together.
 func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }
 
-// askOneThenAll asks one node, or the one after it that can be asked, and all others if that grants.
+// askOneThenAll asks one node, or the next one in reach, and all others if it grants.
 func (l *lease) askOneThenAll(ctx context.Context, first int) error {
 	d := l.driver
 	asked := false
@@ -100,7 +100,7 @@ func (l *lease) askOneThenAll(ctx context.Context, first int) error {
 		}
 	}
 	if !asked {
-		l.askAll() // those that are out of reach may be back
+		l.askAll() // nodes that were out of reach may be back
 		return l.vote(ctx)
 	}
 	for i := 0; ; i++ {
@@ -115,8 +115,8 @@ func (l *lease) askOneThenAll(ctx context.Context, first int) error {
 	}
 }
 
-// first waits for the answer of the one node that was asked. It returns ErrLocked if the node refuses, and not answered if another
-// one is to be asked.
+// first waits for the answer of the node that was asked. It returns ErrLocked if the node refuses, and answered false if the next node has
+// to be asked.
 func (l *lease) first(ctx context.Context, v *vote) (err error, answered bool) {
 	d := l.driver
 	limit := min(longestVote, l.ttl/2)
@@ -141,7 +141,7 @@ func (l *lease) first(ctx context.Context, v *vote) (err error, answered bool) {
 	return nil, false
 }
 
-// firstNode is where those who wait for a name begin, and listen: one node for all of them, and another one for other names.
+// firstNode is the node that waiters for a name listen to and ask first: one node for all of them, and another one for other names.
 func (d *Driver) firstNode(name string) int {
 	sum := uint32(2166136261)
 	for i := range len(name) {

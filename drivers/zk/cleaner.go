@@ -36,12 +36,12 @@ type ghost struct {
 
 // newCleaner returns what ends ghosts.
 func newCleaner(d *Driver) *cleaner.Cleaner[*ghost] {
-	settle := func(ghosts []*ghost) []*ghost { return slices.DeleteFunc(ghosts, d.exorcise) }
+	settle := func(ghosts []*ghost) []*ghost { return slices.DeleteFunc(ghosts, d.endGhost) }
 	return cleaner.New(d.life, cleaner.Policy[*ghost]{Settle: settle, Batch: 1, Calls: maxCleaning})
 }
 
-// exorcise asks once, and reports whether the ghost is gone for good.
-func (d *Driver) exorcise(g *ghost) bool {
+// endGhost asks once, and reports whether the ghost is gone for good.
+func (d *Driver) endGhost(g *ghost) bool {
 	ctx, cancel := d.background(attemptFor)
 	defer cancel()
 	s := g.session
@@ -49,7 +49,7 @@ func (d *Driver) exorcise(g *ghost) bool {
 	switch {
 	case settled:
 	case g.hold != nil:
-		settled = g.hold.exorcise(ctx)
+		settled = g.hold.removeOnce(ctx)
 	default:
 		settled = d.find(ctx, g)
 	}
@@ -59,8 +59,8 @@ func (d *Driver) exorcise(g *ghost) bool {
 	return settled
 }
 
-// exorcise asks once to remove the node.
-func (h *hold) exorcise(ctx context.Context) bool {
+// removeOnce asks once to remove the node.
+func (h *hold) removeOnce(ctx context.Context) bool {
 	s := h.session
 	c := caller{ctx: ctx}
 	if s.await(c) != nil {

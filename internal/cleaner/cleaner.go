@@ -1,5 +1,5 @@
-// Package cleaner repeats requests of drivers to remove what may be left of them at a server, until that is gone. What is to be asked, when
-// a ghost is gone for good, and which is given up, the drivers decide.
+// Package cleaner repeats requests of drivers to remove what may be left at a server, until it is gone. The driver decides how to ask, when
+// a ghost is gone for good, and which ghost is given up.
 package cleaner
 
 import (
@@ -17,8 +17,8 @@ const (
 	lastPause  = 5 * time.Second
 )
 
-// Ghost is the part of a ghost that its Cleaner needs, to be embedded: a ghost is something that may be left at a server, or come to be there,
-// and that nobody wants.
+// Ghost is the part of a ghost that its Cleaner needs, to be embedded. A ghost is something that may be left at a server, or may come to be
+// there, and that nobody wants.
 type Ghost struct {
 	Added time.Time // when Add was called
 
@@ -31,7 +31,7 @@ func (g *Ghost) ghost() *Ghost { return g }
 // Haunting is a pointer to a type that embeds Ghost.
 type Haunting interface{ ghost() *Ghost }
 
-// Policy is what the driver decides.
+// Policy has the driver's decisions.
 type Policy[G Haunting] struct {
 	// Settle asks the server once about some ghosts, and returns those that are not gone for good. Its requests end with the context of
 	// the driver's lifecycle. It may change the slice.
@@ -40,25 +40,25 @@ type Policy[G Haunting] struct {
 	Batch int // the most ghosts in one call of Settle
 	Calls int // the most calls of Settle at a time
 
-	// Max, if not 0, is how many ghosts may wait. If there are more, Forget chooses one, by its index, that is given up; -1: none.
+	// Max, if not 0, is how many ghosts may wait. Of more, Forget chooses the index of one to be given up; -1: none.
 	Max    int
 	Forget func(ghosts []G) int
 }
 
-// Cleaner settles ghosts, in one goroutine and one for each call of Settle, which live as long as there are any. A ghost that is not gone
-// is asked for again, ever more seldom.
+// Cleaner settles ghosts, in one goroutine and one for each call of Settle, which live as long as there are ghosts. While a ghost is not
+// gone, the Cleaner asks again, ever more seldom.
 type Cleaner[G Haunting] struct {
 	life   *lifecycle.Lifecycle
 	policy Policy[G]
 	wake   chan struct{}
 
 	mu       sync.Mutex
-	ghosts   ghosts[G]     // that wait
+	ghosts   ghosts[G]     // the ghosts that wait
 	calls    int           // of Settle, under way
 	settling int           // ghosts in these
 	expected int           // see Expect
 	running  bool          // the goroutine
-	none     chan struct{} // closed when there is nothing left of all that, once Finish waits for it
+	none     chan struct{} // closed when nothing is left of all these, once Finish waits
 }
 
 // New returns a Cleaner of a driver with this lifecycle.
@@ -102,8 +102,8 @@ func (c *Cleaner[G]) Full() bool {
 	return len(c.ghosts)+c.settling >= c.policy.Max
 }
 
-// Finish returns when nothing is left, or else ctx is done, with how much there is. It is called once. Ghosts with a long pause before them
-// are asked for at once.
+// Finish returns when nothing is left, or when ctx is done, with how much is left. It is called once. Ghosts with a long pause before them
+// are settled at once.
 func (c *Cleaner[G]) Finish(ctx context.Context) (left int) {
 	c.mu.Lock()
 	if c.left() == 0 {
@@ -155,7 +155,7 @@ func (c *Cleaner[G]) run() {
 	}
 }
 
-// due takes the ghosts out that are to be asked for now, or tells when the next one is; zero: when a call of Settle has ended.
+// due takes out the ghosts that are due now, or tells when the next one is; zero: when a call of Settle has ended.
 func (c *Cleaner[G]) due() (due []G, next time.Time, end bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -178,7 +178,7 @@ func (c *Cleaner[G]) due() (due []G, next time.Time, end bool) {
 	return due, next, false
 }
 
-// settle asks once for each ghost, and puts those back that are left.
+// settle asks once for each ghost, and puts back the ghosts that are left.
 func (c *Cleaner[G]) settle(ghosts []G) {
 	n := len(ghosts)
 	left := c.policy.Settle(ghosts)
@@ -227,7 +227,7 @@ func (c *Cleaner[G]) tell() {
 	}
 }
 
-// ghosts is a heap that has the ghost first that is to be asked for first.
+// ghosts is a heap with the ghost first that is due first.
 type ghosts[G Haunting] []G
 
 func (h ghosts[G]) Len() int           { return len(h) }

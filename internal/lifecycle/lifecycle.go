@@ -1,5 +1,5 @@
-// Package lifecycle is what the drivers have in common when they end: calls that are under way are waited for, what they leave behind is
-// cleaned up, and the goroutines end last.
+// Package lifecycle ends drivers in order: Close waits for calls under way, then for the clean-up behind them, and the goroutines
+// end last.
 package lifecycle
 
 import (
@@ -23,7 +23,7 @@ type Lifecycle struct {
 	closed bool
 	ended  bool
 	calls  int
-	idle   chan struct{} // closed when the last call ends, once AwaitCalls waits for that
+	idle   chan struct{} // closed when the last call ends, once AwaitCalls waits
 }
 
 // New returns the lifecycle of a driver that is being opened.
@@ -34,10 +34,10 @@ func New() *Lifecycle {
 	return l
 }
 
-// Open returns a context that ends when Close is called, as calls do that wait.
+// Open returns a context that ends when Close is called. Calls that wait end with it.
 func (l *Lifecycle) Open() context.Context { return l.open }
 
-// Context returns a context that ends when End is called, as what cleans up after calls does.
+// Context returns a context that ends when End is called. Clean-ups behind calls end with it.
 func (l *Lifecycle) Context() context.Context { return l.life }
 
 // Enter counts a call until Leave is called. It fails with driver.ErrClosed once Close was called.
@@ -51,7 +51,7 @@ func (l *Lifecycle) Enter() error {
 	return nil
 }
 
-// EnterLate is Enter for a call that gives something back. It does not fail: if AwaitCalls has returned by then, nobody waits for it.
+// EnterLate is Enter for a call that gives something back. It never fails: once AwaitCalls has returned, nobody waits for the call.
 func (l *Lifecycle) EnterLate() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -68,7 +68,7 @@ func (l *Lifecycle) Leave() {
 	}
 }
 
-// Go runs f in a goroutine that Wait waits for. Once End was called it does not, and returns false.
+// Go runs f in a goroutine that Wait waits for. After End it does not run f, and returns false.
 func (l *Lifecycle) Go(f func()) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

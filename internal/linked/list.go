@@ -1,4 +1,4 @@
-// Package linked has a doubly linked list of things that have their links in themselves, so that to be in it takes no memory.
+// Package linked has a doubly linked list of values with their links in themselves, so that being in the list takes no memory.
 package linked
 
 import "iter"
@@ -17,7 +17,7 @@ type Element[T any] interface {
 // List is in the order of Add. The zero value is empty.
 type List[T any, P Element[T]] struct{ first, last *T }
 
-// Add appends e, if it is not in.
+// Add appends e, unless e is in the list.
 func (l *List[T, P]) Add(e P) {
 	if l.has(e) {
 		return
@@ -30,7 +30,7 @@ func (l *List[T, P]) Add(e P) {
 	l.last = e
 }
 
-// Remove takes e out, if it is in.
+// Remove takes e out, if e is in the list.
 func (l *List[T, P]) Remove(e P) {
 	if !l.has(e) {
 		return
@@ -49,16 +49,16 @@ func (l *List[T, P]) Remove(e P) {
 	*at = Links[T]{}
 }
 
-// has reports whether e is in the list, since it is in no other one.
+// has reports whether e is in the list; e is in no other list.
 func (l *List[T, P]) has(e P) bool { return e.links().previous != nil || l.first == e }
 
 // Empty reports whether nothing is in.
 func (l *List[T, P]) Empty() bool { return l.first == nil }
 
-// First is what Add was called with first, or nil.
+// First is the element that has been in the list for longest, or nil.
 func (l *List[T, P]) First() P { return l.first }
 
-// All is all that is in, in order. The one that it is at may be removed.
+// All yields all elements in order. The loop may remove the current one.
 func (l *List[T, P]) All() iter.Seq[P] {
 	return func(yield func(P) bool) {
 		for e := l.first; e != nil; {
@@ -71,7 +71,7 @@ func (l *List[T, P]) All() iter.Seq[P] {
 	}
 }
 
-// Take empties the list and returns what was in it.
+// Take empties the list and returns its elements.
 func (l *List[T, P]) Take() (all []P) {
 	for e := range l.All() {
 		l.Remove(e)

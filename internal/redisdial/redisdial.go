@@ -1,5 +1,6 @@
-// Package redisdial has the options and makes the connections of clients that a driver opened itself. So the driver knows all of them: it can tell a new
-// one from the one before, and nothing stays open when it is closed, whatever the client was doing at that moment.
+// Package redisdial has the options and makes the connections of clients that a driver opened itself. So the driver knows all its
+// connections: it can tell a new connection from the one before, and none stays open when the driver is closed, whatever the client was
+// doing at that moment.
 package redisdial
 
 import (
@@ -10,7 +11,7 @@ import (
 	"sync/atomic"
 )
 
-// Func makes a connection, with TLS if config is not nil. It is what rueidis.ClientOption.DialCtxFn takes.
+// Func makes a connection, with TLS if config is not nil. It has the type of rueidis.ClientOption.DialCtxFn.
 type Func = func(ctx context.Context, addr string, nd *net.Dialer, config *tls.Config) (net.Conn, error)
 
 // Dialer makes connections that it can still break. All methods may be called concurrently.
@@ -32,7 +33,7 @@ type conn struct {
 	dialer *Dialer
 }
 
-// New returns a Dialer that connects by dial, or by TCP if that is nil.
+// New returns a Dialer that connects by dial, or by TCP if dial is nil.
 func New(dial Func) *Dialer {
 	if dial == nil {
 		dial = dialTCP
@@ -85,7 +86,7 @@ func (d *Dialer) begin() bool {
 	return true
 }
 
-// Made returns how many connections were asked for: as long as it stays the same, there is no new one.
+// Made returns how many connections were asked for: as long as the number stays the same, there is no new connection.
 func (d *Dialer) Made() uint64 { return d.made.Load() }
 
 // Break breaks every connection. New ones may be made.
@@ -95,7 +96,7 @@ func (d *Dialer) Break() {
 	d.breakAll()
 }
 
-// End breaks every connection, and lets none be made any more. It may be called again.
+// End breaks every connection, and lets no more be made. It may be called again.
 func (d *Dialer) End() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -104,7 +105,7 @@ func (d *Dialer) End() {
 	d.breakAll()
 }
 
-// Wait waits until the attempts to connect that End has found have ended.
+// Wait waits for the attempts to connect that were under way at End.
 func (d *Dialer) Wait() { d.attempts.Wait() }
 
 func (d *Dialer) breakAll() {

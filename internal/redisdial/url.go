@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/internal/tlsurl"
 )
 
-// How clients connect that a driver makes.
+// How the clients of a driver connect.
 const (
 	ConnectFor = 2 * time.Second // one attempt to connect, and then to log in
 	PingEvery  = time.Second     // on an idle connection
@@ -24,7 +24,7 @@ const (
 	maxDB      = 1 << 20
 )
 
-// ReadURL returns the options of a client for what a URL says about user, password, TLS and database. It sets no address.
+// ReadURL returns the options of a client, as far as a URL names user, password, TLS and database. It sets no address.
 func ReadURL(u *driver.URL, clientName string) (o rueidis.ClientOption, err error) {
 	o.ClientName, o.ClientSetInfo = clientName, rueidis.DisableClientSetInfo
 	o.DisableCache, o.DisableRetry = true, true

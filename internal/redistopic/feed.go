@@ -7,7 +7,7 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// Pauses between attempts to connect for subscriptions, and to place one in a cluster that its node refused.
+// Pauses between attempts to connect for subscriptions, and to place a subscription again that a node of a cluster refused.
 const (
 	firstConnect = 50 * time.Millisecond
 	lastConnect  = 2 * time.Second
@@ -20,8 +20,8 @@ type feedKey struct {
 	sharded bool
 }
 
-// feed is a connection that carries subscriptions of one kind. While it is down it connects again and again, and subscribes to all
-// of its channels anew, after which each of them has a waiter ask: messages may have been missed.
+// feed is a connection with subscriptions of one kind. While it is down it connects again and again, and subscribes to all
+// of its channels anew; then one waiter of each channel asks, since messages may have been missed.
 type feed struct {
 	listener *Listener
 	key      feedKey
@@ -38,7 +38,7 @@ type command struct {
 	end     bool
 }
 
-// feed returns a feed, which it starts where there is none. It is called with mu held.
+// feed returns the feed for key, and starts one if there is none. It is called with mu held.
 func (ln *Listener) feed(key feedKey) *feed {
 	f := ln.feeds[key]
 	if f == nil {
@@ -116,7 +116,7 @@ func (f *feed) serve(ctx context.Context) {
 	}
 }
 
-// flush sends what is to be done, in order, and reports whether the connection still works.
+// flush sends the commands in order, and reports whether the connection still works.
 func (f *feed) flush(ctx context.Context, c Conn) bool {
 	ln := f.listener
 	ln.mu.Lock()
@@ -202,7 +202,7 @@ func (f *feed) confirmed(c rueidis.PubSubSubscription) {
 	}
 }
 
-// refused takes subscriptions that the server did not accept.
+// refused takes the commands that the server did not accept.
 func (f *feed) refused(cmds []command) {
 	ln := f.listener
 	ln.mu.Lock()
@@ -214,7 +214,7 @@ func (f *feed) refused(cmds []command) {
 	}
 }
 
-// replace finds another place for a subscription that is not wanted here. It is called with Listener.mu held.
+// replace finds another place for a subscription that the server does not want here. It is called with Listener.mu held.
 func (f *feed) replace(s *subscription) {
 	ln := f.listener
 	delete(f.subs, s.hub.channel)

@@ -1,4 +1,4 @@
-// Package redistopic listens to the channels by which Redis tells the end of holds: one subscription for each name that is waited for, however
+// Package redistopic listens to the channels by which Redis tells the end of holds: one subscription for each name with waiters, however
 // many wait.
 package redistopic
 
@@ -14,16 +14,16 @@ import (
 	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
-// lingerFor is how long a subscription outlives its last waiter, so that a name that is contended again and again costs no
+// lingerFor is how long a subscription outlives its last waiter, so that a name with frequent waits costs no
 // subscription each time.
 const lingerFor = 250 * time.Millisecond
 
-// Options are what the driver decides.
+// Options are the driver's decisions.
 type Options struct {
-	Life    *lifecycle.Lifecycle           // whose context ends the connections
-	Channel func(name string) string       // that tells the end of holds of a name
-	Kinds   func() (plain, sharded bool)   // of channels that are subscribed to
-	Connect func(node string) (Conn, bool) // to a node of the cluster, or to the only one: "". It fails if the node is not known any more
+	Life    *lifecycle.Lifecycle           // the connections end with its context
+	Channel func(name string) string       // the channel that tells the ends of holds of a name
+	Kinds   func() (plain, sharded bool)   // the kinds of channels to subscribe to
+	Connect func(node string) (Conn, bool) // to a node of the cluster, or to the only one: "". It fails if the node is no longer known
 	Shards  Shards                         // nil outside of a cluster
 }
 
@@ -35,15 +35,15 @@ type Conn struct {
 
 // Shards knows which node of a cluster has a sharded channel.
 type Shards interface {
-	Refresh(ctx context.Context) error // unless that was done of late
+	Refresh(ctx context.Context) error // unless the last refresh was of late
 	Expire()                           // has the next Refresh ask
-	Node(channel string) string        // "" if it is not known
+	Node(channel string) string        // "" if the node is not known
 }
 
-// Groups is how many groups of waiters a channel can have: those of a group wait for the same, so that one of them asks for all.
+// Groups is how many groups of waiters a channel can have: all waiters of a group wait for the same, so one of them asks for all.
 const Groups = 3
 
-// Listener keeps the subscriptions of a driver: one for each name that is waited for, however many wait, over one connection (in a
+// Listener keeps the subscriptions of a driver: one for each name with waiters, however many, over one connection (in a
 // cluster with sharded channels over one to each node).
 type Listener struct {
 	options Options
@@ -58,7 +58,7 @@ type Listener struct {
 	timer  *time.Timer // for the first of left
 }
 
-// hub is a channel that is waited for.
+// hub is a channel with waiters.
 type hub struct {
 	listener *Listener
 	channel  string
@@ -75,8 +75,8 @@ type hub struct {
 type Topic struct {
 	hub *hub
 
-	// Wake holds a value when somebody of the group should ask for the lock: the channel had a message, or was subscribed to, since the
-	// last time. Who takes it asks, or passes it on.
+	// Wake holds a value when one of the group should ask for the lock: the channel had a message, or was subscribed to, since the
+	// last time. The waiter that takes the value asks, or passes it on.
 	Wake chan struct{}
 
 	waiters int // guarded by Listener.mu
@@ -89,10 +89,10 @@ type watch struct{ changed func() }
 type subscription struct {
 	hub     *hub
 	sharded bool
-	active  bool // the server has confirmed it
+	active  bool // the server has confirmed the subscription
 }
 
-// leaving is a hub that had its last waiter leave at a time.
+// leaving is a hub whose last waiter left at a time.
 type leaving struct {
 	hub    *hub
 	leaves int
@@ -106,7 +106,7 @@ func New(o Options) *Listener {
 	return ln
 }
 
-// JoinActive adds a waiter to the topic of a name if that is subscribed already, and returns nil otherwise.
+// JoinActive adds a waiter to the topic of a name if the topic is subscribed already, and returns nil otherwise.
 func (ln *Listener) JoinActive(name string) *Topic {
 	if ln.active.Load() == 0 {
 		return nil
@@ -125,7 +125,7 @@ func (ln *Listener) JoinActiveChannel(channel string, group int) *Topic {
 	return h.enter(group)
 }
 
-// enter adds a waiter. What woke those of its group that were there before is nothing to the first one that comes after them.
+// enter adds a waiter. The first waiter after a group was empty gets no value of Wake that was for the earlier ones.
 func (h *hub) enter(group int) *Topic {
 	t := &h.topics[group]
 	h.waiters++
@@ -143,7 +143,7 @@ func (h *hub) enter(group int) *Topic {
 }
 
 // Join adds a waiter to the topic of a name. There will be a value in Wake when the server has confirmed the subscription, or at
-// once where it has before: what happened until then could have been missed.
+// once if the server has confirmed it before: events until then could have been missed.
 func (ln *Listener) Join(name string) *Topic { return ln.JoinChannel(ln.options.Channel(name), 0) }
 
 // JoinChannel is Join for a group of waiters of a channel.
@@ -211,7 +211,7 @@ func (ln *Listener) subscribe(h *hub) {
 	}
 }
 
-// Leave takes a waiter off. One that took a value from Wake and did not get to ask, or got no clear answer, passes it on.
+// Leave takes a waiter off. A waiter that took a value from Wake and did not get to ask, or got no clear answer, passes the value on.
 func (t *Topic) Leave(pass bool) {
 	h := t.hub
 	ln := h.listener
@@ -221,7 +221,7 @@ func (t *Topic) Leave(pass bool) {
 	ln.linger(h)
 }
 
-// linger has sweep drop a hub that nobody waits for any more. It is called with mu held.
+// linger has sweep drop a hub without waiters. It is called with mu held.
 func (ln *Listener) linger(h *hub) {
 	if h.waiters > 0 {
 		return
@@ -238,7 +238,7 @@ func (ln *Listener) linger(h *hub) {
 	}
 }
 
-// LeaveForGood is Leave where there is nothing to listen for any more, so that the subscription does not linger.
+// LeaveForGood is Leave when there is nothing to listen for any more: the subscription does not linger.
 func (t *Topic) LeaveForGood() {
 	h := t.hub
 	ln := h.listener
@@ -246,7 +246,7 @@ func (t *Topic) LeaveForGood() {
 	defer ln.mu.Unlock()
 	t.leave(true)
 	if h.waiters == 0 && !ln.closed {
-		h.leaves++ // it is no business of sweep
+		h.leaves++ // sweep has nothing to do with this hub
 		ln.drop(h)
 	}
 }
@@ -269,7 +269,7 @@ func (ln *Listener) drop(h *hub) {
 	}
 }
 
-// sweep ends the subscriptions of hubs that nobody came back to.
+// sweep ends the subscriptions of hubs that got no new waiters.
 func (ln *Listener) sweep() {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()

@@ -2,7 +2,7 @@ package redistopic
 
 import "time"
 
-// router hands the sharded subscriptions of a cluster to the feeds of their nodes. It runs from the first of them on.
+// router hands the sharded subscriptions of a cluster to the feeds of their nodes. It runs from the first subscription on.
 type router struct {
 	listener *Listener
 	kick     chan struct{} // holds a value when there is something in todo or retry
@@ -18,7 +18,7 @@ func (r *router) place(s *subscription) {
 	r.wake()
 }
 
-// again finds the node for a subscription that its node did not want or keep, after a pause. It is called with Listener.mu held.
+// again finds the node for a subscription that a node refused or dropped, after a pause. It is called with Listener.mu held.
 func (r *router) again(s *subscription) {
 	r.listener.options.Shards.Expire()
 	r.retry = append(r.retry, s)
@@ -59,7 +59,7 @@ func (r *router) run() {
 	}
 }
 
-// assign hands over what is new, or all.
+// assign hands over the new subscriptions, or all.
 func (r *router) assign(all bool) {
 	ln := r.listener
 	shards := ln.options.Shards

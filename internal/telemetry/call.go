@@ -10,11 +10,11 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Call is what is recorded of one call of Lock or TryLock, and then of the hold that came of it. A nil Call records nothing, as when
-// nobody wants metrics and the call is not sampled; all its methods take it.
+// Call is the record of one call of Lock or TryLock, and then of its hold. A nil Call records nothing, as when
+// nobody wants metrics and the call is not sampled; all methods take a nil Call.
 //
-// A hold has at most one Call at a time: that of its owner's first lease. The methods Granted, EndHold, Renewed and Ended are serialized
-// by whoever has the hold.
+// A hold has at most one Call at a time: the Call of its owner's first lease. Callers serialize the methods Granted, EndHold, Renewed and
+// Ended for each hold.
 type Call struct {
 	telemetry *Telemetry
 	lock      Lock // with the owner only if the caller named one
@@ -22,21 +22,21 @@ type Call struct {
 	try       bool
 	metering  bool
 	start     time.Time
-	span      trace.Span        // nil if it does not record; until Return
+	span      trace.Span        // nil if the span does not record; until Return
 	context   trace.SpanContext // of span
 
 	// Serialized by whoever has the hold, and settled when the call returns.
 	joined   bool      // a hold that its owner had
-	granted  time.Time // when its hold began; zero if it has none of its own
+	granted  time.Time // when its hold began; zero if the call has no hold of its own
 	finished time.Time // when its hold ended; settled when EndHold has returned
 
 	trouble trace.Span // of reports alone; nil if renewals succeed
 
 	mu       sync.Mutex
 	over     bool                // the call has returned
-	waiting  time.Time           // since then; zero if it never waited
-	blockers []trace.SpanContext // of the calls that it waited for, as far as they are known
-	look     *time.Timer         // at who holds the lock
+	waiting  time.Time           // since when the call has waited; zero if it never waited
+	blockers []trace.SpanContext // of the calls in its way, as far as they are known
+	look     *time.Timer         // to look who holds the lock
 }
 
 // Acquire begins a call of Lock or TryLock, and returns the context to go on with. The name in l is empty if it may not be exported.
@@ -45,7 +45,7 @@ func (t *Telemetry) Acquire(ctx context.Context, l Lock, try bool) (context.Cont
 	start := time.Now()
 	var span trace.Span
 	if t.tracing() {
-		// Attributes are added only to a span that records, which spares the others the cost.
+		// Attributes are added only to a span that records; other calls are spared the cost.
 		if ctx, span = t.tracer.Start(ctx, spanAcquire); !span.IsRecording() {
 			span.End()
 			span = nil
@@ -66,7 +66,7 @@ func (t *Telemetry) Acquire(ctx context.Context, l Lock, try bool) (context.Cont
 	return ctx, c
 }
 
-// Note returns the text to be stored with the lock: the user's, and by which trace it is held.
+// Note returns the text to be stored with the lock: the user's, and the trace of the holder.
 func (c *Call) Note(text string) string {
 	if c == nil || !c.context.IsSampled() {
 		return text
@@ -74,8 +74,8 @@ func (c *Call) Note(text string) string {
 	return appendTrace(text, c.context)
 }
 
-// Waits takes note that the call is blocked. If the lock is held, holder is the Call of the hold if the client has it, and held tells the
-// same later. held is nil if nobody needs to hold the lock, as in the pause before another attempt.
+// Waits takes note that the call is blocked. If the client has a hold of the lock, holder is the Call of the hold, and held tells the
+// holder later. held is nil if nobody needs to hold the lock, as in the pause before another attempt.
 func (c *Call) Waits(held Held, holder *Call) {
 	if c == nil {
 		return
@@ -122,7 +122,7 @@ func (c *Call) blockedBy(holder trace.SpanContext) {
 	}
 }
 
-// Granted takes note that the call has got a lease: of a hold that its owner had, or of one of its own.
+// Granted takes note that the call has got a lease: of a hold that its owner had, or of a new hold.
 func (c *Call) Granted(joined bool) {
 	if c == nil {
 		return
@@ -132,7 +132,7 @@ func (c *Call) Granted(joined bool) {
 	}
 }
 
-// Result is what a call returned.
+// Result is the outcome of a call.
 type Result struct {
 	Outcome Outcome
 	Failure Failure // of outcome Failed
@@ -140,7 +140,7 @@ type Result struct {
 	TTL     time.Duration
 }
 
-// Return ends the call. ctx is the one that Acquire returned.
+// Return ends the call. ctx is the context that Acquire returned.
 func (c *Call) Return(ctx context.Context, r Result) {
 	now := time.Now()
 	c.mu.Lock()
@@ -174,7 +174,7 @@ func (c *Call) Return(ctx context.Context, r Result) {
 		c.telemetry.fail(c.span, r.Failure, now)
 	}
 	c.span.End(trace.WithTimestamp(now))
-	c.span = nil // it would be kept for as long as the lock is held
+	c.span = nil // otherwise the span would be kept for as long as the lock is held
 }
 
 func (c *Call) measure(ctx context.Context, now, waiting time.Time, r Result) {
@@ -190,8 +190,8 @@ func (c *Call) measure(ctx context.Context, now, waiting time.Time, r Result) {
 	}
 }
 
-// traceWait makes the span of a wait when it is over, so that none is needed while it may still turn out that there is none, and
-// so that no user's code runs inside the queue.
+// traceWait makes the span of a wait when the wait is over. So a call that turns out not to wait needs no span,
+// and no user's code runs inside the queue.
 func (c *Call) traceWait(ctx context.Context, from, to time.Time, blockers []trace.SpanContext, outcome Outcome) {
 	options := []trace.SpanStartOption{
 		trace.WithTimestamp(from),

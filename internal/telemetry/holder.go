@@ -9,7 +9,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// traceMark stands before the trace context of the holder in the note that is stored with a lock, which is in the form of the W3C's
+// traceMark stands before the trace context of the holder in the note of a lock. The trace context has the form of the W3C's
 // traceparent header.
 const traceMark = "traceparent="
 
@@ -42,14 +42,14 @@ func traceIn(note string) trace.SpanContext {
 	return trace.NewSpanContext(config)
 }
 
-// Who holds a lock is asked first when a call has waited for so long that it may matter, for so long, and by so many at a time.
+// When a waiting call first asks for the holder of the lock, how long a question may take, and how many there are at a time.
 const (
 	lookAfter   = 10 * time.Millisecond
 	lookFor     = time.Second
 	maxInspects = 16
 )
 
-// inspects bounds the questions to the backend who holds a lock. On a backend that does not keep the notes of holders they become ever
+// inspects bounds the questions to the backend for holders of locks. On a backend that does not keep the notes of holders they become ever
 // rarer.
 type inspects struct {
 	wg sync.WaitGroup
@@ -95,14 +95,14 @@ func (i *inspects) close() {
 	i.wg.Wait()
 }
 
-// Held is a lock of the client for which a Call waits.
+// Held is a lock of the client with a Call that waits for it.
 type Held interface {
-	// Holder returns the Call of the hold that the client has, if it has one that is observed, and whether it has one.
+	// Holder returns the Call of the client's hold of the lock, if the hold is observed, and whether the client has a hold.
 	Holder() (of *Call, ours bool)
 }
 
-// lookAt sees who holds the lock that the call waits for, and does so again when it has waited twice as long: a hold that takes more
-// than half of the wait is not missed, and the number of looks grows with the logarithm of the wait. It does not hold up the call,
+// lookAt sees who holds the lock, and looks again when the call has waited twice as long: so it does not miss a hold that takes more
+// than half of the wait, and the number of looks grows with the logarithm of the wait. lookAt does not hold up the call,
 // which may be over before the answer.
 func (c *Call) lookAt(held Held) {
 	of, ours := held.Holder()
@@ -118,7 +118,7 @@ func (c *Call) lookAt(held Held) {
 	}
 }
 
-// inspect asks the backend who holds a lock.
+// inspect asks the backend for the holder of a lock.
 func (t *Telemetry) inspect(name string) trace.SpanContext {
 	if t.config.Inspect == nil || !t.inspects.begin() {
 		return trace.SpanContext{}

@@ -7,10 +7,10 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// kind is what metrics say of a lock.
+// kind is what metrics tell about a lock.
 type kind struct{ class, mode string }
 
-// label is what tells the points of a metric apart, beside the driver.
+// label distinguishes the points of a metric, beside the driver.
 type label struct {
 	kind
 	key       attribute.Key
@@ -24,7 +24,7 @@ type labels struct {
 	record []metric.RecordOption
 }
 
-// labelCache spares the building of the labels, which are few.
+// labelCache keeps the labels, which are few, so that they are not built again.
 type labelCache struct {
 	driver string
 	met    func(kind) // is called for each kind once, without locks

@@ -11,7 +11,7 @@ import (
 )
 
 // Cause is why locks are lost: Value in metrics and records, Text in the status of spans. Outage says that the backend was out of reach:
-// many locks are lost at once then.
+// then many locks are lost at once.
 type Cause struct {
 	Value, Text string
 	Outage      bool
@@ -20,12 +20,12 @@ type Cause struct {
 // Loss is the end of a lease that its owner did not unlock.
 type Loss struct {
 	Cause Cause
-	Err   error // what the backend said; may be nil
+	Err   error // the backend's error; may be nil
 	Fixed bool  // the lease was made with ExpireAfter
 	Asked bool  // and ended as ExpireAfter asked
 }
 
-// Lost reports that the owner of l has lost it. of is the Call of the hold, and ended the same if the hold has ended; both may be nil.
+// Lost reports that the owner of l has lost it. of is the Call of the hold, and ended is the same if the hold has ended; both may be nil.
 // Lost may be called with a lock held.
 func (t *Telemetry) Lost(l Lock, why Loss, of, ended *Call) {
 	metering := t.metering()
@@ -53,7 +53,7 @@ func (t *Telemetry) Lost(l Lock, why Loss, of, ended *Call) {
 	})
 }
 
-// traceLoss makes the span of a loss: short, and of the trace that acquired the lock.
+// traceLoss makes the span of a loss: a short span, in the trace that acquired the lock.
 func (t *Telemetry) traceLoss(ctx context.Context, l Lock, why Loss, at time.Time) {
 	attributes := append(t.attributes(l), keyFixed.Bool(why.Fixed))
 	if why.Asked {
@@ -85,8 +85,8 @@ const (
 	namesInSum  = 10
 )
 
-// lossLog tells an operator of lost locks: of few one by one, of many in sums, and of what an outage took in one record for the first
-// lock and one for the rest. It is used by reports alone, but for close.
+// lossLog tells an operator of lost locks: of few one by one, of many in sums, and of the losses of an outage in one record for the first
+// lock and one for the rest. Only reports uses it, and close.
 type lossLog struct {
 	telemetry *Telemetry
 	tallies   map[Cause]*lossTally
@@ -137,7 +137,7 @@ func (g *lossLog) next(cause Cause) {
 	of.minute.Reset(sumUpEvery)
 }
 
-// sumUp tells of what was not told one by one.
+// sumUp tells of the losses that were not told one by one.
 func (g *lossLog) sumUp(cause Cause, of *lossTally) {
 	t := g.telemetry
 	if of.more == 0 {
@@ -151,7 +151,7 @@ func (g *lossLog) sumUp(cause Cause, of *lossTally) {
 	t.log(context.Background(), slog.LevelError, "more locks lost", Lock{}, more...)
 }
 
-// outageOver tells the rest of what an outage took.
+// outageOver tells of the other losses of an outage.
 func (g *lossLog) outageOver() {
 	for cause, of := range g.tallies {
 		if cause.Outage {

@@ -4,20 +4,20 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 )
 
-// The spans. A wait is a child of its acquire, and so are the trouble with renewals and the loss of what was acquired.
+// The spans. A wait is a child of its acquire; so are trouble with renewals and the loss of the lock.
 const (
 	spanAcquire = "dsync.acquire"
 	spanWait    = "dsync.wait"
 	spanUnlock  = "dsync.unlock"
 	spanForce   = "dsync.force_unlock"
-	spanRenew   = "dsync.renew" // only if renewals fail: from the first that does until one succeeds, or the lock is over
+	spanRenew   = "dsync.renew" // only if renewals fail: from the first failure until a renewal succeeds, or the lock is over
 	spanLoss    = "dsync.loss"
 	spanExpire  = "dsync.expire" // of a lease that ended as ExpireAfter asked
 
 	eventLost = "dsync.lock.lost" // of spanLoss
 )
 
-// The attributes. Those without the prefix dsync are OpenTelemetry's.
+// The attributes. Names without the prefix dsync are OpenTelemetry's.
 const (
 	keyDriver    = attribute.Key("dsync.driver")
 	keyName      = attribute.Key("dsync.lock.name")
@@ -44,7 +44,7 @@ const (
 	keyNames  = attribute.Key("dsync.lock.names")
 )
 
-// Outcome is what became of a call of Lock or TryLock.
+// Outcome is the outcome of a call of Lock or TryLock.
 type Outcome string
 
 const (
@@ -65,7 +65,7 @@ const (
 	Closed   End = "closed"
 )
 
-// Renewal is what became of a renewal in the background.
+// Renewal is the outcome of a renewal in the background.
 type Renewal string
 
 const (
@@ -80,7 +80,7 @@ const (
 	stateUnreachable = "unreachable"
 )
 
-// lockBuckets are bounds in seconds that tell apart a lock in the process, a round trip, a queue, and a job.
+// lockBuckets are bounds in seconds that distinguish a lock in the process, a round trip, a queue, and a job.
 var lockBuckets = []float64{
 	0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300,
 }

@@ -30,7 +30,7 @@ func LogOpen(ctx context.Context, to *slog.Logger, err error, omit bool) {
 	to.LogAttrs(ctx, slog.LevelWarn, "dsync: backend out of reach, Open tries again", more...)
 }
 
-// InReach tells an operator of the end of an outage, after all that the outage cost.
+// InReach tells an operator of the end of an outage, after all losses of the outage.
 func (t *Telemetry) InReach(after time.Duration) {
 	if t.config.Logger == nil {
 		return

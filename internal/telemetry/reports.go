@@ -2,7 +2,7 @@ package telemetry
 
 import "sync"
 
-// reports carries out, one after the other and in a goroutine of its own, what has to be reported from places that must not wait.
+// reports runs, one after the other and in a goroutine of its own, the reports of places that must not wait.
 type reports struct {
 	wg sync.WaitGroup
 

@@ -1,9 +1,9 @@
-// Package telemetry makes the spans, the metrics and the log records of a client. It knows nothing of locks but what it is told: calls
-// of Lock and TryLock, and the holds that come of them, as a [Call]; leases by name, owner and token, as a [Lock]; errors as a
+// Package telemetry makes the spans, the metrics and the log records of a client. It knows locks only from its arguments: calls
+// of Lock and TryLock, and their holds, as a [Call]; leases by name, owner and token, as a [Lock]; errors as a
 // [Failure]; the end of a lease as a [Loss].
 //
-// What this package calls may be the user's code (a span processor, a view, a log handler), so it calls none of that in methods that
-// are said to be called with a lock held: what these tell is reported by a goroutine of the package, in the order in which it was told.
+// This package may call the user's code (a span processor, a view, a log handler). So methods that may be called with a lock held call none
+// of it: a goroutine of the package makes their reports, in the order of the calls.
 package telemetry
 
 import (
@@ -27,21 +27,21 @@ import (
 
 const instrumentation = "github.com/go-dsync/dsync"
 
-// Config says what is to be reported, and to whom.
+// Config says what to report, and to whom.
 type Config struct {
 	Driver                string               // Info.Name
 	Logger                *slog.Logger         // nil: no records
-	Traces                trace.TracerProvider // nil: the global one, also one that is set later
+	Traces                trace.TracerProvider // nil: the global provider, also if it is set later
 	Meters                metric.MeterProvider // likewise
 	OmitNames, OmitOwners bool
 	Class                 func(name string) string // of a lock, for metrics; may be nil
 
-	// Causes are those of losses, and Retries the types of errors after which a request is repeated. Their counters exist with value
+	// Causes are the causes of losses, and Retries the types of errors after which a request is repeated. Their counters exist with value
 	// 0 before anything is counted.
 	Causes  []Cause
 	Retries []string
 
-	// Inspect asks the backend who holds a name, for the links of waits. It is nil if the backend cannot tell. It is not asked after
+	// Inspect asks the backend for the holder of a name, for the links of waits. It is nil if the backend cannot tell, and not called after
 	// the end of Life.
 	Inspect func(ctx context.Context, name string) (driver.Status, error)
 	Life    context.Context
@@ -55,8 +55,8 @@ type Telemetry struct {
 	begun  atomic.Bool // Begin has been called while somebody wanted metrics
 
 	tracer      trace.Tracer
-	tracerSet   bool                 // to one that does something
-	noTracerYet trace.TracerProvider // the global placeholder, if it was all there was
+	tracerSet   bool                 // to a tracer that does something
+	noTracerYet trace.TracerProvider // the global placeholder, if there was no other provider
 
 	meterSet   bool // likewise
 	noMeterYet metric.MeterProvider
@@ -105,8 +105,8 @@ func New(c Config) (*Telemetry, error) {
 	return t, t.makeInstruments(meters.Meter(instrumentation, metric.WithInstrumentationVersion(version())))
 }
 
-// isPlaceholder reports whether a global provider is the one that stands in until the program sets its own. If its package had
-// another name one day, telemetry would be made in vain, and none would be missed.
+// isPlaceholder reports whether a global provider is the one that stands in until the program sets its own. If its package were
+// renamed one day, telemetry would be made in vain, and nothing would be missed.
 func isPlaceholder(provider any) bool {
 	p := reflect.TypeOf(provider)
 	return p.Kind() == reflect.Pointer && p.Elem().PkgPath() == "go.opentelemetry.io/otel/internal/global"
@@ -152,7 +152,7 @@ func (t *Telemetry) metering() bool {
 	return t.meterSet || t.noMeterYet != nil && otel.GetMeterProvider() != t.noMeterYet
 }
 
-// Begin makes the points that are there before anything has happened. It is called when the client is made; Acquire calls it again,
+// Begin makes the points that exist before anything has happened. It is called when the client is made; Acquire calls it again,
 // for a meter provider that was set later.
 func (t *Telemetry) Begin() {
 	if t.begun.Load() || !t.metering() {
@@ -170,7 +170,7 @@ func (t *Telemetry) Begin() {
 	}
 }
 
-// meet makes the points of a kind that it would be too late to make when they are first counted: to Prometheus, a counter that begins
+// meet makes the points of a kind before they are first counted: to Prometheus, a counter that begins
 // with 1 has not risen.
 func (t *Telemetry) meet(kind kind) {
 	zero := func(c metric.Int64Counter, l label) {
@@ -186,7 +186,7 @@ func (t *Telemetry) meet(kind kind) {
 	}
 }
 
-// Close waits for what is being reported and inspected. Config.Life is over.
+// Close waits for the reports and inspections under way. Config.Life is over.
 func (t *Telemetry) Close() {
 	t.reports.close()
 	t.lossLog.close()
@@ -200,7 +200,7 @@ func (t *Telemetry) Close() {
 	t.inspects.close()
 }
 
-// Lock is what spans and records say of a lock. Fields may be zero.
+// Lock is what spans and records tell about a lock. Fields may be zero.
 type Lock struct {
 	Name, Owner string
 	Token       uint64
@@ -224,14 +224,14 @@ func (t *Telemetry) attributes(l Lock) []attribute.KeyValue {
 	return as
 }
 
-// Failure is an error as it is reported; the zero Failure is none. Type is one of few values, for attribute error.type. Err may
+// Failure is an error in a report; the zero Failure is none. Type is one of few values, for attribute error.type. Err may
 // contain the names and owners of locks, but nothing of the contexts of the user.
 type Failure struct {
 	Type string
 	Err  error
 }
 
-// text returns what an error of the backend says, if it may be told.
+// text returns the text of an error of the backend, if it may be told.
 func (t *Telemetry) text(err error) string {
 	if err == nil || t.config.OmitNames || t.config.OmitOwners {
 		return ""

@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// version is that of this module in the program, or "" if it is not known, as in the module's own tests.
+// version is the version of this module in the program, or "" if it is not known, as in the module's own tests.
 var version = sync.OnceValue(func() string {
 	info, _ := debug.ReadBuildInfo()
 	return versionIn(info)
@@ -20,7 +20,7 @@ func versionIn(info *debug.BuildInfo) string {
 			continue
 		}
 		if m.Replace != nil {
-			m = m.Replace // whose version is empty if it is a directory
+			m = m.Replace // without a version if it is a directory
 		}
 		if m.Version != "(devel)" {
 			return m.Version
