@@ -118,7 +118,7 @@ stress-long: servers ## the same with at least 2,000 faults, and write docs/stre
 	cd test/stress && $(GO) test $$($(GO) run ./overlay $(STRESS_BUILD)) -timeout 3h -parallel $(STRESS_BEDS) -run TestStress $(TESTFLAGS) . -long -injections 18 \
 		-minfaults 2000 -minoperations 1000000 -table $(CURDIR)/docs/stress.md
 
-demo-java: servers ## the coupon shop with buyers in Java and in Go (needs a JDK 17 and Maven)
+demo-java: servers ## the coupon shop with buyers, and a writer of prices, in Java and in Go (needs a JDK 17 and Maven)
 	@cd test/interop && $(GO) run ./shop
 
 release: ## check whether VERSION=v0.1.0 can be released, .ci/run included, and print the commands that do it

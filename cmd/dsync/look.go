@@ -25,6 +25,8 @@ type nameReport struct {
 	Name       string   `json:"name"`
 	State      string   `json:"state"`
 	HeldOn     string   `json:"held_on,omitempty"` // old, new or both
+	Mode       string   `json:"mode,omitempty"`    // exclusive, read or write
+	Holders    int      `json:"holders,omitempty"` // more than 1 if several read it, and the others are about one of them
 	Hold       string   `json:"hold,omitempty"`
 	Owner      string   `json:"owner,omitempty"`
 	TTLSeconds float64  `json:"ttl_seconds,omitempty"`
@@ -263,7 +265,8 @@ func sameHold(old, now driver.Status) bool {
 func (r *nameReport) holder(s driver.Status, on string) {
 	r.Waiters, r.Queue = s.Waiters, s.Queue
 	if s.Held {
-		r.HeldOn, r.Hold, r.Owner, r.TTLSeconds = on, s.Hold, s.Owner, s.TTL.Round(time.Millisecond).Seconds()
+		r.HeldOn, r.Mode, r.Holders = on, s.Mode.String(), s.Holders
+		r.Hold, r.Owner, r.TTLSeconds = s.Hold, s.Owner, s.TTL.Round(time.Millisecond).Seconds()
 	}
 }
 

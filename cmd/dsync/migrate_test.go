@@ -69,6 +69,32 @@ func TestStatusNamesForeignHolders(t *testing.T) {
 	p.run("status", "x").want(exitUnfinished, "a program that knows the old backend alone holds it: 694d8f2b\n")
 }
 
+// TestStatusNamesReadersAndWriters of the old backend, which no program of a migration is.
+func TestStatusNamesReadersAndWriters(t *testing.T) {
+	p := inMemory(t)
+	d := drivertest.Open(t, p.from)
+	for _, mode := range []driver.Mode{driver.Read, driver.Read, driver.Read, driver.Write, driver.Exclusive} {
+		r := drivertest.Request(mode.String())
+		r.Mode = mode
+		drivertest.Acquire(t, d, r)
+	}
+	s := p.status(exitUnfinished, "read", "write", "exclusive", "idle")
+	for i, want := range []struct {
+		mode    string
+		holders int
+	}{{"read", 3}, {"write", 1}, {"exclusive", 1}, {"", 0}} {
+		if n := s.Names[i]; n.Mode != want.mode || n.Holders != want.holders {
+			t.Errorf("%s: got mode %q and %d holders, want %q and %d", n.Name, n.Mode, n.Holders, want.mode, want.holders)
+		}
+	}
+	out := p.run("status", "read", "idle").want(exitUnfinished).out
+	for _, row := range []string{`NAME +STATE +HELD ON +MODE +HOLDERS +HOLDER `, `read +held +old +read +3 +\S`, `idle +idle +- +- +0 +- `} {
+		if !regexp.MustCompile(`(?m)^` + row).MatchString(out) {
+			t.Errorf("got no row %q in\n%s", row, out)
+		}
+	}
+}
+
 // TestStatusLooksAgain: to be in between two requests is not to be behind.
 func TestStatusLooksAgain(t *testing.T) {
 	for _, test := range []struct {

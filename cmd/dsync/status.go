@@ -183,9 +183,10 @@ func (r *statusReport) write(w io.Writer, gate bool) error {
 		return nil
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "\nNAME\tSTATE\tHELD ON\tHOLDER\tWAITERS\tTOKEN FLOOR")
+	fmt.Fprintln(t, "\nNAME\tSTATE\tHELD ON\tMODE\tHOLDERS\tHOLDER\tWAITERS\tTOKEN FLOOR")
 	for _, n := range r.Names {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", show(n.Name), n.State, dash(n.HeldOn), dash(n.who()), count(n.Waiters), dash(token(n.TokenFloor)))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", show(n.Name), n.State, dash(n.HeldOn), dash(n.Mode), n.Holders, dash(n.who()),
+			count(n.Waiters), dash(token(n.TokenFloor)))
 	}
 	if err := t.Flush(); err != nil {
 		return err

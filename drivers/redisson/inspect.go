@@ -41,7 +41,11 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 		status.Waiters = len(status.Queue)
 		return status, err
 	}
-	status.Waiters, err = d.waiters(ctx, channelOf(status.Mode, name, false))
+	channels := []string{channelOf(status.Mode, name, false)}
+	if status.Owner == sealOwner { // each kind of lock waits on its own
+		channels = append(channels, channelOf(status.Mode, name, true))
+	}
+	status.Waiters, err = d.waiters(ctx, channels)
 	return status, err
 }
 
@@ -71,17 +75,16 @@ func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
 		return status, nil
 	}
 	status.Held, status.Hold, status.Holders = true, slices.Min(holds), 1
-	if status.Hold == sealField {
-		status.Hold, status.Owner = "", "seal"
-	}
-	switch mode {
-	case "read":
+	switch {
+	case status.Hold == sealField:
+		status.Hold, status.Owner = "", sealOwner
+	case mode == "read":
 		status.Mode, status.Holders = driver.Read, len(holds)
 		if noted, _, _ := strings.Cut(text, "\n"); slices.Contains(holds, noted) {
 			status.Hold = noted
 		}
 		left, _ = strconv.ParseInt(fields[slices.Index(fields, status.Hold)+1], 10, 64)
-	case "write":
+	case mode == "write":
 		status.Mode = driver.Write
 	}
 	status.TTL = max(0, time.Duration(left)*time.Millisecond)
@@ -90,19 +93,21 @@ func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
 	return status, nil
 }
 
-// waiters returns how many clients listen on the channel on which the end of a hold is told, or -1: plain messages of a cluster reach listeners on nodes that
+// waiters returns how many clients listen on the channels on which the end of a hold is told, or -1: plain messages of a cluster reach listeners on nodes that
 // cannot be counted here.
-func (d *Driver) waiters(ctx context.Context, channel string) (int, error) {
+func (d *Driver) waiters(ctx context.Context, channels []string) (int, error) {
 	mode := d.checked.pubSub
 	if d.cluster && mode != PubSubSharded {
 		return -1, nil
 	}
 	var cmds []rueidis.Completed
-	if mode != PubSubSharded {
-		cmds = append(cmds, d.client.B().Arbitrary("PUBSUB", "NUMSUB", channel).Build())
-	}
-	if mode != PubSubPlain {
-		cmds = append(cmds, d.client.B().Arbitrary("PUBSUB", "SHARDNUMSUB").Keys(channel).Build())
+	for _, channel := range channels {
+		if mode != PubSubSharded {
+			cmds = append(cmds, d.client.B().Arbitrary("PUBSUB", "NUMSUB", channel).Build())
+		}
+		if mode != PubSubPlain {
+			cmds = append(cmds, d.client.B().Arbitrary("PUBSUB", "SHARDNUMSUB").Keys(channel).Build())
+		}
 	}
 	n := 0
 	for _, result := range d.doMulti(ctx, d.client, cmds) {

@@ -16,10 +16,10 @@ local function refused(left)
   return -1 - left
 end
 
--- strange is the answer for a lock that is no read-write lock.
-local function strange(name, left)
+-- taken is the answer for a lock that is written, or else is no read-write lock, in whose place mode is false.
+local function taken(name, mode, left)
   if sealed(name, left) then return -4000000000000 end
-  return elsewhere(left)
+  return mode and refused(left) or elsewhere(left)
 end
 
 -- some and all are how many holds are looked at, any ones of them first: mostly these say what there is to know.
@@ -67,8 +67,7 @@ end
 local function acquireRead(name, timeout, intent, token, hold, ttl, ...)
   local left = call('PTTL', name)
   local mode = left ~= -2 and call('HGET', name, 'mode')
-  if left ~= -2 and not mode then return strange(name, left) end
-  if mode == 'write' then return refused(left) end
+  if left ~= -2 and mode ~= 'read' then return taken(name, mode, left) end
   if call('HEXISTS', name, hold) == 0 then
     local intended = call('PTTL', intent)
     if intended ~= -2 then return refused(intended) end
@@ -84,8 +83,7 @@ end
 local function acquireWrite(name, intent, token, hold, ttl, how, prefix, ...)
   local left = call('PTTL', name)
   local mode = left ~= -2 and call('HGET', name, 'mode')
-  if left ~= -2 and not mode then return strange(name, left) end
-  if mode == 'write' and call('HEXISTS', name, hold) == 0 then return refused(left) end
+  if left ~= -2 and mode ~= 'read' and not (mode and call('HEXISTS', name, hold) == 1) then return taken(name, mode, left) end
   if mode == 'read' then
     local others = readersOf(name, prefix, nil, some)
     if others.longest == -2 and not others.all and not others.failed then others = readersOf(name, prefix, nil, all) end

@@ -11,8 +11,11 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// sealField is the field of a lock that is sealed.
-const sealField = "dsync:seal"
+// sealField is the field of a lock that is sealed, and sealOwner its owner for people.
+const (
+	sealField = "dsync:seal"
+	sealOwner = "seal"
+)
 
 // maxFloor is far below the first number that Lua does not count exactly, and above any count that begins at the time.
 const maxFloor = 1 << 52
@@ -22,7 +25,8 @@ var errEvicts = fmt.Errorf("a server that may evict keys cannot keep a seal or a
 // errFair: waiters in the queue of the fair lock are not told of a seal.
 var errFair = fmt.Errorf("a fair lock cannot be sealed: %w", errors.ErrUnsupported)
 
-// Seal implements move.Sealer. The seal is a field of the lock, which no other hold can be added to.
+// Seal implements move.Sealer. The seal is a field of the lock, which no other hold can be added to. A lease beside which Java's read-write
+// lock was granted is over.
 func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 	switch {
 	case d.options.AllowEviction:

@@ -2,6 +2,7 @@ package redisson
 
 import (
 	"errors"
+	"maps"
 	"testing"
 	"time"
 
@@ -55,6 +56,72 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 	}
 	if status, err := other.Inspect(t.Context(), "x"); err != nil || !status.Held || status.Owner != "seal" {
 		t.Errorf("Inspect: got %+v, %v, want the seal as the owner", status, err)
+	}
+}
+
+// TestWhatASealIs looks at the key of a seal, which clients of other versions and Java's Redisson read, and at one of before a seal had a mode.
+func TestWhatASealIs(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s?fence=redisson", s.Addr)
+	if err := d.Seal(t.Context(), acquire(t, d, request("new"))); err != nil {
+		t.Fatal(err)
+	}
+	if got := fieldsOf(s, "new"); !maps.Equal(got, map[string]string{"mode": "write", sealField: "1"}) {
+		t.Errorf("the hash of a seal: got %v", got)
+	}
+	s.Do("HSET", "old", sealField, "1")
+	s.Do("PEXPIRE", "old", "3153600000000")
+	for _, name := range []string{"new", "old"} {
+		for _, mode := range modes {
+			if _, err := d.Acquire(t.Context(), inMode(mode, request(name))); !errors.Is(err, driver.ErrSealed) {
+				t.Errorf("Acquire of the %s seal in mode %v: got %v, want ErrSealed", name, mode, err)
+			}
+		}
+		if last, sealed, err := d.Sealed(t.Context(), name); last != 1 || !sealed || err != nil {
+			t.Errorf("Sealed of the %s seal: got %d, %t, %v, want 1, true", name, last, sealed, err)
+		}
+		status, err := d.Inspect(t.Context(), name)
+		if err != nil || !status.Held || status.Owner != "seal" || status.Mode != driver.Exclusive || status.Holders != 1 {
+			t.Errorf("Inspect of the %s seal: got %+v, %v, want the seal as the only owner", name, status, err)
+		}
+		if err := d.ForceUnlock(t.Context(), name); err != driver.ErrSealed {
+			t.Errorf("ForceUnlock of the %s seal: got %v, want ErrSealed", name, err)
+		}
+		if err := errors.Join(d.Loosen(t.Context(), name, "id", 0), d.Unseal(t.Context(), name, "id")); err != nil {
+			t.Errorf("Loosen and Unseal of the %s seal: %v", name, err)
+		}
+		for _, mode := range modes {
+			release(t, acquire(t, d, inMode(mode, request(name))))
+		}
+	}
+}
+
+// TestSealBesideAReadWriteLock: who reads or writes in Java is granted a name that is locked.
+func TestSealBesideAReadWriteLock(t *testing.T) {
+	s := testenv.Redis(t)
+	d, other := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
+	for _, mode := range []string{"read", "write"} {
+		l := acquire(t, d, request(mode))
+		w := wait(t, other, during(time.Minute, request(mode)))
+		settled(t, other)
+		java := map[string]string{"mode": mode, "java:1": "1"}
+		for field, value := range java {
+			s.Do("HSET", mode, field, value)
+		}
+		if err := d.Seal(t.Context(), l); err != driver.ErrNotHeld {
+			t.Errorf("Seal beside a hold of mode %s: got %v, want ErrNotHeld", mode, err)
+		}
+		if got := fieldsOf(s, mode); !maps.Equal(got, java) {
+			t.Errorf("the hash after that: got %v, want %v", got, java)
+		}
+		if err := l.Release(t.Context()); err != driver.ErrNotHeld {
+			t.Errorf("Release of the hold that excludes nobody: got %v, want ErrNotHeld", err)
+		}
+		// The waiter was told, and listens where the holds of Java are told from then on.
+		testenv.Eventually(t, func() bool { return s.SubscriberCount(prefixName(readWritePrefix, mode)) == 1 }, "the waiter has changed the channel")
+		s.Do("DEL", mode)
+		s.Do("PUBLISH", prefixName(readWritePrefix, mode), "1")
+		release(t, w.granted(t))
 	}
 }
 

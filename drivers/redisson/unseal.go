@@ -34,7 +34,7 @@ func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) erro
 
 // Unseal implements move.Unsealer.
 func (d *Driver) Unseal(ctx context.Context, name, id string) error {
-	args := append([]string{id, prefixName(channelPrefix, name)}, d.checked.words...)
+	args := append([]string{id, prefixName(channelPrefix, name), prefixName(readWritePrefix, name)}, d.checked.words...)
 	return d.changeSeal(ctx, name, call{unsealScript, []string{name}, args})
 }
 

@@ -22,13 +22,19 @@ func distinct(goroutines int) *Workload {
 }
 
 func measureDistinct(b *bed, r *Row, goroutines int) (Sample, error) {
-	all, err := b.lockers(r, 1)
-	if err != nil {
-		return nil, err
-	}
 	names := make([]string, goroutines)
 	for i := range names {
 		names[i] = r.key("distinct", i)
+	}
+	return measureNames(b, r, names)
+}
+
+// measureNames has a goroutine for each name take it and give it back.
+func measureNames(b *bed, r *Row, names []string) (Sample, error) {
+	goroutines := len(names)
+	all, err := b.lockers(r, 1)
+	if err != nil {
+		return nil, err
 	}
 	ctx, cancel := within(r)
 	defer cancel()

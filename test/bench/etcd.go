@@ -20,7 +20,7 @@ import (
 var etcdBackend = &Backend{
 	Name:  "etcd",
 	Start: startEtcd,
-	Rows: []*Row{
+	Rows: append(readRows("etcd", "", &Row{Name: "floor: transaction and delete for a reader", Kind: Floor, In: []int{8, 9}, Open: openEtcdShared}), []*Row{
 		{Name: "floor: transaction and delete", Kind: Floor, In: []int{1, 2, 6}, Open: openEtcdPair},
 		{Name: "floor: queue and one watch", Kind: Floor, In: []int{3, 4, 5, 7}, Open: openEtcdQueue},
 		{Name: "concurrency.Mutex", Kind: Peer, Open: openMutex},
@@ -28,7 +28,7 @@ var etcdBackend = &Backend{
 		ours("dsync", "etcd", "", dsync.Options{}),
 		ours("dsync, no tokens", "etcd", "/?fenced=false", dsync.Options{}, 3, 5, 7),
 		ours("dsync, in order", "etcd", "/?order=fifo", dsync.Options{}, 3, 4, 5),
-	},
+	}...),
 }
 
 func startEtcd(tb testing.TB) *Servers {

@@ -25,7 +25,7 @@ const (
 var pgBackend = &Backend{
 	Name:  "PostgreSQL",
 	Start: startPostgres,
-	Rows: []*Row{
+	Rows: append(readRows("pglock", pgPath, &Row{Name: "floor: shared advisory locks, a connection for each", Kind: Floor, In: []int{8, 9}, Open: openPGShared}), []*Row{
 		{Name: "floor: advisory locks, a connection for each", Kind: Floor, In: []int{1, 2, 3, 4, 5}, Open: openPGConns(0)},
 		{Name: "floor: advisory locks, 64 connections", Kind: Floor, In: []int{7}, Open: openPGConns(pgConns)},
 		{Name: "floor: advisory locks, one connection", Kind: Floor, In: []int{6}, Open: openPGOne},
@@ -35,7 +35,8 @@ var pgBackend = &Backend{
 		{Name: "cirello.io/pglock", Kind: Peer, In: []int{1, 2, 3, 5, 6}, Open: openCirello},
 		ours("dsync", "pglock", pgPath+"&max_locks=200000", dsync.Options{}),
 		oursAlone("dsync's driver alone", "pglock", pgPath, 3, 5),
-	},
+		reads("dsync, Read, no tokens", "pglock", pgPath+"&fenced=false", 8),
+	}...),
 }
 
 func startPostgres(tb testing.TB) *Servers {

@@ -23,6 +23,7 @@ type contenders struct{ both [2]*testenv.Process }
 type bout struct {
 	Name string
 	For  time.Duration
+	Hold time.Duration // if not 0, how long to keep the name each time, which several may at once: see visit
 }
 
 func contender(w *worker) error {
@@ -39,7 +40,11 @@ func contender(w *worker) error {
 		if err != nil || !more {
 			return errors.Join(err, l.Close())
 		}
-		w.say(answer{Contention: contend(l, contenderGoroutines, b.Name, b.For, w.guard)})
+		if b.Hold > 0 {
+			w.say(answer{Contention: visit(l, b.Name, b.For, b.Hold)})
+		} else {
+			w.say(answer{Contention: contend(l, contenderGoroutines, b.Name, b.For, w.guard)})
+		}
 	}
 }
 
@@ -61,11 +66,11 @@ func (b *bed) contenders(r *Row) (*contenders, error) {
 }
 
 // fight has both contend for a name.
-func (c *contenders) fight(b *bed, name string, d time.Duration) (*contention, error) {
+func (c *contenders) fight(b *bed, o bout) (*contention, error) {
 	for _, p := range c.both {
-		order(b.tb, p, bout{name, d})
+		order(b.tb, p, o)
 	}
-	all := &contention{Took: d}
+	all := &contention{Took: o.For}
 	var failed error
 	for _, p := range c.both {
 		a, err := listen(p)
@@ -89,11 +94,11 @@ func measureProcesses(b *bed, r *Row, round int) (Sample, error) {
 		return nil, err
 	}
 	if round == 0 { // connections
-		if _, err := c.fight(b, r.key("warm"), b.size.Slice/4); err != nil {
+		if _, err := c.fight(b, bout{Name: r.key("warm"), For: b.size.Slice / 4}); err != nil {
 			return nil, err
 		}
 	}
-	all, err := c.fight(b, r.key("processes", round), 2*b.size.Slice)
+	all, err := c.fight(b, bout{Name: r.key("processes", round), For: 2 * b.size.Slice})
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +112,7 @@ func measureProcesses(b *bed, r *Row, round int) (Sample, error) {
 	}
 	// Counting takes time of the server's, so this has a turn of its own.
 	var counted *contention
-	requests := b.servers.Count(b.tb, func() { counted, err = c.fight(b, r.key("counted"), b.size.Slice) })
+	requests := b.servers.Count(b.tb, func() { counted, err = c.fight(b, bout{Name: r.key("counted"), For: b.size.Slice}) })
 	if err == nil && counted.Grants > 0 {
 		s["requests/hand-over"] = float64(requests) / float64(counted.Grants)
 	}

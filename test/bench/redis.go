@@ -23,7 +23,7 @@ import (
 var redisBackend = &Backend{
 	Name:  "Redis",
 	Start: func(tb testing.TB) *Servers { return startRedis(tb, 1) },
-	Rows: []*Row{
+	Rows: append(readRows("redisson", "", &Row{Name: "floor: two scripts for a reader", Kind: Floor, In: []int{8, 9}, Open: openRedisShared}), []*Row{
 		{Name: "floor: two scripts on a hash", Kind: Floor, In: []int{1, 2, 6}, Open: openRedisHash},
 		{Name: "floor: queue and message", Kind: Floor, In: []int{3, 4, 5, 7}, Open: openRedisQueue},
 		{Name: "SET NX, and again after 1 ms", Kind: Peer, Open: openSetNX},
@@ -36,7 +36,8 @@ var redisBackend = &Backend{
 		ours("dsync", "redisson", "", dsync.Options{}),
 		ours("dsync, no tokens", "redisson", "?fenced=false", dsync.Options{}, 1, 2),
 		ours("dsync, in order", "redisson", "?fair=true", dsync.Options{}, 3, 4, 5),
-	},
+		reads("dsync, Read, no tokens", "redisson", "?fenced=false", 8),
+	}...),
 }
 
 func startRedis(tb testing.TB, n int) *Servers {

@@ -71,6 +71,9 @@ func (w *Workload) floor(b *Backend) *Row {
 }
 
 func (r *Report) table(out *strings.Builder, w *Workload, b *Backend) {
+	if len(w.rows(b)) == 0 {
+		return
+	}
 	fmt.Fprintf(out, "\n| %s |", b.Name)
 	for _, m := range w.Metrics {
 		fmt.Fprintf(out, " %s |", m.Name)

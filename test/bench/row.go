@@ -62,7 +62,8 @@ type Row struct {
 	// MayHang says that the library is known to wait for ever now and then, so that this fails no run.
 	MayHang bool
 
-	// In is the workloads that the row takes part in, by number; nil means all. Elsewhere the table leaves it out.
+	// In is the workloads that the row takes part in, by number; nil means all that are not for rows that name them. Elsewhere the table
+	// leaves it out.
 	In []int
 }
 

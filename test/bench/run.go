@@ -14,7 +14,7 @@ import (
 
 // takesPart reports whether a row has a place in a workload.
 func (w *Workload) takesPart(r *Row) bool {
-	return (r.In == nil || slices.Contains(r.In, w.Number)) && (!w.OursAlone || r.Kind == Ours)
+	return (r.In == nil && !w.Named || slices.Contains(r.In, w.Number)) && (!w.OursAlone || r.Kind == Ours)
 }
 
 // rows returns those of a backend that take part, the floor first.

@@ -37,12 +37,15 @@ type Workload struct {
 	// Once says that there is one round alone, on servers of its own for each row, and OursAlone that only dsync takes part.
 	Once, OursAlone bool
 
+	// Named says that only rows take part that name the workload.
+	Named bool
+
 	// Lanes is how many rows are measured side by side where there is one round, if they do next to nothing.
 	Lanes int
 }
 
 // Workloads are all there are, in the order in which they are run on a backend.
-var Workloads = []*Workload{free, distinct64, distinct512, hot, handOver, processes, held10k, held100k, waiters}
+var Workloads = []*Workload{free, distinct64, distinct512, hot, handOver, processes, readFree, readTogether, readProcesses, writerComes, held10k, held100k, waiters}
 
 // Size says how long a run takes.
 type Size struct {

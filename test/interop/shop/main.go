@@ -1,6 +1,7 @@
 // Command shop sells coupons to buyers of whom half are Java programs' threads, with Redisson's RLock, and half goroutines, with dsync.
 // All read and write one number in Redis, without a lock and then with it; only the second time are as many coupons issued as there
-// were. It starts a Redis of its own unless -addr names one, of which it uses three keys.
+// were. Then goroutines read a price list that a Java thread changes, without and with Redisson's RReadWriteLock. It starts a Redis of its own
+// unless -addr names one, of which it uses keys that begin with shop.
 package main
 
 import (
@@ -80,7 +81,15 @@ func run(ctx context.Context, addr, version string, out io.Writer) error {
 	if want := (sale{coupons, buyers - coupons, 0}); result != want {
 		return fmt.Errorf("with lock: got %+v, want %+v", result, want)
 	}
-	return nil
+
+	if _, err := s.showPrices(ctx, "", out, "prices without lock"); err != nil {
+		return err
+	}
+	seen, err := s.showPrices(ctx, pricesName, out, "prices with lock")
+	if err == nil && (seen.changes != changes || seen.reads == 0 || seen.torn > 0) {
+		err = fmt.Errorf("prices with lock: got %+v, want %d changes, and reads of which none is torn", seen, changes)
+	}
+	return err
 }
 
 // shop is Redis, where the stock is, and what buyers of both kinds need.

@@ -105,6 +105,8 @@ public final class Agent {
         return "";
       case "buy":
         return buy(client, f[4], f[5], Long.parseLong(f[6]));
+      case "reprice":
+        return reprice(client, f[4], f[5], f[6], Integer.parseInt(f[7]), Long.parseLong(f[8]));
       case "sections":
         return sections(lock(client, f), client, f[6], Integer.parseInt(f[7]));
       default:
@@ -215,6 +217,30 @@ public final class Agent {
         lock.unlock();
       }
     }
+  }
+
+  /** Raises two prices by 1 each, n times, with a moment between the two and before the next time. */
+  private static String reprice(RedissonClient client, String name, String net, String gross, int n, long moment) throws InterruptedException {
+    RLock lock = name.isEmpty() ? null : client.getReadWriteLock(name).writeLock();
+    RBucket<String> first = client.getBucket(net, StringCodec.INSTANCE);
+    RBucket<String> second = client.getBucket(gross, StringCodec.INSTANCE);
+    for (int i = 0; i < n; i++) {
+      if (lock != null) {
+        lock.lock();
+      }
+      try {
+        String price = Long.toString(Long.parseLong(first.get()) + 1);
+        first.set(price);
+        Thread.sleep(moment);
+        second.set(price);
+      } finally {
+        if (lock != null) {
+          lock.unlock();
+        }
+      }
+      Thread.sleep(moment);
+    }
+    return "";
   }
 
   /** Takes the lock n times, and returns how often somebody else was inside: who is there stands in the key guest. */

@@ -1,0 +1,185 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/go-dsync/dsync"
+)
+
+// The workloads of names that many read at a time. Only rows take part that name them, on backends that have readers.
+
+var (
+	readFree = &Workload{
+		Number: 8, Named: true, Name: "8", Title: "a free name, read by one goroutine", File: "read.svg", Plot: "p50 µs",
+		Metrics: free.Metrics, Measure: measureFree,
+	}
+	readTogether = &Workload{
+		Number: 9, Named: true, Name: "9", Title: "one name, read by 64 goroutines in one process", File: "read64.svg", Plot: "ops/s",
+		Metrics: distinct64.Metrics,
+		Measure: func(b *bed, r *Row, round int) (Sample, error) {
+			name := r.key("read", round)
+			names := make([]string, 64)
+			for i := range names {
+				names[i] = name
+			}
+			return measureNames(b, r, names)
+		},
+	}
+	readProcesses = &Workload{
+		Number: 10, Named: true, Name: "10", Title: "one name for 1 ms at a time, 2 processes with 32 goroutines each: Read beside Lock", File: "readheld.svg",
+		Plot: "holds/s", Metrics: []Metric{{Name: "holds/s", More: true}, {Name: "max wait ms"}},
+		Measure: measureVisits,
+	}
+)
+
+var writerComes = &Workload{
+	Number: 11, Named: true, Name: "11", Title: "one who writes, beside readers of 3 clients who always read", File: "writer.svg", Plot: "max wait ms",
+	OursAlone: true,
+	Metrics:   []Metric{{Name: "p50 ms"}, {Name: "max wait ms"}},
+	Measure:   measureWriter,
+}
+
+const (
+	visitors  = 32 // in each of two processes
+	visitTime = time.Millisecond
+)
+
+// readRows makes the rows of a backend, with the floors of workloads 8 and 9. The floor of workload 10 is the lock of dsync.
+func readRows(scheme, rest string, floors ...*Row) []*Row {
+	locks := ours("dsync, Lock", scheme, rest, dsync.Options{}, 10)
+	locks.Kind = Floor
+	return append(floors, locks, reads("dsync, Read", scheme, rest, 8, 9, 10, 11))
+}
+
+// reads makes a row of dsync whose locks are for reading.
+func reads(name, scheme, rest string, in ...int) *Row {
+	r := ours(name, scheme, rest, dsync.Options{}, in...)
+	open := r.Open
+	r.Open = func(ctx context.Context, addrs []string) (Locker, error) {
+		l, err := open(ctx, addrs)
+		if err != nil {
+			return nil, err
+		}
+		return reader{l.(dsyncLocker)}, nil
+	}
+	return r
+}
+
+type reader struct{ dsyncLocker }
+
+func (l reader) Lock(ctx context.Context, name string) (Held, error) {
+	lease, err := l.client.Lock(ctx, name, dsync.Read())
+	if err != nil {
+		return nil, err
+	}
+	return dsyncLease{lease}, nil
+}
+
+func measureVisits(b *bed, r *Row, round int) (Sample, error) {
+	c, err := b.contenders(r)
+	if err != nil {
+		return nil, err
+	}
+	if round == 0 { // connections
+		if _, err := c.fight(b, bout{Name: r.key("warm"), For: b.size.Slice / 4, Hold: visitTime}); err != nil {
+			return nil, err
+		}
+	}
+	all, err := c.fight(b, bout{Name: r.key("visits", round), For: 2 * b.size.Slice, Hold: visitTime})
+	if err != nil {
+		return nil, err
+	}
+	return Sample{"holds/s": float64(sum(all.Counts)) / all.Took.Seconds(), "max wait ms": millis(all.MaxWait)}, nil
+}
+
+// visit has goroutines take one name for a while, and keep it for a moment each time. Who comes when the time is over does not count.
+func visit(l Locker, name string, d, hold time.Duration) *contention {
+	c := &contention{Counts: make([]int64, visitors), Took: d}
+	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
+	defer cancel()
+	waits, errs := make([]time.Duration, visitors), make([]error, visitors)
+	end := time.Now().Add(d)
+	var wg sync.WaitGroup
+	for i := range visitors {
+		wg.Go(func() {
+			for start := time.Now(); errs[i] == nil && start.Before(end); start = time.Now() {
+				held, err := l.Lock(ctx, name)
+				now := time.Now()
+				if errs[i] = err; err != nil {
+					return
+				}
+				waits[i] = max(waits[i], now.Sub(start))
+				if now.Before(end) {
+					c.Counts[i]++
+					errs[i] = pause(ctx, hold)
+				}
+				errs[i] = errors.Join(errs[i], held.Release(ctx))
+			}
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		c.Error = err.Error()
+	}
+	c.Grants = sum(c.Counts)
+	for _, w := range waits {
+		c.MaxWait = max(c.MaxWait, w)
+	}
+	return c
+}
+
+const (
+	readingClients = 3
+	perClient      = 4
+	longestRead    = 20 * time.Millisecond
+)
+
+// measureWriter has one client write a name now and then that goroutines of others read without a pause, each for a time of its own, so that
+// somebody always reads.
+func measureWriter(b *bed, r *Row, round int) (Sample, error) {
+	clients, err := b.lockers(r, readingClients+1)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := within(r)
+	defer cancel()
+	name := r.key("writer", round)
+	reading, stop := context.WithCancel(ctx)
+	defer stop()
+	errs := make([]error, readingClients*perClient)
+	var wg sync.WaitGroup
+	for i := range errs {
+		wg.Go(func() { // ends with reading
+			for errs[i] == nil && reading.Err() == nil {
+				held, err := clients[i%readingClients].Lock(ctx, name)
+				if errs[i] = err; err == nil {
+					_ = pause(reading, longestRead/4+rand.N(longestRead*3/4)) // the end of a pause is that of the loop
+					errs[i] = held.Release(ctx)
+				}
+			}
+		})
+	}
+	writer := dsync.With(clients[readingClients].(reader).client, dsync.Write())
+	var took []time.Duration
+	for end := time.Now().Add(2 * b.size.Slice); err == nil && (len(took) == 0 || time.Now().Before(end)); {
+		if err = pause(ctx, longestRead); err != nil {
+			break
+		}
+		start := time.Now()
+		var lease *dsync.Lease
+		if lease, err = writer.Lock(ctx, name); err == nil {
+			took = append(took, time.Since(start))
+			err = lease.Unlock(ctx)
+		}
+	}
+	stop()
+	wg.Wait()
+	if err = errors.Join(append(errs, err)...); err != nil {
+		return nil, err
+	}
+	return Sample{"p50 ms": millis(percentile(took, 0.5)), "max wait ms": millis(percentile(took, 1))}, nil
+}

@@ -1,0 +1,198 @@
+package interop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	moving "github.com/go-dsync/dsync/driver/move" // there is a type move
+	"github.com/go-dsync/dsync/internal/testenv"
+	"github.com/go-dsync/dsync/test/interop/agent"
+)
+
+// TestSealed lets Java meet names that a migration has sealed, and the other way round.
+func TestSealed(t *testing.T) {
+	server := testenv.Redis(t)
+	for _, version := range agent.Versions(agent.New, agent.Middle, agent.Old) {
+		t.Run("redisson "+version, func(t *testing.T) {
+			t.Parallel()
+			b := &bed{version: version, java: startJava(t, version), mode: "single", addrs: []string{server.Addr}, nodes: []*testenv.RedisServer{server}}
+			b.node = func(string) *testenv.RedisServer { return server }
+			b.connect(t)
+			t.Run("nobody of java is granted a sealed name", b.nobodyBesideASeal)
+			t.Run("java waits for a sealed name until that is free", b.waitsForASeal)
+			t.Run("a name that java holds is not sealed", b.sealsNothingOfJava)
+			t.Run("a name that java holds beside a lock is not sealed", b.sealsNothingBesideJava)
+		})
+	}
+}
+
+// kinds are the locks of Java that look at the key of a name.
+var kinds = []string{"read", "write", "plain", "fair", "fenced"}
+
+// sealer returns a driver of Go.
+func (b *bed) sealer(t *testing.T) driver.Driver {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), hangGuard)
+	defer cancel()
+	d, _, err := driver.Open(ctx, b.url(""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
+		defer cancel()
+		if err := d.Close(ctx); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return d
+}
+
+// request asks for a name at once.
+func (b *bed) request(name string, mode driver.Mode) *driver.Request {
+	return &driver.Request{Name: name, Hold: fresh("hold"), Mode: mode, TTL: watchdog, NoWait: true, Events: silent{}}
+}
+
+// sealed returns a name that is sealed.
+func (b *bed) sealed(t *testing.T, d driver.Driver, what string) string {
+	t.Helper()
+	name := fresh(what)
+	l, err := d.Acquire(t.Context(), b.request(name, driver.Exclusive))
+	if err == nil {
+		err = d.(moving.Sealer).Seal(t.Context(), l)
+	}
+	if err != nil {
+		t.Fatalf("Seal: %v", err)
+	}
+	return name
+}
+
+// unseal makes a name free again.
+func unseal(t *testing.T, d driver.Driver, name string) {
+	t.Helper()
+	u := d.(moving.Unsealer)
+	if err := errors.Join(u.Loosen(t.Context(), name, "id", 0), u.Unseal(t.Context(), name, "id")); err != nil {
+		t.Errorf("Loosen and Unseal: %v", err)
+	}
+}
+
+func (b *bed) nobodyBesideASeal(t *testing.T) {
+	d := b.sealer(t)
+	for _, kind := range kinds {
+		name := b.sealed(t, d, "sealed-"+kind)
+		before := b.fields(name)
+		j := b.redisson.thread(name, kind, name)
+		j.begin("tryLock").equals(t, "false")
+		c := j.begin("unlock")
+		if c.wait(t); c.err == nil && kind != "fair" { // Redisson lets anybody unlock a fair lock
+			t.Errorf("unlock of a sealed name as a %s lock: got no error", kind)
+		}
+		b.wantFields(t, name, before)
+		for _, mode := range []driver.Mode{driver.Exclusive, driver.Read, driver.Write} {
+			if _, err := d.Acquire(t.Context(), b.request(name, mode)); !errors.Is(err, driver.ErrSealed) {
+				t.Errorf("Acquire in mode %v of a sealed name that java asked for: got %v, want ErrSealed", mode, err)
+			}
+		}
+		unseal(t, d, name)
+		j.begin("tryLock").equals(t, "true")
+		j.do(t, "unlock")
+	}
+}
+
+// waitsForASeal: Java sleeps until it is told, or for 100 years.
+func (b *bed) waitsForASeal(t *testing.T) {
+	d := b.sealer(t)
+	for kind, waiters := range map[string]int{"read": 3, "write": 1, "plain": 1} {
+		name := b.sealed(t, d, "awaited-"+kind)
+		channel := readWriteChannel(name)
+		if kind == "plain" {
+			channel = channelOf(name)
+		}
+		var threads []*thread
+		var calls []*call
+		for i := range waiters {
+			j := b.redisson.thread(fmt.Sprint(name, i), kind, name)
+			threads, calls = append(threads, j), append(calls, j.acquire(0))
+		}
+		b.subscribed(t, channel, 1)
+		time.Sleep(50 * time.Millisecond) // who waits asks again when it is subscribed
+		status, err := d.(driver.Inspector).Inspect(t.Context(), name)
+		if err != nil || !status.Held || status.Owner != "seal" || status.Mode != driver.Exclusive || status.Waiters < 1 {
+			t.Errorf("Inspect of a sealed name that java waits for: got %+v, %v, want a seal and a waiter", status, err)
+		}
+		for _, c := range calls {
+			if c.ended() {
+				t.Fatalf("a %s lock was granted beside a seal: %v", kind, c.err)
+			}
+		}
+		unseal(t, d, name)
+		var let sync.WaitGroup
+		for i, c := range calls {
+			let.Go(func() { // ends with the call
+				if c.wait(t); c.err != nil {
+					t.Errorf("lock of a name that was sealed: %v", c.err)
+					return
+				}
+				c = threads[i].begin("unlock")
+				if c.wait(t); c.err != nil {
+					t.Errorf("unlock of a name that was sealed: %v", c.err)
+				}
+			})
+		}
+		let.Wait()
+		b.gone(t, name)
+	}
+}
+
+func (b *bed) sealsNothingOfJava(t *testing.T) {
+	d := b.sealer(t)
+	for _, kind := range kinds {
+		name := fresh("javas-" + kind)
+		j := b.redisson.thread(name, kind, name)
+		j.acquire(0).ok(t)
+		if _, err := d.Acquire(t.Context(), b.request(name, driver.Exclusive)); !errors.Is(err, driver.ErrLocked) {
+			t.Errorf("Acquire of a name that java holds as a %s lock: got %v, want ErrLocked", kind, err)
+		}
+		j.do(t, "unlock")
+		l, err := d.Acquire(t.Context(), b.request(name, driver.Exclusive))
+		if err == nil {
+			err = d.(moving.Sealer).Seal(t.Context(), l)
+		}
+		if err != nil {
+			t.Errorf("Seal when java has let go: %v", err)
+		}
+	}
+}
+
+// sealsNothingBesideJava: who reads or writes in Java is granted a name that is locked, as beside a lock of Java's own. That hold stays, and
+// the one of Go is over.
+func (b *bed) sealsNothingBesideJava(t *testing.T) {
+	d := b.sealer(t)
+	for _, kind := range []string{"read", "write"} {
+		name := fresh("beside-" + kind)
+		l, err := d.Acquire(t.Context(), b.request(name, driver.Exclusive))
+		if err != nil {
+			t.Fatal(err)
+		}
+		j := b.redisson.thread(name, kind, name)
+		j.begin("tryLock").equals(t, "true")
+		if err := d.(moving.Sealer).Seal(t.Context(), l); !errors.Is(err, driver.ErrNotHeld) {
+			t.Errorf("Seal beside a %s lock of java: got %v, want ErrNotHeld", kind, err)
+		}
+		owner := j.owner(t)
+		if kind == "write" {
+			owner += ":write"
+		}
+		b.wantFields(t, name, map[string]string{"mode": kind, owner: "1"})
+		if _, sealed, err := d.(moving.Sealer).Sealed(t.Context(), name); sealed || err != nil {
+			t.Errorf("Sealed: got %t, %v, want false", sealed, err)
+		}
+		j.do(t, "unlock")
+		b.gone(t, name)
+	}
+}
