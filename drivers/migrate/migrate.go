@@ -110,8 +110,8 @@ type Options struct {
 	TTL time.Duration
 }
 
-// Driver is a driver.Driver made of two. It implements driver.BatchRenewer, driver.KeepAliveReporter, driver.Inspector and
-// driver.ForceUnlocker too.
+// Driver is a driver.Driver made of two. It implements driver.BatchRenewer, driver.KeepAliveReporter, driver.PhaseReporter,
+// driver.Inspector and driver.ForceUnlocker too.
 type Driver struct {
 	from, to *backend
 	sealer   move.Sealer   // from
@@ -125,9 +125,10 @@ type Driver struct {
 	id       string        // of the driver, in the holds that it makes
 	holds    atomic.Uint64 // how many it has made
 
-	life context.Context // until Close
-	end  context.CancelFunc
-	told reporter
+	life   context.Context // until Close
+	end    context.CancelFunc
+	told   reporter
+	phases phaseReporter
 
 	mu       sync.Mutex
 	sessions map[sessionKey]*session
@@ -142,6 +143,7 @@ var (
 	_ driver.Driver            = (*Driver)(nil)
 	_ driver.BatchRenewer      = (*Driver)(nil)
 	_ driver.KeepAliveReporter = (*Driver)(nil)
+	_ driver.PhaseReporter     = (*Driver)(nil)
 	_ driver.Inspector         = (*Driver)(nil)
 	_ driver.ForceUnlocker     = (*Driver)(nil)
 )
@@ -322,7 +324,7 @@ func (d *Driver) SetPhase(ctx context.Context, p Phase) error {
 	case d.gate == nil && p == PhaseOld:
 		return errOldNeedsGate
 	case d.gate == nil:
-		d.phase.Store(int32(p))
+		d.enterPhase(p)
 		return nil
 	}
 	return d.gate.setPhase(ctx, p)
