@@ -170,6 +170,9 @@ func New(d driver.Driver, o *Options) (*Client, error) {
 	if r, ok := d.(driver.KeepAliveReporter); ok {
 		r.OnKeepAlive(c.reach.keptAlive)
 	}
+	if r, ok := d.(driver.PhaseReporter); ok {
+		r.OnPhase(c.telemetry.Phase)
+	}
 	return c, nil
 }
 

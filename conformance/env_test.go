@@ -179,6 +179,7 @@ var interfaces = map[string]struct {
 	"Driver":             {},
 	"Lease":              {},
 	"Events":             {},
+	"PhaseReporter":      {}, // for telemetry alone
 	"KeepAliveReporter":  {}, // taps and their leases have these two always, and say nothing where the driver does not
 	"SessionLease":       {},
 	"Watcher":            {}, // the groups watching and leaving ask the driver behind the tap

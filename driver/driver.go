@@ -265,6 +265,14 @@ type Leaver interface {
 	Leave(ctx context.Context, l Lease, ttl time.Duration) error
 }
 
+// PhaseReporter is an optional interface of a Driver that is in one phase after the other, as in a migration. Package dsync shows the phase
+// in metrics and logs.
+type PhaseReporter interface {
+	// OnPhase has f called with the name of the phase at once, and whenever that has changed. F does not block. It is called once,
+	// before the first Acquire.
+	OnPhase(f func(phase string))
+}
+
 // KeepAliveReporter is an optional interface of a Driver with Info.KeepsAlive. Without reports package dsync learns of an outage only
 // when the locks are lost.
 type KeepAliveReporter interface {

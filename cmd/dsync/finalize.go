@@ -124,7 +124,7 @@ func (r *statusReport) finalizeGate(ctx context.Context, f *pairFlags, w io.Writ
 	behind := &migrate.BehindError{Phase: migrate.PhaseOld}
 	for _, m := range r.Members {
 		if m.Phase == migrate.PhaseOld.String() {
-			behind.Members = append(behind.Members, migrate.Member{Phase: migrate.PhaseOld, Slot: m.Slot, Hold: m.Hold, Owner: m.Owner})
+			behind.Members = append(behind.Members, migrate.Member{Phase: migrate.PhaseOld, Wants: m.Wants, Slot: m.Slot, Hold: m.Hold, Owner: m.Owner})
 		}
 	}
 	if len(behind.Members) > 0 {
@@ -169,6 +169,11 @@ func (f *pairFlags) closeGate(ctx context.Context) (done string, err error) {
 	if err != nil {
 		return "", err
 	}
+	end, err := operate(ctx, m, "finalize")
+	if err != nil {
+		return "", errors.Join(err, closeDriver(m))
+	}
+	defer end()
 	err = m.Finalize(ctx)
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):

@@ -387,6 +387,51 @@ func TestGate(t *testing.T) {
 	}
 }
 
+// TestGateShowsWhoWantsToBeInPhaseOld, at every look, also when phase old is closed.
+func TestGateShowsWhoWantsToBeInPhaseOld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := inMemory(t)
+		p.program(migrate.PhaseNew, "&gate=true&fenced=false")
+		late, err := migrate.New(drivertest.Open(t, p.from), drivertest.Open(t, p.to),
+			&migrate.Options{Phase: migrate.PhaseOld, Gated: true, Unfenced: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := late.SetPhase(t.Context(), migrate.PhaseOld); err == nil {
+			t.Fatal("it is in phase old beside phase new")
+		}
+		time.Sleep(time.Second)
+		for range 20 {
+			p.run("status", "--gate", "--fenced=false").want(exitUnfinished, "that want to be in phase old", "wants old: slot 0", late.ID())
+			p.run("finalize", "--gate", "--fenced=false").want(exitUnfinished, "wants to be", late.ID()).not("cut all clients off")
+			time.Sleep(777 * time.Millisecond)
+		}
+		if err := late.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		p.run("finalize", "--gate", "--fenced=false").want(exitDone)
+	})
+}
+
+func TestOperatorsAreToldOfEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := inMemory(t)
+		for _, gate := range []string{"", "&gate=true&fenced=false"} {
+			end, err := p.program(migrate.PhaseDual, gate).Operate(t.Context(), "seal")
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Minute)
+			for _, c := range [][]string{{"seal", "x"}, {"rollback", "x"}, {"untie"}, {"finalize", "--gate", "--fenced=false"}} {
+				p.run(c...).want(exitUnfinished, migrate.ErrOperator.Error(), "seal: repeat it")
+			}
+			p.run("seal", "x", "--dry-run").want(exitDone)
+			end()
+		}
+		p.run("seal", "x").want(exitDone, "sealed: 1;")
+	})
+}
+
 // TestFinalizeAsksForAFloor: without one tokens fall for a name that nobody locks before the end.
 func TestFinalizeAsksForAFloor(t *testing.T) {
 	p := inMemory(t).bareURLs()

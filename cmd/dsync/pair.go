@@ -178,3 +178,11 @@ func (f *pairFlags) pretend(ctx context.Context, check func(*pair) error) (*migr
 	}
 	return m, nil
 }
+
+// operate has the command be told if another operator is at work, and the other way round.
+func operate(ctx context.Context, m *migrate.Driver, what string) (end func(), err error) {
+	if end, err = m.Operate(ctx, what); errors.Is(err, migrate.ErrOperator) {
+		err = unfinished("%w: repeat it when that has ended", err)
+	}
+	return end, err
+}

@@ -22,13 +22,14 @@ type statusReport struct {
 	Moved   int            `json:"moved"`
 	Held    int            `json:"held"`
 	Idle    int            `json:"idle"`
-	Behind  int            `json:"behind"` // names where somebody is behind, and members in phase old
+	Behind  int            `json:"behind"` // names where somebody is behind, and processes in phase old, or that want to be there
 	Names   []nameReport   `json:"names"`
 	Members []memberReport `json:"members,omitempty"` // with a gate
 }
 
 type memberReport struct {
 	Phase string `json:"phase"`
+	Wants bool   `json:"wants,omitempty"` // it is not in that phase, but asks for it again and again
 	Slot  int    `json:"slot"`
 	Hold  string `json:"hold,omitempty"`
 	Owner string `json:"owner,omitempty"`
@@ -43,10 +44,10 @@ func statusCommand(f *pairFlags) *cobra.Command {
 		Short: "Show where names are, who holds them, and who is behind",
 		Long: `Status shows each name that is given: whether it has moved, who holds it and on which backend, how many wait, and the floor of
 its tokens, which is the last token that the old backend gave. With --gate it also shows the processes that are members in the
-phases old and new, also without names. It changes nothing.
+phases old and new, and those that want to be in phase old and may not, also without names. It changes nothing.
 
 Somebody is behind who uses the old backend alone: who holds a name there that has not moved and is not held on the new one as
-well, who waits there for a name that has moved, and with a gate who is a member in phase old. The exit status is 3 then. As
+well, who waits there for a name that has moved, and with a gate who is in phase old, or wants to be. The exit status is 3 then. As
 long as programs are in phase old on purpose, that is as it should be.
 
 On Redis, programs in phase old and programs that know the old backend alone look alike. A name that is in use is looked at several
@@ -169,7 +170,7 @@ func (r *statusReport) members(ctx context.Context, f *pairFlags, p *pair) error
 		if m.Phase == migrate.PhaseOld {
 			r.Behind++
 		}
-		r.Members = append(r.Members, memberReport{m.Phase.String(), m.Slot, m.Hold, m.Owner})
+		r.Members = append(r.Members, memberReport{m.Phase.String(), m.Wants, m.Slot, m.Hold, m.Owner})
 	}
 	return nil
 }
@@ -206,13 +207,25 @@ func (r *nameReport) writeBehind(w io.Writer) {
 }
 
 func (r *statusReport) writeMembers(w io.Writer) {
-	n := map[string]int{}
+	n, wants := map[string]int{}, 0
 	for _, m := range r.Members {
-		n[m.Phase]++
+		if m.Wants {
+			wants++
+		} else {
+			n[m.Phase]++
+		}
 	}
-	fmt.Fprintf(w, "\nprocesses in phase old: %d, in phase new: %d (those in dual are not registered)\n", n["old"], n["new"])
+	fmt.Fprintf(w, "\nprocesses in phase old: %d, in phase new: %d (those in dual are not registered)", n["old"], n["new"])
+	if wants > 0 {
+		fmt.Fprintf(w, "; that want to be in phase old, and may not or are about to: %d", wants)
+	}
+	fmt.Fprintln(w)
 	for _, m := range r.Members {
-		fmt.Fprintf(w, "  %s: slot %d  %s  %s\n", m.Phase, m.Slot, dash(m.Owner), dash(m.Hold))
+		is := m.Phase
+		if m.Wants {
+			is = "wants " + is
+		}
+		fmt.Fprintf(w, "  %s: slot %d  %s  %s\n", is, m.Slot, dash(m.Owner), dash(m.Hold))
 	}
 }
 

@@ -117,6 +117,13 @@ func (s *sweep) execute(c *cobra.Command, f *pairFlags, args []string) (err erro
 			err = e
 		}
 	}()
+	if !s.dryRun {
+		end, err := operate(c.Context(), s.m, c.Name())
+		if err != nil {
+			return err
+		}
+		defer end()
+	}
 	return s.run(c.Context(), names, c.ErrOrStderr())
 }
 

@@ -29,8 +29,12 @@ the migration: those go on, and are not told.`,
 			if err != nil {
 				return closed(p, err)
 			}
-			if err = m.Untie(c.Context()); err == nil {
-				fmt.Fprintf(c.OutOrStdout(), "%s: not tied to a new backend any more\n", p.fromURL)
+			end, err := operate(c.Context(), m, "untie")
+			if err == nil {
+				if err = m.Untie(c.Context()); err == nil {
+					fmt.Fprintf(c.OutOrStdout(), "%s: not tied to a new backend any more\n", p.fromURL)
+				}
+				end()
 			}
 			if e := closeDriver(m); err == nil {
 				err = e

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/driver/move"
@@ -12,22 +13,57 @@ import (
 // closedName is sealed on the old backend when the gate is closed for good.
 const closedName = reserved + "closed"
 
-// open returns ErrFinalized if the gate was closed for good. It is asked by a process that has a slot of PhaseOld and has looked: so either
+// askWhetherClosed is how often a process in PhaseNew asks whether the gate was closed meanwhile, until it was.
+const askWhetherClosed = time.Minute
+
+// closed reports whether the gate was closed for good. A process that has a slot of PhaseOld, and has looked, asks for that last: so either
 // it sees the seal, or whoever sealed saw its slot.
-func (g *gate) open(ctx context.Context) error {
+func (g *gate) closed(ctx context.Context) (bool, error) {
 	sealer, ok := g.d.from.Driver.(move.Sealer)
 	if !ok {
-		return nil
+		return false, nil
 	}
 	_, closed, err := sealer.Sealed(ctx, closedName)
-	if err == nil && closed {
-		return ErrFinalized
+	return closed, err
+}
+
+// admitToNew looks whether a process that has a slot of PhaseNew may be there. Who saw first that the gate was closed, and then that all
+// slots of PhaseOld were free, knows that PhaseOld is over: nobody had a slot there any more that could become a member. From then
+// on this process needs the old backend no longer. The seal alone would not tell: whoever made it may have lost its own slot before.
+func (g *gate) admitToNew(ctx context.Context) error {
+	g.mu.Lock()
+	over := g.over
+	g.mu.Unlock()
+	if over {
+		return nil
+	}
+	closed, err := g.closed(ctx)
+	if err != nil {
+		return err
+	}
+	if err = g.nobodyIn(ctx, PhaseOld); err == nil && closed {
+		g.mu.Lock()
+		g.over = true
+		g.mu.Unlock()
 	}
 	return err
 }
 
-// Finalize closes the gate for good: no process gets into PhaseOld any more, also when none is left in PhaseNew. D has to be in PhaseNew. It
-// returns an error that matches errors.ErrUnsupported where the old backend keeps no seal: then nobody gets into PhaseOld for as long as a
+// learn has a process in PhaseNew find out that PhaseOld is over, if it is: the old backend may be gone when the process loses its slot.
+// It returns when to ask again; 0 is never.
+func (g *gate) learn(ctx context.Context) time.Duration {
+	closed, err := g.closed(ctx)
+	if err == nil && closed {
+		err = g.admitToNew(ctx)
+	}
+	if err == nil && closed {
+		return 0
+	}
+	return askWhetherClosed
+}
+
+// Finalize closes the gate for good: no process gets into PhaseOld any more, also when none is left in PhaseNew. D has to be in PhaseNew.
+// A minute later at the latest, processes in PhaseNew need the old backend no longer. It returns an error that matches errors.ErrUnsupported where the old backend keeps no seal: then nobody gets into PhaseOld for as long as a
 // process is in PhaseNew.
 func (d *Driver) Finalize(ctx context.Context) error {
 	if d.gate == nil {

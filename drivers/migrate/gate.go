@@ -23,8 +23,11 @@ import (
 // A slot may be taken for a moment by somebody who looks. So a slot that is taken is looked at again for a while before it counts as a
 // member's.
 //
-// The end: Close seals closedName on the old backend, if that can seal, while it holds a slot of PhaseNew. Who becomes a member in PhaseOld
-// asks for that seal after the looks. So nobody gets into PhaseOld any more.
+// A process in PhaseOld that is no member, because it lost its slot or may not have one, says so by a slot of a third kind on the old
+// backend, and asks for its phase by itself: so people can see it. See outside.go.
+//
+// The end: Finalize seals closedName on the old backend, if that can seal, while it holds a slot of PhaseNew. Who becomes a member in
+// PhaseOld asks for that seal after the looks. So nobody gets into PhaseOld any more, and who knows that needs no looks: see closing.go.
 type gate struct {
 	d    *Driver
 	name string // of the process, for people
@@ -35,7 +38,11 @@ type gate struct {
 	current *member
 	retired map[*member]struct{} // of earlier phases, that still have uses
 	joining chan struct{}        // closed when the member that is being made is there or not; nil if there is none
-	refused refusal              // the last one, by others that are two phases apart
+	refused refusal              // the last one
+	wish    *member              // by which others see that this process wants to be in PhaseOld, and is not; nil if it does not
+	timer   *time.Timer          // for what the gate does by itself
+	acting  bool                 // does it
+	over    bool                 // PhaseOld is, for good
 }
 
 // refusal is what locks of a process are told that may not be in its phase, until it asks again: that takes hundreds of requests.
@@ -53,7 +60,7 @@ const (
 
 // after takes note of how a process fared that asked for its phase.
 func (r *refusal) after(err error, p Phase) {
-	if !errors.As(err, new(*BehindError)) {
+	if !refusedBy(err) {
 		*r = refusal{}
 		return
 	}
@@ -62,6 +69,11 @@ func (r *refusal) after(err error, p Phase) {
 		pause = min(2*r.pause, lastPause)
 	}
 	*r = refusal{err, p, pause, time.Now().Add(pause)}
+}
+
+// refusedBy reports whether err says that the process may not be in its phase, until somebody else does something about it.
+func refusedBy(err error) bool {
+	return errors.As(err, new(*BehindError)) || errors.Is(err, ErrFull) || errors.Is(err, ErrFinalized)
 }
 
 // stands returns the refusal, if it is too early to ask again.
@@ -78,7 +90,31 @@ const (
 	slotCount = 128
 )
 
-func slotName(p Phase, i int) string { return fmt.Sprintf("%s%v:%d", reserved, p, i) }
+// slotKind is one of slots.
+type slotKind string
+
+const (
+	inOld    slotKind = "old"
+	inNew    slotKind = "new"
+	wantsOld slotKind = "wants-old" // on from: see outside.go
+)
+
+// kindOf returns the kind of slots of those that are in PhaseOld or PhaseNew.
+func kindOf(p Phase) slotKind {
+	if p == PhaseOld {
+		return inOld
+	}
+	return inNew
+}
+
+func (k slotKind) phase() Phase {
+	if k == inNew {
+		return PhaseNew
+	}
+	return PhaseOld
+}
+
+func slotName(k slotKind, i int) string { return fmt.Sprintf("%s%s:%d", reserved, k, i) }
 
 // Errors of the gate, beside [BehindError].
 var (
@@ -101,9 +137,10 @@ type BehindError struct {
 	Members []Member // who they are; Driver.Members may tell more of them
 }
 
-// Member is a process in PhaseOld or PhaseNew of the gated procedure.
+// Member is a process in PhaseOld or PhaseNew of the gated procedure, or one that would be in PhaseOld.
 type Member struct {
 	Phase Phase
+	Wants bool   // it is not in Phase, but would be if it might: it asks for that again and again
 	Slot  int    // its number
 	Hold  string // the identity of its hold, if the backend tells it: it begins with the Driver.ID of the process
 	Owner string // host and process id, if the backend keeps that
@@ -111,6 +148,9 @@ type Member struct {
 
 func (m Member) String() string {
 	s := fmt.Sprintf("slot %d", m.Slot)
+	if m.Wants {
+		s = "wants to be, " + s
+	}
 	if m.Owner != "" {
 		s += ", " + m.Owner
 	}
@@ -125,16 +165,21 @@ func (e *BehindError) Error() string {
 }
 
 func newGate(d *Driver) *gate {
+	return &gate{
+		d:       d,
+		name:    processName(),
+		setting: make(chan struct{}, 1),
+		retired: map[*member]struct{}{},
+	}
+}
+
+// processName tells people which process this is.
+func processName() string {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "unknown host"
 	}
-	return &gate{
-		d:       d,
-		name:    fmt.Sprintf("%s, process %d", host, os.Getpid()),
-		setting: make(chan struct{}, 1),
-		retired: map[*member]struct{}{},
-	}
+	return fmt.Sprintf("%s, process %d", host, os.Getpid())
 }
 
 // opposite returns the phase that must be over before p, and the backends on which members of the two are.
@@ -180,6 +225,7 @@ func (g *gate) enter(ctx context.Context) (*member, error) {
 		if err == nil && phase == g.d.Phase() {
 			over = g.replace(m)
 		}
+		g.asked(phase, err)
 		g.mu.Unlock()
 		if over != nil {
 			over.retire()
@@ -243,8 +289,9 @@ func (g *gate) change(ctx context.Context, p Phase) error {
 		return err
 	}
 	g.mu.Lock()
-	g.d.phase.Store(int32(p))
+	g.d.enterPhase(p)
 	old := g.replace(m)
+	g.asked(p, nil)
 	g.mu.Unlock()
 	if old != nil {
 		old.retire()
@@ -273,7 +320,7 @@ func (g *gate) drain(ctx context.Context, p Phase) error {
 		select {
 		case <-left.gone:
 		case <-ctx.Done():
-			self := Member{opposite, left.slot, left.request.Hold, g.name + " (this process)"}
+			self := Member{Phase: opposite, Slot: left.slot, Hold: left.request.Hold, Owner: g.name + " (this process)"}
 			return fmt.Errorf("%w: %w", &BehindError{opposite, []Member{self}}, ctx.Err())
 		}
 	}
@@ -290,7 +337,7 @@ func (a *attempt) gated(ctx context.Context) (*lease, error) {
 	}
 	for {
 		m, err := a.d.gate.enter(ctx)
-		if behind := (*BehindError)(nil); errors.As(err, &behind) || errors.Is(err, ErrFull) || errors.Is(err, ErrFinalized) {
+		if refusedBy(err) {
 			return nil, fmt.Errorf("%w: %w", driver.ErrUnavailable, err) // until somebody has changed the phase
 		} else if err != nil {
 			return nil, a.translate(err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -58,6 +59,7 @@ func (m *member) Lost(cause error) {
 	for l := range leases {
 		l.memberLost(m.lost)
 	}
+	m.g.lost(m)
 }
 
 // bound returns the earlier of t and the time until when the membership lasts at least.
@@ -73,6 +75,15 @@ func (m *member) live() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.lost == nil && !m.left && (m.b == nil || time.Now().Before(m.lease.Expires()))
+}
+
+// worthwhile reports whether it makes sense to keep the slot alive.
+func (m *member) worthwhile() bool {
+	live := m.live()
+	if !live {
+		m.g.lost(m)
+	}
+	return live
 }
 
 // use adds a use, unless it is over.
@@ -157,25 +168,25 @@ func (m *member) quit() {
 	close(m.gone)
 }
 
-// join makes a member of the process.
-func (g *gate) join(ctx context.Context, p Phase) (*member, error) {
+// newMember returns one that has no slot yet.
+func (g *gate) newMember(p Phase) *member {
 	m := &member{g: g, phase: p, gone: make(chan struct{}), leases: map[*lease]struct{}{}}
 	m.active, m.stop = context.WithCancel(g.d.life)
+	return m
+}
+
+// join makes a member of the process.
+func (g *gate) join(ctx context.Context, p Phase) (*member, error) {
+	m := g.newMember(p)
 	if p == PhaseDual {
 		return m, nil
 	}
-	opposite, own, others := g.opposite(p)
-	if err := m.takeSlot(ctx, own); err != nil {
+	_, own, _ := g.opposite(p)
+	if err := m.takeSlot(ctx, own, kindOf(p)); err != nil {
 		return nil, err
 	}
-	behind, err := g.look(ctx, others, opposite)
-	if err == nil && p == PhaseOld {
-		err = g.open(ctx)
-	}
-	switch {
-	case err == nil && len(behind) > 0:
-		err = &BehindError{opposite, behind}
-	case err == nil && !m.live():
+	err := g.admit(ctx, p)
+	if err == nil && !m.live() {
 		err = fmt.Errorf("%w: the slot was lost", driver.ErrUnavailable)
 	}
 	if err != nil {
@@ -183,6 +194,31 @@ func (g *gate) join(ctx context.Context, p Phase) (*member, error) {
 		return nil, fmt.Errorf("migrate: phase %v: %w", p, err)
 	}
 	return m, nil
+}
+
+// admit looks whether a process that has a slot of p may be in p.
+func (g *gate) admit(ctx context.Context, p Phase) error {
+	if p == PhaseNew {
+		return g.admitToNew(ctx)
+	}
+	if err := g.nobodyIn(ctx, PhaseNew); err != nil {
+		return err
+	}
+	closed, err := g.closed(ctx)
+	if err == nil && closed {
+		err = ErrFinalized
+	}
+	return err
+}
+
+// nobodyIn returns a BehindError if slots of a phase are taken.
+func (g *gate) nobodyIn(ctx context.Context, p Phase) error {
+	_, b, _ := g.opposite(p)
+	members, err := g.look(ctx, b, kindOf(p), g.tryAt)
+	if err == nil && len(members) > 0 {
+		err = &BehindError{p, members}
+	}
+	return err
 }
 
 // asks returns a request of the gate's own.
@@ -198,9 +234,9 @@ func letGo(l driver.Lease) {
 }
 
 // takeSlot takes the first slot that is free.
-func (m *member) takeSlot(ctx context.Context, b *backend) error {
+func (m *member) takeSlot(ctx context.Context, b *backend, k slotKind) error {
 	for i := range slotCount {
-		r := m.g.asks(slotName(m.phase, i), m, true)
+		r := m.g.asks(slotName(k, i), m, true)
 		l, err := b.Acquire(ctx, r)
 		if errors.Is(err, driver.ErrLocked) && !errors.Is(err, driver.ErrUnknown) {
 			continue
@@ -212,7 +248,7 @@ func (m *member) takeSlot(ctx context.Context, b *backend) error {
 		m.slot, m.b, m.request, m.lease = i, b, r, l
 		m.mu.Unlock()
 		if !b.info.KeepsAlive {
-			m.session.Store(m.g.d.carry(b, l, r.TTL, m.live, m.Lost))
+			m.session.Store(m.g.d.carry(b, l, r.TTL, m.worthwhile, m.Lost))
 		}
 		return nil
 	}
@@ -230,14 +266,17 @@ const (
 	lookTTL = 5 * time.Second
 )
 
-// look returns who has slots of a phase. That a slot is free is known only by taking it.
-func (g *gate) look(ctx context.Context, b *backend, p Phase) ([]Member, error) {
+// lookAt says who has a slot, or returns nil if nobody has it.
+type lookAt func(ctx context.Context, b *backend, k slotKind, slot int) (*Member, error)
+
+// look returns who has slots of a kind.
+func (g *gate) look(ctx context.Context, b *backend, k slotKind, at lookAt) ([]Member, error) {
 	slots := make([]int, slotCount)
 	for i := range slots {
 		slots[i] = i
 	}
 	for begun := time.Now(); ; {
-		members, err := g.lookAtAll(ctx, b, p, slots)
+		members, err := lookAtAll(ctx, b, k, slots, at)
 		if err != nil || len(members) == 0 || time.Since(begun) > lookFor {
 			return members, err
 		}
@@ -256,14 +295,14 @@ func (g *gate) look(ctx context.Context, b *backend, p Phase) ([]Member, error) 
 }
 
 // lookAtAll looks at slots once, and returns who has them.
-func (g *gate) lookAtAll(ctx context.Context, b *backend, p Phase, which []int) (members []Member, err error) {
+func lookAtAll(ctx context.Context, b *backend, k slotKind, which []int, at lookAt) (members []Member, err error) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	slots := make(chan int)
 	for range lookers {
 		wg.Go(func() { // ends when slots is closed
 			for i := range slots {
-				held, lookErr := g.lookAt(ctx, b, p, i)
+				held, lookErr := at(ctx, b, k, i)
 				mu.Lock()
 				if lookErr != nil {
 					err = lookErr
@@ -279,11 +318,13 @@ func (g *gate) lookAtAll(ctx context.Context, b *backend, p Phase, which []int) 
 	}
 	close(slots)
 	wg.Wait()
+	slices.SortFunc(members, func(a, b Member) int { return a.Slot - b.Slot })
 	return members, err
 }
 
-func (g *gate) lookAt(ctx context.Context, b *backend, p Phase, slot int) (*Member, error) {
-	r := g.asks(slotName(p, slot), quiet{}, true)
+// tryAt is a lookAt that is sure: that a slot is free is known only by taking it.
+func (g *gate) tryAt(ctx context.Context, b *backend, k slotKind, slot int) (*Member, error) {
+	r := g.asks(slotName(k, slot), quiet{}, true)
 	r.TTL = g.d.nearestTTL(min(lookTTL, g.d.ttl))
 	l, err := b.Acquire(ctx, r)
 	if err == nil {
@@ -293,47 +334,44 @@ func (g *gate) lookAt(ctx context.Context, b *backend, p Phase, slot int) (*Memb
 	if !errors.Is(err, driver.ErrLocked) || errors.Is(err, driver.ErrUnknown) {
 		return nil, err
 	}
-	m, err := describe(ctx, b, p, slot)
+	m, err := describe(ctx, b, k, slot)
 	if m == nil || err != nil { // it does not say, or it is just given back
-		return &Member{Phase: p, Slot: slot}, nil
+		return &Member{Phase: k.phase(), Slot: slot}, nil
 	}
 	return m, nil
 }
 
-// describe says who has a slot, or returns nil if nobody has it.
-func describe(ctx context.Context, b *backend, p Phase, slot int) (*Member, error) {
+// describe is a lookAt that changes nothing.
+func describe(ctx context.Context, b *backend, k slotKind, slot int) (*Member, error) {
 	inspector, ok := b.Driver.(driver.Inspector)
 	if !ok {
 		return nil, fmt.Errorf("migrate: backend %s does not tell who holds a lock: %w", b.info.Name, errors.ErrUnsupported)
 	}
-	s, err := inspector.Inspect(ctx, slotName(p, slot))
+	s, err := inspector.Inspect(ctx, slotName(k, slot))
 	if err != nil || !s.Held {
 		return nil, err
 	}
-	return &Member{Phase: p, Slot: slot, Hold: s.Hold, Owner: s.Owner}, nil
+	return &Member{Phase: k.phase(), Wants: k == wantsOld, Slot: slot, Hold: s.Hold, Owner: s.Owner}, nil
 }
 
 // ID returns how the holds begin that the driver makes on its own behalf, a membership among them.
 func (d *Driver) ID() string { return d.id }
 
-// Members returns the processes that are in PhaseOld and in PhaseNew of the gated procedure; those in PhaseDual are no members. It
-// changes nothing. It is as exact as Inspect of the backends is; what counts when a phase is changed is found out by other means.
+// Members returns the processes that are in PhaseOld and in PhaseNew of the gated procedure, and those that would be in PhaseOld and may
+// not; those in PhaseDual are no members. It changes nothing. It is as exact as Inspect of the backends is; what counts when a phase is
+// changed is found out by other means.
 func (d *Driver) Members(ctx context.Context) ([]Member, error) {
 	if d.gate == nil {
 		return nil, fmt.Errorf("migrate: members are known with a gate alone: %w", errors.ErrUnsupported)
 	}
 	var all []Member
-	for _, p := range []Phase{PhaseOld, PhaseNew} {
-		_, b, _ := d.gate.opposite(p)
-		for i := range slotCount {
-			m, err := describe(ctx, b, p, i)
-			if err != nil {
-				return nil, err
-			}
-			if m != nil {
-				all = append(all, *m)
-			}
+	for _, k := range []slotKind{inOld, wantsOld, inNew} {
+		_, b, _ := d.gate.opposite(k.phase())
+		members, err := d.gate.look(ctx, b, k, describe)
+		if err != nil {
+			return nil, err
 		}
+		all = append(all, members...)
 	}
 	return all, nil
 }

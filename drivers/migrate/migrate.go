@@ -122,8 +122,8 @@ type Options struct {
 	TTL time.Duration
 }
 
-// Driver is a driver.Driver made of two. It implements driver.BatchRenewer, driver.KeepAliveReporter, driver.Inspector and
-// driver.ForceUnlocker too.
+// Driver is a driver.Driver made of two. It implements driver.BatchRenewer, driver.KeepAliveReporter, driver.PhaseReporter,
+// driver.Inspector and driver.ForceUnlocker too.
 type Driver struct {
 	from, to *backend
 	sealer   move.Sealer   // from
@@ -137,9 +137,10 @@ type Driver struct {
 	id       string        // of the driver; the holds that it makes begin with it
 	holds    atomic.Uint64 // how many holds the driver has made
 
-	life context.Context // until Close
-	end  context.CancelFunc
-	told reporter
+	life   context.Context // until Close
+	end    context.CancelFunc
+	told   reporter
+	phases phaseReporter
 
 	mu       sync.Mutex
 	sessions map[sessionKey]*session
@@ -154,6 +155,7 @@ var (
 	_ driver.Driver            = (*Driver)(nil)
 	_ driver.BatchRenewer      = (*Driver)(nil)
 	_ driver.KeepAliveReporter = (*Driver)(nil)
+	_ driver.PhaseReporter     = (*Driver)(nil)
 	_ driver.Inspector         = (*Driver)(nil)
 	_ driver.ForceUnlocker     = (*Driver)(nil)
 )
@@ -334,7 +336,7 @@ func (d *Driver) SetPhase(ctx context.Context, p Phase) error {
 	case d.gate == nil && p == PhaseOld:
 		return errOldNeedsGate
 	case d.gate == nil:
-		d.phase.Store(int32(p))
+		d.enterPhase(p)
 		return nil
 	}
 	return d.gate.setPhase(ctx, p)

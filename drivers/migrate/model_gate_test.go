@@ -1,14 +1,17 @@
 package migrate
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
 )
 
 // The model of the gate is one name on two backends and a few processes, which become members, lock, change the phase one by one,
-// stop for longer than their holds last, and crash, at every step. Each process has a slot of its own on each backend.
+// stop for longer than their holds last, and crash, at every step. Each process has a slot of its own on each backend. At the end one of
+// them closes the gate, and then they are given the new backend alone.
+
+// plainTo is the phase in the model of a process that knows to alone.
+const plainTo = PhaseNew + 1
 
 // gateVariant is what a wrong gate leaves out or does in another way.
 type gateVariant struct {
@@ -18,15 +21,25 @@ type gateVariant struct {
 	untied     bool // a lock does not end with the membership
 	leavesSoon bool // a process leaves a phase while it holds a lock of that phase: a phase is skipped
 	withoutTo  bool // PhaseDual does without to if that is taken: a shadow that counts as both
+
+	plainFirst bool // processes are given to alone before the gate is closed
+	neverAsks  bool // who goes to PhaseOld does not ask whether the gate is closed
+	asksFirst  bool // and asks before the looks, not after
+	unsure     bool // the gate counts as closed though who closed it has lost its slot
+	believes   bool // who sees that the gate is closed looks for nobody in PhaseOld any more
 }
 
 // What a process is about to do.
 const (
 	gateIdle int8 = iota
 	gateEnter
-	gateLook // at the slot of another process
-	gateFrom // take from
-	gateTo   // take to
+	gateAsk   // whether the gate is closed, before the looks
+	gateLook  // at the slot of another process
+	gateOpen  // asks whether the gate is open, after the looks
+	gateSeal  // is about to close the gate
+	gateClose // has sealed
+	gateFrom  // take from
+	gateTo    // take to
 	gateHolding
 	gateStopped
 )
@@ -37,6 +50,9 @@ type gateProcess struct {
 	under        Phase // that of its hold
 	member       bool  // it believes to be one, of its phase
 	looked       int8  // at the slots of so many processes
+	saw          bool  // that the gate was closed, before it looked
+	over         bool  // it knows that PhaseOld is over
+	learning     bool  // it looks as a member
 	has          [2]bool
 	valid        bool
 	locks, moves int8 // that are still to come
@@ -47,6 +63,9 @@ type gateModel struct {
 	holder          [2]int8            // 0 is nobody
 	processes       [processes]gateProcess
 	crashes, pauses int8 // that are still to come at most
+	ends            bool // somebody closes the gate
+	closed          bool // the seal
+	done            bool // who closed the gate has said so
 }
 
 // kind returns which slots those in a phase take, and whether they do.
@@ -110,6 +129,22 @@ func (v gateVariant) step(s gateModel, p int, e emitGate) {
 		v.begin(s, p, e)
 	case gateEnter:
 		v.enter(s, p, e)
+	case gateAsk:
+		x.saw, x.at = s.closed, gateLook
+		if v.believes && s.closed {
+			side, _ := x.phase.kind()
+			x.at, x.member, x.over, x.learning = gateIdle, s.slots[side][p], true, false
+		}
+		e("asks whether the gate is closed", true, s)
+	case gateOpen:
+		v.ask(s, p, e)
+	case gateSeal:
+		s.closed, x.at = true, gateClose
+		e("seals", true, s)
+	case gateClose:
+		x.at = gateIdle
+		s.done = s.done || s.slots[modelTo][p] || v.unsure
+		e("has closed the gate, if its slot is still there", true, s)
 	case gateLook:
 		v.look(s, p, e)
 	case gateFrom:
@@ -155,6 +190,9 @@ func (v gateVariant) begin(s gateModel, p int, e emitGate) {
 	_, registers := x.phase.kind()
 	n := s
 	y := &n.processes[p]
+	if s.ends && x.phase == PhaseNew && x.member {
+		v.end(s, p, e)
+	}
 	switch {
 	case x.locks == 0:
 		if side, ok := x.phase.kind(); ok {
@@ -163,7 +201,7 @@ func (v gateVariant) begin(s gateModel, p int, e emitGate) {
 		*y = gateProcess{at: gateStopped}
 		e("ends", true, n)
 	case registers && !x.member:
-		y.at, y.looked = gateEnter, 0
+		y.at, y.looked, y.learning = gateEnter, 0, false
 		if v.lookFirst {
 			y.at = gateLook
 		}
@@ -171,11 +209,40 @@ func (v gateVariant) begin(s gateModel, p int, e emitGate) {
 	default:
 		y.locks--
 		y.at = gateFrom
-		if x.phase == PhaseNew {
+		if x.phase >= PhaseNew {
 			y.at = gateTo
 		}
 		e("begins to lock", true, n)
 	}
+}
+
+// end is what a member in PhaseNew does at the end, beside locks.
+func (v gateVariant) end(s gateModel, p int, e emitGate) {
+	if !s.closed {
+		n := s
+		n.processes[p].at = gateSeal
+		e("begins to close the gate", false, n)
+	} else if !s.processes[p].over {
+		n := s
+		y := &n.processes[p]
+		y.at, y.looked, y.learning = gateAsk, 0, true
+		e("wants to know whether phase old is over", false, n)
+	}
+}
+
+// ask is the last thing that is done by who goes to PhaseOld.
+func (v gateVariant) ask(s gateModel, p int, e emitGate) {
+	x := &s.processes[p]
+	closed := s.closed && !v.neverAsks
+	if v.asksFirst {
+		closed = x.saw
+	}
+	x.at, x.member, x.looked = gateIdle, s.slots[modelFrom][p], 0
+	if closed {
+		s.slots[modelFrom][p] = false
+		x.member, x.phase = false, PhaseDual
+	}
+	e("asks whether the gate is open", true, s)
 }
 
 // move changes the phase by one. What is held goes on under the phase before, and with it the membership.
@@ -184,8 +251,15 @@ func (v gateVariant) move(s gateModel, p int, e emitGate) {
 	if x.moves == 0 {
 		return
 	}
-	for _, phase := range []Phase{PhaseOld, PhaseDual, PhaseNew} {
-		if phase == x.phase || phase != PhaseDual && x.phase != PhaseDual && !v.leavesSoon {
+	for _, phase := range []Phase{PhaseOld, PhaseDual, PhaseNew, plainTo} {
+		switch {
+		case x.phase == plainTo, phase == x.phase:
+			continue
+		case phase == plainTo:
+			if x.phase != PhaseNew || x.at != gateIdle || !s.ends || !s.done && !v.plainFirst {
+				continue
+			}
+		case phase != PhaseDual && x.phase != PhaseDual && !v.leavesSoon:
 			continue
 		}
 		n := s
@@ -204,6 +278,12 @@ func (v gateVariant) enter(s gateModel, p int, e emitGate) {
 	side, _ := x.phase.kind()
 	s.slots[side][p] = true
 	x.at = gateLook
+	if s.ends && (x.phase == PhaseNew || v.asksFirst) {
+		x.at = gateAsk
+	}
+	if x.phase == PhaseNew && x.over {
+		x.at, x.member = gateIdle, true
+	}
 	if v.lookFirst {
 		x.at, x.member = gateIdle, true
 	}
@@ -216,14 +296,23 @@ func (v gateVariant) look(s gateModel, p int, e emitGate) {
 	side, _ := x.phase.kind()
 	if x.looked == processes || v.noLook || v.newLooks && x.phase == PhaseOld {
 		x.at, x.member, x.looked = gateIdle, s.slots[side][p], 0
-		if v.lookFirst {
+		switch {
+		case v.lookFirst:
 			x.at, x.member = gateEnter, false
+		case s.ends && x.phase == PhaseOld:
+			x.at, x.member = gateOpen, false
 		}
+		x.over, x.learning, x.saw = x.over || x.phase == PhaseNew && x.saw, false, false
 		e("has looked at all slots", true, s)
 		return
 	}
 	q := x.looked
 	x.looked++
+	if s.slots[1-side][q] && x.learning {
+		x.at, x.looked, x.learning, x.saw = gateIdle, 0, false, false
+		e("finds a member of the other kind, and asks another time", true, s)
+		return
+	}
 	if s.slots[1-side][q] {
 		s.slots[side][p] = false
 		x.at, x.phase, x.looked = gateIdle, PhaseDual, 0
@@ -266,14 +355,14 @@ func (s gateModel) finished() bool {
 }
 
 // search begins with processes in all phases that are possible together.
-func (v gateVariant) search(locks, moves, crashes, pauses int8) (states int, wrong string, way []string) {
+func (v gateVariant) search(ends bool, locks, moves, crashes, pauses int8) (states int, wrong string, way []string) {
 	y := system[gateModel]{
 		steps:    v.steps,
 		sorted:   func(s gateModel) gateModel { return s },
 		wrong:    gateModel.wrong,
 		finished: gateModel.finished,
 	}
-	s := gateModel{crashes: crashes, pauses: pauses}
+	s := gateModel{crashes: crashes, pauses: pauses, ends: ends}
 	for p, phase := range []Phase{PhaseOld, PhaseDual, PhaseNew} {
 		s.processes[p] = gateProcess{phase: phase, under: PhaseDual, locks: locks, moves: moves}
 	}
@@ -281,12 +370,18 @@ func (v gateVariant) search(locks, moves, crashes, pauses int8) (states int, wro
 }
 
 func TestModelOfTheGateKeepsItsPromises(t *testing.T) {
-	for _, n := range [][4]int8{{1, 1, 1, 1}, {1, 2, 0, 0}, {2, 1, 0, 0}} {
-		states, wrong, way := gateVariant{}.search(n[0], n[1], n[2], n[3])
-		what := fmt.Sprintf("%d locks and changes of the phase up to %d for each process, %d crashes, %d pauses", n[0], n[1], n[2], n[3])
-		t.Logf("%s: %d states", what, states)
+	t.Parallel()
+	for _, test := range []struct {
+		ends                          bool
+		locks, moves, crashes, pauses int8
+	}{
+		{false, 1, 1, 1, 1}, {false, 1, 2, 0, 0}, {false, 2, 1, 0, 0}, // moves bound the changes of the phase of each process
+		{true, 1, 1, 0, 1},
+	} {
+		states, wrong, way := gateVariant{}.search(test.ends, test.locks, test.moves, test.crashes, test.pauses)
+		t.Logf("%+v: %d states", test, states)
 		if wrong != "" {
-			t.Errorf("%s: %s after\n%s", what, wrong, strings.Join(way, "\n"))
+			t.Errorf("%+v: %s after\n%s", test, wrong, strings.Join(way, "\n"))
 		}
 	}
 }
@@ -302,9 +397,15 @@ func TestModelOfTheGateFindsEveryWrongVariant(t *testing.T) {
 		{"locks that do not end with the membership", gateVariant{untied: true}},
 		{"a phase that is skipped", gateVariant{leavesSoon: true}},
 		{"a shadow that counts as both", gateVariant{withoutTo: true}},
+		{"the new backend alone before the gate is closed", gateVariant{plainFirst: true}},
+		{"a closed gate that nobody asks for", gateVariant{neverAsks: true}},
+		{"a closed gate that is asked for before the looks", gateVariant{asksFirst: true}},
+		{"a gate closed by one that lost its slot", gateVariant{unsure: true}},
+		{"a closed gate that is believed without a look", gateVariant{believes: true}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			states, wrong, way := test.search(1, 1, 0, 1)
+			ends := test.plainFirst || test.neverAsks || test.asksFirst || test.unsure || test.believes
+			states, wrong, way := test.search(ends, 1, 1, 0, 1)
 			if wrong != twoHolders {
 				t.Errorf("got %q after %d steps and %d states, want %q\n%s", wrong, len(way), states, twoHolders, strings.Join(way, "\n"))
 				return

@@ -55,3 +55,26 @@ func (d *Driver) keptAlive(b *backend, err error) {
 		told(err)
 	}
 }
+
+// phaseReporter is told of the phases.
+type phaseReporter struct {
+	mu   sync.Mutex
+	told func(string) // nil if nobody asked
+}
+
+// OnPhase implements driver.PhaseReporter.
+func (d *Driver) OnPhase(f func(phase string)) {
+	d.phases.mu.Lock()
+	defer d.phases.mu.Unlock()
+	d.phases.told = f
+	f(d.Phase().String())
+}
+
+// enterPhase puts d into a phase.
+func (d *Driver) enterPhase(p Phase) {
+	d.phases.mu.Lock()
+	defer d.phases.mu.Unlock()
+	if before := Phase(d.phase.Swap(int32(p))); before != p && d.phases.told != nil {
+		d.phases.told(p.String())
+	}
+}

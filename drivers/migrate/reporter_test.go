@@ -2,11 +2,14 @@ package migrate_test
 
 import (
 	"context"
+	"slices"
 	"testing"
+	"testing/synctest"
 
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/memory"
+	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
 // listened is a backend that fails the test if it is used before it knows whom to tell of its keep-alives.
@@ -45,4 +48,20 @@ func TestBackendsReportFromTheStart(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+func TestPhasesAreReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		for _, c := range []*client{p.client(migrate.PhaseDual), p.gated(migrate.PhaseDual)} {
+			var got []string
+			c.OnPhase(func(phase string) { got = append(got, phase) })
+			for _, phase := range []migrate.Phase{migrate.PhaseDual, migrate.PhaseNew, migrate.PhaseNew, migrate.PhaseDual} {
+				setPhase(t, c, phase)
+			}
+			if want := []string{"dual", "new", "dual"}; !slices.Equal(got, want) {
+				t.Errorf("got %q, want %q", got, want)
+			}
+		}
+	})
 }

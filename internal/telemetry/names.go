@@ -34,10 +34,12 @@ const (
 	keyCause     = attribute.Key("dsync.loss.cause")
 	keyResult    = attribute.Key("dsync.renewal.result")
 	keyState     = attribute.Key("dsync.client.state")
+	keyPhase     = attribute.Key("dsync.migration.phase")
 	keyErrorType = attribute.Key("error.type")
 	keyException = attribute.Key("exception.message")
 
 	// Of log records alone.
+	keyBefore = attribute.Key("dsync.migration.phase_before")
 	keyOutage = attribute.Key("dsync.outage.duration")
 	keyHeld   = attribute.Key("dsync.hold.longer_than")
 	keyLosses = attribute.Key("dsync.loss.count")
@@ -96,6 +98,7 @@ var (
 	metricLosses          = metricSpec{"dsync.losses", "{loss}", "Locks that ended before they were unlocked, other than as ExpireAfter asked."}
 	metricRetries         = metricSpec{"dsync.acquire.retries", "{retry}", "Requests of Lock that failed and are repeated."}
 	metricClients         = metricSpec{"dsync.client.count", "{client}", "Clients that are open, by whether the backend is in their reach."}
+	metricMigrations      = metricSpec{"dsync.migration.client.count", "{client}", "Clients that are open and part of a migration, by its phase."}
 	metricRenewals        = metricSpec{"dsync.renewals", "{renewal}", "Renewals in the background: of locks, or where a session carries them of that, and then only those that failed."}
 	metricHolds           = metricSpec{"dsync.hold.count", "{lock}", "Locks that are held now."}
 	metricWaiters         = metricSpec{"dsync.waiter.count", "{call}", "Calls of Lock that are blocked now."}

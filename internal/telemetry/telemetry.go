@@ -63,7 +63,7 @@ type Telemetry struct {
 
 	acquireDuration, waitDuration, holdDuration metric.Float64Histogram
 	acquires, losses, renewals, retries         metric.Int64Counter
-	holds, waiters, clients                     metric.Int64UpDownCounter
+	holds, waiters, clients, migrations         metric.Int64UpDownCounter
 
 	labels   labelCache
 	reports  reports
@@ -71,8 +71,9 @@ type Telemetry struct {
 	inspects inspects
 
 	mu      sync.Mutex
-	out     bool // the backend is out of reach
-	counted bool // the client is, in the metrics
+	out     bool   // the backend is out of reach
+	phase   string // of the migration; empty without one
+	counted bool   // the client is, in the metrics
 }
 
 // New returns the telemetry of a client; Begin and Close are to be called.
@@ -135,6 +136,7 @@ func (t *Telemetry) makeInstruments(m metric.Meter) error {
 	t.acquires, t.losses = counter(metricAcquires), counter(metricLosses)
 	t.renewals, t.retries = counter(metricRenewals), counter(metricRetries)
 	t.holds, t.waiters, t.clients = upDown(metricHolds), upDown(metricWaiters), upDown(metricClients)
+	t.migrations = upDown(metricMigrations)
 	return errors.Join(errs...)
 }
 
@@ -160,8 +162,11 @@ func (t *Telemetry) Begin() {
 	}
 	t.begun.Store(true)
 	t.mu.Lock()
-	first, out := !t.counted, t.out
+	first, out, phase := !t.counted, t.out, t.phase
 	t.counted = true
+	if first && phase != "" {
+		t.reports.add(func() { t.countPhase(1, phase) }) // before its next change
+	}
 	t.mu.Unlock()
 	if first {
 		t.countClient(1, out)
@@ -191,11 +196,12 @@ func (t *Telemetry) Close() {
 	t.reports.close()
 	t.lossLog.close()
 	t.mu.Lock()
-	counted, out := t.counted, t.out
+	counted, out, phase := t.counted, t.out, t.phase
 	t.counted = false
 	t.mu.Unlock()
 	if counted {
 		t.countClient(-1, out)
+		t.countPhase(-1, phase)
 	}
 	t.inspects.close()
 }

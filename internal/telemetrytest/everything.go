@@ -26,6 +26,7 @@ func Everything(t *testing.T, o dsync.Options) {
 	}
 	sessions := &stage{T: t, options: o, server: memory.NewServer(&memory.Options{KeepsAlive: true})}
 	sessions.loseSession()
+	sessions.migrate()
 }
 
 type stage struct {
@@ -137,4 +138,26 @@ func (s *stage) loseSession() {
 	l := s.lock(c, "users/1")
 	d.EndSession()
 	<-l.Done()
+}
+
+// inPhases is a driver that is in one phase after the other.
+type inPhases struct {
+	*memory.Driver
+	tell func(phase string)
+}
+
+func (d *inPhases) OnPhase(f func(phase string)) {
+	d.tell = f
+	f("old")
+}
+
+func (s *stage) migrate() {
+	d := &inPhases{Driver: s.server.NewDriver()}
+	c, err := dsync.New(d, &s.options)
+	if err != nil {
+		s.Fatal(err)
+	}
+	d.tell("dual")
+	d.tell("new")
+	s.close(c)
 }

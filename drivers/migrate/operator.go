@@ -1,0 +1,63 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// ErrOperator: somebody else changes names, or the gate, by hand at this moment. What both do is safe, but not what either of them means.
+var ErrOperator = errors.New("another operator is at work on this migration")
+
+const (
+	// operatorName is locked on the old backend while somebody changes names, or the gate, by hand.
+	operatorName = reserved + "operator"
+
+	// operatorTTL is for how long an operator that was killed is in the way of the next, who waits for longer.
+	operatorTTL = 5 * time.Second
+)
+
+// Operate says that an operator is at work, until end is called. It returns [ErrOperator], with who it is where the backend keeps
+// that, if another one is. Where reserved names are not permitted it says nothing.
+func (d *Driver) Operate(ctx context.Context, what string) (end func(), err error) {
+	bound, leave, err := d.closable(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	r := d.ownRequest(operatorName)
+	r.Owner, r.TTL = fmt.Sprintf("%s, %s", processName(), what), d.nearestTTL(min(operatorTTL, d.ttl))
+	wait, cancel := context.WithTimeout(bound, r.TTL+operatorTTL/5)
+	defer cancel()
+	l, err := d.from.Acquire(wait, r)
+	if err != nil {
+		if bound.Err() == nil && (errors.Is(err, driver.ErrLocked) || wait.Err() != nil && !errors.Is(err, driver.ErrUnavailable)) {
+			return nil, d.otherOperator(bound)
+		}
+		return func() {}, d.closing(ctx, d.permitted(bound, fmt.Errorf("old backend: %w", err)))
+	}
+	var c *carried
+	if !d.from.info.KeepsAlive {
+		c = d.carry(d.from, l, r.TTL, func() bool { return time.Now().Before(l.Expires()) }, func(error) {})
+	}
+	return func() {
+		c.leave()
+		letGo(l)
+	}, nil
+}
+
+func (d *Driver) otherOperator(ctx context.Context) error {
+	who := "the backend does not tell which"
+	if inspector, ok := d.from.Driver.(driver.Inspector); ok {
+		if s, err := inspector.Inspect(ctx, operatorName); err == nil && s.Held {
+			who = s.Owner
+			if who == "" {
+				who = s.Hold
+			}
+		}
+	}
+	return fmt.Errorf("%w: %s", ErrOperator, who)
+}

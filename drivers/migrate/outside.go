@@ -1,0 +1,119 @@
+package migrate
+
+import (
+	"context"
+	"time"
+
+	"github.com/go-dsync/dsync/driver/move"
+)
+
+// What the gate of a process does by itself. In PhaseOld, when the process is no member: it takes a slot of kind wantsOld, so that others
+// see what it wants, and asks for its phase again, as often as refusals allow, whether its program locks anything or not. In PhaseNew: see
+// learn.
+
+// lost is called when a member lost its slot.
+func (g *gate) lost(m *member) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if m == g.current && m.phase == PhaseOld && g.d.Phase() == PhaseOld {
+		g.after(0)
+	}
+}
+
+// asked is called, with mu held, when the process has asked for a phase.
+func (g *gate) asked(p Phase, err error) {
+	now := g.d.Phase()
+	if now != PhaseOld || p == PhaseOld && err == nil {
+		g.wishNothing()
+	}
+	switch _, seals := g.d.from.Driver.(move.Sealer); {
+	case now == PhaseOld && err != nil && !g.acting:
+		g.after(0)
+	case now == PhaseNew && err == nil && seals && !g.over:
+		g.after(askWhetherClosed)
+	}
+}
+
+// after acts after a pause. It is called with mu held.
+func (g *gate) after(pause time.Duration) {
+	if g.timer == nil {
+		g.timer = time.AfterFunc(pause, func() { g.d.spawn(g.act) })
+		return
+	}
+	g.timer.Reset(pause)
+}
+
+func (g *gate) act() {
+	ctx, end, err := g.d.closable(g.d.life)
+	if err != nil {
+		return
+	}
+	defer end()
+	g.mu.Lock()
+	busy := g.acting
+	g.acting = true
+	g.mu.Unlock()
+	if busy {
+		return
+	}
+	pause := time.Duration(0)
+	switch g.d.Phase() {
+	case PhaseOld:
+		pause = g.returnToOld(ctx)
+	case PhaseNew:
+		pause = g.learn(ctx)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.acting = false
+	if pause > 0 {
+		g.after(pause)
+	}
+}
+
+// returnToOld asks for PhaseOld, and returns when to do that again; 0 is never.
+func (g *gate) returnToOld(ctx context.Context) time.Duration {
+	g.wishForOld(ctx)
+	m, err := g.enter(ctx)
+	if err == nil {
+		m.leave()
+		return 0
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if pause := time.Until(g.refused.until); g.refused.err != nil && pause > 0 {
+		return pause
+	}
+	return lastPause
+}
+
+// wishForOld takes a slot of kind wantsOld, unless the process has one.
+func (g *gate) wishForOld(ctx context.Context) {
+	g.mu.Lock()
+	before := g.wish
+	g.mu.Unlock()
+	if before != nil && before.live() {
+		return
+	}
+	wish := g.newMember(PhaseOld)
+	if wish.takeSlot(ctx, g.d.from, wantsOld) != nil {
+		wish.stop()
+		return // there is another time
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.wishNothing() // what was lost
+	g.wish = wish
+	if g.d.Phase() != PhaseOld {
+		g.wishNothing()
+	}
+}
+
+// wishNothing gives the slot of kind wantsOld back. It is called with mu held.
+func (g *gate) wishNothing() {
+	if wish := g.wish; wish != nil {
+		g.wish = nil
+		g.retired[wish] = struct{}{}
+		g.d.spawn(wish.retire)
+	}
+}
