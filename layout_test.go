@@ -51,6 +51,7 @@ var layout = []struct {
 	{"internal/testenv", []string{"./conformance/wire", "testing"}},
 	{"internal/testscan", []string{"./internal/testenv"}},
 	{"internal/drivertest", []string{"./", "./driver/...", "./conformance/wire", "./internal/testenv", "testing"}},
+	{"internal/guardtest", nil},
 	{"internal/telemetrytest", []string{"./", "./driver", "./drivers/memory", "./internal/testenv", "testing/...", "go.opentelemetry.io/otel/..."}},
 	{"guard", nil},
 	{"conformance", []string{"./", "./driver/...", "testing/..."}},
@@ -68,7 +69,7 @@ var layout = []struct {
 	{"drivers/pglock", []string{"./driver/...", "./internal/...", "github.com/jackc/pgx/v5/..."}},
 
 	{"cmd", []string{"./", "./driver/...", "./drivers/...", "github.com/spf13/cobra", "github.com/schollz/progressbar/v3", "golang.org/x/term"}},
-	{"examples", []string{"./", "./driver", "./drivers/..."}},
+	{"examples", []string{"./", "./driver", "./drivers/...", "./guard"}},
 	{"examples/migration", []string{"./", "./drivers/...", "./examples/coupon/shop"}},
 	{"examples/observability", []string{"./", "./drivers/...", "go.opentelemetry.io/otel/..."}},
 }
@@ -86,7 +87,7 @@ var rootModules = []string{
 }
 
 // nested are the modules below the root that are not in it, with the same import paths, by what they bring along.
-var nested = []string{"cmd/dsync", "examples/observability", "internal/telemetrytest"}
+var nested = []string{"cmd/dsync", "examples/observability", "internal/guardtest", "internal/telemetrytest"}
 
 // goPackage is what `go list` says about a package.
 type goPackage struct {

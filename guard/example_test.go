@@ -53,5 +53,5 @@ func ExampleMemory() {
 	fmt.Println(accounts.Write("accounts/7", late.Token()))
 	// Output:
 	// <nil>
-	// guard: the token is stale: a later holder has written ("accounts/7", token 1)
+	// guard: the token is stale: a later holder has written ("accounts/7", token 1, after 2)
 }

@@ -8,8 +8,23 @@
 // [Postgres], [SQLite] and [MySQL] keep the tokens in a table of the database that they protect, [Memory] in the process, [Handler] asks
 // for them at the door of an HTTP service.
 //
-// A resource with a conditional write needs no table: an object store that has If-Match, for example. Read the object with its ETag and
-// the token that it was written with, refuse if that token is larger than your own, and write object and token with If-Match.
+// # Conditional writes
+//
+// A resource with a conditional write needs no table: S3, for example, and other object stores that know If-Match. The object has the token
+// that it was written with beside it, in its metadata. Who writes
+//
+//  1. reads the object, its token and its ETag, and gives up with [ErrStale] if that token is larger than the own one;
+//  2. writes the object and the own token with If-Match and that ETag, or with If-None-Match: * where there was no object;
+//  3. begins again if the answer is 412 (Precondition Failed): somebody else has written in between.
+//
+// docs/recipes.md has the code. The same goes for a row with a version, or a key of etcd with its revision.
+//
+// # Tokens of another backend
+//
+// Each backend has a scale of its own: those of etcd are revisions, those of a new Redis begin with 1. A program that moves to a backend with
+// smaller tokens by its URL alone is refused from then on, and the text of the error has both tokens. Options.Floor, or floor= in the
+// URL, lifts the tokens of the new backend: `dsync migrate` tells a floor, and where nobody moves step by step it is the largest token that was
+// kept (select max(token) from dsync_guard). For the same reason do not run a developer's memory:// on a database that lasts.
 package guard
 
 import (
@@ -26,17 +41,21 @@ var (
 	ErrNoToken = errors.New("guard: no fencing token")
 )
 
-// check returns token as databases keep it.
-func check(name string, token uint64) (int64, error) {
+// check refuses tokens that are none, and those that no database keeps.
+func check(name string, token uint64) error {
 	switch {
 	case token == 0:
-		return 0, fmt.Errorf("%w (%q)", ErrNoToken, name)
+		return fmt.Errorf("%w (%q)", ErrNoToken, name)
 	case token > math.MaxInt64:
-		return 0, fmt.Errorf("guard: the token %d of %q is larger than a bigint", token, name)
+		return fmt.Errorf("guard: the token %d of %q is larger than a bigint", token, name)
 	}
-	return int64(token), nil
+	return nil
 }
 
-func stale(name string, token uint64) error {
-	return fmt.Errorf("%w (%q, token %d)", ErrStale, name, token)
+// compare refuses a token that is smaller than the one that is kept, if one is.
+func compare(name string, token uint64, kept int64) error {
+	if int64(token) < kept {
+		return fmt.Errorf("%w (%q, token %d, after %d)", ErrStale, name, token, kept)
+	}
+	return nil
 }

@@ -3,7 +3,6 @@ package guard_test
 import (
 	"errors"
 	"io"
-	"math"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -11,57 +10,6 @@ import (
 
 	"github.com/go-dsync/dsync/guard"
 )
-
-// admission is a call of Write or Read, and the error that it gets.
-type admission struct {
-	name  string
-	token uint64
-	read  bool
-	want  error
-}
-
-// admissions are calls one after the other, for every guard.
-var admissions = []admission{
-	{name: "a", token: 1, read: true},
-	{name: "a", token: 5},
-	{name: "a", token: 5},
-	{name: "a", token: 4, want: guard.ErrStale},
-	{name: "a", token: 4, read: true, want: guard.ErrStale},
-	{name: "a", token: 5, read: true},
-	{name: "b", token: 3},
-	{name: "a", token: 9, read: true},
-	{name: "a", token: 8, read: true},
-	{name: "a", token: 7},
-	{name: "a", token: 5, want: guard.ErrStale},
-	{name: "a", token: 0, want: guard.ErrNoToken},
-	{name: "a", token: 0, read: true, want: guard.ErrNoToken},
-	{name: "a", token: math.MaxInt64},
-	{name: "a", token: 8, want: guard.ErrStale},
-	{name: `o'k\"; --`, token: 2},
-	{name: `o'k\"; --`, token: 1, want: guard.ErrStale},
-}
-
-// admit runs the admissions on a guard.
-func admit(t *testing.T, write, read func(name string, token uint64) error) {
-	t.Helper()
-	for i, a := range admissions {
-		call := write
-		if a.read {
-			call = read
-		}
-		if err := call(a.name, a.token); !errors.Is(err, a.want) || a.want == nil && err != nil {
-			t.Errorf("call %d, %+v: got error %v", i, a, err)
-		}
-	}
-	if err := write("a", math.MaxInt64+1); err == nil || !strings.Contains(err.Error(), "larger than a bigint") {
-		t.Errorf("a token that no database keeps: got error %v", err)
-	}
-}
-
-func TestMemory(t *testing.T) {
-	var m guard.Memory
-	admit(t, m.Write, m.Read)
-}
 
 func TestHandler(t *testing.T) {
 	var m guard.Memory

@@ -6,7 +6,7 @@ import "sync"
 // All methods may be called concurrently.
 type Memory struct {
 	mu     sync.Mutex
-	tokens map[string]uint64
+	tokens map[string]int64
 }
 
 // Write admits a write by the holder with the token, and keeps the token, or returns ErrStale. A write that goes on after Write has
@@ -18,9 +18,9 @@ func (m *Memory) Write(name string, token uint64) error {
 		return err
 	}
 	if m.tokens == nil {
-		m.tokens = map[string]uint64{}
+		m.tokens = map[string]int64{}
 	}
-	m.tokens[name] = token
+	m.tokens[name] = int64(token)
 	return nil
 }
 
@@ -33,11 +33,8 @@ func (m *Memory) Read(name string, token uint64) error {
 
 // admit is called with mu held.
 func (m *Memory) admit(name string, token uint64) error {
-	if _, err := check(name, token); err != nil {
+	if err := check(name, token); err != nil {
 		return err
 	}
-	if token < m.tokens[name] {
-		return stale(name, token)
-	}
-	return nil
+	return compare(name, token, m.tokens[name])
 }

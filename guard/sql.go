@@ -8,46 +8,53 @@ import (
 
 // SQL is how a database keeps the largest token of each name, in a table that the program creates:
 //
-//	create table dsync_guard (name varchar(255) primary key, token bigint not null)
+//	create table dsync_guard (name text primary key, token bigint not null)            -- PostgreSQL, SQLite
+//	create table dsync_guard (name varbinary(1024) primary key, token bigint not null) -- MySQL, MariaDB
 //
-// Write and Read work in the transaction of the caller, together with what the token protects, so the check and the work are one. After an
-// error roll the transaction back. A transaction that the database ended because of a conflict with another one is tried again as a
-// whole, as ever.
+// The names of MySQL are binary because its texts are equal when they differ in case, in accents or in spaces at their end.
+//
+// Write and Read work in the transaction of the caller, together with what the token protects, so the check and the work are one, at every
+// isolation level. Call them first in the transaction: what it has read before may be older. After an error roll the transaction back. A
+// transaction that the database ended because of a conflict with another one gets the database's error, which is not ErrStale, and is
+// tried again as a whole, as ever.
 type SQL struct{ dialect *dialect }
 
-// The databases: PostgreSQL 9.5 or later, SQLite 3.24 or later, MySQL 5.7 or later, or MariaDB 10.2 or later, and what speaks as they do.
+// The databases: PostgreSQL 9.5 or later, SQLite 3.35 or later, MySQL 5.7 or later, or MariaDB 10.2 or later, and what speaks as they do.
 var (
 	Postgres = SQL{&dialect{
-		write: `insert into dsync_guard (name, token) values ($1, $2)
-			on conflict (name) do update set token = excluded.token where dsync_guard.token <= excluded.token`,
-		kept: `select coalesce((select token from dsync_guard where name = $1 for share), 0)`,
+		write: writeReturning,
+		kept:  `select coalesce((select coalesce(token, 0) from dsync_guard where name = $1 for share), -1)`,
 	}}
 	SQLite = SQL{&dialect{
-		write: `insert into dsync_guard (name, token) values (?, ?)
-			on conflict (name) do update set token = excluded.token where dsync_guard.token <= excluded.token`,
-		kept: `select coalesce((select token from dsync_guard where name = ?), 0)`,
+		write: writeReturning,
+		kept:  `select coalesce((select coalesce(token, 0) from dsync_guard where name = $1), -1)`,
 	}}
 	MySQL = SQL{&dialect{
-		write: `insert into dsync_guard (name, token) values (?, ?) on duplicate key update token = greatest(token, values(token))`,
-		kept:  `select coalesce((select token from dsync_guard where name = ? lock in share mode), 0)`,
-
-		countsChanges: true,
+		write: `insert into dsync_guard (name, token) values (?, ?)
+			on duplicate key update token = greatest(coalesce(token, 0), values(token))`,
+		kept:   `select coalesce((select coalesce(token, 0) from dsync_guard where name = ? lock in share mode), -1)`,
+		silent: true,
 	}}
 )
 
-// dialect has the statements of a database.
-type dialect struct {
-	write string // keeps the token; no row is affected if a larger one is kept
-	kept  string // the token that is kept, or 0; nobody changes it before the end of the transaction
+const writeReturning = `insert into dsync_guard (name, token) values ($1, $2)
+	on conflict (name) do update set token = case
+		when dsync_guard.token > excluded.token then dsync_guard.token
+		else excluded.token
+	end returning token`
 
-	// countsChanges: no row is affected either where the token is kept already, so kept has to tell the two cases apart.
-	countsChanges bool
+// dialect has the statements of a database. None of them counts on how many rows were affected, of which drivers have different ideas.
+type dialect struct {
+	write  string // keeps the token, or the one that is there if that is larger, and returns which
+	kept   string // the token that is kept, or -1; nobody changes it before the end of the transaction
+	silent bool   // write returns nothing, so that kept is asked
 }
 
 // Tx is a transaction of package database/sql: a *sql.Tx.
 type Tx interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+	Commit() error // is not called: a *sql.DB, where each statement has a transaction of its own, does not have it
 }
 
 // Write admits a write to what name stands for, by the holder with the token, and keeps the token. Nobody else gets through Write for the
@@ -57,92 +64,90 @@ func (s SQL) Write(ctx context.Context, tx Tx, name string, token uint64) error 
 }
 
 // Read admits a read of what name stands for, by a holder in the mode Read with the token. Read returns ErrStale if a later holder has
-// written, and ErrNoToken if the token is 0. Nothing is kept, since of two readers the one with the smaller token must not be refused; but
-// no writer gets through Write before the transaction ends. On PostgreSQL that takes the privilege to update the table.
+// written, and ErrNoToken if the token is 0. The token is not kept, since of two readers the one with the smaller token must not be refused.
+//
+// Before the transaction ends it sees nothing of later holders: they do not get through Write, or, on SQLite, the transaction goes on to see what
+// was there before. For that the first Read of a name makes its row, and on PostgreSQL any Read takes the privilege to update the table.
 func (s SQL) Read(ctx context.Context, tx Tx, name string, token uint64) error {
 	return s.dialect.admitRead(ctx, sqlTx{tx}, name, token)
 }
 
 // PGX is a transaction of pgx: a pgx.Tx.
-type PGX[Tag interface{ RowsAffected() int64 }, Row interface{ Scan(...any) error }] interface {
-	Exec(ctx context.Context, query string, args ...any) (Tag, error)
+type PGX[Row interface{ Scan(...any) error }] interface {
 	QueryRow(ctx context.Context, query string, args ...any) Row
+	Commit(ctx context.Context) error // is not called: a connection or a pool, where each statement has a transaction of its own, does not have it
 }
 
 // WritePGX is Postgres.Write for a transaction of pgx.
-func WritePGX[Tag interface{ RowsAffected() int64 }, Row interface{ Scan(...any) error }](ctx context.Context, tx PGX[Tag, Row], name string, token uint64) error {
-	return Postgres.dialect.admitWrite(ctx, pgxTx[Tag, Row]{tx}, name, token)
+func WritePGX[Row interface{ Scan(...any) error }](ctx context.Context, tx PGX[Row], name string, token uint64) error {
+	return Postgres.dialect.admitWrite(ctx, pgxTx[Row]{tx}, name, token)
 }
 
 // ReadPGX is Postgres.Read for a transaction of pgx.
-func ReadPGX[Tag interface{ RowsAffected() int64 }, Row interface{ Scan(...any) error }](ctx context.Context, tx PGX[Tag, Row], name string, token uint64) error {
-	return Postgres.dialect.admitRead(ctx, pgxTx[Tag, Row]{tx}, name, token)
+func ReadPGX[Row interface{ Scan(...any) error }](ctx context.Context, tx PGX[Row], name string, token uint64) error {
+	return Postgres.dialect.admitRead(ctx, pgxTx[Row]{tx}, name, token)
 }
 
 func (d *dialect) admitWrite(ctx context.Context, tx transaction, name string, token uint64) error {
-	n, err := check(name, token)
-	if err != nil {
+	if err := check(name, token); err != nil {
 		return err
 	}
-	rows, err := tx.exec(ctx, d.write, name, n)
-	switch {
-	case err != nil:
+	kept, err := tx.keep(ctx, d, name, token)
+	if err != nil {
 		return fmt.Errorf("guard: write %q: %w", name, err)
-	case rows > 0 && !d.countsChanges:
-		return nil
-	case !d.countsChanges:
-		return stale(name, token)
 	}
-	return d.admitRead(ctx, tx, name, token)
+	return compare(name, token, kept)
 }
 
 func (d *dialect) admitRead(ctx context.Context, tx transaction, name string, token uint64) error {
-	n, err := check(name, token)
-	if err != nil {
+	if err := check(name, token); err != nil {
 		return err
 	}
-	kept, err := tx.number(ctx, d.kept, name)
-	switch {
-	case err != nil:
-		return fmt.Errorf("guard: read %q: %w", name, err)
-	case n < kept:
-		return stale(name, token)
+	kept, err := tx.kept(ctx, d, name)
+	if err == nil && kept < 0 { // there is no row that could be locked
+		kept, err = tx.keep(ctx, d, name, 0)
 	}
-	return nil
+	if err != nil {
+		return fmt.Errorf("guard: read %q: %w", name, err)
+	}
+	return compare(name, token, kept)
 }
 
 // transaction is what the two kinds of transactions have in common.
 type transaction interface {
-	exec(ctx context.Context, query string, args ...any) (rows int64, err error)
-	number(ctx context.Context, query string, args ...any) (n int64, err error)
+	// keep keeps the larger one of the token and of that which is kept, and returns it.
+	keep(ctx context.Context, d *dialect, name string, token uint64) (kept int64, err error)
+
+	// kept returns the token that is kept, or -1.
+	kept(ctx context.Context, d *dialect, name string) (kept int64, err error)
 }
 
 type sqlTx struct{ Tx }
 
-func (tx sqlTx) exec(ctx context.Context, query string, args ...any) (int64, error) {
-	result, err := tx.ExecContext(ctx, query, args...)
-	if err != nil {
+func (tx sqlTx) keep(ctx context.Context, d *dialect, name string, token uint64) (kept int64, err error) {
+	if !d.silent {
+		err = tx.QueryRowContext(ctx, d.write, name, int64(token)).Scan(&kept)
+		return kept, err
+	}
+	if _, err := tx.ExecContext(ctx, d.write, name, int64(token)); err != nil {
 		return 0, err
 	}
-	return result.RowsAffected()
+	return tx.kept(ctx, d, name)
 }
 
-func (tx sqlTx) number(ctx context.Context, query string, args ...any) (n int64, err error) {
-	err = tx.QueryRowContext(ctx, query, args...).Scan(&n)
-	return n, err
+func (tx sqlTx) kept(ctx context.Context, d *dialect, name string) (kept int64, err error) {
+	err = tx.QueryRowContext(ctx, d.kept, name).Scan(&kept)
+	return kept, err
 }
 
-type pgxTx[Tag interface{ RowsAffected() int64 }, Row interface{ Scan(...any) error }] struct{ PGX[Tag, Row] }
+type pgxTx[Row interface{ Scan(...any) error }] struct{ PGX[Row] }
 
-func (tx pgxTx[Tag, Row]) exec(ctx context.Context, query string, args ...any) (int64, error) {
-	tag, err := tx.Exec(ctx, query, args...)
-	if err != nil {
-		return 0, err
-	}
-	return tag.RowsAffected(), nil
+func (tx pgxTx[Row]) keep(ctx context.Context, d *dialect, name string, token uint64) (kept int64, err error) {
+	err = tx.QueryRow(ctx, d.write, name, int64(token)).Scan(&kept)
+	return kept, err
 }
 
-func (tx pgxTx[Tag, Row]) number(ctx context.Context, query string, args ...any) (n int64, err error) {
-	err = tx.QueryRow(ctx, query, args...).Scan(&n)
-	return n, err
+func (tx pgxTx[Row]) kept(ctx context.Context, d *dialect, name string) (kept int64, err error) {
+	err = tx.QueryRow(ctx, d.kept, name).Scan(&kept)
+	return kept, err
 }

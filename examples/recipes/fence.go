@@ -6,56 +6,51 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
+	"strconv"
+
+	"github.com/go-dsync/dsync/guard"
 )
 
-// ErrFenced says that a later holder of the lock has written before.
-var ErrFenced = errors.New("a later holder of the lock has written")
-
-// Execer is a *sql.DB, or a *sql.Tx.
-type Execer interface {
-	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
-}
-
-// SetBalance writes to a table that has a column for tokens:
-//
-//	alter table accounts add column fence bigint not null default 0
-func SetBalance(ctx context.Context, db Execer, id string, balance int64, token uint64) error {
-	result, err := db.ExecContext(ctx,
-		`update accounts set balance = $1, fence = $2 where id = $3 and fence <= $2`, balance, int64(token), id)
+// SetBalance writes to an account, by the holder of the lock "accounts/" + id. The database has the table of package guard.
+func SetBalance(ctx context.Context, db *sql.DB, id string, balance int64, token uint64) error {
+	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
-	if n, err := result.RowsAffected(); err != nil || n == 0 {
-		return errors.Join(ErrFenced, err) // or there is no such account
+	defer tx.Rollback()
+	if err := guard.Postgres.Write(ctx, tx, "accounts/"+id, token); err != nil {
+		return err // guard.ErrStale: a later holder has written
 	}
-	return nil
+	if _, err := tx.ExecContext(ctx, `update accounts set balance = $1 where id = $2`, balance, id); err != nil {
+		return err
+	}
+	return tx.Commit()
 }
 
-// PutObject writes to an object store that knows If-Match, such as S3. The store compares versions, and no tokens: who writes last has to
-// be who read last.
-func PutObject(ctx context.Context, url, etag string, body []byte) (newTag string, err error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodPut, url, bytes.NewReader(body))
-	if err != nil {
-		return "", err
-	}
-	if r.Header.Set("If-Match", etag); etag == "" {
-		r.Header.Del("If-Match")
-		r.Header.Set("If-None-Match", "*") // the object must not be there yet
-	}
-	answer, err := http.DefaultClient.Do(r)
-	if err != nil {
-		return "", err
-	}
-	defer answer.Body.Close()
-	switch {
-	case answer.StatusCode == http.StatusPreconditionFailed:
-		return "", ErrFenced
-	case answer.StatusCode/100 != 2:
-		return "", fmt.Errorf("put %s: %s", url, answer.Status)
-	}
-	return answer.Header.Get("ETag"), nil
+// UpdateObject changes an object in a store that knows If-Match, such as S3, where the object's token is in its metadata.
+func UpdateObject(ctx context.Context, url string, token uint64, change func(old []byte) []byte) error {
+	for {
+		old, err := ask(ctx, http.MethodGet, url, nil, nil, http.StatusNotFound)
+		if err != nil {
+			return err
+		}
+		if last, _ := strconv.ParseUint(old.header.Get(tokenHeader), 10, 64); last > token { // 0 where there is none
+			return fmt.Errorf("%w: %s was written with the token %d", guard.ErrStale, url, last)
+		}
+		header := http.Header{tokenHeader: {strconv.FormatUint(token, 10)}, "If-None-Match": {"*"}} // the object must not be there yet
+		if old.status == http.StatusOK {
+			header = http.Header{tokenHeader: header[tokenHeader], "If-Match": {old.header.Get("ETag")}}
+		}
+		written, err := ask(ctx, http.MethodPut, url, header, change(old.body), http.StatusPreconditionFailed)
+		if err != nil || written.status != http.StatusPreconditionFailed {
+			return err
+		}
+	} // somebody has written in between
 }
+
+const tokenHeader = "X-Amz-Meta-Dsync-Token"
 
 // Message is what a producer sends to a log such as Kafka, with the lock's name as its key: all messages of a key are in one partition,
 // in order.
@@ -65,14 +60,43 @@ type Message struct {
 	Value []byte
 }
 
-// Fence is the consumer's side: it keeps the largest token of each key, with the consumer's state.
-type Fence map[string]uint64
-
-// Admit reports whether a message counts.
-func (f Fence) Admit(m Message) bool {
-	if m.Token < f[m.Key] {
-		return false // sent by a holder that had lost the lock
+// Consume handles a message, unless its sender had lost the lock.
+func Consume(tokens *guard.Memory, m Message, handle func(Message) error) error {
+	if err := tokens.Write(m.Key, m.Token); errors.Is(err, guard.ErrStale) {
+		return nil
+	} else if err != nil {
+		return err
 	}
-	f[m.Key] = m.Token
-	return true
+	return handle(m)
+}
+
+// answer is what a store says.
+type answer struct {
+	status int
+	header http.Header
+	body   []byte
+}
+
+// ask sends a request. Every answer but success, and the one that is expected beside, is an error.
+func ask(ctx context.Context, method, url string, header http.Header, body []byte, beside int) (a answer, err error) {
+	r, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
+	if err != nil {
+		return a, err
+	}
+	if header != nil {
+		r.Header = header
+	}
+	response, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return a, err
+	}
+	defer response.Body.Close()
+	switch a.status, a.header = response.StatusCode, response.Header; {
+	case a.status == beside:
+	case a.status/100 == 2:
+		a.body, err = io.ReadAll(response.Body)
+	default:
+		err = fmt.Errorf("%s %s: %s", method, url, response.Status)
+	}
+	return a, err
 }

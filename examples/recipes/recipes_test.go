@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -17,6 +18,7 @@ import (
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/drivers/memory"
 	"github.com/go-dsync/dsync/dsynctest"
+	"github.com/go-dsync/dsync/guard"
 )
 
 // processes returns clients of one backend.
@@ -345,44 +347,101 @@ func TestMigrateOnce(t *testing.T) {
 	})
 }
 
-func TestPutObjectRefusesLateWriters(t *testing.T) {
-	var version int
-	store := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		tag := fmt.Sprintf("%q", fmt.Sprint(version))
-		if match := r.Header.Get("If-Match"); match != tag && (match != "" || version > 0) {
-			w.WriteHeader(http.StatusPreconditionFailed)
-			return
-		}
-		version++
-		w.Header().Set("ETag", fmt.Sprintf("%q", fmt.Sprint(version)))
-	}))
-	defer store.Close()
-	tag, err := PutObject(t.Context(), store.URL, "", []byte("a"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := PutObject(t.Context(), store.URL, tag, []byte("b")); err != nil {
-		t.Error(err)
-	}
-	for _, late := range []string{"", tag} {
-		if _, err := PutObject(t.Context(), store.URL, late, []byte("late")); !errors.Is(err, ErrFenced) {
-			t.Errorf("a late write with tag %s: %v, want ErrFenced", late, err)
-		}
+// store is an object store with one object.
+type store struct {
+	mu      sync.Mutex
+	version int // 0: there is no object
+	token   string
+	object  []byte
+}
+
+func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	tag := fmt.Sprintf("%q", fmt.Sprint(s.version))
+	switch match := r.Header.Get("If-Match"); {
+	case r.Method == http.MethodPut && match != tag && (match != "" || r.Header.Get("If-None-Match") != "*" || s.version > 0):
+		w.WriteHeader(http.StatusPreconditionFailed)
+	case r.Method == http.MethodPut:
+		s.version, s.token, s.object = s.version+1, r.Header.Get(tokenHeader), body
+	case s.version == 0:
+		w.WriteHeader(http.StatusNotFound)
+	default:
+		w.Header().Set("ETag", tag)
+		w.Header().Set(tokenHeader, s.token)
+		w.Write(s.object)
 	}
 }
 
-func TestFenceAdmits(t *testing.T) {
-	f := Fence{}
+func TestUpdateObjectRefusesLateWriters(t *testing.T) {
+	s := &store{}
+	server := httptest.NewServer(s)
+	defer server.Close()
+	add := func(word string) func([]byte) []byte {
+		return func(old []byte) []byte { return append(old, word...) }
+	}
+	update := func(token uint64, change func([]byte) []byte) error {
+		return UpdateObject(t.Context(), server.URL, token, change)
+	}
+	for _, token := range []uint64{7, 7} {
+		if err := update(token, add("a")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := update(6, add("late")); !errors.Is(err, guard.ErrStale) {
+		t.Errorf("a late write: %v, want %v", err, guard.ErrStale)
+	}
+
+	// Somebody writes after the object was read: who holds the lock has the last word, and who is late has none.
+	once := func(token uint64, word string, then func([]byte) []byte) func([]byte) []byte {
+		done := false
+		return func(old []byte) []byte {
+			if !done {
+				done = true
+				if err := update(token, add(word)); err != nil {
+					t.Error(err)
+				}
+			}
+			return then(old)
+		}
+	}
+	if err := update(8, once(7, "b", add("c"))); err != nil {
+		t.Error(err)
+	}
+	if err := update(8, once(9, "d", add("late"))); !errors.Is(err, guard.ErrStale) {
+		t.Errorf("a write that another one overtook: %v, want %v", err, guard.ErrStale)
+	}
+	if string(s.object) != "aabcd" || s.token != "9" {
+		t.Errorf("the object is %q with the token %s, want aabcd with 9", s.object, s.token)
+	}
+}
+
+func TestConsume(t *testing.T) {
+	var tokens guard.Memory
+	consume := func(key string, token uint64) (handled bool) {
+		err := Consume(&tokens, Message{Key: key, Token: token}, func(Message) error {
+			handled = true
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		return handled
+	}
 	for _, step := range []struct {
 		token uint64
 		want  bool
 	}{{5, true}, {5, true}, {7, true}, {5, false}, {7, true}} {
-		if got := f.Admit(Message{Key: "orders/42", Token: step.token}); got != step.want {
+		if got := consume("orders/42", step.token); got != step.want {
 			t.Errorf("token %d: %t, want %t", step.token, got, step.want)
 		}
 	}
-	if !f.Admit(Message{Key: "orders/43", Token: 1}) {
+	if !consume("orders/43", 1) {
 		t.Error("keys share a token")
+	}
+	if err := Consume(&tokens, Message{Key: "orders/42"}, nil); !errors.Is(err, guard.ErrNoToken) {
+		t.Errorf("a message without a token: %v, want %v", err, guard.ErrNoToken)
 	}
 }
 

@@ -18,6 +18,7 @@ promtool prometheus prometheus
 cc gcc
 ip iproute2
 mvn maven
+mariadbd mariadb-server-core
 '
 
 missing() { # the lines of the servers that are not there

@@ -1,0 +1,278 @@
+package guardtest
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/guard"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// read looks at the balance, by a reader with the token, and expects one.
+func (db *database) read(token, want uint64) work {
+	return func(ctx context.Context, tx *sql.Tx) error {
+		if err := db.guard.Read(ctx, tx, "x", token); err != nil {
+			return err
+		}
+		return balance(ctx, tx, want)
+	}
+}
+
+var errUndo = errors.New("rolled back by the test")
+
+func undo(context.Context, *sql.Tx) error { return errUndo }
+func keep(context.Context, *sql.Tx) error { return nil }
+
+// meet has a second transaction begin while a first one is open, which goes on with last when the second waits or has ended.
+func (db *database) meet(t *testing.T, level sql.IsolationLevel, first, second, last work) (ofFirst, ofSecond error) {
+	t.Helper()
+	answer := make(chan error, 1)
+	begun := false
+	ofFirst = db.transact(t.Context(), level, func(ctx context.Context, tx *sql.Tx) error {
+		if err := first(ctx, tx); err != nil {
+			return err
+		}
+		begun = true
+		go func() { answer <- db.transact(ctx, level, second) }()
+		testenv.Eventually(t, func() bool { return len(answer) == 1 || db.waits(t) }, "the second waits, or has ended")
+		return last(ctx, tx)
+	})
+	if !begun {
+		t.Fatal(ofFirst)
+	}
+	select {
+	case ofSecond = <-answer:
+	case <-time.After(time.Minute):
+		t.Fatal("the second has not ended")
+	}
+	return ofFirst, ofSecond
+}
+
+// waits reports whether a transaction waits for another one.
+func (db *database) waits(t *testing.T) bool {
+	if db.waiting == "" {
+		return false
+	}
+	var n int
+	if err := db.QueryRowContext(t.Context(), db.waiting).Scan(&n); err != nil {
+		t.Error(err)
+	}
+	return n > 0
+}
+
+// expect compares the outcome of a transaction that met another one: a conflict is no ErrStale, and lets nothing pass.
+func (db *database) expect(t *testing.T, level level, got, want error) {
+	t.Helper()
+	switch {
+	case level.conflicts && db.conflict(got) && !errors.Is(got, guard.ErrStale):
+	case errors.Is(got, want) && (want != nil || got == nil):
+	default:
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// onEach runs a test on each level, for a name that nobody has written, and for one with the token 1.
+func (db *database) onEach(t *testing.T, test func(t *testing.T, level level, written uint64)) {
+	for _, level := range db.levels {
+		for written := range uint64(2) {
+			t.Run(fmt.Sprintf("%v/%d", level.IsolationLevel, written), func(t *testing.T) {
+				db.clear(t)
+				if written > 0 {
+					if err := db.transact(t.Context(), sql.LevelDefault, db.write(1)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				test(t, level, written)
+			})
+		}
+	}
+}
+
+// writerMeetsWriter has a writer come while another one has not ended. The second finds what the first has written.
+func writerMeetsWriter(t *testing.T, db *database) {
+	for _, c := range []struct {
+		what          string
+		first, second uint64
+		end           work
+		want          error
+	}{
+		{"late", 4, 3, keep, guard.ErrStale},
+		{"late, the other does not write", 4, 3, undo, nil},
+		{"in time", 3, 4, keep, nil},
+		{"the same holder", 3, 3, keep, nil},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			db.onEach(t, func(t *testing.T, level level, written uint64) {
+				found, left := c.first, c.second
+				if c.want != nil {
+					left = c.first
+				} else if c.end(nil, nil) != nil {
+					found = written
+				}
+				second := func(ctx context.Context, tx *sql.Tx) error {
+					if err := db.guard.Write(ctx, tx, "x", c.second); err != nil {
+						return err
+					}
+					return errors.Join(balance(ctx, tx, found), db.write(c.second)(ctx, tx))
+				}
+				ofFirst, ofSecond := db.meet(t, level.IsolationLevel, db.write(c.first), second, c.end)
+				if ofFirst != nil && !errors.Is(ofFirst, errUndo) {
+					t.Errorf("the first: %v", ofFirst)
+				}
+				if db.expect(t, level, ofSecond, c.want); db.conflict(ofSecond) {
+					left = found
+				}
+				if err := db.transact(t.Context(), sql.LevelDefault, func(ctx context.Context, tx *sql.Tx) error { return balance(ctx, tx, left) }); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+// readerMeetsWriter has a reader come while a writer has not ended. On a database where nobody waits the reader sees what was there before.
+func readerMeetsWriter(t *testing.T, db *database) {
+	for _, c := range []struct {
+		what           string
+		writer, reader uint64
+		end            work
+		want           error
+	}{
+		{"late", 4, 3, keep, guard.ErrStale},
+		{"late, the writer does not write", 4, 3, undo, nil},
+		{"in time", 3, 4, keep, nil},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			db.onEach(t, func(t *testing.T, level level, written uint64) {
+				found, want := c.writer, c.want
+				if db.waiting == "" {
+					found, want = written, nil
+				} else if c.end(nil, nil) != nil {
+					found = written
+				}
+				_, err := db.meet(t, level.IsolationLevel, db.write(c.writer), db.read(c.reader, found), c.end)
+				db.expect(t, level, err, want)
+			})
+		})
+	}
+}
+
+// writerMeetsReader has a writer, and another reader, come while a reader has not ended: the first sees one state all the time.
+func writerMeetsReader(t *testing.T, db *database) {
+	db.onEach(t, func(t *testing.T, level level, written uint64) {
+		same := func(ctx context.Context, tx *sql.Tx) error { return balance(ctx, tx, written) }
+		reader, writer := db.meet(t, level.IsolationLevel, db.read(2, written), db.write(3), same)
+		db.expect(t, level, writer, nil)
+		if reader != nil {
+			t.Errorf("the reader: %v", reader)
+		}
+	})
+	db.onEach(t, func(t *testing.T, level level, written uint64) {
+		first, second := db.meet(t, level.IsolationLevel, db.read(3, written), db.read(2, written), keep)
+		db.expect(t, level, second, nil)
+		if first != nil || written > 0 && second != nil {
+			t.Errorf("two readers: %v, %v", first, second)
+		}
+	})
+}
+
+// snapshot has a transaction look at the table before another one writes.
+func snapshot(t *testing.T, db *database) {
+	for _, c := range []struct {
+		what         string
+		other, token uint64
+		want         error
+	}{{"late", 4, 3, guard.ErrStale}, {"in time", 3, 4, nil}} {
+		t.Run(c.what, func(t *testing.T) {
+			db.onEach(t, func(t *testing.T, level level, written uint64) {
+				if level.locks {
+					return // the other one would wait for this one
+				}
+				err := db.transact(t.Context(), level.IsolationLevel, func(ctx context.Context, tx *sql.Tx) error {
+					if err := balance(ctx, tx, written); err != nil {
+						return err
+					}
+					other := db.transact(ctx, sql.LevelDefault, db.write(c.other))
+					if level.conflicts && db.conflict(other) {
+						return other // SQLite lets nobody write
+					}
+					return errors.Join(other, db.guard.Write(ctx, tx, "x", c.token))
+				})
+				db.expect(t, level, err, c.want)
+			})
+		})
+	}
+}
+
+// crowd has many write at once, each in a new transaction after a conflict, as programs do.
+func crowd(t *testing.T, db *database) {
+	for _, level := range db.levels {
+		t.Run(level.String(), func(t *testing.T) {
+			db.clear(t)
+			var tokens atomic.Uint64
+			var written, refused atomic.Int64
+			var group sync.WaitGroup
+			for range 4 {
+				group.Go(func() {
+					for range 15 {
+						token := tokens.Add(1)
+						time.Sleep(rand.N(3 * time.Millisecond)) // later ones may come first
+						err := db.writeOnce(t, level, token)
+						switch {
+						case err == nil:
+							written.Add(1)
+						case errors.Is(err, guard.ErrStale):
+							refused.Add(1)
+						default:
+							t.Errorf("token %d: %v", token, err)
+						}
+					}
+				})
+			}
+			group.Wait()
+			t.Logf("%d written, %d refused", written.Load(), refused.Load())
+			if written.Load() == 0 {
+				t.Error("nobody wrote")
+			}
+		})
+	}
+}
+
+// writeOnce writes until there is no conflict. The balance never falls; who is refused finds a larger one.
+func (db *database) writeOnce(t *testing.T, level level, token uint64) error {
+	for {
+		err := db.transact(t.Context(), level.IsolationLevel, func(ctx context.Context, tx *sql.Tx) error {
+			if err := db.guard.Write(ctx, tx, "x", token); err != nil {
+				return err
+			}
+			result, err := tx.ExecContext(ctx, fmt.Sprintf("update account set balance = %d where balance < %[1]d", token))
+			if err != nil {
+				return err
+			}
+			if n, err := result.RowsAffected(); err != nil || n != 1 {
+				return errors.Join(errors.New("a stale write got through"), err)
+			}
+			return nil
+		})
+		if db.conflict(err) {
+			if errors.Is(err, guard.ErrStale) {
+				t.Errorf("a conflict was taken for a stale token: %v", err)
+			}
+			continue
+		}
+		if errors.Is(err, guard.ErrStale) {
+			var kept uint64
+			if lookup := db.QueryRowContext(t.Context(), "select balance from account").Scan(&kept); lookup == nil && kept <= token {
+				t.Errorf("token %d was refused, and the last that was written is %d", token, kept)
+			}
+		}
+		return err
+	}
+}

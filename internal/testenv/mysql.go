@@ -1,0 +1,63 @@
+package testenv
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"strconv"
+	"testing"
+)
+
+// MySQLServer is a private MariaDB, which speaks the protocol of MySQL. It lets everybody in, and has no databases but those of its own.
+type MySQLServer struct{ Server }
+
+// MySQL starts a MariaDB server with the given settings, as in "innodb-lock-wait-timeout=5". It does not wait for its disk unless a
+// setting says otherwise. Where MariaDB is not installed, the test is skipped, or fails if CI is set.
+func MySQL(tb testing.TB, settings ...string) *MySQLServer {
+	tb.Helper()
+	binary := need(tb, "mariadbd", "mariadb-server-core")
+	account := serverAccount(tb)
+	dir := account.tempDir(tb) // with a short path, since the path of a socket has to be short
+	port := freePort(tb)
+	argv := account.command(binary, "--no-defaults", "--datadir="+dir, "--socket="+filepath.Join(dir, "socket"))
+	defaults := []string{
+		"bind-address=127.0.0.1", "port=" + strconv.Itoa(port), "skip-name-resolve",
+		"skip-grant-tables", // so that an empty directory is all that the server needs
+		"innodb-flush-log-at-trx-commit=0", "debug-no-sync", "innodb-log-file-size=4M", "innodb-buffer-pool-size=16M",
+	}
+	for _, setting := range append(defaults, settings...) {
+		argv = append(argv, "--"+setting)
+	}
+	s := &MySQLServer{}
+	s.Server = Server{
+		tb:    tb,
+		name:  "mariadbd",
+		Addr:  fmt.Sprintf("127.0.0.1:%d", port),
+		log:   filepath.Join(tb.TempDir(), "log"),
+		argv:  argv,
+		ready: s.ping,
+	}
+	s.launch()
+	return s
+}
+
+// ping waits for the greeting that the server begins with: a packet of version 10 of the protocol.
+func (s *MySQLServer) ping(ctx context.Context) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.Addr)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	deadline, _ := ctx.Deadline()
+	conn.SetDeadline(deadline)
+	var head [5]byte
+	if _, err := io.ReadFull(conn, head[:]); err != nil {
+		return err
+	}
+	if version := head[4]; version != 10 {
+		return fmt.Errorf("the first packet begins with %d", version)
+	}
+	return nil
+}
