@@ -64,6 +64,8 @@ type Telemetry struct {
 	acquireDuration, waitDuration, holdDuration metric.Float64Histogram
 	acquires, losses, renewals, retries         metric.Int64Counter
 	holds, waiters, clients                     metric.Int64UpDownCounter
+	terms                                       metric.Int64Counter
+	candidates, leaders                         metric.Int64UpDownCounter
 
 	labels   labelCache
 	reports  reports
@@ -135,6 +137,7 @@ func (t *Telemetry) makeInstruments(m metric.Meter) error {
 	t.acquires, t.losses = counter(metricAcquires), counter(metricLosses)
 	t.renewals, t.retries = counter(metricRenewals), counter(metricRetries)
 	t.holds, t.waiters, t.clients = upDown(metricHolds), upDown(metricWaiters), upDown(metricClients)
+	t.candidates, t.leaders, t.terms = upDown(metricCandidates), upDown(metricLeaders), counter(metricTerms)
 	return errors.Join(errs...)
 }
 
