@@ -26,7 +26,7 @@ MODULES = . $(NESTED) test/bench test/interop test/stress
 # How long `make fuzz` looks for an input that breaks something, for each target.
 FUZZTIME ?= 30s
 
-.PHONY: help test test-long test-oldest test-newest tidy model-long servers demo demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short lint flaky flaky-long fuzz vulncheck release
+.PHONY: help test test-long test-oldest test-newest tidy model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short lint flaky flaky-long fuzz vulncheck release
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -73,6 +73,10 @@ servers: ## install the servers that the tests need, where they are missing
 
 demo: ## a shop sells coupons without and with the lock: needs nothing but Go
 	$(GO) run ./examples/coupon
+
+demo-leader: servers ## three nodes elect a leader, which is ended in three ways: in one process, and then as processes on an etcd
+	$(GO) run ./examples/leader
+	$(GO) run ./examples/leader -etcd
 
 demo-migration: servers ## a shop moves its lock from Redis to etcd, step by step, and sells all the while
 	$(GO) run ./examples/migration

@@ -19,18 +19,23 @@ import (
 // Elect ends when ctx is over: a candidate gives up, and a leader resigns as soon as lead has returned. Elect also ends with an error of
 // Lock that another try does not mend, such as ErrClosed. Calls through one [Owner] are one candidate, since its locks are reentrant.
 func Elect(ctx context.Context, l Locker, name string, lead func(ctx context.Context, term *Lease) error) error {
+	election := observeElection(l, name)
+	defer election.Over()
 	over := func() error { return &opError{"lock", name, newWaitError(ctx, nil, nil, false)} }
 	for {
 		lost := false
-		err := Do(ctx, l, name, func(under context.Context) error {
+		err := Do(election.Campaign(ctx), l, name, func(under context.Context) error {
 			if ctx.Err() != nil { // the grant crossed the end of ctx
 				return over()
 			}
 			term := LeaseFrom(under)
+			under = election.Elected(under, ctx, termOf(term))
+			defer func() { election.TermOver(endOf(term)) }() // also if lead panics
 			err := lead(under, term)
 			lost = errors.Is(term.Err(), ErrLost)
 			return err
 		})
+		election.NotElected(outcomeOf(ctx, err), failureOf(err))
 		if !lost || ctx.Err() != nil {
 			return err
 		}

@@ -70,7 +70,8 @@ var layout = []struct {
 
 	{"cmd", []string{"./", "./driver/...", "./drivers/...", "github.com/spf13/cobra", "github.com/schollz/progressbar/v3", "golang.org/x/term"}},
 	{"examples", []string{"./", "./driver", "./drivers/...", "./guard"}},
-	{"examples/migration", []string{"./", "./drivers/...", "./examples/coupon/shop"}},
+	{"examples/leader", []string{"./", "./drivers/...", "./guard", "./examples/servers"}},
+	{"examples/migration", []string{"./", "./drivers/...", "./examples/coupon/shop", "./examples/servers"}},
 	{"examples/observability", []string{"./", "./drivers/...", "go.opentelemetry.io/otel/..."}},
 }
 

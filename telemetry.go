@@ -57,6 +57,50 @@ func (l *Lease) reported() telemetry.Lock {
 	return telemetry.Lock{Name: l.Name(), Owner: l.owner, Token: l.token, Mode: modeValue(l.hold.lock.mode)}
 }
 
+// electionObserver is a Locker that tells telemetry of elections: a Client, and what is made of one, or embeds one.
+type electionObserver interface {
+	observeElection(name string) *telemetry.Election
+}
+
+// observeElection begins the telemetry of a call of Elect. Nil records nothing.
+func observeElection(l Locker, name string) *telemetry.Election {
+	if o, ok := l.(electionObserver); ok {
+		return o.observeElection(name)
+	}
+	return nil
+}
+
+func (c *Client) observeElection(name string) *telemetry.Election {
+	if checkName(name) != nil {
+		name = "" // not fit to be exported
+	}
+	return c.telemetry.Elect(name)
+}
+
+func (o *Owner) observeElection(name string) *telemetry.Election {
+	return o.client.observeElection(name)
+}
+
+func (o *optioned) observeElection(name string) *telemetry.Election {
+	return observeElection(o.locker, name)
+}
+
+// termOf is what telemetry says of the lease of a leader, which may be a handle.
+func termOf(l *Lease) telemetry.Lock {
+	return telemetry.Lock{Name: l.Name(), Owner: l.Owner(), Token: l.Token()}
+}
+
+// endOf is how the term of a leader ends who has stopped to lead.
+func endOf(l *Lease) telemetry.TermEnd {
+	switch err := l.Err(); {
+	case errors.Is(err, ErrLost):
+		return telemetry.TermLost
+	case errors.Is(err, ErrClosed):
+		return telemetry.TermClosed
+	}
+	return telemetry.TermResigned
+}
+
 // modeValue is a mode as telemetry reports it. Of locks in the mode Exclusive nothing is said, as before there were others.
 func modeValue(m driver.Mode) string {
 	if m == driver.Exclusive {

@@ -87,12 +87,12 @@ func (o *options) migrate(ctx context.Context, stdout io.Writer) (err error) {
 		return err
 	}
 	if r.from == "" {
-		servers, err := startServers(ctx, dir)
+		own, err := startServers(ctx, dir)
 		if err != nil {
 			return err
 		}
-		defer servers.stop()
-		r.from, r.to, r.stopOld = servers.redisURL(), servers.etcdURL(), servers.redis.stop
+		defer own.stop()
+		r.from, r.to, r.stopOld = own.redisURL(), own.etcdURL(), own.redis.Stop
 	}
 	if r.tool, err = newTool(ctx, dir, o.command, r.from, r.to); err != nil {
 		return err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -88,6 +89,15 @@ func hour(t *testing.T, happens func(t *testing.T, c *dsync.Client, d *memory.Dr
 		if err != nil {
 			t.Fatal(err)
 		}
+		leading := make(chan struct{})
+		ctx, stop := context.WithCancel(t.Context())
+		go func() { // ends with ctx
+			defer close(leading)
+			_ = dsync.Elect(ctx, c, "planner", func(ctx context.Context, _ *dsync.Lease) error {
+				<-ctx.Done()
+				return nil
+			})
+		}()
 		for n := range scrapes {
 			synctest.Wait() // all is told
 			s.scrape(t, registry, n)
@@ -98,6 +108,8 @@ func hour(t *testing.T, happens func(t *testing.T, c *dsync.Client, d *memory.Dr
 			time.Sleep(scrapeEvery - time.Second)
 		}
 		_ = held.Unlock(t.Context()) // it may be lost
+		stop()
+		<-leading
 	})
 	return s
 }
@@ -132,6 +144,14 @@ func TestAlerts(t *testing.T) {
 				t.Error(err)
 			}
 		}, 45 * time.Second, []string{"DsyncLockLost"}},
+		{"nobody leads", func(t *testing.T, c *dsync.Client, d *memory.Driver) {
+			if err := c.ForceUnlock(t.Context(), "planner"); err != nil {
+				t.Error(err)
+			}
+			if _, err := c.TryLock(t.Context(), "planner"); err != nil { // by somebody who is no candidate
+				t.Error(err)
+			}
+		}, 4 * time.Minute, []string{"DsyncLockLost", "DsyncNoLeader"}},
 		{"the first outage", func(t *testing.T, c *dsync.Client, d *memory.Driver) {
 			d.Cut()
 			go func() { _, _ = c.Lock(t.Context(), "orders/3") }() // ends with the client

@@ -4,7 +4,8 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 )
 
-// The spans. A wait is a child of its acquire; so are trouble with renewals and the loss of the lock.
+// The spans. A wait is a child of its acquire; so are trouble with renewals and the loss of the lock. In an election the campaign is the
+// parent of the acquire, and of the term.
 const (
 	spanAcquire = "dsync.acquire"
 	spanWait    = "dsync.wait"
@@ -13,6 +14,9 @@ const (
 	spanRenew   = "dsync.renew" // only if renewals fail: from the first failure until a renewal succeeds, or the lock is over
 	spanLoss    = "dsync.loss"
 	spanExpire  = "dsync.expire" // of a lease that ended as ExpireAfter asked
+
+	spanCampaign = "dsync.election.campaign"
+	spanTerm     = "dsync.election.term"
 
 	eventLost = "dsync.lock.lost" // of spanLoss
 )
@@ -35,6 +39,7 @@ const (
 	keyResult    = attribute.Key("dsync.renewal.result")
 	keyState     = attribute.Key("dsync.client.state")
 	keyPhase     = attribute.Key("dsync.migration.phase")
+	keyTermEnd   = attribute.Key("dsync.election.end")
 	keyErrorType = attribute.Key("error.type")
 	keyException = attribute.Key("exception.message")
 
@@ -65,6 +70,15 @@ const (
 	Expired  End = "expired" // as ExpireAfter asked
 	Lost     End = "lost"
 	Closed   End = "closed"
+)
+
+// TermEnd is how the term of a leader ended.
+type TermEnd string
+
+const (
+	TermResigned TermEnd = "resigned"
+	TermLost     TermEnd = "lost"
+	TermClosed   TermEnd = "closed"
 )
 
 // Renewal is the outcome of a renewal in the background.
@@ -101,5 +115,8 @@ var (
 	metricMigrations      = metricSpec{"dsync.migration.client.count", "{client}", "Clients that are open and part of a migration, by its phase."}
 	metricRenewals        = metricSpec{"dsync.renewals", "{renewal}", "Renewals in the background: of locks, or where a session carries them of that, and then only those that failed."}
 	metricHolds           = metricSpec{"dsync.hold.count", "{lock}", "Locks that are held now."}
+	metricCandidates      = metricSpec{"dsync.election.candidate.count", "{candidate}", "Calls of Elect that have not returned, leaders included."}
+	metricLeaders         = metricSpec{"dsync.election.leader.count", "{leader}", "Candidates that lead now."}
+	metricTerms           = metricSpec{"dsync.election.terms", "{term}", "Terms of leaders that are over."}
 	metricWaiters         = metricSpec{"dsync.waiter.count", "{call}", "Calls of Lock that are blocked now."}
 )

@@ -64,6 +64,8 @@ type Telemetry struct {
 	acquireDuration, waitDuration, holdDuration metric.Float64Histogram
 	acquires, losses, renewals, retries         metric.Int64Counter
 	holds, waiters, clients, migrations         metric.Int64UpDownCounter
+	terms                                       metric.Int64Counter
+	candidates, leaders                         metric.Int64UpDownCounter
 
 	labels   labelCache
 	reports  reports
@@ -137,6 +139,7 @@ func (t *Telemetry) makeInstruments(m metric.Meter) error {
 	t.renewals, t.retries = counter(metricRenewals), counter(metricRetries)
 	t.holds, t.waiters, t.clients = upDown(metricHolds), upDown(metricWaiters), upDown(metricClients)
 	t.migrations = upDown(metricMigrations)
+	t.candidates, t.leaders, t.terms = upDown(metricCandidates), upDown(metricLeaders), counter(metricTerms)
 	return errors.Join(errs...)
 }
 

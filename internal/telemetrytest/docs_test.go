@@ -30,6 +30,9 @@ var (
 		"dsync.renew":        "trouble with renewals: from the first that fails until one succeeds or the lock is over; child of `dsync.acquire`",
 		"dsync.expire":       "the end of a lease that was made with `ExpireAfter`, as that asked; child of `dsync.acquire`",
 		"dsync.loss":         "the loss of the lock, at the moment when the holder is told; child of `dsync.acquire`",
+
+		"dsync.election.campaign": "a candidacy: from the call of `Elect`, or the end of a term, until the candidate is elected or gives up; parent of its `dsync.acquire`",
+		"dsync.election.term":     "the term of a leader, exported when it is over; child of its `dsync.election.campaign`",
 	}
 	attributeTexts = map[attribute.Key]string{
 		"dsync.driver":          "the backend: `Info().Name`",
@@ -43,6 +46,7 @@ var (
 		"dsync.lock.class":      "what `Options.Class` makes of the name",
 		"dsync.acquire.try":     "it was a `TryLock`",
 		"dsync.acquire.outcome": "what became of it",
+		"dsync.election.end":    "how a term ended: `resigned`, the leader stopped by itself, or as its context asked",
 		"dsync.hold.end":        "how it ended: `expired` as `ExpireAfter` asked",
 		"dsync.client.state":    "whether the backend is in its reach",
 		"dsync.migration.phase": "of `drivers/migrate`",

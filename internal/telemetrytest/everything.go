@@ -24,6 +24,8 @@ func Everything(t *testing.T, o dsync.Options) {
 		s.play()
 		s.trouble()
 	}
+	s := &stage{T: t, options: o, server: memory.NewServer(nil)}
+	s.elections()
 	sessions := &stage{T: t, options: o, server: memory.NewServer(&memory.Options{KeepsAlive: true})}
 	sessions.loseSession()
 	sessions.migrate()
@@ -130,6 +132,39 @@ func (s *stage) trouble() {
 	}
 	d.Heal()
 	synctest.Wait()
+}
+
+// elections is the ends of a leader, and of candidates who are not elected.
+func (s *stage) elections() {
+	a, _ := s.client()
+	b, _ := s.client()
+	defer s.close(a, b)
+	terms := 0
+	_ = dsync.Elect(s.Context(), a, "planner/1", func(ctx context.Context, _ *dsync.Lease) error {
+		if terms++; terms == 2 {
+			short, cancel := context.WithTimeout(s.Context(), time.Second)
+			defer cancel()
+			if err := dsync.Elect(short, b, "planner/1", nil); err == nil {
+				s.Error("Elect beside a leader succeeded")
+			}
+			return nil
+		}
+		if err := b.ForceUnlock(ctx, "planner/1"); err != nil {
+			s.Error(err)
+		}
+		<-ctx.Done()
+		return nil
+	})
+	lead := func(ctx context.Context, _ *dsync.Lease) error {
+		s.close(a)
+		<-ctx.Done()
+		return nil
+	}
+	for range 2 {
+		if err := dsync.Elect(s.Context(), a, "planner/1", lead); err == nil {
+			s.Error("Elect with a client that was closed succeeded")
+		}
+	}
 }
 
 func (s *stage) loseSession() {

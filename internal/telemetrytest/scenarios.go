@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/driver"
 )
@@ -119,6 +121,21 @@ dsync.acquire.duration {@backend dsync.acquire.outcome=acquired} 1
 dsync.acquires {@backend dsync.acquire.outcome=acquired} 1
 dsync.hold.count {@backend} 0
 dsync.hold.duration {@backend dsync.hold.end=closed} 1
+`},
+	{Name: "elected", run: elected, spans: `
+first
+  dsync.election.campaign {@A dsync.acquire.outcome=acquired}
+    dsync.acquire {@A dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.reentrant=false @ttl}
+    dsync.election.term {@A dsync.election.end=resigned}
+    dsync.unlock {@A dsync.lock.reentrant=false}
+`, points: `
+dsync.acquire.duration {@backend dsync.acquire.outcome=acquired} 1
+dsync.acquires {@backend dsync.acquire.outcome=acquired} 1
+dsync.election.candidate.count {@backend} 0
+dsync.election.leader.count {@backend} 0
+dsync.election.terms {@backend dsync.election.end=resigned} 1
+dsync.hold.count {@backend} 0
+dsync.hold.duration {@backend dsync.hold.end=unlocked} 1
 `},
 	{Name: "expired as asked", run: expired, spans: `
 first
@@ -277,6 +294,21 @@ func nested(e *env, outer, inner dsync.Locker, between func()) {
 }
 
 func closed(e *env) { e.lock(e.client("first"), "first", "A") }
+
+func elected(e *env) {
+	ctx := e.request("first")
+	err := dsync.Elect(ctx, e.client("first"), e.name, func(under context.Context, term *dsync.Lease) error {
+		if trace.SpanFromContext(under) != trace.SpanFromContext(ctx) {
+			e.Error("the context of a leader has another span than that of Elect")
+		}
+		e.leases["A"] = term
+		pause(under, time.Millisecond) // spans are in the order of their start
+		return nil
+	})
+	if err != nil {
+		e.Fatal(err)
+	}
+}
 
 func expired(e *env) {
 	e.lock(e.client("first"), "first", "A", dsync.ExpireAfter(e.backend.TTL))

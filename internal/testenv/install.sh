@@ -15,6 +15,7 @@ pgbouncer pgbouncer pgbouncer
 /usr/share/java/curator-recipes.jar libcurator-recipes-java
 javac default-jdk-headless
 promtool prometheus prometheus
+chromium chromium
 cc gcc
 ip iproute2
 mvn maven

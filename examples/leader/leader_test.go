@@ -1,0 +1,196 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/drivers/memory"
+	"github.com/go-dsync/dsync/guard"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+var screenshot = flag.String("screenshot", "", "file to write the picture of a page to")
+
+func TestMain(m *testing.M) {
+	testenv.RunProgram(main, nodeVariable)
+	testenv.NoLeaks(m)
+}
+
+// program runs the program in a process of its own.
+func program(t *testing.T, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	cmd, out, errors := testenv.Program(t, args...)
+	_ = cmd.Run() // its exit code says it all
+	return cmd.ProcessState.ExitCode(), out.String(), errors.String()
+}
+
+// TestLeader has three leaders end, on the embedded backend and on an etcd.
+func TestLeader(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name string
+		args func(t *testing.T) []string
+		ways [3]string
+	}{
+		{"embedded", func(*testing.T) []string { return []string{"-ttl", "1s"} }, (*embedded)(nil).ways()},
+		{"etcd", func(t *testing.T) []string { return []string{"-url", "etcd://" + testenv.Etcd(t).Addr + "/locks/"} }, (*processes)(nil).ways()},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			status, stdout, stderr := program(t, test.args(t)...)
+			if status != 0 || stderr != "" {
+				t.Fatalf("got status %d, standard error %q, want 0 and nothing; standard output\n%s", status, stderr, stdout)
+			}
+			rest := stdout
+			for _, way := range test.ways {
+				line := regexp.MustCompile(`(?m)^(node \d) ` + way + `: (node \d) leads after \S+s, term \d+\n`).FindStringSubmatchIndex(rest)
+				if line == nil {
+					t.Fatalf("want a line with %q, in the order %q, in\n%s", way, test.ways, stdout)
+				}
+				rest = rest[line[1]:]
+			}
+			if !regexp.MustCompile(`^  node \d, back after \S+s, ended term \d+: .*(lock lost|stale)`).MatchString(rest) {
+				t.Errorf("want the end of the term of the leader that stood still at the end of\n%s", stdout)
+			}
+		})
+	}
+}
+
+// TestPage looks at the page of a candidate in a browser, while the leader changes.
+func TestPage(t *testing.T) {
+	t.Parallel()
+	storeURL, stop, err := serve(new(store))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stop)
+	d := newDemo(&embedded{job{TTL: 10 * time.Second, Election: "planner", Store: storeURL}, memory.NewServer(nil)}, io.Discard)
+	t.Cleanup(func() {
+		if err := d.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	for range 2 {
+		if err := d.start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.await(t.Context(), func() bool { return d.leader != nil }); err != nil {
+		t.Fatal(err)
+	}
+	first, second := d.leader, d.actors[0]
+	if first == second {
+		second = d.actors[1]
+	}
+	browser := testenv.Chromium(t, second.url)
+	shows := func(leader *actor, term uint64) string {
+		return fmt.Sprintf(`document.getElementById("leader").innerText === %q && document.getElementById("term").innerText === "%d"`, leader.url, term)
+	}
+	browser.Await(shows(first, d.term))
+	before := d.term
+	first.leaving = true
+	first.terminate()
+	if err := d.await(t.Context(), func() bool { return d.leader == second }); err != nil {
+		t.Fatal(err)
+	}
+	browser.Await(shows(second, d.term))
+	text := browser.Text()
+	for _, want := range []string{
+		"The page of " + second.url,
+		fmt.Sprintf("term %d: %s", before, first.url),
+		fmt.Sprintf("term %d: %s", d.term, second.url),
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page shows\n%s\nwant %q in it", text, want)
+		}
+	}
+	if d.term <= before {
+		t.Errorf("term %d after %d", d.term, before)
+	}
+	if picture := browser.Screenshot(); !bytes.HasPrefix(picture, []byte("\x89PNG")) {
+		t.Errorf("the screenshot of %d bytes is no PNG", len(picture))
+	} else if *screenshot != "" {
+		if err := os.WriteFile(*screenshot, picture, 0o644); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestStoreRefusesALateLeader sends a plan of an old term.
+func TestStoreRefusesALateLeader(t *testing.T) {
+	url, stop, err := serve(new(store))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	c := &storeClient{url: url}
+	defer c.http.CloseIdleConnections()
+	for _, test := range []struct {
+		term uint64
+		want error
+	}{{7, nil}, {7, nil}, {9, nil}, {7, guard.ErrStale}, {9, nil}} {
+		if err := c.write(t.Context(), plan{Leader: "x", Term: test.term}); !errors.Is(err, test.want) {
+			t.Errorf("term %d: got %v, want %v", test.term, err, test.want)
+		}
+	}
+	if p, err := c.read(t.Context()); err != nil || p.Term != 9 {
+		t.Errorf("the plan is %+v, %v; want that of term 9", p, err)
+	}
+}
+
+// TestTermsThatFallAreAnError has a node tell of an old term.
+func TestTermsThatFallAreAnError(t *testing.T) {
+	d := newDemo(nil, io.Discard)
+	a := &actor{name: "node 1"}
+	for _, test := range []struct {
+		term uint64
+		ok   bool
+	}{{5, true}, {6, true}, {6, false}, {5, false}} {
+		if err := d.hear(a, event{Kind: elected, Term: test.term}); (err == nil) != test.ok {
+			t.Errorf("term %d: %v", test.term, err)
+		}
+	}
+}
+
+func TestExitStatus(t *testing.T) {
+	for _, test := range []struct {
+		args   string
+		status int
+		stderr string // a part of it
+	}{
+		{"-h", 0, "-patience"},
+		{"-nonsense", 2, "-nonsense"},
+		{"nonsense", 2, "arguments"},
+		{"-etcd -url etcd://127.0.0.1:1", 2, "-etcd"},
+		{"-url nonsense://", 1, "ended before its time"},
+		{"-patience 10ms", 1, context.DeadlineExceeded.Error()},
+	} {
+		status, _, stderr := program(t, strings.Fields(test.args)...)
+		if status != test.status || !strings.Contains(stderr, test.stderr) {
+			t.Errorf("%s: got status %d, standard error %q; want %d, and %q", test.args, status, stderr, test.status, test.stderr)
+		}
+	}
+}
+
+func TestREADME(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var usage bytes.Buffer
+	run(t.Context(), []string{"-h"}, io.Discard, &usage)
+	for _, flag := range regexp.MustCompile(`(?m)^  (-[a-z]+)`).FindAllStringSubmatch(usage.String(), -1) {
+		if !strings.Contains(string(readme), "\n| `"+flag[1]+"` |") {
+			t.Errorf("flag %s is missing in it", flag[1])
+		}
+	}
+}

@@ -1,0 +1,128 @@
+// Command leader shows an elected leader and its ends. Of three nodes one leads and makes the plan; the others watch who leads, and all of them
+// show it on a web page, live. The program ends the leader in three ways, and prints how long it takes until the next one leads.
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	_ "github.com/go-dsync/dsync/drivers/etcd"
+	"github.com/go-dsync/dsync/drivers/memory"
+	_ "github.com/go-dsync/dsync/drivers/pglock"
+	_ "github.com/go-dsync/dsync/drivers/redisson"
+	_ "github.com/go-dsync/dsync/drivers/zk"
+	"github.com/go-dsync/dsync/examples/servers"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
+	if os.Getenv(nodeVariable) != "" {
+		os.Exit(nodeMain(ctx, os.Stdin, os.Stdout, os.Stderr))
+	}
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// options are what the flags say.
+type options struct {
+	url      string
+	etcd     bool
+	ttl      time.Duration
+	keep     bool
+	patience time.Duration
+}
+
+// run is the program with its surroundings as parameters. It returns the exit status.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	var o options
+	flags := flag.NewFlagSet("leader", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.StringVar(&o.url, "url", "", "the backend, and the nodes are processes; without it they are clients in this process")
+	flags.BoolVar(&o.etcd, "etcd", false, "the nodes are processes, on an etcd that is started for the time of the program")
+	flags.DurationVar(&o.ttl, "ttl", 2*time.Second, "after which time a leader that says nothing has a successor")
+	flags.BoolVar(&o.keep, "keep", false, "go on at the end, until Ctrl-C, to look at the pages")
+	flags.DurationVar(&o.patience, "patience", time.Minute, "how long to wait for all leaders together")
+	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return 0
+	} else if err != nil {
+		return 2 // Parse has said why
+	}
+	if flags.NArg() > 0 || o.etcd && o.url != "" || o.patience <= 0 {
+		fmt.Fprintln(stderr, "leader: it takes -url or -etcd or none of them, a -patience that is positive, and no arguments")
+		return 2
+	}
+	if err := o.show(ctx, stdout); err != nil {
+		if ctx.Err() != nil {
+			err = fmt.Errorf("interrupted: %w", err)
+		}
+		fmt.Fprintln(stderr, "leader:", err)
+		return 1
+	}
+	return 0
+}
+
+// show gathers what the demonstration needs, and has it run.
+func (o *options) show(ctx context.Context, stdout io.Writer) (err error) {
+	if o.etcd {
+		dir, err := os.MkdirTemp("", "leader-")
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(dir)
+		server, err := servers.Etcd(ctx, dir)
+		if err != nil {
+			return err
+		}
+		defer server.Stop()
+		o.url = "etcd://" + server.Addr + "/locks/"
+	}
+	storeURL, closeStore, err := serve(new(store))
+	if err != nil {
+		return err
+	}
+	defer closeStore()
+	limited, cancel := context.WithTimeout(ctx, o.patience)
+	defer cancel()
+	d := newDemo(o.team(storeURL), stdout)
+	defer func() { err = errors.Join(err, d.close()) }()
+	if err = d.run(limited); err == nil && o.keep {
+		fmt.Fprintln(stdout, "The pages are there until Ctrl-C.")
+		_ = d.await(ctx, func() bool { return false })
+	}
+	return err
+}
+
+// team is who plays. On a given backend the name of the election is another one each time.
+func (o *options) team(store string) team {
+	j := job{o.url, o.ttl, "planner-" + rand.Text()[:6], store}
+	if o.url != "" {
+		return &processes{j}
+	}
+	return &embedded{j, memory.NewServer(nil)}
+}
+
+// serve serves on an address of this machine. stop returns when nothing is served any more.
+func serve(h http.Handler) (url string, stop func(), err error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", nil, err
+	}
+	server := &http.Server{Handler: h}
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = server.Serve(listener) }) // ends with Close
+	return "http://" + listener.Addr().String() + "/", func() {
+		server.Close() // and not Shutdown, which would wait for the streams of pages
+		serving.Wait()
+	}, nil
+}

@@ -1,0 +1,131 @@
+package telemetry
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+)
+
+// Election is what is recorded of one call of Elect: its campaigns, each of which ends with a term or with the call. A nil Election records
+// nothing; all its methods take it. They are called one after the other.
+type Election struct {
+	telemetry *Telemetry
+	name      string // empty if it may not be exported
+	class     string
+	metering  bool
+
+	campaign trace.Span // nil if there is none that records
+	term     Lock
+	began    time.Time         // of the term; zero if there is none
+	parent   trace.SpanContext // of the term's span
+}
+
+// Elect begins a call of Elect.
+func (t *Telemetry) Elect(name string) *Election {
+	if !t.On() {
+		return nil
+	}
+	e := &Election{telemetry: t, name: name, metering: t.metering()}
+	if !e.metering {
+		return e
+	}
+	t.Begin()
+	if name != "" && t.config.Class != nil {
+		e.class = t.config.Class(name)
+	}
+	ctx := context.Background()
+	t.candidates.Add(ctx, 1, e.label("").add...)
+	t.leaders.Add(ctx, 0, e.label("").add...)
+	for _, how := range []TermEnd{TermResigned, TermLost, TermClosed} {
+		t.terms.Add(ctx, 0, e.label(how).add...)
+	}
+	return e
+}
+
+// Campaign begins a campaign, and returns the context to go on with.
+func (e *Election) Campaign(ctx context.Context) context.Context {
+	if e == nil || !e.telemetry.tracing() {
+		return ctx
+	}
+	ctx, span := e.telemetry.tracer.Start(ctx, spanCampaign)
+	if !span.IsRecording() {
+		span.End()
+		return ctx
+	}
+	e.campaign = span
+	return ctx
+}
+
+// Elected ends the campaign, and begins a term. It returns the context under with the span of outer: what a leader does for days is not in the
+// trace of the campaign.
+func (e *Election) Elected(under, outer context.Context, term Lock) context.Context {
+	if e == nil {
+		return under
+	}
+	e.term, e.began = term, time.Now()
+	e.parent = trace.SpanContextFromContext(under)
+	e.endCampaign(Acquired, Failure{})
+	if e.metering {
+		e.telemetry.leaders.Add(under, 1, e.label("").add...)
+	}
+	return trace.ContextWithSpan(under, trace.SpanFromContext(outer))
+}
+
+// NotElected ends the campaign if it has not ended with a term.
+func (e *Election) NotElected(outcome Outcome, why Failure) {
+	if e != nil {
+		e.endCampaign(outcome, why)
+	}
+}
+
+func (e *Election) endCampaign(outcome Outcome, why Failure) {
+	if e.campaign == nil {
+		return
+	}
+	lock := Lock{Name: e.name}
+	if outcome == Acquired {
+		lock = e.term
+	}
+	e.campaign.SetAttributes(append(e.telemetry.attributes(lock), keyOutcome.String(string(outcome)))...)
+	if outcome == Failed {
+		e.telemetry.fail(e.campaign, why, time.Now())
+	}
+	e.campaign.End()
+	e.campaign = nil
+}
+
+// TermOver ends the term. Its span is made now, since one is exported only when it is over, and a term may last for days: the metrics tell of
+// the term meanwhile.
+func (e *Election) TermOver(how TermEnd) {
+	if e == nil {
+		return
+	}
+	ctx := trace.ContextWithSpanContext(context.Background(), e.parent)
+	if e.metering {
+		e.telemetry.leaders.Add(ctx, -1, e.label("").add...)
+		e.telemetry.terms.Add(ctx, 1, e.label(how).add...)
+	}
+	if e.parent.IsSampled() && e.telemetry.tracing() {
+		_, span := e.telemetry.tracer.Start(ctx, spanTerm, trace.WithTimestamp(e.began),
+			trace.WithAttributes(append(e.telemetry.attributes(e.term), keyTermEnd.String(string(how)))...))
+		span.End()
+	}
+	e.term, e.parent = Lock{}, trace.SpanContext{}
+}
+
+// Over ends the call.
+func (e *Election) Over() {
+	if e != nil && e.metering {
+		e.telemetry.candidates.Add(context.Background(), -1, e.label("").add...)
+	}
+}
+
+// label is for the end of a term, or "" for all of the election.
+func (e *Election) label(how TermEnd) *labels {
+	l := label{kind: kind{class: e.class}}
+	if how != "" {
+		l.key, l.value = keyTermEnd, string(how)
+	}
+	return e.telemetry.labels.get(l)
+}
