@@ -81,6 +81,16 @@ var sharingMutants = []mutant{
 	},
 	{
 		check:  "sharing/writer-first",
+		breaks: "where several read, further readers do not mind who waits to write",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			if s, _ := d.Inspect(ctx, r.Name); r.Mode == driver.Read && s.Mode == driver.Read && s.Holders > 1 && s.Waiters > 0 {
+				return newForged(r), nil
+			}
+			return d.Acquire(ctx, r)
+		}),
+	},
+	{
+		check:  "sharing/writer-first",
 		breaks: "one that waits to write asks again and again, and nobody knows of it",
 		on:     memory.Options{Order: memory.Unordered},
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {

@@ -19,7 +19,7 @@ var sharingChecks = []Check{
 	{"sharing/last-reader", "Who waits to write or to lock a name is granted it when the last reader has let go, and not before.", lastReader},
 	{"sharing/all-readers", "All who wait to read are granted the name when the one who writes or locks it lets go.", allReaders},
 	{"sharing/writer-waits", "A newcomer that reads does not overtake one that waits to write or to lock, where there is an order.", writerWaits},
-	{"sharing/writer-first", "With an endless stream of readers, one that waits to write is granted the name.", writerFirst},
+	{"sharing/writer-first", "With an endless stream of readers, one that waits to write is granted the name, and where there is an order, before all that come later.", writerFirst},
 	{"sharing/canceled-writer", "One that gives up waiting to write holds nobody up any more.", canceledWriter},
 	{"sharing/dead-reader", "A reader that is gone blocks for its own TTL, however long others read.", deadReader},
 	{"sharing/own-renewal", "A renewal keeps no other hold alive: of two readers of one client of which one is renewed the other ends in time.", ownRenewal},
@@ -186,24 +186,37 @@ func writerWaits(e *env) error {
 func writerFirst(e *env) error {
 	e.claims(sharing)
 	w, name := e.driver(), e.name()
-	var ended atomic.Bool
+	var waiting, granted atomic.Bool // the one that writes
+	var overtook atomic.Int64        // readers that came when it waited
 	stream := make([]*goroutine, 3)
 	for i := range stream {
 		d := e.driver()
 		r := d.hold(name, reading)
 		stream[i] = e.run(func() {
-			for !ended.Load() {
+			for !granted.Load() {
 				e.sleep(5*time.Millisecond + rand.N(20*time.Millisecond))
-				r = d.readsOn(r)
+				late := waiting.Load()
+				if r = d.readsOn(r); late && !granted.Load() {
+					overtook.Add(1)
+				}
 			}
 			r.release()
 		})
 	}
-	r := w.start(name, writing).granted()
-	ended.Store(true)
+	ordered := e.driverInfo().ReadWrite.Order != driver.Unordered
+	r := w.start(name, writing).waits()
+	if ordered {
+		r.queued(1)
+	}
+	waiting.Store(true)
+	r.granted()
+	granted.Store(true)
 	r.release()
 	for _, g := range stream {
 		e.await("a stream of readers", g)
+	}
+	if n := overtook.Load(); n > 0 && ordered {
+		return fmt.Errorf("%d readers that came later had %q before one that waited to write", n, name)
 	}
 	return nil
 }

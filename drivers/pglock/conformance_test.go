@@ -14,8 +14,8 @@ import (
 
 func init() { conformance.RunWorker() }
 
-// TestConformance is with a role that has the rights of docs/security.md and no others. There is no Expire: what ends one hold ends all
-// of its session. Checks that end one of one do it by ForceUnlock.
+// TestConformance is with a role that has the rights of docs/security.md and no others. There is no Expire and no ExpireHold: what ends one
+// hold ends all of its session, and Reads of a driver have one lock there. Checks that end one of one do it by ForceUnlock.
 func TestConformance(t *testing.T) {
 	pg := testenv.Postgres(t)
 	user := makeLocker(t, pg) + "@" + pg.Addr + "/locks?sslmode=disable"
