@@ -2,33 +2,38 @@ package driver
 
 import "fmt"
 
-// knownSchemes has the drivers of this module by their schemes, and by those with which other programs name the same servers.
-var knownSchemes = map[string]string{
-	"memory": "memory", "redisson": "redisson", "redlock": "redlock", "etcd": "etcd", "zk": "zk", "pglock": "pglock", "migrate": "migrate",
-	"redis": "redisson", "rediss": "redisson", "valkey": "redisson", "zookeeper": "zk", "postgres": "pglock", "postgresql": "pglock",
-}
+// packages has the drivers of this module by their schemes, and others the schemes by those with which other programs name the same servers.
+var (
+	packages = map[string]string{
+		"memory": "memory", "redisson": "redisson", "redlock": "redlock", "redis-string": "redlock", "etcd": "etcd", "zk": "zk",
+		"pglock": "pglock", "migrate": "migrate",
+	}
+	others = map[string]string{
+		"redis": "redisson", "rediss": "redisson", "valkey": "redisson", "zookeeper": "zk", "postgres": "pglock", "postgresql": "pglock",
+	}
+)
 
 // hint says what a URL of an unknown scheme lacks, or "".
 func hint(scheme string) string {
-	known, ok := knownSchemes[scheme]
+	known, text := scheme, ""
+	if ours, ok := others[scheme]; ok {
+		known, text = ours, fmt.Sprintf("write %s://", ours)
+		if scheme == "rediss" {
+			text += " with tls=true"
+		}
+	}
+	dir, ok := packages[known]
 	if !ok {
 		return ""
 	}
 	openersMu.RLock()
 	_, imported := openers[known]
 	openersMu.RUnlock()
-	text := ""
-	if known != scheme {
-		text = fmt.Sprintf("write %s://", known)
-		if scheme == "rediss" {
-			text += " with tls=true"
-		}
-		if !imported {
+	if !imported {
+		if text != "" {
 			text += ", and "
 		}
-	}
-	if !imported {
-		text += fmt.Sprintf("import _ %q", "github.com/go-dsync/dsync/drivers/"+known)
+		text += fmt.Sprintf("import _ %q", "github.com/go-dsync/dsync/drivers/"+dir)
 	}
 	return text
 }

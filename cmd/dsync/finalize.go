@@ -107,6 +107,9 @@ func (r *statusReport) finalizeSeals(ctx context.Context, f *pairFlags, w io.Wri
 			return err
 		}
 		tokens = "tokens rise for all others, too"
+		if !r.fenced {
+			tokens = "the old backend has no tokens"
+		}
 	}
 	fmt.Fprintf(w, `all names that were given have moved (%d), and %s
 

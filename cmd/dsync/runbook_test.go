@@ -28,6 +28,7 @@ const runbookTTL = 5 * time.Second
 type fleet struct {
 	*two
 	gated    bool
+	tokens   bool // the old backend has them
 	listed   []string
 	all      []string // with names that nobody has listed
 	programs []*program
@@ -166,6 +167,10 @@ func (f *fleet) line(text, said, file string) string {
 		f.t.Setenv(fromVariable, f.from)
 		f.t.Setenv(toVariable, f.to)
 		return f.bare(args...).want(exitDone).out
+	case strings.Contains(text, "floor=FLOOR") && !f.tokens:
+		if strings.Contains(said, "floor=") {
+			f.t.Errorf("plan told a floor for tokens that there are not:\n%s", said)
+		}
 	case strings.Contains(text, "floor=FLOOR"):
 		found := floorOf.FindString(said)
 		if found == "" {
@@ -226,6 +231,7 @@ func runbookLines(t *testing.T, title string) (lines []string) {
 func TestRunbooks(t *testing.T) {
 	redis := func(t *testing.T) string { return "redisson://" + testenv.Redis(t).Addr }
 	etcd := func(t *testing.T) string { return "etcd://" + testenv.Etcd(t).Addr + "/locks/" }
+	texts := func(t *testing.T) string { return "redis-string://" + testenv.Redis(t).Addr + "?durable=true" }
 	zk := func(t *testing.T) string { return "zk://" + testenv.ZooKeeper(t).Addr + "/locks" }
 	postgres := func(t *testing.T) string { return testenv.Postgres(t).URL("pglock") }
 	for _, test := range []struct {
@@ -235,12 +241,15 @@ func TestRunbooks(t *testing.T) {
 		{"redis to etcd", "Runbook with seals", redis, etcd},
 		{"etcd to redis", "Runbook with seals", etcd, redis},
 		{"zookeeper to etcd", "Runbook with seals", zk, etcd},
+		{"string locks to redis", "Runbook with seals", texts, redis},
 		{"redis to postgres", "Runbook with a gate", redis, postgres},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			f := &fleet{two: &two{t: t, from: test.from(t), to: test.to(t)}, gated: strings.Contains(test.title, "gate"),
 				listed: []string{"a", "b", "c"}, all: []string{"a", "b", "c", "d", "e"}, programs: make([]*program, 3),
-				inside: map[string]bool{}, last: map[string]uint64{}, fenced: true}
+				inside: map[string]bool{}, last: map[string]uint64{}}
+			f.tokens = !strings.HasPrefix(f.from, "redis-string:")
+			f.fenced = f.tokens
 			file := filepath.Join(t.TempDir(), "names.txt")
 			if err := os.WriteFile(file, []byte(strings.Join(f.listed, "\n")), 0o600); err != nil {
 				t.Fatal(err)

@@ -25,6 +25,7 @@ type statusReport struct {
 	Behind  int            `json:"behind"` // names where somebody is behind, and processes in phase old, or that want to be there
 	Names   []nameReport   `json:"names"`
 	Members []memberReport `json:"members,omitempty"` // with a gate
+	fenced  bool           // the old backend has tokens
 }
 
 type memberReport struct {
@@ -96,7 +97,7 @@ func status(ctx context.Context, f *pairFlags, names []string, lasting time.Dura
 		return nil, err
 	}
 	defer func() { err = closed(p, err) }()
-	r = &statusReport{From: p.fromURL.String(), To: p.toURL.String(), Names: []nameReport{}}
+	r = &statusReport{From: p.fromURL.String(), To: p.toURL.String(), Names: []nameReport{}, fenced: p.from.Info().Fencing != driver.None}
 	l, err := newLooker(p, f.gate)
 	if err != nil {
 		return nil, err

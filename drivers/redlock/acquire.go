@@ -124,7 +124,7 @@ func (l *lease) decide() (err error, decided bool) {
 	case pending > 0 && (yes+pending >= d.quorum || yes+no < d.quorum):
 		return nil, false
 	case yes+no >= d.quorum:
-		return driver.ErrLocked, true
+		return l.denied(), true
 	}
 	return l.outOfReach(), true
 }

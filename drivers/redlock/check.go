@@ -40,9 +40,9 @@ func (n *node) look() error {
 		return n.lookFailed(err)
 	}
 	b := n.client.B()
-	results := n.client.DoMulti(context.Background(),
-		b.Info().Section("server").Build(), b.Info().Section("replication").Build(), b.Info().Section("memory").Build(),
-		releaseScript.load(b), renewScript.load(b), b.ClientId().Build())
+	commands := rueidis.Commands{b.Info().Section("server").Build(), b.Info().Section("replication").Build(), b.Info().Section("memory").Build()}
+	commands = append(commands, n.loads(b)...)
+	results := n.client.DoMulti(context.Background(), append(commands, b.ClientId().Build())...)
 	if err := n.transportError(results); err != nil {
 		return n.lookFailed(err)
 	}

@@ -154,6 +154,9 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	}
 	s := driver.Status{Held: h.value != "", TTL: h.ttl, Waiters: -1}
 	s.Hold, _, _ = strings.Cut(h.value, attemptMark)
+	if d.single() && isSeal(h.value) {
+		s.Hold, s.Owner = "", "seal"
+	}
 	return s, nil
 }
 
@@ -169,6 +172,8 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 		return err
 	case h.value == "":
 		return driver.ErrNotHeld
+	case d.single() && isSeal(h.value):
+		return driver.ErrSealed
 	}
 	_, err = d.ask(ctx, releaseText, name, h.value, channel(name))
 	return err

@@ -31,6 +31,7 @@ type lease struct {
 	removed   int           // nodes that said that they deleted the value
 	missed    int           // nodes that did not have the value, or keep it until its TTL ends
 	contended bool
+	sealed    bool  // the one node refused it because of a seal
 	renewing  int   // renewals that are not decided
 	shortest  int64 // the shortest TTL among these
 }
@@ -101,6 +102,14 @@ func (l *lease) tally() (yes, no, pending int) {
 		}
 	}
 	return yes, no, pending
+}
+
+// denied is why a vote was lost. It is called with mu held.
+func (l *lease) denied() error {
+	if l.sealed {
+		return driver.ErrSealed
+	}
+	return driver.ErrLocked
 }
 
 // check wakes the waiter if its goal has been reached. It is called with mu held.

@@ -290,7 +290,7 @@ func (n *node) do(commands []rueidis.Completed, tasks []task, at int64) []rueidi
 // again repeats the requests that need the scripts. Tasks with nothing to ask any more are left out, and set to nil.
 func (n *node) again(results []rueidis.RedisResult, tasks []task, at int64) []rueidis.RedisResult {
 	b := n.client.B()
-	repeat := []rueidis.Completed{releaseScript.load(b), renewScript.load(b)}
+	repeat := n.loads(b)
 	loads := len(repeat)
 	var which []int
 	for i, r := range results {

@@ -14,9 +14,15 @@ import (
 // clientName is the name of connections in a node's CLIENT LIST.
 const clientName = "dsync"
 
-func init() { driver.Register("redlock", open) }
+// singleScheme is that of [Single].
+const singleScheme = "redis-string"
 
-// open is the driver.Opener of the scheme redlock.
+func init() {
+	driver.Register("redlock", open)
+	driver.Register(singleScheme, open)
+}
+
+// open is the driver.Opener of both schemes.
 func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u := c.URL
 	client, err := redisdial.ReadURL(u, clientName)
@@ -30,19 +36,29 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 		return nil, err
 	}
 	if len(u.Hosts) == 0 {
-		return nil, errors.New("redlock URL: no hosts")
+		return nil, fmt.Errorf("%s URL: no hosts", u.Scheme)
 	}
 	var nodes []rueidis.ClientOption
 	for _, address := range u.HostsWithPort("localhost", "6379") {
 		client.InitAddress = []string{address}
 		nodes = append(nodes, client)
 	}
-	d, err := New(nodes, o)
+	if u.Scheme == singleScheme && len(nodes) != 1 {
+		return nil, fmt.Errorf("%s URL: %d hosts, want one", u.Scheme, len(nodes))
+	}
+	construct := New
+	if u.Scheme == singleScheme {
+		construct = newDriver
+	}
+	d, err := construct(nodes, o)
 	if err != nil {
 		return nil, err
 	}
 	if err := d.checkNodes(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("redlock: %s: %w", u, err), d.Close(ctx))
+		return nil, errors.Join(fmt.Errorf("%s: %s: %w", u.Scheme, u, err), d.Close(ctx))
+	}
+	if d.single() {
+		return &Single{d}, nil
 	}
 	return d, nil
 }

@@ -1,11 +1,12 @@
 // Package redlock is the dsync backend on N independent Redis servers: the published Redlock algorithm, with the keys and values of
-// redsync and redlock-py, so that their programs and those of dsync exclude each other on the same nodes. It registers the URL scheme
-// "redlock":
+// redsync and redlock-py, so that their programs and those of dsync exclude each other on the same nodes. It registers the URL schemes
+// "redlock" and "redis-string":
 //
 //	redlock://user:password@host1:6379,host2:6379,host3:6379/0
+//	redis-string://user:password@host:6379/0
 //
-// Give an odd number of nodes, 3 or more, that share nothing: 5 survive the loss of 2. User, password and database hold for every
-// node.
+// Give redlock an odd number of nodes, 3 or more, that share nothing: 5 survive the loss of 2. User, password and database hold for every
+// node. For redis-string see below.
 //
 // # Parameters
 //
@@ -42,6 +43,21 @@
 //
 // Where that matters take drivers/etcd, drivers/zk or drivers/pglock, whose order and tokens are kept by one log; where one Redis is
 // enough, drivers/redisson has tokens, costs a fifth and loses a lock only when the server does.
+//
+// # One server: redis-string
+//
+// On one server the same keys and values are the plain string lock of many programs: bsm/redislock, redsync on one node, and what is
+// written by hand with SET NX PX and a script that compares before it deletes. The scheme redis-string, and [NewSingle], are there to
+// move such programs elsewhere, by drivers/migrate, one by one and without a stop: the driver excludes them, and is a [move.Sealer] and
+// [move.Unsealer], so names can leave it. What a new program needs is drivers/redisson, which has tokens.
+//
+// A seal is a string, dsync:seal, that ends in 100 years. It holds against all who take a lock by SET with NX alone, and delete and
+// extend the key only if it has their own value. It does not hold against a program that deletes the key whoever has it, or that reads a
+// time out of the value and takes the lock over (SETNX with GETSET). One that lets a key without a TTL expire does no harm.
+//
+// All that is said of nodes below is true of the one: after a restart it grants nothing for MaxTTL, unless durable=true says that it
+// forgets nothing. It must not be part of a cluster, nor a replica; behind an address that fails over, locks and seals are as safe as what
+// the replica has, so a program that is left behind could get a name that has moved.
 //
 // # Nodes that were started
 //
@@ -158,6 +174,13 @@ var _ driver.Driver = (*Driver)(nil)
 // know of every connection. New asks the nodes nothing: the checks of Open are made when the nodes are first used, and a node that turns
 // out unfit never counts.
 func New(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
+	if err := checkNumber(len(nodes)); err != nil {
+		return nil, err
+	}
+	return newDriver(nodes, o)
+}
+
+func newDriver(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
 	if o == nil {
 		o = &Options{}
 	}
@@ -169,9 +192,6 @@ func New(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
 		runs:    make([]string, len(nodes)),
 	}
 	if err := d.options.check(); err != nil {
-		return nil, err
-	}
-	if err := checkNumber(len(nodes)); err != nil {
 		return nil, err
 	}
 	var addresses []string
@@ -238,7 +258,11 @@ func (o *Options) check() error {
 
 // Info implements driver.Driver.
 func (d *Driver) Info() driver.Info {
-	return driver.Info{Name: "redlock", Order: driver.Unordered, Fencing: driver.None, MinTTL: minTTL, MaxTTL: d.options.MaxTTL, Late: late}
+	name := "redlock"
+	if d.single() {
+		name = singleScheme
+	}
+	return driver.Info{Name: name, Order: driver.Unordered, Fencing: driver.None, MinTTL: minTTL, MaxTTL: d.options.MaxTTL, Late: late}
 }
 
 // now is the time since d.epoch.

@@ -28,6 +28,15 @@ var (
 	renewScript   = newScript(renewText)
 )
 
+// loads are the commands that give a node the scripts that it is asked to run by their names.
+func (n *node) loads(b rueidis.Builder) rueidis.Commands {
+	loads := rueidis.Commands{releaseScript.load(b), renewScript.load(b)}
+	if n.driver.single() {
+		loads = append(loads, takeScript.load(b))
+	}
+	return loads
+}
+
 // load is the command that gives a script to a node.
 func (s *script) load(b rueidis.Builder) rueidis.Completed {
 	return b.ScriptLoad().Script(s.text).Build()

@@ -2,6 +2,7 @@ package redlock
 
 import (
 	"errors"
+	"strconv"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -98,6 +99,10 @@ func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 	}
 	ttl := l.ttl
 	l.lasts = max(l.lasts, at+int64(ttl))
+	if n.driver.single() {
+		return n.client.B().Evalsha().Sha1(takeScript.sha).Numkeys(1).Key(l.request.Name).
+			Arg(l.value, strconv.FormatInt(milliseconds(ttl), 10), sealValue).Build(), true
+	}
 	return n.client.B().Set().Key(l.request.Name).Value(l.value).Nx().PxMilliseconds(milliseconds(ttl)).Build(), true
 }
 
@@ -124,8 +129,8 @@ func (v *vote) answer(n *node, result rueidis.RedisResult, err error) {
 	switch {
 	case errors.As(err, new(notSent)):
 		v.fail(err)
-	case rueidis.IsRedisNil(err):
-		v.state = refused
+	case rueidis.IsRedisNil(err), isSealed(err):
+		v.state, l.sealed = refused, isSealed(err)
 	case err == nil:
 		v.state = granted
 		if notYet := n.countsNow(); notYet != nil {

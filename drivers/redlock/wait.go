@@ -127,7 +127,7 @@ func (l *lease) first(ctx context.Context, v *vote) (err error, answered bool) {
 	case v.counts():
 		return nil, true
 	case v.state == refused:
-		return driver.ErrLocked, true
+		return l.denied(), true
 	case v.state == failed:
 		return nil, false
 	case reached:

@@ -15,12 +15,15 @@ require (
 	github.com/go-logr/logr v1.4.3 // indirect
 	github.com/go-logr/stdr v1.2.2 // indirect
 	go.opentelemetry.io/auto/sdk v1.2.1 // indirect
+	go.uber.org/atomic v1.11.0 // indirect
 )
 
 require (
+	github.com/bsm/redislock v0.9.4
 	github.com/go-dsync/dsync v0.0.0
 	github.com/go-redsync/redsync/v4 v4.17.0
 	github.com/go-zookeeper/zk v1.0.4
+	github.com/redis/go-redis/v9 v9.21.0
 	github.com/redis/rueidis/rueidiscompat v1.0.76
 )
 

@@ -1,0 +1,147 @@
+package redlock
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/move"
+)
+
+// Single is a driver.Driver on one Redis server, for the plain string lock of many programs: SET with NX and PX, and a script that deletes
+// the key if it has the own value, as bsm/redislock does it, redsync on one node, and what is written by hand. It is Redlock on one
+// node, and there to lead away from it: its locks can be sealed, so it is a backend from which names can move (drivers/migrate).
+type Single struct{ *Driver }
+
+var (
+	_ driver.Driver        = (*Single)(nil)
+	_ driver.BatchRenewer  = (*Single)(nil)
+	_ driver.Inspector     = (*Single)(nil)
+	_ driver.ForceUnlocker = (*Single)(nil)
+	_ driver.Leaver        = (*Single)(nil)
+	_ move.Sealer          = (*Single)(nil)
+	_ move.Unsealer        = (*Single)(nil)
+)
+
+// NewSingle returns a Single, as New does for several nodes.
+func NewSingle(node rueidis.ClientOption, o *Options) (*Single, error) {
+	d, err := newDriver([]rueidis.ClientOption{node}, o)
+	if err != nil {
+		return nil, err
+	}
+	return &Single{d}, nil
+}
+
+// sealValue is that of a lock that is sealed, and after a Loosen how the value begins.
+const sealValue = "dsync:seal"
+
+func isSeal(value string) bool { return strings.HasPrefix(value, sealValue) }
+
+// loosened is the value of a seal after a Loosen.
+func loosened(id string) string { return sealValue + ":" + id }
+
+// isSealed reports whether a server refused a lock because of its seal.
+func isSealed(err error) bool {
+	answer, ok := rueidis.IsRedisErr(err)
+	return ok && strings.Contains(answer.Error(), "SEALED ")
+}
+
+// single reports whether there is one node alone. On that, a lock is taken by a script that says whether it is sealed.
+func (d *Driver) single() bool { return len(d.nodes) == 1 }
+
+var (
+	//go:embed take.lua
+	takeText string
+	//go:embed seal.lua
+	sealText string
+	//go:embed loosen.lua
+	loosenText string
+
+	takeScript = newScript(takeText)
+)
+
+var errEvicts = fmt.Errorf("a server that may evict keys cannot keep a seal: %w", errors.ErrUnsupported)
+
+// Seal implements move.Sealer. The seal is another value of the lock, which nobody deletes who compares.
+func (d *Single) Seal(ctx context.Context, held driver.Lease) error {
+	if d.options.AllowEviction {
+		return errEvicts
+	}
+	l := held.(*lease)
+	if !l.isHeld() {
+		return driver.ErrNotHeld
+	}
+	name := l.request.Name
+	done, err := d.run(ctx, sealText, name, l.value, sealValue, channel(name))
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.phase = over
+	l.mu.Unlock()
+	d.forget(l)
+	if done == 0 {
+		return driver.ErrNotHeld
+	}
+	return nil
+}
+
+func (l *lease) isHeld() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.phase == held
+}
+
+// Sealed implements move.Sealer. There are no tokens.
+func (d *Single) Sealed(ctx context.Context, name string) (last uint64, sealed bool, err error) {
+	if err := d.life.Enter(); err != nil {
+		return 0, false, err
+	}
+	defer d.life.Leave()
+	h, err := d.holder(ctx, name)
+	return 0, err == nil && isSeal(h.value), err
+}
+
+// Loosen implements move.Unsealer. There are no tokens to be raised.
+func (d *Single) Loosen(ctx context.Context, name, id string, _ uint64) error {
+	return d.change(ctx, loosenText, name, 1, sealValue, loosened(id))
+}
+
+// Unseal implements move.Unsealer.
+func (d *Single) Unseal(ctx context.Context, name, id string) error {
+	return d.change(ctx, releaseText, name, 0, loosened(id), channel(name))
+}
+
+// change runs a script, and returns ErrNotHeld if its answer is below least.
+func (d *Single) change(ctx context.Context, script, name string, least int64, args ...string) error {
+	answer, err := d.run(ctx, script, name, args...)
+	if err == nil && answer < least {
+		err = driver.ErrNotHeld
+	}
+	return err
+}
+
+// run runs a script, and returns its answer.
+func (d *Single) run(ctx context.Context, script, name string, args ...string) (int64, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	if err := d.life.Enter(); err != nil {
+		return 0, err
+	}
+	defer d.life.Leave()
+	answers, err := d.ask(ctx, script, name, args...)
+	if err != nil {
+		return 0, err
+	}
+	answer, err := answers[0].ToInt64()
+	if err != nil {
+		return 0, errAnswer
+	}
+	return answer, nil
+}
