@@ -3,6 +3,7 @@ package dsync_test
 import (
 	"os"
 	"path"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -13,7 +14,10 @@ import (
 // module.
 func TestLayoutIsInDesign(t *testing.T) {
 	var places []string
-	for _, row := range designRows(t) {
+	for _, row := range tableBehind(t, "| place | what it is | may import |\n|---|---|---|\n") {
+		if len(row) != 3 {
+			t.Fatalf("the row %q of docs/design.md has %d cells, want 3", row, len(row))
+		}
 		for _, place := range placesOf(row[0]) {
 			places = append(places, place)
 			if strings.HasPrefix(place, "test/") {
@@ -36,24 +40,53 @@ func TestLayoutIsInDesign(t *testing.T) {
 	}
 }
 
-// designRows returns the cells of the table of places.
-func designRows(t *testing.T) (rows [][]string) {
+// TestFilesAreInDesign looks for the files of the root package and of internal/telemetry in docs/design.md, and the other way round.
+func TestFilesAreInDesign(t *testing.T) {
+	for dir, heading := range map[string]string{".": "In the root package:", "internal/telemetry": "In `internal/telemetry`:"} {
+		var got []string
+		for _, row := range tableBehind(t, heading+"\n\n| file | idea |\n|---|---|\n") {
+			for _, m := range inBackticks.FindAllStringSubmatch(row[0], -1) {
+				got = append(got, m[1])
+			}
+		}
+		slices.Sort(got)
+		if want := sourcesOf(t, dir); !slices.Equal(got, want) {
+			t.Errorf("docs/design.md has the files %q in %s, want %q", got, dir, want)
+		}
+	}
+}
+
+// sourcesOf returns the names of the Go files in a directory that are no tests, sorted.
+func sourcesOf(t *testing.T, dir string) []string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, p := range paths {
+		if !strings.HasSuffix(p, "_test.go") {
+			names = append(names, filepath.Base(p))
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// tableBehind returns the cells of the table in docs/design.md whose rows begin behind a text.
+func tableBehind(t *testing.T, head string) (rows [][]string) {
 	t.Helper()
 	page, err := os.ReadFile("docs/design.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, table, _ := strings.Cut(string(page), "| place | what it is | may import |\n|---|---|---|\n")
+	_, table, _ := strings.Cut(string(page), head)
 	table, _, found := strings.Cut(table, "\n\n")
 	if !found {
-		t.Fatal("docs/design.md has no table of places")
+		t.Fatalf("docs/design.md has no table behind %q", head)
 	}
 	for line := range strings.SplitSeq(table, "\n") {
-		cells := strings.Split(strings.Trim(line, "|"), "|")
-		if len(cells) != 3 {
-			t.Fatalf("the row %q of docs/design.md has %d cells, want 3", line, len(cells))
-		}
-		rows = append(rows, cells)
+		rows = append(rows, strings.Split(strings.Trim(line, "|"), "|"))
 	}
 	return rows
 }

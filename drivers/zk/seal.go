@@ -259,7 +259,7 @@ func (h *hold) change(ctx context.Context, change func(record) record) (next rec
 			return r, driver.ErrNotHeld
 		case !isAnswer(err):
 			return r, withCause(ctx, driver.ErrUnknown, err)
-		case i == maxMarking || !isInTheWay(err):
+		case i == maxMarking || !isOutdated(err):
 			return r, fault(ctx, s, err)
 		}
 		// Somebody has changed the child by hand, or an earlier request without an answer has.
@@ -271,8 +271,8 @@ func (h *hold) change(ctx context.Context, change func(record) record) (next rec
 	}
 }
 
-// isInTheWay reports whether a request was refused because the children are not the ones that the request was made of.
-func isInTheWay(err error) bool {
+// isOutdated reports whether a request was refused because the children have changed since they were read.
+func isOutdated(err error) bool {
 	return errors.Is(err, gozk.ErrNoNode) || errors.Is(err, gozk.ErrNodeExists)
 }
 

@@ -95,7 +95,7 @@ func (d *Driver) changeSeal(ctx context.Context, dir string, change func(*sessio
 			return driver.ErrClosed
 		case !isAnswer(err):
 			return withCause(ctx, driver.ErrUnknown, err)
-		case !isInTheWay(err): // others loosen or remove the seal, each of them once
+		case !isOutdated(err): // others loosen or remove the seal, each of them once
 			return fault(ctx, s, err)
 		}
 	}

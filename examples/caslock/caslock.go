@@ -1,13 +1,13 @@
 //go:build unix
 
 // Package caslock is a worked example of a driver for a backend that can do nothing but replace a value if it has not changed: no clock
-// at the server, no session, no message to those who wait. DynamoDB, Kubernetes, Consul's keys and object stores are of this kind.
+// at the server, no session, no message to waiters. DynamoDB, Kubernetes, Consul's keys and object stores are of this kind.
 //
-// A name is one record: who holds it, for how long, and the last fencing token. A contender that has seen a record unchanged for the
-// TTL in it, on its own clock, takes the name over; a holder that renews in time changes it. So nobody compares clocks, and two
+// A name is one record: the holder, its TTL, and the last fencing token. A contender that has seen a record unchanged for the
+// TTL in it, by its own clock, takes the name over; a holder that renews in time changes the record. So nobody compares clocks, and two
 // processes exclude each other as long as their clocks run at the same rate, within the margin that package dsync keeps.
 //
-// All that is ever done to a record is Driver.change: read it, decide, replace it if it is still the same.
+// Driver.change makes all changes of a record: read it, decide, replace it if it is still the same.
 package caslock
 
 import (
@@ -60,7 +60,7 @@ func New(s Store, poll time.Duration, fenced bool) *Driver {
 	return d
 }
 
-// Info: whoever comes when the holder is gone waits for a TTL of his own, since nobody has watched the record for him.
+// Info: a contender that comes when the holder is gone waits for a whole TTL, since it has to watch the record for so long.
 func (d *Driver) Info() driver.Info {
 	i := driver.Info{Name: "caslock", Expiry: driver.Observed, Poll: d.poll, Late: d.poll, LatePerTTL: 1}
 	if d.fenced {
@@ -69,7 +69,7 @@ func (d *Driver) Info() driver.Info {
 	return i
 }
 
-// Acquire looks again and again: nobody tells it that the name is free.
+// Acquire looks again and again, since no message tells that the name is free.
 func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
 	d.calls.RLock()
 	defer d.calls.RUnlock()
@@ -132,7 +132,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return s, err
 }
 
-// Close ends Acquires, then holds, then waits for what is being cleaned up.
+// Close ends Acquires, then holds, then waits for the ghosts to be settled.
 func (d *Driver) Close(ctx context.Context) error {
 	d.end()
 	d.calls.Lock() // when none is under way; from now on none begins

@@ -10,7 +10,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// ghost is what a request may have left whose answer never came, or may leave yet.
+// ghost is what an unanswered request may have left, or may leave yet.
 type ghost struct {
 	name, hold string
 	version    uint64 // an Acquire is carried out while the record has this version, or never
@@ -20,12 +20,12 @@ func (d *Driver) clean(g ghost) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.ghosts = append(d.ghosts, g); len(d.ghosts) == 1 {
-		d.cleaning.Go(d.exorcise)
+		d.cleaning.Go(d.settleAll)
 	}
 }
 
-// exorcise settles ghosts, one after the other, for as long as it takes. It ends when none is left, or with the context of Close.
-func (d *Driver) exorcise() {
+// settleAll settles ghosts, one after the other, for as long as it takes. It ends when none is left, or with the context of Close.
+func (d *Driver) settleAll() {
 	for left := 1; left > 0 && d.hope.Err() == nil; {
 		d.mu.Lock()
 		g := d.ghosts[0]
@@ -46,8 +46,8 @@ func (d *Driver) exorcise() {
 	}
 }
 
-// settle makes sure that the ghost is gone and cannot come. A record that the request still waits for is written once more: its condition
-// never holds again. To see that the hold is not there would not do, since the request may be on its way.
+// settle makes sure that the ghost is gone and cannot come. It writes once more the record that the request may yet replace: then the
+// request's condition never holds again. To see that the hold is not there would not be enough, since the request may be on its way.
 func (d *Driver) settle(g ghost) error {
 	ctx, cancel := context.WithTimeout(d.hope, time.Second)
 	defer cancel()

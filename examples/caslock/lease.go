@@ -16,11 +16,11 @@ import (
 type lease struct {
 	driver *Driver
 	name   string
-	record record // as it was granted
+	record record // as granted
 	first  uint64
 	tokens int
 	turn   chan struct{} // full while a renewal is under way
-	forget *time.Timer   // removes it from Driver.leases when it is over
+	forget *time.Timer   // removes the lease from Driver.leases when it is over
 
 	mu   sync.Mutex
 	end  time.Time
@@ -35,7 +35,7 @@ func (l *lease) Expires() time.Time {
 	return l.end
 }
 
-// Renew carries out one renewal at a time, so that the last answer is that of the last request.
+// Renew carries out one renewal at a time, so the last answer is that of the last request.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	select {
 	case l.turn <- struct{}{}:
@@ -56,8 +56,8 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	return err
 }
 
-// move moves the end of a lease that is not over. Before the request is answered, that is only to an earlier time: contenders may go by the
-// shorter TTL although its answer never comes.
+// move moves the end of a lease that is not over. Before the request is answered, move only makes the end earlier: contenders may go by the
+// shorter TTL although the answer never comes.
 func (l *lease) move(to time.Time, answered bool) (live bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -90,7 +90,7 @@ func (l *lease) Release(ctx context.Context) error {
 	return err
 }
 
-// change replaces the record if it is still that of this hold.
+// change replaces the record if it still is that of this hold.
 func (l *lease) change(ctx context.Context, next record) error {
 	_, err := l.driver.change(ctx, l.name, func(now record) (record, error) {
 		if now.Hold != l.record.Hold {

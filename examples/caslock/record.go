@@ -13,16 +13,16 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// record is what the store keeps of a name.
+// record is the value of a name in the store.
 type record struct {
 	Hold, Owner, Note string // of the holder; empty if the name is free
 	Since             time.Time
 	TTL               time.Duration
-	Token             uint64 // the last that was given
+	Token             uint64 // the last token given
 
 	// Of a record that was read.
 	version uint64
-	left    time.Duration // for so long its holder may still renew it
+	left    time.Duration // for how long the holder may still renew
 }
 
 func (d *Driver) get(ctx context.Context, name string) (r record, err error) {
@@ -37,8 +37,8 @@ func (d *Driver) get(ctx context.Context, name string) (r record, err error) {
 	return r, nil
 }
 
-// change replaces the record of name by what to makes of it, unless that is an error. If somebody else changes it in between, it looks
-// again. After ErrUnknown the record may be replaced, now or later, while it has the version that is returned.
+// change replaces the record of name by the result of to, unless to returns an error. If somebody else changes the record in between, change
+// looks again. After ErrUnknown the record may be replaced, now or later, while it has the version that is returned.
 func (d *Driver) change(ctx context.Context, name string, to func(now record) (record, error)) (version uint64, err error) {
 	for {
 		now, err := d.get(ctx, name)
@@ -62,13 +62,13 @@ func (d *Driver) change(ctx context.Context, name string, to func(now record) (r
 	}
 }
 
-// sight is a record that a driver has seen, and since when it has not changed.
+// sight is a record that a driver has seen, and since when the record has not changed.
 type sight struct {
 	version uint64
-	since   time.Time // when the first answer with this version had arrived: it was written before
+	since   time.Time // when the first answer with this version arrived: the record was written before
 }
 
-// maxSights bounds how many records are remembered that nobody may ask for any more.
+// maxSights bounds how many records are remembered although nobody may ask for them any more.
 const maxSights = 1000
 
 // unchanged returns for how long the driver has seen no other version of a record.

@@ -15,13 +15,13 @@ import (
 	"syscall"
 )
 
-// Store keeps one value for each key, with a version. It is all that the driver needs of a backend: Get and Put are a conditional
+// Store keeps one value for each key, with a version. The driver needs nothing else of a backend: Get and Put are a conditional
 // write of DynamoDB, an update of a Kubernetes object with its resourceVersion, If-Match of an object store.
 type Store interface {
 	// Get returns the value of key and its version, or nil and 0 if there is none.
 	Get(ctx context.Context, key string) (value []byte, version uint64, err error)
 
-	// Put replaces the value if its version is still that one, and returns the new version, which is larger. Otherwise it changes
+	// Put replaces the value if it still has the version, and returns the new version, which is larger. Otherwise Put changes
 	// nothing and returns errConflict. After any other error the request may have been carried out, or may be later.
 	Put(ctx context.Context, key string, value []byte, version uint64) (next uint64, err error)
 }
@@ -29,7 +29,7 @@ type Store interface {
 var errConflict = errors.New("the value has another version")
 
 // Folder is a Store for the processes of one machine. A key has two files: one with version and value, which is replaced as a whole, and one
-// that is locked meanwhile.
+// to lock meanwhile.
 type Folder string
 
 func (f Folder) Get(ctx context.Context, key string) (value []byte, version uint64, err error) {
