@@ -15,6 +15,8 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/tlsurl"
@@ -26,6 +28,13 @@ const (
 	pingEvery = 10 * time.Second // a server may hang up on those who ping much more often
 	answerIn  = 3 * time.Second  // else the connection counts as dead
 )
+
+// retries is when a connection is tried again that was refused, or not made in time. The library would pause for up to two minutes, and so a
+// client that lost an outage of half a minute would not notice its end for another quarter of a minute.
+var retries = grpc.ConnectParams{
+	Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
+	MinConnectTimeout: loginFor,
+}
 
 // The oldest version that will do.
 const minMajor, minMinor = 3, 4
@@ -48,6 +57,7 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 		DialKeepAliveTime:    pingEvery,
 		DialKeepAliveTimeout: answerIn,
 		Logger:               zap.NewNop(),
+		DialOptions:          []grpc.DialOption{grpc.WithConnectParams(retries)},
 	}
 	var err error
 	config.TLS, err = tlsurl.Read(u)

@@ -40,7 +40,7 @@ type Sums struct {
 	Slices, Inconclusive        int
 	StaleTried, StaleAccepted   int
 	Violations, Allowed         int
-	Reads, Writes               int
+	Reads, Writes, Terms        int
 }
 
 func (a *Table) sums() (s Sums) {
@@ -56,15 +56,16 @@ func (a *Table) sums() (s Sums) {
 		s.Allowed += len(r.Allowed)
 		s.Reads += r.Reads
 		s.Writes += r.Writes
+		s.Terms += r.Terms
 	}
 	return s
 }
 
 func (a *Table) summary() string {
 	s := a.sums()
-	return fmt.Sprintf("%d cells: %d operations, %d faults, %d violations; one name read %d times and written %d times; %d where the backend promises nothing better; "+
+	return fmt.Sprintf("%d cells: %d operations, %d faults, %d violations; one name read %d times and written %d times; %d terms of leaders; %d where the backend promises nothing better; "+
 		"%d stale accesses, %d accepted; %d slices explained by porcupine, %d inconclusive",
-		s.Cells, s.Operations, s.Injected, s.Violations, s.Reads, s.Writes, s.Allowed, s.StaleTried, s.StaleAccepted, s.Slices, s.Inconclusive)
+		s.Cells, s.Operations, s.Injected, s.Violations, s.Reads, s.Writes, s.Terms, s.Allowed, s.StaleTried, s.StaleAccepted, s.Slices, s.Inconclusive)
 }
 
 // write writes the table to a file, if there is to be one.
@@ -89,6 +90,8 @@ func (a *Table) markdown(p Plan, lasted time.Duration, about string) string {
 	fmt.Fprintf(&b, "- %d accesses with a stale token were sent to the fenced resource, which accepted %d.\n", s.StaleTried, s.StaleAccepted)
 	fmt.Fprintf(&b, "- In each cell whose backend has readers and writers, all processes also read one name, nine times out of ten, and write it: "+
 		"%d reads and %d writes.\n", s.Reads, s.Writes)
+	fmt.Fprintf(&b, "- In each cell all processes also campaign for one name by `Elect`, and watch it by `Observe`: %d terms. The leaders are judged as "+
+		"all holders are, and at the end each observer had to know the leader.\n", s.Terms)
 	fmt.Fprintf(&b, "- porcupine found an order that explains %d slices of the histories, and gave up on %d.\n\n", s.Slices, s.Inconclusive)
 	b.WriteString("TTL " + TTL.String() + ". What the columns of the table at the end mean:\n\n")
 	b.WriteString("- *overlap*: V1, two owners had a lock at the same time, and V4, the loser was told too late; *tokens*: V3, a token was not\n" +

@@ -19,6 +19,7 @@ type Result struct {
 	Faulty, Lasted time.Duration
 	Operations     int // calls of Lock, TryLock and Unlock that returned
 	Reads, Writes  int // grants of the name that is read and written
+	Terms          int // of leaders
 	Verdict        *history.Verdict
 	Bound          time.Duration // of Regained
 	Slices         int           // that porcupine found an order for
@@ -49,6 +50,8 @@ func (c *cell) judge() {
 	}
 	for _, e := range events {
 		switch {
+		case e.Kind == history.KindGrant && e.Name == c.election:
+			r.Terms++
 		case e.Kind == history.KindGrant && e.Mode == driver.Read:
 			r.Reads++
 		case e.Kind == history.KindGrant && e.Mode == driver.Write:
@@ -61,6 +64,9 @@ func (c *cell) judge() {
 	}
 	if c.shared != "" && (r.Reads == 0 || r.Writes == 0) {
 		c.invalid("%q was read %d times and written %d times", c.shared, r.Reads, r.Writes)
+	}
+	if c.election != "" && r.Terms < c.Injections {
+		c.invalid("%q had %d terms under %d faults", c.election, r.Terms, c.Injections)
 	}
 	c.regained(events)
 	c.crossCheck(events)

@@ -35,9 +35,11 @@ type worker struct {
 	Patient string   // for those only who wait for as long as it takes: nobody who happens to ask gets the others out of a hole
 	Long    string   // held for longer than a renewal takes
 	Shared  string   // read by all nine times out of ten, and written; "" where the backend does not offer that
-	Seed    uint64
-	Clients int    // in this process; the first is the one that faults concern
-	Plant   string // a bug, see plant
+	// Election is what all campaign for, and observe; "" if there is none.
+	Election string
+	Seed     uint64
+	Clients  int    // in this process; the first is the one that faults concern
+	Plant    string // a bug, see plant
 
 	Pace time.Duration // between two attempts of a goroutine, at most
 	Hold time.Duration // of the long lock, at most, beside a quarter of the TTL
@@ -48,6 +50,7 @@ type worker struct {
 	crowds  []*crowd // one for each client
 	held    sync.Map // leases, while their holders work under them
 	drivers []driver.Driver
+	witness []*witness // one for each client, if there is an election
 	history *history.History
 	ended   atomic.Bool
 	once    sync.Once
@@ -85,9 +88,16 @@ func (w *worker) run(ctx context.Context) (err error) {
 	if err := w.open(ctx); err != nil {
 		return err
 	}
-	var work sync.WaitGroup
-	for i := range w.client {
+	var work, observers sync.WaitGroup
+	observing, stop := context.WithCancel(ctx)
+	defer stop()
+	for i, c := range w.client {
 		w.start(&work, i)
+		if w.Election != "" {
+			o := &witness{client: c}
+			w.witness = append(w.witness, o)
+			observers.Go(func() { o.observe(observing, w.Election) })
+		}
 	}
 	for line := range input {
 		if line == "end" {
@@ -106,6 +116,8 @@ func (w *worker) run(ctx context.Context) (err error) {
 			w.last(ctx, i)
 		}
 	}
+	stop()
+	observers.Wait()
 	guard, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for _, c := range w.client {
@@ -127,7 +139,11 @@ func (w *worker) open(ctx context.Context) error {
 			return fmt.Errorf("open: %w", err)
 		}
 		d = plant(w.Plant, d, w.URL)
-		c, err := dsync.New(history.Tap(d), &dsync.Options{TTL: TTL})
+		tapped := history.Tap
+		if w.Election != "" {
+			tapped = newObservable
+		}
+		c, err := dsync.New(tapped(d), &dsync.Options{TTL: TTL})
 		if err != nil {
 			return err
 		}
@@ -151,6 +167,9 @@ func (w *worker) start(work *sync.WaitGroup, client int) {
 	roles := []func(*user){(*user).patient, (*user).patient, (*user).impatient, (*user).long}
 	if w.Shared != "" {
 		roles = append(roles, (*user).shared, (*user).shared)
+	}
+	if w.Election != "" {
+		roles = append(roles, (*user).elect)
 	}
 	if w.Quiet {
 		roles = []func(*user){(*user).long}
@@ -179,6 +198,12 @@ func (w *worker) last(ctx context.Context, client int) {
 	for _, name := range append([]string{w.Patient, w.Long}, w.Names...) {
 		if err := u.use(ctx, name, driver.Exclusive, patience, 0); err != nil {
 			w.stuck = fmt.Errorf("%w: the last lock of %q: %w", errStuck, name, err)
+			return
+		}
+	}
+	if w.Election != "" {
+		if err := u.testify(ctx, w.witness[client]); err != nil {
+			w.stuck = fmt.Errorf("%w: the last term of %q: %w", errStuck, w.Election, err)
 			return
 		}
 	}
