@@ -233,7 +233,7 @@ func others(kvs []*mvccpb.KeyValue, key string) []*mvccpb.KeyValue {
 func (h *hold) put() clientv3.Op {
 	r := h.request
 	v := value{Owner: r.Owner, Host: h.driver.host, Time: time.Now(), Note: r.Note, Hold: r.Hold}
-	return clientv3.OpPut(h.key, v.text(), clientv3.WithLease(h.leaseID()))
+	return clientv3.OpPut(h.key, h.driver.textOf(v), clientv3.WithLease(h.leaseID()))
 }
 
 func (h *hold) leaseID() clientv3.LeaseID {

@@ -22,6 +22,7 @@
 //
 //	order=client|fifo                all callers of all clients in their order, see Options.FIFO
 //	names=plain|flat                 slashes of names as they are, or as %2F, see Options.Flat
+//	value=record|note                what the key says of its holder, see Options.NoteAlone
 //	roundup=true                     TTLs that etcd cannot count become longer, see Options.RoundUp
 //	tls=true                         encrypt, by TLS 1.2 or newer, and check the server's certificate
 //	tls_ca=file                      the authorities for that, as PEM; those of the system by default
@@ -47,6 +48,13 @@
 // Among clients of dsync all names are distinct locks, "orders" and "orders/42" too. The others take every key below a name for a
 // contender, so for them a lock on "orders" has to wait for those on "orders/42". Where they are used too, either do not lock a name and
 // one below it, or set Options.Flat (names=flat) everywhere, which writes the slashes of names as %2F.
+//
+// # Beside package concurrency's Election and etcdctl elect
+//
+// An Election on "orders" is a lock on "orders" whose key has the proposal of the leader as its value, so all of them elect one leader. Inspect
+// and Observe of package dsync show the proposal as the note. With value=note a key of this driver has the note of its holder as its value, and
+// nothing else: Election.Observe, Election.Leader and `etcdctl elect --listen` then show the note of a leader of dsync, where they otherwise
+// show the record that Inspect reads.
 //
 // # Beside RWMutex
 //
@@ -115,6 +123,10 @@ type Options struct {
 	// Flat writes the slashes of names as %2F, and percent signs as %25, so that no lock is below another one for clients that take
 	// every key below a name for a contender. All clients have to agree.
 	Flat bool
+
+	// NoteAlone has the key of a hold say the note of its holder and nothing else, as observers of an Election of package concurrency expect
+	// it. Inspect then names the owner by the key, and knows no time.
+	NoteAlone bool
 
 	// RoundUp accepts TTLs that etcd cannot keep, and takes the next longer TTL that etcd can. The lease says which.
 	RoundUp bool

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"slices"
 	"time"
+	"unicode/utf8"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -13,7 +14,8 @@ import (
 )
 
 // Inspect implements driver.Inspector. Status.Since is when the holder asked for the lock, or when the hold was passed to the holder.
-// Status.Token is known for holders of this driver alone. Contenders that are no clients of dsync are named by the last part of their keys.
+// Status.Token is known for holders of this driver alone. Contenders that are no clients of dsync are named by the last part of their keys,
+// and the values of their keys are their notes.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	bounded, cancel := d.request(ctx, requestFor)
 	defer cancel()
@@ -84,9 +86,13 @@ func holdersIn(dir string, queue []*mvccpb.KeyValue) int {
 // readValue reads the value of a key.
 func readValue(dir string, kv *mvccpb.KeyValue) value {
 	var v value
-	if json.Unmarshal(kv.Value, &v) != nil || v.Hold == "" {
-		last := string(kv.Key[len(dir):])
-		return value{Owner: last, Hold: last}
+	if json.Unmarshal(kv.Value, &v) == nil && v.Hold != "" {
+		return v
+	}
+	last := string(kv.Key[len(dir):])
+	v = value{Owner: last, Hold: last}
+	if utf8.Valid(kv.Value) {
+		v.Note = string(kv.Value)
 	}
 	return v
 }

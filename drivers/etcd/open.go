@@ -45,11 +45,12 @@ func init() { driver.Register("etcd", open) }
 func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u := c.URL
 	o := &Options{
-		Prefix:   strings.TrimPrefix(u.Path, "/"),
-		Flat:     u.Choice("names", "plain", "flat") == "flat",
-		RoundUp:  u.Bool("roundup", false),
-		FIFO:     u.Choice("order", "client", "fifo") == "fifo",
-		NoTokens: !c.Fenced,
+		Prefix:    strings.TrimPrefix(u.Path, "/"),
+		Flat:      u.Choice("names", "plain", "flat") == "flat",
+		NoteAlone: u.Choice("value", "record", "note") == "note",
+		RoundUp:   u.Bool("roundup", false),
+		FIFO:      u.Choice("order", "client", "fifo") == "fifo",
+		NoTokens:  !c.Fenced,
 	}
 	config := clientv3.Config{
 		Endpoints:            u.HostsWithPort("localhost", "2379"),

@@ -31,6 +31,7 @@ func TestMalformedURLs(t *testing.T) {
 	for query, want := range map[string]string{
 		"?nmaes=flat":                            "unknown parameter nmaes",
 		"?names=short":                           "parameter names: not one of plain, flat",
+		"?value=text":                            "parameter value: not one of record, note",
 		"?order=any":                             "parameter order: not one of client, fifo",
 		"?roundup=yes":                           "parameter roundup",
 		"?tls_ca=x":                              "tls=true",

@@ -21,7 +21,7 @@ func (h *hold) Pass(ctx context.Context, owner, note string) error {
 	bounded, cancel := withBound(ctx, attemptFor)
 	defer cancel()
 	v := h.nextValue(owner, note)
-	o := &op{dir: h.dir(), compare: append(h.stands(), h.overlookedByNobody()...), then: []clientv3.Op{clientv3.OpPut(h.key, v.text(), clientv3.WithIgnoreLease())}}
+	o := &op{dir: h.dir(), compare: append(h.stands(), h.overlookedByNobody()...), then: []clientv3.Op{clientv3.OpPut(h.key, h.driver.textOf(v), clientv3.WithIgnoreLease())}}
 	if err := h.driver.sender.do(bounded, o); err != nil {
 		err, _ = fault(ctx, err)
 		return err
@@ -62,7 +62,15 @@ func (h *hold) putAgain() clientv3.Op {
 	}
 	v := *h.passed
 	v.Pass = 0
-	return clientv3.OpPut(h.key, v.text(), clientv3.WithIgnoreLease())
+	return clientv3.OpPut(h.key, h.driver.textOf(v), clientv3.WithIgnoreLease())
+}
+
+// textOf is what the key of a hold says. A note alone does not tell that the hold was passed, so those who wait behind it look again.
+func (d *Driver) textOf(v value) string {
+	if d.options.NoteAlone {
+		return v.Note
+	}
+	return v.text()
 }
 
 // text is v as the key has it.

@@ -27,6 +27,12 @@ type value struct {
 
 // data makes what the node of a request says.
 func (d *Driver) data(r *driver.Request) ([]byte, error) {
+	if d.options.NoteAlone {
+		if len(r.Note) > maxData {
+			return nil, errLongRequest
+		}
+		return []byte(r.Note), nil
+	}
 	text, err := json.Marshal(value{Owner: r.Owner, Host: d.host, Time: time.Now(), Note: r.Note, Hold: r.Hold})
 	if err == nil && len(text) > maxData {
 		err = errLongRequest
@@ -92,7 +98,7 @@ func (h *hold) queue(c caller, data []byte) (first bool, err error) {
 		if err := s.await(c); err != nil {
 			return false, h.fail(c, err)
 		}
-		h.prefix = newPrefix(h.request.Mode)
+		h.prefix = d.options.newPrefix(h.request.Mode)
 		h.sent = d.now()
 		known := d.parents.has(h.dir)
 		if known && h.request.NoWait {

@@ -49,6 +49,25 @@ func TestLockOfGoZookeeper(t *testing.T) {
 	release(t, next)
 }
 
+// TestLatchBesideLock has clients whose nodes are latches, and others, wait for each other.
+func TestLatchBesideLock(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	c := userClient(t, s.Addr)
+	latch, lock := openURL(t, "zk://%s?node=latch-", s.Addr), openURL(t, "zk://%s", s.Addr)
+	for infix, ds := range map[string][2]driver.Driver{"-latch-": {latch, lock}, "-lock-": {lock, latch}} {
+		l := acquire(t, ds[0], request("leader"))
+		if got := first(t, c, "/leader"); len(got) != 1 || !strings.Contains(got[0], infix) {
+			t.Errorf("the nodes are %q, want one with %s", got, infix)
+		}
+		if _, err := ds[1].Acquire(t.Context(), noWait("leader")); err != driver.ErrLocked {
+			t.Errorf("beside %s: got %v, want %v", infix, err, driver.ErrLocked)
+		}
+		w := wait(t, ds[1], request("leader"))
+		release(t, l)
+		release(t, w.Granted(t))
+	}
+}
+
 // TestCounterBesideGoZookeeper has processes of both kinds add to a number in a file, under one lock.
 func TestCounterBesideGoZookeeper(t *testing.T) {
 	s := testenv.ZooKeeper(t)

@@ -16,7 +16,14 @@ func init() { driver.Register("zk", open) }
 // open is the driver.Opener of the scheme zk. The package comment has the parameters.
 func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u := c.URL
-	o := &Options{Chroot: u.Path, TTL: c.TTL, NoTokens: !c.Fenced, FIFO: u.Choice("order", "client", "fifo") == "fifo"}
+	o := &Options{
+		Chroot:    u.Path,
+		TTL:       c.TTL,
+		NoTokens:  !c.Fenced,
+		FIFO:      u.Choice("order", "client", "fifo") == "fifo",
+		Latch:     u.Choice("node", "lock-", "latch-") == "latch-",
+		NoteAlone: u.Choice("value", "record", "note") == "note",
+	}
 	usual := "open"
 	if u.User != nil {
 		o.User = u.User.Username()

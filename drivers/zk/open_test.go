@@ -42,6 +42,8 @@ func TestMalformedURLs(t *testing.T) {
 		"?chroot=/a":        "unknown parameter chroot",
 		"?acl=mine":         "parameter acl:",
 		"?order=lot":        "parameter order:",
+		"?node=latch":       "parameter node:",
+		"?value=text":       "parameter value:",
 		"?acl=creator":      "needs a user",
 		"?tls_ca=x":         "tls=true",
 		"/a//b":             `chroot "/a//b"`,

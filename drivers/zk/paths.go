@@ -19,7 +19,7 @@ const (
 )
 
 // infixes stand in the names of contenders, before the sequence number, and tell the mode: first those of Curator, which the driver uses
-// too, by mode, and then those of kazoo.
+// too, by mode, and then those of kazoo, and of Curator's LeaderLatch.
 var infixes = [...]struct {
 	text string
 	mode driver.Mode
@@ -29,7 +29,11 @@ var infixes = [...]struct {
 	driver.Write:     {"__WRIT__", driver.Write},
 	{"__lock__", driver.Exclusive},
 	{"__rlock__", driver.Read},
+	{latchInfix, driver.Exclusive},
 }
+
+// latchInfix is that of Curator's LeaderLatch.
+const latchInfix = "latch-"
 
 // dir returns the path of a name. The path is the name itself, as far as ZooKeeper can keep the name: percent signs, what may not be in a
 // path, and slashes without something on both sides are written as %XX. So is the last digit of what looks like a contender: a name below
@@ -162,8 +166,11 @@ func withoutGUID(child string) string {
 }
 
 // newPrefix returns what the name of a new node begins with: the form of Curator and go-zookeeper, with a guid of 128 random bits.
-func newPrefix(mode driver.Mode) string {
+func (o *Options) newPrefix(mode driver.Mode) string {
 	infix := infixes[mode].text
+	if o.Latch && mode == driver.Exclusive {
+		infix = latchInfix
+	}
 	var guid [16]byte
 	rand.Read(guid[:]) // never fails
 	b := make([]byte, 0, len(guidPrefix)+2*len(guid)+1+len(infix))

@@ -43,6 +43,8 @@ func TestContenders(t *testing.T) {
 		"_c_5f1d-__WRIT__-000000007":       {mode: driver.Write, seq: -7},
 		"5f1d__lock__0000000007":           {mode: driver.Exclusive, seq: 7},
 		"5f1d__rlock__0000000007":          {mode: driver.Read, seq: 7},
+		"_c_5f1d-latch-0000000007":         {mode: driver.Exclusive, seq: 7},
+		"dsync-seal-5-latch-0000000007":    {mode: driver.Exclusive, seq: 7},
 		"dsync-seal-5-__WRIT__0000000007":  {mode: driver.Write, seq: 7},
 		"dsync-seal-5-ff-lock-0000000007":  {mode: driver.Exclusive, seq: 7},
 		"_c_5f1d-lock-__READ__0000000007":  {mode: driver.Read, seq: 7},

@@ -10,6 +10,8 @@
 // digest.
 //
 //	order=client|fifo                all callers of all clients in their order, see Options.FIFO
+//	node=lock-|latch-                what locks are to Curator: an InterProcessMutex, or a LeaderLatch; see Options.Latch
+//	value=record|note                what a node says of its holder, see Options.NoteAlone
 //	acl=open|creator                 nodes for everybody, or for the user alone, the default where there is a user; see Options.ACL
 //	tls=true                         encrypt, by TLS 1.2 or newer, and check the server's certificate
 //	tls_ca=file                      the authorities for that, as PEM; those of the system by default
@@ -89,6 +91,13 @@
 // Lock of go-zookeeper gives up, with an error of package strconv, after finding no node of the name three times in a row, as may happen
 // where dsync takes and gives back a free lock all the time. Call Lock again then, or make the node beforehand.
 //
+// # Beside Curator's LeaderSelector and LeaderLatch
+//
+// A LeaderSelector is an InterProcessMutex on its path, so dsync elects one leader with it. A LeaderLatch is another lock, for which
+// all clients of dsync that use its path have node=latch- in their URL: they wait for each other in either case, but a LeaderLatch waits for
+// nodes like its own alone. Both write the id of a participant into its node: Inspect and Observe of package dsync show the id as the note, and
+// with value=note, getLeader of Curator shows the note of a leader of dsync as the id.
+//
 // # Seals and marks
 //
 // A seal is a node dsync-seal-<last token>-lock-<sequence>, not ephemeral, in the place of the holder's: all contenders wait behind the
@@ -156,6 +165,14 @@ type Options struct {
 
 	// NoTokens: leases carry no fencing tokens.
 	NoTokens bool
+
+	// Latch has the nodes of locks without a mode say latch-, as those of Curator's LeaderLatch do, and not lock-. Clients of dsync with and
+	// without Latch wait for each other, and Lock of go-zookeeper for both; a LeaderLatch heeds no lock-, and an InterProcessMutex no latch-.
+	Latch bool
+
+	// NoteAlone has the node of a hold say its note and nothing else, as Curator's LeaderLatch and LeaderSelector expect the id of a participant
+	// there. Inspect then names the owner by the node.
+	NoteAlone bool
 
 	// FIFO has the callers of all clients contend each for itself, in one order of arrival (driver.FIFO). The default is one contender for
 	// each client and name (driver.FIFOByClient).

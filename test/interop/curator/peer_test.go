@@ -20,6 +20,7 @@ import (
 
 // peer is a process that does with one name what it is told, by dsync or by Curator. A command is of a thread: "read" and "write" take
 // the name, "unread" and "unwrite" give it back, "reads N" and "writes N" do both so many times, and look at a file meanwhile, or add to it.
+// Candidates of Curator know "lead", "resign", and "leader", whose outcome is who leads.
 type peer struct {
 	*testenv.Process
 	wrote atomic.Int64

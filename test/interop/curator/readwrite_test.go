@@ -38,13 +38,13 @@ func becomeJava() {
 
 const javaDir = "../java-curator"
 
-// commands returns the command lines of the Java program by what its Curator is.
-func commands(t *testing.T) map[string][]string {
+// commands returns the command lines of a Java program by what its Curator is.
+func commands(t *testing.T, class string) map[string][]string {
 	t.Helper()
-	source := filepath.Join(javaDir, "ReadWrite.java")
+	source := filepath.Join(javaDir, class+".java")
 	return map[string][]string{
-		"debian": testenv.Curator(t, source, "ReadWrite"),
-		newest:   testenv.Java(t, classpath(t), source, "ReadWrite"),
+		"debian": testenv.Curator(t, source, class),
+		newest:   testenv.Java(t, classpath(t), source, class),
 	}
 }
 
@@ -114,13 +114,14 @@ const (
 )
 
 // peer starts a process with sessions of a length.
-func (b *bed) peer(kind string, session time.Duration) *peer {
+func (b *bed) peer(kind string, session time.Duration, env ...string) *peer {
 	b.Helper()
 	var command []string
 	if kind == javas {
 		command = b.java
 	}
-	return startPeer(b.T, command, "ADDR="+b.server.Addr, "LOCK_PATH=/"+b.name, "FILE="+b.file, fmt.Sprint("SESSION=", session.Milliseconds()))
+	env = append(env, "ADDR="+b.server.Addr, "LOCK_PATH=/"+b.name, "FILE="+b.file, fmt.Sprint("SESSION=", session.Milliseconds()))
+	return startPeer(b.T, command, env...)
 }
 
 // contenders waits until so many nodes stand in line.
@@ -148,7 +149,7 @@ const long = 30 * time.Second
 // TestReadersAndWriters has one of each library meet one of the other, in all modes, and measures how soon who waits is woken.
 func TestReadersAndWriters(t *testing.T) {
 	t.Parallel()
-	for version, java := range commands(t) {
+	for version, java := range commands(t, "ReadWrite") {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
 			b := newBed(t, java).on("meet")
@@ -244,7 +245,7 @@ func (b *bed) goOnReading(java, reader, writer *peer) {
 // TestVictims kills and freezes processes of each library that read and that write, and waits in the other library.
 func TestVictims(t *testing.T) {
 	t.Parallel()
-	bed := newBed(t, commands(t)[newest])
+	bed := newBed(t, commands(t, "ReadWrite")[newest])
 	survivors := map[string]string{javas: dsyncs, dsyncs: javas}
 	const session = 2 * time.Second
 	for victim, survivor := range survivors {
@@ -289,7 +290,7 @@ func TestVictims(t *testing.T) {
 // nobody who reads sees half of one.
 func TestFleet(t *testing.T) {
 	t.Parallel()
-	for version, java := range commands(t) {
+	for version, java := range commands(t, "ReadWrite") {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
 			b := newBed(t, java).on("fleet")
