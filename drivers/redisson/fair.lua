@@ -19,9 +19,6 @@ local few = 16
 -- its process is frozen, or cut off while the server still has its subscription.
 local deaf = 5000
 
--- most is how many members one command takes.
-local most = 1000
-
 local function clock()
   local time = call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
@@ -121,13 +118,6 @@ local function leave(line, hold, at, base, shifts)
   else
     shifts[#shifts + 1] = {behind = behind, by = by}
   end
-end
-
--- publish publishes on a channel, and returns how many subscribers were told.
-local function publish(message, channel, word, word2)
-  local told = call(word, channel, message)
-  if word2 ~= '' then told = told + call(word2, channel, message) end
-  return told
 end
 
 -- tell publishes on the channel of a waiter. It returns how long that may leave the lock alone. Count is '' where nobody knows how

@@ -6,8 +6,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Read-write locks are Redisson's RReadWriteLock: see rw.lua. They share the hash at their name with the plain and the fair lock, and
-// have a channel of their own.
+// Read-write locks are Redisson's RReadWriteLock: see rw.lua and the other scripts that begin with rw. They share the hash at their name with
+// the plain and the fair lock, and have a channel of their own.
 const (
 	readWritePrefix = "redisson_rwlock" // of the channel
 	intentPrefix    = "dsync_intent"
@@ -15,16 +15,22 @@ const (
 )
 
 var (
-	readScripts  = scripts{acquire: readScript, release: readReleaseScript}
-	writeScripts = scripts{acquire: writeScript, release: writeReleaseScript}
+	readScripts      = scripts{acquire: readScript, release: readReleaseScript}
+	writeScripts     = scripts{acquire: writeScript, release: writeReleaseScript}
+	fairReadScripts  = scripts{acquire: readScript, release: fairReadReleaseScript}
+	fairWriteScripts = scripts{acquire: writeScript, release: fairWriteReleaseScript}
 )
 
 // scriptsOf returns the scripts of a mode.
 func (d *Driver) scriptsOf(m driver.Mode) scripts {
-	switch m {
-	case driver.Read:
+	switch fair := d.options.Fair; {
+	case m == driver.Read && fair:
+		return fairReadScripts
+	case m == driver.Read:
 		return readScripts
-	case driver.Write:
+	case m == driver.Write && fair:
+		return fairWriteScripts
+	case m == driver.Write:
 		return writeScripts
 	}
 	return d.scripts

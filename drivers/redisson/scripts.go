@@ -58,10 +58,18 @@ var (
 	releaseFunction string
 	//go:embed batch.lua
 	batchText string
+	//go:embed basics.lua
+	basicFunctions string // for fairFunctions, readersFunctions and readWriteReleaseFunctions
 	//go:embed fair.lua
 	fairFunctions string
 	//go:embed rw.lua
 	readWriteFunctions string
+	//go:embed rwreaders.lua
+	readersFunctions string
+	//go:embed rwwrite.lua
+	writeFunction string
+	//go:embed rwrelease.lua
+	readWriteReleaseFunctions string
 	//go:embed fairforce.lua
 	fairForceText string
 	//go:embed renew.lua
@@ -92,7 +100,7 @@ var (
 	batchScript   = newScript(acquireFunction + releaseFunction + batchText)
 	renewScript   = newScript(renewText)
 	forceScript   = newScript(forceText)
-	inspectScript = newScript(readWriteText + inspectText)
+	inspectScript = newScript(basicFunctions + readersFunctions + inspectText)
 	holderScript  = newScript(acquireFunction + holderText)
 	sealScript    = newScript(sealText)
 	sealedScript  = newScript(sealedText)
@@ -102,15 +110,21 @@ var (
 	unsealScript  = newScript(unsealText)
 	unmarkScript  = newScript(unmarkText)
 
-	readWriteText      = acquireFunction + fairFunctions + readWriteFunctions
-	readScript         = newScript(readWriteText + "return acquireRead(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
-	writeScript        = newScript(readWriteText + "return acquireWrite(KEYS[1], KEYS[2], KEYS[3], unpack(ARGV))\n")
-	readReleaseScript  = newScript(readWriteText + "return releaseRead(KEYS[1], KEYS[2], unpack(ARGV))\n")
-	writeReleaseScript = newScript(readWriteText + "return releaseWrite(KEYS[1], KEYS[2], unpack(ARGV))\n")
+	// Each run of a script makes the functions of its text anew, so a script has no more than it needs.
+	readScript  = newScript(acquireFunction + readWriteFunctions + "return acquireRead(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
+	writeScript = newScript(acquireFunction + basicFunctions + readWriteFunctions + readersFunctions + writeFunction +
+		"return acquireWrite(KEYS[1], KEYS[2], KEYS[3], unpack(ARGV))\n")
 
-	fairAcquireScript = newScript(acquireFunction + fairFunctions +
+	releaseRead            = readersFunctions + readWriteReleaseFunctions + "return releaseRead(KEYS[1], KEYS[2], unpack(ARGV))\n"
+	releaseWrite           = readersFunctions + readWriteReleaseFunctions + "return releaseWrite(KEYS[1], KEYS[2], unpack(ARGV))\n"
+	readReleaseScript      = newScript(basicFunctions + releaseRead)
+	writeReleaseScript     = newScript(basicFunctions + releaseWrite)
+	fairReadReleaseScript  = newScript(basicFunctions + fairFunctions + releaseRead)
+	fairWriteReleaseScript = newScript(basicFunctions + fairFunctions + releaseWrite)
+
+	fairAcquireScript = newScript(acquireFunction + basicFunctions + fairFunctions +
 		"return acquireFair(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], KEYS[4], ARGV[8], ARGV[9], ARGV[10], ARGV[11])\n")
-	fairReleaseScript = newScript("local call = redis.call\n" + fairFunctions +
+	fairReleaseScript = newScript(basicFunctions + fairFunctions +
 		"return releaseFair(KEYS[1], KEYS[2], KEYS[3], unpack(ARGV))\n")
-	fairForceScript = newScript("local call = redis.call\n" + fairFunctions + fairForceText)
+	fairForceScript = newScript(basicFunctions + fairFunctions + fairForceText)
 )

@@ -25,9 +25,9 @@ const (
 var pgBackend = &Backend{
 	Name:  "PostgreSQL",
 	Start: startPostgres,
-	Rows: append(readRows("pglock", pgPath, &Row{Name: "floor: shared advisory locks, a connection for each", Kind: Floor, In: []int{8, 9}, Open: openPGShared}), []*Row{
-		{Name: "floor: advisory locks, a connection for each", Kind: Floor, In: []int{1, 2, 3, 4, 5}, Open: openPGConns(0)},
-		{Name: "floor: advisory locks, 64 connections", Kind: Floor, In: []int{7}, Open: openPGConns(pgConns)},
+	Rows: append(readRows("pglock", pgPath, &Row{Name: "floor: shared advisory locks, a connection for each", Kind: Floor, In: []int{8, 9}, Open: openPGConns(0, "_shared")}), []*Row{
+		{Name: "floor: advisory locks, a connection for each", Kind: Floor, In: []int{1, 2, 3, 4, 5}, Open: openPGConns(0, "")},
+		{Name: "floor: advisory locks, 64 connections", Kind: Floor, In: []int{7}, Open: openPGConns(pgConns, "")},
 		{Name: "floor: advisory locks, one connection", Kind: Floor, In: []int{6}, Open: openPGOne},
 		{Name: "advisory locks over a pgxpool of 64", Kind: Peer, In: []int{1, 2, 3, 4, 5, 7}, Open: openPGPool},
 		{Name: "allisson/go-pglock, 64 connections", Kind: Peer, In: []int{1, 2, 3, 4, 5, 7}, Open: openGoPGLock},

@@ -10,16 +10,18 @@ import (
 
 // pgConnections has a connection for each lock that is held or waited for, which blocks there, and keeps those that are free.
 type pgConnections struct {
-	url   string
-	slots chan struct{} // nil: no limit
+	url          string
+	lock, unlock string        // statements
+	slots        chan struct{} // nil: no limit
 
 	mu   sync.Mutex
 	idle []*pgx.Conn
 }
 
-func openPGConns(limit int) func(context.Context, []string) (Locker, error) {
+// openPGConns opens one with advisory locks, or shared ones if the suffix is "_shared".
+func openPGConns(limit int, suffix string) func(context.Context, []string) (Locker, error) {
 	return func(_ context.Context, addrs []string) (Locker, error) {
-		l := &pgConnections{url: pgURL(addrs)}
+		l := &pgConnections{url: pgURL(addrs), lock: "SELECT pg_advisory_lock" + suffix + "($1)", unlock: "SELECT pg_advisory_unlock" + suffix + "($1)"}
 		if limit > 0 {
 			l.slots = make(chan struct{}, limit)
 		}
@@ -71,7 +73,7 @@ func (l *pgConnections) Lock(ctx context.Context, name string) (Held, error) {
 		return nil, err
 	}
 	h := &pgHeld{l, conn, pgKey(name)}
-	if _, err := conn.Exec(ctx, "SELECT pg_advisory_lock($1)", h.key); err != nil {
+	if _, err := conn.Exec(ctx, l.lock, h.key); err != nil {
 		l.put(conn)
 		return nil, err
 	}
@@ -95,7 +97,7 @@ type pgHeld struct {
 }
 
 func (h *pgHeld) Release(ctx context.Context) error {
-	_, err := h.conn.Exec(ctx, "SELECT pg_advisory_unlock($1)", h.key)
+	_, err := h.conn.Exec(ctx, h.l.unlock, h.key)
 	h.l.put(h.conn)
 	return err
 }

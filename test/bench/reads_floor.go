@@ -6,8 +6,6 @@ import (
 	"path"
 	"strings"
 
-	gozk "github.com/go-zookeeper/zk"
-	"github.com/jackc/pgx/v5"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -98,12 +96,7 @@ func openZKShared(ctx context.Context, addrs []string) (Locker, error) {
 
 func (l zkShared) Lock(_ context.Context, name string) (Held, error) {
 	parent := "/" + name
-	own, err := l.conn.Create(parent+"/read-", nil, gozk.FlagEphemeral|gozk.FlagSequence, openACL)
-	if errors.Is(err, gozk.ErrNoNode) {
-		if _, err = l.conn.Create(parent, nil, 0, openACL); err == nil || errors.Is(err, gozk.ErrNodeExists) {
-			own, err = l.conn.Create(parent+"/read-", nil, gozk.FlagEphemeral|gozk.FlagSequence, openACL)
-		}
-	}
+	own, err := l.number(parent + "/read-")
 	if err != nil {
 		return nil, err
 	}
@@ -118,40 +111,4 @@ func (l zkShared) Lock(_ context.Context, name string) (Held, error) {
 		}
 	}
 	return &zkHeld{l.zkSession, own}, nil
-}
-
-// pgShared has a connection for each who reads, since the server grants a session what it has, whoever waits.
-type pgShared struct{ *pgConnections }
-
-func openPGShared(ctx context.Context, addrs []string) (Locker, error) {
-	l, err := openPGConns(0)(ctx, addrs)
-	if err != nil {
-		return nil, err
-	}
-	return pgShared{l.(*pgConnections)}, nil
-}
-
-func (l pgShared) Lock(ctx context.Context, name string) (Held, error) {
-	conn, err := l.get(ctx)
-	if err != nil {
-		return nil, err
-	}
-	h := &pgSharedHeld{l, conn, pgKey(name)}
-	if _, err := conn.Exec(ctx, "SELECT pg_advisory_lock_shared($1)", h.key); err != nil {
-		l.put(conn)
-		return nil, err
-	}
-	return h, nil
-}
-
-type pgSharedHeld struct {
-	l    pgShared
-	conn *pgx.Conn
-	key  int64
-}
-
-func (h *pgSharedHeld) Release(ctx context.Context) error {
-	_, err := h.conn.Exec(ctx, "SELECT pg_advisory_unlock_shared($1)", h.key)
-	h.l.put(h.conn)
-	return err
 }

@@ -69,6 +69,17 @@ func (s zkSession) Close() error {
 
 var openACL = gozk.WorldACL(gozk.PermAll)
 
+// number makes a node that is numbered, and the one above it if that is not there.
+func (s zkSession) number(node string) (string, error) {
+	own, err := s.conn.Create(node, nil, gozk.FlagEphemeral|gozk.FlagSequence, openACL)
+	if errors.Is(err, gozk.ErrNoNode) {
+		if _, err = s.conn.Create(path.Dir(node), nil, 0, openACL); err == nil || errors.Is(err, gozk.ErrNodeExists) {
+			own, err = s.conn.Create(node, nil, gozk.FlagEphemeral|gozk.FlagSequence, openACL)
+		}
+	}
+	return own, err
+}
+
 // zkPair waits for nobody: it is for locks that are free.
 type zkPair struct{ zkSession }
 
@@ -108,12 +119,7 @@ func openZKQueue(ctx context.Context, addrs []string) (Locker, error) {
 
 func (l zkQueue) Lock(ctx context.Context, name string) (Held, error) {
 	parent := "/" + name
-	own, err := l.conn.Create(parent+"/n-", nil, gozk.FlagEphemeral|gozk.FlagSequence, openACL)
-	if errors.Is(err, gozk.ErrNoNode) {
-		if _, err = l.conn.Create(parent, nil, 0, openACL); err == nil || errors.Is(err, gozk.ErrNodeExists) {
-			own, err = l.conn.Create(parent+"/n-", nil, gozk.FlagEphemeral|gozk.FlagSequence, openACL)
-		}
-	}
+	own, err := l.number(parent + "/n-")
 	if err != nil {
 		return nil, err
 	}

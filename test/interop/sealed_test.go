@@ -1,7 +1,6 @@
 package interop
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	moving "github.com/go-dsync/dsync/driver/move" // there is a type move
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 	"github.com/go-dsync/dsync/test/interop/agent"
 )
@@ -33,25 +33,6 @@ func TestSealed(t *testing.T) {
 
 // kinds are the locks of Java that look at the key of a name.
 var kinds = []string{"read", "write", "plain", "fair", "fenced"}
-
-// sealer returns a driver of Go.
-func (b *bed) sealer(t *testing.T) driver.Driver {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), hangGuard)
-	defer cancel()
-	d, _, err := driver.Open(ctx, b.url(""))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
-		defer cancel()
-		if err := d.Close(ctx); err != nil {
-			t.Errorf("Close: %v", err)
-		}
-	})
-	return d
-}
 
 // request asks for a name at once.
 func (b *bed) request(name string, mode driver.Mode) *driver.Request {
@@ -82,7 +63,7 @@ func unseal(t *testing.T, d driver.Driver, name string) {
 }
 
 func (b *bed) nobodyBesideASeal(t *testing.T) {
-	d := b.sealer(t)
+	d := drivertest.Open(t, b.url(""))
 	for _, kind := range kinds {
 		name := b.sealed(t, d, "sealed-"+kind)
 		before := b.fields(name)
@@ -106,7 +87,7 @@ func (b *bed) nobodyBesideASeal(t *testing.T) {
 
 // waitsForASeal: Java sleeps until it is told, or for 100 years.
 func (b *bed) waitsForASeal(t *testing.T) {
-	d := b.sealer(t)
+	d := drivertest.Open(t, b.url(""))
 	for kind, waiters := range map[string]int{"read": 3, "write": 1, "plain": 1} {
 		name := b.sealed(t, d, "awaited-"+kind)
 		channel := readWriteChannel(name)
@@ -150,7 +131,7 @@ func (b *bed) waitsForASeal(t *testing.T) {
 }
 
 func (b *bed) sealsNothingOfJava(t *testing.T) {
-	d := b.sealer(t)
+	d := drivertest.Open(t, b.url(""))
 	for _, kind := range kinds {
 		name := fresh("javas-" + kind)
 		j := b.redisson.thread(name, kind, name)
@@ -172,7 +153,7 @@ func (b *bed) sealsNothingOfJava(t *testing.T) {
 // sealsNothingBesideJava: who reads or writes in Java is granted a name that is locked, as beside a lock of Java's own. That hold stays, and
 // the one of Go is over.
 func (b *bed) sealsNothingBesideJava(t *testing.T) {
-	d := b.sealer(t)
+	d := drivertest.Open(t, b.url(""))
 	for _, kind := range []string{"read", "write"} {
 		name := fresh("beside-" + kind)
 		l, err := d.Acquire(t.Context(), b.request(name, driver.Exclusive))
