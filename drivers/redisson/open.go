@@ -125,12 +125,13 @@ func (t *target) settle() {
 	}
 }
 
-// Connect connects to servers for which a URL has no words: with credentials that change, a TLS configuration or a dialer of the program, or the
-// options of another client library (docs/choosing.md has those of go-redis). The driver has the connections for itself, and closes them.
-// Connect fails within ctx.
+// Connect connects to servers for which a URL has no words: with credentials that change, a TLS configuration or a dialer of the program,
+// or the options of another client library (docs/choosing.md has those of go-redis). The driver has the connections for itself, and
+// closes them. Connect fails within ctx.
 //
 // Of server these fields count: InitAddress, Username, Password, AuthCredentialsFn, SelectDB, TLSConfig, DialCtxFn; and Sentinel with a
-// MasterSet, for the primary that sentinels name, or ForceSingleClient, for one server. Without both, the servers are a cluster. All else is as with a URL.
+// MasterSet, for the primary that sentinels name, or ForceSingleClient, for one server. Without both, the servers are a cluster. All
+// else is as with a URL.
 func Connect(ctx context.Context, server rueidis.ClientOption, o *Options) (*Driver, error) {
 	t := &target{mode: "cluster", option: redisdial.Defaults(clientName)}
 	switch {
