@@ -26,8 +26,9 @@ func squeezed(code []byte) []byte {
 	return out.Bytes()
 }
 
-// TestDocs looks for the code of the pages in docs in files of Go, where `make lint` compiles it. A whole program is compiled here; that of the
-// README, and what conformance/README.md has, tests of their own look at.
+// TestDocs looks for the code of the pages in docs and of the README in files of Go, where `make lint` compiles it. A whole program is run here; that
+// of the README, and what conformance/README.md has, tests of their own look at. Tests of the drivers run what docs/security.md has, and one of
+// cmd/dsync the runbooks of docs/migration.md.
 func TestDocs(t *testing.T) {
 	var sources [][]byte
 	pages, err := filepath.Glob("docs/*.md")
@@ -51,16 +52,16 @@ func TestDocs(t *testing.T) {
 		t.Fatal(err)
 	}
 	blocks := 0
-	for _, page := range pages {
+	for _, page := range append(pages, "README.md") {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, block := range goBlock.FindAllSubmatch(text, -1) {
 			blocks++
-			if bytes.HasPrefix(block[1], []byte("package main\n")) {
+			if program := bytes.HasPrefix(block[1], []byte("package main\n")); program && page != "README.md" {
 				runMain(t, block[1], "memory://")
-			} else if !isIn(sources, squeezed(block[1])) {
+			} else if !program && !isIn(sources, squeezed(block[1])) {
 				t.Errorf("%s: no file of Go has the code\n%s", page, block[1])
 			}
 		}
@@ -91,6 +92,21 @@ func runMain(t *testing.T, code []byte, url string) {
 	cmd.Env = append(os.Environ(), "LOCKS="+url)
 	if out, err := cmd.CombinedOutput(); err != nil || !bytes.Contains(out, []byte("locked, with token")) {
 		t.Errorf("the program on %s: %v\n%s", url, err, out)
+	}
+}
+
+// TestCommandsOfChoosing runs the commands for the program of docs/choosing.md in an empty directory.
+func TestCommandsOfChoosing(t *testing.T) {
+	page, err := os.ReadFile("docs/choosing.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, commands := goBlock.FindSubmatch(page), regexp.MustCompile("(?ms)^```sh\n(.*?)^```").FindSubmatch(page)
+	if program == nil || commands == nil {
+		t.Fatal("docs/choosing.md has no program, or no commands")
+	}
+	if out := shell(t, string(commands[1]), program[1]); !strings.Contains(out, "locked, with token") {
+		t.Errorf("it wrote %s", out)
 	}
 }
 

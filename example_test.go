@@ -207,6 +207,29 @@ func ExampleElect() {
 	// <nil>
 }
 
+// Many look while few change.
+func ExampleRead() {
+	ctx := context.Background()
+	client, e := dsync.Open(ctx, "memory://", nil)
+	if e != nil {
+		log.Fatal(e)
+	}
+	defer client.Close(ctx)
+	show := func(context.Context) error { fmt.Println("shown"); return nil }
+	update := func(context.Context) error { fmt.Println("updated"); return nil }
+
+	readers, writers := dsync.With(client, dsync.Read()), dsync.With(client, dsync.Write())
+	err := errors.Join(
+		dsync.Do(ctx, readers, "prices", show),   // together with all others who read
+		dsync.Do(ctx, writers, "prices", update)) // alone
+
+	fmt.Println(err)
+	// Output:
+	// shown
+	// updated
+	// <nil>
+}
+
 // The others know who the leader is.
 func ExampleClient_Observe() {
 	ctx, cancel := context.WithCancel(context.Background())

@@ -86,23 +86,19 @@ func readTarget(u *driver.URL) (*target, error) {
 	}
 	t.option = option
 	o := &t.option
-	o.AlwaysPipelining = true
 	port := "6379"
 	switch t.mode {
 	case "single":
-		o.ForceSingleClient = true
 		if len(u.Hosts) > 1 {
 			return nil, errors.New("redisson URL: mode=single takes one host (mode=sentinel and mode=cluster take several)")
 		}
 	case "sentinel":
 		port = "26379"
-		o.Sentinel = rueidis.SentinelOption{MasterSet: master, Username: user, Password: password, ClientName: clientName,
-			Dialer: o.Dialer, TLSConfig: o.TLSConfig, TopologyRefreshInterval: refreshing}
+		o.Sentinel = rueidis.SentinelOption{MasterSet: master, Username: user, Password: password, TLSConfig: o.TLSConfig}
 		if master == "" {
 			return nil, errors.New("redisson URL: mode=sentinel needs master=, the name of the primary")
 		}
 	case "cluster":
-		o.ClusterOption = rueidis.ClusterOption{ShardsRefreshInterval: refreshing, MaxMovedRedirections: 8}
 		if o.SelectDB != 0 {
 			return nil, fmt.Errorf("redisson URL: database %d: a cluster has database 0 alone", o.SelectDB)
 		}
@@ -111,12 +107,61 @@ func readTarget(u *driver.URL) (*target, error) {
 		return nil, errors.New("redisson URL: master=, sentinel_user= and sentinel_password= need mode=sentinel")
 	}
 	o.InitAddress = u.HostsWithPort("localhost", port)
+	t.settle()
 	return t, nil
+}
+
+// settle sets what of the options follows from the mode.
+func (t *target) settle() {
+	o := &t.option
+	o.AlwaysPipelining = true
+	switch t.mode {
+	case "single":
+		o.ForceSingleClient = true
+	case "sentinel":
+		o.Sentinel.ClientName, o.Sentinel.Dialer, o.Sentinel.TopologyRefreshInterval = clientName, o.Dialer, refreshing
+	case "cluster":
+		o.ClusterOption = rueidis.ClusterOption{ShardsRefreshInterval: refreshing, MaxMovedRedirections: 8}
+	}
+}
+
+// Connect connects to servers for which a URL has no words: with credentials that change, a TLS configuration or a dialer of the program,
+// or the options of another client library (docs/choosing.md has those of go-redis). The driver has the connections for itself, and
+// closes them. Connect fails within ctx.
+//
+// Of server these fields count: InitAddress, Username, Password, AuthCredentialsFn, SelectDB, TLSConfig, DialCtxFn; and Sentinel with a
+// MasterSet, for the primary that sentinels name, or ForceSingleClient, for one server. Without both, the servers are a cluster. All
+// else is as with a URL.
+func Connect(ctx context.Context, server rueidis.ClientOption, o *Options) (*Driver, error) {
+	t := &target{mode: "cluster", option: redisdial.Defaults(clientName)}
+	switch {
+	case server.Sentinel.MasterSet != "":
+		t.mode = "sentinel"
+	case server.ForceSingleClient:
+		t.mode = "single"
+	}
+	switch n := len(server.InitAddress); {
+	case n == 0:
+		return nil, errors.New("redisson: no address")
+	case t.mode == "single" && n > 1:
+		return nil, fmt.Errorf("redisson: %d addresses of one server", n)
+	case t.mode == "cluster" && server.SelectDB != 0:
+		return nil, fmt.Errorf("redisson: database %d: a cluster has database 0 alone", server.SelectDB)
+	}
+	c := &t.option
+	c.InitAddress, c.Username, c.Password, c.AuthCredentialsFn = server.InitAddress, server.Username, server.Password, server.AuthCredentialsFn
+	c.SelectDB, c.TLSConfig, c.DialCtxFn, c.Sentinel = server.SelectDB, server.TLSConfig, server.DialCtxFn, server.Sentinel
+	t.settle()
+	d, err := connect(ctx, t, o)
+	if err != nil {
+		return nil, fmt.Errorf("redisson: %s: %w", strings.Join(server.InitAddress, ","), err)
+	}
+	return d, nil
 }
 
 // connect makes the client. The library connects under no context, so until Open is done the dialer ends with the context of Open.
 func connect(ctx context.Context, t *target, o *Options) (*Driver, error) {
-	dialer := redisdial.New(nil)
+	dialer := redisdial.New(t.option.DialCtxFn)
 	opened := context.AfterFunc(ctx, dialer.End)
 	defer opened()
 	t.option.DialCtxFn = unsent(dialer.Dial)

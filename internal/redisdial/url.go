@@ -24,14 +24,20 @@ const (
 	maxDB      = 1 << 20
 )
 
-// ReadURL returns the options of a client, as far as a URL names user, password, TLS and database. It sets no address.
-func ReadURL(u *driver.URL, clientName string) (o rueidis.ClientOption, err error) {
+// Defaults returns the options of a client that do not depend on its server.
+func Defaults(clientName string) (o rueidis.ClientOption) {
 	o.ClientName, o.ClientSetInfo = clientName, rueidis.DisableClientSetInfo
 	o.DisableCache, o.DisableRetry = true, true
 	o.PipelineMultiplex = -1 // one connection, which is as fast, and keeps requests in order
 	o.ReadBufferEachConn, o.WriteBufferEachConn = bufferSize, bufferSize
 	o.Dialer.Timeout, o.Dialer.KeepAlive, o.ConnWriteTimeout = ConnectFor, PingEvery, AnswerIn
 	o.BlockingPoolCleanup = time.Minute
+	return o
+}
+
+// ReadURL returns the options of a client for what a URL says about user, password, TLS and database. It sets no address.
+func ReadURL(u *driver.URL, clientName string) (o rueidis.ClientOption, err error) {
+	o = Defaults(clientName)
 	if u.User != nil {
 		o.Username = u.User.Username()
 		o.Password, _ = u.User.Password()

@@ -4,7 +4,8 @@ package bench
 
 import (
 	"context"
-	"net"
+	"errors"
+	"testing"
 	"time"
 
 	"github.com/bsm/redislock"
@@ -17,10 +18,12 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 
+	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/drivers/redisson"
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-var _ = []any{comingFromRedsync, comingFromRedislock, comingFromRueidislock, comingFromEtcd, comingFromZooKeeper, comingFromAdvisoryLocks, redissonOf}
+var _ = []any{comingFromRedsync, comingFromRedislock, comingFromRueidislock, comingFromEtcd, comingFromZooKeeper, comingFromAdvisoryLocks}
 
 func pack(context.Context) error { return nil }
 
@@ -85,17 +88,50 @@ func comingFromAdvisoryLocks(ctx context.Context, conn *pgx.Conn) error { // a c
 }
 
 // redissonOf is a driver for the servers of a go-redis client.
-func redissonOf(o *redis.UniversalOptions) (*redisson.Driver, func(), error) {
-	client, err := rueidis.NewClient(rueidis.ClientOption{
+func redissonOf(ctx context.Context, o *redis.UniversalOptions) (*redisson.Driver, error) {
+	server := rueidis.ClientOption{
 		InitAddress: o.Addrs, Username: o.Username, Password: o.Password, SelectDB: o.DB, TLSConfig: o.TLSConfig,
-		Sentinel:         rueidis.SentinelOption{MasterSet: o.MasterName, Username: o.SentinelUsername, Password: o.SentinelPassword},
-		Dialer:           net.Dialer{Timeout: 2 * time.Second, KeepAlive: time.Second},
-		ConnWriteTimeout: 3 * time.Second,
-		DisableCache:     true,
-	})
-	if err != nil {
-		return nil, nil, err
+		Sentinel: rueidis.SentinelOption{MasterSet: o.MasterName, Username: o.SentinelUsername, Password: o.SentinelPassword,
+			TLSConfig: o.TLSConfig},
+		ForceSingleClient: len(o.Addrs) == 1 && !o.IsClusterMode,
 	}
-	d, err := redisson.New(client, nil)
-	return d, client.Close, err // to be called after the Close of the dsync.Client
+	if o.CredentialsProvider != nil {
+		server.AuthCredentialsFn = func(rueidis.AuthCredentialsContext) (c rueidis.AuthCredentials, err error) {
+			c.Username, c.Password = o.CredentialsProvider()
+			return c, nil
+		}
+	}
+	return redisson.Connect(ctx, server, nil) // dsync.New takes the driver, and closes its connections with the client
+}
+
+// TestRedissonOf has a program with go-redis lock on its server, in its database.
+func TestRedissonOf(t *testing.T) {
+	password := testenv.Password()
+	server := testenv.Redis(t, "--requirepass", password)
+	for name, o := range map[string]*redis.UniversalOptions{
+		"password": {Addrs: []string{server.Addr}, Password: password, DB: 2},
+		"provider": {Addrs: []string{server.Addr}, DB: 2, CredentialsProvider: func() (string, string) { return "", password }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			own := redis.NewUniversalClient(o)
+			defer own.Close()
+			d, err := redissonOf(t.Context(), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			client, err := dsync.New(d, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = dsync.Do(t.Context(), client, "orders/42", func(ctx context.Context) error {
+				if n, err := own.Exists(ctx, "orders/42").Result(); n != 1 || err != nil {
+					t.Errorf("go-redis sees %d keys, %v; want the lock", n, err)
+				}
+				return nil
+			})
+			if err := errors.Join(err, client.Close(t.Context())); err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }
