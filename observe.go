@@ -13,8 +13,8 @@ import (
 // some may be left out, the last never is. A state may be out of date when it is yielded, and makes nobody a leader; but no state from
 // before another one is yielded after it.
 //
-// Observe asks the backend every third of the TTL, when a hold should have run out, and on backends that tell of changes (memory, redisson, etcd, zk) also
-// at once. While the backend is out of reach Observe goes on asking, and yields nothing. Any other error is yielded, and is the end:
+// Observe asks the backend every third of the TTL, when a hold should have run out, and on backends that tell of changes (memory, redisson,
+// etcd, zk) also at once. While the backend is out of reach Observe goes on asking, and yields nothing. Any other error is yielded, and is the end:
 // errors.ErrUnsupported if the backend cannot tell who holds a name, and ErrClosed.
 func (c *Client) Observe(ctx context.Context, name string) iter.Seq2[Status, error] {
 	return func(yield func(Status, error) bool) {
