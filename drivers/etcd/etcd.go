@@ -116,7 +116,7 @@ type Options struct {
 	// every key below a name for a contender. All clients have to agree.
 	Flat bool
 
-	// RoundUp accepts TTLs that etcd cannot keep, and takes the next longer TTL that etcd can. The lease says which.
+	// RoundUp accepts TTLs that etcd cannot keep, and takes the next longer one that it can. The lease says what it got.
 	RoundUp bool
 
 	// NoTokens says that leases carry no fencing tokens.

@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Inspect implements driver.Inspector. Status.Since is when the holder asked for the lock, or when the hold was passed to the holder.
+// Inspect implements driver.Inspector. Status.Since is when the holder asked for the lock, or when it was passed to the holder.
 // Status.Token is known for holders of this driver alone. Contenders that are no clients of dsync are named by the last part of their keys.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	bounded, cancel := d.request(ctx, requestFor)

@@ -114,7 +114,7 @@ func readTarget(u *driver.URL) (*target, error) {
 	return t, nil
 }
 
-// connect makes the client. The library connects under no context, so until Open is done the dialer ends with the context of Open.
+// connect makes the client. The library connects on nobody's context, so the dialer ends with that of Open until Open is done.
 func connect(ctx context.Context, t *target, o *Options) (*Driver, error) {
 	dialer := redisdial.New(nil)
 	opened := context.AfterFunc(ctx, dialer.End)

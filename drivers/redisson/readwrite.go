@@ -6,7 +6,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Read-write locks are Redisson's RReadWriteLock: see rw.lua. They share the hash at their name with the plain and the fair lock, and
+// Read-write locks are Redisson's RReadWriteLock: see rw.lua. They share the hash at their name with the plain and with the fair lock, and
 // have a channel of their own.
 const (
 	readWritePrefix = "redisson_rwlock" // of the channel

@@ -103,7 +103,7 @@ func (l *lease) tally() (yes, no, pending int) {
 	return yes, no, pending
 }
 
-// check wakes the waiter if its goal has been reached. It is called with mu held.
+// check wakes the one who waits if that has come about. It is called with mu held.
 func (l *lease) check() {
 	reached := false
 	switch l.goal {

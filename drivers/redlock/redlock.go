@@ -1,10 +1,10 @@
 // Package redlock is the dsync backend on N independent Redis servers: the published Redlock algorithm, with the keys and values of
-// redsync and redlock-py, so that their programs and those of dsync exclude each other on the same nodes. It registers the URL scheme
+// redsync and redlock-py, so that programs on these and on dsync exclude each other on the same nodes. It registers the URL scheme
 // "redlock":
 //
 //	redlock://user:password@host1:6379,host2:6379,host3:6379/0
 //
-// Give an odd number of nodes, 3 or more, that share nothing: 5 survive the loss of 2. User, password and database hold for every
+// Give an odd number of nodes, 3 or more, that share nothing: 5 survive the loss of 2. User, password and database are those of every
 // node.
 //
 // # Parameters

@@ -24,7 +24,7 @@ const (
 	maxDB      = 1 << 20
 )
 
-// ReadURL returns the options of a client, as far as a URL names user, password, TLS and database. It sets no address.
+// ReadURL returns the options of a client for what a URL says about user, password, TLS and database. It sets no address.
 func ReadURL(u *driver.URL, clientName string) (o rueidis.ClientOption, err error) {
 	o.ClientName, o.ClientSetInfo = clientName, rueidis.DisableClientSetInfo
 	o.DisableCache, o.DisableRetry = true, true

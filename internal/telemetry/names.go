@@ -4,7 +4,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 )
 
-// The spans. A wait is a child of its acquire; so are trouble with renewals and the loss of the lock.
+// The spans. A wait is a child of its acquire, and so are the trouble with renewals and the loss of what was acquired.
 const (
 	spanAcquire = "dsync.acquire"
 	spanWait    = "dsync.wait"
@@ -65,7 +65,7 @@ const (
 	Closed   End = "closed"
 )
 
-// Renewal is the outcome of a renewal in the background.
+// Renewal is what became of a renewal in the background.
 type Renewal string
 
 const (
