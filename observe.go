@@ -13,9 +13,9 @@ import (
 // some may be left out, but never the last. A state may be out of date when it is yielded, and makes nobody a leader; but no state from
 // before another one is yielded after it.
 //
-// Observe asks the backend every third of the TTL, when a hold should have run out, and at once where the backend tells of changes (memory,
-// etcd, zk, and redisson but for fair locks). While the backend is out of reach Observe goes on asking, and yields nothing. Any other error
-// is yielded, and is the end: errors.ErrUnsupported if the backend cannot tell who holds a name, and ErrClosed.
+// Observe asks the backend every third of the TTL, when a hold should have run out, and on backends that tell of changes (memory) also
+// at once. While the backend is out of reach Observe goes on asking, and yields nothing. Any other error is yielded, and is the end:
+// errors.ErrUnsupported if the backend cannot tell who holds a name, and ErrClosed.
 func (c *Client) Observe(ctx context.Context, name string) iter.Seq2[Status, error] {
 	return func(yield func(Status, error) bool) {
 		o := &observer{client: c, name: name, changed: make(chan struct{}, 1), stop: func() {}}
