@@ -26,7 +26,7 @@ MODULES = . $(NESTED) test/bench test/interop test/stress
 # How long `make fuzz` looks for an input that breaks something, for each target.
 FUZZTIME ?= 30s
 
-.PHONY: help test test-long test-oldest test-newest tidy model-long servers demo demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short lint flaky flaky-long fuzz vulncheck release
+.PHONY: help test test-long test-oldest test-newest tidy model-long servers demo demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-elections lint flaky flaky-long fuzz vulncheck release
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -85,6 +85,9 @@ bench-peers: servers ## compare with other libraries on all backends, into docs/
 
 bench-peers-short: servers ## a minute of it, which shows that nothing fails and that no two hold a lock at once
 	cd test/bench && $(GO) test -c -o bench.test . && ./bench.test -test.parallel 8 -test.timeout 10m $(TESTFLAGS)
+
+bench-elections: servers ## measure how soon the next leader leads after SIGTERM, beside concurrency.Election and Curator
+	cd test/bench && $(GO) test -run '^TestElections$$' -timeout 30m $(TESTFLAGS) . -changes 30 -text
 
 lint: ## check format and code
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "gofmt would change:"; echo "$$unformatted"; exit 1; }

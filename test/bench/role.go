@@ -18,6 +18,8 @@ var Roles = map[string]func(){
 	"contender": func() { inRole(contender) },
 	"holder":    func() { inRole(holder) },
 	"waiters":   func() { inRole(waitersRole) },
+	"candidate": candidateRole,
+	"java":      javaRole,
 }
 
 // task is what a process is told in its environment.

@@ -14,7 +14,8 @@ import org.apache.curator.retry.RetryForever;
 
 /**
  * Is a candidate by the LeaderLatch or the LeaderSelector of Curator, as RECIPE says, with the id ID. Its standard input says in lines of a
- * thread and a command what to do: "lead" waits for the leadership, "resign" gives it back, "leader" says who leads.
+ * thread and a command what to do: "lead" waits for the leadership, "resign" gives it back, "leader" says who leads. At SIGTERM it
+ * resigns.
  */
 public class Candidate {
     interface Recipe {
@@ -33,6 +34,14 @@ public class Candidate {
         String path = System.getenv("LOCK_PATH");
         String id = System.getenv("ID");
         Recipe recipe = System.getenv("RECIPE").equals("LeaderLatch") ? latch(client, path, id) : selector(client, path, id);
+        Runtime.getRuntime().addShutdownHook(new Thread(() -> { // at SIGTERM
+            try {
+                recipe.resign();
+            } catch (Exception e) {
+                System.err.println(e);
+            }
+            client.close();
+        }));
         System.out.println("ready");
         Map<String, ExecutorService> threads = new ConcurrentHashMap<>();
         BufferedReader input = new BufferedReader(new InputStreamReader(System.in));
