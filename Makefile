@@ -26,7 +26,7 @@ MODULES = . $(NESTED) test/bench test/interop test/stress
 # How long `make fuzz` looks for an input that breaks something, for each target.
 FUZZTIME ?= 30s
 
-.PHONY: help test test-long test-oldest test-newest tidy model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-elections lint flaky flaky-long fuzz vulncheck release
+.PHONY: help test test-long test-oldest test-newest tidy migration-long model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-elections lint flaky flaky-long fuzz vulncheck release
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -47,6 +47,9 @@ test-long: servers ## run all tests in their long form: with all that `make test
 	$(call run_tests,-timeout 60m -skip '^(TestPairs|TestMutants)$$')
 	GOWORK=off $(RUN_TESTS) -race=false -timeout 30m -run '^TestMutants$$' $(TESTFLAGS) ./conformance # which compute ten times as long with -race
 	GOWORK=off $(RUN_TESTS) -timeout 30m -run '^TestPairs$$' -v $(TESTFLAGS) ./drivers/migrate -pairs 15s
+
+migration-long: servers ## six processes from one backend to another by the runbook, while either backend is killed in each step: some minutes
+	cd cmd/dsync && $(GO) test -race -timeout 30m -count=1 -run '^TestFleetOfSix$$' -v $(TESTFLAGS) . -fleet
 
 test-oldest: servers ## run the tests of the library with the oldest versions of all that it requires, as its go.mod says
 	GOWORK=off $(RUN_TESTS) -short -timeout 30m $(TESTFLAGS) $(OF_ROOT)

@@ -15,6 +15,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	testenv.RunRole(map[string]func(){"clerk": clerkMain})
 	testenv.RunProgram(main)
 	os.Unsetenv(fromVariable)
 	os.Unsetenv(toVariable)

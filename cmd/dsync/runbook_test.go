@@ -32,7 +32,10 @@ type fleet struct {
 	listed   []string
 	all      []string // with names that nobody has listed
 	programs []*program
-	stranger *program // it knows the old backend alone
+	stranger *program                  // it knows the old backend alone
+	frozen   *program                  // it misses a restart
+	launch   func(raw string) *program // in another process; nil: programs are clients in this one
+	tries    int                       // of a command that does not end with 0
 
 	mu     sync.Mutex
 	inside map[string]bool
@@ -43,13 +46,16 @@ type fleet struct {
 
 // program locks one name after the other.
 type program struct {
-	client *dsync.Client
+	client *dsync.Client // nil in another process
 	stop   context.CancelFunc
 	done   chan struct{}
 }
 
 func (f *fleet) start(raw string, names []string) *program {
 	f.t.Helper()
+	if f.launch != nil {
+		return f.launch(raw)
+	}
 	c, err := dsync.Open(f.t.Context(), raw, &dsync.Options{TTL: runbookTTL})
 	if err != nil {
 		f.t.Fatalf("a program with another URL: %v", err)
@@ -70,6 +76,9 @@ func (f *fleet) end(p *program) {
 	f.t.Helper()
 	p.stop()
 	<-p.done
+	if p.client == nil {
+		return
+	}
 	if err := p.client.Close(drivertest.Guard(f.t)); err != nil {
 		f.t.Error(err)
 	}
@@ -131,6 +140,9 @@ func (f *fleet) setFenced(fenced bool) {
 func (f *fleet) restart(raw string) {
 	f.t.Helper()
 	for i, p := range f.programs {
+		if p != nil && p == f.frozen {
+			continue
+		}
 		f.programs[i] = f.start(raw, f.all)
 		if p != nil {
 			f.end(p)
@@ -166,7 +178,12 @@ func (f *fleet) line(text, said, file string) string {
 		}
 		f.t.Setenv(fromVariable, f.from)
 		f.t.Setenv(toVariable, f.to)
-		return f.bare(args...).want(exitDone).out
+		for try := 1; ; try++ {
+			if r := f.bare(args...); r.status == exitDone || try >= f.tries {
+				return r.want(exitDone).out
+			}
+			pause(f.t.Context(), time.Second)
+		}
 	case strings.Contains(text, "floor=FLOOR") && !f.tokens:
 		if strings.Contains(said, "floor=") {
 			f.t.Errorf("plan told a floor for tokens that there are not:\n%s", said)

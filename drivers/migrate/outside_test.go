@@ -41,11 +41,11 @@ func TestOneThatMayNotBeInPhaseOldIsSeen(t *testing.T) {
 			behind.from.Heal()
 			behind.to.Heal()
 			time.Sleep(ttl)
-			for range 200 {
+			for range 40 {
 				if !isBehind(t, other, behind) {
 					t.Fatal("a process that wants to be in phase old is not seen")
 				}
-				time.Sleep(97 * time.Millisecond)
+				time.Sleep(497 * time.Millisecond)
 			}
 			setPhase(t, behind, migrate.PhaseDual)
 			time.Sleep(time.Second)
