@@ -80,7 +80,7 @@ func TestAlertsInPrometheus(t *testing.T) {
 		t.Errorf("alerts after a loss: %v", firing)
 	}
 
-	if _, err = c.Lock(t.Context(), "leader"); err != nil {
+	if _, err := c.Lock(t.Context(), "leader"); err != nil { // so that there is one to renew
 		t.Fatal(err)
 	}
 	redis.Kill()

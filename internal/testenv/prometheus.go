@@ -42,9 +42,9 @@ func Prometheus(tb testing.TB, target, rules string) *PrometheusServer {
 		name:  "prometheus",
 		Addr:  fmt.Sprintf("127.0.0.1:%d", port),
 		log:   filepath.Join(dir, "log"),
-		argv:  []string{binary, "--config.file=" + file, "--storage.tsdb.path=" + filepath.Join(dir, "data"), fmt.Sprintf("--web.listen-address=127.0.0.1:%d", port)},
 		ready: s.ask,
 	}
+	s.argv = []string{binary, "--config.file=" + file, "--storage.tsdb.path=" + filepath.Join(dir, "data"), "--web.listen-address=" + s.Addr}
 	s.launch()
 	return s
 }

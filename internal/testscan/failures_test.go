@@ -84,7 +84,8 @@ func TestFailuresAreFew(t *testing.T) {
 	f.add(event{Action: "fail", Package: "p"})
 	var out bytes.Buffer
 	f.write(&out)
-	if n, want := strings.Count(out.String(), "\n"), 2+shownNames+1+shownCrashes*shownLines; n != want || !strings.Contains(out.String(), "… and 5 more\n") {
+	n, want := strings.Count(out.String(), "\n"), 2+shownNames+1+shownCrashes*shownLines
+	if n != want || !strings.Contains(out.String(), "… and 5 more\n") {
 		t.Errorf("%d lines, want %d:\n%s", n, want, out.String())
 	}
 }

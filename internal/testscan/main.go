@@ -30,7 +30,10 @@ func main() {
 
 // run runs a command that writes as `go test -json` does, and returns the exit code: its own, if that is not 0.
 func run(argv []string, stdout, stderr io.Writer) int {
-	s := &scan{verbose: slices.Contains(argv, "-v") || slices.Contains(argv, "-test.v"), out: stdout, tests: map[test][]string{}, before: map[string]string{}, summary: newSummary(), failures: newFailures()}
+	s := &scan{
+		verbose: slices.Contains(argv, "-v") || slices.Contains(argv, "-test.v"), out: stdout,
+		tests: map[test][]string{}, before: map[string]string{}, summary: newSummary(), failures: newFailures(),
+	}
 	began := time.Now()
 	errs := new(bytes.Buffer)
 	cmd := exec.Command(argv[0], argv[1:]...)
