@@ -103,7 +103,7 @@ func (e *election) change() {
 // electionsTable compares each way to elect a leader with dsync on the same backend.
 func electionsTable(elections []*election) string {
 	var text strings.Builder
-	text.WriteString("| backend | candidates | p50 ms | p90 ms | beside dsync |\n|---|---|---|---|---|\n")
+	text.WriteString("| backend | candidates | p50 ms | p90 ms | times dsync's p50 |\n|---|---|---|---|---|\n")
 	dsyncs := map[string]time.Duration{}
 	for _, e := range elections {
 		slices.Sort(e.took)
