@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"maps"
 	"math"
 	"net/http/httptest"
@@ -65,10 +66,22 @@ func TestAlertsInPrometheus(t *testing.T) {
 		server.Query("query", url.Values{"query": {`dsync_losses_total{dsync_lock_class="leader"}`}}, &answer)
 		return len(answer.Result) > 0
 	})
+	elections, resign := context.WithCancel(t.Context())
+	resigned := make(chan error, 1)
+	go func() {
+		resigned <- dsync.Elect(elections, c, "planner", func(ctx context.Context, _ *dsync.Lease) error {
+			<-ctx.Done()
+			return nil
+		})
+	}()
 	for began := time.Now(); time.Since(began) < 3*time.Second; work(t, c) { // more than a TTL
 		if firing := server.Firing(); len(firing) > 0 {
 			t.Fatalf("alerts at normal work: %v", firing)
 		}
+	}
+	resign()
+	if err := <-resigned; err != nil {
+		t.Fatal(err)
 	}
 
 	if err := c.ForceUnlock(t.Context(), "leader"); err != nil {

@@ -164,7 +164,8 @@ func (m *move) waitsMeanwhile(t *testing.T) {
 // crowd: threads of Java lock names as Go programs do, which go on to phase new one after the other.
 func (m *move) crowd(t *testing.T) {
 	names := []string{fresh("crowd"), fresh("crowd"), fresh("crowd")}
-	c := &crowdState{t: t, inside: map[string]string{}, moved: map[string]bool{}, tokens: map[string]uint64{}, granted: map[string]int{}}
+	sealed := func(name string) bool { return m.fields(name)["dsync:seal"] != "" }
+	c := &crowdState{t: t, sealed: sealed, inside: map[string]string{}, moved: map[string]bool{}, tokens: map[string]uint64{}, granted: map[string]int{}}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var all sync.WaitGroup
@@ -225,7 +226,8 @@ type crowdState struct {
 	t       *testing.T
 	mu      sync.Mutex
 	inside  map[string]string
-	moved   map[string]bool // a grant in phase new has been seen
+	sealed  func(name string) bool
+	moved   map[string]bool // a grant has sealed it
 	tokens  map[string]uint64
 	granted map[string]int // by phase, or "java"; "refused" are those of java after the move
 }
@@ -282,9 +284,10 @@ func (c *crowdState) goes(ctx context.Context, name string, client *dsync.Client
 		}
 		return
 	}
+	moved := phase == migrate.PhaseNew && c.sealed(name) // a hold of phase dual may have been passed on inside the client
 	c.mu.Lock()
 	c.enter(name, phase.String())
-	c.moved[name] = c.moved[name] || phase == migrate.PhaseNew
+	c.moved[name] = c.moved[name] || moved
 	if token := lease.Token(); token <= c.tokens[name] {
 		c.t.Errorf("%s: got token %d after %d", name, token, c.tokens[name])
 	} else {
