@@ -16,14 +16,14 @@ import (
 // PrometheusServer is a private Prometheus.
 type PrometheusServer struct{ Server }
 
-// Prometheus starts a Prometheus that looks at the metrics of target, which is an address, and at the rules of a file, every 250 ms. Where
+// Prometheus starts a Prometheus that looks at the metrics of target, which is an address, every second, and at the rules of a file. Where
 // Prometheus is not installed, the test is skipped, or fails if CI is set. A new Prometheus looks at nothing for some seconds.
 func Prometheus(tb testing.TB, target, rules string) *PrometheusServer {
 	tb.Helper()
 	binary := need(tb, "prometheus", "prometheus")
 	dir, port := tb.TempDir(), freePort(tb)
 	config, err := json.Marshal(map[string]any{ // which is YAML, too
-		"global":     map[string]any{"scrape_interval": "250ms", "evaluation_interval": "250ms"},
+		"global":     map[string]any{"scrape_interval": "1s", "evaluation_interval": "250ms"}, // a scrape that takes longer fails
 		"rule_files": []string{rules},
 		"scrape_configs": []any{map[string]any{
 			"job_name": "test", "static_configs": []any{map[string]any{"targets": []string{target}}},
