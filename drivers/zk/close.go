@@ -28,7 +28,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	d.mu.Unlock()
 	for _, s := range sessions {
 		s.tidy(ctx)
-		s.kill()
+		s.kill(false)
 	}
 	left := 0
 	for _, s := range sessions {

@@ -226,7 +226,8 @@ func (h *hold) Release(ctx context.Context) error {
 // release asks to remove the node until the matter is settled.
 //
 // A repeat that finds no node counts as the success of the request before, if the earlier one was sent, got no answer, and was sent before
-// the lease could have ended, and if the node cannot have become a seal.
+// the lease could have ended, and if the node cannot have become a seal. The end of the session never counts as that: the node may have gone
+// with the session, before the request was sent.
 func (h *hold) release(ctx context.Context) error {
 	d, s := h.driver, h.session
 	c := caller{ctx: ctx}
@@ -244,7 +245,7 @@ func (h *hold) release(ctx context.Context) error {
 			s.mu.Unlock()
 			return driver.ErrNotHeld
 		case settled:
-			ended = ended || h.phase == doubted && h.doubtedAt < h.expires()&^1 && !h.sealing
+			ended = ended || h.phase == doubted && h.doubtedAt < h.expires()&^1 && !h.sealing && !s.lost
 			h.phase = over
 			swept := err == nil && h.crowded
 			s.mu.Unlock()

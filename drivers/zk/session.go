@@ -63,6 +63,7 @@ type session struct {
 	users    int // attempts and holds
 	retired  bool
 	dead     bool
+	lost     bool  // with dead: the session ended, and was not closed
 	closing  bool  // no more calls
 	checking bool  // a round of check is under way
 	idle     int64 // since when there are no users
@@ -448,7 +449,7 @@ func (s *session) useless() bool {
 
 // die ends a session: its holds are lost by cause, and its waiters begin anew.
 func (s *session) die(cause error) {
-	holds := s.kill()
+	holds := s.kill(true)
 	for _, h := range holds {
 		if h.lose(cause) {
 			h.request.Events.Lost(cause)
@@ -456,15 +457,15 @@ func (s *session) die(cause error) {
 	}
 }
 
-// kill is die without a word to the holders. kill returns the holds.
-func (s *session) kill() []*hold {
+// kill is die without a word to the holders. kill returns the holds, and notes whether they are lost by that.
+func (s *session) kill(lost bool) []*hold {
 	s.unlist()
 	s.mu.Lock()
 	if s.dead {
 		s.mu.Unlock()
 		return nil
 	}
-	s.dead = true
+	s.dead, s.lost = true, lost
 	close(s.over)
 	holds := slices.Collect(maps.Values(s.nodes))
 	clear(s.nodes)

@@ -8,6 +8,7 @@ import (
 	gozk "github.com/go-zookeeper/zk"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -46,5 +47,23 @@ func TestSessionsEndBesideRequests(t *testing.T) {
 	defer cancel()
 	if err := d.Close(ctx); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestReleaseBesideTheEndOfTheSession has a release whose request got no answer see the end of its session before the hold is told of it. The
+// node may have gone with a session that ended, before the request was sent: then nobody says that the hold lasted until its release.
+func TestReleaseBesideTheEndOfTheSession(t *testing.T) {
+	for lost, want := range map[bool]error{true: driver.ErrNotHeld, false: nil} {
+		d := &Driver{life: lifecycle.New(), epoch: time.Now()}
+		s := newSession(d, time.Minute)
+		close(s.ready)
+		h := &hold{driver: d, session: s, request: new(driver.Request), phase: doubted, doubtedAt: d.now()}
+		s.expires.Store(int64(time.Hour))
+		h.end.Store(int64(time.Hour))
+		s.kill(lost)
+		if got := h.release(t.Context()); got != want {
+			t.Errorf("lost %t: got %v, want %v", lost, got, want)
+		}
+		<-s.buried
 	}
 }
