@@ -104,17 +104,16 @@ func TestExitStatus(t *testing.T) {
 		{"-url redisson://user:" + testenv.PasswordMark + "@127.0.0.1:99999", 2, "port"},
 	} {
 		t.Run(strings.ReplaceAll(test.args, testenv.PasswordMark, "..."), func(t *testing.T) {
-			cmd, stdout, stderr := testenv.Program(t, strings.Fields(test.args)...)
-			_ = cmd.Run() // its exit code says it all
-			if got := cmd.ProcessState.ExitCode(); got != test.status {
-				t.Errorf("exit status: got %d, want %d", got, test.status)
+			status, stdout, stderr := testenv.Execute(t, strings.Fields(test.args)...)
+			if status != test.status {
+				t.Errorf("exit status: got %d, want %d", status, test.status)
 			}
-			if got := stderr.String(); !strings.Contains(got, test.stderr) || strings.Contains(got, testenv.PasswordMark) || test.stderr == "" && got != "" {
+			if got := stderr; !strings.Contains(got, test.stderr) || strings.Contains(got, testenv.PasswordMark) || test.stderr == "" && got != "" {
 				t.Errorf("standard error: got %q, want %q in it, and no password", got, test.stderr)
 			}
-			switch got := stdout.String(); {
+			switch got := stdout; {
 			case test.status == 0 && test.stderr == "":
-				checkSuccess(t, 100, 50, 0, got, stderr.String())
+				checkSuccess(t, 100, 50, 0, got, stderr)
 			case strings.Contains(test.args, "sieve"):
 				checkOversold(t, got)
 			case got != "":

@@ -25,14 +25,6 @@ func TestMain(m *testing.M) {
 	testenv.NoLeaks(m)
 }
 
-// program runs the program in a process of its own.
-func program(t *testing.T, args ...string) (status int, stdout, stderr string) {
-	t.Helper()
-	cmd, out, errors := testenv.Program(t, args...)
-	_ = cmd.Run() // its exit code says it all
-	return cmd.ProcessState.ExitCode(), out.String(), errors.String()
-}
-
 // TestLeader has three leaders end, on the embedded backend and on an etcd.
 func TestLeader(t *testing.T) {
 	t.Parallel()
@@ -46,7 +38,7 @@ func TestLeader(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			status, stdout, stderr := program(t, test.args(t)...)
+			status, stdout, stderr := testenv.Execute(t, test.args(t)...)
 			if status != 0 || stderr != "" {
 				t.Fatalf("got status %d, standard error %q, want 0 and nothing; standard output\n%s", status, stderr, stdout)
 			}
@@ -174,7 +166,7 @@ func TestExitStatus(t *testing.T) {
 		{"-url nonsense://", 1, "ended before its time"},
 		{"-patience 10ms", 1, context.DeadlineExceeded.Error()},
 	} {
-		status, _, stderr := program(t, strings.Fields(test.args)...)
+		status, _, stderr := testenv.Execute(t, strings.Fields(test.args)...)
 		if status != test.status || !strings.Contains(stderr, test.stderr) {
 			t.Errorf("%s: got status %d, standard error %q; want %d, and %q", test.args, status, stderr, test.status, test.stderr)
 		}

@@ -21,21 +21,13 @@ func TestMain(m *testing.M) {
 	testenv.NoLeaks(m)
 }
 
-// program runs the program in a process of its own.
-func program(t *testing.T, args ...string) (status int, stdout, stderr string) {
-	t.Helper()
-	cmd, out, errors := testenv.Program(t, args...)
-	_ = cmd.Run() // its exit code says it all
-	return cmd.ProcessState.ExitCode(), out.String(), errors.String()
-}
-
 // TestMigration is the whole runbook. The Redis has a user with a password, which nothing shows.
 func TestMigration(t *testing.T) {
 	password := testenv.Password()
 	redis, etcd := testenv.Redis(t), testenv.Etcd(t)
 	redis.Do("ACL", "SETUSER", "mover", "on", ">"+password, "~*", "&*", "+@all")
 	from, to := "redisson://mover:"+password+"@"+redis.Addr, "etcd://"+etcd.Addr+"/locks/"
-	status, stdout, stderr := program(t, "-from", from, "-to", to, "-patience", "2m")
+	status, stdout, stderr := testenv.Execute(t, "-from", from, "-to", to, "-patience", "2m")
 	if want := "\nwith lock: issued=50 refused=50 remaining=0\n"; status != 0 || stderr != "" || !strings.HasSuffix(stdout, want) {
 		t.Errorf("got status %d, standard output %q, standard error %q; want 0, nothing, and %q at the end", status, stdout, stderr, want)
 	}
@@ -62,7 +54,7 @@ func TestExitStatus(t *testing.T) {
 		{"-patience 0s", 2, "-patience"},
 		{"-from redisson://u:" + testenv.PasswordMark + "@127.0.0.1:1 -to memory://x", 1, "connection refused"},
 	} {
-		status, stdout, stderr := program(t, strings.Fields(test.args)...)
+		status, stdout, stderr := testenv.Execute(t, strings.Fields(test.args)...)
 		if status != test.status || !strings.Contains(stderr, test.stderr) || strings.Contains(stdout+stderr, testenv.PasswordMark) {
 			t.Errorf("%s: got status %d, standard error %q; want %d, and %q without a password", test.args, status, stderr, test.status, test.stderr)
 		}

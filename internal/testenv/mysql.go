@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"path/filepath"
 	"strconv"
 	"testing"
@@ -45,13 +44,11 @@ func MySQL(tb testing.TB, settings ...string) *MySQLServer {
 
 // ping waits for the greeting that the server begins with: a packet of version 10 of the protocol.
 func (s *MySQLServer) ping(ctx context.Context) error {
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.Addr)
+	conn, err := dial(ctx, s.Addr)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	deadline, _ := ctx.Deadline()
-	conn.SetDeadline(deadline)
 	var head [5]byte
 	if _, err := io.ReadFull(conn, head[:]); err != nil {
 		return err

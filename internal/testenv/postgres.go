@@ -234,13 +234,11 @@ func stateLetter(pid int) byte {
 
 // ping connects as a client does.
 func (s *PostgresServer) ping(ctx context.Context) error {
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.Addr)
+	conn, err := dial(ctx, s.Addr)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	deadline, _ := ctx.Deadline()
-	conn.SetDeadline(deadline)
 	body := binary.BigEndian.AppendUint32(nil, 3<<16) // version 3.0 of the protocol
 	body = append(body, "user\x00postgres\x00database\x00postgres\x00\x00"...)
 	hello := binary.BigEndian.AppendUint32(nil, uint32(len(body)+4))

@@ -37,3 +37,11 @@ func Program(tb testing.TB, args ...string) (cmd *exec.Cmd, stdout, stderr *byte
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	return cmd, stdout, stderr
 }
+
+// Execute runs the program in a process until it ends.
+func Execute(tb testing.TB, args ...string) (status int, stdout, stderr string) {
+	tb.Helper()
+	cmd, out, errs := Program(tb, args...)
+	_ = cmd.Run() // the exit code says it all
+	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
+}

@@ -25,6 +25,20 @@ type respConn struct {
 
 // dialRESP connects; the deadline of ctx holds for all that is asked over the connection.
 func dialRESP(ctx context.Context, addr string, config *tls.Config) (*respConn, error) {
+	conn, err := dial(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	if config != nil {
+		config = config.Clone()
+		config.ServerName = "127.0.0.1"
+		conn = tls.Client(conn, config)
+	}
+	return newRESP(conn), nil
+}
+
+// dial connects; the deadline of ctx, or hangGuard if there is none, holds for all that is read and written.
+func dial(ctx context.Context, addr string) (net.Conn, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
@@ -37,12 +51,7 @@ func dialRESP(ctx context.Context, addr string, config *tls.Config) (*respConn, 
 		conn.Close()
 		return nil, err
 	}
-	if config != nil {
-		config = config.Clone()
-		config.ServerName = "127.0.0.1"
-		conn = tls.Client(conn, config)
-	}
-	return newRESP(conn), nil
+	return conn, nil
 }
 
 func newRESP(conn net.Conn) *respConn { return &respConn{Conn: conn, in: bufio.NewReader(conn)} }
