@@ -21,7 +21,7 @@ func TestPlanted(t *testing.T) {
 		{plantRenewal, "cut", []history.Rule{history.RuleWake, history.RuleStuck}},
 		{plantLateLoss, "worker-freeze", []history.Rule{history.RuleOverlap, history.RuleLoss}},
 		{plantNoBackstop, "worker-kill", []history.Rule{history.RuleWake, history.RuleStuck}},
-		{plantFlag, "worker-freeze", []history.Rule{history.RuleOverlap}},
+		{plantFlag, "worker-freeze", []history.Rule{history.RuleOverlap, history.RuleLoss}}, // the latter if its time is over at its first look
 	} {
 		t.Run(fmt.Sprint(test.bug, " under ", test.fault), func(t *testing.T) {
 			t.Parallel()
