@@ -126,7 +126,7 @@ stress: servers ## let servers, networks, clocks and processes fail under load: 
 	cd test/stress && $(GO) vet ./... && $(GO) test $$($(GO) run ./overlay $(STRESS_BUILD)) -timeout 30m -parallel $(STRESS_BEDS) $(TESTFLAGS) . -minfaults 400 -minoperations 200000
 
 stress-long: servers ## the same with at least 2,000 faults, and write docs/stress.md
-	cd test/stress && $(GO) test $$($(GO) run ./overlay $(STRESS_BUILD)) -timeout 3h -parallel $(STRESS_BEDS) -run TestStress $(TESTFLAGS) . -long -injections 18 \
+	cd test/stress && $(GO) test $$($(GO) run ./overlay $(STRESS_BUILD)) -timeout 3h -parallel $(STRESS_BEDS) -run TestStress $(TESTFLAGS) . -long -injections 15 \
 		-minfaults 2000 -minoperations 1000000 -table $(CURDIR)/docs/stress.md
 
 demo-java: servers ## the coupon shop with buyers, and a writer of prices, in Java and in Go (needs a JDK 17 and Maven)
