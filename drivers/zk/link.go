@@ -188,13 +188,17 @@ func (l *link) received(frame []byte) error {
 	xid, zxid, code := int32(binary.BigEndian.Uint32(body)), body[4:12], int32(binary.BigEndian.Uint32(body[12:]))
 	request, skipped := l.answered(xid)
 	answer := request.size > 0
-	warms := answer && xid < firstDirect && l.buffers && !l.warm
+	sense := request.take != nil || (answer || xid < 0) && (code != 0 || makesSense(request.op, body[headerSize:]))
+	warms := sense && answer && xid < firstDirect && l.buffers && !l.warm
 	l.warm = l.warm || warms
 	l.mu.Unlock()
-	s.heard.Store(now)
 	for _, take := range skipped {
 		take(nil, errUnanswered)
 	}
+	if !sense {
+		return errAnswer
+	}
+	s.heard.Store(now)
 	if answer {
 		if warms {
 			s.link.Store(l)
@@ -208,11 +212,8 @@ func (l *link) received(frame []byte) error {
 		}
 	}
 	clear(zxid)
-	switch {
-	case request.take != nil:
+	if request.take != nil {
 		request.take(body[headerSize:], errOf(code))
-	case !answer && xid >= 0, code == 0 && !makesSense(request.op, body[headerSize:]):
-		return errAnswer
 	}
 	return nil
 }

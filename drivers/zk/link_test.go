@@ -61,6 +61,37 @@ func TestLinkKeepsTheTransactions(t *testing.T) {
 	}
 }
 
+// TestLinkBelievesNothingOfAnAnswerThatMakesNoSense: an answer that the library may not decode proves neither that the server is there nor
+// what the leader knows.
+func TestLinkBelievesNothingOfAnAnswerThatMakesNoSense(t *testing.T) {
+	hello := frame(int32(0), int32(30_000), int64(42), int32(16), make([]byte, 16))
+	for _, test := range []struct {
+		what   string
+		op     int32
+		answer []byte
+	}{
+		{"a transaction without an end", opMulti, frame(int32(1), int64(7), int32(0), int32(opDelete), byte(0), int32(0))},
+		{"an answer to another request", opMulti, frame(int32(2), int64(7), int32(0))},
+		{"data of two gigabytes", opGetData, frame(int32(1), int64(7), int32(0), int32(1<<31-1))},
+	} {
+		s := newSession(&Driver{life: lifecycle.New(), epoch: time.Now()}, time.Minute)
+		l := &link{Conn: new(recorder), session: s}
+		l.note(frame(int32(0), int64(0)), s.driver.now())
+		l.note(frame(int32(1), test.op), s.driver.now())
+		if _, err := feed(l, hello, len(hello)); err != nil {
+			t.Fatal(err)
+		}
+		heard, zxid, expires := s.heard.Load(), s.zxid.Load(), s.expires.Load()
+		if _, err := feed(l, test.answer, len(test.answer)); err == nil {
+			t.Errorf("%s: got no error", test.what)
+		}
+		if s.heard.Load() != heard || s.zxid.Load() != zxid || s.expires.Load() != expires {
+			t.Errorf("%s: it was believed", test.what)
+		}
+		s.cut()
+	}
+}
+
 // FuzzLink has a server send anything, in two pieces. The library gets all of it up to a frame that makes no sense, changed at most where
 // it expects a transaction, and can decode what it gets.
 func FuzzLink(f *testing.F) {
