@@ -75,9 +75,13 @@ func (d *doubt) see(r *nameReport) {
 	if r.State == stateMoved {
 		s.clear = false
 	}
-	s.points += forLasting
-	if r.brief {
-		s.points += forBrief - forLasting
+	switch {
+	case r.client == strangers:
+		s.points += enough
+	case r.brief:
+		s.points += forBrief
+	default:
+		s.points += forLasting
 	}
 	s.behind = r.Behind
 }

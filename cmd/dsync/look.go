@@ -139,7 +139,7 @@ func (l *looker) each(ctx context.Context, names []string, which []int, reports 
 		workers.Go(func() { // ends with next
 			for i := range next {
 				r, err := l.look(ctx, names[i])
-				if err == nil && r.Behind != "" && r.State == stateHeld {
+				if err == nil && r.Behind != "" && r.State == stateHeld && r.client != strangers {
 					r, err = l.follow(ctx, r)
 				}
 				if err != nil {
@@ -265,8 +265,8 @@ func (l *looker) sameHold(old, now driver.Status) bool {
 	return old.Hold == now.Hold || l.sealer == nil && (!named(old.Hold) || !named(now.Hold))
 }
 
-// strangers is the client of all holds that name none, where programs in the migration have holds that do: the value of a string lock
-// may be another one each time.
+// strangers is the client of all holds that name none, where programs in the migration have holds that do. So there is no doubt about these,
+// and they are not told apart: the value of a string lock may be another one each time.
 const strangers = ":"
 
 // client returns who has a hold.

@@ -109,6 +109,13 @@ func TestStatusLooksAgain(t *testing.T) {
 		{"it is released soon", func(ctx context.Context, old, _ driver.Driver) {
 			hold(ctx, 3*lookEvery/2, old)
 		}, exitDone},
+		{"it is released soon, by no program with dsync", func(ctx context.Context, old, _ driver.Driver) {
+			r := drivertest.Request("x")
+			r.Hold = nameless
+			l, _ := old.Acquire(ctx, r)
+			pause(ctx, time.Millisecond)
+			_ = l.Release(context.Background())
+		}, exitUnfinished},
 		{"it is held for longer", func(ctx context.Context, old, _ driver.Driver) {
 			hold(ctx, 3*lookEvery, old)
 		}, exitUnfinished},
