@@ -22,11 +22,11 @@ const (
 var runStatuses = [...]struct{ status, meaning string }{
 	{"0-255", "the command has ended with this status"},
 	{"128+n", "the command was ended by signal n, or dsync was before it started the command"},
-	{"64", "the command line is wrong, or the backend cannot do what it asks for"},
+	{"64", "the command line or the URL is wrong, or the backend refuses, or cannot do what is asked for"},
 	{"70", "dsync itself failed: it could not watch the command, and ended it"},
 	{"75", "somebody else held the lock; the command was not started"},
 	{"76", "the lock was lost; the command was ended, or another one may have run beside it"},
-	{"77", "the backend is out of reach, or refuses; the command was not started"},
+	{"77", "the backend is out of reach; the command was not started"},
 	{"126", "the command cannot be executed"},
 	{"127", "the command was not found"},
 }

@@ -22,11 +22,12 @@ import (
 type guard struct {
 	pid    int // and the process group
 	times  *os.File
+	voice  *os.File // of the guard: a byte when it is ready, and one before it kills
 	reaped bool
 }
 
 // guardStart bounds how long a guard takes to be ready.
-const guardStart = 10 * time.Second
+const guardStart = 30 * time.Second
 
 // startGuard starts a guard, and returns when it is ready.
 func startGuard(killAt time.Time) (*guard, error) {
@@ -39,25 +40,33 @@ func startGuard(killAt time.Time) (*guard, error) {
 		return nil, err
 	}
 	defer in.Close()
-	ready, out, err := os.Pipe()
+	voice, out, err := os.Pipe()
 	if err != nil {
 		times.Close()
 		return nil, err
 	}
-	defer ready.Close()
 	p, err := os.StartProcess(self, []string{"dsync", guardName}, &os.ProcAttr{Files: []*os.File{in, out, os.Stderr}, Sys: &syscall.SysProcAttr{Setpgid: true}})
 	out.Close()
 	if err != nil {
 		times.Close()
+		voice.Close()
 		return nil, err
 	}
-	g := &guard{pid: p.Pid, times: times}
-	err = errors.Join(p.Release(), g.tell(killAt), ready.SetReadDeadline(time.Now().Add(guardStart)))
-	if _, failed := ready.Read(make([]byte, 1)); err != nil || failed != nil {
+	g := &guard{pid: p.Pid, times: times, voice: voice}
+	if err := errors.Join(p.Release(), g.tell(killAt), g.hear(guardStart)); err != nil {
 		g.end()
-		return nil, errors.Join(err, failed)
+		return nil, err
 	}
 	return g, nil
+}
+
+// hear waits for the voice of the guard.
+func (g *guard) hear(atMost time.Duration) error {
+	if err := g.voice.SetReadDeadline(time.Now().Add(atMost)); err != nil {
+		return err
+	}
+	_, err := g.voice.Read(make([]byte, 1))
+	return err
 }
 
 // tell tells the guard when to kill.
@@ -80,8 +89,9 @@ func (g *guard) hasFellows() bool {
 	return err == nil && slices.ContainsFunc(pids, func(pid int) bool { return pid != g.pid })
 }
 
-// end kills the guard, and waits for its end. From then on the number of the group may be that of another one.
-func (g *guard) end() {
+// end kills the guard, waits for its end, and reports whether it has killed the group itself, at the first call. From then on the number of
+// the group may be that of another one.
+func (g *guard) end() (hasKilled bool) {
 	if !g.reaped {
 		_ = unix.Kill(g.pid, syscall.SIGKILL)
 		for {
@@ -89,8 +99,12 @@ func (g *guard) end() {
 				break
 			}
 		}
+		g.reaped = true
 	}
+	hasKilled = g.hear(deadlineEvery) == nil // at once: nobody else has the other end
 	g.times.Close()
+	g.voice.Close()
+	return hasKilled
 }
 
 const guardName = "guard"
@@ -110,7 +124,7 @@ func guardCommand() *cobra.Command {
 }
 
 // stand is the guard. It returns only if something is wrong.
-func stand(times, ready *os.File) error {
+func stand(times, voice *os.File) error {
 	// The group gets signals that are for the command. The first time is there before anybody is in the group.
 	signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM,
 		syscall.SIGPIPE, syscall.SIGWINCH, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU)
@@ -118,10 +132,9 @@ func stand(times, ready *os.File) error {
 	if err != nil {
 		return err
 	}
-	if _, err := ready.Write([]byte{0}); err != nil {
+	if _, err := voice.Write([]byte{0}); err != nil {
 		return err
 	}
-	ready.Close()
 	for {
 		left := killAt - sinceBoot()
 		later, err := readable(times, left)
@@ -130,16 +143,17 @@ func stand(times, ready *os.File) error {
 			return err
 		case later:
 			if killAt, err = nextTime(times); err != nil {
-				return killGroup("dsync was killed, which held the lock")
+				return killGroup(voice, "dsync was killed, which held the lock")
 			}
 		case killAt <= sinceBoot():
-			return killGroup("dsync stands still, and the lock is about to end")
+			return killGroup(voice, "dsync has not renewed the lock, which is about to end")
 		}
 	}
 }
 
 // killGroup ends the group, and this process with it.
-func killGroup(why string) error {
+func killGroup(voice *os.File, why string) error {
+	_, _ = voice.Write([]byte{0}) // nobody may be there to hear
 	fmt.Fprintf(os.Stderr, "dsync: %s: the command is killed\n", why)
 	return unix.Kill(0, syscall.SIGKILL)
 }

@@ -22,12 +22,12 @@ func groupsWork() error { return nil }
 var endSignals = []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM}
 
 // passedSignals go on to the command.
-var passedSignals = append([]os.Signal{syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH, syscall.SIGTSTP}, endSignals...)
+var passedSignals = append([]os.Signal{syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH}, endSignals...)
 
 const (
 	deadlineEvery = 100 * time.Millisecond // at the deadline of the lease, which nobody tells to move
 	goneEvery     = 50 * time.Millisecond  // whether the group is gone
-	overstayed    = time.Second            // how long after the deadline to wait for processes that KILL did not end
+	overstayed    = 10 * time.Second       // how long after the deadline to wait for processes that KILL did not end
 )
 
 // job is a command that runs under a lease, in a process group of its own. The group is that of the guard, so it is there before the
@@ -41,7 +41,7 @@ type job struct {
 	terminal *terminal // nil if there is none
 	pid      int       // of the command
 
-	children, signals, continued chan os.Signal
+	children, stops, continued chan os.Signal
 
 	done   ending
 	ended  bool      // the command has
@@ -53,13 +53,13 @@ type job struct {
 // supervise runs the command, and returns when nobody is left of its group.
 func (r *runner) supervise(lease *dsync.Lease) ending {
 	j := &job{runner: r, lease: lease, terminal: openTerminal(),
-		children: make(chan os.Signal, 1), signals: make(chan os.Signal, 16), continued: make(chan os.Signal, 1)}
+		children: make(chan os.Signal, 1), stops: make(chan os.Signal, 1), continued: make(chan os.Signal, 1)}
 	defer j.terminal.close()
 	signal.Notify(j.children, syscall.SIGCHLD)
 	signal.Notify(j.continued, syscall.SIGCONT)
-	notify(j.signals, passedSignals)
+	notify(j.stops, []os.Signal{syscall.SIGTSTP})
 	defer func() {
-		for _, c := range []chan os.Signal{j.children, j.signals, j.continued} {
+		for _, c := range []chan os.Signal{j.children, j.stops, j.continued} {
 			signal.Stop(c)
 		}
 	}()
@@ -74,8 +74,12 @@ func (r *runner) supervise(lease *dsync.Lease) ending {
 	}
 	j.run()
 	j.terminal.take(j.guard.pid)
-	j.guard.signal(syscall.SIGKILL) // the guard is left, and whoever could not be seen
-	j.guard.end()
+	if !j.guard.reaped {
+		j.guard.signal(syscall.SIGKILL) // the guard is left, and whoever could not be seen
+	}
+	if j.guard.end() && !j.killed { // and the command was seen to end first
+		j.lostToGuard()
+	}
 	return j.done
 }
 
@@ -107,8 +111,11 @@ func (j *job) run() {
 		select {
 		case <-j.children:
 			j.reap()
-		case s := <-j.signals:
+		case s := <-j.signals.got:
+			j.signals.note(s)
 			j.guard.signal(s.(syscall.Signal))
+		case <-j.stops:
+			j.guard.signal(syscall.SIGTSTP)
 		case <-j.continued:
 			if j.lease.Err() == nil {
 				j.guard.signal(syscall.SIGCONT)
@@ -130,8 +137,8 @@ func (j *job) step(now time.Time) (next time.Duration, over bool) {
 	deadline := j.lease.Deadline()
 	if at := deadline.Add(-j.reserve); !at.Equal(j.killAt) && j.lease.Err() == nil {
 		j.killAt = at
-		if err := j.guard.tell(at); err != nil && !j.killed {
-			j.broken(err)
+		if err := j.guard.tell(at); errors.Is(err, os.ErrDeadlineExceeded) && !j.killed {
+			j.broken(err) // or else it has ended, and reap finds out why
 		}
 	}
 	if j.ended && !j.guard.hasFellows() {
@@ -166,6 +173,9 @@ func (j *job) step(now time.Time) (next time.Duration, over bool) {
 
 // errNotRenewed is the loss of a lock that still lasts for some time.
 var errNotRenewed = errors.New("lock lost: it could not be renewed, so others may have it soon")
+
+// errStoodStill is the loss of a lock that was renewed too late for the guard.
+var errStoodStill = errors.New("lock lost: dsync stood still until the lock was about to end, so the command was killed")
 
 func (j *job) lose(why error) {
 	if j.done.lost == nil && !j.ended {
@@ -220,17 +230,20 @@ func (j *job) reap() {
 	}
 }
 
-// guardGone is called when the guard has ended: because it has killed the group, or somebody has killed it.
+// guardGone is called when the guard has ended: it has killed the group, or somebody has killed the guard.
 func (j *job) guardGone() {
-	switch lost := j.lease.Err(); {
-	case lost != nil:
-		j.done.lost = lost
+	if j.guard.end() {
+		j.lostToGuard()
 		j.kill()
-	case !time.Now().Before(j.killAt):
-		j.done.lost = errNotRenewed
-		j.kill()
-	default:
+	} else {
 		j.broken(errors.New("somebody has ended it"))
+	}
+}
+
+// lostToGuard takes note that the guard has killed the group.
+func (j *job) lostToGuard() {
+	if j.done.lost = j.lease.Err(); j.done.lost == nil {
+		j.done.lost = errStoodStill
 	}
 }
 

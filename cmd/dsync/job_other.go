@@ -12,7 +12,10 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-var endSignals = []os.Signal{os.Interrupt}
+var (
+	endSignals    = []os.Signal{os.Interrupt}
+	passedSignals = endSignals
+)
 
 // groupsWork returns an error: without process groups nobody could promise that all of a command is over in time.
 func groupsWork() error {

@@ -138,22 +138,30 @@ func (f *runFlags) run(c *cobra.Command, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	ctx, stop := untilSignal(context.WithoutCancel(c.Context()))
-	defer stop()
-	r := &runner{runFlags: *f, name: name, path: path, argv: argv, stderr: c.ErrOrStderr()}
+	ctx, signals := watchSignals(context.WithoutCancel(c.Context()))
+	defer signals.close()
+	r := &runner{runFlags: *f, name: name, path: path, argv: argv, stderr: c.ErrOrStderr(), signals: signals}
 	if err := r.open(ctx, raw); err != nil {
 		return err
 	}
-	defer func() {
-		closed := r.client.Close(ctx)
-		if closed != nil && err == nil {
-			r.say("the connection was not closed in good order: %v", closed)
-		}
-	}()
+	defer func() { r.close(err) }()
 	if f.elect {
 		return r.elect(ctx)
 	}
 	return r.once(ctx)
+}
+
+// close closes the connection. After a loss nothing is left to be given back, and the backend may be out of reach.
+func (r *runner) close(err error) {
+	limit := closeLimit
+	if status, _ := statusOf(err); status == exitLost {
+		limit = time.Second
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	if closed := r.client.Close(ctx); closed != nil && err == nil {
+		r.say("the connection was not closed in good order: %v", closed)
+	}
 }
 
 // open connects to the backend, and finds out whether its TTL leaves the time to end the command.

@@ -232,15 +232,16 @@ func TestRunWithoutItsGuard(t *testing.T) {
 	}
 }
 
-// TestRunWhileTheCommandIsStopped: the lock is kept and renewed.
+// TestRunWhileTheCommandIsStopped: the lock is kept and, in the long form, renewed.
 func TestRunWhileTheCommandIsStopped(t *testing.T) {
 	t.Parallel()
-	c, next := lines(t, "--ttl", "1s", "x", "--", "sh", "-c", "echo $$; kill -STOP $$; exit 5")
+	ttl := testenv.Briefly("30s", "6s")
+	c, next := lines(t, "--ttl", ttl, "x", "--", "sh", "-c", "echo $$; kill -STOP $$; exit 5")
 	pid, err := strconv.Atoi(next())
 	if err != nil {
 		t.Fatal(err)
 	}
-	pause(t.Context(), 2*time.Second) // more than the TTL
+	pause(t.Context(), testenv.Briefly(time.Second, 7*time.Second)) // more than the shorter TTL
 	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
@@ -290,7 +291,7 @@ func TestRunOnAServer(t *testing.T) {
 		t.Parallel()
 		file := t.TempDir() + "/terms"
 		script := fmt.Sprintf("echo term >> %s; test $(wc -l < %s) = 2 && exit 6; exec sleep 300", file, file)
-		cmd, _, errs := testenv.Program(t, "run", "--url", url, "--ttl", "1s", "--elect", "e", "--", "sh", "-c", script)
+		cmd, _, errs := testenv.Program(t, "run", "--url", url, "--ttl", "6s", "--elect", "e", "--", "sh", "-c", script)
 		c := startCommand(t, cmd, errs)
 		testenv.Eventually(t, func() bool { text, _ := os.ReadFile(file); return len(text) > 0 }, "the first term")
 		if err := client.ForceUnlock(t.Context(), "e"); err != nil {
@@ -306,22 +307,23 @@ func TestRunOnAServer(t *testing.T) {
 	})
 }
 
-// oncePerPeriod runs a job from three machines whose clocks are 150 ms apart: once in each period.
+// oncePerPeriod runs a job from three machines whose clocks are 150 ms apart: once in each period. Each period has a name of its own, so that
+// a busy machine, which is late, is in the right one.
 func oncePerPeriod(t *testing.T, url string) {
-	const period, apart = 3 * time.Second, 150 * time.Millisecond
+	const period, apart = time.Second, 150 * time.Millisecond
 	periods := testenv.Briefly(2, 20)
-	first := time.Now().Add(time.Second)
+	first := time.Now().Add(period)
 	ran := make(chan int, 3*periods)
 	var machines sync.WaitGroup
 	for machine := range 3 {
 		machines.Go(func() {
 			for i := range periods {
 				pause(t.Context(), time.Until(first.Add(time.Duration(i)*period+time.Duration(machine)*apart)))
-				status, _, _ := testenv.Execute(t, "run", "--url", url, "--ttl", "1s", "--try", "--at-least", "2s", "job", "--", "true")
+				status, _, errs := testenv.Execute(t, "run", "--url", url, "--try", "--at-least", "10m", fmt.Sprint("job-", i), "--", "true")
 				if status == exitDone {
 					ran <- i
 				} else if status != exitLocked {
-					t.Errorf("got status %d", status)
+					t.Errorf("got status %d: %s", status, errs)
 				}
 			}
 		})
@@ -338,6 +340,8 @@ func oncePerPeriod(t *testing.T, url string) {
 	if slices.Sort(got); !slices.Equal(got, want) {
 		t.Errorf("the job ran in periods %v", got)
 	}
+	dsyncRun(t, "--url", url, "--try", "--at-least", "1s", "short", "--", "true").is(exitDone)
+	dsyncRun(t, "--url", url, "short", "--", "true").is(exitDone) // which waits for the rest
 }
 
 // TestRunOnATerminal stops a command by Ctrl-Z, and lets it go on, in a shell with job control.
@@ -373,6 +377,22 @@ func TestRunOnATerminal(t *testing.T) {
 	until(t, terminal, "status=130")
 	press("exit\n")
 	_ = cmd.Wait()
+}
+
+func TestStatusesAreInTheDocs(t *testing.T) {
+	page, err := os.ReadFile("../../docs/command.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(page), "| status | meaning |\n|---|---|\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	var want strings.Builder
+	for _, row := range runStatuses {
+		fmt.Fprintf(&want, "| %s | %s |\n", row.status, row.meaning)
+	}
+	if table+"\n" != want.String() {
+		t.Errorf("docs/command.md has the statuses\n%s, want\n%s", table, want.String())
+	}
 }
 
 func TestVersion(t *testing.T) {

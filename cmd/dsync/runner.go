@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/go-dsync/dsync"
@@ -25,6 +23,7 @@ type runner struct {
 	argv    []string
 	stderr  io.Writer
 	client  *dsync.Client
+	signals *signals
 	reserve time.Duration // from KILL to the deadline of the lease: what the kernel needs to end processes, and a busy machine to begin
 }
 
@@ -51,10 +50,7 @@ func (r *runner) once(ctx context.Context) error {
 	if err != nil {
 		return r.notLocked(ctx, err)
 	}
-	var done ending
-	if interruption(ctx) == nil { // or else the grant crossed the signal
-		done = r.under(ctx, lease)
-	}
+	done := r.under(ctx, lease)
 	unlocked := lease.Unlock(ctx)
 	return r.verdict(ctx, done, unlocked)
 }
@@ -119,6 +115,11 @@ func (r *runner) under(ctx context.Context, lease *dsync.Lease) ending {
 	if r.settle && !r.settled(ctx, lease) {
 		return ending{lost: lease.Err()}
 	}
+	r.signals.take()
+	defer r.signals.watch()
+	if interruption(ctx) != nil {
+		return ending{}
+	}
 	return r.supervise(lease)
 }
 
@@ -163,6 +164,8 @@ func (r *runner) verdict(ctx context.Context, done ending, unlocked error) error
 	switch interrupted := interruption(ctx); {
 	case done.err != nil:
 		return done.err
+	case done.lost != nil && !done.started:
+		return exit(exitLost, fmt.Errorf("%w (the command was not started)", done.lost))
 	case done.lost != nil:
 		return exit(exitLost, done.lost)
 	case !done.started:
@@ -202,45 +205,4 @@ func (r *runner) environment(lease *dsync.Lease) []string {
 		env = append(env, "DSYNC_TOKEN="+strconv.FormatUint(token, 10))
 	}
 	return env
-}
-
-// signalError is the cause of the end of a wait.
-type signalError struct{ signal syscall.Signal }
-
-func (e signalError) Error() string { return "interrupted: " + e.signal.String() }
-
-// untilSignal returns a context that ends with a signal that asks this process to end.
-func untilSignal(parent context.Context) (ctx context.Context, stop func()) {
-	ctx, cancel := context.WithCancelCause(parent)
-	signals := make(chan os.Signal, 1)
-	notify(signals, endSignals)
-	go func() { // ends with ctx
-		select {
-		case s := <-signals:
-			cancel(signalError{s.(syscall.Signal)})
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, func() {
-		signal.Stop(signals)
-		cancel(nil)
-	}
-}
-
-// notify is signal.Notify for the signals that were not ignored when this process was started, as by nohup.
-func notify(to chan<- os.Signal, signals []os.Signal) {
-	for _, s := range signals {
-		if !signal.Ignored(s) {
-			signal.Notify(to, s)
-		}
-	}
-}
-
-// interruption returns what the program ends with after a signal of untilSignal, or nil.
-func interruption(ctx context.Context) error {
-	var e signalError
-	if errors.As(context.Cause(ctx), &e) {
-		return exit(exitBySignal+int(e.signal), e)
-	}
-	return nil
 }

@@ -20,7 +20,7 @@ import (
 
 const (
 	atMost = 2 * time.Minute // so that nothing stays behind
-	every  = 2 * time.Millisecond
+	every  = 5 * time.Millisecond
 )
 
 func main() {
