@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -187,7 +188,7 @@ func (x *examination) open(ctx context.Context) {
 	}
 	client, err := dsync.New(d, &dsync.Options{TTL: config.TTL, Floor: config.Floor})
 	if err != nil {
-		x.limitedTTL(d.Info(), config.TTL, err)
+		x.refused(err)
 		_ = closeDriver(d) // nothing is held
 		return
 	}
@@ -199,28 +200,24 @@ func (x *examination) open(ctx context.Context) {
 
 // refused is what the driver said when it was opened. What the checks have found before mostly explains that.
 func (x *examination) refused(err error) {
-	if x.hasFault("") {
-		x.add(finding{Check: "open", Level: note, Text: "the driver refuses the server: " + err.Error()})
-		return
+	text := "the driver refuses the server: " + err.Error()
+	switch {
+	case x.hasFault(""):
+		x.add(finding{Check: "open", Level: note, Text: text})
+	case errors.Is(err, errors.ErrUnsupported) && strings.Contains(err.Error(), "TTL"):
+		x.limitedTTL(err)
+	default:
+		x.bad(fault, "open", text, "what the message says; the page has the parameters of URLs", seeReach)
 	}
-	x.bad(fault, "open", "the driver refuses the server: "+err.Error(), "what the message says; docs/choosing.md has the parameters of URLs", "docs/choosing.md#limits")
 }
 
-// limitedTTL is a finding if the TTL is not among those that the server keeps.
-func (x *examination) limitedTTL(info driver.Info, ttl time.Duration, err error) {
-	const usual = 30 * time.Second
-	if ttl == 0 {
-		ttl = usual
-	}
-	if info.CheckTTL(ttl) == nil {
-		x.bad(fault, "open", err.Error(), "what the message says", "docs/choosing.md#limits")
-		return
-	}
-	cure := fmt.Sprintf("a ttl= in the URL that the server keeps (%s)", bounds(info))
+// limitedTTL is a finding about a TTL that the server does not keep.
+func (x *examination) limitedTTL(err error) {
+	cure := "a ttl= in the URL within these limits"
 	if x.url.Scheme == "zk" {
-		cure += ", or other limits of its sessions: minSessionTimeout, maxSessionTimeout or tickTime in zoo.cfg"
+		cure += ", or other limits of the server: minSessionTimeout, maxSessionTimeout and tickTime in zoo.cfg"
 	}
-	x.bad(fault, "session limit", fmt.Sprintf("the server keeps no TTL of %v: %s", ttl, bounds(info)), cure, "docs/choosing.md#limits")
+	x.bad(fault, "session limit", err.Error(), cure, "docs/choosing.md#limits")
 }
 
 // measure takes and gives back a lock again and again.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
 )
 
 func releaseCommand() *cobra.Command {
@@ -101,6 +102,9 @@ func release(c *cobra.Command, b *backend, name, hold string, yes bool) error {
 	err = b.client.ForceUnlock(ctx, name)
 	if errors.Is(err, dsync.ErrNotHeld) {
 		return unfinished("%s: the hold that was shown is over: nothing was released", show(name))
+	}
+	if errors.Is(err, driver.ErrSealed) {
+		return fmt.Errorf("%w, and a seal stays: %w", err, errors.ErrUnsupported)
 	}
 	if err == nil {
 		_, err = fmt.Fprintf(c.OutOrStdout(), "released\n")
