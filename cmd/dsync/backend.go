@@ -16,7 +16,7 @@ import (
 type backendFlags struct{ connect time.Duration }
 
 func (f *backendFlags) add(c *cobra.Command) {
-	addURLFlags(c)
+	addURL(c)
 	c.Flags().DurationVar(&f.connect, "connect", 10*time.Second, "how long to try to reach the backend")
 }
 

@@ -137,7 +137,24 @@ func doctorURL(c *cobra.Command, args []string) (string, error) {
 	case c.Flags().Changed("url") || c.Flags().Changed("url-file"):
 		return "", errors.New("the URL is given twice")
 	}
-	return args[0], checkVisible("the argument", args[0])
+	return args[0], checkVisible(args[0])
+}
+
+// checkVisible returns an error for a URL that other users of the machine must not see among the arguments of a command.
+func checkVisible(raw string) error {
+	u, err := driver.ParseURL(raw)
+	if err != nil {
+		return err
+	}
+	password := u.Param("password", "") + u.Param("sentinel_password", "")
+	if u.User != nil {
+		p, _ := u.User.Password()
+		password += p
+	}
+	if password != "" {
+		return errors.New("the URL has a password, and all users of this machine can see the arguments of a command: use $" + urlVariable + " or --url-file")
+	}
+	return nil
 }
 
 // examine looks at the backend of a URL. Connect bounds each of its parts.

@@ -142,7 +142,7 @@ func (x *examination) clock(host string, server, asked, answered time.Time, see 
 	if ahead < 0 {
 		word = "behind"
 	}
-	x.bad(warning, "clock", fmt.Sprintf("the clock of %s is %v %s that of this machine", host, ahead.Abs().Round(100*time.Millisecond), word),
+	x.bad(warning, "clock", fmt.Sprintf("the clock of %s is %v %s that of this machine", host, ahead.Abs().Round(time.Second), word),
 		"find out which of the two is wrong, and have chrony or NTP keep it right: a clock that is set while locks are held ends them early, or keeps them for longer",
 		see)
 }

@@ -48,9 +48,9 @@ func TestDoctorOnRedisClock(t *testing.T) {
 	t.Parallel()
 	s, clock := testenv.RedisClock(t)
 	clock.Set(time.Minute)
-	doctor(t, false, "redisson://"+s.Addr).want("clock", warning, "is 1m0s ahead of", "NTP")
+	doctor(t, false, "redisson://"+s.Addr).want("clock", warning, "ahead of", "NTP")
 	clock.Set(-time.Hour)
-	doctor(t, false, "redisson://"+s.Addr).want("clock", warning, "is 1h0m0s behind", "NTP")
+	doctor(t, false, "redisson://"+s.Addr).want("clock", warning, "behind", "NTP")
 }
 
 func TestDoctorOnRedisTLS(t *testing.T) {
@@ -92,7 +92,7 @@ func TestDoctorKnowsEachRight(t *testing.T) {
 			continue
 		}
 		e := examined{t: t}
-		e.Findings = examine(t.Context(), user(right), "lk:doctor", 10*time.Second).Findings
+		e.Findings = examine(t.Context(), user(right), "lk:doctor", drivertest.HangGuard).Findings
 		found := slices.ContainsFunc(e.Findings, func(f finding) bool {
 			return f.Check == "rights" && f.Level != ok && slices.ContainsFunc(strings.Fields(f.Cure), func(word string) bool {
 				return word == right || right[0] != '+' && strings.HasPrefix(word, strings.TrimSuffix(right, "*"))

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -29,7 +30,7 @@ func doctor(t *testing.T, faults bool, url string, args ...string) examined {
 		status = exitFailed
 	}
 	p := &two{t: t}
-	r := p.bare(append([]string{"doctor", "--json", "--url-file", file}, args...)...).want(status)
+	r := p.bare(append([]string{"doctor", "--json", "--url-file", file, "--connect", drivertest.HangGuard.String()}, args...)...).want(status)
 	r.not(testenv.PasswordMark)
 	e := examined{t: t}
 	if err := json.Unmarshal([]byte(r.out), &e.doctorReport); err != nil {

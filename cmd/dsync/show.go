@@ -60,7 +60,7 @@ and nothing changed.
 With --watch the names are shown whenever their holder changes, one line for each change, until Ctrl-C. Of changes in quick
 succession some may be left out, but never the last.
 
-The URL of the backend is that of the programs: as $DSYNC_URL, or the first line of a file (--url-file). Without a password it may be
+The URL of the backend is that of the programs: as $DSYNC_URL, or in a file (--url-file). Without a password it may be
 a flag (--url); other users of a machine can see flags.
 
 Exit status

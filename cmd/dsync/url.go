@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -12,63 +11,49 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// urlVariable is where the URL comes from if no flag says one.
+// urlVariable is where the URL of the backend comes from, unless a flag has it or names a file that has it: other users of a machine see
+// the flags of a command.
 const urlVariable = "DSYNC_URL"
 
-// addURLFlags adds the flags by which a command finds its backend.
-func addURLFlags(c *cobra.Command) {
-	c.Flags().String("url", "", "`URL` of the backend, without a password, which others could see ($"+urlVariable+" if it is not given)")
-	c.Flags().String("url-file", "", "`FILE` whose first line is the URL of the backend")
+// addURL gives a command the flags that backendURL reads.
+func addURL(c *cobra.Command) {
+	c.Flags().String("url", "", "`URL` of the backend, without a password ($"+urlVariable+" if it is not given)")
+	c.Flags().String("url-file", "", "`FILE` with the URL of the backend")
 }
 
-// backendURL returns the URL of the backend of a command.
+// backendURL returns the URL of the backend: that of a flag, of a file, or of the environment. Errors are usageErrors without passwords.
 func backendURL(c *cobra.Command) (string, error) {
-	flag, _ := c.Flags().GetString("url")
+	raw, _ := c.Flags().GetString("url")
 	file, _ := c.Flags().GetString("url-file")
+	from := "--url"
 	switch {
-	case flag != "" && file != "":
-		return "", usageError{errors.New("--url and --url-file do not go together")}
+	case raw != "" && file != "":
+		return "", usageError{errors.New("--url and --url-file are two ways to say the same: give one")}
 	case file != "":
-		return urlInFile(file)
-	case flag != "":
-		return flag, checkVisible("--url", flag)
+		from = "--url-file"
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return "", usageError{fmt.Errorf("--url-file: %w", err)}
+		}
+		if raw = strings.TrimSpace(string(text)); raw == "" {
+			return "", usageError{fmt.Errorf("--url-file: %s is empty: it has to contain the URL of a backend", file)}
+		}
+	case raw == "":
+		from = "$" + urlVariable
+		raw = os.Getenv(urlVariable)
 	}
-	raw := os.Getenv(urlVariable)
 	if raw == "" {
-		return "", usageError{fmt.Errorf("the URL of a backend is needed: $%s, --url-file or --url", urlVariable)}
+		return "", usageError{errors.New("the URL of a backend is needed: $" + urlVariable + ", --url-file or --url")}
 	}
-	return raw, checkURL("$"+urlVariable, raw)
-}
-
-func urlInFile(file string) (string, error) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return "", usageError{fmt.Errorf("--url-file: %w", err)}
-	}
-	first, _, _ := strings.Cut(strings.TrimSpace(string(text)), "\n")
-	raw := strings.TrimSpace(first)
-	return raw, checkURL("--url-file", raw)
-}
-
-func checkURL(where, raw string) error {
-	if _, err := driver.ParseURL(raw); err != nil {
-		return usageError{fmt.Errorf("%s: %w", where, err)}
-	}
-	return nil
-}
-
-// checkVisible is checkURL for a URL on the command line, which other users of the machine can see.
-func checkVisible(where, raw string) error {
 	u, err := driver.ParseURL(raw)
 	if err != nil {
-		return usageError{fmt.Errorf("%s: %w", where, err)}
+		return "", usageError{fmt.Errorf("%s: %w", from, err)}
 	}
-	password := ""
-	if u.User != nil {
-		password, _ = u.User.Password()
+	if u.User != nil && from == "--url" {
+		if _, secret := u.User.Password(); secret {
+			return "", usageError{errors.New("--url has a password, and all users of this machine can see the flags of a command: use $" +
+				urlVariable + " or --url-file")}
+		}
 	}
-	if cmp.Or(password, u.Param("password", ""), u.Param("sentinel_password", "")) != "" {
-		return usageError{fmt.Errorf("%s has a password, which other users of this machine can see: give the URL as $%s or --url-file", where, urlVariable)}
-	}
-	return nil
+	return raw, nil
 }

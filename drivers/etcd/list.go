@@ -3,7 +3,7 @@ package etcd
 import (
 	"context"
 	"iter"
-	"strconv"
+	"regexp"
 	"strings"
 	"unicode/utf8"
 
@@ -14,10 +14,13 @@ import (
 // listSize is how many keys one request of List reads.
 const listSize = 1000
 
+// leaseKey is what the last parts of contenders' keys look like: a mode, a lease, and in this driver a number.
+var leaseKey = regexp.MustCompile(`^(\+read-|write-)?[0-9a-f]{8,16}(-[0-9a-f]+)?$`)
+
 var unflatten = strings.NewReplacer("%2F", "/", "%25", "%")
 
-// List implements driver.Lister. Keys with the lease in their last part are taken for contenders, as all clients of this protocol make them.
-// Sealed names are left out.
+// List implements driver.Lister. Keys with a lease, and a last part that looks like one, are taken for contenders, as all clients of this
+// protocol make them. Sealed names are left out.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		if d.options.Flat {
@@ -68,7 +71,7 @@ func (d *Driver) nameOf(kv *mvccpb.KeyValue) string {
 	name, last := rest[:slash], rest[slash+1:]
 	if above := strings.LastIndexByte(name, '/'); above > 0 && isRecipe([]byte(rest[above+1:])) {
 		name = name[:above]
-	} else if strings.Contains(last, "\x00") || !strings.Contains(last, strconv.FormatInt(kv.Lease, 16)) {
+	} else if !leaseKey.MatchString(last) {
 		return ""
 	}
 	if d.options.Flat {
