@@ -35,7 +35,7 @@ func TestDoctorOnPostgres(t *testing.T) {
 		e.want(check, ok, "", "")
 	}
 	doctor(t, false, url+"&force_unlock=true").want("rights", warning, "sessions of others", "GRANT pg_signal_backend TO locker")
-	doctor(t, true, url+"&ttl=10000h").want("open", fault, "TTL", "")
+	doctor(t, true, url+"&ttl=10000h").want("session limit", fault, "TTL", "ttl=")
 
 	do("ALTER ROLE locker CONNECTION LIMIT 2")
 	doctor(t, true, url).want("session limit", fault, "role locker: 1 of 2 connections", "ALTER ROLE locker CONNECTION LIMIT")
