@@ -58,6 +58,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	asGroup(root)
 	root.AddCommand(migrateCommand())
 	root.AddCommand(runCommand(), guardCommand(), versionCommand())
+	root.AddCommand(showCommand(), lsCommand(), releaseCommand(), doctorCommand())
 	root.SetFlagErrorFunc(flagError)
 	root.SetArgs(append([]string{}, args...)) // nil would stand for those of the process
 	root.SetIn(stdin)
@@ -81,7 +82,7 @@ func exitStatus(ctx context.Context, err error) int {
 	switch {
 	case errors.As(err, new(usageError)):
 		return exitUsage
-	case ctx.Err() != nil:
+	case ctx.Err() != nil, errors.Is(err, errDeclined):
 		return exitInterrupted
 	case errors.As(err, new(unfinishedError)), errors.As(err, &behind):
 		return exitUnfinished

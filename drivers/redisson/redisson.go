@@ -156,7 +156,7 @@ type Options struct {
 }
 
 // Driver is a driver.Driver on Redis. It implements driver.BatchRenewer, driver.Inspector, driver.ForceUnlocker, driver.Watcher,
-// driver.Leaver, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
+// driver.Lister, driver.Leaver, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
 type Driver struct {
 	client  rueidis.Client
 	dialer  *redisdial.Dialer // of a client of the driver's own, which Close closes
@@ -187,6 +187,7 @@ var (
 	_ driver.BatchRenewer  = (*Driver)(nil)
 	_ driver.Inspector     = (*Driver)(nil)
 	_ driver.ForceUnlocker = (*Driver)(nil)
+	_ driver.Lister        = (*Driver)(nil)
 	_ move.Sealer          = (*Driver)(nil)
 	_ move.Marker          = (*Driver)(nil)
 )
