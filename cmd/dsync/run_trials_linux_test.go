@@ -33,8 +33,8 @@ const (
 	trialGuard = time.Minute
 )
 
-// fault is what happens to the holder.
-type fault struct {
+// mishap is what happens to the holder.
+type mishap struct {
 	name   string
 	status int // of the holder
 	happen func(*trial)
@@ -46,7 +46,7 @@ type fault struct {
 func never(string) bool  { return false }
 func always(string) bool { return true }
 
-var faults = []fault{
+var mishaps = []mishap{
 	{"frozen", exitLost, func(tr *trial) { tr.signal(syscall.SIGSTOP) }, never},
 	{"cut off", exitLost, func(tr *trial) { tr.wire.Hold(wire.Both) }, never},
 	{"forced", exitLost, func(tr *trial) {
@@ -99,13 +99,13 @@ func TestNoTwoCommands(t *testing.T) {
 	var all sync.WaitGroup
 	for _, b := range trialBeds(t) {
 		free := make(chan struct{}, 2) // as many faults at a time: a machine that is too busy to renew locks is another trial
-		for _, f := range faults {
+		for _, f := range mishaps {
 			all.Go(func() {
 				free <- struct{}{}
 				defer func() { <-free }()
 				t.Run(b.name+"/"+f.name, func(t *testing.T) {
 					for n, void := 0, 0; n < *trials && !t.Failed(); {
-						tr := &trial{t: t, bed: b, fault: f, pack: pack}
+						tr := &trial{t: t, bed: b, mishap: f, pack: pack}
 						if tr.run() {
 							n++
 						} else if void++; void > maxVoid+*trials/5 {
@@ -125,7 +125,7 @@ var trialNames atomic.Int64
 type trial struct {
 	t *testing.T
 	*bed
-	fault fault
+	mishap mishap
 	pack  string
 	name  string
 	dir   string
@@ -152,13 +152,13 @@ func (tr *trial) run() bool {
 		return false
 	}
 	args := []string{}
-	if tr.fault.settle(tr.bed.name) {
+	if tr.mishap.settle(tr.bed.name) {
 		args = append(args, "--settle")
 	}
 	second := tr.start("second", tr.url(tr.addrs), args...)
 	defer second.end()
 	pause(t.Context(), rand.N(trialTTL/3)) // so that the fault comes at any time between two renewals
-	tr.fault.happen(tr)
+	tr.mishap.happen(tr)
 	if !tr.await(second, func() bool { return tr.started("second") > 0 }) {
 		return false
 	}
@@ -169,11 +169,11 @@ func (tr *trial) run() bool {
 	tr.judge(began)
 	second.end()
 	testenv.Eventually(t, func() bool { return len(tr.running("second")) == 0 }, "the guard of a dsync that was killed ends the command")
-	if tr.fault.name == "frozen" {
+	if tr.mishap.name == "frozen" {
 		tr.signal(syscall.SIGCONT)
 	}
-	if status := tr.first.wait(); status != tr.fault.status {
-		t.Errorf("the first dsync ended with %d, want %d\n%s", status, tr.fault.status, tr.first.errors())
+	if status := tr.first.wait(); status != tr.mishap.status {
+		t.Errorf("the first dsync ended with %d, want %d\n%s", status, tr.mishap.status, tr.first.errors())
 	}
 	return true
 }
