@@ -177,7 +177,7 @@ func (r *runner) open(ctx context.Context, raw string) error {
 	case err == nil:
 	case interruption(ctx) != nil:
 		return interruption(ctx)
-	case errors.Is(err, dsync.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, dsync.ErrUnavailable), errors.Is(err, dsync.ErrUnknown), errors.Is(err, context.DeadlineExceeded):
 		return exit(exitOutOfReach, err)
 	default:
 		return exit(exitMisused, err)

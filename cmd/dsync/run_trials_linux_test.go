@@ -158,6 +158,9 @@ func (tr *trial) run() bool {
 	second := tr.start("second", tr.url(tr.addrs), args...)
 	defer second.end()
 	pause(t.Context(), rand.N(trialTTL/3)) // so that the fault comes at any time between two renewals
+	if tr.first.hasEnded() {
+		return false
+	}
 	tr.mishap.happen(tr)
 	if !tr.await(second, func() bool { return tr.started("second") > 0 }) {
 		return false
@@ -232,6 +235,15 @@ func startCommand(t *testing.T, cmd *exec.Cmd, errs fmt.Stringer) *command {
 func (c *command) end() {
 	_ = c.Process.Kill()
 	<-c.ended
+}
+
+func (c *command) hasEnded() bool {
+	select {
+	case <-c.ended:
+		return true
+	default:
+		return false
+	}
 }
 
 // wait returns the status.
