@@ -54,7 +54,8 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 func (d *Driver) listPage(ctx context.Context, from, end string) (*clientv3.GetResponse, error) {
 	bounded, cancel := d.request(ctx, requestFor)
 	defer cancel()
-	page, err := d.client.Get(bounded, from, clientv3.WithRange(end), clientv3.WithKeysOnly(), clientv3.WithLimit(listSize))
+	// With their values: of keys alone, newer servers do not tell the lease.
+	page, err := d.client.Get(bounded, from, clientv3.WithRange(end), clientv3.WithLimit(listSize))
 	if err != nil {
 		return nil, d.queryFault(ctx, err)
 	}
