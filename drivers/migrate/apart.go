@@ -28,7 +28,7 @@ func (d *Driver) Check(ctx context.Context) error {
 	if err == nil && d.gate == nil {
 		err = d.keepsSeals(bound)
 	}
-	if err == nil && d.gate == nil {
+	if err == nil {
 		err = d.tie(bound)
 	}
 	return d.closing(ctx, err)
