@@ -475,6 +475,7 @@ func TestModelOfTheGateKeepsItsPromises(t *testing.T) {
 		{false, 1, 1, 1, 1, noneAstray}, {false, 1, 2, 0, 0, noneAstray}, {false, 2, 1, 0, 0, noneAstray}, // moves bound the changes of the phase of each process
 		{true, 1, 1, 0, 1, noneAstray},
 		{false, 1, 1, 1, 1, PhaseOld}, {false, 1, 1, 1, 1, PhaseDual}, {false, 1, 1, 1, 1, PhaseNew},
+		{false, 1, 2, 1, 1, PhaseNew}, {false, 2, 1, 1, 1, PhaseNew}, {false, 1, 1, 0, 2, PhaseNew}, {true, 1, 1, 0, 1, PhaseNew},
 	} {
 		states, wrong, way := gateVariant{}.search(test.ends, test.locks, test.moves, test.crashes, test.pauses, test.astray)
 		t.Logf("%+v: %d states", test, states)

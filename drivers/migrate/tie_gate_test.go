@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -73,6 +75,38 @@ func TestAnotherNewBackendIsFoundWithAGate(t *testing.T) {
 			})
 		}
 	}
+}
+
+// slowSealer calls do before one of its seals.
+type slowSealer struct {
+	*memory.Driver
+	seals, at atomic.Int32
+	do        func()
+}
+
+func (d *slowSealer) Seal(ctx context.Context, l driver.Lease) error {
+	if d.seals.Add(1) == d.at.Load() {
+		d.do()
+	}
+	return d.Driver.Seal(ctx, l)
+}
+
+// TestATieThatComesTooLate: the first process stands still until another one, with another new backend, has come to its end.
+func TestATieThatComesTooLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		from := &slowSealer{Driver: p.from.NewDriver(), do: func() {
+			time.Sleep(2 * ttl)
+			_, err := (&pair{t, p.from, memory.NewServer(nil)}).checkedWithAGate(migrate.PhaseNew, true)
+			wantErr(t, "the second process", err, nil)
+		}}
+		from.at.Store(2) // the target is sealed after the name
+		late, err := migrate.New(from, p.to.NewDriver(), &migrate.Options{Gated: true, Unfenced: true, TTL: ttl})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantErr(t, "the first process", late.Check(t.Context()), migrate.ErrOtherBackend)
+	})
 }
 
 // TestANewBackendThatWasRestoredFromEmptyIsAnother until the old one is untied.
