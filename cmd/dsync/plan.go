@@ -92,7 +92,7 @@ func plan(ctx context.Context, f *pairFlags) (r *planReport, refusal, err error)
 	}
 	r.add("names move by seals", sealsErr, "name by name, beside programs that know the old backend alone: these find a moved name locked, and wait")
 	r.add("gate", gateErr, fmt.Sprintf("phase by phase, if all programs take part (--gate), up to %d in a phase", migrate.MaxMembers))
-	r.add("programs with another new backend are refused", cmp.Or(ties, p.neverSeals()), "when they open the migration")
+	r.add("programs with another new backend are refused", cmp.Or(ties, p.neverSeals(), p.fairNew()), "when they open the migration")
 	t, err := f.tokens(ctx, p)
 	if err != nil {
 		return nil, nil, err
@@ -135,6 +135,14 @@ func (p *pair) neverSeals() error {
 		case side.role == "old" && u.Bool("fair", false):
 			return fmt.Errorf("the old backend has fair=true, and a fair lock cannot be sealed: %w", errors.ErrUnsupported)
 		}
+	}
+	return nil
+}
+
+// fairNew returns why the new backend has no identity, although its driver can seal.
+func (p *pair) fairNew() error {
+	if u := p.toURL; u.Scheme == "redisson" && u.Bool("fair", false) {
+		return fmt.Errorf("the new backend has fair=true, and a fair lock cannot be sealed: %w", errors.ErrUnsupported)
 	}
 	return nil
 }
