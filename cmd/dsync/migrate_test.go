@@ -481,7 +481,21 @@ func TestToolFindsTheWrongPair(t *testing.T) {
 	p.run("untie").want(exitDone, "not tied")
 	wrong.run("plan").want(exitDone)
 	swapped.run("plan").want(exitDone)
-	p.run("untie", "--gate").want(exitRefused)
+}
+
+// TestToolFindsTheWrongNewBackendOfAGate: one operator has another one.
+func TestToolFindsTheWrongNewBackendOfAGate(t *testing.T) {
+	p, other := inMemory(t), inMemory(t)
+	if err := p.program(migrate.PhaseDual, "&gate=true&fenced=false").Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wrong := &two{t: t, from: p.from, to: other.to}
+	for _, c := range []string{"plan", "finalize"} {
+		wrong.run(c, "--gate", "--fenced=false").want(exitRefused, migrate.ErrOtherBackend.Error()).not("cut all clients off")
+	}
+	p.run("plan", "--gate", "--fenced=false").want(exitDone)
+	wrong.run("untie", "--gate", "--fenced=false").want(exitDone, "not tied")
+	wrong.run("finalize", "--gate", "--fenced=false").want(exitDone)
 }
 
 // TestSealLooksForProgramsThatWouldWaitInVain, and leaves all names as they are.
