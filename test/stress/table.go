@@ -97,7 +97,7 @@ func (a *Table) markdown(p Plan, lasted time.Duration, about string) string {
 	b.WriteString("- *overlap*: V1, two owners had a lock at the same time, and V4, the loser was told too late; *tokens*: V3, a token was not\n" +
 		"  above an earlier one (in bold: two holders at once may be told of their grants in the other order);\n" +
 		"- *lost*: holds whose end was told before `Unlock`; *margin*: the least time between that and the next grant;\n" +
-		"- *reads*, *writes*: how often the name was granted that is read and written, – where the backend does not offer that;\n" +
+		"- *reads*, *writes*: how often the name was granted that is read and written, – where the backend does not offer that; *terms*: of leaders;\n" +
 		"- *stale*: writes and reads with old tokens that were tried, all refused;\n" +
 		"- *regained*: the longest time from the end of a fault until a lock was granted again; the bound is that of the backend.\n\n" +
 		"V5 (lost wake-up), V6 (stuck), V7 (left behind) and V8 (illegal result) are 0 in every cell, except those with ✗, which failed or prove nothing.\n\n")
@@ -106,10 +106,11 @@ func (a *Table) markdown(p Plan, lasted time.Duration, about string) string {
 	for _, f := range Faults {
 		fmt.Fprintf(&b, "- **%s**: %s.\n", f.Name, f.What)
 	}
-	b.WriteString("\n## Cells\n\n| backend | fault | operations | reads | writes | faults | overlap | tokens | lost | margin | stale | regained | bound |\n")
-	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|---|---|\n")
+	b.WriteString("\n## Cells\n\n| backend | fault | operations | reads | writes | terms | faults | overlap | tokens | lost | margin | stale | regained | bound |\n")
+	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n")
 	for _, r := range a.sorted() {
-		fmt.Fprintf(&b, "| %s | %s | %d | %s | %s | %d | %s | %s | %d | %s | %d | %v | %v |\n", r.Backend, r.Fault, r.Operations, orDash(r.Reads), orDash(r.Writes), r.Injected,
+		fmt.Fprintf(&b, "| %s | %s | %d | %s | %s | %s | %d | %s | %s | %d | %s | %d | %v | %v |\n",
+			r.Backend, r.Fault, r.Operations, orDash(r.Reads), orDash(r.Writes), orDash(r.Terms), r.Injected,
 			r.count(history.RuleOverlap, history.RuleLoss), r.count(history.RuleTokens), r.Verdict.Lost, margin(r.Verdict.LossMargin),
 			r.Verdict.StaleWrites, r.Regained.Round(10*time.Millisecond), r.Bound)
 	}
