@@ -84,8 +84,7 @@ func (r *runner) supervise(lease *dsync.Lease) ending {
 	return j.done
 }
 
-// start starts the command in the group of the guard, unless the time of the lease is over, or so short that the command would have to end
-// at once. If the time ends just now, the guard leaves its group, and the command is not started for that.
+// start starts the command, unless the time of the lease is over, or so short that the command would have to end at once.
 func (j *job) start() error {
 	j.killAt = j.lease.Deadline().Add(-j.reserve)
 	if err := j.guard.tell(j.killAt); err != nil {
@@ -94,6 +93,11 @@ func (j *job) start() error {
 	if j.done.lost = j.over(time.Now().Add(j.killAfter)); j.done.lost != nil {
 		return nil
 	}
+	return j.launch()
+}
+
+// launch starts the command in the group of the guard. If the time ends just now, the guard has left its group, and launch fails for that.
+func (j *job) launch() error {
 	attr := &syscall.SysProcAttr{Setpgid: true, Pgid: j.guard.pid}
 	if j.terminal.interactive() {
 		attr.Foreground, attr.Ctty = true, int(j.terminal.file.Fd())
