@@ -55,7 +55,7 @@ migration-long: servers ## six processes from one backend to another by the runb
 	cd cmd/dsync && $(GO) test -race -timeout 30m -count=1 -run '^TestFleetOfSix$$' -v $(TESTFLAGS) . -fleet
 
 run-long: servers ## dsync run: 200 trials on each backend of a holder that is frozen, cut off, forced or killed, and a job of 20 periods: ten minutes
-	cd cmd/dsync && $(GO) test -timeout 60m -count=1 -run '^(TestNoTwoCommands|TestRunOncePerPeriod)$$' -v $(TESTFLAGS) . -trials $(TRIALS) -periods 20
+	cd cmd/dsync && $(GO) test -timeout 60m -count=1 -run '^(TestNoTwoCommands|TestRunOncePerPeriod)$$' -v $(TESTFLAGS) . -trials $(TRIALS)
 
 cross: ## vet the command with its tests for linux, darwin and windows, and build it for each on amd64 and arm64, into cmd/dsync/dist
 	@for os in linux darwin windows; do \

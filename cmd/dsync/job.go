@@ -67,16 +67,15 @@ func (r *runner) supervise(lease *dsync.Lease) ending {
 	if j.guard, err = startGuard(); err != nil {
 		return ending{err: exit(exitBroken, fmt.Errorf("the guard of the command does not start: %w", err))}
 	}
-	if err := j.start(); err != nil {
-		j.done.err = err
-	} else if j.done.started {
-		signal.Ignore(syscall.SIGTTOU) // by which a terminal stops who changes it, or writes, in the background
-		defer signal.Reset(syscall.SIGTTOU)
+	j.done.err = j.start()
+	signal.Ignore(syscall.SIGTTOU) // by which a terminal stops who changes it, or writes, in the background
+	defer signal.Reset(syscall.SIGTTOU)
+	if j.done.started {
 		j.run()
-		j.terminal.take(j.guard.pid)
-		if !j.guard.reaped {
-			j.guard.signal(syscall.SIGKILL) // the guard is left, and whoever could not be seen
-		}
+	}
+	j.terminal.take(j.guard.pid) // a command that cannot be executed has it, too
+	if !j.guard.reaped {
+		j.guard.signal(syscall.SIGKILL) // the guard is left, and whoever could not be seen
 	}
 	if j.guard.end() && j.done.lost == nil { // others were seen to end before the guard
 		j.lostToGuard()

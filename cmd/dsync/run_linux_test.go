@@ -51,11 +51,17 @@ func TestRunEndsAsItsCommand(t *testing.T) {
 	sh("kill -KILL $$").is(exitBySignal + 9)
 	dsyncRun(t, "--url", inProcess, "x", "--", "no-such-command").is(exitNotFound, "not found")
 	dsyncRun(t, "--url", inProcess, "x", "--", "/etc/passwd").is(exitNotExecutable, "permission denied")
-	odd := t.TempDir() + "/odd"
-	if err := os.WriteFile(odd, []byte("neither a script nor a binary"), 0o700); err != nil {
+	dsyncRun(t, "--url", inProcess, "x", "--", notExecutable(t)).is(exitNotExecutable, "exec format error")
+}
+
+// notExecutable returns a file that looks like a command.
+func notExecutable(t *testing.T) string {
+	t.Helper()
+	file := t.TempDir() + "/odd"
+	if err := os.WriteFile(file, []byte("neither a script nor a binary"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	dsyncRun(t, "--url", inProcess, "x", "--", odd).is(exitNotExecutable, "exec format error")
+	return file
 }
 
 func TestRunRefusesWhatCannotBe(t *testing.T) {

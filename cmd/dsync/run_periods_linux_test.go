@@ -1,15 +1,12 @@
 package main
 
 import (
-	"flag"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/go-dsync/dsync/internal/testenv"
 )
-
-var periods = flag.Int("periods", 1, "in how many periods TestRunOncePerPeriod runs its job")
 
 const (
 	machines    = 3
@@ -33,7 +30,8 @@ func TestRunOncePerPeriod(t *testing.T) {
 	period, start := 2*time.Second, time.Now()
 	due := period
 	var runs []attempt
-	for good, wasInTime := 0, false; good < *periods && !t.Failed(); due += period {
+	periods := testenv.Briefly(1, 20)
+	for good, wasInTime := 0, false; good < periods && !t.Failed(); due += period {
 		atLeast := period * 6 / 10
 		inTime := period - atLeast - (machines-1)*clocksApart - 20*time.Millisecond // which is for rounding
 		ran, isInTime := 0, true

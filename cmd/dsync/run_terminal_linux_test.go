@@ -75,6 +75,14 @@ func TestRunOnATerminal(t *testing.T) {
 	s.types("\x03")
 	s.types("echo status=$?\n")
 	s.shows("status=130")
+	s.types(`bash -c '"$DSYNC" run x -- sh -c "echo sta""rted; exec sleep 300"; echo the script has $?'` + "\n")
+	s.shows("started\r")
+	s.types("\x03")
+	s.shows("the script has 130")
+	s.types(`bash -c '"$DSYNC" run x -- ` + notExecutable(t) + `; read line; echo the script g""ot $line'` + "\n")
+	s.shows("exec format error") // which comes when the command is in the foreground already
+	s.types("hello\n")
+	s.shows("the script got hello")
 	s.exits()
 }
 
