@@ -16,6 +16,8 @@ export REDISSON
 INTEROP_TESTS ?= 8
 # How often `make flaky-long` runs each test.
 COUNT ?= 20
+# How many trials `make run-long` makes on each backend.
+TRIALS ?= 200
 # How many backends `make stress` tests side by side. They mostly wait.
 STRESS_BEDS ?= 8
 # Where its build finds package time with a wall clock that can jump.
@@ -52,10 +54,14 @@ test-long: servers ## run all tests in their long form: with all that `make test
 migration-long: servers ## six processes from one backend to another by the runbooks, five pairs, while either backend is killed in each step: some ten minutes
 	cd cmd/dsync && $(GO) test -race -timeout 30m -count=1 -run '^TestFleetOfSix$$' -v $(TESTFLAGS) . -fleet
 
-run-long: servers ## dsync run on each backend: 50 trials each of a holder that is frozen, cut off, forced or killed: ten minutes
-	cd cmd/dsync && $(GO) test -timeout 60m -count=1 -run '^TestNoTwoCommands$$' -v $(TESTFLAGS) . -trials 50
+run-long: servers ## dsync run: 200 trials on each backend of a holder that is frozen, cut off, forced or killed, and a job of 20 periods: ten minutes
+	cd cmd/dsync && $(GO) test -timeout 60m -count=1 -run '^(TestNoTwoCommands|TestRunOncePerPeriod)$$' -v $(TESTFLAGS) . -trials $(TRIALS)
 
-cross: ## build the command for linux, darwin and windows, on amd64 and arm64, into cmd/dsync/dist
+cross: ## vet the command with its tests for linux, darwin and windows, and build it for each on amd64 and arm64, into cmd/dsync/dist
+	@for os in linux darwin windows; do \
+		echo "vet for $$os"; \
+		(cd cmd/dsync && GOOS=$$os $(GO) vet ./...) || exit 1; \
+	done
 	@for os in linux darwin windows; do for arch in amd64 arm64; do \
 		suffix=; test $$os != windows || suffix=.exe; \
 		echo "cmd/dsync/dist/dsync-$$os-$$arch$$suffix"; \

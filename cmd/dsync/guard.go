@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/signal"
 	"slices"
@@ -29,8 +30,8 @@ type guard struct {
 // guardStart bounds how long a guard takes to be ready.
 const guardStart = 30 * time.Second
 
-// startGuard starts a guard, and returns when it is ready.
-func startGuard(killAt time.Time) (*guard, error) {
+// startGuard starts a guard, and returns when it is ready to be told a time.
+func startGuard() (*guard, error) {
 	self, err := ownBinary()
 	if err != nil {
 		return nil, err
@@ -53,7 +54,7 @@ func startGuard(killAt time.Time) (*guard, error) {
 		return nil, err
 	}
 	g := &guard{pid: p.Pid, times: times, voice: voice}
-	if err := errors.Join(p.Release(), g.tell(killAt), g.hear(guardStart)); err != nil {
+	if err := errors.Join(p.Release(), g.hear(guardStart)); err != nil {
 		g.end()
 		return nil, err
 	}
@@ -125,37 +126,58 @@ func guardCommand() *cobra.Command {
 
 // stand is the guard. It returns only if something is wrong.
 func stand(times, voice *os.File) error {
-	// The group gets signals that are for the command. The first time is there before anybody is in the group.
+	// The group gets signals that are for the command.
 	signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM,
 		syscall.SIGPIPE, syscall.SIGWINCH, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU)
-	killAt, err := nextTime(times)
-	if err != nil {
-		return err
-	}
 	if _, err := voice.Write([]byte{0}); err != nil {
 		return err
 	}
+	killAt := time.Duration(math.MaxInt64) // the first time is told before anybody else is in the group
 	for {
-		left := killAt - sinceBoot()
-		later, err := readable(times, left)
+		later, err := readable(times, killAt-sinceBoot())
 		switch {
 		case err != nil:
 			return err
 		case later:
 			if killAt, err = nextTime(times); err != nil {
-				return killGroup(voice, "dsync was killed, which held the lock")
+				killGroup(voice, "dsync was killed, which held the lock")
+				return nil
 			}
 		case killAt <= sinceBoot():
-			return killGroup(voice, "dsync has not renewed the lock, which is about to end")
+			killGroup(voice, "dsync has not renewed the lock, which is about to end")
+			return nil
 		}
 	}
 }
 
-// killGroup ends the group, and this process with it.
-func killGroup(voice *os.File, why string) error {
+// sayAtMost bounds how long the group waits for a message whose reader does not read.
+const sayAtMost = 20 * time.Millisecond
+
+// killGroup ends the group. This process leaves the group before: a group without members is none, so a command cannot join that is
+// started too late, by a dsync that was frozen just before. Where dsync is gone, nobody starts a command any more, and this process cannot
+// leave: the end of the group is its own.
+func killGroup(voice *os.File, why string) {
 	_, _ = voice.Write([]byte{0}) // nobody may be there to hear
-	fmt.Fprintf(os.Stderr, "dsync: %s: the command is killed\n", why)
-	return unix.Kill(0, syscall.SIGKILL)
+	said := make(chan struct{})
+	go func() { // ends with the message, or with this process
+		fmt.Fprintf(os.Stderr, "dsync: %s: the command is killed\n", why)
+		close(said)
+	}()
+	group := unix.Getpgrp()
+	if !leaveGroup() {
+		select {
+		case <-said:
+		case <-time.After(sayAtMost):
+		}
+	}
+	_ = unix.Kill(-group, syscall.SIGKILL) // nobody may be there
+	<-said
+}
+
+// leaveGroup moves this process into the group of its parent, and reports whether that was possible.
+func leaveGroup() bool {
+	group, err := unix.Getpgid(unix.Getppid())
+	return err == nil && group > 0 && unix.Setpgid(0, group) == nil
 }
 
 func nextTime(times *os.File) (time.Duration, error) {

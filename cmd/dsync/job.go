@@ -63,28 +63,40 @@ func (r *runner) supervise(lease *dsync.Lease) ending {
 			signal.Stop(c)
 		}
 	}()
-	j.killAt = lease.Deadline().Add(-r.reserve)
 	var err error
-	if j.guard, err = startGuard(j.killAt); err != nil {
+	if j.guard, err = startGuard(); err != nil {
 		return ending{err: exit(exitBroken, fmt.Errorf("the guard of the command does not start: %w", err))}
 	}
-	if err := j.start(); err != nil {
-		j.guard.end()
-		return ending{err: err}
+	j.done.err = j.start()
+	signal.Ignore(syscall.SIGTTOU) // by which a terminal stops who changes it, or writes, in the background
+	defer signal.Reset(syscall.SIGTTOU)
+	if j.done.started {
+		j.run()
 	}
-	j.run()
-	j.terminal.take(j.guard.pid)
+	j.terminal.take(j.guard.pid) // a command that cannot be executed has it, too
 	if !j.guard.reaped {
 		j.guard.signal(syscall.SIGKILL) // the guard is left, and whoever could not be seen
 	}
-	if j.guard.end() && !j.killed { // and the command was seen to end first
+	if j.guard.end() && j.done.lost == nil { // others were seen to end before the guard
 		j.lostToGuard()
 	}
 	return j.done
 }
 
-// start starts the command in the group of the guard.
+// start starts the command, unless the time of the lease is over, or so short that the command would have to end at once.
 func (j *job) start() error {
+	j.killAt = j.lease.Deadline().Add(-j.reserve)
+	if err := j.guard.tell(j.killAt); err != nil {
+		return exit(exitBroken, fmt.Errorf("the guard of the command is gone: %w", err))
+	}
+	if j.done.lost = j.over(time.Now().Add(j.killAfter)); j.done.lost != nil {
+		return nil
+	}
+	return j.launch()
+}
+
+// launch starts the command in the group of the guard. If the time ends just now, the guard has left its group, and launch fails for that.
+func (j *job) launch() error {
 	attr := &syscall.SysProcAttr{Setpgid: true, Pgid: j.guard.pid}
 	if j.terminal.interactive() {
 		attr.Foreground, attr.Ctty = true, int(j.terminal.file.Fd())
@@ -132,6 +144,17 @@ func (j *job) run() {
 	}
 }
 
+// over returns why the command may not run at a time, or nil.
+func (j *job) over(at time.Time) error {
+	switch err := j.lease.Err(); {
+	case err != nil:
+		return err
+	case !at.Before(j.killAt):
+		return errNotRenewed
+	}
+	return nil
+}
+
 // step does what is due, and says when to look again.
 func (j *job) step(now time.Time) (next time.Duration, over bool) {
 	deadline := j.lease.Deadline()
@@ -145,22 +168,20 @@ func (j *job) step(now time.Time) (next time.Duration, over bool) {
 		return 0, true
 	}
 	termAt := j.killAt.Add(-j.killAfter)
+	why := j.over(now)
 	switch {
 	case j.killed:
 		if now.After(deadline.Add(overstayed)) {
 			j.done.err = exit(exitLost, fmt.Errorf("processes of group %d do not end by KILL, and the lock is over", j.guard.pid))
 			return 0, true
 		}
-	case j.lease.Err() != nil:
-		j.lose(j.lease.Err())
-		j.kill()
-	case !now.Before(j.killAt):
-		j.lose(errNotRenewed)
+	case why != nil:
+		j.lose(why)
 		j.kill()
 	case j.termed.IsZero() && !now.Before(termAt):
 		j.lose(errNotRenewed)
+		j.term(now) // first: nobody may read what is said
 		j.say("%v: the command gets TERM, and KILL in %v", errNotRenewed, j.killAt.Sub(now).Round(10*time.Millisecond))
-		j.term(now)
 	case j.termed.IsZero() && j.ended: // and has left others
 		j.term(now)
 	case j.termed.IsZero():
@@ -240,8 +261,9 @@ func (j *job) guardGone() {
 	}
 }
 
-// lostToGuard takes note that the guard has killed the group.
+// lostToGuard takes note that the guard has killed the group, which may be why the command did not start.
 func (j *job) lostToGuard() {
+	j.done.err = nil
 	if j.done.lost = j.lease.Err(); j.done.lost == nil {
 		j.done.lost = errStoodStill
 	}

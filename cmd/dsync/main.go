@@ -28,8 +28,14 @@ const (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
+	ctx, stop := context.WithCancel(context.Background())
+	interrupts := make(chan os.Signal, 1)
+	notify(interrupts, []os.Signal{os.Interrupt, syscall.SIGTERM})
+	go func() { // ends with the program
+		<-interrupts
+		signal.Stop(interrupts) // a second Ctrl-C ends the program at once
+		stop()
+	}()
 	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 

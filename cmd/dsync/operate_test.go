@@ -159,35 +159,6 @@ func TestRelease(t *testing.T) {
 	lock(t, c, "x")
 }
 
-// TestReleaseAsks answers the question on a terminal.
-func TestReleaseAsks(t *testing.T) {
-	t.Parallel()
-	url := "redisson://" + testenv.Redis(t).Addr
-	c := holder(t, url)
-	lease := lock(t, c, "x")
-	answer := func(text string) int {
-		cmd, _, _ := testenv.Program(t, "release", "--url", url, "x")
-		terminal := testenv.Terminal(t, cmd)
-		until(t, terminal, "Release x? [y/N] ")
-		if _, err := terminal.WriteString(text + "\n"); err != nil {
-			t.Fatal(err)
-		}
-		_ = cmd.Wait()
-		return cmd.ProcessState.ExitCode()
-	}
-	if status := answer("n"); status != exitInterrupted || lease.Err() != nil {
-		t.Errorf("no: got status %d, and the lease is %v", status, lease.Err())
-	}
-	if status := answer("y"); status != exitDone {
-		t.Errorf("yes: got status %d", status)
-	}
-	if lease, err := holder(t, url).TryLock(t.Context(), "x"); err != nil {
-		t.Errorf("it is still held: %v", err)
-	} else if err := lease.Unlock(t.Context()); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestURLs(t *testing.T) {
 	const secret = testenv.PasswordMark
 	file := filepath.Join(t.TempDir(), "url")

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -52,11 +51,17 @@ func TestRunEndsAsItsCommand(t *testing.T) {
 	sh("kill -KILL $$").is(exitBySignal + 9)
 	dsyncRun(t, "--url", inProcess, "x", "--", "no-such-command").is(exitNotFound, "not found")
 	dsyncRun(t, "--url", inProcess, "x", "--", "/etc/passwd").is(exitNotExecutable, "permission denied")
-	odd := t.TempDir() + "/odd"
-	if err := os.WriteFile(odd, []byte("neither a script nor a binary"), 0o700); err != nil {
+	dsyncRun(t, "--url", inProcess, "x", "--", notExecutable(t)).is(exitNotExecutable, "exec format error")
+}
+
+// notExecutable returns a file that looks like a command.
+func notExecutable(t *testing.T) string {
+	t.Helper()
+	file := t.TempDir() + "/odd"
+	if err := os.WriteFile(file, []byte("neither a script nor a binary"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	dsyncRun(t, "--url", inProcess, "x", "--", odd).is(exitNotExecutable, "exec format error")
+	return file
 }
 
 func TestRunRefusesWhatCannotBe(t *testing.T) {
@@ -195,6 +200,23 @@ func TestRunPassesSignals(t *testing.T) {
 	}
 }
 
+// TestRunHeedsWhatIsIgnored: in a background job of a script, INT is for others.
+func TestRunHeedsWhatIsIgnored(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const script = `trap '' INT; exec "$0" run --url memory:// x -- sh -c 'kill -INT $PPID; kill -INT $$; exit 5'`
+	program, _, _ := testenv.Program(t)
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", script, self)
+	cmd.Env = program.Env
+	out, _ := cmd.CombinedOutput()
+	if status := cmd.ProcessState.ExitCode(); status != 5 {
+		t.Errorf("got status %d, want 5: %s", status, out)
+	}
+}
+
 func TestRunEndsWhatItsCommandLeaves(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ name, script string }{
@@ -287,96 +309,33 @@ func TestRunOnAServer(t *testing.T) {
 		dsyncRun(t, "--url", url, "--try", "--read", "r", "--", "echo", "ran").is(exitDone, "ran")
 		dsyncRun(t, "--url", url, "--try", "r", "--", "echo", "ran").is(exitLocked)
 	})
-	t.Run("elect", func(t *testing.T) {
-		t.Parallel()
-		file := t.TempDir() + "/terms"
-		script := fmt.Sprintf("echo term >> %s; test $(wc -l < %s) = 2 && exit 6; exec sleep 300", file, file)
-		cmd, _, errs := testenv.Program(t, "run", "--url", url, "--ttl", "6s", "--elect", "e", "--", "sh", "-c", script)
-		c := startCommand(t, cmd, errs)
-		testenv.Eventually(t, func() bool { text, _ := os.ReadFile(file); return len(text) > 0 }, "the first term")
-		if err := client.ForceUnlock(t.Context(), "e"); err != nil {
-			t.Fatal(err)
-		}
-		if status := c.wait(); status != 6 {
-			t.Errorf("got status %d: %s", status, errs)
-		}
-	})
-	t.Run("at least", func(t *testing.T) {
-		t.Parallel()
-		oncePerPeriod(t, url)
-	})
-}
-
-// oncePerPeriod runs a job from three machines whose clocks are 150 ms apart: once in each period. Each period has a name of its own, so that
-// a busy machine, which is late, is in the right one.
-func oncePerPeriod(t *testing.T, url string) {
-	const period, apart = time.Second, 150 * time.Millisecond
-	periods := testenv.Briefly(2, 20)
-	first := time.Now().Add(period)
-	ran := make(chan int, 3*periods)
-	var machines sync.WaitGroup
-	for machine := range 3 {
-		machines.Go(func() {
-			for i := range periods {
-				pause(t.Context(), time.Until(first.Add(time.Duration(i)*period+time.Duration(machine)*apart)))
-				status, _, errs := testenv.Execute(t, "run", "--url", url, "--try", "--at-least", "10m", fmt.Sprint("job-", i), "--", "true")
-				if status == exitDone {
-					ran <- i
-				} else if status != exitLocked {
-					t.Errorf("got status %d: %s", status, errs)
-				}
+	for _, heard := range []bool{true, false} {
+		t.Run(fmt.Sprintf("elect, heard %t", heard), func(t *testing.T) {
+			t.Parallel()
+			name := fmt.Sprint("e", heard)
+			file := t.TempDir() + "/terms"
+			script := fmt.Sprintf("echo term >> %s; test $(wc -l < %s) = 2 && exit 6; exec sleep 300", file, file)
+			cmd, _, errs := testenv.Program(t, "run", "--url", url, "--ttl", "6s", "--elect", name, "--", "sh", "-c", script)
+			if !heard { // what it says of the loss must not end it
+				r, w := pipe(t)
+				r.Close()
+				cmd.Stderr = w
+			}
+			c := startCommand(t, cmd, errs)
+			testenv.Eventually(t, func() bool { text, _ := os.ReadFile(file); return len(text) > 0 }, "the first term")
+			if err := client.ForceUnlock(t.Context(), name); err != nil {
+				t.Fatal(err)
+			}
+			if status := c.wait(); status != 6 {
+				t.Errorf("got status %d: %s", status, errs)
 			}
 		})
 	}
-	machines.Wait()
-	close(ran)
-	var got, want []int
-	for i := range ran {
-		got = append(got, i)
-	}
-	for i := range periods {
-		want = append(want, i)
-	}
-	if slices.Sort(got); !slices.Equal(got, want) {
-		t.Errorf("the job ran in periods %v", got)
-	}
-	dsyncRun(t, "--url", url, "--try", "--at-least", "1s", "short", "--", "true").is(exitDone)
-	dsyncRun(t, "--url", url, "short", "--", "true").is(exitDone) // which waits for the rest
-}
-
-// TestRunOnATerminal stops a command by Ctrl-Z, and lets it go on, in a shell with job control.
-func TestRunOnATerminal(t *testing.T) {
-	t.Parallel()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), "bash", "--norc", "--noprofile", "-i")
-	cmd.Env = append(os.Environ(), "DSYNC_TEST_PROGRAM=1", "PS1=> ", "TERM=dumb", "DSYNC="+self, urlVariable+"="+inProcess)
-	terminal := testenv.Terminal(t, cmd)
-	cmd.Stdout = nil
-	press := func(keys string) {
-		if _, err := terminal.WriteString(keys); err != nil {
-			t.Fatal(err)
-		}
-	}
-	press(`exec >/dev/tty; "$DSYNC" run x -- sh -c 'echo sta''rted; read line; echo g''ot $line; exit 9'` + "\n")
-	until(t, terminal, "started\r")
-	press("\x1a")
-	until(t, terminal, "Stopped")
-	press("fg\n")
-	until(t, terminal, "run x")
-	press("hello\n")
-	until(t, terminal, "got hello")
-	press("echo status=$?\n")
-	until(t, terminal, "status=9")
-	press("\"$DSYNC\" run x -- sh -c 'echo sta''rted; exec sleep 300'\n")
-	until(t, terminal, "started\r")
-	press("\x03")
-	press("echo status=$?\n")
-	until(t, terminal, "status=130")
-	press("exit\n")
-	_ = cmd.Wait()
+	t.Run("at least", func(t *testing.T) {
+		t.Parallel()
+		dsyncRun(t, "--url", url, "--try", "--at-least", "1s", "short", "--", "true").is(exitDone)
+		dsyncRun(t, "--url", url, "short", "--", "true").is(exitDone) // which waits for the rest
+	})
 }
 
 func TestStatusesAreInTheDocs(t *testing.T) {

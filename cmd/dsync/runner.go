@@ -57,19 +57,26 @@ func (r *runner) once(ctx context.Context) error {
 
 // elect runs the command in each term, until it ends by itself.
 func (r *runner) elect(ctx context.Context) error {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
 	for {
 		var done ending
 		err := dsync.Elect(ctx, r.client, r.name, func(_ context.Context, term *dsync.Lease) error {
-			if done = r.under(ctx, term); done.lost != nil {
+			if done = r.under(ctx, term); done.err != nil {
+				end() // also if the lock is lost: another term would be no better
+			} else if done.lost != nil {
 				r.say("%v", exit(exitLost, done.lost))
 			}
 			return nil
 		})
+		if done.err != nil {
+			return done.err
+		}
 		var left *dsync.DoError
 		if err != nil && !errors.As(err, &left) {
 			return r.notLocked(ctx, err)
 		}
-		if done.lost != nil && done.err == nil && ctx.Err() == nil {
+		if done.lost != nil && ctx.Err() == nil {
 			continue // the command was ended in time, and the lease renewed after all
 		}
 		if left != nil {

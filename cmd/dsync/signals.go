@@ -23,6 +23,7 @@ func watchSignals(parent context.Context) (context.Context, *signals) {
 	ctx, cancel := context.WithCancelCause(parent)
 	s := &signals{got: make(chan os.Signal, 16), cancel: cancel}
 	notify(s.got, passedSignals)
+	notify(make(chan os.Signal, 1), []os.Signal{syscall.SIGPIPE}) // a message that nobody reads does not end this process
 	s.watch()
 	return ctx, s
 }
@@ -67,7 +68,8 @@ type signalError struct{ signal syscall.Signal }
 
 func (e signalError) Error() string { return "interrupted: " + e.signal.String() }
 
-// notify is signal.Notify for the signals that were not ignored when this process was started, as by nohup.
+// notify is signal.Notify for the signals that were not ignored when this process was started, as by nohup: those stay ignored, also by the
+// command.
 func notify(to chan<- os.Signal, signals []os.Signal) {
 	for _, s := range signals {
 		if !signal.Ignored(s) {

@@ -4,8 +4,6 @@ package main
 
 import (
 	"os"
-	"os/signal"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
@@ -58,11 +56,9 @@ func (t *terminal) interactive() bool {
 	return t != nil && t.mine() && term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd()))
 }
 
-// give puts a group into the foreground.
+// give puts a group into the foreground. SIGTTOU is ignored, which would stop who does so in the background.
 func (t *terminal) give(group int) {
-	signal.Ignore(syscall.SIGTTOU) // which stops who does so in the background
 	_ = unix.IoctlSetPointerInt(int(t.file.Fd()), unix.TIOCSPGRP, group)
-	signal.Reset(syscall.SIGTTOU)
 }
 
 // take puts the group of this process into the foreground in place of another one, and reports whether that was there.

@@ -41,8 +41,37 @@ func TestProgressOnTerminal(t *testing.T) {
 	}
 }
 
-// until reads what is shown until it contains text.
-func until(t *testing.T, terminal *os.File, text string) {
+// TestReleaseAsks answers the question on a terminal.
+func TestReleaseAsks(t *testing.T) {
+	t.Parallel()
+	url := "redisson://" + testenv.Redis(t).Addr
+	c := holder(t, url)
+	lease := lock(t, c, "x")
+	answer := func(text string) int {
+		cmd, _, _ := testenv.Program(t, "release", "--url", url, "x")
+		terminal := testenv.Terminal(t, cmd)
+		until(t, terminal, "Release x? [y/N] ")
+		if _, err := terminal.WriteString(text + "\n"); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait()
+		return cmd.ProcessState.ExitCode()
+	}
+	if status := answer("n"); status != exitInterrupted || lease.Err() != nil {
+		t.Errorf("no: got status %d, and the lease is %v", status, lease.Err())
+	}
+	if status := answer("y"); status != exitDone {
+		t.Errorf("yes: got status %d", status)
+	}
+	if lease, err := holder(t, url).TryLock(t.Context(), "x"); err != nil {
+		t.Errorf("it is still held: %v", err)
+	} else if err := lease.Unlock(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// until reads what is shown until it contains text, and returns what was shown.
+func until(t *testing.T, terminal *os.File, text string) string {
 	t.Helper()
 	var shown strings.Builder
 	for b := make([]byte, 1024); !strings.Contains(shown.String(), text); {
@@ -52,4 +81,5 @@ func until(t *testing.T, terminal *os.File, text string) {
 			t.Fatalf("the program has ended (%v), and did not show %q but %q", err, text, shown.String())
 		}
 	}
+	return shown.String()
 }

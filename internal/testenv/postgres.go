@@ -132,7 +132,7 @@ func (s *PostgresServer) Kill() {
 	children, segment := s.children(), s.segment()
 	s.Server.Kill()
 	for _, pid := range children {
-		syscall.Kill(pid, syscall.SIGKILL)
+		signalProcess(pid, syscall.SIGKILL)
 	}
 	s.frozen = nil
 	Eventually(s.tb, func() bool { return !slices.ContainsFunc(children, isPostgres) }, "the server's processes end")
@@ -173,7 +173,7 @@ func (s *PostgresServer) Freeze() {
 	defer s.mu.Unlock()
 	s.Server.Freeze() // it makes no more of them
 	for _, pid := range s.children() {
-		if syscall.Kill(pid, syscall.SIGSTOP) == nil {
+		if signalProcess(pid, sigStop) == nil {
 			s.frozen = append(s.frozen, pid)
 		}
 	}
@@ -188,7 +188,7 @@ func (s *PostgresServer) Thaw() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, pid := range s.frozen {
-		syscall.Kill(pid, syscall.SIGCONT)
+		signalProcess(pid, sigCont)
 	}
 	s.frozen = nil
 	s.Server.Thaw()
@@ -384,7 +384,7 @@ func postgresTemplate(tb testing.TB) string {
 	name := fmt.Sprintf("dsync-postgres-%s-%d", words[2], account.uid)
 	template := filepath.Join(os.TempDir(), name)
 	if info, err := os.Lstat(template); err == nil {
-		if stat := info.Sys().(*syscall.Stat_t); !info.IsDir() || int(stat.Uid) != account.uid {
+		if !info.IsDir() || ownerOf(info) != account.uid {
 			tb.Fatalf("%s is in the way", template)
 		}
 		return template

@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"syscall"
 )
 
 // process is a child of the test binary. It is reaped when it ends, and does not outlive the test binary.
@@ -58,7 +57,7 @@ func (p *process) freeze() error {
 	if p.frozen {
 		return nil
 	}
-	if err := p.signal(syscall.SIGSTOP); err != nil {
+	if err := p.signal(sigStop); err != nil {
 		return err
 	}
 	p.frozen = true
@@ -70,7 +69,7 @@ func (p *process) thaw() error {
 		return nil
 	}
 	p.frozen = false
-	return p.signal(syscall.SIGCONT)
+	return p.signal(sigCont)
 }
 
 func (p *process) signal(sig os.Signal) error {

@@ -3,7 +3,6 @@ package testenv
 import (
 	"os"
 	"path/filepath"
-	"syscall"
 	"testing"
 )
 
@@ -13,7 +12,7 @@ func serverDir(tb testing.TB, parent, prefix string) (string, error) {
 	tb.Helper()
 	left, _ := filepath.Glob(filepath.Join(parent, prefix+"*")) // the pattern is not malformed
 	for _, dir := range left {
-		if unlock, err := lockDir(dir, syscall.LOCK_NB); err == nil {
+		if unlock, err := lockDir(dir, false); err == nil {
 			os.RemoveAll(dir)
 			unlock()
 		}
@@ -23,7 +22,7 @@ func serverDir(tb testing.TB, parent, prefix string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		unlock, err := lockDir(dir, 0)
+		unlock, err := lockDir(dir, true)
 		if os.IsNotExist(err) {
 			continue // another test took the directory for one that is left
 		}
@@ -38,13 +37,13 @@ func serverDir(tb testing.TB, parent, prefix string) (string, error) {
 	}
 }
 
-// lockDir locks a directory until unlock is called or the process ends. A directory that was removed before is fs.ErrNotExist.
-func lockDir(dir string, how int) (unlock func() error, err error) {
+// lockDir locks a directory until unlock is called or the process ends. Without a wait, one that somebody else has locked is an error. A directory that was removed before is fs.ErrNotExist.
+func lockDir(dir string, wait bool) (unlock func() error, err error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, err
 	}
-	if err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|how); err == nil {
+	if err = lockFile(f, wait); err == nil {
 		_, err = os.Stat(dir)
 	}
 	if err != nil {

@@ -1,7 +1,8 @@
 // Command pack is the command of the trials of `dsync run`: it starts processes that start others, all of which ignore TERM, and each writes
-// the time to a file of its own for as long as it runs.
+// the time to a file of its own for as long as it runs, and the longest time between two such writes.
 //
 //	pack DIR LABEL DEPTH
+//	pack DIR LABEL look     shows the processes of other packs
 package main
 
 import (
@@ -24,15 +25,19 @@ const (
 )
 
 func main() {
-	signal.Ignore(syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT)
 	start := sinceBoot()
 	dir, label := os.Args[1], os.Args[2]
+	if os.Args[3] == "look" {
+		fmt.Print(others(dir, label))
+		return
+	}
+	signal.Ignore(syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT)
 	depth, err := strconv.Atoi(os.Args[3])
 	check(err)
 	if depth == 0 {
 		saw := others(dir, label)
 		check(os.WriteFile(filepath.Join(dir, label+".saw"), []byte(saw), 0o600))
-		check(os.WriteFile(filepath.Join(dir, label+".part"), []byte(strconv.FormatInt(int64(start), 10)), 0o600))
+		check(os.WriteFile(filepath.Join(dir, label+".part"), fmt.Appendf(nil, "%d %d", start, os.Getpid()), 0o600))
 		check(os.Rename(filepath.Join(dir, label+".part"), filepath.Join(dir, label+".start")))
 	}
 	if depth < 2 {
@@ -43,9 +48,12 @@ func main() {
 	}
 	file, err := os.Create(filepath.Join(dir, fmt.Sprintf("%s.pid.%d", label, os.Getpid())))
 	check(err)
-	for end := start + atMost; sinceBoot() < end; time.Sleep(every) {
-		_, err := file.WriteAt(binary.LittleEndian.AppendUint64(nil, uint64(sinceBoot())), 0)
+	var longest time.Duration
+	for now, last, end := sinceBoot(), sinceBoot(), start+atMost; now < end; now = sinceBoot() {
+		longest, last = max(longest, now-last), now
+		_, err := file.WriteAt(binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, uint64(now)), uint64(longest)), 0)
 		check(err)
+		time.Sleep(every)
 	}
 }
 
@@ -56,16 +64,39 @@ func others(dir, label string) (saw string) {
 	for _, file := range files {
 		name := filepath.Base(file)
 		_, pid, _ := strings.Cut(name, ".pid.")
-		stat, err := os.ReadFile("/proc/" + pid + "/stat")
-		if err != nil || strings.HasPrefix(name, label+".") || !strings.Contains(string(stat), "(pack)") {
-			continue
-		}
-		_, rest, _ := strings.Cut(string(stat), ") ")
-		if !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X") {
+		if !strings.HasPrefix(name, label+".") && runs(pid) {
 			saw += name + " "
 		}
 	}
 	return saw
+}
+
+// runs reports whether a process of a pack is there that may run again. One that got KILL may wait for a processor to end on, but its program
+// goes no step further.
+func runs(pid string) bool {
+	const exiting, signaled = 0x4, 0x400                 // flags of a task, see proc(5)
+	status, _ := os.ReadFile("/proc/" + pid + "/status") // first: KILL is pending, and then the process is exiting
+	stat, err := os.ReadFile("/proc/" + pid + "/stat")
+	_, rest, isPack := strings.Cut(string(stat), "(pack) ")
+	fields := strings.Fields(rest) // from the state on
+	if err != nil || !isPack || fields[0] == "Z" || fields[0] == "X" {
+		return false
+	}
+	flags, err := strconv.ParseUint(fields[6], 10, 64)
+	check(err)
+	return flags&(exiting|signaled) == 0 && !isKilled(string(status))
+}
+
+// isKilled reports whether KILL is pending for a process.
+func isKilled(status string) bool {
+	for line := range strings.Lines(status) {
+		if set, ok := strings.CutPrefix(line, "SigPnd:"); ok {
+			n, err := strconv.ParseUint(strings.TrimSpace(set), 16, 64)
+			check(err)
+			return n&(1<<(syscall.SIGKILL-1)) != 0
+		}
+	}
+	return false
 }
 
 func sinceBoot() time.Duration {

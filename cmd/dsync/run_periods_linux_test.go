@@ -1,0 +1,85 @@
+package main
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+const (
+	machines    = 3
+	clocksApart = 150 * time.Millisecond
+)
+
+// attempt is one `dsync run` of a job.
+type attempt struct {
+	late, began, ended time.Duration // the first: until the end, since the time on its own clock
+	atLeast            time.Duration
+	ran                bool
+}
+
+// TestRunOncePerPeriod runs a job from the crontabs of three machines, whose clocks are 150 ms apart: once in each period.
+//
+// What is promised at any load is that two runs are not closer to each other than --at-least. One run per period is promised if all attempts
+// of the period and of the one before ended in time; if not, the machine is too busy, and the next period is twice as long.
+func TestRunOncePerPeriod(t *testing.T) {
+	t.Parallel()
+	url := "redisson://" + testenv.Redis(t).Addr
+	period, start := 2*time.Second, time.Now()
+	due := period
+	var runs []attempt
+	periods := 1
+	if *trials > 0 {
+		periods = 20
+	}
+	for good, wasInTime := 0, false; good < periods && !t.Failed(); due += period {
+		atLeast := period * 6 / 10
+		inTime := period - atLeast - (machines-1)*clocksApart - 20*time.Millisecond // which is for rounding
+		ran, isInTime := 0, true
+		for _, a := range onAllMachines(t, url, start.Add(due), start, atLeast) {
+			isInTime = isInTime && a.late < inTime
+			if a.ran {
+				ran++
+				runs = append(runs, a)
+			}
+		}
+		if isInTime && wasInTime {
+			if good++; ran != 1 {
+				t.Errorf("the job ran %d times in the period at %v", ran, due)
+			}
+		}
+		if wasInTime = isInTime; !isInTime {
+			due, period = time.Since(start), period*2
+			t.Logf("too late: periods of %v", period)
+		}
+	}
+	for i, a := range runs {
+		for _, b := range runs[i+1:] {
+			if least := min(a.atLeast, b.atLeast); a.ended-b.began < least && b.ended-a.began < least {
+				t.Errorf("two runs within %v: at %v and at %v", least, a.began, b.began)
+			}
+		}
+	}
+}
+
+// onAllMachines lets each machine try the job when its own clock says that it is due.
+func onAllMachines(t *testing.T, url string, due, start time.Time, atLeast time.Duration) (attempts [machines]attempt) {
+	var all sync.WaitGroup
+	for i := range attempts {
+		due := due.Add(time.Duration(i) * clocksApart)
+		all.Go(func() {
+			pause(t.Context(), time.Until(due))
+			a := attempt{began: time.Since(start), atLeast: atLeast}
+			status, _, errs := testenv.Execute(t, "run", "--url", url, "--try", "--at-least", atLeast.String(), "job", "--", "true")
+			a.ended, a.late, a.ran = time.Since(start), time.Since(due), status == exitDone
+			if !a.ran && status != exitLocked {
+				t.Errorf("got status %d: %s", status, errs)
+			}
+			attempts[i] = a
+		})
+	}
+	all.Wait()
+	return attempts
+}

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/conformance/wire"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// pipe returns a pipe that is closed after the test.
+func pipe(t *testing.T) (r, w *os.File) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close(); w.Close() })
+	return r, w
+}
+
+// fullPipe returns the end of a pipe into which nobody can write, and lets everybody write from the call of drain on.
+func fullPipe(t *testing.T) (w *os.File, drain func()) {
+	t.Helper()
+	r, w := pipe(t)
+	fd := int(w.Fd())
+	if err := syscall.SetNonblock(fd, true); err != nil {
+		t.Fatal(err)
+	}
+	for b := make([]byte, 1); ; {
+		if _, err := syscall.Write(fd, b); err == syscall.EAGAIN {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := syscall.SetNonblock(fd, false); err != nil {
+		t.Fatal(err)
+	}
+	return w, func() {
+		go io.Copy(io.Discard, r) // ends with the test, which closes the pipe
+	}
+}
+
+// unread starts a `dsync run` whose messages nobody reads, and returns the first line of its command.
+func unread(t *testing.T, args ...string) (c *command, line string, drain func()) {
+	t.Helper()
+	cmd, _, _ := testenv.Program(t, append([]string{"run"}, args...)...)
+	cmd.Stderr, drain = fullPipe(t)
+	r, w := pipe(t)
+	cmd.Stdout = w
+	c = startCommand(t, cmd, &strings.Builder{})
+	line, err := bufio.NewReader(r).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, strings.TrimSpace(line), drain
+}
+
+// TestGuardKillsThoughNobodyReads: the message of a guard must not delay what it does.
+func TestGuardKillsThoughNobodyReads(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name   string
+		signal syscall.Signal
+		status int
+	}{{"frozen", syscall.SIGSTOP, exitLost}, {"killed", syscall.SIGKILL, -1}} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			c, pid, drain := unread(t, "--url", inProcess, "--ttl", "3s", "x", "--", "sh", "-c", "echo $$; exec sleep 300")
+			_ = c.Process.Signal(test.signal)
+			testenv.Eventually(t, func() bool { return !alive(t, pid) }, "the guard kills the command")
+			drain()
+			_ = c.Process.Signal(syscall.SIGCONT)
+			if status := c.wait(); status != test.status {
+				t.Errorf("got status %d, want %d", status, test.status)
+			}
+		})
+	}
+}
+
+func TestRunSendsTermThoughNobodyReads(t *testing.T) {
+	t.Parallel()
+	network := new(wire.Wire)
+	defer network.Close()
+	addr, err := network.Listen(testenv.Redis(t).Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := t.TempDir() + "/term"
+	c, _, drain := unread(t, "--url", "redisson://"+addr, "--ttl", "3s", "--connect", trialGuard.String(), "x", "--",
+		"sh", "-c", "exec 2>/dev/null; trap 'echo term > "+file+"; exit 3' TERM; echo ready; while :; do sleep 0.05; done")
+	network.Hold(wire.Both)
+	testenv.Eventually(t, func() bool { _, err := os.Stat(file); return err == nil }, "the command gets TERM")
+	drain()
+	if status := c.wait(); status != exitLost {
+		t.Errorf("got status %d, want %d", status, exitLost)
+	}
+}
+
+func lockInMemory(t *testing.T) *dsync.Lease {
+	t.Helper()
+	client, err := dsync.Open(t.Context(), inProcess, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close(context.Background()) })
+	return lock(t, client, "x")
+}
+
+// TestNoCommandStartsTooLate: a dsync that was frozen just before may come to start its command when the lock is over.
+func TestNoCommandStartsTooLate(t *testing.T) {
+	program, _, _ := testenv.Program(t)
+	for _, v := range program.Env {
+		name, value, _ := strings.Cut(v, "=")
+		t.Setenv(name, value)
+	}
+	r := &runner{name: "x", path: "/bin/true", argv: []string{"true"}, stderr: io.Discard}
+	t.Run("time is over", func(t *testing.T) {
+		lease := lockInMemory(t)
+		if err := lease.Unlock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if done := r.supervise(lease); done.started || done.lost == nil || done.err != nil {
+			t.Errorf("got %+v", done)
+		}
+	})
+	t.Run("guard is faster", func(t *testing.T) {
+		g, err := startGuard()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := g.tell(time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, func() bool {
+			group, err := syscall.Getpgid(g.pid)
+			return err != nil || group != g.pid
+		}, "the guard leaves its group")
+		j := &job{runner: r, lease: lockInMemory(t), guard: g}
+		if err := j.launch(); err == nil { // as if this process had been frozen after its look at the time
+			t.Error("the command was started")
+			_, _ = syscall.Wait4(j.pid, nil, 0, nil)
+		}
+		if !g.end() {
+			t.Error("the guard did not tell that it was the time")
+		}
+	})
+}

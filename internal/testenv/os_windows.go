@@ -1,0 +1,18 @@
+package testenv
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"syscall"
+)
+
+// Tests need no servers on Windows, where they can be compiled, and those that do fail.
+
+const sigStop, sigCont = syscall.Signal(19), syscall.Signal(18)
+
+func signalProcess(int, syscall.Signal) error { return errors.ErrUnsupported }
+
+func lockFile(*os.File, bool) error { return errors.ErrUnsupported }
+
+func ownerOf(fs.FileInfo) (uid int) { return -1 }
