@@ -55,6 +55,7 @@ type examination struct {
 	url     *driver.URL
 	name    string // of the lock that is taken, and the beginning of those that rights are tried with
 	connect time.Duration
+	undo    func() // removes what the driver has made that was not there before; may be nil
 	report  doctorReport
 }
 
@@ -165,6 +166,9 @@ func examine(ctx context.Context, raw, name string, connect time.Duration) *doct
 	look := examiners[x.url.Scheme]
 	if look == nil || look(ctx, x) {
 		x.open(ctx)
+	}
+	if x.undo != nil {
+		x.undo()
 	}
 	for _, f := range x.report.Findings {
 		switch f.Level {

@@ -138,7 +138,9 @@ func (x *examination) etcdRights(ctx context.Context, client *clientv3.Client) {
 	lease, err := client.Grant(ctx, int64(5*time.Second/time.Second))
 	try("leases", err)
 	if err == nil {
-		_, err = client.Revoke(ctx, lease.ID)
+		revoking, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeLimit)
+		defer cancel()
+		_, err = client.Revoke(revoking, lease.ID)
 		try("leases", err)
 	}
 	if len(missing) == 0 {
