@@ -18,39 +18,40 @@ const seeRights = "docs/security.md#rights"
 // stand for keys. The key $lock is a text for some seconds, so all that is for keys of another kind is refused when its right is
 // checked already, and changes nothing.
 type redisUse struct {
-	what  string
-	level level // of a finding that a right is missing
-	when  func(x *examination) bool
-	try   []string
+	what    string
+	without string // what is so without the rights; "" where what does not work
+	level   level  // of a finding that a right is missing
+	when    func(x *examination) bool
+	try     []string
 }
 
 // tryScript does nothing.
 const tryScript = "return{}"
 
 var redisUses = []redisUse{
-	{"locks", fault, isRedisson, []string{
+	{"locks", "", fault, isRedisson, []string{
 		"EVAL " + tryScript + " 1 $lock", "EVALSHA $sha 1 $lock", "HEXISTS $lock f", "HSET $lock f 1", "HDEL $lock f", "PEXPIRE $lock 5000",
 		"PTTL $lock", "SET $lock 1 PX 5000", "TIME", "PUBLISH $channel 0",
 	}},
-	{"fencing tokens", fault, func(x *examination) bool { return isRedisson(x) && x.url.Bool("fenced", true) }, []string{"PTTL $fence"}},
-	{"messages to those who wait (otherwise they ask every 5 s)", note, isRedisson, []string{"SUBSCRIBE $channel"}},
-	{"who holds a lock", note, isRedisson, []string{"PTTL $holder"}},
-	{"pings (otherwise each is noted in the ACL LOG)", note, nil, []string{"PING"}},
-	{"fair=true", fault, func(x *examination) bool { return isRedisson(x) && x.url.Bool("fair", false) }, []string{
+	{"fencing tokens", "", fault, func(x *examination) bool { return isRedisson(x) && x.url.Bool("fenced", true) }, []string{"PTTL $fence"}},
+	{"messages to those who wait", "they ask every 5 s", note, isRedisson, []string{"SUBSCRIBE $channel"}},
+	{"who holds a lock", "owner, note and process are not known", note, isRedisson, []string{"PTTL $holder"}},
+	{"pings", "each is noted in the ACL LOG", note, nil, []string{"PING"}},
+	{"fair=true", "", fault, func(x *examination) bool { return isRedisson(x) && x.url.Bool("fair", false) }, []string{
 		"PTTL $queue", "PTTL $times", "HLEN $lock", "LINDEX $lock 0", "LLEN $lock", "LPOS $lock x", "LPUSH $lock x", "LRANGE $lock 0 0",
 		"LREM $lock 0 x", "RPUSH $lock x", "ZADD $lock 1 x", "ZMSCORE $lock x", "ZREM $lock x", "ZSCORE $lock x",
 	}},
-	{"fence=redisson", fault, func(x *examination) bool { return isRedisson(x) && x.url.Param("fence", "") == "redisson" }, []string{
+	{"fence=redisson", "", fault, func(x *examination) bool { return isRedisson(x) && x.url.Param("fence", "") == "redisson" }, []string{
 		"PTTL $counter", "INCR $lock", "INCRBY $lock 1",
 	}},
-	{"Read and Write", warning, isRedisson, []string{"PTTL $readers", "PTTL $intent", "PUBLISH $readwrite 0", "HGET $lock f", "HRANDFIELD $lock", "DEL $gone"}},
-	{"show and release", note, isRedisson, []string{"HLEN $lock", "DEL $gone", "GET $lock", "HGET $lock f", "HGETALL $lock"}},
-	{"ls", note, isRedisson, []string{"SCAN 0 COUNT 1", "HGET $lock f", "HRANDFIELD $lock"}},
-	{"locks", fault, isRedlock, []string{
+	{"Read and Write", "", warning, isRedisson, []string{"PTTL $readers", "PTTL $intent", "PUBLISH $readwrite 0", "HGET $lock f", "HRANDFIELD $lock", "DEL $gone"}},
+	{"show and release", "", note, isRedisson, []string{"HLEN $lock", "DEL $gone", "GET $lock", "HGET $lock f", "HGETALL $lock"}},
+	{"ls", "", note, isRedisson, []string{"SCAN 0 COUNT 1", "HGET $lock f", "HRANDFIELD $lock"}},
+	{"locks", "", fault, isRedlock, []string{
 		"INFO", "SET $lock 1 PX 5000", "GET $lock", "DEL $gone", "PEXPIREAT $lock 1", "PTTL $gone", "TIME", "EVAL " + tryScript + " 1 $lock",
 		"EVALSHA $sha 1 $lock", "SCRIPT LOAD " + tryScript, "CLIENT ID", "CLIENT KILL ID 0", "CLIENT SETNAME dsync-doctor",
 	}},
-	{"messages to those who wait (otherwise they ask now and then)", note, isRedlock, []string{"PUBLISH $redlock 0", "SUBSCRIBE $redlock"}},
+	{"messages to those who wait", "they ask now and then", note, isRedlock, []string{"PUBLISH $redlock 0", "SUBSCRIBE $redlock"}},
 }
 
 func isRedisson(x *examination) bool { return x.url.Scheme == "redisson" }
@@ -93,6 +94,7 @@ func (x *examination) redisRights(ctx context.Context, client rueidis.Client, wh
 	t := redisTrial{client, x.redisKeys()}
 	defer t.remove()
 	made := t.lacks(ctx, tryMake)[0] == ""
+	var all []string // what the user has all rights to
 	for _, use := range redisUses {
 		if use.when != nil && !use.when(x) {
 			continue
@@ -117,21 +119,28 @@ func (x *examination) redisRights(ctx context.Context, client rueidis.Client, wh
 			x.bad(fault, "rights", fmt.Sprintf("%s: %s: not known, as there was no answer in time", where, use.what), "a server that answers, or a longer --connect", seeRights)
 			return
 		}
-		x.redisUse(where, use, missing, untried)
+		if len(missing)+len(untried) == 0 {
+			all = append(all, use.what)
+			continue
+		}
+		x.redisLacks(where, use, missing, untried)
+	}
+	if len(all) > 0 {
+		x.good("rights", "%s: the user has those to %s", where, strings.Join(all, ", "))
 	}
 }
 
-func (x *examination) redisUse(where string, use redisUse, missing, untried []string) {
-	if len(missing)+len(untried) == 0 {
-		x.good("rights", "%s: %s: the user has all rights", where, use.what)
-		return
-	}
+// redisLacks is a finding about rights that are missing, or were not tried.
+func (x *examination) redisLacks(where string, use redisUse, missing, untried []string) {
 	text := fmt.Sprintf("%s: %s: the user lacks %s", where, use.what, strings.Join(missing, " "))
 	if len(missing) == 0 {
-		text = fmt.Sprintf("%s: %s: no right is missing of those that were tried", where, use.what)
+		text = fmt.Sprintf("%s: %s: not all rights could be tried", where, use.what)
 	}
 	if len(untried) > 0 {
 		text += "; not tried without +set: " + strings.Join(untried, " ")
+	}
+	if use.without != "" {
+		text += "; without, " + use.without
 	}
 	x.bad(use.level, "rights", text, fmt.Sprintf("ACL SETUSER %s %s", x.user(), strings.Join(append(missing, untried...), " ")), seeRights)
 }

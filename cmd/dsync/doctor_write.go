@@ -9,7 +9,7 @@ import (
 )
 
 func (r *doctorReport) write(w io.Writer) error {
-	const indent = "                       "
+	const indent = "                        "
 	width, paint := widthOf(w), painter(w)
 	colours := map[level]string{ok: green, warning: yellow, fault: red}
 	fmt.Fprintf(w, "%s\n\n", r.URL)
@@ -18,10 +18,10 @@ func (r *doctorReport) write(w io.Writer) error {
 		if colour := colours[f.Level]; colour != "" {
 			head = paint(colour, head)
 		}
-		text := wrap(f.Text, indent, width)
-		fmt.Fprintf(w, "%s  %-12s  %s", head, f.Check, text[len(indent):])
+		text := wrap(printable(f.Text), indent, width)
+		fmt.Fprintf(w, "%s  %-13s  %s", head, f.Check, text[len(indent):])
 		if f.Cure != "" {
-			fmt.Fprint(w, wrap("cure: "+f.Cure, indent, width))
+			fmt.Fprint(w, wrap("cure: "+printable(f.Cure), indent, width))
 		}
 		if f.See != "" {
 			fmt.Fprint(w, wrap("see: "+f.See, indent, width))
