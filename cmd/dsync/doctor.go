@@ -70,7 +70,10 @@ var examiners = map[string]func(ctx context.Context, x *examination) bool{
 	"pglock":       examinePostgres,
 }
 
-const pairsMeasured = 20
+const (
+	pairsMeasured = 20
+	doctorName    = "dsync:doctor" // the lock, unless another one is given
+)
 
 func doctorCommand() *cobra.Command {
 	var f backendFlags
@@ -84,8 +87,8 @@ take writes, evict or forget keys, whether their clock is right, how many connec
 docs/security.md the user lacks. Then it opens the URL as programs do, tells what the backend promises, and takes and gives back one lock
 20 times. Each finding comes with its cure and the section of the documents that explains it.
 
-It tries rights with keys of its own, whose names begin with --name, and which are gone some seconds later. Where the user may only use
-names of some form, as in ~lk:*, give one: --name lk:doctor.
+It tries rights with keys of its own, whose names begin with --name, and removes what it has made, also when it is interrupted. Where the
+user may only use names of some form, as in ~lk:*, give one: --name lk:doctor.
 
 Exit status
     0  no fault; there may be warnings
@@ -124,7 +127,7 @@ Exit status
 	}
 	f.add(c)
 	c.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	c.Flags().StringVar(&name, "name", "dsync:doctor", "`NAME` of the lock that is taken")
+	c.Flags().StringVar(&name, "name", doctorName, "`NAME` of the lock that is taken")
 	return c
 }
 

@@ -68,6 +68,11 @@ func (x *examination) etcdMember(ctx context.Context, client *clientv3.Client, e
 			"is it etcd that listens there? does it want TLS (tls=true)?", seeTLS)
 		return
 	}
+	x.etcdStatus(endpoint, status)
+}
+
+// etcdStatus judges what a server says of itself.
+func (x *examination) etcdStatus(endpoint string, status *clientv3.StatusResponse) {
 	major, rest, _ := strings.Cut(status.Version, ".")
 	minor, _, _ := strings.Cut(rest, ".")
 	a, _ := strconv.Atoi(major)
@@ -100,7 +105,12 @@ func (x *examination) etcdMembers(ctx context.Context, client *clientv3.Client) 
 	if err != nil {
 		return // not everybody may ask
 	}
-	switch n := len(list.Members); {
+	x.etcdNumber(len(list.Members))
+}
+
+// etcdNumber judges the number of members.
+func (x *examination) etcdNumber(n int) {
+	switch {
 	case n == 1:
 		x.bad(note, "members", "one server: while it is down nothing is granted", "three servers, if that matters", seeEtcd)
 	case n%2 == 0:

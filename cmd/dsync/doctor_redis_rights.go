@@ -91,7 +91,7 @@ func (x *examination) redisKeys() map[string]string {
 func (x *examination) redisRights(ctx context.Context, client rueidis.Client, where string) {
 	ctx, cancel := context.WithTimeout(ctx, x.connect)
 	defer cancel()
-	t := redisTrial{client, x.redisKeys()}
+	t := redisTrial{client, x.redisKeys(), x.prefix()}
 	defer t.remove()
 	made := t.lacks(ctx, tryMake)[0] == ""
 	var all []string // what the user has all rights to
@@ -126,7 +126,7 @@ func (x *examination) redisRights(ctx context.Context, client rueidis.Client, wh
 		x.redisLacks(where, use, missing, untried)
 	}
 	if len(all) > 0 {
-		x.good("rights", "%s: the user has those to %s", where, strings.Join(all, ", "))
+		x.good("rights", "%s: the user has the rights for %s", where, strings.Join(all, ", "))
 	}
 }
 
@@ -142,13 +142,27 @@ func (x *examination) redisLacks(where string, use redisUse, missing, untried []
 	if use.without != "" {
 		text += "; without, " + use.without
 	}
-	x.bad(use.level, "rights", text, fmt.Sprintf("ACL SETUSER %s %s", x.user(), strings.Join(append(missing, untried...), " ")), seeRights)
+	rights := append(missing, untried...)
+	cure := fmt.Sprintf("ACL SETUSER %s %s", x.user(), strings.Join(rights, " "))
+	if x.name == doctorName && slices.ContainsFunc(rights, func(r string) bool { return r[0] != '+' }) {
+		cure += " ; or, if the user is to have some names only, --name with one of them, as in lk:doctor"
+	}
+	x.bad(use.level, "rights", text, cure, seeRights)
+}
+
+// prefix is what the names of the programs begin with: that of --name, or nothing.
+func (x *examination) prefix() string {
+	if x.name == doctorName {
+		return ""
+	}
+	return x.name[:strings.LastIndexAny(x.name, ":/")+1]
 }
 
 // redisTrial sends requests that try rights.
 type redisTrial struct {
 	client rueidis.Client
 	keys   map[string]string
+	prefix string // of names, for which the rights are to be
 }
 
 // remove removes what trials have left, also when they were interrupted. Without both rights it is over after some seconds.
@@ -166,14 +180,14 @@ func (t redisTrial) lacks(ctx context.Context, lines ...string) []string {
 	for _, line := range lines {
 		if channel, is := strings.CutPrefix(line, "SUBSCRIBE "); is {
 			a := askedFor{name: "SUBSCRIBE", channel: t.keys[channel]}
-			return []string{a.lacks(t.subscribe(ctx, a.channel))}
+			return []string{t.right(a, t.subscribe(ctx, a.channel))}
 		}
 		request, a := t.request(line)
 		asked, requests = append(asked, a), append(requests, request)
 	}
 	var rights []string
 	for i, result := range t.client.DoMulti(ctx, requests...) {
-		rights = append(rights, asked[i].lacks(result.Error()))
+		rights = append(rights, t.right(asked[i], result.Error()))
 	}
 	return rights
 }
@@ -206,8 +220,8 @@ func (t redisTrial) request(line string) (rueidis.Completed, askedFor) {
 	return request.Build(), a
 }
 
-// lacks returns the right for want of which a request was refused, or "".
-func (a askedFor) lacks(err error) string {
+// right returns the right for want of which a request was refused, or "".
+func (t redisTrial) right(a askedFor, err error) string {
 	answer, refused := rueidis.IsRedisErr(err)
 	if !refused || !strings.HasPrefix(answer.Error(), "NOPERM") {
 		return ""
@@ -216,9 +230,15 @@ func (a askedFor) lacks(err error) string {
 	case strings.Contains(text, "to run"):
 		return "+" + strings.ToLower(a.name)
 	case strings.Contains(text, "channel"):
-		return "&" + a.channel
+		return "&" + t.pattern(a.channel)
 	}
-	return "~" + a.key
+	return "~" + t.pattern(a.key)
+}
+
+// pattern stands for the keys or channels of all names with the prefix.
+func (t redisTrial) pattern(key string) string {
+	before, _, _ := strings.Cut(key, t.keys["$lock"])
+	return before + t.prefix + "*"
 }
 
 // subscribe subscribes to a channel for a moment.

@@ -8,9 +8,11 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-func (r *doctorReport) write(w io.Writer) error {
+func (r *doctorReport) write(w io.Writer) error { return r.fill(w, widthOf(w), painter(w)) }
+
+// fill writes lines of at most width characters.
+func (r *doctorReport) fill(w io.Writer, width int, paint func(colour, text string) string) error {
 	const indent = "                        "
-	width, paint := widthOf(w), painter(w)
 	colours := map[level]string{ok: green, warning: yellow, fault: red}
 	fmt.Fprintf(w, "%s\n\n", r.URL)
 	for _, f := range r.Findings {

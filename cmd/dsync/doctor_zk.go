@@ -44,6 +44,11 @@ func (x *examination) zkServer(ctx context.Context, host string, config *tls.Con
 	ctx, cancel := context.WithTimeout(ctx, x.connect)
 	defer cancel()
 	text, err := zkWord(ctx, host, config, "srvr")
+	x.zkAnswer(host, text, err)
+}
+
+// zkAnswer judges what a server says of itself.
+func (x *examination) zkAnswer(host, text string, err error) {
 	var version, mode string
 	for line := range strings.Lines(text) {
 		if value, is := strings.CutPrefix(line, "Zookeeper version: "); is {

@@ -123,6 +123,11 @@ func writeLong(c *cobra.Command, b *backend, names []string, asJSON bool) error 
 	if asJSON {
 		return writeJSON(out, reports)
 	}
+	return writeTable(out, widthOf(out), longRows(reports), 3)
+}
+
+// longRows is a table of holders.
+func longRows(reports []lockReport) [][]string {
 	rows := [][]string{{"NAME", "HOLDER", "PROCESS", "HELD", "FOR", "TTL", "WAITERS", "TOKEN"}}
 	for _, r := range reports {
 		since, ttl := "", ""
@@ -134,5 +139,5 @@ func writeLong(c *cobra.Command, b *backend, names []string, asJSON bool) error 
 		}
 		rows = append(rows, []string{show(r.Name), dash(r.who()), dash(printable(r.Process)), r.state(), dash(since), dash(ttl), count(r.Waiters), dash(token(r.Token))})
 	}
-	return writeTable(out, widthOf(out), rows, 3)
+	return rows
 }

@@ -16,10 +16,10 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// List looks at scanKeys keys with one request, and pauses after each, so that others notice little of it.
+// List looks at so few keys with one request that others never wait for long, and begins the next one scanPause later at the soonest.
 const (
-	scanKeys  = "1000"
-	scanPause = 10 * time.Millisecond
+	scanKeys  = "250"
+	scanPause = 2500 * time.Microsecond
 )
 
 // holdField is what the fields of a lock look like: a client, and a number of the client's.
