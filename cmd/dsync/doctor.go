@@ -150,12 +150,7 @@ func checkVisible(raw string) error {
 	if err != nil {
 		return err
 	}
-	password := u.Param("password", "") + u.Param("sentinel_password", "")
-	if u.User != nil {
-		p, _ := u.User.Password()
-		password += p
-	}
-	if password != "" {
+	if hasPassword(u) {
 		return errors.New("the URL has a password, and all users of this machine can see the arguments of a command: use $" + urlVariable + " or --url-file")
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -39,6 +40,11 @@ func TestDoctorJudges(t *testing.T) {
 			s.limits(facts)
 		}
 	}
+	login := func(code string) func(*examination) {
+		return func(x *examination) {
+			x.postgresLogin(&pgconn.Config{Host: "h", Port: 5432, User: "u", Database: "d"}, &pgconn.PgError{Code: code, Message: "refused"})
+		}
+	}
 	for i, test := range []struct {
 		judge      func(*examination)
 		check      string
@@ -70,6 +76,10 @@ func TestDoctorJudges(t *testing.T) {
 		{postgres(map[string]string{"replicas": "2"}), "replicas", warning, "2 replicas", "fail-over"},
 		{postgres(map[string]string{"max": "97", "used": "90", "role max": "-1"}), "session limit", warning, "90 of 97", "max_connections"},
 		{postgres(map[string]string{"max": "97", "used": "9", "database max": "5", "database used": "5"}), "session limit", fault, "5 of 5", "ALTER DATABASE"},
+		{login("28P01"), "password", fault, "28P01", "the right user and password"},
+		{login("28000"), "password", fault, "28000", "pg_hba.conf"},
+		{login("3D000"), "reach", fault, "3D000", "CREATE DATABASE"},
+		{login("57P03"), "reach", fault, "57P03", "what the message says"},
 	} {
 		t.Run(fmt.Sprint(i, " ", test.check, " ", test.level), func(t *testing.T) {
 			x := &examination{}

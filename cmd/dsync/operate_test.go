@@ -214,6 +214,8 @@ func TestURLs(t *testing.T) {
 		{"show --url redisson://user:" + secret + "@127.0.0.1 x", exitUsage, "all users of this machine can see"},
 		{"doctor redisson://user:" + secret + "@127.0.0.1", exitUsage, "all users of this machine can see"},
 		{"doctor pglock://127.0.0.1/?password=" + secret, exitUsage, "all users of this machine can see"},
+		{"show --url redisson://127.0.0.1?mode=sentinel&sentinel_password=" + secret + " x", exitUsage, "all users of this machine can see"},
+		{"ls --url pglock://127.0.0.1/?sslpassword=" + secret, exitUsage, "all users of this machine can see"},
 		{"show --url user:" + secret + "@127.0.0.1 x", exitUsage, "malformed"},
 		{"show --url-file /does/not/exist x", exitUsage, "/does/not/exist"},
 		{"show --url-file " + file + " x", exitDone, "x  free"},

@@ -33,7 +33,7 @@ func TestListOfManyNames(t *testing.T) {
 	if len(names) != n {
 		t.Errorf("got %d names, want %d", len(names), n)
 	}
-	if most := int64(n/100); counts["scan"] > most {
+	if most := int64(n / 100); counts["scan"] > most {
 		t.Errorf("got %d scans, want %d at most", counts["scan"], most)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
