@@ -165,8 +165,8 @@ func (x *examination) user() string {
 	return x.url.User.Username()
 }
 
-// redisCounter has the counter of the lock's tokens removed in the end, where the counter of Java's locks is used, which stays for ever, unless
-// it was there before.
+// redisCounter has the counter of tokens removed in the end, unless the counter was there before. Counters of Java's locks stay for ever, unlike
+// those of dsync.
 func (x *examination) redisCounter(ctx context.Context, client rueidis.Client, option rueidis.ClientOption) {
 	if x.url.Param("fence", "") != "redisson" {
 		return

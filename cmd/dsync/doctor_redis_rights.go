@@ -57,8 +57,8 @@ var redisUses = []redisUse{
 func isRedisson(x *examination) bool { return x.url.Scheme == "redisson" }
 func isRedlock(x *examination) bool  { return !isRedisson(x) }
 
-// makes are commands that make a key where there is none: they are tried on a key of another kind alone, which is made by a request just
-// before. Should that key be over all the same, the request behind gives an end to the new one.
+// makes are commands with which a key begins to exist. A trial of one has a text as its key, made by the request before, and is refused. Should
+// the text be over too early, the request after the trial gives the new key an end.
 var makes = []string{"HSET", "LPUSH", "RPUSH", "ZADD", "INCR", "INCRBY"}
 
 const (
@@ -165,15 +165,15 @@ type redisTrial struct {
 	prefix string // of names, for which the rights are to be
 }
 
-// remove removes what trials have left, also when they were interrupted. Without both rights it is over after some seconds.
+// remove removes the key of the trials, also of interrupted ones. Without the rights for both requests the key ends after some seconds.
 func (t redisTrial) remove() {
 	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
 	defer cancel()
 	t.lacks(ctx, "PEXPIRE $lock 1", "DEL $lock")
 }
 
-// lacks sends some requests at once, and returns the rights that they lack, or "". Any other answer than a refusal by rights says that the
-// right is there.
+// lacks sends some requests at once, and returns for each the right that is missing, or "". Any answer but a refusal by rights shows the
+// right.
 func (t redisTrial) lacks(ctx context.Context, lines ...string) []string {
 	var asked []askedFor
 	var requests []rueidis.Completed

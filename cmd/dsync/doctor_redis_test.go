@@ -67,79 +67,91 @@ func TestDoctorOnRedisTLS(t *testing.T) {
 	doctor(t, true, "redisson://"+s.Addr).want("reach", fault, "", "tls=true")
 }
 
+// redlockNodes are three nodes with a user that has the least rights.
+type redlockNodes struct {
+	t        *testing.T
+	nodes    []*testenv.RedisServer
+	clock    *testenv.Clock // of the last node
+	password string
+	url      string // without parameters
+}
+
+func newRedlockNodes(t *testing.T) *redlockNodes {
+	last, clock := testenv.RedisClock(t, "--appendonly", "yes")
+	n := &redlockNodes{t: t, clock: clock, password: testenv.Password(),
+		nodes: []*testenv.RedisServer{testenv.Redis(t, "--appendonly", "yes"), testenv.Redis(t, "--appendonly", "yes"), last}}
+	for i := range n.nodes {
+		n.user(i, n.password, "")
+	}
+	n.url = "redlock://app:" + n.password + "@" + n.nodes[0].Addr + "," + n.nodes[1].Addr + "," + last.Addr
+	return n
+}
+
+// user makes the user of a node anew, without one of its rights.
+func (n *redlockNodes) user(node int, password, without string) {
+	words := strings.Fields(drivertest.Recipe(n.t, "**Redis, `redlock://`**"))
+	args := append([]string{"ACL", "SETUSER", "app", "reset", "on", ">" + password}, words[slices.Index(words, "resetkeys"):]...)
+	n.nodes[node].Do(slices.DeleteFunc(args, func(r string) bool { return r == without })...)
+}
+
+func (n *redlockNodes) doctor(faults bool, url string, args ...string) examined {
+	n.t.Helper()
+	return doctor(n.t, faults, url, append(args, "--name", "lk:doctor")...)
+}
+
 // TestDoctorOnRedlock plants faults on one of three nodes.
 func TestDoctorOnRedlock(t *testing.T) {
 	t.Parallel()
-	faked, clock := testenv.RedisClock(t, "--appendonly", "yes")
-	nodes := []*testenv.RedisServer{testenv.Redis(t, "--appendonly", "yes"), testenv.Redis(t, "--appendonly", "yes"), faked}
-	password := testenv.Password()
-	rights := drivertest.Recipe(t, "**Redis, `redlock://`**")
-	words := strings.Fields(rights)
-	words = words[slices.Index(words, "resetkeys"):]
-	user := func(node int, password string, without string) {
-		args := append([]string{"ACL", "SETUSER", "app", "reset", "on", ">" + password}, words...)
-		nodes[node].Do(slices.DeleteFunc(args, func(r string) bool { return r == without })...)
-	}
-	for i := range nodes {
-		user(i, password, "")
-	}
-	url := "redlock://app:" + password + "@" + nodes[0].Addr + "," + nodes[1].Addr + "," + nodes[2].Addr
-	durable, last := url+"?durable=true", nodes[2].Addr
-	run := func(faults bool, url string, args ...string) examined {
-		t.Helper()
-		return doctor(t, faults, url, append(args, "--name", "lk:doctor")...)
-	}
-	e := run(false, durable)
+	n := newRedlockNodes(t)
+	durable, last := n.url+"?durable=true", n.nodes[2].Addr
+	e := n.doctor(false, durable)
 	e.no(warning)
-	for _, node := range nodes {
+	for _, node := range n.nodes {
 		for _, check := range []string{"reach", "version", "eviction", "persistence", "replicas", "session limit", "clock", "rights"} {
 			e.want(check, ok, node.Addr, "")
 		}
 	}
 	e.want("lock", ok, "p50", "")
-	e = run(true, url+"?maxttl=1h", "--connect", "3s")
+	n.clock.Set(time.Minute)
+	n.doctor(false, durable).want("clock", warning, last+" is 1m0s ahead", "NTP")
+	n.clock.Set(0)
+	n.user(2, testenv.Password()+"other", "")
+	n.doctor(true, durable).want("password", fault, last, "the right user and password")
+	n.user(2, n.password, "+pexpireat")
+	n.doctor(true, durable).want("rights", fault, last+": locks: the user lacks +pexpireat", "ACL SETUSER app +pexpireat")
+	n.user(2, n.password, "+info")
+	n.doctor(true, durable).want("rights", fault, last+": locks: the user lacks +info", "ACL SETUSER app +info")
+	n.user(2, n.password, "")
+	n.nodes[2].Do("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+	n.doctor(true, durable).want("eviction", fault, last, "maxmemory-policy noeviction")
+	n.doctor(false, durable+"&evict=allow").want("eviction", warning, last, "maxmemory-policy noeviction")
+	n.nodes[2].Do("CONFIG", "SET", "maxmemory-policy", "noeviction")
+	n.nodes[2].Do("CONFIG", "SET", "maxclients", "12")
+	n.doctor(false, durable).want("session limit", warning, last, "maxclients")
+	n.nodes[2].Do("CONFIG", "SET", "maxclients", "10000")
+	n.doctor(true, strings.Replace(durable, last, olderRedis(t, n.nodes[2]), 1)).want("version", fault, "Redis 6.0.9", "6.2 or newer")
+}
+
+// TestDoctorOnRedlockNodes has nodes that forget, that are replicas, or that are down.
+func TestDoctorOnRedlockNodes(t *testing.T) {
+	t.Parallel()
+	n := newRedlockNodes(t)
+	durable, last := n.url+"?durable=true", n.nodes[2].Addr
+	e := n.doctor(true, n.url+"?maxttl=1h", "--connect", "3s")
 	e.want("restart", warning, last+" was started", "or a shorter maxttl=")
 	e.want("persistence", ok, last+" needs none", "")
 	e.want("lock", fault, "cannot be locked", "")
-
-	clock.Set(time.Minute)
-	run(false, durable).want("clock", warning, last+" is 1m0s ahead", "NTP")
-	clock.Set(0)
-	user(2, testenv.Password()+"other", "")
-	run(true, durable).want("password", fault, last, "the right user and password")
-	user(2, password, "+pexpireat")
-	run(true, durable).want("rights", fault, last+": locks: the user lacks +pexpireat", "ACL SETUSER app +pexpireat")
-	user(2, password, "+info")
-	run(true, durable).want("rights", fault, last+": locks: the user lacks +info", "ACL SETUSER app +info")
-	user(2, password, "")
-	for setting, value := range map[string][2]string{
-		"maxmemory-policy": {"allkeys-lru", "noeviction"},
-		"maxclients":       {"12", "10000"},
-		"appendonly":       {"no", "yes"},
-	} {
-		nodes[2].Do("CONFIG", "SET", setting, value[0])
-		switch setting {
-		case "maxmemory-policy":
-			run(true, durable).want("eviction", fault, last, "maxmemory-policy noeviction")
-			run(false, durable+"&evict=allow").want("eviction", warning, last, "maxmemory-policy noeviction")
-		case "maxclients":
-			run(false, durable).want("session limit", warning, last, "maxclients")
-		case "appendonly":
-			run(false, durable).want("persistence", warning, last+" keeps no append-only file, and durable=true", "no durable=true")
-		}
-		nodes[2].Do("CONFIG", "SET", setting, value[1])
-	}
-	run(true, strings.Replace(durable, last, olderRedis(t, nodes[2]), 1)).want("version", fault, "Redis 6.0.9", "6.2 or newer")
-	nodes[0].Do("REPLICAOF", "127.0.0.1", "1")
-	e = run(true, durable)
-	e.want("read-only", fault, nodes[0].Addr, "REPLICAOF NO ONE")
+	n.nodes[2].Do("CONFIG", "SET", "appendonly", "no")
+	n.doctor(false, durable).want("persistence", warning, last+" keeps no append-only file, and durable=true", "no durable=true")
+	n.nodes[0].Do("REPLICAOF", "127.0.0.1", "1")
+	e = n.doctor(true, durable)
+	e.want("read-only", fault, n.nodes[0].Addr, "REPLICAOF NO ONE")
 	e.want("rights", ok, last, "")
-	nodes[0].Do("REPLICAOF", "NO", "ONE")
-
-	nodes[2].Kill()
-	run(false, durable).want("reach", warning, last, "is the server running")
-	nodes[1].Kill()
-	run(true, durable, "--connect", "3s").want("reach", fault, last, "is the server running")
+	n.nodes[0].Do("REPLICAOF", "NO", "ONE")
+	n.nodes[2].Kill()
+	n.doctor(false, durable).want("reach", warning, last, "is the server running")
+	n.nodes[1].Kill()
+	n.doctor(true, durable, "--connect", "3s").want("reach", fault, last, "is the server running")
 }
 
 // TestDoctorKnowsEachRight takes away one right after the other of those in docs/security.md.

@@ -24,8 +24,8 @@ func wrapHelp(c *cobra.Command, width int) {
 	fill(c)
 }
 
-// refill breaks a text into lines of the given width. Lines that begin alike far from the margin are one paragraph: those without an indent,
-// and an item of a list with what is indented as far as its explanation. Other lines stand by themselves.
+// refill breaks a text into lines of the given width. Lines without an indent are one paragraph, and so are an item of a list and the lines
+// indented as far as the explanation of the item.
 func refill(text string, width int) string {
 	var out strings.Builder
 	var paragraph []string

@@ -39,8 +39,8 @@ func painter(w io.Writer) func(colour, text string) string {
 	return func(colour, text string) string { return "\x1b[" + colour + "m" + text + "\x1b[0m" }
 }
 
-// writeTable writes rows in columns, the first of which are headings. On a terminal of the given width, columns without a value are left out, and
-// the longest cells of the widest of the first some columns are cut.
+// writeTable writes rows in columns, below a row of headings. On a terminal of the given width, columns without a value are left out, and
+// long cells of the first some columns are cut.
 func writeTable(w io.Writer, width int, rows [][]string, some int) error {
 	const gap = 2
 	columns, total := columnsOf(rows, width > 0), -gap

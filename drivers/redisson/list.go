@@ -55,8 +55,8 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 	}
 }
 
-// listAt yields the names on one node. GoOn is false when nobody wants more. All pages come over one connection: a cursor of one server, or of
-// before its restart, would have another one leave out keys.
+// listAt yields the names on one node. GoOn is false when nobody wants more. All pages come over one connection: a server would leave out keys
+// by the cursor of another server, or of before a restart.
 func (d *Driver) listAt(ctx context.Context, node rueidis.Client, prefix string, yield func(string, error) bool) (goOn bool, err error) {
 	conn, release, err := d.dedicate(ctx, node)
 	if err != nil {
