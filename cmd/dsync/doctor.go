@@ -55,6 +55,7 @@ type examination struct {
 	url     *driver.URL
 	name    string // of the lock that is taken, and the beginning of those that rights are tried with
 	connect time.Duration
+	undo    func() // removes what the driver has made that was not there before; may be nil
 	report  doctorReport
 }
 
@@ -69,7 +70,10 @@ var examiners = map[string]func(ctx context.Context, x *examination) bool{
 	"pglock":       examinePostgres,
 }
 
-const pairsMeasured = 20
+const (
+	pairsMeasured = 20
+	doctorName    = "dsync:doctor" // the lock, unless another one is given
+)
 
 func doctorCommand() *cobra.Command {
 	var f backendFlags
@@ -83,8 +87,8 @@ take writes, evict or forget keys, whether their clock is right, how many connec
 docs/security.md the user lacks. Then it opens the URL as programs do, tells what the backend promises, and takes and gives back one lock
 20 times. Each finding comes with its cure and the section of the documents that explains it.
 
-It tries rights with keys of its own, whose names begin with --name, and which are gone some seconds later. Where the user may only use
-names of some form, as in ~lk:*, give one: --name lk:doctor.
+It tries rights with keys of its own, whose names begin with --name, and removes what it has made, also when it is interrupted. Where the
+user may only use names of some form, as in ~lk:*, give one: --name lk:doctor.
 
 Exit status
     0  no fault; there may be warnings
@@ -123,7 +127,7 @@ Exit status
 	}
 	f.add(c)
 	c.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	c.Flags().StringVar(&name, "name", "dsync:doctor", "`NAME` of the lock that is taken")
+	c.Flags().StringVar(&name, "name", doctorName, "`NAME` of the lock that is taken")
 	return c
 }
 
@@ -146,12 +150,7 @@ func checkVisible(raw string) error {
 	if err != nil {
 		return err
 	}
-	password := u.Param("password", "") + u.Param("sentinel_password", "")
-	if u.User != nil {
-		p, _ := u.User.Password()
-		password += p
-	}
-	if password != "" {
+	if hasPassword(u) {
 		return errors.New("the URL has a password, and all users of this machine can see the arguments of a command: use $" + urlVariable + " or --url-file")
 	}
 	return nil
@@ -165,6 +164,9 @@ func examine(ctx context.Context, raw, name string, connect time.Duration) *doct
 	look := examiners[x.url.Scheme]
 	if look == nil || look(ctx, x) {
 		x.open(ctx)
+	}
+	if x.undo != nil {
+		x.undo()
 	}
 	for _, f := range x.report.Findings {
 		switch f.Level {

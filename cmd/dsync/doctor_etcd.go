@@ -68,6 +68,11 @@ func (x *examination) etcdMember(ctx context.Context, client *clientv3.Client, e
 			"is it etcd that listens there? does it want TLS (tls=true)?", seeTLS)
 		return
 	}
+	x.etcdStatus(endpoint, status)
+}
+
+// etcdStatus judges what a server says of itself.
+func (x *examination) etcdStatus(endpoint string, status *clientv3.StatusResponse) {
 	major, rest, _ := strings.Cut(status.Version, ".")
 	minor, _, _ := strings.Cut(rest, ".")
 	a, _ := strconv.Atoi(major)
@@ -100,7 +105,12 @@ func (x *examination) etcdMembers(ctx context.Context, client *clientv3.Client) 
 	if err != nil {
 		return // not everybody may ask
 	}
-	switch n := len(list.Members); {
+	x.etcdNumber(len(list.Members))
+}
+
+// etcdNumber judges the number of members.
+func (x *examination) etcdNumber(n int) {
+	switch {
 	case n == 1:
 		x.bad(note, "members", "one server: while it is down nothing is granted", "three servers, if that matters", seeEtcd)
 	case n%2 == 0:
@@ -138,7 +148,9 @@ func (x *examination) etcdRights(ctx context.Context, client *clientv3.Client) {
 	lease, err := client.Grant(ctx, int64(5*time.Second/time.Second))
 	try("leases", err)
 	if err == nil {
-		_, err = client.Revoke(ctx, lease.ID)
+		revoking, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeLimit)
+		defer cancel()
+		_, err = client.Revoke(revoking, lease.ID)
 		try("leases", err)
 	}
 	if len(missing) == 0 {

@@ -31,7 +31,7 @@ func dial(ctx context.Context, host string, config *tls.Config) (net.Conn, error
 	return secure, nil
 }
 
-// reach connects to each host, and returns those that answer.
+// reach connects to each host, and returns those that answer. Where enough do, the others are no fault.
 func (x *examination) reach(ctx context.Context, hosts []string, config *tls.Config) (reached []string) {
 	for _, host := range hosts {
 		limited, cancel := context.WithTimeout(ctx, x.connect)
@@ -44,7 +44,7 @@ func (x *examination) reach(ctx context.Context, hosts []string, config *tls.Con
 		}
 		_ = conn.Close() // only whether it can be made was asked
 		reached = append(reached, host)
-		x.good("reach", "%s takes a connection within %.2f ms", host, milliseconds(time.Since(began)))
+		x.good(checkReach, "%s takes a connection within %.2f ms", host, milliseconds(time.Since(began)))
 		if config != nil {
 			x.good("TLS", "the certificate of %s is valid, and for this name", host)
 		}
@@ -52,8 +52,19 @@ func (x *examination) reach(ctx context.Context, hosts []string, config *tls.Con
 	if config == nil {
 		x.inTheClear(reached)
 	}
+	enough := 1
+	if x.url.Scheme == "redlock" {
+		enough = len(hosts)/2 + 1
+	}
+	for i := range x.report.Findings {
+		if f := &x.report.Findings[i]; f.Check == checkReach && f.Level == fault && len(reached) >= enough {
+			f.Level = warning
+		}
+	}
 	return reached
 }
+
+const checkReach = "reach"
 
 // The sections of documents that several checks name.
 const (
@@ -95,7 +106,7 @@ func (x *examination) unreached(host string, secure bool, err error) {
 	if errors.As(err, &dns) {
 		cure = "a host name that can be resolved here"
 	}
-	x.bad(fault, "reach", fmt.Sprintf("%s cannot be reached: %v", host, err), cure, seeReach)
+	x.bad(fault, checkReach, fmt.Sprintf("%s cannot be reached: %v", host, err), cure, seeReach)
 }
 
 // certificate is a finding if an error is about the server's certificate.

@@ -24,10 +24,16 @@ type redisServer struct {
 // redisChecks are made of each server.
 var redisChecks = []func(*redisServer, context.Context){
 	(*redisServer).version, (*redisServer).role, (*redisServer).eviction, (*redisServer).persistence, (*redisServer).replicas,
-	(*redisServer).connections, (*redisServer).clock,
+	(*redisServer).connections, (*redisServer).clock, (*redisServer).counts,
 }
 
-const seeRedis = "docs/guarantees.md#redis-redisson"
+// seeRedis is the section about what the backend promises.
+func (x *examination) seeRedis() string {
+	if isRedlock(x) {
+		return "docs/guarantees.md#redlock-redlock-5-nodes"
+	}
+	return "docs/guarantees.md#redis-redisson"
+}
 
 func examineRedis(ctx context.Context, x *examination) bool {
 	option, err := redisdial.ReadURL(x.url, "dsync-doctor")
@@ -48,7 +54,10 @@ func examineRedis(ctx context.Context, x *examination) bool {
 	if x.url.Scheme != "redisson" || mode == "single" {
 		for _, host := range reached {
 			option.InitAddress, option.ForceSingleClient = []string{host}, true
-			found = x.withRedis(option, host, func(client rueidis.Client) { x.redisServer(ctx, client, host) }) || found
+			found = x.withRedis(option, host, func(client rueidis.Client) {
+				x.redisServer(ctx, client, host)
+				x.redisCounter(ctx, client, option)
+			}) || found
 		}
 		return found
 	}
@@ -60,6 +69,7 @@ func examineRedis(ctx context.Context, x *examination) bool {
 	return x.withRedis(option, strings.Join(reached, ","), func(client rueidis.Client) {
 		if mode == "sentinel" {
 			x.redisServer(ctx, client, "the primary")
+			x.redisCounter(ctx, client, option)
 			return
 		}
 		for address, node := range client.Nodes() {
@@ -68,7 +78,8 @@ func examineRedis(ctx context.Context, x *examination) bool {
 				s.check(ctx)
 			}
 		}
-		x.redisRights(ctx, client)
+		x.redisRights(ctx, client, "the cluster")
+		x.redisCounter(ctx, client, option)
 	})
 }
 
@@ -110,8 +121,8 @@ func (x *examination) redisServer(ctx context.Context, client rueidis.Client, ad
 	s := &redisServer{x: x, client: client, address: address}
 	s.ask(ctx)
 	s.check(ctx)
-	if !x.hasFault("read-only") {
-		x.redisRights(ctx, client)
+	if !s.isReplica() {
+		x.redisRights(ctx, client, address)
 	}
 }
 
@@ -141,7 +152,7 @@ func (s *redisServer) check(ctx context.Context) {
 	for _, check := range redisChecks {
 		check(s, ctx)
 	}
-	if s.info == nil {
+	if s.info == nil && isRedisson(s.x) { // Redlock needs the right: see redisUses
 		s.x.bad(note, "INFO", s.address+": the user may not ask for INFO, so nobody sees whether the server evicts or forgets keys",
 			"ACL SETUSER "+s.x.user()+" +info", seeRights)
 	}
@@ -152,6 +163,32 @@ func (x *examination) user() string {
 		return "default"
 	}
 	return x.url.User.Username()
+}
+
+// redisCounter has the counter of tokens removed in the end, unless the counter was there before. Counters of Java's locks stay for ever, unlike
+// those of dsync.
+func (x *examination) redisCounter(ctx context.Context, client rueidis.Client, option rueidis.ClientOption) {
+	if x.url.Param("fence", "") != "redisson" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, x.connect)
+	defer cancel()
+	key := redisKey("redisson_lock_token", x.name)
+	const absent = -2
+	if left, err := client.Do(ctx, client.B().Pttl().Key(key).Build()).AsInt64(); err != nil || left != absent {
+		return
+	}
+	x.undo = func() {
+		ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
+		defer cancel()
+		client, err := rueidis.NewClient(option)
+		if client != nil {
+			defer client.Close()
+		}
+		if err == nil {
+			_ = client.Do(ctx, client.B().Pexpire().Key(key).Milliseconds(1).Build()).Error() // the user may lack the right to DEL
+		}
+	}
 }
 
 func (s *redisServer) version(context.Context) {
@@ -177,10 +214,14 @@ func (s *redisServer) isReplica() bool {
 }
 
 func (s *redisServer) role(context.Context) {
-	if s.isReplica() {
-		s.x.bad(fault, "read-only", s.address+" is a replica: it takes no locks",
-			"the address of the primary in the URL, or mode=sentinel with master=, or mode=cluster: these find it", seeRedis)
+	if !s.isReplica() {
+		return
 	}
+	cure := "the address of the primary in the URL, or mode=sentinel with master=, or mode=cluster: these find it"
+	if isRedlock(s.x) {
+		cure = "REPLICAOF NO ONE, or the address of a server that is no replica, in the URL"
+	}
+	s.x.bad(fault, "read-only", s.address+" is a replica: it takes no locks", cure, s.x.seeRedis())
 }
 
 func (s *redisServer) eviction(context.Context) {
@@ -191,11 +232,11 @@ func (s *redisServer) eviction(context.Context) {
 		s.x.good("eviction", "%s evicts nothing", s.address)
 	default:
 		l := fault
-		if s.x.url.Param("evict", "") == "allow" || s.x.url.Scheme != "redisson" {
+		if s.x.url.Param("evict", "") == "allow" {
 			l = warning
 		}
 		s.x.bad(l, "eviction", fmt.Sprintf("%s may evict locks that are held: its maxmemory-policy is %s", s.address, policy),
-			"CONFIG SET maxmemory-policy noeviction, and the same in redis.conf; evict=allow in the URL accepts it", seeRedis)
+			"CONFIG SET maxmemory-policy noeviction, and the same in redis.conf; evict=allow in the URL accepts it", s.x.seeRedis())
 	}
 }
 
@@ -203,30 +244,53 @@ func (s *redisServer) persistence(context.Context) {
 	if s.info == nil || s.isReplica() {
 		return
 	}
-	switch {
-	case s.x.url.Scheme != "redisson":
-		s.x.good("persistence", "%s: Redlock needs none, since a node that was started does not count for maxttl", s.address)
-	case s.info["aof_enabled"] == "1":
+	durable := s.x.url.Bool("durable", false)
+	switch keeps := s.info["aof_enabled"] == "1"; {
+	case isRedlock(s.x) && !durable:
+		s.x.good("persistence", "%s needs none: a node that was started does not count for maxttl", s.address)
+	case isRedlock(s.x) && !keeps:
+		s.x.bad(warning, "persistence", s.address+" keeps no append-only file, and durable=true says that it forgets nothing when it is restarted",
+			"appendonly yes, and appendfsync always, in redis.conf; or no durable=true in the URL", s.x.seeRedis())
+	case keeps:
 		s.x.good("persistence", "%s keeps an append-only file: a restart keeps locks, to the last second unless appendfsync is always", s.address)
 	default:
 		s.x.bad(warning, "persistence", s.address+" keeps no append-only file: locks that are held are forgotten when it is restarted",
-			"appendonly yes, and appendfsync always, in redis.conf", seeRedis)
+			"appendonly yes, and appendfsync always, in redis.conf", s.x.seeRedis())
 	}
 }
 
 func (s *redisServer) replicas(context.Context) {
 	n, err := strconv.Atoi(s.info["connected_slaves"])
-	wanted := s.x.url.Int("waitreplicas", 0, 0, 1000)
-	switch {
-	case err != nil || s.isReplica():
+	if err != nil || s.isReplica() {
+		return
+	}
+	text := fmt.Sprintf("%s has %s", s.address, plural(n, "replica"))
+	switch wanted := s.x.url.Int("waitreplicas", 0, 0, 1000); {
+	case isRedlock(s.x) && n > 0:
+		s.x.bad(warning, "replicas", text+": when one takes over at this address, it may not know the last locks",
+			"no fail-over behind the addresses of the URL: a node that is down is made up for by the others", s.x.seeRedis())
 	case wanted > n:
-		s.x.bad(fault, "replicas", fmt.Sprintf("%s has %s, and waitreplicas=%d waits for more before it grants", s.address, plural(n, "replica"), wanted),
-			"replicas that are connected, or a smaller waitreplicas=", seeRedis)
+		s.x.bad(fault, "replicas", fmt.Sprintf("%s, and waitreplicas=%d waits for more before it grants", text, wanted),
+			"replicas that are connected, or a smaller waitreplicas=", s.x.seeRedis())
 	case n > 0 && wanted == 0:
-		s.x.bad(warning, "replicas", fmt.Sprintf("%s has %s: when one takes over, it may not know the last locks", s.address, plural(n, "replica")),
-			"waitreplicas=1 in the URL narrows that; fencing tokens tell", seeRedis)
+		s.x.bad(warning, "replicas", text+": when one takes over, it may not know the last locks",
+			"waitreplicas=1 in the URL narrows that; fencing tokens tell", s.x.seeRedis())
 	default:
-		s.x.good("replicas", "%s has %s", s.address, plural(n, "replica"))
+		s.x.good("replicas", "%s", text)
+	}
+}
+
+// counts is whether a node of Redlock has been up for long enough to count.
+func (s *redisServer) counts(context.Context) {
+	up, err := strconv.ParseInt(s.info["uptime_in_seconds"], 10, 64)
+	if err != nil || !isRedlock(s.x) || s.isReplica() || s.x.url.Bool("durable", false) {
+		return
+	}
+	const usual = 30 * time.Second
+	longest := s.x.url.Duration("maxttl", max(usual, s.x.url.Duration("ttl", usual)))
+	if left := longest - time.Duration(up-1)*time.Second; left > 0 {
+		s.x.bad(warning, "restart", fmt.Sprintf("%s was started %d s ago: it may have forgotten locks, and does not count for %v", s.address, up, longest),
+			fmt.Sprintf("wait for %v; or a shorter maxttl=, the same in the URLs of all programs", left), s.x.seeRedis())
 	}
 }
 
@@ -267,6 +331,6 @@ func (s *redisServer) clock(ctx context.Context) {
 	seconds, err1 := strconv.ParseInt(answer[0], 10, 64)
 	micros, err2 := strconv.ParseInt(answer[1], 10, 64)
 	if err1 == nil && err2 == nil {
-		s.x.clock(s.address, time.Unix(seconds, micros*1000), asked, answered, seeRedis)
+		s.x.clock(s.address, time.Unix(seconds, micros*1000), asked, answered, s.x.seeRedis())
 	}
 }

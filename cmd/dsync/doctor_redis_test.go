@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"io"
 	"net"
 	"regexp"
@@ -9,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -63,20 +67,122 @@ func TestDoctorOnRedisTLS(t *testing.T) {
 	doctor(t, true, "redisson://"+s.Addr).want("reach", fault, "", "tls=true")
 }
 
+// redlockNodes are three nodes with a user that has the least rights.
+type redlockNodes struct {
+	t        *testing.T
+	nodes    []*testenv.RedisServer
+	clock    *testenv.Clock // of the last node
+	password string
+	url      string // without parameters
+}
+
+func newRedlockNodes(t *testing.T) *redlockNodes {
+	last, clock := testenv.RedisClock(t, "--appendonly", "yes")
+	n := &redlockNodes{t: t, clock: clock, password: testenv.Password(),
+		nodes: []*testenv.RedisServer{testenv.Redis(t, "--appendonly", "yes"), testenv.Redis(t, "--appendonly", "yes"), last}}
+	for i := range n.nodes {
+		n.user(i, n.password, "")
+	}
+	n.url = "redlock://app:" + n.password + "@" + n.nodes[0].Addr + "," + n.nodes[1].Addr + "," + last.Addr
+	return n
+}
+
+// user makes the user of a node anew, without one of its rights.
+func (n *redlockNodes) user(node int, password, without string) {
+	words := strings.Fields(drivertest.Recipe(n.t, "**Redis, `redlock://`**"))
+	args := append([]string{"ACL", "SETUSER", "app", "reset", "on", ">" + password}, words[slices.Index(words, "resetkeys"):]...)
+	n.nodes[node].Do(slices.DeleteFunc(args, func(r string) bool { return r == without })...)
+}
+
+func (n *redlockNodes) doctor(faults bool, url string, args ...string) examined {
+	n.t.Helper()
+	return doctor(n.t, faults, url, append(args, "--name", "lk:doctor")...)
+}
+
+// TestDoctorOnRedlock plants faults on one of three nodes.
+func TestDoctorOnRedlock(t *testing.T) {
+	t.Parallel()
+	n := newRedlockNodes(t)
+	durable, last := n.url+"?durable=true", n.nodes[2].Addr
+	e := n.doctor(false, durable)
+	e.no(warning)
+	for _, node := range n.nodes {
+		for _, check := range []string{"reach", "version", "eviction", "persistence", "replicas", "session limit", "clock", "rights"} {
+			e.want(check, ok, node.Addr, "")
+		}
+	}
+	e.want("lock", ok, "p50", "")
+	n.clock.Set(time.Minute)
+	n.doctor(false, durable).want("clock", warning, last+" is 1m0s ahead", "NTP")
+	n.clock.Set(0)
+	n.user(2, testenv.Password()+"other", "")
+	n.doctor(true, durable).want("password", fault, last, "the right user and password")
+	n.user(2, n.password, "+pexpireat")
+	n.doctor(true, durable).want("rights", fault, last+": locks: the user lacks +pexpireat", "ACL SETUSER app +pexpireat")
+	n.user(2, n.password, "+info")
+	n.doctor(true, durable).want("rights", fault, last+": locks: the user lacks +info", "ACL SETUSER app +info")
+	n.user(2, n.password, "")
+	n.nodes[2].Do("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+	n.doctor(true, durable).want("eviction", fault, last, "maxmemory-policy noeviction")
+	n.doctor(false, durable+"&evict=allow").want("eviction", warning, last, "maxmemory-policy noeviction")
+	n.nodes[2].Do("CONFIG", "SET", "maxmemory-policy", "noeviction")
+	n.nodes[2].Do("CONFIG", "SET", "maxclients", "12")
+	n.doctor(false, durable).want("session limit", warning, last, "maxclients")
+	n.nodes[2].Do("CONFIG", "SET", "maxclients", "10000")
+	n.doctor(true, strings.Replace(durable, last, olderRedis(t, n.nodes[2]), 1)).want("version", fault, "Redis 6.0.9", "6.2 or newer")
+}
+
+// TestDoctorOnRedlockNodes has nodes that forget, that are replicas, or that are down.
+func TestDoctorOnRedlockNodes(t *testing.T) {
+	t.Parallel()
+	n := newRedlockNodes(t)
+	durable, last := n.url+"?durable=true", n.nodes[2].Addr
+	e := n.doctor(true, n.url+"?maxttl=1h", "--connect", "3s")
+	e.want("restart", warning, last+" was started", "or a shorter maxttl=")
+	e.want("persistence", ok, last+" needs none", "")
+	e.want("lock", fault, "cannot be locked", "")
+	n.nodes[2].Do("CONFIG", "SET", "appendonly", "no")
+	n.doctor(false, durable).want("persistence", warning, last+" keeps no append-only file, and durable=true", "no durable=true")
+	n.nodes[0].Do("REPLICAOF", "127.0.0.1", "1")
+	e = n.doctor(true, durable)
+	e.want("read-only", fault, n.nodes[0].Addr, "REPLICAOF NO ONE")
+	e.want("rights", ok, last, "")
+	n.nodes[0].Do("REPLICAOF", "NO", "ONE")
+	n.nodes[2].Kill()
+	n.doctor(false, durable).want("reach", warning, last, "is the server running")
+	n.nodes[1].Kill()
+	n.doctor(true, durable, "--connect", "3s").want("reach", fault, last, "is the server running")
+}
+
 // TestDoctorKnowsEachRight takes away one right after the other of those in docs/security.md.
 func TestDoctorKnowsEachRight(t *testing.T) {
 	t.Parallel()
-	s := testenv.Redis(t)
-	password := testenv.Password()
-	words := strings.Fields(drivertest.Recipe(t, "**Redis, `redisson://`**"))
-	rights := words[slices.Index(words, "resetkeys"):]
-	for _, row := range []string{"`Read`, `Write`", "`Inspect`, `ForceUnlock`", "`List`"} {
-		rights = append(rights, drivertest.RecipeRow(t, row)...)
+	for scheme, rows := range map[string][]string{
+		"redisson":     {"`Read`, `Write`", "`Inspect`, `ForceUnlock`", "`List`", "`fair=true`", "`fence=redisson`"},
+		"redis-string": nil,
+	} {
+		t.Run(scheme, func(t *testing.T) {
+			t.Parallel()
+			recipe, parameters := "**Redis, `redisson://`**", "?fair=true&fence=redisson"
+			if scheme == "redis-string" {
+				recipe, parameters = "**Redis, `redlock://`**", "?durable=true"
+			}
+			words := strings.Fields(drivertest.Recipe(t, recipe))
+			rights := words[slices.Index(words, "resetkeys"):]
+			for _, row := range rows {
+				rights = append(rights, drivertest.RecipeRow(t, row)...)
+			}
+			testDoctorKnowsEachRight(t, scheme, parameters, rights)
+		})
 	}
+}
+
+func testDoctorKnowsEachRight(t *testing.T, scheme, parameters string, rights []string) {
+	s, password := testenv.Redis(t), testenv.Password()
 	user := func(without string) string {
 		args := []string{"ACL", "SETUSER", "app", "reset", "on", ">" + password}
 		s.Do(append(args, slices.DeleteFunc(slices.Clone(rights), func(r string) bool { return r == without })...)...)
-		return "redisson://app:" + password + "@" + s.Addr
+		return scheme + "://app:" + password + "@" + s.Addr + parameters
 	}
 	e := doctor(t, false, user(""), "--name", "lk:doctor")
 	for _, f := range e.Findings {
@@ -90,30 +196,89 @@ func TestDoctorKnowsEachRight(t *testing.T) {
 		case "resetkeys", "resetchannels", "-@all", "+hello", "+auth", "+unsubscribe": // nobody is asked for these
 			continue
 		}
-		e := examined{t: t}
-		e.Findings = examine(t.Context(), user(right), "lk:doctor", drivertest.HangGuard).Findings
-		found := slices.ContainsFunc(e.Findings, func(f finding) bool {
-			return f.Check == "rights" && f.Level != ok && slices.ContainsFunc(strings.Fields(f.Cure), func(word string) bool {
-				return word == right || right[0] != '+' && strings.HasPrefix(word, strings.TrimSuffix(right, "*"))
-			})
+		u, err := driver.ParseURL(user(right))
+		if err != nil {
+			t.Fatal(err)
+		}
+		x := &examination{url: u, name: "lk:doctor", connect: drivertest.HangGuard}
+		examineRedis(t.Context(), x)
+		found := slices.ContainsFunc(x.report.Findings, func(f finding) bool {
+			return f.Check == "rights" && f.Level != ok && slices.Contains(strings.Fields(f.Cure), right)
 		})
 		if !found {
-			t.Errorf("without %s: %+v", right, e.Findings)
+			t.Errorf("without %s: %+v", right, x.report.Findings)
+		}
+	}
+}
+
+// TestDoctorLeavesNothing interrupts it at any time.
+func TestDoctorLeavesNothing(t *testing.T) {
+	t.Parallel()
+	s := testenv.Redis(t)
+	interrupted := 0
+	for i := range 40 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*2*time.Millisecond)
+		p := &two{t: t, ctx: ctx}
+		if p.bare("doctor", "redisson://"+s.Addr+"?fair=true&fence=redisson").status == exitInterrupted {
+			interrupted++
+		}
+		cancel()
+		for _, key := range s.Do("KEYS", "dsync:doctor*").([]any) {
+			testenv.Eventually(t, func() bool { return s.Do("EXISTS", key.(string)) == int64(0) }, key.(string)+" is gone")
+		}
+	}
+	for _, key := range s.Do("KEYS", "*").([]any) { // what remembers the last token
+		if s.Do("PTTL", key.(string)) == int64(-1) {
+			t.Errorf("the key %s stays for ever", key)
+		}
+	}
+	if interrupted == 0 {
+		t.Error("it was never interrupted")
+	}
+}
+
+// TestTrialsWithoutTheirKey tries rights with a key that is over at once: what makes keys makes none that stay.
+func TestTrialsWithoutTheirKey(t *testing.T) {
+	t.Parallel()
+	s := testenv.Redis(t)
+	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{s.Addr}, ForceSingleClient: true, DisableCache: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	for _, use := range redisUses {
+		for _, line := range use.try {
+			word, _, _ := strings.Cut(line, " ")
+			if !slices.Contains(makes, word) {
+				continue
+			}
+			trial := redisTrial{client, map[string]string{"$lock": word}, ""}
+			trial.lacks(t.Context(), "DEL $lock", line, tryEnd)
+			if left := s.Do("PTTL", word); left == int64(-1) {
+				t.Errorf("%s leaves a key that stays for ever", line)
+			}
+			trial.remove()
+			if s.Do("EXISTS", word) != int64(0) {
+				t.Errorf("the key of %s is not removed", line)
+			}
 		}
 	}
 }
 
 var versionInHello = regexp.MustCompile(`(version\r\n\$)\d+\r\n[0-9.]+`)
 
-// TestDoctorOnOldRedis has a proxy change the version that a server tells.
 func TestDoctorOnOldRedis(t *testing.T) {
 	t.Parallel()
-	s := testenv.Redis(t)
+	doctor(t, true, "redisson://"+olderRedis(t, testenv.Redis(t))).want("version", fault, "Redis 6.0.9", "6.2 or newer")
+}
+
+// olderRedis returns the address of a proxy that changes the version that a server tells.
+func olderRedis(t *testing.T, s *testenv.RedisServer) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	t.Cleanup(func() { l.Close() })
 	go func() { // ends with the listener
 		for {
 			client, err := l.Accept()
@@ -143,5 +308,5 @@ func TestDoctorOnOldRedis(t *testing.T) {
 			}()
 		}
 	}()
-	doctor(t, true, "redisson://"+l.Addr().String()).want("version", fault, "Redis 6.0.9", "6.2 or newer")
+	return l.Addr().String()
 }

@@ -5,9 +5,11 @@ import (
 	"strings"
 	"testing"
 
+	gozk "github.com/go-zookeeper/zk"
+	"github.com/jackc/pgx/v5"
+
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
-	"github.com/jackc/pgx/v5"
 )
 
 func TestDoctorOnPostgres(t *testing.T) {
@@ -122,6 +124,22 @@ func TestDoctorOnZooKeeper(t *testing.T) {
 	e.no(warning)
 	for _, check := range []string{"reach", "version", "rights", "open", "lock"} {
 		e.want(check, ok, "", "")
+	}
+	c, _, err := gozk.Connect([]string{s.Addr}, drivertest.HangGuard, gozk.WithLogInfo(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	doctor(t, false, app+"/other/app").want("rights", ok, "c on /", "")
+	for _, node := range []string{"/app", "/other"} {
+		if there, _, err := c.Exists(node); there || err != nil {
+			t.Errorf("%s was not there before, and is now (%v)", node, err)
+		}
+	}
+	lease := lock(t, holder(t, app+"/app"), "x")
+	doctor(t, false, app+"/app").want("rights", ok, "cdrwa on /app", "")
+	if err := lease.Err(); err != nil {
+		t.Error(err)
 	}
 	doctor(t, true, "zk://other:"+testenv.Password()+"@"+s.Addr+"/app").want("rights", fault, "on /app", "setAcl /app")
 	doctor(t, true, app+"/app?ttl=2h").want("session limit", fault, "2h0m0s", "maxSessionTimeout")

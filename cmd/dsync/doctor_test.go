@@ -100,7 +100,7 @@ func TestDoctorInMemory(t *testing.T) {
 
 func TestDoctorIsReadable(t *testing.T) {
 	p := &two{t: t}
-	p.bare("doctor", "memory://doctor").want(exitDone, "ok       lock", "What the backend promises", "0 faults, 0 warnings")
+	p.bare("doctor", "memory://doctor").want(exitDone, "ok       lock  ", "What the backend promises", "0 faults, 0 warnings")
 	p.bare("doctor", "redisson://127.0.0.1:1", "--connect", "1s").want(exitFailed, "fault    reach", "cure: is the server running", "see: docs/choosing.md")
 	p.bare("doctor", "redisson://127.0.0.1", "etcd://127.0.0.1").want(exitUsage, "one URL")
 	p.bare("doctor", "redisson://:"+testenv.PasswordMark+"@127.0.0.1").want(exitUsage, "DSYNC_URL").not(testenv.PasswordMark)
@@ -123,19 +123,29 @@ func TestWrap(t *testing.T) {
 }
 
 func TestTablesFitTheTerminal(t *testing.T) {
-	rows := [][]string{{"NAME", "HOLDER"}, {"żółw", strings.Repeat("h", 50)}, {"b", "x"}}
-	for _, width := range []int{0, 30, 10} {
+	rows := [][]string{{"NAME", "HOLDER", "SINCE", "TOKEN"}, {"żółw", strings.Repeat("h", 50) + "end", noValue, "1795435927914568"}, {"b", "x", noValue, "7"}}
+	for _, width := range []int{0, 80, 60, 40} {
 		var out strings.Builder
-		if err := writeTable(&out, width, rows); err != nil {
+		if err := writeTable(&out, width, rows, 2); err != nil {
 			t.Fatal(err)
 		}
-		for line := range strings.Lines(out.String()) {
+		text := out.String()
+		for line := range strings.Lines(text) {
 			if n := len([]rune(strings.TrimSuffix(line, "\n"))); width > 0 && n > width {
 				t.Errorf("width %d: %q has %d characters", width, line, n)
 			}
 		}
-		if width == 0 && !strings.Contains(out.String(), strings.Repeat("h", 50)) {
-			t.Errorf("got %q, which is cut", out.String())
+		if whole := strings.Contains(text, rows[1][1]); whole != (width == 0) && width != 80 {
+			t.Errorf("width %d: got\n%s", width, text)
 		}
+		if !strings.Contains(text, "end ") || !strings.Contains(text, rows[1][3]) || strings.Contains(text, "SINCE") != (width == 0) {
+			t.Errorf("width %d: want the end of the long cell, the whole token, and no empty column on a terminal in\n%s", width, text)
+		}
+	}
+}
+
+func TestPrintable(t *testing.T) {
+	if got, want := printable("a\x1b[31m\nżółw\u202e"), "a\ufffd[31m żółw\ufffd"; got != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -8,9 +8,11 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-func (r *doctorReport) write(w io.Writer) error {
-	const indent = "                       "
-	width, paint := widthOf(w), painter(w)
+func (r *doctorReport) write(w io.Writer) error { return r.fill(w, widthOf(w), painter(w)) }
+
+// fill writes lines of at most width characters.
+func (r *doctorReport) fill(w io.Writer, width int, paint func(colour, text string) string) error {
+	const indent = "                        "
 	colours := map[level]string{ok: green, warning: yellow, fault: red}
 	fmt.Fprintf(w, "%s\n\n", r.URL)
 	for _, f := range r.Findings {
@@ -18,10 +20,10 @@ func (r *doctorReport) write(w io.Writer) error {
 		if colour := colours[f.Level]; colour != "" {
 			head = paint(colour, head)
 		}
-		text := wrap(f.Text, indent, width)
-		fmt.Fprintf(w, "%s  %-12s  %s", head, f.Check, text[len(indent):])
+		text := wrap(printable(f.Text), indent, width)
+		fmt.Fprintf(w, "%s  %-13s  %s", head, f.Check, text[len(indent):])
 		if f.Cure != "" {
-			fmt.Fprint(w, wrap("cure: "+f.Cure, indent, width))
+			fmt.Fprint(w, wrap("cure: "+printable(f.Cure), indent, width))
 		}
 		if f.See != "" {
 			fmt.Fprint(w, wrap("see: "+f.See, indent, width))

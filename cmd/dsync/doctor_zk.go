@@ -44,6 +44,11 @@ func (x *examination) zkServer(ctx context.Context, host string, config *tls.Con
 	ctx, cancel := context.WithTimeout(ctx, x.connect)
 	defer cancel()
 	text, err := zkWord(ctx, host, config, "srvr")
+	x.zkAnswer(host, text, err)
+}
+
+// zkAnswer judges what a server says of itself.
+func (x *examination) zkAnswer(host, text string, err error) {
 	var version, mode string
 	for line := range strings.Lines(text) {
 		if value, is := strings.CutPrefix(line, "Zookeeper version: "); is {
@@ -97,6 +102,31 @@ func zkWord(ctx context.Context, host string, config *tls.Config, word string) (
 func (x *examination) zkRights(ctx context.Context, hosts []string, config *tls.Config) {
 	ctx, cancel := context.WithTimeout(ctx, x.connect)
 	defer cancel()
+	conn, id, problem := x.zkConnect(ctx, hosts, config)
+	if problem != nil {
+		x.add(*problem)
+		return
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, conn.Close)() // the library's requests know no context
+	x.zkPath(conn, x.url.Path, id)
+	if made := missingNodes(conn, x.url.Path); len(made) > 0 {
+		x.undo = func() {
+			ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
+			defer cancel()
+			if conn, _, problem := x.zkConnect(ctx, hosts, config); problem == nil {
+				defer conn.Close()
+				defer context.AfterFunc(ctx, conn.Close)()
+				for _, node := range made {
+					_ = conn.Delete(node, -1) // unless there is something below it by now
+				}
+			}
+		}
+	}
+}
+
+// zkConnect returns a connection with a session and the user of the URL, and what an ACL calls the user.
+func (x *examination) zkConnect(ctx context.Context, hosts []string, config *tls.Config) (conn *gozk.Conn, id string, problem *finding) {
 	conn, events, err := gozk.Connect(hosts, x.connect, gozk.WithLogInfo(false), gozk.WithLogger(log.New(io.Discard, "", 0)),
 		gozk.WithDialer(func(_, address string, timeout time.Duration) (net.Conn, error) {
 			limited, cancel := context.WithTimeout(ctx, timeout)
@@ -104,27 +134,39 @@ func (x *examination) zkRights(ctx context.Context, hosts []string, config *tls.
 			return dial(limited, address, config)
 		}))
 	if err != nil {
-		x.bad(fault, "reach", err.Error(), "the hosts of the URL", seeReach)
-		return
+		return nil, "", &finding{checkReach, fault, err.Error(), "the hosts of the URL", seeReach}
 	}
-	defer conn.Close()
 	if err := zkSession(ctx, events); err != nil {
-		x.bad(fault, "reach", fmt.Sprintf("the server gives no session: %v", err),
-			"maxClientCnxns in zoo.cfg, if there are many connections from this host; a majority of the servers", seeZooKeeper)
-		return
+		conn.Close()
+		return nil, "", &finding{checkReach, fault, fmt.Sprintf("the server gives no session: %v", err),
+			"maxClientCnxns in zoo.cfg, if there are many connections from this host; a majority of the servers", seeZooKeeper}
 	}
-	id := ""
-	if x.url.User != nil {
-		password, _ := x.url.User.Password()
-		account := x.url.User.Username() + ":" + password
-		sum := sha1.Sum([]byte(account))
-		id = x.url.User.Username() + ":" + base64.StdEncoding.EncodeToString(sum[:])
-		if err := conn.AddAuth("digest", []byte(account)); err != nil {
-			x.bad(fault, "password", fmt.Sprintf("the server refuses user and password: %v", err), "the right user and password in the URL", "docs/security.md#passwords")
-			return
+	if x.url.User == nil {
+		return conn, "", nil
+	}
+	password, _ := x.url.User.Password()
+	account := x.url.User.Username() + ":" + password
+	sum := sha1.Sum([]byte(account))
+	stop := context.AfterFunc(ctx, conn.Close)
+	err = conn.AddAuth("digest", []byte(account))
+	stop()
+	if err != nil {
+		conn.Close()
+		return nil, "", &finding{"password", fault, fmt.Sprintf("the server refuses user and password: %v", err), "the right user and password in the URL",
+			"docs/security.md#passwords"}
+	}
+	return conn, x.url.User.Username() + ":" + base64.StdEncoding.EncodeToString(sum[:]), nil
+}
+
+// missingNodes returns the nodes of a path that are not there, which the driver will make, the last of them first.
+func missingNodes(conn *gozk.Conn, chroot string) (missing []string) {
+	for node := path.Clean("/" + chroot); node != "/"; node = path.Dir(node) {
+		if there, _, err := conn.Exists(node); there || err != nil {
+			break
 		}
+		missing = append(missing, node)
 	}
-	x.zkPath(conn, x.url.Path, id)
+	return missing
 }
 
 // zkSession waits for a session.

@@ -25,7 +25,8 @@ func lsCommand() *cobra.Command {
 		Use:   "ls [PREFIX]",
 		Short: "List the names that are held",
 		Long: `Ls lists the names that are held, of those that begin with PREFIX, in alphabetical order: one in a line, or with --long a table of who
-holds them. A name that somebody gets or gives back meanwhile is listed or not. Nothing is locked and nothing changed.
+holds them. A name that somebody gets or gives back meanwhile is listed or not. Nothing is locked and nothing changed. A terminal shows odd
+names in quotes, other programs get names as they are; for names with line breaks there is --json.
 
   Redis       goes through all keys of the server, a hundred thousand in a second at most, and takes hashes that look like locks
               for locks. The rights for that are in docs/security.md.
@@ -99,8 +100,12 @@ func writeNames(w io.Writer, names []string, asJSON bool) error {
 		}
 		return writeJSON(w, list)
 	}
+	text := func(name string) string { return name } // as it is, for other programs
+	if widthOf(w) > 0 {
+		text = show
+	}
 	for _, name := range names {
-		if _, err := fmt.Fprintln(w, show(name)); err != nil {
+		if _, err := fmt.Fprintln(w, text(name)); err != nil {
 			return err
 		}
 	}
@@ -118,7 +123,12 @@ func writeLong(c *cobra.Command, b *backend, names []string, asJSON bool) error 
 	if asJSON {
 		return writeJSON(out, reports)
 	}
-	rows := [][]string{{"NAME", "HELD", "HOLDER", "PROCESS", "FOR", "TTL", "WAITERS", "TOKEN"}}
+	return writeTable(out, widthOf(out), longRows(reports), 3)
+}
+
+// longRows is a table of holders.
+func longRows(reports []lockReport) [][]string {
+	rows := [][]string{{"NAME", "HOLDER", "PROCESS", "HELD", "FOR", "TTL", "WAITERS", "TOKEN"}}
 	for _, r := range reports {
 		since, ttl := "", ""
 		if r.Since != nil {
@@ -127,7 +137,7 @@ func writeLong(c *cobra.Command, b *backend, names []string, asJSON bool) error 
 		if r.TTLSeconds > 0 {
 			ttl = time.Duration(r.TTLSeconds * float64(time.Second)).Round(time.Second).String()
 		}
-		rows = append(rows, []string{show(r.Name), r.state(), dash(r.who()), dash(r.Process), dash(since), dash(ttl), count(r.Waiters), dash(token(r.Token))})
+		rows = append(rows, []string{show(r.Name), dash(r.who()), dash(printable(r.Process)), r.state(), dash(since), dash(ttl), count(r.Waiters), dash(token(r.Token))})
 	}
-	return writeTable(out, widthOf(out), rows)
+	return rows
 }

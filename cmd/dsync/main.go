@@ -70,6 +70,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	wrapHelp(root, widthOf(stdout))
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return exitDone

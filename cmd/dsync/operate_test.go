@@ -126,8 +126,16 @@ func TestLs(t *testing.T) {
 			if got, want := p.bare("ls", "--url", url, "7/").want(exitDone).out, "7/1\n7/2\n"; got != want {
 				t.Errorf("got %q, want %q", got, want)
 			}
-			p.bare("ls", "--long", "--url", url, "8/").want(exitDone, "NAME", "8/1   held").not("7/1")
+			p.bare("ls", "--long", "--url", url, "8/").want(exitDone, "NAME", "8/1 ", "  held ").not("7/1")
 			p.bare("ls", "--json", "--url", url, "9").want(exitDone, "[]")
+			if scheme == "pglock" {
+				return // where names are numbers
+			}
+			const odd = "odd \t\"\\ * ? [x] %2F ł"
+			lock(t, c, odd)
+			if got, want := p.bare("ls", "--url", url, odd[:7]).want(exitDone).out, odd+"\n"; got != want {
+				t.Errorf("got %q, want %q", got, want)
+			}
 		})
 	}
 }
@@ -177,6 +185,8 @@ func TestURLs(t *testing.T) {
 		{"show --url redisson://user:" + secret + "@127.0.0.1 x", exitUsage, "all users of this machine can see"},
 		{"doctor redisson://user:" + secret + "@127.0.0.1", exitUsage, "all users of this machine can see"},
 		{"doctor pglock://127.0.0.1/?password=" + secret, exitUsage, "all users of this machine can see"},
+		{"show --url redisson://127.0.0.1?mode=sentinel&sentinel_password=" + secret + " x", exitUsage, "all users of this machine can see"},
+		{"ls --url pglock://127.0.0.1/?sslpassword=" + secret, exitUsage, "all users of this machine can see"},
 		{"show --url user:" + secret + "@127.0.0.1 x", exitUsage, "malformed"},
 		{"show --url-file /does/not/exist x", exitUsage, "/does/not/exist"},
 		{"show --url-file " + file + " x", exitDone, "x  free"},

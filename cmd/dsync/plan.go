@@ -216,8 +216,9 @@ func (p *pair) lengths(info driver.Info, refusal error) fact {
 
 func bounds(i driver.Info) string {
 	s := "any"
+	const longest = 100 * 365 * 24 * time.Hour // which no program needs
 	switch {
-	case i.MinTTL > 0 && i.MaxTTL > 0:
+	case i.MinTTL > 0 && i.MaxTTL > 0 && i.MaxTTL < longest:
 		s = fmt.Sprintf("%v to %v", i.MinTTL, i.MaxTTL)
 	case i.MinTTL > 0:
 		s = fmt.Sprintf("%v or longer", i.MinTTL)

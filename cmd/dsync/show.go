@@ -243,7 +243,7 @@ func (r *lockReport) write(w io.Writer) error {
 	}
 	line("holder", r.who())
 	if r.Hold != r.Owner && r.Owner != "" {
-		line("hold", r.Hold)
+		line("hold", show(r.Hold))
 	}
 	if r.Process != "" {
 		line("process", show(r.Process))
@@ -267,9 +267,13 @@ func (r *lockReport) waiters() string {
 	if len(r.Queue) == 0 {
 		return text
 	}
-	queue := make([]string, len(r.Queue))
-	for i, who := range r.Queue {
-		queue[i] = show(who)
+	const most = 10
+	var queue []string
+	for _, who := range r.Queue[:min(most, len(r.Queue))] {
+		queue = append(queue, show(who))
+	}
+	if more := len(r.Queue) - most; more > 0 {
+		queue = append(queue, fmt.Sprintf("and %d more (--json)", more))
 	}
 	return text + ": " + strings.Join(queue, ", ")
 }

@@ -232,7 +232,7 @@ func (r *statusReport) writeMembers(w io.Writer) {
 
 func dash(s string) string {
 	if s == "" {
-		return "-"
+		return noValue
 	}
 	return s
 }

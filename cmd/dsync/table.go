@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"golang.org/x/term"
@@ -38,26 +39,25 @@ func painter(w io.Writer) func(colour, text string) string {
 	return func(colour, text string) string { return "\x1b[" + colour + "m" + text + "\x1b[0m" }
 }
 
-// writeTable writes rows in columns. On a terminal of the given width, the longest cells of the widest columns are cut.
-func writeTable(w io.Writer, width int, rows [][]string) error {
-	if len(rows) == 0 {
-		return nil
-	}
+// writeTable writes rows in columns, below a row of headings. On a terminal of the given width, columns without a value are left out, and
+// long cells of the first some columns are cut.
+func writeTable(w io.Writer, width int, rows [][]string, some int) error {
 	const gap = 2
-	columns := make([]int, len(rows[0]))
-	total := -gap
-	for i := range columns {
-		for _, row := range rows {
-			columns[i] = max(columns[i], utf8.RuneCountInString(row[i]))
+	columns, total := columnsOf(rows, width > 0), -gap
+	for _, n := range columns {
+		if n > 0 {
+			total += n + gap
 		}
-		total += columns[i] + gap
 	}
 	for ; width > 0 && total > width; total-- {
 		widest := 0
-		for i, n := range columns {
+		for i, n := range columns[:some] {
 			if n > columns[widest] {
 				widest = i
 			}
+		}
+		if columns[widest] <= shortest {
+			break
 		}
 		columns[widest]--
 	}
@@ -65,9 +65,11 @@ func writeTable(w io.Writer, width int, rows [][]string) error {
 	for _, row := range rows {
 		line.Reset()
 		for i, cell := range row {
-			cell = cut(cell, columns[i])
-			line.WriteString(cell)
-			line.WriteString(strings.Repeat(" ", columns[i]-utf8.RuneCountInString(cell)+gap))
+			if columns[i] > 0 {
+				cell = cut(cell, columns[i])
+				line.WriteString(cell)
+				line.WriteString(strings.Repeat(" ", columns[i]-utf8.RuneCountInString(cell)+gap))
+			}
 		}
 		if _, err := fmt.Fprintln(w, strings.TrimRight(line.String(), " ")); err != nil {
 			return err
@@ -76,16 +78,36 @@ func writeTable(w io.Writer, width int, rows [][]string) error {
 	return nil
 }
 
-// cut returns a text of n characters at most.
+// shortest is what is left of a cell at least.
+const shortest = 8
+
+// noValue is a cell of a column that a backend does not know.
+const noValue = "-"
+
+// columnsOf returns how wide the columns are: 0 for those that have no value, if these are to be left out.
+func columnsOf(rows [][]string, leaveOut bool) []int {
+	columns := make([]int, len(rows[0]))
+	for i := range columns {
+		empty := leaveOut
+		for n, row := range rows {
+			columns[i] = max(columns[i], utf8.RuneCountInString(row[i]))
+			empty = empty && (n == 0 || row[i] == noValue)
+		}
+		if empty {
+			columns[i] = 0
+		}
+	}
+	return columns
+}
+
+// cut returns a text of n characters at most, without what is behind the middle: names that begin alike often end differently.
 func cut(text string, n int) string {
-	if utf8.RuneCountInString(text) <= n {
+	runes := []rune(text)
+	if len(runes) <= n {
 		return text
 	}
-	runes := []rune(text)
-	if n < 2 {
-		return string(runes[:max(n, 0)])
-	}
-	return string(runes[:n-1]) + "…"
+	end := (n - 1) / 3
+	return string(runes[:n-1-end]) + "…" + string(runes[len(runes)-end:])
 }
 
 // wrap breaks a text between words into lines of at most width characters, which begin with indent; 0 is for one line.
@@ -112,4 +134,17 @@ func wrap(text, indent string, width int) string {
 		line += n
 	}
 	return out.String() + "\n"
+}
+
+// printable makes characters visible that a terminal would obey, in texts that servers or other programs have written.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' {
+			return ' '
+		}
+		if !unicode.IsPrint(r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, text)
 }

@@ -49,11 +49,19 @@ func backendURL(c *cobra.Command) (string, error) {
 	if err != nil {
 		return "", usageError{fmt.Errorf("%s: %w", from, err)}
 	}
-	if u.User != nil && from == "--url" {
-		if _, secret := u.User.Password(); secret {
-			return "", usageError{errors.New("--url has a password, and all users of this machine can see the flags of a command: use $" +
-				urlVariable + " or --url-file")}
-		}
+	if from == "--url" && hasPassword(u) {
+		return "", usageError{errors.New("--url has a password, and all users of this machine can see the flags of a command: use $" +
+			urlVariable + " or --url-file")}
 	}
 	return raw, nil
+}
+
+// hasPassword reports whether a URL has a password, of whatever kind.
+func hasPassword(u *driver.URL) bool {
+	if u.User != nil {
+		if _, given := u.User.Password(); given {
+			return true
+		}
+	}
+	return u.Has("password") || u.Has("sentinel_password") || u.Has("sslpassword")
 }

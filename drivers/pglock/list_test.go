@@ -14,16 +14,6 @@ import (
 // TestListOfNumbers lists names that are numbers, which the server keeps, and refuses to list others, of which it keeps hashes.
 func TestListOfNumbers(t *testing.T) {
 	pg := testenv.Postgres(t)
-	listed := func(d driver.Driver, prefix string) (names []string, err error) {
-		for name, err := range d.(driver.Lister).List(t.Context(), prefix) {
-			if err != nil {
-				return nil, err
-			}
-			names = append(names, name)
-		}
-		slices.Sort(names)
-		return names, nil
-	}
 	url := pg.URL("pglock") + "?sslmode=disable"
 	numbers, pairs, hashes := drivertest.Open(t, url+"&key=number"), drivertest.Open(t, url+"&key=pair"), drivertest.Open(t, url)
 	for _, name := range []string{"7", "-71", "9223372036854775807"} {
@@ -40,11 +30,17 @@ func TestListOfNumbers(t *testing.T) {
 		{numbers, "7", []string{"7"}},
 		{pairs, "", []string{"7/-2147483648"}},
 	} {
-		if got, err := listed(test.d, test.prefix); err != nil || !slices.Equal(got, test.want) {
+		if got, err := drivertest.Listed(t, t.Context(), test.d, test.prefix); err != nil || !slices.Equal(got, test.want) {
 			t.Errorf("List of %q: got %q and %v, want %q", test.prefix, got, err, test.want)
 		}
 	}
-	if _, err := listed(hashes, ""); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "key=number") {
+	if _, err := drivertest.Listed(t, t.Context(), hashes, ""); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "key=number") {
 		t.Errorf("List of hashes: got %v", err)
 	}
+}
+
+func TestListOfSilentServer(t *testing.T) {
+	pg := testenv.Postgres(t)
+	d := drivertest.Open(t, pg.URL("pglock")+"?sslmode=disable&key=number&ttl=4s")
+	drivertest.ListOfSilentServer(t, d, pg.Freeze, pg.Thaw)
 }

@@ -21,6 +21,7 @@ func clusterURL(c *testenv.Cluster) string {
 func TestCluster(t *testing.T) {
 	c := testenv.RedisCluster(t, 3, 1)
 	t.Run("names", func(t *testing.T) { testClusterNames(t, c) })
+	t.Run("list", func(t *testing.T) { testClusterList(t, c) })
 	t.Run("sharded", func(t *testing.T) { testClusterWakeUp(t, c, "") })
 	t.Run("plain", func(t *testing.T) { testClusterWakeUp(t, c, "&pubsub=plain") })
 	t.Run("both", func(t *testing.T) { testClusterWakeUp(t, c, "&pubsub=both") })

@@ -12,12 +12,14 @@ import (
 	"unicode/utf8"
 
 	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
-// List looks at scanKeys keys with one request, and pauses after each, so that others notice little of it.
+// List looks at so few keys with one request that others never wait for long, and begins the next one scanPause later at the soonest.
 const (
-	scanKeys  = "1000"
-	scanPause = 10 * time.Millisecond
+	scanKeys  = "250"
+	scanPause = 2500 * time.Microsecond
 )
 
 // holdField is what the fields of a lock look like: a client, and a number of the client's.
@@ -26,17 +28,21 @@ var holdField = regexp.MustCompile(`^[^:]+:[0-9]+(:write)?$`)
 // escapeGlob makes a pattern of a text that matches nothing else.
 var escapeGlob = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 
-// List implements driver.Lister. It goes through all keys of the server, a hundred thousand in a second at most, and takes hashes whose fields
-// look like holds for locks. Sealed names are left out, and keys that the user has no right to.
+// List implements driver.Lister. It goes through all keys of the server, or of each primary of a cluster, a hundred thousand in a second at
+// most, and takes hashes whose fields look like holds for locks. Sealed names are left out, and keys that the user has no right to. Names in
+// slots of a cluster that move meanwhile may be missed.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		if err := d.admin(ctx, "list"); err != nil { // any name will do
 			yield("", err)
 			return
 		}
-		nodes := map[string]rueidis.Client{"": d.client}
+		nodes, err := []rueidis.Client{d.client}, error(nil)
 		if d.cluster {
-			nodes = d.client.Nodes()
+			if nodes, err = d.nodes.primaries(ctx); err != nil {
+				yield("", err)
+				return
+			}
 		}
 		for _, node := range nodes {
 			if goOn, err := d.listAt(ctx, node, prefix, yield); err != nil {
@@ -49,13 +55,19 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 	}
 }
 
-// listAt yields the names on one node. GoOn is false when nobody wants more.
+// listAt yields the names on one node. GoOn is false when nobody wants more. All pages come over one connection: a server would leave out keys
+// by the cursor of another server, or of before a restart.
 func (d *Driver) listAt(ctx context.Context, node rueidis.Client, prefix string, yield func(string, error) bool) (goOn bool, err error) {
+	conn, release, err := d.dedicate(ctx, node)
+	if err != nil {
+		return false, err
+	}
+	defer release()
 	pause := time.NewTicker(scanPause)
 	defer pause.Stop()
 	for cursor := "0"; ; {
 		scan := node.B().Arbitrary("SCAN", cursor, "MATCH", escapeGlob.Replace(prefix)+"*", "COUNT", scanKeys, "TYPE", "hash").Build()
-		answer, err := d.doMulti(ctx, node, []rueidis.Completed{scan})[0].AsScanEntry()
+		answer, err := d.doMulti(ctx, conn, []rueidis.Completed{scan})[0].AsScanEntry()
 		if err != nil {
 			err, _ = fault(ctx, "", err)
 			return false, err
@@ -78,6 +90,32 @@ func (d *Driver) listAt(ctx context.Context, node rueidis.Client, prefix string,
 		case <-ctx.Done():
 			return false, ctx.Err()
 		}
+	}
+}
+
+// dedicate returns a connection to a server that nobody else uses until its release. The library connects under no context.
+func (d *Driver) dedicate(ctx context.Context, node rueidis.Client) (rueidis.DedicatedClient, func(), error) {
+	type connection struct {
+		client  rueidis.DedicatedClient
+		release func()
+	}
+	made := make(chan connection)
+	if !d.life.Go(func() { // ends when the connection is made, or cannot be
+		var c connection
+		c.client, c.release = node.Dedicate()
+		select {
+		case made <- c:
+		case <-ctx.Done():
+			c.release()
+		}
+	}) {
+		return nil, nil, driver.ErrClosed
+	}
+	select {
+	case c := <-made:
+		return c.client, c.release, nil
+	case <-ctx.Done():
+		return nil, nil, ctx.Err()
 	}
 }
 

@@ -31,7 +31,7 @@ func (d *Driver) checkDemoted(err error) {
 
 // doMulti sends several requests at once. It returns when they are answered or fail, or when ctx ends: the library does not heed ctx
 // everywhere, for example while it connects.
-func (d *Driver) doMulti(ctx context.Context, client rueidis.Client, cmds []rueidis.Completed) []rueidis.RedisResult {
+func (d *Driver) doMulti(ctx context.Context, client rueidis.CoreClient, cmds []rueidis.Completed) []rueidis.RedisResult {
 	answers := make(chan []rueidis.RedisResult, 1)
 	if !d.life.Go(func() { answers <- client.DoMulti(ctx, cmds...) }) { // ends soon after ctx
 		return failAll(len(cmds), notSent{driver.ErrClosed})

@@ -72,6 +72,28 @@ func (t *topology) client(ctx context.Context, slot uint16) (rueidis.Client, err
 	return nil, fmt.Errorf("%w: slot %d of the cluster has no known node", driver.ErrUnavailable, slot)
 }
 
+// primaries returns a client of each node that has slots now.
+func (t *topology) primaries(ctx context.Context) (clients []rueidis.Client, err error) {
+	if err := t.refresh(ctx, 0); err != nil {
+		return nil, err
+	}
+	nodes := t.nodes()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	seen := make(map[string]bool)
+	for _, r := range t.ranges {
+		if seen[r.node] {
+			continue
+		}
+		seen[r.node] = true
+		if nodes[r.node] == nil {
+			return nil, fmt.Errorf("%w: slot %d of the cluster has no known node", driver.ErrUnavailable, r.first)
+		}
+		clients = append(clients, nodes[r.node])
+	}
+	return clients, nil
+}
+
 // expire has the next refresh ask.
 func (t *topology) expire() {
 	t.mu.Lock()

@@ -11,7 +11,7 @@ import (
 )
 
 // List implements driver.Lister. It goes through all nodes below the chroot that can have names with the prefix, one after the other, and
-// leaves out what the user may not read.
+// leaves out what the user may not read. What was granted before the call is seen on every server.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		s, err := d.board(caller{ctx: ctx}, d.options.TTL)
@@ -21,6 +21,10 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 		}
 		defer s.leave()
 		w := &walk{d, s, caller{ctx, d.life.Open().Done()}, prefix, yield}
+		if err := w.sync(); err != nil {
+			yield("", fault(ctx, s, err))
+			return
+		}
 		if _, err := w.below("", ""); err != nil {
 			yield("", fault(ctx, s, err))
 		}
@@ -34,6 +38,12 @@ type walk struct {
 	c      caller
 	prefix string
 	yield  func(string, error) bool
+}
+
+// sync lets the server catch up with the leader. Later answers of the session, also by other servers, are no older.
+func (w *walk) sync() error {
+	_, err := query(w.c, w.s, func(c *gozk.Conn) (string, error) { return c.Sync("/") })
+	return err
 }
 
 // below yields the names at a node and below. Path is that of the node without the chroot, and name what the path stands for. GoOn is false
@@ -77,7 +87,7 @@ func (w *walk) child(path, name, child string) (goOn bool, err error) {
 	if path != "" {
 		part = name + "/" + part
 	}
-	if !strings.HasPrefix(part, w.prefix) && !strings.HasPrefix(w.prefix, part) {
+	if !strings.HasPrefix(part, w.prefix) && !strings.HasPrefix(w.prefix, part+"/") {
 		return true, nil
 	}
 	return w.below(path+"/"+child, part)

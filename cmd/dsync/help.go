@@ -1,0 +1,66 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+)
+
+// wrapHelp has a command and those below it fill the lines of their help anew where a terminal is less wide than the help was written for.
+func wrapHelp(c *cobra.Command, width int) {
+	if width == 0 {
+		return
+	}
+	c.SetUsageTemplate(strings.ReplaceAll(c.UsageTemplate(), ".FlagUsages", fmt.Sprintf(".FlagUsagesWrapped %d", width)))
+	var fill func(c *cobra.Command)
+	fill = func(c *cobra.Command) {
+		c.Long = refill(c.Long, width)
+		for _, below := range c.Commands() {
+			fill(below)
+		}
+	}
+	fill(c)
+}
+
+// refill breaks a text into lines of the given width. Lines without an indent are one paragraph, and so are an item of a list and the lines
+// indented as far as the explanation of the item.
+func refill(text string, width int) string {
+	var out strings.Builder
+	var paragraph []string
+	head, indent := "", ""
+	end := func() {
+		if len(paragraph) > 0 {
+			filled := wrap(strings.Join(paragraph, " "), indent, width)
+			out.WriteString(head + filled[min(len(head), len(filled)):])
+			paragraph, head, indent = nil, "", ""
+		}
+	}
+	for line := range strings.Lines(text + "\n") {
+		line = strings.TrimSuffix(line, "\n")
+		body := strings.TrimLeft(line, " ")
+		margin := line[:len(line)-len(body)]
+		switch {
+		case body == "":
+			end()
+			out.WriteString("\n")
+			continue
+		case margin == indent && len(paragraph) > 0:
+		case margin == "":
+			end()
+		default:
+			end()
+			head = margin
+			if label, explained, is := strings.Cut(body, "  "); is {
+				text := strings.TrimLeft(explained, " ")
+				head = line[:len(margin)+len(label)+2+len(explained)-len(text)]
+				body = text
+			}
+			indent = strings.Repeat(" ", utf8.RuneCountInString(head))
+		}
+		paragraph = append(paragraph, body)
+	}
+	end()
+	return strings.TrimSuffix(out.String(), "\n")
+}
