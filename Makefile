@@ -49,7 +49,7 @@ test-long: servers ## run all tests in their long form: with all that `make test
 	GOWORK=off $(RUN_TESTS) -race=false -timeout 30m -run '^(TestMutants|TestModelKeepsItsPromises)$$' $(TESTFLAGS) ./conformance ./drivers/etcd ./drivers/migrate # which compute ten times as long with -race
 	GOWORK=off $(RUN_TESTS) -timeout 30m -run '^TestPairs$$' -v $(TESTFLAGS) ./drivers/migrate -pairs 15s
 
-migration-long: servers ## six processes from one backend to another by the runbooks, five pairs, while either backend is killed in each step: some ten minutes
+migration-long: servers ## six processes from one backend to another by the runbooks, five pairs, while either backend is killed in each step: six minutes
 	cd cmd/dsync && $(GO) test -race -timeout 30m -count=1 -run '^TestFleetOfSix$$' -v $(TESTFLAGS) . -fleet
 
 run-long: servers ## dsync run on each backend: 50 trials each of a holder that is frozen, cut off, forced or killed: ten minutes
