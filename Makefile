@@ -18,6 +18,8 @@ INTEROP_TESTS ?= 8
 COUNT ?= 20
 # How many trials `make run-long` makes on each backend.
 TRIALS ?= 200
+# How many storms of migration run side by side: two for each processor, as they mostly wait.
+PAIRS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
 # How many backends `make stress` tests side by side. They mostly wait.
 STRESS_BEDS ?= 8
 # Where its build finds package time with a wall clock that can jump.
@@ -49,9 +51,9 @@ test: servers ## run all tests in their short form, on real servers, with the ra
 test-long: servers ## run all tests in their long form: with all that `make test` leaves out, and 15 s of migration between every two backends
 	$(call run_tests,-timeout 60m -skip '^(TestPairs|TestMutants|TestModelKeepsItsPromises)$$')
 	GOWORK=off $(RUN_TESTS) -race=false -timeout 30m -run '^(TestMutants|TestModelKeepsItsPromises)$$' $(TESTFLAGS) ./conformance ./drivers/etcd ./drivers/migrate # which compute ten times as long with -race
-	GOWORK=off $(RUN_TESTS) -timeout 30m -run '^TestPairs$$' -v $(TESTFLAGS) ./drivers/migrate -pairs 15s
+	GOWORK=off $(RUN_TESTS) -timeout 30m -run '^TestPairs$$' -parallel $(PAIRS) -v $(TESTFLAGS) ./drivers/migrate -pairs 15s
 
-migration-long: servers ## six processes from one backend to another by the runbooks, five pairs, while either backend is killed in each step: some ten minutes
+migration-long: servers ## six processes from one backend to another by the runbooks, five pairs, while either backend is killed in each step: six minutes
 	cd cmd/dsync && $(GO) test -race -timeout 30m -count=1 -run '^TestFleetOfSix$$' -v $(TESTFLAGS) . -fleet
 
 run-long: servers ## dsync run: 200 trials on each backend of a holder that is frozen, cut off, forced or killed, and a job of 20 periods: ten minutes

@@ -16,7 +16,7 @@ import (
 )
 
 // BenchmarkNames moves 10,000 idle names from Redis to etcd over links whose round trip takes a millisecond more, and reports the seconds of
-// each command: -bench Names -benchtime 1x.
+// each command, without a limit of the rate: -bench Names -benchtime 1x.
 func BenchmarkNames(b *testing.B) {
 	const names, way = 10_000, 500 * time.Microsecond
 	far := func(addr string) string {
@@ -41,7 +41,7 @@ func BenchmarkNames(b *testing.B) {
 			b.Fatal(err)
 		}
 		b.StartTimer()
-		for _, command := range []string{"seal --all", "status", "finalize"} {
+		for _, command := range []string{"seal --all --rate 0", "status", "finalize"} {
 			args := append([]string{"migrate"}, strings.Fields(command)...)
 			args = append(args, "--from", from, "--to", to, "--names", file)
 			var errors bytes.Buffer

@@ -156,12 +156,10 @@ func (a *attempt) handover(ctx context.Context) (*lease, error) {
 	if _, err := a.marked(ctx, to); err != nil { // a name that cannot be marked is not sealed
 		return nil, from.undo(ctx, to.undo(ctx, err))
 	}
-	l.sealed = from.lease.Expires()
-	l.bounded.Store(to.renewed())
 	if err := a.seal(ctx, from, to); err != nil {
 		return nil, err
 	}
-	if err := a.mark(ctx, to, from.last()); err != nil {
+	if err := a.mark(ctx, to, from.token()); err != nil {
 		return nil, to.undo(ctx, err)
 	}
 	return l.grant(ctx, to, to)
@@ -236,7 +234,7 @@ func (a *attempt) sealIdle(ctx context.Context, to *part) (floor uint64, err err
 	if a.seals {
 		var from *part
 		if from, err = to.l.take(ctx, a.d.from, false, true); err == nil {
-			return from.last(), a.seal(ctx, from, to)
+			return from.token(), a.seal(ctx, from, to)
 		}
 	}
 	if errors.Is(err, driver.ErrSealed) {

@@ -16,8 +16,8 @@ var ErrSame = fmt.Errorf("from and to are the same backend by two addresses: %w"
 const apartNames = 16
 
 // Check looks whether the two backends are different ones, can seal if there is no gate, and belong together: see [ErrSame], [ErrNeedsGate],
-// [ErrOtherBackend] and [ErrWrongWay]. The first Check of a migration ties from to to, where [Driver.Ties] returns nil. Opening by URL calls Check; a program that uses New calls Check before
-// its first lock.
+// [ErrOtherBackend] and [ErrWrongWay]. The first Check of a migration ties from to to, where [Driver.Ties] returns nil. Opening by URL calls
+// Check; a program that uses New calls Check before its first lock.
 func (d *Driver) Check(ctx context.Context) error {
 	bound, end, err := d.closable(ctx)
 	if err != nil {

@@ -61,8 +61,8 @@ func (g *gate) learn(ctx context.Context) time.Duration {
 }
 
 // Finalize closes the gate for good: no process gets into PhaseOld any more, also when none is left in PhaseNew. D has to be in PhaseNew.
-// A minute later at the latest, processes in PhaseNew need the old backend no longer. It returns an error that matches errors.ErrUnsupported where the old backend keeps no seal: then nobody gets into PhaseOld for as long as a
-// process is in PhaseNew.
+// A minute later at the latest, processes in PhaseNew need the old backend no longer. Where the old backend keeps no seal, Finalize returns
+// an error that matches errors.ErrUnsupported: then nobody gets into PhaseOld for as long as a process is in PhaseNew.
 func (d *Driver) Finalize(ctx context.Context) error {
 	if d.gate == nil {
 		return fmt.Errorf("migrate: there is no gate to close: %w", errors.ErrUnsupported)

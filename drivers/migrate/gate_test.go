@@ -461,3 +461,33 @@ func TestLooksAreBrief(t *testing.T) {
 		}
 	})
 }
+
+// TestASlotThatIsLostDuringTheLooks does not count.
+func TestASlotThatIsLostDuringTheLooks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		lose := sync.OnceFunc(func() {
+			if err := p.to.NewDriver().ForceUnlock(t.Context(), "dsync:migrate:new:0"); err != nil {
+				t.Error(err)
+			}
+			synctest.Wait()
+		})
+		from, to := p.from.NewDriver(), p.to.NewDriver()
+		d, err := migrate.New(before{onlyDriverAndAdmin{from, from}, "dsync:migrate:old:127", lose}, onlyDriverAndAdmin{to, to},
+			&migrate.Options{Gated: true, Unfenced: true, TTL: ttl})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantErr(t, "to new", d.SetPhase(t.Context(), migrate.PhaseNew), driver.ErrUnavailable)
+		wantErr(t, "once more", d.SetPhase(t.Context(), migrate.PhaseNew), nil)
+	})
+}
+
+// TestASlotOfUnknownFateIsNotTakenForThatOfAnother: the process would have two.
+func TestASlotOfUnknownFateIsNotTakenForThatOfAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newPair(t, nil, nil).gated(migrate.PhaseDual)
+		c.to.Inject(memory.Fault{Kind: memory.LoseAnswer, On: memory.Acquires})
+		wantErr(t, "to new", c.SetPhase(t.Context(), migrate.PhaseNew), driver.ErrUnknown)
+	})
+}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -26,10 +25,6 @@ type lease struct {
 	one  part
 	list [2]*part
 	look until // bounds the look at the mark
-
-	// The end of the hold that became a seal bounds the lease too, until the lease is renewed: the grant counts from the first request.
-	sealed  time.Time
-	bounded atomic.Bool
 
 	mu    sync.Mutex
 	state state
@@ -176,9 +171,6 @@ func (l *lease) Expires() time.Time {
 	for _, p := range l.parts[1:] {
 		t = earlier(t, p.lease.Expires())
 	}
-	if l.bounded.Load() {
-		t = earlier(t, l.sealed)
-	}
 	return l.m.bound(t)
 }
 
@@ -259,9 +251,6 @@ func (l *lease) renewable() bool {
 
 // answered takes the answer to a renewal of p. When p is over, the lease is over too, and its other parts are released.
 func (l *lease) answered(p *part, err error) error {
-	if err == nil {
-		l.bounded.Store(false)
-	}
 	if !errors.Is(err, driver.ErrNotHeld) {
 		return err
 	}

@@ -66,8 +66,8 @@ func (b backend) movesTo(to backend) bool {
 	return to.name != texts && (b.name != texts || to.name == "redisson" || to.name == "pglock")
 }
 
-// TestPairs takes clients through the phases between every two backends, in processes of which some are killed and stopped. As many
-// pairs run side by side as there are CPUs, so that the storms have something to work with.
+// TestPairs takes clients through the phases between every two backends, in processes of which some are killed and stopped. So many pairs
+// run side by side as -parallel says. Phases and faults go by the clock; with more pairs for a processor each has fewer grants in between.
 func TestPairs(t *testing.T) {
 	all := backends(t)
 	for i, from := range all {

@@ -158,11 +158,8 @@ func (p *part) undo(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 }
 
-// last returns the last token of the hold, or 0.
-func (p *part) last() uint64 {
-	first, n := driver.Tokens(p.lease, p.b.floor)
-	if n == 0 {
-		return 0
-	}
-	return first + uint64(n) - 1
+// token returns the first token of the hold, or 0: above all that were given out for the name, if the caller gets none of this hold.
+func (p *part) token() uint64 {
+	first, _ := driver.Tokens(p.lease, p.b.floor)
+	return first
 }

@@ -2,6 +2,7 @@ package migrate_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -65,3 +66,40 @@ func TestPhasesAreReported(t *testing.T) {
 		}
 	})
 }
+
+// TestAGoodReportHidesNoBadOne: all is well when it is on both backends.
+func TestAGoodReportHidesNoBadOne(t *testing.T) {
+	from, to := &reports{Driver: memory.New(sessions)}, &reports{Driver: memory.New(sessions)}
+	d, err := migrate.New(from, to, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []error
+	d.OnKeepAlive(func(err error) { got = append(got, err) })
+	bad := errors.New("no answer")
+	for i, step := range []struct {
+		by   *reports
+		says error
+		want []error // what has been told so far
+	}{
+		{from, bad, []error{bad}},
+		{to, nil, []error{bad}},
+		{to, bad, []error{bad, bad}},
+		{from, nil, []error{bad, bad}},
+		{to, nil, []error{bad, bad, nil}},
+		{from, nil, []error{bad, bad, nil, nil}},
+	} {
+		step.by.told(step.says)
+		if !slices.EqualFunc(got, step.want, func(got, want error) bool { return errors.Is(got, want) }) {
+			t.Fatalf("report %d: got %v, want %v", i, got, step.want)
+		}
+	}
+}
+
+// reports is a backend that a test reports for.
+type reports struct {
+	*memory.Driver
+	told func(error)
+}
+
+func (r *reports) OnKeepAlive(f func(error)) { r.told = f }

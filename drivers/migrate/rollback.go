@@ -130,7 +130,7 @@ func (a *attempt) goBack(ctx context.Context, to *part) error {
 	}
 	floor := uint64(0)
 	if d.info.Fencing != driver.None {
-		floor = to.last()
+		floor = to.token()
 	}
 	err = d.unsealer.Loosen(ctx, a.r.Name, id, d.from.below(floor))
 	if errors.Is(err, errors.ErrUnsupported) {

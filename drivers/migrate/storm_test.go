@@ -40,6 +40,9 @@ type storm struct {
 
 	back, moves atomic.Int64 // how many roll-backs, and with a gate changes of the phase, there were
 
+	granted atomic.Int64
+	working chan struct{} // closed when there are minGrants: before that there is no fault
+
 	gated bool // and nobody knows from alone
 
 	wrapFrom, wrapTo func(*memory.Driver) driver.Driver // in tests of the storm
@@ -65,7 +68,7 @@ func (s *storm) run() error {
 	s.history.Note(fmt.Sprint("seed ", s.seed))
 	ctx, cancel := context.WithTimeout(context.Background(), stormLasts)
 	defer cancel()
-	s.ctx, s.start = ctx, time.Now()
+	s.ctx, s.start, s.working = ctx, time.Now(), make(chan struct{})
 	first := s.from.NewDriver()
 	l, err := first.Acquire(ctx, &driver.Request{Name: "x", Hold: "first:1", TTL: time.Minute, Events: manyTokens{}})
 	if err == nil {
@@ -157,6 +160,9 @@ func (s *storm) lock(c *dsync.Client, label string, random *rand.Rand) {
 		s.sleep(time.Duration(1+random.IntN(50)) * time.Millisecond)
 		return
 	}
+	if s.granted.Add(1) == int64(s.minGrants()) {
+		close(s.working)
+	}
 	select {
 	case <-l.Done():
 		op.Lost()
@@ -247,6 +253,10 @@ func (s *storm) takeBack(d *migrate.Driver, random *rand.Rand) {
 
 // disturb makes requests of a client fail, but not in the end, when everybody has to get on again.
 func (s *storm) disturb(drivers []*memory.Driver, label string, random *rand.Rand) {
+	select {
+	case <-s.working:
+	case <-s.ctx.Done():
+	}
 	for s.sleep(time.Second+time.Duration(random.Int64N(int64(6*time.Second)))) && time.Since(s.start) < stormLasts*3/4 {
 		off := s.history.Fault("connection", label)
 		d := drivers[random.IntN(2)]

@@ -310,3 +310,33 @@ func TestANameThatMovesLateHasTokensOfTheNewBackend(t *testing.T) {
 		release(t, r.lease)
 	})
 }
+
+// TestTokensRiseForANameThatIsHeldWhenItIsToMove: the way of [migrate.Driver.Seal], and of a grant that waited for a program with the old
+// backend alone.
+func TestTokensRiseForANameThatIsHeldWhenItIsToMove(t *testing.T) {
+	for _, bySeal := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			p := newPair(t, nil, nil)
+			c := p.client(migrate.PhaseNew)
+			held := lock(t, p.from.NewDriver(), "x")
+			first, n := held.Tokens()
+			var all sync.WaitGroup
+			var after driver.Lease
+			all.Go(func() {
+				if bySeal {
+					wantErr(t, "Seal", c.Seal(t.Context(), "x"), nil)
+				}
+				var err error
+				after, err = c.Acquire(t.Context(), &newAttempt("x").Request)
+				wantErr(t, "the next lock", err, nil)
+			})
+			synctest.Wait()
+			release(t, held)
+			all.Wait()
+			if token, _ := after.Tokens(); token < first+uint64(n) {
+				t.Errorf("by Seal %t: got token %d after %d tokens from %d", bySeal, token, n, first)
+			}
+			release(t, after)
+		})
+	}
+}

@@ -1,0 +1,97 @@
+package migrate_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+	"github.com/go-dsync/dsync/drivers/migrate"
+)
+
+// TestReleaseEndsTheNewBackendFirst: who gets the name on the old backend next finds the new one free, and waits once.
+func TestReleaseEndsTheNewBackendFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		c := p.client(migrate.PhaseDual)
+		l := lock(t, c, "x")
+		c.to.Inject(memory.Fault{Delay: time.Second, On: memory.Releases})
+		done := make(chan error, 1)
+		go func() { done <- l.Release(t.Context()) }() // ends after a second
+		time.Sleep(time.Second / 2)
+		_, err := try(p.from.NewDriver(), "x")
+		wantErr(t, "the old backend, before the new one has answered", err, driver.ErrLocked)
+		wantErr(t, "Release", <-done, nil)
+		release(t, lock(t, p.from.NewDriver(), "x"))
+		release(t, lock(t, p.to.NewDriver(), "x"))
+	})
+}
+
+// TestForceUnlockEndsBothHalves of a client that hears nothing of it.
+func TestForceUnlockEndsBothHalves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		c := p.client(migrate.PhaseDual)
+		lock(t, c, "x")
+		c.from.Cut()
+		c.to.Cut()
+		wantErr(t, "ForceUnlock", p.client(migrate.PhaseNew).ForceUnlock(t.Context(), "x"), nil)
+		release(t, lock(t, p.from.NewDriver(), "x"))
+		release(t, lock(t, p.to.NewDriver(), "x"))
+	})
+}
+
+// TestAnUndoThatFailedIsUnknown: the name may be held on the old backend for a while, by nobody.
+func TestAnUndoThatFailedIsUnknown(t *testing.T) {
+	for _, kind := range []memory.FaultKind{memory.CutOff, memory.LoseAnswer, memory.Hang} {
+		synctest.Test(t, func(t *testing.T) {
+			p := newPair(t, nil, nil)
+			c := p.client(migrate.PhaseDual)
+			l := lock(t, p.to.NewDriver(), "x")
+			_, err := try(c, "x")
+			if !errors.Is(err, driver.ErrLocked) || errors.Is(err, driver.ErrUnknown) {
+				t.Errorf("a name that is held on the new backend: got %v, want ErrLocked alone", err)
+			}
+			c.from.Inject(memory.Fault{Kind: kind, On: memory.Releases})
+			_, err = try(c, "x")
+			wantErr(t, "and the old backend does not answer", err, driver.ErrLocked)
+			wantErr(t, "and the old backend does not answer", err, driver.ErrUnknown)
+			c.from.Heal()
+			release(t, l)
+			time.Sleep(2 * ttl)
+			release(t, lock(t, c, "x"))
+		})
+	}
+}
+
+// TestADeadlineOfARequestIsNotTheCallers, who has none: what does not answer is a backend.
+func TestADeadlineOfARequestIsNotTheCallers(t *testing.T) {
+	for _, test := range []struct {
+		what  string
+		phase migrate.Phase
+		hang  func(c *client)
+	}{
+		{"the seal", migrate.PhaseNew, func(c *client) { c.from.Inject(memory.Fault{Kind: memory.Hang, On: memory.Seals}) }},
+		{"the mark", migrate.PhaseNew, func(c *client) { c.to.Inject(memory.Fault{Kind: memory.Hang, On: memory.Seals}) }},
+		{"the look whether the old backend has the name still", migrate.PhaseDual, func(c *client) {
+			c.from.Inject(memory.Fault{Kind: memory.Hang, On: memory.Renewals})
+		}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			p := newPair(t, nil, nil)
+			c := p.client(test.phase)
+			test.hang(c)
+			l := lock(t, p.to.NewDriver(), "x")
+			r := start(context.Background(), c, newAttempt("x"))
+			release(t, l)
+			err := (<-r).err
+			wantErr(t, test.what, err, driver.ErrUnknown)
+			if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+				t.Errorf("%s: got %v, which is how a context of the caller ends", test.what, err)
+			}
+		})
+	}
+}
