@@ -2,7 +2,6 @@ package dsync
 
 import (
 	"context"
-	"errors"
 	"iter"
 	"time"
 
@@ -28,17 +27,17 @@ func (c *Client) Observe(ctx context.Context, name string) iter.Seq2[Status, err
 			if err == nil {
 				o.watch()
 			}
-			outOfReach := transient(err) || errors.Is(err, context.DeadlineExceeded)
+			unreached := outOfReach(err)
 			switch {
 			case err == nil && o.news(s):
 				if !yield(s, nil) {
 					return
 				}
-			case err != nil && !outOfReach:
+			case err != nil && !unreached:
 				yield(Status{}, err)
 				return
 			}
-			o.wait(ctx, s, outOfReach)
+			o.wait(ctx, s, unreached)
 		}
 	}
 }
@@ -96,24 +95,24 @@ func (o *observer) news(s Status) bool {
 }
 
 const (
-	minObservePause = 10 * time.Millisecond
-	maxReachPause   = 500 * time.Millisecond
+	minAskPause   = 10 * time.Millisecond
+	maxReachPause = 500 * time.Millisecond
 )
 
 // wait returns when it is time for another question: after a change of which the driver tells, or after a pause. The pause doubles from
 // question to question while nobody holds the name, since not every backend tells of a grant, and while the backend is out of reach.
-func (o *observer) wait(ctx context.Context, s Status, outOfReach bool) {
+func (o *observer) wait(ctx context.Context, s Status, unreached bool) {
 	pause := o.client.ttl / 3
 	if s.Held {
 		o.pause = 0
 		if s.TTL > 0 {
-			pause = min(pause, max(s.TTL, minObservePause))
+			pause = min(pause, max(s.TTL, minAskPause))
 		}
 	} else {
-		if outOfReach {
+		if unreached {
 			pause = min(pause, maxReachPause)
 		}
-		o.pause = min(pause, max(2*o.pause, minObservePause))
+		o.pause = min(pause, max(2*o.pause, minAskPause))
 		pause = o.pause
 	}
 	timer := time.NewTimer(pause)

@@ -50,6 +50,7 @@ func mutants() []mutant {
 		migrationBackMutants,
 		watchingMutants,
 		leavingMutants,
+		latchMutants,
 		namesMutants,
 		scaleMutants,
 		stormMutants,
