@@ -42,10 +42,6 @@ var (
 // transient reports whether a request that failed with err may succeed when it is repeated.
 func transient(err error) bool { return errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown) }
 
-// outOfReach reports whether err says that the backend did not answer, so that it is worth asking again: err is of a request with a bound of its
-// own.
-func outOfReach(err error) bool { return transient(err) || errors.Is(err, context.DeadlineExceeded) }
-
 // errNested is the answer to TryLock where Lock returns ErrDeadlock.
 var errNested = fmt.Errorf("%w: the caller's own lease holds the name", ErrLocked)
 

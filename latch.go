@@ -102,7 +102,7 @@ func (l *Latch) change(ctx context.Context, op string, f func(ctx context.Contex
 			if !doubt && inDoubt(err) {
 				doubt, until = true, sent+moment(driver.RepeatFor)
 			}
-			if outOfReach(err) && c.pause(ctx, pause) && (!doubt || c.now() < until) {
+			if transient(err) && c.pause(ctx, pause) && (!doubt || c.now() < until) {
 				continue
 			}
 			switch {
@@ -125,11 +125,20 @@ func inDoubt(err error) bool {
 	return errors.Is(err, ErrUnknown) || ended && !errors.Is(err, ErrUnavailable)
 }
 
-// patiently calls f with a bound for one request.
+// patiently calls f, which sends a request, with a bound. If the bound cuts the request off, the error says whether the request may have been
+// carried out, and matches that of no context.
 func (c *Client) patiently(ctx context.Context, f func(ctx context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, c.reach.patience())
+	bounded, cancel := context.WithTimeout(ctx, c.reach.patience())
 	defer cancel()
-	return f(ctx)
+	err := f(bounded)
+	if ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	kind := ErrUnavailable
+	if inDoubt(err) {
+		kind = ErrUnknown
+	}
+	return fmt.Errorf("%w: no answer within %v", kind, c.reach.patience())
 }
 
 // pause lets about d pass. It returns false if ctx is done before, or the client is closed.

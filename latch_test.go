@@ -139,6 +139,13 @@ func TestLatchChangeUnanswered(t *testing.T) {
 		d.Heal()
 		wantCount(t, l, 3)
 
+		d.Inject(memory.Fault{Kind: memory.Hang})
+		canceled, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Minute, cancel)
+		if err := l.CountDown(canceled); !errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, dsync.ErrUnknown) {
+			t.Errorf("no answer until ctx is canceled: got %v, want Canceled and ErrUnknown", err)
+		}
+
 		d.Cut()
 		if err := l.CountDown(ctx); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, dsync.ErrUnknown) {
 			t.Errorf("ctx was done before: got %v, want DeadlineExceeded and not ErrUnknown", err)
@@ -174,8 +181,8 @@ func TestLatchWaitSurvivesOutages(t *testing.T) {
 			time.Sleep(time.Minute)
 			wantPassed(t, what, passed, 0)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			if err := l.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, dsync.ErrUnavailable) && what == "cut off" {
-				t.Errorf("%s: got %v, want DeadlineExceeded, and the reason", what, err)
+			if err := l.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, dsync.ErrUnavailable) || errors.Is(err, dsync.ErrUnknown) {
+				t.Errorf("%s: got %v, want DeadlineExceeded and ErrUnavailable", what, err)
 			}
 			cancel()
 			d.Heal()

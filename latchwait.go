@@ -2,6 +2,7 @@ package dsync
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -146,8 +147,8 @@ func (g *latchGroup) ask() bool {
 	})
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	if err != nil && outOfReach(err) {
-		g.trouble = err
+	if transient(err) {
+		g.trouble = fmt.Errorf("%w: %v", ErrUnavailable, err) // also if the outcome is unknown: a question has none
 		return false
 	}
 	g.trouble = nil

@@ -2,6 +2,7 @@ package dsync
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"time"
 
@@ -27,17 +28,17 @@ func (c *Client) Observe(ctx context.Context, name string) iter.Seq2[Status, err
 			if err == nil {
 				o.watch()
 			}
-			unreached := outOfReach(err)
+			outOfReach := transient(err) || errors.Is(err, context.DeadlineExceeded)
 			switch {
 			case err == nil && o.news(s):
 				if !yield(s, nil) {
 					return
 				}
-			case err != nil && !unreached:
+			case err != nil && !outOfReach:
 				yield(Status{}, err)
 				return
 			}
-			o.wait(ctx, s, unreached)
+			o.wait(ctx, s, outOfReach)
 		}
 	}
 }
@@ -101,7 +102,7 @@ const (
 
 // wait returns when it is time for another question: after a change of which the driver tells, or after a pause. The pause doubles from
 // question to question while nobody holds the name, since not every backend tells of a grant, and while the backend is out of reach.
-func (o *observer) wait(ctx context.Context, s Status, unreached bool) {
+func (o *observer) wait(ctx context.Context, s Status, outOfReach bool) {
 	pause := o.client.ttl / 3
 	if s.Held {
 		o.pause = 0
@@ -109,7 +110,7 @@ func (o *observer) wait(ctx context.Context, s Status, unreached bool) {
 			pause = min(pause, max(s.TTL, minAskPause))
 		}
 	} else {
-		if unreached {
+		if outOfReach {
 			pause = min(pause, maxReachPause)
 		}
 		o.pause = min(pause, max(2*o.pause, minAskPause))
