@@ -27,7 +27,7 @@ MODULES = . $(NESTED) test/bench test/interop test/stress
 # How long `make fuzz` looks for an input that breaks something, for each target.
 FUZZTIME ?= 30s
 
-.PHONY: help test test-long test-oldest test-newest tidy migration-long model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-elections lint flaky flaky-long fuzz vulncheck release
+.PHONY: help test test-long test-oldest test-newest tidy migration-long model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-elections lint flaky flaky-long fuzz vulncheck release run-long cross
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -49,8 +49,18 @@ test-long: servers ## run all tests in their long form: with all that `make test
 	GOWORK=off $(RUN_TESTS) -race=false -timeout 30m -run '^(TestMutants|TestModelKeepsItsPromises)$$' $(TESTFLAGS) ./conformance ./drivers/etcd ./drivers/migrate # which compute ten times as long with -race
 	GOWORK=off $(RUN_TESTS) -timeout 30m -run '^TestPairs$$' -v $(TESTFLAGS) ./drivers/migrate -pairs 15s
 
-migration-long: servers ## six processes from one backend to another by the runbook, while either backend is killed in each step: some minutes
+migration-long: servers ## six processes from one backend to another by the runbooks, five pairs, while either backend is killed in each step: some ten minutes
 	cd cmd/dsync && $(GO) test -race -timeout 30m -count=1 -run '^TestFleetOfSix$$' -v $(TESTFLAGS) . -fleet
+
+run-long: servers ## dsync run on each backend: 50 trials each of a holder that is frozen, cut off, forced or killed: ten minutes
+	cd cmd/dsync && $(GO) test -timeout 60m -count=1 -run '^TestNoTwoCommands$$' -v $(TESTFLAGS) . -trials 50
+
+cross: ## build the command for linux, darwin and windows, on amd64 and arm64, into cmd/dsync/dist
+	@for os in linux darwin windows; do for arch in amd64 arm64; do \
+		suffix=; test $$os != windows || suffix=.exe; \
+		echo "cmd/dsync/dist/dsync-$$os-$$arch$$suffix"; \
+		(cd cmd/dsync && CGO_ENABLED=0 GOOS=$$os GOARCH=$$arch $(GO) build -trimpath -ldflags '-s -w' -o dist/dsync-$$os-$$arch$$suffix .) || exit 1; \
+	done; done
 
 test-oldest: servers ## run the tests of the library with the oldest versions of all that it requires, as its go.mod says
 	GOWORK=off $(RUN_TESTS) -short -timeout 30m $(TESTFLAGS) $(OF_ROOT)

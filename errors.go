@@ -126,19 +126,19 @@ func unreachable(err error) *lostError {
 	return &lostError{cause: lossUnreachable, err: err}
 }
 
-// endedError is the state of a lease after an end in good order.
-type endedError struct {
+// notHeldError is the state of a lease after an end in good order.
+type notHeldError struct {
 	text string
 	also error // ErrClosed, or nil
 }
 
-func (e *endedError) Error() string        { return e.text }
-func (e *endedError) Is(target error) bool { return target == ErrNotHeld }
-func (e *endedError) Unwrap() error        { return e.also }
+func (e *notHeldError) Error() string        { return e.text }
+func (e *notHeldError) Is(target error) bool { return target == ErrNotHeld }
+func (e *notHeldError) Unwrap() error        { return e.also }
 
 var (
-	errUnlocked = &endedError{text: "lock not held: it was unlocked"}
-	errClosing  = &endedError{text: "lock not held: the client was closed", also: ErrClosed}
+	errUnlocked = &notHeldError{text: "lock not held: it was unlocked"}
+	errClosing  = &notHeldError{text: "lock not held: the client was closed", also: ErrClosed}
 )
 
 // waitError is the error of a wait that ended with its context.

@@ -46,7 +46,7 @@ func (l *Lease) tellSlow(now moment) {
 }
 
 // errNoLease is the error of a nil Lease, and of the zero Lease.
-var errNoLease = &endedError{text: "lock not held: no lease"}
+var errNoLease = &notHeldError{text: "lock not held: no lease"}
 
 // view returns the lease that l stands for: l itself, or what l is the handle of; nil if l stands for none.
 func (l *Lease) view() *Lease {

@@ -68,7 +68,11 @@ var layout = []struct {
 	{"drivers/zk", []string{"./driver/...", "./internal/...", "github.com/go-zookeeper/zk"}},
 	{"drivers/pglock", []string{"./driver/...", "./internal/...", "github.com/jackc/pgx/v5/..."}},
 
-	{"cmd", []string{"./", "./driver/...", "./drivers/...", "github.com/spf13/cobra", "github.com/schollz/progressbar/v3", "golang.org/x/term"}},
+	{"cmd", []string{
+		"./", "./driver/...", "./drivers/...", "./internal/redisdial", "./internal/tlsurl",
+		"github.com/spf13/cobra", "github.com/schollz/progressbar/v3", "golang.org/x/sys/unix", "golang.org/x/term",
+		"github.com/redis/rueidis", "go.etcd.io/etcd/...", "go.uber.org/zap", "github.com/go-zookeeper/zk", "github.com/jackc/pgx/v5/pgconn",
+	}},
 	{"examples", []string{"./", "./driver", "./drivers/...", "./guard"}},
 	{"examples/leader", []string{"./", "./drivers/...", "./guard", "./examples/servers"}},
 	{"examples/migration", []string{"./", "./drivers/...", "./examples/coupon/shop", "./examples/servers"}},

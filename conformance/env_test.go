@@ -184,6 +184,7 @@ var interfaces = map[string]struct {
 	"SessionLease":       {},
 	"Watcher":            {}, // the groups watching and leaving ask the driver behind the tap
 	"Leaver":             {},
+	"Lister":             {}, // for people alone: the check asks the driver behind the tap
 	"Sealer":             {},
 	"Marker":             {},
 	"Unsealer":           {},

@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"context"
+	"iter"
 	"slices"
 	"strings"
 	"sync"
@@ -75,6 +76,88 @@ var inspectMutants = []mutant{
 		breaks: "the queue begins with the holder",
 		mutate: breakStatus(func(s *driver.Status) { s.Queue = append([]string{s.Owner}, s.Queue...) }),
 	},
+	{
+		check:  "inspect/list",
+		breaks: "names below another are not listed",
+		mutate: breakList(func(name, prefix string) bool { return strings.Count(name, "/") > 3 }),
+	},
+	{
+		check:  "inspect/list",
+		breaks: "a prefix is a name, and what is below it",
+		mutate: breakList(func(name, prefix string) bool { return name != prefix && !strings.HasPrefix(name, prefix+"/") }),
+	},
+	{
+		check:  "inspect/list",
+		breaks: "names are listed as the backend encodes them",
+		mutate: func(d *memory.Driver) driver.Driver {
+			return &broken{Driver: d, list: func(ctx context.Context, prefix string) iter.Seq2[string, error] {
+				return func(yield func(string, error) bool) {
+					for name, err := range d.List(ctx, prefix) {
+						if !yield(strings.ReplaceAll(name, "%", "%25"), err) {
+							return
+						}
+					}
+				}
+			}}
+		},
+	},
+	{
+		check:  "inspect/list",
+		breaks: "List knows the holds of its own driver alone",
+		mutate: func(d *memory.Driver) driver.Driver {
+			var mine sync.Map
+			b := breakList(func(name, _ string) bool { _, ok := mine.Load(name); return !ok })(d).(*broken)
+			b.lease = func(l *brokenLease) { mine.Store(l.r.Name, nil) }
+			return b
+		},
+	},
+	{
+		check:  "inspect/list",
+		breaks: "names that are read are not listed",
+		mutate: func(d *memory.Driver) driver.Driver {
+			return breakList(func(name, _ string) bool {
+				s, err := d.Inspect(context.Background(), name)
+				return err == nil && s.Mode == driver.Read
+			})(d)
+		},
+	},
+	{
+		check:  "inspect/list",
+		breaks: "a name is listed for ever",
+		mutate: func(d *memory.Driver) driver.Driver {
+			var all sync.Map
+			b := &broken{Driver: d, lease: func(l *brokenLease) { all.Store(l.r.Name, nil) }}
+			b.list = func(ctx context.Context, prefix string) iter.Seq2[string, error] {
+				return func(yield func(string, error) bool) {
+					for name, err := range d.List(ctx, prefix) {
+						if !yield(name, err) {
+							return
+						}
+					}
+					all.Range(func(name, _ any) bool { return !strings.HasPrefix(name.(string), prefix) || yield(name.(string), nil) })
+				}
+			}
+			return b
+		},
+	},
+}
+
+// breakList returns a mutation of what is listed: some names are left out.
+func breakList(without func(name, prefix string) bool) func(*memory.Driver) driver.Driver {
+	return func(d *memory.Driver) driver.Driver {
+		return &broken{Driver: d, list: func(ctx context.Context, prefix string) iter.Seq2[string, error] {
+			return func(yield func(string, error) bool) {
+				for name, err := range d.List(ctx, prefix) {
+					if err == nil && without(name, prefix) {
+						continue
+					}
+					if !yield(name, err) {
+						return
+					}
+				}
+			}
+		}}
+	}
 }
 
 // breakStatus returns a mutation of what Inspect says of holds.

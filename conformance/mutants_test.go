@@ -3,6 +3,7 @@ package conformance
 import (
 	"context"
 	"fmt"
+	"iter"
 	"slices"
 	"testing"
 	"time"
@@ -121,6 +122,7 @@ type broken struct {
 	unseal      func(ctx context.Context, name, id string) error
 	unmark      func(ctx context.Context, l driver.Lease) error
 	watch       func(name string, changed func()) (stop func(), err error)
+	list        func(ctx context.Context, prefix string) iter.Seq2[string, error]
 	leave       func(ctx context.Context, l driver.Lease, ttl time.Duration) error
 	close       func(ctx context.Context) error
 }
@@ -250,6 +252,14 @@ func (d *broken) Watch(name string, changed func()) (stop func(), err error) {
 		return d.watch(name, changed)
 	}
 	return d.Driver.Watch(name, changed)
+}
+
+// List implements driver.Lister.
+func (d *broken) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
+	if d.list != nil {
+		return d.list(ctx, prefix)
+	}
+	return d.Driver.List(ctx, prefix)
 }
 
 // Leave implements driver.Leaver.

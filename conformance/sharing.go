@@ -18,7 +18,7 @@ var sharingChecks = []Check{
 	{"sharing/read-write", "While one reads a name nobody writes or locks it, and while one writes or locks it nobody else does anything with it, however often they ask.", modesExclude},
 	{"sharing/last-reader", "Who waits to write or to lock a name is granted it when the last reader has let go, and not before.", lastReader},
 	{"sharing/all-readers", "All who wait to read are granted the name when the one who writes or locks it lets go.", allReaders},
-	{"sharing/writer-waits", "A newcomer that reads does not overtake one that waits to write or to lock, where there is an order.", writerWaits},
+	{"sharing/writer-waits", "A newcomer that reads does not overtake one that waits to write or to lock, where there is an order.", readersDoNotOvertake},
 	{"sharing/writer-first", "With an endless stream of readers, one that waits to write is granted the name, and where there is an order, before all that come later.", writerFirst},
 	{"sharing/canceled-writer", "One that gives up waiting to write holds nobody up any more.", canceledWriter},
 	{"sharing/dead-reader", "A reader that is gone blocks for its own TTL, however long others read.", deadReader},
@@ -155,7 +155,7 @@ func allReaders(e *env) error {
 	return nil
 }
 
-func writerWaits(e *env) error {
+func readersDoNotOvertake(e *env) error {
 	e.claims(sharing)
 	e.claims(sharingOrder)
 	for _, m := range aloneModes {

@@ -8,6 +8,7 @@ package driver
 
 import (
 	"context"
+	"iter"
 	"time"
 )
 
@@ -312,6 +313,15 @@ type Watcher interface {
 	// changed does not block, and calls no method of the driver. After stop has returned, changed is not called any more. Watch is called
 	// after Inspect has answered once, and returns errors.ErrUnsupported where the driver's options leave nothing to tell.
 	Watch(name string, changed func()) (stop func(), err error)
+}
+
+// Lister is an optional interface of a Driver: to list the names that are held.
+type Lister interface {
+	// List yields names that begin with prefix, in any order: at least once each name that is held throughout the call, in whatever mode
+	// and by whomever; none that is free throughout. Sealed names may be left out. List asks the backend with one request at a time, and so
+	// that others notice little of it. An error is the last that List yields: errors.ErrUnsupported where the driver's options leave no
+	// way from what the backend keeps to the names.
+	List(ctx context.Context, prefix string) iter.Seq2[string, error]
 }
 
 // Status is what a backend knows of a lock. Unknown fields are zero, except Waiters. Where several Read holds have the name, Hold, Owner,

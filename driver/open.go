@@ -82,7 +82,7 @@ func OpenTTL(ctx context.Context, rawURL string, ttl time.Duration) (Driver, *Co
 	if c.Require, err = ParseRequire(u.Param("require", "")); err != nil {
 		u.fail("require", err.Error())
 	}
-	if c.Floor = u.number("floor", maxFloor); c.Floor > 0 && !c.Fenced {
+	if c.Floor = u.unsigned("floor", maxFloor); c.Floor > 0 && !c.Fenced {
 		u.fail("floor", "there are no tokens to raise with fenced=false")
 	}
 	if u.err != nil {

@@ -52,7 +52,7 @@ func ParseURL(s string) (*URL, error) {
 		return nil, bad("query cannot be decoded")
 	}
 	for name := range u.query {
-		if strings.IndexFunc(name, notInName) >= 0 || name == "" {
+		if strings.IndexFunc(name, notInParamName) >= 0 || name == "" {
 			return nil, bad("name of a parameter (special characters of a password have to be escaped as %XX)")
 		}
 	}
@@ -62,7 +62,7 @@ func ParseURL(s string) (*URL, error) {
 // strayAt refuses what would be taken for hosts, a path and parameters, but may be a password with a / or ? inside.
 const strayAt = "an @ after the host (write it as %40; special characters of a password have to be escaped as %XX)"
 
-func notInName(r rune) bool {
+func notInParamName(r rune) bool {
 	return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '_' || r == '.' || r == '-')
 }
 
@@ -221,8 +221,8 @@ func (u *URL) Int(name string, fallback, low, high int) int {
 	return n
 }
 
-// number returns the value of a parameter: a decimal number up to high, or 0 if there is none.
-func (u *URL) number(name string, high uint64) uint64 {
+// unsigned returns the value of a parameter: a decimal number up to high, or 0 if there is none.
+func (u *URL) unsigned(name string, high uint64) uint64 {
 	if !u.Has(name) {
 		return 0
 	}

@@ -21,10 +21,11 @@
 //
 // # Tokens of another backend
 //
-// Each backend has a scale of its own: those of etcd are revisions, those of a new Redis begin with 1. A program that moves to a backend with
-// smaller tokens by its URL alone is refused from then on, and the text of the error has both tokens. Options.Floor, or floor= in the
-// URL, lifts the tokens of the new backend: `dsync migrate` tells a floor, and where nobody moves step by step it is the largest token that was
-// kept (select max(token) from dsync_guard). For the same reason do not run a developer's memory:// on a database that lasts.
+// Each backend has a scale of its own: tokens of etcd are revisions, tokens of redisson microseconds since 1970, or with fence=redisson a
+// count from 1. A program that moves to a backend with smaller tokens by its URL alone is refused from then on, and the text of the error
+// has both tokens. Options.Floor, or floor= in the URL, lifts the tokens of the new backend: `dsync migrate` tells a floor; without a
+// migration step by step take the largest token in the table (select max(token) from dsync_guard). For the same reason do not run a
+// developer's memory:// on a database that lasts.
 package guard
 
 import (

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"strings"
 	"time"
 )
 
@@ -62,12 +61,11 @@ func (d *doubt) see(r *nameReport) {
 		return
 	}
 	d.idle = 0
-	c := client(r)
-	s := d.clients[c]
+	s := d.clients[r.client]
 	if s == nil {
 		s = &sight{}
-		d.clients[c] = s
-		d.order = append(d.order, c)
+		d.clients[r.client] = s
+		d.order = append(d.order, r.client)
 	}
 	if r.Behind == "" {
 		// What is held on the old backend alone while somebody else has the new one says nothing: it may have changed hands in between.
@@ -77,20 +75,15 @@ func (d *doubt) see(r *nameReport) {
 	if r.State == stateMoved {
 		s.clear = false
 	}
-	s.points += forLasting
-	if r.brief {
-		s.points += forBrief - forLasting
+	switch {
+	case r.client == strangers:
+		s.points += enough
+	case r.brief:
+		s.points += forBrief
+	default:
+		s.points += forLasting
 	}
 	s.behind = r.Behind
-}
-
-// client returns who is seen. Holds of one client begin alike.
-func client(r *nameReport) string {
-	if r.State == stateMoved {
-		return ""
-	}
-	name, _, _ := strings.Cut(r.Hold, ":")
-	return name
 }
 
 // due reports whether to look at the name now. Where nobody has held it for a while it is looked at less often.

@@ -36,6 +36,7 @@ type nameReport struct {
 	Blocked    int      `json:"blocked,omitempty"`     // who wait on the old backend, though the name has moved
 	Behind     string   `json:"behind,omitempty"`      // why somebody is behind
 	brief      bool     // that was so for a moment
+	client     string   // who is seen; "" is all those who wait in vain
 }
 
 // looker looks at names, and changes nothing.
@@ -138,7 +139,7 @@ func (l *looker) each(ctx context.Context, names []string, which []int, reports 
 		workers.Go(func() { // ends with next
 			for i := range next {
 				r, err := l.look(ctx, names[i])
-				if err == nil && r.Behind != "" && r.State == stateHeld {
+				if err == nil && r.Behind != "" && r.State == stateHeld && r.client != strangers {
 					r, err = l.follow(ctx, r)
 				}
 				if err != nil {
@@ -222,8 +223,9 @@ func (l *looker) moved(r *nameReport, floor uint64, old, now driver.Status) {
 
 func (l *looker) notMoved(r *nameReport, old, now driver.Status) {
 	r.State = stateIdle
+	defer func() { r.client = l.client(r.Hold) }()
 	switch {
-	case old.Held && now.Held && sameHold(old, now):
+	case old.Held && now.Held && l.sameHold(old, now):
 		r.State = stateHeld
 		r.holder(old, "both")
 	case old.Held:
@@ -254,11 +256,26 @@ func (l *looker) oldAlone(r *nameReport) string {
 	return "a program that knows the old backend alone holds it: " + r.who()
 }
 
-// sameHold reports whether the two are halves of one hold. A backend that does not keep the identity of holds cannot tell, and then
+// named reports whether a hold is as those of programs with dsync are: it names its client first.
+func named(hold string) bool { return strings.Contains(hold, ":") }
+
+// sameHold reports whether the two are halves of one hold. A backend that keeps no seals may not keep the identity of holds either, and then
 // both being held is all there is to know.
-func sameHold(old, now driver.Status) bool {
-	kept := func(hold string) bool { return strings.Contains(hold, ":") }
-	return old.Hold == now.Hold || !kept(old.Hold) || !kept(now.Hold)
+func (l *looker) sameHold(old, now driver.Status) bool {
+	return old.Hold == now.Hold || l.sealer == nil && (!named(old.Hold) || !named(now.Hold))
+}
+
+// strangers is the client of all holds that name none, where programs in the migration have holds that do. So there is no doubt about these,
+// and they are not told apart: the value of a string lock may be another one each time.
+const strangers = ":"
+
+// client returns who has a hold.
+func (l *looker) client(hold string) string {
+	if l.sealer != nil && !named(hold) {
+		return strangers
+	}
+	client, _, _ := strings.Cut(hold, ":")
+	return client
 }
 
 // holder fills in who holds the name, if anybody does.

@@ -1,4 +1,5 @@
-// Command dsync is the command line tool of package dsync. `dsync migrate` moves locks from one backend to another: see its help.
+// Command dsync is the command line tool of package dsync. `dsync run` runs a command under a lock, `dsync migrate` moves locks from one
+// backend to another: see their help.
 package main
 
 import (
@@ -16,7 +17,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
-// The exit statuses. They are part of the command's interface.
+// The exit statuses, but for those of exit.go. They are part of the command's interface.
 const (
 	exitDone        = 0
 	exitFailed      = 1 // a backend is out of reach, or something else went wrong
@@ -56,6 +57,8 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	}
 	asGroup(root)
 	root.AddCommand(migrateCommand())
+	root.AddCommand(runCommand(), guardCommand(), versionCommand())
+	root.AddCommand(showCommand(), lsCommand(), releaseCommand(), doctorCommand())
 	root.SetFlagErrorFunc(flagError)
 	root.SetArgs(append([]string{}, args...)) // nil would stand for those of the process
 	root.SetIn(stdin)
@@ -65,16 +68,21 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	if err == nil {
 		return exitDone
 	}
-	fmt.Fprintln(stderr, "dsync:", err)
+	if text := err.Error(); text != "" {
+		fmt.Fprintln(stderr, "dsync:", text)
+	}
 	return exitStatus(ctx, err)
 }
 
 func exitStatus(ctx context.Context, err error) int {
+	if status, ok := statusOf(err); ok {
+		return status
+	}
 	var behind *migrate.BehindError
 	switch {
 	case errors.As(err, new(usageError)):
 		return exitUsage
-	case ctx.Err() != nil:
+	case ctx.Err() != nil, errors.Is(err, errDeclined):
 		return exitInterrupted
 	case errors.As(err, new(unfinishedError)), errors.As(err, &behind):
 		return exitUnfinished

@@ -19,6 +19,7 @@ func TestMain(m *testing.M) {
 	testenv.RunProgram(main)
 	os.Unsetenv(fromVariable)
 	os.Unsetenv(toVariable)
+	os.Unsetenv(urlVariable)
 	testenv.NoLeaks(m)
 }
 

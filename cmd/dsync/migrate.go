@@ -27,7 +27,7 @@ that nobody locks.
      rollback           takes names back, before step 4 or after a return to phase dual
      untie              lets the old backend be part of another migration
 
-Names. No backend can list its locks, so the commands get names as arguments or from a file (--names), one in a line.
+Names. No backend can list the locks that nobody holds, so the commands get names as arguments or from a file (--names), one in a line.
 
 Passwords. URLs are shown without passwords and parameters. Other users of a machine can see flags, so URLs with passwords are
 better in the environment, as DSYNC_FROM and DSYNC_TO.

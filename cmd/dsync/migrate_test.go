@@ -67,6 +67,10 @@ func TestStatusNamesForeignHolders(t *testing.T) {
 	r.Hold, r.Owner = "694d8f2b", "694d8f2b" // as etcdctl does, without an identity of dsync
 	drivertest.Acquire(t, drivertest.Open(t, p.from), r)
 	p.run("status", "x").want(exitUnfinished, "a program that knows the old backend alone holds it: 694d8f2b\n")
+	drivertest.Acquire(t, drivertest.Open(t, p.to), drivertest.Request("x")) // which is no half of that hold
+	if n := p.status(exitDone, "x").Names[0]; n.HeldOn != "old" {
+		t.Errorf("got %+v, want that it is held on the old backend", n)
+	}
 }
 
 // TestStatusNamesReadersAndWriters of the old backend, which no program of a migration is.
@@ -105,6 +109,13 @@ func TestStatusLooksAgain(t *testing.T) {
 		{"it is released soon", func(ctx context.Context, old, _ driver.Driver) {
 			hold(ctx, 3*lookEvery/2, old)
 		}, exitDone},
+		{"it is released soon, by no program with dsync", func(ctx context.Context, old, _ driver.Driver) {
+			r := drivertest.Request("x")
+			r.Hold = nameless
+			l, _ := old.Acquire(ctx, r)
+			pause(ctx, time.Millisecond)
+			_ = l.Release(context.Background())
+		}, exitUnfinished},
 		{"it is held for longer", func(ctx context.Context, old, _ driver.Driver) {
 			hold(ctx, 3*lookEvery, old)
 		}, exitUnfinished},
@@ -145,13 +156,13 @@ func TestStatusLooksAgain(t *testing.T) {
 
 // TestStatusNamesAnOldProgramOnABusyName: programs that are as they should be do not hide one that is behind.
 func TestStatusNamesAnOldProgramOnABusyName(t *testing.T) {
-	for _, behind := range []bool{false, true} {
+	for _, old := range []string{"", "old", nameless} {
 		synctest.Test(t, func(t *testing.T) {
 			p := inMemory(t)
 			busy := map[string]driver.Driver{"dual-1": p.program(migrate.PhaseDual, ""), "dual-2": p.program(migrate.PhaseDual, "")}
 			status := exitDone
-			if behind {
-				busy["old"], status = drivertest.Open(t, p.from), exitUnfinished
+			if old != "" {
+				busy[old], status = drivertest.Open(t, p.from), exitUnfinished
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			var all sync.WaitGroup
@@ -161,8 +172,8 @@ func TestStatusNamesAnOldProgramOnABusyName(t *testing.T) {
 			synctest.Wait()
 			r := p.run("status", "--for", "10s", "x")
 			r.want(status)
-			if behind {
-				r.want(status, "behind: x: ", "old:")
+			if old != "" {
+				r.want(status, "behind: x: ", old)
 			}
 			cancel()
 			all.Wait()
@@ -212,12 +223,17 @@ func TestStatusFor(t *testing.T) {
 	inMemory(t).run("status", "--for", "-1s", "x").want(exitUsage, "--for -1s is negative")
 }
 
+// nameless is a client whose holds do not begin alike, as the random values of string locks.
+const nameless = "random"
+
 // holdAgain locks x again and again, after a pause and for a while, until ctx ends.
 func holdAgain(ctx context.Context, client string, d driver.Driver, before, holds time.Duration) {
 	for n := 0; ctx.Err() == nil; n++ {
 		pause(ctx, before)
 		r := drivertest.Request("x")
-		r.Hold = fmt.Sprintf("%s:%d", client, n)
+		if r.Hold = fmt.Sprintf("%s:%d", client, n); client == nameless {
+			r.Hold = fmt.Sprint(n, client)
+		}
 		if l, err := d.Acquire(ctx, r); err == nil {
 			pause(ctx, holds)
 			_ = l.Release(context.Background())
@@ -465,7 +481,21 @@ func TestToolFindsTheWrongPair(t *testing.T) {
 	p.run("untie").want(exitDone, "not tied")
 	wrong.run("plan").want(exitDone)
 	swapped.run("plan").want(exitDone)
-	p.run("untie", "--gate").want(exitRefused)
+}
+
+// TestToolFindsTheWrongNewBackendOfAGate: one operator has another one.
+func TestToolFindsTheWrongNewBackendOfAGate(t *testing.T) {
+	p, other := inMemory(t), inMemory(t)
+	if err := p.program(migrate.PhaseDual, "&gate=true&fenced=false").Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wrong := &two{t: t, from: p.from, to: other.to}
+	for _, c := range []string{"plan", "finalize"} {
+		wrong.run(c, "--gate", "--fenced=false").want(exitRefused, migrate.ErrOtherBackend.Error()).not("cut all clients off")
+	}
+	p.run("plan", "--gate", "--fenced=false").want(exitDone)
+	wrong.run("untie", "--gate", "--fenced=false").want(exitDone, "not tied")
+	wrong.run("finalize", "--gate", "--fenced=false").want(exitDone)
 }
 
 // TestSealLooksForProgramsThatWouldWaitInVain, and leaves all names as they are.

@@ -23,7 +23,7 @@ const (
 	reserved = "dsync:migrate:"
 )
 
-// nameFlags say which names a command is about. No backend can list them.
+// nameFlags say which names a command is about. No backend can list those that nobody holds.
 type nameFlags struct{ file string }
 
 func (f *nameFlags) add(c *cobra.Command) {
@@ -76,7 +76,7 @@ func (f *nameFlags) read(c *cobra.Command, args []string) ([]string, error) {
 func (f *nameFlags) some(c *cobra.Command, args []string, needed bool) ([]string, error) {
 	names, err := f.read(c, args)
 	if err == nil && len(names) == 0 && needed {
-		err = usageError{errors.New("there are no names: give them as arguments, or as --names FILE (no backend can list them)")}
+		err = usageError{errors.New("there are no names: give them as arguments, or as --names FILE (no backend knows those that nobody holds; dsync ls lists the others)")}
 	}
 	return names, err
 }

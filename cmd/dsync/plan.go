@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,22 +76,23 @@ func plan(ctx context.Context, f *pairFlags) (r *planReport, refusal, err error)
 	r = &planReport{From: p.fromURL.String(), To: p.toURL.String(), Gate: f.gate, Fenced: f.fenced}
 	one := *f
 	one.gate = false
-	seals, sealsErr := p.procedure(ctx, one.options(p))
+	seals, ties, sealsErr := p.procedure(ctx, one.options(p))
 	one.gate = true
-	gate, gateErr := p.procedure(ctx, one.options(p))
+	gate, tiesGate, gateErr := p.procedure(ctx, one.options(p))
 	if sealsErr == nil {
 		sealsErr = p.neverSeals()
 	}
 	info := seals
 	refusal, r.Phases = sealsErr, []string{"dual", "new"}
 	if f.gate {
-		info, refusal, r.Phases = gate, gateErr, []string{"old", "dual", "new"}
+		info, ties, refusal, r.Phases = gate, tiesGate, gateErr, []string{"old", "dual", "new"}
 	}
 	if r.Possible = refusal == nil; !r.Possible {
 		r.Phases = nil
 	}
 	r.add("names move by seals", sealsErr, "name by name, beside programs that know the old backend alone: these find a moved name locked, and wait")
-	r.add("gate", gateErr, "phase by phase, if all programs take part (--gate)")
+	r.add("gate", gateErr, fmt.Sprintf("phase by phase, if all programs take part (--gate), up to %d in a phase", migrate.MaxMembers))
+	r.add("programs with another new backend are refused", cmp.Or(ties, p.neverSeals(), p.fairNew()), "when they open the migration")
 	t, err := f.tokens(ctx, p)
 	if err != nil {
 		return nil, nil, err
@@ -101,13 +103,14 @@ func plan(ctx context.Context, f *pairFlags) (r *planReport, refusal, err error)
 	return r, refusal, nil
 }
 
-// procedure returns what a migration promises, or why there is none. It changes nothing on the backends, and is not to be closed.
-func (p *pair) procedure(ctx context.Context, o *migrate.Options) (driver.Info, error) {
+// procedure returns what a migration promises, why its backends are not tied to each other, if they are not, and why there is no
+// migration. It changes nothing on the backends, and is not to be closed.
+func (p *pair) procedure(ctx context.Context, o *migrate.Options) (promised driver.Info, ties, err error) {
 	m, err := migrate.New(p.from, p.to, o)
 	if err != nil {
-		return driver.Info{}, err
+		return driver.Info{}, err, err
 	}
-	return m.Info(), m.Look(ctx)
+	return m.Info(), m.Ties(), m.Look(ctx)
 }
 
 // tokens compares the tokens that the two backends give to a name without a history. They are zero if one of the two has none.
@@ -132,6 +135,14 @@ func (p *pair) neverSeals() error {
 		case side.role == "old" && u.Bool("fair", false):
 			return fmt.Errorf("the old backend has fair=true, and a fair lock cannot be sealed: %w", errors.ErrUnsupported)
 		}
+	}
+	return nil
+}
+
+// fairNew returns why the new backend has no identity, although its driver can seal.
+func (p *pair) fairNew() error {
+	if u := p.toURL; u.Scheme == "redisson" && u.Bool("fair", false) {
+		return fmt.Errorf("the new backend has fair=true, and a fair lock cannot be sealed: %w", errors.ErrUnsupported)
 	}
 	return nil
 }

@@ -46,11 +46,14 @@ func TestPlan(t *testing.T) {
 		facts    map[string]bool
 	}{
 		{"memory://planold", "memory://plannew", nil, exitDone,
-			map[string]bool{"names move by seals": true, "gate": false, "fencing tokens": true, "moved names can be taken back": true}},
+			map[string]bool{"names move by seals": true, "gate": false, "fencing tokens": true, "moved names can be taken back": true,
+				"programs with another new backend are refused": true}},
 		{"memory://planold", "memory://plannew", []string{"--gate"}, exitRefused, map[string]bool{"gate": false}},
-		{"memory://planold", "memory://plannew", []string{"--gate", "--fenced=false"}, exitDone, map[string]bool{"gate": true, "fencing tokens": false}},
+		{"memory://planold", "memory://plannew", []string{"--gate", "--fenced=false"}, exitDone, map[string]bool{"gate": true, "fencing tokens": false,
+			"programs with another new backend are refused": true}},
 		{"plain://", "memory://plannew", nil, exitRefused, map[string]bool{"names move by seals": false, "gate": false}},
-		{"plain://", "memory://plannew", []string{"--gate", "--fenced=false"}, exitDone, map[string]bool{"names move by seals": false, "gate": true}},
+		{"plain://", "memory://plannew", []string{"--gate", "--fenced=false"}, exitDone, map[string]bool{"names move by seals": false, "gate": true,
+			"programs with another new backend are refused": false}},
 		{"plain://?fenced=false", "memory://plannew", []string{"--gate"}, exitDone, map[string]bool{"gate": true, "fencing tokens": false}},
 		{"memory://planold", "plain://", nil, exitRefused, map[string]bool{"names move by seals": false}},
 		{"memory://planold", "plain://?fenced=false", nil, exitRefused, map[string]bool{"fencing tokens": false}},

@@ -152,7 +152,11 @@ func (f *fleet) restart(raw string) {
 }
 
 // phase returns the programs' URL.
-func (f *fleet) phase(p, more string) string {
+func (f *fleet) phase(p string) string {
+	more := ""
+	if f.gated {
+		more = "&gate=true&fenced=false"
+	}
 	return "migrate:?phase=" + p + more + "&from=" + url.QueryEscape(f.from) + "&to=" + url.QueryEscape(f.to)
 }
 
@@ -211,21 +215,21 @@ func (f *fleet) line(text, said, file string) string {
 	case strings.Contains(text, "URL of the new backend alone"):
 		f.restart(f.to)
 		f.setFenced(true)
-	case m != nil && strings.Contains(text, "gate=true"):
-		f.restart(f.phase(m[1], "&gate=true&fenced=false"))
+	case m != nil && f.gated != strings.Contains(text, "gate=true&fenced=false"):
+		f.t.Errorf("the line gives programs a URL of the other procedure: %q", text)
 	case m != nil:
-		f.restart(f.phase(m[1], ""))
-	}
-	if strings.Contains(text, "finalize") && f.gated {
-		_, err := dsync.Open(f.t.Context(), f.phase("old", "&gate=true&fenced=false"), &dsync.Options{TTL: runbookTTL})
-		if !errors.Is(err, migrate.ErrFinalized) && !errors.As(err, new(*migrate.BehindError)) {
-			f.t.Errorf("a program with the old configuration: got %v, want that it is refused", err)
-		}
+		f.restart(f.phase(m[1]))
 	}
 	return said
 }
 
-// runbook returns the lines of one in docs/migration.md.
+// The runbooks of docs/migration.md.
+const (
+	sealsTitle = "Runbook with seals"
+	gateTitle  = "Runbook with a gate"
+)
+
+// runbookLines returns the lines of one in docs/migration.md.
 func runbookLines(t *testing.T, title string) (lines []string) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "migration.md"))
 	if err != nil {
@@ -255,14 +259,14 @@ func TestRunbooks(t *testing.T) {
 		name, title string
 		from, to    func(*testing.T) string
 	}{
-		{"redis to etcd", "Runbook with seals", redis, etcd},
-		{"etcd to redis", "Runbook with seals", etcd, redis},
-		{"zookeeper to etcd", "Runbook with seals", zk, etcd},
-		{"string locks to redis", "Runbook with seals", texts, redis},
-		{"redis to postgres", "Runbook with a gate", redis, postgres},
+		{"redis to etcd", sealsTitle, redis, etcd},
+		{"etcd to redis", sealsTitle, etcd, redis},
+		{"zookeeper to etcd", sealsTitle, zk, etcd},
+		{"string locks to redis", sealsTitle, texts, redis},
+		{"redis to postgres", gateTitle, redis, postgres},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			f := &fleet{two: &two{t: t, from: test.from(t), to: test.to(t)}, gated: strings.Contains(test.title, "gate"),
+			f := &fleet{two: &two{t: t, from: test.from(t), to: test.to(t)}, gated: test.title == gateTitle,
 				listed: []string{"a", "b", "c"}, all: []string{"a", "b", "c", "d", "e"}, programs: make([]*program, 3),
 				inside: map[string]bool{}, last: map[string]uint64{}}
 			f.tokens = !strings.HasPrefix(f.from, "redis-string:")
@@ -285,6 +289,12 @@ func (f *fleet) follow(lines []string, file string) {
 	said := ""
 	for _, text := range lines {
 		said = f.line(text, said, file)
+		if f.gated && strings.Contains(text, "finalize") {
+			_, err := dsync.Open(f.t.Context(), f.phase("old"), &dsync.Options{TTL: runbookTTL})
+			if !errors.Is(err, migrate.ErrFinalized) && !errors.As(err, new(*migrate.BehindError)) {
+				f.t.Errorf("a program with the old configuration: got %v, want that it is refused", err)
+			}
+		}
 		if f.t.Failed() {
 			f.t.Fatalf("after the line %q", text)
 		}

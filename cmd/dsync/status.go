@@ -52,8 +52,8 @@ well, who waits there for a name that has moved, and with a gate who is in phase
 long as programs are in phase old on purpose, that is as it should be.
 
 On Redis, programs in phase old and programs that know the old backend alone look alike. A name that is in use is looked at several
-times within a second: a program that is seen only once or twice is not told apart from one that is just taking or giving back both
-locks. Of locks that are held for short, by many in turn, or now and then, --for looks longer: it names who is behind at any time
+times within a second: a program with dsync or Redisson that is seen only once or twice is not told apart from one that is just taking
+or giving back both locks. Of locks that are held for short, by many in turn, or now and then, --for looks longer: it names who is behind at any time
 until then, and ends earlier if it found somebody behind on every name that has not moved. Those who wait on Redis are those who
 listen for the end of the lock.`,
 		Args: cobra.ArbitraryArgs,

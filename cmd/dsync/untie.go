@@ -18,9 +18,6 @@ given up and all names were taken back, or when the first program was the one th
 the migration: those go on, and are not told.`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if f.gate {
-				return migrate.ErrNoSeals
-			}
 			p, err := f.openBoth(c.Context())
 			if err != nil {
 				return err

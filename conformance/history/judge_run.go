@@ -9,7 +9,7 @@ func (j *judge) assumptions() {
 	for _, l := range j.locks {
 		for _, a := range l.holds {
 			clients[client{a.owner.proc, a.owner.client}] = true
-			if w, ok := j.calm(a.from.t, a.from.t); ok {
+			if w, ok := j.quietAround(a.from.t, a.from.t); ok {
 				grants[w]++
 			}
 		}

@@ -18,8 +18,8 @@ func (j *judge) quietFrom(t time.Duration) []window {
 	return j.quiet[i:]
 }
 
-// calm returns the window without a fault around a span of time, if there is one.
-func (j *judge) calm(from, to time.Duration) (w window, ok bool) {
+// quietAround returns the window without a fault around a span of time, if there is one.
+func (j *judge) quietAround(from, to time.Duration) (w window, ok bool) {
 	quiet := j.quietFrom(to)
 	if len(quiet) == 0 || quiet[0].from > from {
 		return window{}, false
@@ -211,7 +211,7 @@ func (j *judge) lasted(a *attempt, until time.Duration) {
 
 // refused looks at an attempt that was refused although nobody is known to have held the lock since a given moment.
 func (j *judge) refused(a *attempt, since time.Duration, freed *Event) {
-	w, ok := j.calm(a.called.Time, a.returned.Time)
+	w, ok := j.quietAround(a.called.Time, a.returned.Time)
 	if !ok || j.b.Wake == 0 || a.called.Time <= after(since, j.b.Wake) {
 		return
 	}

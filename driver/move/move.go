@@ -77,3 +77,10 @@ type Unmarker interface {
 	// returns driver.ErrNotHeld if the hold is over, and then nothing has changed; after any other error the outcome is unknown.
 	Unmark(ctx context.Context, l driver.Lease) error
 }
+
+// Identifier is an optional interface of a Driver whose backend keeps no seals, and can be told from all others without any.
+type Identifier interface {
+	// Identity asks the backend for a number: the same for every driver that excludes this one, whatever the address, also after a
+	// restart or a fail-over, and another one for every other backend or database, but for a physical copy of this one.
+	Identity(ctx context.Context) (uint64, error)
+}

@@ -63,7 +63,7 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 func (d *Driver) attempt(ctx context.Context, r *driver.Request, seconds int64, waited *bool) (*hold, error) {
 	h := &hold{driver: d, request: r}
 	dir := d.dir(r.Name)
-	fresh, err := h.chooseLease(ctx, dir, seconds)
+	fresh, err := h.chooseLeaseAndKey(ctx, dir, seconds)
 	if err != nil {
 		return nil, err
 	}
@@ -99,8 +99,9 @@ func (h *hold) outcome(err error) (*hold, error) {
 	return h, nil
 }
 
-// chooseLease finds a lease to hang the key on. A lease that is not fresh has to be prolonged together with the next request.
-func (h *hold) chooseLease(ctx context.Context, dir string, seconds int64) (fresh bool, err error) {
+// chooseLeaseAndKey finds a lease of etcd for the key, and makes the key, whose name contains the lease. A lease that is not fresh has to be
+// prolonged together with the next request.
+func (h *hold) chooseLeaseAndKey(ctx context.Context, dir string, seconds int64) (fresh bool, err error) {
 	d := h.driver
 	if !h.request.Fixed {
 		if h.session, err = d.board(ctx, seconds); err != nil {

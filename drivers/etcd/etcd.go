@@ -141,7 +141,7 @@ type Options struct {
 }
 
 // Driver is a driver.Driver on etcd. It implements driver.KeepAliveReporter, driver.Inspector, driver.ForceUnlocker, driver.Watcher,
-// driver.Leaver, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
+// driver.Lister, driver.Leaver, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
 type Driver struct {
 	client      *clientv3.Client
 	leases      pb.LeaseClient
@@ -174,6 +174,7 @@ var (
 	_ driver.KeepAliveReporter = (*Driver)(nil)
 	_ driver.Inspector         = (*Driver)(nil)
 	_ driver.ForceUnlocker     = (*Driver)(nil)
+	_ driver.Lister            = (*Driver)(nil)
 )
 
 // New returns a Driver that uses the client and never closes it. New asks the server nothing. If KV, Lease and Watcher of the client are

@@ -69,7 +69,7 @@ func (o Order) driverOrder() driver.Order {
 }
 
 // Driver is one client of a [Server]. It implements [driver.Driver], [driver.BatchRenewer], [driver.KeepAliveReporter],
-// [driver.Inspector], [driver.Watcher], [driver.Latcher], [driver.Leaver], [driver.ForceUnlocker], [move.Sealer], [move.Marker],
+// [driver.Inspector], [driver.Watcher], [driver.Lister], [driver.Latcher], [driver.Leaver], [driver.ForceUnlocker], [move.Sealer], [move.Marker],
 // [move.Unsealer] and [move.Unmarker]. All methods may be called concurrently.
 type Driver struct {
 	server  *Server

@@ -15,8 +15,8 @@ var ErrSame = fmt.Errorf("from and to are the same backend by two addresses: %w"
 // apartNames is how many names there are for the question whether the backends are different; several processes may ask at a time.
 const apartNames = 16
 
-// Check looks whether the two backends are different ones, can seal, and belong together: see [ErrSame], [ErrNeedsGate], [ErrOtherBackend]
-// and [ErrWrongWay]. The first Check of a migration ties from to to. Opening by URL calls Check; a program that uses New calls Check before
+// Check looks whether the two backends are different ones, can seal if there is no gate, and belong together: see [ErrSame], [ErrNeedsGate],
+// [ErrOtherBackend] and [ErrWrongWay]. The first Check of a migration ties from to to, where [Driver.Ties] returns nil. Opening by URL calls Check; a program that uses New calls Check before
 // its first lock.
 func (d *Driver) Check(ctx context.Context) error {
 	bound, end, err := d.closable(ctx)
@@ -28,7 +28,7 @@ func (d *Driver) Check(ctx context.Context) error {
 	if err == nil && d.gate == nil {
 		err = d.keepsSeals(bound)
 	}
-	if err == nil && d.gate == nil {
+	if err == nil {
 		err = d.tie(bound)
 	}
 	return d.closing(ctx, err)

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
-	"github.com/go-dsync/dsync/driver/move"
 )
 
 // closedName is sealed on the old backend when the gate is closed for good.
@@ -19,11 +18,10 @@ const askWhetherClosed = time.Minute
 // closed reports whether the gate was closed for good. A process that has a slot of PhaseOld, and has looked, asks for that last: so either
 // it sees the seal, or whoever sealed saw its slot.
 func (g *gate) closed(ctx context.Context) (bool, error) {
-	sealer, ok := g.d.from.Driver.(move.Sealer)
-	if !ok {
+	if g.d.sealer == nil {
 		return false, nil
 	}
-	_, closed, err := sealer.Sealed(ctx, closedName)
+	_, closed, err := g.d.sealer.Sealed(ctx, closedName)
 	return closed, err
 }
 
@@ -69,8 +67,7 @@ func (d *Driver) Finalize(ctx context.Context) error {
 	if d.gate == nil {
 		return fmt.Errorf("migrate: there is no gate to close: %w", errors.ErrUnsupported)
 	}
-	sealer, ok := d.from.Driver.(move.Sealer)
-	if !ok {
+	if d.sealer == nil {
 		return fmt.Errorf("migrate: backend %s keeps no seal: %w", d.from.info.Name, errors.ErrUnsupported)
 	}
 	bound, end, err := d.closable(ctx)
@@ -93,7 +90,7 @@ func (d *Driver) Finalize(ctx context.Context) error {
 	if err != nil {
 		return d.closing(ctx, err)
 	}
-	err = sealer.Seal(bound, l)
+	err = d.sealer.Seal(bound, l)
 	if err == nil && !m.live() { // it is sealed, and somebody may have got into PhaseOld before: they end with their locks, and do not come back
 		err = fmt.Errorf("%w: the slot was lost meanwhile: repeat it", driver.ErrUnknown)
 	}

@@ -84,11 +84,12 @@ func (r *refusal) stands(p Phase) error {
 	return nil
 }
 
-// Reserved names. Every process of a migration has to have the same.
-const (
-	reserved  = "dsync:migrate:"
-	slotCount = 128
-)
+// MaxMembers is how many processes a gate has room for in PhaseOld, and as many in PhaseNew. Every process of a migration has to have the
+// same.
+const MaxMembers = 128
+
+// reserved begins the names that belong to the migration.
+const reserved = "dsync:migrate:"
 
 // slotKind is one of slots.
 type slotKind string
@@ -125,7 +126,7 @@ var (
 	ErrFinalized = fmt.Errorf("the migration was finalized, and the old backend alone locks nothing any more: %w", errors.ErrUnsupported)
 
 	// ErrFull: there is no room for another process.
-	ErrFull = fmt.Errorf("the gate has room for %d processes in a phase", slotCount)
+	ErrFull = fmt.Errorf("the gate has room for %d processes in a phase", MaxMembers)
 
 	// ErrReserved: the name belongs to the gate.
 	ErrReserved = fmt.Errorf("names that begin with %s are reserved: %w", reserved, errors.ErrUnsupported)

@@ -146,6 +146,45 @@ func TestFinalizeKeepsProcessesOutOfPhaseOld(t *testing.T) {
 	})
 }
 
+// TestOneThatLooksWhileTheGateIsClosed goes to PhaseOld, and finds nobody in PhaseNew any more.
+func TestOneThatLooksWhileTheGateIsClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		operator := p.gatedSealer(migrate.PhaseNew)
+		setPhase(t, operator, migrate.PhaseNew)
+		to := p.to.NewDriver()
+		closed := sync.OnceFunc(func() {
+			wantErr(t, "Finalize", errors.Join(operator.Finalize(t.Context()), operator.Close(t.Context())), nil)
+		})
+		late, err := migrate.New(p.from.NewDriver(), before{onlyDriverAndAdmin{to, to}, "dsync:migrate:new:", closed},
+			&migrate.Options{Gated: true, Unfenced: true, TTL: ttl})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantErr(t, "to old", late.SetPhase(t.Context(), migrate.PhaseOld), migrate.ErrFinalized)
+	})
+}
+
+// TestFinalizeLooksForItsSlot after it has sealed: without it somebody may have got into PhaseOld before.
+func TestFinalizeLooksForItsSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		from := &slowSealer{Driver: p.from.NewDriver(), do: func() {
+			if err := p.to.NewDriver().ForceUnlock(t.Context(), "dsync:migrate:new:0"); err != nil {
+				t.Error(err)
+			}
+			synctest.Wait()
+		}}
+		from.at.Store(1)
+		d, err := migrate.New(from, p.to.NewDriver(), &migrate.Options{Phase: migrate.PhaseNew, Gated: true, Unfenced: true, TTL: ttl})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantErr(t, "Finalize", d.Finalize(t.Context()), driver.ErrUnknown)
+		wantErr(t, "once more", d.Finalize(t.Context()), nil)
+	})
+}
+
 // TestOneThatIsKilledWhileItLooksIsInNobodysWayForLong cuts a process off in the middle of its looks.
 func TestOneThatIsKilledWhileItLooksIsInNobodysWayForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -306,11 +345,52 @@ func TestLocksEndWithTheMembership(t *testing.T) {
 	}
 }
 
+// after calls do after each grant of a name.
+type after struct {
+	onlyDriverAndAdmin
+	name string
+	do   func()
+}
+
+func (d after) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	l, err := d.onlyDriverAndAdmin.Acquire(ctx, r)
+	if err == nil && r.Name == d.name {
+		d.do()
+	}
+	return l, err
+}
+
+// TestAGrantAfterTheEndOfTheMembershipDoesNotCount: the process becomes a member again, and asks again.
+func TestAGrantAfterTheEndOfTheMembershipDoesNotCount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, sessions)
+		from, to, grants := p.from.NewDriver(), p.to.NewDriver(), 0
+		d, err := migrate.New(onlyDriverAndAdmin{from, from}, after{onlyDriverAndAdmin{to, to}, "x", func() {
+			if grants++; grants == 1 {
+				if err := p.to.NewDriver().ForceUnlock(t.Context(), "dsync:migrate:new:0"); err != nil {
+					t.Error(err)
+				}
+				synctest.Wait()
+			}
+		}}, &migrate.Options{Phase: migrate.PhaseNew, Gated: true, Unfenced: true, TTL: ttl})
+		if err != nil {
+			t.Fatal(err)
+		}
+		release(t, lock(t, d, "x"))
+		if grants != 2 {
+			t.Errorf("the new backend granted the name %d times, want twice", grants)
+		}
+	})
+}
+
 func TestProcessThatIsGoneIsNotInTheWayForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
 		c, other := p.gated(migrate.PhaseOld), p.gated(migrate.PhaseDual)
-		l := lock(t, c, "x")
+		l, err := c.Acquire(t.Context(), &newAttemptFor("x", 10*ttl).Request) // it ends with the membership
+		if err != nil {
+			t.Fatal(err)
+		}
 		c.from.Cut()
 		for range 30 {
 			if err := other.SetPhase(t.Context(), migrate.PhaseNew); err == nil {

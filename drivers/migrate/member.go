@@ -235,7 +235,7 @@ func letGo(l driver.Lease) {
 
 // takeSlot takes the first slot that is free.
 func (m *member) takeSlot(ctx context.Context, b *backend, k slotKind) error {
-	for i := range slotCount {
+	for i := range MaxMembers {
 		r := m.g.asks(slotName(k, i), m, true)
 		l, err := b.Acquire(ctx, r)
 		if errors.Is(err, driver.ErrLocked) && !errors.Is(err, driver.ErrUnknown) {
@@ -271,7 +271,7 @@ type lookAt func(ctx context.Context, b *backend, k slotKind, slot int) (*Member
 
 // look returns who has slots of a kind.
 func (g *gate) look(ctx context.Context, b *backend, k slotKind, at lookAt) ([]Member, error) {
-	slots := make([]int, slotCount)
+	slots := make([]int, MaxMembers)
 	for i := range slots {
 		slots[i] = i
 	}

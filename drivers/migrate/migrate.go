@@ -126,9 +126,9 @@ type Options struct {
 // driver.Inspector and driver.ForceUnlocker too.
 type Driver struct {
 	from, to *backend
-	sealer   move.Sealer   // from
+	sealer   move.Sealer   // from; nil if from is none, which needs a gate
 	unsealer move.Unsealer // from; nil if from is none
-	marker   move.Marker   // to
+	marker   move.Marker   // to; nil if to is none, which needs a gate
 	unmarker move.Unmarker // to; nil if to is none
 	gate     *gate         // nil: names are sealed
 	info     driver.Info
@@ -257,6 +257,10 @@ func isMigration(d driver.Driver) bool {
 // choose prepares d for one of the two procedures.
 func (d *Driver) choose(o *Options) error {
 	from, to := d.from.info.Name, d.to.info.Name
+	d.sealer, _ = d.from.Driver.(move.Sealer)
+	d.unsealer, _ = d.from.Driver.(move.Unsealer)
+	d.marker, _ = d.to.Driver.(move.Marker)
+	d.unmarker, _ = d.to.Driver.(move.Unmarker)
 	if o.Gated {
 		if d.info.Fencing != driver.None {
 			return fmt.Errorf("%w: without seals those of %s would not be above those of %s", ErrTokens, to, from)
@@ -265,18 +269,14 @@ func (d *Driver) choose(o *Options) error {
 		d.gate = newGate(d)
 		return nil
 	}
-	if o.Phase == PhaseOld {
+	switch {
+	case o.Phase == PhaseOld:
 		return errOldNeedsGate
-	}
-	var ok bool
-	if d.sealer, ok = d.from.Driver.(move.Sealer); !ok {
+	case d.sealer == nil:
 		return fmt.Errorf("%w: backend %s cannot seal a lock", ErrNeedsGate, from)
-	}
-	if d.marker, ok = d.to.Driver.(move.Marker); !ok {
+	case d.marker == nil:
 		return fmt.Errorf("%w: backend %s cannot keep a mark and a floor of the tokens", ErrNeedsGate, to)
 	}
-	d.unsealer, _ = d.from.Driver.(move.Unsealer)
-	d.unmarker, _ = d.to.Driver.(move.Unmarker)
 	return nil
 }
 

@@ -8,10 +8,14 @@ import (
 
 // The model of the gate is one name on two backends and a few processes, which become members, lock, change the phase one by one,
 // stop for longer than their holds last, and crash, at every step. Each process has a slot of its own on each backend. At the end one of
-// them closes the gate, and then they are given the new backend alone.
+// them closes the gate, and then they are given the new backend alone. One of them may be astray: its new backend is another one. Then all
+// look first whether the old backend is tied to their new one, and tie it if it is tied to none.
 
 // plainTo is the phase in the model of a process that knows to alone.
 const plainTo = PhaseNew + 1
+
+// modelAstray is the new backend of a process that is astray, beside modelFrom and modelTo.
+const modelAstray = 2
 
 // gateVariant is what a wrong gate leaves out or does in another way.
 type gateVariant struct {
@@ -27,6 +31,10 @@ type gateVariant struct {
 	asksFirst  bool // and asks before the looks, not after
 	unsure     bool // the gate counts as closed though who closed it has lost its slot
 	believes   bool // who sees that the gate is closed looks for nobody in PhaseOld any more
+
+	noTie     bool // nobody looks which new backend the old one is tied to
+	tokenless bool // the name that says so has no token in it
+	sure      bool // who has asked for the seal of the target goes on, also if its hold was over
 }
 
 // What a process is about to do.
@@ -38,6 +46,10 @@ const (
 	gateOpen  // asks whether the gate is open, after the looks
 	gateSeal  // is about to close the gate
 	gateClose // has sealed
+	gateTied  // asks whether the old backend is tied to its new one
+	gateTake  // take the target
+	gateName  // seal the name that ties
+	gateTie   // seal the target
 	gateFrom  // take from
 	gateTo    // take to
 	gateHolding
@@ -53,25 +65,39 @@ type gateProcess struct {
 	saw          bool  // that the gate was closed, before it looked
 	over         bool  // it knows that PhaseOld is over
 	learning     bool  // it looks as a member
-	has          [2]bool
+	has          [3]bool
 	valid        bool
+	astray       bool
+	looks        bool // before it does anything else, at the tie
+	token        int8 // with which it holds the target
 	locks, moves int8 // that are still to come
 }
 
 type gateModel struct {
-	slots           [2][processes]bool // on from: members in PhaseOld; on to: in PhaseNew
-	holder          [2]int8            // 0 is nobody
+	slots           [3][processes]bool // on from: members in PhaseOld; on to: in PhaseNew
+	holder          [3]int8            // 0 is nobody
 	processes       [processes]gateProcess
-	crashes, pauses int8 // that are still to come at most
-	ends            bool // somebody closes the gate
-	closed          bool // the seal
-	done            bool // who closed the gate has said so
+	crashes, pauses int8    // that are still to come at most
+	ends            bool    // somebody closes the gate
+	closed          bool    // the seal
+	done            bool    // who closed the gate has said so
+	target          int8    // who holds it, or sealHold
+	count           int8    // its last token
+	names           [3]int8 // that are sealed for a new backend: the bits of the tokens in them
 }
 
-// kind returns which slots those in a phase take, and whether they do.
-func (p Phase) kind() (side int, ok bool) {
+// to is the new backend of a process.
+func (x gateProcess) to() int {
+	if x.astray {
+		return modelAstray
+	}
+	return modelTo
+}
+
+// kind returns which slots the process takes in a phase, and whether it does.
+func (x gateProcess) kind(p Phase) (side int, ok bool) {
 	if p == PhaseNew {
-		return modelTo, true
+		return x.to(), true
 	}
 	return modelFrom, p == PhaseOld
 }
@@ -96,10 +122,10 @@ func (v gateVariant) faults(s gateModel, p int, e emitGate) {
 			y := &n.processes[p]
 			if !gone {
 				n.pauses--
-				if own, ok := y.phase.kind(); ok && own == side {
+				if own, ok := y.kind(y.phase); ok && own == side {
 					y.member = false
 				}
-				if own, ok := y.under.kind(); ok && own == side && !v.untied {
+				if own, ok := y.kind(y.under); ok && own == side && !v.untied {
 					y.valid = false
 				}
 			}
@@ -115,6 +141,14 @@ func (v gateVariant) faults(s gateModel, p int, e emitGate) {
 			e("a hold ends by itself", gone, n)
 		}
 	}
+	if s.target == int8(p+1) && (gone || s.pauses > 0) {
+		n := s
+		n.target = 0
+		if !gone {
+			n.pauses--
+		}
+		e("the hold of the target ends by itself", gone, n)
+	}
 	if !gone && s.crashes > 0 {
 		s.crashes--
 		s.processes[p] = gateProcess{at: gateStopped}
@@ -126,13 +160,20 @@ func (v gateVariant) step(s gateModel, p int, e emitGate) {
 	x := &s.processes[p]
 	switch x.at {
 	case gateIdle:
+		if x.looks {
+			x.at = gateTied
+			e("begins to look at the tie", true, s)
+			return
+		}
 		v.begin(s, p, e)
+	case gateTied, gateTake, gateName, gateTie:
+		v.tie(s, p, e)
 	case gateEnter:
 		v.enter(s, p, e)
 	case gateAsk:
 		x.saw, x.at = s.closed, gateLook
 		if v.believes && s.closed {
-			side, _ := x.phase.kind()
+			side, _ := x.kind(x.phase)
 			x.at, x.member, x.over, x.learning = gateIdle, s.slots[side][p], true, false
 		}
 		e("asks whether the gate is closed", true, s)
@@ -143,7 +184,7 @@ func (v gateVariant) step(s gateModel, p int, e emitGate) {
 		e("seals", true, s)
 	case gateClose:
 		x.at = gateIdle
-		s.done = s.done || s.slots[modelTo][p] || v.unsure
+		s.done = s.done || s.slots[x.to()][p] || v.unsure
 		e("has closed the gate, if its slot is still there", true, s)
 	case gateLook:
 		v.look(s, p, e)
@@ -158,9 +199,9 @@ func (v gateVariant) step(s gateModel, p int, e emitGate) {
 			e("is granted from", true, s)
 		}
 	case gateTo:
-		if s.holder[modelTo] == 0 {
-			s.holder[modelTo] = int8(p + 1)
-			x.has[modelTo] = true
+		if to := x.to(); s.holder[to] == 0 {
+			s.holder[to] = int8(p + 1)
+			x.has[to] = true
 			v.granted(&s, p)
 			e("is granted to", true, s)
 		} else if v.withoutTo && x.phase == PhaseDual {
@@ -175,11 +216,60 @@ func (v gateVariant) step(s gateModel, p int, e emitGate) {
 				s.holder[b] = 0
 			}
 		}
-		if own, ok := x.under.kind(); ok && x.under != x.phase {
+		if own, ok := x.kind(x.under); ok && x.under != x.phase {
 			s.slots[own][p] = false // the last use
 		}
-		x.has, x.at, x.under = [2]bool{}, gateIdle, PhaseDual
+		x.has, x.at, x.under = [3]bool{}, gateIdle, PhaseDual
 		e("releases the lock", true, s)
+	}
+}
+
+// tie looks whether from is tied to the new backend of the process, and ties it if it is tied to none.
+func (v gateVariant) tie(s gateModel, p int, e emitGate) {
+	x := &s.processes[p]
+	switch x.at {
+	case gateTied:
+		token := s.count
+		if v.tokenless {
+			token = 0
+		}
+		switch {
+		case v.noTie || s.target == sealHold && s.names[x.to()]&(1<<token) != 0:
+			x.at, x.looks = gateIdle, false
+			e("finds its new backend", true, s)
+		case s.target == sealHold:
+			*x = gateProcess{at: gateStopped}
+			e("finds another new backend", true, s)
+		default:
+			x.at = gateTake
+			e("finds no new backend", true, s)
+		}
+	case gateTake:
+		switch s.target {
+		case 0:
+			s.count++
+			s.target, x.token, x.at = int8(p+1), s.count, gateName
+			e("is granted the target", true, s)
+		case sealHold:
+			x.at = gateTied
+			e("finds the target sealed", true, s)
+		}
+	case gateName:
+		if v.tokenless {
+			x.token = 0
+		}
+		s.names[x.to()] |= 1 << x.token
+		x.at = gateTie
+		e("seals the name", true, s)
+	case gateTie:
+		x.at, x.token = gateTied, 0
+		if s.target == int8(p+1) {
+			s.target = sealHold
+		}
+		if v.sure {
+			x.at, x.looks = gateIdle, false
+		}
+		e("seals the target, if it still holds that", true, s)
 	}
 }
 
@@ -187,7 +277,7 @@ func (v gateVariant) step(s gateModel, p int, e emitGate) {
 func (v gateVariant) begin(s gateModel, p int, e emitGate) {
 	x := s.processes[p]
 	v.move(s, p, e)
-	_, registers := x.phase.kind()
+	_, registers := x.kind(x.phase)
 	n := s
 	y := &n.processes[p]
 	if s.ends && x.phase == PhaseNew && x.member {
@@ -195,7 +285,7 @@ func (v gateVariant) begin(s gateModel, p int, e emitGate) {
 	}
 	switch {
 	case x.locks == 0:
-		if side, ok := x.phase.kind(); ok {
+		if side, ok := x.kind(x.phase); ok {
 			n.slots[side][p] = false
 		}
 		*y = gateProcess{at: gateStopped}
@@ -266,7 +356,7 @@ func (v gateVariant) move(s gateModel, p int, e emitGate) {
 		y := &n.processes[p]
 		y.moves--
 		y.phase, y.member = phase, false
-		if own, ok := x.phase.kind(); ok && (x.at == gateIdle || v.leavesSoon) {
+		if own, ok := x.kind(x.phase); ok && (x.at == gateIdle || v.leavesSoon) {
 			n.slots[own][p] = false
 		}
 		e("changes the phase", false, n)
@@ -275,7 +365,7 @@ func (v gateVariant) move(s gateModel, p int, e emitGate) {
 
 func (v gateVariant) enter(s gateModel, p int, e emitGate) {
 	x := &s.processes[p]
-	side, _ := x.phase.kind()
+	side, _ := x.kind(x.phase)
 	s.slots[side][p] = true
 	x.at = gateLook
 	if s.ends && (x.phase == PhaseNew || v.asksFirst) {
@@ -293,7 +383,7 @@ func (v gateVariant) enter(s gateModel, p int, e emitGate) {
 // look looks at one slot after the other.
 func (v gateVariant) look(s gateModel, p int, e emitGate) {
 	x := &s.processes[p]
-	side, _ := x.phase.kind()
+	side, _ := x.kind(x.phase)
 	if x.looked == processes || v.noLook || v.newLooks && x.phase == PhaseOld {
 		x.at, x.member, x.looked = gateIdle, s.slots[side][p], 0
 		switch {
@@ -308,12 +398,16 @@ func (v gateVariant) look(s gateModel, p int, e emitGate) {
 	}
 	q := x.looked
 	x.looked++
-	if s.slots[1-side][q] && x.learning {
+	others := modelFrom
+	if side == modelFrom {
+		others = x.to()
+	}
+	if s.slots[others][q] && x.learning {
 		x.at, x.looked, x.learning, x.saw = gateIdle, 0, false, false
 		e("finds a member of the other kind, and asks another time", true, s)
 		return
 	}
-	if s.slots[1-side][q] {
+	if s.slots[others][q] {
 		s.slots[side][p] = false
 		x.at, x.phase, x.looked = gateIdle, PhaseDual, 0
 		e("finds a member of the other kind, and stays in phase dual", true, s)
@@ -325,7 +419,7 @@ func (v gateVariant) look(s gateModel, p int, e emitGate) {
 // granted is the end of an Acquire. Holds and memberships that are over are found out here.
 func (v gateVariant) granted(s *gateModel, p int) {
 	x := &s.processes[p]
-	side, registers := x.phase.kind()
+	side, registers := x.kind(x.phase)
 	x.at, x.under, x.valid = gateHolding, x.phase, true
 	for b, has := range x.has {
 		if has && s.holder[b] != int8(p+1) {
@@ -354,8 +448,8 @@ func (s gateModel) finished() bool {
 	return !slices.ContainsFunc(s.processes[:], func(x gateProcess) bool { return x.at != gateStopped })
 }
 
-// search begins with processes in all phases that are possible together.
-func (v gateVariant) search(ends bool, locks, moves, crashes, pauses int8) (states int, wrong string, way []string) {
+// search begins with processes in all phases that are possible together. The last argument is which of them is astray, if it is one.
+func (v gateVariant) search(ends bool, locks, moves, crashes, pauses int8, astray Phase) (states int, wrong string, way []string) {
 	y := system[gateModel]{
 		steps:    v.steps,
 		sorted:   func(s gateModel) gateModel { return s },
@@ -364,21 +458,26 @@ func (v gateVariant) search(ends bool, locks, moves, crashes, pauses int8) (stat
 	}
 	s := gateModel{crashes: crashes, pauses: pauses, ends: ends}
 	for p, phase := range []Phase{PhaseOld, PhaseDual, PhaseNew} {
-		s.processes[p] = gateProcess{phase: phase, under: PhaseDual, locks: locks, moves: moves}
+		s.processes[p] = gateProcess{phase: phase, under: PhaseDual, locks: locks, moves: moves, astray: phase == astray, looks: astray.valid()}
 	}
 	return y.search(s)
 }
+
+const noneAstray Phase = plainTo
 
 func TestModelOfTheGateKeepsItsPromises(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		ends                          bool
 		locks, moves, crashes, pauses int8
+		astray                        Phase
 	}{
-		{false, 1, 1, 1, 1}, {false, 1, 2, 0, 0}, {false, 2, 1, 0, 0}, // moves bound the changes of the phase of each process
-		{true, 1, 1, 0, 1},
+		{false, 1, 1, 1, 1, noneAstray}, {false, 1, 2, 0, 0, noneAstray}, {false, 2, 1, 0, 0, noneAstray}, // moves bound the changes of the phase of each process
+		{true, 1, 1, 0, 1, noneAstray},
+		{false, 1, 1, 1, 1, PhaseOld}, {false, 1, 1, 1, 1, PhaseDual}, {false, 1, 1, 1, 1, PhaseNew},
+		{false, 1, 2, 1, 1, PhaseNew}, {false, 2, 1, 1, 1, PhaseNew}, {false, 1, 1, 0, 2, PhaseNew}, {true, 1, 1, 0, 1, PhaseNew},
 	} {
-		states, wrong, way := gateVariant{}.search(test.ends, test.locks, test.moves, test.crashes, test.pauses)
+		states, wrong, way := gateVariant{}.search(test.ends, test.locks, test.moves, test.crashes, test.pauses, test.astray)
 		t.Logf("%+v: %d states", test, states)
 		if wrong != "" {
 			t.Errorf("%+v: %s after\n%s", test, wrong, strings.Join(way, "\n"))
@@ -402,10 +501,17 @@ func TestModelOfTheGateFindsEveryWrongVariant(t *testing.T) {
 		{"a closed gate that is asked for before the looks", gateVariant{asksFirst: true}},
 		{"a gate closed by one that lost its slot", gateVariant{unsure: true}},
 		{"a closed gate that is believed without a look", gateVariant{believes: true}},
+		{"another new backend that nobody compares", gateVariant{noTie: true}},
+		{"a tie that one may have begun and another completes", gateVariant{tokenless: true}},
+		{"a tie that is not looked at again", gateVariant{sure: true}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			ends := test.plainFirst || test.neverAsks || test.asksFirst || test.unsure || test.believes
-			states, wrong, way := test.search(ends, 1, 1, 0, 1)
+			astray := noneAstray
+			if test.noTie || test.tokenless || test.sure {
+				astray = PhaseNew
+			}
+			states, wrong, way := test.search(ends, 1, 1, 0, 1, astray)
 			if wrong != twoHolders {
 				t.Errorf("got %q after %d steps and %d states, want %q\n%s", wrong, len(way), states, twoHolders, strings.Join(way, "\n"))
 				return

@@ -3,8 +3,6 @@ package migrate
 import (
 	"context"
 	"time"
-
-	"github.com/go-dsync/dsync/driver/move"
 )
 
 // What the gate of a process does by itself. In PhaseOld, when the process is no member: it takes a slot of kind wantsOld, so that others
@@ -26,10 +24,10 @@ func (g *gate) asked(p Phase, err error) {
 	if now != PhaseOld || p == PhaseOld && err == nil {
 		g.wishNothing()
 	}
-	switch _, seals := g.d.from.Driver.(move.Sealer); {
+	switch {
 	case now == PhaseOld && err != nil && !g.acting:
 		g.after(0)
-	case now == PhaseNew && err == nil && seals && !g.over:
+	case now == PhaseNew && err == nil && g.d.sealer != nil && !g.over:
 		g.after(askWhetherClosed)
 	}
 }

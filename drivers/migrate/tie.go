@@ -13,7 +13,8 @@ import (
 // A migration ties its old backend to one new backend, so that a process with another one, by a wrong prefix perhaps, is found before it
 // locks anything. The tie is made of seals alone, of reserved names:
 //
-//   - identityName is sealed on the new backend after a random mark. The last token in the seal is the identity.
+//   - identityName is sealed on the new backend after a random mark. The last token in the seal is the identity. A new backend that keeps no
+//     seals may tell an identity of its own: see [move.Identifier].
 //   - targetName is sealed on the old backend. A third name consists of the last token in this seal and the identity of the new backend, and
 //     was sealed while the holder of targetName had that token.
 //
@@ -59,31 +60,36 @@ func (d *Driver) keepsSeals(ctx context.Context) error {
 
 // Look is [Driver.Check] without the tie, and changes nothing: it finds an earlier Check that has tied one of the two to another backend.
 func (d *Driver) Look(ctx context.Context) error {
-	to, ok := d.readable()
-	if !ok {
-		return nil
-	}
-	identity, known, err := to.Sealed(ctx, identityName)
-	if err == nil {
-		err = d.wrongWay(ctx, to)
-	}
-	if err == nil {
-		_, err = d.tied(ctx, identity, known)
-	}
-	if errors.Is(err, ErrWrongWay) || errors.Is(err, ErrOtherBackend) {
-		return err
+	err := d.wrongWay(ctx)
+	if err == nil && d.Ties() == nil {
+		var identity uint64
+		var known bool
+		if identity, known, err = d.readIdentity(ctx); err == nil {
+			_, err = d.tied(ctx, identity, known)
+		}
 	}
 	return d.permitted(ctx, err)
 }
 
-// readable returns the new backend as a Sealer, if the seals of both backends can be read.
-func (d *Driver) readable() (to move.Sealer, ok bool) {
-	to, ok = d.to.Driver.(move.Sealer)
-	return to, ok && d.gate == nil && d.from.info.Fencing != driver.None && d.to.info.Fencing != driver.None
+// Ties returns nil if Check can tie from to to, as far as their drivers say, and why a process with another to is not found otherwise.
+func (d *Driver) Ties() error {
+	_, keeps := d.to.Driver.(move.Sealer)
+	_, tells := d.to.Driver.(move.Identifier)
+	switch {
+	case d.sealer == nil || d.from.info.Fencing == driver.None:
+		return fmt.Errorf("the old backend, %s, keeps no seals with tokens: %w", d.from.info.Name, errors.ErrUnsupported)
+	case !tells && (!keeps || d.marker == nil || d.to.info.Fencing == driver.None):
+		return fmt.Errorf("the new backend, %s, neither tells what it is nor keeps seals with tokens: %w", d.to.info.Name, errors.ErrUnsupported)
+	}
+	return nil
 }
 
 // wrongWay returns ErrWrongWay if the new backend is the old one of another migration.
-func (d *Driver) wrongWay(ctx context.Context, to move.Sealer) error {
+func (d *Driver) wrongWay(ctx context.Context) error {
+	to, ok := d.to.Driver.(move.Sealer)
+	if !ok {
+		return nil
+	}
 	_, sealed, err := to.Sealed(ctx, targetName)
 	switch {
 	case err != nil:
@@ -112,17 +118,10 @@ func (d *Driver) tied(ctx context.Context, identity uint64, known bool) (bool, e
 
 // tie ties from to to, or looks whether they are tied to each other.
 func (d *Driver) tie(ctx context.Context) error {
-	to, ok := d.readable()
-	if !ok {
-		return nil
-	}
-	err := d.wrongWay(ctx, to)
-	if errors.Is(err, ErrWrongWay) {
-		return err
-	} else if err != nil {
+	if err := d.wrongWay(ctx); err != nil || d.Ties() != nil {
 		return d.permitted(ctx, err)
 	}
-	identity, err := d.identity(ctx, to)
+	identity, err := d.identity(ctx)
 	if err != nil {
 		return d.permitted(ctx, err)
 	}
@@ -143,13 +142,13 @@ func (d *Driver) tie(ctx context.Context) error {
 	}
 }
 
-// permitted returns nil if err is neither of an unreachable backend nor of somebody else in the way: then the backend does not permit
-// reserved names, and the backends are not tied.
+// permitted returns nil if err is neither of an unreachable backend, nor of somebody else in the way, nor of a wrong one: then the backend
+// does not permit reserved names, and the backends are not tied.
 func (d *Driver) permitted(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	for _, e := range []error{driver.ErrUnavailable, driver.ErrUnknown, driver.ErrLocked, driver.ErrClosed} {
+	for _, e := range []error{driver.ErrUnavailable, driver.ErrUnknown, driver.ErrLocked, driver.ErrClosed, ErrWrongWay, ErrOtherBackend} {
 		if errors.Is(err, e) || ctx.Err() != nil {
 			return err
 		}
@@ -157,17 +156,31 @@ func (d *Driver) permitted(ctx context.Context, err error) error {
 	return nil
 }
 
-// identity returns the identity of the new backend, and gives it one if it has none.
-func (d *Driver) identity(ctx context.Context, to move.Sealer) (uint64, error) {
+// readIdentity returns the identity of the new backend, if it has one.
+func (d *Driver) readIdentity(ctx context.Context) (identity uint64, known bool, err error) {
+	if i, ok := d.to.Driver.(move.Identifier); ok {
+		identity, err = i.Identity(ctx)
+		known = err == nil
+	} else {
+		identity, known, err = d.to.Driver.(move.Sealer).Sealed(ctx, identityName)
+	}
+	if err != nil {
+		err = fmt.Errorf("new backend: %w", err)
+	}
+	return identity, known, err
+}
+
+// identity is readIdentity, and gives the new backend an identity if it has none.
+func (d *Driver) identity(ctx context.Context) (uint64, error) {
 	for {
-		last, sealed, err := to.Sealed(ctx, identityName)
-		if err != nil || sealed {
-			return last, err
+		identity, known, err := d.readIdentity(ctx)
+		if err != nil || known {
+			return identity, err
 		}
 		l, err := d.to.Acquire(ctx, d.ownRequest(identityName))
 		if err == nil {
 			if err = d.marker.Mark(ctx, l, rand.Uint64N(1<<identityBits)); err == nil {
-				err = to.Seal(ctx, l)
+				err = d.to.Driver.(move.Sealer).Seal(ctx, l)
 			}
 			if err != nil {
 				letGo(l)
@@ -207,9 +220,6 @@ func (d *Driver) tieTo(ctx context.Context, identity uint64) error {
 // Untie undoes the first [Driver.Check] of a migration: from may then be tied to another backend, or names may move to it. No
 // program may use the migration any more, and no name may be sealed on from.
 func (d *Driver) Untie(ctx context.Context) error {
-	if d.gate != nil {
-		return ErrNoSeals
-	}
 	if d.unsealer == nil {
 		return fmt.Errorf("%w: backend %s takes no seal back", ErrNoWayBack, d.from.info.Name)
 	}

@@ -73,7 +73,7 @@ func TestProcessesThatStartTogetherAgree(t *testing.T) {
 
 // TestATieThatStopsInTheMiddle loses the first process at each request to the old backend, with another new backend than the next has.
 func TestATieThatStopsInTheMiddle(t *testing.T) {
-	for request := range 10 {
+	for request := range 16 {
 		for _, kind := range []memory.FaultKind{memory.CutOff, memory.LoseAnswer} {
 			synctest.Test(t, func(t *testing.T) {
 				p := newPair(t, nil, nil)

@@ -46,7 +46,8 @@ var unavailable = []string{
 	"40", "55", "58", // conflicts, something in use, I/O errors
 }
 
-// refusal makes the error of a call out of the server's error to its statement. All effects of the statement are undone.
+// refusal puts the server's error to a statement in the words of package driver, and leaves other errors as they are. All effects of a
+// statement that the server refused are undone.
 func refusal(err error) error {
 	var answer *pgconn.PgError
 	if !errors.As(err, &answer) {

@@ -126,13 +126,21 @@ func (d *Driver) awaitEnd(ctx context.Context, key AdvisoryKey, pids map[uint32]
 
 // admin comes first in the calls about a name. It returns the key.
 func (d *Driver) admin(ctx context.Context, name string) (AdvisoryKey, error) {
-	if err := ctx.Err(); err != nil {
+	if err := d.usable(ctx); err != nil {
 		return AdvisoryKey{}, err
 	}
-	if d.life.Open().Err() != nil {
-		return AdvisoryKey{}, driver.ErrClosed
-	}
 	return d.key(ctx, name)
+}
+
+// usable returns an error if ctx is over, or the driver closed.
+func (d *Driver) usable(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if d.life.Open().Err() != nil {
+		return driver.ErrClosed
+	}
+	return nil
 }
 
 // locksRow is how pg_locks shows the key: classid, objid, objsubid.

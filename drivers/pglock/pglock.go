@@ -145,7 +145,8 @@ type Options struct {
 	TTL time.Duration
 }
 
-// Driver is a driver.Driver on PostgreSQL, and implements driver.KeepAliveReporter, driver.Inspector and driver.ForceUnlocker too.
+// Driver is a driver.Driver on PostgreSQL, and implements driver.KeepAliveReporter, driver.Inspector, driver.ForceUnlocker and
+// driver.Lister too.
 type Driver struct {
 	config  *pgconn.Config
 	options Options
@@ -176,6 +177,7 @@ var (
 	_ driver.KeepAliveReporter = (*Driver)(nil)
 	_ driver.Inspector         = (*Driver)(nil)
 	_ driver.ForceUnlocker     = (*Driver)(nil)
+	_ driver.Lister            = (*Driver)(nil)
 )
 
 // New connects to the server of config (pgx.ParseConfig makes one), and checks the server: PostgreSQL 14 or newer, no read replica, no

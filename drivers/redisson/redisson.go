@@ -159,7 +159,7 @@ type Options struct {
 }
 
 // Driver is a driver.Driver on Redis. It implements driver.BatchRenewer, driver.Inspector, driver.ForceUnlocker, driver.Watcher,
-// driver.Latcher, driver.Leaver, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
+// driver.Lister, driver.Latcher, driver.Leaver, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
 type Driver struct {
 	client  rueidis.Client
 	dialer  *redisdial.Dialer // of a client of the driver's own, which Close closes
@@ -190,6 +190,7 @@ var (
 	_ driver.BatchRenewer  = (*Driver)(nil)
 	_ driver.Inspector     = (*Driver)(nil)
 	_ driver.ForceUnlocker = (*Driver)(nil)
+	_ driver.Lister        = (*Driver)(nil)
 	_ move.Sealer          = (*Driver)(nil)
 	_ move.Marker          = (*Driver)(nil)
 )

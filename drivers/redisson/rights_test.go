@@ -49,6 +49,7 @@ func TestEachRightIsNeeded(t *testing.T) {
 		{"read-write locks", "", []string{"`Read`, `Write`"}, (*uses).readWriteLocks},
 		{"tokens of Redisson", "fence=redisson", []string{"`fence=redisson`"}, (*uses).locks},
 		{"admin", "", []string{"`Inspect`, `ForceUnlock`"}, (*uses).admin},
+		{"list", "", []string{"`List`"}, (*uses).list},
 		{"latches", "", []string{"`Latch`"}, (*uses).latches},
 		{"migration", "", []string{"migration from it", "migration to it", "migration back"}, (*uses).migration},
 	} {
@@ -249,6 +250,28 @@ func (u *uses) fairLocks() {
 			u.note("Release", w.lease.Release(u.t.Context()))
 		}
 	}
+}
+
+// list looks for names beside a lock.
+func (u *uses) list() {
+	d := u.open()
+	if d == nil {
+		return
+	}
+	l := u.acquire(d, u.name)
+	if l == nil {
+		return
+	}
+	var names []string
+	for name, err := range d.List(u.t.Context(), u.name) {
+		if u.note("List", err) {
+			names = append(names, name)
+		}
+	}
+	if len(u.errs) == 0 && !slices.Equal(names, []string{u.name}) {
+		u.t.Errorf("List: got %q, want %q", names, u.name)
+	}
+	u.note("Release", l.Release(u.t.Context()))
 }
 
 // admin looks at a lock and removes it.

@@ -129,7 +129,7 @@ func (l *lease) decide() (err error, decided bool) {
 	return l.outOfReach(), true
 }
 
-// outOfReach is the error of an attempt without a majority of answers. It is called with mu held.
+// outOfReach is the error of an attempt without a majority of answers. The caller holds mu.
 func (l *lease) outOfReach() error {
 	var last error
 	forbidden := 0

@@ -20,7 +20,7 @@ const minMajor, minMinor = 6, 2
 // never is the time from which the answers of an unfit node count.
 const never = int64(1<<63 - 1)
 
-// lookAgain is how often to look at an unfit server again, in case it has become fit.
+// lookAgain is how often to look at an unfit server again: the server may have become fit.
 const lookAgain = time.Second
 
 // identity is a server, by its own word.
@@ -31,9 +31,9 @@ type identity struct {
 	err  error  // why the server is not fit for locks
 }
 
-// look asks the server behind the current connection for its identity, and gives it the scripts. The node's goroutine calls look before it
-// asks anything over a new connection: a server that was just started may have forgotten locks that are held, so its answers count only
-// when all such locks would be over.
+// look asks the server behind the current connection for its identity, and gives it the scripts. The node's goroutine calls look before any
+// other request over a new connection: a restarted server may have forgotten held locks, so its answers count only when all such locks
+// would be over.
 func (n *node) look() error {
 	err := n.connect()
 	if err != nil {

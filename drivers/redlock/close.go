@@ -55,8 +55,8 @@ func (d *Driver) releaseAll() {
 	}
 }
 
-// awaitNodes returns how many nodes were not done when ctx ended. It does not wait for a minority out of reach: the locks are free without
-// these nodes, and the values on them end by themselves.
+// awaitNodes returns how many nodes were not done when ctx ended. A minority out of reach is not waited for: the locks are free without
+// these nodes, and their values end by themselves.
 func (d *Driver) awaitNodes(ctx context.Context) int {
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()

@@ -17,7 +17,7 @@ type lease struct {
 
 	driver  *Driver
 	request *driver.Request
-	value   string // at the key of the lock, on each node that granted it
+	value   string // at the key of the lock, on the nodes with a grant
 	expires atomic.Int64
 	changed chan struct{} // gets an element when the goal may have been reached
 
@@ -27,12 +27,12 @@ type lease struct {
 	goal      goal
 	ttl       time.Duration // in requests to set the value
 	sent      int64         // when the attempt began
-	lasts     int64         // until when a node may keep the value, if it carries out all requests
-	removed   int           // nodes that said that they deleted the value
-	missed    int           // nodes that did not have the value, or keep it until its TTL ends
+	lasts     int64         // until when a node may keep the value, if all requests are carried out
+	removed   int           // nodes with a confirmed deletion of the value
+	missed    int           // nodes without the value, or with the value until its TTL ends
 	contended bool
-	sealed    bool  // the one node refused it because of a seal
-	renewing  int   // renewals that are not decided
+	sealed    bool  // the one node refused because of a seal
+	renewing  int   // undecided renewals
 	shortest  int64 // the shortest TTL among these
 }
 
@@ -88,7 +88,7 @@ func (l *lease) end() int64 {
 	return l.lasts + int64(late)
 }
 
-// tally counts the votes of an attempt: for it, against it, and those that may still come in time.
+// tally counts the votes of an attempt: for, against, and pending, with an answer possible in time.
 func (l *lease) tally() (yes, no, pending int) {
 	for i := range l.votes {
 		v := &l.votes[i]
@@ -104,7 +104,7 @@ func (l *lease) tally() (yes, no, pending int) {
 	return yes, no, pending
 }
 
-// denied is why a vote was lost. It is called with mu held.
+// denied is why a vote was lost. The caller holds mu.
 func (l *lease) denied() error {
 	if l.sealed {
 		return driver.ErrSealed
@@ -112,7 +112,7 @@ func (l *lease) denied() error {
 	return driver.ErrLocked
 }
 
-// check wakes the waiter if its goal has been reached. It is called with mu held.
+// check wakes the waiter if its goal has been reached. The caller holds mu.
 func (l *lease) check() {
 	reached := false
 	switch l.goal {
@@ -138,13 +138,13 @@ func (l *lease) pass() {
 	}
 }
 
-// told reports whether the node that waiters listen to has said how many they are. It is called with mu held.
+// told reports whether the waiters' node has answered how many listen, or is impaired. The caller holds mu.
 func (l *lease) told() bool {
 	v := &l.votes[l.driver.firstNode(l.request.Name)]
 	return v.state == gone || v.node().impaired()
 }
 
-// unasked counts the nodes that were not asked. It is called with mu held.
+// unasked counts the nodes without a request so far. The caller holds mu.
 func (l *lease) unasked() int {
 	n := 0
 	for i := range l.votes {
@@ -155,7 +155,7 @@ func (l *lease) unasked() int {
 	return n
 }
 
-// deletions counts the nodes that may have the value. It is called with mu held.
+// deletions counts the nodes where the value may be. The caller holds mu.
 func (l *lease) deletions() int {
 	n := 0
 	for i := range l.votes {
@@ -166,7 +166,7 @@ func (l *lease) deletions() int {
 	return n
 }
 
-// undo has the value deleted from each node that has it, or may get it. It is called with mu held.
+// undo has the value deleted wherever a node has the value, or may get one. The caller holds mu.
 func (l *lease) undo() {
 	if l.phase < ending {
 		l.phase = ending
@@ -176,7 +176,7 @@ func (l *lease) undo() {
 	}
 }
 
-// await waits until the goal is reached. It returns false if ctx ends, limit passes (0: none) or stop is closed before.
+// await waits until the goal is reached. The result is false if ctx ends, limit passes (0: none) or stop is closed before.
 func (l *lease) await(ctx context.Context, limit time.Duration, stop <-chan struct{}) bool {
 	select {
 	case <-l.changed:
@@ -199,8 +199,8 @@ func (l *lease) await(ctx context.Context, limit time.Duration, stop <-chan stru
 	return false
 }
 
-// Release implements driver.Lease. It returns when a majority of the nodes is free again, the node that waiters listen to among them
-// unless it is late; the other nodes follow.
+// Release implements driver.Lease. Release returns when a majority of the nodes is free again, and the waiters' node, unless late, among
+// these; the other nodes follow.
 func (l *lease) Release(ctx context.Context) error {
 	d := l.driver
 	l.mu.Lock()
@@ -229,7 +229,7 @@ func (l *lease) Release(ctx context.Context) error {
 	}
 }
 
-// released returns the outcome of a release, if it is clear. As long as the goal is not reached, it may be open whether waiters listen.
+// released returns the outcome of a release, if clear. Until the goal is reached, whether waiters listen may be open.
 func (l *lease) released(reached bool) (err error, done bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

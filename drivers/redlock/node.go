@@ -25,7 +25,7 @@ const (
 	lastDown   = 500 * time.Millisecond
 	firstGone  = 50 * time.Millisecond // until a deletion is repeated
 	lastGone   = 2 * time.Second
-	maxGhosts  = 10_000 // on one node; of more, the ghost that ends soonest is left to its TTL
+	maxGhosts  = 10_000 // on one node; of more, the one with the earliest end is left to its TTL
 )
 
 // task is one request to a node. Only the node's goroutine calls its methods, without any of the node's locks.
@@ -254,8 +254,8 @@ func (n *node) carryOut(batch []task) {
 	} else {
 		n.fail(err)
 	}
-	// Answers over a connection that nobody has looked at yet may come from a server that has forgotten its locks. If look fails, these
-	// answers are as good as none.
+	// Answers over a connection without a look so far may come from a server with forgotten locks. If look fails, these answers are as good
+	// as none.
 	var unseen error
 	if err == nil && n.known != n.dialer.Made() {
 		unseen = n.look()
@@ -271,7 +271,7 @@ func (n *node) carryOut(batch []task) {
 	}
 }
 
-// do sends commands. Commands that need a script which the server has forgotten are sent once more, behind the script.
+// do sends commands. Commands with a script unknown to the server are sent once more, behind the script.
 func (n *node) do(commands []rueidis.Completed, tasks []task, at int64) []rueidis.RedisResult {
 	if len(commands) == 1 {
 		n.single[0] = n.client.Do(context.Background(), commands[0])
@@ -328,7 +328,7 @@ func (n *node) fail(err error) {
 	n.downErr = err
 }
 
-// ready makes sure of a connection to a server that look has seen, or returns an error that says why there is none.
+// ready makes sure of a connection to a server seen by look, or returns an error with the reason why there is none.
 func (n *node) ready() error {
 	unfit := n.counts.Load() == never && n.driver.now()-n.lookedAt > int64(lookAgain)
 	if n.known == n.dialer.Made() && n.client != nil && !n.trouble.Load() && !unfit {

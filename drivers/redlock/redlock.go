@@ -1,37 +1,38 @@
-// Package redlock is the dsync backend on N independent Redis servers: the published Redlock algorithm, with the keys and values of
-// redsync and redlock-py, so that their programs and those of dsync exclude each other on the same nodes. It registers the URL schemes
-// "redlock" and "redis-string":
+// Package redlock is the dsync backend on N independent Redis servers: the published Redlock algorithm, with the keys and values of redsync
+// and redlock-py, so that programs of all three exclude each other on the same nodes. It registers the URL schemes "redlock" and
+// "redis-string":
 //
 //	redlock://user:password@host1:6379,host2:6379,host3:6379/0
 //	redis-string://user:password@host:6379/0
 //
-// Give redlock an odd number of nodes, 3 or more, that share nothing: 5 survive the loss of 2. User, password and database hold for every
-// node. For redis-string see below.
+// Give redlock an odd number of nodes, 3 or more, with nothing in common: 5 survive the loss of 2. User, password and database hold for
+// every node. For redis-string see below.
 //
 // # Parameters
 //
-// Beside ttl= and require=, which every backend has:
+// Beside ttl= and require=, as on every backend:
 //
 //	maxttl=30s                       the longest TTL of any client, see Options.MaxTTL
 //	durable=true                     nodes do not forget when they are restarted, see Options.Durable
 //	nodetimeout=50ms                 how long a vote waits for slow nodes, see Options.NodeTimeout
 //	evict=refuse|allow               a server that evicts keys, see Options.AllowEviction
 //	tls=true                         encrypt, by TLS 1.2 or newer, and check the server's certificate
-//	tls_ca=file                      the authorities for that, as PEM; those of the system by default
+//	tls_ca=file                      the authorities for this, as PEM; by default the system's
 //	tls_cert=file, tls_key=file      the client's own certificate, as PEM, read anew for each connection
-//	tls_server_name=name             the name that the server's certificate has to have, if it is not that of the host
+//	tls_server_name=name             the name expected in the server's certificate, if not the host's
 //	tls_insecure_skip_verify=true    accept any certificate: for trials alone
 //
 // # What it does not promise
 //
-// Redlock saves work from being done twice. It is not fit to keep data from being corrupted, for it trusts clocks and has no fencing:
+// Redlock saves work from being done twice. Redlock is not fit to keep data from being corrupted, for the algorithm trusts clocks and has
+// no fencing:
 //
-//   - A holder that stops (a garbage collection, a frozen virtual machine) can write after its lease has ended. The resource cannot tell,
+//   - A stopped holder (a garbage collection, a frozen virtual machine) can write after its lease has ended. The resource cannot tell,
 //     since there are no tokens; Lease.Token is 0, and require=fenced is refused.
-//   - The nodes end holds by their own clocks. If the clocks of a majority jump, a second client may be granted a lock that is held. Up to
-//     a minority may jump: 2 of 5. Clocks may differ in speed by 1 %.
-//   - A node that loses data while it runs (FLUSHALL, eviction, a replica that is promoted behind the same address) forgets holds, and
-//     nothing shows the loss. If a majority does so within one TTL, there are two holders.
+//   - The nodes end holds by their own clocks. If the clocks of a majority jump, a second client may be granted a held lock. Up to a
+//     minority may jump: 2 of 5. Clocks may differ in speed by 1 %.
+//   - A running node may lose data (by FLUSHALL, eviction, or the promotion of a replica behind the same address) and so forget holds, and
+//     nothing shows the loss. If a majority loses data within one TTL, there are two holders.
 //   - Waiters have no order: require=fair and require=fifo are refused.
 //
 // The modes Read and Write are not offered, and require=rw is refused. Readers would exclude writers, since any two majorities meet. But
@@ -41,59 +42,56 @@
 // If this matters, take drivers/etcd, drivers/zk or drivers/pglock, where one log keeps the order and the tokens; where one Redis is
 // enough, drivers/redisson has tokens, costs a fifth and loses a lock only when the server does.
 //
-// Where that matters take drivers/etcd, drivers/zk or drivers/pglock, whose order and tokens are kept by one log; where one Redis is
-// enough, drivers/redisson has tokens, costs a fifth and loses a lock only when the server does.
-//
 // # One server: redis-string
 //
-// On one server the same keys and values are the plain string lock of many programs: bsm/redislock, redsync on one node, and what is
-// written by hand with SET NX PX and a script that compares before it deletes. The scheme redis-string, and [NewSingle], are there to
+// On one server the same keys and values are the plain string lock of many programs: bsm/redislock, redsync on one node, and programs with
+// SET NX PX and a script of their own for the deletion, with a comparison before. The scheme redis-string, and [NewSingle], are there to
 // move such programs elsewhere, by drivers/migrate, one by one and without a stop: the driver excludes them, and is a [move.Sealer] and
-// [move.Unsealer], so names can leave it. What a new program needs is drivers/redisson, which has tokens.
+// [move.Unsealer], so names can leave it. A new program needs drivers/redisson, with its tokens.
 //
-// A seal is a string, dsync:seal, that ends in 100 years. It holds against all who take a lock by SET with NX alone, and delete and
-// extend the key only if it has their own value. It does not hold against a program that deletes the key whoever has it, or that reads a
-// time out of the value and takes the lock over (SETNX with GETSET). One that lets a key without a TTL expire does no harm.
+// A seal is a string, dsync:seal, with a TTL of 100 years. The seal holds against every program that takes a lock by SET with NX alone, and
+// deletes and extends the key only if the value is its own. The seal does not hold against a program that deletes the key of any holder, or
+// reads a time out of the value and takes the lock over (SETNX with GETSET). A program that sets a TTL on keys without one does no harm.
 //
-// All that is said of nodes below is true of the one: after a restart it grants nothing for MaxTTL, unless durable=true says that it
-// forgets nothing. It must not be part of a cluster, nor a replica; behind an address that fails over, locks and seals are as safe as what
-// the replica has, so a program that is left behind could get a name that has moved.
+// All that is said of nodes below is true of the one: after a restart it grants nothing for MaxTTL, unless durable=true says that no
+// restart loses data. The server must not be part of a cluster, nor a replica; behind an address with a fail-over, locks and seals are as
+// safe as the replica's copy, so a program left behind could get a name that has moved.
 //
 // # Nodes that were started
 //
-// A node that was restarted may have forgotten locks that are held. So every new connection begins with a look at the server, and a server
-// does not count until it has been up for MaxTTL, as the algorithm demands. It follows that new
-// nodes grant nothing for their first MaxTTL: Lock waits, TryLock returns ErrUnavailable and names the node. A renewal
-// puts the lease back on a node that has forgotten it, so a lease survives that all nodes are restarted one after the other.
+// A restarted node may have forgotten held locks. So every new connection begins with a look at the server, and a server does not count
+// until it has been up for MaxTTL, as the algorithm demands. New nodes therefore grant nothing for their first MaxTTL: Lock waits, TryLock
+// returns ErrUnavailable and names the node. A renewal puts the lease back on nodes without the value, so a lease survives a restart of all
+// nodes, one after the other.
 //
-// A node that is a replica, part of a cluster, or the same server as another node, is refused when a driver is opened, and never counts
-// when it turns up later.
+// A replica, a node of a cluster, or a second address of the same server is refused when a driver is opened, and never counts when found
+// later.
 //
 // # On the nodes
 //
 // A lock is a string under its plain name; its value is the identity of the hold, and of the attempt after the first. The value is set by
-// SET NX PX, and deleted and renewed by scripts that compare it. An attempt asks all nodes at once and is decided by the first
-// majority of answers, so a node that is slow, frozen or gone costs nothing. A deletion goes to a node only when the node has answered
-// the request that sets the value; where a broken connection leaves this unclear, the next connection clears it up.
+// SET NX PX, and deleted and renewed by scripts with a comparison. An attempt asks all nodes at once and is decided by the first majority
+// of answers, so a slow, frozen or dead node costs nothing. A deletion goes to a node only after the node's answer to the request for the
+// value; where a broken connection leaves the answer unclear, the next connection settles the question.
 //
-// The deletion also publishes an empty message on the channel dsync_redlock: followed by the name. All waiters for a name listen on
-// one node, which the name determines. With a message they ask this node, and the others only if it grants: so many waiters neither share
-// out the votes among them nor flood the nodes. Waiters also ask one node now and then, some 7 times a second, because other
-// libraries send no message and the locks of a dead client expire.
+// The deletion also publishes an empty message on the channel dsync_redlock: followed by the name. All waiters for a name listen on one
+// node, determined by the name. With a message the waiters ask this node, and the others only after its grant: so many waiters neither
+// share out the votes nor flood the nodes. Waiters also ask one node now and then, some 7 times a second, because other libraries send no
+// message and the locks of a dead client expire.
 //
 // # An example
 //
 // A and B lock "orders/42" with a TTL of 10 s, on the nodes N0, N1 and N2. The name determines N0 for waiters.
 //
 //	A locks:    SET orders/42 a3f1... NX PX 10000       to all. N0 and N1 answer OK: A holds the lock for 10 s from the time of sending.
-//	B locks:    SET orders/42 77c0... NX PX 10000       to all. N0 and N1 answer nil: B is refused. N2 may have answered OK, so it is asked
+//	B locks:    SET orders/42 77c0... NX PX 10000       to all. N0 and N1 answer nil: B is refused. N2 may have answered OK, so N2 is asked
 //	                                                    to delete B's value. B listens to dsync_redlock:orders/42 on N0.
 //	A renews:   PEXPIREAT, where the value is a3f1...   on all, by renew.lua. A majority is enough.
 //	A unlocks:  DEL and PUBLISH dsync_redlock:orders/42 on all, by release.lua, where the value is a3f1...
 //	B is told:  SET orders/42 77c0...#1 NX PX 10000     to N0, and after its OK to N1 and N2: B holds the lock. The value is that of the
-//	                                                    second attempt, lest what is left of the first is taken for it.
+//	                                                    second attempt, so that remains of the first cannot pass for the second.
 //
-// A user of the nodes needs these rights, here for names that begin with "lk:":
+// A user of the nodes needs these rights, here for names with the prefix "lk:":
 //
 //	~lk:* &dsync_redlock:lk:* +hello +auth +ping +info +set +get +del +pexpireat +pttl +time +evalsha +eval +script|load +publish
 //	+subscribe +unsubscribe +client|id +client|kill +client|setname
@@ -117,16 +115,16 @@ import (
 )
 
 const (
-	// minTTL leaves room for a round trip to a majority and the margin for clocks that drift.
+	// minTTL leaves room for a round trip to a majority and the margin for the drift of clocks.
 	minTTL = 20 * time.Millisecond
 
-	// defaultMaxTTL is the longest TTL by default, and how long a node that was started does not count.
+	// defaultMaxTTL is the longest TTL by default, and how long a newly started node does not count.
 	defaultMaxTTL = 30 * time.Second
 
 	// highestMaxTTL keeps sums of times far from the largest time.Duration.
 	highestMaxTTL = 10 * 365 * 24 * time.Hour
 
-	// late covers requests that are still on their way when their client is gone; the keys themselves end with their TTL.
+	// late covers requests still on their way when their client is gone; the keys themselves end with their TTL.
 	late = time.Second
 
 	defaultNodeTimeout = 50 * time.Millisecond
@@ -136,18 +134,18 @@ const (
 
 // Options of a Driver. The zero value is fine. MaxTTL and Durable have to be the same for all clients of the nodes.
 type Options struct {
-	// MaxTTL is the longest TTL of any client, those of other libraries included; 30 s if 0. A node that was started less
-	// than MaxTTL ago does not count: it may have forgotten locks that are held.
+	// MaxTTL is the longest TTL of any client, other libraries' included; 30 s if 0. A node started less than MaxTTL ago does not count,
+	// since a restart may have lost held locks.
 	MaxTTL time.Duration
 
-	// Durable says that no node ever forgets what it answered (appendonly yes, appendfsync always, and a disk that keeps its word),
-	// so a node that was started counts at once.
+	// Durable says that no node ever forgets its answers (appendonly yes, appendfsync always, and an honest disk), so a node counts at once
+	// after its start.
 	Durable bool
 
 	// NodeTimeout is how long an undecided vote waits for the other nodes when a majority has answered; 50 ms if 0.
 	NodeTimeout time.Duration
 
-	// AllowEviction accepts nodes that may evict keys when their memory is full, and so locks that are held.
+	// AllowEviction accepts nodes configured to evict keys, and so held locks, when their memory is full.
 	AllowEviction bool
 }
 
@@ -163,16 +161,16 @@ type Driver struct {
 	timers sync.Pool
 
 	mu     sync.Mutex
-	leases linked.List[lease, *lease] // the leases that are held
+	leases linked.List[lease, *lease] // the held leases
 	runs   []string                   // of the nodes' servers
 }
 
 var _ driver.Driver = (*Driver)(nil)
 
-// New returns a Driver that uses the nodes, an odd number of 3 or more. Each node is given by the options of a client, with one address
-// in InitAddress. The Driver makes the clients itself, since a client cannot be made while its node is down, and because the Driver has to
-// know of every connection. New asks the nodes nothing: the checks of Open are made when the nodes are first used, and a node that turns
-// out unfit never counts.
+// New returns a Driver that uses the nodes, an odd number of 3 or more. Each node is given by the options of a client, with one address in
+// InitAddress. The Driver makes the clients itself, since a client cannot be made while its node is down, and because the Driver has to
+// know of every connection. New asks the nodes nothing: the checks of Open are made at the first use of the nodes, and an unfit node never
+// counts.
 func New(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
 	if err := checkNumber(len(nodes)); err != nil {
 		return nil, err
@@ -280,7 +278,7 @@ func (d *Driver) keep(l *lease) bool {
 	return true
 }
 
-// beginRelease takes a lease off the driver's, and begins a call that Close waits for.
+// beginRelease takes a lease off the driver's, and begins a call, for Close to wait for.
 func (d *Driver) beginRelease(l *lease) {
 	d.life.EnterLate()
 	d.forget(l)
@@ -306,7 +304,7 @@ func (d *Driver) sleep(ctx context.Context, wait time.Duration) bool {
 	return false
 }
 
-// timer returns a timer that fires after wait. Most timers are stopped before, so they are used again.
+// timer returns a timer that fires after wait. Most timers are stopped before, so timers are used again.
 func (d *Driver) timer(wait time.Duration) *time.Timer {
 	if t, ok := d.timers.Get().(*time.Timer); ok {
 		t.Reset(wait)

@@ -135,8 +135,7 @@ func (d *Driver) renew(ctx context.Context, leases []*lease, ttl time.Duration, 
 // weight implements task.
 func (r *renewal) weight() int { return len(r.leases) }
 
-// command implements task. A renewal that comes too late is not sent: if nodes are slower than renewals fall due, it would delay renewals
-// that still help.
+// command implements task. A late renewal is not sent: if nodes are slower than renewals fall due, a late one would delay useful ones.
 func (r *renewal) command(n *node, _ int64) (rueidis.Completed, bool) {
 	if r.late.Load() {
 		r.answer(n, rueidis.RedisResult{}, notSent{errLate})
@@ -200,7 +199,7 @@ func (r *renewal) noteAbsent(n *node, answers string) {
 	}
 }
 
-// decided reports whether the missing answers do not matter. It is called with mu held.
+// decided reports whether the missing answers do not matter. The caller holds mu.
 func (r *renewal) decided() bool {
 	quorum, all := r.driver.quorum, len(r.driver.nodes)
 	for i := range r.leases {
@@ -269,8 +268,8 @@ func (l *lease) beginRenewal(at int64, ttl time.Duration) bool {
 	return true
 }
 
-// rejoin asks nodes without the value, such as a node that was restarted, to set it again, so that a hold with renewals
-// survives that all nodes are restarted one after the other. It is called with mu held, after a majority has confirmed the hold.
+// rejoin asks nodes without the value, such as a restarted node, to set the value again, so a renewed hold survives a restart of all nodes,
+// one after the other. The caller holds mu, after a majority has confirmed the hold.
 func (l *lease) rejoin() {
 	for i := range l.votes {
 		v := &l.votes[i]

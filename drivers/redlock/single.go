@@ -13,9 +13,9 @@ import (
 	"github.com/go-dsync/dsync/driver/move"
 )
 
-// Single is a driver.Driver on one Redis server, for the plain string lock of many programs: SET with NX and PX, and a script that deletes
-// the key if it has the own value, as bsm/redislock does it, redsync on one node, and what is written by hand. It is Redlock on one
-// node, and there to lead away from it: its locks can be sealed, so it is a backend from which names can move (drivers/migrate).
+// Single is a driver.Driver on one Redis server, for the plain string lock of many programs: SET with NX and PX, and a script for the
+// deletion of the key with the own value, as in bsm/redislock, redsync on one node, and programs written by hand. A Single is Redlock on
+// one node, for programs that move away: its locks can be sealed, so names can move to another backend (drivers/migrate).
 type Single struct{ *Driver }
 
 var (
@@ -37,7 +37,7 @@ func NewSingle(node rueidis.ClientOption, o *Options) (*Single, error) {
 	return &Single{d}, nil
 }
 
-// sealValue is that of a lock that is sealed, and after a Loosen how the value begins.
+// sealValue is the value of a sealed lock, and after a Loosen the beginning of the value.
 const sealValue = "dsync:seal"
 
 func isSeal(value string) bool { return strings.HasPrefix(value, sealValue) }
@@ -51,7 +51,7 @@ func isSealed(err error) bool {
 	return ok && strings.Contains(answer.Error(), "SEALED ")
 }
 
-// single reports whether there is one node alone. On that, a lock is taken by a script that says whether it is sealed.
+// single reports whether there is one node alone. A lock there is taken by a script, to learn of a seal.
 func (d *Driver) single() bool { return len(d.nodes) == 1 }
 
 var (
@@ -67,7 +67,7 @@ var (
 
 var errEvicts = fmt.Errorf("a server that may evict keys cannot keep a seal: %w", errors.ErrUnsupported)
 
-// Seal implements move.Sealer. The seal is another value of the lock, which nobody deletes who compares.
+// Seal implements move.Sealer. The seal is another value of the lock, so deletions with a comparison leave the seal alone.
 func (d *Single) Seal(ctx context.Context, held driver.Lease) error {
 	if d.options.AllowEviction {
 		return errEvicts

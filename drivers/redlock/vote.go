@@ -10,10 +10,10 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// vote is the part that one node has in a lease. All fields but lease and index are guarded by lease.mu.
+// vote is one node's part in a lease. All fields but lease and index are guarded by lease.mu.
 //
-// The value may only be deleted after the answer to the request that sets it: a deletion that comes first would find nothing, and
-// the node would then be taken for a whole TTL. So a vote has one request under way at a time, and the next one waits for the answer.
+// The value may only be deleted after the answer to the request for the value: an earlier deletion would find nothing, and the node would
+// then be taken for a whole TTL. So a vote has one request under way at a time, and the next one waits for the answer.
 type vote struct {
 	lease  *lease
 	index  uint8
@@ -41,16 +41,16 @@ const (
 	gone           // the value is not there, and will not be
 )
 
-// node is the node that votes.
+// node is the voting node.
 func (v *vote) node() *node { return v.lease.driver.nodes[v.index] }
 
-// ask has the node asked to set the value. It is called with lease.mu held.
+// ask has the node asked to set the value. The caller holds lease.mu.
 func (v *vote) ask() {
 	v.state, v.err, v.handed = queued, nil, false
 	v.late = v.node().impaired()
 }
 
-// hand gives the request to the node, unless too many requests wait for it already. It is called with lease.mu held.
+// hand gives the request to the node, unless too many requests wait for it already. The caller holds lease.mu.
 func (v *vote) hand() {
 	v.handed = true
 	n := v.node()
@@ -148,16 +148,16 @@ func (v *vote) answer(n *node, result rueidis.RedisResult, err error) {
 	l.check()
 }
 
-// fail notes that the node did not vote. It is called with lease.mu held.
+// fail notes that the node did not vote. The caller holds lease.mu.
 func (v *vote) fail(err error) {
 	v.state, v.err = failed, refusal(err)
 	v.lease.check()
 }
 
-// counts reports whether the node has the value and counts. It is called with lease.mu held.
+// counts reports whether the node has the value and counts. The caller holds lease.mu.
 func (v *vote) counts() bool { return v.state == granted && v.err == nil }
 
-// undo has the value deleted, now or after the answer to the request that sets it. It is called with lease.mu held.
+// undo has the value deleted, now or after the answer to the request for the value. The caller holds lease.mu.
 func (v *vote) undo() {
 	switch {
 	case v.state == granted, (v.state == failed || v.state == refused) && v.doubt: // a refusal may be due to the value itself

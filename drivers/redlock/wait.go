@@ -12,13 +12,13 @@ import (
 )
 
 const (
-	// repeats is how often a waiter that was granted the first node asks the nodes that refused again: the last holder is about to
-	// delete its value there too, or another waiter is about to give up.
+	// repeats is how often a waiter, granted the first node, asks the refusing nodes again: the last holder is about to delete its value
+	// there too, or another waiter is about to give up.
 	repeats     = 3
 	firstRepeat = 200 * time.Microsecond
 )
 
-// attempt returns a lease with a value of its own, lest what is left of an earlier attempt is taken for it.
+// attempt returns a lease with a value of its own, so that remains of an earlier attempt cannot pass for this one.
 func (d *Driver) attempt(r *driver.Request, number int) *lease {
 	return d.newLease(r, r.Hold+attemptMark+strconv.Itoa(number))
 }
@@ -74,7 +74,7 @@ const (
 	lastPoll  = 150 * time.Millisecond
 )
 
-// jitter returns a time around d, so that waiters which began together do not go on together.
+// jitter returns a time around d, to part waiters with a common beginning.
 func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }
 
 // askOneThenAll asks one node, or the next one in reach, and all others if it grants.
@@ -115,8 +115,8 @@ func (l *lease) askOneThenAll(ctx context.Context, first int) error {
 	}
 }
 
-// first waits for the answer of the node that was asked. It returns ErrLocked if the node refuses, and answered false if the next node has
-// to be asked.
+// first waits for the answer of the asked node. The error is ErrLocked if the node refuses, and answered false if the next node has to be
+// asked.
 func (l *lease) first(ctx context.Context, v *vote) (err error, answered bool) {
 	d := l.driver
 	limit := min(longestVote, l.ttl/2)
@@ -141,7 +141,8 @@ func (l *lease) first(ctx context.Context, v *vote) (err error, answered bool) {
 	return nil, false
 }
 
-// firstNode is the node that waiters for a name listen to and ask first: one node for all of them, and another one for other names.
+// firstNode is the waiters' node of a name, for listening and for the first request: one node for all waiters, and another one for other
+// names.
 func (d *Driver) firstNode(name string) int {
 	sum := uint32(2166136261)
 	for i := range len(name) {

@@ -148,7 +148,7 @@ func (h *hold) queue(c caller, data []byte) (first bool, err error) {
 // create makes the node where the node of the name is there.
 func (h *hold) create(c *gozk.Conn, data []byte) (string, error) {
 	node, err := c.Create(h.dir+"/"+h.prefix, data, gozk.FlagEphemeralSequential, h.driver.options.ACL)
-	return h.named(node, err)
+	return h.checkedNode(node, err)
 }
 
 // createBoth makes the node of the name, and below it the node of the attempt, with the lock. The transaction also changes the node of the
@@ -166,11 +166,11 @@ func (h *hold) createBoth(c *gozk.Conn, data []byte) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return h.named(results[1].String, nil)
+	return h.checkedNode(results[1].String, nil)
 }
 
-// named returns the node in an answer, and an error if the answer cannot be right: the caller then looks for the node.
-func (h *hold) named(node string, err error) (string, error) {
+// checkedNode returns the node in an answer, and an error if the answer cannot be right: the caller then looks for the node.
+func (h *hold) checkedNode(node string, err error) (string, error) {
 	if err == nil && !strings.HasPrefix(node, h.dir+"/"+h.prefix) {
 		return "", errAnswer
 	}

@@ -47,7 +47,7 @@ func openLink(t testing.TB) (*session, *link, *recorder) {
 	r := new(recorder)
 	l := &link{Conn: r, session: s, buffers: true}
 	write(t, l, frame(int32(0), int64(0)))
-	feed(l, frame(int32(0), int32(30_000), int64(42), int32(16), make([]byte, 16)), 64)
+	feed(l, welcome(), 64)
 	write(t, l, frame(int32(1), int32(3)))
 	if s.link.Load() != nil {
 		t.Fatal("requests go past the library before the server has answered it")
@@ -153,7 +153,7 @@ func TestRequestsThatHaveToGoThroughTheLibrary(t *testing.T) {
 	defer s.cut()
 	l := &link{Conn: new(recorder), session: s} // of which nobody knows whether it takes what is written at once
 	write(t, l, frame(int32(0), int64(0)))
-	feed(l, frame(int32(0), int32(30_000), int64(42), int32(16), make([]byte, 16)), 64)
+	feed(l, welcome(), 64)
 	write(t, l, frame(int32(1), int32(3)))
 	feed(l, frame(int32(1), int64(7), int32(0)), 64)
 	if s.removeNow("/a") != nil {

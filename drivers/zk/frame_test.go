@@ -16,7 +16,7 @@ import (
 // TestAnswersThatMakeNoSense: a server, or whatever listens at its address, claims to send what it does not, once or with every answer.
 // Calls end without a panic, and take no memory for what does not come.
 func TestAnswersThatMakeNoSense(t *testing.T) {
-	welcome := frame(int32(0), int32(30_000), int64(42), int32(16), make([]byte, 16))
+	welcome := welcome()
 	answer := func(body ...any) func(xid int32) []byte {
 		return func(xid int32) []byte { return frame(append([]any{xid, int64(1), int32(0)}, body...)...) }
 	}

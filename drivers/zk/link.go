@@ -51,7 +51,6 @@ type link struct {
 	mu         sync.Mutex
 	begun      bool    // the request for the session was sent
 	opened     bool    // and answered
-	warm       bool    // and a request of the library, so the server knows the user again
 	ending     bool    // the request to end the session was sent, or the connection is closed
 	sent       []stamp // requests without an answer, in their order
 	unanswered int     // bytes of them
@@ -59,9 +58,10 @@ type link struct {
 	library    int32   // number of its last request
 	directs    int32   // how many others there were
 
-	// Used by the reader alone: the last frame that arrived, and what the library has not read of the frame.
-	frame []byte
-	rest  []byte
+	// Used by the reader alone.
+	warm  bool   // a request of the library was answered, so the server knows the user again
+	frame []byte // the last that arrived
+	rest  []byte // what the library has not read of the frame
 }
 
 // stamp is a request on its way.
@@ -187,20 +187,20 @@ func (l *link) received(frame []byte) error {
 	}
 	xid, zxid, code := int32(binary.BigEndian.Uint32(body)), body[4:12], int32(binary.BigEndian.Uint32(body[12:]))
 	request, skipped := l.answered(xid)
-	answer := request.size > 0
-	sense := request.take != nil || (answer || xid < 0) && (code != 0 || makesSense(request.op, body[headerSize:]))
-	warms := sense && answer && xid < firstDirect && l.buffers && !l.warm
-	l.warm = l.warm || warms
 	l.mu.Unlock()
 	for _, take := range skipped {
 		take(nil, errUnanswered)
 	}
-	if !sense {
+	answer := request.size > 0
+	switch {
+	case request.take != nil: // the taker looks whether the answer makes sense
+	case !answer && xid >= 0, code == 0 && !makesSense(request.op, body[headerSize:]):
 		return errAnswer
 	}
 	s.heard.Store(now)
 	if answer {
-		if warms {
+		if xid < firstDirect && l.buffers && !l.warm {
+			l.warm = true
 			s.link.Store(l)
 		}
 		s.saw(int64(binary.BigEndian.Uint64(zxid)))

@@ -19,11 +19,13 @@ func frame(body ...any) []byte {
 	return append(binary.BigEndian.AppendUint32(nil, uint32(len(b))), b...)
 }
 
+// welcome is the answer to the request for a session.
+func welcome() []byte { return frame(int32(0), int32(30_000), int64(42), int32(16), make([]byte, 16)) }
+
 // TestLinkKeepsTheTransactions has a link read answers in pieces of all sizes: the library gets them without the transaction, and what
 // it sends when it connects again has the last one that was answered.
 func TestLinkKeepsTheTransactions(t *testing.T) {
-	password := make([]byte, 16)
-	hello := frame(int32(0), int32(30_000), int64(42), int32(16), password)
+	hello := welcome()
 	answer := func(xid int32, zxid int64) []byte { return frame(xid, zxid, int32(0), []byte("whatever")) }
 	answers := [][]byte{answer(1, 0x100000007), answer(xidPing, 0x100000009), answer(2, 0x100000008)}
 	want := bytes.Join([][]byte{hello, answer(1, 0), answer(xidPing, 0), answer(2, 0)}, nil)
@@ -64,7 +66,7 @@ func TestLinkKeepsTheTransactions(t *testing.T) {
 // TestLinkBelievesNothingOfAnAnswerThatMakesNoSense: an answer that the library may not decode proves neither that the server is there nor
 // what the leader knows.
 func TestLinkBelievesNothingOfAnAnswerThatMakesNoSense(t *testing.T) {
-	hello := frame(int32(0), int32(30_000), int64(42), int32(16), make([]byte, 16))
+	hello := welcome()
 	for _, test := range []struct {
 		what   string
 		op     int32
@@ -95,10 +97,9 @@ func TestLinkBelievesNothingOfAnAnswerThatMakesNoSense(t *testing.T) {
 // FuzzLink has a server send anything, in two pieces. The library gets all of it up to a frame that makes no sense, changed at most where
 // it expects a transaction, and can decode what it gets.
 func FuzzLink(f *testing.F) {
-	welcome := frame(int32(0), int32(30_000), int64(42), int32(16), make([]byte, 16))
-	f.Add(welcome, frame(int32(1), int64(7), int32(0)))
-	f.Add(welcome, frame(int32(firstDirect+1), int64(7), int32(0), []byte("x")))
-	f.Add(welcome, frame(int32(1), int64(7), int32(0), int32(1), int32(1), []byte("x"), make([]byte, statSize)))
+	f.Add(welcome(), frame(int32(1), int64(7), int32(0)))
+	f.Add(welcome(), frame(int32(firstDirect+1), int64(7), int32(0), []byte("x")))
+	f.Add(welcome(), frame(int32(1), int64(7), int32(0), int32(1), int32(1), []byte("x"), make([]byte, statSize)))
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff}, make([]byte, 40))
 	f.Fuzz(func(t *testing.T, one, two []byte) {
 		s := newSession(&Driver{life: lifecycle.New(), epoch: time.Now()}, time.Minute)

@@ -180,7 +180,7 @@ type Options struct {
 }
 
 // Driver is a driver.Driver on ZooKeeper. It implements driver.KeepAliveReporter, driver.Inspector, driver.Watcher,
-// driver.ForceUnlocker, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
+// driver.ForceUnlocker, driver.Lister, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
 type Driver struct {
 	hosts   []string
 	options Options
@@ -211,6 +211,7 @@ var (
 	_ driver.Inspector         = (*Driver)(nil)
 	_ driver.Watcher           = (*Driver)(nil)
 	_ driver.ForceUnlocker     = (*Driver)(nil)
+	_ driver.Lister            = (*Driver)(nil)
 )
 
 // New connects to one of the hosts ("host:port") and asks for the bounds of its session timeouts. New fails within ctx.

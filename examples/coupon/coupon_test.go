@@ -108,16 +108,16 @@ func TestExitStatus(t *testing.T) {
 			if status != test.status {
 				t.Errorf("exit status: got %d, want %d", status, test.status)
 			}
-			if got := stderr; !strings.Contains(got, test.stderr) || strings.Contains(got, testenv.PasswordMark) || test.stderr == "" && got != "" {
-				t.Errorf("standard error: got %q, want %q in it, and no password", got, test.stderr)
+			if !strings.Contains(stderr, test.stderr) || strings.Contains(stderr, testenv.PasswordMark) || test.stderr == "" && stderr != "" {
+				t.Errorf("standard error: got %q, want %q in it, and no password", stderr, test.stderr)
 			}
-			switch got := stdout; {
+			switch {
 			case test.status == 0 && test.stderr == "":
-				checkSuccess(t, 100, 50, 0, got, stderr)
+				checkSuccess(t, 100, 50, 0, stdout, stderr)
 			case strings.Contains(test.args, "sieve"):
-				checkOversold(t, got)
-			case got != "":
-				t.Errorf("standard output: got %q, want nothing", got)
+				checkOversold(t, stdout)
+			case stdout != "":
+				t.Errorf("standard output: got %q, want nothing", stdout)
 			}
 		})
 	}

@@ -62,7 +62,7 @@ func (s *Scenario) Run(t *testing.T, b *Backend) {
 			t.Skipf("untested: %s does not apply to this backend", s.Name)
 		}
 		s.run(e)
-		spans, points := e.collect()
+		spans, points := e.closeAndCollect()
 		if strings.Contains(s.spans, "->?") && b.Notes && !strings.Contains(spans, " -> ") && held < 5*time.Second {
 			continue
 		}
@@ -230,8 +230,8 @@ func (e *env) sum(metric string) (n int64) {
 	return n
 }
 
-// collect ends clients and requests, so that all is reported, and returns spans and points as text.
-func (e *env) collect() (spans, points string) {
+// closeAndCollect ends clients and requests, so that all is reported, and returns spans and points as text.
+func (e *env) closeAndCollect() (spans, points string) {
 	e.close()
 	stubs := e.recorder.GetSpans()
 	e.checkWaits(stubs)

@@ -17,7 +17,7 @@ type Target struct {
 	Zero            bool    // the bound is 0 at most
 }
 
-// subject is what a target is about, without its bound.
+// subject is what a target is about, without its bound: the key of Notes.
 type subject struct{ backend, workload, row, metric string }
 
 func (t *Target) subject() subject { return subject{t.Backend, t.Workload, t.Row, t.Metric} }

@@ -96,7 +96,7 @@ func (w *worker) gather(ctx context.Context, l Locker) *waitingCrowd {
 	var wg sync.WaitGroup
 	for i := range w.Size.Waiters {
 		wg.Go(func() {
-			if err := w.once(ctx, l, i%lookEvery == 0); err != nil {
+			if err := w.takeTurn(ctx, l, i%lookEvery == 0); err != nil {
 				c.failed.Add(1)
 				c.err.CompareAndSwap(nil, err.Error())
 				return
@@ -111,14 +111,14 @@ func (w *worker) gather(ctx context.Context, l Locker) *waitingCrowd {
 	return c
 }
 
-// once takes the lock, and gives others a chance to show that they have it too if it is to look.
-func (w *worker) once(ctx context.Context, l Locker, look bool) error {
+// takeTurn takes the lock and gives it back. With yield other goroutines run meanwhile, so that a second holder would be seen.
+func (w *worker) takeTurn(ctx context.Context, l Locker, yield bool) error {
 	held, err := l.Lock(ctx, "wanted")
 	if err != nil {
 		return err
 	}
 	w.guard.enter()
-	if look {
+	if yield {
 		runtime.Gosched()
 	}
 	w.guard.leave()

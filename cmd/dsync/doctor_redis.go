@@ -1,0 +1,272 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/internal/redisdial"
+)
+
+// redisServer is one server of Redis that is looked at.
+type redisServer struct {
+	x       *examination
+	client  rueidis.Client
+	address string
+	hello   map[string]string
+	info    map[string]string // nil if the user may not ask
+}
+
+// redisChecks are made of each server.
+var redisChecks = []func(*redisServer, context.Context){
+	(*redisServer).version, (*redisServer).role, (*redisServer).eviction, (*redisServer).persistence, (*redisServer).replicas,
+	(*redisServer).connections, (*redisServer).clock,
+}
+
+const seeRedis = "docs/guarantees.md#redis-redisson"
+
+func examineRedis(ctx context.Context, x *examination) bool {
+	option, err := redisdial.ReadURL(x.url, "dsync-doctor")
+	if err != nil {
+		x.bad(fault, "URL", err.Error(), "what the message says", seeTLS)
+		return false
+	}
+	mode, port := x.url.Choice("mode", "single", "sentinel", "cluster"), "6379"
+	if mode == "sentinel" {
+		port = "26379"
+	}
+	reached := x.reach(ctx, x.url.HostsWithPort("localhost", port), option.TLSConfig)
+	if len(reached) == 0 {
+		return false
+	}
+	option.AlwaysPipelining = true
+	found := false
+	if x.url.Scheme != "redisson" || mode == "single" {
+		for _, host := range reached {
+			option.InitAddress, option.ForceSingleClient = []string{host}, true
+			found = x.withRedis(option, host, func(client rueidis.Client) { x.redisServer(ctx, client, host) }) || found
+		}
+		return found
+	}
+	option.InitAddress = reached
+	if mode == "sentinel" {
+		option.Sentinel = rueidis.SentinelOption{MasterSet: x.url.Param("master", ""), Username: x.url.Param("sentinel_user", ""),
+			Password: x.url.Param("sentinel_password", ""), TLSConfig: option.TLSConfig, Dialer: option.Dialer}
+	}
+	return x.withRedis(option, strings.Join(reached, ","), func(client rueidis.Client) {
+		if mode == "sentinel" {
+			x.redisServer(ctx, client, "the primary")
+			return
+		}
+		for address, node := range client.Nodes() {
+			s := &redisServer{x: x, client: node, address: address}
+			if s.ask(ctx); s.hello["role"] != "replica" && s.hello["role"] != "slave" {
+				s.check(ctx)
+			}
+		}
+		x.redisRights(ctx, client)
+	})
+}
+
+// withRedis calls f with a client, and reports whether there is one.
+func (x *examination) withRedis(option rueidis.ClientOption, host string, f func(rueidis.Client)) bool {
+	client, err := rueidis.NewClient(option)
+	if err != nil {
+		if client != nil {
+			client.Close()
+		}
+		x.redisLogin(host, err)
+		return false
+	}
+	defer client.Close()
+	f(client)
+	return true
+}
+
+// redisLogin is a finding about a server that takes a connection, and no more.
+func (x *examination) redisLogin(host string, err error) {
+	const see = "docs/security.md#passwords"
+	text := fmt.Sprintf("%s: %v", host, err)
+	switch upper := strings.ToUpper(err.Error()); {
+	case strings.Contains(upper, "WRONGPASS"):
+		x.bad(fault, "password", text, "the right user and password in the URL, special characters as %XX; or ACL SETUSER on the server", see)
+	case strings.Contains(upper, "NOAUTH"):
+		x.bad(fault, "password", text, "a password in the URL: redisson://user:password@host", see)
+	case strings.Contains(upper, "NOPERM"):
+		x.bad(fault, "rights", text, "ACL SETUSER with the rights of the page", seeRights)
+	case strings.Contains(upper, "EOF"), strings.Contains(upper, "RESET BY PEER"):
+		x.bad(fault, "reach", text, "does the server want TLS? that takes tls=true in the URL", seeTLS)
+	default:
+		x.bad(fault, "reach", text, "a server that speaks the protocol of Redis, in the mode of the URL (mode=)", seeReach)
+	}
+}
+
+// redisServer looks at one server and at the rights of the user there.
+func (x *examination) redisServer(ctx context.Context, client rueidis.Client, address string) {
+	s := &redisServer{x: x, client: client, address: address}
+	s.ask(ctx)
+	s.check(ctx)
+	if !x.hasFault("read-only") {
+		x.redisRights(ctx, client)
+	}
+}
+
+// ask asks for what the checks look at.
+func (s *redisServer) ask(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, s.x.connect)
+	defer cancel()
+	b := s.client.B()
+	results := s.client.DoMulti(ctx, b.Arbitrary("HELLO").Build(), b.Arbitrary("INFO").Build())
+	s.hello = map[string]string{}
+	if hello, err := results[0].AsMap(); err == nil {
+		for key, value := range hello {
+			s.hello[key], _ = value.ToString()
+		}
+	}
+	if text, err := results[1].ToString(); err == nil {
+		s.info = map[string]string{}
+		for line := range strings.Lines(text) {
+			if key, value, is := strings.Cut(strings.TrimSpace(line), ":"); is {
+				s.info[key] = value
+			}
+		}
+	}
+}
+
+func (s *redisServer) check(ctx context.Context) {
+	for _, check := range redisChecks {
+		check(s, ctx)
+	}
+	if s.info == nil {
+		s.x.bad(note, "INFO", s.address+": the user may not ask for INFO, so nobody sees whether the server evicts or forgets keys",
+			"ACL SETUSER "+s.x.user()+" +info", seeRights)
+	}
+}
+
+func (x *examination) user() string {
+	if x.url.User == nil || x.url.User.Username() == "" {
+		return "default"
+	}
+	return x.url.User.Username()
+}
+
+func (s *redisServer) version(context.Context) {
+	version := s.hello["version"]
+	major, rest, _ := strings.Cut(version, ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	a, err1 := strconv.Atoi(major)
+	b, err2 := strconv.Atoi(minor)
+	switch {
+	case err1 != nil || err2 != nil:
+		s.x.bad(note, "version", s.address+" does not tell its version", "", "")
+	case a < 6 || a == 6 && b < 2:
+		s.x.bad(fault, "version", fmt.Sprintf("%s is Redis %s, and 6.2 is the oldest that will do", s.address, version),
+			"Redis 6.2 or newer, or Valkey", seeReach)
+	default:
+		s.x.good("version", "%s is %s %s", s.address, s.hello["server"], version)
+	}
+}
+
+// isReplica reports whether the server takes no writes.
+func (s *redisServer) isReplica() bool {
+	return s.hello["role"] == "replica" || s.hello["role"] == "slave" || s.info["role"] == "slave"
+}
+
+func (s *redisServer) role(context.Context) {
+	if s.isReplica() {
+		s.x.bad(fault, "read-only", s.address+" is a replica: it takes no locks",
+			"the address of the primary in the URL, or mode=sentinel with master=, or mode=cluster: these find it", seeRedis)
+	}
+}
+
+func (s *redisServer) eviction(context.Context) {
+	policy, known := s.info["maxmemory_policy"]
+	switch {
+	case !known:
+	case policy == "noeviction":
+		s.x.good("eviction", "%s evicts nothing", s.address)
+	default:
+		l := fault
+		if s.x.url.Param("evict", "") == "allow" || s.x.url.Scheme != "redisson" {
+			l = warning
+		}
+		s.x.bad(l, "eviction", fmt.Sprintf("%s may evict locks that are held: its maxmemory-policy is %s", s.address, policy),
+			"CONFIG SET maxmemory-policy noeviction, and the same in redis.conf; evict=allow in the URL accepts it", seeRedis)
+	}
+}
+
+func (s *redisServer) persistence(context.Context) {
+	if s.info == nil || s.isReplica() {
+		return
+	}
+	switch {
+	case s.x.url.Scheme != "redisson":
+		s.x.good("persistence", "%s: Redlock needs none, since a node that was started does not count for maxttl", s.address)
+	case s.info["aof_enabled"] == "1":
+		s.x.good("persistence", "%s keeps an append-only file: a restart keeps locks, to the last second unless appendfsync is always", s.address)
+	default:
+		s.x.bad(warning, "persistence", s.address+" keeps no append-only file: locks that are held are forgotten when it is restarted",
+			"appendonly yes, and appendfsync always, in redis.conf", seeRedis)
+	}
+}
+
+func (s *redisServer) replicas(context.Context) {
+	n, err := strconv.Atoi(s.info["connected_slaves"])
+	wanted := s.x.url.Int("waitreplicas", 0, 0, 1000)
+	switch {
+	case err != nil || s.isReplica():
+	case wanted > n:
+		s.x.bad(fault, "replicas", fmt.Sprintf("%s has %s, and waitreplicas=%d waits for more before it grants", s.address, plural(n, "replica"), wanted),
+			"replicas that are connected, or a smaller waitreplicas=", seeRedis)
+	case n > 0 && wanted == 0:
+		s.x.bad(warning, "replicas", fmt.Sprintf("%s has %s: when one takes over, it may not know the last locks", s.address, plural(n, "replica")),
+			"waitreplicas=1 in the URL narrows that; fencing tokens tell", seeRedis)
+	default:
+		s.x.good("replicas", "%s has %s", s.address, plural(n, "replica"))
+	}
+}
+
+func (s *redisServer) connections(context.Context) {
+	limit, err1 := strconv.Atoi(s.info["maxclients"])
+	used, err2 := strconv.Atoi(s.info["connected_clients"])
+	if err1 != nil || err2 != nil {
+		return
+	}
+	s.x.connections(s.address, limit-used, fmt.Sprintf("%d of %d connections", used, limit), "maxclients in redis.conf")
+}
+
+// connections is how many connections are left; a process needs one or two.
+func (x *examination) connections(where string, left int, used, setting string) {
+	const few, none = 20, 3
+	const see = "docs/choosing.md#what-each-costs"
+	text := fmt.Sprintf("%s: %s are in use", where, used)
+	cure := "a higher limit: " + setting
+	switch {
+	case left < none:
+		x.bad(fault, "session limit", text+": there is no room for the programs", cure, see)
+	case left < few:
+		x.bad(warning, "session limit", text+": few are left", cure, see)
+	default:
+		x.good("session limit", "%s", text)
+	}
+}
+
+func (s *redisServer) clock(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, s.x.connect)
+	defer cancel()
+	asked := time.Now()
+	answer, err := s.client.Do(ctx, s.client.B().Time().Build()).AsStrSlice()
+	answered := time.Now()
+	if err != nil || len(answer) != 2 {
+		return // the rights tell
+	}
+	seconds, err1 := strconv.ParseInt(answer[0], 10, 64)
+	micros, err2 := strconv.ParseInt(answer[1], 10, 64)
+	if err1 == nil && err2 == nil {
+		s.x.clock(s.address, time.Unix(seconds, micros*1000), asked, answered, seeRedis)
+	}
+}

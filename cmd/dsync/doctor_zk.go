@@ -1,0 +1,196 @@
+package main
+
+import (
+	"context"
+	"crypto/sha1"
+	"crypto/tls"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"path"
+	"strconv"
+	"strings"
+	"time"
+
+	gozk "github.com/go-zookeeper/zk"
+
+	"github.com/go-dsync/dsync/internal/tlsurl"
+)
+
+const seeZooKeeper = "docs/guarantees.md#zookeeper-zk"
+
+func examineZooKeeper(ctx context.Context, x *examination) bool {
+	config, err := tlsurl.Read(x.url)
+	if err != nil {
+		x.bad(fault, "URL", err.Error(), "what the message says", seeTLS)
+		return false
+	}
+	reached := x.reach(ctx, x.url.HostsWithPort("localhost", "2181"), config)
+	if len(reached) == 0 {
+		return false
+	}
+	for _, host := range reached {
+		x.zkServer(ctx, host, config)
+	}
+	x.zkRights(ctx, reached, config)
+	return true
+}
+
+// zkServer asks one server by the word srvr, which servers answer by default.
+func (x *examination) zkServer(ctx context.Context, host string, config *tls.Config) {
+	ctx, cancel := context.WithTimeout(ctx, x.connect)
+	defer cancel()
+	text, err := zkWord(ctx, host, config, "srvr")
+	var version, mode string
+	for line := range strings.Lines(text) {
+		if value, is := strings.CutPrefix(line, "Zookeeper version: "); is {
+			version, _, _ = strings.Cut(value, "-")
+			version = strings.TrimSpace(version)
+		}
+		if value, is := strings.CutPrefix(line, "Mode: "); is {
+			mode = strings.TrimSpace(value)
+		}
+	}
+	switch {
+	case strings.Contains(text, "not currently serving"):
+		x.bad(fault, "leader", host+" does not serve: it reaches no majority of its ensemble", "a majority of the servers that are up and reach each other", seeZooKeeper)
+		return
+	case err != nil || version == "":
+		x.bad(note, "version", host+" does not tell its version and its role", "4lw.commands.whitelist=srvr in zoo.cfg", seeReach)
+		return
+	}
+	major, rest, _ := strings.Cut(version, ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	a, _ := strconv.Atoi(major)
+	b, _ := strconv.Atoi(minor)
+	if a < 3 || a == 3 && b < 5 {
+		x.bad(fault, "version", fmt.Sprintf("%s is ZooKeeper %s, and 3.5 is the oldest that will do", host, version), "ZooKeeper 3.5 or newer", seeReach)
+	} else {
+		x.good("version", "%s is ZooKeeper %s", host, version)
+	}
+	if mode == "standalone" {
+		x.bad(note, "members", host+" is alone: while it is down nothing is granted", "three servers, if that matters", seeZooKeeper)
+	} else {
+		x.good("members", "%s is a %s of an ensemble", host, mode)
+	}
+}
+
+// zkWord sends one of the four-letter words.
+func zkWord(ctx context.Context, host string, config *tls.Config, word string) (string, error) {
+	conn, err := dial(ctx, host, config)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	if _, err := io.WriteString(conn, word); err != nil {
+		return "", err
+	}
+	text, err := io.ReadAll(io.LimitReader(conn, 64<<10))
+	return string(text), err
+}
+
+// zkRights compares the rights of the path of the URL with those that the driver needs.
+func (x *examination) zkRights(ctx context.Context, hosts []string, config *tls.Config) {
+	ctx, cancel := context.WithTimeout(ctx, x.connect)
+	defer cancel()
+	conn, events, err := gozk.Connect(hosts, x.connect, gozk.WithLogInfo(false), gozk.WithLogger(log.New(io.Discard, "", 0)),
+		gozk.WithDialer(func(_, address string, timeout time.Duration) (net.Conn, error) {
+			limited, cancel := context.WithTimeout(ctx, timeout)
+			defer cancel()
+			return dial(limited, address, config)
+		}))
+	if err != nil {
+		x.bad(fault, "reach", err.Error(), "the hosts of the URL", seeReach)
+		return
+	}
+	defer conn.Close()
+	if err := zkSession(ctx, events); err != nil {
+		x.bad(fault, "reach", fmt.Sprintf("the server gives no session: %v", err),
+			"maxClientCnxns in zoo.cfg, if there are many connections from this host; a majority of the servers", seeZooKeeper)
+		return
+	}
+	id := ""
+	if x.url.User != nil {
+		password, _ := x.url.User.Password()
+		account := x.url.User.Username() + ":" + password
+		sum := sha1.Sum([]byte(account))
+		id = x.url.User.Username() + ":" + base64.StdEncoding.EncodeToString(sum[:])
+		if err := conn.AddAuth("digest", []byte(account)); err != nil {
+			x.bad(fault, "password", fmt.Sprintf("the server refuses user and password: %v", err), "the right user and password in the URL", "docs/security.md#passwords")
+			return
+		}
+	}
+	x.zkPath(conn, x.url.Path, id)
+}
+
+// zkSession waits for a session.
+func zkSession(ctx context.Context, events <-chan gozk.Event) error {
+	for {
+		select {
+		case e, open := <-events:
+			if !open {
+				return errors.New("the connection was closed")
+			}
+			if e.State == gozk.StateHasSession {
+				return nil
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// zkPath looks at the rights of a path, or where that is not there of the first one above it, in which it is to be made.
+func (x *examination) zkPath(conn *gozk.Conn, chroot, id string) {
+	needed, node := "cdrwa", path.Clean("/"+chroot)
+	if node == "/" {
+		needed = "cdr"
+	}
+	acl, _, err := conn.GetACL(node)
+	for errors.Is(err, gozk.ErrNoNode) && node != "/" {
+		node, needed = path.Dir(node), "c"
+		acl, _, err = conn.GetACL(node)
+	}
+	cure := fmt.Sprintf("by whoever has the right a: setAcl %s auth:USER:PASSWORD:crdwa; or another user, password or path in the URL", node)
+	switch {
+	case errors.Is(err, gozk.ErrNoAuth):
+		x.bad(fault, "rights", fmt.Sprintf("the user has no rights on %s", node), cure, seeRights)
+		return
+	case err != nil:
+		x.bad(fault, "rights", fmt.Sprintf("the rights on %s cannot be read: %v", node, err), "what the message says", seeRights)
+		return
+	}
+	missing, unknown := missingPerms(acl, id, needed)
+	switch {
+	case missing == "":
+		x.good("rights", "the user has the rights %s on %s", needed, node)
+	case unknown:
+		x.bad(note, "rights", fmt.Sprintf("the rights %s on %s may be given by a scheme that cannot be judged from here", missing, node), "", seeRights)
+	default:
+		x.bad(fault, "rights", fmt.Sprintf("the user lacks the rights %s on %s", missing, node), cure, seeRights)
+	}
+}
+
+// missingPerms returns which of the needed rights an ACL does not give to everybody or to a digest id. Unknown: others may be meant.
+func missingPerms(acl []gozk.ACL, id, needed string) (missing string, unknown bool) {
+	bits := map[rune]int32{'r': gozk.PermRead, 'w': gozk.PermWrite, 'c': gozk.PermCreate, 'd': gozk.PermDelete, 'a': gozk.PermAdmin}
+	var have int32
+	for _, a := range acl {
+		switch {
+		case a.Scheme == "world", a.Scheme == "digest" && a.ID == id:
+			have |= a.Perms
+		case a.Scheme != "digest":
+			unknown = true
+		}
+	}
+	for _, right := range needed {
+		if have&bits[right] == 0 {
+			missing += string(right)
+		}
+	}
+	return missing, unknown
+}

@@ -1,0 +1,220 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/internal/drivertest"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// holder returns a client on the backend of a URL, which lasts until the end of the test.
+func holder(t *testing.T, url string) *dsync.Client {
+	t.Helper()
+	c, err := dsync.Open(t.Context(), url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func lock(t *testing.T, l dsync.Locker, name string) *dsync.Lease {
+	t.Helper()
+	lease, err := l.Lock(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lease
+}
+
+// shown returns what `show --json` says of one name.
+func (p *two) shown(url, name string) lockReport {
+	p.t.Helper()
+	var reports []lockReport
+	r := p.bare("show", "--json", "--url", url, name).want(exitDone)
+	if err := json.Unmarshal([]byte(r.out), &reports); err != nil || len(reports) != 1 {
+		p.t.Fatalf("%v in\n%s", err, r.out)
+	}
+	return reports[0]
+}
+
+func TestShow(t *testing.T) {
+	t.Parallel()
+	s := testenv.Redis(t)
+	url := "redisson://" + s.Addr
+	p, c := &two{t: t}, holder(t, url)
+	lease := lock(t, c, "a name")
+	r := p.shown(url, "a name")
+	if !r.Held || r.Mode != "exclusive" || r.Holders != 1 || r.Hold == "" || r.Process == "" || r.Token != lease.Token() || r.TTLSeconds <= 0 {
+		t.Errorf("got %+v", r)
+	}
+	lock(t, dsync.With(c, dsync.Read()), "read")
+	p.bare("show", "--url", url, "a name", "read", "free").want(exitDone, `"a name"  held`, "process ", "token ", "read  read", "free  free")
+}
+
+func TestShowWatches(t *testing.T) {
+	t.Parallel()
+	const url = "memory://show-watches"
+	c := holder(t, url)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	in, out := io.Pipe()
+	var errs strings.Builder
+	var command sync.WaitGroup
+	command.Go(func() { // ends with ctx
+		if status := run(ctx, []string{"show", "--watch", "--json", "--url", url, "x"}, nil, out, &errs); status != exitDone {
+			t.Errorf("got status %d: %s", status, errs.String())
+		}
+		out.Close()
+	})
+	lines := json.NewDecoder(bufio.NewReader(in))
+	next := func(held bool) {
+		t.Helper()
+		var r lockReport
+		if err := lines.Decode(&r); err != nil || r.Held != held || r.Name != "x" {
+			t.Errorf("got %+v, %v, want held %t", r, err, held)
+		}
+	}
+	next(false)
+	lease := lock(t, c, "x")
+	next(true)
+	if err := lease.Unlock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	next(false)
+	cancel()
+	command.Wait()
+}
+
+// TestLs lists what is held on each backend that can.
+func TestLs(t *testing.T) {
+	t.Parallel()
+	for scheme, url := range map[string]string{
+		"memory":   "memory://ls",
+		"redisson": "redisson://" + testenv.Redis(t).Addr,
+		"etcd":     "etcd://" + testenv.Etcd(t).Addr + "/locks/",
+		"zk":       "zk://" + testenv.ZooKeeper(t).Addr,
+		"pglock":   testenv.Postgres(t).URL("pglock") + "?sslmode=disable&key=pair",
+	} {
+		t.Run(scheme, func(t *testing.T) {
+			t.Parallel()
+			p, c := &two{t: t}, holder(t, url)
+			names := []string{"7/1", "7/2", "8/1"}
+			for _, name := range names {
+				lock(t, c, name)
+			}
+			if err := lock(t, c, "7/3").Unlock(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if got, want := p.bare("ls", "--url", url).want(exitDone).out, strings.Join(names, "\n")+"\n"; got != want {
+				t.Errorf("got %q, want %q", got, want)
+			}
+			if got, want := p.bare("ls", "--url", url, "7/").want(exitDone).out, "7/1\n7/2\n"; got != want {
+				t.Errorf("got %q, want %q", got, want)
+			}
+			p.bare("ls", "--long", "--url", url, "8/").want(exitDone, "NAME", "8/1   held").not("7/1")
+			p.bare("ls", "--json", "--url", url, "9").want(exitDone, "[]")
+		})
+	}
+}
+
+func TestLsSaysThatItCannot(t *testing.T) {
+	t.Parallel()
+	p := &two{t: t}
+	p.bare("ls", "--url", testenv.Postgres(t).URL("pglock")+"?sslmode=disable").want(exitRefused, "hashes of names", "key=number")
+	p.bare("ls", "--url", "redis-string://"+testenv.Redis(t).Addr).want(exitRefused, "cannot list names")
+}
+
+func TestRelease(t *testing.T) {
+	t.Parallel()
+	const url = "memory://release"
+	p, c := &two{t: t}, holder(t, url)
+	lease := lock(t, c, "x")
+	p.bare("release", "--url", url, "x").want(exitUsage, "no terminal", "--yes")
+	p.bare("release", "--url", url, "--yes", "--hold", "other", "x").want(exitUnfinished, "another hold has it")
+	if err := lease.Err(); err != nil {
+		t.Fatal(err)
+	}
+	p.bare("release", "--url", url, "--yes", "--hold", p.shown(url, "x").Hold, "x").want(exitDone, "x  held", "released")
+	select {
+	case <-lease.Done():
+	case <-time.After(drivertest.HangGuard):
+		t.Error("the holder was not told")
+	}
+	p.bare("release", "--url", url, "--yes", "x").want(exitUnfinished, "nobody holds it")
+	lock(t, c, "x")
+}
+
+// TestReleaseAsks answers the question on a terminal.
+func TestReleaseAsks(t *testing.T) {
+	t.Parallel()
+	url := "redisson://" + testenv.Redis(t).Addr
+	c := holder(t, url)
+	lease := lock(t, c, "x")
+	answer := func(text string) int {
+		cmd, _, _ := testenv.Program(t, "release", "--url", url, "x")
+		terminal := testenv.Terminal(t, cmd)
+		until(t, terminal, "Release x? [y/N] ")
+		if _, err := terminal.WriteString(text + "\n"); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait()
+		return cmd.ProcessState.ExitCode()
+	}
+	if status := answer("n"); status != exitInterrupted || lease.Err() != nil {
+		t.Errorf("no: got status %d, and the lease is %v", status, lease.Err())
+	}
+	if status := answer("y"); status != exitDone {
+		t.Errorf("yes: got status %d", status)
+	}
+	if lease, err := holder(t, url).TryLock(t.Context(), "x"); err != nil {
+		t.Errorf("it is still held: %v", err)
+	} else if err := lease.Unlock(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestURLs(t *testing.T) {
+	const secret = testenv.PasswordMark
+	file := filepath.Join(t.TempDir(), "url")
+	if err := os.WriteFile(file, []byte("memory://file\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(urlVariable, "")
+	p := &two{t: t}
+	for _, test := range []struct {
+		args   string
+		status int
+		want   string
+	}{
+		{"show x", exitUsage, "$DSYNC_URL"},
+		{"show --url memory://a --url-file " + file + " x", exitUsage, "give one"},
+		{"show --url redisson://user:" + secret + "@127.0.0.1 x", exitUsage, "all users of this machine can see"},
+		{"doctor redisson://user:" + secret + "@127.0.0.1", exitUsage, "all users of this machine can see"},
+		{"doctor pglock://127.0.0.1/?password=" + secret, exitUsage, "all users of this machine can see"},
+		{"show --url user:" + secret + "@127.0.0.1 x", exitUsage, "malformed"},
+		{"show --url-file /does/not/exist x", exitUsage, "/does/not/exist"},
+		{"show --url-file " + file + " x", exitDone, "x  free"},
+		{"show --url memory://a", exitUsage, "there are no names"},
+		{"ls a b --url memory://a", exitUsage, "one prefix"},
+		{"release --url memory://a --yes", exitUsage, "one name"},
+	} {
+		p.bare(strings.Fields(test.args)...).want(test.status, test.want).not(secret)
+	}
+	t.Setenv(urlVariable, "redisson://user:"+secret+"@127.0.0.1:1")
+	p.bare("show", "--connect", "1s", "x").want(exitFailed, "redisson://user@127.0.0.1:1").not(secret)
+}

@@ -1,0 +1,143 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+)
+
+func releaseCommand() *cobra.Command {
+	var f backendFlags
+	var yes bool
+	var hold string
+	c := &cobra.Command{
+		Use:   "release NAME",
+		Short: "Take a lock away from its holder",
+		Long: `Release shows who holds a lock, asks whether to go on, and ends the hold at the backend, whoever has it; of a name that several
+read, all holds. Those who wait for the name are told. The holder is told within the bound of its backend (docs/guarantees.md), and
+what it writes until then meets what the next holder writes, unless fencing tokens are checked: so rather stop the holder, if it
+can be reached.
+
+Elsewhere than on a terminal, --yes takes the place of the question. With --hold nothing is released unless that hold has the name; a
+script gives what "dsync show --json" told.
+
+The backend is asked once more just before the request. A hold that was shown and ends between this answer and the request, while
+another client is granted the name, is not told apart: its successor is released.
+
+On PostgreSQL a lock can only be taken away with its session and all other locks on it: that needs force_unlock=true in the URL.
+
+Exit status
+    0  nobody holds the name by the hold that was shown any more
+    1  the backend cannot be opened or is out of reach, or the outcome is unknown
+    2  the command line is wrong, or nobody is there to be asked
+    3  nobody holds the name, or another hold has it by now: nothing was released
+    4  the backend cannot do it, or the name is sealed
+  130  interrupted, or the answer was no`,
+		Example: `  dsync release orders/42
+  dsync release --yes --hold 7d0c3a52-…:17 orders/42`,
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usageError{fmt.Errorf("%s takes one name", c.CommandPath())}
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := checkName(args[0]); err != nil {
+				return usageError{fmt.Errorf("name %s: %w", show(args[0]), err)}
+			}
+			if !yes && !isTerminal(c.InOrStdin()) {
+				return usageError{errors.New("the standard input is no terminal, so nobody can be asked: --yes releases without a question")}
+			}
+			return f.withBackend(c, func(b *backend) error { return release(c, b, args[0], hold, yes) })
+		},
+	}
+	f.add(c)
+	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	c.Flags().StringVar(&hold, "hold", "", "release this `HOLD` and no other")
+	return c
+}
+
+// errDeclined is the answer of whoever was asked.
+var errDeclined = errors.New("not released")
+
+// release ends the hold that was shown, after a question unless yes.
+func release(c *cobra.Command, b *backend, name, hold string, yes bool) error {
+	ctx := c.Context()
+	seen, err := b.client.Inspect(ctx, name)
+	if err != nil {
+		return err
+	}
+	if !seen.Held {
+		return unfinished("%s: nobody holds it", show(name))
+	}
+	report := newLockReport(name, seen)
+	if err := report.write(c.OutOrStdout()); err != nil {
+		return err
+	}
+	if hold != "" && seen.Hold != hold {
+		return unfinished("%s: another hold has it, %s", show(name), show(seen.Hold))
+	}
+	if !yes {
+		if err := ask(ctx, c.InOrStdin(), c.ErrOrStderr(), fmt.Sprintf("Release %s? [y/N] ", show(name))); err != nil {
+			return err
+		}
+	}
+	now, err := b.client.Inspect(ctx, name)
+	switch {
+	case err != nil:
+		return err
+	case !sameGrant(seen, now):
+		return unfinished("%s: the hold that was shown is over: nothing was released", show(name))
+	}
+	err = b.client.ForceUnlock(ctx, name)
+	if errors.Is(err, dsync.ErrNotHeld) {
+		return unfinished("%s: the hold that was shown is over: nothing was released", show(name))
+	}
+	if errors.Is(err, driver.ErrSealed) {
+		return fmt.Errorf("%w, and a seal stays: %w", err, errors.ErrUnsupported)
+	}
+	if err == nil {
+		_, err = fmt.Fprintf(c.OutOrStdout(), "released\n")
+	}
+	return err
+}
+
+// sameGrant reports whether two looks at a name saw one hold, as far as the backend tells.
+func sameGrant(a, b dsync.Status) bool {
+	return b.Held && a.Hold == b.Hold && a.Token == b.Token && a.Owner == b.Owner && a.Mode == b.Mode && a.Since.Equal(b.Since)
+}
+
+// ask returns nil if the answer to a question is yes.
+func ask(ctx context.Context, in io.Reader, out io.Writer, question string) error {
+	fmt.Fprint(out, question)
+	answer := make(chan string, 1)
+	go func() { // ends with the line, or with the program: nothing ends a read from a terminal
+		line, _ := bufio.NewReader(in).ReadString('\n')
+		answer <- strings.ToLower(strings.TrimSpace(line))
+	}()
+	select {
+	case a := <-answer:
+		if a == "y" || a == "yes" {
+			return nil
+		}
+		return errDeclined
+	case <-ctx.Done():
+		fmt.Fprintln(out)
+		return ctx.Err()
+	}
+}
+
+func isTerminal(r io.Reader) bool {
+	file, ok := r.(*os.File)
+	return ok && term.IsTerminal(int(file.Fd()))
+}

@@ -1,0 +1,275 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+)
+
+// lockReport is what is known of one lock. Its JSON is part of the command's interface.
+type lockReport struct {
+	Name       string     `json:"name"`
+	Held       bool       `json:"held"`
+	Mode       string     `json:"mode,omitempty"`    // exclusive, read or write
+	Holders    int        `json:"holders,omitempty"` // more than 1 if several read it, and what follows is about one of them
+	Hold       string     `json:"hold,omitempty"`
+	Owner      string     `json:"owner,omitempty"`
+	Note       string     `json:"note,omitempty"`
+	Process    string     `json:"process,omitempty"` // host:pid
+	Since      *time.Time `json:"since,omitempty"`
+	TTLSeconds float64    `json:"ttl_seconds,omitempty"`
+	Token      uint64     `json:"token,omitempty"` // the last of a grant, also of a name that is free
+	Waiters    int        `json:"waiters"`         // -1 if the backend cannot tell
+	Queue      []string   `json:"queue,omitempty"`
+	Seen       time.Time  `json:"seen"`
+}
+
+func newLockReport(name string, s dsync.Status) lockReport {
+	r := lockReport{Name: name, Held: s.Held, Token: s.Token, Waiters: s.Waiters, Queue: s.Queue, Seen: time.Now()}
+	if !s.Held {
+		return r
+	}
+	r.Mode, r.Holders, r.Hold, r.Owner, r.Note, r.Process = s.Mode.String(), s.Holders, s.Hold, s.Owner, s.Note, s.Process
+	r.TTLSeconds = s.TTL.Round(time.Millisecond).Seconds()
+	if !s.Since.IsZero() {
+		r.Since = &s.Since
+	}
+	return r
+}
+
+func showCommand() *cobra.Command {
+	var f backendFlags
+	var names nameFlags
+	var asJSON, watch bool
+	c := &cobra.Command{
+		Use:   "show NAME...",
+		Short: "Show who holds locks, since when, and who waits",
+		Long: `Show asks the backend for each name: who holds it, on which host and with which note, since when and for how long without a renewal,
+the last fencing token, and who waits. What a backend does not keep is left out; docs/guarantees.md says what that is. Nothing is locked
+and nothing changed.
+
+With --watch the names are shown whenever their holder changes, one line for each change, until Ctrl-C. Of changes in quick
+succession some may be left out, but never the last.
+
+The URL of the backend is that of the programs: as $DSYNC_URL, or in a file (--url-file). Without a password it may be
+a flag (--url); other users of a machine can see flags.
+
+Exit status
+    0  shown, whether the names are held or not; with --watch, also by Ctrl-C
+    1  the backend cannot be opened or is out of reach
+    2  the command line is wrong
+    4  the backend cannot tell who holds a lock
+  130  interrupted`,
+		Example: `  export DSYNC_URL=redisson://:secret@redis:6379
+  dsync show orders/42
+  dsync show --json orders/42 invoices
+  dsync show --watch leader`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			list, err := names.some(c, args, true)
+			if err != nil {
+				return err
+			}
+			return f.withBackend(c, func(b *backend) error {
+				if watch {
+					return watchLocks(c.Context(), b, list, lockPrinter(c.OutOrStdout(), asJSON))
+				}
+				reports, err := b.inspectAll(c.Context(), list)
+				if err != nil {
+					return err
+				}
+				return writeLocks(c.OutOrStdout(), reports, asJSON)
+			})
+		},
+	}
+	f.add(c)
+	names.add(c)
+	c.Flags().BoolVar(&asJSON, "json", false, "write JSON; with --watch, one object in a line for each change")
+	c.Flags().BoolVar(&watch, "watch", false, "go on, and show each change of a holder")
+	return c
+}
+
+// inspectAll asks for all names, for some at a time.
+func (b *backend) inspectAll(ctx context.Context, names []string) ([]lockReport, error) {
+	const atOnce = 16
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	reports := make([]lockReport, len(names))
+	next := make(chan int)
+	var workers sync.WaitGroup
+	for range min(atOnce, len(names)) {
+		workers.Go(func() { // ends with next
+			for i := range next {
+				if ctx.Err() != nil {
+					continue
+				}
+				s, err := b.client.Inspect(ctx, names[i])
+				if err != nil {
+					cancel(err)
+				}
+				reports[i] = newLockReport(names[i], s)
+			}
+		})
+	}
+	for i := range names {
+		next <- i
+	}
+	close(next)
+	workers.Wait()
+	return reports, context.Cause(ctx)
+}
+
+// watchLocks prints each change of the names until ctx is over.
+func watchLocks(ctx context.Context, b *backend, names []string, print func(lockReport) error) error {
+	inner, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var mu sync.Mutex // guards print
+	var observers sync.WaitGroup
+	for _, name := range names {
+		observers.Go(func() { // ends with inner
+			for s, err := range b.client.Observe(inner, name) {
+				if err == nil {
+					mu.Lock()
+					err = print(newLockReport(name, s))
+					mu.Unlock()
+				}
+				if err != nil {
+					cancel(err)
+					return
+				}
+			}
+		})
+	}
+	observers.Wait()
+	if ctx.Err() != nil {
+		return nil // Ctrl-C is how a watch ends
+	}
+	return context.Cause(inner)
+}
+
+// lockPrinter prints one line for each report.
+func lockPrinter(w io.Writer, asJSON bool) func(lockReport) error {
+	if asJSON {
+		e := json.NewEncoder(w)
+		e.SetEscapeHTML(false)
+		return func(r lockReport) error { return e.Encode(r) }
+	}
+	return func(r lockReport) error {
+		_, err := fmt.Fprintf(w, "%s  %s  %s\n", r.Seen.Format("15:04:05.000"), show(r.Name), r.summary())
+		return err
+	}
+}
+
+// summary is the report in one line.
+func (r *lockReport) summary() string {
+	if !r.Held {
+		return "free"
+	}
+	text := r.state()
+	if who := r.who(); who != "" {
+		text += " by " + who
+	}
+	if r.Process != "" {
+		text += " on " + show(r.Process)
+	}
+	if r.Token > 0 {
+		text += fmt.Sprintf(", token %d", r.Token)
+	}
+	return text
+}
+
+// state says whether the name is held, and how.
+func (r *lockReport) state() string {
+	switch {
+	case !r.Held:
+		return "free"
+	case r.Mode == driver.Read.String():
+		return "read"
+	case r.Mode == driver.Write.String():
+		return "written"
+	}
+	return "held"
+}
+
+// who names the holder.
+func (r *lockReport) who() string {
+	if r.Owner != "" {
+		return show(r.Owner)
+	}
+	if r.Hold != "" {
+		return show(r.Hold)
+	}
+	return ""
+}
+
+func writeLocks(w io.Writer, reports []lockReport, asJSON bool) error {
+	if asJSON {
+		return writeJSON(w, reports)
+	}
+	for i := range reports {
+		if i > 0 {
+			fmt.Fprintln(w)
+		}
+		if err := reports[i].write(w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// write writes all that is known, a line each.
+func (r *lockReport) write(w io.Writer) error {
+	paint, colour := painter(w), green
+	if r.Held {
+		colour = yellow
+	}
+	_, err := fmt.Fprintf(w, "%s  %s\n", show(r.Name), paint(colour, r.state()))
+	line := func(label, value string) {
+		if value != "" && err == nil {
+			_, err = fmt.Fprintf(w, "  %-8s  %s\n", label, value)
+		}
+	}
+	if r.Holders > 1 {
+		line("holders", fmt.Sprintf("%d, one of them:", r.Holders))
+	}
+	line("holder", r.who())
+	if r.Hold != r.Owner && r.Owner != "" {
+		line("hold", r.Hold)
+	}
+	if r.Process != "" {
+		line("process", show(r.Process))
+	}
+	if r.Note != "" {
+		line("note", show(r.Note))
+	}
+	if r.Since != nil {
+		line("since", fmt.Sprintf("%s (%s)", r.Since.Format(time.RFC3339), r.Seen.Sub(*r.Since).Round(time.Second)))
+	}
+	if r.TTLSeconds > 0 {
+		line("ttl", time.Duration(r.TTLSeconds*float64(time.Second)).Round(100*time.Millisecond).String())
+	}
+	line("token", token(r.Token))
+	line("waiters", r.waiters())
+	return err
+}
+
+func (r *lockReport) waiters() string {
+	text := count(r.Waiters)
+	if len(r.Queue) == 0 {
+		return text
+	}
+	queue := make([]string, len(r.Queue))
+	for i, who := range r.Queue {
+		queue[i] = show(who)
+	}
+	return text + ": " + strings.Join(queue, ", ")
+}

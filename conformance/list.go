@@ -1,0 +1,64 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// listIsTrue holds names that look alike, and compares them with what is listed.
+func listIsTrue(e *env) error {
+	a, b := e.driver(), e.driver()
+	base := e.name()
+	held := []string{base, base + "/below", base + "/below/twice", base + "-beside", base + "/ % %2F \"é\" * ? [x]"}
+	free := base + "/below-free"
+	b.hold(free).release()
+	for i, name := range held {
+		by := a
+		if i%2 > 0 {
+			by = b
+		}
+		by.hold(name, fixed)
+	}
+	if e.driverInfo().Offers(driver.Read) {
+		a.mode = driver.Read
+		held = append(held, base+"/read")
+		a.hold(base+"/read", fixed)
+	}
+	for _, prefix := range []string{base, base + "/b", base + "/ % %2", base + "/nothing"} {
+		var want []string
+		for _, name := range held {
+			if len(name) >= len(prefix) && name[:len(prefix)] == prefix {
+				want = append(want, name)
+			}
+		}
+		slices.Sort(want)
+		for _, d := range []*rawDriver{b, e.outsider()} {
+			if got := d.list(prefix); !slices.Equal(got, want) {
+				return fmt.Errorf("List by %s of %q yields %q, want %q", d.label, prefix, got, want)
+			}
+		}
+	}
+	return nil
+}
+
+// list returns the names that d lists, each once. If the driver cannot list names, the check ends.
+func (d *rawDriver) list(prefix string) (names []string) {
+	lister, ok := d.tap.Driver.(driver.Lister)
+	if !ok {
+		d.env.end(&refusedError{"to list names"})
+	}
+	d.env.within("List", func() {
+		for name, err := range lister.List(d.env.ctx, prefix) {
+			if errors.Is(err, errors.ErrUnsupported) {
+				d.env.end(&refusedError{"to list names"})
+			}
+			d.env.failed(err)
+			names = append(names, name)
+		}
+	})
+	slices.Sort(names)
+	return slices.Compact(names)
+}
