@@ -141,7 +141,7 @@ type Options struct {
 }
 
 // Driver is a driver.Driver on etcd. It implements driver.KeepAliveReporter, driver.Inspector, driver.ForceUnlocker, driver.Watcher,
-// driver.Lister, driver.Leaver, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
+// driver.Lister, driver.Latcher, driver.Leaver, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
 type Driver struct {
 	client      *clientv3.Client
 	leases      pb.LeaseClient
@@ -154,14 +154,15 @@ type Driver struct {
 	numbers     numbers
 	told        func(error) // of attempts to keep sessions alive; nil if nobody asked
 
-	life   *lifecycle.Lifecycle // counts Acquires as calls
-	sender *sender
-	feeds  *feeds
-	ghosts *cleaner.Cleaner[*ghost]
-	spare  *pool
-	checks *checker
-	turns  [64]chan struct{} // by the hash of what the keys of a name begin with
-	seed   maphash.Seed
+	life    *lifecycle.Lifecycle // counts Acquires as calls
+	sender  *sender
+	feeds   *feeds
+	ghosts  *cleaner.Cleaner[*ghost]
+	spare   *pool
+	changes changes
+	checks  *checker
+	turns   [64]chan struct{} // by the hash of what the keys of a name begin with
+	seed    maphash.Seed
 
 	mu       sync.Mutex
 	sessions map[int64]*session
@@ -208,6 +209,7 @@ func New(client *clientv3.Client, o *Options) (*Driver, error) {
 	d.feeds = newFeeds(d)
 	d.ghosts = newCleaner(d)
 	d.spare = newPool(d)
+	d.changes = changes{driver: d, turn: make(chan struct{}, 1)}
 	d.checks = &checker{driver: d}
 	for i := range d.turns {
 		d.turns[i] = make(chan struct{}, maxLooks)
