@@ -14,11 +14,12 @@ var _ driver.Latcher = (*Driver)(nil)
 
 // Latches are Redisson's RCountDownLatch: a decimal number at the name, without a TTL, that is removed at 0. See latch.lua.
 const (
-	latchPrefix  = "dsync_latch" // of the key with the changes of late, a hash
+	latchPrefix  = "dsync_latch"  // of a key with the changes of late, a hash
+	latchPrefix2 = "dsync_latch2" // of the other one: the two take turns
 	latchChannel = "redisson_countdownlatch__channel__"
 )
 
-// latchMemory is how long the server knows the id of a change, in milliseconds.
+// latchMemory is how long the server knows the id of a change, in milliseconds, or longer.
 var latchMemory = strconv.FormatInt((2 * driver.RepeatFor).Milliseconds(), 10)
 
 // latchChannelOf returns the channel that tells the end of a latch. Redisson puts braces around any name here.
@@ -47,7 +48,8 @@ func (d *Driver) changeLatch(ctx context.Context, name, id, change string, n int
 		return false, err
 	}
 	args := []string{change, strconv.Itoa(n), id, latchMemory, latchChannelOf(name)}
-	answer, err := d.run(ctx, name, call{latchScript, []string{name, prefixName(latchPrefix, name)}, append(args, d.checked.words...)})
+	keys := []string{name, prefixName(latchPrefix, name), prefixName(latchPrefix2, name)}
+	answer, err := d.run(ctx, name, call{latchScript, keys, append(args, d.checked.words...)})
 	return answer == 1, err
 }
 

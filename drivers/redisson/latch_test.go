@@ -64,11 +64,50 @@ func TestLatchIsRedissons(t *testing.T) {
 			t.Fatal(err)
 		}
 		wantMessage("0") // and not 1, as Redisson: its own waiters would wait for ever
-		if ttl := leftOf(s, test.changes); ttl > time.Hour || ttl < time.Hour-hangGuard {
-			t.Errorf("TTL of %q: got %v, want an hour", test.changes, ttl)
+		if ttl := leftOf(s, test.changes); ttl > 2*time.Hour || ttl < 2*time.Hour-hangGuard {
+			t.Errorf("TTL of %q: got %v, want two hours", test.changes, ttl)
 		}
 		s.Do("DEL", test.changes)
 		wantNoKeys(t, s)
+	}
+}
+
+// TestLatchForgets changes a latch for hours on end: each id is known for an hour at least, and for two at most.
+func TestLatchForgets(t *testing.T) {
+	const first, second = "dsync_latch:{x}", "dsync_latch2:{x}"
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s", s.Addr)
+	changes := 0
+	wantNoted := func(when, key string, want int64) {
+		t.Helper()
+		changes++
+		id := fmt.Sprint("change", changes)
+		countDown(t, d, "x", id)
+		countDown(t, d, "x", id)
+		if ttl := leftOf(s, key); s.Do("HEXISTS", key, id) != int64(1) || s.Do("HLEN", key) != want || ttl < time.Hour {
+			t.Errorf("%s: %q has %v ids, for %v, want %d with that of the change, for an hour or longer", when, key, s.Do("HLEN", key), ttl, want)
+		}
+	}
+	passes := func(key string, d time.Duration) { s.Do("PEXPIRE", key, fmt.Sprint((leftOf(s, key) - d).Milliseconds())) }
+	setLatch(t, d, "x", "set", 1000)
+	wantNoted("at first", first, 2)
+	passes(first, 50*time.Minute)
+	wantNoted("in the first hour", first, 3)
+	for round := range 2 {
+		passes(first, 20*time.Minute)
+		wantNoted("after an hour", second, 1)
+		wantNoted("after an hour", second, 2)
+		passes(second, 50*time.Minute)
+		s.Do("DEL", first) // it ends before the second one lasts for less than an hour
+		wantNoted("in the second hour", second, 3)
+		passes(second, 20*time.Minute)
+		wantNoted("after two hours", first, 1)
+		passes(first, 50*time.Minute)
+		s.Do("DEL", second)
+		wantNoted("in the third hour", first, 2)
+		if left, err := d.Latch(t.Context(), "x"); err != nil || left != 1000-changes {
+			t.Errorf("round %d: got the count %d, %v, want %d", round, left, err, 1000-changes)
+		}
 	}
 }
 
@@ -102,7 +141,7 @@ func TestLatchOfAnotherKind(t *testing.T) {
 			}
 		}
 	}
-	if n := s.Do("EXISTS", "dsync_latch:{text}", "dsync_latch:{hash}"); n != int64(0) {
+	if n := s.Do("EXISTS", "dsync_latch:{text}", "dsync_latch:{hash}", "dsync_latch2:{text}", "dsync_latch2:{hash}"); n != int64(0) {
 		t.Error("changes that failed are noted")
 	}
 }

@@ -46,7 +46,7 @@ func prefixName(prefix, name string) string {
 
 // keyPrefixes begin the keys that belong to locks, and to other things of Redisson and of dsync with a name.
 var keyPrefixes = []string{fencePrefix, holderPrefix, markPrefix, tokenPrefix, queuePrefix, timesPrefix,
-	"redisson_unlock_latch", intentPrefix, latchPrefix}
+	"redisson_unlock_latch", intentPrefix, latchPrefix, latchPrefix2}
 
 // readHold is part of the keys of the holds of Redisson's read locks.
 const readHold = ":rwlock_timeout:"

@@ -41,8 +41,8 @@
 // which ends with the Read. The read-write lock has a channel of its own. The key dsync_intent says for 6 s that somebody waits to write, so
 // that further readers wait too.
 //
-// A latch is a number under its plain name, in the form of RCountDownLatch, with a channel of its own. The key dsync_latch has the ids of its
-// changes, for an hour after the last one.
+// A latch is a number under its plain name, in the form of RCountDownLatch, with a channel of its own. The keys dsync_latch and
+// dsync_latch2 take turns, and have the ids of its changes, each for one to two hours.
 //
 // A process subscribes once to the channel of a name, for as long as one of its callers waits and 250 ms longer, over one connection
 // (in a cluster with sharded channels one to each node). Since messages can be lost, a waiter also asks when the hold in its way
