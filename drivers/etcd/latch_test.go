@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"reflect"
 	"sync/atomic"
 	"testing"
 
@@ -140,17 +141,33 @@ func TestLatchWithoutItsLease(t *testing.T) {
 	c := userClient(t, s.Addr)
 	d := openURL(t, "etcd://%s", s.Addr)
 	setLatch(t, d, "x", "set", 2)
-	leases, err := c.Leases(t.Context())
-	if err != nil || len(leases.Leases) != 1 {
-		t.Fatalf("leases: got %v, %v, want one", leases, err)
+	lost := leasesOfChanges(t, c)
+	if len(lost) != 1 {
+		t.Fatalf("leases: got %v, want one", lost)
 	}
-	revoke(t, c, leases.Leases[0].ID)
+	for lease := range lost {
+		revoke(t, c, lease)
+	}
 	drivertest.Crowd(8, 1, func(i int) { countDown(t, d, "y", fmt.Sprint("none", i)) })
 	countDown(t, d, "x", "down")
 	wantLeft(t, d, "x", 1)
-	if leases, err := c.Leases(t.Context()); err != nil || len(leases.Leases) != 1 {
-		t.Errorf("leases: got %v, %v, want one", leases, err)
+	if got := leasesOfChanges(t, c); len(got) != 1 || reflect.DeepEqual(got, lost) {
+		t.Errorf("leases: got %v, want one, and not %v", got, lost)
 	}
+}
+
+// leasesOfChanges returns the leases that ids of changes hang on.
+func leasesOfChanges(tb testing.TB, c *clientv3.Client) map[clientv3.LeaseID]bool {
+	tb.Helper()
+	answer, err := c.Get(guard(tb), "\x00change\x00", clientv3.WithPrefix())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	leases := map[clientv3.LeaseID]bool{}
+	for _, kv := range answer.Kvs {
+		leases[clientv3.LeaseID(kv.Lease)] = true
+	}
+	return leases
 }
 
 // TestLatchWatchHearsOfTheEnd alone: a count-down costs those who wait nothing.
