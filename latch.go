@@ -16,7 +16,10 @@ import (
 //
 // Set, CountDown and Delete ask a backend out of reach again until ctx is done, for half an hour at most. However often the backend gets such a
 // request, because answers were lost, the backend carries it out once. An error that matches ErrUnknown says that the backend may have done
-// so, and one that matches errors.ErrUnsupported that it has no latches. One name is used for a latch or for a lock, not for both.
+// so. One name is used for a latch or for a lock, not for both.
+//
+// Redis, etcd and the memory of a process have latches. Redlock, ZooKeeper, PostgreSQL and migrations have none: there all methods but Name
+// return an error that matches errors.ErrUnsupported.
 //
 // All methods may be called concurrently.
 type Latch struct {

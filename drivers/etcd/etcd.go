@@ -73,6 +73,13 @@
 // then fails with errors.ErrUnsupported and changes nothing, and a Write is released where it would be passed on inside the process.
 // Exclusive locks, seals and marks do not heed such keys: no client of RWMutex should wait for a name in a migration to another backend.
 //
+// # Latches
+//
+// A latch is the key PREFIX\x00latch\x00NAME, without a lease. Its value is the count as it was set. Each count-down puts the key again as it is, so
+// the count is the value less the puts since the first, which the server counts as the version of the key; the last one deletes the key. The
+// keys PREFIX\x00change\x00NAME\x00ID have the ids of changes, on a lease of two hours, which each client takes once an hour. No key of a latch
+// is below a name, so none is in the way of a lock of any client.
+//
 // # Seals and marks
 //
 // A seal is the key of its holder without a lease, so all contenders wait behind the key, and a record beside the contenders, NAME\x00seal.
