@@ -37,7 +37,7 @@ func listIsTrue(e *env) error {
 		slices.Sort(want)
 		for _, d := range []*rawDriver{b, e.outsider()} {
 			if got := d.list(prefix); !slices.Equal(got, want) {
-				return fmt.Errorf("List by %s of %q yields %q, want %q", d.label, prefix, got, want)
+				return fmt.Errorf("%s: List of %q yields %q, want %q", d.label, prefix, got, want)
 			}
 		}
 	}

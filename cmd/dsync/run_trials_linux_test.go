@@ -126,11 +126,11 @@ type trial struct {
 	t *testing.T
 	*bed
 	mishap mishap
-	pack  string
-	name  string
-	dir   string
-	wire  *wire.Wire
-	first *command
+	pack   string
+	name   string
+	dir    string
+	wire   *wire.Wire
+	first  *command
 }
 
 // run makes the trial. False means that a lock was lost on the way, which says nothing, and that all is over.

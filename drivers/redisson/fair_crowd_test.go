@@ -64,7 +64,7 @@ func TestFairCrowdLeaves(t *testing.T) {
 		t.Run(fmt.Sprint(behind), func(t *testing.T) {
 			s := testenv.Redis(t)
 			d := openURL(t, "redisson://%s?fair=true", s.Addr)
-			l := acquire(t, d, request("x"))
+			l := acquire(t, d, forLong("x"))
 			c := waitInCrowd(t, s, d, n)
 			for i := range behind {
 				addWaiter(s, fmt.Sprint("java:", i), time.Duration(n+i)*5*time.Minute)
@@ -93,14 +93,14 @@ func TestFairCrowdLeaves(t *testing.T) {
 // TestFairWaitersLeaveOneByOne: each is of a process of its own, so none leaves together with another. In whatever order they do, the
 // times of those behind stay late enough for their turn, and do not stay much later.
 func TestFairWaitersLeaveOneByOne(t *testing.T) {
-	const n, behind = 200, 100
+	const n, behind, holdTTL = 200, 100, time.Minute
 	for _, order := range []string{"from the front", "from the back", "all over"} {
 		t.Run(order, func(t *testing.T) {
 			s := testenv.Redis(t)
 			d := openURL(t, "redisson://%s?fair=true", s.Addr)
-			l := acquire(t, d, request("x"))
+			l := acquire(t, d, forLong("x"))
 			var holds []string
-			in := 5 * time.Minute
+			in := holdTTL + 5*time.Minute
 			for i := range n + behind {
 				hold := fmt.Sprint("java:", 1000+i)
 				addWaiter(s, hold, in)
@@ -130,13 +130,13 @@ func TestFairWaitersLeaveOneByOne(t *testing.T) {
 			if len(line) != behind {
 				t.Fatalf("queue: got %d, want %d", len(line), behind)
 			}
-			last := 10 * time.Second // of the hold
+			last := holdTTL
 			for i, hold := range line {
 				left := leftOfX(t, s, hold)
 				if left < last+15*time.Second-2*time.Second {
 					t.Fatalf("time of waiter %d: %v, that of the one before it %v", i, left, last)
 				}
-				if most := time.Duration(i+1)*5*time.Minute + behind*5*time.Minute/4; left > most {
+				if most := holdTTL + time.Duration(i+1)*5*time.Minute + behind*5*time.Minute/4; left > most {
 					t.Fatalf("time of waiter %d: %v, want at most %v", i, left, most)
 				}
 				last = left
@@ -152,7 +152,7 @@ func TestFairShortDeadlines(t *testing.T) {
 	const n = 2000
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fair=true", s.Addr)
-	l := acquire(t, d, request("x"))
+	l := acquire(t, d, forLong("x"))
 	parallel(8, func(int) {
 		for i := range n / 8 {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Duration(i%5)*time.Millisecond/2)

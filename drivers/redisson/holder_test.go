@@ -13,7 +13,7 @@ import (
 
 // noted returns a request with an owner and a note.
 func noted(name, owner, note string) *driver.Request {
-	r := request(name)
+	r := forLong(name)
 	r.Owner, r.Note = owner, note
 	return r
 }

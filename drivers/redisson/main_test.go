@@ -58,7 +58,7 @@ func request(name string) *driver.Request {
 	return &driver.Request{Name: name, Hold: hold, Owner: "somebody", TTL: testTTL, Events: newEvents()}
 }
 
-// forLong is for holds that outlive a fail-over.
+// forLong is for holds that outlive a fail-over, or much work of a busy machine.
 func forLong(name string) *driver.Request {
 	r := request(name)
 	r.TTL = time.Minute
