@@ -88,7 +88,9 @@ func TestLatchForgets(t *testing.T) {
 			t.Errorf("%s: %q has %v ids, for %v, want %d with that of the change, for an hour or longer", when, key, s.Do("HLEN", key), ttl, want)
 		}
 	}
-	passes := func(key string, d time.Duration) { s.Do("PEXPIRE", key, fmt.Sprint((leftOf(s, key) - d).Milliseconds())) }
+	passes := func(key string, d time.Duration) {
+		s.Do("PEXPIRE", key, fmt.Sprint((leftOf(s, key) - d).Milliseconds()))
+	}
 	setLatch(t, d, "x", "set", 1000)
 	wantNoted("at first", first, 2)
 	passes(first, 50*time.Minute)
