@@ -140,6 +140,14 @@ func latchCounts(e *env) error {
 		all[i].down(e.changeID())
 		all[i].has(0, "after the last count-down, and others")
 	}
+	for range 5 {
+		all[0].set(clients)
+		e.together("the last count-downs", clients, func(i int) error {
+			all[i].down(e.changeID())
+			return nil
+		})
+		all[0].has(0, "after the last count-downs, all at once")
+	}
 	return nil
 }
 

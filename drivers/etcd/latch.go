@@ -56,13 +56,11 @@ func (d *Driver) SetLatch(ctx context.Context, name, id string, n int) (set bool
 // CountDown implements driver.Latcher.
 func (d *Driver) CountDown(ctx context.Context, name, id string) error {
 	_, err := d.changeLatch(ctx, name, id, func(l latch) (s latchStep) {
-		version := clientv3.Version(l.key)
 		switch left := l.left(); {
 		case left > 1:
-			s.conditions = []clientv3.Cmp{clientv3.Compare(version, "<", l.n)}
+			s.conditions = []clientv3.Cmp{clientv3.Compare(clientv3.Version(l.key), "<", l.n)} // the last one deletes the key
 			s.ops = []clientv3.Op{clientv3.OpPut(l.key, "", clientv3.WithIgnoreValue())}
 		case left == 1:
-			s.conditions = []clientv3.Cmp{clientv3.Compare(version, "=", l.n)}
 			s.ops = []clientv3.Op{clientv3.OpDelete(l.key)}
 		}
 		return s

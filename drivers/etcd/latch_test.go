@@ -135,6 +135,28 @@ func TestLatchRequests(t *testing.T) {
 	}
 }
 
+// TestLatchLastTwoAtOnce has a count-down learn that two are left, and another one come in between.
+func TestLatchLastTwoAtOnce(t *testing.T) {
+	s := testenv.Etcd(t)
+	link, addr := testenv.Wire(t, s.Addr)
+	a, b := openURL(t, "etcd://%s", addr), openURL(t, "etcd://%s", s.Addr)
+	setLatch(t, a, "warm", "warm", 1) // the lease is there
+	setLatch(t, b, "x", "set", 2)
+	before := s.Requests()["Txn"]
+	held := link.HoldReply("first")
+	counted := make(chan error, 1)
+	go func() { counted <- a.CountDown(guard(t), "x", "first") }() // ends after 3 s at the latest
+	<-held
+	testenv.Eventually(t, func() bool { return s.Requests()["Txn"] > before }, "the server has answered")
+	countDown(t, b, "x", "second")
+	wantLeft(t, b, "x", 1)
+	link.Heal()
+	if err := <-counted; err != nil {
+		t.Errorf("CountDown: %v", err)
+	}
+	wantLeft(t, b, "x", 0)
+}
+
 // TestLatchWithoutItsLease has the server lose the lease of the ids.
 func TestLatchWithoutItsLease(t *testing.T) {
 	s := testenv.Etcd(t)
