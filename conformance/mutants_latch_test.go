@@ -43,6 +43,20 @@ var latchMutants = []mutant{
 		}),
 	},
 	{
+		check:  "latch/count",
+		breaks: "a count-down that was not to be the last, and is, does nothing",
+		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
+			b.countDown = func(ctx context.Context, name, id string) error {
+				before, err := d.Latch(ctx, name)
+				time.Sleep(time.Millisecond)
+				if left, _ := d.Latch(ctx, name); err != nil || before > 1 && left == 1 {
+					return err
+				}
+				return d.CountDown(ctx, name, id)
+			}
+		}),
+	},
+	{
 		check:  "latch/delete",
 		breaks: "a deletion counts down",
 		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) { b.delete = d.CountDown }),
