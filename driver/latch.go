@@ -11,11 +11,11 @@ const RepeatFor = 30 * time.Minute
 // Latcher is an optional interface of a Driver that keeps count-down latches. A latch is a count under a name, set once, lowered by any
 // client and gone at 0. A latch belongs to nobody: neither time nor Close ends it. One name is used for a lock or for a latch, not for both.
 //
-// SetLatch, CountDown and DeleteLatch are changes. Each change is one step at the backend and has an id, which its repeats share. Of all
-// requests with one id the backend carries out the first to arrive, and the answers to the others are the answer to that one. The backend
-// knows an id for twice [RepeatFor]: half of that for repeats, and the other half for requests on broken connections, which may arrive late.
+// SetLatch, CountDown and DeleteLatch are changes. Each change is one step at the backend and has an id, also in its repeats. Of all
+// requests with one id the backend carries out the first to arrive, and the others have the same answer. The backend
+// knows an id for twice [RepeatFor]: half of the time for repeats, and the other half for late requests, on broken connections.
 //
-// An error that matches ErrUnavailable says that the change was not carried out, ErrUnknown or the error of ctx that it may have been, and
+// An error that matches ErrUnavailable says that the change was not carried out, ErrUnknown or the error of ctx that perhaps it was, and
 // ErrClosed that Close has begun. As for Acquire, every call returns within a bounded time of the end of its ctx.
 type Latcher interface {
 	// SetLatch makes a latch with the count n, 1 or more. If there is a latch, SetLatch changes nothing and returns false.
