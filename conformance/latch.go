@@ -23,7 +23,7 @@ var latchChecks = []Check{
 	{"latch/stop", "After stop nobody is called any more, and other watches of the latch go on.", latchWatchStops},
 }
 
-// latch is a latch, or what could be one, as one driver sees it.
+// latch is a name of a latch, as one driver sees the latch.
 type latch struct {
 	d       *rawDriver
 	backend driver.Latcher
@@ -48,7 +48,7 @@ func (e *env) latches() (a, b *latch) {
 // changeID returns the id of a new change.
 func (e *env) changeID() string { return fmt.Sprintf("%s:%d", e.id, e.changes.Add(1)) }
 
-// did bounds a call of the driver, which ends the check if it fails.
+// did bounds a call of the driver. An error ends the check.
 func (l *latch) did(what string, f func() error) {
 	e := l.d.env
 	var err error
@@ -68,7 +68,7 @@ func (l *latch) trySet(id string, n int) (set bool) {
 	return set
 }
 
-// set sets the latch, which is not there.
+// set sets the latch where there is none.
 func (l *latch) set(n int) {
 	if !l.trySet(l.d.env.changeID(), n) {
 		l.d.env.endf("SetLatch of %q by %s: there is a latch, want none", l.name, l.d.label)
@@ -263,7 +263,7 @@ func latchSurvivesFaults(e *env) error {
 	return nil
 }
 
-// through calls f during a fault that ends after a while, again and again until it has an answer.
+// through calls f during a fault, and after its end, again and again until there is an answer.
 func (l *latch) through(fault func(*rawDriver), f func(ctx context.Context, id string) error) {
 	e := l.d.env
 	id := e.changeID()
@@ -286,7 +286,7 @@ func (l *latch) through(fault func(*rawDriver), f func(ctx context.Context, id s
 	e.await("the end of a fault", healed)
 }
 
-// latchWatch is a latch that is watched.
+// latchWatch is a watched latch.
 type latchWatch struct {
 	*latch
 	calls atomic.Int64
