@@ -194,8 +194,10 @@ func latchOutlivesClose(e *env) error {
 func latchChangesOnce(e *env) error {
 	a, b := e.latches()
 	once, twice := e.changeID(), e.changeID()
-	if !a.trySet(once, 3) || !a.trySet(once, 3) {
-		return errors.New("SetLatch, or its repeat, returned false where there was no latch before")
+	for range 2 {
+		if !a.trySet(once, 3) {
+			return errors.New("SetLatch, or its repeat, returned false where there was no latch before")
+		}
 	}
 	if b.trySet(twice, 4) {
 		return errors.New("SetLatch returned true where there was a latch")
