@@ -105,7 +105,6 @@ func (n *node) judge(server, replication, memory map[string]string) {
 		n.server.err = d.claimRun(n, n.server.run)
 	}
 	if n.server.err != nil {
-		n.server.err = n.of(n.server.err)
 		n.counts.Store(never)
 		return
 	}
@@ -129,8 +128,8 @@ func (n *node) countsNow() error {
 		return n.server.err
 	default:
 		left := time.Duration(from - now).Round(time.Millisecond)
-		return n.of(fmt.Errorf("%w: it was started less than the longest TTL (%v) ago and may have forgotten locks; it counts in %v",
-			driver.ErrUnavailable, n.driver.options.MaxTTL, left))
+		return fmt.Errorf("%w: it was started less than the longest TTL (%v) ago and may have forgotten locks; it counts in %v",
+			driver.ErrUnavailable, n.driver.options.MaxTTL, left)
 	}
 }
 
@@ -201,7 +200,7 @@ func (d *Driver) checkNodes(ctx context.Context) error {
 			case r.err != nil:
 				last = r.node.of(refusal(r.err))
 			case r.unfit != nil:
-				return r.unfit
+				return r.node.of(r.unfit)
 			default:
 				reached++
 			}

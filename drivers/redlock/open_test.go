@@ -97,6 +97,15 @@ func TestOpenRefusesServersThatAreNotIndependent(t *testing.T) {
 	openURL(t, "redlock://%s,%s,%s%s&evict=allow", nodes[0].Addr, nodes[1].Addr, evicting.Addr, settled)
 }
 
+func TestErrorOfYoungNodesNamesEachOnce(t *testing.T) {
+	nodes := startNodes(t, 3)
+	d := openURL(t, "%s", nodes.url())
+	_, err := d.Acquire(t.Context(), noWait("x"))
+	if !errors.Is(err, driver.ErrUnavailable) || !strings.Contains(err.Error(), "it counts in") || strings.Count(err.Error(), "node 127.0.0.1:") != 1 {
+		t.Errorf("got %v, want ErrUnavailable that names a node once, and says when it counts", err)
+	}
+}
+
 func TestOpenNeedsAMajority(t *testing.T) {
 	nodes := startNodes(t, 3)
 	nodes[0].Kill()
