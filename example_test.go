@@ -251,3 +251,25 @@ func ExampleClient_Observe() {
 	}
 	// Output: the planner is at 10.0.0.7:8080
 }
+
+// A batch is done when all its parts are, wherever they run.
+func ExampleClient_Latch() {
+	ctx := context.Background()
+	client, _ := dsync.Open(ctx, "memory://", nil)
+	defer client.Close(ctx)
+
+	parts := client.Latch("batch/2026-11-23")
+	if _, err := parts.Set(ctx, 3); err != nil {
+		log.Fatal(err)
+	}
+	for range 3 {
+		go func() { // mostly in other processes
+			// ... a part of the work ...
+			if err := parts.CountDown(ctx); err != nil {
+				log.Print(err)
+			}
+		}()
+	}
+	fmt.Println("done:", parts.Wait(ctx) == nil)
+	// Output: done: true
+}

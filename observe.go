@@ -96,8 +96,8 @@ func (o *observer) news(s Status) bool {
 }
 
 const (
-	minObservePause = 10 * time.Millisecond
-	maxReachPause   = 500 * time.Millisecond
+	minAskPause   = 10 * time.Millisecond
+	maxReachPause = 500 * time.Millisecond
 )
 
 // wait returns when it is time for another question: after a change of which the driver tells, or after a pause. The pause doubles from
@@ -107,13 +107,13 @@ func (o *observer) wait(ctx context.Context, s Status, outOfReach bool) {
 	if s.Held {
 		o.pause = 0
 		if s.TTL > 0 {
-			pause = min(pause, max(s.TTL, minObservePause))
+			pause = min(pause, max(s.TTL, minAskPause))
 		}
 	} else {
 		if outOfReach {
 			pause = min(pause, maxReachPause)
 		}
-		o.pause = min(pause, max(2*o.pause, minObservePause))
+		o.pause = min(pause, max(2*o.pause, minAskPause))
 		pause = o.pause
 	}
 	timer := time.NewTimer(pause)

@@ -159,7 +159,7 @@ func New(d driver.Driver, o *Options) (*Client, error) {
 	if o.MaxHold < 0 || o.SlowHold < 0 {
 		return nil, fmt.Errorf("dsync: open: MaxHold %v or SlowHold %v is negative", o.MaxHold, o.SlowHold)
 	}
-	c.reach.client = c
+	c.reach.client, c.latches.client = c, c
 	c.watchdog = newWatchdog(c)
 	c.releaser = releaser{life: c.watchdog.life, info: c.info}
 	var err error
@@ -203,6 +203,7 @@ type Client struct {
 	releaser  releaser
 	telemetry *telemetry.Telemetry
 	reach     reach
+	latches   latches
 	maxHold   time.Duration // the default; 0: no bound
 	slowHold  time.Duration // 0: nobody is told
 	debug     bool
@@ -390,6 +391,7 @@ func (c *Client) shutdown(ctx context.Context) {
 		c.closeErr = fmt.Errorf("dsync: close: %w", err)
 	}
 	c.releaser.close()
+	c.latches.close()
 	c.reach.close()
 	c.telemetry.Close()
 }

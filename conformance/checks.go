@@ -66,6 +66,7 @@ func Checks() []Check {
 		modeChecks,
 		watchingChecks,
 		leavingChecks,
+		latchChecks,
 		namesChecks,
 		scaleChecks,
 		stormChecks,

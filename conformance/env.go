@@ -34,6 +34,7 @@ type env struct {
 	fakeTime bool                         // Harness.FakeTime
 	stalls   *stalls                      // nil in fake time
 	mode     driver.Mode                  // of the requests of the check
+	changes  atomic.Uint64                // of latches
 
 	mu      sync.Mutex
 	err     error         // the first error, by which the check failed

@@ -51,6 +51,7 @@ func mutants() []mutant {
 		migrationBackMutants,
 		watchingMutants,
 		leavingMutants,
+		latchMutants,
 		namesMutants,
 		scaleMutants,
 		stormMutants,

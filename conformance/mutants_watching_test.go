@@ -42,29 +42,7 @@ var watchingMutants = []mutant{
 	{
 		check:  "watching/outage",
 		breaks: "a watch ends with the first outage",
-		mutate: breakWatch(func(d *memory.Driver, changed func()) (called, stop func()) {
-			var out atomic.Bool
-			ctx, cancel := context.WithCancel(context.Background())
-			var probe sync.WaitGroup
-			probe.Go(func() {
-				for ctx.Err() == nil && !out.Load() {
-					bounded, cancel := context.WithTimeout(ctx, time.Second)
-					if _, err := d.Inspect(bounded, "any"); err != nil {
-						out.Store(true)
-					}
-					cancel()
-					time.Sleep(time.Millisecond)
-				}
-			})
-			return func() {
-					if !out.Load() {
-						changed()
-					}
-				}, func() {
-					cancel()
-					probe.Wait()
-				}
-		}),
+		mutate: breakWatch(untilOutage),
 	},
 	{
 		check:  "watching/stop",
@@ -78,6 +56,32 @@ var watchingMutants = []mutant{
 			return b
 		},
 	},
+}
+
+// untilOutage calls changed until the first outage, which it looks for until stop.
+func untilOutage(d *memory.Driver, changed func()) (called, stop func()) {
+	var out atomic.Bool
+	ctx, cancel := context.WithCancel(context.Background())
+	var probe sync.WaitGroup
+	probe.Go(func() {
+		for ctx.Err() == nil && !out.Load() {
+			bounded, cancel := context.WithTimeout(ctx, time.Second)
+			if _, err := d.Inspect(bounded, "any"); err != nil {
+				out.Store(true)
+			}
+			cancel()
+			time.Sleep(time.Millisecond)
+		}
+	})
+	called = func() {
+		if !out.Load() {
+			changed()
+		}
+	}
+	return called, func() {
+		cancel()
+		probe.Wait()
+	}
 }
 
 // breakWatch returns a mutation of what a driver calls, with what is to be done when the watch is stopped.

@@ -73,6 +73,13 @@
 // then fails with errors.ErrUnsupported and changes nothing, and a Write is released where it would be passed on inside the process.
 // Exclusive locks, seals and marks do not heed such keys: no client of RWMutex should wait for a name in a migration to another backend.
 //
+// # Latches
+//
+// A latch is the key PREFIX\x00latch\x00NAME, without a lease. Its value is the count as it was set. Each count-down puts the key again as it is, so
+// the count is the value less the puts since the first, which the server counts as the version of the key; the last one deletes the key. The
+// keys PREFIX\x00change\x00NAME\x00ID have the ids of changes, on a lease of two hours, which each client takes once an hour. No key of a latch
+// is below a name, so none is in the way of a lock of any client.
+//
 // # Seals and marks
 //
 // A seal is the key of its holder without a lease, so all contenders wait behind the key, and a record beside the contenders, NAME\x00seal.
@@ -141,7 +148,7 @@ type Options struct {
 }
 
 // Driver is a driver.Driver on etcd. It implements driver.KeepAliveReporter, driver.Inspector, driver.ForceUnlocker, driver.Watcher,
-// driver.Lister, driver.Leaver, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
+// driver.Lister, driver.Latcher, driver.Leaver, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
 type Driver struct {
 	client      *clientv3.Client
 	leases      pb.LeaseClient
@@ -154,14 +161,15 @@ type Driver struct {
 	numbers     numbers
 	told        func(error) // of attempts to keep sessions alive; nil if nobody asked
 
-	life   *lifecycle.Lifecycle // counts Acquires as calls
-	sender *sender
-	feeds  *feeds
-	ghosts *cleaner.Cleaner[*ghost]
-	spare  *pool
-	checks *checker
-	turns  [64]chan struct{} // by the hash of what the keys of a name begin with
-	seed   maphash.Seed
+	life    *lifecycle.Lifecycle // counts Acquires as calls
+	sender  *sender
+	feeds   *feeds
+	ghosts  *cleaner.Cleaner[*ghost]
+	spare   *pool
+	changes changes
+	checks  *checker
+	turns   [64]chan struct{} // by the hash of what the keys of a name begin with
+	seed    maphash.Seed
 
 	mu       sync.Mutex
 	sessions map[int64]*session
@@ -208,6 +216,7 @@ func New(client *clientv3.Client, o *Options) (*Driver, error) {
 	d.feeds = newFeeds(d)
 	d.ghosts = newCleaner(d)
 	d.spare = newPool(d)
+	d.changes = changes{driver: d, turn: make(chan struct{}, 1)}
 	d.checks = &checker{driver: d}
 	for i := range d.turns {
 		d.turns[i] = make(chan struct{}, maxLooks)

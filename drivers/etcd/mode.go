@@ -59,6 +59,7 @@ func isRecipe(last []byte) bool {
 type keyRange struct {
 	dir     string
 	forRead bool
+	ends    bool // of the key dir, which is a latch: watched for its deletion alone
 }
 
 func (r keyRange) from() string {
@@ -70,8 +71,11 @@ func (r keyRange) from() string {
 
 // rest is the option that makes a request for the key from() one for the range.
 func (r keyRange) rest() clientv3.OpOption {
-	if r.forRead {
+	switch {
+	case r.forRead:
 		return clientv3.WithRange(clientv3.GetPrefixRangeEnd(r.dir))
+	case r.ends:
+		return clientv3.WithFilterPut()
 	}
 	return clientv3.WithPrefix()
 }

@@ -7,13 +7,18 @@ type watch struct{ changed func() }
 
 // Watch implements driver.Watcher. The feed tells of all contenders, new ones too.
 func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
+	return d.watch(keyRange{dir: d.dir(name)}, changed)
+}
+
+// watch has changed called when the feed of a range begins, and by each event of the feed.
+func (d *Driver) watch(keys keyRange, changed func()) (stop func(), err error) {
 	if err := d.life.Context().Err(); err != nil {
 		return nil, driver.ErrClosed
 	}
 	fs, w := d.feeds, &watch{changed}
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	f := fs.feed(keyRange{dir: d.dir(name)})
+	f := fs.feed(keys)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.watches[w] = struct{}{}; f.active {

@@ -120,7 +120,7 @@ func (s *Server) grant(e *entry, l *lease, sent, now int64) {
 	}
 	l.entry = e
 	e.holds = append(e.holds, l)
-	s.tellWatchers(l.r.Name)
+	s.watchers.tell(l.r.Name)
 }
 
 // next ends the hold h and gives its name to the next waiters.
@@ -138,7 +138,7 @@ func (s *Server) next(h *lease, f fate, now int64) {
 	if len(e.holds) == 0 {
 		delete(s.names, h.r.Name)
 	}
-	s.tellWatchers(h.r.Name)
+	s.watchers.tell(h.r.Name)
 }
 
 // serve grants the name to the waiters, one after the other, for as long as the holds admit them. after is the mode of the hold that ended

@@ -35,8 +35,9 @@ const (
 	Acquires Requests = 1 << iota // also the message that grants a name after a wait
 	Renewals                      // also those of a session; RenewAll is one
 	Releases                      // also Leave
-	Queries                       // Inspect, ForceUnlock and Sealed
+	Queries                       // Inspect, ForceUnlock, Sealed and Latch
 	Seals                         // Seal, Mark, Loosen, Unseal and Unmark
+	Latches                       // SetLatch, CountDown and DeleteLatch
 )
 
 // Cut puts the backend out of reach of d: every request fails with driver.ErrUnavailable, waiting Acquires do so at once, and
@@ -63,7 +64,8 @@ func (d *Driver) setFault(f *Fault) {
 	}
 	d.settle(s.now())
 	losses := d.hear()
-	s.tellWatchersOf(d)
+	s.watchers.tellDriver(d)
+	s.latches.watchers.tellDriver(d)
 	s.mu.Unlock()
 	tell(losses)
 }

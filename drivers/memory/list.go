@@ -11,7 +11,7 @@ import (
 // List implements [driver.Lister].
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
-		lost, err := d.query(ctx)
+		lost, err := d.query(ctx, Queries)
 		if lost {
 			err = driver.ErrUnknown
 		}

@@ -69,7 +69,7 @@ func (o Order) driverOrder() driver.Order {
 }
 
 // Driver is one client of a [Server]. It implements [driver.Driver], [driver.BatchRenewer], [driver.KeepAliveReporter],
-// [driver.Inspector], [driver.Watcher], [driver.Lister], [driver.Leaver], [driver.ForceUnlocker], [move.Sealer], [move.Marker],
+// [driver.Inspector], [driver.Watcher], [driver.Lister], [driver.Latcher], [driver.Leaver], [driver.ForceUnlocker], [move.Sealer], [move.Marker],
 // [move.Unsealer] and [move.Unmarker]. All methods may be called concurrently.
 type Driver struct {
 	server  *Server
@@ -162,7 +162,7 @@ func (d *Driver) OnKeepAlive(f func(err error)) { d.told = f }
 
 // ForceUnlock implements [driver.ForceUnlocker]. When it returns, the holder has been told, unless the holder's driver is cut off.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
-	lost, err := d.query(ctx)
+	lost, err := d.query(ctx, Queries)
 	if err != nil {
 		return err
 	}
@@ -174,7 +174,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 
 // Inspect implements [driver.Inspector].
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
-	lost, err := d.query(ctx)
+	lost, err := d.query(ctx, Queries)
 	if err != nil {
 		return driver.Status{}, err
 	}
@@ -184,14 +184,15 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return d.server.status(name), nil
 }
 
-func (d *Driver) query(ctx context.Context) (lost bool, err error) {
+// query is request for requests that belong to no hold.
+func (d *Driver) query(ctx context.Context, r Requests) (lost bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
 	if d.life.Err() != nil {
 		return false, driver.ErrClosed
 	}
-	return d.request(ctx, Queries)
+	return d.request(ctx, r)
 }
 
 // Close implements [driver.Driver]: the waiters of d leave the queues, then the holds of d end. If d is cut off, Close waits until the holds

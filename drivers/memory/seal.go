@@ -84,7 +84,7 @@ func (d *Driver) change(ctx context.Context, l *lease, f func(s *Server, now int
 
 // Sealed implements [move.Sealer].
 func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed bool, err error) {
-	lost, err := d.query(ctx)
+	lost, err := d.query(ctx, Queries)
 	if err != nil {
 		return 0, false, err
 	}

@@ -22,7 +22,8 @@ type Server struct {
 	names    map[string]*entry // the names that are held
 	seals    map[string]seal   // of sealed names; a sealed name has no hold
 	marks    map[string]bool
-	watchers map[string][]*watcher
+	watchers watchers
+	latches  latches
 	sweepAt  int    // number of names at which sweep looks for holds that are over
 	token    uint64 // the last token given; one count for all names, so a free name leaves nothing behind
 }
@@ -30,7 +31,7 @@ type Server struct {
 // NewServer returns a backend without drivers. nil means the default options.
 func NewServer(o *Options) *Server {
 	s := &Server{start: time.Now(),
-		names: map[string]*entry{}, seals: map[string]seal{}, marks: map[string]bool{}, watchers: map[string][]*watcher{}, sweepAt: minSweep,
+		names: map[string]*entry{}, seals: map[string]seal{}, marks: map[string]bool{}, watchers: watchers{}, latches: newLatches(), sweepAt: minSweep,
 	}
 	if o != nil {
 		s.options = *o
@@ -71,7 +72,7 @@ func (s *Server) ExpireHold(hold string) {
 	tell(losses)
 }
 
-// Flush ends the holds of all names, as Expire does, and forgets seals and marks, as FLUSHALL on a Redis. Waiters are granted the
+// Flush ends the holds of all names, as Expire does, and forgets latches, seals and marks, as FLUSHALL on a Redis. Waiters are granted the
 // names. The count of tokens goes on.
 func (s *Server) Flush() {
 	s.mu.Lock()
@@ -80,6 +81,7 @@ func (s *Server) Flush() {
 	for _, e := range s.names {
 		losses = append(losses, s.removeAll(e, now, true)...)
 	}
+	s.latches.clear()
 	clear(s.seals)
 	clear(s.marks)
 	s.mu.Unlock()

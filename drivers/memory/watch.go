@@ -2,7 +2,10 @@ package memory
 
 import "slices"
 
-// watcher is one call of Watch.
+// watchers are calls of Watch, or of WatchLatch, by name. Guarded by Server.mu.
+type watchers map[string][]*watcher
+
+// watcher is one call.
 type watcher struct {
 	d       *Driver
 	changed func()
@@ -10,20 +13,25 @@ type watcher struct {
 
 // Watch implements [driver.Watcher]. A hold that ends by its TTL while nobody waits is noticed by whoever asks next.
 func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
+	return d.watch(d.server.watchers, name, changed), nil
+}
+
+// watch adds a watcher, and returns the function that removes it.
+func (d *Driver) watch(all watchers, name string, changed func()) (stop func()) {
 	s := d.server
 	w := &watcher{d, changed}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.watchers[name] = append(s.watchers[name], w)
+	all[name] = append(all[name], w)
 	w.tell()
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		left := slices.DeleteFunc(s.watchers[name], func(other *watcher) bool { return other == w })
-		if s.watchers[name] = left; len(left) == 0 {
-			delete(s.watchers, name)
+		left := slices.DeleteFunc(all[name], func(other *watcher) bool { return other == w })
+		if all[name] = left; len(left) == 0 {
+			delete(all, name)
 		}
-	}, nil
+	}
 }
 
 // The methods below are called with Server.mu held.
@@ -35,17 +43,17 @@ func (w *watcher) tell() {
 	}
 }
 
-// tellWatchers tells the watchers of name of a change.
-func (s *Server) tellWatchers(name string) {
-	for _, w := range s.watchers[name] {
+// tell tells the watchers of name of a change.
+func (all watchers) tell(name string) {
+	for _, w := range all[name] {
 		w.tell()
 	}
 }
 
-// tellWatchersOf tells the watchers of d that something may have changed unseen.
-func (s *Server) tellWatchersOf(d *Driver) {
-	for _, watchers := range s.watchers {
-		for _, w := range watchers {
+// tellDriver tells the watchers of d that something may have changed unseen.
+func (all watchers) tellDriver(d *Driver) {
+	for _, some := range all {
+		for _, w := range some {
 			if w.d == d {
 				w.tell()
 			}

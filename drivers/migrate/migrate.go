@@ -34,6 +34,10 @@
 //	phase=dual|new                   see [Phase]; with a gate also old
 //	gate=true                        see Options.Gated
 //
+// # What does not move
+//
+// Latches are refused (errors.ErrUnsupported), since names of latches do not move: open the backend itself for them.
+//
 // # With a gate
 //
 // Backends that keep no seal, such as those of drivers/pglock and drivers/redlock, are migrated with gate=true ([Options.Gated]): processes

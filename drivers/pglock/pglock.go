@@ -71,6 +71,8 @@
 // a fail-over to an asynchronous standby can lose some of the data. A wait holds a snapshot on the server, as any statement does: CREATE
 // INDEX CONCURRENTLY waits for all who wait for a lock.
 //
+// Latches are not offered: advisory locks do not count, and end with their connections, and the driver makes no table.
+//
 // Connection poolers hand sessions from client to client, and locks with them. The driver refuses a pooler in transaction mode, and uses
 // one in session mode if Options.SessionPooler says so. For a lock inside of a transaction of your own there is [InTx].
 package pglock

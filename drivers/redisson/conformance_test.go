@@ -22,7 +22,7 @@ func TestConformance(t *testing.T) { testConformance(t, testenv.Redis(t), "", ""
 func TestConformanceFair(t *testing.T) {
 	password := testenv.Password()
 	words := strings.Fields(drivertest.Recipe(t, "**Redis, `redisson://`**"))
-	for _, row := range []string{"`fair=true`", "`Read`, `Write`", "`Inspect`, `ForceUnlock`", "`List`", "migration from it", "migration to it", "migration back"} {
+	for _, row := range []string{"`fair=true`", "`Read`, `Write`", "`Inspect`, `ForceUnlock`", "`List`", "`Latch`", "migration from it", "migration to it", "migration back"} {
 		words = append(words, drivertest.RecipeRow(t, row)...)
 	}
 	user := []string{"--user", "locker", "on", ">" + password}

@@ -22,6 +22,9 @@ const (
 // one. So if its braces enclose nothing, or it has a closing one alone, the keys are on different nodes.
 var errBraces = fmt.Errorf("its braces do not enclose a hash tag: %w", errors.ErrUnsupported)
 
+// errLatchBraces names the fault of a name of a latch: Redisson puts braces around those that have some, too.
+var errLatchBraces = fmt.Errorf("it has braces, and is that of a latch: %w", errors.ErrUnsupported)
+
 // twoNames returns prefixName for two prefixes, in one piece of memory.
 func twoNames(first, second, name string) (string, string) {
 	before, after := ":{", "}"
@@ -43,7 +46,7 @@ func prefixName(prefix, name string) string {
 
 // keyPrefixes begin the keys that belong to locks, and to other things of Redisson and of dsync with a name.
 var keyPrefixes = []string{fencePrefix, holderPrefix, markPrefix, tokenPrefix, queuePrefix, timesPrefix,
-	"redisson_unlock_latch", intentPrefix, "dsync_latch"}
+	"redisson_unlock_latch", intentPrefix, latchPrefix, latchPrefix2}
 
 // readHold is part of the keys of the holds of Redisson's read locks.
 const readHold = ":rwlock_timeout:"

@@ -41,6 +41,9 @@
 // which ends with the Read. The read-write lock has a channel of its own. The key dsync_intent says for 6 s that somebody waits to write, so
 // that further readers wait too.
 //
+// A latch is a number under its plain name, in the form of RCountDownLatch, with a channel of its own. The keys dsync_latch and
+// dsync_latch2 take turns, and have the ids of its changes, each for one to two hours.
+//
 // A process subscribes once to the channel of a name, for as long as one of its callers waits and 250 ms longer, over one connection
 // (in a cluster with sharded channels one to each node). Since messages can be lost, a waiter also asks when the hold in its way
 // expires, and every 5 s at the latest.
@@ -156,7 +159,7 @@ type Options struct {
 }
 
 // Driver is a driver.Driver on Redis. It implements driver.BatchRenewer, driver.Inspector, driver.ForceUnlocker, driver.Watcher,
-// driver.Lister, driver.Leaver, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
+// driver.Lister, driver.Latcher, driver.Leaver, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
 type Driver struct {
 	client  rueidis.Client
 	dialer  *redisdial.Dialer // of a client of the driver's own, which Close closes

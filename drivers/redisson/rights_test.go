@@ -50,6 +50,7 @@ func TestEachRightIsNeeded(t *testing.T) {
 		{"tokens of Redisson", "fence=redisson", []string{"`fence=redisson`"}, (*uses).locks},
 		{"admin", "", []string{"`Inspect`, `ForceUnlock`"}, (*uses).admin},
 		{"list", "", []string{"`List`"}, (*uses).list},
+		{"latches", "", []string{"`Latch`"}, (*uses).latches},
 		{"migration", "", []string{"migration from it", "migration to it", "migration back"}, (*uses).migration},
 	} {
 		rights := leastRights(t, test.rows...)
@@ -282,6 +283,22 @@ func (u *uses) admin() {
 	_, err := d.Inspect(u.t.Context(), u.name)
 	u.note("Inspect", err)
 	u.note("ForceUnlock", d.ForceUnlock(u.t.Context(), u.name))
+}
+
+// latches sets a latch, counts it down, and asks for it.
+func (u *uses) latches() {
+	d := u.open()
+	if d == nil {
+		return
+	}
+	ctx := u.t.Context()
+	_, err := d.SetLatch(ctx, u.name, "set", 2)
+	u.note("SetLatch", err)
+	for _, id := range []string{"first", "last"} {
+		u.note("CountDown", d.CountDown(ctx, u.name, id))
+	}
+	_, err = d.Latch(ctx, u.name)
+	u.note("Latch", err)
 }
 
 // migration lets a name leave, come back, and leave again for where it is marked.

@@ -94,6 +94,8 @@ var (
 	unsealText string
 	//go:embed unmark.lua
 	unmarkText string
+	//go:embed latch.lua
+	latchText string
 
 	acquireScript = newScript(acquireFunction + "return acquire(KEYS[1], ARGV[1], ARGV[2], KEYS[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], KEYS[3])\n")
 	releaseScript = newScript(releaseFunction + "return release(KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4])\n")
@@ -109,6 +111,7 @@ var (
 	loosenScript  = newScript(loosenText)
 	unsealScript  = newScript(unsealText)
 	unmarkScript  = newScript(unmarkText)
+	latchScript   = newScript(latchText)
 
 	// Each run of a script makes the functions of its text anew, so a script has no more than it needs.
 	readScript  = newScript(acquireFunction + readWriteFunctions + "return acquireRead(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")

@@ -39,6 +39,8 @@
 // the value of a lock is a string with one owner, so programs on redsync and redlock-py could neither read with others nor be kept out,
 // and a resource would have no token by which to refuse a late reader.
 //
+// Latches are not offered: each count-down reaches a majority of the nodes, and another one each time, so no node knows the count.
+//
 // If this matters, take drivers/etcd, drivers/zk or drivers/pglock, where one log keeps the order and the tokens; where one Redis is
 // enough, drivers/redisson has tokens, costs a fifth and loses a lock only when the server does.
 //

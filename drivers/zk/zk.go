@@ -98,6 +98,11 @@
 // nodes like its own alone. Both write the id of a participant into its node: Inspect and Observe of package dsync show the id as the note, and
 // with value=note, getLeader of Curator shows the note of a leader of dsync as the id.
 //
+// # Latches
+//
+// Latches are not offered. The server would have to know each count-down for an hour, lest a repeat counts twice: ephemeral nodes may end
+// earlier, with their session, and nobody removes other nodes of a client that is killed.
+//
 // # Seals and marks
 //
 // A seal is a node dsync-seal-<last token>-lock-<sequence>, not ephemeral, in the place of the holder's: all contenders wait behind the

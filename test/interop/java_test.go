@@ -187,7 +187,7 @@ type thread struct {
 	kind, lock string
 }
 
-// thread returns a thread, the same one for the same name. Kind is plain, fair, fenced, read or write.
+// thread returns a thread, the same one for the same name. Kind is plain, fair, fenced, read, write or latch.
 func (c *redisson) thread(name, kind, lock string) *thread { return &thread{c, name, kind, lock} }
 
 // begin has the thread carry out a command after those that it has not yet finished.

@@ -14,6 +14,7 @@ import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
 import org.redisson.Redisson;
 import org.redisson.api.RBucket;
+import org.redisson.api.RCountDownLatch;
 import org.redisson.api.RFencedLock;
 import org.redisson.api.RLock;
 import org.redisson.api.RedissonClient;
@@ -110,7 +111,7 @@ public final class Agent {
       case "sections":
         return sections(lock(client, f), client, f[6], Integer.parseInt(f[7]));
       default:
-        return operate(lock(client, f), command, f);
+        return f[4].equals("latch") ? count(client.getCountDownLatch(f[5]), command, f) : operate(lock(client, f), command, f);
     }
   }
 
@@ -186,6 +187,25 @@ public final class Agent {
         return lock.getHoldCount();
       case "ttl":
         return lock.remainTimeToLive();
+      default:
+        throw new IllegalArgumentException(command);
+    }
+  }
+
+  private static Object count(RCountDownLatch latch, String command, String[] f) throws InterruptedException {
+    switch (command) {
+      case "set":
+        return latch.trySetCount(Long.parseLong(f[6]));
+      case "countDown":
+        latch.countDown();
+        return "";
+      case "count":
+        return latch.getCount();
+      case "await":
+        latch.await();
+        return "";
+      case "delete":
+        return latch.delete();
       default:
         throw new IllegalArgumentException(command);
     }

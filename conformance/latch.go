@@ -1,0 +1,373 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// The checks of drivers that keep latches: driver.Latcher.
+var latchChecks = []Check{
+	{"latch/set", "A latch is set where there is none, with its count, and nowhere else; at 0 it is gone, and can be set again.", latchIsSetOnce},
+	{"latch/count", "Each count-down lowers the count by one, however many come at once and whichever client asks; without a latch nothing happens.", latchCounts},
+	{"latch/delete", "A latch that was deleted is gone, and can be set again; without a latch nothing happens.", latchIsDeleted},
+	{"latch/names", "Latches of different names know nothing of each other.", latchesAreApart},
+	{"latch/close", "A latch outlives the client that set it, which changes nothing more when it is closed.", latchOutlivesClose},
+	{"latch/repeat", "A change that is asked for again under its id is carried out once, and answered as at first, whatever has become of the latch.", latchChangesOnce},
+	{"latch/lost-answers", "A change that is repeated until there is an answer is carried out once, whatever the network does.", latchSurvivesFaults},
+	{"latch/told", "Who watches a latch is called when the watch begins and after each end of a latch, by whomever.", latchTellsEnds},
+	{"latch/outage", "The end of a latch while the watcher was out of reach of the backend is followed by a call when it is in reach again.", latchWatchSurvivesOutages},
+	{"latch/stop", "After stop nobody is called any more, and other watches of the latch go on.", latchWatchStops},
+}
+
+// latch is a name of a latch, as one driver sees the latch.
+type latch struct {
+	d       *rawDriver
+	backend driver.Latcher
+	name    string
+}
+
+// latch returns the latch of a name. If the driver has no latches, the check ends.
+func (d *rawDriver) latch(name string) *latch {
+	backend, ok := d.tap.Driver.(driver.Latcher)
+	if !ok {
+		d.env.end(&refusedError{"to keep latches"})
+	}
+	return &latch{d, backend, name}
+}
+
+// latches returns the latch of a new name, as two drivers see it.
+func (e *env) latches() (a, b *latch) {
+	name := e.name()
+	return e.driver().latch(name), e.driver().latch(name)
+}
+
+// changeID returns the id of a new change.
+func (e *env) changeID() string { return fmt.Sprintf("%s:%d", e.id, e.changes.Add(1)) }
+
+// did bounds a call of the driver. An error ends the check.
+func (l *latch) did(what string, f func() error) {
+	e := l.d.env
+	var err error
+	e.within(fmt.Sprintf("%s of %q by %s", what, l.name, l.d.label), func() { err = f() })
+	e.events.add(l.d.label, "%s %q: %s", what, l.name, outcome(err))
+	if err != nil {
+		e.endf("%s of %q by %s: %w", what, l.name, l.d.label, err)
+	}
+}
+
+// trySet asks for a count.
+func (l *latch) trySet(id string, n int) (set bool) {
+	l.did(fmt.Sprintf("SetLatch to %d", n), func() (err error) {
+		set, err = l.backend.SetLatch(l.d.env.ctx, l.name, id, n)
+		return err
+	})
+	return set
+}
+
+// set sets the latch where there is none.
+func (l *latch) set(n int) {
+	if !l.trySet(l.d.env.changeID(), n) {
+		l.d.env.endf("SetLatch of %q by %s: there is a latch, want none", l.name, l.d.label)
+	}
+}
+
+func (l *latch) down(id string) {
+	l.did("CountDown", func() error { return l.backend.CountDown(l.d.env.ctx, l.name, id) })
+}
+
+func (l *latch) delete(id string) {
+	l.did("DeleteLatch", func() error { return l.backend.DeleteLatch(l.d.env.ctx, l.name, id) })
+}
+
+// has ends the check unless the count is n.
+func (l *latch) has(n int, when string) {
+	left := 0
+	l.did("Latch", func() (err error) {
+		left, err = l.backend.Latch(l.d.env.ctx, l.name)
+		return err
+	})
+	if left != n {
+		l.d.env.endf("%s: %s sees the count %d of %q, want %d", when, l.d.label, left, l.name, n)
+	}
+}
+
+func latchIsSetOnce(e *env) error {
+	a, b := e.latches()
+	a.has(0, "before the latch is set")
+	for _, n := range []int{1, 3, 1000} {
+		a.set(n)
+		for _, l := range []*latch{a, b} {
+			l.has(n, "after the latch was set")
+			if l.trySet(e.changeID(), n+1) {
+				return fmt.Errorf("%s set %q, which was set", l.d.label, l.name)
+			}
+			l.has(n, "after another one wanted to set it")
+		}
+		for range min(n, 3) {
+			b.down(e.changeID())
+		}
+		if n <= 3 {
+			a.has(0, "after it was counted down to 0")
+			continue
+		}
+		a.has(n-3, "after three count-downs")
+	}
+	return nil
+}
+
+func latchCounts(e *env) error {
+	const clients, each = 4, 25
+	name := e.name()
+	all := make([]*latch, clients)
+	for i := range all {
+		all[i] = e.driver().latch(name)
+	}
+	all[0].down(e.changeID())
+	all[0].has(0, "after a count-down without a latch")
+	all[0].set(clients*each + 1)
+	e.together("count-downs", clients, func(i int) error {
+		for range each {
+			all[i].down(e.changeID())
+		}
+		return nil
+	})
+	all[1].has(1, "after all count-downs but one")
+	for i := range 3 {
+		all[i].down(e.changeID())
+		all[i].has(0, "after the last count-down, and others")
+	}
+	for range 5 {
+		all[0].set(clients)
+		e.together("the last count-downs", clients, func(i int) error {
+			all[i].down(e.changeID())
+			return nil
+		})
+		all[0].has(0, "after the last count-downs, all at once")
+	}
+	return nil
+}
+
+func latchIsDeleted(e *env) error {
+	a, b := e.latches()
+	a.delete(e.changeID())
+	a.set(3)
+	b.delete(e.changeID())
+	a.has(0, "after the latch was deleted")
+	a.down(e.changeID())
+	b.set(2)
+	a.has(2, "after the latch was set again")
+	return nil
+}
+
+func latchesAreApart(e *env) error {
+	d := e.driver()
+	a, b := d.latch(e.name()), d.latch(e.name())
+	a.set(2)
+	b.set(3)
+	a.down(e.changeID())
+	a.has(1, "after a count-down")
+	b.has(3, "after a count-down of another latch")
+	a.delete(e.changeID())
+	b.has(3, "after another latch was deleted")
+	return nil
+}
+
+func latchOutlivesClose(e *env) error {
+	a, b := e.latches()
+	a.set(3)
+	a.down(e.changeID())
+	a.d.shut()
+	b.has(2, "after the client that set the latch was closed")
+	b.down(e.changeID())
+	b.has(1, "after a count-down by another client")
+	if err := isClosed("CountDown after Close", a.backend.CountDown(e.ctx, a.name, e.changeID())); err != nil {
+		return err
+	}
+	b.has(1, "after a count-down by a client that is closed")
+	return nil
+}
+
+func latchChangesOnce(e *env) error {
+	a, b := e.latches()
+	once, twice := e.changeID(), e.changeID()
+	for range 2 {
+		if !a.trySet(once, 3) {
+			return errors.New("SetLatch, or its repeat, returned false where there was no latch before")
+		}
+	}
+	if b.trySet(twice, 4) {
+		return errors.New("SetLatch returned true where there was a latch")
+	}
+	down, remove := e.changeID(), e.changeID()
+	for range 3 {
+		a.down(down)
+	}
+	a.has(2, "after a count-down and its repeats")
+	a.delete(remove)
+	b.set(5)
+	a.delete(remove)
+	a.down(down)
+	if !a.trySet(once, 3) || b.trySet(twice, 4) {
+		return errors.New("the repeat of a SetLatch was answered in another way when the latch had been set anew")
+	}
+	a.has(5, "after repeats of changes of the latch before")
+	idle := e.changeID()
+	b.delete(e.changeID())
+	a.down(idle)
+	b.set(2)
+	a.down(idle)
+	a.has(2, "after the repeat of a count-down that met no latch")
+	b.delete(e.changeID())
+	if !a.trySet(once, 3) || b.trySet(twice, 4) {
+		return errors.New("the repeat of a SetLatch was answered in another way when the latch was gone")
+	}
+	a.has(0, "after repeats of changes when the latch was gone")
+	return nil
+}
+
+// latchSurvivesFaults counts down through faults, and repeats each change as package dsync does.
+func latchSurvivesFaults(e *env) error {
+	var faults []func(*rawDriver)
+	link := e.outsider().link
+	for _, fault := range []struct {
+		able   bool
+		inject func(*rawDriver)
+	}{
+		{link.LoseAnswers != nil, func(d *rawDriver) { d.loseAnswers() }},
+		{link.Cut != nil, func(d *rawDriver) { d.cut() }},
+		{link.Hang != nil, func(d *rawDriver) { d.hang() }},
+	} {
+		if fault.able {
+			faults = append(faults, fault.inject)
+		}
+	}
+	e.need(len(faults) > 0, "Link.LoseAnswers")
+	e.outsider().latch(e.name())
+	e.together("changes of latches under faults", len(faults), func(i int) error {
+		a, b := e.latches()
+		a.has(0, "at first") // the connection is there
+		a.through(faults[i], func(ctx context.Context, id string) error {
+			set, err := a.backend.SetLatch(ctx, a.name, id, 9)
+			if err == nil && !set {
+				e.endf("SetLatch was repeated, and returned false where there was no latch before")
+			}
+			return err
+		})
+		b.has(9, "after a SetLatch that was repeated")
+		a.through(faults[i], func(ctx context.Context, id string) error { return a.backend.CountDown(ctx, a.name, id) })
+		b.has(8, "after a CountDown that was repeated")
+		return nil
+	})
+	return nil
+}
+
+// through calls f during a fault, and after its end, again and again until there is an answer.
+func (l *latch) through(fault func(*rawDriver), f func(ctx context.Context, id string) error) {
+	e := l.d.env
+	id := e.changeID()
+	fault(l.d)
+	healed := e.run(func() { // ends soon
+		e.sleep(e.ttl() / 4)
+		l.d.heal()
+	})
+	e.poll(fmt.Sprintf("a change of %q by %s is answered", l.name, l.d.label), func() error {
+		ctx, cancel := context.WithTimeout(e.ctx, e.ttl()/4)
+		defer cancel()
+		err := f(ctx, id)
+		e.events.add(l.d.label, "a change of %q: %s", l.name, outcome(err))
+		known := errors.Is(err, driver.ErrUnknown) || errors.Is(err, driver.ErrUnavailable) || ctx.Err() != nil && errors.Is(err, ctx.Err())
+		if err != nil && !known {
+			e.endf("a change of %q during a fault got %w, want ErrUnknown, ErrUnavailable or the error of ctx", l.name, err)
+		}
+		return err
+	})
+	e.await("the end of a fault", healed)
+}
+
+// latchWatch is a watched latch.
+type latchWatch struct {
+	*latch
+	calls atomic.Int64
+	stop  func()
+}
+
+// watch watches the latch, and returns when the watch has begun.
+func (l *latch) watch() *latchWatch {
+	w := &latchWatch{latch: l}
+	l.has(0, "before the watch begins") // drivers may look at the server first
+	l.did("WatchLatch", func() (err error) {
+		w.stop, err = l.backend.WatchLatch(l.name, w.changed)
+		return err
+	})
+	w.told("the watch has begun", 0)
+	return w
+}
+
+func (w *latchWatch) changed() {
+	w.calls.Add(1)
+	w.d.env.events.add(w.d.label, "told that the latch %q may be gone", w.name)
+}
+
+// told waits for a call after the first n.
+func (w *latchWatch) told(what string, n int64) {
+	w.d.env.until(fmt.Sprintf("%s, which watches the latch %q, is called after this: %s", w.d.label, w.name, what), func() bool { return w.calls.Load() > n })
+}
+
+func (w *latchWatch) end() { w.d.env.within("stop of a watch", w.stop) }
+
+func latchTellsEnds(e *env) error {
+	a, b := e.latches()
+	w := b.watch()
+	defer w.end()
+	for _, by := range []*latch{a, b} {
+		for what, end := range map[string]func(){
+			"the last count-down": func() { by.down(e.changeID()) },
+			"DeleteLatch":         func() { by.delete(e.changeID()) },
+		} {
+			by.set(1)
+			n := w.calls.Load()
+			end()
+			w.told(fmt.Sprintf("%s by %s", what, by.d.label), n)
+		}
+	}
+	return nil
+}
+
+func latchWatchSurvivesOutages(e *env) error {
+	e.driver().latch(e.name())
+	return e.inOutages(func(outage func(*connection)) error {
+		a, b := e.latches()
+		w := b.watch()
+		defer w.end()
+		a.set(1)
+		outage(b.d.connection)
+		a.down(e.changeID())
+		e.sleep(e.brief())
+		n := w.calls.Load()
+		b.d.heal()
+		w.told("the end of an outage, in which the count became 0", n)
+		return nil
+	})
+}
+
+func latchWatchStops(e *env) error {
+	a, b := e.latches()
+	stopped, goesOn := b.watch(), b.watch()
+	defer goesOn.end()
+	stopped.end()
+	before := stopped.calls.Load()
+	for range 3 {
+		a.set(1)
+		n := goesOn.calls.Load()
+		a.down(e.changeID())
+		goesOn.told("the last count-down", n)
+	}
+	if n := stopped.calls.Load() - before; n > 0 {
+		return fmt.Errorf("%s was called %d times after the watch of %q was stopped", b.d.label, n, a.name)
+	}
+	return nil
+}

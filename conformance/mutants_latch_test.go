@@ -1,0 +1,242 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
+)
+
+var latchMutants = []mutant{
+	{
+		check:  "latch/set",
+		breaks: "a latch is set anew over another one",
+		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
+			b.set = func(ctx context.Context, name, id string, n int) (bool, error) {
+				if err := d.DeleteLatch(ctx, name, id+"!"); err != nil {
+					return false, err
+				}
+				return d.SetLatch(ctx, name, id, n)
+			}
+		}),
+	},
+	{
+		check:  "latch/count",
+		breaks: "the count is read, and written as another request",
+		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
+			b.countDown = func(ctx context.Context, name, id string) error {
+				left, err := d.Latch(ctx, name)
+				time.Sleep(time.Millisecond)
+				if err != nil || left == 0 {
+					return err
+				}
+				if err := d.DeleteLatch(ctx, name, id+"!"); err != nil || left == 1 {
+					return err
+				}
+				_, err = d.SetLatch(ctx, name, id, left-1)
+				return err
+			}
+		}),
+	},
+	{
+		check:  "latch/count",
+		breaks: "a count-down that was not to be the last, and is, does nothing",
+		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
+			b.countDown = func(ctx context.Context, name, id string) error {
+				before, err := d.Latch(ctx, name)
+				time.Sleep(time.Millisecond)
+				if left, _ := d.Latch(ctx, name); err != nil || before > 1 && left == 1 {
+					return err
+				}
+				return d.CountDown(ctx, name, id)
+			}
+		}),
+	},
+	{
+		check:  "latch/delete",
+		breaks: "a deletion counts down",
+		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) { b.delete = d.CountDown }),
+	},
+	{
+		check:  "latch/names",
+		breaks: "all latches are one",
+		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
+			b.countDown = func(ctx context.Context, name, id string) error {
+				b.names.Range(func(other, _ any) bool {
+					if other != name {
+						_ = d.CountDown(ctx, other.(string), id)
+					}
+					return true
+				})
+				return d.CountDown(ctx, name, id)
+			}
+		}),
+	},
+	{
+		check:  "latch/close",
+		breaks: "Close deletes the latches that the client has set",
+		mutate: func(d *memory.Driver) driver.Driver {
+			b := &brokenLatches{broken: broken{Driver: d}}
+			b.close = func(ctx context.Context) error {
+				b.names.Range(func(name, _ any) bool {
+					_ = d.DeleteLatch(ctx, name.(string), "close")
+					return true
+				})
+				return d.Close(ctx)
+			}
+			return b
+		},
+	},
+	{
+		check:  "latch/repeat",
+		breaks: "a repeat counts once more",
+		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
+			b.countDown = func(ctx context.Context, name, _ string) error { return d.CountDown(ctx, name, anew()) }
+		}),
+	},
+	{
+		check:  "latch/repeat",
+		breaks: "the repeat of SetLatch is told that there is a latch",
+		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
+			b.set = func(ctx context.Context, name, _ string, n int) (bool, error) {
+				return d.SetLatch(ctx, name, anew(), n)
+			}
+		}),
+	},
+	{
+		check:  "latch/repeat",
+		breaks: "the repeat of a deletion deletes the next latch",
+		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
+			b.delete = func(ctx context.Context, name, _ string) error { return d.DeleteLatch(ctx, name, anew()) }
+		}),
+	},
+	{
+		check:  "latch/repeat",
+		breaks: "a count-down that meets no latch is not remembered",
+		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
+			b.countDown = func(ctx context.Context, name, id string) error {
+				if left, err := d.Latch(ctx, name); err != nil || left == 0 {
+					return err
+				}
+				return d.CountDown(ctx, name, id)
+			}
+		}),
+	},
+	{
+		check:  "latch/lost-answers",
+		breaks: "the driver repeats a request that has no answer, under another id",
+		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
+			b.countDown = func(ctx context.Context, name, id string) error {
+				if err := d.CountDown(ctx, name, id); err == nil {
+					return nil
+				}
+				return d.CountDown(ctx, name, id+"!")
+			}
+		}),
+	},
+	{
+		check:  "latch/told",
+		breaks: "who watches is not called when a latch is deleted",
+		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
+			var deleting atomic.Bool
+			b.delete = func(ctx context.Context, name, id string) error {
+				deleting.Store(true)
+				defer deleting.Store(false)
+				return d.DeleteLatch(ctx, name, id)
+			}
+			b.watch = func(name string, changed func()) (func(), error) {
+				return d.WatchLatch(name, func() {
+					if !deleting.Load() {
+						changed()
+					}
+				})
+			}
+		}),
+	},
+	{
+		check:  "latch/outage",
+		breaks: "a watch ends with the first outage",
+		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
+			b.watch = func(name string, changed func()) (func(), error) {
+				called, stopped := untilOutage(d, changed)
+				stop, err := d.WatchLatch(name, called)
+				return func() {
+					stop()
+					stopped()
+				}, err
+			}
+		}),
+	},
+	{
+		check:  "latch/stop",
+		breaks: "who watches is called after the end as well",
+		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
+			b.watch = func(name string, changed func()) (func(), error) {
+				_, err := d.WatchLatch(name, changed)
+				return func() {}, err
+			}
+		}),
+	},
+}
+
+// changesAnew numbers the changes of anew.
+var changesAnew atomic.Uint64
+
+// anew returns the id of a change that is no repeat.
+func anew() string { return fmt.Sprint("anew:", changesAnew.Add(1)) }
+
+// brokenLatches is a memory driver of which some methods about latches are replaced.
+type brokenLatches struct {
+	broken
+	names     sync.Map // of latches that it was asked to set
+	set       func(ctx context.Context, name, id string, n int) (bool, error)
+	countDown func(ctx context.Context, name, id string) error
+	delete    func(ctx context.Context, name, id string) error
+	watch     func(name string, changed func()) (stop func(), err error)
+}
+
+// breakLatches returns a mutation of how a driver keeps latches.
+func breakLatches(f func(d *memory.Driver, b *brokenLatches)) func(*memory.Driver) driver.Driver {
+	return func(d *memory.Driver) driver.Driver {
+		b := &brokenLatches{broken: broken{Driver: d}}
+		f(d, b)
+		return b
+	}
+}
+
+// SetLatch implements driver.Latcher.
+func (b *brokenLatches) SetLatch(ctx context.Context, name, id string, n int) (bool, error) {
+	b.names.Store(name, true)
+	if b.set != nil {
+		return b.set(ctx, name, id, n)
+	}
+	return b.Driver.SetLatch(ctx, name, id, n)
+}
+
+// CountDown implements driver.Latcher.
+func (b *brokenLatches) CountDown(ctx context.Context, name, id string) error {
+	if b.countDown != nil {
+		return b.countDown(ctx, name, id)
+	}
+	return b.Driver.CountDown(ctx, name, id)
+}
+
+// DeleteLatch implements driver.Latcher.
+func (b *brokenLatches) DeleteLatch(ctx context.Context, name, id string) error {
+	if b.delete != nil {
+		return b.delete(ctx, name, id)
+	}
+	return b.Driver.DeleteLatch(ctx, name, id)
+}
+
+// WatchLatch implements driver.Latcher.
+func (b *brokenLatches) WatchLatch(name string, changed func()) (stop func(), err error) {
+	if b.watch != nil {
+		return b.watch(name, changed)
+	}
+	return b.Driver.WatchLatch(name, changed)
+}

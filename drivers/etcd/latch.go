@@ -1,0 +1,192 @@
+package etcd
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+var _ driver.Latcher = (*Driver)(nil)
+
+// The keys of latches begin with a NUL behind the prefix, so they are below no name, and contend for no lock of anybody.
+const (
+	latchPrefix  = "\x00latch\x00"  // and the name; the value is the count as set
+	changePrefix = "\x00change\x00" // and the name, a NUL and the id of a change; the value is what the change returned
+)
+
+// latch is the key of a latch. Each count-down puts the key again as it is, and the server counts these puts in the version of the key. So
+// count-downs that come at once are in nobody's way, where a count in the value would let one of them through at a time.
+type latch struct {
+	key     string
+	created int64 // create revision; 0 if there is no latch
+	version int64 // 1 at first
+	n       int64 // the count as set
+}
+
+// left returns the count.
+func (l latch) left() int64 {
+	if l.created == 0 {
+		return 0
+	}
+	return l.n - (l.version - 1)
+}
+
+// latchStep is what a change does to a latch, and the conditions besides the one that the latch is the same. Without ops nothing happens.
+type latchStep struct {
+	conditions []clientv3.Cmp
+	ops        []clientv3.Op
+}
+
+// SetLatch implements driver.Latcher.
+func (d *Driver) SetLatch(ctx context.Context, name, id string, n int) (set bool, err error) {
+	return d.changeLatch(ctx, name, id, func(l latch) (s latchStep) {
+		if l.created == 0 {
+			s.ops = []clientv3.Op{clientv3.OpPut(l.key, strconv.Itoa(n))}
+		}
+		return s
+	})
+}
+
+// CountDown implements driver.Latcher.
+func (d *Driver) CountDown(ctx context.Context, name, id string) error {
+	_, err := d.changeLatch(ctx, name, id, func(l latch) (s latchStep) {
+		switch left := l.left(); {
+		case left > 1:
+			s.conditions = []clientv3.Cmp{clientv3.Compare(clientv3.Version(l.key), "<", l.n)} // the last one deletes the key
+			s.ops = []clientv3.Op{clientv3.OpPut(l.key, "", clientv3.WithIgnoreValue())}
+		case left == 1:
+			s.ops = []clientv3.Op{clientv3.OpDelete(l.key)}
+		}
+		return s
+	})
+	return err
+}
+
+// DeleteLatch implements driver.Latcher.
+func (d *Driver) DeleteLatch(ctx context.Context, name, id string) error {
+	_, err := d.changeLatch(ctx, name, id, func(l latch) (s latchStep) {
+		if l.created != 0 {
+			s.ops = []clientv3.Op{clientv3.OpDelete(l.key)}
+		}
+		return s
+	})
+	return err
+}
+
+// changeLatch carries out a change, unless the key of its id is there, and reports whether there was something to change. The first
+// request takes it that there is no latch, and finds out what there is.
+func (d *Driver) changeLatch(ctx context.Context, name, id string, change func(latch) latchStep) (did bool, err error) {
+	bounded, cancel := d.request(ctx, requestFor)
+	defer cancel()
+	l, known := latch{key: d.latchKey(name)}, d.options.Prefix+changePrefix+name+"\x00"+id
+	for {
+		carrier, err := d.changes.carrier(bounded)
+		switch {
+		case d.life.Open().Err() != nil:
+			return false, driver.ErrClosed
+		case err != nil:
+			return false, err
+		}
+		s := change(l)
+		did := len(s.ops) > 0
+		note := clientv3.OpPut(known, strconv.FormatBool(did), clientv3.WithLease(carrier.id))
+		answer, err := d.client.Txn(bounded).
+			If(append(s.conditions, clientv3.Compare(clientv3.CreateRevision(known), "=", 0), clientv3.Compare(clientv3.CreateRevision(l.key), "=", l.created))...).
+			Then(append(s.ops, note)...).
+			Else(clientv3.OpGet(known), clientv3.OpGet(l.key)).
+			Commit()
+		switch {
+		case isLeaseGone(err):
+			d.changes.forget(carrier)
+			continue
+		case err != nil:
+			return false, d.queryFault(ctx, err)
+		case answer.Succeeded:
+			return did, nil
+		}
+		if kvs := answer.Responses[0].GetResponseRange().Kvs; len(kvs) > 0 {
+			return strconv.ParseBool(string(kvs[0].Value))
+		}
+		if l, err = readLatch(l.key, answer.Responses[1].GetResponseRange().Kvs); err != nil {
+			return false, err
+		}
+	}
+}
+
+// Latch implements driver.Latcher.
+func (d *Driver) Latch(ctx context.Context, name string) (left int, err error) {
+	bounded, cancel := d.request(ctx, requestFor)
+	defer cancel()
+	key := d.latchKey(name)
+	answer, err := d.client.Get(bounded, key)
+	if err != nil {
+		return 0, d.queryFault(ctx, err)
+	}
+	l, err := readLatch(key, answer.Kvs)
+	return int(l.left()), err
+}
+
+// WatchLatch implements driver.Latcher.
+func (d *Driver) WatchLatch(name string, changed func()) (stop func(), err error) {
+	return d.watch(keyRange{dir: d.latchKey(name), ends: true}, changed)
+}
+
+func (d *Driver) latchKey(name string) string { return d.options.Prefix + latchPrefix + name }
+
+// readLatch reads the key of a latch.
+func readLatch(key string, kvs []*mvccpb.KeyValue) (latch, error) {
+	if len(kvs) == 0 {
+		return latch{key: key}, nil
+	}
+	n, err := strconv.ParseInt(string(kvs[0].Value), 10, 64)
+	l := latch{key: key, created: kvs[0].CreateRevision, version: kvs[0].Version, n: n}
+	if err != nil || l.left() < 1 {
+		return latch{}, fmt.Errorf("key %q is no latch: its value is %q, its version %d", key, kvs[0].Value, l.version)
+	}
+	return l, nil
+}
+
+// changes has the lease that the ids of changes hang on. Nobody keeps the lease alive or ends it, Close neither: the server is to know each
+// id for a time.
+type changes struct {
+	driver *Driver
+	turn   chan struct{} // has an element while somebody uses the field below
+	lease  *carrier
+}
+
+// The server knows an id for idsFor or longer, and one lease serves for as long again.
+const idsFor = 2 * driver.RepeatFor
+
+// carrier returns a lease that lasts for idsFor.
+func (c *changes) carrier(ctx context.Context) (*carrier, error) {
+	select {
+	case c.turn <- struct{}{}:
+		defer func() { <-c.turn }()
+	case <-ctx.Done():
+		return nil, withCause(ctx, driver.ErrUnavailable, errNoAnswer)
+	}
+	if l := c.lease; l != nil && l.expires.Load()-c.driver.now() >= int64(idsFor) {
+		return l, nil
+	}
+	l := new(carrier)
+	if err := c.driver.grant(ctx, l, int64(2*idsFor/time.Second)); err != nil {
+		return nil, err
+	}
+	c.lease = l
+	return l, nil
+}
+
+// forget has the next change hang its id on a new lease, for the server does not know this one any more.
+func (c *changes) forget(gone *carrier) {
+	c.turn <- struct{}{}
+	defer func() { <-c.turn }()
+	if c.lease == gone {
+		c.lease = nil
+	}
+}

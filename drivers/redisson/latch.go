@@ -1,0 +1,95 @@
+package redisson
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+var _ driver.Latcher = (*Driver)(nil)
+
+// Latches are Redisson's RCountDownLatch: a decimal number at the name, without a TTL, that is removed at 0. See latch.lua.
+const (
+	latchPrefix  = "dsync_latch"  // of a key with the changes of late, a hash
+	latchPrefix2 = "dsync_latch2" // of the other one: the two take turns
+	latchChannel = "redisson_countdownlatch__channel__"
+)
+
+// latchMemory is how long the server knows the id of a change, in milliseconds, or longer.
+var latchMemory = strconv.FormatInt((2 * driver.RepeatFor).Milliseconds(), 10)
+
+// latchChannelOf returns the channel that tells the end of a latch. Redisson puts braces around any name here.
+func latchChannelOf(name string) string { return latchChannel + "{" + name + "}" }
+
+// SetLatch implements driver.Latcher.
+func (d *Driver) SetLatch(ctx context.Context, name, id string, n int) (set bool, err error) {
+	return d.changeLatch(ctx, name, id, "set", n)
+}
+
+// CountDown implements driver.Latcher.
+func (d *Driver) CountDown(ctx context.Context, name, id string) error {
+	_, err := d.changeLatch(ctx, name, id, "down", 0)
+	return err
+}
+
+// DeleteLatch implements driver.Latcher.
+func (d *Driver) DeleteLatch(ctx context.Context, name, id string) error {
+	_, err := d.changeLatch(ctx, name, id, "delete", 0)
+	return err
+}
+
+// changeLatch runs the script of a change, and reports whether there was something to change.
+func (d *Driver) changeLatch(ctx context.Context, name, id, change string, n int) (did bool, err error) {
+	if err := d.checkLatch(ctx, name); err != nil {
+		return false, err
+	}
+	args := []string{change, strconv.Itoa(n), id, latchMemory, latchChannelOf(name)}
+	keys := []string{name, prefixName(latchPrefix, name), prefixName(latchPrefix2, name)}
+	answer, err := d.run(ctx, name, call{latchScript, keys, append(args, d.checked.words...)})
+	return answer == 1, err
+}
+
+// Latch implements driver.Latcher.
+func (d *Driver) Latch(ctx context.Context, name string) (left int, err error) {
+	if err := d.checkLatch(ctx, name); err != nil {
+		return 0, err
+	}
+	get := d.client.B().Get().Key(name).Build()
+	text, err := d.doMulti(ctx, d.client, []rueidis.Completed{get})[0].ToString()
+	if rueidis.IsRedisNil(err) {
+		return 0, nil
+	}
+	if err != nil {
+		err, _ := fault(ctx, name, err)
+		return 0, err
+	}
+	if left, err = strconv.Atoi(text); err != nil {
+		return 0, fmt.Errorf("key %q is in use for something else, for it is not a number", name)
+	}
+	return max(0, left), nil
+}
+
+// WatchLatch implements driver.Latcher.
+func (d *Driver) WatchLatch(name string, changed func()) (stop func(), err error) {
+	return d.topics.Watch(latchChannelOf(name), changed), nil
+}
+
+// checkLatch begins a call about a latch.
+func (d *Driver) checkLatch(ctx context.Context, name string) error {
+	if err := d.admin(ctx, name); err != nil {
+		return err
+	}
+	return d.checkLatchName(name)
+}
+
+// checkLatchName returns an error for names whose channel would live in another slot of a cluster than the key.
+func (d *Driver) checkLatchName(name string) error {
+	if d.cluster && slotOf(name) != slotOf(latchChannelOf(name)) {
+		return fmt.Errorf(errNameInClusters, name, errLatchBraces)
+	}
+	return nil
+}

@@ -1,0 +1,158 @@
+package dsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// Latch is a number that is set once, counted down to 0 by any clients, and waited for by any. Java's RCountDownLatch is one. A latch belongs
+// to nobody and does not end by itself: whoever counts down may be gone when others wait. At 0 the latch is gone, and can be set again;
+// but Wait may then wait for the next latch too, so let a name stand for one round.
+//
+// Set, CountDown and Delete ask a backend out of reach again until ctx is done, for half an hour at most. However often the backend gets such a
+// request, because answers were lost, the backend carries it out once. An error that matches ErrUnknown says that the backend may have done
+// so. One name is used for a latch or for a lock, not for both.
+//
+// Redis, etcd and the memory of a process have latches. Redlock, ZooKeeper, PostgreSQL and migrations have none: there all methods but Name
+// return an error that matches errors.ErrUnsupported.
+//
+// All methods may be called concurrently.
+type Latch struct {
+	client *Client
+	name   string
+}
+
+// Latch returns the latch of a name, which need not be set. Names are those of locks.
+func (c *Client) Latch(name string) *Latch { return &Latch{c, name} }
+
+// Name returns the name of the latch.
+func (l *Latch) Name() string { return l.name }
+
+// Set makes the count n, 1 or more, unless there is a count already: then Set changes nothing and returns false.
+func (l *Latch) Set(ctx context.Context, n int) (set bool, err error) {
+	if n < 1 {
+		return false, &opError{"set latch", l.name, fmt.Errorf("the count %d is less than 1", n)}
+	}
+	err = l.change(ctx, "set latch", func(ctx context.Context, backend driver.Latcher, id string) (err error) {
+		set, err = backend.SetLatch(ctx, l.name, id, n)
+		return err
+	})
+	return set && err == nil, err
+}
+
+// CountDown lowers the count by 1. Where there is no count nothing happens.
+func (l *Latch) CountDown(ctx context.Context) error {
+	return l.change(ctx, "count down latch", func(ctx context.Context, backend driver.Latcher, id string) error {
+		return backend.CountDown(ctx, l.name, id)
+	})
+}
+
+// Delete removes the count, and ends all waits. Without a count nothing happens.
+func (l *Latch) Delete(ctx context.Context) error {
+	return l.change(ctx, "delete latch", func(ctx context.Context, backend driver.Latcher, id string) error {
+		return backend.DeleteLatch(ctx, l.name, id)
+	})
+}
+
+// Count asks the backend for the count: 0 if there is none. The answer may be out of date on arrival.
+func (l *Latch) Count(ctx context.Context) (left int, err error) {
+	err = l.call("count of latch", func(backend driver.Latcher) (err error) {
+		left, err = backend.Latch(ctx, l.name)
+		return err
+	})
+	return left, err
+}
+
+// Wait returns nil when there is no count: because it is 0, was deleted, or was never set. So set a latch before anybody waits for it. Wait
+// goes on while the backend is out of reach, until ctx is done; its error then matches the context's.
+func (l *Latch) Wait(ctx context.Context) error {
+	return l.call("wait for latch", func(backend driver.Latcher) error { return l.client.latches.wait(ctx, backend, l.name) })
+}
+
+// call has f ask the backend.
+func (l *Latch) call(op string, f func(backend driver.Latcher) error) error {
+	return l.client.admin(op, l.name, func() error {
+		backend, ok := l.client.driver.(driver.Latcher)
+		if !ok {
+			return fmt.Errorf("driver %s has no latches: %w", l.client.info.Name, errors.ErrUnsupported)
+		}
+		return f(backend)
+	})
+}
+
+// change has f ask for a change, again and again under one id, until the backend has answered or ctx is done. When a request may have been
+// carried out, change goes on for driver.RepeatFor: later the backend need not know the id any more.
+func (l *Latch) change(ctx context.Context, op string, f func(ctx context.Context, backend driver.Latcher, id string) error) error {
+	return l.call(op, func(backend driver.Latcher) error {
+		c := l.client
+		if ctx.Err() != nil {
+			return newWaitError(ctx, nil, nil, false)
+		}
+		id := c.newHoldID()
+		var doubt bool   // a request may have been carried out
+		var until moment // when there is doubt
+		for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
+			sent := c.now()
+			err := c.patiently(ctx, func(ctx context.Context) error { return f(ctx, backend, id) })
+			if err == nil {
+				return nil
+			}
+			if !doubt && inDoubt(err) {
+				doubt, until = true, sent+moment(driver.RepeatFor)
+			}
+			if transient(err) && c.pause(ctx, pause) && (!doubt || c.now() < until) {
+				continue
+			}
+			switch {
+			case ctx.Err() != nil:
+				err = newWaitError(ctx, err, nil, false)
+			case c.isClosed():
+				err = ErrClosed
+			}
+			if doubt {
+				err = unknown(err)
+			}
+			return err
+		}
+	})
+}
+
+// inDoubt reports whether a request that failed with err may have been carried out.
+func inDoubt(err error) bool {
+	ended := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+	return errors.Is(err, ErrUnknown) || ended && !errors.Is(err, ErrUnavailable)
+}
+
+// patiently calls f, which sends a request, with a bound. If the bound cuts the request off, the error says whether the request may have been
+// carried out, and matches that of no context.
+func (c *Client) patiently(ctx context.Context, f func(ctx context.Context) error) error {
+	bounded, cancel := context.WithTimeout(ctx, c.reach.patience())
+	defer cancel()
+	err := f(bounded)
+	if ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	kind := ErrUnavailable
+	if inDoubt(err) {
+		kind = ErrUnknown
+	}
+	return fmt.Errorf("%w: no answer within %v", kind, c.reach.patience())
+}
+
+// pause lets about d pass. It returns false if ctx is done before, or the client is closed.
+func (c *Client) pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d/2 + rand.N(d/2))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+	case <-c.closing:
+	}
+	return false
+}
