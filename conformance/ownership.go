@@ -163,6 +163,9 @@ func forceUnlockEndsHold(e *env) error {
 	if err := e.isFree(name); err != nil {
 		return fmt.Errorf("after ForceUnlock: %w", err)
 	}
+	if e.driverInfo().KeepsAlive {
+		_ = h.renew(e.long()) // notices, at the latest; a release may not know whether its session ended before
+	}
 	return isNotHeld("the release of a hold that was removed", h.tryRelease(e.ctx))
 }
 

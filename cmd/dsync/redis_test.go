@@ -163,7 +163,7 @@ func checkInterrupted(t *testing.T, status int, sealed int64, stdout, stderr str
 // TestRedissonToEtcd is the runbook of docs/migration.md, with a Java service that is moved late.
 func TestRedissonToEtcd(t *testing.T) {
 	s := redisToEtcd(t, 5)
-	s.run("plan").want(exitDone, "names move by seals            yes", "fencing tokens                 yes").not(password)
+	s.run("plan").want(exitDone, "yes  name by name", "yes  they rise over the switch").not(password)
 	program := s.program(migrate.PhaseDual, "")
 	token := drivertest.Token(drivertest.Acquire(t, program, drivertest.Request("orders/0")))
 
