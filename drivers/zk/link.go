@@ -223,14 +223,18 @@ func (l *link) welcomed(body []byte, now int64) error {
 	if len(body) < welcomeSize || !fits(body[welcomeSize:], 1) {
 		return errAnswer
 	}
+	timeout := time.Duration(int32(binary.BigEndian.Uint32(body[4:]))) * time.Millisecond
+	id := int64(binary.BigEndian.Uint64(body[8:])) // 0: the session is over
+	if id != 0 && timeout <= 0 {
+		return errAnswer // the library would panic
+	}
 	l.mu.Lock()
 	l.opened = true
 	began := l.began
 	l.mu.Unlock()
 	s := l.session
 	s.heard.Store(now)
-	timeout := time.Duration(int32(binary.BigEndian.Uint32(body[4:]))) * time.Millisecond
-	if id := int64(binary.BigEndian.Uint64(body[8:])); id != 0 && timeout > 0 {
+	if id != 0 {
 		s.current.Store(l)
 		s.opened(began, now, timeout)
 	}

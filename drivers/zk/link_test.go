@@ -3,6 +3,7 @@ package zk
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -89,6 +90,19 @@ func TestLinkBelievesNothingOfAnAnswerThatMakesNoSense(t *testing.T) {
 		}
 		if s.heard.Load() != heard || s.zxid.Load() != zxid || s.expires.Load() != expires {
 			t.Errorf("%s: it was believed", test.what)
+		}
+		s.cut()
+	}
+}
+
+// TestLinkRefusesASessionThatLastsNoTime: the library makes a ticker of the time, and a ticker of none is a panic.
+func TestLinkRefusesASessionThatLastsNoTime(t *testing.T) {
+	for _, timeout := range []int32{0, -1} {
+		s := newSession(&Driver{life: lifecycle.New(), epoch: time.Now()}, time.Minute)
+		l := &link{Conn: new(recorder), session: s}
+		write(t, l, frame(int32(0), int64(0)))
+		if err := l.received(frame(int32(0), timeout, int64(42), int32(16), make([]byte, 16))); !errors.Is(err, errAnswer) {
+			t.Errorf("a session of %d ms: got %v, want errAnswer", timeout, err)
 		}
 		s.cut()
 	}
