@@ -185,6 +185,7 @@ var interfaces = map[string]struct {
 	"Watcher":            {}, // the groups watching and leaving ask the driver behind the tap
 	"Leaver":             {},
 	"Lister":             {}, // for people alone: the check asks the driver behind the tap
+	"Latcher":            {}, // the group latch asks the driver behind the tap
 	"Sealer":             {},
 	"Marker":             {},
 	"Unsealer":           {},
