@@ -237,7 +237,7 @@ func testManyCallersOfFewNamesExclude(t *testing.T, pg *testenv.PostgresServer) 
 
 func testFixedLeaseEndsByItself(t *testing.T, pg *testenv.PostgresServer) {
 	d, other := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, nil)
-	r := request("a", 300*time.Millisecond)
+	r := request("a", 2*time.Second) // in which a busy machine answers
 	r.Fixed = true
 	start := time.Now()
 	l := mustAcquire(t, d, r)
@@ -256,14 +256,14 @@ func testFixedLeaseEndsByItself(t *testing.T, pg *testenv.PostgresServer) {
 
 func testFixedLeaseIsExtended(t *testing.T, pg *testenv.PostgresServer) {
 	d := newDriver(t, pg.Addr, nil)
-	r := request("a", 500*time.Millisecond)
+	r := request("a", 2*time.Second)
 	r.Fixed = true
 	l := mustAcquire(t, d, r)
 	before := time.Now()
 	if err := l.Renew(t.Context(), 20*time.Second); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, func() bool { return time.Since(before) > 600*time.Millisecond }, "the first end passes")
+	testenv.Eventually(t, func() bool { return time.Since(before) > r.TTL+100*time.Millisecond }, "the first end passes")
 	if _, err := d.Acquire(t.Context(), try("a")); !errors.Is(err, driver.ErrLocked) {
 		t.Errorf("Acquire after the first end: got %v, want ErrLocked", err)
 	}
@@ -297,7 +297,7 @@ func testTerminatedSessionIsNoticedAtOnce(t *testing.T, pg *testenv.PostgresServ
 
 func testSessionIsKeptAlive(t *testing.T, pg *testenv.PostgresServer) {
 	d := newDriver(t, pg.Addr, nil)
-	r := request("a", 500*time.Millisecond)
+	r := request("a", 2*time.Second)
 	l := mustAcquire(t, d, r)
 	first := l.Expires()
 	testenv.Eventually(t, func() bool { return time.Now().After(first.Add(time.Second)) }, "time passes")
