@@ -51,7 +51,7 @@ func (r *runbook) steps() []step {
 			return r.restart(ctx, r.from, append([]string{service}, programs...)...)
 		}},
 		{"What is possible, and which floor keeps tokens rising?", func(ctx context.Context) error {
-			if err := r.until(ctx, 0, "names move by seals            yes", "plan"); err != nil {
+			if err := r.until(ctx, 0, "yes  name by name", "plan"); err != nil {
 				return err
 			}
 			return r.addFloor(ctx)
