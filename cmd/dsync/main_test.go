@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/signal"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/go-dsync/dsync/internal/drivertest"
@@ -20,6 +22,13 @@ func TestMain(m *testing.M) {
 	os.Unsetenv(fromVariable)
 	os.Unsetenv(toVariable)
 	os.Unsetenv(urlVariable)
+	// The commands of tests get each signal, also if whoever started the tests ignores some, as nohup does, and a shell for what is in the
+	// background: what a program takes is not ignored in the programs that it starts.
+	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM} {
+		if signal.Ignored(s) {
+			signal.Notify(make(chan os.Signal, 1), s)
+		}
+	}
 	testenv.NoLeaks(m)
 }
 
