@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"time"
-
-	"github.com/go-dsync/dsync/driver"
 )
 
 // answers is what the backend said of a name last. The error of a wait whose context ends has it, whichever call of the client asked, and
@@ -56,7 +54,7 @@ func (a *answers) locked(now moment, ttl time.Duration) bool {
 // waitError returns the error of a wait that ended with ctx; answer is that of the caller's last request, if it made one. It is called
 // with mu held.
 func (k *lock) waitError(ctx context.Context, answer error) error {
-	ours := k.mode != driver.Read && (k.live() != nil || k.releasing != nil) // and so in the way of the call
+	ours := k.alone() && (k.live() != nil || k.releasing != nil) // and so in the way of the call
 	locked := ours || k.answers.locked(k.client.clock.plain(), k.client.ttl)
 	return newWaitError(ctx, answer, k.answers.trouble, locked)
 }

@@ -110,6 +110,24 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
+// BenchmarkPermits is a name of which 32 permits may be held: by one goroutine, and by 64, to which holds are handed over.
+func BenchmarkPermits(b *testing.B) {
+	for _, goroutines := range []int{1, 64} {
+		b.Run(fmt.Sprint(goroutines), func(b *testing.B) {
+			calls := dsync.With(benchClient(b, &memory.Options{Order: memory.Unordered}), dsync.Permits(1, 32))
+			var wg sync.WaitGroup
+			for i := range goroutines {
+				wg.Go(func() {
+					for n := i; n < b.N; n += goroutines {
+						lockUnlock(b, calls, "x")
+					}
+				})
+			}
+			wg.Wait()
+		})
+	}
+}
+
 // BenchmarkHeld reports what a lock costs that is held and renewed.
 func BenchmarkHeld(b *testing.B) {
 	const locks = 10_000

@@ -35,6 +35,9 @@ var (
 	// so the wait could not end.
 	ErrDeadlock = errors.New("deadlock: the caller's own lease holds the name")
 
+	// ErrLimit: the name has another limit of permits than [Permits] says or, where that leaves it open, none, or one below what was asked for.
+	ErrLimit = driver.ErrLimit
+
 	// ErrClosed: the Client is closed.
 	ErrClosed = driver.ErrClosed
 )

@@ -167,6 +167,23 @@ func ExampleWith() {
 }
 
 // A gate is closed by a Write. Those who have to pass wait to read.
+func ExamplePermits() {
+	ctx := context.Background()
+	client, _ := dsync.Open(ctx, "memory://", nil)
+	defer client.Close(ctx)
+	tenant, call := "42", func(context.Context) error {
+		fmt.Println("called")
+		return nil
+	}
+
+	// At most ten calls of a tenant at a time.
+	err := dsync.Do(ctx, dsync.With(client, dsync.Permits(1, 10)), "api/"+tenant, call)
+	fmt.Println(err)
+	// Output:
+	// called
+	// <nil>
+}
+
 func ExampleRead_gate() {
 	ctx := context.Background()
 	client, _ := dsync.Open(ctx, "memory://", nil)

@@ -42,7 +42,8 @@ type hold struct {
 	releasing releaseContext // of its release
 
 	// Guarded by lock.mu.
-	older     *hold           // another live hold of the lock, as Read alone can have it; nil if there is none
+	older     *hold           // another live hold of the lock, as Read and Permit alone can have it; nil if there is none
+	at        **hold          // the pointer to this live hold, in the list of those; nil if it is not live
 	views     *Lease          // all views that are not over
 	ownedBy   *Owner          // the group that has the views, and may re-enter; nil: nobody may
 	call      *telemetry.Call // of the call that asks, and then of the owner's first lease; nil if there is none
@@ -84,7 +85,7 @@ func (h *hold) Tokens() int {
 	k := h.lock
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.oneContends() && k.queue.first != nil && !h.req.Fixed {
+	if k.hasLine() && k.queue.first != nil && !h.req.Fixed {
 		return maxHandOvers
 	}
 	return 1
@@ -139,6 +140,11 @@ func (h *hold) ends() (end moment, ttl time.Duration) {
 // starving. Called with lock.mu held.
 func (h *hold) young(now moment) bool {
 	return !h.req.Fixed && now-h.since < min(h.ttl/3, maxHandOverFor) && h.expires()-now >= h.ttl/2
+}
+
+// fits reports whether the hold is what a call asks for. Called with lock.mu held.
+func (h *hold) fits(r request) bool {
+	return !r.fixed && r.permits == h.req.Permits && (r.limit == 0 || r.limit == h.req.Limit)
 }
 
 // join makes a lease of the hold for another call than the first. Called with lock.mu held.
@@ -196,8 +202,19 @@ func (h *hold) leave(now moment) (release bool) {
 // retreat begins the release of a live hold. Called with lock.mu held.
 func (h *hold) retreat() {
 	h.end(holdReleased)
-	h.lock.releasing = h
+	if h.lock.alone() {
+		h.lock.releasing = h
+	}
 	h.lock.callNext()
+}
+
+// link makes the hold the newest live one. Called with lock.mu held.
+func (h *hold) link() {
+	k := h.lock
+	if h.older = k.hold; h.older != nil {
+		h.older.at = &h.older
+	}
+	h.at, k.hold = &k.hold, h
 }
 
 // end takes the hold out of the tables of the client; the lock stays in use until a release has returned. Called with
@@ -206,11 +223,11 @@ func (h *hold) end(s holdState) {
 	k := h.lock
 	h.state = s
 	k.client.watchdog.remove(&h.alarm)
-	for at := &k.hold; *at != nil; at = &(*at).older {
-		if *at == h {
-			*at = h.older
-			break
+	if h.at != nil {
+		if *h.at = h.older; h.older != nil {
+			h.older.at = h.at
 		}
+		h.older, h.at = nil, nil
 	}
 	if s != holdReleased {
 		h.uncount()

@@ -18,7 +18,7 @@ import (
 // request, because answers were lost, the backend carries it out once. An error that matches ErrUnknown says that the backend may have done
 // so. One name is used for a latch or for a lock, not for both.
 //
-// Redis, etcd and the memory of a process have latches. Redlock, ZooKeeper, PostgreSQL and migrations have none: there all methods but Name
+// Redis, etcd, ZooKeeper and the memory of a process have latches. Redlock, PostgreSQL and migrations have none: there all methods but Name
 // return an error that matches errors.ErrUnsupported.
 //
 // All methods may be called concurrently.

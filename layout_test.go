@@ -70,7 +70,7 @@ var layout = []struct {
 
 	{"cmd", []string{
 		"./", "./driver/...", "./drivers/...", "./internal/redisdial", "./internal/tlsurl",
-		"github.com/spf13/cobra", "github.com/schollz/progressbar/v3", "golang.org/x/sys/unix", "golang.org/x/term",
+		"github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/schollz/progressbar/v3", "golang.org/x/sys/unix", "golang.org/x/term",
 		"github.com/redis/rueidis", "go.etcd.io/etcd/...", "go.uber.org/zap", "github.com/go-zookeeper/zk", "github.com/jackc/pgx/v5/pgconn",
 	}},
 	{"examples", []string{"./", "./driver", "./drivers/...", "./guard"}},

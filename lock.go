@@ -19,6 +19,8 @@ type request struct {
 	fixed   bool
 	maxHold time.Duration   // 0: no bound
 	atLeast time.Duration   // HoldAtLeast
+	permits int             // 0 in all modes but Permit
+	limit   int             // of the permits; 0: the one that is kept
 	call    *telemetry.Call // nil if nobody observes the call
 }
 
@@ -26,8 +28,8 @@ type request struct {
 // calls that ask the backend. The locks of one name in several modes know nothing of each other: the backend keeps them apart.
 //
 // Where the backend is FIFO over all waiters, every call asks the backend itself. Otherwise one call at a time does, the contender, and
-// the rest wait here in line. Calls of one Owner share the first grant to any of them, so one asks for all; and so do the client's calls
-// for Read.
+// the rest wait here in line. For permits several calls contend, until one of them is refused. Calls of one Owner share the first grant to
+// any of them, so one asks for all; and so do the client's calls for Read.
 type lock struct {
 	client *Client
 	name   string
@@ -36,8 +38,8 @@ type lock struct {
 
 	mu         sync.Mutex
 	closed     bool
-	hold       *hold // the live one, the newest if there are several, as there may be for Read; nil if there is none
-	releasing  *hold // the one whose release has not returned
+	hold       *hold // the live one, the newest if there are several, as there may be for Read and Permit; nil if there is none
+	releasing  *hold // the one whose release has not returned, in modes that have one hold
 	queue      waiters
 	contending int       // calls of Lock in the states from settling to pausing
 	trying     int       // calls of TryLock that ask the backend
@@ -46,8 +48,23 @@ type lock struct {
 	yieldUntil moment    // before this time it is the turn of other clients
 }
 
-// oneContends reports whether callers wait in line here rather than at the backend. Readers do so too, but as calls of one group.
-func (k *lock) oneContends() bool { return k.client.queues[k.mode] }
+// maxAsking bounds how many calls for permits of a name ask the backend at a time.
+const maxAsking = 16
+
+// hasLine reports whether callers wait in line here rather than at the backend. Readers do so too, but as calls of one group.
+func (k *lock) hasLine() bool { return k.client.queues[k.mode] }
+
+// alone reports whether a live hold is the only one.
+func (k *lock) alone() bool { return k.mode.Excludes(k.mode) }
+
+// engaged reports whether nobody in line may ask the backend for now: another call does, or the client has the name. For permits it is
+// a call that was refused: one that asks for many is then not overtaken by those who ask for few. Called with mu held.
+func (k *lock) engaged() bool {
+	if k.alone() {
+		return k.contending > 0 || k.hold != nil
+	}
+	return k.answers.waiting > 0 || k.contending >= maxAsking
+}
 
 // live returns the hold, or ends a hold past its time and returns nil. Called with mu held.
 func (k *lock) live() *hold {
@@ -59,7 +76,7 @@ func (k *lock) live() *hold {
 
 // reenter returns a lease of a live hold that the call joins, if there is one. Called with mu held.
 func (k *lock) reenter(r request) *Lease {
-	if r.owner == nil && r.group == nil {
+	if r.owner == nil && r.group == nil || k.mode == driver.Permit {
 		return nil
 	}
 	h := k.live()
@@ -85,11 +102,11 @@ func (k *lock) readable(r request) *hold {
 			}
 		}
 	}
-	return k.readBy(r.owner, now)
+	return k.leasedTo(r.owner, now)
 }
 
-// readBy returns a live hold of which the owner has a lease, or nil. Called with mu held.
-func (k *lock) readBy(o *Owner, now moment) *hold {
+// leasedTo returns a live hold of which the owner has a lease, or nil. Called with mu held.
+func (k *lock) leasedTo(o *Owner, now moment) *hold {
 	if o == nil {
 		return nil
 	}
@@ -111,7 +128,7 @@ func (k *lock) tryLock(ctx context.Context, r request) (*Lease, error) {
 			k.mu.Unlock()
 			return l, nil
 		}
-		if k.mode != driver.Read && k.live() != nil {
+		if k.alone() && k.live() != nil || k.mode == driver.Permit && k.answers.waiting > 0 {
 			k.mu.Unlock()
 			return nil, ErrLocked
 		}
@@ -141,10 +158,11 @@ func (k *lock) tryLock(ctx context.Context, r request) (*Lease, error) {
 
 // mustWait reports whether a new call waits in line. Called with mu held.
 func (k *lock) mustWait(r request) bool {
-	if k.oneContends() {
-		return k.contending > 0 || k.queue.first != nil || k.live() != nil
+	if !k.hasLine() {
+		return k.asks(r.group)
 	}
-	return k.asks(r.group)
+	k.live() // ends a hold past its time
+	return k.queue.first != nil || k.engaged()
 }
 
 // asks reports whether a call of the group already asks the backend. Called with mu held.
@@ -174,8 +192,8 @@ func (k *lock) retire(w *waiter) {
 
 // callNext lets the next in line ask the backend, if it is time. Called with mu held.
 func (k *lock) callNext() {
-	if k.oneContends() {
-		if w := k.queue.first; w != nil && k.contending == 0 && k.hold == nil {
+	if k.hasLine() {
+		for w := k.queue.first; w != nil && !k.engaged(); w = k.queue.first {
 			k.queue.remove(w)
 			k.contend(w)
 			w.signal()
@@ -213,7 +231,7 @@ func (k *lock) install(h *hold, granted driver.Lease, r request, now moment) (*L
 	}
 	first, n := driver.Tokens(granted, k.client.floor)
 	var old *hold // of which there is nothing left at the backend
-	if k.mode != driver.Read {
+	if k.alone() {
 		old = k.hold
 	}
 	if now >= h.deadline() || old != nil && first != 0 && first < old.token {
@@ -226,7 +244,7 @@ func (k *lock) install(h *hold, granted driver.Lease, r request, now moment) (*L
 	k.answers.ours()
 	h.token, h.tokens = first, int32(n-1)
 	h.state, h.since, h.ownedBy = holdLive, now, r.group
-	h.older, k.hold = k.hold, h
+	h.link()
 	if r.atLeast > 0 {
 		h.keepUntil = now + r.atLeast
 	}
@@ -262,11 +280,11 @@ func (k *lock) serveGroup(h *hold) {
 func (k *lock) handOver(h *hold, now moment) bool {
 	w := k.queue.first
 	switch {
-	case w == nil, !k.oneContends(), k.closed:
+	case w == nil, !k.hasLine(), k.closed:
 		return false
-	case k.contending > 0, k.trying > 0, k.releasing != nil:
+	case k.alone() && (k.contending > 0 || k.trying > 0 || k.releasing != nil):
 		return false
-	case !h.young(now), w.request.fixed, h.handOvers >= maxHandOvers:
+	case !h.young(now), !h.fits(w.request), h.handOvers >= maxHandOvers:
 		return false
 	}
 	if h.token != 0 && h.tokens == 0 {

@@ -171,7 +171,7 @@ func (c *lockCall) begin() callState {
 // that the lock is taken. The wait for a release that hangs is bounded by min(TTL/6, 1 s). Called with lock.mu held.
 func (c *lockCall) settle() callState {
 	k := c.lock
-	if !k.oneContends() {
+	if !k.hasLine() {
 		return asking
 	}
 	h := k.releasing

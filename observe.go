@@ -9,7 +9,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Observe yields who holds name: at once, and after each change that Observe learns of, until ctx is over. Of changes in quick succession
+// Observe yields who holds name, and of permits how many are held: at once, and after each change that Observe learns of, until ctx is over. Of changes in quick succession
 // some may be left out, but never the last. A state may be out of date when it is yielded, and makes nobody a leader; but no state from
 // before another one is yielded after it.
 //
@@ -85,7 +85,8 @@ func (o *observer) ask(ctx context.Context) (Status, error) {
 // behind. Tokens that are not durable may restart, and prove nothing.
 func (o *observer) news(s Status) bool {
 	if last := o.seen; last != nil {
-		same := s.Held == last.Held && s.Hold == last.Hold && s.Owner == last.Owner && s.Note == last.Note && s.Token == last.Token
+		same := s.Held == last.Held && s.Hold == last.Hold && s.Owner == last.Owner && s.Note == last.Note && s.Token == last.Token &&
+			s.Used == last.Used && s.Limit == last.Limit
 		behind := o.client.info.Fencing == driver.Durable && s.Token > 0 && s.Token < last.Token
 		if same || behind {
 			return false

@@ -17,7 +17,7 @@ import (
 // While the backend is out of reach, as when a program starts before its database, Open tries again until ctx is done, and tells the
 // Logger once: so give ctx a deadline. All other errors, such as a wrong password, return at once.
 //
-// These parameters are common to all drivers: ttl=30s (Options.TTL), require=fair,fifo,fenced,rw (what the backend has to promise),
+// These parameters are common to all drivers: ttl=30s (Options.TTL), require=fair,fifo,fenced,rw,permits (what the backend has to promise),
 // fenced=false (no fencing tokens, and nothing kept for them on the backend), and floor=1000 (Options.Floor).
 func Open(ctx context.Context, url string, o *Options) (*Client, error) {
 	var opts Options

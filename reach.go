@@ -212,7 +212,7 @@ func (r *reach) failedSince(at moment) error {
 // acquired takes the outcome of a driver's Acquire, and when the Acquire began.
 func (r *reach) acquired(ctx context.Context, h *hold, began moment, err error) {
 	switch {
-	case err == nil, errors.Is(err, driver.ErrSealed):
+	case err == nil, errors.Is(err, driver.ErrSealed), errors.Is(err, ErrLimit):
 		r.answered()
 	case ctx.Err() != nil && (h.waited() || r.client.clock.plain()-began < min(r.client.ttl/6, silentFor)):
 		// The caller left too early to tell, or left a wait, and a wait begins with an answer.

@@ -17,7 +17,7 @@
 // writes matter, send [Lease.Token] with the write, and let the resource refuse smaller tokens than it has seen.
 //
 // Goroutines that call Lock of one Client exclude each other. Calls through one [Owner] share the lock. Many can [Read] a name together, and
-// one [Write] it, where the backend has locks of this kind.
+// one [Write] it, and up to a limit can have [Permits], where the backend has locks of this kind.
 package dsync
 
 import (
@@ -59,6 +59,7 @@ type Locker interface {
 type LockOption struct {
 	expireAfter, waitAtMost, maxHold, holdAtLeast *time.Duration
 	mode                                          driver.Mode // Exclusive: no option
+	permits, limit                                int         // of the mode Permit
 }
 
 // ExpireAfter makes a lease that ends by itself d after the grant, and is not renewed; see Lease.Extend. A re-entry with ExpireAfter ends
@@ -195,8 +196,8 @@ type Client struct {
 	floor     uint64 // of the tokens
 	id        string // of this client, on the wire
 	clock     *clock
-	queues    [driver.Write + 1]bool // by mode: one caller per name asks the backend, and the others wait in line here
-	readers   Owner                  // the group of all calls that read
+	queues    [modes]bool // by mode: few callers per name ask the backend, and the others wait in line here
+	readers   Owner       // the group of all calls that read
 	serial    atomic.Uint64
 	limit     atomic.Pointer[limit] // of the last releases
 	watchdog  *watchdog
@@ -214,7 +215,7 @@ type Client struct {
 
 	mu    sync.Mutex
 	ended bool
-	locks [driver.Write + 1]map[string]*lock // by mode and name
+	locks [modes]map[string]*lock // by mode and name
 }
 
 // Lock implements Locker.
@@ -283,7 +284,7 @@ func (c *Client) Inspect(ctx context.Context, name string) (Status, error) {
 	return s, err
 }
 
-// ForceUnlock ends the hold of name, whoever has it, and where several read all of theirs; the holders are told within Info.Detect.
+// ForceUnlock ends the hold of name, whoever has it, and where several read or have permits all of theirs; the holders are told within Info.Detect.
 // ForceUnlock is meant for administrators. It returns ErrNotHeld if nobody held the name, and errors.ErrUnsupported if the backend has no
 // way to do so.
 func (c *Client) ForceUnlock(ctx context.Context, name string) error {
@@ -336,7 +337,7 @@ func (c *Client) recheck(name string) {
 }
 
 // known returns the locks of a name by mode, as far as there are any.
-func (c *Client) known(name string) (locks [driver.Write + 1]*lock) {
+func (c *Client) known(name string) (locks [modes]*lock) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for mode := range locks {
@@ -441,7 +442,12 @@ func (c *Client) lockName(ctx context.Context, r request, name string, try bool)
 		return nil, err
 	}
 	if !c.info.Offers(r.mode) {
-		return nil, fmt.Errorf("%s has no locks in the mode %v: %w", c.info.Name, r.mode, errors.ErrUnsupported)
+		return nil, c.info.CheckMode(r.mode)
+	}
+	if r.mode == driver.Permit {
+		if err := checkPermits(r); err != nil {
+			return nil, err
+		}
 	}
 	if r.fixed {
 		if err := c.checkTTL(r.ttl); err != nil {
@@ -497,13 +503,16 @@ func (c *Client) newRequest(owner *Owner, opts []LockOption) request {
 			r.maxHold = *o.maxHold
 		}
 		if o.mode != driver.Exclusive {
-			r.mode = o.mode
+			r.mode, r.permits, r.limit = o.mode, o.permits, o.limit
 		}
 		if o.holdAtLeast != nil {
 			r.atLeast = *o.holdAtLeast
 		}
 	}
-	if r.mode == driver.Read {
+	switch r.mode {
+	case driver.Permit:
+		r.group = nil // each call has a hold of its own
+	case driver.Read:
 		if r.group = &c.readers; r.fixed {
 			r.group = nil // its hold ends when it asked for
 		}
@@ -546,7 +555,8 @@ func (c *Client) newHold(k *lock, r request, noWait bool) *hold {
 	h := &hold{lock: k, ttl: r.ttl, call: r.call}
 	id := c.newHoldID()
 	h.req = driver.Request{
-		Name: k.name, Mode: k.mode, Hold: id, Owner: id, Note: r.call.Note(c.note), TTL: r.ttl, Fixed: r.fixed, NoWait: noWait, Events: h,
+		Name: k.name, Mode: k.mode, Permits: r.permits, Limit: r.limit, Hold: id, Owner: id, Note: r.call.Note(c.note), TTL: r.ttl,
+		Fixed: r.fixed, NoWait: noWait, Events: h,
 	}
 	if r.owner != nil {
 		h.req.Owner = r.owner.id

@@ -26,7 +26,7 @@ func newTelemetry(c *Client, o *Options) (*telemetry.Telemetry, error) {
 
 // observe is lock for a client whose telemetry is on.
 func (c *Client) observe(ctx context.Context, r request, name string, try bool) (*Lease, error) {
-	said := telemetry.Lock{Name: name, Mode: modeValue(r.mode)}
+	said := telemetry.Lock{Name: name, Mode: modeValue(r.mode), Permits: r.permits}
 	if checkName(name) != nil {
 		said.Name = "" // not fit to be exported
 	}
@@ -54,7 +54,8 @@ func (c *Client) observe(ctx context.Context, r request, name string, try bool) 
 
 // reported is what telemetry says of the lease.
 func (l *Lease) reported() telemetry.Lock {
-	return telemetry.Lock{Name: l.Name(), Owner: l.owner, Token: l.token, Mode: modeValue(l.hold.lock.mode)}
+	h := l.hold
+	return telemetry.Lock{Name: l.Name(), Owner: l.owner, Token: l.token, Mode: modeValue(h.lock.mode), Permits: h.req.Permits}
 }
 
 // electionObserver is a Locker that tells telemetry of elections: a Client, and what is made of one, or embeds one.
@@ -174,12 +175,12 @@ func (h *hold) reportRenewal(err error) {
 func (k *lock) Holder() (of *telemetry.Call, ours bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.holder(), k.hold != nil && k.mode != driver.Read
+	return k.holder(), k.hold != nil && k.alone()
 }
 
 // holder returns the observed call of the live hold for which other calls wait, or nil. Called with mu held.
 func (k *lock) holder() *telemetry.Call {
-	if k.hold == nil || k.mode == driver.Read {
+	if k.hold == nil || !k.alone() {
 		return nil
 	}
 	return k.hold.call
@@ -225,6 +226,7 @@ func errorTypeOf(err error) string {
 		{ErrDeadlock, "deadlock"},
 		{ErrClosed, "closed"},
 		{driver.ErrSealed, "sealed"},
+		{ErrLimit, "limit"},
 		{ErrLost, "lost"},
 		{ErrNotHeld, "not_held"},
 		{ErrUnavailable, "unavailable"},

@@ -63,6 +63,7 @@ func Checks() []Check {
 		inspectChecks,
 		migrationChecks,
 		sharingChecks,
+		permitChecks,
 		modeChecks,
 		watchingChecks,
 		leavingChecks,

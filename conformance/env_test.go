@@ -185,7 +185,8 @@ var interfaces = map[string]struct {
 	"Watcher":            {}, // the groups watching and leaving ask the driver behind the tap
 	"Leaver":             {},
 	"Lister":             {}, // for people alone: the check asks the driver behind the tap
-	"Latcher":            {}, // the group latch asks the driver behind the tap
+	"Limiter":            {}, // the groups permits and latch ask the driver behind the tap
+	"Latcher":            {},
 	"Sealer":             {},
 	"Marker":             {},
 	"Unsealer":           {},

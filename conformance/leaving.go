@@ -33,8 +33,8 @@ func (r *request) leave(ttl time.Duration) (end time.Time) {
 }
 
 // endsAt waits until name, whose hold was left, is granted, and returns an error if that is before end.
-func (e *env) endsAt(name string, end time.Time) error {
-	next := e.outsider().start(name).granted()
+func (e *env) endsAt(name string, end time.Time, opts ...option) error {
+	next := e.outsider().start(name, opts...).granted()
 	defer next.release()
 	if early := end.Sub(next.at); early > 0 {
 		return fmt.Errorf("%q was granted %v before the end of a hold that was left", name, early)
@@ -44,14 +44,14 @@ func (e *env) endsAt(name string, end time.Time) error {
 
 func leftHoldEndsInTime(e *env) error {
 	var ways []func() error
-	for _, m := range modes {
+	for m := driver.Exclusive; m <= driver.Permit; m++ {
 		if !e.driverInfo().Offers(m) || m == driver.Read {
 			continue
 		}
 		for _, ttls := range []struct{ lease, left time.Duration }{{e.long(), e.ttl()}, {e.ttl(), e.ttl()}} {
 			ways = append(ways, func() error {
 				h := e.driver().hold(e.name(), in(m), fixed, ttl(ttls.lease))
-				return e.endsAt(h.Name, h.leave(ttls.left))
+				return e.endsAt(h.Name, h.leave(ttls.left), in(m))
 			})
 		}
 	}

@@ -27,6 +27,10 @@ func listIsTrue(e *env) error {
 		held = append(held, base+"/read")
 		a.hold(base+"/read", fixed)
 	}
+	if e.driverInfo().Offers(driver.Permit) {
+		held = append(held, base+"/permits")
+		b.hold(base+"/permits", permits(1, 2), fixed)
+	}
 	for _, prefix := range []string{base, base + "/b", base + "/ % %2", base + "/nothing"} {
 		var want []string
 		for _, name := range held {

@@ -6,7 +6,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// modeChecks are checks of the groups before, run again in the modes Read and Write: checks of what a driver does in its own way, or at
+// modeChecks are checks of the groups before, run again in the other modes than Exclusive: checks of what a driver does in its own way, or at
 // another place of the backend, in each mode. Package dsync does the same in all modes.
 var modeChecks = inModes(
 	"waiting/cancel-at-grant",
@@ -21,16 +21,23 @@ func inModes(names ...string) (all []Check) {
 	of := slices.Concat(waitingChecks, leaseChecks, ownershipChecks, faultChecks, expiryChecks, lossChecks)
 	for _, name := range names {
 		c := of[slices.IndexFunc(of, func(c Check) bool { return c.Name == name })]
-		for _, m := range []driver.Mode{driver.Read, driver.Write} {
+		for _, m := range moreModes {
 			all = append(all, Check{name + "/" + m.String(), c.Promise, func(e *env) error {
 				e.mode = m
-				e.claims(sharing)
+				if m == driver.Permit {
+					e.claims(permitting)
+				} else {
+					e.claims(sharing)
+				}
 				return c.run(e)
 			}})
 		}
 	}
 	return all
 }
+
+// moreModes are the modes beside Exclusive.
+var moreModes = []driver.Mode{driver.Read, driver.Write, driver.Permit}
 
 // rivals is a mode whose requests exclude those of the check.
 func (e *env) rivals() driver.Mode {

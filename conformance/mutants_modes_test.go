@@ -16,7 +16,7 @@ import (
 func modeMutants() (all []mutant) {
 	of := slices.Concat(waitingMutants, leaseMutants, ownershipMutants, faultMutants, lostMutants, expiryMutants, boundsMutants, lossMutants)
 	for _, c := range modeChecks {
-		for _, mode := range []driver.Mode{driver.Read, driver.Write} {
+		for _, mode := range moreModes {
 			base, ok := strings.CutSuffix(c.Name, "/"+mode.String())
 			i := slices.IndexFunc(of, func(m mutant) bool { return m.check == base && m.mutate != nil && !m.clock })
 			if ok && i >= 0 {
@@ -64,13 +64,17 @@ func (d *brokenInMode) RenewAll(ctx context.Context, leases []driver.Lease, done
 func TestModesAreRefusedTogether(t *testing.T) {
 	h := onMemory(nil, func(d *memory.Driver) driver.Driver {
 		return &broken{Driver: d, info: func(i driver.Info) driver.Info {
-			i.ReadWrite = driver.Support{}
+			i.ReadWrite, i.Permits = driver.Support{}, driver.Support{}
 			return i
 		}}
 	})
-	for _, c := range slices.Concat(sharingChecks, modeChecks) {
-		if r := c.result(t, h); r.refused != sharing.name || r.err != nil {
-			t.Errorf("%s on a driver without readers and writers: got refused %q and %v, want %q", c.Name, r.refused, r.err, sharing.name)
+	for _, c := range slices.Concat(sharingChecks, permitChecks, modeChecks) {
+		want := sharing.name
+		if strings.HasPrefix(c.Name, "permits/") || strings.HasSuffix(c.Name, "/permit") {
+			want = permitting.name
+		}
+		if r := c.result(t, h); r.refused != want || r.err != nil {
+			t.Errorf("%s on a driver with exclusive locks alone: got refused %q and %v, want %q", c.Name, r.refused, r.err, want)
 		}
 	}
 }

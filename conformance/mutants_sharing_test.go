@@ -67,7 +67,7 @@ var sharingMutants = []mutant{
 	{
 		check:  "sharing/all-readers",
 		breaks: "of those who wait to read one is woken",
-		mutate: readInTurn,
+		mutate: inTurn(driver.Read, ofServer),
 	},
 	{
 		check:  "sharing/writer-waits",
@@ -108,40 +108,17 @@ var sharingMutants = []mutant{
 	{
 		check:  "sharing/dead-reader",
 		breaks: "the hold of a reader ends with those of the others",
-		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
-			s, _ := d.Inspect(ctx, r.Name)
-			if r.Mode != driver.Read || s.Mode != driver.Read || s.TTL <= r.TTL {
-				return d.Acquire(ctx, r)
-			}
-			q, sent := *r, time.Now()
-			q.TTL = s.TTL
-			l, err := d.Acquire(ctx, &q)
-			if err != nil {
-				return nil, err
-			}
-			return &brokenLease{Lease: l, r: r, expires: func() time.Time { return sent.Add(r.TTL) }}, nil
-		}),
+		mutate: breakAcquire(endsWithOthers(driver.Read)),
 	},
 	{
 		check:  "sharing/own-renewal",
 		breaks: "a renewal is one of all holds with which the client reads the name",
-		mutate: func(d *memory.Driver) driver.Driver {
-			var all readers
-			return &broken{Driver: d, lease: func(l *brokenLease) {
-				all.add(l)
-				l.renew = func(ctx context.Context, ttl time.Duration) error {
-					for _, other := range all.besides(l) {
-						_ = other.Lease.Renew(ctx, ttl)
-					}
-					return l.Lease.Renew(ctx, ttl)
-				}
-			}}
-		},
+		mutate: renewsAll,
 	},
 	{
 		check:  "sharing/shorter-reader",
 		breaks: "the grant to a reader sets the end of the holds of all who read, to an earlier time too",
-		mutate: shortening(func(all *readers, l *brokenLease) {
+		mutate: shortening(func(all *fellows, l *brokenLease) {
 			for _, other := range all.besides(l) {
 				if time.Until(other.Lease.Expires()) > l.r.TTL {
 					_ = other.Lease.Renew(context.Background(), l.r.TTL)
@@ -152,21 +129,7 @@ var sharingMutants = []mutant{
 	{
 		check:  "sharing/reader-removed",
 		breaks: "the loss of a reader's hold is told to all who read the name in its client",
-		mutate: func(d *memory.Driver) driver.Driver {
-			var all readers
-			return &broken{Driver: d, lease: func(l *brokenLease) {
-				all.add(l)
-				l.renew = func(ctx context.Context, ttl time.Duration) error {
-					err := l.Lease.Renew(ctx, ttl)
-					if errors.Is(err, driver.ErrNotHeld) {
-						for _, other := range all.besides(l) {
-							other.r.Events.Lost(driver.ErrRemoved)
-						}
-					}
-					return err
-				}
-			}}
-		},
+		mutate: losesAll,
 	},
 	{
 		check:  "sharing/force-unlock",
@@ -236,26 +199,72 @@ var sharingMutants = []mutant{
 	},
 }
 
-// readers are leases of holds for Read.
-type readers struct {
+// endsWithOthers lets the hold of a shorter lease in a mode last as long as the one that is there.
+func endsWithOthers(m driver.Mode) func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	return func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		s, _ := d.Inspect(ctx, r.Name)
+		if r.Mode != m || s.Mode != m || s.TTL <= r.TTL {
+			return d.Acquire(ctx, r)
+		}
+		q, sent := *r, time.Now()
+		q.TTL = s.TTL
+		l, err := d.Acquire(ctx, &q)
+		if err != nil {
+			return nil, err
+		}
+		return &brokenLease{Lease: l, r: r, expires: func() time.Time { return sent.Add(r.TTL) }}, nil
+	}
+}
+
+// renewsAll is a mutation by which a renewal is one of all holds of the client beside the one.
+func renewsAll(d *memory.Driver) driver.Driver {
+	var all fellows
+	return &broken{Driver: d, lease: func(l *brokenLease) {
+		all.add(l)
+		l.renew = func(ctx context.Context, ttl time.Duration) error {
+			for _, other := range all.besides(l) {
+				_ = other.Lease.Renew(ctx, ttl)
+			}
+			return l.Lease.Renew(ctx, ttl)
+		}
+	}}
+}
+
+// losesAll is a mutation by which the loss of a hold is told to all holders of the client beside it.
+func losesAll(d *memory.Driver) driver.Driver {
+	var all fellows
+	return &broken{Driver: d, lease: func(l *brokenLease) {
+		all.add(l)
+		l.renew = func(ctx context.Context, ttl time.Duration) error {
+			err := l.Lease.Renew(ctx, ttl)
+			if errors.Is(err, driver.ErrNotHeld) {
+				for _, other := range all.besides(l) {
+					other.r.Events.Lost(driver.ErrRemoved)
+				}
+			}
+			return err
+		}
+	}}
+}
+
+// fellows are leases of holds that are granted beside each other.
+type fellows struct {
 	mu  sync.Mutex
 	all []*brokenLease
 }
 
-func (a *readers) add(l *brokenLease) {
+func (a *fellows) add(l *brokenLease) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if l.r.Mode == driver.Read {
-		a.all = append(a.all, l)
-	}
+	a.all = append(a.all, l)
 }
 
-// besides returns the others that read what l reads.
-func (a *readers) besides(l *brokenLease) (others []*brokenLease) {
+// besides returns the others that have the name of l beside l.
+func (a *fellows) besides(l *brokenLease) (others []*brokenLease) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, other := range a.all {
-		if l.r.Mode == driver.Read && other != l && other.r.Name == l.r.Name {
+		if other != l && other.r.Name == l.r.Name && !other.r.Mode.Excludes(l.r.Mode) {
 			others = append(others, other)
 		}
 	}
@@ -263,14 +272,14 @@ func (a *readers) besides(l *brokenLease) (others []*brokenLease) {
 }
 
 // shortening is a mutation by which the grant to a reader does something to the holds of others, on which their leases go on.
-func shortening(granted func(all *readers, l *brokenLease)) func(*memory.Driver) driver.Driver {
-	var servers sync.Map // of readers
+func shortening(granted func(all *fellows, l *brokenLease)) func(*memory.Driver) driver.Driver {
+	var servers sync.Map // of fellows
 	return breakLeases(func(d *memory.Driver, l *brokenLease) {
 		if l.r.Mode != driver.Read {
 			return
 		}
-		of, _ := servers.LoadOrStore(d.Server(), new(readers))
-		all := of.(*readers)
+		of, _ := servers.LoadOrStore(d.Server(), new(fellows))
+		all := of.(*fellows)
 		all.add(l)
 		var end atomic.Int64
 		end.Store(l.Lease.Expires().UnixNano())
@@ -298,40 +307,44 @@ func deafTo(m driver.Mode) func(*memory.Driver) driver.Driver {
 	})
 }
 
-// readInTurn lets one after the other of those who wait to read a name have it.
-func readInTurn(d *memory.Driver) driver.Driver {
-	turns, _ := readTurns.LoadOrStore(d.Server(), make(chan struct{}, 1))
-	turn := turns.(chan struct{})
-	return &broken{Driver: d, acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
-		try := *r
-		try.NoWait = true
-		l, err := d.Acquire(ctx, &try)
-		if r.Mode != driver.Read || r.NoWait || !errors.Is(err, driver.ErrLocked) {
-			if r.NoWait || err == nil || !errors.Is(err, driver.ErrLocked) {
-				return l, err
-			}
-			return d.Acquire(ctx, r)
-		}
-		r.Events.Waiting()
-		select {
-		case turn <- struct{}{}:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
-		}
-		again := *r
-		again.Events = waitsAlready{r.Events}
-		if l, err = d.Acquire(ctx, &again); err != nil {
-			<-turn
-			return nil, err
-		}
-		return &brokenLease{Lease: l, r: r, release: func(ctx context.Context) error {
-			defer func() { <-turn }()
-			return l.Release(ctx)
-		}}, nil
-	}}
-}
+func ofServer(d *memory.Driver) any { return d.Server() }
+func ofClient(d *memory.Driver) any { return d }
 
-var readTurns sync.Map // by server
+// inTurn is a mutation that lets one after the other of those who wait for a name in a mode have it: of all, or of each client.
+func inTurn(m driver.Mode, who func(*memory.Driver) any) func(*memory.Driver) driver.Driver {
+	var turns sync.Map
+	return func(d *memory.Driver) driver.Driver {
+		of, _ := turns.LoadOrStore(who(d), make(chan struct{}, 1))
+		turn := of.(chan struct{})
+		return &broken{Driver: d, acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			try := *r
+			try.NoWait = true
+			l, err := d.Acquire(ctx, &try)
+			switch {
+			case r.NoWait || !errors.Is(err, driver.ErrLocked):
+				return l, err
+			case r.Mode != m:
+				return d.Acquire(ctx, r)
+			}
+			r.Events.Waiting()
+			select {
+			case turn <- struct{}{}:
+			case <-ctx.Done():
+				return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+			}
+			again := *r
+			again.Events = waitsAlready{r.Events}
+			if l, err = d.Acquire(ctx, &again); err != nil {
+				<-turn
+				return nil, err
+			}
+			return &brokenLease{Lease: l, r: r, release: func(ctx context.Context) error {
+				defer func() { <-turn }()
+				return l.Release(ctx)
+			}}, nil
+		}}
+	}
+}
 
 // waitsAlready are the events of a request that has said that it waits.
 type waitsAlready struct{ driver.Events }

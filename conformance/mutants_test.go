@@ -57,6 +57,7 @@ func mutants() []mutant {
 		scaleMutants,
 		stormMutants,
 		sharingMutants,
+		permitMutants,
 		modeMutants(),
 	)
 }
@@ -121,6 +122,7 @@ type broken struct {
 	renewAll    func(ctx context.Context, leases []driver.Lease, done func(int, error))
 	inspect     func(ctx context.Context, name string) (driver.Status, error)
 	forceUnlock func(ctx context.Context, name string) error
+	setLimit    func(ctx context.Context, name string, limit int) error
 	seal        func(ctx context.Context, l driver.Lease) error
 	sealed      func(ctx context.Context, name string) (uint64, bool, error)
 	mark        func(ctx context.Context, l driver.Lease, floor uint64) error
@@ -187,6 +189,14 @@ func (d *broken) ForceUnlock(ctx context.Context, name string) error {
 		return d.forceUnlock(ctx, name)
 	}
 	return d.Driver.ForceUnlock(ctx, name)
+}
+
+// SetLimit implements driver.Limiter.
+func (d *broken) SetLimit(ctx context.Context, name string, limit int) error {
+	if d.setLimit != nil {
+		return d.setLimit(ctx, name, limit)
+	}
+	return d.Driver.SetLimit(ctx, name, limit)
 }
 
 // Seal implements move.Sealer.

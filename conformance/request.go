@@ -79,7 +79,8 @@ func (d *rawDriver) startWith(ctx context.Context, cancel context.CancelFunc, na
 	d.mu.Unlock()
 	r := &request{driver: d, cancel: cancel, called: time.Now()}
 	id := fmt.Sprintf("%s-%s:%d", d.env.id, d.label, n)
-	r.Request = driver.Request{Name: name, Hold: id, Owner: id, Mode: d.mode, TTL: d.env.long(), Events: r}
+	r.Request = driver.Request{Name: name, Hold: id, Owner: id, TTL: d.env.long(), Events: r}
+	in(d.mode)(&r.Request)
 	for _, o := range opts {
 		o(&r.Request)
 	}

@@ -63,8 +63,14 @@ var (
 	aloneModes = []driver.Mode{driver.Exclusive, driver.Write}
 )
 
-// in is an option of a request.
-func in(m driver.Mode) option { return func(r *driver.Request) { r.Mode = m } }
+// in is an option of a request. Those for permits ask for all there are, so they exclude each other, and one that is left behind shows.
+func in(m driver.Mode) option {
+	return func(r *driver.Request) {
+		if r.Mode = m; m == driver.Permit {
+			r.Permits, r.Limit = 2, 2
+		}
+	}
+}
 
 var reading, writing = in(driver.Read), in(driver.Write)
 

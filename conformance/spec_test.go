@@ -35,7 +35,7 @@ func TestSpec(t *testing.T) {
 			t.Errorf("%q, which is to run alone, is no check", name)
 		}
 	}
-	b.WriteString("\n## In the modes Read and Write\n\nThe same promises once more, for requests in these modes:\n\n")
+	b.WriteString("\n## In the modes Read, Write and Permit\n\nThe same promises once more, for requests in these modes:\n\n")
 	for _, name := range inModes {
 		fmt.Fprintf(&b, "- %s\n", name)
 	}

@@ -54,16 +54,23 @@ var stormModes = [][]driver.Mode{
 	{driver.Exclusive},
 	append(slices.Repeat([]driver.Mode{driver.Read}, 9), driver.Write),
 	modes,
+	{driver.Permit},
 }
 
-// draw makes names, each with modes.
+// stormPermits is the limit of the permits of a storm.
+const stormPermits = 4
+
+// draw makes names, each with modes. The first is always a lock.
 func (s *storm) draw() {
 	s.modes = map[string][]driver.Mode{}
 	random := s.random(-2)
-	for range 3 {
+	offered := slices.DeleteFunc(slices.Clone(stormModes), func(all []driver.Mode) bool {
+		return slices.ContainsFunc(all, func(m driver.Mode) bool { return !s.env.driverInfo().Offers(m) })
+	})
+	for i := range 3 {
 		name, m := s.env.name(), stormModes[0]
-		if s.env.driverInfo().ReadWrite.Offered {
-			m = stormModes[random.IntN(len(stormModes))]
+		if i > 0 {
+			m = offered[random.IntN(len(offered))]
 		}
 		s.names, s.modes[name] = append(s.names, name), m
 		s.env.events.add("", "storm: %q is asked for in the modes %v", name, m)
@@ -79,7 +86,7 @@ func (s *storm) bounds() history.Bounds {
 	rw := i.ReadWrite
 	b := history.Bounds{
 		Fenced:     i.Fencing != driver.None && (!rw.Offered || rw.Fencing != driver.None),
-		FIFO:       i.Order == driver.FIFO && (!rw.Offered || rw.Order == driver.FIFO),
+		FIFO:       i.Order == driver.FIFO && (!rw.Offered || rw.Order == driver.FIFO) && (!i.Permits.Offered || i.Permits.Order == driver.FIFO),
 		Linger:     s.ttl + i.LateFor(s.ttl),
 		Wake:       s.env.hangs() / 2,
 		Stuck:      s.env.hangs(),
@@ -180,7 +187,7 @@ func (u *stormUser) step(name string, depth int) error {
 		}
 		return illegal(err)
 	}
-	if depth < 2 && a.Owner != "" && r.IntN(2) == 0 {
+	if depth < 2 && a.Owner != "" && a.Mode != driver.Permit && r.IntN(2) == 0 { // two with permits who want more could wait for each other
 		if err := u.step(name, depth+1); err != nil {
 			return err
 		}
@@ -192,7 +199,7 @@ func (u *stormUser) step(name string, depth int) error {
 				op.Renewed()
 			}
 		}
-	case n == 20 && depth == 0 && !fixed && a.Owner == "" && a.Mode != driver.Read && u.expire: // among several readers Expire would hit others
+	case n == 20 && depth == 0 && !fixed && a.Owner == "" && a.Mode.Excludes(a.Mode) && u.expire: // among several holds Expire would hit others
 		u.env.expire(name)
 		u.outlive(op, l)
 		return nil
@@ -213,6 +220,9 @@ func (u *stormUser) asksFor(name string) (history.Attempt, []dsync.LockOption) {
 		return a, []dsync.LockOption{dsync.Read()}
 	case driver.Write:
 		return a, []dsync.LockOption{dsync.Write()}
+	case driver.Permit:
+		a.Permits, a.Limit = 1+u.random.IntN(3), stormPermits
+		return a, []dsync.LockOption{dsync.Permits(a.Permits, a.Limit)}
 	}
 	return a, nil
 }

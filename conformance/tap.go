@@ -156,7 +156,8 @@ func (t *tap) ask(r *driver.Request) *tapped {
 	a := &tapped{Events: r.Events, tap: t, name: r.Name, n: t.asked}
 	t.mu.Unlock()
 	r.Events = a
-	a.add("acquire %q%s, TTL %v%s%s", r.Name, word(r.Mode != driver.Exclusive, ", "+r.Mode.String()), r.TTL, word(r.Fixed, ", fixed"), word(r.NoWait, ", no wait"))
+	a.add("acquire %q%s%s, TTL %v%s%s", r.Name, word(r.Mode != driver.Exclusive, ", "+r.Mode.String()),
+		word(r.Mode == driver.Permit, fmt.Sprintf("s %d of %d", r.Permits, r.Limit)), r.TTL, word(r.Fixed, ", fixed"), word(r.NoWait, ", no wait"))
 	return a
 }
 

@@ -3,6 +3,7 @@ package conformance
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/go-dsync/dsync/driver"
@@ -54,14 +55,24 @@ func (w *watch) told(what string, n int64) {
 func (w *watch) end() { w.d.env.within("stop of a watch", w.stop) }
 
 func watchTellsEnds(e *env) error {
-	a, b, name := e.driver(), e.driver(), e.name()
-	b.hold(name).release() // drivers may look at the server first
-	w := b.watch(name)
-	defer w.end()
-	for _, m := range modes {
-		if !e.driverInfo().Offers(m) {
+	for _, together := range [][]driver.Mode{modes, {driver.Permit}} { // permits have names of their own
+		offered := slices.DeleteFunc(slices.Clone(together), func(m driver.Mode) bool { return !e.driverInfo().Offers(m) })
+		if len(offered) == 0 {
 			continue
 		}
+		if err := e.watchTellsEnds(offered); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *env) watchTellsEnds(offered []driver.Mode) error {
+	a, b, name := e.driver(), e.driver(), e.name()
+	b.hold(name, in(offered[0])).release() // drivers may look at the server first
+	w := b.watch(name)
+	defer w.end()
+	for _, m := range offered {
 		for _, d := range []*rawDriver{a, b} {
 			h := d.hold(name, in(m))
 			n := w.calls.Load()
@@ -70,7 +81,7 @@ func watchTellsEnds(e *env) error {
 		}
 	}
 	if f, ok := a.driver.(driver.ForceUnlocker); ok {
-		a.hold(name)
+		a.hold(name, in(offered[0]))
 		n := w.calls.Load()
 		e.within("ForceUnlock", func() { e.must(f.ForceUnlock(e.ctx, name)) })
 		w.told("ForceUnlock", n)

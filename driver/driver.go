@@ -2,7 +2,7 @@
 //
 // Only authors of drivers import the package. A driver implements [Driver] and [Lease], a handful of methods, and package dsync builds on
 // them what is common to every backend: owners and reentrancy, the local queue, renewal, the loss of a lease on the local clock, error
-// text, closing. Ten numbered rules bind both sides; they stand at [Driver] (go doc driver.Driver). Package conformance checks them; a
+// text, closing. Eleven numbered rules bind both sides; they stand at [Driver] (go doc driver.Driver). Package conformance checks them; a
 // driver with a green run is done.
 package driver
 
@@ -22,7 +22,8 @@ import (
 //     of their ctx, whatever the backend does. A request that cannot wait (NoWait) and is refused returns [ErrLocked]. A wait that
 //     ended with ctx, with a refusal as the last answer, returns an error that matches both ErrLocked and ctx's; if ctx cut off a
 //     later request, ErrUnknown and ctx's: package dsync remembers what Events.Waiting said. [ErrSealed] is returned at once, also to
-//     calls that already wait, and concerns every [Mode] of the name.
+//     calls that already wait, and concerns every [Mode] of the name. So is [ErrLimit], with the limit that is kept when the backend is asked;
+//     a call that waits returns it, too, when that limit has become another one.
 //  2. After an error of Acquire or Release the driver owns what may be left on the backend. The driver cleans up by Hold, in the
 //     background and bounded in number, until one of these is true: the backend said that the hold was removed; the backend's answer
 //     was ordered behind the request in question (a later request on the same connection), so that "absent" is definite; the request
@@ -43,19 +44,28 @@ import (
 //     alive, also where one key of the backend carries several Read holds: each ends by its own time. An error other than ErrNotHeld
 //     changes nothing. A slow node delays only the leases on that node.
 //  6. Hold identifies, Owner does not: two Acquires of one client for one name exclude each other, also with equal Owner, unless both
-//     are for Read. Holds of different modes exclude each other although they may have different forms at the backend.
+//     are for Read, or the limit admits both Permit requests. Holds of different modes exclude each other although they may have
+//     different forms at the backend. But a name is used for permits or for the other modes: of one that is used for both nothing is
+//     promised but what each of the two uses promises alone.
 //  7. What is held or queued on the backend inside an unfinished Acquire is kept alive by the driver, and checked before Acquire returns.
 //  8. Tokens rise: the first of a lease is above every token of every earlier grant of the name (those of the incumbents that share
 //     the key included, where they have tokens), the last is below every token of every later grant. A hold that is passed on
 //     ([Passer]) counts as granted again. The tokens of Read holds are not compared with each other, and may be equal.
 //  9. Requests of several callers may be combined into one request to the backend, but never two operations on one name (or backend
-//     key) in one combined request: nor two of Read. Each keeps its own outcome; if the combined request fails, each of them is unknown.
+//     key) in one combined request: nor two of Read or Permit, but for renewals of Permit holds. Each keeps its own outcome; if the combined request
+//     fails, each of them is unknown.
 //  10. [FIFO] means: all waiters of all clients are granted in the order of their arrival, as far as their modes exclude each other, and
 //     package dsync passes every waiter on. With any other [Order] package dsync lets one waiting Acquire per client, name and mode
 //     contend at a time, and gives a hold from caller to caller of the client for a while before the release: with a token of the
 //     grant's, or by [Passer] where no token is left. Of the Reads of a client one contends at a time for all of them, with any Order,
 //     but those with a fixed lease each for itself. With an order other than Unordered, a Read does not overtake a Write or Exclusive
-//     request that came before.
+//     request that came before, and a Permit request none that waits, however many permits each of them asks for. For permits,
+//     with any Order but FIFO, several Acquires of a client contend, none of which begins while another one waits, and a hold is given to a
+//     caller who asks for as many.
+//  11. The permits of a request are granted, renewed, lost and given back together: a grant is one step at the backend, which looks at the
+//     limit, and nobody ever sees a part of it. At no time does the backend grant permits by which the sum of all held exceeds
+//     the limit; one that is made smaller takes nothing away, and nothing is granted until enough was given back. The first grant of
+//     a name without a limit makes that of its request the limit, at least until no permit is held; what [Limiter] sets stays.
 //
 // # Locking
 //
@@ -67,8 +77,8 @@ type Driver interface {
 	Info() Info
 
 	// Acquire asks for r.Name until a grant or the end of ctx (r.NoWait: once). The driver may keep r until the returned lease is
-	// over, but not change r. Errors on which the caller can act match ErrLocked, ErrUnknown, ErrUnavailable, ErrClosed or ErrSealed,
-	// or the error of ctx; all others are passed to the user as they are.
+	// over, but not change r. Errors on which the caller can act match ErrLocked, ErrUnknown, ErrUnavailable, ErrClosed, ErrSealed or
+	// ErrLimit, or the error of ctx; all others are passed to the user as they are.
 	Acquire(ctx context.Context, r *Request) (Lease, error)
 
 	// Close ends unfinished Acquires, all holds, clean-ups and goroutines, as rule 2 says, and returns when all is done or ctx is.
@@ -105,6 +115,9 @@ type Info struct {
 
 	// ReadWrite is what is promised of the modes Read and Write. Order and Fencing are those of the mode Exclusive.
 	ReadWrite Support
+
+	// Permits is what is promised of the mode Permit. A driver that offers it is a [Limiter].
+	Permits Support
 
 	// KeepsAlive says that a session, kept alive by the driver, carries the locks. Otherwise package dsync calls Renew, or
 	// RenewAll, every third of the TTL.
@@ -217,6 +230,10 @@ type Request struct {
 	// Mode is how the name is to be held. A driver never sees a mode that its Info does not offer.
 	Mode Mode
 
+	// Permits is how many are asked for in the mode Permit, 1 or more, and Limit the limit of the name: Permits or more, or 0 for the one that
+	// is kept. Both are 0 in the other modes.
+	Permits, Limit int
+
 	TTL    time.Duration
 	Fixed  bool // the lease ends TTL after the grant, and nothing but a call of Renew renews the lease
 	NoWait bool // return ErrLocked instead of waiting
@@ -315,6 +332,13 @@ type Watcher interface {
 	Watch(name string, changed func()) (stop func(), err error)
 }
 
+// Limiter is implemented by drivers that offer the mode Permit.
+type Limiter interface {
+	// SetLimit sets the limit of name, 1 or more, in one step at the backend, and wakes the requests that can be granted now. The limit stays
+	// when nobody holds a permit. After ErrUnknown it may be set later; to set it again does no harm.
+	SetLimit(ctx context.Context, name string, limit int) error
+}
+
 // Lister is an optional interface of a Driver: to list the names that are held.
 type Lister interface {
 	// List yields names that begin with prefix, in any order: at least once each name that is held throughout the call, in whatever mode
@@ -324,12 +348,14 @@ type Lister interface {
 	List(ctx context.Context, prefix string) iter.Seq2[string, error]
 }
 
-// Status is what a backend knows of a lock. Unknown fields are zero, except Waiters. Where several Read holds have the name, Hold, Owner,
-// Note, Process, Since and TTL are of one of them.
+// Status is what a backend knows of a lock. Unknown fields are zero, except Waiters. Where several Read or Permit holds have the name, Hold,
+// Owner, Note, Process, Since and TTL are of one of them.
 type Status struct {
 	Held    bool
 	Mode    Mode          // in which the name is held
-	Holders int           // how many holds have the name: more than 1 in the mode Read alone
+	Holders int           // how many holds have the name: more than 1 in the modes Read and Permit alone
+	Used    int           // how many permits are held
+	Limit   int           // of the permits, where one is kept
 	Hold    string        // Request.Hold of the holder; where not kept, what tells its client from others
 	Owner   string        // Request.Owner of the holder, where stored
 	Note    string        // Request.Note of the holder, where stored
@@ -343,7 +369,7 @@ type Status struct {
 
 // ForceUnlocker is an optional interface of a Driver: to end the hold of any client.
 type ForceUnlocker interface {
-	// ForceUnlock ends the present hold, of whatever client, in the mode Read all of them, and wakes who waits. ErrNotHeld: nobody holds
-	// the name. ErrSealed: the name is sealed, and a seal stays.
+	// ForceUnlock ends the present hold, of whatever client, in the modes Read and Permit all of them, and wakes who waits. The limit of
+	// permits stays as after a release. ErrNotHeld: nobody holds the name. ErrSealed: the name is sealed, and a seal stays.
 	ForceUnlock(ctx context.Context, name string) error
 }

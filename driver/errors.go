@@ -21,6 +21,10 @@ var (
 	// ErrClosed: the driver is closed.
 	ErrClosed = errors.New("closed")
 
+	// ErrLimit: the name has another limit of permits than [Request.Limit], or, where the request leaves it open, none, or a smaller one than
+	// [Request.Permits].
+	ErrLimit = errors.New("the limit of permits is another one")
+
 	// ErrSealed: the name has moved to another backend for good (drivers/migrate).
 	ErrSealed = errors.New("lock is sealed")
 )

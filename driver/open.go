@@ -16,7 +16,7 @@ type Config struct {
 	TTL     time.Duration // of most leases: ttl=30s, or what OpenTTL was given; 0 for the default
 	Floor   uint64        // floor=1000: what is added to each token of the driver, by whoever uses the driver; see Tokens
 	Fenced  bool          // fenced=false: no tokens, and nothing is kept for them
-	Require Require       // require=fair,fifo,fenced,rw; checked by Open
+	Require Require       // require=fair,fifo,fenced,rw,permits; checked by Open
 }
 
 // Opener makes a Driver from a URL. An Opener reads all its parameters, calls [URL.Err], and then connects, or fails within ctx. No
@@ -119,6 +119,9 @@ type Require struct {
 	FIFO   bool // all waiters in the order of arrival
 	Fenced bool // fencing tokens
 	RW     bool // the modes Read and Write; Fair, FIFO and Fenced then concern these modes too
+
+	// Permits: the mode Permit; Fair and FIFO then concern it too.
+	Permits bool
 }
 
 // ParseRequire reads a list such as "fair,fenced,rw".
@@ -137,8 +140,10 @@ func ParseRequire(s string) (Require, error) {
 			r.Fenced = true
 		case "rw":
 			r.RW = true
+		case "permits":
+			r.Permits = true
 		default:
-			return r, errors.New("not one of fair, fifo, fenced, rw")
+			return r, errors.New("not one of fair, fifo, fenced, rw, permits")
 		}
 	}
 	return r, nil
@@ -146,18 +151,26 @@ func ParseRequire(s string) (Require, error) {
 
 // Check returns an error, which matches errors.ErrUnsupported, if r asks for more than i promises. The error names the difference.
 func (i Info) Check(r Require) error {
-	if err := i.check(r, Exclusive, ""); err != nil || !r.RW {
+	if err := i.check(r, Exclusive, ""); err != nil {
 		return err
 	}
-	if !i.ReadWrite.Offered {
-		return fmt.Errorf("backend %s has no read-write locks: %w", i.Name, errors.ErrUnsupported)
+	if r.RW {
+		if err := i.check(r, Write, " for reads and writes"); err != nil {
+			return err
+		}
 	}
-	return i.check(r, Write, " for reads and writes")
+	if r.Permits {
+		r.Fenced = false // no backend has tokens of permits
+		return i.check(r, Permit, " for permits")
+	}
+	return nil
 }
 
 func (i Info) check(r Require, m Mode, what string) error {
 	order := i.OrderOf(m)
 	switch {
+	case !i.Offers(m):
+		return i.CheckMode(m)
 	case r.FIFO && order != FIFO:
 		return fmt.Errorf("backend %s does not grant in order of arrival%s, which fifo requires (its order: %v): %w", i.Name, what, order, errors.ErrUnsupported)
 	case r.Fair && order == Unordered:

@@ -175,6 +175,7 @@ func TestParseRequire(t *testing.T) {
 		"fenced,fifo":      {FIFO: true, Fenced: true},
 		"fair,fifo,fenced": {Fair: true, FIFO: true, Fenced: true},
 		"rw,fair":          {Fair: true, RW: true},
+		"permits,rw":       {RW: true, Permits: true},
 	} {
 		if got, err := driver.ParseRequire(s); err != nil || got != want {
 			t.Errorf("%q: got %+v and error %v, want %+v", s, got, err, want)
@@ -212,6 +213,13 @@ func TestCheckRequire(t *testing.T) {
 			"no fencing tokens for reads and writes",
 		},
 		{driver.Info{ReadWrite: driver.Support{Offered: true, Order: driver.FIFO}}, driver.Require{Fair: true, RW: true}, "is not fair (its"},
+		{driver.Info{Name: "b"}, driver.Require{Permits: true}, "backend b has no permits: "},
+		{driver.Info{Name: "b", Permits: driver.Support{Why: "so"}}, driver.Require{Permits: true}, "backend b has no permits, since so: "},
+		{driver.Info{Fencing: driver.Durable, Permits: driver.Support{Offered: true}}, driver.Require{Permits: true, Fenced: true}, ""},
+		{
+			driver.Info{Order: driver.FIFO, Permits: driver.Support{Offered: true, Order: driver.FIFOByClient}}, driver.Require{Permits: true, FIFO: true},
+			"does not grant in order of arrival for permits",
+		},
 	} {
 		err := test.info.Check(test.require)
 		if test.want == "" && err != nil || test.want != "" && (!errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), test.want)) {

@@ -25,6 +25,8 @@ type Event struct {
 	Name     string        `json:"n,omitempty"`   // from Attempt
 	NoWait   bool          `json:"nw,omitempty"`  // from Attempt
 	Mode     driver.Mode   `json:"m,omitempty"`   // from Attempt; of KindAnswer: of the driver's request
+	Permits  int           `json:"np,omitempty"`  // from Attempt
+	Limit    int           `json:"lim,omitempty"` // from Attempt; of KindSetLimit: the limit
 	Token    uint64        `json:"tok,omitempty"` // of a grant or an access; 0: none
 	Deadline time.Duration `json:"dl,omitempty"`  // of the lease when the event was recorded; 0: none
 	Since    time.Duration `json:"s,omitempty"`   // KindAnswer: the driver had been granted the hold by then
@@ -49,6 +51,8 @@ const (
 	KindAnswer      Kind = "rel.answer"  // the driver's Release, which Unlock called, returned nil (no class) or an error; see Answered
 	KindReleased    Kind = "rel.ok"      // the call returned nil
 	KindNotReleased Kind = "rel.err"     // the call returned an error
+	KindSetLimit    Kind = "limit.call"  // SetLimit is about to be called
+	KindLimitSet    Kind = "limit.back"  // the call returned nil (no class) or an error
 	KindWrite       Kind = "cs.write"    // the protected resource was written
 	KindRead        Kind = "cs.read"     // the protected resource was read
 	KindFaultOn     Kind = "fault.on"    // a fault is about to begin
@@ -58,7 +62,7 @@ const (
 )
 
 var kinds = []Kind{KindCall, KindWait, KindGrant, KindRefuse, KindFail, KindCheck, KindRenew, KindLose, KindRelease, KindAnswer,
-	KindReleased, KindNotReleased, KindWrite, KindRead, KindFaultOn, KindFaultOff, KindMeta, KindEnd}
+	KindReleased, KindNotReleased, KindSetLimit, KindLimitSet, KindWrite, KindRead, KindFaultOn, KindFaultOff, KindMeta, KindEnd}
 
 // The classes of errors in an [Event].
 const (
@@ -73,6 +77,7 @@ const (
 	ClassUnavailable  = "unavailable" // dsync.ErrUnavailable
 	ClassClosed       = "closed"      // dsync.ErrClosed
 	ClassSealed       = "sealed"      // driver.ErrSealed
+	ClassLimit        = "limit"       // dsync.ErrLimit
 	ClassUnsupported  = "unsupported" // errors.ErrUnsupported
 	ClassOther        = "other"       // none of these, and so not legal
 )
@@ -93,6 +98,7 @@ var classes = []struct {
 	{dsync.ErrUnavailable, ClassUnavailable},
 	{dsync.ErrClosed, ClassClosed},
 	{driver.ErrSealed, ClassSealed},
+	{dsync.ErrLimit, ClassLimit},
 	{errors.ErrUnsupported, ClassUnsupported},
 }
 
@@ -145,6 +151,8 @@ func (e Event) String() string {
 	field(e.Owner != "", " owner=%s", e.Owner)
 	field(e.NoWait, "%s", " nowait")
 	field(e.Mode != driver.Exclusive, " %v", e.Mode)
+	field(e.Permits != 0, " permits=%d", e.Permits)
+	field(e.Limit != 0, " limit=%d", e.Limit)
 	field(e.Token != 0, " token=%d", e.Token)
 	field(e.Deadline != 0, " deadline=%.6f", e.Deadline.Seconds())
 	field(e.Since != 0, " since=%.6f", e.Since.Seconds())

@@ -115,7 +115,7 @@ func parseEvent(line []byte) (Event, error) {
 	if !slices.Contains(kinds, e.Kind) {
 		return e, fmt.Errorf("unknown kind of event %q", e.Kind)
 	}
-	if e.Mode < driver.Exclusive || e.Mode > driver.Write {
+	if e.Mode < driver.Exclusive || e.Mode > driver.Permit {
 		return e, fmt.Errorf("unknown mode %d", e.Mode)
 	}
 	return e, nil

@@ -123,6 +123,8 @@ type Attempt struct {
 	Name   string
 	NoWait bool        // TryLock
 	Mode   driver.Mode // the mode of the request
+
+	Permits, Limit int // as dsync.Permits has them
 }
 
 // Claim is what a History reads of a lease. A *dsync.Lease is a Claim.
@@ -142,7 +144,8 @@ type Op struct {
 
 // Begin records that the lock is about to be asked for.
 func (h *History) Begin(a Attempt) *Op {
-	o := &Op{h: h, event: Event{Call: h.nextCall(), Client: a.Client, Owner: a.Owner, Name: a.Name, NoWait: a.NoWait, Mode: a.Mode}}
+	o := &Op{h: h, event: Event{Call: h.nextCall(), Client: a.Client, Owner: a.Owner, Name: a.Name, NoWait: a.NoWait, Mode: a.Mode,
+		Permits: a.Permits, Limit: a.Limit}}
 	o.record(Event{Time: h.now(), Kind: KindCall})
 	return o
 }
@@ -151,6 +154,9 @@ func (o *Op) record(e Event) {
 	e.Call, e.Client, e.Owner, e.Name, e.NoWait = o.event.Call, o.event.Client, o.event.Owner, o.event.Name, o.event.NoWait
 	if e.Kind != KindAnswer {
 		e.Mode = o.event.Mode
+	}
+	if e.Kind == KindCall {
+		e.Permits, e.Limit = o.event.Permits, o.event.Limit
 	}
 	o.h.record(e)
 }
@@ -266,6 +272,17 @@ func (h *History) Wrote(name string, token uint64, accepted bool) {
 // Saw records a request to read what the lock of this name protects, as Wrote does for writes.
 func (h *History) Saw(name string, token uint64, accepted bool) {
 	h.record(Event{Time: h.now(), Kind: KindRead, Name: name, Token: token, OK: accepted})
+}
+
+// SettingLimit records that SetLimit is about to be called. The function returned records the result of the call.
+func (h *History) SettingLimit(name string, limit int) (returned func(error)) {
+	e := Event{Call: h.nextCall(), Name: name, Limit: limit}
+	e.Time, e.Kind = h.now(), KindSetLimit
+	h.record(e)
+	return func(err error) {
+		e.Time, e.Kind = h.now(), KindLimitSet
+		h.record(e.because(err))
+	}
 }
 
 // FaultKill is the kind of fault that kills a process with a History of its own. The target is the label of that History.

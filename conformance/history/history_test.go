@@ -298,7 +298,7 @@ func TestHistoryFileIsReadAsWritten(t *testing.T) {
 	}
 	var want []Event
 	for i, k := range kinds[:len(kinds)-1] {
-		e := Event{Time: sharedClock(), Kind: k, Call: 1, Client: "c", Owner: "o", Name: "L\x01\u2028\"", NoWait: i%2 == 0, Mode: driver.Mode(i % 3), Token: 1<<64 - 1,
+		e := Event{Time: sharedClock(), Kind: k, Call: 1, Client: "c", Owner: "o", Name: "L\x01\u2028\"", NoWait: i%2 == 0, Mode: driver.Mode(i % 4), Permits: i, Limit: 2 * i, Token: 1<<64 - 1,
 			Deadline: sharedClock(), OK: true, Class: ClassOther, Text: "a\nb"}
 		h.record(e)
 		e.Proc, e.Seq = "p", uint64(i+2)
@@ -346,7 +346,7 @@ func TestReadHistoryRejectsWhatIsNotWhole(t *testing.T) {
 		{"two processes", first + `{"p":"v","q":2,"t":6,"e":"end"}` + "\n", `line 2: event of process "v"`},
 		{"more after the end", first + `{"p":"w","q":2,"t":6,"e":"end"}` + "\n" + `{"p":"w","q":3,"t":6,"e":"end"}` + "\n", "line 3: event after"},
 		{"an unknown event", first + `{"p":"w","q":2,"t":6,"e":"dance"}` + "\n", "line 2: unknown kind"},
-		{"an unknown mode", first + `{"p":"w","q":2,"t":6,"e":"end","m":3}` + "\n", "line 2: unknown mode 3"},
+		{"an unknown mode", first + `{"p":"w","q":2,"t":6,"e":"end","m":4}` + "\n", "line 2: unknown mode 4"},
 		{"an unknown field", first + `{"p":"w","q":2,"t":6,"e":"end","x":1}` + "\n", `line 2: json: unknown field "x"`},
 		{"two events on a line", first + `{"p":"w","q":2,"t":6,"e":"end"} {}` + "\n", "line 2: not one JSON object"},
 		{"an empty line", first + "\n", "line 2: EOF"},

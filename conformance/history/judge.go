@@ -41,19 +41,19 @@ type Bounds struct {
 type Rule string
 
 const (
-	// RuleOverlap: two owners claimed one name at the same time, not both to read. A claim begins when the grant returned, and ends when
+	// RuleOverlap: two owners claimed one name at the same time, not both to read, or more permits than the limit were claimed. A claim begins when the grant returned, and ends when
 	// Unlock is called, when the last known deadline passes, or when the lease says that it is lost, whichever comes first. The claim
 	// ends Bounds.Detect earlier, unless the backend's answer to the release says that it had the hold (Answered). Such an
 	// answer also covers the time since the backend's grant, in which leases may have followed one another without a request.
 	RuleOverlap Rule = "V1 claimed overlap"
 	// RuleStale: the protected resource accepted a token below that of an earlier write, or a write with the token of a Read.
 	RuleStale Rule = "V2 stale access"
-	// RuleTokens: a grant had no greater token than an earlier one, not both being Reads.
+	// RuleTokens: a grant had no greater token than an earlier one, not both being Reads; or permits had a token.
 	RuleTokens Rule = "V3 token regression"
 	// RuleLoss: an overlap after which the loser was told of the loss, but too late.
 	RuleLoss Rule = "V4 late loss"
 	// RuleWake: a lock stayed free for too long while somebody waited for it. For a Read a lock is free while nobody has it in another
-	// mode, or waits for it in another mode.
+	// mode, or waits for it in another mode. Permits are looked at for the one that has waited longest.
 	RuleWake Rule = "V5 lost wake-up"
 	// RuleStuck: an attempt lasted too long, or was refused while nobody could have held the lock.
 	RuleStuck Rule = "V6 stuck"
@@ -99,6 +99,10 @@ func Judge(events []Event, b Bounds) *Verdict {
 		j.claims(l)
 		j.exclusion(l)
 		j.waits(l)
+		if l.takesPermits {
+			j.permits(l)
+			j.waitsForPermits(l)
+		}
 	}
 	j.writes()
 	j.assumptions()
@@ -142,7 +146,12 @@ type process struct {
 type lock struct {
 	attempts []*attempt // in the order of their calls
 	steps    []*attempt // each at its call, and again at its return
-	holds    []*attempt // in the order of their grants
+	holds    []*attempt // in the order of their grants, but for those of permits
+
+	takesPermits bool
+	permits      []*attempt // the holds of permits, in the order of their grants
+	named        []int      // the limits that requests named which were granted
+	set          []*setLimit
 }
 
 const never = time.Duration(1<<63 - 1)

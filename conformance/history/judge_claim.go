@@ -47,6 +47,7 @@ type attempt struct {
 	from, to point
 	end      time.Duration // of the claim, if nobody removed the hold meanwhile; otherwise to is Bounds.Detect earlier
 	ending   ending
+	used     int  // the permits that were claimed when this claim began, with its own
 	reentry  bool // its owner may have had the lock already
 	alone    bool // a Read that no other Read of its client may have brought along; see lonely
 
@@ -93,12 +94,22 @@ func (j *judge) claims(l *lock) {
 		case a.granted():
 			j.v.Granted++
 			j.claim(a)
-			l.holds = append(l.holds, a)
+			if !a.takesPermits() {
+				l.holds = append(l.holds, a)
+				continue
+			}
+			l.permits = append(l.permits, a)
+			if n := a.called.Limit; n > 0 && !slices.Contains(l.named, n) {
+				l.named = append(l.named, n)
+			}
 		}
 	}
-	slices.SortFunc(l.holds, func(a, b *attempt) int {
-		return cmp.Or(cmp.Compare(a.from.t, b.from.t), cmp.Compare(a.from.seq, b.from.seq))
-	})
+	slices.SortFunc(l.holds, byFrom)
+	slices.SortStableFunc(l.permits, byFrom)
+}
+
+func byFrom(a, b *attempt) int {
+	return cmp.Or(cmp.Compare(a.from.t, b.from.t), cmp.Compare(a.from.seq, b.from.seq))
 }
 
 // claim determines how the hold of a ended and what its holder claimed.
@@ -139,7 +150,7 @@ func (e *Event) gone() bool {
 }
 
 // harmless are the errors after which an attempt has surely left nothing behind.
-var harmless = []string{ClassLocked, ClassCanceled, ClassDeadline, ClassDeadlock, ClassUnavailable, ClassUnsupported}
+var harmless = []string{ClassLocked, ClassCanceled, ClassDeadline, ClassDeadlock, ClassUnavailable, ClassUnsupported, ClassLimit}
 
 // free returns when the backend surely has nothing left of a.
 func (j *judge) free(a *attempt) time.Duration {

@@ -8,6 +8,7 @@ import (
 // read turns the events into attempts, processes and windows without faults.
 func (j *judge) read() {
 	faults := map[id]bool{} // the faults under way
+	limits := map[id]*setLimit{}
 	for i := range j.events {
 		e := &j.events[i]
 		if i > 0 && e.Time == j.events[i-1].Time && e.Proc != j.events[i-1].Proc {
@@ -38,6 +39,17 @@ func (j *judge) read() {
 		case KindCall:
 			inPlace = j.attempts[key] == nil
 			j.begin(p, e)
+		case KindSetLimit:
+			inPlace = limits[key] == nil
+			limits[key] = &setLimit{called: e}
+			l := j.lock(e.Name)
+			l.set = append(l.set, limits[key])
+		case KindLimitSet:
+			if s := limits[key]; s != nil {
+				s.returned = e
+			} else {
+				inPlace = false
+			}
 		default:
 			a := j.attempts[key]
 			inPlace = a != nil && j.add(a, e)
@@ -62,18 +74,25 @@ func (j *judge) process(label string) *process {
 	return p
 }
 
-func (j *judge) begin(p *process, e *Event) {
-	l := j.byName[e.Name]
+// lock returns what is known of a name.
+func (j *judge) lock(name string) *lock {
+	l := j.byName[name]
 	if l == nil {
 		l = &lock{}
-		j.byName[e.Name] = l
+		j.byName[name] = l
 		j.locks = append(j.locks, l)
 	}
+	return l
+}
+
+func (j *judge) begin(p *process, e *Event) {
+	l := j.lock(e.Name)
 	j.v.Attempts++
 	a := &attempt{lock: l, proc: p, called: e, owner: owner{proc: e.Proc, client: e.Client, name: e.Owner}}
 	if e.Owner == "" {
 		a.owner.number = j.v.Attempts
 	}
+	l.takesPermits = l.takesPermits || a.takesPermits()
 	j.attempts[id{e.Proc, e.Call}] = a
 	l.attempts = append(l.attempts, a)
 	l.steps = append(l.steps, a)

@@ -7,7 +7,7 @@ func (j *judge) assumptions() {
 	type client struct{ proc, name string }
 	clients, grants := map[client]bool{}, map[window]int{}
 	for _, l := range j.locks {
-		for _, a := range l.holds {
+		for _, a := range slices.Concat(l.holds, l.permits) {
 			clients[client{a.owner.proc, a.owner.client}] = true
 			if w, ok := j.quietAround(a.from.t, a.from.t); ok {
 				grants[w]++

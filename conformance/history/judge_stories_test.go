@@ -357,4 +357,41 @@ var stories = []struct {
 		7 c rel.call held dl=30; 8 b ok dl=30`, `
 		0 a call; 1 a ok dl=30; 2 b call read; 3 b wait; 4 c call read; 5 a rel.call held dl=30; 6 c ok dl=30;
 		7 c rel.call held dl=30; 8 b ok dl=30`},
+
+	{RuleOverlap, "more permits than the limit", Bounds{}, `
+		0 a call permit=2/3; 1 a ok dl=50; 2 b call permit=2/3; 3 b ok dl=50`, `
+		0 a call permit=2/3; 1 a ok dl=50; 2 b call permit=1/3; 3 b ok dl=50`},
+	{RuleOverlap, "permits of an owner add up", Bounds{MinClients: 1}, `
+		0 a call client=c owner=o permit=1/1; 1 a ok dl=50; 2 b call client=c owner=o permit=1/1; 3 b ok dl=50`, `
+		0 a call client=c owner=o permit=1/1; 1 a ok dl=50; 2 b call client=c owner=o permit=1/1; 2 a rel.call held dl=50; 3 b ok dl=50`},
+	{RuleOverlap, "one permit more after the limit was lowered", Bounds{}, `
+		0 s limit.call limit=4; 1 s limit.back; 2 a call permit=2/0; 3 a ok dl=900; 4 t limit.call limit=2; 5 t limit.back;
+		200 b call permit=1/0; 201 b ok dl=900`, `
+		0 s limit.call limit=4; 1 s limit.back; 2 a call permit=2/0; 3 a ok dl=900; 4 t limit.call limit=2; 5 t limit.back unknown;
+		200 b call permit=1/0; 201 b ok dl=900`},
+	{RuleOverlap, "of a hold that was passed on, the backend may have granted it before the limit was lowered", Bounds{}, `
+		0 s limit.call limit=4; 1 s limit.back; 2 a call permit=4/0; 3 a ok dl=900; 4 t limit.call limit=2; 5 t limit.back;
+		6 b call client=a permit=4/0; 7 a rel.call held dl=900; 7 b ok dl=900; 200 c call permit=1/0; 201 c ok dl=900`, `
+		0 s limit.call limit=4; 1 s limit.back; 2 a call permit=4/0; 3 a ok dl=900; 4 t limit.call limit=2; 5 t limit.back;
+		6 b call client=a permit=4/0; 7 a rel.call held dl=900; 7 b ok dl=900; 200 c call permit=1/0; 201 b rel.call held dl=900; 202 c ok dl=900`},
+	{RuleLoss, "a loss of permits that was told too late", Bounds{}, `
+		0 a call permit=1/1; 1 a ok dl=50; 2 b call permit=1/1; 9 b ok dl=60; 12 a lost removed`, `
+		0 a call permit=1/1; 1 a ok dl=50; 2 b call permit=1/1; 8 a lost removed; 9 b ok dl=60`},
+	{RuleTokens, "permits have no tokens", Bounds{MinClients: 1}, `
+		0 a call permit=1/1; 1 a ok tok=1 dl=50`, `
+		0 a call permit=1/1; 1 a ok dl=50`},
+	{RuleOrder, "one who wants many permits is overtaken by one who wants few", Bounds{FIFO: true}, `
+		0 x call permit=3/4; 1 x ok dl=90; 2 a call permit=2/4; 3 a wait; 4 b call permit=1/4; 5 b ok dl=90; 9 x rel.call held dl=90;
+		9 x rel.ok; 10 a ok dl=90`, `
+		0 x call permit=3/4; 1 x ok dl=90; 2 a call permit=2/4; 3 a wait; 4 b call permit=1/4; 5 x rel.call held dl=90; 5 x rel.ok;
+		6 b ok dl=90; 10 a ok dl=90`},
+	{RuleWake, "one permit is free, and one waits for it", Bounds{Wake: 30 * ms}, `
+		0 x call permit=3/4; 1 x ok dl=200; 2 a call permit=1/4; 150 a ok dl=200`, `
+		0 x call permit=3/4; 1 x ok dl=200; 2 a call permit=2/4; 130 x rel.call held dl=200; 131 x rel.ok; 150 a ok dl=200`},
+	{RuleStuck, "refused while enough permits are free", Bounds{Wake: 30 * ms, MinClients: 1}, `
+		0 x call permit=3/4; 1 x ok dl=200; 100 a call nowait permit=1/4; 101 a refused locked`, `
+		0 x call permit=3/4; 1 x ok dl=200; 100 a call nowait permit=2/4; 101 a refused locked`},
+	{RuleResult, "the limit was never another one", Bounds{MinClients: 1}, `
+		0 x call permit=3/4; 1 x ok dl=200; 2 a call permit=1/4; 3 a err limit`, `
+		0 x call permit=3/4; 1 x ok dl=200; 2 a call permit=1/5; 3 a err limit`},
 }

@@ -100,6 +100,15 @@ func setField(t testing.TB, e *Event, field string) {
 		e.Mode = driver.Read
 	case "write":
 		e.Mode = driver.Write
+	case "permit":
+		e.Mode = driver.Permit
+		if _, err := fmt.Sscanf(value, "%d/%d", &e.Permits, &e.Limit); err != nil {
+			t.Fatalf("%q of a story: %v", field, err)
+		}
+	case "limit":
+		if e.Class = key; value != "" {
+			e.Class, e.Limit = "", int(parseMS(t, value)/ms)
+		}
 	case "owner":
 		e.Owner = value
 	case "client":

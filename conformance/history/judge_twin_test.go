@@ -68,7 +68,7 @@ func newTwin(events []Event, b Bounds) *twin {
 			w.tales[e.Name] = append(w.tales[e.Name], all[key])
 		case KindGrant, KindRefuse, KindFail:
 			all[key].back, all[key].got = e, e.Kind == KindGrant
-		case KindMeta, KindWrite, KindRead:
+		case KindMeta, KindWrite, KindRead, KindSetLimit, KindLimitSet:
 		default:
 			all[key].after = append(all[key].after, e)
 		}
@@ -186,6 +186,10 @@ func (w *twin) violations() map[Rule]int {
 		}
 	}
 	for _, tales := range w.tales {
+		if tales[0].call.Mode == driver.Permit {
+			w.permits(tales, count)
+			continue
+		}
 		var kept []*tale
 		for _, b := range tales {
 			// before reports whether there is an earlier grant that is as f says.

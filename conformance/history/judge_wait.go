@@ -102,6 +102,9 @@ func (j *judge) waits(l *lock) {
 	none := side{lastEnd: -never, free: -never, shadow: -never}
 	w := waiting{reads: none, others: none, barred: -never}
 	for _, a := range l.steps {
+		if a.takesPermits() {
+			continue
+		}
 		if i := slices.Index(w.pending, a); i >= 0 {
 			j.waitEnds(&w, a, i)
 		} else {

@@ -45,8 +45,9 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 		return nil, err
 	}
 	defer d.life.Leave()
-	for waited, again := false, 0; ; again++ {
-		h, err := d.attempt(ctx, r, seconds, &waited)
+	so := attempts{limit: r.Limit}
+	for again := 0; ; again++ {
+		h, err := d.attempt(ctx, r, seconds, &so)
 		if err == nil {
 			return h, nil
 		}
@@ -59,9 +60,16 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	}
 }
 
+// attempts is what one attempt of an Acquire leaves to the next.
+type attempts struct {
+	waited bool
+	limit  int // that the key is to name
+}
+
 // attempt asks with one key, until the lock is granted or the attempt has to start anew.
-func (d *Driver) attempt(ctx context.Context, r *driver.Request, seconds int64, waited *bool) (*hold, error) {
-	h := &hold{driver: d, request: r}
+func (d *Driver) attempt(ctx context.Context, r *driver.Request, seconds int64, so *attempts) (*hold, error) {
+	h := &hold{driver: d, request: r, limit: so.limit}
+	defer func() { so.limit = h.limit }()
 	dir := d.dir(r.Name)
 	fresh, err := h.chooseLeaseAndKey(ctx, dir, seconds)
 	if err != nil {
@@ -73,8 +81,8 @@ func (d *Driver) attempt(ctx context.Context, r *driver.Request, seconds int64, 
 	w := d.feeds.join(h.rangeIn(dir), h.key, true)
 	v, err := h.enqueue(ctx, dir, fresh)
 	if err == nil && !v.first() {
-		if !*waited {
-			*waited = true
+		if !so.waited {
+			so.waited = true
 			r.Events.Waiting()
 		}
 		if w == nil {
@@ -108,7 +116,7 @@ func (h *hold) chooseLeaseAndKey(ctx context.Context, dir string, seconds int64)
 			return false, err
 		}
 		h.takeNumber(dir)
-		h.key = newKey(dir, h.request.Mode, h.session.id, h.number)
+		h.key = newKey(dir, h.mark(), h.session.id, h.number)
 		return true, nil
 	}
 	bounded, cancel := d.request(ctx, requestFor)
@@ -119,14 +127,14 @@ func (h *hold) chooseLeaseAndKey(ctx context.Context, dir string, seconds int64)
 	}
 	h.own = newOwnLease(c, seconds)
 	h.takeNumber(dir)
-	h.key = newKey(dir, h.request.Mode, c.id, h.number)
+	h.key = newKey(dir, h.mark(), c.id, h.number)
 	return fresh, nil
 }
 
 // try asks once. If the lock is taken, no key stays in the queue.
 func (h *hold) try(ctx context.Context, dir string, fresh bool) (*hold, error) {
 	keys := h.rangeIn(dir)
-	look := clientv3.OpGet(keys.from(), keys.rest(), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize))
+	look := clientv3.OpGet(keys.from(), keys.rest(), clientv3.WithKeysOnly(), h.atMost(pageSize))
 	condition, then := h.plain(dir)
 	answer, err := h.ask(ctx, fresh, []clientv3.Cmp{keys.isEmpty(), condition}, append([]clientv3.Op{h.put()}, then...), []clientv3.Op{look, getRecord(dir)})
 	if err != nil {
@@ -135,6 +143,9 @@ func (h *hold) try(ctx context.Context, dir string, fresh bool) (*hold, error) {
 	r, err := h.recordAt(dir, answer, 1)
 	if answer.Succeeded {
 		h.created(answer, r)
+		if err == nil {
+			_, err = h.missing(dir, nil, r)
+		}
 		if err != nil {
 			err = h.abandon(ctx, err)
 		}
@@ -145,9 +156,10 @@ func (h *hold) try(ctx context.Context, dir string, fresh bool) (*hold, error) {
 		return nil, cmp.Or(err, driver.ErrSealed)
 	}
 	page := answer.Responses[0].GetResponseRange()
-	if anyExcludes(dir, page.Kvs, h.request.Mode) {
+	missing, err := h.missing(dir, page.Kvs, r)
+	if err != nil || missing > 0 || anyExcludes(dir, page.Kvs, h.request.Mode) {
 		h.notPut()
-		return nil, driver.ErrLocked
+		return nil, cmp.Or(err, driver.ErrLocked)
 	}
 	v, err := h.enqueue(ctx, dir, fresh) // the keys of this page do not count, and others behind the page may
 	if err == nil && !v.first() {
@@ -159,7 +171,7 @@ func (h *hold) try(ctx context.Context, dir string, fresh bool) (*hold, error) {
 // enqueue puts the key, and returns a view of the keys before it. If there are none, the lock is granted.
 func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (view, error) {
 	keys := h.rangeIn(dir)
-	look := clientv3.OpGet(keys.from(), keys.rest(), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize),
+	look := clientv3.OpGet(keys.from(), keys.rest(), clientv3.WithKeysOnly(), h.atMost(pageSize),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
 	leave, err := h.driver.turn(ctx, dir)
 	if err != nil {
@@ -185,7 +197,11 @@ func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (view, error
 		return view{}, h.abandon(ctx, err)
 	}
 	page := answer.Responses[1].GetResponseRange()
-	v := viewOf(dir, h.request.Mode, others(page.Kvs, h.key), page.More, r, h.revision)
+	before := others(page.Kvs, h.key)
+	v := viewOf(dir, h.request.Mode, before, page.More, r, h.revision)
+	if v.missing, err = h.missing(dir, before, r); err != nil {
+		return view{}, h.abandon(ctx, err)
+	}
 	if len(v.before) > 0 || v.all { // otherwise keys that do not count fill the page
 		return v, nil
 	}
@@ -198,7 +214,7 @@ func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (view, error
 // plain returns the condition under which a key may contend, and what else the request that puts the key has to read. Until the driver has
 // met a name with a record, the condition is that there is no record, which is less work for the server than to read one.
 func (h *hold) plain(dir string) (clientv3.Cmp, []clientv3.Op) {
-	if h.driver.recorded.Load() {
+	if h.request.Mode == driver.Permit || h.driver.recorded.Load() {
 		return notSealed(dir), []clientv3.Op{getRecord(dir)}
 	}
 	return noRecord(dir), nil
@@ -210,7 +226,7 @@ func (h *hold) recordAt(dir string, answer *clientv3.TxnResponse, i int) (record
 		return record{}, nil
 	}
 	kvs := answer.Responses[i].GetResponseRange().Kvs
-	if len(kvs) > 0 {
+	if len(kvs) > 0 && h.request.Mode != driver.Permit { // whose requests read the record in any case
 		h.driver.recorded.Store(true)
 	}
 	return readRecord(dir, kvs)
@@ -302,7 +318,7 @@ func (h *hold) failPut(ctx context.Context, err error) error {
 	case errors.Is(err, errGone):
 		h.giveLeaseBack()
 		return errAgain
-	case errors.Is(err, driver.ErrSealed):
+	case isFinal(err):
 		return h.abandon(ctx, err)
 	case isLeaseGone(err):
 		h.giveLeaseUp()

@@ -6,7 +6,7 @@
 //
 // Each contender for a lock puts a key below its name, NAME/<lease>-<number>, on a lease. The key with the smallest create revision has the
 // lock, and the others wait in the order of their create revisions. The key of a Read is NAME/+read-<lease>-<number>, and has the lock when
-// all older keys are Reads; the key of a Write is NAME/write-<lease>-<number>. Locks with renewal share one lease of each client and TTL,
+// all older keys are Reads; the key of a Write is NAME/write-<lease>-<number>; for permits see below. Locks with renewal share one lease of each client and TTL,
 // and the driver keeps this lease alive; a lock with an expiry of its own has a lease of its own. etcd counts TTLs in whole seconds, from
 // a floor that follows from its election timeout, 2 s by default.
 //
@@ -47,7 +47,8 @@
 //
 // Among clients of dsync all names are distinct locks, "orders" and "orders/42" too. The others take every key below a name for a
 // contender, so for them a lock on "orders" has to wait for those on "orders/42". Where they are used too, either do not lock a name and
-// one below it, or set Options.Flat (names=flat) everywhere, which writes the slashes of names as %2F.
+// one below it, or set Options.Flat (names=flat) everywhere, which writes the slashes of names as %2F. The same holds for a name whose limit of
+// permits SetLimit has set: a Mutex on the name above would wait for ever.
 //
 // # Beside package concurrency's Election and etcdctl elect
 //
@@ -72,6 +73,19 @@
 // a younger key of RWMutex, or of a lock with a name below NAME/read or NAME/write, is there: to extend a lease with an expiry of its own
 // then fails with errors.ErrUnsupported and changes nothing, and a Write is released where it would be passed on inside the process.
 // Exclusive locks, seals and marks do not heed such keys: no client of RWMutex should wait for a name in a migration to another backend.
+//
+// # Permits
+//
+// The key of a hold of 2 of 10 permits is NAME/permits-2of10-<lease>-<number>. Keys of permits are in the queue of all others: one has its
+// permits when all older keys are of permits, and these and its own together are no more than the limit. So nobody is overtaken, a name that
+// is used for permits and for locks is used for one of them at a time, and other clients take the key of a permit for that of a lock.
+//
+// What SetLimit sets is the value of NAME\x00limit, for good. Otherwise the limit is the one in the oldest key, and is forgotten with the last.
+// A call that leaves the limit open where no SetLimit made one puts its key twice, the second time with the limit that it has found.
+//
+// A request for permits costs what one for a lock does. One that has to wait looks when its watches have begun, and once when enough permits were
+// given back, however many others wait; of those whose turn it is not, none asks. All who wait look after a SetLimit. Requests and
+// looks read the keys of the name, so each takes the longer the more holds there are: with 1,000 of them, milliseconds.
 //
 // # Latches
 //
@@ -148,7 +162,7 @@ type Options struct {
 }
 
 // Driver is a driver.Driver on etcd. It implements driver.KeepAliveReporter, driver.Inspector, driver.ForceUnlocker, driver.Watcher,
-// driver.Lister, driver.Latcher, driver.Leaver, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
+// driver.Lister, driver.Limiter, driver.Latcher, driver.Leaver, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
 type Driver struct {
 	client      *clientv3.Client
 	leases      pb.LeaseClient
@@ -244,6 +258,7 @@ func (d *Driver) Info() driver.Info {
 		i.Fencing = driver.None
 	}
 	i.ReadWrite = driver.Support{Offered: true, Order: i.Order, Fencing: i.Fencing}
+	i.Permits = driver.Support{Offered: true, Order: i.Order}
 	if d.options.RoundUp {
 		i.MinTTL, i.TTLUnit = 0, 0
 	}

@@ -189,6 +189,13 @@ func (w *waiter) doubt() {
 // run ends when the feed has had no waiters and watches for a while, or with the driver.
 func (f *feed) run() {
 	d := f.feeds.driver
+	if f.keys.counts {
+		stop, err := d.watch(keyRange{dir: limitKey(f.keys.dir)}, f.lookAll)
+		if err != nil {
+			return // the driver ends
+		}
+		defer stop()
+	}
 	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
 		seen, end := f.watch()
 		if end || d.life.Context().Err() != nil {
@@ -257,6 +264,16 @@ func (f *feed) setActive(active bool) {
 	}
 	if active {
 		f.tellWatches()
+	}
+}
+
+// lookAll has all waiters look. It is called when the limit of permits has changed, or may have changed unseen.
+func (f *feed) lookAll() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for w := range f.waiters {
+		w.forget()
+		signal(w.wake)
 	}
 }
 

@@ -25,6 +25,7 @@ type hold struct {
 	driver   *Driver
 	request  *driver.Request
 	key      string
+	limit    int    // of permits, in the key
 	number   uint64 // in the key
 	revision int64  // at which the key was created
 	token    int64  // the revision that the token comes from
@@ -55,7 +56,7 @@ const (
 
 // Tokens implements driver.Lease.
 func (h *hold) Tokens() (first uint64, n int) {
-	if h.driver.options.NoTokens {
+	if h.driver.options.NoTokens || h.request.Mode == driver.Permit {
 		return 0, 0
 	}
 	return h.first.Load(), 1

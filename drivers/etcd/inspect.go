@@ -30,13 +30,17 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 		return driver.Status{Held: true, Holders: 1, Owner: sealOwner, Token: r.last, Waiters: max(0, len(queue)-1)}, nil
 	}
 	if len(queue) == 0 {
-		return driver.Status{}, nil
+		return driver.Status{Limit: r.limit}, nil
 	}
-	first, holders := readValue(dir, queue[0]), holdersIn(dir, queue)
+	first, holders := readValue(dir, queue[0]), holdersIn(dir, queue, r)
+	used, _ := permitsIn(dir, queue[:holders], r)
+	_, limit := permitsIn(dir, queue, r)
 	status := driver.Status{
 		Held:    true,
 		Mode:    modeOf(dir, queue[0]),
 		Holders: holders,
+		Used:    used,
+		Limit:   limit,
 		Hold:    first.Hold,
 		Owner:   first.Owner,
 		Note:    first.Note,
@@ -73,10 +77,15 @@ func contenders(dir string, kvs []*mvccpb.KeyValue) []*mvccpb.KeyValue {
 	return slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return !isContender(dir, kv) })
 }
 
-// holdersIn returns how many contenders of a queue have the lock: the first, and if it is a Read, all Reads right behind it.
-func holdersIn(dir string, queue []*mvccpb.KeyValue) int {
+// holdersIn returns how many contenders of a queue have the lock: the first, and if it is a Read, all Reads right behind it; of those who want
+// permits, as many as the limit has room for. Keys that name another limit were granted under that one, or are about to go.
+func holdersIn(dir string, queue []*mvccpb.KeyValue, r record) int {
+	_, limit := permitsIn(dir, queue, r)
+	used := 0
 	for i, kv := range queue {
-		if i > 0 && excludes(dir, kv, modeOf(dir, queue[0])) {
+		n, named := permitsOf(kv.Key)
+		used += n
+		if i > 0 && (excludes(dir, kv, modeOf(dir, queue[0])) || used > max(limit, named)) {
 			return i
 		}
 	}
@@ -105,7 +114,8 @@ func (d *Driver) tokenOf(key string) uint64 {
 	}
 	for _, h := range fixed {
 		if h.key == key {
-			return h.first.Load()
+			first, _ := h.Tokens()
+			return first
 		}
 	}
 	return 0
@@ -147,22 +157,25 @@ func deletions(kvs []*mvccpb.KeyValue) (ops []clientv3.Op) {
 	return ops
 }
 
-// holders returns the keys that have the lock of dir.
+// holders returns the keys that have the lock of dir. Behind holders of permits come all that may have been granted theirs under an earlier
+// limit. Those of them that wait ask again when they are removed.
 func (d *Driver) holders(ctx context.Context, dir string) ([]*mvccpb.KeyValue, error) {
-	options := []clientv3.OpOption{clientv3.WithPrefix(), clientv3.WithKeysOnly(),
-		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend)}
-	page, err := d.client.Get(ctx, dir, append(options, clientv3.WithLimit(pageSize))...)
-	if err != nil {
-		return nil, err
-	}
-	queue := contenders(dir, page.Kvs)
-	if page.More && holdersIn(dir, queue) == len(queue) { // holders may be behind the page
-		if page, err = d.client.Get(ctx, dir, options...); err != nil {
+	for limit := int64(pageSize); ; limit = 0 { // holders may be behind the page
+		answer, r, err := d.askFor(ctx, dir, clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(limit),
+			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend)))
+		if err != nil {
 			return nil, err
 		}
-		queue = contenders(dir, page.Kvs)
+		page := answer.Responses[0].GetResponseRange()
+		queue := contenders(dir, page.Kvs)
+		n := holdersIn(dir, queue, r)
+		for n > 0 && n < len(queue) && queue[n].CreateRevision < r.limited && !excludes(dir, queue[n], modeOf(dir, queue[0])) {
+			n++
+		}
+		if !page.More || n < len(queue) {
+			return queue[:n], nil
+		}
 	}
-	return queue[:holdersIn(dir, queue)], nil
 }
 
 // queryFault is fault for requests that belong to no hold.

@@ -27,15 +27,15 @@ func (h *hold) dir() string { return h.key[:strings.LastIndexByte(h.key, '/')+1]
 
 // rangeIn returns the keys that matter to h, below its dir.
 func (h *hold) rangeIn(dir string) keyRange {
-	return keyRange{dir: dir, forRead: h.request.Mode == driver.Read}
+	return keyRange{dir: dir, counts: h.request.Mode == driver.Permit, forRead: h.request.Mode == driver.Read}
 }
 
 // newKey returns a key that no other attempt has. The key of an exclusive lock begins like the keys of package concurrency, which are the
 // lease alone.
-func newKey(dir string, mode driver.Mode, id clientv3.LeaseID, number uint64) string {
+func newKey(dir, mark string, id clientv3.LeaseID, number uint64) string {
 	b := make([]byte, 0, len(dir)+32)
 	b = append(b, dir...)
-	b = append(b, markOf(mode)...)
+	b = append(b, mark...)
 	b = strconv.AppendUint(b, uint64(id), 16)
 	b = append(b, '-')
 	b = strconv.AppendUint(b, number, 16)

@@ -16,7 +16,7 @@ import (
 const listSize = 1000
 
 // leaseKey is what the last parts of contenders' keys look like: a mode, a lease, and in this driver a number.
-var leaseKey = regexp.MustCompile(`^(\+read-|write-)?[0-9a-f]{8,16}(-[0-9a-f]+)?$`)
+var leaseKey = regexp.MustCompile(`^(\+read-|write-|permits-[0-9]+of[0-9]+-)?[0-9a-f]{8,16}(-[0-9a-f]+)?$`)
 
 var unflatten = strings.NewReplacer("%2F", "/", "%25", "%")
 

@@ -60,7 +60,7 @@ func (h *hold) look(ctx context.Context, dir string) (view, error) {
 			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
 	}
 	own := clientv3.OpGet(h.key, clientv3.WithKeysOnly())
-	answer, r, err := h.driver.askFor(bounded, dir, before(clientv3.WithLimit(maxView)), own)
+	answer, r, err := h.driver.askFor(bounded, dir, before(h.atMost(maxView)), own)
 	if err != nil {
 		return view{}, err
 	}
@@ -78,6 +78,9 @@ func (h *hold) look(ctx context.Context, dir string) (view, error) {
 		page = answer.Responses[0].GetResponseRange()
 	}
 	v := viewOf(dir, h.request.Mode, page.Kvs, page.More, r, token)
+	if v.missing, err = h.missing(dir, page.Kvs, r); err != nil {
+		return view{}, err
+	}
 	if v.first() {
 		h.tokenFrom(r, token)
 	}

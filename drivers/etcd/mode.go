@@ -23,13 +23,15 @@ const (
 	recipeTime  = 19       // digits
 )
 
-// markOf returns what the last parts of the keys of a mode begin with.
-func markOf(mode driver.Mode) string {
-	switch mode {
+// mark returns what the last part of the key begins with.
+func (h *hold) mark() string {
+	switch h.request.Mode {
 	case driver.Read:
 		return readMark
 	case driver.Write:
 		return writeMark
+	case driver.Permit:
+		return markOfPermits(h.request.Permits, h.limit)
 	}
 	return ""
 }
@@ -41,6 +43,9 @@ func modeOf(dir string, kv *mvccpb.KeyValue) driver.Mode {
 		return driver.Read
 	case bytes.HasPrefix(last, []byte(writeMark)), bytes.HasPrefix(last, []byte(recipeWrite)):
 		return driver.Write
+	}
+	if n, _ := permitsOf(kv.Key); n > 0 {
+		return driver.Permit
 	}
 	return driver.Exclusive
 }
@@ -59,6 +64,7 @@ func isRecipe(last []byte) bool {
 type keyRange struct {
 	dir     string
 	forRead bool
+	counts  bool // for permits: the feed hears of the limit, too
 	ends    bool // of the key dir, which is a latch: watched for its deletion alone
 }
 
@@ -95,7 +101,7 @@ var errOverlooked = fmt.Errorf("a client of RWMutex has come since, and would ov
 // overlookedByNobody are the conditions for putting the key of a Read or Write again: RWMutex waits for keys with a smaller modification
 // revision than its own, so no key of RWMutex may be younger. A key that RWMutex puts later waits as ever.
 func (h *hold) overlookedByNobody() []clientv3.Cmp {
-	if h.request.Mode == driver.Exclusive {
+	if h.request.Mode != driver.Read && h.request.Mode != driver.Write {
 		return nil
 	}
 	older := func(recipe string) clientv3.Cmp {

@@ -169,6 +169,38 @@ var modelMistakes = []modelMistake{
 		new: `!PLANTED && h.request.Mode == driver.Read,`,
 	},
 	{
+		name: "the permits of others do not count",
+		file: "permits.go", model: "permits", wrong: []string{modelTwo, modelNotFirst},
+		old: `used += n`,
+		new: `used += map[bool]int{false: n}[PLANTED]`,
+	},
+	{
+		name: "the limit of the record does not count",
+		file: "permits.go", model: "a limit is raised", wrong: []string{modelError},
+		old: `limit = r.limit
+	for`,
+		new: `limit = map[bool]int{false: r.limit}[PLANTED]
+	for`,
+	},
+	{
+		name: "permits that are given back wake nobody",
+		file: "view.go", model: "permits", wrong: []string{modelAsleep},
+		old: `if v.missing > 0 || len(v.before) > 0 {`,
+		new: `if PLANTED || v.missing > 0 || len(v.before) > 0 {`,
+	},
+	{
+		name: "who waits for permits does not hear of the limit",
+		file: "feed.go", model: "a limit is raised", wrong: []string{modelAsleep},
+		old: `if f.keys.counts {`,
+		new: `if f.keys.counts && !PLANTED {`,
+	},
+	{
+		name: "who wants permits does not look when they may be free",
+		file: "wait.go", model: "permits behind a writer give up", wrong: []string{modelTwo, modelNotFirst},
+		old: `h.request.Mode == driver.Permit,`,
+		new: `!PLANTED && h.request.Mode == driver.Permit,`,
+	},
+	{
 		name: "a look does not see the seal",
 		file: "look.go", model: "seal", wrong: []string{modelAsleep},
 		old: `	if r.sealed {

@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"cmp"
+	"fmt"
 	"hash/maphash"
 	"slices"
 	"strconv"
@@ -83,8 +84,19 @@ func modelModeOf(key string) driver.Mode {
 		return driver.Read
 	case strings.HasPrefix(last, "write-"):
 		return driver.Write
+	case strings.HasPrefix(last, "permits-"):
+		return driver.Permit
 	}
 	return driver.Exclusive
+}
+
+// modelLimit is the limit of the permits of dir: as the record has it, or else that of all callers.
+func modelLimit(keys map[string]*mvccpb.KeyValue, dir string) int {
+	if kv := keys[limitKey(dir)]; kv != nil {
+		limit, _ := strconv.Atoi(string(kv.Value))
+		return limit
+	}
+	return modelPermits
 }
 
 // at returns the keys as they were at a revision.
@@ -113,11 +125,18 @@ func modelQueue(keys map[string]*mvccpb.KeyValue, dir string) (queue []*mvccpb.K
 	return queue
 }
 
-// modelHolders returns the keys that have the lock of dir: the oldest, and if it reads all that read before the first that does not.
+// modelHolders returns the keys that have the lock of dir: the oldest, and if it reads all that read before the first that does not; if it is
+// for permits, all that are and find room before the first that is not or does not.
 func modelHolders(keys map[string]*mvccpb.KeyValue, dir string) []*mvccpb.KeyValue {
-	queue := modelQueue(keys, dir)
+	queue, left := modelQueue(keys, dir), modelLimit(keys, dir)
 	for i, kv := range queue {
-		if i > 0 && (modelModeOf(string(kv.Key)) != driver.Read || modelModeOf(string(queue[0].Key)) != driver.Read) {
+		mode := modelModeOf(string(kv.Key))
+		if mode == driver.Permit {
+			var n int
+			fmt.Sscanf(string(kv.Key), dir+"permits-%dof", &n)
+			left -= n
+		}
+		if i > 0 && mode.Excludes(modelModeOf(string(queue[0].Key))) || left < 0 {
 			return queue[:i]
 		}
 	}

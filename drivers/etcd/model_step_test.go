@@ -9,8 +9,6 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
-
-	"github.com/go-dsync/dsync/driver"
 )
 
 // modelStep is something that can happen next, all at once.
@@ -49,7 +47,7 @@ func (w *modelWorld) steps() (steps []modelStep) {
 		}
 	}
 	for _, c := range w.crowd {
-		if c.at == modelHolding && c.link.cut == nil && !(c.mode == driver.Read && w.owesRead()) {
+		if c.at == modelHolding && c.link.cut == nil && !(!c.mode.Excludes(c.mode) && w.owes()) {
 			steps = append(steps, modelStep{name: c.name + " leaves", client: c.link.client, leaves: true, do: w.locked(func() {
 				c.link.tell(c.name, 0)
 				c.leave()
@@ -199,6 +197,7 @@ func (w *modelWorld) disasters() (steps []modelStep) {
 	for _, l := range w.links {
 		add(&w.left.cuts, l.client+" is cut off for longer than its lease lasts", func() { w.cutOff(l) })
 	}
+	add(&w.left.raises, "the limit is raised", w.locked(func() { w.setLimit(modelPermits) }))
 	add(&w.left.pauses, "time passes", func() {
 		time.Sleep(w.pause)
 		synctest.Wait()
@@ -219,8 +218,8 @@ func (w *modelWorld) remove(key *mvccpb.KeyValue) {
 	w.server.drop(func(kv *mvccpb.KeyValue) bool { return kv == key })
 }
 
-// owesRead reports whether a Read waits that is to be granted beside those that hold the lock, in a case in which they are patient.
-func (w *modelWorld) owesRead() bool {
+// owes reports whether somebody waits that is to be granted the lock beside those that hold it, in a case in which they are patient.
+func (w *modelWorld) owes() bool {
 	return w.patient && slices.ContainsFunc(modelHolders(w.server.keys, modelDir), func(kv *mvccpb.KeyValue) bool {
 		return slices.ContainsFunc(w.crowd, func(c *modelCaller) bool { return c.at == modelWaiting && c.made(kv) })
 	})

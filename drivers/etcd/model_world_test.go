@@ -25,6 +25,8 @@ const (
 	modelDir   = modelName + "/"
 	modelFloor = 1000 // that a mark raises the tokens to
 
+	modelPermits = 3 // that there are
+
 	// modelQuiet is how long nothing may happen while somebody waits for a lock that is free. It is longer than the first look of a
 	// waiter whose watch has not begun, and shorter than the look that is to make up for events that do not come.
 	modelQuiet = 3 * time.Second
@@ -54,6 +56,7 @@ type modelFaults struct {
 	cuts        int8 // of a client for longer than its lease lasts
 	pauses      int8 // in which time passes and nothing else happens
 	cancels     int8 // of calls that wait
+	raises      int8 // of the limit of permits, from one less
 }
 
 // modelCase is what begins a search.
@@ -62,8 +65,8 @@ type modelCase struct {
 	small   bool     // it is searched to the end each time
 	endless bool     // it is never searched to the end
 	callers []string // the client of each
-	modes   string   // of each a letter: r or w, and exclusive is any other or none
-	patient bool     // who reads goes on for as long as another waits that is to be granted beside it
+	modes   string   // of each a letter: r or w, the number of its permits, and exclusive is any other or none
+	patient bool     // who reads or has permits goes on for as long as another waits that is to be granted beside it
 	settled int      // so many of them have what they can get, one after the other, before the search begins
 	rounds  int      // how many times each locks
 	seals   bool     // the first caller seals the name, in place of a release
@@ -115,6 +118,9 @@ func newModelWorld(c modelCase) *modelWorld {
 		t.put(&pb.PutRequest{Key: fmt.Appendf(nil, "%s%x", modelDir, i+1), Lease: int64(i + 1)})
 		w.server.commit(t.events)
 	}
+	if c.faults.raises > 0 {
+		w.setLimit(modelPermits - 1)
+	}
 	for i, client := range c.callers {
 		at := slices.IndexFunc(w.links, func(l *modelLink) bool { return l.client == client })
 		if at < 0 {
@@ -123,7 +129,7 @@ func newModelWorld(c modelCase) *modelWorld {
 		}
 		name := fmt.Sprintf("%s%d", client, i+1)
 		w.crowd = append(w.crowd, &modelCaller{world: w, name: name, link: w.links[at], driver: w.drivers[at], rounds: c.rounds, chief: i == 0,
-			mode: c.modeOf(i), marks: c.marks && (i == 1) == c.passes && i < 2})
+			mode: c.modeOf(i), permits: c.permitsOf(i), marks: c.marks && (i == 1) == c.passes && i < 2})
 	}
 	if c.passes {
 		w.crowd[0].heir = w.crowd[1]
@@ -163,20 +169,40 @@ func (c modelCase) modeOf(i int) driver.Mode {
 	case c.modes[i] == 'w':
 		return driver.Write
 	}
+	if c.permitsOf(i) > 0 {
+		return driver.Permit
+	}
 	return driver.Exclusive
+}
+
+// permitsOf returns how many permits a caller wants.
+func (c modelCase) permitsOf(i int) int {
+	if i < len(c.modes) && c.modes[i] >= '1' && c.modes[i] <= '9' {
+		return int(c.modes[i] - '0')
+	}
+	return 0
+}
+
+// setLimit does what SetLimit does.
+func (w *modelWorld) setLimit(limit int) {
+	w.server.writer = "an operator"
+	t := &modelTxn{modelServer: w.server}
+	t.put(&pb.PutRequest{Key: []byte(limitKey(modelDir)), Value: []byte(strconv.Itoa(limit))})
+	w.server.commit(t.events)
 }
 
 // modelCaller locks and releases, again and again.
 type modelCaller struct {
-	world  *modelWorld
-	name   string
-	link   *modelLink
-	driver *Driver
-	mode   driver.Mode
-	chief  bool // the first caller
-	marks  bool // the name before it releases it
-	heir   *modelCaller
-	rounds int // that are left
+	world   *modelWorld
+	name    string
+	link    *modelLink
+	driver  *Driver
+	mode    driver.Mode
+	permits int
+	chief   bool // the first caller
+	marks   bool // the name before it releases it
+	heir    *modelCaller
+	rounds  int // that are left
 
 	// Guarded by modelWorld.mu.
 	at     modelPlace
@@ -202,6 +228,9 @@ func (c *modelCaller) begin() {
 	c.at, c.cancel = modelWaiting, cancel
 	c.rounds--
 	r := &driver.Request{Name: modelName, Hold: c.name, Mode: c.mode, TTL: w.ttl, Fixed: w.fixed, NoWait: w.tries && !c.chief, Events: c}
+	if r.Permits = c.permits; c.permits > 0 && w.faults.raises == 0 {
+		r.Limit = modelPermits
+	}
 	go func() {
 		l, err := c.driver.Acquire(ctx, r)
 		w.mu.Lock()
@@ -240,7 +269,10 @@ func (c *modelCaller) holderIn(keys map[string]*mvccpb.KeyValue) *mvccpb.KeyValu
 func (c *modelCaller) granted() {
 	w := c.world
 	s := w.server
-	token, _ := c.lease.Tokens()
+	token, n := c.lease.Tokens()
+	if c.mode == driver.Permit && n == 0 {
+		token = uint64(c.lease.(*hold).token)
+	}
 	c.at = modelHolding
 	base := uint64(0)
 	if w.marks && token > modelFloor {
@@ -265,8 +297,13 @@ func (c *modelCaller) granted() {
 	if !c.lease.Expires().After(time.Now()) {
 		w.fail(modelOver, "%s", c.name)
 	}
+	used := c.permits
 	for _, other := range w.crowd {
-		if other != c && other.holds() && c.holds() && (other.mode != driver.Read || c.mode != driver.Read) {
+		if other == c || !other.holds() || !c.holds() {
+			continue
+		}
+		used += other.permits
+		if other.mode.Excludes(c.mode) || c.mode == driver.Permit && used > modelLimit(s.keys, modelDir) {
 			w.fail(modelTwo, "%s and %s", other.name, c.name)
 		}
 	}
@@ -284,7 +321,7 @@ type modelGrant struct {
 // it has lost it again, reports a token that is below that of its heir. The tokens of Reads are not compared with each other.
 func (w *modelWorld) rise(g modelGrant) {
 	for _, before := range w.grants {
-		if before.mode == driver.Read && g.mode == driver.Read {
+		if before.mode == driver.Read && g.mode == driver.Read || before.mode == driver.Permit || g.mode == driver.Permit {
 			continue
 		}
 		if before.created <= g.created && before.token >= g.token || before.created > g.created && before.token <= g.token {

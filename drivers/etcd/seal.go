@@ -20,6 +20,7 @@ const (
 	looseSuffix = "\x00loose" // the value is the id that Unseal asks for
 	markSuffix  = "\x00mark"  // no value
 	baseSuffix  = "\x00base"  // the value is what is added to revisions
+	limitSuffix = "\x00limit" // the value is how many permits there are
 )
 
 // maxFloor is the highest floor that leaves room for all revisions above.
@@ -42,12 +43,16 @@ type record struct {
 	marked bool
 	base   uint64 // tokens less revisions, also after the mark was taken off
 	raised int64  // modification revision of the key of base
+
+	limit   int   // of permits, as SetLimit has set it; 0 if it never was set
+	limited int64 // modification revision of the key of limit
 }
 
 func sealKey(dir string) string  { return dir[:len(dir)-1] + sealSuffix }
 func looseKey(dir string) string { return dir[:len(dir)-1] + looseSuffix }
 func markKey(dir string) string  { return dir[:len(dir)-1] + markSuffix }
 func baseKey(dir string) string  { return dir[:len(dir)-1] + baseSuffix }
+func limitKey(dir string) string { return dir[:len(dir)-1] + limitSuffix }
 
 // notSealed is the condition under which a key may contend for a name.
 func notSealed(dir string) clientv3.Cmp {
@@ -73,6 +78,8 @@ func readRecord(dir string, kvs []*mvccpb.KeyValue) (r record, err error) {
 			r.sealed, r.last, r.sealedAt = true, n, kv.ModRevision
 		case baseKey(dir):
 			r.base, r.raised = n, kv.ModRevision
+		case limitKey(dir):
+			r.limit, r.limited = int(n), kv.ModRevision
 		case markKey(dir):
 			r.marked, wrong = true, nil
 		default:
@@ -91,8 +98,8 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if h.request.Mode == driver.Read {
-		return fmt.Errorf("others may read, too: %w", errors.ErrUnsupported)
+	if h.request.Mode == driver.Read || h.request.Mode == driver.Permit {
+		return fmt.Errorf("others may have the name, too: %w", errors.ErrUnsupported)
 	}
 	bounded, cancel := withBound(ctx, requestFor)
 	defer cancel()

@@ -31,9 +31,11 @@ type view struct {
 	record   record
 	before   []string // keys, the nearest first
 	all      bool     // before has all keys; otherwise the nearest one alone
+
+	// missing is how many permits have to be given back, or fewer, until the key can have its own.
+	missing int
 }
 
-// maxView is how many keys a view of all keys before has at most.
 // maxView is how many keys the longest view of all has.
 const maxView = pageSize - 1
 
@@ -53,8 +55,13 @@ func viewOf(dir string, mode driver.Mode, kvs []*mvccpb.KeyValue, more bool, r r
 	return v
 }
 
-// first says that nobody stands before the key.
-func (v *view) first() bool { return v.all && len(v.before) == 0 }
+// first says that nobody stands before the key, and that no permits are missing.
+func (v *view) first() bool { return v.all && len(v.before) == 0 && v.missing <= 0 }
+
+// isOf reports whether a later view shows nothing that an event should have told before.
+func (v *view) isOf(later view) bool {
+	return slices.Equal(v.before, later.before[:min(len(v.before), len(later.before))]) && v.missing <= later.missing
+}
 
 // verdict is what an event makes of a view.
 type verdict int8
@@ -74,6 +81,8 @@ func (v *view) tell(e *clientv3.Event, own string) verdict {
 		return holds
 	case isSeal(e): // all keys behind have to look, also those whose view is of the nearest key alone
 		return drops
+	case i < 0 && key != own && v.missing > 0:
+		return v.givenBack(e)
 	case i < 0 && key != own, isPass(e):
 		return holds
 	case i < 0, e.Type == mvccpb.PUT, !v.all:
@@ -82,7 +91,23 @@ func (v *view) tell(e *clientv3.Event, own string) verdict {
 	if v.before = slices.Delete(v.before, i, i+1); len(v.before) > 0 {
 		return holds
 	}
+	if v.missing > 0 {
+		return holds
+	}
 	return frees
+}
+
+// givenBack counts the permits of a key that is gone. The key may have stood behind the own one, and the limit may be another one since: so the
+// waiter looks when it can have its permits, and at times before.
+func (v *view) givenBack(e *clientv3.Event) verdict {
+	if e.Type == mvccpb.DELETE {
+		n, _ := permitsOf(e.Kv.Key)
+		v.missing -= n
+	}
+	if v.missing > 0 || len(v.before) > 0 {
+		return holds
+	}
+	return drops
 }
 
 // isSeal reports whether an event makes a contender's key a seal, which stays for ever.

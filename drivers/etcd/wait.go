@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -52,7 +51,7 @@ func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 		}
 		old := w.ask()
 		v, err := h.lookFresh(ctx, w.feed.keys.dir)
-		if late && err == nil && (!active || old != nil && !slices.Equal(old.before, v.before[:min(len(old.before), len(v.before))])) {
+		if late && err == nil && (!active || old != nil && !old.isOf(v)) {
 			w.doubt() // an event should have woken the waiter before
 		}
 		switch {
@@ -75,9 +74,9 @@ func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 	}
 }
 
-// take says what has become of the view of a waiter that was woken, and gives the hold its token if it has the lock. Two kinds of waiters
-// look in any case: a hold with a lease of its own, because the lease has to be prolonged at the grant, and a Read, because its feed does
-// not tell of its own key.
+// take says what has become of the view of a waiter that was woken, and gives the hold its token if it has the lock. Three kinds of waiters
+// look in any case: a hold with a lease of its own, because the lease has to be prolonged at the grant; a Read, because its feed does
+// not tell of its own key; and permits, because the limit may be another one.
 func (h *hold) take(w *waiter) verdict {
 	w.feed.mu.Lock()
 	defer w.feed.mu.Unlock()
@@ -86,7 +85,7 @@ func (h *hold) take(w *waiter) verdict {
 		return drops
 	case w.first == 0:
 		return holds
-	case h.own != nil, h.request.Mode == driver.Read, h.driver.now() >= h.expires():
+	case h.own != nil, h.request.Mode == driver.Read, h.request.Mode == driver.Permit, h.driver.now() >= h.expires():
 		return drops
 	}
 	h.tokenFrom(w.view.record, w.first)
@@ -99,7 +98,7 @@ func (h *hold) lookFailed(ctx context.Context, err error) error {
 	case errors.Is(err, errGone):
 		h.giveLeaseBack()
 		return errAgain
-	case errors.Is(err, driver.ErrSealed):
+	case isFinal(err):
 		return h.abandon(ctx, err)
 	case isLeaseGone(err):
 		return h.fail(ctx, err)
@@ -110,6 +109,11 @@ func (h *hold) lookFailed(ctx context.Context, err error) error {
 		return h.abandon(ctx, err)
 	}
 	return nil
+}
+
+// isFinal reports whether the error of a look ends the attempt, with the key in its place.
+func isFinal(err error) bool {
+	return errors.Is(err, driver.ErrSealed) || errors.Is(err, driver.ErrLimit) || err == errAgain
 }
 
 // confirmed is called when the key is the first. The wait may have been canceled at the same time.

@@ -9,15 +9,23 @@ import (
 
 // entry is a name that is held, and its waiters. Guarded by Server.mu.
 type entry struct {
-	holds []*lease  // one, or any number of Read holds; a hold that is over stays until somebody looks
+	holds []*lease  // one, or any number of Read or Permit holds; a hold that is over stays until somebody looks
 	one   [1]*lease // the room for one
 	queue *queue    // nil if nobody waits
+	used  int       // permits of the holds
+	limit int       // of the permits, as the first grant said; see Server.limit
 }
 
-// admits is the whole rule of the modes: a request is granted unless a hold excludes it, or a waiter that came before.
-func admits(m driver.Mode, holds []*lease, before []*waiter) bool {
-	return !slices.ContainsFunc(holds, func(h *lease) bool { return m.Excludes(h.r.Mode) }) &&
-		!slices.ContainsFunc(before, func(w *waiter) bool { return m.Excludes(w.l.r.Mode) })
+// admits is the rule of the modes: a request is granted unless a hold excludes it, or too few permits are left.
+func (e *entry) admits(r *driver.Request, limit int) bool {
+	return !slices.ContainsFunc(e.holds, func(h *lease) bool { return r.Mode.Excludes(h.r.Mode) }) &&
+		(r.Mode != driver.Permit || e.used+r.Permits <= limit)
+}
+
+// overtakes reports whether a grant to a newcomer would pass by an earlier waiter: one in a mode excluded by the newcomer's, and for permits
+// any waiter.
+func (e *entry) overtakes(r *driver.Request) bool {
+	return slices.ContainsFunc(e.waiters(), func(w *waiter) bool { return r.Mode == driver.Permit || r.Mode.Excludes(w.l.r.Mode) })
 }
 
 // The methods below are called with Server.mu held.
@@ -38,11 +46,11 @@ func (e *entry) all() []*waiter {
 	return slices.Concat(e.queue.parked, e.queue.waiters)
 }
 
-// end returns when the last of the holds ends.
+// end returns when the first of the holds ends.
 func (e *entry) end() int64 {
 	end := e.holds[0].end()
 	for _, h := range e.holds[1:] {
-		end = max(end, h.end())
+		end = min(end, h.end())
 	}
 	return end
 }
@@ -120,6 +128,10 @@ func (s *Server) grant(e *entry, l *lease, sent, now int64) {
 	}
 	l.entry = e
 	e.holds = append(e.holds, l)
+	if l.r.Mode == driver.Permit {
+		e.limit = s.limit(e, l.r)
+		e.used += l.r.Permits
+	}
 	s.watchers.tell(l.r.Name)
 }
 
@@ -134,6 +146,7 @@ func (s *Server) next(h *lease, f fate, now int64) {
 	e := h.entry
 	i := slices.Index(e.holds, h)
 	e.holds = slices.Delete(e.holds, i, i+1)
+	e.used -= h.r.Permits
 	s.serve(e, h.r.Mode, now)
 	if len(e.holds) == 0 {
 		delete(s.names, h.r.Name)
@@ -148,10 +161,14 @@ func (s *Server) serve(e *entry, after driver.Mode, now int64) {
 	if q == nil {
 		return
 	}
-	if s.options.Order == Unordered && len(q.waiters) > 0 {
-		q.draw(after)
-	}
-	for len(q.waiters) > 0 && admits(q.waiters[0].l.r.Mode, e.holds, nil) {
+	admitted := func(w *waiter) bool { return e.admits(w.l.r, s.limit(e, w.l.r)) }
+	for len(q.waiters) > 0 {
+		if s.options.Order == Unordered {
+			q.draw(after, admitted)
+		}
+		if !admitted(q.waiters[0]) {
+			break
+		}
 		w := q.pop()
 		s.grant(e, w.l, now, now)
 		w.ready <- nil

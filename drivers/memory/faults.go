@@ -35,7 +35,7 @@ const (
 	Acquires Requests = 1 << iota // also the message that grants a name after a wait
 	Renewals                      // also those of a session; RenewAll is one
 	Releases                      // also Leave
-	Queries                       // Inspect, ForceUnlock, Sealed and Latch
+	Queries                       // Inspect, ForceUnlock, SetLimit, Sealed and Latch
 	Seals                         // Seal, Mark, Loosen, Unseal and Unmark
 	Latches                       // SetLatch, CountDown and DeleteLatch
 )

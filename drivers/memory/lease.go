@@ -66,17 +66,22 @@ func (l *lease) ask(ctx context.Context) (*waiter, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, sealed := s.seals[l.r.Name]
-	switch e := s.held(l.r.Name, now); {
+	e := s.held(l.r.Name, now)
+	fits, granted := s.admits(e, l.r)
+	switch {
 	case d.closed:
 		return nil, driver.ErrClosed
 	case sealed && !lost:
 		return nil, driver.ErrSealed
-	case !sealed && (e == nil || admits(l.r.Mode, e.holds, e.waiters())):
+	case !sealed && !fits && !lost:
+		return nil, driver.ErrLimit
+	case !sealed && granted:
 		s.sweep(now)
 		if e == nil {
 			e = s.open(l)
 		}
 		s.grant(e, l, sent, now)
+		s.watch(e, now)
 		if lost {
 			d.leaveBehind(l)
 			d.settle(now)
@@ -97,7 +102,7 @@ func (l *lease) ask(ctx context.Context) (*waiter, error) {
 
 // wanted asks how many tokens to reserve, unless there are none.
 func (l *lease) wanted() int {
-	if l.d.server.options.NoTokens {
+	if l.d.server.options.NoTokens || l.r.Mode == driver.Permit {
 		return 0
 	}
 	return min(max(l.r.Events.Tokens(), 1), maxTokens)
@@ -213,8 +218,10 @@ func (l *lease) renewed(sent int64, ttl time.Duration, lost bool) error {
 	}
 	expires := sent + int64(ttl)
 	if l.session == nil || l.r.Fixed {
-		l.ends = now + int64(ttl)
-		s.watch(l.entry, now)
+		before := l.ends
+		if l.ends = now + int64(ttl); l.ends < before { // or else the timer of the queue finds out
+			s.watch(l.entry, now)
+		}
 	} else {
 		expires = never // the end of the session counts
 	}

@@ -69,8 +69,8 @@ func (o Order) driverOrder() driver.Order {
 }
 
 // Driver is one client of a [Server]. It implements [driver.Driver], [driver.BatchRenewer], [driver.KeepAliveReporter],
-// [driver.Inspector], [driver.Watcher], [driver.Lister], [driver.Latcher], [driver.Leaver], [driver.ForceUnlocker], [move.Sealer], [move.Marker],
-// [move.Unsealer] and [move.Unmarker]. All methods may be called concurrently.
+// [driver.Inspector], [driver.Watcher], [driver.Lister], [driver.Latcher], [driver.Leaver], [driver.ForceUnlocker], [driver.Limiter],
+// [move.Sealer], [move.Marker], [move.Unsealer] and [move.Unmarker]. All methods may be called concurrently.
 type Driver struct {
 	server  *Server
 	life    context.Context // until Close
@@ -110,6 +110,7 @@ func (d *Driver) Info() driver.Info {
 		i.Fencing = driver.None
 	}
 	i.ReadWrite = driver.Support{Offered: true, Order: i.Order, Fencing: i.Fencing}
+	i.Permits = driver.Support{Offered: true, Order: i.Order}
 	return i
 }
 

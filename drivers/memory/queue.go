@@ -41,27 +41,22 @@ func (w *waiter) wait(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
 }
 
-// draw puts the next waiters to be granted the name in front, where there is no order: any waiter, by lot. After readers it is a waiter in
-// another mode, if there is one, so that nobody waits for ever for ever new readers to leave; a reader brings along all readers.
-func (q *queue) draw(after driver.Mode) {
-	reads := func(w *waiter) bool { return w.l.r.Mode == driver.Read }
-	next := rand.IntN(len(q.waiters))
-	if i := slices.IndexFunc(q.waiters, func(w *waiter) bool { return !reads(w) }); after == driver.Read && i >= 0 {
-		next = i
-	}
-	if !reads(q.waiters[next]) {
-		q.waiters[0], q.waiters[next] = q.waiters[next], q.waiters[0]
-		return
-	}
-	slices.SortStableFunc(q.waiters, func(a, b *waiter) int {
-		switch {
-		case reads(a) == reads(b):
-			return 0
-		case reads(a):
-			return -1
+// draw puts the next waiter to be granted the name in front, where there is no order: any that is admitted, by lot. After readers it is a
+// waiter in another mode, if there is one, so that nobody waits for ever for ever new readers to leave.
+func (q *queue) draw(after driver.Mode, admitted func(*waiter) bool) {
+	next := slices.IndexFunc(q.waiters, func(w *waiter) bool { return w.l.r.Mode != driver.Read })
+	if after != driver.Read || next < 0 {
+		next = 0
+		seen := 0
+		for i, w := range q.waiters {
+			if admitted(w) {
+				if seen++; rand.IntN(seen) == 0 {
+					next = i
+				}
+			}
 		}
-		return 1
-	})
+	}
+	q.waiters[0], q.waiters[next] = q.waiters[next], q.waiters[0]
 }
 
 // pop takes the first waiter out.

@@ -24,14 +24,16 @@ type Server struct {
 	marks    map[string]bool
 	watchers watchers
 	latches  latches
-	sweepAt  int    // number of names at which sweep looks for holds that are over
-	token    uint64 // the last token given; one count for all names, so a free name leaves nothing behind
+	limits   map[string]int // of permits, as SetLimit said
+	sweepAt  int            // number of names at which sweep looks for holds that are over
+	token    uint64         // the last token given; one count for all names, so a free name leaves nothing behind
 }
 
 // NewServer returns a backend without drivers. nil means the default options.
 func NewServer(o *Options) *Server {
 	s := &Server{start: time.Now(),
-		names: map[string]*entry{}, seals: map[string]seal{}, marks: map[string]bool{}, watchers: watchers{}, latches: newLatches(), sweepAt: minSweep,
+		names: map[string]*entry{}, seals: map[string]seal{}, marks: map[string]bool{}, watchers: watchers{}, latches: newLatches(),
+		limits: map[string]int{}, sweepAt: minSweep,
 	}
 	if o != nil {
 		s.options = *o
@@ -59,7 +61,7 @@ func (s *Server) Expire(name string) {
 	tell(losses)
 }
 
-// ExpireHold ends one hold, by its [driver.Request.Hold], as Expire does, and leaves other readers of the name alone.
+// ExpireHold ends one hold, by its [driver.Request.Hold], as Expire does, and leaves others of the name alone.
 func (s *Server) ExpireHold(hold string) {
 	s.mu.Lock()
 	var losses []loss
@@ -72,12 +74,13 @@ func (s *Server) ExpireHold(hold string) {
 	tell(losses)
 }
 
-// Flush ends the holds of all names, as Expire does, and forgets latches, seals and marks, as FLUSHALL on a Redis. Waiters are granted the
+// Flush ends the holds of all names, as Expire does, and forgets latches, seals, marks and limits, as FLUSHALL on a Redis. Waiters are granted the
 // names. The count of tokens goes on.
 func (s *Server) Flush() {
 	s.mu.Lock()
 	now := s.now()
 	var losses []loss
+	clear(s.limits)
 	for _, e := range s.names {
 		losses = append(losses, s.removeAll(e, now, true)...)
 	}
@@ -117,7 +120,7 @@ func (s *Server) status(name string) driver.Status {
 		return driver.Status{Held: true, Holders: 1, Owner: "seal", Token: x.last}
 	}
 	if e == nil {
-		return driver.Status{}
+		return driver.Status{Limit: s.limits[name]}
 	}
 	h := e.holds[0]
 	st := driver.Status{
@@ -129,6 +132,8 @@ func (s *Server) status(name string) driver.Status {
 		Note:    h.r.Note,
 		Since:   s.start.Add(time.Duration(h.since)),
 		TTL:     time.Duration(h.end() - now),
+		Used:    e.used,
+		Limit:   s.limit(e, h.r),
 	}
 	for _, h := range e.holds {
 		st.Token = max(st.Token, h.last())

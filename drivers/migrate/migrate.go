@@ -14,6 +14,8 @@
 // backends, with a token between those of the writers on both, and that is not built. Clients of dsync that use from alone exclude the
 // migration in every mode, and the migration excludes them, since its holds are exclusive and a seal refuses every mode.
 //
+// The mode Permit is not offered, and require=permits is refused: the permits that are held on both backends would have to be counted together.
+//
 // # An example
 //
 // "orders/42" moves from one Redis to another, both with drivers/redisson. A Java program knows the old one alone.
@@ -295,6 +297,7 @@ func weakest(a, b driver.Info) driver.Info {
 		MaxTTL:     max(a.MaxTTL, b.MaxTTL),
 		TTLUnit:    common(a.TTLUnit, b.TTLUnit),
 		Late:       max(a.Late, b.Late),
+		Permits:    driver.Support{Why: "a limit cannot be kept on two backends at a time"},
 	}
 	if a.MaxTTL > 0 && b.MaxTTL > 0 {
 		i.MaxTTL = min(a.MaxTTL, b.MaxTTL)

@@ -256,6 +256,7 @@ func (d *Driver) Info() driver.Info {
 		i.Fencing = driver.None
 	}
 	i.ReadWrite = driver.Support{Offered: true, Order: i.Order, Fencing: i.Fencing}
+	i.Permits = driver.Support{Why: "advisory locks do not count"}
 	return i
 }
 

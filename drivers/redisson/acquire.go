@@ -50,6 +50,11 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	if err := d.checkName(r.Name); err != nil {
 		return nil, err
 	}
+	if r.Mode == driver.Permit {
+		if err := d.checkPermits(r); err != nil {
+			return nil, err
+		}
+	}
 	if d.queues(r) && d.ghosts.Full() {
 		return nil, fmt.Errorf("%w: %d places in queues are still to be given back", driver.ErrUnavailable, maxGhosts)
 	}
@@ -58,7 +63,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	var t *redistopic.Topic
 	switch {
 	case r.Mode != driver.Exclusive:
-		t = d.topics.JoinActiveChannel(channelOf(r.Mode, r.Name, false), int(r.Mode))
+		t = d.topics.JoinActiveChannel(channelOf(r.Mode, r.Name, false), groupOf(r.Mode))
 	case !d.options.Fair:
 		t = d.topics.JoinActive(r.Name)
 	}
@@ -93,7 +98,15 @@ func (d *Driver) listen(r *driver.Request, elsewhere bool) *redistopic.Topic {
 	if d.queues(r) {
 		return d.topics.JoinChannel(prefixName(channelPrefix, r.Name)+":"+r.Hold, int(r.Mode))
 	}
-	return d.topics.JoinChannel(channelOf(r.Mode, r.Name, elsewhere), int(r.Mode))
+	return d.topics.JoinChannel(channelOf(r.Mode, r.Name, elsewhere), groupOf(r.Mode))
+}
+
+// groupOf returns the group of those who wait in a mode. Of those who wait for permits one can want more than another.
+func groupOf(m driver.Mode) int {
+	if m == driver.Permit {
+		return redistopic.Each
+	}
+	return int(m)
 }
 
 // ask asks again whenever the lock may have become free. T is the topic that the caller has joined before, if any. A caller that was woken
@@ -162,7 +175,7 @@ func pause(left time.Duration) time.Duration {
 func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease, obstacle, error) {
 	o := d.newOp(r, nil)
 	o.again = again
-	if d.options.Fence != FenceNone {
+	if d.options.Fence != FenceNone && r.Mode != driver.Permit {
 		o.tokens = min(max(r.Events.Tokens(), 1), maxTokens)
 		o.marks = !d.options.Fair && r.Mode == driver.Exclusive && d.marks.Load()
 	}
@@ -178,11 +191,13 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease
 	case err != nil:
 		err, doubt := fault(ctx, r.Name, err)
 		if doubt {
-			d.ghosts.Add(&ghost{name: r.Name, hold: r.Hold, mode: r.Mode, until: sent + int64(r.TTL+late), order: order, place: d.queues(r)})
+			d.ghosts.Add(&ghost{name: r.Name, hold: r.Hold, mode: r.Mode, permits: r.Permits, until: sent + int64(r.TTL+late), order: order, place: d.queues(r)})
 		}
 		return nil, obstacle{}, err
 	case first == sealedAnswer:
 		return nil, obstacle{}, driver.ErrSealed
+	case first == limitAnswer:
+		return nil, obstacle{}, driver.ErrLimit
 	case first == takenForEver:
 		return nil, obstacle{left: -1}, nil
 	case first <= elsewhereAnswer && d.options.Fair:
@@ -206,11 +221,12 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease
 	return l, obstacle{}, nil
 }
 
-// Answers of the acquire scripts: the lock does not expire; it is sealed; less the milliseconds, its end is told elsewhere; and, less the
+// Answers of the acquire scripts: the lock does not expire; it is sealed; the limit is another one; less the milliseconds, its end is told elsewhere; and, less the
 // token, it is granted and its name is marked.
 const (
 	takenForEver    = 0
 	sealedAnswer    = -4_000_000_000_000
+	limitAnswer     = -4_000_000_000_001
 	elsewhereAnswer = -4_100_000_000_000
 	markedAnswer    = -5_000_000_000_000
 )

@@ -28,6 +28,7 @@ type ghost struct {
 	cleaner.Ghost
 	name, hold string
 	mode       driver.Mode
+	permits    int
 	until      int64         // when the hold is over by itself
 	granted    bool          // the server has answered the request for the hold, so a hold that is not found is gone for good
 	place      bool          // there may be a place in the queue of a fair lock, which does not end by itself
@@ -66,7 +67,7 @@ func (d *Driver) releaseGhosts(ghosts []*ghost) (left []*ghost) {
 		for j, g := range group {
 			holds[j] = g.hold
 		}
-		calls[i] = d.releaseCall(group[0].mode, group[0].name, holds...)
+		calls[i] = d.releaseCall(group[0].mode, group[0].name, group[0].permits, holds...)
 		if group[0].mode == driver.Write {
 			calls[i].keys = append(calls[i].keys, prefixName(intentPrefix, group[0].name))
 		}

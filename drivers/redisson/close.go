@@ -68,7 +68,7 @@ func (d *Driver) releaseAll(ctx context.Context) {
 			l.mu.Lock()
 			l.phase = ending
 			l.mu.Unlock()
-			calls[i] = d.releaseCall(l.request.Mode, l.request.Name, l.request.Hold)
+			calls[i] = d.releaseCall(l.request.Mode, l.request.Name, l.request.Permits, l.request.Hold)
 		}
 		results, _ := d.evalAll(ctx, d.client, calls, 0)
 		for i, l := range some {
@@ -83,12 +83,15 @@ func (d *Driver) releaseAll(ctx context.Context) {
 }
 
 // releaseCall is the release of a hold, or of several holds of one fair lock, for evalAll.
-func (d *Driver) releaseCall(m driver.Mode, name string, holds ...string) call {
-	return call{d.scriptsOf(m).release, d.releaseKeys(m, name, holds[0], nil), d.releaseArgs(m, name, nil, holds...)}
+func (d *Driver) releaseCall(m driver.Mode, name string, permits int, holds ...string) call {
+	return call{d.scriptsOf(m).release, d.releaseKeys(m, name, holds[0], nil), d.releaseArgs(m, name, permits, nil, holds...)}
 }
 
 // releaseKeys adds the keys of the release script.
 func (d *Driver) releaseKeys(m driver.Mode, name, hold string, keys []string) []string {
+	if m == driver.Permit {
+		return permitKeys(name, keys)
+	}
 	keys = append(keys, name)
 	if m != driver.Exclusive {
 		return readWriteKeys(m, name, hold, false, keys)
@@ -97,8 +100,10 @@ func (d *Driver) releaseKeys(m driver.Mode, name, hold string, keys []string) []
 }
 
 // releaseArgs adds the arguments of the release script.
-func (d *Driver) releaseArgs(m driver.Mode, name string, args []string, holds ...string) []string {
+func (d *Driver) releaseArgs(m driver.Mode, name string, permits int, args []string, holds ...string) []string {
 	switch {
+	case m == driver.Permit:
+		return d.releasePermitsArgs(name, holds[0], permits, args)
 	case m != driver.Exclusive:
 		return d.readWriteReleaseArgs(m, name, holds[0], args)
 	case d.options.Fair:

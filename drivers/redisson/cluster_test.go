@@ -27,6 +27,7 @@ func TestCluster(t *testing.T) {
 	t.Run("both", func(t *testing.T) { testClusterWakeUp(t, c, "&pubsub=both") })
 	t.Run("client", func(t *testing.T) { testClusterClient(t, c) })
 	t.Run("renew", func(t *testing.T) { testClusterRenew(t, c) })
+	t.Run("permits", func(t *testing.T) { testClusterPermits(t, c) }) // after renew, which wants no key: limits stay for a while
 	t.Run("slow", func(t *testing.T) { testClusterSlowNode(t, c) })
 	t.Run("replicas", func(t *testing.T) { testClusterReplicas(t, c) })
 	t.Run("move", func(t *testing.T) { testClusterMove(t, c) })

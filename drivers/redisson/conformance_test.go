@@ -1,6 +1,7 @@
 package redisson_test
 
 import (
+	"crypto/sha1"
 	"slices"
 	"strings"
 	"testing"
@@ -22,7 +23,7 @@ func TestConformance(t *testing.T) { testConformance(t, testenv.Redis(t), "", ""
 func TestConformanceFair(t *testing.T) {
 	password := testenv.Password()
 	words := strings.Fields(drivertest.Recipe(t, "**Redis, `redisson://`**"))
-	for _, row := range []string{"`fair=true`", "`Read`, `Write`", "`Inspect`, `ForceUnlock`", "`List`", "`Latch`", "migration from it", "migration to it", "migration back"} {
+	for _, row := range []string{"`fair=true`", "`Read`, `Write`", "`Permits`", "`Inspect`, `ForceUnlock`", "`List`", "`Latch`", "migration from it", "migration to it", "migration back"} {
 		words = append(words, drivertest.RecipeRow(t, row)...)
 	}
 	user := []string{"--user", "locker", "on", ">" + password}
@@ -43,8 +44,8 @@ func testConformance(t *testing.T, server *testenv.RedisServer, user, parameters
 			}
 			return d, conformance.LinkOver(link)
 		},
-		Expire:     func(_ testing.TB, name string) { server.Do("DEL", name) },
-		ExpireHold: func(_ testing.TB, name, hold string) { server.Do("HDEL", name, hold, hold+":write") },
+		Expire:     func(_ testing.TB, name string) { server.Do("DEL", name, "{"+name+"}:timeout") },
+		ExpireHold: func(_ testing.TB, name, hold string) { endHold(server, name, hold) },
 		Ping:       server.Ping,
 		Freeze:     func(testing.TB) { server.Freeze() },
 		Thaw:       func(testing.TB) { server.Thaw() },
@@ -55,4 +56,19 @@ func testConformance(t *testing.T, server *testenv.RedisServer, user, parameters
 		TTL:     time.Second,
 		Brief:   brief,
 	})
+}
+
+// endHold ends a hold of whatever mode. Of a hold of permits it takes all members that begin with the hold's hash.
+func endHold(server *testenv.RedisServer, name, hold string) {
+	if server.Do("TYPE", name) != "string" {
+		server.Do("HDEL", name, hold, hold+":write")
+		return
+	}
+	sum, ends := sha1.Sum([]byte(hold)), "{"+name+"}:timeout"
+	for _, member := range server.Do("ZRANGE", ends, "0", "-1").([]any) {
+		if strings.HasPrefix(member.(string), string(sum[:12])) {
+			server.Do("ZREM", ends, member.(string))
+			server.Do("INCR", name)
+		}
+	}
 }

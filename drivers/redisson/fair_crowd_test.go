@@ -116,7 +116,7 @@ func TestFairWaitersLeaveOneByOne(t *testing.T) {
 				rand.New(rand.NewPCG(1, 2)).Shuffle(n, func(i, j int) { holds[i], holds[j] = holds[j], holds[i] })
 			}
 			before := s.Commands()
-			sc := d.releaseCall(driver.Exclusive, "x", "")
+			sc := d.releaseCall(driver.Exclusive, "x", 0, "")
 			for _, hold := range holds {
 				args := append([]string{"EVAL", fairReleaseScript.text, strconv.Itoa(len(sc.keys))}, sc.keys...)
 				s.Do(append(append(args, sc.args[:len(sc.args)-1]...), hold)...)

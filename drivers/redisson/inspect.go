@@ -28,6 +28,9 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	}
 	results, _ := d.evalAll(ctx, d.client, []call{{inspectScript, keys, []string{prefixName(holderPrefix, name), readPrefix(name)}}}, 0)
 	answer, err := results[0].ToArray()
+	if isWrongType(err) {
+		return d.inspectPermits(ctx, name)
+	}
 	if err != nil {
 		err, _ := fault(ctx, name, err)
 		return driver.Status{}, err
@@ -135,6 +138,9 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	}
 	results, _ := d.evalAll(ctx, d.client, []call{{d.scripts.force, d.fairKeys(name, []string{name}), args}}, 0)
 	ended, err := results[0].ToInt64()
+	if isWrongType(err) {
+		ended, err = d.forcePermits(ctx, name)
+	}
 	if err != nil {
 		err, _ := fault(ctx, name, err)
 		return err

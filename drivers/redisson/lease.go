@@ -147,7 +147,7 @@ func (l *lease) leaveToCleaner() {
 	l.mu.Lock()
 	limit := l.lasts + int64(late)
 	l.mu.Unlock()
-	l.driver.ghosts.Add(&ghost{name: l.request.Name, hold: l.request.Hold, mode: l.request.Mode, until: limit, granted: true, lease: l})
+	l.driver.ghosts.Add(&ghost{name: l.request.Name, hold: l.request.Hold, mode: l.request.Mode, permits: l.request.Permits, until: limit, granted: true, lease: l})
 }
 
 // released takes an answer to a request to release the hold. Own is how many of the message's receivers were subscriptions of this driver.
@@ -191,7 +191,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if !ok {
 		return driver.ErrNotHeld
 	}
-	c := call{renewScript, []string{l.request.Name}, l.renewArgs(nil, ttl)}
+	c := l.renewCall(ttl)
 	results, acks := d.evalAll(ctx, client, []call{c}, d.options.WaitReplicas)
 	answer, err := results[0].ToString()
 	if err == nil && len(answer) != 1 {
@@ -209,9 +209,20 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	return nil
 }
 
-// renewArgs adds the arguments of the renew script.
+// renewCall is the renewal of one lease.
+func (l *lease) renewCall(ttl time.Duration) call {
+	if l.request.Mode == driver.Permit {
+		return call{permitRenewScript, permitKeys(l.request.Name, nil), l.renewArgs(nil, ttl)}
+	}
+	return call{renewScript, []string{l.request.Name}, l.renewArgs(nil, ttl)}
+}
+
+// renewArgs adds the arguments of the renew script, three in all modes.
 func (l *lease) renewArgs(args []string, ttl time.Duration) []string {
 	r := l.request
+	if r.Mode == driver.Permit {
+		return append(permitArgs(r.Hold, r.Permits, args), l.driver.milliseconds(ttl))
+	}
 	return append(args, fieldOf(r.Mode, r.Hold), l.driver.milliseconds(ttl), timeoutKey(r.Mode, r.Name, r.Hold))
 }
 

@@ -29,7 +29,7 @@ var holdField = regexp.MustCompile(`^[^:]+:[0-9]+(:write)?$`)
 var escapeGlob = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 
 // List implements driver.Lister. It goes through all keys of the server, or of each primary of a cluster, a hundred thousand in a second at
-// most, and takes hashes whose fields look like holds for locks. Sealed names are left out, and keys that the user has no right to. Names in
+// most: once for locks, which are hashes whose fields look like holds, and once for permits. Sealed names are left out, and keys that the user has no right to. Names in
 // slots of a cluster that move meanwhile may be missed.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
@@ -63,16 +63,28 @@ func (d *Driver) listAt(ctx context.Context, node rueidis.Client, prefix string,
 		return false, err
 	}
 	defer release()
+	pattern := escapeGlob.Replace(prefix) + "*"
+	goOn, err = d.scan(ctx, conn, pattern, "hash", d.locksAmong, yield)
+	if err != nil || !goOn {
+		return false, err
+	}
+	permits := func(ctx context.Context, keys []string) ([]string, error) { return d.permitsAmong(ctx, prefix, keys) }
+	return d.scan(ctx, conn, "*"+pattern+":"+endsSuffix, "zset", permits, yield)
+}
+
+// scan yields the names that are held among the keys of one kind that match a pattern.
+func (d *Driver) scan(ctx context.Context, conn rueidis.DedicatedClient, pattern, kind string,
+	among func(ctx context.Context, keys []string) ([]string, error), yield func(string, error) bool) (goOn bool, err error) {
 	pause := time.NewTicker(scanPause)
 	defer pause.Stop()
 	for cursor := "0"; ; {
-		scan := node.B().Arbitrary("SCAN", cursor, "MATCH", escapeGlob.Replace(prefix)+"*", "COUNT", scanKeys, "TYPE", "hash").Build()
+		scan := conn.B().Arbitrary("SCAN", cursor, "MATCH", pattern, "COUNT", scanKeys, "TYPE", kind).Build()
 		answer, err := d.doMulti(ctx, conn, []rueidis.Completed{scan})[0].AsScanEntry()
 		if err != nil {
 			err, _ = fault(ctx, "", err)
 			return false, err
 		}
-		names, err := d.locksAmong(ctx, answer.Elements)
+		names, err := among(ctx, answer.Elements)
 		if err != nil {
 			return false, err
 		}
@@ -149,4 +161,36 @@ func (d *Driver) locksAmong(ctx context.Context, keys []string) (names []string,
 		}
 	}
 	return locks, nil
+}
+
+// permitsAmong returns the names that begin with prefix and of which permits are held, whose ends are in the keys.
+func (d *Driver) permitsAmong(ctx context.Context, prefix string, keys []string) (names []string, err error) {
+	var calls []call
+	for _, key := range keys {
+		name := strings.TrimSuffix(key, ":"+endsSuffix)
+		if strings.HasPrefix(name, "{") && strings.HasSuffix(name, "}") {
+			name = name[1 : len(name)-1]
+		}
+		if strings.HasPrefix(name, prefix) && utf8.ValidString(name) && d.checkName(name) == nil && endsKey(name) == key {
+			names = append(names, name)
+			calls = append(calls, call{permitInspectScript, permitKeys(name, nil), nil})
+		}
+	}
+	if len(calls) == 0 {
+		return nil, nil
+	}
+	results, _ := d.evalAll(ctx, d.client, calls, 0)
+	held := names[:0]
+	for i, name := range names {
+		status, err := readPermits(results[i])
+		if err != nil && !rueidis.IsRedisNil(err) && !isWrongType(err) {
+			if err, _ = fault(ctx, name, err); !errors.Is(err, fs.ErrPermission) {
+				return nil, err
+			}
+		}
+		if status.Held {
+			held = append(held, name)
+		}
+	}
+	return held, nil
 }

@@ -37,6 +37,23 @@ func TestReleaseInASlotThatMoves(t *testing.T) {
 		end()
 		release(t, w.granted(t))
 	})
+	t.Run("permits", func(t *testing.T) {
+		d := openURL(t, "%s", clusterURL(c))
+		const name = "{permits}x"
+		l := acquire(t, d, permits(2, 3, forLong(name)))
+		node := c.Owner(name)
+		node.Do("ZADD", endsKey(name), "1", "that of the dead") // and is over
+		node.Do("DECR", name)
+		w := wait(t, d, permits(3, 3, request(name)))
+		end := beginMove(c, name)
+		release(t, acquire(t, d, permits(1, 3, request(name))))
+		release(t, l)
+		end()
+		release(t, w.granted(t))
+		if got := c.Owner(name).Do("GET", name); got != "3" {
+			t.Errorf("free permits: got %v, want 3", got)
+		}
+	})
 	fair := clusterURL(c) + "&fair=true"
 	for _, dead := range []bool{false, true} {
 		t.Run(fmt.Sprint("fair with a waiter that is dead ", dead), func(t *testing.T) {

@@ -61,6 +61,9 @@ func (d *Driver) checkName(name string) error {
 					name, prefix, rest[1:], errors.ErrUnsupported)
 			}
 		}
+		if strings.HasSuffix(name, ":"+endsSuffix) {
+			return fmt.Errorf("name %q cannot be used, for it is that of a key which belongs to permits: %w", name, errors.ErrUnsupported)
+		}
 		if strings.Contains(name, readHold) {
 			return fmt.Errorf("name %q cannot be used, for it is that of a key which belongs to a read-write lock: %w", name, errors.ErrUnsupported)
 		}

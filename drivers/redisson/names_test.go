@@ -36,7 +36,7 @@ func TestNamesThatAreKeys(t *testing.T) {
 	s := testenv.Redis(t)
 	d, fair := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s?fair=true", s.Addr)
 	for _, name := range []string{"dsync_fence:{x}", "dsync_holder:{x}", "dsync_moved:{x}", "redisson_lock_token:{x}", "redisson_lock_queue:{x}",
-		"redisson_lock_timeout:{x}", "redisson_unlock_latch:{x}:0123", "dsync_fence:{t}:x", "redisson_lock_queue:a{b", "{x}:8743c9c0:41:rwlock_timeout:1"} {
+		"redisson_lock_timeout:{x}", "redisson_unlock_latch:{x}:0123", "dsync_fence:{t}:x", "redisson_lock_queue:a{b", "{x}:8743c9c0:41:rwlock_timeout:1", "{x}:timeout", "{t}:x:timeout"} {
 		for what, call := range map[string]func() error{
 			"Acquire":      func() error { _, err := d.Acquire(t.Context(), noWait(name)); return err },
 			"fair Acquire": func() error { _, err := fair.Acquire(t.Context(), noWait(name)); return err },
@@ -49,7 +49,7 @@ func TestNamesThatAreKeys(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"dsync_fence:x", "dsync_fence", "dsync_fencer:{x}", "redisson_lock__channel:{x}", "redisson_rwlock:{x}", "redisson_sc:{x}",
-		"{x}:timeout", "{dsync_fence:x}", "x:rwlock_timeout:1"} {
+		"x:timeout", "{x}timeout", "{dsync_fence:x}", "x:rwlock_timeout:1"} {
 		l, x := acquire(t, d, request(name)), acquire(t, fair, request("x"))
 		release(t, x)
 		release(t, l)

@@ -59,6 +59,8 @@ func (o *op) keys(d *Driver, keys []string) []string {
 	switch {
 	case o.lease != nil:
 		return d.releaseKeys(r.Mode, r.Name, r.Hold, keys)
+	case r.Mode == driver.Permit:
+		return permitKeys(r.Name, keys)
 	case r.Mode != driver.Exclusive:
 		keys = readWriteKeys(r.Mode, r.Name, r.Hold, true, append(keys, r.Name))
 	default:
@@ -80,7 +82,9 @@ func (o *op) args(d *Driver, args []string) []string {
 	r := o.request
 	switch {
 	case o.lease != nil:
-		return d.releaseArgs(r.Mode, r.Name, args, r.Hold)
+		return d.releaseArgs(r.Mode, r.Name, r.Permits, args, r.Hold)
+	case r.Mode == driver.Permit:
+		return d.acquirePermitsArgs(r, args)
 	case r.Mode != driver.Exclusive:
 		args = o.readWriteArgs(d, args)
 	case d.options.Fair:
@@ -197,7 +201,7 @@ func (d *Driver) finish(o *op) {
 		o.lease.leaveToCleaner()
 		return
 	}
-	g := ghost{name: r.Name, hold: r.Hold, mode: r.Mode, until: o.sent + int64(r.TTL+late), granted: true, place: d.queues(r)}
+	g := ghost{name: r.Name, hold: r.Hold, mode: r.Mode, permits: r.Permits, until: o.sent + int64(r.TTL+late), granted: true, place: d.queues(r)}
 	left := o.first > 0 || g.place || intends(r)
 	if o.err != nil {
 		_, doubt := fault(d.life.Context(), r.Name, o.err)

@@ -32,6 +32,8 @@ func (d *Driver) scriptsOf(m driver.Mode) scripts {
 		return fairWriteScripts
 	case m == driver.Write:
 		return writeScripts
+	case m == driver.Permit:
+		return permitScripts
 	}
 	return d.scripts
 }
@@ -62,6 +64,9 @@ func timeoutKey(m driver.Mode, name, hold string) string {
 
 // channelOf returns the channel that tells the end of a hold. Elsewhere stands for the channel of the other kind of lock.
 func channelOf(m driver.Mode, name string, elsewhere bool) string {
+	if m == driver.Permit {
+		return prefixName(permitPrefix, name)
+	}
 	if (m == driver.Exclusive) == elsewhere {
 		return prefixName(readWritePrefix, name)
 	}

@@ -1,5 +1,5 @@
-// Package redisson is the Redis backend of dsync: the locks of Java's Redisson (RLock, RFairLock and RReadWriteLock, versions 3.19 to 4.7),
-// key for key and message for message, so Go and Java programs exclude each other on one Redis. It registers the URL scheme
+// Package redisson is the Redis backend of dsync: the locks of Java's Redisson (RLock, RFairLock, RReadWriteLock and
+// RPermitExpirableSemaphore, versions 3.19 to 4.7), key for key and message for message, so Go and Java programs exclude each other on one Redis. It registers the URL scheme
 // "redisson":
 //
 //	redisson://user:password@host:6379/0
@@ -40,6 +40,9 @@
 // In the modes Read and Write the hash has a field mode, in the form of RReadWriteLock: a field for each hold and, for each Read, a key too,
 // which ends with the Read. The read-write lock has a channel of its own. The key dsync_intent says for 6 s that somebody waits to write, so
 // that further readers wait too.
+//
+// In the mode Permit the name is the number of permits that are free, in the form of RPermitExpirableSemaphore, and a sorted set has the end of
+// each that is held, by the server's clock. They have a channel of their own. A request is for 1,000 permits at most.
 //
 // A latch is a number under its plain name, in the form of RCountDownLatch, with a channel of its own. The keys dsync_latch and
 // dsync_latch2 take turns, and have the ids of its changes, each for one to two hours.
@@ -159,7 +162,7 @@ type Options struct {
 }
 
 // Driver is a driver.Driver on Redis. It implements driver.BatchRenewer, driver.Inspector, driver.ForceUnlocker, driver.Watcher,
-// driver.Lister, driver.Latcher, driver.Leaver, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
+// driver.Lister, driver.Limiter, driver.Latcher, driver.Leaver, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
 type Driver struct {
 	client  rueidis.Client
 	dialer  *redisdial.Dialer // of a client of the driver's own, which Close closes
@@ -269,7 +272,8 @@ func (d *Driver) Info() driver.Info {
 		order = driver.FIFO
 	}
 	return driver.Info{Name: "redisson", Order: order, Fencing: fencing, MinTTL: minTTL, MaxTTL: maxTTL, Late: late,
-		ReadWrite: driver.Support{Offered: true, Order: driver.Unordered, Fencing: fencing}}
+		ReadWrite: driver.Support{Offered: true, Order: driver.Unordered, Fencing: fencing},
+		Permits:   driver.Support{Offered: true, Order: driver.Unordered}}
 }
 
 // now is the time since d.epoch.

@@ -27,10 +27,20 @@ type due struct {
 	renewal
 }
 
+func (x due) permits() bool { return x.lease.request.Mode == driver.Permit }
+
+// goesWith reports whether a run of a script can renew x and the next lease, too: locks of one slot, or permits of one name.
+func (x due) goesWith(next due) bool {
+	if x.permits() || next.permits() {
+		return x.permits() && next.permits() && x.lease.request.Name == next.lease.request.Name
+	}
+	return x.slot == next.slot
+}
+
 // round is the memory for one run of RenewAll.
 type round struct {
 	names map[string]struct{}
-	due   []due
+	due   []due // those of permits last, by name
 	twice []due // leases of names that are in due
 }
 
@@ -47,8 +57,13 @@ func (r *round) free() {
 func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
 	r := rounds.Get().(*round)
 	defer r.free()
+	var permits []due
 	for i, held := range leases {
 		x := due{index: i, lease: held.(*lease)}
+		if x.permits() {
+			permits = append(permits, x)
+			continue
+		}
 		name := x.lease.request.Name
 		if _, twice := r.names[name]; twice {
 			r.twice = append(r.twice, x)
@@ -57,6 +72,8 @@ func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(
 		r.names[name] = struct{}{}
 		r.due = append(r.due, x)
 	}
+	slices.SortFunc(permits, func(a, b due) int { return cmp.Compare(a.lease.request.Name, b.lease.request.Name) })
+	r.due = append(r.due, permits...)
 	if d.cluster {
 		d.renewCluster(ctx, r.due, done)
 	} else {
@@ -83,7 +100,7 @@ func (d *Driver) renewCluster(ctx context.Context, all []due, done func(i int, e
 	}
 	var wg sync.WaitGroup
 	for node, group := range groups {
-		slices.SortFunc(group, func(a, b due) int { return cmp.Compare(a.slot, b.slot) })
+		slices.SortStableFunc(group, func(a, b due) int { return cmp.Compare(a.slot, b.slot) })
 		wg.Go(func() { d.renewNode(ctx, node, group, done) })
 	}
 	wg.Wait()
@@ -130,7 +147,7 @@ func (d *Driver) renewSome(ctx context.Context, client rueidis.Client, some []du
 	if len(sent) == 0 {
 		return
 	}
-	calls := d.renewCalls(sent)
+	calls, counts := d.renewCalls(sent)
 	results, acks := d.evalAll(ctx, client, calls, d.options.WaitReplicas)
 	var noted []*lease
 	for _, x := range sent {
@@ -139,27 +156,36 @@ func (d *Driver) renewSome(ctx context.Context, client rueidis.Client, some []du
 		}
 	}
 	for i, result := range results {
-		n := len(calls[i].keys)
-		d.renewed(ctx, sent[:n], result, acks, done)
-		sent = sent[n:]
+		d.renewed(ctx, sent[:counts[i]], result, acks, done)
+		sent = sent[counts[i]:]
 	}
 	d.noteAgain(ctx, client, noted)
 }
 
-// renewCalls puts together the leases that one run of the script may renew.
-func (d *Driver) renewCalls(sent []due) []call {
-	calls := make([]call, 0, 1+len(sent)/renewKeys)
+// renewCalls puts together the leases that one run of a script may renew, and returns how many each of the runs renews.
+func (d *Driver) renewCalls(sent []due) (calls []call, counts []int) {
+	calls, counts = make([]call, 0, 1+len(sent)/renewKeys), make([]int, 0, 1+len(sent)/renewKeys)
 	keys, args := make([]string, 0, len(sent)), make([]string, 0, renewArgs*len(sent))
+	n, members := 0, 0
 	for i, x := range sent {
 		r := x.lease.request
-		keys = append(keys, r.Name)
 		args = x.lease.renewArgs(args, r.TTL)
-		if i+1 == len(sent) || len(keys) == renewKeys || sent[i+1].slot != x.slot {
-			calls = append(calls, call{renewScript, keys, args})
-			keys, args = keys[len(keys):], args[len(args):]
+		n, members = n+1, members+r.Permits
+		if !x.permits() {
+			keys = append(keys, r.Name)
 		}
+		if i+1 < len(sent) && n < renewKeys && members < maxPermits && x.goesWith(sent[i+1]) {
+			continue
+		}
+		c := call{renewScript, keys, args}
+		if x.permits() {
+			c.script, c.keys = permitRenewScript, permitKeys(r.Name, nil)
+		}
+		calls, counts = append(calls, c), append(counts, n)
+		keys, args = keys[len(keys):], args[len(args):]
+		n, members = 0, 0
 	}
-	return calls
+	return calls, counts
 }
 
 // renewed takes the answer for leases that were renewed together.

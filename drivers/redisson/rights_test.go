@@ -48,6 +48,7 @@ func TestEachRightIsNeeded(t *testing.T) {
 		{"fair locks", "fair=true", []string{"`fair=true`"}, (*uses).fairLocks},
 		{"read-write locks", "", []string{"`Read`, `Write`"}, (*uses).readWriteLocks},
 		{"tokens of Redisson", "fence=redisson", []string{"`fence=redisson`"}, (*uses).locks},
+		{"permits", "", []string{"`Permits`"}, (*uses).permits},
 		{"admin", "", []string{"`Inspect`, `ForceUnlock`"}, (*uses).admin},
 		{"list", "", []string{"`List`"}, (*uses).list},
 		{"latches", "", []string{"`Latch`"}, (*uses).latches},
@@ -203,6 +204,39 @@ func (u *uses) readWriteLocks() {
 	u.note("Release", l.Release(u.t.Context()))
 	if <-w.done; u.note("Acquire to write", w.err) {
 		u.note("Release", w.lease.Release(u.t.Context()))
+	}
+}
+
+// permits sets a limit, takes permits, waits for one, renews and gives back, looks at them and removes them.
+func (u *uses) permits() {
+	a, b := u.open(), u.open()
+	if a == nil || b == nil {
+		return
+	}
+	ctx := u.t.Context()
+	u.note("SetLimit", a.SetLimit(ctx, u.name, 2))
+	u.s.Do("ZADD", endsKey(u.name), "1", "that of the dead") // and is over
+	u.s.Do("SET", u.name, "1")
+	l, err := a.Acquire(ctx, permits(2, 2, shortly(u.name)))
+	if !u.note("Acquire of permits", err) {
+		return
+	}
+	u.note("SetLimit", a.SetLimit(ctx, u.name, 2))
+	w := begin(b, permits(1, 2, shortly(u.name)))
+	select {
+	case <-w.events.waiting:
+	case <-w.done:
+	}
+	u.note("Renew", l.Renew(ctx, 2*time.Second))
+	u.note("Release", l.Release(ctx))
+	if <-w.done; !u.note("Acquire of a permit after a wait", w.err) {
+		return
+	}
+	u.note("Renew", w.lease.Renew(ctx, 2*time.Second))
+	u.note("Release", w.lease.Release(ctx))
+	other := u.name + "/other" // whose limit comes with a grant
+	if l, err := a.Acquire(ctx, permits(1, 1, shortly(other))); u.note("Acquire of a permit", err) {
+		u.note("Release", l.Release(ctx))
 	}
 }
 

@@ -96,6 +96,20 @@ var (
 	unmarkText string
 	//go:embed latch.lua
 	latchText string
+	//go:embed permits.lua
+	permitFunctions string
+	//go:embed permitacquire.lua
+	permitAcquireText string
+	//go:embed permitrelease.lua
+	permitReleaseText string
+	//go:embed permitrenew.lua
+	permitRenewText string
+	//go:embed permitlimit.lua
+	permitLimitText string
+	//go:embed permitinspect.lua
+	permitInspectText string
+	//go:embed permitforce.lua
+	permitForceText string
 
 	acquireScript = newScript(acquireFunction + "return acquire(KEYS[1], ARGV[1], ARGV[2], KEYS[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], KEYS[3])\n")
 	releaseScript = newScript(releaseFunction + "return release(KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4])\n")
@@ -130,4 +144,11 @@ var (
 	fairReleaseScript = newScript(basicFunctions + fairFunctions +
 		"return releaseFair(KEYS[1], KEYS[2], KEYS[3], unpack(ARGV))\n")
 	fairForceScript = newScript(basicFunctions + fairFunctions + fairForceText)
+
+	permitAcquireScript = newScript(permitFunctions + permitAcquireText)
+	permitReleaseScript = newScript(permitFunctions + permitReleaseText)
+	permitRenewScript   = newScript(permitFunctions + permitRenewText)
+	permitLimitScript   = newScript(permitFunctions + permitLimitText)
+	permitInspectScript = newScript(permitFunctions + permitInspectText)
+	permitForceScript   = newScript(permitFunctions + permitForceText)
 )

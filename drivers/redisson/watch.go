@@ -15,8 +15,10 @@ func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
 	}
 	exclusive := d.topics.Watch(channelOf(driver.Exclusive, name, false), changed)
 	readWrite := d.topics.Watch(channelOf(driver.Write, name, false), changed)
+	permits := d.topics.Watch(channelOf(driver.Permit, name, false), changed)
 	return func() {
 		exclusive()
 		readWrite()
+		permits()
 	}, nil
 }

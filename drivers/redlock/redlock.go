@@ -39,6 +39,9 @@
 // the value of a lock is a string with one owner, so programs on redsync and redlock-py could neither read with others nor be kept out,
 // and a resource would have no token by which to refuse a late reader.
 //
+// The mode Permit is not offered, and require=permits is refused: a majority does not keep a limit. Of three nodes with two places each, three
+// holds get a majority: on the nodes 1 and 2, 2 and 3, 1 and 3.
+//
 // Latches are not offered: each count-down reaches a majority of the nodes, and another one each time, so no node knows the count.
 //
 // If this matters, take drivers/etcd, drivers/zk or drivers/pglock, where one log keeps the order and the tokens; where one Redis is
@@ -262,7 +265,8 @@ func (d *Driver) Info() driver.Info {
 	if d.single() {
 		name = singleScheme
 	}
-	return driver.Info{Name: name, Order: driver.Unordered, Fencing: driver.None, MinTTL: minTTL, MaxTTL: d.options.MaxTTL, Late: late}
+	return driver.Info{Name: name, Order: driver.Unordered, Fencing: driver.None, MinTTL: minTTL, MaxTTL: d.options.MaxTTL, Late: late,
+		Permits: driver.Support{Why: "a majority of the nodes does not keep a limit"}}
 }
 
 // now is the time since d.epoch.

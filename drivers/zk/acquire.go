@@ -49,6 +49,9 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 		return nil, err
 	}
 	data, err := d.data(r)
+	if err == nil && r.Mode == driver.Permit {
+		err = d.checkPermits(r, data)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -62,8 +65,13 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 		if err != nil {
 			return nil, err
 		}
-		h := &hold{driver: d, request: r, session: s, dir: d.dir(r.Name)}
-		err = h.attempt(c, data, &waited)
+		h := &hold{driver: d, request: r, session: s, dir: d.dir(r.Name), infix: d.options.infix(r.Mode)}
+		if r.Mode == driver.Permit {
+			h.dir, h.more = h.dir+"/"+leasesPart, r.Permits-1
+			err = h.attemptPermits(c, data, &waited)
+		} else {
+			err = h.attempt(c, data, &waited)
+		}
 		if err == nil {
 			return h, nil
 		}
@@ -91,17 +99,18 @@ func (h *hold) attempt(c caller, data []byte, waited *bool) error {
 	return h.enter()
 }
 
-// queue makes the node, and reports whether the node is known to be the first.
+// queue makes the nodes, and reports whether the node is known to be the first. Those for permits are in containers.
 func (h *hold) queue(c caller, data []byte) (first bool, err error) {
 	d, s := h.driver, h.session
+	permit := h.request.Mode == driver.Permit
 	for current := false; ; {
 		if err := s.await(c); err != nil {
 			return false, h.fail(c, err)
 		}
-		h.prefix = d.options.newPrefix(h.request.Mode)
+		h.prefix = newPrefix(h.infix)
 		h.sent = d.now()
-		known := d.parents.has(h.dir)
-		if known && h.request.NoWait {
+		known := permit || d.parents.has(h.dir)
+		if known && h.request.NoWait && !permit {
 			if err := h.peek(c, current); errors.Is(err, gozk.ErrNoNode) {
 				d.parents.remove(h.dir)
 				continue
@@ -124,10 +133,14 @@ func (h *hold) queue(c caller, data []byte) (first bool, err error) {
 		case errors.Is(err, gozk.ErrNodeExists):
 			current = true // a write was ordered behind all that had happened
 			d.parents.add(h.dir)
+		case errors.Is(err, gozk.ErrNoNode) && permit:
+			if err := d.makeAbove(c, s, h.dir+"/"); err != nil {
+				return false, h.fail(c, err)
+			}
 		case errors.Is(err, gozk.ErrNoNode) && known:
 			d.parents.remove(h.dir)
 		case errors.Is(err, gozk.ErrNoNode):
-			if err := h.makeAbove(c); err != nil {
+			if err := d.makeAbove(c, s, h.dir); err != nil {
 				return false, h.fail(c, err)
 			}
 		case isAnswer(err):
@@ -145,10 +158,32 @@ func (h *hold) queue(c caller, data []byte) (first bool, err error) {
 	}
 }
 
-// create makes the node where the node of the name is there.
+// create makes the node where the node of the name is there, and others for further permits.
 func (h *hold) create(c *gozk.Conn, data []byte) (string, error) {
+	if h.more > 0 {
+		return h.createAll(c, data)
+	}
 	node, err := c.Create(h.dir+"/"+h.prefix, data, gozk.FlagEphemeralSequential, h.driver.options.ACL)
 	return h.checkedNode(node, err)
+}
+
+// createAll makes all nodes in one transaction. The first one has the data, and their numbers follow each other.
+func (h *hold) createAll(c *gozk.Conn, data []byte) (string, error) {
+	var ops []any
+	for range h.count() {
+		ops = append(ops, &gozk.CreateRequest{Path: h.dir + "/" + h.prefix, Data: data, Acl: h.driver.options.ACL, Flags: gozk.FlagEphemeralSequential})
+		data = nil
+	}
+	results, err := c.Multi(ops...)
+	if err != nil {
+		return "", err
+	}
+	for i, r := range results {
+		if len(results) != h.count() || r.String != sibling(results[0].String, i) {
+			return "", errAnswer
+		}
+	}
+	return h.checkedNode(results[0].String, nil)
 }
 
 // createBoth makes the node of the name, and below it the node of the attempt, with the lock. The transaction also changes the node of the
@@ -208,18 +243,19 @@ func (h *hold) peek(c caller, current bool) error {
 	return nil
 }
 
-// makeAbove makes what is missing above the node of the name.
-func (h *hold) makeAbove(c caller) error {
-	d := h.driver
-	for i := 1; i < len(h.dir); i++ {
-		next := strings.IndexByte(h.dir[i:], '/')
+// makeAbove makes what is missing above a node, and begins anew where the server removes an empty container meanwhile.
+func (d *Driver) makeAbove(c caller, s *session, node string) error {
+	for i := 1; i < len(node); i++ {
+		next := strings.IndexByte(node[i:], '/')
 		if next < 0 {
 			return nil
 		}
 		i += next
-		path, inChroot := h.dir[:i], i <= len(d.options.Chroot)
-		_, err := query(c, h.session, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, d.ensure(c, path, inChroot) })
-		if err != nil && !errors.Is(err, gozk.ErrNodeExists) {
+		path, inChroot := node[:i], i <= len(d.options.Chroot)
+		_, err := query(c, s, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, d.ensure(c, path, inChroot) })
+		if errors.Is(err, gozk.ErrNoNode) {
+			i = 0
+		} else if err != nil && !errors.Is(err, gozk.ErrNodeExists) {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
@@ -257,7 +293,9 @@ func (h *hold) created(c caller, node string) error {
 	if s.dead {
 		return errAgain
 	}
-	s.nodes[node] = h
+	for i := range h.count() {
+		s.nodes[sibling(node, i)] = h
+	}
 	return nil
 }
 
@@ -267,13 +305,11 @@ func (h *hold) recover(c caller) (found bool, err error) {
 	if isOurs(err) {
 		return false, h.doubt(c, err, nil, false)
 	}
-	for _, child := range l.children {
-		if strings.HasPrefix(child, h.prefix) {
-			return true, h.created(c, h.dir+"/"+child)
-		}
+	if child := l.first(h.prefix); child != "" {
+		return true, h.created(c, h.dir+"/"+child)
 	}
 	// A server that stood still may yet carry the request out.
-	h.driver.ghosts.Add(&ghost{session: h.session, dir: h.dir, prefix: h.prefix})
+	h.driver.ghosts.Add(&ghost{session: h.session, dir: h.dir, prefix: h.prefix, more: h.more})
 	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
 		return false, h.fail(c, err)
 	}
@@ -293,7 +329,7 @@ func (h *hold) doubt(c caller, err error, answer <-chan reply[string], both bool
 	if errors.Is(err, errOver) {
 		return errAgain // the node went with the session
 	}
-	h.driver.ghosts.Add(&ghost{session: h.session, dir: h.dir, prefix: h.prefix, answer: answer, both: both})
+	h.driver.ghosts.Add(&ghost{session: h.session, dir: h.dir, prefix: h.prefix, more: h.more, answer: answer, both: both})
 	if errors.Is(err, errStopping) {
 		return driver.ErrClosed
 	}

@@ -3,6 +3,7 @@ package zk
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	gozk "github.com/go-zookeeper/zk"
@@ -153,6 +154,17 @@ func (s *session) pause(c caller) error {
 type listing struct {
 	children []string
 	stat     gozk.Stat
+}
+
+// first returns the child that was made first of those whose names begin with a prefix, or "".
+func (l listing) first(prefix string) (first string) {
+	var least contender
+	for _, child := range l.children {
+		if c, ok := contenderOf(child); ok && strings.HasPrefix(child, prefix) && (first == "" || c.before(least)) {
+			first, least = child, c
+		}
+	}
+	return first
 }
 
 func list(c *gozk.Conn, path string) (listing, error) {

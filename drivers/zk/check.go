@@ -78,11 +78,22 @@ func (h *hold) check() {
 		if h.isHeld() != nil {
 			return struct{}{}, errOver
 		}
-		return struct{}{}, getW(c, h.node)
+		for i := range h.count() {
+			if err := getW(c, sibling(h.node, i)); err != nil {
+				return struct{}{}, err
+			}
+		}
+		return struct{}{}, nil
 	})
 	if errors.Is(err, gozk.ErrNoNode) {
 		h.vanished()
 	}
+}
+
+// childrenW sets a watch on the children of a node.
+func childrenW(c *gozk.Conn, node string) error {
+	_, _, _, err := c.ChildrenW(node)
+	return err
 }
 
 // getW sets a watch on a node, and none where there is no node.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"time"
 
 	gozk "github.com/go-zookeeper/zk"
@@ -31,6 +30,7 @@ type ghost struct {
 	dir, prefix string
 	answer      <-chan reply[string] // to the request for the node, if the answer may come yet
 	node        string               // the path of the node, once known
+	more        int                  // nodes that were made together with the node
 	both        bool                 // the node of the name goes with the node
 }
 
@@ -72,7 +72,11 @@ func (h *hold) removeOnce(ctx context.Context) bool {
 	}
 	s.mu.Lock()
 	h.phase = over
+	crowded := h.crowded
 	s.mu.Unlock()
+	if crowded {
+		h.sweep()
+	}
 	h.forget()
 	return true
 }
@@ -96,9 +100,11 @@ func (d *Driver) find(ctx context.Context, g *ghost) bool {
 		return false
 	}
 	// A repeat finds no node where the request before did its work and its answer is missing.
-	_, err := query(c, s, func(c *gozk.Conn) (struct{}, error) { return remove(c, g.node) })
-	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
-		return false
+	for i := range g.more + 1 {
+		_, err := query(c, s, func(c *gozk.Conn) (struct{}, error) { return remove(c, sibling(g.node, i)) })
+		if err != nil && !errors.Is(err, gozk.ErrNoNode) {
+			return false
+		}
 	}
 	if g.both {
 		send(s, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, c.Delete(g.dir, ourVersion) })
@@ -113,11 +119,9 @@ func (g *ghost) look(c caller) bool {
 	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
 		return false
 	}
-	for _, child := range l.children {
-		if strings.HasPrefix(child, g.prefix) {
-			g.node, g.both = g.dir+"/"+child, isOurMake(&l.stat)
-			return true
-		}
+	if child := l.first(g.prefix); child != "" {
+		g.node, g.both = g.dir+"/"+child, isOurMake(&l.stat)
+		return true
 	}
 	if time.Since(g.Added) > retireAfter {
 		s.retire()

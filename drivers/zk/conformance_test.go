@@ -61,15 +61,14 @@ func conform(t *testing.T, brief bool, c *gozk.Conn, user, chroot, query string,
 				return d, conformance.LinkOver(w)
 			},
 			Expire: func(tb testing.TB, name string) { // with the session other holds would end as well
-				for _, child := range first(tb, c, chroot+"/"+name) {
-					if err := c.Delete(chroot+"/"+name+"/"+child, -1); err != nil && err != gozk.ErrNoNode {
+				for _, node := range append(first(tb, c, chroot+"/"+name), leases(tb, c, chroot+"/"+name)...) {
+					if err := c.Delete(node, -1); err != nil && err != gozk.ErrNoNode {
 						tb.Fatal(err)
 					}
 				}
 			},
 			ExpireHold: func(tb testing.TB, name, hold string) {
-				for _, child := range children(tb, c, chroot+"/"+name) {
-					node := chroot + "/" + name + "/" + child
+				for _, node := range append(contenders(tb, c, chroot+"/"+name), leases(tb, c, chroot+"/"+name)...) {
 					text, _, err := c.Get(node)
 					if err == nil && strings.Contains(string(text), strconv.Quote(hold)) {
 						err = c.Delete(node, -1)

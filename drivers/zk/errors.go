@@ -18,7 +18,8 @@ var (
 	errNoServer    = errors.New("no server answers")
 	errStopping    = errors.New("the driver is being closed")
 	errAgain       = errors.New("ask again")
-	errSealRead    = fmt.Errorf("a hold of the mode Read does not become a seal: %w", errors.ErrUnsupported)
+	errSealShared  = fmt.Errorf("a hold of the mode Read or Permit does not become a seal: %w", errors.ErrUnsupported)
+	errMarkPermits = fmt.Errorf("permits have no tokens to mark: %w", errors.ErrUnsupported)
 	errLongRequest = fmt.Errorf("owner and note take more than %d bytes", maxData)
 )
 

@@ -38,3 +38,9 @@ func (d *Driver) Underway() int {
 	}
 	return n
 }
+
+// NextSet has the next change of a latch begin another set of ids.
+func (d *Driver) NextSet() { d.changes.begun -= int64(knownFor) }
+
+// KeepSetsFor sets how old a set of ids has to be to go.
+func (d *Driver) KeepSetsFor(age time.Duration) { d.changes.keptFor = age }

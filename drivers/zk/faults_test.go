@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -307,7 +308,7 @@ func TestRemovedNode(t *testing.T) {
 	// That of a waiter: it queues again.
 	w = wait(t, a, request("a"))
 	nodes := children(t, c, "/a")
-	holder := first(t, c, "/a")[0]
+	holder := strings.TrimPrefix(first(t, c, "/a")[0], "/a/")
 	for _, node := range nodes {
 		if node != holder {
 			if err := c.Delete("/a/"+node, -1); err != nil {

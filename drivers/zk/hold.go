@@ -16,6 +16,10 @@ import (
 const (
 	never      = math.MaxInt64
 	sweepAfter = 10 * time.Millisecond
+
+	// crowdedFor is how long others are likely to wait for a name again. Where that turns out wrong, a free lock costs a transaction more;
+	// where nobody knew, a hand-over waits for one more.
+	crowdedFor = int64(10 * time.Second)
 )
 
 // hold is one attempt to get a lock, and then the driver.Lease: a node.
@@ -26,8 +30,10 @@ type hold struct {
 	request *driver.Request
 	session *session
 	dir     string
+	infix   string        // in the name of the node
 	prefix  string        // of the name of the node
 	node    string        // its path, once known
+	more    int           // nodes for further permits, made together with the node, with the next numbers
 	seq     int32         // of the node
 	first   atomic.Uint64 // token
 	sent    int64         // when the request of the grant was sent
@@ -59,7 +65,7 @@ const (
 // Tokens implements driver.Lease. The token is a transaction that had been committed when the lock was granted: not before the end
 // of the hold before, and before the end of this hold.
 func (h *hold) Tokens() (first uint64, n int) {
-	if h.driver.options.NoTokens {
+	if h.driver.options.NoTokens || h.request.Mode == driver.Permit {
 		return 0, 0
 	}
 	return h.first.Load(), tokensPerGrant
@@ -89,11 +95,7 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	}
 	sent := d.now()
 	_, err := query(caller{ctx: ctx}, s, func(c *gozk.Conn) (struct{}, error) {
-		exists, _, err := c.Exists(h.node)
-		if err == nil && !exists {
-			err = gozk.ErrNoNode
-		}
-		return struct{}{}, err
+		return struct{}{}, h.checkNodes(c)
 	})
 	switch {
 	case errors.Is(err, gozk.ErrNoNode):
@@ -112,6 +114,23 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	if h.request.Fixed {
 		h.end.Store(sent + int64(ttl))
 		h.timer.Reset(time.Duration(h.end.Load() - d.now()))
+	}
+	return nil
+}
+
+// count is how many nodes the hold has.
+func (h *hold) count() int { return h.more + 1 }
+
+// checkNodes returns ErrNoNode if one of the nodes is not there.
+func (h *hold) checkNodes(c *gozk.Conn) error {
+	for i := range h.count() {
+		exists, _, err := c.Exists(sibling(h.node, i))
+		if err != nil {
+			return err
+		}
+		if !exists {
+			return gozk.ErrNoNode
+		}
 	}
 	return nil
 }
@@ -173,6 +192,9 @@ func (h *hold) lose(cause error) bool {
 func (h *hold) removed() {
 	told := h.lose(driver.ErrRemoved)
 	h.forget()
+	if told && h.more > 0 {
+		h.driver.ghosts.Add(&ghost{session: h.session, hold: h}) // the other nodes
+	}
 	if told {
 		h.request.Events.Lost(driver.ErrRemoved)
 	}
@@ -183,8 +205,10 @@ func (h *hold) forget() {
 	s := h.session
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.nodes[h.node] == h {
-		delete(s.nodes, h.node)
+	for i := range h.count() {
+		if node := sibling(h.node, i); s.nodes[node] == h {
+			delete(s.nodes, node)
+		}
 	}
 }
 
@@ -247,7 +271,7 @@ func (h *hold) release(ctx context.Context) error {
 		case settled:
 			ended = ended || h.phase == doubted && h.doubtedAt < h.expires()&^1 && !h.sealing && !s.lost
 			h.phase = over
-			swept := err == nil && h.crowded
+			swept := ended && h.crowded
 			s.mu.Unlock()
 			if swept {
 				h.sweep()
@@ -273,29 +297,57 @@ func (h *hold) release(ctx context.Context) error {
 // askToRemove asks to remove the node, and with the last node of a name the node of the name, if a driver made it. Where others are likely
 // to wait, or to read, the node goes first, which wakes those who wait, and the rest is left to sweep.
 func (h *hold) askToRemove() <-chan reply[struct{}] {
-	s := h.session
+	d, s := h.driver, h.session
+	crowded := d.parents.isCrowded(h.dir, d.now())
 	s.mu.Lock()
+	h.crowded = h.crowded || crowded
 	alone := h.ours && !h.crowded
 	s.mu.Unlock()
 	if alone {
 		return send(s, h.removeBoth)
 	}
+	if h.more > 0 {
+		return send(s, h.removeNodes)
+	}
 	if answer := s.removeNow(h.node); answer != nil {
 		return answer
 	}
-	return send(s, func(c *gozk.Conn) (struct{}, error) { return remove(c, h.node) })
+	return send(s, h.removeNodes)
 }
 
-// removeBoth removes the node and the node of the name, or the node alone if there are others by now.
+// removeNodes removes the nodes of the hold, all in one step. If somebody has removed one, the others go one after the other.
+func (h *hold) removeNodes(c *gozk.Conn) (struct{}, error) {
+	if h.more == 0 {
+		return remove(c, h.node)
+	}
+	var ops []any
+	for i := range h.count() {
+		ops = append(ops, &gozk.DeleteRequest{Path: sibling(h.node, i), Version: -1})
+	}
+	_, err := c.Multi(ops...)
+	if !errors.Is(err, gozk.ErrNoNode) {
+		return struct{}{}, err
+	}
+	for i := range h.count() {
+		if _, err := remove(c, sibling(h.node, i)); err != nil && !errors.Is(err, gozk.ErrNoNode) {
+			return struct{}{}, err
+		}
+	}
+	return struct{}{}, err
+}
+
+// removeBoth removes the node and the node of the name, or the node alone if there are others by now. The server writes a refusal to its
+// log, as it does a transaction, so those who wait are woken after two writes: the next release of the name expects others.
 func (h *hold) removeBoth(c *gozk.Conn) (struct{}, error) {
-	s := h.session
+	d, s := h.driver, h.session
 	// Callers who come meanwhile must not rely on the node of the name.
-	h.driver.parents.remove(h.dir)
+	d.parents.remove(h.dir)
 	_, err := c.Multi(&gozk.DeleteRequest{Path: h.node, Version: -1}, &gozk.DeleteRequest{Path: h.dir, Version: ourVersion})
 	if err == nil || errors.Is(err, gozk.ErrNoNode) || !isAnswer(err) {
 		return struct{}{}, err
 	}
-	h.driver.parents.add(h.dir)
+	d.parents.add(h.dir)
+	d.parents.crowd(h.dir, d.now()+crowdedFor)
 	s.mu.Lock()
 	h.ours = false
 	s.mu.Unlock()
@@ -303,27 +355,48 @@ func (h *hold) removeBoth(c *gozk.Conn) (struct{}, error) {
 }
 
 // sweep removes the node of the name after the node of the hold, if a driver made it and no child is left. Nobody waits for the answer: the
-// next holder of the name sweeps again.
+// next holder of the name sweeps again. Releases that follow each other share a look.
 func (h *hold) sweep() {
-	s := h.session
+	d, s, dir := h.driver, h.session, h.dir
 	s.mu.Lock()
-	needed := h.ours
+	_, begun := s.sweeping[dir]
+	needed := h.ours && !begun
+	if needed {
+		s.sweeping[dir] = struct{}{}
+	}
 	s.mu.Unlock()
 	if !needed {
 		return
 	}
-	h.driver.parents.remove(h.dir)
-	send(s, func(c *gozk.Conn) (struct{}, error) {
+	d.life.Go(func() { // ends with the session
 		// Waiters that were woken come first: they look, and the server handles one request after the other.
-		if !h.driver.life.Sleep(s.online, sweepAfter) {
-			return struct{}{}, errOver
+		awake := d.life.Sleep(s.online, sweepAfter)
+		s.mu.Lock()
+		delete(s.sweeping, dir)
+		s.mu.Unlock()
+		if awake {
+			send(s, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, d.removeEmpty(c, dir) })
 		}
-		err := c.Delete(h.dir, ourVersion)
-		if errors.Is(err, gozk.ErrNotEmpty) {
-			h.driver.parents.add(h.dir)
-		}
-		return struct{}{}, err
 	})
+}
+
+// removeEmpty removes the node of a name that a driver made and nobody contends for. A look comes first, since the server writes a refused
+// deletion to its log, and no look.
+func (d *Driver) removeEmpty(c *gozk.Conn, dir string) error {
+	exists, stat, err := c.Exists(dir)
+	if err != nil || exists && (stat.NumChildren > 0 || !isOurMake(stat)) {
+		return err
+	}
+	// Callers who come meanwhile must not rely on the node of the name.
+	d.parents.remove(dir)
+	if !exists {
+		return nil
+	}
+	err = c.Delete(dir, ourVersion)
+	if errors.Is(err, gozk.ErrNotEmpty) {
+		d.parents.add(dir)
+	}
+	return err
 }
 
 // nodeChanged takes an event of a node.

@@ -46,9 +46,12 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	defer s.leave()
 	c := caller{ctx, d.life.Open().Done()}
 	dir := d.dir(name)
-	queue, err := s.contenders(c, dir)
+	queue, exists, err := s.contenders(c, dir)
 	if err != nil {
 		return driver.Status{}, fault(ctx, s, err)
+	}
+	if len(queue) == 0 && exists {
+		return d.inspectPermits(c, s, dir)
 	}
 	if err := forEach(queue, func(one *standing) error { return s.read(c, dir, one) }); err != nil {
 		return driver.Status{}, fault(ctx, s, err)
@@ -86,14 +89,18 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return status, nil
 }
 
-// contenders returns the holders and the waiters of a name, in order.
-func (s *session) contenders(c caller, dir string) ([]standing, error) {
+// contenders returns the holders and the waiters of a name, in order, and whether the node of the name exists.
+func (s *session) contenders(c caller, dir string) (queue []standing, exists bool, err error) {
 	l, err := query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, dir) })
 	if errors.Is(err, gozk.ErrNoNode) {
-		return nil, nil
+		return nil, false, nil
 	}
-	var queue []standing
-	for _, child := range l.children {
+	return inOrder(l.children), true, err
+}
+
+// inOrder returns the contenders among the children in their order.
+func inOrder(children []string) (queue []standing) {
+	for _, child := range children {
 		if c, ok := contenderOf(child); ok {
 			queue = append(queue, standing{contender: c})
 		}
@@ -104,7 +111,7 @@ func (s *session) contenders(c caller, dir string) ([]standing, error) {
 		}
 		return 1
 	})
-	return queue, err
+	return queue
 }
 
 // forEach calls f for all of a queue, for some at a time, and returns an error if there was one.
@@ -187,18 +194,28 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	defer s.leave()
 	c := caller{ctx, d.life.Open().Done()}
 	dir := d.dir(name)
-	queue, err := s.contenders(c, dir)
+	queue, exists, err := s.contenders(c, dir)
 	if err != nil {
 		return fault(ctx, s, err)
 	}
-	if len(queue) == 0 {
+	n := holders(queue)
+	if n == 0 && exists {
+		var v permits
+		v, err = query(c, s, func(c *gozk.Conn) (permits, error) { return readPermits(c, dir, false) })
+		if err != nil {
+			return fault(ctx, s, err)
+		}
+		dir += "/" + leasesPart
+		queue, n, _ = v.granted()
+	}
+	if n == 0 {
 		return driver.ErrNotHeld
 	}
 	if _, sealed := sealOf(queue[0].child); sealed {
 		return driver.ErrSealed
 	}
 	var removed atomic.Bool
-	err = forEach(queue[:holders(queue)], func(one *standing) error {
+	err = forEach(queue[:n], func(one *standing) error {
 		node := dir + "/" + one.child
 		_, err := query(c, s, func(c *gozk.Conn) (struct{}, error) { return remove(c, node) })
 		if errors.Is(err, gozk.ErrNoNode) {

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	gozk "github.com/go-zookeeper/zk"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 // List implements driver.Lister. It goes through all nodes below the chroot that can have names with the prefix, one after the other, and
@@ -60,17 +62,21 @@ func (w *walk) below(path, name string) (goOn bool, err error) {
 	case err != nil:
 		return false, err
 	}
-	held := false
+	held, permits := false, false
 	for _, child := range l.children {
 		_, sealed := sealOf(child)
-		_, is := contenderOf(child)
+		one, is := contenderOf(child)
 		held = held || is && !sealed
+		permits = permits || is && one.mode == driver.Permit
 		if is || sealed || isBase(child) {
 			continue
 		}
 		if goOn, err := w.child(path, name, child); !goOn || err != nil {
 			return false, err
 		}
+	}
+	if above, ok := strings.CutSuffix(name, "/"+leasesPart); ok && permits {
+		name, node = above, strings.TrimSuffix(node, "/"+leasesPart)
 	}
 	if held && path != "" && strings.HasPrefix(name, w.prefix) && w.d.dir(name) == node {
 		return w.yield(name, nil), nil

@@ -79,19 +79,36 @@ func children(tb testing.TB, c *gozk.Conn, path string) []string {
 	return list
 }
 
-// first returns the child of a path that has the lock, if there is one.
+// contenders returns the paths of the children with a number.
+func contenders(tb testing.TB, c *gozk.Conn, path string) (nodes []string) {
+	tb.Helper()
+	for _, child := range children(tb, c, path) {
+		if len(child) > 10 {
+			nodes = append(nodes, path+"/"+child)
+		}
+	}
+	slices.SortFunc(nodes, func(a, b string) int { return strings.Compare(a[len(a)-10:], b[len(b)-10:]) })
+	return nodes
+}
+
+// leases returns the paths of the permits of a path that are held, as seen from outside, in their order.
+func leases(tb testing.TB, c *gozk.Conn, path string) []string {
+	tb.Helper()
+	return contenders(tb, c, path+"/leases")
+}
+
+// first returns the path of the child that has the lock, if there is one.
 func first(tb testing.TB, c *gozk.Conn, path string) []string {
 	tb.Helper()
-	list := children(tb, c, path)
-	slices.SortFunc(list, func(a, b string) int { return strings.Compare(a[len(a)-10:], b[len(b)-10:]) })
-	return list[:min(1, len(list))]
+	nodes := contenders(tb, c, path)
+	return nodes[:min(1, len(nodes))]
 }
 
 // removeFirst deletes the child of a path that has the lock.
 func removeFirst(tb testing.TB, c *gozk.Conn, path string) {
 	tb.Helper()
-	for _, child := range first(tb, c, path) {
-		if err := c.Delete(path+"/"+child, -1); err != nil {
+	for _, node := range first(tb, c, path) {
+		if err := c.Delete(node, -1); err != nil {
 			tb.Fatal(err)
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 	"unicode/utf8"
 
 	"github.com/go-dsync/dsync/driver"
@@ -19,25 +18,29 @@ const (
 )
 
 // infixes stand in the names of contenders, before the sequence number, and tell the mode: first those of Curator, which the driver uses
-// too, by mode, and then those of kazoo, and of Curator's LeaderLatch.
+// too, by mode, and then those of kazoo, and of Curator's LeaderLatch. That of Permit is in the names of leases.
 var infixes = [...]struct {
 	text string
 	mode driver.Mode
 }{
-	driver.Exclusive: {"lock-", driver.Exclusive},
+	driver.Exclusive: {lineInfix, driver.Exclusive},
 	driver.Read:      {"__READ__", driver.Read},
 	driver.Write:     {"__WRIT__", driver.Write},
+	driver.Permit:    {"lease-", driver.Permit},
 	{"__lock__", driver.Exclusive},
 	{"__rlock__", driver.Read},
 	{latchInfix, driver.Exclusive},
 }
 
-// latchInfix is that of Curator's LeaderLatch.
-const latchInfix = "latch-"
+const (
+	lineInfix  = "lock-"  // also of those who stand in line for permits
+	latchInfix = "latch-" // of Curator's LeaderLatch
+)
 
 // dir returns the path of a name. The path is the name itself, as far as ZooKeeper can keep the name: percent signs, what may not be in a
-// path, and slashes without something on both sides are written as %XX. So is the last digit of what looks like a contender: a name below
-// another must not be one of its contenders.
+// path, and slashes without something on both sides are written as %XX. So is the last letter of what looks like a contender, and of a last part
+// that is called as the line or the leases of a name with permits: a name below another must not be one of its contenders, nor have contenders
+// among those.
 func (d *Driver) dir(name string) string { return encode(d.options.Chroot, name) }
 
 func encode(chroot, name string) string {
@@ -52,7 +55,11 @@ func encode(chroot, name string) string {
 			}
 		}
 		b = append(b, '/')
-		b = appendPart(b, name[start:end], chroot == "" && start == 0)
+		part := name[start:end]
+		b = appendPart(b, part, chroot == "" && start == 0)
+		if start > 0 && end == len(name) && (part == linePart || part == leasesPart) {
+			b = escapeLast(b)
+		}
 		start = end + 1
 	}
 	return string(b)
@@ -76,13 +83,18 @@ func appendPart(b []byte, part string, top bool) []byte {
 		rest = rest[width:]
 	}
 	if _, ok := contenderOf(part); ok || isBase(part) {
-		last := b[len(b)-1]
-		b = append(b[:len(b)-1], '%', hexDigits[last>>4], hexDigits[last&15])
+		b = escapeLast(b)
 	}
 	if top && string(b[begin:]) == "zookeeper" {
 		b = append(b[:begin], "%7Aookeeper"...)
 	}
 	return b
+}
+
+// escapeLast writes the last byte as %XX.
+func escapeLast(b []byte) []byte {
+	last := b[len(b)-1]
+	return append(b[:len(b)-1], '%', hexDigits[last>>4], hexDigits[last&15])
 }
 
 // allowed reports whether ZooKeeper accepts a rune in a path.
@@ -165,12 +177,16 @@ func withoutGUID(child string) string {
 	return child[at:]
 }
 
-// newPrefix returns what the name of a new node begins with: the form of Curator and go-zookeeper, with a guid of 128 random bits.
-func (o *Options) newPrefix(mode driver.Mode) string {
-	infix := infixes[mode].text
+// infix returns what stands in the names of new nodes of a mode.
+func (o *Options) infix(mode driver.Mode) string {
 	if o.Latch && mode == driver.Exclusive {
-		infix = latchInfix
+		return latchInfix
 	}
+	return infixes[mode].text
+}
+
+// newPrefix returns what the name of a new node begins with: the form of Curator and go-zookeeper, with a guid of 128 random bits.
+func newPrefix(infix string) string {
 	var guid [16]byte
 	rand.Read(guid[:]) // never fails
 	b := make([]byte, 0, len(guidPrefix)+2*len(guid)+1+len(infix))
@@ -180,32 +196,16 @@ func (o *Options) newPrefix(mode driver.Mode) string {
 	return string(append(b, infix...))
 }
 
-// parents remembers nodes of names that were there when last seen, so that nobody tries to make them.
-type parents struct {
-	mu    sync.Mutex
-	known map[string]struct{}
-}
-
-const maxParents = 4096
-
-func (p *parents) has(dir string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	_, ok := p.known[dir]
-	return ok
-}
-
-func (p *parents) add(dir string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.known == nil || len(p.known) >= maxParents {
-		p.known = make(map[string]struct{})
+// sibling returns the path of a node that was made together with another one, i nodes later.
+func sibling(node string, i int) string {
+	if i == 0 {
+		return node
 	}
-	p.known[dir] = struct{}{}
+	at := strings.LastIndexByte(node, '/') + 1
+	first, _ := contenderOf(node[at:])
+	head := strings.TrimSuffix(node, sequence(first.seq))
+	return head + sequence(first.seq+int32(i))
 }
 
-func (p *parents) remove(dir string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.known, dir)
-}
+// sequence writes a sequence number as the server does.
+func sequence(n int32) string { return fmt.Sprintf("%0*d", seqDigits, n) }

@@ -11,7 +11,7 @@ import (
 
 // FuzzDir has a path made of any name: one that ZooKeeper accepts, that no other name has, and no part of which contends for a lock.
 func FuzzDir(f *testing.F) {
-	for _, name := range []string{"orders/42", "/", "//a//", "..", "a/./b", "zookeeper", "100%", "\u0080😀", "_c_x-lock-0000000001", "__READ__0000000001", "\xff"} {
+	for _, name := range []string{"orders/42", "/", "//a//", "..", "a/./b", "zookeeper", "100%", "\u0080😀", "_c_x-lock-0000000001", "a/locks", "a/leases", "leases", "a/x-lease-0000000001", "__READ__0000000001", "\xff"} {
 		f.Add(name)
 	}
 	f.Fuzz(func(t *testing.T, name string) {
@@ -22,6 +22,9 @@ func FuzzDir(f *testing.F) {
 		back, err := url.PathUnescape(path[1:])
 		if err != nil || back != name {
 			t.Fatalf("%q: the path %q stands for %q, %v", name, path, back, err)
+		}
+		if at := strings.LastIndexByte(path, '/'); at > 0 && (path[at+1:] == linePart || path[at+1:] == leasesPart) {
+			t.Fatalf("%q: the path %q is where others have permits", name, path)
 		}
 		for part := range strings.SplitSeq(path[1:], "/") {
 			if _, ok := contenderOf(part); ok || isBase(part) || part == "zookeeper" && strings.HasPrefix(path, "/zookeeper") {
@@ -44,6 +47,8 @@ func TestContenders(t *testing.T) {
 		"5f1d__lock__0000000007":           {mode: driver.Exclusive, seq: 7},
 		"5f1d__rlock__0000000007":          {mode: driver.Read, seq: 7},
 		"_c_5f1d-latch-0000000007":         {mode: driver.Exclusive, seq: 7},
+		"_c_5f1d-lease-0000000007":         {mode: driver.Permit, seq: 7},
+		"_c_5f1d-lease--2147483648":        {mode: driver.Permit, seq: math.MinInt32},
 		"dsync-seal-5-latch-0000000007":    {mode: driver.Exclusive, seq: 7},
 		"dsync-seal-5-__WRIT__0000000007":  {mode: driver.Write, seq: 7},
 		"dsync-seal-5-ff-lock-0000000007":  {mode: driver.Exclusive, seq: 7},
@@ -57,7 +62,7 @@ func TestContenders(t *testing.T) {
 	}
 	for _, child := range []string{
 		"", "7", "lock-", "__READ__", "lock-7", "__READ__00000000007", "__WRIT__000000007", "READ0000000007", "__read__0000000007", "lock-2147483648",
-		"__WRIT__--000000007", "dsync-mark-5-lock-2147483647", "dsync-base-5-lock-2147483647", "lease-0000000007",
+		"__WRIT__--000000007", "dsync-mark-5-lock-2147483647", "dsync-base-5-lock-2147483647",
 	} {
 		if c, ok := contenderOf(child); ok {
 			t.Errorf("%q: got %+v, want no contender", child, c)

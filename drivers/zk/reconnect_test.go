@@ -74,7 +74,7 @@ func TestWatchesOverManyReconnects(t *testing.T) {
 	waiter := wait(t, cutOff, request("waited-for"))
 	link.Cut()
 	link.Heal()
-	if err := user.Delete("/held/"+first(t, user, "/held")[0], -1); err != nil {
+	if err := user.Delete(first(t, user, "/held")[0], -1); err != nil {
 		t.Fatal(err)
 	}
 	wantErr(t, "loss", lostBy(t, r), driver.ErrRemoved)

@@ -122,8 +122,8 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if h.request.Mode == driver.Read {
-		return errSealRead
+	if m := h.request.Mode; m == driver.Read || m == driver.Permit {
+		return errSealShared
 	}
 	if err := h.isHeld(); err != nil {
 		return err
@@ -235,6 +235,9 @@ func checkFloor(floor uint64) error {
 // change replaces the record of the name, provided that the node of the hold is there, and returns the new record.
 func (h *hold) change(ctx context.Context, change func(record) record) (next record, err error) {
 	s := h.session
+	if h.request.Mode == driver.Permit {
+		return record{}, errMarkPermits
+	}
 	s.mu.Lock()
 	r := h.record
 	s.mu.Unlock()

@@ -70,6 +70,7 @@ type session struct {
 	nodes    map[string]*hold
 	fresh    linked.List[hold, *hold] // granted, and not watched yet
 	watches  map[string]*watch        // of waiters, by node
+	sweeping map[string]struct{}      // nodes of names at which a sweep is about to look
 }
 
 // board returns the session of a class, with the caller as one of its users.
@@ -154,6 +155,8 @@ func newSession(d *Driver, class time.Duration) *session {
 		nodes:   make(map[string]*hold),
 		watches: make(map[string]*watch),
 		idle:    d.now(),
+
+		sweeping: make(map[string]struct{}),
 	}
 	s.online, s.cut = context.WithCancel(d.life.Context())
 	s.timeout.Store(int64(class))
@@ -316,6 +319,8 @@ func (s *session) event(e gozk.Event) {
 		}
 	case gozk.EventNodeDeleted, gozk.EventNodeDataChanged:
 		s.nodeChanged(e.Path, e.Type == gozk.EventNodeDeleted)
+	case gozk.EventNodeChildrenChanged:
+		s.wakeWaiters(e.Path)
 	}
 }
 

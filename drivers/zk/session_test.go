@@ -15,7 +15,7 @@ import (
 // TestSessionsEndBesideRequests has sessions expire and die while many requests are on their way: none is left.
 func TestSessionsEndBesideRequests(t *testing.T) {
 	s := testenv.ZooKeeper(t)
-	opened, _, err := driver.Open(t.Context(), "zk://"+s.Addr)
+	opened, _, err := driver.Open(t.Context(), "zk://"+s.Addr+"?ttl=6s") // Close waits for as long if the server was too busy to end a session
 	if err != nil {
 		t.Fatal(err)
 	}

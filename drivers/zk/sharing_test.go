@@ -313,7 +313,7 @@ func sealEndsTheWaitOfReaders(c *callers) {
 			c.Errorf("%s: got %v, %v, want %v", who, l, err, driver.ErrSealed)
 		}
 	}
-	if node := first(c, c.users, "/"+c.name)[0]; !strings.HasPrefix(node, "dsync-seal-") || !strings.Contains(node, "-__WRIT__") {
+	if node := first(c, c.users, "/"+c.name)[0]; !strings.HasPrefix(node, "/"+c.name+"/dsync-seal-") || !strings.Contains(node, "-__WRIT__") {
 		c.Errorf("seal: got %q, want one that readers of Curator wait for", node)
 	}
 	for _, who := range []string{"r", "w", "x"} {

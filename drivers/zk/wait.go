@@ -24,30 +24,37 @@ func (h *hold) wait(c caller, waited *bool) error {
 		if h.request.NoWait {
 			return h.abandon(c, driver.ErrLocked)
 		}
-		if w, err = h.watch(c, before); err != nil {
+		if w, err = h.watch(c, before, nil); err != nil {
 			return err
 		}
 		if !*waited {
 			*waited = true
 			h.request.Events.Waiting()
 		}
-		if err := h.sleep(c, w); err != nil {
+		if err := h.sleep(c, w, nil); err != nil {
 			return err
 		}
 	}
 }
 
-// sleep waits until there is something to look at. The longer the wait, the longer the server may be silent.
-func (h *hold) sleep(c caller, w *watch) error {
+// sleep waits until there is something to look at, as one of the watches tells. The longer the wait, the longer the server may be silent.
+func (h *hold) sleep(c caller, w, other *watch) error {
 	h.session.mu.Lock()
 	h.crowded = true
 	h.session.mu.Unlock()
+	h.driver.parents.crowd(h.dir, h.driver.now()+crowdedFor)
+	var otherOver chan struct{}
+	if other != nil {
+		otherOver = other.over
+	}
 	quiet := time.Duration(h.driver.nudgeAfter.Load())
 	timer := time.NewTimer(quiet)
 	defer timer.Stop()
 	for {
 		select {
 		case <-w.over:
+			return nil
+		case <-otherOver:
 			return nil
 		case <-timer.C:
 			if quiet >= backStop {
@@ -152,7 +159,7 @@ func (h *hold) abandon(c caller, err error) error {
 	d, s := h.driver, h.session
 	ctx, cancel := d.background(leaveFor)
 	defer cancel()
-	_, failed := query(caller{ctx, c.stop}, s, func(c *gozk.Conn) (struct{}, error) { return remove(c, h.node) })
+	_, failed := query(caller{ctx, c.stop}, s, h.removeNodes)
 	switch {
 	case failed == nil, errors.Is(failed, gozk.ErrNoNode):
 		h.sweep()

@@ -12,6 +12,8 @@ import (
 // watch waits for the end of a node, on behalf of waiters of one session.
 type watch struct {
 	over chan struct{} // closed when there is something to look at
+	bare bool          // for permits: the contenders are not asked for
+	set  bool          // the server tells of the end; guarded by session.mu
 
 	// The contenders, if the goroutine of the event asked for them: waiters are woken by their arrival. These fields are set
 	// before over is closed.
@@ -33,25 +35,46 @@ func (w *watch) list() (l listing, sent int64, known bool) {
 	}
 }
 
+// isOver reports whether there is something to look at, or no watch.
+func (w *watch) isOver() bool {
+	if w == nil {
+		return true
+	}
+	select {
+	case <-w.over:
+		return true
+	default:
+		return false
+	}
+}
+
 // watch returns a watch of a node: over when the node is gone, or was changed, or may have been, and not before the node was seen. Waiters
-// for the same node share a watch.
-func (h *hold) watch(c caller, node string) (*watch, error) {
+// for the same node share a watch. For permits a request is given: the server has set the watch when watch returns.
+func (h *hold) watch(c caller, node string, request func(*gozk.Conn, string) error) (*watch, error) {
 	s := h.session
+	bare := request != nil
+	if !bare {
+		request = getW
+	}
 	s.mu.Lock()
 	w := s.watches[node]
-	if w != nil {
+	if w != nil && (w.set || !bare) {
 		s.mu.Unlock()
 		return w, nil
 	}
-	w = &watch{over: make(chan struct{})}
-	s.watches[node] = w
+	if w == nil {
+		w = &watch{over: make(chan struct{}), bare: bare}
+		s.watches[node] = w
+	}
 	s.mu.Unlock()
 	answer := send(s, func(c *gozk.Conn) (struct{}, error) {
-		err := getW(c, node)
-		if err != nil {
-			if w := s.unwatch(node); w != nil {
-				close(w.over)
-			}
+		err := request(c, node)
+		if err == nil {
+			s.mu.Lock()
+			w.set = true
+			s.mu.Unlock()
+		} else if w := s.unwatch(node); w != nil {
+			close(w.over)
 		}
 		return struct{}{}, err
 	})
@@ -85,6 +108,10 @@ func (s *session) unwatch(node string) *watch {
 func (s *session) wakeWaiters(node string) {
 	w := s.unwatch(node)
 	if w == nil {
+		return
+	}
+	if w.bare {
+		close(w.over)
 		return
 	}
 	w.sent = s.driver.now()

@@ -3,6 +3,7 @@ package zk
 import (
 	"context"
 	"errors"
+	"slices"
 
 	gozk "github.com/go-zookeeper/zk"
 
@@ -23,11 +24,15 @@ type nameWatch struct {
 // watcher is one call of Watch.
 type watcher struct{ changed func() }
 
-// Watch implements driver.Watcher. The server tells of all contenders, those who come as well.
+// Watch implements driver.Watcher. The server tells of all contenders, those who come as well, and of all leases of permits.
 func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
+	return d.watchChildren(d.dir(name), changed)
+}
+
+// watchChildren has changed called after changes of the children of a node.
+func (d *Driver) watchChildren(dir string, changed func()) (stop func(), err error) {
 	d.watchMu.Lock()
 	defer d.watchMu.Unlock()
-	dir := d.dir(name)
 	n := d.watched[dir]
 	if n == nil {
 		n = &nameWatch{driver: d, dir: dir, calls: make(map[*watcher]struct{})}
@@ -68,14 +73,25 @@ func (n *nameWatch) run() {
 // follow tells of changes as long as the session lasts, and reports whether anybody still wants to know.
 func (n *nameWatch) follow(ctx context.Context, s *session) (wanted bool) {
 	c := caller{ctx, ctx.Done()}
+	var own, leases armed
+	var err error
 	for {
-		events, err := query(c, s, n.arm)
-		if err != nil {
-			return true
+		if own.events == nil {
+			if own, err = query(c, s, n.arm); err != nil {
+				return true
+			}
+		}
+		if own.leases && leases.events == nil {
+			if leases, err = query(c, s, n.armLeases); err != nil {
+				return true
+			}
 		}
 		n.tell(true)
 		select {
-		case <-events:
+		case <-own.events:
+			own.events = nil
+		case <-leases.events:
+			leases.events = nil
 		case <-s.over:
 		case <-ctx.Done():
 			return true
@@ -86,18 +102,33 @@ func (n *nameWatch) follow(ctx context.Context, s *session) (wanted bool) {
 	}
 }
 
+// armed is a watch at the server.
+type armed struct {
+	events <-chan gozk.Event
+	leases bool // there are leases of permits
+}
+
 // arm has the server tell of the next change of the contenders, or that there are some.
-func (n *nameWatch) arm(c *gozk.Conn) (<-chan gozk.Event, error) {
+func (n *nameWatch) arm(c *gozk.Conn) (armed, error) {
 	for {
-		_, _, events, err := c.ChildrenW(n.dir)
+		children, _, events, err := c.ChildrenW(n.dir)
 		if !errors.Is(err, gozk.ErrNoNode) {
-			return events, err
+			return armed{events, slices.Contains(children, leasesPart)}, err
 		}
 		exists, _, events, err := c.ExistsW(n.dir)
 		if err != nil || !exists {
-			return events, err
+			return armed{events: events}, err
 		}
 	}
+}
+
+// armLeases has the server tell of the next change of the leases. If there are none any more, the watch of the contenders tells of that.
+func (n *nameWatch) armLeases(c *gozk.Conn) (armed, error) {
+	_, _, events, err := c.ChildrenW(n.dir + "/" + leasesPart)
+	if errors.Is(err, gozk.ErrNoNode) {
+		err = nil
+	}
+	return armed{events: events}, err
 }
 
 // tell calls all who want to know, and reports whether there are any. If there are none when the watch is not armed any more, it is over.

@@ -34,6 +34,10 @@ func TestNodesOfALock(t *testing.T) {
 		{"/app", "zookeeper", "/app/zookeeper"},
 		{"", "ü \n\u0080\U0001F512", "/ü %0A%C2%80%F0%9F%94%92"},
 		{"", "orders/x-lock-0000000001", "/orders/x-lock-000000000%31"},
+		{"", "orders/locks", "/orders/lock%73"},
+		{"/app", "orders/leases", "/app/orders/lease%73"},
+		{"/app", "leases", "/app/leases"},
+		{"", "locks/42", "/locks/42"},
 	} {
 		t.Run(test.dir, func(t *testing.T) {
 			d := openURL(t, "zk://%s%s", s.Addr, test.path)

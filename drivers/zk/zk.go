@@ -1,6 +1,6 @@
 // Package zk is the ZooKeeper backend of dsync. Its locks are those of Curator's InterProcessMutex and of go-zookeeper's Lock, node for
 // node: all of them exclude each other and queue behind each other. Its modes Read and Write are those of Curator's
-// InterProcessReadWriteLock. The URL scheme is "zk".
+// InterProcessReadWriteLock, and its permits those of InterProcessSemaphoreV2. The URL scheme is "zk".
 //
 //	zk://user:password@host1:2181,host2:2181/chroot
 //
@@ -60,6 +60,28 @@
 // A thread of Curator that writes, and goes on reading when it has given the write lock back, keeps its place since Curator 5.5.0. Before, the
 // node for reading has a later number, and a writer of any library that came in between is granted the name beside the thread.
 //
+// # Permits
+//
+// The name "gpu" with a limit of 4 permits is an InterProcessSemaphoreV2 with the path /app/gpu. Here one hold has two permits, and two calls wait:
+//
+//	/app/gpu                                                                   a container; the limit in 4 bytes, as a SharedCount has it
+//	/app/gpu/leases/_c_91d20b6c5f3e4a7780c1e2d3f4a5b6c7-lease-0000000007        a permit; says of its holder what the node of a lock does
+//	/app/gpu/leases/_c_91d20b6c5f3e4a7780c1e2d3f4a5b6c7-lease-0000000008        one more of the same hold
+//	/app/gpu/locks/_c_3b6f0e9d8c7b4a59a1b2c3d4e5f60718-lock-0000000003          the first in line: watches the leases
+//	/app/gpu/locks/_c_e4d3c2b1a0f94e8d9c7b6a5948372615-lock-0000000004          the second: watches ...0000000003
+//
+// All leases of a request are made in one transaction, and granted if up to the last of them there are no more leases than the limit. Who finds
+// somebody in line, or too few permits, takes the leases back and gets in line. The first in line makes its leases when there is room, and leaves
+// the line when they are granted. Curator makes one lease after the other, and the first in line waits with a lease beyond the limit, which Inspect
+// counts as a waiter.
+//
+// The first grant makes the limit, and the server removes the limit with its container, some time after the last permit. What SetLimit sets
+// stays, with a child %limit. The limit of Curator is that of each InterProcessSemaphoreV2 by itself: have its programs name the same one, or
+// give them a SharedCount with the path of the name, here /app/gpu. Either side may change a SharedCount, and the other one heeds that.
+//
+// Some 700 permits can be asked for at once, fewer of long names. Servers need containers, from ZooKeeper 3.5.1 on; before, the nodes stay.
+// So does, until somebody uses it, a container whose maker gave up right after.
+//
 // # Order
 //
 // One waiting call for each client, name and mode has a node (driver.FIFOByClient); the others wait in line in the process, and hand the lock
@@ -84,7 +106,9 @@
 //
 // # Beside Curator and go-zookeeper
 //
-// The name "orders/42" is the path /orders/42 of a NewLock or an InterProcessMutex. A node of a name that the driver made goes with the
+// The name "orders/42" is the path /orders/42 of a NewLock or an InterProcessMutex. Names that end in /locks or /leases are an exception: the path
+// of "app/locks" is /app/lock%73, since /app/locks is where those stand who wait for permits of "app". For an InterProcessMutex with that path have
+// /app in the URL, and the name "locks". A node of a name that the driver made goes with the
 // last lock; a node by somebody else is neither changed nor removed. A contender is every child whose name ends as in Curator,
 // go-zookeeper and kazoo (its Lock and ReadLock); other children are ignored. Kazoo sees the nodes of this driver only with extra_lock_patterns=["-lock-"].
 //
@@ -100,8 +124,14 @@
 //
 // # Latches
 //
-// Latches are not offered. The server would have to know each count-down for an hour, lest a repeat counts twice: ephemeral nodes may end
-// earlier, with their session, and nobody removes other nodes of a client that is killed.
+// The latch "jobs" is the node /app/%latches/jobs with the count as set, and a child, whose version is the number of count-downs. A set of nodes
+// below /app/%changes has the ids of the changes of a client for each hour of use, for one to four hours:
+//
+//	/app/%latches/jobs                   says "3 7f2a", the count and the child
+//	/app/%latches/jobs/7f2a              changed by each count-down; called by the id of the change that set the latch
+//	/app/%changes/set-0000000004/91bd    a change that was carried out
+//
+// Whoever begins a set removes the old ones of all clients, by the clock of the servers. Those of the last hours stay while nobody uses latches.
 //
 // # Seals and marks
 //
@@ -185,7 +215,7 @@ type Options struct {
 }
 
 // Driver is a driver.Driver on ZooKeeper. It implements driver.KeepAliveReporter, driver.Inspector, driver.Watcher,
-// driver.ForceUnlocker, driver.Lister, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
+// driver.ForceUnlocker, driver.Lister, driver.Limiter, driver.Latcher, move.Sealer, move.Unsealer, move.Marker and move.Unmarker too.
 type Driver struct {
 	hosts   []string
 	options Options
@@ -197,6 +227,7 @@ type Driver struct {
 	life    *lifecycle.Lifecycle // counts Acquires as calls
 	ghosts  *cleaner.Cleaner[*ghost]
 	parents parents
+	changes changes
 
 	told       atomic.Pointer[func(error)] // see OnKeepAlive; nil if nobody asked
 	checkAfter atomic.Int64                // see usualCheckAfter
@@ -232,6 +263,7 @@ func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
 		sessions: make(map[time.Duration]*session),
 		all:      make(map[*session]struct{}),
 		watched:  make(map[string]*nameWatch),
+		changes:  changes{keptFor: usualKeptFor, turn: make(chan struct{}, 1)},
 	}
 	if err := d.options.check(); err != nil {
 		return nil, err
@@ -345,6 +377,7 @@ func (d *Driver) Info() driver.Info {
 		i.Fencing = driver.None
 	}
 	i.ReadWrite = driver.Support{Offered: true, Order: i.Order, Fencing: i.Fencing}
+	i.Permits = driver.Support{Offered: true, Order: i.Order}
 	return i
 }
 

@@ -43,6 +43,9 @@ type Shards interface {
 // Groups is how many groups of waiters a channel can have: all waiters of a group wait for the same, so one of them asks for all.
 const Groups = 3
 
+// Each is in place of a group for waiters who wait for different things, so that each of them asks after a message.
+const Each = -1
+
 // Listener keeps the subscriptions of a driver: one for each name with waiters, however many, over one connection (in a
 // cluster with sharded channels over one to each node).
 type Listener struct {
@@ -65,6 +68,7 @@ type hub struct {
 
 	// Guarded by Listener.mu.
 	topics  [Groups]Topic
+	each    []*Topic
 	watches []*watch
 	waiters int // of all groups, watches included
 	leaves  int // how often waiters fell to 0
@@ -127,8 +131,13 @@ func (ln *Listener) JoinActiveChannel(channel string, group int) *Topic {
 
 // enter adds a waiter. The first waiter after a group was empty gets no value of Wake that was for the earlier ones.
 func (h *hub) enter(group int) *Topic {
-	t := &h.topics[group]
 	h.waiters++
+	if group == Each {
+		t := &Topic{hub: h, Wake: make(chan struct{}, 1), waiters: 1}
+		h.each = append(h.each, t)
+		return t
+	}
+	t := &h.topics[group]
 	if t.waiters++; t.waiters > 1 {
 		return t
 	}
@@ -255,6 +264,9 @@ func (t *Topic) LeaveForGood() {
 func (t *Topic) leave(pass bool) {
 	t.waiters--
 	t.hub.waiters--
+	if i := slices.Index(t.hub.each, t); i >= 0 {
+		t.hub.each = slices.Delete(t.hub.each, i, i+1)
+	}
 	if pass {
 		t.poke()
 	}
@@ -303,6 +315,9 @@ func (h *hub) subscribed() bool {
 func (h *hub) poke() {
 	for i := range h.topics {
 		h.topics[i].poke()
+	}
+	for _, t := range h.each {
+		t.poke()
 	}
 	for _, w := range h.watches {
 		w.changed()

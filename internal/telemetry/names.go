@@ -32,6 +32,7 @@ const (
 	keyReentrant = attribute.Key("dsync.lock.reentrant")
 	keyClass     = attribute.Key("dsync.lock.class")
 	keyMode      = attribute.Key("dsync.lock.mode") // absent: exclusive
+	keyPermits   = attribute.Key("dsync.lock.permits")
 	keyTry       = attribute.Key("dsync.acquire.try")
 	keyOutcome   = attribute.Key("dsync.acquire.outcome")
 	keyEnd       = attribute.Key("dsync.hold.end")

@@ -214,6 +214,7 @@ type Lock struct {
 	Name, Owner string
 	Token       uint64
 	Mode        string // empty: exclusive
+	Permits     int
 }
 
 func (t *Telemetry) attributes(l Lock) []attribute.KeyValue {
@@ -229,6 +230,9 @@ func (t *Telemetry) attributes(l Lock) []attribute.KeyValue {
 	}
 	if l.Mode != "" {
 		as = append(as, keyMode.String(l.Mode))
+	}
+	if l.Permits != 0 {
+		as = append(as, keyPermits.Int(l.Permits))
 	}
 	return as
 }

@@ -19,7 +19,8 @@ func Everything(t *testing.T, o dsync.Options) {
 	o.TTL = 10 * time.Second
 	o.Class = func(name string) string { class, _, _ := strings.Cut(name, "/"); return class }
 	write := []dsync.LockOption{dsync.Write()}
-	for _, s := range []stage{{}, {mode: []dsync.LockOption{dsync.Read()}, alone: write}, {mode: write, alone: write}} {
+	one, all := []dsync.LockOption{dsync.Permits(1, 3)}, []dsync.LockOption{dsync.Permits(3, 3)}
+	for _, s := range []stage{{}, {mode: []dsync.LockOption{dsync.Read()}, alone: write}, {mode: write, alone: write}, {mode: one, alone: all}} {
 		s.T, s.options, s.server = t, o, memory.NewServer(nil)
 		s.play()
 		s.trouble()

@@ -113,6 +113,20 @@ dsync.acquires {@backend dsync.acquire.outcome=acquired} 1
 dsync.hold.count {@backend} 0
 dsync.hold.duration {@backend dsync.hold.end=unlocked} 1
 `},
+	{Name: "permits", needs: hasPermits, run: permitted, spans: `
+first
+  dsync.acquire {@A dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.mode=permit dsync.lock.permits=2 dsync.lock.reentrant=false @ttl}
+  dsync.unlock {@A dsync.lock.mode=permit dsync.lock.permits=2 dsync.lock.reentrant=false}
+second
+  dsync.acquire {@name dsync.acquire.outcome=locked dsync.acquire.try=true dsync.lock.mode=permit dsync.lock.permits=3 @ttl}
+`, points: `
+dsync.acquire.duration {@backend dsync.acquire.outcome=acquired dsync.lock.mode=permit} 1
+dsync.acquire.duration {@backend dsync.acquire.outcome=locked dsync.lock.mode=permit} 1
+dsync.acquires {@backend dsync.acquire.outcome=acquired dsync.lock.mode=permit} 1
+dsync.acquires {@backend dsync.acquire.outcome=locked dsync.lock.mode=permit} 1
+dsync.hold.count {@backend dsync.lock.mode=permit} 0
+dsync.hold.duration {@backend dsync.hold.end=unlocked dsync.lock.mode=permit} 1
+`},
 	{Name: "client closed", run: closed, spans: `
 first
   dsync.acquire {@A dsync.acquire.outcome=acquired dsync.acquire.try=false dsync.lock.reentrant=false @ttl}
@@ -210,6 +224,7 @@ func canForce(b *Backend, _ driver.Info) bool   { return b.Forced != "" }
 func canCut(b *Backend, _ driver.Info) bool     { return b.CutOff != "" }
 func hasSession(b *Backend, i driver.Info) bool { return b.EndSession != nil && i.KeepsAlive }
 func canRead(_ *Backend, i driver.Info) bool    { return i.Offers(driver.Read) }
+func hasPermits(_ *Backend, i driver.Info) bool { return i.Offers(driver.Permit) }
 
 func free(e *env) {
 	e.lock(e.client("first"), "first", "A")
@@ -274,6 +289,14 @@ func readTogether(e *env) {
 			e.Errorf("TryLock of a lock that is read: %v, want ErrLocked", err)
 		}
 	})
+}
+
+func permitted(e *env) {
+	e.lock(e.client("first"), "first", "A", dsync.Permits(2, 4))
+	if _, err := e.client("second").TryLock(e.request("second"), e.name, dsync.Permits(3, 4)); !errors.Is(err, dsync.ErrLocked) {
+		e.Errorf("TryLock of more permits than are free: %v, want ErrLocked", err)
+	}
+	e.unlock("first", "A")
 }
 
 func readNested(e *env) {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 )
@@ -64,10 +65,19 @@ func Chromium(tb testing.TB, url string) *Browser {
 	return b
 }
 
-// Await waits until an expression of JavaScript is true in the page.
+// Await waits until an expression of JavaScript is true in the page, or in another one that takes its place meanwhile.
 func (b *Browser) Await(expression string) {
 	b.tb.Helper()
-	b.eval(`new Promise(done => { const look = () => ` + expression + ` ? done("") : setTimeout(look, 10); look() })`)
+	expression = `new Promise(done => { const look = () => ` + expression + ` ? done("") : setTimeout(look, 10); look() })`
+	for {
+		_, err := b.tryEval(expression)
+		if err == nil {
+			return
+		}
+		if !strings.Contains(err.Error(), "navigated") {
+			b.tb.Fatal(err)
+		}
+	}
 }
 
 // Text returns the text that the page shows.
@@ -78,15 +88,26 @@ func (b *Browser) Text() string {
 
 func (b *Browser) eval(expression string) string {
 	b.tb.Helper()
+	value, err := b.tryEval(expression)
+	if err != nil {
+		b.tb.Fatal(err)
+	}
+	return value
+}
+
+func (b *Browser) tryEval(expression string) (string, error) {
 	var answer struct {
 		Result           struct{ Value string }
 		ExceptionDetails json.RawMessage
 	}
-	b.call("Runtime.evaluate", map[string]any{"expression": expression, "awaitPromise": true, "returnByValue": true}, &answer)
-	if answer.ExceptionDetails != nil {
-		b.tb.Fatalf("chromium: %s: %s", expression, answer.ExceptionDetails)
+	err := b.try("Runtime.evaluate", map[string]any{"expression": expression, "awaitPromise": true, "returnByValue": true}, &answer)
+	if err == nil && answer.ExceptionDetails != nil {
+		err = errors.New(string(answer.ExceptionDetails))
 	}
-	return answer.Result.Value
+	if err != nil {
+		return "", fmt.Errorf("chromium: %s: %w", expression, err)
+	}
+	return answer.Result.Value, nil
 }
 
 // Screenshot returns the page as a PNG.

@@ -162,21 +162,41 @@ func (s *ZooKeeperServer) Requests() int64 {
 	return s.counter("zk_packets_received")
 }
 
+// Logged returns how many transactions the server has written to its log, refused ones included, under the leader that there is.
+func (s *ZooKeeperServer) Logged() int64 {
+	s.tb.Helper()
+	text := s.says("srvr")
+	_, last, _ := strings.Cut(text, "\nZxid: 0x")
+	last, _, _ = strings.Cut(last, "\n")
+	zxid, err := strconv.ParseInt(last, 16, 64)
+	if err != nil {
+		s.tb.Fatalf("srvr tells no last transaction: %q", text)
+	}
+	return zxid & (1<<32 - 1)
+}
+
 // Watches returns how many watches the server has set.
 func (s *ZooKeeperServer) Watches() int64 {
 	s.tb.Helper()
 	return s.counter("zk_watch_count")
 }
 
-// counter returns one of the figures that the server tells about itself.
-func (s *ZooKeeperServer) counter(name string) int64 {
+// says returns the answer to a command of four letters.
+func (s *ZooKeeperServer) says(command string) string {
 	s.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
 	defer cancel()
-	text, err := s.command(ctx, "mntr")
+	text, err := s.command(ctx, command)
 	if err != nil {
 		s.tb.Fatal(err)
 	}
+	return text
+}
+
+// counter returns one of the figures that the server tells about itself.
+func (s *ZooKeeperServer) counter(name string) int64 {
+	s.tb.Helper()
+	text := s.says("mntr")
 	for line := range strings.Lines(text) {
 		if count, ok := strings.CutPrefix(line, name+"\t"); ok {
 			n, err := strconv.ParseInt(strings.TrimSpace(count), 10, 64)

@@ -1,0 +1,451 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+)
+
+// The checks of names of which a limited number of permits is held. They ask drivers, since package dsync would mend what a driver fails to do.
+var permitChecks = []Check{
+	{"permits/fill", "Permits are granted up to the limit, and not beyond it, to holds of any sizes.", permitsFillUp},
+	{"permits/at-once", "All permits of a request are granted together: one that waits for many holds none of them, and two that want more than half each get them one after the other.", permitsAtOnce},
+	{"permits/limit", "Of many clients with requests of different sizes never more than the limit is granted, and all are served.", limitHolds},
+	{"permits/all-woken", "When permits are given back, all who wait and can have them are granted theirs; where there is no order, also beside one that waits for more.", allThatFitAreWoken},
+	{"permits/release", "A release gives back what was taken, once: repeated, or after the end of the lease, it makes no permits.", releaseMakesNoPermits},
+	{"permits/expired", "Permits of a lease that ran out are granted again without anybody's help, and not before, while other holds go on.", permitsExpire},
+	{"permits/own-renewal", "A renewal keeps no other hold alive: of two holds of one client of which one is renewed the other ends in time.", permitsOwnRenewal},
+	{"permits/canceled", "A wait for permits that is canceled, at any moment, leaves no permit taken, and holds nobody up any more.", canceledPermits},
+	{"permits/disagree", "A request that names another limit than the one that is kept, or wants more, fails with ErrLimit and takes nothing; one that names none takes of what is kept.", limitsDisagree},
+	{"permits/grow", "A limit that is raised wakes those who can go on.", limitGrows},
+	{"permits/shrink", "A limit that is lowered takes nothing away, and nothing is granted until enough was given back; who waits and named the old one gets ErrLimit.", limitShrinks},
+	{"permits/order", "One that waits for many permits is not overtaken by those who want few, where there is an order.", manyPermitsFirst},
+	{"permits/removed", "The removal of one hold of permits is told to its holder and to nobody else, and frees its permits alone.", permitsRemoved},
+	{"permits/force-unlock", "ForceUnlock ends all holds of a name of permits, and wakes who waits.", forceUnlockPermits},
+	{"permits/inspect", "Inspect tells how many permits are held, by how many holds, and the limit.", inspectPermits},
+	{"permits/no-tokens", "Leases of permits have no tokens.", permitsHaveNoTokens},
+	{"permits/sealed", "A name that is sealed is refused to those who want permits.", sealedForPermits},
+}
+
+var (
+	permitting = capability{
+		name:    "permits",
+		claimed: func(c *client) bool { return c.tap.Info().Permits.Offered },
+		refused: func(c *client) error {
+			if _, err := c.try(c.env.name(), dsync.Permits(1, 1)); !errors.Is(err, errors.ErrUnsupported) {
+				return err
+			}
+			if err := c.dsync.SetLimit(c.env.ctx, c.env.name(), 1); !errors.Is(err, errors.ErrUnsupported) {
+				return err
+			}
+			return c.requires(driver.Require{Permits: true})
+		},
+	}
+	permitOrder = capability{
+		name:    "a fair order of those who want permits",
+		claimed: func(c *client) bool { return c.tap.Info().Permits.Order != driver.Unordered },
+		refused: func(c *client) error { return c.requires(driver.Require{Permits: true, Fair: true}) },
+	}
+)
+
+// permits is an option of a request: n permits of limit.
+func permits(n, limit int) option {
+	return func(r *driver.Request) { r.Mode, r.Permits, r.Limit = driver.Permit, n, limit }
+}
+
+// setLimit sets the limit of the permits of name.
+func (d *rawDriver) setLimit(name string, limit int) {
+	e := d.env
+	l, ok := d.tap.Driver.(driver.Limiter)
+	if !ok {
+		e.endf("the driver claims permits, and is no driver.Limiter")
+	}
+	e.events.add(d.label, "set limit of %q to %d", name, limit)
+	e.within("SetLimit", func() { e.must(l.SetLimit(e.ctx, name, limit)) })
+	e.events.add(d.label, "set limit of %q to %d: ok", name, limit)
+}
+
+// wrongLimit returns an error unless a request fails with ErrLimit.
+func (r *request) wrongLimit() error {
+	if r.result().lease != nil || !errors.Is(r.err, driver.ErrLimit) {
+		return fmt.Errorf("%s, which asked for %d permits of %d of %q, was told %q, want ErrLimit", r.driver.label, r.Permits, r.Limit, r.Name, outcome(r.err))
+	}
+	return nil
+}
+
+// left returns an error unless just so many permits of name can be taken.
+func (e *env) left(name string, n, limit int) error {
+	d := e.outsider()
+	if n < limit {
+		if err := d.refused(name, permits(n+1, limit)); err != nil {
+			return fmt.Errorf("of %d permits %d should be free: %w", limit, n, err)
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	r := d.acquire(name, permits(n, limit), noWait)
+	if r.lease == nil {
+		return fmt.Errorf("of %d permits of %q %d should be free, and cannot be taken: %w", limit, name, n, r.err)
+	}
+	r.release()
+	return nil
+}
+
+func permitsFillUp(e *env) error {
+	e.claims(permitting)
+	const limit = 6
+	a, b, name, free := e.driver(), e.driver(), e.name(), limit
+	var held []*request
+	for i, n := range []int{2, 1, 3} {
+		if err := e.left(name, free, limit); err != nil {
+			return err
+		}
+		held = append(held, []*rawDriver{a, b}[i%2].hold(name, permits(n, limit), noWait))
+		free -= n
+	}
+	for i, r := range held {
+		if err := e.left(name, free, limit); err != nil {
+			return err
+		}
+		r.release()
+		free += []int{2, 1, 3}[i]
+	}
+	return e.left(name, free, limit)
+}
+
+func permitsAtOnce(e *env) error {
+	e.claims(permitting)
+	const limit = 4
+	a, b, c, name := e.driver(), e.driver(), e.driver(), e.name()
+	h, other := a.hold(name, permits(2, limit)), a.hold(name, permits(2, limit))
+	waiting := []*request{b.start(name, permits(3, limit)).waits(), c.start(name, permits(3, limit)).waits()}
+	h.release() // two are free, which is enough for none of them
+	if err := e.outsider().refused(name, permits(3, limit)); err != nil {
+		return err
+	}
+	if watcher := e.client(); inspection.claimed(watcher) {
+		s, err := watcher.inspect(e.ctx, name)
+		if e.must(err); s.Used != 2 {
+			return fmt.Errorf("%d permits of %q are held while one hold has 2, and two requests wait for 3 each", s.Used, name)
+		}
+	}
+	other.release()
+	for len(waiting) > 0 {
+		i := e.first(waiting)
+		waiting[i].granted().release()
+		waiting = append(waiting[:i:i], waiting[i+1:]...)
+	}
+	return e.left(name, limit, limit)
+}
+
+func limitHolds(e *env) error {
+	e.claims(permitting)
+	const clients, limit, rounds = 33, 7, 4
+	name := e.name()
+	var held atomic.Int64
+	e.together("clients that take permits", clients, func(i int) error {
+		d := e.driver()
+		for k := range rounds {
+			n := 1 + (i+k)%3
+			r := d.hold(name, permits(n, limit))
+			if all := held.Add(int64(n)); all > limit {
+				return fmt.Errorf("%d permits of %q are held, of %d", all, name, limit)
+			}
+			e.sleep(rand.N(2 * time.Millisecond))
+			held.Add(-int64(n))
+			r.release()
+		}
+		return nil
+	})
+	return e.left(name, limit, limit)
+}
+
+func allThatFitAreWoken(e *env) error {
+	e.claims(permitting)
+	const limit = 4
+	a, name := e.driver(), e.name()
+	h := a.hold(name, permits(limit, limit))
+	var waiting []*request
+	for _, n := range []int{1, 2, 1} {
+		waiting = append(waiting, e.driver().start(name, permits(n, limit)).waits())
+	}
+	h.release()
+	for _, r := range waiting {
+		r.granted()
+	}
+	if err := e.left(name, 0, limit); err != nil {
+		return err
+	}
+	for _, r := range waiting {
+		r.release()
+	}
+	if err := e.left(name, limit, limit); err != nil || e.driverInfo().Permits.Order != driver.Unordered {
+		return err
+	}
+	return e.fewAreWoken()
+}
+
+// fewAreWoken has one permit given back while one waits for many and others, of the same client and of another one, for one.
+func (e *env) fewAreWoken() error {
+	const limit = 4
+	a, b, name := e.driver(), e.driver(), e.name()
+	held := []*request{a.hold(name, permits(1, limit)), a.hold(name, permits(1, limit)), a.hold(name, permits(2, limit))}
+	many := b.start(name, permits(limit, limit)).waits()
+	few := []*request{b.start(name, permits(1, limit)).waits(), e.driver().start(name, permits(1, limit)).waits()}
+	held[0].release()
+	held[1].release()
+	for _, r := range few {
+		r.granted()
+	}
+	for _, r := range append(few, held[2]) {
+		r.release()
+	}
+	many.granted().release()
+	return e.left(name, limit, limit)
+}
+
+func releaseMakesNoPermits(e *env) error {
+	e.claims(permitting)
+	const limit = 3
+	a, b, name := e.driver(), e.driver(), e.name()
+	brief := a.hold(name, permits(1, limit), fixed, ttl(e.brief()))
+	h, other := a.hold(name, permits(1, limit)), b.hold(name, permits(1, limit))
+	h.release()
+	if err := isNotHeld("the second release of permits", h.tryRelease(e.ctx)); err != nil {
+		return err
+	}
+	next := b.start(name, permits(2, limit)).granted() // with that of the lease that runs out
+	if err := isNotHeld("the release of permits that ran out", brief.tryRelease(e.ctx)); err != nil {
+		return err
+	}
+	if err := e.left(name, 0, limit); err != nil {
+		return err
+	}
+	next.release()
+	other.release()
+	return e.left(name, limit, limit)
+}
+
+func permitsExpire(e *env) error {
+	e.claims(permitting)
+	const limit = 4
+	name := e.name()
+	long := e.driver().hold(name, permits(1, limit))
+	brief := e.driver().hold(name, permits(2, limit), fixed, ttl(e.brief()))
+	e.driver().hold(name, permits(1, limit))
+	next := e.driver().start(name, permits(2, limit)).granted()
+	if err := next.after(brief); err != nil {
+		return err
+	}
+	if err := e.left(name, 0, limit); err != nil {
+		return err
+	}
+	long.release()
+	if err := e.left(name, 1, limit); err != nil {
+		return err
+	}
+	next.release()
+	return e.left(name, 3, limit)
+}
+
+func permitsOwnRenewal(e *env) error {
+	e.claims(permitting)
+	const limit = 3
+	d, name := e.driver(), e.name()
+	renewed := d.hold(name, permits(1, limit), fixed)
+	other := d.hold(name, permits(2, limit), fixed, ttl(e.brief()))
+	if err := renewed.renewUntil(other.over()); err != nil {
+		return err
+	}
+	e.poll(fmt.Sprintf("permits of %q that ran out are free while others are renewed", name), func() error { return e.left(name, 2, limit) })
+	if err := isNotHeld("the release of permits that ran out while others were renewed", other.tryRelease(e.ctx)); err != nil {
+		return err
+	}
+	renewed.release()
+	return e.left(name, limit, limit)
+}
+
+func canceledPermits(e *env) error {
+	e.claims(permitting)
+	const limit = 4
+	a, b, name := e.driver(), e.driver(), e.name()
+	for i := range 30 {
+		h := a.hold(name, permits(2, limit))
+		r := b.start(name, permits(3, limit)).waits()
+		canceled := e.run(func() {
+			e.sleep(rand.N(time.Millisecond))
+			r.cancel()
+		})
+		if i%2 == 0 {
+			e.sleep(rand.N(time.Millisecond))
+			h.release()
+		}
+		if r.result(); r.lease != nil {
+			r.release()
+		} else if err := r.endedBy(context.Canceled); err != nil {
+			return err
+		}
+		e.await("the cancellation", canceled)
+		used := 0
+		if i%2 != 0 {
+			used = 2
+		}
+		e.poll(fmt.Sprintf("%d of %d permits of %q are free after a wait was canceled", limit-used, limit, name), func() error { return e.left(name, limit-used, limit) })
+		if used > 0 {
+			h.release()
+		}
+	}
+	return nil
+}
+
+func limitsDisagree(e *env) error {
+	e.claims(permitting)
+	const limit = 3
+	a, b, name := e.driver(), e.driver(), e.name()
+	if err := b.start(name, permits(1, 0)).wrongLimit(); err != nil {
+		return fmt.Errorf("of a name without a limit: %w", err)
+	}
+	h := a.hold(name, permits(1, limit))
+	for range 2 { // while permits are free, and while none is
+		for _, wrong := range []option{permits(1, limit-1), permits(1, limit+1), permits(limit+1, 0)} {
+			for _, d := range []*rawDriver{a, b} {
+				for _, opts := range [][]option{{wrong, noWait}, {wrong}} {
+					if err := d.start(name, opts...).wrongLimit(); err != nil {
+						return err
+					}
+				}
+			}
+		}
+		r := b.acquire(name, permits(2, 0), noWait)
+		if r.lease == nil {
+			continue // the second time
+		}
+		if err := e.left(name, 0, limit); err != nil {
+			return err
+		}
+		defer r.release()
+	}
+	if err := b.refused(name, permits(1, 0)); err != nil {
+		return err
+	}
+	h.release()
+	return e.left(name, 1, limit)
+}
+
+func permitsRemoved(e *env) error {
+	e.claims(permitting)
+	e.need(e.backend.ExpireHold != nil, "Backend.ExpireHold")
+	const limit = 4
+	a, b, name, detect := e.driver(), e.driver(), e.name(), e.driverInfo().Detect
+	removed := a.hold(name, permits(2, limit), fixed)
+	others := []*request{a.hold(name, permits(1, limit), fixed), b.hold(name, permits(1, limit), fixed)}
+	e.events.add("", "one hold of %q is ended behind its holder's back", name)
+	e.harness("Backend.ExpireHold", func() { e.backend.ExpireHold(e.tb, name, removed.Hold) })
+	if err := isNotHeld("the renewal of permits that were removed", removed.renew(e.long())); err != nil {
+		return err
+	}
+	e.sleep(detect)
+	for _, r := range others {
+		if causes := r.lost(); len(causes) > 0 {
+			return fmt.Errorf("%s was told that it lost permits of %q when another hold was removed: %w", r.driver.label, name, causes[0])
+		}
+	}
+	if err := e.left(name, 2, limit); err != nil {
+		return err
+	}
+	for _, r := range others {
+		if err := r.tryRelease(e.ctx); err != nil {
+			return fmt.Errorf("the release of permits after another hold was removed: %w", err)
+		}
+	}
+	return e.left(name, limit, limit)
+}
+
+func forceUnlockPermits(e *env) error {
+	e.claims(permitting)
+	e.claims(forceUnlock)
+	const limit = 3
+	a, b, c, admin, name := e.driver(), e.driver(), e.driver(), e.client(), e.name()
+	held := []*request{a.hold(name, permits(1, limit)), b.hold(name, permits(1, limit)), a.hold(name, permits(1, limit))}
+	w := c.start(name, permits(limit, limit)).waits()
+	e.must(admin.ForceUnlock(e.ctx, name))
+	w.granted().release()
+	for _, r := range held {
+		err := r.tryRelease(e.ctx)
+		if !errors.Is(err, driver.ErrNotHeld) && !errors.Is(err, driver.ErrUnknown) { // unknown: its session may end meanwhile
+			return fmt.Errorf("the release of permits that were removed returned %q, want ErrNotHeld or ErrUnknown", outcome(err))
+		}
+	}
+	if err := admin.ForceUnlock(e.ctx, name); !errors.Is(err, driver.ErrNotHeld) {
+		return fmt.Errorf("ForceUnlock of a name of which no permit is held returned %q, want ErrNotHeld", outcome(err))
+	}
+	return e.left(name, limit, limit)
+}
+
+func inspectPermits(e *env) error {
+	e.claims(permitting)
+	e.claims(inspection)
+	d, c, name := e.driver(), e.client(), e.name()
+	d.setLimit(name, 5)
+	var held []*request
+	for i, n := range []int{0, 2, 1} {
+		used := 0
+		if n > 0 {
+			held = append(held, d.hold(name, permits(n, 0)))
+		}
+		for _, r := range held {
+			used += r.Permits
+		}
+		s, err := c.inspect(e.ctx, name)
+		e.must(err)
+		if s.Held != (used > 0) || s.Used != used || s.Limit != 5 || s.Holders != i || used > 0 && s.Mode != driver.Permit {
+			return fmt.Errorf("Inspect: held %t, in the mode %v, %d of %d permits, by %d holds; want %d of 5 by %d", s.Held, s.Mode, s.Used, s.Limit, s.Holders, used, i)
+		}
+	}
+	for _, r := range held {
+		r.release()
+	}
+	return e.left(name, 5, 5)
+}
+
+func permitsHaveNoTokens(e *env) error {
+	e.claims(permitting)
+	d, name := e.driver(), e.name()
+	if f := e.driverInfo().Permits.Fencing; f != driver.None {
+		return fmt.Errorf("Info.Permits.Fencing is %v, want none", f)
+	}
+	h := d.hold(name, permits(1, 1))
+	w := e.driver().start(name, permits(1, 1)).waits()
+	h.release()
+	for _, r := range []*request{h, w.granted()} {
+		if first, n := r.lease.Tokens(); first != 0 || n != 0 {
+			return fmt.Errorf("%s got %d tokens from %d with a permit, want none", r.driver.label, n, first)
+		}
+	}
+	w.release()
+	return nil
+}
+
+func sealedForPermits(e *env) error {
+	e.claims(permitting)
+	e.claims(sealing)
+	a, name := e.driver(), e.name()
+	if err := a.hold(name).seal(); err != nil {
+		return fmt.Errorf("the seal of a hold: %w", err)
+	}
+	for _, d := range []*rawDriver{a, e.driver()} {
+		for _, opts := range [][]option{{noWait}, nil} {
+			if err := d.start(name, append(opts, permits(1, 1))...).sealed(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,107 @@
+package etcd
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math"
+	"strconv"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+var _ driver.Limiter = (*Driver)(nil)
+
+// Permits are a mode of the queue. The key of a request says how many permits of what limit: permits-2of10-<lease>-<number>. A key has its
+// permits if no key before it excludes the mode, and if the permits of all keys up to it are no more than the limit. So all keys that have
+// permits are within the limit at each revision, and nobody is overtaken.
+//
+// SetLimit makes the limit a part of the record of the name, for good. Without a record the limit is the one that the oldest key names, and is
+// forgotten with the last key. A key may say 0 where there is a record alone.
+const permitMark = "permits-"
+
+// markOfPermits returns what the last part of the key of a request begins with.
+func markOfPermits(n, limit int) string {
+	return permitMark + strconv.Itoa(n) + "of" + strconv.Itoa(limit) + "-"
+}
+
+// permitsOf returns how many permits the key of a contender is for, 0 in other modes, and the limit that the key names.
+func permitsOf(key []byte) (n, limit int) {
+	rest, ok := bytes.CutPrefix(key[bytes.LastIndexByte(key, '/')+1:], []byte(permitMark))
+	if !ok {
+		return 0, 0
+	}
+	text, rest, _ := bytes.Cut(rest, []byte("of"))
+	of, _, _ := bytes.Cut(rest, []byte("-"))
+	n, err1 := strconv.Atoi(string(text))
+	limit, err2 := strconv.Atoi(string(of))
+	if err1 != nil || err2 != nil || n < 1 || limit < 0 {
+		return 0, 0
+	}
+	return n, limit
+}
+
+// permitsIn adds up the permits of kvs, and returns the limit that counts for them, or 0 if there is none.
+func permitsIn(dir string, kvs []*mvccpb.KeyValue, r record) (used, limit int) {
+	limit = r.limit
+	for oldest := int64(math.MaxInt64); len(kvs) > 0; kvs = kvs[1:] {
+		if !isContender(dir, kvs[0]) {
+			continue
+		}
+		n, named := permitsOf(kvs[0].Key)
+		used += n
+		if r.limit == 0 && named > 0 && kvs[0].CreateRevision < oldest {
+			limit, oldest = named, kvs[0].CreateRevision
+		}
+	}
+	return used, limit
+}
+
+// missing returns how many permits have to be given back before the key can have its own beside kvs, the keys before it. None are missing in
+// other modes. The error is driver.ErrLimit, or errAgain if the key has to name another limit.
+func (h *hold) missing(dir string, kvs []*mvccpb.KeyValue, r record) (int, error) {
+	if h.request.Mode != driver.Permit {
+		return 0, nil
+	}
+	used, limit := permitsIn(dir, kvs, r)
+	if limit == 0 {
+		limit = h.limit
+	}
+	switch asked := h.request.Limit; {
+	case limit == 0, asked > 0 && asked != limit, h.request.Permits > limit:
+		return 0, driver.ErrLimit
+	case r.limit == 0 && h.limit != limit: // else the limit would be forgotten while the hold lasts
+		h.limit = limit
+		return 0, errAgain
+	}
+	return used + h.request.Permits - limit, nil
+}
+
+// atMost bounds how many keys an answer has. All are counted for a request for permits.
+func (h *hold) atMost(keys int64) clientv3.OpOption {
+	if h.request.Mode == driver.Permit {
+		keys = 0
+	}
+	return clientv3.WithLimit(keys)
+}
+
+// SetLimit implements driver.Limiter. All who wait for permits of the name look then.
+func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
+	if limit < 1 {
+		return fmt.Errorf("limit %d is not 1 or more", limit)
+	}
+	bounded, cancel := d.request(ctx, requestFor)
+	defer cancel()
+	dir := d.dir(name)
+	answer, err := d.client.Txn(bounded).If(notSealed(dir)).Then(clientv3.OpPut(limitKey(dir), strconv.Itoa(limit))).Commit()
+	switch {
+	case err != nil:
+		return d.queryFault(ctx, err)
+	case !answer.Succeeded:
+		return driver.ErrSealed
+	}
+	return nil
+}

@@ -1,0 +1,139 @@
+package redisson
+
+import (
+	"context"
+	"crypto/sha1"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+var _ driver.Limiter = (*Driver)(nil)
+
+// Permits are Redisson's RPermitExpirableSemaphore: see permits.lua. They have a channel of their own.
+const (
+	permitPrefix = "redisson_sc" // of the channel
+	endsSuffix   = "timeout"     // of the key of the ends
+	maxPermits   = 1000          // of one hold, so that no script keeps the server from others for long
+)
+
+var permitScripts = scripts{acquire: permitAcquireScript, release: permitReleaseScript}
+
+// endsKey returns the key with the ends of the permits of a name.
+func endsKey(name string) string { return readPrefix(name) + endsSuffix }
+
+// permitKeys adds the keys of the scripts for permits.
+func permitKeys(name string, keys []string) []string { return append(keys, name, endsKey(name)) }
+
+// permitArgs adds what begins the members of a hold, and their number.
+func permitArgs(hold string, n int, args []string) []string {
+	sum := sha1.Sum([]byte(hold))
+	return append(args, string(sum[:12]), strconv.Itoa(n))
+}
+
+// acquirePermitsArgs adds the arguments of the script that acquires permits.
+func (d *Driver) acquirePermitsArgs(r *driver.Request, args []string) []string {
+	return append(permitArgs(r.Hold, r.Permits, args), strconv.Itoa(r.Limit), d.milliseconds(r.TTL))
+}
+
+// releasePermitsArgs adds the arguments of the script that gives permits back.
+func (d *Driver) releasePermitsArgs(name, hold string, n int, args []string) []string {
+	return d.tellPermitsArgs(name, permitArgs(hold, n, args))
+}
+
+// tellPermitsArgs adds the arguments by which scripts tell those who wait for permits.
+func (d *Driver) tellPermitsArgs(name string, args []string) []string {
+	return append(append(args, prefixName(permitPrefix, name)), d.checked.words...)
+}
+
+// checkPermits returns an error for requests for permits that cannot be served.
+func (d *Driver) checkPermits(r *driver.Request) error {
+	if r.Permits > maxPermits {
+		return fmt.Errorf("%d permits in one request are more than %d: %w", r.Permits, maxPermits, errors.ErrUnsupported)
+	}
+	return checkPermitName(r.Name)
+}
+
+// checkPermitName returns an error for names that have the key of the ends in common with another name: that of {x} is that of x.
+func checkPermitName(name string) error {
+	if strings.HasPrefix(name, "{") && strings.HasSuffix(name, "}") && strings.Count(name, "{") == 1 {
+		return fmt.Errorf("name %q cannot be used for permits, whose key it shares with %s: %w", name, name[1:len(name)-1], errors.ErrUnsupported)
+	}
+	return nil
+}
+
+// SetLimit implements driver.Limiter.
+func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
+	if err := d.admin(ctx, name); err != nil {
+		return err
+	}
+	if err := checkPermitName(name); err != nil {
+		return err
+	}
+	args := d.tellPermitsArgs(name, []string{strconv.Itoa(limit)})
+	done, err := d.run(ctx, name, call{permitLimitScript, permitKeys(name, nil), args})
+	if err == nil && done < 0 {
+		return driver.ErrSealed
+	}
+	return err
+}
+
+// inspectPermits is Inspect for a name that is not that of a lock.
+func (d *Driver) inspectPermits(ctx context.Context, name string) (driver.Status, error) {
+	results, _ := d.evalAll(ctx, d.client, []call{{permitInspectScript, permitKeys(name, nil), nil}}, 0)
+	status, err := readPermits(results[0])
+	if err != nil {
+		err, _ := fault(ctx, name, err)
+		return driver.Status{}, err
+	}
+	status.Waiters, err = d.waiters(ctx, []string{prefixName(permitPrefix, name)})
+	return status, err
+}
+
+// readPermits reads the answer of the script that looks at permits. Owner, Note and Process are not kept; Hold begins the ids of the permits of a
+// hold, as Java writes ids. A permit of Java without an end has no TTL.
+func readPermits(result rueidis.RedisResult) (status driver.Status, err error) {
+	answer, err := result.ToArray()
+	if err != nil {
+		return status, err
+	}
+	if len(answer) != 5 {
+		return status, errAnswer
+	}
+	var numbers [4]int64
+	for i, at := range []int{0, 1, 2, 4} {
+		if numbers[i], err = answer[at].ToInt64(); err != nil {
+			return status, err
+		}
+	}
+	hold, err := answer[3].ToString()
+	status.Limit, status.Used, status.Holders = int(numbers[0]), int(numbers[1]), int(numbers[2])
+	if status.Holders > 0 {
+		status.Held, status.Mode = true, driver.Permit
+		status.Hold = hex.EncodeToString([]byte(hold))
+		if left := numbers[3]; left < maxTTL.Milliseconds() {
+			status.TTL = time.Duration(left) * time.Millisecond
+		}
+	}
+	return status, err
+}
+
+// forcePermits is ForceUnlock for a name that is not that of a lock. It returns what the script of ForceUnlock does.
+func (d *Driver) forcePermits(ctx context.Context, name string) (int64, error) {
+	c := call{permitForceScript, permitKeys(name, nil), d.tellPermitsArgs(name, nil)}
+	results, _ := d.evalAll(ctx, d.client, []call{c}, 0)
+	return results[0].ToInt64()
+}
+
+// isWrongType reports whether a server refused a command, for the key is of another kind.
+func isWrongType(err error) bool {
+	answer, ok := rueidis.IsRedisErr(err)
+	return ok && hasCode(answer.Error(), "WRONGTYPE")
+}

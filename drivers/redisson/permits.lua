@@ -1,0 +1,67 @@
+-- Permits are Redisson's RPermitExpirableSemaphore: the number of those that are free at the name, and the sorted set ends of those that are held,
+-- by the milliseconds of their end. The limit is the sum of the two. A member has 16 bytes: Java's are random; here the first 12 are the hold's, and
+-- the last 4 the number of the permit.
+--
+-- A script touches no key that it has removed, and changes nothing before it has looked at all: in a slot that moves it would end half-way.
+local call = redis.call
+
+-- A limit that came with a grant is kept for week after the last end of a hold. hour spares most grants the command.
+local week, hour = 604800000, 3600000
+
+-- clock returns the server's time in milliseconds, rounded down, and rounded up, for ends: no hold ends early.
+local function clock()
+  local time = call('TIME')
+  local now = time[1] * 1000
+  return now + math.floor(time[2] / 1000), now + math.ceil(time[2] / 1000)
+end
+
+local function membersOf(hold, n)
+  local members = {}
+  for i = 1, tonumber(n) do members[i] = hold .. struct.pack('>I4', i) end
+  return members
+end
+
+-- freeOf returns how many permits are free, nil if no limit is kept, and whether the name is sealed. A key that is something else is an error.
+local function freeOf(name)
+  local free = redis.pcall('GET', name) -- false if there is none
+  if type(free) == 'table' then
+    if redis.pcall('HEXISTS', name, 'dsync:seal') == 1 then return nil, true end
+    free = call('GET', name)
+  end
+  local number = tonumber(free)
+  if free and not number then call('HEXISTS', name, '') end -- an error that says so
+  return number
+end
+
+-- count returns how many permits are free, nil if no limit is kept; how many are held; how many members are over, which count as free; and whether
+-- the name is sealed.
+local function count(name, ends, now)
+  local free, sealed = freeOf(name)
+  if sealed then return nil, 0, 0, true end
+  local held = call('ZCARD', ends)
+  local over = held > 0 and call('ZCOUNT', ends, 0, now) or 0
+  return free and free + over, held - over, over
+end
+
+-- purge removes those that are over.
+local function purge(ends, now, over)
+  if over > 0 then call('ZREMRANGEBYSCORE', ends, 0, now) end
+end
+
+-- keep has the keys of a limit that came with a grant outlive a hold that lasts ttl milliseconds.
+local function keep(name, ends, ttl)
+  local left = call('PTTL', name)
+  if left < 0 then return end
+  if left < week + ttl then
+    left = week + ttl + hour
+    call('PEXPIRE', name, left)
+  end
+  call('PEXPIRE', ends, left)
+end
+
+-- tell publishes how many permits are free, and returns how many subscribers were told. Java takes no number below 0.
+local function tell(free, channel, ...)
+  local told = 0
+  for _, word in ipairs({...}) do told = told + call(word, channel, string.format('%d', math.max(free, 0))) end
+  return told
+end

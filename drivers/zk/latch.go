@@ -1,0 +1,218 @@
+package zk
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	gozk "github.com/go-zookeeper/zk"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+var _ driver.Latcher = (*Driver)(nil)
+
+// Latches are below a node of their own in the chroot. No name is kept there: a percent sign in a name becomes %25.
+const (
+	latchesPart = "/%latches"
+	changesPart = "/%changes"
+)
+
+// latch is a node with the count as set, and a child. Each count-down changes the child, whose version so is the number of count-downs: many
+// at once are in nobody's way, and a watch of the children of the latch tells of the end alone. The child is called by the
+// change that set the latch, so no request meets a later latch of the name.
+//
+// At 0 the latch is over. Whoever sees that removes the nodes: the last count-down, or, where its client has died, the next request.
+type latch struct {
+	node  string
+	child string // its path; "" if there is no latch
+	n     int    // the count as set
+	downs int
+
+	foreign error // what the node says, if that is no latch of a driver
+}
+
+// left returns the count.
+func (l latch) left() int { return max(0, l.n-l.downs) }
+
+// removal returns the operations that end the latch.
+func (l latch) removal() []any {
+	return []any{&gozk.DeleteRequest{Path: l.child, Version: -1}, &gozk.DeleteRequest{Path: l.node, Version: -1}}
+}
+
+// SetLatch implements driver.Latcher.
+func (d *Driver) SetLatch(ctx context.Context, name, id string, n int) (set bool, err error) {
+	acl := d.options.ACL
+	return d.changeLatch(ctx, name, id, func(l latch) []any {
+		if l.child != "" {
+			return nil
+		}
+		part := partOf(id)
+		return []any{
+			&gozk.CreateRequest{Path: l.node, Data: []byte(strconv.Itoa(n) + " " + part), Acl: acl},
+			&gozk.CreateRequest{Path: l.node + "/" + part, Acl: acl},
+		}
+	})
+}
+
+// CountDown implements driver.Latcher.
+func (d *Driver) CountDown(ctx context.Context, name, id string) error {
+	_, err := d.changeLatch(ctx, name, id, func(l latch) []any {
+		if l.child == "" {
+			return nil
+		}
+		return []any{&gozk.SetDataRequest{Path: l.child, Version: -1}}
+	})
+	return err
+}
+
+// DeleteLatch implements driver.Latcher.
+func (d *Driver) DeleteLatch(ctx context.Context, name, id string) error {
+	_, err := d.changeLatch(ctx, name, id, func(l latch) []any {
+		if l.child == "" {
+			return nil
+		}
+		return l.removal()
+	})
+	return err
+}
+
+// Latch implements driver.Latcher.
+func (d *Driver) Latch(ctx context.Context, name string) (left int, err error) {
+	s, err := d.board(caller{ctx: ctx}, d.options.TTL)
+	if err != nil {
+		return 0, err
+	}
+	defer s.leave()
+	l, err := d.lookAtLatch(caller{ctx, d.life.Open().Done()}, s, d.latchNode(name), true)
+	if err != nil {
+		return 0, fault(ctx, s, err)
+	}
+	return l.left(), nil
+}
+
+// WatchLatch implements driver.Latcher.
+func (d *Driver) WatchLatch(name string, changed func()) (stop func(), err error) {
+	return d.watchChildren(d.latchNode(name), changed)
+}
+
+// changeLatch carries out the operations that change makes of a latch, unless a request with the id was carried out, and reports whether there
+// were any. A first look may be late: operations are refused then, and that there is nothing to do needs a second look.
+func (d *Driver) changeLatch(ctx context.Context, name, id string, change func(latch) []any) (did bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	s, err := d.board(caller{ctx: ctx}, d.options.TTL)
+	if err != nil {
+		return false, err
+	}
+	defer s.leave()
+	c, node := caller{ctx, d.life.Open().Done()}, d.latchNode(name)
+	for synced := false; ; synced = true {
+		l, err := d.lookAtLatch(c, s, node, synced)
+		if err != nil {
+			return false, fault(ctx, s, err)
+		}
+		ops := change(l)
+		did = len(ops) > 0
+		if !did && !synced {
+			continue
+		}
+		note, err := d.changes.note(d, c, s, id, did)
+		if err != nil {
+			return false, fault(ctx, s, err)
+		}
+		results, err := receive(c, s, send(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(append(note.ops, ops...)...) }))
+		switch {
+		case err == nil:
+			d.endLatch(c, s, l, results)
+			return did, nil
+		case errors.Is(err, errStopping):
+			return false, driver.ErrClosed
+		case !isAnswer(err):
+			return false, withCause(ctx, driver.ErrUnknown, err)
+		case !isOutdated(err):
+			return false, fault(ctx, s, err)
+		}
+		did, known, err := d.changes.find(c, s, note)
+		if known {
+			return did, nil
+		}
+		if err == nil {
+			err = d.makeAbove(c, s, node)
+		}
+		if err != nil {
+			return false, fault(ctx, s, err)
+		}
+	}
+}
+
+// endLatch removes the nodes of a latch after the last count-down, whose answer ends with what is known of the child.
+func (d *Driver) endLatch(c caller, s *session, l latch, results []gozk.MultiResponse) {
+	if len(results) == 0 || l.child == "" {
+		return
+	}
+	if child := results[len(results)-1].Stat; child != nil && int(child.Version) >= l.n {
+		_ = d.removeLatch(c, s, l) // if this fails, the next look removes the nodes
+	}
+}
+
+// removeLatch removes the nodes of a latch that is over.
+func (d *Driver) removeLatch(c caller, s *session, l latch) error {
+	_, err := query(c, s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(l.removal()...) })
+	if isOutdated(err) { // somebody else has
+		return nil
+	}
+	return err
+}
+
+// lookAtLatch reads a latch: behind all transactions of before, if synced. A latch that is over is removed.
+func (d *Driver) lookAtLatch(c caller, s *session, node string, synced bool) (latch, error) {
+	l, err := query(c, s, func(c *gozk.Conn) (latch, error) {
+		if synced {
+			if _, err := c.Sync(node); err != nil {
+				return latch{}, err
+			}
+		}
+		return readLatch(c, node)
+	})
+	if err = cmp.Or(err, l.foreign); err != nil || l.child == "" || l.left() > 0 {
+		return l, err
+	}
+	return latch{node: node}, d.removeLatch(c, s, l)
+}
+
+func readLatch(c *gozk.Conn, node string) (latch, error) {
+	for {
+		text, _, err := c.Get(node)
+		if errors.Is(err, gozk.ErrNoNode) {
+			return latch{node: node}, nil
+		}
+		if err != nil {
+			return latch{}, err
+		}
+		count, part, ok := strings.Cut(string(text), " ")
+		n, err := strconv.Atoi(count)
+		if !ok || err != nil {
+			return latch{foreign: fmt.Errorf("node %q is no latch: it says %q", node, text)}, nil // an error would be met by another try
+		}
+		child := node + "/" + part
+		exists, stat, err := c.Exists(child)
+		if err != nil {
+			return latch{}, err
+		}
+		if exists {
+			return latch{node: node, child: child, n: n, downs: int(stat.Version)}, nil
+		}
+	}
+}
+
+func (d *Driver) latchNode(name string) string {
+	return d.options.Chroot + latchesPart + "/" + partOf(name)
+}
+
+// partOf returns a text as one part of a path.
+func partOf(text string) string { return string(appendPart(nil, text, false)) }
