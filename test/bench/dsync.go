@@ -41,6 +41,33 @@ func (l dsyncLocker) Lock(ctx context.Context, name string) (Held, error) {
 
 func (l dsyncLocker) Close() error { return l.client.Close(context.Background()) }
 
+// oursWith makes a row of dsync whose locks are taken with an option.
+func oursWith(option dsync.LockOption, name, scheme, rest string, in ...int) *Row {
+	r := ours(name, scheme, rest, dsync.Options{}, in...)
+	open := r.Open
+	r.Open = func(ctx context.Context, addrs []string) (Locker, error) {
+		l, err := open(ctx, addrs)
+		if err != nil {
+			return nil, err
+		}
+		return optionLocker{l.(dsyncLocker), option}, nil
+	}
+	return r
+}
+
+type optionLocker struct {
+	dsyncLocker
+	option dsync.LockOption
+}
+
+func (l optionLocker) Lock(ctx context.Context, name string) (Held, error) {
+	lease, err := l.client.Lock(ctx, name, l.option)
+	if err != nil {
+		return nil, err
+	}
+	return dsyncLease{lease}, nil
+}
+
 type dsyncLease struct{ *dsync.Lease }
 
 func (l dsyncLease) Release(ctx context.Context) error { return l.Unlock(ctx) }

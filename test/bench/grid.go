@@ -25,6 +25,8 @@ var Targets = []Target{
 	{Backend: "Redis", Workload: "9", Row: "dsync, Read", Metric: "ops/s", Ratio: true, AtLeast: 10},
 	{Backend: "Redis", Workload: "10", Row: "dsync, Read", Metric: "holds/s", Ratio: true, AtLeast: 20},
 	{Backend: "Redis", Workload: "11", Row: "dsync, Read", Metric: "max wait ms", AtMost: 1020},
+	{Backend: "Redis", Workload: "12", Row: "dsync, Permits", Metric: "p50 µs", Ratio: true, AtMost: 1.10},
+	{Backend: "Redis", Workload: "13", Row: "dsync, Permits", Metric: "ops/s", Ratio: true, AtLeast: 0.95},
 	{Backend: "Redis", Workload: "6 (10k)", Row: "dsync", Metric: "client CPU ms", AtMost: 50},
 	{Backend: "Redis", Workload: "6 (10k)", Row: "dsync", Metric: "requests/s", AtMost: 10},
 	{Backend: "Redis", Workload: "6 (10k)", Row: "dsync", Metric: "B/lock", AtMost: 400},

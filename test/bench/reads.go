@@ -57,26 +57,7 @@ func readRows(scheme, rest string, floors ...*Row) []*Row {
 
 // reads makes a row of dsync whose locks are for reading.
 func reads(name, scheme, rest string, in ...int) *Row {
-	r := ours(name, scheme, rest, dsync.Options{}, in...)
-	open := r.Open
-	r.Open = func(ctx context.Context, addrs []string) (Locker, error) {
-		l, err := open(ctx, addrs)
-		if err != nil {
-			return nil, err
-		}
-		return reader{l.(dsyncLocker)}, nil
-	}
-	return r
-}
-
-type reader struct{ dsyncLocker }
-
-func (l reader) Lock(ctx context.Context, name string) (Held, error) {
-	lease, err := l.client.Lock(ctx, name, dsync.Read())
-	if err != nil {
-		return nil, err
-	}
-	return dsyncLease{lease}, nil
+	return oursWith(dsync.Read(), name, scheme, rest, in...)
 }
 
 func measureVisits(b *bed, r *Row, round int) (Sample, error) {
@@ -163,7 +144,7 @@ func measureWriter(b *bed, r *Row, round int) (Sample, error) {
 			}
 		})
 	}
-	writer := dsync.With(clients[readingClients].(reader).client, dsync.Write())
+	writer := dsync.With(clients[readingClients].(optionLocker).client, dsync.Write())
 	var took []time.Duration
 	for end := time.Now().Add(2 * b.size.Slice); err == nil && (len(took) == 0 || time.Now().Before(end)); {
 		if err = pause(ctx, longestRead); err != nil {

@@ -37,6 +37,8 @@ var redisBackend = &Backend{
 		ours("dsync, no tokens", "redisson", "?fenced=false", dsync.Options{}, 1, 2),
 		ours("dsync, in order", "redisson", "?fair=true", dsync.Options{}, 3, 4, 5),
 		reads("dsync, Read, no tokens", "redisson", "?fenced=false", 8),
+		{Name: "floor: permits, queue and message", Kind: Floor, In: []int{12, 13}, Open: openRedisPermits},
+		oursWith(dsync.Permits(1, benchLimit), "dsync, Permits", "redisson", "", 12, 13),
 	}...),
 }
 

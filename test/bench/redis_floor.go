@@ -125,7 +125,15 @@ type redisQueue struct {
 }
 
 func openRedisQueue(ctx context.Context, addrs []string) (Locker, error) {
-	s, err := newRedisScripts(ctx, addrs[0], queueAcquire, queueRelease)
+	l, err := newRedisQueue(ctx, addrs, queueAcquire, queueRelease)
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+func newRedisQueue(ctx context.Context, addrs []string, acquire, release string) (*redisQueue, error) {
+	s, err := newRedisScripts(ctx, addrs[0], acquire, release)
 	if err != nil {
 		return nil, err
 	}
@@ -156,19 +164,27 @@ func openRedisQueue(ctx context.Context, addrs []string) (Locker, error) {
 }
 
 func (l *redisQueue) Lock(ctx context.Context, name string) (Held, error) {
-	h := &redisQueueHeld{l, name}
 	id := l.channel + newID()
+	ask := l.client.B().Evalsha().Sha1(l.sha[0]).Numkeys(2).Key(name, name+":queue").Arg(id, l.ttl).Build()
+	if err := l.take(ctx, id, ask); err != nil {
+		return nil, err
+	}
+	return &redisQueueHeld{l, name}, nil
+}
+
+// take asks for a hold, and waits for the message of who gives it back.
+func (l *redisQueue) take(ctx context.Context, id string, ask rueidis.Completed) error {
 	box := l.boxes.add(id)
-	n, err := l.client.Do(ctx, l.client.B().Evalsha().Sha1(l.sha[0]).Numkeys(2).Key(name, name+":queue").Arg(id, l.ttl).Build()).ToInt64()
+	n, err := l.client.Do(ctx, ask).ToInt64()
 	if err != nil || n == 1 {
 		l.boxes.remove(id)
-		return h, err
+		return err
 	}
 	select {
 	case <-box:
-		return h, nil
+		return nil
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return ctx.Err()
 	}
 }
 

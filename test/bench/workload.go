@@ -45,7 +45,7 @@ type Workload struct {
 }
 
 // Workloads are all there are, in the order in which they are run on a backend.
-var Workloads = []*Workload{free, distinct64, distinct512, hot, handOver, processes, readFree, readTogether, readProcesses, writerComes, held10k, held100k, waiters}
+var Workloads = []*Workload{free, distinct64, distinct512, hot, handOver, processes, readFree, readTogether, readProcesses, writerComes, permitFree, permitsOfMany, held10k, held100k, waiters}
 
 // Size says how long a run takes.
 type Size struct {

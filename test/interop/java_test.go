@@ -142,6 +142,12 @@ func (j *jvm) kill() {
 	j.Kill()
 }
 
+func (j *jvm) hasEnded() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.ended
+}
+
 func (j *jvm) call(client, thread, command string, args ...string) *call {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -187,7 +193,7 @@ type thread struct {
 	kind, lock string
 }
 
-// thread returns a thread, the same one for the same name. Kind is plain, fair, fenced, read, write or latch.
+// thread returns a thread, the same one for the same name. Kind is plain, fair, fenced, read, write, latch or permits.
 func (c *redisson) thread(name, kind, lock string) *thread { return &thread{c, name, kind, lock} }
 
 // begin has the thread carry out a command after those that it has not yet finished.

@@ -53,7 +53,7 @@ var plain = []scenario{
 
 func TestLock(t *testing.T) {
 	onBeds(t, "single", func(t *testing.T, b *bed) {
-		for _, s := range slices.Concat(plain, readWrite, latches) {
+		for _, s := range slices.Concat(plain, readWrite, latches, permits) {
 			t.Run(s.name, func(t *testing.T) { t.Parallel(); s.run(t, b) })
 		}
 	})
@@ -61,7 +61,7 @@ func TestLock(t *testing.T) {
 
 func TestLockCluster(t *testing.T) {
 	onBeds(t, "cluster", func(t *testing.T, b *bed) {
-		for _, s := range slices.Concat(plain, readWrite, latches) {
+		for _, s := range slices.Concat(plain, readWrite, latches, permits) {
 			if s.cluster {
 				t.Run(s.name, func(t *testing.T) { s.run(t, b) })
 			}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -15,13 +16,22 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// startReader starts a Go process that carries out the commands of the Java program for read-write locks, so that scenarios are the same for
-// both sides.
+// startReader starts a Go process that carries out the commands of the Java program for read-write locks, and takes permits, so that scenarios
+// are the same for both sides.
 func (b *bed) startReader(tb testing.TB, ttl time.Duration) (*jvm, *redisson) {
 	tb.Helper()
 	g := &jvm{pending: make(map[string]*call)}
 	g.start(tb, testenv.Spawn(tb, "reader", "LOCK_URL="+b.url("&ttl="+ttl.String())))
 	return g, &redisson{g, "go"}
+}
+
+// startEither starts a process of a fleet that soaks: of Java if i is even, of Go if not.
+func (b *bed) startEither(tb testing.TB, i int, version string) (*jvm, *redisson) {
+	if i%2 != 0 {
+		return b.startReader(tb, soakTTL)
+	}
+	java := startJava(tb, version)
+	return java, java.open(tb, "single", b.addrs, soakTTL)
 }
 
 // goAgent is the process of startReader.
@@ -82,12 +92,18 @@ func (t *goThread) do(f []string) (string, error) {
 	case "owner":
 		return t.hold, nil
 	case "lock":
-		return "", t.acquire(f[4], f[5], false)
+		return "", t.acquire(f[4], &driver.Request{Name: f[5]})
 	case "lockAt":
-		err := t.acquire(f[4], f[5], false)
+		err := t.acquire(f[4], &driver.Request{Name: f[5]})
 		return fmt.Sprint(time.Now().UnixNano()), err
+	case "take": // so many permits, of those that there are
+		n, err := strconv.Atoi(f[6])
+		if err != nil {
+			return "", err
+		}
+		return "", t.acquire(f[4], &driver.Request{Name: f[5], Permits: n})
 	case "tryLock":
-		err := t.acquire(f[4], f[5], true)
+		err := t.acquire(f[4], &driver.Request{Name: f[5], NoWait: true})
 		if errors.Is(err, driver.ErrLocked) {
 			return "false", nil
 		}
@@ -106,20 +122,22 @@ func (t *goThread) do(f []string) (string, error) {
 	return "", errors.ErrUnsupported
 }
 
-func (t *goThread) acquire(kind, name string, try bool) error {
+// acquire completes a request.
+func (t *goThread) acquire(kind string, r *driver.Request) error {
 	a := t.agent
 	a.mu.Lock()
 	a.holds++
-	hold := fmt.Sprint(a.id, ":", a.holds)
+	r.Hold = fmt.Sprint(a.id, ":", a.holds)
 	a.mu.Unlock()
-	mode := map[string]driver.Mode{"plain": driver.Exclusive, "read": driver.Read, "write": driver.Write}[kind]
+	r.Mode = map[string]driver.Mode{"plain": driver.Exclusive, "read": driver.Read, "write": driver.Write, "permits": driver.Permit}[kind]
+	r.TTL, r.Events = a.config.TTL, silent{}
 	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
 	defer cancel()
-	l, err := a.driver.Acquire(ctx, &driver.Request{Name: name, Hold: hold, Mode: mode, TTL: a.config.TTL, NoWait: try, Events: silent{}})
+	l, err := a.driver.Acquire(ctx, r)
 	if err != nil {
 		return err
 	}
-	t.lease, t.hold = l, hold
+	t.lease, t.hold = l, r.Hold
 	renewing, stop := context.WithCancel(context.Background())
 	t.stop = stop
 	go t.renew(renewing, l)

@@ -381,14 +381,7 @@ func soakReadWrite(t *testing.T, version string) {
 	var ended atomic.Bool
 	var wg sync.WaitGroup
 	start := func(i int) *jvm {
-		var p *jvm
-		var r *redisson
-		if i%2 == 0 {
-			p = startJava(t, version)
-			r = p.open(t, "single", b.addrs, soakTTL)
-		} else {
-			p, r = b.startReader(t, soakTTL)
-		}
+		p, r := b.startEither(t, i, version)
 		for n := range 3 {
 			wg.Go(func() {
 				for !ended.Load() && l.visit(t, r, fmt.Sprint("visitor", n), name, soakTTL) {

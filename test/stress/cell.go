@@ -56,6 +56,7 @@ type cell struct {
 	resource  *resource
 	names     []string      // the worker's: those for everybody, the patient one, the long one
 	shared    string        // the name that the workers read and write; "" where the backend does not offer that
+	permits   string        // the name whose permits the workers take; "" where the backend does not offer that
 	election  string        // the name that the workers campaign for; "" if they do not
 	crowded   string        // the name that crowds wait for
 	unrelated string        // a name that they have nothing to do with
@@ -88,6 +89,9 @@ func run(t *testing.T, p Plan, b *bed, f *Fault) *Result {
 	c.crowded, c.unrelated = prefix+".crowd", prefix+".unrelated"
 	if b.info.ReadWrite.Offered {
 		c.shared = prefix + ".shared"
+	}
+	if b.info.Permits.Offered {
+		c.permits = prefix + ".permits"
 	}
 	if c.Plant == plantFlag || c.Plant == "" && (c.Long || shortElections[b.name] == f.Name) {
 		c.election = prefix + ".election"
@@ -192,7 +196,7 @@ func (c *cell) spawn() *running {
 	}
 	w := &worker{
 		Label: r.label, URL: c.bed.url(addrs), History: c.file(r.label), Resource: c.resource.path,
-		Names: c.names[:2], Patient: c.names[2], Long: c.names[3], Shared: c.shared, Election: c.election, Seed: c.seed + uint64(c.begun), Clients: c.bed.clients, Plant: c.Plant,
+		Names: c.names[:2], Patient: c.names[2], Long: c.names[3], Shared: c.shared, Permits: c.permits, Forgets: c.result.Unsafe != "", Election: c.election, Seed: c.seed + uint64(c.begun), Clients: c.bed.clients, Plant: c.Plant,
 		Pace: c.bed.pace, Hold: TTL,
 	}
 	if c.fault.apart {
@@ -214,23 +218,26 @@ func (c *cell) ready(w *running) {
 	}
 }
 
-// victim is the worker that holds the long lock, or half of the times the one that leads, or else one by chance.
+// victim is the worker that holds the long lock, or half of the times the one that leads, or one that has permits, or else one by chance.
 func (c *cell) victim() int {
-	name := c.names[3]
-	if c.election != "" && c.random.IntN(2) == 0 {
-		name = c.election
+	who := c.resource.holder(c.names[3])
+	if c.permits != "" && c.random.IntN(3) == 0 {
+		who = c.resource.tally.holder()
+	} else if c.election != "" && c.random.IntN(2) == 0 {
+		who = c.resource.holder(c.election)
 	}
-	if holder := c.holderOf(name); holder >= 0 && c.random.IntN(4) > 0 {
+	if holder := c.worker(who); holder >= 0 && c.random.IntN(4) > 0 {
 		return holder
 	}
 	return c.random.IntN(len(c.workers))
 }
 
 // holder is the worker that holds the long lock, as far as the resource knows, or -1.
-func (c *cell) holder() int { return c.holderOf(c.names[3]) }
+func (c *cell) holder() int { return c.worker(c.resource.holder(c.names[3])) }
 
-func (c *cell) holderOf(name string) int {
-	label, _, _ := strings.Cut(c.resource.holder(name), ".")
+// worker is the worker of a user, or -1.
+func (c *cell) worker(who string) int {
+	label, _, _ := strings.Cut(who, ".")
 	return slices.IndexFunc(c.workers, func(w *running) bool { return w.label == label })
 }
 
@@ -249,7 +256,7 @@ func (c *cell) end() {
 		}
 	}
 	names := append(c.names[:len(c.names):len(c.names)], c.crowded, c.unrelated)
-	for _, name := range []string{c.shared, c.election} {
+	for _, name := range []string{c.shared, c.permits, c.election} {
 		if name != "" {
 			names = append(names, name)
 		}

@@ -22,6 +22,8 @@ const (
 	plantLateLoss = "loss told after the TTL"
 	// A waiter relies on the message of the release alone, which the end of a holder that is dead does not send.
 	plantNoBackstop = "waiter without a back-stop timer"
+	// Permits are given back by their number, whoever has them: a release that is repeated, or late, takes somebody else's.
+	plantByNumber = "permits given back by their number"
 	// A leader notes that it was elected, and does not stop at the loss of its term. This one is not in the driver: see campaign.
 	plantFlag = "leader that does not stop at its loss"
 )
@@ -38,6 +40,9 @@ func plant(bug string, d driver.Driver, url string) driver.Driver {
 	case plantNoBackstop:
 		host, _, _ := strings.Cut(strings.TrimPrefix(url, "redisson://"), "?")
 		return &deafDriver{d, host}
+	case plantByNumber:
+		host, _, _ := strings.Cut(strings.TrimPrefix(url, "redisson://"), "?")
+		return &countingDriver{d, host}
 	}
 	panic("unknown bug " + bug)
 }
@@ -104,7 +109,7 @@ type deafDriver struct {
 }
 
 func (d *deafDriver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
-	if r.NoWait {
+	if r.NoWait || r.Mode != driver.Exclusive { // other modes have other channels
 		return d.Driver.Acquire(ctx, r)
 	}
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", d.addr)
@@ -132,4 +137,38 @@ func (d *deafDriver) Acquire(ctx context.Context, r *driver.Request) (driver.Lea
 			return nil, errors.Join(err, ctx.Err(), driver.ErrLocked)
 		}
 	}
+}
+
+type countingDriver struct {
+	driver.Driver
+	addr string
+}
+
+func (d *countingDriver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	l, err := d.Driver.Acquire(ctx, r)
+	if err != nil || r.Mode != driver.Permit {
+		return l, err
+	}
+	return &countingLease{l, d, r.Name, r.Permits}, nil
+}
+
+type countingLease struct {
+	driver.Lease
+	d    *countingDriver
+	name string
+	n    int
+}
+
+// Release releases, and one time in ten twice.
+func (l *countingLease) Release(ctx context.Context) error {
+	err := l.Lease.Release(ctx)
+	if err == nil && rand.IntN(10) == 0 || errors.Is(err, driver.ErrNotHeld) {
+		if conn, err := new(net.Dialer).DialContext(ctx, "tcp", l.d.addr); err == nil {
+			defer conn.Close()
+			const script = "local taken = redis.call('ZPOPMIN', KEYS[1], ARGV[1]) redis.call('INCRBY', KEYS[2], #taken / 2)"
+			fmt.Fprintf(conn, "EVAL \"%s\" 2 {%s}:timeout %s %d\r\nQUIT\r\n", script, l.name, l.name, l.n)
+			_, _ = io.Copy(io.Discard, conn)
+		}
+	}
+	return err
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/driver"
@@ -21,6 +22,7 @@ func TestPlanted(t *testing.T) {
 		{plantRenewal, "cut", []history.Rule{history.RuleWake, history.RuleStuck}},
 		{plantLateLoss, "worker-freeze", []history.Rule{history.RuleOverlap, history.RuleLoss}},
 		{plantNoBackstop, "worker-kill", []history.Rule{history.RuleWake, history.RuleStuck}},
+		{plantByNumber, "worker-freeze", []history.Rule{history.RuleOverlap, history.RuleLoss}},
 		{plantFlag, "worker-freeze", []history.Rule{history.RuleOverlap, history.RuleLoss}}, // the latter if its time is over at its first look
 	} {
 		t.Run(fmt.Sprint(test.bug, " under ", test.fault), func(t *testing.T) {
@@ -32,6 +34,9 @@ func TestPlanted(t *testing.T) {
 			for _, v := range r.Verdict.Violations {
 				if slices.Contains(test.rules, v.Rule) {
 					t.Logf("found: %v", v)
+					if test.bug == plantByNumber && r.Most <= permitLimit {
+						t.Error("the count outside has not found the bug")
+					}
 					return
 				}
 			}
@@ -72,5 +77,43 @@ func TestStaleWritesAreRefused(t *testing.T) {
 	}
 	if got, want := strings.Join(accepted, " "), "n5true n7true n6false n7true other1true read:n9true read:n8true read:n6false"; got != want {
 		t.Errorf("recorded: got %s, want %s", got, want)
+	}
+}
+
+// TestTally asks the count of permits itself.
+func TestTally(t *testing.T) {
+	a, b := &stay{n: 3, from: 10, to: 20}, &stay{n: 2, from: 20, to: 40}
+	c, d := &stay{n: 1, from: 30, to: 35}, &stay{n: 2, from: 33, to: 33}
+	for _, test := range []struct {
+		stays   []*stay
+		earlier time.Duration
+		want    int
+	}{
+		{nil, 0, 0},
+		{[]*stay{b, a}, 0, 3},
+		{[]*stay{c, d, b, a}, 0, 3},
+		{[]*stay{c, b, a}, 15, 2},
+		{[]*stay{{n: 1, from: 0, to: 12}, a}, 0, 4},
+		{[]*stay{{n: 1, from: 0, to: 12}, a}, 2, 3},
+	} {
+		if got := (&tally{stays: test.stays}).most(test.earlier); got != test.want {
+			t.Errorf("%v, ended %d earlier: got %d, want %d", test.stays, test.earlier, got, test.want)
+		}
+	}
+	r := startResource(t, history.New())
+	x, y := dialResource(r.path), dialResource(r.path)
+	defer x.close()
+	defer y.close()
+	x.holds(2, x.now()+time.Hour, "x")
+	x.left()
+	y.left()
+	y.holds(3, y.now()+time.Hour, "y")
+	x.holds(1, 1, "x") // over when it was told
+	if got := r.tally.most(0); got != 3 {
+		t.Errorf("got %d permits at a time, want 3", got)
+	}
+	x.holds(1, x.now()+time.Hour, "x") // the same stay, renewed
+	if got, n := r.tally.most(0), r.tally.count(); got != 4 || n != 3 {
+		t.Errorf("got %d permits at a time and %d stays, want 4 and 3", got, n)
 	}
 }

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/driver"
@@ -18,6 +20,7 @@ import (
 type resource struct {
 	path    string
 	history *history.History
+	tally   tally // of permits
 	wg      sync.WaitGroup
 
 	mu      sync.Mutex
@@ -31,7 +34,7 @@ type resource struct {
 func startResource(tb testing.TB, h *history.History) *resource {
 	tb.Helper()
 	r := &resource{path: filepath.Join(tb.TempDir(), "s"), history: h, highest: map[string]uint64{}, writer: map[string]string{},
-		conns: map[net.Conn]bool{}}
+		conns: map[net.Conn]bool{}, tally: tally{began: time.Now()}}
 	l, err := net.Listen("unix", r.path)
 	if err != nil {
 		tb.Fatal(err)
@@ -70,14 +73,31 @@ func (r *resource) serve(c net.Conn) {
 		defer r.mu.Unlock()
 		delete(r.conns, c)
 	}()
+	var held *stay // by the user at the other end
 	for in := bufio.NewScanner(c); !closed && in.Scan(); {
-		var name, who string
-		var token uint64
-		var mode driver.Mode
-		if _, err := fmt.Sscan(in.Text(), &token, &mode, &name, &who); err != nil {
+		var answer any
+		var err error
+		switch kind, rest, _ := strings.Cut(in.Text(), " "); kind {
+		case "now":
+			answer = int64(r.tally.now())
+		case "holds":
+			var n int
+			var until int64
+			var who string
+			_, err = fmt.Sscan(rest, &n, &until, &who)
+			held = r.tally.told(held, n, time.Duration(until), who)
+			answer = n
+		case "access":
+			var name, who string
+			var token uint64
+			var mode driver.Mode
+			_, err = fmt.Sscan(rest, &token, &mode, &name, &who)
+			answer = r.access(name, token, mode, who)
+		}
+		if err != nil {
 			return
 		}
-		if _, err := fmt.Fprintln(c, r.access(name, token, mode, who)); err != nil {
+		if _, err := fmt.Fprintln(c, answer); err != nil {
 			return
 		}
 	}
@@ -111,11 +131,11 @@ func (r *resource) holder(name string) string {
 	return r.writer[name]
 }
 
-// written is how often somebody wrote or read, whether or not it was accepted: about once for each operation on a lock.
+// written is how often somebody wrote or read, whether or not it was accepted, or held permits: about once for each operation on a lock.
 func (r *resource) written() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.writes
+	return r.writes + r.tally.count()
 }
 
 // resourceClient is one user's way to the resource.
@@ -132,14 +152,37 @@ func dialResource(path string) *resourceClient {
 	return &resourceClient{c, bufio.NewReader(c)}
 }
 
-// access returns when the resource has answered.
 func (c *resourceClient) access(name string, token uint64, mode driver.Mode, who string) {
-	if _, err := fmt.Fprintln(c.conn, token, int(mode), name, who); err != nil {
+	c.ask("access", token, int(mode), name, who)
+}
+
+// holds tells that the user has n permits until a moment; see now.
+func (c *resourceClient) holds(n int, until time.Duration, who string) {
+	c.ask("holds", n, int64(until), who)
+}
+
+// left tells that the user has no permits any more.
+func (c *resourceClient) left() { c.holds(0, 0, "nobody") }
+
+// now returns a moment at the resource, not later than the return.
+func (c *resourceClient) now() time.Duration {
+	var now int64
+	if _, err := fmt.Sscan(c.ask("now"), &now); err != nil {
 		panic(err)
 	}
-	if _, err := c.in.ReadString('\n'); err != nil {
+	return time.Duration(now)
+}
+
+// ask returns the answer of the resource.
+func (c *resourceClient) ask(words ...any) string {
+	if _, err := fmt.Fprintln(c.conn, words...); err != nil {
 		panic(err)
 	}
+	answer, err := c.in.ReadString('\n')
+	if err != nil {
+		panic(err)
+	}
+	return answer
 }
 
 func (c *resourceClient) close() { c.conn.Close() }

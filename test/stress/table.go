@@ -41,6 +41,7 @@ type Sums struct {
 	StaleTried, StaleAccepted   int
 	Violations, Allowed         int
 	Reads, Writes, Terms        int
+	Permits                     int
 }
 
 func (a *Table) sums() (s Sums) {
@@ -57,15 +58,16 @@ func (a *Table) sums() (s Sums) {
 		s.Reads += r.Reads
 		s.Writes += r.Writes
 		s.Terms += r.Terms
+		s.Permits += r.Permits
 	}
 	return s
 }
 
 func (a *Table) summary() string {
 	s := a.sums()
-	return fmt.Sprintf("%d cells: %d operations, %d faults, %d violations; one name read %d times and written %d times; %d terms of leaders; %d where the backend promises nothing better; "+
+	return fmt.Sprintf("%d cells: %d operations, %d faults, %d violations; one name read %d times and written %d times; %d grants of permits; %d terms of leaders; %d where the backend promises nothing better; "+
 		"%d stale accesses, %d accepted; %d slices explained by porcupine, %d inconclusive",
-		s.Cells, s.Operations, s.Injected, s.Violations, s.Reads, s.Writes, s.Terms, s.Allowed, s.StaleTried, s.StaleAccepted, s.Slices, s.Inconclusive)
+		s.Cells, s.Operations, s.Injected, s.Violations, s.Reads, s.Writes, s.Permits, s.Terms, s.Allowed, s.StaleTried, s.StaleAccepted, s.Slices, s.Inconclusive)
 }
 
 // write writes the table to a file, if there is to be one.
@@ -90,6 +92,8 @@ func (a *Table) markdown(p Plan, lasted time.Duration, about string) string {
 	fmt.Fprintf(&b, "- %d accesses with a stale token were sent to the fenced resource, which accepted %d.\n", s.StaleTried, s.StaleAccepted)
 	fmt.Fprintf(&b, "- In each cell whose backend has readers and writers, all processes also read one name, nine times out of ten, and write it: "+
 		"%d reads and %d writes.\n", s.Reads, s.Writes)
+	fmt.Fprintf(&b, "- In each cell whose backend has permits, all processes also take one to three of the %d permits of a name: %d grants. The resource adds up "+
+		"what holders tell it that they hold, which were never more but where the backend does not promise exclusion.\n", permitLimit, s.Permits)
 	fmt.Fprintf(&b, "- In each cell all processes also campaign for one name by `Elect`, and watch it by `Observe`: %d terms. The leaders are judged as "+
 		"all holders are, and at the end each observer had to know the leader.\n", s.Terms)
 	fmt.Fprintf(&b, "- porcupine found an order that explains %d slices of the histories, and gave up on %d.\n\n", s.Slices, s.Inconclusive)
@@ -98,6 +102,7 @@ func (a *Table) markdown(p Plan, lasted time.Duration, about string) string {
 		"  above an earlier one (in bold: two holders at once may be told of their grants in the other order);\n" +
 		"- *lost*: holds whose end was told before `Unlock`; *margin*: the least time between that and the next grant;\n" +
 		"- *reads*, *writes*: how often the name was granted that is read and written, – where the backend does not offer that; *terms*: of leaders;\n" +
+		"- *permits*: how often some of them were granted, and how many of the four were held at a time, if all who were told of a loss too late are counted;\n" +
 		"- *stale*: writes and reads with old tokens that were tried, all refused;\n" +
 		"- *regained*: the longest time from the end of a fault until a lock was granted again; the bound is that of the backend.\n\n" +
 		"V5 (lost wake-up), V6 (stuck), V7 (left behind) and V8 (illegal result) are 0 in every cell, except those with ✗, which failed or prove nothing.\n\n")
@@ -106,11 +111,11 @@ func (a *Table) markdown(p Plan, lasted time.Duration, about string) string {
 	for _, f := range Faults {
 		fmt.Fprintf(&b, "- **%s**: %s.\n", f.Name, f.What)
 	}
-	b.WriteString("\n## Cells\n\n| backend | fault | operations | reads | writes | terms | faults | overlap | tokens | lost | margin | stale | regained | bound |\n")
-	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n")
+	b.WriteString("\n## Cells\n\n| backend | fault | operations | reads | writes | permits | terms | faults | overlap | tokens | lost | margin | stale | regained | bound |\n")
+	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n")
 	for _, r := range a.sorted() {
-		fmt.Fprintf(&b, "| %s | %s | %d | %s | %s | %s | %d | %s | %s | %d | %s | %d | %v | %v |\n",
-			r.Backend, r.Fault, r.Operations, orDash(r.Reads), orDash(r.Writes), orDash(r.Terms), r.Injected,
+		fmt.Fprintf(&b, "| %s | %s | %d | %s | %s | %s | %s | %d | %s | %s | %d | %s | %d | %v | %v |\n",
+			r.Backend, r.Fault, r.Operations, orDash(r.Reads), orDash(r.Writes), r.permits(), orDash(r.Terms), r.Injected,
 			r.count(history.RuleOverlap, history.RuleLoss), r.count(history.RuleTokens), r.Verdict.Lost, margin(r.Verdict.LossMargin),
 			r.Verdict.StaleWrites, r.Regained.Round(10*time.Millisecond), r.Bound)
 	}
@@ -122,6 +127,14 @@ func orDash(n int) string {
 		return "–"
 	}
 	return fmt.Sprint(n)
+}
+
+// permits is how often they were granted, and how many were held at a time.
+func (r *Result) permits() string {
+	if r.Permits == 0 {
+		return "–"
+	}
+	return fmt.Sprintf("%d, %d", r.Permits, r.Most)
 }
 
 func margin(s history.Spread) string {

@@ -20,6 +20,8 @@ type Result struct {
 	Operations     int // calls of Lock, TryLock and Unlock that returned
 	Reads, Writes  int // grants of the name that is read and written
 	Terms          int // of leaders
+	Permits        int // grants of permits
+	Most           int // of them at a time, as their holders told the resource
 	Verdict        *history.Verdict
 	Bound          time.Duration // of Regained
 	Slices         int           // that porcupine found an order for
@@ -42,7 +44,7 @@ func (c *cell) judge() {
 	r.Verdict = history.Judge(events, c.bounds())
 	r.Invalid = append(r.Invalid, r.Verdict.Invalid...)
 	for _, v := range r.Verdict.Violations {
-		if r.Unsafe != "" && isExclusion(v.Rule) {
+		if r.Unsafe != "" && (isExclusion(v.Rule) || v.Rule == history.RuleResult && v.Name == c.permits) { // the limit is forgotten, too
 			r.Allowed = append(r.Allowed, v)
 		} else {
 			r.Failed = append(r.Failed, v.String())
@@ -56,6 +58,8 @@ func (c *cell) judge() {
 			r.Reads++
 		case e.Kind == history.KindGrant && e.Mode == driver.Write:
 			r.Writes++
+		case e.Kind == history.KindGrant && e.Mode == driver.Permit:
+			r.Permits++
 		}
 		switch e.Kind {
 		case history.KindGrant, history.KindRefuse, history.KindFail, history.KindReleased, history.KindNotReleased:
@@ -68,11 +72,26 @@ func (c *cell) judge() {
 	if c.election != "" && r.Terms < c.Injections {
 		c.invalid("%q had %d terms under %d faults", c.election, r.Terms, c.Injections)
 	}
+	c.count()
 	c.regained(events)
 	c.crossCheck(events)
 	c.draw(events)
 	if r.Verdict.Faults < c.Injections || r.Injected < c.Injections {
 		c.invalid("%d faults are recorded, want %d", r.Verdict.Faults, c.Injections)
+	}
+}
+
+// count looks at the permits that were held at a time, by the count outside. Who may not yet know that a hold was removed is not counted.
+func (c *cell) count() {
+	if c.permits == "" {
+		return
+	}
+	r := &c.result
+	if r.Most = c.resource.tally.most(0); r.Most < permitLimit {
+		c.invalid("at most %d of %d permits were held at a time", r.Most, permitLimit)
+	}
+	if n := c.resource.tally.most(c.bounds().Detect); n > permitLimit && r.Unsafe == "" {
+		r.Failed = append(r.Failed, fmt.Sprintf("%s: %d of %d permits of %q were held, by the count outside", history.RuleOverlap, n, permitLimit, c.permits))
 	}
 }
 

@@ -35,6 +35,8 @@ type worker struct {
 	Patient string   // for those only who wait for as long as it takes: nobody who happens to ask gets the others out of a hole
 	Long    string   // held for longer than a renewal takes
 	Shared  string   // read by all nine times out of ten, and written; "" where the backend does not offer that
+	Permits string   // held by as many at a time as permitLimit says; "" where the backend does not offer that
+	Forgets bool     // under this fault the backend may forget a part of the permits, and with them how many there are
 	// Election is what all campaign for, and observe; "" if there is none.
 	Election string
 	Seed     uint64
@@ -168,6 +170,9 @@ func (w *worker) start(work *sync.WaitGroup, client int) {
 	if w.Shared != "" {
 		roles = append(roles, (*user).shared, (*user).shared)
 	}
+	if w.Permits != "" {
+		roles = append(roles, (*user).permits, (*user).permits)
+	}
 	if w.Election != "" {
 		roles = append(roles, (*user).elect)
 	}
@@ -196,7 +201,7 @@ func (w *worker) last(ctx context.Context, client int) {
 	u.store = dialResource(w.Resource)
 	defer u.store.close()
 	for _, name := range append([]string{w.Patient, w.Long}, w.Names...) {
-		if err := u.use(ctx, name, driver.Exclusive, patience, 0); err != nil {
+		if err := u.use(ctx, history.Attempt{Name: name}, patience, 0); err != nil {
 			w.stuck = fmt.Errorf("%w: the last lock of %q: %w", errStuck, name, err)
 			return
 		}
@@ -207,11 +212,18 @@ func (w *worker) last(ctx context.Context, client int) {
 			return
 		}
 	}
+	if w.Permits != "" {
+		all := history.Attempt{Name: w.Permits, Mode: driver.Permit, Permits: permitLimit, Limit: permitLimit}
+		if err := u.use(ctx, all, patience, 0); err != nil {
+			w.stuck = fmt.Errorf("%w: all permits of %q at last: %w", errStuck, w.Permits, err)
+			return
+		}
+	}
 	for _, m := range []driver.Mode{driver.Write, driver.Read} {
 		if w.Shared == "" {
 			return
 		}
-		if err := u.use(ctx, w.Shared, m, patience, 0); err != nil {
+		if err := u.use(ctx, history.Attempt{Name: w.Shared, Mode: m}, patience, 0); err != nil {
 			w.stuck = fmt.Errorf("%w: the last %v of %q: %w", errStuck, m, w.Shared, err)
 			return
 		}
@@ -232,7 +244,8 @@ func (u *user) upTo(d time.Duration) time.Duration { return time.Duration(u.rand
 func (u *user) any(names ...string) string { return names[u.random.IntN(len(names))] }
 
 func (u *user) patient() {
-	_ = u.use(context.Background(), u.any(append([]string{u.Patient}, u.Names...)...), driver.Exclusive, patience, u.upTo(4*time.Millisecond))
+	name := u.any(append([]string{u.Patient}, u.Names...)...)
+	_ = u.use(context.Background(), history.Attempt{Name: name}, patience, u.upTo(4*time.Millisecond))
 	time.Sleep(u.upTo(u.Pace))
 }
 
@@ -242,7 +255,7 @@ func (u *user) impatient() {
 	if u.random.IntN(3) == 0 {
 		wait = 0
 	}
-	_ = u.use(context.Background(), u.any(u.Names...), driver.Exclusive, wait, u.upTo(4*time.Millisecond))
+	_ = u.use(context.Background(), history.Attempt{Name: u.any(u.Names...)}, wait, u.upTo(4*time.Millisecond))
 	time.Sleep(u.upTo(2 * u.Pace))
 }
 
@@ -254,35 +267,37 @@ func (u *user) shared() {
 	} else if u.random.IntN(50) == 0 {
 		hold = TTL/4 + u.upTo(TTL)
 	}
-	_ = u.use(context.Background(), u.Shared, mode, patience, hold)
+	_ = u.use(context.Background(), history.Attempt{Name: u.Shared, Mode: mode}, patience, hold)
 	time.Sleep(u.upTo(u.Pace))
 }
 
 func (u *user) long() {
-	_ = u.use(context.Background(), u.Long, driver.Exclusive, patience, TTL/4+u.upTo(u.Hold))
+	_ = u.use(context.Background(), history.Attempt{Name: u.Long}, patience, TTL/4+u.upTo(u.Hold))
 }
 
 // use takes a lock, writes or reads what it protects, and gives it back. The error is that of the attempt: whether it was right to fail, while
 // there are faults, is for the judge to say.
-func (u *user) use(ctx context.Context, name string, mode driver.Mode, wait, hold time.Duration) error {
-	a := history.Attempt{Client: u.label, Name: name, NoWait: wait == 0, Mode: mode}
+func (u *user) use(ctx context.Context, a history.Attempt, wait, hold time.Duration) error {
+	a.Client, a.NoWait = u.label, wait == 0
 	lock := u.client.Lock
 	if a.NoWait {
 		lock, wait = u.client.TryLock, patience
 	}
 	var options []dsync.LockOption
-	switch mode {
+	switch a.Mode {
 	case driver.Read:
 		options = append(options, dsync.Read())
 	case driver.Write:
 		options = append(options, dsync.Write())
+	case driver.Permit:
+		options = append(options, dsync.Permits(a.Permits, a.Limit))
 	}
 	if hold < TTL/8 && u.random.IntN(10) == 0 {
 		options = append(options, dsync.ExpireAfter(TTL))
 	}
 	bound, cancel := context.WithTimeout(ctx, wait)
 	op := u.history.Begin(a)
-	l, err := lock(bound, name, options...)
+	l, err := lock(bound, a.Name, options...)
 	op.Returned(l, err)
 	cancel()
 	if err != nil {
@@ -292,19 +307,23 @@ func (u *user) use(ctx context.Context, name string, mode driver.Mode, wait, hol
 		return err
 	}
 	u.once.Do(func() { fmt.Println("ready") })
-	u.hold(l, op, mode, hold)
+	u.hold(l, op, a, hold)
 	op.Released(l.Unlock(op.Releasing(ctx)))
 	return nil
 }
 
 // hold works under a lock as programs do that look at the lease before they begin, and cannot look at the instant of the write.
-func (u *user) hold(l *dsync.Lease, op *history.Op, mode driver.Mode, d time.Duration) {
+func (u *user) hold(l *dsync.Lease, op *history.Op, a history.Attempt, d time.Duration) {
 	if op.Check() != nil {
 		return
 	}
 	u.held.Store(l, nil)
 	defer u.held.Delete(l)
-	u.store.access(l.Name(), l.Token(), mode, u.label)
+	if a.Mode == driver.Permit {
+		u.stay(l, op, a.Permits, d)
+		return
+	}
+	u.store.access(l.Name(), l.Token(), a.Mode, u.label)
 	if d == 0 {
 		return
 	}
@@ -313,11 +332,11 @@ func (u *user) hold(l *dsync.Lease, op *history.Op, mode driver.Mode, d time.Dur
 	select {
 	case <-l.Done():
 		op.Lost()
-		u.store.access(l.Name(), l.Token(), mode, u.label) // the write that was already under way
+		u.store.access(l.Name(), l.Token(), a.Mode, u.label) // the write that was already under way
 		return
 	case <-work.C:
 	}
-	u.store.access(l.Name(), l.Token(), mode, u.label)
+	u.store.access(l.Name(), l.Token(), a.Mode, u.label)
 }
 
 func pause(ctx context.Context, d time.Duration) bool {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,11 +21,14 @@ import (
 
 // peer is a process that does with one name what it is told, by dsync or by Curator. A command is of a thread: "read" and "write" take
 // the name, "unread" and "unwrite" give it back, "reads N" and "writes N" do both so many times, and look at a file meanwhile, or add to it.
-// Candidates of Curator know "lead", "resign", and "leader", whose outcome is who leads.
+// Candidates of Curator know "lead", "resign", and "leader", whose outcome is who leads. Where there are permits, "take N", "try N" and "give" do
+// what they say, and "work" takes and gives back all the time, and says so.
 type peer struct {
 	*testenv.Process
 	wrote atomic.Int64
 	done  chan struct{} // closed when the process has ended and all is read
+	kind  string        // where it works
+	works []string      // what it says of its work; to be read after done
 
 	mu      sync.Mutex
 	pending map[string]chan string // by thread and command
@@ -57,6 +61,8 @@ func (p *peer) read() {
 		switch {
 		case len(words) == 2 && words[1] == "wrote":
 			p.wrote.Add(1)
+		case len(words) == 3 && slices.Contains([]string{"holds", "frees", "lost"}, words[1]):
+			p.works = append(p.works, line)
 		case len(words) == 3:
 			p.mu.Lock()
 			if answer := p.pending[words[0]+" "+words[1]]; answer != nil {
@@ -115,6 +121,7 @@ type agent struct {
 	client  *dsync.Client
 	name    string
 	numbers *os.File
+	limit   int // of permits
 }
 
 func beDsync() error {
@@ -131,6 +138,11 @@ func beDsync() error {
 		return err
 	}
 	a := &agent{client: c, name: strings.TrimPrefix(os.Getenv("LOCK_PATH"), "/"), numbers: file}
+	if text := os.Getenv("LIMIT"); text != "" {
+		if a.limit, err = strconv.Atoi(text); err != nil {
+			return err
+		}
+	}
 	fmt.Println("ready")
 	threads := map[string]chan []string{}
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
@@ -162,6 +174,10 @@ func (a *agent) run(words []string, held **dsync.Lease) (err error) {
 	}
 	ctx := context.Background()
 	switch words[1] {
+	case "take", "try", "work":
+		return a.permits(ctx, words, held)
+	case "give":
+		return (*held).Unlock(ctx)
 	case "read", "write":
 		*held, err = a.client.Lock(ctx, a.name, mode)
 		return err

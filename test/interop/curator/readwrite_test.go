@@ -1,4 +1,4 @@
-// Package curator proves the modes Read and Write of drivers/zk beside Curator's InterProcessReadWriteLock.
+// Package curator proves the modes Read, Write and Permit of drivers/zk beside Curator's InterProcessReadWriteLock and InterProcessSemaphoreV2.
 package curator
 
 import (
@@ -85,9 +85,9 @@ type bed struct {
 	file   string
 }
 
-func newBed(t *testing.T, java []string) *bed {
+func newBed(t *testing.T, java []string, settings ...string) *bed {
 	t.Helper()
-	b := &bed{T: t, server: testenv.ZooKeeper(t, "maxSessionTimeout=600000"), java: java, file: filepath.Join(t.TempDir(), "numbers")}
+	b := &bed{T: t, server: testenv.ZooKeeper(t, append(settings, "maxSessionTimeout=600000")...), java: java, file: filepath.Join(t.TempDir(), "numbers")}
 	c, _, err := gozk.Connect([]string{b.server.Addr}, guard, gozk.WithLogInfo(false))
 	if err != nil {
 		t.Fatal(err)

@@ -13,10 +13,12 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
 import org.redisson.Redisson;
+import org.redisson.api.RAtomicLong;
 import org.redisson.api.RBucket;
 import org.redisson.api.RCountDownLatch;
 import org.redisson.api.RFencedLock;
 import org.redisson.api.RLock;
+import org.redisson.api.RPermitExpirableSemaphore;
 import org.redisson.api.RedissonClient;
 import org.redisson.client.codec.StringCodec;
 import org.redisson.config.Config;
@@ -110,7 +112,12 @@ public final class Agent {
         return reprice(client, f[4], f[5], f[6], Integer.parseInt(f[7]), Long.parseLong(f[8]));
       case "sections":
         return sections(lock(client, f), client, f[6], Integer.parseInt(f[7]));
+      case "crowd":
+        return crowd(client.getPermitExpirableSemaphore(f[5]), client.getAtomicLong(f[6]), Integer.parseInt(f[7]), Long.parseLong(f[8]));
       default:
+        if (f[4].equals("permits")) {
+          return permit(client.getPermitExpirableSemaphore(f[5]), command, f);
+        }
         return f[4].equals("latch") ? count(client.getCountDownLatch(f[5]), command, f) : operate(lock(client, f), command, f);
     }
   }
@@ -209,6 +216,45 @@ public final class Agent {
       default:
         throw new IllegalArgumentException(command);
     }
+  }
+
+  private static Object permit(RPermitExpirableSemaphore permits, String command, String[] f) throws InterruptedException {
+    switch (command) {
+      case "set":
+        return permits.trySetPermits(Integer.parseInt(f[6]));
+      case "add":
+        permits.addPermits(Integer.parseInt(f[6]));
+        return "";
+      case "acquire": // returns the id of the permit
+        long lease = Long.parseLong(f[6]);
+        return lease < 0 ? permits.acquire() : permits.acquire(lease, TimeUnit.MILLISECONDS);
+      case "tryAcquire":
+        String id = permits.tryAcquire();
+        return id == null ? "none" : id;
+      case "release":
+        permits.release(f[6]);
+        return "";
+      case "tryRelease":
+        return permits.tryRelease(f[6]);
+      case "available":
+        return permits.availablePermits();
+      default:
+        throw new IllegalArgumentException(command);
+    }
+  }
+
+  /** Takes a permit n times and counts itself in meanwhile. Returns how often more than limit were in. */
+  private static int crowd(RPermitExpirableSemaphore permits, RAtomicLong inside, int n, long limit) throws InterruptedException {
+    int tooMany = 0;
+    for (int i = 0; i < n; i++) {
+      String id = permits.acquire(1, TimeUnit.MINUTES);
+      if (inside.incrementAndGet() > limit) {
+        tooMany++;
+      }
+      inside.decrementAndGet();
+      permits.release(id);
+    }
+    return tooMany;
   }
 
   /** In nanoseconds since 1970. */

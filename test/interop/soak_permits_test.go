@@ -1,0 +1,220 @@
+package interop
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/internal/testenv"
+	"github.com/go-dsync/dsync/test/interop/agent"
+)
+
+const (
+	permitLimit   = 5
+	permitAskers  = 3               // threads or goroutines of each process
+	permitKills   = 2 * time.Second // from one to the next
+	permitMargin  = 50 * time.Millisecond
+	permitFreedIn = soakTTL + 2*time.Second
+)
+
+// TestSoakPermits has threads and goroutines of two processes each take permits of one name, while processes are killed, in the end all of them.
+// How many are held is counted here, and read off the server's keys.
+func TestSoakPermits(t *testing.T) {
+	t.Parallel()
+	for _, version := range agent.Versions(agent.New, agent.Middle, agent.Old) {
+		t.Run("redisson "+version, func(t *testing.T) { t.Parallel(); soakPermits(t, version) })
+	}
+}
+
+// places is what permits protect: so many may be inside.
+type places struct {
+	mu      sync.Mutex
+	inside  []*visit
+	visits  map[string]int // of each side
+	most    int
+	tooMany []string
+}
+
+// visit is permits that a process has until it gives them back, or, also if it is killed, until a moment up to which no server ends them.
+type visit struct {
+	who   string
+	n     int
+	until time.Time
+}
+
+func (p *places) enter(v *visit, side string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	p.inside = slices.DeleteFunc(append(p.inside, v), func(v *visit) bool { return !now.Before(v.until) })
+	sum, who := 0, ""
+	for _, v := range p.inside {
+		sum += v.n
+		who += fmt.Sprintf(" %s %d", v.who, v.n)
+	}
+	p.visits[side]++
+	p.most = max(p.most, sum)
+	if sum > permitLimit {
+		p.tooMany = append(p.tooMany, who)
+	}
+}
+
+func (p *places) leave(v *visit) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.inside = slices.DeleteFunc(p.inside, func(x *visit) bool { return x == v })
+}
+
+// visit takes permits for a moment, now and then for long. It reports false when the process has ended.
+func (p *places) visit(t *testing.T, r *redisson, who, name string) bool {
+	j := r.thread(who, "permits", name)
+	v := &visit{who: fmt.Sprint(r.java.Pid(), " ", who), n: 1, until: time.Now().Add(soakTTL - permitMargin)}
+	var c *call
+	if sideOf(r) == "go" {
+		v.n = 1 + rand.IntN(2)
+		c = j.begin("take", strconv.Itoa(v.n))
+	} else {
+		c = j.begin("acquire", strconv.FormatInt(soakTTL.Milliseconds(), 10))
+	}
+	if c.wait(t); c.err != nil {
+		return false
+	}
+	p.enter(v, sideOf(r))
+	hold := rand.N(10 * time.Millisecond)
+	if rand.IntN(10) == 0 {
+		hold = rand.N(time.Second)
+	}
+	time.Sleep(hold)
+	if r.java.hasEnded() {
+		return false // and v has its permits until its time is over
+	}
+	p.leave(v)
+	if sideOf(r) == "go" {
+		c = j.begin("unlock")
+	} else {
+		c = j.begin("tryRelease", c.text)
+	}
+	c.wait(t)
+	return c.err == nil || strings.Contains(c.err.Error(), "not held")
+}
+
+// permitsAt reads in one step how many permits are free and how many are held, with those that are over, how many of these are not over, and when
+// the last of them is, in milliseconds from the server's now.
+const permitsAt = `local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
+return {tonumber(redis.call('GET', KEYS[1])), redis.call('ZCARD', KEYS[2]), redis.call('ZCOUNT', KEYS[2], '(' .. string.format('%.0f', now), '+inf'), last and last - now or 0}`
+
+// watchPermits compares the server's keys with the limit until ended.
+func watchPermits(t *testing.T, s *testenv.RedisServer, name string, ended *atomic.Bool) {
+	looks, most := 0, int64(0)
+	for ; !ended.Load(); time.Sleep(3 * time.Millisecond) {
+		free, held, alive, _ := permitsOf(t, s, name)
+		looks, most = looks+1, max(most, alive)
+		if free < 0 || free+held != permitLimit || alive > permitLimit {
+			t.Errorf("the server has %d free permits and %d that are held, of which %d are not over; the limit is %d", free, held, alive, permitLimit)
+			return
+		}
+	}
+	t.Logf("%d looks at the server; at most %d permits were held", looks, most)
+}
+
+func permitsOf(t *testing.T, s *testenv.RedisServer, name string) (free, held, alive int64, lasts time.Duration) {
+	answer, err := s.Try("EVAL", permitsAt, "2", name, "{"+name+"}:timeout")
+	if err != nil {
+		t.Errorf("looking at the permits: %v", err)
+		return 0, permitLimit, 0, 0
+	}
+	n := answer.([]any)
+	return n[0].(int64), n[1].(int64), n[2].(int64), time.Duration(n[3].(int64)) * time.Millisecond
+}
+
+func soakPermits(t *testing.T, version string) {
+	server := testenv.Redis(t)
+	b := &bed{version: version, mode: "single", addrs: []string{server.Addr}, nodes: []*testenv.RedisServer{server}}
+	b.node = func(string) *testenv.RedisServer { return server }
+	name := fresh("soak-permits")
+	c, err := dsync.Open(t.Context(), b.url(""), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetLimit(t.Context(), name, permitLimit); err != nil {
+		t.Fatal(err)
+	}
+	p := &places{visits: map[string]int{}}
+	var ended atomic.Bool
+	var visitors, watcher sync.WaitGroup
+	start := func(i int) *jvm {
+		process, r := b.startEither(t, i, version)
+		for n := range permitAskers {
+			visitors.Go(func() { // ends with the process
+				for p.visit(t, r, fmt.Sprint("visitor", n), name) {
+				}
+			})
+		}
+		return process
+	}
+	now := []*jvm{start(1), start(0), start(3), start(2)}
+	watcher.Go(func() { watchPermits(t, server, name, &ended) })
+	kills := 0
+	next := time.Now()
+	for end := next.Add(min(*soakFor/5, time.Minute)); next.Before(end); kills++ {
+		next = next.Add(permitKills)
+		time.Sleep(time.Until(next))
+		i := kills % len(now)
+		now[i].kill()
+		now[i] = start(i + 1)
+	}
+	for _, process := range now {
+		process.kill()
+	}
+	_, held, _, lasts := permitsOf(t, server, name)
+	if lasts > permitFreedIn {
+		t.Errorf("after the last kill a permit is held for %v, want at most %v", lasts, permitFreedIn)
+	}
+	killed := time.Now()
+	visitors.Wait()
+	takeAll(t, c, name)
+	t.Logf("%d processes killed, %v visits, at most %d of %d permits held; of the last, %d were held at the end, and all free after %v",
+		kills, p.visits, p.most, permitLimit, held, time.Since(killed).Round(time.Millisecond))
+	ended.Store(true)
+	watcher.Wait()
+	if len(p.tooMany) > 0 || p.most < permitLimit || p.visits["go"] == 0 || p.visits["java"] == 0 {
+		t.Errorf("at most %d of %d permits were held; %d times too many: %v", p.most, permitLimit, len(p.tooMany), p.tooMany)
+	}
+	b.onlyLimit(t, name)
+}
+
+// takeAll takes all permits at once, gives them back, and closes the client.
+func takeAll(t *testing.T, c *dsync.Client, name string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), hangGuard)
+	defer cancel()
+	lease, err := c.Lock(ctx, name, dsync.Permits(permitLimit, permitLimit))
+	if err != nil {
+		t.Fatalf("all permits, after everybody was killed: %v", err)
+	}
+	unlock(t, lease)
+	if err := c.Close(ctx); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+}
+
+// onlyLimit wants nothing on the server but the limit, and all permits free.
+func (b *bed) onlyLimit(t *testing.T, name string) {
+	t.Helper()
+	node := b.node(name)
+	b.wantFree(t, name, permitLimit)
+	if keys := node.Do("KEYS", "*").([]any); len(keys) != 1 || keys[0] != name {
+		t.Errorf("keys that are left: %q, want %q alone", keys, name)
+	}
+	testenv.Eventually(t, func() bool { return len(node.Do("PUBSUB", "CHANNELS", "*").([]any)) == 0 }, "nobody listens")
+}

@@ -1,0 +1,133 @@
+package stress
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/conformance/history"
+	"github.com/go-dsync/dsync/driver"
+)
+
+// permitLimit is how many permits there are. Each call asks for up to one less.
+const permitLimit = 4
+
+// tally is how many permits were held at any time, by the word of the holders: a count outside of workers and servers.
+type tally struct {
+	began time.Time
+
+	mu    sync.Mutex
+	stays []*stay
+	last  string // who told last that it has some
+}
+
+// stay is permits that a holder said it has.
+type stay struct {
+	n        int
+	from, to time.Duration // to is the deadline that the holder told last, or earlier the moment at which it told the end
+}
+
+func (t *tally) now() time.Duration { return time.Since(t.began) }
+
+// told notes that who has n permits until a moment, and returns its stay, which is s from the second time on; or, with n = 0, the end of s.
+func (t *tally) told(s *stay, n int, until time.Duration, who string) *stay {
+	now := t.now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if n > 0 {
+		t.last = who
+	}
+	switch {
+	case s == nil && n > 0:
+		s = &stay{n, now, until}
+		t.stays = append(t.stays, s)
+	case n > 0:
+		s.to = until
+	case s != nil:
+		s.to = min(s.to, now)
+		s = nil
+	}
+	return s
+}
+
+func (t *tally) holder() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.last
+}
+
+func (t *tally) count() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.stays)
+}
+
+// most returns how many permits were held at a time, at most, if each stay had ended so much earlier.
+func (t *tally) most(earlier time.Duration) (most int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := slices.SortedFunc(slices.Values(t.stays), func(a, b *stay) int { return int(a.from - b.from) })
+	var held []*stay
+	for _, s := range all {
+		held = slices.DeleteFunc(append(held, s), func(h *stay) bool { return h.to-earlier <= s.from })
+		sum := 0
+		for _, h := range held {
+			sum += h.n
+		}
+		most = max(most, sum)
+	}
+	return most
+}
+
+// permits takes some of the permits, now and then for as long as a few renewals.
+func (u *user) permits() {
+	a := history.Attempt{Name: u.Permits, Mode: driver.Permit, Permits: 1 + u.random.IntN(permitLimit-1), Limit: permitLimit}
+	wait, hold := patience, u.upTo(4*time.Millisecond)
+	switch n := u.random.IntN(60); {
+	case n < 3:
+		hold = TTL/4 + u.upTo(TTL)
+	case n < 15:
+		wait = u.upTo(300 * time.Millisecond)
+	case n < 20:
+		wait = 0
+	}
+	if err := u.use(context.Background(), a, wait, hold); u.Forgets && errors.Is(err, dsync.ErrLimit) {
+		u.restoreLimit()
+	}
+	time.Sleep(u.upTo(u.Pace))
+}
+
+// restoreLimit does what an operator would, when the backend has forgotten a part of the permits.
+func (u *user) restoreLimit() {
+	ctx, cancel := context.WithTimeout(context.Background(), TTL)
+	defer cancel()
+	done := u.history.SettingLimit(u.Permits, permitLimit)
+	done(u.drivers[0].(driver.Limiter).SetLimit(ctx, u.Permits, permitLimit))
+}
+
+// stay holds permits, and says so outside, until a moment in the time of the resource which is not after the deadline of the lease.
+func (u *user) stay(l *dsync.Lease, op *history.Op, n int, d time.Duration) {
+	defer u.store.left()
+	tick := time.NewTicker(TTL / 10)
+	defer tick.Stop()
+	work := time.NewTimer(d)
+	defer work.Stop()
+	for {
+		until := u.store.now() + time.Until(l.Deadline())
+		if op.Check() != nil {
+			return
+		}
+		u.store.holds(n, until, u.label)
+		select {
+		case <-tick.C:
+		case <-work.C:
+			return
+		case <-l.Done():
+			op.Lost()
+			return
+		}
+	}
+}
