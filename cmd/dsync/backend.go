@@ -27,21 +27,35 @@ type backend struct {
 	url    *driver.URL
 }
 
-// open opens the backend that the flags of a command name. Opening takes no lock.
+// valid returns an error for a flag that makes no sense.
+func (f *backendFlags) valid() error {
+	if f.connect <= 0 {
+		return usageError{errors.New("--connect has to be positive")}
+	}
+	return nil
+}
+
+// open opens the backend that the flags of a command name.
 func (f *backendFlags) open(c *cobra.Command) (*backend, error) {
 	raw, err := backendURL(c)
+	if err == nil {
+		err = f.valid()
+	}
 	if err != nil {
 		return nil, err
 	}
 	return f.openURL(c.Context(), raw)
 }
 
+// openURL opens a backend within --connect.
 func (f *backendFlags) openURL(ctx context.Context, raw string) (*backend, error) {
-	if f.connect <= 0 {
-		return nil, usageError{errors.New("--connect has to be positive")}
-	}
 	ctx, cancel := context.WithTimeout(ctx, f.connect)
 	defer cancel()
+	return openBackend(ctx, raw)
+}
+
+// openBackend opens a backend as programs do. Opening takes no lock.
+func openBackend(ctx context.Context, raw string) (*backend, error) {
 	d, config, err := driver.Open(ctx, raw)
 	if err != nil {
 		return nil, err

@@ -98,17 +98,18 @@ Exit status
 		Example: `  DSYNC_URL=redisson://app:secret@redis:6379 dsync doctor --name lk:doctor
   dsync doctor etcd://etcd1:2379,etcd2:2379,etcd3:2379/locks/
   dsync doctor --url-file /run/secrets/locks --json`,
-		Args: cobra.ArbitraryArgs,
+		Args:              cobra.ArbitraryArgs,
+		ValidArgsFunction: completeOneURL,
 		RunE: func(c *cobra.Command, args []string) error {
-			raw, err := doctorURL(c, args)
+			raw, err := argumentURL(c, args)
 			if err == nil {
 				err = checkName(name)
 			}
-			if err == nil && f.connect <= 0 {
-				err = errors.New("--connect has to be positive")
-			}
 			if err != nil {
 				return usageError{err}
+			}
+			if err := f.valid(); err != nil {
+				return err
 			}
 			r := examine(c.Context(), raw, name, f.connect)
 			if err := c.Context().Err(); err != nil {
@@ -129,31 +130,6 @@ Exit status
 	c.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	c.Flags().StringVar(&name, "name", doctorName, "`NAME` of the lock that is taken")
 	return c
-}
-
-// doctorURL returns the URL that is given as an argument, or otherwise as for the other commands.
-func doctorURL(c *cobra.Command, args []string) (string, error) {
-	switch {
-	case len(args) == 0:
-		return backendURL(c)
-	case len(args) > 1:
-		return "", fmt.Errorf("%s takes one URL", c.CommandPath())
-	case c.Flags().Changed("url") || c.Flags().Changed("url-file"):
-		return "", errors.New("the URL is given twice")
-	}
-	return args[0], checkVisible(args[0])
-}
-
-// checkVisible returns an error for a URL that other users of the machine must not see among the arguments of a command.
-func checkVisible(raw string) error {
-	u, err := driver.ParseURL(raw)
-	if err != nil {
-		return err
-	}
-	if hasPassword(u) {
-		return errors.New("the URL has a password, and all users of this machine can see the arguments of a command: use $" + urlVariable + " or --url-file")
-	}
-	return nil
 }
 
 // examine looks at the backend of a URL. Connect bounds each of its parts.
@@ -200,21 +176,15 @@ func (x *examination) hasFault(check string) bool {
 func (x *examination) open(ctx context.Context) {
 	opening, cancel := context.WithTimeout(ctx, x.connect)
 	defer cancel()
-	d, config, err := driver.Open(opening, x.raw)
+	b, err := openBackend(opening, x.raw)
 	if err != nil {
 		x.refused(err)
 		return
 	}
-	client, err := dsync.New(d, &dsync.Options{TTL: config.TTL, Floor: config.Floor})
-	if err != nil {
-		x.refused(err)
-		_ = closeDriver(d) // nothing is held
-		return
-	}
-	defer closeClient(client)
+	defer b.close() // nothing is held
 	x.good("open", "the driver accepts the server")
-	x.report.Promises = promises(client.Info(), client.TTL())
-	x.measure(ctx, client)
+	x.report.Promises = promises(b.client.Info(), b.client.TTL())
+	x.measure(ctx, b.client)
 }
 
 // refused is what the driver said when it was opened. What the checks have found before mostly explains that.
@@ -280,11 +250,4 @@ func (x *examination) lockCure(err error) string {
 
 func milliseconds(d time.Duration) float64 {
 	return float64(d.Round(10*time.Microsecond)) / float64(time.Millisecond)
-}
-
-// closeClient closes a client that holds nothing.
-func closeClient(c *dsync.Client) {
-	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
-	defer cancel()
-	_ = c.Close(ctx)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -73,14 +72,11 @@ func (x *examination) etcdMember(ctx context.Context, client *clientv3.Client, e
 
 // etcdStatus judges what a server says of itself.
 func (x *examination) etcdStatus(endpoint string, status *clientv3.StatusResponse) {
-	major, rest, _ := strings.Cut(status.Version, ".")
-	minor, _, _ := strings.Cut(rest, ".")
-	a, _ := strconv.Atoi(major)
-	b, _ := strconv.Atoi(minor)
+	major, minor, _ := parseVersion(status.Version)
 	switch {
-	case a < 3 || a == 3 && b < 4:
+	case major < 3 || major == 3 && minor < 4:
 		x.bad(fault, "version", fmt.Sprintf("%s is etcd %s, and 3.4 is the oldest that will do", endpoint, status.Version), "etcd 3.5.13 or newer", seeReach)
-	case a == 3 && b == 4:
+	case major == 3 && minor == 4:
 		x.bad(warning, "version", fmt.Sprintf("%s is etcd %s: clients of a user are of no use any more after a restart of the server", endpoint, status.Version),
 			"etcd 3.5.13 or newer", seeRights)
 	default:

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -138,6 +139,15 @@ func namesIn(c *x509.Certificate) string {
 		return "no host"
 	}
 	return strings.Join(names, ", ")
+}
+
+// parseVersion returns the first two numbers of a version, as in 3.4.1: 0 for what is no number.
+func parseVersion(version string) (major, minor int, known bool) {
+	first, rest, _ := strings.Cut(version, ".")
+	second, _, _ := strings.Cut(rest, ".")
+	major, err1 := strconv.Atoi(first)
+	minor, err2 := strconv.Atoi(second)
+	return major, minor, err1 == nil && err2 == nil
 }
 
 // clock is the clock of a server, as one answer told it.

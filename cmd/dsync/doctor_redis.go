@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/redisdial"
 )
 
@@ -36,20 +37,15 @@ func (x *examination) seeRedis() string {
 }
 
 func examineRedis(ctx context.Context, x *examination) bool {
-	option, err := redisdial.ReadURL(x.url, "dsync-doctor")
+	option, mode, err := redisOption(x.url, "dsync-doctor")
 	if err != nil {
 		x.bad(fault, "URL", err.Error(), "what the message says", seeTLS)
 		return false
 	}
-	mode, port := x.url.Choice("mode", "single", "sentinel", "cluster"), "6379"
-	if mode == "sentinel" {
-		port = "26379"
-	}
-	reached := x.reach(ctx, x.url.HostsWithPort("localhost", port), option.TLSConfig)
+	reached := x.reach(ctx, option.InitAddress, option.TLSConfig)
 	if len(reached) == 0 {
 		return false
 	}
-	option.AlwaysPipelining = true
 	found := false
 	if x.url.Scheme != "redisson" || mode == "single" {
 		for _, host := range reached {
@@ -62,10 +58,6 @@ func examineRedis(ctx context.Context, x *examination) bool {
 		return found
 	}
 	option.InitAddress = reached
-	if mode == "sentinel" {
-		option.Sentinel = rueidis.SentinelOption{MasterSet: x.url.Param("master", ""), Username: x.url.Param("sentinel_user", ""),
-			Password: x.url.Param("sentinel_password", ""), TLSConfig: option.TLSConfig, Dialer: option.Dialer}
-	}
 	return x.withRedis(option, strings.Join(reached, ","), func(client rueidis.Client) {
 		if mode == "sentinel" {
 			x.redisServer(ctx, client, "the primary")
@@ -74,13 +66,32 @@ func examineRedis(ctx context.Context, x *examination) bool {
 		}
 		for address, node := range client.Nodes() {
 			s := &redisServer{x: x, client: node, address: address}
-			if s.ask(ctx); s.hello["role"] != "replica" && s.hello["role"] != "slave" {
+			if s.ask(ctx); !s.isReplica() {
 				s.check(ctx)
 			}
 		}
 		x.redisRights(ctx, client, "the cluster")
 		x.redisCounter(ctx, client, option)
 	})
+}
+
+// redisOption returns the option of a client for the servers of a URL, and their mode.
+func redisOption(u *driver.URL, clientName string) (option rueidis.ClientOption, mode string, err error) {
+	if option, err = redisdial.ReadURL(u, clientName); err != nil {
+		return option, "", err
+	}
+	port := "6379"
+	switch mode = u.Choice("mode", "single", "sentinel", "cluster"); mode {
+	case "single":
+		option.ForceSingleClient = true
+	case "sentinel":
+		port = "26379"
+		option.Sentinel = rueidis.SentinelOption{MasterSet: u.Param("master", ""), Username: u.Param("sentinel_user", ""),
+			Password: u.Param("sentinel_password", ""), TLSConfig: option.TLSConfig, Dialer: option.Dialer}
+	}
+	option.InitAddress = u.HostsWithPort("localhost", port)
+	option.AlwaysPipelining = true
+	return option, mode, nil
 }
 
 // withRedis calls f with a client, and reports whether there is one.
@@ -193,14 +204,10 @@ func (x *examination) redisCounter(ctx context.Context, client rueidis.Client, o
 
 func (s *redisServer) version(context.Context) {
 	version := s.hello["version"]
-	major, rest, _ := strings.Cut(version, ".")
-	minor, _, _ := strings.Cut(rest, ".")
-	a, err1 := strconv.Atoi(major)
-	b, err2 := strconv.Atoi(minor)
-	switch {
-	case err1 != nil || err2 != nil:
+	switch major, minor, known := parseVersion(version); {
+	case !known:
 		s.x.bad(note, "version", s.address+" does not tell its version", "", "")
-	case a < 6 || a == 6 && b < 2:
+	case major < 6 || major == 6 && minor < 2:
 		s.x.bad(fault, "version", fmt.Sprintf("%s is Redis %s, and 6.2 is the oldest that will do", s.address, version),
 			"Redis 6.2 or newer, or Valkey", seeReach)
 	default:

@@ -45,6 +45,10 @@ var redisUses = []redisUse{
 		"PTTL $counter", "INCR $lock", "INCRBY $lock 1",
 	}},
 	{"Read and Write", "", warning, isRedisson, []string{"PTTL $readers", "PTTL $intent", "PUBLISH $readwrite 0", "HGET $lock f", "HRANDFIELD $lock", "DEL $gone"}},
+	{"Permits", "", warning, isRedisson, []string{
+		"PTTL $readers", "PUBLISH $permits 0", "GET $lock", "INCRBY $lock 1", "PERSIST $gone", "ZADD $lock 1 x", "ZCARD $lock", "ZCOUNT $lock 0 0",
+		"ZMSCORE $lock x", "ZRANGE $lock 0 0", "ZREM $lock x", "ZREMRANGEBYSCORE $lock 0 0",
+	}},
 	{"show and release", "", note, isRedisson, []string{"HLEN $lock", "DEL $gone", "GET $lock", "HGET $lock f", "HGETALL $lock"}},
 	{"ls", "", note, isRedisson, []string{"SCAN 0 COUNT 1", "HGET $lock f", "HRANDFIELD $lock"}},
 	{"locks", "", fault, isRedlock, []string{
@@ -82,7 +86,7 @@ func (x *examination) redisKeys() map[string]string {
 	return map[string]string{
 		"$lock": lock, "$gone": lock + ":gone", "$fence": of("dsync_fence"), "$holder": of("dsync_holder"), "$intent": of("dsync_intent"),
 		"$queue": of("redisson_lock_queue"), "$times": of("redisson_lock_timeout"), "$counter": of("redisson_lock_token"),
-		"$readers": "{" + lock + "}:x", "$channel": of("redisson_lock__channel"), "$readwrite": of("redisson_rwlock"),
+		"$readers": "{" + lock + "}:x", "$channel": of("redisson_lock__channel"), "$readwrite": of("redisson_rwlock"), "$permits": of("redisson_sc"),
 		"$redlock": "dsync_redlock:" + lock, "$sha": hex.EncodeToString(sha[:]),
 	}
 }
@@ -205,7 +209,7 @@ func (t redisTrial) request(line string) (rueidis.Completed, askedFor) {
 	request := t.client.B().Arbitrary(words[0])
 	for _, word := range words[1:] {
 		switch value, is := t.keys[word]; {
-		case word == "$channel" || word == "$readwrite" || word == "$redlock":
+		case word == "$channel" || word == "$readwrite" || word == "$permits" || word == "$redlock":
 			a.channel = value
 			request = request.Args(value)
 		case is && word != "$sha":

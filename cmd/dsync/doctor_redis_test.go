@@ -158,7 +158,7 @@ func TestDoctorOnRedlockNodes(t *testing.T) {
 func TestDoctorKnowsEachRight(t *testing.T) {
 	t.Parallel()
 	for scheme, rows := range map[string][]string{
-		"redisson":     {"`Read`, `Write`", "`Inspect`, `ForceUnlock`", "`List`", "`fair=true`", "`fence=redisson`"},
+		"redisson":     {"`Read`, `Write`", "`Permits`", "`Inspect`, `ForceUnlock`", "`List`", "`fair=true`", "`fence=redisson`"},
 		"redis-string": nil,
 	} {
 		t.Run(scheme, func(t *testing.T) {

@@ -47,6 +47,9 @@ func promises(i driver.Info, ttl time.Duration) []string {
 	} else {
 		list = append(list, "no Read and Write: names are locked by one alone")
 	}
+	if i.Permits.Offered {
+		list = append(list, "names can have a limit of permits; "+orderText("permits", i.Permits.Order))
+	}
 	list = append(list, fmt.Sprintf("the lock of a process that vanishes is free %v after its TTL at the latest", i.LateFor(ttl)),
 		fmt.Sprintf("a holder whose lock somebody removes is told within %v", i.Detect),
 		fmt.Sprintf("TTL: %s; here %v", bounds(i), ttl))

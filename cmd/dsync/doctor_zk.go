@@ -11,7 +11,6 @@ import (
 	"log"
 	"net"
 	"path"
-	"strconv"
 	"strings"
 	"time"
 
@@ -67,11 +66,7 @@ func (x *examination) zkAnswer(host, text string, err error) {
 		x.bad(note, "version", host+" does not tell its version and its role", "4lw.commands.whitelist=srvr in zoo.cfg", seeReach)
 		return
 	}
-	major, rest, _ := strings.Cut(version, ".")
-	minor, _, _ := strings.Cut(rest, ".")
-	a, _ := strconv.Atoi(major)
-	b, _ := strconv.Atoi(minor)
-	if a < 3 || a == 3 && b < 5 {
+	if major, minor, _ := parseVersion(version); major < 3 || major == 3 && minor < 5 {
 		x.bad(fault, "version", fmt.Sprintf("%s is ZooKeeper %s, and 3.5 is the oldest that will do", host, version), "ZooKeeper 3.5 or newer", seeReach)
 	} else {
 		x.good("version", "%s is ZooKeeper %s", host, version)

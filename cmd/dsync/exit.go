@@ -6,6 +6,16 @@ import (
 	"strings"
 )
 
+// The exit statuses of all commands but run. They are part of the command's interface.
+const (
+	exitDone        = 0
+	exitFailed      = 1
+	exitUsage       = 2
+	exitUnfinished  = 3
+	exitRefused     = 4
+	exitInterrupted = 130
+)
+
 // The exit statuses of `dsync run` beside those of its command: as sysexits.h, env(1) and shells have them.
 const (
 	exitMisused       = 64
@@ -18,24 +28,38 @@ const (
 	exitBySignal      = 128 // and the number of the signal
 )
 
-// runStatuses is the table of the help and of docs/command.md.
-var runStatuses = [...]struct{ status, meaning string }{
-	{"0-255", "the command has ended with this status"},
-	{"128+n", "the command was ended by signal n, or dsync was before it started the command"},
-	{"64", "the command line or the URL is wrong, or the backend refuses, or cannot do what is asked for"},
-	{"70", "dsync itself failed: it could not watch the command, and ended it"},
-	{"75", "somebody else held the lock; the command was not started"},
-	{"76", "the lock was lost; the command was ended, or another one may have run beside it"},
-	{"77", "the backend is out of reach; the command was not started"},
-	{"126", "the command cannot be executed"},
-	{"127", "the command was not found"},
+type statusRow struct {
+	ofRun           bool
+	status, meaning string
 }
 
-// statusTable returns runStatuses as text for a terminal.
+// statuses is the table of docs/command.md. The rows of run are in the help of run, too; the help of each other command says which of
+// the other rows there are, in its own words.
+var statuses = [...]statusRow{
+	{true, "0-255", "the command has ended with this status"},
+	{true, "128+n", "the command was ended by signal n, or dsync was before it started the command"},
+	{true, "64", "the command line or the URL is wrong, or the backend refuses, or cannot do what is asked for, or has another limit of permits"},
+	{true, "70", "dsync itself failed: it could not watch the command, and ended it"},
+	{true, "75", "somebody else held the lock, or too few permits were free; the command was not started"},
+	{true, "76", "the lock was lost; the command was ended, or another one may have run beside it"},
+	{true, "77", "the backend is out of reach; the command was not started"},
+	{true, "126", "the command cannot be executed"},
+	{true, "127", "the command was not found"},
+	{false, "0", "done"},
+	{false, "1", "the backend is out of reach, or something else went wrong; of doctor: there is a fault"},
+	{false, "2", "the command line is wrong"},
+	{false, "3", "not now, or not there yet: somebody is behind, names are left, the name has another holder, or the backend is in use"},
+	{false, "4", "it cannot be done with this backend, or not in this way"},
+	{false, "130", "interrupted"},
+}
+
+// statusTable returns the statuses of run as text for a terminal.
 func statusTable() string {
 	var b strings.Builder
-	for _, row := range runStatuses {
-		fmt.Fprintf(&b, "  %5s  %s\n", row.status, row.meaning)
+	for _, row := range statuses {
+		if row.ofRun {
+			fmt.Fprintf(&b, "  %5s  %s\n", row.status, row.meaning)
+		}
 	}
 	return b.String()
 }

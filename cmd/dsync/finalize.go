@@ -38,6 +38,8 @@ where the old backend keeps seals: no process gets into phase old any more. A na
 alone. With --dry-run it does not join, and asks the backends who is a member, which is as exact as what they tell.
 
 The exit status is 3 if it is too early: names are left, somebody is behind, or a floor is missing, and it says who and which.`,
+		Example: `  dsync migrate finalize --names names.txt
+  dsync migrate finalize --gate --dry-run`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := names.status(c, f, args, 0)

@@ -108,8 +108,6 @@ func (g *guard) end() (hasKilled bool) {
 	return hasKilled
 }
 
-const guardName = "guard"
-
 func guardCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    guardName,

@@ -24,4 +24,4 @@ func groupsWork() error {
 
 func (r *runner) supervise(*dsync.Lease) ending { return ending{err: exit(exitMisused, groupsWork())} }
 
-func guardCommand() *cobra.Command { return &cobra.Command{Use: "guard", Hidden: true} }
+func guardCommand() *cobra.Command { return &cobra.Command{Use: guardName, Hidden: true} }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -131,30 +130,18 @@ func (l *looker) again(ctx context.Context, names []string, doubts map[int]*doub
 
 // each fills in the reports of some of the names.
 func (l *looker) each(ctx context.Context, names []string, which []int, reports []nameReport) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	next := make(chan int)
-	var workers sync.WaitGroup
-	for range min(lookers, len(which)) {
-		workers.Go(func() { // ends with next
-			for i := range next {
-				r, err := l.look(ctx, names[i])
-				if err == nil && r.Behind != "" && r.State == stateHeld && r.client != strangers {
-					r, err = l.follow(ctx, r)
-				}
-				if err != nil {
-					cancel(fmt.Errorf("%s: %w", show(names[i]), err))
-				}
-				reports[i] = r
-			}
-		})
-	}
-	for _, i := range which {
-		next <- i
-	}
-	close(next)
-	workers.Wait()
-	return context.Cause(ctx)
+	return sideBySide(ctx, lookers, len(which), func(ctx context.Context, n int) error {
+		i := which[n]
+		r, err := l.look(ctx, names[i])
+		if err == nil && r.Behind != "" && r.State == stateHeld && r.client != strangers {
+			r, err = l.follow(ctx, r)
+		}
+		reports[i] = r
+		if err != nil {
+			err = fmt.Errorf("%s: %w", show(names[i]), err)
+		}
+		return err
+	})
 }
 
 func (l *looker) look(ctx context.Context, name string) (nameReport, error) {

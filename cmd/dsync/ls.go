@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -46,19 +48,10 @@ Exit status
   dsync ls
   dsync ls --long orders/
   dsync ls orders/ | xargs -d '\n' dsync show`,
-		Args: func(c *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return usageError{fmt.Errorf("%s takes one prefix", c.CommandPath())}
-			}
-			return nil
-		},
+		Args: atMostOnePrefix,
 		RunE: func(c *cobra.Command, args []string) error {
-			prefix := ""
-			if len(args) > 0 {
-				prefix = args[0]
-			}
 			return f.withBackend(c, func(b *backend) error {
-				names, err := b.list(c.Context(), prefix)
+				names, _, err := b.list(c.Context(), prefixOf(args), math.MaxInt)
 				if err != nil {
 					return err
 				}
@@ -75,21 +68,33 @@ Exit status
 	return c
 }
 
-// list returns the names with a prefix that are held.
-func (b *backend) list(ctx context.Context, prefix string) ([]string, error) {
+func atMostOnePrefix(c *cobra.Command, args []string) error {
+	if len(args) > 1 {
+		return usageError{fmt.Errorf("%s takes one prefix", c.CommandPath())}
+	}
+	return nil
+}
+
+func prefixOf(args []string) string { return strings.Join(args, "") }
+
+// list returns the names with a prefix that are held. More says that there are others beside the first that the backend told.
+func (b *backend) list(ctx context.Context, prefix string, most int) (names []string, more bool, err error) {
 	lister, can := b.driver.(driver.Lister)
 	if !can {
-		return nil, fmt.Errorf("it cannot list names: %w", errors.ErrUnsupported)
+		return nil, false, fmt.Errorf("it cannot list names: %w", errors.ErrUnsupported)
 	}
-	names := []string{}
+	names = []string{}
 	for name, err := range lister.List(ctx, prefix) {
 		if err != nil {
-			return nil, err
+			return nil, false, err
+		}
+		if more = len(names) == most; more {
+			break
 		}
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	return slices.Compact(names), nil
+	return slices.Compact(names), more, nil
 }
 
 func writeNames(w io.Writer, names []string, asJSON bool) error {
@@ -125,6 +130,9 @@ func writeLong(c *cobra.Command, b *backend, names []string, asJSON bool) error 
 	}
 	return writeTable(out, widthOf(out), longRows(reports), 3)
 }
+
+// waitersColumn is where longRows has how many wait.
+const waitersColumn = 6
 
 // longRows is a table of holders.
 func longRows(reports []lockReport) [][]string {

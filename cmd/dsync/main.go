@@ -1,5 +1,5 @@
 // Command dsync is the command line tool of package dsync. `dsync run` runs a command under a lock, `dsync migrate` moves locks from one
-// backend to another: see their help.
+// backend to another, and others show locks, and look at backends: see `dsync --help`.
 package main
 
 import (
@@ -15,16 +15,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/go-dsync/dsync/drivers/migrate"
-)
-
-// The exit statuses, but for those of exit.go. They are part of the command's interface.
-const (
-	exitDone        = 0
-	exitFailed      = 1 // a backend is out of reach, or something else went wrong
-	exitUsage       = 2 // the command line is wrong
-	exitUnfinished  = 3 // it is not there yet: somebody is behind, or names are left
-	exitRefused     = 4 // it cannot be done with these backends, or not so
-	exitInterrupted = 130
 )
 
 func main() {
@@ -53,22 +43,35 @@ func unfinished(format string, args ...any) error {
 	return unfinishedError{fmt.Errorf(format, args...)}
 }
 
-// run is the program with its surroundings as parameters. It returns the exit status.
-func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+// newRoot returns the command with all below it, which writes to stdout.
+func newRoot(stdout io.Writer) *cobra.Command {
 	root := &cobra.Command{
-		Use:           "dsync",
-		Short:         "Locks across processes: the command line tool",
+		Use:   "dsync",
+		Short: "Locks across processes: the command line tool",
+		Example: `  export DSYNC_URL=redisson://redis:6379
+  dsync doctor                                        # is the backend fit for locks?
+  dsync run backup -- pg_dump -f /backup/db shop      # one at a time, on all machines
+  dsync ls --long                                     # who holds what?`,
+		Version:       thisBuild().String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
 	asGroup(root)
+	root.SetVersionTemplate("{{.Version}}\n")
 	root.AddCommand(migrateCommand())
 	root.AddCommand(runCommand(), guardCommand(), versionCommand())
-	root.AddCommand(showCommand(), lsCommand(), releaseCommand(), doctorCommand())
+	root.AddCommand(showCommand(), lsCommand(), releaseCommand(), serveCommand(), doctorCommand(), benchCommand())
 	root.SetFlagErrorFunc(flagError)
+	root.SetOut(stdout)
+	complete(root)
+	return root
+}
+
+// run is the program with its surroundings as parameters. It returns the exit status.
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	root := newRoot(stdout)
 	root.SetArgs(append([]string{}, args...)) // nil would stand for those of the process
 	root.SetIn(stdin)
-	root.SetOut(stdout)
 	root.SetErr(stderr)
 	wrapHelp(root, widthOf(stdout))
 	err := root.ExecuteContext(ctx)

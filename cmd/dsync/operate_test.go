@@ -24,12 +24,17 @@ func holder(t *testing.T, url string) *dsync.Client {
 	if err != nil {
 		t.Fatal(err)
 	}
+	closeLater(t, c)
+	return c
+}
+
+// closeLater closes a client at the end of the test.
+func closeLater(t *testing.T, c *dsync.Client) {
 	t.Cleanup(func() {
 		if err := c.Close(context.WithoutCancel(t.Context())); err != nil {
 			t.Error(err)
 		}
 	})
-	return c
 }
 
 func lock(t *testing.T, l dsync.Locker, name string) *dsync.Lease {
@@ -198,4 +203,30 @@ func TestURLs(t *testing.T) {
 	}
 	t.Setenv(urlVariable, "redisson://user:"+secret+"@127.0.0.1:1")
 	p.bare("show", "--connect", "1s", "x").want(exitFailed, "redisson://user@127.0.0.1:1").not(secret)
+}
+
+// TestURLFileOfOthers: a password that all users can read is none.
+func TestURLFileOfOthers(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "url")
+	p := &two{t: t}
+	for _, test := range []struct {
+		url    string
+		mode   os.FileMode
+		status int
+		want   string
+	}{
+		{"redisson://user:" + testenv.PasswordMark + "@127.0.0.1:1", 0o644, exitUsage, "mode 0644 lets all users of this machine at it: chmod o= " + file},
+		{"redisson://user:" + testenv.PasswordMark + "@127.0.0.1:1", 0o602, exitUsage, "mode 0602"},
+		{"redisson://user:" + testenv.PasswordMark + "@127.0.0.1:1", 0o640, exitFailed, "127.0.0.1:1"},
+		{"migrate:?from=redisson%3A%2F%2Fu%3A" + testenv.PasswordMark + "%40h&to=memory:&phase=dual", 0o644, exitUsage, "mode 0644"},
+		{"memory://url-file", 0o644, exitDone, "free"},
+	} {
+		if err := os.WriteFile(file, []byte(test.url+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(file, test.mode); err != nil {
+			t.Fatal(err)
+		}
+		p.bare("show", "--connect", "100ms", "--url-file", file, "x").want(test.status, test.want).not(testenv.PasswordMark)
+	}
 }

@@ -48,6 +48,8 @@ migration, as the old one of it (from and to swapped?) or with another new one (
 
 Not looked at: whether the two URLs lead to one and the same server by two addresses. The programs find out when they open the
 migration, and so do seal and rollback.`,
+		Example: `  export DSYNC_FROM=redisson://:secret@redis:6379 DSYNC_TO=etcd://etcd:2379/locks/
+  dsync migrate plan`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, refusal, err := plan(c.Context(), f)

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -70,9 +71,29 @@ Exit status
 // errDeclined is the answer of whoever was asked.
 var errDeclined = errors.New("not released")
 
-// release ends the hold that was shown, after a question unless yes.
+// release ends the hold that is shown, after a question unless yes.
 func release(c *cobra.Command, b *backend, name, hold string, yes bool) error {
-	ctx := c.Context()
+	err := b.release(c.Context(), name, func(r *lockReport) error {
+		if err := r.write(c.OutOrStdout()); err != nil {
+			return err
+		}
+		if hold != "" && r.Hold != hold {
+			return unfinished("%s: another hold has it, %s", show(name), show(r.Hold))
+		}
+		if yes {
+			return nil
+		}
+		return ask(c.Context(), c.InOrStdin(), c.ErrOrStderr(), fmt.Sprintf("Release %s? [y/N] ", show(name)))
+	})
+	if err == nil {
+		_, err = fmt.Fprintf(c.OutOrStdout(), "released\n")
+	}
+	return err
+}
+
+// release ends the hold of a name, unless agree, which is told of the hold, returns an error.
+func (b *backend) release(ctx context.Context, name string, agree func(*lockReport) error) error {
+	over := unfinished("%s: the hold that was shown is over: nothing was released", show(name))
 	seen, err := b.client.Inspect(ctx, name)
 	if err != nil {
 		return err
@@ -81,40 +102,36 @@ func release(c *cobra.Command, b *backend, name, hold string, yes bool) error {
 		return unfinished("%s: nobody holds it", show(name))
 	}
 	report := newLockReport(name, seen)
-	if err := report.write(c.OutOrStdout()); err != nil {
+	if err := agree(&report); err != nil {
 		return err
-	}
-	if hold != "" && seen.Hold != hold {
-		return unfinished("%s: another hold has it, %s", show(name), show(seen.Hold))
-	}
-	if !yes {
-		if err := ask(ctx, c.InOrStdin(), c.ErrOrStderr(), fmt.Sprintf("Release %s? [y/N] ", show(name))); err != nil {
-			return err
-		}
 	}
 	now, err := b.client.Inspect(ctx, name)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case !sameGrant(seen, now):
-		return unfinished("%s: the hold that was shown is over: nothing was released", show(name))
+	}
+	if again := newLockReport(name, now); again.grant() != report.grant() {
+		return over
 	}
 	err = b.client.ForceUnlock(ctx, name)
-	if errors.Is(err, dsync.ErrNotHeld) {
-		return unfinished("%s: the hold that was shown is over: nothing was released", show(name))
-	}
-	if errors.Is(err, driver.ErrSealed) {
+	switch {
+	case errors.Is(err, dsync.ErrNotHeld):
+		return over
+	case errors.Is(err, driver.ErrSealed):
 		return fmt.Errorf("%w, and a seal stays: %w", err, errors.ErrUnsupported)
-	}
-	if err == nil {
-		_, err = fmt.Fprintf(c.OutOrStdout(), "released\n")
 	}
 	return err
 }
 
-// sameGrant reports whether two looks at a name saw one hold, as far as the backend tells.
-func sameGrant(a, b dsync.Status) bool {
-	return b.Held && a.Hold == b.Hold && a.Token == b.Token && a.Owner == b.Owner && a.Mode == b.Mode && a.Since.Equal(b.Since)
+// grant tells the hold of a report from others of the name, as far as the backend does. It has no more than letters and digits.
+func (r *lockReport) grant() string {
+	if !r.Held {
+		return ""
+	}
+	since := int64(0)
+	if r.Since != nil {
+		since = r.Since.UnixNano()
+	}
+	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%q %q %s %d %d", r.Hold, r.Owner, r.Mode, r.Token, since)))
 }
 
 // ask returns nil if the answer to a question is yes.

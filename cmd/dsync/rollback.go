@@ -28,6 +28,8 @@ all programs into phase dual, or a name moves again when it is locked.
 It is refused, with exit status 4, where a backend cannot take a seal or a mark back or cannot raise its tokens; then the way
 back ends in phase dual, with the names on the new backend. Names that somebody holds are left out, or waited for with --wait.
 It can be interrupted and repeated at any time. The exit status is 3 if names are left.`,
+		Example: `  dsync migrate rollback --names names.txt --dry-run
+  dsync migrate rollback orders/42`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			err := s.execute(c, f, args)

@@ -8,17 +8,20 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
 )
 
 // runFlags are the flags of `dsync run`.
 type runFlags struct {
 	wait, atLeast, killAfter, ttl, connect time.Duration
 	try, read, elect, settle, passURL      bool
+	permits                                permits
 	note                                   string
 }
 
@@ -29,6 +32,9 @@ func runCommand() *cobra.Command {
 		DisableFlagsInUseLine: true,
 		Short:                 "Run a command under a lock, and end it before somebody else can have the lock",
 		Long: `Run waits for the lock NAME, runs the command while it holds the lock, and ends with the status of the command.
+
+With --permits 2/8 it waits for two of the eight permits of NAME in place of a lock, and the permits are what is said of the lock below:
+commands whose permits add up to eight run at a time. The backend keeps the limit, and whoever names another one is refused with status 64.
 
 The command runs in a process group of its own. If the lock cannot be renewed, as when the backend is out of reach, the whole group
 gets TERM while the lock is still held, and KILL before anybody else can have the lock. A second process, the guard, does so if this
@@ -50,8 +56,10 @@ Exit status
   dsync run backup -- pg_dump -f /backup/db shop      # one at a time, on all machines
   dsync run --try --at-least 59m report -- ./report   # once an hour, from the crontab of each machine
   dsync run --elect scheduler -- ./scheduler          # on one machine, and on another one when that is gone
-  dsync run --read catalog -- ./export                # together with others who read`,
-		RunE: f.run,
+  dsync run --read catalog -- ./export                # together with others who read
+  dsync run --permits 1/8 convert -- ./convert a.mov  # eight at a time, on all machines together`,
+		ValidArgsFunction: completeCommand,
+		RunE:              f.run,
 	}
 	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return exit(exitMisused, flagError(c, err)) })
 	f.add(c)
@@ -64,6 +72,7 @@ func (f *runFlags) add(c *cobra.Command) {
 	flags.DurationVar(&f.wait, "wait", 0, "wait for the lock for so long (for ever if it is not given)")
 	flags.BoolVar(&f.try, "try", false, "do not wait")
 	flags.BoolVar(&f.read, "read", false, "hold the lock together with others who read")
+	flags.Var(&f.permits, "permits", "take N of LIMIT permits of the name, in place of a lock (LIMIT 0: of those that the backend keeps)")
 	flags.BoolVar(&f.elect, "elect", false, "be a candidate again after a loss, and start the command anew in each term")
 	flags.DurationVar(&f.atLeast, "at-least", 0, "keep the lock for so long after its grant, however early the command ends")
 	flags.DurationVar(&f.killAfter, "kill-after", 0, "time between TERM and KILL (5s, or a fifth of the TTL if that is less)")
@@ -88,6 +97,8 @@ func (f *runFlags) check(c *cobra.Command) error {
 		return misused("--elect waits for its turn again and again: leave --try and --wait out")
 	case f.elect && (f.read || f.atLeast > 0), f.read && f.atLeast > 0:
 		return misused("--elect, --read and --at-least exclude each other")
+	case f.permits.asked() && (f.elect || f.read):
+		return misused("--permits takes permits in place of a lock: leave --elect and --read out")
 	}
 	return nil
 }
@@ -105,6 +116,24 @@ func arguments(c *cobra.Command, args []string) (name string, argv []string, err
 		return "", nil, exit(exitMisused, err)
 	}
 	return args[0], args[1:], nil
+}
+
+// keepsOthersOut returns an error for a URL whose locks no other process sees.
+func keepsOthersOut(raw string) error {
+	u, err := driver.ParseURL(raw)
+	if err != nil {
+		return err
+	}
+	of := []string{u.Scheme}
+	if u.Scheme == "migrate" {
+		of = []string{u.Param("from", ""), u.Param("to", "")}
+	}
+	for _, backend := range of {
+		if scheme, _, _ := strings.Cut(backend, ":"); scheme == "memory" {
+			return errors.New("a lock in memory is a lock inside this process, and keeps no other process out: give the URL of a server, such as redisson://redis:6379")
+		}
+	}
+	return nil
 }
 
 // find returns the file of a command, before anybody waits for a lock.
@@ -131,6 +160,9 @@ func (f *runFlags) run(c *cobra.Command, args []string) (err error) {
 		return exit(exitMisused, err)
 	}
 	raw, err := backendURL(c)
+	if err == nil {
+		err = keepsOthersOut(raw)
+	}
 	if err != nil {
 		return exit(exitMisused, err)
 	}
@@ -177,10 +209,8 @@ func (r *runner) open(ctx context.Context, raw string) error {
 	case err == nil:
 	case interruption(ctx) != nil:
 		return interruption(ctx)
-	case errors.Is(err, dsync.ErrUnavailable), errors.Is(err, dsync.ErrUnknown), errors.Is(err, context.DeadlineExceeded):
-		return exit(exitOutOfReach, err)
 	default:
-		return exit(exitMisused, err)
+		return backendError(err)
 	}
 	r.client, r.ttl = client, client.TTL()
 	r.reserve = min(r.ttl/10, time.Second)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,10 +14,17 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-const inProcess = "memory://"
+// inProcess is a backend that `dsync run` takes, for tests of what it does with a lock that nobody else wants.
+const inProcess = "process://"
+
+func init() {
+	driver.Register("process", func(context.Context, *driver.Config) (driver.Driver, error) { return memory.New(nil), nil })
+}
 
 // dsyncRun runs `dsync run` until it ends.
 func dsyncRun(t *testing.T, args ...string) ended {
@@ -82,19 +90,29 @@ func TestRunRefusesWhatCannotBe(t *testing.T) {
 		{"-- true", exitMisused, "one name is needed"},
 		{"x y -- true", exitMisused, "one name is needed"},
 		{"x -- true", exitMisused, "$DSYNC_URL, --url-file or --url"},
-		{"--url memory:// --url-file " + file + " x -- true", exitMisused, "give one"},
+		{"--url " + inProcess + " --url-file " + file + " x -- true", exitMisused, "give one"},
 		{"--url-file /does/not/exist x -- true", exitMisused, "/does/not/exist"},
 		{"--url-file " + file + " --connect 10ms x -- true", exitOutOfReach, "127.0.0.1:1"},
 		{"--url redisson://user:" + secret + "@127.0.0.1:1 x -- true", exitMisused, "--url has a password"},
 		{"--wait redisson://user:" + secret + "@127.0.0.1:1 x -- true", exitMisused, "takes none"},
+		{"--url memory:// x -- true", exitMisused, "keeps no other process out"},
+		{"--url memory://named?ttl=6s x -- true", exitMisused, "keeps no other process out"},
+		{"--url migrate:?from=redisson%3A%2F%2F127.0.0.1&to=memory%3A%2F%2Fx&phase=dual x -- true", exitMisused, "keeps no other process out"},
 		{"--url nothing://h x -- true", exitMisused, "unknown backend"},
-		{"--url memory:// --frob x -- true", exitMisused, "unknown flag"},
-		{"--url memory:// --try --wait 1s x -- true", exitMisused, "--try does not wait"},
-		{"--url memory:// --wait 0s x -- true", exitMisused, "positive"},
-		{"--url memory:// --elect --read x -- true", exitMisused, "exclude each other"},
-		{"--url memory:// --elect --try x -- true", exitMisused, "again and again"},
-		{"--url memory:// --ttl 3s --kill-after 1s x -- true", exitMisused, "Give --kill-after 700ms, or --ttl 6s"},
-		{"--url memory://?ttl=6s --ttl 3s --kill-after 1s x -- true", exitDone, ""},
+		{"--url " + inProcess + " --frob x -- true", exitMisused, "unknown flag"},
+		{"--url " + inProcess + " --try --wait 1s x -- true", exitMisused, "--try does not wait"},
+		{"--url " + inProcess + " --wait 0s x -- true", exitMisused, "positive"},
+		{"--url " + inProcess + " --elect --read x -- true", exitMisused, "exclude each other"},
+		{"--url " + inProcess + " --permits 1/2 --read x -- true", exitMisused, "in place of a lock"},
+		{"--url " + inProcess + " --permits 1/2 --elect x -- true", exitMisused, "in place of a lock"},
+		{"--url " + inProcess + " --permits 3/2 x -- true", exitMisused, "at most as many as there are"},
+		{"--url " + inProcess + " --permits 0/2 x -- true", exitMisused, "at least one permit"},
+		{"--url " + inProcess + " --permits 8 x -- true", exitMisused, "2/8 takes two permits"},
+		{"--url " + inProcess + " --permits 1/2147483648 x -- true", exitMisused, "limit is not between"},
+		{"--url " + inProcess + " --permits 2/2 x -- true", exitDone, ""},
+		{"--url " + inProcess + " --elect --try x -- true", exitMisused, "again and again"},
+		{"--url " + inProcess + " --ttl 3s --kill-after 1s x -- true", exitMisused, "Give --kill-after 700ms, or --ttl 6s"},
+		{"--url " + inProcess + "?ttl=6s --ttl 3s --kill-after 1s x -- true", exitDone, ""},
 	} {
 		all.Go(func() {
 			r := dsyncRun(t, strings.Fields(test.args)...)
@@ -207,7 +225,7 @@ func TestRunHeedsWhatIsIgnored(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const script = `trap '' INT; exec "$0" run --url memory:// x -- sh -c 'kill -INT $PPID; kill -INT $$; exit 5'`
+	const script = `trap '' INT; exec "$0" run --url ` + inProcess + ` x -- sh -c 'kill -INT $PPID; kill -INT $$; exit 5'`
 	program, _, _ := testenv.Program(t)
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", script, self)
 	cmd.Env = program.Env
@@ -274,11 +292,7 @@ func TestRunOnAServer(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
 	url := "redisson://" + server.Addr
-	client, err := dsync.Open(t.Context(), url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = client.Close(t.Context()) })
+	client := holder(t, url)
 	t.Run("locked", func(t *testing.T) {
 		t.Parallel()
 		l, err := client.Lock(t.Context(), "x")
@@ -338,26 +352,13 @@ func TestRunOnAServer(t *testing.T) {
 	})
 }
 
-func TestStatusesAreInTheDocs(t *testing.T) {
-	page, err := os.ReadFile("../../docs/command.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, table, _ := strings.Cut(string(page), "| status | meaning |\n|---|---|\n")
-	table, _, _ = strings.Cut(table, "\n\n")
-	var want strings.Builder
-	for _, row := range runStatuses {
-		fmt.Fprintf(&want, "| %s | %s |\n", row.status, row.meaning)
-	}
-	if table+"\n" != want.String() {
-		t.Errorf("docs/command.md has the statuses\n%s, want\n%s", table, want.String())
-	}
-}
-
 func TestVersion(t *testing.T) {
 	status, out, _ := testenv.Execute(t, "version")
 	if status != exitDone || !strings.HasPrefix(out, "dsync ") {
 		t.Errorf("got status %d, %q", status, out)
+	}
+	if status, flag, _ := testenv.Execute(t, "--version"); status != exitDone || flag != out {
+		t.Errorf("--version: got status %d, %q, want %q", status, flag, out)
 	}
 	if status, out, _ = testenv.Execute(t, "version", "--json"); status != exitDone || !strings.Contains(out, `"version":`) {
 		t.Errorf("got status %d, %q", status, out)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -122,21 +123,38 @@ func TestNoTwoCommands(t *testing.T) {
 	for _, b := range trialBeds(t, *trials > 0) {
 		free := make(chan struct{}, 3) // as many mishaps at a time: too many make trials void
 		for _, m := range mishaps {
-			all.Go(func() {
-				free <- struct{}{}
-				defer func() { <-free }()
-				t.Run(b.name+"/"+m.name, func(t *testing.T) { b.tryAll(t, m, pack, of) })
-			})
+			for _, kind := range b.kinds(m, *trials > 0) {
+				all.Go(func() {
+					free <- struct{}{}
+					defer func() { <-free }()
+					t.Run(b.name+"/"+m.name+kind.name, func(t *testing.T) { b.tryAll(t, m, kind, pack, of) })
+				})
+			}
 		}
 	}
 	all.Wait()
 }
 
+// kind is what the two commands of a trial exclude each other by.
+type kind struct {
+	name string
+	args []string
+}
+
+// kinds returns the lock, and where the backend has them permits of which a third party has one: in a short run only for some mishaps.
+func (b *bed) kinds(m mishap, all bool) []kind {
+	kinds := []kind{{}}
+	if b.client.Info().Permits.Offered && (all || m.name == "frozen" || m.name == "killed") {
+		kinds = append(kinds, kind{", permits", []string{"--permits", "2/3"}})
+	}
+	return kinds
+}
+
 // tryAll makes a number of trials, beside those that are void.
-func (b *bed) tryAll(t *testing.T, m mishap, pack string, number int) {
+func (b *bed) tryAll(t *testing.T, m mishap, k kind, pack string, number int) {
 	ttl, voids := trialTTL, 0
 	for n := 0; n < number && !t.Failed(); {
-		tr := &trial{t: t, bed: b, mishap: m, pack: pack, ttl: ttl}
+		tr := &trial{t: t, bed: b, mishap: m, kind: k, pack: pack, ttl: ttl}
 		if void := tr.run(); void == "" {
 			n, ttl = n+1, trialTTL
 		} else if t.Logf("void with a TTL of %v: %s", ttl, void); ttl > trialTTLMost/2 {
@@ -155,6 +173,7 @@ type trial struct {
 	t *testing.T
 	*bed
 	mishap mishap
+	kind   kind
 	pack   string
 	ttl    time.Duration
 	name   string
@@ -178,6 +197,13 @@ func (tr *trial) run() (void string) {
 			t.Fatal(err)
 		}
 		addrs = append(addrs, addr)
+	}
+	if tr.kind.args != nil {
+		third, err := tr.client.Lock(t.Context(), tr.name, dsync.Permits(1, 3))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer third.Unlock(t.Context())
 	}
 	tr.first = tr.start("first", tr.url(addrs))
 	defer tr.first.end()
@@ -255,7 +281,7 @@ type command struct {
 }
 
 func (tr *trial) start(label, url string, args ...string) *command {
-	args = append([]string{"run", "--ttl", tr.ttl.String(), "--connect", trialGuard.String(), tr.name}, args...)
+	args = slices.Concat([]string{"run", "--ttl", tr.ttl.String(), "--connect", trialGuard.String(), tr.name}, tr.kind.args, args)
 	cmd, _, errs := testenv.Program(tr.t, append(args, "--", tr.pack, tr.dir, label, "0")...)
 	cmd.Env = append(cmd.Env, urlVariable+"="+url)
 	return startCommand(tr.t, cmd, errs)

@@ -15,6 +15,9 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
+// guardName is the command that run starts beside its own, to end that one in time whatever becomes of run.
+const guardName = "guard"
+
 // runner runs a command under a lock: once, or in each of its terms.
 type runner struct {
 	runFlags
@@ -93,6 +96,9 @@ func (r *runner) options() []dsync.LockOption {
 	}
 	if r.read {
 		opts = append(opts, dsync.Read())
+	}
+	if r.permits.asked() {
+		opts = append(opts, r.permits.option())
 	}
 	if r.atLeast > 0 {
 		opts = append(opts, dsync.ExpireAfter(r.lasting(r.atLeast)), dsync.HoldAtLeast(r.atLeast))
@@ -195,7 +201,13 @@ func (r *runner) notLocked(ctx context.Context, err error) error {
 		return interrupted
 	case errors.Is(err, dsync.ErrLocked):
 		return exit(exitLocked, err)
-	case errors.Is(err, dsync.ErrUnavailable), errors.Is(err, dsync.ErrUnknown), errors.Is(err, context.DeadlineExceeded):
+	}
+	return backendError(err)
+}
+
+// backendError returns what the program ends with after an error of the backend, which is out of reach or refuses.
+func backendError(err error) error {
+	if errors.Is(err, dsync.ErrUnavailable) || errors.Is(err, dsync.ErrUnknown) || errors.Is(err, context.DeadlineExceeded) {
 		return exit(exitOutOfReach, err)
 	}
 	return exit(exitMisused, err)

@@ -29,6 +29,8 @@ if there is one (exit status 3), unless --anyway is given.
 
 Names that somebody holds are left out, or waited for with --wait, in the queue like everybody else. It can be interrupted and
 repeated at any time: a name has moved or has not. The exit status is 3 if names are left.`,
+		Example: `  dsync migrate seal --all --names names.txt --dry-run
+  dsync migrate seal --all --names names.txt --rate 200 --wait 1m`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			if all != (s.names.file != "") {

@@ -19,8 +19,10 @@ import (
 type lockReport struct {
 	Name       string     `json:"name"`
 	Held       bool       `json:"held"`
-	Mode       string     `json:"mode,omitempty"`    // exclusive, read or write
-	Holders    int        `json:"holders,omitempty"` // more than 1 if several read it, and what follows is about one of them
+	Mode       string     `json:"mode,omitempty"`    // exclusive, read, write or permit
+	Used       int        `json:"used,omitempty"`    // permits that are held
+	Limit      int        `json:"limit,omitempty"`   // of permits, where one is kept, also of a name that is free
+	Holders    int        `json:"holders,omitempty"` // more than 1 if several read it or have permits, and what follows is about one of them
 	Hold       string     `json:"hold,omitempty"`
 	Owner      string     `json:"owner,omitempty"`
 	Note       string     `json:"note,omitempty"`
@@ -34,7 +36,7 @@ type lockReport struct {
 }
 
 func newLockReport(name string, s dsync.Status) lockReport {
-	r := lockReport{Name: name, Held: s.Held, Token: s.Token, Waiters: s.Waiters, Queue: s.Queue, Seen: time.Now()}
+	r := lockReport{Name: name, Held: s.Held, Used: s.Used, Limit: s.Limit, Token: s.Token, Waiters: s.Waiters, Queue: s.Queue, Seen: time.Now()}
 	if !s.Held {
 		return r
 	}
@@ -101,31 +103,15 @@ Exit status
 // inspectAll asks for all names, for some at a time.
 func (b *backend) inspectAll(ctx context.Context, names []string) ([]lockReport, error) {
 	const atOnce = 16
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	reports := make([]lockReport, len(names))
-	next := make(chan int)
-	var workers sync.WaitGroup
-	for range min(atOnce, len(names)) {
-		workers.Go(func() { // ends with next
-			for i := range next {
-				if ctx.Err() != nil {
-					continue
-				}
-				s, err := b.client.Inspect(ctx, names[i])
-				if err != nil {
-					cancel(err)
-				}
-				reports[i] = newLockReport(names[i], s)
-			}
-		})
-	}
-	for i := range names {
-		next <- i
-	}
-	close(next)
-	workers.Wait()
-	return reports, context.Cause(ctx)
+	err := sideBySide(ctx, atOnce, len(names), func(ctx context.Context, i int) error {
+		s, err := b.client.Inspect(ctx, names[i])
+		if err == nil {
+			reports[i] = newLockReport(names[i], s)
+		}
+		return err
+	})
+	return reports, err
 }
 
 // watchLocks prints each change of the names until ctx is over.
@@ -196,6 +182,8 @@ func (r *lockReport) state() string {
 		return "read"
 	case r.Mode == driver.Write.String():
 		return "written"
+	case r.Mode == driver.Permit.String():
+		return fmt.Sprintf("%d of %d permits held", r.Used, r.Limit)
 	}
 	return "held"
 }

@@ -56,6 +56,8 @@ times within a second: a program with dsync or Redisson that is seen only once o
 or giving back both locks. Of locks that are held for short, by many in turn, or now and then, --for looks longer: it names who is behind at any time
 until then, and ends earlier if it found somebody behind on every name that has not moved. Those who wait on Redis are those who
 listen for the end of the lock.`,
+		Example: `  dsync migrate status orders/42 invoices
+  dsync migrate status --names names.txt --for 1m --json`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			if lasting < 0 {

@@ -155,28 +155,13 @@ const side = 64
 
 // all does all names that nobody holds, and ends with the first error.
 func (s *sweep) all(ctx context.Context, names []string) error {
-	failing, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
-	next := make(chan string)
-	var workers sync.WaitGroup
-	for range min(side, len(names)) {
-		workers.Go(func() { // ends with next
-			for name := range next {
-				if err := s.one(failing, name); err != nil {
-					fail(fmt.Errorf("%s: %w", show(name), err)) // what fails because of another one comes later
-				}
-			}
-		})
-	}
-	for _, name := range names {
-		if failing.Err() != nil {
-			break
+	return sideBySide(ctx, side, len(names), func(ctx context.Context, i int) error {
+		err := s.one(ctx, names[i])
+		if err != nil {
+			err = fmt.Errorf("%s: %w", show(names[i]), err)
 		}
-		next <- name
-	}
-	close(next)
-	workers.Wait()
-	return context.Cause(failing)
+		return err
+	})
 }
 
 // retryAfter is how long after a failure a name is tried once more.

@@ -16,6 +16,8 @@ func untieCommand(f *pairFlags) *cobra.Command {
 new backend, by a wrong prefix perhaps, is refused, and so is one with the two swapped. Untie the old backend when the migration was
 given up and all names were taken back, or when the first program was the one that was wrong. First stop all programs that use
 the migration: those go on, and are not told.`,
+		Example: `  export DSYNC_FROM=redisson://:secret@redis:6379 DSYNC_TO=etcd://etcd:2379/locks/
+  dsync migrate untie`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			p, err := f.openBoth(c.Context())

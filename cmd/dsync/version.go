@@ -34,22 +34,30 @@ func thisBuild() build {
 	return b
 }
 
+func (b build) String() string {
+	text := "dsync " + b.Version
+	if b.Revision != "" {
+		text += " (" + b.Revision + ")"
+	}
+	return text + ", " + b.Go + ", " + b.Platform
+}
+
 func versionCommand() *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "version",
 		Short: "Show the version of this program",
-		Args:  noArguments,
+		Long: `Version shows the version of this program, the revision that it was built from, and the Go and the system that it was built with
+and for. "dsync --version" shows the same.`,
+		Example: `  dsync version
+  dsync version --json`,
+		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			b := thisBuild()
 			if asJSON {
 				return json.NewEncoder(c.OutOrStdout()).Encode(b)
 			}
-			text := "dsync " + b.Version
-			if b.Revision != "" {
-				text += " (" + b.Revision + ")"
-			}
-			_, err := fmt.Fprintf(c.OutOrStdout(), "%s, %s, %s\n", text, b.Go, b.Platform)
+			_, err := fmt.Fprintln(c.OutOrStdout(), b)
 			return err
 		},
 	}

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"time"
+
+	gozk "github.com/go-zookeeper/zk"
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/tlsurl"
+)
+
+// tidy returns what removes, when all clients are closed, what locks leave on the backend of a URL: tokens on Redis; on ZooKeeper nodes of names,
+// and the path of the URL if that is not there. Other backends keep nothing of a lock that was given back.
+func (f *benchFlags) tidy(ctx context.Context, u *driver.URL) (undo func() error, err error) {
+	switch {
+	case u.Scheme == "redisson" && u.Bool("fenced", true):
+		prefix := "dsync_fence"
+		if u.Param("fence", "") == "redisson" {
+			prefix = "redisson_lock_token"
+		}
+		option, _, err := redisOption(u, "dsync-bench")
+		if err != nil {
+			return nil, err
+		}
+		return func() error { return f.removeTokens(option, prefix) }, nil
+	case u.Scheme == "zk":
+		return f.tidyPath(ctx, u)
+	}
+	return func() error { return nil }, nil
+}
+
+// removeTokens removes the keys of the last token of each name, and what is kept of the last holder for a while.
+func (f *benchFlags) removeTokens(option rueidis.ClientOption, prefix string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
+	defer cancel()
+	client, err := rueidis.NewClient(option)
+	if client != nil {
+		defer client.Close()
+	}
+	if err != nil {
+		return err
+	}
+	remove := func(prefix string, i int) error {
+		return client.Do(ctx, client.B().Del().Key(redisKey(prefix, f.name(i))).Build()).Error()
+	}
+	for i := range f.callers {
+		if err := remove(prefix, i); err != nil {
+			return fmt.Errorf("the keys %s of names that begin with %s: %w", prefix, f.prefix, err)
+		}
+		_ = remove("dsync_holder", i) // a user without the right to these keys has made none
+	}
+	return nil
+}
+
+// tidyPath is tidy for ZooKeeper.
+func (f *benchFlags) tidyPath(ctx context.Context, u *driver.URL) (undo func() error, err error) {
+	config, err := tlsurl.Read(u)
+	if err != nil {
+		return nil, err
+	}
+	x := &examination{url: u, connect: f.connect}
+	hosts := u.HostsWithPort("localhost", "2181")
+	with := func(ctx context.Context, limit time.Duration, do func(conn *gozk.Conn)) error {
+		bound, cancel := context.WithTimeout(ctx, limit)
+		defer cancel()
+		conn, _, problem := x.zkConnect(bound, hosts, config)
+		if problem != nil {
+			return errors.New(problem.Text)
+		}
+		defer conn.Close()
+		defer context.AfterFunc(bound, conn.Close)() // the library's requests know no context
+		do(conn)
+		return bound.Err()
+	}
+	var made []string
+	if err := with(ctx, f.connect, func(conn *gozk.Conn) { made = missingNodes(conn, u.Path) }); err != nil {
+		return nil, err
+	}
+	return func() error {
+		return with(context.Background(), closeLimit, func(conn *gozk.Conn) {
+			for i := range f.callers { // most have gone with their last lock, and the server removes the others some time
+				_ = conn.Delete(path.Join("/", u.Path, f.name(i)), -1)
+			}
+			for _, node := range made {
+				_ = conn.Delete(node, -1) // unless there is something below it by now
+			}
+		})
+	}, nil
+}

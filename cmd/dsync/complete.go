@@ -1,0 +1,82 @@
+package main
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// complete adds the command that writes completion scripts for shells, and says of all commands below root what their arguments and flags
+// can be. Completion knows the command line alone: no backend is asked, and no variable and no file is read, so nothing of a password can be shown.
+func complete(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		switch c.Name() {
+		case "help":
+			c.Example = "  dsync help run"
+		case "completion":
+			asGroup(c)
+			c.Example = `  source <(dsync completion bash)
+  dsync completion zsh > "${fpath[1]}/_dsync"`
+			for _, shell := range c.Commands() {
+				shell.Args = noArguments
+				shell.Example = "  " + c.CommandPath() + " " + shell.Name()
+			}
+		}
+	}
+	completeValues(root)
+}
+
+// completeValues goes through a command and all below it.
+func completeValues(c *cobra.Command) {
+	if c.ValidArgsFunction == nil {
+		c.ValidArgsFunction = cobra.NoFileCompletions // a name: no backend knows those that nobody holds
+	}
+	add := func(f *pflag.Flag) {
+		values := cobra.NoFileCompletions
+		switch kind, _ := pflag.UnquoteUsage(f); {
+		case f.NoOptDefVal != "", kind == "FILE":
+			return // no value; files, as the shell completes them
+		case kind == "URL":
+			values = completeURL
+		}
+		_ = c.RegisterFlagCompletionFunc(f.Name, values) // which fails for flags that the command does not have
+	}
+	c.Flags().VisitAll(add)
+	c.PersistentFlags().VisitAll(add)
+	for _, below := range c.Commands() {
+		completeValues(below)
+	}
+}
+
+// completeURL offers the beginnings of URLs.
+func completeURL(_ *cobra.Command, args []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	var urls []cobra.Completion
+	for _, scheme := range driver.Schemes() {
+		if url := scheme + "://"; strings.HasPrefix(url, begun) && url != begun && !slices.Contains([]string{"memory", "migrate"}, scheme) {
+			urls = append(urls, url)
+		}
+	}
+	return urls, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeOneURL is for commands whose only argument is a URL.
+func completeOneURL(c *cobra.Command, args []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return completeURL(c, args, begun)
+}
+
+// completeCommand leaves to the shell what comes after the name. Cobra does not tell on which side of the two dashes that is.
+func completeCommand(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) == 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return nil, cobra.ShellCompDirectiveDefault
+}

@@ -1,0 +1,118 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+func TestPermitsFlag(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]permits{"2/8": {2, 8}, "1/1": {1, 1}, "3/0": {3, 0}} {
+		var p permits
+		if err := p.Set(text); err != nil || p != want || p.String() != text {
+			t.Errorf("%s: got %v and %v", text, p, err)
+		}
+	}
+	for _, text := range []string{"", "/", "8", "2/", "/8", "0/8", "-1/8", "2/-8", "9/8", "a/b", "2/8/9", "1e3/8", "99999999999999999999/8"} {
+		var p permits
+		if err := p.Set(text); err == nil || p.asked() {
+			t.Errorf("%q: got %v, want an error", text, p)
+		}
+	}
+}
+
+func TestRunOfPermits(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	url := "redisson://" + server.Addr
+	client := holder(t, url)
+	run := func(t *testing.T, args string) ended {
+		return dsyncRun(t, append([]string{"--url", url}, strings.Fields(args)...)...)
+	}
+	t.Run("few are free", func(t *testing.T) {
+		t.Parallel()
+		l, err := client.Lock(t.Context(), "x", dsync.Permits(2, 3))
+		if err != nil {
+			t.Fatal(err)
+		}
+		run(t, "--try --permits 1/3 x -- printenv DSYNC_TOKEN").is(exitFailed)
+		run(t, "--try --permits 1/0 x -- echo ran").is(exitDone, "ran")
+		run(t, "--try --permits 2/3 x -- echo ran").is(exitLocked, "locked by another owner")
+		run(t, "--wait 100ms --permits 2/3 x -- echo ran").is(exitLocked, "locked by another owner")
+		if err := l.Unlock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		run(t, "--try --settle --ttl 3s --permits 3/3 x -- echo ran").is(exitDone, "ran")
+	})
+	t.Run("another limit", func(t *testing.T) {
+		t.Parallel()
+		run(t, "--permits 1/0 y -- echo ran").is(exitMisused, "limit")
+		if err := client.SetLimit(t.Context(), "y", 3); err != nil {
+			t.Fatal(err)
+		}
+		run(t, "--permits 1/4 y -- echo ran").is(exitMisused, "limit")
+		run(t, "--permits 3/0 y -- echo ran").is(exitDone, "ran")
+		run(t, "--permits 4/0 y -- echo ran").is(exitMisused, "limit")
+	})
+	t.Run("no permits", func(t *testing.T) {
+		t.Parallel()
+		dsyncRun(t, "--url", "redis-string://"+server.Addr, "--permits", "1/2", "z", "--", "echo", "ran").is(exitMisused, "no permits")
+	})
+	t.Run("so many in a time", func(t *testing.T) {
+		t.Parallel()
+		for range 2 {
+			run(t, "--try --at-least 1m --permits 1/2 w -- true").is(exitDone)
+		}
+		run(t, "--try --at-least 1m --permits 1/2 w -- true").is(exitLocked)
+	})
+	t.Run("at once", func(t *testing.T) { t.Parallel(); permitsAtOnce(t, server, url) })
+}
+
+// permitsAtOnce runs ten commands, with one or two permits each, of three. Each command adds to a file how many it has, and in the end how many
+// it gives back: the sum of the lines from the first to any other one is what is held at that moment.
+func permitsAtOnce(t *testing.T, server *testenv.RedisServer, url string) {
+	const limit, commands = 3, 10
+	dir := t.TempDir()
+	file, gate := filepath.Join(dir, "held"), filepath.Join(dir, "gate")
+	sum := func() (held, most, lines int) {
+		text, err := os.ReadFile(file)
+		if err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			var n int
+			if _, err := fmt.Sscan(line, &n); err != nil {
+				t.Fatal(err)
+			}
+			held, lines = held+n, lines+1
+			most = max(most, held)
+		}
+		return held, most, lines
+	}
+	script := `echo $1 >> ` + file + `; until test -e ` + gate + `; do sleep 0.02; done; echo -$1 >> ` + file
+	var all sync.WaitGroup
+	for i := range commands {
+		n := fmt.Sprint(1 + i%2)
+		all.Go(func() {
+			dsyncRun(t, "--url", url, "--permits", n+"/"+fmt.Sprint(limit), "v", "--", "sh", "-c", script, "sh", n).is(exitDone)
+		})
+	}
+	testenv.Eventually(t, func() bool {
+		held, _, _ := sum()
+		return held == limit && server.SubscriberCount("redisson_sc:{v}") >= commands-limit
+	}, "all permits are held, and the others wait")
+	if err := os.WriteFile(gate, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	all.Wait()
+	if held, most, lines := sum(); held != 0 || most > limit || lines != 2*commands {
+		t.Errorf("got %d permits at a time and %d lines, and %d permits were not given back; want at most %d, and %d lines", most, lines, held, limit, 2*commands)
+	}
+}
