@@ -18,6 +18,8 @@ INTEROP_TESTS ?= 8
 COUNT ?= 20
 # How many trials `make run-long` makes on each backend.
 TRIALS ?= 200
+# Where `make man` writes to.
+MAN ?= cmd/dsync/dist/man
 # How many storms of migration run side by side: two for each processor, as they mostly wait.
 PAIRS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
 # How many backends `make stress` tests side by side. They mostly wait.
@@ -31,7 +33,7 @@ MODULES = . $(NESTED) test/bench test/interop test/stress
 # How long `make fuzz` looks for an input that breaks something, for each target.
 FUZZTIME ?= 30s
 
-.PHONY: help test test-long test-oldest test-newest tidy migration-long model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-elections lint flaky flaky-long fuzz vulncheck release run-long cross
+.PHONY: help test test-long test-oldest test-newest tidy migration-long model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-elections lint flaky flaky-long fuzz vulncheck release run-long cross man
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -69,6 +71,9 @@ cross: ## vet the command with its tests for linux, darwin and windows, and buil
 		echo "cmd/dsync/dist/dsync-$$os-$$arch$$suffix"; \
 		(cd cmd/dsync && CGO_ENABLED=0 GOOS=$$os GOARCH=$$arch $(GO) build -trimpath -ldflags '-s -w' -o dist/dsync-$$os-$$arch$$suffix .) || exit 1; \
 	done; done
+
+man: ## write a man page of each command of the command line tool to MAN
+	cd cmd/dsync && $(GO) test -count=1 -run '^TestManPages$$' . -man '$(abspath $(MAN))'
 
 test-oldest: servers ## run the tests of the library with the oldest versions of all that it requires, as its go.mod says
 	GOWORK=off $(RUN_TESTS) -short -timeout 30m $(TESTFLAGS) $(OF_ROOT)
@@ -137,8 +142,9 @@ fuzz: ## look for names, URLs and answers of servers that break something: FUZZT
 interop: servers ## prove drivers/redisson against Java's Redisson, and drivers/zk against Curator (needs a JDK 17 and Maven)
 	cd test/interop && $(GO) test -p 1 -timeout 10m -parallel $(INTEROP_TESTS) $(TESTFLAGS) ./...
 
-interop-soak: servers ## the part of interop with faults, for five minutes
+interop-soak: servers ## the parts of interop with faults, for five minutes, and one for permits beside Curator
 	cd test/interop && $(GO) test -timeout 10m -run TestSoak -v $(TESTFLAGS) . -soak 5m
+	cd test/interop && $(GO) test -timeout 10m -run TestPermitsOfFleet -v $(TESTFLAGS) ./curator -soak 1m
 
 stress: servers ## let servers, networks, clocks and processes fail under load: every backend by every fault
 	cd test/stress && $(GO) vet ./... && $(GO) test $$($(GO) run ./overlay $(STRESS_BUILD)) -timeout 30m -parallel $(STRESS_BEDS) $(TESTFLAGS) . -minfaults 400 -minoperations 200000

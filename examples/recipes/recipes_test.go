@@ -217,6 +217,56 @@ func TestAtMost(t *testing.T) {
 	})
 }
 
+func TestAtMost8(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		clients, _ := processes(t, 3)
+		var inside, most, runs atomic.Int32
+		var wg sync.WaitGroup
+		for i := range 40 {
+			wg.Go(func() {
+				err := AtMost8(t.Context(), clients[i%3], "api/tenant", func(context.Context) error {
+					most.Store(max(most.Load(), inside.Add(1)))
+					time.Sleep(time.Second)
+					inside.Add(-1)
+					runs.Add(1)
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if most.Load() != 8 || runs.Load() != 40 {
+			t.Errorf("%d runs, at most %d at once; want 40, and 8", runs.Load(), most.Load())
+		}
+	})
+}
+
+func TestAllowed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		clients, _ := processes(t, 3)
+		const apart = 300 * time.Millisecond // a hundred take half a minute
+		for i := range 100 {
+			if err := Allowed(t.Context(), clients[i%3], "mails"); err != nil {
+				t.Fatalf("call %d: %v", i, err)
+			}
+			time.Sleep(apart)
+		}
+		for range 2 {
+			if err := Allowed(t.Context(), clients[0], "mails"); !errors.Is(err, dsync.ErrLocked) {
+				t.Errorf("call 101 in a minute: got %v, want ErrLocked", err)
+			}
+		}
+		time.Sleep(time.Minute/2 + apart*3/2) // the first two are a minute ago
+		for i := range 3 {
+			if err := Allowed(t.Context(), clients[i], "mails"); errors.Is(err, dsync.ErrLocked) != (i == 2) {
+				t.Errorf("call %d after a minute: got %v, want ErrLocked of the third", i, err)
+			}
+		}
+	})
+}
+
 func TestLeadHandsOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		clients, drivers := processes(t, 2)
