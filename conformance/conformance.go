@@ -153,7 +153,7 @@ func runChecks(t *testing.T, h Harness, checks []Check) {
 }
 
 // sideBySide is how many checks run at once in real time: most of them wait most of the time.
-const sideBySide = 4
+const sideBySide = 8
 
 // alone reports whether the check runs beside no others of the same harness. In fake time nothing waits.
 func (c Check) alone(h Harness) bool { return h.FakeTime || alone[c.Name] != "" }

@@ -243,6 +243,9 @@ func cancelEndsWait(e *env) error {
 		if err := e.isFreeAfter(r.err, name); err != nil {
 			return err
 		}
+		if errors.Is(r.err, driver.ErrUnknown) {
+			name = e.name() // what was sent may reach the server after this, and be taken back
+		}
 	}
 	return nil
 }
