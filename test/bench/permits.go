@@ -32,11 +32,12 @@ func measurePermits(b *bed, r *Row, round int) (Sample, error) {
 	return measureNames(b, r, names)
 }
 
-// The least that permits take which are a number and a sorted set of ends, as Redisson's are, whose waiters are in a queue at the server: who gives
-// one back names the next, and tells its client.
+// The least that permits take which come back, and are a number and a sorted set of ends, as Redisson's are, whose waiters are in a queue at the
+// server: who gives one back names the next, and tells its client. What is over by the server's clock is free again, as the floor of a lock expires.
 var (
-	permitAcquire = fmt.Sprintf(`local free = redis.call('GET', KEYS[1]) or %d
-if tonumber(free) < 1 then
+	permitAcquire = fmt.Sprintf(`local over = redis.call('ZREMRANGEBYSCORE', KEYS[2], 0, redis.call('TIME')[1] * 1000)
+local free = (redis.call('GET', KEYS[1]) or %d) + over
+if free < 1 then
   redis.call('RPUSH', KEYS[3], ARGV[1])
   return 0
 end
