@@ -43,9 +43,9 @@ func ask[T any](r *request, what string, f func(T, driver.Lease) error) (err err
 }
 
 // seal has the driver seal the name of one of its leases.
-func (r *request) seal() error { return r.sealWithin(r.driver.env.ctx) }
+func (r *request) seal() error { return r.sealWith(r.driver.env.ctx) }
 
-func (r *request) sealWithin(ctx context.Context) error {
+func (r *request) sealWith(ctx context.Context) error {
 	err := ask(r, "Seal", func(s move.Sealer, l driver.Lease) error { return s.Seal(ctx, l) })
 	untap(r.lease).add("seal: %s", outcome(err))
 	return err
@@ -331,7 +331,7 @@ func sealLost(e *env) error {
 	for _, opts := range [][]option{nil, {fixed}} {
 		a, b, name := e.driver(), e.driver(), e.name()
 		h := a.hold(name, opts...)
-		if err := a.unanswered("a Seal", h.sealWithin); err != nil {
+		if err := a.unanswered("a Seal", h.sealWith); err != nil {
 			return err
 		}
 		before := e.seesSeal(name)

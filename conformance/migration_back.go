@@ -35,9 +35,9 @@ func (d *rawDriver) changeSeal(ctx context.Context, what string, f func(context.
 }
 
 // unmark has the driver take the mark off the name of one of its leases.
-func (r *request) unmark() error { return r.unmarkWithin(r.driver.env.ctx) }
+func (r *request) unmark() error { return r.unmarkWith(r.driver.env.ctx) }
 
-func (r *request) unmarkWithin(ctx context.Context) error {
+func (r *request) unmarkWith(ctx context.Context) error {
 	err := ask(r, "Unmark", func(m move.Unmarker, l driver.Lease) error { return m.Unmark(ctx, l) })
 	untap(r.lease).add("unmark: %s", outcome(err))
 	return err
@@ -58,8 +58,8 @@ func (e *env) sealed(d *rawDriver, opts ...option) (name string, last uint64) {
 	return h.Name, last
 }
 
-// freed loosens and unseals a name.
-func (d *rawDriver) freed(name, id string) error {
+// loosenAndUnseal takes the seal of a name back.
+func (d *rawDriver) loosenAndUnseal(name, id string) error {
 	if err := d.loosen(name, id, 0); err != nil {
 		return fmt.Errorf("the Loosen by %s of %q, which is sealed: %w", d.label, name, err)
 	}
@@ -187,7 +187,7 @@ func loosenRaises(e *env) error {
 	if err := isRefusedWhole(e, b, name); err != nil {
 		return err
 	}
-	return b.freed(name, "z")
+	return b.loosenAndUnseal(name, "z")
 }
 
 // isRefusedWhole returns an error if a refused Loosen has left its id.
@@ -322,7 +322,7 @@ func unmarkLost(e *env) error {
 		h := a.hold(name)
 		h.markHeld(1 << 40)
 		last, _ := h.lease.Tokens()
-		if err := a.unanswered("an Unmark", h.unmarkWithin); err != nil {
+		if err := a.unanswered("an Unmark", h.unmarkWith); err != nil {
 			return err
 		}
 		a.heal()

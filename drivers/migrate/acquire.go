@@ -282,7 +282,7 @@ func (a *attempt) seal(ctx context.Context, from, to *part) error {
 func (a *attempt) marked(ctx context.Context, to *part) (bool, error) {
 	bound := &to.l.look
 	bound.Context, bound.at = ctx, to.lease.Expires()
-	defer bound.end()
+	defer bound.stopTimer()
 	marked, err := a.d.marker.Marked(bound, to.lease)
 	return marked, a.translate(err)
 }

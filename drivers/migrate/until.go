@@ -48,8 +48,8 @@ func (u *until) Err() error {
 	return u.timed.Err()
 }
 
-// end gives the timer back.
-func (u *until) end() {
+// stopTimer gives the timer back.
+func (u *until) stopTimer() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.timed != nil {

@@ -28,7 +28,7 @@ func TestUntilEndsWithItsTimeOrItsParent(t *testing.T) {
 			parent, cancel := context.WithTimeout(t.Context(), test.parent)
 			defer cancel()
 			u := &until{Context: parent, at: time.Now().Add(time.Minute)}
-			defer u.end()
+			defer u.stopTimer()
 			if at, ok := u.Deadline(); !ok || time.Until(at) != min(time.Minute, test.parent) {
 				t.Errorf("%s: got deadline %v, want the earlier one", test.what, at)
 			}

@@ -17,12 +17,12 @@ func init() { driver.Register("zk", open) }
 func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	u := c.URL
 	o := &Options{
-		Chroot:    u.Path,
-		TTL:       c.TTL,
-		NoTokens:  !c.Fenced,
-		FIFO:      u.Choice("order", "client", "fifo") == "fifo",
-		Latch:     u.Choice("node", "lock-", "latch-") == "latch-",
-		NoteAlone: u.Choice("value", "record", "note") == "note",
+		Chroot:      u.Path,
+		TTL:         c.TTL,
+		NoTokens:    !c.Fenced,
+		FIFO:        u.Choice("order", "client", "fifo") == "fifo",
+		LeaderLatch: u.Choice("node", "lock-", "latch-") == "latch-",
+		NoteAlone:   u.Choice("value", "record", "note") == "note",
 	}
 	usual := "open"
 	if u.User != nil {

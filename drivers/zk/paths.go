@@ -29,12 +29,12 @@ var infixes = [...]struct {
 	driver.Permit:    {"lease-", driver.Permit},
 	{"__lock__", driver.Exclusive},
 	{"__rlock__", driver.Read},
-	{latchInfix, driver.Exclusive},
+	{leaderLatchInfix, driver.Exclusive},
 }
 
 const (
 	lineInfix  = "lock-"  // also of those who stand in line for permits
-	latchInfix = "latch-" // of Curator's LeaderLatch
+	leaderLatchInfix = "latch-" // of Curator's LeaderLatch
 )
 
 // dir returns the path of a name. The path is the name itself, as far as ZooKeeper can keep the name: percent signs, what may not be in a
@@ -179,8 +179,8 @@ func withoutGUID(child string) string {
 
 // infix returns what stands in the names of new nodes of a mode.
 func (o *Options) infix(mode driver.Mode) string {
-	if o.Latch && mode == driver.Exclusive {
-		return latchInfix
+	if o.LeaderLatch && mode == driver.Exclusive {
+		return leaderLatchInfix
 	}
 	return infixes[mode].text
 }

@@ -10,7 +10,7 @@
 // digest.
 //
 //	order=client|fifo                all callers of all clients in their order, see Options.FIFO
-//	node=lock-|latch-                what locks are to Curator: an InterProcessMutex, or a LeaderLatch; see Options.Latch
+//	node=lock-|latch-                what locks are to Curator: an InterProcessMutex, or a LeaderLatch; see Options.LeaderLatch
 //	value=record|note                what a node says of its holder, see Options.NoteAlone
 //	acl=open|creator                 nodes for everybody, or for the user alone, the default where there is a user; see Options.ACL
 //	tls=true                         encrypt, by TLS 1.2 or newer, and check the server's certificate
@@ -201,9 +201,9 @@ type Options struct {
 	// NoTokens: leases carry no fencing tokens.
 	NoTokens bool
 
-	// Latch has the nodes of locks without a mode say latch-, as those of Curator's LeaderLatch do, and not lock-. Clients of dsync with and
-	// without Latch wait for each other, and Lock of go-zookeeper for both; a LeaderLatch heeds no lock-, and an InterProcessMutex no latch-.
-	Latch bool
+	// LeaderLatch has the nodes of locks without a mode say latch-, as those of Curator's LeaderLatch do, and not lock-. Clients of dsync with and
+	// without LeaderLatch wait for each other, and Lock of go-zookeeper for both; a LeaderLatch heeds no lock-, and an InterProcessMutex no latch-.
+	LeaderLatch bool
 
 	// NoteAlone has the node of a hold say its note and nothing else, as Curator's LeaderLatch and LeaderSelector expect the id of a participant
 	// there. Inspect then names the owner by the node.
