@@ -62,10 +62,10 @@ func isRecipe(last []byte) bool {
 // keyRange holds the keys of all contenders for a name that can exclude a mode. For a Read these are all but the Reads of this driver,
 // so a thousand Reads cost each other nothing, neither in answers nor in the events of their watches.
 type keyRange struct {
-	dir     string
-	forRead bool
-	counts  bool // for permits: the feed hears of the limit, too
-	ends    bool // of the key dir, which is a latch: watched for its deletion alone
+	dir      string
+	forRead  bool
+	ofRecord bool // of the key dir, which is a part of the record of a name
+	ends     bool // of the key dir, which is a contender's or a latch: watched for its deletion alone
 }
 
 func (r keyRange) from() string {
@@ -82,6 +82,8 @@ func (r keyRange) rest() clientv3.OpOption {
 		return clientv3.WithRange(clientv3.GetPrefixRangeEnd(r.dir))
 	case r.ends:
 		return clientv3.WithFilterPut()
+	case r.ofRecord:
+		return clientv3.WithRange("") // the key alone
 	}
 	return clientv3.WithPrefix()
 }

@@ -72,14 +72,15 @@ const (
 	drops                // the waiter has to look
 )
 
-// tell takes note of an event of a contender that is not the creation of its key: new keys stand behind. The view is that of the key own.
-func (v *view) tell(e *clientv3.Event, own string) verdict {
+// tell takes note of an event of a contender that is not the creation of its key, as new keys stand behind, or of one of the name's record. The
+// view is that of the key own.
+func (v *view) tell(e *clientv3.Event, own string, ofRecord bool) verdict {
 	key := string(e.Kv.Key)
 	i := slices.Index(v.before, key)
 	switch {
 	case e.Kv.ModRevision <= v.revision: // of an earlier key of the same name, or older than the view
 		return holds
-	case isSeal(e): // all keys behind have to look, also those whose view is of the nearest key alone
+	case ofRecord, isSeal(e): // all keys behind have to look, also those whose view is of the nearest key alone
 		return drops
 	case i < 0 && key != own && v.missing > 0:
 		return v.givenBack(e)
