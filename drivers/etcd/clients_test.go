@@ -85,7 +85,7 @@ func driverOn(tb testing.TB, c *clientv3.Client) drivertest.Locker {
 	return drivertest.LockerOf(tb, d)
 }
 
-// run has all clients lock the name until stop is closed, and calls during meanwhile.
+// run has all clients lock the name while a function runs.
 func (c *contest) run(name string, during func()) {
 	var work sync.WaitGroup
 	var stop atomic.Bool
@@ -99,33 +99,56 @@ func (c *contest) run(name string, during func()) {
 			}
 		})
 	}
+	defer func() {
+		stop.Store(true)
+		work.Wait()
+	}()
 	during()
-	stop.Store(true)
-	work.Wait()
-}
-
-// granted is how many locks were granted so far, to all and to the client that had the fewest.
-func (c *contest) granted() (all, least int64) {
-	for i := range c.grants {
-		n := c.grants[i].Load()
-		if all += n; i == 0 || n < least {
-			least = n
-		}
-	}
-	return all, least
 }
 
 // goOn waits until each client has had the name n more times.
 func (c *contest) goOn(tb testing.TB, n int64) {
-	_, before := c.granted()
-	for end := time.Now().Add(time.Minute); ; <-time.After(5 * time.Millisecond) {
-		if _, least := c.granted(); least >= before+n {
-			return
+	start := c.now().shares
+	served := func() bool {
+		for i, had := range start {
+			if c.grants[i].Load() < had+n {
+				return false
+			}
 		}
-		if time.Now().After(end) {
-			tb.Fatal("some client is not served")
-		}
+		return true
 	}
+	testenv.Eventually(tb, served, "each client is served")
+}
+
+// measured is what happened in a time.
+type measured struct {
+	all                    int64   // grants
+	shares                 []int64 // of each client in them
+	unary, watches, events int64
+	took, busy             time.Duration
+}
+
+// now returns what has happened so far.
+func (c *contest) now() measured {
+	m := measured{unary: c.traffic.unary.Load(), watches: c.traffic.watches.Load(), events: c.traffic.events.Load(), busy: processorTime()}
+	for i := range c.grants {
+		m.shares = append(m.shares, c.grants[i].Load())
+		m.all += m.shares[i]
+	}
+	return m
+}
+
+// measure returns what happens during a function.
+func (c *contest) measure(during func()) measured {
+	before, began := c.now(), time.Now()
+	during()
+	m := c.now()
+	m.took = time.Since(began)
+	m.all, m.unary, m.watches, m.events, m.busy = m.all-before.all, m.unary-before.unary, m.watches-before.watches, m.events-before.events, m.busy-before.busy
+	for i := range m.shares {
+		m.shares[i] -= before.shares[i]
+	}
+	return m
 }
 
 // fairness is Jain's index of the shares that the clients have in the grants.
@@ -138,6 +161,27 @@ func fairness(shares []int64) float64 {
 	return sum * sum / (float64(len(shares)) * squares)
 }
 
+// TestManyClientsCostNoMoreThanFew counts what a hand-over costs where 50 clients wait for one name, and looks whether each gets its share.
+func TestManyClientsCostNoMoreThanFew(t *testing.T) {
+	const clients, rounds = 50, 8
+	c := newContest(t, testenv.Etcd(t).Addr, clients, driverOn)
+	var m measured
+	c.run("a", func() {
+		c.goOn(t, 2) // until all have their sessions, and nobody is behind few any more
+		m = c.measure(func() { c.goOn(t, rounds) })
+	})
+	t.Logf("%d hand-overs: %d requests, %d watches begun or canceled, %d events", m.all, m.unary, m.watches, m.events)
+	if got := float64(m.unary+m.watches) / float64(m.all); got >= 6 {
+		t.Errorf("requests for each hand-over: got %.1f, want less than 6", got)
+	}
+	if got := float64(m.events) / float64(m.all); got >= clients/2 { // the first clients found few before them, and go on hearing of all for a while
+		t.Errorf("events for each hand-over: got %.1f, want less than %d", got, clients/2)
+	}
+	if got := fairness(m.shares); got < 0.95 {
+		t.Errorf("fairness: got %.3f, want 0.95 at least", got)
+	}
+}
+
 // BenchmarkClients has clients that hold one name for a millisecond each, on a server that writes its log to the disk.
 func BenchmarkClients(b *testing.B) {
 	for label, locker := range map[string]func(testing.TB, *clientv3.Client) drivertest.Locker{"driver": driverOn, "mutex": func(tb testing.TB, c *clientv3.Client) drivertest.Locker { return mutexes(tb, c) }} {
@@ -145,37 +189,22 @@ func BenchmarkClients(b *testing.B) {
 			b.Run(fmt.Sprint(label, "/", clients), func(b *testing.B) {
 				s := testenv.Etcd(b, "--unsafe-no-fsync=false", "--data-dir", b.TempDir())
 				c := newContest(b, s.Addr, clients, locker)
-				var all int64
-				var took, busy time.Duration
-				var unary, watches, events int64
-				var shares []int64
+				var m measured
 				c.run("a", func() {
 					c.goOn(b, 2)
-					before := make([]int64, clients)
-					for i := range before {
-						before[i] = c.grants[i].Load()
-					}
-					all, _ = c.granted()
-					unary, watches, events = c.traffic.unary.Load(), c.traffic.watches.Load(), c.traffic.events.Load()
-					start, began := processorTime(), time.Now()
-					for b.Loop() {
-						<-time.After(4 * time.Second)
-					}
-					took, busy = time.Since(began), processorTime()-start
-					now, _ := c.granted()
-					all = now - all
-					unary, watches, events = c.traffic.unary.Load()-unary, c.traffic.watches.Load()-watches, c.traffic.events.Load()-events
-					for i := range before {
-						shares = append(shares, c.grants[i].Load()-before[i])
-					}
+					m = c.measure(func() {
+						for b.Loop() {
+							<-time.After(4 * time.Second)
+						}
+					})
 				})
-				each := func(n int64) float64 { return float64(n) / float64(all) }
-				b.ReportMetric(float64(all)/took.Seconds(), "hand-overs/s")
-				b.ReportMetric(each(unary), "requests/each")
-				b.ReportMetric(each(watches), "watches/each")
-				b.ReportMetric(each(events), "events/each")
-				b.ReportMetric(each(busy.Microseconds()), "client-µs/each")
-				b.ReportMetric(fairness(shares), "jain")
+				each := func(n int64) float64 { return float64(n) / float64(m.all) }
+				b.ReportMetric(float64(m.all)/m.took.Seconds(), "hand-overs/s")
+				b.ReportMetric(each(m.unary), "requests/each")
+				b.ReportMetric(each(m.watches), "watches/each")
+				b.ReportMetric(each(m.events), "events/each")
+				b.ReportMetric(each(m.busy.Microseconds()), "client-µs/each")
+				b.ReportMetric(fairness(m.shares), "jain")
 				b.ReportMetric(0, "ns/op")
 			})
 		}

@@ -14,7 +14,7 @@ import (
 
 const (
 	lingerFor    = 2 * time.Second        // how long a feed goes on without waiters and watches
-	keyLingerFor = 200 * time.Millisecond // the same of a feed for one key: who comes back at once mostly stands behind the same client
+	keyLingerFor = 200 * time.Millisecond // the same of a feed of the end of one key: who comes back at once mostly stands behind the same client
 	firstRetry   = 50 * time.Millisecond
 	lastRetry    = 2 * time.Second
 	maxRecent    = 32 // events that a feed remembers

@@ -60,7 +60,7 @@ func isRecipe(last []byte) bool {
 }
 
 // keyRange holds the keys of all contenders for a name that can exclude a mode. For a Read these are all but the Reads of this driver,
-// so a thousand Reads cost each other nothing, neither in answers nor in the events of their watches.
+// so a thousand Reads cost each other nothing, neither in answers nor in the events of their watches. Or it holds one key.
 type keyRange struct {
 	dir      string
 	forRead  bool
@@ -83,7 +83,7 @@ func (r keyRange) rest() clientv3.OpOption {
 	case r.ends:
 		return clientv3.WithFilterPut()
 	case r.ofRecord:
-		return clientv3.WithRange("") // the key alone
+		return func(*clientv3.Op) {}
 	}
 	return clientv3.WithPrefix()
 }

@@ -16,9 +16,9 @@ import (
 // before, with every event since then, is as good as another look: the event by which the last of these keys is deleted grants the lock, at
 // its revision, if all of these hold:
 //
-//   - The watch was active before the request for the view was sent, and has been since then. When a connection breaks, the client library
-//     goes on with the revision after the last one that the watch told; if it cannot, as after a compaction, the watch ends, and all
-//     waiters look.
+//   - The watch was active before the request for the view was sent, and has been since then, and its feed remembers all that it has told since
+//     the revision of the view. When a connection breaks, the client library goes on with the revision after the last one that the watch told; if
+//     it cannot, as after a compaction, the watch ends, and all waiters look.
 //   - No event has told of a change of any of these keys, or of the key itself. A seal changes the key of its holder. A mark may change the
 //     record of a name, so setting or removing a mark puts the key of the holder again, for the views. A pass to another caller of the
 //     client is the one change that leaves the view as it is, and the value of the key says so.

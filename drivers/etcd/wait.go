@@ -78,8 +78,9 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 // hears of all contenders, and needs no look to be granted the lock. Where many are, all of them wait behind the nearest one, and hear of its end
 // alone: each release would otherwise be told to all clients that wait. A seal is not the end of its key, but is to be known to all.
 //
-// A waiter that hears of the nearest key goes on with that while the key is there. Callers that have a key each (Options.FIFO) share the events of
-// all contenders. A request for permits has to count all that are given back, and looks after a change of the limit.
+// A waiter that hears of the nearest key goes on with that while the key is there, also when few are left. Callers that have a key each
+// (Options.FIFO) share the events of all contenders. A request for permits has to count all that are given back, and looks after a change of the
+// limit.
 func (h *hold) hears(dir string, w *waiter, v view) (view, []keyRange) {
 	switch {
 	case h.request.Mode == driver.Permit:
