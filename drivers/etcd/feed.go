@@ -98,11 +98,11 @@ func (fs *feeds) feed(keys keyRange) *feed {
 func (w *waiter) leave() {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
-	w.hear(nil)
+	w.listen(nil)
 }
 
-// hear has the waiter hear the feeds of ranges, and no others. It is called with feeds.mu held.
-func (w *waiter) hear(ranges []keyRange) {
+// listen has the waiter hear the feeds of ranges, and no others. It is called with feeds.mu held.
+func (w *waiter) listen(ranges []keyRange) {
 	before := w.feeds
 	w.feeds = nil
 	for _, keys := range ranges {
@@ -153,7 +153,7 @@ func (w *waiter) got(v view, ranges []keyRange) (active bool) {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
 	w.forget()
-	if w.hear(ranges); !w.active() {
+	if w.listen(ranges); !w.active() {
 		return false
 	}
 	for _, f := range w.feeds {

@@ -109,9 +109,9 @@ var modelMistakes = []modelMistake{
 	{
 		name: "a waiter goes on hearing of a key that has gone",
 		file: "feed.go", model: "crowd", wrong: []string{modelAsleep},
-		old: `if w.hear(ranges); !w.active() {`,
+		old: `if w.listen(ranges); !w.active() {`,
 		new: `if !PLANTED || len(w.feeds) == 0 {
-		w.hear(ranges)
+		w.listen(ranges)
 	}
 	if !w.active() {`,
 	},
