@@ -78,20 +78,14 @@ func (d *Driver) attempt(ctx context.Context, r *driver.Request, seconds int64, 
 	if r.NoWait {
 		return h.try(ctx, dir, fresh)
 	}
-	w := d.feeds.join(h.rangeIn(dir), h.key, true)
+	asked := d.feeds.now()
 	v, err := h.enqueue(ctx, dir, fresh)
 	if err == nil && !v.first() {
 		if !so.waited {
 			so.waited = true
 			r.Events.Waiting()
 		}
-		if w == nil {
-			w = d.feeds.join(h.rangeIn(dir), h.key, false)
-		}
-		err = h.wait(ctx, w, v)
-	}
-	if w != nil {
-		w.leave()
+		err = h.wait(ctx, dir, d.feeds.join(h.key, asked), v)
 	}
 	return h.outcome(err)
 }

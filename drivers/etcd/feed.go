@@ -2,8 +2,10 @@ package etcd
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -11,74 +13,70 @@ import (
 )
 
 const (
-	lingerFor  = 2 * time.Second // how long a feed goes on without waiters and watches
-	firstRetry = 50 * time.Millisecond
-	lastRetry  = 2 * time.Second
+	lingerFor    = 2 * time.Second        // how long a feed goes on without waiters and watches
+	keyLingerFor = 200 * time.Millisecond // the same of a feed of the end of one key: who comes back at once mostly stands behind the same client
+	firstRetry   = 50 * time.Millisecond
+	lastRetry    = 2 * time.Second
+	maxRecent    = 32 // events that a feed remembers
 )
 
 // feeds tell the waiters of a driver what happens to the keys before theirs. The watches of all names share one stream.
 type feeds struct {
 	driver *Driver
+	clock  atomic.Int64 // orders the requests for views and the beginnings of watches
 
-	mu      sync.Mutex // taken before that of a feed
+	mu      sync.Mutex // guards all feeds and waiters
 	byRange map[keyRange]*feed
 	stream  int // number of the stream that new watches share
 }
 
 func newFeeds(d *Driver) *feeds { return &feeds{driver: d, byRange: make(map[keyRange]*feed)} }
 
-// feed is the watch on the contenders for one name or, for Reads that wait, on all contenders but the Reads of this driver. The watch has
-// no start revision: the server delivers only ten times a second from a watch that starts in the past. So all waiters are woken when
-// the feed becomes active, and ask what happened before.
+// feed is the watch on the contenders for one name, on some of them, or on one key of the name's record. The watch has no start revision: the
+// server delivers only ten times a second from a watch that starts in the past. So all waiters are woken when the feed becomes active, and
+// ask what happened before.
 type feed struct {
-	feeds  *feeds
-	keys   keyRange
-	idle   chan struct{} // buffered; signaled when the last waiter has left
-	again  chan struct{} // buffered; signaled when the watch has to be made anew
-	stream int           // the stream of the watch; guarded by feeds.mu
+	feeds *feeds
+	keys  keyRange
+	idle  chan struct{} // buffered; signaled when the last waiter has left
+	again chan struct{} // buffered; signaled when the watch has to be made anew
 
-	mu      sync.Mutex
-	active  bool // the feed tells all that happens
+	// Guarded by feeds.mu.
+	stream  int               // the stream of the watch
+	active  bool              // the feed tells all that happens
+	since   int64             // when the feed became active, on feeds.clock
+	recent  []*clientv3.Event // the last ones that it has told since then
+	lost    int64             // revision of the newest event since then that is no longer among the recent ones
 	waiters map[*waiter]struct{}
 	watches map[*watch]struct{}
 }
 
 // waiter is a contender that waits for those before it to go. It is in one of these states:
 //
-//	asking   missed               a request for a view is under way
 //	waiting  view                 the view has all keys before the waiter's, or the nearest one
 //	first    view and first       by the view and the events since, no key is before the waiter's
-//	in doubt                      the waiter has to look, as soon as the feed is active, or after a while
+//	in doubt                      the waiter has to look, as soon as its feeds are active, or after a while
+//
+// Which feeds the waiter hears depends on its view: see hold.hears.
 type waiter struct {
-	feed *feed
+	all  *feeds
 	own  string        // key
 	wake chan struct{} // buffered; signaled in the last two states
 
-	// Guarded by feed.mu.
-	missed []*clientv3.Event // told since the request for a view was sent, by a feed that was active before
-	view   *view
-	first  int64 // revision of the event by which the key became the first
+	// Guarded by feeds.mu.
+	feeds []*feed
+	asked int64 // when the last request for a view was sent, on feeds.clock
+	view  *view
+	first int64 // revision of the event by which the key became the first
 }
 
-// join returns a waiter for a key. Before says that the key is yet to be put: then the waiter is asking, so that the put brings its view,
-// and join returns nil if the feed is not active. Otherwise the waiter is in doubt.
-func (fs *feeds) join(keys keyRange, own string, before bool) *waiter {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	if before && fs.byRange[keys] == nil {
-		return nil
-	}
-	f := fs.feed(keys)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if before && !f.active {
-		return nil
-	}
-	w := &waiter{feed: f, own: own, wake: make(chan struct{}, 1)}
-	if f.waiters[w] = struct{}{}; before {
-		w.missed = []*clientv3.Event{}
-	}
-	return w
+// now is the time for the request that puts the key of a waiter: see join.
+func (fs *feeds) now() int64 { return fs.clock.Add(1) }
+
+// join returns a waiter for a key. It is in doubt, and hears no feed until it has got a view. The request that put the key, and brings the
+// first view, was sent at asked.
+func (fs *feeds) join(own string, asked int64) *waiter {
+	return &waiter{all: fs, own: own, asked: asked, wake: make(chan struct{}, 1)}
 }
 
 // feed returns the feed of a range. It is called with feeds.mu held.
@@ -98,14 +96,41 @@ func (fs *feeds) feed(keys keyRange) *feed {
 
 // leave ends what join began.
 func (w *waiter) leave() {
-	f := w.feed
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.waiters, w)
-	f.left()
+	w.all.mu.Lock()
+	defer w.all.mu.Unlock()
+	w.listen(nil)
 }
 
-// left has the feed end after a while, unless somebody joins it. It is called with feed.mu held.
+// listen has the waiter hear the feeds of ranges, and no others. It is called with feeds.mu held.
+func (w *waiter) listen(ranges []keyRange) {
+	before := w.feeds
+	w.feeds = nil
+	for _, keys := range ranges {
+		f := w.all.feed(keys)
+		f.waiters[w] = struct{}{}
+		w.feeds = append(w.feeds, f)
+	}
+	for _, f := range before {
+		if !slices.Contains(w.feeds, f) {
+			delete(f.waiters, w)
+			f.left()
+		}
+	}
+}
+
+// hears reports whether the waiter hears the feed of a range.
+func (w *waiter) hears(keys keyRange) bool {
+	w.all.mu.Lock()
+	defer w.all.mu.Unlock()
+	return slices.ContainsFunc(w.feeds, func(f *feed) bool { return f.keys == keys })
+}
+
+// active reports whether all feeds of the waiter are. It is called with feeds.mu held.
+func (w *waiter) active() bool {
+	return !slices.ContainsFunc(w.feeds, func(f *feed) bool { return !f.active })
+}
+
+// left has the feed end after a while, unless somebody joins it. It is called with feeds.mu held.
 func (f *feed) left() {
 	if len(f.waiters)+len(f.watches) == 0 {
 		signal(f.idle)
@@ -114,49 +139,47 @@ func (f *feed) left() {
 
 // ask begins a request for a view, and returns the view that the waiter had, or nil.
 func (w *waiter) ask() (old *view) {
-	f := w.feed
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	w.all.mu.Lock()
+	defer w.all.mu.Unlock()
 	old = w.view
-	if w.forget(); f.active {
-		w.missed = []*clientv3.Event{}
-	}
+	w.forget()
+	w.asked = w.all.now()
 	return old
 }
 
-// got ends what ask began: v is the answer, or nil. It reports whether the feed is active. If the feed has told all events since the
-// request was sent, the waiter goes on from v; otherwise the waiter has to look.
-func (w *waiter) got(v *view) (active bool) {
-	f := w.feed
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	missed := w.missed
+// got ends what ask began: v is the answer, and from now on the waiter hears the feeds of ranges. It reports whether these are active. If they have
+// told all events since the request was sent, and know them still, the waiter goes on from v; otherwise it has to look as soon as all are.
+func (w *waiter) got(v view, ranges []keyRange) (active bool) {
+	w.all.mu.Lock()
+	defer w.all.mu.Unlock()
 	w.forget()
-	switch {
-	case v == nil:
-	case missed != nil:
-		w.view = v
-		for _, e := range missed {
-			w.hear(e)
-		}
-	case f.active:
-		signal(w.wake)
+	if w.listen(ranges); !w.active() {
+		return false
 	}
-	return f.active
+	for _, f := range w.feeds {
+		if f.since > w.asked || f.lost > v.revision {
+			signal(w.wake)
+			return true
+		}
+	}
+	w.view = &v
+	for _, f := range w.feeds {
+		for _, e := range f.recent {
+			w.note(f, e)
+		}
+	}
+	return true
 }
 
-// forget leaves the waiter in doubt. It is called with feed.mu held.
-func (w *waiter) forget() { w.missed, w.view, w.first = nil, nil, 0 }
+// forget leaves the waiter in doubt. It is called with feeds.mu held.
+func (w *waiter) forget() { w.view, w.first = nil, 0 }
 
-// hear takes note of a change or deletion of a contender's key. It is called with feed.mu held.
-func (w *waiter) hear(e *clientv3.Event) {
-	if w.missed != nil {
-		w.missed = append(w.missed, e)
-	}
+// note takes note of an event of a feed. It is called with feeds.mu held.
+func (w *waiter) note(f *feed, e *clientv3.Event) {
 	if w.view == nil {
 		return
 	}
-	switch w.view.tell(e, w.own) {
+	switch w.view.tell(e, w.own, f.keys.ofRecord) {
 	case frees:
 		w.first = e.Kv.ModRevision
 		signal(w.wake)
@@ -177,25 +200,20 @@ func signal(c chan struct{}) {
 // doubt has the watch made anew, on another stream and so perhaps to another server, because the watch did not tell an event, or its own
 // start, in time. A server that is frozen, or cut off from the others, says nothing, and its connection may stay.
 func (w *waiter) doubt() {
-	f, fs := w.feed, w.feed.feeds
+	fs := w.all
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	if f.stream == fs.stream {
+	if slices.ContainsFunc(w.feeds, func(f *feed) bool { return f.stream == fs.stream }) {
 		fs.stream++
 	}
-	signal(f.again)
+	for _, f := range w.feeds {
+		signal(f.again)
+	}
 }
 
 // run ends when the feed has had no waiters and watches for a while, or with the driver.
 func (f *feed) run() {
 	d := f.feeds.driver
-	if f.keys.counts {
-		stop, err := d.watch(keyRange{dir: limitKey(f.keys.dir)}, f.lookAll)
-		if err != nil {
-			return // the driver ends
-		}
-		defer stop()
-	}
 	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
 		seen, end := f.watch()
 		if end || d.life.Context().Err() != nil {
@@ -226,7 +244,11 @@ func (f *feed) watch() (seen, end bool) {
 	if !d.life.Go(func() { started <- d.client.Watch(ctx, f.keys.from(), f.keys.rest(), clientv3.WithCreatedNotify()) }) {
 		return false, true
 	}
-	linger := time.NewTimer(lingerFor)
+	lingers := lingerFor
+	if f.keys.ends {
+		lingers = keyLingerFor
+	}
+	linger := time.NewTimer(lingers)
 	defer linger.Stop()
 	for {
 		select {
@@ -243,7 +265,7 @@ func (f *feed) watch() (seen, end bool) {
 		case <-f.again:
 			return seen, false
 		case <-f.idle:
-			linger.Reset(lingerFor)
+			linger.Reset(lingers)
 		case <-linger.C:
 			if f.close() {
 				return seen, true
@@ -254,11 +276,11 @@ func (f *feed) watch() (seen, end bool) {
 
 // setActive says whether the feed tells all events from now on. The feed has missed some before in either case, so all waiters are in doubt.
 func (f *feed) setActive(active bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.active = active
+	f.feeds.mu.Lock()
+	defer f.feeds.mu.Unlock()
+	f.active, f.since, f.recent, f.lost = active, f.feeds.now(), nil, 0
 	for w := range f.waiters {
-		if w.forget(); active {
+		if w.forget(); w.active() {
 			signal(w.wake)
 		}
 	}
@@ -267,27 +289,21 @@ func (f *feed) setActive(active bool) {
 	}
 }
 
-// lookAll has all waiters look. It is called when the limit of permits has changed, or may have changed unseen.
-func (f *feed) lookAll() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for w := range f.waiters {
-		w.forget()
-		signal(w.wake)
-	}
-}
-
 // tell tells all waiters of events. Waiters hear all events that came together before any waiter acts on one: the end of a lease deletes
 // keys in any order, and the key of the waiter may be among them.
 func (f *feed) tell(events []*clientv3.Event) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.feeds.mu.Lock()
+	defer f.feeds.mu.Unlock()
 	for _, e := range events {
-		if e.IsCreate() || !isContender(f.keys.dir, e.Kv) {
+		if !f.keys.ofRecord && (e.IsCreate() || !isContender(f.keys.dir, e.Kv)) {
 			continue // a new contender, who stands behind, or a name below
 		}
+		if f.recent = append(f.recent, e); len(f.recent) > maxRecent {
+			f.lost = f.recent[0].Kv.ModRevision
+			f.recent = slices.Delete(f.recent, 0, 1)
+		}
 		for w := range f.waiters {
-			w.hear(e)
+			w.note(f, e)
 		}
 	}
 	if len(events) > 0 {
@@ -299,8 +315,6 @@ func (f *feed) tell(events []*clientv3.Event) {
 func (f *feed) close() bool {
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	if len(f.waiters)+len(f.watches) > 0 {
 		return false
 	}

@@ -27,7 +27,7 @@ func (h *hold) dir() string { return h.key[:strings.LastIndexByte(h.key, '/')+1]
 
 // rangeIn returns the keys that matter to h, below its dir.
 func (h *hold) rangeIn(dir string) keyRange {
-	return keyRange{dir: dir, counts: h.request.Mode == driver.Permit, forRead: h.request.Mode == driver.Read}
+	return keyRange{dir: dir, forRead: h.request.Mode == driver.Read}
 }
 
 // newKey returns a key that no other attempt has. The key of an exclusive lock begins like the keys of package concurrency, which are the

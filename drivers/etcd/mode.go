@@ -60,12 +60,12 @@ func isRecipe(last []byte) bool {
 }
 
 // keyRange holds the keys of all contenders for a name that can exclude a mode. For a Read these are all but the Reads of this driver,
-// so a thousand Reads cost each other nothing, neither in answers nor in the events of their watches.
+// so a thousand Reads cost each other nothing, neither in answers nor in the events of their watches. Or it holds one key.
 type keyRange struct {
-	dir     string
-	forRead bool
-	counts  bool // for permits: the feed hears of the limit, too
-	ends    bool // of the key dir, which is a latch: watched for its deletion alone
+	dir      string
+	forRead  bool
+	ofRecord bool // of the key dir, which is a part of the record of a name
+	ends     bool // of the key dir, which is a contender's or a latch: watched for its deletion alone
 }
 
 func (r keyRange) from() string {
@@ -82,6 +82,8 @@ func (r keyRange) rest() clientv3.OpOption {
 		return clientv3.WithRange(clientv3.GetPrefixRangeEnd(r.dir))
 	case r.ends:
 		return clientv3.WithFilterPut()
+	case r.ofRecord:
+		return func(*clientv3.Op) {}
 	}
 	return clientv3.WithPrefix()
 }

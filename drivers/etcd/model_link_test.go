@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"hash/maphash"
+	"reflect"
 	"slices"
 	"time"
 
@@ -230,6 +231,7 @@ func (k *modelKeepAlive) Recv() (*pb.LeaseKeepAliveResponse, error) {
 type modelWatch struct {
 	ctx      context.Context
 	key, end string
+	ends     bool // it tells of deletions alone
 	hears    chan clientv3.WatchResponse
 	begun    chan struct{} // closed when the client knows that the watch has begun
 
@@ -250,6 +252,7 @@ func (c modelWatcher) Watch(ctx context.Context, key string, options ...clientv3
 		ctx:   ctx,
 		key:   key,
 		end:   string(op.RangeBytes()),
+		ends:  reflect.ValueOf(op).FieldByName("filterPut").Bool(),
 		from:  op.Rev(),
 		hears: make(chan clientv3.WatchResponse, 64), // so that the model never waits
 		begun: make(chan struct{}),
@@ -312,6 +315,9 @@ func (watch *modelWatch) pending(s *modelServer, all bool) (answer *clientv3.Wat
 func (watch *modelWatch) concerns(all []*mvccpb.Event) (events []*clientv3.Event) {
 	for _, e := range all {
 		if key := string(e.Kv.Key); key == watch.key || key > watch.key && key < watch.end {
+			if watch.ends && e.Type == mvccpb.PUT {
+				continue
+			}
 			events = append(events, (*clientv3.Event)(e))
 		}
 	}

@@ -29,31 +29,33 @@ var modelMistakes = []modelMistake{
 	{
 		name: "a view from before the watch broke counts",
 		file: "feed.go", model: "elections", runs: 10000, wrong: []string{modelAsleep, modelNotFirst},
-		old: `if w.forget(); active {`,
+		old: `if w.forget(); w.active() {`,
 		new: `if !PLANTED {
 			w.forget()
 		}
-		if active {`,
+		if w.active() {`,
 	},
 	{
 		name: "a view that was asked for before the watch began counts",
 		file: "feed.go", model: "two of a client arrive", wrong: []string{modelAsleep, modelNotFirst},
-		old: `case missed != nil:`,
-		new: `case PLANTED || missed != nil:`,
+		old: `if f.since > w.asked ||`,
+		new: `if !PLANTED && f.since > w.asked ||`,
 	},
 	{
 		name: "what the watch tells while a look is on its way is forgotten",
 		file: "feed.go", model: "arrivals", wrong: []string{modelAsleep},
-		old: `range missed {`,
-		new: `range missed[:map[bool]int{true: 0, false: len(missed)}[PLANTED]] {`,
+		old: `range f.recent {`,
+		new: `range f.recent[:map[bool]int{true: 0, false: len(f.recent)}[PLANTED]] {`,
 	},
 	{
 		name: "who joins a watch that has begun does not look",
 		file: "feed.go", model: "two of a client arrive", wrong: []string{modelAsleep},
-		old: `	case f.active:
-		signal(w.wake)`,
-		new: `	case f.active && !PLANTED:
-		signal(w.wake)`,
+		old: `			signal(w.wake)
+			return true`,
+		new: `			if !PLANTED {
+				signal(w.wake)
+			}
+			return true`,
 	},
 	{
 		name: "who cannot rely on a view any more does not look",
@@ -74,7 +76,7 @@ var modelMistakes = []modelMistake{
 	},
 	{
 		name: "the end of an earlier key of the same name counts",
-		file: "view.go", model: "rounds", wrong: []string{modelNotFirst},
+		file: "view.go", model: "rounds", wrong: []string{modelNotFirst, modelFallen},
 		old: `case e.Kv.ModRevision <= v.revision:`,
 		new: `case !PLANTED && e.Kv.ModRevision <= v.revision:`,
 	},
@@ -89,6 +91,29 @@ var modelMistakes = []modelMistake{
 		file: "view.go", model: "crowd", wrong: []string{modelNotFirst},
 		old: `, !v.all:`,
 		new: `, !PLANTED && !v.all:`,
+	},
+	{
+		name: "who hears of the nearest key alone counts on the others",
+		file: "wait.go", model: "crowd that waits for the nearest", wrong: []string{modelAsleep},
+		old: `v.before, v.all = v.before[:1:1], false`,
+		new: `if !PLANTED {
+		v.before, v.all = v.before[:1:1], false
+	}`,
+	},
+	{
+		name: "who hears of the nearest key alone does not hear of the seal",
+		file: "wait.go", model: "seal before many", wrong: []string{modelAsleep},
+		old: `{dir: sealKey(dir), ofRecord: true}}`,
+		new: `{dir: sealKey(dir), ofRecord: true}}[:map[bool]int{true: 1, false: 2}[PLANTED]]`,
+	},
+	{
+		name: "a waiter goes on hearing of a key that has gone",
+		file: "feed.go", model: "crowd", wrong: []string{modelAsleep},
+		old: `if w.listen(ranges); !w.active() {`,
+		new: `if !PLANTED || len(w.feeds) == 0 {
+		w.listen(ranges)
+	}
+	if !w.active() {`,
 	},
 	{
 		name: "a page that is full counts as all",
@@ -190,9 +215,9 @@ var modelMistakes = []modelMistake{
 	},
 	{
 		name: "who waits for permits does not hear of the limit",
-		file: "feed.go", model: "a limit is raised", wrong: []string{modelAsleep},
-		old: `if f.keys.counts {`,
-		new: `if f.keys.counts && !PLANTED {`,
+		file: "wait.go", model: "a limit is raised", wrong: []string{modelAsleep},
+		old: `{dir: limitKey(dir), ofRecord: true}}`,
+		new: `{dir: limitKey(dir), ofRecord: true}}[:map[bool]int{true: 1, false: 2}[PLANTED]]`,
 	},
 	{
 		name: "who wants permits does not look when they may be free",

@@ -75,6 +75,7 @@ type modelCase struct {
 	fixed   bool     // the leases are of the holds' own
 	tries   bool     // all but the first caller ask once, without waiting
 	others  int      // keys of programs that are no clients of dsync before all callers
+	behind  int      // such keys behind the first caller, which stay
 	batches bool     // watches tell several revisions at once, too
 	ttl     time.Duration
 	pause   time.Duration // that passes at once
@@ -111,13 +112,7 @@ func newModelWorld(c modelCase) *modelWorld {
 		removedKeys: make(map[int64]bool),
 		left:        c.faults,
 	}
-	for i := range c.others {
-		w.owners[int64(i+1)] = "others"
-		w.server.leases[int64(i+1)] = &modelLease{client: "others", ttl: time.Hour, ends: time.Now().Add(time.Hour)}
-		t := &modelTxn{modelServer: w.server}
-		t.put(&pb.PutRequest{Key: fmt.Appendf(nil, "%s%x", modelDir, i+1), Lease: int64(i + 1)})
-		w.server.commit(t.events)
-	}
+	w.queueUp("others", c.others)
 	if c.faults.raises > 0 {
 		w.setLimit(modelPermits - 1)
 	}
@@ -136,6 +131,18 @@ func newModelWorld(c modelCase) *modelWorld {
 		w.crowd[1].rounds = 0
 	}
 	return w
+}
+
+// queueUp adds keys of other programs.
+func (w *modelWorld) queueUp(client string, n int) {
+	for i := range n {
+		id := int64(i + 1)
+		w.owners[id] = client
+		w.server.leases[id] = &modelLease{client: client, ttl: time.Hour, ends: time.Now().Add(time.Hour)}
+		t := &modelTxn{modelServer: w.server}
+		t.put(&pb.PutRequest{Key: fmt.Appendf(nil, "%s%x", modelDir, id), Lease: id})
+		w.server.commit(t.events)
+	}
 }
 
 // connect adds a client of the library, and a driver on it.
@@ -461,6 +468,11 @@ func (w *modelWorld) settle() {
 			}
 			w.take(steps[at])
 		}
+		if i == 0 {
+			w.mu.Lock()
+			w.queueUp("incumbents", w.behind)
+			w.mu.Unlock()
+		}
 	}
 }
 
@@ -515,7 +527,7 @@ func (w *modelWorld) isLeft() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, kv := range w.server.keys {
-		if len(modelQueue(map[string]*mvccpb.KeyValue{string(kv.Key): kv}, modelDir)) > 0 && kv.Lease != 0 && w.leaseOf(kv) != "others" {
+		if len(modelQueue(map[string]*mvccpb.KeyValue{string(kv.Key): kv}, modelDir)) > 0 && kv.Lease != 0 && w.leaseOf(kv) != "others" && w.leaseOf(kv) != "incumbents" {
 			return true
 		}
 	}

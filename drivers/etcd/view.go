@@ -16,9 +16,9 @@ import (
 // before, with every event since then, is as good as another look: the event by which the last of these keys is deleted grants the lock, at
 // its revision, if all of these hold:
 //
-//   - The watch was active before the request for the view was sent, and has been since then. When a connection breaks, the client library
-//     goes on with the revision after the last one that the watch told; if it cannot, as after a compaction, the watch ends, and all
-//     waiters look.
+//   - The watch was active before the request for the view was sent, and has been since then, and its feed remembers all that it has told since
+//     the revision of the view. When a connection breaks, the client library goes on with the revision after the last one that the watch told; if
+//     it cannot, as after a compaction, the watch ends, and all waiters look.
 //   - No event has told of a change of any of these keys, or of the key itself. A seal changes the key of its holder. A mark may change the
 //     record of a name, so setting or removing a mark puts the key of the holder again, for the views. A pass to another caller of the
 //     client is the one change that leaves the view as it is, and the value of the key says so.
@@ -72,14 +72,15 @@ const (
 	drops                // the waiter has to look
 )
 
-// tell takes note of an event of a contender that is not the creation of its key: new keys stand behind. The view is that of the key own.
-func (v *view) tell(e *clientv3.Event, own string) verdict {
+// tell takes note of an event of a contender that is not the creation of its key, as new keys stand behind, or of one of the name's record. The
+// view is that of the key own.
+func (v *view) tell(e *clientv3.Event, own string, ofRecord bool) verdict {
 	key := string(e.Kv.Key)
 	i := slices.Index(v.before, key)
 	switch {
 	case e.Kv.ModRevision <= v.revision: // of an earlier key of the same name, or older than the view
 		return holds
-	case isSeal(e): // all keys behind have to look, also those whose view is of the nearest key alone
+	case ofRecord, isSeal(e): // all keys behind have to look, also those whose view is of the nearest key alone
 		return drops
 	case i < 0 && key != own && v.missing > 0:
 		return v.givenBack(e)

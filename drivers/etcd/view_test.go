@@ -18,9 +18,10 @@ const (
 
 var viewKeys = keyRange{dir: viewDir}
 
-// viewed is a waiter and its feed, without a watch: a test tells the events.
+// viewed is a waiter and its feeds, without a watch: a test tells the events. The feeds are of all contenders, of the key a/8, and of the seal.
 type viewed struct {
-	feed   *feed
+	feed, last, seal *feed
+
 	waiter *waiter
 	hold   *hold
 }
@@ -28,12 +29,23 @@ type viewed struct {
 func newViewed() *viewed {
 	d := &Driver{epoch: time.Now()}
 	d.feeds = newFeeds(d)
-	f := &feed{feeds: d.feeds, keys: viewKeys, waiters: make(map[*waiter]struct{})}
-	d.feeds.byRange[viewKeys] = f
-	f.setActive(true)
+	feed := func(keys keyRange) *feed {
+		f := &feed{feeds: d.feeds, keys: keys, waiters: make(map[*waiter]struct{})}
+		d.feeds.byRange[keys] = f
+		f.setActive(true)
+		return f
+	}
 	h := &hold{driver: d, request: &driver.Request{}, key: viewOwn, revision: 10, session: new(session)}
 	h.session.expires.Store(int64(time.Hour))
-	return &viewed{f, d.feeds.join(viewKeys, viewOwn, true), h}
+	v := &viewed{feed: feed(viewKeys), last: feed(keyRange{dir: "a/8", ends: true}), seal: feed(keyRange{dir: sealKey(viewDir), ofRecord: true}), hold: h}
+	v.waiter = d.feeds.join(viewOwn, d.feeds.now())
+	return v
+}
+
+// got gives the waiter a view.
+func (v *viewed) got(w view) {
+	w.before = slices.Clone(w.before)
+	v.waiter.got(v.hold.hears(viewDir, v.waiter, w))
 }
 
 // todo returns what the waiter does, if it is woken: else it rests.
@@ -63,8 +75,9 @@ func (v *viewed) does(t *testing.T, name string, steps []step, want verdict, tok
 	if v.hold.token != token {
 		t.Errorf("%s: token: got %d, want %d", name, v.hold.token, token)
 	}
-	if v.waiter.leave(); len(v.feed.waiters) > 0 {
-		t.Errorf("%s: left in the feed: %v", name, v.feed.waiters)
+	v.waiter.leave()
+	if n := len(v.feed.waiters) + len(v.last.waiters) + len(v.seal.waiters); n > 0 {
+		t.Errorf("%s: left in %d feeds", name, n)
 	}
 }
 
@@ -84,15 +97,23 @@ func passed(key string, created, revision, lease int64) *clientv3.Event {
 
 func TestWaiterGrantsOnlyWhatEventsProve(t *testing.T) {
 	both := view{revision: 10, before: []string{"a/2", "a/1"}, all: true}
-	got := func(w view) step {
+	got := func(w view) step { return func(v *viewed) { v.got(w) } }
+	ask := func(v *viewed) { v.waiter.ask() }
+	active := func(is bool) step { return func(v *viewed) { v.feed.setActive(is) } }
+	many := view{revision: 10, before: []string{"a/8"}}
+	end := func(revision int64) step {
+		return func(v *viewed) { v.last.tell([]*clientv3.Event{deleted("a/8", revision)}) }
+	}
+	sealed := func(revision int64) step {
+		return func(v *viewed) { v.seal.tell([]*clientv3.Event{put(sealKey(viewDir), revision, revision, 0)}) }
+	}
+	others := func(from, to int64) step {
 		return func(v *viewed) {
-			w.before = slices.Clone(w.before)
-			v.waiter.got(&w)
+			for revision := from; revision <= to; revision++ {
+				v.feed.tell([]*clientv3.Event{deleted("a/9", revision)})
+			}
 		}
 	}
-	ask := func(v *viewed) { v.waiter.ask() }
-	failed := func(v *viewed) { v.waiter.got(nil) }
-	active := func(is bool) step { return func(v *viewed) { v.feed.setActive(is) } }
 	for _, test := range []struct {
 		name  string
 		steps []step
@@ -114,7 +135,27 @@ func TestWaiterGrantsOnlyWhatEventsProve(t *testing.T) {
 		{"a pass of the own key", []step{got(both), tell(passed(viewOwn, 10, 11, 1)), tell(deleted("a/2", 12), deleted("a/1", 13))}, frees, 13},
 		{"a seal of what was passed", []step{got(both), tell(passed("a/1", 5, 11, 0)), tell(deleted("a/1", 12), deleted("a/2", 13))}, drops, 0},
 		{"a seal", []step{got(both), tell(put("a/1", 5, 11, 0)), tell(deleted("a/1", 12), deleted("a/2", 13))}, drops, 0},
-		{"a view of the nearest", []step{got(view{revision: 10, before: []string{"a/2"}}), tell(deleted("a/2", 11))}, drops, 0},
+		{"more than the feed remembers", []step{tell(deleted("a/1", 11)), others(12, 11+maxRecent), got(both), tell(deleted("a/2", 100))}, drops, 0},
+		{"what the feed just remembers", []step{tell(deleted("a/1", 11)), others(12, 10+maxRecent), got(both), tell(deleted("a/2", 100))}, frees, 100},
+		{"more than the feed remembers, before the view", []step{others(11-maxRecent, 10), got(both), tell(deleted("a/1", 11), deleted("a/2", 12))}, frees, 12},
+		{"the nearest of many", []step{got(many)}, holds, 0},
+		{"the end of the nearest of many", []step{got(many), end(11)}, drops, 0},
+		{"the end of the nearest of many while the view was on its way", []step{end(11), got(many)}, drops, 0},
+		{"the end of an earlier key of the nearest of many", []step{end(9), got(many), end(10)}, holds, 0},
+		{"the end of another", []step{got(many), tell(deleted("a/7", 11))}, holds, 0},
+		{"a seal before many", []step{got(many), sealed(11)}, drops, 0},
+		{"a seal before many while the view was on its way", []step{sealed(11), got(many)}, drops, 0},
+		{"a seal that was taken back before many", []step{sealed(9), got(many)}, holds, 0},
+		{"the nearest of many is one of few now", []step{got(many), ask, got(view{revision: 10, before: []string{"a/8", "a/7"}, all: true}), end(11)}, drops, 0},
+		{"the nearest of many has gone, and few are left", []step{
+			got(many), end(11), ask, got(view{revision: 11, before: []string{"a/1"}, all: true}), tell(deleted("a/1", 12)),
+		}, frees, 12},
+		{"an activation of one feed of two", []step{
+			func(v *viewed) { v.last.setActive(false); v.seal.setActive(false) }, got(many), func(v *viewed) { v.last.setActive(true) },
+		}, holds, 0},
+		{"an activation of both", []step{
+			func(v *viewed) { v.last.setActive(false); v.seal.setActive(false) }, got(many), func(v *viewed) { v.last.setActive(true); v.seal.setActive(true) },
+		}, drops, 0},
 		{"earlier keys of the same names", []step{got(both), tell(deleted("a/1", 8), deleted("a/2", 9))}, holds, 0},
 		{"earlier events before the view", []step{tell(deleted("a/1", 8), deleted("a/2", 9)), got(both)}, holds, 0},
 		{"one while the view was on its way", []step{tell(deleted("a/1", 11)), got(both)}, holds, 0},
@@ -124,8 +165,8 @@ func TestWaiterGrantsOnlyWhatEventsProve(t *testing.T) {
 		{"an activation after the view", []step{got(both), active(false), active(true), tell(deleted("a/1", 11), deleted("a/2", 12))}, drops, 0},
 		{"an activation after the last event", []step{got(both), tell(deleted("a/1", 11), deleted("a/2", 12)), active(false), active(true)}, drops, 0},
 		{"no watch", []step{active(false), got(both), active(true)}, drops, 0},
-		{"a look that failed", []step{got(both), ask, tell(deleted("a/1", 11), deleted("a/2", 12)), failed}, holds, 0},
-		{"one that went on", []step{got(both), ask, failed, tell(deleted("a/1", 11)), ask, got(view{revision: 12, before: []string{"a/2"}, all: true}),
+		{"a look that failed", []step{got(both), ask, tell(deleted("a/1", 11), deleted("a/2", 12))}, holds, 0},
+		{"one that went on", []step{got(both), ask, tell(deleted("a/1", 11)), ask, got(view{revision: 12, before: []string{"a/2"}, all: true}),
 			tell(deleted("a/2", 13))}, frees, 13},
 		{"a look", []step{
 			got(both), tell(deleted("a/2", 11)), ask,
@@ -148,9 +189,8 @@ func TestWaiterGrantsOnlyWhatEventsProve(t *testing.T) {
 // TestWaiterWithALateView joins a feed that has become active since the key was put.
 func TestWaiterWithALateView(t *testing.T) {
 	v := newViewed()
-	v.waiter.leave()
-	v.waiter = v.hold.driver.feeds.join(viewKeys, viewOwn, false)
-	v.waiter.got(&view{revision: 10, before: []string{"a/1"}, all: true})
+	v.feed.setActive(true)
+	v.got(view{revision: 10, before: []string{"a/1"}, all: true})
 	if got := v.todo(); got != drops {
 		t.Errorf("got %d, want %d", got, drops)
 	}

@@ -23,9 +23,10 @@ var errGone = errors.New("the place in the queue was removed")
 
 // wait waits until no key before h.key excludes it. v is the view that came with the request to put the key. If wait returns an error,
 // the key is gone, or the cleaner has it.
-func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
+func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 	d := h.driver
-	active := w.got(&v)
+	defer w.leave()
+	active := w.got(h.hears(dir, w, v))
 	timer := time.NewTimer(h.pause(active))
 	defer timer.Stop()
 	for refusal := driver.ErrLocked; ; {
@@ -50,7 +51,7 @@ func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 			return driver.ErrClosed
 		}
 		old := w.ask()
-		v, err := h.lookFresh(ctx, w.feed.keys.dir)
+		v, err := h.lookFresh(ctx, dir)
 		if late && err == nil && (!active || old != nil && !old.isOf(v)) {
 			w.doubt() // an event should have woken the waiter before
 		}
@@ -59,7 +60,7 @@ func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 			return h.confirmed(ctx)
 		case err == nil:
 			refusal = driver.ErrLocked
-			active = w.got(&v)
+			active = w.got(h.hears(dir, w, v))
 			timer.Reset(h.pause(active))
 		default:
 			if err = h.lookFailed(ctx, err); err != nil {
@@ -68,18 +69,39 @@ func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 			if ctx.Err() == nil {
 				refusal = driver.ErrUnavailable
 			}
-			w.got(nil)
 			timer.Reset(lookAgain)
 		}
 	}
+}
+
+// hears returns v with no more keys than events are to tell of, and the ranges of these events. Where few keys are before its own, a waiter
+// hears of all contenders, and needs no look to be granted the lock. Where many are, all of them wait behind the nearest one, and hear of its end
+// alone: each release would otherwise be told to all clients that wait. A seal is not the end of its key, but is to be known to all.
+//
+// A waiter that hears of the nearest key goes on with that while the key is there, also when few are left. Callers that have a key each
+// (Options.FIFO) share the events of all contenders. A request for permits has to count all that are given back, and looks after a change of the
+// limit.
+func (h *hold) hears(dir string, w *waiter, v view) (view, []keyRange) {
+	switch {
+	case h.request.Mode == driver.Permit:
+		return v, []keyRange{h.rangeIn(dir), {dir: limitKey(dir), ofRecord: true}}
+	case h.driver.options.FIFO:
+		return v, []keyRange{h.rangeIn(dir)}
+	}
+	nearest := keyRange{dir: v.before[0], ends: true}
+	if v.all && !w.hears(nearest) {
+		return v, []keyRange{h.rangeIn(dir)}
+	}
+	v.before, v.all = v.before[:1:1], false
+	return v, []keyRange{nearest, {dir: sealKey(dir), ofRecord: true}}
 }
 
 // take says what has become of the view of a waiter that was woken, and gives the hold its token if it has the lock. Three kinds of waiters
 // look in any case: a hold with a lease of its own, because the lease has to be prolonged at the grant; a Read, because its feed does
 // not tell of its own key; and permits, because the limit may be another one.
 func (h *hold) take(w *waiter) verdict {
-	w.feed.mu.Lock()
-	defer w.feed.mu.Unlock()
+	w.all.mu.Lock()
+	defer w.all.mu.Unlock()
 	switch {
 	case w.view == nil:
 		return drops

@@ -19,20 +19,18 @@ func (d *Driver) watch(keys keyRange, changed func()) (stop func(), err error) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	f := fs.feed(keys)
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	if f.watches[w] = struct{}{}; f.active {
 		changed()
 	}
 	return func() {
-		f.mu.Lock()
-		defer f.mu.Unlock()
+		fs.mu.Lock()
+		defer fs.mu.Unlock()
 		delete(f.watches, w)
 		f.left()
 	}, nil
 }
 
-// tellWatches is called with feed.mu held.
+// tellWatches is called with feeds.mu held.
 func (f *feed) tellWatches() {
 	for w := range f.watches {
 		w.changed()

@@ -1,0 +1,221 @@
+package etcd_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+
+	"github.com/go-dsync/dsync/drivers/etcd"
+	"github.com/go-dsync/dsync/internal/drivertest"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// traffic counts what clients of the library send and are told.
+type traffic struct {
+	unary   atomic.Int64 // requests but those of streams
+	watches atomic.Int64 // begun or canceled
+	events  atomic.Int64 // told by watches
+}
+
+// dial counts the traffic of a connection.
+func (t *traffic) dial() []grpc.DialOption {
+	unary := func(ctx context.Context, method string, request, answer any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, o ...grpc.CallOption) error {
+		t.unary.Add(1)
+		return invoke(ctx, method, request, answer, c, o...)
+	}
+	stream := func(ctx context.Context, d *grpc.StreamDesc, c *grpc.ClientConn, method string, open grpc.Streamer, o ...grpc.CallOption) (grpc.ClientStream, error) {
+		s, err := open(ctx, d, c, method, o...)
+		return watchStream{s, t}, err
+	}
+	return []grpc.DialOption{grpc.WithChainUnaryInterceptor(unary), grpc.WithChainStreamInterceptor(stream)}
+}
+
+// watchStream is a stream, of watches perhaps.
+type watchStream struct {
+	grpc.ClientStream
+	traffic *traffic
+}
+
+func (s watchStream) SendMsg(m any) error {
+	if _, ok := m.(*pb.WatchRequest); ok {
+		s.traffic.watches.Add(1)
+	}
+	return s.ClientStream.SendMsg(m)
+}
+
+func (s watchStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if answer, ok := m.(*pb.WatchResponse); ok && err == nil {
+		s.traffic.events.Add(int64(len(answer.Events)))
+	}
+	return err
+}
+
+// contest has clients lock one name for a moment each, again and again.
+type contest struct {
+	traffic traffic
+	lockers []drivertest.Locker
+	grants  []atomic.Int64
+}
+
+// newContest makes clients with a connection each.
+func newContest(tb testing.TB, addr string, clients int, locker func(tb testing.TB, c *clientv3.Client) drivertest.Locker) *contest {
+	c := &contest{lockers: make([]drivertest.Locker, clients), grants: make([]atomic.Int64, clients)}
+	for i := range c.lockers {
+		client := newClient(tb, clientv3.Config{Endpoints: []string{addr}, DialTimeout: hangGuard, DialOptions: c.traffic.dial()})
+		c.lockers[i] = locker(tb, client)
+	}
+	return c
+}
+
+func driverOn(tb testing.TB, c *clientv3.Client) drivertest.Locker {
+	d, err := etcd.New(c, nil)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	closeLater(tb, d)
+	return drivertest.LockerOf(tb, d)
+}
+
+// run has all clients lock the name while a function runs.
+func (c *contest) run(name string, during func()) {
+	var work sync.WaitGroup
+	var stop atomic.Bool
+	for i, lock := range c.lockers {
+		work.Go(func() {
+			for !stop.Load() {
+				unlock := lock(name)
+				c.grants[i].Add(1)
+				<-time.After(time.Millisecond)
+				unlock()
+			}
+		})
+	}
+	defer func() {
+		stop.Store(true)
+		work.Wait()
+	}()
+	during()
+}
+
+// goOn waits until each client has had the name n more times.
+func (c *contest) goOn(tb testing.TB, n int64) {
+	start := c.now().shares
+	served := func() bool {
+		for i, had := range start {
+			if c.grants[i].Load() < had+n {
+				return false
+			}
+		}
+		return true
+	}
+	testenv.Eventually(tb, served, "each client is served")
+}
+
+// measured is what happened in a time.
+type measured struct {
+	all                    int64   // grants
+	shares                 []int64 // of each client in them
+	unary, watches, events int64
+	took, busy             time.Duration
+}
+
+// now returns what has happened so far.
+func (c *contest) now() measured {
+	m := measured{unary: c.traffic.unary.Load(), watches: c.traffic.watches.Load(), events: c.traffic.events.Load(), busy: processorTime()}
+	for i := range c.grants {
+		m.shares = append(m.shares, c.grants[i].Load())
+		m.all += m.shares[i]
+	}
+	return m
+}
+
+// measure returns what happens during a function.
+func (c *contest) measure(during func()) measured {
+	before, began := c.now(), time.Now()
+	during()
+	m := c.now()
+	m.took = time.Since(began)
+	m.all, m.unary, m.watches, m.events, m.busy = m.all-before.all, m.unary-before.unary, m.watches-before.watches, m.events-before.events, m.busy-before.busy
+	for i := range m.shares {
+		m.shares[i] -= before.shares[i]
+	}
+	return m
+}
+
+// fairness is Jain's index of the shares that the clients have in the grants.
+func fairness(shares []int64) float64 {
+	var sum, squares float64
+	for _, n := range shares {
+		sum += float64(n)
+		squares += float64(n) * float64(n)
+	}
+	return sum * sum / (float64(len(shares)) * squares)
+}
+
+// TestManyClientsCostNoMoreThanFew counts what a hand-over costs where 50 clients wait for one name, and looks whether each gets its share.
+func TestManyClientsCostNoMoreThanFew(t *testing.T) {
+	const clients, rounds = 50, 8
+	c := newContest(t, testenv.Etcd(t).Addr, clients, driverOn)
+	var m measured
+	c.run("a", func() {
+		c.goOn(t, 2) // until all have their sessions, and nobody is behind few any more
+		m = c.measure(func() { c.goOn(t, rounds) })
+	})
+	t.Logf("%d hand-overs: %d requests, %d watches begun or canceled, %d events", m.all, m.unary, m.watches, m.events)
+	if got := float64(m.unary+m.watches) / float64(m.all); got >= 6 {
+		t.Errorf("requests for each hand-over: got %.1f, want less than 6", got)
+	}
+	if got := float64(m.events) / float64(m.all); got >= clients/2 { // the first clients found few before them, and go on hearing of all for a while
+		t.Errorf("events for each hand-over: got %.1f, want less than %d", got, clients/2)
+	}
+	if got := fairness(m.shares); got < 0.95 {
+		t.Errorf("fairness: got %.3f, want 0.95 at least", got)
+	}
+}
+
+// BenchmarkClients has clients that hold one name for a millisecond each, on a server that writes its log to the disk.
+func BenchmarkClients(b *testing.B) {
+	for label, locker := range map[string]func(testing.TB, *clientv3.Client) drivertest.Locker{"driver": driverOn, "mutex": func(tb testing.TB, c *clientv3.Client) drivertest.Locker { return mutexes(tb, c) }} {
+		for _, clients := range []int{2, 10, 50, 200} {
+			b.Run(fmt.Sprint(label, "/", clients), func(b *testing.B) {
+				s := testenv.Etcd(b, "--unsafe-no-fsync=false", "--data-dir", b.TempDir())
+				c := newContest(b, s.Addr, clients, locker)
+				var m measured
+				c.run("a", func() {
+					c.goOn(b, 2)
+					m = c.measure(func() {
+						for b.Loop() {
+							<-time.After(4 * time.Second)
+						}
+					})
+				})
+				each := func(n int64) float64 { return float64(n) / float64(m.all) }
+				b.ReportMetric(float64(m.all)/m.took.Seconds(), "hand-overs/s")
+				b.ReportMetric(each(m.unary), "requests/each")
+				b.ReportMetric(each(m.watches), "watches/each")
+				b.ReportMetric(each(m.events), "events/each")
+				b.ReportMetric(each(m.busy.Microseconds()), "client-µs/each")
+				b.ReportMetric(fairness(m.shares), "jain")
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+	}
+}
+
+// processorTime is what the process has used so far.
+func processorTime() time.Duration {
+	var used syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &used) != nil {
+		return 0
+	}
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
+}
