@@ -26,9 +26,11 @@ func choose[T any](all []T, list string, name func(T) string) ([]T, error) {
 	return chosen, nil
 }
 
-// fit leaves out what the size has no locks for.
+// fit leaves out what the size has no locks or clients for.
 func (s Size) fit(workloads []*Workload) []*Workload {
-	return slices.DeleteFunc(slices.Clone(workloads), func(w *Workload) bool { return w == held100k && s.Held[1] == 0 })
+	return slices.DeleteFunc(slices.Clone(workloads), func(w *Workload) bool {
+		return w == held100k && s.Held[1] == 0 || w.Clients > s.Clients
+	})
 }
 
 // withoutPeers returns backends with floors and dsync alone.

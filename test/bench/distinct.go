@@ -65,7 +65,11 @@ func measureNames(b *bed, r *Row, names []string) (Sample, error) {
 		}
 		every = append(every, took[i]...)
 	}
-	return Sample{"ops/s": float64(len(every)) / elapsed.Seconds(), "p99 ms": millis(percentile(every, 0.99))}, nil
+	return Sample{
+		"ops/s":    float64(len(every)) / elapsed.Seconds(),
+		"p99 ms":   millis(percentile(every, 0.99)),
+		operations: float64(len(every)),
+	}, nil
 }
 
 // eachOnce locks each name once, all at the same time.

@@ -22,12 +22,12 @@ var etcdBackend = &Backend{
 	Start: startEtcd,
 	Rows: append(readRows("etcd", "", &Row{Name: "floor: transaction and delete for a reader", Kind: Floor, In: []int{8, 9}, Open: openEtcdShared}), []*Row{
 		{Name: "floor: transaction and delete", Kind: Floor, In: []int{1, 2, 6}, Open: openEtcdPair},
-		{Name: "floor: queue and one watch", Kind: Floor, In: []int{3, 4, 5, 7}, Open: openEtcdQueue},
+		{Name: "floor: queue and one watch", Kind: Floor, In: []int{3, 4, 5, 7, 14}, Open: openEtcdQueue},
 		{Name: "concurrency.Mutex", Kind: Peer, Open: openMutex},
 		{Name: "concurrency.Mutex, a session for each lock", Kind: Peer, In: []int{1, 2, 3, 4, 6}, Open: openMutexSession},
 		ours("dsync", "etcd", "", dsync.Options{}),
 		ours("dsync, no tokens", "etcd", "/?fenced=false", dsync.Options{}, 3, 5, 7),
-		ours("dsync, in order", "etcd", "/?order=fifo", dsync.Options{}, 3, 4, 5),
+		ours("dsync, in order", "etcd", "/?order=fifo", dsync.Options{}, 3, 4, 5, 14),
 	}...),
 }
 

@@ -52,7 +52,7 @@ func TestTargetsAreAboutWhatIsMeasured(t *testing.T) {
 
 func TestEachWorkloadHasAFloorOnEachBackend(t *testing.T) {
 	for _, b := range Backends {
-		for _, w := range Workloads {
+		for _, w := range slices.Concat(Workloads, Crowds) {
 			none := !slices.ContainsFunc(w.rows(b), func(r *Row) bool { return r.Kind == Ours }) // nobody reads, or there are no permits
 			if w.OursAlone || w.Named && none {
 				continue

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 )
@@ -32,7 +33,7 @@ func tempGuard(t *testing.T) *guard {
 }
 
 func TestContentionFindsAnOverlap(t *testing.T) {
-	if c := contend(noLock{}, 8, "x", 20*time.Millisecond, tempGuard(t)); !errors.Is(c.err, errOverlap) {
+	if c := contend(slices.Repeat([]Locker{noLock{}}, 8), "x", 20*time.Millisecond, 0, tempGuard(t)); !errors.Is(c.err, errOverlap) {
 		t.Errorf("without a lock: got %v, want %v", c.err, errOverlap)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,7 +23,7 @@ var hot = &Workload{
 		if err != nil {
 			return nil, err
 		}
-		done := contend(all[0], hotGoroutines, r.key("hot", round), 2*b.size.Slice, b.guard)
+		done := contend(slices.Repeat(all, hotGoroutines), r.key("hot", round), 2*b.size.Slice, 0, b.guard)
 		if done.err != nil {
 			return nil, done.err
 		}
@@ -30,6 +31,7 @@ var hot = &Workload{
 			"hand-overs/s": float64(sum(done.Counts)) / done.Took.Seconds(),
 			"Jain":         jain(done.Counts),
 			"max wait ms":  millis(done.MaxWait),
+			operations:     float64(done.Grants),
 		}, nil
 	},
 }
@@ -47,9 +49,10 @@ type contention struct {
 // unwind is how long those who still wait when the time is over may go on, so that what they asked for is not cut short on the way.
 const unwind = 500 * time.Millisecond
 
-// contend has goroutines take and give back the lock of one name for a while. What is granted after that does
-// not count, but a wait that began before does.
-func contend(l Locker, goroutines int, name string, d time.Duration, g *guard) *contention {
+// contend has a goroutine for each of callers, which may be one client many times, take the lock of one name, keep it for the time of hold,
+// and give it back, for a while. What is granted after that does not count, but a wait that began before does.
+func contend(callers []Locker, name string, d, hold time.Duration, g *guard) *contention {
+	goroutines := len(callers)
 	c := &contention{Counts: make([]int64, goroutines)}
 	ctx, cancel := context.WithTimeout(context.Background(), d+unwind)
 	defer cancel()
@@ -62,7 +65,7 @@ func contend(l Locker, goroutines int, name string, d time.Duration, g *guard) *
 	for i := range goroutines {
 		wg.Go(func() {
 			for start := begin; errs[i] == nil && start.Before(end); {
-				held, err := l.Lock(ctx, name)
+				held, err := callers[i].Lock(ctx, name)
 				now := time.Now()
 				waits[i] = max(waits[i], now.Sub(start))
 				if err != nil {
@@ -75,6 +78,9 @@ func contend(l Locker, goroutines int, name string, d time.Duration, g *guard) *
 				grants.Add(1)
 				if now.Before(end) {
 					c.Counts[i]++
+					if hold > 0 {
+						errs[i] = pause(context.Background(), hold)
+					}
 				}
 				if c.Counts[i]%lookEvery == 0 {
 					runtime.Gosched() // else nobody could be seen who was granted the lock too

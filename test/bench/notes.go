@@ -150,7 +150,7 @@ const (
 		"64 goroutines, for 200 µs of the server's CPU time in place of 155, and 1.06 with one; they make 67 allocations in place of 27. The driver took " +
 		"1.39 and 1.12 in these turns. To leave the node of the name would cost the server its memory, and hurt the recipes that share it."
 	zkList    = "after the event that the node before it is gone, a waiter lists the queue, since that one may have given up; in the floor nobody gives up."
-	pgConfirm = "after a wait a request confirms that the session lives and takes the token; the floor has neither."
+	pgConfirm = "the grant takes a transaction id, which the server writes to its log; the floor writes nothing."
 	etcdPass  = "each hold needs a token of its own, and etcd's are revisions, so a hold that is passed on inside the process is a transaction. " +
 		"The row without tokens shows the hand-over itself."
 	etcdKey = "who asks puts a key by a transaction, on the condition that the name has no record, with a value that says who it is; the floor puts a " +

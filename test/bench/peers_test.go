@@ -14,6 +14,7 @@ var (
 	fullRun  = flag.Bool("full", false, "measure, for about a quarter of an hour, in place of a run that shows that everything works")
 	only     = flag.String("backends", "", "names of backends, comma separated; all if empty")
 	which    = flag.String("workloads", "", "names of workloads, as in 1,2 (64),6 (10k); all if empty")
+	clients  = flag.String("clients", "", "how many clients TestCrowds has, as in 2,50; all that the size has if empty")
 	writeTo  = flag.String("out", "", "the directory for the table and the plots")
 	asText   = flag.Bool("text", false, "print the table")
 	noPeers  = flag.Bool("nopeers", false, "leave the peers out")
@@ -33,11 +34,25 @@ func TestPeers(t *testing.T) {
 	if *asRounds > 0 {
 		size.Rounds = *asRounds
 	}
+	measure(t, size, Workloads, *which)
+}
+
+// TestCrowds measures one name that more and more clients want.
+func TestCrowds(t *testing.T) {
+	size := ShortCrowds
+	if *fullRun {
+		size = FullCrowds
+	}
+	measure(t, size, Crowds, *clients)
+}
+
+// measure runs those of all workloads whose names are chosen.
+func measure(t *testing.T, size Size, all []*Workload, chosen string) {
 	backends, err := choose(Backends, *only, func(b *Backend) string { return b.Name })
 	if err != nil {
 		t.Fatal(err)
 	}
-	workloads, err := choose(Workloads, *which, func(w *Workload) string { return w.Name })
+	workloads, err := choose(all, chosen, func(w *Workload) string { return w.Name })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +88,11 @@ func TestReport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := (&Report{Backends: Backends, Workloads: Workloads, Results: results}).Write(*again); err != nil {
+	workloads := Workloads
+	if results.size.Clients > 0 {
+		workloads = Crowds
+	}
+	if err := (&Report{Backends: Backends, Workloads: workloads, Results: results}).Write(*again); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -26,10 +26,10 @@ var pgBackend = &Backend{
 	Name:  "PostgreSQL",
 	Start: startPostgres,
 	Rows: append(readRows("pglock", pgPath, &Row{Name: "floor: shared advisory locks, a connection for each", Kind: Floor, In: []int{8, 9}, Open: openPGConns(0, "_shared")}), []*Row{
-		{Name: "floor: advisory locks, a connection for each", Kind: Floor, In: []int{1, 2, 3, 4, 5}, Open: openPGConns(0, "")},
+		{Name: "floor: advisory locks, a connection for each", Kind: Floor, In: []int{1, 2, 3, 4, 5, 14}, Open: openPGConns(0, "")},
 		{Name: "floor: advisory locks, 64 connections", Kind: Floor, In: []int{7}, Open: openPGConns(pgConns, "")},
 		{Name: "floor: advisory locks, one connection", Kind: Floor, In: []int{6}, Open: openPGOne},
-		{Name: "advisory locks over a pgxpool of 64", Kind: Peer, In: []int{1, 2, 3, 4, 5, 7}, Open: openPGPool},
+		{Name: "advisory locks over a pgxpool of 64", Kind: Peer, In: []int{1, 2, 3, 4, 5, 7, 14}, Open: openPGPool},
 		{Name: "allisson/go-pglock, 64 connections", Kind: Peer, In: []int{1, 2, 3, 4, 5, 7}, Open: openGoPGLock},
 		// It waits for a whole lease before it tries again, so that nothing would come of workloads 4 and 7.
 		{Name: "cirello.io/pglock", Kind: Peer, In: []int{1, 2, 3, 5, 6}, Open: openCirello},
@@ -40,7 +40,8 @@ var pgBackend = &Backend{
 }
 
 func startPostgres(tb testing.TB) *Servers {
-	s := testenv.Postgres(tb, "max_connections=1200", "max_locks_per_transaction=300", "shared_preload_libraries=pg_stat_statements")
+	// A thousand clients have two connections each.
+	s := testenv.Postgres(tb, "max_connections=2400", "max_locks_per_transaction=150", "shared_preload_libraries=pg_stat_statements")
 	servers := &Servers{Addrs: []string{"postgres@" + s.Addr}, Pids: []int{s.Pid()}}
 	servers.Count = func(tb testing.TB, during func()) int64 { return countStatements(tb, servers.Addrs, during) }
 	conn, do := pgAdmin(tb, servers.Addrs)

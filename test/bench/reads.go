@@ -66,11 +66,11 @@ func measureVisits(b *bed, r *Row, round int) (Sample, error) {
 		return nil, err
 	}
 	if round == 0 { // connections
-		if _, err := c.fight(b, bout{Name: r.key("warm"), For: b.size.Slice / 4, Hold: visitTime}); err != nil {
+		if _, err := c.fight(b, bout{Name: r.key("warm"), For: b.size.Slice / 4, Hold: visitTime, Together: true}); err != nil {
 			return nil, err
 		}
 	}
-	all, err := c.fight(b, bout{Name: r.key("visits", round), For: 2 * b.size.Slice, Hold: visitTime})
+	all, err := c.fight(b, bout{Name: r.key("visits", round), For: 2 * b.size.Slice, Hold: visitTime, Together: true})
 	if err != nil {
 		return nil, err
 	}

@@ -16,7 +16,7 @@ var redlockBackend = &Backend{
 	Start: func(tb testing.TB) *Servers { return startRedis(tb, 5) },
 	Rows: []*Row{
 		{Name: "floor: SET NX and DEL on 5 nodes", Kind: Floor, Open: openQuorum},
-		{Name: "redsync (go-redis)", Kind: Peer, Open: openRedsyncGoRedis},
+		{Name: "redsync (go-redis)", Kind: Peer, In: alone, Open: openRedsyncGoRedis},
 		{Name: "redsync (rueidis)", Kind: Peer, Open: openRedsyncRueidis},
 		ours("dsync", "redlock", "?durable=true", dsync.Options{}),
 	},

@@ -24,6 +24,9 @@ func (r *Report) Write(dir string) error {
 	if err := os.WriteFile(filepath.Join(dir, "README.md"), []byte(r.Markdown()), 0o644); err != nil {
 		return err
 	}
+	if len(r.crowds()) > 0 {
+		return r.plotCrowds(dir)
+	}
 	for _, w := range r.Workloads {
 		if err := r.plot(w, filepath.Join(dir, w.File)); err != nil {
 			return fmt.Errorf("%s: %w", w.File, err)
@@ -44,6 +47,9 @@ there that goes wrong. The servers have a CPU of their own, and keep nothing on 
 
 // Markdown is the table.
 func (r *Report) Markdown() string {
+	if len(r.crowds()) > 0 {
+		return r.crowdTables()
+	}
 	var out strings.Builder
 	out.WriteString(introduction)
 	size := r.Results.size

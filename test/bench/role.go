@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -29,6 +30,7 @@ type task struct {
 	Guard        string // path
 	Size         Size
 	N            int
+	Planted      int
 }
 
 const taskVariable = "DSYNC_BENCH_TASK"
@@ -55,7 +57,9 @@ func inRole(role func(w *worker) error) {
 	w := &worker{in: bufio.NewScanner(os.Stdin)}
 	err := json.Unmarshal([]byte(os.Getenv(taskVariable)), &w.task)
 	if err == nil {
-		w.row = find(w.Backend, w.Row)
+		if w.row = find(w.Backend, w.Row); w.Planted > 0 {
+			w.row = plant(w.row, w.Planted)
+		}
 		if w.guard, err = newGuard(w.Guard); err == nil {
 			err = role(w)
 		}
@@ -96,6 +100,30 @@ func (w *worker) open(ctx context.Context) (Locker, error) {
 		return nil, fmt.Errorf("open: %w", err)
 	}
 	return l, nil
+}
+
+// openAll opens n clients.
+func (w *worker) openAll(ctx context.Context, n int) ([]Locker, error) {
+	var all []Locker
+	for range n {
+		l, err := w.open(ctx)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, l)
+	}
+	return all, nil
+}
+
+// closeAll closes clients at the same time.
+func closeAll(all []Locker) error {
+	errs := make([]error, len(all))
+	var wg sync.WaitGroup
+	for i, l := range all {
+		wg.Go(func() { errs[i] = l.Close() })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
 }
 
 // listen reads the next answer of a process.

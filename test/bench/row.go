@@ -65,6 +65,8 @@ type Row struct {
 	// In is the workloads that the row takes part in, by number; nil means all that are not for rows that name them. Elsewhere the table
 	// leaves it out.
 	In []int
+
+	planted int // see plant
 }
 
 // key returns a name for locks that no other row uses: libraries of one backend differ in what they make of a name.

@@ -71,7 +71,7 @@ func makeBed(t *testing.T, size Size, b *Backend) *bed {
 	}
 	d := &bed{
 		tb: t, size: size, backend: b, servers: servers, guard: g, path: path,
-		open: make(map[*Row][]Locker), pair: make(map[*Row]*contenders),
+		open: make(map[*Row][]Locker), pair: make(map[*Row]contenders),
 	}
 	t.Cleanup(func() {
 		if err := d.close(); err != nil {
@@ -116,9 +116,7 @@ func runRounds(t *testing.T, size Size, backend *Backend, workloads []*Workload,
 // endContenders has the processes of workload 5 end.
 func (b *bed) endContenders() {
 	for _, c := range b.pair {
-		for _, p := range c.both {
-			p.Kill()
-		}
+		c.kill()
 	}
 	clear(b.pair)
 }

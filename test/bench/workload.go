@@ -18,6 +18,9 @@ type Metric struct {
 	More bool
 }
 
+// operations is how many there were in a round: no metric, but what others are divided by.
+const operations = "operations"
+
 // Sample has the value of each metric in one round.
 type Sample map[string]float64
 
@@ -40,6 +43,9 @@ type Workload struct {
 	// Named says that only rows take part that name the workload.
 	Named bool
 
+	// Clients is how many a crowd has, else 0.
+	Clients int
+
 	// Lanes is how many rows are measured side by side where there is one round, if they do next to nothing.
 	Lanes int
 }
@@ -57,6 +63,7 @@ type Size struct {
 	Held      [2]int // how many locks workload 6 holds
 	Waiters   int
 	DrainFor  time.Duration // then a drain is given up
+	Clients   int           // the largest crowd
 	PeersFail bool          // an error of a peer fails the run, as one of dsync does
 }
 
@@ -85,7 +92,7 @@ type bed struct {
 	path    string // of the guard
 
 	open map[*Row][]Locker
-	pair map[*Row]*contenders
+	pair map[*Row]contenders
 }
 
 // lockers returns n clients of a row, which stay open for later rounds.

@@ -18,7 +18,7 @@ var zkBackend = &Backend{
 	Warms: true,
 	Rows: append(readRows("zk", "", &Row{Name: "floor: create, list and delete for a reader", Kind: Floor, In: []int{9}, Open: openZKShared}), []*Row{
 		{Name: "floor: create and delete", Kind: Floor, In: []int{1, 2, 6, 8}, Open: openZKPair},
-		{Name: "floor: queue, 4 requests", Kind: Floor, In: []int{3, 4, 5, 7}, Open: openZKQueue},
+		{Name: "floor: queue, 4 requests", Kind: Floor, In: []int{3, 4, 5, 7, 14}, Open: openZKQueue},
 		{Name: "zk.NewLock", Kind: Peer, Open: openZKLock},
 		ours("dsync", "zk", "", dsync.Options{}),
 	}...),
