@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/telemetry"
 )
 
@@ -52,8 +53,14 @@ func (l *Lease) Owner() string {
 // the name alone, and smaller than those of all later ones; a resource compares it, and does not store it. Send the token with every
 // write to the protected resource, and let the resource refuse a token smaller than one seen before: nothing else protects against a late
 // write.
+//
+// On PostgreSQL the first call for a hold waits until the server has the token on its disk. If the lease ends before that, or had ended
+// before the first call, Token is 0: package guard refuses 0, and so should every resource.
 func (l *Lease) Token() uint64 {
-	if l = l.view(); l == nil {
+	if l = l.view(); l == nil || l.token == 0 {
+		return 0
+	}
+	if k, ok := l.hold.lease.(driver.TokenKeeper); ok && k.KeepTokens(context.Background()) != nil {
 		return 0
 	}
 	return l.token

@@ -88,7 +88,11 @@ func (o *optioned) observeElection(name string) *telemetry.Election {
 
 // termOf is what telemetry says of the lease of a leader, which may be a handle.
 func termOf(l *Lease) telemetry.Lock {
-	return telemetry.Lock{Name: l.Name(), Owner: l.Owner(), Token: l.Token()}
+	term := telemetry.Lock{Name: l.Name(), Owner: l.Owner()}
+	if l = l.view(); l != nil {
+		term.Token = l.token
+	}
+	return term
 }
 
 // endOf is how the term of a leader ends who has stopped to lead.

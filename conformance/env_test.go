@@ -180,8 +180,9 @@ var interfaces = map[string]struct {
 	"Lease":              {},
 	"Events":             {},
 	"PhaseReporter":      {}, // for telemetry alone
-	"KeepAliveReporter":  {}, // taps and their leases have these two always, and say nothing where the driver does not
+	"KeepAliveReporter":  {}, // taps and their leases have these three always, and say nothing where the driver does not
 	"SessionLease":       {},
+	"TokenKeeper":        {}, // as is this one of leases: all tokens of a lease without it are kept
 	"Watcher":            {}, // the groups watching and leaving ask the driver behind the tap
 	"Leaver":             {},
 	"Lister":             {}, // for people alone: the check asks the driver behind the tap

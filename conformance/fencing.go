@@ -11,6 +11,7 @@ var fencingChecks = []Check{
 	{"fencing/rise", "The token of each grant is larger than that of every grant of the name before, whichever client it went to.", tokensRise},
 	{"fencing/blocks", "Of the tokens that come with a grant, the last is smaller than the first of the next grant.", blocksRise},
 	{"fencing/loss", "Tokens also rise over holds that expired, were removed, or whose wait was canceled.", tokensRiseOverLoss},
+	{"fencing/kept", "The tokens of a hold can be kept, as often as asked and by many at a time; they stay the same, and so does the hold.", tokensAreKept},
 	{"fencing/idle", "Tokens also rise when nobody has asked for the name, or for any, for hours and days.", tokensRiseOverTime},
 }
 
@@ -111,6 +112,27 @@ func tokensRiseOverTime(e *env) error {
 		}
 		last = first + uint64(n) - 1
 		h.release()
+	}
+	return nil
+}
+
+func tokensAreKept(e *env) error {
+	e.claims(fencing)
+	h := e.driver().hold(e.name())
+	first, n := h.lease.Tokens()
+	keep := func() error {
+		if err := untap(h.lease).KeepTokens(e.ctx); err != nil {
+			return fmt.Errorf("KeepTokens of a lease that is held returned %q, want nil", outcome(err))
+		}
+		return nil
+	}
+	e.together("KeepTokens", 16, func(int) error { return keep() })
+	if again, m := h.lease.Tokens(); again != first || m != n {
+		return fmt.Errorf("a lease had %d tokens from %d, and %d from %d when they were kept", n, first, m, again)
+	}
+	h.release()
+	if err := untap(h.lease).KeepTokens(e.ctx); err != nil {
+		return fmt.Errorf("tokens were kept, and KeepTokens returned %q after the release, want nil", outcome(err))
 	}
 	return nil
 }

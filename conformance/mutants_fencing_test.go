@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -40,6 +41,34 @@ func renamed(f func(string) string) func(*memory.Driver) driver.Driver {
 	})
 }
 
+// keptOneAtATime is a mutation whose leases keep their tokens for one caller at a time.
+func keptOneAtATime(_ *memory.Driver, l *brokenLease) {
+	var busy atomic.Bool
+	l.keep = func(context.Context) error {
+		if busy.Swap(true) {
+			return driver.ErrUnknown
+		}
+		time.Sleep(time.Microsecond)
+		busy.Store(false)
+		return nil
+	}
+}
+
+// keptWhileHeld is a mutation whose leases have lost their tokens, though they were kept, after the release.
+func keptWhileHeld(_ *memory.Driver, l *brokenLease) {
+	var over atomic.Bool
+	l.release = func(ctx context.Context) error {
+		over.Store(true)
+		return l.Lease.Release(ctx)
+	}
+	l.keep = func(context.Context) error {
+		if over.Load() {
+			return driver.ErrNotHeld
+		}
+		return nil
+	}
+}
+
 var fencingMutants = []mutant{
 	{
 		check:  "fencing/rise",
@@ -55,6 +84,8 @@ var fencingMutants = []mutant{
 		}),
 	},
 	{check: "fencing/loss", breaks: "only a release moves the token", mutate: tokensByRelease()},
+	{check: "fencing/kept", breaks: "tokens are kept for one caller at a time", mutate: breakLeases(keptOneAtATime)},
+	{check: "fencing/kept", breaks: "tokens that were kept are none after the release", mutate: breakLeases(keptWhileHeld)},
 	{check: "fencing/idle", breaks: "the count of tokens is forgotten after a day without a grant", mutate: forgetful(24 * time.Hour)},
 }
 

@@ -299,6 +299,7 @@ type brokenLease struct {
 	driver.Lease
 	r         *driver.Request
 	tokens    func() (uint64, int)
+	keep      func(ctx context.Context) error
 	expires   func() time.Time
 	renew     func(ctx context.Context, ttl time.Duration) error
 	release   func(ctx context.Context) error
@@ -310,6 +311,14 @@ func (l *brokenLease) Tokens() (uint64, int) {
 		return l.tokens()
 	}
 	return l.Lease.Tokens()
+}
+
+// KeepTokens implements driver.TokenKeeper.
+func (l *brokenLease) KeepTokens(ctx context.Context) error {
+	if l.keep != nil {
+		return l.keep(ctx)
+	}
+	return nil
 }
 
 func (l *brokenLease) Expires() time.Time {

@@ -234,6 +234,16 @@ type tapLease struct {
 // Tokens implements driver.Lease.
 func (l *tapLease) Tokens() (uint64, int) { return l.Lease.Tokens() }
 
+// KeepTokens implements driver.TokenKeeper, also for a lease without the interface.
+func (l *tapLease) KeepTokens(ctx context.Context) error {
+	if k, ok := l.Lease.(driver.TokenKeeper); ok {
+		err := k.KeepTokens(ctx)
+		l.add("keep tokens: %s", outcome(err))
+		return err
+	}
+	return nil
+}
+
 // Session implements driver.SessionLease, also for a lease without the interface.
 func (l *tapLease) Session() (time.Time, time.Duration) {
 	if s, ok := l.Lease.(driver.SessionLease); ok {

@@ -37,8 +37,8 @@ import (
 //     is dead from then on: never renewed, never kept alive.
 //  4. Expires is a time before which nobody can be granted the name in a mode that excludes the hold ([Mode.Excludes]), unless somebody
 //     removes the hold: the send time of an answered request, handled by the backend at or after the grant, plus the TTL. No margin is
-//     taken off. Expires never counts from the receipt of an answer, nor, after a grant that blocked, from the send of the request that
-//     blocked. Once passed, Expires never moves again. Where a session carries the lock, Expires of a fixed lease is the earlier of the
+//     taken off. Expires never counts from the receipt of an answer, nor, after a grant that blocked for more than a third of the TTL, from
+//     the send of the request that blocked. Once passed, Expires never moves again. Where a session carries the lock, Expires of a fixed lease is the earlier of the
 //     session's end and grant + TTL; if the TTL of the session may be another one, the lease is a [SessionLease].
 //  5. Renewals and keep-alives are conditional on Hold: they never create a hold, never touch another one and never keep another one
 //     alive, also where one key of the backend carries several Read holds: each ends by its own time. An error other than ErrNotHeld
@@ -50,7 +50,8 @@ import (
 //  7. What is held or queued on the backend inside an unfinished Acquire is kept alive by the driver, and checked before Acquire returns.
 //  8. Tokens rise: the first of a lease is above every token of every earlier grant of the name (those of the incumbents that share
 //     the key included, where they have tokens), the last is below every token of every later grant. A hold that is passed on
-//     ([Passer]) counts as granted again. The tokens of Read holds are not compared with each other, and may be equal.
+//     ([Passer]) counts as granted again. The tokens of Read holds are not compared with each other, and may be equal. Tokens that were
+//     not kept, of a lease that is a [TokenKeeper], are none.
 //  9. Requests of several callers may be combined into one request to the backend, but never two operations on one name (or backend
 //     key) in one combined request: nor two of Read or Permit, but for renewals of Permit holds. Each keeps its own outcome; if the combined request
 //     fails, each of them is unknown.
@@ -198,7 +199,7 @@ type Fencing int
 const (
 	None     Fencing = iota // no tokens
 	Volatile                // tokens rise, but may restart when the backend loses data
-	Durable                 // tokens rise for as long as the backend keeps what was acknowledged
+	Durable                 // tokens rise for as long as the backend keeps what was acknowledged; see also TokenKeeper
 )
 
 func (f Fencing) String() string {
@@ -300,6 +301,16 @@ type KeepAliveReporter interface {
 	// end of the session by the server is an answer. f never blocks; the driver may call f from any goroutine, and as for a method of
 	// [Events] holds none of its own locks.
 	OnKeepAlive(f func(err error))
+}
+
+// TokenKeeper is an optional interface of a Lease whose tokens are not [Durable] yet when Acquire returns, so that a grant costs nothing for
+// those who look at no token.
+type TokenKeeper interface {
+	// KeepTokens returns nil when the tokens of the lease are durable. Package dsync calls KeepTokens before it hands out a token, perhaps
+	// several times, and at once. After an error, which is ErrNotHeld where the lease is over and its tokens were not kept before, no token
+	// of the lease is used, and the backend may give them to a later lease. KeepTokens returns when ctx is over, or the time of the lease, and after
+	// a loss when [Events] has been told.
+	KeepTokens(ctx context.Context) error
 }
 
 // ContentionReporter is an optional interface of a Lease: its Release learns whether other clients wait for the name.

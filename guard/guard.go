@@ -38,7 +38,8 @@ var (
 	// ErrStale: a later holder has written. The caller has lost its lock, perhaps without knowing it yet, and must not write.
 	ErrStale = errors.New("guard: the token is stale: a later holder has written")
 
-	// ErrNoToken: the token is 0, which is what a lease of a backend without fencing tokens has.
+	// ErrNoToken: the token is 0, which is what a lease of a backend without fencing tokens has, and on PostgreSQL one that was over before
+	// it was asked for its token.
 	ErrNoToken = errors.New("guard: no fencing token")
 )
 

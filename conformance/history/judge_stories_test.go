@@ -131,7 +131,10 @@ var stories = []struct {
 		0 a call; 1 a ok tok=7 dl=2; 2 b call; 3 b ok tok=9 dl=4; 3 c call; 5 c ok tok=8 dl=50`, `
 		0 a call; 1 a ok tok=7 dl=2; 2 b call; 3 b ok tok=8 dl=4; 3 c call; 5 c ok tok=9 dl=50`},
 	{RuleTokens, "no token", Bounds{Fenced: true}, `
-		0 a call; 1 a ok dl=50; 50 b call; 51 b ok tok=1 dl=90`, `
+		0 a call; 1 a ok dl=50; 2 a rel.call held dl=50; 3 a rel.ok; 50 b call; 51 b ok tok=1 dl=90`, `
+		0 a call; 1 a ok dl=5; 50 b call; 51 b ok tok=1 dl=90`},
+	{RuleTokens, "no token, and the lease is held later", Bounds{Fenced: true}, `
+		0 a call; 1 a ok dl=50; 3 a valid held dl=50; 50 b call; 51 b ok tok=1 dl=90`, `
 		0 a call; 1 a ok tok=1 dl=50; 50 b call; 51 b ok tok=2 dl=90`},
 	{RuleTokens, "a hold that was over when it returned may be older than one that returned before, if it was asked for before",
 		Bounds{Fenced: true}, `

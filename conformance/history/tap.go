@@ -57,6 +57,14 @@ type tapLease struct {
 
 func (l *tapLease) untap() driver.Lease { return l.Lease }
 
+// KeepTokens implements driver.TokenKeeper, also for a lease without the interface.
+func (l *tapLease) KeepTokens(ctx context.Context) error {
+	if k, ok := l.Lease.(driver.TokenKeeper); ok {
+		return k.KeepTokens(ctx)
+	}
+	return nil
+}
+
 // Session implements driver.SessionLease, also for a lease without the interface.
 func (l *tapLease) Session() (time.Time, time.Duration) {
 	if s, ok := l.Lease.(driver.SessionLease); ok {

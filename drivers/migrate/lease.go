@@ -61,6 +61,7 @@ func (l *lease) take(ctx context.Context, b *backend, tokens, noWait bool) (*par
 	granted, err := b.Acquire(ctx, &p.request)
 	if p.lease = granted; err == nil {
 		p.carry()
+		err = p.keepTokens(ctx)
 	}
 	if errors.Is(err, driver.ErrSealed) && b == l.d.to {
 		err = ErrWrongWay

@@ -91,46 +91,6 @@ func TestReleaseOfAHoldThatHadEnded(t *testing.T) {
 	mustRelease(t, next)
 }
 
-func TestTokensRiseOverCrashesOfTheServer(t *testing.T) {
-	pg := testenv.Postgres(t, "fsync=on", "full_page_writes=on")
-	var mu sync.Mutex
-	last := uint64(0)
-	for range 20 {
-		d := newDriver(t, pg.Addr, nil)
-		ctx, cancel := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		var grants int
-		for range 4 {
-			wg.Go(func() {
-				for ctx.Err() == nil {
-					l, err := d.Acquire(ctx, request("a", longTTL))
-					if err != nil {
-						continue
-					}
-					first, n := l.Tokens()
-					mu.Lock()
-					if first <= last {
-						t.Errorf("token %d after %d", first, last)
-					}
-					last = first + uint64(n) - 1
-					grants++
-					mu.Unlock()
-					l.Release(ctx)
-				}
-			})
-		}
-		testenv.Eventually(t, func() bool {
-			mu.Lock()
-			defer mu.Unlock()
-			return grants >= 20
-		}, "there is a load")
-		pg.Restart()
-		cancel()
-		wg.Wait()
-		closeDriver(t, d)
-	}
-}
-
 func testCutConnectionLosesTheLease(t *testing.T, pg *testenv.PostgresServer) {
 	link, addr := testenv.Wire(t, pg.Addr)
 	d, other := newDriver(t, addr, nil), newDriver(t, pg.Addr, nil)

@@ -65,7 +65,7 @@ func (d *Driver) holders(key AdvisoryKey) []*lease {
 func (l *lease) describe(status *driver.Status) {
 	status.Hold, status.Owner, status.Note, status.Since = l.r.Hold, l.r.Owner, l.r.Note, l.since
 	status.Mode = l.r.Mode
-	if l.first != 0 {
+	if l.first != 0 && l.keeps() {
 		status.Token = l.first + tokensPerGrant - 1
 	}
 	status.TTL = max(0, time.Until(l.Expires()))

@@ -151,8 +151,13 @@ func testInspectShowsHolderAndWaiters(t *testing.T, pg *testenv.PostgresServer) 
 	r.Note = "note"
 	l := mustAcquire(t, d, r)
 	s, err := d.Inspect(t.Context(), "a")
-	if err != nil || !s.Held || s.Hold != r.Hold || s.Owner != r.Owner || s.Note != "note" || s.TTL <= longTTL/2 || s.Since.IsZero() || s.Token == 0 {
+	if err != nil || !s.Held || s.Hold != r.Hold || s.Owner != r.Owner || s.Note != "note" || s.TTL <= longTTL/2 || s.Since.IsZero() || s.Token != 0 {
 		t.Errorf("Inspect of an own hold: got %+v, %v", s, err)
+	}
+	keep(t, l)
+	first, n := l.Tokens()
+	if s, err := d.Inspect(t.Context(), "a"); err != nil || s.Token != first+uint64(n)-1 {
+		t.Errorf("Inspect of an own hold with tokens that are kept: got %+v, %v", s, err)
 	}
 	waits := request("a", longTTL)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -23,6 +23,7 @@ type lease struct {
 	session *session     // set by the grant
 	end     atomic.Int64 // of the hold, session apart
 	first   uint64
+	kept    atomic.Bool // KeepTokens has succeeded
 
 	// Guarded by session.mu.
 	phase  phase
@@ -72,6 +73,54 @@ func (l *lease) Tokens() (first uint64, n int) {
 		return 0, 0
 	}
 	return l.first, tokensPerGrant
+}
+
+// keepTries is how often the server is asked to keep tokens: an administrator may cancel the statement.
+const keepTries = 3
+
+// keeps reports whether the tokens are as durable as Options.Tokens says.
+func (l *lease) keeps() bool { return l.d.options.Tokens != TokensDurable || l.kept.Load() }
+
+// KeepTokens implements driver.TokenKeeper. The session of the lease alone can tell that the server has not crashed since the grant. It may
+// wait for another lock once it has given back this one, so KeepTokens asks during the lease only.
+func (l *lease) KeepTokens(ctx context.Context) error {
+	if l.keeps() {
+		return nil
+	}
+	s := l.session
+	for tries := 1; ; tries++ {
+		op := newOperation(keep, l.key)
+		op.reads = true
+		s.mu.Lock()
+		switch {
+		case l.phase != held:
+			s.mu.Unlock()
+			return driver.ErrNotHeld
+		case s.over:
+			s.mu.Unlock()
+			<-s.told // who gets no token finds the lease over
+			return driver.ErrNotHeld
+		}
+		request := s.add(op)
+		s.mu.Unlock()
+		s.write(request)
+		s.readAnswer(op)
+		select {
+		case <-op.done:
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", driver.ErrUnknown, ctx.Err())
+		}
+		switch ended := new(endedError); {
+		case errors.As(op.err, &ended):
+			<-s.told
+			return driver.ErrNotHeld
+		case op.err == nil:
+			l.kept.Store(true)
+			return nil
+		case tries == keepTries:
+			return refusal(op.err)
+		}
+	}
 }
 
 // Expires implements driver.Lease.
@@ -148,9 +197,7 @@ func (l *lease) giveBack(reads bool) (request *[]byte) {
 	l.unlock = newOperation(unlock, l.key)
 	l.unlock.after, l.unlock.reads, l.unlock.shared = l.ended, reads, l.r.Mode == driver.Read
 	s.letGo(l.unlock)
-	s.used = l.d.now()
-	s.pending = append(s.pending, l.unlock)
-	return s.prepare()
+	return s.add(l.unlock)
 }
 
 // Release implements driver.Lease.

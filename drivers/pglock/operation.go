@@ -55,11 +55,12 @@ type step uint8
 const (
 	try     step = iota // pg_try_advisory_lock
 	block               // pg_advisory_lock
-	confirm             // a ping after the grant of block: its answer shows until when the session lasts
+	confirm             // a ping after the grant of a long block: its answer shows until when the session lasts
 	stamp               // the token of the group alone: the session has the lock, from a try in a failed group or for another Read
 	unlock              // pg_advisory_unlock
 	admit               // pg_try_advisory_xact_lock_shared: whether a Read would be granted; nothing is left of it after its group
 	ping                // whether the session lives
+	keep                // a later transaction id than all that the session took so far, on the server's disk
 	query               // anything else
 )
 
@@ -100,6 +101,7 @@ var moves = [...][answers]move{
 	unlock:  {skipped: repeat, failed: repeat, failedAgain: later, no: settle, yes: settle},
 	admit:   {skipped: repeat, failed: settle, no: settle, yes: settle},
 	ping:    {skipped: repeat, failed: settle, no: settle, yes: settle},
+	keep:    {skipped: repeat, failed: settle, no: settle, yes: settle},
 	query:   {skipped: repeat, failed: settle, no: settle, yes: settle},
 }
 
@@ -110,6 +112,9 @@ func (s step) gets() bool { return s == try || s == block || s == confirm || s =
 func (g *group) moveOn(i int) move {
 	op, a := g.ops[i], g.answer(i)
 	next := moves[op.step][a]
+	if next == toConfirm && a == yes && g.short && !op.lease.r.Fixed { // a fixed lease lasts its TTL from the grant
+		next = settle
+	}
 	switch a {
 	case yes:
 		op.yes = true
@@ -143,6 +148,10 @@ func (g *group) answer(i int) answer {
 	if g.fault != nil {
 		tokenFailed := g.at >= g.statements
 		switch {
+		case op.step == keep && i != g.at && !tokenFailed: // undone with the whole group
+			return skipped
+		case op.step == keep:
+			return op.failure(g.fault)
 		case op.step == stamp && !tokenFailed, op.step != stamp && i > g.at:
 			return skipped
 		case i == g.at, tokenFailed && op.step.gets() && (op.yes || op.step == stamp):

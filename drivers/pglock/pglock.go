@@ -12,7 +12,7 @@
 // application_name=orders. What the server does not know it refuses.
 //
 //	key=hash|number|pair             what a name stands for, see Options.Key
-//	tokens=durable|fast              whether a token is on disk before it is used, see Options.Tokens
+//	tokens=durable|fast              whether Lease.Token waits until the token is on disk, see Options.Tokens
 //	max_locks=1000                   how many locks at a time, see Options.MaxLocks
 //	max_waiters=32                   how many connections may wait, see Options.MaxWaiters
 //	pooler=refuse|session            a connection pooler in session mode, see Options.SessionPooler
@@ -28,8 +28,12 @@
 //
 //	SELECT CASE WHEN pg_try_advisory_lock(-5097415481565640018) THEN pg_current_xact_id() END   -> 771
 //
-// A transaction id has room for 256 tokens: the lease gets 771 * 256 = 197376 and the following ones. (With the default tokens the
-// statement also writes a message to the server's log, so that the id is on disk.) While the lock is held, the server shows
+// A transaction id has room for 256 tokens: the lease gets 771 * 256 = 197376 and the following ones. The id is not on disk yet. When the
+// program asks for the token, a second statement writes a message to the server's log, and its answer comes when the log is on disk:
+//
+//	SELECT CASE WHEN pg_logical_emit_message(true, 'dsync', '') IS NOT NULL THEN pg_backend_pid() END
+//
+// While the lock is held, the server shows
 //
 //	select pid, classid, objid, objsubid, granted from pg_locks where locktype = 'advisory'
 //	4711 | 3108132768 | 1957956270 | 1 | t     -- -5097415481565640018 is 3108132768 * 2^32 + 1957956270, less 2^64
@@ -108,8 +112,9 @@ const (
 type Tokens string
 
 const (
-	// TokensDurable: transaction ids, on the server's disk before a grant is answered, at the price of one flush of the log
-	// for each group of grants. Tokens do not fall when the server crashes.
+	// TokensDurable: transaction ids, on the server's disk before anybody gets to know the token, so tokens do not fall when the server
+	// crashes. The first Lease.Token of a hold, and nothing else, costs a request and a flush of the log; calls at the same time share a
+	// flush. A lease that ends before that has no token, which is 0.
 	TokensDurable Tokens = ""
 
 	// TokensFast: transaction ids without the flush. After a crash the server may give out the ids of the last moments again, so a

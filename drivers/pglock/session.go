@@ -46,6 +46,7 @@ type session struct {
 	frontend *pgproto3.Frontend // for reading
 	expires  atomic.Int64
 	carried  int           // leases and attempts; guarded by Driver.mu
+	told     chan struct{} // closed when the holders of its leases have been told of the end
 	buried   chan struct{} // closed when the session has ended at the server
 	gone     bool          // the end at the server was seen; written before buried is closed
 
@@ -70,7 +71,7 @@ type session struct {
 // init makes the session ready. Its locks will count from the send time of the last answered request.
 func (s *session) init(asked int64) {
 	s.leases, s.shares = make(map[*lease]struct{}), make(map[AdvisoryKey]int)
-	s.buried = make(chan struct{})
+	s.told, s.buried = make(chan struct{}), make(chan struct{})
 	s.roused = make(chan struct{}, 1)
 	s.sent, s.used = asked, asked
 	s.expires.Store(asked + int64(s.ttl))
@@ -93,14 +94,19 @@ func (s *session) submit(op *operation) bool {
 	if op.step == stamp {
 		s.shares[op.key]++
 	}
+	request := s.add(op)
+	s.mu.Unlock()
+	s.write(request)
+	return true
+}
+
+// add begins an operation, and returns a request for write, or nil. Called with mu held; the session is not over.
+func (s *session) add(op *operation) (request *[]byte) {
 	if op.step != ping {
 		s.used = s.d.now()
 	}
 	s.pending = append(s.pending, op)
-	request := s.prepare()
-	s.mu.Unlock()
-	s.write(request)
-	return true
+	return s.prepare()
 }
 
 // abandon says that nobody waits for the operation any more: the session gives the lock back, if there is one, before the operation is
@@ -202,6 +208,7 @@ func (s *session) end(cause error) {
 	for l := range leases {
 		l.sessionEnded(cause)
 	}
+	close(s.told)
 }
 
 // hangUp closes the connection without a word, and without waiting for anything.

@@ -43,6 +43,7 @@ const (
 	unlockName = "unlock"
 	admitName  = "admit"
 	tokenName  = "token"
+	keepName   = "keep"
 	pingName   = "ping"
 )
 
@@ -61,15 +62,16 @@ const (
 // A token is a transaction id, taken after the grant of the lock. CASE promises this order; the same two functions in one list of
 // results, or in an unused WITH, have no order or are not even called.
 func preparedStatements(t Tokens, pairs bool) []preparedStatement {
-	xid := `pg_catalog.pg_current_xact_id()`
-	if t == TokensDurable {
-		// An id whose transaction wrote nothing may be given out again after a crash. This one writes a record to the log, and
-		// the record is on disk when the answer comes.
-		xid = `CASE WHEN pg_catalog.pg_logical_emit_message(true, 'dsync', ''::pg_catalog.text) IS NOT NULL THEN ` + xid + ` END`
-	}
+	const xid = `pg_catalog.pg_current_xact_id()`
 	all := []preparedStatement{
 		{pingName, `SELECT pg_catalog.pg_backend_pid()`, nil},
 		{tokenName, `SELECT ` + xid, nil},
+	}
+	if t == TokensDurable {
+		// An id whose transaction wrote nothing may be given out again after a crash. The transaction of this statement has a later id, and
+		// writes a record with the id to the log. The record is on disk when the answer comes, and no server begins below it.
+		all = append(all, preparedStatement{keepName, `SELECT CASE WHEN pg_catalog.pg_logical_emit_message(true, 'dsync', ''::pg_catalog.text) ` +
+			`IS NOT NULL THEN pg_catalog.pg_backend_pid() END`, nil})
 	}
 	withKey := func(mode, suffix, args string, params ...uint32) {
 		call := func(function string) string { return `pg_catalog.` + function + mode + `(` + args + `)` }

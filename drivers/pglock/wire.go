@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"sync"
+	"time"
 )
 
 // group is the operations of one request. The zero value says that nothing is under way.
@@ -13,6 +14,7 @@ type group struct {
 	token      bool // a statement for the token follows the others
 	own        bool // the statement of the only lock brings the token
 	blocks     bool // the group waits for a lock
+	short      bool // the wait was short: the lock counts from the request
 
 	at    int // answered statements
 	xid   uint64
@@ -122,6 +124,8 @@ func (g *group) encode(buf []byte) []byte {
 			buf = appendKeyed(buf, admitName, op)
 		case ping, confirm:
 			buf = appendStatement(buf, pingName)
+		case keep:
+			buf = appendStatement(buf, keepName)
 		case query:
 			buf = appendQuery(buf, op.sql, op.params)
 		}
@@ -157,7 +161,7 @@ func (s *session) row(values [][]byte) error {
 		}
 		op.rows = append(op.rows, row)
 		op.yes = true
-	case op.step == ping || op.step == confirm || op.kept:
+	case op.step == ping || op.step == confirm || op.step == keep || op.kept:
 		if len(v) != 4 {
 			return errAnswer
 		}
@@ -191,13 +195,18 @@ func (s *session) answered() error {
 		s.mu.Unlock()
 		return nil
 	}
-	if s.flight.blocks {
-		// The time of the grant is not known here. All locks of the session count from the confirmation.
-		s.expires.Store(now + int64(s.ttl))
-	} else if now >= s.expires.Load() {
+	switch due := s.sent + int64(s.ttl/3); {
+	case s.flight.blocks && now < due:
+		// The time of the grant is not known here, but it was after the request.
+		s.flight.short = true
+		s.expires.Store(s.sent + int64(s.ttl))
+		s.timer.Reset(time.Duration(due - now))
+	case s.flight.blocks:
+		s.expires.Store(now + int64(s.ttl)) // until the confirmation, from which all locks of the session count
+	case now >= s.expires.Load():
 		s.mu.Unlock()
 		return errExpired // nothing revives a session past its time
-	} else {
+	default:
 		s.expires.Store(s.sent + int64(s.ttl))
 	}
 	g, wasSilent := s.flight, s.silent
