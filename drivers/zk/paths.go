@@ -33,7 +33,7 @@ var infixes = [...]struct {
 }
 
 const (
-	lineInfix  = "lock-"  // also of those who stand in line for permits
+	lineInfix        = "lock-"  // also of those who stand in line for permits
 	leaderLatchInfix = "latch-" // of Curator's LeaderLatch
 )
 
