@@ -112,7 +112,7 @@ func (d *Driver) checkFixed(holds []*hold) {
 	for i, h := range holds {
 		gets[i] = clientv3.OpGet(h.key, clientv3.WithKeysOnly(), clientv3.WithSerializable())
 	}
-	answer, err := d.client.Txn(ctx).Then(gets...).Commit()
+	answer, err := d.transact(ctx, nil, gets, nil)
 	if err != nil {
 		return // the next look tells, or the end of the leases
 	}

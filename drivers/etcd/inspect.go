@@ -65,7 +65,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 
 // askFor reads some contenders for dir, the record of the name, and more, in one transaction; the answers are in this order.
 func (d *Driver) askFor(ctx context.Context, dir string, queue clientv3.Op, more ...clientv3.Op) (answer *clientv3.TxnResponse, r record, err error) {
-	answer, err = d.client.Txn(ctx).Then(append([]clientv3.Op{queue, getRecord(dir)}, more...)...).Commit()
+	answer, err = d.transact(ctx, nil, append([]clientv3.Op{queue, getRecord(dir)}, more...), nil)
 	if err == nil {
 		r, err = readRecord(dir, answer.Responses[1].GetResponseRange().Kvs)
 	}
@@ -132,7 +132,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	}
 	outcome := driver.ErrNotHeld // unless one of them is still there when it is deleted
 	for some := range slices.Chunk(holders, maxCombined) {
-		answer, err := d.client.Txn(bounded).If(notSealed(dir)).Then(deletions(some)...).Commit()
+		answer, err := d.transact(bounded, []clientv3.Cmp{notSealed(dir)}, deletions(some), nil)
 		if err != nil {
 			return d.queryFault(ctx, err)
 		}

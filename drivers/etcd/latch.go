@@ -96,11 +96,8 @@ func (d *Driver) changeLatch(ctx context.Context, name, id string, change func(l
 		s := change(l)
 		did := len(s.ops) > 0
 		note := clientv3.OpPut(known, strconv.FormatBool(did), clientv3.WithLease(carrier.id))
-		answer, err := d.client.Txn(bounded).
-			If(append(s.conditions, clientv3.Compare(clientv3.CreateRevision(known), "=", 0), clientv3.Compare(clientv3.CreateRevision(l.key), "=", l.created))...).
-			Then(append(s.ops, note)...).
-			Else(clientv3.OpGet(known), clientv3.OpGet(l.key)).
-			Commit()
+		same := append(s.conditions, clientv3.Compare(clientv3.CreateRevision(known), "=", 0), clientv3.Compare(clientv3.CreateRevision(l.key), "=", l.created))
+		answer, err := d.transact(bounded, same, append(s.ops, note), []clientv3.Op{clientv3.OpGet(known), clientv3.OpGet(l.key)})
 		switch {
 		case isLeaseGone(err):
 			d.changes.forget(carrier)

@@ -92,7 +92,7 @@ func (d *Driver) namesAmong(ctx context.Context, keys []*mvccpb.KeyValue, revisi
 func (d *Driver) read(ctx context.Context, ops ...clientv3.Op) (*clientv3.TxnResponse, error) {
 	bounded, cancel := d.request(ctx, requestFor)
 	defer cancel()
-	answer, err := d.client.Txn(bounded).Then(ops...).Commit()
+	answer, err := d.transact(bounded, nil, ops, nil)
 	if err != nil {
 		return nil, d.queryFault(ctx, err)
 	}

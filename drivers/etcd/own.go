@@ -124,11 +124,10 @@ func (h *hold) isHeld() bool {
 func (h *hold) move(ctx context.Context, c *carrier) (bool, error) {
 	o := h.own
 	for {
-		answer, err := h.driver.client.Txn(ctx).
-			If(append(h.overlookedByNobody(), clientv3.Compare(clientv3.ModRevision(h.key), "=", o.modified))...).
-			Then(clientv3.OpPut(h.key, "", clientv3.WithLease(c.id), clientv3.WithIgnoreValue())).
-			Else(clientv3.OpGet(h.key)).
-			Commit()
+		answer, err := h.driver.transact(ctx,
+			append(h.overlookedByNobody(), clientv3.Compare(clientv3.ModRevision(h.key), "=", o.modified)),
+			[]clientv3.Op{clientv3.OpPut(h.key, "", clientv3.WithLease(c.id), clientv3.WithIgnoreValue())},
+			[]clientv3.Op{clientv3.OpGet(h.key)})
 		if err != nil {
 			return false, err
 		}

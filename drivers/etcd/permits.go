@@ -96,7 +96,7 @@ func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
 	bounded, cancel := d.request(ctx, requestFor)
 	defer cancel()
 	dir := d.dir(name)
-	answer, err := d.client.Txn(bounded).If(notSealed(dir)).Then(clientv3.OpPut(limitKey(dir), strconv.Itoa(limit))).Commit()
+	answer, err := d.transact(bounded, []clientv3.Cmp{notSealed(dir)}, []clientv3.Op{clientv3.OpPut(limitKey(dir), strconv.Itoa(limit))}, nil)
 	switch {
 	case err != nil:
 		return d.queryFault(ctx, err)

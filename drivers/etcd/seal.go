@@ -118,11 +118,9 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	dir := d.dir(h.request.Name)
 	last, _ := h.Tokens()
 	seal := value{Owner: sealOwner, Host: d.host, Time: time.Now()}
-	answer, err := d.client.Txn(bounded).
-		If(h.stands()...).
-		Then(clientv3.OpPut(h.key, seal.text()), clientv3.OpPut(sealKey(dir), strconv.FormatUint(last, 10)), clientv3.OpDelete(looseKey(dir))).
-		Else(clientv3.OpGet(h.key)).
-		Commit()
+	answer, err := d.transact(bounded, h.stands(),
+		[]clientv3.Op{clientv3.OpPut(h.key, seal.text()), clientv3.OpPut(sealKey(dir), strconv.FormatUint(last, 10)), clientv3.OpDelete(looseKey(dir))},
+		[]clientv3.Op{clientv3.OpGet(h.key)})
 	if err != nil {
 		err, _ = fault(ctx, err)
 		return err
@@ -187,7 +185,7 @@ func (d *Driver) removeKey(ctx context.Context, key string, sealing bool) (remov
 		answer, err := d.client.Delete(ctx, key)
 		return err == nil && answer.Deleted > 0, err
 	}
-	answer, err := d.client.Txn(ctx).If(hasLease(key)).Then(clientv3.OpDelete(key)).Commit()
+	answer, err := d.transact(ctx, []clientv3.Cmp{hasLease(key)}, []clientv3.Op{clientv3.OpDelete(key)}, nil)
 	return err == nil && answer.Succeeded, err
 }
 
@@ -224,11 +222,10 @@ func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 		if granted := uint64(h.token); floor > granted { // the revision of the mark is above that of the grant
 			r.base = max(r.base, floor-granted)
 		}
-		answer, err := d.client.Txn(bounded).
-			If(append(h.stands(), clientv3.Compare(clientv3.ModRevision(baseKey(dir)), "=", r.raised))...).
-			Then(clientv3.OpPut(baseKey(dir), strconv.FormatUint(r.base, 10)), clientv3.OpPut(markKey(dir), ""), h.putAgain()).
-			Else(clientv3.OpGet(h.key), getRecord(dir)).
-			Commit()
+		answer, err := d.transact(bounded,
+			append(h.stands(), clientv3.Compare(clientv3.ModRevision(baseKey(dir)), "=", r.raised)),
+			[]clientv3.Op{clientv3.OpPut(baseKey(dir), strconv.FormatUint(r.base, 10)), clientv3.OpPut(markKey(dir), ""), h.putAgain()},
+			[]clientv3.Op{clientv3.OpGet(h.key), getRecord(dir)})
 		if err != nil {
 			err, _ = fault(ctx, err)
 			return err

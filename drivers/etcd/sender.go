@@ -59,7 +59,7 @@ func (s *sender) do(ctx context.Context, o *op) error {
 		defer s.pass()
 		fallthrough
 	case alone:
-		o.send(ctx, s.driver.client)
+		o.send(ctx, s.driver)
 		return o.err
 	}
 	timer := time.NewTimer(patienceFor)
@@ -70,7 +70,7 @@ func (s *sender) do(ctx context.Context, o *op) error {
 	case <-ctx.Done():
 	case <-timer.C:
 		if s.withdraw(o) { // the requests on their way are held up
-			o.send(ctx, s.driver.client)
+			o.send(ctx, s.driver)
 			return o.err
 		}
 		select {
@@ -194,14 +194,11 @@ func (s *sender) combine(ops []*op) {
 	}
 	ctx, cancel := s.driver.background(requestFor)
 	defer cancel()
-	answer, err := s.driver.client.Txn(ctx).Then(all...).Commit()
+	answer, err := s.driver.transact(ctx, nil, all, nil)
 	if isForOne(err) {
 		s.narrow(err)
 		s.sendEach(ops)
 		return
-	}
-	if err == nil && len(answer.Responses) != len(ops) {
-		err = errAnswer
 	}
 	for i, o := range ops {
 		if o.err = err; err == nil {
@@ -215,36 +212,14 @@ func (s *sender) combine(ops []*op) {
 func (o *op) read(answer *clientv3.TxnResponse, i int) error {
 	if o.key == "" {
 		own := (*clientv3.TxnResponse)(answer.Responses[i].GetResponseTxn())
-		if own == nil {
-			return errAnswer
-		}
 		own.Header = answer.Header
-		return o.take(own)
-	}
-	deleted := answer.Responses[i].GetResponseDeleteRange()
-	if deleted == nil {
-		return errAnswer
-	}
-	o.removed = deleted.Deleted > 0
-	return nil
-}
-
-// take keeps the answer to the transaction of an op, if it has the shape of one.
-func (o *op) take(answer *clientv3.TxnResponse) error {
-	asked := o.then
-	if !answer.Succeeded {
-		asked = o.otherwise
-	}
-	if answer.Header == nil || len(answer.Responses) != len(asked) {
-		return errAnswer
-	}
-	for i, a := range asked {
-		r := answer.Responses[i]
-		if a.IsGet() && r.GetResponseRange() == nil || a.IsPut() && r.GetResponsePut() == nil || a.IsDelete() && r.GetResponseDeleteRange() == nil {
+		if !answers(own, o.then, o.otherwise) {
 			return errAnswer
 		}
+		o.answer = own
+		return nil
 	}
-	o.answer = answer
+	o.removed = answer.Responses[i].GetResponseDeleteRange().Deleted > 0
 	return nil
 }
 
@@ -265,25 +240,22 @@ func (s *sender) sendEach(ops []*op) {
 	var wg sync.WaitGroup
 	for _, o := range ops[1:] {
 		wg.Go(func() { // ends with ctx
-			o.send(ctx, s.driver.client)
+			o.send(ctx, s.driver)
 			close(o.done)
 		})
 	}
-	ops[0].send(ctx, s.driver.client)
+	ops[0].send(ctx, s.driver)
 	close(ops[0].done)
 	wg.Wait()
 }
 
 // send carries out an op by itself.
-func (o *op) send(ctx context.Context, client *clientv3.Client) {
+func (o *op) send(ctx context.Context, d *Driver) {
 	if o.key == "" {
-		answer, err := client.Txn(ctx).If(o.compare...).Then(o.then...).Else(o.otherwise...).Commit()
-		if o.err = err; err == nil {
-			o.err = o.take(answer)
-		}
+		o.answer, o.err = d.transact(ctx, o.compare, o.then, o.otherwise)
 		return
 	}
-	answer, err := client.Delete(ctx, o.key)
+	answer, err := d.client.Delete(ctx, o.key)
 	if o.err = err; err == nil {
 		o.removed = answer.Deleted > 0
 	}

@@ -37,12 +37,12 @@ func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) erro
 		if answer.Count == 0 {
 			return driver.ErrNotHeld
 		}
-		if passed := answer.Header.Revision; floor > uint64(passed) {
+		if passed := answer.Header.GetRevision(); floor > uint64(passed) {
 			return fmt.Errorf("tokens are revisions, which are at %d and cannot be raised above %d: %w", passed, floor, errors.ErrUnsupported)
 		}
 	}
 	isSealed := clientv3.Compare(clientv3.CreateRevision(sealKey(dir)), ">", 0)
-	answer, err := d.client.Txn(bounded).If(isSealed).Then(clientv3.OpPut(looseKey(dir), id)).Commit()
+	answer, err := d.transact(bounded, []clientv3.Cmp{isSealed}, []clientv3.Op{clientv3.OpPut(looseKey(dir), id)}, nil)
 	return d.sealChanged(ctx, answer, err)
 }
 
@@ -79,10 +79,8 @@ func (d *Driver) Unseal(ctx context.Context, name, id string) error {
 			ops = append(ops, clientv3.OpDelete(string(kv.Key)))
 		}
 	}
-	answer, err := d.client.Txn(bounded).
-		If(clientv3.Compare(clientv3.Value(looseKey(dir)), "=", id), clientv3.Compare(clientv3.ModRevision(sealKey(dir)), "=", r.sealedAt)).
-		Then(ops...).
-		Commit()
+	same := []clientv3.Cmp{clientv3.Compare(clientv3.Value(looseKey(dir)), "=", id), clientv3.Compare(clientv3.ModRevision(sealKey(dir)), "=", r.sealedAt)}
+	answer, err := d.transact(bounded, same, ops, nil)
 	return d.sealChanged(ctx, answer, err)
 }
 
@@ -97,7 +95,7 @@ func (d *Driver) Unmark(ctx context.Context, l driver.Lease) error {
 	}
 	bounded, cancel := withBound(ctx, requestFor)
 	defer cancel()
-	answer, err := d.client.Txn(bounded).If(h.stands()...).Then(clientv3.OpDelete(markKey(d.dir(h.request.Name))), h.putAgain()).Commit()
+	answer, err := d.transact(bounded, h.stands(), []clientv3.Op{clientv3.OpDelete(markKey(d.dir(h.request.Name))), h.putAgain()}, nil)
 	if err != nil {
 		err, _ = fault(ctx, err)
 		return err
