@@ -269,8 +269,8 @@ var modelMistakes = []modelMistake{
 	{
 		name: "a mark tells those who wait nothing",
 		file: "seal.go", model: "mark", wrong: []string{modelFallen},
-		old: `clientv3.OpPut(markKey(dir), ""), h.putAgain())`,
-		new: `clientv3.OpPut(markKey(dir), ""), map[bool]clientv3.Op{true: clientv3.OpGet(h.key), false: h.putAgain()}[PLANTED])`,
+		old: `clientv3.OpPut(markKey(dir), ""), h.putAgain()}`,
+		new: `clientv3.OpPut(markKey(dir), ""), map[bool]clientv3.Op{true: clientv3.OpGet(h.key), false: h.putAgain()}[PLANTED]}`,
 	},
 	{
 		name: "a number is used again while a request may be on its way",
