@@ -239,7 +239,7 @@ func waitedFor(holder string) func(e *env) {
 		if err != nil {
 			e.Fatal(err)
 		}
-		e.leases["B"] = l
+		e.leased("B", l)
 		e.unlock("second", "B")
 	}
 }
@@ -324,7 +324,7 @@ func elected(e *env) {
 		if trace.SpanFromContext(under) != trace.SpanFromContext(ctx) {
 			e.Error("the context of a leader has another span than that of Elect")
 		}
-		e.leases["A"] = term
+		e.leased("A", term)
 		pause(under, time.Millisecond) // spans are in the order of their start
 		return nil
 	})

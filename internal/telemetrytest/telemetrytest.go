@@ -151,7 +151,13 @@ func (e *env) lock(l dsync.Locker, request, lease string, opts ...dsync.LockOpti
 	if err != nil {
 		e.Fatalf("Lock of %s: %v", lease, err)
 	}
-	e.leases[lease] = got
+	e.leased(lease, got)
+}
+
+// leased calls a lease by a label. Its token is asked for while the lease lasts: on some backends there is none afterwards.
+func (e *env) leased(label string, l *dsync.Lease) {
+	_ = l.Token()
+	e.leases[label] = l
 }
 
 func (e *env) unlock(request, lease string) {
