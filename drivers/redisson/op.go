@@ -173,6 +173,7 @@ func (d *Driver) carryOut(ctx context.Context, o *op, closing <-chan struct{}) (
 		err = driver.ErrClosed
 	}
 	if o.state.CompareAndSwap(queued, dropped) {
+		d.direct.busy.Add(-1)
 		return err, false
 	}
 	d.ghosts.Expect(1)

@@ -117,8 +117,6 @@ func (s *sender) take(ops []*op) []*op {
 			rest = append(rest, o)
 		case o.state.CompareAndSwap(queued, taken):
 			ops = append(ops, o)
-		default: // dropped
-			s.driver.direct.busy.Add(-1)
 		}
 	}
 	clear(s.queue[len(rest):])
@@ -143,8 +141,6 @@ func (s *sender) end() {
 	for _, o := range s.queue {
 		if o.state.CompareAndSwap(queued, taken) {
 			s.fail(o)
-		} else { // dropped
-			s.driver.direct.busy.Add(-1)
 		}
 	}
 	s.queue = nil
