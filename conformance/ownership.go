@@ -41,6 +41,17 @@ func isNotHeld(what string, err error) error {
 	return nil
 }
 
+// areRemoved returns an error unless the releases of holds say that these were removed. They may be unknown: a session may end meanwhile.
+func (e *env) areRemoved(holds ...*request) error {
+	for _, r := range holds {
+		err := r.tryRelease(e.ctx)
+		if !errors.Is(err, driver.ErrNotHeld) && !errors.Is(err, driver.ErrUnknown) {
+			return fmt.Errorf("the release by %s of a hold that was removed returned %q, want ErrNotHeld or ErrUnknown", r.driver.label, outcome(err))
+		}
+	}
+	return nil
+}
+
 func releaseTwice(e *env) error {
 	a, b, name := e.driver(), e.driver(), e.name()
 	h := a.hold(name)

@@ -377,11 +377,8 @@ func forceUnlockPermits(e *env) error {
 	w := c.start(name, permits(limit, limit)).waits()
 	e.must(admin.ForceUnlock(e.ctx, name))
 	w.granted().release()
-	for _, r := range held {
-		err := r.tryRelease(e.ctx)
-		if !errors.Is(err, driver.ErrNotHeld) && !errors.Is(err, driver.ErrUnknown) { // unknown: its session may end meanwhile
-			return fmt.Errorf("the release of permits that were removed returned %q, want ErrNotHeld or ErrUnknown", outcome(err))
-		}
+	if err := e.areRemoved(held...); err != nil {
+		return err
 	}
 	if err := admin.ForceUnlock(e.ctx, name); !errors.Is(err, driver.ErrNotHeld) {
 		return fmt.Errorf("ForceUnlock of a name of which no permit is held returned %q, want ErrNotHeld", outcome(err))

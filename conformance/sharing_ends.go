@@ -141,11 +141,8 @@ func forceUnlockReaders(e *env) error {
 	e.must(d.ForceUnlock(e.ctx, name))
 	w.granted()
 	e.must(d.ForceUnlock(e.ctx, name))
-	for _, r := range append(readers, w) {
-		err := r.tryRelease(e.ctx)
-		if !errors.Is(err, driver.ErrNotHeld) && !errors.Is(err, driver.ErrUnknown) { // unknown: its session may end meanwhile
-			return fmt.Errorf("the release of a hold that was removed returned %q, want ErrNotHeld or ErrUnknown", outcome(err))
-		}
+	if err := e.areRemoved(append(readers, w)...); err != nil {
+		return err
 	}
 	if err := d.ForceUnlock(e.ctx, name); !errors.Is(err, driver.ErrNotHeld) {
 		return fmt.Errorf("ForceUnlock of a free name returned %q, want ErrNotHeld", outcome(err))
