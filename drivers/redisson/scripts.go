@@ -70,6 +70,10 @@ var (
 	writeFunction string
 	//go:embed rwrelease.lua
 	readWriteReleaseFunctions string
+	//go:embed rwreleaseread.lua
+	releaseReadFunction string
+	//go:embed rwreleasewrite.lua
+	releaseWriteFunction string
 	//go:embed fairforce.lua
 	fairForceText string
 	//go:embed renew.lua
@@ -132,8 +136,8 @@ var (
 	writeScript = newScript(acquireFunction + basicFunctions + readWriteFunctions + readersFunctions + writeFunction +
 		"return acquireWrite(KEYS[1], KEYS[2], KEYS[3], unpack(ARGV))\n")
 
-	releaseRead            = readersFunctions + readWriteReleaseFunctions + "return releaseRead(KEYS[1], KEYS[2], unpack(ARGV))\n"
-	releaseWrite           = readersFunctions + readWriteReleaseFunctions + "return releaseWrite(KEYS[1], KEYS[2], unpack(ARGV))\n"
+	releaseRead            = readersFunctions + readWriteReleaseFunctions + releaseReadFunction + "return releaseRead(KEYS[1], KEYS[2], unpack(ARGV))\n"
+	releaseWrite           = readWriteReleaseFunctions + releaseWriteFunction + "return releaseWrite(KEYS[1], KEYS[2], unpack(ARGV))\n"
 	readReleaseScript      = newScript(basicFunctions + releaseRead)
 	writeReleaseScript     = newScript(basicFunctions + releaseWrite)
 	fairReadReleaseScript  = newScript(basicFunctions + fairFunctions + releaseRead)

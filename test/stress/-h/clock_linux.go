@@ -1,0 +1,40 @@
+package dsync
+
+import (
+	"syscall"
+	"time"
+	"unsafe"
+)
+
+// asleep returns how long the machine has slept since it was started, in which CLOCK_BOOTTIME goes on and CLOCK_MONOTONIC does not.
+// False means that the kernel does not know.
+func asleep() (time.Duration, bool) {
+	slept, ok := asleepForTrue()
+	return slept + time.Duration(time.SleepOffset)*time.Second, ok
+}
+
+func asleepForTrue() (time.Duration, bool) {
+	const clockMonotonic, clockBoottime = 1, 7
+	best, slept := time.Duration(-1), time.Duration(0)
+	for range 100 { // until two readings are close to each other
+		before, ok1 := readClock(clockMonotonic)
+		boot, ok2 := readClock(clockBoottime)
+		after, ok3 := readClock(clockMonotonic)
+		if !ok1 || !ok2 || !ok3 {
+			return 0, false
+		}
+		if apart := after - before; best < 0 || apart < best {
+			best, slept = apart, boot-before // if anything too long
+		}
+		if best < minSleep/4 {
+			break
+		}
+	}
+	return slept, true
+}
+
+func readClock(id uintptr) (time.Duration, bool) {
+	var ts syscall.Timespec
+	_, _, errno := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, id, uintptr(unsafe.Pointer(&ts)), 0)
+	return time.Duration(ts.Nano()), errno == 0
+}
