@@ -111,7 +111,7 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 		h.vanish()
 		return driver.ErrNotHeld
 	}
-	return o.renewed(d, c, seconds, before)
+	return o.renewed(d, c, seconds)
 }
 
 func (h *hold) isHeld() bool {
@@ -163,7 +163,7 @@ func (o *ownLease) failRenewal(ctx context.Context, d *Driver, c *carrier, befor
 }
 
 // renewed makes c the lease that the key hangs on.
-func (o *ownLease) renewed(d *Driver, c *carrier, seconds, before int64) error {
+func (o *ownLease) renewed(d *Driver, c *carrier, seconds int64) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.ended {

@@ -47,7 +47,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	d.mu.Unlock()
 	if err == nil && d.life.Open().Err() != nil {
 		err = driver.ErrClosed
-		l.forget()
+		l.undo()
 	}
 	if err != nil {
 		return nil, err
@@ -291,8 +291,8 @@ func (d *Driver) stillWaits(ctx context.Context, w *session) (bool, error) {
 	return rows[0][0][0] != 0, nil
 }
 
-// forget undoes a grant which Acquire does not return.
-func (l *lease) forget() {
+// undo ends the hold of a grant that Acquire does not return.
+func (l *lease) undo() {
 	s := l.session
 	s.mu.Lock()
 	if l.phase != held || s.over {
