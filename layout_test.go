@@ -26,6 +26,7 @@ var layout = []struct {
 }{
 	{".", []string{
 		"./driver",
+		"./internal/linked",
 		"./internal/telemetry",
 		"go.opentelemetry.io/otel/metric",
 		"go.opentelemetry.io/otel/trace",

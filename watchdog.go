@@ -1,7 +1,6 @@
 package dsync
 
 import (
-	"container/heap"
 	"context"
 	"errors"
 	"math"
@@ -12,7 +11,7 @@ import (
 )
 
 // watchdog renews the holds of a client, and ends holds past their time, with one goroutine for all: a held lock costs an entry in a
-// heap, and neither a goroutine nor a timer. The goroutine never calls the driver but for Expires; renewals run in goroutines
+// list, and neither a goroutine nor a timer. The goroutine never calls the driver but for Expires; renewals run in goroutines
 // of their own, one a batch, and a slow one delays no other.
 type watchdog struct {
 	client *Client
@@ -25,21 +24,16 @@ type watchdog struct {
 	running  bool
 	renewals alarms // of holds to be renewed
 	ends     alarms // of holds and re-entries without renewal, and of holds in a batch or lapsed
-	wake     moment // when run will look at the heaps next
+	wake     moment // when run will look at the alarms next
 }
 
-// alarm is an entry of one of the heaps.
-type alarm struct {
-	at    moment
-	hold  *hold
-	view  *Lease  // nil if the alarm is for the hold
-	in    *alarms // nil if in none
-	index int
-}
+// grains is how many times as long as the grain of the alarms the TTL is. What is renewed comes early by a grain at most.
+const grains = 64
 
 func newWatchdog(c *Client) *watchdog {
 	w := &watchdog{client: c, kick: make(chan struct{}, 1)}
 	w.life, w.stop = context.WithCancel(context.Background())
+	w.renewals.grain, w.ends.grain = moment(c.ttl/grains), moment(c.ttl/grains)
 	return w
 }
 
@@ -75,20 +69,11 @@ func (w *watchdog) renewNow(h *hold) {
 func (w *watchdog) set(q *alarms, a *alarm, at moment) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	a.at = at
-	if a.in != nil && a.in != q {
-		heap.Remove(a.in, a.index)
-	}
-	if a.in == q {
-		(*q)[a.index].at = at
-		heap.Fix(q, a.index)
-	} else {
-		heap.Push(q, a)
-	}
+	q.set(a, w.client.now(), at)
 	if !w.running {
 		w.running = true
 		w.wg.Go(w.run)
-	} else if at < w.wake {
+	} else if a.slot.at < w.wake {
 		select {
 		case w.kick <- struct{}{}:
 		default:
@@ -99,9 +84,7 @@ func (w *watchdog) set(q *alarms, a *alarm, at moment) {
 func (w *watchdog) remove(a *alarm) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if a.in != nil {
-		heap.Remove(a.in, a.index)
-	}
+	a.stop()
 }
 
 // run ends with life.
@@ -133,23 +116,24 @@ func (w *watchdog) run() {
 // maxWait is how long the watchdog waits at a time while there is something to watch, since timers stand still while the machine sleeps.
 const maxWait = time.Second
 
-// due takes out of the heaps what is due until then, and says how long to wait for the next. With one due renewal
+// due takes the alarms that are due until then, and says how long to wait for the next. With one due renewal
 // go all that would be due soon, to gather them in few batches.
 func (w *watchdog) due(now, until moment) (renewals []*hold, ends []*alarm, next time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for len(w.ends) > 0 && w.ends[0].at <= until {
-		ends = append(ends, heap.Pop(&w.ends).(*alarm))
+	for at, ok := w.ends.next(); ok && at <= until; at, ok = w.ends.next() {
+		ends = append(ends, w.ends.take()...)
 	}
-	for len(w.renewals) > 0 && w.renewals[0].at <= until {
-		a := heap.Pop(&w.renewals).(*alarm)
-		renewals = append(renewals, a.hold)
-		until = max(until, now+w.client.ttl/12)
+	for at, ok := w.renewals.next(); ok && at <= until; at, ok = w.renewals.next() {
+		for _, a := range w.renewals.take() {
+			renewals = append(renewals, a.hold)
+			until = max(until, now+w.client.ttl/12)
+		}
 	}
 	w.wake = now + time.Hour
-	for _, q := range []alarms{w.renewals, w.ends} {
-		if len(q) > 0 {
-			w.wake = min(w.wake, q[0].at, now+maxWait)
+	for _, q := range []*alarms{&w.renewals, &w.ends} {
+		if at, ok := q.next(); ok {
+			w.wake = min(w.wake, at, now+maxWait)
 		}
 	}
 	return renewals, ends, w.wake - now
@@ -163,9 +147,11 @@ func (w *watchdog) end(a *alarm) {
 	now := w.client.now()
 	switch {
 	case a.view != nil:
-		if err := a.view.check(now); err == nil && a == a.view.slow {
+		switch over := a.view.check(now) != nil; {
+		case over:
+		case now >= a.at && a == a.view.slow:
 			a.view.tellSlow(now)
-		} else if err == nil {
+		default:
 			w.endAt(a, a.at)
 		}
 	case h.state == holdLapsed && now < min(a.at, h.expires()): // a sleep makes the time earlier; a session that goes on, not later
@@ -255,34 +241,4 @@ func (c *Client) renewAll(ctx context.Context, leases []driver.Lease, done func(
 		})
 	}
 	wg.Wait()
-}
-
-// alarms is a heap by time. The times are copies: a comparison takes no look at the alarms, which are all over the memory.
-type alarms []timed
-
-type timed struct {
-	at moment
-	*alarm
-}
-
-func (q alarms) Len() int           { return len(q) }
-func (q alarms) Less(i, j int) bool { return q[i].at < q[j].at }
-
-func (q alarms) Swap(i, j int) {
-	q[i], q[j] = q[j], q[i]
-	q[i].index, q[j].index = i, j
-}
-
-func (q *alarms) Push(x any) {
-	a := x.(*alarm)
-	a.in, a.index = q, len(*q)
-	*q = append(*q, timed{a.at, a})
-}
-
-func (q *alarms) Pop() any {
-	last := len(*q) - 1
-	a := (*q)[last].alarm
-	(*q)[last], *q = timed{}, (*q)[:last]
-	a.in = nil
-	return a
 }

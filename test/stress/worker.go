@@ -394,16 +394,18 @@ func (w *worker) obey(line string) (int64, error) {
 	return 1, memoryFault(w, kind, int(n))
 }
 
-// sleep lets the machine have slept, and returns how many leases were held before that, all of which said at once that they are over, or
-// -1 if one did not.
+// sleep lets the machine have slept as soon as a lease is held, and returns how many leases were held before that, all of which said at once
+// that they are over, or -1 if one did not. It returns 0 if none was held for two seconds.
 func (w *worker) sleep(seconds int64) (told int64) {
 	var held []*dsync.Lease
-	w.held.Range(func(l, _ any) bool {
-		if l := l.(*dsync.Lease); l.Err() == nil {
-			held = append(held, l)
-		}
-		return true
-	})
+	for end := time.Now().Add(2 * time.Second); len(held) == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		w.held.Range(func(l, _ any) bool {
+			if l := l.(*dsync.Lease); l.Err() == nil {
+				held = append(held, l)
+			}
+			return true
+		})
+	}
 	sleepMachine(seconds)
 	for _, l := range held {
 		if l.Err() == nil {
