@@ -25,7 +25,7 @@ var alone = []int{1, 2, 3, 4, 5, 6, 7}
 
 var redisBackend = &Backend{
 	Name:  "Redis",
-	Start: func(tb testing.TB) *Servers { return startRedis(tb, 1) },
+	Start: func(tb testing.TB, storage testenv.Storage) *Servers { return startRedis(tb, storage, 1) },
 	Rows: append(readRows("redisson", "", &Row{Name: "floor: two scripts for a reader", Kind: Floor, In: []int{8, 9}, Open: openRedisShared}), []*Row{
 		{Name: "floor: two scripts on a hash", Kind: Floor, In: []int{1, 2, 6}, Open: openRedisHash},
 		{Name: "floor: queue and message", Kind: Floor, In: []int{3, 4, 5, 7, 14}, Open: openRedisQueue},
@@ -45,11 +45,11 @@ var redisBackend = &Backend{
 	}...),
 }
 
-func startRedis(tb testing.TB, n int) *Servers {
+func startRedis(tb testing.TB, storage testenv.Storage, n int) *Servers {
 	s := &Servers{}
 	servers := make([]*testenv.RedisServer, n)
 	for i := range servers {
-		servers[i] = testenv.Redis(tb)
+		servers[i] = storage.Redis(tb)
 		s.Addrs, s.Pids = append(s.Addrs, servers[i].Addr), append(s.Pids, servers[i].Pid())
 	}
 	s.Count = func(tb testing.TB, during func()) int64 { return monitored(tb, s.Addrs, during) }

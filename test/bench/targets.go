@@ -68,8 +68,14 @@ func (r *Report) measured(t *Target, w *Workload, b *Backend, row *Row) float64 
 	return c.value(t.Metric)
 }
 
-// judged returns what the table says about the targets of a row, and those that are missed.
+// judges reports whether the table has targets: they are for servers as people run them, with a disk.
+func (r *Report) judges() bool { return r.Results.size.Storage.Disk }
+
+// judged returns the column about the targets of a row, if the table has one, and those that are missed.
 func (r *Report) judged(w *Workload, b *Backend, row *Row) (text string, missed []*Target) {
+	if !r.judges() {
+		return "", nil
+	}
 	var words []string
 	for i := range Targets {
 		t := &Targets[i]
@@ -87,5 +93,5 @@ func (r *Report) judged(w *Workload, b *Backend, row *Row) (text string, missed 
 			missed = append(missed, t)
 		}
 	}
-	return strings.Join(words, "<br>"), missed
+	return " " + strings.Join(words, "<br>") + " |", missed
 }
