@@ -111,11 +111,12 @@ demo-migration: servers ## a shop moves its lock from Redis to etcd, step by ste
 bench: servers ## run the benchmarks
 	$(GO) test -run '^$$' -bench . -benchmem $(TESTFLAGS) $(PKG)
 
-bench-peers: servers ## compare with other libraries on all backends, into docs/bench: this takes a quarter of an hour
-	cd test/bench && $(GO) test -c -o bench.test . && ./bench.test -test.run '^TestPeers$$' -test.parallel 8 -test.v -test.timeout 30m -full -out ../../docs/bench $(TESTFLAGS)
+bench-peers: servers ## compare with other libraries on all backends, into docs/bench, with a disk and then without: this takes half an hour
+	cd test/bench && $(GO) test -c -o bench.test . && for disk in true false; do \
+		./bench.test -test.run '^TestPeers$$' -test.parallel 8 -test.v -test.timeout 30m -full -disk=$$disk -out ../../docs/bench $(TESTFLAGS) || exit; done
 
 bench-crowds: servers ## measure one name that 2 to 1,000 clients want, on all backends, into docs/bench/crowds: this takes ten minutes
-	cd test/bench && $(GO) test -c -o bench.test . && ./bench.test -test.run '^TestCrowds$$' -test.v -test.timeout 30m -full -out ../../docs/bench/crowds $(TESTFLAGS)
+	cd test/bench && $(GO) test -c -o bench.test . && ./bench.test -test.run '^TestCrowds$$' -test.v -test.timeout 30m -full -disk -out ../../docs/bench/crowds $(TESTFLAGS)
 
 bench-gates: servers ## measure beside the floor what docs/performance.md says that it keeps, in half a minute: fails if half of it is lost
 	cd test/bench && $(GO) test -c -o bench.test . && ./bench.test -test.run '^TestGates' -test.v -test.timeout 10m $(TESTFLAGS)

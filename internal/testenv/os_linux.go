@@ -34,6 +34,13 @@ func waitStopped(pid int) error {
 	}
 }
 
+// inMemory reports whether a directory is on a file system without a disk.
+func inMemory(dir string) bool {
+	const tmpfs = 0x01021994
+	var fs syscall.Statfs_t
+	return syscall.Statfs(dir, &fs) == nil && fs.Type == tmpfs
+}
+
 // freePort returns a loopback port that belongs to the test until it ends. A socket that is bound and does not listen keeps
 // the kernel from giving the port to anybody else, also while the server is down, and lets through those who ask for this
 // port by number and allow the reuse of addresses, as servers do.

@@ -17,6 +17,9 @@ func ownNetwork(*exec.Cmd) {}
 // waitStopped does not wait: here a freeze takes hold a moment after the signal.
 func waitStopped(int) error { return nil }
 
+// inMemory does not know of file systems without a disk.
+func inMemory(string) bool { return false }
+
 // freePort returns a loopback port that was free a moment ago.
 func freePort(tb testing.TB) int {
 	tb.Helper()

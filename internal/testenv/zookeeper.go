@@ -91,7 +91,8 @@ func newZooKeeper(tb testing.TB, at host, id int, settings []string) *ZooKeeperS
 		"clientPortAddress=" + at.ip, "clientPort=" + strconv.Itoa(port), "dataDir=" + dir, "maxClientCnxns=0",
 		"admin.enableServer=false", "4lw.commands.whitelist=*", "preAllocSize=1024", "quorumListenOnAllIPs=false",
 	}, settings...)
-	machine := at.command(java, "-Xmx192m", "-XX:TieredStopAtLevel=1") // it does not live long enough for more to pay off
+	machine := at.command(java, "-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", // it does not live long enough for more to pay off
+		"-Dzookeeper.forceSync=no", "-Dzookeeper.jmx.log4j.disable=true")
 	config = slices.DeleteFunc(config, func(line string) bool {
 		argument := strings.HasPrefix(line, "-")
 		if argument {
@@ -110,12 +111,11 @@ func newZooKeeper(tb testing.TB, at host, id int, settings []string) *ZooKeeperS
 	}
 	s := new(ZooKeeperServer)
 	s.Server = Server{
-		tb:   tb,
-		name: "zookeeper" + strconv.Itoa(id),
-		Addr: fmt.Sprintf("%s:%d", at.ip, port),
-		log:  filepath.Join(dir, "log"),
-		argv: append(machine, "-XX:+UseSerialGC", "-Dzookeeper.forceSync=no", "-Dzookeeper.jmx.log4j.disable=true",
-			"-cp", zookeeperJars, "org.apache.zookeeper.server.quorum.QuorumPeerMain", file),
+		tb:    tb,
+		name:  "zookeeper" + strconv.Itoa(id),
+		Addr:  fmt.Sprintf("%s:%d", at.ip, port),
+		log:   filepath.Join(dir, "log"),
+		argv:  append(machine, "-cp", zookeeperJars, "org.apache.zookeeper.server.quorum.QuorumPeerMain", file),
 		ready: s.serves,
 	}
 	return s

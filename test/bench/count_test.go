@@ -13,7 +13,7 @@ func TestCountSeesEachRequest(t *testing.T) {
 	const pairs = 10
 	for _, b := range Backends {
 		t.Run(b.Name, func(t *testing.T) {
-			servers := b.Start(t)
+			servers := b.Start(t, testenv.Storage{})
 			l, err := free.floor(b).Open(t.Context(), servers.Addrs)
 			if err != nil {
 				t.Fatal(err)

@@ -17,8 +17,8 @@ const aboutCrowds = `# One name that many clients want
 
 Made by ` + "`make bench-crowds`" + `, on one machine, a backend at a time. N clients, each with connections of its own, wait for one name, keep it for 1 ms, give
 it back and wait again, so there can be no more than a thousand hand-overs a second less what a timer is late. The clients are in up to %d
-processes that share a CPU; the servers have the other one, and keep nothing on disk. In parentheses is how many times as large a value is as that
-of the floor: the fewest requests through the same client library, with no library of locks on top. It is no product, as nothing survives there
+processes that share a CPU; the servers have the other one. %s
+In parentheses is how many times as large a value is as that of the floor: the fewest requests through the same client library, with no library of locks on top. It is no product, as nothing survives there
 that goes wrong.
 
 Requests are counted at the server, in a bout of its own, and those that keep a session alive count as well. Jain's index is over clients: 1 if all got the
@@ -51,7 +51,7 @@ func crowdFile(b *Backend) string { return strings.ToLower(b.Name) + ".svg" }
 // crowdTables has a table for each backend, with a column for each crowd.
 func (r *Report) crowdTables() string {
 	var out strings.Builder
-	fmt.Fprintf(&out, aboutCrowds, crowdProcesses, r.Results.machine)
+	fmt.Fprintf(&out, aboutCrowds, crowdProcesses, r.Results.aboutStorage(), r.Results.machine)
 	for _, b := range r.crowdBackends() {
 		fmt.Fprintf(&out, "\n## %s\n\n![hand-overs a second by the number of clients](%s)\n\n| | clients |", b.Name, crowdFile(b))
 		for _, w := range r.crowds() {

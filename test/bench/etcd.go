@@ -31,8 +31,8 @@ var etcdBackend = &Backend{
 	}...),
 }
 
-func startEtcd(tb testing.TB) *Servers {
-	s := testenv.Etcd(tb)
+func startEtcd(tb testing.TB, storage testenv.Storage) *Servers {
+	s := storage.Etcd(tb)
 	return &Servers{
 		Addrs: []string{s.Addr},
 		Pids:  []int{s.Pid()},

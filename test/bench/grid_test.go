@@ -23,10 +23,14 @@ func knows(s subject) bool {
 }
 
 func TestTargetsAreAboutWhatIsMeasured(t *testing.T) {
-	seen := make(map[subject]bool)
+	type about struct {
+		subject
+		bare bool
+	}
+	seen := make(map[about]bool)
 	for _, target := range Targets {
-		s := target.subject()
-		if !knows(s) {
+		s := about{target.subject(), target.Bare}
+		if !knows(s.subject) || s.bare && !knows(subject{s.backend, s.workload, bareName(&Row{Name: s.row}), s.metric}) {
 			t.Errorf("nothing measures %+v", s)
 		}
 		if seen[s] {
@@ -90,9 +94,11 @@ func TestTargetHolds(t *testing.T) {
 }
 
 // made returns the table of results in which the floor needs 100 µs for a free lock, and dsync as given.
-func made(t *testing.T, ours float64, err error) string {
+func made(t *testing.T, disk bool, ours float64, err error) string {
 	t.Helper()
-	results := newResults(Short)
+	size := Short
+	size.Storage.Disk = disk
+	results := newResults(size)
 	results.add(redisBackend, free, free.floor(redisBackend), 0, Sample{"p50 µs": 100}, nil)
 	for _, r := range redisBackend.Rows {
 		if r.Name == "dsync" {
@@ -120,11 +126,23 @@ func TestReportShowsWhatIsMissed(t *testing.T) {
 		{200, nil, []string{"| **dsync** | 200 (2.00) |", "**p50 µs at most 1.10 of the floor's: missed**", "\n- dsync, p50 µs: "}},
 		{100, errors.New("no luck"), []string{"\n- dsync failed: no luck."}},
 	} {
-		got := made(t, test.ours, test.err)
+		got := made(t, true, test.ours, test.err)
 		for _, want := range test.want {
 			if !strings.Contains(got, want) {
 				t.Errorf("dsync takes %v µs: the table lacks %q:\n%s", test.ours, want, got)
 			}
+		}
+	}
+}
+
+func TestReportHasTargetsWithADiskOnly(t *testing.T) {
+	for _, disk := range []bool{true, false} {
+		got := made(t, disk, 105, nil)
+		if has := strings.Contains(got, "targets |"); has != disk {
+			t.Errorf("disk is %v: the table has targets: %v", disk, has)
+		}
+		if want := "| **dsync** | 105 (1.05) | -"; !strings.Contains(got, want) {
+			t.Errorf("disk is %v: the table lacks %q:\n%s", disk, want, got)
 		}
 	}
 }

@@ -96,18 +96,30 @@ func sendMark(addr, mark string) error {
 }
 
 // count returns how many commands came before the mark, those of scripts apart.
-func (m *monitor) count() (int64, error) {
-	var n int64
+func (m *monitor) count() (n int64, err error) {
+	err = m.each(func(string) error {
+		n++
+		return nil
+	})
+	return n, err
+}
+
+// each calls f for the commands before the mark, those of scripts apart.
+func (m *monitor) each(f func(command string) error) error {
 	for {
 		line, err := m.in.ReadString('\n')
 		if err != nil {
-			return 0, fmt.Errorf("monitor: %w", err)
+			return fmt.Errorf("monitor: %w", err)
 		}
 		if strings.Contains(line, m.mark) {
-			return n, nil
+			return nil
 		}
-		if where, _, _ := strings.Cut(line, "]"); !strings.HasSuffix(where, " lua") {
-			n++
+		where, command, _ := strings.Cut(line, "]")
+		if strings.HasSuffix(where, " lua") {
+			continue
+		}
+		if err := f(command); err != nil {
+			return err
 		}
 	}
 }

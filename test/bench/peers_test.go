@@ -15,10 +15,11 @@ var (
 	only     = flag.String("backends", "", "names of backends, comma separated; all if empty")
 	which    = flag.String("workloads", "", "names of workloads, as in 1,2 (64),6 (10k); all if empty")
 	clients  = flag.String("clients", "", "how many clients TestCrowds has, as in 2,50; all that the size has if empty")
-	writeTo  = flag.String("out", "", "the directory for the table and the plots")
+	writeTo  = flag.String("out", "", "the directory for the table and the plots; without -disk, they go into memory there")
 	asText   = flag.Bool("text", false, "print the table")
 	noPeers  = flag.Bool("nopeers", false, "leave the peers out")
 	again    = flag.String("report", "", "a directory whose table and plots are made again, of results.json there")
+	onDisk   = flag.Bool("disk", false, "have the servers flush what they write to a disk, as their packages do, in place of keeping nothing")
 	asRounds = flag.Int("rounds", 0, "rounds of a whole run, if not the usual number")
 )
 
@@ -48,6 +49,7 @@ func TestCrowds(t *testing.T) {
 
 // measure runs those of all workloads whose names are chosen.
 func measure(t *testing.T, size Size, all []*Workload, chosen string) {
+	size.Storage.Disk = *onDisk
 	backends, err := choose(Backends, *only, func(b *Backend) string { return b.Name })
 	if err != nil {
 		t.Fatal(err)
@@ -67,7 +69,8 @@ func measure(t *testing.T, size Size, all []*Workload, chosen string) {
 		if *writeTo == "" {
 			return
 		}
-		if err := errors.Join(report.Write(*writeTo), results.Store(filepath.Join(*writeTo, resultsFile))); err != nil {
+		dir := tableOf(*writeTo, size.Storage)
+		if err := errors.Join(report.Write(dir), results.Store(filepath.Join(dir, resultsFile))); err != nil {
 			t.Fatal(err)
 		}
 	})

@@ -55,14 +55,12 @@ return 1`
 // redisPermits is not a product, as redisQueue is not.
 type redisPermits struct{ *redisQueue }
 
-func openRedisPermits(dial redisDialer) func(ctx context.Context, addrs []string) (Locker, error) {
-	return func(ctx context.Context, addrs []string) (Locker, error) {
-		l, err := newRedisQueue(ctx, dial, addrs, permitAcquire, permitRelease)
-		if err != nil {
-			return nil, err
-		}
-		return redisPermits{l}, nil
+func openRedisPermits(ctx context.Context, addrs []string) (Locker, error) {
+	l, err := newRedisQueue(ctx, addrs, permitAcquire, permitRelease)
+	if err != nil {
+		return nil, err
 	}
+	return redisPermits{l}, nil
 }
 
 // end is that of a permit, by the clock of the client.

@@ -39,9 +39,9 @@ var pgBackend = &Backend{
 	}...),
 }
 
-func startPostgres(tb testing.TB) *Servers {
+func startPostgres(tb testing.TB, storage testenv.Storage) *Servers {
 	// A thousand clients have two connections each.
-	s := testenv.Postgres(tb, "max_connections=2400", "max_locks_per_transaction=150", "shared_preload_libraries=pg_stat_statements")
+	s := storage.Postgres(tb, "max_connections=2400", "max_locks_per_transaction=150", "shared_preload_libraries=pg_stat_statements")
 	servers := &Servers{Addrs: []string{"postgres@" + s.Addr}, Pids: []int{s.Pid()}}
 	servers.Count = func(tb testing.TB, during func()) int64 { return countStatements(tb, servers.Addrs, during) }
 	conn, do := pgAdmin(tb, servers.Addrs)

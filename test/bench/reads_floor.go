@@ -29,14 +29,12 @@ return 1`
 
 type redisShared struct{ *redisScripts }
 
-func openRedisShared(dial redisDialer) func(ctx context.Context, addrs []string) (Locker, error) {
-	return func(ctx context.Context, addrs []string) (Locker, error) {
-		s, err := newRedisScripts(ctx, dial, addrs[0], sharedAcquire, sharedRelease)
-		if err != nil {
-			return nil, err
-		}
-		return redisShared{s}, nil
+func openRedisShared(ctx context.Context, addrs []string) (Locker, error) {
+	s, err := newRedisScripts(ctx, addrs[0], sharedAcquire, sharedRelease)
+	if err != nil {
+		return nil, err
 	}
+	return redisShared{s}, nil
 }
 
 func (l redisShared) Lock(ctx context.Context, name string) (Held, error) {

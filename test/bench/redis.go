@@ -25,9 +25,9 @@ var alone = []int{1, 2, 3, 4, 5, 6, 7}
 
 var redisBackend = &Backend{
 	Name:  "Redis",
-	Start: func(tb testing.TB) *Servers { return startRedis(tb, 1) },
-	Rows: append(readRows("redisson", "", &Row{Name: "floor: two scripts for a reader", Kind: Floor, In: []int{8, 9}, Open: openRedisShared(newRueidis)}), []*Row{
-		{Name: "floor: two scripts on a hash", Kind: Floor, In: []int{1, 2, 6}, Open: openRedisHash(newRueidis)},
+	Start: func(tb testing.TB, storage testenv.Storage) *Servers { return startRedis(tb, storage, 1) },
+	Rows: append(readRows("redisson", "", &Row{Name: "floor: two scripts for a reader", Kind: Floor, In: []int{8, 9}, Open: openRedisShared}), []*Row{
+		{Name: "floor: two scripts on a hash", Kind: Floor, In: []int{1, 2, 6}, Open: openRedisHash},
 		{Name: "floor: queue and message", Kind: Floor, In: []int{3, 4, 5, 7, 14}, Open: openRedisQueue},
 		{Name: "SET NX, and again after 1 ms", Kind: Peer, In: alone, Open: openSetNX},
 		{Name: "redsync (go-redis)", Kind: Peer, In: alone, Open: openRedsyncGoRedis},
@@ -37,22 +37,22 @@ var redisBackend = &Backend{
 		{Name: "rueidislock (majority 1, NOLOOP)", Kind: Peer, In: alone, MayHang: true, Open: openRueidislock(1, true)},
 		{Name: "rueidislock (default)", Kind: Peer, Open: openRueidislock(0, false)},
 		ours("dsync", "redisson", "", dsync.Options{}),
+		replayed(1, ours("dsync", "redisson", "", dsync.Options{})),
 		ours("dsync, no tokens", "redisson", "?fenced=false", dsync.Options{}, 1, 2),
 		ours("dsync, in order", "redisson", "?fair=true", dsync.Options{}, 3, 4, 5, 14),
+		replayed(8, reads("dsync, Read", "redisson", "")),
 		reads("dsync, Read, no tokens", "redisson", "?fenced=false", 8),
-		{Name: "floor: permits, queue and message", Kind: Floor, In: []int{12, 13}, Open: openRedisPermits(newRueidis)},
-		{Name: "the floor, where each request heeds its context", Kind: Peer, In: []int{1}, Open: openRedisHash(newRueidisPipeline)},
-		{Name: "the reader's floor, where each request heeds its context", Kind: Peer, In: []int{8}, Open: openRedisShared(newRueidisPipeline)},
-		{Name: "the permit's floor, where each request heeds its context", Kind: Peer, In: []int{12}, Open: openRedisPermits(newRueidisPipeline)},
+		{Name: "floor: permits, queue and message", Kind: Floor, In: []int{12, 13}, Open: openRedisPermits},
 		oursWith(dsync.Permits(1, benchLimit), "dsync, Permits", "redisson", "", 12, 13),
+		replayed(12, oursWith(dsync.Permits(1, benchLimit), "dsync, Permits", "redisson", "")),
 	}...),
 }
 
-func startRedis(tb testing.TB, n int) *Servers {
+func startRedis(tb testing.TB, storage testenv.Storage, n int) *Servers {
 	s := &Servers{}
 	servers := make([]*testenv.RedisServer, n)
 	for i := range servers {
-		servers[i] = testenv.Redis(tb)
+		servers[i] = storage.Redis(tb)
 		s.Addrs, s.Pids = append(s.Addrs, servers[i].Addr), append(s.Pids, servers[i].Pid())
 	}
 	s.Count = func(tb testing.TB, during func()) int64 { return monitored(tb, s.Addrs, during) }
@@ -60,18 +60,8 @@ func startRedis(tb testing.TB, n int) *Servers {
 	return s
 }
 
-// A redisDialer connects to a Redis.
-type redisDialer func(addr string) (rueidis.Client, error)
-
-// newRueidis is what the library does by itself: until two requests meet, the goroutine that sends a request reads the answer as well, and a
-// context that is canceled, and not over in time, ends no such request.
 func newRueidis(addr string) (rueidis.Client, error) {
 	return rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}, ForceSingleClient: true, DisableCache: true})
-}
-
-// newRueidisPipeline has a goroutine write and one read, as the library has after two requests have met: each request heeds its context.
-func newRueidisPipeline(addr string) (rueidis.Client, error) {
-	return rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}, ForceSingleClient: true, DisableCache: true, AlwaysPipelining: true})
 }
 
 // openSetNX is what one writes who wants no library.

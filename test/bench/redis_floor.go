@@ -43,8 +43,8 @@ type redisScripts struct {
 	ttl    string
 }
 
-func newRedisScripts(ctx context.Context, dial redisDialer, addr string, texts ...string) (*redisScripts, error) {
-	client, err := dial(addr)
+func newRedisScripts(ctx context.Context, addr string, texts ...string) (*redisScripts, error) {
+	client, err := newRueidis(addr)
 	if err != nil {
 		return nil, err
 	}
@@ -68,14 +68,12 @@ func (s *redisScripts) Close() error {
 // redisHash waits for nobody: it is for locks that are free.
 type redisHash struct{ *redisScripts }
 
-func openRedisHash(dial redisDialer) func(ctx context.Context, addrs []string) (Locker, error) {
-	return func(ctx context.Context, addrs []string) (Locker, error) {
-		s, err := newRedisScripts(ctx, dial, addrs[0], hashAcquire, hashRelease, hashRenewAll)
-		if err != nil {
-			return nil, err
-		}
-		return redisHash{s}, nil
+func openRedisHash(ctx context.Context, addrs []string) (Locker, error) {
+	s, err := newRedisScripts(ctx, addrs[0], hashAcquire, hashRelease, hashRenewAll)
+	if err != nil {
+		return nil, err
 	}
+	return redisHash{s}, nil
 }
 
 func (l redisHash) Lock(ctx context.Context, name string) (Held, error) {
@@ -127,15 +125,15 @@ type redisQueue struct {
 }
 
 func openRedisQueue(ctx context.Context, addrs []string) (Locker, error) {
-	l, err := newRedisQueue(ctx, newRueidis, addrs, queueAcquire, queueRelease)
+	l, err := newRedisQueue(ctx, addrs, queueAcquire, queueRelease)
 	if err != nil {
 		return nil, err
 	}
 	return l, nil
 }
 
-func newRedisQueue(ctx context.Context, dial redisDialer, addrs []string, acquire, release string) (*redisQueue, error) {
-	s, err := newRedisScripts(ctx, dial, addrs[0], acquire, release)
+func newRedisQueue(ctx context.Context, addrs []string, acquire, release string) (*redisQueue, error) {
+	s, err := newRedisScripts(ctx, addrs[0], acquire, release)
 	if err != nil {
 		return nil, err
 	}

@@ -9,11 +9,12 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 var redlockBackend = &Backend{
 	Name:  "Redlock",
-	Start: func(tb testing.TB) *Servers { return startRedis(tb, 5) },
+	Start: func(tb testing.TB, storage testenv.Storage) *Servers { return startRedis(tb, storage, 5) },
 	Rows: []*Row{
 		{Name: "floor: SET NX and DEL on 5 nodes", Kind: Floor, Open: openQuorum},
 		{Name: "redsync (go-redis)", Kind: Peer, In: alone, Open: openRedsyncGoRedis},

@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -35,13 +36,16 @@ func (r *Report) Write(dir string) error {
 	return nil
 }
 
-const introduction = `# dsync beside its peers
+const introduction = `# dsync beside its peers%s
 
-Made by ` + "`make bench-peers`" + `, in one run on one machine. An operation is one acquire and one release. A value is the median over the
-rounds; what follows in parentheses is how many times as large it is as that of the floor, at the median over the rounds as well. The
-floor is the fewest requests through the same client library, with no library of locks on top; it is no product, as nothing survives
-there that goes wrong. The servers have a CPU of their own, and keep nothing on disk. Libraries have their own settings, but for a TTL of
-6 s, and no limit to how often they try. [performance.md](../performance.md) says what the figures come from, and what dsync does about it.
+Made by ` + "`make bench-peers`" + `, in one run on one machine. %s
+
+An operation is one acquire and one release. A value is the median over the rounds; what follows in parentheses is how many times as large
+it is as that of the floor, at the median over the rounds as well. The floor is the fewest requests through the same client library, with no
+library of locks on top; it is no product, as nothing survives there that goes wrong. The servers have a CPU of their own. Libraries have
+their own settings, but for a TTL of 6 s, and no limit to how often they try.
+
+%s
 
 `
 
@@ -51,15 +55,24 @@ func (r *Report) Markdown() string {
 		return r.crowdTables()
 	}
 	var out strings.Builder
-	out.WriteString(introduction)
 	size := r.Results.size
+	title, others := "", "[Without a disk](memory/README.md) has the same on servers that keep nothing. [performance.md](../performance.md) says what the\n"+
+		"figures come from, and what dsync does about it."
+	if !r.judges() {
+		title, others = ", without a disk", "Targets are for servers [with a disk](../README.md)."
+	}
+	fmt.Fprintf(&out, introduction, title, r.Results.aboutStorage(), others)
 	fmt.Fprintf(&out, "%d rounds of %v to %v on %s.\n", size.Rounds, size.Slice, 2*size.Slice, r.Results.machine)
 	for _, w := range r.Workloads {
+		backends := r.measuredOn(w)
+		if len(backends) == 0 {
+			continue
+		}
 		fmt.Fprintf(&out, "\n## %s. %s\n", w.Name, w.Title)
 		if len(r.marks(w)) > 0 {
 			fmt.Fprintf(&out, "\n![ratios to the floor](%s)\n", w.File)
 		}
-		for _, b := range r.Backends {
+		for _, b := range backends {
 			r.table(&out, w, b)
 		}
 	}
@@ -76,15 +89,23 @@ func (w *Workload) floor(b *Backend) *Row {
 	return nil
 }
 
+// measuredOn returns the backends of which a workload was measured.
+func (r *Report) measuredOn(w *Workload) []*Backend {
+	return slices.DeleteFunc(slices.Clone(r.Backends), func(b *Backend) bool {
+		return !slices.ContainsFunc(w.rows(b), func(row *Row) bool { return r.Results.of(b, w, row) != nil })
+	})
+}
+
 func (r *Report) table(out *strings.Builder, w *Workload, b *Backend) {
-	if len(w.rows(b)) == 0 {
-		return
-	}
 	fmt.Fprintf(out, "\n| %s |", b.Name)
 	for _, m := range w.Metrics {
 		fmt.Fprintf(out, " %s |", m.Name)
 	}
-	out.WriteString(" targets |\n|---|" + strings.Repeat("---:|", len(w.Metrics)) + "---|\n")
+	rule := "\n|---|" + strings.Repeat("---:|", len(w.Metrics))
+	if r.judges() {
+		rule = " targets |" + rule + "---|"
+	}
+	out.WriteString(rule + "\n")
 	var notes []string
 	for _, row := range w.rows(b) {
 		c := r.Results.of(b, w, row)
@@ -100,7 +121,7 @@ func (r *Report) table(out *strings.Builder, w *Workload, b *Backend) {
 			fmt.Fprintf(out, " %s |", r.figure(b, w, c, row, m))
 		}
 		text, missed := r.judged(w, b, row)
-		fmt.Fprintf(out, " %s |\n", text)
+		out.WriteString(text + "\n")
 		if c.Error != "" {
 			notes = append(notes, fmt.Sprintf("%s failed: %s.", row.Name, strings.ReplaceAll(c.Error, "\n", "; ")))
 		}

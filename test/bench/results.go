@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 )
 
 // cell is what was measured of a row in a workload.
@@ -26,6 +27,7 @@ type place struct{ Backend, Workload, Row string }
 type Results struct {
 	size    Size
 	machine string
+	flush   time.Duration // what a flush takes the disk of the servers, if they have one
 
 	mu    sync.Mutex
 	cells map[place]*cell
@@ -85,6 +87,7 @@ func (r *Results) of(b *Backend, w *Workload, row *Row) *cell {
 type stored struct {
 	Size    Size
 	Machine string
+	Flush   time.Duration
 	Cells   []storedCell
 }
 
@@ -97,7 +100,7 @@ type storedCell struct {
 func (r *Results) Store(path string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := stored{Size: r.size, Machine: r.machine}
+	s := stored{Size: r.size, Machine: r.machine, Flush: r.flush}
 	for at, c := range r.cells {
 		s.Cells = append(s.Cells, storedCell{at, *c})
 	}
@@ -121,7 +124,7 @@ func LoadResults(path string) (*Results, error) {
 	if err := json.Unmarshal(text, &s); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	r := &Results{size: s.Size, machine: s.Machine, cells: make(map[place]*cell)}
+	r := &Results{size: s.Size, machine: s.Machine, flush: s.Flush, cells: make(map[place]*cell)}
 	for _, c := range s.Cells {
 		r.cells[c.place] = &c.cell
 	}

@@ -3,7 +3,7 @@
 // [Workload] is run on all rows in turn, round after round, so that all see the same machine; what counts is the ratio to the floor
 // within a round.
 //
-// `make bench-peers` runs it, and writes docs/bench.
+// `make bench-peers` runs it on servers with a disk, and again on servers without one, and writes docs/bench.
 package bench
 
 import (
@@ -11,6 +11,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 // Locker takes locks by one library, through one client of it. Lock may be called concurrently.
@@ -95,7 +97,7 @@ type Servers struct {
 // Backend is a kind of server, and who uses it for locks. The rows of kind [Floor] come first; there is one for each workload.
 type Backend struct {
 	Name  string
-	Start func(tb testing.TB) *Servers
+	Start func(tb testing.TB, storage testenv.Storage) *Servers
 	Rows  []*Row
 
 	// Warms says that the server is slow at first, and not worth measuring.

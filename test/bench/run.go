@@ -34,6 +34,13 @@ func (w *Workload) rows(b *Backend) []*Row {
 func Run(t *testing.T, size Size, backends []*Backend, workloads []*Workload, step func(), save func(*Results)) {
 	testenv.Apart(t)
 	results := newResults(size)
+	if size.Storage.Disk {
+		flush, err := flushTime()
+		if err != nil {
+			t.Fatal(err)
+		}
+		results.flush = flush
+	}
 	for _, b := range backends {
 		t.Run(b.Name, func(t *testing.T) { runRounds(t, size, b, workloads, results, step) })
 		save(results)
@@ -62,7 +69,7 @@ func Steps(size Size, backends []*Backend, workloads []*Workload) int {
 }
 
 func makeBed(t *testing.T, size Size, b *Backend) *bed {
-	servers := b.Start(t)
+	servers := b.Start(t, size.Storage)
 	testenv.ServersApart(t, servers.Pids...)
 	path := filepath.Join(t.TempDir(), "guard")
 	g, err := newGuard(path)

@@ -10,8 +10,9 @@ import (
 type Target struct {
 	Backend, Workload, Row, Metric string
 
-	// Ratio says that the bound is for the ratio to the floor, Excess that it is for the difference to it.
-	Ratio, Excess bool
+	// Ratio says that the bound is for the ratio to the floor, Excess that it is for the difference to it, and Bare that it is for the ratio to
+	// the row's own requests: see replayed.
+	Ratio, Excess, Bare bool
 
 	AtMost, AtLeast float64 // one of them, the other is 0; see Zero
 	Zero            bool    // the bound is 0 at most
@@ -30,6 +31,8 @@ func (t *Target) bound() string {
 		of = " of the floor's"
 	case t.Excess:
 		of = " more than the floor"
+	case t.Bare:
+		of = " of its two requests', bare"
 	}
 	switch {
 	case t.Zero:
@@ -60,6 +63,8 @@ func (r *Report) measured(t *Target, w *Workload, b *Backend, row *Row) float64 
 		floor = r.Results.of(b, w, f)
 	}
 	switch {
+	case t.Bare:
+		return c.ratio(r.Results.of(b, w, &Row{Name: bareName(row)}), t.Metric)
 	case t.Ratio:
 		return c.ratio(floor, t.Metric)
 	case t.Excess:
@@ -68,8 +73,14 @@ func (r *Report) measured(t *Target, w *Workload, b *Backend, row *Row) float64 
 	return c.value(t.Metric)
 }
 
-// judged returns what the table says about the targets of a row, and those that are missed.
+// judges reports whether the table has targets: they are for servers as people run them, with a disk.
+func (r *Report) judges() bool { return r.Results.size.Storage.Disk }
+
+// judged returns the column about the targets of a row, if the table has one, and those that are missed.
 func (r *Report) judged(w *Workload, b *Backend, row *Row) (text string, missed []*Target) {
+	if !r.judges() {
+		return "", nil
+	}
 	var words []string
 	for i := range Targets {
 		t := &Targets[i]
@@ -87,5 +98,5 @@ func (r *Report) judged(w *Workload, b *Backend, row *Row) (text string, missed 
 			missed = append(missed, t)
 		}
 	}
-	return strings.Join(words, "<br>"), missed
+	return " " + strings.Join(words, "<br>") + " |", missed
 }

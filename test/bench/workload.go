@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 // heldTTL is the TTL of all locks, where a library has one.
@@ -53,7 +55,7 @@ type Workload struct {
 // Workloads are all there are, in the order in which they are run on a backend.
 var Workloads = []*Workload{free, distinct64, distinct512, hot, handOver, processes, readFree, readTogether, readProcesses, writerComes, permitFree, permitsOfMany, held10k, held100k, waiters}
 
-// Size says how long a run takes.
+// Size says how long a run takes, and what its servers do with what they write.
 type Size struct {
 	Rounds    int
 	Slice     time.Duration // of a round on one row
@@ -65,6 +67,8 @@ type Size struct {
 	DrainFor  time.Duration // then a drain is given up
 	Clients   int           // the largest crowd
 	PeersFail bool          // an error of a peer fails the run, as one of dsync does
+
+	Storage testenv.Storage // of the servers
 }
 
 // Sizes of a whole run, and of one that shows only that everything works.

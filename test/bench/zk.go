@@ -24,8 +24,8 @@ var zkBackend = &Backend{
 	}...),
 }
 
-func startZooKeeper(tb testing.TB) *Servers {
-	s := testenv.ZooKeeper(tb, "-Xmx1g") // for 100,000 nodes
+func startZooKeeper(tb testing.TB, storage testenv.Storage) *Servers {
+	s := storage.ZooKeeper(tb, "-Xmx1g") // for 100,000 nodes
 	return &Servers{
 		Addrs: []string{s.Addr},
 		Pids:  []int{s.Pid()},
