@@ -8,14 +8,14 @@ import (
 	"testing"
 )
 
-// knows reports whether a subject is something that a run measures.
-func knows(s subject) bool {
+// knows reports whether a subject is something that a run measures, of a row of the kind.
+func knows(s subject, kind Kind) bool {
 	for _, b := range Backends {
 		for _, w := range Workloads {
 			if b.Name != s.backend || w.Name != s.workload {
 				continue
 			}
-			row := slices.ContainsFunc(w.rows(b), func(r *Row) bool { return r.Name == s.row && r.Kind == Ours })
+			row := slices.ContainsFunc(w.rows(b), func(r *Row) bool { return r.Name == s.row && r.Kind == kind })
 			return row && slices.ContainsFunc(w.Metrics, func(m Metric) bool { return m.Name == s.metric })
 		}
 	}
@@ -30,7 +30,7 @@ func TestTargetsAreAboutWhatIsMeasured(t *testing.T) {
 	seen := make(map[about]bool)
 	for _, target := range Targets {
 		s := about{target.subject(), target.Bare}
-		if !knows(s.subject) || s.bare && !knows(subject{s.backend, s.workload, bareName(&Row{Name: s.row}), s.metric}) {
+		if !knows(s.subject, Ours) || s.bare && !knows(subject{s.backend, s.workload, bareName(&Row{Name: s.row}), s.metric}, Peer) {
 			t.Errorf("nothing measures %+v", s)
 		}
 		if seen[s] {
@@ -48,7 +48,7 @@ func TestTargetsAreAboutWhatIsMeasured(t *testing.T) {
 		}
 	}
 	for s := range Notes {
-		if !seen[s] {
+		if !seen[about{subject: s}] {
 			t.Errorf("there is a note and no target for %+v", s)
 		}
 	}
