@@ -28,14 +28,13 @@ end
 
 -- acquireRead is acquire for a hold that reads, whose own key is timeout.
 local function acquireRead(name, timeout, intent, token, hold, ttl, ...)
-  local there, left, reads = call('EXISTS', name, intent, intent), -2, false -- one for the lock, two for the intent: one call
-  if there % 2 == 1 then
-    left = call('PTTL', name)
-    local mode = call('HGET', name, 'mode')
-    if mode ~= 'read' then return taken(name, mode, left) end
-    reads = call('HEXISTS', name, hold) == 1
+  local left = call('PTTL', name)
+  local mode = left ~= -2 and call('HGET', name, 'mode')
+  if left ~= -2 and mode ~= 'read' then return taken(name, mode, left) end
+  if left == -2 or call('HEXISTS', name, hold) == 0 then
+    local intended = call('PTTL', intent)
+    if intended ~= -2 then return refused(intended) end
   end
-  if there >= 2 and not reads then return refused(call('PTTL', intent)) end
   local answer = grant(hold, ttl, token, ...)
   call('HSET', name, 'mode', 'read', hold, 1)
   call('SET', timeout, 1, 'PX', ttl)
