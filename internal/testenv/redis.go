@@ -186,6 +186,22 @@ func (s *RedisServer) info(args ...string) map[string]string {
 	return info
 }
 
+// Kept returns how many keys the server has, how many of them have no time at which they end, and what memory it uses.
+func (s *RedisServer) Kept() (keys, forGood, bytes int64) {
+	s.tb.Helper()
+	bytes, err := strconv.ParseInt(s.info("INFO", "memory")["used_memory"], 10, 64)
+	if err != nil {
+		s.tb.Fatal(err)
+	}
+	var ending int64
+	if db := s.info("INFO", "keyspace")["db0"]; db != "" {
+		if _, err := fmt.Sscanf(db, "keys=%d,expires=%d", &keys, &ending); err != nil {
+			s.tb.Fatalf("INFO keyspace: %q: %v", db, err)
+		}
+	}
+	return keys, keys - ending, bytes
+}
+
 // replicates reports whether the server is a replica that is connected to its primary.
 func (s *RedisServer) replicates() bool {
 	info := s.info("INFO", "replication")

@@ -26,10 +26,10 @@ func choose[T any](all []T, list string, name func(T) string) ([]T, error) {
 	return chosen, nil
 }
 
-// fit leaves out what the size has no locks or clients for.
+// fit leaves out what the size has no locks or points for.
 func (s Size) fit(workloads []*Workload) []*Workload {
 	return slices.DeleteFunc(slices.Clone(workloads), func(w *Workload) bool {
-		return w == held100k && s.Held[1] == 0 || w.Clients > s.Clients
+		return w == held100k && s.Held[1] == 0 || w.Curve != nil && s.Points > 0 && slices.Index(w.Curve.Points, w) >= s.Points
 	})
 }
 

@@ -2,17 +2,23 @@ package bench
 
 import (
 	"fmt"
-	"strconv"
 	"time"
 )
 
-// Crowds are the workloads of one name that many clients want, each with connections of its own.
-var Crowds = []*Workload{crowd(2), crowd(10), crowd(50), crowd(200), crowd(1000)}
+// Crowds is the curve of one name that many clients want, each with connections of its own.
+var Crowds = (&Curve{
+	Name: "crowds", Title: "One name that many clients want", By: "clients", Apart: true, About: fmt.Sprintf(aboutCrowds, crowdProcesses),
+}).add(func(clients float64) *Workload {
+	return &Workload{
+		Number: 14, Plot: "hand-overs/s", Metrics: processes.Metrics,
+		Measure: func(b *bed, r *Row, _ int) (Sample, error) { return measureCrowd(b, r, int(clients)) },
+	}
+}, 2, 10, 50, 200, 1000)
 
 // Sizes of a whole run of Crowds, and of one that shows only that everything works. The slice is for two clients.
 var (
-	FullCrowds  = Size{Rounds: 1, Slice: time.Second, Warm: 3 * time.Second, Clients: 1000}
-	ShortCrowds = Size{Rounds: 1, Slice: 500 * time.Millisecond, Clients: 10, PeersFail: true}
+	FullCrowds  = Size{Rounds: 1, Slice: time.Second, Warm: 3 * time.Second}
+	ShortCrowds = Size{Rounds: 1, Slice: 500 * time.Millisecond, Points: 2, PeersFail: true}
 )
 
 const (
@@ -20,14 +26,6 @@ const (
 	crowdHold      = time.Millisecond
 	crowdTurn      = 5 * time.Millisecond // by which each client makes a round longer, so that a large crowd has its turns as well
 )
-
-func crowd(clients int) *Workload {
-	return &Workload{
-		Number: 14, Name: strconv.Itoa(clients), Clients: clients, Plot: "hand-overs/s", Metrics: processes.Metrics,
-		Title:   fmt.Sprintf("%d clients in %d processes want one name, for 1 ms each time", clients, min(clients, crowdProcesses)),
-		Measure: func(b *bed, r *Row, _ int) (Sample, error) { return measureCrowd(b, r, clients) },
-	}
-}
 
 // measureCrowd leaves no client behind: those of a thousand would keep their sessions alive beside the next row.
 func measureCrowd(b *bed, r *Row, clients int) (Sample, error) {

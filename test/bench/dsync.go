@@ -9,6 +9,7 @@ import (
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/driver"
 	_ "github.com/go-dsync/dsync/drivers/etcd"
+	_ "github.com/go-dsync/dsync/drivers/memory"
 	_ "github.com/go-dsync/dsync/drivers/pglock"
 	_ "github.com/go-dsync/dsync/drivers/redisson"
 	_ "github.com/go-dsync/dsync/drivers/redlock"
@@ -19,9 +20,8 @@ import (
 // session that Open makes is that of the locks.
 func ours(name, scheme, rest string, o dsync.Options, in ...int) *Row {
 	path, parameters, _ := strings.Cut(rest, "?")
-	rest = path + "?ttl=" + heldTTL.String() + "&" + parameters
 	return &Row{Name: name, Kind: Ours, In: in, Open: func(ctx context.Context, addrs []string) (Locker, error) {
-		c, err := dsync.Open(ctx, scheme+"://"+strings.Join(addrs, ",")+rest, &o)
+		c, err := dsync.Open(ctx, scheme+"://"+strings.Join(addrs, ",")+path+"?ttl="+heldTTL.String()+"&"+parameters, &o)
 		if err != nil {
 			return nil, err
 		}

@@ -41,11 +41,19 @@ func startEtcd(tb testing.TB, storage testenv.Storage) *Servers {
 			during()
 			return etcdMessages(tb, s.Addr) - before
 		},
+		Left: func(tb testing.TB) Sample {
+			return Sample{"left at server": etcdMetric(tb, s.Addr, "etcd_debugging_mvcc_keys_total "), "server B": etcdMetric(tb, s.Addr, "etcd_mvcc_db_total_size_in_use_in_bytes ")}
+		},
 	}
 }
 
 // etcdMessages returns how many messages the server has received: a request is one, and so is a keep-alive on its stream.
 func etcdMessages(tb testing.TB, addr string) int64 {
+	return int64(etcdMetric(tb, addr, "grpc_server_msg_received_total{"))
+}
+
+// etcdMetric returns the sum of what the server tells on lines that begin in a way.
+func etcdMetric(tb testing.TB, addr, begin string) float64 {
 	tb.Helper()
 	response, err := http.Get("http://" + addr + "/metrics")
 	if err != nil {
@@ -55,9 +63,8 @@ func etcdMessages(tb testing.TB, addr string) int64 {
 	n := 0.0
 	lines := bufio.NewScanner(response.Body)
 	for lines.Scan() {
-		if labels, ok := strings.CutPrefix(lines.Text(), "grpc_server_msg_received_total{"); ok {
-			_, value, _ := strings.Cut(labels, "} ")
-			v, err := strconv.ParseFloat(value, 64)
+		if text := lines.Text(); strings.HasPrefix(text, begin) {
+			v, err := strconv.ParseFloat(text[strings.LastIndex(text, " ")+1:], 64)
 			if err != nil {
 				tb.Fatal(err)
 			}
@@ -67,7 +74,7 @@ func etcdMessages(tb testing.TB, addr string) int64 {
 	if err := lines.Err(); err != nil {
 		tb.Fatal(err)
 	}
-	return int64(n)
+	return n
 }
 
 func newEtcd(addrs []string) (*clientv3.Client, error) {

@@ -56,9 +56,9 @@ func TestTargetsAreAboutWhatIsMeasured(t *testing.T) {
 
 func TestEachWorkloadHasAFloorOnEachBackend(t *testing.T) {
 	for _, b := range Backends {
-		for _, w := range slices.Concat(Workloads, Crowds) {
+		for _, w := range slices.Concat(Workloads, Crowds.Points, Curves()) {
 			none := !slices.ContainsFunc(w.rows(b), func(r *Row) bool { return r.Kind == Ours }) // nobody reads, or there are no permits
-			if w.OursAlone || w.Named && none {
+			if w.OursAlone || none && (w.Named || w.Curve != nil) {
 				continue
 			}
 			floors := 0

@@ -27,10 +27,10 @@ func heldWorkload(which int, name, title, file string, lanes int) *Workload {
 // hold is what a holder is told when all locks are there, and again when the requests are counted, which those of the releases are not.
 type hold struct{ For time.Duration }
 
-// measureHeld leaves the work to a process of its own, so that its CPU time and memory are those of the row. Alone says that only
-// dsync takes part.
-func measureHeld(b *bed, r *Row, n int, alone bool) (Sample, error) {
-	p := spawn(b.tb, "holder", task{Backend: b.backend.Name, Row: r.Name, Addrs: b.servers.Addrs, Guard: b.path, N: n})
+// measureHeld leaves the work to a process of its own, so that its CPU time and memory are those of the row. Scripts says that
+// the rows ask by scripts alone, where that matters.
+func measureHeld(b *bed, r *Row, n int, scripts bool) (Sample, error) {
+	p := spawn(b.tb, "holder", task{Backend: b.backend.Name, Row: r.Name, Addrs: b.servers.Addrs, Guard: b.path, Size: b.size, N: n})
 	limit := hangGuard
 	if r.Kind == Peer {
 		limit = heldGuard
@@ -41,7 +41,7 @@ func measureHeld(b *bed, r *Row, n int, alone bool) (Sample, error) {
 	var a answer
 	var err error
 	count := b.servers.Count
-	if alone && b.servers.Runs != nil {
+	if scripts && b.servers.Runs != nil {
 		count = b.servers.Runs // MONITOR takes more of the servers' time than the renewals
 	}
 	requests := count(b.tb, func() {

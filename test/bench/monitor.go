@@ -59,6 +59,18 @@ func scriptRuns(servers []*testenv.RedisServer, during func()) int64 {
 	return runs() - before
 }
 
+// redisLeft counts keys, those of them that will not end by themselves, and memory.
+func redisLeft(servers []*testenv.RedisServer) Sample {
+	s := make(Sample)
+	for _, server := range servers {
+		keys, forGood, bytes := server.Kept()
+		s["left at server"] += float64(keys)
+		s["left for good"] += float64(forGood)
+		s["server B"] += float64(bytes)
+	}
+	return s
+}
+
 // monitor is a connection on which a server tells all that it does, up to a mark.
 type monitor struct {
 	conn net.Conn

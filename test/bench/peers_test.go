@@ -5,6 +5,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -13,9 +14,8 @@ import (
 var (
 	fullRun  = flag.Bool("full", false, "measure, for about a quarter of an hour, in place of a run that shows that everything works")
 	only     = flag.String("backends", "", "names of backends, comma separated; all if empty")
-	which    = flag.String("workloads", "", "names of workloads, as in 1,2 (64),6 (10k); all if empty")
-	clients  = flag.String("clients", "", "how many clients TestCrowds has, as in 2,50; all that the size has if empty")
-	writeTo  = flag.String("out", "", "the directory for the table and the plots; without -disk, they go into memory there")
+	which    = flag.String("workloads", "", "names of workloads, as in 1,2 (64),6 (10k), or of points of curves, as in crowds 50; all if empty")
+	writeTo  = flag.String("out", "", "the directory for the table and the plots; those of TestPeers without -disk go into memory there")
 	asText   = flag.Bool("text", false, "print the table")
 	noPeers  = flag.Bool("nopeers", false, "leave the peers out")
 	again    = flag.String("report", "", "a directory whose table and plots are made again, of results.json there")
@@ -35,7 +35,7 @@ func TestPeers(t *testing.T) {
 	if *asRounds > 0 {
 		size.Rounds = *asRounds
 	}
-	measure(t, size, Workloads, *which)
+	measure(t, size, Backends, Workloads)
 }
 
 // TestCrowds measures one name that more and more clients want.
@@ -44,17 +44,26 @@ func TestCrowds(t *testing.T) {
 	if *fullRun {
 		size = FullCrowds
 	}
-	measure(t, size, Crowds, *clients)
+	measure(t, size, Backends, Crowds.Points)
+}
+
+// TestCurves measures what one client costs that has more and more to do, and what a slow network costs.
+func TestCurves(t *testing.T) {
+	size := ShortCurves
+	if *fullRun {
+		size = FullCurves
+	}
+	measure(t, size, CurveBackends, Curves())
 }
 
 // measure runs those of all workloads whose names are chosen.
-func measure(t *testing.T, size Size, all []*Workload, chosen string) {
+func measure(t *testing.T, size Size, all []*Backend, may []*Workload) {
 	size.Storage.Disk = *onDisk
-	backends, err := choose(Backends, *only, func(b *Backend) string { return b.Name })
+	backends, err := choose(all, *only, func(b *Backend) string { return b.Name })
 	if err != nil {
 		t.Fatal(err)
 	}
-	workloads, err := choose(all, chosen, func(w *Workload) string { return w.Name })
+	workloads, err := choose(may, *which, func(w *Workload) string { return w.Name })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +78,10 @@ func measure(t *testing.T, size Size, all []*Workload, chosen string) {
 		if *writeTo == "" {
 			return
 		}
-		dir := tableOf(*writeTo, size.Storage)
+		dir := *writeTo
+		if may[0].Curve == nil { // those are measured with a disk or without
+			dir = tableOf(dir, size.Storage)
+		}
 		if err := errors.Join(report.Write(dir), results.Store(filepath.Join(dir, resultsFile))); err != nil {
 			t.Fatal(err)
 		}
@@ -91,11 +103,8 @@ func TestReport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	workloads := Workloads
-	if results.size.Clients > 0 {
-		workloads = Crowds
-	}
-	if err := (&Report{Backends: Backends, Workloads: workloads, Results: results}).Write(*again); err != nil {
+	if err := (&Report{Backends: append(slices.Clone(Backends), memoryBackend), Workloads: slices.DeleteFunc(
+		slices.Concat(Workloads, Crowds.Points, Curves()), func(w *Workload) bool { return !results.has(w) }), Results: results}).Write(*again); err != nil {
 		t.Fatal(err)
 	}
 }

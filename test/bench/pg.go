@@ -44,6 +44,7 @@ func startPostgres(tb testing.TB, storage testenv.Storage) *Servers {
 	s := storage.Postgres(tb, "max_connections=2400", "max_locks_per_transaction=150", "shared_preload_libraries=pg_stat_statements")
 	servers := &Servers{Addrs: []string{"postgres@" + s.Addr}, Pids: []int{s.Pid()}}
 	servers.Count = func(tb testing.TB, during func()) int64 { return countStatements(tb, servers.Addrs, during) }
+	servers.Left = func(tb testing.TB) Sample { return Sample{"left at server": float64(countAdvisory(tb, servers.Addrs))} }
 	conn, do := pgAdmin(tb, servers.Addrs)
 	defer conn.Close(context.Background())
 	do("CREATE EXTENSION pg_stat_statements")
@@ -94,6 +95,17 @@ func countStatements(tb testing.TB, addrs []string, during func()) int64 {
 		tb.Fatal(err)
 	}
 	do(countNothing...)
+	return n
+}
+
+// countAdvisory returns how many locks are held.
+func countAdvisory(tb testing.TB, addrs []string) (n int64) {
+	tb.Helper()
+	conn, _ := pgAdmin(tb, addrs)
+	defer conn.Close(context.Background())
+	if err := conn.QueryRow(context.Background(), "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").Scan(&n); err != nil {
+		tb.Fatal(err)
+	}
 	return n
 }
 

@@ -25,8 +25,8 @@ func (r *Report) Write(dir string) error {
 	if err := os.WriteFile(filepath.Join(dir, "README.md"), []byte(r.Markdown()), 0o644); err != nil {
 		return err
 	}
-	if len(r.crowds()) > 0 {
-		return r.plotCrowds(dir)
+	if curves := r.curves(); len(curves) > 0 {
+		return r.plotCurves(curves, dir)
 	}
 	for _, w := range r.Workloads {
 		if err := r.plot(w, filepath.Join(dir, w.File)); err != nil {
@@ -51,8 +51,8 @@ their own settings, but for a TTL of 6 s, and no limit to how often they try.
 
 // Markdown is the table.
 func (r *Report) Markdown() string {
-	if len(r.crowds()) > 0 {
-		return r.crowdTables()
+	if curves := r.curves(); len(curves) > 0 {
+		return r.curveTables(curves)
 	}
 	var out strings.Builder
 	size := r.Results.size

@@ -83,6 +83,18 @@ func (r *Results) of(b *Backend, w *Workload, row *Row) *cell {
 	return r.cells[place{b.Name, w.Name, row.Name}]
 }
 
+// has reports whether anything of a workload was measured.
+func (r *Results) has(w *Workload) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for at := range r.cells {
+		if at.Workload == w.Name {
+			return true
+		}
+	}
+	return false
+}
+
 // stored is the form of results in a file.
 type stored struct {
 	Size    Size

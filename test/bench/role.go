@@ -18,6 +18,7 @@ import (
 var Roles = map[string]func(){
 	"contender": func() { inRole(contender) },
 	"holder":    func() { inRole(holder) },
+	"namer":     func() { inRole(namer) },
 	"waiters":   func() { inRole(waitersRole) },
 	"candidate": candidateRole,
 	"java":      javaRole,
@@ -57,6 +58,9 @@ func inRole(role func(w *worker) error) {
 	w := &worker{in: bufio.NewScanner(os.Stdin)}
 	err := json.Unmarshal([]byte(os.Getenv(taskVariable)), &w.task)
 	if err == nil {
+		if w.Size.TTL > 0 {
+			heldTTL = w.Size.TTL
+		}
 		if w.row = find(w.Backend, w.Row); w.Planted > 0 {
 			w.row = plant(w.row, w.Planted)
 		}

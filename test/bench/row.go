@@ -9,6 +9,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -92,6 +93,9 @@ type Servers struct {
 
 	// Runs is Count for rows that ask by scripts alone, where Count keeps the servers from their work; else it is nil.
 	Runs func(tb testing.TB, during func()) int64
+
+	// Left returns what the servers keep now, by metric of the curve of names.
+	Left func(tb testing.TB) Sample
 }
 
 // Backend is a kind of server, and who uses it for locks. The rows of kind [Floor] come first; there is one for each workload.
@@ -109,7 +113,7 @@ var Backends = []*Backend{redisBackend, redlockBackend, etcdBackend, zkBackend, 
 
 // find returns a row by the names of its backend and its own.
 func find(backend, row string) *Row {
-	for _, b := range Backends {
+	for _, b := range append(slices.Clone(Backends), memoryBackend) {
 		for _, r := range b.Rows {
 			if b.Name == backend && r.Name == row {
 				return r

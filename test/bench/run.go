@@ -21,7 +21,7 @@ func (w *Workload) takesPart(r *Row) bool {
 func (w *Workload) rows(b *Backend) []*Row {
 	var rows []*Row
 	for _, r := range b.Rows {
-		if w.takesPart(r) {
+		if w.takesPart(r) && (w.Curve == nil || w.Curve.reaches(b, w.At)) {
 			rows = append(rows, r)
 		}
 	}
@@ -42,6 +42,9 @@ func Run(t *testing.T, size Size, backends []*Backend, workloads []*Workload, st
 		results.flush = flush
 	}
 	for _, b := range backends {
+		if !slices.ContainsFunc(workloads, func(w *Workload) bool { return !w.Once && len(w.rows(b)) > 0 }) {
+			continue
+		}
 		t.Run(b.Name, func(t *testing.T) { runRounds(t, size, b, workloads, results, step) })
 		save(results)
 	}

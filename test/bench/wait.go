@@ -32,14 +32,18 @@ func newID() string {
 	return strconv.FormatUint(rand.Uint64()|1<<63, 16)
 }
 
-// Until quiet, a process has work left that it does once.
+// Until quiet, a process has work left that it does once, some of it when a hold has some age.
 const (
-	quietFor  = 250 * time.Millisecond
-	quietMost = 16 // times quietFor, for those who are never quiet: less than heldTTL
+	quietAfter = time.Second
+	quietFor   = 250 * time.Millisecond
+	quietMost  = 16 // times quietFor, for those who are never quiet: less than heldTTL
 )
 
 // settle waits until this process uses next to no CPU, or for as long as that may take.
 func settle(ctx context.Context) error {
+	if err := pause(ctx, quietAfter); err != nil {
+		return err
+	}
 	for range quietMost {
 		before := cpuTime()
 		if err := pause(ctx, quietFor); err != nil {

@@ -61,7 +61,7 @@ func waitersRole(w *worker) error {
 		"connections":       float64(countSockets() - sockets),
 	}
 	w.guard.leave()
-	start := time.Now()
+	start, used := time.Now(), cpuTime()
 	if err := held.Release(ctx); err != nil {
 		return err
 	}
@@ -73,6 +73,7 @@ func waitersRole(w *worker) error {
 	}
 	s["drained/s"] = float64(crowd.drained.Load()) / time.Since(start).Seconds()
 	s["drained %"] = 100 * float64(crowd.drained.Load()) / n
+	s["CPU µs/waiter"] = micros(cpuTime()-used) / n
 	if err := w.guard.err(); err != nil {
 		return err
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// heldTTL is the TTL of all locks, where a library has one.
-const heldTTL = 6 * time.Second
+// heldTTL is the TTL of all locks, where a library has one. A process in its role has that of the size, if given.
+var heldTTL = 6 * time.Second
 
 // Metric is one of the figures that a workload yields.
 type Metric struct {
@@ -45,8 +45,9 @@ type Workload struct {
 	// Named says that only rows take part that name the workload.
 	Named bool
 
-	// Clients is how many a crowd has, else 0.
-	Clients int
+	// Curve is what the workload is a point of, at a number; else it is nil.
+	Curve *Curve
+	At    float64
 
 	// Lanes is how many rows are measured side by side where there is one round, if they do next to nothing.
 	Lanes int
@@ -65,7 +66,8 @@ type Size struct {
 	Held      [2]int // how many locks workload 6 holds
 	Waiters   int
 	DrainFor  time.Duration // then a drain is given up
-	Clients   int           // the largest crowd
+	TTL       time.Duration // in place of the usual one, where processes of their own take the locks
+	Points    int           // how many of each curve; 0 for all
 	PeersFail bool          // an error of a peer fails the run, as one of dsync does
 
 	Storage testenv.Storage // of the servers

@@ -34,6 +34,9 @@ func startZooKeeper(tb testing.TB, storage testenv.Storage) *Servers {
 			during()
 			return s.Requests() - before
 		},
+		Left: func(testing.TB) Sample {
+			return Sample{"left at server": float64(s.Nodes()), "server B": float64(s.Bytes())}
+		},
 	}
 }
 
