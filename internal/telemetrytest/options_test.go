@@ -89,6 +89,7 @@ func (ob *observer) all(t *testing.T) string {
 func TestTelemetryOfRenewalsThatRecover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &dsync.Options{TTL: 12 * time.Second}
+		early := o.TTL / 64 // as much a renewal may come before its time
 		ob, d := observe(o), memory.New(nil)
 		c := newClient(t, d, o)
 		start := time.Now()
@@ -112,16 +113,16 @@ dsync.unlock {%[1]s dsync.lock.reentrant=false dsync.lock.token=1}
 			if s.Name != "dsync.renew" {
 				continue
 			}
-			if got, want := s.StartTime.Sub(start), 4*time.Second; got != want {
-				t.Errorf("trouble from %v after the grant, want %v", got, want)
+			if got, want := s.StartTime.Sub(start), 4*time.Second; got > want || got < want-early {
+				t.Errorf("trouble from %v after the grant, want %v, or up to %v before", got, want, early)
 			}
-			if got, want := s.EndTime.Sub(start), 6*time.Second; got != want || len(s.Events) != 2 {
+			if got, want := s.EndTime.Sub(start), 6*time.Second; got > want || got < want-2*early || len(s.Events) != 2 {
 				t.Errorf("trouble until %v after the grant with %d failures, want %v with 2", got, len(s.Events), want)
 			}
 		}
 		const wantLog = `level=WARN msg="dsync: backend out of reach" dsync.driver=memory exception.message=`
 		if got := ob.log.String(); strings.Count(got, "\n") != 2 || !strings.HasPrefix(got, wantLog) ||
-			!strings.Contains(got, `level=INFO msg="dsync: backend in reach again" dsync.driver=memory dsync.outage.duration=2`) {
+			!strings.Contains(got, `level=INFO msg="dsync: backend in reach again" dsync.driver=memory dsync.outage.duration=1.875`) {
 			t.Errorf("log:\n%swant one warning and the end of it", got)
 		}
 		for _, want := range []string{"dsync.renewals {dsync.driver=memory dsync.renewal.result=failed} +",
