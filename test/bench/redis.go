@@ -38,7 +38,7 @@ var redisBackend = &Backend{
 		{Name: "rueidislock (default)", Kind: Peer, Open: openRueidislock(0, false)},
 		ours("dsync", "redisson", "", dsync.Options{}),
 		replayed(1, ours("dsync", "redisson", "", dsync.Options{})),
-		ours("dsync, no tokens", "redisson", "?fenced=false", dsync.Options{}, 1, 2),
+		ours("dsync, no tokens", "redisson", "?fenced=false", dsync.Options{}, 1, 2, 4),
 		ours("dsync, in order", "redisson", "?fair=true", dsync.Options{}, 3, 4, 5, 14),
 		replayed(8, reads("dsync, Read", "redisson", "")),
 		reads("dsync, Read, no tokens", "redisson", "?fenced=false", 8),
