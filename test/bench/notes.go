@@ -117,8 +117,8 @@ var Notes = map[subject]string{
 	{"ZooKeeper", "6 (100k)", "dsync", "B/lock"}:        heldMemory + zkWatch,
 	{"ZooKeeper", "7", "dsync", "drained/s"}:            shortDrain,
 	{"ZooKeeper", "7", "dsync", "B/waiter"}:             waiterStack,
-	{"PostgreSQL", "1", "dsync", "p50 µs"}: "a token is a transaction id. In the floor's own statement, in turns with the floor on a busy machine, the id took 4 µs of " +
-		"21 more: the server writes a record to its log, and strace saw a signal to its log writer in up to half of such transactions. The settings of " +
+	{"PostgreSQL", "1", "dsync", "p50 µs"}: "a token is a transaction id. In the floor's own statement, in turns with the floor on a busy machine, the id took 4 µs " +
+		"beside 21: the server writes a record to its log, and strace saw a signal to its log writer in up to half of such transactions. The settings of " +
 		"the session, and a try in place of a wait, took nothing that could be measured (1.00, 1.01), and the server makes as many system calls to receive and " +
 		"send. Without tokens the driver was at 1.05 and the client at 1.13, go-pglock at 1.04: 1 µs and 2 µs more of 21. A profile gives 46 % of the client's time to " +
 		"system calls, 14 % to the client above the driver, 5 % to allocation; nothing else stands out.",
