@@ -121,7 +121,7 @@ bench-crowds: servers ## measure one name that 2 to 1,000 clients want, on all b
 bench-curves: servers ## measure one client with more and more locks, names and callers, and slow networks, into docs/bench/curves: this takes twelve minutes
 	cd test/bench && $(GO) test -c -o bench.test . && ./bench.test -test.run '^TestCurves$$' -test.v -test.timeout 30m -full -out ../../docs/bench/curves $(TESTFLAGS)
 
-bench-flushes: servers ## measure what disks cost whose flushes take 0 to 10 ms, into docs/bench/flushes: this takes four minutes
+bench-flushes: servers ## measure what disks cost whose flushes take 0 to 10 ms, into docs/bench/flushes: this takes nine minutes
 	cd test/bench && $(GO) test -c -o bench.test . && ./bench.test -test.run '^TestFlushes$$' -test.v -test.timeout 30m -full -out ../../docs/bench/flushes $(TESTFLAGS)
 
 bench-gates: servers ## measure beside the floor what docs/performance.md says that it keeps, in half a minute: fails if half of it is lost

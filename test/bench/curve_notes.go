@@ -54,7 +54,8 @@ answer waits for; with Token the commit of the token is flushed. Redis flushes o
 
 	aboutManyFlushed = `As above. The mean is 64 divided by the operations a second: how long each takes of its goroutine's time.
 
-Reasons: what comes while a flush is under way goes into the next one, so many callers share a flush, and each waits for the end of the one under way as well.`
+Reasons: what comes while a flush is under way goes into the next one, so a lock waits for the end of the flush under way and for its own, and so does its release: four. Callers
+on PostgreSQL share a session, whose statements wait for the flushes of each other's tokens: a lock, its token and its release twice each.`
 
 	aboutHandOverFlushed = `From the release of one client to the grant of another that waits, measured as above.
 

@@ -19,7 +19,7 @@ var FlushBackends = withoutPeers([]*Backend{redisBackend, etcdBackend, zkBackend
 
 // FullFlushes is the size of a whole run of Flushes.
 var FullFlushes = Size{
-	Rounds: 3, Slice: 400 * time.Millisecond, Warm: 3 * time.Second, Settle: 40 * time.Millisecond,
+	Rounds: 6, Slice: 400 * time.Millisecond, Warm: 3 * time.Second, Settle: 40 * time.Millisecond,
 	Storage: testenv.Storage{Disk: true},
 }
 
