@@ -70,7 +70,7 @@ func extended(t *testing.T) []string {
 				row += " - |"
 				continue
 			}
-			s := crowd(t, c.model.patient(), 500*us, n, 1, time.Millisecond, bout(n))
+			s := crowd(t, c.model.patient(), 500*us, n, 1, time.Millisecond, 15*time.Second)
 			row += fmt.Sprintf(" %s; %.0f %% |", digits(s.perSecond), 100*s.busy)
 		}
 		rows = append(rows, row)
