@@ -12,7 +12,7 @@ type Storage struct {
 	// has snapshots alone unless it is told otherwise, writes a log, and flushes that as its redis.conf says: once a second.
 	Disk bool
 
-	// Slow is the disk, if not nil.
+	// Slow, if not nil, is what flushes take in place of those of the disk.
 	Slow *SlowDisk `json:"-"`
 }
 

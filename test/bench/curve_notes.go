@@ -47,7 +47,8 @@ second one. On ZooKeeper the next one lists the queue, as the one before may hav
 
 // What is said of the curves by the time of a flush.
 const (
-	aboutFreeFlushed = `Each flush of the servers (fsync, fdatasync) takes so many milliseconds, as those of disks in clouds take one to ten. A slope is how many milliseconds an operation takes longer for each: the flushes on its path. A lock and its release are one operation.
+	aboutFreeFlushed = `Each flush of the servers (fsync, fdatasync) takes so many milliseconds, as those of disks in clouds take one to ten. A slope is how many milliseconds
+an operation takes longer for each: the flushes on its path. A lock and its release are one operation.
 
 Reasons: etcd and ZooKeeper answer when what they wrote has been flushed, and a lock and its release are two writes. A lock on PostgreSQL writes nothing that its
 answer waits for; with Token the commit of the token is flushed. Redis flushes once a second, in another thread.`
