@@ -57,30 +57,35 @@ func onBeds(t *testing.T, kind string, run func(t *testing.T, b *bed)) {
 }
 
 func singleBed(t *testing.T, version string) *bed {
-	java := startJava(t, version)
-	server := testenv.Redis(t)
-	b := &bed{version: version, java: java, mode: "single", addrs: []string{server.Addr}, nodes: []*testenv.RedisServer{server}}
+	return serverBed(testenv.Redis(t), version).withJava(t)
+}
+
+func clusterBed(t *testing.T, version string) *bed {
+	return mastersBed(testenv.RedisCluster(t, 3, 0), version).withJava(t)
+}
+
+// serverBed is a bed of a server without a Java process.
+func serverBed(server *testenv.RedisServer, version string) *bed {
+	b := &bed{version: version, mode: "single", addrs: []string{server.Addr}, nodes: []*testenv.RedisServer{server}}
 	b.node = func(string) *testenv.RedisServer { return server }
-	b.connect(t)
 	return b
 }
 
-// clusterBed has three masters.
-func clusterBed(t *testing.T, version string) *bed {
-	java := startJava(t, version)
-	cluster := testenv.RedisCluster(t, 3, 0)
-	b := &bed{version: version, java: java, mode: "cluster", addrs: cluster.Addrs(), nodes: cluster.Nodes, node: cluster.Owner}
+// mastersBed is a bed of a cluster without a Java process.
+func mastersBed(cluster *testenv.Cluster, version string) *bed {
+	b := &bed{version: version, mode: "cluster", addrs: cluster.Addrs(), nodes: cluster.Nodes, node: cluster.Owner}
 	b.parameter = "&mode=cluster"
 	if agent.Before(version, agent.SeesShards) {
 		b.parameter += "&pubsub=both"
 	}
-	b.connect(t)
 	return b
 }
 
-func (b *bed) connect(t *testing.T) {
+func (b *bed) withJava(t *testing.T) *bed {
+	b.java = startJava(t, b.version)
 	b.redisson = b.java.open(t, b.mode, b.addrs, watchdog)
 	b.hasty = b.java.open(t, b.mode, b.addrs, shortWatchdog)
+	return b
 }
 
 // url is how Go opens the bed, with further parameters ("&ttl=3s").

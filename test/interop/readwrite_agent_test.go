@@ -26,12 +26,12 @@ func (b *bed) startReader(tb testing.TB, ttl time.Duration) (*jvm, *redisson) {
 }
 
 // startEither starts a process of a fleet that soaks: of Java if i is even, of Go if not.
-func (b *bed) startEither(tb testing.TB, i int, version string) (*jvm, *redisson) {
+func (b *bed) startEither(tb testing.TB, i int) (*jvm, *redisson) {
 	if i%2 != 0 {
 		return b.startReader(tb, soakTTL)
 	}
-	java := startJava(tb, version)
-	return java, java.open(tb, "single", b.addrs, soakTTL)
+	java := startJava(tb, b.version)
+	return java, java.open(tb, b.mode, b.addrs, soakTTL)
 }
 
 // goAgent is the process of startReader.

@@ -363,25 +363,24 @@ func readWriteCrowd(t *testing.T, b *bed) {
 	b.gone(t, name)
 }
 
-// TestSoakReadWrite has threads and goroutines of two processes each read and write, while processes are frozen and killed. What the lock
-// protects is here, and used for as long as a hold is known to last.
+// TestSoakReadWrite has threads and goroutines of two processes each read and write, on one server and in a cluster, while processes are
+// frozen and killed. What the lock protects is here, and used for as long as a hold is known to last.
 func TestSoakReadWrite(t *testing.T) {
 	t.Parallel()
 	for _, version := range agent.Versions(agent.New, agent.Middle, agent.Old) {
-		t.Run("redisson "+version, func(t *testing.T) { t.Parallel(); soakReadWrite(t, version) })
+		t.Run("redisson "+version, func(t *testing.T) { t.Parallel(); soakReadWrite(t, serverBed(testenv.Redis(t), version)) })
+		t.Run("cluster, redisson "+version, func(t *testing.T) { t.Parallel(); soakReadWrite(t, mastersBed(testenv.RedisCluster(t, 3, 0), version)) })
 	}
 }
 
-func soakReadWrite(t *testing.T, version string) {
-	server := testenv.Redis(t)
-	b := &bed{version: version, mode: "single", addrs: []string{server.Addr}, nodes: []*testenv.RedisServer{server}}
-	b.node = func(string) *testenv.RedisServer { return server }
+// soakReadWrite needs no Java process of the bed: those of the fleet come and go.
+func soakReadWrite(t *testing.T, b *bed) {
 	name := fresh("soak")
 	var l ledger
 	var ended atomic.Bool
 	var wg sync.WaitGroup
 	start := func(i int) *jvm {
-		p, r := b.startEither(t, i, version)
+		p, r := b.startEither(t, i)
 		for n := range 3 {
 			wg.Go(func() {
 				for !ended.Load() && l.visit(t, r, fmt.Sprint("visitor", n), name, soakTTL) {

@@ -20,9 +20,7 @@ func TestSealed(t *testing.T) {
 	for _, version := range agent.Versions(agent.New, agent.Middle, agent.Old) {
 		t.Run("redisson "+version, func(t *testing.T) {
 			t.Parallel()
-			b := &bed{version: version, java: startJava(t, version), mode: "single", addrs: []string{server.Addr}, nodes: []*testenv.RedisServer{server}}
-			b.node = func(string) *testenv.RedisServer { return server }
-			b.connect(t)
+			b := serverBed(server, version).withJava(t)
 			t.Run("nobody of java is granted a sealed name", b.nobodyBesideASeal)
 			t.Run("java waits for a sealed name until that is free", b.waitsForASeal)
 			t.Run("a name that java holds is not sealed", b.sealsNothingOfJava)

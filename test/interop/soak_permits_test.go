@@ -139,8 +139,7 @@ func permitsOf(t *testing.T, s *testenv.RedisServer, name string) (free, held, a
 
 func soakPermits(t *testing.T, version string) {
 	server := testenv.Redis(t)
-	b := &bed{version: version, mode: "single", addrs: []string{server.Addr}, nodes: []*testenv.RedisServer{server}}
-	b.node = func(string) *testenv.RedisServer { return server }
+	b := serverBed(server, version)
 	name := fresh("soak-permits")
 	c, err := dsync.Open(t.Context(), b.url(""), nil)
 	if err != nil {
@@ -153,7 +152,7 @@ func soakPermits(t *testing.T, version string) {
 	var ended atomic.Bool
 	var visitors, watcher sync.WaitGroup
 	start := func(i int) *jvm {
-		process, r := b.startEither(t, i, version)
+		process, r := b.startEither(t, i)
 		for n := range permitAskers {
 			visitors.Go(func() { // ends with the process
 				for p.visit(t, r, fmt.Sprint("visitor", n), name) {
