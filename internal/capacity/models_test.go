@@ -7,13 +7,7 @@ const us = time.Microsecond
 // micros is a time of some microseconds, with a fraction.
 func micros(f float64) time.Duration { return time.Duration(f * float64(us)) }
 
-// The models of the backends that have an order, with where each constant comes from. A request takes half of a free lock and its release on a network that takes no time
-// (docs/bench/curves, 0 ms), of which the server is busy for as long as one request of the floor takes it with 64 goroutines
-// (Redis, PostgreSQL) or 512 (docs/bench/memory, workload 2). What a hand-over takes beyond its requests is the event (docs/bench/curves, 0 ms). Of the clients that
-// wait, 0.67 µs each is what etcd takes to read and sort the keys of a name (docs/performance.md: 0.4 ms with 100, 3.7 ms with 5,000); in a
-// crowd it is more, as the server's heap grows and its CPU is shared. Fitted are, of docs/bench/crowds: beside, with 10 clients, on each backend;
-// perWaiter of etcd and ZooKeeper, and check of PostgreSQL, with 1,000. The requests of docs/bench/crowds with 1,000 clients say what those
-// send who wait, with a TTL of 6 s.
+// The models of the backends that have an order. docs/capacity.md has a table of where each constant comes from.
 var (
 	redisFair = model{name: "Redis, `fair=true`", service: micros(8.7), latency: micros(110 - 8.7), event: 140 * us, extra: 4, looks: 1, beside: 188 * us, alive: time.Second}
 

@@ -22,7 +22,7 @@ type model struct {
 	extra, looks, unseen int
 
 	// perWaiter is for how much longer the server is busy with a request that reads the queue, for each client that waits: the first
-	// one, if asksQueue, and the looks.
+	// one, if asksQueue, and the looks. It is fitted.
 	perWaiter time.Duration
 	asksQueue bool
 
