@@ -34,6 +34,7 @@ var pgBackend = &Backend{
 		// It waits for a whole lease before it tries again, so that nothing would come of workloads 4 and 7.
 		{Name: "cirello.io/pglock", Kind: Peer, In: []int{1, 2, 3, 5, 6}, Open: openCirello},
 		ours("dsync", "pglock", pgPath+"&max_locks=200000", dsync.Options{}),
+		withToken(ours("dsync, with Token", "pglock", pgPath+"&max_locks=200000", dsync.Options{}, 1, 2, 4)),
 		oursAlone("dsync's driver alone", "pglock", pgPath, 3, 5),
 		reads("dsync, Read, no tokens", "pglock", pgPath+"&fenced=false", 8),
 	}...),
