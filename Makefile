@@ -33,7 +33,7 @@ MODULES = . $(NESTED) test/bench test/interop test/stress
 # How long `make fuzz` looks for an input that breaks something, for each target.
 FUZZTIME ?= 30s
 
-.PHONY: help test test-long test-oldest test-newest tidy migration-long model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-crowds bench-curves bench-gates bench-elections lint flaky flaky-long fuzz vulncheck release run-long cross man
+.PHONY: help test test-long test-oldest test-newest tidy migration-long model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-crowds bench-curves bench-flushes bench-gates bench-elections lint flaky flaky-long fuzz vulncheck release run-long cross man
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -120,6 +120,9 @@ bench-crowds: servers ## measure one name that 2 to 1,000 clients want, on all b
 
 bench-curves: servers ## measure one client with more and more locks, names and callers, and slow networks, into docs/bench/curves: this takes twelve minutes
 	cd test/bench && $(GO) test -c -o bench.test . && ./bench.test -test.run '^TestCurves$$' -test.v -test.timeout 30m -full -out ../../docs/bench/curves $(TESTFLAGS)
+
+bench-flushes: servers ## measure what disks cost whose flushes take 0 to 10 ms, into docs/bench/flushes: this takes nine minutes
+	cd test/bench && $(GO) test -c -o bench.test . && ./bench.test -test.run '^TestFlushes$$' -test.v -test.timeout 30m -full -out ../../docs/bench/flushes $(TESTFLAGS)
 
 bench-gates: servers ## measure beside the floor what docs/performance.md says that it keeps, in half a minute: fails if half of it is lost
 	cd test/bench && $(GO) test -c -o bench.test . && ./bench.test -test.run '^TestGates' -test.v -test.timeout 10m $(TESTFLAGS)

@@ -40,6 +40,67 @@ func TestLayoutIsInDesign(t *testing.T) {
 	}
 }
 
+// TestLayersAreTheImports compares the drawing of packages in docs/design.md with what they import: each stands there once, itself or a
+// directory above it, and what it imports of this module stands below it.
+func TestLayersAreTheImports(t *testing.T) {
+	page, err := os.ReadFile("docs/design.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, drawing, _ := strings.Cut(string(page), "```layers\n")
+	drawing, _, found := strings.Cut(drawing, "```")
+	if !found {
+		t.Fatal("docs/design.md has no drawing of the layers")
+	}
+	layers := make(map[string]int) // the line of each directory
+	for n, line := range strings.Split(drawing, "\n") {
+		if line == "" {
+			continue
+		}
+		for _, dir := range strings.Fields(line[len("programs    "):]) {
+			if dir == "root" {
+				dir = "."
+			}
+			if _, twice := layers[dir]; twice {
+				t.Errorf("the drawing in docs/design.md has %s twice", dir)
+			}
+			layers[dir] = n
+		}
+	}
+	layerOf := func(dir string) (drawn string, layer int, ok bool) {
+		for drawn = dir; ; drawn = path.Dir(drawn) {
+			if layer, ok = layers[drawn]; ok || drawn == "." {
+				return drawn, layer, ok && (drawn != "." || dir == ".")
+			}
+		}
+	}
+	ours := goList(t, "./...")
+	for _, dir := range nested {
+		ours = append(ours, goListIn(t, dir, "./...")...)
+	}
+	seen := make(map[string]bool)
+	for _, p := range ours {
+		dir, _ := relative(p.ImportPath)
+		drawn, layer, ok := layerOf(dir)
+		if !ok {
+			t.Errorf("the drawing in docs/design.md does not have %s", dir)
+			continue
+		}
+		seen[drawn] = true
+		for _, other := range p.Imports {
+			other, own := relative(other)
+			if below, lower, ok := layerOf(other); own && ok && below != drawn && lower <= layer {
+				t.Errorf("%s imports %s, which does not stand below it in the drawing in docs/design.md", dir, other)
+			}
+		}
+	}
+	for dir := range layers {
+		if !seen[dir] {
+			t.Errorf("the drawing in docs/design.md has %s, which is no package of this module", dir)
+		}
+	}
+}
+
 // TestFilesAreInDesign looks for the files of the root package and of internal/telemetry in docs/design.md, and the other way round.
 func TestFilesAreInDesign(t *testing.T) {
 	for dir, heading := range map[string]string{".": "In the root package:", "internal/telemetry": "In `internal/telemetry`:"} {

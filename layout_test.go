@@ -52,6 +52,7 @@ var layout = []struct {
 	{"internal/testenv", []string{"./conformance/wire", "testing"}},
 	{"internal/testscan", []string{"./internal/testenv"}},
 	{"internal/drivertest", []string{"./", "./driver/...", "./conformance/wire", "./internal/testenv", "testing"}},
+	{"internal/capacity", nil},
 	{"internal/guardtest", nil},
 	{"internal/telemetrytest", []string{"./", "./driver", "./drivers/memory", "./internal/testenv", "testing/...", "go.opentelemetry.io/otel/..."}},
 	{"guard", nil},

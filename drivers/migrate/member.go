@@ -70,7 +70,7 @@ func (m *member) bound(t time.Time) time.Time {
 	return earlier(t, m.lease.Expires())
 }
 
-// live reports whether the process may lock under it.
+// live reports whether the process may lock under the membership.
 func (m *member) live() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -86,7 +86,7 @@ func (m *member) worthwhile() bool {
 	return live
 }
 
-// use adds a use, unless it is over.
+// use adds a use, unless the membership is over.
 func (m *member) use() bool {
 	if !m.live() {
 		return false
@@ -100,7 +100,7 @@ func (m *member) use() bool {
 	return true
 }
 
-// carry makes the lease, which has a use, end with the membership. It returns false if that is over.
+// carry makes the lease, which has a use, end with the membership. It returns false if the membership is over.
 func (m *member) carry(l *lease) bool {
 	if m == nil {
 		return true
@@ -168,7 +168,7 @@ func (m *member) quit() {
 	close(m.gone)
 }
 
-// newMember returns one that has no slot yet.
+// newMember returns a member without a slot.
 func (g *gate) newMember(p Phase) *member {
 	m := &member{g: g, phase: p, gone: make(chan struct{}), leases: map[*lease]struct{}{}}
 	m.active, m.stop = context.WithCancel(g.d.life)
@@ -233,7 +233,7 @@ func letGo(l driver.Lease) {
 	_ = l.Release(ctx) // what it leaves behind is cleaned up by the driver
 }
 
-// takeSlot takes the first slot that is free.
+// takeSlot takes the first free slot.
 func (m *member) takeSlot(ctx context.Context, b *backend, k slotKind) error {
 	for i := range MaxMembers {
 		r := m.g.asks(slotName(k, i), m, true)
@@ -262,7 +262,7 @@ const (
 	lookFor   = 300 * time.Millisecond // how long a slot has to be taken to count as a member's
 	lookPause = 20 * time.Millisecond
 
-	// lookTTL is that of a slot that is looked at, so that one who is killed while it looks is in nobody's way for long.
+	// lookTTL is the TTL of a slot taken for a look, so that a process killed during its look is in nobody's way for long.
 	lookTTL = 5 * time.Second
 )
 

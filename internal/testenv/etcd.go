@@ -45,29 +45,29 @@ func packagedEtcd(tb testing.TB) etcdRelease {
 // with the default settings, so that the shortest lease lasts a second. It takes args as etcd does, and they win over the defaults.
 func Etcd(tb testing.TB, args ...string) *EtcdServer {
 	tb.Helper()
-	return startEtcd(tb, currentEtcd(tb), nil, args)
+	return startEtcd(tb, loopback, currentEtcd(tb), nil, args)
 }
 
 // PackagedEtcd is Etcd with the version that the operating system's package etcd-server has. Where that is not installed, the test
 // is skipped, or fails if CI is set.
 func PackagedEtcd(tb testing.TB, args ...string) *EtcdServer {
 	tb.Helper()
-	return startEtcd(tb, packagedEtcd(tb), nil, args)
+	return startEtcd(tb, loopback, packagedEtcd(tb), nil, args)
 }
 
 // EtcdTLS is Etcd with a server that listens with TLS only, with the server certificate of certs, and asks clients for a certificate
 // of the same authority.
 func EtcdTLS(tb testing.TB, certs *Certificates, args ...string) *EtcdServer {
 	tb.Helper()
-	return startEtcd(tb, currentEtcd(tb), certs.Client, append([]string{
+	return startEtcd(tb, loopback, currentEtcd(tb), certs.Client, append([]string{
 		"--cert-file", certs.ServerCertFile, "--key-file", certs.ServerKeyFile,
 		"--trusted-ca-file", certs.CAFile, "--client-cert-auth",
 	}, args...))
 }
 
-func startEtcd(tb testing.TB, release etcdRelease, tlsConfig *tls.Config, args []string) *EtcdServer {
+func startEtcd(tb testing.TB, at host, release etcdRelease, tlsConfig *tls.Config, args []string) *EtcdServer {
 	tb.Helper()
-	s := newEtcd(tb, loopback, release, "etcd", freePort(tb), tlsConfig, args)
+	s := newEtcd(tb, at, release, "etcd", freePort(tb), tlsConfig, args)
 	s.launch()
 	return s
 }

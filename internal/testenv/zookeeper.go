@@ -27,7 +27,12 @@ type ZooKeeperServer struct {
 // with a dash is an argument of the virtual machine, such as -Xmx1g.
 func ZooKeeper(tb testing.TB, settings ...string) *ZooKeeperServer {
 	tb.Helper()
-	s := newZooKeeper(tb, loopback, 0, settings)
+	return startZooKeeper(tb, loopback, settings)
+}
+
+func startZooKeeper(tb testing.TB, at host, settings []string) *ZooKeeperServer {
+	tb.Helper()
+	s := newZooKeeper(tb, at, 0, settings)
 	s.launch()
 	return s
 }

@@ -44,3 +44,22 @@ Reasons: a lock and its release are two requests, one after the other, as in the
 Reasons: the release and the message to the next are one round trip. On Redis the lock is free between the two, as Redisson has it, so the next one asks for it: a
 second one. On ZooKeeper the next one lists the queue, as the one before may have given up: a second one, too.`
 )
+
+// What is said of the curves by the time of a flush.
+const (
+	aboutFreeFlushed = `Each flush of the servers (fsync, fdatasync) takes so many milliseconds, as those of disks in clouds take one to ten. A slope is how many milliseconds
+an operation takes longer for each: the flushes on its path. A lock and its release are one operation.
+
+Reasons: etcd and ZooKeeper answer when what they wrote has been flushed, and a lock and its release are two writes. A lock on PostgreSQL writes nothing that its
+answer waits for; with Token the commit of the token is flushed. Redis flushes once a second, in another thread.`
+
+	aboutManyFlushed = `As above. The mean is 64 divided by the operations a second: how long each takes of its goroutine's time.
+
+Reasons: what comes while a flush is under way goes into the next one, so a lock waits for the end of the flush under way and for its own, and so does its release: four. Callers
+on PostgreSQL share a session, whose statements wait for the flushes of each other's tokens: a lock, its token and its release twice each.`
+
+	aboutHandOverFlushed = `From the release of one client to the grant of another that waits, measured as above.
+
+Reasons: on etcd and ZooKeeper the next is told when the release has been flushed; what it asks then is only read. On Redis and PostgreSQL nothing is waited for, but
+the token where somebody asks for it, after the grant.`
+)

@@ -18,7 +18,7 @@ import (
 
 const aboutCurves = `# Curves
 
-Made by ` + "`make bench-curves` and `make bench-crowds`" + ` in one run on one machine. The clients share a CPU; the servers have another one.
+Made by %s on one machine. The clients share a CPU; the servers have another one.
 %s
 In parentheses is how many times as large a value is as that of the floor: the fewest requests through the same client library, with no library
 of locks on top. It is no product, as nothing survives there that goes wrong.
@@ -86,7 +86,11 @@ func (r *Report) panels(c *Curve) (all []panel) {
 // curveTables has a column for each number, and one for the slopes between them.
 func (r *Report) curveTables(curves []*Curve) string {
 	var out strings.Builder
-	fmt.Fprintf(&out, aboutCurves, r.Results.aboutStorage(), r.Results.machine)
+	made := "`make bench-curves` and `make bench-crowds` in one run"
+	if slices.Contains(Flushes(), curves[0].Points[0]) {
+		made = "`make bench-flushes`"
+	}
+	fmt.Fprintf(&out, aboutCurves, made, r.Results.aboutStorage(), r.Results.machine)
 	for _, c := range curves {
 		fmt.Fprintf(&out, "\n## %s\n\n%s\n", c.Title, c.About)
 		for _, p := range r.panels(c) {

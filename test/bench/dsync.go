@@ -68,6 +68,30 @@ func (l optionLocker) Lock(ctx context.Context, name string) (Held, error) {
 	return dsyncLease{lease}, nil
 }
 
+// withToken makes a row of dsync that asks for the token of each lock.
+func withToken(r *Row) *Row {
+	open := r.Open
+	r.Open = func(ctx context.Context, addrs []string) (Locker, error) {
+		l, err := open(ctx, addrs)
+		if err != nil {
+			return nil, err
+		}
+		return tokenLocker{l.(dsyncLocker)}, nil
+	}
+	return r
+}
+
+type tokenLocker struct{ dsyncLocker }
+
+func (l tokenLocker) Lock(ctx context.Context, name string) (Held, error) {
+	lease, err := l.client.Lock(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	lease.Token()
+	return dsyncLease{lease}, nil
+}
+
 type dsyncLease struct{ *dsync.Lease }
 
 func (l dsyncLease) Release(ctx context.Context) error { return l.Unlock(ctx) }

@@ -56,9 +56,19 @@ func TestCurves(t *testing.T) {
 	measure(t, size, CurveBackends, Curves())
 }
 
+// TestFlushes measures what a disk costs whose flushes take long.
+func TestFlushes(t *testing.T) {
+	size := ShortCurves
+	if *fullRun {
+		size = FullFlushes
+	}
+	size.Storage.Slow = testenv.NewSlowDisk(t)
+	measure(t, size, FlushBackends, Flushes())
+}
+
 // measure runs those of all workloads whose names are chosen.
 func measure(t *testing.T, size Size, all []*Backend, may []*Workload) {
-	size.Storage.Disk = *onDisk
+	size.Storage.Disk = size.Storage.Disk || *onDisk
 	backends, err := choose(all, *only, func(b *Backend) string { return b.Name })
 	if err != nil {
 		t.Fatal(err)
@@ -104,7 +114,7 @@ func TestReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := (&Report{Backends: append(slices.Clone(Backends), memoryBackend), Workloads: slices.DeleteFunc(
-		slices.Concat(Workloads, Crowds.Points, Curves()), func(w *Workload) bool { return !results.has(w) }), Results: results}).Write(*again); err != nil {
+		slices.Concat(Workloads, Crowds.Points, Curves(), Flushes()), func(w *Workload) bool { return !results.has(w) }), Results: results}).Write(*again); err != nil {
 		t.Fatal(err)
 	}
 }

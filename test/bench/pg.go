@@ -35,6 +35,7 @@ var pgBackend = &Backend{
 		{Name: "cirello.io/pglock", Kind: Peer, In: []int{1, 2, 3, 5, 6}, Open: openCirello},
 		ours("dsync", "pglock", pgPath+"&max_locks=200000", dsync.Options{}),
 		ours("dsync, no tokens", "pglock", pgPath+"&fenced=false", dsync.Options{}, 1, 4),
+		withToken(ours("dsync, with Token", "pglock", pgPath+"&max_locks=200000", dsync.Options{}, 1, 2, 4)),
 		oursAlone("dsync's driver alone", "pglock", pgPath, 3, 5),
 		reads("dsync, Read, no tokens", "pglock", pgPath+"&fenced=false", 8),
 	}...),

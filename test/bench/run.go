@@ -34,7 +34,7 @@ func (w *Workload) rows(b *Backend) []*Row {
 func Run(t *testing.T, size Size, backends []*Backend, workloads []*Workload, step func(), save func(*Results)) {
 	testenv.Apart(t)
 	results := newResults(size)
-	if size.Storage.Disk {
+	if size.Storage.Disk && size.Storage.Slow == nil {
 		flush, err := flushTime()
 		if err != nil {
 			t.Fatal(err)

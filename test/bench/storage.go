@@ -44,6 +44,10 @@ func (r *Results) aboutStorage() string {
 	if !r.size.Storage.Disk {
 		return "The servers keep nothing on disk."
 	}
+	if r.flush == 0 { // see Flushes
+		return `The servers flush what they write as their packages have it: etcd, ZooKeeper and PostgreSQL before they answer, Redis once a second (appendfsync everysec,
+with appendonly yes). A flush takes as long as the column says, and does nothing else: no other work of a disk is in the figures.`
+	}
 	return fmt.Sprintf(`The servers keep what they write on a disk, and flush it as
 their packages have it: etcd, ZooKeeper and PostgreSQL before they answer, Redis once a second (appendfsync everysec, as in its redis.conf, but with
 appendonly yes, without which it makes snapshots alone, minutes apart). A flush of 4 KiB took this disk %v, at the median.`, r.flush)

@@ -271,8 +271,10 @@ func (u *user) shared() {
 	time.Sleep(u.upTo(u.Pace))
 }
 
+// long pauses after each hold: where a lock has no order and the machine is busy, one that locks again at once keeps all others out.
 func (u *user) long() {
 	_ = u.use(context.Background(), history.Attempt{Name: u.Long}, patience, TTL/4+u.upTo(u.Hold))
+	time.Sleep(u.upTo(20 * time.Millisecond))
 }
 
 // use takes a lock, writes or reads what it protects, and gives it back. The error is that of the attempt: whether it was right to fail, while

@@ -1,0 +1,121 @@
+package capacity
+
+import (
+	"fmt"
+	"math"
+	"testing"
+	"time"
+)
+
+// within is how far a simulated value may be from the measured one: a fifth of that.
+const within = 0.2
+
+// figure is a measured value, and what the simulation has for it.
+type figure struct {
+	row, column         string // of the table in the page
+	measured, simulated float64
+	fitted              bool // a constant was made of the measured value
+}
+
+func (f figure) off() float64 { return f.simulated/f.measured - 1 }
+
+func (f figure) check(t *testing.T) {
+	t.Helper()
+	if math.IsNaN(f.off()) || math.Abs(f.off()) > within {
+		t.Errorf("%s, %s: the simulation has %.4g, measured was %.4g: %+.0f %%", f.row, f.column, f.simulated, f.measured, 100*f.off())
+	}
+}
+
+// crowds is hand-overs a second of clients who keep a name for 1 ms, in docs/bench/crowds.
+var crowds = []struct {
+	model   model
+	clients []int
+	measure []float64
+	fitted  map[int]bool
+}{
+	{redisFair, sizes, []float64{679, 646, 629, 634, 610}, map[int]bool{10: true}},
+	{etcd, sizes, []float64{589, 443, 449, 404, 280}, map[int]bool{10: true, 1000: true}},
+	{zooKeeper, sizes, []float64{686, 593, 582, 502, 373}, map[int]bool{10: true, 1000: true}},
+	{postgreSQL, sizes, []float64{813, 749, 777, 712, 271}, map[int]bool{10: true, 1000: true}},
+}
+
+var sizes = []int{2, 10, 50, 200, 1000}
+
+func crowdFigures(t *testing.T) (all []figure) {
+	for _, c := range crowds {
+		for i, n := range c.clients {
+			s := crowd(t, c.model, 0, n, 1, time.Millisecond, bout(n))
+			all = append(all, figure{c.model.name, fmt.Sprintf("%d clients", n), c.measure[i], s.perSecond, c.fitted[n]})
+		}
+	}
+	return all
+}
+
+// bout is for how long a crowd is watched.
+func bout(n int) time.Duration { return time.Second + time.Duration(n)*2*time.Millisecond }
+
+// A model without one of its parts is off the measured curve: TestPage sees that.
+func TestCrowdsNeedEachPart(t *testing.T) {
+	for _, test := range []struct {
+		part     string
+		without  func() model
+		n        int
+		measured float64
+	}{
+		{"requests", func() model { m := redisFair; m.latency, m.event = 0, 0; return m }, 10, 646},
+		{"the time of reading the queue", func() model { m := etcd; m.perWaiter = 0; return m }, 1000, 280},
+		{"the time of reading the queue", func() model { m := zooKeeper; m.perWaiter = 0; return m }, 1000, 373},
+		{"the look after a second", func() model { m := postgreSQL; m.check = 0; return m }, 1000, 271},
+		{"the work of other clients", func() model { m := etcd; m.beside = 0; return m }, 50, 449},
+	} {
+		m := test.without()
+		f := figure{measured: test.measured, simulated: crowd(t, m, 0, test.n, 1, time.Millisecond, bout(test.n)).perSecond}
+		if math.Abs(f.off()) <= within {
+			t.Errorf("%s without %s, %d clients: %.4g is near the measured %.4g all the same", m.name, test.part, test.n, f.simulated, f.measured)
+		}
+	}
+}
+
+// networks is ms that a free lock and its release, and a hand-over, take with 0, 1, 2 and 5 ms for a round trip, in docs/bench/curves.
+var networks = []struct {
+	model          model
+	free, handOver [4]float64
+}{
+	{redisFair, [4]float64{0.22, 2.48, 4.65, 10.7}, [4]float64{0.36, 2.64, 4.81, 11.0}},
+	{etcd, [4]float64{0.37, 2.61, 4.83, 11.0}, [4]float64{0.33, 1.58, 2.92, 5.90}},
+	{zooKeeper, [4]float64{0.48, 2.80, 5.31, 11.2}, [4]float64{0.47, 2.67, 5.16, 11.1}},
+	{postgreSQL, [4]float64{0.16, 2.40, 4.60, 10.7}, [4]float64{0.20, 1.32, 2.52, 5.95}},
+}
+
+var roundTrips = [4]time.Duration{0, time.Millisecond, 2 * time.Millisecond, 5 * time.Millisecond}
+
+func networkFigures(t *testing.T) (all []figure) {
+	for _, c := range networks {
+		for i, late := range roundTrips {
+			if late > 0 {
+				late += lateness
+			}
+			column := fmt.Sprintf("%d ms", roundTrips[i].Milliseconds())
+			all = append(all, figure{c.model.name + ", a free lock", column, c.free[i], ms(freeLock(t, c.model, late)), i == 0 || i == 2 && c.model == redisFair},
+				figure{c.model.name + ", a hand-over", column, c.handOver[i], ms(handOver(t, c.model, late)), i == 0})
+		}
+	}
+	return all
+}
+
+func ms(s simulated) float64 { return float64(s.mean) / float64(time.Millisecond) }
+
+// hotFigures is hand-overs a second of 32 goroutines of a process, workload 3 of docs/bench/memory.
+func hotFigures(t *testing.T) (all []figure) {
+	for _, c := range []struct {
+		model    model
+		measured float64
+		fitted   bool
+	}{
+		{hot("Redis", 296*us), 181_682, true}, {hot("Redlock", 504*us), 109_185, false}, {hot("PostgreSQL", 312*us), 148_688, false},
+	} {
+		s := crowd(t, c.model, 0, 1, 32, 0, 100*time.Millisecond)
+		all = append(all, figure{c.model.name, "32 goroutines", c.measured, s.perSecond, c.fitted})
+	}
+	return all
+}

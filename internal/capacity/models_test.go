@@ -1,0 +1,41 @@
+package capacity
+
+import "time"
+
+const us = time.Microsecond
+
+// micros is a time of some microseconds, with a fraction.
+func micros(f float64) time.Duration { return time.Duration(f * float64(us)) }
+
+// The models of the backends that have an order. docs/capacity.md has a table of where each constant comes from.
+var (
+	redisFair = model{name: "Redis, `fair=true`", service: micros(8.7), latency: micros(110 - 8.7), event: 140 * us, extra: 4, looks: 1, beside: 188 * us, alive: time.Second}
+
+	etcd = model{name: "etcd", service: 67 * us, latency: (185 - 67) * us, event: 145 * us, looks: 1, unseen: 7, perWaiter: micros(0.9), asksQueue: true,
+		beside: 740 * us, alive: 400 * time.Millisecond}
+
+	zooKeeper = model{name: "ZooKeeper", service: 54 * us, latency: (240 - 54) * us, extra: 1, looks: 1, perWaiter: micros(0.62), asksQueue: true, beside: 216 * us,
+		alive: 1700 * time.Millisecond}
+
+	postgreSQL = model{name: "PostgreSQL", service: 45 * us, latency: (80 - 45) * us, event: 120 * us, extra: 1, beside: 135 * us, check: micros(2.4), alive: 2 * time.Second}
+)
+
+// lateness is how late a timer of the network is that docs/bench/curves has put between client and server. It is fitted, to a free lock on
+// Redis with 2 ms.
+const lateness = 200 * us
+
+// hot is a model of a name that callers of one process want, where the process hands it over itself: nothing but a free lock counts
+// then (docs/bench/memory, workload 1), and the 0.9 µs that a hand-over in the process takes, fitted to workload 3 on Redis.
+func hot(name string, free time.Duration) model {
+	return model{name: name, latency: free / 2, passed: micros(0.9)}
+}
+
+// patient is the model with a TTL of 30 s: sessions and connections are kept alive by the requests of a client that waits, see perWaiting.
+func (m model) patient() model {
+	for _, l := range loads {
+		if l.model == m.name {
+			m.alive = time.Duration(float64(time.Second) / l.perWaiting)
+		}
+	}
+	return m
+}
