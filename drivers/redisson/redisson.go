@@ -182,6 +182,7 @@ type Driver struct {
 	sender *sender
 	topics *redistopic.Listener
 	ghosts *cleaner.Cleaner[*ghost]
+	lines  lines     // of a driver for fair locks
 	nodes  *topology // nil outside of a cluster
 
 	mu     sync.Mutex
@@ -237,6 +238,7 @@ func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Dr
 		d.nodes = newTopology(d)
 	}
 	d.topics = newTopics(d)
+	d.lines.byName = make(map[string]*line)
 	return d, nil
 }
 
