@@ -11,9 +11,9 @@ local patience, default = 15000, 300000
 -- along is by how much the time of a waiter that is not first has to change until it is set anew, with those of all behind.
 local along = 60000
 
--- few is how many waiters behind one that leaves are moved at any rate. More are moved when that makes a difference of default for
--- one of few of them, so that a queue of n that dissolves moves few for each that leaves, and not n.
-local few = 16
+-- few is how many waiters behind one that gives up are moved at any rate. More are moved when that makes a difference of default for
+-- one of spare of them, so that a queue of n that dissolves moves about spare for each that leaves, and not n.
+local few, spare = 16, 4
 
 -- deaf is how long a waiter may leave a free lock alone that does not even listen. One that is told, and does not come, has patience:
 -- its process is frozen, or cut off while the server still has its subscription.
@@ -73,7 +73,10 @@ local function head(line, asks)
   while line.length > 0 do
     local first = call('LINDEX', line.queue, 0)
     local time = timeOf(line, first)
-    if not time or time > clock() then return first end
+    if not time or time > clock() then
+      line.first, line.time = first, time
+      return first
+    end
     if first == asks then
       move(line, {{behind = line.length, by = clock() + patience - time}})
       return first
@@ -89,16 +92,17 @@ end
 --
 -- To keep the distance all those behind would have to be moved. Where they are more than few, the one before gets so much more time
 -- instead: the distance to it stays as well, a waiter of this driver sets its own time anew when it asks next, and one that leaves takes
--- with it what it got. That goes on until a time is too late by default for each few behind, or that of one before by an hour more. What
--- has to be moved is added to shifts; holds that leave together do so from the back.
-local function leave(line, hold, at, base, shifts)
+-- with it what it got. That goes on until a time is too late by default for each spare behind, or that of one before by an hour more. Those
+-- behind one that leaves with the lock (granted) are not moved before that either, however few: there is a next one soon. What has to be
+-- moved is added to shifts; holds that leave together do so from the back.
+local function leave(line, hold, at, base, shifts, granted)
   local behind, last = line.length - at - 1, shifts[#shifts]
   if last and behind < last.behind then -- not from the back
     move(line, shifts)
     for i = #shifts, 1, -1 do shifts[i] = nil end
     last = nil
   end
-  local time = timeOf(line, hold)
+  local time = granted and line.first == hold and line.time or timeOf(line, hold)
   takeOut(line, hold, at)
   if behind == 0 then return end
   local following = timeOf(line, call('LINDEX', line.queue, at))
@@ -109,8 +113,8 @@ local function leave(line, hold, at, base, shifts)
   local from = math.max(base + at * default, previous or 0)
   local by = math.max(from - time, from + patience - following)
   if by >= 0 then return end
-  local slack = 2 * along + behind * default / few
-  if behind > few and -by <= slack then
+  local slack = 2 * along + behind * default / spare
+  if (granted or behind > few) and -by <= slack then
     if not previous then return end
     local second = at > 1 and timeOf(line, call('LINDEX', line.queue, at - 2)) or base
     if previous - by - second <= slack + 12 * default then

@@ -20,7 +20,7 @@ local function stay(line, hold, again, free)
   if at > 0 then -- whoever of Redisson gets the lock takes its wait off the times of all behind
     local previous = timeOf(line, call('LINDEX', line.queue, at - 1)) or free
     time = math.max(time + along + at * default, previous + patience)
-    local late = behind > few and behind * default / few or 0
+    local late = behind * default / spare
     if before and time - before < along and before - time < along + late then return at end
   end
   if before then move(line, {{behind = behind, by = time - before}}) end
@@ -32,10 +32,10 @@ end
 -- put into the queue before. It returns what acquire returns, but with the refusal of one that waits how many are in front of it.
 local function acquireFair(name, queue, times, token, hold, ttl, how, channel, word, word2, count, ...)
   local line = lineOf(queue, times)
-  local first = head(line, hold)
   local left = call('PTTL', name)
+  local first = left == -2 and head(line, hold) -- while the lock is held it is nobody's turn
   if left == -2 and (not first or first == hold) or left ~= -2 and call('HEXISTS', name, hold) == 1 then
-    local fence, block = grant(line, left == -2 and first, name, hold, ttl, token, ...)
+    local fence, block = grant(line, first, name, hold, ttl, token, ...)
     return block == 1 and fence or {fence, block}
   end
   local at = how ~= 'try' and stay(line, hold, how == 'again', clock() + math.max(left, 0))

@@ -7,7 +7,7 @@ local function grant(line, first, name, hold, ttl, token, n, keep, holder, text)
   call('PEXPIRE', name, ttl)
   if first == hold then
     local shifts = {}
-    leave(line, hold, 0, clock() + ttl, shifts)
+    leave(line, hold, 0, clock() + ttl, shifts, true)
     move(line, shifts)
   end
   return fence, block
