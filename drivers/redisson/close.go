@@ -20,6 +20,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	}
 	d.releaseAll(ctx)
 	ghosts := d.ghosts.Finish(ctx)
+	d.finished.end()
 	d.topics.Close()
 	d.sender.end()
 	d.life.End()

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
+	"sync"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -91,6 +93,9 @@ func (d *Driver) inherit(o *op) {
 			l = d.grantedLease(p.request, o.sent, o.fence, o.n, o.tokens > 0)
 		}
 		d.lines.inherit(p, l, o.err != nil)
+		if l != nil {
+			runtime.Gosched() // the heir goes first
+		}
 	}
 	if o.next != "" {
 		d.lines.tell(o.request.Name, o.next)
@@ -151,12 +156,16 @@ func (d *Driver) acquireInOrder(ctx context.Context, r *driver.Request) (*lease,
 
 // awaitTurn asks again whenever it may be the attempt's turn, until a request or the release of another hold of the driver has it granted.
 // Where all in front are of this driver, such a release will tell, and the attempt does not listen for messages at first.
-func (d *Driver) awaitTurn(ctx context.Context, p *place, refused obstacle) (*lease, error) {
+func (d *Driver) awaitTurn(ctx context.Context, p *place, refused obstacle) (l *lease, err error) {
 	r, left := p.request, pause(refused.left)
 	var t *redistopic.Topic
 	var told <-chan struct{} // the values of t
 	defer func() {
-		if t != nil {
+		switch {
+		case t == nil:
+		case l != nil:
+			d.finished.add(t)
+		default:
 			t.Leave(false)
 		}
 	}()
@@ -182,8 +191,8 @@ func (d *Driver) awaitTurn(ctx context.Context, p *place, refused obstacle) (*le
 		case <-ctx.Done():
 		case <-d.life.Open().Done():
 		}
-		l, ask := d.lines.turn(p, d.now())
-		switch {
+		var ask bool
+		switch l, ask = d.lines.turn(p, d.now()); {
 		case l != nil:
 			return l, nil
 		case ctx.Err() != nil:
@@ -193,7 +202,6 @@ func (d *Driver) awaitTurn(ctx context.Context, p *place, refused obstacle) (*le
 		case !ask:
 			continue
 		}
-		var err error
 		l, refused, err = d.try(ctx, r, p)
 		d.lines.answered(p)
 		switch {
@@ -207,6 +215,48 @@ func (d *Driver) awaitTurn(ctx context.Context, p *place, refused obstacle) (*le
 			left = pause(refused.left)
 		}
 		timer.Reset(left)
+	}
+}
+
+// finished are the topics of attempts for fair locks that were granted: nobody joins them again, and nothing is told there any more. Their
+// subscriptions end together, since each request for that costs as much as a release.
+type finished struct {
+	mu     sync.Mutex
+	topics []*redistopic.Topic
+	timer  *time.Timer
+}
+
+const (
+	mostFinished = 64              // topics
+	finishedFor  = 5 * time.Second // how long the first of them stays at most
+)
+
+func (s *finished) add(t *redistopic.Topic) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.topics = append(s.topics, t)
+	switch len(s.topics) {
+	case mostFinished:
+		s.leave()
+	case 1:
+		s.timer = time.AfterFunc(finishedFor, s.end)
+	}
+}
+
+// end ends the subscriptions.
+func (s *finished) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leave()
+}
+
+// leave is end with mu held.
+func (s *finished) leave() {
+	for _, t := range s.topics {
+		t.LeaveForGood()
+	}
+	if s.topics = nil; s.timer != nil {
+		s.timer.Stop()
 	}
 }
 
