@@ -89,6 +89,9 @@ func (d *Driver) releaseGhosts(ghosts []*ghost) (left []*ghost) {
 				if g.gone != nil {
 					close(g.gone)
 				}
+				if err == nil && g.lease != nil && told[j] < 0 {
+					d.lines.tell(g.name, "") // the release may have given the lock to an heir before
+				}
 			default:
 				left = append(left, g)
 			}

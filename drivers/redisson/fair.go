@@ -92,7 +92,7 @@ func (d *Driver) inherit(o *op) {
 		if o.err == nil && o.fence > 0 {
 			l = d.grantedLease(p.request, o.sent, o.fence, o.n, o.tokens > 0)
 		}
-		d.lines.inherit(p, l, o.err != nil)
+		d.lines.inherit(p, l)
 		if l != nil {
 			runtime.Gosched() // the heir goes first
 		}

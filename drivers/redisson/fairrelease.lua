@@ -3,15 +3,19 @@
 -- the next is not known to have heard, the hold of that.
 --
 -- Where one hold ends, heir, unless that is '', is a waiter of the same client. If it is the first in the queue, it gets the lock, and is told
--- by the answer: how many wait behind it, its first token, and how many.
+-- by the answer: how many wait behind it, its first token, and how many. The same release may be sent again, as its answer may be lost: then
+-- heir is granted the lock again that it has, and the first number is -1.
 local function releaseFair(name, queue, times, token, channel, word, word2, count, heir, ttl, n, keep, holder, text, ...)
   local line, holds, results, shifts = lineOf(queue, times), {...}, {}, {}
-  if heir ~= '' and head(line, heir) == heir and call('HEXISTS', name, holds[1]) == 1 and call('HLEN', name) == 1 then
+  local held = heir ~= '' and call('HEXISTS', name, holds[1])
+  if held == 1 and head(line, heir) == heir and call('HLEN', name) == 1 then
     local granted, fence, block = pcall(grant, line, heir, name, heir, ttl, token, n, keep, holder, text)
     if granted then
       call('HDEL', name, holds[1])
       return {line.length, fence, block}
     end
+  elseif held == 0 and call('HEXISTS', name, heir) == 1 then
+    return {-1, grant(line, false, name, heir, ttl, token, n, keep, holder, text)}
   end
   local fields = call('HLEN', name)
   for i, hold in ipairs(holds) do

@@ -120,8 +120,9 @@ func (ls *lines) heirOf(name string) *place {
 	return p
 }
 
-// inherit takes the answer to the release of which p is the heir: p is granted l, or not, and should ask then if the answer is unclear.
-func (ls *lines) inherit(p *place, l *lease, unclear bool) {
+// inherit takes the answer to the release of which p is the heir: p is granted l, or nil. An unclear answer is nil, too: the release is
+// sent again.
+func (ls *lines) inherit(p *place, l *lease) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	p.heir = false
@@ -129,12 +130,12 @@ func (ls *lines) inherit(p *place, l *lease, unclear bool) {
 		p.granted = l
 		ls.line(p.request.Name).holder = l
 	}
-	if l != nil || unclear || p.woken {
+	if l != nil || p.woken {
 		p.poke()
 	}
 }
 
-// tell has the attempt with a hold ask, if it is one of the driver's.
+// tell has the attempt with a hold ask, if it is one of the driver's; or, if hold is "", the first one.
 func (ls *lines) tell(name, hold string) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -143,7 +144,7 @@ func (ls *lines) tell(name, hold string) {
 		return
 	}
 	for p := range ln.places.All() {
-		if p.request.Hold == hold {
+		if hold == "" || p.request.Hold == hold {
 			p.poke()
 			return
 		}
