@@ -154,6 +154,27 @@ func TestFairLostAnswerOfAHandOver(t *testing.T) {
 	}
 }
 
+// TestFairReleaseIsAnsweredAgain: a release that is sent again, as its answer was lost, tells again that it handed the lock over.
+func TestFairReleaseIsAnsweredAgain(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s?fair=true", s.Addr)
+	l, heir := acquire(t, d, request("x")), request("x")
+	addWaiter(s, heir.Hold, time.Minute)
+	o := d.newOp(l.request, l)
+	o.heir, o.tokens = newPlace(heir), 1
+	last, _ := l.Tokens()
+	for _, want := range []int64{0, -1} {
+		answer, err := d.eval(t.Context(), fairReleaseScript, o.keys(d, nil), o.args(d, nil)).AsIntSlice()
+		if err != nil || len(answer) != 3 || answer[0] != want || answer[1] <= int64(last) || answer[2] != 1 {
+			t.Fatalf("answer to the release: got %v, %v, want %d and a token above %d", answer, err, want, last)
+		}
+		last = uint64(answer[1])
+		if fields := s.Do("HKEYS", "x").([]any); len(fields) != 1 || fields[0] != heir.Hold {
+			t.Fatalf("the lock is held by %q, want %s", fields, heir.Hold)
+		}
+	}
+}
+
 // TestFairHandOverThatIsLate: the connection hangs with a release that hands the lock over, and the caller gives up. So does the next, or it
 // has the lock when the connection is back.
 func TestFairHandOverThatIsLate(t *testing.T) {
