@@ -214,6 +214,10 @@ func (d *Driver) awaitTurn(ctx context.Context, p *place, refused obstacle) (l *
 		default:
 			left = pause(refused.left)
 		}
+		if t == nil { // the attempt was woken before its turn
+			t = d.listenInQueue(r)
+			told = t.Wake
+		}
 		timer.Reset(left)
 	}
 }

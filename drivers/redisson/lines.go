@@ -12,7 +12,7 @@ import (
 // the answer. If another attempt of the driver is, the answer wakes that.
 type lines struct {
 	mu     sync.Mutex
-	byName map[string]*line
+	byName map[string]*line // nil in a driver for other locks
 }
 
 // line is the attempts for one name.
@@ -95,6 +95,9 @@ func (ls *lines) leave(p *place, l *lease) {
 
 // over notes that a lease is over.
 func (ls *lines) over(l *lease) {
+	if ls.byName == nil {
+		return
+	}
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	name := l.request.Name

@@ -230,6 +230,7 @@ func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Dr
 	}
 	if d.options.Fair {
 		d.scripts = fairScripts
+		d.lines.byName = make(map[string]*line)
 	}
 	d.direct.answered.Store(never)
 	d.ops.New = func() any { return &op{done: make(chan struct{}, 1)} }
@@ -239,7 +240,6 @@ func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Dr
 		d.nodes = newTopology(d)
 	}
 	d.topics = newTopics(d)
-	d.lines.byName = make(map[string]*line)
 	return d, nil
 }
 
