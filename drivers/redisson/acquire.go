@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -67,7 +68,15 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	case !d.options.Fair:
 		t = d.topics.JoinActive(r.Name)
 	}
-	l, refused, err := d.try(ctx, r, false)
+	turn := ""
+	if t != nil && !r.NoWait && r.Mode == driver.Exclusive {
+		ticket, _ := t.Turn()
+		turn = turnText(ticket, false)
+	}
+	l, refused, err := d.try(ctx, r, false, turn)
+	if l != nil && turn != "" {
+		t.Served(r.TTL)
+	}
 	if l != nil || err != nil || r.NoWait {
 		if t != nil && err == driver.ErrSealed {
 			t.LeaveForGood()
@@ -91,6 +100,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 type obstacle struct {
 	left      time.Duration // of the hold, unless it is renewed; negative if it does not expire
 	elsewhere bool          // the end of the hold is told on the channel of the other kind of lock: see channelOf
+	place     redistopic.Place
 }
 
 // listen joins the listeners for a message. In the queue of a fair lock each waiter has a channel of its own.
@@ -114,6 +124,7 @@ func groupOf(m driver.Mode) int {
 func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic, refused obstacle) (*lease, error) {
 	timer := time.NewTimer(pause(refused.left))
 	defer timer.Stop()
+	inLine := !d.options.Fair && r.Mode == driver.Exclusive
 	elsewhere := false // the channel on which t listens
 	moves := false     // the slot: if this caller leaves, its wake-up may be for another one
 	for {
@@ -124,9 +135,16 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic
 		if elsewhere = refused.elsewhere; t == nil {
 			t = d.listen(r, elsewhere)
 		}
+		if refused.place.Ticket != 0 { // from now on the topic knows when to ask
+			timer.Stop()
+			t.Placed(refused.place, pause(refused.left))
+			refused.place = redistopic.Place{}
+		}
+		overdue := false
 		select {
 		case <-t.Wake:
 		case <-timer.C:
+			overdue = true
 		case <-ctx.Done():
 			t.Leave(moves)
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
@@ -140,7 +158,15 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic
 		}
 		var l *lease
 		var err error
-		l, refused, err = d.try(ctx, r, true)
+		turn := ""
+		if inLine && !elsewhere {
+			ticket, due := t.Turn()
+			turn = turnText(ticket, due || overdue)
+		}
+		l, refused, err = d.try(ctx, r, true, turn)
+		if l != nil && turn != "" {
+			t.Served(r.TTL)
+		}
 		if moves = slotMoves(err); moves { // nothing was done, and the place in a queue is kept
 			refused.elsewhere = elsewhere
 			timer.Reset(moving/2 + rand.N(moving/2))
@@ -170,11 +196,22 @@ func pause(left time.Duration) time.Duration {
 	return left + time.Millisecond // the key is there for all of its last millisecond
 }
 
-// try asks once. Without an error and a lease the lock is taken. Again says that the caller has asked before. If the answer is unclear, the
-// cleaner removes what may be left.
-func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease, obstacle, error) {
+// turnText says for turn.lua which ticket a caller has, and whether it is its turn.
+func turnText(ticket int64, due bool) string {
+	switch {
+	case !due && ticket == 0:
+		return "?0"
+	case !due:
+		return "?" + strconv.FormatInt(ticket, 10)
+	}
+	return strconv.FormatInt(ticket, 10)
+}
+
+// try asks once. Without an error and a lease the lock is taken. Again says that the caller has asked before, and turn is what turnText
+// returns, or "" for one that is in no line. If the answer is unclear, the cleaner removes what may be left.
+func (d *Driver) try(ctx context.Context, r *driver.Request, again bool, turn string) (*lease, obstacle, error) {
 	o := d.newOp(r, nil)
-	o.again = again
+	o.again, o.turn = again, turn
 	if d.options.Fence != FenceNone && r.Mode != driver.Permit {
 		o.tokens = min(max(r.Events.Tokens(), 1), maxTokens)
 		o.marks = !d.options.Fair && r.Mode == driver.Exclusive && d.marks.Load()
@@ -185,7 +222,7 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease
 		return nil, obstacle{}, err
 	}
 	sent, order, first, n, acks, err := o.sent, o.order, o.first, o.n, o.acks, o.err
-	fenced, marks, moved := o.tokens > 0, o.marks, o.moved
+	fenced, marks, moved, place := o.tokens > 0, o.marks, o.moved, o.place
 	d.putOp(o)
 	switch {
 	case err != nil:
@@ -199,13 +236,13 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease
 	case first == limitAnswer:
 		return nil, obstacle{}, driver.ErrLimit
 	case first == takenForEver:
-		return nil, obstacle{left: -1}, nil
+		return nil, obstacle{left: -1, place: place}, nil
 	case first <= elsewhereAnswer && d.options.Fair:
 		return nil, obstacle{left: min(time.Duration(elsewhereAnswer-first)*time.Millisecond, unheard)}, nil
 	case first <= elsewhereAnswer:
-		return nil, obstacle{time.Duration(elsewhereAnswer-first) * time.Millisecond, true}, nil
+		return nil, obstacle{left: time.Duration(elsewhereAnswer-first) * time.Millisecond, elsewhere: true}, nil
 	case first < 0:
-		return nil, obstacle{left: time.Duration(-1-first) * time.Millisecond}, nil
+		return nil, obstacle{left: time.Duration(-1-first) * time.Millisecond, place: place}, nil
 	}
 	if !fenced {
 		first, n = 0, 0

@@ -8,6 +8,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
 // op is one request of a caller: to take a lock or to end a hold. A sender carries it out, apart from the caller. So a caller
@@ -19,6 +20,7 @@ type op struct {
 	holder  string // with tokens: the key of the text about the holder
 	again   bool   // the request is in the queue of a fair lock, as far as is known
 	marks   bool   // asks for the mark too; only with tokens
+	turn    string // the ticket of a waiter in line, see turnText; "" without a line
 	state   atomic.Int32
 	done    chan struct{} // receives a value when the op is answered
 
@@ -28,7 +30,8 @@ type op struct {
 	first int64 // the script's answer
 	n     int
 	moved bool // the name is marked
-	acks  int  // how many replicas confirmed
+	place redistopic.Place
+	acks  int // how many replicas confirmed
 	err   error
 }
 
@@ -89,6 +92,8 @@ func (o *op) args(d *Driver, args []string) []string {
 		args = o.readWriteArgs(d, args)
 	case d.options.Fair:
 		args = o.fairArgs(d, args)
+	case o.turn != "":
+		args = append(d.turnArgs(append(args, o.turn)), r.Hold, d.milliseconds(r.TTL))
 	default:
 		args = append(args, r.Hold, d.milliseconds(r.TTL))
 	}
@@ -96,6 +101,15 @@ func (o *op) args(d *Driver, args []string) []string {
 		args = o.tokenArgs(d, args)
 	}
 	return args
+}
+
+// turnArgs adds the commands by which turn.lua tells a line.
+func (d *Driver) turnArgs(args []string) []string {
+	word2 := ""
+	if len(d.checked.words) > 1 {
+		word2 = d.checked.words[1]
+	}
+	return append(args, d.checked.words[0], word2)
 }
 
 // tokenArgs adds the number of tokens, for how long their key is kept, and the note about the hold.
@@ -114,14 +128,18 @@ func (o *op) batchArgs(d *Driver, args []string) []string {
 	switch {
 	case o.lease != nil:
 		args = o.args(d, append(args, "r"))
-	case o.tokens == 0:
-		args = o.args(d, append(args, "a"))
 	default:
-		kind := "t"
-		if o.marks {
-			kind = "m"
+		kind := o.turn
+		switch {
+		case o.marks:
+			kind = "m" + o.turn
+		case o.tokens > 0:
+			kind = "t" + o.turn
 		}
-		args = o.tokenArgs(d, append(args, "a", o.request.Hold, d.milliseconds(o.request.TTL), kind))
+		args = append(args, "a", o.request.Hold, d.milliseconds(o.request.TTL), kind)
+		if o.tokens > 0 {
+			args = o.tokenArgs(d, args)
+		}
 	}
 	for len(args) < end {
 		args = append(args, "")
@@ -133,7 +151,7 @@ var fenceTTLText = strconv.FormatInt(fenceTTL.Milliseconds(), 10)
 
 // read takes the answer of the script.
 func (o *op) read(message rueidis.RedisMessage, err error) {
-	o.first, o.n, o.moved = 0, 1, false
+	o.first, o.n, o.moved, o.place = 0, 1, false, redistopic.Place{}
 	if err == nil {
 		err = message.Error()
 	}
@@ -145,7 +163,11 @@ func (o *op) read(message rueidis.RedisMessage, err error) {
 		}
 	default:
 		var block []int64
-		block, err = message.AsIntSlice()
+		if block, err = message.AsIntSlice(); err == nil && len(block) == 4 && o.turn != "" && block[0] <= 0 {
+			o.first = block[0]
+			o.place = redistopic.Place{Ticket: block[1], Granted: block[2], Last: block[3], Free: block[0] == -1}
+			break
+		}
 		o.moved = err == nil && o.marks && len(block) == 3
 		if err == nil && (len(block) != 2 && !o.moved || block[0] < 1 || block[1] < 1 || block[1] > maxTokens) {
 			err = errAnswer

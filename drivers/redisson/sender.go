@@ -179,6 +179,9 @@ func (s *sender) sendAlone(b *batch, o *op) {
 func (d *Driver) sendOp(ctx context.Context, o *op, keys, args []string) {
 	keys, args = o.keys(d, keys), o.args(d, args)
 	scripts := d.scriptsOf(o.request.Mode)
+	if o.turn != "" {
+		scripts.acquire = turnScript
+	}
 	o.sent = d.now()
 	var result rueidis.RedisResult
 	switch {
@@ -197,7 +200,7 @@ func (d *Driver) sendOp(ctx context.Context, o *op, keys, args []string) {
 // itself.
 func (s *sender) sendTogether(b *batch) {
 	d := s.driver
-	b.keys, b.args = b.keys[:0], b.args[:0]
+	b.keys, b.args = b.keys[:0], d.turnArgs(b.args[:0])
 	sent := d.now()
 	for _, o := range b.ops {
 		b.keys, b.args = o.keys(d, b.keys), o.batchArgs(d, b.args)

@@ -1,0 +1,205 @@
+package redistopic
+
+import (
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A line is all clients that wait for one name, each with a ticket of the server. It is a hint: it says who asks first when the name may be
+// free, so that the others need not ask, and it promises nothing.
+//
+// Nobody is told of a grant. Each client counts the releases that it hears of, since the next in line is granted the name after each. A client
+// whose turn it is asks at once, and one with n clients in front of it when n pauses have passed without a message: so a client that is dead,
+// frozen or gone holds up the others for a pause. Whoever asks in its turn and is refused, and whoever is granted the name out of turn, has
+// the server tell all: for how long the name is held, and which ticket was granted last.
+
+// Place is a place in a line, as the server says it.
+type Place struct {
+	Ticket  int64 // 0: the server keeps no line
+	Granted int64 // the last ticket that was granted the name
+	Last    int64 // the last ticket that was given out
+	Free    bool  // nobody has the name, and another client is before this one
+}
+
+// turn is the place of a topic. It is guarded by Listener.mu.
+type turn struct {
+	place Place // as far as it is known
+	step  time.Duration
+	due   bool // the value of Wake is there since it is the turn of the topic
+	timer *time.Timer
+	at    time.Time // when the timer is to fire
+}
+
+const (
+	// The pause for each client in front: about a round trip, and what a message to all in a long line takes on a busy machine.
+	firstStep  = 2 * time.Millisecond
+	stepOfEach = 10 * time.Microsecond
+	longStep   = 20 * time.Millisecond
+
+	// manySteps is for how many clients in front there is a pause each. Those further back ask within as long a time again, at random.
+	manySteps = 16
+
+	// longest is the longest wait without a message. With all pauses it stays below five seconds.
+	longest = 3750 * time.Millisecond
+
+	// ticketsTold is below which number tickets are told, and heldMark what such a message begins with. To Redisson it is a number that
+	// means nothing.
+	ticketsTold = 1_000_000
+	heldMark    = "-"
+)
+
+// Turn returns the ticket of the topic, 0 if there is none, and whether the value that a waiter has just taken from Wake is there since it is
+// the turn of the topic.
+func (t *Topic) Turn() (ticket int64, due bool) {
+	ln := t.hub.listener
+	ln.mu.Lock()
+	defer ln.mu.Unlock()
+	due, t.turn.due = t.turn.due, false
+	return t.turn.place.Ticket, due
+}
+
+// Placed takes the place with which a waiter was refused. The topic has a waiter ask again in its turn after a release, when the time is
+// over for which the name is held (left, negative if it is not known), and when there was no message for long.
+func (t *Topic) Placed(p Place, left time.Duration) {
+	ln := t.hub.listener
+	ln.mu.Lock()
+	defer ln.mu.Unlock()
+	t.turn.place = p
+	t.turn.step = min(firstStep+stepOfEach*time.Duration(p.Last-p.Granted), longStep)
+	if t.forgo() { // there was a release meanwhile
+		t.turn.place.Free, left = true, 0
+	}
+	t.await(left)
+}
+
+// Served notes that a waiter was granted the name for a time, and so the ticket is used up.
+func (t *Topic) Served(ttl time.Duration) {
+	ln := t.hub.listener
+	ln.mu.Lock()
+	defer ln.mu.Unlock()
+	if t.turn.place.Ticket != 0 {
+		t.turn.place = Place{}
+		t.await(ttl)
+	}
+}
+
+// released takes the message that the name is free. Counts says that no other message tells of the same release.
+func (t *Topic) released(counts bool) {
+	p := &t.turn.place
+	if p.Ticket == 0 {
+		t.ask()
+		return
+	}
+	if p.Free && counts && p.Granted < p.Ticket-1 {
+		p.Granted++ // the next in line was granted the name after the release before
+	}
+	p.Free = true
+	t.await(0)
+}
+
+// held takes the message that somebody has the name.
+func (t *Topic) held(left time.Duration, granted int64) {
+	p := &t.turn.place
+	if p.Ticket == 0 {
+		return
+	}
+	before := (p.Ticket%ticketsTold - granted + ticketsTold) % ticketsTold
+	if before > ticketsTold/2 {
+		before -= ticketsTold // passed by
+	}
+	p.Granted, p.Free = p.Ticket-before, false
+	t.forgo()
+	t.await(left)
+}
+
+// forgo takes back that it is the turn of the topic, and reports whether it was.
+func (t *Topic) forgo() bool {
+	if !t.turn.due {
+		return false
+	}
+	t.turn.due = false
+	select {
+	case <-t.Wake:
+		return true
+	default:
+		return false
+	}
+}
+
+// await has a waiter ask in its turn, once the name may be free.
+func (t *Topic) await(left time.Duration) {
+	if left < 0 || left > longest {
+		left = longest
+	}
+	if left += t.turn.delay(); left > 0 {
+		t.askIn(left)
+	} else {
+		t.ask()
+	}
+}
+
+// ask has a waiter ask at once, and again if it does not.
+func (t *Topic) ask() {
+	t.turn.due = true
+	t.poke()
+	if t.turn.place.Ticket != 0 {
+		t.askIn(longest)
+	}
+}
+
+// askIn has a waiter ask after a time.
+func (t *Topic) askIn(d time.Duration) {
+	if t.waiters == 0 {
+		return
+	}
+	t.turn.at = time.Now().Add(d)
+	if t.turn.timer == nil {
+		t.turn.timer = time.AfterFunc(d, t.expire)
+	} else {
+		t.turn.timer.Reset(d)
+	}
+}
+
+// expire is called by the timer.
+func (t *Topic) expire() {
+	ln := t.hub.listener
+	ln.mu.Lock()
+	defer ln.mu.Unlock()
+	if t.waiters > 0 && !time.Now().Before(t.turn.at) { // else it was set anew meanwhile
+		t.turn.due = true
+		t.poke()
+		t.askIn(longest)
+	}
+}
+
+// delay is how long those in front are given.
+func (u *turn) delay() time.Duration {
+	before := u.place.Ticket - u.place.Granted - 1
+	switch {
+	case before <= 0:
+		return 0
+	case before <= manySteps:
+		return time.Duration(before) * u.step
+	}
+	return manySteps*u.step + rand.N(manySteps*u.step)
+}
+
+// leave stops the timer when nobody is left.
+func (u *turn) leave() {
+	if u.timer != nil {
+		u.timer.Stop()
+	}
+}
+
+// readHeld reads the message that somebody has the name: for how many milliseconds, and the last six digits of the last ticket that was
+// granted, as a negative number.
+func readHeld(message string) (left time.Duration, granted int64, ok bool) {
+	text, ok := strings.CutPrefix(message, heldMark)
+	if !ok {
+		return 0, 0, false
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	return time.Duration(n/ticketsTold) * time.Millisecond, n % ticketsTold, err == nil
+}
