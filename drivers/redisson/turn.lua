@@ -4,11 +4,11 @@
 --
 -- One that is refused gets {what acquire returns, its ticket, the last ticket that was granted, the last that was given out}.
 --
--- The line is a hash beside the lock. It is no KEYS of the script: where a user has no right to it, or a slot moves, there is no line.
+-- The line is a hash beside the lock: these two, when a refusal was told last, and when the last ticket was granted. It is no KEYS of the script: where a user has no right to it, or a slot moves, there is no line.
 local function acquireInTurn(place, word, word2, name, hold, ttl, token, n, keep, holder, text, mark)
   local braced = string.find(name, '{', 1, true) and ':' .. name or ':{' .. name .. '}'
   local line = 'dsync_turn' .. braced
-  local known = redis.pcall('HMGET', line, 'last', 'granted', 'told')
+  local known = redis.pcall('HMGET', line, 'last', 'granted', 'told', 'at')
   if known.err then return acquire(name, hold, ttl, token, n, keep, holder, text, mark) end
 
   local early = string.sub(place, 1, 1) == '?'
@@ -32,11 +32,14 @@ local function acquireInTurn(place, word, word2, name, hold, ttl, token, n, keep
   if type(answer) == 'table' or answer > 0 or answer < -5000000000000 then
     if ticket <= granted then return answer end
     if ticket == last then
-      redis.pcall('HDEL', line, 'last', 'granted', 'told')
-    else
-      redis.pcall('HSET', line, 'granted', string.format('%.0f', ticket))
+      redis.pcall('HDEL', line, 'last', 'granted', 'told', 'at')
+      if ticket > granted + 1 then tell(tonumber(ttl), ticket) end
+      return answer
     end
-    if ticket > granted + 1 then tell(tonumber(ttl), ticket) end
+    local micros, time = now()
+    redis.pcall('HSET', line, 'granted', string.format('%.0f', ticket), 'at', time)
+    local fast = known[4] and micros - tonumber(known[4]) < 4000 + 40 * (last - ticket)
+    if not fast or ticket > granted + 1 then tell(tonumber(ttl), ticket) end
     return answer
   end
   if answer <= -4000000000000 then return answer end

@@ -10,10 +10,11 @@ import (
 // A line is all clients that wait for one name, each with a ticket of the server. It is a hint: it says who asks first when the name may be
 // free, so that the others need not ask, and it promises nothing.
 //
-// Nobody is told of a grant. Each client counts the releases that it hears of, since the next in line is granted the name after each. A client
-// whose turn it is asks at once, and one with n clients in front of it when n pauses have passed without a message: so a client that is dead,
-// frozen or gone holds up the others for a pause. Whoever asks in its turn and is refused, and whoever is granted the name out of turn, has
-// the server tell all: for how long the name is held, and which ticket was granted last.
+// Each client counts the releases that it hears of, since the next in line is granted the name after each. A client whose turn it is asks at
+// once, and one with n clients in front of it when n pauses have passed without a message: so a client that is dead, frozen or gone holds up the
+// others for a pause. The server tells all for how long the name is held, and which ticket was granted last, when somebody is granted the
+// name out of turn, or asks in its turn and is refused, and after each grant unless the line moves so fast that the next release comes before
+// a pause is over.
 
 // Place is a place in a line, as the server says it.
 type Place struct {
@@ -25,18 +26,20 @@ type Place struct {
 
 // turn is the place of a topic. It is guarded by Listener.mu.
 type turn struct {
-	place Place // as far as it is known
-	step  time.Duration
-	due   bool // the value of Wake is there since it is the turn of the topic
+	place Place         // as far as it is known
+	freed time.Time     // if place.Free: when
+	pace  time.Duration // on average from a release to the next message
+	due   bool          // the value of Wake is there since it is the turn of the topic
 	timer *time.Timer
 	at    time.Time // when the timer is to fire
 }
 
 const (
-	// The pause for each client in front: about a round trip, and what a message to all in a long line takes on a busy machine.
-	firstStep  = 2 * time.Millisecond
+	// The pause for each client in front is twice the pace, within these bounds. The lower one is about a round trip, and what a message to
+	// all in a long line takes.
+	shortStep  = 2 * time.Millisecond
 	stepOfEach = 10 * time.Microsecond
-	longStep   = 20 * time.Millisecond
+	longStep   = 30 * time.Millisecond
 
 	// manySteps is for how many clients in front there is a pause each. Those further back ask within as long a time again, at random.
 	manySteps = 16
@@ -67,9 +70,11 @@ func (t *Topic) Placed(p Place, left time.Duration) {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
 	t.turn.place = p
-	t.turn.step = min(firstStep+stepOfEach*time.Duration(p.Last-p.Granted), longStep)
 	if t.forgo() { // there was a release meanwhile
 		t.turn.place.Free, left = true, 0
+	}
+	if t.turn.place.Free {
+		t.turn.freed = time.Now()
 	}
 	t.await(left)
 }
@@ -95,7 +100,8 @@ func (t *Topic) released(counts bool) {
 	if p.Free && counts && p.Granted < p.Ticket-1 {
 		p.Granted++ // the next in line was granted the name after the release before
 	}
-	p.Free = true
+	t.turn.measure()
+	p.Free, t.turn.freed = true, time.Now()
 	t.await(0)
 }
 
@@ -109,6 +115,7 @@ func (t *Topic) held(left time.Duration, granted int64) {
 	if before > ticketsTold/2 {
 		before -= ticketsTold // passed by
 	}
+	t.turn.measure()
 	p.Granted, p.Free = p.Ticket-before, false
 	t.forgo()
 	t.await(left)
@@ -174,16 +181,25 @@ func (t *Topic) expire() {
 	}
 }
 
+// measure takes a message for the end of what began with a release.
+func (u *turn) measure() {
+	if u.place.Free {
+		u.pace += (time.Since(u.freed) - u.pace) / 8
+	}
+}
+
 // delay is how long those in front are given.
 func (u *turn) delay() time.Duration {
-	before := u.place.Ticket - u.place.Granted - 1
+	p := u.place
+	before := p.Ticket - p.Granted - 1
+	step := min(max(2*u.pace, shortStep+stepOfEach*time.Duration(p.Last-p.Granted)), longStep)
 	switch {
 	case before <= 0:
 		return 0
 	case before <= manySteps:
-		return time.Duration(before) * u.step
+		return time.Duration(before) * step
 	}
-	return manySteps*u.step + rand.N(manySteps*u.step)
+	return manySteps*step + rand.N(manySteps*step)
 }
 
 // leave stops the timer when nobody is left.
