@@ -70,8 +70,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	}
 	turn := ""
 	if t != nil && !r.NoWait && r.Mode == driver.Exclusive {
-		ticket, _ := t.Turn()
-		turn = turnText(ticket, false)
+		turn = turnText(t.Ticket(), false)
 	}
 	l, refused, err := d.try(ctx, r, false, turn)
 	if l != nil && turn != "" {
@@ -156,13 +155,16 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic
 			t.Leave(true)
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
 		}
-		var l *lease
-		var err error
 		turn := ""
 		if inLine && !elsewhere {
-			ticket, due := t.Turn()
+			ticket, due, void := t.Turn()
+			if void && !overdue {
+				continue
+			}
 			turn = turnText(ticket, due || overdue)
 		}
+		var l *lease
+		var err error
 		l, refused, err = d.try(ctx, r, true, turn)
 		if l != nil && turn != "" {
 			t.Served(r.TTL)

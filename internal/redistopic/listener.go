@@ -149,7 +149,7 @@ func (h *hub) enter(group int) *Topic {
 	case <-t.Wake:
 	default:
 	}
-	t.turn.due = false
+	t.turn.due, t.turn.owed = false, false
 	return t
 }
 
@@ -347,8 +347,14 @@ func (h *hub) heard(message string, counts bool) {
 	}
 }
 
-// poke lets one waiter of the group ask, if there is any. It is called with Listener.mu held.
+// poke lets one waiter of the group ask, whether it is its turn or not. It is called with Listener.mu held.
 func (t *Topic) poke() {
+	t.turn.owed = true
+	t.wake()
+}
+
+// wake gives a value to one waiter of the group, if there is any. It is called with Listener.mu held.
+func (t *Topic) wake() {
 	if t.waiters == 0 {
 		return
 	}

@@ -30,6 +30,7 @@ type turn struct {
 	freed time.Time     // if place.Free: when
 	pace  time.Duration // on average from a release to the next message
 	due   bool          // the value of Wake is there since it is the turn of the topic
+	owed  bool          // or since messages may have been missed, or the waiter who took it before could not ask
 	timer *time.Timer
 	at    time.Time // when the timer is to fire
 }
@@ -53,14 +54,24 @@ const (
 	heldMark    = "-"
 )
 
-// Turn returns the ticket of the topic, 0 if there is none, and whether the value that a waiter has just taken from Wake is there since it is
-// the turn of the topic.
-func (t *Topic) Turn() (ticket int64, due bool) {
+// Ticket returns the ticket of the topic, or 0.
+func (t *Topic) Ticket() int64 {
 	ln := t.hub.listener
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
-	due, t.turn.due = t.turn.due, false
-	return t.turn.place.Ticket, due
+	return t.turn.place.Ticket
+}
+
+// Turn is called by a waiter that has taken a value from Wake, or waited long enough. It returns the ticket, and whether it is the turn of the topic.
+// Void says that the turn has passed meanwhile.
+func (t *Topic) Turn() (ticket int64, due, void bool) {
+	ln := t.hub.listener
+	ln.mu.Lock()
+	defer ln.mu.Unlock()
+	u := &t.turn
+	due, void = u.due, !u.due && !u.owed
+	u.due, u.owed = false, false
+	return u.place.Ticket, due, void
 }
 
 // Placed takes the place with which a waiter was refused. The topic has a waiter ask again in its turn after a release, when the time is
@@ -127,12 +138,13 @@ func (t *Topic) forgo() bool {
 		return false
 	}
 	t.turn.due = false
-	select {
-	case <-t.Wake:
-		return true
-	default:
-		return false
+	if !t.turn.owed {
+		select {
+		case <-t.Wake:
+		default: // a waiter has taken the value, and will find that the turn has passed
+		}
 	}
+	return true
 }
 
 // await has a waiter ask in its turn, once the name may be free.
@@ -150,7 +162,7 @@ func (t *Topic) await(left time.Duration) {
 // ask has a waiter ask at once, and again if it does not.
 func (t *Topic) ask() {
 	t.turn.due = true
-	t.poke()
+	t.wake()
 	if t.turn.place.Ticket != 0 {
 		t.askIn(longest)
 	}
@@ -176,7 +188,7 @@ func (t *Topic) expire() {
 	defer ln.mu.Unlock()
 	if t.waiters > 0 && !time.Now().Before(t.turn.at) { // else it was set anew meanwhile
 		t.turn.due = true
-		t.poke()
+		t.wake()
 		t.askIn(longest)
 	}
 }
