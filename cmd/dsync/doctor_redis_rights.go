@@ -36,6 +36,7 @@ var redisUses = []redisUse{
 	{"fencing tokens", "", fault, func(x *examination) bool { return isRedisson(x) && x.url.Bool("fenced", true) }, []string{"PTTL $fence"}},
 	{"messages to those who wait", "they ask every 5 s", note, isRedisson, []string{"SUBSCRIBE $channel"}},
 	{"who holds a lock", "owner, note and process are not known", note, isRedisson, []string{"PTTL $holder"}},
+	{"a line of those who wait", "all of them ask after each release", note, isRedisson, []string{"PTTL $turn", "HMGET $lock f"}},
 	{"pings", "each is noted in the ACL LOG", note, nil, []string{"PING"}},
 	{"fair=true", "", fault, func(x *examination) bool { return isRedisson(x) && x.url.Bool("fair", false) }, []string{
 		"PTTL $queue", "PTTL $times", "HLEN $lock", "LINDEX $lock 0", "LLEN $lock", "LPOS $lock x", "LPUSH $lock x", "LRANGE $lock 0 0",
@@ -84,7 +85,7 @@ func (x *examination) redisKeys() map[string]string {
 	of := func(prefix string) string { return redisKey(prefix, lock) }
 	sha := sha1.Sum([]byte(tryScript))
 	return map[string]string{
-		"$lock": lock, "$gone": lock + ":gone", "$fence": of("dsync_fence"), "$holder": of("dsync_holder"), "$intent": of("dsync_intent"),
+		"$lock": lock, "$gone": lock + ":gone", "$fence": of("dsync_fence"), "$holder": of("dsync_holder"), "$turn": of("dsync_turn"), "$intent": of("dsync_intent"),
 		"$queue": of("redisson_lock_queue"), "$times": of("redisson_lock_timeout"), "$counter": of("redisson_lock_token"),
 		"$readers": "{" + lock + "}:x", "$channel": of("redisson_lock__channel"), "$readwrite": of("redisson_rwlock"), "$permits": of("redisson_sc"),
 		"$redlock": "dsync_redlock:" + lock, "$sha": hex.EncodeToString(sha[:]),

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -67,7 +68,14 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	case !d.options.Fair:
 		t = d.topics.JoinActive(r.Name)
 	}
-	l, refused, err := d.try(ctx, r, nil)
+	turn := ""
+	if t != nil && !r.NoWait && r.Mode == driver.Exclusive {
+		turn = turnText(t.Ticket(), false)
+	}
+	l, refused, err := d.try(ctx, r, nil, turn)
+	if l != nil && turn != "" {
+		t.Served(r.TTL)
+	}
 	if l != nil || err != nil || r.NoWait {
 		if t != nil && err == driver.ErrSealed {
 			t.LeaveForGood()
@@ -91,6 +99,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 type obstacle struct {
 	left      time.Duration // of the hold, unless it is renewed; negative if it does not expire
 	elsewhere bool          // the end of the hold is told on the channel of the other kind of lock: see channelOf
+	place     redistopic.Place
 }
 
 // groupOf returns the group of those who wait in a mode. Of those who wait for permits one can want more than another.
@@ -106,6 +115,7 @@ func groupOf(m driver.Mode) int {
 func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic, refused obstacle) (*lease, error) {
 	timer := time.NewTimer(pause(refused.left))
 	defer timer.Stop()
+	inLine := !d.options.Fair && r.Mode == driver.Exclusive
 	elsewhere := false // the channel on which t listens
 	moves := false     // the slot: if this caller leaves, its wake-up may be for another one
 	for {
@@ -116,9 +126,16 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic
 		if elsewhere = refused.elsewhere; t == nil {
 			t = d.topics.JoinChannel(channelOf(r.Mode, r.Name, elsewhere), groupOf(r.Mode))
 		}
+		if refused.place.Ticket != 0 { // from now on the topic knows when to ask
+			timer.Stop()
+			t.Placed(refused.place, pause(refused.left))
+			refused.place = redistopic.Place{}
+		}
+		overdue := false
 		select {
 		case <-t.Wake:
 		case <-timer.C:
+			overdue = true
 		case <-ctx.Done():
 			t.Leave(moves)
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
@@ -130,9 +147,20 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic
 			t.Leave(true)
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
 		}
+		turn := ""
+		if inLine && !elsewhere {
+			ticket, due, void := t.Turn()
+			if void && !overdue {
+				continue
+			}
+			turn = turnText(ticket, due || overdue)
+		}
 		var l *lease
 		var err error
-		l, refused, err = d.try(ctx, r, nil)
+		l, refused, err = d.try(ctx, r, nil, turn)
+		if l != nil && turn != "" {
+			t.Served(r.TTL)
+		}
 		if moves = slotMoves(err); moves { // nothing was done, and the place in a queue is kept
 			refused.elsewhere = elsewhere
 			timer.Reset(moving/2 + rand.N(moving/2))
@@ -162,11 +190,22 @@ func pause(left time.Duration) time.Duration {
 	return left + time.Millisecond // the key is there for all of its last millisecond
 }
 
-// try asks once. Without an error and a lease the lock is taken. P is the place of an attempt for a fair lock that waits. If the answer is
-// unclear, the cleaner removes what may be left.
-func (d *Driver) try(ctx context.Context, r *driver.Request, p *place) (*lease, obstacle, error) {
+// turnText says for turn.lua which ticket a caller has, and whether it is its turn.
+func turnText(ticket int64, due bool) string {
+	switch {
+	case !due && ticket == 0:
+		return "?0"
+	case !due:
+		return "?" + strconv.FormatInt(ticket, 10)
+	}
+	return strconv.FormatInt(ticket, 10)
+}
+
+// try asks once. Without an error and a lease the lock is taken. P is the place of an attempt for a fair lock that waits, and turn is what
+// turnText returns, or "" for one that is in no line. If the answer is unclear, the cleaner removes what may be left.
+func (d *Driver) try(ctx context.Context, r *driver.Request, p *place, turn string) (*lease, obstacle, error) {
 	o := d.newOp(r, nil)
-	o.place = p
+	o.place, o.turn = p, turn
 	if d.options.Fence != FenceNone && r.Mode != driver.Permit {
 		o.tokens = min(max(r.Events.Tokens(), 1), maxTokens)
 		o.marks = !d.options.Fair && r.Mode == driver.Exclusive && d.marks.Load()
@@ -177,7 +216,7 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, p *place) (*lease, 
 		return nil, obstacle{}, err
 	}
 	sent, order, first, n, acks, err := o.sent, o.order, o.first, o.n, o.acks, o.err
-	fenced, marks, moved := o.tokens > 0, o.marks, o.moved
+	fenced, marks, moved, line := o.tokens > 0, o.marks, o.moved, o.line
 	d.putOp(o)
 	if p != nil {
 		p.front = n
@@ -194,13 +233,13 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, p *place) (*lease, 
 	case first == limitAnswer:
 		return nil, obstacle{}, driver.ErrLimit
 	case first == takenForEver:
-		return nil, obstacle{left: -1}, nil
+		return nil, obstacle{left: -1, place: line}, nil
 	case first <= elsewhereAnswer && d.options.Fair:
 		return nil, obstacle{left: min(time.Duration(elsewhereAnswer-first)*time.Millisecond, unheard)}, nil
 	case first <= elsewhereAnswer:
-		return nil, obstacle{time.Duration(elsewhereAnswer-first) * time.Millisecond, true}, nil
+		return nil, obstacle{left: time.Duration(elsewhereAnswer-first) * time.Millisecond, elsewhere: true}, nil
 	case first < 0:
-		return nil, obstacle{left: time.Duration(-1-first) * time.Millisecond}, nil
+		return nil, obstacle{left: time.Duration(-1-first) * time.Millisecond, place: line}, nil
 	}
 	l := d.grantedLease(r, sent, first, n, fenced)
 	l.markKnown, l.marked = marks, moved

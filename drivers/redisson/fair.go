@@ -141,7 +141,7 @@ func (d *Driver) acquireInOrder(ctx context.Context, r *driver.Request) (*lease,
 		return nil, fmt.Errorf("%w: %d places in queues are still to be given back", driver.ErrUnavailable, maxGhosts)
 	}
 	p := newPlace(r)
-	l, refused, err := d.try(ctx, r, p)
+	l, refused, err := d.try(ctx, r, p, "")
 	if l == nil && err == nil {
 		p.queued = true
 		r.Events.Waiting()
@@ -202,7 +202,7 @@ func (d *Driver) awaitTurn(ctx context.Context, p *place, refused obstacle) (l *
 		case !ask:
 			continue
 		}
-		l, refused, err = d.try(ctx, r, p)
+		l, refused, err = d.try(ctx, r, p, "")
 		d.lines.answered(p)
 		switch {
 		case slotMoves(err): // nothing was done, and the place in the queue is kept

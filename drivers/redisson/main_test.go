@@ -188,12 +188,12 @@ func subscribers(tb testing.TB, s *testenv.RedisServer, name string, want int64)
 	testenv.Eventually(tb, func() bool { return s.SubscriberCount(channel) == want }, fmt.Sprintf("%d subscribers of %s", want, channel))
 }
 
-// keysOf returns all keys of a server but those that hold tokens, and what is noted about holders.
+// keysOf returns all keys of a server but those that hold tokens, what is noted about holders, and lines.
 func keysOf(s *testenv.RedisServer) []string {
 	var keys []string
 	for _, key := range s.Do("KEYS", "*").([]any) {
 		key := key.(string)
-		if !strings.HasPrefix(key, fencePrefix) && !strings.HasPrefix(key, tokenPrefix) && !strings.HasPrefix(key, holderPrefix) {
+		if !strings.HasPrefix(key, fencePrefix) && !strings.HasPrefix(key, tokenPrefix) && !strings.HasPrefix(key, holderPrefix) && !strings.HasPrefix(key, turnPrefix) {
 			keys = append(keys, key)
 		}
 	}

@@ -12,6 +12,7 @@ const (
 	tokenPrefix       = "redisson_lock_token" // the counter of Redisson's fenced lock
 	fencePrefix       = "dsync_fence"
 	holderPrefix      = "dsync_holder"
+	turnPrefix        = "dsync_turn"  // turn.lua has it too
 	markPrefix        = "dsync_moved" // the value is the floor of the tokens
 	shardedProbe      = "0"           // a channel that nobody uses
 	clusterSlots      = 16384
@@ -45,7 +46,7 @@ func prefixName(prefix, name string) string {
 }
 
 // keyPrefixes begin the keys that belong to locks, and to other things of Redisson and of dsync with a name.
-var keyPrefixes = []string{fencePrefix, holderPrefix, markPrefix, tokenPrefix, queuePrefix, timesPrefix,
+var keyPrefixes = []string{fencePrefix, holderPrefix, turnPrefix, markPrefix, tokenPrefix, queuePrefix, timesPrefix,
 	"redisson_unlock_latch", intentPrefix, latchPrefix, latchPrefix2}
 
 // readHold is part of the keys of the holds of Redisson's read locks.

@@ -8,6 +8,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
 // op is one request of a caller: to take a lock or to end a hold. A sender carries it out, apart from the caller. So a caller
@@ -20,6 +21,7 @@ type op struct {
 	place   *place // of an attempt for a fair lock that waits
 	heir    *place // of a release of a fair lock: who gets the lock if it is next
 	marks   bool   // asks for the mark too; only with tokens
+	turn    string // the ticket of a waiter in line, see turnText; "" without a line
 	state   atomic.Int32
 	done    chan struct{} // receives a value when the op is answered
 
@@ -28,10 +30,11 @@ type op struct {
 	order uint64
 	first int64 // the script's answer
 	n     int
-	fence int64  // the first of the heir's n tokens, if it was granted the lock
-	next  string // the hold of who is next for a fair lock, if it may not have been told
-	moved bool   // the name is marked
-	acks  int    // how many replicas confirmed
+	fence int64            // the first of the heir's n tokens, if it was granted the lock
+	next  string           // the hold of who is next for a fair lock, if it may not have been told
+	moved bool             // the name is marked
+	line  redistopic.Place // of one who is refused in a line
+	acks  int              // how many replicas confirmed
 	err   error
 }
 
@@ -97,6 +100,8 @@ func (o *op) args(d *Driver, args []string) []string {
 		args = o.readWriteArgs(d, args)
 	case d.options.Fair:
 		args = o.fairArgs(d, args)
+	case o.turn != "":
+		args = append(d.turnArgs(append(args, o.turn)), r.Hold, d.milliseconds(r.TTL))
 	default:
 		args = append(args, r.Hold, d.milliseconds(r.TTL))
 	}
@@ -104,6 +109,15 @@ func (o *op) args(d *Driver, args []string) []string {
 		args = d.tokenArgs(args, r, o.tokens, o.holder)
 	}
 	return args
+}
+
+// turnArgs adds the commands by which turn.lua tells a line.
+func (d *Driver) turnArgs(args []string) []string {
+	word2 := ""
+	if len(d.checked.words) > 1 {
+		word2 = d.checked.words[1]
+	}
+	return append(args, d.checked.words[0], word2)
 }
 
 // tokenArgs adds the number of tokens, for how long their key is kept, and the note about the hold.
@@ -127,14 +141,18 @@ func (o *op) batchArgs(d *Driver, args []string) []string {
 		args = o.args(d, append(args, "a"))
 	case o.lease != nil:
 		args = o.args(d, append(args, "r"))
-	case o.tokens == 0:
-		args = o.args(d, append(args, "a"))
 	default:
-		kind := "t"
-		if o.marks {
-			kind = "m"
+		kind := o.turn
+		switch {
+		case o.marks:
+			kind = "m" + o.turn
+		case o.tokens > 0:
+			kind = "t" + o.turn
 		}
-		args = d.tokenArgs(append(args, "a", o.request.Hold, d.milliseconds(o.request.TTL), kind), o.request, o.tokens, o.holder)
+		args = append(args, "a", o.request.Hold, d.milliseconds(o.request.TTL), kind)
+		if o.tokens > 0 {
+			args = d.tokenArgs(args, o.request, o.tokens, o.holder)
+		}
 	}
 	for len(args) < end {
 		args = append(args, "")
@@ -146,7 +164,7 @@ var fenceTTLText = strconv.FormatInt(fenceTTL.Milliseconds(), 10)
 
 // read takes the answer of the script.
 func (o *op) read(message rueidis.RedisMessage, err error) {
-	o.first, o.n, o.moved, o.fence, o.next = 0, 1, false, 0, ""
+	o.first, o.n, o.moved, o.fence, o.next, o.line = 0, 1, false, 0, "", redistopic.Place{}
 	if err == nil {
 		err = message.Error()
 	}
@@ -164,8 +182,13 @@ func (o *op) read(message rueidis.RedisMessage, err error) {
 	default:
 		var block []int64
 		block, err = message.AsIntSlice()
-		if err == nil && o.place != nil && len(block) == 2 && block[0] <= 0 && block[1] >= 0 { // refused
+		if err == nil && o.place != nil && len(block) == 2 && block[0] <= 0 && block[1] >= 0 { // refused, in a queue
 			o.first, o.n = block[0], int(block[1])
+			break
+		}
+		if err == nil && o.turn != "" && len(block) == 4 && block[0] <= 0 { // refused, in a line
+			o.first = block[0]
+			o.line = redistopic.Place{Ticket: block[1], Granted: block[2], Last: block[3], Free: block[0] == -1}
 			break
 		}
 		o.moved = err == nil && o.marks && len(block) == 3

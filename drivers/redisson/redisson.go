@@ -51,6 +51,10 @@
 // (in a cluster with sharded channels one to each node). Since messages can be lost, a waiter also asks when the hold in its way
 // expires, and every 5 s at the latest.
 //
+// The clients that wait for a lock have tickets, and about one of them asks after a release: see package redistopic. The key dsync_turn has the
+// last ticket, until the line is empty or 15 s after the last request of one that waits. Messages that begin with a minus on the channel of
+// the lock are for this line; to Redisson they mean nothing.
+//
 // docs/security.md lists the rights that a user of the server needs. Beside these, select serves databases other than 0,
 // cluster|slots, cluster|shards, spublish, ssubscribe and sunsubscribe serve clusters, wait serves WaitReplicas, info shows
 // eviction, and pubsub tells the kind of messages in a cluster and the number of waiters.

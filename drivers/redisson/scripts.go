@@ -54,6 +54,8 @@ func commandAt(text string) string {
 var (
 	//go:embed acquire.lua
 	acquireFunction string
+	//go:embed turn.lua
+	turnFunction string
 	//go:embed release.lua
 	releaseFunction string
 	//go:embed batch.lua
@@ -124,8 +126,10 @@ var (
 	permitForceText string
 
 	acquireScript = newScript(acquireFunction + "return acquire(KEYS[1], ARGV[1], ARGV[2], KEYS[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], KEYS[3])\n")
+	turnScript    = newScript(acquireFunction + turnFunction +
+		"return acquireInTurn(ARGV[1], ARGV[2], ARGV[3], KEYS[1], ARGV[4], ARGV[5], KEYS[2], ARGV[6], ARGV[7], ARGV[8], ARGV[9], KEYS[3])\n")
 	releaseScript = newScript(releaseFunction + "return release(KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4])\n")
-	batchScript   = newScript(acquireFunction + releaseFunction + batchText)
+	batchScript   = newScript(acquireFunction + turnFunction + releaseFunction + batchText)
 	renewScript   = newScript(renewText)
 	forceScript   = newScript(forceText)
 	inspectScript = newScript(basicFunctions + readersFunctions + inspectText)

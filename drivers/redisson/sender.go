@@ -180,6 +180,9 @@ func (d *Driver) sendOp(ctx context.Context, o *op, keys, args []string) {
 	d.prepare(o)
 	keys, args = o.keys(d, keys), o.args(d, args)
 	scripts := d.scriptsOf(o.request.Mode)
+	if o.turn != "" {
+		scripts.acquire = turnScript
+	}
 	o.sent = d.now()
 	var result rueidis.RedisResult
 	switch {
@@ -200,6 +203,9 @@ func (d *Driver) sendOp(ctx context.Context, o *op, keys, args []string) {
 func (s *sender) sendTogether(b *batch) {
 	d := s.driver
 	b.keys, b.args = b.keys[:0], b.args[:0]
+	if !d.options.Fair {
+		b.args = d.turnArgs(b.args)
+	}
 	sent := d.now()
 	for _, o := range b.ops {
 		d.prepare(o)

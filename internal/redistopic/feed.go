@@ -171,12 +171,12 @@ func (f *feed) commands(c Conn, todo []command) (cmds []rueidis.Completed, heads
 	return cmds, heads
 }
 
-// message has one waiter of each group of the channel ask. It is called by the connection's reader.
+// message takes a message, after which waiters of the channel ask. It is called by the connection's reader.
 func (f *feed) message(m rueidis.PubSubMessage) {
 	f.listener.mu.Lock()
 	defer f.listener.mu.Unlock()
 	if s := f.subs[m.Channel]; s != nil {
-		s.hub.poke()
+		s.hub.heard(m.Message, s.sharded || len(s.hub.subs) == 1)
 	}
 }
 

@@ -83,7 +83,8 @@ type Topic struct {
 	// last time. The waiter that takes the value asks, or passes it on.
 	Wake chan struct{}
 
-	waiters int // guarded by Listener.mu
+	waiters int  // guarded by Listener.mu
+	turn    turn // of all in a group; those of Each have none
 }
 
 // watch is one call of Watch.
@@ -148,6 +149,7 @@ func (h *hub) enter(group int) *Topic {
 	case <-t.Wake:
 	default:
 	}
+	t.turn.due, t.turn.owed = false, false
 	return t
 }
 
@@ -262,7 +264,9 @@ func (t *Topic) LeaveForGood() {
 
 // leave takes a waiter off. It is called with Listener.mu held.
 func (t *Topic) leave(pass bool) {
-	t.waiters--
+	if t.waiters--; t.waiters == 0 {
+		t.turn.leave()
+	}
 	t.hub.waiters--
 	if i := slices.Index(t.hub.each, t); i >= 0 {
 		t.hub.each = slices.Delete(t.hub.each, i, i+1)
@@ -311,7 +315,7 @@ func (h *hub) subscribed() bool {
 	return len(h.subs) > 0
 }
 
-// poke lets one waiter of each group ask, and tells all watches. It is called with Listener.mu held.
+// poke lets one waiter of each group ask, and tells all watches, since messages may have been missed. It is called with Listener.mu held.
 func (h *hub) poke() {
 	for i := range h.topics {
 		h.topics[i].poke()
@@ -324,8 +328,33 @@ func (h *hub) poke() {
 	}
 }
 
-// poke lets one waiter of the group ask, if there is any. It is called with Listener.mu held.
+// heard takes a message. Counts says that no other message tells of the same event.
+func (h *hub) heard(message string, counts bool) {
+	if left, granted, ok := readHeld(message); ok {
+		for i := range h.topics {
+			h.topics[i].held(left, granted)
+		}
+		return
+	}
+	for i := range h.topics {
+		h.topics[i].released(counts)
+	}
+	for _, t := range h.each {
+		t.poke()
+	}
+	for _, w := range h.watches {
+		w.changed()
+	}
+}
+
+// poke lets one waiter of the group ask, whether it is its turn or not. It is called with Listener.mu held.
 func (t *Topic) poke() {
+	t.turn.owed = true
+	t.wake()
+}
+
+// wake gives a value to one waiter of the group, if there is any. It is called with Listener.mu held.
+func (t *Topic) wake() {
 	if t.waiters == 0 {
 		return
 	}

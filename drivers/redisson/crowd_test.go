@@ -1,0 +1,188 @@
+package redisson
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/conformance/wire"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// fight has drivers take and release the lock x until each had it so many times on average, and returns how often each of them had it. Like
+// package dsync, each leaves the others a moment after a release.
+func fight(tb testing.TB, drivers []*Driver, each int) []int {
+	tb.Helper()
+	ctx, cancel := context.WithCancel(tb.Context())
+	defer cancel()
+	counts := make([]int, len(drivers))
+	var all atomic.Int64
+	var wg sync.WaitGroup
+	for i, d := range drivers {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				l, err := d.Acquire(ctx, forLong("x"))
+				if err != nil {
+					if ctx.Err() == nil {
+						tb.Errorf("Acquire: %v", err)
+					}
+					return
+				}
+				time.Sleep(time.Millisecond)
+				release(tb, l)
+				counts[i]++
+				if all.Add(1) == int64(each*len(drivers)) {
+					cancel()
+				}
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	wg.Wait()
+	return counts
+}
+
+// jain returns Jain's index of fairness: 1 if all are equal.
+func jain(counts []int) float64 {
+	var sum, squares float64
+	for _, n := range counts {
+		sum += float64(n)
+		squares += float64(n) * float64(n)
+	}
+	return sum * sum / (float64(len(counts)) * squares)
+}
+
+func openMany(tb testing.TB, n int, format string, args ...any) []*Driver {
+	tb.Helper()
+	drivers := make([]*Driver, n)
+	for i := range drivers {
+		drivers[i] = openURL(tb, format, args...)
+	}
+	return drivers
+}
+
+// TestCrowdAsksInTurn: of many clients that wait, about one asks after a release, and all get the lock equally often.
+func TestCrowdAsksInTurn(t *testing.T) {
+	const n, each = 40, 10
+	s := testenv.Redis(t)
+	drivers := openMany(t, n, "redisson://%s", s.Addr)
+	fight(t, drivers, 1) // all came at once; connections, and subscriptions
+	var counts []int
+	got := counted(s, func() { counts = fight(t, drivers, each) }, "evalsha", "subscribe", "unsubscribe")
+	requests := float64(got["evalsha"]+got["subscribe"]+got["unsubscribe"]) / (n * each)
+	t.Logf("%.2f requests for each hand-over, Jain %.3f", requests, jain(counts))
+	if requests > 10 { // without turns there are n; on a machine that is not busy 3.3
+		t.Errorf("requests for each hand-over: got %.2f", requests)
+	}
+	if got := jain(counts); got < 0.95 {
+		t.Errorf("Jain's index of %v: got %.3f, want 0.95", counts, got)
+	}
+}
+
+// waitInLine has each driver wait for the lock x, one after the other, and returns when all have their places in the line.
+func waitInLine(tb testing.TB, s *testenv.RedisServer, drivers []*Driver) []*waiter {
+	tb.Helper()
+	var waiters []*waiter
+	for _, d := range drivers {
+		waiters = append(waiters, wait(tb, d, forLong("x")))
+		testenv.Eventually(tb, func() bool { return d.topics.Own("x") == 1 && placeOf(d) != 0 }, "the waiter has a place")
+	}
+	return waiters
+}
+
+// placeOf returns the ticket of a driver for the lock x.
+func placeOf(d *Driver) int64 {
+	t := d.topics.JoinActive("x")
+	if t == nil {
+		return 0
+	}
+	defer t.Leave(false)
+	return t.Ticket()
+}
+
+// TestDeadHeadOfTheLine: those who are next and do not ask hold up the others for pauses, and not until the backstop.
+func TestDeadHeadOfTheLine(t *testing.T) {
+	for _, how := range []string{"frozen", "cut off", "gone"} {
+		t.Run(how, func(t *testing.T) {
+			s := testenv.Redis(t)
+			link, addr := testenv.Wire(t, s.Addr)
+			holder, drivers := openURL(t, "redisson://%s", s.Addr), append(openMany(t, 5, "redisson://%s", addr), openMany(t, 3, "redisson://%s", s.Addr)...)
+			l := acquire(t, holder, forLong("x"))
+			waiters := waitInLine(t, s, drivers)
+			switch how {
+			case "frozen":
+				link.Hold(wire.Both)
+			case "cut off":
+				link.Cut()
+			case "gone":
+				for _, w := range waiters[:5] {
+					w.cancel()
+					<-w.done
+				}
+			}
+			start := time.Now()
+			release(t, l)
+			for _, w := range waiters[5:] {
+				release(t, w.granted(t))
+			}
+			if took := time.Since(start); took > longestPause {
+				t.Errorf("the others had the lock after %v", took)
+			}
+			for _, w := range waiters[:5] {
+				w.cancel()
+			}
+			link.Heal()
+			for _, w := range waiters[:5] {
+				if <-w.done; w.err == nil {
+					release(t, w.lease)
+				}
+			}
+		})
+	}
+}
+
+// longestPause is far above what the dead cost, and below the backstop.
+const longestPause = 3 * time.Second
+
+// TestReleaseThatIsTakenByAnother: a client of Redisson that is granted the lock after a release is no reason for all others to ask.
+func TestReleaseThatIsTakenByAnother(t *testing.T) {
+	const n = 20
+	s := testenv.Redis(t)
+	holder, drivers := openURL(t, "redisson://%s", s.Addr), openMany(t, n, "redisson://%s", s.Addr)
+	l := acquire(t, holder, forLong("x"))
+	waiters := waitInLine(t, s, drivers)
+	got := counted(s, func() {
+		s.Do("HSET", "x", "java:1", "1")
+		s.Do("PEXPIRE", "x", "60000")
+		s.Do("PUBLISH", prefixName(channelPrefix, "x"), "0")
+		testenv.Eventually(t, func() bool { return s.Do("HEXISTS", "dsync_turn:{x}", "told") == int64(1) }, "the line is told")
+		time.Sleep(50 * time.Millisecond) // for those who would ask
+	}, "evalsha")
+	if got["evalsha"] > n/2 {
+		t.Errorf("requests after a release that somebody else had: got %v", got)
+	}
+	s.Do("HDEL", "x", "java:1")
+	release(t, l)
+	for _, w := range waiters {
+		release(t, w.granted(t))
+	}
+}
+
+// TestWaitingWithoutRightToTheLine: users with the rights of before wait as before.
+func TestWaitingWithoutRightToTheLine(t *testing.T) {
+	s := testenv.Redis(t)
+	for missing, rights := range map[string][]string{
+		"the command": {"~*", "-hmget"},
+		"the key":     {"~x", "~dsync_fence:*", "~dsync_holder:*"},
+	} {
+		password := testenv.Password()
+		s.Do(append([]string{"ACL", "SETUSER", "old", "reset", "on", ">" + password, "&*", "+@all"}, rights...)...)
+		drivers := openMany(t, 4, "redisson://old:%s@%s", password, s.Addr)
+		fight(t, drivers, 10)
+		if got := s.Do("EXISTS", "dsync_turn:{x}"); got != int64(0) {
+			t.Errorf("without the right to %s there is a line", missing)
+		}
+	}
+}

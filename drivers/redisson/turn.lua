@@ -1,0 +1,60 @@
+-- acquireInTurn is acquire for one who waits in the line of all clients that wait for the lock: see internal/redistopic. Place is its ticket,
+-- or 0. With a question mark before it, it is not its turn: while the lock is free and others are before it, it is refused as if the lock
+-- were held for 0 milliseconds.
+--
+-- One that is refused gets {what acquire returns, its ticket, the last ticket that was granted, the last that was given out}.
+--
+-- The line is a hash beside the lock: these two, when a refusal was told last, and when the last ticket was granted. It is no KEYS of the script: where a user has no right to it, or a slot moves, there is no line.
+local function acquireInTurn(place, word, word2, name, hold, ttl, token, n, keep, holder, text, mark)
+  local braced = string.find(name, '{', 1, true) and ':' .. name or ':{' .. name .. '}'
+  local line = 'dsync_turn' .. braced
+  local known = redis.pcall('HMGET', line, 'last', 'granted', 'told', 'at')
+  if known.err then return acquire(name, hold, ttl, token, n, keep, holder, text, mark) end
+
+  local early = string.sub(place, 1, 1) == '?'
+  local ticket = tonumber(early and string.sub(place, 2) or place)
+  local last, granted = tonumber(known[1] or 0), tonumber(known[2] or 0)
+  if ticket > last or ticket < granted - 100 then ticket = 0 end -- of a line that was lost, or passed by long ago
+
+  -- tell tells all in the line that the lock is held for left milliseconds, and which ticket was granted last: see readHeld.
+  local function tell(left, latest)
+    local channel = 'redisson_lock__channel' .. braced
+    local message = string.format('-%.0f%06.0f', math.max(1, math.min(left, 1000000000)), latest % 1000000)
+    redis.pcall(word, channel, message)
+    if word2 ~= '' then redis.pcall(word2, channel, message) end
+  end
+
+  local others = last > granted and (ticket == 0 or ticket > granted + 1)
+  local answer = -1
+  if not (early and others and call('PTTL', name) == -2) then
+    answer = acquire(name, hold, ttl, token, n, keep, holder, text, mark)
+  end
+  if type(answer) == 'table' or answer > 0 or answer < -5000000000000 then
+    if ticket <= granted then return answer end
+    if ticket == last then
+      redis.pcall('HDEL', line, 'last', 'granted', 'told', 'at')
+      if ticket > granted + 1 then tell(tonumber(ttl), ticket) end
+      return answer
+    end
+    local micros, time = now()
+    redis.pcall('HSET', line, 'granted', string.format('%.0f', ticket), 'at', time)
+    local fast = known[4] and micros - tonumber(known[4]) < 4000 + 40 * (last - ticket)
+    if not fast or ticket > granted + 1 then tell(tonumber(ttl), ticket) end
+    return answer
+  end
+  if answer <= -4000000000000 then return answer end
+
+  if ticket == 0 then
+    if last == 0 then last, granted = now() + 0, now() + 0 end -- so that tickets rise when the line is lost
+    last = last + 1
+    ticket = last
+    local done = redis.pcall('HSET', line, 'last', string.format('%.0f', last), 'granted', string.format('%.0f', granted))
+    if type(done) == 'table' then return answer end
+  elseif not early and now() - tonumber(known[3] or 0) > 2000 then -- microseconds: of many that ask at once, one tells
+    local _, time = now()
+    redis.pcall('HSET', line, 'told', time)
+    tell(answer == 0 and 1000000000 or -1 - answer, granted)
+  end
+  redis.pcall('PEXPIRE', line, 15000) -- somebody in the line asks every five seconds
+  return {answer, ticket, granted, last}
+end

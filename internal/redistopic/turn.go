@@ -1,0 +1,233 @@
+package redistopic
+
+import (
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A line is all clients that wait for one name, each with a ticket of the server. It is a hint: it says who asks first when the name may be
+// free, so that the others need not ask, and it promises nothing.
+//
+// Each client counts the releases that it hears of, since the next in line is granted the name after each. A client whose turn it is asks at
+// once, and one with n clients in front of it when n pauses have passed without a message: so a client that is dead, frozen or gone holds up the
+// others for a pause. The server tells all for how long the name is held, and which ticket was granted last, when somebody is granted the
+// name out of turn, or asks in its turn and is refused, and after each grant unless the line moves so fast that the next release comes before
+// a pause is over.
+
+// Place is a place in a line, as the server says it.
+type Place struct {
+	Ticket  int64 // 0: the server keeps no line
+	Granted int64 // the last ticket that was granted the name
+	Last    int64 // the last ticket that was given out
+	Free    bool  // nobody has the name, and another client is before this one
+}
+
+// turn is the place of a topic. It is guarded by Listener.mu.
+type turn struct {
+	place Place         // as far as it is known
+	freed time.Time     // if place.Free: when
+	pace  time.Duration // on average from a release to the next message
+	due   bool          // the value of Wake is there since it is the turn of the topic
+	owed  bool          // or since messages may have been missed, or the waiter who took it before could not ask
+	timer *time.Timer
+	at    time.Time // when the timer is to fire
+}
+
+const (
+	// The pause for each client in front is twice the pace, within these bounds. The lower one is about a round trip, and what a message to
+	// all in a long line takes.
+	shortStep  = 2 * time.Millisecond
+	stepOfEach = 10 * time.Microsecond
+	longStep   = 30 * time.Millisecond
+
+	// manySteps is for how many clients in front there is a pause each. Those further back ask within as long a time again, at random.
+	manySteps = 16
+
+	// longest is the longest wait without a message. With all pauses it stays below five seconds.
+	longest = 3750 * time.Millisecond
+
+	// ticketsTold is below which number tickets are told, and heldMark what such a message begins with. To Redisson it is a number that
+	// means nothing.
+	ticketsTold = 1_000_000
+	heldMark    = "-"
+)
+
+// Ticket returns the ticket of the topic, or 0.
+func (t *Topic) Ticket() int64 {
+	ln := t.hub.listener
+	ln.mu.Lock()
+	defer ln.mu.Unlock()
+	return t.turn.place.Ticket
+}
+
+// Turn is called by a waiter that has taken a value from Wake, or waited long enough. It returns the ticket, and whether it is the turn of the topic.
+// Void says that the turn has passed meanwhile.
+func (t *Topic) Turn() (ticket int64, due, void bool) {
+	ln := t.hub.listener
+	ln.mu.Lock()
+	defer ln.mu.Unlock()
+	u := &t.turn
+	due, void = u.due, !u.due && !u.owed
+	u.due, u.owed = false, false
+	return u.place.Ticket, due, void
+}
+
+// Placed takes the place with which a waiter was refused. The topic has a waiter ask again in its turn after a release, when the time is
+// over for which the name is held (left, negative if it is not known), and when there was no message for long.
+func (t *Topic) Placed(p Place, left time.Duration) {
+	ln := t.hub.listener
+	ln.mu.Lock()
+	defer ln.mu.Unlock()
+	t.turn.place = p
+	if t.forgo() { // there was a release meanwhile
+		t.turn.place.Free, left = true, 0
+	}
+	if t.turn.place.Free {
+		t.turn.freed = time.Now()
+	}
+	t.await(left)
+}
+
+// Served notes that a waiter was granted the name for a time, and so the ticket is used up.
+func (t *Topic) Served(ttl time.Duration) {
+	ln := t.hub.listener
+	ln.mu.Lock()
+	defer ln.mu.Unlock()
+	if t.turn.place.Ticket != 0 {
+		t.turn.place = Place{}
+		t.await(ttl)
+	}
+}
+
+// released takes the message that the name is free. Counts says that no other message tells of the same release.
+func (t *Topic) released(counts bool) {
+	p := &t.turn.place
+	if p.Ticket == 0 {
+		t.ask()
+		return
+	}
+	if p.Free && counts && p.Granted < p.Ticket-1 {
+		p.Granted++ // the next in line was granted the name after the release before
+	}
+	t.turn.measure()
+	p.Free, t.turn.freed = true, time.Now()
+	t.await(0)
+}
+
+// held takes the message that somebody has the name.
+func (t *Topic) held(left time.Duration, granted int64) {
+	p := &t.turn.place
+	if p.Ticket == 0 {
+		return
+	}
+	before := (p.Ticket%ticketsTold - granted + ticketsTold) % ticketsTold
+	if before > ticketsTold/2 {
+		before -= ticketsTold // passed by
+	}
+	t.turn.measure()
+	p.Granted, p.Free = p.Ticket-before, false
+	t.forgo()
+	t.await(left)
+}
+
+// forgo takes back that it is the turn of the topic, and reports whether it was.
+func (t *Topic) forgo() bool {
+	if !t.turn.due {
+		return false
+	}
+	t.turn.due = false
+	if !t.turn.owed {
+		select {
+		case <-t.Wake:
+		default: // a waiter has taken the value, and will find that the turn has passed
+		}
+	}
+	return true
+}
+
+// await has a waiter ask in its turn, once the name may be free.
+func (t *Topic) await(left time.Duration) {
+	if left < 0 || left > longest {
+		left = longest
+	}
+	if left += t.turn.delay(); left > 0 {
+		t.askIn(left)
+	} else {
+		t.ask()
+	}
+}
+
+// ask has a waiter ask at once, and again if it does not.
+func (t *Topic) ask() {
+	t.turn.due = true
+	t.wake()
+	if t.turn.place.Ticket != 0 {
+		t.askIn(longest)
+	}
+}
+
+// askIn has a waiter ask after a time.
+func (t *Topic) askIn(d time.Duration) {
+	if t.waiters == 0 {
+		return
+	}
+	t.turn.at = time.Now().Add(d)
+	if t.turn.timer == nil {
+		t.turn.timer = time.AfterFunc(d, t.expire)
+	} else {
+		t.turn.timer.Reset(d)
+	}
+}
+
+// expire is called by the timer.
+func (t *Topic) expire() {
+	ln := t.hub.listener
+	ln.mu.Lock()
+	defer ln.mu.Unlock()
+	if t.waiters > 0 && !time.Now().Before(t.turn.at) { // else it was set anew meanwhile
+		t.turn.due = true
+		t.wake()
+		t.askIn(longest)
+	}
+}
+
+// measure takes a message for the end of what began with a release.
+func (u *turn) measure() {
+	if u.place.Free {
+		u.pace += (time.Since(u.freed) - u.pace) / 8
+	}
+}
+
+// delay is how long those in front are given.
+func (u *turn) delay() time.Duration {
+	p := u.place
+	before := p.Ticket - p.Granted - 1
+	step := min(max(2*u.pace, shortStep+stepOfEach*time.Duration(p.Last-p.Granted)), longStep)
+	switch {
+	case before <= 0:
+		return 0
+	case before <= manySteps:
+		return time.Duration(before) * step
+	}
+	return manySteps*step + rand.N(manySteps*step)
+}
+
+// leave stops the timer when nobody is left.
+func (u *turn) leave() {
+	if u.timer != nil {
+		u.timer.Stop()
+	}
+}
+
+// readHeld reads the message that somebody has the name: for how many milliseconds, and the last six digits of the last ticket that was
+// granted, as a negative number.
+func readHeld(message string) (left time.Duration, granted int64, ok bool) {
+	text, ok := strings.CutPrefix(message, heldMark)
+	if !ok {
+		return 0, 0, false
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	return time.Duration(n/ticketsTold) * time.Millisecond, n % ticketsTold, err == nil
+}
