@@ -55,8 +55,8 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 			return nil, err
 		}
 	}
-	if d.queues(r) && d.ghosts.Full() {
-		return nil, fmt.Errorf("%w: %d places in queues are still to be given back", driver.ErrUnavailable, maxGhosts)
+	if d.queues(r) {
+		return d.acquireInOrder(ctx, r)
 	}
 	// Where callers of this process already wait for the name, its messages arrive: listen before the first try, which then need not be
 	// repeated.
@@ -67,7 +67,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	case !d.options.Fair:
 		t = d.topics.JoinActive(r.Name)
 	}
-	l, refused, err := d.try(ctx, r, false)
+	l, refused, err := d.try(ctx, r, nil)
 	if l != nil || err != nil || r.NoWait {
 		if t != nil && err == driver.ErrSealed {
 			t.LeaveForGood()
@@ -81,7 +81,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	}
 	r.Events.Waiting()
 	l, err = d.ask(ctx, r, t, refused)
-	if l != nil || !d.queues(r) && !intends(r) || errors.Is(err, driver.ErrUnknown) { // an unknown outcome is a ghost already
+	if l != nil || !intends(r) || errors.Is(err, driver.ErrUnknown) { // an unknown outcome is a ghost already
 		return l, err
 	}
 	return nil, d.depart(r, err)
@@ -91,14 +91,6 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 type obstacle struct {
 	left      time.Duration // of the hold, unless it is renewed; negative if it does not expire
 	elsewhere bool          // the end of the hold is told on the channel of the other kind of lock: see channelOf
-}
-
-// listen joins the listeners for a message. In the queue of a fair lock each waiter has a channel of its own.
-func (d *Driver) listen(r *driver.Request, elsewhere bool) *redistopic.Topic {
-	if d.queues(r) {
-		return d.topics.JoinChannel(prefixName(channelPrefix, r.Name)+":"+r.Hold, int(r.Mode))
-	}
-	return d.topics.JoinChannel(channelOf(r.Mode, r.Name, elsewhere), groupOf(r.Mode))
 }
 
 // groupOf returns the group of those who wait in a mode. Of those who wait for permits one can want more than another.
@@ -122,7 +114,7 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic
 			t = nil
 		}
 		if elsewhere = refused.elsewhere; t == nil {
-			t = d.listen(r, elsewhere)
+			t = d.topics.JoinChannel(channelOf(r.Mode, r.Name, elsewhere), groupOf(r.Mode))
 		}
 		select {
 		case <-t.Wake:
@@ -140,7 +132,7 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic
 		}
 		var l *lease
 		var err error
-		l, refused, err = d.try(ctx, r, true)
+		l, refused, err = d.try(ctx, r, nil)
 		if moves = slotMoves(err); moves { // nothing was done, and the place in a queue is kept
 			refused.elsewhere = elsewhere
 			timer.Reset(moving/2 + rand.N(moving/2))
@@ -170,11 +162,11 @@ func pause(left time.Duration) time.Duration {
 	return left + time.Millisecond // the key is there for all of its last millisecond
 }
 
-// try asks once. Without an error and a lease the lock is taken. Again says that the caller has asked before. If the answer is unclear, the
-// cleaner removes what may be left.
-func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease, obstacle, error) {
+// try asks once. Without an error and a lease the lock is taken. P is the place of an attempt for a fair lock that waits. If the answer is
+// unclear, the cleaner removes what may be left.
+func (d *Driver) try(ctx context.Context, r *driver.Request, p *place) (*lease, obstacle, error) {
 	o := d.newOp(r, nil)
-	o.again = again
+	o.place = p
 	if d.options.Fence != FenceNone && r.Mode != driver.Permit {
 		o.tokens = min(max(r.Events.Tokens(), 1), maxTokens)
 		o.marks = !d.options.Fair && r.Mode == driver.Exclusive && d.marks.Load()
@@ -187,6 +179,9 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease
 	sent, order, first, n, acks, err := o.sent, o.order, o.first, o.n, o.acks, o.err
 	fenced, marks, moved := o.tokens > 0, o.marks, o.moved
 	d.putOp(o)
+	if p != nil {
+		p.front = n
+	}
 	switch {
 	case err != nil:
 		err, doubt := fault(ctx, r.Name, err)
@@ -207,18 +202,22 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool) (*lease
 	case first < 0:
 		return nil, obstacle{left: time.Duration(-1-first) * time.Millisecond}, nil
 	}
-	if !fenced {
-		first, n = 0, 0
-	}
-	l := d.newLease(r, sent, uint64(first), n)
+	l := d.grantedLease(r, sent, first, n, fenced)
 	l.markKnown, l.marked = marks, moved
-	if fenced {
-		l.notedUntil.Store(sent + int64(max(r.TTL, holderTTL)))
-	}
 	if acks < d.options.WaitReplicas {
 		return nil, obstacle{}, d.undo(ctx, l, acks)
 	}
 	return l, obstacle{}, nil
+}
+
+// grantedLease is the lease for a grant, with n tokens from first on, by a request that was sent at a time.
+func (d *Driver) grantedLease(r *driver.Request, sent, first int64, n int, fenced bool) *lease {
+	if !fenced {
+		return d.newLease(r, sent, 0, 0)
+	}
+	l := d.newLease(r, sent, uint64(first), n)
+	l.notedUntil.Store(sent + int64(max(r.TTL, holderTTL)))
+	return l
 }
 
 // Answers of the acquire scripts: the lock does not expire; it is sealed; the limit is another one; less the milliseconds, its end is told elsewhere; and, less the

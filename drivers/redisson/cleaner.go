@@ -79,12 +79,18 @@ func (d *Driver) releaseGhosts(ghosts []*ghost) (left []*ghost) {
 	}
 	now := d.now()
 	for i, group := range groups {
-		told, err := answersOf(results[i], len(group))
+		told, next, err := answersOf(results[i], len(group))
+		if next != "" {
+			d.lines.tell(group[0].name, next)
+		}
 		for j, g := range group {
 			switch {
 			case err == nil && g.settled(told[j], order, now), err != nil && g.forgotten(err, now):
 				if g.gone != nil {
 					close(g.gone)
+				}
+				if err == nil && g.lease != nil && told[j] < 0 {
+					d.lines.tell(g.name, "") // the release may have given the lock to an heir before
 				}
 			default:
 				left = append(left, g)
@@ -114,17 +120,23 @@ func (d *Driver) groups(ghosts []*ghost) [][]*ghost {
 	return groups
 }
 
-// answersOf reads the answer of the release script for n holds.
-func answersOf(result rueidis.RedisResult, n int) ([]int64, error) {
-	if n == 1 {
-		told, err := result.ToInt64()
-		return []int64{told}, err
+// answersOf reads the answer of the release script for n holds, and the hold of who is next for a fair lock, if it may not have been told.
+func answersOf(result rueidis.RedisResult, n int) (told []int64, next string, err error) {
+	told = make([]int64, n)
+	answer, err := result.ToArray()
+	if n == 1 && err != nil {
+		told[0], err = result.ToInt64()
+		return told, "", err
 	}
-	told, err := result.AsIntSlice()
-	if err == nil && len(told) != n {
+	if err == nil && len(answer) == n+1 {
+		next, err = answer[n].ToString()
+	} else if err == nil && len(answer) != n {
 		err = errAnswer
 	}
-	return told, err
+	for i := 0; i < n && err == nil; i++ {
+		told[i], err = answer[i].ToInt64()
+	}
+	return told, next, err
 }
 
 // forgotten takes the error of a request and reports whether the ghost is given up, to end by itself.

@@ -20,6 +20,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	}
 	d.releaseAll(ctx)
 	ghosts := d.ghosts.Finish(ctx)
+	d.finished.end()
 	d.topics.Close()
 	d.sender.end()
 	d.life.End()
@@ -72,9 +73,9 @@ func (d *Driver) releaseAll(ctx context.Context) {
 		}
 		results, _ := d.evalAll(ctx, d.client, calls, 0)
 		for i, l := range some {
-			told, err := results[i].ToInt64()
+			told, _, err := answersOf(results[i], 1)
 			if err == nil {
-				_ = l.released(told, 0) // nobody asks whether the hold was still there
+				_ = l.released(told[0], 0) // nobody asks whether the hold was still there
 				continue
 			}
 			l.leaveToCleaner()
@@ -96,7 +97,10 @@ func (d *Driver) releaseKeys(m driver.Mode, name, hold string, keys []string) []
 	if m != driver.Exclusive {
 		return readWriteKeys(m, name, hold, false, keys)
 	}
-	return d.fairKeys(name, keys)
+	if keys = d.fairKeys(name, keys); d.options.Fair && d.options.Fence != FenceNone {
+		keys = append(keys, d.tokenKey(name))
+	}
+	return keys
 }
 
 // releaseArgs adds the arguments of the release script.
@@ -107,7 +111,7 @@ func (d *Driver) releaseArgs(m driver.Mode, name string, permits int, args []str
 	case m != driver.Exclusive:
 		return d.readWriteReleaseArgs(m, name, holds[0], args)
 	case d.options.Fair:
-		return append(d.tellArgs(name, args), holds...)
+		return d.fairReleaseArgs(name, nil, args, holds...)
 	}
 	return append(append(args, holds[0], prefixName(channelPrefix, name)), d.checked.words...)
 }

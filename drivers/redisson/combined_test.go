@@ -2,6 +2,7 @@ package redisson
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -12,16 +13,22 @@ import (
 // TestCombinedRequestsKeepTokensRising has three clients want many locks all the time, so that grants and releases go together. The
 // answers to such requests are lost now and then, and so it is unknown for all in them what became of them.
 func TestCombinedRequestsKeepTokensRising(t *testing.T) {
+	t.Run("plain", func(t *testing.T) { combine(t, "", batchScript, 1) })
+	t.Run("fair", func(t *testing.T) { combine(t, "&fair=true", fairBatchScript, 2) }) // with releases that hand over
+}
+
+// combine has so many callers of each client want each of the locks.
+func combine(t *testing.T, parameters string, batch *script, callers int) {
 	s := testenv.Redis(t)
 	link, addr := testenv.Wire(t, s.Addr)
-	names := make([]string, 24)
+	names := make([]string, 24/callers)
 	for i := range names {
 		names[i] = fmt.Sprint("combined", i)
 	}
 	l := &load{history: history.New(), names: names, grants: countsOf(names)}
 	for i, addr := range []string{s.Addr, s.Addr, addr} {
-		c := clientOf(t, fmt.Sprintf("redisson://%s/?ttl=%v", addr, loadTTL))
-		for _, name := range names {
+		c := clientOf(t, fmt.Sprintf("redisson://%s/?ttl=%v%s", addr, loadTTL, parameters))
+		for _, name := range slices.Repeat(names, callers) {
 			l.wg.Go(func() {
 				for !l.ended.Load() {
 					l.use(t, c, fmt.Sprint("client", i), name)
@@ -32,7 +39,7 @@ func TestCombinedRequestsKeepTokensRising(t *testing.T) {
 	t.Cleanup(l.end)
 	for range 3 {
 		l.disturb(t, "lost answer to a combined request", func() {
-			lost := link.LoseReply(batchScript.sha)
+			lost := link.LoseReply(batch.sha)
 			select {
 			case <-lost:
 			case <-time.After(hangGuard):

@@ -22,6 +22,10 @@ const (
 	// trusted is how long after an answer a connection counts as answering.
 	trusted = int64(time.Second)
 
+	// fewAtOnce is how many callers of a fair lock go the short way at a time. They mostly want one name, and requests about one name do not go
+	// together anyhow.
+	fewAtOnce = 3
+
 	// never stands for the time of the last answered op while the latest op has no answer.
 	never = math.MinInt64 / 2
 
@@ -42,7 +46,12 @@ func (d *Driver) carryDirect(ctx context.Context, o *op) bool {
 	if d.dialer == nil || d.cluster || d.options.WaitReplicas > 0 || d.now()-d.direct.answered.Load() > trusted {
 		return false
 	}
-	if !d.direct.busy.CompareAndSwap(0, 1) {
+	limit := int32(1)
+	if d.options.Fair {
+		limit = fewAtOnce
+	}
+	if d.direct.busy.Add(1) > limit {
+		d.direct.busy.Add(-1)
 		return false
 	}
 	defer d.direct.busy.Add(-1)

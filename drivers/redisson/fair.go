@@ -2,12 +2,17 @@ package redisson
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"sync"
 	"time"
 
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
 // Prefixes of the keys in which Redisson's fair lock keeps its waiters.
@@ -16,15 +21,18 @@ const (
 	timesPrefix = "redisson_lock_timeout"
 )
 
+// alone is how long an attempt for a fair lock waits without listening for messages, where only others of its driver are in front of it.
+const alone = 50 * time.Millisecond
+
 // departIn is how long a caller that gives up waits for the server to confirm that its place in the queue, or its intent to write, is gone.
 const departIn = 500 * time.Millisecond
 
 // scripts are the scripts that differ between kinds of locks.
-type scripts struct{ acquire, release, force *script }
+type scripts struct{ acquire, release, force, batch *script }
 
 var (
-	plainScripts = scripts{acquireScript, releaseScript, forceScript}
-	fairScripts  = scripts{fairAcquireScript, fairReleaseScript, fairForceScript}
+	plainScripts = scripts{acquireScript, releaseScript, forceScript, batchScript}
+	fairScripts  = scripts{fairAcquireScript, fairReleaseScript, fairForceScript, fairBatchScript}
 )
 
 // fairKeys adds the keys of the waiters for a fair lock.
@@ -41,10 +49,78 @@ func (o *op) fairArgs(d *Driver, args []string) []string {
 	switch {
 	case r.NoWait:
 		how = "try"
-	case o.again:
+	case o.place != nil && o.place.queued:
 		how = "again"
 	}
 	return d.tellArgs(r.Name, append(args, r.Hold, d.milliseconds(r.TTL), how))
+}
+
+// fairReleaseArgs adds the arguments of the fair release script: for holds that the cleaner ends, or for one with an heir, if there is one.
+func (d *Driver) fairReleaseArgs(name string, o *op, args []string, holds ...string) []string {
+	args = d.tellArgs(name, args)
+	end := len(args) + 6
+	if o != nil && o.heir != nil {
+		r := o.heir.request
+		if args = append(args, r.Hold, d.milliseconds(r.TTL)); o.tokens > 0 {
+			args = d.tokenArgs(args, r, o.tokens, o.holder)
+		}
+	}
+	for len(args) < end {
+		args = append(args, "")
+	}
+	return append(args, holds...)
+}
+
+// prepare is called when an op is about to be sent: an attempt for a fair lock enters its line, and a release gets its heir.
+func (d *Driver) prepare(o *op) {
+	switch {
+	case !d.options.Fair || o.request.Mode != driver.Exclusive:
+	case o.lease == nil && o.place != nil && !o.place.queued:
+		d.lines.enter(o.place)
+	case o.lease != nil && o.heir == nil && d.options.WaitReplicas == 0:
+		if o.heir = d.lines.heirOf(o.request.Name); o.heir != nil && d.options.Fence != FenceNone {
+			o.tokens = min(max(o.heir.request.Events.Tokens(), 1), maxTokens)
+		}
+	}
+}
+
+// inherit takes the answer to a release of a fair lock to who is next, if it is an attempt of this driver.
+func (d *Driver) inherit(o *op) {
+	if p := o.heir; p != nil {
+		o.heir = nil
+		var l *lease
+		if o.err == nil && o.fence > 0 {
+			l = d.grantedLease(p.request, o.sent, o.fence, o.n, o.tokens > 0)
+		}
+		d.lines.inherit(p, l)
+		if l != nil {
+			runtime.Gosched() // the heir goes first
+		}
+	}
+	if o.next != "" {
+		d.lines.tell(o.request.Name, o.next)
+	}
+}
+
+// readFairRelease takes an answer of the fair release script that is more than a number: told, and the hold of who is first and was not
+// told, or the grant of the heir.
+func (o *op) readFairRelease(answer []rueidis.RedisMessage) (err error) {
+	if len(answer) < 2 || len(answer) > 3 {
+		return errAnswer
+	}
+	if o.first, err = answer[0].ToInt64(); err != nil {
+		return err
+	}
+	if len(answer) == 2 {
+		o.next, err = answer[1].ToString()
+		return err
+	}
+	o.fence, err = answer[1].ToInt64()
+	n, nErr := answer[2].ToInt64()
+	if o.n = int(n); err != nil || nErr != nil || o.fence < 1 || n < 1 || n > maxTokens {
+		return errAnswer
+	}
+	return nil
 }
 
 // tellArgs adds the arguments by which the fair scripts tell a waiter: the channel, the commands, and whether these count the listeners.
@@ -57,6 +133,140 @@ func (d *Driver) tellArgs(name string, args []string) []string {
 		count = ""
 	}
 	return append(args, prefixName(channelPrefix, name), d.checked.words[0], word2, count)
+}
+
+// acquireInOrder asks for a fair lock, and waits for its turn.
+func (d *Driver) acquireInOrder(ctx context.Context, r *driver.Request) (*lease, error) {
+	if d.ghosts.Full() {
+		return nil, fmt.Errorf("%w: %d places in queues are still to be given back", driver.ErrUnavailable, maxGhosts)
+	}
+	p := newPlace(r)
+	l, refused, err := d.try(ctx, r, p)
+	if l == nil && err == nil {
+		p.queued = true
+		r.Events.Waiting()
+		l, err = d.awaitTurn(ctx, p, refused)
+	}
+	d.lines.leave(p, l)
+	if l != nil || !p.queued || errors.Is(err, driver.ErrUnknown) { // an unknown outcome is a ghost already
+		return l, err
+	}
+	return nil, d.depart(r, err)
+}
+
+// awaitTurn asks again whenever it may be the attempt's turn, until a request or the release of another hold of the driver has it granted.
+// Where all in front are of this driver, such a release will tell, and the attempt does not listen for messages at first.
+func (d *Driver) awaitTurn(ctx context.Context, p *place, refused obstacle) (l *lease, err error) {
+	r, left := p.request, pause(refused.left)
+	var t *redistopic.Topic
+	var told <-chan struct{} // the values of t
+	defer func() {
+		switch {
+		case t == nil:
+		case l != nil:
+			d.finished.add(t)
+		default:
+			t.Leave(false)
+		}
+	}()
+	timer := time.NewTimer(left)
+	defer timer.Stop()
+	if left > alone && d.lines.amongOwn(p, d.now()) {
+		timer.Reset(alone)
+	} else {
+		t = d.listenInQueue(r)
+		told = t.Wake
+	}
+	for {
+		select {
+		case <-p.wake:
+		case <-told:
+		case <-timer.C:
+			if t == nil { // from when the server has confirmed this on, the attempt asks
+				t = d.listenInQueue(r)
+				told = t.Wake
+				timer.Reset(left - alone)
+				continue
+			}
+		case <-ctx.Done():
+		case <-d.life.Open().Done():
+		}
+		var ask bool
+		switch l, ask = d.lines.turn(p, d.now()); {
+		case l != nil:
+			return l, nil
+		case ctx.Err() != nil:
+			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+		case d.life.Open().Err() != nil:
+			return nil, driver.ErrClosed
+		case !ask:
+			continue
+		}
+		l, refused, err = d.try(ctx, r, p)
+		d.lines.answered(p)
+		switch {
+		case slotMoves(err): // nothing was done, and the place in the queue is kept
+			left = moving/2 + rand.N(moving/2)
+		case err != nil && err == ctx.Err(): // not sent: the last answer is still that somebody holds the lock
+			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, err)
+		case l != nil || err != nil:
+			return l, err
+		default:
+			left = pause(refused.left)
+		}
+		if t == nil { // the attempt was woken before its turn
+			t = d.listenInQueue(r)
+			told = t.Wake
+		}
+		timer.Reset(left)
+	}
+}
+
+// finished are the topics of attempts for fair locks that were granted: nobody joins them again, and nothing is told there any more. Their
+// subscriptions end together, since each request for that costs as much as a release.
+type finished struct {
+	mu     sync.Mutex
+	topics []*redistopic.Topic
+	timer  *time.Timer
+}
+
+const (
+	mostFinished = 64              // topics
+	finishedFor  = 5 * time.Second // how long the first of them stays at most
+)
+
+func (s *finished) add(t *redistopic.Topic) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.topics = append(s.topics, t)
+	switch len(s.topics) {
+	case mostFinished:
+		s.leave()
+	case 1:
+		s.timer = time.AfterFunc(finishedFor, s.end)
+	}
+}
+
+// end ends the subscriptions.
+func (s *finished) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leave()
+}
+
+// leave is end with mu held.
+func (s *finished) leave() {
+	for _, t := range s.topics {
+		t.LeaveForGood()
+	}
+	if s.topics = nil; s.timer != nil {
+		s.timer.Stop()
+	}
+}
+
+// listenInQueue listens for messages. In the queue each waiter has a channel of its own.
+func (d *Driver) listenInQueue(r *driver.Request) *redistopic.Topic {
+	return d.topics.JoinChannel(prefixName(channelPrefix, r.Name)+":"+r.Hold, int(r.Mode))
 }
 
 // queues reports whether a request that is not granted gets a place in the queue of a fair lock.

@@ -11,17 +11,22 @@ local patience, default = 15000, 300000
 -- along is by how much the time of a waiter that is not first has to change until it is set anew, with those of all behind.
 local along = 60000
 
--- few is how many waiters behind one that leaves are moved at any rate. More are moved when that makes a difference of default for
--- one of few of them, so that a queue of n that dissolves moves few for each that leaves, and not n.
-local few = 16
+-- few is how many waiters behind one that gives up are moved at any rate. More are moved when that makes a difference of default for
+-- one of spare of them, so that a queue of n that dissolves moves about spare for each that leaves, and not n.
+local few, spare = 16, 4
 
 -- deaf is how long a waiter may leave a free lock alone that does not even listen. One that is told, and does not come, has patience:
 -- its process is frozen, or cut off while the server still has its subscription.
 local deaf = 5000
 
+-- clock is the server's time in milliseconds. It stands still while a script runs.
+local millis
 local function clock()
-  local time = call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
+  if not millis then
+    local time = call('TIME')
+    millis = time[1] * 1000 + math.floor(time[2] / 1000)
+  end
+  return millis
 end
 
 local function lineOf(queue, times) return {queue = queue, times = times, length = call('LLEN', queue)} end
@@ -64,13 +69,16 @@ end
 
 -- head throws out those in front whose time is over, and returns who is first then, or false. Who asks is alive: if its own time is
 -- over, it gets more, and so do those behind it.
-local function head(line, now, asks)
+local function head(line, asks)
   while line.length > 0 do
     local first = call('LINDEX', line.queue, 0)
     local time = timeOf(line, first)
-    if not time or time > now then return first end
+    if not time or time > clock() then
+      line.first, line.time = first, time
+      return first
+    end
     if first == asks then
-      move(line, {{behind = line.length, by = now + patience - time}})
+      move(line, {{behind = line.length, by = clock() + patience - time}})
       return first
     end
     takeOut(line, first, 0)
@@ -84,16 +92,17 @@ end
 --
 -- To keep the distance all those behind would have to be moved. Where they are more than few, the one before gets so much more time
 -- instead: the distance to it stays as well, a waiter of this driver sets its own time anew when it asks next, and one that leaves takes
--- with it what it got. That goes on until a time is too late by default for each few behind, or that of one before by an hour more. What
--- has to be moved is added to shifts; holds that leave together do so from the back.
-local function leave(line, hold, at, base, shifts)
+-- with it what it got. That goes on until a time is too late by default for each spare behind, or that of one before by an hour more. Those
+-- behind one that leaves with the lock (granted) are not moved before that either, however few: there is a next one soon. What has to be
+-- moved is added to shifts; holds that leave together do so from the back.
+local function leave(line, hold, at, base, shifts, granted)
   local behind, last = line.length - at - 1, shifts[#shifts]
   if last and behind < last.behind then -- not from the back
     move(line, shifts)
     for i = #shifts, 1, -1 do shifts[i] = nil end
     last = nil
   end
-  local time = timeOf(line, hold)
+  local time = granted and line.first == hold and line.time or timeOf(line, hold)
   takeOut(line, hold, at)
   if behind == 0 then return end
   local following = timeOf(line, call('LINDEX', line.queue, at))
@@ -104,8 +113,8 @@ local function leave(line, hold, at, base, shifts)
   local from = math.max(base + at * default, previous or 0)
   local by = math.max(from - time, from + patience - following)
   if by >= 0 then return end
-  local slack = 2 * along + behind * default / few
-  if behind > few and -by <= slack then
+  local slack = 2 * along + behind * default / spare
+  if (granted or behind > few) and -by <= slack then
     if not previous then return end
     local second = at > 1 and timeOf(line, call('LINDEX', line.queue, at - 2)) or base
     if previous - by - second <= slack + 12 * default then
@@ -120,11 +129,11 @@ local function leave(line, hold, at, base, shifts)
   end
 end
 
--- tell publishes on the channel of a waiter. It returns how long that may leave the lock alone. Count is '' where nobody knows how
--- many a message reaches.
+-- tell publishes on the channel of a waiter. It returns how long that may leave the lock alone, and whether anybody is known to have
+-- heard. Count is '' where nobody knows how many a message reaches.
 local function tell(hold, channel, word, word2, count)
   local told = publish('0', channel .. ':' .. hold, word, word2)
-  return (told > 0 or count == '') and patience or deaf
+  return (told > 0 or count == '') and patience or deaf, told > 0 and count ~= ''
 end
 
 -- limit has a waiter thrown out at a time, if not before. Those behind keep theirs: it may be about to come, and if it is one of
@@ -132,89 +141,4 @@ end
 local function limit(line, hold, to)
   local time = timeOf(line, hold)
   if time and time > to then setTime(line, hold, to) end
-end
-
--- stay puts a hold into the line, unless it is there: last, or if it was there before, and so was first when it was thrown out,
--- first again. It sets its time anew, and takes those behind along, the waiters of Redisson among them, who do not ask again. Their
--- distance to it has to stay: it is what they have left when it and those in front of it have taken their waits off their times.
-local function stay(line, hold, again, free)
-  local before = line.length > 0 and timeOf(line, hold)
-  local at = line.length > 0 and (before or again) and call('LPOS', line.queue, hold)
-  local time = free + patience
-  if not at then
-    if again then
-      call('LPUSH', line.queue, hold)
-      at, before = 0, free
-    else
-      call('RPUSH', line.queue, hold)
-      at, before = line.length, nil
-    end
-    line.length = line.length + 1
-  end
-  local behind = line.length - at - 1
-  if at > 0 then -- whoever of Redisson gets the lock takes its wait off the times of all behind
-    local previous = timeOf(line, call('LINDEX', line.queue, at - 1)) or free
-    time = math.max(time + along + at * default, previous + patience)
-    local late = behind > few and behind * default / few or 0
-    if before and time - before < along and before - time < along + late then return end
-  end
-  if before then move(line, {{behind = behind, by = time - before}}) end
-  setTime(line, hold, time)
-end
-
--- acquireFair is acquire for a lock with a queue. How is 'try' for a hold that does not wait, 'wait', or 'again' for one that was
--- put into the queue before.
-local function acquireFair(name, queue, times, hold, ttl, how, channel, word, word2, count, ...)
-  local now, line = clock(), lineOf(queue, times)
-  local first = head(line, now, hold)
-  local left = call('PTTL', name)
-  if left == -2 and (not first or first == hold) then
-    if first then
-      local shifts = {}
-      leave(line, hold, 0, now + ttl, shifts)
-      move(line, shifts)
-    end
-    return acquire(name, hold, ttl, ...)
-  elseif left ~= -2 and call('HEXISTS', name, hold) == 1 then
-    return acquire(name, hold, ttl, ...)
-  end
-  if how ~= 'try' then stay(line, hold, how == 'again', now + math.max(left, 0)) end
-  if left == -1 then return 0 end
-  if left >= 0 then return -1 - left end
-  -- It is somebody else's turn, who was told, unless that was lost with a connection, or who is dead.
-  first = call('LINDEX', queue, 0)
-  if first ~= hold then limit(line, first, now + tell(first, channel, word, word2, count)) end
-  return -1 - 500
-end
-
--- releaseFair ends holds, be they in the queue, in which they come from the back, or of the lock, and tells the next if the lock is
--- free. It returns for each how many wait, if it had the lock, 0 if it was in the queue, and -1 if there was no such hold.
-local function releaseFair(name, queue, times, channel, word, word2, count, ...)
-  local now, line = clock(), lineOf(queue, times)
-  local left, fields = call('PTTL', name), call('HLEN', name)
-  local holds, results, shifts = {...}, {}, {}
-  for i, hold in ipairs(holds) do
-    results[i] = -1
-    if fields > 0 and call('HDEL', name, hold) == 1 then
-      results[i], fields = 1, fields - 1
-    end
-  end
-  if fields == 0 then left = -2 end
-  for i, hold in ipairs(holds) do
-    local at = results[i] == -1 and line.length > 0 and call('LPOS', queue, hold, 'RANK', '-1')
-    if at then
-      leave(line, hold, at, now + math.max(left, 0), shifts)
-      results[i] = 0
-    end
-  end
-  move(line, shifts)
-  local first = head(line, now)
-  if first and left == -2 then
-    local patient = tell(first, channel, word, word2, count)
-    if patient == deaf and line.length > 1 then limit(line, first, now + deaf) end -- from now on, and not from when the next asks
-  end
-  for i, result in ipairs(results) do
-    if result == 1 then results[i] = line.length end
-  end
-  return #results == 1 and results[1] or results
 end

@@ -89,6 +89,7 @@ func (l *lease) Release(ctx context.Context) error {
 	l.mu.Unlock()
 	l.driver.beginRelease(l)
 	defer l.driver.life.Leave()
+	defer l.driver.lines.over(l)
 
 	again, left, err := l.release(ctx)
 	for wait := firstRetry; again; wait = min(2*wait, lastRetry) {
@@ -263,6 +264,7 @@ func (l *lease) endRenewal(r renewal, answer byte, acks int) error {
 		if l.phase == held {
 			l.phase = over
 			defer d.forget(l)
+			defer d.lines.over(l)
 		}
 		return driver.ErrNotHeld
 	case answer == 'p':

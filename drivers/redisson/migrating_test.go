@@ -124,7 +124,8 @@ func TestWaitersStayInASlotThatMoves(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			d := openURL(t, "%s&fair=%t", clusterURL(c), kind == "fair")
 			name := "{" + kind + "}stays"
-			held := acquire(t, d, forLong(name))
+			other := openURL(t, "%s&fair=%t", clusterURL(c), kind == "fair") // whose release cannot hand the lock over
+			held := acquire(t, other, forLong(name))
 			waiters := make([]*waiter, n)
 			for i := range waiters {
 				waiters[i] = wait(t, d, forLong(name))

@@ -17,7 +17,8 @@ type op struct {
 	lease   *lease // to release; nil to acquire
 	tokens  int    // to take; 0 without tokens
 	holder  string // with tokens: the key of the text about the holder
-	again   bool   // the request is in the queue of a fair lock, as far as is known
+	place   *place // of an attempt for a fair lock that waits
+	heir    *place // of a release of a fair lock: who gets the lock if it is next
 	marks   bool   // asks for the mark too; only with tokens
 	state   atomic.Int32
 	done    chan struct{} // receives a value when the op is answered
@@ -27,8 +28,10 @@ type op struct {
 	order uint64
 	first int64 // the script's answer
 	n     int
-	moved bool // the name is marked
-	acks  int  // how many replicas confirmed
+	fence int64  // the first of the heir's n tokens, if it was granted the lock
+	next  string // the hold of who is next for a fair lock, if it may not have been told
+	moved bool   // the name is marked
+	acks  int    // how many replicas confirmed
 	err   error
 }
 
@@ -58,6 +61,9 @@ func (o *op) keys(d *Driver, keys []string) []string {
 	r := o.request
 	switch {
 	case o.lease != nil:
+		if o.heir != nil && o.tokens > 0 {
+			o.holder = prefixName(holderPrefix, r.Name)
+		}
 		return d.releaseKeys(r.Mode, r.Name, r.Hold, keys)
 	case r.Mode == driver.Permit:
 		return permitKeys(r.Name, keys)
@@ -81,6 +87,8 @@ func (o *op) keys(d *Driver, keys []string) []string {
 func (o *op) args(d *Driver, args []string) []string {
 	r := o.request
 	switch {
+	case o.lease != nil && o.heir != nil:
+		return d.fairReleaseArgs(r.Name, o, args, r.Hold)
 	case o.lease != nil:
 		return d.releaseArgs(r.Mode, r.Name, r.Permits, args, r.Hold)
 	case r.Mode == driver.Permit:
@@ -93,25 +101,30 @@ func (o *op) args(d *Driver, args []string) []string {
 		args = append(args, r.Hold, d.milliseconds(r.TTL))
 	}
 	if o.tokens > 0 {
-		args = o.tokenArgs(d, args)
+		args = d.tokenArgs(args, r, o.tokens, o.holder)
 	}
 	return args
 }
 
 // tokenArgs adds the number of tokens, for how long their key is kept, and the note about the hold.
-func (o *op) tokenArgs(d *Driver, args []string) []string {
+func (d *Driver) tokenArgs(args []string, r *driver.Request, tokens int, holder string) []string {
 	keep := ""
 	if d.options.Fence == FenceOwn {
 		keep = fenceTTLText
 	}
-	return append(args, strconv.Itoa(o.tokens), keep, o.holder, d.holderText(o.request))
+	return append(args, strconv.Itoa(tokens), keep, holder, d.holderText(r))
 }
 
 // batchArgs adds the arguments of an op for the batch script.
 func (o *op) batchArgs(d *Driver, args []string) []string {
-	const each = 8
+	each := 8
+	if d.options.Fair {
+		each = 12
+	}
 	end := len(args) + each
 	switch {
+	case d.options.Fair && o.lease == nil:
+		args = o.args(d, append(args, "a"))
 	case o.lease != nil:
 		args = o.args(d, append(args, "r"))
 	case o.tokens == 0:
@@ -121,7 +134,7 @@ func (o *op) batchArgs(d *Driver, args []string) []string {
 		if o.marks {
 			kind = "m"
 		}
-		args = o.tokenArgs(d, append(args, "a", o.request.Hold, d.milliseconds(o.request.TTL), kind))
+		args = d.tokenArgs(append(args, "a", o.request.Hold, d.milliseconds(o.request.TTL), kind), o.request, o.tokens, o.holder)
 	}
 	for len(args) < end {
 		args = append(args, "")
@@ -133,7 +146,7 @@ var fenceTTLText = strconv.FormatInt(fenceTTL.Milliseconds(), 10)
 
 // read takes the answer of the script.
 func (o *op) read(message rueidis.RedisMessage, err error) {
-	o.first, o.n, o.moved = 0, 1, false
+	o.first, o.n, o.moved, o.fence, o.next = 0, 1, false, 0, ""
 	if err == nil {
 		err = message.Error()
 	}
@@ -143,9 +156,18 @@ func (o *op) read(message rueidis.RedisMessage, err error) {
 		if o.first, err = message.ToInt64(); o.marks && o.first < markedAnswer {
 			o.first, o.moved = markedAnswer-o.first, true
 		}
+	case o.lease != nil:
+		var answer []rueidis.RedisMessage
+		if answer, err = message.ToArray(); err == nil {
+			err = o.readFairRelease(answer)
+		}
 	default:
 		var block []int64
 		block, err = message.AsIntSlice()
+		if err == nil && o.place != nil && len(block) == 2 && block[0] <= 0 && block[1] >= 0 { // refused
+			o.first, o.n = block[0], int(block[1])
+			break
+		}
 		o.moved = err == nil && o.marks && len(block) == 3
 		if err == nil && (len(block) != 2 && !o.moved || block[0] < 1 || block[1] < 1 || block[1] > maxTokens) {
 			err = errAnswer
@@ -206,7 +228,7 @@ func (d *Driver) finish(o *op) {
 	left := o.first > 0 || g.place || intends(r)
 	if o.err != nil {
 		_, doubt := fault(d.life.Context(), r.Name, o.err)
-		g.granted, left = !doubt, doubt || o.again // the request keeps the place that it had before
+		g.granted, left = !doubt, doubt || o.place != nil && o.place.queued // the request keeps the place that it had before
 	}
 	if left {
 		d.ghosts.Add(&g)

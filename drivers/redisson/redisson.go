@@ -177,12 +177,14 @@ type Driver struct {
 	ops     sync.Pool // of *op
 	checked server    // what is known of the server
 
-	life   *lifecycle.Lifecycle // counts Acquires and Releases as calls
-	direct direct
-	sender *sender
-	topics *redistopic.Listener
-	ghosts *cleaner.Cleaner[*ghost]
-	nodes  *topology // nil outside of a cluster
+	life     *lifecycle.Lifecycle // counts Acquires and Releases as calls
+	direct   direct
+	sender   *sender
+	topics   *redistopic.Listener
+	ghosts   *cleaner.Cleaner[*ghost]
+	lines    lines     // of a driver for fair locks
+	finished finished  // of a driver for fair locks
+	nodes    *topology // nil outside of a cluster
 
 	mu     sync.Mutex
 	leases linked.List[lease, *lease] // the leases that are held
@@ -228,6 +230,7 @@ func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Dr
 	}
 	if d.options.Fair {
 		d.scripts = fairScripts
+		d.lines.byName = make(map[string]*line)
 	}
 	d.direct.answered.Store(never)
 	d.ops.New = func() any { return &op{done: make(chan struct{}, 1)} }

@@ -3,7 +3,7 @@
 local function tellFair(queue, times, ...)
   if queue then
     pcall(function(...)
-      local first = head(lineOf(queue, times), clock())
+      local first = head(lineOf(queue, times))
       if first then tell(first, ...) end
     end, ...)
   end

@@ -62,6 +62,14 @@ var (
 	basicFunctions string // for fairFunctions, readersFunctions and readWriteReleaseFunctions
 	//go:embed fair.lua
 	fairFunctions string
+	//go:embed fairgrant.lua
+	fairGrantFunction string
+	//go:embed fairacquire.lua
+	fairAcquireFunction string
+	//go:embed fairrelease.lua
+	fairReleaseFunction string
+	//go:embed fairbatch.lua
+	fairBatchText string
 	//go:embed rw.lua
 	readWriteFunctions string
 	//go:embed rwreaders.lua
@@ -143,11 +151,11 @@ var (
 	fairReadReleaseScript  = newScript(basicFunctions + fairFunctions + releaseRead)
 	fairWriteReleaseScript = newScript(basicFunctions + fairFunctions + releaseWrite)
 
-	fairAcquireScript = newScript(acquireFunction + basicFunctions + fairFunctions +
-		"return acquireFair(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], KEYS[4], ARGV[8], ARGV[9], ARGV[10], ARGV[11])\n")
-	fairReleaseScript = newScript(basicFunctions + fairFunctions +
-		"return releaseFair(KEYS[1], KEYS[2], KEYS[3], unpack(ARGV))\n")
-	fairForceScript = newScript(basicFunctions + fairFunctions + fairForceText)
+	fairGrant         = acquireFunction + basicFunctions + fairFunctions + fairGrantFunction
+	fairAcquireScript = newScript(fairGrant + fairAcquireFunction + "return acquireFair(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
+	fairReleaseScript = newScript(fairGrant + fairReleaseFunction + "return releaseFair(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
+	fairBatchScript   = newScript(fairGrant + fairAcquireFunction + fairReleaseFunction + fairBatchText)
+	fairForceScript   = newScript(basicFunctions + fairFunctions + fairForceText)
 
 	permitAcquireScript = newScript(permitFunctions + permitAcquireText)
 	permitReleaseScript = newScript(permitFunctions + permitReleaseText)

@@ -19,7 +19,7 @@ const (
 
 // sender carries out ops. On one server it combines the ops that gather while requests are on their way, each for a name of its own,
 // into one request: a crowd is served at a fraction of the cost, and a single caller waits for nobody. In a cluster, for
-// fair locks, for read-write locks, and where replicas have to confirm, each op goes by itself, so that no op waits for a node that it does
+// read-write locks, and where replicas have to confirm, each op goes by itself, so that no op waits for a node that it does
 // not need.
 type sender struct {
 	driver *Driver
@@ -42,7 +42,7 @@ func newSender(d *Driver) *sender {
 func (s *sender) add(o *op) {
 	d := s.driver
 	d.direct.busy.Add(1)
-	if d.cluster || d.options.WaitReplicas > 0 || d.options.Fair || o.request.Mode != driver.Exclusive {
+	if d.cluster || d.options.WaitReplicas > 0 || o.request.Mode != driver.Exclusive {
 		o.state.Store(taken)
 		if !d.life.Go(func() { s.sendOne(o) }) {
 			s.fail(o)
@@ -177,6 +177,7 @@ func (s *sender) sendAlone(b *batch, o *op) {
 
 // sendOp carries out one op. The slices are memory for its request.
 func (d *Driver) sendOp(ctx context.Context, o *op, keys, args []string) {
+	d.prepare(o)
 	keys, args = o.keys(d, keys), o.args(d, args)
 	scripts := d.scriptsOf(o.request.Mode)
 	o.sent = d.now()
@@ -190,6 +191,7 @@ func (d *Driver) sendOp(ctx context.Context, o *op, keys, args []string) {
 		result, o.acks = d.evalReplicated(ctx, call{scripts.acquire, slices.Clone(keys), slices.Clone(args)})
 	}
 	o.read(result.ToMessage())
+	d.inherit(o)
 	d.heard(o.sent, result.NonRedisError())
 }
 
@@ -200,10 +202,11 @@ func (s *sender) sendTogether(b *batch) {
 	b.keys, b.args = b.keys[:0], b.args[:0]
 	sent := d.now()
 	for _, o := range b.ops {
+		d.prepare(o)
 		b.keys, b.args = o.keys(d, b.keys), o.batchArgs(d, b.args)
 		o.sent = sent
 	}
-	results, err := d.eval(d.life.Context(), batchScript, b.keys, b.args).ToArray()
+	results, err := d.eval(d.life.Context(), d.scripts.batch, b.keys, b.args).ToArray()
 	if _, refused := rueidis.IsRedisErr(err); refused {
 		for _, o := range b.ops {
 			s.sendAlone(b, o)
@@ -219,6 +222,7 @@ func (s *sender) sendTogether(b *batch) {
 		} else {
 			o.err = err
 		}
+		d.inherit(o)
 		d.finish(o)
 	}
 }

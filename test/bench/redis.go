@@ -39,7 +39,7 @@ var redisBackend = &Backend{
 		ours("dsync", "redisson", "", dsync.Options{}),
 		replayed(1, ours("dsync", "redisson", "", dsync.Options{})),
 		ours("dsync, no tokens", "redisson", "?fenced=false", dsync.Options{}, 1, 2, 4),
-		ours("dsync, in order", "redisson", "?fair=true", dsync.Options{}, 3, 4, 5, 14),
+		ours("dsync, in order", "redisson", "?fair=true", dsync.Options{}, 2, 3, 4, 5, 14),
 		replayed(8, reads("dsync, Read", "redisson", "")),
 		reads("dsync, Read, no tokens", "redisson", "?fenced=false", 8),
 		{Name: "floor: permits, queue and message", Kind: Floor, In: []int{12, 13}, Open: openRedisPermits},
