@@ -124,9 +124,7 @@ func TestDeadHeadOfTheLine(t *testing.T) {
 			}
 			start := time.Now()
 			release(t, l)
-			for _, w := range waiters[5:] {
-				release(t, w.granted(t))
-			}
+			releaseAll(t, waiters[5:])
 			if took := time.Since(start); took > longestPause {
 				t.Errorf("the others had the lock after %v", took)
 			}
@@ -165,9 +163,23 @@ func TestReleaseThatIsTakenByAnother(t *testing.T) {
 	}
 	s.Do("HDEL", "x", "java:1")
 	release(t, l)
+	releaseAll(t, waiters)
+}
+
+// releaseAll has each waiter release the lock once it is granted. The order is a hint, so any of them may be first.
+func releaseAll(tb testing.TB, waiters []*waiter) {
+	tb.Helper()
+	var wg sync.WaitGroup
 	for _, w := range waiters {
-		release(t, w.granted(t))
+		wg.Go(func() {
+			if <-w.done; w.err != nil {
+				tb.Errorf("Acquire after a wait: %v", w.err)
+				return
+			}
+			release(tb, w.lease)
+		})
 	}
+	wg.Wait()
 }
 
 // TestWaitingWithoutRightToTheLine: users with the rights of before wait as before.

@@ -31,6 +31,7 @@ type turn struct {
 	pace  time.Duration // on average from a release to the next message
 	due   bool          // the value of Wake is there since it is the turn of the topic
 	owed  bool          // or since messages may have been missed, or the waiter who took it before could not ask
+	ended bool          // a release was heard since a waiter began to ask, and no grant since then
 	timer *time.Timer
 	at    time.Time // when the timer is to fire
 }
@@ -70,7 +71,7 @@ func (t *Topic) Turn() (ticket int64, due, void bool) {
 	defer ln.mu.Unlock()
 	u := &t.turn
 	due, void = u.due, !u.due && !u.owed
-	u.due, u.owed = false, false
+	u.due, u.owed, u.ended = false, false, false
 	return u.place.Ticket, due, void
 }
 
@@ -81,7 +82,7 @@ func (t *Topic) Placed(p Place, left time.Duration) {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
 	t.turn.place = p
-	if t.forgo() { // there was a release meanwhile
+	if t.forgo() || t.turn.ended { // there was a release after the server had refused
 		t.turn.place.Free, left = true, 0
 	}
 	if t.turn.place.Free {
@@ -112,7 +113,7 @@ func (t *Topic) released(counts bool) {
 		p.Granted++ // the next in line was granted the name after the release before
 	}
 	t.turn.measure()
-	p.Free, t.turn.freed = true, time.Now()
+	p.Free, t.turn.freed, t.turn.ended = true, time.Now(), true
 	t.await(0)
 }
 
@@ -127,7 +128,7 @@ func (t *Topic) held(left time.Duration, granted int64) {
 		before -= ticketsTold // passed by
 	}
 	t.turn.measure()
-	p.Granted, p.Free = p.Ticket-before, false
+	p.Granted, p.Free, t.turn.ended = p.Ticket-before, false, false
 	t.forgo()
 	t.await(left)
 }

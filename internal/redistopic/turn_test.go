@@ -1,0 +1,74 @@
+package redistopic
+
+import (
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// inLine is a topic of one waiter who has a place in a line.
+func inLine(p Place) *Topic {
+	h := &hub{listener: &Listener{}}
+	t := &h.topics[0]
+	t.hub, t.Wake, t.waiters = h, make(chan struct{}, 1), 1
+	t.Placed(p, time.Minute)
+	return t
+}
+
+// hear has the topic take a message.
+func (t *Topic) hear(take func()) { locked(&t.hub.listener.mu, take) }
+
+func locked(mu *sync.Mutex, f func()) {
+	mu.Lock()
+	defer mu.Unlock()
+	f()
+}
+
+func TestTurn(t *testing.T) {
+	const behind = 3 // clients in front
+	refused := Place{Ticket: behind + 1, Last: behind + 1}
+	for _, test := range []struct {
+		what   string
+		happen func(topic *Topic)
+		// The waiter is woken in these bounds.
+		from, to time.Duration
+	}{
+		{"nothing is heard", func(*Topic) {}, longest, 5 * time.Second},
+		{"a release", func(p *Topic) { p.hear(func() { p.released(true) }) }, behind * shortStep, behind * longStep},
+		{"a release for each client in front", func(p *Topic) {
+			for range behind + 1 {
+				p.hear(func() { p.released(true) })
+			}
+		}, 0, 0},
+		{"a release, and who was granted the name before its turn", func(p *Topic) {
+			p.hear(func() { p.released(true) })
+			p.hear(func() { p.held(time.Minute, behind) })
+		}, longest, 5 * time.Second},
+		{"the end of the hold without a release", func(p *Topic) { p.hear(func() { p.held(time.Second, behind) }) }, time.Second, 2 * time.Second},
+		{"a release after the server has refused, which is heard before the answer", func(p *Topic) {
+			p.Turn() // the waiter asks
+			p.hear(func() { p.released(true) })
+			p.Placed(refused, time.Minute)
+		}, behind * shortStep, behind * longStep},
+		{"a release and the next grant before the answer", func(p *Topic) {
+			p.Turn()
+			p.hear(func() { p.released(true) })
+			p.hear(func() { p.held(time.Minute, 1) })
+			p.Placed(Place{Ticket: behind + 1, Granted: 1, Last: behind + 1}, time.Minute)
+		}, longest, 5 * time.Second},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				topic := inLine(refused)
+				start := time.Now()
+				test.happen(topic)
+				<-topic.Wake
+				if took := time.Since(start); took < test.from || took > test.to {
+					t.Errorf("the waiter is woken after %v, want %v to %v", took, test.from, test.to)
+				}
+				topic.hear(topic.turn.leave)
+			})
+		})
+	}
+}
