@@ -33,7 +33,7 @@ var crowds = []struct {
 	measure []float64
 	fitted  map[int]bool
 }{
-	{redisFair, sizes, []float64{679, 646, 629, 634, 610}, map[int]bool{10: true}},
+	{redisFair, sizes, []float64{698, 633, 640, 610, 611}, map[int]bool{10: true}},
 	{etcd, sizes, []float64{589, 443, 449, 404, 280}, map[int]bool{10: true, 1000: true}},
 	{zooKeeper, sizes, []float64{686, 593, 582, 502, 373}, map[int]bool{10: true, 1000: true}},
 	{postgreSQL, sizes, []float64{813, 749, 777, 712, 271}, map[int]bool{10: true, 1000: true}},
