@@ -106,12 +106,7 @@ func (c *Cleaner[G]) Full() bool {
 // are settled at once.
 func (c *Cleaner[G]) Finish(ctx context.Context) (left int) {
 	c.mu.Lock()
-	if c.left() == 0 {
-		c.mu.Unlock()
-		return 0
-	}
-	none := make(chan struct{})
-	c.none = none
+	defer c.mu.Unlock()
 	now := time.Now()
 	for _, g := range c.ghosts {
 		if base := g.ghost(); base.next.After(now) {
@@ -121,12 +116,17 @@ func (c *Cleaner[G]) Finish(ctx context.Context) (left int) {
 	}
 	heap.Init(&c.ghosts)
 	c.kick()
-	c.mu.Unlock()
-	select {
-	case <-none:
-	case <-ctx.Done():
+	for c.left() > 0 && ctx.Err() == nil { // a ghost may come when nothing was left for an instant
+		none := make(chan struct{})
+		c.none = none
+		c.mu.Unlock()
+		select {
+		case <-none:
+		case <-ctx.Done():
+		}
+		c.mu.Lock()
 	}
-	return c.Left()
+	return c.left()
 }
 
 // run ends when there are no ghosts, or with the driver.

@@ -195,3 +195,25 @@ func TestEndOfTheDriverEndsIt(t *testing.T) {
 		}
 	})
 }
+
+// TestFinishWaitsForWhatComesMeanwhile: a ghost that comes at the very instant at which nothing was left is waited for, too.
+func TestFinishWaitsForWhatComesMeanwhile(t *testing.T) {
+	s := &server{takes: time.Second}
+	bubble(t, Policy[*remnant]{Settle: s.settle, Batch: 1, Calls: 1}, func(t *testing.T, c *Cleaner[*remnant], _ *lifecycle.Lifecycle) {
+		c.Expect(1)
+		ended := make(chan int)
+		go func() { ended <- c.Finish(t.Context()) }()
+		synctest.Wait()
+		c.mu.Lock() // Finish sees nothing of the instant between the two
+		c.expected--
+		c.tell()
+		c.expected++
+		c.mu.Unlock()
+		synctest.Wait()
+		c.Add(&remnant{requests: 1})
+		c.Expect(-1)
+		if left := <-ended; left != 0 {
+			t.Errorf("Finish: got %d, want 0", left)
+		}
+	})
+}
