@@ -141,6 +141,30 @@ func TestDeadHeadOfTheLine(t *testing.T) {
 	}
 }
 
+// TestShortWaitsBehindTheDead: calls that each wait for less than the dead of the line cost get a lock that is free all the same.
+func TestShortWaitsBehindTheDead(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s", s.Addr)
+	l := acquire(t, openURL(t, "redisson://%s", s.Addr), forLong("x"))
+	s.Do("HSET", "dsync_turn:{x}", "last", "1000000040", "granted", "1000000000")
+	w := waitInLine(t, s, []*Driver{d})[0]
+	w.cancel()
+	<-w.done
+	release(t, l)
+	for start := time.Now(); ; {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		l, err := d.Acquire(ctx, forLong("x"))
+		cancel()
+		if err == nil {
+			release(t, l)
+			return
+		}
+		if took := time.Since(start); took > hangGuard {
+			t.Fatalf("the lock is free for %v, and nobody gets it: %v", took, err)
+		}
+	}
+}
+
 // longestPause is far above what the dead cost, and below the backstop.
 const longestPause = 3 * time.Second
 
