@@ -206,6 +206,20 @@ func releaseAll(tb testing.TB, waiters []*waiter) {
 	wg.Wait()
 }
 
+// TestLineOfNonsense: what somebody else wrote to the key of the line keeps nobody from the lock.
+func TestLineOfNonsense(t *testing.T) {
+	s := testenv.Redis(t)
+	drivers := openMany(t, 4, "redisson://%s", s.Addr)
+	for _, field := range []string{"last", "granted", "told", "at"} {
+		l := acquire(t, drivers[0], forLong("x"))
+		waiters := waitInLine(t, s, drivers[1:])
+		s.Do("HSET", "dsync_turn:{x}", field, "nonsense")
+		release(t, l)
+		releaseAll(t, waiters)
+		s.Do("DEL", "dsync_turn:{x}")
+	}
+}
+
 // TestWaitingWithoutRightToTheLine: users with the rights of before wait as before.
 func TestWaitingWithoutRightToTheLine(t *testing.T) {
 	s := testenv.Redis(t)
