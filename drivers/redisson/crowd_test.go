@@ -2,6 +2,8 @@ package redisson
 
 import (
 	"context"
+	"fmt"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -204,6 +206,26 @@ func releaseAll(tb testing.TB, waiters []*waiter) {
 		})
 	}
 	wg.Wait()
+}
+
+// TestPassedBy: of those whom the line has passed by, few ask after each release.
+func TestPassedBy(t *testing.T) {
+	const n = 60
+	s := testenv.Redis(t)
+	holder, drivers := openURL(t, "redisson://%s", s.Addr), openMany(t, n, "redisson://%s", s.Addr)
+	l := acquire(t, holder, forLong("x"))
+	waiters := waitInLine(t, s, drivers)
+	last := placeOf(drivers[n-1])
+	s.Do("HSET", "dsync_turn:{x}", "granted", strconv.FormatInt(last, 10))
+	s.Do("PUBLISH", prefixName(channelPrefix, "x"), fmt.Sprintf("-%d%06d", 60_000, last%1_000_000))
+	got := counted(s, func() {
+		release(t, l)
+		releaseAll(t, waiters)
+	}, "evalsha")["evalsha"]
+	t.Logf("%d requests for %d hand-overs", got, n)
+	if got > n*n/3 { // if all asked each time there were more than n*n/2
+		t.Errorf("requests for %d hand-overs: got %d", n, got)
+	}
 }
 
 // TestLineOfNonsense: what somebody else wrote to the key of the line keeps nobody from the lock.
