@@ -2,6 +2,8 @@ package redisson
 
 import (
 	"context"
+	"fmt"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -141,6 +143,30 @@ func TestDeadHeadOfTheLine(t *testing.T) {
 	}
 }
 
+// TestShortWaitsBehindTheDead: calls that each wait for less than the dead of the line cost get a lock that is free all the same.
+func TestShortWaitsBehindTheDead(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s", s.Addr)
+	l := acquire(t, openURL(t, "redisson://%s", s.Addr), forLong("x"))
+	s.Do("HSET", "dsync_turn:{x}", "last", "1000000040", "granted", "1000000000")
+	w := waitInLine(t, s, []*Driver{d})[0]
+	w.cancel()
+	<-w.done
+	release(t, l)
+	for start := time.Now(); ; {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		l, err := d.Acquire(ctx, forLong("x"))
+		cancel()
+		if err == nil {
+			release(t, l)
+			return
+		}
+		if took := time.Since(start); took > hangGuard {
+			t.Fatalf("the lock is free for %v, and nobody gets it: %v", took, err)
+		}
+	}
+}
+
 // longestPause is far above what the dead cost, and below the backstop.
 const longestPause = 3 * time.Second
 
@@ -180,6 +206,40 @@ func releaseAll(tb testing.TB, waiters []*waiter) {
 		})
 	}
 	wg.Wait()
+}
+
+// TestPassedBy: of those whom the line has passed by, few ask after each release.
+func TestPassedBy(t *testing.T) {
+	const n = 60
+	s := testenv.Redis(t)
+	holder, drivers := openURL(t, "redisson://%s", s.Addr), openMany(t, n, "redisson://%s", s.Addr)
+	l := acquire(t, holder, forLong("x"))
+	waiters := waitInLine(t, s, drivers)
+	last := placeOf(drivers[n-1])
+	s.Do("HSET", "dsync_turn:{x}", "granted", strconv.FormatInt(last, 10))
+	s.Do("PUBLISH", prefixName(channelPrefix, "x"), fmt.Sprintf("-%d%06d", 60_000, last%1_000_000))
+	got := counted(s, func() {
+		release(t, l)
+		releaseAll(t, waiters)
+	}, "evalsha")["evalsha"]
+	t.Logf("%d requests for %d hand-overs", got, n)
+	if got > n*n/3 { // if all asked each time there were more than n*n/2
+		t.Errorf("requests for %d hand-overs: got %d", n, got)
+	}
+}
+
+// TestLineOfNonsense: what somebody else wrote to the key of the line keeps nobody from the lock.
+func TestLineOfNonsense(t *testing.T) {
+	s := testenv.Redis(t)
+	drivers := openMany(t, 4, "redisson://%s", s.Addr)
+	for _, field := range []string{"last", "granted", "told", "at"} {
+		l := acquire(t, drivers[0], forLong("x"))
+		waiters := waitInLine(t, s, drivers[1:])
+		s.Do("HSET", "dsync_turn:{x}", field, "nonsense")
+		release(t, l)
+		releaseAll(t, waiters)
+		s.Do("DEL", "dsync_turn:{x}")
+	}
 }
 
 // TestWaitingWithoutRightToTheLine: users with the rights of before wait as before.

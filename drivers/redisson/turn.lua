@@ -13,8 +13,11 @@ local function acquireInTurn(place, word, word2, name, hold, ttl, token, n, keep
 
   local early = string.sub(place, 1, 1) == '?'
   local ticket = tonumber(early and string.sub(place, 2) or place)
-  local last, granted = tonumber(known[1] or 0), tonumber(known[2] or 0)
-  if ticket > last or ticket < granted - 100 then ticket = 0 end -- of a line that was lost, or passed by long ago
+  local function number(i) return tonumber(known[i] or 0) or 0 end -- nothing in the line may be an error of the script
+  local last, granted, told, at = number(1), number(2), number(3), number(4)
+  -- A ticket of a line that was lost, or one that the line has passed by further than those who pause one after the other: all that are
+  -- passed by ask after each release.
+  if ticket > last or ticket < granted - 16 then ticket = 0 end
 
   -- tell tells all in the line that the lock is held for left milliseconds, and which ticket was granted last: see readHeld.
   local function tell(left, latest)
@@ -38,7 +41,7 @@ local function acquireInTurn(place, word, word2, name, hold, ttl, token, n, keep
     end
     local micros, time = now()
     redis.pcall('HSET', line, 'granted', string.format('%.0f', ticket), 'at', time)
-    local fast = known[4] and micros - tonumber(known[4]) < 4000 + 40 * (last - ticket)
+    local fast = math.abs(micros - at) < 4000 + 40 * (last - ticket)
     if not fast or ticket > granted + 1 then tell(tonumber(ttl), ticket) end
     return answer
   end
@@ -50,7 +53,7 @@ local function acquireInTurn(place, word, word2, name, hold, ttl, token, n, keep
     ticket = last
     local done = redis.pcall('HSET', line, 'last', string.format('%.0f', last), 'granted', string.format('%.0f', granted))
     if type(done) == 'table' then return answer end
-  elseif not early and now() - tonumber(known[3] or 0) > 2000 then -- microseconds: of many that ask at once, one tells
+  elseif not early and ticket > granted and math.abs(now() - told) > 2000 then -- microseconds: of many that ask at once, one tells
     local _, time = now()
     redis.pcall('HSET', line, 'told', time)
     tell(answer == 0 and 1000000000 or -1 - answer, granted)

@@ -149,7 +149,7 @@ func (h *hub) enter(group int) *Topic {
 	case <-t.Wake:
 	default:
 	}
-	t.turn.due, t.turn.owed = false, false
+	t.turn.due, t.turn.owed, t.turn.ended = false, false, false
 	return t
 }
 

@@ -28,6 +28,7 @@ type Place struct {
 type turn struct {
 	place Place         // as far as it is known
 	freed time.Time     // if place.Free: when
+	begin time.Time     // if place.Free: when it is the turn of the topic, if there is no message before
 	pace  time.Duration // on average from a release to the next message
 	due   bool          // the value of Wake is there since it is the turn of the topic
 	owed  bool          // or since messages may have been missed, or the waiter who took it before could not ask
@@ -81,14 +82,21 @@ func (t *Topic) Placed(p Place, left time.Duration) {
 	ln := t.hub.listener
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
-	t.turn.place = p
-	if t.forgo() || t.turn.ended { // there was a release after the server had refused
-		t.turn.place.Free, left = true, 0
+	u := &t.turn
+	paused := u.place.Free && u.place.Ticket == p.Ticket
+	u.place = p
+	if t.forgo() || u.ended { // there was a release after the server had refused
+		u.place.Free, left = true, 0
 	}
-	if t.turn.place.Free {
-		t.turn.freed = time.Now()
+	switch {
+	case u.place.Free && paused: // the pause goes on: who asks again and again, each time for less than a pause, gets a turn as well
+		t.turnIn(min(time.Until(u.begin), u.delay()))
+	case u.place.Free:
+		u.freed = time.Now()
+		t.await(left)
+	default:
+		t.await(left)
 	}
-	t.await(left)
 }
 
 // Served notes that a waiter was granted the name for a time, and so the ticket is used up.
@@ -153,8 +161,14 @@ func (t *Topic) await(left time.Duration) {
 	if left < 0 || left > longest {
 		left = longest
 	}
-	if left += t.turn.delay(); left > 0 {
-		t.askIn(left)
+	t.turnIn(left + t.turn.delay())
+}
+
+// turnIn has a waiter ask after a time, or at once.
+func (t *Topic) turnIn(d time.Duration) {
+	t.turn.begin = time.Now().Add(d)
+	if d > 0 {
+		t.askIn(d)
 	} else {
 		t.ask()
 	}

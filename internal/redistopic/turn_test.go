@@ -27,6 +27,7 @@ func locked(mu *sync.Mutex, f func()) {
 
 func TestTurn(t *testing.T) {
 	const behind = 3 // clients in front
+	const calls = 10
 	refused := Place{Ticket: behind + 1, Last: behind + 1}
 	for _, test := range []struct {
 		what   string
@@ -56,6 +57,21 @@ func TestTurn(t *testing.T) {
 			p.hear(func() { p.released(true) })
 			p.hear(func() { p.held(time.Minute, 1) })
 			p.Placed(Place{Ticket: behind + 1, Granted: 1, Last: behind + 1}, time.Minute)
+		}, longest, 5 * time.Second},
+		{"a release, and refusals since others are in front, each before the pause is over", func(p *Topic) {
+			p.hear(func() { p.released(true) })
+			for range calls {
+				p.hear(func() { p.leave(false) })
+				time.Sleep(shortStep)
+				p.hear(func() { p.hub.enter(0) })
+				p.Placed(Place{Ticket: refused.Ticket, Last: refused.Last, Free: true}, time.Millisecond)
+			}
+		}, 0, calls * shortStep},
+		{"a release before another waiter comes, and the last one has left", func(p *Topic) {
+			p.hear(func() { p.released(true) })
+			p.hear(func() { p.leave(false) })
+			p.hear(func() { p.hub.enter(0) })
+			p.Placed(refused, time.Minute)
 		}, longest, 5 * time.Second},
 	} {
 		t.Run(test.what, func(t *testing.T) {
