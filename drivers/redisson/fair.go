@@ -97,8 +97,11 @@ func (d *Driver) inherit(o *op) {
 			runtime.Gosched() // the heir goes first
 		}
 	}
-	if o.next != "" {
+	switch {
+	case o.next != "":
 		d.lines.tell(o.request.Name, o.next)
+	case o.lease != nil && o.err == nil && o.first < 0:
+		d.lines.tell(o.request.Name, "") // a request before, whose answer was lost, may have given the lock to an heir
 	}
 }
 

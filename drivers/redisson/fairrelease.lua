@@ -3,8 +3,8 @@
 -- the next is not known to have heard, the hold of that.
 --
 -- Where one hold ends, heir, unless that is '', is a waiter of the same client. If it is the first in the queue, it gets the lock, and is told
--- by the answer: how many wait behind it, its first token, and how many. The same release may be sent again, as its answer may be lost: then
--- heir is granted the lock again that it has, and the first number is -1.
+-- by the answer: how many wait behind it, its first token, and how many. The same release may be carried out again, at any later time: that
+-- changes nothing of what heir has by then.
 local function releaseFair(name, queue, times, token, channel, word, word2, count, heir, ttl, n, keep, holder, text, ...)
   local line, holds, results, shifts = lineOf(queue, times), {...}, {}, {}
   local held = heir ~= '' and call('HEXISTS', name, holds[1])
@@ -14,8 +14,6 @@ local function releaseFair(name, queue, times, token, channel, word, word2, coun
       call('HDEL', name, holds[1])
       return {line.length, fence, block}
     end
-  elseif held == 0 and call('HEXISTS', name, heir) == 1 then
-    return {-1, grant(line, false, name, heir, ttl, token, n, keep, holder, text)}
   end
   local fields = call('HLEN', name)
   for i, hold in ipairs(holds) do

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/rueidis"
+
 	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -154,24 +156,59 @@ func TestFairLostAnswerOfAHandOver(t *testing.T) {
 	}
 }
 
-// TestFairReleaseIsAnsweredAgain: a release that is sent again, as its answer was lost, tells again that it handed the lock over.
-func TestFairReleaseIsAnsweredAgain(t *testing.T) {
+// TestFairLateRepeatOfARelease: a release that hands the lock over is carried out again, as its connection delivers late what was sent again
+// over another one. The heir may have renewed its hold for longer by then, or for less time, as one that leaves does.
+func TestFairLateRepeatOfARelease(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fair=true", s.Addr)
 	l, heir := acquire(t, d, request("x")), request("x")
 	addWaiter(s, heir.Hold, time.Minute)
 	o := d.newOp(l.request, l)
 	o.heir, o.tokens = newPlace(heir), 1
+	carryOut := func() rueidis.RedisResult {
+		return d.eval(t.Context(), fairReleaseScript, o.keys(d, nil), o.args(d, nil))
+	}
 	last, _ := l.Tokens()
-	for _, want := range []int64{0, -1} {
-		answer, err := d.eval(t.Context(), fairReleaseScript, o.keys(d, nil), o.args(d, nil)).AsIntSlice()
-		if err != nil || len(answer) != 3 || answer[0] != want || answer[1] <= int64(last) || answer[2] != 1 {
-			t.Fatalf("answer to the release: got %v, %v, want %d and a token above %d", answer, err, want, last)
+	if answer, err := carryOut().AsIntSlice(); err != nil || len(answer) != 3 || answer[0] != 0 || answer[1] <= int64(last) || answer[2] != 1 {
+		t.Fatalf("answer to the release: got %v, %v, want 0 and a token above %d", answer, err, last)
+	}
+	token := s.Do("GET", d.tokenKey("x"))
+	for _, ttl := range []time.Duration{time.Hour, testTTL / 2} {
+		s.Do("PEXPIRE", "x", fmt.Sprint(ttl.Milliseconds()))
+		if answer, err := carryOut().ToInt64(); err != nil || answer != -1 {
+			t.Errorf("answer to the repeat: got %d, %v, want -1", answer, err)
 		}
-		last = uint64(answer[1])
+		if left := time.Duration(s.Do("PTTL", "x").(int64)) * time.Millisecond; left > ttl || left < ttl-hangGuard {
+			t.Errorf("a hold that lasts %v lasts %v after the repeat", ttl, left)
+		}
 		if fields := s.Do("HKEYS", "x").([]any); len(fields) != 1 || fields[0] != heir.Hold {
-			t.Fatalf("the lock is held by %q, want %s", fields, heir.Hold)
+			t.Errorf("the lock is held by %q, want %s", fields, heir.Hold)
 		}
+	}
+	if got := s.Do("GET", d.tokenKey("x")); got != token {
+		t.Errorf("the last token is %v after the repeat, was %v", got, token)
+	}
+}
+
+// TestFairHeirOfALostAnswerAsks: a release that finds no hold may be the repeat of one that handed the lock over.
+func TestFairHeirOfALostAnswerAsks(t *testing.T) {
+	d := openURL(t, "redisson://%s?fair=true", testenv.Redis(t).Addr)
+	l, p := acquire(t, d, request("x")), newPlace(request("x"))
+	release(t, l)
+	d.lines.enter(p)
+	defer d.lines.leave(p, nil)
+	o := d.newOp(l.request, l)
+	d.sendOp(t.Context(), o, nil, nil)
+	if o.err != nil || o.first != -1 {
+		t.Fatalf("release of a hold that is over: got %d, %v, want -1", o.first, o.err)
+	}
+	select {
+	case <-p.wake:
+	default:
+		t.Error("the first in the line is not woken")
+	}
+	if _, ask := d.lines.turn(p, d.now()); !ask {
+		t.Error("the first in the line may not ask")
 	}
 }
 
