@@ -7,8 +7,11 @@
 -- changes nothing of what heir has by then.
 local function releaseFair(name, queue, times, token, channel, word, word2, count, heir, ttl, n, keep, holder, text, ...)
   local line, holds, results, shifts = lineOf(queue, times), {...}, {}, {}
-  local held = heir ~= '' and call('HEXISTS', name, holds[1])
-  if held == 1 and head(line, heir) == heir and call('HLEN', name) == 1 then
+  local ready, first = false, nil
+  if heir ~= '' and call('HEXISTS', name, holds[1]) == 1 then
+    ready, first = pcall(head, line, heir) -- a server without memory gives an heir no time
+  end
+  if ready and first == heir and call('HLEN', name) == 1 then
     local granted, fence, block = pcall(grant, line, heir, name, heir, ttl, token, n, keep, holder, text)
     if granted then
       call('HDEL', name, holds[1])
@@ -32,7 +35,7 @@ local function releaseFair(name, queue, times, token, channel, word, word2, coun
       end
     end
     move(line, shifts)
-    local first = head(line)
+    first = head(line)
     if first and left == -2 then
       local patient, heard = tell(first, channel, word, word2, count)
       if patient == deaf and line.length > 1 then limit(line, first, clock() + deaf) end -- from now on, and not from when the next asks

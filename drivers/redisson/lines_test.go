@@ -212,6 +212,25 @@ func TestFairHeirOfALostAnswerAsks(t *testing.T) {
 	}
 }
 
+// TestFairReleaseWithoutMemory: a server that takes nothing more cannot hand the lock over, or give an heir more time, but frees the lock.
+func TestFairReleaseWithoutMemory(t *testing.T) {
+	s := testenv.Redis(t)
+	for _, in := range []time.Duration{time.Minute, -time.Minute} {
+		d := openURL(t, "redisson://%s?fair=true", s.Addr)
+		l, p := acquire(t, d, request("x")), newPlace(request("x"))
+		d.lines.enter(p)
+		addWaiter(s, p.request.Hold, in)
+		s.Do("CONFIG", "SET", "maxmemory", "1")
+		release(t, l)
+		s.Do("CONFIG", "SET", "maxmemory", "0")
+		if s.Do("EXISTS", "x") != int64(0) {
+			t.Errorf("the time of the heir ends in %v: the lock is held", in)
+		}
+		d.lines.leave(p, nil)
+		s.Do("DEL", queueOfX, timesOfX)
+	}
+}
+
 // TestFairHandOverThatIsLate: the connection hangs with a release that hands the lock over, and the caller gives up. So does the next, or it
 // has the lock when the connection is back.
 func TestFairHandOverThatIsLate(t *testing.T) {
