@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// direct is the short way for a single caller: the caller sends its request itself, where the request cannot hold it up. The way is open over
+// direct is the short way for a single caller, and for up to fewAtOnce of a fair lock: the caller sends its request itself, where the request cannot hold it up. The way is open over
 // a connection that answered a moment ago, of a client that the driver opened: such a client heeds the end of a context wherever it
 // waits for an answer, though not while it connects, and sends everything over one connection.
 //

@@ -128,14 +128,11 @@ func (o *op) readFairRelease(answer []rueidis.RedisMessage) (err error) {
 
 // tellArgs adds the arguments by which the fair scripts tell a waiter: the channel, the commands, and whether these count the listeners.
 func (d *Driver) tellArgs(name string, args []string) []string {
-	word2, count := "", "1"
-	if len(d.checked.words) > 1 {
-		word2 = d.checked.words[1]
-	}
+	count := "1"
 	if d.cluster && d.checked.pubSub != PubSubSharded {
 		count = ""
 	}
-	return append(args, prefixName(channelPrefix, name), d.checked.words[0], word2, count)
+	return append(d.wordArgs(append(args, prefixName(channelPrefix, name))), count)
 }
 
 // acquireInOrder asks for a fair lock, and waits for its turn.

@@ -101,7 +101,7 @@ func (o *op) args(d *Driver, args []string) []string {
 	case d.options.Fair:
 		args = o.fairArgs(d, args)
 	case o.turn != "":
-		args = append(d.turnArgs(append(args, o.turn)), r.Hold, d.milliseconds(r.TTL))
+		args = append(d.wordArgs(append(args, o.turn)), r.Hold, d.milliseconds(r.TTL))
 	default:
 		args = append(args, r.Hold, d.milliseconds(r.TTL))
 	}
@@ -111,8 +111,8 @@ func (o *op) args(d *Driver, args []string) []string {
 	return args
 }
 
-// turnArgs adds the commands by which turn.lua tells a line.
-func (d *Driver) turnArgs(args []string) []string {
+// wordArgs adds the two commands by which scripts publish; the second is "" where one is enough.
+func (d *Driver) wordArgs(args []string) []string {
 	word2 := ""
 	if len(d.checked.words) > 1 {
 		word2 = d.checked.words[1]

@@ -103,11 +103,7 @@ func (o *op) readWriteArgs(d *Driver, args []string) []string {
 // readWriteReleaseArgs adds the arguments of the script that ends a Read or Write hold. The script also tells the first waiter for the fair
 // lock of the name.
 func (d *Driver) readWriteReleaseArgs(m driver.Mode, name, hold string, args []string) []string {
-	word2 := ""
-	if len(d.checked.words) > 1 {
-		word2 = d.checked.words[1]
-	}
-	args = append(args, fieldOf(m, hold), readPrefix(name), prefixName(readWritePrefix, name), d.checked.words[0], word2)
+	args = d.wordArgs(append(args, fieldOf(m, hold), readPrefix(name), prefixName(readWritePrefix, name)))
 	if !d.options.Fair {
 		return args
 	}

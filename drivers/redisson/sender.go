@@ -204,7 +204,7 @@ func (s *sender) sendTogether(b *batch) {
 	d := s.driver
 	b.keys, b.args = b.keys[:0], b.args[:0]
 	if !d.options.Fair {
-		b.args = d.turnArgs(b.args)
+		b.args = d.wordArgs(b.args)
 	}
 	sent := d.now()
 	for _, o := range b.ops {

@@ -88,15 +88,14 @@ func (t *Topic) Placed(p Place, left time.Duration) {
 	if t.forgo() || u.ended { // there was a release after the server had refused
 		u.place.Free, left = true, 0
 	}
-	switch {
-	case u.place.Free && paused: // the pause goes on: who asks again and again, each time for less than a pause, gets a turn as well
+	if u.place.Free && paused { // the pause goes on: callers that ask again and again, each time for less than a pause, get a turn as well
 		t.turnIn(min(time.Until(u.begin), u.delay()))
-	case u.place.Free:
-		u.freed = time.Now()
-		t.await(left)
-	default:
-		t.await(left)
+		return
 	}
+	if u.place.Free {
+		u.freed = time.Now()
+	}
+	t.await(left)
 }
 
 // Served notes that a waiter was granted the name for a time, and so the ticket is used up.
