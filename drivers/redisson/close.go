@@ -20,7 +20,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	}
 	d.releaseAll(ctx)
 	ghosts := d.ghosts.Finish(ctx)
-	d.finished.end()
+	d.finished.close()
 	d.topics.Close()
 	d.sender.end()
 	d.life.End()

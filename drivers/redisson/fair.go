@@ -228,6 +228,7 @@ type finished struct {
 	mu     sync.Mutex
 	topics []*redistopic.Topic
 	timer  *time.Timer
+	closed bool // the driver ends, and nothing is to begin a timer
 }
 
 const (
@@ -238,6 +239,10 @@ const (
 func (s *finished) add(t *redistopic.Topic) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.closed {
+		t.LeaveForGood()
+		return
+	}
 	s.topics = append(s.topics, t)
 	switch len(s.topics) {
 	case mostFinished:
@@ -245,6 +250,14 @@ func (s *finished) add(t *redistopic.Topic) {
 	case 1:
 		s.timer = time.AfterFunc(finishedFor, s.end)
 	}
+}
+
+// close ends the subscriptions when the driver ends, those of calls that return later too.
+func (s *finished) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	s.leave()
 }
 
 // end ends the subscriptions.
