@@ -5,18 +5,18 @@ import (
 	"testing"
 )
 
-// Check is one promise of drivers, or of package dsync on top of them, with the function that checks the promise.
+// Check is one promise of drivers, or of package dsync on top of drivers, with the function that checks the promise.
 //
 // A check is a function of an env, in the file of its group, and an entry in the table of that group; Checks lists the tables. The rules
 // for checks:
 //
-//   - A check returns an error that says what the check saw. Run adds the promise and the events.
-//   - A check never waits for a guessed time: it awaits progress through states (waits, until), proves by the order of other events that
-//     something does not happen, and compares times in the direction that a slow machine cannot falsify. The env ends a check that
+//   - A check returns an error with what the check saw. Run adds the promise and the events.
+//   - A check never waits for a guessed time: a check awaits progress through states (waits, until), proves by the order of other events
+//     the absence of an event, and compares times in the direction that a slow machine cannot falsify. The env ends a check that
 //     hangs. A loop that ends by time sleeps in each round: in fake time nothing else lets time pass.
 //   - A check shares the process and the backend with other checks, unless it is listed in alone.
-//   - A check of something that only some drivers can do begins with env.claims; env.need ends a check that the harness cannot run.
-//   - Each check has a mutant in mutants_<group>_test.go: a broken driver that this check catches, and no check before it in the table.
+//   - A check of an ability of some drivers begins with env.claims; env.need ends a check that the harness cannot run.
+//   - Each check has a mutant in mutants_<group>_test.go: a broken driver caught by this check, and by no earlier check in the table.
 //     A check without a mutant fails TestMutants. A new promise needs `go test ./conformance -run Spec -update`.
 type Check struct {
 	Name    string // group/name, or group/name/mode
@@ -24,7 +24,7 @@ type Check struct {
 	run     func(*env) error
 }
 
-// alone has the checks that run beside no others, and the reasons.
+// alone has the checks to run beside no others, and the reasons.
 var alone = map[string]string{
 	"capabilities/ttl": "it takes leases of the shortest TTL, for which answers are soon too late",
 	"faults/many":      "it counts the goroutines of the process",
@@ -38,8 +38,7 @@ var alone = map[string]string{
 	"storm/server":     "it stops the server",
 }
 
-// Checks returns all checks, each after the checks that it builds on. Run takes them in this order, but for the checks in alone, which
-// come last.
+// Checks returns all checks, each after the checks that it builds on. Run takes the checks in this order, with the checks in alone at the end.
 func Checks() []Check {
 	return slices.Concat(
 		exclusionChecks,
@@ -76,8 +75,8 @@ func Checks() []Check {
 	)
 }
 
-// Run runs the check alone, and returns how its promise is broken. A driver that does not claim something, and refuses it, breaks no promise.
-// If the harness is not able to run the check, Run skips t.
+// Run runs the check alone, and returns how its promise is broken. A driver that refuses what it does not claim breaks no promise. If the
+// harness is not able to run the check, Run skips t.
 func (c Check) Run(t *testing.T, h Harness) error {
 	r := c.result(t, h)
 	switch {

@@ -5,23 +5,23 @@ import (
 	"time"
 )
 
-// Where a name is in use, and where somebody seems to be behind, it is looked again: between two requests of a holder, or of this
-// command, it can look so, and who is behind may share a name with programs that are not.
+// A name in use, and a client that seems to be behind, get further looks: between two requests of a holder, or of this command, a client can
+// seem to be behind, and a client behind may share a name with clients that are not.
 const (
 	moreLooks   = 20 // at least
 	steadyLooks = 3  // in a row that show one hold are enough
 	lookEvery   = 50 * time.Millisecond
-	idleLooks   = 20 // of a name that nobody holds, until only one in so many is made
-	enough      = 30 // points against a client, with nothing to its favour
+	idleLooks   = 20 // of a name without a holder; after so many, only one look in so many is made
+	enough      = 30 // points against a client with none in its favour
 
-	// Points for one look. A hold that was over when it was looked at again may have been one that was just taken or given back.
+	// Points for one look. A hold that was over at the second look may just have been taken or given back.
 	forBrief, forLasting = 1, 10
 
 	followEvery = time.Millisecond
 	follows     = 10
 )
 
-// doubt is what was seen of a name. Clients are judged each for itself.
+// doubt is what the looks at a name have shown. Each client is judged for itself.
 type doubt struct {
 	clients map[string]*sight
 	order   []string // in which they were seen
@@ -31,11 +31,11 @@ type doubt struct {
 	over    bool     // nobody can be behind any more
 }
 
-// sight is what was seen of one client of a name. Those who wait in vain are one.
+// sight is what the looks have shown of one client of a name. All clients that wait in vain are one.
 type sight struct {
-	behind string // how it was seen last
+	behind string // what the last look showed
 	points int
-	clear  bool // it was seen to use the name as it should
+	clear  bool // a look showed a use of the name as it should be
 }
 
 // open reports whether to look at the name again after the first look.
@@ -51,7 +51,7 @@ func (d *doubt) see(r *nameReport) {
 		d.steady++
 	}
 	d.over = r.State == stateMoved && r.Blocked == 0
-	if r.State == stateMoved { // who is behind since then waits in vain
+	if r.State == stateMoved { // a client behind waits in vain since then
 		for _, s := range d.clients {
 			s.clear = true
 		}
@@ -68,7 +68,7 @@ func (d *doubt) see(r *nameReport) {
 		d.order = append(d.order, r.client)
 	}
 	if r.Behind == "" {
-		// What is held on the old backend alone while somebody else has the new one says nothing: it may have changed hands in between.
+		// A hold on the old backend alone, with another holder on the new one, says nothing: the name may have changed hands between the two looks.
 		s.clear = s.clear || r.HeldOn != "old"
 		return
 	}
@@ -97,7 +97,7 @@ func (d *doubt) settled(looks int, lasting bool) bool {
 	return d.over || d.steady >= steadyLooks
 }
 
-// verdict says why somebody is behind, or nothing.
+// verdict says why a client is behind, or nothing.
 func (d *doubt) verdict() string {
 	for _, c := range d.order {
 		if s := d.clients[c]; !s.clear && s.points >= enough {
@@ -107,8 +107,8 @@ func (d *doubt) verdict() string {
 	return ""
 }
 
-// follow looks at a hold that seems to be behind until it is over, or seen to be what it should be, or for a while: its other half may
-// be on its way.
+// follow looks at a hold that seems to be behind until the hold is over, or has its other half, or for a while: the other half may be on its
+// way.
 func (l *looker) follow(ctx context.Context, r nameReport) (nameReport, error) {
 	tick := time.NewTicker(followEvery)
 	defer tick.Stop()

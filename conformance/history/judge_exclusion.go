@@ -10,8 +10,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// exclusion looks through the holds of a lock in the order of their beginnings: for overlaps (RuleOverlap, RuleLoss), tokens that did
-// not rise (RuleTokens), and overtaking (RuleOrder).
+// exclusion looks through the holds of a lock in the order of their beginnings: for overlaps (RuleOverlap, RuleLoss), tokens without a
+// rise (RuleTokens), and overtaking (RuleOrder).
 func (j *judge) exclusion(l *lock) {
 	reentries(l.holds)
 	j.overlaps(l.holds)
@@ -25,7 +25,7 @@ func (j *judge) exclusion(l *lock) {
 	}
 }
 
-// reentries marks the holds whose owner may have had the lock already. Claims do not tell, since they may be shorter than holds.
+// reentries marks the holds whose owner may have had the lock already. Claims do not tell, since a claim may be shorter than its hold.
 func reentries(holds []*attempt) {
 	until := map[owner]time.Duration{}
 	for _, a := range holds {
@@ -47,8 +47,8 @@ type span struct {
 	from, to point
 }
 
-// overlaps compares the claims of different owners, and also the holds that the backend confirmed at their release. Such a hold was there
-// without a break since its grant. Several leases may have had it in turn, and only the last one asked the backend.
+// overlaps compares the claims of different owners, and also the holds that the backend confirmed at their release. A confirmed hold was there
+// without a break since its grant. Several leases may have had the hold in turn, and only the last asked the backend.
 func (j *judge) overlaps(holds []*attempt) {
 	var claims, confirmed []span
 	for _, a := range holds {
@@ -62,7 +62,7 @@ func (j *judge) overlaps(holds []*attempt) {
 		j.twoOwners(a.of, b.of)
 	})
 	for i, a := range holds {
-		if a.confirmed() && !reported[a] && a.answer.Since < a.end { // or else its process stood still between two looks at the clock
+		if a.confirmed() && !reported[a] && a.answer.Since < a.end { // or else the process stood still between two looks at the clock
 			confirmed = append(confirmed, span{a, owner{number: i + 1}, a.answer.Mode, point{a.answer.Since, 0}, point{a.end, 0}})
 		}
 	}
@@ -91,7 +91,7 @@ func eachOverlap(spans []span, found func(a, b span)) {
 	}
 }
 
-// latest has the two spans that end last, of two owners.
+// latest has the two spans with the latest ends, of two owners.
 type latest struct{ first, second span }
 
 func newLatest() *latest {
@@ -99,7 +99,7 @@ func newLatest() *latest {
 	return &latest{none, none}
 }
 
-// besides returns the span of another owner that ends last.
+// besides returns the span of another owner with the latest end.
 func (l *latest) besides(o owner) span {
 	if l.first.owner == o {
 		return l.second
@@ -129,8 +129,7 @@ func (j *judge) twoOwners(a, b *attempt) {
 	j.violation(RuleOverlap, fmt.Sprintf("two owners had the lock for %v", both), a.returned, b.returned, a.releasing)
 }
 
-// successors measures, for each hold that was lost, the time from when its holder knew to the next grant of another owner that surely came
-// later.
+// successors measures, for each lost hold, the time from when the holder knew to the next grant of another owner that surely came later.
 func (j *judge) successors(holds []*attempt) {
 	var ended []*attempt // lost, and nobody was granted the lock since
 	for _, b := range holds {
@@ -149,13 +148,13 @@ func (j *judge) successors(holds []*attempt) {
 	}
 }
 
-// tokens compares each token with the highest token of a grant that was surely earlier: for a Read, of a grant in another mode.
+// tokens compares each token with the highest token of the surely earlier grants: for a Read, of grants in another mode.
 func (j *judge) tokens(holds []*attempt) {
 	highest := make([]*attempt, len(holds)+1) // [i]: among the first i holds
 	written := make([]*attempt, len(holds)+1) // the same without Reads
 	for i, b := range holds {
 		token := b.returned.Token
-		if token == 0 && (b.ending == released || b.evidence > b.returned.Time) { // otherwise it may have been over before it had one
+		if token == 0 && (b.ending == released || b.evidence > b.returned.Time) { // otherwise the lease may have been over before the token came
 			j.violation(RuleTokens, "a grant has no token", b.returned)
 		}
 		since := b.from
@@ -167,7 +166,7 @@ func (j *judge) tokens(holds []*attempt) {
 		if b.reads() {
 			a = written[n]
 		}
-		joined := b.reads() && !b.claimed() // perhaps, a hold of its client that had been removed when the other one was granted
+		joined := b.reads() && !b.claimed() // perhaps a hold of its client, removed when the other hold was granted
 		if a != nil && token != 0 && token <= a.returned.Token && !joined {
 			if same := token == a.returned.Token && b.reentry && a.owner == b.owner; !same {
 				j.violation(RuleTokens, "a token is not above that of an earlier grant", a.returned, b.called, b.returned)
@@ -190,8 +189,8 @@ func higher(a, b *attempt) *attempt {
 
 func (a *attempt) excludes(b *attempt) bool { return a.called.Mode.Excludes(b.called.Mode) }
 
-// lonely marks the Reads that no other Read of their client may have brought along: no other Read of the client waited, or had the name, at
-// the time. The attempts are in the order of their calls.
+// lonely marks the Reads that asked for themselves: no other Read of the client waited, or had the name, at the time. The attempts are in the
+// order of their calls.
 func lonely(attempts []*attempt) {
 	type client struct{ proc, name string }
 	type reads struct {
@@ -221,10 +220,10 @@ func lonely(attempts []*attempt) {
 	}
 }
 
-// order compares each hold that was seen in the queue with holds that were granted before it, but asked for after it was seen. Two Reads are
-// not compared, and a Read for which its client need not have asked overtakes nobody.
+// order compares each hold that was seen in the queue with holds that were asked for after that, and granted before. Two Reads are not
+// compared, and a Read that may have joined a hold of its client overtakes nobody.
 func (j *judge) order(holds []*attempt) {
-	var reads, others *attempt // the ones asked for last, among those granted so far
+	var reads, others *attempt // the attempts that asked last, among all granted so far
 	for _, a := range holds {
 		if a.called.NoWait || a.reentry {
 			continue

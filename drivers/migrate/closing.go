@@ -15,8 +15,8 @@ const closedName = reserved + "closed"
 // askWhetherClosed is how often a process in PhaseNew asks whether the gate was closed meanwhile, until it was.
 const askWhetherClosed = time.Minute
 
-// closed reports whether the gate was closed for good. A process that has a slot of PhaseOld, and has looked, asks for that last: so either
-// it sees the seal, or whoever sealed saw its slot.
+// closed reports whether the gate was closed for good. A process with a slot of PhaseOld asks this last, after its looks: so either the
+// process sees the seal, or the process that sealed saw the slot.
 func (g *gate) closed(ctx context.Context) (bool, error) {
 	if g.d.sealer == nil {
 		return false, nil
@@ -25,9 +25,9 @@ func (g *gate) closed(ctx context.Context) (bool, error) {
 	return closed, err
 }
 
-// admitToNew looks whether a process that has a slot of PhaseNew may be there. Who saw first that the gate was closed, and then that all
-// slots of PhaseOld were free, knows that PhaseOld is over: nobody had a slot there any more that could become a member. From then
-// on this process needs the old backend no longer. The seal alone would not tell: whoever made it may have lost its own slot before.
+// admitToNew looks whether a process with a slot of PhaseNew may be in that phase. When a process has seen first that the gate was closed, and
+// then that all slots of PhaseOld were free, PhaseOld is over: no process with a slot there was left to become a member. From then on this
+// process needs the old backend no longer. The seal alone would not do: the process that sealed may have lost its own slot before.
 func (g *gate) admitToNew(ctx context.Context) error {
 	g.mu.Lock()
 	over := g.over
@@ -47,8 +47,8 @@ func (g *gate) admitToNew(ctx context.Context) error {
 	return err
 }
 
-// learn has a process in PhaseNew find out that PhaseOld is over, if it is: the old backend may be gone when the process loses its slot.
-// It returns when to ask again; 0 is never.
+// learn has a process in PhaseNew find out whether PhaseOld is over: the old backend may be gone when the process loses its slot. It returns
+// when to ask again; 0 is never.
 func (g *gate) learn(ctx context.Context) time.Duration {
 	closed, err := g.closed(ctx)
 	if err == nil && closed {
@@ -91,7 +91,7 @@ func (d *Driver) Finalize(ctx context.Context) error {
 		return d.closing(ctx, err)
 	}
 	err = d.sealer.Seal(bound, l)
-	if err == nil && !m.live() { // it is sealed, and somebody may have got into PhaseOld before: they end with their locks, and do not come back
+	if err == nil && !m.live() { // sealed, but others may have got into PhaseOld before: their memberships end with their locks, and do not come back
 		err = fmt.Errorf("%w: the slot was lost meanwhile: repeat it", driver.ErrUnknown)
 	}
 	if err != nil {

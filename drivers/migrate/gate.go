@@ -12,22 +12,22 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// gate keeps processes in PhaseOld and processes in PhaseNew apart, where no seal does. It needs nothing but locks, so it works with
-// any two backends. Those in PhaseDual exclude both kinds, and need no gate.
+// gate keeps processes in PhaseOld and processes in PhaseNew apart, where no seal does. The gate needs nothing but locks, and so works with
+// any two backends. Processes in PhaseDual exclude both kinds, and need no gate.
 //
-// A process in PhaseOld is a member on the old backend: it holds one of a number of slots there, which are locks of reserved names. One
-// in PhaseNew is a member on the new backend. Who becomes a member takes a slot first, and then looks whether all slots of the other
-// kind are free, by taking and releasing each. Of two of different kinds the later one sees the other, whichever came first, for
-// both hold their slots before they look. All that a process locks in these phases ends with its membership at the latest.
+// A process in PhaseOld is a member on the old backend: it holds one of a number of slots there, each the lock of a reserved name. A process
+// in PhaseNew is a member on the new backend. To become a member, a process takes a slot first, and then looks whether all slots of the other
+// kind are free, by taking and releasing each. Of two processes of different kinds the later sees the earlier, whichever came first, for
+// both hold their slots before they look. All locks of a process in these phases end with its membership at the latest.
 //
-// A slot may be taken for a moment by somebody who looks. So a slot that is taken is looked at again for a while before it counts as a
-// member's.
+// A look takes a slot for a moment. So a taken slot is looked at again for a while before the slot counts as a member's.
 //
-// A process in PhaseOld that is no member, because it lost its slot or may not have one, says so by a slot of a third kind on the old
-// backend, and asks for its phase by itself: so people can see it. See outside.go.
+// A process in PhaseOld that is no member, because it lost its slot or may not have one, takes a slot of a third kind on the old
+// backend, for people to see, and asks for its phase by itself. See outside.go.
 //
-// The end: Finalize seals closedName on the old backend, if that can seal, while it holds a slot of PhaseNew. Who becomes a member in
-// PhaseOld asks for that seal after the looks. So nobody gets into PhaseOld any more, and who knows that needs no looks: see closing.go.
+// The end: Finalize seals closedName on the old backend, if that backend can seal, while its process holds a slot of PhaseNew. A process that
+// becomes a member in PhaseOld asks for the seal after its looks. So nobody gets into PhaseOld any more, and a process that knows of the end
+// needs no looks: see closing.go.
 type gate struct {
 	d    *Driver
 	name string // of the process, for people
@@ -36,16 +36,16 @@ type gate struct {
 
 	mu      sync.Mutex
 	current *member
-	retired map[*member]struct{} // of earlier phases, that still have uses
-	joining chan struct{}        // closed when the member that is being made is there or not; nil if there is none
+	retired map[*member]struct{} // of earlier phases, with uses left
+	joining chan struct{}        // closed at the end of an attempt to become a member; nil if there is no attempt
 	refused refusal              // the last one
-	wish    *member              // by which others see that this process wants to be in PhaseOld, and is not; nil if it does not
+	wish    *member              // shows others that this process is not in PhaseOld and wants to be; nil otherwise
 	timer   *time.Timer          // for what the gate does by itself
-	acting  bool                 // does it
-	over    bool                 // PhaseOld is, for good
+	acting  bool                 // the gate is at it
+	over    bool                 // PhaseOld has ended for good
 }
 
-// refusal is what locks of a process are told that may not be in its phase, until it asks again: that takes hundreds of requests.
+// refusal is the error of all locks of a process that may not be in its phase, until the process asks again: to ask takes hundreds of requests.
 type refusal struct {
 	err   error
 	phase Phase
@@ -58,7 +58,7 @@ const (
 	lastPause  = 5 * time.Second
 )
 
-// after takes note of how a process fared that asked for its phase.
+// after takes note of the answer to a process that asked for its phase.
 func (r *refusal) after(err error, p Phase) {
 	if !refusedBy(err) {
 		*r = refusal{}
@@ -71,7 +71,7 @@ func (r *refusal) after(err error, p Phase) {
 	*r = refusal{err, p, pause, time.Now().Add(pause)}
 }
 
-// refusedBy reports whether err says that the process may not be in its phase, until somebody else does something about it.
+// refusedBy reports whether err says that the process may not be in its phase, until somebody else changes something.
 func refusedBy(err error) bool {
 	return errors.As(err, new(*BehindError)) || errors.Is(err, ErrFull) || errors.Is(err, ErrFinalized)
 }
@@ -91,7 +91,7 @@ const MaxMembers = 128
 // reserved begins the names that belong to the migration.
 const reserved = "dsync:migrate:"
 
-// slotKind is one of slots.
+// slotKind is a kind of slots.
 type slotKind string
 
 const (
@@ -100,7 +100,7 @@ const (
 	wantsOld slotKind = "wants-old" // on from: see outside.go
 )
 
-// kindOf returns the kind of slots of those that are in PhaseOld or PhaseNew.
+// kindOf returns the kind of slots for members in PhaseOld or PhaseNew.
 func kindOf(p Phase) slotKind {
 	if p == PhaseOld {
 		return inOld
@@ -132,19 +132,19 @@ var (
 	ErrReserved = fmt.Errorf("names that begin with %s are reserved: %w", reserved, errors.ErrUnsupported)
 )
 
-// BehindError says that a process cannot be in a phase because others are two phases apart from it.
+// BehindError says that a process cannot be in a phase because other processes are two phases away.
 type BehindError struct {
-	Phase   Phase    // theirs
-	Members []Member // who they are; Driver.Members may tell more of them
+	Phase   Phase    // of the other processes
+	Members []Member // the other processes; Driver.Members may tell more of each
 }
 
 // Member is a process in PhaseOld or PhaseNew of the gated procedure, or one that would be in PhaseOld.
 type Member struct {
 	Phase Phase
-	Wants bool   // it is not in Phase, but would be if it might: it asks for that again and again
+	Wants bool   // the process is not in Phase, and asks for Phase again and again
 	Slot  int    // its number
-	Hold  string // the identity of its hold, if the backend tells it: it begins with the Driver.ID of the process
-	Owner string // host and process id, if the backend keeps that
+	Hold  string // the identity of the hold of the slot, if the backend tells: begins with the Driver.ID of the process
+	Owner string // host and process id, if the backend keeps them
 }
 
 func (m Member) String() string {
@@ -191,7 +191,7 @@ func (g *gate) opposite(p Phase) (q Phase, own, others *backend) {
 	return PhaseOld, g.d.to, g.d.from
 }
 
-// enter returns the membership for the phase of the driver, with a use more. It makes one where there is none.
+// enter returns the membership for the phase of the driver, with a use more, and makes a membership where there is none.
 func (g *gate) enter(ctx context.Context) (*member, error) {
 	for {
 		g.mu.Lock()
@@ -218,7 +218,7 @@ func (g *gate) enter(ctx context.Context) (*member, error) {
 			}
 		}
 		m, err := g.join(ctx, phase)
-		over := m // it is of no use, where the phase has changed
+		over := m // of no use, where the phase has changed
 		g.mu.Lock()
 		close(g.joining)
 		g.joining = nil
@@ -237,7 +237,7 @@ func (g *gate) enter(ctx context.Context) (*member, error) {
 	}
 }
 
-// enterNow is enter for who wants to know, and not only to lock.
+// enterNow is enter for callers that want the answer of now, and not that of the last refusal.
 func (g *gate) enterNow(ctx context.Context) (*member, error) {
 	g.mu.Lock()
 	g.refused = refusal{}
@@ -245,7 +245,7 @@ func (g *gate) enterNow(ctx context.Context) (*member, error) {
 	return g.enter(ctx)
 }
 
-// replace makes m the current membership, and returns the one before, which is to be retired. It is called with mu held.
+// replace makes m the current membership, and returns the one before, for the caller to retire. It is called with mu held.
 func (g *gate) replace(m *member) (old *member) {
 	old, g.current = g.current, m
 	if old != nil {
@@ -327,7 +327,7 @@ func (g *gate) drain(ctx context.Context, p Phase) error {
 	}
 }
 
-// gated takes one way in the phase of the process, and begins anew when that changes before the name is granted.
+// gated takes the name in the phase of the process, and begins anew when the phase changes before the grant.
 func (a *attempt) gated(ctx context.Context) (*lease, error) {
 	if strings.HasPrefix(a.r.Name, reserved) {
 		return nil, ErrReserved
@@ -354,7 +354,7 @@ func (a *attempt) gated(ctx context.Context) (*lease, error) {
 	}
 }
 
-// under takes the name in the phase of m, until that is over.
+// under takes the name in the phase of m, and gives up when the membership is over.
 func (a *attempt) under(ctx context.Context, m *member) (*lease, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -13,7 +13,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// member is what a process locks under in one phase. In PhaseDual it has no slot and lasts.
+// member is the membership of a process in one phase, for all that the process locks in that phase. In PhaseDual a membership has no slot, and lasts.
 type member struct {
 	g       *gate
 	phase   Phase
@@ -25,12 +25,12 @@ type member struct {
 
 	active context.Context // ends when the phase is over for this process, or the slot is lost
 	stop   context.CancelFunc
-	gone   chan struct{} // closed when nothing is left of it
+	gone   chan struct{} // closed when nothing is left of the membership
 
 	mu      sync.Mutex
 	uses    int // Acquires and leases
 	retired bool
-	left    bool // it is given back
+	left    bool // the slot is given back
 	lost    error
 	leases  map[*lease]struct{}
 }
@@ -100,7 +100,7 @@ func (m *member) use() bool {
 	return true
 }
 
-// carry makes the lease, which has a use, end with the membership. It returns false if the membership is over.
+// carry makes a lease with a use end with the membership. It returns false if the membership is over.
 func (m *member) carry(l *lease) bool {
 	if m == nil {
 		return true
@@ -148,7 +148,7 @@ func (m *member) retire() {
 	}
 }
 
-// finish reports, once, that it is to be given back. It is called with mu held.
+// finish reports, once, that the slot is to be given back. It is called with mu held.
 func (m *member) finish() bool {
 	over := m.retired && m.uses == 0 && !m.left
 	m.left = m.left || over
@@ -196,7 +196,7 @@ func (g *gate) join(ctx context.Context, p Phase) (*member, error) {
 	return m, nil
 }
 
-// admit looks whether a process that has a slot of p may be in p.
+// admit looks whether a process with a slot of p may be in p.
 func (g *gate) admit(ctx context.Context, p Phase) error {
 	if p == PhaseNew {
 		return g.admitToNew(ctx)
@@ -226,11 +226,11 @@ func (g *gate) asks(name string, e driver.Events, noWait bool) *driver.Request {
 	return &driver.Request{Name: name, Hold: g.d.nextHold(), Owner: g.name, TTL: g.d.ttl, NoWait: noWait, Events: e}
 }
 
-// letGo releases a hold that does not matter any more.
+// letGo releases a hold of no further use.
 func letGo(l driver.Lease) {
 	ctx, cancel := context.WithTimeout(context.Background(), undoLimit)
 	defer cancel()
-	_ = l.Release(ctx) // what it leaves behind is cleaned up by the driver
+	_ = l.Release(ctx) // the driver cleans up after a failure
 }
 
 // takeSlot takes the first free slot.
@@ -266,10 +266,10 @@ const (
 	lookTTL = 5 * time.Second
 )
 
-// lookAt says who has a slot, or returns nil if nobody has it.
+// lookAt returns the member with a slot, or nil if the slot is free.
 type lookAt func(ctx context.Context, b *backend, k slotKind, slot int) (*Member, error)
 
-// look returns who has slots of a kind.
+// look returns the members with slots of a kind.
 func (g *gate) look(ctx context.Context, b *backend, k slotKind, at lookAt) ([]Member, error) {
 	slots := make([]int, MaxMembers)
 	for i := range slots {
@@ -294,7 +294,7 @@ func (g *gate) look(ctx context.Context, b *backend, k slotKind, at lookAt) ([]M
 	}
 }
 
-// lookAtAll looks at slots once, and returns who has them.
+// lookAtAll looks at slots once, and returns the members with one.
 func lookAtAll(ctx context.Context, b *backend, k slotKind, which []int, at lookAt) (members []Member, err error) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -322,7 +322,7 @@ func lookAtAll(ctx context.Context, b *backend, k slotKind, which []int, at look
 	return members, err
 }
 
-// tryAt is a lookAt that is sure: that a slot is free is known only by taking it.
+// tryAt is a lookAt without doubt: only a slot that can be taken is surely free.
 func (g *gate) tryAt(ctx context.Context, b *backend, k slotKind, slot int) (*Member, error) {
 	r := g.asks(slotName(k, slot), quiet{}, true)
 	r.TTL = g.d.nearestTTL(min(lookTTL, g.d.ttl))
@@ -335,13 +335,13 @@ func (g *gate) tryAt(ctx context.Context, b *backend, k slotKind, slot int) (*Me
 		return nil, err
 	}
 	m, err := describe(ctx, b, k, slot)
-	if m == nil || err != nil { // it does not say, or it is just given back
+	if m == nil || err != nil { // the backend does not say, or the slot was just given back
 		return &Member{Phase: k.phase(), Slot: slot}, nil
 	}
 	return m, nil
 }
 
-// describe is a lookAt that changes nothing.
+// describe is a lookAt without any change.
 func describe(ctx context.Context, b *backend, k slotKind, slot int) (*Member, error) {
 	inspector, ok := b.Driver.(driver.Inspector)
 	if !ok {
@@ -354,12 +354,12 @@ func describe(ctx context.Context, b *backend, k slotKind, slot int) (*Member, e
 	return &Member{Phase: k.phase(), Wants: k == wantsOld, Slot: slot, Hold: s.Hold, Owner: s.Owner}, nil
 }
 
-// ID returns how the holds begin that the driver makes on its own behalf, a membership among them.
+// ID returns the beginning of the identities of all holds that the driver makes on its own behalf, a membership among them.
 func (d *Driver) ID() string { return d.id }
 
-// Members returns the processes that are in PhaseOld and in PhaseNew of the gated procedure, and those that would be in PhaseOld and may
-// not; those in PhaseDual are no members. It changes nothing. It is as exact as Inspect of the backends is; what counts when a phase is
-// changed is found out by other means.
+// Members returns the processes in PhaseOld and in PhaseNew of the gated procedure, and the processes that want to be in PhaseOld and may
+// not; processes in PhaseDual are no members. Members changes nothing, and is as exact as Inspect of the backends. A change of phase does
+// not rely on Members.
 func (d *Driver) Members(ctx context.Context) ([]Member, error) {
 	if d.gate == nil {
 		return nil, fmt.Errorf("migrate: members are known with a gate alone: %w", errors.ErrUnsupported)

@@ -8,8 +8,8 @@ import (
 )
 
 // lines are the attempts of a driver for fair locks, by name. A release of one of the driver's holds names the attempt that is probably next,
-// its heir. If the heir is the first in the queue, the server hands the lock over in the same request, and the heir learns that from
-// the answer. If another attempt of the driver is, the answer wakes that.
+// its heir. If the heir is the first in the queue, the server hands the lock over in the same request, and the heir learns of the grant from
+// the answer. If another attempt of the driver is the first, the answer wakes the other attempt.
 type lines struct {
 	mu     sync.Mutex
 	byName map[string]*line // nil in a driver for other locks
@@ -19,25 +19,26 @@ type lines struct {
 type line struct {
 	places linked.List[place, *place] // in the order in which their first requests were sent
 	n      int
-	holder *lease // the last one that the driver was granted, unless that is over
+	holder *lease // the last lease of the name that the driver was granted, unless the lease is over
 }
 
-// place is an attempt. It has at most one request under way that can have it granted: either one of its own, or the release of which it is
-// the heir. Only its first request may overlap with such a release, since that finds it in the queue when the request has been carried out.
+// place is an attempt. An attempt has at most one request under way by which the lock can be granted: either a request of its own, or the
+// release of which the attempt is the heir. Only the first request of an attempt may overlap with such a release: the release hands over
+// to an attempt in the queue alone, and the attempt is in the queue when its first request has been carried out.
 type place struct {
 	linked.Links[place] // in line.places
 
 	request *driver.Request
-	queued  bool          // a request was refused. The attempt's own, as front is
-	front   int           // how many were in front of it in the queue then
+	queued  bool          // a request was refused. Of the goroutine of the attempt alone, as front is
+	front   int           // how many attempts were in front in the queue at the refusal
 	wake    chan struct{} // holds a value when the attempt should look at turn
 
 	// Guarded by lines.mu.
-	entered bool   // it is in line.places
+	entered bool   // is in line.places
 	gone    bool   // its caller has left
-	asks    bool   // a request is under way that is not the first
+	asks    bool   // a request other than the first is under way
 	heir    bool   // of a release that is under way
-	woken   bool   // while it was an heir
+	woken   bool   // while heir
 	granted *lease // by such a release
 }
 
@@ -62,7 +63,7 @@ func (ls *lines) tidy(name string, ln *line) {
 	}
 }
 
-// enter adds an attempt whose first request is about to be sent, unless its caller has left.
+// enter adds an attempt when its first request is about to be sent, unless its caller has left.
 func (ls *lines) enter(p *place) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -75,7 +76,7 @@ func (ls *lines) enter(p *place) {
 	ln.n++
 }
 
-// leave takes an attempt off that has a lease, or none.
+// leave takes an attempt off, with its lease, or nil.
 func (ls *lines) leave(p *place, l *lease) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -138,7 +139,7 @@ func (ls *lines) inherit(p *place, l *lease) {
 	}
 }
 
-// tell has the attempt with a hold ask, if it is one of the driver's; or, if hold is "", the first one.
+// tell has the attempt with a hold ask, if the attempt is one of the driver's; or, if hold is "", the first attempt.
 func (ls *lines) tell(name, hold string) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -162,7 +163,8 @@ func (p *place) poke() {
 	}
 }
 
-// turn returns what an attempt was granted, or whether it may ask now: an heir waits for the answer to the release, and is woken then.
+// turn returns the lease that an attempt was granted, or whether the attempt may ask now: an heir waits for the answer to the release, and is
+// woken then.
 func (ls *lines) turn(p *place, now int64) (l *lease, ask bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -174,14 +176,14 @@ func (ls *lines) turn(p *place, now int64) (l *lease, ask bool) {
 	return nil, p.asks
 }
 
-// answered notes that the request which turn allowed has been answered.
+// answered notes the answer to the request allowed by turn.
 func (ls *lines) answered(p *place) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	p.asks = false
 }
 
-// amongOwn reports whether those in front of an attempt are of this driver, as far as can be told from their number.
+// amongOwn reports whether all attempts in front of one are of this driver, as far as can be told from their number.
 func (ls *lines) amongOwn(p *place, now int64) bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()

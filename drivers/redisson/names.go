@@ -19,11 +19,11 @@ const (
 	errNameInClusters = "name %q cannot be used in a cluster, where the keys of a lock must share a slot: %w"
 )
 
-// errBraces names the fault of a name. Redisson derives other keys from a name by putting braces around it, unless it has an opening
-// one. So if its braces enclose nothing, or it has a closing one alone, the keys are on different nodes.
+// errBraces names the fault of a name. Redisson derives other keys from a name by putting braces around the name, unless the name has an opening
+// brace. So with braces that enclose nothing, or a closing brace alone, the keys are on different nodes.
 var errBraces = fmt.Errorf("its braces do not enclose a hash tag: %w", errors.ErrUnsupported)
 
-// errLatchBraces names the fault of a name of a latch: Redisson puts braces around those that have some, too.
+// errLatchBraces names the fault of a name of a latch: Redisson puts braces around names with braces, too.
 var errLatchBraces = fmt.Errorf("it has braces, and is that of a latch: %w", errors.ErrUnsupported)
 
 // twoNames returns prefixName for two prefixes, in one piece of memory.
@@ -37,7 +37,7 @@ func twoNames(first, second, name string) (string, string) {
 	return both[:n], both[n:]
 }
 
-// prefixName is Redisson's rule for the keys and channels that belong to a name.
+// prefixName is Redisson's rule for the keys and channels of a name.
 func prefixName(prefix, name string) string {
 	if strings.IndexByte(name, '{') >= 0 {
 		return prefix + ":" + name
@@ -52,8 +52,8 @@ var keyPrefixes = []string{fencePrefix, holderPrefix, turnPrefix, markPrefix, to
 // readHold is part of the keys of the holds of Redisson's read locks.
 const readHold = ":rwlock_timeout:"
 
-// checkName returns an error for names that cannot be locked: keys that belong to other names, since different names are different
-// locks, and, in a cluster, names whose keys would live in different slots.
+// checkName returns an error for names that cannot be locked: keys of other names, since different names are different locks, and, in a cluster,
+// names whose keys would live in different slots.
 func (d *Driver) checkName(name string) error {
 	if strings.IndexByte(name, '{') >= 0 {
 		for _, prefix := range keyPrefixes {
@@ -75,7 +75,7 @@ func (d *Driver) checkName(name string) error {
 	return nil
 }
 
-// slotOf is Redis Cluster's slot of a key: the CRC-16 of its hash tag, or of all of it.
+// slotOf is Redis Cluster's slot of a key: the CRC-16 of the hash tag, or of the whole key.
 func slotOf(key string) uint16 {
 	if open := strings.IndexByte(key, '{'); open >= 0 {
 		if length := strings.IndexByte(key[open+1:], '}'); length > 0 {

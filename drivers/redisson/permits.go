@@ -38,17 +38,17 @@ func permitArgs(hold string, n int, args []string) []string {
 	return append(args, string(sum[:12]), strconv.Itoa(n))
 }
 
-// acquirePermitsArgs adds the arguments of the script that acquires permits.
+// acquirePermitsArgs adds the arguments of permitAcquireScript.
 func (d *Driver) acquirePermitsArgs(r *driver.Request, args []string) []string {
 	return append(permitArgs(r.Hold, r.Permits, args), strconv.Itoa(r.Limit), d.milliseconds(r.TTL))
 }
 
-// releasePermitsArgs adds the arguments of the script that gives permits back.
+// releasePermitsArgs adds the arguments of permitReleaseScript.
 func (d *Driver) releasePermitsArgs(name, hold string, n int, args []string) []string {
 	return d.tellPermitsArgs(name, permitArgs(hold, n, args))
 }
 
-// tellPermitsArgs adds the arguments by which scripts tell those who wait for permits.
+// tellPermitsArgs adds the arguments by which scripts tell the waiters for permits.
 func (d *Driver) tellPermitsArgs(name string, args []string) []string {
 	return append(append(args, prefixName(permitPrefix, name)), d.checked.words...)
 }
@@ -61,7 +61,7 @@ func (d *Driver) checkPermits(r *driver.Request) error {
 	return checkPermitName(r.Name)
 }
 
-// checkPermitName returns an error for names that have the key of the ends in common with another name: that of {x} is that of x.
+// checkPermitName returns an error for names with the same key of the ends as another name: {x} and x share one.
 func checkPermitName(name string) error {
 	if strings.HasPrefix(name, "{") && strings.HasSuffix(name, "}") && strings.Count(name, "{") == 1 {
 		return fmt.Errorf("name %q cannot be used for permits, whose key it shares with %s: %w", name, name[1:len(name)-1], errors.ErrUnsupported)
@@ -85,7 +85,7 @@ func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
 	return err
 }
 
-// inspectPermits is Inspect for a name that is not that of a lock.
+// inspectPermits is Inspect for a name of permits.
 func (d *Driver) inspectPermits(ctx context.Context, name string) (driver.Status, error) {
 	results, _ := d.evalAll(ctx, d.client, []call{{permitInspectScript, permitKeys(name, nil), nil}}, 0)
 	status, err := readPermits(results[0])
@@ -97,7 +97,7 @@ func (d *Driver) inspectPermits(ctx context.Context, name string) (driver.Status
 	return status, err
 }
 
-// readPermits reads the answer of the script that looks at permits. Owner, Note and Process are not kept; Hold begins the ids of the permits of a
+// readPermits reads the answer of permitInspectScript. Owner, Note and Process are not kept; Hold begins the ids of the permits of a
 // hold, as Java writes ids. A permit of Java without an end has no TTL.
 func readPermits(result rueidis.RedisResult) (status driver.Status, err error) {
 	answer, err := result.ToArray()
@@ -125,14 +125,14 @@ func readPermits(result rueidis.RedisResult) (status driver.Status, err error) {
 	return status, err
 }
 
-// forcePermits is ForceUnlock for a name that is not that of a lock. It returns what the script of ForceUnlock does.
+// forcePermits is ForceUnlock for a name of permits, with the same results as the script of ForceUnlock.
 func (d *Driver) forcePermits(ctx context.Context, name string) (int64, error) {
 	c := call{permitForceScript, permitKeys(name, nil), d.tellPermitsArgs(name, nil)}
 	results, _ := d.evalAll(ctx, d.client, []call{c}, 0)
 	return results[0].ToInt64()
 }
 
-// isWrongType reports whether a server refused a command, for the key is of another kind.
+// isWrongType reports whether a server refused a command because the key is of another kind.
 func isWrongType(err error) bool {
 	answer, ok := rueidis.IsRedisErr(err)
 	return ok && hasCode(answer.Error(), "WRONGTYPE")

@@ -1,6 +1,6 @@
-// Package redisdial has the options and makes the connections of clients that a driver opened itself. So the driver knows all its
-// connections: it can tell a new connection from the one before, and none stays open when the driver is closed, whatever the client was
-// doing at that moment.
+// Package redisdial has the options, and makes the connections, of clients that a driver opened itself. So the driver knows all its
+// connections: the driver can tell a new connection from the one before, and no connection stays open when the driver is closed, whatever the
+// client was doing at that moment.
 package redisdial
 
 import (
@@ -14,11 +14,11 @@ import (
 // Func makes a connection, with TLS if config is not nil. It has the type of rueidis.ClientOption.DialCtxFn.
 type Func = func(ctx context.Context, addr string, nd *net.Dialer, config *tls.Config) (net.Conn, error)
 
-// Dialer makes connections that it can still break. All methods may be called concurrently.
+// Dialer makes connections, and can break them later. All methods may be called concurrently.
 type Dialer struct {
 	dial     Func
 	made     atomic.Uint64
-	life     context.Context // ends with End, and so does every attempt to connect
+	life     context.Context // of every attempt to connect; ends with End
 	end      context.CancelFunc
 	attempts sync.WaitGroup
 
@@ -27,7 +27,7 @@ type Dialer struct {
 	conns map[*conn]struct{}
 }
 
-// conn is a connection that its dialer can still break.
+// conn is a connection within reach of its dialer.
 type conn struct {
 	net.Conn
 	dialer *Dialer
@@ -75,7 +75,7 @@ func (d *Dialer) Dial(ctx context.Context, addr string, nd *net.Dialer, config *
 	return c, nil
 }
 
-// begin counts an attempt, unless there are to be none any more.
+// begin counts an attempt, and fails after End.
 func (d *Dialer) begin() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -86,7 +86,7 @@ func (d *Dialer) begin() bool {
 	return true
 }
 
-// Made returns how many connections were asked for: as long as the number stays the same, there is no new connection.
+// Made returns how many connections were asked for. While the number stays the same, there is no new connection.
 func (d *Dialer) Made() uint64 { return d.made.Load() }
 
 // Break breaks every connection. New ones may be made.
@@ -105,7 +105,7 @@ func (d *Dialer) End() {
 	d.breakAll()
 }
 
-// Wait waits for the attempts to connect that were under way at End.
+// Wait waits for the attempts to connect under way at End.
 func (d *Dialer) Wait() { d.attempts.Wait() }
 
 func (d *Dialer) breakAll() {
@@ -122,7 +122,7 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// sever closes a connection without the goodbye of TLS, which could block.
+// sever closes a connection without the goodbye of TLS, for a goodbye could block.
 func sever(c net.Conn) {
 	if t, ok := c.(*tls.Conn); ok {
 		c = t.NetConn()

@@ -9,24 +9,23 @@ import (
 	"github.com/go-dsync/dsync/conformance/wire"
 )
 
-// Fault is one kind of what can fail. Inject lets it happen once and returns when everything works again, as far as whoever repairs it
-// can tell.
+// Fault is a kind of failure. Inject has one happen, and returns when everything works again, as far as the repair can tell.
 type Fault struct {
 	Name string
 	What string // for people
 
 	kills   bool // workers, each death being recorded
 	removes bool // holds of workers that are alive
-	sleeps  bool // as it seems to a worker, and the server has not
+	sleeps  bool // the machine of a worker, as the worker sees it, and not the server
 	cuts    bool // connections
 	rare    bool // a fifth of the injections, since each takes long
 	long    bool // in long runs alone
-	apart   bool // hosts of servers, of a bed that has them
+	apart   bool // hosts of servers, where a bed has hosts
 	jumps   bool // the clock by which the server ends holds
 	inject  func(c *cell, i int)
 }
 
-// Faults are all of them, in the order of the table.
+// Faults are all faults, in the order of the table.
 var Faults = []*Fault{
 	{Name: "worker-kill", What: "SIGKILL of a process; another one takes its place", kills: true, inject: killWorker},
 	{Name: "worker-freeze", What: "SIGSTOP of a process for longer than the TTL, mostly of one that holds a lock", inject: freezeWorker},
@@ -69,8 +68,8 @@ var Faults = []*Fault{
 		inject: insideFor("lose")},
 }
 
-// killWorker kills a process and starts another one, or, every other time, has the other one wait in line with everybody before it kills
-// the holder: then nobody comes afterwards who asks anew and helps those out who wait.
+// killWorker kills a process and starts another one, or, every other time, has the other one wait in line with all workers before the
+// holder is killed: then no newcomer asks after the death, and so helps the waiters out.
 func killWorker(c *cell, i int) {
 	begin := func() {
 		next := c.spawn()
@@ -100,7 +99,7 @@ func killWorker(c *cell, i int) {
 
 func freezeWorker(c *cell, _ int) {
 	w := c.workers[c.victim()]
-	w.Stop() // returns when it stands still
+	w.Stop() // returns when the worker stands still
 	c.sleep(c.outlasts())
 	w.Cont()
 }
@@ -122,8 +121,8 @@ func jumpWorker(c *cell, i int) {
 	}
 }
 
-// sleepWorker lets a process that holds a lock believe that its machine has slept for longer than the TTL. It has to say at once that what it
-// held is over. It is not for so long that the servers would have ended what they have of the process, which knows nothing of it.
+// sleepWorker lets a process with a lock believe that its machine has slept for longer than the TTL. The process has to say at once that its
+// leases are over. Only the clocks of the worker tell of the sleep: no time passes, so the servers end nothing by themselves.
 func sleepWorker(c *cell, _ int) {
 	told := int64(0)
 	c.require(func() bool {
@@ -146,7 +145,7 @@ func (c *cell) askWorker(w *running, order string) (answer int64) {
 
 func connected(l *wire.Wire) bool { return l.Traffic().Open > 0 }
 
-// linked is a victim whose links carry something. After the last fault it may take a client a while to connect again.
+// linked is a victim whose links carry something. After the last fault a client may take a while to connect again.
 func (c *cell) linked() *running {
 	w := c.workers[c.victim()]
 	c.require(w.connected, "%s had no connection when its links were to fail", w.label)
@@ -205,7 +204,7 @@ func loseAnswers(c *cell, _ int) {
 	w.each((*wire.Wire).Heal)
 }
 
-// partition keeps a process from a node that it is connected to: some clients connect to one of all.
+// partition keeps a process from a node with a connection to it: some clients connect to one of all nodes.
 func partition(c *cell, i int) {
 	w := c.linked()
 	first := (i + c.random.IntN(2)) % len(w.links)

@@ -14,9 +14,9 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// resource is what the locks protect: for each name the largest token that it was written with. It refuses those who write or read with
-// smaller ones, and records all of them. What was read with a token is not kept: of two who read at the same time neither is late. Workers
-// reach it by a socket.
+// resource is what the locks protect: for each name the largest token of a write. The resource refuses writes and reads with a smaller
+// token, and records each access. The token of a read is not kept: of two readers at the same time neither is late. Workers reach the
+// resource by a socket.
 type resource struct {
 	path    string
 	history *history.History
@@ -124,14 +124,14 @@ func (r *resource) access(name string, token uint64, mode driver.Mode, who strin
 	return ok
 }
 
-// holder returns who wrote to name last.
+// holder returns the last writer of a name.
 func (r *resource) holder(name string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.writer[name]
 }
 
-// written is how often somebody wrote or read, whether or not it was accepted, or held permits: about once for each operation on a lock.
+// written is the number of writes and reads, accepted or not, and of stays with permits: about one for each operation on a lock.
 func (r *resource) written() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
