@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// answers is what the backend said of a name last. The error of a wait whose context ends has it, whichever call of the client asked, and
-// whatever became of a request that the context cut off. Guarded by lock.mu.
+// answers is what the backend said of a name last. When the context of a call ends, the error of the call is made from this record, even if the
+// last answer came to another call of the client, and whatever became of a request that the context cut off. Guarded by lock.mu.
 type answers struct {
 	refused bool   // by the last answer another owner holds the name
 	at      moment // the last time at which the answer was so
@@ -21,8 +21,8 @@ func (a *answers) refuse(now moment) { a.refused, a.at, a.trouble = true, now, n
 // ours takes note of a grant to this client.
 func (a *answers) ours() { a.refused, a.trouble = false, nil }
 
-// wait takes note of a refusal of the request of h, which waits at the backend.
-func (a *answers) wait(h *hold, now moment) {
+// queued takes note of a refusal of the request of h, which waits at the backend from now on.
+func (a *answers) queued(h *hold, now moment) {
 	a.refuse(now)
 	if h.state == holdPending && !h.waits {
 		h.waits = true

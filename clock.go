@@ -40,7 +40,7 @@ type clock struct {
 	sleeps []sleep       // in order
 }
 
-// sleep is one or several, noticed at a moment.
+// sleep stands for one or several sleeps of the machine, noticed at a moment.
 type sleep struct {
 	at     moment
 	before time.Duration // of all sleeps noticed earlier
@@ -101,16 +101,16 @@ func (c *clock) slept(now moment, d time.Duration) {
 		now = max(now, c.sleeps[n-1].at)
 	}
 	if len(c.sleeps) == maxSleeps {
-		c.join(now)
+		c.merge(now)
 	}
 	c.sleeps = append(c.sleeps, sleep{now, c.total})
 	c.total += d
 	c.last.Store(int64(now))
 }
 
-// join makes one of two neighbours, with the effect of both for what was sent between them: the two that are closest to each other in
-// relation to how long ago they were. Called with mu held.
-func (c *clock) join(now moment) {
+// merge makes one record of two neighbours, with the effect of both for requests that were sent between them: of the two that are closest to
+// each other in relation to how long ago they were. Called with mu held.
+func (c *clock) merge(now moment) {
 	best, least := 0, math.Inf(1)
 	for i, from := 0, moment(0); i+1 < len(c.sleeps); i, from = i+1, c.sleeps[i].at {
 		to := c.sleeps[i+1].at

@@ -66,7 +66,7 @@ type hold struct {
 func (h *hold) Waiting() {
 	k := h.lock
 	k.mu.Lock()
-	k.answers.wait(h, k.client.clock.plain())
+	k.answers.queued(h, k.client.clock.plain())
 	call, holder := h.call, k.holder()
 	k.mu.Unlock()
 	k.client.reach.answered()
@@ -100,7 +100,7 @@ func (h *hold) Lost(cause error) {
 	case holdPending:
 		h.state = holdOver // what is left is the driver's
 	case holdLive, holdLapsed:
-		h.lose(h.lossFrom(cause), true)
+		h.lose(h.classify(cause), true)
 	}
 }
 
@@ -260,14 +260,15 @@ func (h *hold) expire() {
 	h.lose(loss, false)
 }
 
-// inFull reports whether a hold past its time is fixed and has lasted as asked: no session ended the hold early, as far as the time
-// between request and grant shows. Called with lock.mu held.
+// inFull reports whether a hold past its time is fixed and has lasted as asked: no session ended the hold early, which shows in an end at the
+// backend at least three quarters of the TTL after the grant. Called with lock.mu held.
 func (h *hold) inFull() bool {
 	return h.req.Fixed && (!h.lock.client.info.KeepsAlive || h.expires() >= h.since+h.ttl*3/4)
 }
 
-// lossFrom classifies the driver's cause of a loss. The end of a session out of reach is a loss by the outage.
-func (h *hold) lossFrom(cause error) *lostError {
+// classify returns the loss for the driver's cause. The end of a session out of reach is a loss by the outage; that of another session is noted
+// as the end of the session.
+func (h *hold) classify(cause error) *lostError {
 	loss := lossFrom(cause)
 	if loss.cause == lossSession {
 		if err := h.outOfReach(); err != nil {

@@ -185,8 +185,8 @@ func (d *Driver) settings(ttl time.Duration) []setting {
 	return all
 }
 
-// optional are settings for the server to notice the end of a client earlier. Not all servers and systems have them.
-func optional(ttl time.Duration) []setting {
+// optionalSettings are settings for the server to notice the end of a client earlier. Not all servers and systems have them.
+func optionalSettings(ttl time.Duration) []setting {
 	seconds := strconv.Itoa(int(max(1, ttl/(3*time.Second))))
 	return []setting{
 		{"tcp_user_timeout", milliseconds(ttl)},
@@ -248,23 +248,23 @@ func (d *Driver) prepare(ctx context.Context, conn *pgconn.PgConn, s *session) e
 		p.SendPrepare(st.name, st.sql, st.params)
 	}
 	p.SendPipelineSync()
-	for _, o := range optional(s.ttl) {
+	for _, o := range optionalSettings(s.ttl) {
 		p.SendQueryParams(setQuery, [][]byte{[]byte(o.name), []byte(o.value)}, nil, nil, nil)
 		p.SendPipelineSync()
 	}
 	if err := p.Flush(); err != nil {
 		return errors.Join(err, p.Close())
 	}
-	row, err := readPipeline(p, 1+len(optional(s.ttl)))
+	row, err := readSetUp(p, 1+len(optionalSettings(s.ttl)))
 	if err = errors.Join(err, p.Close()); err != nil {
 		return err
 	}
 	return d.checkFacts(conn, s, row)
 }
 
-// readPipeline reads the answers up to the given number of syncs, and returns the row of factsQuery. Errors behind the first sync are
-// settings unknown to the server.
-func readPipeline(p *pgconn.Pipeline, syncs int) (row [][]byte, err error) {
+// readSetUp reads the answers up to the given number of syncs, and returns the row of factsQuery. An error behind the first sync is a
+// setting unknown to the server, and is ignored.
+func readSetUp(p *pgconn.Pipeline, syncs int) (row [][]byte, err error) {
 	for n := 0; n < syncs; {
 		results, e := p.GetResults()
 		var answer *pgconn.PgError

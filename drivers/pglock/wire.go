@@ -18,7 +18,7 @@ type group struct {
 
 	at    int // answered statements
 	xid   uint64
-	fault error // what the statement at was answered with
+	fault error // the server's error for the statement at
 }
 
 func (g *group) empty() bool { return len(g.ops) == 0 }
@@ -102,7 +102,7 @@ func makeGroup(ops []*operation, tokens bool) group {
 	return g
 }
 
-// encode appends the messages of the group to buf. The token is taken last, once for all, and so after each grant.
+// encode appends the messages of the group to buf. One token is taken for all grants of the group, last, and so after each of them.
 func (g *group) encode(buf []byte) []byte {
 	for _, op := range g.ops[:g.statements] {
 		switch op.step {

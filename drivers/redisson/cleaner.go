@@ -81,7 +81,7 @@ func (d *Driver) releaseGhosts(ghosts []*ghost) (left []*ghost) {
 	for i, group := range groups {
 		told, next, err := answersOf(results[i], len(group))
 		if next != "" {
-			d.lines.tell(group[0].name, next)
+			d.lines.wake(group[0].name, next)
 		}
 		for j, g := range group {
 			switch {
@@ -90,7 +90,7 @@ func (d *Driver) releaseGhosts(ghosts []*ghost) (left []*ghost) {
 					close(g.gone)
 				}
 				if err == nil && g.lease != nil && told[j] < 0 {
-					d.lines.tell(g.name, "") // the release may have given the lock to an heir before
+					d.lines.wake(g.name, "") // the release may have given the lock to an heir before
 				}
 			default:
 				left = append(left, g)

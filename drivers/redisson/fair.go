@@ -78,7 +78,7 @@ func (d *Driver) prepare(o *op) {
 	case o.lease == nil && o.place != nil && !o.place.queued:
 		d.lines.enter(o.place)
 	case o.lease != nil && o.heir == nil && d.options.WaitReplicas == 0:
-		if o.heir = d.lines.heirOf(o.request.Name); o.heir != nil && d.options.Fence != FenceNone {
+		if o.heir = d.lines.chooseHeir(o.request.Name); o.heir != nil && d.options.Fence != FenceNone {
 			o.tokens = min(max(o.heir.request.Events.Tokens(), 1), maxTokens)
 		}
 	}
@@ -99,9 +99,9 @@ func (d *Driver) inherit(o *op) {
 	}
 	switch {
 	case o.next != "":
-		d.lines.tell(o.request.Name, o.next)
+		d.lines.wake(o.request.Name, o.next)
 	case o.lease != nil && o.err == nil && o.first < 0:
-		d.lines.tell(o.request.Name, "") // a request before, whose answer was lost, may have given the lock to an heir
+		d.lines.wake(o.request.Name, "") // a request before, whose answer was lost, may have given the lock to an heir
 	}
 }
 
@@ -192,7 +192,7 @@ func (d *Driver) awaitTurn(ctx context.Context, p *place, refused obstacle) (l *
 		case <-d.life.Open().Done():
 		}
 		var ask bool
-		switch l, ask = d.lines.turn(p, d.now()); {
+		switch l, ask = d.lines.grantOrAsk(p, d.now()); {
 		case l != nil:
 			return l, nil
 		case ctx.Err() != nil:

@@ -23,15 +23,15 @@ type line struct {
 }
 
 // place is an attempt. An attempt has at most one request under way by which the lock can be granted: either a request of its own, or the
-// release of which the attempt is the heir. Only the first request of an attempt may overlap with such a release: the release hands over
-// to an attempt in the queue alone, and the attempt is in the queue when its first request has been carried out.
+// release of which the attempt is the heir. The first request of an attempt may overlap with such a release: the first request puts the attempt
+// into the server's queue, and a release hands over to attempts in the queue alone, so one of the two grants the lock at most.
 type place struct {
 	linked.Links[place] // in line.places
 
 	request *driver.Request
 	queued  bool          // a request was refused. Of the goroutine of the attempt alone, as front is
 	front   int           // how many attempts were in front in the queue at the refusal
-	wake    chan struct{} // holds a value when the attempt should look at turn
+	wake    chan struct{} // holds a value when the attempt should call grantOrAsk
 
 	// Guarded by lines.mu.
 	entered bool   // is in line.places
@@ -56,8 +56,8 @@ func (ls *lines) line(name string) *line {
 	return ln
 }
 
-// tidy forgets a line that nobody needs. It is called with mu held.
-func (ls *lines) tidy(name string, ln *line) {
+// forgetIfEmpty forgets a line without attempts and without a holder. It is called with mu held.
+func (ls *lines) forgetIfEmpty(name string, ln *line) {
 	if ln.n == 0 && ln.holder == nil {
 		delete(ls.byName, name)
 	}
@@ -91,7 +91,7 @@ func (ls *lines) leave(p *place, l *lease) {
 	if l != nil || ln.holder == p.granted {
 		ln.holder = l
 	}
-	ls.tidy(p.request.Name, ln)
+	ls.forgetIfEmpty(p.request.Name, ln)
 }
 
 // over notes that a lease is over.
@@ -104,12 +104,12 @@ func (ls *lines) over(l *lease) {
 	name := l.request.Name
 	if ln := ls.byName[name]; ln != nil && ln.holder == l {
 		ln.holder = nil
-		ls.tidy(name, ln)
+		ls.forgetIfEmpty(name, ln)
 	}
 }
 
-// heirOf returns the heir for a release of the name that is about to be sent, or nil.
-func (ls *lines) heirOf(name string) *place {
+// chooseHeir makes the first attempt of a line the heir of a release that is about to be sent, and returns the attempt, or nil.
+func (ls *lines) chooseHeir(name string) *place {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	ln := ls.byName[name]
@@ -124,8 +124,8 @@ func (ls *lines) heirOf(name string) *place {
 	return p
 }
 
-// inherit takes the answer to the release of which p is the heir: p is granted l, or nil. An unclear answer is nil, too: the release is
-// sent again.
+// inherit takes the answer to the release of which p is the heir: l is the lease that the release granted to p, or nil if the release granted p
+// nothing, or if the answer is missing: then the release is sent again.
 func (ls *lines) inherit(p *place, l *lease) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -139,8 +139,8 @@ func (ls *lines) inherit(p *place, l *lease) {
 	}
 }
 
-// tell has the attempt with a hold ask, if the attempt is one of the driver's; or, if hold is "", the first attempt.
-func (ls *lines) tell(name, hold string) {
+// wake has the attempt of this driver with the given hold ask, if there is one. With the hold "" the first attempt of the line asks.
+func (ls *lines) wake(name, hold string) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	ln := ls.byName[name]
@@ -155,7 +155,7 @@ func (ls *lines) tell(name, hold string) {
 	}
 }
 
-// poke has an attempt look at turn. It is called with mu held.
+// poke has an attempt call grantOrAsk. It is called with mu held.
 func (p *place) poke() {
 	select {
 	case p.wake <- struct{}{}:
@@ -163,9 +163,9 @@ func (p *place) poke() {
 	}
 }
 
-// turn returns the lease that an attempt was granted, or whether the attempt may ask now: an heir waits for the answer to the release, and is
-// woken then.
-func (ls *lines) turn(p *place, now int64) (l *lease, ask bool) {
+// grantOrAsk returns the lease that an attempt was granted, or whether the attempt may ask now, which is then noted until answered is called. An
+// heir does not ask, but waits for the answer to the release, and is woken then.
+func (ls *lines) grantOrAsk(p *place, now int64) (l *lease, ask bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	if p.granted != nil && now < p.granted.expires.Load() {
@@ -176,14 +176,14 @@ func (ls *lines) turn(p *place, now int64) (l *lease, ask bool) {
 	return nil, p.asks
 }
 
-// answered notes the answer to the request allowed by turn.
+// answered notes the answer to the request that grantOrAsk allowed.
 func (ls *lines) answered(p *place) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	p.asks = false
 }
 
-// amongOwn reports whether all attempts in front of one are of this driver, as far as can be told from their number.
+// amongOwn reports whether the holder and all attempts in front of one are of this driver, as far as can be told from their number.
 func (ls *lines) amongOwn(p *place, now int64) bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()

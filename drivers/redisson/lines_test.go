@@ -207,7 +207,7 @@ func TestFairHeirOfALostAnswerAsks(t *testing.T) {
 	default:
 		t.Error("the first in the line is not woken")
 	}
-	if _, ask := d.lines.turn(p, d.now()); !ask {
+	if _, ask := d.lines.grantOrAsk(p, d.now()); !ask {
 		t.Error("the first in the line may not ask")
 	}
 }
@@ -406,10 +406,10 @@ func TestHeirDoesNotAsk(t *testing.T) {
 	ls := &d.lines
 	p, l := newPlace(request("x")), d.newLease(request("x"), d.now(), 7, 1)
 	ls.enter(p)
-	if ls.heirOf("x") != p || ls.heirOf("x") != nil {
+	if ls.chooseHeir("x") != p || ls.chooseHeir("x") != nil {
 		t.Error("the first attempt is not the heir of one release")
 	}
-	if granted, ask := ls.turn(p, d.now()); granted != nil || ask {
+	if granted, ask := ls.grantOrAsk(p, d.now()); granted != nil || ask {
 		t.Errorf("turn of an heir: got %v, %t", granted, ask)
 	}
 	ls.inherit(p, nil)
@@ -418,21 +418,21 @@ func TestHeirDoesNotAsk(t *testing.T) {
 	default:
 		t.Error("an heir that was to ask is not woken when the release is answered")
 	}
-	if granted, ask := ls.turn(p, d.now()); granted != nil || !ask {
+	if granted, ask := ls.grantOrAsk(p, d.now()); granted != nil || !ask {
 		t.Errorf("turn after the answer: got %v, %t, want that it asks", granted, ask)
 	}
-	if ls.heirOf("x") != nil {
+	if ls.chooseHeir("x") != nil {
 		t.Error("an attempt that asks is an heir")
 	}
 	ls.answered(p)
-	if ls.heirOf("x") != p {
+	if ls.chooseHeir("x") != p {
 		t.Error("an attempt that has asked is no heir")
 	}
 	ls.inherit(p, l)
-	if granted, ask := ls.turn(p, d.now()); granted != l || ask {
+	if granted, ask := ls.grantOrAsk(p, d.now()); granted != l || ask {
 		t.Errorf("turn after the grant: got %v, %t", granted, ask)
 	}
-	if granted, ask := ls.turn(p, d.now()+int64(testTTL)); granted != nil || !ask {
+	if granted, ask := ls.grantOrAsk(p, d.now()+int64(testTTL)); granted != nil || !ask {
 		t.Errorf("turn after the end of the grant: got %v, %t, want that it asks", granted, ask)
 	}
 	ls.leave(p, nil)

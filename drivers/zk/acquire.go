@@ -109,10 +109,10 @@ func (h *hold) queue(c caller, data []byte) (first bool, err error) {
 		}
 		h.prefix = newPrefix(h.infix)
 		h.sent = d.now()
-		known := permit || d.parents.has(h.dir)
+		known := permit || d.nameNodes.exists(h.dir)
 		if known && h.request.NoWait && !permit {
 			if err := h.peek(c, current); errors.Is(err, gozk.ErrNoNode) {
-				d.parents.remove(h.dir)
+				d.nameNodes.remove(h.dir)
 				continue
 			} else if err != nil {
 				return false, err
@@ -132,13 +132,13 @@ func (h *hold) queue(c caller, data []byte) (first bool, err error) {
 			return !known, h.created(c, node)
 		case errors.Is(err, gozk.ErrNodeExists):
 			current = true // a write was ordered behind all that had happened
-			d.parents.add(h.dir)
+			d.nameNodes.add(h.dir)
 		case errors.Is(err, gozk.ErrNoNode) && permit:
 			if err := d.makeAbove(c, s, h.dir+"/"); err != nil {
 				return false, h.fail(c, err)
 			}
 		case errors.Is(err, gozk.ErrNoNode) && known:
-			d.parents.remove(h.dir)
+			d.nameNodes.remove(h.dir)
 		case errors.Is(err, gozk.ErrNoNode):
 			if err := d.makeAbove(c, s, h.dir); err != nil {
 				return false, h.fail(c, err)

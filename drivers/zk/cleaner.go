@@ -75,7 +75,7 @@ func (h *hold) removeOnce(ctx context.Context) bool {
 	crowded := h.crowded
 	s.mu.Unlock()
 	if crowded {
-		h.sweep()
+		h.removeNameNode()
 	}
 	h.forget()
 	return true

@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	never      = math.MaxInt64
-	sweepAfter = 10 * time.Millisecond
+	never       = math.MaxInt64
+	removeAfter = 10 * time.Millisecond
 
-	// crowdedFor is how long others are likely to wait for a name again. Where that turns out wrong, a free lock costs a transaction more;
-	// where nobody knew, a hand-over waits for one more.
+	// crowdedFor is how long others are likely to wait for a name again. If nobody waits after all, the release of a free lock has a transaction
+	// more. If somebody waits for a name that was not known to be crowded, the hand-over waits for a refused transaction.
 	crowdedFor = int64(10 * time.Second)
 )
 
@@ -271,10 +271,10 @@ func (h *hold) release(ctx context.Context) error {
 		case settled:
 			ended = ended || h.phase == doubted && h.doubtedAt < h.expires()&^1 && !h.sealing && !s.lost
 			h.phase = over
-			swept := ended && h.crowded
+			crowded := ended && h.crowded
 			s.mu.Unlock()
-			if swept {
-				h.sweep()
+			if crowded {
+				h.removeNameNode()
 			}
 			h.forget()
 			if !ended {
@@ -295,10 +295,10 @@ func (h *hold) release(ctx context.Context) error {
 }
 
 // askToRemove asks to remove the node, and with the last node of a name the node of the name, if a driver made it. Where others are likely
-// to wait, or to read, the node goes first, which wakes those who wait, and the rest is left to sweep.
+// to wait, or to read, the node goes first, which wakes those who wait, and the rest is left to removeNameNode.
 func (h *hold) askToRemove() <-chan reply[struct{}] {
 	d, s := h.driver, h.session
-	crowded := d.parents.isCrowded(h.dir, d.now())
+	crowded := d.nameNodes.isCrowded(h.dir, d.now())
 	s.mu.Lock()
 	h.crowded = h.crowded || crowded
 	alone := h.ours && !h.crowded
@@ -341,28 +341,28 @@ func (h *hold) removeNodes(c *gozk.Conn) (struct{}, error) {
 func (h *hold) removeBoth(c *gozk.Conn) (struct{}, error) {
 	d, s := h.driver, h.session
 	// Callers who come meanwhile must not rely on the node of the name.
-	d.parents.remove(h.dir)
+	d.nameNodes.remove(h.dir)
 	_, err := c.Multi(&gozk.DeleteRequest{Path: h.node, Version: -1}, &gozk.DeleteRequest{Path: h.dir, Version: ourVersion})
 	if err == nil || errors.Is(err, gozk.ErrNoNode) || !isAnswer(err) {
 		return struct{}{}, err
 	}
-	d.parents.add(h.dir)
-	d.parents.crowd(h.dir, d.now()+crowdedFor)
+	d.nameNodes.add(h.dir)
+	d.nameNodes.crowd(h.dir, d.now()+crowdedFor)
 	s.mu.Lock()
 	h.ours = false
 	s.mu.Unlock()
 	return remove(c, h.node)
 }
 
-// sweep removes the node of the name after the node of the hold, if a driver made it and no child is left. Nobody waits for the answer: the
-// next holder of the name sweeps again. Releases that follow each other share a look.
-func (h *hold) sweep() {
+// removeNameNode removes the node of the name in the background, after the node of the hold, if a driver made the node of the name and no child
+// is left. Nobody waits for the answer: the next holder of the name tries again. Releases that follow each other share a look.
+func (h *hold) removeNameNode() {
 	d, s, dir := h.driver, h.session, h.dir
 	s.mu.Lock()
-	_, begun := s.sweeping[dir]
+	_, begun := s.removing[dir]
 	needed := h.ours && !begun
 	if needed {
-		s.sweeping[dir] = struct{}{}
+		s.removing[dir] = struct{}{}
 	}
 	s.mu.Unlock()
 	if !needed {
@@ -370,9 +370,9 @@ func (h *hold) sweep() {
 	}
 	d.life.Go(func() { // ends with the session
 		// Waiters that were woken come first: they look, and the server handles one request after the other.
-		awake := d.life.Sleep(s.online, sweepAfter)
+		awake := d.life.Sleep(s.online, removeAfter)
 		s.mu.Lock()
-		delete(s.sweeping, dir)
+		delete(s.removing, dir)
 		s.mu.Unlock()
 		if awake {
 			send(s, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, d.removeEmpty(c, dir) })
@@ -388,13 +388,13 @@ func (d *Driver) removeEmpty(c *gozk.Conn, dir string) error {
 		return err
 	}
 	// Callers who come meanwhile must not rely on the node of the name.
-	d.parents.remove(dir)
+	d.nameNodes.remove(dir)
 	if !exists {
 		return nil
 	}
 	err = c.Delete(dir, ourVersion)
 	if errors.Is(err, gozk.ErrNotEmpty) {
-		d.parents.add(dir)
+		d.nameNodes.add(dir)
 	}
 	return err
 }

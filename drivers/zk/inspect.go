@@ -53,7 +53,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	if len(queue) == 0 && exists {
 		return d.inspectPermits(c, s, dir)
 	}
-	if err := forEach(queue, func(one *standing) error { return s.read(c, dir, one) }); err != nil {
+	if err := forEach(queue, func(one *standing) error { return s.readNode(c, dir, one) }); err != nil {
 		return driver.Status{}, fault(ctx, s, err)
 	}
 	queue = slices.DeleteFunc(queue, func(s standing) bool { return s.gone })
@@ -139,8 +139,8 @@ func forEach(queue []standing, f func(one *standing) error) error {
 	return failed
 }
 
-// read fills in what the node says.
-func (s *session) read(c caller, dir string, one *standing) error {
+// readNode reads the data of a contender's node, and fills in value and since; gone if there is no node any more.
+func (s *session) readNode(c caller, dir string, one *standing) error {
 	node := dir + "/" + one.child
 	var stat gozk.Stat
 	text, err := query(c, s, func(c *gozk.Conn) ([]byte, error) {

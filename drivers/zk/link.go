@@ -340,7 +340,8 @@ func (p *servers) Init(hosts []string) error {
 // Len implements the library's HostProvider.
 func (p *servers) Len() int { return len(p.hosts) }
 
-// Next implements the library's HostProvider. When all have been tried, the library looks whether it was closed.
+// Next implements the library's HostProvider. For a dead session Next claims that all servers have been tried: only then does the library look
+// whether the connection was closed.
 func (p *servers) Next() (server string, all bool) {
 	server = p.hosts[p.next%len(p.hosts)]
 	p.next++

@@ -37,7 +37,7 @@ const maxNodes = sendBuffer / 2
 func (h *hold) attemptPermits(c caller, data []byte, waited *bool) error {
 	t := &turn{hold: h, caller: c, data: data, waited: waited}
 	var err error
-	if h.driver.parents.has(h.dir) {
+	if h.driver.nameNodes.exists(h.dir) {
 		err = t.take()
 	}
 	for err == nil {
@@ -80,7 +80,7 @@ func (t *turn) take() error {
 
 // takeBack removes leases that were not granted.
 func (t *turn) takeBack() error {
-	t.driver.parents.remove(t.dir)
+	t.driver.nameNodes.remove(t.dir)
 	_, err := query(t.caller, t.session, t.removeNodes)
 	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
 		return err
@@ -110,9 +110,9 @@ func (t *turn) judge(v *permits) (granted, room bool) {
 // enter leaves the line, and makes the hold one of the driver's. The next request tries without a look where nobody waits.
 func (t *turn) enter(v *permits) error {
 	if v.waiting {
-		t.driver.parents.remove(t.dir)
+		t.driver.nameNodes.remove(t.dir)
 	} else {
-		t.driver.parents.add(t.dir)
+		t.driver.nameNodes.add(t.dir)
 	}
 	if t.line != nil {
 		_ = t.line.abandon(t.caller, nil) // without an answer, in the background
@@ -123,7 +123,7 @@ func (t *turn) enter(v *permits) error {
 // wait gets in line, or waits there until there is something to look at. A watch is set before the look that it follows.
 func (t *turn) wait(v *permits) (err error) {
 	d := t.driver
-	d.parents.remove(t.dir)
+	d.nameNodes.remove(t.dir)
 	if t.request.NoWait {
 		return driver.ErrLocked
 	}
@@ -164,7 +164,7 @@ func (t *turn) wait(v *permits) (err error) {
 
 // end ends the attempt, and removes what it has made.
 func (t *turn) end(err error) error {
-	t.driver.parents.remove(t.dir)
+	t.driver.nameNodes.remove(t.dir)
 	switch {
 	case errors.Is(err, errOver):
 		return errAgain
@@ -408,10 +408,10 @@ func (d *Driver) inspectPermits(c caller, s *session, name string) (driver.Statu
 		leases, used, holders := v.granted()
 		line := inOrder(v.line)
 		if err == nil {
-			err = forEach(line, func(one *standing) error { return s.read(c, name+"/"+linePart, one) })
+			err = forEach(line, func(one *standing) error { return s.readNode(c, name+"/"+linePart, one) })
 		}
 		if err == nil && used > 0 {
-			err = s.read(c, name+"/"+leasesPart, &leases[0])
+			err = s.readNode(c, name+"/"+leasesPart, &leases[0])
 		}
 		if err != nil {
 			return driver.Status{}, fault(c.ctx, s, err)

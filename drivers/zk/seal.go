@@ -153,7 +153,7 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	}
 	switch {
 	case err == nil:
-		d.parents.add(h.dir)
+		d.nameNodes.add(h.dir)
 		h.lose(nil)
 		h.forget()
 		return nil
@@ -303,7 +303,7 @@ func (h *hold) marked(r record) {
 	defer s.mu.Unlock()
 	h.record, h.ours = r, false
 	h.number()
-	h.driver.parents.add(h.dir)
+	h.driver.nameNodes.add(h.dir)
 }
 
 // number gives the hold the tokens of the last transaction known to its session. session.mu is held.

@@ -70,7 +70,7 @@ type session struct {
 	nodes    map[string]*hold
 	fresh    linked.List[hold, *hold] // granted, and not watched yet
 	watches  map[string]*watch        // of waiters, by node
-	sweeping map[string]struct{}      // nodes of names at which a sweep is about to look
+	removing map[string]struct{}      // nodes of names that removeNameNode is about to remove
 }
 
 // board returns the session of a class, with the caller as one of its users.
@@ -156,7 +156,7 @@ func newSession(d *Driver, class time.Duration) *session {
 		watches: make(map[string]*watch),
 		idle:    d.now(),
 
-		sweeping: make(map[string]struct{}),
+		removing: make(map[string]struct{}),
 	}
 	s.online, s.cut = context.WithCancel(d.life.Context())
 	s.timeout.Store(int64(class))

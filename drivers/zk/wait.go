@@ -42,7 +42,7 @@ func (h *hold) sleep(c caller, w, other *watch) error {
 	h.session.mu.Lock()
 	h.crowded = true
 	h.session.mu.Unlock()
-	h.driver.parents.crowd(h.dir, h.driver.now()+crowdedFor)
+	h.driver.nameNodes.crowd(h.dir, h.driver.now()+crowdedFor)
 	var otherOver chan struct{}
 	if other != nil {
 		otherOver = other.over
@@ -162,7 +162,7 @@ func (h *hold) abandon(c caller, err error) error {
 	_, failed := query(caller{ctx, c.stop}, s, h.removeNodes)
 	switch {
 	case failed == nil, errors.Is(failed, gozk.ErrNoNode):
-		h.sweep()
+		h.removeNameNode()
 		h.forget()
 		return err
 	case errors.Is(failed, errOver):

@@ -224,10 +224,10 @@ type Driver struct {
 	host    string
 	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
 
-	life    *lifecycle.Lifecycle // counts Acquires as calls
-	ghosts  *cleaner.Cleaner[*ghost]
-	parents parents
-	changes changes
+	life      *lifecycle.Lifecycle // counts Acquires as calls
+	ghosts    *cleaner.Cleaner[*ghost]
+	nameNodes nameNodes
+	changes   changes
 
 	told       atomic.Pointer[func(error)] // see OnKeepAlive; nil if nobody asked
 	checkAfter atomic.Int64                // see usualCheckAfter
