@@ -88,3 +88,51 @@ func TestTurn(t *testing.T) {
 		})
 	}
 }
+
+// TestLateMessages: while messages to a long line are late, since servers or clients are busy, those who ask are the first of the line, and
+// few. Others would pass by most of the line.
+func TestLateMessages(t *testing.T) {
+	const clients = 1000
+	const step = shortStep + clients*stepOfEach
+	for late, want := range map[time.Duration]int{ // pauses since a release, and how many ask
+		manySteps / 2: manySteps/2 + 1,
+		manySteps:     manySteps + 1,
+		2 * manySteps: 2*manySteps + 1,
+		4 * manySteps: 8*manySteps + 1,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			line := make([]*Topic, clients)
+			for i := range line {
+				line[i] = inLine(Place{Ticket: int64(i + 1), Last: clients})
+				line[i].hear(func() { line[i].released(true) })
+			}
+			time.Sleep(late * step)
+			synctest.Wait()
+			var asking, last int
+			for i, topic := range line {
+				if _, due, _ := topic.Turn(); due {
+					asking, last = asking+1, i+1
+				}
+				topic.hear(topic.turn.leave)
+			}
+			if asking != want || last != want {
+				t.Errorf("%d pauses after a release %d ask, the last of them is number %d in line; want the first %d", late, asking, last, want)
+			}
+		})
+	}
+}
+
+// TestNothingIsHeard: who hears nothing asks within five seconds, wherever in a line.
+func TestNothingIsHeard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for before := int64(1); before < 1_000_000; before *= 4 {
+			topic := inLine(Place{Ticket: before + 1, Last: before + 1})
+			start := time.Now()
+			<-topic.Wake
+			if took := time.Since(start); took < longest || took > 5*time.Second {
+				t.Errorf("the waiter with %d clients in front is woken after %v", before, took)
+			}
+			topic.hear(topic.turn.leave)
+		}
+	})
+}
