@@ -12,12 +12,13 @@ import (
 // free, so that the others need not ask, and it promises nothing.
 //
 // Each client counts the releases that it hears of, since the next in line is granted the name after each. A client whose turn it is asks at
-// once, and one with n clients in front of it when n pauses have passed without a message, or fewer than n if n is large: so a client that is dead,
-// frozen or gone holds up the others for a pause. A client that is granted the name out of turn passes by all in front of it: each of these asks
-// after the next release, and most of them have to begin anew at the end. So a long line in which messages are late, since servers or clients
-// are busy, must not be tempted to ask in no order. The server tells all for how long the name is held, and which ticket was granted last, when somebody is granted the
-// name out of turn, or asks in its turn and is refused, and after each grant unless the line moves so fast that the next release comes before
-// a pause is over.
+// once, and one with n clients in front of it when n pauses have passed without a message, or fewer where n is large: so a client that is
+// dead, frozen or gone holds up the others for a pause. The server tells all for how long the name is held, and which ticket was granted
+// last, when somebody is granted the name out of turn, or asks in its turn and is refused, and after each grant unless the line moves so fast
+// that the next release comes before a pause is over.
+//
+// A client that is granted the name out of turn passes by all in front of it, and most of these have to ask for a new place. So those far back
+// leave the first question to those in front also while messages are late, since the server or the clients are busy.
 
 // Place is a place in a line, as the server says it.
 type Place struct {
@@ -47,8 +48,8 @@ const (
 	stepOfEach = 10 * time.Microsecond
 	longStep   = 30 * time.Millisecond
 
-	// manySteps is for how many clients in front there is a pause each. With each doubling of that number there are as many pauses more: however late
-	// messages are, those who ask meanwhile are from the front, and few are passed by. 1,000 dead cost 1.3 to 3.3 seconds.
+	// manySteps is for how many clients in front there is a pause each. For twice as many in front there are as many pauses more, and so on: 1,000
+	// dead hold up the others for 1.3 to 3.3 seconds.
 	manySteps = 16
 
 	// longest is the longest wait of the first in line without a message. Those behind wait for lastPauses more at most, and so for five seconds.
