@@ -69,7 +69,7 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 		}
 		next, ticket, due := first, int64(0), true
 		if polls {
-			next = (first + number + 1) % len(d.nodes) // not always the same node: its key may be stale
+			next = (first + number) % len(d.nodes) // not always the same node: its key may be stale
 		}
 		if next == first {
 			var void bool

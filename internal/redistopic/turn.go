@@ -3,6 +3,7 @@ package redistopic
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -70,13 +71,14 @@ func (t *Topic) Ticket() int64 {
 }
 
 // Behind returns how many clients are in front, as far as it is known, and when the last message came. It is not known where the server keeps no
-// line, and while messages may be missed.
+// line, and when the subscription was lost.
 func (t *Topic) Behind() (clients int64, heard time.Time, known bool) {
 	ln := t.hub.listener
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
 	p := t.turn.place
-	return max(p.Ticket-p.Granted-1, 0), t.turn.heard, p.Ticket != 0 && t.hub.subscribed()
+	known = p.Ticket != 0 && !slices.ContainsFunc(t.hub.subs, func(s *subscription) bool { return s.lost })
+	return max(p.Ticket-p.Granted-1, 0), t.turn.heard, known
 }
 
 // Text says for the script of a line which ticket a client has, and by a question mark that it is not its turn.
