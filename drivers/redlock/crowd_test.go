@@ -1,10 +1,17 @@
 package redlock
 
 import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/drivertest"
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 // fight has drivers take and release the lock x, each so many times on average, and returns how often each of them had it.
@@ -20,6 +27,43 @@ func openMany(tb testing.TB, n int, url string) []*Driver {
 		drivers[i] = openURL(tb, "%s", url)
 	}
 	return drivers
+}
+
+// lineOf is the key of the line of the lock x.
+const lineOf = "x:dsync_turn"
+
+// waitInLine has each driver wait for the lock x, one after the other, and returns when all have their places in the line.
+func waitInLine(tb testing.TB, drivers []*Driver) []*drivertest.Waiter {
+	tb.Helper()
+	var waiters []*drivertest.Waiter
+	for _, d := range drivers {
+		waiters = append(waiters, drivertest.Wait(tb, d, drivertest.Request("x")))
+		testenv.Eventually(tb, func() bool { return ticketOf(d) != 0 }, "the waiter has a place")
+	}
+	return waiters
+}
+
+// ticketOf returns the ticket of a driver for the lock x.
+func ticketOf(d *Driver) int64 {
+	t := d.ears[d.firstNode("x")].JoinActive("x")
+	if t == nil {
+		return 0
+	}
+	defer t.Leave(false)
+	return t.Ticket()
+}
+
+// releaseAll has each waiter release the lock once it is granted. The order is a hint, so any of them may be first.
+func releaseAll(tb testing.TB, waiters []*drivertest.Waiter) {
+	tb.Helper()
+	parallel(len(waiters), func(i int) {
+		l, err := waiters[i].End(tb)
+		if err != nil {
+			tb.Errorf("Acquire after a wait: %v", err)
+			return
+		}
+		release(tb, l)
+	})
 }
 
 // TestCrowdAsksInTurn: of many clients that wait, about one asks after a release, and all get the lock equally often.
@@ -39,5 +83,214 @@ func TestCrowdAsksInTurn(t *testing.T) {
 		if got := drivertest.Jain(counts); got < 0.95 {
 			t.Errorf("%d nodes: Jain's index of %v: got %.3f, want 0.95", count, counts, got)
 		}
+	}
+}
+
+// TestDeadHeadOfTheLine: those who are next and do not ask hold up the others for pauses, whether or not the end of the hold is told.
+func TestDeadHeadOfTheLine(t *testing.T) {
+	const dead, alive = 5, 3
+	for _, how := range []string{"frozen", "cut off", "gone"} {
+		for _, told := range []bool{true, false} {
+			nodes := startNodes(t, 3)
+			link := &wire.Wire{}
+			t.Cleanup(link.Close)
+			var through []string
+			for _, s := range nodes {
+				addr, err := link.Listen(s.Addr)
+				if err != nil {
+					t.Fatal(err)
+				}
+				through = append(through, addr)
+			}
+			l := acquire(t, openURL(t, "%s", nodes.url()+settled), request("x"))
+			drivers := openMany(t, dead, "redlock://"+strings.Join(through, ",")+settled)
+			drivers = append(drivers, openMany(t, alive, nodes.url()+settled)...)
+			waiters := waitInLine(t, drivers)
+			end := func(ws []*drivertest.Waiter) {
+				for _, w := range ws {
+					w.Cancel()
+				}
+				for _, w := range ws {
+					if l, err := w.End(t); err == nil {
+						release(t, l)
+					}
+				}
+			}
+			switch how {
+			case "frozen":
+				link.Hold(wire.Both)
+			case "cut off":
+				link.Cut()
+			case "gone":
+				end(waiters[:dead])
+			}
+			start := time.Now()
+			if told {
+				release(t, l)
+			} else {
+				nodes.do("DEL", "x")
+			}
+			releaseAll(t, waiters[dead:])
+			if took := time.Since(start); took > longestPause {
+				t.Errorf("%s: the others had the lock after %v", how, took)
+			}
+			link.Heal()
+			if how != "gone" {
+				end(waiters[:dead])
+			}
+		}
+	}
+}
+
+// longestPause is far above what the dead cost.
+const longestPause = 10 * time.Second
+
+// TestHoldWithoutTheWaitersNode: while a majority without the waiters' node has a lock, each attempt is granted that node, and gives it back. This is no
+// reason for all others to ask; the release is.
+func TestHoldWithoutTheWaitersNode(t *testing.T) {
+	const n = 20
+	nodes := startNodes(t, 5)
+	holder := openURL(t, "%s", nodes.url()+settled)
+	first := nodes[holder.firstNode("x")]
+	first.Do("SET", "x", "somebody else")
+	l := acquire(t, holder, request("x"))
+	waiters := waitInLine(t, openMany(t, n, nodes.url()+settled))
+	first.Do("DEL", "x")
+	got := nodes.counted(func() {
+		first.Do("PUBLISH", channel("x"), "")
+		time.Sleep(time.Second) // for those who would ask
+	}, "publish")["publish"]
+	t.Logf("%d messages", got)
+	if got > 5*n { // of the few who poll; else each is a reason for another one to ask
+		t.Errorf("messages while the lock was held: got %d", got)
+	}
+	release(t, l)
+	releaseAll(t, waiters)
+	nodes.awaitClear(t)
+}
+
+// TestLineOfNonsense: what somebody else wrote to the key of the line keeps nobody from the lock, and is left alone.
+func TestLineOfNonsense(t *testing.T) {
+	nodes := startNodes(t, 3)
+	drivers := openMany(t, 4, nodes.url()+settled)
+	for _, write := range [][]string{
+		{"SET", lineOf, "nonsense"},
+		{"SET", lineOf, "line 1 2 3"},
+		{"SET", lineOf, "line " + strings.Repeat("9", 100) + " 1 1 1"},
+		{"HSET", lineOf, "last", "1"},
+	} {
+		l := acquire(t, drivers[0], request("x"))
+		waiters := waitInLine(t, drivers[1:])
+		nodes.do("DEL", lineOf)
+		nodes.do(write...)
+		release(t, l)
+		releaseAll(t, waiters)
+		for _, got := range nodes.do("PTTL", lineOf) {
+			if got != int64(-1) {
+				t.Errorf("%v: got a key with %v ms, want it as it was", write, got)
+			}
+		}
+		nodes.do("DEL", lineOf)
+	}
+	for _, numbers := range []string{"9007199254740993 1 1 1", "1 9007199254740993 1 1", "0 0 0 0", "3 2 99999999999999999999 99999999999999999999"} {
+		l := acquire(t, drivers[0], request("x"))
+		waiters := waitInLine(t, drivers[1:])
+		nodes.do("SET", lineOf, "line "+numbers)
+		release(t, l)
+		releaseAll(t, waiters)
+		nodes.do("DEL", lineOf)
+	}
+}
+
+// TestWaitingWithFewerRights: users who may not use the line wait as before, beside others who stand in it. What is refused once the lock has the value
+// leaves no value behind.
+func TestWaitingWithFewerRights(t *testing.T) {
+	for missing, rights := range map[string][]string{
+		"the key":  {"~x"},
+		"TIME":     {"~*", "-time"},
+		"PTTL":     {"~*", "-pttl"},
+		"PUBLISH":  {"~*", "-publish"},
+		"channels": {"~*", "resetchannels"},
+	} {
+		nodes := startNodes(t, 3)
+		password := testenv.Password()
+		nodes.do(append([]string{"ACL", "SETUSER", "old", "reset", "on", ">" + password, "&*", "+@all"}, rights...)...)
+		drivers := openMany(t, 3, strings.Replace(nodes.url(), "//", "//old:"+password+"@", 1)+settled)
+		alone := fight(t, drivers, 10)
+		if missing == "the key" || missing == "PTTL" {
+			l := acquire(t, drivers[0], request("x"))
+			w := drivertest.Wait(t, drivers[1], drivertest.Request("x"))
+			time.Sleep(20 * firstPoll)
+			for _, got := range nodes.do("EXISTS", lineOf) {
+				if got != int64(0) {
+					t.Errorf("without the right to %s there is a line", missing)
+				}
+			}
+			release(t, l)
+			releaseAll(t, []*drivertest.Waiter{w})
+		}
+		beside := fight(t, append(drivers, openMany(t, 3, nodes.url()+settled)...), 10)
+		t.Logf("without the right to %s: %v, and beside others %v", missing, alone, beside)
+		for i, had := range beside {
+			if had == 0 {
+				t.Errorf("without the right to %s: driver %d never had the lock: %v", missing, i, beside)
+			}
+		}
+		nodes.awaitClear(t)
+	}
+}
+
+// TestCrowdBesideOneThatSendsNoMessages has a client of another library in a crowd, that polls the nodes and tells nobody of its releases.
+func TestCrowdBesideOneThatSendsNoMessages(t *testing.T) {
+	nodes := startNodes(t, 3)
+	ctx, cancel := context.WithCancel(t.Context())
+	var silent sync.WaitGroup
+	had := 0
+	silent.Go(func() { // ends with ctx
+		for ctx.Err() == nil {
+			votes := 0
+			for _, got := range nodes.do("SET", "x", "silent", "NX", "PX", "10000") {
+				if got != nil {
+					votes++
+				}
+			}
+			if votes > 1 {
+				had++
+				time.Sleep(time.Millisecond)
+			}
+			nodes.do("EVAL", "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end", "1", "x", "silent")
+			time.Sleep(5 * time.Millisecond)
+		}
+	})
+	counts := fight(t, openMany(t, 10, nodes.url()+settled), 20)
+	cancel()
+	silent.Wait()
+	t.Logf("drivers: %v, the other one: %d", counts, had)
+	if had == 0 || drivertest.Jain(counts) < 0.8 {
+		t.Errorf("drivers: %v, the other one: %d", counts, had)
+	}
+	nodes.awaitClear(t)
+}
+
+// TestCrowdWithoutTheWaitersNode: the waiters' node is killed, frozen or restarted, and the crowd goes on.
+func TestCrowdWithoutTheWaitersNode(t *testing.T) {
+	for how, hit := range map[string]func(*testenv.RedisServer){
+		"killed":    func(s *testenv.RedisServer) { s.Kill() },
+		"frozen":    func(s *testenv.RedisServer) { s.Freeze() },
+		"restarted": func(s *testenv.RedisServer) { s.Restart() },
+		"flushed":   func(s *testenv.RedisServer) { s.Do("FLUSHALL") },
+	} {
+		nodes := startNodes(t, 3)
+		drivers := openMany(t, 20, nodes.url()+settled)
+		fight(t, drivers, 1)
+		l := acquire(t, drivers[0], request("x"))
+		waiters := waitInLine(t, drivers[1:])
+		hit(nodes[drivers[0].firstNode("x")])
+		if err := l.Release(t.Context()); err != nil && !errors.Is(err, driver.ErrUnknown) {
+			t.Errorf("%s: Release: %v", how, err)
+		}
+		start := time.Now()
+		releaseAll(t, waiters)
+		t.Logf("%s: %v for %d hand-overs", how, time.Since(start), len(waiters))
 	}
 }

@@ -217,6 +217,7 @@ func (f *feed) refused(cmds []command) {
 // replace finds another place for a subscription that the server does not want here. It is called with Listener.mu held.
 func (f *feed) replace(s *subscription) {
 	ln := f.listener
+	s.lost = true
 	delete(f.subs, s.hub.channel)
 	if f.key.node != "" {
 		ln.router.again(s)
