@@ -32,6 +32,13 @@ func openMany(tb testing.TB, n int, url string) []*Driver {
 // lineOf is the key of the line of the lock x.
 const lineOf = "x:dsync_turn"
 
+// awaitClear waits until no node has a key but for that of the line, which those who left without the lock leave behind for ten seconds.
+func awaitClear(tb testing.TB, nodes servers) {
+	tb.Helper()
+	nodes.do("DEL", lineOf)
+	nodes.awaitClear(tb)
+}
+
 // waitInLine has each driver wait for the lock x, one after the other, and returns when all have their places in the line.
 func waitInLine(tb testing.TB, drivers []*Driver) []*drivertest.Waiter {
 	tb.Helper()
@@ -166,7 +173,7 @@ func TestHoldWithoutTheWaitersNode(t *testing.T) {
 	}
 	release(t, l)
 	releaseAll(t, waiters)
-	nodes.awaitClear(t)
+	awaitClear(t, nodes)
 }
 
 // TestLineOfNonsense: what somebody else wrote to the key of the line keeps nobody from the lock, and is left alone.
@@ -231,12 +238,10 @@ func TestWaitingWithFewerRights(t *testing.T) {
 		}
 		beside := fight(t, append(drivers, openMany(t, 3, nodes.url()+settled)...), 10)
 		t.Logf("without the right to %s: %v, and beside others %v", missing, alone, beside)
-		for i, had := range beside {
-			if had == 0 {
-				t.Errorf("without the right to %s: driver %d never had the lock: %v", missing, i, beside)
-			}
+		if old, others := beside[0]+beside[1]+beside[2], beside[3]+beside[4]+beside[5]; min(old, others) < (old+others)/20 {
+			t.Errorf("without the right to %s: these had the lock %d times beside %d times", missing, old, others)
 		}
-		nodes.awaitClear(t)
+		awaitClear(t, nodes)
 	}
 }
 
@@ -269,7 +274,7 @@ func TestCrowdBesideOneThatSendsNoMessages(t *testing.T) {
 	if had == 0 || drivertest.Jain(counts) < 0.8 {
 		t.Errorf("drivers: %v, the other one: %d", counts, had)
 	}
-	nodes.awaitClear(t)
+	awaitClear(t, nodes)
 }
 
 // TestCrowdWithoutTheWaitersNode: the waiters' node is killed, frozen or restarted, and the crowd goes on.

@@ -29,7 +29,7 @@ local function takeInTurn(place, channel, name, value, ttl, seal)
     return time.err and 0 or time[1] * 1000000 + time[2]
   end
   -- keep writes the line. Somebody in it asks every five seconds.
-  local function keep() return try('SET', key, string.format('line %.0f %.0f %.0f %.0f', last, granted, told, at), 'PX', 15000) end
+  local function keep() return try('SET', key, string.format('line %.0f %.0f %.0f %.0f', last, granted, told, at), 'PX', 10000) end
   -- tell tells all in the line that the lock is held for left milliseconds, and which ticket was granted last: see readHeld.
   local function tell(left) try('PUBLISH', channel, string.format('-%.0f%06.0f', math.max(1, math.min(left, 1000000000)), granted % 1000000)) end
 
