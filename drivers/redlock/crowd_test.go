@@ -176,6 +176,46 @@ func TestHoldWithoutTheWaitersNode(t *testing.T) {
 	awaitClear(t, nodes)
 }
 
+// TestReleaseIsToldWhereTheValueIsNot: the waiters' node had another value when the lock was granted, so the release deletes nothing there.
+func TestReleaseIsToldWhereTheValueIsNot(t *testing.T) {
+	nodes := startNodes(t, 3)
+	d, other := openURL(t, "%s", nodes.url()+settled), openURL(t, "%s", nodes.url()+settled)
+	first := d.firstNode("x")
+	nodes[first].Do("SET", "x", "somebody else")
+	l := acquire(t, d, request("x"))
+	topic := other.ears[first].Join("x")
+	defer topic.Leave(false)
+	<-topic.Wake // subscribed
+	topic.Turn()
+	release(t, l)
+	select {
+	case <-topic.Wake:
+	case <-time.After(hangGuard):
+		t.Error("nobody was told of the release")
+	}
+}
+
+// TestLostVoteIsNoRelease: an attempt that gives back a minority of the nodes tells nobody.
+func TestLostVoteIsNoRelease(t *testing.T) {
+	nodes := startNodes(t, 5)
+	d := openURL(t, "%s", nodes.url()+settled)
+	first := d.firstNode("x")
+	for i := range 3 {
+		nodes[(first+1+i)%len(nodes)].Do("SET", "x", "somebody else")
+	}
+	got := nodes.counted(func() {
+		for range 20 {
+			if _, err := d.Acquire(t.Context(), noWait("x")); !errors.Is(err, driver.ErrLocked) {
+				t.Fatalf("got %v, want ErrLocked", err)
+			}
+		}
+		testenv.Eventually(t, d.nodesIdle, "all nodes are done")
+	}, "publish", "del")
+	if got["publish"] != 0 || got["del"] == 0 {
+		t.Errorf("commands: got %v, want deletions and no message", got)
+	}
+}
+
 // TestLineOfNonsense: what somebody else wrote to the key of the line keeps nobody from the lock, and is left alone.
 func TestLineOfNonsense(t *testing.T) {
 	nodes := startNodes(t, 3)

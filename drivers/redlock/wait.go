@@ -177,7 +177,10 @@ func (l *lease) persists(repeats int) bool {
 func (l *lease) first(ctx context.Context, v *vote) (err error, answered bool) {
 	d := l.driver
 	limit := min(longestVote, l.ttl/2)
-	reached := l.await(ctx, min(limit, 4*d.options.NodeTimeout), d.life.Open().Done())
+	if !d.single() { // there is another one to ask
+		limit = min(limit, 4*d.options.NodeTimeout)
+	}
+	reached := l.await(ctx, limit, d.life.Open().Done())
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
