@@ -137,6 +137,9 @@ func (v *vote) answer(n *node, result rueidis.RedisResult, err error) {
 		v.state, l.sealed = refused, isSealed(err)
 	case err == nil && v.refusedInLine(result):
 		v.state = refused
+	case err == nil && !isOK(result):
+		v.doubt = true
+		v.fail(errAnswer)
 	case err == nil:
 		v.state = granted
 		if notYet := n.countsNow(); notYet != nil {
@@ -152,6 +155,12 @@ func (v *vote) answer(n *node, result rueidis.RedisResult, err error) {
 		v.undo()
 	}
 	l.check()
+}
+
+// isOK reports whether the answer to a request to set the value is that of a node with the value.
+func isOK(result rueidis.RedisResult) bool {
+	text, err := result.ToString()
+	return err == nil && text == "OK"
 }
 
 // fail notes that the node did not vote. The caller holds lease.mu.
