@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strconv"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -70,7 +69,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	}
 	turn := ""
 	if t != nil && !r.NoWait && r.Mode == driver.Exclusive {
-		turn = turnText(t.Ticket(), false)
+		turn = redistopic.Text(t.Ticket(), false)
 	}
 	l, refused, err := d.try(ctx, r, nil, turn)
 	if l != nil && turn != "" {
@@ -153,7 +152,7 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic
 			if void && !overdue {
 				continue
 			}
-			turn = turnText(ticket, due || overdue)
+			turn = redistopic.Text(ticket, due || overdue)
 		}
 		var l *lease
 		var err error
@@ -190,19 +189,8 @@ func pause(left time.Duration) time.Duration {
 	return left + time.Millisecond // the key is there for all of its last millisecond
 }
 
-// turnText says for turn.lua which ticket a caller has, and whether it is its turn.
-func turnText(ticket int64, due bool) string {
-	switch {
-	case !due && ticket == 0:
-		return "?0"
-	case !due:
-		return "?" + strconv.FormatInt(ticket, 10)
-	}
-	return strconv.FormatInt(ticket, 10)
-}
-
 // try asks once. Without an error and a lease the lock is taken. P is the place of an attempt for a fair lock that waits, and turn is what
-// turnText returns, or "" for one that is in no line. If the answer is unclear, the cleaner removes what may be left.
+// redistopic.Text returns, or "" for one that is in no line. If the answer is unclear, the cleaner removes what may be left.
 func (d *Driver) try(ctx context.Context, r *driver.Request, p *place, turn string) (*lease, obstacle, error) {
 	o := d.newOp(r, nil)
 	o.place, o.turn = p, turn

@@ -5,55 +5,19 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/go-dsync/dsync/conformance/wire"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// fight has drivers take and release the lock x until each had it so many times on average, and returns how often each of them had it. Like
-// package dsync, each leaves the others a moment after a release.
+// fight has drivers take and release the lock x, each so many times on average, and returns how often each of them had it.
 func fight(tb testing.TB, drivers []*Driver, each int) []int {
 	tb.Helper()
-	ctx, cancel := context.WithCancel(tb.Context())
-	defer cancel()
-	counts := make([]int, len(drivers))
-	var all atomic.Int64
-	var wg sync.WaitGroup
-	for i, d := range drivers {
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				l, err := d.Acquire(ctx, forLong("x"))
-				if err != nil {
-					if ctx.Err() == nil {
-						tb.Errorf("Acquire: %v", err)
-					}
-					return
-				}
-				time.Sleep(time.Millisecond)
-				release(tb, l)
-				counts[i]++
-				if all.Add(1) == int64(each*len(drivers)) {
-					cancel()
-				}
-				time.Sleep(time.Millisecond)
-			}
-		})
-	}
-	wg.Wait()
-	return counts
-}
-
-// jain returns Jain's index of fairness: 1 if all are equal.
-func jain(counts []int) float64 {
-	var sum, squares float64
-	for _, n := range counts {
-		sum += float64(n)
-		squares += float64(n) * float64(n)
-	}
-	return sum * sum / (float64(len(counts)) * squares)
+	return drivertest.Fight(tb, drivers, each, func() *driver.Request { return forLong("x") })
 }
 
 func openMany(tb testing.TB, n int, format string, args ...any) []*Driver {
@@ -74,11 +38,11 @@ func TestCrowdAsksInTurn(t *testing.T) {
 	var counts []int
 	got := counted(s, func() { counts = fight(t, drivers, each) }, "evalsha", "subscribe", "unsubscribe")
 	requests := float64(got["evalsha"]+got["subscribe"]+got["unsubscribe"]) / (n * each)
-	t.Logf("%.2f requests for each hand-over, Jain %.3f", requests, jain(counts))
+	t.Logf("%.2f requests for each hand-over, Jain %.3f", requests, drivertest.Jain(counts))
 	if requests > 10 { // without turns there are n; on a machine that is not busy 3.3
 		t.Errorf("requests for each hand-over: got %.2f", requests)
 	}
-	if got := jain(counts); got < 0.95 {
+	if got := drivertest.Jain(counts); got < 0.95 {
 		t.Errorf("Jain's index of %v: got %.3f, want 0.95", counts, got)
 	}
 }

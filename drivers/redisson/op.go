@@ -21,7 +21,7 @@ type op struct {
 	place   *place // of an attempt for a fair lock that waits
 	heir    *place // of a release of a fair lock: who gets the lock if it is next
 	marks   bool   // asks for the mark too; only with tokens
-	turn    string // the ticket of a waiter in line, see turnText; "" without a line
+	turn    string // the ticket of a waiter in line, see redistopic.Text; "" without a line
 	state   atomic.Int32
 	done    chan struct{} // receives a value when the op is answered
 

@@ -34,22 +34,32 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 }
 
 func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error) {
-	// If messages of the name arrive already, listen before the first try: a wait then needs no second try.
+	// If messages of the name arrive already, others want it: listen before the first try, and ask one node first, as those who wait.
 	var t *redistopic.Topic
 	first := d.firstNode(r.Name)
 	if !r.NoWait {
 		t = d.ears[first].JoinActive(r.Name)
 	}
 	l := d.newLease(r, r.Hold)
-	l.askAll()
-	err := l.vote(ctx)
+	var err error
+	if t != nil {
+		l.stand(first, t.Ticket(), false)
+		err = l.askOneThenAll(ctx, first)
+	} else {
+		l.askAll()
+		err = l.vote(ctx)
+	}
 	if err != nil {
 		if err = d.giveUp(ctx, l, err); !r.NoWait && isRefusal(err) {
-			return d.wait(ctx, r, first, t)
+			r.Events.Waiting()
+			return d.wait(ctx, r, first, t, l)
 		}
 		l = nil
 	}
 	if t != nil {
+		if l != nil {
+			t.Served(r.TTL)
+		}
 		t.Leave(false)
 	}
 	return l, err
@@ -191,6 +201,7 @@ func (l *lease) stopWaiting(now int64) {
 // giveUp undoes an attempt. It returns err when the nodes have said that nothing is left of the attempt, or otherwise with ErrUnknown.
 func (d *Driver) giveUp(ctx context.Context, l *lease, err error) error {
 	l.mu.Lock()
+	l.lost = isRefusal(err)
 	l.undo()
 	l.goal = silence
 	select {

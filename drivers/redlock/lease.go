@@ -31,6 +31,8 @@ type lease struct {
 	removed   int           // nodes with a confirmed deletion of the value
 	missed    int           // nodes without the value, or with the value until its TTL ends
 	contended bool
+	line      inLine
+	lost      bool  // the attempt ended since a majority refused
 	sealed    bool  // the one node refused because of a seal
 	renewing  int   // undecided renewals
 	shortest  int64 // the shortest TTL among these
@@ -207,6 +209,7 @@ func (l *lease) Release(ctx context.Context) error {
 	switch l.phase {
 	case held:
 		l.undo()
+		d.tellWaiters(l)
 	case over:
 		l.mu.Unlock()
 		return driver.ErrNotHeld
@@ -226,6 +229,13 @@ func (l *lease) Release(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("%w: %w", driver.ErrUnknown, ctx.Err())
 		}
+	}
+}
+
+// tellWaiters tells the waiters' node of the end of a hold, where no deletion does: the node has another value. The caller holds mu.
+func (d *Driver) tellWaiters(l *lease) {
+	if first := d.firstNode(l.request.Name); l.votes[first].state == gone {
+		d.nodes[first].add(notice{channel(l.request.Name)})
 	}
 }
 

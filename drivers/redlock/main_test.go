@@ -42,6 +42,9 @@ func (s servers) url() string {
 	for _, server := range s {
 		addresses = append(addresses, server.Addr)
 	}
+	if len(addresses) == 1 {
+		return singleScheme + "://" + addresses[0]
+	}
 	return "redlock://" + strings.Join(addresses, ",")
 }
 
@@ -121,6 +124,9 @@ func tryOpen(url string) (*Driver, error) {
 	d, _, err := driver.Open(ctx, url)
 	if err != nil {
 		return nil, err
+	}
+	if s, ok := d.(*Single); ok {
+		return s.Driver, nil
 	}
 	return d.(*Driver), nil
 }

@@ -55,14 +55,10 @@ func isSealed(err error) bool {
 func (d *Driver) single() bool { return len(d.nodes) == 1 }
 
 var (
-	//go:embed take.lua
-	takeText string
 	//go:embed seal.lua
 	sealText string
 	//go:embed loosen.lua
 	loosenText string
-
-	takeScript = newScript(takeText)
 )
 
 var errEvicts = fmt.Errorf("a server that may evict keys cannot keep a seal: %w", errors.ErrUnsupported)

@@ -99,6 +99,9 @@ func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 	}
 	ttl := l.ttl
 	l.lasts = max(l.lasts, at+int64(ttl))
+	if v.inLine() {
+		return v.takeInTurn(n.client.B()), true
+	}
 	if n.driver.single() {
 		return n.client.B().Evalsha().Sha1(takeScript.sha).Numkeys(1).Key(l.request.Name).
 			Arg(l.value, strconv.FormatInt(milliseconds(ttl), 10), sealValue).Build(), true
@@ -106,10 +109,11 @@ func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 	return n.client.B().Set().Key(l.request.Name).Value(l.value).Nx().PxMilliseconds(milliseconds(ttl)).Build(), true
 }
 
-// deletion is the request to delete the value.
+// deletion is the request to delete the value. The caller holds lease.mu.
 func (v *vote) deletion(n *node) rueidis.Completed {
 	l := v.lease
-	return n.client.B().Evalsha().Sha1(releaseScript.sha).Numkeys(1).Key(l.request.Name).Arg(l.value, channel(l.request.Name)).Build()
+	onChannel, message := v.farewell()
+	return n.client.B().Evalsha().Sha1(releaseScript.sha).Numkeys(1).Key(l.request.Name).Arg(l.value, onChannel, message).Build()
 }
 
 // answer implements task.
@@ -131,6 +135,11 @@ func (v *vote) answer(n *node, result rueidis.RedisResult, err error) {
 		v.fail(err)
 	case rueidis.IsRedisNil(err), isSealed(err):
 		v.state, l.sealed = refused, isSealed(err)
+	case err == nil && v.refusedInLine(result):
+		v.state = refused
+	case err == nil && !isOK(result):
+		v.doubt = true
+		v.fail(errAnswer)
 	case err == nil:
 		v.state = granted
 		if notYet := n.countsNow(); notYet != nil {
@@ -146,6 +155,12 @@ func (v *vote) answer(n *node, result rueidis.RedisResult, err error) {
 		v.undo()
 	}
 	l.check()
+}
+
+// isOK reports whether the answer to a request to set the value is that of a node with the value.
+func isOK(result rueidis.RedisResult) bool {
+	text, err := result.ToString()
+	return err == nil && text == "OK"
 }
 
 // fail notes that the node did not vote. The caller holds lease.mu.

@@ -11,10 +11,11 @@ import (
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
+// A waiter that was granted the first node asks the refusing nodes again: the last holder is about to delete its value there too, or another waiter
+// is about to give up. Of two who share out the votes, the one with the waiters' node goes on.
 const (
-	// repeats is how often a waiter, granted the first node, asks the refusing nodes again: the last holder is about to delete its value
-	// there too, or another waiter is about to give up.
-	repeats     = 3
+	fewRepeats  = 3
+	manyRepeats = 8
 	firstRepeat = 200 * time.Microsecond
 )
 
@@ -26,22 +27,29 @@ func (d *Driver) attempt(r *driver.Request, number int) *lease {
 const attemptMark = "#"
 
 // wait asks one node again whenever the lock may have become free, and the other nodes only if the one grants. So waiters do not
-// share out the votes until nobody has a majority, and cost little. A waiter that was woken and then cannot ask wakes another waiter of
-// this process.
-func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redistopic.Topic) (*lease, error) {
-	r.Events.Waiting()
+// share out the votes until nobody has a majority, and cost little. In a line at this node they ask in turn: see internal/redistopic. A waiter that was
+// woken and then cannot ask wakes another waiter of this process. L is the attempt that was refused.
+func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redistopic.Topic, l *lease) (*lease, error) {
 	if t == nil {
 		t = d.ears[first].Join(r.Name)
 	}
 	pause := firstPoll
+	asked := d.now()
 	timer := time.NewTimer(jitter(pause))
 	defer timer.Stop()
-	for number := 1; ; number++ {
-		next := first
+	number := 0
+	for {
+		if l != nil {
+			if place, left := l.place(); place.Ticket != 0 {
+				t.Placed(place, left)
+			}
+			l = nil
+		}
+		polls := false
 		select {
 		case <-t.Wake:
 		case <-timer.C:
-			next = (first + number) % len(d.nodes) // not always the same node: its key may be stale
+			polls = true
 		case <-ctx.Done():
 			t.Leave(false)
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
@@ -53,9 +61,30 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 			t.Leave(true)
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
 		}
-		l := d.attempt(r, number)
+		if polls {
+			if wait := d.untilPoll(t, first, asked, pause); wait > 0 {
+				timer.Reset(wait)
+				continue
+			}
+		}
+		next, ticket, due := first, int64(0), true
+		if polls {
+			next = (first + number) % len(d.nodes) // not always the same node: its key may be stale
+		}
+		if next == first {
+			var void bool
+			if ticket, due, void = t.Turn(); void && !polls {
+				continue
+			}
+		} else {
+			ticket = t.Ticket()
+		}
+		number++
+		l = d.attempt(r, number)
+		l.stand(first, ticket, due)
 		err := l.askOneThenAll(ctx, next)
 		if err == nil {
+			t.Served(r.TTL)
 			t.Leave(false)
 			return l, nil
 		}
@@ -63,15 +92,36 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 			t.Leave(true)
 			return nil, err
 		}
-		pause = min(pause*3/2, lastPoll)
+		if asked = d.now(); polls || ticket == 0 {
+			pause = min(pause*3/2, lastPoll)
+		} else {
+			pause = firstPoll
+		}
 		timer.Reset(jitter(pause))
 	}
+}
+
+// untilPoll is how long a waiter has to wait before a poll, or to look again whether it is to poll; 0 if it is to poll now. The first in line polls when there was
+// no message for a pause, and one with n others in front when there was none for n+1 pauses, if n is small.
+func (d *Driver) untilPoll(t *redistopic.Topic, first int, asked int64, pause time.Duration) time.Duration {
+	clients, heard, known := t.Behind()
+	switch {
+	case !known || d.nodes[first].impaired():
+		return 0
+	case clients > mostPolling:
+		return lastPoll
+	}
+	since := max(asked, int64(heard.Sub(d.epoch)))
+	return min(time.Duration(since-d.now())+pause*time.Duration(clients+1), lastPoll)
 }
 
 // The pauses between polls: the lock may expire, or its holder's client may send no message.
 const (
 	firstPoll = 10 * time.Millisecond
 	lastPoll  = 150 * time.Millisecond
+
+	// mostPolling is how many in line poll behind the first one, which may be dead.
+	mostPolling = 16
 )
 
 // jitter returns a time around d, to part waiters with a common beginning.
@@ -106,7 +156,7 @@ func (l *lease) askOneThenAll(ctx context.Context, first int) error {
 	for i := 0; ; i++ {
 		l.askAll()
 		err := l.vote(ctx)
-		if err == nil || !isRefusal(err) || i == repeats {
+		if err == nil || !isRefusal(err) || i >= fewRepeats && !l.persists(i) {
 			return err
 		}
 		if !d.sleep(ctx, rand.N(firstRepeat<<i)) {
@@ -115,12 +165,22 @@ func (l *lease) askOneThenAll(ctx context.Context, first int) error {
 	}
 }
 
+// persists reports whether an attempt with the waiters' node goes on after so many repeats.
+func (l *lease) persists(repeats int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return repeats < manyRepeats && l.line.turn != "" && l.votes[l.line.node].counts() && l.driver.now() < l.sent+int64(l.ttl/4)
+}
+
 // first waits for the answer of the asked node. The error is ErrLocked if the node refuses, and answered false if the next node has to be
 // asked.
 func (l *lease) first(ctx context.Context, v *vote) (err error, answered bool) {
 	d := l.driver
 	limit := min(longestVote, l.ttl/2)
-	reached := l.await(ctx, min(limit, 4*d.options.NodeTimeout), d.life.Open().Done())
+	if !d.single() { // there is another one to ask
+		limit = min(limit, 4*d.options.NodeTimeout)
+	}
+	reached := l.await(ctx, limit, d.life.Open().Done())
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {

@@ -192,7 +192,7 @@ func (f *feed) confirmed(c rueidis.PubSubSubscription) {
 			f.do(command{channel: c.Channel, end: true})
 			return
 		}
-		s.active = true
+		s.active, s.lost = true, false
 		s.hub.poke()
 	case "sunsubscribe":
 		if s != nil && s.active {
@@ -217,6 +217,7 @@ func (f *feed) refused(cmds []command) {
 // replace finds another place for a subscription that the server does not want here. It is called with Listener.mu held.
 func (f *feed) replace(s *subscription) {
 	ln := f.listener
+	s.lost = true
 	delete(f.subs, s.hub.channel)
 	if f.key.node != "" {
 		ln.router.again(s)
@@ -239,7 +240,7 @@ func (f *feed) reset() bool {
 	defer ln.mu.Unlock()
 	f.todo = f.todo[:0]
 	for channel, s := range f.subs {
-		s.active = false
+		s.active, s.lost = false, true
 		if f.key.node != "" {
 			ln.router.again(s)
 		} else {

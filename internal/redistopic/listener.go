@@ -95,6 +95,7 @@ type subscription struct {
 	hub     *hub
 	sharded bool
 	active  bool // the server has confirmed the subscription
+	lost    bool // the connection broke, or the server refused, and has not confirmed the subscription since
 }
 
 // leaving is a hub whose last waiter left at a time.

@@ -136,3 +136,27 @@ func TestNothingIsHeard(t *testing.T) {
 		}
 	})
 }
+
+func TestBehind(t *testing.T) {
+	const behind = 3
+	sub := &subscription{}
+	topic := inLine(Place{Ticket: behind + 1, Last: behind + 1})
+	topic.hub.subs = []*subscription{sub}
+	want := func(what string, clients int64, known bool) {
+		t.Helper()
+		if got, _, ok := topic.Behind(); ok != known || ok && got != clients {
+			t.Errorf("%s: got %d clients, known %t, want %d, %t", what, got, ok, clients, known)
+		}
+	}
+	want("not confirmed yet", behind, true)
+	topic.hear(func() { topic.hub.heard(HeldMessage(behind), true) })
+	want("the one before was granted the name", 0, true)
+	topic.hear(func() { topic.hub.heard(HeldMessage(behind+7), true) })
+	want("others were granted the name, too", 0, true)
+	sub.lost = true
+	want("the subscription was lost", 0, false)
+	sub.lost = false
+	topic.Served(time.Minute)
+	want("the ticket is used up", 0, false)
+	topic.hear(topic.turn.leave)
+}

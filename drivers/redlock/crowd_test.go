@@ -1,0 +1,345 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/conformance/wire"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/drivertest"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// fight has drivers take and release the lock x, each so many times on average, and returns how often each of them had it.
+func fight(tb testing.TB, drivers []*Driver, each int) []int {
+	tb.Helper()
+	return drivertest.Fight(tb, drivers, each, func() *driver.Request { return request("x") })
+}
+
+func openMany(tb testing.TB, n int, url string) []*Driver {
+	tb.Helper()
+	drivers := make([]*Driver, n)
+	for i := range drivers {
+		drivers[i] = openURL(tb, "%s", url)
+	}
+	return drivers
+}
+
+// lineOf is the key of the line of the lock x.
+const lineOf = "x:dsync_turn"
+
+// awaitClear waits until no node has a key but for that of the line, which those who left without the lock leave behind for ten seconds.
+func awaitClear(tb testing.TB, nodes servers) {
+	tb.Helper()
+	nodes.do("DEL", lineOf)
+	nodes.awaitClear(tb)
+}
+
+// waitInLine has each driver wait for the lock x, one after the other, and returns when all have their places in the line.
+func waitInLine(tb testing.TB, drivers []*Driver) []*drivertest.Waiter {
+	tb.Helper()
+	var waiters []*drivertest.Waiter
+	for _, d := range drivers {
+		waiters = append(waiters, drivertest.Wait(tb, d, drivertest.Request("x")))
+		testenv.Eventually(tb, func() bool { return ticketOf(d) != 0 }, "the waiter has a place")
+	}
+	return waiters
+}
+
+// ticketOf returns the ticket of a driver for the lock x, on whichever node it waits: to a busy machine the first one may seem impaired.
+func ticketOf(d *Driver) (ticket int64) {
+	for _, e := range d.ears {
+		if t := e.JoinActive("x"); t != nil {
+			ticket = max(ticket, t.Ticket())
+			t.Leave(false)
+		}
+	}
+	return ticket
+}
+
+// patient is for tests in which no node may seem impaired.
+const patient = settled + "&nodetimeout=5s"
+
+// releaseAll has each waiter release the lock once it is granted. The order is a hint, so any of them may be first.
+func releaseAll(tb testing.TB, waiters []*drivertest.Waiter) {
+	tb.Helper()
+	parallel(len(waiters), func(i int) {
+		l, err := waiters[i].End(tb)
+		if err != nil {
+			tb.Errorf("Acquire after a wait: %v", err)
+			return
+		}
+		release(tb, l)
+	})
+}
+
+// TestCrowdAsksInTurn: of many clients that wait, about one asks after a release, and all get the lock equally often.
+func TestCrowdAsksInTurn(t *testing.T) {
+	const n, each = 40, 10
+	for _, count := range []int{3, 1} {
+		nodes := startNodes(t, count)
+		drivers := openMany(t, n, nodes.url()+patient)
+		fight(t, drivers, 1) // all came at once; connections, and subscriptions
+		var counts []int
+		got := nodes.counted(func() { counts = fight(t, drivers, each) }, "set", "evalsha", "subscribe", "unsubscribe")
+		t.Logf("%d nodes: commands for %d hand-overs: %v, Jain %.3f", count, n*each, got, drivertest.Jain(counts))
+		// The floor is a release and a grant at each node, a refusal, and two writes to the line.
+		if requests := float64(got["set"]+got["evalsha"]+got["subscribe"]+got["unsubscribe"]) / (n * each); requests > float64(10+4*count) {
+			t.Errorf("%d nodes: commands for each hand-over: got %.1f", count, requests)
+		}
+		if got := drivertest.Jain(counts); got < 0.95 {
+			t.Errorf("%d nodes: Jain's index of %v: got %.3f, want 0.95", count, counts, got)
+		}
+	}
+}
+
+// TestDeadHeadOfTheLine: those who are next and do not ask hold up the others for pauses, whether or not the end of the hold is told.
+func TestDeadHeadOfTheLine(t *testing.T) {
+	const dead, alive = 5, 3
+	for _, how := range []string{"frozen", "cut off", "gone"} {
+		for _, told := range []bool{true, false} {
+			nodes := startNodes(t, 3)
+			link := &wire.Wire{}
+			t.Cleanup(link.Close)
+			var through []string
+			for _, s := range nodes {
+				addr, err := link.Listen(s.Addr)
+				if err != nil {
+					t.Fatal(err)
+				}
+				through = append(through, addr)
+			}
+			l := acquire(t, openURL(t, "%s", nodes.url()+settled), request("x"))
+			drivers := openMany(t, dead, "redlock://"+strings.Join(through, ",")+settled)
+			drivers = append(drivers, openMany(t, alive, nodes.url()+settled)...)
+			waiters := waitInLine(t, drivers)
+			end := func(ws []*drivertest.Waiter) {
+				for _, w := range ws {
+					w.Cancel()
+				}
+				for _, w := range ws {
+					if l, err := w.End(t); err == nil {
+						release(t, l)
+					}
+				}
+			}
+			switch how {
+			case "frozen":
+				link.Hold(wire.Both)
+			case "cut off":
+				link.Cut()
+			case "gone":
+				end(waiters[:dead])
+			}
+			start := time.Now()
+			if told {
+				release(t, l)
+			} else {
+				nodes.do("DEL", "x")
+			}
+			releaseAll(t, waiters[dead:])
+			if took := time.Since(start); took > longestPause {
+				t.Errorf("%s: the others had the lock after %v", how, took)
+			}
+			link.Heal()
+			if how != "gone" {
+				end(waiters[:dead])
+			}
+		}
+	}
+}
+
+// longestPause is far above what the dead cost.
+const longestPause = 10 * time.Second
+
+// TestHoldWithoutTheWaitersNode: while a majority without the waiters' node has a lock, each attempt is granted that node, and gives it back. This is no
+// reason for all others to ask; the release is.
+func TestHoldWithoutTheWaitersNode(t *testing.T) {
+	const n = 20
+	nodes := startNodes(t, 5)
+	holder := openURL(t, "%s", nodes.url()+patient)
+	first := nodes[holder.firstNode("x")]
+	first.Do("SET", "x", "somebody else")
+	l := acquire(t, holder, request("x"))
+	waiters := waitInLine(t, openMany(t, n, nodes.url()+patient))
+	first.Do("DEL", "x")
+	got := nodes.counted(func() {
+		first.Do("PUBLISH", channel("x"), "")
+		time.Sleep(time.Second) // for those who would ask
+	}, "publish")["publish"]
+	t.Logf("%d messages", got)
+	if got > 5*n { // of the few who poll; else each is a reason for another one to ask
+		t.Errorf("messages while the lock was held: got %d", got)
+	}
+	release(t, l)
+	releaseAll(t, waiters)
+	awaitClear(t, nodes)
+}
+
+// TestReleaseIsToldWhereTheValueIsNot: the waiters' node had another value when the lock was granted, so the release deletes nothing there.
+func TestReleaseIsToldWhereTheValueIsNot(t *testing.T) {
+	nodes := startNodes(t, 3)
+	d, other := openURL(t, "%s", nodes.url()+patient), openURL(t, "%s", nodes.url()+patient)
+	first := d.firstNode("x")
+	nodes[first].Do("SET", "x", "somebody else")
+	l := acquire(t, d, request("x"))
+	topic := other.ears[first].Join("x")
+	defer topic.Leave(false)
+	<-topic.Wake // subscribed
+	topic.Turn()
+	release(t, l)
+	select {
+	case <-topic.Wake:
+	case <-time.After(hangGuard):
+		t.Error("nobody was told of the release")
+	}
+}
+
+// TestLostVoteIsNoRelease: an attempt that gives back a minority of the nodes tells nobody.
+func TestLostVoteIsNoRelease(t *testing.T) {
+	nodes := startNodes(t, 5)
+	d := openURL(t, "%s", nodes.url()+patient)
+	first := d.firstNode("x")
+	for i := range 3 {
+		nodes[(first+1+i)%len(nodes)].Do("SET", "x", "somebody else")
+	}
+	got := nodes.counted(func() {
+		for range 20 {
+			if _, err := d.Acquire(t.Context(), noWait("x")); !errors.Is(err, driver.ErrLocked) {
+				t.Fatalf("got %v, want ErrLocked", err)
+			}
+		}
+		testenv.Eventually(t, d.nodesIdle, "all nodes are done")
+	}, "publish", "del")
+	if got["publish"] != 0 || got["del"] == 0 {
+		t.Errorf("commands: got %v, want deletions and no message", got)
+	}
+}
+
+// TestLineOfNonsense: what somebody else wrote to the key of the line keeps nobody from the lock, and is left alone.
+func TestLineOfNonsense(t *testing.T) {
+	nodes := startNodes(t, 3)
+	drivers := openMany(t, 4, nodes.url()+patient)
+	for _, write := range [][]string{
+		{"SET", lineOf, "nonsense"},
+		{"SET", lineOf, "line 1 2 3"},
+		{"SET", lineOf, "line " + strings.Repeat("9", 100) + " 1 1 1"},
+		{"HSET", lineOf, "last", "1"},
+	} {
+		l := acquire(t, drivers[0], request("x"))
+		waiters := waitInLine(t, drivers[1:])
+		nodes.do("DEL", lineOf)
+		nodes.do(write...)
+		release(t, l)
+		releaseAll(t, waiters)
+		for _, got := range nodes.do("PTTL", lineOf) {
+			if got != int64(-1) {
+				t.Errorf("%v: got a key with %v ms, want it as it was", write, got)
+			}
+		}
+		nodes.do("DEL", lineOf)
+	}
+	for _, numbers := range []string{"9007199254740993 1 1 1", "1 9007199254740993 1 1", "0 0 0 0", "3 2 99999999999999999999 99999999999999999999"} {
+		l := acquire(t, drivers[0], request("x"))
+		waiters := waitInLine(t, drivers[1:])
+		nodes.do("SET", lineOf, "line "+numbers)
+		release(t, l)
+		releaseAll(t, waiters)
+		nodes.do("DEL", lineOf)
+	}
+}
+
+// TestWaitingWithFewerRights: users who may not use the line wait as before, beside others who stand in it. What is refused once the lock has the value
+// leaves no value behind.
+func TestWaitingWithFewerRights(t *testing.T) {
+	for missing, rights := range map[string][]string{
+		"the key":  {"~x"},
+		"TIME":     {"~*", "-time"},
+		"PTTL":     {"~*", "-pttl"},
+		"PUBLISH":  {"~*", "-publish"},
+		"channels": {"~*", "resetchannels"},
+	} {
+		nodes := startNodes(t, 3)
+		password := testenv.Password()
+		nodes.do(append([]string{"ACL", "SETUSER", "old", "reset", "on", ">" + password, "&*", "+@all"}, rights...)...)
+		drivers := openMany(t, 3, strings.Replace(nodes.url(), "//", "//old:"+password+"@", 1)+settled)
+		alone := fight(t, drivers, 10)
+		if missing == "the key" || missing == "PTTL" {
+			l := acquire(t, drivers[0], request("x"))
+			w := drivertest.Wait(t, drivers[1], drivertest.Request("x"))
+			time.Sleep(20 * firstPoll)
+			for _, got := range nodes.do("EXISTS", lineOf) {
+				if got != int64(0) {
+					t.Errorf("without the right to %s there is a line", missing)
+				}
+			}
+			release(t, l)
+			releaseAll(t, []*drivertest.Waiter{w})
+		}
+		beside := fight(t, append(drivers, openMany(t, 3, nodes.url()+settled)...), 10)
+		t.Logf("without the right to %s: %v, and beside others %v", missing, alone, beside)
+		if old, others := beside[0]+beside[1]+beside[2], beside[3]+beside[4]+beside[5]; min(old, others) < (old+others)/20 {
+			t.Errorf("without the right to %s: these had the lock %d times beside %d times", missing, old, others)
+		}
+		awaitClear(t, nodes)
+	}
+}
+
+// TestCrowdBesideOneThatSendsNoMessages has a client of another library in a crowd, that polls the nodes and tells nobody of its releases.
+func TestCrowdBesideOneThatSendsNoMessages(t *testing.T) {
+	nodes := startNodes(t, 3)
+	ctx, cancel := context.WithCancel(t.Context())
+	var silent sync.WaitGroup
+	had := 0
+	silent.Go(func() { // ends with ctx
+		for ctx.Err() == nil {
+			votes := 0
+			for _, got := range nodes.do("SET", "x", "silent", "NX", "PX", "10000") {
+				if got != nil {
+					votes++
+				}
+			}
+			if votes > 1 {
+				had++
+				time.Sleep(time.Millisecond)
+			}
+			nodes.do("EVAL", "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end", "1", "x", "silent")
+			time.Sleep(5 * time.Millisecond)
+		}
+	})
+	counts := fight(t, openMany(t, 10, nodes.url()+settled), 20)
+	cancel()
+	silent.Wait()
+	t.Logf("drivers: %v, the other one: %d", counts, had)
+	if had == 0 || drivertest.Jain(counts) < 0.8 {
+		t.Errorf("drivers: %v, the other one: %d", counts, had)
+	}
+	awaitClear(t, nodes)
+}
+
+// TestCrowdWithoutTheWaitersNode: the waiters' node is killed, frozen or restarted, and the crowd goes on.
+func TestCrowdWithoutTheWaitersNode(t *testing.T) {
+	for how, hit := range map[string]func(*testenv.RedisServer){
+		"killed":    func(s *testenv.RedisServer) { s.Kill() },
+		"frozen":    func(s *testenv.RedisServer) { s.Freeze() },
+		"restarted": func(s *testenv.RedisServer) { s.Restart() },
+		"flushed":   func(s *testenv.RedisServer) { s.Do("FLUSHALL") },
+	} {
+		nodes := startNodes(t, 3)
+		drivers := openMany(t, 20, nodes.url()+settled)
+		fight(t, drivers, 1)
+		l := acquire(t, drivers[0], request("x"))
+		waiters := waitInLine(t, drivers[1:])
+		hit(nodes[drivers[0].firstNode("x")])
+		if err := l.Release(t.Context()); err != nil && !errors.Is(err, driver.ErrUnknown) {
+			t.Errorf("%s: Release: %v", how, err)
+		}
+		start := time.Now()
+		releaseAll(t, waiters)
+		t.Logf("%s: %v for %d hand-overs", how, time.Since(start), len(waiters))
+	}
+}

@@ -1,0 +1,58 @@
+package drivertest
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// Fight has drivers take and release a lock until each had it so many times on average, and returns how often each of them had it. Like
+// package dsync, each leaves the others a moment after a release.
+func Fight[D driver.Driver](tb testing.TB, drivers []D, each int, request func() *driver.Request) []int {
+	tb.Helper()
+	ctx, cancel := context.WithCancel(tb.Context())
+	defer cancel()
+	counts := make([]int, len(drivers))
+	var all, inside atomic.Int64
+	var wg sync.WaitGroup
+	for i, d := range drivers {
+		wg.Go(func() { // ends with ctx
+			for ctx.Err() == nil {
+				l, err := d.Acquire(ctx, request())
+				if err != nil {
+					if ctx.Err() == nil {
+						tb.Errorf("Acquire: %v", err)
+					}
+					return
+				}
+				if n := inside.Add(1); n > 1 {
+					tb.Errorf("%d drivers hold the lock at once", n)
+				}
+				time.Sleep(time.Millisecond)
+				inside.Add(-1)
+				Release(tb, l)
+				counts[i]++
+				if all.Add(1) == int64(each*len(drivers)) {
+					cancel()
+				}
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	wg.Wait()
+	return counts
+}
+
+// Jain returns Jain's index of fairness: 1 if all are equal.
+func Jain(counts []int) float64 {
+	var sum, squares float64
+	for _, n := range counts {
+		sum += float64(n)
+		squares += float64(n) * float64(n)
+	}
+	return sum * sum / (float64(len(counts)) * squares)
+}
