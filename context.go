@@ -13,6 +13,7 @@ type leaseContext struct {
 	handle *Lease        // for LeaseFrom to return in place of lease; nil without Options.Debug
 	outer  *leaseContext // of the lease under whose context this one was made; may be nil
 	cancel context.CancelCauseFunc
+	next   *leaseContext // in lease.contexts
 }
 
 type leaseContextKey struct{}

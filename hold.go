@@ -51,11 +51,11 @@ type hold struct {
 	since     moment          // the time of the grant by the backend, or of the last Extend
 	keepUntil moment          // until when the name stays taken, whatever ends the hold here; 0: no longer than the hold
 	token     uint64          // of the current owner
-	renewErr  error           // of the last renewal; nil after a success
+	outage    *lostError      // if the last renewal failed: what the end of the hold is then; otherwise nil
 	settled   chan struct{}   // closed when the release has returned; nil if nobody waits for it
 	heir      *waiter         // to whom a request is to give the hold, in place of its release; nil if there is none
-	tokens    int32           // how many more came with the grant
-	handOvers int32
+	tokens    int8            // how many more came with the grant, as far as they are of use
+	handOvers int8
 	state     holdState
 	waits     bool // refused, and in a wait at the backend
 	renewing  bool // in a batch of renewals
@@ -245,8 +245,8 @@ func (h *hold) uncount() {
 func (h *hold) expire() {
 	loss := &lostError{cause: lossExpired}
 	switch {
-	case h.renewErr != nil:
-		loss = unreachable(h.renewErr)
+	case h.outage != nil:
+		loss = h.outage
 	case h.inFull():
 		loss.asked = true
 		for l := h.views; l != nil; l = l.next {

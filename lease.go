@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -25,9 +24,9 @@ type Lease struct {
 	slow     *alarm        // when Options.SlowHold is over; nil if nobody is to be told any more
 	err      error         // of the end; nil while the lease is held
 	done     chan struct{} // nil until the first call of Done
-	contexts []*leaseContext
-	next     *Lease  // in hold.views; of a handle: its lease
-	at       **Lease // the pointer to this lease there
+	contexts *leaseContext // those that this lease is to end
+	next     *Lease        // in hold.views; of a handle: its lease
+	at       **Lease       // the pointer to this lease there
 }
 
 // Name returns the name of the lock.
@@ -149,12 +148,15 @@ func (l *Lease) Context(parent context.Context) (context.Context, context.Cancel
 	if err := l.check(k.client.now()); err != nil {
 		cancel(err)
 	} else {
-		l.contexts = append(l.contexts, lc)
+		lc.next, l.contexts = l.contexts, lc
 	}
 	return lc, func() {
 		k.mu.Lock()
-		if i := slices.Index(l.contexts, lc); i >= 0 {
-			l.contexts = slices.Delete(l.contexts, i, i+1)
+		for at := &l.contexts; *at != nil; at = &(*at).next {
+			if *at == lc {
+				*at = lc.next
+				break
+			}
 		}
 		k.mu.Unlock()
 		cancel(context.Canceled)
@@ -310,7 +312,7 @@ func (l *Lease) finish(err error) {
 			l.hold.lock.client.watchdog.remove(a)
 		}
 	}
-	for _, lc := range l.contexts {
+	for lc := l.contexts; lc != nil; lc = lc.next {
 		lc.cancel(err)
 	}
 	l.contexts = nil

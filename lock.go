@@ -242,7 +242,7 @@ func (k *lock) install(h *hold, granted driver.Lease, r request, now moment) (*L
 		old.lose(&lostError{cause: lossRemoved, err: driver.ErrRemoved}, false)
 	}
 	k.answers.ours()
-	h.token, h.tokens = first, int32(n-1)
+	h.token, h.tokens = first, int8(min(n-1, maxHandOvers))
 	h.state, h.since, h.ownedBy = holdLive, now, r.group
 	h.link()
 	if r.atLeast > 0 {

@@ -53,7 +53,7 @@ func (h *hold) pass(ctx context.Context, wait time.Duration, heir *waiter) (sett
 		return true, err
 	case err == nil && heir.queued && now < h.deadline():
 		first, n := driver.Tokens(h.lease, k.client.floor)
-		h.token, h.tokens = first, int32(n-1)
+		h.token, h.tokens = first, int8(min(n-1, maxHandOvers))
 		k.serveFirst(h).owner = owner
 		return true, nil
 	}

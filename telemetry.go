@@ -157,11 +157,11 @@ func (h *hold) endTenure() *telemetry.Call {
 	}
 	call := h.call
 	h.call = nil
-	call.EndHold(h.renewErr != nil)
+	call.EndHold(h.outage != nil)
 	return call
 }
 
-// reportRenewal is called with lock.mu held, before h.renewErr changes.
+// reportRenewal is called with lock.mu held, before h.outage changes.
 func (h *hold) reportRenewal(err error) {
 	if h.views == nil {
 		return
@@ -172,7 +172,7 @@ func (h *hold) reportRenewal(err error) {
 	} else if err != nil {
 		result = telemetry.RenewalFailed
 	}
-	h.lock.client.telemetry.Renewed(h.call, h.views.reported(), result, h.renewErr != nil, failureOf(err))
+	h.lock.client.telemetry.Renewed(h.call, h.views.reported(), result, h.outage != nil, failureOf(err))
 }
 
 // Holder implements telemetry.Held.

@@ -210,12 +210,12 @@ func (w *watchdog) renewed(h *hold, err error) {
 	h.reportRenewal(err)
 	switch {
 	case err == nil:
-		h.renewErr = nil
+		h.outage = nil
 		w.set(&w.renewals, &h.alarm, max(h.expires()-h.ttl*2/3, now+h.ttl/12))
 	case errors.Is(err, ErrNotHeld):
 		h.lose(lossFrom(err), true)
 	default:
-		h.renewErr = err
+		h.outage = unreachable(err)
 		if at := now + h.ttl/12; at < h.deadline() {
 			w.set(&w.renewals, &h.alarm, at)
 		}

@@ -228,14 +228,15 @@ type Request struct {
 	// Owner and Note are for people, stored with the hold where the backend can. They are never compared.
 	Owner, Note string
 
-	// Mode is how the name is to be held. A driver never sees a mode that its Info does not offer.
-	Mode Mode
-
 	// Permits is how many are asked for in the mode Permit, 1 or more, and Limit the limit of the name: Permits or more, or 0 for the one that
 	// is kept. Both are 0 in the other modes.
 	Permits, Limit int
 
-	TTL    time.Duration
+	TTL time.Duration
+
+	// Mode is how the name is to be held. A driver never sees a mode that its Info does not offer.
+	Mode Mode
+
 	Fixed  bool // the lease ends TTL after the grant, and nothing but a call of Renew renews the lease
 	NoWait bool // return ErrLocked instead of waiting
 

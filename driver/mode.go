@@ -6,7 +6,7 @@ import (
 )
 
 // Mode is how a name is held.
-type Mode int
+type Mode uint8
 
 const (
 	// Exclusive: by one hold, and by nothing else.
