@@ -37,11 +37,11 @@ type hold struct {
 
 	mu        sync.Mutex
 	phase     phase
-	passed    *value // what the key says since the hold was passed, or is to say; nil if it never was passed
 	inCleaner bool   // leaveToCleaner was called
-	deletions int    // requests to delete the key
 	sealing   bool   // the key may have become a seal
+	deletions int32  // requests to delete the key
 	doubtedAt int64  // when the first unanswered request to release the hold was sent
+	passed    *value // what the key says since the hold was passed, or is to say; nil if it never was passed
 }
 
 // phase is how far the end of a hold has come.

@@ -36,11 +36,11 @@ var (
 
 // record is what is known of a name for good.
 type record struct {
-	sealed   bool
+	sealed, marked bool
+
 	last     uint64 // token, if it is sealed
 	sealedAt int64  // revision
 
-	marked bool
 	base   uint64 // tokens less revisions, also after the mark was taken off
 	raised int64  // modification revision of the key of base
 
