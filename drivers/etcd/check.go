@@ -93,12 +93,18 @@ func (d *Driver) checkSession(s *session, holds []*hold) {
 	if err != nil {
 		return // the session ends if this goes on
 	}
-	there := make(map[string]struct{}, len(answer.Keys))
-	for _, key := range answer.Keys {
-		there[string(key)] = struct{}{}
+	of := make(map[string]int, len(holds)) // a key's place in holds: to look for the keys of the answer takes no copies of them
+	for i, h := range holds {
+		of[h.key] = i
 	}
-	for _, h := range holds {
-		if _, ok := there[h.key]; !ok {
+	there := make([]bool, len(holds))
+	for _, key := range answer.Keys {
+		if i, ok := of[string(key)]; ok {
+			there[i] = true
+		}
+	}
+	for i, h := range holds {
+		if !there[i] {
 			d.verify(ctx, h)
 		}
 	}
