@@ -73,7 +73,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	}
 	l, refused, err := d.try(ctx, r, nil, turn)
 	if l != nil && turn != "" {
-		t.Served(r.TTL)
+		t.Granted(r.TTL)
 	}
 	if l != nil || err != nil || r.NoWait {
 		if t != nil && err == driver.ErrSealed {
@@ -148,7 +148,7 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic
 		}
 		turn := ""
 		if inLine && !elsewhere {
-			ticket, due, void := t.Turn()
+			ticket, due, void := t.TakeTurn()
 			if void && !overdue {
 				continue
 			}
@@ -158,7 +158,7 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic
 		var err error
 		l, refused, err = d.try(ctx, r, nil, turn)
 		if l != nil && turn != "" {
-			t.Served(r.TTL)
+			t.Granted(r.TTL)
 		}
 		if moves = slotMoves(err); moves { // nothing was done, and the place in a queue is kept
 			refused.elsewhere = elsewhere

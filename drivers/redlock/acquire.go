@@ -58,7 +58,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	}
 	if t != nil {
 		if l != nil {
-			t.Served(r.TTL)
+			t.Granted(r.TTL)
 		}
 		t.Leave(false)
 	}

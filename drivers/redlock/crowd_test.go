@@ -190,7 +190,7 @@ func TestReleaseIsToldWhereTheValueIsNot(t *testing.T) {
 	topic := other.ears[first].Join("x")
 	defer topic.Leave(false)
 	<-topic.Wake // subscribed
-	topic.Turn()
+	topic.TakeTurn()
 	release(t, l)
 	select {
 	case <-topic.Wake:

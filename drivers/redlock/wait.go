@@ -73,7 +73,7 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 		}
 		if next == first {
 			var void bool
-			if ticket, due, void = t.Turn(); void && !polls {
+			if ticket, due, void = t.TakeTurn(); void && !polls {
 				continue
 			}
 		} else {
@@ -84,7 +84,7 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 		l.stand(first, ticket, due)
 		err := l.askOneThenAll(ctx, next)
 		if err == nil {
-			t.Served(r.TTL)
+			t.Granted(r.TTL)
 			t.Leave(false)
 			return l, nil
 		}

@@ -15,12 +15,13 @@ import (
 //
 // Each client counts the releases that it hears of, since the next in line is granted the name after each. A client whose turn it is asks at
 // once, and one with n clients in front of it when n pauses have passed without a message, or fewer where n is large: so a client that is
-// dead, frozen or gone holds up the others for a pause. The server tells all for how long the name is held, and which ticket was granted
-// last, when somebody is granted the name out of turn, or asks in its turn and is refused, and after each grant unless the line moves so fast
-// that the next release comes before a pause is over.
+// dead, frozen or gone holds up the others for a pause.
 //
-// A client that is granted the name out of turn passes by all in front of it, and most of these have to ask for a new place. So those far back
-// leave the first question to those in front also while messages are late, since the server or the clients are busy.
+// Besides the release there is one more message to the line: for how long the name is held, and which ticket was granted last. The server sends
+// this message for a grant out of turn, for a refusal in turn, and for each grant in a line so slow that a pause is over before the next release.
+//
+// A client that is granted the name out of turn passes by all in front of it, and most of these have to ask for a new place. So clients far back
+// leave the first question to those in front even while messages are late because the server or the clients are busy.
 
 // Place is a place in a line, as the server says it.
 type Place struct {
@@ -36,9 +37,9 @@ type turn struct {
 	freed time.Time     // if place.Free: when
 	begin time.Time     // if place.Free: when it is the turn of the topic, if there is no message before
 	pace  time.Duration // on average from a release to the next message
-	due   bool          // the value of Wake is there since it is the turn of the topic
-	owed  bool          // or since messages may have been missed, or the waiter who took it before could not ask
-	ended bool          // a release was heard since a waiter began to ask, and no grant since then
+	due   bool          // Wake has a value because it is the turn of the topic
+	owed  bool          // or because messages may have been missed, or the waiter who took the last value could not ask
+	ended bool          // after the last TakeTurn a release was heard, and no grant after that release
 	timer *time.Timer
 	at    time.Time // when the timer is to fire
 	heard time.Time // when the last message came
@@ -62,8 +63,7 @@ const (
 	// unknownLeft is told in place of a time that is not known.
 	unknownLeft = 1_000_000 * time.Second
 
-	// ticketsTold is below which number tickets are told, and heldMark what such a message begins with. To Redisson it is a number that
-	// means nothing.
+	// A message that the name is held has the ticket modulo ticketsTold, and begins with heldMark. To Redisson it is a number without a meaning.
 	ticketsTold = 1_000_000
 	heldMark    = "-"
 )
@@ -100,9 +100,9 @@ func HeldMessage(granted int64) string {
 	return fmt.Sprintf("%s%d%06d", heldMark, unknownLeft.Milliseconds(), granted%ticketsTold)
 }
 
-// Turn is called by a waiter that has taken a value from Wake, or waited long enough. It returns the ticket, and whether it is the turn of the topic.
-// Void says that the turn has passed meanwhile.
-func (t *Topic) Turn() (ticket int64, due, void bool) {
+// TakeTurn is called by a waiter that has taken a value from Wake, or waited long enough, and is about to ask. It returns the ticket, and whether it
+// is the turn of the topic. Void says that a message took the turn back after the waiter had taken the value: the waiter need not ask.
+func (t *Topic) TakeTurn() (ticket int64, due, void bool) {
 	ln := t.hub.listener
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
@@ -121,27 +121,27 @@ func (t *Topic) Placed(p Place, left time.Duration) {
 	u := &t.turn
 	paused := u.place.Free && u.place.Ticket == p.Ticket
 	u.place = p
-	if t.forgo() || u.ended { // there was a release after the server had refused
+	if t.takeBack() || u.ended { // there was a release after the server had refused
 		u.place.Free, left = true, 0
 	}
 	if u.place.Free && paused { // the pause goes on: callers that ask again and again, each time for less than a pause, get a turn as well
-		t.turnIn(min(time.Until(u.begin), u.delay()))
+		t.scheduleIn(min(time.Until(u.begin), u.delay()))
 		return
 	}
 	if u.place.Free {
 		u.freed = time.Now()
 	}
-	t.await(left)
+	t.scheduleTurn(left)
 }
 
-// Served notes that a waiter was granted the name for a time, and so the ticket is used up.
-func (t *Topic) Served(ttl time.Duration) {
+// Granted notes that a waiter was granted the name for a time, and so the ticket is used up.
+func (t *Topic) Granted(ttl time.Duration) {
 	ln := t.hub.listener
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
 	if t.turn.place.Ticket != 0 {
 		t.turn.place = Place{}
-		t.await(ttl)
+		t.scheduleTurn(ttl)
 	}
 }
 
@@ -150,7 +150,7 @@ func (t *Topic) released(counts bool) {
 	p := &t.turn.place
 	t.turn.heard = time.Now()
 	if p.Ticket == 0 {
-		t.ask()
+		t.wakeInTurn()
 		return
 	}
 	if p.Free && counts && p.Granted < p.Ticket-1 {
@@ -158,7 +158,7 @@ func (t *Topic) released(counts bool) {
 	}
 	t.turn.measure()
 	p.Free, t.turn.freed, t.turn.ended = true, time.Now(), true
-	t.await(0)
+	t.scheduleTurn(0)
 }
 
 // held takes the message that somebody has the name.
@@ -174,12 +174,12 @@ func (t *Topic) held(left time.Duration, granted int64) {
 	}
 	t.turn.measure()
 	p.Granted, p.Free, t.turn.ended = p.Ticket-before, false, false
-	t.forgo()
-	t.await(left)
+	t.takeBack()
+	t.scheduleTurn(left)
 }
 
-// forgo takes back that it is the turn of the topic, and reports whether it was.
-func (t *Topic) forgo() bool {
+// takeBack takes back that it is the turn of the topic, and reports whether it was.
+func (t *Topic) takeBack() bool {
 	if !t.turn.due {
 		return false
 	}
@@ -193,60 +193,60 @@ func (t *Topic) forgo() bool {
 	return true
 }
 
-// await has a waiter ask in its turn, once the name may be free.
-func (t *Topic) await(left time.Duration) {
+// scheduleTurn has a waiter ask in its turn, once the name may be free.
+func (t *Topic) scheduleTurn(left time.Duration) {
 	d := t.turn.delay()
 	if left < 0 || left > longest {
 		left, d = longest, min(d, lastPauses-rand.N(lastPauses/2))
 	}
-	t.turnIn(left + d)
+	t.scheduleIn(left + d)
 }
 
-// turnIn has a waiter ask after a time, or at once.
-func (t *Topic) turnIn(d time.Duration) {
+// scheduleIn has a waiter ask after a time, or at once.
+func (t *Topic) scheduleIn(d time.Duration) {
 	t.turn.begin = time.Now().Add(d)
 	if d > 0 {
-		t.askIn(d)
+		t.setTimer(d)
 	} else {
-		t.ask()
+		t.wakeInTurn()
 	}
 }
 
-// ask has a waiter ask at once, and again if it does not.
-func (t *Topic) ask() {
+// wakeInTurn has a waiter ask at once, and again if it does not.
+func (t *Topic) wakeInTurn() {
 	t.turn.due = true
 	t.wake()
 	if t.turn.place.Ticket != 0 {
-		t.askIn(longest)
+		t.setTimer(longest)
 	}
 }
 
-// askIn has a waiter ask after a time.
-func (t *Topic) askIn(d time.Duration) {
+// setTimer has a waiter ask after a time.
+func (t *Topic) setTimer(d time.Duration) {
 	if t.waiters == 0 {
 		return
 	}
 	t.turn.at = time.Now().Add(d)
 	if t.turn.timer == nil {
-		t.turn.timer = time.AfterFunc(d, t.expire)
+		t.turn.timer = time.AfterFunc(d, t.timerFired)
 	} else {
 		t.turn.timer.Reset(d)
 	}
 }
 
-// expire is called by the timer.
-func (t *Topic) expire() {
+// timerFired is called by the timer.
+func (t *Topic) timerFired() {
 	ln := t.hub.listener
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
 	if t.waiters > 0 && !time.Now().Before(t.turn.at) { // else it was set anew meanwhile
 		t.turn.due = true
 		t.wake()
-		t.askIn(longest)
+		t.setTimer(longest)
 	}
 }
 
-// measure takes a message for the end of what began with a release.
+// measure updates pace by the time from the last release to the message of now.
 func (u *turn) measure() {
 	if u.place.Free {
 		u.pace += (time.Since(u.freed) - u.pace) / 8

@@ -48,12 +48,12 @@ func TestTurn(t *testing.T) {
 		}, longest, 5 * time.Second},
 		{"the end of the hold without a release", func(p *Topic) { p.hear(func() { p.held(time.Second, behind) }) }, time.Second, 2 * time.Second},
 		{"a release after the server has refused, which is heard before the answer", func(p *Topic) {
-			p.Turn() // the waiter asks
+			p.TakeTurn() // the waiter asks
 			p.hear(func() { p.released(true) })
 			p.Placed(refused, time.Minute)
 		}, behind * shortStep, behind * longStep},
 		{"a release and the next grant before the answer", func(p *Topic) {
-			p.Turn()
+			p.TakeTurn()
 			p.hear(func() { p.released(true) })
 			p.hear(func() { p.held(time.Minute, 1) })
 			p.Placed(Place{Ticket: behind + 1, Granted: 1, Last: behind + 1}, time.Minute)
@@ -110,7 +110,7 @@ func TestLateMessages(t *testing.T) {
 			synctest.Wait()
 			var asking, last int
 			for i, topic := range line {
-				if _, due, _ := topic.Turn(); due {
+				if _, due, _ := topic.TakeTurn(); due {
 					asking, last = asking+1, i+1
 				}
 				topic.hear(topic.turn.leave)
@@ -156,7 +156,7 @@ func TestBehind(t *testing.T) {
 	sub.lost = true
 	want("the subscription was lost", 0, false)
 	sub.lost = false
-	topic.Served(time.Minute)
+	topic.Granted(time.Minute)
 	want("the ticket is used up", 0, false)
 	topic.hear(topic.turn.leave)
 }
