@@ -14,8 +14,8 @@ import (
 type request struct {
 	owner   *Owner // nil for a call of the Client's own methods
 	group   *Owner // whose calls share a grant: owner, or in the mode Read one group for all; nil if the call shares with nobody
-	mode    driver.Mode
 	ttl     time.Duration
+	mode    driver.Mode
 	fixed   bool
 	maxHold time.Duration   // 0: no bound
 	atLeast time.Duration   // HoldAtLeast
@@ -161,8 +161,11 @@ func (k *lock) mustWait(r request) bool {
 	if !k.hasLine() {
 		return k.asks(r.group)
 	}
+	if k.queue.first != nil {
+		return true
+	}
 	k.live() // ends a hold past its time
-	return k.queue.first != nil || k.engaged()
+	return k.engaged()
 }
 
 // asks reports whether a call of the group already asks the backend. Called with mu held.

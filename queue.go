@@ -7,9 +7,9 @@ type waiter struct {
 
 	// Guarded by lock.mu.
 	contends   bool
+	queued     bool
 	lease      *Lease // of a call that was served, or granted
 	cancel     func() // ends its Acquire; set only for a call of a group
-	queued     bool
 	next, prev *waiter
 }
 
