@@ -116,7 +116,7 @@ bench-peers: servers ## compare with other libraries on all backends, into docs/
 		./bench.test -test.run '^TestPeers$$' -test.parallel 8 -test.v -test.timeout 30m -full -disk=$$disk -out ../../docs/bench $(TESTFLAGS) || exit; done
 
 bench-crowds: servers ## measure one name that 2 to 1,000 clients want, on all backends, into docs/bench/crowds: this takes ten minutes
-	cd test/bench && $(GO) test -c -o bench.test . && ./bench.test -test.run '^TestCrowds$$' -test.v -test.timeout 30m -full -disk -out ../../docs/bench/crowds $(TESTFLAGS)
+	cd test/bench && $(GO) test -c -o bench.test . && ./bench.test -test.run '^TestCrowds$$' -test.v -test.timeout 30m -full -out ../../docs/bench/crowds $(TESTFLAGS)
 
 bench-curves: servers ## measure one client with more and more locks, names and callers, and slow networks, into docs/bench/curves: this takes twelve minutes
 	cd test/bench && $(GO) test -c -o bench.test . && ./bench.test -test.run '^TestCurves$$' -test.v -test.timeout 30m -full -out ../../docs/bench/curves $(TESTFLAGS)

@@ -2,7 +2,7 @@ package bench
 
 // Reasons that several rows share.
 const (
-	heldMemory = "some 730 B of a held lock belong to the client above the drivers, measured with drivers/memory: 448 B for the hold, with its " +
+	heldMemory = "some 690 B of a held lock belong to the client above the drivers, measured with drivers/memory: 416 B for the hold, with its " +
 		"request, first lease and release context, some 230 B for its entry in the table of names, 46 B for its identity. The driver's own " +
 		"lease is the rest. Already done: times of 8 bytes in place of 24, lease and release context in the allocation of the hold, and no " +
 		"goroutine, timer or context for a lock. Owners, re-entry, hand-over and loss by the local clock are kept in what remains."
