@@ -146,7 +146,7 @@ func listenFor(p *testenv.Process, limit time.Duration) (answer, error) {
 			return a, fmt.Errorf("%q: %w", line, err)
 		}
 	case <-guard.C:
-		return a, fmt.Errorf("the process did not answer within %v", limit)
+		return a, fmt.Errorf("the process did not answer within %v: %w", limit, context.DeadlineExceeded)
 	}
 	if a.Error != "" {
 		return a, errors.New(a.Error)
