@@ -151,16 +151,6 @@ func (c *contest) measure(during func()) measured {
 	return m
 }
 
-// fairness is Jain's index of the shares that the clients have in the grants.
-func fairness(shares []int64) float64 {
-	var sum, squares float64
-	for _, n := range shares {
-		sum += float64(n)
-		squares += float64(n) * float64(n)
-	}
-	return sum * sum / (float64(len(shares)) * squares)
-}
-
 // TestManyClientsCostNoMoreThanFew counts what a hand-over costs where 50 clients wait for one name, and looks whether each gets its share.
 func TestManyClientsCostNoMoreThanFew(t *testing.T) {
 	const clients, rounds = 50, 8
@@ -177,7 +167,7 @@ func TestManyClientsCostNoMoreThanFew(t *testing.T) {
 	if got := float64(m.events) / float64(m.all); got >= clients/2 { // the first clients found few before them, and go on hearing of all for a while
 		t.Errorf("events for each hand-over: got %.1f, want less than %d", got, clients/2)
 	}
-	if got := fairness(m.shares); got < 0.95 {
+	if got := drivertest.Jain(m.shares); got < 0.95 {
 		t.Errorf("fairness: got %.3f, want 0.95 at least", got)
 	}
 }
@@ -204,7 +194,7 @@ func BenchmarkClients(b *testing.B) {
 				b.ReportMetric(each(m.watches), "watches/each")
 				b.ReportMetric(each(m.events), "events/each")
 				b.ReportMetric(each(m.busy.Microseconds()), "client-µs/each")
-				b.ReportMetric(fairness(m.shares), "jain")
+				b.ReportMetric(drivertest.Jain(m.shares), "jain")
 				b.ReportMetric(0, "ns/op")
 			})
 		}

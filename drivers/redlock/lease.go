@@ -32,7 +32,7 @@ type lease struct {
 	missed    int           // nodes without the value, or with the value until its TTL ends
 	contended bool
 	line      inLine
-	lost      bool  // the attempt ended since a majority refused
+	lost      bool  // the attempt ended because a majority refused
 	sealed    bool  // the one node refused because of a seal
 	renewing  int   // undecided renewals
 	shortest  int64 // the shortest TTL among these

@@ -24,11 +24,14 @@ func (l *lease) stand(node int, ticket int64, due bool) {
 	l.line = inLine{node: node, turn: redistopic.Text(ticket, due), ticket: ticket}
 }
 
-// place returns the place in line with which the attempt was refused.
-func (l *lease) place() (redistopic.Place, time.Duration) {
+// placed tells the topic the place in line with which the attempt was refused, if the attempt has one.
+func (l *lease) placed(t *redistopic.Topic) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.line.place, l.line.left
+	place, left := l.line.place, l.line.left
+	l.mu.Unlock()
+	if place.Ticket != 0 {
+		t.Placed(place, left)
+	}
 }
 
 // inLine reports whether the vote is asked for by turn.lua. The caller holds lease.mu.

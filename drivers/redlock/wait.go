@@ -33,18 +33,13 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 	if t == nil {
 		t = d.ears[first].Join(r.Name)
 	}
+	l.placed(t)
 	pause := firstPoll
 	asked := d.now()
 	timer := time.NewTimer(jitter(pause))
 	defer timer.Stop()
 	number := 0
 	for {
-		if l != nil {
-			if place, left := l.place(); place.Ticket != 0 {
-				t.Placed(place, left)
-			}
-			l = nil
-		}
 		polls := false
 		select {
 		case <-t.Wake:
@@ -92,6 +87,7 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 			t.Leave(true)
 			return nil, err
 		}
+		l.placed(t)
 		if asked = d.now(); polls || ticket == 0 {
 			pause = min(pause*3/2, lastPoll)
 		} else {

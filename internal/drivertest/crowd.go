@@ -48,7 +48,7 @@ func Fight[D driver.Driver](tb testing.TB, drivers []D, each int, request func()
 }
 
 // Jain returns Jain's index of fairness: 1 if all are equal.
-func Jain(counts []int) float64 {
+func Jain[N int | int64](counts []N) float64 {
 	var sum, squares float64
 	for _, n := range counts {
 		sum += float64(n)

@@ -31,6 +31,9 @@ type Place struct {
 	Free    bool  // nobody has the name, and another client is before this one
 }
 
+// before is how many clients are in front, or not above 0.
+func (p Place) before() int64 { return p.Ticket - p.Granted - 1 }
+
 // turn is the place of a topic. It is guarded by Listener.mu.
 type turn struct {
 	place Place         // as far as it is known
@@ -84,7 +87,7 @@ func (t *Topic) Behind() (clients int64, heard time.Time, known bool) {
 	defer ln.mu.Unlock()
 	p := t.turn.place
 	known = p.Ticket != 0 && !slices.ContainsFunc(t.hub.subs, func(s *subscription) bool { return s.lost })
-	return max(p.Ticket-p.Granted-1, 0), t.turn.heard, known
+	return max(p.before(), 0), t.turn.heard, known
 }
 
 // Text says for the script of a line which ticket a client has, and by a question mark that it is not its turn.
@@ -153,7 +156,7 @@ func (t *Topic) released(counts bool) {
 		t.wakeInTurn()
 		return
 	}
-	if p.Free && counts && p.Granted < p.Ticket-1 {
+	if p.Free && counts && p.before() > 0 {
 		p.Granted++ // the next in line was granted the name after the release before
 	}
 	t.turn.measure()
@@ -256,7 +259,7 @@ func (u *turn) measure() {
 // delay is how long those in front are given.
 func (u *turn) delay() time.Duration {
 	p := u.place
-	before := p.Ticket - p.Granted - 1
+	before := p.before()
 	step := min(max(2*u.pace, shortStep+stepOfEach*time.Duration(p.Last-p.Granted)), longStep)
 	switch {
 	case before <= 0:
