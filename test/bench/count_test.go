@@ -38,3 +38,34 @@ func TestCountSeesEachRequest(t *testing.T) {
 		})
 	}
 }
+
+// TestCountSeesAStatementThatWaits: the server's statistics have statements that have ended.
+func TestCountSeesAStatementThatWaits(t *testing.T) {
+	servers := pgBackend.Start(t, testenv.Storage{})
+	var clients [2]Locker
+	for i := range clients {
+		l, err := openPGConns(0, "")(t.Context(), servers.Addrs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		clients[i] = l
+	}
+	requests := servers.Counter(t)
+	defer requests.stop()
+	before := requests.read()
+	held, err := clients[0].Lock(t.Context(), "count")
+	if err != nil {
+		t.Fatal(err)
+	}
+	waited := make(chan error)
+	go func() { waited <- pairOnce(context.Background(), clients[1], "count") }() // ends when the lock is released
+	testenv.Eventually(t, func() bool { return requests.read()-before == 2 }, "a lock and a wait are counted")
+	if err := held.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-waited; err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, func() bool { return requests.read()-before == 4 }, "two locks and their releases are counted")
+}

@@ -1,7 +1,11 @@
 package bench
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 )
 
@@ -10,44 +14,93 @@ var Crowds = (&Curve{
 	Name: "crowds", Title: "One name that many clients want", By: "clients", Apart: true, About: fmt.Sprintf(aboutCrowds, crowdProcesses),
 }).add(func(clients float64) *Workload {
 	return &Workload{
-		Number: 14, Plot: "hand-overs/s", Metrics: processes.Metrics,
+		Number: 14, Plot: "hand-overs/s", Metrics: append(slices.Clone(processes.Metrics), Metric{Name: "requests/arrival"}),
 		Measure: func(b *bed, r *Row, _ int) (Sample, error) { return measureCrowd(b, r, int(clients)) },
 	}
 }, 2, 10, 50, 200, 1000)
 
 // Sizes of a whole run of Crowds, and of one that shows only that everything works. The slice is for two clients.
 var (
-	FullCrowds  = Size{Rounds: 1, Slice: time.Second, Warm: 3 * time.Second}
-	ShortCrowds = Size{Rounds: 1, Slice: 500 * time.Millisecond, Points: 2, PeersFail: true}
+	FullCrowds  = Size{Rounds: 1, Slice: time.Second, Warm: 3 * time.Second, Settle: 500 * time.Millisecond}
+	ShortCrowds = Size{Rounds: 1, Slice: 300 * time.Millisecond, Settle: 50 * time.Millisecond, Points: 2, PeersFail: true}
 )
 
 const (
 	crowdProcesses = 4
 	crowdHold      = time.Millisecond
-	crowdTurn      = 5 * time.Millisecond // by which each client makes a round longer, so that a large crowd has its turns as well
+	crowdTurns     = 10 * time.Millisecond // by which each client makes a round longer, so that a large crowd has its turns as well
+	crowdComes     = 10 * time.Millisecond // how much longer each client may take to wait
 )
 
 // measureCrowd leaves no client behind: those of a thousand would keep their sessions alive beside the next row.
-func measureCrowd(b *bed, r *Row, clients int) (Sample, error) {
+func measureCrowd(b *bed, r *Row, clients int) (s Sample, err error) {
 	c, err := b.start(r, shares(clients, min(clients, crowdProcesses))...)
 	if err != nil {
 		return nil, err
 	}
 	defer c.kill()
-	d := b.size.Slice + time.Duration(clients)*crowdTurn
-	if _, err := c.fight(b, bout{Name: r.key("crowd", clients, "warm"), For: d / 8, Hold: crowdHold}); err != nil { // connections
-		return nil, err
-	}
-	s, err := c.measure(b, bout{Name: r.key("crowd", clients), For: d, Hold: crowdHold}, true)
+	o := bout{Name: r.key("crowd", clients), Hold: crowdHold}
+	release, err := b.take(r, o.Name)
 	if err != nil {
 		return nil, err
 	}
+	defer release()
+	requests := b.servers.Counter(b.tb)
+	defer requests.stop()
+	before, arrival := requests.read(), 0.0
+	all, err := c.fight(b, o, func() error {
+		untilIdle(b.size.Settle, 2*b.size.Settle+time.Duration(clients)*crowdComes)
+		arrival = float64(requests.read()-before) / float64(clients)
+		return nil
+	}, func() error {
+		if err := release(); err != nil {
+			return err
+		}
+		s = b.watch(b.size.Slice+time.Duration(clients)*crowdTurns, requests)
+		return nil
+	})
 	for _, p := range c {
-		if err := p.Wait(); err != nil {
-			return nil, err
+		if err == nil {
+			err = p.Wait()
 		}
 	}
+	if err == nil {
+		err = b.closeClients()
+	}
+	if err != nil {
+		return nil, err
+	}
+	s["requests/arrival"], s["Jain"], s["max wait ms"] = arrival, jain(all.Counts), millis(all.MaxWait)
 	return s, nil
+}
+
+// take has a client of the bed keep a name until release is called, which may be called again.
+func (b *bed) take(r *Row, name string) (release func() error, err error) {
+	clients, err := b.lockers(r, 1)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
+	held, err := clients[0].Lock(ctx, name)
+	if err != nil {
+		cancel()
+		return nil, fmt.Errorf("lock: %w", err)
+	}
+	b.guard.enter()
+	k := &keeper{locker: clients[0]}
+	k.add(held)
+	renewals := make(chan error, 1)
+	go func() { renewals <- k.run(ctx) }() // ends with ctx
+	return sync.OnceValue(func() error {
+		k.stop()
+		b.guard.leave()
+		err := held.Release(ctx)
+		cancel()
+		if err != nil {
+			err = fmt.Errorf("release: %w", err)
+		}
+		return errors.Join(err, <-renewals)
+	}), nil
 }
 
 // shares divides n among parts, as evenly as may be.

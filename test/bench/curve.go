@@ -65,7 +65,7 @@ var CurveBackends = append(withoutPeers([]*Backend{redisBackend, etcdBackend, zk
 var memoryBackend = &Backend{
 	Name: "memory",
 	Start: func(testing.TB, testenv.Storage) *Servers {
-		return &Servers{Addrs: []string{"bench"}, Count: func(_ testing.TB, during func()) int64 { during(); return 0 }}
+		return &Servers{Addrs: []string{"bench"}, Counter: func(testing.TB) counter { return counter{func() int64 { return 0 }, func() {}} }}
 	},
 	Rows: []*Row{ours("dsync", "memory", "", dsync.Options{})},
 }

@@ -36,10 +36,8 @@ func startEtcd(tb testing.TB, storage testenv.Storage) *Servers {
 	return &Servers{
 		Addrs: []string{s.Addr},
 		Pids:  []int{s.Pid()},
-		Count: func(tb testing.TB, during func()) int64 {
-			before := etcdMessages(tb, s.Addr)
-			during()
-			return etcdMessages(tb, s.Addr) - before
+		Counter: func(tb testing.TB) counter {
+			return counter{func() int64 { return etcdMessages(tb, s.Addr) }, func() {}}
 		},
 		Left: func(tb testing.TB) Sample {
 			return Sample{"left at server": etcdMetric(tb, s.Addr, "etcd_debugging_mvcc_keys_total "), "server B": etcdMetric(tb, s.Addr, "etcd_mvcc_db_total_size_in_use_in_bytes ")}

@@ -8,14 +8,16 @@ import (
 	"unsafe"
 )
 
-// guard counts how often a lock was held twice. It is memory that processes share: a cell that is 1 while somebody holds the lock.
+// guard counts how often a lock was held twice, and how often it was granted. It is memory that processes share: a cell that is 1 while somebody
+// holds the lock, and the counts.
 type guard struct {
 	memory   []byte
 	cell     *atomic.Int64
 	overlaps *atomic.Int64
+	grants   *atomic.Int64
 }
 
-const guardSize = 16
+const guardSize = 24
 
 // newGuard uses a file, which it makes if there is none.
 func newGuard(path string) (*guard, error) {
@@ -35,6 +37,7 @@ func newGuard(path string) (*guard, error) {
 		memory:   memory,
 		cell:     (*atomic.Int64)(unsafe.Pointer(&memory[0])),
 		overlaps: (*atomic.Int64)(unsafe.Pointer(&memory[8])),
+		grants:   (*atomic.Int64)(unsafe.Pointer(&memory[16])),
 	}, nil
 }
 

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 // noLock lets everybody in.
@@ -33,7 +35,10 @@ func tempGuard(t *testing.T) *guard {
 }
 
 func TestContentionFindsAnOverlap(t *testing.T) {
-	if c := contend(slices.Repeat([]Locker{noLock{}}, 8), "x", 20*time.Millisecond, 0, tempGuard(t)); !errors.Is(c.err, errOverlap) {
+	g := tempGuard(t)
+	all := contend(slices.Repeat([]Locker{noLock{}}, 8), bout{Name: "x"}, g)
+	testenv.Eventually(t, func() bool { return g.overlaps.Load() > 0 }, "two hold the lock at once")
+	if c := all.end(); !errors.Is(c.err, errOverlap) {
 		t.Errorf("without a lock: got %v, want %v", c.err, errOverlap)
 	}
 }

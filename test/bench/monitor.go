@@ -11,38 +11,58 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// monitored counts the commands that clients send to servers of Redis while during runs. It listens to MONITOR, since the statistics
-// of the server count what scripts do like what clients do.
-func monitored(tb testing.TB, addrs []string, during func()) int64 {
+// monitored counts the commands that clients send to servers of Redis. It listens to MONITOR, since the statistics of the server count what
+// scripts do like what clients do.
+func monitored(tb testing.TB, addrs []string) counter {
 	tb.Helper()
-	counts := make([]int64, len(addrs))
-	errs := make([]error, len(addrs))
+	type count struct {
+		n   int64
+		err error
+	}
+	counts := make([]chan count, len(addrs)) // one for each mark
 	monitors := make([]*monitor, len(addrs))
+	var readers sync.WaitGroup
+	stop := sync.OnceFunc(func() {
+		for _, m := range monitors {
+			if m != nil {
+				m.conn.Close()
+			}
+		}
+		readers.Wait()
+	})
 	for i, addr := range addrs {
 		m, err := newMonitor(addr)
 		if err != nil {
+			stop()
 			tb.Fatal(err)
 		}
-		defer m.conn.Close()
-		monitors[i] = m
+		monitors[i], counts[i] = m, make(chan count, 1)
+		readers.Go(func() { // ends with the connection
+			for total := int64(0); ; {
+				n, err := m.count()
+				total += n
+				counts[i] <- count{total, err}
+				if err != nil {
+					return
+				}
+			}
+		})
 	}
-	var wg sync.WaitGroup
-	for i, m := range monitors {
-		wg.Go(func() { counts[i], errs[i] = m.count() })
-	}
-	during()
-	for i, addr := range addrs {
-		if err := sendMark(addr, monitors[i].mark); err != nil {
-			tb.Fatal(err)
+	read := func() (n int64) {
+		tb.Helper()
+		for i, addr := range addrs {
+			if err := sendMark(addr, monitors[i].mark); err != nil {
+				tb.Fatal(err)
+			}
+			c := <-counts[i]
+			if c.err != nil {
+				tb.Fatal(c.err)
+			}
+			n += c.n
 		}
+		return n
 	}
-	wg.Wait()
-	for _, err := range errs {
-		if err != nil {
-			tb.Fatal(err)
-		}
-	}
-	return sum(counts)
+	return counter{read, stop}
 }
 
 // scriptRuns counts the runs of scripts that clients ask servers of Redis for while during runs, by the statistics of the servers.

@@ -22,7 +22,8 @@ func TestMonitorCountsWhatClientsSendAndNotWhatScriptsDo(t *testing.T) {
 	for _, s := range servers {
 		addrs = append(addrs, s.Addr)
 	}
-	got := monitored(t, addrs, func() {
+	monitored := Servers{Counter: func(tb testing.TB) counter { return monitored(tb, addrs) }}
+	got := monitored.Count(t, func() {
 		servers[0].Do("SET", "a", "1")
 		servers[0].Do("EVAL", "redis.call('SET', KEYS[1], '2') return redis.call('GET', KEYS[1])", "1", "a")
 		servers[1].Do("GET", "a")

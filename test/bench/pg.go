@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"hash/fnv"
+	"sync"
 	"testing"
 	"time"
 
@@ -45,7 +46,7 @@ func startPostgres(tb testing.TB, storage testenv.Storage) *Servers {
 	// A thousand clients have two connections each.
 	s := storage.Postgres(tb, "max_connections=2400", "max_locks_per_transaction=150", "shared_preload_libraries=pg_stat_statements")
 	servers := &Servers{Addrs: []string{"postgres@" + s.Addr}, Pids: []int{s.Pid()}}
-	servers.Count = func(tb testing.TB, during func()) int64 { return countStatements(tb, servers.Addrs, during) }
+	servers.Counter = func(tb testing.TB) counter { return countStatements(tb, servers.Addrs) }
 	servers.Left = func(tb testing.TB) Sample { return Sample{"left at server": float64(countAdvisory(tb, servers.Addrs))} }
 	conn, do := pgAdmin(tb, servers.Addrs)
 	defer conn.Close(context.Background())
@@ -80,24 +81,31 @@ func pgAdmin(tb testing.TB, addrs []string) (*pgx.Conn, func(statements ...strin
 	return conn, do
 }
 
-// countStatements returns how many statements the server has carried out while during ran.
-func countStatements(tb testing.TB, addrs []string, during func()) int64 {
+// countedStatements is how many have ended, and how many are under way: a wait for a lock is a statement.
+const countedStatements = `SELECT (SELECT COALESCE(sum(calls), 0)::bigint FROM pg_stat_statements) +
+(SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND state = 'active' AND pid <> pg_backend_pid())`
+
+// countStatements counts the statements that clients begin, but for those that fail.
+func countStatements(tb testing.TB, addrs []string) counter {
 	tb.Helper()
 	ctx := context.Background()
 	conn, do := pgAdmin(tb, addrs)
-	defer conn.Close(ctx)
 	do(countAll...)
 	if err := pause(ctx, reloadTime); err != nil {
 		tb.Fatal(err)
 	}
 	do("SELECT pg_stat_statements_reset()")
-	during()
-	var n int64
-	if err := conn.QueryRow(ctx, "SELECT COALESCE(sum(calls), 0)::bigint FROM pg_stat_statements").Scan(&n); err != nil {
-		tb.Fatal(err)
+	read := func() (n int64) {
+		tb.Helper()
+		if err := conn.QueryRow(ctx, countedStatements).Scan(&n); err != nil {
+			tb.Fatal(err)
+		}
+		return n
 	}
-	do(countNothing...)
-	return n
+	return counter{read, sync.OnceFunc(func() {
+		do(countNothing...)
+		conn.Close(ctx)
+	})}
 }
 
 // countAdvisory returns how many locks are held.

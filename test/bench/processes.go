@@ -20,14 +20,6 @@ var processes = &Workload{
 // contenders are processes that use one row.
 type contenders []*testenv.Process
 
-// bout is what they are told to do.
-type bout struct {
-	Name     string
-	For      time.Duration
-	Hold     time.Duration // how long to keep the name each time
-	Together bool          // several may have the name at once: see visit
-}
-
 // contender has as many clients as its task says, each of which wants the name once at a time; with none it has one, which many goroutines use.
 func contender(w *worker) error {
 	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
@@ -36,22 +28,26 @@ func contender(w *worker) error {
 	if err != nil {
 		return err
 	}
-	callers := clients
-	if w.N == 0 {
-		callers = slices.Repeat(clients, contenderGoroutines)
-	}
 	w.say(answer{})
 	for {
-		var b bout
-		more, err := w.told(&b)
+		var o bout
+		more, err := w.told(&o)
 		if err != nil || !more {
 			return errors.Join(err, closeAll(clients))
 		}
-		if b.Together {
-			w.say(answer{Contention: visit(clients[0], b.Name, b.For, b.Hold)})
-		} else {
-			w.say(answer{Contention: contend(callers, b.Name, b.For, b.Hold, w.guard)})
+		callers := clients
+		if w.N == 0 {
+			callers = slices.Repeat(clients, o.Callers)
 		}
+		all := contend(callers, o, w.guard)
+		for _, next := range []func(){func() {}, all.begin} {
+			next()
+			w.say(answer{})
+			if _, err := w.told(&struct{}{}); err != nil {
+				return err
+			}
+		}
+		w.say(answer{Contention: all.end()})
 	}
 }
 
@@ -88,61 +84,105 @@ func (c contenders) kill() {
 	}
 }
 
-// fight has all contend for a name.
-func (c contenders) fight(b *bed, o bout) (*contention, error) {
-	for _, p := range c {
-		order(b.tb, p, o)
+// fight has all contend for a name until during returns, and counts what they get from its call on. Before that is called called, if given: all have
+// called by then, or are about to.
+func (c contenders) fight(b *bed, o bout, called, during func() error) (*contention, error) {
+	_, err := c.tell(b, o)
+	if err == nil && called != nil {
+		err = called()
 	}
-	all := &contention{Took: o.For}
-	var failed error
-	for _, p := range c {
-		a, err := listen(p)
-		if err == nil && a.Contention.Error != "" {
-			err = errors.New(a.Contention.Error)
-		}
-		if err != nil {
-			failed = err
-			continue
-		}
-		all.Counts = append(all.Counts, a.Contention.Counts...)
-		all.Grants += a.Contention.Grants
-		all.MaxWait = max(all.MaxWait, a.Contention.MaxWait)
+	if err == nil {
+		_, err = c.tell(b, struct{}{})
 	}
-	return all, failed
-}
-
-// measure has all contend for a name, and counts what that takes in a shorter bout, as counting takes time of the server's.
-func (c contenders) measure(b *bed, o bout, count bool) (Sample, error) {
-	all, err := c.fight(b, o)
+	if err == nil {
+		err = during()
+	}
 	if err != nil {
 		return nil, err
 	}
-	s := Sample{
-		"hand-overs/s": float64(sum(all.Counts)) / all.Took.Seconds(),
-		"Jain":         jain(all.Counts),
-		"max wait ms":  millis(all.MaxWait),
+	answers, err := c.tell(b, struct{}{})
+	all := new(contention)
+	for _, a := range answers {
+		all.Counts = append(all.Counts, a.Contention.Counts...)
+		all.MaxWait = max(all.MaxWait, a.Contention.MaxWait)
+		if a.Contention.Error != "" {
+			err = errors.New(a.Contention.Error)
+		}
 	}
-	if !count {
-		return s, nil
-	}
-	o.Name, o.For = o.Name+"-counted", o.For/2
-	var counted *contention
-	requests := b.servers.Count(b.tb, func() { counted, err = c.fight(b, o) })
-	if err == nil && counted.Grants > 0 {
-		s["requests/hand-over"] = float64(requests) / float64(counted.Grants)
-	}
-	return s, err
+	return all, err
 }
 
-func measureProcesses(b *bed, r *Row, round int) (Sample, error) {
+// tell gives all an order, and returns what they answer.
+func (c contenders) tell(b *bed, o any) (answers []answer, err error) {
+	for _, p := range c {
+		order(b.tb, p, o)
+	}
+	for _, p := range c {
+		a, err := listen(p)
+		if err != nil {
+			return nil, err
+		}
+		answers = append(answers, a)
+	}
+	return answers, nil
+}
+
+// counting is for which part of a time requests are counted, before the time, as that takes time of the servers'.
+const counting = 3
+
+// watch measures contenders for a time. Before that it counts their requests, and stops the counter, which was there before them.
+func (b *bed) watch(d time.Duration, requests counter) Sample {
+	s := Sample{}
+	before := requests.read()
+	grants, _ := b.grants(d / counting)
+	if n := requests.read() - before; grants > 0 {
+		s["requests/hand-over"] = float64(n) / float64(grants)
+	}
+	requests.stop()
+	s["hand-overs/s"] = b.rate(d)
+	return s
+}
+
+// grants returns how often a lock was granted within a time, and how long that was.
+func (b *bed) grants(d time.Duration) (n int64, took time.Duration) {
+	before, start := b.guard.grants.Load(), time.Now()
+	_ = pause(context.Background(), d) // ends by itself
+	return b.guard.grants.Load() - before, time.Since(start)
+}
+
+// rate returns how often a lock is granted in a second, of a time.
+func (b *bed) rate(d time.Duration) float64 {
+	n, took := b.grants(d)
+	return float64(n) / took.Seconds()
+}
+
+// warm has contenders make their connections.
+func (c contenders) warm(b *bed, o bout) error {
+	o.Name += "-warm"
+	_, err := c.fight(b, o, nil, func() error { return pause(context.Background(), b.size.Slice/4) })
+	return err
+}
+
+func measureProcesses(b *bed, r *Row, round int) (s Sample, err error) {
 	c, err := b.contenders(r)
 	if err != nil {
 		return nil, err
 	}
-	if round == 0 { // connections
-		if _, err := c.fight(b, bout{Name: r.key("warm"), For: b.size.Slice / 4}); err != nil {
+	o := bout{Name: r.key("processes", round), Callers: contenderGoroutines}
+	if round == 0 {
+		if err := c.warm(b, o); err != nil {
 			return nil, err
 		}
 	}
-	return c.measure(b, bout{Name: r.key("processes", round), For: 2 * b.size.Slice}, round == 0)
+	requests := b.servers.Counter(b.tb)
+	defer requests.stop()
+	all, err := c.fight(b, o, nil, func() error {
+		s = b.watch(2*b.size.Slice, requests)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	s["Jain"], s["max wait ms"] = jain(all.Counts), millis(all.MaxWait)
+	return s, nil
 }

@@ -65,52 +65,21 @@ func measureVisits(b *bed, r *Row, round int) (Sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	if round == 0 { // connections
-		if _, err := c.fight(b, bout{Name: r.key("warm"), For: b.size.Slice / 4, Hold: visitTime, Together: true}); err != nil {
+	o := bout{Name: r.key("visits", round), Hold: visitTime, Together: true, Callers: visitors}
+	if round == 0 {
+		if err := c.warm(b, o); err != nil {
 			return nil, err
 		}
 	}
-	all, err := c.fight(b, bout{Name: r.key("visits", round), For: 2 * b.size.Slice, Hold: visitTime, Together: true})
+	var rate float64
+	all, err := c.fight(b, o, nil, func() error {
+		rate = b.rate(2 * b.size.Slice)
+		return nil
+	})
 	if err != nil {
 		return nil, err
 	}
-	return Sample{"holds/s": float64(sum(all.Counts)) / all.Took.Seconds(), "max wait ms": millis(all.MaxWait)}, nil
-}
-
-// visit has goroutines take one name for a while, and keep it for a moment each time. Who comes when the time is over does not count.
-func visit(l Locker, name string, d, hold time.Duration) *contention {
-	c := &contention{Counts: make([]int64, visitors), Took: d}
-	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
-	defer cancel()
-	waits, errs := make([]time.Duration, visitors), make([]error, visitors)
-	end := time.Now().Add(d)
-	var wg sync.WaitGroup
-	for i := range visitors {
-		wg.Go(func() {
-			for start := time.Now(); errs[i] == nil && start.Before(end); start = time.Now() {
-				held, err := l.Lock(ctx, name)
-				now := time.Now()
-				if errs[i] = err; err != nil {
-					return
-				}
-				waits[i] = max(waits[i], now.Sub(start))
-				if now.Before(end) {
-					c.Counts[i]++
-					errs[i] = pause(ctx, hold)
-				}
-				errs[i] = errors.Join(errs[i], held.Release(ctx))
-			}
-		})
-	}
-	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
-		c.Error = err.Error()
-	}
-	c.Grants = sum(c.Counts)
-	for _, w := range waits {
-		c.MaxWait = max(c.MaxWait, w)
-	}
-	return c
+	return Sample{"holds/s": rate, "max wait ms": millis(all.MaxWait)}, nil
 }
 
 const (

@@ -55,7 +55,7 @@ func startRedis(tb testing.TB, storage testenv.Storage, n int) *Servers {
 		servers[i] = storage.Redis(tb)
 		s.Addrs, s.Pids = append(s.Addrs, servers[i].Addr), append(s.Pids, servers[i].Pid())
 	}
-	s.Count = func(tb testing.TB, during func()) int64 { return monitored(tb, s.Addrs, during) }
+	s.Counter = func(tb testing.TB) counter { return monitored(tb, s.Addrs) }
 	s.Left = func(testing.TB) Sample { return redisLeft(servers) }
 	s.Runs = func(_ testing.TB, during func()) int64 { return scriptRuns(servers, during) }
 	return s

@@ -199,6 +199,11 @@ type redisQueueHeld struct {
 	name string
 }
 
+func (h *redisQueueHeld) Renew(ctx context.Context) error {
+	n, err := h.l.client.Do(ctx, h.l.client.B().Pexpire().Key(h.name).Milliseconds(heldTTL.Milliseconds()).Build()).ToInt64()
+	return released(n, err)
+}
+
 func (h *redisQueueHeld) Release(ctx context.Context) error {
 	b := h.l.client.B()
 	n, err := h.l.client.Do(ctx, b.Evalsha().Sha1(h.l.sha[1]).Numkeys(2).Key(h.name, h.name+":queue").Arg(h.l.ttl).Build()).ToInt64()

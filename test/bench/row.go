@@ -88,8 +88,8 @@ type Servers struct {
 	Addrs []string
 	Pids  []int
 
-	// Count returns how many requests the servers got from clients while during ran.
-	Count func(tb testing.TB, during func()) int64
+	// Counter counts the requests of clients from now on.
+	Counter func(tb testing.TB) counter
 
 	// Runs is Count for rows that ask by scripts alone, where Count keeps the servers from their work; else it is nil.
 	Runs func(tb testing.TB, during func()) int64

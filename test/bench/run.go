@@ -164,9 +164,7 @@ func (b *bed) measure(t *testing.T, w *Workload, r *Row, round int, results *Res
 		return
 	}
 	text := fmt.Sprintf("%s, %s: workload %s, round %d: %v", b.backend.Name, r.Name, w.Name, round+1, err)
-	if r.Kind == Peer {
-		b.forget(r)
-	}
+	b.forget(r)
 	hung := r.MayHang && errors.Is(err, context.DeadlineExceeded)
 	if r.Kind != Peer || b.size.PeersFail && !hung || strings.Contains(err.Error(), errOverlap.Error()) {
 		t.Error(text)

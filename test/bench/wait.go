@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"os"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -54,4 +56,57 @@ func settle(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// untilIdle waits until no CPU of the machine was busy for more than half of a window, and no longer than a limit: who polls is never quiet, nor
+// is a machine that has other work.
+func untilIdle(window, limit time.Duration) {
+	for end := time.Now().Add(limit); time.Now().Before(end); {
+		before := cpuTicks()
+		_ = pause(context.Background(), window) // ends by itself
+		if idle(before, cpuTicks()) {
+			return
+		}
+	}
+}
+
+// ticks is what a CPU has had nothing to do for, and all of its time.
+type ticks struct{ idle, all int64 }
+
+// cpuTicks is empty where the system does not tell.
+func cpuTicks() []ticks {
+	text, _ := os.ReadFile("/proc/stat")
+	return parseTicks(string(text))
+}
+
+// parseTicks reads the lines that begin with cpu and a number: user, nice, system, idle, wait for a disk, and more.
+func parseTicks(stat string) (all []ticks) {
+	for line := range strings.Lines(stat) {
+		words := strings.Fields(line)
+		if len(words) < 6 || len(words[0]) < 4 || !strings.HasPrefix(words[0], "cpu") {
+			continue
+		}
+		var t ticks
+		for i, word := range words[1:] {
+			n, _ := strconv.ParseInt(word, 10, 64)
+			if t.all += n; i == 3 || i == 4 {
+				t.idle += n
+			}
+		}
+		all = append(all, t)
+	}
+	return all
+}
+
+// idle reports whether each CPU had nothing to do for half of the time between two readings.
+func idle(before, after []ticks) bool {
+	if len(before) != len(after) {
+		return false
+	}
+	for i := range before {
+		if after[i].idle-before[i].idle < (after[i].all-before[i].all)/2 {
+			return false
+		}
+	}
+	return len(before) > 0
 }

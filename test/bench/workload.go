@@ -115,8 +115,13 @@ func (b *bed) lockers(r *Row, n int) ([]Locker, error) {
 	return b.open[r][:n], nil
 }
 
-// forget gives up the clients of a row that has failed, so that the next round has others. Their Close may hang with them.
+// forget gives up the clients of a row that has failed, so that the next round has others. Close of a peer's may hang with them.
 func (b *bed) forget(r *Row) {
+	b.pair[r].kill()
+	delete(b.pair, r)
+	if r.Kind != Peer {
+		return
+	}
 	all := b.open[r]
 	delete(b.open, r)
 	go func() { // ends with the process at the latest

@@ -27,13 +27,9 @@ var zkBackend = &Backend{
 func startZooKeeper(tb testing.TB, storage testenv.Storage) *Servers {
 	s := storage.ZooKeeper(tb, "-Xmx1g") // for 100,000 nodes
 	return &Servers{
-		Addrs: []string{s.Addr},
-		Pids:  []int{s.Pid()},
-		Count: func(_ testing.TB, during func()) int64 {
-			before := s.Requests()
-			during()
-			return s.Requests() - before
-		},
+		Addrs:   []string{s.Addr},
+		Pids:    []int{s.Pid()},
+		Counter: func(testing.TB) counter { return counter{s.Requests, func() {}} },
 		Left: func(testing.TB) Sample {
 			return Sample{"left at server": float64(s.Nodes()), "server B": float64(s.Bytes())}
 		},
