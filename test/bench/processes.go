@@ -133,27 +133,22 @@ const counting = 3
 // watch measures contenders for a time. Before that it counts their requests, and stops the counter, which was there before them.
 func (b *bed) watch(d time.Duration, requests counter) Sample {
 	s := Sample{}
-	before := requests.read()
-	grants, _ := b.grants(d / counting)
-	if n := requests.read() - before; grants > 0 {
-		s["requests/hand-over"] = float64(n) / float64(grants)
+	before, granted := requests.read(), b.guard.grants.Load()
+	_ = pause(context.Background(), d/counting) // ends by itself
+	after := requests.read() - before           // may take its time, where the servers have much to do
+	if granted = b.guard.grants.Load() - granted; granted > 0 {
+		s["requests/hand-over"] = float64(after) / float64(granted)
 	}
 	requests.stop()
 	s["hand-overs/s"] = b.rate(d)
 	return s
 }
 
-// grants returns how often a lock was granted within a time, and how long that was.
-func (b *bed) grants(d time.Duration) (n int64, took time.Duration) {
-	before, start := b.guard.grants.Load(), time.Now()
-	_ = pause(context.Background(), d) // ends by itself
-	return b.guard.grants.Load() - before, time.Since(start)
-}
-
 // rate returns how often a lock is granted in a second, of a time.
 func (b *bed) rate(d time.Duration) float64 {
-	n, took := b.grants(d)
-	return float64(n) / took.Seconds()
+	before, start := b.guard.grants.Load(), time.Now()
+	_ = pause(context.Background(), d) // ends by itself
+	return float64(b.guard.grants.Load()-before) / time.Since(start).Seconds()
 }
 
 // warm has contenders make their connections.
