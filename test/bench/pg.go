@@ -81,9 +81,10 @@ func pgAdmin(tb testing.TB, addrs []string) (*pgx.Conn, func(statements ...strin
 	return conn, do
 }
 
-// countedStatements is how many have ended, and how many are under way: a wait for a lock is a statement.
+// countedStatements is how many have ended, and how many are under way: a wait for a lock is a statement. The view pg_stat_activity has tables
+// whose locks are among those for which a crowd waits.
 const countedStatements = `SELECT (SELECT COALESCE(sum(calls), 0)::bigint FROM pg_stat_statements) +
-(SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND state = 'active' AND pid <> pg_backend_pid())`
+(SELECT count(*) FROM pg_stat_get_activity(NULL) WHERE backend_type = 'client backend' AND state = 'active' AND pid <> pg_backend_pid())`
 
 // countStatements counts the statements that clients begin, but for those that fail.
 func countStatements(tb testing.TB, addrs []string) counter {
