@@ -11,7 +11,7 @@ import (
 
 // Crowds is the curve of one name that many clients want, each with connections of its own.
 var Crowds = (&Curve{
-	Name: "crowds", Title: "One name that many clients want", By: "clients", Apart: true, About: fmt.Sprintf(aboutCrowds, crowdProcesses),
+	Name: "crowds", Title: "One name that many clients want", By: "clients", Apart: true, About: aboutCrowds(),
 }).add(func(clients float64) *Workload {
 	return &Workload{
 		Number: 14, Plot: "hand-overs/s", Metrics: append(slices.Clone(processes.Metrics), Metric{Name: "requests/arrival"}),
@@ -28,9 +28,28 @@ var (
 const (
 	crowdProcesses = 4
 	crowdHold      = time.Millisecond
-	crowdTurns     = 10 * time.Millisecond // by which each client makes a round longer, so that a large crowd has its turns as well
-	crowdComes     = 10 * time.Millisecond // how much longer each client may take to wait
+	crowdTurns     = 7 * time.Millisecond  // by which each client makes a round longer, so that a large crowd has its turns as well
+	crowdComes     = 20 * time.Millisecond // how much longer each client may take to wait
 )
+
+func aboutCrowds() string {
+	length := func(d, each time.Duration) string { return fmt.Sprintf("%v, and %v for each client", d, each) }
+	whole := func(d time.Duration) time.Duration { return d + d/counting }
+	return fmt.Sprintf(`N clients, each with connections of its own, want one name, keep it for 1 ms, give it back and want it again, so there can be no more than a thousand
+hand-overs a second less what a timer is late. The clients are in up to %d processes.
+
+Before the clients call, another one takes the name, and keeps it until all of them wait. What the start takes is a figure of its own: requests/arrival is what the server gets for each
+client from the first call until then. A crowd is taken to wait once each CPU of the machine was idle for half of %v; libraries that poll are never quiet, so that takes at most %s.
+For them requests/arrival is how often they poll meanwhile.
+
+Everything else is once all wait, from the release of that other client on. Requests are counted at the server during the first fifth of the time, as counting makes it slower, and hand-overs a second
+during the rest. Requests that keep a session alive count as well: with many clients and few hand-overs they are most of requests/hand-over.
+
+Jain's index is over clients: 1 if all got the name equally often. It and the longest wait are of all of the time, %s. In a queue a client has a turn after N hand-overs. Where
+there is time for one or two turns of each client, the index may be 0.9 although nobody passes another client by. Where there were fewer hand-overs than clients, no index can be larger than their ratio:
+then it says how slow the row is, and not how fair. A longest wait that is longer than the time is that of a client which did not get the name at all.`,
+		crowdProcesses, FullCrowds.Settle, length(2*FullCrowds.Settle, crowdComes), length(whole(FullCrowds.Slice), whole(crowdTurns)))
+}
 
 // measureCrowd leaves no client behind: those of a thousand would keep their sessions alive beside the next row.
 func measureCrowd(b *bed, r *Row, clients int) (s Sample, err error) {

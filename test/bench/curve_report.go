@@ -26,13 +26,6 @@ of locks on top. It is no product, as nothing survives there that goes wrong.
 %s.
 `
 
-const aboutCrowds = `N clients, each with connections of its own, wait for one name, keep it for 1 ms, give it back and wait again, so there can be no more than a thousand
-hand-overs a second less what a timer is late. The clients are in up to %d processes.
-
-Requests are counted at the server, in a bout of its own, and those that keep a session alive count as well. Jain's index is over clients: 1 if all got the
-name equally often. Where there were fewer hand-overs than clients, no index could be larger than their ratio. A longest wait that is longer than the
-bout (1 s, and 5 ms for each client) is that of a client which did not get the name at all.`
-
 // curves returns those of which workloads are reported.
 func (r *Report) curves() (all []*Curve) {
 	for _, w := range r.Workloads {

@@ -128,7 +128,7 @@ func (c contenders) tell(b *bed, o any) (answers []answer, err error) {
 }
 
 // counting is for which part of a time requests are counted, before the time, as that takes time of the servers'.
-const counting = 3
+const counting = 4
 
 // watch measures contenders for a time. Before that it counts their requests, and stops the counter, which was there before them.
 func (b *bed) watch(d time.Duration, requests counter) Sample {
