@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -14,7 +15,7 @@ var Crowds = (&Curve{
 	Name: "crowds", Title: "One name that many clients want", By: "clients", Apart: true, About: aboutCrowds(),
 }).add(func(clients float64) *Workload {
 	return &Workload{
-		Number: 14, Plot: "hand-overs/s", Metrics: append(slices.Clone(processes.Metrics), Metric{Name: "requests/arrival"}),
+		Number: 14, Plot: "hand-overs/s", Metrics: append(slices.Clone(processes.Metrics), Metric{Name: "requests/arrival"}, Metric{Name: "requests/s of who waits"}),
 		Measure: func(b *bed, r *Row, _ int) (Sample, error) { return measureCrowd(b, r, int(clients)) },
 	}
 }, 2, 10, 50, 200, 1000)
@@ -39,15 +40,18 @@ func aboutCrowds() string {
 hand-overs a second less what a timer is late. The clients are in up to %d processes.
 
 Before the clients call, another one takes the name, and keeps it until all of them wait. What the start takes is a figure of its own: requests/arrival is what the server gets for each
-client from the first call until then. A crowd is taken to wait once each CPU of the machine was idle for half of %v; libraries that poll are never quiet, so that takes at most %s.
+client from the first call until then, what keeps sessions alive meanwhile included; and so is what a client sends in a second that waits, while nobody is granted the name. A crowd is taken to wait once each CPU of the machine was idle for half of %v; libraries that poll are never quiet, so that takes at most %s.
 For them requests/arrival is how often they poll meanwhile.
 
 Everything else is once all wait, from the release of that other client on. Requests are counted at the server during the first fifth of the time, as counting makes it slower, and hand-overs a second
-during the rest. Requests that keep a session alive count as well: with many clients and few hand-overs they are most of requests/hand-over.
+during the rest. Requests of those who wait count as well: with many clients and few hand-overs they are most of requests/hand-over.
 
 Jain's index is over clients: 1 if all got the name equally often. It and the longest wait are of all of the time, %s. In a queue a client has a turn after N hand-overs. Where
 there is time for one or two turns of each client, the index may be 0.9 although nobody passes another client by. Where there were fewer hand-overs than clients, no index can be larger than their ratio:
-then it says how slow the row is, and not how fair. A longest wait that is longer than the time is that of a client which did not get the name at all.`,
+then it says how slow the row is, and not how fair. A longest wait that is longer than the time is that of a client which did not get the name at all.
+
+PostgreSQL looks for a deadlock when a wait is a second old (deadlock_timeout), which nobody but a superuser can change. Such a look took 0.4 ms of CPU time with 200 who wait and 19 ms with 1,000, and
+nobody gets or gives back a lock meanwhile. So where a round takes more than a second, with some 700 clients, there are hardly more hand-overs than such looks, in the floor as well.`,
 		crowdProcesses, FullCrowds.Settle, length(2*FullCrowds.Settle, crowdComes), length(whole(FullCrowds.Slice), whole(crowdTurns)))
 }
 
@@ -66,10 +70,14 @@ func measureCrowd(b *bed, r *Row, clients int) (s Sample, err error) {
 	defer release()
 	requests := b.servers.Counter(b.tb)
 	defer requests.stop()
-	before, arrival := requests.read(), 0.0
+	first, each := requests.read(), Sample{}
 	all, err := c.fight(b, o, func() error {
 		untilIdle(b.size.Settle, 2*b.size.Settle+time.Duration(clients)*crowdComes)
-		arrival = float64(requests.read()-before) / float64(clients)
+		come, at := requests.read(), time.Now()
+		_ = pause(context.Background(), 2*b.size.Settle) // ends by itself
+		waited := requests.read()
+		each["requests/arrival"] = float64(come-first) / float64(clients)
+		each["requests/s of who waits"] = float64(waited-come) / float64(clients) / time.Since(at).Seconds()
 		return nil
 	}, func() error {
 		if err := release(); err != nil {
@@ -89,7 +97,8 @@ func measureCrowd(b *bed, r *Row, clients int) (s Sample, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s["requests/arrival"], s["Jain"], s["max wait ms"] = arrival, jain(all.Counts), millis(all.MaxWait)
+	maps.Copy(s, each)
+	s["Jain"], s["max wait ms"] = jain(all.Counts), millis(all.MaxWait)
 	return s, nil
 }
 
