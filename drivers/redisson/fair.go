@@ -229,17 +229,17 @@ func (d *Driver) awaitTurn(ctx context.Context, p *place, refused obstacle) (l *
 			continue
 		}
 		l, refused, err = d.try(ctx, r, p, "")
-		d.lines.answered(p)
 		switch {
 		case slotMoves(err): // nothing was done, and the place in the queue is kept
 			left = moving/2 + rand.N(moving/2)
 		case err != nil && err == ctx.Err(): // not sent: the last answer is still that somebody holds the lock
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, err)
-		case l != nil || err != nil:
+		case l != nil || err != nil: // nobody else grants the attempt anything: the cleaner may be about to end its hold
 			return l, err
 		default:
 			left = pause(refused.left)
 		}
+		d.lines.answered(p)
 		if t == nil { // the attempt was woken before its turn
 			t = d.listenInQueue(r)
 			told = t.Wake

@@ -283,6 +283,44 @@ func TestRunWithoutAnAnswer(t *testing.T) {
 	testenv.Eventually(t, func() bool { return len(keysOf(s)) == 0 }, "nothing is left")
 }
 
+// TestRunAndAReleaseThatFails: a repeat of the release at the end of a run knows nothing of the run, whose places are given back all the same.
+func TestRunAndAReleaseThatFails(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s?fair=true", s.Addr)
+	l := acquire(t, d, forLong("x"))
+	addWaiter(s, "served:1", time.Minute)
+	addWaiter(s, "served:2", time.Minute)
+	o := d.newOp(l.request, l)
+	o.served, o.err = lineOfX(s), errAnswer
+	d.inherit(o)
+	testenv.Eventually(t, func() bool { return len(lineOfX(s)) == 0 }, "the queue is empty")
+	release(t, l)
+}
+
+// TestGrantAtTheLastMoment: an attempt that is about to give up is granted the lock, and has it then, unless a request of its own is in doubt.
+func TestGrantAtTheLastMoment(t *testing.T) {
+	d := openURL(t, "redisson://%s?fair=true", testenv.Redis(t).Addr)
+	ls := &d.lines
+	for _, waits := range []bool{true, false} {
+		p, l := newPlace(request("x")), d.newLease(request("x"), d.now(), 7, 1)
+		ls.enter(p)
+		if waits {
+			ls.await(p, d.now())
+		}
+		if heirOf(ls) != p {
+			t.Fatal("the first in the line is no heir")
+		}
+		if granted, ask := ls.grantOrAsk(p, d.now()); granted != nil || ask {
+			t.Errorf("turn of an heir: got %v, %t", granted, ask)
+		}
+		ls.inherit(p, l, nil)
+		if got := ls.leave(p, nil, d.now()); (got == l) != waits {
+			t.Errorf("waits %t: one that leaves got %v", waits, got)
+		}
+		ls.over(l)
+	}
+}
+
 // TestRunOfADeadProcess: a process ends in the middle of a run. All of the run are out of the queue 5 s after the end of its hold.
 func TestRunOfADeadProcess(t *testing.T) {
 	s := testenv.Redis(t)
