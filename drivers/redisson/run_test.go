@@ -335,7 +335,7 @@ func TestRunOfADeadProcess(t *testing.T) {
 	release(t, w[1].granted(t))
 	w[2].granted(t)
 	link.Hold(wire.Both)
-	s.Do("PEXPIRE", "x", "1")
+	s.Do("DEL", "x") // as if it had expired
 	for _, hold := range lineOfX(s)[:8] {
 		if left := leftOfX(t, s, hold); left > time.Minute+6*time.Second {
 			t.Errorf("one of the run may stay for %v", left)
