@@ -72,7 +72,7 @@ func (d *Driver) releaseAll(ctx context.Context) {
 			l.mu.Unlock()
 			holds := []string{l.request.Hold}
 			if l.request.Mode == driver.Exclusive {
-				served := d.lines.takeServed(l)
+				served := slices.Clone(d.lines.servedBy(l))
 				slices.Reverse(served)
 				holds = append(holds, served...)
 			}
@@ -83,9 +83,11 @@ func (d *Driver) releaseAll(ctx context.Context) {
 			told, _, err := answersOf(results[i], counts[i])
 			if err == nil {
 				_ = l.released(told[0], 0) // nobody asks whether the hold was still there
+				d.lines.takenOut(l)
 				continue
 			}
 			l.leaveToCleaner()
+			d.lines.over(l)
 		}
 	}
 }

@@ -85,9 +85,7 @@ func (d *Driver) prepare(o *op) {
 	case o.lease == nil && o.place != nil && !o.place.queued:
 		d.lines.enter(o.place)
 	case o.lease != nil && o.heir == nil && d.options.WaitReplicas == 0:
-		if served := d.lines.takeServed(o.lease); served != nil {
-			o.served = served
-		}
+		o.served = d.lines.servedBy(o.lease)
 		if o.heir, o.behind = d.lines.chooseHeir(o.request.Name); o.heir != nil && d.options.Fence != FenceNone {
 			o.tokens = min(max(o.heir.request.Events.Tokens(), 1)+len(o.behind), maxTokens)
 		}
@@ -96,8 +94,8 @@ func (d *Driver) prepare(o *op) {
 
 // inherit takes the answer to a release of a fair lock to who is next, if it is an attempt of this driver.
 func (d *Driver) inherit(o *op) {
-	if o.err != nil && len(o.served) > 0 { // a repeat of the release does not know them
-		d.abandon(o.request.Name, o.served)
+	if o.err == nil && len(o.served) > 0 {
+		d.lines.takenOut(o.lease)
 	}
 	if p := o.heir; p != nil {
 		o.heir = nil

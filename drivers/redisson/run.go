@@ -71,15 +71,26 @@ func (ls *lines) renewed(l *lease) {
 	}
 }
 
-// takeServed ends the run of a lease that is about to be released, and returns the holds that the lock has reached in the run: the release is to take them
-// out of the queue.
-func (ls *lines) takeServed(l *lease) (served []string) {
+// servedBy returns the holds that the lock has reached in the run of a lease that is about to be released, which are to leave the queue with it, and ends the
+// run, but for these: they are the line's until a release has taken them out, or the lease is over.
+func (ls *lines) servedBy(l *lease) []string {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	if ln := ls.byName[l.request.Name]; ln != nil && ln.holder == l && ln.run != nil {
-		served, ln.run = ln.run.served, nil
+	ln := ls.byName[l.request.Name]
+	if ln == nil || ln.holder != l || ln.run == nil {
+		return nil
 	}
-	return served
+	ln.run.next = nil
+	return ln.run.served
+}
+
+// takenOut notes that a release has taken out of the queue what servedBy has returned.
+func (ls *lines) takenOut(l *lease) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if ln := ls.byName[l.request.Name]; ln != nil && ln.holder == l {
+		ln.run = nil
+	}
 }
 
 // passOn gives the lock from the lease to the next of its run, in place of a release, and reports whether it did.

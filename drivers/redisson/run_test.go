@@ -21,7 +21,16 @@ func waitForRun(tb testing.TB, s *testenv.RedisServer, d *Driver, n int) []*wait
 	for range n {
 		waiters = append(waiters, wait(tb, d, forLong("x")))
 	}
-	testenv.Eventually(tb, func() bool { return d.direct.busy.Load() == 0 }, "no request is under way")
+	testenv.Eventually(tb, func() bool {
+		d.lines.mu.Lock()
+		defer d.lines.mu.Unlock()
+		for p := range d.lines.byName["x"].places.All() {
+			if !p.waits {
+				return false
+			}
+		}
+		return true
+	}, "all wait")
 	d.lines.mu.Lock()
 	defer d.lines.mu.Unlock()
 	d.lines.byName["x"].reach = n
@@ -268,7 +277,11 @@ func TestRunAndClose(t *testing.T) {
 			}
 		}
 		if got := keysOf(s); len(got) > 0 {
-			t.Fatalf("keys that are left: %q", got)
+			var holds []string
+			for _, w := range w {
+				holds = append(holds, w.request.Hold)
+			}
+			t.Fatalf("keys that are left: %q, queue %q of %q", got, lineOfX(s), holds)
 		}
 	}
 }
@@ -297,17 +310,31 @@ func TestRunWithoutAnAnswer(t *testing.T) {
 	testenv.Eventually(t, func() bool { return len(keysOf(s)) == 0 }, "nothing is left")
 }
 
-// TestRunAndAReleaseThatFails: a repeat of the release at the end of a run knows nothing of the run, whose places are given back all the same.
+// TestRunAndAReleaseThatFails: a release did not take out of the queue whom the lock has passed, so the cleaner does.
 func TestRunAndAReleaseThatFails(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fair=true", s.Addr)
-	l := acquire(t, d, forLong("x"))
+	l, p := acquire(t, d, request("x")), newPlace(request("x"))
 	addWaiter(s, "served:1", time.Minute)
 	addWaiter(s, "served:2", time.Minute)
+	d.lines.enter(p)
+	if heirOf(&d.lines) != p {
+		t.Fatal("the first in the line is no heir")
+	}
+	d.lines.inherit(p, l, &run{served: lineOfX(s)})
 	o := d.newOp(l.request, l)
-	o.served, o.err = lineOfX(s), errAnswer
+	d.prepare(o)
+	if len(o.served) != 2 {
+		t.Errorf("a release takes out %q", o.served)
+	}
+	o.err = errAnswer
 	d.inherit(o)
+	if len(lineOfX(s)) != 2 {
+		t.Error("the holds are given up before the lease is over: the release may be repeated")
+	}
+	d.lines.over(l)
 	testenv.Eventually(t, func() bool { return len(lineOfX(s)) == 0 }, "the queue is empty")
+	d.lines.leave(p, nil, d.now())
 	release(t, l)
 }
 
