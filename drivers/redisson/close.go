@@ -3,6 +3,7 @@ package redisson
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/go-dsync/dsync/driver"
 )
@@ -64,21 +65,29 @@ func (d *Driver) releaseAll(ctx context.Context) {
 	for len(leases) > 0 {
 		some := leases[:min(len(leases), renewRuns)]
 		leases = leases[len(some):]
-		calls := make([]call, len(some))
+		calls, counts := make([]call, len(some)), make([]int, len(some))
 		for i, l := range some {
 			l.mu.Lock()
 			l.phase = ending
 			l.mu.Unlock()
-			calls[i] = d.releaseCall(l.request.Mode, l.request.Name, l.request.Permits, l.request.Hold)
+			holds := []string{l.request.Hold}
+			if l.request.Mode == driver.Exclusive {
+				served := slices.Clone(d.lines.servedBy(l))
+				slices.Reverse(served)
+				holds = append(holds, served...)
+			}
+			calls[i], counts[i] = d.releaseCall(l.request.Mode, l.request.Name, l.request.Permits, holds...), len(holds)
 		}
 		results, _ := d.evalAll(ctx, d.client, calls, 0)
 		for i, l := range some {
-			told, _, err := answersOf(results[i], 1)
+			told, _, err := answersOf(results[i], counts[i])
 			if err == nil {
 				_ = l.released(told[0], 0) // nobody asks whether the hold was still there
+				d.lines.takenOut(l)
 				continue
 			}
 			l.leaveToCleaner()
+			d.lines.over(l)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"strings"
 	"sync"
 	"time"
 
@@ -55,20 +56,26 @@ func (o *op) fairArgs(d *Driver, args []string) []string {
 	return d.tellArgs(r.Name, append(args, r.Hold, d.milliseconds(r.TTL), how))
 }
 
-// fairReleaseArgs adds the arguments of the fair release script: for holds that the cleaner ends, or for one with an heir, if there is one.
+// fairReleaseArgs adds the arguments of the fair release script: for holds that the cleaner ends, or for one with an heir, if there is one, and
+// with what its run has left in the queue.
 func (d *Driver) fairReleaseArgs(name string, o *op, args []string, holds ...string) []string {
 	args = d.tellArgs(name, args)
 	end := len(args) + 6
+	served, behind := "", ""
+	if o != nil {
+		served = strings.Join(o.served, "\n")
+	}
 	if o != nil && o.heir != nil {
 		r := o.heir.request
 		if args = append(args, r.Hold, d.milliseconds(r.TTL)); o.tokens > 0 {
 			args = d.tokenArgs(args, r, o.tokens, o.holder)
 		}
+		behind = holdsOf(o.behind)
 	}
 	for len(args) < end {
 		args = append(args, "")
 	}
-	return append(args, holds...)
+	return append(append(args, served, behind), holds...)
 }
 
 // prepare is called when an op is about to be sent: an attempt for a fair lock enters its line, and a release gets its heir.
@@ -78,21 +85,27 @@ func (d *Driver) prepare(o *op) {
 	case o.lease == nil && o.place != nil && !o.place.queued:
 		d.lines.enter(o.place)
 	case o.lease != nil && o.heir == nil && d.options.WaitReplicas == 0:
-		if o.heir = d.lines.chooseHeir(o.request.Name); o.heir != nil && d.options.Fence != FenceNone {
-			o.tokens = min(max(o.heir.request.Events.Tokens(), 1), maxTokens)
+		o.served = d.lines.servedBy(o.lease)
+		if o.heir, o.behind = d.lines.chooseHeir(o.request.Name); o.heir != nil && d.options.Fence != FenceNone {
+			o.tokens = min(max(o.heir.request.Events.Tokens(), 1)+len(o.behind), maxTokens)
 		}
 	}
 }
 
 // inherit takes the answer to a release of a fair lock to who is next, if it is an attempt of this driver.
 func (d *Driver) inherit(o *op) {
+	if o.err == nil && len(o.served) > 0 {
+		d.lines.takenOut(o.lease)
+	}
 	if p := o.heir; p != nil {
 		o.heir = nil
 		var l *lease
+		var r *run
 		if o.err == nil && o.fence > 0 {
 			l = d.grantedLease(p.request, o.sent, o.fence, o.n, o.tokens > 0)
+			r = l.beginRun(o.sent, o.behind[:o.follow])
 		}
-		d.lines.inherit(p, l)
+		d.lines.inherit(p, l, r)
 		if l != nil {
 			runtime.Gosched() // the heir goes first
 		}
@@ -105,10 +118,17 @@ func (d *Driver) inherit(o *op) {
 	}
 }
 
+// abandon has the cleaner take holds out of the queue of a name.
+func (d *Driver) abandon(name string, holds []string) {
+	for _, hold := range holds {
+		d.ghosts.Add(&ghost{name: name, hold: hold, mode: driver.Exclusive, until: d.now() + int64(late), granted: true, place: true})
+	}
+}
+
 // readFairRelease takes an answer of the fair release script that is more than a number: told, and the hold of who is first and was not
-// told, or the grant of the heir.
+// told, or the grant of the heir, and how many behind the heir are its run.
 func (o *op) readFairRelease(answer []rueidis.RedisMessage) (err error) {
-	if len(answer) < 2 || len(answer) > 3 {
+	if len(answer) != 2 && len(answer) != 4 {
 		return errAnswer
 	}
 	if o.first, err = answer[0].ToInt64(); err != nil {
@@ -120,7 +140,9 @@ func (o *op) readFairRelease(answer []rueidis.RedisMessage) (err error) {
 	}
 	o.fence, err = answer[1].ToInt64()
 	n, nErr := answer[2].ToInt64()
-	if o.n = int(n); err != nil || nErr != nil || o.fence < 1 || n < 1 || n > maxTokens {
+	follow, followErr := answer[3].ToInt64()
+	if o.n, o.follow = int(n), int(follow); err != nil || nErr != nil || followErr != nil || o.fence < 1 || n < 1 || n > maxTokens ||
+		follow < 0 || follow > int64(len(o.behind)) {
 		return errAnswer
 	}
 	return nil
@@ -147,9 +169,11 @@ func (d *Driver) acquireInOrder(ctx context.Context, r *driver.Request) (*lease,
 		r.Events.Waiting()
 		l, err = d.awaitTurn(ctx, p, refused)
 	}
-	d.lines.leave(p, l)
-	if l != nil || !p.queued || errors.Is(err, driver.ErrUnknown) { // an unknown outcome is a ghost already
-		return l, err
+	if l = d.lines.leave(p, l, d.now()); l != nil {
+		return l, nil
+	}
+	if !p.queued || errors.Is(err, driver.ErrUnknown) { // an unknown outcome is a ghost already
+		return nil, err
 	}
 	return nil, d.depart(r, err)
 }
@@ -171,7 +195,7 @@ func (d *Driver) awaitTurn(ctx context.Context, p *place, refused obstacle) (l *
 	}()
 	timer := time.NewTimer(left)
 	defer timer.Stop()
-	if left > alone && d.lines.amongOwn(p, d.now()) {
+	if amongOwn := d.lines.await(p, d.now()); left > alone && amongOwn {
 		timer.Reset(alone)
 	} else {
 		t = d.listenInQueue(r)
@@ -203,17 +227,17 @@ func (d *Driver) awaitTurn(ctx context.Context, p *place, refused obstacle) (l *
 			continue
 		}
 		l, refused, err = d.try(ctx, r, p, "")
-		d.lines.answered(p)
 		switch {
 		case slotMoves(err): // nothing was done, and the place in the queue is kept
 			left = moving/2 + rand.N(moving/2)
 		case err != nil && err == ctx.Err(): // not sent: the last answer is still that somebody holds the lock
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, err)
-		case l != nil || err != nil:
+		case l != nil || err != nil: // nobody else grants the attempt anything: the cleaner may be about to end its hold
 			return l, err
 		default:
 			left = pause(refused.left)
 		}
+		d.lines.answered(p)
 		if t == nil { // the attempt was woken before its turn
 			t = d.listenInQueue(r)
 			told = t.Wake

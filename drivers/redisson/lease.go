@@ -73,6 +73,9 @@ func (l *lease) Contended() bool {
 
 // Release implements driver.Lease. It repeats failed requests for as long as ctx and the hold last.
 func (l *lease) Release(ctx context.Context) error {
+	if l.passOn() {
+		return nil
+	}
 	l.mu.Lock()
 	switch l.phase {
 	case held:
@@ -245,6 +248,7 @@ func (l *lease) beginRenewal(at int64, ttl time.Duration) (renewal, bool) {
 	if l.renewing == 0 || r.ttl < l.shortest {
 		l.shortest = r.ttl
 	}
+	l.driver.lines.renewed(l)
 	l.renewing++
 	l.lasts = max(l.lasts, at+r.ttl)
 	l.expires.Store(min(r.before, at+r.ttl))

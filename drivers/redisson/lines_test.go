@@ -40,8 +40,10 @@ func TestFairHandOverInTheRelease(t *testing.T) {
 			d := openURL(t, "redisson://%s?fair=true%s", s.Addr, parameters)
 			l := acquire(t, d, request("x"))
 			var waiters []*waiter
-			for range 3 {
-				waiters = append(waiters, wait(t, d, request("x")))
+			for i := range 3 {
+				r := request("x")
+				r.TTL += time.Duration(i) * time.Second // other TTLs are no run
+				waiters = append(waiters, wait(t, d, r))
 			}
 			listening(t, s, d, len(waiters))
 			published := s.Commands()["publish"]
@@ -169,7 +171,7 @@ func TestFairLateRepeatOfARelease(t *testing.T) {
 		return d.eval(t.Context(), fairReleaseScript, o.keys(d, nil), o.args(d, nil))
 	}
 	last, _ := l.Tokens()
-	if answer, err := carryOut().AsIntSlice(); err != nil || len(answer) != 3 || answer[0] != 0 || answer[1] <= int64(last) || answer[2] != 1 {
+	if answer, err := carryOut().AsIntSlice(); err != nil || len(answer) != 4 || answer[0] != 0 || answer[1] <= int64(last) || answer[2] != 1 || answer[3] != 0 {
 		t.Fatalf("answer to the release: got %v, %v, want 0 and a token above %d", answer, err, last)
 	}
 	token := s.Do("GET", d.tokenKey("x"))
@@ -196,7 +198,7 @@ func TestFairHeirOfALostAnswerAsks(t *testing.T) {
 	l, p := acquire(t, d, request("x")), newPlace(request("x"))
 	release(t, l)
 	d.lines.enter(p)
-	defer d.lines.leave(p, nil)
+	defer d.lines.leave(p, nil, d.now())
 	o := d.newOp(l.request, l)
 	d.sendOp(t.Context(), o, nil, nil)
 	if o.err != nil || o.first != -1 {
@@ -226,7 +228,7 @@ func TestFairReleaseWithoutMemory(t *testing.T) {
 		if s.Do("EXISTS", "x") != int64(0) {
 			t.Errorf("the time of the heir ends in %v: the lock is held", in)
 		}
-		d.lines.leave(p, nil)
+		d.lines.leave(p, nil, d.now())
 		s.Do("DEL", queueOfX, timesOfX)
 	}
 }
@@ -375,29 +377,34 @@ func TestAmongOwn(t *testing.T) {
 	ls, now := &d.lines, d.now()
 	first, second := newPlace(request("x")), newPlace(request("x"))
 	ls.enter(first)
-	if ls.amongOwn(first, now) {
+	if ls.await(first, now) {
 		t.Error("nobody knows who holds the lock")
 	}
 	l := d.newLease(request("x"), now, 7, 1)
-	ls.leave(first, l)
+	ls.leave(first, l, now)
 	ls.enter(second)
 	for front, want := range []bool{true, false} {
-		if second.front = front; ls.amongOwn(second, now) != want {
+		if second.front = front; ls.await(second, now) != want {
 			t.Errorf("%d in front of the only one of the driver: got %t", front, !want)
 		}
 	}
 	second.front = 0
-	if ls.amongOwn(second, now+int64(testTTL)) {
+	if ls.await(second, now+int64(testTTL)) {
 		t.Error("the hold in front is over")
 	}
 	ls.over(l)
-	if ls.amongOwn(second, now) {
+	if ls.await(second, now) {
 		t.Error("the hold in front was given back")
 	}
-	ls.leave(second, nil)
+	ls.leave(second, nil, now)
 	if n := len(ls.byName); n != 0 {
 		t.Errorf("%d lines are left", n)
 	}
+}
+
+func heirOf(ls *lines) *place {
+	heir, _ := ls.chooseHeir("x")
+	return heir
 }
 
 // TestHeirDoesNotAsk: while a release is under way that may give it the lock, no request of its own is.
@@ -406,13 +413,13 @@ func TestHeirDoesNotAsk(t *testing.T) {
 	ls := &d.lines
 	p, l := newPlace(request("x")), d.newLease(request("x"), d.now(), 7, 1)
 	ls.enter(p)
-	if ls.chooseHeir("x") != p || ls.chooseHeir("x") != nil {
+	if heirOf(ls) != p || heirOf(ls) != nil {
 		t.Error("the first attempt is not the heir of one release")
 	}
 	if granted, ask := ls.grantOrAsk(p, d.now()); granted != nil || ask {
 		t.Errorf("turn of an heir: got %v, %t", granted, ask)
 	}
-	ls.inherit(p, nil)
+	ls.inherit(p, nil, nil)
 	select {
 	case <-p.wake:
 	default:
@@ -421,21 +428,21 @@ func TestHeirDoesNotAsk(t *testing.T) {
 	if granted, ask := ls.grantOrAsk(p, d.now()); granted != nil || !ask {
 		t.Errorf("turn after the answer: got %v, %t, want that it asks", granted, ask)
 	}
-	if ls.chooseHeir("x") != nil {
+	if heirOf(ls) != nil {
 		t.Error("an attempt that asks is an heir")
 	}
 	ls.answered(p)
-	if ls.chooseHeir("x") != p {
+	if heirOf(ls) != p {
 		t.Error("an attempt that has asked is no heir")
 	}
-	ls.inherit(p, l)
+	ls.inherit(p, l, nil)
 	if granted, ask := ls.grantOrAsk(p, d.now()); granted != l || ask {
 		t.Errorf("turn after the grant: got %v, %t", granted, ask)
 	}
 	if granted, ask := ls.grantOrAsk(p, d.now()+int64(testTTL)); granted != nil || !ask {
 		t.Errorf("turn after the end of the grant: got %v, %t, want that it asks", granted, ask)
 	}
-	ls.leave(p, nil)
+	ls.leave(p, nil, d.now())
 	ls.enter(p) // its request is sent after all
 	if n := len(ls.byName); n != 0 {
 		t.Errorf("%d lines are left", n)

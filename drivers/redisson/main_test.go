@@ -137,11 +137,12 @@ func release(tb testing.TB, l driver.Lease) {
 
 // waiter is a call of Acquire in another goroutine.
 type waiter struct {
-	events *events
-	cancel context.CancelFunc
-	done   chan struct{}
-	lease  *lease
-	err    error
+	request *driver.Request
+	events  *events
+	cancel  context.CancelFunc
+	done    chan struct{}
+	lease   *lease
+	err     error
 }
 
 // wait begins an Acquire and returns when it waits.
@@ -160,7 +161,7 @@ func wait(tb testing.TB, d *Driver, r *driver.Request) *waiter {
 
 func begin(d *Driver, r *driver.Request) *waiter {
 	ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
-	w := &waiter{events: r.Events.(*events), cancel: cancel, done: make(chan struct{})}
+	w := &waiter{request: r, events: r.Events.(*events), cancel: cancel, done: make(chan struct{})}
 	go func() { // ends with ctx
 		defer close(w.done)
 		l, err := d.Acquire(ctx, r)

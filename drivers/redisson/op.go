@@ -15,27 +15,30 @@ import (
 // that leaves is gone at once, and the answer is not lost: it says what there is to clean up.
 type op struct {
 	request *driver.Request
-	lease   *lease // to release; nil to acquire
-	tokens  int    // to take; 0 without tokens
-	holder  string // with tokens: the key of the text about the holder
-	place   *place // of an attempt for a fair lock that waits
-	heir    *place // of a release of a fair lock: who gets the lock if it is next
-	marks   bool   // asks for the mark too; only with tokens
-	turn    string // the ticket of a waiter in line, see redistopic.Text; "" without a line
+	lease   *lease   // to release; nil to acquire
+	tokens  int      // to take; 0 without tokens
+	holder  string   // with tokens: the key of the text about the holder
+	place   *place   // of an attempt for a fair lock that waits
+	heir    *place   // of a release of a fair lock: who gets the lock if it is next
+	behind  []*place // the heir, in the line
+	served  []string // the holds that are to leave the queue with the release, as their run is over
+	marks   bool     // asks for the mark too; only with tokens
+	turn    string   // the ticket of a waiter in line, see redistopic.Text; "" without a line
 	state   atomic.Int32
 	done    chan struct{} // receives a value when the op is answered
 
 	// Written before the op is answered.
-	sent  int64 // on the driver's clock, just before the request was handed to the client
-	order uint64
-	first int64 // the script's answer
-	n     int
-	fence int64            // the first of the heir's n tokens, if it was granted the lock
-	next  string           // the hold of who is next for a fair lock, if it may not have been told
-	moved bool             // the name is marked
-	line  redistopic.Place // of one who is refused in a line
-	acks  int              // how many replicas confirmed
-	err   error
+	sent   int64 // on the driver's clock, just before the request was handed to the client
+	order  uint64
+	first  int64 // the script's answer
+	n      int
+	fence  int64            // the first of the heir's n tokens, if it was granted the lock
+	follow int              // how many of those behind it are its run then
+	next   string           // the hold of who is next for a fair lock, if it may not have been told
+	moved  bool             // the name is marked
+	line   redistopic.Place // of one who is refused in a line
+	acks   int              // how many replicas confirmed
+	err    error
 }
 
 // The states of an op.
@@ -90,7 +93,7 @@ func (o *op) keys(d *Driver, keys []string) []string {
 func (o *op) args(d *Driver, args []string) []string {
 	r := o.request
 	switch {
-	case o.lease != nil && o.heir != nil:
+	case o.lease != nil && d.options.Fair && r.Mode == driver.Exclusive:
 		return d.fairReleaseArgs(r.Name, o, args, r.Hold)
 	case o.lease != nil:
 		return d.releaseArgs(r.Mode, r.Name, r.Permits, args, r.Hold)
@@ -133,7 +136,7 @@ func (d *Driver) tokenArgs(args []string, r *driver.Request, tokens int, holder 
 func (o *op) batchArgs(d *Driver, args []string) []string {
 	each := 8
 	if d.options.Fair {
-		each = 12
+		each = 14
 	}
 	end := len(args) + each
 	switch {
@@ -164,7 +167,7 @@ var fenceTTLText = strconv.FormatInt(fenceTTL.Milliseconds(), 10)
 
 // read takes the answer of the script.
 func (o *op) read(message rueidis.RedisMessage, err error) {
-	o.first, o.n, o.moved, o.fence, o.next, o.line = 0, 1, false, 0, "", redistopic.Place{}
+	o.first, o.n, o.moved, o.fence, o.follow, o.next, o.line = 0, 1, false, 0, 0, "", redistopic.Place{}
 	if err == nil {
 		err = message.Error()
 	}

@@ -29,9 +29,6 @@ var Notes = map[subject]string{
 	{"Redis", "2 (512)", "dsync", "ops/s"}:  tokenCost,
 	{"Redis", "2 (512)", "dsync", "p99 ms"}: tokenCost,
 	{"Redis", "3", "dsync", "hand-overs/s"}: handOverBound,
-	{"Redis", "3", "dsync, in order", "hand-overs/s"}: "two requests for each hand-over, as in the floor: a release that hands over, and a place in the " +
-		"queue. But their scripts make 25 calls, for a list, a sorted set of times, the hash, the token and the note, where the floor's make 5: 57 to 67 µs of the " +
-		"server's CPU time in place of 30 to 45, and more of the client's. A shorter way would not exclude Java's waiters in order.",
 	{"Redis", "5", "dsync, in order", "requests/hand-over"}: "each waiter subscribes to a channel of its own, as Redisson has it, for the time " +
 		"of its wait, and asks for its place now and then, so that its time in the queue does not run out.",
 	{"Redis", "4", "dsync", "p50 µs"}: "Redisson's lock is free between the release and the acquire of the one who was told; the floor's " +
