@@ -199,7 +199,7 @@ func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (view, error
 	if len(v.before) > 0 || v.all { // otherwise keys that do not count fill the page
 		return v, nil
 	}
-	if v, err = h.look(ctx, dir); err != nil {
+	if v, err = h.look(ctx, dir, ""); err != nil {
 		return view{}, h.failPut(ctx, err)
 	}
 	return v, nil

@@ -118,11 +118,16 @@ func (w *waiter) listen(ranges []keyRange) {
 	}
 }
 
-// hears reports whether the waiter hears the feed of a range.
-func (w *waiter) hears(keys keyRange) bool {
+// nearest returns the key whose end the waiter hears of, or "" if the waiter hears of all contenders.
+func (w *waiter) nearest() string {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
-	return slices.ContainsFunc(w.feeds, func(f *feed) bool { return f.keys == keys })
+	for _, f := range w.feeds {
+		if f.keys.ends {
+			return f.keys.dir
+		}
+	}
+	return ""
 }
 
 // active reports whether all feeds of the waiter are. It is called with feeds.mu held.

@@ -51,7 +51,7 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 			return driver.ErrClosed
 		}
 		old := w.ask()
-		v, err := h.lookFresh(ctx, dir)
+		v, err := h.lookFresh(ctx, dir, w.nearest())
 		if late && err == nil && (!active || old != nil && !old.isOf(v)) {
 			w.doubt() // an event should have woken the waiter before
 		}
@@ -78,22 +78,17 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 // hears of all contenders, and needs no look to be granted the lock. Where many are, all of them wait behind the nearest one, and hear of its end
 // alone: each release would otherwise be told to all clients that wait. A seal is not the end of its key, but is to be known to all.
 //
-// A waiter that hears of the nearest key goes on with that while the key is there, also when few are left. Callers that have a key each
-// (Options.FIFO) share the events of all contenders. A request for permits has to count all that are given back, and looks after a change of the
-// limit.
+// A waiter that hears of the nearest key goes on with that while the key is there, also when few are left. A request for permits has to count
+// all that are given back, and looks after a change of the limit.
 func (h *hold) hears(dir string, w *waiter, v view) (view, []keyRange) {
 	switch {
 	case h.request.Mode == driver.Permit:
 		return v, []keyRange{h.rangeIn(dir), {dir: limitKey(dir), ofRecord: true}}
-	case h.driver.options.FIFO:
-		return v, []keyRange{h.rangeIn(dir)}
-	}
-	nearest := keyRange{dir: v.before[0], ends: true}
-	if v.all && !w.hears(nearest) {
+	case v.all && w.nearest() != v.before[0]:
 		return v, []keyRange{h.rangeIn(dir)}
 	}
 	v.before, v.all = v.before[:1:1], false
-	return v, []keyRange{nearest, {dir: sealKey(dir), ofRecord: true}}
+	return v, []keyRange{{dir: v.before[0], ends: true}, {dir: sealKey(dir), ofRecord: true}}
 }
 
 // take says what has become of the view of a waiter that was woken, and gives the hold its token if it has the lock. Three kinds of waiters
