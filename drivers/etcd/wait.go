@@ -26,7 +26,7 @@ var errGone = errors.New("the place in the queue was removed")
 func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 	d := h.driver
 	defer w.leave()
-	active := w.got(h.hears(dir, w, v))
+	active := w.got(v, h.hears(dir, v))
 	timer := time.NewTimer(h.pause(active))
 	defer timer.Stop()
 	for refusal := driver.ErrLocked; ; {
@@ -60,7 +60,7 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 			return h.confirmed(ctx)
 		case err == nil:
 			refusal = driver.ErrLocked
-			active = w.got(h.hears(dir, w, v))
+			active = w.got(v, h.hears(dir, v))
 			timer.Reset(h.pause(active))
 		default:
 			if err = h.lookFailed(ctx, err); err != nil {
@@ -74,21 +74,20 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 	}
 }
 
-// hears returns v with no more keys than events are to tell of, and the ranges of these events. Where few keys are before its own, a waiter
-// hears of all contenders, and needs no look to be granted the lock. Where many are, all of them wait behind the nearest one, and hear of its end
-// alone: each release would otherwise be told to all clients that wait. A seal is not the end of its key, but is to be known to all.
+// hears returns the ranges of the events that a waiter with a view is told of. Where few keys are before its own, a waiter hears of all
+// contenders, and needs no look to be granted the lock. Where many are, all of them wait behind the nearest one, and hear of its end alone: each
+// release would otherwise be told to all clients that wait. A seal is not the end of its key, but is to be known to all.
 //
-// A waiter that hears of the nearest key goes on with that while the key is there, also when few are left. A request for permits has to count
-// all that are given back, and looks after a change of the limit.
-func (h *hold) hears(dir string, w *waiter, v view) (view, []keyRange) {
+// A waiter that hears of the nearest key goes on with that while the key is there, also when few are left: its looks show no other one. A request
+// for permits has to count all that are given back, and looks after a change of the limit.
+func (h *hold) hears(dir string, v view) []keyRange {
 	switch {
 	case h.request.Mode == driver.Permit:
-		return v, []keyRange{h.rangeIn(dir), {dir: limitKey(dir), ofRecord: true}}
-	case v.all && w.nearest() != v.before[0]:
-		return v, []keyRange{h.rangeIn(dir)}
+		return []keyRange{h.rangeIn(dir), {dir: limitKey(dir), ofRecord: true}}
+	case v.all:
+		return []keyRange{h.rangeIn(dir)}
 	}
-	v.before, v.all = v.before[:1:1], false
-	return v, []keyRange{{dir: v.before[0], ends: true}, {dir: sealKey(dir), ofRecord: true}}
+	return []keyRange{{dir: v.before[0], ends: true}, {dir: sealKey(dir), ofRecord: true}}
 }
 
 // take says what has become of the view of a waiter that was woken, and gives the hold its token if it has the lock. Three kinds of waiters
