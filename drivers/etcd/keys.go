@@ -33,8 +33,7 @@ func (h *hold) rangeIn(dir string) keyRange {
 // newKey returns a key that no other attempt has. The key of an exclusive lock begins like the keys of package concurrency, which are the
 // lease alone.
 func newKey(dir, mark string, id clientv3.LeaseID, number uint64) string {
-	b := make([]byte, 0, len(dir)+32)
-	b = append(b, dir...)
+	b := append(make([]byte, 0, 64), dir...) // most keys are no longer
 	b = append(b, mark...)
 	b = strconv.AppendUint(b, uint64(id), 16)
 	b = append(b, '-')

@@ -267,8 +267,8 @@ var modelMistakes = []modelMistake{
 	{
 		name: "a put does not ask for the seal",
 		file: "acquire.go", model: "seal and a second call", wrong: []string{modelAsleep},
-		old: `answer, err := h.ask(ctx, fresh, []clientv3.Cmp{condition}, append([]clientv3.Op{h.put(), look}`,
-		new: `answer, err := h.ask(ctx, fresh, map[bool][]clientv3.Cmp{false: {condition}}[PLANTED], append([]clientv3.Op{h.put(), look}`,
+		old: `[]clientv3.Cmp{condition}, append([]clientv3.Op{h.queue(dir)`,
+		new: `map[bool][]clientv3.Cmp{false: {condition}}[PLANTED], append([]clientv3.Op{h.queue(dir)`,
 	},
 	{
 		name: "a mark tells those who wait nothing",
