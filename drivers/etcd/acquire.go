@@ -112,7 +112,7 @@ func (h *hold) chooseLeaseAndKey(ctx context.Context, dir string, seconds int64)
 		h.key = newKey(dir, h.mark(), h.session.id, h.number)
 		return true, nil
 	}
-	bounded, cancel := d.request(ctx, requestFor)
+	bounded, cancel := d.asks.under(ctx)
 	defer cancel()
 	c, fresh, err := d.spare.take(bounded, seconds)
 	if err != nil {
@@ -264,7 +264,7 @@ func (h *hold) created(answer *clientv3.TxnResponse, r record) {
 // ask sends a transaction that may put the key, and prolongs a lease that is not fresh at the same time. If either fails, ask cleans up
 // what may be left.
 func (h *hold) ask(ctx context.Context, fresh bool, compare []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
-	bounded, cancel := h.driver.request(ctx, requestFor)
+	bounded, cancel := h.driver.asks.under(ctx)
 	defer cancel()
 	var refreshed <-chan error
 	if !fresh {

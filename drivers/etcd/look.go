@@ -14,7 +14,7 @@ func (h *hold) lookFresh(ctx context.Context, dir, nearest string) (v view, err 
 	if h.own == nil {
 		return h.look(ctx, dir, nearest)
 	}
-	bounded, cancel := h.driver.request(ctx, attemptFor)
+	bounded, cancel := h.driver.looks.under(ctx)
 	defer cancel()
 	refreshed := h.driver.refresh(bounded, h.own.carrier())
 	v, err = h.look(bounded, dir, nearest)
@@ -53,7 +53,7 @@ func (h *hold) look(ctx context.Context, dir, nearest string) (view, error) {
 		return view{}, err
 	}
 	defer leave()
-	bounded, cancel := h.driver.request(ctx, attemptFor)
+	bounded, cancel := h.driver.looks.under(ctx)
 	defer cancel()
 	keys := h.rangeIn(dir)
 	before := func(bound clientv3.OpOption) clientv3.Op {

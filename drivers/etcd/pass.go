@@ -18,7 +18,7 @@ func (h *hold) Pass(ctx context.Context, owner, note string) error {
 	if h.isOver() {
 		return driver.ErrNotHeld
 	}
-	bounded, cancel := withBound(ctx, attemptFor)
+	bounded, cancel := h.driver.ends.ending(ctx)
 	defer cancel()
 	v := h.nextValue(owner, note)
 	o := &op{dir: h.dir(), compare: append(h.stands(), h.overlookedByNobody()...), then: []clientv3.Op{opPut(h.key, h.driver.textOf(v), clientv3.WithIgnoreLease())}}

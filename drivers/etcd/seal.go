@@ -197,7 +197,7 @@ func (d *Driver) removeKey(ctx context.Context, key string, sealing bool) (remov
 
 // Sealed implements move.Sealer.
 func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed bool, err error) {
-	bounded, cancel := d.request(ctx, requestFor)
+	bounded, cancel := d.asks.under(ctx)
 	defer cancel()
 	dir := d.dir(name)
 	answer, err := d.client.Get(bounded, sealKey(dir))
