@@ -203,7 +203,7 @@ func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (view, error
 // newest asks for keys alone, the one that was put last first: all of a range, or a page.
 var (
 	newest     = clientv3.OpGet("", clientv3.WithKeysOnly(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
-	newestPage = clientv3.OpGet("", clientv3.WithKeysOnly(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(pageSize))
+	newestPage = clientv3.OpGet("", clientv3.WithKeysOnly(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(maxView))
 )
 
 // queue makes the operation that reads the keys before one that is about to be put.

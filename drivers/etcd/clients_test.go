@@ -189,7 +189,7 @@ func TestManyClientsCostNoMoreThanFew(t *testing.T) {
 // TestLooksOfThoseWhoStayReadNoQueue has callers with a key each wait behind many. Each looks when its watch has begun, and while the key before its
 // own is there, it is not shown the keys before that.
 func TestLooksOfThoseWhoStayReadNoQueue(t *testing.T) {
-	const before, callers, page = 20, 5, 8
+	const before, callers, page = 20, 5, 7
 	s := testenv.Etcd(t)
 	other := openURL(t, "etcd://%s?order=fifo", s.Addr)
 	l := acquire(t, other, request("a"))
