@@ -41,6 +41,12 @@ func newKey(dir, mark string, id clientv3.LeaseID, number uint64) string {
 	return string(b)
 }
 
+// isOfClient reports whether two keys differ in their numbers alone.
+func isOfClient(key, own string) bool {
+	n := strings.LastIndexByte(own, '-') + 1
+	return len(key) > n && key[:n] == own[:n]
+}
+
 // takeNumber takes a number for the key. Numbers tell the keys of attempts apart that are under way at the same time. A number is used again
 // as soon as it is free, and 0 is the first for each name, so that a name has few keys over time: whenever the server reads the keys of a
 // name, it passes all keys that the name has had since the last compaction.

@@ -63,7 +63,7 @@ func (h *hold) look(ctx context.Context, dir, nearest string) (view, error) {
 	all := []clientv3.Op{getRecord(dir), clientv3.OpGet(h.key, clientv3.WithKeysOnly()), before(h.atMost(maxView))}
 	var isThere []clientv3.Cmp
 	then, otherwise := all, []clientv3.Op(nil)
-	if nearest != "" { // which may have gone, and come again behind
+	if nearest != "" && h.request.Mode != driver.Permit { // it may have gone, and come again behind; for permits all keys count
 		created := clientv3.CreateRevision(nearest)
 		isThere = []clientv3.Cmp{clientv3.Compare(created, ">", 0), clientv3.Compare(created, "<", h.revision)}
 		then, otherwise = all[:2], all

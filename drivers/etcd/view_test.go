@@ -13,7 +13,7 @@ import (
 
 const (
 	viewDir = "a/"
-	viewOwn = "a/own"
+	viewOwn = "a/own-0"
 )
 
 var viewKeys = keyRange{dir: viewDir}

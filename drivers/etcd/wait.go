@@ -50,8 +50,8 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 			h.leaveToClose()
 			return driver.ErrClosed
 		}
-		old := w.ask()
-		v, err := h.lookFresh(ctx, dir, w.nearest())
+		old, nearest := w.ask()
+		v, err := h.lookFresh(ctx, dir, nearest)
 		if late && err == nil && (!active || old != nil && !old.isOf(v)) {
 			w.doubt() // an event should have woken the waiter before
 		}
@@ -78,13 +78,14 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 // contenders, and needs no look to be granted the lock. Where many are, all of them wait behind the nearest one, and hear of its end alone: each
 // release would otherwise be told to all clients that wait. A seal is not the end of its key, but is to be known to all.
 //
-// A waiter that hears of the nearest key goes on with that while the key is there, also when few are left: its looks show no other one. A request
-// for permits has to count all that are given back, and looks after a change of the limit.
+// A waiter that hears of the nearest key goes on with that while the key is there, also when few are left: its looks show no other one. Behind a key
+// of its own client it hears of all contenders, too: a client most of whose callers have a key each (Options.FIFO) has one watch for them. A
+// request for permits has to count all that are given back, and looks after a change of the limit.
 func (h *hold) hears(dir string, v view) []keyRange {
 	switch {
 	case h.request.Mode == driver.Permit:
 		return []keyRange{h.rangeIn(dir), {dir: limitKey(dir), ofRecord: true}}
-	case v.all:
+	case v.all, isOfClient(v.before[0], h.key):
 		return []keyRange{h.rangeIn(dir)}
 	}
 	return []keyRange{{dir: v.before[0], ends: true}, {dir: sealKey(dir), ofRecord: true}}
