@@ -88,7 +88,7 @@ func (r keyRange) rest() clientv3.OpOption {
 	return clientv3.WithPrefix()
 }
 
-// read makes op, a read of no key yet, one of the range. It is rest for requests that are made often.
+// read makes op, a read of no key yet, a read of the range. It does what from and rest do with fewer allocations.
 func (r keyRange) read(op clientv3.Op) clientv3.Op {
 	end := []byte(r.dir)
 	end[len(end)-1]++ // the slash

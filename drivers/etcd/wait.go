@@ -79,8 +79,8 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 // release would otherwise be told to all clients that wait. A seal is not the end of its key, but is to be known to all.
 //
 // A waiter that hears of the nearest key goes on with that while the key is there, also when few are left: its looks show no other one. Behind a key
-// of its own client it hears of all contenders, too: a client most of whose callers have a key each (Options.FIFO) has one watch for them. A
-// request for permits has to count all that are given back, and looks after a change of the limit.
+// of its own client it hears of all contenders, too: where callers have a key each (Options.FIFO), most of a client's share one watch so. A request
+// for permits has to count all that are given back, and looks after a change of the limit.
 func (h *hold) hears(dir string, v view) []keyRange {
 	switch {
 	case h.request.Mode == driver.Permit:
