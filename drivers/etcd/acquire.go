@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-dsync/dsync/driver"
@@ -113,7 +112,7 @@ func (h *hold) chooseLeaseAndKey(ctx context.Context, dir string, seconds int64)
 		h.key = newKey(dir, h.mark(), h.session.id, h.number)
 		return true, nil
 	}
-	bounded, cancel := d.request(ctx, requestFor)
+	bounded, cancel := d.asks.under(ctx)
 	defer cancel()
 	c, fresh, err := d.spare.take(bounded, seconds)
 	if err != nil {
@@ -164,45 +163,55 @@ func (h *hold) try(ctx context.Context, dir string, fresh bool) (*hold, error) {
 
 // enqueue puts the key, and returns a view of the keys before it. If there are none, the lock is granted.
 func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (view, error) {
-	keys := h.rangeIn(dir)
-	look := clientv3.OpGet(keys.from(), keys.rest(), clientv3.WithKeysOnly(), h.atMost(pageSize),
-		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
 	leave, err := h.driver.turn(ctx, dir)
 	if err != nil {
 		return view{}, h.fail(ctx, err)
 	}
-	condition, then := h.plain(dir)
-	answer, err := h.ask(ctx, fresh, []clientv3.Cmp{condition}, append([]clientv3.Op{h.put(), look}, then...), []clientv3.Op{getRecord(dir)})
+	condition, record := h.plain(dir)
+	answer, err := h.ask(ctx, fresh, []clientv3.Cmp{condition}, append([]clientv3.Op{h.queue(dir), h.put()}, record...), nil)
 	leave()
 	if err != nil {
 		return view{}, err
 	}
 	if !answer.Succeeded {
-		r, err := h.recordAt(dir, answer, 0)
-		if r.sealed || err != nil {
+		if len(record) > 0 {
 			h.notPut()
-			return view{}, cmp.Or(err, driver.ErrSealed)
+			return view{}, driver.ErrSealed
 		}
-		return h.enqueue(ctx, dir, fresh) // the name has a record, so plain asks for it from now on
+		h.driver.recorded.Store(true)
+		return h.enqueue(ctx, dir, fresh) // and plain asks for the record from now on
 	}
 	r, err := h.recordAt(dir, answer, 2)
 	h.created(answer, r)
 	if err != nil {
 		return view{}, h.abandon(ctx, err)
 	}
-	page := answer.Responses[1].GetResponseRange()
-	before := others(page.Kvs, h.key)
-	v := viewOf(dir, h.request.Mode, before, page.More, r, h.revision)
-	if v.missing, err = h.missing(dir, before, r); err != nil {
+	page := answer.Responses[0].GetResponseRange()
+	v := viewOf(dir, h.request.Mode, page.Kvs, page.More, r, h.revision)
+	if v.missing, err = h.missing(dir, page.Kvs, r); err != nil {
 		return view{}, h.abandon(ctx, err)
 	}
 	if len(v.before) > 0 || v.all { // otherwise keys that do not count fill the page
 		return v, nil
 	}
-	if v, err = h.look(ctx, dir); err != nil {
+	if v, err = h.look(ctx, dir, ""); err != nil {
 		return view{}, h.failPut(ctx, err)
 	}
 	return v, nil
+}
+
+// newest asks for keys alone, the one that was put last first: all of a range, or a page.
+var (
+	newest     = clientv3.OpGet("", clientv3.WithKeysOnly(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
+	newestPage = clientv3.OpGet("", clientv3.WithKeysOnly(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(maxView))
+)
+
+// queue makes the operation that reads the keys before one that is about to be put.
+func (h *hold) queue(dir string) clientv3.Op {
+	if h.request.Mode == driver.Permit { // all keys count
+		return h.rangeIn(dir).read(newest)
+	}
+	return h.rangeIn(dir).read(newestPage)
 }
 
 // plain returns the condition under which a key may contend, and what else the request that puts the key has to read. Until the driver has
@@ -232,19 +241,11 @@ func (h *hold) notPut() {
 	h.giveLeaseBack()
 }
 
-// others returns kvs without key, if key is the first of them.
-func others(kvs []*mvccpb.KeyValue, key string) []*mvccpb.KeyValue {
-	if len(kvs) > 0 && string(kvs[0].Key) == key {
-		return kvs[1:]
-	}
-	return kvs
-}
-
 // put makes the operation that puts the key.
 func (h *hold) put() clientv3.Op {
 	r := h.request
 	v := value{Owner: r.Owner, Host: h.driver.host, Time: time.Now(), Note: r.Note, Hold: r.Hold}
-	return clientv3.OpPut(h.key, h.driver.textOf(v), clientv3.WithLease(h.leaseID()))
+	return opPut(h.key, h.driver.textOf(v), clientv3.WithLease(h.leaseID()))
 }
 
 func (h *hold) leaseID() clientv3.LeaseID {
@@ -263,7 +264,7 @@ func (h *hold) created(answer *clientv3.TxnResponse, r record) {
 // ask sends a transaction that may put the key, and prolongs a lease that is not fresh at the same time. If either fails, ask cleans up
 // what may be left.
 func (h *hold) ask(ctx context.Context, fresh bool, compare []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
-	bounded, cancel := h.driver.request(ctx, requestFor)
+	bounded, cancel := h.driver.asks.under(ctx)
 	defer cancel()
 	var refreshed <-chan error
 	if !fresh {

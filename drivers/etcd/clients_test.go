@@ -23,13 +23,20 @@ type traffic struct {
 	unary   atomic.Int64 // requests but those of streams
 	watches atomic.Int64 // begun or canceled
 	events  atomic.Int64 // told by watches
+	keys    atomic.Int64 // in answers to transactions
 }
 
 // dial counts the traffic of a connection.
 func (t *traffic) dial() []grpc.DialOption {
 	unary := func(ctx context.Context, method string, request, answer any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, o ...grpc.CallOption) error {
-		t.unary.Add(1)
-		return invoke(ctx, method, request, answer, c, o...)
+		defer t.unary.Add(1)
+		err := invoke(ctx, method, request, answer, c, o...)
+		if txn, ok := answer.(*pb.TxnResponse); ok && err == nil {
+			for _, one := range txn.Responses {
+				t.keys.Add(int64(len(one.GetResponseRange().GetKvs())))
+			}
+		}
+		return err
 	}
 	stream := func(ctx context.Context, d *grpc.StreamDesc, c *grpc.ClientConn, method string, open grpc.Streamer, o ...grpc.CallOption) (grpc.ClientStream, error) {
 		s, err := open(ctx, d, c, method, o...)
@@ -76,13 +83,16 @@ func newContest(tb testing.TB, addr string, clients int, locker func(tb testing.
 	return c
 }
 
-func driverOn(tb testing.TB, c *clientv3.Client) drivertest.Locker {
-	d, err := etcd.New(c, nil)
-	if err != nil {
-		tb.Fatal(err)
+// driverIn returns a maker of drivers with options.
+func driverIn(o etcd.Options) func(tb testing.TB, c *clientv3.Client) drivertest.Locker {
+	return func(tb testing.TB, c *clientv3.Client) drivertest.Locker {
+		d, err := etcd.New(c, &o)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		closeLater(tb, d)
+		return drivertest.LockerOf(tb, d)
 	}
-	closeLater(tb, d)
-	return drivertest.LockerOf(tb, d)
 }
 
 // run has all clients lock the name while a function runs.
@@ -154,27 +164,57 @@ func (c *contest) measure(during func()) measured {
 // TestManyClientsCostNoMoreThanFew counts what a hand-over costs where 50 clients wait for one name, and looks whether each gets its share.
 func TestManyClientsCostNoMoreThanFew(t *testing.T) {
 	const clients, rounds = 50, 8
-	c := newContest(t, testenv.Etcd(t).Addr, clients, driverOn)
-	var m measured
-	c.run("a", func() {
-		c.goOn(t, 2) // until all have their sessions, and nobody is behind few any more
-		m = c.measure(func() { c.goOn(t, rounds) })
-	})
-	t.Logf("%d hand-overs: %d requests, %d watches begun or canceled, %d events", m.all, m.unary, m.watches, m.events)
-	if got := float64(m.unary+m.watches) / float64(m.all); got >= 6 {
-		t.Errorf("requests for each hand-over: got %.1f, want less than 6", got)
+	for order, o := range map[string]etcd.Options{"client": {}, "fifo": {FIFO: true}} {
+		t.Run(order, func(t *testing.T) {
+			c := newContest(t, testenv.Etcd(t).Addr, clients, driverIn(o))
+			var m measured
+			c.run("a", func() {
+				c.goOn(t, 2) // until all have their sessions, and nobody is behind few any more
+				m = c.measure(func() { c.goOn(t, rounds) })
+			})
+			t.Logf("%d hand-overs: %d requests, %d watches begun or canceled, %d events", m.all, m.unary, m.watches, m.events)
+			if got := float64(m.unary+m.watches) / float64(m.all); got >= 6 {
+				t.Errorf("requests for each hand-over: got %.1f, want less than 6", got)
+			}
+			if got := float64(m.events) / float64(m.all); got >= clients/2 { // the first clients found few before them, and go on hearing of all for a while
+				t.Errorf("events for each hand-over: got %.1f, want less than %d", got, clients/2)
+			}
+			if got := drivertest.Jain(m.shares); got < 0.95 {
+				t.Errorf("fairness: got %.3f, want 0.95 at least", got)
+			}
+		})
 	}
-	if got := float64(m.events) / float64(m.all); got >= clients/2 { // the first clients found few before them, and go on hearing of all for a while
-		t.Errorf("events for each hand-over: got %.1f, want less than %d", got, clients/2)
+}
+
+// TestLooksOfThoseWhoStayReadNoQueue has callers with a key each wait behind many. Each looks when its watch has begun, and while the key before its
+// own is there, it is not shown the keys before that.
+func TestLooksOfThoseWhoStayReadNoQueue(t *testing.T) {
+	const before, callers, page = 20, 5, 7
+	s := testenv.Etcd(t)
+	other := openURL(t, "etcd://%s?order=fifo", s.Addr)
+	l := acquire(t, other, request("a"))
+	waiters := queueUp(t, other, "a", before)
+	var seen traffic
+	d, err := etcd.New(newClient(t, clientv3.Config{Endpoints: []string{s.Addr}, DialTimeout: hangGuard, DialOptions: seen.dial()}), &etcd.Options{FIFO: true})
+	if err != nil {
+		t.Fatal(err)
 	}
-	if got := drivertest.Jain(m.shares); got < 0.95 {
-		t.Errorf("fairness: got %.3f, want 0.95 at least", got)
+	closeLater(t, d)
+	release(t, acquire(t, d, request("b"))) // which begins the session
+	requests, keys := seen.unary.Load(), seen.keys.Load()
+	waiters = append(waiters, queueUp(t, d, "a", callers)...)
+	testenv.Eventually(t, func() bool { return seen.unary.Load() >= requests+2*callers }, "those who wait look")
+	keys = seen.keys.Load() - keys
+	looks := seen.unary.Load() - requests - callers
+	if keys > callers*page+looks { // each look shows the caller's own key
+		t.Errorf("%d puts and %d looks of those who wait brought %d keys, want %d for a put and one for a look at most", callers, looks, keys, page)
 	}
+	drain(t, l, waiters, nil)
 }
 
 // BenchmarkClients has clients that hold one name for a millisecond each, on a server that writes its log to the disk.
 func BenchmarkClients(b *testing.B) {
-	for label, locker := range map[string]func(testing.TB, *clientv3.Client) drivertest.Locker{"driver": driverOn, "mutex": func(tb testing.TB, c *clientv3.Client) drivertest.Locker { return mutexes(tb, c) }} {
+	for label, locker := range map[string]func(testing.TB, *clientv3.Client) drivertest.Locker{"driver": driverIn(etcd.Options{}), "fifo": driverIn(etcd.Options{FIFO: true}), "mutex": func(tb testing.TB, c *clientv3.Client) drivertest.Locker { return mutexes(tb, c) }} {
 		for _, clients := range []int{2, 10, 50, 200} {
 			b.Run(fmt.Sprint(label, "/", clients), func(b *testing.B) {
 				s := testenv.Etcd(b, "--unsafe-no-fsync=false", "--data-dir", b.TempDir())

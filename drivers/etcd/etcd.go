@@ -176,6 +176,9 @@ type Driver struct {
 	told        func(error) // of attempts to keep sessions alive; nil if nobody asked
 
 	life    *lifecycle.Lifecycle // counts Acquires as calls
+	asks    bound                // requests of callers that end when Close begins
+	looks   bound                // the same, of those that are repeated
+	ends    bound                // requests to release a hold
 	sender  *sender
 	feeds   *feeds
 	ghosts  *cleaner.Cleaner[*ghost]
@@ -225,6 +228,9 @@ func New(client *clientv3.Client, o *Options) (*Driver, error) {
 		sessions: make(map[int64]*session),
 		retired:  make(map[*session]bool),
 	}
+	d.asks.life, d.asks.time = d.life.Open(), requestFor
+	d.looks.life, d.looks.time = d.life.Open(), attemptFor
+	d.ends.life, d.ends.time = d.life.Context(), attemptFor
 	d.host, _ = os.Hostname() // for people; a lock without it is as good
 	d.sender = newSender(d)
 	d.feeds = newFeeds(d)

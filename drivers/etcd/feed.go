@@ -64,10 +64,11 @@ type waiter struct {
 	wake chan struct{} // buffered; signaled in the last two states
 
 	// Guarded by feeds.mu.
-	feeds []*feed
-	asked int64 // when the last request for a view was sent, on feeds.clock
-	view  *view
-	first int64 // revision of the event by which the key became the first
+	feeds   []*feed
+	asked   int64 // when the last request for a view was sent, on feeds.clock
+	view    *view
+	nearest string // the key right before, if the last view knew of that alone; else ""
+	first   int64  // revision of the event by which the key became the first
 }
 
 // now is the time for the request that puts the key of a waiter: see join.
@@ -118,13 +119,6 @@ func (w *waiter) listen(ranges []keyRange) {
 	}
 }
 
-// hears reports whether the waiter hears the feed of a range.
-func (w *waiter) hears(keys keyRange) bool {
-	w.all.mu.Lock()
-	defer w.all.mu.Unlock()
-	return slices.ContainsFunc(w.feeds, func(f *feed) bool { return f.keys == keys })
-}
-
 // active reports whether all feeds of the waiter are. It is called with feeds.mu held.
 func (w *waiter) active() bool {
 	return !slices.ContainsFunc(w.feeds, func(f *feed) bool { return !f.active })
@@ -137,14 +131,14 @@ func (f *feed) left() {
 	}
 }
 
-// ask begins a request for a view, and returns the view that the waiter had, or nil.
-func (w *waiter) ask() (old *view) {
+// ask begins a request for a view, and returns the view that the waiter had, or nil, and the key for look.
+func (w *waiter) ask() (old *view, nearest string) {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
 	old = w.view
 	w.forget()
 	w.asked = w.all.now()
-	return old
+	return old, w.nearest
 }
 
 // got ends what ask began: v is the answer, and from now on the waiter hears the feeds of ranges. It reports whether these are active. If they have
@@ -153,6 +147,9 @@ func (w *waiter) got(v view, ranges []keyRange) (active bool) {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
 	w.forget()
+	if w.nearest = ""; !v.all {
+		w.nearest = v.before[0]
+	}
 	if w.listen(ranges); !w.active() {
 		return false
 	}

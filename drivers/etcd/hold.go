@@ -189,7 +189,7 @@ func (h *hold) Release(ctx context.Context) error {
 // could have ended, and if the key cannot have become a seal.
 func (h *hold) releaseOnce(ctx context.Context) (settled bool, _ error) {
 	d := h.driver
-	bounded, cancel := withBound(ctx, attemptFor)
+	bounded, cancel := d.ends.ending(ctx)
 	defer cancel()
 	h.mu.Lock()
 	if h.phase == over {

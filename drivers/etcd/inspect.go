@@ -17,7 +17,7 @@ import (
 // Status.Token is known for holders of this driver alone. Contenders that are no clients of dsync are named by the last part of their keys,
 // and the values of their keys are their notes.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
-	bounded, cancel := d.request(ctx, requestFor)
+	bounded, cancel := d.asks.under(ctx)
 	defer cancel()
 	dir := d.dir(name)
 	answer, r, err := d.askFor(bounded, dir, clientv3.OpGet(dir, clientv3.WithPrefix(),
@@ -123,7 +123,7 @@ func (d *Driver) tokenOf(key string) uint64 {
 
 // ForceUnlock implements driver.ForceUnlocker.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
-	bounded, cancel := d.request(ctx, requestFor)
+	bounded, cancel := d.asks.under(ctx)
 	defer cancel()
 	dir := d.dir(name)
 	holders, err := d.holders(bounded, dir)

@@ -33,13 +33,18 @@ func (h *hold) rangeIn(dir string) keyRange {
 // newKey returns a key that no other attempt has. The key of an exclusive lock begins like the keys of package concurrency, which are the
 // lease alone.
 func newKey(dir, mark string, id clientv3.LeaseID, number uint64) string {
-	b := make([]byte, 0, len(dir)+32)
-	b = append(b, dir...)
+	b := append(make([]byte, 0, 64), dir...) // most keys are no longer
 	b = append(b, mark...)
 	b = strconv.AppendUint(b, uint64(id), 16)
 	b = append(b, '-')
 	b = strconv.AppendUint(b, number, 16)
 	return string(b)
+}
+
+// isOfClient reports whether two keys differ in their numbers alone.
+func isOfClient(key, own string) bool {
+	n := strings.LastIndexByte(own, '-') + 1
+	return len(key) > n && key[:n] == own[:n]
 }
 
 // takeNumber takes a number for the key. Numbers tell the keys of attempts apart that are under way at the same time. A number is used again

@@ -82,7 +82,7 @@ func (d *Driver) DeleteLatch(ctx context.Context, name, id string) error {
 // changeLatch carries out a change, unless the key of its id is there, and reports whether there was something to change. The first
 // request takes it that there is no latch, and finds out what there is.
 func (d *Driver) changeLatch(ctx context.Context, name, id string, change func(latch) latchStep) (did bool, err error) {
-	bounded, cancel := d.request(ctx, requestFor)
+	bounded, cancel := d.asks.under(ctx)
 	defer cancel()
 	l, known := latch{key: d.latchKey(name)}, d.options.Prefix+changePrefix+name+"\x00"+id
 	for {
@@ -118,7 +118,7 @@ func (d *Driver) changeLatch(ctx context.Context, name, id string, change func(l
 
 // Latch implements driver.Latcher.
 func (d *Driver) Latch(ctx context.Context, name string) (left int, err error) {
-	bounded, cancel := d.request(ctx, requestFor)
+	bounded, cancel := d.asks.under(ctx)
 	defer cancel()
 	key := d.latchKey(name)
 	answer, err := d.client.Get(bounded, key)

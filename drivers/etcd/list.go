@@ -90,7 +90,7 @@ func (d *Driver) namesAmong(ctx context.Context, keys []*mvccpb.KeyValue, revisi
 
 // read carries out some reads with one request.
 func (d *Driver) read(ctx context.Context, ops ...clientv3.Op) (*clientv3.TxnResponse, error) {
-	bounded, cancel := d.request(ctx, requestFor)
+	bounded, cancel := d.asks.under(ctx)
 	defer cancel()
 	answer, err := d.transact(bounded, nil, ops, nil)
 	if err != nil {

@@ -9,15 +9,15 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// lookFresh asks for the contenders before the key, and prolongs a lease of the hold's own at the same time.
-func (h *hold) lookFresh(ctx context.Context, dir string) (v view, err error) {
+// lookFresh is look, and prolongs a lease of the hold's own at the same time.
+func (h *hold) lookFresh(ctx context.Context, dir, nearest string) (v view, err error) {
 	if h.own == nil {
-		return h.look(ctx, dir)
+		return h.look(ctx, dir, nearest)
 	}
-	bounded, cancel := h.driver.request(ctx, attemptFor)
+	bounded, cancel := h.driver.looks.under(ctx)
 	defer cancel()
 	refreshed := h.driver.refresh(bounded, h.own.carrier())
-	v, err = h.look(bounded, dir)
+	v, err = h.look(bounded, dir, nearest)
 	if failed := <-refreshed; err == nil && (v.first() || isLeaseGone(failed)) {
 		err = failed
 	}
@@ -45,32 +45,48 @@ func (d *Driver) turn(ctx context.Context, dir string) (leave func(), err error)
 }
 
 // look asks for the contenders before the key that exclude it. If there are none, the lock is granted, and the revision of the answer is the
-// token: h had the lock at that revision, and the holder before had let go of it.
-func (h *hold) look(ctx context.Context, dir string) (view, error) {
+// token: h had the lock at that revision, and the holder before had let go of it. If nearest, the key that was right before, is still there, the
+// answer is that alone, and the server has not read the queue.
+func (h *hold) look(ctx context.Context, dir, nearest string) (view, error) {
 	leave, err := h.driver.turn(ctx, dir)
 	if err != nil {
 		return view{}, err
 	}
 	defer leave()
-	bounded, cancel := h.driver.request(ctx, attemptFor)
+	bounded, cancel := h.driver.looks.under(ctx)
 	defer cancel()
 	keys := h.rangeIn(dir)
 	before := func(bound clientv3.OpOption) clientv3.Op {
 		return clientv3.OpGet(keys.from(), keys.rest(), clientv3.WithKeysOnly(), clientv3.WithMaxCreateRev(h.revision-1), bound,
 			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
 	}
-	own := clientv3.OpGet(h.key, clientv3.WithKeysOnly())
-	answer, r, err := h.driver.askFor(bounded, dir, before(h.atMost(maxView)), own)
+	all := []clientv3.Op{getRecord(dir), clientv3.OpGet(h.key, clientv3.WithKeysOnly()), before(h.atMost(maxView))}
+	var isThere []clientv3.Cmp
+	then, otherwise := all, []clientv3.Op(nil)
+	if nearest != "" && h.request.Mode != driver.Permit { // it may have gone, and come again behind; for permits all keys count
+		created := clientv3.CreateRevision(nearest)
+		isThere = []clientv3.Cmp{clientv3.Compare(created, ">", 0), clientv3.Compare(created, "<", h.revision)}
+		then, otherwise = all[:2], all
+	}
+	answer, err := h.driver.transact(bounded, isThere, then, otherwise)
+	if err != nil {
+		return view{}, err
+	}
+	r, err := readRecord(dir, answer.Responses[0].GetResponseRange().Kvs)
 	if err != nil {
 		return view{}, err
 	}
 	if r.sealed {
 		return view{}, driver.ErrSealed
 	}
-	if there := answer.Responses[2].GetResponseRange().Kvs; len(there) == 0 || there[0].CreateRevision != h.revision {
+	if there := answer.Responses[1].GetResponseRange().Kvs; len(there) == 0 || there[0].CreateRevision != h.revision {
 		return view{}, errGone
 	}
-	page, token := answer.Responses[0].GetResponseRange(), answer.Header.Revision
+	token := answer.Header.Revision
+	if len(answer.Responses) < len(all) {
+		return view{revision: token, record: r, before: []string{nearest}}, nil
+	}
+	page := answer.Responses[2].GetResponseRange()
 	if page.More && !anyExcludes(dir, page.Kvs, h.request.Mode) { // none of the keys on the page counts
 		if answer, _, err = h.driver.askFor(bounded, dir, before(clientv3.WithRev(token))); err != nil {
 			return view{}, err

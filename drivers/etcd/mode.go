@@ -88,6 +88,15 @@ func (r keyRange) rest() clientv3.OpOption {
 	return clientv3.WithPrefix()
 }
 
+// read makes op, a read of no key yet, a read of the range. It does what from and rest do with fewer allocations.
+func (r keyRange) read(op clientv3.Op) clientv3.Op {
+	end := []byte(r.dir)
+	end[len(end)-1]++ // the slash
+	op.WithKeyBytes([]byte(r.from()))
+	op.WithRangeBytes(end)
+	return op
+}
+
 // isEmpty is the condition that there is no key in the range.
 func (r keyRange) isEmpty() clientv3.Cmp {
 	none := clientv3.Compare(clientv3.CreateRevision(r.from()), "=", 0)

@@ -93,18 +93,22 @@ var modelMistakes = []modelMistake{
 		new: `, !PLANTED && !v.all:`,
 	},
 	{
-		name: "who hears of the nearest key alone counts on the others",
-		file: "wait.go", model: "crowd that waits for the nearest", wrong: []string{modelAsleep},
-		old: `v.before, v.all = v.before[:1:1], false`,
-		new: `if !PLANTED {
-		v.before, v.all = v.before[:1:1], false
-	}`,
-	},
-	{
 		name: "who hears of the nearest key alone does not hear of the seal",
 		file: "wait.go", model: "seal before many", wrong: []string{modelAsleep},
 		old: `{dir: sealKey(dir), ofRecord: true}}`,
 		new: `{dir: sealKey(dir), ofRecord: true}}[:map[bool]int{true: 1, false: 2}[PLANTED]]`,
+	},
+	{
+		name: "a look takes the nearest key for there when it has gone",
+		file: "look.go", model: "crowd that waits for the nearest", wrong: []string{modelAsleep},
+		old: `clientv3.Compare(created, ">", 0)`,
+		new: `clientv3.Compare(created, ">", map[bool]int{true: -1, false: 0}[PLANTED])`,
+	},
+	{
+		name: "a look takes the nearest key for there when it has come again behind",
+		file: "look.go", model: "crowd that waits for the nearest", wrong: []string{modelAsleep},
+		old: `clientv3.Compare(created, "<", h.revision)`,
+		new: `clientv3.Compare(created, "<", h.revision+map[bool]int64{true: 1000, false: 0}[PLANTED])`,
 	},
 	{
 		name: "a waiter goes on hearing of a key that has gone",
@@ -263,8 +267,8 @@ var modelMistakes = []modelMistake{
 	{
 		name: "a put does not ask for the seal",
 		file: "acquire.go", model: "seal and a second call", wrong: []string{modelAsleep},
-		old: `answer, err := h.ask(ctx, fresh, []clientv3.Cmp{condition}, append([]clientv3.Op{h.put(), look}`,
-		new: `answer, err := h.ask(ctx, fresh, map[bool][]clientv3.Cmp{false: {condition}}[PLANTED], append([]clientv3.Op{h.put(), look}`,
+		old: `[]clientv3.Cmp{condition}, append([]clientv3.Op{h.queue(dir)`,
+		new: `map[bool][]clientv3.Cmp{false: {condition}}[PLANTED], append([]clientv3.Op{h.queue(dir)`,
 	},
 	{
 		name: "a mark tells those who wait nothing",

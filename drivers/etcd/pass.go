@@ -18,10 +18,10 @@ func (h *hold) Pass(ctx context.Context, owner, note string) error {
 	if h.isOver() {
 		return driver.ErrNotHeld
 	}
-	bounded, cancel := withBound(ctx, attemptFor)
+	bounded, cancel := h.driver.ends.ending(ctx)
 	defer cancel()
 	v := h.nextValue(owner, note)
-	o := &op{dir: h.dir(), compare: append(h.stands(), h.overlookedByNobody()...), then: []clientv3.Op{clientv3.OpPut(h.key, h.driver.textOf(v), clientv3.WithIgnoreLease())}}
+	o := &op{dir: h.dir(), compare: append(h.stands(), h.overlookedByNobody()...), then: []clientv3.Op{opPut(h.key, h.driver.textOf(v), clientv3.WithIgnoreLease())}}
 	if err := h.driver.sender.do(bounded, o); err != nil {
 		err, _ = fault(ctx, err)
 		return err
@@ -62,22 +62,26 @@ func (h *hold) putAgain() clientv3.Op {
 	}
 	v := *h.passed
 	v.Pass = 0
-	return clientv3.OpPut(h.key, h.driver.textOf(v), clientv3.WithIgnoreLease())
+	return opPut(h.key, h.driver.textOf(v), clientv3.WithIgnoreLease())
 }
 
 // textOf is what the key of a hold says. A note alone does not tell that the hold was passed, so those who wait behind it look again.
-func (d *Driver) textOf(v value) string {
+func (d *Driver) textOf(v value) []byte {
 	if d.options.NoteAlone {
-		return v.Note
+		return []byte(v.Note)
 	}
 	return v.text()
 }
 
 // text is v as the key has it.
-func (v value) text() string {
-	text, err := json.Marshal(v)
-	if err != nil { // does not happen with strings, a number and a time
-		return ""
-	}
-	return string(text)
+func (v value) text() []byte {
+	text, _ := json.Marshal(v) // which does not fail with strings, a number and a time
+	return text
+}
+
+// opPut makes the operation that puts a key with a value.
+func opPut(key string, text []byte, options ...clientv3.OpOption) clientv3.Op {
+	op := clientv3.OpPut(key, "", options...)
+	op.WithValueBytes(text)
+	return op
 }

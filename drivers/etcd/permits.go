@@ -93,7 +93,7 @@ func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
 	if limit < 1 {
 		return fmt.Errorf("limit %d is not 1 or more", limit)
 	}
-	bounded, cancel := d.request(ctx, requestFor)
+	bounded, cancel := d.asks.under(ctx)
 	defer cancel()
 	dir := d.dir(name)
 	answer, err := d.transact(bounded, []clientv3.Cmp{notSealed(dir)}, []clientv3.Op{clientv3.OpPut(limitKey(dir), strconv.Itoa(limit))}, nil)

@@ -59,9 +59,15 @@ func notSealed(dir string) clientv3.Cmp {
 	return clientv3.Compare(clientv3.CreateRevision(sealKey(dir)), "=", 0)
 }
 
+// isAbsent is the condition that there is no key, of no key yet.
+var isAbsent = clientv3.Compare(clientv3.CreateRevision(""), "=", 0)
+
 // noRecord is the condition that a name has no record.
 func noRecord(dir string) clientv3.Cmp {
-	return clientv3.Compare(clientv3.CreateRevision(dir[:len(dir)-1]+"\x00"), "=", 0).WithPrefix()
+	c := isAbsent
+	c.Key, c.RangeEnd = []byte(dir), []byte(dir)
+	c.Key[len(dir)-1], c.RangeEnd[len(dir)-1] = 0, 1 // in place of the slash
+	return c
 }
 
 // getRecord asks for the record of a name.
@@ -119,7 +125,7 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	last, _ := h.Tokens()
 	seal := value{Owner: sealOwner, Host: d.host, Time: time.Now()}
 	answer, err := d.transact(bounded, h.stands(),
-		[]clientv3.Op{clientv3.OpPut(h.key, seal.text()), clientv3.OpPut(sealKey(dir), strconv.FormatUint(last, 10)), clientv3.OpDelete(looseKey(dir))},
+		[]clientv3.Op{opPut(h.key, seal.text()), clientv3.OpPut(sealKey(dir), strconv.FormatUint(last, 10)), clientv3.OpDelete(looseKey(dir))},
 		[]clientv3.Op{clientv3.OpGet(h.key)})
 	if err != nil {
 		err, _ = fault(ctx, err)
@@ -191,7 +197,7 @@ func (d *Driver) removeKey(ctx context.Context, key string, sealing bool) (remov
 
 // Sealed implements move.Sealer.
 func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed bool, err error) {
-	bounded, cancel := d.request(ctx, requestFor)
+	bounded, cancel := d.asks.under(ctx)
 	defer cancel()
 	dir := d.dir(name)
 	answer, err := d.client.Get(bounded, sealKey(dir))

@@ -187,7 +187,7 @@ func (s *sender) combine(ops []*op) {
 	all := make([]clientv3.Op, len(ops))
 	for i, o := range ops {
 		if o.key != "" {
-			all[i] = clientv3.OpDelete(o.key)
+			all[i] = opDelete(o.key)
 		} else {
 			all[i] = clientv3.OpTxn(o.compare, o.then, o.otherwise)
 		}
@@ -255,8 +255,18 @@ func (o *op) send(ctx context.Context, d *Driver) {
 		o.answer, o.err = d.transact(ctx, o.compare, o.then, o.otherwise)
 		return
 	}
-	answer, err := d.client.Delete(ctx, o.key)
+	answer, err := d.client.Do(ctx, opDelete(o.key))
 	if o.err = err; err == nil {
-		o.removed = answer.Deleted > 0
+		o.removed = answer.Del().Deleted > 0
 	}
+}
+
+// anyDelete is the deletion of no key yet.
+var anyDelete = clientv3.OpDelete("")
+
+// opDelete makes the operation that deletes a key.
+func opDelete(key string) clientv3.Op {
+	op := anyDelete
+	op.WithKeyBytes([]byte(key))
+	return op
 }

@@ -26,7 +26,7 @@ func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) erro
 	if floor > 0 && d.options.NoTokens {
 		return fmt.Errorf("there are no tokens to raise: %w", errors.ErrUnsupported)
 	}
-	bounded, cancel := d.request(ctx, requestFor)
+	bounded, cancel := d.asks.under(ctx)
 	defer cancel()
 	dir := d.dir(name)
 	if floor > 0 {
@@ -63,7 +63,7 @@ func (d *Driver) Unseal(ctx context.Context, name, id string) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	bounded, cancel := d.request(ctx, requestFor)
+	bounded, cancel := d.asks.under(ctx)
 	defer cancel()
 	dir := d.dir(name)
 	queue, r, err := d.askFor(bounded, dir, clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly()))

@@ -37,7 +37,7 @@ type view struct {
 }
 
 // maxView is how many keys the longest view of all has.
-const maxView = pageSize - 1
+const maxView = 7
 
 // viewOf makes a view for a key of a mode out of kvs, the keys before it, the nearest first. More says that others are before these.
 func viewOf(dir string, mode driver.Mode, kvs []*mvccpb.KeyValue, more bool, r record, revision int64) view {

@@ -26,7 +26,7 @@ var errGone = errors.New("the place in the queue was removed")
 func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 	d := h.driver
 	defer w.leave()
-	active := w.got(h.hears(dir, w, v))
+	active := w.got(v, h.hears(dir, v))
 	timer := time.NewTimer(h.pause(active))
 	defer timer.Stop()
 	for refusal := driver.ErrLocked; ; {
@@ -50,8 +50,8 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 			h.leaveToClose()
 			return driver.ErrClosed
 		}
-		old := w.ask()
-		v, err := h.lookFresh(ctx, dir)
+		old, nearest := w.ask()
+		v, err := h.lookFresh(ctx, dir, nearest)
 		if late && err == nil && (!active || old != nil && !old.isOf(v)) {
 			w.doubt() // an event should have woken the waiter before
 		}
@@ -60,7 +60,7 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 			return h.confirmed(ctx)
 		case err == nil:
 			refusal = driver.ErrLocked
-			active = w.got(h.hears(dir, w, v))
+			active = w.got(v, h.hears(dir, v))
 			timer.Reset(h.pause(active))
 		default:
 			if err = h.lookFailed(ctx, err); err != nil {
@@ -74,26 +74,21 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 	}
 }
 
-// hears returns v with no more keys than events are to tell of, and the ranges of these events. Where few keys are before its own, a waiter
-// hears of all contenders, and needs no look to be granted the lock. Where many are, all of them wait behind the nearest one, and hear of its end
-// alone: each release would otherwise be told to all clients that wait. A seal is not the end of its key, but is to be known to all.
+// hears returns the ranges of the events that a waiter with a view is told of. Where few keys are before its own, a waiter hears of all
+// contenders, and needs no look to be granted the lock. Where many are, all of them wait behind the nearest one, and hear of its end alone: each
+// release would otherwise be told to all clients that wait. A seal is not the end of its key, but is to be known to all.
 //
-// A waiter that hears of the nearest key goes on with that while the key is there, also when few are left. Callers that have a key each
-// (Options.FIFO) share the events of all contenders. A request for permits has to count all that are given back, and looks after a change of the
-// limit.
-func (h *hold) hears(dir string, w *waiter, v view) (view, []keyRange) {
+// A waiter that hears of the nearest key goes on with that while the key is there, also when few are left: its looks show no other one. Behind a key
+// of its own client it hears of all contenders, too: where callers have a key each (Options.FIFO), most of a client's share one watch so. A request
+// for permits has to count all that are given back, and looks after a change of the limit.
+func (h *hold) hears(dir string, v view) []keyRange {
 	switch {
 	case h.request.Mode == driver.Permit:
-		return v, []keyRange{h.rangeIn(dir), {dir: limitKey(dir), ofRecord: true}}
-	case h.driver.options.FIFO:
-		return v, []keyRange{h.rangeIn(dir)}
+		return []keyRange{h.rangeIn(dir), {dir: limitKey(dir), ofRecord: true}}
+	case v.all, isOfClient(v.before[0], h.key):
+		return []keyRange{h.rangeIn(dir)}
 	}
-	nearest := keyRange{dir: v.before[0], ends: true}
-	if v.all && !w.hears(nearest) {
-		return v, []keyRange{h.rangeIn(dir)}
-	}
-	v.before, v.all = v.before[:1:1], false
-	return v, []keyRange{nearest, {dir: sealKey(dir), ofRecord: true}}
+	return []keyRange{{dir: v.before[0], ends: true}, {dir: sealKey(dir), ofRecord: true}}
 }
 
 // take says what has become of the view of a waiter that was woken, and gives the hold its token if it has the lock. Three kinds of waiters

@@ -40,18 +40,20 @@ func startEtcd(tb testing.TB, storage testenv.Storage) *Servers {
 			return counter{func() int64 { return etcdMessages(tb, s.Addr) }, func() {}}
 		},
 		Left: func(tb testing.TB) Sample {
-			return Sample{"left at server": etcdMetric(tb, s.Addr, "etcd_debugging_mvcc_keys_total "), "server B": etcdMetric(tb, s.Addr, "etcd_mvcc_db_total_size_in_use_in_bytes ")}
+			return Sample{"left at server": etcdMetric(tb, s.Addr, "etcd_debugging_mvcc_keys_total ", ""), "server B": etcdMetric(tb, s.Addr, "etcd_mvcc_db_total_size_in_use_in_bytes ", "")}
 		},
 	}
 }
 
-// etcdMessages returns how many messages the server has received: a request is one, and so is a keep-alive on its stream.
+// etcdMessages returns how many messages the server has received: a request is one, and so is a keep-alive on its stream. The server counts the end
+// of a stream as a message, too.
 func etcdMessages(tb testing.TB, addr string) int64 {
-	return int64(etcdMetric(tb, addr, "grpc_server_msg_received_total{"))
+	ended := etcdMetric(tb, addr, "grpc_server_handled_total{", `grpc_type="bidi_stream"`)
+	return int64(etcdMetric(tb, addr, "grpc_server_msg_received_total{", "") - ended)
 }
 
-// etcdMetric returns the sum of what the server tells on lines that begin in a way.
-func etcdMetric(tb testing.TB, addr, begin string) float64 {
+// etcdMetric returns the sum of what the server tells on lines that begin in a way, and contain a part.
+func etcdMetric(tb testing.TB, addr, begin, part string) float64 {
 	tb.Helper()
 	response, err := http.Get("http://" + addr + "/metrics")
 	if err != nil {
@@ -61,7 +63,7 @@ func etcdMetric(tb testing.TB, addr, begin string) float64 {
 	n := 0.0
 	lines := bufio.NewScanner(response.Body)
 	for lines.Scan() {
-		if text := lines.Text(); strings.HasPrefix(text, begin) {
+		if text := lines.Text(); strings.HasPrefix(text, begin) && strings.Contains(text, part) {
 			v, err := strconv.ParseFloat(text[strings.LastIndex(text, " ")+1:], 64)
 			if err != nil {
 				tb.Fatal(err)

@@ -77,9 +77,9 @@ var Notes = map[subject]string{
 		"that the name has no record and the question who is before cost the server 30 µs and the client 10, which is all of what is more at the " +
 		"server; contexts, value and hold in the driver some 20 µs, the client above it 20. Nothing stands out in a profile; to leave out any one of " +
 		"these wins 1 to 3 %.",
-	{"etcd", "1", "dsync", "allocs/op"}: "33 are for the condition that the name has no record and the question who is before, with which the transaction puts the " +
-		"key: the library allocates for each part, and concurrency.Mutex has 41 more than the floor. 34 are the driver's, of them 19 for contexts that " +
-		"bound two requests, the others for the value, the operation and the hold. 7 are those of the client above.",
+	{"etcd", "1", "dsync", "allocs/op"}: "27 more than the floor, where concurrency.Mutex has 39 more, in turns. The condition that the name has no record and the question who is before " +
+		"are most of them: the library allocates for each part of a request and of an answer. A context below the caller's bounds the first request, and one that is " +
+		"shared the second. The rest is the value, the operations, the hold, and those of the client above. 46 less than before.",
 	{"etcd", "2 (64)", "dsync", "ops/s"}: "1.58 in the run that was short of the bound, and 2.23 in one on a busy machine. What limits it with 64 " +
 		"goroutines was not measured; with 512 it is the client's CPU time, see there.",
 	{"etcd", "3", "dsync", "hand-overs/s"}: etcdPass + " In eight turns on a busy machine bare transactions, one after the other and each with a condition and a put, were at " +

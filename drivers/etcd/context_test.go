@@ -1,0 +1,114 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+type contextKey struct{}
+
+// TestRequestsEnd looks when the contexts of requests end, each way in which one is made.
+func TestRequestsEnd(t *testing.T) {
+	const limit = 8 * time.Second
+	type makes = func(b *bound, ctx context.Context) (context.Context, context.CancelFunc)
+	for _, test := range []struct {
+		name     string
+		make     makes
+		never    bool          // the caller's context cannot end
+		deadline time.Duration // of the caller's context; it has none if that is 0
+		cancels  time.Duration // when the caller's context is canceled, if that is not 0
+		closes   time.Duration // the same of the driver
+		want     time.Duration
+	}{
+		{name: "under one that never ends", make: (*bound).under, never: true, want: limit},
+		{name: "under one that goes on", make: (*bound).under, want: limit},
+		{name: "under one with a deadline behind the bound", make: (*bound).under, deadline: 2 * limit, want: limit},
+		{name: "under one with a deadline before the bound", make: (*bound).under, deadline: 2 * time.Second, want: 2 * time.Second},
+		{name: "under one that is canceled", make: (*bound).under, cancels: time.Second, want: time.Second},
+		{name: "under one, and the driver is closed", make: (*bound).under, closes: time.Second, want: time.Second},
+		{name: "ending under one with a deadline behind the bound", make: (*bound).ending, deadline: 2 * limit, want: limit},
+		{name: "ending under one with a deadline before the bound", make: (*bound).ending, deadline: 2 * time.Second, want: 2 * time.Second},
+		{name: "ending under one that is canceled", make: (*bound).ending, cancels: time.Second, want: limit},
+		{name: "ending under one, and the driver is closed", make: (*bound).ending, closes: time.Second, want: time.Second},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				life, closeDriver := context.WithCancel(t.Context())
+				defer closeDriver()
+				caller, cancel := context.WithCancel(context.WithValue(t.Context(), contextKey{}, "its own"))
+				defer cancel()
+				if test.deadline > 0 {
+					caller, cancel = context.WithTimeout(caller, test.deadline)
+					defer cancel()
+				}
+				if test.never {
+					caller = context.WithoutCancel(caller)
+				}
+				b := &bound{life: life, time: limit}
+				ctx, done := test.make(b, caller)
+				defer done()
+				start := time.Now()
+				if test.cancels > 0 {
+					time.AfterFunc(test.cancels, cancel)
+				}
+				if test.closes > 0 {
+					time.AfterFunc(test.closes, closeDriver)
+				}
+				child, end := context.WithCancel(ctx) // as the client library makes one
+				defer end()
+				if deadline, ok := child.Deadline(); ok {
+					t.Errorf("Deadline: got %v, want none", deadline)
+				}
+				if got := child.Value(contextKey{}); got != "its own" {
+					t.Errorf("Value: got %v", got)
+				}
+				<-child.Done()
+				if got := time.Since(start); got != test.want {
+					t.Errorf("ended after %v, want %v", got, test.want)
+				}
+				if err := ctx.Err(); !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("Err: got %v", err)
+				}
+			})
+		})
+	}
+	b := &bound{life: t.Context(), time: limit}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	ctx, done := b.ending(over)
+	defer done()
+	if ctx.Err() == nil {
+		t.Error("a request that begins under a context which is over goes on")
+	}
+}
+
+// TestRequestsShareAnEnd has requests begin one after the other: each has at least seven eighths of the bound, and at most the whole.
+func TestRequestsShareAnEnd(t *testing.T) {
+	const limit = 8 * time.Second
+	synctest.Test(t, func(t *testing.T) {
+		b := &bound{life: t.Context(), time: limit}
+		ends := make(map[time.Time]bool)
+		for range 20 {
+			start := time.Now()
+			ctx := b.with(t.Context())
+			go func() { // ends with ctx
+				<-ctx.Done()
+				if got := time.Since(start); got < limit*7/8 || got > limit {
+					t.Errorf("ended after %v, want %v to %v", got, limit*7/8, limit)
+				}
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				ends[time.Now()] = true
+			}()
+			time.Sleep(limit / 32)
+		}
+		time.Sleep(limit)
+		synctest.Wait()
+		if got := len(ends); got != 4 {
+			t.Errorf("%d ends of 20 requests, want 4", got)
+		}
+	})
+}
