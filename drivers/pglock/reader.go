@@ -3,6 +3,7 @@ package pglock
 import (
 	"errors"
 	"os"
+	"runtime"
 	"strings"
 	"time"
 
@@ -33,6 +34,7 @@ func (s *session) read() {
 	timer := time.NewTimer(restFor)
 	defer timer.Stop()
 	for s.readOn() {
+		runtime.Gosched() // callers with their answers go first
 		for !s.takeOver() {
 			timer.Reset(restFor)
 			select {
