@@ -98,7 +98,7 @@ func TestCrowdAsksInTurn(t *testing.T) {
 }
 
 // TestCrowdOnLateNodes: while all nodes are late, as those of a crowd without enough CPU are, no client gives up the waiters' node and asks the next one.
-// Clients that do share out the votes, and ask again and again: this took 270 commands for each grant.
+// Clients that do share out the votes, and ask again and again: this took 130 to 230 commands for each grant, and takes 40 to 60.
 func TestCrowdOnLateNodes(t *testing.T) {
 	const n = 30
 	nodes := startNodes(t, 5)
@@ -109,8 +109,8 @@ func TestCrowdOnLateNodes(t *testing.T) {
 	got := nodes.counted(func() { counts = fight(t, drivers, 1) }, "set", "evalsha", "subscribe")
 	link.Heal()
 	t.Logf("commands for %d grants: %v, Jain %.3f", n, got, drivertest.Jain(counts))
-	// A first try, which is given back, costs 10, two places in line 4, the subscription 1, and a hand-over 15 with what its scripts do.
-	if commands := got["set"] + got["evalsha"] + got["subscribe"]; commands > 80*n {
+	// With what their scripts do, a first try costs 5, what comes before the turn 7, a hand-over 12, and each question of those who are early 2.
+	if commands := got["set"] + got["evalsha"] + got["subscribe"]; commands > 120*n {
 		t.Errorf("commands for each of %d grants: got %d", n, commands/n)
 	}
 	awaitClear(t, nodes)
