@@ -34,11 +34,11 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 }
 
 func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error) {
-	// If messages of the name arrive already, others want it: listen before the first try, and ask one node first, as those who wait.
+	// If the driver listens to messages of the name, others want it: ask one node first, as those who wait.
 	var t *redistopic.Topic
 	first := d.firstNode(r.Name)
 	if !r.NoWait {
-		t = d.ears[first].JoinActive(r.Name)
+		t = d.ears[first].JoinKnown(r.Name)
 	}
 	l := d.newLease(r, r.Hold)
 	var err error

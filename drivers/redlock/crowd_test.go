@@ -116,6 +116,27 @@ func TestCrowdOnLateNodes(t *testing.T) {
 	awaitClear(t, nodes)
 }
 
+// TestWhoReleasesExpectsOthers: a client that was granted a lock at once hears of those who wait at its release, and wants the lock as one of them from then on.
+func TestWhoReleasesExpectsOthers(t *testing.T) {
+	nodes := startNodes(t, 3)
+	d, other := openURL(t, "%s", nodes.url()+patient), openURL(t, "%s", nodes.url()+patient)
+	ear := d.ears[d.firstNode("x")]
+	release(t, acquire(t, d, request("x")))
+	if topic := ear.JoinKnown("x"); topic != nil {
+		t.Error("a client that is alone listens")
+		topic.Leave(false)
+	}
+	l := acquire(t, d, request("x"))
+	waiters := waitInLine(t, []*Driver{other})
+	release(t, l)
+	if topic := ear.JoinKnown("x"); topic == nil {
+		t.Error("a client that has others wait does not listen")
+	} else {
+		topic.Leave(false)
+	}
+	releaseAll(t, waiters)
+}
+
 // TestPatience: a node is given as long as the majority takes, and some more.
 func TestPatience(t *testing.T) {
 	d := &Driver{quorum: 3, nodes: []*node{{}, {}, {}, {}, {}}}
