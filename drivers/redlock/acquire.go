@@ -34,11 +34,11 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 }
 
 func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error) {
-	// If messages of the name arrive already, others want it: listen before the first try, and ask one node first, as those who wait.
+	// If the driver listens to messages of the name, others want it: ask one node first, as those who wait.
 	var t *redistopic.Topic
 	first := d.firstNode(r.Name)
 	if !r.NoWait {
-		t = d.ears[first].JoinActive(r.Name)
+		t = d.ears[first].JoinKnown(r.Name)
 	}
 	l := d.newLease(r, r.Hold)
 	var err error
@@ -96,10 +96,10 @@ func (l *lease) askAll() {
 // vote waits until the attempt is decided. Without an error the lease is held.
 func (l *lease) vote(ctx context.Context) error {
 	d := l.driver
-	patience := d.options.NodeTimeout
+	begin := d.now()
 	limit := l.sent + min(int64(longestVote), int64(l.ttl/2))
 	for {
-		reached := l.await(ctx, patience, d.life.Open().Done())
+		reached := l.await(ctx, d.options.NodeTimeout, d.life.Open().Done())
 		if err, decided := l.decide(); decided {
 			return err
 		}
@@ -110,7 +110,7 @@ func (l *lease) vote(ctx context.Context) error {
 			return driver.ErrClosed
 		case now > limit:
 			return l.unfinished(driver.ErrUnavailable)
-		case !reached:
+		case !reached && now-begin >= int64(d.patience(d.options.NodeTimeout)):
 			l.stopWaiting(now)
 		}
 	}
@@ -176,7 +176,7 @@ func (l *lease) unfinished(why error) error {
 	return l.outOfReach()
 }
 
-// stopWaiting gives up waiting for nodes that are more than NodeTimeout slower than a majority of the others.
+// stopWaiting gives up waiting for nodes that are slower than a majority of the others by more than patience.
 func (l *lease) stopWaiting(now int64) {
 	d := l.driver
 	l.mu.Lock()
@@ -185,13 +185,14 @@ func (l *lease) stopWaiting(now int64) {
 	if yes+no < d.quorum {
 		return
 	}
+	patience := d.patience(d.options.NodeTimeout)
 	for i := range l.votes {
 		v := &l.votes[i]
 		if v.state != queued && v.state != asking {
 			continue
 		}
 		v.late = true
-		if at := v.node().flight.Load(); at != 0 && now-at >= int64(d.options.NodeTimeout) {
+		if at := v.node().flight.Load(); at != 0 && now-at >= int64(patience) {
 			v.node().hung.Store(true)
 		}
 	}

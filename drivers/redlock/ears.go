@@ -15,9 +15,13 @@ type ear struct {
 	dialer *redisdial.Dialer
 }
 
+// earBuffer is enough for some messages, which are small.
+const earBuffer = 4 << 10
+
 func newEar(d *Driver, o rueidis.ClientOption) *ear {
 	e := &ear{dialer: redisdial.New(o.DialCtxFn), option: o}
 	e.option.DialCtxFn = e.dialer.Dial
+	e.option.ReadBufferEachConn, e.option.WriteBufferEachConn = earBuffer, earBuffer
 	plain := func() (plain, sharded bool) { return true, false }
 	e.Listener = redistopic.New(redistopic.Options{Life: d.life, Channel: channel, Kinds: plain, Connect: e.connect})
 	return e

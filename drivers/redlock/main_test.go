@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -46,6 +47,22 @@ func (s servers) url() string {
 		return singleScheme + "://" + addresses[0]
 	}
 	return "redlock://" + strings.Join(addresses, ",")
+}
+
+// through returns a link to all nodes, and their URL over the link.
+func (s servers) through(tb testing.TB) (link *wire.Wire, url string) {
+	tb.Helper()
+	link = &wire.Wire{}
+	tb.Cleanup(link.Close)
+	var addresses []string
+	for _, server := range s {
+		addr, err := link.Listen(server.Addr)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		addresses = append(addresses, addr)
+	}
+	return link, "redlock://" + strings.Join(addresses, ",")
 }
 
 const settled = "?durable=true"

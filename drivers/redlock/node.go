@@ -52,6 +52,7 @@ type node struct {
 	ended chan struct{} // closed by end
 
 	flight  atomic.Int64 // since when a batch is on its way, or 0
+	took    atomic.Int64 // how long the last answers were on their way
 	hung    atomic.Bool  // the node let an answer wait for too long, and has not answered since
 	trouble atomic.Bool  // the last attempt to reach the node failed
 	counts  atomic.Int64 // from when on the answers of the node count: see check.go
@@ -95,6 +96,20 @@ func (n *node) address() string { return n.option.InitAddress[0] }
 
 // impaired reports whether the node will hardly answer.
 func (n *node) impaired() bool { return n.hung.Load() || n.trouble.Load() }
+
+// patience is least, or longer while a majority of the nodes take long for their answers: what says much about a node that is silent says nothing while
+// all are. Where a crowd and its nodes have too little CPU, clients that give up each other's nodes ask the next ones, and share out the votes there.
+func (d *Driver) patience(least time.Duration) time.Duration {
+	took := make([]int64, len(d.nodes))
+	for i, n := range d.nodes {
+		took[i] = n.took.Load()
+	}
+	slices.Sort(took)
+	return max(least, min(slowFactor*time.Duration(took[d.quorum-1]), longestVote/2))
+}
+
+// slowFactor is how many times as long as a majority of the nodes a node takes that is slow.
+const slowFactor = 8
 
 // add has a task carried out, unless the driver is closed.
 func (n *node) add(t task) bool {
@@ -251,6 +266,7 @@ func (n *node) carryOut(batch []task) {
 	n.flight.Store(0)
 	if err == nil {
 		n.hung.Store(false)
+		n.took.Store(n.driver.now() - at)
 	} else {
 		n.fail(err)
 	}

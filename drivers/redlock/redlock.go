@@ -151,7 +151,8 @@ type Options struct {
 	// after its start.
 	Durable bool
 
-	// NodeTimeout is how long an undecided vote waits for the other nodes when a majority has answered; 50 ms if 0.
+	// NodeTimeout is how long an undecided vote waits for the other nodes when a majority has answered; 50 ms if 0. While a majority takes long
+	// for its answers, a vote waits for longer.
 	NodeTimeout time.Duration
 
 	// AllowEviction accepts nodes configured to evict keys, and so held locks, when their memory is full.
@@ -234,6 +235,9 @@ func checkNumber(nodes int) error {
 func withDefaults(o rueidis.ClientOption) rueidis.ClientOption {
 	o.ForceSingleClient, o.DisableCache, o.DisableRetry = true, true, true
 	o.PipelineMultiplex = -1 // one connection, so requests stay in order
+	if o.RingScaleEachConn == 0 {
+		o.RingScaleEachConn = 4 // one batch at a time is under way; the default has 2^10 slots, of 300 bytes each
+	}
 	if o.Dialer.Timeout == 0 {
 		o.Dialer.Timeout = redisdial.ConnectFor
 	}

@@ -57,7 +57,7 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
 		}
 		if polls {
-			if wait := d.untilPoll(t, first, asked, pause); wait > 0 {
+			if wait := d.untilPoll(t, first, asked, d.patience(pause)); wait > 0 {
 				timer.Reset(wait)
 				continue
 			}
@@ -93,7 +93,7 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 		} else {
 			pause = firstPoll
 		}
-		timer.Reset(jitter(pause))
+		timer.Reset(jitter(d.patience(pause)))
 	}
 }
 
@@ -174,7 +174,7 @@ func (l *lease) first(ctx context.Context, v *vote) (err error, answered bool) {
 	d := l.driver
 	limit := min(longestVote, l.ttl/2)
 	if !d.single() { // there is another one to ask
-		limit = min(limit, 4*d.options.NodeTimeout)
+		limit = min(limit, d.patience(4*d.options.NodeTimeout))
 	}
 	reached := l.await(ctx, limit, d.life.Open().Done())
 	l.mu.Lock()

@@ -131,6 +131,20 @@ func (ln *Listener) JoinActiveChannel(channel string, group int) *Topic {
 	return h.enter(group)
 }
 
+// JoinKnown adds a waiter to the topic of a name if the topic is subscribed, or about to be, and returns nil otherwise.
+func (ln *Listener) JoinKnown(name string) *Topic {
+	if ln.active.Load() == 0 {
+		return nil
+	}
+	ln.mu.Lock()
+	defer ln.mu.Unlock()
+	h := ln.hubs[ln.options.Channel(name)]
+	if h == nil {
+		return nil
+	}
+	return h.enter(0)
+}
+
 // enter adds a waiter. The first waiter after a group was empty gets no value of Wake that was for the earlier ones.
 func (h *hub) enter(group int) *Topic {
 	h.waiters++
