@@ -29,7 +29,7 @@ func (d *Driver) termsOf(o *op) terms {
 }
 
 // fill makes the request of the batch script: the names, and of all else no more than the script cannot make itself, since each argument costs
-// both sides as much as a small part of the work. It puts releases before acquires, in ops too.
+// both sides a part of the work. It puts releases before acquires, in ops too.
 func (b *batch) fill(d *Driver) {
 	releases := 0
 	for i, o := range b.ops {
