@@ -14,7 +14,7 @@ import (
 const (
 	maxSenders = 4  // requests on their way at once, where ops are combined
 	maxOps     = 64 // in one request: nothing can interrupt the server meanwhile
-	fewOps     = 16 // in one request, unless more ops wait than the requests on their way could carry
+	fewOps     = 32 // in one request, unless more ops wait than the requests on their way could carry
 )
 
 // sender carries out ops. On one server it combines the ops that gather while requests are on their way, each for a name of its own,
