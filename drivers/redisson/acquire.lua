@@ -30,11 +30,10 @@ local function take(token, n, keep)
   -- Tokens are the time, so that they go on rising when the key is lost or ends, and when a replica takes over that has not
   -- seen the last of them. Blocks never make them run away from that.
   local first, text = now()
-  if block > 1 then text = string.format('%.0f', first + block - 1) end
-  local last = call('SET', token, text, 'KEEPTTL', 'GET')
+  local last = call('SET', token, block == 1 and text or string.format('%.0f', first + block - 1), 'KEEPTTL', 'GET')
   if not last then
     call('PEXPIRE', token, keep)
-  elseif tonumber(last) >= first then
+  elseif (#last ~= #text or last >= text) and tonumber(last) >= first then -- numbers of as many digits compare as texts, and faster
     first, block = tonumber(last) + 1, 1
     call('SET', token, string.format('%.0f', first), 'KEEPTTL')
   end
@@ -72,7 +71,7 @@ local function acquire(name, hold, ttl, token, n, keep, holder, text, mark)
   end
   if token then note(holder, hold, text, ttl) end
   local first, block = take(token, n, keep)
-  call('HSET', name, hold, 1)
+  call('HSET', name, hold, '1')
   call('PEXPIRE', name, ttl)
   if block == 1 then return marked and -5000000000000 - first or first end
   return marked and {first, block, 1} or {first, block}

@@ -1,33 +1,38 @@
--- Runs acquire and release for callers that have nothing to do with each other, each for a lock of its own. ARGV begins with the word and word2
--- of acquireInTurn. Then eight ARGV stand for one caller: 'a', hold, TTL, 't', 'm' or '' (with a token key, with that and a mark, or without) and,
--- for one in line, its place, n, keep, holder, text; or 'r', hold, channel, word, word2 or '', and three of ''.
+-- Runs release and acquire for callers that have nothing to do with each other, each for a lock of its own. The names are the KEYS; the other keys, and
+-- the channels, are made of them here. ARGV begins with word and word2 of acquireInTurn, the prefix of the keys of tokens, keep, how many
+-- are to be released, and their holds. Groups of acquires follow: how many, their place in line or '', TTL, n or '' without tokens, 'm' to ask for the
+-- mark or '', text, and the holds.
 -- Returns what each returned, or its error.
-local tell, tell2, results, key = ARGV[1], ARGV[2], {}, 0
-for arg = 3, #ARGV, 8 do
-  local kind, a, b, c, d, e, holder, text = unpack(ARGV, arg, arg + 7)
-  local ok, result
-  key = key + 1
-  if kind == 'r' then
-    ok, result = pcall(release, KEYS[key], a, b, c, d ~= '' and d or nil)
-  else
-    local name, token, mark = KEYS[key], nil, nil
-    local with = string.sub(c, 1, 1)
-    if with == 't' or with == 'm' then
-      key = key + 1
-      token = KEYS[key]
-      if with == 'm' then
-        key = key + 1
-        mark = KEYS[key]
-      end
-      c = string.sub(c, 2)
-    end
-    if c == '' then
-      ok, result = pcall(acquire, name, a, b, token, d, e, holder, text, mark)
-    else
-      ok, result = pcall(acquireInTurn, c, tell, tell2, name, a, b, token, d, e, holder, text, mark)
-    end
-  end
+local word, word2, prefix, keep, releases = unpack(ARGV, 1, 5)
+local results, arg = {}, 5
+
+local function add(ok, result)
   if not ok and type(result) ~= 'table' then result = {err = result} end
   results[#results + 1] = result
+end
+
+for i = 1, tonumber(releases) do
+  local name = KEYS[i]
+  add(pcall(release, name, ARGV[arg + i], 'redisson_lock__channel' .. suffix(name), word, word2 ~= '' and word2 or nil))
+end
+arg = arg + releases
+
+while arg < #ARGV do
+  local count, place, ttl, n, marks, text = unpack(ARGV, arg + 1, arg + 6)
+  arg, n = arg + 6, tonumber(n)
+  for i = 1, tonumber(count) do
+    local name, hold = KEYS[#results + 1], ARGV[arg + i]
+    local token, holder, mark
+    if n then
+      local after = suffix(name)
+      token, holder, mark = prefix .. after, 'dsync_holder' .. after, marks == 'm' and 'dsync_moved' .. after or nil
+    end
+    if place == '' then
+      add(pcall(acquire, name, hold, ttl, token, n, keep, holder, text, mark))
+    else
+      add(pcall(acquireInTurn, place, word, word2, name, hold, ttl, token, n, keep, holder, text, mark))
+    end
+  end
+  arg = arg + count
 end
 return results

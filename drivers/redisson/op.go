@@ -125,38 +125,26 @@ func (d *Driver) wordArgs(args []string) []string {
 
 // tokenArgs adds the number of tokens, for how long their key is kept, and the note about the hold.
 func (d *Driver) tokenArgs(args []string, r *driver.Request, tokens int, holder string) []string {
-	keep := ""
-	if d.options.Fence == FenceOwn {
-		keep = fenceTTLText
-	}
-	return append(args, strconv.Itoa(tokens), keep, holder, d.holderText(r))
+	return append(args, strconv.Itoa(tokens), d.keepText(), holder, d.holderText(r))
 }
 
-// batchArgs adds the arguments of an op for the batch script.
+// keepText is for how long the key of the tokens is kept, or "" for ever.
+func (d *Driver) keepText() string {
+	if d.options.Fence == FenceOwn {
+		return fenceTTLText
+	}
+	return ""
+}
+
+// batchArgs adds the arguments of an op for the batch script of fair locks.
 func (o *op) batchArgs(d *Driver, args []string) []string {
-	each := 8
-	if d.options.Fair {
-		each = 14
-	}
+	const each = 14
 	end := len(args) + each
-	switch {
-	case d.options.Fair && o.lease == nil:
-		args = o.args(d, append(args, "a"))
-	case o.lease != nil:
-		args = o.args(d, append(args, "r"))
-	default:
-		kind := o.turn
-		switch {
-		case o.marks:
-			kind = "m" + o.turn
-		case o.tokens > 0:
-			kind = "t" + o.turn
-		}
-		args = append(args, "a", o.request.Hold, d.milliseconds(o.request.TTL), kind)
-		if o.tokens > 0 {
-			args = d.tokenArgs(args, o.request, o.tokens, o.holder)
-		}
+	kind := "a"
+	if o.lease != nil {
+		kind = "r"
 	}
+	args = o.args(d, append(args, kind))
 	for len(args) < end {
 		args = append(args, "")
 	}

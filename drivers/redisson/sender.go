@@ -14,7 +14,7 @@ import (
 const (
 	maxSenders = 4  // requests on their way at once, where ops are combined
 	maxOps     = 64 // in one request: nothing can interrupt the server meanwhile
-	fewOps     = 16 // in one request, unless more ops wait than the requests on their way could carry
+	fewOps     = 32 // in one request, unless more ops wait than the requests on their way could carry
 )
 
 // sender carries out ops. On one server it combines the ops that gather while requests are on their way, each for a name of its own,
@@ -147,12 +147,6 @@ func (s *sender) end() {
 	s.more.Broadcast()
 }
 
-// batch has ops that go together, and the memory for their request.
-type batch struct {
-	ops        []*op
-	keys, args []string
-}
-
 func (s *sender) send(b *batch) {
 	switch len(b.ops) {
 	case 0:
@@ -203,14 +197,16 @@ func (d *Driver) sendOp(ctx context.Context, o *op, keys, args []string) {
 func (s *sender) sendTogether(b *batch) {
 	d := s.driver
 	b.keys, b.args = b.keys[:0], b.args[:0]
-	if !d.options.Fair {
-		b.args = d.wordArgs(b.args)
-	}
 	sent := d.now()
 	for _, o := range b.ops {
-		d.prepare(o)
-		b.keys, b.args = o.keys(d, b.keys), o.batchArgs(d, b.args)
 		o.sent = sent
+		if d.options.Fair {
+			d.prepare(o)
+			b.keys, b.args = o.keys(d, b.keys), o.batchArgs(d, b.args)
+		}
+	}
+	if !d.options.Fair {
+		b.fill(d)
 	}
 	results, err := d.eval(d.life.Context(), d.scripts.batch, b.keys, b.args).ToArray()
 	if _, refused := rueidis.IsRedisErr(err); refused {

@@ -1,3 +1,6 @@
+-- suffix is what follows the prefix in the keys and channels of a name.
+local function suffix(name) return string.find(name, '{', 1, true) and ':' .. name or ':{' .. name .. '}' end
+
 -- acquireInTurn is acquire for one who waits in the line of all clients that wait for the lock: see internal/redistopic. Place is its ticket,
 -- or 0. With a question mark before it, it is not its turn: while the lock is free and others are before it, it is refused as if the lock
 -- were held for 0 milliseconds.
@@ -6,8 +9,7 @@
 --
 -- The line is a hash beside the lock: these two, when a refusal was told last, and when the last ticket was granted. It is no KEYS of the script: where a user has no right to it, or a slot moves, there is no line.
 local function acquireInTurn(place, word, word2, name, hold, ttl, token, n, keep, holder, text, mark)
-  local braced = string.find(name, '{', 1, true) and ':' .. name or ':{' .. name .. '}'
-  local line = 'dsync_turn' .. braced
+  local line = 'dsync_turn' .. suffix(name)
   local known = redis.pcall('HMGET', line, 'last', 'granted', 'told', 'at')
   if known.err then return acquire(name, hold, ttl, token, n, keep, holder, text, mark) end
 
@@ -21,7 +23,7 @@ local function acquireInTurn(place, word, word2, name, hold, ttl, token, n, keep
 
   -- tell tells all in the line that the lock is held for left milliseconds, and which ticket was granted last: see readHeld.
   local function tell(left, latest)
-    local channel = 'redisson_lock__channel' .. braced
+    local channel = 'redisson_lock__channel' .. suffix(name)
     local message = string.format('-%.0f%06.0f', math.max(1, math.min(left, 1000000000)), latest % 1000000)
     redis.pcall(word, channel, message)
     if word2 ~= '' then redis.pcall(word2, channel, message) end

@@ -1,0 +1,104 @@
+package redisson
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// together carries out ops by one request.
+func together(d *Driver, ops ...*op) {
+	for _, o := range ops {
+		o.state.Store(taken)
+		d.direct.busy.Add(1)
+	}
+	d.sender.sendTogether(&batch{ops: ops})
+	for _, o := range ops {
+		<-o.done
+	}
+}
+
+// TestCombinedRequestKeepsOpsApart has releases and acquires of all kinds in one request, no two of which have the same terms.
+func TestCombinedRequestKeepsOpsApart(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s", s.Addr)
+	held := acquire(t, d, request("held"))
+	forms := []string{"a%d", "{t}%d", "b{%d", "c}%d"}
+	var acquires []*op
+	for i := range 12 {
+		r := request(fmt.Sprintf(forms[i%len(forms)], i))
+		r.TTL = time.Duration(10+i/2) * time.Second
+		r.Note = strconv.Itoa(i / 3)
+		o := d.newOp(r, nil)
+		o.tokens = 1 + i%3
+		o.marks = i%5 == 0
+		if i%4 == 1 {
+			o.turn = "0"
+		}
+		if o.marks {
+			s.Do("SET", prefixName(markPrefix, r.Name), "1")
+		}
+		acquires = append(acquires, o)
+	}
+	refused := d.newOp(request("held"), nil)
+	refused.tokens, refused.turn = 1, "0"
+	missing := d.newOp(request("missing"), &lease{})
+	wrong := d.newOp(request("wrong"), nil)
+	wrong.tokens = 1
+	s.Do("SET", "wrong", "no hash")
+	together(d, slices.Insert(slices.Clone(acquires), 6, refused, missing, wrong)...)
+
+	for i, o := range acquires {
+		r := o.request
+		if o.err != nil || o.first < 1 || o.n != o.tokens && o.n != 1 || o.moved != o.marks {
+			t.Errorf("%s: got %d tokens from %d, moved %v, %v; want up to %d tokens, moved %v", r.Name, o.n, o.first, o.moved, o.err, o.tokens, o.marks)
+		}
+		if ttl := time.Duration(s.Do("PTTL", r.Name).(int64)) * time.Millisecond; ttl > r.TTL || ttl < r.TTL-time.Second {
+			t.Errorf("%s: got a TTL of %v, want %v", r.Name, ttl, r.TTL)
+		}
+		if got, want := s.Do("HGET", r.Name, r.Hold), "1"; got != want {
+			t.Errorf("%s: got %v for the hold, want %v", r.Name, got, want)
+		}
+		if got, want := s.Do("GET", d.tokenKey(r.Name)), strconv.FormatInt(o.first+int64(o.n)-1, 10); got != want {
+			t.Errorf("%s: got %v as the last token, want %v", r.Name, got, want)
+		}
+		if text, _ := s.Do("GET", prefixName(holderPrefix, r.Name)).(string); !strings.HasPrefix(text, r.Hold+"\n") || !strings.HasSuffix(text, "\n"+strconv.Itoa(i/3)) {
+			t.Errorf("%s: got the note %q, want one about %s and %d", r.Name, text, r.Hold, i/3)
+		}
+	}
+	if refused.err != nil || refused.first >= 0 || refused.line.Ticket == 0 {
+		t.Errorf("held by another: got %d, ticket %d, %v; want it refused with a ticket", refused.first, refused.line.Ticket, refused.err)
+	}
+	if missing.err != nil || missing.first != -1 {
+		t.Errorf("release without a hold: got %d, %v, want -1", missing.first, missing.err)
+	}
+	if wrong.err == nil || !strings.Contains(wrong.err.Error(), "WRONGTYPE") {
+		t.Errorf("a key that is no lock: got %v, want WRONGTYPE", wrong.err)
+	}
+
+	var releases []*op
+	var spies []*spy
+	for _, o := range acquires {
+		releases = append(releases, d.newOp(o.request, &lease{}))
+		spies = append(spies, spyOn(t, s, prefixName(channelPrefix, o.request.Name)))
+	}
+	bare := d.newOp(request("bare"), nil) // without tokens
+	together(d, slices.Insert(slices.Clone(releases), 5, bare)...)
+	for i, o := range releases {
+		if o.err != nil || o.first != 1 || s.Do("EXISTS", o.request.Name) != int64(0) {
+			t.Errorf("%s: release: got %d, %v, want that one was told", o.request.Name, o.first, o.err)
+		}
+		if got := spies[i].next(t); got != "0" {
+			t.Errorf("%s: message: got %q, want 0", o.request.Name, got)
+		}
+	}
+	if bare.err != nil || bare.first != 1 || s.Do("EXISTS", d.tokenKey("bare"), prefixName(holderPrefix, "bare")) != int64(0) {
+		t.Errorf("without tokens: got %d, %v, want 1 and nothing beside the lock", bare.first, bare.err)
+	}
+	release(t, held)
+}
