@@ -120,7 +120,8 @@ func TestCrowdOnLateNodes(t *testing.T) {
 func TestWhoReleasesExpectsOthers(t *testing.T) {
 	nodes := startNodes(t, 3)
 	d, other := openURL(t, "%s", nodes.url()+patient), openURL(t, "%s", nodes.url()+patient)
-	ear := d.ears[d.firstNode("x")]
+	first := d.firstNode("x")
+	ear := d.ears[first]
 	release(t, acquire(t, d, request("x")))
 	if topic := ear.JoinKnown("x"); topic != nil {
 		t.Error("a client that is alone listens")
@@ -128,6 +129,7 @@ func TestWhoReleasesExpectsOthers(t *testing.T) {
 	}
 	l := acquire(t, d, request("x"))
 	waiters := waitInLine(t, []*Driver{other})
+	testenv.Eventually(t, func() bool { return nodes[first].SubscriberCount(channel("x")) > 0 }, "the waiter has subscribed")
 	release(t, l)
 	if topic := ear.JoinKnown("x"); topic == nil {
 		t.Error("a client that has others wait does not listen")
