@@ -114,7 +114,7 @@ func (ls *lines) await(p *place, now int64) (amongOwn bool) {
 	defer ls.mu.Unlock()
 	p.waits = true
 	ln := ls.byName[p.request.Name]
-	return ln != nil && ln.holder != nil && now < ln.holder.expires.Load() && p.front < ln.n+ln.run.length()
+	return ln != nil && ln.holder != nil && now < ln.holder.expires.Load() && p.front < ln.n+ln.run.stale()
 }
 
 // over notes that a lease is over.

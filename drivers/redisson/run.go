@@ -17,7 +17,7 @@ const (
 
 // run is what follows a grant by a release: attempts of the same driver that stood right behind the heir in the queue. The lock goes from one to the next
 // inside the process, and nobody is overtaken. For the server the hold of the heir has the lock all the while, and those whom the lock has passed stay in the
-// queue, until the release that ends the run takes them out. If the process dies, they are thrown out at once when the hold is over: see runs in fairrelease.lua.
+// queue, until the release that ends the run takes them out. If the process dies, all of them are thrown out 5 s after the end of the hold: see follow in fairrelease.lua.
 type run struct {
 	since  int64    // when the release was sent, on the driver's clock
 	next   []*place // in the order of the queue
@@ -26,8 +26,8 @@ type run struct {
 	tokens int      // how many there are
 }
 
-// length is how many places in the queue belong to attempts that are no longer in the line.
-func (r *run) length() int {
+// stale is how many places in the queue belong to attempts that the lock has reached.
+func (r *run) stale() int {
 	if r == nil {
 		return 0
 	}
