@@ -310,6 +310,24 @@ func TestFairNextLeavesAtTheHandOver(t *testing.T) {
 	testenv.Eventually(t, func() bool { return len(keysOf(s)) == 0 }, "nothing is left")
 }
 
+// releaseAtClose releases a lease and closes its driver at the same time.
+func releaseAtClose(t *testing.T, d *Driver, l *lease) {
+	t.Helper()
+	parallel(2, func(i int) {
+		if i == 1 {
+			if err := l.Release(t.Context()); err != nil && err != driver.ErrNotHeld && !errors.Is(err, driver.ErrUnknown) {
+				t.Errorf("Release: %v", err)
+			}
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
+		defer cancel()
+		if err := d.Close(ctx); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+}
+
 // TestFairCloseAtTheHandOver: Close begins while a release hands the lock over, and leaves nothing.
 func TestFairCloseAtTheHandOver(t *testing.T) {
 	s := testenv.Redis(t)
@@ -317,19 +335,7 @@ func TestFairCloseAtTheHandOver(t *testing.T) {
 		d := openURL(t, "redisson://%s?fair=true", s.Addr)
 		l := acquire(t, d, request("x"))
 		next, behind := wait(t, d, request("x")), wait(t, d, request("x"))
-		parallel(2, func(i int) {
-			if i == 1 {
-				if err := l.Release(t.Context()); err != nil && err != driver.ErrNotHeld && !errors.Is(err, driver.ErrUnknown) {
-					t.Errorf("Release: %v", err)
-				}
-				return
-			}
-			ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
-			defer cancel()
-			if err := d.Close(ctx); err != nil {
-				t.Errorf("Close: %v", err)
-			}
-		})
+		releaseAtClose(t, d, l)
 		for _, w := range []*waiter{next, behind} {
 			if <-w.done; w.err != nil && !errors.Is(w.err, driver.ErrClosed) {
 				t.Errorf("Acquire: %v", w.err)

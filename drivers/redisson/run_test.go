@@ -258,19 +258,7 @@ func TestRunAndClose(t *testing.T) {
 		release(t, l)
 		release(t, w[0].granted(t))
 		l = w[1].granted(t)
-		parallel(2, func(i int) {
-			if i == 1 {
-				if err := l.Release(t.Context()); err != nil && err != driver.ErrNotHeld && !errors.Is(err, driver.ErrUnknown) {
-					t.Errorf("Release: %v", err)
-				}
-				return
-			}
-			ctx, cancel := context.WithTimeout(context.Background(), hangGuard)
-			defer cancel()
-			if err := d.Close(ctx); err != nil {
-				t.Errorf("Close: %v", err)
-			}
-		})
+		releaseAtClose(t, d, l)
 		for _, w := range w[2:] {
 			if <-w.done; w.err != nil && !errors.Is(w.err, driver.ErrClosed) {
 				t.Errorf("Acquire: %v", w.err)
