@@ -11,13 +11,13 @@ func micros(f float64) time.Duration { return time.Duration(f * float64(us)) }
 var (
 	redisFair = model{name: "Redis, `fair=true`", service: micros(8.7), latency: micros(110 - 8.7), event: 140 * us, extra: 4, looks: 1, beside: 188 * us, alive: time.Second}
 
-	etcd = model{name: "etcd", service: 67 * us, latency: (185 - 67) * us, event: 145 * us, looks: 1, unseen: 7, perWaiter: micros(0.9), asksQueue: true,
+	etcd = model{name: "etcd", service: 67 * us, latency: (185 - 67) * us, event: 145 * us, looks: 1, unseen: 7, perWaiter: micros(0.67), asksQueue: true,
 		beside: 740 * us, alive: 400 * time.Millisecond}
 
 	zooKeeper = model{name: "ZooKeeper", service: 54 * us, latency: (240 - 54) * us, extra: 1, looks: 1, perWaiter: micros(0.62), asksQueue: true, beside: 216 * us,
 		alive: 1700 * time.Millisecond}
 
-	postgreSQL = model{name: "PostgreSQL", service: 45 * us, latency: (80 - 45) * us, event: 120 * us, extra: 1, beside: 135 * us, check: micros(2.4), alive: 2 * time.Second}
+	postgreSQL = model{name: "PostgreSQL", service: 45 * us, latency: (80 - 45) * us, event: 120 * us, extra: 1, beside: 135 * us, alive: 2 * time.Second}
 )
 
 // lateness is how late a timer of the network is that docs/bench/curves has put between client and server. It is fitted, to a free lock on

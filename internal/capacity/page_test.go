@@ -51,6 +51,9 @@ func comparison(t *testing.T, all []figure) []string {
 	}
 	rows := []string{head, "|---|" + strings.Repeat("---:|", strings.Count(head, "|")-2)}
 	for _, name := range names {
+		for strings.Count(lines[name], "|") < strings.Count(head, "|") {
+			lines[name] += " - |"
+		}
 		rows = append(rows, lines[name])
 	}
 	return rows
@@ -66,7 +69,7 @@ func extended(t *testing.T) []string {
 	for _, c := range crowds {
 		row := "| " + c.model.name + " |"
 		for _, n := range counts {
-			if n > 1000 && c.model.name == postgreSQL.name {
+			if n >= 1000 && c.model.name == postgreSQL.name { // sessions end there
 				row += " - |"
 				continue
 			}

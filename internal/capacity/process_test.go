@@ -44,9 +44,8 @@ type waiting struct {
 	driver.Events
 	world   *world
 	queued  bool
-	before  int // how many waited when the attempt was told to wait
-	check   *time.Timer
-	pending sync.WaitGroup // requests of an attempt that waits, and the server's check of it
+	before  int            // how many waited when the attempt was told to wait
+	pending sync.WaitGroup // requests of an attempt that waits
 }
 
 // Waiting implements driver.Events.
@@ -59,13 +58,6 @@ func (a *waiting) Waiting() {
 			w.request(w.asksQueue)
 		}
 	})
-	if w.check > 0 {
-		a.pending.Add(1)
-		a.check = time.AfterFunc(time.Second, func() {
-			defer a.pending.Done()
-			w.server.serve(time.Duration(w.waiting.Load()) * w.check)
-		})
-	}
 	a.Events.Waiting()
 }
 
@@ -75,9 +67,6 @@ func (a *waiting) over() {
 		return
 	}
 	a.world.waiting.Add(-1)
-	if a.check != nil && a.check.Stop() {
-		a.pending.Done()
-	}
 	a.pending.Wait()
 }
 

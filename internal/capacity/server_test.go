@@ -26,9 +26,6 @@ type model struct {
 	perWaiter time.Duration
 	asksQueue bool
 
-	// check is how long the server is busy, for each client that waits, when a client has waited for a second. It is fitted.
-	check time.Duration
-
 	// beside is what a hand-over in a crowd takes longer for the work of clients that are not concerned, with a CPU for all of them. It is
 	// fitted.
 	beside time.Duration

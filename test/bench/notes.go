@@ -130,8 +130,7 @@ var Notes = map[subject]string{
 	{"PostgreSQL", "3", "dsync's driver alone", "hand-overs/s"}: pgConfirm,
 	{"PostgreSQL", "4", "dsync", "p50 µs"}: "from the arrival of the grant to the return of Lock dsync takes 11 µs where the floor takes 2: 3 to read the answer, " +
 		"1 to wake the caller, 2 for the state of the driver, 5 in the client above it. The transaction id, which the server writes to its log, makes the " +
-		"server answer 16 µs later. On a busy machine, with these processes before all others, that is 1.05 to 1.08 without tokens, the driver alone 1.00 to 1.03, " +
-		"go-pglock 0.96 to 1.04. Why a quiet machine shows more is not known.",
+		"server answer 16 µs later: see the row without.",
 	{"PostgreSQL", "5", "dsync's driver alone", "requests/hand-over"}: pgConfirm + " The column counts statements here, also those that go in one request.",
 	{"PostgreSQL", "4", "dsync", "p99/p50"}: "a round has some 70 hand-overs, so this is the slowest of them. In rounds with ten times as many, on a busy " +
 		"machine, it was 6.4, and 8.7 in the floor: the server's.",
