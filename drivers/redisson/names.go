@@ -8,13 +8,13 @@ import (
 
 // Prefixes of the keys and channels that belong to a lock.
 const (
-	channelPrefix     = "redisson_lock__channel"
-	tokenPrefix       = "redisson_lock_token" // the counter of Redisson's fenced lock
+	channelPrefix     = "redisson_lock__channel" // turn.lua and batch.lua have it too
+	tokenPrefix       = "redisson_lock_token"    // the counter of Redisson's fenced lock
 	fencePrefix       = "dsync_fence"
-	holderPrefix      = "dsync_holder"
-	turnPrefix        = "dsync_turn"  // turn.lua has it too
-	markPrefix        = "dsync_moved" // the value is the floor of the tokens
-	shardedProbe      = "0"           // a channel that nobody uses
+	holderPrefix      = "dsync_holder" // batch.lua has it too
+	turnPrefix        = "dsync_turn"   // turn.lua has it too
+	markPrefix        = "dsync_moved"  // the value is the floor of the tokens; batch.lua has it too
+	shardedProbe      = "0"            // a channel that nobody uses
 	clusterSlots      = 16384
 	errNameInClusters = "name %q cannot be used in a cluster, where the keys of a lock must share a slot: %w"
 )
