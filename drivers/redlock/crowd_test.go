@@ -287,8 +287,8 @@ func TestLineOfNonsense(t *testing.T) {
 	} {
 		l := acquire(t, drivers[0], request("x"))
 		waiters := waitInLine(t, drivers[1:])
-		nodes.do("DEL", lineOf)
-		nodes.do(write...)
+		replace := []string{"EVAL", "redis.call('DEL', KEYS[1]) return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))", "1", lineOf, write[0]}
+		nodes.do(append(replace, write[2:]...)...) // in one step, since who waits may write the key at any time
 		release(t, l)
 		releaseAll(t, waiters)
 		for _, got := range nodes.do("PTTL", lineOf) {
