@@ -3,7 +3,6 @@ package redisson
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/go-dsync/dsync/driver"
 )
@@ -65,22 +64,17 @@ func (d *Driver) releaseAll(ctx context.Context) {
 	for len(leases) > 0 {
 		some := leases[:min(len(leases), renewRuns)]
 		leases = leases[len(some):]
-		calls, counts := make([]call, len(some)), make([]int, len(some))
+		calls := make([]call, len(some))
 		for i, l := range some {
 			l.mu.Lock()
 			l.phase = ending
 			l.mu.Unlock()
-			holds := []string{l.request.Hold}
-			if l.request.Mode == driver.Exclusive {
-				served := slices.Clone(d.lines.servedBy(l))
-				slices.Reverse(served)
-				holds = append(holds, served...)
-			}
-			calls[i], counts[i] = d.releaseCall(l.request.Mode, l.request.Name, l.request.Permits, holds...), len(holds)
+			o := op{request: l.request, lease: l, served: d.lines.servedBy(l)}
+			calls[i] = call{d.scriptsOf(l.request.Mode).release, o.keys(d, nil), o.args(d, nil)}
 		}
 		results, _ := d.evalAll(ctx, d.client, calls, 0)
 		for i, l := range some {
-			told, _, err := answersOf(results[i], counts[i])
+			told, _, err := answersOf(results[i], 1)
 			if err == nil {
 				_ = l.released(told[0], 0) // nobody asks whether the hold was still there
 				d.lines.takenOut(l)

@@ -70,7 +70,7 @@ func (d *Driver) fairReleaseArgs(name string, o *op, args []string, holds ...str
 		if args = append(args, r.Hold, d.milliseconds(r.TTL)); o.tokens > 0 {
 			args = d.tokenArgs(args, r, o.tokens, o.holder)
 		}
-		behind = holdsOf(o.behind)
+		behind = strings.Join(holdsOf(o.behind), "\n")
 	}
 	for len(args) < end {
 		args = append(args, "")

@@ -1,10 +1,14 @@
+-- holdsIn returns the holds of a list, each in a line of its own.
+local function holdsIn(list)
+  local holds = {}
+  for hold in string.gmatch(list, '[^\n]+') do holds[#holds + 1] = hold end
+  return holds
+end
+
 -- pass takes out of the line holds of a run that had the lock in turn.
 local function pass(line, served)
-  local holds = {}
-  for hold in string.gmatch(served, '[^\n]+') do
-    holds[#holds + 1] = hold
-    line.length = line.length - call('LREM', line.queue, '1', hold)
-  end
+  local holds = holdsIn(served)
+  for _, hold in ipairs(holds) do line.length = line.length - call('LREM', line.queue, '1', hold) end
   call('ZREM', line.times, unpack(holds))
 end
 
@@ -12,8 +16,7 @@ end
 -- for ttl milliseconds: their client passes the lock on to them itself. If it dies, all of them have been thrown out deaf milliseconds after the end of
 -- that hold, and those behind keep their distance, as in leave.
 local function follow(line, behind, ttl)
-  local holds, n = {}, 0
-  for hold in string.gmatch(behind, '[^\n]+') do holds[#holds + 1] = hold end
+  local holds, n = holdsIn(behind), 0
   for i, hold in ipairs(call('LRANGE', line.queue, '0', #holds - 1)) do
     if hold ~= holds[i] then break end
     n = i

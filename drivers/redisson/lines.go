@@ -124,10 +124,9 @@ func (ls *lines) over(l *lease) {
 	}
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	name := l.request.Name
-	if ln := ls.byName[name]; ln != nil && ln.holder == l {
-		ls.hold(name, ln, nil)
-		ls.forgetIfEmpty(name, ln)
+	if ln := ls.heldBy(l); ln != nil {
+		ls.hold(l.request.Name, ln, nil)
+		ls.forgetIfEmpty(l.request.Name, ln)
 	}
 }
 

@@ -1,7 +1,6 @@
 package redisson
 
 import (
-	"strings"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -32,6 +31,14 @@ func (r *run) stale() int {
 		return 0
 	}
 	return len(r.served)
+}
+
+// heldBy returns the line of which the lease is the holder, or nil. It is called with mu held.
+func (ls *lines) heldBy(l *lease) *line {
+	if ln := ls.byName[l.request.Name]; ln != nil && ln.holder == l {
+		return ln
+	}
+	return nil
 }
 
 // hold makes l the holder, nil if there is none, and ends the run of the one before. It is called with mu held.
@@ -66,7 +73,7 @@ func (ls *lines) renewed(l *lease) {
 	}
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	if ln := ls.byName[l.request.Name]; ln != nil && ln.holder == l {
+	if ln := ls.heldBy(l); ln != nil {
 		ls.endRun(l.request.Name, ln)
 	}
 }
@@ -76,8 +83,8 @@ func (ls *lines) renewed(l *lease) {
 func (ls *lines) servedBy(l *lease) []string {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	ln := ls.byName[l.request.Name]
-	if ln == nil || ln.holder != l || ln.run == nil {
+	ln := ls.heldBy(l)
+	if ln == nil || ln.run == nil {
 		return nil
 	}
 	ln.run.next = nil
@@ -88,7 +95,7 @@ func (ls *lines) servedBy(l *lease) []string {
 func (ls *lines) takenOut(l *lease) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	if ln := ls.byName[l.request.Name]; ln != nil && ln.holder == l {
+	if ln := ls.heldBy(l); ln != nil {
 		ln.run = nil
 	}
 }
@@ -116,8 +123,8 @@ func (l *lease) passOn() bool {
 func (ls *lines) pass(l *lease, now int64) bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	ln := ls.byName[l.request.Name]
-	if ln == nil || ln.holder != l || ln.run == nil {
+	ln := ls.heldBy(l)
+	if ln == nil || ln.run == nil {
 		return false
 	}
 	r, ttl := ln.run, int64(l.request.TTL)
@@ -172,14 +179,11 @@ func (l *lease) beginRun(sent int64, behind []*place) *run {
 	return r
 }
 
-// holdsOf is how the fair release script gets the holds of attempts.
-func holdsOf(places []*place) string {
-	var text strings.Builder
+// holdsOf returns the holds of attempts.
+func holdsOf(places []*place) []string {
+	holds := make([]string, len(places))
 	for i, p := range places {
-		if i > 0 {
-			text.WriteByte('\n')
-		}
-		text.WriteString(p.request.Hold)
+		holds[i] = p.request.Hold
 	}
-	return text.String()
+	return holds
 }
