@@ -7,9 +7,12 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"regexp"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -124,8 +127,7 @@ func TestStoreRefusesALateLeader(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stop()
-	c := &storeClient{url: url}
-	defer c.http.CloseIdleConnections()
+	c := newStoreClient(url)
 	for _, test := range []struct {
 		term uint64
 		want error
@@ -136,6 +138,45 @@ func TestStoreRefusesALateLeader(t *testing.T) {
 	}
 	if p, err := c.read(t.Context()); err != nil || p.Term != 9 {
 		t.Errorf("the plan is %+v, %v; want that of term 9", p, err)
+	}
+}
+
+// TestCanceledWritesLeaveReadsAlone ends terms at the moment at which the store answers the leader, while nodes follow the plan.
+func TestCanceledWritesLeaveReadsAlone(t *testing.T) {
+	t.Parallel()
+	s := new(store)
+	var endTerm atomic.Pointer[context.CancelFunc]
+	url, stop, err := serve(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPut {
+			w.Header().Set("Content-Length", "0")
+		}
+		s.ServeHTTP(w, r)
+		if r.Method == http.MethodPut {
+			_ = http.NewResponseController(w).Flush()
+			(*endTerm.Load())()
+		}
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	c := newStoreClient(url)
+	ctx, cancel := context.WithCancel(t.Context())
+	var others sync.WaitGroup
+	defer others.Wait()
+	defer cancel()
+	others.Go(func() { // ends with ctx
+		for ctx.Err() == nil {
+			term, end := context.WithCancel(ctx)
+			endTerm.Store(&end)
+			_ = c.write(term, plan{Term: 1}) // an error as often as not
+			end()
+		}
+	})
+	for i := range 1000 {
+		if _, err := c.read(t.Context()); err != nil {
+			t.Fatalf("read %d: %v", i, err)
+		}
 	}
 }
 

@@ -20,7 +20,7 @@ const (
 type node struct {
 	client   *dsync.Client
 	election string
-	store    storeClient
+	store    *storeClient
 	page     *page
 	url      string // of the page
 	say      func(event)
@@ -46,7 +46,7 @@ const (
 // observe the election know where the leader is.
 func runNode(ctx context.Context, open func(ctx context.Context, note string) (*dsync.Client, error), election, store string,
 	say func(event)) (err error) {
-	n := &node{election: election, store: storeClient{url: store}, page: newPage(), say: say}
+	n := &node{election: election, store: newStoreClient(store), page: newPage(), say: say}
 	url, stop, err := serve(n.page)
 	if err != nil {
 		return err
@@ -61,7 +61,6 @@ func runNode(ctx context.Context, open func(ctx context.Context, note string) (*
 	err = n.run(ctx)
 	leaving, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveFor)
 	defer cancel()
-	n.store.http.CloseIdleConnections()
 	return errors.Join(err, n.client.Close(leaving))
 }
 

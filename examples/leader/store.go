@@ -59,6 +59,12 @@ type storeClient struct {
 	http http.Client
 }
 
+// newStoreClient uses each connection once. In net/http, a request that is canceled just when its answer comes can fail the next request
+// on the same connection.
+func newStoreClient(url string) *storeClient {
+	return &storeClient{url: url, http: http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+}
+
 func (c *storeClient) write(ctx context.Context, p plan) error {
 	body, err := json.Marshal(p)
 	if err != nil {
