@@ -70,17 +70,16 @@ func openDriver(ctx context.Context, url string, o *Options) (driver.Driver, *dr
 //
 // An answer says that a lock can be asked for, and not that the rights of the user are enough for one.
 func (c *Client) Ping(ctx context.Context) error {
-	backend, ok := c.driver.(driver.Inspector)
 	switch {
 	case c.isClosed():
 		return fmt.Errorf("dsync: ping: %w", ErrClosed)
-	case !ok:
+	case c.reach.ask == nil:
 		return fmt.Errorf("dsync: ping: %w", errors.ErrUnsupported)
 	}
 	ctx, cancel := context.WithTimeout(ctx, maxReleaseWait)
 	defer cancel()
 	began := c.clock.plain()
-	_, err := backend.Inspect(ctx, c.reach.question())
+	err := c.reach.ask(ctx, c.reach.question())
 	if err := c.reach.pinged(ctx, began, err); err != nil {
 		return fmt.Errorf("dsync: ping: %w", err)
 	}

@@ -117,6 +117,53 @@ func TestPing(t *testing.T) {
 	})
 }
 
+// pinger is a backend that one does better not to inspect.
+type pinger struct {
+	*memory.Driver
+	pings, inspects atomic.Int64
+}
+
+func (p *pinger) Ping(ctx context.Context) error {
+	p.pings.Add(1)
+	_, err := p.Driver.Inspect(ctx, "x")
+	return err
+}
+
+func (p *pinger) Inspect(ctx context.Context, name string) (driver.Status, error) {
+	p.inspects.Add(1)
+	return p.Driver.Inspect(ctx, name)
+}
+
+// TestPinger has Ping, and the probe of an outage, ask by the driver's Ping.
+func TestPinger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &pinger{Driver: memory.New(nil)}
+		c, err := dsync.New(d, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Ping(t.Context()); err != nil || d.pings.Load() != 1 {
+			t.Errorf("Ping: %v, after %d pings of the driver, want 1", err, d.pings.Load())
+		}
+		d.Cut()
+		if err := c.Ping(t.Context()); !errors.Is(err, dsync.ErrUnavailable) {
+			t.Errorf("Ping of a backend out of reach: %v, want ErrUnavailable", err)
+		}
+		d.Heal()
+		before := d.pings.Load()
+		time.Sleep(time.Minute)
+		if n := d.pings.Load() - before; n != 1 {
+			t.Errorf("%d pings of the driver after the outage, want 1, which was answered", n)
+		}
+		if n := d.inspects.Load(); n != 0 {
+			t.Errorf("the backend was inspected %d times", n)
+		}
+		if err := c.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestPingOfABackendThatCannotBeAsked(t *testing.T) {
 	if err := newStub(t, &stub{}).Ping(t.Context()); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("Ping: %v, want ErrUnsupported", err)

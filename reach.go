@@ -26,7 +26,8 @@ const (
 // its metrics, and the cause of a loss for want of the backend.
 type reach struct {
 	client *Client
-	out    atomic.Bool // changes with mu held
+	ask    func(ctx context.Context, name string) error // whether the backend answers; nil if there is no way
+	out    atomic.Bool                                  // changes with mu held
 	wg     sync.WaitGroup
 
 	mu      sync.Mutex
@@ -39,6 +40,20 @@ type reach struct {
 	since   moment // of the outage
 	warned  bool   // an operator was told of the outage
 	quiet   moment // until then none is told of another
+}
+
+// asker returns what asks the backend of d whether it answers, given the name of a lock; nil if there is no way.
+func asker(d driver.Driver) func(ctx context.Context, name string) error {
+	switch d := d.(type) {
+	case driver.Pinger:
+		return func(ctx context.Context, _ string) error { return d.Ping(ctx) }
+	case driver.Inspector:
+		return func(ctx context.Context, name string) error {
+			_, err := d.Inspect(ctx, name)
+			return err
+		}
+	}
+	return nil
 }
 
 // answered takes note of an answer of any kind, at no cost while the backend is in reach.
@@ -101,14 +116,14 @@ func (r *reach) startProbe(name string, wait time.Duration) {
 	if name != "" {
 		r.name = name
 	}
-	if backend, ok := r.client.driver.(driver.Inspector); ok && !r.probing {
+	if r.ask != nil && !r.probing {
 		r.probing = true
-		r.wg.Go(func() { r.probe(backend, wait) })
+		r.wg.Go(func() { r.probe(wait) })
 	}
 }
 
 // probe asks the backend during an outage, if nobody else does. It ends soon after the outage, or with the watchdog.
-func (r *reach) probe(backend driver.Inspector, wait time.Duration) {
+func (r *reach) probe(wait time.Duration) {
 	life := r.client.watchdog.life
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
@@ -124,8 +139,7 @@ func (r *reach) probe(backend driver.Inspector, wait time.Duration) {
 		}
 		if wait <= 0 {
 			ctx, cancel := context.WithTimeout(life, r.patience())
-			_, err := backend.Inspect(ctx, name)
-			r.inspected(ctx, err)
+			r.probed(ctx, r.ask(ctx, name))
 			cancel()
 			wait = 2 * r.patience()
 		}
@@ -182,8 +196,8 @@ func (r *reach) pinged(ctx context.Context, began moment, err error) error {
 	return nil
 }
 
-// inspected takes the outcome of a probe. What is wrong with the question is an answer.
-func (r *reach) inspected(ctx context.Context, err error) {
+// probed takes the outcome of a probe. What is wrong with the question is an answer.
+func (r *reach) probed(ctx context.Context, err error) {
 	if err != nil && (ctx.Err() != nil || transient(err)) {
 		r.unanswered("", err)
 	} else {

@@ -160,7 +160,7 @@ func New(d driver.Driver, o *Options) (*Client, error) {
 	if o.MaxHold < 0 || o.SlowHold < 0 {
 		return nil, fmt.Errorf("dsync: open: MaxHold %v or SlowHold %v is negative", o.MaxHold, o.SlowHold)
 	}
-	c.reach.client, c.latches.client = c, c
+	c.reach.client, c.reach.ask, c.latches.client = c, asker(d), c
 	c.watchdog = newWatchdog(c)
 	c.releaser = releaser{life: c.watchdog.life, info: c.info}
 	var err error

@@ -15,6 +15,7 @@ var capabilityChecks = []Check{
 	{"capabilities/ttl", "Leases of the shortest and the longest TTL that Info allows are granted, and last; others are refused with errors.ErrUnsupported.", ttlBounds},
 	{"capabilities/tokens", "Leases have tokens if the driver claims fencing, always the same ones, and none otherwise.", tokensAsClaimed},
 	{"capabilities/inspect", "Inspect says who holds a name, whichever client asks, and that nobody holds a free one.", inspectTells},
+	{"capabilities/ping", "A driver with a Ping says that the backend answers: not in an outage, but before and after.", pingTells},
 	{"capabilities/pass", "A hold that is passed to another caller of its client has a token between those before and those after, Inspect shows its new holder, and its loss is told.", passIsLikeAGrant},
 	{"capabilities/contended", "Contended is true of a release when another client waited.", waiterIsReported},
 }
@@ -129,6 +130,31 @@ func (r *request) lasts() error {
 		return fmt.Errorf("soon after the grant of a lease of %v Inspect says that %v of it are left", r.TTL, s.TTL)
 	}
 	return err
+}
+
+func pingTells(e *env) error {
+	if _, ok := e.outsider().tap.Driver.(driver.Pinger); !ok {
+		return nil
+	}
+	return e.inOutages(func(outage func(*connection)) error {
+		d := e.driver()
+		ping := func() (err error) {
+			ctx, cancel := context.WithTimeout(e.ctx, e.brief())
+			defer cancel()
+			e.within("Ping", func() { err = d.tap.Driver.(driver.Pinger).Ping(ctx) })
+			return err
+		}
+		if err := ping(); err != nil {
+			return fmt.Errorf("Ping by %s: %w", d.label, err)
+		}
+		outage(d.connection)
+		if ping() == nil {
+			return fmt.Errorf("Ping by %s says that the backend answers, in an outage", d.label)
+		}
+		d.heal()
+		e.poll("Ping by "+d.label+" says after the outage that the backend answers", ping)
+		return nil
+	})
 }
 
 // passIsLikeAGrant passes a hold on while another request waits, and then removes a hold that was passed.

@@ -34,7 +34,35 @@ func passes(pass func(ctx context.Context, l *passedOn) error) func(*memory.Driv
 	})
 }
 
+// pinging is a driver with a Ping.
+type pinging struct {
+	*memory.Driver
+	ping func(ctx context.Context) error
+}
+
+func (d *pinging) Ping(ctx context.Context) error { return d.ping(ctx) }
+
 var capabilityMutants = []mutant{
+	{
+		check:  "capabilities/ping",
+		breaks: "Ping never asks the backend",
+		mutate: func(d *memory.Driver) driver.Driver {
+			return &pinging{d, func(context.Context) error { return nil }}
+		},
+	},
+	{
+		check:  "capabilities/ping",
+		breaks: "Ping returns the first error for ever",
+		mutate: func(d *memory.Driver) driver.Driver {
+			var first error
+			return &pinging{d, func(ctx context.Context) error {
+				if first == nil {
+					_, first = d.Inspect(ctx, "x")
+				}
+				return first
+			}}
+		},
+	},
 	{
 		check:  "capabilities/info",
 		breaks: "Info has an order that does not exist",

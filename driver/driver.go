@@ -334,6 +334,13 @@ type Inspector interface {
 	Inspect(ctx context.Context, name string) (Status, error)
 }
 
+// Pinger is an optional interface of a Driver whose Inspect costs other clients of the backend something. Without one, Inspect is what asks
+// a backend whether it answers.
+type Pinger interface {
+	// Ping returns nil when the backend has answered anything, whatever name the next request is about. Its errors are those of Inspect.
+	Ping(ctx context.Context) error
+}
+
 // Watcher is implemented by drivers with an Inspector that learn by themselves when somebody gets or gives back a name.
 type Watcher interface {
 	// Watch has changed called soon after each end of a hold of name, and after each grant where the backend tells of grants, until

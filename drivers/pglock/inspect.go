@@ -51,6 +51,18 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return status, nil
 }
 
+// Ping implements driver.Pinger. Inspect reads pg_locks, and nobody gets or gives back a lock of any kind meanwhile.
+func (d *Driver) Ping(ctx context.Context) error {
+	if err := d.usable(ctx); err != nil {
+		return err
+	}
+	op := newOperation(ping, AdvisoryKey{})
+	if err := d.submit(ctx, op, nil); err != nil {
+		return err
+	}
+	return op.wait(ctx)
+}
+
 // holders returns the leases of this driver.
 func (d *Driver) holders(key AdvisoryKey) []*lease {
 	d.mu.Lock()

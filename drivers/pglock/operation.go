@@ -1,9 +1,13 @@
 package pglock
 
 import (
+	"context"
 	"errors"
+	"fmt"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 // operation is what a session carries out for a caller: a statement, or a few in turn, and the outcome. The table moves has the order of
@@ -46,6 +50,16 @@ func (op *operation) finish() {
 	}
 	if op.done != nil {
 		close(op.done)
+	}
+}
+
+// wait waits for the answer to an operation that leaves nothing behind.
+func (op *operation) wait(ctx context.Context) error {
+	select {
+	case <-op.done:
+		return refusal(op.err)
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", driver.ErrUnknown, ctx.Err())
 	}
 }
 

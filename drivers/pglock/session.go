@@ -226,12 +226,10 @@ func (d *Driver) ask(ctx context.Context, sql string, params ...[]byte) ([][][]b
 	if err != nil {
 		return nil, err
 	}
-	select {
-	case <-op.done:
-		return op.rows, refusal(op.err)
-	case <-ctx.Done():
-		return nil, fmt.Errorf("%w: %w", driver.ErrUnknown, ctx.Err())
+	if err := op.wait(ctx); err != nil {
+		return nil, err
 	}
+	return op.rows, nil
 }
 
 // query is ask without the wait for the answer.
