@@ -280,11 +280,11 @@ func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
 	}
 }
 
-// stillWaits asks the server, over another session, whether w waits for a lock.
+// stillWaits asks the server, over another session, whether w waits for a lock: nothing else keeps the statement of a wait from its end.
 func (d *Driver) stillWaits(ctx context.Context, w *session) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, backstop)
 	defer cancel()
-	rows, err := d.ask(ctx, waitsQuery, int4(w.pid))
+	rows, err := d.ask(ctx, waitsQuery, int4(w.pid), []byte(w.id))
 	if err != nil || len(rows) != 1 {
 		return false, errors.Join(err, errAnswer)
 	}

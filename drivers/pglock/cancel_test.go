@@ -201,6 +201,27 @@ func testCapOfWaiters(t *testing.T, pg *testenv.PostgresServer) {
 	mustRelease(t, <-granted)
 }
 
+// testServerKnowsWhoWaits asks of a wait, and of the session after the wait.
+func testServerKnowsWhoWaits(t *testing.T, pg *testenv.PostgresServer) {
+	holder, d := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, nil)
+	want := func(want bool, when string) {
+		t.Helper()
+		if waits, err := d.Waits(t.Context()); err != nil || len(waits) != 1 || waits[0] != want {
+			t.Errorf("%s: the session waits: %v, %v; want %v", when, waits, err, want)
+		}
+	}
+	l := mustAcquire(t, holder, try("a"))
+	granted := goAcquire(t, d, request("a", longTTL))
+	conn := connect(t, pg)
+	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == 1 }, "it waits")
+	want(true, "during a wait")
+	mustRelease(t, l)
+	l = <-granted
+	want(false, "after the grant")
+	mustRelease(t, l)
+	want(false, "after the release")
+}
+
 // testManyWaitersFewConnections lets 1,000 callers in 4 processes wait for one name, and looks at what that does to others.
 func testManyWaitersFewConnections(t *testing.T, pg *testenv.PostgresServer) {
 	const processes, callers = 4, 250

@@ -68,6 +68,16 @@
 // and the locks of a client with a closed connection at once. All locks on one connection share its fate: when an administrator ends the
 // connection, all of them are lost.
 //
+// # Many clients that wait for one name
+//
+// A session that has waited for deadlock_timeout, a second by default, looks whether it is in a deadlock. That takes 0.4 ms with 200 who wait
+// for the name and 19 ms with 1,000, and nobody gets or gives back a lock meanwhile: from some 700 clients on little else happens.
+// Sessions of the driver that wait hold nothing, and do not look where the role may say so: superusers, and in PostgreSQL 15 and later after
+//
+//	GRANT SET ON PARAMETER deadlock_timeout TO locker
+//
+// Such waits are not among those of which log_lock_waits tells.
+//
 // # What is not promised
 //
 // A fail-over or a restart of the server is the loss of every lock. A client still connected to the old primary, which nobody told to

@@ -125,6 +125,7 @@ func TestDriver(t *testing.T) {
 		{"KeyIsThatOfTheServer", testKeyIsThatOfTheServer},
 		{"CapOfLocks", testCapOfLocks},
 		{"CapOfWaiters", testCapOfWaiters},
+		{"ServerKnowsWhoWaits", testServerKnowsWhoWaits},
 		{"InTxExcludesTheDriver", testInTxExcludesTheDriver},
 		{"InspectShowsHolderAndWaiters", testInspectShowsHolderAndWaiters},
 		{"KeptTokensAreOnDisk", testKeptTokensAreOnDisk},

@@ -123,6 +123,38 @@ func TestRightsOverOthers(t *testing.T) {
 	}
 }
 
+// TestRightNotToLookForDeadlocks lets three roles wait. The server notes of a session that looks for a deadlock that it still waits.
+func TestRightNotToLookForDeadlocks(t *testing.T) {
+	pg := testenv.Postgres(t, "deadlock_timeout=10ms", "log_lock_waits=on", "log_line_prefix=%u ", "logging_collector=on", "log_filename=log")
+	admin := connect(t, pg)
+	run(t, admin, "CREATE ROLE granted LOGIN; GRANT SET ON PARAMETER deadlock_timeout TO granted; CREATE ROLE plain LOGIN")
+	taken := mustAcquire(t, newDriver(t, pg.Addr, nil), try("x"))
+	var waits []<-chan driver.Lease
+	for _, role := range []string{"postgres", "granted", "plain"} { // the one that looks is the last
+		d, _, err := driver.Open(t.Context(), "pglock://"+role+"@"+pg.Addr+"/postgres?sslmode=disable")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { closeDriver(t, d) })
+		waits = append(waits, goAcquire(t, d, request("x", longTTL)))
+		testenv.Eventually(t, func() bool { return value[int](t, admin, advisoryLocks+" AND NOT granted") == len(waits) }, role+" waits")
+	}
+	var log string
+	testenv.Eventually(t, func() bool {
+		log = value[string](t, admin, "SELECT pg_read_file('log/log')")
+		return strings.Contains(log, "plain LOG:") && strings.Contains(log, "still waiting")
+	}, "the role without the right looks for a deadlock")
+	for _, line := range []string{"postgres LOG:  process", "granted LOG:  process", "permission denied"} {
+		if strings.Contains(log, line) {
+			t.Errorf("%q is in the server's log:\n%s", line, log)
+		}
+	}
+	mustRelease(t, taken)
+	for _, w := range waits {
+		mustRelease(t, <-w)
+	}
+}
+
 // wantDenied fails the test unless the error says that there is no permission, and names what for.
 func wantDenied(t *testing.T, what string, err error, names string) {
 	t.Helper()

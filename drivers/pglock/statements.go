@@ -16,8 +16,10 @@ const (
 	terminateQuery = `SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity ` +
 		`WHERE pid = $1::pg_catalog.int4 AND application_name = $2::pg_catalog.text`
 
-	waitsQuery = `SELECT EXISTS (SELECT FROM pg_catalog.pg_locks ` +
-		`WHERE pid = $1::pg_catalog.int4 AND locktype = 'advisory' AND NOT granted)`
+	// waitsQuery asks whether a session of ours carries out a statement, and does not read pg_locks, which stops all who take or give
+	// back a lock for as long as that takes. What the role may not see counts as yes.
+	waitsQuery = `SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_get_activity($1::pg_catalog.int4) ` +
+		`WHERE coalesce(application_name = $2::pg_catalog.text, true) AND state IS DISTINCT FROM 'idle')`
 
 	hashQuery = `SELECT pg_catalog.hashtextextended($1::pg_catalog.text, 0)`
 

@@ -1,0 +1,23 @@
+package pglock
+
+import "context"
+
+// Waits asks the server of each session for waits whether it still waits.
+func (d *Driver) Waits(ctx context.Context) (waits []bool, err error) {
+	d.mu.Lock()
+	var all []*session
+	for s := range d.sessions {
+		if s.waiter {
+			all = append(all, s)
+		}
+	}
+	d.mu.Unlock()
+	for _, s := range all {
+		w, err := d.stillWaits(ctx, s)
+		if err != nil {
+			return nil, err
+		}
+		waits = append(waits, w)
+	}
+	return waits, nil
+}
