@@ -50,8 +50,9 @@ Jain's index is over clients: 1 if all got the name equally often. It and the lo
 there is time for one or two turns of each client, the index may be 0.9 although nobody passes another client by. Where there were fewer hand-overs than clients, no index can be larger than their ratio:
 then it says how slow the row is, and not how fair. A longest wait that is longer than the time is that of a client which did not get the name at all.
 
-PostgreSQL looks for a deadlock when a wait is a second old (deadlock_timeout), which nobody but a superuser can change. Such a look took 0.4 ms of CPU time with 200 who wait and 19 ms with 1,000, and
-nobody gets or gives back a lock meanwhile. So where a round takes more than a second, with some 700 clients, there are hardly more hand-overs than such looks, in the floor as well.`,
+PostgreSQL looks for a deadlock when a wait is a second old (deadlock_timeout). Such a look took 0.4 ms of CPU time with 200 who wait and 19 ms with 1,000, and nobody gets or gives back a lock
+meanwhile. So where a round takes more than a second, with some 700 clients, there are hardly more hand-overs than such looks. dsync turns them off for its sessions that wait, if its role may: the
+rows but for one are those of a superuser.`,
 		crowdProcesses, FullCrowds.Settle, length(2*FullCrowds.Settle, crowdComes), length(whole(FullCrowds.Slice), whole(crowdTurns)))
 }
 

@@ -35,6 +35,7 @@ var pgBackend = &Backend{
 		// It waits for a whole lease before it tries again, so that nothing would come of workloads 4 and 7.
 		{Name: "cirello.io/pglock", Kind: Peer, In: []int{1, 2, 3, 5, 6}, Open: openCirello},
 		ours("dsync", "pglock", pgPath+"&max_locks=200000", dsync.Options{}),
+		ours("dsync, role without rights", "pglock", pgPath+"&user=plain", dsync.Options{}, 14),
 		ours("dsync, no tokens", "pglock", pgPath+"&fenced=false", dsync.Options{}, 1, 4),
 		withToken(ours("dsync, with Token", "pglock", pgPath+"&max_locks=200000", dsync.Options{}, 1, 2, 4)),
 		oursAlone("dsync's driver alone", "pglock", pgPath, 3, 5),
@@ -50,7 +51,7 @@ func startPostgres(tb testing.TB, storage testenv.Storage) *Servers {
 	servers.Left = func(tb testing.TB) Sample { return Sample{"left at server": float64(countAdvisory(tb, servers.Addrs))} }
 	conn, do := pgAdmin(tb, servers.Addrs)
 	defer conn.Close(context.Background())
-	do("CREATE EXTENSION pg_stat_statements")
+	do("CREATE EXTENSION pg_stat_statements", "CREATE ROLE plain LOGIN")
 	do(countNothing...) // it costs time
 	return servers
 }
