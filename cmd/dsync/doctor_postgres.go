@@ -289,5 +289,18 @@ func (s *postgresServer) rights(ctx context.Context, f map[string]string) error 
 		s.x.bad(warning, "rights", s.user+" may not end the sessions of others, which force_unlock=true needs",
 			"GRANT pg_signal_backend TO "+s.user, seeRights)
 	}
-	return nil
+	return s.crowds(ctx, f)
+}
+
+// crowds looks whether sessions of the driver that wait may look for no deadlocks, which they can be allowed from PostgreSQL 15 on.
+func (s *postgresServer) crowds(ctx context.Context, f map[string]string) error {
+	if number, err := strconv.Atoi(f["version"]); err != nil || number < 150000 {
+		return nil
+	}
+	rows, err := s.ask(ctx, "SELECT has_parameter_privilege('deadlock_timeout', 'SET')")
+	if err == nil && len(rows) == 1 && string(rows[0][0]) != "t" {
+		s.x.bad(note, "rights", s.user+" may not set deadlock_timeout, which matters where hundreds of clients wait for one name",
+			"GRANT SET ON PARAMETER deadlock_timeout TO "+s.user+", if that is so", seeRights)
+	}
+	return err
 }

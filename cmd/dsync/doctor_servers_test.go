@@ -37,6 +37,15 @@ func TestDoctorOnPostgres(t *testing.T) {
 		e.want(check, ok, "", "")
 	}
 	doctor(t, false, url+"&force_unlock=true").want("rights", warning, "sessions of others", "GRANT pg_signal_backend TO locker")
+	var version int
+	if err := admin.QueryRow(t.Context(), "SELECT current_setting('server_version_num')::int").Scan(&version); err != nil {
+		t.Fatal(err)
+	}
+	if version >= 150000 {
+		e.want("rights", note, "deadlock_timeout", "GRANT SET ON PARAMETER deadlock_timeout TO locker")
+		do("GRANT SET ON PARAMETER deadlock_timeout TO locker")
+	}
+	doctor(t, false, url).no(note)
 	doctor(t, true, url+"&ttl=10000h").want("session limit", fault, "TTL", "ttl=")
 
 	do("ALTER ROLE locker CONNECTION LIMIT 2")
