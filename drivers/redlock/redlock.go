@@ -233,19 +233,10 @@ func checkNumber(nodes int) error {
 
 // withDefaults sets what the driver demands of a client.
 func withDefaults(o rueidis.ClientOption) rueidis.ClientOption {
-	o.ForceSingleClient, o.DisableCache, o.DisableRetry = true, true, true
-	o.PipelineMultiplex = -1 // one connection, so requests stay in order
+	redisdial.Prepare(&o)
+	o.ForceSingleClient = true
 	if o.RingScaleEachConn == 0 {
 		o.RingScaleEachConn = 4 // one batch at a time is under way; the default has 2^10 slots, of 300 bytes each
-	}
-	if o.Dialer.Timeout == 0 {
-		o.Dialer.Timeout = redisdial.ConnectFor
-	}
-	if o.Dialer.KeepAlive == 0 {
-		o.Dialer.KeepAlive = redisdial.PingEvery
-	}
-	if o.ConnWriteTimeout == 0 {
-		o.ConnWriteTimeout = redisdial.AnswerIn
 	}
 	return o
 }

@@ -24,13 +24,31 @@ const (
 	maxDB      = 1 << 20
 )
 
-// Defaults returns the options of a client that do not depend on its server.
-func Defaults(clientName string) (o rueidis.ClientOption) {
-	o.ClientName, o.ClientSetInfo = clientName, rueidis.DisableClientSetInfo
+// Prepare sets what the drivers demand of each client, and the times that o leaves open.
+func Prepare(o *rueidis.ClientOption) {
 	o.DisableCache, o.DisableRetry = true, true
 	o.PipelineMultiplex = -1 // one connection, which is as fast, and keeps requests in order
+
+	// The library's own goroutines write and read from the beginning. Otherwise callers do so at first, and Close can wait for ever: if Close begins
+	// at the moment when the ping of an idle connection does, each of the two leaves it to the other to start these goroutines.
+	o.AlwaysPipelining, o.DisableAutoPipelining = true, false
+
+	if o.Dialer.Timeout <= 0 {
+		o.Dialer.Timeout = ConnectFor
+	}
+	if o.Dialer.KeepAlive <= 0 { // without pings the goroutines would wait for a silent server for ever
+		o.Dialer.KeepAlive = PingEvery
+	}
+	if o.ConnWriteTimeout <= 0 {
+		o.ConnWriteTimeout = AnswerIn
+	}
+}
+
+// Defaults returns the options of a client that do not depend on its server.
+func Defaults(clientName string) (o rueidis.ClientOption) {
+	Prepare(&o)
+	o.ClientName, o.ClientSetInfo = clientName, rueidis.DisableClientSetInfo
 	o.ReadBufferEachConn, o.WriteBufferEachConn = bufferSize, bufferSize
-	o.Dialer.Timeout, o.Dialer.KeepAlive, o.ConnWriteTimeout = ConnectFor, PingEvery, AnswerIn
 	o.BlockingPoolCleanup = time.Minute
 	return o
 }

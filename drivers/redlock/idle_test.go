@@ -1,0 +1,56 @@
+package redlock
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// closing tells when a connection is closed.
+type closing struct {
+	net.Conn
+	closed func()
+}
+
+func (c *closing) Close() error {
+	c.closed()
+	return c.Conn.Close()
+}
+
+// TestIdleConnectionsAreRead: the library reads the connections that no request uses, and so notices their end without a ping. Close of a driver
+// whose callers read could hang: see redisdial.Prepare.
+func TestIdleConnectionsAreRead(t *testing.T) {
+	s := testenv.Redis(t)
+	var open atomic.Int64
+	o := rueidis.ClientOption{InitAddress: []string{s.Addr}, Dialer: net.Dialer{KeepAlive: time.Hour}}
+	o.DialCtxFn = func(ctx context.Context, addr string, nd *net.Dialer, _ *tls.Config) (net.Conn, error) {
+		c, err := nd.DialContext(ctx, "tcp", addr)
+		if err != nil {
+			return nil, err
+		}
+		open.Add(1)
+		return &closing{c, sync.OnceFunc(func() { open.Add(-1) })}, nil
+	}
+	d, err := newDriver([]rueidis.ClientOption{o}, &Options{Durable: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeLater(t, d)
+	release(t, acquire(t, d, request("x")))
+	topic := d.ears[0].Join("x")
+	defer topic.Leave(false)
+	<-topic.Wake // the server has confirmed the subscription
+	if got := open.Load(); got != 3 {
+		t.Fatalf("%d connections, want 3: one for requests, and two of the client for messages", got)
+	}
+	s.Do("CLIENT", "KILL", "TYPE", "normal")
+	testenv.Eventually(t, func() bool { return open.Load() == 1 }, "the driver has noticed that two connections were closed")
+}
