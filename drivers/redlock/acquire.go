@@ -110,8 +110,10 @@ func (l *lease) vote(ctx context.Context) error {
 			return driver.ErrClosed
 		case now > limit:
 			return l.unfinished(driver.ErrUnavailable)
-		case !reached && now-begin >= int64(d.patience(d.options.NodeTimeout)):
-			l.stopWaiting(now)
+		case !reached:
+			if patience := int64(d.patience(d.options.NodeTimeout)); now-begin >= patience {
+				l.stopWaiting(now, patience)
+			}
 		}
 	}
 }
@@ -177,22 +179,20 @@ func (l *lease) unfinished(why error) error {
 }
 
 // stopWaiting gives up waiting for nodes that are slower than a majority of the others by more than patience.
-func (l *lease) stopWaiting(now int64) {
-	d := l.driver
+func (l *lease) stopWaiting(now, patience int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	yes, no, _ := l.tally()
-	if yes+no < d.quorum {
+	if yes+no < l.driver.quorum {
 		return
 	}
-	patience := d.patience(d.options.NodeTimeout)
 	for i := range l.votes {
 		v := &l.votes[i]
 		if v.state != queued && v.state != asking {
 			continue
 		}
 		v.late = true
-		if at := v.node().flight.Load(); at != 0 && now-at >= int64(patience) {
+		if at := v.node().flight.Load(); at != 0 && now-at >= patience {
 			v.node().hung.Store(true)
 		}
 	}
