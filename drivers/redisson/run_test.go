@@ -37,6 +37,17 @@ func waitForRun(tb testing.TB, s *testenv.RedisServer, d *Driver, n int) []*wait
 	return waiters
 }
 
+// amidRun returns a driver with the lease of the second of n callers who get the lock x in one run, and all of them.
+func amidRun(tb testing.TB, s *testenv.RedisServer, n int) (*Driver, *lease, []*waiter) {
+	tb.Helper()
+	d := openURL(tb, "redisson://%s?fair=true", s.Addr)
+	l := acquire(tb, d, forLong("x"))
+	w := waitForRun(tb, s, d, n)
+	release(tb, l)
+	release(tb, w[0].granted(tb))
+	return d, w[1].granted(tb), w
+}
+
 // prolong has the run of the lock x last, however slow the machine is.
 func prolong(d *Driver) {
 	d.lines.mu.Lock()
@@ -225,12 +236,7 @@ func TestRunEndsInTime(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := openURL(t, "redisson://%s?fair=true", s.Addr)
-			l := acquire(t, d, forLong("x"))
-			w := waitForRun(t, s, d, 3)
-			release(t, l)
-			release(t, w[0].granted(t))
-			l = w[1].granted(t)
+			d, l, w := amidRun(t, s, 3)
 			end(d, l)
 			if name == "renewal" {
 				testenv.Eventually(t, func() bool { return len(lineOfX(s)) == 1 }, "one is left in the queue")
@@ -252,12 +258,7 @@ func TestRunEndsInTime(t *testing.T) {
 func TestRunAndClose(t *testing.T) {
 	s := testenv.Redis(t)
 	for range 30 {
-		d := openURL(t, "redisson://%s?fair=true", s.Addr)
-		l := acquire(t, d, forLong("x"))
-		w := waitForRun(t, s, d, 4)
-		release(t, l)
-		release(t, w[0].granted(t))
-		l = w[1].granted(t)
+		d, l, w := amidRun(t, s, 4)
 		releaseAtClose(t, d, l)
 		for _, w := range w[2:] {
 			if <-w.done; w.err != nil && !errors.Is(w.err, driver.ErrClosed) {
