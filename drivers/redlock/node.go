@@ -347,7 +347,7 @@ func (n *node) fail(err error) {
 // ready makes sure of a connection to a server seen by look, or returns an error with the reason why there is none.
 func (n *node) ready() error {
 	unfit := n.counts.Load() == never && n.driver.now()-n.lookedAt > int64(lookAgain)
-	if n.known == n.dialer.Made() && n.client != nil && !n.trouble.Load() && !unfit {
+	if n.known == n.dialer.Made() && n.dialer.Connected() && n.client != nil && !n.trouble.Load() && !unfit {
 		return nil
 	}
 	if n.driver.now() < n.downUntil {

@@ -89,6 +89,13 @@ func (d *Dialer) begin() bool {
 // Made returns how many connections were asked for. While the number stays the same, there is no new connection.
 func (d *Dialer) Made() uint64 { return d.made.Load() }
 
+// Connected reports whether a connection is open. The client has closed one whose end it has noticed.
+func (d *Dialer) Connected() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.conns) > 0
+}
+
 // Break breaks every connection. New ones may be made.
 func (d *Dialer) Break() {
 	d.mu.Lock()

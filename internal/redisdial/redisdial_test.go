@@ -76,7 +76,13 @@ func TestBreakLetsNewConnectionsBeMade(t *testing.T) {
 			t.Fatal(err)
 		}
 		c := <-s.accepted
+		if !d.Connected() {
+			t.Error("Connected: got false for an open connection")
+		}
 		d.Break()
+		if d.Connected() {
+			t.Error("Connected: got true for a broken connection")
+		}
 		awaitEnd(t, c)
 	}
 }
