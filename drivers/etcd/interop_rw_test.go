@@ -262,17 +262,12 @@ func TestReadsAreNeverTorn(t *testing.T) {
 		<-time.After(100 * time.Microsecond)
 		second.Store(n)
 	}
-	var readers, most atomic.Int64
 	read := func() {
-		now := readers.Add(1)
-		for seen := most.Load(); now > seen && !most.CompareAndSwap(seen, now); seen = most.Load() {
-		}
 		a := second.Load()
 		<-time.After(time.Millisecond)
 		if b := first.Load(); a != b {
 			t.Errorf("half of a write: got %d and %d", b, a)
 		}
-		readers.Add(-1)
 	}
 	var all sync.WaitGroup
 	repeat := func(do func(), lock func() (unlock func() error)) {
@@ -311,9 +306,6 @@ func TestReadsAreNeverTorn(t *testing.T) {
 	all.Wait()
 	if got, want := first.Load(), int64(2*each*rounds); got != want {
 		t.Errorf("writes: got %d, want %d", got, want)
-	}
-	if most.Load() < 2 {
-		t.Error("no two readers at a time")
 	}
 }
 
