@@ -145,11 +145,11 @@ func pingTells(e *env) error {
 			return err
 		}
 		if err := ping(); err != nil {
-			return fmt.Errorf("Ping by %s: %w", d.label, err)
+			return fmt.Errorf("%s is asked by Ping whether the backend answers: %w", d.label, err)
 		}
 		outage(d.connection)
 		if ping() == nil {
-			return fmt.Errorf("Ping by %s says that the backend answers, in an outage", d.label)
+			return fmt.Errorf("%s says by Ping that the backend answers, in an outage", d.label)
 		}
 		d.heal()
 		e.poll("Ping by "+d.label+" says after the outage that the backend answers", ping)
