@@ -22,8 +22,8 @@ const (
 	timesPrefix = "redisson_lock_timeout"
 )
 
-// alone is how long an attempt for a fair lock waits without listening for messages, where only others of its driver are in front of it.
-const alone = 50 * time.Millisecond
+// aloneFor is lines.alone of a driver.
+const aloneFor = 50 * time.Millisecond
 
 // departIn is how long a caller that gives up waits for the server to confirm that its place in the queue, or its intent to write, is gone.
 const departIn = 500 * time.Millisecond
@@ -195,6 +195,7 @@ func (d *Driver) awaitTurn(ctx context.Context, p *place, refused obstacle) (l *
 	}()
 	timer := time.NewTimer(left)
 	defer timer.Stop()
+	alone := d.lines.alone
 	if amongOwn := d.lines.await(p, d.now()); left > alone && amongOwn {
 		timer.Reset(alone)
 	} else {

@@ -2,6 +2,7 @@ package redisson
 
 import (
 	"sync"
+	"time"
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/linked"
@@ -13,6 +14,7 @@ import (
 // the driver stand right behind the heir.
 type lines struct {
 	abandon func(name string, holds []string) // has the cleaner take holds out of the queue; called with mu held
+	alone   time.Duration                     // how long an attempt with none but others of its driver in front waits without listening for messages
 
 	mu     sync.Mutex
 	byName map[string]*line // nil in a driver for other locks

@@ -234,7 +234,7 @@ func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Dr
 	}
 	if d.options.Fair {
 		d.scripts = fairScripts
-		d.lines = lines{byName: make(map[string]*line), abandon: d.abandon}
+		d.lines = lines{byName: make(map[string]*line), abandon: d.abandon, alone: aloneFor}
 	}
 	d.direct.answered.Store(never)
 	d.ops.New = func() any { return &op{done: make(chan struct{}, 1)} }

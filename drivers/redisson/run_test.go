@@ -48,6 +48,14 @@ func amidRun(tb testing.TB, s *testenv.RedisServer, n int) (*Driver, *lease, []*
 	return d, w[1].granted(tb), w
 }
 
+// openPatient opens a driver for fair locks whose attempts ask once, however slow the machine is: they do not listen, after which they would ask again.
+func openPatient(tb testing.TB, s *testenv.RedisServer, parameters string) *Driver {
+	tb.Helper()
+	d := openURL(tb, "redisson://%s?fair=true%s", s.Addr, parameters)
+	d.lines.alone = backstop / 2
+	return d
+}
+
 // prolong has the run of the lock x last, however slow the machine is.
 func prolong(d *Driver) {
 	d.lines.mu.Lock()
@@ -66,7 +74,7 @@ func TestRun(t *testing.T) {
 	s := testenv.Redis(t)
 	for _, parameters := range []string{"", "&fenced=false", "&fence=redisson"} {
 		t.Run(parameters, func(t *testing.T) {
-			d := openURL(t, "redisson://%s?fair=true%s", s.Addr, parameters)
+			d := openPatient(t, s, parameters)
 			l := acquire(t, d, forLong("x"))
 			waiters := waitForRun(t, s, d, callers)
 			before := scriptRuns(s)
@@ -130,7 +138,7 @@ func TestRunEndsAtOthers(t *testing.T) {
 // TestRunPassesByThoseWhoLeave: one that gives up in the middle of a run leaves the queue, and the lock goes to the one behind.
 func TestRunPassesByThoseWhoLeave(t *testing.T) {
 	s := testenv.Redis(t)
-	d := openURL(t, "redisson://%s?fair=true", s.Addr)
+	d := openPatient(t, s, "")
 	l := acquire(t, d, forLong("x"))
 	w := waitForRun(t, s, d, 4)
 	release(t, l)
