@@ -37,6 +37,7 @@ func (p Place) before() int64 { return p.Ticket - p.Granted - 1 }
 // turn is the place of a topic. It is guarded by Listener.mu.
 type turn struct {
 	place Place         // as far as it is known
+	most  int64         // place.before() when the server said it: in the same line there are no more later
 	freed time.Time     // if place.Free: when
 	begin time.Time     // if place.Free: when it is the turn of the topic, if there is no message before
 	pace  time.Duration // on average from a release to the next message
@@ -123,7 +124,7 @@ func (t *Topic) Placed(p Place, left time.Duration) {
 	defer ln.mu.Unlock()
 	u := &t.turn
 	paused := u.place.Free && u.place.Ticket == p.Ticket
-	u.place = p
+	u.place, u.most = p, p.before()
 	if t.takeBack() || u.ended { // there was a release after the server had refused
 		u.place.Free, left = true, 0
 	}
@@ -171,12 +172,15 @@ func (t *Topic) held(left time.Duration, granted int64) {
 	if p.Ticket == 0 {
 		return
 	}
-	before := (p.Ticket%ticketsTold - granted + ticketsTold) % ticketsTold
-	if before > ticketsTold/2 {
-		before -= ticketsTold // passed by
+	since := (p.Ticket%ticketsTold - granted + ticketsTold) % ticketsTold // tickets since the one that was granted
+	if since > ticketsTold/2 {
+		since -= ticketsTold // passed by
+	}
+	if since-1 > t.turn.most { // of a later line: that of the ticket is gone, and who asks gets another ticket
+		since = 0
 	}
 	t.turn.measure()
-	p.Granted, p.Free, t.turn.ended = p.Ticket-before, false, false
+	p.Granted, p.Free, t.turn.ended = p.Ticket-since, false, false
 	t.takeBack()
 	t.scheduleTurn(left)
 }

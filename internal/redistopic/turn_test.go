@@ -89,6 +89,32 @@ func TestTurn(t *testing.T) {
 	}
 }
 
+// TestMessageOfALaterLine: the line of a ticket is gone, and messages come of a line that began later. Tickets begin with the time, so one in two such
+// messages, in whose numbers there are the last six digits alone, has hundreds of thousands in front of the ticket. Releases, each of which
+// would put the question off again, come in quick succession.
+func TestMessageOfALaterLine(t *testing.T) {
+	const began = 1_795_654_800_000_000
+	for _, later := range []int64{1, 200_000, 499_999, 500_001, 700_000, 999_990, 999_999} { // microseconds
+		synctest.Test(t, func(t *testing.T) {
+			topic := inLine(Place{Ticket: began + 3, Granted: began, Last: began + 3})
+			topic.hear(func() { topic.held(time.Minute, (began+later)%ticketsTold) })
+			releases := 0
+			for woken := false; !woken && releases < 10; releases++ {
+				topic.hear(func() { topic.released(true) })
+				select {
+				case <-topic.Wake:
+					woken = true
+				case <-time.After(shortStep / 2):
+				}
+			}
+			if releases > 4 { // what is told may also be of the ticket's line
+				t.Errorf("%d us later: the waiter does not ask after %d releases", later, releases)
+			}
+			topic.hear(topic.turn.leave)
+		})
+	}
+}
+
 // TestLateMessages: while messages to a long line are late, since servers or clients are busy, those who ask are the first of the line, and
 // few. Others would pass by most of the line.
 func TestLateMessages(t *testing.T) {
