@@ -14,17 +14,6 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// closing tells when a connection is closed.
-type closing struct {
-	net.Conn
-	closed func()
-}
-
-func (c *closing) Close() error {
-	c.closed()
-	return c.Conn.Close()
-}
-
 // TestIdleConnectionsAreRead: the library reads the connections that no request uses, and so notices their end without a ping. Close of a driver
 // whose callers read could hang: see redisdial.Prepare.
 func TestIdleConnectionsAreRead(t *testing.T) {
@@ -37,7 +26,7 @@ func TestIdleConnectionsAreRead(t *testing.T) {
 			return nil, err
 		}
 		open.Add(1)
-		return &closing{c, sync.OnceFunc(func() { open.Add(-1) })}, nil
+		return testenv.OnClose(c, sync.OnceFunc(func() { open.Add(-1) })), nil
 	}
 	d, err := newDriver([]rueidis.ClientOption{o}, &Options{Durable: true})
 	if err != nil {

@@ -13,17 +13,6 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// closing tells when a connection is closed.
-type closing struct {
-	net.Conn
-	closed func()
-}
-
-func (c *closing) Close() error {
-	c.closed()
-	return c.Conn.Close()
-}
-
 // TestIdleConnectionIsRead: the library reads a connection that no request uses, and so notices its end without a ping. Close of a client whose callers
 // read could hang, which is too rare for a test: see Prepare.
 func TestIdleConnectionIsRead(t *testing.T) {
@@ -33,7 +22,10 @@ func TestIdleConnectionIsRead(t *testing.T) {
 	o.InitAddress, o.Dialer.KeepAlive = []string{s.Addr}, time.Hour
 	o.DialCtxFn = func(ctx context.Context, addr string, nd *net.Dialer, _ *tls.Config) (net.Conn, error) {
 		c, err := nd.DialContext(ctx, "tcp", addr)
-		return &closing{c, func() { closed <- struct{}{} }}, err
+		if err != nil {
+			return nil, err
+		}
+		return testenv.OnClose(c, func() { closed <- struct{}{} }), nil
 	}
 	client, err := rueidis.NewClient(o)
 	if err != nil {
