@@ -36,7 +36,7 @@ var crowds = []struct {
 	{redisFair, sizes, []float64{689, 651, 621, 626, 615}, map[int]bool{10: true}},
 	{etcd, sizes, []float64{580, 447, 424, 428, 344}, map[int]bool{10: true}},
 	{zooKeeper, sizes, []float64{673, 570, 589, 537, 384}, map[int]bool{10: true, 1000: true}},
-	{postgreSQL, sizes[:4], []float64{816, 753, 703, 672}, map[int]bool{10: true}},
+	{postgreSQL, sizes[:4], []float64{791, 727, 661, 619}, map[int]bool{10: true}},
 }
 
 var sizes = []int{2, 10, 50, 200, 1000}
@@ -111,7 +111,7 @@ func hotFigures(t *testing.T) (all []figure) {
 		measured float64
 		fitted   bool
 	}{
-		{hot("Redis", 296*us), 181_682, true}, {hot("Redlock", 504*us), 109_185, false}, {hot("PostgreSQL", 312*us), 148_688, false},
+		{hot("Redis", 205*us), 175_393, true}, {hot("Redlock", 273*us), 129_174, false}, {hot("PostgreSQL", 186*us), 156_256, false},
 	} {
 		s := crowd(t, c.model, 0, 1, 32, 0, 100*time.Millisecond)
 		all = append(all, figure{c.model.name, "32 goroutines", c.measured, s.perSecond, c.fitted})
