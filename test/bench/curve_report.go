@@ -18,7 +18,7 @@ import (
 
 const aboutCurves = `# Curves
 
-Made by %s on one machine. The clients share a CPU; the servers have another one.
+Made by ` + "`make bench-%s`" + `, each backend in one run on one machine. The clients share a CPU; the servers have another one.
 %s
 In parentheses is how many times as large a value is as that of the floor: the fewest requests through the same client library, with no library
 of locks on top. It is no product, as nothing survives there that goes wrong.
@@ -79,9 +79,12 @@ func (r *Report) panels(c *Curve) (all []panel) {
 // curveTables has a column for each number, and one for the slopes between them.
 func (r *Report) curveTables(curves []*Curve) string {
 	var out strings.Builder
-	made := "`make bench-curves` and `make bench-crowds` in one run"
-	if slices.Contains(Flushes(), curves[0].Points[0]) {
-		made = "`make bench-flushes`"
+	made := "curves"
+	switch {
+	case curves[0] == Crowds:
+		made = "crowds"
+	case slices.Contains(Flushes(), curves[0].Points[0]):
+		made = "flushes"
 	}
 	fmt.Fprintf(&out, aboutCurves, made, r.Results.aboutStorage(), r.Results.machine)
 	for _, c := range curves {

@@ -29,6 +29,11 @@ func ours(name, scheme, rest string, o dsync.Options, in ...int) *Row {
 	}}
 }
 
+func mayFail(text string, r *Row) *Row {
+	r.MayFail = text
+	return r
+}
+
 type dsyncLocker struct{ client *dsync.Client }
 
 func (l dsyncLocker) Lock(ctx context.Context, name string) (Held, error) {

@@ -35,7 +35,8 @@ var pgBackend = &Backend{
 		// It waits for a whole lease before it tries again, so that nothing would come of workloads 4 and 7.
 		{Name: "cirello.io/pglock", Kind: Peer, In: []int{1, 2, 3, 5, 6}, Open: openCirello},
 		ours("dsync", "pglock", pgPath+"&max_locks=200000", dsync.Options{}),
-		ours("dsync, role without rights", "pglock", pgPath+"&user=plain", dsync.Options{}, 14),
+		// The server does not answer for a TTL where a thousand wait, as each of them looks for a deadlock.
+		mayFail(dsync.ErrLost.Error(), ours("dsync, role without rights", "pglock", pgPath+"&user=plain", dsync.Options{}, 14)),
 		ours("dsync, no tokens", "pglock", pgPath+"&fenced=false", dsync.Options{}, 1, 4),
 		withToken(ours("dsync, with Token", "pglock", pgPath+"&max_locks=200000", dsync.Options{}, 1, 2, 4)),
 		oursAlone("dsync's driver alone", "pglock", pgPath, 3, 5),

@@ -62,8 +62,8 @@ type Row struct {
 	// Open returns a new client, for servers at addrs.
 	Open func(ctx context.Context, addrs []string) (Locker, error)
 
-	// MayHang says that the library is known to wait for ever now and then, so that this fails no run.
-	MayHang bool
+	// MayFail is part of an error that the row is known to end with now and then, so that this error fails no run.
+	MayFail string
 
 	// In is the workloads that the row takes part in, by number; nil means all that are not for rows that name them. Elsewhere the table
 	// leaves it out.
