@@ -29,12 +29,6 @@ func ours(name, scheme, rest string, o dsync.Options, in ...int) *Row {
 	}}
 }
 
-// mayFail notes what an error of the row says that fails no run.
-func mayFail(text string, r *Row) *Row {
-	r.MayFail = text
-	return r
-}
-
 type dsyncLocker struct{ client *dsync.Client }
 
 func (l dsyncLocker) Lock(ctx context.Context, name string) (Held, error) {

@@ -62,8 +62,8 @@ type Row struct {
 	// Open returns a new client, for servers at addrs.
 	Open func(ctx context.Context, addrs []string) (Locker, error)
 
-	// MayFail is part of an error that the row is known to end with now and then, so that this error fails no run.
-	MayFail string
+	// MayFail reports whether the row is known to end with an error now and then, so that the error fails no run. Nil means never.
+	MayFail func(w *Workload, err error) bool
 
 	// In is the workloads that the row takes part in, by number; nil means all that are not for rows that name them. Elsewhere the table
 	// leaves it out.

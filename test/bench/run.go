@@ -165,7 +165,7 @@ func (b *bed) measure(t *testing.T, w *Workload, r *Row, round int, results *Res
 	text := fmt.Sprintf("%s, %s: workload %s, round %d: %v", b.backend.Name, r.Name, w.Name, round+1, err)
 	b.forget(r)
 	overlap := strings.Contains(err.Error(), errOverlap.Error())
-	known := r.MayFail != "" && strings.Contains(err.Error(), r.MayFail) || r.Kind == Peer && !b.size.PeersFail
+	known := r.MayFail != nil && r.MayFail(w, err) || r.Kind == Peer && !b.size.PeersFail
 	if overlap || !known {
 		t.Error(text)
 	} else {
