@@ -48,7 +48,8 @@ func (l *Lease) Owner() string {
 
 // Token returns the fencing token of the lease, or 0 if the backend has none, and for permits, of which several holders are right at the same
 // time. The token is larger than the tokens of all earlier grants of
-// the name; a re-entry has the token of the hold that it joined. The token of a [Read] is larger than those of all earlier holders who had
+// the name; a re-entry has the token of the hold that it joined, and a hold that the client passes on without a request has one that came with
+// the backend's grant. The token of a [Read] is larger than those of all earlier holders who had
 // the name alone, and smaller than those of all later ones; a resource compares it, and does not store it. Send the token with every
 // write to the protected resource, and let the resource refuse a token smaller than one seen before: nothing else protects against a late
 // write.

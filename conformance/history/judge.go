@@ -48,7 +48,8 @@ const (
 	RuleOverlap Rule = "V1 claimed overlap"
 	// RuleStale: the protected resource accepted a token below that of an earlier write, or a write with the token of a Read.
 	RuleStale Rule = "V2 stale access"
-	// RuleTokens: a grant had no greater token than an earlier one, not both being Reads; or permits had a token.
+	// RuleTokens: a grant had no greater token than an earlier one, not both being Reads; or permits had a token. Where somebody else may
+	// have removed a hold (Bounds.Detect), what its client may have passed on or re-entered counts as granted when the first of its holders asked.
 	RuleTokens Rule = "V3 token regression"
 	// RuleLoss: an overlap after which the loser was told of the loss, but too late.
 	RuleLoss Rule = "V4 late loss"

@@ -157,26 +157,50 @@ func (j *judge) tokens(holds []*attempt) {
 		if token == 0 && (b.ending == released || b.evidence > b.returned.Time) { // otherwise the lease may have been over before the token came
 			j.violation(RuleTokens, "a grant has no token", b.returned)
 		}
-		since := b.from
-		if !b.claimed() { // the grant may have been long before its return
-			since = point{b.called.Time, 0}
-		}
-		n := sort.Search(i, func(k int) bool { return !holds[k].from.before(since) })
-		a := highest[n]
-		if b.reads() {
-			a = written[n]
-		}
-		joined := b.reads() && !b.claimed() // perhaps a hold of its client, removed when the other hold was granted
-		if a != nil && token != 0 && token <= a.returned.Token && !joined {
-			if same := token == a.returned.Token && b.reentry && a.owner == b.owner; !same {
-				j.violation(RuleTokens, "a token is not above that of an earlier grant", a.returned, b.called, b.returned)
+		// above returns a hold that was surely granted before since, if its token is too high for that.
+		above := func(since point) *attempt {
+			n := sort.Search(i, func(k int) bool { return !holds[k].from.before(since) })
+			a := highest[n]
+			if b.reads() {
+				a = written[n]
 			}
+			if a == nil || token == 0 || token > a.returned.Token || token == a.returned.Token && b.reentry && a.owner == b.owner {
+				return nil
+			}
+			return a
+		}
+		var a *attempt
+		switch {
+		case b.claimed():
+			a = above(b.from)
+		case b.reads(): // perhaps a hold of its client, removed when the other hold was granted
+		default: // the grant may have been long before its return
+			if a = above(point{b.called.Time, 0}); a != nil {
+				a = above(point{b.inherited(holds[:i]), 0})
+			}
+		}
+		if a != nil {
+			j.violation(RuleTokens, "a token is not above that of an earlier grant", a.returned, b.called, b.returned)
 		}
 		highest[i+1], written[i+1] = higher(highest[i], b), written[i]
 		if !b.reads() {
 			written[i+1] = higher(written[i], b)
 		}
 	}
+}
+
+// inherited returns when the first hold was asked for that may have come down to b without another question to the backend: a client
+// passes a hold on to its waiters, and lets the owner re-enter it. If somebody else has ended that hold and the client not heard of it, its
+// tokens are below those of grants that came after it. The holds are those before b, in the order of their grants.
+func (b *attempt) inherited(holds []*attempt) time.Duration {
+	asked := b.called.Time
+	for _, a := range slices.Backward(holds) {
+		of := a.owner.proc == b.owner.proc && a.owner.client == b.owner.client
+		if of && a.called.Time < asked && (a.released == nil || a.released.Time >= asked) {
+			asked = a.called.Time
+		}
+	}
+	return asked
 }
 
 // higher returns b if its token is higher than that of a, which may be nil.

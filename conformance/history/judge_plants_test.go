@@ -183,6 +183,7 @@ func (s *sim) at(events []Event, t time.Duration, kind func(Event) bool) (attemp
 	held := map[uint64]bool{}
 	pending := map[uint64]bool{}
 	returned := map[uint64]bool{}
+	gaveUp, answered := map[uint64]bool{}, map[uint64]bool{} // Unlock by t, and the server after that
 	for _, e := range events {
 		switch {
 		case e.Kind == KindFaultOn && e.Time <= t:
@@ -199,7 +200,13 @@ func (s *sim) at(events []Event, t time.Duration, kind func(Event) bool) (attemp
 			}
 		case (e.Kind == KindLose || e.Kind == KindReleased || e.Kind == KindNotReleased) && e.Time <= t:
 			delete(held, e.Call)
+			gaveUp[e.Call] = true
+		case e.Kind == KindAnswer && e.Time > t:
+			answered[e.Call] = true
 		}
+	}
+	for call := range gaveUp {
+		unclear = unclear || answered[call]
 	}
 	for call := range pending {
 		unclear = unclear || !returned[call]

@@ -46,6 +46,8 @@ type sim struct {
 	asked  time.Duration // when the one that was granted last had asked; in order, as this is a FIFO lock
 	story  []*simHold
 	tapped bool // the answers of the server to releases are recorded
+	// beside is what happens, after the next grant, with a hold that somebody has removed and whose client has not been told; or nil
+	beside func(granted time.Duration)
 }
 
 // simHold is one grant in good order, as far as plants need it.
@@ -148,6 +150,10 @@ func (s *sim) ask(of Event) (h *simHold, granted time.Duration) {
 func (s *sim) grant(h *simHold, granted, t time.Duration) {
 	h.since, h.ok, h.deadline = granted+s.upTo(t-granted), t, max(h.call, granted-s.upTo(3*ms))+simTTL-simMargin
 	s.add(h.of, KindGrant, t, func(e *Event) { e.Token, e.Deadline = h.token, h.deadline })
+	if beside := s.beside; beside != nil {
+		s.beside = nil
+		beside(t)
+	}
 }
 
 // use adds a hold that ends with Unlock, perhaps after renewals, and with re-entries and attempts of others meanwhile.
@@ -182,7 +188,8 @@ func (s *sim) use() {
 		h.unlock, h.gone = now, now
 		s.write(h)
 		s.story = append(s.story, h)
-		h = s.handOn(h, now)
+		s.token++
+		h = s.handOn(h, h.call, now, s.token)
 	}
 	h.unlock = now
 	s.write(h)
@@ -308,10 +315,30 @@ func (s *sim) remove() {
 	for ; now < told && s.once(2); now += s.upTo(10 * ms) {
 		s.add(of, KindCheck, now, held(h.deadline))
 		if !reads(of) && s.once(2) {
-			h = s.handOn(h, now)
+			s.token++
+			h = s.handOn(h, h.call, now, s.token)
 			of = h.of
 		}
 	}
+	if reads(of) || now >= told || s.once(2) {
+		s.endRemoved(h, now, told)
+		return
+	}
+	s.fault("removal", of.Client, removed-ms, told) // after which nobody promises the order of waiters
+	s.token++
+	token := s.token // for one more of the client, who asks after the next grant
+	s.beside = func(granted time.Duration) {
+		if called := max(now, granted+1); called < told {
+			now = called + s.upTo(told-called)
+			h = s.handOn(h, called, now, token)
+		}
+		s.endRemoved(h, now, told)
+	}
+}
+
+// endRemoved adds how h ends, which somebody has removed, and whose holder is told then.
+func (s *sim) endRemoved(h *simHold, now, told time.Duration) {
+	of := h.of
 	if now < told && s.once(2) {
 		c := class([]string{ClassRemoved, ClassUnknown}[s.r.IntN(2)])
 		s.add(of, KindRelease, now, held(h.deadline))
@@ -327,16 +354,15 @@ func (s *sim) remove() {
 	s.add(of, KindNotReleased, now+ms, class(ClassRemoved))
 }
 
-// handOn ends h in favour of another one of the client who has waited for as long. The server is not asked.
-func (s *sim) handOn(h *simHold, now time.Duration) *simHold {
+// handOn ends h in favour of another one of the client, who called at that time. The server is not asked.
+func (s *sim) handOn(h *simHold, called, now time.Duration, token uint64) *simHold {
 	s.add(h.of, KindRelease, now, held(h.deadline))
 	s.add(h.of, KindReleased, now, nil)
 	next := *h
 	*s.calls++
-	s.token++
-	next.of.Call, next.of.Owner, next.token, next.ok, next.waited = *s.calls, "", s.token, now, false
-	s.add(next.of, KindCall, h.call, nil)
-	s.add(next.of, KindGrant, now, func(e *Event) { e.Token, e.Deadline = s.token, h.deadline })
+	next.of.Call, next.of.Owner, next.token, next.ok, next.waited = *s.calls, "", token, now, false
+	s.add(next.of, KindCall, called, nil)
+	s.add(next.of, KindGrant, now, func(e *Event) { e.Token, e.Deadline = token, h.deadline })
 	return &next
 }
 
@@ -381,6 +407,9 @@ func randomHistory(r *rand.Rand) ([]Event, []*sim) {
 			} else {
 				s.use()
 			}
+		}
+		if s.beside != nil {
+			s.beside(never)
 		}
 		sims = append(sims, s)
 	}

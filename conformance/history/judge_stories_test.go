@@ -163,6 +163,24 @@ var stories = []struct {
 		0 a call read client=a; 1 a ok tok=4 dl=50; 2 w call write; 3 w ok tok=5 dl=50; 4 b call read client=a; 4 b ok tok=4 dl=50; 5 a rel.call held dl=50;
 		5 a rel.ok; 6 b lost removed; 7 w rel.call held dl=50; 7 w rel.answer since=3 write; 7 w rel.ok`},
 
+	{RuleTokens, "a hold whose session had ended may have been passed on, if the one before still had it", Bounds{Fenced: true, Detect: 20 * ms}, `
+		0 a call client=c; 1 a ok tok=1 dl=50; 2 x call; 3 x ok tok=5 dl=60; 4 a rel.call held dl=50; 4 a rel.ok; 5 b call client=c; 6 b ok tok=2 dl=50;
+		7 b lost session; 8 x rel.call held dl=60; 9 x rel.answer since=3; 9 x rel.ok`, `
+		0 a call client=c; 1 a ok tok=1 dl=50; 2 x call; 3 x ok tok=5 dl=60; 4 b call client=c; 5 a rel.call held dl=50; 5 a rel.ok; 6 b ok tok=2 dl=50;
+		7 b lost session; 8 x rel.call held dl=60; 9 x rel.answer since=3; 9 x rel.ok`},
+	{RuleTokens, "and passed on again, though not by another client", Bounds{Fenced: true, Detect: 20 * ms}, `
+		0 a call client=c; 1 a ok tok=1 dl=50; 2 x call; 3 x ok tok=5 dl=60; 4 b call client=c; 5 a rel.call held dl=50; 5 a rel.ok; 6 b ok tok=2 dl=50;
+		7 d call client=d; 8 b rel.call held dl=50; 8 b rel.ok; 9 d ok tok=3 dl=50; 10 d lost session; 11 x rel.call held dl=60; 12 x rel.answer since=3;
+		12 x rel.ok`, `
+		0 a call client=c; 1 a ok tok=1 dl=50; 2 x call; 3 x ok tok=5 dl=60; 4 b call client=c; 5 a rel.call held dl=50; 5 a rel.ok; 6 b ok tok=2 dl=50;
+		7 d call client=c; 8 b rel.call held dl=50; 8 b rel.ok; 9 d ok tok=3 dl=50; 10 d lost session; 11 x rel.call held dl=60; 12 x rel.answer since=3;
+		12 x rel.ok`},
+	{RuleTokens, "a re-entry into a hold whose session had ended, unless the backend had the hold until it was released", Bounds{Fenced: true, Detect: 20 * ms}, `
+		0 x call; 1 x ok tok=5 dl=3; 2 x rel.call held dl=3; 2 x rel.answer since=1; 2 x rel.ok; 3 b call client=c owner=o; 4 b ok tok=2 dl=50;
+		5 b rel.call held dl=50; 6 b rel.answer since=4; 6 b rel.ok`, `
+		0 a call client=c owner=o; 1 a ok tok=2 dl=50; 2 x call; 3 x ok tok=5 dl=60; 4 b call client=c owner=o; 5 b ok tok=2 dl=50; 6 a lost session;
+		6 b lost session; 7 x rel.call held dl=60; 8 x rel.answer since=3; 8 x rel.ok`},
+
 	{RuleLoss, "told too late that the hold was removed", Bounds{Detect: 5 * ms}, `
 		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 15 a lost removed`, `
 		0 a call; 1 a ok dl=50; 2 b call; 9 b ok dl=60; 14 a lost removed`},

@@ -200,7 +200,7 @@ func (w *twin) violations() map[Rule]int {
 			count(RuleOverlap, overlaps)
 			count(RuleTokens, b.got && b.back.Token == 0 || before(func(a *tale) bool {
 				joins := a.back.Token == b.back.Token && a.owns(b) && b.more
-				return (b.sure || a.back.Time < b.call.Time && !b.reads()) && a.back.Token >= b.back.Token && !joins && !a.shares(b)
+				return (b.sure || a.back.Time < w.asked(tales, b) && !b.reads()) && a.back.Token >= b.back.Token && !joins && !a.shares(b)
 			}))
 			seen := b.find(KindWait)
 			count(RuleOrder, b.sure && !b.more && !b.call.NoWait && seen.Kind != "" && w.quiet(b) && before(func(a *tale) bool {
@@ -223,6 +223,20 @@ func (w *twin) violations() map[Rule]int {
 		}
 	}
 	return found
+}
+
+// asked returns when the backend may have been asked for what b got: before its call, if its client had a hold then that may have become
+// that of b.
+func (w *twin) asked(tales []*tale, b *tale) time.Duration {
+	first := b.call.Time
+	for _, a := range tales {
+		unlocked := max(a.find(KindReleased).Time, a.find(KindNotReleased).Time)
+		if a.got && a.call.Proc == b.call.Proc && a.call.Client == b.call.Client && a.call.Time < first && w.precedes(a.back, b.back) &&
+			(unlocked == 0 || unlocked >= b.call.Time) {
+			first = min(first, w.asked(tales, a))
+		}
+	}
+	return first
 }
 
 // quiet reports whether there was no fault from the call to the grant.
