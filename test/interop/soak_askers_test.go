@@ -31,7 +31,7 @@ func impatient() bool { return rand.IntN(2) == 0 }
 func (s *soaking) startJava(t *testing.T, version string) *life {
 	java := startJava(t, version)
 	client := java.open(t, "single", []string{s.server.Addr}, soakTTL)
-	l := s.born(&life{version: version, process: java.Process, askers: 2, from: time.Now()})
+	l := s.born(&life{version: version, process: java.Process, askers: 2})
 	l.id, _, _ = strings.Cut(client.thread("owner", s.kind, "").owner(t), ":")
 	for i := range l.askers {
 		s.wg.Go(func() {
@@ -103,7 +103,6 @@ func (s *soaking) startGo(t *testing.T) *life {
 	if l.id, ok = strings.CutPrefix(l.process.Line(), "started "); !ok {
 		t.Fatal("a Go process does not say its identity")
 	}
-	l.from = time.Now()
 	return l
 }
 

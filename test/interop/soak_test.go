@@ -58,9 +58,8 @@ type life struct {
 	label   string
 	version string // of Redisson, or ""
 	process *testenv.Process
-	id      string // which its holds begin with
-	askers  int    // threads or goroutines
-	from    time.Time
+	id      string    // which its holds begin with
+	askers  int       // threads or goroutines
 	to      time.Time // zero while it lives
 	killed  bool
 	frozen  []span
@@ -98,11 +97,13 @@ func soak(t *testing.T, kind string, versions []string) {
 	s.judge(t)
 	s.free(t)
 	shares := s.shares(t)
+	index := jain(slices.Collect(maps.Values(shares)))
+	t.Logf("Jain's index of the shares: %.3f", index)
 	if kind == "fair" {
 		endOrder()
 		s.judgeOrder(t, order)
-		if got := jain(slices.Collect(maps.Values(shares))); got < 0.95 {
-			t.Errorf("Jain's index of the shares: got %.3f, want at least 0.95", got)
+		if index < 0.95 {
+			t.Errorf("Jain's index of the shares: got %.3f, want at least 0.95", index)
 		}
 	}
 }
@@ -228,32 +229,57 @@ func (l *life) disturbed(from, to time.Time) bool {
 	return l.killed && l.to.Before(to) || slices.ContainsFunc(l.frozen, func(f span) bool { return f.from.Before(to) && f.to.After(from) })
 }
 
-// shares returns how often the askers of each side were granted a lock, for each second that they could ask.
+// shares returns how many grants the askers of each side got for each that they would have got if every grant went to any of those who
+// could ask at the time with the same probability. A rate would not do: there are twenty times as many grants before the first fault as
+// after some, and not both sides have the same processes at both times.
 func (s *soaking) shares(t *testing.T) map[string]float64 {
-	grants := make(map[string]float64)
-	for _, e := range s.events(t) {
-		if e.Kind == history.KindGrant {
-			grants[e.Client]++
+	events := s.events(t)
+	from, to := make(map[string]time.Duration), make(map[string]time.Duration) // of each life
+	frozen := make(map[string][][2]time.Duration)
+	on := make(map[uint64]time.Duration)
+	for _, e := range events {
+		switch {
+		case e.Kind == history.KindFaultOn:
+			on[e.Call] = e.Time
+		case e.Kind == history.KindFaultOff:
+			frozen[e.Text] = append(frozen[e.Text], [2]time.Duration{on[e.Call], e.Time})
+		case e.Client != "":
+			if from[e.Client] == 0 {
+				from[e.Client] = e.Time
+			}
+			to[e.Client] = e.Time
 		}
 	}
-	granted, could := make(map[string]float64), make(map[string]float64)
-	for _, l := range s.lives {
-		alive := l.to.Sub(l.from)
-		for _, f := range l.frozen {
-			alive -= f.to.Sub(f.from)
+	granted, fair := make(map[string]float64), make(map[string]float64)
+	for _, e := range events {
+		if e.Kind != history.KindGrant {
+			continue
 		}
-		side := strings.TrimRight(l.label, "0123456789")
-		granted[side] += grants[l.label]
-		could[side] += float64(l.askers) * alive.Seconds()
+		askers := make(map[string]float64)
+		all := 0.0
+		for _, l := range s.lives {
+			out := slices.ContainsFunc(frozen[l.label], func(f [2]time.Duration) bool { return f[0] <= e.Time && e.Time <= f[1] })
+			if l.label != e.Client && (out || e.Time < from[l.label] || e.Time > to[l.label]) {
+				continue
+			}
+			askers[side(l.label)] += float64(l.askers)
+			all += float64(l.askers)
+		}
+		granted[side(e.Client)]++
+		for side, n := range askers {
+			fair[side] += n / all
+		}
 	}
 	shares := make(map[string]float64)
 	for side := range granted {
-		shares[side] = granted[side] / could[side]
+		shares[side] = granted[side] / fair[side]
+		t.Logf("%s: %.0f grants, %.0f if all had been served alike", side, granted[side], fair[side])
 	}
-	t.Logf("grants for each second of an asker: %.2f in Java, %.2f in Go; Jain's index %.3f", shares["java"], shares["go"],
-		jain(slices.Collect(maps.Values(shares))))
 	return shares
 }
+
+// side returns "java" or "go".
+func side(label string) string { return strings.TrimRight(label, "0123456789") }
 
 // jain is Jain's index of fairness: 1 if all are equal, 1/n if one of n has everything.
 func jain(x []float64) float64 {
