@@ -189,15 +189,20 @@ func (j *judge) tokens(holds []*attempt) {
 	}
 }
 
-// inherited returns when the first hold was asked for that may have come down to b without another question to the backend: a client
-// passes a hold on to its waiters, and lets the owner re-enter it. If somebody else has ended that hold and the client not heard of it, its
-// tokens are below those of grants that came after it. The holds are those before b, in the order of their grants.
+// inherited returns when the backend may have been asked first for what b was granted. A client passes a hold on to its waiters, and lets
+// the owner re-enter it, without another question; if somebody else has ended that hold and the client not heard of it, its tokens are
+// below those of grants that came after it. A hold that the backend had until its release was not passed on. The holds are those before b.
 func (b *attempt) inherited(holds []*attempt) time.Duration {
 	asked := b.called.Time
 	for _, a := range slices.Backward(holds) {
-		of := a.owner.proc == b.owner.proc && a.owner.client == b.owner.client
-		if of && a.called.Time < asked && (a.released == nil || a.released.Time >= asked) {
-			asked = a.called.Time
+		if a.owner.proc != b.owner.proc || a.owner.client != b.owner.client {
+			continue
+		}
+		if a.confirmed() && !a.reads() && a.releasing.Time <= b.from.t {
+			return max(asked, min(a.releasing.Time, b.called.Time))
+		}
+		if a.released == nil || a.released.Time >= asked {
+			asked = min(asked, a.called.Time)
 		}
 	}
 	return asked

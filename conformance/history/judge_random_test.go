@@ -47,7 +47,7 @@ type sim struct {
 	story  []*simHold
 	tapped bool // the answers of the server to releases are recorded
 	// beside is what happens, after the next grant, with a hold that somebody has removed and whose client has not been told; or nil
-	beside func(granted time.Duration)
+	beside func(next *simHold)
 }
 
 // simHold is one grant in good order, as far as plants need it.
@@ -152,7 +152,7 @@ func (s *sim) grant(h *simHold, granted, t time.Duration) {
 	s.add(h.of, KindGrant, t, func(e *Event) { e.Token, e.Deadline = h.token, h.deadline })
 	if beside := s.beside; beside != nil {
 		s.beside = nil
-		beside(t)
+		beside(h)
 	}
 }
 
@@ -327,8 +327,8 @@ func (s *sim) remove() {
 	s.fault("removal", of.Client, removed-ms, told) // after which nobody promises the order of waiters
 	s.token++
 	token := s.token // for one more of the client, who asks after the next grant
-	s.beside = func(granted time.Duration) {
-		if called := max(now, granted+1); called < told {
+	s.beside = func(next *simHold) {
+		if called := max(now, next.ok+1); called < told && next.of.Client != of.Client { // a client asks for what it has only once that is over
 			now = called + s.upTo(told-called)
 			h = s.handOn(h, called, now, token)
 		}
@@ -409,7 +409,7 @@ func randomHistory(r *rand.Rand) ([]Event, []*sim) {
 			}
 		}
 		if s.beside != nil {
-			s.beside(never)
+			s.beside(&simHold{ok: never - 1})
 		}
 		sims = append(sims, s)
 	}

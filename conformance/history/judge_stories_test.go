@@ -175,6 +175,11 @@ var stories = []struct {
 		0 a call client=c; 1 a ok tok=1 dl=50; 2 x call; 3 x ok tok=5 dl=60; 4 b call client=c; 5 a rel.call held dl=50; 5 a rel.ok; 6 b ok tok=2 dl=50;
 		7 d call client=c; 8 b rel.call held dl=50; 8 b rel.ok; 9 d ok tok=3 dl=50; 10 d lost session; 11 x rel.call held dl=60; 12 x rel.answer since=3;
 		12 x rel.ok`},
+	{RuleTokens, "what the backend had until its release was not passed on", Bounds{Fenced: true, Detect: 20 * ms}, `
+		0 x call; 1 x ok tok=5 dl=3; 2 x rel.call held dl=3; 2 x rel.answer since=1; 2 x rel.ok; 2 a call client=c; 3 a ok tok=6 dl=50; 4 b call client=c;
+		5 a rel.call held dl=50; 6 a rel.answer since=3; 6 a rel.ok; 7 b ok tok=4 dl=50; 8 b rel.call held dl=50; 8 b rel.ok`, `
+		0 a call client=c; 0 x call; 1 x ok tok=5 dl=3; 2 x rel.call held dl=3; 2 x rel.answer since=1; 2 x rel.ok; 3 a ok tok=6 dl=50; 4 b call client=c;
+		5 a rel.call held dl=50; 6 a rel.ok; 7 b ok tok=7 dl=50; 8 b rel.call held dl=50; 8 b rel.ok`},
 	{RuleTokens, "a re-entry into a hold whose session had ended, unless the backend had the hold until it was released", Bounds{Fenced: true, Detect: 20 * ms}, `
 		0 x call; 1 x ok tok=5 dl=3; 2 x rel.call held dl=3; 2 x rel.answer since=1; 2 x rel.ok; 3 b call client=c owner=o; 4 b ok tok=2 dl=50;
 		5 b rel.call held dl=50; 6 b rel.answer since=4; 6 b rel.ok`, `

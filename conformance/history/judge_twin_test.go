@@ -226,17 +226,35 @@ func (w *twin) violations() map[Rule]int {
 }
 
 // asked returns when the backend may have been asked for what b got: before its call, if its client had a hold then that may have become
-// that of b.
+// that of b. It has not if the backend still had it when it was released.
 func (w *twin) asked(tales []*tale, b *tale) time.Duration {
+	var last *tale // such a hold of the client
+	for _, a := range tales {
+		if a.kept && !a.reads() && a.unlock.Time <= b.back.Time && w.leads(a, b) && (last == nil || w.precedes(last.back, a.back)) {
+			last = a
+		}
+	}
+	if last == nil {
+		return w.line(tales, b, Event{Time: -forever})
+	}
+	return max(w.line(tales, b, last.back), min(last.unlock.Time, b.call.Time))
+}
+
+// line returns the earliest call of those, granted after a moment, from whom b may have its hold.
+func (w *twin) line(tales []*tale, b *tale, after Event) time.Duration {
 	first := b.call.Time
 	for _, a := range tales {
 		unlocked := max(a.find(KindReleased).Time, a.find(KindNotReleased).Time)
-		if a.got && a.call.Proc == b.call.Proc && a.call.Client == b.call.Client && a.call.Time < first && w.precedes(a.back, b.back) &&
-			(unlocked == 0 || unlocked >= b.call.Time) {
-			first = min(first, w.asked(tales, a))
+		if a.got && w.leads(a, b) && w.precedes(after, a.back) && (unlocked == 0 || unlocked >= b.call.Time) {
+			first = min(first, w.line(tales, a, after))
 		}
 	}
 	return first
+}
+
+// leads reports whether a was granted before b by the same client.
+func (w *twin) leads(a, b *tale) bool {
+	return a.call.Proc == b.call.Proc && a.call.Client == b.call.Client && w.precedes(a.back, b.back)
 }
 
 // quiet reports whether there was no fault from the call to the grant.
