@@ -77,11 +77,11 @@ func expiryServesWaiters(e *env) error {
 	h := e.driver().hold(name, fixed, ttl(e.ttl())) // must not end before all wait
 	left := make([]*request, 2)
 	for i := range left {
-		left[i] = e.driver().start(name, fixed, ttl(e.brief())).waits()
+		left[i] = e.driver().waiter(name, fixed, ttl(e.brief()))
 	}
 	for tried := 1; len(left) > 0; tried++ {
 		i := e.first(left)
-		if tried < tries && errors.Is(left[i].err, driver.ErrUnknown) { // on a busy machine an answer may take longer than the lease would have lasted
+		if tried < tries && left[i].slow() {
 			left[i] = e.driver().start(name, fixed, ttl(e.brief()))
 			continue
 		}

@@ -101,13 +101,32 @@ func (d *rawDriver) hold(name string, opts ...option) *request {
 	return d.inTime(name, opts...).granted()
 }
 
-// inTime is acquire, again if the answer took longer than the lease would have lasted, as on a busy machine when the TTL is short.
+// inTime is acquire, again if that was slow.
 func (d *rawDriver) inTime(name string, opts ...option) *request {
 	r := d.acquire(name, opts...)
-	for i := 1; i < tries && r.at.Sub(r.called) >= r.TTL && (errors.Is(r.err, driver.ErrUnknown) || errors.Is(r.err, driver.ErrUnavailable)); i++ {
+	for i := 1; i < tries && r.slow(); i++ {
 		r = d.acquire(name, opts...)
 	}
 	return r
+}
+
+// waiter starts a request, again if that was slow, and returns it when it waits.
+func (d *rawDriver) waiter(name string, opts ...option) *request {
+	r := d.start(name, opts...)
+	for i := 1; i < tries; i++ {
+		d.env.until(fmt.Sprintf("%s waits for %q", d.label, name), func() bool { return r.isDone() || r.waited() > 0 })
+		if r.waited() > 0 || !r.slow() {
+			break
+		}
+		r = d.start(name, opts...)
+	}
+	return r.waits()
+}
+
+// slow reports whether the answer took longer than the lease would have lasted, as on a busy machine when the TTL is short. Acquire has
+// returned.
+func (r *request) slow() bool {
+	return r.at.Sub(r.called) >= r.TTL && (errors.Is(r.err, driver.ErrUnknown) || errors.Is(r.err, driver.ErrUnavailable))
 }
 
 // refused returns an error unless the driver refuses name.

@@ -200,7 +200,7 @@ func (w *twin) violations() map[Rule]int {
 			count(RuleOverlap, overlaps)
 			count(RuleTokens, b.got && b.back.Token == 0 || before(func(a *tale) bool {
 				joins := a.back.Token == b.back.Token && a.owns(b) && b.more
-				return (b.sure || a.back.Time < w.asked(tales, b) && !b.reads()) && a.back.Token >= b.back.Token && !joins && !a.shares(b)
+				return a.back.Token >= b.back.Token && !joins && !a.shares(b) && (b.sure || !b.reads() && a.back.Time < w.asked(tales, b))
 			}))
 			seen := b.find(KindWait)
 			count(RuleOrder, b.sure && !b.more && !b.call.NoWait && seen.Kind != "" && w.quiet(b) && before(func(a *tale) bool {
