@@ -140,6 +140,26 @@ func TestReleaseOfAReaderShortensNoOther(t *testing.T) {
 	wantNoKeys(t, s)
 }
 
+// TestReaderLastsAsLongAsItsLock looks for a reader that ends before the lock, which then would not end with the reader: some servers look at
+// the clock for each command of a script.
+func TestReaderLastsAsLongAsItsLock(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s", s.Addr)
+	ends := func(key string) int64 { return s.Do("PEXPIRETIME", key).(int64) }
+	for i := range 2000 {
+		l := acquire(t, d, read("x"))
+		if i%2 == 1 {
+			if err := l.Renew(t.Context(), time.Hour); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if reader, lock := ends(timeoutKey(driver.Read, "x", l.request.Hold)), ends("x"); reader < lock {
+			t.Fatalf("try %d: the lock ends %d ms after its only reader", i, lock-reader)
+		}
+		release(t, l)
+	}
+}
+
 // TestManyReaders: more than are looked at first. Nearly all are dead, the lock lasts as long as those that live, and is free after the last.
 func TestManyReaders(t *testing.T) {
 	s := testenv.Redis(t)

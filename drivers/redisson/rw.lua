@@ -37,7 +37,7 @@ local function acquireRead(name, timeout, intent, token, hold, ttl, ...)
   end
   local answer = grant(hold, ttl, token, ...)
   call('HSET', name, 'mode', 'read', hold, 1)
-  call('SET', timeout, 1, 'PX', ttl)
   if left ~= -1 and left < tonumber(ttl) then call('PEXPIRE', name, ttl) end
+  call('SET', timeout, 1, 'PX', ttl) -- last, so that the hold that lasts longest lasts as long as the lock: see releaseRead
   return answer
 end
