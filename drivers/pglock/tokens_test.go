@@ -32,22 +32,28 @@ func TestTokensRiseOverCrashesOfTheServer(t *testing.T) {
 		d := newDriver(t, pg.Addr, nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		grants := make([]int, 5)
-		granted := func(i int, first uint64, n int) {
+		asks := func() (before uint64) {
+			mu.Lock()
+			defer mu.Unlock()
+			return last
+		}
+		granted := func(i int, before, first uint64, n int) { // perhaps later than the next one, if the server crashed
 			mu.Lock()
 			defer mu.Unlock()
 			grants[i]++
 			if n == 0 {
 				return
 			}
-			if first <= last {
-				t.Errorf("caller %d has the token %d after %d", i, first, last)
+			if first <= before {
+				t.Errorf("caller %d has the token %d, and asked when %d had been given out", i, first, before)
 			}
-			last = first + uint64(n) - 1
+			last = max(last, first+uint64(n)-1)
 		}
 		var wg sync.WaitGroup
 		for i := range len(grants) - 1 {
 			wg.Go(func() {
 				for ctx.Err() == nil {
+					before := asks()
 					l, err := d.Acquire(ctx, request("a", longTTL))
 					if err != nil {
 						continue
@@ -56,7 +62,7 @@ func TestTokensRiseOverCrashesOfTheServer(t *testing.T) {
 					if i%2 == 0 && l.(driver.TokenKeeper).KeepTokens(ctx) == nil {
 						first, n = l.Tokens()
 					}
-					granted(i, first, n)
+					granted(i, before, first, n)
 					l.Release(ctx)
 				}
 			})
@@ -69,10 +75,11 @@ func TestTokensRiseOverCrashesOfTheServer(t *testing.T) {
 			defer conn.Close(context.Background())
 			for ctx.Err() == nil && !conn.IsClosed() {
 				var xid uint64
+				before := asks()
 				err := conn.QueryRow(ctx, `SELECT CASE WHEN pg_advisory_lock($1)::text IS NOT NULL THEN `+
 					`CASE WHEN pg_logical_emit_message(true, 'dsync', ''::text) IS NOT NULL THEN pg_current_xact_id() END END`, pglock.Key("a")).Scan(&xid)
 				if err == nil {
-					granted(len(grants)-1, xid*256, 256)
+					granted(len(grants)-1, before, xid*256, 256)
 					conn.Exec(ctx, `SELECT pg_advisory_unlock($1)`, pglock.Key("a"))
 				}
 			}

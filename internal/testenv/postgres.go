@@ -126,14 +126,21 @@ func (s *PostgresServer) URL(scheme string) string {
 }
 
 // Kill ends all processes of the server by SIGKILL, as a crash of the machine's memory would, and returns when they are gone.
+//
+// The first process ends last, and stands still until then: it starts no more of them, and none sees it end. One that does frees its locks
+// in good order, and another one that waits for a lock grants it before it is killed.
 func (s *PostgresServer) Kill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	children, segment := s.children(), s.segment()
-	s.Server.Kill()
+	segment := s.segment()
+	s.Server.mu.Lock()
+	_ = s.proc.freeze() // an error means that it has ended
+	s.Server.mu.Unlock()
+	children := s.children()
 	for _, pid := range children {
 		signalProcess(pid, syscall.SIGKILL)
 	}
+	s.Server.Kill()
 	s.frozen = nil
 	Eventually(s.tb, func() bool { return !slices.ContainsFunc(children, isPostgres) }, "the server's processes end")
 	if segment != "" {
