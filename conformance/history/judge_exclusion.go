@@ -175,7 +175,7 @@ func (j *judge) tokens(holds []*attempt) {
 			a = above(b.from)
 		case b.reads(): // perhaps a hold of its client, removed when the other hold was granted
 		default: // the grant may have been long before its return
-			if a = above(point{b.called.Time, 0}); a != nil {
+			if a = above(point{b.called.Time, 0}); a != nil { // seldom; inherited looks through all holds
 				a = above(point{b.inherited(holds[:i]), 0})
 			}
 		}

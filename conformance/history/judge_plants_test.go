@@ -183,7 +183,7 @@ func (s *sim) at(events []Event, t time.Duration, kind func(Event) bool) (attemp
 	held := map[uint64]bool{}
 	pending := map[uint64]bool{}
 	returned := map[uint64]bool{}
-	gaveUp, answered := map[uint64]bool{}, map[uint64]bool{} // Unlock by t, and the server after that
+	gaveUp, answered := map[uint64]bool{}, map[uint64]bool{} // the calls whose Unlock had returned by t; those that the server answered after t
 	for _, e := range events {
 		switch {
 		case e.Kind == KindFaultOn && e.Time <= t:

@@ -46,7 +46,7 @@ type sim struct {
 	asked  time.Duration // when the one that was granted last had asked; in order, as this is a FIFO lock
 	story  []*simHold
 	tapped bool // the answers of the server to releases are recorded
-	// beside is what happens, after the next grant, with a hold that somebody has removed and whose client has not been told; or nil
+	// beside adds what becomes of a removed hold, whose client has not been told, after the next grant; or nil
 	beside func(next *simHold)
 }
 

@@ -4,9 +4,9 @@
 local function renew(name, hold, ttl, timeout)
   local held = redis.pcall('HEXISTS', name, hold)
   if held ~= 1 or timeout == '' then return held == 1 and redis.pcall('PEXPIRE', name, ttl) or held end
-  held = redis.pcall('PTTL', timeout)
-  if type(held) ~= 'number' then return held end
-  if held == -2 then return 0 end
+  local own = redis.pcall('PTTL', timeout)
+  if type(own) ~= 'number' then return own end
+  if own == -2 then return 0 end
   local left = redis.pcall('PTTL', name)
   if type(left) == 'number' and left ~= -1 and left < tonumber(ttl) then left = redis.pcall('PEXPIRE', name, ttl) end
   if type(left) ~= 'number' then return left end

@@ -127,8 +127,8 @@ func (s *PostgresServer) URL(scheme string) string {
 
 // Kill ends all processes of the server by SIGKILL, as a crash of the machine's memory would, and returns when they are gone.
 //
-// The first process ends last, and stands still until then: it starts no more of them, and none sees it end. One that does frees its locks
-// in good order, and another one that waits for a lock grants it before it is killed.
+// The first process stands still, and is killed last: it starts no others meanwhile, and no other process sees its end. A process that sees the
+// end of the first one frees its locks in good order, and they may be granted to a client whose process has not been killed yet.
 func (s *PostgresServer) Kill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
