@@ -57,6 +57,7 @@ func (e *env) connect() *connection {
 	}
 	c := &connection{env: e, label: e.label(), link: link}
 	c.tap, c.driver = newTap(e, c.label, d)
+	e.onClose(func(context.Context) { <-c.tap.closed }) // Close of package dsync may return before
 	info := d.Info()
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -54,8 +54,8 @@ type Harness struct {
 // comment says, and returns when that is done.
 type Backend struct {
 	// New returns an independent client of the backend: with connections and an identity of its own, as another process would have.
-	// The suite closes the driver; anything else that New makes, such as a client of a library, ends by tb.Cleanup. The Link is nil
-	// if the connections of the driver cannot be disturbed.
+	// The suite closes the driver; anything else that New makes, such as a client of a library, ends by tb.Cleanup, which begins when Close
+	// has returned. The Link is nil if the connections of the driver cannot be disturbed.
 	New func(tb testing.TB) (driver.Driver, *Link)
 
 	// Expire ends all holds of name, one or those of several readers, behind the backs of the holders, as if their TTLs had passed. Without
@@ -71,8 +71,9 @@ type Backend struct {
 	// Restart ends the server by force and starts it again.
 	Restart func(tb testing.TB)
 
-	// Ping asks the server for something small, over a connection of its own that no Link disturbs, and returns when the server has
-	// answered or ctx is over. The suite calls Ping again and again, to know whether the server stood still when a check failed.
+	// Ping asks the server, or each of several, for something small that takes what keeping a lease takes, over a connection of its own that
+	// no Link disturbs, and returns when all have answered or ctx is over. The suite calls Ping again and again, to know whether a server
+	// stood still when a check failed.
 	Ping func(ctx context.Context) error
 
 	// URL opens the driver in another process, by driver.Open. A driver that has no URLs can register a scheme in its tests. The

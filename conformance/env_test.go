@@ -69,6 +69,42 @@ func TestGoroutinesBesideTheCheckAreNotThoseOfTheDriver(t *testing.T) {
 	}
 }
 
+// A harness may take away at the end of a check what the drivers work with.
+func TestCheckEndsAfterTheCloseOfItsDrivers(t *testing.T) {
+	var opened int
+	var closed atomic.Int64
+	h := onMemory(nil, func(d *memory.Driver) driver.Driver {
+		number := opened
+		opened++
+		return &broken{Driver: d, close: func(ctx context.Context) error {
+			err := d.Close(ctx)
+			if number == 1 { // the client's, whose Close returns with ctx
+				<-ctx.Done()
+				time.Sleep(closeFor / 2) // an answer is late
+			}
+			closed.Add(1)
+			return err
+		}}
+	})
+	backend := h.Backend
+	h.Backend = func(tb testing.TB) *Backend {
+		tb.Cleanup(func() {
+			if n := closed.Load(); opened != 2 || n != 2 {
+				t.Errorf("of %d drivers, %d were closed when the check was over, want 2 of 2", opened, n)
+			}
+		})
+		return backend(tb)
+	}
+	r := Check{"group/name", "A promise.", func(e *env) error {
+		e.outsider()
+		e.client()
+		return nil
+	}}.result(t, h)
+	if r.err != nil {
+		t.Error(r.err)
+	}
+}
+
 func TestFailureInAGoroutineEndsTheCheck(t *testing.T) {
 	r := checked(t, func(e *env) error {
 		e.together("two", 2, func(i int) error {

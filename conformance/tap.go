@@ -18,6 +18,9 @@ type tap struct {
 	env   *env
 	label string
 
+	close  sync.Once
+	closed chan struct{} // closed when a Close of the driver has returned
+
 	mu      sync.Mutex
 	asked   int            // requests
 	names   map[string]int // requests for each name
@@ -29,7 +32,7 @@ type tap struct {
 
 // newTap returns a driver with the same optional interfaces as d, as package dsync finds them.
 func newTap(e *env, label string, d driver.Driver) (*tap, driver.Driver) {
-	t := &tap{Driver: d, env: e, label: label, names: map[string]int{}, waiting: map[string]int{}}
+	t := &tap{Driver: d, env: e, label: label, names: map[string]int{}, waiting: map[string]int{}, closed: make(chan struct{})}
 	b, canBatch := d.(driver.BatchRenewer)
 	i, canInspect := d.(driver.Inspector)
 	f, canForce := d.(driver.ForceUnlocker)
@@ -133,6 +136,7 @@ func isNil(v any) bool {
 func (t *tap) Close(ctx context.Context) error {
 	t.env.events.add(t.label, "close")
 	err := t.Driver.Close(ctx)
+	t.close.Do(func() { close(t.closed) })
 	t.env.events.add(t.label, "close: %s", outcome(err))
 	return err
 }

@@ -1,6 +1,7 @@
 package zk_test
 
 import (
+	"context"
 	"errors"
 	"strconv"
 	"strings"
@@ -78,10 +79,32 @@ func conform(t *testing.T, brief bool, c *gozk.Conn, user, chroot, query string,
 					}
 				}
 			},
-			Ping:    s.Ping,
+			Ping:    func(ctx context.Context) error { return pingEnsemble(ctx, c, servers) },
 			Freeze:  func(testing.TB) { s.Freeze() },
 			Thaw:    func(testing.TB) { s.Thaw() },
 			Restart: func(testing.TB) { s.Restart() },
 		}
 	}})
+}
+
+// pingEnsemble asks all servers, and has a majority of them store a transaction without a change, as a session does to be sure of its life.
+func pingEnsemble(ctx context.Context, c *gozk.Conn, servers []*testenv.ZooKeeperServer) error {
+	answers := make(chan error, 1+len(servers))
+	go func() { // ends with the answer, or with c
+		_, err := c.Multi()
+		answers <- err
+	}()
+	for _, s := range servers {
+		go func() { answers <- s.Ping(ctx) }()
+	}
+	var all error
+	for range cap(answers) {
+		select {
+		case err := <-answers:
+			all = errors.Join(all, err)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return all
 }
