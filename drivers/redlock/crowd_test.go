@@ -39,9 +39,12 @@ func awaitClear(tb testing.TB, nodes servers) {
 	nodes.awaitClear(tb)
 }
 
-// waitInLine has each driver wait for the lock x, one after the other, and returns when all have their places in the line.
-func waitInLine(tb testing.TB, drivers []*Driver) []*drivertest.Waiter {
+// waitInLine has each driver wait for the lock x, one after the other, and returns when all have their places in the line. The waiters' node has a value
+// before: one that came there before the holder's request would be granted that node again and again, and no place.
+func waitInLine(tb testing.TB, nodes servers, drivers []*Driver) []*drivertest.Waiter {
 	tb.Helper()
+	first := nodes[drivers[0].firstNode("x")]
+	testenv.Eventually(tb, func() bool { return first.Do("EXISTS", "x") != int64(0) }, "the waiters' node has the holder's value")
 	var waiters []*drivertest.Waiter
 	for _, d := range drivers {
 		waiters = append(waiters, drivertest.Wait(tb, d, drivertest.Request("x")))
@@ -128,7 +131,7 @@ func TestWhoReleasesExpectsOthers(t *testing.T) {
 		topic.Leave(false)
 	}
 	l := acquire(t, d, request("x"))
-	waiters := waitInLine(t, []*Driver{other})
+	waiters := waitInLine(t, nodes, []*Driver{other})
 	testenv.Eventually(t, func() bool { return nodes[first].SubscriberCount(channel("x")) > 0 }, "the waiter has subscribed")
 	release(t, l)
 	if topic := ear.JoinKnown("x"); topic == nil {
@@ -171,7 +174,7 @@ func TestDeadHeadOfTheLine(t *testing.T) {
 			l := acquire(t, openURL(t, "%s", nodes.url()+settled), request("x"))
 			drivers := openMany(t, dead, through+settled)
 			drivers = append(drivers, openMany(t, alive, nodes.url()+settled)...)
-			waiters := waitInLine(t, drivers)
+			waiters := waitInLine(t, nodes, drivers)
 			end := func(ws []*drivertest.Waiter) {
 				for _, w := range ws {
 					w.Cancel()
@@ -220,7 +223,7 @@ func TestHoldWithoutTheWaitersNode(t *testing.T) {
 	first := nodes[holder.firstNode("x")]
 	first.Do("SET", "x", "somebody else")
 	l := acquire(t, holder, request("x"))
-	waiters := waitInLine(t, openMany(t, n, nodes.url()+patient))
+	waiters := waitInLine(t, nodes, openMany(t, n, nodes.url()+patient))
 	first.Do("DEL", "x")
 	got := nodes.counted(func() {
 		first.Do("PUBLISH", channel("x"), "")
@@ -286,7 +289,7 @@ func TestLineOfNonsense(t *testing.T) {
 		{"HSET", lineOf, "last", "1"},
 	} {
 		l := acquire(t, drivers[0], request("x"))
-		waiters := waitInLine(t, drivers[1:])
+		waiters := waitInLine(t, nodes, drivers[1:])
 		replace := []string{"EVAL", "redis.call('DEL', KEYS[1]) return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))", "1", lineOf, write[0]}
 		nodes.do(append(replace, write[2:]...)...) // in one step, since who waits may write the key at any time
 		release(t, l)
@@ -300,7 +303,7 @@ func TestLineOfNonsense(t *testing.T) {
 	}
 	for _, numbers := range []string{"9007199254740993 1 1 1", "1 9007199254740993 1 1", "0 0 0 0", "3 2 99999999999999999999 99999999999999999999"} {
 		l := acquire(t, drivers[0], request("x"))
-		waiters := waitInLine(t, drivers[1:])
+		waiters := waitInLine(t, nodes, drivers[1:])
 		nodes.do("SET", lineOf, "line "+numbers)
 		release(t, l)
 		releaseAll(t, waiters)
@@ -388,7 +391,7 @@ func TestCrowdWithoutTheWaitersNode(t *testing.T) {
 		drivers := openMany(t, 20, nodes.url()+settled)
 		fight(t, drivers, 1)
 		l := acquire(t, drivers[0], request("x"))
-		waiters := waitInLine(t, drivers[1:])
+		waiters := waitInLine(t, nodes, drivers[1:])
 		hit(nodes[drivers[0].firstNode("x")])
 		if err := l.Release(t.Context()); err != nil && !errors.Is(err, driver.ErrUnknown) {
 			t.Errorf("%s: Release: %v", how, err)
