@@ -74,6 +74,31 @@ func TestConfirmationOfAnotherConnection(t *testing.T) {
 	}
 }
 
+// TestConfirmationOnSlowServers: a session stays confirmed while each request takes up to an eighth of the TTL, and not much longer.
+func TestConfirmationOnSlowServers(t *testing.T) {
+	const ttl, age = 1000, 250
+	for latency, want := range map[int64]bool{1: true, 50: true, 120: true, 130: false} {
+		var c confirmation
+		now := latency
+		end := c.opened(0, now, age, true) + ttl
+		for now < min(end, 100*ttl) {
+			r, due := c.next(now)
+			if r == toServer {
+				now = due
+				continue
+			}
+			sent := now
+			now += latency
+			if alive := c.answered(r, sent, now); now < end {
+				end = max(end, alive+ttl)
+			}
+		}
+		if got := now < end; got != want {
+			t.Errorf("requests of %d ms, and a TTL of %d ms: confirmed all the time: got %t, want %t", latency, ttl, got, want)
+		}
+	}
+}
+
 // TestConfirmationIsNeverAhead has a client ask a follower whose connection to the leader stalls and goes silent, at random and each way
 // on its own, and then others, of the same leader and of one that was elected meanwhile, for whom all sessions began with that: what is
 // known never is more than what the leader has heard of.
