@@ -38,7 +38,8 @@
 // TTL, the timeout of the session. The server bounds timeouts, usually to between 2 and 20 ticks of 2 seconds; Info tells the bounds, and
 // other TTLs are refused. A lock with an expiry of its own is on a session of its TTL or up to a quarter more, and the driver removes
 // the node in time. The driver makes its own sessions, because a session without an answer for its TTL has to be given up for good,
-// and a connection of the library tells neither the timeout that the server granted nor when the server last answered.
+// and a connection of the library tells neither the timeout that the server granted nor when the server last answered. To be sure that the
+// leader keeps a session takes several requests: a session whose requests take more than an eighth of the TTL for long is given up as well.
 //
 // # Readers and writers
 //
