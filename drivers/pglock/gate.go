@@ -20,8 +20,8 @@ type gate struct {
 	uses    int
 	holders linked.List[lease, *lease] // until their end at the server, as far as known; the first excludes what all exclude
 	busy    bool                       // a request is under way
-	tries   []*turn                    // with NoWait: each asks once, as soon as no request is under way
-	line    []*turn                    // the others; the first one asks, or waits at the server
+	tries   turns                      // with NoWait: each asks once, as soon as no request is under way
+	line    turns                      // the others; the first one asks, or waits at the server
 }
 
 // turn is an attempt at a gate.
@@ -29,6 +29,18 @@ type turn struct {
 	mode    driver.Mode
 	verdict verdict
 	ready   chan struct{} // closed with the verdict; nil if there was one at once
+}
+
+// turns are attempts in the order in which they came.
+type turns []*turn
+
+// remove reports whether the attempt was among them.
+func (all *turns) remove(t *turn) bool {
+	i := slices.Index(*all, t)
+	if i >= 0 {
+		*all = slices.Delete(*all, i, i+1)
+	}
+	return i >= 0
 }
 
 // verdict is what a gate says to an attempt.
@@ -96,12 +108,10 @@ func (d *Driver) await(ctx context.Context, g *gate, t *turn) error {
 	if t.verdict == ask { // its turn came at this very moment
 		g.busy = false
 	}
-	if i := slices.Index(g.tries, t); i >= 0 {
-		g.tries = slices.Delete(g.tries, i, i+1)
-		if errors.Is(err, driver.ErrLocked) {
-			err = ctx.Err() // nobody said that the lock is held
-		}
+	if g.tries.remove(t) && errors.Is(err, driver.ErrLocked) {
+		err = ctx.Err() // nobody said that the lock is held
 	}
+	g.line.remove(t) // at once, or the turn could come to who has left
 	g.advance()
 	return err
 }
@@ -118,9 +128,7 @@ func (d *Driver) settled(g *gate) {
 func (d *Driver) quitLine(g *gate, t *turn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if i := slices.Index(g.line, t); i >= 0 {
-		g.line = slices.Delete(g.line, i, i+1)
-	}
+	g.line.remove(t)
 	g.advance()
 }
 

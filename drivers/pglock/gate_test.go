@@ -1,0 +1,59 @@
+package pglock
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
+)
+
+// TestWhoLeavesTakesNoTurnAlong has attempts come to a gate, ask in vain, and give up, in random order. A gate is busy for one who asks or is about to, and for
+// nobody else.
+func TestWhoLeavesTakesNoTurnAlong(t *testing.T) {
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	for seed := range uint64(2000) {
+		random := rand.New(rand.NewPCG(seed, 0))
+		d := &Driver{gates: make(map[AdvisoryKey]*gate), life: lifecycle.New()}
+		g := d.enterGate(AdvisoryKey{})
+		var waiting, leaving []*turn
+		var asking *turn
+		for range 60 {
+			switch random.IntN(5) {
+			case 0:
+				waiting = append(waiting, d.queue(g, new(driver.Request)))
+			case 1: // the verdict comes to one that waits
+				if i := slices.IndexFunc(waiting, func(one *turn) bool { return one.verdict == ask }); i >= 0 {
+					asking = waiting[i]
+					waiting = slices.Delete(waiting, i, i+1)
+				}
+			case 2: // the context of one that waits ends
+				if len(waiting) == 0 {
+					continue
+				}
+				i := random.IntN(len(waiting))
+				if one := waiting[i]; one.ready != nil && d.await(canceled, g, one) != nil {
+					leaving = append(leaving, one)
+					waiting = slices.Delete(waiting, i, i+1)
+				}
+			case 3: // the server has refused
+				if asking != nil {
+					d.settled(g)
+					leaving, asking = append(leaving, asking), nil
+				}
+			case 4:
+				if len(leaving) > 0 {
+					d.quitLine(g, leaving[0])
+					leaving = leaving[1:]
+				}
+			}
+			busy := asking != nil || slices.ContainsFunc(waiting, func(one *turn) bool { return one.verdict == ask })
+			if g.busy != busy || !busy && len(waiting) > 0 && len(leaving) == 0 {
+				t.Fatalf("seed %d: got a gate that is busy: %t, want %t; %d wait", seed, g.busy, busy, len(waiting))
+			}
+		}
+	}
+}
