@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/pglock"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -282,15 +283,17 @@ func useByDriver(t *testing.T, d driver.Driver, rounds int, use func(driver.Mode
 		if rand.N(2) == 0 {
 			r.Mode = driver.Read
 		}
-		ctx, cancel := t.Context(), context.CancelFunc(func() {})
-		if rand.N(4) == 0 {
-			ctx, cancel = context.WithTimeout(ctx, rand.N(3*time.Millisecond))
+		givesUp, patience := rand.N(4) == 0, drivertest.HangGuard
+		if givesUp {
+			patience = rand.N(3 * time.Millisecond)
 		}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		l, err := d.Acquire(ctx, r)
 		cancel()
 		if err != nil {
-			if !errors.Is(err, context.DeadlineExceeded) {
+			if !givesUp || !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("Acquire for %v: %v", r.Mode, err)
+				return canceled
 			}
 			canceled++
 			continue
