@@ -27,9 +27,9 @@ type Check struct {
 // alone has the checks to run beside no others, and the reasons.
 var alone = map[string]string{
 	"capabilities/ttl": "it takes leases of the shortest TTL, for which answers are soon too late",
-	"faults/many":      "it counts the goroutines of the process",
-	"scale/goroutines": "it counts the goroutines of the process",
-	"scale/gone":       "it counts the goroutines of the process",
+	"faults/many":      "the backend is busy, and others would be late",
+	"scale/goroutines": "the backend is busy, and others would be late",
+	"scale/gone":       "the backend is busy, and others would be late",
 	"scale/held":       "the backend is busy, and others would be late",
 	"scale/waiters":    "the backend is busy, and others would be late",
 	"order/hand-overs": "the backend is busy, and others would be late",

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"runtime/pprof"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -65,6 +66,7 @@ func (e *env) check(f func(*env) error) result {
 	done := make(chan struct{})
 	go func() { // ends with f, which waits for nothing without a bound
 		defer close(done)
+		pprof.SetGoroutineLabels(pprof.WithLabels(e.ctx, pprof.Labels(checkLabel, e.id)))
 		e.failed(f(e))
 		finished = true
 	}()

@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -66,6 +67,40 @@ func TestGoroutinesBesideTheCheckAreNotThoseOfTheDriver(t *testing.T) {
 	}))
 	if r.err != nil {
 		t.Error(r.err)
+	}
+}
+
+// Nor those of other tests of the process, however long these take.
+func TestGoroutinesOfTheCheckAloneCount(t *testing.T) {
+	t.Parallel()
+	i := slices.IndexFunc(Checks(), func(c Check) bool { return c.Name == "scale/goroutines" })
+	for _, ofDriver := range []bool{false, true} {
+		var held, others sync.WaitGroup
+		begin, end := make(chan struct{}), make(chan struct{})
+		others.Go(func() {
+			<-begin
+			for range many {
+				others.Go(func() { <-end })
+			}
+		})
+		var acquired atomic.Int64
+		h := inRealTime(func(d *memory.Driver) driver.Driver {
+			return &broken{Driver: d, lease: func(*brokenLease) {
+				if acquired.Add(1) == many/2 {
+					close(begin)
+				}
+				if ofDriver {
+					held.Go(func() { <-end })
+				}
+			}}
+		})
+		h.hangs = time.Second
+		if r := Checks()[i].result(t, h); (r.err != nil) != ofDriver {
+			t.Errorf("goroutines for what is held: %t: got %v", ofDriver, r.err)
+		}
+		close(end)
+		others.Wait()
+		held.Wait()
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"runtime"
+	"runtime/pprof"
+	"strconv"
 	"strings"
 )
 
@@ -44,15 +46,36 @@ func leftBehind(p any) error {
 	}))
 }
 
-// goroutines returns how many goroutines there are: in fake time in the bubble of the check, otherwise in the process, where other checks
-// may run.
+// checkLabel is the profiler label of a check's goroutines, which those that they start inherit.
+const checkLabel = "dsync.check"
+
+// goroutines returns how many goroutines there are of the check, beside which others may run: in fake time those in its bubble, otherwise those with its
+// label, which goroutines of timers have not.
 func (e *env) goroutines() int {
 	if !e.fakeTime {
-		return runtime.NumGoroutine()
+		return labelled(checkLabel, e.id)
 	}
 	var own [256]byte
 	header, _, _ := bytes.Cut(own[:runtime.Stack(own[:], false)], []byte("\n"))
 	_, bubble, _ := bytes.Cut(header, []byte("synctest bubble "))
 	buf := make([]byte, 8<<20)
 	return bytes.Count(buf[:runtime.Stack(buf, true)], append([]byte("synctest bubble "), bubble...))
+}
+
+// labelled counts the goroutines with a profiler label.
+func labelled(name, value string) (n int) {
+	var groups bytes.Buffer
+	_ = pprof.Lookup("goroutine").WriteTo(&groups, 1) // to memory
+	label := fmt.Appendf(nil, "%q:%q", name, value)
+	of := 0 // of the group, whose first line begins with their number
+	for line := range bytes.Lines(groups.Bytes()) {
+		switch {
+		case bytes.HasPrefix(line, []byte("# labels: ")) && bytes.Contains(line, label):
+			n += of
+		case len(line) > 0 && '0' <= line[0] && line[0] <= '9':
+			count, _, _ := bytes.Cut(line, []byte(" "))
+			of, _ = strconv.Atoi(string(count))
+		}
+	}
+	return n
 }

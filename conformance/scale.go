@@ -45,7 +45,7 @@ func heldWithoutGoroutines(e *env) error {
 	for range many {
 		c.tryLock(e.name())
 	}
-	// Goroutines of other checks in this process end some time; goroutines of names that are held would not.
+	// Goroutines of requests end some time; goroutines of names that are held would not.
 	e.poll("the goroutines of what is held", func() error {
 		if more := e.goroutines() - before; more > many/10 {
 			return fmt.Errorf("%d more for %d more names", more, many)
