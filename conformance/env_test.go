@@ -70,7 +70,7 @@ func TestGoroutinesBesideTheCheckAreNotThoseOfTheDriver(t *testing.T) {
 	}
 }
 
-// Nor those of other tests of the process, however long these take.
+// Other tests of the process may keep goroutines for longer than the check waits.
 func TestGoroutinesOfTheCheckAloneCount(t *testing.T) {
 	t.Parallel()
 	i := slices.IndexFunc(Checks(), func(c Check) bool { return c.Name == "scale/goroutines" })
@@ -113,7 +113,7 @@ func TestCheckEndsAfterTheCloseOfItsDrivers(t *testing.T) {
 		opened++
 		return &broken{Driver: d, close: func(ctx context.Context) error {
 			err := d.Close(ctx)
-			if number == 1 { // the client's, whose Close returns with ctx
+			if number == 1 { // of the client, whose Close returns with ctx
 				<-ctx.Done()
 				time.Sleep(closeFor / 2) // an answer is late
 			}

@@ -46,11 +46,11 @@ func leftBehind(p any) error {
 	}))
 }
 
-// checkLabel is the profiler label of a check's goroutines, which those that they start inherit.
+// checkLabel is the profiler label of a check's goroutines. A goroutine inherits the labels of its starter.
 const checkLabel = "dsync.check"
 
-// goroutines returns how many goroutines there are of the check, beside which others may run: in fake time those in its bubble, otherwise those with its
-// label, which goroutines of timers have not.
+// goroutines returns how many goroutines the check has, beside which others may run: in fake time all in its bubble, otherwise all with its label, which
+// goroutines of timers lack.
 func (e *env) goroutines() int {
 	if !e.fakeTime {
 		return labelled(checkLabel, e.id)

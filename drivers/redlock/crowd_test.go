@@ -40,7 +40,7 @@ func awaitClear(tb testing.TB, nodes servers) {
 }
 
 // waitInLine has each driver wait for the lock x, one after the other, and returns when all have their places in the line. The waiters' node has a value
-// before: one that came there before the holder's request would be granted that node again and again, and no place.
+// before: a waiter whose request came there before the holder's would be granted the node again and again, and get no place.
 func waitInLine(tb testing.TB, nodes servers, drivers []*Driver) []*drivertest.Waiter {
 	tb.Helper()
 	first := nodes[drivers[0].firstNode("x")]
