@@ -12,7 +12,10 @@ import (
 const (
 	shownNames   = 20
 	shownCrashes = 3
-	shownLines   = 16 // of a crash, with the first one
+	shownLines   = 16  // of a crash, with the first one
+	shownReasons = 5   // failed tests of which is shown what they logged
+	shownLogged  = 6   // lines of that
+	shownWidth   = 500 // characters of each of these
 )
 
 // crash is how the first line of what ends a test binary looks, or of a report of the race detector.
@@ -29,6 +32,8 @@ type failure struct {
 	failed, running []string // tests
 	crashes         []*excerpt
 	crashed         map[string]*excerpt // by test: the last of its crashes
+	logged          map[string]*excerpt // by test: the first two lines of each entry
+	inEntry         map[string]bool     // by test: the line before began an entry
 	rest            excerpt             // the last lines that no test wrote
 }
 
@@ -56,7 +61,7 @@ func (f *failures) add(e event) {
 	}
 	p := f.packages[e.Package]
 	if p == nil {
-		p = &failure{crashed: map[string]*excerpt{}}
+		p = &failure{crashed: map[string]*excerpt{}, logged: map[string]*excerpt{}, inEntry: map[string]bool{}}
 		f.packages[e.Package] = p
 	}
 	if e.Test != "" || e.Action == "output" {
@@ -83,7 +88,10 @@ func (p *failure) add(e event) {
 		p.running = slices.DeleteFunc(p.running, func(name string) bool { return name == e.Test })
 		if e.Action == "fail" {
 			p.failed = append(p.failed, e.Test)
+		} else {
+			delete(p.logged, e.Test)
 		}
+		delete(p.inEntry, e.Test)
 	case "output":
 		p.output(e)
 	}
@@ -94,6 +102,10 @@ func (p *failure) output(e event) {
 		p.rest.lines = append(p.rest.lines, e.Output)
 		p.rest.lines = p.rest.lines[max(0, len(p.rest.lines)-shownLines):]
 	}
+	if begins := logged.MatchString(e.Output); e.Test != "" && (begins || p.inEntry[e.Test]) {
+		p.inEntry[e.Test] = begins
+		p.log(e)
+	}
 	at := p.crashed[e.Test]
 	switch {
 	case at != nil && len(at.lines) < shownLines:
@@ -102,6 +114,18 @@ func (p *failure) output(e event) {
 		at = &excerpt{e.Test, []string{e.Output}}
 		p.crashes = append(p.crashes, at)
 		p.crashed[e.Test] = at
+	}
+}
+
+// log keeps a line of what a test logged.
+func (p *failure) log(e event) {
+	entries := p.logged[e.Test]
+	if entries == nil {
+		entries = new(excerpt)
+		p.logged[e.Test] = entries
+	}
+	if len(entries.lines) < shownLogged {
+		entries.lines = append(entries.lines, fmt.Sprintf("%.*s", shownWidth, e.Output))
 	}
 }
 
@@ -119,8 +143,8 @@ func (f *failures) write(w io.Writer) {
 
 func (p *failure) write(w io.Writer, name string) {
 	fmt.Fprintf(w, "\nFAILED: %s\n", name)
-	list(w, "failed", p.failed)
-	list(w, "did not end", p.running)
+	p.list(w, "failed", p.failed)
+	p.list(w, "did not end", p.running)
 	if len(p.failed)+len(p.crashes) == 0 {
 		p.crashes = append(p.crashes, &p.rest)
 	}
@@ -128,14 +152,18 @@ func (p *failure) write(w io.Writer, name string) {
 		if c.test != "" {
 			fmt.Fprintf(w, "  in %s:\n", c.test)
 		}
-		for _, line := range c.lines {
-			fmt.Fprintf(w, "    %s\n", strings.TrimRight(line, "\n"))
-		}
+		c.write(w)
 	}
 }
 
-// list shows tests without those whose subtests are shown.
-func list(w io.Writer, title string, tests []string) {
+func (c *excerpt) write(w io.Writer) {
+	for _, line := range c.lines {
+		fmt.Fprintf(w, "    %s\n", strings.TrimRight(line, "\n"))
+	}
+}
+
+// list shows tests, without those whose subtests are shown, and how what they logged began.
+func (p *failure) list(w io.Writer, title string, tests []string) {
 	names := slices.DeleteFunc(slices.Clone(tests), func(name string) bool {
 		return slices.ContainsFunc(tests, func(other string) bool { return strings.HasPrefix(other, name+"/") })
 	})
@@ -145,5 +173,8 @@ func list(w io.Writer, title string, tests []string) {
 			return
 		}
 		fmt.Fprintf(w, "  %s: %s\n", title, name)
+		if entries := p.logged[name]; entries != nil && i < shownReasons {
+			entries.write(w)
+		}
 	}
 }

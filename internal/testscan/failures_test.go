@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -26,7 +27,7 @@ func TestFailures(t *testing.T) {
 	write("passes/x_test.go", head+`func TestGood(t *testing.T) { fmt.Println("panic: only printed") }`)
 	write("fails/x_test.go", head+`func TestOuter(t *testing.T) {
 		t.Run("good", func(*testing.T) {})
-		t.Run("bad", func(t *testing.T) { t.Error("no") })
+		t.Run("bad", func(t *testing.T) { t.Error("no\nfor this reason\nand more") })
 	}`)
 	write("panics/x_test.go", head+`func TestPanics(t *testing.T) { var p *int; *p = 1 }`)
 	write("dies/x_test.go", head+`func TestDies(t *testing.T) { new(sync.Mutex).Unlock() }`)
@@ -46,7 +47,7 @@ func TestFailures(t *testing.T) {
 			got[name] = text
 		}
 		for name, want := range map[string][]string{
-			"x/fails":  {"  failed: TestOuter/bad\n"},
+			"x/fails":  {"  failed: TestOuter/bad\n", ": no\n            for this reason\n"},
 			"x/panics": {"  failed: TestPanics\n  in TestPanics:\n    panic: runtime error: invalid memory address", "x_test.go:7"},
 			"x/dies":   {"  did not end: TestDies\n  in TestDies:\n    fatal error: sync: unlock of unlocked mutex\n"},
 			"x/exits":  {"    something is left\n"},
@@ -78,13 +79,17 @@ func TestFailuresAreFew(t *testing.T) {
 			f.add(event{Action: "output", Package: "p", Output: "WARNING: DATA RACE\n"})
 		}
 	}
-	for range shownNames + 5 {
-		f.add(event{Action: "fail", Package: "p", Test: "TestA"})
+	for i := range shownNames + 5 {
+		name := fmt.Sprintf("TestA%d", i)
+		for range 2 * shownLogged {
+			f.add(event{Action: "output", Package: "p", Test: name, Output: "    x_test.go:1: " + strings.Repeat("long", shownWidth) + "\n"})
+		}
+		f.add(event{Action: "fail", Package: "p", Test: name})
 	}
 	f.add(event{Action: "fail", Package: "p"})
 	var out bytes.Buffer
 	f.write(&out)
-	n, want := strings.Count(out.String(), "\n"), 2+shownNames+1+shownCrashes*shownLines
+	n, want := strings.Count(out.String(), "\n"), 2+shownNames+shownReasons*shownLogged+1+shownCrashes*shownLines
 	if n != want || !strings.Contains(out.String(), "… and 5 more\n") {
 		t.Errorf("%d lines, want %d:\n%s", n, want, out.String())
 	}
