@@ -152,8 +152,8 @@ func (s *session) tick() {
 		s.failed = nil
 		due = now + int64(s.ttl/6)
 	} else if !s.flight.empty() {
-		if due = s.sent + int64(s.ttl/6); now >= due { // the answer is late
-			due, turnsSilent, s.silent = s.expires.Load(), !s.silent, true
+		if due = s.sent + int64(s.ttl/6); now >= due { // the answer is late, and the next ping may be due soon after it
+			due, turnsSilent, s.silent = now+int64(s.ttl/6), !s.silent, true
 		}
 	}
 	s.timer.Reset(max(time.Millisecond, time.Duration(min(due, s.expires.Load())-now)))
