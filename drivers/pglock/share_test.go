@@ -101,12 +101,12 @@ func testReadsEndOneByOne(t *testing.T, pg *testenv.PostgresServer) {
 	for name, o := range map[string]*pglock.Options{"42": {}, "7/42": {Key: pglock.PairKey, Tokens: pglock.TokensNone}} {
 		d, other, conn := newDriver(t, pg.Addr, o), newDriver(t, pg.Addr, o), connect(t, pg)
 		fixed := in(driver.Read, request(name, longTTL))
-		fixed.TTL, fixed.Fixed = 200*time.Millisecond, true
+		fixed.TTL, fixed.Fixed = 500*time.Millisecond, true
 		first := mustAcquire(t, d, in(driver.Read, try(name)))
 		second := mustAcquire(t, d, in(driver.Read, request(name, longTTL)))
 		ends := mustAcquire(t, d, fixed)
 		third := mustAcquire(t, d, in(driver.Read, try(name)))
-		if n := value[int](t, conn, "SELECT count(DISTINCT pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"); n != 2 {
+		if n := value[int](t, conn, "SELECT count(DISTINCT pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"); n != 2 && time.Now().Before(ends.Expires()) {
 			t.Errorf("%d sessions have the lock, want one for each TTL", n)
 		}
 		mustRelease(t, first)
@@ -198,10 +198,10 @@ func testFailedStatementsTakeNoRead(t *testing.T, pg *testenv.PostgresServer) {
 	}
 	defer closeDriver(t, d)
 	// without runs f while the role may not execute a function.
-	without := func(function string, f func(ctx context.Context) error, want error) {
+	without := func(function string, limit time.Duration, f func(ctx context.Context) error, want error) {
 		t.Helper()
 		run(t, conn, "REVOKE EXECUTE ON FUNCTION "+function+" FROM PUBLIC")
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
 		defer cancel()
 		if err := f(ctx); !errors.Is(err, want) {
 			t.Errorf("without %s: got %v, want %v", function, err, want)
@@ -211,16 +211,17 @@ func testFailedStatementsTakeNoRead(t *testing.T, pg *testenv.PostgresServer) {
 	}
 	read := func() driver.Lease { return mustAcquire(t, d, in(driver.Read, request("a", 3*time.Second))) }
 	stays, ends := read(), read()
-	without("pg_current_xact_id()", func(ctx context.Context) error {
+	without("pg_current_xact_id()", drivertest.HangGuard, func(ctx context.Context) error {
 		_, err := d.Acquire(ctx, in(driver.Read, request("a", 3*time.Second)))
 		return err
 	}, os.ErrPermission)
-	without("pg_try_advisory_xact_lock_shared(bigint)", func(ctx context.Context) error {
+	without("pg_try_advisory_xact_lock_shared(bigint)", drivertest.HangGuard, func(ctx context.Context) error {
 		_, err := d.Acquire(ctx, in(driver.Read, request("a", 3*time.Second)))
 		return err
 	}, os.ErrPermission)
-	without("pg_backend_pid()", ends.Release, driver.ErrUnknown) // what the unlock is while the lock stays
-	without("pg_advisory_unlock_shared(bigint)", stays.Release, driver.ErrUnknown)
+	const repeated = 100 * time.Millisecond                                // a Release is, until its context ends
+	without("pg_backend_pid()", repeated, ends.Release, driver.ErrUnknown) // what the unlock is while the lock stays
+	without("pg_advisory_unlock_shared(bigint)", repeated, stays.Release, driver.ErrUnknown)
 	mustRelease(t, mustAcquire(t, other, in(driver.Write, request("a", longTTL))))
 }
 
