@@ -20,7 +20,7 @@ COUNT ?= 20
 TRIALS ?= 200
 # Tests that compute, in fake time or on no backend, and take five to ten times as long with the race detector. `make test-long` runs them without it, behind
 # the others: these wait for servers, and have the processors to themselves.
-COMPUTE = TestMutants|TestModelKeepsItsPromises|TestGoodDriverPasses|TestJudgeOfRandomHistories|TestJudgeOfRandomPermits
+COMPUTE = TestMutants|TestModelKeepsItsPromises|TestGoodDriverPasses|TestJudgeOfRandomHistories|TestJudgeOfRandomPermits|TestCapacityPage
 # Where `make man` writes to.
 MAN ?= cmd/dsync/dist/man
 # How many storms of migration run side by side: two for each processor, as they mostly wait.
@@ -55,7 +55,7 @@ test: servers ## run all tests in their short form, on real servers, with the ra
 
 test-long: servers ## run all tests in their long form: with all that `make test` leaves out, and 15 s of migration between every two backends
 	$(call run_tests,-timeout 60m -skip '^(TestPairs|$(COMPUTE))$$')
-	GOWORK=off $(RUN_TESTS) -race=false -timeout 30m -run '^($(COMPUTE))$$' $(TESTFLAGS) ./conformance/... ./drivers/etcd ./drivers/migrate
+	GOWORK=off $(RUN_TESTS) -race=false -timeout 30m -run '^($(COMPUTE))$$' $(TESTFLAGS) ./conformance/... ./drivers/etcd ./drivers/migrate ./internal/capacity
 	GOWORK=off $(RUN_TESTS) -timeout 30m -run '^TestPairs$$' -parallel $(PAIRS) -v $(TESTFLAGS) ./drivers/migrate -pairs 15s
 
 migration-long: servers ## six processes from one backend to another by the runbooks, five pairs, while either backend is killed in each step: six minutes

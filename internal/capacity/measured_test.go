@@ -54,7 +54,7 @@ func crowdFigures(t *testing.T) (all []figure) {
 // bout is for how long a crowd is watched.
 func bout(n int) time.Duration { return time.Second + time.Duration(n)*2*time.Millisecond }
 
-// A model without one of its parts is off the measured curve: TestPage sees that.
+// A model without one of its parts is off the measured curve: TestCapacityPage sees that.
 func TestCrowdsNeedEachPart(t *testing.T) {
 	for _, test := range []struct {
 		part     string

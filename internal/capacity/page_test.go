@@ -115,9 +115,9 @@ func size(bytes float64) string {
 	return digits(math.Round(bytes/1e6)) + " MB"
 }
 
-// TestPage holds the simulation to what was measured, and the tables of docs/capacity.md to the simulation and the formulas. The order of goroutines at one instant is chance, so
+// TestCapacityPage holds the simulation to what was measured, and the tables of docs/capacity.md to the simulation and the formulas. The order of goroutines at one instant is chance, so
 // figures may differ a little.
-func TestPage(t *testing.T) {
+func TestCapacityPage(t *testing.T) {
 	text, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
@@ -151,7 +151,7 @@ func TestPage(t *testing.T) {
 func compare(t *testing.T, name string, have, want []string) {
 	t.Helper()
 	if len(have) != len(want) {
-		t.Errorf("table %s of %s has %d lines, want %d: go test ./internal/capacity -run TestPage -update", name, page, len(have), len(want))
+		t.Errorf("table %s of %s has %d lines, want %d: go test ./internal/capacity -run TestCapacityPage -update", name, page, len(have), len(want))
 		return
 	}
 	for i := range want {
@@ -162,7 +162,7 @@ func compare(t *testing.T, name string, have, want []string) {
 		}
 		for j := range b {
 			if !near(a[j], b[j]) {
-				t.Errorf("table %s of %s has %s in %q, want %s in %q: go test ./internal/capacity -run TestPage -update", name, page, a[j], have[i], b[j], want[i])
+				t.Errorf("table %s of %s has %s in %q, want %s in %q: go test ./internal/capacity -run TestCapacityPage -update", name, page, a[j], have[i], b[j], want[i])
 				return
 			}
 		}
