@@ -18,8 +18,8 @@ INTEROP_TESTS ?= 8
 COUNT ?= 20
 # How many trials `make run-long` makes on each backend.
 TRIALS ?= 200
-# Tests that compute, in fake time or on no backend, and take five to ten times as long with the race detector. `make test-long` runs them without it, behind
-# the others: these wait for servers, and have the processors to themselves.
+# Tests that compute, in fake time or on no backend, and take five to ten times as long with the race detector. `make test-long` runs them without it, when the
+# tests that wait for servers are done with the processors.
 COMPUTE = TestMutants|TestModelKeepsItsPromises|TestGoodDriverPasses|TestJudgeOfRandomHistories|TestJudgeOfRandomPermits|TestCapacityPage
 # Where `make man` writes to.
 MAN ?= cmd/dsync/dist/man

@@ -152,7 +152,7 @@ func (s *session) tick() {
 		s.failed = nil
 		due = now + int64(s.ttl/6)
 	} else if !s.flight.empty() {
-		if due = s.sent + int64(s.ttl/6); now >= due { // the answer is late, and the next ping may be due soon after it
+		if due = s.sent + int64(s.ttl/6); now >= due { // the answer is late, and a ping may be due right after the answer
 			due, turnsSilent, s.silent = now+int64(s.ttl/6), !s.silent, true
 		}
 	}

@@ -211,14 +211,12 @@ func testFailedStatementsTakeNoRead(t *testing.T, pg *testenv.PostgresServer) {
 	}
 	read := func() driver.Lease { return mustAcquire(t, d, in(driver.Read, request("a", 3*time.Second))) }
 	stays, ends := read(), read()
-	without("pg_current_xact_id()", drivertest.HangGuard, func(ctx context.Context) error {
+	acquire := func(ctx context.Context) error {
 		_, err := d.Acquire(ctx, in(driver.Read, request("a", 3*time.Second)))
 		return err
-	}, os.ErrPermission)
-	without("pg_try_advisory_xact_lock_shared(bigint)", drivertest.HangGuard, func(ctx context.Context) error {
-		_, err := d.Acquire(ctx, in(driver.Read, request("a", 3*time.Second)))
-		return err
-	}, os.ErrPermission)
+	}
+	without("pg_current_xact_id()", drivertest.HangGuard, acquire, os.ErrPermission)
+	without("pg_try_advisory_xact_lock_shared(bigint)", drivertest.HangGuard, acquire, os.ErrPermission)
 	const repeated = 100 * time.Millisecond                                // a Release is, until its context ends
 	without("pg_backend_pid()", repeated, ends.Release, driver.ErrUnknown) // what the unlock is while the lock stays
 	without("pg_advisory_unlock_shared(bigint)", repeated, stays.Release, driver.ErrUnknown)

@@ -33,7 +33,6 @@ type failure struct {
 	crashes         []*excerpt
 	crashed         map[string]*excerpt // by test: the last of its crashes
 	logged          map[string]*excerpt // by test: the first two lines of each entry
-	inEntry         map[string]bool     // by test: the line before began an entry
 	rest            excerpt             // the last lines that no test wrote
 }
 
@@ -61,7 +60,7 @@ func (f *failures) add(e event) {
 	}
 	p := f.packages[e.Package]
 	if p == nil {
-		p = &failure{crashed: map[string]*excerpt{}, logged: map[string]*excerpt{}, inEntry: map[string]bool{}}
+		p = &failure{crashed: map[string]*excerpt{}, logged: map[string]*excerpt{}}
 		f.packages[e.Package] = p
 	}
 	if e.Test != "" || e.Action == "output" {
@@ -91,7 +90,6 @@ func (p *failure) add(e event) {
 		} else {
 			delete(p.logged, e.Test)
 		}
-		delete(p.inEntry, e.Test)
 	case "output":
 		p.output(e)
 	}
@@ -102,8 +100,7 @@ func (p *failure) output(e event) {
 		p.rest.lines = append(p.rest.lines, e.Output)
 		p.rest.lines = p.rest.lines[max(0, len(p.rest.lines)-shownLines):]
 	}
-	if begins := logged.MatchString(e.Output); e.Test != "" && (begins || p.inEntry[e.Test]) {
-		p.inEntry[e.Test] = begins
+	if e.Test != "" {
 		p.log(e)
 	}
 	at := p.crashed[e.Test]
@@ -117,16 +114,21 @@ func (p *failure) output(e event) {
 	}
 }
 
-// log keeps a line of what a test logged.
+// log keeps a line of a test that begins an entry of its log, or comes right behind such a line.
 func (p *failure) log(e event) {
 	entries := p.logged[e.Test]
+	switch {
+	case entries != nil && len(entries.lines) == shownLogged:
+		return
+	case logged.MatchString(e.Output), entries != nil && logged.MatchString(entries.lines[len(entries.lines)-1]):
+	default:
+		return
+	}
 	if entries == nil {
 		entries = new(excerpt)
 		p.logged[e.Test] = entries
 	}
-	if len(entries.lines) < shownLogged {
-		entries.lines = append(entries.lines, fmt.Sprintf("%.*s", shownWidth, e.Output))
-	}
+	entries.lines = append(entries.lines, fmt.Sprintf("%.*s", shownWidth, e.Output))
 }
 
 // write shows the packages that failed, and those that crashed and have no end.

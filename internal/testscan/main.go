@@ -1,8 +1,8 @@
 // Command testscan runs a command line, which is one of `go test -json`, and looks for passwords of the tests
 // (testenv.PasswordMark) in everything that the tests write: their logs, those of tests that pass too, and what they or the code under
 // test write to standard output and standard error. It shows what `go test` shows without -json, and at the end sums up what was run
-// and for how long, which tests failed with what in their logs, and how the crashes of test binaries began. It fails where `go test` does, or if there is a
-// password.
+// and for how long, which tests failed and how their logs began, and how the crashes of test binaries began. It fails where `go test`
+// does, or if there is a password.
 package main
 
 import (
