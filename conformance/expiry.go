@@ -42,12 +42,12 @@ func (h *holding) overBefore(next *request) error {
 	return nil
 }
 
-// first waits until one of the requests is done, and returns its index.
+// first waits until one of the requests is done, and returns the index of the one that was done first.
 func (e *env) first(of []*request) int {
 	done := -1
 	e.until("one of those who wait is granted the name", func() bool {
 		for i, r := range of {
-			if r.isDone() {
+			if r.isDone() && (done < 0 || r.at.Before(of[done].at)) {
 				done = i
 			}
 		}
@@ -73,16 +73,11 @@ func notBeforeExpires(e *env) error {
 }
 
 func expiryServesWaiters(e *env) error {
-	name := e.name()
-	h := e.driver().hold(name, fixed, ttl(e.ttl())) // must not end before all wait
-	left := make([]*request, 2)
-	for i := range left {
-		left[i] = e.driver().waiter(name, fixed, ttl(e.brief()))
-	}
+	h, left := e.lineBehindLease()
 	for tried := 1; len(left) > 0; tried++ {
 		i := e.first(left)
 		if tried < tries && left[i].slow() {
-			left[i] = e.driver().start(name, fixed, ttl(e.brief()))
+			left[i] = e.driver().start(h.Name, fixed, ttl(e.brief()))
 			continue
 		}
 		next := left[i].granted()
@@ -91,8 +86,37 @@ func expiryServesWaiters(e *env) error {
 		}
 		h, left = next, append(left[:i:i], left[i+1:]...)
 	}
-	e.awaitFree(name)
+	e.awaitFree(h.Name)
 	return nil
+}
+
+// lineBehindLease returns a hold that nobody renews and two requests for such leases that have waited for its end.
+func (e *env) lineBehindLease() (*request, []*request) {
+	a, b, c := e.driver(), e.driver(), e.driver()
+	for d := e.ttl(); d < e.hangs(); d *= 2 { // until that is long enough for this machine, as busy as it is
+		h := a.hold(e.name(), fixed, ttl(e.allowed(d)))
+		line := []*request{b.start(h.Name, fixed, ttl(e.brief())), c.start(h.Name, fixed, ttl(e.brief()))}
+		if line[0].waitsBehind(h) && line[1].waitsBehind(h) {
+			return h, line
+		}
+		for _, r := range line {
+			r.cancel()
+		}
+	}
+	e.endf("a lease is over before two clients wait for its end, however long it is")
+	return nil, nil
+}
+
+// waitsBehind returns whether r has waited for h. If not, the lease of h was over before r could.
+func (r *request) waitsBehind(h *request) bool {
+	r.driver.env.until(fmt.Sprintf("%s waits for %q", r.driver.label, r.Name), func() bool { return r.isDone() || r.waited() > 0 })
+	if r.waited() > 0 {
+		return true
+	}
+	if over := r.slow() || r.lease != nil && r.after(h) == nil; !over {
+		r.waits() // ends the check
+	}
+	return false
 }
 
 func extendMovesEnd(e *env) error {

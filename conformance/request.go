@@ -110,19 +110,6 @@ func (d *rawDriver) inTime(name string, opts ...option) *request {
 	return r
 }
 
-// waiter starts a request, again if that was slow, and returns it when it waits.
-func (d *rawDriver) waiter(name string, opts ...option) *request {
-	r := d.start(name, opts...)
-	for i := 1; i < tries; i++ {
-		d.env.until(fmt.Sprintf("%s waits for %q", d.label, name), func() bool { return r.isDone() || r.waited() > 0 })
-		if r.waited() > 0 || !r.slow() {
-			break
-		}
-		r = d.start(name, opts...)
-	}
-	return r.waits()
-}
-
 // slow reports whether the answer took longer than the lease would have lasted, as on a busy machine when the TTL is short. Acquire has
 // returned.
 func (r *request) slow() bool {
