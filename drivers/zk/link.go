@@ -32,6 +32,8 @@ const (
 	opWatch           = 101 // set watches again after a reconnect
 	opClose           = -11
 	opError           = -1 // in the answer to a transaction
+
+	codeNodeExists = 1<<32 - 110
 )
 
 // link is a connection of a session. The link reads along, because the library tells neither the timeout that the server granted, nor
@@ -39,6 +41,9 @@ const (
 //
 // The link also keeps the last transaction id, in the place of the library, whose goroutines write and read theirs at the same time: the
 // library finds no ids in the answers, and its requests get the id of the session.
+//
+// Nor does the library find the path of a container that was made, but NODEEXISTS: its CreateContainer returns the path without an answer, when
+// the session is closed, while the goroutine that reads may write the path at the same time.
 //
 // Some requests go past the library: see direct.
 type link struct {
@@ -138,8 +143,8 @@ func (l *link) SetReadDeadline(t time.Time) error {
 	return l.Conn.SetReadDeadline(t)
 }
 
-// Read implements net.Conn. The library gets frames that arrived whole and make sense, without the id of the transaction. Of a frame
-// that makes no sense the library gets nothing: the connection is over.
+// Read implements net.Conn. The library gets frames that arrived whole and make sense, changed as link says. Of a frame that makes no
+// sense the library gets nothing: the connection is over.
 func (l *link) Read(b []byte) (int, error) {
 	if len(l.rest) == 0 {
 		most := int64(maxWelcome)
@@ -212,6 +217,9 @@ func (l *link) received(frame []byte) error {
 		}
 	}
 	clear(zxid)
+	if request.op == opCreateContainer && code == 0 {
+		binary.BigEndian.PutUint32(body[12:], codeNodeExists)
+	}
 	if request.take != nil {
 		request.take(body[headerSize:], errOf(code))
 	}

@@ -2,12 +2,16 @@ package zk
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	gozk "github.com/go-zookeeper/zk"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/lifecycle"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -47,6 +51,44 @@ func TestSessionsEndBesideRequests(t *testing.T) {
 	defer cancel()
 	if err := d.Close(ctx); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestContainersBesideTheEndOfTheSession has sessions end while containers are made. The race detector saw the library read the path of one.
+func TestContainersBesideTheEndOfTheSession(t *testing.T) {
+	server := testenv.ZooKeeper(t)
+	d := drivertest.Open(t, "zk://"+server.Addr).(*Driver)
+	var made atomic.Int64
+	for range 10 {
+		s, err := d.board(caller{ctx: t.Context()}, d.options.TTL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		begun := make(chan struct{}, 1)
+		var ended []<-chan reply[string]
+		for range 64 {
+			ended = append(ended, send(s, func(c *gozk.Conn) (string, error) {
+				for {
+					path, err := c.CreateContainer(fmt.Sprintf("/made-%d", made.Add(1)), nil, gozk.FlagContainer, d.options.ACL)
+					if path != "" || err != nil && !errors.Is(err, gozk.ErrNodeExists) {
+						return path, err
+					}
+					select {
+					case begun <- struct{}{}:
+					default:
+					}
+				}
+			}))
+		}
+		<-begun
+		s.kill(false)
+		s.leave()
+		for _, e := range ended {
+			if r := <-e; r.value != "" {
+				t.Fatalf("the library got the path %q", r.value)
+			}
+		}
+		<-s.buried
 	}
 }
 
