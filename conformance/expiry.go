@@ -77,7 +77,7 @@ func expiryServesWaiters(e *env) error {
 	for tried := 1; len(left) > 0; tried++ {
 		i := e.first(left)
 		if tried < tries && left[i].slow() {
-			left[i] = e.driver().start(h.Name, fixed, ttl(e.brief()))
+			left[i] = left[i].driver.start(h.Name, fixed, ttl(e.brief()))
 			continue
 		}
 		next := left[i].granted()
