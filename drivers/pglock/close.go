@@ -81,8 +81,7 @@ func (d *Driver) waitFor(ctx context.Context, cond func() bool) bool {
 func (s *session) quit(ctx context.Context, cause error) {
 	leases := s.disown()
 	if len(leases) > 0 {
-		op := newOperation(query, AdvisoryKey{})
-		op.sql = unlockAllQuery
+		op := newOperation(unlockAll, AdvisoryKey{})
 		if s.submit(op) {
 			select {
 			case <-op.done:

@@ -67,15 +67,16 @@ func (op *operation) wait(ctx context.Context) error {
 type step uint8
 
 const (
-	try     step = iota // pg_try_advisory_lock
-	block               // pg_advisory_lock
-	confirm             // a ping after the grant of a long block: its answer shows until when the session lasts
-	stamp               // the token of the group alone: the session has the lock, from a try in a failed group or for another Read
-	unlock              // pg_advisory_unlock
-	admit               // pg_try_advisory_xact_lock_shared: whether a Read would be granted; nothing is left of it after its group
-	ping                // whether the session lives
-	keep                // a later transaction id than all that the session took so far, on the server's disk
-	query               // anything else
+	try       step = iota // pg_try_advisory_lock
+	block                 // pg_advisory_lock
+	confirm               // a ping after the grant of a long block: its answer shows until when the session lasts
+	stamp                 // the token of the group alone: the session has the lock, from a try in a failed group or for another Read
+	unlock                // pg_advisory_unlock
+	admit                 // pg_try_advisory_xact_lock_shared: whether a Read would be granted; nothing is left of it after its group
+	ping                  // whether the session lives
+	keep                  // a later transaction id than all that the session took so far, on the server's disk
+	query                 // anything else that is about no lock of the session
+	unlockAll             // pg_advisory_unlock_all
 )
 
 // answer is what the server said to the step of an operation.
@@ -108,19 +109,32 @@ const (
 // moves has all moves of an operation, by step and answer. A session keeps its locks when a transaction fails, so after an error a lock
 // may have been granted all the same, and is given back.
 var moves = [...][answers]move{
-	try:     {skipped: repeat, failed: giveBack, denied: settle, no: settle, yes: settle, unstamped: toStamp, unwanted: giveBack},
-	block:   {skipped: repeat, failed: giveBack, denied: settle, no: toConfirm, yes: toConfirm, unwanted: giveBack},
-	confirm: {skipped: repeat, failed: giveBack, no: settle, yes: settle, unwanted: giveBack},
-	stamp:   {skipped: repeat, failed: giveBack, yes: settle, unwanted: giveBack},
-	unlock:  {skipped: repeat, failed: repeat, failedAgain: later, no: settle, yes: settle},
-	admit:   {skipped: repeat, failed: settle, no: settle, yes: settle},
-	ping:    {skipped: repeat, failed: settle, no: settle, yes: settle},
-	keep:    {skipped: repeat, failed: settle, no: settle, yes: settle},
-	query:   {skipped: repeat, failed: settle, no: settle, yes: settle},
+	try:       {skipped: repeat, failed: giveBack, denied: settle, no: settle, yes: settle, unstamped: toStamp, unwanted: giveBack},
+	block:     {skipped: repeat, failed: giveBack, denied: settle, no: toConfirm, yes: toConfirm, unwanted: giveBack},
+	confirm:   {skipped: repeat, failed: giveBack, no: settle, yes: settle, unwanted: giveBack},
+	stamp:     {skipped: repeat, failed: giveBack, yes: settle, unwanted: giveBack},
+	unlock:    {skipped: repeat, failed: repeat, failedAgain: later, no: settle, yes: settle},
+	admit:     {skipped: repeat, failed: settle, no: settle, yes: settle},
+	ping:      {skipped: repeat, failed: settle, no: settle, yes: settle},
+	keep:      {skipped: repeat, failed: settle, no: settle, yes: settle},
+	query:     {skipped: repeat, failed: settle, no: settle, yes: settle},
+	unlockAll: {skipped: repeat, failed: settle, no: settle, yes: settle},
 }
 
 // gets reports whether the operation is about to get a lock.
 func (s step) gets() bool { return s == try || s == block || s == confirm || s == stamp }
+
+// mayLeave reports whether the server may have a lock of the operation, or give it one, if the connection ends now.
+func (op *operation) mayLeave() bool {
+	switch op.step {
+	case try, block, admit:
+		return op.sent != 0
+	case confirm, stamp, unlock, unlockAll:
+		return true
+	default:
+		return false
+	}
+}
 
 // moveOn takes the server's answer to the operation at i, and makes the move.
 func (g *group) moveOn(i int) move {

@@ -196,7 +196,7 @@ func (s *session) end(cause error) {
 	for _, op := range ops {
 		op.settled = true
 		op.err = &endedError{cause, op.sent != 0}
-		doubt = doubt || op.sent != 0
+		doubt = doubt || op.mayLeave()
 	}
 	s.mu.Unlock()
 

@@ -1,12 +1,15 @@
 package pglock
 
 import (
+	"context"
 	"encoding/binary"
+	"io"
 	"net"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/go-dsync/dsync/internal/lifecycle"
@@ -25,15 +28,8 @@ func TestSessionOutlastsALateAnswer(t *testing.T) {
 
 // outlast makes two requests, the second of which is answered late, and then none but those of the session for ten times the TTL.
 func outlast(t *testing.T, ttl, at, late time.Duration) {
-	client, server := net.Pipe()
-	d := &Driver{epoch: time.Now(), home: ttl, life: lifecycle.New(), classes: make(map[time.Duration]*class), sessions: make(map[*session]struct{})}
-	d.changed.L = &d.mu
-	s := &session{d: d, ttl: ttl, conn: client, frontend: pgproto3.NewFrontend(client, client), pid: 1}
-	s.init(d.now())
+	d, s, server := sessionOnPipe(ttl)
 	d.life.Go(func() { answerPings(server, s.pid, []time.Duration{0, late}, ttl/20) }) // ends with the connection
-	d.mu.Lock()
-	d.run(s)
-	d.mu.Unlock()
 
 	time.Sleep(at)
 	for range 2 {
@@ -51,6 +47,22 @@ func outlast(t *testing.T, ttl, at, late time.Duration) {
 	s.end(errQuit)
 	server.Close()
 	d.life.Wait()
+}
+
+// sessionOnPipe returns a session that works, with a driver of its own that cannot make a connection, and the other end of its connection.
+func sessionOnPipe(ttl time.Duration) (d *Driver, s *session, server net.Conn) {
+	client, server := net.Pipe()
+	config, _ := pgconn.ParseConfig("postgres://user@192.0.2.1/db")
+	config.DialFunc = func(context.Context, string, string) (net.Conn, error) { return nil, io.ErrClosedPipe }
+	d = &Driver{config: config, epoch: time.Now(), home: ttl, life: lifecycle.New(), classes: make(map[time.Duration]*class),
+		sessions: make(map[*session]struct{})}
+	d.changed.L = &d.mu
+	s = &session{d: d, ttl: ttl, conn: client, frontend: pgproto3.NewFrontend(client, client), pid: 1}
+	s.init(d.now())
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.run(s)
+	return d, s, server
 }
 
 // answerPings answers groups of pings as a server does, until the connection ends. The first answers take the given times, the others the usual time.
@@ -76,5 +88,53 @@ func answerPings(conn net.Conn, pid uint32, first []time.Duration, usual time.Du
 				return
 			}
 		}
+	}
+}
+
+// TestCloseWaitsForDoubtOverLocksOnly ends the connection of a session with an operation that has no answer. Close waits for the TTL of a
+// session that may have a lock at the server, and for none with what is about no lock, such as whether another session is gone.
+func TestCloseWaitsForDoubtOverLocksOnly(t *testing.T) {
+	const ttl = time.Second
+	for _, test := range []struct {
+		name   string
+		step   step
+		unsent bool // as an operation before has no answer
+		waits  bool
+	}{
+		{"ping", ping, false, false},
+		{"query", query, false, false},
+		{"keep", keep, false, false},
+		{"try", try, false, true},
+		{"try that was not sent", try, true, false},
+		{"block", block, false, true},
+		{"confirm", confirm, false, true},
+		{"stamp", stamp, false, true},
+		{"admit", admit, false, true},
+		{"unlock", unlock, false, true},
+		{"unlock that was not sent", unlock, true, true},
+		{"unlock of all", unlockAll, false, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d, s, server := sessionOnPipe(ttl)
+				d.life.Go(func() { _, _ = io.Copy(io.Discard, server) }) // ends with the connection
+				time.Sleep(ttl / 10)
+				if test.unsent {
+					s.submit(newOperation(ping, AdvisoryKey{}))
+				}
+				s.mu.Lock()
+				request := s.add(newOperation(test.step, AdvisoryKey{}))
+				s.mu.Unlock()
+				s.write(request)
+				s.end(io.ErrUnexpectedEOF)
+				began := time.Now()
+				if err := d.Close(t.Context()); err != nil {
+					t.Error(err)
+				}
+				if waited := time.Since(began); (waited >= ttl) != test.waits {
+					t.Errorf("Close waited for %v after a session of a TTL of %v", waited, ttl)
+				}
+			})
+		})
 	}
 }

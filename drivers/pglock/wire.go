@@ -128,6 +128,8 @@ func (g *group) encode(buf []byte) []byte {
 			buf = appendStatement(buf, keepName)
 		case query:
 			buf = appendQuery(buf, op.sql, op.params)
+		case unlockAll:
+			buf = appendQuery(buf, unlockAllQuery, nil)
 		}
 	}
 	if g.token {
@@ -154,7 +156,7 @@ func (s *session) row(values [][]byte) error {
 	}
 	op := g.ops[g.at]
 	switch {
-	case op.step == query:
+	case op.step == query || op.step == unlockAll:
 		row := make([][]byte, len(values))
 		for i, v := range values {
 			row[i] = append([]byte{}, v...)
