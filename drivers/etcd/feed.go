@@ -43,6 +43,7 @@ type feed struct {
 
 	// Guarded by feeds.mu.
 	stream  int               // the stream of the watch
+	due     time.Time         // when the watch should have begun; nobody has it made anew before
 	active  bool              // the feed tells all that happens
 	since   int64             // when the feed became active, on feeds.clock
 	recent  []*clientv3.Event // the last ones that it has told since then
@@ -194,16 +195,19 @@ func signal(c chan struct{}) {
 	}
 }
 
-// doubt has the watch made anew, on another stream and so perhaps to another server, because the watch did not tell an event, or its own
-// start, in time. A server that is frozen, or cut off from the others, says nothing, and its connection may stay.
-func (w *waiter) doubt() {
+// doubt has watches made anew, on another stream and so perhaps to another server: those that should have begun, or, if an event was missed, all that
+// the waiter hears. A server that is frozen, or cut off from the others, says nothing, and its connection may stay.
+func (w *waiter) doubt(missed bool) {
 	fs := w.all
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	if slices.ContainsFunc(w.feeds, func(f *feed) bool { return f.stream == fs.stream }) {
-		fs.stream++
-	}
 	for _, f := range w.feeds {
+		if f.active && !missed || !f.active && time.Now().Before(f.due) {
+			continue
+		}
+		if f.stream == fs.stream {
+			fs.stream++
+		}
 		signal(f.again)
 	}
 }
@@ -212,7 +216,7 @@ func (w *waiter) doubt() {
 func (f *feed) run() {
 	d := f.feeds.driver
 	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
-		seen, end := f.watch()
+		seen, end := f.watch(max(firstLook/2, 2*pause))
 		if end || d.life.Context().Err() != nil {
 			return
 		}
@@ -225,11 +229,13 @@ func (f *feed) run() {
 	}
 }
 
-// watch follows one watch until it ends. The library resumes a watch by itself when the connection breaks.
-func (f *feed) watch() (seen, end bool) {
+// watch follows one watch until it ends, and has it begin within patience if somebody waits. The library resumes a watch by itself when the
+// connection breaks.
+func (f *feed) watch(patience time.Duration) (seen, end bool) {
 	d := f.feeds.driver
 	f.feeds.mu.Lock()
-	f.stream = f.feeds.stream
+	f.stream, f.due = f.feeds.stream, time.Now().Add(patience)
+	f.trust()
 	// Watches with the same metadata share a stream.
 	ctx := metadata.AppendToOutgoingContext(clientv3.WithRequireLeader(d.life.Context()), "dsync-stream", strconv.Itoa(f.stream))
 	f.feeds.mu.Unlock()
@@ -271,11 +277,20 @@ func (f *feed) watch() (seen, end bool) {
 	}
 }
 
+// trust forgets doubts in what the feed was until now. It is called with feeds.mu held.
+func (f *feed) trust() {
+	select {
+	case <-f.again:
+	default:
+	}
+}
+
 // setActive says whether the feed tells all events from now on. The feed has missed some before in either case, so all waiters are in doubt.
 func (f *feed) setActive(active bool) {
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
 	f.active, f.since, f.recent, f.lost = active, f.feeds.now(), nil, 0
+	f.trust()
 	for w := range f.waiters {
 		if w.forget(); w.active() {
 			signal(w.wake)

@@ -52,8 +52,8 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 		}
 		old, nearest := w.ask()
 		v, err := h.lookFresh(ctx, dir, nearest)
-		if late && err == nil && (!active || old != nil && !old.isOf(v)) {
-			w.doubt() // an event should have woken the waiter before
+		if late && err == nil {
+			w.doubt(old != nil && !old.isOf(v)) // an event should have woken the waiter before
 		}
 		switch {
 		case err == nil && v.first():
