@@ -24,14 +24,12 @@ type slowWatcher struct {
 func (s *slowWatcher) Watch(ctx context.Context, _ string, _ ...clientv3.OpOption) clientv3.WatchChan {
 	s.calls.Add(1)
 	hears := make(chan clientv3.WatchResponse, 1)
-	begins := time.NewTimer(s.takes)
-	defer begins.Stop()
 	if time.Now().Before(s.refuses) {
 		close(hears)
 		return hears
 	}
 	select {
-	case <-begins.C:
+	case <-time.After(s.takes):
 		hears <- clientv3.WatchResponse{Created: true}
 	case <-ctx.Done():
 		close(hears)
@@ -87,20 +85,14 @@ func (fs *feeds) waitInVain(ctx context.Context) {
 	defer w.leave()
 	w.got(v, []keyRange{viewKeys})
 	for {
-		look := time.NewTimer(firstLook)
-		late := false
 		select {
 		case <-w.wake:
-		case <-look.C:
-			late = true
-		case <-ctx.Done():
-		}
-		look.Stop()
-		if ctx.Err() != nil {
-			return
-		}
-		if w.ask(); late {
+			w.ask()
+		case <-time.After(firstLook):
+			w.ask()
 			w.doubt(false)
+		case <-ctx.Done():
+			return
 		}
 		w.got(v, []keyRange{viewKeys})
 	}

@@ -53,7 +53,8 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 		old, nearest := w.ask()
 		v, err := h.lookFresh(ctx, dir, nearest)
 		if late && err == nil {
-			w.doubt(old != nil && !old.isOf(v)) // an event should have woken the waiter before
+			missed := old != nil && !old.isOf(v) // an event that should have woken the waiter before
+			w.doubt(missed)
 		}
 		switch {
 		case err == nil && v.first():
