@@ -20,7 +20,7 @@ COUNT ?= 20
 TRIALS ?= 200
 # Tests that compute, in fake time or on no backend, and take five to ten times as long with the race detector. `make test-long` runs them without it, when the
 # tests that wait for servers are done with the processors.
-COMPUTE = TestMutants|TestModelKeepsItsPromises|TestGoodDriverPasses|TestDriverThatIsSlowToConnectPasses|TestJudgeOfRandomHistories|TestJudgeOfRandomPermits|TestCapacityPage
+COMPUTE = TestMutants|TestModelKeepsItsPromises|TestGoodDriverPasses|TestSlowDriversPass|TestJudgeOfRandomHistories|TestJudgeOfRandomPermits|TestCapacityPage
 # Where `make man` writes to.
 MAN ?= cmd/dsync/dist/man
 # How many storms of migration run side by side: two for each processor, as they mostly wait.

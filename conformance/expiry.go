@@ -74,10 +74,10 @@ func notBeforeExpires(e *env) error {
 
 func expiryServesWaiters(e *env) error {
 	h, left := e.lineBehindLease()
-	for tried := 1; len(left) > 0; tried++ {
+	for len(left) > 0 {
 		i := e.first(left)
-		if tried < tries && left[i].slow() {
-			left[i] = left[i].driver.start(h.Name, fixed, ttl(e.brief()))
+		if t := left[i].longer(); t > 0 {
+			left[i] = left[i].driver.start(h.Name, fixed, ttl(t))
 			continue
 		}
 		next := left[i].granted()
@@ -122,7 +122,8 @@ func (r *request) waitsBehind(h *request) bool {
 func extendMovesEnd(e *env) error {
 	short := e.ttl()
 	a, b, names := e.client(), e.driver(), []string{e.name(), e.name()}
-	held := []*holding{a.lock(names[0], dsync.ExpireAfter(short)), a.lock(names[1], dsync.ExpireAfter(e.long()))}
+	long := a.lock(names[1], dsync.ExpireAfter(e.long())) // first: on a busy machine, the other lease may be over before two are granted
+	held := []*holding{a.lock(names[0], dsync.ExpireAfter(short)), long}
 	called := time.Now()
 	for i, d := range []time.Duration{e.allowed(short * 3 / 2), short} {
 		if err := held[i].Extend(e.ctx, d); err != nil {

@@ -50,23 +50,27 @@ func expiresAfterTTL(e *env) error {
 func isMonotonic(t time.Time) bool { return strings.Contains(t.String(), " m=") }
 
 func freshAfterWait(e *env) error {
-	waits := [][]option{{ttl(e.brief())}, {ttl(e.brief()), fixed}}
+	waits := [][]option{nil, {fixed}}
 	e.together("waits of two TTLs", len(waits), func(i int) error {
 		a, b, name := e.rival(), e.driver(), e.name()
-		h := a.hold(name)
-		r := b.start(name, waits[i]...).waits()
-		e.sleep(2 * e.brief())
-		if r.isDone() {
-			return fmt.Errorf("%s stopped waiting for %q: %s", b.label, name, outcome(r.err))
+		for t := e.brief(); ; {
+			h := a.hold(name)
+			r := b.start(name, append(waits[i], ttl(t))...).waits()
+			e.sleep(2 * t)
+			if r.isDone() {
+				return fmt.Errorf("%s stopped waiting for %q: %s", b.label, name, outcome(r.err))
+			}
+			released := time.Now()
+			h.release()
+			if t = r.result().longer(); t > 0 {
+				continue
+			}
+			if got := r.granted().lease.Expires(); !got.After(released) {
+				return fmt.Errorf("a lease after a wait expired at %s, before the release at %s", e.events.at(got), e.events.at(released))
+			}
+			asked := released.Add(-r.TTL / 2) // by somebody who asks now and then, and asked when the lock was released
+			return r.expiresWithin("a lease after a wait", asked, r.at, r.TTL)
 		}
-		released := time.Now()
-		h.release()
-		r.granted()
-		if got := r.lease.Expires(); !got.After(released) {
-			return fmt.Errorf("a lease after a wait expired at %s, before the release at %s", e.events.at(got), e.events.at(released))
-		}
-		asked := released.Add(-r.TTL / 2) // by somebody who asks now and then, and asked when the lock was released
-		return r.expiresWithin("a lease after a wait", asked, r.at, r.TTL)
 	})
 	return nil
 }
@@ -102,7 +106,7 @@ func overStaysOver(e *env) error {
 func lateRenewal(e *env) error {
 	d := e.driver()
 	r := d.hold(e.name(), fixed, ttl(e.brief()))
-	d.delay(e.brief() * 3 / 2)
+	d.delay(r.TTL * 3 / 2)
 	var err error
 	renewal := e.run(func() { err = r.lease.Renew(e.ctx, e.long()) }) // sent in time
 	before := e.expired(r)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -96,12 +97,25 @@ func (d *rawDriver) acquire(name string, opts ...option) *request {
 	return d.start(name, opts...).result()
 }
 
-// hold acquires name, which is free.
+// hold acquires name, which is free. A TTL that is too short for the machine, as busy as it is, becomes longer.
 func (d *rawDriver) hold(name string, opts ...option) *request {
-	return d.inTime(name, opts...).granted()
+	r := d.acquire(name, opts...)
+	for t := r.longer(); t > 0; t = r.longer() {
+		r = d.acquire(name, append(slices.Clip(opts), ttl(t))...)
+	}
+	return r.granted()
 }
 
-// inTime is acquire, again if that was slow.
+// longer returns twice the TTL of r, to ask again with, if r was slow. It returns 0 if r was not, or was with the longest TTL that is tried.
+func (r *request) longer() time.Duration {
+	e := r.driver.env
+	if t := e.allowed(2 * r.TTL); r.slow() && t > r.TTL && t < e.hangs() {
+		return t
+	}
+	return 0
+}
+
+// inTime is acquire, again if that was slow, and with the same TTL.
 func (d *rawDriver) inTime(name string, opts ...option) *request {
 	r := d.acquire(name, opts...)
 	for i := 1; i < tries && r.slow(); i++ {
