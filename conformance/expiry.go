@@ -95,7 +95,8 @@ func (e *env) lineBehindLease() (*request, []*request) {
 	a, b, c := e.driver(), e.driver(), e.driver()
 	for d := e.ttl(); d < e.hangs(); d *= 2 { // until that is long enough for this machine, as busy as it is
 		h := a.hold(e.name(), fixed, ttl(e.allowed(d)))
-		line := []*request{b.start(h.Name, fixed, ttl(e.brief())), c.start(h.Name, fixed, ttl(e.brief()))}
+		brief := ttl(e.allowed(d / 4))
+		line := []*request{b.start(h.Name, fixed, brief), c.start(h.Name, fixed, brief)}
 		if line[0].waitsBehind(h) && line[1].waitsBehind(h) {
 			return h, line
 		}

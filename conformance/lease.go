@@ -55,8 +55,8 @@ func freshAfterWait(e *env) error {
 		a, b, name := e.rival(), e.driver(), e.name()
 		for t := e.brief(); ; {
 			h := a.hold(name)
-			r := b.start(name, append(waits[i], ttl(t))...).waits()
-			e.sleep(2 * t)
+			r := b.wait(name, append(waits[i], ttl(t))...)
+			e.sleep(2 * r.TTL)
 			if r.isDone() {
 				return fmt.Errorf("%s stopped waiting for %q: %s", b.label, name, outcome(r.err))
 			}

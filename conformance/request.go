@@ -106,6 +106,22 @@ func (d *rawDriver) hold(name string, opts ...option) *request {
 	return r.granted()
 }
 
+// wait starts a request for name, which somebody has, and returns when the request waits. Its TTL becomes longer as that of hold.
+func (d *rawDriver) wait(name string, opts ...option) *request {
+	r := d.start(name, opts...)
+	for {
+		d.env.until(fmt.Sprintf("%s waits for %q", d.label, name), func() bool { return r.isDone() || r.waited() > 0 })
+		if !r.isDone() {
+			return r
+		}
+		t := r.longer()
+		if t == 0 {
+			return r.waits()
+		}
+		r = d.start(name, append(slices.Clip(opts), ttl(t))...)
+	}
+}
+
 // longer returns twice the TTL of r, to ask again with, if r was slow. It returns 0 if r was not, or was with the longest TTL that is tried.
 func (r *request) longer() time.Duration {
 	e := r.driver.env
@@ -124,10 +140,10 @@ func (d *rawDriver) inTime(name string, opts ...option) *request {
 	return r
 }
 
-// slow reports whether the answer took longer than the lease would have lasted, as on a busy machine when the TTL is short. Acquire has
-// returned.
+// slow reports whether the request failed after a time in which drivers give up when the TTL is that short, as on a busy machine: when the
+// lease would be over, or could not be made sure of. Acquire has returned.
 func (r *request) slow() bool {
-	return r.at.Sub(r.called) >= r.TTL && (errors.Is(r.err, driver.ErrUnknown) || errors.Is(r.err, driver.ErrUnavailable))
+	return r.at.Sub(r.called) >= r.TTL/4 && (errors.Is(r.err, driver.ErrUnknown) || errors.Is(r.err, driver.ErrUnavailable))
 }
 
 // refused returns an error unless the driver refuses name.

@@ -43,6 +43,22 @@ func grantsIn(d time.Duration) func(*memory.Driver) driver.Driver {
 	}
 }
 
+// givesUpOn returns a good driver whose first five requests take d to arrive. It does not wait for longer than half the TTL for an answer.
+func givesUpOn(d time.Duration) func(*memory.Driver) driver.Driver {
+	return func(m *memory.Driver) driver.Driver {
+		var late atomic.Int32
+		return &broken{Driver: m, acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			if late.Add(1) <= 5 {
+				time.Sleep(min(d, r.TTL/2))
+				if d > r.TTL/2 {
+					return nil, driver.ErrUnavailable
+				}
+			}
+			return m.Acquire(ctx, r)
+		}}
+	}
+}
+
 func TestSlowDriversPass(t *testing.T) {
 	slow := map[string]func(*memory.Driver) driver.Driver{}
 	for _, d := range []time.Duration{defaultTTL * 2 / 3, defaultTTL * 5 / 4} {
@@ -51,6 +67,7 @@ func TestSlowDriversPass(t *testing.T) {
 	for _, d := range []time.Duration{defaultTTL * 5 / 16, defaultTTL * 5 / 8} {
 		slow[fmt.Sprintf("the first grants take %v", d)] = grantsIn(d)
 	}
+	slow["it gives up on its first requests"] = givesUpOn(defaultTTL * 5 / 32)
 	for _, c := range Checks() {
 		for when, d := range slow {
 			r := c.result(t, onMemory(nil, d))
