@@ -110,8 +110,7 @@ func (e *env) lineBehindLease() (*request, []*request) {
 
 // waitsBehind returns whether r has waited for h. If not, the lease of h was over before r could.
 func (r *request) waitsBehind(h *request) bool {
-	r.driver.env.until(fmt.Sprintf("%s waits for %q", r.driver.label, r.Name), func() bool { return r.isDone() || r.waited() > 0 })
-	if r.waited() > 0 {
+	if r.waitsOrEnds(); r.waited() > 0 {
 		return true
 	}
 	if over := r.slow() || r.lease != nil && r.after(h) == nil; !over {

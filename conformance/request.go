@@ -106,17 +106,16 @@ func (d *rawDriver) hold(name string, opts ...option) *request {
 	return r.granted()
 }
 
-// wait starts a request for name, which somebody has, and returns when the request waits. Its TTL becomes longer as that of hold.
+// wait starts a request for name, which somebody has, and returns when the request waits. A TTL that is too short becomes longer, as in hold.
 func (d *rawDriver) wait(name string, opts ...option) *request {
 	r := d.start(name, opts...)
 	for {
-		d.env.until(fmt.Sprintf("%s waits for %q", d.label, name), func() bool { return r.isDone() || r.waited() > 0 })
-		if !r.isDone() {
+		if r.waitsOrEnds(); !r.isDone() {
 			return r
 		}
 		t := r.longer()
 		if t == 0 {
-			return r.waits()
+			return r.waits() // ends the check
 		}
 		r = d.start(name, append(slices.Clip(opts), ttl(t))...)
 	}
@@ -171,6 +170,11 @@ func (r *request) granted() *request {
 		r.driver.env.endf("%s was not granted %q: %s", r.driver.label, r.Name, outcome(r.err))
 	}
 	return r
+}
+
+// waitsOrEnds returns when the request waits, or Acquire has returned.
+func (r *request) waitsOrEnds() {
+	r.driver.env.until(fmt.Sprintf("%s waits for %q", r.driver.label, r.Name), func() bool { return r.isDone() || r.waited() > 0 })
 }
 
 // waits returns when the request waits.
