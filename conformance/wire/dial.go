@@ -31,7 +31,7 @@ func (w *Wire) connect(ctx context.Context, network, addr string) (net.Conn, err
 	if err := w.connectable(ctx, cuts); err != nil {
 		return nil, err
 	}
-	server, err := new(net.Dialer).DialContext(ctx, network, addr)
+	server, err := new(net.Dialer).DialContext(ctx, network, w.route(addr))
 	if err != nil {
 		return nil, err
 	}

@@ -24,6 +24,8 @@ type link struct {
 	sent   bool   // the request of the trap has passed
 	silent bool   // the reply was lost: the client's end is closed, and the server is heard out
 	torn   bool   // something has vanished, or was changed
+
+	stranded bool // all bytes vanish, by Strand
 }
 
 // pipe is one direction of a link.
@@ -108,7 +110,7 @@ func (p *pipe) verdict() (v verdict, changed <-chan struct{}) {
 	switch {
 	case l.gone, l.silent && p.dir == Requests:
 		return isOver, nil
-	case l.silent:
+	case l.silent, l.stranded:
 		return vanishes, nil
 	case w.faults.hold&p.dir != 0, p.dir == Replies && waiting && !l.sent:
 		return waits, w.wait()

@@ -105,7 +105,7 @@ func (w *Wire) serve(client net.Conn, target string, cuts int) {
 		reset(client)
 		return
 	}
-	server, err := new(net.Dialer).DialContext(ctx, "tcp", target)
+	server, err := new(net.Dialer).DialContext(ctx, "tcp", w.route(target))
 	if err != nil {
 		reset(client)
 		return

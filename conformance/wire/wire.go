@@ -12,6 +12,7 @@
 //
 //   - [Wire.Cut] breaks connections and refuses new ones.
 //   - [Wire.Hold] stops a direction and [Wire.Drop] loses what flows in it, with the connections open: the client does not get to know.
+//   - [Wire.Strand] does the same to the connections that are open, while new ones work.
 //   - [Wire.LoseReplies] lets requests arrive and breaks the connection in place of the reply.
 //   - [Wire.Delay] makes a direction late, [Wire.Garble] changes bytes of replies.
 //
@@ -50,7 +51,8 @@ type Wire struct {
 	ctx     context.Context // ends with Close; made when needed
 	cancel  context.CancelFunc
 	closed  bool
-	cuts    int // calls of Cut
+	cuts    int               // calls of Cut
+	moved   map[string]string // servers by the addresses that Redirect moved
 	traffic Traffic
 
 	pairMu sync.Mutex
@@ -114,6 +116,42 @@ func (w *Wire) Hold(d Direction) {
 // have vanished is of no use any more: Heal breaks it.
 func (w *Wire) Drop(d Direction) {
 	w.disturb(d, func(f *faults) { f.drop |= d })
+}
+
+// Strand makes both directions of every open connection lose all bytes, as a
+// router does that forgot the connection: neither side notices. New
+// connections work. Heal breaks the stranded connections.
+func (w *Wire) Strand() {
+	w.mu.Lock()
+	links := w.all()
+	for _, l := range links {
+		l.stranded, l.torn = true, true
+	}
+	w.notify()
+	w.mu.Unlock()
+	settle(links, Both)
+}
+
+// Redirect makes new connections to the server at target lead to another
+// server, as a virtual address that moves does. Open connections stay where they
+// are.
+func (w *Wire) Redirect(target, to string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.moved == nil {
+		w.moved = map[string]string{}
+	}
+	w.moved[target] = to
+}
+
+// route returns where connections to target lead.
+func (w *Wire) route(target string) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if to, moved := w.moved[target]; moved {
+		return to
+	}
+	return target
 }
 
 // LoseReplies breaks each connection when the next reply arrives on it, instead of delivering the reply: requests are carried out,

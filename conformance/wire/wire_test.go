@@ -312,6 +312,37 @@ func TestWireDropHidesTheEndOfAConnection(t *testing.T) {
 	})
 }
 
+func TestWireStrand(t *testing.T) {
+	onWire(t, func(t *testing.T, w *Wire, s *lineServer, dial func() *peer) {
+		a := dial()
+		a.ask("1")
+		w.Strand()
+		a.send("2")
+		await(w, func() bool { return w.traffic.Dropped == 2 })
+		a.receiveNothing()
+		b := dial()
+		b.ask("3")
+		s.await(t, "1", "3")
+		w.Heal()
+		a.receiveEnd()
+		s.await(t, "1", "3", "reset")
+		b.ask("4")
+	})
+}
+
+func TestWireRedirect(t *testing.T) {
+	onWire(t, func(t *testing.T, w *Wire, s *lineServer, dial func() *peer) {
+		next := newLineServer(t)
+		a := dial()
+		a.ask("1")
+		w.Redirect(s.addr, next.addr)
+		dial().ask("2")
+		a.ask("3")
+		s.await(t, "1", "3")
+		next.await(t, "2")
+	})
+}
+
 func TestWireLoseReplies(t *testing.T) {
 	onWire(t, func(t *testing.T, w *Wire, s *lineServer, dial func() *peer) {
 		a, b := dial(), dial()

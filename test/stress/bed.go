@@ -36,6 +36,13 @@ type bed struct {
 	clock       func(i int, d time.Duration)
 	clockOff    func(i int) time.Duration
 	strain      func() strain
+
+	refusals []refusal
+	refused  func() int64 // requests so far
+	front    []string     // addresses of proxies that refuse requests, one for each node, where the servers do not refuse by themselves
+	// takeOver makes another server take over from a node, and returns its
+	// address, and what has to be done when the address has moved.
+	takeOver func(c *cell, node int) (addr string, after func())
 }
 
 // node is a server.
@@ -87,6 +94,23 @@ func (b *bed) ask(tb testing.TB) *bed {
 func (b *bed) apart(hosts *testenv.Hosts) *bed {
 	b.hosts = hosts
 	return b
+}
+
+// oneAddress is the bed of clients that have one address for several servers.
+// The server behind it freezes, and another one takes over.
+func (b *bed) oneAddress(tb testing.TB, servers []node) *bed {
+	b.nodes, b.front = servers[:1], nil
+	active := 0
+	b.takeOver = func(c *cell, _ int) (string, func()) {
+		old := servers[active]
+		active = (active + 1) % len(servers)
+		old.Freeze()
+		return address(servers[active]), func() {
+			c.sleep(c.outlasts())
+			old.Thaw()
+		}
+	}
+	return b.ask(tb)
 }
 
 // leftBehind gives holds of those that were killed the time to run out, and says what is left then.

@@ -33,7 +33,18 @@ func etcdBed(tb testing.TB, servers ...*testenv.EtcdServer) *bed {
 	b.left, b.leader, b.newLeader, b.endSessions = e.left, e.leader, e.newLeader, e.revoke
 	b.strain = e.strain()
 	b.recover = 30 * time.Second // leases last anew when the leader has failed
+	g, front := etcdGate(tb, b.addrs())
+	b.refusals, b.refused, b.front = g.refusals(requestsToEtcd, answersOfEtcd), g.count.Load, front
 	return b.ask(tb)
+}
+
+// etcdOneAddressBed is a cluster behind one address.
+func etcdOneAddressBed(tb testing.TB) *bed {
+	servers := testenv.EtcdCluster(tb, 3)
+	b := etcdBed(tb, servers...)
+	b.name += " behind one address"
+	b.ends = "one-address" // as server-freeze
+	return b.oneAddress(tb, b.nodes)
 }
 
 // etcdApartBed is a cluster on hosts of their own.

@@ -2,6 +2,7 @@ package stress
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,7 +17,11 @@ import (
 // redisBed is one server that keeps everything on disk.
 func redisBed(tb testing.TB, fair bool) *bed {
 	dir := tb.TempDir()
-	server, clock := testenv.RedisClock(tb, "--appendonly", "yes", "--appendfsync", "always", "--dir", dir, "--maxmemory-policy", "allkeys-random")
+	if err := os.Mkdir(filepath.Join(dir, "snapshot"), 0o755); err != nil { // so that none can be written
+		tb.Fatal(err)
+	}
+	server, clock := testenv.RedisClock(tb, "--appendonly", "yes", "--appendfsync", "always", "--dir", dir, "--dbfilename", "snapshot",
+		"--maxmemory-policy", "allkeys-random")
 	b := &bed{name: "redisson", pace: 10 * time.Millisecond, nodes: []node{server}, links: true}
 	b.url = func(addrs []string) string { return "redisson://" + addrs[0] + "?evict=allow&ttl=" + TTL.String() }
 	if fair {
@@ -36,6 +41,29 @@ func redisBed(tb testing.TB, fair bool) *bed {
 		}
 	}
 	b.endSessions = func() int { return killClients(server) }
+	b.refusals = redisRefusals(tb, func(*rand.Rand) []*testenv.RedisServer { return []*testenv.RedisServer{server} }, true, true)
+	b.refused = redisRefused(server)
+	return b.ask(tb)
+}
+
+// oneAddressBed is servers behind addresses of which replicas take over.
+func oneAddressBed(tb testing.TB, scheme string, nodes int) *bed {
+	b := &bed{name: scheme + " behind one address", votes: nodes > 1, links: true}
+	var servers []*testenv.RedisServer
+	for range nodes {
+		s := testenv.Redis(tb)
+		servers, b.nodes = append(servers, s), append(b.nodes, s)
+	}
+	b.url = func(addrs []string) string {
+		options := "?ttl=" + TTL.String()
+		if scheme != "redisson" {
+			options += "&durable=true" // the replicas have what the servers had
+		}
+		return scheme + "://" + strings.Join(addrs, ",") + options
+	}
+	replicas, takeOver := takeOverRedis(tb, servers)
+	b.takeOver = takeOver
+	b.left = func(names []string) []string { return leftOnRedis(names, slices.Concat(servers, replicas)...) }
 	return b.ask(tb)
 }
 
@@ -57,6 +85,12 @@ func redlockBed(tb testing.TB) *bed {
 	b.wipe = func(...node) {}                                               // they keep nothing
 	b.rest = map[string]time.Duration{"majority-loss": TTL + 2*time.Second} // new nodes do not count for their first TTL, in whole seconds
 	b.endSessions = func() int { return killClients(servers...) }
+	b.refusals = redisRefusals(tb, func(random *rand.Rand) []*testenv.RedisServer { // a majority now and then
+		some := slices.Clone(servers)
+		random.Shuffle(len(some), func(i, j int) { some[i], some[j] = some[j], some[i] })
+		return some[:1+random.IntN(len(some))]
+	}, true, false)
+	b.refused = redisRefused(servers...)
 	time.Sleep(TTL + time.Second)
 	return b.ask(tb)
 }
@@ -90,6 +124,8 @@ func sentinelBed(tb testing.TB, s *testenv.Sentinel) *bed {
 		}, "there is a new primary")
 	}
 	b.recover = 40 * time.Second
+	b.refusals = redisRefusals(tb, func(*rand.Rand) []*testenv.RedisServer { return []*testenv.RedisServer{s.Primary()} }, false, false)
+	b.refused = redisRefused(s.Nodes...)
 	return b.ask(tb)
 }
 
@@ -131,6 +167,16 @@ func clusterBed(tb testing.TB, k *testenv.Cluster) *bed {
 		}
 	}
 	b.recover = 40 * time.Second
+	b.refusals = redisRefusals(tb, func(random *rand.Rand) []*testenv.RedisServer { // one master, or all
+		masters := slices.DeleteFunc(slices.Clone(k.Nodes), func(s *testenv.RedisServer) bool {
+			return redisInfo(s, "replication", "role") != "master"
+		})
+		if random.IntN(2) == 0 && len(masters) > 0 {
+			return masters[:1]
+		}
+		return masters
+	}, false, false)
+	b.refused = redisRefused(k.Nodes...)
 	return b.ask(tb)
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -37,7 +38,17 @@ func zkBed(tb testing.TB, servers ...*testenv.ZooKeeperServer) *bed {
 		}
 	}
 	b.recover = 30 * time.Second
+	g, front := zkGate(tb, b.addrs())
+	b.refusals, b.refused, b.front = g.refusals(slices.Collect(maps.Values(requestsToZooKeeper)), answersOfZooKeeper), g.count.Load, front
+	slices.SortFunc(b.refusals, func(x, y refusal) int { return strings.Compare(x.name, y.name) }) // for the seed
 	return b.ask(tb)
+}
+
+// zkOneAddressBed is an ensemble behind one address.
+func zkOneAddressBed(tb testing.TB) *bed {
+	b := zkBed(tb, testenv.ZooKeeperEnsemble(tb, 3)...)
+	b.name += " behind one address"
+	return b.oneAddress(tb, b.nodes)
 }
 
 // zkApartBed is an ensemble on hosts of their own. A follower that does not hear of its leader gives up after twice the TTL, as with the

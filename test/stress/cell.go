@@ -188,6 +188,9 @@ func (c *cell) spawn() *running {
 	r := &running{label: fmt.Sprint("w", c.begun)}
 	c.begun++
 	addrs := c.bed.addrs()
+	if c.fault.refuses && c.bed.front != nil {
+		addrs = slices.Clone(c.bed.front)
+	}
 	if c.bed.links {
 		for i := range addrs {
 			link, addr := testenv.Wire(c.t, addrs[i])
@@ -197,7 +200,7 @@ func (c *cell) spawn() *running {
 	w := &worker{
 		Label: r.label, URL: c.bed.url(addrs), History: c.file(r.label), Resource: c.resource.path,
 		Names: c.names[:2], Patient: c.names[2], Long: c.names[3], Shared: c.shared, Permits: c.permits, Forgets: c.result.Unsafe != "", Election: c.election, Seed: c.seed + uint64(c.begun), Clients: c.bed.clients, Plant: c.Plant,
-		Pace: c.bed.pace, Hold: TTL,
+		Pace: c.bed.pace, Hold: TTL, Bounded: c.fault.bounded,
 	}
 	if c.fault.apart {
 		w.Hold = 3 * TTL // some are held from the beginning of the fault until servers end sessions that others confirm
@@ -254,6 +257,7 @@ func (c *cell) end() {
 		if err := w.Wait(); err != nil || last != "ended" {
 			c.result.Failed = append(c.result.Failed, fmt.Sprintf("%s ended with %q and %v", w.label, last, err))
 		}
+		w.each((*wire.Wire).Heal) // servers hear of the end of connections that were silent
 	}
 	names := append(c.names[:len(c.names):len(c.names)], c.crowded, c.unrelated)
 	for _, name := range []string{c.shared, c.permits, c.election} {

@@ -22,6 +22,8 @@ type Fault struct {
 	long    bool // in long runs alone
 	apart   bool // hosts of servers, where a bed has hosts
 	jumps   bool // the clock by which the server ends holds
+	refuses bool // requests, at the servers or in front of them
+	bounded bool // no call of a worker may outlast its time
 	inject  func(c *cell, i int)
 }
 
@@ -37,6 +39,12 @@ var Faults = []*Fault{
 		cuts: true, inject: blackHole},
 	{Name: "lost-answers", What: "requests of a process are carried out, the answers are thrown away, the connections reset",
 		cuts: true, inject: loseAnswers},
+	{Name: "half-open", What: "the connections of a process lose everything without notice, and new ones work", cuts: true, bounded: true,
+		inject: halfOpen},
+	{Name: "one-address", What: "a replica takes over behind the address that clients have, and open connections stay with the old server",
+		cuts: true, inject: moveAddress},
+	{Name: "refused-commands", What: "a server refuses one kind of request after the other, with each error that it can return",
+		cuts: true, refuses: true, inject: refuseCommands},
 	{Name: "partition", What: "a process cannot reach one node of several for longer than the TTL", inject: partition},
 	{Name: "starved", What: "servers and processes get the CPU for 3 ms out of 30 to 60 ms, for 2 s", inject: starve},
 	{Name: "server-restart", What: "SIGKILL of the server, started again with its disk after up to 1 s", cuts: true, inject: restartServer},

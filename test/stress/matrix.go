@@ -9,6 +9,7 @@ import (
 const (
 	losesData  = "Redis forgets what it had"
 	losesWrite = "replication is asynchronous: a replica that takes over may not have seen a lock"
+	losesLocks = "PostgreSQL does not replicate locks"
 	trusts     = "Redis ends holds by its wall clock"
 	losesVote  = "a lock that no more than a majority has got yet is free when one of these nodes forgets it"
 )
@@ -16,7 +17,7 @@ const (
 // Faults of processes and clocks, of the network, and of one server; of several that agree by a majority.
 const (
 	ofProcesses = "worker-kill worker-freeze worker-clock worker-sleep starved crowd-leaves "
-	ofNetworks  = "cut slow black-hole lost-answers outage-canceled outage-long "
+	ofNetworks  = "cut slow black-hole half-open lost-answers outage-canceled outage-long refused-commands "
 	ofOne       = "server-restart server-freeze session-kill "
 	ofMany      = "partition server-freeze node-loss majority-loss session-kill "
 )
@@ -30,10 +31,11 @@ var (
 // applicable says, for each backend, which faults it can have, and why exclusion is not promised under them, or "". Clients of sentinels
 // and clusters learn the addresses of servers from these, so there is nothing in between that could fail.
 var applicable = map[string]map[string]string{
-	"redisson":          redisAlone,
-	"redisson fair":     redisAlone,
-	"redisson sentinel": with(safe(ofProcesses+"session-kill"), unsafe(losesWrite, "leader-change node-loss server-freeze servers-apart")),
-	"redisson cluster":  with(safe(ofProcesses+"session-kill leader-change"), unsafe(losesWrite, "node-loss server-freeze servers-apart")),
+	"redisson":      redisAlone,
+	"redisson fair": redisAlone,
+	"redisson sentinel": with(safe(ofProcesses+"session-kill"),
+		unsafe(losesWrite, "leader-change node-loss server-freeze servers-apart refused-commands")),
+	"redisson cluster": with(safe(ofProcesses+"session-kill leader-change refused-commands"), unsafe(losesWrite, "node-loss server-freeze servers-apart")),
 	// What was granted, the one replica of each primary has.
 	"redisson sentinel, waitreplicas": safe("servers-apart"),
 	"redisson cluster, waitreplicas":  safe("servers-apart"),
@@ -45,7 +47,15 @@ var applicable = map[string]map[string]string{
 	"zk":      single,
 	"zk ×3":   replicated,
 	"pglock":  with(single, safe("clock")),
-	"memory":  safe("worker-freeze starved crowd-leaves removed inside-cut inside-hang inside-lost-answers"),
+
+	"redisson behind one address":     safe("one-address"),
+	"redlock behind one address":      safe("one-address"),
+	"redis-string behind one address": safe("one-address half-open"),
+	"etcd ×3 behind one address":      safe("one-address"),
+	"zk ×3 behind one address":        safe("one-address"),
+	"pglock behind one address":       unsafe(losesLocks, "one-address"),
+
+	"memory": safe("worker-freeze starved crowd-leaves removed inside-cut inside-hang inside-lost-answers"),
 }
 
 // safe is faults under which everything is promised.

@@ -46,6 +46,10 @@ type worker struct {
 	Pace time.Duration // between two attempts of a goroutine, at most
 	Hold time.Duration // of the long lock, at most, beside a quarter of the TTL
 
+	// Bounded says that no call may outlast its time by more than slack. A call
+	// without a time of its own has soon.
+	Bounded bool
+
 	Quiet bool // uses the long lock alone, so that nothing but what keeps it goes to the servers
 
 	client  []*dsync.Client
@@ -57,6 +61,23 @@ type worker struct {
 	ended   atomic.Bool
 	once    sync.Once
 	stuck   error // in the end, when there are no more faults
+
+	lateMu sync.Mutex
+	late   []error // calls that outlasted their time
+}
+
+const (
+	soon  = 5 * time.Second
+	slack = 2 * time.Second // for a busy machine
+)
+
+// inTime notes a call that outlasted its time, if that is judged.
+func (w *worker) inTime(what string, start time.Time, bound time.Duration) {
+	if took := time.Since(start); w.Bounded && took > bound+slack {
+		w.lateMu.Lock()
+		defer w.lateMu.Unlock()
+		w.late = append(w.late, fmt.Errorf("%w: %s took %v, want at most %v", errStuck, what, took.Round(time.Millisecond), bound))
+	}
 }
 
 const workerVariable = "DSYNC_STRESS_WORKER"
@@ -123,9 +144,11 @@ func (w *worker) run(ctx context.Context) (err error) {
 	guard, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for _, c := range w.client {
+		start := time.Now()
 		err = errors.Join(err, c.Close(guard))
+		w.inTime("Close", start, soon)
 	}
-	return errors.Join(w.stuck, err, w.history.Close(), leftGoroutines(before))
+	return errors.Join(w.stuck, errors.Join(w.late...), err, w.history.Close(), leftGoroutines(before))
 }
 
 // open opens the clients, as whoever supervises the process would: again, while the backend is out of reach.
@@ -299,9 +322,14 @@ func (u *user) use(ctx context.Context, a history.Attempt, wait, hold time.Durat
 	}
 	bound, cancel := context.WithTimeout(ctx, wait)
 	op := u.history.Begin(a)
+	start := time.Now()
 	l, err := lock(bound, a.Name, options...)
 	op.Returned(l, err)
 	cancel()
+	if a.NoWait {
+		wait = soon
+	}
+	u.inTime(fmt.Sprintf("a call for %q", a.Name), start, wait)
 	if err != nil {
 		if !errors.Is(err, dsync.ErrLocked) { // who is refused at once asks again at once
 			time.Sleep(u.upTo(20 * time.Millisecond))
@@ -310,7 +338,9 @@ func (u *user) use(ctx context.Context, a history.Attempt, wait, hold time.Durat
 	}
 	u.once.Do(func() { fmt.Println("ready") })
 	u.hold(l, op, a, hold)
+	start = time.Now()
 	op.Released(l.Unlock(op.Releasing(ctx)))
+	u.inTime(fmt.Sprintf("Unlock of %q", a.Name), start, soon)
 	return nil
 }
 

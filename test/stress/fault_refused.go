@@ -1,0 +1,53 @@
+package stress
+
+import (
+	"github.com/go-dsync/dsync/conformance/wire"
+
+	"time"
+)
+
+// refusal makes servers refuse some requests until the function that begin
+// returned is called.
+type refusal struct {
+	name  string
+	begin func(c *cell) (end func())
+}
+
+// refuseCommands has servers refuse one kind of request after the other, usually
+// for less than the TTL.
+func refuseCommands(c *cell, _ int) {
+	before := c.bed.refused()
+	for range 5 {
+		r := c.bed.refusals[c.random.IntN(len(c.bed.refusals))]
+		c.own.Note("refused: " + r.name)
+		end := r.begin(c)
+		if c.random.IntN(8) == 0 {
+			c.sleep(c.outlasts())
+		} else {
+			c.sleep(20*time.Millisecond + c.upTo(400*time.Millisecond))
+		}
+		end()
+		c.sleep(c.upTo(200 * time.Millisecond))
+	}
+	c.require(func() bool { return c.bed.refused() > before }, "the servers refused nothing")
+}
+
+// halfOpen makes a process lose the connections that it has, without notice.
+// New ones work.
+func halfOpen(c *cell, _ int) {
+	w := c.linked()
+	before := w.dropped()
+	w.each((*wire.Wire).Strand)
+	c.require(func() bool { return w.dropped() > before }, "%s sent nothing over its silent connections", w.label)
+}
+
+// moveAddress makes another server take over an address. Connections that are
+// open stay with the server before.
+func moveAddress(c *cell, _ int) {
+	i := c.random.IntN(len(c.bed.nodes))
+	next, after := c.bed.takeOver(c, i)
+	for _, w := range c.workers {
+		w.links[i].Redirect(address(c.bed.nodes[i]), next)
+	}
+	after()
+}
