@@ -36,6 +36,7 @@ type env struct {
 	stalls   *stalls                      // nil in fake time
 	mode     driver.Mode                  // of the requests of the check
 	changes  atomic.Uint64                // of latches
+	timed    atomic.Bool                  // the check depends on the end of short leases
 
 	mu      sync.Mutex
 	err     error         // the first error, by which the check failed
@@ -51,11 +52,11 @@ type env struct {
 }
 
 func newEnv(tb testing.TB, h Harness) *env {
-	e := &env{tb: tb, events: newEvents(), minTTL: h.TTL, id: rand.Text()[:10], broken: h.breakOwner, patience: h.hangs, sample: h.Brief || testing.Short() && !h.FakeTime, fakeTime: h.FakeTime}
+	e := &env{tb: tb, events: newEvents(), minTTL: cmp.Or(h.TTL, defaultTTL), id: rand.Text()[:10], broken: h.breakOwner, patience: h.hangs, sample: h.Brief || testing.Short() && !h.FakeTime, fakeTime: h.FakeTime}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.backend = h.Backend(tb)
 	if !h.FakeTime {
-		e.stalls = watchStalls(cmp.Or(h.TTL, defaultTTL), e.backend.Ping)
+		e.stalls = watchStalls(e.minTTL, e.backend.Ping)
 	}
 	return e
 }
@@ -86,7 +87,9 @@ func (e *env) check(f func(*env) error) result {
 		r.missing = missing.ability
 	case e.err != nil:
 		r.err = e.err
-		r.stalled = e.stalls.explain(e.events, e.hung)
+		if e.hung > 0 || e.timed.Load() || errors.As(e.err, new(*lateError)) {
+			r.stalled = e.stalls.explain(e.events, e.hung)
+		}
 	}
 	return r
 }
@@ -199,7 +202,8 @@ func (e *env) hangs() time.Duration {
 		return e.patience
 	}
 	i := e.driverInfo()
-	return 30*time.Second + 5*(e.ttl()+i.LateFor(e.ttl()))
+	ttl := e.allowed(e.minTTL)
+	return 30*time.Second + 5*(ttl+i.LateFor(ttl))
 }
 
 // goroutine is a goroutine of a check.
@@ -363,7 +367,8 @@ func (e *env) renewed() time.Duration { return e.allowed(4 * e.ttl()) }
 
 // ttl returns the TTL of leases whose end a check waits for.
 func (e *env) ttl() time.Duration {
-	return e.allowed(cmp.Or(e.minTTL, defaultTTL))
+	e.timed.Store(true)
+	return e.allowed(e.minTTL)
 }
 
 // defaultTTL is the default of Harness.TTL.
@@ -374,6 +379,7 @@ func (e *env) brief() time.Duration { return e.allowed(e.ttl() / 4) }
 
 // crooked returns a TTL that is a round number in no unit, if the driver keeps such TTLs.
 func (e *env) crooked() time.Duration {
+	e.timed.Store(true)
 	return e.allowed(time.Second + 317*time.Millisecond + 400*time.Microsecond)
 }
 

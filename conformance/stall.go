@@ -113,7 +113,7 @@ func (s *stalls) explain(v *events, hung time.Duration) string {
 		case hung > 0 && total >= hung/4:
 			return fmt.Sprintf("%s stood still for %v in all", o.who, total.Round(time.Millisecond))
 		case hung == 0 && worst >= s.ttl/4:
-			return fmt.Sprintf("%s stood still for %v within %v, at %s: raise Harness.TTL, or give the tests a quieter machine",
+			return fmt.Sprintf("%s stood still for %v within %v, at %s",
 				o.who, worst.Round(time.Millisecond), s.ttl, v.at(when))
 		}
 	}

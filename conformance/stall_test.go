@@ -3,6 +3,9 @@ package conformance
 import (
 	"context"
 	"errors"
+	"os"
+	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -20,36 +23,62 @@ func inRealTime(mutate func(*memory.Driver) driver.Driver) Harness {
 }
 
 func TestFailureBesideAStallOfTheServerIsInvalid(t *testing.T) {
-	var runs int
-	lasting := func(stall time.Duration) Check {
-		return Check{"group/name", "A promise.", func(e *env) error {
-			runs++
-			e.sleep(stall)
-			return errors.New("the lease ran out")
-		}}
-	}
+	const ttl, stall = 400 * time.Millisecond, 800 * time.Millisecond
+	var ttls []time.Duration
+	check := Check{"group/name", "A promise.", func(e *env) error {
+		ttls = append(ttls, e.ttl())
+		e.sleep(stall + stall/4)
+		return errors.New("the lease ran out")
+	}}
+	timeless := Check{"group/timeless", "A promise.", func(e *env) error {
+		e.sleep(stall + stall/4)
+		return errors.New("the error is another one")
+	}}
 	h := inRealTime(good)
-	h.TTL = time.Second
+	h.TTL = ttl
 	backend := h.Backend
 	h.Backend = func(tb testing.TB) *Backend {
 		b := backend(tb)
 		b.Ping = func(ctx context.Context) error {
 			select {
-			case <-time.After(h.TTL / 2):
+			case <-time.After(stall):
 			case <-ctx.Done():
 			}
 			return nil
 		}
 		return b
 	}
-	r := lasting(h.TTL*3/4).result(t, h)
-	if r.err == nil || !strings.HasPrefix(r.stalled, "the server stood still for ") || runs != tries {
-		t.Errorf("got error %v, stalled %q after %d runs; want an invalid check after %d", r.err, r.stalled, runs, tries)
+	r := check.result(t, h)
+	if r.err == nil || !strings.HasPrefix(r.stalled, "the server stood still for ") || !slices.Equal(ttls, []time.Duration{ttl, 2 * ttl, 4 * ttl}) {
+		t.Errorf("got error %v, stalled %q after runs with the TTLs %v; want an invalid check after three, each with twice the TTL", r.err, r.stalled, ttls)
 	}
 	var s summary
-	s.add(Check{Name: "group/name"}, r)
+	s.add(check, r)
 	if got := s.String(); !strings.Contains(got, " 0 broken, ") || !strings.Contains(got, ", 1 invalid\ninvalid: group/name (the server stood still") {
 		t.Errorf("got the summary %q", got)
+	}
+	if r := timeless.result(t, h); r.err == nil || r.outcome() != "broken" {
+		t.Errorf("a check without short leases is %s with error %v, want broken", r.outcome(), r.err)
+	}
+}
+
+// TestInvalidCheckFailsTheRun runs a check that cannot be judged in another
+// process, and looks at the end of the process, its output, and its report.
+func TestInvalidCheckFailsTheRun(t *testing.T) {
+	if os.Getenv("CONFORMANCE_INVALID") != "" {
+		r := result{err: errors.New("the lease ran out"), stalled: "this process stood still"}
+		Check{Name: "group/name", Promise: "A promise."}.report(t, r)
+		return
+	}
+	path, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(path, "-test.run=^TestInvalidCheckFailsTheRun$")
+	cmd.Env = append(os.Environ(), "CONFORMANCE_INVALID=1")
+	out, err := cmd.CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "Raise Harness.TTL") {
+		t.Errorf("the run ended with %v and said\n%s\nwant a failure that says what to do", err, out)
 	}
 }
 

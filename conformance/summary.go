@@ -2,9 +2,13 @@ package conformance
 
 import (
 	"errors"
+	"flag"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
+	"sync"
+	"testing"
 )
 
 // result is how a check ended.
@@ -14,6 +18,23 @@ type result struct {
 	missing string // the ability that the harness lacks
 	events  string // what the clients did
 	stalled string // how err may have come of a standstill, which makes the check invalid
+}
+
+// outcome returns how the check ended in one word.
+func (r result) outcome() string {
+	switch {
+	case r.byHarness():
+		return "harness-failed"
+	case r.stalled != "":
+		return "invalid"
+	case r.err != nil:
+		return "broken"
+	case r.missing != "":
+		return "not-verified"
+	case r.refused != "":
+		return "refused"
+	}
+	return "kept"
 }
 
 // byHarness reports whether a function of the harness ended the check.
@@ -69,16 +90,16 @@ func (s *summary) refusals() (all []string) {
 func (s *summary) add(c Check, r result) {
 	g := s.group(c)
 	g.checks++
-	switch {
-	case r.byHarness():
+	switch r.outcome() {
+	case "harness-failed":
 		s.failed++
-	case r.stalled != "":
+	case "invalid":
 		s.invalid = append(s.invalid, fmt.Sprintf("%s (%s)", c.Name, r.stalled))
-	case r.err != nil:
+	case "broken":
 		s.broken++
-	case r.missing != "":
+	case "not-verified":
 		s.unverified = append(s.unverified, fmt.Sprintf("%s (no %s)", c.Name, r.missing))
-	case r.refused != "":
+	case "refused":
 		s.refused++
 		g.refused = append(g.refused, fmt.Sprintf("%s (%s)", c.Name, r.refused))
 		if !slices.Contains(g.claims, r.refused) {
@@ -89,16 +110,22 @@ func (s *summary) add(c Check, r result) {
 	}
 }
 
-func (s *summary) String() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%d promises kept, %d broken, %d refused as unsupported, %d not verified",
+// counts is the first line of the summary.
+func (s *summary) counts() string {
+	text := fmt.Sprintf("%d promises kept, %d broken, %d refused as unsupported, %d not verified",
 		s.kept, s.broken, s.refused, len(s.unverified))
 	if s.failed > 0 {
-		fmt.Fprintf(&b, ", %d ended by the harness", s.failed)
+		text += fmt.Sprintf(", %d ended by the harness", s.failed)
 	}
 	if len(s.invalid) > 0 {
-		fmt.Fprintf(&b, ", %d invalid", len(s.invalid))
+		text += fmt.Sprintf(", %d invalid", len(s.invalid))
 	}
+	return text
+}
+
+func (s *summary) String() string {
+	var b strings.Builder
+	b.WriteString(s.counts())
 	list := func(title string, names []string) {
 		if len(names) > 0 {
 			fmt.Fprintf(&b, "\n%s: %s", title, strings.Join(names, ", "))
@@ -108,4 +135,40 @@ func (s *summary) String() string {
 	list("refused as unsupported", s.refusals())
 	list("not verified", s.unverified)
 	return b.String()
+}
+
+var reportFlag = flag.String("conformance.report", "", "file to which package conformance appends the results of its checks")
+
+// resultFile is the file of -conformance.report. A nil *resultFile writes nothing.
+type resultFile struct {
+	mu   sync.Mutex
+	tb   testing.TB
+	file *os.File
+}
+
+func openResultFile(tb testing.TB) *resultFile {
+	if *reportFlag == "" {
+		return nil
+	}
+	file, err := os.OpenFile(*reportFlag, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o666)
+	if err != nil {
+		tb.Fatalf("conformance: -conformance.report: %v", err)
+	}
+	tb.Cleanup(func() {
+		if err := file.Close(); err != nil {
+			tb.Errorf("conformance: -conformance.report: %v", err)
+		}
+	})
+	return &resultFile{tb: tb, file: file}
+}
+
+func (r *resultFile) write(outcome, test string, c Check) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, err := fmt.Fprintf(r.file, "%s\t%s\t%s\n", outcome, test, c.Promise); err != nil {
+		r.tb.Errorf("conformance: -conformance.report: %v", err)
+	}
 }

@@ -1,6 +1,35 @@
 package conformance
 
-import "testing"
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestReportFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report")
+	before := *reportFlag
+	*reportFlag = path
+	defer func() { *reportFlag = before }()
+	t.Run("run", func(t *testing.T) {
+		runChecks(t, onMemory(nil, good), []Check{
+			{"a/kept", "One promise.", func(*env) error { return nil }},
+			{"a/unclaimed", "Another promise.", func(e *env) error { return &refusedError{"readers"} }},
+		})
+	})
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `running	TestReportFile/run/a/kept	One promise.
+kept	TestReportFile/run/a/kept	One promise.
+running	TestReportFile/run/a/unclaimed	Another promise.
+refused	TestReportFile/run/a/unclaimed	Another promise.
+`
+	if got := string(text); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
 
 // TestSummaryOfRefusals has one group that was refused as a whole, one in part, and one in a mode.
 func TestSummaryOfRefusals(t *testing.T) {

@@ -8,7 +8,9 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -23,6 +25,9 @@ type worker struct {
 	killed  atomic.Bool
 }
 
+// workerAttr makes workers end when the suite is killed, where the system can.
+var workerAttr *syscall.SysProcAttr
+
 // worker starts a process with a client whose leases have the given TTL. The process ends with the check.
 func (e *env) worker(ttl time.Duration) *worker {
 	e.need(e.backend.URL != "", "Backend.URL")
@@ -36,13 +41,25 @@ func (e *env) worker(ttl time.Duration) *worker {
 	out, w, err := os.Pipe()
 	e.must(err)
 	cmd.Stdout = w
-	err = cmd.Start()
+	cmd.SysProcAttr = workerAttr
+	started := make(chan error)
+	exited := make(chan error, 1)
+	e.work.Go(func() { // ends with the process
+		// A process that ends with its parent ends with the parent's thread.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		started <- cmd.Start()
+		if cmd.Process != nil {
+			exited <- cmd.Wait()
+		}
+	})
+	err = <-started
 	w.Close()
 	e.must(err)
 	p := &worker{env: e, label: e.label(), process: cmd.Process, orders: json.NewEncoder(in), reports: json.NewDecoder(out)}
 	e.events.add(p.label, "process %d", cmd.Process.Pid)
 	p.ended = e.run(func() { // ends with the process: at the end of its standard input, or when it is killed
-		if err := cmd.Wait(); err != nil && !p.killed.Load() {
+		if err := <-exited; err != nil && !p.killed.Load() {
 			e.failed(fmt.Errorf("the process %s ended with: %w", p.label, err))
 		}
 	})

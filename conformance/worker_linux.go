@@ -1,0 +1,5 @@
+package conformance
+
+import "syscall"
+
+func init() { workerAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }
