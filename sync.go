@@ -189,29 +189,30 @@ func (c *Client) checkTTL(d time.Duration) error {
 
 // Client takes locks on one backend. Each call of its Lock and TryLock is an owner of its own. All methods may be called concurrently.
 type Client struct {
-	driver    driver.Driver
-	info      driver.Info
-	ttl       time.Duration
-	note      string
-	floor     uint64 // of the tokens
-	id        string // of this client, on the wire
-	clock     *clock
-	queues    [modes]bool // by mode: few callers per name ask the backend, and the others wait in line here
-	readers   Owner       // the group of all calls that read
-	serial    atomic.Uint64
-	limit     atomic.Pointer[limit] // of the last releases
-	watchdog  *watchdog
-	releaser  releaser
-	telemetry *telemetry.Telemetry
-	reach     reach
-	latches   latches
-	maxHold   time.Duration // the default; 0: no bound
-	slowHold  time.Duration // 0: nobody is told
-	debug     bool
-	forgotten forgotten     // empty without debug
-	closing   chan struct{} // closed when Close begins
-	closed    chan struct{} // closed when Close is done
-	closeErr  error
+	driver     driver.Driver
+	info       driver.Info
+	ttl        time.Duration
+	note       string
+	floor      uint64 // of the tokens
+	id         string // of this client, on the wire
+	clock      *clock
+	queues     [modes]bool // by mode: few callers per name ask the backend, and the others wait in line here
+	readers    Owner       // the group of all calls that read
+	serial     atomic.Uint64
+	limit      atomic.Pointer[limit] // of the last releases
+	watchdog   *watchdog
+	releaser   releaser
+	departures departures
+	telemetry  *telemetry.Telemetry
+	reach      reach
+	latches    latches
+	maxHold    time.Duration // the default; 0: no bound
+	slowHold   time.Duration // 0: nobody is told
+	debug      bool
+	forgotten  forgotten     // empty without debug
+	closing    chan struct{} // closed when Close begins
+	closed     chan struct{} // closed when Close is done
+	closeErr   error
 
 	mu    sync.Mutex
 	ended bool
@@ -387,6 +388,7 @@ func (c *Client) shutdown(ctx context.Context) {
 		left = append(left, k.close()...)
 	}
 	leaveAll(ctx, left)
+	c.departures.wait(ctx)
 	c.watchdog.close()
 	if err := c.driver.Close(ctx); err != nil {
 		c.closeErr = fmt.Errorf("dsync: close: %w", err)
