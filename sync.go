@@ -42,9 +42,12 @@ import (
 // A Locker locks names. *Client and *Owner are Lockers, and [With] makes one with options. Accept a Locker where you only need to lock. In
 // tests let it be a client of package dsynctest.
 type Locker interface {
-	// Lock waits until it holds name or ctx is done; a backend out of reach is asked again until then, other errors return at once. ctx
-	// bounds the wait only: a later cancellation does not end the lease. After an error nothing is held, and the caller is in
-	// no queue; what an unanswered request may have left is cleaned up in the background.
+	// Lock waits until it holds name or ctx is done; a backend out of reach is
+	// asked again until then, other errors return at once. ctx bounds the wait
+	// only: a later cancellation does not end the lease. If ctx ends while a
+	// grant is on its way, Lock returns either the lease or an error. After an
+	// error nothing is held, and the caller is in no queue; what an unanswered
+	// request may have left is cleaned up in the background.
 	//
 	// Names are valid UTF-8 without NUL, 1 to 1024 bytes. Different names are different locks.
 	Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error)

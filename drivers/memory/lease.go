@@ -96,7 +96,7 @@ func (l *lease) ask(ctx context.Context) (*waiter, error) {
 	case d.isCut(): // d was cut off after the request was sent
 		return nil, errCut
 	default:
-		return s.enqueue(e, l, sent, now), nil
+		return s.enqueue(ctx, e, l, sent, now), nil
 	}
 }
 
