@@ -55,6 +55,11 @@ func (e *entry) end() int64 {
 	return end
 }
 
+// heldAt reports whether a hold is not over.
+func (e *entry) heldAt(now int64) bool {
+	return slices.ContainsFunc(e.holds, func(h *lease) bool { return h.end() > now })
+}
+
 // drop takes w out of the queue, and reports whether w was in it. The caller then calls serve.
 func (e *entry) drop(w *waiter) bool {
 	q := e.queue
