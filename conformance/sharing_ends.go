@@ -154,15 +154,14 @@ func forceUnlockReaders(e *env) error {
 func inspectReaders(e *env) error {
 	e.claims(sharing)
 	e.claims(inspection)
-	a, b, name := e.driver(), e.driver(), e.name()
+	readers, name := []*rawDriver{e.driver(), e.driver(), e.driver()}, e.name()
 	var last uint64
-	for i := range 3 {
-		d := []*rawDriver{a, b}[i%2]
+	for i, d := range readers { // a backend may know of one of several holds of a client
 		h := d.hold(name, reading)
 		if first, n := h.lease.Tokens(); n > 0 {
 			last = first + uint64(n) - 1
 		}
-		for _, asks := range []*rawDriver{a, b, e.outsider()} {
+		for _, asks := range append(readers, e.outsider()) {
 			s := asks.status(name)
 			if !s.Held || s.Mode != driver.Read || s.Holders != i+1 || s.Waiters > 0 {
 				return fmt.Errorf("Inspect by %s: held %t, %v, %d holds and %d waiters, want %d that read and none that waits",
