@@ -60,6 +60,7 @@ type hold struct {
 	waits     bool // refused, and in a wait at the backend
 	renewing  bool // in a batch of renewals
 	counted   bool // in lock.uses
+	departing bool // in Client.departures
 }
 
 // Waiting implements driver.Events.
@@ -229,8 +230,12 @@ func (h *hold) end(s holdState) {
 		}
 		h.older, h.at = nil, nil
 	}
-	if s != holdReleased {
+	switch {
+	case s != holdReleased:
 		h.uncount()
+	case h.keepUntil > 0:
+		h.departing = true
+		k.client.departures.begin()
 	}
 }
 
@@ -297,9 +302,14 @@ func (h *hold) lose(loss *lostError, gone bool) {
 	if h.state != holdLive {
 		return
 	}
-	if gone {
+	switch {
+	case gone:
 		h.end(holdOver)
-	} else {
+	case h.keepUntil > k.client.now(): // the driver's Close would end the hold
+		h.keepUntil = max(h.keepUntil, h.expires())
+		h.end(holdReleased)
+		k.client.releaser.add(h)
+	default:
 		h.end(holdLapsed)
 		k.client.watchdog.endAt(&h.alarm, h.expires())
 	}
@@ -378,6 +388,10 @@ func (h *hold) released(err error) {
 	}
 	if h.settled != nil {
 		close(h.settled)
+	}
+	if h.departing {
+		h.departing = false
+		k.client.departures.end()
 	}
 	h.uncount()
 }

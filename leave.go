@@ -41,6 +41,45 @@ func (h *hold) giveUp(ctx context.Context) error {
 	return c.driver.(driver.Leaver).Leave(ctx, h.lease, rest)
 }
 
+// departures counts the holds of a client that HoldAtLeast keeps and whose
+// release has begun. The driver's Close would end a hold of which the driver
+// does not yet know that it is to be left.
+type departures struct {
+	mu   sync.Mutex
+	n    int
+	none chan struct{} // closed when n becomes 0; nil if nobody waits
+}
+
+func (d *departures) begin() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.n++
+}
+
+func (d *departures) end() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.n--; d.n == 0 && d.none != nil {
+		close(d.none)
+	}
+}
+
+// wait returns when all releases have returned, or when ctx ends. It is called
+// once, after the last begin.
+func (d *departures) wait(ctx context.Context) {
+	d.mu.Lock()
+	if d.n == 0 {
+		d.mu.Unlock()
+		return
+	}
+	d.none = make(chan struct{})
+	d.mu.Unlock()
+	select {
+	case <-d.none:
+	case <-ctx.Done():
+	}
+}
+
 // leaveAll ends holds that the driver's Close must not free, some at a time.
 func leaveAll(ctx context.Context, holds []*hold) {
 	var wg sync.WaitGroup

@@ -228,3 +228,90 @@ func TestCronJob(t *testing.T) {
 		}
 	})
 }
+
+// gated is a driver whose Leave waits before it does anything.
+type gated struct {
+	*memory.Driver
+	begun, open chan struct{}
+}
+
+func (d *gated) Leave(ctx context.Context, l driver.Lease, ttl time.Duration) error {
+	close(d.begun)
+	select {
+	case <-d.open:
+		return d.Driver.Leave(ctx, l, ttl)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// TestHoldAtLeastOutlivesACloseDuringUnlock closes the client when Unlock has
+// begun and the driver does not yet know of the release.
+func TestHoldAtLeastOutlivesACloseDuringUnlock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memory.NewServer(nil)
+		other := newClient(t, s.NewDriver(), nil)
+		for _, opts := range [][]dsync.LockOption{nil, {dsync.Permits(1, 1)}} {
+			d := &gated{s.NewDriver(), make(chan struct{}), make(chan struct{})}
+			c := newClient(t, d, nil)
+			lease := mustLock(t, c, "x", append(opts, dsync.ExpireAfter(time.Hour), dsync.HoldAtLeast(50*time.Minute))...)
+			unlocked, closed := make(chan error, 1), make(chan error, 1)
+			go func() { unlocked <- lease.Unlock(t.Context()) }()
+			<-d.begun
+			go func() { closed <- c.Close(t.Context()) }()
+			synctest.Wait()
+			close(d.open)
+			if err := <-unlocked; err != nil {
+				t.Errorf("Unlock: %v", err)
+			}
+			if err := <-closed; err != nil {
+				t.Errorf("Close: %v", err)
+			}
+			takenUntil(t, other, "x", 50*time.Minute)
+		}
+	})
+}
+
+// TestCloseDuringUnlockIsBounded closes the client while a Leave hangs.
+func TestCloseDuringUnlockIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memory.NewServer(nil)
+		d := &gated{s.NewDriver(), make(chan struct{}), make(chan struct{})}
+		c := newClient(t, d, nil)
+		lease := mustLock(t, c, "x", dsync.ExpireAfter(time.Hour), dsync.HoldAtLeast(50*time.Minute))
+		unlocked := make(chan error, 1)
+		go func() { unlocked <- lease.Unlock(t.Context()) }()
+		<-d.begun
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		began := time.Now()
+		c.Close(ctx)
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("Close with a deadline of 1 s took %v", took)
+		}
+		synctest.Wait()
+		if _, err := d.Inspect(t.Context(), "x"); !errors.Is(err, dsync.ErrClosed) {
+			t.Errorf("after Close the driver says %v, want ErrClosed", err)
+		}
+		if err := <-unlocked; !errors.Is(err, dsync.ErrUnknown) {
+			t.Errorf("Unlock: %v, want ErrUnknown", err)
+		}
+	})
+}
+
+// TestHoldAtLeastOutlivesACloseAfterTheDeadline closes the client when the
+// lease is over here, and the hold is not yet over at the backend.
+func TestHoldAtLeastOutlivesACloseAfterTheDeadline(t *testing.T) {
+	forSessions(t, func(t *testing.T, s *memory.Server) {
+		c, other := newClient(t, s.NewDriver(), nil), newClient(t, s.NewDriver(), nil)
+		lease := mustLock(t, c, "x", dsync.ExpireAfter(time.Hour), dsync.HoldAtLeast(time.Hour))
+		time.Sleep(time.Hour - 30*time.Second) // the margin is 36 s
+		if err := lease.Unlock(t.Context()); !errors.Is(err, dsync.ErrNotHeld) {
+			t.Errorf("Unlock after the deadline: %v, want ErrNotHeld", err)
+		}
+		if err := c.Close(t.Context()); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		takenUntil(t, other, "x", 30*time.Second)
+	})
+}

@@ -196,7 +196,7 @@ func (k *lock) retire(w *waiter) {
 // callNext lets the next in line ask the backend, if it is time. Called with mu held.
 func (k *lock) callNext() {
 	if k.hasLine() {
-		for w := k.queue.first; w != nil && !k.engaged(); w = k.queue.first {
+		for w := k.queue.head(); w != nil && !k.engaged(); w = k.queue.head() {
 			k.queue.remove(w)
 			k.contend(w)
 			w.signal()
@@ -264,14 +264,14 @@ func (k *lock) serveGroup(h *hold) {
 	}
 	for w := k.queue.first; w != nil; {
 		next := w.next
-		if w.request.group == h.ownedBy {
+		if w.request.group == h.ownedBy && !w.ended() {
 			k.queue.remove(w)
 			w.serve(h.join(w.request))
 		}
 		w = next
 	}
 	for _, w := range k.contenders {
-		if w.request.group == h.ownedBy && w.lease == nil {
+		if w.request.group == h.ownedBy && w.lease == nil && !w.ended() {
 			w.serve(h.join(w.request))
 		}
 	}
@@ -281,7 +281,7 @@ func (k *lock) serveGroup(h *hold) {
 // keep the other clients from starving. Where no token is left for the first in line, handOver makes it the heir of the hold, if the
 // driver can pass the hold, and reports false. Called with mu held.
 func (k *lock) handOver(h *hold, now moment) bool {
-	w := k.queue.first
+	w := k.queue.head()
 	switch {
 	case w == nil, !k.hasLine(), k.closed:
 		return false

@@ -169,6 +169,44 @@ func TestCancelAtTheInstantOfTheGrant(t *testing.T) {
 	}
 }
 
+// TestCancelBeforeTheUnlock cancels a wait and then unlocks: the wait is not
+// granted the lock, whichever client it belongs to.
+func TestCancelBeforeTheUnlock(t *testing.T) {
+	modes := map[string][2][]dsync.LockOption{ // of the holder and of the wait
+		"exclusive": {},
+		"read":      {{dsync.Write()}, {dsync.Read()}},
+		"write":     {{dsync.Read()}, {dsync.Write()}},
+		"permit":    {{dsync.Permits(1, 1)}, {dsync.Permits(1, 1)}},
+	}
+	forOrders(t, func(t *testing.T, a, b *dsync.Client) {
+		for mode, opts := range modes {
+			o := a.NewOwner()
+			for who, waiting := range map[string]dsync.Locker{"its own client": a, "an owner of its client": o, "another client": b} {
+				for range 20 {
+					l := mustLock(t, a, mode, opts[0]...)
+					ctx, cancel := context.WithCancel(t.Context())
+					var wg sync.WaitGroup
+					for range 2 {
+						wg.Go(func() {
+							if l, err := waiting.Lock(ctx, mode, opts[1]...); !errors.Is(err, context.Canceled) {
+								t.Errorf("%s, by %s: Lock, canceled before the Unlock: %v", mode, who, err)
+								l.Unlock(t.Context())
+							}
+						})
+					}
+					synctest.Wait()
+					cancel()
+					if err := l.Unlock(t.Context()); err != nil {
+						t.Errorf("Unlock: %v", err)
+					}
+					wg.Wait()
+					mustLock(t, b, mode, opts[0]...).Unlock(t.Context())
+				}
+			}
+		}
+	})
+}
+
 func TestContextThatIsDoneHasNoEffect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &stub{}

@@ -14,8 +14,10 @@ import (
 // Open connects to the backend of a URL, as in "memory://" or "redisson://user:password@host:6379/0?ttl=10s". The package
 // of the driver has to be imported, and registers its scheme. Its errors do not contain the password.
 //
-// While the backend is out of reach, as when a program starts before its database, Open tries again until ctx is done, and tells the
-// Logger once: so give ctx a deadline. All other errors, such as a wrong password, return at once.
+// While the backend is out of reach, as when a program starts before its
+// database, or when the connection breaks before the backend has answered, Open
+// tries again until ctx is done, and tells the Logger once. So give ctx a
+// deadline. All other errors, such as a wrong password, return at once.
 //
 // These parameters are common to all drivers: ttl=30s (Options.TTL), require=fair,fifo,fenced,rw,permits (what the backend has to promise),
 // fenced=false (no fencing tokens, and nothing kept for them on the backend), and floor=1000 (Options.Floor).
@@ -49,7 +51,7 @@ func openDriver(ctx context.Context, url string, o *Options) (driver.Driver, *dr
 			return d, config, nil
 		case ctx.Err() != nil && trouble != nil:
 			return nil, nil, fmt.Errorf("%w; before that: %w", ctx.Err(), trouble)
-		case ctx.Err() != nil || !errors.Is(err, ErrUnavailable):
+		case ctx.Err() != nil || !transient(err):
 			return nil, nil, err
 		case trouble == nil && o.Logger != nil:
 			telemetry.LogOpen(ctx, o.Logger, err, o.OmitNames || o.OmitOwners)

@@ -43,20 +43,22 @@ func setLate(missing int32, err error) {
 
 func TestOpenWaitsForTheBackend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		setLate(5, fmt.Errorf("%w: connection refused", dsync.ErrUnavailable))
-		var log bytes.Buffer
-		c, err := dsync.Open(t.Context(), "tardy://", &dsync.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
-		if got := late.attempts.Load(); got != 6 {
-			t.Errorf("%d attempts, want 6", got)
-		}
-		if got := strings.Count(log.String(), "connection refused"); got != 1 {
-			t.Errorf("%d records of the outage, want 1:\n%s", got, log.String())
+		for _, kind := range []error{dsync.ErrUnavailable, dsync.ErrUnknown} {
+			setLate(5, fmt.Errorf("%w: connection refused", kind))
+			var log bytes.Buffer
+			c, err := dsync.Open(t.Context(), "tardy://", &dsync.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if got := late.attempts.Load(); got != 6 {
+				t.Errorf("%d attempts, want 6", got)
+			}
+			if got := strings.Count(log.String(), "connection refused"); got != 1 {
+				t.Errorf("%d records of the outage, want 1:\n%s", got, log.String())
+			}
 		}
 	})
 }

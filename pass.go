@@ -51,7 +51,7 @@ func (h *hold) pass(ctx context.Context, wait time.Duration, heir *waiter) (sett
 		h.end(holdOver)
 		k.callNext()
 		return true, err
-	case err == nil && heir.queued && now < h.deadline():
+	case err == nil && heir.queued && !heir.ended() && now < h.deadline():
 		first, n := driver.Tokens(h.lease, k.client.floor)
 		h.token, h.tokens = first, int8(min(n-1, maxHandOvers))
 		k.serveFirst(h).owner = owner

@@ -1,7 +1,10 @@
 package dsync
 
+import "context"
+
 // waiter is what others know of a call of Lock: of a call in line, and of a contender for a group.
 type waiter struct {
+	ctx     context.Context
 	request request
 	wake    chan struct{} // buffered; signaled when contends or lease is set
 
@@ -29,6 +32,10 @@ func (w *waiter) signal() {
 	}
 }
 
+// ended reports whether the context of the call has ended. Such a call is on
+// its way out, and is not served any more.
+func (w *waiter) ended() bool { return w.ctx.Err() != nil }
+
 // waiters is a queue in order of arrival.
 type waiters struct{ first, last *waiter }
 
@@ -40,6 +47,15 @@ func (q *waiters) push(w *waiter) {
 		q.first = w
 	}
 	q.last = w
+}
+
+// head returns the first call whose context has not ended. Those before it
+// leave the line.
+func (q *waiters) head() *waiter {
+	for q.first != nil && q.first.ended() {
+		q.remove(q.first)
+	}
+	return q.first
 }
 
 func (q *waiters) remove(w *waiter) {

@@ -42,9 +42,12 @@ import (
 // A Locker locks names. *Client and *Owner are Lockers, and [With] makes one with options. Accept a Locker where you only need to lock. In
 // tests let it be a client of package dsynctest.
 type Locker interface {
-	// Lock waits until it holds name or ctx is done; a backend out of reach is asked again until then, other errors return at once. ctx
-	// bounds the wait only: a later cancellation does not end the lease. After an error nothing is held, and the caller is in
-	// no queue; what an unanswered request may have left is cleaned up in the background.
+	// Lock waits until it holds name or ctx is done; a backend out of reach is
+	// asked again until then, other errors return at once. ctx bounds the wait
+	// only: a later cancellation does not end the lease. If ctx ends while a
+	// grant is on its way, Lock returns either the lease or an error. After an
+	// error nothing is held, and the caller is in no queue; what an unanswered
+	// request may have left is cleaned up in the background.
 	//
 	// Names are valid UTF-8 without NUL, 1 to 1024 bytes. Different names are different locks.
 	Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error)
@@ -189,29 +192,30 @@ func (c *Client) checkTTL(d time.Duration) error {
 
 // Client takes locks on one backend. Each call of its Lock and TryLock is an owner of its own. All methods may be called concurrently.
 type Client struct {
-	driver    driver.Driver
-	info      driver.Info
-	ttl       time.Duration
-	note      string
-	floor     uint64 // of the tokens
-	id        string // of this client, on the wire
-	clock     *clock
-	queues    [modes]bool // by mode: few callers per name ask the backend, and the others wait in line here
-	readers   Owner       // the group of all calls that read
-	serial    atomic.Uint64
-	limit     atomic.Pointer[limit] // of the last releases
-	watchdog  *watchdog
-	releaser  releaser
-	telemetry *telemetry.Telemetry
-	reach     reach
-	latches   latches
-	maxHold   time.Duration // the default; 0: no bound
-	slowHold  time.Duration // 0: nobody is told
-	debug     bool
-	forgotten forgotten     // empty without debug
-	closing   chan struct{} // closed when Close begins
-	closed    chan struct{} // closed when Close is done
-	closeErr  error
+	driver     driver.Driver
+	info       driver.Info
+	ttl        time.Duration
+	note       string
+	floor      uint64 // of the tokens
+	id         string // of this client, on the wire
+	clock      *clock
+	queues     [modes]bool // by mode: few callers per name ask the backend, and the others wait in line here
+	readers    Owner       // the group of all calls that read
+	serial     atomic.Uint64
+	limit      atomic.Pointer[limit] // of the last releases
+	watchdog   *watchdog
+	releaser   releaser
+	departures departures
+	telemetry  *telemetry.Telemetry
+	reach      reach
+	latches    latches
+	maxHold    time.Duration // the default; 0: no bound
+	slowHold   time.Duration // 0: nobody is told
+	debug      bool
+	forgotten  forgotten     // empty without debug
+	closing    chan struct{} // closed when Close begins
+	closed     chan struct{} // closed when Close is done
+	closeErr   error
 
 	mu    sync.Mutex
 	ended bool
@@ -387,6 +391,7 @@ func (c *Client) shutdown(ctx context.Context) {
 		left = append(left, k.close()...)
 	}
 	leaveAll(ctx, left)
+	c.departures.wait(ctx)
 	c.watchdog.close()
 	if err := c.driver.Close(ctx); err != nil {
 		c.closeErr = fmt.Errorf("dsync: close: %w", err)

@@ -67,6 +67,7 @@ func Checks() []Check {
 		watchingChecks,
 		leavingChecks,
 		latchChecks,
+		crossingChecks,
 		namesChecks,
 		scaleChecks,
 		stormChecks,

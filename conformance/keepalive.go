@@ -10,6 +10,7 @@ import (
 // The checks of drivers that keep sessions alive and report how that goes: driver.KeepAliveReporter.
 var keepAliveChecks = []Check{
 	{"keepalive/outage", "A driver that says how it keeps sessions alive says that it cannot before a lease is lost for that.", outageIsTold},
+	{"keepalive/cut", "A driver whose connections break reports that it cannot keep a session alive before it reports a lease lost for that.", brokenConnectionIsTold},
 	{"keepalive/over", "It says that it can again when the backend is in reach again.", endOfOutageIsTold},
 }
 
@@ -44,6 +45,14 @@ func (t *tap) lastKeepAlive() (err error, said bool) {
 	return t.keptAlive[len(t.keptAlive)-1], true
 }
 
+// unannounced reports whether a loss was reported while the last keep-alive was
+// reported to have succeeded, or none was reported.
+func (t *tap) unannounced() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.abrupt
+}
+
 func outageIsTold(e *env) error {
 	a := e.renewing()
 	if a.tap.silent() {
@@ -65,6 +74,22 @@ func outageIsTold(e *env) error {
 		}
 		return nil
 	})
+}
+
+func brokenConnectionIsTold(e *env) error {
+	d := e.driver()
+	if d.tap.silent() {
+		return nil
+	}
+	e.need(d.link.Cut != nil, "Link.Cut")
+	d.tap.OnKeepAlive(func(error) {})
+	h := d.hold(e.name(), ttl(e.ttl()))
+	d.cut()
+	e.until("the loss of a lease that cannot be kept alive is reported", func() bool { return len(h.lost()) > 0 })
+	if d.tap.unannounced() {
+		return fmt.Errorf("%s reported a lost lease (%w), and had not reported before that it could not keep it alive", d.label, h.lost()[0])
+	}
+	return nil
 }
 
 func endOfOutageIsTold(e *env) error {

@@ -83,14 +83,18 @@ func (l *latch) delete(id string) {
 	l.did("DeleteLatch", func() error { return l.backend.DeleteLatch(l.d.env.ctx, l.name, id) })
 }
 
-// has ends the check unless the count is n.
-func (l *latch) has(n int, when string) {
-	left := 0
+// count asks for the count.
+func (l *latch) count() (left int) {
 	l.did("Latch", func() (err error) {
 		left, err = l.backend.Latch(l.d.env.ctx, l.name)
 		return err
 	})
-	if left != n {
+	return left
+}
+
+// has ends the check unless the count is n.
+func (l *latch) has(n int, when string) {
+	if left := l.count(); left != n {
 		l.d.env.endf("%s: %s sees the count %d of %q, want %d", when, l.d.label, left, l.name, n)
 	}
 }

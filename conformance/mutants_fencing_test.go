@@ -32,11 +32,19 @@ func tokensByRelease() func(*memory.Driver) driver.Driver {
 
 // renamed is a mutation that changes the odd names that reach the backend.
 func renamed(f func(string) string) func(*memory.Driver) driver.Driver {
+	return spelled(func(name string) string {
+		if strings.Contains(name, "|") {
+			return f(name)
+		}
+		return name
+	})
+}
+
+// spelled is a mutation whose requests are for the names that f returns.
+func spelled(f func(string) string) func(*memory.Driver) driver.Driver {
 	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 		q := *r
-		if strings.Contains(r.Name, "|") {
-			q.Name = f(r.Name)
-		}
+		q.Name = f(r.Name)
 		return d.Acquire(ctx, &q)
 	})
 }
@@ -104,6 +112,40 @@ var namesMutants = []mutant{
 	{check: "names/distinct", breaks: "names are taken for paths", mutate: renamed(func(name string) string {
 		return strings.TrimSuffix(strings.ReplaceAll(name, "//", "/"), "/")
 	})},
+	{check: "names/alike", breaks: "braces around a name are no part of it", mutate: spelled(func(name string) string {
+		if inner, ok := strings.CutPrefix(name, "{"); ok && strings.HasSuffix(inner, "}") {
+			return strings.TrimSuffix(inner, "}")
+		}
+		return name
+	})},
+	{check: "names/alike", breaks: "zeros in front of a number are no part of it", mutate: spelled(func(name string) string {
+		if strings.Trim(name, "0123456789") == "" {
+			return strings.TrimLeft(name, "0")
+		}
+		return name
+	})},
+	{
+		check:  "names/alike",
+		breaks: "names in braces are refused in one mode alone",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			if r.Mode == driver.Permit && strings.HasPrefix(r.Name, "{") {
+				return nil, errors.ErrUnsupported
+			}
+			return d.Acquire(ctx, r)
+		}),
+	},
+	{
+		check:  "names/alike",
+		breaks: "the latch of a name in braces is that of the name",
+		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
+			b.set = func(ctx context.Context, name, id string, n int) (bool, error) {
+				return d.SetLatch(ctx, strings.Trim(name, "{}"), id, n)
+			}
+			b.countDown = func(ctx context.Context, name, id string) error {
+				return d.CountDown(ctx, strings.Trim(name, "{}"), id)
+			}
+		}),
+	},
 }
 
 var scaleMutants = []mutant{

@@ -1,6 +1,8 @@
 package conformance
 
 import (
+	"errors"
+
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/memory"
 )
@@ -21,6 +23,16 @@ var keepAliveMutants = []mutant{
 		breaks: "a session that is kept alive is said not to be",
 		on:     memory.Options{KeepsAlive: true},
 		mutate: hearing(func(f func(error), _ error) { f(driver.ErrUnavailable) }),
+	},
+	{
+		check:  "keepalive/cut",
+		breaks: "a broken connection is not reported as a failure to keep a session alive",
+		on:     memory.Options{KeepsAlive: true},
+		mutate: hearing(func(f func(error), err error) {
+			if !errors.Is(err, driver.ErrUnavailable) {
+				f(err)
+			}
+		}),
 	},
 	{
 		check:  "keepalive/over",

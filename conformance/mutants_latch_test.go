@@ -193,6 +193,7 @@ func anew() string { return fmt.Sprint("anew:", changesAnew.Add(1)) }
 type brokenLatches struct {
 	broken
 	names     sync.Map // of latches that it was asked to set
+	closed    atomic.Bool
 	set       func(ctx context.Context, name, id string, n int) (bool, error)
 	countDown func(ctx context.Context, name, id string) error
 	delete    func(ctx context.Context, name, id string) error

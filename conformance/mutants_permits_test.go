@@ -179,6 +179,28 @@ var permitMutants = []mutant{
 		},
 	},
 	{
+		check:  "permits/shrunk",
+		breaks: "Inspect reports no more permits than the limit",
+		mutate: breakStatus(func(s *driver.Status) {
+			if s.Mode == driver.Permit {
+				s.Used = min(s.Used, s.Limit)
+			}
+		}),
+	},
+	{
+		check:  "permits/shrunk",
+		breaks: "ForceUnlock ends one hold, where the limit allows one",
+		mutate: func(d *memory.Driver) driver.Driver {
+			return &broken{Driver: d, forceUnlock: func(ctx context.Context, name string) error {
+				if s, err := d.Inspect(ctx, name); err == nil && s.Used > s.Limit {
+					d.Server().ExpireHold(s.Hold)
+					return nil
+				}
+				return d.ForceUnlock(ctx, name)
+			}}
+		},
+	},
+	{
 		check:  "permits/inspect",
 		breaks: "Inspect does not tell the limit while nobody has a permit",
 		mutate: func(d *memory.Driver) driver.Driver {

@@ -185,6 +185,41 @@ var sharingMutants = []mutant{
 		},
 	},
 	{
+		check:  "sharing/inspect",
+		breaks: "Inspect reports the token of the first reader",
+		mutate: breakStatus(func(s *driver.Status) {
+			if s.Mode == driver.Read && s.Token > 0 {
+				s.Token -= uint64(s.Holders - 1)
+			}
+		}),
+	},
+	{
+		check:  "sharing/inspect",
+		breaks: "Inspect reports all readers but the first as waiters",
+		mutate: breakStatus(func(s *driver.Status) {
+			if s.Mode == driver.Read {
+				s.Waiters, s.Holders = s.Waiters+s.Holders-1, 1
+			}
+		}),
+	},
+	{
+		check:  "sharing/list",
+		breaks: "a name is listed until the first of its readers has run out",
+		mutate: func(d *memory.Driver) driver.Driver {
+			var over sync.Map // times, by name
+			b := breakList(func(name, _ string) bool {
+				at, ok := over.Load(name)
+				return ok && time.Now().After(at.(time.Time))
+			})(d).(*broken)
+			b.lease = func(l *brokenLease) {
+				if l.r.Mode == driver.Read && l.r.Fixed {
+					over.LoadOrStore(l.r.Name, l.Expires())
+				}
+			}
+			return b
+		},
+	},
+	{
 		check:  "sharing/nested",
 		breaks: "who reads and wants to write waits for itself",
 		owner: func(c *client, l locker) locker {

@@ -53,6 +53,7 @@ func mutants() []mutant {
 		watchingMutants,
 		leavingMutants,
 		latchMutants,
+		crossingMutants,
 		namesMutants,
 		scaleMutants,
 		stormMutants,

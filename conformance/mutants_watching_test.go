@@ -40,6 +40,30 @@ var watchingMutants = []mutant{
 		},
 	},
 	{
+		check:  "watching/changes",
+		breaks: "who watches a name that is read is called when the last reader is gone only",
+		mutate: func(d *memory.Driver) driver.Driver {
+			var quiet atomic.Bool
+			b := &broken{Driver: d}
+			b.lease = func(l *brokenLease) {
+				l.release = func(ctx context.Context) error {
+					s, err := d.Inspect(ctx, l.r.Name)
+					quiet.Store(err == nil && s.Holders > 1)
+					defer quiet.Store(false)
+					return l.Lease.Release(ctx)
+				}
+			}
+			b.watch = func(name string, changed func()) (func(), error) {
+				return d.Watch(name, func() {
+					if !quiet.Load() {
+						changed()
+					}
+				})
+			}
+			return b
+		},
+	},
+	{
 		check:  "watching/outage",
 		breaks: "a watch ends with the first outage",
 		mutate: breakWatch(untilOutage),

@@ -1,14 +1,20 @@
 package conformance
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
+	"sync"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 var namesChecks = []Check{
 	{"names/any", "Any valid name can be locked: spaces, slashes, braces, quotes, any script, up to 1 KiB.", anyName},
 	{"names/distinct", "Different names are different locks, however similar: in case, in escapes, as paths, in Unicode forms.", distinctNames},
+	{"names/alike", "Names that a backend may take for one another are different locks and latches in every mode, for holders and for waiters, or are refused in every mode.", alikeNames},
 }
 
 // oddNames are names that some backend, encoding or script has stumbled over.
@@ -70,5 +76,151 @@ func distinctNames(e *env) error {
 			return fmt.Errorf("the name %.80q is not free after its release, while others are held: %w", name, again.err)
 		}
 	}
+	return nil
+}
+
+// alike returns the name x, and names that a backend may take for x or for
+// what it keeps beside x. The first ones are the most likely.
+func alike(x string) []string {
+	number := fmt.Sprint(int64(1e11) + rand.N(int64(1e11)))
+	return []string{
+		x, "{" + x + "}", strings.ToLower(x), x + "/", number, "0" + number, x + ":dsync_turn", "{" + x + "}y",
+		"+" + number, "-" + number, number + ".0", " " + number, number + " ", number + "e0", number[:1] + "_" + number[1:],
+		"{{" + x + "}}", "{" + x, x + "}", "{}" + x, "{" + x + "}{" + x + "}", "{" + x + "}}",
+		x + "//", "/" + x, "./" + x, x + "/.", x + "/..", x + "/y/..", x + "/y", x + "/lock", x + "/here", x + "/limit", x + "/0000000001",
+		x + ".", x + "..", x + " ", " " + x, x + "\t", x + "\n", x + "\x01", x + `\`, x + "*", x + "?", x + "+", x + "_", x + "-", x + "-0", x + "0", x + "\uffff",
+		x + "%", x + "%25", x + "%2F", x + "%2f", x + "%00", x + "l", x + "%6c", x + "%6C",
+		x + ":timeout", x + ":write", x + ":channel", x + ":permits", x + ":rwlock_timeout", x + ":seal", x + ":1", ":" + x,
+		"dsync_fence:{" + x + "}", "dsync_holder:{" + x + "}", "dsync_turn:{" + x + "}", "dsync_latch:{" + x + "}", "redisson_lock_queue:{" + x + "}",
+		x + "é", x + "e\u0301", x + "ﬁ", x + "fi", x + "1", x + "１", x + "K", x + "\u212a", x + "\u200b", x + "\ufeff", x + "ß", x + "ss",
+	}
+}
+
+// waitersAlike is how many of the names that are alike get a waiter. On some
+// backends each takes a connection.
+const waitersAlike = 8
+
+func alikeNames(e *env) error {
+	even, odd := []driver.Mode{driver.Read, driver.Write}, []driver.Mode{driver.Write, driver.Read}
+	var rounds [][]driver.Mode // the modes of the names, in turn
+	for _, round := range [][]driver.Mode{{driver.Exclusive}, {driver.Write}, even, odd, {driver.Permit}} {
+		if e.driverInfo().Offers(round[0]) {
+			rounds = append(rounds, round)
+		}
+	}
+	refused := make([]map[int]error, len(rounds))
+	e.outsider()
+	e.together("locks of names that are alike", len(rounds)+1, func(i int) (err error) {
+		if i == len(rounds) {
+			return e.latchesAlike()
+		}
+		refused[i], err = e.locksAlike(rounds[i])
+		return err
+	})
+	names := alike("x")
+	for i, round := range rounds {
+		for n := range names {
+			if (refused[0][n] == nil) != (refused[i][n] == nil) {
+				return fmt.Errorf("in the mode %v the name number %d of those that are alike, as in %q, got %q, and in the mode %v %q: want the same",
+					rounds[0][0], n, names[n], outcome(refused[0][n]), round[n%len(round)], outcome(refused[i][n]))
+			}
+		}
+	}
+	return nil
+}
+
+// locksAlike holds names that are alike, lets others wait for some of them, and
+// returns which were refused.
+func (e *env) locksAlike(round []driver.Mode) (refused map[int]error, err error) {
+	a, b := e.driver(), e.driver()
+	names := alike(e.name())
+	mode := func(i int) option { return in(round[i%len(round)]) }
+	held, waiting := make([]*request, len(names)), make([]*request, len(names))
+	e.together("holds of names that are alike", len(names), func(i int) error {
+		held[i] = a.acquire(names[i], mode(i), noWait)
+		return nil
+	})
+	refused = map[int]error{}
+	for i, r := range held {
+		switch {
+		case errors.Is(r.err, errors.ErrUnsupported):
+			refused[i] = r.err
+			held[i] = nil
+		case r.lease == nil:
+			return nil, fmt.Errorf("the free name %q cannot be held as %v while others are that are alike: %w", names[i], r.Mode, r.err)
+		}
+	}
+	for i := range waitersAlike {
+		if held[i] != nil {
+			waiting[i] = b.start(names[i], mode(i), in(held[i].rival())).waits()
+		}
+	}
+	for half := range 2 {
+		e.together("releases of names that are alike", len(names), func(i int) error {
+			if held[i] == nil || i%2 != half {
+				return nil
+			}
+			held[i].release()
+			if waiting[i] != nil {
+				waiting[i].granted().release()
+			}
+			return nil
+		})
+	}
+	return refused, nil
+}
+
+// rival is a mode that excludes the request.
+func (r *request) rival() driver.Mode {
+	if r.Mode == driver.Read {
+		return driver.Write
+	}
+	return r.Mode
+}
+
+func (e *env) latchesAlike() error {
+	a, b := e.driver(), e.outsider()
+	backend, ok := a.tap.Driver.(driver.Latcher)
+	if !ok {
+		return nil
+	}
+	names := alike(e.name())
+	var mu sync.Mutex
+	refused := map[int]bool{}
+	change := func(what string, f func(ctx context.Context, i int, id string) error) {
+		e.together(what+" of names that are alike", len(names), func(i int) error {
+			mu.Lock()
+			skip := refused[i]
+			mu.Unlock()
+			if skip {
+				return nil
+			}
+			err := f(e.ctx, i, e.changeID())
+			if errors.Is(err, errors.ErrUnsupported) {
+				mu.Lock()
+				refused[i] = true
+				mu.Unlock()
+				return nil
+			}
+			if err != nil {
+				return fmt.Errorf("%s of %q: %w", what, names[i], err)
+			}
+			return nil
+		})
+	}
+	change("SetLatch", func(ctx context.Context, i int, id string) error {
+		set, err := backend.SetLatch(ctx, names[i], id, i+2)
+		if err == nil && !set {
+			err = errors.New("there is a latch, want none")
+		}
+		return err
+	})
+	change("CountDown", func(ctx context.Context, i int, id string) error { return backend.CountDown(ctx, names[i], id) })
+	for i, name := range names {
+		if !refused[i] {
+			b.latch(name).has(i+1, "after a count-down, beside latches whose names are alike")
+		}
+	}
+	change("DeleteLatch", func(ctx context.Context, i int, id string) error { return backend.DeleteLatch(ctx, names[i], id) })
 	return nil
 }

@@ -29,6 +29,7 @@ var permitChecks = []Check{
 	{"permits/removed", "The removal of one hold of permits is told to its holder and to nobody else, and frees its permits alone.", permitsRemoved},
 	{"permits/force-unlock", "ForceUnlock ends all holds of a name of permits, and wakes who waits.", forceUnlockPermits},
 	{"permits/inspect", "Inspect tells how many permits are held, by how many holds, and the limit.", inspectPermits},
+	{"permits/shrunk", "When more permits are held than a lowered limit allows, Inspect reports all of them, and ForceUnlock ends and reports all of them.", shrunkPermits},
 	{"permits/no-tokens", "Leases of permits have no tokens.", permitsHaveNoTokens},
 	{"permits/sealed", "A name that is sealed is refused to those who want permits.", sealedForPermits},
 }

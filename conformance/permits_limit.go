@@ -85,3 +85,49 @@ func manyPermitsFirst(e *env) error {
 	few.granted().release()
 	return e.left(name, limit, limit)
 }
+
+func shrunkPermits(e *env) error {
+	e.claims(permitting)
+	a, b, c, name := e.driver(), e.driver(), e.driver(), e.name()
+	a.setLimit(name, 5)
+	held := []*request{a.hold(name, permits(1, 0)), b.hold(name, permits(2, 0)), a.hold(name, permits(1, 5))}
+	reports := func(waiters int) error {
+		if !inspection.claimed(e.client()) {
+			return nil
+		}
+		for _, d := range []*rawDriver{a, e.outsider()} {
+			s := d.status(name)
+			if !s.Held || s.Used != 4 || s.Holders != 3 || s.Waiters > waiters {
+				return fmt.Errorf("Inspect by %s: %d permits, by %d holds, and %d waiters; want 4 by 3, and %d", d.label, s.Used, s.Holders, s.Waiters, waiters)
+			}
+			if s.Limit != 0 && s.Limit != 1 {
+				return fmt.Errorf("Inspect by %s: the limit is %d, want 1", d.label, s.Limit)
+			}
+		}
+		return nil
+	}
+	b.setLimit(name, 1)
+	if err := reports(0); err != nil {
+		return err
+	}
+	w := c.start(name, permits(1, 0)).waits()
+	if err := reports(1); err != nil {
+		return err
+	}
+	e.claims(forceUnlock)
+	e.must(e.client().ForceUnlock(e.ctx, name))
+	w.granted()
+	if e.driverInfo().Detect > 0 {
+		for _, r := range held {
+			e.until("a holder is told that ForceUnlock ended its hold", func() bool { return len(r.lost()) > 0 })
+		}
+	}
+	if err := e.areRemoved(held...); err != nil {
+		return err
+	}
+	if err := b.refused(name, permits(1, 1)); err != nil {
+		return fmt.Errorf("the one permit is held: %w", err)
+	}
+	w.release()
+	return e.left(name, 1, 1)
+}

@@ -3,6 +3,7 @@ package conformance
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -148,4 +149,54 @@ func forceUnlockReaders(e *env) error {
 		return fmt.Errorf("ForceUnlock of a free name returned %q, want ErrNotHeld", outcome(err))
 	}
 	return e.isFree(name)
+}
+
+func inspectReaders(e *env) error {
+	e.claims(sharing)
+	e.claims(inspection)
+	readers, name := []*rawDriver{e.driver(), e.driver(), e.driver()}, e.name()
+	var last uint64
+	for i, d := range readers { // a backend may know of one of several holds of a client
+		h := d.hold(name, reading)
+		if first, n := h.lease.Tokens(); n > 0 {
+			last = first + uint64(n) - 1
+		}
+		for _, asks := range append(readers, e.outsider()) {
+			s := asks.status(name)
+			if !s.Held || s.Mode != driver.Read || s.Holders != i+1 || s.Waiters > 0 {
+				return fmt.Errorf("Inspect by %s: held %t, %v, %d holds and %d waiters, want %d that read and none that waits",
+					asks.label, s.Held, s.Mode, s.Holders, s.Waiters, i+1)
+			}
+			if s.Token != 0 && s.Token != last {
+				return fmt.Errorf("Inspect by %s: the token is %d, want %d, which is that of the last grant, or 0", asks.label, s.Token, last)
+			}
+		}
+	}
+	return nil
+}
+
+func listReaders(e *env) error {
+	e.claims(sharing)
+	a, b, name := e.driver(), e.driver(), e.name()
+	listed := func(want bool, when string) error {
+		for _, d := range []*rawDriver{a, e.outsider()} {
+			if got := slices.Contains(d.list(name), name); got != want {
+				return fmt.Errorf("%s: List by %s yields %q: %t, want %t", when, d.label, name, got, want)
+			}
+		}
+		return nil
+	}
+	first := a.hold(name, reading, fixed, ttl(e.brief()))
+	last, released := b.hold(name, reading, fixed), a.hold(name, reading, fixed)
+	released.release()
+	if err := listed(true, "after the release of one of three readers"); err != nil {
+		return err
+	}
+	e.expired(first)
+	if err := listed(true, "after the end of one of two readers"); err != nil {
+		return err
+	}
+	last.release()
+	e.poll("a name that nobody reads any more is not listed", func() error { return listed(false, "after the last release") })
+	return nil
 }

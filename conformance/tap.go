@@ -28,6 +28,7 @@ type tap struct {
 	onWait  func()         // if not nil, called when a request is about to wait
 
 	keptAlive []error // the driver's reports of keep-alives
+	abrupt    bool    // see unannounced
 }
 
 // newTap returns a driver with the same optional interfaces as d, as package dsync finds them.
@@ -209,6 +210,11 @@ func (a *tapped) Waiting() {
 
 // Lost implements driver.Events.
 func (a *tapped) Lost(cause error) {
+	a.tap.mu.Lock()
+	if n := len(a.tap.keptAlive); n == 0 || a.tap.keptAlive[n-1] == nil {
+		a.tap.abrupt = true
+	}
+	a.tap.mu.Unlock()
 	a.Events.Lost(cause)
 	a.add("lost: %v", cause)
 }

@@ -11,7 +11,7 @@ import (
 
 // The checks of drivers that tell of changes: driver.Watcher.
 var watchingChecks = []Check{
-	{"watching/changes", "Who watches a name is called when the watch begins and after each end of a hold, in every mode and by whomever.", watchTellsEnds},
+	{"watching/changes", "Who watches a name is called when the watch begins and after each end of a hold, in every mode, by whomever, and also while other holds of the name go on.", watchTellsEnds},
 	{"watching/outage", "A change while the watcher was out of reach of the backend is followed by a call when it is in reach again.", watchSurvivesOutages},
 	{"watching/stop", "After stop nobody is called any more, and other watches of the name go on.", watchStops},
 }
@@ -78,6 +78,21 @@ func (e *env) watchTellsEnds(offered []driver.Mode) error {
 			n := w.calls.Load()
 			h.release()
 			w.told(fmt.Sprintf("the release of a hold that was %v, by %s", m, d.label), n)
+		}
+		if m.Excludes(m) {
+			continue
+		}
+		few := func(r *driver.Request) {
+			if in(m)(r); m == driver.Permit {
+				r.Permits = 1
+			}
+		}
+		for _, d := range []*rawDriver{a, b} {
+			stays, h := a.hold(name, few), d.hold(name, few)
+			n := w.calls.Load()
+			h.release()
+			w.told(fmt.Sprintf("the release of one of two holds that were %v, by %s", m, d.label), n)
+			stays.release()
 		}
 	}
 	if f, ok := a.driver.(driver.ForceUnlocker); ok {

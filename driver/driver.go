@@ -279,9 +279,12 @@ type Passer interface {
 
 // Leaver is an optional interface of a Driver whose holds can go on without their client.
 type Leaver interface {
-	// Leave ends a fixed lease in place of Release, and makes the hold end ttl from now, by the backend's clock and not before, whatever
-	// becomes of the client: Close does not end the hold. ErrNotHeld says that the hold was over before; after any other error the hold
-	// ends ttl from now, or when the lease would have, and the driver leaves the hold alone.
+	// Leave ends a fixed lease in place of Release, and makes the hold end ttl
+	// from now, by the backend's clock and not before, whatever becomes of the
+	// client. Close does not end the hold, not even a Close that begins while
+	// Leave is under way. ErrNotHeld means that the hold was over before. After
+	// any other error the hold ends ttl from now, or when the lease would have,
+	// and the driver leaves the hold alone.
 	Leave(ctx context.Context, l Lease, ttl time.Duration) error
 }
 
@@ -297,9 +300,13 @@ type PhaseReporter interface {
 // when the locks are lost.
 type KeepAliveReporter interface {
 	// OnKeepAlive is called once, before the first Acquire. The driver then reports each request by which a session is kept alive, or
-	// made anew: f(err) if the request failed or was not answered in time, within half the TTL after the last answered one was sent,
-	// and before the driver says Lost for the same reason; f(nil) if the request was answered, at least the first after an error. An
-	// end of the session by the server is an answer. f never blocks; the driver may call f from any goroutine, and as for a method of
+	// made anew: f(err) if the request failed or was not answered in time,
+	// within half the TTL after the last answered one was sent, and before the
+	// driver reports Lost for the same reason; f(nil) if the request was
+	// answered, at least the first after an error. An end of the session that
+	// the server reports is an answer. A connection that breaks is not, so where
+	// the session ends with its connection, f(err) comes before Lost. f never
+	// blocks; the driver may call f from any goroutine, and as for a method of
 	// [Events] holds none of its own locks.
 	OnKeepAlive(f func(err error))
 }
@@ -343,11 +350,16 @@ type Pinger interface {
 
 // Watcher is implemented by drivers with an Inspector that learn by themselves when somebody gets or gives back a name.
 type Watcher interface {
-	// Watch has changed called soon after each end of a hold of name, and after each grant where the backend tells of grants, until
-	// stop is called; perhaps also when nothing has changed. Watch does not wait for the backend: whenever the backend begins to tell
-	// the driver of changes, at first and after each outage, changed is called too, since an earlier change may have passed unseen.
-	// changed does not block, and calls no method of the driver. After stop has returned, changed is not called any more. Watch is called
-	// after Inspect has answered once, and returns errors.ErrUnsupported where the driver's options leave nothing to tell.
+	// Watch calls changed soon after each end of a hold of name, also of one of
+	// several Read or Permit holds, and after each grant if the backend reports
+	// grants, until stop is called. It may also call changed when nothing has
+	// changed. Watch does not wait for the backend: whenever the backend begins
+	// to report changes to the driver, at first and after each outage, Watch
+	// calls changed too, since an earlier change may have passed unseen. changed
+	// does not block, and calls no method of the driver. After stop has
+	// returned, changed is not called any more. Watch is called after Inspect
+	// has answered once, and returns errors.ErrUnsupported where the driver's
+	// options leave nothing to report.
 	Watch(name string, changed func()) (stop func(), err error)
 }
 
@@ -360,20 +372,27 @@ type Limiter interface {
 
 // Lister is an optional interface of a Driver: to list the names that are held.
 type Lister interface {
-	// List yields names that begin with prefix, in any order: at least once each name that is held throughout the call, in whatever mode
-	// and by whomever; none that is free throughout. Sealed names may be left out. List asks the backend with one request at a time, and so
-	// that others notice little of it. An error is the last that List yields: errors.ErrUnsupported where the driver's options leave no
-	// way from what the backend keeps to the names.
+	// List yields names that begin with prefix, in any order: at least once each
+	// name that has a hold throughout the call, in any mode and of any client,
+	// and none that is free throughout. A name with several Read or Permit holds
+	// is held until the last of them has ended. Sealed names may be left out.
+	// List asks the backend with one request at a time, and so that others
+	// notice little of it. An error is the last that List yields:
+	// errors.ErrUnsupported where the driver's options leave no way from what
+	// the backend keeps to the names.
 	List(ctx context.Context, prefix string) iter.Seq2[string, error]
 }
 
-// Status is what a backend knows of a lock. Unknown fields are zero, except Waiters. Where several Read or Permit holds have the name, Hold,
-// Owner, Note, Process, Since and TTL are of one of them.
+// Status is what a backend knows of a lock. Unknown fields are zero, except
+// Waiters. Where several Read or Permit holds have the name, Hold, Owner, Note,
+// Process, Since and TTL are of one of them, Token is that of the last grant
+// among them, and Holders and Used count all of them, also those that were
+// granted under a higher limit.
 type Status struct {
 	Held    bool
 	Mode    Mode          // in which the name is held
 	Holders int           // how many holds have the name: more than 1 in the modes Read and Permit alone
-	Used    int           // how many permits are held
+	Used    int           // how many permits are held: more than Limit if that was lowered since
 	Limit   int           // of the permits, where one is kept
 	Hold    string        // Request.Hold of the holder; where not kept, what tells its client from others
 	Owner   string        // Request.Owner of the holder, where stored
@@ -381,14 +400,17 @@ type Status struct {
 	Process string        // the holder's host and process id, as in "host:4711", where stored
 	Since   time.Time     // of the grant
 	TTL     time.Duration // until the backend ends the hold, without a renewal
-	Token   uint64        // the last fencing token of a grant
+	Token   uint64        // the last fencing token of the last grant; 0 if the driver does not keep it
 	Waiters int           // how many wait at the backend; -1 if unknown
 	Queue   []string      // the waiters in order, where the backend keeps a queue
 }
 
 // ForceUnlocker is an optional interface of a Driver: to end the hold of any client.
 type ForceUnlocker interface {
-	// ForceUnlock ends the present hold, of whatever client, in the modes Read and Permit all of them, and wakes who waits. The limit of
-	// permits stays as after a release. ErrNotHeld: nobody holds the name. ErrSealed: the name is sealed, and a seal stays.
+	// ForceUnlock ends the present hold, of whatever client, and wakes the
+	// waiters. In the modes Read and Permit it ends all holds, also where more
+	// permits are held than a lowered limit allows. The limit of permits stays
+	// as after a release. ErrNotHeld: no client holds the name. ErrSealed: the
+	// name is sealed, and a seal stays.
 	ForceUnlock(ctx context.Context, name string) error
 }

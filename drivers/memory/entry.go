@@ -55,6 +55,11 @@ func (e *entry) end() int64 {
 	return end
 }
 
+// heldAt reports whether a hold is not over.
+func (e *entry) heldAt(now int64) bool {
+	return slices.ContainsFunc(e.holds, func(h *lease) bool { return h.end() > now })
+}
+
 // drop takes w out of the queue, and reports whether w was in it. The caller then calls serve.
 func (e *entry) drop(w *waiter) bool {
 	q := e.queue
@@ -154,8 +159,9 @@ func (s *Server) next(h *lease, f fate, now int64) {
 	s.watchers.tell(h.r.Name)
 }
 
-// serve grants the name to the waiters, one after the other, for as long as the holds admit them. after is the mode of the hold that ended
-// last.
+// serve grants the name to the waiters, one after the other, for as long as the
+// holds admit them. A waiter whose context has ended is granted nothing. after
+// is the mode of the hold that ended last.
 func (s *Server) serve(e *entry, after driver.Mode, now int64) {
 	q := e.queue
 	if q == nil {
@@ -165,6 +171,12 @@ func (s *Server) serve(e *entry, after driver.Mode, now int64) {
 	for len(q.waiters) > 0 {
 		if s.options.Order == Unordered {
 			q.draw(after, admitted)
+		}
+		if err := q.waiters[0].ended(); err != nil {
+			w := q.pop()
+			w.l.leaveSession()
+			w.ready <- err
+			continue
 		}
 		if !admitted(q.waiters[0]) {
 			break

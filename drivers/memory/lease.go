@@ -96,7 +96,7 @@ func (l *lease) ask(ctx context.Context) (*waiter, error) {
 	case d.isCut(): // d was cut off after the request was sent
 		return nil, errCut
 	default:
-		return s.enqueue(e, l, sent, now), nil
+		return s.enqueue(ctx, e, l, sent, now), nil
 	}
 }
 
@@ -281,13 +281,16 @@ func (l *lease) Release(ctx context.Context) error {
 // Leave implements [driver.Leaver].
 func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Duration) error {
 	l, s := granted.(*lease), d.server
+	s.mu.Lock()
+	over := l.fate != held || l.lost || l.end() <= s.now()
+	l.leaveSession()
+	l.released, l.left = true, true // before the request, so that a Close in the meantime does not end the hold
+	s.mu.Unlock()
 	lost, err := d.request(ctx, Releases)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
-	over := l.fate != held || l.lost || l.end() <= now
-	l.leaveSession()
-	l.released, l.left = true, true
+	over = over || l.fate != held || l.end() <= now
 	switch {
 	case err != nil:
 		return unknown(err)

@@ -33,7 +33,7 @@ func (s *Server) list(prefix string) (names []string) {
 	defer s.mu.Unlock()
 	now := s.now()
 	for name, e := range s.names {
-		if strings.HasPrefix(name, prefix) && e.end() > now {
+		if strings.HasPrefix(name, prefix) && e.heldAt(now) {
 			names = append(names, name)
 		}
 	}

@@ -131,7 +131,7 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 		if !waited {
 			r.Events.Waiting()
 		}
-		err = w.wait(ctx)
+		err = w.wait()
 		if err == nil {
 			err = l.confirm(ctx)
 		}

@@ -300,13 +300,20 @@ func TestGrantAndCancelCross(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := memory.New(nil)
 		granted := 0
-		for range 1000 {
+		for i := range 1000 {
 			l := lock(t, d, "x")
 			ctx, cancel := context.WithCancel(t.Context())
 			c := wait(ctx, d, newAttempt("x"))
-			cancel() // wakes the waiter, which then finds that it was granted the name
+			first := i%2 == 0
+			if first {
+				cancel()
+			}
 			release(t, l)
+			cancel() // may wake the waiter, which then finds that it was granted the name
 			r := <-c
+			if first && r.lease != nil {
+				t.Fatal("a wait that was canceled before the release was granted the name")
+			}
 			if (r.lease == nil) == (r.err == nil) {
 				t.Fatalf("got lease %v and error %v, want one of them", r.lease, r.err)
 			}

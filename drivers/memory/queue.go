@@ -21,24 +21,33 @@ type queue struct {
 type waiter struct {
 	l     *lease
 	entry *entry
+	ctx   context.Context
 	ready chan error // gets one value when the waiter leaves the queue, unless by Server.leave: nil for a grant
 }
 
-// wait blocks until the lease was granted, or ctx is done.
-func (w *waiter) wait(ctx context.Context) error {
+// wait blocks until the lease was granted, or the context ends.
+func (w *waiter) wait() error {
 	select {
 	case err := <-w.ready:
 		return err
-	case <-ctx.Done():
+	case <-w.ctx.Done():
 	}
 	s := w.l.d.server
 	s.mu.Lock()
 	left := s.leave(w)
 	s.mu.Unlock()
-	if !left { // the grant came at this very instant, and counts
+	if !left { // the grant came before the end of the context, and counts
 		return <-w.ready
 	}
-	return fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+	return w.ended()
+}
+
+// ended returns the error of a wait whose context has ended, or nil.
+func (w *waiter) ended() error {
+	if err := w.ctx.Err(); err != nil {
+		return fmt.Errorf("%w: %w", driver.ErrLocked, err)
+	}
+	return nil
 }
 
 // draw puts the next waiter to be granted the name in front, where there is no order: any that is admitted, by lot. After readers it is a
@@ -93,7 +102,7 @@ func (q *queue) unpark(d *Driver) *waiter {
 // The methods below are called with Server.mu held.
 
 // enqueue lets l wait for the name of e.
-func (s *Server) enqueue(e *entry, l *lease, sent, now int64) *waiter {
+func (s *Server) enqueue(ctx context.Context, e *entry, l *lease, sent, now int64) *waiter {
 	if s.options.KeepsAlive {
 		l.d.join(l, sent, now)
 	}
@@ -103,7 +112,7 @@ func (s *Server) enqueue(e *entry, l *lease, sent, now int64) *waiter {
 		q = &queue{timer: time.AfterFunc(time.Duration(e.end()-now), func() { s.expire(name) })}
 		e.queue = q
 	}
-	w := &waiter{l: l, entry: e, ready: make(chan error, 1)}
+	w := &waiter{l: l, entry: e, ctx: ctx, ready: make(chan error, 1)}
 	sameDriver := func(other *waiter) bool { return other.l.d == l.d }
 	if s.options.Order == FIFOByClient && slices.ContainsFunc(q.waiters, sameDriver) {
 		q.parked = append(q.parked, w)
