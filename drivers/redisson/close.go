@@ -20,7 +20,6 @@ func (d *Driver) Close(ctx context.Context) error {
 	}
 	d.releaseAll(ctx)
 	ghosts := d.ghosts.Finish(ctx)
-	d.finished.close()
 	d.topics.Close()
 	d.sender.end()
 	d.life.End()

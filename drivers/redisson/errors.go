@@ -96,7 +96,8 @@ func slotMoves(err error) bool {
 	return errors.As(err, &answer) && hasCode(answer.Error(), "TRYAGAIN")
 }
 
-func isReadOnly(err error) bool {
+// isDemoted reports whether a server refused a request because it is a replica.
+func isDemoted(err error) bool {
 	answer, ok := rueidis.IsRedisErr(err)
-	return ok && hasCode(answer.Error(), "READONLY")
+	return ok && hasCode(answer.Error(), "READONLY", "MASTERDOWN")
 }

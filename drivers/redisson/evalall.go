@@ -2,6 +2,7 @@ package redisson
 
 import (
 	"context"
+	"strings"
 
 	"github.com/redis/rueidis"
 )
@@ -23,15 +24,17 @@ func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []cal
 	results, acks := d.sendAll(ctx, client, cmds, replicas)
 	var unknown []int
 	var again []rueidis.Completed
+	demoted := false
 	for i, result := range results {
-		if i == 0 {
-			d.checkDemoted(result.Error())
-		}
+		demoted = demoted || isDemoted(result.Error()) || calls[i].script == renewScript && notRenewed(result)
 		if isNoScript(result.Error()) {
 			c := calls[i]
 			unknown = append(unknown, i)
 			again = append(again, b.Eval().Script(c.script.text).Numkeys(int64(len(c.keys))).Key(c.keys...).Arg(c.args...).Build())
 		}
+	}
+	if demoted {
+		d.leaveServer()
 	}
 	if len(unknown) == 0 {
 		return results, acks
@@ -41,6 +44,12 @@ func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []cal
 		results[unknown[i]] = result
 	}
 	return results, acks
+}
+
+// notRenewed reports whether the renew script says that the server is a replica.
+func notRenewed(result rueidis.RedisResult) bool {
+	answers, err := result.ToString()
+	return err == nil && strings.IndexByte(answers, replicaAnswer) >= 0
 }
 
 // sendAll sends the requests, and behind them WAIT, which counts the writes of its own connection: the library uses one connection for all.

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -185,12 +184,8 @@ func (d *Driver) awaitTurn(ctx context.Context, p *place, refused obstacle) (l *
 	var t *redistopic.Topic
 	var told <-chan struct{} // the values of t
 	defer func() {
-		switch {
-		case t == nil:
-		case l != nil:
-			d.finished.add(t)
-		default:
-			t.Leave(false)
+		if t != nil { // nobody joins the topic again
+			t.LeaveForGood()
 		}
 	}()
 	timer := time.NewTimer(left)
@@ -244,61 +239,6 @@ func (d *Driver) awaitTurn(ctx context.Context, p *place, refused obstacle) (l *
 			told = t.Wake
 		}
 		timer.Reset(left)
-	}
-}
-
-// finished are the topics of attempts for fair locks that were granted: nobody joins them again, and nothing is told there any more. Their
-// subscriptions end together, since each request for that costs as much as a release.
-type finished struct {
-	mu     sync.Mutex
-	topics []*redistopic.Topic
-	timer  *time.Timer
-	closed bool // the driver ends, and nothing is to begin a timer
-}
-
-const (
-	mostFinished = 64              // topics
-	finishedFor  = 5 * time.Second // how long the first of them stays at most
-)
-
-func (s *finished) add(t *redistopic.Topic) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		t.LeaveForGood()
-		return
-	}
-	s.topics = append(s.topics, t)
-	switch len(s.topics) {
-	case mostFinished:
-		s.leave()
-	case 1:
-		s.timer = time.AfterFunc(finishedFor, s.end)
-	}
-}
-
-// close ends the subscriptions when the driver ends, those of calls that return later too.
-func (s *finished) close() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.closed = true
-	s.leave()
-}
-
-// end ends the subscriptions.
-func (s *finished) end() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.leave()
-}
-
-// leave is end with mu held.
-func (s *finished) leave() {
-	for _, t := range s.topics {
-		t.LeaveForGood()
-	}
-	if s.topics = nil; s.timer != nil {
-		s.timer.Stop()
 	}
 }
 

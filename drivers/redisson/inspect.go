@@ -124,7 +124,10 @@ func (d *Driver) waiters(ctx context.Context, channels []string) (int, error) {
 		}
 		n += int(count)
 	}
-	return n, nil
+	for _, channel := range channels {
+		n -= d.topics.Unused(channel)
+	}
+	return max(n, 0), nil
 }
 
 // ForceUnlock implements driver.ForceUnlocker.

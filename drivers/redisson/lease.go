@@ -230,6 +230,9 @@ func (l *lease) renewArgs(args []string, ttl time.Duration) []string {
 	return append(args, fieldOf(r.Mode, r.Hold), l.driver.milliseconds(ttl), timeoutKey(r.Mode, r.Name, r.Hold))
 }
 
+// replicaAnswer is the answer of the renew script on a replica.
+const replicaAnswer = 'r'
+
 // renewal is a request to renew a lease.
 type renewal struct {
 	at, ttl int64 // when the request was sent, and the TTL that it asks for
@@ -273,6 +276,8 @@ func (l *lease) endRenewal(r renewal, answer byte, acks int) error {
 		return driver.ErrNotHeld
 	case answer == 'p':
 		return fmt.Errorf("%w: HEXISTS or PEXPIRE of key %q", fs.ErrPermission, l.request.Name)
+	case answer == replicaAnswer:
+		return fmt.Errorf("%w: the server is a replica, which renews no locks", driver.ErrUnavailable)
 	case answer != '1':
 		return fmt.Errorf("%w: key %q cannot be renewed", driver.ErrUnavailable, l.request.Name)
 	case acks < d.options.WaitReplicas:

@@ -454,13 +454,3 @@ func TestHeirDoesNotAsk(t *testing.T) {
 		t.Errorf("%d lines are left", n)
 	}
 }
-
-// TestFinishedAfterClose: a call that returns after Close leaves no timer behind.
-func TestFinishedAfterClose(t *testing.T) {
-	d := openURL(t, "redisson://%s?fair=true", testenv.Redis(t).Addr)
-	d.finished.close()
-	d.finished.add(d.topics.JoinChannel("finished", 0))
-	if d.finished.timer != nil || len(d.finished.topics) > 0 {
-		t.Error("a topic of a driver that ends is kept")
-	}
-}

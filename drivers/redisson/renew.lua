@@ -1,6 +1,7 @@
 -- Gives the hold ARGV[3i-2] of the lock KEYS[i] ARGV[3i-1] milliseconds from now, for each i. If it reads a read-write lock, ARGV[3i] is its
 -- own key, which gets that time, and the lock no less; else that is ''.
--- Returns a character for each: 1 done, 0 there is no such hold, p not permitted, e something else is wrong with the key.
+-- Returns a character for each: 1 done, 0 there is no such hold, p not permitted, r the server is a replica, e something else is wrong
+-- with the key.
 local function renew(name, hold, ttl, timeout)
   local held = redis.pcall('HEXISTS', name, hold)
   if held ~= 1 or timeout == '' then return held == 1 and redis.pcall('PEXPIRE', name, ttl) or held end
@@ -22,6 +23,8 @@ for i, name in ipairs(KEYS) do
     done[i] = 0
   elseif string.find(held.err, 'NOPERM', 1, true) or string.find(held.err, 'The user executing the script', 1, true) then
     done[i] = 'p'
+  elseif string.find(held.err, 'READONLY', 1, true) or string.find(held.err, 'MASTERDOWN', 1, true) then
+    done[i] = 'r'
   else
     done[i] = 'e'
   end

@@ -1,10 +1,17 @@
 package redisson
 
 import (
+	"context"
+	"crypto/tls"
 	"errors"
+	"fmt"
+	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
@@ -159,4 +166,81 @@ func TestSentinelDemotedPrimary(t *testing.T) {
 		}
 		return err == nil && l.Release(t.Context()) == nil
 	}, "locks are granted by the new primary")
+}
+
+// TestSubscriptionFollowsSentinels: after a planned fail-over the old primary
+// lives on, and does not close its connections for some 10 s.
+func TestSubscriptionFollowsSentinels(t *testing.T) {
+	s := testenv.RedisSentinel(t, 1)
+	d := openURL(t, "%s", sentinelURL(s))
+	topic := d.topics.Join("x")
+	defer topic.Leave(false)
+	<-topic.Wake
+	before := soleNode(d.client)
+	failOver(t, s)
+	testenv.Eventually(t, func() bool { return soleNode(d.client) != before }, "the client uses the new primary")
+	start := time.Now()
+	select {
+	case <-topic.Wake: // messages may have been missed
+	case <-time.After(hangGuard):
+		t.Fatal("the listener does not follow the client")
+	}
+	if took := time.Since(start); took > backstop {
+		t.Errorf("the listener followed the client after %v", took)
+	}
+	if n := s.Primary().SubscriberCount("redisson_lock__channel:{x}"); n != 1 {
+		t.Errorf("%d subscriptions at the new primary, want 1", n)
+	}
+}
+
+// TestRenewalBehindOneAddress: a replica takes over the address of the server,
+// and open connections stay with the old server. A holder that does nothing but
+// renew gets to the new one.
+func TestRenewalBehindOneAddress(t *testing.T) {
+	permit := forLong("p")
+	permit.Mode, permit.Permits, permit.Limit = driver.Permit, 1, 1
+	read := forLong("r")
+	read.Mode = driver.Read
+	write := forLong("w")
+	write.Mode = driver.Write
+	requests := []*driver.Request{forLong("x"), read, write, permit}
+	old, heir := testenv.Redis(t), testenv.Redis(t)
+	host, port, _ := strings.Cut(old.Addr, ":")
+	heir.Do("REPLICAOF", host, port)
+	old.AwaitReplicas(1)
+	var current atomic.Pointer[testenv.RedisServer]
+	current.Store(old)
+	option := rueidis.ClientOption{
+		InitAddress: []string{"the-address:6379"}, ForceSingleClient: true,
+		DialCtxFn: func(ctx context.Context, _ string, nd *net.Dialer, _ *tls.Config) (net.Conn, error) {
+			return nd.DialContext(ctx, "tcp", current.Load().Addr)
+		},
+	}
+	var leases []*lease
+	for _, r := range requests {
+		d, err := Connect(t.Context(), option, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		closeLater(t, d)
+		leases = append(leases, acquire(t, d, r))
+	}
+	old.AwaitReplicas(1)
+	current.Store(heir)
+	heir.Do("REPLICAOF", "NO", "ONE")
+	host, port, _ = strings.Cut(heir.Addr, ":")
+	old.Do("REPLICAOF", host, port)
+	for i, l := range leases {
+		var err error
+		testenv.Eventually(t, func() bool {
+			if err = l.Renew(t.Context(), time.Minute); i%2 == 0 {
+				l.driver.RenewAll(t.Context(), []driver.Lease{l}, func(_ int, e error) { err = e })
+			}
+			return err == nil || errors.Is(err, driver.ErrNotHeld)
+		}, fmt.Sprintf("the lease of %q is renewed by the new server", l.request.Name))
+		if err != nil {
+			t.Errorf("%q: %v", l.request.Name, err)
+		}
+		release(t, l)
+	}
 }

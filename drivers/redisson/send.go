@@ -17,14 +17,16 @@ func (d *Driver) eval(ctx context.Context, sc *script, keys, args []string) ruei
 		result = d.client.Do(ctx, b.Eval().Script(sc.text).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
 		err = result.Error()
 	}
-	d.checkDemoted(err)
+	if isDemoted(err) {
+		d.leaveServer()
+	}
 	return result
 }
 
-// checkDemoted closes the connections to a server that became a replica, so that the client looks up the server of the
-// address anew, or asks the sentinels.
-func (d *Driver) checkDemoted(err error) {
-	if d.dialer != nil && isReadOnly(err) {
+// leaveServer closes the connections to a server that became a replica, so that
+// the client looks up the server of the address again, or asks the sentinels.
+func (d *Driver) leaveServer() {
+	if d.dialer != nil {
 		d.dialer.Break()
 	}
 }

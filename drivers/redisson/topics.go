@@ -3,6 +3,8 @@ package redisson
 import (
 	"context"
 
+	"github.com/redis/rueidis"
+
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
@@ -30,8 +32,21 @@ func (d *Driver) connectTo(node string) (redistopic.Conn, bool) {
 			return redistopic.Conn{}, false
 		}
 	}
+	var stale func() bool
+	if client.Mode() == rueidis.ClientModeSentinel {
+		primary := soleNode(client)
+		stale = func() bool { return soleNode(client) != primary }
+	}
 	c, _ := client.Dedicate()
-	return redistopic.Conn{DedicatedClient: c, End: c.Close}, true
+	return redistopic.Conn{DedicatedClient: c, End: c.Close, Stale: stale}, true
+}
+
+// soleNode returns the address of the primary of a client of sentinels.
+func soleNode(client rueidis.Client) string {
+	for address := range client.Nodes() {
+		return address
+	}
+	return ""
 }
 
 // shards is a topology in the form of package redistopic.

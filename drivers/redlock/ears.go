@@ -36,9 +36,9 @@ func (e *ear) connect(string) (redistopic.Conn, bool) {
 		}
 		return redistopic.Conn{}, false
 	}
-	c, giveBack := client.Dedicate()
+	c, _ := client.Dedicate()
 	end := func() {
-		giveBack()
+		c.Close()
 		client.Close()
 	}
 	return redistopic.Conn{DedicatedClient: c, End: end}, true

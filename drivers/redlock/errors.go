@@ -28,6 +28,12 @@ func refusal(err error) error {
 	}
 }
 
+// isDemoted reports whether a server refused a request because it is a replica.
+func isDemoted(err error) bool {
+	answer, ok := rueidis.IsRedisErr(err)
+	return ok && hasCode(answer.Error(), "READONLY", "MASTERDOWN")
+}
+
 // hasCode reports whether an error of a server carries one of the codes, as its own or that of a command in a script.
 func hasCode(text string, codes ...string) bool {
 	inScript := strings.Contains(text, "user_script") || strings.Contains(text, "script:")

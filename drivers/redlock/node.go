@@ -276,6 +276,9 @@ func (n *node) carryOut(batch []task) {
 	if err == nil && n.known != n.dialer.Made() {
 		unseen = n.look()
 	}
+	if slices.ContainsFunc(results, func(r rueidis.RedisResult) bool { return isDemoted(r.Error()) }) {
+		n.leaveServer()
+	}
 	for i, t := range sent {
 		switch {
 		case t == nil: // see again
@@ -353,12 +356,22 @@ func (n *node) ready() error {
 	if n.driver.now() < n.downUntil {
 		return notSent{n.downErr}
 	}
+	if unfit {
+		n.leaveServer()
+	}
 	n.flight.Store(n.driver.now())
 	defer n.flight.Store(0)
 	if err := n.look(); err != nil {
 		return notSent{err}
 	}
 	return nil
+}
+
+// leaveServer closes the connections to a server that is a replica, or not fit for
+// another reason. Another server may be behind the address by now.
+func (n *node) leaveServer() {
+	n.dialer.Break()
+	n.driver.ears[n.index].dialer.Break()
 }
 
 // connect makes the client, which from then on makes connections when needed.

@@ -7,11 +7,31 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// Pauses between attempts to connect for subscriptions, and to place a subscription again that a node of a cluster refused.
 const (
+	// Pauses between attempts to connect for subscriptions.
 	firstConnect = 50 * time.Millisecond
 	lastConnect  = 2 * time.Second
-	placeAgain   = 300 * time.Millisecond
+
+	// placeAgain is the pause before a subscription that a node of a cluster
+	// refused is placed again.
+	placeAgain = 300 * time.Millisecond
+
+	// A feed leaves channels at most once in leaveEvery, or in leaveEach for
+	// each channel that it has to subscribe to again for that, if that is
+	// longer. After a failure the pause doubles, up to lastLeave.
+	leaveEvery = time.Second
+	leaveEach  = 200 * time.Microsecond
+	lastLeave  = 8 * time.Second
+
+	// maxUnused is the number of unused channels above which a feed gives up
+	// its connection, although no other is there to replace it.
+	maxUnused = 10_000
+
+	// perCommand is the number of channels in one SUBSCRIBE.
+	perCommand = 1000
+
+	// lookEvery is the pause between two calls of Conn.Stale.
+	lookEvery = 250 * time.Millisecond
 )
 
 // feedKey names a feed: by the address of its node for sharded channels in a cluster, else there is one for each kind.
@@ -20,29 +40,63 @@ type feedKey struct {
 	sharded bool
 }
 
-// feed is a connection with subscriptions of one kind. While it is down it connects again and again, and subscribes to all
-// of its channels anew; then one waiter of each channel asks, since messages may have been missed.
+// feed is the subscriptions of one kind, over one connection. While the
+// connection is down, the feed connects again and again, and subscribes to all
+// of its channels. Then one waiter of each channel asks, because messages may
+// have been missed.
+//
+// A feed never unsubscribes: a server can refuse UNSUBSCRIBE, or the PING that
+// the library sends behind it (BUSY, MISCONF, MASTERDOWN), and the library then
+// panics in a goroutine of its own. Instead the feed replaces its connection.
+// It subscribes to the channels in use on a new connection, and closes the old
+// one when the server has confirmed them, so it misses no message.
 type feed struct {
 	listener *Listener
 	key      feedKey
-	kick     chan struct{} // holds a value when there is something in todo
+	kick     chan struct{} // holds a value when there is something to do
+
+	// Of the goroutine.
+	connecting bool
+	connectAt  time.Time     // when to connect, if there is no connection
+	pause      time.Duration // before the attempt after that
+	leaveAt    time.Time     // when unused channels may be left
+	leavePause time.Duration // before the attempt after that
+
+	// Written by the goroutine with Listener.mu held.
+	cur  *link // nil while the connection is down
+	next *link // about to replace cur; nil if none is
 
 	// Guarded by Listener.mu.
-	subs map[string]*subscription // by channel
-	todo []command
+	subs  map[string]*subscription // by channel
+	links []*link                  // cur, next, and links that are being closed
+	late  []*link                  // links that were still to be closed when the driver ended
 }
 
-// command is a change of the subscriptions that the server does not know yet.
-type command struct {
-	channel string
-	end     bool
+// link is a connection of a feed.
+type link struct {
+	feed  *feed
+	conn  Conn
+	lost  <-chan error
+	since time.Time
+
+	// Guarded by Listener.mu.
+	channels map[string]channelState // the channels that were requested
+	todo     []string                // those of them that are still to be requested
+	missing  int                     // how many of them are needed and not confirmed
+}
+
+// channelState is the state of a channel on a link.
+type channelState struct {
+	needed    bool // before the link replaces another one, which may have the channel
+	confirmed bool
 }
 
 // feed returns the feed for key, and starts one if there is none. It is called with mu held.
 func (ln *Listener) feed(key feedKey) *feed {
 	f := ln.feeds[key]
 	if f == nil {
-		f = &feed{listener: ln, key: key, kick: make(chan struct{}, 1), subs: make(map[string]*subscription)}
+		f = &feed{listener: ln, key: key, kick: make(chan struct{}, 1), subs: make(map[string]*subscription),
+			pause: firstConnect, leavePause: leaveEvery}
 		ln.feeds[key] = f
 		ln.options.Life.Go(f.run)
 	}
@@ -51,167 +105,435 @@ func (ln *Listener) feed(key feedKey) *feed {
 
 // add begins a subscription. It is called with Listener.mu held.
 func (f *feed) add(s *subscription) {
-	f.subs[s.hub.channel] = s
-	f.do(command{channel: s.hub.channel})
+	channel := s.hub.channel
+	f.subs[channel] = s
+	carried := f.carriers(channel, false) > 0 // it was not left yet
+	if l := f.newest(); l != nil {
+		l.request(channel, carried)
+	}
+	if carried {
+		f.begin(s)
+	}
+	f.wake()
 }
 
-// unsubscribe ends a subscription, wherever it is. It is called with mu held.
+// begin notes that the server has confirmed a subscription. Waiters ask, because
+// messages may have been missed. It is called with Listener.mu held.
+func (f *feed) begin(s *subscription) {
+	s.active, s.lost = true, false
+	s.hub.poke()
+}
+
+// unsubscribe ends a subscription, wherever it is. The server is not told until
+// the feed replaces its connection. It is called with mu held.
 func (ln *Listener) unsubscribe(s *subscription) {
 	s.active = false
 	channel := s.hub.channel
 	for _, f := range ln.feeds {
 		if f.subs[channel] == s {
 			delete(f.subs, channel)
-			f.do(command{channel: channel, end: true})
+			f.wake()
 		}
 	}
 }
 
-func (f *feed) do(c command) {
-	f.todo = append(f.todo, c)
+func (f *feed) wake() {
 	select {
 	case f.kick <- struct{}{}:
 	default:
 	}
 }
 
-// run ends with the driver.
+// newest returns the link that takes new channels, or nil. It is called with
+// Listener.mu held.
+func (f *feed) newest() *link {
+	if f.next != nil {
+		return f.next
+	}
+	return f.cur
+}
+
+// carriers returns how many links deliver the messages of a channel. Closing
+// says that links count that are being closed. It is called with Listener.mu
+// held.
+func (f *feed) carriers(channel string, closing bool) (n int) {
+	for _, l := range f.links {
+		if l.channels[channel].confirmed && (closing || l == f.cur || l == f.next) {
+			n++
+		}
+	}
+	return n
+}
+
+// run ends with the driver. The feed of a node ends when it has no channel, and
+// when its connection is lost, because the node may be gone from the cluster.
 func (f *feed) run() {
 	life := f.listener.options.Life
 	ctx := life.Context()
-	for wait := firstConnect; ; wait = min(2*wait, lastConnect) {
-		start := time.Now()
-		f.serve(ctx)
-		if !f.reset() {
-			return
-		}
-		if time.Since(start) > lastConnect {
-			wait = firstConnect
-		}
-		if !life.Sleep(ctx, wait) {
-			return
-		}
-	}
-}
-
-// serve connects and keeps the subscriptions until the connection is lost.
-func (f *feed) serve(ctx context.Context) {
-	c, ok := f.listener.options.Connect(f.key.node)
-	if !ok {
-		return
-	}
-	defer c.End()
-	lost := c.SetPubSubHooks(rueidis.PubSubHooks{OnMessage: f.message, OnSubscription: f.confirmed})
-	for {
-		select {
-		case <-f.kick:
-			if !f.flush(ctx, c) {
-				return
+	made := make(chan *link, 1)
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	defer func() {
+		if f.connecting {
+			if l := <-made; l != nil {
+				l.conn.End()
 			}
-		case <-lost:
+		}
+		f.closeAll()
+	}()
+	for {
+		wait, connect, ended := f.plan()
+		if ended {
 			return
+		}
+		if connect {
+			f.connecting = life.Go(func() { made <- f.connect() })
+		}
+		timer.Reset(wait)
+		var lost, nextLost <-chan error
+		if f.cur != nil {
+			lost = f.cur.lost
+		}
+		if f.next != nil {
+			nextLost = f.next.lost
+		}
+		select {
+		case l := <-made:
+			f.connecting = false
+			f.connected(l)
+		case <-f.kick:
+		case <-lost:
+			f.drop(f.cur)
+		case <-nextLost:
+			f.drop(f.next)
+		case <-timer.C:
 		case <-ctx.Done():
 			return
 		}
+		f.flush(ctx)
 	}
 }
 
-// flush sends the commands in order, and reports whether the connection still works.
-func (f *feed) flush(ctx context.Context, c Conn) bool {
+// plan decides what to do next: nothing for wait, or to connect, or to end.
+func (f *feed) plan() (wait time.Duration, connect, ended bool) {
 	ln := f.listener
 	ln.mu.Lock()
-	todo := f.todo
-	f.todo = nil
-	ln.mu.Unlock()
-	if len(todo) == 0 {
-		return true
+	defer ln.mu.Unlock()
+	now := time.Now()
+	wait = time.Hour
+	if f.cur != nil && f.cur.conn.Stale != nil {
+		if f.cur.conn.Stale() {
+			f.lose(f.cur)
+			f.connectAt = now
+		} else {
+			wait = lookEvery
+		}
 	}
-	cmds, heads := f.commands(c, todo)
-	for i, result := range c.DoMulti(ctx, cmds...) {
-		if result.NonRedisError() != nil {
-			return false
+	if f.next != nil && f.next.missing == 0 {
+		old := f.cur
+		f.cur, f.next = f.next, nil
+		f.leftAt(now)
+		f.close(old)
+	}
+	if f.cur != nil && f.unused(f.cur) > maxUnused {
+		f.lose(f.cur)
+	}
+	switch {
+	case f.cur == nil && f.key.node != "" && (len(f.subs) == 0 || f.pause > firstConnect):
+		for _, s := range f.subs {
+			ln.router.again(s)
 		}
-		if result.Error() != nil && !todo[heads[i]].end {
-			end := len(todo)
-			if i+1 < len(heads) {
-				end = heads[i+1]
+		delete(ln.feeds, f.key)
+		return 0, false, true
+	case f.connecting, f.next != nil, len(f.subs) == 0 && f.cur == nil:
+	case f.cur == nil:
+		if connect = !now.Before(f.connectAt); !connect {
+			wait = min(wait, f.connectAt.Sub(now))
+		}
+	case f.unused(f.cur) <= 0 && len(f.subs) > 0:
+	case now.Before(f.leaveAt):
+		wait = min(wait, f.leaveAt.Sub(now))
+	case len(f.subs) == 0:
+		old := f.cur
+		f.cur = nil
+		f.leftAt(now)
+		f.close(old)
+	default:
+		connect = true
+	}
+	return wait, connect, false
+}
+
+// unused returns how many channels of a link nobody uses. It is called with
+// Listener.mu held.
+func (f *feed) unused(l *link) int { return len(l.channels) - len(f.subs) }
+
+// leftAt notes that unused channels were left. It is called with Listener.mu held.
+func (f *feed) leftAt(now time.Time) {
+	f.leavePause = max(leaveEvery, time.Duration(len(f.subs))*leaveEach)
+	f.leaveAt = now.Add(f.leavePause)
+}
+
+// connect returns a new link, or nil.
+func (f *feed) connect() *link {
+	c, ok := f.listener.options.Connect(f.key.node)
+	if !ok {
+		return nil
+	}
+	l := &link{feed: f, conn: c, since: time.Now(), channels: make(map[string]channelState)}
+	l.lost = c.SetPubSubHooks(rueidis.PubSubHooks{OnMessage: l.message, OnSubscription: l.confirmed})
+	return l
+}
+
+// connected takes a new link, or nil if there is none.
+func (f *feed) connected(l *link) {
+	f.listener.mu.Lock()
+	defer f.listener.mu.Unlock()
+	switch {
+	case l == nil && f.cur == nil:
+		f.failed(time.Time{})
+		return
+	case l == nil:
+		f.putOff()
+		return
+	case f.cur == nil:
+		f.cur = l
+	default:
+		f.next = l
+	}
+	f.links = append(f.links, l)
+	for channel := range f.subs {
+		l.request(channel, true)
+	}
+}
+
+// failed sets the time of the next attempt to connect, after a connection since
+// a time that was lost. It is called with Listener.mu held.
+func (f *feed) failed(since time.Time) {
+	now := time.Now()
+	if !since.IsZero() && now.Sub(since) > lastConnect {
+		f.pause = firstConnect
+	}
+	f.connectAt = now.Add(f.pause)
+	f.pause = min(2*f.pause, lastConnect)
+}
+
+// putOff sets the time of the next attempt to leave channels, after one that
+// failed. It is called with Listener.mu held.
+func (f *feed) putOff() {
+	f.leaveAt = time.Now().Add(f.leavePause)
+	f.leavePause = min(2*f.leavePause, lastLeave)
+}
+
+// drop gives up a link that was lost.
+func (f *feed) drop(l *link) {
+	f.listener.mu.Lock()
+	defer f.listener.mu.Unlock()
+	f.lose(l)
+}
+
+// lose is drop with Listener.mu held.
+func (f *feed) lose(l *link) {
+	switch l {
+	case f.cur:
+		f.cur, f.next = f.next, nil
+		if f.cur == nil {
+			f.failed(l.since)
+		}
+	case f.next:
+		f.next = nil
+		f.putOff()
+		for channel := range f.subs { // those that only the lost link had
+			f.cur.request(channel, false)
+		}
+	}
+	f.forget(l)
+	f.close(l)
+}
+
+// forget takes a link off, whose messages do not arrive any more. It is called
+// with Listener.mu held.
+func (f *feed) forget(l *link) {
+	for i, other := range f.links {
+		if other == l {
+			f.links = append(f.links[:i], f.links[i+1:]...)
+			break
+		}
+	}
+	for channel, state := range l.channels {
+		if !state.confirmed {
+			continue
+		}
+		f.listener.count(channel, -1)
+		if s := f.subs[channel]; s != nil && s.active && f.carriers(channel, false) == 0 {
+			s.active, s.lost = false, true
+		}
+	}
+	clear(l.channels)
+}
+
+// close closes a link. Until it is closed, its messages are taken. It is called
+// with Listener.mu held.
+func (f *feed) close(l *link) {
+	end := func() {
+		l.conn.End()
+		f.listener.mu.Lock()
+		defer f.listener.mu.Unlock()
+		f.forget(l)
+	}
+	if !f.listener.options.Life.Go(end) {
+		f.late = append(f.late, l)
+	}
+}
+
+// closeAll closes all links when the feed ends.
+func (f *feed) closeAll() {
+	f.listener.mu.Lock()
+	defer f.listener.mu.Unlock()
+	links := append(f.late, f.cur, f.next)
+	f.cur, f.next = nil, nil
+	for _, l := range links {
+		if l != nil {
+			f.listener.mu.Unlock()
+			l.conn.End()
+			f.listener.mu.Lock()
+			f.forget(l)
+		}
+	}
+}
+
+// flush requests the channels that are to be requested.
+func (f *feed) flush(ctx context.Context) {
+	for _, l := range []*link{f.cur, f.next} {
+		if l != nil && !l.flush(ctx) {
+			f.drop(l)
+		}
+	}
+}
+
+// request has a channel requested, unless it was. It is called with Listener.mu
+// held.
+func (l *link) request(channel string, needed bool) {
+	if _, known := l.channels[channel]; known {
+		return
+	}
+	l.channels[channel] = channelState{needed: needed}
+	l.todo = append(l.todo, channel)
+	if needed {
+		l.missing++
+	}
+}
+
+// flush requests channels, and reports whether the link still works. A channel
+// that is refused together with others is requested again by itself.
+func (l *link) flush(ctx context.Context) bool {
+	ln := l.feed.listener
+	ln.mu.Lock()
+	todo := l.todo
+	l.todo = nil
+	ln.mu.Unlock()
+	most := perCommand
+	if l.feed.key.sharded { // the channels of one request would have to share a slot
+		most = 1
+	}
+	for ; len(todo) > 0; most = 1 {
+		var cmds []rueidis.Completed
+		for rest := todo; len(rest) > 0; {
+			some := rest[:min(most, len(rest))]
+			rest = rest[len(some):]
+			if b := l.conn.B(); l.feed.key.sharded {
+				cmds = append(cmds, b.Ssubscribe().Channel(some...).Build())
+			} else {
+				cmds = append(cmds, b.Subscribe().Channel(some...).Build())
 			}
-			f.refused(todo[heads[i]:end])
 		}
+		var again []string
+		for i, result := range l.conn.DoMulti(ctx, cmds...) {
+			if result.NonRedisError() != nil {
+				return false
+			}
+			some := todo[i*most : min((i+1)*most, len(todo))]
+			switch {
+			case result.Error() == nil:
+			case len(some) > 1:
+				again = append(again, some...)
+			case !l.refused(some[0]):
+				return false
+			}
+		}
+		todo = again
 	}
 	return true
 }
 
-// commands makes requests out of todo, and returns where in todo each begins. Sharded channels of one request would have to share a
-// slot, plain ones are combined.
-func (f *feed) commands(c Conn, todo []command) (cmds []rueidis.Completed, heads []int) {
-	for i := 0; i < len(todo); {
-		next := i + 1
-		for !f.key.sharded && next < len(todo) && todo[next].end == todo[i].end {
-			next++
-		}
-		channels := make([]string, 0, next-i)
-		for _, t := range todo[i:next] {
-			channels = append(channels, t.channel)
-		}
-		var cmd rueidis.Completed
-		switch b := c.B(); {
-		case f.key.sharded && todo[i].end:
-			cmd = b.Sunsubscribe().Channel(channels...).Build()
-		case f.key.sharded:
-			cmd = b.Ssubscribe().Channel(channels...).Build()
-		case todo[i].end:
-			cmd = b.Unsubscribe().Channel(channels...).Build()
-		default:
-			cmd = b.Subscribe().Channel(channels...).Build()
-		}
-		cmds, heads = append(cmds, cmd), append(heads, i)
-		i = next
-	}
-	return cmds, heads
-}
-
 // message takes a message, after which waiters of the channel ask. It is called by the connection's reader.
-func (f *feed) message(m rueidis.PubSubMessage) {
+func (l *link) message(m rueidis.PubSubMessage) {
+	f := l.feed
 	f.listener.mu.Lock()
 	defer f.listener.mu.Unlock()
 	if s := f.subs[m.Channel]; s != nil {
-		s.hub.heard(m.Message, s.sharded || len(s.hub.subs) == 1)
+		s.hub.heard(m.Message, (s.sharded || len(s.hub.subs) == 1) && f.carriers(m.Channel, true) == 1)
 	}
 }
 
 // confirmed takes what the server says about a subscription. A sharded channel whose slot moves away is unsubscribed by the server.
-func (f *feed) confirmed(c rueidis.PubSubSubscription) {
+func (l *link) confirmed(c rueidis.PubSubSubscription) {
+	f := l.feed
 	ln := f.listener
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
+	state, known := l.channels[c.Channel]
 	s := f.subs[c.Channel]
-	switch c.Kind {
-	case "subscribe", "ssubscribe":
-		if s == nil {
-			f.do(command{channel: c.Channel, end: true})
-			return
+	switch {
+	case !known:
+	case (c.Kind == "subscribe" || c.Kind == "ssubscribe") && !state.confirmed:
+		if state.needed {
+			l.missing--
 		}
-		s.active, s.lost = true, false
-		s.hub.poke()
-	case "sunsubscribe":
-		if s != nil && s.active {
+		l.channels[c.Channel] = channelState{state.needed, true}
+		ln.count(c.Channel, 1)
+		if s != nil && !s.active {
+			f.begin(s)
+		}
+	case c.Kind == "sunsubscribe":
+		l.remove(c.Channel)
+		if s != nil && s.active && f.carriers(c.Channel, false) == 0 {
 			s.active = false
 			f.replace(s)
 		}
 	}
+	f.wake()
 }
 
-// refused takes the commands that the server did not accept.
-func (f *feed) refused(cmds []command) {
+// remove takes off a channel that the link does not have. It is called with
+// Listener.mu held.
+func (l *link) remove(channel string) {
+	state := l.channels[channel]
+	if state.confirmed {
+		l.feed.listener.count(channel, -1)
+	} else if state.needed {
+		l.missing--
+	}
+	delete(l.channels, channel)
+}
+
+// refused takes a channel that the server did not accept, and reports whether
+// the link is of use without it. A link that is to replace another one is not,
+// if that one has the channel.
+func (l *link) refused(channel string) bool {
+	f := l.feed
 	ln := f.listener
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
-	for _, c := range cmds {
-		if s := f.subs[c.channel]; s != nil {
-			f.replace(s)
-		}
+	s := f.subs[channel]
+	if s != nil && s.active {
+		return false
 	}
+	l.remove(channel)
+	if s != nil {
+		f.replace(s)
+	}
+	return true
 }
 
 // replace finds another place for a subscription that the server does not want here. It is called with Listener.mu held.
@@ -230,26 +552,4 @@ func (f *feed) replace(s *subscription) {
 			f.add(s)
 		}
 	})
-}
-
-// reset prepares for a new connection and reports whether there is to be one: a node of a cluster may be gone, so its channels are
-// placed anew.
-func (f *feed) reset() bool {
-	ln := f.listener
-	ln.mu.Lock()
-	defer ln.mu.Unlock()
-	f.todo = f.todo[:0]
-	for channel, s := range f.subs {
-		s.active, s.lost = false, true
-		if f.key.node != "" {
-			ln.router.again(s)
-		} else {
-			f.do(command{channel: channel})
-		}
-	}
-	if f.key.node == "" {
-		return !ln.closed
-	}
-	delete(ln.feeds, f.key)
-	return false
 }

@@ -30,7 +30,13 @@ type Options struct {
 // Conn is a connection for subscriptions.
 type Conn struct {
 	rueidis.DedicatedClient
+
+	// End closes the connection, and takes messages until then. It must not give
+	// an open connection back to the client, which would unsubscribe: see feed.
 	End func()
+
+	// Stale reports whether the client uses another server by now. It may be nil.
+	Stale func() bool
 }
 
 // Shards knows which node of a cluster has a sharded channel.
@@ -50,11 +56,12 @@ const Each = -1
 // cluster with sharded channels over one to each node).
 type Listener struct {
 	options Options
-	active  atomic.Int64 // len(hubs), for a look without the mutex
+	active  atomic.Int64 // len(hubs)+len(heard), for a look without the mutex
 
 	mu     sync.Mutex
 	closed bool
 	hubs   map[string]*hub // by channel
+	heard  map[string]int  // by channel: how many subscriptions the server has confirmed, those of unused channels included
 	feeds  map[feedKey]*feed
 	router *router // where sharded channels in a cluster begin
 	left   []leaving
@@ -107,7 +114,7 @@ type leaving struct {
 
 // New returns a Listener that is subscribed to nothing.
 func New(o Options) *Listener {
-	ln := &Listener{options: o, hubs: make(map[string]*hub), feeds: make(map[feedKey]*feed)}
+	ln := &Listener{options: o, hubs: make(map[string]*hub), heard: make(map[string]int), feeds: make(map[feedKey]*feed)}
 	ln.router = &router{listener: ln, kick: make(chan struct{}, 1)}
 	return ln
 }
@@ -190,7 +197,7 @@ func (ln *Listener) hub(channel string) *hub {
 	if h == nil {
 		h = &hub{listener: ln, channel: channel}
 		ln.hubs[channel] = h
-		ln.active.Add(1)
+		ln.note()
 		if !ln.closed {
 			ln.subscribe(h)
 		}
@@ -294,7 +301,7 @@ func (t *Topic) leave(pass bool) {
 // drop ends the subscriptions of a hub. It is called with mu held.
 func (ln *Listener) drop(h *hub) {
 	delete(ln.hubs, h.channel)
-	ln.active.Add(-1)
+	ln.note()
 	for _, s := range h.subs {
 		ln.unsubscribe(s)
 	}
@@ -391,22 +398,43 @@ func (ln *Listener) Own(name string) int {
 func (ln *Listener) OwnOfChannel(channel string) int {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
-	n := 0
-	if h := ln.hubs[channel]; h != nil {
+	return ln.heard[channel]
+}
+
+// Unused returns how many subscriptions of this driver to a channel stand for no
+// waiter: of a channel that is not left yet, and of one that is subscribed to
+// twice while a connection is replaced.
+func (ln *Listener) Unused(channel string) int {
+	ln.mu.Lock()
+	defer ln.mu.Unlock()
+	n := ln.heard[channel]
+	if h := ln.hubs[channel]; h != nil && h.waiters > 0 {
 		for _, s := range h.subs {
 			if s.active {
-				n++
+				n--
 			}
 		}
 	}
 	return n
 }
 
-// Idle reports whether nobody waits, and no subscription lingers.
+// count changes how many subscriptions to a channel there are. It is called with
+// mu held.
+func (ln *Listener) count(channel string, change int) {
+	if ln.heard[channel] += change; ln.heard[channel] == 0 {
+		delete(ln.heard, channel)
+	}
+	ln.note()
+}
+
+// note updates active. It is called with mu held.
+func (ln *Listener) note() { ln.active.Store(int64(len(ln.hubs) + len(ln.heard))) }
+
+// Idle reports whether nobody waits, and no subscription is left.
 func (ln *Listener) Idle() bool {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
-	return len(ln.hubs)+len(ln.left) == 0
+	return len(ln.hubs)+len(ln.heard)+len(ln.left) == 0
 }
 
 // Close ends the listening; the connections end with the driver.
