@@ -270,14 +270,6 @@ func TestPermitsThatCannotBe(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
 	ctx := t.Context()
-	for _, name := range []string{"{x}", "{x y}"} { // whose permits would be in the key of those of x
-		if _, err := d.Acquire(ctx, permits(1, 1, noWait(name))); !errors.Is(err, errors.ErrUnsupported) {
-			t.Errorf("Acquire of a permit of %q: got %v, want errors.ErrUnsupported", name, err)
-		}
-		if err := d.SetLimit(ctx, name, 1); !errors.Is(err, errors.ErrUnsupported) {
-			t.Errorf("SetLimit of %q: got %v, want errors.ErrUnsupported", name, err)
-		}
-	}
 	if _, err := d.Acquire(ctx, permits(1001, 2000, noWait("many"))); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("Acquire of 1001 permits: got %v, want errors.ErrUnsupported", err)
 	}
