@@ -2,7 +2,9 @@
 -- long as the others from then on. A foreign reader may need all the time that the lock has, so beside one the lock's time stays as it is.
 -- It returns how many were told, or -1 if there is no such hold.
 local function releaseRead(name, timeout, hold, prefix, channel, word, word2, ...)
-  if call('HGET', name, 'mode') ~= 'read' or call('HEXISTS', name, hold) == 0 then
+  local mode = redis.pcall('HGET', name, 'mode')
+  if type(mode) == 'table' and not overwritten(mode) then call('HGET', name, 'mode') end -- the error again
+  if mode ~= 'read' or call('HEXISTS', name, hold) == 0 then
     call('DEL', timeout)
     return -1
   end
