@@ -61,7 +61,7 @@ func testConformance(t *testing.T, server *testenv.RedisServer, user, parameters
 // endHold ends a hold of whatever mode. Of a hold of permits it takes all members that begin with the hold's hash.
 func endHold(server *testenv.RedisServer, name, hold string) {
 	if server.Do("TYPE", name) != "string" {
-		server.Do("HDEL", name, hold, hold+":write")
+		server.Do("HDEL", name, hold, hold+":write", hold+":read")
 		return
 	}
 	sum, ends := sha1.Sum([]byte(hold)), "{"+name+"}:timeout"

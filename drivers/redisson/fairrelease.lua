@@ -43,8 +43,14 @@ end
 local function releaseFair(name, queue, times, token, channel, word, word2, count, heir, ttl, n, keep, holder, text, served, behind, ...)
   local line, holds, results, shifts = lineOf(queue, times), {...}, {}, {}
   local ready, first = false, nil
+  local fields = redis.pcall('HLEN', name)
+  if overwritten(fields) then
+    fields = 0
+  elseif type(fields) == 'table' then
+    call('HLEN', name) -- the error again
+  end
   if served ~= '' then pass(line, served) end
-  if heir ~= '' and call('HEXISTS', name, holds[1]) == 1 then
+  if heir ~= '' and fields > 0 and call('HEXISTS', name, holds[1]) == 1 then
     ready, first = pcall(head, line, heir) -- a server without memory gives an heir no time
   end
   if ready and first == heir and call('HLEN', name) == 1 then
@@ -56,7 +62,7 @@ local function releaseFair(name, queue, times, token, channel, word, word2, coun
       return {line.length, fence, block, ok and run or 0}
     end
   end
-  local fields = call('HLEN', name)
+  if fields > 0 then fields = call('HLEN', name) end
   for i, hold in ipairs(holds) do
     results[i] = -1
     if fields > 0 and call('HDEL', name, hold) == 1 then

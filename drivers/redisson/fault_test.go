@@ -232,6 +232,83 @@ func TestRenewOfALostHoldDoesNotBringItBack(t *testing.T) {
 	}
 }
 
+// TestOverwritten has somebody write something else over the key of a lock. No hold of any mode is left then, which each call says at once, and
+// nothing to clean up.
+func TestOverwritten(t *testing.T) {
+	s := testenv.Redis(t)
+	ctx := t.Context()
+	overwrite := map[string]func(){
+		"string": func() { s.Do("SET", "x", "text") },
+		"list":   func() { s.Do("DEL", "x"); s.Do("RPUSH", "x", "a") },
+		"hash":   func() { s.Do("DEL", "x"); s.Do("HSET", "x", "field", "1") },
+		"set":    func() { s.Do("DEL", "x"); s.Do("SADD", "x", "a") },
+		"ends":   func() { s.Do("SET", "{x}:timeout", "text") },
+	}
+	requests := map[string]func() *driver.Request{
+		"exclusive": func() *driver.Request { return forLong("x") },
+		"read":      func() *driver.Request { return inMode(driver.Read, forLong("x")) },
+		"write":     func() *driver.Request { return inMode(driver.Write, forLong("x")) },
+		"permits":   func() *driver.Request { return permits(2, 2, forLong("x")) },
+	}
+	for _, parameters := range []string{"", "?fair=true"} {
+		for what, change := range overwrite {
+			for mode, request := range requests {
+				if what == "ends" && mode != "permits" {
+					continue
+				}
+				t.Run(fmt.Sprint(mode, parameters, ", ", what), func(t *testing.T) {
+					defer s.Do("FLUSHALL")
+					d, err := tryOpen(t, "redisson://"+s.Addr+"/"+parameters)
+					other := openURL(t, "redisson://%s/%s", s.Addr, parameters)
+					if err != nil {
+						t.Fatal(err)
+					}
+					held := []*lease{acquire(t, d, request())}
+					if mode == "read" {
+						held = append(held, acquire(t, d, request()), acquire(t, d, request()))
+					}
+					canceled, stays := requests["write"], requests["exclusive"]
+					if mode == "permits" {
+						canceled, stays = request, request
+					}
+					waiters := []*waiter{wait(t, other, canceled()), wait(t, other, stays())}
+					settled(t, other)
+					change()
+					if len(held) > 1 {
+						if err := held[1].Renew(ctx, testTTL); err != driver.ErrNotHeld {
+							t.Errorf("Renew: got %v, want ErrNotHeld", err)
+						}
+						held = held[:1] // the third is left for Close
+					}
+					if err := held[0].Release(ctx); err != driver.ErrNotHeld {
+						t.Errorf("Release: got %v, want ErrNotHeld", err)
+					}
+					start := time.Now()
+					for _, w := range waiters {
+						w.cancel()
+						if <-w.done; w.lease != nil {
+							t.Error("a waiter was granted a name that is something else")
+						}
+					}
+					for _, d := range []*Driver{d, other} {
+						if err := d.Close(ctx); err != nil {
+							t.Errorf("Close: %v", err)
+						}
+					}
+					if took := time.Since(start); took > backstop/2 {
+						t.Errorf("the ends of the waiters and Close took %v", took)
+					}
+					for _, key := range keysOf(s) {
+						if key != "x" && (key != "{x}:timeout" || what != "ends") && !strings.HasSuffix(key, readHold+"1") {
+							t.Errorf("%s is left", key)
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
 func TestLostAnswerOfRenewChangesNothing(t *testing.T) {
 	s := testenv.Redis(t)
 	d, link := overLink(t, s, "")

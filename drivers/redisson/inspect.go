@@ -92,7 +92,7 @@ func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
 	}
 	status.TTL = max(0, time.Duration(left)*time.Millisecond)
 	readHolder(text, &status)
-	status.Hold = strings.TrimSuffix(status.Hold, writeSuffix)
+	status.Hold = strings.TrimSuffix(strings.TrimSuffix(status.Hold, writeSuffix), readSuffix)
 	return status, nil
 }
 

@@ -149,9 +149,16 @@ func (l *lease) doubt(begun int64) {
 // leaveToCleaner leaves the end of the hold to the cleaner.
 func (l *lease) leaveToCleaner() {
 	l.mu.Lock()
-	limit := l.lasts + int64(late)
+	g := l.ghost()
 	l.mu.Unlock()
-	l.driver.ghosts.Add(&ghost{name: l.request.Name, hold: l.request.Hold, mode: l.request.Mode, permits: l.request.Permits, until: limit, granted: true, lease: l})
+	g.lease = l
+	l.driver.ghosts.Add(g)
+}
+
+// ghost returns what the cleaner has to know about the hold. It is called with mu held.
+func (l *lease) ghost() *ghost {
+	r := l.request
+	return &ghost{name: r.Name, hold: r.Hold, mode: r.Mode, permits: r.Permits, until: l.lasts + int64(late), granted: true}
 }
 
 // released takes an answer to a request to release the hold. Own is how many of the message's receivers were subscriptions of this driver.
@@ -270,6 +277,9 @@ func (l *lease) endRenewal(r renewal, answer byte, acks int) error {
 	case answer == '0':
 		if l.phase == held {
 			l.phase = over
+			if l.request.Mode == driver.Permit { // some of its permits may be left
+				defer d.ghosts.Add(l.ghost())
+			}
 			defer d.forget(l)
 			defer d.lines.over(l)
 		}

@@ -23,7 +23,7 @@ const (
 )
 
 // holdField is what the fields of a lock look like: a client, and a number of the client's.
-var holdField = regexp.MustCompile(`^[^:]+:[0-9]+(:write)?$`)
+var holdField = regexp.MustCompile(`^[^:]+:[0-9]+(:write|:read)?$`)
 
 // escapeGlob makes a pattern of a text that matches nothing else.
 var escapeGlob = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)

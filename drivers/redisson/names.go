@@ -52,10 +52,14 @@ var keyPrefixes = []string{fencePrefix, holderPrefix, turnPrefix, markPrefix, to
 // readHold is part of the keys of the holds of Redisson's read locks.
 const readHold = ":rwlock_timeout:"
 
-// checkName returns an error for names that cannot be locked: keys of other names, since different names are different locks, and, in a cluster,
-// names whose keys would live in different slots.
+// checkName returns an error for names that cannot be locked: names that share keys and channels with another name and keys of other names, since
+// different names are different locks, and, in a cluster, names whose keys would live in different slots.
 func (d *Driver) checkName(name string) error {
 	if strings.IndexByte(name, '{') >= 0 {
+		if inner, is := strings.CutPrefix(name, "{"); is && strings.HasSuffix(inner, "}") && strings.IndexByte(inner, '{') < 0 {
+			return fmt.Errorf("name %q cannot be used, because its braces enclose all of it: %q has the same channels and the same keys beside the lock: %w",
+				name, strings.TrimSuffix(inner, "}"), errors.ErrUnsupported)
+		}
 		for _, prefix := range keyPrefixes {
 			if rest, is := strings.CutPrefix(name, prefix); is && rest[0] == ':' {
 				return fmt.Errorf("name %q cannot be used, for it is that of a key which belongs to another lock, %s of %s: %w",

@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -49,16 +50,84 @@ func TestNamesThatAreKeys(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"dsync_fence:x", "dsync_fence", "dsync_fencer:{x}", "redisson_lock__channel:{x}", "redisson_rwlock:{x}", "redisson_sc:{x}",
-		"x:timeout", "{x}timeout", "{dsync_fence:x}", "x:rwlock_timeout:1"} {
+		"x:timeout", "{x}timeout", "{dsync_fence:x}y", "x:rwlock_timeout:1"} {
 		l, x := acquire(t, d, request(name)), acquire(t, fair, request("x"))
 		release(t, x)
 		release(t, l)
 	}
 }
 
+// TestNamesInBraces share channels and keys with the name inside the braces, so nobody can use them, in any way.
+func TestNamesInBraces(t *testing.T) {
+	s := testenv.Redis(t)
+	d, fair := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s?fair=true", s.Addr)
+	ctx := t.Context()
+	for _, name := range []string{"{x}", "{x y}", "{a}b}", "{}", "{a}}", "{}}"} {
+		for what, call := range map[string]func() error{
+			"Acquire":            func() error { _, err := d.Acquire(ctx, noWait(name)); return err },
+			"fair Acquire":       func() error { _, err := fair.Acquire(ctx, noWait(name)); return err },
+			"Acquire to read":    func() error { _, err := d.Acquire(ctx, inMode(driver.Read, noWait(name))); return err },
+			"Acquire to write":   func() error { _, err := d.Acquire(ctx, inMode(driver.Write, noWait(name))); return err },
+			"Acquire of permits": func() error { _, err := d.Acquire(ctx, permits(1, 1, noWait(name))); return err },
+			"SetLimit":           func() error { return d.SetLimit(ctx, name, 1) },
+			"SetLatch":           func() error { _, err := d.SetLatch(ctx, name, "id", 1); return err },
+			"Latch":              func() error { _, err := d.Latch(ctx, name); return err },
+			"Inspect":            func() error { _, err := d.Inspect(ctx, name); return err },
+			"ForceUnlock":        func() error { return d.ForceUnlock(ctx, name) },
+			"Sealed":             func() error { _, _, err := d.Sealed(ctx, name); return err },
+		} {
+			if err := call(); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "braces") {
+				t.Errorf("%s of %q: got %v, want errors.ErrUnsupported that says why", what, name, err)
+			}
+		}
+	}
+	wantNoKeys(t, s)
+}
+
+// TestNamesShareNothing makes the keys and channels of names that are as alike as can be, for drivers on one server and in a cluster.
+func TestNamesShareNothing(t *testing.T) {
+	const hold = "00000000-0000-4000-8000-000000000000:1"
+	parts := append([]string{"{", "}", "{", "}", "x", ":", "timeout", hold, readHold, "1", channelPrefix, readWritePrefix, permitPrefix, latchChannel}, keyPrefixes...)
+	random := rand.New(rand.NewPCG(3, 4))
+	names := make(map[string]bool)
+	for range 50_000 {
+		var name strings.Builder
+		for range 1 + random.IntN(6) {
+			name.WriteString(parts[random.IntN(len(parts))])
+		}
+		names[name.String()] = true
+	}
+	for _, d := range []*Driver{{}, inCluster} {
+		owner := make(map[string]string)
+		accepted := 0
+		for name := range names {
+			if d.checkName(name) != nil {
+				continue
+			}
+			accepted++
+			own := []string{name, endsKey(name), timeoutKey(driver.Read, name, hold)}
+			for _, prefix := range keyPrefixes {
+				own = append(own, prefixName(prefix, name))
+			}
+			for _, prefix := range []string{channelPrefix, readWritePrefix, permitPrefix} {
+				own = append(own, "channel "+prefixName(prefix, name))
+			}
+			for _, key := range append(own, "channel "+latchChannelOf(name)) {
+				if other, taken := owner[key]; taken {
+					t.Errorf("%q belongs to %q and to %q", key, name, other)
+				}
+				owner[key] = name
+			}
+		}
+		if accepted < 1000 {
+			t.Errorf("names that can be used: got %d of %d", accepted, len(names))
+		}
+	}
+}
+
 func TestCheckClusterName(t *testing.T) {
 	for name, ok := range map[string]bool{
-		"a": true, "a{b}c": true, "{a}": true, "{a}{": true, "{a}}": true, "日本": true, "x y": true,
+		"a": true, "a{b}c": true, "{a}b": true, "{a}{": true, "a{b}}": true, "{a}": false, "{a}}": false, "{a}b}": false, "日本": true, "x y": true,
 		"a{": false, "{}": false, "{}x": false, "a}b": false, "}": false, "{a": false, "a{}b{c}": false, "a{b": false,
 	} {
 		err := inCluster.checkName(name)

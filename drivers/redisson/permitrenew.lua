@@ -1,6 +1,12 @@
 -- Gives each of the holds ARGV[3i-2] of permits of the name KEYS[1], of which it has ARGV[3i-1], ARGV[3i] milliseconds from now. KEYS[2] are the
 -- ends. Returns a character for each: 1 done, 0 the hold is over, or has no longer all its permits.
 local now, from = clock()
+local known, err = pcall(count, KEYS[1], KEYS[2], now)
+if not known and overwritten(err) then
+  return string.rep('0', #ARGV / 3)
+elseif not known then
+  count(KEYS[1], KEYS[2], now) -- the error again
+end
 local longest, done = 0, {}
 for i = 1, #ARGV, 3 do
   local members, ttl = membersOf(ARGV[i], ARGV[i + 1]), tonumber(ARGV[i + 2])

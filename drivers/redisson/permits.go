@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -58,23 +57,12 @@ func (d *Driver) checkPermits(r *driver.Request) error {
 	if r.Permits > maxPermits {
 		return fmt.Errorf("%d permits in one request are more than %d: %w", r.Permits, maxPermits, errors.ErrUnsupported)
 	}
-	return checkPermitName(r.Name)
-}
-
-// checkPermitName returns an error for names with the same key of the ends as another name: {x} and x share one.
-func checkPermitName(name string) error {
-	if strings.HasPrefix(name, "{") && strings.HasSuffix(name, "}") && strings.Count(name, "{") == 1 {
-		return fmt.Errorf("name %q cannot be used for permits, whose key it shares with %s: %w", name, name[1:len(name)-1], errors.ErrUnsupported)
-	}
 	return nil
 }
 
 // SetLimit implements driver.Limiter.
 func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
 	if err := d.admin(ctx, name); err != nil {
-		return err
-	}
-	if err := checkPermitName(name); err != nil {
 		return err
 	}
 	args := d.tellPermitsArgs(name, []string{strconv.Itoa(limit)})

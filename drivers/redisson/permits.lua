@@ -43,6 +43,9 @@ local function count(name, ends, now)
   return free and free + over, held - over, over
 end
 
+-- overwritten reports whether an error of count says that a key is something else. Then no hold is left, whatever the ends are.
+local function overwritten(err) return string.find(type(err) == 'table' and err.err or err, 'WRONGTYPE', 1, true) end
+
 -- purge removes those that are over.
 local function purge(ends, now, over)
   if over > 0 then call('ZREMRANGEBYSCORE', ends, 0, now) end
@@ -51,6 +54,7 @@ end
 -- keep has the keys of a limit that came with a grant outlive a hold that lasts ttl milliseconds.
 local function keep(name, ends, ttl)
   local left = call('PTTL', name)
+  if left == -1 then call('PERSIST', ends) end -- addPermits of Redisson makes a limit permanent
   if left < 0 then return end
   if left < week + ttl then
     left = week + ttl + hour

@@ -266,18 +266,72 @@ func TestManyPermitsAreRenewedAsLocksAre(t *testing.T) {
 	}
 }
 
+// TestLimitThatJavaMakesPermanent: addPermits of Redisson is a SET, which drops the TTL of a limit that a grant made.
+func TestLimitThatJavaMakesPermanent(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s", s.Addr)
+	for what, use := range map[string]func(l *lease){
+		"a renewal": func(l *lease) {
+			if err := l.Renew(t.Context(), time.Hour); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"a grant": func(*lease) { release(t, acquire(t, d, permits(1, 5, request("x")))) },
+	} {
+		l := acquire(t, d, permits(2, 4, request("x")))
+		s.Do("SET", "x", "3")
+		use(l)
+		if left := leftOf(s, "{x}:timeout"); left >= 0 {
+			t.Errorf("%s: the ends of permits are gone in %v", what, left)
+		}
+		release(t, l)
+		wantFree(t, s, "x", 5)
+		s.Do("DEL", "x")
+	}
+}
+
+// TestHoldThatLostAPermit, which Java may give back by its id, keeps none of the others.
+func TestHoldThatLostAPermit(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s", s.Addr)
+	for what, find := range map[string]func(l, other *lease) error{
+		"Renew": func(l, _ *lease) error { return l.Renew(t.Context(), testTTL) },
+		"RenewAll": func(l, other *lease) error {
+			outcomes := make([]error, 2)
+			d.RenewAll(t.Context(), []driver.Lease{l, other}, func(i int, err error) { outcomes[i] = err })
+			if outcomes[1] != nil {
+				t.Errorf("renewal of a hold that has all its permits: %v", outcomes[1])
+			}
+			return outcomes[0]
+		},
+		"Leave":   func(l, _ *lease) error { return d.Leave(t.Context(), l, testTTL) },
+		"Release": func(l, _ *lease) error { return l.Release(t.Context()) },
+	} {
+		l, other := acquire(t, d, permits(3, 5, forLong("x"))), acquire(t, d, permits(1, 5, forLong("x")))
+		sum := sha1.Sum([]byte(l.request.Hold))
+		if s.Do("ZREM", "{x}:timeout", string(sum[:12])+"\x00\x00\x00\x02") != int64(1) {
+			t.Fatal("the hold has no second permit")
+		}
+		s.Do("INCR", "x")
+		w := wait(t, d, permits(4, 5, request("x")))
+		settled(t, d)
+		start := time.Now()
+		if err := find(l, other); err != driver.ErrNotHeld {
+			t.Errorf("%s: got %v, want ErrNotHeld", what, err)
+		}
+		release(t, w.granted(t))
+		if took := time.Since(start); took > backstop/2 {
+			t.Errorf("%s: one who waits for the rest was granted that after %v", what, took)
+		}
+		release(t, other)
+		wantFree(t, s, "x", 5)
+	}
+}
+
 func TestPermitsThatCannotBe(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
 	ctx := t.Context()
-	for _, name := range []string{"{x}", "{x y}"} { // whose permits would be in the key of those of x
-		if _, err := d.Acquire(ctx, permits(1, 1, noWait(name))); !errors.Is(err, errors.ErrUnsupported) {
-			t.Errorf("Acquire of a permit of %q: got %v, want errors.ErrUnsupported", name, err)
-		}
-		if err := d.SetLimit(ctx, name, 1); !errors.Is(err, errors.ErrUnsupported) {
-			t.Errorf("SetLimit of %q: got %v, want errors.ErrUnsupported", name, err)
-		}
-	}
 	if _, err := d.Acquire(ctx, permits(1001, 2000, noWait("many"))); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("Acquire of 1001 permits: got %v, want errors.ErrUnsupported", err)
 	}

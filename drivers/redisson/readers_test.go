@@ -3,6 +3,7 @@ package redisson
 import (
 	"errors"
 	"reflect"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,7 +21,7 @@ func TestDeadReader(t *testing.T) {
 		l := acquire(t, d, dead)
 		d.forget(l)
 		testenv.Eventually(t, func() bool { return s.Do("EXISTS", timeoutKey(driver.Read, name, dead.Hold)) == int64(0) }, "the reader's time is over")
-		if got := s.Do("HEXISTS", name, dead.Hold); got != int64(1) {
+		if got := s.Do("HEXISTS", name, fieldOf(driver.Read, dead.Hold)); got != int64(1) {
 			t.Fatalf("the field of a reader whose time is over: got %v, want that it is left", got)
 		}
 	}
@@ -51,7 +52,7 @@ func TestDeadReader(t *testing.T) {
 		live := acquire(t, d, read("z"))
 		gone("z")
 		refusedNow(t, d, driver.Write, "z")
-		wantFields(t, s, "z", map[string]string{"mode": "read", live.request.Hold: "1"})
+		wantFields(t, s, "z", map[string]string{"mode": "read", fieldOf(driver.Read, live.request.Hold): "1"})
 		release(t, live)
 	})
 	t.Run("lets go late", func(t *testing.T) {
@@ -61,27 +62,97 @@ func TestDeadReader(t *testing.T) {
 		if err := late.Release(t.Context()); err != driver.ErrNotHeld {
 			t.Errorf("Release: got %v, want ErrNotHeld", err)
 		}
-		wantFields(t, s, "late", map[string]string{"mode": "read", live.request.Hold: "1"})
+		wantFields(t, s, "late", map[string]string{"mode": "read", fieldOf(driver.Read, live.request.Hold): "1"})
 		release(t, live)
 	})
 	wantNoKeys(t, s)
 }
 
-// TestReaderOfJava has a count, and a key for each.
+// javaReader is the field of a reader of Redisson.
+const javaReader = "8743c9c0-0795-4907-87fd-6c719a6b4586:41"
+
+// TestReaderOfJava has a count and a key for each hold. Redisson does not renew all of these keys: a reader of Java lives as long as the
+// lock, with its keys or without.
 func TestReaderOfJava(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
-	const java = "8743c9c0-0795-4907-87fd-6c719a6b4586:41"
-	s.Do("HSET", "x", "mode", "read", java, "3")
-	s.Do("SET", "{x}:"+java+":rwlock_timeout:2", "1", "PX", "50000")
-	s.Do("PEXPIRE", "x", "100000")
-	l := acquire(t, d, during(time.Hour, read("x")))
+	for _, key := range []string{"none", "of another count", "that ends soon", "of its own"} {
+		t.Run("key "+key, func(t *testing.T) {
+			s.Do("HSET", "x", "mode", "read", javaReader, "3")
+			switch key {
+			case "of another count":
+				s.Do("SET", "{x}:"+javaReader+":rwlock_timeout:4", "1", "PX", "50000")
+			case "that ends soon":
+				s.Do("SET", "{x}:"+javaReader+":rwlock_timeout:2", "1", "PX", "1")
+			case "of its own":
+				s.Do("SET", "{x}:"+javaReader+":rwlock_timeout:2", "1", "PX", "50000")
+			}
+			s.Do("PEXPIRE", "x", "100000")
+			refusedNow(t, d, driver.Write, "x")
+			if got, err := d.Inspect(t.Context(), "x"); err != nil || got.Mode != driver.Read || got.Holders != 1 || got.TTL > 100*time.Second || got.TTL < time.Minute {
+				t.Errorf("Inspect: got %+v, %v, want a reader that lasts as long as the lock", got, err)
+			}
+			l, other := acquire(t, d, during(time.Hour, read("x"))), acquire(t, d, read("x"))
+			refusedNow(t, d, driver.Write, "x")
+			refusedNow(t, d, driver.Exclusive, "x")
+			wantLeft(t, s, "x", time.Hour)
+			release(t, other)
+			wantFields(t, s, "x", map[string]string{"mode": "read", javaReader: "3", fieldOf(driver.Read, l.request.Hold): "1"})
+			s.Do("PEXPIRE", "x", "100000") // by Java, which renews its reader
+			release(t, l)
+			wantFields(t, s, "x", map[string]string{"mode": "read", javaReader: "3"})
+			wantLeft(t, s, "x", 100*time.Second)
+			refusedNow(t, d, driver.Write, "x")
+			s.Do("PEXPIRE", "x", "1")
+			release(t, acquire(t, d, write("x")))
+			s.Do("DEL", "{x}:"+javaReader+":rwlock_timeout:4", "{x}:"+javaReader+":rwlock_timeout:2")
+			wantNoKeys(t, s)
+		})
+	}
+}
+
+// TestHoldBesideModeOfJava: Java's read-write lock is granted beside a lock of dsync, whose hash then has a mode. The hold stays.
+func TestHoldBesideModeOfJava(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s", s.Addr)
+	l := acquire(t, d, request("x"))
+	s.Do("HSET", "x", "mode", "read")
 	refusedNow(t, d, driver.Write, "x")
-	wantFields(t, s, "x", map[string]string{"mode": "read", java: "3", l.request.Hold: "1"})
-	wantLeft(t, s, "x", time.Hour)
+	r := acquire(t, d, read("x"))
+	release(t, r)
 	release(t, l)
-	wantFields(t, s, "x", map[string]string{"mode": "read", java: "3"})
-	wantLeft(t, s, "x", 50*time.Second)
+}
+
+// TestDeadReaderOfJava: readers of dsync come and go, so that the lock never ends, until one waits to write. Then no more come, and the dead
+// reader is over when the lock ends, by the TTL of the last reader.
+func TestDeadReaderOfJava(t *testing.T) {
+	s := testenv.Redis(t)
+	d, other := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
+	const ttl = 500 * time.Millisecond
+	s.Do("HSET", "x", "mode", "read", javaReader, "1")
+	s.Do("PEXPIRE", "x", "100")
+	var stop atomic.Bool
+	done := make(chan struct{})
+	go func() { // ends with stop
+		defer close(done)
+		for !stop.Load() {
+			l, err := d.Acquire(t.Context(), inMode(driver.Read, during(ttl, noWait("x"))))
+			time.Sleep(10 * time.Millisecond)
+			if err == nil {
+				_ = l.Release(t.Context()) // it may be over on a busy machine
+			}
+		}
+	}()
+	testenv.Eventually(t, func() bool { return leftOf(s, "x") > ttl/2 }, "somebody reads")
+	start := time.Now()
+	w := acquire(t, other, write("x"))
+	if took := time.Since(start); took > backstop {
+		t.Errorf("the writer was granted after %v beside readers with a TTL of %v", took, ttl)
+	}
+	stop.Store(true)
+	<-done
+	release(t, w)
+	wantNoKeys(t, s)
 }
 
 func TestRenewalKeepsNoOtherHoldAlive(t *testing.T) {
@@ -116,7 +187,7 @@ func TestRenewalKeepsNoOtherHoldAlive(t *testing.T) {
 	for _, key := range []string{"x", "w", "e", "y", other} {
 		wantLeft(t, s, key, near)
 	}
-	s.Do("HDEL", "x", a.request.Hold)
+	s.Do("HDEL", "x", fieldOf(driver.Read, a.request.Hold))
 	s.Do("DEL", timeoutKey(driver.Read, "y", leases[4].(*lease).request.Hold))
 	d.RenewAll(t.Context(), leases, func(i int, err error) { outcomes[i] = err })
 	if want := []error{driver.ErrNotHeld, nil, nil, nil, driver.ErrNotHeld}; !reflect.DeepEqual(outcomes, want) {

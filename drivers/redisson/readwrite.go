@@ -12,6 +12,7 @@ const (
 	readWritePrefix = "redisson_rwlock" // of the channel
 	intentPrefix    = "dsync_intent"
 	writeSuffix     = ":write" // of the field of a Write hold
+	readSuffix      = ":read"  // of the field of a Read hold, by which rwreaders.lua knows it from one of Redisson
 )
 
 var (
@@ -40,8 +41,11 @@ func (d *Driver) scriptsOf(m driver.Mode) scripts {
 
 // fieldOf returns the field of a hold in the hash of its lock.
 func fieldOf(m driver.Mode, hold string) string {
-	if m == driver.Write {
+	switch m {
+	case driver.Write:
 		return hold + writeSuffix
+	case driver.Read:
+		return hold + readSuffix
 	}
 	return hold
 }
@@ -59,7 +63,7 @@ func timeoutKey(m driver.Mode, name, hold string) string {
 	if m != driver.Read {
 		return ""
 	}
-	return readPrefix(name) + hold + readHold + "1"
+	return readPrefix(name) + fieldOf(m, hold) + readHold + "1"
 }
 
 // channelOf returns the channel that tells the end of a hold. Elsewhere stands for the channel of the other kind of lock.

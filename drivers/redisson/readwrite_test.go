@@ -84,11 +84,11 @@ func TestReadWriteWireFormatIsRedissons(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			spy := spyOn(t, s, test.channel)
 			short, long := during(far, read(test.name)), during(2*far, read(test.name))
-			keyOf := func(r *driver.Request) string { return test.prefix + r.Hold + ":rwlock_timeout:1" }
+			keyOf := func(r *driver.Request) string { return test.prefix + r.Hold + ":read:rwlock_timeout:1" }
 
 			a := acquire(t, d, long)
 			b := acquire(t, d, short)
-			wantFields(t, s, test.name, map[string]string{"mode": "read", short.Hold: "1", long.Hold: "1"})
+			wantFields(t, s, test.name, map[string]string{"mode": "read", short.Hold + ":read": "1", long.Hold + ":read": "1"})
 			for _, r := range []*driver.Request{short, long} {
 				if got := s.Do("GET", keyOf(r)); got != "1" {
 					t.Errorf("key %s: got %v, want 1", keyOf(r), got)
@@ -97,7 +97,7 @@ func TestReadWriteWireFormatIsRedissons(t *testing.T) {
 			}
 			wantLeft(t, s, test.name, 2*far)
 			release(t, a)
-			wantFields(t, s, test.name, map[string]string{"mode": "read", short.Hold: "1"})
+			wantFields(t, s, test.name, map[string]string{"mode": "read", short.Hold + ":read": "1"})
 			wantLeft(t, s, test.name, far)
 			release(t, b)
 			wantNoKeys(t, s)

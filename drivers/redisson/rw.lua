@@ -1,6 +1,6 @@
 -- The read-write lock of Redisson is a hash with a field mode, 'read' or 'write', and one for each hold. A hold that reads has a key besides,
 -- which ends with it: prefix .. hold .. ':rwlock_timeout:' and the number of its count. The hash lasts as long as the longest of them. A
--- hold that writes has ':write' behind it, and lasts as long as the hash.
+-- hold that writes has ':write' behind it, and lasts as long as the hash. A hold of dsync that reads has ':read' behind it: see readersOf.
 --
 -- Of dsync alone is the hash intent: those who wait to write while others read. While it is there, no further hold of dsync reads.
 --

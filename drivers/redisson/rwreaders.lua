@@ -1,26 +1,33 @@
 -- some and all are how many holds are looked at, any ones of them first: mostly these say what there is to know.
 local some, all = 8, 1000000000
 
--- readersOf looks at some holds but one that read a lock. It returns those that live, each followed by the milliseconds that it has left; the
--- longest of these, or -2; those that are dead; whether these were all; or else an error.
+-- readersOf looks at some holds but one that read a lock. It returns the living ones, each followed by the milliseconds that it has left; the
+-- longest of these, or -2; the dead ones; whether one is foreign; whether these were all; or else an error.
+--
+-- A hold of dsync has ':read' behind it and ends with its key. Any other hold is foreign and lives as long as the lock: Redisson renews the
+-- lock of a reader, but not always the reader's keys, and its own writers look only at the lock.
 local function readersOf(name, prefix, but, count)
-  local r = {living = {}, longest = -2, dead = {}}
+  local r = {living = {}, longest = -2, dead = {}, foreign = false}
   local fields = call('HRANDFIELD', name, count, 'WITHVALUES')
+  local lock = call('PTTL', name)
   for i = 1, #fields, 2 do
-    local hold, left = fields[i], -2
-    for n = 1, hold ~= but and tonumber(fields[i + 1]) or 0 do
-      local rest = redis.pcall('PTTL', prefix .. hold .. ':rwlock_timeout:' .. n)
-      if type(rest) ~= 'number' then
-        if string.find(rest.err, 'non local key', 1, true) then rest = {err = 'TRYAGAIN the keys of the lock are on two nodes'} end
-        return {failed = rest}
+    local hold, left = fields[i], lock
+    if hold ~= 'mode' and hold ~= but then
+      if string.sub(hold, -5) == ':read' then
+        left = redis.pcall('PTTL', prefix .. hold .. ':rwlock_timeout:1')
+        if type(left) ~= 'number' then
+          if string.find(left.err, 'non local key', 1, true) then left = {err = 'TRYAGAIN the keys of the lock are on two nodes'} end
+          return {failed = left}
+        end
+      else
+        r.foreign = true
       end
-      left = math.max(left, rest)
-    end
-    if left ~= -2 then
-      r.living[#r.living + 1], r.living[#r.living + 2] = hold, tostring(left)
-      r.longest = math.max(r.longest, left)
-    elseif hold ~= 'mode' and hold ~= but then
-      r.dead[#r.dead + 1] = hold
+      if left ~= -2 then
+        r.living[#r.living + 1], r.living[#r.living + 2] = hold, tostring(left)
+        r.longest = math.max(r.longest, left)
+      else
+        r.dead[#r.dead + 1] = hold
+      end
     end
   end
   r.all = #fields < 2 * count

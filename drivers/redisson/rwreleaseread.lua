@@ -1,12 +1,16 @@
 -- releaseRead ends a hold that reads, and tells who waits if it was the last that lived. If it was the one that lasts longest, the lock lasts as
--- long as the others from then on. It returns how many were told, or -1 if there is no such hold.
+-- long as the others from then on. A foreign reader may need all the time that the lock has, so beside one the lock's time stays as it is.
+-- It returns how many were told, or -1 if there is no such hold.
 local function releaseRead(name, timeout, hold, prefix, channel, word, word2, ...)
-  if call('HGET', name, 'mode') ~= 'read' or call('HEXISTS', name, hold) == 0 then
+  local mode = redis.pcall('HGET', name, 'mode')
+  if type(mode) == 'table' and not overwritten(mode) then call('HGET', name, 'mode') end -- the error again
+  if mode ~= 'read' or call('HEXISTS', name, hold) == 0 then
     call('DEL', timeout)
     return -1
   end
   local others = readersOf(name, prefix, hold, some)
-  if not others.failed and not others.all and (others.longest == -2 or call('PTTL', timeout) >= call('PTTL', name)) then
+  if not others.failed and not others.all and not others.foreign and
+    (others.longest == -2 or call('PTTL', timeout) >= call('PTTL', name)) then
     others = readersOf(name, prefix, hold, all)
   end
   if others.failed then return others.failed end
@@ -18,7 +22,7 @@ local function releaseRead(name, timeout, hold, prefix, channel, word, word2, ..
     there, told = call('DEL', timeout) == 1, 0
     others.dead[#others.dead + 1] = hold
     remove(name, others.dead)
-    if others.all then call('PEXPIRE', name, others.longest) end
+    if others.all and not others.foreign then call('PEXPIRE', name, others.longest) end
   end
   return there and told or -1
 end

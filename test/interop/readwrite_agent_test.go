@@ -137,7 +137,9 @@ func (t *goThread) acquire(kind string, r *driver.Request) error {
 	if err != nil {
 		return err
 	}
-	t.lease, t.hold = l, r.Hold
+	if t.lease, t.hold = l, r.Hold; r.Mode == driver.Read {
+		t.hold += ":read" // the field by which the lock knows it
+	}
 	renewing, stop := context.WithCancel(context.Background())
 	t.stop = stop
 	go t.renew(renewing, l)

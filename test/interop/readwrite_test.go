@@ -1,6 +1,7 @@
 package interop
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/internal/testenv"
 	"github.com/go-dsync/dsync/test/interop/agent"
 )
@@ -21,6 +23,7 @@ var readWrite = []scenario{
 	{"hand-overs of a read-write lock, both ways", true, readWriteHandOvers},
 	{"who writes wakes all readers of both", true, writerWakesReaders},
 	{"readers of both are renewed", false, readersAreRenewed},
+	{"readers of java outlive their keys", false, javaReadersStay},
 	{"a reader of java is killed", false, javaReaderKilled},
 	{"a reader of go is killed", false, goReaderKilled},
 	{"a reader of go is frozen", false, goReaderFrozen},
@@ -188,12 +191,53 @@ func readersAreRenewed(t *testing.T, b *bed) {
 	b.gone(t, name)
 }
 
-// javaReaderKilled: one that is dead holds nobody up beyond its own TTL, whoever else reads and is renewed. Redisson before 4.4 renews the
-// dead one, too, while one of its own reads.
+// TestReadersOfJavaStay runs one scenario with a version of Redisson that lets keys of readers lapse.
+func TestReadersOfJavaStay(t *testing.T) {
+	t.Parallel()
+	for _, version := range agent.Versions(agent.Lapses) {
+		t.Run("redisson "+version, func(t *testing.T) { t.Parallel(); javaReadersStay(t, singleBed(t, version)) })
+	}
+}
+
+// javaReadersStay: Redisson renews the lock of a reader, but from 3.44 to 3.52 not all keys of a client that reads two names or re-enters a
+// read, and before 3.44 not the key of a thread that wrote first. Such a reader still keeps writers of Java out, and those of Go.
+func javaReadersStay(t *testing.T, b *bed) {
+	c := b.client(t, "&ttl="+watchdog.String())
+	first, second, again, downgraded := fresh("stays"), fresh("stays"), fresh("stays"), fresh("stays")
+	reader := func(name string) *thread { return b.hasty.thread("reader of "+name, "read", name) }
+	writer := b.hasty.thread("reader of "+downgraded, "write", downgraded) // the same thread
+	writer.acquire(0).ok(t)
+	for _, name := range []string{first, second, again, again, downgraded} {
+		reader(name).acquire(0).ok(t)
+	}
+	time.Sleep(shortWatchdog + shortWatchdog/3) // a key that is not renewed is gone by then
+	writer.do(t, "unlock")
+	stays := func(name string) {
+		if lease, err := c.TryLock(t.Context(), name, dsync.Write()); !errors.Is(err, dsync.ErrLocked) {
+			t.Errorf("Write beside a reader of java: got %v, %v, want ErrLocked", lease, err)
+		}
+		reader(name).begin("isHeld").equals(t, "true")
+	}
+	for _, name := range []string{first, second, again, downgraded} {
+		stays(name)
+		unlock(t, lock(t, c, name, dsync.Read())) // nor does the end of another reader
+		stays(name)
+		if name == again { // the first unlock of a re-entered read whose keys are gone ends it in Redisson
+			reader(name).begin("force").equals(t, "true")
+		} else {
+			reader(name).do(t, "unlock")
+		}
+		unlock(t, lock(t, c, name, dsync.Write()))
+		b.gone(t, name)
+	}
+}
+
+// javaReaderKilled: a dead reader of Java lasts as long as the lock, which nobody renews after the last living reader. Redisson before 4.4
+// renews the dead one, too, while one of its own reads.
 func javaReaderKilled(t *testing.T, b *bed) {
 	name := fresh("dead")
 	java, j := b.ownJava(t, "read", name)
-	_, g := b.startReader(t, watchdog)
+	_, g := b.startReader(t, shortWatchdog)
 	j.acquire(0).ok(t)
 	r := g.thread("reader", "read", name)
 	r.acquire(0).ok(t)
@@ -203,10 +247,11 @@ func javaReaderKilled(t *testing.T, b *bed) {
 	waits := g.thread("writer", "write", name)
 	w := waits.acquire(0)
 	b.subscribed(t, readWriteChannel(name), 1)
+	g.thread("another", "read", name).begin("tryLock").equals(t, "false")
 	start := time.Now()
 	r.do(t, "unlock")
 	w.ok(t)
-	if took := time.Since(start); took > shortWatchdog {
+	if took := time.Since(start); took > 2*shortWatchdog {
 		t.Errorf("the writer was granted %v after the last reader that lived", took)
 	}
 	waits.do(t, "unlock")
