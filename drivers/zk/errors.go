@@ -20,6 +20,8 @@ var (
 	errAgain       = errors.New("ask again")
 	errSealShared  = fmt.Errorf("a hold of the mode Read or Permit does not become a seal: %w", errors.ErrUnsupported)
 	errMarkPermits = fmt.Errorf("permits have no tokens to mark: %w", errors.ErrUnsupported)
+	// errLastNumber: the server has counted 2^31 children of a node. It gives the last number to each further one, so nobody is the first.
+	errLastNumber  = errors.New("there are no sequence numbers left below a node, which has to be deleted when nobody uses it")
 	errLongRequest = fmt.Errorf("owner and note take more than %d bytes", maxData)
 )
 
@@ -74,6 +76,15 @@ func fault(ctx context.Context, s *session, err error) error {
 		}
 	}
 	return withCause(ctx, driver.ErrUnavailable, err)
+}
+
+// undecided makes the error of a call out of the error of a request that may have been carried out.
+func (d *Driver) undecided(ctx context.Context, err error) error {
+	err = withCause(ctx, driver.ErrUnknown, err)
+	if d.life.Open().Err() != nil {
+		return fmt.Errorf("%w: %w", driver.ErrClosed, err)
+	}
+	return err
 }
 
 // withCause adds the reason of the end of ctx to an error that does not name the reason.
