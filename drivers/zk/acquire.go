@@ -145,6 +145,10 @@ func (h *hold) queue(c caller, data []byte) (first bool, err error) {
 			if err := d.makeAbove(c, s, h.dir); err != nil {
 				return false, h.fail(c, err)
 			}
+		case isThrottled(err):
+			if err := s.pause(c); err != nil {
+				return false, h.fail(c, err)
+			}
 		case isAnswer(err):
 			return false, h.fail(c, err)
 		case isOurs(err):

@@ -63,7 +63,7 @@ func enqueue[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
 	s.calls.Go(func() {
 		v, err := f(s.conn)
 		s.answered()
-		c <- reply[T]{v, err}
+		c <- reply[T]{v, named(err)}
 	})
 	return c
 }
@@ -170,7 +170,7 @@ func query[T any](c caller, s *session, f func(*gozk.Conn) (T, error)) (T, error
 			return none, err
 		}
 		v, err := receive(c, s, send(s, f))
-		if err == nil || isServerError(err) || isOurs(err) {
+		if err == nil || isServerError(err) && !isThrottled(err) || isOurs(err) {
 			return v, err
 		}
 		if err := s.pause(c); err != nil {
@@ -186,10 +186,10 @@ func insist[T any](c caller, s *session, f func(*gozk.Conn) (T, error)) (v T, se
 			return v, sent, err
 		}
 		v, err = outcome(c, s, sendChange(s, f))
-		if err == nil || isServerError(err) {
+		if err == nil || isServerError(err) && !isThrottled(err) {
 			return v, false, err
 		}
-		sent = true
+		sent = sent || !isThrottled(err)
 		if isOurs(err) {
 			return v, sent, err
 		}

@@ -146,7 +146,7 @@ func (s *session) removeTogether(c caller, some []unwanted) bool {
 		}
 		if isAnswer(err) && refused >= 0 && refused < len(ops) {
 			ops = slices.Delete(ops, refused, refused+1)
-		} else if isServerError(err) || s.pause(c) != nil {
+		} else if isServerError(err) && !isThrottled(err) || s.pause(c) != nil {
 			return isAnswer(err)
 		}
 	}

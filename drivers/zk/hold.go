@@ -292,7 +292,7 @@ func (h *hold) release(ctx context.Context) error {
 			h.phase, h.doubtedAt = doubted, sent
 		}
 		s.mu.Unlock()
-		if isOurs(err) || isAnswer(err) {
+		if isOurs(err) || isAnswer(err) && !isThrottled(err) {
 			return d.undecided(ctx, err)
 		}
 		if err := s.pause(c); err != nil {
