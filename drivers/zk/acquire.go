@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -61,11 +62,12 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	defer d.life.Leave()
 	c := caller{ctx, d.life.Open().Done()}
 	for waited := false; ; {
-		s, err := d.board(c, d.class(r))
+		paths := d.paths(r)
+		s, err := d.boardWith(c, d.class(r), paths)
 		if err != nil {
 			return nil, err
 		}
-		h := &hold{driver: d, request: r, session: s, dir: d.dir(r.Name), infix: d.options.infix(r.Mode)}
+		h := &hold{driver: d, request: r, session: s, dir: d.dir(r.Name), infix: d.options.infix(r.Mode), paths: paths}
 		if r.Mode == driver.Permit {
 			h.dir, h.more = h.dir+"/"+leasesPart, r.Permits-1
 			err = h.attemptPermits(c, data, &waited)
@@ -75,7 +77,7 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 		if err == nil {
 			return h, nil
 		}
-		s.leave()
+		h.leave()
 		if !errors.Is(err, errAgain) {
 			return nil, err
 		}
@@ -141,6 +143,10 @@ func (h *hold) queue(c caller, data []byte) (first bool, err error) {
 			d.nameNodes.remove(h.dir)
 		case errors.Is(err, gozk.ErrNoNode):
 			if err := d.makeAbove(c, s, h.dir); err != nil {
+				return false, h.fail(c, err)
+			}
+		case isThrottled(err):
+			if err := s.pause(c); err != nil {
 				return false, h.fail(c, err)
 			}
 		case isAnswer(err):
@@ -287,6 +293,9 @@ func (h *hold) created(c caller, node string) error {
 		return h.abandon(c, fmt.Errorf("the server called the node %q", child))
 	}
 	h.node, h.seq = node, own.seq
+	if own.seq < 0 || int(own.seq)+h.more >= math.MaxInt32 {
+		return h.abandon(c, fmt.Errorf("%w: %s", errLastNumber, h.dir))
+	}
 	s := h.session
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -309,7 +318,7 @@ func (h *hold) recover(c caller) (found bool, err error) {
 		return true, h.created(c, h.dir+"/"+child)
 	}
 	// A server that stood still may yet carry the request out.
-	h.driver.ghosts.Add(&ghost{session: h.session, dir: h.dir, prefix: h.prefix, more: h.more})
+	h.driver.haunt(&ghost{session: h.session, dir: h.dir, prefix: h.prefix, more: h.more})
 	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
 		return false, h.fail(c, err)
 	}
@@ -329,7 +338,7 @@ func (h *hold) doubt(c caller, err error, answer <-chan reply[string], both bool
 	if errors.Is(err, errOver) {
 		return errAgain // the node went with the session
 	}
-	h.driver.ghosts.Add(&ghost{session: h.session, dir: h.dir, prefix: h.prefix, more: h.more, answer: answer, both: both})
+	h.driver.haunt(&ghost{session: h.session, dir: h.dir, prefix: h.prefix, more: h.more, answer: answer, both: both})
 	if errors.Is(err, errStopping) {
 		return driver.ErrClosed
 	}

@@ -31,9 +31,28 @@ type reply[T any] struct {
 // send has one request sent. The library's calls know no context, so each runs in a goroutine, which ends with the answer, with the
 // connection, or with the session. The channel has room for the reply, so nobody has to read it.
 func send[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
-	c := make(chan reply[T], 1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return enqueue(s, f)
+}
+
+// sendChange is send for a request that changes something. Close waits a moment for the answer.
+func sendChange[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.dead { // nobody adds to changing any more
+		return enqueue(s, f)
+	}
+	s.changing.Add(1)
+	return enqueue(s, func(c *gozk.Conn) (T, error) {
+		defer s.changing.Done()
+		return f(c)
+	})
+}
+
+// enqueue is send with s.mu held.
+func enqueue[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
+	c := make(chan reply[T], 1)
 	if s.closing {
 		c <- reply[T]{err: errOver}
 		return c
@@ -44,7 +63,7 @@ func send[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
 	s.calls.Go(func() {
 		v, err := f(s.conn)
 		s.answered()
-		c <- reply[T]{v, err}
+		c <- reply[T]{v, named(err)}
 	})
 	return c
 }
@@ -81,6 +100,29 @@ func receive[T any](c caller, s *session, answer <-chan reply[T]) (T, error) {
 			s.nudge(patience)
 			quiet.Reset(patience)
 		}
+	}
+}
+
+// outcome is receive for a request that changes something. When Close has begun, the caller still gets the answer if there is
+// one before the end of the session.
+func outcome[T any](c caller, s *session, answer <-chan reply[T]) (T, error) {
+	v, err := receive(c, s, answer)
+	closing := s.driver.life.Open().Err() != nil && (errors.Is(err, errStopping) || errors.Is(err, errOver))
+	if !closing {
+		return v, err
+	}
+	select {
+	case r := <-answer:
+		return r.value, r.err
+	case <-c.ctx.Done():
+		return v, errNoAnswer
+	case <-s.buried: // all requests have their replies
+	}
+	select {
+	case r := <-answer:
+		return r.value, r.err
+	default:
+		return v, err
 	}
 }
 
@@ -128,11 +170,31 @@ func query[T any](c caller, s *session, f func(*gozk.Conn) (T, error)) (T, error
 			return none, err
 		}
 		v, err := receive(c, s, send(s, f))
-		if err == nil || isServerError(err) || isOurs(err) {
+		if err == nil || isServerError(err) && !isThrottled(err) || isOurs(err) {
 			return v, err
 		}
 		if err := s.pause(c); err != nil {
 			return v, err
+		}
+	}
+}
+
+// insist is query for a request that changes something. Sent is set if an error leaves open whether the change was made.
+func insist[T any](c caller, s *session, f func(*gozk.Conn) (T, error)) (v T, sent bool, err error) {
+	for {
+		if err := s.await(c); err != nil {
+			return v, sent, err
+		}
+		v, err = outcome(c, s, sendChange(s, f))
+		if err == nil || isServerError(err) && !isThrottled(err) {
+			return v, false, err
+		}
+		sent = sent || !isThrottled(err)
+		if isOurs(err) {
+			return v, sent, err
+		}
+		if err := s.pause(c); err != nil {
+			return v, sent, err
 		}
 	}
 }

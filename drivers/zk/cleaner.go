@@ -32,12 +32,28 @@ type ghost struct {
 	node        string               // the path of the node, once known
 	more        int                  // nodes that were made together with the node
 	both        bool                 // the node of the name goes with the node
+	paths       int                  // bytes of the paths of the nodes, unless those count as the hold's
 }
 
 // newCleaner returns what ends ghosts.
 func newCleaner(d *Driver) *cleaner.Cleaner[*ghost] {
 	settle := func(ghosts []*ghost) []*ghost { return slices.DeleteFunc(ghosts, d.endGhost) }
 	return cleaner.New(d.life, cleaner.Policy[*ghost]{Settle: settle, Batch: 1, Calls: maxCleaning})
+}
+
+// haunt has a ghost settled. Its nodes count among those of the session.
+func (d *Driver) haunt(g *ghost) {
+	if !g.leaves {
+		dir, prefix, more := g.dir, g.prefix, g.more
+		if h := g.hold; h != nil {
+			dir, prefix, more = h.dir, h.prefix, h.more
+		}
+		g.paths = (more + 1) * pathSize(dir, len(prefix))
+		g.session.mu.Lock()
+		g.session.paths += g.paths
+		g.session.mu.Unlock()
+	}
+	d.ghosts.Add(g)
 }
 
 // endGhost asks once, and reports whether the ghost is gone for good.
@@ -53,8 +69,13 @@ func (d *Driver) endGhost(g *ghost) bool {
 	default:
 		settled = d.find(ctx, g)
 	}
-	if settled && g.leaves {
-		s.leave()
+	switch {
+	case settled && g.leaves:
+		g.hold.leave()
+	case settled:
+		s.mu.Lock()
+		s.paths -= g.paths
+		s.mu.Unlock()
 	}
 	return settled
 }

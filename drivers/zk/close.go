@@ -1,11 +1,13 @@
 package zk
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	gozk "github.com/go-zookeeper/zk"
@@ -13,11 +15,11 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// maxTogether is how many locks end in one request of Close.
+// maxTogether is how many nodes go in one request.
 const maxTogether = 100
 
-// Close implements driver.Driver. The locks of a session end with the session, in one request, but for those whose name the driver
-// made: where nobody waits for them they go together with the nodes of their names, many in one request.
+// Close implements driver.Driver. The nodes go before their session does, many in one request. The nodes of names that the driver made go
+// with them where no other client is left.
 func (d *Driver) Close(ctx context.Context) error {
 	if err := d.life.Close(); err != nil {
 		return err
@@ -26,10 +28,14 @@ func (d *Driver) Close(ctx context.Context) error {
 	d.mu.Lock()
 	sessions := slices.Collect(maps.Keys(d.all))
 	d.mu.Unlock()
+	var tidying sync.WaitGroup
 	for _, s := range sessions {
-		s.tidy(ctx)
-		s.kill(false)
+		tidying.Go(func() {
+			s.tidy(ctx)
+			s.kill(false)
+		})
 	}
+	tidying.Wait()
 	left := 0
 	for _, s := range sessions {
 		select {
@@ -51,51 +57,100 @@ func (d *Driver) Close(ctx context.Context) error {
 	return nil
 }
 
-// tidy removes the nodes of names together with the locks on them, as far as the server answers at once.
+// tidy removes the nodes of the session, and leaves some of the time for the end of the session itself. Nodes that a release is removing
+// stay, and so do all that are left when ctx ends: they go with the session.
 func (s *session) tidy(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, leaveFor)
-	defer cancel()
-	s.mu.Lock()
-	var holds []*hold
-	for _, h := range s.nodes {
-		if h.phase == held && h.ours {
-			h.phase = over // whatever the answer: the session ends
-			if h.timer != nil {
-				h.timer.Stop()
-			}
-			holds = append(holds, h)
-		}
+	if deadline, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, deadline.Add(-min(leaveFor, time.Until(deadline)/2)))
+		defer cancel()
 	}
-	s.mu.Unlock()
-	slices.SortFunc(holds, func(a, b *hold) int { return strings.Compare(a.dir, b.dir) })
-	for some := range slices.Chunk(holds, maxTogether) {
+	for _, some := range batches(s.takeNodes()) {
 		if !s.removeTogether(caller{ctx: ctx}, some) {
 			return
 		}
 	}
 }
 
-// removeTogether removes the nodes of some holds, and then the nodes of the names where no other client is left, and reports whether the
-// server answered.
-func (s *session) removeTogether(c caller, holds []*hold) bool {
-	var nodes, dirs []any
-	for i, h := range holds {
-		nodes = append(nodes, &gozk.DeleteRequest{Path: h.node, Version: -1})
-		if i == 0 || h.dir != holds[i-1].dir { // two Reads may have a name
-			dirs = append(dirs, &gozk.DeleteRequest{Path: h.dir, Version: ourVersion})
+// unwanted is a node to be removed.
+type unwanted struct {
+	node string
+	dir  string // the node of the name
+	ours bool   // dir goes as well
+	rank int    // 1 for the node of a holder, and 0 for others
+}
+
+// takeNodes returns the nodes of the session in the order of their names, those of waiters before those of holders, so that no waiter of the
+// session is woken. The holds are over from now on, whatever becomes of the nodes, because the session ends.
+func (s *session) takeNodes() (nodes []unwanted) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for node, h := range s.nodes {
+		if h.phase == ending || h.phase == doubted {
+			continue
+		}
+		u := unwanted{node: node, dir: h.dir}
+		if h.phase == held {
+			u.rank, u.ours = 1, h.ours
+		}
+		nodes = append(nodes, u)
+	}
+	for _, h := range s.nodes {
+		if h.phase == held {
+			h.phase = over
+			if h.timer != nil {
+				h.timer.Stop()
+			}
 		}
 	}
-	for ops := append(nodes, dirs...); ; {
+	slices.SortFunc(nodes, func(a, b unwanted) int {
+		return cmp.Or(strings.Compare(a.dir, b.dir), cmp.Compare(a.rank, b.rank))
+	})
+	return nodes
+}
+
+// batches splits nodes into those that go in one request each.
+func batches(nodes []unwanted) (all [][]unwanted) {
+	for len(nodes) > 0 {
+		n, size := 0, 0
+		for n < min(len(nodes), maxTogether) {
+			if size += 2 * len(nodes[n].node); size > maxNodes && n > 0 {
+				break
+			}
+			n++
+		}
+		all, nodes = append(all, nodes[:n]), nodes[n:]
+	}
+	return all
+}
+
+// removeTogether removes some nodes, and the nodes of their names where no other client is left, and reports whether the server answered.
+func (s *session) removeTogether(c caller, some []unwanted) bool {
+	var nodes, dirs []any
+	last := ""
+	for _, u := range some {
+		nodes = append(nodes, &gozk.DeleteRequest{Path: u.node, Version: -1})
+		if u.ours && u.dir != last { // two Reads may have a name
+			dirs = append(dirs, &gozk.DeleteRequest{Path: u.dir, Version: ourVersion})
+			last = u.dir
+		}
+	}
+	for ops := append(nodes, dirs...); len(ops) > 0; {
 		if s.await(c) != nil {
 			return false
 		}
 		results, err := receive(c, s, send(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(ops...) }))
 		refused := slices.IndexFunc(results, func(r gozk.MultiResponse) bool { return r.Error != nil })
-		if err == nil || !isAnswer(err) || refused < 0 || refused >= len(ops) {
+		if err == nil || isOurs(err) {
+			return err == nil
+		}
+		if isAnswer(err) && refused >= 0 && refused < len(ops) {
+			ops = slices.Delete(ops, refused, refused+1)
+		} else if isServerError(err) && !isThrottled(err) || s.pause(c) != nil {
 			return isAnswer(err)
 		}
-		ops = slices.Delete(ops, refused, refused+1)
 	}
+	return true
 }
 
 // awaitEnd waits until the servers do not have the session any more, and reports whether they do not. A session that began anew under

@@ -153,7 +153,7 @@ func errOf(code int32) error {
 	case -118:
 		return gozk.ErrSessionMoved
 	}
-	return fmt.Errorf("%w: unknown error: %d", gozk.ErrUnknown, code)
+	return errorOf(code)
 }
 
 // errUnanswered is the error of a request that the server skipped: a later one was answered.

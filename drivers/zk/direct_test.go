@@ -3,14 +3,18 @@ package zk
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
 	gozk "github.com/go-zookeeper/zk"
 
+	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
@@ -213,6 +217,26 @@ func TestUnknownSessionIsTheEndOfTheSession(t *testing.T) {
 	} {
 		if got := isServerError(err); got != want {
 			t.Errorf("%v: an error of the server's own: got %t, want %t", err, got, want)
+		}
+	}
+}
+
+// TestErrorsOfServers: each error of ZooKeeper 3.5 to 3.9 has a name and a kind, through the library and past it.
+func TestErrorsOfServers(t *testing.T) {
+	for code, want := range map[int32]error{
+		-1: driver.ErrUnknown, -2: driver.ErrUnknown, -3: driver.ErrUnknown, -4: driver.ErrUnknown, -5: errors.ErrUnsupported, -6: errors.ErrUnsupported,
+		-7: driver.ErrUnknown, -13: driver.ErrUnavailable, -14: driver.ErrUnavailable, -113: errors.ErrUnsupported, -119: driver.ErrUnavailable,
+		-120: errors.ErrUnsupported, -121: errors.ErrUnsupported, -122: driver.ErrUnknown, -124: fs.ErrPermission, -125: driver.ErrUnavailable,
+		-127: driver.ErrUnavailable, -99: driver.ErrUnknown,
+	} {
+		for _, err := range []error{named(fmt.Errorf("unknown error: %d", code)), errOf(code)} {
+			text := fmt.Sprint(err)
+			if !errors.Is(err, want) || !isServerError(err) || isAnswer(err) != (want != driver.ErrUnknown) {
+				t.Errorf("%d: got %v, want an error of the server that matches %v, and refuses the request unless that is unknown", code, err, want)
+			}
+			if !strings.Contains(text, fmt.Sprint(code)) || strings.Contains(text, "unknown error") != (code == -99) {
+				t.Errorf("%d: the text is %q, want the name and the code", code, text)
+			}
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strconv"
 	"strings"
 
 	gozk "github.com/go-zookeeper/zk"
@@ -20,6 +21,8 @@ var (
 	errAgain       = errors.New("ask again")
 	errSealShared  = fmt.Errorf("a hold of the mode Read or Permit does not become a seal: %w", errors.ErrUnsupported)
 	errMarkPermits = fmt.Errorf("permits have no tokens to mark: %w", errors.ErrUnsupported)
+	// errLastNumber: the server has counted 2^31 children of a node. It gives the last number to each further one, so nobody is the first.
+	errLastNumber  = errors.New("there are no sequence numbers left below a node, which has to be deleted when nobody uses it")
 	errLongRequest = fmt.Errorf("owner and note take more than %d bytes", maxData)
 )
 
@@ -32,10 +35,93 @@ var answers = []error{
 // errAnswer is the error of an answer to another question. What became of the request is not known then.
 var errAnswer = errors.New("the server's answer makes no sense")
 
+// serverError is an error of the server that the library has no name for.
+type serverError struct {
+	code int32
+	errorCode
+}
+
+// errorCode is what an error of the server means.
+type errorCode struct {
+	name    string
+	kind    error // ErrUnavailable: the request may be repeated later
+	refused bool  // nothing was done
+}
+
+const throttled = -127
+
+// errorCodes are the errors of ZooKeeper 3.5 to 3.9 that the library has no name for, except UNKNOWNSESSION.
+var errorCodes = map[int32]errorCode{
+	-1:        {"system error", driver.ErrUnknown, false},
+	-2:        {"runtime inconsistency", driver.ErrUnknown, false},
+	-3:        {"data inconsistency", driver.ErrUnknown, false},
+	-4:        {"connection loss", driver.ErrUnknown, false},
+	-5:        {"marshalling error", errors.ErrUnsupported, true},
+	-6:        {"unimplemented", errors.ErrUnsupported, true},
+	-7:        {"operation timeout", driver.ErrUnknown, false},
+	-13:       {"no quorum of the new configuration", driver.ErrUnavailable, true},
+	-14:       {"reconfiguration in progress", driver.ErrUnavailable, true},
+	-113:      {"invalid callback", errors.ErrUnsupported, true},
+	-119:      {"read-only server", driver.ErrUnavailable, true},
+	-120:      {"ephemeral node on a local session", errors.ErrUnsupported, true},
+	-121:      {"no watcher", errors.ErrUnsupported, true},
+	-122:      {"request timeout", driver.ErrUnknown, false},
+	-124:      {"session closed because SASL authentication is required", fs.ErrPermission, true},
+	-125:      {"quota exceeded", driver.ErrUnavailable, true},
+	throttled: {"request throttled", driver.ErrUnavailable, true},
+}
+
+func (e *serverError) Error() string { return fmt.Sprintf("%s (ZooKeeper error %d)", e.name, e.code) }
+
+func (e *serverError) Unwrap() error { return e.kind }
+
+// errorOf returns the error of a code that the library has no name for.
+func errorOf(code int32) error {
+	meaning, known := errorCodes[code]
+	if !known {
+		meaning = errorCode{"unknown error", driver.ErrUnknown, false}
+	}
+	return &serverError{code, meaning}
+}
+
+// The library has no names for some errors of the server. UNKNOWNSESSION is one of these: the session ended while the server worked on the
+// request. The end of the session follows, as after ErrSessionExpired.
+const (
+	withoutName    = "unknown error: "
+	unknownSession = -12
+)
+
+// named gives an error of the library its name.
+func named(err error) error {
+	if err == nil {
+		return nil
+	}
+	digits, ok := strings.CutPrefix(err.Error(), withoutName)
+	code, failed := strconv.ParseInt(digits, 10, 32)
+	if !ok || failed != nil || code == unknownSession {
+		return err
+	}
+	return errorOf(int32(code))
+}
+
+func serverErrorIn(err error) (e *serverError) {
+	errors.As(named(err), &e)
+	return e
+}
+
+// isThrottled reports whether the server has put off a request, which is to be repeated soon.
+func isThrottled(err error) bool {
+	e := serverErrorIn(err)
+	return e != nil && e.code == throttled
+}
+
 // isAnswer reports whether a request was certainly handled, or certainly never sent.
 func isAnswer(err error) bool {
 	if err == nil {
 		return true
+	}
+	if e := serverErrorIn(err); e != nil {
+		return e.refused
 	}
 	for _, a := range answers {
 		if errors.Is(err, a) {
@@ -45,17 +131,13 @@ func isAnswer(err error) bool {
 	return false
 }
 
-// unknownSession is how the library puts the server's UNKNOWNSESSION, which it does not know: the session ended while the server worked on the
-// request. The end of the session follows, as after ErrSessionExpired.
-const unknownSession = "unknown error: -12"
-
 // isServerError reports whether the error is a server's, and not the end of a connection or of the session. Something may have been done all
 // the same.
 func isServerError(err error) bool {
 	if isAnswer(err) || errors.Is(err, gozk.ErrAPIError) || errors.Is(err, gozk.ErrUnknown) {
 		return true
 	}
-	return strings.HasPrefix(err.Error(), "unknown error:") && err.Error() != unknownSession
+	return serverErrorIn(err) != nil
 }
 
 // fault makes the error of a call out of the error of a request that can have left nothing.
@@ -74,6 +156,15 @@ func fault(ctx context.Context, s *session, err error) error {
 		}
 	}
 	return withCause(ctx, driver.ErrUnavailable, err)
+}
+
+// undecided makes the error of a call out of the error of a request that may have been carried out.
+func (d *Driver) undecided(ctx context.Context, err error) error {
+	err = withCause(ctx, driver.ErrUnknown, err)
+	if d.life.Open().Err() != nil {
+		return fmt.Errorf("%w: %w", driver.ErrClosed, err)
+	}
+	return err
 }
 
 // withCause adds the reason of the end of ctx to an error that does not name the reason.

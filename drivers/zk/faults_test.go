@@ -320,3 +320,34 @@ func TestRemovedNode(t *testing.T) {
 	release(t, w.Granted(t))
 	wantErr(t, "ForceUnlock of a free lock", b.ForceUnlock(t.Context(), "a"), driver.ErrNotHeld)
 }
+
+// TestThrottlingServer has a server put off requests that it is too busy for: they are repeated, whatever they are.
+func TestThrottlingServer(t *testing.T) {
+	s := testenv.ZooKeeper(t, "-Dzookeeper.request_throttle_max_requests=1", "-Dzookeeper.request_throttle_stall_time=5",
+		"-Dzookeeper.throttled_op_wait_time=1")
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	var all sync.WaitGroup
+	for range 2 {
+		d := openURL(t, "zk://%s", s.Addr)
+		for w := range 16 {
+			all.Go(func() {
+				for ctx.Err() == nil {
+					r := request(fmt.Sprint("q/", w%8))
+					if w%4 == 0 {
+						r.Name += "p"
+						r.Mode, r.Permits, r.Limit = driver.Permit, 1, 2
+					}
+					l, err := d.Acquire(ctx, r)
+					if err == nil {
+						err = l.Release(guard(t))
+					}
+					if err != nil && ctx.Err() == nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+	}
+	all.Wait()
+}

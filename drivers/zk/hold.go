@@ -33,6 +33,7 @@ type hold struct {
 	infix   string        // in the name of the node
 	prefix  string        // of the name of the node
 	node    string        // its path, once known
+	paths   int           // bytes of the paths of the request's nodes
 	more    int           // nodes for further permits, made together with the node, with the next numbers
 	seq     int32         // of the node
 	first   atomic.Uint64 // token
@@ -118,6 +119,9 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	return nil
 }
 
+// leave ends the use of the session.
+func (h *hold) leave() { h.session.leaveWith(h.paths) }
+
 // count is how many nodes the hold has.
 func (h *hold) count() int { return h.more + 1 }
 
@@ -166,7 +170,7 @@ func (h *hold) expire() {
 	h.phase = expired
 	s.fresh.Remove(h)
 	s.mu.Unlock()
-	h.driver.ghosts.Add(&ghost{session: s, hold: h, leaves: true})
+	h.driver.haunt(&ghost{session: s, hold: h, leaves: true})
 }
 
 // lose ends a hold other than by Release, and reports whether the holder is to be told.
@@ -183,7 +187,7 @@ func (h *hold) lose(cause error) bool {
 	s.fresh.Remove(h)
 	s.mu.Unlock()
 	if tell {
-		s.leave()
+		h.leave()
 	}
 	return tell
 }
@@ -193,7 +197,7 @@ func (h *hold) removed() {
 	told := h.lose(driver.ErrRemoved)
 	h.forget()
 	if told && h.more > 0 {
-		h.driver.ghosts.Add(&ghost{session: h.session, hold: h}) // the other nodes
+		h.driver.haunt(&ghost{session: h.session, hold: h}) // the other nodes
 	}
 	if told {
 		h.request.Events.Lost(driver.ErrRemoved)
@@ -240,9 +244,9 @@ func (h *hold) Release(ctx context.Context) error {
 	}
 	err := h.release(ctx)
 	if errors.Is(err, driver.ErrUnknown) {
-		h.driver.ghosts.Add(&ghost{session: s, hold: h, leaves: true})
+		h.driver.haunt(&ghost{session: s, hold: h, leaves: true})
 	} else {
-		s.leave()
+		h.leave()
 	}
 	return err
 }
@@ -260,7 +264,10 @@ func (h *hold) release(ctx context.Context) error {
 		err := s.await(c)
 		if err == nil {
 			sent = d.now()
-			_, err = receive(c, s, h.askToRemove())
+			_, err = outcome(c, s, h.askToRemove())
+		}
+		if errors.Is(err, errOver) && !s.hasEnded(c) {
+			return d.undecided(ctx, err)
 		}
 		settled, ended := err == nil || errors.Is(err, gozk.ErrNoNode) || errors.Is(err, errOver), err == nil
 		s.mu.Lock()
@@ -285,13 +292,31 @@ func (h *hold) release(ctx context.Context) error {
 			h.phase, h.doubtedAt = doubted, sent
 		}
 		s.mu.Unlock()
-		if isOurs(err) || isAnswer(err) {
-			return withCause(ctx, driver.ErrUnknown, err)
+		if isOurs(err) || isAnswer(err) && !isThrottled(err) {
+			return d.undecided(ctx, err)
 		}
 		if err := s.pause(c); err != nil {
-			return withCause(ctx, driver.ErrUnknown, err)
+			return d.undecided(ctx, err)
 		}
 	}
+}
+
+// hasEnded reports whether a session that is over has ended at the server too. It has when it was lost. Close may get no answer.
+func (s *session) hasEnded(c caller) bool {
+	if s.driver.life.Open().Err() == nil {
+		return true
+	}
+	s.mu.Lock()
+	closed := s.dead && !s.lost
+	s.mu.Unlock()
+	if !closed {
+		return true
+	}
+	select {
+	case <-s.buried:
+	case <-c.ctx.Done():
+	}
+	return s.gone.Load()
 }
 
 // askToRemove asks to remove the node, and with the last node of a name the node of the name, if a driver made it. Where others are likely
@@ -304,15 +329,15 @@ func (h *hold) askToRemove() <-chan reply[struct{}] {
 	alone := h.ours && !h.crowded
 	s.mu.Unlock()
 	if alone {
-		return send(s, h.removeBoth)
+		return sendChange(s, h.removeBoth)
 	}
 	if h.more > 0 {
-		return send(s, h.removeNodes)
+		return sendChange(s, h.removeNodes)
 	}
 	if answer := s.removeNow(h.node); answer != nil {
 		return answer
 	}
-	return send(s, h.removeNodes)
+	return sendChange(s, h.removeNodes)
 }
 
 // removeNodes removes the nodes of the hold, all in one step. If somebody has removed one, the others go one after the other.

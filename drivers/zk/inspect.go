@@ -36,8 +36,8 @@ func holders(queue []standing) int {
 	return len(queue)
 }
 
-// Inspect implements driver.Inspector. Status.Since is when the holder asked for the lock, on the server's clock. Status.Token and TTL
-// are known for holders of this driver alone. Contenders of other libraries are named by their nodes.
+// Inspect implements driver.Inspector. Status.Since is when the holder asked for the lock, on the server's clock. Status.TTL
+// is known if the first holder is of this driver, and Token if all holders are. Contenders of other libraries are named by their nodes.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	s, err := d.board(caller{ctx: ctx}, d.options.TTL)
 	if err != nil {
@@ -81,12 +81,25 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 		status.Queue = append(status.Queue, s.value.Owner)
 	}
 	if h := d.ownHold(dir + "/" + first.child); h != nil {
-		if first, n := h.Tokens(); n > 0 {
-			status.Token = first + uint64(n) - 1
-		}
 		status.TTL = max(0, time.Until(h.Expires()))
 	}
+	status.Token = d.lastToken(dir, queue[:n])
 	return status, nil
+}
+
+// lastToken returns the highest token of some holders, which is that of the last grant, or 0 unless all of them are holds of this driver. The order
+// of the nodes is not that of the grants.
+func (d *Driver) lastToken(dir string, holders []standing) (last uint64) {
+	for _, one := range holders {
+		h := d.ownHold(dir + "/" + one.child)
+		if h == nil {
+			return 0
+		}
+		if first, n := h.Tokens(); n > 0 {
+			last = max(last, first+uint64(n)-1)
+		}
+	}
+	return last
 }
 
 // contenders returns the holders and the waiters of a name, in order, and whether the node of the name exists.
@@ -200,8 +213,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	}
 	n := holders(queue)
 	if n == 0 && exists {
-		var v permits
-		v, err = query(c, s, func(c *gozk.Conn) (permits, error) { return readPermits(c, dir, false) })
+		v, err := d.readGranted(c, s, dir)
 		if err != nil {
 			return fault(ctx, s, err)
 		}
@@ -214,12 +226,15 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if _, sealed := sealOf(queue[0].child); sealed {
 		return driver.ErrSealed
 	}
-	var removed atomic.Bool
+	var removed, unknown atomic.Bool
 	err = forEach(queue[:n], func(one *standing) error {
 		node := dir + "/" + one.child
-		_, err := query(c, s, func(c *gozk.Conn) (struct{}, error) { return remove(c, node) })
+		_, sent, err := insist(c, s, func(c *gozk.Conn) (struct{}, error) { return remove(c, node) })
 		if errors.Is(err, gozk.ErrNoNode) {
 			return nil
+		}
+		if sent {
+			unknown.Store(true)
 		}
 		if err == nil {
 			removed.Store(true)
@@ -229,7 +244,11 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 		}
 		return err
 	})
-	if err != nil {
+	switch {
+	case err == nil:
+	case removed.Load(), unknown.Load():
+		return d.undecided(ctx, err)
+	default:
 		return fault(ctx, s, err)
 	}
 	if !removed.Load() {

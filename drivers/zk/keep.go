@@ -40,7 +40,12 @@ func (s *session) confirm() time.Duration {
 			return max(time.Duration(due-now), time.Millisecond)
 		}
 		err := s.ask(r, now)
-		s.tell(err)
+		if !isThrottled(err) {
+			s.tell(err)
+		}
+		if isThrottled(err) {
+			return s.patience() / 20
+		}
 		if err != nil {
 			return s.pace() // unless there is another connection before
 		}

@@ -125,21 +125,22 @@ func (d *Driver) changeLatch(ctx context.Context, name, id string, change func(l
 		if err != nil {
 			return false, fault(ctx, s, err)
 		}
-		results, err := receive(c, s, send(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(append(note.ops, ops...)...) }))
+		results, err := outcome(c, s, sendChange(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(append(note.ops, ops...)...) }))
 		switch {
 		case err == nil:
 			d.endLatch(c, s, l, results)
 			return did, nil
-		case errors.Is(err, errStopping):
-			return false, driver.ErrClosed
 		case !isAnswer(err):
-			return false, withCause(ctx, driver.ErrUnknown, err)
+			return false, d.undecided(ctx, err)
 		case !isOutdated(err):
 			return false, fault(ctx, s, err)
 		}
 		did, known, err := d.changes.find(c, s, note)
 		if known {
 			return did, nil
+		}
+		if isOurs(err) { // the request was refused, perhaps because an earlier one was carried out
+			return false, d.undecided(ctx, err)
 		}
 		if err == nil {
 			err = d.makeAbove(c, s, node)

@@ -199,6 +199,8 @@ func (l *link) received(frame []byte) error {
 	answer := request.size > 0
 	switch {
 	case request.take != nil: // the taker looks whether the answer makes sense
+	case request.op == opWatch && code != 0: // the library takes the watches for set
+		return errAnswer
 	case !answer && xid >= 0, code == 0 && !makesSense(request.op, body[headerSize:]):
 		return errAnswer
 	}

@@ -15,6 +15,7 @@ const (
 	guidPrefix = "_c_"
 	hexDigits  = "0123456789ABCDEF"
 	seqDigits  = 10
+	guidSize   = 16
 )
 
 // infixes stand in the names of contenders, before the sequence number, and tell the mode: first those of Curator, which the driver uses
@@ -156,7 +157,8 @@ func contenderOf(child string) (c contender, ok bool) {
 	return contender{}, false
 }
 
-// before reports whether a contender comes before another. Sequence numbers go on from the largest to the smallest. A thread of Curator with
+// before reports whether a contender comes before another. The driver has no nodes with
+// the largest number or negative ones (errLastNumber); those of other libraries come last. A thread of Curator with
 // the write lock takes the read lock by a node with the number of its writer; other equal numbers were made by hand.
 func (c contender) before(other contender) bool {
 	switch {
@@ -187,7 +189,7 @@ func (o *Options) infix(mode driver.Mode) string {
 
 // newPrefix returns what the name of a new node begins with: the form of Curator and go-zookeeper, with a guid of 128 random bits.
 func newPrefix(infix string) string {
-	var guid [16]byte
+	var guid [guidSize]byte
 	rand.Read(guid[:]) // never fails
 	b := make([]byte, 0, len(guidPrefix)+2*len(guid)+1+len(infix))
 	b = append(b, guidPrefix...)
@@ -195,6 +197,20 @@ func newPrefix(infix string) string {
 	b = append(b, '-')
 	return string(append(b, infix...))
 }
+
+// paths returns how many bytes the paths of the nodes of a request take: of a contender, or of all permits and of the place in line.
+func (d *Driver) paths(r *driver.Request) int {
+	dir, infix := d.dir(r.Name), d.options.infix(r.Mode)
+	if r.Mode != driver.Permit {
+		return pathSize(dir, prefixSize(infix))
+	}
+	return r.Permits*pathSize(dir+"/"+leasesPart, prefixSize(infix)) + pathSize(dir+"/"+linePart, prefixSize(lineInfix))
+}
+
+// pathSize returns how many bytes the path of a node below dir takes in the transaction that ends its session.
+func pathSize(dir string, prefix int) int { return len(dir) + 1 + prefix + seqDigits + pathExtra }
+
+func prefixSize(infix string) int { return len(guidPrefix) + 2*guidSize + 1 + len(infix) }
 
 // sibling returns the path of a node that was made together with another one, i nodes later.
 func sibling(node string, i int) string {

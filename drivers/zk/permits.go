@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,6 +24,9 @@ const (
 	leasesPart = "leases"
 	keptPart   = "%limit" // no name has a path with this part
 )
+
+// givesWayFor is how long a request may take to give leases back that were not granted. See readGranted.
+const givesWayFor = 50 * time.Millisecond
 
 // maxNodes bounds the request for the nodes of many permits, in bytes.
 const maxNodes = sendBuffer / 2
@@ -358,7 +362,7 @@ func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
 	kept := dir + "/" + keptPart
 	first := any(&gozk.CheckVersionRequest{Path: kept, Version: -1})
 	for {
-		_, err := query(c, s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) {
+		_, sent, err := insist(c, s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) {
 			return c.Multi(first, &gozk.SetDataRequest{Path: dir, Data: limitData(limit), Version: -1})
 		})
 		switch {
@@ -372,39 +376,63 @@ func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
 			return fault(ctx, s, err)
 		case err == nil:
 			return nil
-		case errors.Is(err, errNoAnswer):
-			return withCause(ctx, driver.ErrUnknown, err)
+		case sent:
+			return d.undecided(ctx, err)
 		default:
 			return fault(ctx, s, err)
 		}
 	}
 }
 
-// granted returns the leases in their order, and how many of them are those of granted permits, of how many holds. Behind them is who is about to
-// give way, and a waiter of Curator that is the first in line.
+// readGranted reads the permits of a name for Inspect. Leases beyond the limit are those of permits that were granted before the limit was lowered,
+// or those of a request that is about to give way. The latter are soon gone: a second look leaves out what is not in both.
+func (d *Driver) readGranted(c caller, s *session, name string) (v permits, err error) {
+	read := func(c *gozk.Conn) (permits, error) { return readPermits(c, name, false) }
+	v, err = query(c, s, read)
+	if err != nil || v.limit == 0 || len(v.leases) <= v.limit {
+		return v, err
+	}
+	if !d.life.Sleep(c.ctx, givesWayFor) {
+		return v, errNoAnswer
+	}
+	first := v.leases
+	if v, err = query(c, s, read); err == nil && v.limit != 0 && len(v.leases) > v.limit {
+		v.leases = slices.DeleteFunc(v.leases, func(l contender) bool { return !slices.Contains(first, l) })
+	}
+	return v, err
+}
+
+// granted returns the leases in their order, and how many of them are those of granted permits, of how many holds. Behind them is a waiter of
+// Curator, which is the first in line: the waiter has a lease beyond the limit.
 func (v *permits) granted() (queue []standing, used, holders int) {
 	var children []string
 	for _, l := range v.leases {
 		children = append(children, l.child)
 	}
 	queue = inOrder(children)
-	for end := 0; end < len(queue); {
+	used = len(queue)
+	if line := inOrder(v.line); v.limit != 0 && used > v.limit && len(line) > 0 && isCurators(line[0].child) && isCurators(queue[used-1].child) {
+		used--
+	}
+	for end := 0; end < used; holders++ {
 		head := strings.TrimSuffix(queue[end].child, sequence(queue[end].seq))
-		for end < len(queue) && strings.HasPrefix(queue[end].child, head) {
+		for end < used && strings.HasPrefix(queue[end].child, head) {
 			end++
 		}
-		if v.limit != 0 && end > v.limit {
-			break
-		}
-		used, holders = end, holders+1
 	}
 	return queue, used, holders
+}
+
+// isCurators reports whether the name of a node has a guid as Curator writes it.
+func isCurators(child string) bool {
+	guid, _, _ := strings.Cut(strings.TrimPrefix(child, guidPrefix), "-")
+	return len(guid) != 2*guidSize
 }
 
 // inspectPermits is Inspect for a name without contenders.
 func (d *Driver) inspectPermits(c caller, s *session, name string) (driver.Status, error) {
 	for {
-		v, err := query(c, s, func(c *gozk.Conn) (permits, error) { return readPermits(c, name, false) })
+		v, err := d.readGranted(c, s, name)
 		leases, used, holders := v.granted()
 		line := inOrder(v.line)
 		if err == nil {

@@ -379,3 +379,53 @@ func awaitChange(t *testing.T, changed <-chan struct{}, d *zk.Driver, used int) 
 		}
 	}
 }
+
+// TestLimitBelowWhatIsHeld: all permits that are held count, and are removed by force, beyond a limit that was lowered too.
+func TestLimitBelowWhatIsHeld(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	d, other := openURL(t, "zk://%s", s.Addr), openURL(t, "zk://%s", s.Addr)
+	var held []*driver.Request
+	for i := range 3 {
+		r := request("x")
+		r.Mode, r.Permits, r.Limit = driver.Permit, 1+i, 6
+		acquire(t, d, r)
+		held = append(held, r)
+	}
+	if err := other.SetLimit(guard(t), "x", 1); err != nil {
+		t.Fatal(err)
+	}
+	waiting := request("x")
+	waiting.Mode, waiting.Permits, waiting.Limit = driver.Permit, 1, 1
+	w := wait(t, other, waiting)
+	if got, err := other.Inspect(guard(t), "x"); err != nil || got.Used != 6 || got.Holders != 3 || got.Limit != 1 || got.Waiters != 1 {
+		t.Errorf("Inspect: got %+v, %v, want 6 permits in 3 holds, and a waiter", got, err)
+	}
+	if err := other.ForceUnlock(guard(t), "x"); err != nil {
+		t.Error(err)
+	}
+	for _, r := range held {
+		wantErr(t, "a hold", lostBy(t, r), driver.ErrRemoved)
+	}
+	release(t, w.Granted(t))
+}
+
+// TestTokenOfReaders: Inspect reports the token of the last grant, whichever node comes first, and none where another client may have it.
+func TestTokenOfReaders(t *testing.T) {
+	s := testenv.ZooKeeper(t)
+	d, other := openURL(t, "zk://%s", s.Addr), openURL(t, "zk://%s", s.Addr)
+	read := func() *driver.Request {
+		r := request("x")
+		r.Mode = driver.Read
+		return r
+	}
+	acquire(t, d, read())
+	last := acquire(t, d, read())
+	if got, err := d.Inspect(guard(t), "x"); err != nil || got.Token != lastOf(last) || got.Holders != 2 {
+		t.Errorf("got %+v, %v, want the token %d", got, err, lastOf(last))
+	}
+	theirs := acquire(t, other, read())
+	if got, err := d.Inspect(guard(t), "x"); err != nil || got.Token != 0 || got.Holders != 3 {
+		t.Errorf("beside another reader: got %+v, %v, want no token", got, err)
+	}
+	release(t, theirs)
+}

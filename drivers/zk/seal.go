@@ -143,7 +143,7 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	again := h.sealing
 	h.sealing = true
 	s.mu.Unlock()
-	_, err := receive(c, s, send(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return h.replace(c, seal) }))
+	_, err := outcome(c, s, sendChange(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return h.replace(c, seal) }))
 	if again && errors.Is(err, gozk.ErrNoNode) { // an earlier request without an answer may have sealed the name
 		var found listing
 		found, err = query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, h.dir) })
@@ -163,7 +163,7 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	case isAnswer(err):
 		return fault(ctx, s, err)
 	}
-	return withCause(ctx, driver.ErrUnknown, err)
+	return d.undecided(ctx, err)
 }
 
 // replace puts a seal in the place of the node.
@@ -253,7 +253,7 @@ func (h *hold) change(ctx context.Context, change func(record) record) (next rec
 			return r, fault(ctx, s, err)
 		}
 		ops := append([]any{&gozk.CheckVersionRequest{Path: h.node, Version: -1}}, h.driver.changeBase(h.dir, r, next)...)
-		results, err := receive(c, s, send(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(ops...) }))
+		results, err := outcome(c, s, sendChange(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(ops...) }))
 		switch {
 		case err == nil:
 			return next, nil
@@ -261,7 +261,7 @@ func (h *hold) change(ctx context.Context, change func(record) record) (next rec
 			h.removed()
 			return r, driver.ErrNotHeld
 		case !isAnswer(err):
-			return r, withCause(ctx, driver.ErrUnknown, err)
+			return r, h.driver.undecided(ctx, err)
 		case i == maxMarking || !isOutdated(err):
 			return r, fault(ctx, s, err)
 		}

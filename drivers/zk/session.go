@@ -18,13 +18,21 @@ import (
 )
 
 const (
-	idleFor    = 5 * time.Minute // an empty session ends after so long, but for the first
+	idleFor    = 5 * time.Minute // an empty session ends after so long, except the oldest one of the usual TTL
 	sendBuffer = 256 << 10       // of the library, for one request
 	maxAnswer  = 64 << 20        // the names of a million contenders; a greater length is wrong
 	fixedExtra = 4               // see class
+
+	// usualMaxPaths bounds the paths of the nodes of a session, in bytes. The transaction that ends a session lists all these paths. Servers
+	// store it whatever its size, but cannot read a transaction of more than twice jute.maxbuffer, which is 2 MiB by default: no server of
+	// the ensemble starts again.
+	usualMaxPaths = 512 << 10
+
+	// pathExtra is what the transaction needs for each path besides.
+	pathExtra = 4
 )
 
-// session carries the locks of one TTL. The library keeps the session alive every third of the TTL, and keep learns until when the session
+// session carries locks of one TTL. The library keeps the session alive every third of the TTL, and keep learns until when the session
 // lasts for sure. Once this end has passed, the session is given up: the only request from then on is the one to end the session.
 type session struct {
 	driver *Driver
@@ -40,6 +48,8 @@ type session struct {
 	kick   chan struct{} // buffered; signaled when run has to look
 	joined chan struct{} // buffered; signaled when there is a new connection
 	calls  sync.WaitGroup
+
+	changing sync.WaitGroup // requests that change something; nobody adds to it once dead is set
 
 	confirmation confirmation
 
@@ -61,6 +71,7 @@ type session struct {
 	last     error         // why the last connection could not be made
 	links    map[*link]struct{}
 	users    int // attempts and holds
+	paths    int // bytes of the paths of their nodes and of ghosts, at most usualMaxPaths
 	retired  bool
 	dead     bool
 	lost     bool  // with dead: the session ended, and was not closed
@@ -73,10 +84,15 @@ type session struct {
 	removing map[string]struct{}      // nodes of names that removeNameNode is about to remove
 }
 
-// board returns the session of a class, with the caller as one of its users.
+// board returns a session of a class, with the caller as one of its users.
 func (d *Driver) board(c caller, class time.Duration) (*session, error) {
+	return d.boardWith(c, class, 0)
+}
+
+// boardWith is board for a caller whose nodes have paths of so many bytes.
+func (d *Driver) boardWith(c caller, class time.Duration, paths int) (*session, error) {
 	for {
-		s, err := d.boardOnce(c, class)
+		s, err := d.boardOnce(c, class, paths)
 		if s != nil || err != nil {
 			return s, err
 		}
@@ -84,9 +100,9 @@ func (d *Driver) board(c caller, class time.Duration) (*session, error) {
 }
 
 // boardOnce returns nil, nil for a session that turned out to be over.
-func (d *Driver) boardOnce(c caller, class time.Duration) (*session, error) {
+func (d *Driver) boardOnce(c caller, class time.Duration, paths int) (*session, error) {
 	d.mu.Lock()
-	s := d.sessions[class]
+	s := d.sessionFor(class, paths)
 	if s == nil {
 		s = newSession(d, class)
 		if d.life.Open().Err() != nil || !d.life.Go(s.run) {
@@ -94,11 +110,12 @@ func (d *Driver) boardOnce(c caller, class time.Duration) (*session, error) {
 			s.cut()
 			return nil, driver.ErrClosed
 		}
-		d.sessions[class] = s
+		d.sessions[class] = append(d.sessions[class], s)
 		d.all[s] = struct{}{}
 	}
 	s.mu.Lock()
 	s.users++
+	s.paths += paths
 	room := s.room
 	s.mu.Unlock()
 	d.mu.Unlock()
@@ -107,10 +124,10 @@ func (d *Driver) boardOnce(c caller, class time.Duration) (*session, error) {
 		case <-open:
 		case <-c.ctx.Done():
 			err := fault(c.ctx, s, errNoAnswer)
-			s.leave()
+			s.leaveWith(paths)
 			return nil, err
 		case <-d.life.Open().Done():
-			s.leave()
+			s.leaveWith(paths)
 			return nil, driver.ErrClosed
 		}
 	}
@@ -121,10 +138,24 @@ func (d *Driver) boardOnce(c caller, class time.Duration) (*session, error) {
 		s.die(driver.ErrSessionEnded)
 	}
 	if s.isDead() {
-		s.leave()
+		s.leaveWith(paths)
 		return nil, nil
 	}
 	return s, nil
+}
+
+// sessionFor returns the first open session of a class that has room for paths of so many bytes, or nil. A session without nodes has room for
+// those of any request. d.mu is held.
+func (d *Driver) sessionFor(class time.Duration, paths int) *session {
+	for _, s := range d.sessions[class] {
+		s.mu.Lock()
+		has := s.paths
+		s.mu.Unlock()
+		if paths == 0 || has == 0 || has+paths <= d.maxPaths {
+			return s
+		}
+	}
+	return nil
 }
 
 // class returns the timeout of the session for a request. Leases that end by themselves have TTLs of all kinds: so that there are not
@@ -170,9 +201,13 @@ func (s *session) patience() time.Duration {
 }
 
 // leave ends what board began.
-func (s *session) leave() {
+func (s *session) leave() { s.leaveWith(0) }
+
+// leaveWith ends what boardWith began.
+func (s *session) leaveWith(paths int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.paths -= paths
 	if s.users--; s.users == 0 {
 		s.idle = s.driver.now()
 		if s.retired {
@@ -209,8 +244,16 @@ func (s *session) unlist() {
 	d := s.driver
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.sessions[s.class] == s {
+	d.strike(s)
+}
+
+// strike takes a session off the list of those that are open. d.mu is held.
+func (d *Driver) strike(s *session) {
+	left := slices.DeleteFunc(d.sessions[s.class], func(other *session) bool { return other == s })
+	if len(left) == 0 {
 		delete(d.sessions, s.class)
+	} else {
+		d.sessions[s.class] = left
 	}
 }
 
@@ -442,13 +485,12 @@ func (s *session) useless() bool {
 	defer d.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.users > 0 || !s.retired && (s.class == d.options.TTL || d.now()-s.idle < int64(idleFor)) {
+	usual := s.class == d.options.TTL && len(d.sessions[s.class]) > 0 && d.sessions[s.class][0] == s
+	if s.users > 0 || !s.retired && (usual || d.now()-s.idle < int64(idleFor)) {
 		return false
 	}
 	s.retired = true
-	if d.sessions[s.class] == s { // so that nobody joins meanwhile
-		delete(d.sessions, s.class)
-	}
+	d.strike(s) // so that nobody joins meanwhile
 	return true
 }
 
@@ -487,19 +529,14 @@ func (s *session) kill(lost bool) []*hold {
 func (s *session) bury() {
 	defer s.cut()
 	<-s.ready
+	s.mu.Lock()
+	lost := s.lost
+	s.mu.Unlock()
 	if s.conn != nil {
-		closed := make(chan struct{})
-		go func() { // ends soon after the connections
-			s.conn.Close()
-			close(closed)
-		}()
-		giveUp := time.NewTimer(attemptFor)
-		select {
-		case <-closed:
-		case <-giveUp.C:
-		case <-s.online.Done():
+		if !lost { // the library drops the answers of all requests when it ends the session
+			s.within(leaveFor, s.changing.Wait)
 		}
-		giveUp.Stop()
+		closed := s.within(attemptFor, s.conn.Close) // ends soon after the connections
 		s.cut()
 		s.breakLinks()
 		<-closed
@@ -515,6 +552,23 @@ func (s *session) bury() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.all, s)
+}
+
+// within runs f in a goroutine, and returns when f has, at the latest after bound or when no more connections are to be made.
+func (s *session) within(bound time.Duration, f func()) (done <-chan struct{}) {
+	ended := make(chan struct{})
+	go func() {
+		f()
+		close(ended)
+	}()
+	timer := time.NewTimer(bound)
+	defer timer.Stop()
+	select {
+	case <-ended:
+	case <-timer.C:
+	case <-s.online.Done():
+	}
+	return ended
 }
 
 func (s *session) breakLinks() {

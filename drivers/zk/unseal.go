@@ -87,14 +87,12 @@ func (d *Driver) changeSeal(ctx context.Context, dir string, change func(*sessio
 		if len(ops) == 0 {
 			return nil
 		}
-		_, err = receive(c, s, send(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(ops...) }))
+		_, err = outcome(c, s, sendChange(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(ops...) }))
 		switch {
 		case err == nil:
 			return nil
-		case errors.Is(err, errStopping):
-			return driver.ErrClosed
 		case !isAnswer(err):
-			return withCause(ctx, driver.ErrUnknown, err)
+			return d.undecided(ctx, err)
 		case !isOutdated(err): // others loosen or remove the seal, each of them once
 			return fault(ctx, s, err)
 		}

@@ -178,6 +178,6 @@ func (h *hold) abandon(c caller, err error) error {
 
 // leaveBehind has the node removed in the background.
 func (h *hold) leaveBehind(err error) error {
-	h.driver.ghosts.Add(&ghost{session: h.session, hold: h})
+	h.driver.haunt(&ghost{session: h.session, hold: h})
 	return err
 }

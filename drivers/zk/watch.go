@@ -86,7 +86,7 @@ func (h *hold) watch(c caller, node string, request func(*gozk.Conn, string) err
 		return nil, driver.ErrClosed
 	case errors.Is(err, errNoAnswer):
 		return nil, h.giveUp(c)
-	case err != nil && !isAnswer(err):
+	case err != nil && !isAnswer(err), isThrottled(err):
 		if err := s.pause(c); err != nil {
 			return nil, h.giveUp(c)
 		}

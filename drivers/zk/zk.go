@@ -34,8 +34,9 @@
 // with 256 tokens from 256 times the id of the last transaction in the answer. Client 2 is alone at its release, so the node of the name
 // goes as well.
 //
-// A node is ephemeral: it goes with the session of its client, which the driver keeps alive. There is one session for all locks of one
-// TTL, the timeout of the session. The server bounds timeouts, usually to between 2 and 20 ticks of 2 seconds; Info tells the bounds, and
+// A node is ephemeral: it goes with the session of its client, which the driver keeps alive. All locks of one TTL share a session, whose
+// timeout is the TTL. A session carries nodes with paths of at most 512 KiB, because the transaction that ends the session lists the
+// paths, and no server can read a transaction much larger than jute.maxbuffer. Further nodes are on further sessions. The server bounds timeouts, usually to between 2 and 20 ticks of 2 seconds; Info tells the bounds, and
 // other TTLs are refused. A lock with an expiry of its own is on a session of its TTL or up to a quarter more, and the driver removes
 // the node in time. The driver makes its own sessions, because a session without an answer for its TTL has to be given up for good,
 // and a connection of the library tells neither the timeout that the server granted nor when the server last answered. To be sure that the
@@ -233,10 +234,11 @@ type Driver struct {
 	told       atomic.Pointer[func(error)] // see OnKeepAlive; nil if nobody asked
 	checkAfter atomic.Int64                // see usualCheckAfter
 	nudgeAfter atomic.Int64                // see usualNudgeAfter
+	maxPaths   int                         // see usualMaxPaths
 
 	mu       sync.Mutex
-	sessions map[time.Duration]*session
-	all      map[*session]struct{} // until they are buried
+	sessions map[time.Duration][]*session // the open ones of a TTL, the oldest first
+	all      map[*session]struct{}        // until they are buried
 
 	watchMu sync.Mutex
 	watched map[string]*nameWatch // by node
@@ -261,7 +263,8 @@ func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
 		options:  *o,
 		epoch:    time.Now(),
 		life:     lifecycle.New(),
-		sessions: make(map[time.Duration]*session),
+		sessions: make(map[time.Duration][]*session),
+		maxPaths: usualMaxPaths,
 		all:      make(map[*session]struct{}),
 		watched:  make(map[string]*nameWatch),
 		changes:  changes{keptFor: usualKeptFor, turn: make(chan struct{}, 1)},
