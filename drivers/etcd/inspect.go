@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"time"
 	"unicode/utf8"
@@ -134,7 +135,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	for some := range slices.Chunk(holders, maxCombined) {
 		answer, err := d.transact(bounded, []clientv3.Cmp{notSealed(dir)}, deletions(some), nil)
 		if err != nil {
-			return d.queryFault(ctx, err)
+			return d.changeFault(ctx, err)
 		}
 		if !answer.Succeeded {
 			return driver.ErrSealed
@@ -178,11 +179,25 @@ func (d *Driver) holders(ctx context.Context, dir string) ([]*mvccpb.KeyValue, e
 	}
 }
 
-// queryFault is fault for requests that belong to no hold.
+// queryFault is fault for requests that belong to no hold and change nothing.
 func (d *Driver) queryFault(ctx context.Context, err error) error {
 	if d.life.Open().Err() != nil {
 		return driver.ErrClosed
 	}
 	err, _ = fault(ctx, err)
 	return err
+}
+
+// changeFault is fault for requests that belong to no hold. If Close crosses a
+// request that may have been carried out, the error matches driver.ErrUnknown
+// and driver.ErrClosed.
+func (d *Driver) changeFault(ctx context.Context, err error) error {
+	err, doubt := fault(ctx, err)
+	switch {
+	case d.life.Open().Err() == nil:
+		return err
+	case doubt:
+		return fmt.Errorf("%w: %w", driver.ErrClosed, err)
+	}
+	return driver.ErrClosed
 }

@@ -103,7 +103,7 @@ func (d *Driver) changeLatch(ctx context.Context, name, id string, change func(l
 			d.changes.forget(carrier)
 			continue
 		case err != nil:
-			return false, d.queryFault(ctx, err)
+			return false, d.changeFault(ctx, err)
 		case answer.Succeeded:
 			return did, nil
 		}

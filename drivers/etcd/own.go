@@ -81,6 +81,8 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	if err != nil {
 		return err
 	}
+	d.life.EnterLate() // Close has to know the lease that the key is moved to
+	defer d.life.Leave()
 	select {
 	case o.renewing <- struct{}{}:
 		defer func() { <-o.renewing }()

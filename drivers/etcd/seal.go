@@ -64,9 +64,10 @@ var isAbsent = clientv3.Compare(clientv3.CreateRevision(""), "=", 0)
 
 // noRecord is the condition that a name has no record.
 func noRecord(dir string) clientv3.Cmp {
-	c := isAbsent
-	c.Key, c.RangeEnd = []byte(dir), []byte(dir)
-	c.Key[len(dir)-1], c.RangeEnd[len(dir)-1] = 0, 1 // in place of the slash
+	from, end := []byte(dir), []byte(dir)
+	from[len(dir)-1], end[len(dir)-1] = 0, 1 // in place of the slash
+	c := isAbsent.WithRange(string(end))
+	c.WithKeyBytes(from)
 	return c
 }
 

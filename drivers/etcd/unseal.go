@@ -50,7 +50,7 @@ func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) erro
 func (d *Driver) sealChanged(ctx context.Context, answer *clientv3.TxnResponse, err error) error {
 	switch {
 	case err != nil:
-		return d.queryFault(ctx, err)
+		return d.changeFault(ctx, err)
 	case !answer.Succeeded:
 		return driver.ErrNotHeld
 	}
