@@ -95,7 +95,7 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	if !h.isHeld() {
 		return driver.ErrNotHeld
 	}
-	if err := d.grant(bounded, c, seconds); err != nil {
+	if err := d.grantNow(bounded, c, seconds); err != nil {
 		return err
 	}
 	if !h.isHeld() {

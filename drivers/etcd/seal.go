@@ -189,7 +189,7 @@ func hasLease(key string) clientv3.Cmp {
 // removeKey deletes the key of a contender. With sealing, it leaves a key that has become a seal.
 func (d *Driver) removeKey(ctx context.Context, key string, sealing bool) (removed bool, err error) {
 	if !sealing {
-		answer, err := d.client.Delete(ctx, key)
+		answer, err := d.delete(ctx, key)
 		return err == nil && answer.Deleted > 0, err
 	}
 	answer, err := d.transact(ctx, []clientv3.Cmp{hasLease(key)}, []clientv3.Op{clientv3.OpDelete(key)}, nil)
@@ -201,7 +201,7 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 	bounded, cancel := d.asks.under(ctx)
 	defer cancel()
 	dir := d.dir(name)
-	answer, err := d.client.Get(bounded, sealKey(dir))
+	answer, err := d.get(bounded, sealKey(dir))
 	if err != nil {
 		return 0, false, d.queryFault(ctx, err)
 	}
