@@ -40,6 +40,9 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	if err != nil {
 		return nil, err
 	}
+	if err := d.cluster.trouble(); err != nil {
+		return nil, err
+	}
 	if err := d.life.Enter(); err != nil {
 		return nil, err
 	}
@@ -112,9 +115,10 @@ func (h *hold) chooseLeaseAndKey(ctx context.Context, dir string, seconds int64)
 		h.key = newKey(dir, h.mark(), h.session.id, h.number)
 		return true, nil
 	}
-	bounded, cancel := d.asks.under(ctx)
+	open, cancel := context.WithCancel(ctx)
 	defer cancel()
-	c, fresh, err := d.spare.take(bounded, seconds)
+	defer context.AfterFunc(d.life.Open(), cancel)()
+	c, fresh, err := d.spare.take(open, seconds)
 	if err != nil {
 		return false, err
 	}
@@ -321,6 +325,9 @@ func (h *hold) failPut(ctx context.Context, err error) error {
 	}
 	h.leaveToCleaner(true)
 	err, _ = fault(ctx, err)
+	if errors.Is(err, errClusters) {
+		return err
+	}
 	if h.driver.life.Open().Err() != nil {
 		return fmt.Errorf("%w: %w", driver.ErrClosed, err)
 	}

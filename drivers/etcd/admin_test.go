@@ -85,6 +85,42 @@ func TestForceUnlock(t *testing.T) {
 	}
 }
 
+// TestTokenOfReaders: Inspect tells the token of the last grant, or none.
+func TestTokenOfReaders(t *testing.T) {
+	s := testenv.Etcd(t)
+	a, b := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
+	want := func(d *etcd.Driver, want uint64) {
+		t.Helper()
+		if got, err := d.Inspect(guard(t), "a"); err != nil || got.Token != want {
+			t.Errorf("Inspect: got token %d, %v, want %d", got.Token, err, want)
+		}
+	}
+	first, second := acquire(t, a, in(driver.Read, request("a"))), acquire(t, a, in(driver.Read, request("a")))
+	want(a, token(second))
+	want(b, 0)
+	third := acquire(t, b, in(driver.Read, request("a")))
+	want(a, 0)
+	release(t, second)
+	release(t, first)
+	want(b, token(third))
+	release(t, third)
+}
+
+// TestLockAfterForceUnlock: the client that has forced its own hold may have the
+// name at once.
+func TestLockAfterForceUnlock(t *testing.T) {
+	s := testenv.Etcd(t)
+	c := openClient(t, "etcd://"+s.Addr)
+	for range 10 {
+		if _, err := c.TryLock(guard(t), "a"); err != nil {
+			t.Fatalf("TryLock: %v", err)
+		}
+		if err := c.ForceUnlock(guard(t), "a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestForceUnlockOfAMutex(t *testing.T) {
 	s := testenv.Etcd(t)
 	mutex := newMutex(t, userClient(t, s.Addr), "a")

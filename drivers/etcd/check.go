@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-dsync/dsync/driver"
@@ -85,7 +86,7 @@ func (d *Driver) held(before int64) (sessions map[*session][]*hold, fixed []*hol
 func (d *Driver) checkSession(s *session, holds []*hold) {
 	ctx, cancel := d.background(requestFor)
 	defer cancel()
-	answer, err := d.client.TimeToLive(ctx, s.id, clientv3.WithAttachedKeys())
+	answer, err := d.timeToLive(ctx, s.id, clientv3.WithAttachedKeys())
 	if isLeaseGone(err) || err == nil && answer.TTL < 0 {
 		s.die(driver.ErrSessionEnded)
 		return
@@ -116,14 +117,14 @@ func (d *Driver) checkFixed(holds []*hold) {
 	defer cancel()
 	gets := make([]clientv3.Op, len(holds))
 	for i, h := range holds {
-		gets[i] = clientv3.OpGet(h.key, clientv3.WithKeysOnly(), clientv3.WithSerializable())
+		gets[i] = clientv3.OpGet(h.key, clientv3.WithSerializable())
 	}
 	answer, err := d.transact(ctx, nil, gets, nil)
 	if err != nil {
 		return // the next look tells, or the end of the leases
 	}
 	for i, h := range holds {
-		if len(answer.Responses[i].GetResponseRange().Kvs) == 0 {
+		if kvs := answer.Responses[i].GetResponseRange().Kvs; len(kvs) == 0 || !h.isOf(kvs[0]) {
 			d.verify(ctx, h)
 		}
 	}
@@ -137,14 +138,38 @@ func (d *Driver) verify(ctx context.Context, h *hold) {
 	if phase != held {
 		return
 	}
-	answer, err := d.client.Get(ctx, h.key, clientv3.WithKeysOnly())
-	if err == nil && (len(answer.Kvs) == 0 || answer.Kvs[0].CreateRevision != h.revision) {
+	answer, err := d.get(ctx, h.key) // servers leave the lease out of answers with keys alone
+	if err != nil || len(answer.Kvs) > 0 && h.isOf(answer.Kvs[0]) {
+		return
+	}
+	h.mu.Lock()
+	sealing := h.sealing
+	h.mu.Unlock()
+	if len(answer.Kvs) == 0 || !sealing || !h.isSeal(answer.Kvs) {
 		h.vanish()
 	}
 }
 
-// vanish ends a hold that somebody removed.
+// vanish ends a hold that somebody removed or overwrote.
 func (h *hold) vanish() {
 	h.unlist()
+	h.mu.Lock()
+	sealing := h.sealing
+	h.mu.Unlock()
+	if !sealing {
+		h.sweep()
+	}
 	h.lose(driver.ErrRemoved)
+}
+
+// sweep has the key deleted in the background. A key that somebody overwrote
+// hangs on no lease, so it would stay for ever.
+func (h *hold) sweep() {
+	h.driver.ghosts.Add(&ghost{key: h.key, carrier: new(carrier), definite: true})
+}
+
+// isOf reports whether kv is the key of h as this driver put it. A key that
+// somebody put by hand has another create revision, or no lease.
+func (h *hold) isOf(kv *mvccpb.KeyValue) bool {
+	return kv.CreateRevision == h.revision && kv.Lease != int64(clientv3.NoLease)
 }

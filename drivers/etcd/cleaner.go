@@ -1,9 +1,12 @@
 package etcd
 
 import (
+	"context"
+	"errors"
 	"slices"
 	"time"
 
+	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/cleaner"
 )
 
@@ -34,6 +37,13 @@ func newCleaner(d *Driver) *cleaner.Cleaner[*ghost] {
 	return cleaner.New(d.life, cleaner.Policy[*ghost]{Settle: settle, Batch: 1, Calls: maxCleaning})
 }
 
+// refused reports whether the server will refuse a request again that it has
+// refused with err.
+func refused(ctx context.Context, err error) bool {
+	err, doubt := fault(ctx, err)
+	return !doubt && !errors.Is(err, driver.ErrUnavailable)
+}
+
 // endGhost asks once, and reports whether the ghost is gone for good.
 func (d *Driver) endGhost(g *ghost) bool {
 	ctx, cancel := d.background(attemptFor)
@@ -51,7 +61,7 @@ func (d *Driver) endGhost(g *ghost) bool {
 	if err == nil && (removed || g.definite) {
 		return true
 	}
-	if !g.definite && time.Since(g.Added) > retireAfter {
+	if g.session != nil && time.Since(g.Added) > retireAfter && (!g.definite || refused(ctx, err)) {
 		g.session.retire()
 	}
 	return false

@@ -33,15 +33,10 @@ func (d *Driver) Close(ctx context.Context) error {
 // endHolds has all leases revoked.
 func (d *Driver) endHolds() {
 	d.mu.Lock()
-	sessions := slices.AppendSeq(slices.Collect(maps.Keys(d.retired)), maps.Values(d.sessions))
-	fixed := d.fixed.Take()
+	sessions, fixed := d.granted(), d.fixed.Take()
 	d.mu.Unlock()
 	for _, s := range sessions {
-		select {
-		case <-s.ready:
-			s.close()
-		default: // the grant has not been answered, so nobody uses the session
-		}
+		s.close()
 	}
 	for _, h := range fixed {
 		h.mu.Lock()
@@ -49,6 +44,20 @@ func (d *Driver) endHolds() {
 		h.mu.Unlock()
 		h.own.discard(d)
 	}
+}
+
+// granted returns the sessions whose lease was granted. Nobody uses the others.
+// It is called with d.mu held.
+func (d *Driver) granted() (sessions []*session) {
+	all := slices.AppendSeq(slices.Collect(maps.Keys(d.retired)), maps.Values(d.sessions))
+	return slices.DeleteFunc(all, func(s *session) bool {
+		select {
+		case <-s.ready:
+			return s.err != nil
+		default:
+			return true
+		}
+	})
 }
 
 // close is die without a word to the holds.

@@ -17,7 +17,7 @@ import (
 // refusals are answers by which a request was not carried out, for now.
 var refusals = []error{
 	rpctypes.ErrNoSpace, rpctypes.ErrTooManyRequests, rpctypes.ErrNoLeader, rpctypes.ErrNotCapable, rpctypes.ErrAuthOldRevision,
-	rpctypes.ErrInvalidAuthToken, rpctypes.ErrUnhealthy, rpctypes.ErrCorrupt,
+	rpctypes.ErrInvalidAuthToken, rpctypes.ErrUnhealthy, rpctypes.ErrCorrupt, rpctypes.ErrNotLeader,
 }
 
 // denials are answers that another request of the same user would get too.
@@ -35,12 +35,27 @@ func fault(ctx context.Context, err error) (_ error, doubt bool) {
 	switch {
 	case err == errOverlooked:
 		return err, false
+	case errors.Is(err, errClusters): // the request may have been carried out on one of them
+		return err, true
 	case isOneOf(err, denials):
 		return fmt.Errorf("%w: %w", fs.ErrPermission, err), false
-	case isOneOf(err, refusals), errors.Is(err, errNotSent), neverSent(err):
+	case isOneOf(err, refusals), isLearner(err), errors.Is(err, errNotSent), neverSent(err):
 		return withCause(ctx, driver.ErrUnavailable, err), false
+	case isInvalid(err):
+		return err, false
 	}
 	return withCause(ctx, driver.ErrUnknown, err), true
+}
+
+// isInvalid reports whether the server has refused a request that it will never
+// carry out, for example because the request is too large.
+func isInvalid(err error) bool {
+	var refusal rpctypes.EtcdError
+	if !errors.As(err, &refusal) || errors.Is(err, rpctypes.ErrLeaseExist) {
+		return false
+	}
+	code := refusal.Code()
+	return code == codes.InvalidArgument || code == codes.FailedPrecondition || code == codes.OutOfRange
 }
 
 // withCause adds the error of ctx to an error, if ctx has ended and the error does not say so.

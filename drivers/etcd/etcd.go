@@ -173,7 +173,10 @@ type Driver struct {
 	recorded    atomic.Bool // some name has a record
 	epoch       time.Time   // times inside the driver are nanoseconds since then, on the monotonic clock
 	numbers     numbers
-	told        func(error) // of attempts to keep sessions alive; nil if nobody asked
+	lines       *lines // nil if the client was handed in
+	cluster     cluster
+	slow        atomic.Int32 // grants in a row that servers took too long for
+	told        func(error)  // of attempts to keep sessions alive; nil if nobody asked
 
 	life    *lifecycle.Lifecycle // counts Acquires as calls
 	asks    bound                // requests of callers that end when Close begins
@@ -236,6 +239,7 @@ func New(client *clientv3.Client, o *Options) (*Driver, error) {
 	d.feeds = newFeeds(d)
 	d.ghosts = newCleaner(d)
 	d.spare = newPool(d)
+	d.cluster.driver = d
 	d.changes = changes{driver: d, turn: make(chan struct{}, 1)}
 	d.checks = &checker{driver: d}
 	for i := range d.turns {

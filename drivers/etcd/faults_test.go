@@ -3,13 +3,20 @@ package etcd_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
@@ -412,4 +419,207 @@ func TestFrozenNode(t *testing.T) {
 	frozen.Thaw()
 	progress(5)
 	end()
+}
+
+// TestLearnerAmongTheHosts has one of two servers refuse all requests as a
+// learner does. The library takes the servers in turn.
+func TestLearnerAmongTheHosts(t *testing.T) {
+	s := testenv.Etcd(t)
+	_, port, _ := strings.Cut(s.Addr, ":")
+	learner := status.Error(codes.Unavailable, "etcdserver: rpc not supported for learner")
+	var odd atomic.Bool
+	refuse := func() bool { // every other request
+		was := odd.Load()
+		odd.Store(!was)
+		return !was
+	}
+	dial := []grpc.DialOption{
+		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, request, answer any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, o ...grpc.CallOption) error {
+			if refuse() {
+				return learner
+			}
+			return invoke(ctx, method, request, answer, c, o...)
+		}),
+	}
+	d, err := etcd.New(newClient(t, clientv3.Config{Endpoints: []string{s.Addr, "localhost:" + port}, DialTimeout: hangGuard, DialOptions: dial}), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeLater(t, d)
+	for _, r := range []*driver.Request{request("a"), noWait("a"), fixed(request("a"), 30*time.Second)} {
+		l, err := d.Acquire(guard(t), r) // not repeated, as package dsync would
+		if err != nil {
+			t.Fatalf("Acquire: %v", err)
+		}
+		release(t, l)
+	}
+	setLatch(t, d, "a", "set", 2)
+	countDown(t, d, "a", "down")
+	wantLeft(t, d, "a", 1)
+}
+
+// TestTwoClusters has servers of two clusters in one URL.
+func TestTwoClusters(t *testing.T) {
+	a, b := testenv.Etcd(t), testenv.Etcd(t)
+	ids := make(map[string]string)
+	for _, s := range []*testenv.EtcdServer{a, b} {
+		answer, err := userClient(t, s.Addr).Get(guard(t), "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids[s.Addr] = fmt.Sprintf("%x", answer.Header.ClusterId)
+	}
+	_, _, err := driver.Open(guard(t), fmt.Sprintf("etcd://%s,%s", a.Addr, b.Addr))
+	wantText(t, "Open", err, ids[a.Addr], ids[b.Addr])
+	if errors.Is(err, driver.ErrUnavailable) {
+		t.Errorf("Open: got %v, which is worth another try", err)
+	}
+
+	d, err := etcd.New(userClient(t, a.Addr, b.Addr), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeLater(t, d)
+	var failed error
+	for failed == nil { // the library may take a while to know both
+		r := request("a")
+		l, err := d.Acquire(guard(t), r)
+		if errors.Is(err, driver.ErrUnavailable) {
+			continue
+		}
+		if failed = err; err == nil {
+			err = l.Release(guard(t))
+		}
+	}
+	wantText(t, "Acquire", failed, ids[a.Addr], ids[b.Addr])
+	for _, kind := range []error{driver.ErrUnavailable, driver.ErrUnknown, driver.ErrLocked} {
+		if errors.Is(failed, kind) {
+			t.Errorf("Acquire: %v matches %v", failed, kind)
+		}
+	}
+	for _, s := range []*testenv.EtcdServer{a, b} {
+		c := userClient(t, s.Addr)
+		testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 0 }, "nothing is left locked")
+	}
+}
+
+// TestOverwrittenKeys has somebody put or replace the key of a contender.
+func TestOverwrittenKeys(t *testing.T) {
+	t.Parallel()
+	s := testenv.Etcd(t)
+	c := userClient(t, s.Addr)
+	damage := map[string]func(key string) error{
+		"overwritten": func(key string) error {
+			_, err := c.Put(guard(t), key, "by hand")
+			return err
+		},
+		"deleted": func(key string) error {
+			_, err := c.Delete(guard(t), key)
+			return err
+		},
+		"replaced": func(key string) error {
+			if _, err := c.Delete(guard(t), key); err != nil {
+				return err
+			}
+			_, err := c.Put(guard(t), key, "by hand")
+			return err
+		},
+	}
+	requests := map[string]func(name string) *driver.Request{
+		"exclusive": request,
+		"fixed":     func(name string) *driver.Request { return fixed(request(name), 30*time.Second) },
+		"read":      func(name string) *driver.Request { return in(driver.Read, request(name)) },
+		"write":     func(name string) *driver.Request { return in(driver.Write, request(name)) },
+		"permits":   func(name string) *driver.Request { return permits(1, 1, request(name)) },
+	}
+	for how, hit := range damage {
+		for mode, newRequest := range requests {
+			t.Run(how+" "+mode, func(t *testing.T) {
+				t.Parallel()
+				d := openURL(t, "etcd://%s", s.Addr)
+				name := how + mode
+				l := acquire(t, d, newRequest(name))
+				if err := hit(keys(t, c, name+"/")[0]); err != nil {
+					t.Fatal(err)
+				}
+				wantErr(t, "Release", l.Release(guard(t)), driver.ErrNotHeld)
+				told := newRequest(name)
+				acquire(t, d, told)
+				if err := hit(keys(t, c, name+"/")[0]); err != nil {
+					t.Fatal(err)
+				}
+				wantErr(t, "the holder is told", lostBy(t, told), driver.ErrRemoved)
+
+				l = acquire(t, d, newRequest(name)) // nothing is left in the way
+				if how == "replaced" {
+					release(t, l) // a waiter may have a new key before the old one is put by hand, for anybody's use
+					return
+				}
+				waiting := newRequest(name)
+				waiting.Mode, waiting.Permits, waiting.Limit = driver.Exclusive, 0, 0
+				w := wait(t, d, waiting)
+				if err := hit(keys(t, c, name+"/")[1]); err != nil {
+					t.Fatal(err)
+				}
+				release(t, l)
+				release(t, w.Granted(t))
+				testenv.Eventually(t, func() bool { return len(keys(t, c, name+"/")) == 0 }, "nothing is left")
+				if err := d.Close(guard(t)); err != nil {
+					t.Errorf("Close: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// TestServerFallsSilentDuringAWait: the end of the context bounds the call.
+func TestServerFallsSilentDuringAWait(t *testing.T) {
+	s := testenv.Etcd(t)
+	link, addr := testenv.Wire(t, s.Addr)
+	a, d := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", addr)
+	l := acquire(t, a, request("a"))
+	for name, r := range map[string]*driver.Request{"kept alive": request("a"), "fixed": fixed(request("a"), 30*time.Second)} {
+		t.Run(name, func(t *testing.T) {
+			w := wait(t, d, r)
+			link.Hold(wire.Both)
+			canceled := time.Now()
+			w.Cancel()
+			_, err := w.End(t)
+			if took := time.Since(canceled); took > 700*time.Millisecond { // it took a second
+				t.Errorf("the call outlasted its context by %v", took)
+			}
+			wantErr(t, "Acquire", err, context.Canceled)
+			link.Heal()
+			c := userClient(t, s.Addr)
+			testenv.Eventually(t, func() bool { return len(keys(t, c, "a/")) == 1 }, "the waiter has left the queue")
+		})
+	}
+	release(t, l)
+}
+
+// TestRefusedUnlock takes a right away from a user who has a lock. The server
+// then refuses the release for good, and the name must not stay locked for as
+// long as the client has other locks to ask for.
+func TestRefusedUnlock(t *testing.T) {
+	t.Parallel()
+	s := testenv.Etcd(t)
+	c := userClient(t, s.Addr)
+	d, err := etcd.New(newClient(t, clientv3.Config{Endpoints: []string{s.Addr}, DialOptions: []grpc.DialOption{
+		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, request, answer any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, o ...grpc.CallOption) error {
+			if deletion, ok := request.(*pb.DeleteRangeRequest); ok && strings.HasPrefix(string(deletion.Key), "secret/") {
+				return rpctypes.ErrGRPCPermissionDenied
+			}
+			return invoke(ctx, method, request, answer, c, o...)
+		}),
+	}}), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeLater(t, d)
+	l := acquire(t, d, request("secret"))
+	wantErr(t, "Release", l.Release(guard(t)), driver.ErrUnknown, fs.ErrPermission)
+	testenv.Eventually(t, func() bool {
+		release(t, acquire(t, d, request("other"))) // the client goes on
+		return len(keys(t, c, "secret/")) == 0
+	}, "the name is free")
 }

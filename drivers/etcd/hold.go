@@ -241,7 +241,7 @@ func (h *hold) remove(ctx context.Context, sealing bool) (removed bool, err erro
 	if sealing {
 		return d.removeKey(ctx, h.key, true)
 	}
-	o := &op{dir: h.dir(), key: h.key}
+	o := &op{dir: h.dir(), key: h.key, hold: h}
 	if err := d.sender.do(ctx, o); err != nil {
 		return false, err
 	}

@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"time"
 	"unicode/utf8"
@@ -32,7 +33,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	if len(queue) == 0 {
 		return driver.Status{Limit: r.limit}, nil
 	}
-	first, holders := readValue(dir, queue[0]), holdersIn(dir, queue, r)
+	first, holders := readValue(dir, queue[0]), d.holdersOf(bounded, dir, queue, r)
 	used, _ := permitsIn(dir, queue[:holders], r)
 	_, limit := permitsIn(dir, queue, r)
 	status := driver.Status{
@@ -45,14 +46,14 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 		Owner:   first.Owner,
 		Note:    first.Note,
 		Since:   first.Time,
-		Token:   d.tokenOf(string(queue[0].Key)),
+		Token:   d.tokenOf(queue[:holders]),
 		Waiters: len(queue) - holders,
 	}
 	for _, kv := range queue[holders:] {
 		status.Queue = append(status.Queue, readValue(dir, kv).Owner)
 	}
 	if lease := clientv3.LeaseID(queue[0].Lease); lease != clientv3.NoLease {
-		left, err := d.client.TimeToLive(bounded, lease)
+		left, err := d.timeToLive(bounded, lease)
 		if err != nil && !isLeaseGone(err) {
 			return driver.Status{}, d.queryFault(ctx, err)
 		}
@@ -92,6 +93,43 @@ func holdersIn(dir string, queue []*mvccpb.KeyValue, r record) int {
 	return len(queue)
 }
 
+// holdersOf is holdersIn, and counts the holders of permits that SetLimit has
+// left above the limit. These are older than the limit: they had permits by the
+// queue and the limit of the revision before, if the server still knows that
+// revision. Permits are granted in the order of keys.
+func (d *Driver) holdersOf(ctx context.Context, dir string, queue []*mvccpb.KeyValue, r record) int {
+	n := holdersIn(dir, queue, r)
+	mayHold := func() bool {
+		return n < len(queue) && queue[n].CreateRevision < r.limited && !excludes(dir, queue[n], modeOf(dir, queue[0]))
+	}
+	if !mayHold() {
+		return n
+	}
+	for i, kv := range queue {
+		if i >= n && d.own(kv) != nil {
+			n = i + 1
+		}
+	}
+	at := clientv3.WithRev(r.limited - 1)
+	answer, err := d.transact(ctx, nil, []clientv3.Op{
+		clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), at, clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend)),
+		clientv3.OpGet(dir[:len(dir)-1]+"\x00", clientv3.WithPrefix(), at),
+	}, nil)
+	if err != nil {
+		return n
+	}
+	before, err := readRecord(dir, answer.Responses[1].GetResponseRange().Kvs)
+	then := contenders(dir, answer.Responses[0].GetResponseRange().Kvs)
+	if err != nil || len(then) == 0 {
+		return n
+	}
+	last := then[d.holdersOf(ctx, dir, then, before)-1]
+	for mayHold() && queue[n].CreateRevision <= last.CreateRevision {
+		n++
+	}
+	return n
+}
+
 // readValue reads the value of a key.
 func readValue(dir string, kv *mvccpb.KeyValue) value {
 	var v value
@@ -106,19 +144,32 @@ func readValue(dir string, kv *mvccpb.KeyValue) value {
 	return v
 }
 
-// tokenOf returns the token of a hold of this driver, or 0.
-func (d *Driver) tokenOf(key string) uint64 {
+// tokenOf returns the last token of holders of this driver. It returns 0 if
+// another client is among the holders, whose token only that client knows.
+func (d *Driver) tokenOf(holders []*mvccpb.KeyValue) (last uint64) {
+	for _, kv := range holders {
+		h := d.own(kv)
+		if h == nil {
+			return 0
+		}
+		first, _ := h.Tokens()
+		last = max(last, first)
+	}
+	return last
+}
+
+// own returns the hold of this driver that a key is of, or nil.
+func (d *Driver) own(kv *mvccpb.KeyValue) *hold {
 	sessions, fixed, _ := d.held(d.now() + 1)
 	for _, holds := range sessions {
 		fixed = append(fixed, holds...)
 	}
 	for _, h := range fixed {
-		if h.key == key {
-			first, _ := h.Tokens()
-			return first
+		if h.key == string(kv.Key) && h.revision == kv.CreateRevision {
+			return h
 		}
 	}
-	return 0
+	return nil
 }
 
 // ForceUnlock implements driver.ForceUnlocker.
@@ -134,14 +185,18 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	for some := range slices.Chunk(holders, maxCombined) {
 		answer, err := d.transact(bounded, []clientv3.Cmp{notSealed(dir)}, deletions(some), nil)
 		if err != nil {
-			return d.queryFault(ctx, err)
+			return d.changeFault(ctx, err)
 		}
 		if !answer.Succeeded {
 			return driver.ErrSealed
 		}
-		for _, one := range answer.Responses {
+		for i, one := range answer.Responses {
 			if one.GetResponseTxn().GetSucceeded() {
 				outcome = nil
+				if h := d.own(some[i]); h != nil { // a call of this client may ask for the name at once
+					h.unlist()
+					h.lose(driver.ErrRemoved)
+				}
 			}
 		}
 	}
@@ -178,11 +233,25 @@ func (d *Driver) holders(ctx context.Context, dir string) ([]*mvccpb.KeyValue, e
 	}
 }
 
-// queryFault is fault for requests that belong to no hold.
+// queryFault is fault for requests that belong to no hold and change nothing.
 func (d *Driver) queryFault(ctx context.Context, err error) error {
 	if d.life.Open().Err() != nil {
 		return driver.ErrClosed
 	}
 	err, _ = fault(ctx, err)
 	return err
+}
+
+// changeFault is fault for requests that belong to no hold. If Close crosses a
+// request that may have been carried out, the error matches driver.ErrUnknown
+// and driver.ErrClosed.
+func (d *Driver) changeFault(ctx context.Context, err error) error {
+	err, doubt := fault(ctx, err)
+	switch {
+	case d.life.Open().Err() == nil:
+		return err
+	case doubt:
+		return fmt.Errorf("%w: %w", driver.ErrClosed, err)
+	}
+	return driver.ErrClosed
 }

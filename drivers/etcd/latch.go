@@ -103,7 +103,7 @@ func (d *Driver) changeLatch(ctx context.Context, name, id string, change func(l
 			d.changes.forget(carrier)
 			continue
 		case err != nil:
-			return false, d.queryFault(ctx, err)
+			return false, d.changeFault(ctx, err)
 		case answer.Succeeded:
 			return did, nil
 		}
@@ -121,7 +121,7 @@ func (d *Driver) Latch(ctx context.Context, name string) (left int, err error) {
 	bounded, cancel := d.asks.under(ctx)
 	defer cancel()
 	key := d.latchKey(name)
-	answer, err := d.client.Get(bounded, key)
+	answer, err := d.get(bounded, key)
 	if err != nil {
 		return 0, d.queryFault(ctx, err)
 	}
@@ -172,7 +172,7 @@ func (c *changes) carrier(ctx context.Context) (*carrier, error) {
 		return l, nil
 	}
 	l := new(carrier)
-	if err := c.driver.grant(ctx, l, int64(2*idsFor/time.Second)); err != nil {
+	if err := c.driver.grantNow(ctx, l, int64(2*idsFor/time.Second)); err != nil {
 		return nil, err
 	}
 	c.lease = l

@@ -60,7 +60,7 @@ func (h *hold) look(ctx context.Context, dir, nearest string) (view, error) {
 		return clientv3.OpGet(keys.from(), keys.rest(), clientv3.WithKeysOnly(), clientv3.WithMaxCreateRev(h.revision-1), bound,
 			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
 	}
-	all := []clientv3.Op{getRecord(dir), clientv3.OpGet(h.key, clientv3.WithKeysOnly()), before(h.atMost(maxView))}
+	all := []clientv3.Op{getRecord(dir), clientv3.OpGet(h.key), before(h.atMost(maxView))}
 	var isThere []clientv3.Cmp
 	then, otherwise := all, []clientv3.Op(nil)
 	if nearest != "" && h.request.Mode != driver.Permit { // it may have gone, and come again behind; for permits all keys count
@@ -79,7 +79,11 @@ func (h *hold) look(ctx context.Context, dir, nearest string) (view, error) {
 	if r.sealed {
 		return view{}, driver.ErrSealed
 	}
-	if there := answer.Responses[1].GetResponseRange().Kvs; len(there) == 0 || there[0].CreateRevision != h.revision {
+	switch there := answer.Responses[1].GetResponseRange().Kvs; {
+	case len(there) == 0:
+		return view{}, errGone
+	case !h.isOf(there[0]):
+		h.sweep()
 		return view{}, errGone
 	}
 	token := answer.Header.Revision

@@ -164,8 +164,11 @@ var modelMistakes = []modelMistake{
 	{
 		name: "a look does not see whether its key is there",
 		file: "look.go", model: "removals and arrivals", wrong: []string{modelNotFirst},
-		old: `len(there) == 0 || there[0].CreateRevision != h.revision {`,
-		new: `!PLANTED && (len(there) == 0 || there[0].CreateRevision != h.revision) {`,
+		old: `	case len(there) == 0:
+`,
+		new: `	case PLANTED:
+	case len(there) == 0:
+`,
 	},
 	{
 		name: "the token of a look is that of the put",
@@ -299,10 +302,11 @@ var modelMistakes = []modelMistake{
 	{
 		name: "who gives up leaves the key",
 		file: "wait.go", model: "cancels", wrong: []string{modelAsleep, modelLeft},
-		old: `if _, err := h.driver.client.Delete(bounded, h.key); err != nil {`,
-		new: `if PLANTED {
-		return cause
-	} else if _, err := h.driver.client.Delete(bounded, h.key); err != nil {`,
+		old: `_, err := d.delete(bounded, h.key)`,
+		new: `var err error
+		if !PLANTED {
+			_, err = d.delete(bounded, h.key)
+		}`,
 	},
 	{
 		name: "a lease counts for longer than the server keeps it",

@@ -87,6 +87,8 @@ func connect(ctx context.Context, config clientv3.Config, o *Options) (*Driver, 
 			return nil, err
 		}
 	}
+	lines := newLines()
+	config.DialOptions = append(config.DialOptions, grpc.WithTransportCredentials(lines.credentials(config.TLS)))
 	client, opened, end, err := newClient(ctx, config)
 	if err != nil {
 		return nil, err
@@ -97,6 +99,7 @@ func connect(ctx context.Context, config clientv3.Config, o *Options) (*Driver, 
 		return nil, err
 	}
 	d.closeClient = end
+	d.lines, lines.driver = lines, d
 	err = d.probe(ctx)
 	if !opened() && err == nil {
 		err = ctx.Err()
@@ -147,7 +150,11 @@ func reach(ctx context.Context, config clientv3.Config) error {
 
 // probe finds out whether locks can be kept on the server, and what its floor of TTLs is.
 func (d *Driver) probe(ctx context.Context) error {
-	status, err := pb.NewMaintenanceClient(d.client.ActiveConnection()).Status(ctx, &pb.StatusRequest{})
+	var status *pb.StatusResponse
+	err := d.request(ctx, func() (header *pb.ResponseHeader, err error) {
+		status, err = pb.NewMaintenanceClient(d.client.ActiveConnection()).Status(ctx, &pb.StatusRequest{})
+		return status.GetHeader(), err
+	})
 	if err != nil {
 		return probeFault(ctx, err)
 	}
@@ -155,10 +162,17 @@ func (d *Driver) probe(ctx context.Context) error {
 		return err
 	}
 	// The answer about a key that nobody has says whether the server knows the user. A user with rights to some keys only may be refused.
-	if _, err := d.client.Get(ctx, d.options.Prefix+"\x00", clientv3.WithCountOnly()); err != nil && !errors.Is(err, rpctypes.ErrPermissionDenied) {
+	if _, err := d.get(ctx, d.options.Prefix+"\x00", clientv3.WithCountOnly()); err != nil && !errors.Is(err, rpctypes.ErrPermissionDenied) {
 		return probeFault(ctx, err)
 	}
-	lease, err := d.client.Grant(ctx, 1)
+	var lease *clientv3.LeaseGrantResponse
+	err = d.request(ctx, func() (*pb.ResponseHeader, error) {
+		lease, err = d.client.Grant(ctx, 1)
+		if err != nil {
+			return nil, err
+		}
+		return lease.ResponseHeader, nil
+	})
 	if err != nil {
 		return probeFault(ctx, err)
 	}
@@ -166,7 +180,7 @@ func (d *Driver) probe(ctx context.Context) error {
 	c := &carrier{id: lease.ID, ttl: d.minTTL}
 	c.lasts.Store(d.now() + int64(d.minTTL))
 	d.ghosts.Add(&ghost{carrier: c, revoke: true})
-	return nil
+	return d.checkHosts(ctx)
 }
 
 // probeFault is fault for requests of Open. They belong to no hold, and it does not matter whether they were carried out.
@@ -174,7 +188,7 @@ func probeFault(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	if err, doubt := fault(ctx, err); !doubt {
+	if err, doubt := fault(ctx, err); !doubt || errors.Is(err, errClusters) {
 		return err
 	}
 	return withCause(ctx, driver.ErrUnavailable, rpctypes.Error(err))

@@ -81,6 +81,8 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	if err != nil {
 		return err
 	}
+	d.life.EnterLate() // Close has to know the lease that the key is moved to
+	defer d.life.Leave()
 	select {
 	case o.renewing <- struct{}{}:
 		defer func() { <-o.renewing }()
@@ -93,7 +95,7 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	if !h.isHeld() {
 		return driver.ErrNotHeld
 	}
-	if err := d.grant(bounded, c, seconds); err != nil {
+	if err := d.grantNow(bounded, c, seconds); err != nil {
 		return err
 	}
 	if !h.isHeld() {

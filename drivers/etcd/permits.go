@@ -99,7 +99,7 @@ func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
 	answer, err := d.transact(bounded, []clientv3.Cmp{notSealed(dir)}, []clientv3.Op{clientv3.OpPut(limitKey(dir), strconv.Itoa(limit))}, nil)
 	switch {
 	case err != nil:
-		return d.queryFault(ctx, err)
+		return d.changeFault(ctx, err)
 	case !answer.Succeeded:
 		return driver.ErrSealed
 	}

@@ -403,3 +403,33 @@ func TestSealIsForPermits(t *testing.T) {
 	wantErr(t, "one that waits for a permit", err, driver.ErrSealed)
 	wantErr(t, "SetLimit", b.SetLimit(guard(t), "a", 2), driver.ErrSealed)
 }
+
+// TestPermitsAboveALoweredLimit: Inspect counts all that are held, also where
+// keys do not name a limit, and for a client that holds none.
+func TestPermitsAboveALoweredLimit(t *testing.T) {
+	s := testenv.Etcd(t)
+	d, other := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", s.Addr)
+	for _, limit := range []int{5, 0} {
+		name := fmt.Sprint("a", limit)
+		setLimit(t, d, name, 5)
+		var held []driver.Lease
+		for range 5 {
+			held = append(held, acquire(t, d, permits(1, limit, request(name))))
+		}
+		w := wait(t, d, permits(1, 0, request(name)))
+		for _, lower := range []int{4, 2} {
+			setLimit(t, d, name, lower)
+			wantStatus(t, d, name, 5, 5, lower, 1)
+			wantStatus(t, other, name, 5, 5, lower, 1)
+		}
+		release(t, held[0])
+		wantStatus(t, other, name, 4, 4, 2, 1)
+		if err := other.ForceUnlock(guard(t), name); err != nil {
+			t.Fatal(err)
+		}
+		release(t, w.Granted(t))
+		for _, l := range held[1:] {
+			wantErr(t, "Release", l.Release(guard(t)), driver.ErrNotHeld)
+		}
+	}
+}

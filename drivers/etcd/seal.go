@@ -64,9 +64,10 @@ var isAbsent = clientv3.Compare(clientv3.CreateRevision(""), "=", 0)
 
 // noRecord is the condition that a name has no record.
 func noRecord(dir string) clientv3.Cmp {
-	c := isAbsent
-	c.Key, c.RangeEnd = []byte(dir), []byte(dir)
-	c.Key[len(dir)-1], c.RangeEnd[len(dir)-1] = 0, 1 // in place of the slash
+	from, end := []byte(dir), []byte(dir)
+	from[len(dir)-1], end[len(dir)-1] = 0, 1 // in place of the slash
+	c := isAbsent.WithRange(string(end))
+	c.WithKeyBytes(from)
 	return c
 }
 
@@ -188,7 +189,7 @@ func hasLease(key string) clientv3.Cmp {
 // removeKey deletes the key of a contender. With sealing, it leaves a key that has become a seal.
 func (d *Driver) removeKey(ctx context.Context, key string, sealing bool) (removed bool, err error) {
 	if !sealing {
-		answer, err := d.client.Delete(ctx, key)
+		answer, err := d.delete(ctx, key)
 		return err == nil && answer.Deleted > 0, err
 	}
 	answer, err := d.transact(ctx, []clientv3.Cmp{hasLease(key)}, []clientv3.Op{clientv3.OpDelete(key)}, nil)
@@ -200,7 +201,7 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 	bounded, cancel := d.asks.under(ctx)
 	defer cancel()
 	dir := d.dir(name)
-	answer, err := d.client.Get(bounded, sealKey(dir))
+	answer, err := d.get(bounded, sealKey(dir))
 	if err != nil {
 		return 0, false, d.queryFault(ctx, err)
 	}

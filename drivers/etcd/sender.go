@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
@@ -35,6 +36,7 @@ type sender struct {
 type op struct {
 	dir             string
 	key             string // the key to delete; "" for a transaction
+	hold            *hold  // of the key
 	compare         []clientv3.Cmp
 	then, otherwise []clientv3.Op
 
@@ -219,7 +221,7 @@ func (o *op) read(answer *clientv3.TxnResponse, i int) error {
 		o.answer = own
 		return nil
 	}
-	o.removed = answer.Responses[i].GetResponseDeleteRange().Deleted > 0
+	o.removed = o.hold.isIn(answer.Responses[i].GetResponseDeleteRange())
 	return nil
 }
 
@@ -255,14 +257,23 @@ func (o *op) send(ctx context.Context, d *Driver) {
 		o.answer, o.err = d.transact(ctx, o.compare, o.then, o.otherwise)
 		return
 	}
-	answer, err := d.client.Do(ctx, opDelete(o.key))
-	if o.err = err; err == nil {
-		o.removed = answer.Del().Deleted > 0
+	var answer *pb.DeleteRangeResponse
+	if answer, o.err = d.delete(ctx, o.key); o.err == nil {
+		o.removed = o.hold.isIn(answer)
 	}
 }
 
+// isIn reports whether the key of h is what a request has deleted. Somebody may
+// have put another key in its place.
+func (h *hold) isIn(answer *pb.DeleteRangeResponse) bool {
+	if len(answer.PrevKvs) == 0 {
+		return answer.Deleted > 0
+	}
+	return h.isOf(answer.PrevKvs[0])
+}
+
 // anyDelete is the deletion of no key yet.
-var anyDelete = clientv3.OpDelete("")
+var anyDelete = clientv3.OpDelete("", clientv3.WithPrevKV())
 
 // opDelete makes the operation that deletes a key.
 func opDelete(key string) clientv3.Op {

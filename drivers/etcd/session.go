@@ -73,6 +73,9 @@ func (d *Driver) boardOnce(ctx context.Context, seconds int64) (*session, error)
 		s.leave()
 		return nil, driver.ErrClosed
 	}
+	if s.err != nil && d.life.Open().Err() != nil {
+		return nil, driver.ErrClosed
+	}
 	if s.err != nil {
 		return nil, s.err
 	}
@@ -144,9 +147,7 @@ func (s *session) retire() {
 // run ends with the session, or with the driver, which then revokes the lease.
 func (s *session) run() {
 	d := s.driver
-	ctx, cancel := d.background(requestFor)
-	s.err = d.grant(ctx, &s.carrier, s.seconds)
-	cancel()
+	s.err = d.grant(d.life.Open(), &s.carrier, s.seconds)
 	if s.err == nil && d.life.Open().Err() != nil {
 		s.err = driver.ErrClosed
 		d.ghosts.Add(&ghost{carrier: &s.carrier, revoke: true})
@@ -209,10 +210,7 @@ func (s *session) keepUp() time.Duration {
 	if due := expires - int64(s.ttl)*2/3; now < due {
 		return time.Duration(due - now)
 	}
-	bound := min(max(s.ttl/6, minKeepAlive), time.Duration(expires-now))
-	ctx, cancel := d.background(bound)
-	err := d.keepAlive(ctx, &s.carrier)
-	cancel()
+	err := s.keepAliveFor(min(max(s.ttl/6, minKeepAlive), time.Duration(expires-now)))
 	d.keptAlive(err)
 	now, expires = d.now(), s.expires.Load()
 	switch {
@@ -223,6 +221,29 @@ func (s *session) keepUp() time.Duration {
 		return min(s.ttl/20, time.Duration(expires-now))
 	}
 	return time.Duration(expires - int64(s.ttl)*2/3 - now)
+}
+
+// keepAliveFor waits for the outcome of one attempt for so long. An answer that
+// comes later still prolongs the lease, so a slow server keeps it alive too.
+func (s *session) keepAliveFor(bound time.Duration) error {
+	d := s.driver
+	outcome := make(chan error, 1)
+	attempt := func() { // ends with the lease at the latest
+		ctx, cancel := d.background(time.Duration(s.expires.Load() - d.now()))
+		defer cancel()
+		outcome <- d.keepAlive(ctx, &s.carrier)
+	}
+	if !d.life.Go(attempt) {
+		return errNoAnswer
+	}
+	timer := time.NewTimer(bound)
+	defer timer.Stop()
+	select {
+	case err := <-outcome:
+		return err
+	case <-timer.C:
+		return errNoAnswer
+	}
 }
 
 // keptAlive reports the outcome of a keep-alive to package dsync, unless the driver ends.

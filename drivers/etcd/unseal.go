@@ -30,7 +30,7 @@ func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) erro
 	defer cancel()
 	dir := d.dir(name)
 	if floor > 0 {
-		answer, err := d.client.Get(bounded, sealKey(dir), clientv3.WithCountOnly())
+		answer, err := d.get(bounded, sealKey(dir), clientv3.WithCountOnly())
 		if err != nil {
 			return d.queryFault(ctx, err)
 		}
@@ -50,7 +50,7 @@ func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) erro
 func (d *Driver) sealChanged(ctx context.Context, answer *clientv3.TxnResponse, err error) error {
 	switch {
 	case err != nil:
-		return d.queryFault(ctx, err)
+		return d.changeFault(ctx, err)
 	case !answer.Succeeded:
 		return driver.ErrNotHeld
 	}

@@ -15,7 +15,7 @@ const (
 	backstop   = 5 * time.Second // the longest wait without a look, in case events do not come; spread over a quarter of itself
 	firstLook  = time.Second     // the same while the feed is not active
 	lookAgain  = 100 * time.Millisecond
-	abandonFor = attemptFor // how long a wait that has ended waits for its key to be deleted
+	abandonFor = 50 * time.Millisecond // how long a wait that has ended waits for its key to be deleted
 )
 
 // errGone says that the key of a waiter is gone.
@@ -26,6 +26,8 @@ var errGone = errors.New("the place in the queue was removed")
 func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 	d := h.driver
 	defer w.leave()
+	d.lines.wait()
+	defer d.lines.stop()
 	active := w.got(v, h.hears(dir, v))
 	timer := time.NewTimer(h.pause(active))
 	defer timer.Stop()
@@ -118,6 +120,8 @@ func (h *hold) lookFailed(ctx context.Context, err error) error {
 		return errAgain
 	case isFinal(err):
 		return h.abandon(ctx, err)
+	case errors.Is(err, errClusters):
+		return h.failPut(ctx, err)
 	case isLeaseGone(err):
 		return h.fail(ctx, err)
 	case ctx.Err() != nil || h.driver.life.Open().Err() != nil:
@@ -161,15 +165,38 @@ func (h *hold) pause(active bool) time.Duration {
 	return limit
 }
 
-// abandon deletes a key that was put, and returns cause.
+// abandon deletes a key that was put, and returns cause. A server in reach
+// answers within abandonFor; otherwise the deletion goes on in the background.
 func (h *hold) abandon(ctx context.Context, cause error) error {
-	bounded, cancel := withBound(context.WithoutCancel(ctx), abandonFor)
-	defer cancel()
-	if _, err := h.driver.client.Delete(bounded, h.key); err != nil {
-		h.leaveToCleaner(true)
-		return fmt.Errorf("%w: %w", cause, driver.ErrUnknown)
+	d := h.driver
+	left := make(chan bool, 1)
+	d.life.EnterLate() // until the deletion has ended
+	leave := func() {  // ends with the bound
+		defer d.life.Leave()
+		bounded, cancel := withBound(valued{d.life.Context(), ctx}, attemptFor)
+		defer cancel()
+		_, err := d.delete(bounded, h.key)
+		if err != nil {
+			h.leaveToCleaner(true)
+		} else {
+			h.putNumber()
+			h.giveLeaseBack()
+		}
+		left <- err == nil
 	}
-	h.putNumber()
-	h.giveLeaseBack()
-	return cause
+	if !d.life.Go(leave) {
+		d.life.Leave()
+		h.leaveToCleaner(true)
+		left <- false
+	}
+	timer := time.NewTimer(abandonFor)
+	defer timer.Stop()
+	select {
+	case gone := <-left:
+		if gone {
+			return cause
+		}
+	case <-timer.C:
+	}
+	return fmt.Errorf("%w: %w", cause, driver.ErrUnknown)
 }

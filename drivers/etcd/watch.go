@@ -16,6 +16,7 @@ func (d *Driver) watch(keys keyRange, changed func()) (stop func(), err error) {
 		return nil, driver.ErrClosed
 	}
 	fs, w := d.feeds, &watch{changed}
+	d.lines.wait()
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	f := fs.feed(keys)
@@ -25,6 +26,9 @@ func (d *Driver) watch(keys keyRange, changed func()) (stop func(), err error) {
 	return func() {
 		fs.mu.Lock()
 		defer fs.mu.Unlock()
+		if _, watches := f.watches[w]; watches {
+			d.lines.stop()
+		}
 		delete(f.watches, w)
 		f.left()
 	}, nil

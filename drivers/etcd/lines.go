@@ -1,0 +1,244 @@
+package etcd
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+const (
+	tendEvery  = 250 * time.Millisecond
+	quietFor   = time.Second      // a line that has been quiet for so long is probed
+	hangsAfter = 2 * time.Second  // a line without an answer for so long is closed
+	hangsLast  = 16 * time.Second // the same on a server that is slow to accept lines
+	renewAfter = 2 * time.Second  // the least time between two renewals of all lines
+)
+
+// lines are the connections of a client that Open has made. gRPC notices a dead
+// connection after 13 s, because it must not ping servers more often than every
+// 10 s. While requests are on their way, or callers wait for an event, lines
+// probe each quiet connection with a cheap read, and close it if no byte
+// arrives. The library then connects again and resumes its watches. To close a
+// connection loses no lock, because locks hang on leases.
+//
+// A server that is overloaded is slow to accept a connection too. After such a
+// connection lines wait longer before they close the next one.
+//
+// An address may lead to several servers, one after the other. A connection
+// stays with its server, also when that server has no leader or is a learner.
+// If there is one address, lines then close the connection, and the next one may
+// lead to another server.
+type lines struct {
+	driver  *Driver
+	asking  atomic.Int64 // requests on their way
+	waiting atomic.Int64 // callers that wait for events
+	running atomic.Bool
+
+	mu      sync.Mutex
+	all     map[*line]struct{}
+	since   time.Time     // when run began
+	hangs   time.Duration // hangsAfter or more
+	probed  time.Time     // when the last probes were sent
+	renewed time.Time     // when all lines were closed
+}
+
+func newLines() *lines { return &lines{all: make(map[*line]struct{}), hangs: hangsAfter} }
+
+// line is a connection, below TLS.
+type line struct {
+	net.Conn
+	lines *lines
+	began time.Time
+	heard atomic.Int64 // when the last bytes arrived, since began; 0 if none has
+	asked atomic.Int64 // when the first bytes after these were sent
+}
+
+func (l *line) now() int64 { return max(1, int64(time.Since(l.began))) }
+
+// Read implements net.Conn.
+func (l *line) Read(b []byte) (int, error) {
+	n, err := l.Conn.Read(b)
+	if n > 0 {
+		if now := l.now(); l.heard.Swap(now) == 0 {
+			l.lines.accepted(time.Duration(now))
+		}
+	}
+	return n, err
+}
+
+// Write implements net.Conn.
+func (l *line) Write(b []byte) (int, error) {
+	if l.asked.Load() <= l.heard.Load() {
+		l.asked.Store(l.now() + 1)
+	}
+	return l.Conn.Write(b)
+}
+
+// Close implements net.Conn.
+func (l *line) Close() error {
+	l.lines.mu.Lock()
+	delete(l.lines.all, l)
+	l.lines.mu.Unlock()
+	return l.Conn.Close()
+}
+
+// accepted notes how long a server took to send its first bytes.
+func (ls *lines) accepted(took time.Duration) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if took < quietFor {
+		ls.hangs = hangsAfter
+	} else {
+		ls.hangs = min(2*ls.hangs, hangsLast)
+	}
+}
+
+// begin counts a request until end.
+func (ls *lines) begin() { ls.count(func(ls *lines) *atomic.Int64 { return &ls.asking }, 1) }
+func (ls *lines) end()   { ls.count(func(ls *lines) *atomic.Int64 { return &ls.asking }, -1) }
+
+// wait counts a caller that waits for events until stop.
+func (ls *lines) wait() { ls.count(func(ls *lines) *atomic.Int64 { return &ls.waiting }, 1) }
+func (ls *lines) stop() { ls.count(func(ls *lines) *atomic.Int64 { return &ls.waiting }, -1) }
+
+// count does nothing for a client that was handed in.
+func (ls *lines) count(what func(*lines) *atomic.Int64, n int64) {
+	if ls == nil {
+		return
+	}
+	if what(ls).Add(n); n > 0 && ls.running.CompareAndSwap(false, true) && !ls.driver.life.Go(ls.run) {
+		ls.running.Store(false)
+	}
+}
+
+func (ls *lines) busy() bool { return ls.asking.Load()+ls.waiting.Load() > 0 }
+
+// run ends when nobody has asked or waited for a while, or with the driver.
+func (ls *lines) run() {
+	ls.mu.Lock()
+	ls.since = time.Now() // bytes sent before need no answer
+	ls.mu.Unlock()
+	tick := time.NewTicker(tendEvery)
+	defer tick.Stop()
+	for idle := time.Duration(0); ; idle += tendEvery {
+		select {
+		case <-tick.C:
+		case <-ls.driver.life.Context().Done():
+			return
+		}
+		if ls.tend(); ls.busy() {
+			idle = 0
+		}
+		if idle < lingerFor { // there are pauses between the tries of one call
+			continue
+		}
+		ls.running.Store(false)
+		if !ls.busy() || !ls.running.CompareAndSwap(false, true) {
+			return
+		}
+	}
+}
+
+// tend closes the lines that hang, and has quiet ones probed.
+func (ls *lines) tend() {
+	ls.mu.Lock()
+	quiet, waits := false, ls.waiting.Load() > 0
+	var hanging []*line
+	for l := range ls.all {
+		heard, asked := l.heard.Load(), l.asked.Load()
+		silent := min(time.Duration(l.now()-max(heard, asked)), time.Since(ls.since))
+		switch {
+		case asked > heard && silent >= ls.hangs:
+			hanging = append(hanging, l)
+		case (asked > heard || waits) && silent >= quietFor:
+			quiet = true
+		}
+	}
+	probe := quiet && time.Since(ls.probed) >= quietFor
+	if probe {
+		ls.probed = time.Now()
+	}
+	ls.mu.Unlock()
+	for _, l := range hanging {
+		_ = l.Close() // the library notices
+	}
+	if probe {
+		for range ls.driver.client.Endpoints() { // the library takes them in turn
+			ls.driver.life.Go(ls.probe)
+		}
+	}
+}
+
+// probe sends a read that a server answers by itself. An error is an answer too.
+func (ls *lines) probe() {
+	d := ls.driver
+	ctx, cancel := d.background(requestFor)
+	defer cancel()
+	_, err := pb.NewKVClient(d.client.ActiveConnection()).Range(clientv3.WithRequireLeader(ctx),
+		&pb.RangeRequest{Key: []byte(d.options.Prefix + "\x00"), Serializable: true, CountOnly: true})
+	if isLearner(err) || errors.Is(rpctypes.Error(err), rpctypes.ErrNoLeader) {
+		ls.renew()
+	}
+}
+
+// renew closes all lines, if there is one address.
+func (ls *lines) renew() {
+	if len(ls.driver.client.Endpoints()) > 1 {
+		return // the library takes the servers in turn
+	}
+	ls.mu.Lock()
+	var all []*line
+	if time.Since(ls.renewed) >= renewAfter {
+		ls.renewed = time.Now()
+		for l := range ls.all {
+			all = append(all, l)
+		}
+	}
+	ls.mu.Unlock()
+	for _, l := range all {
+		_ = l.Close()
+	}
+}
+
+// tracked are credentials that make each connection a line. A dialer would do
+// so too, but would bypass the proxies of the environment.
+type tracked struct {
+	credentials.TransportCredentials
+	lines *lines
+}
+
+// credentials returns the credentials of a client's connections.
+func (ls *lines) credentials(config *tls.Config) credentials.TransportCredentials {
+	if config == nil {
+		return tracked{insecure.NewCredentials(), ls}
+	}
+	return tracked{credentials.NewTLS(config), ls}
+}
+
+// ClientHandshake implements credentials.TransportCredentials.
+func (t tracked) ClientHandshake(ctx context.Context, authority string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	l := &line{Conn: c, lines: t.lines, began: time.Now()}
+	t.lines.mu.Lock()
+	t.lines.all[l] = struct{}{}
+	t.lines.mu.Unlock()
+	secured, info, err := t.TransportCredentials.ClientHandshake(ctx, authority, l)
+	if err != nil {
+		_ = l.Close()
+	}
+	return secured, info, err
+}
+
+// Clone implements credentials.TransportCredentials.
+func (t tracked) Clone() credentials.TransportCredentials {
+	return tracked{t.TransportCredentials.Clone(), t.lines}
+}
