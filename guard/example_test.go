@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"fmt"
 	"log"
+	"net/http"
+	"sync"
 
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/drivers/memory"
@@ -33,6 +35,69 @@ func ExampleSQL_Write() {
 		return tx.Commit()
 	})
 	log.Print(err)
+}
+
+// Work that does not fit into one transaction.
+func ExampleSQL_Enter() {
+	var (
+		ctx     context.Context
+		client  *dsync.Client
+		db      *sql.DB
+		convert func(ctx context.Context, balance int64) (int64, error) // takes long
+	)
+	err := dsync.Do(ctx, client, "accounts/7", func(ctx context.Context) error {
+		token := dsync.LeaseFrom(ctx).Token()
+		if err := guard.Postgres.Enter(ctx, db, "accounts/7", token); err != nil {
+			return err
+		}
+		var balance int64 // read behind Enter
+		if err := db.QueryRowContext(ctx, "select balance from accounts where id = 7").Scan(&balance); err != nil {
+			return err
+		}
+		balance, err := convert(ctx, balance)
+		if err != nil {
+			return err
+		}
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		if err := guard.Postgres.Write(ctx, tx, "accounts/7", token); err != nil {
+			return err // the lock was lost in the meantime, and a later holder has entered
+		}
+		if _, err := tx.ExecContext(ctx, "update accounts set balance = $1 where id = 7", balance); err != nil {
+			return err
+		}
+		return tx.Commit()
+	})
+	log.Print(err)
+}
+
+// A service whose handler presents the token under the mutex of its data.
+func ExampleToken() {
+	var (
+		mu      sync.Mutex
+		tokens  guard.Memory
+		balance int64
+	)
+	http.HandleFunc("/accounts/7", func(w http.ResponseWriter, r *http.Request) {
+		token, err := guard.Token(r)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusPreconditionRequired)
+			return
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if err := tokens.Write("accounts/7", token); err != nil { // for a GET, too
+			http.Error(w, err.Error(), http.StatusPreconditionFailed)
+			return
+		}
+		if r.Method == http.MethodPut {
+			fmt.Fscan(r.Body, &balance)
+		}
+		fmt.Fprintln(w, balance)
+	})
 }
 
 // A holder who does not know yet that another one has the lock.

@@ -8,6 +8,24 @@
 // [Postgres], [SQLite] and [MySQL] keep the tokens in a table of the database that they protect, [Memory] in the process, [Handler] asks
 // for them at the door of an HTTP service.
 //
+// # Present the token before you read what the decision depends on
+//
+// The resource refuses an earlier holder only after it has seen a later token.
+// Until then a write of the earlier holder that is on its way counts, also after
+// the later holder has read. A holder that reads a balance, computes the new one
+// and presents its token only with the write loses that earlier write without
+// an error. So the token comes first:
+//
+//   - work in one transaction calls [SQL.Write], then reads, then writes;
+//   - longer work calls [SQL.Enter] at its beginning, then reads, and calls
+//     [SQL.Write] in each transaction that writes;
+//   - a resource in the process calls [Memory.Write] and reads and writes under
+//     one mutex;
+//   - a client of an HTTP service sends its token with the request that reads, too.
+//
+// A write whose new value the resource computes itself, such as
+// "set balance = balance - 10", reads behind its own token.
+//
 // # Conditional writes
 //
 // A resource with a conditional write needs no table: S3, for example, and other object stores that know If-Match. The object has the token

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"strconv"
 )
@@ -14,26 +15,47 @@ func SetToken(r *http.Request, token uint64) {
 	r.Header.Set(Header, strconv.FormatUint(token, 10))
 }
 
+// Token returns the fencing token in a request's header. It returns an error
+// that matches ErrNoToken if there is none.
+func Token(r *http.Request) (uint64, error) {
+	text := r.Header.Get(Header)
+	if text == "" {
+		return 0, fmt.Errorf("%w: header %s is missing", ErrNoToken, Header)
+	}
+	token, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		return 0, errors.New("guard: header " + Header + " is not a decimal number")
+	}
+	return token, nil
+}
+
 // Handler admits requests whose token passes check to next. A request without a token is answered with 428 (Precondition Required), one with
 // a malformed token with 400, one that check refuses with ErrStale or ErrNoToken with 412 (Precondition Failed). Another error of check
 // is a fault of the service, and answered with 500, without its text.
 //
 //	var tokens guard.Memory
-//	http.Handle("PUT /accounts/{id}", guard.Handler(accounts, func(r *http.Request, token uint64) error {
+//	http.Handle("/accounts/{id}", guard.Handler(accounts, func(r *http.Request, token uint64) error {
 //		return tokens.Write("accounts/"+r.PathValue("id"), token)
 //	}))
 //
-// The check comes before the work: where a late request must not write even after a pause in the middle of next, check in the
-// transaction of the work, with [SQL].
+// The pattern has no method, because a client presents its token with the GET
+// that its PUT depends on, too.
+//
+// The check ends before next begins. A request that was admitted and then paused
+// in next may write after a later holder has read, and the later holder then
+// writes over it. Where that matters, next presents the token itself, which
+// [Token] returns: with [SQL.Write] in the transaction that reads and writes,
+// or with [Memory.Write] under the mutex that protects the data. A GET does the
+// same: it calls Write, and not Read, before it reads for a holder that is
+// going to write.
 func Handler(next http.Handler, check func(r *http.Request, token uint64) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		text := r.Header.Get(Header)
-		if text == "" {
+		token, err := Token(r)
+		switch {
+		case errors.Is(err, ErrNoToken):
 			http.Error(w, "header "+Header+" is missing", http.StatusPreconditionRequired)
 			return
-		}
-		token, err := strconv.ParseUint(text, 10, 64)
-		if err != nil {
+		case err != nil:
 			http.Error(w, "header "+Header+" is not a decimal number", http.StatusBadRequest)
 			return
 		}

@@ -14,8 +14,9 @@ import (
 // The names of MySQL are binary because its texts are equal when they differ in case, in accents or in spaces at their end.
 //
 // Write and Read work in the transaction of the caller, together with what the token protects, so the check and the work are one, at every
-// isolation level. Call them first in the transaction: what it has read before may be older. After an error roll the transaction back. A
-// transaction that the database ended because of a conflict with another one gets the database's error, which is not ErrStale, and is
+// isolation level. Call them first in the transaction, before the transaction reads the data that its writes depend on: what it has read
+// before may be older. A value that was read before the transaction began needs Enter before that read. After an error roll the transaction
+// back. A transaction that the database ended because of a conflict with another one gets the database's error, which is not ErrStale, and is
 // tried again as a whole, as ever.
 type SQL struct{ dialect *dialect }
 
@@ -72,6 +73,39 @@ func (s SQL) Read(ctx context.Context, tx Tx, name string, token uint64) error {
 	return s.dialect.admitRead(ctx, sqlTx{tx}, name, token)
 }
 
+// DB begins transactions of package database/sql: a *sql.DB or a *sql.Conn.
+type DB interface {
+	BeginTx(ctx context.Context, o *sql.TxOptions) (*sql.Tx, error)
+}
+
+// Enter presents the token at the beginning of a hold, in a transaction of its
+// own, for work that does not fit into one transaction. Enter waits for the
+// transactions that have passed Write or Read for the name, and keeps the
+// token. When Enter returns nil, all writes of earlier holders are committed or
+// will be refused, so the caller may read the data that its work depends on.
+//
+// Each write afterwards still presents the token with Write, because the lock
+// may be lost in the meantime. Enter returns the errors of Write. It returns the
+// database's error if a conflict with another transaction ended its own. The
+// caller may then call Enter again.
+func (s SQL) Enter(ctx context.Context, db DB, name string, token uint64) error {
+	if err := check(name, token); err != nil {
+		return err
+	}
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return fmt.Errorf("guard: enter %q: %w", name, err)
+	}
+	defer tx.Rollback()
+	if err := s.Write(ctx, tx, name, token); err != nil {
+		return err
+	}
+	if err := tx.Commit(); err != nil {
+		return fmt.Errorf("guard: enter %q: %w", name, err)
+	}
+	return nil
+}
+
 // PGX is a transaction of pgx: a pgx.Tx.
 type PGX[Row interface{ Scan(...any) error }] interface {
 	QueryRow(ctx context.Context, query string, args ...any) Row
@@ -86,6 +120,39 @@ func WritePGX[Row interface{ Scan(...any) error }](ctx context.Context, tx PGX[R
 // ReadPGX is Postgres.Read for a transaction of pgx.
 func ReadPGX[Row interface{ Scan(...any) error }](ctx context.Context, tx PGX[Row], name string, token uint64) error {
 	return Postgres.dialect.admitRead(ctx, pgxTx[Row]{tx}, name, token)
+}
+
+// PGXTx is a transaction of pgx that EnterPGX began.
+type PGXTx[Row interface{ Scan(...any) error }] interface {
+	PGX[Row]
+	Rollback(ctx context.Context) error
+}
+
+// PGXDB begins transactions of pgx: a *pgx.Conn or a *pgxpool.Pool. A pgx.Tx
+// does not have the method, because only a transaction of its own can commit.
+type PGXDB[Options, Tx any] interface {
+	BeginTx(ctx context.Context, o Options) (Tx, error)
+}
+
+// EnterPGX is Postgres.Enter for a connection or a pool of pgx.
+func EnterPGX[Options any, Tx PGXTx[Row], Row interface{ Scan(...any) error }](
+	ctx context.Context, db PGXDB[Options, Tx], name string, token uint64) error {
+	if err := check(name, token); err != nil {
+		return err
+	}
+	var defaults Options
+	tx, err := db.BeginTx(ctx, defaults)
+	if err != nil {
+		return fmt.Errorf("guard: enter %q: %w", name, err)
+	}
+	defer tx.Rollback(ctx)
+	if err := WritePGX[Row](ctx, tx, name, token); err != nil {
+		return err
+	}
+	if err := tx.Commit(ctx); err != nil {
+		return fmt.Errorf("guard: enter %q: %w", name, err)
+	}
+	return nil
 }
 
 func (d *dialect) admitWrite(ctx context.Context, tx transaction, name string, token uint64) error {

@@ -162,7 +162,6 @@ var facts = []struct{ name, sql string }{
 	{"version", "current_setting('server_version_num')"},
 	{"text", "current_setting('server_version')"},
 	{"standby", "pg_is_in_recovery()"},
-	{"read only", "current_setting('default_transaction_read_only')"},
 	{"clock", "extract(epoch FROM clock_timestamp())"},
 	{"process", "pg_backend_pid()"},
 	{"fsync", "current_setting('fsync')"},
@@ -222,13 +221,9 @@ func (s *postgresServer) version(f map[string]string) {
 }
 
 func (s *postgresServer) state(f map[string]string) {
-	switch {
-	case f["standby"] == "t":
+	if f["standby"] == "t" { // locks and tokens of read-only transactions are as good as those of others
 		s.x.bad(fault, "read-only", s.host+" is a standby: its locks are not those of the primary, and it gives no tokens",
 			"the address of the primary in the URL; of several hosts the driver finds it", seePostgres)
-	case f["read only"] == "on":
-		s.x.bad(fault, "read-only", "transactions of "+s.user+" are read-only, so there are no tokens",
-			fmt.Sprintf("ALTER ROLE %s SET default_transaction_read_only = off", s.user), seePostgres)
 	}
 	if f["fsync"] == "off" {
 		s.x.bad(warning, "persistence", s.host+" runs with fsync=off: tokens may fall after a crash of its machine", "fsync = on in postgresql.conf", seePostgres)

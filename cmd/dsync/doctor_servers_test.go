@@ -54,7 +54,7 @@ func TestDoctorOnPostgres(t *testing.T) {
 	doctor(t, true, url).want("session limit", fault, "53300", "ALTER ROLE locker CONNECTION LIMIT")
 	do("ALTER ROLE locker CONNECTION LIMIT -1")
 	do("ALTER ROLE locker SET default_transaction_read_only = on")
-	doctor(t, true, url).want("read-only", fault, "read-only", "default_transaction_read_only = off")
+	doctor(t, false, url).no(note) // the driver locks, and its tokens rise
 	do("ALTER ROLE locker RESET default_transaction_read_only")
 	do("REVOKE CONNECT ON DATABASE locks FROM locker")
 	doctor(t, true, url).want("rights", fault, "42501", "GRANT CONNECT ON DATABASE locks TO locker")

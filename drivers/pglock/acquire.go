@@ -15,8 +15,9 @@ const (
 	// nothing is left in doubt. Nobody waits longer.
 	settleFor = 50 * time.Millisecond
 
-	// backstop is how often the driver asks the server whether a wait is still known there, as the connection may be dead and silent.
-	backstop = 15 * time.Second
+	// backstop is how often the driver asks the server whether a wait is still
+	// known there, because the connection may hang.
+	backstop = 1500 * time.Millisecond
 )
 
 // Acquire implements driver.Driver.
@@ -140,9 +141,10 @@ func (l *lease) tried(op *operation, s *session) {
 	d := l.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !s.waiter {
+	if !s.waiter && !op.passed {
 		l.gate.busy = false
 	}
+	op.passed = true
 	switch {
 	case op.err != nil || !op.yes:
 		if !s.waiter || !op.abandoned { // otherwise cancelWait still uses the session
@@ -161,6 +163,8 @@ func (d *Driver) outcome(ctx context.Context, s *session, op *operation) (grante
 	select {
 	case <-op.done:
 		return op.yes, wanted(op.err)
+	case <-s.behind:
+		err = errHangs
 	case <-ctx.Done():
 		err = ctx.Err()
 	case <-d.life.Open().Done():
@@ -170,7 +174,21 @@ func (d *Driver) outcome(ctx context.Context, s *session, op *operation) (grante
 		<-op.done // settled at this very moment
 		return op.yes, wanted(op.err)
 	}
+	if errors.Is(err, errHangs) {
+		d.pass(op)
+	}
 	return false, d.settle(op, err)
+}
+
+// pass lets the next attempt for the key go on, on another session, before an
+// attempt on a session that hangs is settled.
+func (d *Driver) pass(op *operation) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if g := op.lease.gate; !op.passed {
+		op.passed, g.busy = true, false
+		g.advance()
+	}
 }
 
 // settle waits for a moment until an abandoned attempt has left nothing behind. If something may be left, err becomes ErrUnknown too.
@@ -254,11 +272,15 @@ func (d *Driver) start(s *session, first step, l *lease) *operation {
 	return nil
 }
 
-// watch waits until the operation is settled, or returns why the wait ended before.
+// watch waits until the operation is settled, or returns why the wait ended before. It ends a session whose wait the server does not know: the
+// connection may hang, and the lock may have been granted to nobody.
 func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	timer := time.NewTimer(backstop)
 	defer timer.Stop()
-	for missing := 0; ; {
+	looked := make(chan bool, 1)
+	for missing := false; ; {
 		select {
 		case <-op.done:
 			return nil
@@ -267,28 +289,48 @@ func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
 		case <-d.life.Open().Done():
 			return driver.ErrClosed
 		case <-timer.C:
+			d.life.Go(func() { looked <- d.stillWaits(ctx, w) }) // ends with ctx
+		case waits := <-looked:
+			switch {
+			case waits:
+				missing = false
+				timer.Reset(backstop)
+			case !missing: // or granted at this very moment
+				missing = true
+				timer.Reset(answerIn)
+			default:
+				w.end(errors.New("the server does not know of the wait"))
+				d.dropIdle()
+			}
 		}
-		if waits, err := d.stillWaits(ctx, w); err == nil && !waits {
-			missing++ // or granted at this very moment
-		} else {
-			missing = 0
-		}
-		if missing == 2 {
-			w.end(errors.New("the server does not know of the wait"))
-		}
-		timer.Reset(backstop)
 	}
 }
 
-// stillWaits asks the server, over another session, whether w waits for a lock: nothing else keeps the statement of a wait from its end.
-func (d *Driver) stillWaits(ctx context.Context, w *session) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, backstop)
-	defer cancel()
-	rows, err := d.ask(ctx, waitsQuery, int4(w.pid), []byte(w.id))
-	if err != nil || len(rows) != 1 {
-		return false, errors.Join(err, errAnswer)
+// stillWaits asks the server, over other sessions until one answers, whether w waits for a lock.
+func (d *Driver) stillWaits(ctx context.Context, w *session) bool {
+	for pause := firstDig; ; pause = min(2*pause, lastDig) {
+		rows, err := d.ask(ctx, waitsQuery, int4(w.pid), []byte(w.id))
+		if err == nil && len(rows) == 1 {
+			return rows[0][0][0] != 0
+		}
+		if !d.life.Sleep(ctx, pause) {
+			return true
+		}
 	}
-	return rows[0][0][0] != 0, nil
+}
+
+// dropIdle ends the sessions for waits that nobody uses, because they may hang
+// like one that did.
+func (d *Driver) dropIdle() {
+	for {
+		d.mu.Lock()
+		s := d.spareWaiter()
+		d.mu.Unlock()
+		if s == nil {
+			return
+		}
+		s.end(errQuit)
+	}
 }
 
 // undo ends the hold of a grant that Acquire does not return.

@@ -17,6 +17,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 // connectFor bounds one connect where the configuration does not.
@@ -25,6 +27,7 @@ const connectFor = 10 * time.Second
 // serverFacts is what is found out when the driver is opened.
 type serverFacts struct {
 	pooled bool // behind a pooler in session mode; settings at the connect do not get through
+	known  bool // the driver is open: the address has led to a primary
 }
 
 // connectFirst opens the session of the home class and looks at what is there.
@@ -33,6 +36,7 @@ func (d *Driver) connectFirst(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	d.server.known = true
 	d.mu.Lock()
 	d.run(s)
 	d.class(d.home).hubs = append(d.class(d.home).hubs, s)
@@ -334,6 +338,8 @@ func (d *Driver) checkFacts(conn *pgconn.PgConn, s *session, f [][]byte) error {
 		return ErrPooler
 	case version < 140000:
 		return fmt.Errorf("the server is PostgreSQL %d, older than 14: %w", version/10000, errors.ErrUnsupported)
+	case f[1][0] != 0 && d.server.known: // a fail-over behind the address is under way
+		return fmt.Errorf("%w: the server is a read replica by now", driver.ErrUnavailable)
 	case f[1][0] != 0:
 		return fmt.Errorf("the server is a read replica, which has advisory locks of its own: %w", errors.ErrUnsupported)
 	case timeout != s.ttl:

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -39,11 +40,34 @@ const (
 // unavailable are the codes with which a server refuses work for now.
 var unavailable = []string{
 	"08",             // connection exceptions
-	"25006",          // read-only: a standby by now
+	"25",             // read-only: a standby by now; or a time limit of transactions
+	"26000",          // the session has lost what it had prepared
 	"53",             // out of memory, disk, connections or locks
 	"57P",            // shutting down, starting up, or the session was ended
 	"57014",          // somebody canceled the statement
 	"40", "55", "58", // conflicts, something in use, I/O errors
+}
+
+// broken are the codes after which a session is of no use: it is not with a
+// primary any more, or somebody has discarded what it had, and its locks too.
+var broken = []string{"08", "25006", "26000"}
+
+// isBroken reports whether the server's error to a statement is the end of the
+// session.
+func isBroken(fault error) bool {
+	var answer *pgconn.PgError
+	return errors.As(fault, &answer) && hasClass(broken, answer.Code)
+}
+
+// endedByServer reports whether the server said that it ends the session, as
+// after pg_terminate_backend. The session is over.
+func (s *session) endedByServer() bool {
+	var answer *pgconn.PgError
+	return errors.As(s.cause, &answer) && strings.HasPrefix(answer.Code, "57P") && !s.d.server.pooled
+}
+
+func hasClass(classes []string, code string) bool {
+	return slices.ContainsFunc(classes, func(class string) bool { return strings.HasPrefix(code, class) })
 }
 
 // refusal puts the server's error to a statement in the words of package driver, and leaves other errors as they are. All effects of a
@@ -56,10 +80,8 @@ func refusal(err error) error {
 	if answer.Code == codePermission {
 		return fmt.Errorf("%w: %w", fs.ErrPermission, err)
 	}
-	for _, class := range unavailable {
-		if strings.HasPrefix(answer.Code, class) {
-			return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
-		}
+	if hasClass(unavailable, answer.Code) {
+		return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
 	}
 	return err
 }

@@ -13,11 +13,7 @@ func (d *Driver) Waits(ctx context.Context) (waits []bool, err error) {
 	}
 	d.mu.Unlock()
 	for _, s := range all {
-		w, err := d.stillWaits(ctx, s)
-		if err != nil {
-			return nil, err
-		}
-		waits = append(waits, w)
+		waits = append(waits, d.stillWaits(ctx, s))
 	}
 	return waits, nil
 }

@@ -29,23 +29,35 @@ func Int32PairKey(a, b int32) AdvisoryKey {
 func HashedKey(name string) (AdvisoryKey, error) { return Int64Key(Key(name)), nil }
 
 // NumberKey takes a decimal number as the name of a lock of 64 bits, as in "42".
+// It refuses other spellings of the number, such as "042", "+42" and "-0",
+// because a lock has one name.
 func NumberKey(name string) (AdvisoryKey, error) {
-	n, err := strconv.ParseInt(name, 10, 64)
+	n, err := parseNumber(name, 64)
 	if err != nil {
-		return AdvisoryKey{}, fmt.Errorf("name %q is not a 64-bit number", name)
+		return AdvisoryKey{}, fmt.Errorf("name %q is not a 64-bit number in its shortest form", name)
 	}
 	return Int64Key(n), nil
 }
 
-// PairKey takes two decimal numbers as the name of a lock of two times 32 bits, as in "7/42".
+// PairKey takes two decimal numbers as the name of a lock of two times 32 bits,
+// as in "7/42". Like [NumberKey] it refuses other spellings of the numbers.
 func PairKey(name string) (AdvisoryKey, error) {
 	first, second, _ := strings.Cut(name, "/")
-	a, err1 := strconv.ParseInt(first, 10, 32)
-	b, err2 := strconv.ParseInt(second, 10, 32)
+	a, err1 := parseNumber(first, 32)
+	b, err2 := parseNumber(second, 32)
 	if err1 != nil || err2 != nil {
-		return AdvisoryKey{}, fmt.Errorf("name %q is not two 32-bit numbers with a slash between them", name)
+		return AdvisoryKey{}, fmt.Errorf("name %q is not two 32-bit numbers in their shortest form with a slash between them", name)
 	}
 	return Int32PairKey(int32(a), int32(b)), nil
+}
+
+// parseNumber parses a number that is written as strconv.FormatInt writes it.
+func parseNumber(text string, bits int) (int64, error) {
+	n, err := strconv.ParseInt(text, 10, bits)
+	if err == nil && strconv.FormatInt(n, 10) != text {
+		err = strconv.ErrSyntax
+	}
+	return n, err
 }
 
 // String writes k as the arguments of pg_advisory_lock.

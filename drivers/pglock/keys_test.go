@@ -233,6 +233,30 @@ func testForceUnlockIsAnOption(t *testing.T, pg *testenv.PostgresServer) {
 	mustRelease(t, mustAcquire(t, admin, request("a", longTTL)))
 }
 
+// TestOneSpelling: a lock of a number has one name.
+func TestOneSpelling(t *testing.T) {
+	for name, number := range map[string]bool{
+		"0": true, "42": true, "-42": true, "9223372036854775807": true, "-9223372036854775808": true,
+		"042": false, "+42": false, "-0": false, "+0": false, "00": false, "-042": false, "0x2a": false, "4_2": false,
+		" 42": false, "42 ": false, "": false, "42\n": false, "٤٢": false, "9223372036854775808": false,
+	} {
+		if _, err := pglock.NumberKey(name); (err == nil) != number {
+			t.Errorf("number %q: got error %v", name, err)
+		}
+		pairs := number && len(name) < 10
+		for _, pair := range []string{name + "/7", "7/" + name} {
+			if _, err := pglock.PairKey(pair); (err == nil) != pairs {
+				t.Errorf("pair %q: got error %v", pair, err)
+			}
+		}
+	}
+	for _, pair := range []string{"7", "7/", "/7", "7/42/1", "7/42/", "2147483648/1", "7 /42"} {
+		if _, err := pglock.PairKey(pair); err == nil {
+			t.Errorf("pair %q: got no error", pair)
+		}
+	}
+}
+
 func ExampleKey() {
 	fmt.Println(pglock.Key("orders/42"))
 	// Output: -5097415481565640018

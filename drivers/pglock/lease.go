@@ -228,7 +228,8 @@ func (l *lease) Release(ctx context.Context) error {
 		case <-s.buried:
 		case <-ctx.Done():
 		}
-		if s.isGone() && (op.sent == 0 || op.sent >= l.end.Load()) {
+		refused := !op.yes && s.endedByServer() // its last words come before the answer to the request
+		if s.isGone() && (refused || op.sent == 0 || op.sent >= l.end.Load()) {
 			return driver.ErrNotHeld
 		}
 		return fmt.Errorf("%w: %w", driver.ErrUnknown, s.cause)

@@ -21,6 +21,8 @@ type operation struct {
 	shared bool     // the lock is for reading
 	after  func()   // called once when the operation is settled, without locks; does not block; may be nil
 	done   chan struct{}
+	on     *session // set when the session takes the operation
+	passed bool     // the gate waits for it no more, as the session hangs; guarded by Driver.mu
 
 	// Guarded by session.mu until done is closed, after the call of after.
 	step      step
@@ -58,6 +60,8 @@ func (op *operation) wait(ctx context.Context) error {
 	select {
 	case <-op.done:
 		return refusal(op.err)
+	case <-op.on.behind:
+		return errHangs
 	case <-ctx.Done():
 		return fmt.Errorf("%w: %w", driver.ErrUnknown, ctx.Err())
 	}

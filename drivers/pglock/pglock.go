@@ -141,6 +141,9 @@ type Options struct {
 
 	// Key computes the advisory lock of a name, for use beside programs with numbers of their own. The default is [HashedKey]:
 	// hashtextextended(name, 0). An error is returned to the caller of Lock.
+	// Names with the same key are one lock, so a function should refuse all
+	// spellings of a name but one, as [NumberKey] does: LockAll of two such
+	// names waits for itself until its context ends.
 	Key func(name string) (AdvisoryKey, error)
 
 	// MaxLocks is how many locks the driver holds or asks for at a time (1,000 if 0). The server's table of locks is shared by all

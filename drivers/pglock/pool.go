@@ -96,6 +96,7 @@ func (d *Driver) dialHub(c *class, dl *dialing, ttl time.Duration) {
 		s.end(driver.ErrClosed)
 	}
 	close(dl.done)
+	d.tell(err)
 }
 
 // waiter returns a session for a wait, until freeSession. waiter connects if need be.
@@ -205,7 +206,7 @@ func (d *Driver) retire(s *session) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	c := d.class(s.ttl)
-	if s.carried > 0 || !s.waiter && s.ttl == d.home && len(c.hubs) == 1 {
+	if s.carried > 0 || s.ttl == d.home && len(c.hubs) == 1 && c.hubs[0] == s {
 		return false
 	}
 	c.remove(s)
@@ -222,7 +223,7 @@ func (d *Driver) drop(s *session) {
 // freeSession is called with mu held when an attempt or a lease has no more need of its session.
 func (d *Driver) freeSession(s *session) {
 	s.carried--
-	if _, alive := d.sessions[s]; alive && s.waiter {
+	if _, alive := d.sessions[s]; alive && s.waiter && !s.hangs() {
 		c := d.class(s.ttl)
 		c.idle = append(c.idle, s)
 	}

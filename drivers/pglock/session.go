@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/go-dsync/dsync/driver"
@@ -19,6 +20,10 @@ const (
 	maxGroup   = 256              // operations in one request, so a request is shorter than any socket buffer
 	idleHub    = 30 * time.Second // how long a session without locks stays open, if its TTL is not the usual one
 	idleWaiter = 10 * time.Second // the same for a session for waits
+
+	// answerIn is after how long without an answer the driver tries whether a
+	// new connection works.
+	answerIn = time.Second
 )
 
 var (
@@ -26,6 +31,7 @@ var (
 	errExpired  = errors.New("the server has not answered for the TTL")
 	errSwitched = errors.New("a connection pooler gave the session to somebody else")
 	errQuit     = errors.New("closed while nothing needed it")
+	errHangs    = fmt.Errorf("%w: the connection hangs, and a new one works", driver.ErrUnavailable)
 )
 
 // session is one connection to the server, with its locks and its unanswered operations.
@@ -49,6 +55,7 @@ type session struct {
 	told     chan struct{} // closed when the holders of its leases have been told of the end
 	buried   chan struct{} // closed when the session has ended at the server
 	gone     bool          // the end at the server was seen; written before buried is closed
+	behind   chan struct{} // closed when the session hangs, and keeps on for its leases only
 
 	roused   chan struct{} // buffered; signaled when the session's goroutine is to read
 	farewell error         // the last words of the server; belongs to the reader
@@ -65,13 +72,16 @@ type session struct {
 	reader  reader
 	sent    int64 // when the last group was sent
 	silent  bool  // the group was not answered in time
+	left    bool  // behind is closed
+	looker  *time.Timer
+	looks   bool  // looker is under way
 	used    int64 // when there was an operation other than a ping
 }
 
 // init makes the session ready. Its locks will count from the send time of the last answered request.
 func (s *session) init(asked int64) {
 	s.leases, s.shares = make(map[*lease]struct{}), make(map[AdvisoryKey]int)
-	s.told, s.buried = make(chan struct{}), make(chan struct{})
+	s.told, s.buried, s.behind = make(chan struct{}), make(chan struct{}), make(chan struct{})
 	s.roused = make(chan struct{}, 1)
 	s.sent, s.used = asked, asked
 	s.expires.Store(asked + int64(s.ttl))
@@ -84,10 +94,11 @@ func (s *session) start() {
 	s.timer = time.AfterFunc(s.ttl/3, s.tick)
 }
 
-// submit lets the session carry out an operation. It returns false if the session is over, or has let go of a lock to be shared.
+// submit lets the session carry out an operation. It returns false if the session is over, hangs and would get more to do, or has let go of a lock
+// to be shared.
 func (s *session) submit(op *operation) bool {
 	s.mu.Lock()
-	if s.over || op.step == stamp && s.shares[op.key] == 0 {
+	if s.over || s.left && op.after != nil || op.step == stamp && s.shares[op.key] == 0 {
 		s.mu.Unlock()
 		return false
 	}
@@ -105,6 +116,7 @@ func (s *session) add(op *operation) (request *[]byte) {
 	if op.step != ping {
 		s.used = s.d.now()
 	}
+	op.on = s
 	s.pending = append(s.pending, op)
 	return s.prepare()
 }
@@ -178,9 +190,12 @@ func (s *session) unused(now int64) bool {
 }
 
 // end ends the session, once: leases are lost, operations fail. Called without locks.
-func (s *session) end(cause error) {
+func (s *session) end(cause error) { s.finish(cause, false) }
+
+// finish is end, but for a session with leases if it is to spare them.
+func (s *session) finish(cause error, spare bool) {
 	s.mu.Lock()
-	if s.over {
+	if s.over || spare && len(s.leases) > 0 {
 		s.mu.Unlock()
 		return
 	}
@@ -189,6 +204,10 @@ func (s *session) end(cause error) {
 	if s.timer != nil {
 		s.timer.Stop()
 	}
+	if s.looker != nil {
+		s.looker.Stop()
+	}
+	outage := len(s.leases) > 0 && !s.silent && isOutage(cause)
 	ops := slices.Concat(s.flight.take(), s.pending, s.failed)
 	leases := s.leases
 	s.pending, s.failed, s.leases = nil, nil, nil
@@ -205,10 +224,24 @@ func (s *session) end(cause error) {
 	for _, op := range ops {
 		op.finish()
 	}
+	if outage {
+		s.d.tell(fmt.Errorf("%w: %w", driver.ErrUnavailable, cause))
+	}
 	for l := range leases {
 		l.sessionEnded(cause)
 	}
 	close(s.told)
+}
+
+// isOutage reports whether a session ended because the server could not be
+// reached. An error that the server sent is an answer.
+func isOutage(cause error) bool {
+	for _, own := range []error{driver.ErrClosed, errQuit, errForced, errAbandoned, errAnswer, errSwitched, errExpired} {
+		if errors.Is(cause, own) {
+			return false
+		}
+	}
+	return !errors.As(cause, new(*pgconn.PgError))
 }
 
 // hangUp closes the connection without a word, and without waiting for anything.

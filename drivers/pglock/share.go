@@ -23,7 +23,7 @@ func (d *Driver) sharer(l *lease, ttl time.Duration) (s *session) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for other := range l.gate.holders.All() {
-		if !other.session.waiter && other.session.ttl == ttl {
+		if !other.session.waiter && other.session.ttl == ttl && !other.session.hangs() {
 			s = other.session // the last one is the latest to let go
 		}
 	}
@@ -55,6 +55,8 @@ func (d *Driver) admits(ctx context.Context, l *lease) (bool, error) {
 	select {
 	case <-op.done:
 		return op.yes, wanted(op.err)
+	case <-op.on.behind:
+		return false, errHangs
 	case <-ctx.Done():
 		return false, d.settle(op, ctx.Err())
 	case <-d.life.Open().Done():

@@ -54,6 +54,9 @@ func (s *session) prepare() (request *[]byte) {
 	if len(s.flight.ops) > 1 || !s.flight.ops[0].reads {
 		s.rouse()
 	}
+	if !s.looks && !s.flight.blocks {
+		s.lookIn(answerIn)
+	}
 	return request
 }
 
@@ -196,6 +199,10 @@ func (s *session) answered() error {
 	if s.over || s.flight.empty() {
 		s.mu.Unlock()
 		return nil
+	}
+	if fault := s.flight.fault; isBroken(fault) {
+		s.mu.Unlock()
+		return fault
 	}
 	switch due := s.sent + int64(s.ttl/3); {
 	case s.flight.blocks && now < due:

@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	withdrawFor = 5 * time.Second       // then the connection is closed
+	withdrawFor = 2 * time.Second       // then the connection is closed
 	firstCancel = 5 * time.Millisecond  // until the next try: a cancel before its statement is lost
 	lastCancel  = 80 * time.Millisecond // the same, at the end of a doubling
 	digFor      = time.Second           // one attempt to see whether a session is gone
@@ -41,6 +41,9 @@ func (d *Driver) cancelWait(w *session, op *operation) {
 		if request, err := d.query(ctx, cancelQuery, int4(w.pid)); err == nil {
 			select {
 			case <-request.done:
+			case <-request.on.behind: // the cancel may be late
+				w.end(errStuck)
+				return
 			case <-ctx.Done():
 				w.end(errStuck)
 				return

@@ -13,20 +13,43 @@ import (
 	"github.com/go-dsync/dsync/guard"
 )
 
-// SetBalance writes to an account, by the holder of the lock "accounts/" + id. The database has the table of package guard.
-func SetBalance(ctx context.Context, db *sql.DB, id string, balance int64, token uint64) error {
+// UpdateBalance changes an account, by the holder of the lock "accounts/" + id.
+// The database has the table of package guard.
+func UpdateBalance(ctx context.Context, db *sql.DB, id string, token uint64, change func(balance int64) int64) error {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
 	defer tx.Rollback()
 	if err := guard.Postgres.Write(ctx, tx, "accounts/"+id, token); err != nil {
-		return err // guard.ErrStale: a later holder has written
+		return err // guard.ErrStale: a later holder has presented its token
 	}
-	if _, err := tx.ExecContext(ctx, `update accounts set balance = $1 where id = $2`, balance, id); err != nil {
+	var balance int64 // read behind Write: an earlier holder has committed, or never will
+	if err := tx.QueryRowContext(ctx, `select balance from accounts where id = $1`, id).Scan(&balance); err != nil {
+		return err
+	}
+	if _, err := tx.ExecContext(ctx, `update accounts set balance = $1 where id = $2`, change(balance), id); err != nil {
 		return err
 	}
 	return tx.Commit()
+}
+
+// Charge changes an account by work that does not fit into one transaction, such
+// as a call of a payment provider.
+func Charge(ctx context.Context, db *sql.DB, id string, token uint64,
+	work func(ctx context.Context, balance int64) (int64, error)) error {
+	if err := guard.Postgres.Enter(ctx, db, "accounts/"+id, token); err != nil {
+		return err
+	}
+	var balance int64 // read behind Enter
+	if err := db.QueryRowContext(ctx, `select balance from accounts where id = $1`, id).Scan(&balance); err != nil {
+		return err
+	}
+	balance, err := work(ctx, balance)
+	if err != nil {
+		return err
+	}
+	return UpdateBalance(ctx, db, id, token, func(int64) int64 { return balance })
 }
 
 // UpdateObject changes an object in a store that knows If-Match, such as S3, where the object's token is in its metadata.

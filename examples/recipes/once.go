@@ -2,13 +2,22 @@ package recipes
 
 import (
 	"context"
+	"database/sql"
+	"errors"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/guard"
 )
 
 // Results is where results stay: a table, or a cache.
 type Results interface {
 	Load(ctx context.Context, key string) (result string, ok bool, err error)
+
+	// Enter waits until no Store with a smaller token is on its way, and makes
+	// Store refuse smaller tokens from now on.
+	Enter(ctx context.Context, key string, token uint64) error
+
+	// Store refuses a token that is smaller than one that Enter or Store has seen.
 	Store(ctx context.Context, key, result string, token uint64) error
 }
 
@@ -21,13 +30,50 @@ func Idempotent(ctx context.Context, l dsync.Locker, r Results, key string,
 		return result, err // most calls end here, without a lock
 	}
 	err = dsync.Do(ctx, l, "once/"+key, func(ctx context.Context) (err error) {
+		token := dsync.LeaseFrom(ctx).Token()
+		if err = r.Enter(ctx, key, token); err != nil {
+			return err
+		}
 		if result, ok, err = r.Load(ctx, key); ok || err != nil {
 			return err // somebody else was faster
 		}
 		if result, err = work(ctx); err != nil {
 			return err
 		}
-		return r.Store(ctx, key, result, dsync.LeaseFrom(ctx).Token())
+		return r.Store(ctx, key, result, token)
 	}, opts...)
 	return result, err
+}
+
+// ResultTable is Results in a database with the table of package guard.
+type ResultTable struct{ DB *sql.DB }
+
+// Load implements Results.
+func (t ResultTable) Load(ctx context.Context, key string) (result string, ok bool, err error) {
+	err = t.DB.QueryRowContext(ctx, `select result from results where key = $1`, key).Scan(&result)
+	if errors.Is(err, sql.ErrNoRows) {
+		return "", false, nil
+	}
+	return result, err == nil, err
+}
+
+// Enter implements Results.
+func (t ResultTable) Enter(ctx context.Context, key string, token uint64) error {
+	return guard.Postgres.Enter(ctx, t.DB, "once/"+key, token)
+}
+
+// Store implements Results.
+func (t ResultTable) Store(ctx context.Context, key, result string, token uint64) error {
+	tx, err := t.DB.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if err := guard.Postgres.Write(ctx, tx, "once/"+key, token); err != nil {
+		return err
+	}
+	if _, err := tx.ExecContext(ctx, `insert into results (key, result) values ($1, $2)`, key, result); err != nil {
+		return err
+	}
+	return tx.Commit()
 }

@@ -140,9 +140,10 @@ func TestSerializeAnswers(t *testing.T) {
 	})
 }
 
-// table is Results in memory, which refuse tokens that are too late.
+// table is Results in memory.
 type table struct {
 	mu      sync.Mutex
+	tokens  guard.Memory
 	results map[string]string
 }
 
@@ -154,13 +155,19 @@ func (s *table) Load(_ context.Context, key string) (string, bool, error) {
 }
 
 func (s *table) Store(_ context.Context, key, result string, token uint64) error {
-	if token == 0 {
-		return errors.New("no token")
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.tokens.Write(key, token); err != nil {
+		return err
+	}
 	s.results[key] = result
 	return nil
+}
+
+func (s *table) Enter(_ context.Context, key string, token uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.tokens.Write(key, token)
 }
 
 func TestIdempotentWorksOnce(t *testing.T) {

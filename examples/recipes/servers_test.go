@@ -33,40 +33,101 @@ func open(t *testing.T, url string) *dsync.Client {
 	return c
 }
 
-func TestSetBalanceRefusesLateWriters(t *testing.T) {
-	pg := testenv.Postgres(t)
-	client := open(t, pg.URL("pglock")+"?sslmode=disable")
+// openGuarded returns a database with the tables of the recipes.
+func openGuarded(t *testing.T, pg *testenv.PostgresServer) *sql.DB {
 	db, err := sql.Open("pgx", pg.URL("postgres")+"?sslmode=disable")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer db.Close()
+	t.Cleanup(func() { db.Close() })
 	for _, statement := range []string{
 		"create table dsync_guard (name text primary key, token bigint not null)",
 		"create table accounts (id text primary key, balance bigint not null)",
-		"insert into accounts values ('a', 0)",
+		"insert into accounts values ('a', 100)",
+		"create table results (key text primary key, result text not null)",
 	} {
 		if _, err := db.ExecContext(t.Context(), statement); err != nil {
 			t.Fatal(err)
 		}
 	}
-	set := func(balance int64) (token uint64) {
-		t.Helper()
-		err := dsync.Do(t.Context(), client, "accounts/a", func(ctx context.Context) error {
+	return db
+}
+
+// pause runs next while a transaction with the token has done statement and not
+// committed, which it does when next waits for it.
+func pause(t *testing.T, db *sql.DB, name string, token uint64, statement string, next func() error) {
+	t.Helper()
+	tx, err := db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := guard.Postgres.Write(t.Context(), tx, name, token); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.ExecContext(t.Context(), statement); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- next() }()
+	testenv.Eventually(t, func() bool {
+		var n int
+		if err := db.QueryRowContext(t.Context(), "select count(*) from pg_stat_activity where wait_event_type = 'Lock'").Scan(&n); err != nil {
+			t.Error(err)
+		}
+		return n > 0 || len(done) > 0
+	}, "the next holder waits")
+	if err := errors.Join(tx.Commit(), <-done); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestFencing has each recipe meet a holder that was paused just before its
+// commit, and then that holder's late writes.
+func TestFencing(t *testing.T) {
+	pg := testenv.Postgres(t)
+	client := open(t, pg.URL("pglock")+"?sslmode=disable")
+	db := openGuarded(t, pg)
+	token := func(name string) (token uint64) {
+		if err := dsync.Do(t.Context(), client, name, func(ctx context.Context) error {
 			token = dsync.LeaseFrom(ctx).Token()
-			return errors.Join(SetBalance(ctx, db, "a", balance, token), SetBalance(ctx, db, "a", balance+1, token))
-		})
-		if err != nil {
+			return nil
+		}); err != nil {
 			t.Fatal(err)
 		}
 		return token
 	}
-	first, second := set(10), set(20)
-	if err := SetBalance(t.Context(), db, "a", 11, first); !errors.Is(err, guard.ErrStale) {
-		t.Errorf("a write with token %d after one with %d: %v, want %v", first, second, err, guard.ErrStale)
+	first := token("accounts/a")
+	pause(t, db, "accounts/a", first, "update accounts set balance = 90", func() error {
+		return UpdateBalance(t.Context(), db, "a", token("accounts/a"), func(balance int64) int64 { return balance - 20 })
+	})
+	if err := UpdateBalance(t.Context(), db, "a", first, func(int64) int64 { return 0 }); !errors.Is(err, guard.ErrStale) {
+		t.Errorf("a late write: %v, want %v", err, guard.ErrStale)
 	}
+	second := token("accounts/a")
+	pause(t, db, "accounts/a", second, "update accounts set balance = 60", func() error {
+		return Charge(t.Context(), db, "a", token("accounts/a"), func(ctx context.Context, balance int64) (int64, error) {
+			if err := UpdateBalance(ctx, db, "a", second, func(int64) int64 { return 0 }); !errors.Is(err, guard.ErrStale) {
+				t.Errorf("a late write during the work: %v, want %v", err, guard.ErrStale)
+			}
+			return balance - 30, nil
+		})
+	})
 	var balance int64
-	if err := db.QueryRowContext(t.Context(), "select balance from accounts").Scan(&balance); err != nil || balance != 21 {
-		t.Errorf("the balance is %d, %v; want 21", balance, err)
+	if err := db.QueryRowContext(t.Context(), "select balance from accounts").Scan(&balance); err != nil || balance != 30 {
+		t.Errorf("the balance is %d, %v; want 30", balance, err)
+	}
+	pause(t, db, "once/pay/7", token("once/pay/7"), "insert into results values ('pay/7', 'receipt 1')", func() error {
+		result, err := Idempotent(t.Context(), client, ResultTable{db}, "pay/7", func(context.Context) (string, error) {
+			t.Error("the work is done twice")
+			return "receipt 2", nil
+		})
+		if result != "receipt 1" {
+			t.Errorf("got %q, want the first receipt", result)
+		}
+		return err
+	})
+	result, err := Idempotent(t.Context(), client, ResultTable{db}, "pay/8", func(context.Context) (string, error) { return "receipt 3", nil })
+	if again, ok, lookup := (ResultTable{db}).Load(t.Context(), "pay/8"); err != nil || lookup != nil || !ok || result != again {
+		t.Errorf("stored %q, %v; loaded %q, %v, %v", result, err, again, ok, lookup)
 	}
 }

@@ -123,6 +123,7 @@ func TestDatabases(t *testing.T) {
 		{"WriterMeetsReader", writerMeetsReader},
 		{"Snapshot", snapshot},
 		{"Crowd", crowd},
+		{"EnterMeetsWriter", enterMeetsWriter},
 	}
 	for name, open := range open {
 		t.Run(name, func(t *testing.T) {

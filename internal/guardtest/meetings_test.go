@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/go-dsync/dsync/guard"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -275,4 +277,80 @@ func (db *database) writeOnce(t *testing.T, level level, token uint64) error {
 		}
 		return err
 	}
+}
+
+// enterMeetsWriter pauses a holder just before its commit, while the next
+// holder enters, reads, and computes what it writes from what it has read.
+func enterMeetsWriter(t *testing.T, db *database) {
+	testEnter(t, db, func(ctx context.Context, token uint64) error { return db.guard.Enter(ctx, db.DB, "x", token) })
+}
+
+func testEnter(t *testing.T, db *database, enter func(ctx context.Context, token uint64) error) {
+	db.onEach(t, func(t *testing.T, level level, written uint64) {
+		const paid = 10
+		add := func(token uint64, balance int64) work {
+			return func(ctx context.Context, tx *sql.Tx) error {
+				if err := db.guard.Write(ctx, tx, "x", token); err != nil {
+					return err
+				}
+				_, err := tx.ExecContext(ctx, fmt.Sprintf("update account set balance = %d", balance+paid))
+				return err
+			}
+		}
+		var tries atomic.Int64
+		var found int64
+		entered := make(chan error, 1)
+		err := db.transact(t.Context(), level.IsolationLevel, func(ctx context.Context, tx *sql.Tx) error {
+			if err := add(2, int64(written))(ctx, tx); err != nil {
+				return err
+			}
+			go func() {
+				entered <- func() error {
+					for {
+						err := enter(t.Context(), 3)
+						if tries.Add(1); !db.conflict(err) {
+							return errors.Join(err, db.QueryRowContext(t.Context(), "select balance from account").Scan(&found))
+						}
+						time.Sleep(time.Millisecond)
+					}
+				}()
+			}()
+			testenv.Eventually(t, func() bool { return tries.Load() > 0 || db.waits(t) }, "the next holder waits, or is refused for now")
+			if len(entered) > 0 {
+				t.Error("the next holder has entered while a write is on its way")
+			}
+			return nil
+		})
+		if err := errors.Join(err, <-entered); err != nil {
+			t.Fatal(err)
+		}
+		if want := int64(written) + paid; found != want {
+			t.Errorf("the next holder reads %d, want %d", found, want)
+		}
+		if err := db.transact(t.Context(), level.IsolationLevel, add(2, 100)); !errors.Is(err, guard.ErrStale) {
+			t.Errorf("a write of the earlier holder: got %v, want %v", err, guard.ErrStale)
+		}
+		if err := enter(t.Context(), 2); !errors.Is(err, guard.ErrStale) {
+			t.Errorf("the earlier holder enters: got %v, want %v", err, guard.ErrStale)
+		}
+		if err := enter(t.Context(), 0); !errors.Is(err, guard.ErrNoToken) {
+			t.Errorf("no token: got %v, want %v", err, guard.ErrNoToken)
+		}
+		if err := db.transact(t.Context(), level.IsolationLevel, add(3, found)); err != nil {
+			t.Errorf("the holder writes after it has entered: %v", err)
+		}
+		if err := db.transact(t.Context(), sql.LevelDefault, func(ctx context.Context, tx *sql.Tx) error { return balance(ctx, tx, written+2*paid) }); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestEnterPGX(t *testing.T) {
+	db := openPostgres(t)
+	conn, err := pgx.Connect(t.Context(), db.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background())
+	testEnter(t, db, func(ctx context.Context, token uint64) error { return guard.EnterPGX(ctx, conn, "x", token) })
 }

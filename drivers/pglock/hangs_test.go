@@ -1,0 +1,341 @@
+package pglock_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/go-dsync/dsync/conformance/wire"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/pglock"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+// dayTTL is a TTL whose end no test waits for.
+const dayTTL = 24 * time.Hour
+
+// movable is a driver with the TTL of a day, whose address can lead elsewhere.
+type movable struct {
+	*pglock.Driver
+	link  *wire.Wire             // of the connections so far
+	addr  atomic.Pointer[string] // for new connections
+	conns chan *counted          // all of them
+}
+
+// counted counts the bytes that were read.
+type counted struct {
+	net.Conn
+	read atomic.Int64
+}
+
+func (c *counted) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.read.Add(int64(n))
+	return n, err
+}
+
+func newMovable(t *testing.T, pg *testenv.PostgresServer) *movable {
+	t.Helper()
+	m := &movable{conns: make(chan *counted, 100)}
+	var addr string
+	m.link, addr = testenv.Wire(t, pg.Addr)
+	m.addr.Store(&addr)
+	config, err := pgx.ParseConfig("postgres://postgres@" + pg.Addr + "/postgres?sslmode=disable")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.DialFunc = func(ctx context.Context, network, _ string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, network, *m.addr.Load())
+		if err != nil {
+			return nil, err
+		}
+		c := &counted{Conn: conn}
+		m.conns <- c
+		return c, nil
+	}
+	if m.Driver, err = pglock.New(t.Context(), config, &pglock.Options{TTL: dayTTL}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeDriver(t, m.Driver) })
+	return m
+}
+
+// hanging returns a driver, and a function that has all of its connections
+// hang. New connections work.
+func hanging(t *testing.T, pg *testenv.PostgresServer) (d *pglock.Driver, hang func() *wire.Wire) {
+	t.Helper()
+	m := newMovable(t, pg)
+	return m.Driver, func() *wire.Wire {
+		m.addr.Store(&pg.Addr)
+		m.link.Hold(wire.Both)
+		return m.link
+	}
+}
+
+// acquire tries again after transient errors, as package dsync does, for much
+// less than the TTL.
+func acquire(t *testing.T, d driver.Driver, name string) driver.Lease {
+	t.Helper()
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for {
+		l, err := d.Acquire(ctx, request(name, dayTTL))
+		if err == nil {
+			t.Logf("%q is granted after %v", name, time.Since(began))
+			return l
+		}
+		if ctx.Err() != nil || !errors.Is(err, driver.ErrUnknown) && !errors.Is(err, driver.ErrUnavailable) {
+			t.Fatalf("Acquire: %v", err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func notLost(t *testing.T, r *driver.Request) {
+	t.Helper()
+	select {
+	case err := <-r.Events.(*events).lost:
+		t.Errorf("the holder has lost %q: %v", r.Name, err)
+	default:
+	}
+}
+
+func testHangingLock(t *testing.T, pg *testenv.PostgresServer) {
+	d, hang := hanging(t, pg)
+	mustRelease(t, acquire(t, d, "idle"))
+	hang()
+	mustRelease(t, acquire(t, d, "idle"))
+}
+
+// testHangingHold has a connection with a hold hang: the hold stays, and others
+// are made elsewhere.
+func testHangingHold(t *testing.T, pg *testenv.PostgresServer) {
+	d, hang := hanging(t, pg)
+	r := request("held", dayTTL)
+	l := mustAcquire(t, d, r)
+	link := hang()
+	mustRelease(t, acquire(t, d, "other"))
+	mustRelease(t, acquire(t, d, "other"))
+	notLost(t, r)
+	link.Heal()
+	mustRelease(t, l)
+}
+
+func testHangingWait(t *testing.T, pg *testenv.PostgresServer) {
+	d, hang := hanging(t, pg)
+	other, conn := newDriver(t, pg.Addr, nil), connect(t, pg)
+	taken := mustAcquire(t, other, request("taken", longTTL))
+	granted := make(chan driver.Lease)
+	go func() {
+		defer close(granted)
+		granted <- acquire(t, d, "taken")
+	}()
+	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == 1 }, "it waits")
+	hang()
+	mustRelease(t, taken)
+	if l := <-granted; l != nil {
+		mustRelease(t, l)
+	}
+}
+
+// testHangingRelease has the only hold of a connection be released while the
+// connection hangs.
+func testHangingRelease(t *testing.T, pg *testenv.PostgresServer) {
+	d, hang := hanging(t, pg)
+	other := newDriver(t, pg.Addr, nil)
+	l := mustAcquire(t, d, request("released", dayTTL))
+	hang()
+	began := time.Now()
+	if err := l.Release(t.Context()); err != nil && !errors.Is(err, driver.ErrUnknown) && !errors.Is(err, driver.ErrNotHeld) {
+		t.Errorf("Release: %v", err)
+	}
+	mustRelease(t, acquire(t, other, "released"))
+	t.Logf("released %v after the request", time.Since(began))
+}
+
+func testHangingClose(t *testing.T, pg *testenv.PostgresServer) {
+	d, hang := hanging(t, pg)
+	other, conn := newDriver(t, pg.Addr, nil), connect(t, pg)
+	taken := mustAcquire(t, other, request("taken", longTTL))
+	mustAcquire(t, d, request("held", dayTTL))
+	waited := make(chan error)
+	go func() {
+		_, err := d.Acquire(context.Background(), request("taken", dayTTL))
+		waited <- err
+	}()
+	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == 1 }, "it waits")
+	hang()
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := d.Close(ctx); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	t.Logf("closed after %v", time.Since(began))
+	if err := <-waited; !errors.Is(err, driver.ErrClosed) {
+		t.Errorf("the waiter: got %v, want ErrClosed", err)
+	}
+	mustRelease(t, taken)
+	if n := value[int](t, conn, advisoryLocks); n != 0 {
+		t.Errorf("%d locks or waits are left on the server after Close", n)
+	}
+}
+
+// TestFrozenServerCostsNoLock stops a server for much longer than answerIn, and
+// for less than the TTL.
+func TestFrozenServerCostsNoLock(t *testing.T) {
+	pg := testenv.Postgres(t)
+	d, other, conn := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, nil), connect(t, pg)
+	held, afterWait := request("held", 30*time.Second), request("waited", 30*time.Second)
+	l := mustAcquire(t, d, held)
+	first := mustAcquire(t, other, request("waited", longTTL))
+	granted := make(chan driver.Lease, 1)
+	go func() { granted <- mustAcquire(t, d, afterWait) }()
+	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == 1 }, "it waits")
+	mustRelease(t, first)
+	second := <-granted
+	pg.Freeze()
+	asked := make(chan driver.Lease, 1)
+	go func() { asked <- acquire(t, d, "new") }()
+	time.Sleep(4 * time.Second)
+	pg.Thaw()
+	mustRelease(t, <-asked)
+	notLost(t, held)
+	notLost(t, afterWait)
+	mustRelease(t, l)
+	mustRelease(t, second)
+}
+
+// TestStandbyBehindTheAddress has the address of the primary lead to a standby
+// for a while, as during a fail-over.
+func TestStandbyBehindTheAddress(t *testing.T) {
+	pg := testenv.Postgres(t)
+	replica := testenv.PostgresReplica(t, pg)
+	d := newMovable(t, pg)
+	r := request("held", dayTTL)
+	l := mustAcquire(t, d, r)
+	d.addr.Store(&replica.Addr)
+	d.link.Cut()
+	<-r.Events.(*events).lost
+	if err := l.Release(t.Context()); !errors.Is(err, driver.ErrNotHeld) {
+		t.Errorf("Release: got %v, want ErrNotHeld", err)
+	}
+	if _, err := d.Acquire(t.Context(), try("held")); !errors.Is(err, driver.ErrUnavailable) || errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("Acquire on a standby: got %v, want ErrUnavailable", err)
+	}
+	d.addr.Store(&pg.Addr)
+	mustRelease(t, acquire(t, d, "held"))
+}
+
+// testDiscardedSession has another party on the connection, such as a pooler,
+// discard what the session has: its locks, or all that it has prepared, too.
+func testDiscardedSession(t *testing.T, pg *testenv.PostgresServer) {
+	for i, statement := range []string{"DO 'BEGIN PERFORM pg_advisory_unlock_all(); END'", "DISCARD ALL"} {
+		d, look := newMovable(t, pg), connect(t, pg)
+		l := mustAcquire(t, d, request("held", dayTTL))
+		reader := request("read", dayTTL)
+		reader.Mode = driver.Read
+		read := mustAcquire(t, d, reader)
+		message, err := (&pgproto3.Query{String: statement}).Encode(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn := <-d.conns
+		before := conn.read.Load()
+		if _, err := conn.Write(message); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, func() bool { return value[int](t, look, advisoryLocks) == 0 && conn.read.Load() > before }, "the locks are gone")
+		for _, l := range []driver.Lease{l, read} {
+			err := l.Release(t.Context())
+			if !errors.Is(err, driver.ErrNotHeld) && (i == 0 || !errors.Is(err, driver.ErrUnknown)) { // no unlock could be sent
+				t.Errorf("%s: Release: got %v, want ErrNotHeld", statement, err)
+			}
+		}
+		mustRelease(t, acquire(t, d, "held"))
+	}
+}
+
+// testTerminatedSessions ends the server's side of all sessions by hand, under
+// a holder, a reader and a waiter.
+func testTerminatedSessions(t *testing.T, pg *testenv.PostgresServer) {
+	d, other, conn := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, nil), connect(t, pg)
+	reading := request("read", longTTL)
+	reading.Mode = driver.Read
+	leases := []driver.Lease{mustAcquire(t, d, request("held", longTTL)), mustAcquire(t, d, reading)}
+	granted := make(chan driver.Lease)
+	go func() {
+		defer close(granted)
+		granted <- acquire(t, other, "held")
+	}()
+	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == 1 }, "it waits")
+	value[int](t, conn, "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")
+	for _, l := range leases {
+		if err := l.Release(t.Context()); !errors.Is(err, driver.ErrNotHeld) {
+			t.Errorf("Release: got %v, want ErrNotHeld", err)
+		}
+	}
+	if l := <-granted; l != nil {
+		if err := l.Release(t.Context()); errors.Is(err, driver.ErrNotHeld) { // granted, and terminated then
+			mustRelease(t, acquire(t, other, "held"))
+		} else if err != nil {
+			t.Errorf("Release of the waiter: %v", err)
+		}
+	}
+	if err := d.Close(t.Context()); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+}
+
+// reported is the Events of a holder, and what the driver reports meanwhile.
+type reported struct {
+	*events
+	failed, answered atomic.Int32
+	before           atomic.Int32 // how often failed was reported before Lost
+}
+
+func (r *reported) Lost(err error) {
+	r.before.Store(r.failed.Load())
+	r.events.Lost(err)
+}
+
+// testResetIsReported cuts the connection of a holder: the driver reports the
+// outage before the loss. An end by the server is an answer, and not reported.
+func testResetIsReported(t *testing.T, pg *testenv.PostgresServer) {
+	for _, cut := range []bool{true, false} {
+		d, conn := newMovable(t, pg), connect(t, pg)
+		r := &reported{events: newEvents()}
+		d.OnKeepAlive(func(err error) {
+			if err != nil {
+				r.failed.Add(1)
+			} else {
+				r.answered.Add(1)
+			}
+		})
+		held := request("held", longTTL)
+		held.Events = r
+		mustAcquire(t, d, held)
+		if cut {
+			d.link.Cut()
+		} else {
+			value[int](t, conn, "SELECT count(pg_terminate_backend(pid)) FROM pg_locks WHERE locktype = 'advisory'")
+		}
+		<-r.lost
+		if got := r.before.Load(); got > 0 != cut {
+			t.Errorf("cut %v: %d outages are reported before Lost", cut, got)
+		}
+		d.addr.Store(&pg.Addr)
+		before := r.answered.Load()
+		mustRelease(t, acquire(t, d, "other"))
+		if cut && r.answered.Load() == before {
+			t.Error("the end of the outage is not reported")
+		}
+	}
+}
