@@ -39,9 +39,10 @@ commands whose permits add up to eight run at a time. The backend keeps the limi
 The command runs in a process group of its own. If the lock cannot be renewed, as when the backend is out of reach, the whole group
 gets TERM while the lock is still held, and KILL before anybody else can have the lock. A second process, the guard, does so if this
 one is frozen or killed. If somebody removes the lock, the group gets KILL as soon as that is known: others may have the lock then,
-unless they wait for it with --settle. Processes that leave the group (setsid, daemons) are not ended.
+unless they wait for it with --settle. On Linux all this includes processes that leave the group (timeout, setsid, daemons); on macOS
+these are not ended, so use timeout --foreground there.
 
-When the command has ended, what it left in its group gets TERM, KILL after --kill-after, and then the lock is given back.
+When the command has ended, the processes that it left get TERM, KILL after --kill-after, and then the lock is given back.
 
 HUP, INT, QUIT, TERM, USR1, USR2, WINCH and TSTP go on to the whole group. On a terminal the command is in the foreground, and Ctrl-Z
 stops dsync with it: a lock that is not renewed for so long that it is lost ends the command.
