@@ -2,10 +2,17 @@ package main
 
 import (
 	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
+
+// adopts reports whether the system can make a process the parent of all its
+// descendants that lose theirs. Without that, a command is its process group.
+const adopts = false
+
+func adopt() error { return nil }
 
 func ownBinary() (string, error) { return os.Executable() }
 
@@ -21,13 +28,18 @@ func sinceBoot() time.Duration {
 // zombie is SZOMB of sys/proc.h.
 const zombie = 5
 
-// members returns the processes of a group that have not ended.
-func members(group int) (pids []int, err error) {
-	processes, err := unix.SysctlKinfoProcSlice("kern.proc.pgrp", group)
+// process is a process of a command.
+type process struct{ pid, parent, group int }
+
+// family returns the other living processes of the group that root leads.
+func family(root int, _ map[int]bool) (all []process, err error) {
+	processes, err := unix.SysctlKinfoProcSlice("kern.proc.pgrp", root)
 	for _, p := range processes {
-		if p.Proc.P_stat != zombie {
-			pids = append(pids, int(p.Proc.P_pid))
+		if pid := int(p.Proc.P_pid); pid != root && p.Proc.P_stat != zombie {
+			all = append(all, process{pid: pid, parent: int(p.Eproc.Ppid), group: root})
 		}
 	}
-	return pids, err
+	return all, err
 }
+
+func (p process) signal(s syscall.Signal) error { return unix.Kill(p.pid, s) }

@@ -30,29 +30,35 @@ const (
 	overstayed    = 10 * time.Second       // how long after the deadline to wait for processes that KILL did not end
 )
 
-// job is a command that runs under a lease, in a process group of its own. The group is that of the guard, so it is there before the
-// command, and its number is nobody else's for as long as the guard lives.
+// job is a command that runs under a lease, in a process group of its own, with
+// everything that the command has started. The guard is the parent of the
+// command. Where the system allows it, the guard also becomes the parent of each
+// process of the command that loses its parent, and if the guard is gone, this
+// process does.
 //
 // All is done by one goroutine: run.
 type job struct {
 	*runner
 	lease    *dsync.Lease
 	guard    *guard
-	terminal *terminal // nil if there is none
-	pid      int       // of the command
+	terminal *terminal    // nil if there is none
+	pid      int          // of the command
+	others   map[int]bool // children of this process that were there before the guard
 
 	children, stops, continued chan os.Signal
 
 	done   ending
+	over   bool      // no command was started, and none will be
 	ended  bool      // the command has
-	killAt time.Time // the whole group is to be killed then
+	alone  bool      // no process of the command is left
+	killAt time.Time // everything is to be killed then
 	termed time.Time // when the group got TERM; zero: not yet
 	killed bool
 }
 
-// supervise runs the command, and returns when nobody is left of its group.
+// supervise runs the command, and returns when no process of it is left.
 func (r *runner) supervise(lease *dsync.Lease) ending {
-	j := &job{runner: r, lease: lease, terminal: openTerminal(),
+	j := &job{runner: r, lease: lease, terminal: openTerminal(), others: map[int]bool{},
 		children: make(chan os.Signal, 1), stops: make(chan os.Signal, 1), continued: make(chan os.Signal, 1)}
 	defer j.terminal.close()
 	signal.Notify(j.children, syscall.SIGCHLD)
@@ -63,49 +69,75 @@ func (r *runner) supervise(lease *dsync.Lease) ending {
 			signal.Stop(c)
 		}
 	}()
-	var err error
-	if j.guard, err = startGuard(); err != nil {
+	if err := j.prepare(); err != nil {
 		return ending{err: exit(exitBroken, fmt.Errorf("the guard of the command does not start: %w", err))}
 	}
-	j.done.err = j.start()
 	signal.Ignore(syscall.SIGTTOU) // by which a terminal stops who changes it, or writes, in the background
 	defer signal.Reset(syscall.SIGTTOU)
-	if j.done.started {
-		j.run()
-	}
+	j.start()
+	j.run()
 	j.terminal.take(j.guard.pid) // a command that cannot be executed has it, too
 	if !j.guard.reaped {
 		j.guard.signal(syscall.SIGKILL) // the guard is left, and whoever could not be seen
 	}
-	if j.guard.end() && j.done.lost == nil { // others were seen to end before the guard
-		j.lostToGuard()
-	}
+	j.guard.end(j.note)
 	return j.done
 }
 
-// start starts the command, unless the time of the lease is over, or so short that the command would have to end at once.
-func (j *job) start() error {
-	j.killAt = j.lease.Deadline().Add(-j.reserve)
-	if err := j.guard.tell(j.killAt); err != nil {
-		return exit(exitBroken, fmt.Errorf("the guard of the command is gone: %w", err))
+// prepare starts the guard.
+func (j *job) prepare() (err error) {
+	if adopts { // a shell that became this program may have started others before
+		if err := adopt(); err != nil {
+			return err
+		}
+		before, err := family(os.Getpid(), nil)
+		if err != nil {
+			return err
+		}
+		for _, p := range before {
+			j.others[p.pid] = p.parent == os.Getpid()
+		}
 	}
-	if j.done.lost = j.over(time.Now().Add(j.killAfter)); j.done.lost != nil {
-		return nil
-	}
-	return j.launch()
+	j.guard, err = startGuard(j.path, j.argv, j.environment(j.lease))
+	return err
 }
 
-// launch starts the command in the group of the guard. If the time ends just now, the guard has left its group, and launch fails for that.
-func (j *job) launch() error {
-	attr := &syscall.SysProcAttr{Setpgid: true, Pgid: j.guard.pid}
-	if j.terminal.interactive() {
-		attr.Foreground, attr.Ctty = true, int(j.terminal.file.Fd())
+// start lets the guard start the command, unless the time of the lease is over, or so short that the command would have to end at once.
+func (j *job) start() {
+	j.killAt = j.lease.Deadline().Add(-j.reserve)
+	if j.done.lost = j.mayNot(time.Now().Add(j.killAfter)); j.done.lost != nil {
+		j.over = true
+	} else if err := j.guard.tell(j.killAt); err != nil {
+		j.over, j.done.err = true, exit(exitBroken, fmt.Errorf("the guard of the command is gone: %w", err))
 	}
-	p, err := os.StartProcess(j.path, j.argv, &os.ProcAttr{Env: j.environment(j.lease), Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}, Sys: attr})
+}
+
+// note takes note of a report of the guard.
+func (j *job) note(r report) {
+	switch r.kind {
+	case hasStarted:
+		j.pid, j.done.started = int(r.value), true
+	case hasFailed:
+		j.over, j.done.err = true, startError(&fs.PathError{Op: "fork/exec", Path: j.path, Err: syscall.Errno(r.value)})
+	case hasStopped:
+		if !j.killed && !j.guard.reaped {
+			j.stopped(syscall.Signal(r.value))
+		}
+	case hasEnded:
+		j.ended, j.done.status = true, int(r.value)
+	case isAlone:
+		j.alone = true
+	case isKilling:
+		if j.done.lost == nil {
+			j.lostToGuard()
+		}
+		j.killed = true
+	}
+}
+
+// startError returns what the program ends with if the command does not start.
+func startError(err error) error {
 	switch {
-	case err == nil:
-		j.pid, j.done.started = p.Pid, true
-		return p.Release() // reap waits for it
 	case errors.Is(err, fs.ErrNotExist):
 		return exit(exitNotFound, err)
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.ENOEXEC):
@@ -114,19 +146,29 @@ func (j *job) launch() error {
 	return exit(exitBroken, err)
 }
 
-// run ends when the group is gone.
+// run ends when no process of the command is left.
 func (j *job) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	lost := j.lease.Done()
-	for {
+	lost, heard := j.lease.Done(), j.guard.heard
+	for !j.over {
+		var signals, stops chan os.Signal // nil until there is a command that can get them
+		if j.done.started {
+			signals, stops = j.signals.got, j.stops
+		}
 		select {
 		case <-j.children:
 			j.reap()
-		case s := <-j.signals.got:
+		case r, ok := <-heard:
+			if ok {
+				j.note(r)
+			} else {
+				heard = nil // reap finds out why
+			}
+		case s := <-signals:
 			j.signals.note(s)
 			j.guard.signal(s.(syscall.Signal))
-		case <-j.stops:
+		case <-stops:
 			j.guard.signal(syscall.SIGTSTP)
 		case <-j.continued:
 			if j.lease.Err() == nil {
@@ -144,8 +186,8 @@ func (j *job) run() {
 	}
 }
 
-// over returns why the command may not run at a time, or nil.
-func (j *job) over(at time.Time) error {
+// mayNot returns why the command may not run at a time, or nil.
+func (j *job) mayNot(at time.Time) error {
 	switch err := j.lease.Err(); {
 	case err != nil:
 		return err
@@ -164,17 +206,18 @@ func (j *job) step(now time.Time) (next time.Duration, over bool) {
 			j.broken(err) // or else it has ended, and reap finds out why
 		}
 	}
-	if j.ended && !j.guard.hasFellows() {
+	if j.over || j.gone() {
 		return 0, true
 	}
 	termAt := j.killAt.Add(-j.killAfter)
-	why := j.over(now)
+	why := j.mayNot(now)
 	switch {
 	case j.killed:
 		if now.After(deadline.Add(overstayed)) {
-			j.done.err = exit(exitLost, fmt.Errorf("processes of group %d do not end by KILL, and the lock is over", j.guard.pid))
+			j.done.err = exit(exitLost, errors.New("processes of the command do not end by KILL, and the lock is over"))
 			return 0, true
 		}
+		j.kill() // also those that could not be seen before
 	case why != nil:
 		j.lose(why)
 		j.kill()
@@ -217,12 +260,46 @@ func (j *job) term(now time.Time) {
 	j.guard.signal(syscall.SIGCONT)
 }
 
-func (j *job) kill() {
-	j.killed = true
-	j.guard.signal(syscall.SIGKILL)
+// family returns the living processes of the command.
+func (j *job) family() ([]process, error) {
+	if adopts && j.guard.reaped {
+		return family(os.Getpid(), j.others)
+	}
+	return family(j.guard.pid, nil)
 }
 
-// reap takes note of children that have ended or stopped. Where this process is the first of a container, some are nobody else's.
+// kill kills all that is left of the command. The guard stays, which would do
+// so if this process were killed now, unless it may still start the command.
+func (j *job) kill() {
+	j.killed = true
+	if !j.done.started && !j.guard.reaped {
+		_ = unix.Kill(j.guard.pid, syscall.SIGKILL)
+	}
+	_, _ = killAll(j.family)
+}
+
+// gone reports whether no process of the command is left.
+func (j *job) gone() bool {
+	switch {
+	case !j.ended && !j.guard.reaped:
+		return false
+	case j.alone:
+		return true
+	}
+	all, err := j.family()
+	if err != nil {
+		return false
+	}
+	for _, p := range all {
+		// Others may have left processes of other users, which nobody here can end.
+		if p.group == j.guard.pid || p.signal(0) != unix.EPERM {
+			return false
+		}
+	}
+	return len(all) > 0 || !adopts || j.guard.reaped // or else the guard reports it
+}
+
+// reap takes note of children that have ended. Where this process is the first of a container, some are nobody else's.
 func (j *job) reap() {
 	for {
 		var status syscall.WaitStatus
@@ -230,34 +307,26 @@ func (j *job) reap() {
 		switch {
 		case err == syscall.EINTR:
 			continue
+		case err == syscall.ECHILD && adopts && j.guard.reaped:
+			j.alone = true
+			return
 		case err != nil || pid == 0:
 			return
 		case status.Stopped():
-			if pid == j.pid && !j.killed {
-				j.stopped(status.StopSignal())
+			if pid == j.guard.pid { // somebody has stopped it
+				_ = unix.Kill(pid, syscall.SIGCONT)
 			}
-			continue
 		case pid == j.guard.pid:
 			j.guard.reaped = true
-			if !j.killed {
-				j.guardGone()
+			j.guard.end(j.note)
+			if !j.killed && !j.over {
+				j.broken(errors.New("somebody has ended it"))
 			}
-		case pid == j.pid:
-			j.ended = true
-			if j.done.status = status.ExitStatus(); status.Signaled() {
-				j.done.status = exitBySignal + int(status.Signal())
-			}
+		case pid == j.pid: // which the guard has left
+			j.ended, j.done.status = true, exitStatusOf(status)
+		default:
+			delete(j.others, pid)
 		}
-	}
-}
-
-// guardGone is called when the guard has ended: it has killed the group, or somebody has killed the guard.
-func (j *job) guardGone() {
-	if j.guard.end() {
-		j.lostToGuard()
-		j.kill()
-	} else {
-		j.broken(errors.New("somebody has ended it"))
 	}
 }
 
@@ -276,7 +345,11 @@ func (j *job) stopped(by syscall.Signal) {
 	case j.terminal == nil, by == syscall.SIGSTOP: // somebody else's will; the lock is kept
 		return
 	case wants && j.terminal.mine():
-		j.terminal.give(j.guard.pid)
+		group, err := unix.Getpgid(j.pid) // which may have left that of the guard
+		if err != nil {
+			group = j.guard.pid
+		}
+		j.terminal.give(group)
 		j.guard.signal(syscall.SIGCONT)
 		return
 	}

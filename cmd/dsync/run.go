@@ -19,10 +19,10 @@ import (
 
 // runFlags are the flags of `dsync run`.
 type runFlags struct {
-	wait, atLeast, killAfter, ttl, connect time.Duration
-	try, read, elect, settle, passURL      bool
-	permits                                permits
-	note                                   string
+	wait, atLeast, killAfter, ttl, connect   time.Duration
+	try, read, write, elect, settle, passURL bool
+	permits                                  permits
+	note                                     string
 }
 
 func runCommand() *cobra.Command {
@@ -39,9 +39,10 @@ commands whose permits add up to eight run at a time. The backend keeps the limi
 The command runs in a process group of its own. If the lock cannot be renewed, as when the backend is out of reach, the whole group
 gets TERM while the lock is still held, and KILL before anybody else can have the lock. A second process, the guard, does so if this
 one is frozen or killed. If somebody removes the lock, the group gets KILL as soon as that is known: others may have the lock then,
-unless they wait for it with --settle. Processes that leave the group (setsid, daemons) are not ended.
+unless they wait for it with --settle. On Linux all this includes processes that leave the group (timeout, setsid, daemons); on macOS
+these are not ended, so use timeout --foreground there.
 
-When the command has ended, what it left in its group gets TERM, KILL after --kill-after, and then the lock is given back.
+When the command has ended, the processes that it left get TERM, KILL after --kill-after, and then the lock is given back.
 
 HUP, INT, QUIT, TERM, USR1, USR2, WINCH and TSTP go on to the whole group. On a terminal the command is in the foreground, and Ctrl-Z
 stops dsync with it: a lock that is not renewed for so long that it is lost ends the command.
@@ -57,6 +58,7 @@ Exit status
   dsync run --try --at-least 59m report -- ./report   # once an hour, from the crontab of each machine
   dsync run --elect scheduler -- ./scheduler          # on one machine, and on another one when that is gone
   dsync run --read catalog -- ./export                # together with others who read
+  dsync run --write catalog -- ./import               # beside programs that use RReadWriteLock of Redisson
   dsync run --permits 1/8 convert -- ./convert a.mov  # eight at a time, on all machines together`,
 		ValidArgsFunction: completeCommand,
 		RunE:              f.run,
@@ -72,6 +74,7 @@ func (f *runFlags) add(c *cobra.Command) {
 	flags.DurationVar(&f.wait, "wait", 0, "wait for the lock for so long (for ever if it is not given)")
 	flags.BoolVar(&f.try, "try", false, "do not wait")
 	flags.BoolVar(&f.read, "read", false, "hold the lock together with others who read")
+	flags.BoolVar(&f.write, "write", false, "also exclude the readers and writers of the backend's own libraries, as RReadWriteLock of Redisson")
 	flags.Var(&f.permits, "permits", "take N of LIMIT permits of the name, in place of a lock (LIMIT 0: of those that the backend keeps)")
 	flags.BoolVar(&f.elect, "elect", false, "be a candidate again after a loss, and start the command anew in each term")
 	flags.DurationVar(&f.atLeast, "at-least", 0, "keep the lock for so long after its grant, however early the command ends")
@@ -87,18 +90,19 @@ func (f *runFlags) add(c *cobra.Command) {
 func (f *runFlags) check(c *cobra.Command) error {
 	given := c.Flags().Changed
 	switch {
-	case given("wait") && f.wait <= 0 || f.connect <= 0:
-		return misused("--wait and --connect have to be positive")
-	case f.atLeast < 0 || f.ttl < 0 || given("kill-after") && f.killAfter <= 0:
-		return misused("--at-least and --ttl cannot be negative, and --kill-after has to be positive")
+	case given("wait") && f.wait <= 0, f.connect <= 0, given("at-least") && f.atLeast <= 0, given("ttl") && f.ttl <= 0,
+		given("kill-after") && f.killAfter <= 0:
+		return misused("--wait, --connect, --at-least, --ttl and --kill-after have to be positive")
 	case f.try && given("wait"):
 		return misused("--try does not wait: leave --wait out")
 	case f.elect && (f.try || given("wait")):
 		return misused("--elect waits for its turn again and again: leave --try and --wait out")
 	case f.elect && (f.read || f.atLeast > 0), f.read && f.atLeast > 0:
 		return misused("--elect, --read and --at-least exclude each other")
-	case f.permits.asked() && (f.elect || f.read):
-		return misused("--permits takes permits in place of a lock: leave --elect and --read out")
+	case f.read && f.write:
+		return misused("--read and --write exclude each other")
+	case f.permits.asked() && (f.elect || f.read || f.write):
+		return misused("--permits takes permits in place of a lock: leave --elect, --read and --write out")
 	}
 	return nil
 }

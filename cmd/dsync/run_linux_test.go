@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -103,6 +104,13 @@ func TestRunRefusesWhatCannotBe(t *testing.T) {
 		{"--url " + inProcess + " --try --wait 1s x -- true", exitMisused, "--try does not wait"},
 		{"--url " + inProcess + " --wait 0s x -- true", exitMisused, "positive"},
 		{"--url " + inProcess + " --elect --read x -- true", exitMisused, "exclude each other"},
+		{"--url " + inProcess + " --write --read x -- true", exitMisused, "exclude each other"},
+		{"--url " + inProcess + " --permits 1/2 --write x -- true", exitMisused, "in place of a lock"},
+		{"--url " + inProcess + " --ttl 0s x -- true", exitMisused, "positive"},
+		{"--url " + inProcess + " --ttl -1s x -- true", exitMisused, "positive"},
+		{"--url " + inProcess + " --at-least 0s x -- true", exitMisused, "positive"},
+		{"--url " + inProcess + " --connect 0s x -- true", exitMisused, "positive"},
+		{"--url " + inProcess + " --kill-after 0s x -- true", exitMisused, "positive"},
 		{"--url " + inProcess + " --permits 1/2 --read x -- true", exitMisused, "in place of a lock"},
 		{"--url " + inProcess + " --permits 1/2 --elect x -- true", exitMisused, "in place of a lock"},
 		{"--url " + inProcess + " --permits 3/2 x -- true", exitMisused, "at most as many as there are"},
@@ -322,6 +330,48 @@ func TestRunOnAServer(t *testing.T) {
 		defer l.Unlock(t.Context())
 		dsyncRun(t, "--url", url, "--try", "--read", "r", "--", "echo", "ran").is(exitDone, "ran")
 		dsyncRun(t, "--url", url, "--try", "r", "--", "echo", "ran").is(exitLocked)
+	})
+	for _, flags := range [][]string{{"--write"}, {"--write", "--elect"}} {
+		t.Run(fmt.Sprint(flags), func(t *testing.T) {
+			t.Parallel()
+			name := "w" + strings.Join(flags, "")
+			read, err := client.Lock(t.Context(), name, dsync.Read())
+			if err != nil {
+				t.Fatal(err)
+			}
+			mode := t.TempDir() + "/mode"
+			cmd, _, errs := testenv.Program(t, slices.Concat([]string{"run", "--url", url}, flags,
+				[]string{name, "--", "sh", "-c", "echo started > " + mode + "; exec sleep 300"})...)
+			c := startCommand(t, cmd, errs)
+			testenv.Eventually(t, func() bool {
+				s, err := client.Inspect(t.Context(), name)
+				return err == nil && s.Waiters > 0
+			}, "the command waits for the reader")
+			if err := read.Unlock(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			testenv.Eventually(t, func() bool { _, err := os.Stat(mode); return err == nil }, "the command runs")
+			if s, err := client.Inspect(t.Context(), name); err != nil || s.Mode != driver.Write {
+				t.Errorf("got %v (%v), want Write", s, err)
+			}
+			_ = cmd.Process.Signal(syscall.SIGTERM)
+			c.wait()
+		})
+	}
+	t.Run("lost before the command", func(t *testing.T) {
+		t.Parallel()
+		cmd, out, errs := testenv.Program(t, "run", "--url", url, "--ttl", "3s", "--settle", "l", "--", "echo", "ran")
+		c := startCommand(t, cmd, errs)
+		testenv.Eventually(t, func() bool {
+			s, err := client.Inspect(t.Context(), "l")
+			return err == nil && s.Held
+		}, "the lock is held")
+		if err := client.ForceUnlock(t.Context(), "l"); err != nil {
+			t.Fatal(err)
+		}
+		if status := c.wait(); status != exitDone || !strings.Contains(out.String(), "ran") || !strings.Contains(errs.String(), "waits for the lock again") {
+			t.Errorf("got status %d: %s%s", status, out, errs)
+		}
 	})
 	for _, heard := range []bool{true, false} {
 		t.Run(fmt.Sprintf("elect, heard %t", heard), func(t *testing.T) {

@@ -86,6 +86,23 @@ func TestRunOnATerminal(t *testing.T) {
 	s.exits()
 }
 
+// TestRunOfTimeoutOnATerminal: timeout moves to a process group of its own, and
+// Ctrl-Z and Ctrl-C concern it nevertheless.
+func TestRunOfTimeoutOnATerminal(t *testing.T) {
+	t.Parallel()
+	s := startShell(t)
+	s.types(`"$DSYNC" run x -- timeout 300 sh -c 'echo sta''rted; exec sleep 300'` + "\n")
+	s.shows("started\r")
+	s.types("\x1a")
+	s.shows("Stopped")
+	s.types("fg\n")
+	s.shows("run x")
+	s.types("\x03")
+	s.types("echo status=$?\n")
+	s.shows("status=130")
+	s.exits()
+}
+
 // TestRunInAPipeline gives the terminal to a command that reads from it, though others of the pipeline are in the foreground.
 func TestRunInAPipeline(t *testing.T) {
 	t.Parallel()

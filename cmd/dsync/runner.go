@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strconv"
@@ -43,28 +44,44 @@ func (r *runner) say(format string, args ...any) {
 	fmt.Fprintf(r.stderr, "dsync: %s\n", fmt.Sprintf(format, args...))
 }
 
-// once runs the command under one lease.
+// once runs the command under one lease. If the lock is lost before the command
+// begins, once waits for the lock again, unless it is not to wait.
 func (r *runner) once(ctx context.Context) error {
 	lock := r.client.Lock
 	if r.try {
 		lock = r.client.TryLock
 	}
-	lease, err := lock(ctx, r.name, r.options()...)
-	if err != nil {
-		return r.notLocked(ctx, err)
+	for until := time.Now().Add(r.wait); ; {
+		lease, err := lock(ctx, r.name, r.options(time.Until(until))...)
+		if err != nil {
+			return r.notLocked(ctx, err)
+		}
+		done := r.under(ctx, lease)
+		unlocked := lease.Unlock(ctx)
+		again := done.lost != nil && !done.started && done.err == nil && !r.try && (r.wait == 0 || time.Now().Before(until))
+		if !again || interruption(ctx) != nil {
+			return r.verdict(ctx, done, unlocked)
+		}
+		r.say("%v (the command was not started; dsync waits for the lock again)", done.lost)
+		select {
+		case <-time.After(rand.N(time.Second)): // as an election does
+		case <-ctx.Done():
+			return r.verdict(ctx, ending{}, nil)
+		}
 	}
-	done := r.under(ctx, lease)
-	unlocked := lease.Unlock(ctx)
-	return r.verdict(ctx, done, unlocked)
 }
 
 // elect runs the command in each term, until it ends by itself.
 func (r *runner) elect(ctx context.Context) error {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
+	var locker dsync.Locker = r.client
+	if r.write {
+		locker = dsync.With(locker, dsync.Write())
+	}
 	for {
 		var done ending
-		err := dsync.Elect(ctx, r.client, r.name, func(_ context.Context, term *dsync.Lease) error {
+		err := dsync.Elect(ctx, locker, r.name, func(_ context.Context, term *dsync.Lease) error {
 			if done = r.under(ctx, term); done.err != nil {
 				end() // also if the lock is lost: another term would be no better
 			} else if done.lost != nil {
@@ -89,13 +106,18 @@ func (r *runner) elect(ctx context.Context) error {
 	}
 }
 
-func (r *runner) options() []dsync.LockOption {
+// options returns those of a call that may wait for some time, if the wait has a
+// bound.
+func (r *runner) options(left time.Duration) []dsync.LockOption {
 	var opts []dsync.LockOption
 	if r.wait > 0 {
-		opts = append(opts, dsync.WaitAtMost(r.wait))
+		opts = append(opts, dsync.WaitAtMost(max(left, time.Millisecond)))
 	}
 	if r.read {
 		opts = append(opts, dsync.Read())
+	}
+	if r.write {
+		opts = append(opts, dsync.Write())
 	}
 	if r.permits.asked() {
 		opts = append(opts, r.permits.option())

@@ -61,9 +61,14 @@ func (t *terminal) give(group int) {
 	_ = unix.IoctlSetPointerInt(int(t.file.Fd()), unix.TIOCSPGRP, group)
 }
 
-// take puts the group of this process into the foreground in place of another one, and reports whether that was there.
+// take puts the group of this process into the foreground in place of another
+// one, or of one that has ended, and reports whether it did.
 func (t *terminal) take(from int) bool {
-	if t == nil || t.foreground() != from {
+	if t == nil {
+		return false
+	}
+	group := t.foreground()
+	if group != from && (group <= 0 || unix.Kill(-group, 0) != unix.ESRCH) {
 		return false
 	}
 	t.give(t.own)
