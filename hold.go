@@ -59,6 +59,7 @@ type hold struct {
 	state     holdState
 	waits     bool // refused, and in a wait at the backend
 	renewing  bool // in a batch of renewals
+	leaving   bool // counted in client.leaving
 	counted   bool // in lock.uses
 }
 
@@ -222,6 +223,9 @@ func (h *hold) link() {
 func (h *hold) end(s holdState) {
 	k := h.lock
 	h.state = s
+	if h.leaving = s == holdReleased && h.keepUntil != 0; h.leaving {
+		k.client.leaving.Add(1)
+	}
 	k.client.watchdog.remove(&h.alarm)
 	if h.at != nil {
 		if *h.at = h.older; h.older != nil {
@@ -297,9 +301,14 @@ func (h *hold) lose(loss *lostError, gone bool) {
 	if h.state != holdLive {
 		return
 	}
-	if gone {
+	switch {
+	case gone:
 		h.end(holdOver)
-	} else {
+	case h.keepUntil > k.client.now():
+		h.keepUntil = max(h.keepUntil, h.expires())
+		h.end(holdReleased)
+		k.client.releaser.add(h) // gives no margin away: the name stays taken
+	default:
 		h.end(holdLapsed)
 		k.client.watchdog.endAt(&h.alarm, h.expires())
 	}
@@ -352,6 +361,8 @@ func (h *hold) releaseError(err error) error {
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, ErrNotHeld) && h.lock.client.isClosed() && h.keepUntil != 0:
+		return unknown(ErrClosed) // lost, or Close was faster and its time too short for Leave
 	case errors.Is(err, ErrNotHeld) && h.lock.client.isClosed():
 		return errClosing // Close was faster
 	case errors.Is(err, ErrNotHeld):
@@ -378,6 +389,10 @@ func (h *hold) released(err error) {
 	}
 	if h.settled != nil {
 		close(h.settled)
+	}
+	if h.leaving {
+		h.leaving = false
+		k.client.leaving.Done()
 	}
 	h.uncount()
 }

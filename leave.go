@@ -41,6 +41,19 @@ func (h *hold) giveUp(ctx context.Context) error {
 	return c.driver.(driver.Leaver).Leave(ctx, h.lease, rest)
 }
 
+// awaitLeaves waits until no Leave is queued or under way, or until ctx ends. No hold is live any more, so no further Leave begins.
+func (c *Client) awaitLeaves(ctx context.Context) {
+	done := make(chan struct{})
+	go func() { // ends with the last Leave, which takes no longer than maxReleaseWait
+		c.leaving.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+}
+
 // leaveAll ends holds that the driver's Close must not free, some at a time.
 func leaveAll(ctx context.Context, holds []*hold) {
 	var wg sync.WaitGroup

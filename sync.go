@@ -212,6 +212,7 @@ type Client struct {
 	closing   chan struct{} // closed when Close begins
 	closed    chan struct{} // closed when Close is done
 	closeErr  error
+	leaving   sync.WaitGroup // releases of holds with HoldAtLeast, queued or under way
 
 	mu    sync.Mutex
 	ended bool
@@ -387,6 +388,7 @@ func (c *Client) shutdown(ctx context.Context) {
 		left = append(left, k.close()...)
 	}
 	leaveAll(ctx, left)
+	c.awaitLeaves(ctx)
 	c.watchdog.close()
 	if err := c.driver.Close(ctx); err != nil {
 		c.closeErr = fmt.Errorf("dsync: close: %w", err)

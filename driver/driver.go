@@ -280,7 +280,7 @@ type Passer interface {
 // Leaver is an optional interface of a Driver whose holds can go on without their client.
 type Leaver interface {
 	// Leave ends a fixed lease in place of Release, and makes the hold end ttl from now, by the backend's clock and not before, whatever
-	// becomes of the client: Close does not end the hold. ErrNotHeld says that the hold was over before; after any other error the hold
+	// becomes of the client: a Close during or after Leave does not end the hold. ErrNotHeld says that the hold was over before; after any other error the hold
 	// ends ttl from now, or when the lease would have, and the driver leaves the hold alone.
 	Leave(ctx context.Context, l Lease, ttl time.Duration) error
 }

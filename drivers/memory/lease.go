@@ -27,7 +27,8 @@ type lease struct {
 	fate        fate
 	confirmed   bool // Acquire has returned the lease, or is about to
 	released    bool // Release or Leave was called
-	left        bool // Leave was called: the hold ends by itself
+	leaving     bool // Leave was called: Close does not end the hold
+	left        bool // Leave has returned: the hold ends by itself
 	lost        bool // Events.Lost was called, or will be
 	contended   bool // there were waiters when the lease was released
 	behind      bool // in Driver.behind, once
@@ -281,6 +282,9 @@ func (l *lease) Release(ctx context.Context) error {
 // Leave implements [driver.Leaver].
 func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Duration) error {
 	l, s := granted.(*lease), d.server
+	s.mu.Lock()
+	l.leaving = true
+	s.mu.Unlock()
 	lost, err := d.request(ctx, Releases)
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -209,7 +209,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	d.end()
 	s.dismiss(func(l *lease) bool { return l.d == d }, driver.ErrClosed)
 	for h := range s.holds() {
-		if h.d == d && !h.left {
+		if h.d == d && !h.leaving {
 			d.leaveBehind(h)
 		}
 	}
