@@ -327,7 +327,7 @@ func (h *hold) lose(loss *lostError, gone bool) {
 func (h *hold) extended(d time.Duration) {
 	if h.state == holdLive {
 		h.ttl, h.since = d, h.lock.client.now()
-		h.lock.client.watchdog.endAt(&h.alarm, h.deadline())
+		h.lock.client.watchdog.watchEnd(h, h.lock.client.ttl/3)
 	}
 }
 
