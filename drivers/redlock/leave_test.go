@@ -1,7 +1,9 @@
 package redlock
 
 import (
+	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -66,5 +68,52 @@ func TestCloseBesideUnlockKeepsTheName(t *testing.T) {
 			t.Errorf("Acquire of another client: %v, want ErrLocked", err)
 		}
 		nodes.do("DEL", "x")
+	}
+}
+
+// TestCloseSaysWhatIsLeft closes clients whose nodes stand still.
+func TestCloseSaysWhatIsLeft(t *testing.T) {
+	for _, n := range []int{1, 3} {
+		nodes := startNodes(t, n)
+		c, err := dsync.Open(t.Context(), nodes.url()+settled, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Lock(t.Context(), "x"); err != nil {
+			t.Fatal(err)
+		}
+		for _, node := range nodes {
+			node.Freeze()
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		err = c.Close(ctx)
+		cancel()
+		for _, node := range nodes {
+			node.Thaw()
+		}
+		if !errors.Is(err, dsync.ErrUnknown) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "left behind") {
+			t.Errorf("%d nodes: Close: %v, want ErrUnknown, the deadline, and what is left", n, err)
+		}
+	}
+}
+
+// TestNodesWithoutACommand: nodes without EVALSHA grant nothing on one server. On several a value stays until its TTL.
+func TestNodesWithoutACommand(t *testing.T) {
+	for _, n := range []int{1, 3} {
+		c, err := dsync.Open(t.Context(), startNodes(t, n, "--rename-command", "EVALSHA", "").url()+settled, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := c.TryLock(t.Context(), "x")
+		if err == nil {
+			err = l.Unlock(t.Context())
+		}
+		if err == nil || n == 1 && !strings.HasSuffix(err.Error(), "does not know the command EVALSHA") {
+			t.Errorf("%d nodes: %v, want that the command is missing", n, err)
+		}
+		begun := time.Now()
+		if err := c.Close(t.Context()); err != nil || time.Since(begun) > 4*time.Second {
+			t.Errorf("%d nodes: Close: %v after %v, want nil at once", n, err, time.Since(begun))
+		}
 	}
 }
