@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -83,8 +84,8 @@ func TestCloseWaitsNoLongerThanItsContext(t *testing.T) {
 		if err := c.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Close: %v, want the deadline", err)
 		}
-		if got := time.Since(start); got != time.Second {
-			t.Errorf("Close returned after %v, want 1 s", got)
+		if got := time.Since(start); got > time.Second || got < 700*time.Millisecond {
+			t.Errorf("Close returned after %v, want at most 1 s, and little less", got)
 		}
 	})
 }
@@ -171,11 +172,12 @@ func TestCloseOfABackendThatHangsIsBounded(t *testing.T) {
 				ctx, cancel := tt.ctx(t.Context())
 				defer cancel()
 				start := time.Now()
-				if err := c.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("Close: %v, want the deadline", err)
+				err = c.Close(ctx)
+				if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, dsync.ErrUnknown) || !strings.Contains(err.Error(), "1 holds were left behind") {
+					t.Errorf("Close: %v, want the deadline, ErrUnknown, and that a hold was left behind", err)
 				}
-				if got := time.Since(start); got != tt.want {
-					t.Errorf("Close returned after %v, want %v", got, tt.want)
+				if got := time.Since(start); got > tt.want || got < tt.want-time.Second/2 {
+					t.Errorf("Close returned after %v, want at most %v, and little less", got, tt.want)
 				}
 			})
 		})

@@ -328,7 +328,7 @@ func (h *hold) lose(loss *lostError, gone bool) {
 func (h *hold) extended(d time.Duration) {
 	if h.state == holdLive {
 		h.ttl, h.since = d, h.lock.client.now()
-		h.lock.client.watchdog.endAt(&h.alarm, h.deadline())
+		h.lock.client.watchdog.watchEnd(h, h.lock.client.ttl/3)
 	}
 }
 
@@ -362,6 +362,8 @@ func (h *hold) releaseError(err error) error {
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, ErrNotHeld) && h.lock.client.isClosed() && h.keepUntil != 0:
+		return unknown(ErrClosed) // lost, or Close was faster and its time too short for Leave
 	case errors.Is(err, ErrNotHeld) && h.lock.client.isClosed():
 		return errClosing // Close was faster
 	case errors.Is(err, ErrNotHeld):

@@ -118,6 +118,65 @@ func TestHoldAtLeastWithoutAnAnswer(t *testing.T) {
 	}
 }
 
+// TestCloseDuringUnlockKeepsTheName closes the client at each stage of an Unlock with HoldAtLeast. Neither call frees the name.
+func TestCloseDuringUnlockKeepsTheName(t *testing.T) {
+	const slow = time.Second
+	forSessions(t, func(t *testing.T, s *memory.Server) {
+		other := newClient(t, s.NewDriver(), nil)
+		for i := range 20 {
+			d := s.NewDriver()
+			c := newClient(t, d, nil)
+			lease := mustLock(t, c, "x", dsync.ExpireAfter(time.Hour), dsync.HoldAtLeast(50*time.Minute))
+			began := time.Now()
+			d.Inject(memory.Fault{Delay: slow, On: memory.Releases})
+			unlocked := make(chan error, 1)
+			go func() { unlocked <- lease.Unlock(t.Context()) }()
+			if i > 0 {
+				synctest.Wait()
+				time.Sleep(time.Duration(i-1) * slow / 10)
+			}
+			if err := c.Close(t.Context()); err != nil {
+				t.Errorf("Close: %v", err)
+			}
+			if err := <-unlocked; err != nil && (i > 0 || !errors.Is(err, dsync.ErrClosed)) { // Close may be first if both begin at once
+				t.Errorf("Unlock: %v, want nil", err)
+			}
+			time.Sleep(50*time.Minute - time.Since(began) - time.Millisecond)
+			if _, err := other.TryLock(t.Context(), "x"); !errors.Is(err, dsync.ErrLocked) {
+				t.Errorf("before its time: error %v, want ErrLocked", err)
+			}
+			time.Sleep(2 * slow)
+			if l, err := other.TryLock(t.Context(), "x"); err != nil {
+				t.Errorf("after its time: error %v", err)
+			} else {
+				l.Unlock(t.Context())
+			}
+		}
+	})
+}
+
+// TestCloseKeepsTheNameOfALapsedLease closes the client in the margin between the end of a lease on the local clock and its end at the
+// backend.
+func TestCloseKeepsTheNameOfALapsedLease(t *testing.T) {
+	forSessions(t, func(t *testing.T, s *memory.Server) {
+		d := s.NewDriver()
+		c, other := newClient(t, d, nil), newClient(t, s.NewDriver(), nil)
+		lease := mustLock(t, c, "x", dsync.ExpireAfter(time.Hour), dsync.HoldAtLeast(time.Hour-time.Second))
+		d.Inject(memory.Fault{Delay: time.Second, On: memory.Releases})
+		<-lease.Done()
+		if err := c.Close(t.Context()); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		if _, err := other.TryLock(t.Context(), "x"); !errors.Is(err, dsync.ErrLocked) {
+			t.Errorf("after Close: error %v, want ErrLocked", err)
+		}
+		time.Sleep(time.Minute)
+		if _, err := other.TryLock(t.Context(), "x"); err != nil {
+			t.Errorf("after the end of the lease: error %v", err)
+		}
+	})
+}
+
 func TestHoldAtLeastOfAHoldThatIsOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory.NewServer(nil)

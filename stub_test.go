@@ -111,7 +111,9 @@ func (l *stubLease) Renew(ctx context.Context, ttl time.Duration) error {
 			return err
 		}
 	}
-	l.setExpires(sent.Add(ttl))
+	if ttl > 0 {
+		l.setExpires(sent.Add(ttl))
+	}
 	return nil
 }
 

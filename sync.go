@@ -352,8 +352,9 @@ func (c *Client) known(name string) (locks [modes]*lock) {
 
 // Close ends the client: waiting calls return ErrClosed, leases end, held locks are unlocked, and goroutines end. As Unlock does, Close
 // ignores the cancellation of ctx, which is often the reason why a program ends. Close returns after 5 s at most, or, if ctx has a
-// deadline still to come, by this deadline, with an error that matches context.DeadlineExceeded if not all is done by then. Locks on a
-// backend out of reach are free when their TTL is over. Further calls of Close wait for the first.
+// deadline still to come, by this deadline. If something may be left on the backend, the error matches [ErrUnknown] and says how much; it
+// matches context.DeadlineExceeded if the time was too short. Locks on a backend out of reach are free when their TTL is over. Further
+// calls of Close wait for the first.
 func (c *Client) Close(ctx context.Context) error {
 	ctx, cancel := leaving(ctx)
 	defer cancel()
@@ -374,12 +375,19 @@ func (c *Client) Close(ctx context.Context) error {
 	case <-c.closed:
 		return c.closeErr
 	default:
-		return fmt.Errorf("dsync: close: %w", ctx.Err())
+		return fmt.Errorf("dsync: close: %w", unknown(ctx.Err()))
 	}
 }
 
+// closeMargin is how much earlier than Close the driver's Close ends, so that Close can return its error on a busy machine; or a fifth of the
+// time, if less.
+const closeMargin = 500 * time.Millisecond
+
 func (c *Client) shutdown(ctx context.Context) {
 	defer close(c.closed)
+	end, _ := ctx.Deadline()
+	ctx, cancel := context.WithDeadline(ctx, end.Add(-min(time.Until(end)/5, closeMargin)))
+	defer cancel()
 	c.mu.Lock()
 	var locks []*lock // complete: enter adds none any more
 	for _, names := range c.locks {
@@ -394,6 +402,9 @@ func (c *Client) shutdown(ctx context.Context) {
 	c.departures.wait(ctx)
 	c.watchdog.close()
 	if err := c.driver.Close(ctx); err != nil {
+		if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
+			err = fmt.Errorf("%w: %w", err, ended)
+		}
 		c.closeErr = fmt.Errorf("dsync: close: %w", err)
 	}
 	c.releaser.close()

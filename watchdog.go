@@ -49,10 +49,29 @@ func (w *watchdog) close() {
 // watch starts to renew a hold, or to wait for its end if nothing is renewed from here. Called with lock.mu held.
 func (w *watchdog) watch(h *hold) {
 	h.alarm.hold = h
-	if h.req.Fixed || w.client.info.KeepsAlive {
-		w.endAt(&h.alarm, h.deadline())
-	} else {
+	if w.renews(h) && !h.req.Fixed {
 		w.set(&w.renewals, &h.alarm, h.expires()-h.ttl*2/3)
+	} else {
+		w.watchEnd(h, w.client.ttl/3)
+	}
+}
+
+// renews reports whether requests of the watchdog tell that a hold was removed. For a fixed hold they do not move its end.
+func (w *watchdog) renews(h *hold) bool {
+	if h.req.Fixed {
+		return w.client.info.Detect == 0
+	}
+	return !w.client.info.KeepsAlive
+}
+
+// watchEnd waits for the end of a hold that is not renewed from here, and asks for the hold after a pause if it lasts longer. Called with
+// lock.mu held.
+func (w *watchdog) watchEnd(h *hold, pause time.Duration) {
+	end := h.deadline()
+	if at := w.client.now() + moment(pause); at < end && w.renews(h) {
+		w.set(&w.renewals, &h.alarm, at)
+	} else {
+		w.endAt(&h.alarm, end)
 	}
 }
 
@@ -61,7 +80,7 @@ func (w *watchdog) endAt(a *alarm, at moment) { w.set(&w.ends, a, at) }
 
 // renewNow makes the next renewal of a hold due at once. Called with lock.mu held.
 func (w *watchdog) renewNow(h *hold) {
-	if h.state == holdLive && !h.req.Fixed && !w.client.info.KeepsAlive && !h.renewing {
+	if h.state == holdLive && w.renews(h) && !h.renewing {
 		w.set(&w.renewals, &h.alarm, w.client.now())
 	}
 }
@@ -170,26 +189,41 @@ func (w *watchdog) end(a *alarm) {
 // renew renews all live holds of due. Each is in no second batch meanwhile, and ends at its deadline whatever the batch does.
 func (w *watchdog) renew(due []*hold) {
 	batch, leases := due[:0], make([]driver.Lease, 0, len(due))
+	var fixed []*hold
 	for _, h := range due {
 		h.lock.mu.Lock()
 		if h.state == holdLive {
 			if deadline := h.deadline(); w.client.now() < deadline {
 				h.renewing = true
 				w.endAt(&h.alarm, deadline)
-				batch, leases = append(batch, h), append(leases, h.lease)
+				if h.req.Fixed {
+					fixed = append(fixed, h)
+				} else {
+					batch, leases = append(batch, h), append(leases, h.lease)
+				}
 			} else {
 				h.expire()
 			}
 		}
 		h.lock.mu.Unlock()
 	}
-	if len(batch) == 0 {
+	w.start(len(batch), func(ctx context.Context) {
+		w.client.renewAll(ctx, leases, func(i int, err error) { w.renewed(batch[i], err) })
+	})
+	w.start(len(fixed), func(ctx context.Context) {
+		each(len(fixed), func(i int) { w.renewed(fixed[i], fixed[i].lease.Renew(ctx, 0)) })
+	})
+}
+
+// start runs f, which renews n holds, unless there are none.
+func (w *watchdog) start(n int, f func(ctx context.Context)) {
+	if n == 0 {
 		return
 	}
 	w.wg.Go(func() { // ends with life, or after a sixth of the TTL
 		ctx, cancel := context.WithTimeout(w.life, w.client.ttl/6)
 		defer cancel()
-		w.client.renewAll(ctx, leases, func(i int, err error) { w.renewed(batch[i], err) })
+		f(ctx)
 	})
 }
 
@@ -207,8 +241,14 @@ func (w *watchdog) renewed(h *hold, err error) {
 		h.expire() // also if the renewal succeeded: its answer came too late to count
 		return
 	}
-	h.reportRenewal(err)
+	if !h.req.Fixed || errors.Is(err, ErrNotHeld) {
+		h.reportRenewal(err)
+	}
 	switch {
+	case h.req.Fixed && err == nil:
+		w.watchEnd(h, w.client.ttl/3)
+	case h.req.Fixed && !errors.Is(err, ErrNotHeld):
+		w.watchEnd(h, w.client.ttl/12)
 	case err == nil:
 		h.outage = nil
 		w.set(&w.renewals, &h.alarm, max(h.expires()-h.ttl*2/3, now+h.ttl/12))
@@ -231,12 +271,17 @@ func (c *Client) renewAll(ctx context.Context, leases []driver.Lease, done func(
 		b.RenewAll(ctx, leases, done)
 		return
 	}
+	each(len(leases), func(i int) { done(i, leases[i].Renew(ctx, c.ttl)) })
+}
+
+// each runs renew, which ends with its context, n times, maxRenewals at a time.
+func each(n int, renew func(i int)) {
 	slots := make(chan struct{}, maxRenewals)
 	var wg sync.WaitGroup
-	for i, l := range leases {
+	for i := range n {
 		slots <- struct{}{}
-		wg.Go(func() { // ends with ctx, as Renew does
-			done(i, l.Renew(ctx, c.ttl))
+		wg.Go(func() {
+			renew(i)
 			<-slots
 		})
 	}

@@ -54,6 +54,57 @@ func TestFixedLeaseIsNotRenewedAndEndsByItself(t *testing.T) {
 	})
 }
 
+// TestRemovalOfAFixedLeaseIsTold has a client with a TTL of 10 s ask for fixed leases every third of that.
+func TestRemovalOfAFixedLeaseIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var answer atomic.Pointer[error]
+		var asked atomic.Int64
+		d := &stub{renew: func(context.Context, *stubLease) error {
+			asked.Add(1)
+			if err := answer.Load(); err != nil {
+				return *err
+			}
+			return nil
+		}}
+		c := newStub(t, d)
+		l := mustLock(t, c, "x", dsync.ExpireAfter(time.Hour))
+		end := l.Deadline()
+		time.Sleep(time.Minute + time.Second)
+		if got := asked.Load(); got != 18 {
+			t.Errorf("asked %d times in 61 s, want 18", got)
+		}
+		if got := l.Deadline(); !got.Equal(end) {
+			t.Errorf("the requests moved the end by %v", got.Sub(end))
+		}
+		if err := l.Extend(t.Context(), 2*time.Hour); err != nil {
+			t.Error(err)
+		}
+		answer.Store(&driver.ErrUnavailable)
+		time.Sleep(time.Minute)
+		if err := l.Err(); err != nil {
+			t.Errorf("Err in an outage: %v", err)
+		}
+		answer.Store(&driver.ErrNotHeld)
+		removed := time.Now()
+		<-l.Done()
+		if took, detect := time.Since(removed), c.Info().Detect; took > detect {
+			t.Errorf("told after %v, want at most %v", took, detect)
+		}
+		if err := l.Err(); !errors.Is(err, dsync.ErrLost) {
+			t.Errorf("Err: %v, want ErrLost", err)
+		}
+		answer.Store(nil)
+		mustLock(t, c, "x").Unlock(t.Context())
+
+		asked.Store(0)
+		short := mustLock(t, c, "x", dsync.ExpireAfter(3*time.Second))
+		<-short.Done()
+		if got := asked.Load(); got != 0 {
+			t.Errorf("asked %d times for a lease of 3 s, want none", got)
+		}
+	})
+}
+
 func TestTransientRenewalErrorsAreNoLoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var failing atomic.Bool

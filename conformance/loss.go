@@ -14,6 +14,7 @@ import (
 var lossChecks = []Check{
 	{"loss/unlock", "A lease that is released in good order is never told to be lost.", releaseIsNoLoss},
 	{"loss/told", "A driver says by itself, within Info.Detect, that a hold was removed, and with ErrRemoved; where Detect is 0 the next renewal does.", removalIsTold},
+	{"loss/fixed", "The holder of a fixed lease, in any mode, is notified within Info.Detect that its hold was removed; asking the backend does not move its end.", fixedRemovalIsTold},
 	{"loss/once", "Lost is called at most once, and not after Release has returned.", toldOnce},
 	{"loss/unlocked", "Expires, Session and Tokens of a lease take no lock that the driver holds while it calls a method of Events.", eventsHoldNoLock},
 	{"loss/context", "Done, Err and the contexts of a lease end together, and say the same.", contextsEnd},
@@ -87,6 +88,48 @@ func (e *env) tellsOfRemoval(waits bool) error {
 	}
 	return e.late(h.lostAt.Sub(removed)-detect, "%s was told of the loss of %q at %s, and its hold was removed at %s at the latest (somebody waited: %t); Info.Detect is %v",
 		a.label, name, e.events.at(h.lostAt), e.events.at(removed), waits, detect)
+}
+
+func fixedRemovalIsTold(e *env) error {
+	info := e.renewing().dsync.Info()
+	detect := info.Detect
+	modes := [][]dsync.LockOption{nil}
+	if info.ReadWrite.Offered {
+		modes = append(modes, []dsync.LockOption{dsync.Read()}, []dsync.LockOption{dsync.Write()})
+	}
+	if info.Permits.Offered {
+		modes = append(modes, []dsync.LockOption{dsync.Permits(2, 3)})
+	}
+	var ways []func() error
+	for _, opts := range modes {
+		ways = append(ways, func() error {
+			c, name := e.renewing(), e.name() // a client each: holds of one client may end with its session
+			h := c.lock(name, append(opts, dsync.ExpireAfter(e.allowed(e.long()+2*detect)))...)
+			e.remove(name)
+			removed := time.Now()
+			e.within(fmt.Sprintf("the end of a fixed lease of %q whose hold was removed", name), func() { <-h.Done() })
+			if err := h.Err(); !errors.Is(err, dsync.ErrLost) {
+				return fmt.Errorf("the Err of a lease whose hold was removed is %q, want ErrLost", outcome(err))
+			}
+			return e.late(time.Since(removed)-detect, "%s was told that its hold of %q was removed; Info.Detect is %v", c.label, name, detect)
+		})
+	}
+	if e.driverInfo().Detect == 0 {
+		ways = append(ways, func() error {
+			name, lasts := e.name(), e.allowed(2*e.ttl())
+			h := e.renewing().lock(name, dsync.ExpireAfter(lasts))
+			before := h.Deadline()
+			next := e.outsider().start(name).waits().granted()
+			defer next.release()
+			if moved := h.Deadline().Sub(before); moved != 0 {
+				return fmt.Errorf("the deadline of a fixed lease moved by %v", moved)
+			}
+			end := before.Add(lasts/100 + 5*time.Millisecond + info.LateFor(lasts) + e.wakes())
+			return e.late(next.at.Sub(end), "a fixed lease of %q ended", name)
+		})
+	}
+	e.together("fixed leases", len(ways), func(i int) error { return e.punctual(ways[i]) })
+	return nil
 }
 
 func toldOnce(e *env) error {

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -164,6 +165,33 @@ var lossMutants = []mutant{
 				time.AfterFunc(time.Second, func() { _ = d.Server().NewDriver().ForceUnlock(context.Background(), name) })
 				return nil
 			}}
+		},
+	},
+	{
+		check:  "loss/fixed",
+		breaks: "nobody is told that the hold of a fixed lease was removed",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			q := *r
+			if q.Fixed {
+				q.Events = untold{r.Events}
+			}
+			return d.Acquire(ctx, &q)
+		}),
+	},
+	{
+		check:  "loss/fixed",
+		breaks: "a fixed lease is renewed by a request whether it is held",
+		mutate: func(d *memory.Driver) driver.Driver {
+			b := breakLeases(func(_ *memory.Driver, l *brokenLease) {
+				l.renew = func(ctx context.Context, ttl time.Duration) error {
+					return l.Lease.Renew(ctx, cmp.Or(ttl, l.r.TTL))
+				}
+			})(d).(*broken)
+			b.info = func(i driver.Info) driver.Info {
+				i.Detect = 0
+				return i
+			}
+			return b
 		},
 	},
 	{

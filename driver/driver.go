@@ -99,6 +99,9 @@ type Lease interface {
 	// Renew makes the lease last ttl from now, and moves Expires accordingly; for a fixed lease Expires may also fall. Renew returns
 	// ErrNotHeld if the hold is over, and never brings a hold back to life. After any other error nothing has changed as far as the
 	// caller may assume. With Info.KeepsAlive, Renew is called only for fixed leases.
+	//
+	// A ttl of 0 asks whether the backend still has the hold, and changes nothing. Package dsync does so for fixed leases, and only
+	// if Info.Detect is 0.
 	Renew(ctx context.Context, ttl time.Duration) error
 
 	// Release ends the hold, as rule 3 says. Package dsync calls Release once for a lease, also after an end on the local clock, when
@@ -129,7 +132,7 @@ type Info struct {
 	MinTTL, MaxTTL, TTLUnit time.Duration
 
 	// Detect bounds the time until a holder learns of the removal of its hold by somebody else, with the backend in reach. 0 means
-	// that only a renewal tells: within half the TTL, and for a fixed lease not before its end.
+	// that only a renewal tells, which package dsync sends every third of the TTL, for a fixed lease with a TTL of 0.
 	Detect time.Duration
 
 	// Late and LatePerTTL bound how long after its TTL the backend may still keep the hold of a vanished client, by accident or on

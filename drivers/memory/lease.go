@@ -27,7 +27,7 @@ type lease struct {
 	fate        fate
 	confirmed   bool // Acquire has returned the lease, or is about to
 	released    bool // Release or Leave was called
-	left        bool // Leave was called: the hold ends by itself
+	left        bool // Leave was called: the hold ends by itself, and not with Close
 	lost        bool // Events.Lost was called, or will be
 	contended   bool // there were waiters when the lease was released
 	behind      bool // in Driver.behind, once

@@ -242,7 +242,7 @@ func (d *Driver) settled(ctx context.Context) error {
 		case <-changed:
 		case <-ctx.Done():
 			t.Stop()
-			return fmt.Errorf("%d holds are left to end by themselves: %w", n, ctx.Err())
+			return fmt.Errorf("%w: %d holds were left behind: %w", driver.ErrUnknown, n, ctx.Err())
 		}
 		t.Stop()
 	}

@@ -233,7 +233,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 		return driver.ErrNotHeld
 	}
 	for _, p := range l.parts {
-		if !p.renewed() {
+		if !p.renewed() || ttl == 0 && p.b.info.Detect > 0 { // which tells by itself
 			continue
 		}
 		if err := l.answered(p, p.lease.Renew(ctx, ttl)); err != nil {

@@ -3,6 +3,8 @@ package redisson
 import (
 	"cmp"
 	"context"
+	"errors"
+	"io/fs"
 	"slices"
 	"time"
 
@@ -141,11 +143,15 @@ func answersOf(result rueidis.RedisResult, n int) (told []int64, next string, er
 
 // forgotten takes the error of a request and reports whether the ghost is given up, to end by itself.
 func (g *ghost) forgotten(err error, now int64) bool {
-	answer, refused := rueidis.IsRedisErr(err)
+	refused := false
+	if answer, ok := rueidis.IsRedisErr(err); ok {
+		why, _ := refusal(g.name, answer)
+		refused = errors.Is(why, fs.ErrPermission)
+	}
 	switch {
 	case g.place:
 		return false
-	case refused && hasCode(answer.Error(), permissionCodes...):
+	case refused:
 		return true
 	case g.granted:
 		return now > g.until

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -57,6 +58,45 @@ func contendAndClose(t *testing.T, ctx context.Context, c *dsync.Client, callers
 	wg.Wait()
 	if err := c.Close(t.Context()); err != nil {
 		t.Errorf("Close: %v", err)
+	}
+}
+
+// TestCloseSaysWhatIsLeft closes clients whose server stands still.
+func TestCloseSaysWhatIsLeft(t *testing.T) {
+	for _, query := range []string{"", "?fair=true"} {
+		s := testenv.Redis(t)
+		c, err := dsync.Open(t.Context(), "redisson://"+s.Addr+query, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Lock(t.Context(), "x"); err != nil {
+			t.Fatal(err)
+		}
+		s.Freeze()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		err = c.Close(ctx)
+		cancel()
+		s.Thaw()
+		if !errors.Is(err, dsync.ErrUnknown) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "1 holds") {
+			t.Errorf("%q: Close: %v, want ErrUnknown, the deadline, and how many holds are left", query, err)
+		}
+	}
+}
+
+// TestServerWithoutACommand: the server has carried nothing out, so there is nothing to clean up.
+func TestServerWithoutACommand(t *testing.T) {
+	for _, test := range []struct{ command, query string }{
+		{"EVALSHA", ""}, {"EVALSHA", "?fair=true"}, {"EVAL", ""}, {"EVAL", "?fair=true"},
+	} {
+		c := client(t, testenv.Redis(t, "--rename-command", test.command, ""), test.query)
+		_, err := c.TryLock(t.Context(), "x")
+		if err == nil || !strings.HasSuffix(err.Error(), "does not know the command "+test.command) {
+			t.Errorf("%v: TryLock: %v, want that the command is missing", test, err)
+		}
+		begun := time.Now()
+		if err := c.Close(t.Context()); err != nil || time.Since(begun) > 4*time.Second {
+			t.Errorf("%v: Close: %v after %v, want nil at once", test, err, time.Since(begun))
+		}
 	}
 }
 

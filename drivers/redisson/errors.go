@@ -11,6 +11,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdial"
 )
 
 // ErrNotReplicated: too few replicas confirmed a grant or a renewal in time (Options.WaitReplicas). A grant was undone. The error matches
@@ -28,6 +29,9 @@ var permissionCodes = []string{"NOPERM", "NOAUTH", "WRONGPASS"}
 // deniedInScript begins the errors, without a code, by which servers up to 7.0 refuse a command of a script. They do not name the
 // command.
 const deniedInScript = "The user executing the script can't"
+
+// unknownInScript begins the errors by which servers refuse a command of a script that they do not know.
+const unknownInScript = "Unknown Redis command called from"
 
 // fault makes the error of a call out of the error of a request about name. Doubt says that the request was perhaps carried out, or may
 // yet be.
@@ -60,10 +64,13 @@ func neverSent(err error) bool {
 // refusal is fault for an error that a server answered.
 func refusal(name string, answer *rueidis.RedisError) (_ error, doubt bool) {
 	text := answer.Error()
+	if err := redisdial.RefusedCommand(answer); err != nil {
+		return err, false
+	}
 	switch {
 	case hasCode(text, unavailableCodes...):
 		return fmt.Errorf("%w: %w", driver.ErrUnavailable, answer), false
-	case hasCode(text, deniedInScript):
+	case hasCode(text, deniedInScript, unknownInScript):
 		return fmt.Errorf("%w: %s: %w", fs.ErrPermission, commandAt(text), answer), true
 	case hasCode(text, permissionCodes...):
 		return fmt.Errorf("%w: %w", fs.ErrPermission, answer), true // a script may have been stopped half-way

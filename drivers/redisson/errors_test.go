@@ -42,10 +42,13 @@ func TestRefusals(t *testing.T) {
 		{"WRONGPASS invalid username-password pair or user is disabled.", fs.ErrPermission, true},
 		{"ERR The user executing the script can't run this command or subcommand script: 0123, on @user_script:1.", fs.ErrPermission, true},
 		{"WRONGTYPE Operation against a key holding the wrong kind of value", nil, false},
+		{"ERR unknown command 'EVALSHA', with args beginning with: '0123' ", fs.ErrPermission, false},
+		{"ERR Unknown Redis command called from script script: 0123, on @user_script:1.", fs.ErrPermission, true},
 		{"ERR something else", nil, true},
 
 		// Redis 6.2, from within a script.
 		{"ERR Error running script (call to f_0123): @user_script:5: @user_script: 5: The user executing the script can't run this command or subcommand", fs.ErrPermission, true},
+		{"ERR Error running script (call to f_0123): @user_script:5: @user_script: 5: Unknown Redis command called from Lua script", fs.ErrPermission, true},
 		{"ERR Error running script (call to f_0123): @user_script:5: WRONGTYPE Operation against a key holding the wrong kind of value", nil, false},
 		{"ERR Error running script (call to f_0123): @user_script:30: @user_script: 30: -READONLY You can't write against a read only replica.", driver.ErrUnavailable, false},
 		{"ERR Error running script (call to f_0123): @user_script:30: @user_script: 30: -OOM command not allowed", driver.ErrUnavailable, false},

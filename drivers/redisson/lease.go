@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/linked"
@@ -193,6 +196,9 @@ func (l *lease) cleaned(told int64) {
 
 // Renew implements driver.Lease.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
+	if ttl == 0 {
+		return l.ask(ctx)
+	}
 	d := l.driver
 	client, err := d.nodeOf(ctx, l.request.Name)
 	if err != nil {
@@ -218,6 +224,72 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 		d.noteAgain(ctx, client, []*lease{l})
 	}
 	return nil
+}
+
+// ask asks whether the server still has the hold, and changes nothing.
+func (l *lease) ask(ctx context.Context) error {
+	d, r := l.driver, l.request
+	l.mu.Lock()
+	phase := l.phase
+	l.mu.Unlock()
+	if phase != held {
+		return driver.ErrNotHeld
+	}
+	b := d.client.B()
+	commands := []rueidis.Completed{b.Hexists().Key(r.Name).Field(fieldOf(r.Mode, r.Hold)).Build()}
+	switch r.Mode {
+	case driver.Permit:
+		commands[0] = b.Zmscore().Key(endsKey(r.Name)).Member(permitMembers(r.Hold, r.Permits)...).Build()
+	case driver.Read:
+		commands = append(commands, b.Pttl().Key(timeoutKey(r.Mode, r.Name, r.Hold)).Build())
+	}
+	results := d.doMulti(ctx, d.client, commands)
+	for _, result := range results {
+		if err := result.Error(); isWrongType(err) {
+			return l.gone()
+		} else if err != nil {
+			err, _ = fault(ctx, r.Name, err)
+			return err
+		}
+	}
+	if r.Mode == driver.Permit {
+		ends, err := results[0].ToArray()
+		if err != nil {
+			return errAnswer
+		}
+		if slices.ContainsFunc(ends, func(end rueidis.RedisMessage) bool { return end.IsNil() }) {
+			return l.gone()
+		}
+		return nil
+	}
+	for i, absent := range []int64{0, -2}[:len(results)] {
+		if answer, err := results[i].ToInt64(); err != nil {
+			return errAnswer
+		} else if answer == absent {
+			return l.gone()
+		}
+	}
+	return nil
+}
+
+// gone notes that the server does not have the hold, which is held as far as the driver knows.
+func (l *lease) gone() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.forget()
+	return driver.ErrNotHeld
+}
+
+// forget ends a lease whose hold is gone. The caller holds mu.
+func (l *lease) forget() {
+	if l.phase == held {
+		l.phase = over
+		if l.request.Mode == driver.Permit { // some of its permits may be left
+			l.driver.ghosts.Add(l.ghost())
+		}
+		l.driver.forget(l)
+		l.driver.lines.over(l)
+	}
 }
 
 // renewCall is the renewal of one lease.
@@ -275,14 +347,7 @@ func (l *lease) endRenewal(r renewal, answer byte, acks int) error {
 	l.renewing--
 	switch {
 	case answer == '0':
-		if l.phase == held {
-			l.phase = over
-			if l.request.Mode == driver.Permit { // some of its permits may be left
-				defer d.ghosts.Add(l.ghost())
-			}
-			defer d.forget(l)
-			defer d.lines.over(l)
-		}
+		l.forget()
 		return driver.ErrNotHeld
 	case answer == 'p':
 		return fmt.Errorf("%w: HEXISTS or PEXPIRE of key %q", fs.ErrPermission, l.request.Name)

@@ -3,6 +3,7 @@ package redisson
 import (
 	"context"
 	"crypto/sha1"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -35,6 +36,16 @@ func permitKeys(name string, keys []string) []string { return append(keys, name,
 func permitArgs(hold string, n int, args []string) []string {
 	sum := sha1.Sum([]byte(hold))
 	return append(args, string(sum[:12]), strconv.Itoa(n))
+}
+
+// permitMembers are the members of a hold: see permits.lua.
+func permitMembers(hold string, n int) []string {
+	members := make([]string, n)
+	first := permitArgs(hold, n, nil)[0]
+	for i := range members {
+		members[i] = string(binary.BigEndian.AppendUint32([]byte(first), uint32(i+1)))
+	}
+	return members
 }
 
 // acquirePermitsArgs adds the arguments of permitAcquireScript.

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdial"
 )
 
 // permissionCodes begin refusals. The last one is the text, without a code, by which servers up to 7.0 refuse a command of a script.
@@ -18,6 +19,11 @@ var permissionCodes = []string{"NOPERM", "NOAUTH", "WRONGPASS", "The user execut
 func refusal(err error) error {
 	var answer *rueidis.RedisError
 	ok := errors.As(err, &answer)
+	if ok {
+		if err := redisdial.RefusedCommand(answer); err != nil {
+			return err
+		}
+	}
 	switch {
 	case errors.Is(err, driver.ErrUnavailable), errors.Is(err, driver.ErrClosed), errors.Is(err, fs.ErrPermission):
 		return err

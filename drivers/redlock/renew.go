@@ -41,7 +41,7 @@ type renewal struct {
 	doubt   bool  // an answer is missing
 }
 
-// Renew implements driver.Lease.
+// Renew implements driver.Lease. With a TTL of 0 the script changes nothing.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	var outcome error
 	l.driver.renew(ctx, []*lease{l}, ttl, func(_ int, err error) { outcome = err })
@@ -220,12 +220,17 @@ func (r *renewal) outcome(ctx context.Context, i int, l *lease) error {
 	defer l.mu.Unlock()
 	// Each node handles renewals in the order of their requests, but renewals that overlap may have been queued in different orders.
 	shortest := l.shortest
-	if l.renewing--; l.renewing == 0 {
+	if r.ttl > 0 {
+		l.renewing--
+	}
+	if l.renewing == 0 {
 		l.shortest = 0
 	}
 	switch {
 	case l.phase != held:
 		return driver.ErrNotHeld
+	case yes >= d.quorum && r.ttl == 0:
+		return nil
 	case yes >= d.quorum:
 		expires := l.expires.Load()
 		if d.now() >= expires {
@@ -258,6 +263,9 @@ func (l *lease) beginRenewal(at int64, ttl time.Duration) bool {
 	expires := l.expires.Load()
 	if l.phase != held || at >= expires {
 		return false
+	}
+	if ttl == 0 {
+		return true
 	}
 	if l.shortest == 0 || int64(ttl) < l.shortest {
 		l.shortest = int64(ttl)

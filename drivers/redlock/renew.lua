@@ -1,4 +1,4 @@
--- Lets each lock KEYS[i] that has the value ARGV[i + 1] last ARGV[1] milliseconds from now.
+-- Lets each lock KEYS[i] that has the value ARGV[i + 1] last ARGV[1] milliseconds from now, or as long as before if ARGV[1] is 0.
 -- Returns a character for each: 1 done, 0 it has another value or none.
 local call, try, values = redis.call, redis.pcall, ARGV
 local time = call('TIME') -- stands still while a script runs
@@ -7,7 +7,7 @@ local ends = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000) +
 local done = {}
 for i, name in ipairs(KEYS) do
   if try('GET', name) == values[i + 1] then
-    call('PEXPIREAT', name, ends)
+    if values[1] ~= '0' then call('PEXPIREAT', name, ends) end
     done[i] = '1'
   else
     done[i] = '0'

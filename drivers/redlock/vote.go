@@ -2,6 +2,7 @@ package redlock
 
 import (
 	"errors"
+	"io/fs"
 	"strconv"
 	"time"
 
@@ -211,7 +212,7 @@ func (v *vote) deleted(n *node, result rueidis.RedisResult, err error) bool {
 	case err == nil && v.tried:
 		l.removed++
 		l.contended = true
-	case err == nil, answered && hasCode(err.Error(), permissionCodes...), expired:
+	case err == nil, answered && errors.Is(refusal(err), fs.ErrPermission), expired:
 		l.missed++ // or has to end by itself
 	default:
 		v.tried = v.tried || v.timely && !answered && !errors.As(err, new(notSent))
