@@ -25,11 +25,14 @@ func TestCloseDuringLeaveKeepsTheName(t *testing.T) {
 	r := request("x")
 	r.Fixed = true
 	l := acquire(t, d, r)
-	before := link.Traffic()
 	link.Hold(wire.Requests)
 	left := make(chan error, 1)
 	go func() { left <- d.Leave(t.Context(), l, testTTL) }()
-	testenv.Eventually(t, func() bool { return link.Traffic().Held > before.Held }, "the requests are on their way")
+	testenv.Eventually(t, func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.renewing > 0
+	}, "the requests are on their way")
 	time.AfterFunc(50*time.Millisecond, link.Heal)
 	if err := d.Close(t.Context()); err != nil {
 		t.Errorf("Close: %v", err)
