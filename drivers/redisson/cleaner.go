@@ -90,12 +90,16 @@ func (d *Driver) releaseGhosts(ghosts []*ghost) (left []*ghost) {
 			d.lines.wake(group[0].name, next)
 		}
 		for j, g := range group {
+			told, err := told[j], err
+			if d.overwritten(ctx, &driver.Request{Name: g.name, Hold: g.hold, Mode: g.mode, Permits: g.permits}, err) {
+				told, err = -1, nil
+			}
 			switch {
-			case err == nil && (g.settled(told[j], order, now) || g.vanished(d.severed.Load(), sent)), err != nil && g.forgotten(err, now):
+			case err == nil && (g.settled(told, order, now) || g.vanished(d.severed.Load(), sent)), err != nil && g.forgotten(err, now):
 				if g.gone != nil {
 					close(g.gone)
 				}
-				if err == nil && g.lease != nil && told[j] < 0 {
+				if err == nil && g.lease != nil && told < 0 {
 					d.lines.wake(g.name, "") // the release may have given the lock to an heir before
 				}
 			default:
