@@ -16,7 +16,8 @@ import (
 //
 // Set, CountDown and Delete ask a backend out of reach again until ctx is done, for half an hour at most. However often the backend gets such a
 // request, because answers were lost, the backend carries it out once. An error that matches ErrUnknown says that the backend may have done
-// so. One name is used for a latch or for a lock, not for both.
+// so. With waitreplicas= on Redis, a change that too few replicas confirm returns at once, with an error that matches ErrUnknown and
+// redisson.ErrNotReplicated. One name is used for a latch or for a lock, not for both.
 //
 // Redis, etcd, ZooKeeper and the memory of a process have latches. Redlock, PostgreSQL and migrations have none: there all methods but Name
 // return an error that matches errors.ErrUnsupported.
@@ -105,7 +106,8 @@ func (l *Latch) change(ctx context.Context, op string, f func(ctx context.Contex
 			if !doubt && inDoubt(err) {
 				doubt, until = true, sent+moment(driver.RepeatFor)
 			}
-			if transient(err) && c.pause(ctx, pause) && (!doubt || c.now() < until) {
+			unsafe := errors.Is(err, ErrUnknown) && errors.Is(err, ErrUnavailable) // carried out, but the backend may lose it
+			if transient(err) && !unsafe && c.pause(ctx, pause) && (!doubt || c.now() < until) {
 				continue
 			}
 			switch {

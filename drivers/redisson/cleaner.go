@@ -19,13 +19,16 @@ const (
 	maxBatch   = 64     // ghosts in one request
 	maxCleans  = 4      // requests at once, so that one node of a cluster holds up few others
 	cleanFor   = 2 * time.Second
-	outOfReach = time.Minute // how long after its end a ghost is remembered while the server does not answer
+	outOfReach = time.Minute     // how long after its end a ghost is remembered while the server does not answer
+	onItsWay   = 2 * time.Second // how long a request may be on its way to a server that answers others, once its connection is closed
 )
 
 // ghost is a hold that may be left on the server, or may come to be there, and that nobody wants.
 //
 // If a hold is absent, the request that makes it may still be on its way. So the cleaner asks again until the hold is found, or would be
-// over. For a place in a queue it asks until the server has answered, however long that takes.
+// over. For a place in a queue it asks until the server has answered, however long that takes. Close does not wait for so long: it closes all
+// connections, and then two answers that the hold is absent, to requests some time apart, are the end. Only the answers of the server make
+// time pass, since a server that stands still may carry the request out later.
 type ghost struct {
 	cleaner.Ghost
 	name, hold string
@@ -38,6 +41,7 @@ type ghost struct {
 	lease      *lease        // of a hold whose Release failed
 	gone       chan struct{} // closed when the ghost is gone; nil if nobody waits
 	absent     int64         // when the hold was not found for the first time
+	looked     int64         // when the first request after Driver.severed was sent that did not find the hold
 }
 
 // newCleaner returns the cleaner that releases ghosts. Its Finish also waits for ops whose callers have left, since these may leave ghosts.
@@ -74,7 +78,7 @@ func (d *Driver) releaseGhosts(ghosts []*ghost) (left []*ghost) {
 			calls[i].keys = append(calls[i].keys, prefixName(intentPrefix, group[0].name))
 		}
 	}
-	order := d.order()
+	order, sent := d.order(), d.now()
 	results, _ := d.evalAll(ctx, d.client, calls, 0)
 	if order != d.order() {
 		order = unordered
@@ -86,12 +90,16 @@ func (d *Driver) releaseGhosts(ghosts []*ghost) (left []*ghost) {
 			d.lines.wake(group[0].name, next)
 		}
 		for j, g := range group {
+			told, err := told[j], err
+			if d.overwritten(ctx, &driver.Request{Name: g.name, Hold: g.hold, Mode: g.mode, Permits: g.permits}, err) {
+				told, err = -1, nil
+			}
 			switch {
-			case err == nil && g.settled(told[j], order, now), err != nil && g.forgotten(err, now):
+			case err == nil && (g.settled(told, order, now) || g.vanished(d.severed.Load(), sent)), err != nil && g.forgotten(err, now):
 				if g.gone != nil {
 					close(g.gone)
 				}
-				if err == nil && g.lease != nil && told[j] < 0 {
+				if err == nil && g.lease != nil && told < 0 {
 					d.lines.wake(g.name, "") // the release may have given the lock to an heir before
 				}
 			default:
@@ -157,6 +165,18 @@ func (g *ghost) forgotten(err error, now int64) bool {
 		return now > g.until
 	}
 	return now > g.until+int64(outOfReach)
+}
+
+// vanished takes the answer that the hold is absent, to a request that was sent at some time after all connections were closed, and reports
+// whether no request for the hold can arrive any more.
+func (g *ghost) vanished(severed, sent int64) bool {
+	switch {
+	case severed == 0, sent <= severed:
+		return false
+	case g.looked == 0:
+		g.looked = sent
+	}
+	return sent-g.looked >= int64(onItsWay)
 }
 
 // settled takes the answer to a request of some order and reports whether the ghost is gone for good.

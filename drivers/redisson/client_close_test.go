@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -80,6 +81,71 @@ func TestCloseSaysWhatIsLeft(t *testing.T) {
 		if !errors.Is(err, dsync.ErrUnknown) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "1 holds") {
 			t.Errorf("%q: Close: %v, want ErrUnknown, the deadline, and how many holds are left", query, err)
 		}
+	}
+}
+
+// TestCloseAfterARequestOfUnknownOutcome: once the server answers again, Close does not wait for the end of the TTL of what may have been
+// granted.
+func TestCloseAfterARequestOfUnknownOutcome(t *testing.T) {
+	s := testenv.Redis(t)
+	link := &wire.Wire{}
+	defer link.Close()
+	addr, err := link.Listen(s.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, query := range []string{"", "?fair=true"} {
+		c, err := dsync.Open(t.Context(), "redisson://"+addr+"/"+query, &dsync.Options{TTL: time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		link.Drop(wire.Requests)
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		_, err = c.Lock(ctx, "x")
+		cancel()
+		if !errors.Is(err, dsync.ErrUnknown) {
+			t.Errorf("%q: Lock: %v, want ErrUnknown", query, err)
+		}
+		link.Cut()
+		link.Heal()
+		ctx, cancel = context.WithTimeout(t.Context(), hangGuard)
+		begun := time.Now()
+		err = c.Close(ctx)
+		cancel()
+		if took := time.Since(begun); err != nil || took < onItsWay {
+			t.Errorf("%q: Close: %v after %v, want nil, and that it waits for %v", query, err, took, onItsWay)
+		}
+	}
+}
+
+// TestCloseAfterAnOutageOfANode: callers gave up while one node of a cluster stood still, and then it was restarted.
+func TestCloseAfterAnOutageOfANode(t *testing.T) {
+	cluster := testenv.RedisCluster(t, 3, 0)
+	other := clientOf(t, clusterURL(cluster))
+	c, err := dsync.Open(t.Context(), clusterURL(cluster), &dsync.Options{TTL: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := cluster.Owner("x")
+	held := lock(t, other, "x")
+	node.Freeze()
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	var callers sync.WaitGroup
+	for range 5 {
+		callers.Go(func() {
+			if l, err := c.NewOwner().Lock(ctx, "x"); err == nil {
+				t.Errorf("got a lease of %q on a node that stands still", l.Name())
+			}
+		})
+	}
+	callers.Wait()
+	node.Restart()
+	held.Unlock(t.Context())
+	ctx, cancel = context.WithTimeout(t.Context(), hangGuard)
+	defer cancel()
+	if err := c.Close(ctx); err != nil {
+		t.Errorf("Close: %v", err)
 	}
 }
 

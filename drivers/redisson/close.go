@@ -9,7 +9,8 @@ import (
 
 // Close implements driver.Driver. It returns nil when nothing is left on the server, or when holds that are left are over by their TTLs. A
 // place in the queue of a fair lock has no TTL: while the server does not answer, Close waits for ctx. If ctx ends first, Close
-// returns ErrUnknown, and never before.
+// returns ErrUnknown, and never before. A proxy that holds requests back for more than two seconds after the end of their connection may
+// still leave a hold behind, until its TTL.
 func (d *Driver) Close(ctx context.Context) error {
 	if err := d.life.Close(); err != nil {
 		return err
@@ -19,6 +20,10 @@ func (d *Driver) Close(ctx context.Context) error {
 		d.dialer.Break() // ends the calls that wait for an answer
 	}
 	d.releaseAll(ctx)
+	if d.ghosts.Left() > 0 && d.dialer != nil {
+		d.dialer.Break() // nothing more is sent over the connections of unanswered requests
+		d.severed.Store(d.now())
+	}
 	ghosts := d.ghosts.Finish(ctx)
 	d.topics.Close()
 	d.sender.end()

@@ -3,6 +3,7 @@ package redisson
 import (
 	"context"
 	"strings"
+	"time"
 
 	"github.com/redis/rueidis"
 )
@@ -21,7 +22,8 @@ func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []cal
 	for _, c := range calls {
 		cmds = append(cmds, b.Evalsha().Sha1(c.script.sha).Numkeys(int64(len(c.keys))).Key(c.keys...).Arg(c.args...).Build())
 	}
-	results, acks := d.sendAll(ctx, client, cmds, replicas)
+	begun := time.Now()
+	results, acks := d.sendAll(ctx, client, cmds, replicas, d.options.WaitLimit)
 	var unknown []int
 	var again []rueidis.Completed
 	demoted := false
@@ -39,7 +41,8 @@ func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []cal
 	if len(unknown) == 0 {
 		return results, acks
 	}
-	rest, acks := d.sendAll(ctx, client, again, replicas)
+	// Where replicas are missing, the limit has passed: WAIT waits for them also behind a script that was not known.
+	rest, acks := d.sendAll(ctx, client, again, replicas, d.options.WaitLimit-time.Since(begun))
 	for i, result := range rest {
 		results[unknown[i]] = result
 	}
@@ -52,13 +55,13 @@ func notRenewed(result rueidis.RedisResult) bool {
 	return err == nil && strings.IndexByte(answers, replicaAnswer) >= 0
 }
 
-// sendAll sends the requests, and behind them WAIT, which counts the writes of its own connection: the library uses one connection for all.
-func (d *Driver) sendAll(ctx context.Context, client rueidis.Client, cmds []rueidis.Completed, replicas int) ([]rueidis.RedisResult, int) {
+// sendAll sends the requests, and behind them WAIT with a limit, which counts the writes of its own connection: the library uses one connection
+// for all.
+func (d *Driver) sendAll(ctx context.Context, client rueidis.Client, cmds []rueidis.Completed, replicas int, limit time.Duration) ([]rueidis.RedisResult, int) {
 	if replicas == 0 {
 		return d.doMulti(ctx, client, cmds), 0
 	}
-	limit := d.options.WaitLimit.Milliseconds()
-	cmds = append(cmds, client.B().Wait().Numreplicas(int64(replicas)).Timeout(max(limit, 1)).Build())
+	cmds = append(cmds, client.B().Wait().Numreplicas(int64(replicas)).Timeout(max(limit.Milliseconds(), 1)).Build())
 	results := d.doMulti(ctx, client, cmds)
 	last := len(cmds) - 1
 	acks, err := results[last].ToInt64()

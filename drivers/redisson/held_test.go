@@ -101,3 +101,43 @@ func keepBusy(t *testing.T, s *testenv.RedisServer) (stop func()) {
 		<-done
 	}
 }
+
+// TestKeyThatSomebodyOverwrote: the holder of a lock whose keys are overwritten by hand has lost it, in every mode.
+func TestKeyThatSomebodyOverwrote(t *testing.T) {
+	for _, query := range []string{"", "?fair=true"} {
+		s := testenv.Redis(t)
+		for mode := driver.Exclusive; mode <= driver.Permit; mode++ {
+			for _, renew := range []bool{true, false} {
+				d, err := tryOpen(t, "redisson://"+s.Addr+"/"+query)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r := request("x")
+				if r.Mode = mode; mode == driver.Permit {
+					r.Permits, r.Limit = 2, 3
+				}
+				l, err := d.Acquire(t.Context(), r)
+				if err != nil {
+					t.Fatalf("%v: %v", mode, err)
+				}
+				s.Do("FLUSHALL")
+				s.Do("SET", "x", "other")
+				s.Do("SET", endsKey("x"), "other")
+				if renew {
+					err = l.Renew(t.Context(), r.TTL)
+				} else {
+					err = l.Release(t.Context())
+				}
+				if !errors.Is(err, driver.ErrNotHeld) {
+					t.Errorf("%v%s, renewal %t: %v, want ErrNotHeld", mode, query, renew, err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+				if err := d.Close(ctx); err != nil {
+					t.Errorf("%v%s: Close: %v", mode, query, err)
+				}
+				cancel()
+				s.Do("FLUSHALL")
+			}
+		}
+	}
+}

@@ -49,7 +49,10 @@ func (d *Driver) changeLatch(ctx context.Context, name, id, change string, n int
 	}
 	args := []string{change, strconv.Itoa(n), id, latchMemory, latchChannelOf(name)}
 	keys := []string{name, prefixName(latchPrefix, name), prefixName(latchPrefix2, name)}
-	answer, err := d.run(ctx, name, call{latchScript, keys, append(args, d.checked.words...)})
+	answer, lacking, err := d.runReplicated(ctx, name, call{latchScript, keys, append(args, d.checked.words...)})
+	if lacking != nil {
+		err = fmt.Errorf("%w: %w", driver.ErrUnknown, lacking)
+	}
 	return answer == 1, err
 }
 

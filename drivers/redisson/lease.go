@@ -133,6 +133,9 @@ func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	if err == nil {
 		return false, false, l.released(told, min(own, d.own(l.request)))
 	}
+	if d.overwritten(ctx, l.request, err) {
+		return false, false, l.released(-1, 0)
+	}
 	err, doubt := fault(ctx, l.request.Name, err)
 	if doubt {
 		l.doubt(begun)
@@ -228,13 +231,21 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 
 // ask asks whether the server still has the hold, and changes nothing.
 func (l *lease) ask(ctx context.Context) error {
-	d, r := l.driver, l.request
 	l.mu.Lock()
 	phase := l.phase
 	l.mu.Unlock()
 	if phase != held {
 		return driver.ErrNotHeld
 	}
+	has, err := l.driver.has(ctx, l.request)
+	if err == nil && !has {
+		return l.gone()
+	}
+	return err
+}
+
+// has asks whether the server has a hold. A key of another kind has none.
+func (d *Driver) has(ctx context.Context, r *driver.Request) (bool, error) {
 	b := d.client.B()
 	commands := []rueidis.Completed{b.Hexists().Key(r.Name).Field(fieldOf(r.Mode, r.Hold)).Build()}
 	switch r.Mode {
@@ -246,30 +257,37 @@ func (l *lease) ask(ctx context.Context) error {
 	results := d.doMulti(ctx, d.client, commands)
 	for _, result := range results {
 		if err := result.Error(); isWrongType(err) {
-			return l.gone()
+			return false, nil
 		} else if err != nil {
 			err, _ = fault(ctx, r.Name, err)
-			return err
+			return false, err
 		}
 	}
 	if r.Mode == driver.Permit {
 		ends, err := results[0].ToArray()
 		if err != nil {
-			return errAnswer
+			return false, errAnswer
 		}
-		if slices.ContainsFunc(ends, func(end rueidis.RedisMessage) bool { return end.IsNil() }) {
-			return l.gone()
-		}
-		return nil
+		return !slices.ContainsFunc(ends, func(end rueidis.RedisMessage) bool { return end.IsNil() }), nil
 	}
 	for i, absent := range []int64{0, -2}[:len(results)] {
 		if answer, err := results[i].ToInt64(); err != nil {
-			return errAnswer
+			return false, errAnswer
 		} else if answer == absent {
-			return l.gone()
+			return false, nil
 		}
 	}
-	return nil
+	return true, nil
+}
+
+// overwritten reports whether a request failed because another user wrote something else to the key of a hold. The error may also be about a key
+// that belongs to the lock, such as a queue: then the server still has the hold.
+func (d *Driver) overwritten(ctx context.Context, r *driver.Request, err error) bool {
+	if !isWrongType(err) {
+		return false
+	}
+	has, err := d.has(ctx, r)
+	return err == nil && !has
 }
 
 // gone notes that the server does not have the hold, which is held as far as the driver knows.
@@ -368,6 +386,9 @@ func (l *lease) endRenewal(r renewal, answer byte, acks int) error {
 
 // failRenewal takes the error of a request.
 func (l *lease) failRenewal(ctx context.Context, r renewal, err error) error {
+	if l.driver.overwritten(ctx, l.request, err) {
+		return l.gone()
+	}
 	err, doubt := fault(ctx, l.request.Name, err)
 	if doubt {
 		return err

@@ -182,7 +182,8 @@ type Driver struct {
 	dialer  *redisdial.Dialer // of a client of the driver's own, which Close closes
 	cluster bool
 	options Options
-	marks   atomic.Bool // grants say whether the name is marked, since somebody has asked
+	severed atomic.Int64 // when Close has closed all connections, on the driver's clock; 0: it has not
+	marks   atomic.Bool  // grants say whether the name is marked, since somebody has asked
 	scripts scripts
 	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
 

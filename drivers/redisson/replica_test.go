@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -242,5 +243,31 @@ func TestRenewalBehindOneAddress(t *testing.T) {
 			t.Errorf("%q: %v", l.request.Name, err)
 		}
 		release(t, l)
+	}
+}
+
+// TestWaitReplicasOfALatch: a change that no replica confirms is carried out, and is not repeated. A server that does not know the script costs
+// no second wait.
+func TestWaitReplicasOfALatch(t *testing.T) {
+	const limit = 2 * time.Second
+	s := testenv.Redis(t)
+	l := clientOf(t, fmt.Sprintf("redisson://%s/?waitreplicas=1&waitlimit=%v", s.Addr, limit)).Latch("x")
+	ctx, cancel := context.WithTimeout(t.Context(), hangGuard)
+	defer cancel()
+	for _, change := range []func() error{
+		func() error { _, err := l.Set(ctx, 3); return err },
+		func() error { return l.CountDown(ctx) },
+	} {
+		begun := time.Now()
+		err := change()
+		if !errors.Is(err, ErrNotReplicated) || !errors.Is(err, dsync.ErrUnknown) {
+			t.Errorf("without a replica: %v, want ErrNotReplicated and ErrUnknown", err)
+		}
+		if took := time.Since(begun); took > limit*7/4 {
+			t.Errorf("it took %v, want %v", took, limit)
+		}
+	}
+	if got := s.Do("GET", "x"); got != "2" {
+		t.Errorf("the count is %v, want 2", got)
 	}
 }

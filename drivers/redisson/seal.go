@@ -105,16 +105,25 @@ func (d *Driver) change(ctx context.Context, l *lease, c call) (int64, error) {
 
 // run runs a script that changes something for good, and returns its answer, which is 0 if nothing has changed.
 func (d *Driver) run(ctx context.Context, name string, c call) (int64, error) {
-	result, acks := d.evalReplicated(ctx, c)
-	answer, err := result.ToInt64()
-	switch {
-	case err != nil:
-		err, _ = fault(ctx, name, err)
-		return 0, err
-	case answer != 0 && acks < d.options.WaitReplicas:
-		return 0, fmt.Errorf("%w: %v", driver.ErrUnknown, d.notReplicated(acks))
+	answer, lacking, err := d.runReplicated(ctx, name, c)
+	if lacking != nil {
+		return 0, fmt.Errorf("%w: %v", driver.ErrUnknown, lacking) // not ErrUnavailable: it may have been carried out
 	}
-	return answer, nil
+	return answer, err
+}
+
+// runReplicated is run, with an error of its own if the server has changed something, and too few replicas have confirmed it.
+func (d *Driver) runReplicated(ctx context.Context, name string, c call) (answer int64, lacking, err error) {
+	result, acks := d.evalReplicated(ctx, c)
+	answer, err = result.ToInt64()
+	if err != nil {
+		err, _ = fault(ctx, name, err)
+		return 0, nil, err
+	}
+	if answer != 0 && acks < d.options.WaitReplicas {
+		lacking = d.notReplicated(acks)
+	}
+	return answer, lacking, nil
 }
 
 // Sealed implements move.Sealer.

@@ -40,10 +40,14 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	if !r.NoWait {
 		t = d.ears[first].JoinKnown(r.Name)
 	}
+	crowd := 0
+	if t != nil {
+		crowd = d.crowd(r.Name)
+		d.sleep(ctx, standBack(crowd))
+	}
 	l := d.newLease(r, r.Hold)
 	var err error
 	if t != nil {
-		l.stand(first, t.Ticket(), false)
 		err = l.askOneThenAll(ctx, first)
 	} else {
 		l.askAll()
@@ -52,14 +56,11 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	if err != nil {
 		if err = d.giveUp(ctx, l, err); !r.NoWait && isRefusal(err) {
 			r.Events.Waiting()
-			return d.wait(ctx, r, first, t, l)
+			return d.wait(ctx, r, first, t, crowd)
 		}
 		l = nil
 	}
 	if t != nil {
-		if l != nil {
-			t.Granted(r.TTL)
-		}
 		t.Leave(false)
 	}
 	return l, err

@@ -3,6 +3,7 @@ package redlock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -29,39 +30,29 @@ func openMany(tb testing.TB, n int, url string) []*Driver {
 	return drivers
 }
 
-// lineOf is the key of the line of the lock x.
-const lineOf = "x:dsync_turn"
-
-// awaitClear waits until no node has a key but for that of the line, which those who left without the lock leave behind for ten seconds.
-func awaitClear(tb testing.TB, nodes servers) {
+// waitFor has each driver wait for the lock x, which is held, and returns when all have subscribed to the messages of a release.
+func waitFor(tb testing.TB, drivers []*Driver) []*drivertest.Waiter {
 	tb.Helper()
-	nodes.do("DEL", lineOf)
-	nodes.awaitClear(tb)
-}
-
-// waitInLine has each driver wait for the lock x, one after the other, and returns when all have their places in the line. The waiters' node has a value
-// before: a waiter whose request came there before the holder's would be granted the node again and again, and get no place.
-func waitInLine(tb testing.TB, nodes servers, drivers []*Driver) []*drivertest.Waiter {
-	tb.Helper()
-	first := nodes[drivers[0].firstNode("x")]
-	testenv.Eventually(tb, func() bool { return first.Do("EXISTS", "x") != int64(0) }, "the waiters' node has the holder's value")
 	var waiters []*drivertest.Waiter
 	for _, d := range drivers {
 		waiters = append(waiters, drivertest.Wait(tb, d, drivertest.Request("x")))
-		testenv.Eventually(tb, func() bool { return ticketOf(d) != 0 }, "the waiter has a place")
+	}
+	for _, d := range drivers {
+		testenv.Eventually(tb, func() bool { return listens(d) }, "the waiter has subscribed")
 	}
 	return waiters
 }
 
-// ticketOf returns the ticket of a driver for the lock x, on whichever node it waits: to a busy machine the first one may seem impaired.
-func ticketOf(d *Driver) (ticket int64) {
+// listens reports whether a driver is subscribed to the messages of the lock x, on whichever node: to a busy machine the first one may seem
+// impaired.
+func listens(d *Driver) bool {
 	for _, e := range d.ears {
 		if t := e.JoinActive("x"); t != nil {
-			ticket = max(ticket, t.Ticket())
 			t.Leave(false)
+			return true
 		}
 	}
-	return ticket
+	return false
 }
 
 // patient is for tests in which no node may seem impaired.
@@ -80,22 +71,23 @@ func releaseAll(tb testing.TB, waiters []*drivertest.Waiter) {
 	})
 }
 
-// TestCrowdAsksInTurn: of many clients that wait, about one asks after a release, and all get the lock equally often.
-func TestCrowdAsksInTurn(t *testing.T) {
+// TestCrowdSharesTheLock: of many clients that want a lock all the time, all get it equally often.
+func TestCrowdSharesTheLock(t *testing.T) {
 	const n, each = 40, 10
 	for _, count := range []int{3, 1} {
 		nodes := startNodes(t, count)
 		drivers := openMany(t, n, nodes.url()+patient)
 		fight(t, drivers, 1) // all came at once; connections, and subscriptions
 		var counts []int
+		begun := time.Now()
 		got := nodes.counted(func() { counts = fight(t, drivers, each) }, "set", "evalsha", "subscribe", "unsubscribe")
-		t.Logf("%d nodes: commands for %d hand-overs: %v, Jain %.3f", count, n*each, got, drivertest.Jain(counts))
-		// The floor is a release and a grant at each node, a refusal, and two writes to the line.
-		if requests := float64(got["set"]+got["evalsha"]+got["subscribe"]+got["unsubscribe"]) / (n * each); requests > float64(10+4*count) {
+		t.Logf("%d nodes: %.0f hand-overs/s, commands for %d hand-overs: %v, Jain %.3f", count, n*each/time.Since(begun).Seconds(), n*each, got, drivertest.Jain(counts))
+		// One client releases the lock and is granted it, and at most all others ask a node.
+		if requests := float64(got["set"]+got["evalsha"]+got["subscribe"]+got["unsubscribe"]) / (n * each); requests > float64(3*n+4*count) {
 			t.Errorf("%d nodes: commands for each hand-over: got %.1f", count, requests)
 		}
-		if got := drivertest.Jain(counts); got < 0.95 {
-			t.Errorf("%d nodes: Jain's index of %v: got %.3f, want 0.95", count, counts, got)
+		if got := drivertest.Jain(counts); got < 0.9 {
+			t.Errorf("%d nodes: Jain's index of %v: got %.3f, want 0.9", count, counts, got)
 		}
 	}
 }
@@ -116,7 +108,7 @@ func TestCrowdOnLateNodes(t *testing.T) {
 	if commands := got["set"] + got["evalsha"] + got["subscribe"]; commands > 120*n {
 		t.Errorf("commands for each of %d grants: got %d", n, commands/n)
 	}
-	awaitClear(t, nodes)
+	nodes.awaitClear(t)
 }
 
 // TestWhoReleasesExpectsOthers: a client that was granted a lock at once hears of those who wait at its release, and wants the lock as one of them from then on.
@@ -131,7 +123,7 @@ func TestWhoReleasesExpectsOthers(t *testing.T) {
 		topic.Leave(false)
 	}
 	l := acquire(t, d, request("x"))
-	waiters := waitInLine(t, nodes, []*Driver{other})
+	waiters := waitFor(t, []*Driver{other})
 	testenv.Eventually(t, func() bool { return nodes[first].SubscriberCount(channel("x")) > 0 }, "the waiter has subscribed")
 	release(t, l)
 	if topic := ear.JoinKnown("x"); topic == nil {
@@ -164,8 +156,8 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// TestDeadHeadOfTheLine: those who are next and do not ask hold up the others for pauses, whether or not the end of the hold is told.
-func TestDeadHeadOfTheLine(t *testing.T) {
+// TestDeadWaiters: waiters that are dead hold up nobody, whether or not the end of the hold is told.
+func TestDeadWaiters(t *testing.T) {
 	const dead, alive = 5, 3
 	for _, how := range []string{"frozen", "cut off", "gone"} {
 		for _, told := range []bool{true, false} {
@@ -174,7 +166,7 @@ func TestDeadHeadOfTheLine(t *testing.T) {
 			l := acquire(t, openURL(t, "%s", nodes.url()+settled), request("x"))
 			drivers := openMany(t, dead, through+settled)
 			drivers = append(drivers, openMany(t, alive, nodes.url()+settled)...)
-			waiters := waitInLine(t, nodes, drivers)
+			waiters := waitFor(t, drivers)
 			end := func(ws []*drivertest.Waiter) {
 				for _, w := range ws {
 					w.Cancel()
@@ -223,7 +215,7 @@ func TestHoldWithoutTheWaitersNode(t *testing.T) {
 	first := nodes[holder.firstNode("x")]
 	first.Do("SET", "x", "somebody else")
 	l := acquire(t, holder, request("x"))
-	waiters := waitInLine(t, nodes, openMany(t, n, nodes.url()+patient))
+	waiters := waitFor(t, openMany(t, n, nodes.url()+patient))
 	first.Do("DEL", "x")
 	got := nodes.counted(func() {
 		first.Do("PUBLISH", channel("x"), "")
@@ -235,7 +227,7 @@ func TestHoldWithoutTheWaitersNode(t *testing.T) {
 	}
 	release(t, l)
 	releaseAll(t, waiters)
-	awaitClear(t, nodes)
+	nodes.awaitClear(t)
 }
 
 // TestReleaseIsToldWhereTheValueIsNot: the waiters' node had another value when the lock was granted, so the release deletes nothing there.
@@ -278,46 +270,9 @@ func TestLostVoteIsNoRelease(t *testing.T) {
 	}
 }
 
-// TestLineOfNonsense: what somebody else wrote to the key of the line keeps nobody from the lock, and is left alone.
-func TestLineOfNonsense(t *testing.T) {
-	nodes := startNodes(t, 3)
-	drivers := openMany(t, 4, nodes.url()+patient)
-	for _, write := range [][]string{
-		{"SET", lineOf, "nonsense"},
-		{"SET", lineOf, "line 1 2 3"},
-		{"SET", lineOf, "line " + strings.Repeat("9", 100) + " 1 1 1"},
-		{"HSET", lineOf, "last", "1"},
-	} {
-		l := acquire(t, drivers[0], request("x"))
-		waiters := waitInLine(t, nodes, drivers[1:])
-		replace := []string{"EVAL", "redis.call('DEL', KEYS[1]) return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))", "1", lineOf, write[0]}
-		nodes.do(append(replace, write[2:]...)...) // in one step, since who waits may write the key at any time
-		release(t, l)
-		releaseAll(t, waiters)
-		for _, got := range nodes.do("PTTL", lineOf) {
-			if got != int64(-1) {
-				t.Errorf("%v: got a key with %v ms, want it as it was", write, got)
-			}
-		}
-		nodes.do("DEL", lineOf)
-	}
-	for _, numbers := range []string{"9007199254740993 1 1 1", "1 9007199254740993 1 1", "0 0 0 0", "3 2 99999999999999999999 99999999999999999999"} {
-		l := acquire(t, drivers[0], request("x"))
-		waiters := waitInLine(t, nodes, drivers[1:])
-		nodes.do("SET", lineOf, "line "+numbers)
-		release(t, l)
-		releaseAll(t, waiters)
-		nodes.do("DEL", lineOf)
-	}
-}
-
-// TestWaitingWithFewerRights: users who may not use the line wait as before, beside others who stand in it. What is refused once the lock has the value
-// leaves no value behind.
+// TestWaitingWithFewerRights: users who may not publish or subscribe wait beside others who may.
 func TestWaitingWithFewerRights(t *testing.T) {
 	for missing, rights := range map[string][]string{
-		"the key":  {"~x"},
-		"TIME":     {"~*", "-time"},
-		"PTTL":     {"~*", "-pttl"},
 		"PUBLISH":  {"~*", "-publish"},
 		"channels": {"~*", "resetchannels"},
 	} {
@@ -326,24 +281,12 @@ func TestWaitingWithFewerRights(t *testing.T) {
 		nodes.do(append([]string{"ACL", "SETUSER", "old", "reset", "on", ">" + password, "&*", "+@all"}, rights...)...)
 		drivers := openMany(t, 3, strings.Replace(nodes.url(), "//", "//old:"+password+"@", 1)+settled)
 		alone := fight(t, drivers, 10)
-		if missing == "the key" || missing == "PTTL" {
-			l := acquire(t, drivers[0], request("x"))
-			w := drivertest.Wait(t, drivers[1], drivertest.Request("x"))
-			time.Sleep(20 * firstPoll)
-			for _, got := range nodes.do("EXISTS", lineOf) {
-				if got != int64(0) {
-					t.Errorf("without the right to %s there is a line", missing)
-				}
-			}
-			release(t, l)
-			releaseAll(t, []*drivertest.Waiter{w})
-		}
 		beside := fight(t, append(drivers, openMany(t, 3, nodes.url()+settled)...), 10)
 		t.Logf("without the right to %s: %v, and beside others %v", missing, alone, beside)
 		if old, others := beside[0]+beside[1]+beside[2], beside[3]+beside[4]+beside[5]; min(old, others) < (old+others)/20 {
 			t.Errorf("without the right to %s: these had the lock %d times beside %d times", missing, old, others)
 		}
-		awaitClear(t, nodes)
+		nodes.awaitClear(t)
 	}
 }
 
@@ -376,7 +319,7 @@ func TestCrowdBesideOneThatSendsNoMessages(t *testing.T) {
 	if had == 0 || drivertest.Jain(counts) < 0.8 {
 		t.Errorf("drivers: %v, the other one: %d", counts, had)
 	}
-	awaitClear(t, nodes)
+	nodes.awaitClear(t)
 }
 
 // TestCrowdWithoutTheWaitersNode: the waiters' node is killed, frozen or restarted, and the crowd goes on.
@@ -390,8 +333,10 @@ func TestCrowdWithoutTheWaitersNode(t *testing.T) {
 		nodes := startNodes(t, 3)
 		drivers := openMany(t, 20, nodes.url()+settled)
 		fight(t, drivers, 1)
+		nodes.awaitClear(t)
 		l := acquire(t, drivers[0], request("x"))
-		waiters := waitInLine(t, nodes, drivers[1:])
+		testenv.Eventually(t, func() bool { return fmt.Sprint(nodes.do("EXISTS", "x")) == "[1 1 1]" }, "all nodes have the value")
+		waiters := waitFor(t, drivers[1:])
 		hit(nodes[drivers[0].firstNode("x")])
 		if err := l.Release(t.Context()); err != nil && !errors.Is(err, driver.ErrUnknown) {
 			t.Errorf("%s: Release: %v", how, err)

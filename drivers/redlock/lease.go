@@ -31,7 +31,7 @@ type lease struct {
 	removed   int           // nodes with a confirmed deletion of the value
 	missed    int           // nodes without the value, or with the value until its TTL ends
 	contended bool
-	line      inLine
+	crowd     int   // how many other clients listened for the end of the hold
 	lost      bool  // the attempt ended because a majority refused
 	sealed    bool  // the one node refused because of a seal
 	renewing  int   // undecided renewals
@@ -224,9 +224,7 @@ func (l *lease) Release(ctx context.Context) error {
 		reached := l.await(ctx, d.options.NodeTimeout, nil)
 		if err, done := l.released(reached); done {
 			l.pass()
-			if l.Contended() {
-				d.expectOthers(l.request.Name)
-			}
+			d.expectOthers(l)
 			return err
 		}
 		if ctx.Err() != nil {
@@ -235,11 +233,26 @@ func (l *lease) Release(ctx context.Context) error {
 	}
 }
 
-// expectOthers has the driver listen for a while to messages of a name that others wait for. If the driver wants the name again it asks as those who wait, and
-// gets a place behind them: with a vote of all nodes, as for a free lock, it would be granted the name again before a slow line has heard of the release.
-func (d *Driver) expectOthers(name string) {
-	d.ears[d.firstNode(name)].Join(name).Leave(false)
+// expectOthers has the driver listen for a while to messages of a name that others wait for, and note how many these are. If the driver wants
+// the name again it asks as a waiter that came last: see standBack.
+func (d *Driver) expectOthers(l *lease) {
+	l.mu.Lock()
+	contended, crowd := l.contended, l.crowd
+	l.mu.Unlock()
+	if !contended {
+		return
+	}
+	d.ears[d.firstNode(l.request.Name)].Join(l.request.Name).Leave(false)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.crowds) >= maxCrowds {
+		clear(d.crowds)
+	}
+	d.crowds[l.request.Name] = crowd
 }
+
+// maxCrowds bounds Driver.crowds, which is a hint.
+const maxCrowds = 1024
 
 // tellWaiters tells the waiters' node of the end of a hold, where no deletion does: the node has another value. The caller holds mu.
 func (d *Driver) tellWaiters(l *lease) {

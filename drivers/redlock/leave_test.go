@@ -10,6 +10,7 @@ import (
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -25,11 +26,14 @@ func TestCloseDuringLeaveKeepsTheName(t *testing.T) {
 	r := request("x")
 	r.Fixed = true
 	l := acquire(t, d, r)
-	before := link.Traffic()
 	link.Hold(wire.Requests)
 	left := make(chan error, 1)
 	go func() { left <- d.Leave(t.Context(), l, testTTL) }()
-	testenv.Eventually(t, func() bool { return link.Traffic().Held > before.Held }, "the requests are on their way")
+	testenv.Eventually(t, func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.renewing > 0
+	}, "the requests are on their way")
 	time.AfterFunc(50*time.Millisecond, link.Heal)
 	if err := d.Close(t.Context()); err != nil {
 		t.Errorf("Close: %v", err)
@@ -114,6 +118,40 @@ func TestNodesWithoutACommand(t *testing.T) {
 		begun := time.Now()
 		if err := c.Close(t.Context()); err != nil || time.Since(begun) > 4*time.Second {
 			t.Errorf("%d nodes: Close: %v after %v, want nil at once", n, err, time.Since(begun))
+		}
+	}
+}
+
+// TestKeyThatSomebodyOverwrote: the holder of a lock whose key is overwritten by hand has lost it, and a waiter is granted the lock when the
+// key is removed.
+func TestKeyThatSomebodyOverwrote(t *testing.T) {
+	for _, n := range []int{1, 3} {
+		for _, write := range [][]string{{"SET", "x", "other"}, {"EVAL", "redis.call('DEL', KEYS[1]) return redis.call('HSET', KEYS[1], 'a', 'b')", "1", "x"}} {
+			for _, opts := range [][]dsync.LockOption{nil, {dsync.ExpireAfter(20 * time.Second)}} {
+				nodes := startNodes(t, n)
+				c, err := dsync.Open(t.Context(), nodes.url()+settled, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				l, err := c.Lock(t.Context(), "x", opts...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				w := drivertest.Wait(t, openURL(t, "%s", nodes.url()+settled), drivertest.Request("x"))
+				nodes.do(write...)
+				if err := l.Unlock(t.Context()); !errors.Is(err, dsync.ErrNotHeld) || errors.Is(err, dsync.ErrUnknown) {
+					t.Errorf("%d nodes, %v: Unlock: %v, want ErrNotHeld", n, write, err)
+				}
+				begun := time.Now()
+				if err := c.Close(t.Context()); err != nil || time.Since(begun) > 4*time.Second {
+					t.Errorf("%d nodes, %v: Close: %v after %v, want nil at once", n, write, err, time.Since(begun))
+				}
+				if !w.Waits() {
+					t.Errorf("%d nodes, %v: the waiter does not wait", n, write)
+				}
+				nodes.do("DEL", "x")
+				release(t, w.Granted(t))
+			}
 		}
 	}
 }

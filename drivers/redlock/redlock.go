@@ -80,12 +80,10 @@
 // value; where a broken connection leaves the answer unclear, the next connection settles the question.
 //
 // The deletion also publishes an empty message on the channel dsync_redlock: followed by the name. All waiters for a name listen on one
-// node, determined by the name. With a message the next waiter asks this node, and the others only after its grant: so many waiters neither
-// share out the votes nor flood the nodes. Who is next is said by a line at this node: a string beside the lock, under the name with :dsync_turn
-// at the end, which numbers the waiters and ends ten seconds after the last of them asked (turn.lua). So such a name is not fit for a lock. The line is
-// a hint, without which all waiters ask; one that is dead costs the others some milliseconds. Messages with a number say that somebody has the lock. The
-// first waiters in line also ask one node now and then, the very first some 7 times a second, because other libraries send no message and
-// the locks of a dead client expire.
+// node, determined by the name. With a message each waiting client asks this node, and the other nodes only after its grant. So waiters do
+// not share out the votes, and a release costs a request of each waiting client. A client that had the lock lets the others ask first, as
+// long as it has not heard as many releases as there were waiters. Every waiter also asks one node now and then, up to 7 times a second,
+// because other libraries send no message and the locks of a dead client expire.
 //
 // # An example
 //
@@ -93,12 +91,11 @@
 //
 //	A locks:    SET orders/42 a3f1... NX PX 10000       to all. N0 and N1 answer OK: A holds the lock for 10 s from the time of sending.
 //	B locks:    SET orders/42 77c0... NX PX 10000       to all. N0 and N1 answer nil: B is refused. N2 may have answered OK, so N2 is asked
-//	                                                    to delete B's value. B listens to dsync_redlock:orders/42 on N0, asks N0 by turn.lua, and
-//	                                                    gets a ticket in the line, orders/42:dsync_turn.
+//	                                                    to delete B's value. B listens to dsync_redlock:orders/42 on N0.
 //	A renews:   PEXPIREAT, where the value is a3f1...   on all, by renew.lua. A majority is enough.
 //	A unlocks:  DEL and PUBLISH dsync_redlock:orders/42 on all, by release.lua, where the value is a3f1...
-//	B is told:  SET orders/42 77c0...#2 NX PX 10000     to N0, by turn.lua with the ticket, and after its OK to N1 and N2: B holds the lock. The
-//	                                                    value is that of the third attempt, so that remains of an earlier one cannot pass for it.
+//	B is told:  SET orders/42 77c0...#2 NX PX 10000     to N0, and after its OK to N1 and N2: B holds the lock. The value is that of the third
+//	                                                    attempt, so that remains of an earlier one cannot pass for it.
 //
 // A user of the nodes needs these rights, here for names with the prefix "lk:":
 //
@@ -173,6 +170,7 @@ type Driver struct {
 	mu     sync.Mutex
 	leases linked.List[lease, *lease] // the held leases
 	runs   []string                   // of the nodes' servers
+	crowds map[string]int             // by name: how many others waited at the driver's last release
 }
 
 var _ driver.Driver = (*Driver)(nil)
@@ -198,6 +196,7 @@ func newDriver(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
 		epoch:   time.Now(),
 		life:    lifecycle.New(),
 		runs:    make([]string, len(nodes)),
+		crowds:  make(map[string]int),
 	}
 	if err := d.options.check(); err != nil {
 		return nil, err

@@ -24,19 +24,16 @@ var (
 	//go:embed inspect.lua
 	inspectText string
 	//go:embed take.lua
-	takeFunction string
-	//go:embed turn.lua
-	turnFunction string
+	takeText string
 
-	takeScript    = newScript(takeFunction + "return take(KEYS[1], ARGV[1], ARGV[2], ARGV[3])\n")
-	turnScript    = newScript(takeFunction + turnFunction + "return takeInTurn(ARGV[1], ARGV[2], KEYS[1], ARGV[3], ARGV[4], ARGV[5])\n")
+	takeScript    = newScript(takeText)
 	releaseScript = newScript(releaseText)
 	renewScript   = newScript(renewText)
 )
 
 // loads are the commands that give a node the scripts that it is asked to run by their names.
 func (n *node) loads(b rueidis.Builder) rueidis.Commands {
-	loads := rueidis.Commands{releaseScript.load(b), renewScript.load(b), turnScript.load(b)}
+	loads := rueidis.Commands{releaseScript.load(b), renewScript.load(b)}
 	if n.driver.single() {
 		loads = append(loads, takeScript.load(b))
 	}

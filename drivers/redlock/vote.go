@@ -100,9 +100,6 @@ func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 	}
 	ttl := l.ttl
 	l.lasts = max(l.lasts, at+int64(ttl))
-	if v.inLine() {
-		return v.takeInTurn(n.client.B()), true
-	}
 	if n.driver.single() {
 		return n.client.B().Evalsha().Sha1(takeScript.sha).Numkeys(1).Key(l.request.Name).
 			Arg(l.value, strconv.FormatInt(milliseconds(ttl), 10), sealValue).Build(), true
@@ -113,8 +110,11 @@ func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 // deletion is the request to delete the value. The caller holds lease.mu.
 func (v *vote) deletion(n *node) rueidis.Completed {
 	l := v.lease
-	onChannel, message := v.farewell()
-	return n.client.B().Evalsha().Sha1(releaseScript.sha).Numkeys(1).Key(l.request.Name).Arg(l.value, onChannel, message).Build()
+	onChannel := channel(l.request.Name)
+	if l.lost && !v.doubt { // no end of a hold: a message would have one waiter after the other try the same
+		onChannel = ""
+	}
+	return n.client.B().Evalsha().Sha1(releaseScript.sha).Numkeys(1).Key(l.request.Name).Arg(l.value, onChannel).Build()
 }
 
 // answer implements task.
@@ -136,8 +136,6 @@ func (v *vote) answer(n *node, result rueidis.RedisResult, err error) {
 		v.fail(err)
 	case rueidis.IsRedisNil(err), isSealed(err):
 		v.state, l.sealed = refused, isSealed(err)
-	case err == nil && v.refusedInLine(result):
-		v.state = refused
 	case err == nil && !isOK(result):
 		v.doubt = true
 		v.fail(errAnswer)
@@ -201,8 +199,8 @@ func (v *vote) deleted(n *node, result rueidis.RedisResult, err error) bool {
 	if err == nil {
 		told, err = result.ToInt64()
 	}
-	if told > 0 && int64(l.driver.ears[n.index].Own(l.request.Name)) < told {
-		l.contended = true
+	if others := told - int64(l.driver.ears[n.index].Own(l.request.Name)); others > 0 {
+		l.contended, l.crowd = true, max(l.crowd, int(others))
 	}
 	switch {
 	case err == nil && told >= 0:
@@ -222,6 +220,20 @@ func (v *vote) deleted(n *node, result rueidis.RedisResult, err error) bool {
 	l.check()
 	return true
 }
+
+// notice tells the waiters at a node that does not have the value of the end of the hold.
+type notice struct{ channel string }
+
+// weight implements task.
+func (t notice) weight() int { return 1 }
+
+// command implements task.
+func (t notice) command(n *node, _ int64) (rueidis.Completed, bool) {
+	return n.client.B().Publish().Channel(t.channel).Message("").Build(), true
+}
+
+// answer implements task.
+func (t notice) answer(*node, rueidis.RedisResult, error) {}
 
 // abandon leaves the value to its TTL.
 func (v *vote) abandon() {

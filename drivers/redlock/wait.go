@@ -27,59 +27,49 @@ func (d *Driver) attempt(r *driver.Request, number int) *lease {
 const attemptMark = "#"
 
 // wait asks one node again whenever the lock may have become free, and the other nodes only if the one grants. So waiters do not
-// share out the votes until nobody has a majority, and cost little. In a line at this node they ask in turn: see internal/redistopic. A waiter that was
-// woken and then cannot ask wakes another waiter of this process. L is the attempt that was refused.
-func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redistopic.Topic, l *lease) (*lease, error) {
+// share out the votes, and cost little. A waiter that was woken and then cannot ask wakes another waiter of this process. Crowd is how many
+// others waited when this client last had the lock.
+func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redistopic.Topic, crowd int) (*lease, error) {
 	if t == nil {
 		t = d.ears[first].Join(r.Name)
 	}
-	l.placed(t)
 	pause := firstPoll
-	asked := d.now()
 	timer := time.NewTimer(jitter(pause))
 	defer timer.Stop()
 	number := 0
-	for {
-		polls := false
-		select {
-		case <-t.Wake:
-		case <-timer.C:
-			polls = true
-		case <-ctx.Done():
-			t.Leave(false)
-			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
-		case <-d.life.Open().Done():
-			t.Leave(false)
-			return nil, driver.ErrClosed
+	for polls := true; ; polls = true {
+	wait:
+		for {
+			select {
+			case <-t.Wake:
+				crowd, polls = crowd-1, false
+				wait := standBack(crowd)
+				if wait == 0 {
+					break wait
+				}
+				timer.Reset(wait)
+			case <-timer.C:
+				break wait
+			case <-ctx.Done():
+				t.Leave(!polls)
+				return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+			case <-d.life.Open().Done():
+				t.Leave(false)
+				return nil, driver.ErrClosed
+			}
 		}
 		if ctx.Err() != nil {
 			t.Leave(true)
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
 		}
-		if polls {
-			if wait := d.untilPoll(t, first, asked, d.patience(pause)); wait > 0 {
-				timer.Reset(wait)
-				continue
-			}
-		}
-		next, ticket, due := first, int64(0), true
+		next := first
 		if polls {
 			next = (first + number) % len(d.nodes) // not always the same node: its key may be stale
 		}
-		if next == first {
-			var void bool
-			if ticket, due, void = t.TakeTurn(); void && !polls {
-				continue
-			}
-		} else {
-			ticket = t.Ticket()
-		}
 		number++
-		l = d.attempt(r, number)
-		l.stand(first, ticket, due)
+		l := d.attempt(r, number)
 		err := l.askOneThenAll(ctx, next)
 		if err == nil {
-			t.Granted(r.TTL)
 			t.Leave(false)
 			return l, nil
 		}
@@ -87,37 +77,44 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 			t.Leave(true)
 			return nil, err
 		}
-		l.placed(t)
-		if asked = d.now(); polls || ticket == 0 {
-			pause = min(pause*3/2, lastPoll)
-		} else {
-			pause = firstPoll
+		if pause = min(pause*3/2, lastPoll); l.hadValue() {
+			pause = firstPoll // perhaps all of those who shared out the votes give up
 		}
 		timer.Reset(jitter(d.patience(pause)))
 	}
 }
 
-// untilPoll is how long a waiter has to wait before a poll, or to look again whether it is to poll; 0 if it is to poll now. The first in line polls when there was
-// no message for a pause, and one with n others in front when there was none for n+1 pauses, if n is small.
-func (d *Driver) untilPoll(t *redistopic.Topic, first int, asked int64, pause time.Duration) time.Duration {
-	clients, heard, known := t.Behind()
-	switch {
-	case !known || d.nodes[first].impaired():
-		return 0
-	case clients > mostPolling:
-		return lastPoll
-	}
-	since := max(asked, int64(heard.Sub(d.epoch)))
-	return min(time.Duration(since-d.now())+pause*time.Duration(clients+1), lastPoll)
+// standBack is how long a client lets others ask first, who have waited for longer: so many of those who waited when it last had the lock may not
+// have had it since. Without this the same few clients are granted the lock again and again, since messages reach them first.
+func standBack(others int) time.Duration {
+	return min(time.Duration(max(others, 0))*standBackEach, longestStandBack)
+}
+
+const (
+	standBackEach    = 250 * time.Microsecond
+	longestStandBack = 30 * time.Millisecond
+)
+
+// crowd takes out how many others waited for the name at the last release.
+func (d *Driver) crowd(name string) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := d.crowds[name]
+	delete(d.crowds, name)
+	return n
+}
+
+// hadValue reports whether a node had the value of an attempt that was given up.
+func (l *lease) hadValue() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.removed > 0
 }
 
 // The pauses between polls: the lock may expire, or its holder's client may send no message.
 const (
 	firstPoll = 10 * time.Millisecond
 	lastPoll  = 150 * time.Millisecond
-
-	// mostPolling is how many in line poll behind the first one, which may be dead.
-	mostPolling = 16
 )
 
 // jitter returns a time around d, to part waiters with a common beginning.
@@ -165,7 +162,7 @@ func (l *lease) askOneThenAll(ctx context.Context, first int) error {
 func (l *lease) persists(repeats int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return repeats < manyRepeats && l.line.turn != "" && l.votes[l.line.node].counts() && l.driver.now() < l.sent+int64(l.ttl/4)
+	return repeats < manyRepeats && l.votes[l.driver.firstNode(l.request.Name)].counts() && l.driver.now() < l.sent+int64(l.ttl/4)
 }
 
 // first waits for the answer of the asked node. The error is ErrLocked if the node refuses, and answered false if the next node has to be

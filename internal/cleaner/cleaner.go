@@ -15,6 +15,9 @@ import (
 const (
 	firstPause = 50 * time.Millisecond
 	lastPause  = 5 * time.Second
+
+	// lastInFinish bounds the pauses while Finish waits.
+	lastInFinish = time.Second / 2
 )
 
 // Ghost is the part of a ghost that its Cleaner needs, to be embedded. A ghost is something that may be left at a server, or may come to be
@@ -191,6 +194,9 @@ func (c *Cleaner[G]) settle(ghosts []G) {
 		base := g.ghost()
 		base.next = now.Add(base.pause)
 		base.pause = min(2*base.pause, lastPause)
+		if c.none != nil {
+			base.pause = min(base.pause, lastInFinish)
+		}
 		c.push(g)
 	}
 	c.tell()
