@@ -65,6 +65,13 @@
 // last ticket, until the line is empty or 15 s after the last request of one that waits. Messages that begin with a minus on the channel of
 // the lock are for this line; to Redisson they mean nothing.
 //
+// Channels belong to all databases of a server. So messages for a line say which
+// database the line is in, and the message of a release in database n has n+1
+// zeros, for n up to 15. To Redisson this is the number 0 as well. A release in
+// database 0, or by Java, also wakes the first waiter for the name in each other
+// database, which is then refused. Status.Waiters and Contended count the waiters
+// of all databases.
+//
 // docs/security.md lists the rights that a user of the server needs. Beside these, select serves databases other than 0,
 // cluster|slots, cluster|shards, spublish and ssubscribe serve clusters, wait serves WaitReplicas, info shows
 // eviction, and pubsub tells the kind of messages in a cluster and the number of waiters.
@@ -182,7 +189,8 @@ type Driver struct {
 	dialer  *redisdial.Dialer // of a client of the driver's own, which Close closes
 	cluster bool
 	options Options
-	marks   atomic.Bool // grants say whether the name is marked, since somebody has asked
+	marks   atomic.Bool  // grants say whether the name is marked, since somebody has asked
+	label   atomic.Int32 // of the database: see redistopic.Label
 	scripts scripts
 	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
 

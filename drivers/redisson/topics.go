@@ -2,6 +2,8 @@ package redisson
 
 import (
 	"context"
+	"strconv"
+	"strings"
 
 	"github.com/redis/rueidis"
 
@@ -17,6 +19,7 @@ func newTopics(d *Driver) *redistopic.Listener {
 			return d.checked.pubSub != PubSubSharded, d.checked.pubSub != PubSubPlain
 		},
 		Connect: d.connectTo,
+		Label:   func() int { return int(d.label.Load()) },
 	}
 	if d.cluster {
 		o.Shards = shards{d.nodes}
@@ -60,4 +63,27 @@ func (s shards) Node(channel string) string        { return s.owner(slotOf(chann
 // count of a plain message covers only the node where it was sent.
 func (d *Driver) contended(told int64, own int) bool {
 	return told > int64(own) || d.cluster && d.checked.pubSub != PubSubSharded
+}
+
+// setDatabase notes which database the client uses, which messages say.
+func (d *Driver) setDatabase(n int) { d.label.Store(int32(n + 1)) }
+
+func (d *Driver) lineLabel() string { return redistopic.Label(int(d.label.Load())) }
+
+func (d *Driver) releaseMessage() string { return redistopic.ReleaseMessage(int(d.label.Load())) }
+
+// lookForDatabase asks which database a client of the program's uses. Where the
+// question is not permitted, messages do not say it.
+func (d *Driver) lookForDatabase(ctx context.Context) {
+	text, err := d.doMulti(ctx, d.client, []rueidis.Completed{d.client.B().ClientInfo().Build()})[0].ToString()
+	if err != nil {
+		return
+	}
+	for _, field := range strings.Fields(text) {
+		if value, ok := strings.CutPrefix(field, "db="); ok {
+			if n, err := strconv.Atoi(value); err == nil {
+				d.setDatabase(n)
+			}
+		}
+	}
 }
