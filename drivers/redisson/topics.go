@@ -2,6 +2,8 @@ package redisson
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -37,19 +39,17 @@ func (d *Driver) connectTo(node string) (redistopic.Conn, bool) {
 	}
 	var stale func() bool
 	if client.Mode() == rueidis.ClientModeSentinel {
-		primary := soleNode(client)
-		stale = func() bool { return soleNode(client) != primary }
+		used := addresses(client)
+		stale = func() bool { return addresses(client) != used }
 	}
 	c, _ := client.Dedicate()
 	return redistopic.Conn{DedicatedClient: c, End: c.Close, Stale: stale}, true
 }
 
-// soleNode returns the address of the primary of a client of sentinels.
-func soleNode(client rueidis.Client) string {
-	for address := range client.Nodes() {
-		return address
-	}
-	return ""
+// addresses returns the servers that a client of sentinels uses: the primary, and
+// a replica if the program's client sends it some requests.
+func addresses(client rueidis.Client) string {
+	return strings.Join(slices.Sorted(maps.Keys(client.Nodes())), " ")
 }
 
 // shards is a topology in the form of package redistopic.
