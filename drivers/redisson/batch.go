@@ -41,7 +41,7 @@ func (b *batch) fill(d *Driver) {
 	for _, o := range b.ops {
 		b.keys = append(b.keys, o.request.Name)
 	}
-	b.args = append(d.wordArgs(b.args), d.tokenPrefix(), d.keepText(), strconv.Itoa(releases))
+	b.args = append(d.wordArgs(b.args), d.lineLabel(), d.tokenPrefix(), d.keepText(), d.releaseMessage(), strconv.Itoa(releases))
 	b.addHolds(b.ops[:releases])
 	for rest := b.ops[releases:]; len(rest) > 0; {
 		t, n := d.termsOf(rest[0]), 1

@@ -1,10 +1,10 @@
 -- Runs release and acquire for callers that have nothing to do with each other, each for a lock of its own. The names are the KEYS; the other keys, and
--- the channels, are made of them here. ARGV begins with word and word2 of acquireInTurn, the prefix of the keys of tokens, keep, how many
--- are to be released, and their holds. Groups of acquires follow: how many, their place in line or '', TTL, n or '' without tokens, 'm' to ask for the
+-- the channels, are made of them here. ARGV begins with word, word2 and label of acquireInTurn, the prefix of the keys of tokens, keep, the
+-- message of a release, how many are to be released, and their holds. Groups of acquires follow: how many, their place in line or '', TTL, n or '' without tokens, 'm' to ask for the
 -- mark or '', text, and the holds.
 -- Returns what each returned, or its error.
-local word, word2, prefix, keep, releases = unpack(ARGV, 1, 5)
-local results, arg = {}, 5
+local word, word2, label, prefix, keep, message, releases = unpack(ARGV, 1, 7)
+local results, arg = {}, 7
 
 local function add(ok, result)
   if not ok and type(result) ~= 'table' then result = {err = result} end
@@ -13,7 +13,7 @@ end
 
 for i = 1, tonumber(releases) do
   local name = KEYS[i]
-  add(pcall(release, name, ARGV[arg + i], 'redisson_lock__channel' .. suffix(name), word, word2 ~= '' and word2 or nil))
+  add(pcall(release, name, ARGV[arg + i], 'redisson_lock__channel' .. suffix(name), message, word, word2 ~= '' and word2 or nil))
 end
 arg = arg + releases
 
@@ -30,7 +30,7 @@ while arg < #ARGV do
     if place == '' then
       add(pcall(acquire, name, hold, ttl, token, n, keep, holder, text, mark))
     else
-      add(pcall(acquireInTurn, place, word, word2, name, hold, ttl, token, n, keep, holder, text, mark))
+      add(pcall(acquireInTurn, place, word, word2, label, name, hold, ttl, token, n, keep, holder, text, mark))
     end
   end
   arg = arg + count

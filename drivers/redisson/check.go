@@ -69,6 +69,9 @@ func (d *Driver) look(ctx context.Context) error {
 		case PubSubBoth:
 			c.words = []string{"SPUBLISH", "PUBLISH"}
 		}
+		if d.dialer == nil && !d.cluster {
+			d.lookForDatabase(ctx)
+		}
 		c.known.Store(true)
 	}
 	c.mu.Lock()

@@ -120,5 +120,5 @@ func (d *Driver) releaseArgs(m driver.Mode, name string, permits int, args []str
 	case d.options.Fair:
 		return d.fairReleaseArgs(name, nil, args, holds...)
 	}
-	return append(append(args, holds[0], prefixName(channelPrefix, name)), d.checked.words...)
+	return append(append(args, holds[0], prefixName(channelPrefix, name), d.releaseMessage()), d.checked.words...)
 }

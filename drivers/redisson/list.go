@@ -58,11 +58,11 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 // listAt yields the names on one node. GoOn is false when nobody wants more. All pages come over one connection: a server would leave out keys
 // by the cursor of another server, or of before a restart.
 func (d *Driver) listAt(ctx context.Context, node rueidis.Client, prefix string, yield func(string, error) bool) (goOn bool, err error) {
-	conn, release, err := d.dedicate(ctx, node)
+	conn, err := d.dedicate(ctx, node)
 	if err != nil {
 		return false, err
 	}
-	defer release()
+	defer conn.Close()
 	pattern := escapeGlob.Replace(prefix) + "*"
 	goOn, err = d.scan(ctx, conn, pattern, "hash", d.locksAmong, yield)
 	if err != nil || !goOn {
@@ -105,29 +105,27 @@ func (d *Driver) scan(ctx context.Context, conn rueidis.DedicatedClient, pattern
 	}
 }
 
-// dedicate returns a connection to a server that nobody else uses until its release. The library connects under no context.
-func (d *Driver) dedicate(ctx context.Context, node rueidis.Client) (rueidis.DedicatedClient, func(), error) {
-	type connection struct {
-		client  rueidis.DedicatedClient
-		release func()
-	}
-	made := make(chan connection)
+// dedicate returns a connection to a server that nobody else uses. The caller
+// closes it. A connection that is given back to the library unsubscribes from all
+// channels, and the library does not survive a server that refuses this: see
+// package redistopic. The library connects under no context.
+func (d *Driver) dedicate(ctx context.Context, node rueidis.Client) (rueidis.DedicatedClient, error) {
+	made := make(chan rueidis.DedicatedClient)
 	if !d.life.Go(func() { // ends when the connection is made, or cannot be
-		var c connection
-		c.client, c.release = node.Dedicate()
+		c, _ := node.Dedicate()
 		select {
 		case made <- c:
 		case <-ctx.Done():
-			c.release()
+			c.Close()
 		}
 	}) {
-		return nil, nil, driver.ErrClosed
+		return nil, driver.ErrClosed
 	}
 	select {
 	case c := <-made:
-		return c.client, c.release, nil
+		return c, nil
 	case <-ctx.Done():
-		return nil, nil, ctx.Err()
+		return nil, ctx.Err()
 	}
 }
 

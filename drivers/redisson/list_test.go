@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
+	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -100,4 +103,39 @@ func testClusterList(t *testing.T, c *testenv.Cluster) {
 	if len(names) != n || counts["scan"] > 0 {
 		t.Errorf("got %d names, and %d scans of a replica, want %d and none", len(names), counts["scan"], n)
 	}
+}
+
+// TestListOnABusyServer: the server refuses all commands, and the client library
+// does not panic.
+func TestListOnABusyServer(t *testing.T) {
+	s := testenv.Redis(t, "--busy-reply-threshold", "1")
+	d := openURL(t, "redisson://%s", s.Addr)
+	l := acquire(t, d, forLong("x"))
+	list := func() (names []string, err error) {
+		for name, err := range d.List(t.Context(), "") {
+			if err != nil {
+				return nil, err
+			}
+			names = append(names, name)
+		}
+		return names, nil
+	}
+	script := make(chan struct{})
+	go func() { // ends with SCRIPT KILL
+		defer close(script)
+		_, _ = s.Try("EVAL", "while true do end", "0")
+	}()
+	testenv.Eventually(t, func() bool {
+		_, err := s.Try("PING")
+		return err != nil && strings.HasPrefix(err.Error(), "BUSY")
+	}, "the server is busy")
+	if names, err := list(); !errors.Is(err, driver.ErrUnavailable) {
+		t.Errorf("List: got %q, %v, want ErrUnavailable", names, err)
+	}
+	s.Do("SCRIPT", "KILL")
+	<-script
+	if names, err := list(); err != nil || !slices.Equal(names, []string{"x"}) {
+		t.Errorf("List: got %q, %v, want x", names, err)
+	}
+	release(t, l)
 }

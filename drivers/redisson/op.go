@@ -104,7 +104,7 @@ func (o *op) args(d *Driver, args []string) []string {
 	case d.options.Fair:
 		args = o.fairArgs(d, args)
 	case o.turn != "":
-		args = append(d.wordArgs(append(args, o.turn)), r.Hold, d.milliseconds(r.TTL))
+		args = append(d.wordArgs(append(args, o.turn)), d.lineLabel(), r.Hold, d.milliseconds(r.TTL))
 	default:
 		args = append(args, r.Hold, d.milliseconds(r.TTL))
 	}

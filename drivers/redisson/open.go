@@ -176,6 +176,7 @@ func connect(ctx context.Context, t *target, o *Options) (*Driver, error) {
 		dialer.End()
 		return nil, err
 	}
+	d.setDatabase(t.option.SelectDB)
 	if t.mode == "cluster" && !d.cluster {
 		err = errors.New("the server is not in a cluster (mode=cluster)")
 	} else {

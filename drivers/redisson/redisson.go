@@ -65,6 +65,13 @@
 // last ticket, until the line is empty or 15 s after the last request of one that waits. Messages that begin with a minus on the channel of
 // the lock are for this line; to Redisson they mean nothing.
 //
+// Channels belong to all databases of a server. So messages for a line say which
+// database the line is in, and the message of a release in database n has n+1
+// zeros, for n up to 15. To Redisson this is the number 0 as well. A release in
+// database 0, or by Java, also wakes the first waiter for the name in each other
+// database, which is then refused. Status.Waiters and Contended count the waiters
+// of all databases.
+//
 // docs/security.md lists the rights that a user of the server needs. Beside these, select serves databases other than 0,
 // cluster|slots, cluster|shards, spublish and ssubscribe serve clusters, wait serves WaitReplicas, info shows
 // eviction, and pubsub tells the kind of messages in a cluster and the number of waiters.
@@ -184,6 +191,7 @@ type Driver struct {
 	options Options
 	severed atomic.Int64 // when Close has closed all connections, on the driver's clock; 0: it has not
 	marks   atomic.Bool  // grants say whether the name is marked, since somebody has asked
+	label   atomic.Int32 // of the database: see redistopic.Label
 	scripts scripts
 	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
 

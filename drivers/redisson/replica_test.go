@@ -177,9 +177,9 @@ func TestSubscriptionFollowsSentinels(t *testing.T) {
 	topic := d.topics.Join("x")
 	defer topic.Leave(false)
 	<-topic.Wake
-	before := soleNode(d.client)
+	before := addresses(d.client)
 	failOver(t, s)
-	testenv.Eventually(t, func() bool { return soleNode(d.client) != before }, "the client uses the new primary")
+	testenv.Eventually(t, func() bool { return addresses(d.client) != before }, "the client uses the new primary")
 	start := time.Now()
 	select {
 	case <-topic.Wake: // messages may have been missed

@@ -127,8 +127,8 @@ var (
 
 	acquireScript = newScript(acquireFunction + "return acquire(KEYS[1], ARGV[1], ARGV[2], KEYS[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], KEYS[3])\n")
 	turnScript    = newScript(acquireFunction + turnFunction +
-		"return acquireInTurn(ARGV[1], ARGV[2], ARGV[3], KEYS[1], ARGV[4], ARGV[5], KEYS[2], ARGV[6], ARGV[7], ARGV[8], ARGV[9], KEYS[3])\n")
-	releaseScript = newScript(releaseFunction + "return release(KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4])\n")
+		"return acquireInTurn(ARGV[1], ARGV[2], ARGV[3], ARGV[4], KEYS[1], ARGV[5], ARGV[6], KEYS[2], ARGV[7], ARGV[8], ARGV[9], ARGV[10], KEYS[3])\n")
+	releaseScript = newScript(releaseFunction + "return release(KEYS[1], unpack(ARGV))\n")
 	batchScript   = newScript(acquireFunction + turnFunction + releaseFunction + batchText)
 	renewScript   = newScript(renewText)
 	forceScript   = newScript(forceText)

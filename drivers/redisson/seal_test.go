@@ -59,6 +59,35 @@ func TestSealAnswersWaitersAndStays(t *testing.T) {
 	}
 }
 
+// TestSealedNameHasNoWaiters: a program that was told of a seal is none that waits
+// for the sealed name, even if it cannot leave the channel at once.
+func TestSealedNameHasNoWaiters(t *testing.T) {
+	s := testenv.Redis(t)
+	d, other := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
+	l := acquire(t, d, request("x"))
+	w := wait(t, other, request("x"))
+	subscribers(t, s, "x", 1)
+	topic := other.topics.Join("y")
+	<-topic.Wake
+	topic.LeaveForGood()
+	testenv.Eventually(t, func() bool { return other.topics.Own("y") == 0 }, "the channel is left, and the next is not left at once")
+	if err := d.Seal(t.Context(), l); err != nil {
+		t.Fatal(err)
+	}
+	if <-w.done; !errors.Is(w.err, driver.ErrSealed) {
+		t.Fatalf("the waiter got %v, want ErrSealed", w.err)
+	}
+	if status, err := d.Inspect(t.Context(), "x"); err != nil || status.Owner != "seal" || status.Waiters != 0 {
+		t.Errorf("Inspect: got %+v, %v, want no waiters", status, err)
+	}
+	late := other.topics.Join("x") // as a program that does not know of the seal
+	defer late.Leave(false)
+	<-late.Wake
+	if status, err := d.Inspect(t.Context(), "x"); err != nil || status.Waiters != 1 {
+		t.Errorf("Inspect: got %+v, %v, want a waiter", status, err)
+	}
+}
+
 // TestWhatASealIs looks at the key of a seal, which clients of other versions and Java's Redisson read, and at one of before a seal had a mode.
 func TestWhatASealIs(t *testing.T) {
 	s := testenv.Redis(t)

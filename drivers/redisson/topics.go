@@ -2,6 +2,10 @@ package redisson
 
 import (
 	"context"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/redis/rueidis"
 
@@ -17,6 +21,7 @@ func newTopics(d *Driver) *redistopic.Listener {
 			return d.checked.pubSub != PubSubSharded, d.checked.pubSub != PubSubPlain
 		},
 		Connect: d.connectTo,
+		Label:   func() int { return int(d.label.Load()) },
 	}
 	if d.cluster {
 		o.Shards = shards{d.nodes}
@@ -34,19 +39,17 @@ func (d *Driver) connectTo(node string) (redistopic.Conn, bool) {
 	}
 	var stale func() bool
 	if client.Mode() == rueidis.ClientModeSentinel {
-		primary := soleNode(client)
-		stale = func() bool { return soleNode(client) != primary }
+		used := addresses(client)
+		stale = func() bool { return addresses(client) != used }
 	}
 	c, _ := client.Dedicate()
 	return redistopic.Conn{DedicatedClient: c, End: c.Close, Stale: stale}, true
 }
 
-// soleNode returns the address of the primary of a client of sentinels.
-func soleNode(client rueidis.Client) string {
-	for address := range client.Nodes() {
-		return address
-	}
-	return ""
+// addresses returns the servers that a client of sentinels uses: the primary, and
+// a replica if the program's client sends it some requests.
+func addresses(client rueidis.Client) string {
+	return strings.Join(slices.Sorted(maps.Keys(client.Nodes())), " ")
 }
 
 // shards is a topology in the form of package redistopic.
@@ -60,4 +63,27 @@ func (s shards) Node(channel string) string        { return s.owner(slotOf(chann
 // count of a plain message covers only the node where it was sent.
 func (d *Driver) contended(told int64, own int) bool {
 	return told > int64(own) || d.cluster && d.checked.pubSub != PubSubSharded
+}
+
+// setDatabase notes which database the client uses, which messages say.
+func (d *Driver) setDatabase(n int) { d.label.Store(int32(n + 1)) }
+
+func (d *Driver) lineLabel() string { return redistopic.Label(int(d.label.Load())) }
+
+func (d *Driver) releaseMessage() string { return redistopic.ReleaseMessage(int(d.label.Load())) }
+
+// lookForDatabase asks which database a client of the program's uses. Where the
+// question is not permitted, messages do not say it.
+func (d *Driver) lookForDatabase(ctx context.Context) {
+	text, err := d.doMulti(ctx, d.client, []rueidis.Completed{d.client.B().ClientInfo().Build()})[0].ToString()
+	if err != nil {
+		return
+	}
+	for _, field := range strings.Fields(text) {
+		if value, ok := strings.CutPrefix(field, "db="); ok {
+			if n, err := strconv.Atoi(value); err == nil {
+				d.setDatabase(n)
+			}
+		}
+	}
 }

@@ -5,10 +5,12 @@ local function suffix(name) return string.find(name, '{', 1, true) and ':' .. na
 -- or 0. With a question mark before it, it is not its turn: while the lock is free and others are before it, it is refused as if the lock
 -- were held for 0 milliseconds.
 --
+-- Label says which database the line is in, since channels belong to all of them; it may be ''.
+--
 -- One that is refused gets {what acquire returns, its ticket, the last ticket that was granted, the last that was given out}.
 --
 -- The line is a hash beside the lock: these two, when a refusal was told last, and when the last ticket was granted. It is no KEYS of the script: where a user has no right to it, or a slot moves, there is no line.
-local function acquireInTurn(place, word, word2, name, hold, ttl, token, n, keep, holder, text, mark)
+local function acquireInTurn(place, word, word2, label, name, hold, ttl, token, n, keep, holder, text, mark)
   local line = 'dsync_turn' .. suffix(name)
   local known = redis.pcall('HMGET', line, 'last', 'granted', 'told', 'at')
   if known.err then return acquire(name, hold, ttl, token, n, keep, holder, text, mark) end
@@ -24,7 +26,7 @@ local function acquireInTurn(place, word, word2, name, hold, ttl, token, n, keep
   -- tell tells all in the line that the lock is held for left milliseconds, and which ticket was granted last: see readHeld.
   local function tell(left, latest)
     local channel = 'redisson_lock__channel' .. suffix(name)
-    local message = string.format('-%.0f%06.0f', math.max(1, math.min(left, 1000000000)), latest % 1000000)
+    local message = '-' .. label .. string.format('%010.0f%06.0f', math.max(1, math.min(left, 1000000000)), latest % 1000000)
     redis.pcall(word, channel, message)
     if word2 ~= '' then redis.pcall(word2, channel, message) end
   end

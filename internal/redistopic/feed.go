@@ -221,13 +221,13 @@ func (f *feed) plan() (wait time.Duration, connect, ended bool) {
 	defer ln.mu.Unlock()
 	now := time.Now()
 	wait = time.Hour
-	if f.cur != nil && f.cur.conn.Stale != nil {
-		if f.cur.conn.Stale() {
-			f.lose(f.cur)
-			f.connectAt = now
-		} else {
+	for f.cur != nil && f.cur.conn.Stale != nil {
+		if !f.cur.conn.Stale() {
 			wait = lookEvery
+			break
 		}
+		f.lose(f.cur)
+		f.connectAt = now
 	}
 	if f.next != nil && f.next.missing == 0 {
 		old := f.cur

@@ -25,6 +25,7 @@ type Options struct {
 	Kinds   func() (plain, sharded bool)   // the kinds of channels to subscribe to
 	Connect func(node string) (Conn, bool) // to a node of the cluster, or to the only one: "". It fails if the node is no longer known
 	Shards  Shards                         // nil outside of a cluster
+	Label   func() int                     // of the database, or 0; nil if messages have none
 }
 
 // Conn is a connection for subscriptions.
@@ -352,10 +353,19 @@ func (h *hub) poke() {
 
 // heard takes a message. Counts says that no other message tells of the same event.
 func (h *hub) heard(message string, counts bool) {
-	if left, granted, ok := readHeld(message); ok {
+	own := 0
+	if h.listener.options.Label != nil {
+		own = h.listener.options.Label()
+	}
+	if label, left, granted, ok := readHeld(message); ok {
 		for i := range h.topics {
-			h.topics[i].held(left, granted)
+			if label == 0 || own == 0 || label == own {
+				h.topics[i].held(left, granted)
+			}
 		}
+		return
+	}
+	if foreign(message, own) {
 		return
 	}
 	for i := range h.topics {

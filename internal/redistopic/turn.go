@@ -67,10 +67,43 @@ const (
 	// unknownLeft is told in place of a time that is not known.
 	unknownLeft = 1_000_000 * time.Second
 
-	// A message that the name is held has the ticket modulo ticketsTold, and begins with heldMark. To Redisson it is a number without a meaning.
+	// A message that the name is held begins with heldMark and the label of the database, if that is known. Ten digits follow with the milliseconds
+	// that are left, and six with the ticket modulo ticketsTold. To Redisson it is a number without a meaning.
 	ticketsTold = 1_000_000
+	timesTold   = 10_000_000_000
 	heldMark    = "-"
+
+	// lastLabel is the greatest label of a database with which a message is a number of 64 bits, and lastZeros the most zeros in a ReleaseMessage.
+	lastLabel = 900
+	lastZeros = 16
 )
+
+// Channels belong to all databases of a server, and each database has a line of
+// its own for a name. So messages say which database they are from: by its label,
+// which is the number of the database plus one, or 0 if the database is not known.
+
+// Label is the label of a database as the scripts of a line take it.
+func Label(label int) string {
+	if label < 1 || label > lastLabel {
+		return ""
+	}
+	return strconv.Itoa(label)
+}
+
+// ReleaseMessage is the message that a hold has ended. Redisson reads a number, so
+// any number of zeros is the same to it: there is one for each database up to 15.
+// One zero is the message of Redisson too, whatever the database.
+func ReleaseMessage(label int) string {
+	if label < 1 || label > lastZeros {
+		return "0"
+	}
+	return strings.Repeat("0", label)
+}
+
+// foreign reports whether the message of a release is from another database.
+func foreign(message string, label int) bool {
+	return label > 0 && len(message) > 1 && len(message) != label && strings.Trim(message, "0") == ""
+}
 
 // Ticket returns the ticket of the topic, or 0.
 func (t *Topic) Ticket() int64 {
@@ -281,13 +314,15 @@ func (u *turn) leave() {
 	}
 }
 
-// readHeld reads the message that somebody has the name: for how many milliseconds, and the last six digits of the last ticket that was
-// granted, as a negative number.
-func readHeld(message string) (left time.Duration, granted int64, ok bool) {
+// readHeld reads the message that somebody has the name: the label of the database,
+// for how long, and the last six digits of the last ticket that was granted, as a
+// negative number.
+func readHeld(message string) (label int, left time.Duration, granted int64, ok bool) {
 	text, ok := strings.CutPrefix(message, heldMark)
 	if !ok {
-		return 0, 0, false
+		return 0, 0, 0, false
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
-	return time.Duration(n/ticketsTold) * time.Millisecond, n % ticketsTold, err == nil
+	left = time.Duration(n/ticketsTold%timesTold) * time.Millisecond
+	return int(n / ticketsTold / timesTold), left, n % ticketsTold, err == nil
 }

@@ -1,6 +1,7 @@
 package redistopic
 
 import (
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -185,4 +186,52 @@ func TestBehind(t *testing.T) {
 	topic.Granted(time.Minute)
 	want("the ticket is used up", 0, false)
 	topic.hear(topic.turn.leave)
+}
+
+// TestMessagesOfDatabases: channels belong to all databases of a server, and a
+// waiter is woken by messages of its own database, and by those that do not say
+// from which they are.
+func TestMessagesOfDatabases(t *testing.T) {
+	held := func(label int, left int64) string { return fmt.Sprintf("-%s%010d%06d", Label(label), left, 0) }
+	for _, test := range []struct {
+		own     int
+		message string
+		wakes   bool
+		left    time.Duration // for which the name is held, if the message is taken and does not wake
+	}{
+		{own: 1, message: ReleaseMessage(1), wakes: true},
+		{own: 1, message: ReleaseMessage(2)},
+		{own: 2, message: ReleaseMessage(2), wakes: true},
+		{own: 2, message: ReleaseMessage(3)},
+		{own: 2, message: ReleaseMessage(1), wakes: true}, // perhaps of Java
+		{own: 0, message: ReleaseMessage(2), wakes: true},
+		{own: 2, message: ReleaseMessage(0), wakes: true},
+		{own: 17, message: ReleaseMessage(17), wakes: true},
+		{own: 1, message: "1", wakes: true},   // of a read-write lock
+		{own: 1, message: "100", wakes: true}, // permits
+		{own: 2, message: held(2, 1000), left: time.Second},
+		{own: 2, message: held(1, 1000)},
+		{own: 2, message: held(0, 1000), left: time.Second},
+		{own: 0, message: held(2, 1000), left: time.Second},
+		{own: 2, message: "-1000000000", left: time.Second}, // of an earlier version
+		{own: lastLabel, message: held(lastLabel, 1000), left: time.Second},
+		{own: lastLabel, message: held(lastLabel-1, 1000)},
+		{own: lastLabel + 1, message: held(lastLabel+1, 1000), left: time.Second},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			topic := inLine(Place{Ticket: 1, Last: 1})
+			topic.hub.listener.options.Label = func() int { return test.own }
+			start := time.Now()
+			topic.hear(func() { topic.hub.heard(test.message, true) })
+			<-topic.Wake
+			took := time.Since(start)
+			switch {
+			case test.wakes && took > 0,
+				test.left > 0 && took != test.left,
+				!test.wakes && test.left == 0 && took < longest:
+				t.Errorf("label %d, message %q: the waiter is woken after %v", test.own, test.message, took)
+			}
+			topic.hear(topic.turn.leave)
+		})
+	}
 }
