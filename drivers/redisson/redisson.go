@@ -18,6 +18,7 @@
 //	sentinel_user=name               with mode=sentinel: the user of the sentinels
 //	sentinel_password=password       and the password
 //	fair=true                        the fair lock, see Options.Fair
+//	write=true                       every Lock is a Write, see Options.Write
 //	fence=own|redisson               where tokens come from, see [Fence]
 //	pubsub=auto|plain|sharded|both   how releases are told in a cluster, see [PubSub]
 //	waitreplicas=0                   how many replicas confirm a lock, see Options.WaitReplicas
@@ -88,6 +89,7 @@
 package redisson
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"sync"
@@ -155,6 +157,10 @@ type Options struct {
 	// requests reached the server. Everybody who uses a name has to use the fair lock; reading and writing has no place in its queue. A
 	// waiter that dies can hold up those behind it for a while: see docs/redisson.md.
 	Fair bool
+
+	// Write makes every Lock a Write, so that a Lock excludes readers and writers of Java's RReadWriteLock too. Java's read-write lock is
+	// granted beside a plain lock of the same name. Write and Fair exclude each other: the queue of the fair lock is for Lock alone.
+	Write bool
 
 	// WaitReplicas is how many replicas have to confirm a grant or a renewal before it counts. A grant with fewer confirmations within
 	// WaitLimit (1 s if 0) is undone, and fails with ErrNotReplicated.
@@ -258,6 +264,9 @@ func (o *Options) check() error {
 	case FenceOwn, FenceRedisson, FenceNone:
 	default:
 		return fmt.Errorf("redisson: Options.Fence is %q", o.Fence)
+	}
+	if o.Fair && o.Write {
+		return fmt.Errorf("redisson: Options.Fair (fair=true) and Options.Write (write=true) exclude each other: %w", errors.ErrUnsupported)
 	}
 	if o.WaitReplicas < 0 || o.WaitLimit < 0 {
 		return fmt.Errorf("redisson: Options.WaitReplicas is %d and Options.WaitLimit %v", o.WaitReplicas, o.WaitLimit)
