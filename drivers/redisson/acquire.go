@@ -29,6 +29,10 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	if err := d.life.Enter(); err != nil {
 		return nil, err
 	}
+	if d.options.Write && r.Mode == driver.Exclusive {
+		written := *r
+		written.Mode, r = driver.Write, &written
+	}
 	l, err := d.acquire(ctx, r)
 	if err == nil && d.keep(l) {
 		return l, nil

@@ -49,6 +49,9 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	if err := errors.Join(u.Err(), err); err != nil {
 		return nil, err
 	}
+	if err := o.check(); err != nil {
+		return nil, err
+	}
 	d, err := connect(ctx, t, o)
 	if err != nil {
 		return nil, fmt.Errorf("redisson: %s: %w", u, err)
@@ -61,6 +64,7 @@ func readOptions(u *driver.URL, fenced bool) *Options {
 		WaitReplicas:  u.Int("waitreplicas", 0, 0, maxReplica),
 		WaitLimit:     u.Duration("waitlimit", defaultWaitLimit),
 		Fair:          u.Bool("fair", false),
+		Write:         u.Bool("write", false),
 		AllowEviction: u.Choice("evict", "refuse", "allow") == "allow",
 	}
 	if mode := u.Choice("pubsub", "auto", string(PubSubPlain), string(PubSubSharded), string(PubSubBoth)); mode != "auto" {

@@ -35,6 +35,7 @@ func TestOpenRefusesBadURLs(t *testing.T) {
 		{"redisson://h?fence=none", "fence"},
 		{"redisson://h?fenced=maybe", "fenced"},
 		{"redisson://h?waitreplicas=-1", "waitreplicas"},
+		{"redisson://h?fair=true&write=true", "write=true"},
 		{"redisson://h?waitlimit=1", "waitlimit"},
 		{"redisson://h?evict=yes", "evict"},
 		{"redisson://h?tls_ca=/ca.pem", "parameter tls_ca needs tls=true"},
@@ -60,7 +61,7 @@ func TestOpenRefusesBadURLs(t *testing.T) {
 // TestOpenKeepsValuesQuiet: what is given to the wrong parameter may be a secret.
 func TestOpenKeepsValuesQuiet(t *testing.T) {
 	secret := testenv.Password()
-	for _, before := range []string{"h?ttl=", "h?mode=", "h?fair=", "h?pubsub=", "h?fence=", "h?fenced=", "h?evict=", "h?require=", "h?waitreplicas=", "h?waitlimit=",
+	for _, before := range []string{"h?ttl=", "h?mode=", "h?fair=", "h?write=", "h?pubsub=", "h?fence=", "h?fenced=", "h?evict=", "h?require=", "h?waitreplicas=", "h?waitlimit=",
 		"h?tls=", "h?tls=true&tls_ca=", "h?tls=true&tls_key=x&tls_cert=", "h?mode=cluster&master=", "h/", "h?sentinel_user=", "h?unknown="} {
 		d, err := tryOpen(t, "redisson://"+before+secret)
 		if err == nil {

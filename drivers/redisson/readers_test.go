@@ -231,6 +231,37 @@ func TestReaderLastsAsLongAsItsLock(t *testing.T) {
 	}
 }
 
+// TestWatchOfReaders: a watcher hears of the end of each reader. A waiter hears only of the last.
+func TestWatchOfReaders(t *testing.T) {
+	s := testenv.Redis(t)
+	d, watcher, waits := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
+	readers := []*lease{acquire(t, d, read("x")), acquire(t, d, read("x")), acquire(t, d, read("x"))}
+	changed := make(chan struct{}, 100)
+	stop, err := watcher.Watch("x", func() { changed <- struct{}{} })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	for range 3 { // one for each channel that is subscribed
+		<-changed
+	}
+	w := wait(t, waits, write("x"))
+	settled(t, waits)
+	asked := asked(waits)
+	for i, l := range readers {
+		if i == len(readers)-1 && waits.direct.answered.Load() != asked {
+			t.Error("the writer asked when a reader ended beside others")
+		}
+		release(t, l)
+		select {
+		case <-changed:
+		case <-time.After(hangGuard):
+			t.Fatal("the watcher has not heard of the end of a reader")
+		}
+	}
+	release(t, w.granted(t))
+}
+
 // TestManyReaders: more than are looked at first. Nearly all are dead, the lock lasts as long as those that live, and is free after the last.
 func TestManyReaders(t *testing.T) {
 	s := testenv.Redis(t)

@@ -101,6 +101,9 @@ func TestReadWriteWireFormatIsRedissons(t *testing.T) {
 			wantLeft(t, s, test.name, far)
 			release(t, b)
 			wantNoKeys(t, s)
+			if got, want := spy.next(t), "2"; got != want {
+				t.Errorf("message of a reader that others outlast: got %q, want %q", got, want)
+			}
 			if got, want := spy.next(t), "0"; got != want {
 				t.Errorf("message of the last reader: got %q, want %q", got, want)
 			}
@@ -158,6 +161,62 @@ func TestModesExclude(t *testing.T) {
 			release(t, l)
 		}
 		wantNoKeys(t, s)
+	}
+}
+
+// TestEveryLockWrites is for write=true.
+func TestEveryLockWrites(t *testing.T) {
+	s := testenv.Redis(t)
+	d, plain := openURL(t, "redisson://%s?write=true", s.Addr), openURL(t, "redisson://%s", s.Addr)
+	l := acquire(t, d, request("x"))
+	if l.request.Mode != driver.Write {
+		t.Errorf("mode of the lease: got %v, want Write", l.request.Mode)
+	}
+	wantFields(t, s, "x", map[string]string{"mode": "write", l.request.Hold + ":write": "1"})
+	for _, mode := range modes {
+		refusedNow(t, plain, mode, "x")
+	}
+	w, r := wait(t, d, request("x")), wait(t, plain, request("x"))
+	settled(t, d, plain)
+	start := time.Now()
+	release(t, l)
+	for range 2 {
+		select {
+		case <-w.done:
+			release(t, w.granted(t))
+			w = r
+		case <-r.done:
+			release(t, r.granted(t))
+			r = w
+		}
+	}
+	if took := time.Since(start); took > backstop/2 {
+		t.Errorf("those who waited were done after %v", took)
+	}
+
+	l = acquire(t, d, request("x"))
+	if err := d.Mark(t.Context(), l, 7); err != nil {
+		t.Errorf("Mark: %v", err)
+	}
+	if marked, err := d.Marked(t.Context(), l); err != nil || !marked {
+		t.Errorf("Marked: got %v, %v", marked, err)
+	}
+	if err := d.Unmark(t.Context(), l); err != nil {
+		t.Errorf("Unmark: %v", err)
+	}
+	w, r = wait(t, d, request("x")), wait(t, plain, request("x"))
+	settled(t, d, plain)
+	start = time.Now()
+	if err := d.Seal(t.Context(), l); err != nil {
+		t.Errorf("Seal: %v", err)
+	}
+	for _, w := range []*waiter{w, r} {
+		if <-w.done; w.err != driver.ErrSealed {
+			t.Errorf("a waiter for a name that was sealed: got %v, want ErrSealed", w.err)
+		}
+	}
+	if took := time.Since(start); took > backstop/2 {
+		t.Errorf("those who waited heard of the seal after %v", took)
 	}
 }
 

@@ -1,6 +1,6 @@
 -- releaseRead ends a hold that reads, and tells who waits if it was the last that lived. If it was the one that lasts longest, the lock lasts as
 -- long as the others from then on. A foreign reader may need all the time that the lock has, so beside one the lock's time stays as it is.
--- It returns how many were told, or -1 if there is no such hold.
+-- It returns how many waiters were told, or -1 if there is no such hold.
 local function releaseRead(name, timeout, hold, prefix, channel, word, word2, ...)
   local mode = redis.pcall('HGET', name, 'mode')
   if type(mode) == 'table' and not overwritten(mode) then call('HGET', name, 'mode') end -- the error again
@@ -23,6 +23,7 @@ local function releaseRead(name, timeout, hold, prefix, channel, word, word2, ..
     others.dead[#others.dead + 1] = hold
     remove(name, others.dead)
     if others.all and not others.foreign then call('PEXPIRE', name, others.longest) end
+    publish('2', channel, word, word2) -- to watchers: see readerEnded of package redistopic
   end
   return there and told or -1
 end

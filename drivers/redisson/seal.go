@@ -40,7 +40,7 @@ func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 	if token := d.tokenKey(name); token != "" {
 		keys = append(keys, token)
 	}
-	args := append([]string{l.request.Hold, prefixName(channelPrefix, name)}, d.checked.words...)
+	args := append([]string{fieldOf(l.request.Mode, l.request.Hold), channelOf(l.request.Mode, name, false)}, d.checked.words...)
 	done, err := d.change(ctx, l, call{sealScript, keys, args})
 	if err != nil {
 		return err
@@ -67,7 +67,7 @@ func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) erro
 	l.markKnown = false
 	name, n := l.request.Name, 0
 	keys := []string{name, prefixName(markPrefix, name)}
-	args := []string{l.request.Hold, strconv.FormatUint(floor, 10), "0", ""}
+	args := []string{fieldOf(l.request.Mode, l.request.Hold), strconv.FormatUint(floor, 10), "0", ""}
 	if token := d.tokenKey(name); token != "" {
 		n = min(max(l.request.Events.Tokens(), 1), maxTokens)
 		keys = append(keys, token)

@@ -55,7 +55,7 @@ func (d *Driver) Unmark(ctx context.Context, held driver.Lease) error {
 	l := held.(*lease)
 	l.markKnown = false
 	name := l.request.Name
-	done, err := d.change(ctx, l, call{unmarkScript, []string{name, prefixName(markPrefix, name)}, []string{l.request.Hold}})
+	done, err := d.change(ctx, l, call{unmarkScript, []string{name, prefixName(markPrefix, name)}, []string{fieldOf(l.request.Mode, l.request.Hold)}})
 	if err == nil && done == 0 {
 		return driver.ErrNotHeld
 	}

@@ -351,8 +351,17 @@ func (h *hub) poke() {
 	}
 }
 
+// readerEnded is the message that a reader has ended beside other readers, which concerns only watchers. To Redisson it is a number without a meaning.
+const readerEnded = "2"
+
 // heard takes a message. Counts says that no other message tells of the same event.
 func (h *hub) heard(message string, counts bool) {
+	if message == readerEnded {
+		for _, w := range h.watches {
+			w.changed()
+		}
+		return
+	}
 	own := 0
 	if h.listener.options.Label != nil {
 		own = h.listener.options.Label()

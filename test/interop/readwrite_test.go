@@ -23,6 +23,8 @@ var readWrite = []scenario{
 	{"hand-overs of a read-write lock, both ways", true, readWriteHandOvers},
 	{"who writes wakes all readers of both", true, writerWakesReaders},
 	{"readers of both are renewed", false, readersAreRenewed},
+	{"every lock of go writes", true, locksOfGoWrite},
+	{"a lock of go beside the read-write lock of java", false, javaBesideALock},
 	{"readers of java outlive their keys", false, javaReadersStay},
 	{"a reader of java is killed", false, javaReaderKilled},
 	{"a reader of go is killed", false, goReaderKilled},
@@ -189,6 +191,62 @@ func readersAreRenewed(t *testing.T, b *bed) {
 	refusesBoth(t, b.redisson, g, "write", name)
 	r.do(t, "unlock")
 	b.gone(t, name)
+}
+
+// locksOfGoWrite: with write=true the read-write lock of Java and each Lock of Go exclude each other.
+func locksOfGoWrite(t *testing.T, b *bed) {
+	c := b.client(t, "&write=true")
+	for _, kind := range []string{"read", "write"} {
+		name := fresh("writes")
+		j := b.redisson.thread(name, kind, name)
+		lease := lock(t, c, name)
+		j.begin("tryLock").equals(t, "false")
+		w := j.acquire(0)
+		b.subscribed(t, readWriteChannel(name), 1)
+		unlock(t, lease)
+		w.ok(t)
+		refuses(t, c, name)
+		later := lockLater(c, name)
+		b.subscribed(t, readWriteChannel(name), 1)
+		j.do(t, "unlock")
+		unlock(t, later.granted(t))
+		b.gone(t, name)
+	}
+}
+
+// javaBesideALock is what redisson.md warns of: the read-write lock of Java is granted beside a lock of Go. The end of a read removes the hold of
+// Go; the end of a write leaves it, and a mark by which the name counts as read until the hash ends.
+func javaBesideALock(t *testing.T, b *bed) {
+	c := b.client(t, "&ttl="+shortWatchdog.String())
+	read, written := fresh("beside"), fresh("beside")
+	for name, kind := range map[string]string{read: "read", written: "write"} {
+		j := b.redisson.thread(name, kind, name)
+		lease := lock(t, c, name)
+		j.begin("tryLock").equals(t, "true")
+		j.do(t, "unlock")
+		if name == read {
+			b.gone(t, name)
+			lost(t, lease)
+			continue
+		}
+		b.wantFields(t, name, map[string]string{"mode": "read", b.heldBeside(t, name): "1"})
+		unlock(t, lease)
+		b.wantFields(t, name, map[string]string{"mode": "read"})
+		b.lasts(t, name, watchdog)
+		unlock(t, lock(t, c, name, dsync.Write()))
+	}
+}
+
+// heldBeside returns the field of a hash that is not the mode.
+func (b *bed) heldBeside(tb testing.TB, name string) string {
+	tb.Helper()
+	for field := range b.fields(name) {
+		if field != "mode" {
+			return field
+		}
+	}
+	tb.Errorf("nobody holds %q", name)
+	return ""
 }
 
 // TestReadersOfJavaStay runs one scenario with a version of Redisson that lets keys of readers lapse.
