@@ -211,6 +211,7 @@ func (l *link) received(frame []byte) error {
 			s.link.Store(l)
 		}
 		s.saw(int64(binary.BigEndian.Uint64(zxid)))
+		s.answeredAfter(now - request.at)
 		if r := reachOf(request.op); code == 0 && r != toServer {
 			s.extend(s.confirmation.answered(r, request.at, now))
 		}

@@ -61,6 +61,7 @@ type session struct {
 	confused atomic.Bool  // the last connection ended because the server made no sense
 	heard    atomic.Int64 // when the server said anything
 	nudging  atomic.Bool
+	hangFor  atomic.Int64         // see hangLimit
 	current  atomic.Pointer[link] // the last link with a granted session
 	link     atomic.Pointer[link] // for direct requests; nil where there is none
 

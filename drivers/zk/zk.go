@@ -234,6 +234,7 @@ type Driver struct {
 	told       atomic.Pointer[func(error)] // see OnKeepAlive; nil if nobody asked
 	checkAfter atomic.Int64                // see usualCheckAfter
 	nudgeAfter atomic.Int64                // see usualNudgeAfter
+	hangAfter  atomic.Int64                // see usualHangAfter
 	maxPaths   int                         // see usualMaxPaths
 
 	mu       sync.Mutex
@@ -279,6 +280,7 @@ func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
 	d.ghosts = newCleaner(d)
 	d.checkAfter.Store(int64(usualCheckAfter))
 	d.nudgeAfter.Store(int64(usualNudgeAfter))
+	d.hangAfter.Store(int64(usualHangAfter))
 	if err := d.connect(ctx); err != nil {
 		_ = d.Close(ctx) // nothing is held yet
 		return nil, err
