@@ -1,6 +1,7 @@
 package zk
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -160,11 +161,16 @@ func (h *hold) vanish() error {
 	return errAgain
 }
 
-// abandon removes the node of an attempt, and returns err, or ErrUnknown without an answer at once.
+// abandon removes the node of an attempt, and returns err, or ErrUnknown without an answer at once. The removal goes on in the background then.
 func (h *hold) abandon(c caller, err error) error {
 	d, s := h.driver, h.session
 	ctx, cancel := d.background(leaveFor)
 	defer cancel()
+	defer context.AfterFunc(c.ctx, func() { // ends with ctx
+		if d.life.Sleep(ctx, leaveSoon) {
+			cancel()
+		}
+	})()
 	_, failed := query(caller{ctx, c.stop}, s, h.removeNodes)
 	switch {
 	case failed == nil, errors.Is(failed, gozk.ErrNoNode):

@@ -175,6 +175,7 @@ const (
 	// These bound the making of a session, a request to give a place in the queue back, and one in the background.
 	sessionFor = 3 * time.Second
 	leaveFor   = 500 * time.Millisecond
+	leaveSoon  = 50 * time.Millisecond // instead of leaveFor, after the end of the caller's context
 	attemptFor = time.Second
 )
 
