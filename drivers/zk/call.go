@@ -279,3 +279,17 @@ func listSynced(c *gozk.Conn, path string) (listing, error) {
 }
 
 func remove(c *gozk.Conn, node string) (struct{}, error) { return struct{}{}, c.Delete(node, -1) }
+
+// removeOwn is remove for a node that the session has made.
+func removeOwn(c *gozk.Conn, node string) (struct{}, error) {
+	return struct{}{}, ofOwn(c.Delete(node, -1))
+}
+
+// ofOwn returns the error of a request to remove an ephemeral node of the session. Such a node has no children, so a node with children was put in
+// its place.
+func ofOwn(err error) error {
+	if errors.Is(err, gozk.ErrNotEmpty) {
+		return gozk.ErrNoNode
+	}
+	return err
+}
