@@ -236,6 +236,7 @@ type Driver struct {
 	checkAfter atomic.Int64                // see usualCheckAfter
 	nudgeAfter atomic.Int64                // see usualNudgeAfter
 	hangAfter  atomic.Int64                // see usualHangAfter
+	cutOff     atomic.Int32                // requests for sessions that were cut off, since one was answered soon; see welcomeFor
 	maxPaths   int                         // see usualMaxPaths
 
 	mu       sync.Mutex
