@@ -12,6 +12,13 @@ import (
 // usualNudgeAfter is how long a server may be silent before it gets a nudge.
 const usualNudgeAfter = 250 * time.Millisecond
 
+// usualHangAfter is how long a server may leave a nudge without an answer before its connection is given up, and maxHang the longest such time
+// where servers are slow.
+const (
+	usualHangAfter = 2 * time.Second
+	maxHang        = 16 * time.Second
+)
+
 // maxUnderway is how many requests without an answer keep new calls from the session. Each request is a goroutine until its answer, also
 // if its caller has left, and a silent server gives none.
 const maxUnderway = 256
@@ -129,15 +136,41 @@ func outcome[T any](c caller, s *session, answer <-chan reply[T]) (T, error) {
 // nudge sends a request whose arrival alone matters, if the server has been silent for some time. A server of an ensemble can forget to
 // go on with a committed transaction: the answer, and the events of the transaction, come with the next request
 // (seen with the leader of ZooKeeper 3.8.0, once in some thousand hand-overs). There is one nudge of a session at a time.
+//
+// Without an answer to the nudge the connection is given up: packets may be lost on it while a new one works. If the server itself is slow, a new
+// connection is of no use, so each that is given up doubles the time for the next one.
 func (s *session) nudge(quiet time.Duration) {
-	if s.driver.now()-s.heard.Load() < int64(quiet) || !s.nudging.CompareAndSwap(false, true) {
+	now := s.driver.now()
+	if now-s.heard.Load() < int64(quiet) || !s.nudging.CompareAndSwap(false, true) {
 		return
 	}
 	send(s, func(c *gozk.Conn) (struct{}, error) {
 		defer s.nudging.Store(false)
+		if l := s.current.Load(); l != nil {
+			limit := s.hangLimit()
+			giveUp := time.AfterFunc(limit, func() {
+				if s.heard.Load() < now {
+					s.hangFor.Store(int64(min(2*limit, maxHang)))
+					l.Close()
+				}
+			})
+			defer giveUp.Stop()
+		}
 		_, _, err := c.Exists("/")
 		return struct{}{}, err
 	})
+}
+
+// hangLimit is how long a connection may be silent although a nudge was sent.
+func (s *session) hangLimit() time.Duration {
+	return max(time.Duration(s.hangFor.Load()), time.Duration(s.driver.hangAfter.Load()))
+}
+
+// answeredAfter takes note of how long an answer took. Answers that come soon allow for shorter silence again.
+func (s *session) answeredAfter(took int64) {
+	if limit := s.hangFor.Load(); limit > 0 && took < limit/4 {
+		s.hangFor.Store(limit / 2)
+	}
 }
 
 // await waits until there is a connection.
@@ -246,3 +279,17 @@ func listSynced(c *gozk.Conn, path string) (listing, error) {
 }
 
 func remove(c *gozk.Conn, node string) (struct{}, error) { return struct{}{}, c.Delete(node, -1) }
+
+// removeOwn is remove for a node that the session has made.
+func removeOwn(c *gozk.Conn, node string) (struct{}, error) {
+	return struct{}{}, ofOwn(c.Delete(node, -1))
+}
+
+// ofOwn returns the error of a request to remove an ephemeral node of the session. Such a node has no children, so a node with children was put in
+// its place.
+func ofOwn(err error) error {
+	if errors.Is(err, gozk.ErrNotEmpty) {
+		return gozk.ErrNoNode
+	}
+	return err
+}

@@ -79,7 +79,7 @@ func (h *hold) check() {
 			return struct{}{}, errOver
 		}
 		for i := range h.count() {
-			if err := getW(c, sibling(h.node, i)); err != nil {
+			if err := ownedW(c, sibling(h.node, i)); err != nil {
 				return struct{}{}, err
 			}
 		}
@@ -98,12 +98,26 @@ func childrenW(c *gozk.Conn, node string) error {
 
 // getW sets a watch on a node, and none where there is no node.
 func getW(c *gozk.Conn, node string) error {
-	_, _, _, err := c.GetW(node)
-	if errors.Is(err, gozk.ErrNoAuth) {
-		var exists bool
-		if exists, _, _, err = c.ExistsW(node); err == nil && !exists {
-			return gozk.ErrNoNode
-		}
+	_, err := statW(c, node)
+	return err
+}
+
+// ownedW is getW for a node of the session. A node that somebody put in its place counts as none.
+func ownedW(c *gozk.Conn, node string) error {
+	stat, err := statW(c, node)
+	if err == nil && stat.EphemeralOwner != c.SessionID() {
+		return gozk.ErrNoNode
 	}
 	return err
+}
+
+func statW(c *gozk.Conn, node string) (*gozk.Stat, error) {
+	_, stat, _, err := c.GetW(node)
+	if errors.Is(err, gozk.ErrNoAuth) {
+		var exists bool
+		if exists, stat, _, err = c.ExistsW(node); err == nil && !exists {
+			return nil, gozk.ErrNoNode
+		}
+	}
+	return stat, err
 }

@@ -26,6 +26,7 @@ type ghost struct {
 	session *session
 	hold    *hold // nil if the node is not known to be there
 	leaves  bool  // the hold is still a user of the session
+	refused bool  // the server refuses to remove the node
 
 	dir, prefix string
 	answer      <-chan reply[string] // to the request for the node, if the answer may come yet
@@ -65,9 +66,16 @@ func (d *Driver) endGhost(g *ghost) bool {
 	switch {
 	case settled:
 	case g.hold != nil:
-		settled = g.hold.removeOnce(ctx)
+		settled = g.hold.removeOnce(ctx, g)
 	default:
 		settled = d.find(ctx, g)
+	}
+	if !settled && g.refused && time.Since(g.Added) > retireAfter { // the node goes with the session
+		s.retire()
+		if g.leaves {
+			g.leaves = false
+			g.hold.leave()
+		}
 	}
 	switch {
 	case settled && g.leaves:
@@ -80,8 +88,8 @@ func (d *Driver) endGhost(g *ghost) bool {
 	return settled
 }
 
-// removeOnce asks once to remove the node.
-func (h *hold) removeOnce(ctx context.Context) bool {
+// removeOnce asks once to remove the node of a ghost.
+func (h *hold) removeOnce(ctx context.Context, g *ghost) bool {
 	s := h.session
 	c := caller{ctx: ctx}
 	if s.await(c) != nil {
@@ -89,6 +97,7 @@ func (h *hold) removeOnce(ctx context.Context) bool {
 	}
 	_, err := receive(c, s, h.askToRemove())
 	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
+		g.refused = isAnswer(err) && !isThrottled(err)
 		return false
 	}
 	s.mu.Lock()
@@ -122,8 +131,9 @@ func (d *Driver) find(ctx context.Context, g *ghost) bool {
 	}
 	// A repeat finds no node where the request before did its work and its answer is missing.
 	for i := range g.more + 1 {
-		_, err := query(c, s, func(c *gozk.Conn) (struct{}, error) { return remove(c, sibling(g.node, i)) })
+		_, err := query(c, s, func(c *gozk.Conn) (struct{}, error) { return removeOwn(c, sibling(g.node, i)) })
 		if err != nil && !errors.Is(err, gozk.ErrNoNode) {
+			g.refused = isAnswer(err) && !isThrottled(err)
 			return false
 		}
 	}

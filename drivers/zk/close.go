@@ -65,10 +65,23 @@ func (s *session) tidy(ctx context.Context) {
 		ctx, cancel = context.WithDeadline(ctx, deadline.Add(-min(leaveFor, time.Until(deadline)/2)))
 		defer cancel()
 	}
-	for _, some := range batches(s.takeNodes()) {
-		if !s.removeTogether(caller{ctx: ctx}, some) {
+	c := caller{ctx: ctx}
+	select {
+	case <-s.ready:
+	case <-ctx.Done():
+		return
+	}
+	nodes := s.takeNodes()
+	for _, some := range batches(nodes) {
+		if !s.removeTogether(c, some) {
 			return
 		}
+	}
+	if len(nodes) == 0 && s.err == nil { // the request to end the session is sent once, so its connection has to work
+		_, _ = query(c, s, func(c *gozk.Conn) (bool, error) {
+			exists, _, err := c.Exists("/")
+			return exists, err
+		})
 	}
 }
 

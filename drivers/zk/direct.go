@@ -85,7 +85,7 @@ func (s *session) removeNow(node string) <-chan reply[struct{}] {
 	c := make(chan reply[struct{}], 1)
 	version := int32(-1)
 	if !s.direct(opDelete, binary.BigEndian.AppendUint32(appendText(nil, node), uint32(version)), func(_ []byte, err error) {
-		c <- reply[struct{}]{err: err}
+		c <- reply[struct{}]{err: ofOwn(err)}
 	}) {
 		return nil
 	}
@@ -148,6 +148,8 @@ func errOf(code int32) error {
 		return gozk.ErrNoNode
 	case -102:
 		return gozk.ErrNoAuth
+	case -111:
+		return gozk.ErrNotEmpty
 	case -112, -12: // SESSIONEXPIRED and UNKNOWNSESSION
 		return gozk.ErrSessionExpired
 	case -118:

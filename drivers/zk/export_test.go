@@ -8,6 +8,9 @@ func (d *Driver) CheckAfter(age time.Duration) { d.checkAfter.Store(int64(age)) 
 // NudgeAfter sets how long a server may be silent before it gets a nudge.
 func (d *Driver) NudgeAfter(quiet time.Duration) { d.nudgeAfter.Store(int64(quiet)) }
 
+// HangAfter sets how long a nudge may be without an answer.
+func (d *Driver) HangAfter(silent time.Duration) { d.hangAfter.Store(int64(silent)) }
+
 // Direct returns how many requests went past the library, on the connections that there are.
 func (d *Driver) Direct() int {
 	d.mu.Lock()

@@ -9,6 +9,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -350,4 +351,100 @@ func TestThrottlingServer(t *testing.T) {
 		}
 	}
 	all.Wait()
+}
+
+// halfOpen opens a driver. After hang its connections are silent, and new ones work.
+func halfOpen(tb testing.TB, s *testenv.ZooKeeperServer, ttl time.Duration) (d *zk.Driver, hang func()) {
+	tb.Helper()
+	link, addr := testenv.Wire(tb, s.Addr)
+	var hung atomic.Bool
+	d, err := zk.New(guard(tb), []string{s.Addr}, &zk.Options{TTL: ttl, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		to := addr
+		if hung.Load() {
+			to = s.Addr
+		}
+		return new(net.Dialer).DialContext(ctx, network, to)
+	}})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return d, func() {
+		hung.Store(true)
+		link.Drop(wire.Both)
+	}
+}
+
+// TestConnectionsThatHang: calls, waiters and Close go on by a new connection soon, whatever the TTL is.
+func TestConnectionsThatHang(t *testing.T) {
+	const ttl, soon = time.Minute, 20 * time.Second // the bound is 5 s, on a machine that is not busy
+	s := testenv.ZooKeeper(t)
+	long := func(r *driver.Request) *driver.Request { return withTTL(r, ttl) }
+	other, err := zk.New(guard(t), []string{s.Addr}, &zk.Options{TTL: ttl})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeLater(t, other)
+	for what, begin := range map[string]func(d *zk.Driver, name string) func(){
+		"lock":  func(d *zk.Driver, name string) func() { return func() { acquire(t, d, long(request(name))) } },
+		"try":   func(d *zk.Driver, name string) func() { return func() { acquire(t, d, long(noWait(name))) } },
+		"close": func(d *zk.Driver, name string) func() { return func() {} },
+		"release": func(d *zk.Driver, name string) func() {
+			l := acquire(t, d, long(request(name)))
+			return func() { release(t, l) }
+		},
+		"close with a hold": func(d *zk.Driver, name string) func() {
+			acquire(t, d, long(request(name)))
+			return func() {}
+		},
+		"waiter": func(d *zk.Driver, name string) func() {
+			l := acquire(t, other, long(request(name)))
+			w := wait(t, d, long(request(name)))
+			return func() {
+				release(t, l)
+				w.Granted(t)
+			}
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			d, hang := halfOpen(t, s, ttl)
+			call := begin(d, what)
+			hang()
+			start := time.Now()
+			call()
+			if what == "close" || what == "close with a hold" {
+				start = time.Now()
+			}
+			if err := d.Close(guard(t)); err != nil {
+				t.Error(err)
+			}
+			if took := time.Since(start); took > soon {
+				t.Errorf("took %v, want at most 5 s", took)
+			} else {
+				t.Logf("took %v", took)
+			}
+		})
+	}
+}
+
+// TestServerThatStandsStill has a server stand still for a third of a TTL, as a virtual machine does that moves: nobody loses a lock, although
+// connections are given up and made anew all that time.
+func TestServerThatStandsStill(t *testing.T) {
+	const ttl = 9 * time.Second
+	s := testenv.ZooKeeper(t)
+	d, other := openURL(t, "zk://%s?ttl=9s", s.Addr), openURL(t, "zk://%s?ttl=9s", s.Addr)
+	for _, d := range []*zk.Driver{d, other} {
+		d.HangAfter(100 * time.Millisecond)
+	}
+	r := withTTL(request("x"), ttl)
+	l := acquire(t, d, r)
+	w := wait(t, other, withTTL(request("x"), ttl))
+	begun := time.Now()
+	s.Freeze()
+	late := begin(d, withTTL(request("y"), ttl))
+	<-time.After(ttl/3 - time.Since(begun))
+	s.Thaw()
+	release(t, late.Granted(t))
+	release(t, l)
+	release(t, w.Granted(t))
 }

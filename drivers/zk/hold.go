@@ -125,14 +125,14 @@ func (h *hold) leave() { h.session.leaveWith(h.paths) }
 // count is how many nodes the hold has.
 func (h *hold) count() int { return h.more + 1 }
 
-// checkNodes returns ErrNoNode if one of the nodes is not there.
+// checkNodes returns ErrNoNode if one of the nodes is not there, or is not the session's.
 func (h *hold) checkNodes(c *gozk.Conn) error {
 	for i := range h.count() {
-		exists, _, err := c.Exists(sibling(h.node, i))
+		exists, stat, err := c.Exists(sibling(h.node, i))
 		if err != nil {
 			return err
 		}
-		if !exists {
+		if !exists || stat.EphemeralOwner != c.SessionID() { // somebody has put another node in its place
 			return gozk.ErrNoNode
 		}
 	}
@@ -343,18 +343,18 @@ func (h *hold) askToRemove() <-chan reply[struct{}] {
 // removeNodes removes the nodes of the hold, all in one step. If somebody has removed one, the others go one after the other.
 func (h *hold) removeNodes(c *gozk.Conn) (struct{}, error) {
 	if h.more == 0 {
-		return remove(c, h.node)
+		return removeOwn(c, h.node)
 	}
 	var ops []any
 	for i := range h.count() {
 		ops = append(ops, &gozk.DeleteRequest{Path: sibling(h.node, i), Version: -1})
 	}
 	_, err := c.Multi(ops...)
-	if !errors.Is(err, gozk.ErrNoNode) {
+	if err = ofOwn(err); !errors.Is(err, gozk.ErrNoNode) {
 		return struct{}{}, err
 	}
 	for i := range h.count() {
-		if _, err := remove(c, sibling(h.node, i)); err != nil && !errors.Is(err, gozk.ErrNoNode) {
+		if _, err := removeOwn(c, sibling(h.node, i)); err != nil && !errors.Is(err, gozk.ErrNoNode) {
 			return struct{}{}, err
 		}
 	}
@@ -376,7 +376,7 @@ func (h *hold) removeBoth(c *gozk.Conn) (struct{}, error) {
 	s.mu.Lock()
 	h.ours = false
 	s.mu.Unlock()
-	return remove(c, h.node)
+	return removeOwn(c, h.node)
 }
 
 // removeNameNode removes the node of the name in the background, after the node of the hold, if a driver made the node of the name and no child

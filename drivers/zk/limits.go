@@ -70,6 +70,11 @@ func handshake(c net.Conn, ask int32) (time.Duration, error) {
 	hello = binary.BigEndian.AppendUint64(hello, 0)
 	hello = binary.BigEndian.AppendUint32(hello, 16)
 	hello = append(hello, make([]byte, 16)...)
+	// The request to end the session comes along, so that the session does not outlast the connection by its timeout if ctx ends before the answer.
+	end := int32(opClose)
+	hello = binary.BigEndian.AppendUint32(hello, 8)
+	hello = binary.BigEndian.AppendUint32(hello, 1)
+	hello = binary.BigEndian.AppendUint32(hello, uint32(end))
 	if _, err := c.Write(hello); err != nil {
 		return 0, err
 	}
@@ -83,13 +88,6 @@ func handshake(c net.Conn, ask int32) (time.Duration, error) {
 	granted := int32(binary.BigEndian.Uint32(answer[8:]))
 	if granted <= 0 {
 		return 0, errNoSession
-	}
-	bye := binary.BigEndian.AppendUint32(nil, 8)
-	bye = binary.BigEndian.AppendUint32(bye, 1)
-	end := int32(opClose)
-	bye = binary.BigEndian.AppendUint32(bye, uint32(end))
-	if _, err := c.Write(bye); err != nil {
-		return 0, err
 	}
 	_, err := io.Copy(io.Discard, c) // the server hangs up when the session has ended
 	if err != nil {

@@ -136,7 +136,7 @@ func (l *link) withZxid(b []byte, at int) []byte {
 // timeout: here the library moves on while another server can still help.
 func (l *link) SetReadDeadline(t time.Time) error {
 	if !l.isOpen() && !t.IsZero() {
-		if limit := time.Now().Add(l.session.patience()); t.After(limit) {
+		if limit := time.Now().Add(l.session.welcomeFor()); t.After(limit) {
 			t = limit
 		}
 	}
@@ -211,6 +211,7 @@ func (l *link) received(frame []byte) error {
 			s.link.Store(l)
 		}
 		s.saw(int64(binary.BigEndian.Uint64(zxid)))
+		s.answeredAfter(now - request.at)
 		if r := reachOf(request.op); code == 0 && r != toServer {
 			s.extend(s.confirmation.answered(r, request.at, now))
 		}
@@ -243,6 +244,9 @@ func (l *link) welcomed(body []byte, now int64) error {
 	began := l.began
 	l.mu.Unlock()
 	s := l.session
+	if now-began < int64(s.patience()) {
+		s.driver.cutOff.Store(0)
+	}
 	s.heard.Store(now)
 	if id != 0 {
 		s.current.Store(l)
@@ -271,7 +275,14 @@ func (l *link) answered(xid int32) (request stamp, skipped []taker) {
 
 // Close implements net.Conn.
 func (l *link) Close() error {
-	l.session.forget(l)
+	s := l.session
+	s.forget(l)
+	l.mu.Lock()
+	waits, began := l.begun && !l.opened && !l.ending, l.began
+	l.mu.Unlock()
+	if waits {
+		s.tooSlow(s.driver.now() - began)
+	}
 	err := l.Conn.Close()
 	for _, take := range l.takers() {
 		take(nil, gozk.ErrConnectionClosed)

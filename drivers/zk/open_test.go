@@ -238,7 +238,7 @@ func TestOpenOfABusyServer(t *testing.T) {
 		client, server := net.Pipe()
 		go func() { // ends with the connection
 			defer server.Close()
-			if _, err := io.ReadFull(server, make([]byte, 48)); err != nil {
+			if _, err := io.ReadFull(server, make([]byte, 48+12)); err != nil {
 				return
 			}
 			server.Write(append([]byte{0, 0, 0, 36}, make([]byte, 36)...)) // version 0, timeout 0, no session
@@ -250,4 +250,35 @@ func TestOpenOfABusyServer(t *testing.T) {
 	}
 	closeLater(t, d)
 	release(t, acquire(t, d, request("a")))
+}
+
+// hook is a connection that calls sent after each write.
+type hook struct {
+	net.Conn
+	sent func()
+}
+
+func (h hook) Write(b []byte) (int, error) {
+	n, err := h.Conn.Write(b)
+	h.sent()
+	return n, err
+}
+
+// TestOpenThatIsCutOff has the context end when the longest session of the server was asked for: it does not stay for its timeout.
+func TestOpenThatIsCutOff(t *testing.T) {
+	s := testenv.ZooKeeper(t, "maxSessionTimeout=600000")
+	for range 10 {
+		ctx, cancel := context.WithCancel(guard(t))
+		dials := 0
+		_, err := zk.New(ctx, []string{s.Addr}, &zk.Options{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			c, err := new(net.Dialer).DialContext(ctx, network, addr)
+			if dials++; err != nil || dials < 2 {
+				return c, err
+			}
+			return hook{c, cancel}, nil
+		}})
+		wantErr(t, "Open", err, context.Canceled)
+		cancel()
+	}
+	testenv.Eventually(t, func() bool { return strings.Contains(four(t, s, "mntr"), "zk_global_sessions\t0\n") }, "no session is left")
 }

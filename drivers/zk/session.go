@@ -23,6 +23,10 @@ const (
 	maxAnswer  = 64 << 20        // the names of a million contenders; a greater length is wrong
 	fixedExtra = 4               // see class
 
+	// maxWelcomeFor is the longest welcomeFor, and maxCutOff how often it doubles at most.
+	maxWelcomeFor = 8 * time.Second
+	maxCutOff     = 8
+
 	// usualMaxPaths bounds the paths of the nodes of a session, in bytes. The transaction that ends a session lists all these paths. Servers
 	// store it whatever its size, but cannot read a transaction of more than twice jute.maxbuffer, which is 2 MiB by default: no server of
 	// the ensemble starts again.
@@ -61,6 +65,7 @@ type session struct {
 	confused atomic.Bool  // the last connection ended because the server made no sense
 	heard    atomic.Int64 // when the server said anything
 	nudging  atomic.Bool
+	hangFor  atomic.Int64         // see hangLimit
 	current  atomic.Pointer[link] // the last link with a granted session
 	link     atomic.Pointer[link] // for direct requests; nil where there is none
 
@@ -200,6 +205,23 @@ func (s *session) patience() time.Duration {
 	return min(max(time.Duration(s.timeout.Load())/6, 50*time.Millisecond), time.Second)
 }
 
+// welcomeFor is how long a server may take to answer the request for the session. A request for a new session that is cut off leaves one at a slow
+// server, which gets slower by it. So the time doubles with each, for all sessions of the driver.
+func (s *session) welcomeFor() time.Duration {
+	usual := s.patience()
+	if s.expires.Load() != 0 {
+		return usual
+	}
+	return max(usual, min(usual<<s.driver.cutOff.Load(), maxWelcomeFor))
+}
+
+// tooSlow takes note of a server that did not answer the request for the session in time.
+func (s *session) tooSlow(waited int64) {
+	if cutOff := &s.driver.cutOff; s.expires.Load() == 0 && waited >= int64(s.patience()) && cutOff.Load() < maxCutOff {
+		cutOff.Add(1)
+	}
+}
+
 // leave ends what board began.
 func (s *session) leave() { s.leaveWith(0) }
 
@@ -308,7 +330,7 @@ func (s *session) start() error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(d.life.Open(), sessionFor)
+	ctx, cancel := context.WithTimeout(d.life.Open(), max(sessionFor, 2*s.welcomeFor()))
 	defer cancel()
 	c := caller{ctx: ctx}
 	if err := s.await(c); err != nil {

@@ -55,3 +55,46 @@ func TestTriesOfASilentServer(t *testing.T) {
 	release(t, l)
 	testenv.Eventually(t, func() bool { return d.Underway() == 0 && len(children(t, c, "/")) == 1 }, "nothing is left of the tries")
 }
+
+// TestWaitsOfASilentServer: a wait ends with its context, also if the server does not answer the request to leave the queue.
+func TestWaitsOfASilentServer(t *testing.T) {
+	const bound, late = 100 * time.Millisecond, 400 * time.Millisecond
+	s := testenv.ZooKeeper(t)
+	link, addr := testenv.Wire(t, s.Addr)
+	d, other := openURL(t, "zk://%s", addr), openURL(t, "zk://%s", s.Addr)
+	c := userClient(t, s.Addr)
+	permit := func(r *driver.Request) *driver.Request {
+		r.Mode, r.Permits, r.Limit = driver.Permit, 1, 1
+		return r
+	}
+	acquire(t, other, request("x"))
+	acquire(t, other, permit(request("p")))
+	for what, r := range map[string]func() *driver.Request{
+		"lock":   func() *driver.Request { return request("x") },
+		"permit": func() *driver.Request { return permit(request("p")) },
+	} {
+		least := time.Hour
+		for range 5 { // on a busy machine one of them may take longer
+			ctx, cancel := context.WithCancel(t.Context())
+			request := r()
+			ended := make(chan error, 1)
+			go func() { // ends with ctx
+				_, err := d.Acquire(ctx, request)
+				ended <- err
+			}()
+			testenv.Eventually(t, func() bool { return len(contenders(t, c, "/x"))+len(children(t, c, "/p/locks")) == 2 }, "it waits")
+			link.Hold(wire.Both)
+			timer := time.AfterFunc(bound, cancel)
+			<-ctx.Done()
+			start := time.Now()
+			wantErr(t, what, <-ended, driver.ErrUnknown, context.Canceled)
+			least = min(least, time.Since(start))
+			timer.Stop()
+			link.Heal()
+			testenv.Eventually(t, func() bool { return len(contenders(t, c, "/x")) == 1 && len(children(t, c, "/p/locks")) == 0 }, "nothing is left of the wait")
+		}
+		if least > late {
+			t.Errorf("%s: the calls outlast their contexts by %v at least, want less than %v", what, least, late)
+		}
+	}
+}

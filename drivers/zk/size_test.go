@@ -12,23 +12,30 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// pathsAt returns how many bytes the paths of the ephemeral nodes of each session take in the transaction that ends it, as the server counts
-// them.
-func pathsAt(tb testing.TB, s *testenv.ZooKeeperServer) map[string]int {
+// four sends a command of four letters to a server.
+func four(tb testing.TB, s *testenv.ZooKeeperServer, command string) string {
 	tb.Helper()
 	c, err := net.Dial("tcp", s.Addr)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	defer c.Close()
-	if _, err := c.Write([]byte("dump")); err != nil {
+	if _, err := c.Write([]byte(command)); err != nil {
 		tb.Fatal(err)
 	}
 	text, err := io.ReadAll(c)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	_, nodes, ok := strings.Cut(string(text), "phemerals")
+	return string(text)
+}
+
+// pathsAt returns how many bytes the paths of the ephemeral nodes of each session take in the transaction that ends it, as the server counts
+// them.
+func pathsAt(tb testing.TB, s *testenv.ZooKeeperServer) map[string]int {
+	tb.Helper()
+	text := four(tb, s, "dump")
+	_, nodes, ok := strings.Cut(text, "phemerals")
 	if !ok {
 		tb.Fatalf("the server says %q", text)
 	}

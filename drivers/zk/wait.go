@@ -1,6 +1,7 @@
 package zk
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -9,8 +10,13 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// backStop is the pause after which a waiter looks although there was no event: 16 s after the event before, with the shorter pauses.
-const backStop = 8 * time.Second
+const (
+	// backStop is the pause after which a waiter looks although there was no event.
+	backStop = 16 * time.Second
+
+	// probeEvery is how often a waiter makes sure that the server still answers.
+	probeEvery = time.Second
+)
 
 // wait returns when the node has the lock, or is gone. The waiter looks for the node right before its own, and watches that node until the
 // next look.
@@ -37,7 +43,7 @@ func (h *hold) wait(c caller, waited *bool) error {
 	}
 }
 
-// sleep waits until there is something to look at, as one of the watches tells. The longer the wait, the longer the server may be silent.
+// sleep waits until there is something to look at, as one of the watches tells.
 func (h *hold) sleep(c caller, w, other *watch) error {
 	h.session.mu.Lock()
 	h.crowded = true
@@ -50,6 +56,7 @@ func (h *hold) sleep(c caller, w, other *watch) error {
 	quiet := time.Duration(h.driver.nudgeAfter.Load())
 	timer := time.NewTimer(quiet)
 	defer timer.Stop()
+	until := h.driver.now() + int64(backStop)
 	for {
 		select {
 		case <-w.over:
@@ -57,11 +64,11 @@ func (h *hold) sleep(c caller, w, other *watch) error {
 		case <-otherOver:
 			return nil
 		case <-timer.C:
-			if quiet >= backStop {
+			if h.driver.now() >= until {
 				return nil
 			}
-			h.session.nudge(quiet)
-			quiet *= 2
+			h.session.nudge(min(quiet, probeEvery/2))
+			quiet = min(2*quiet, probeEvery)
 			timer.Reset(quiet)
 		case <-h.session.over:
 			return errAgain
@@ -154,11 +161,16 @@ func (h *hold) vanish() error {
 	return errAgain
 }
 
-// abandon removes the node of an attempt, and returns err, or ErrUnknown without an answer at once.
+// abandon removes the node of an attempt, and returns err, or ErrUnknown without an answer at once. The removal goes on in the background then.
 func (h *hold) abandon(c caller, err error) error {
 	d, s := h.driver, h.session
 	ctx, cancel := d.background(leaveFor)
 	defer cancel()
+	defer context.AfterFunc(c.ctx, func() { // ends with ctx
+		if d.life.Sleep(ctx, leaveSoon) {
+			cancel()
+		}
+	})()
 	_, failed := query(caller{ctx, c.stop}, s, h.removeNodes)
 	switch {
 	case failed == nil, errors.Is(failed, gozk.ErrNoNode):

@@ -98,7 +98,8 @@
 // leader twice, with at most eight requests in a TTL: six are syncs, which cost little, and two are transactions without a change, which
 // the servers write to their logs; and the library sends three pings. Right after a round of requests a session lasts for three quarters
 // of its TTL, and right before one for half. If a server leaves such a request without an answer for half of the time left, the driver
-// goes on to the next server of the URL. So URLs should name all servers: a client of a single server loses its locks when the server is
+// goes on to the next server of the URL. It also does so 2 seconds after a request that a caller, a waiter or Close needs, if the server has said
+// nothing since: the session goes on by a new connection. On slow servers this time doubles, up to 16 seconds. So URLs should name all servers: a client of a single server loses its locks when the server is
 // cut off, and is told before anybody else is granted them.
 //
 // Servers have to ping each other at least four times in the shortest timeout of a session, as they do with minSessionTimeout at its
@@ -113,6 +114,10 @@
 // /app in the URL, and the name "locks". A node of a name that the driver made goes with the
 // last lock; a node by somebody else is neither changed nor removed. A contender is every child whose name ends as in Curator,
 // go-zookeeper and kazoo (its Lock and ReadLock); other children are ignored. Kazoo sees the nodes of this driver only with extra_lock_patterns=["-lock-"].
+//
+// ZooKeeper counts the children that a node has had, and gives each one the last number from 2^31-1 on. A name whose node has come that far is
+// refused with an error that names the node: delete the node when no client uses the name. A node that the driver made goes with the last lock and
+// begins anew, so this concerns nodes by others, and names that always have a contender.
 //
 // Lock of go-zookeeper gives up, with an error of package strconv, after finding no node of the name three times in a row, as may happen
 // where dsync takes and gives back a free lock all the time. Call Lock again then, or make the node beforehand.
@@ -175,6 +180,7 @@ const (
 	// These bound the making of a session, a request to give a place in the queue back, and one in the background.
 	sessionFor = 3 * time.Second
 	leaveFor   = 500 * time.Millisecond
+	leaveSoon  = 50 * time.Millisecond // instead of leaveFor, after the end of the caller's context
 	attemptFor = time.Second
 )
 
@@ -234,6 +240,8 @@ type Driver struct {
 	told       atomic.Pointer[func(error)] // see OnKeepAlive; nil if nobody asked
 	checkAfter atomic.Int64                // see usualCheckAfter
 	nudgeAfter atomic.Int64                // see usualNudgeAfter
+	hangAfter  atomic.Int64                // see usualHangAfter
+	cutOff     atomic.Int32                // requests for sessions that were cut off, since one was answered soon; see welcomeFor
 	maxPaths   int                         // see usualMaxPaths
 
 	mu       sync.Mutex
@@ -279,6 +287,7 @@ func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
 	d.ghosts = newCleaner(d)
 	d.checkAfter.Store(int64(usualCheckAfter))
 	d.nudgeAfter.Store(int64(usualNudgeAfter))
+	d.hangAfter.Store(int64(usualHangAfter))
 	if err := d.connect(ctx); err != nil {
 		_ = d.Close(ctx) // nothing is held yet
 		return nil, err
