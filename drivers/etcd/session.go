@@ -162,7 +162,7 @@ func (s *session) run() {
 	s.mu.Unlock()
 	close(s.ready)
 
-	timer := time.NewTimer(s.ttl / 3)
+	timer := time.NewTimer(time.Duration(s.expires.Load() - int64(s.ttl)*2/3 - d.now())) // the grant may have taken long
 	defer timer.Stop()
 	for {
 		select {

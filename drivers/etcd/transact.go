@@ -30,6 +30,7 @@ func (d *Driver) request(ctx context.Context, send func() (*pb.ResponseHeader, e
 		if err == nil {
 			return d.cluster.check(header)
 		}
+		d.lines.failed(err)
 		if !isLearner(err) || tries == maxElsewhere || ctx.Err() != nil || len(d.client.Endpoints()) < 2 {
 			return err
 		}
