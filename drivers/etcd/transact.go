@@ -189,6 +189,7 @@ func (d *Driver) endAll(cause error) {
 		s.die(cause)
 	}
 	for _, h := range fixed {
+		h.leaveToCleaner(true)
 		h.lose(cause)
 	}
 }
