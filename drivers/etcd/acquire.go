@@ -115,10 +115,7 @@ func (h *hold) chooseLeaseAndKey(ctx context.Context, dir string, seconds int64)
 		h.key = newKey(dir, h.mark(), h.session.id, h.number)
 		return true, nil
 	}
-	open, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(d.life.Open(), cancel)()
-	c, fresh, err := d.spare.take(open, seconds)
+	c, fresh, err := d.spare.take(ctx, seconds)
 	if err != nil {
 		return false, err
 	}

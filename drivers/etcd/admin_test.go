@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -268,4 +270,51 @@ func TestTTL(t *testing.T) {
 	_, err = handed.Acquire(t.Context(), withTTL(request("a"), 2*time.Second))
 	wantErr(t, "TTL below the server's floor", err, errors.ErrUnsupported)
 	wantText(t, "TTL below the server's floor", err, "2s", "3s")
+}
+
+// TestTokensAfterARestore puts a server back on an older copy of its data. Tokens
+// fall, unless Floor is above those before.
+func TestTokensAfterARestore(t *testing.T) {
+	t.Parallel()
+	dir, backup := filepath.Join(t.TempDir(), "data"), filepath.Join(t.TempDir(), "backup")
+	s := testenv.Etcd(t, "--data-dir", dir)
+	copyTo := func(to, from string) {
+		t.Helper()
+		if err := errors.Join(os.RemoveAll(to), os.CopyFS(to, os.DirFS(from))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lock := func(parameter string) (token uint64) {
+		t.Helper()
+		c := openClient(t, "etcd://"+s.Addr+parameter)
+		for range 10 {
+			l, err := c.Lock(guard(t), "a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			token = l.Token()
+			if err := l.Unlock(guard(t)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := c.Close(guard(t)); err != nil {
+			t.Fatal(err)
+		}
+		return token
+	}
+	lock("")
+	s.Kill()
+	copyTo(backup, dir)
+	s.Start()
+	lock("")
+	last := lock("")
+	s.Kill()
+	copyTo(dir, backup)
+	s.Start()
+	if got := lock(""); got >= last {
+		t.Errorf("token after the restore: got %d, want less than %d", got, last)
+	}
+	if got := lock(fmt.Sprintf("?floor=%d", last)); got <= last {
+		t.Errorf("token with a floor: got %d, want more than %d", got, last)
+	}
 }

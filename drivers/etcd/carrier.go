@@ -30,6 +30,8 @@ const (
 	longestGrant = 12 * time.Second // servers give up sooner
 	firstPause   = 250 * time.Millisecond
 	lastPause    = 8 * time.Second
+
+	runsOut = 10 // seconds: a lease without keys and a TTL up to this is left to run out
 )
 
 // grant asks for a lease. If the answer is lost, the lease is revoked in the
@@ -51,7 +53,7 @@ func (d *Driver) grant(ctx context.Context, c *carrier, seconds int64) error {
 		err = d.refreshGrant(bounded, c)
 	}
 	switch {
-	case errors.Is(err, errNoAnswer):
+	case err != nil && (bounded.Err() != nil && ctx.Err() == nil || errors.Is(err, errNoAnswer)):
 		d.slow.CompareAndSwap(n, min(n+1, 10))
 	case err == nil && d.now()-sent < int64(requestFor/2):
 		d.slow.Store(0)
@@ -92,7 +94,7 @@ func (d *Driver) grantNow(ctx context.Context, c *carrier, seconds int64) error 
 	if err != nil {
 		c.lasts.Store(sent + seconds*int64(time.Second))
 		err, doubt := fault(ctx, err)
-		if doubt {
+		if doubt && seconds > runsOut { // else it has run out by the time that a busy server has revoked it
 			d.ghosts.Add(&ghost{carrier: c, revoke: true})
 		}
 		if doubt && !errors.Is(err, errClusters) {

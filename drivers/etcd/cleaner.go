@@ -46,7 +46,9 @@ func refused(ctx context.Context, err error) bool {
 
 // endGhost asks once, and reports whether the ghost is gone for good.
 func (d *Driver) endGhost(g *ghost) bool {
-	ctx, cancel := d.background(attemptFor)
+	// A server that is busy gets more time with each attempt. It goes on with a
+	// request that was given up.
+	ctx, cancel := d.background(min(max(attemptFor, time.Since(g.Added)), longestGrant))
 	defer cancel()
 	if g.carrier.gone.Load() {
 		return true

@@ -43,6 +43,21 @@
 //	     revision 104, and holds the lock with token 104, without having asked again.
 //	105  B unlocks: its key is deleted.
 //
+// # Servers and connections
+//
+// All servers of a URL belong to one cluster. Open compares the ids of those that
+// answer, and the driver compares the ids in all later answers. If they differ,
+// calls fail with an error that names both ids, and all holds of the client end.
+// A learner refuses locks, so requests go to another server at once.
+//
+// A client that Open has made closes a connection on which an answer is missing
+// for 2 seconds, even to a probe, and connects again. So a connection that hangs
+// delays a Lock, a waiter or a Close by less than 5 seconds where new connections
+// work, whatever the TTL is. If the URL has one address and its server has lost
+// the leader or is a learner, the client connects again too, because the address
+// may lead to another server by then. A client that was handed to New keeps the
+// connections that its user has configured.
+//
 // # Beside etcdctl lock and package concurrency
 //
 // Among clients of dsync all names are distinct locks, "orders" and "orders/42" too. The others take every key below a name for a

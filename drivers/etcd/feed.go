@@ -258,6 +258,7 @@ func (f *feed) watch(patience time.Duration) (seen, end bool) {
 		case events = <-started: // Client.Watch blocks until the server has answered
 		case answer, ok := <-events:
 			if !ok || answer.Err() != nil {
+				d.lines.failed(answer.Err())
 				return seen, false
 			}
 			if answer.Created {

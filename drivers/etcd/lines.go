@@ -186,13 +186,15 @@ func (ls *lines) probe() {
 	defer cancel()
 	_, err := pb.NewKVClient(d.client.ActiveConnection()).Range(clientv3.WithRequireLeader(ctx),
 		&pb.RangeRequest{Key: []byte(d.options.Prefix + "\x00"), Serializable: true, CountOnly: true})
-	if isLearner(err) || errors.Is(rpctypes.Error(err), rpctypes.ErrNoLeader) {
-		ls.renew()
-	}
+	ls.failed(err)
 }
 
-// renew closes all lines, if there is one address.
-func (ls *lines) renew() {
+// failed closes all lines if a request has failed because the server has no
+// leader or is a learner, and there is one address.
+func (ls *lines) failed(err error) {
+	if ls == nil || err == nil || !isLearner(err) && !errors.Is(rpctypes.Error(err), rpctypes.ErrNoLeader) {
+		return
+	}
 	if len(ls.driver.client.Endpoints()) > 1 {
 		return // the library takes the servers in turn
 	}

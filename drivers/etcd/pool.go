@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 // maxSpare is how many leases of each TTL are kept for the next lock.
@@ -26,11 +28,33 @@ func (p *pool) take(ctx context.Context, seconds int64) (c *carrier, fresh bool,
 	if c := p.pop(seconds); c != nil {
 		return c, false, nil
 	}
-	c = new(carrier)
-	if err := p.driver.grant(ctx, c, seconds); err != nil {
+	d, lease := p.driver, new(carrier)
+	var failed error // belongs to the goroutine until granted
+	granted, left := make(chan struct{}), make(chan struct{})
+	grant := func() { // ends with the grant, or when Close begins
+		failed = d.grant(d.life.Open(), lease, seconds)
+		select {
+		case granted <- struct{}{}:
+		case <-left:
+			if failed == nil { // too late for this caller, and not for the next
+				p.put(seconds, lease)
+			}
+		}
+	}
+	if !d.life.Go(grant) {
+		return nil, false, driver.ErrClosed
+	}
+	if err := d.await(ctx, granted); err != nil {
+		close(left)
 		return nil, false, err
 	}
-	return c, true, nil
+	switch {
+	case failed == nil:
+		return lease, true, nil
+	case d.life.Open().Err() != nil:
+		return nil, false, driver.ErrClosed
+	}
+	return nil, false, failed
 }
 
 func (p *pool) pop(seconds int64) *carrier {

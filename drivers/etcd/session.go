@@ -64,14 +64,9 @@ func (d *Driver) boardOnce(ctx context.Context, seconds int64) (*session, error)
 	s.users++
 	s.mu.Unlock()
 	d.mu.Unlock()
-	select {
-	case <-s.ready:
-	case <-ctx.Done():
+	if err := d.await(ctx, s.ready); err != nil { // the next call may find the session ready
 		s.leave()
-		return nil, withCause(ctx, driver.ErrUnavailable, errNoAnswer)
-	case <-d.life.Open().Done():
-		s.leave()
-		return nil, driver.ErrClosed
+		return nil, err
 	}
 	if s.err != nil && d.life.Open().Err() != nil {
 		return nil, driver.ErrClosed
@@ -87,6 +82,26 @@ func (d *Driver) boardOnce(ctx context.Context, seconds int64) (*session, error)
 		return nil, nil
 	}
 	return s, nil
+}
+
+// await waits for a grant. It gives up after requestFor, and the grant goes on.
+func (d *Driver) await(ctx context.Context, granted <-chan struct{}) error {
+	select {
+	case <-granted:
+		return nil
+	default:
+	}
+	timer := time.NewTimer(requestFor)
+	defer timer.Stop()
+	select {
+	case <-granted:
+		return nil
+	case <-d.life.Open().Done():
+		return driver.ErrClosed
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+	return withCause(ctx, driver.ErrUnavailable, errNoAnswer)
 }
 
 // leave ends what board began.
@@ -162,7 +177,7 @@ func (s *session) run() {
 	s.mu.Unlock()
 	close(s.ready)
 
-	timer := time.NewTimer(s.ttl / 3)
+	timer := time.NewTimer(time.Duration(s.expires.Load() - int64(s.ttl)*2/3 - d.now())) // the grant may have taken long
 	defer timer.Stop()
 	for {
 		select {

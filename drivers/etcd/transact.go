@@ -30,6 +30,7 @@ func (d *Driver) request(ctx context.Context, send func() (*pb.ResponseHeader, e
 		if err == nil {
 			return d.cluster.check(header)
 		}
+		d.lines.failed(err)
 		if !isLearner(err) || tries == maxElsewhere || ctx.Err() != nil || len(d.client.Endpoints()) < 2 {
 			return err
 		}
@@ -188,6 +189,7 @@ func (d *Driver) endAll(cause error) {
 		s.die(cause)
 	}
 	for _, h := range fixed {
+		h.leaveToCleaner(true)
 		h.lose(cause)
 	}
 }
