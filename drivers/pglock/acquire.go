@@ -2,9 +2,11 @@ package pglock
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/bits"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -18,6 +20,13 @@ const (
 	// backstop is how often the driver asks the server whether a wait is still
 	// known there, because the connection may hang.
 	backstop = 1500 * time.Millisecond
+
+	// A look takes the server about a microsecond for each of its connections,
+	// so the driver looks less often where it takes long: clients that wait
+	// together need a processor for each lookShare of them. longBackstop bounds
+	// the pause.
+	lookShare    = 3000
+	longBackstop = 15 * time.Second
 )
 
 // Acquire implements driver.Driver.
@@ -277,7 +286,7 @@ func (d *Driver) start(s *session, first step, l *lease) *operation {
 func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	timer := time.NewTimer(backstop)
+	timer := time.NewTimer(d.looks.pause())
 	defer timer.Stop()
 	looked := make(chan bool, 1)
 	for missing := false; ; {
@@ -294,7 +303,7 @@ func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
 			switch {
 			case waits:
 				missing = false
-				timer.Reset(backstop)
+				timer.Reset(d.looks.pause())
 			case !missing: // or granted at this very moment
 				missing = true
 				timer.Reset(answerIn)
@@ -310,13 +319,28 @@ func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
 func (d *Driver) stillWaits(ctx context.Context, w *session) bool {
 	for pause := firstDig; ; pause = min(2*pause, lastDig) {
 		rows, err := d.ask(ctx, waitsQuery, int4(w.pid), []byte(w.id))
-		if err == nil && len(rows) == 1 {
+		if err == nil && len(rows) == 1 && len(rows[0]) == 2 && len(rows[0][1]) == 8 {
+			d.looks.took(time.Duration(binary.BigEndian.Uint64(rows[0][1])) * time.Microsecond)
 			return rows[0][0][0] != 0
 		}
 		if !d.life.Sleep(ctx, pause) {
 			return true
 		}
 	}
+}
+
+// looks is how long the server takes for a look at a wait.
+type looks struct{ cost atomic.Int64 }
+
+// took notes the time of a look. A single slow one, on a busy machine, says
+// little, so what is known at most doubles.
+func (l *looks) took(cost time.Duration) {
+	l.cost.Store(min(int64(cost), max(2*l.cost.Load(), int64(backstop/lookShare))))
+}
+
+// pause is the time until the next look.
+func (l *looks) pause() time.Duration {
+	return min(max(time.Duration(l.cost.Load()*lookShare), backstop), longBackstop)
 }
 
 // dropIdle ends the sessions for waits that nobody uses, because they may hang

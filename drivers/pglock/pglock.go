@@ -68,6 +68,17 @@
 // and the locks of a client with a closed connection at once. All locks on one connection share its fate: when an administrator ends the
 // connection, all of them are lost.
 //
+// # Connections that hang
+//
+// A connection may hang while new ones work, for example where a router has
+// forgotten it. After a second without an answer the driver makes another
+// connection, and leaves the silent one if the new one works. A connection with
+// locks stays until the TTL has passed, because the connection is the lock. Other
+// calls go on over the new connection. Every 1.5 s or more the driver asks
+// whether the server still knows a wait, so a waiter whose grant is lost asks
+// again within 5 s. The pause grows with the time that the server takes for the
+// answer, which is about a millisecond with 500 connections.
+//
 // # Many clients that wait for one name
 //
 // A session that has waited for deadlock_timeout, a second by default, looks whether it is in a deadlock. That takes 0.4 ms with 200 who wait
@@ -177,7 +188,8 @@ type Driver struct {
 	life   *lifecycle.Lifecycle // counts Acquires as calls
 	server serverFacts          // what the server is like; written before New returns
 
-	told atomic.Pointer[func(error)] // see OnKeepAlive; nil if nobody asked
+	told  atomic.Pointer[func(error)] // see OnKeepAlive; nil if nobody asked
+	looks looks
 
 	mu       sync.Mutex
 	gates    map[AdvisoryKey]*gate

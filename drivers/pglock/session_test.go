@@ -138,3 +138,25 @@ func TestCloseWaitsForDoubtOverLocksOnly(t *testing.T) {
 		})
 	}
 }
+
+// TestLooksAreRare: a client looks at its wait less often where that takes the
+// server long, and a single slow look changes little.
+func TestLooksAreRare(t *testing.T) {
+	var l looks
+	for _, step := range []struct{ took, pause time.Duration }{
+		{100 * time.Microsecond, backstop},
+		{time.Second, backstop},
+		{50 * time.Microsecond, backstop},
+		{time.Millisecond, backstop},
+		{time.Millisecond, 2 * backstop},
+		{time.Millisecond, 2 * backstop},
+		{100 * time.Millisecond, 4 * backstop},
+		{100 * time.Millisecond, 8 * backstop},
+		{100 * time.Millisecond, longBackstop},
+		{50 * time.Microsecond, backstop},
+	} {
+		if l.took(step.took); l.pause() != step.pause {
+			t.Errorf("after a look of %v: the next one in %v, want %v", step.took, l.pause(), step.pause)
+		}
+	}
+}

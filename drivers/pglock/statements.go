@@ -18,8 +18,10 @@ const (
 
 	// waitsQuery asks whether a session of ours carries out a statement, and does not read pg_locks, which stops all who take or give
 	// back a lock for as long as that takes. What the role may not see counts as yes.
+	// The second result is how many microseconds the server took, which grows with its connections.
 	waitsQuery = `SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_get_activity($1::pg_catalog.int4) ` +
-		`WHERE coalesce(application_name = $2::pg_catalog.text, true) AND state IS DISTINCT FROM 'idle')`
+		`WHERE coalesce(application_name = $2::pg_catalog.text, true) AND state IS DISTINCT FROM 'idle'), ` +
+		`(EXTRACT(epoch FROM pg_catalog.clock_timestamp() - pg_catalog.statement_timestamp()) * 1000000)::pg_catalog.int8`
 
 	hashQuery = `SELECT pg_catalog.hashtextextended($1::pg_catalog.text, 0)`
 

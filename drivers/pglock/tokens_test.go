@@ -4,16 +4,73 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/exec"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/pglock"
+	"github.com/go-dsync/dsync/guard"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
+
+// TestTokensAfterARestore puts an older data directory back. Tokens fall then,
+// and the guard of a resource elsewhere refuses all holders, until programs have
+// the last token as a floor. See "After a restore from a backup" in
+// docs/operations.md.
+func TestTokensAfterARestore(t *testing.T) {
+	pg := testenv.Postgres(t, "fsync=on", "full_page_writes=on")
+	token := func(parameters string) (token uint64) {
+		t.Helper()
+		client, err := dsync.Open(t.Context(), pg.URL("pglock")+"?sslmode=disable"+parameters, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close(t.Context())
+		for range 20 {
+			if err := dsync.Do(t.Context(), client, "a", func(ctx context.Context) error {
+				token = dsync.LeaseFrom(ctx).Token()
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return token
+	}
+	replaceDir := func(from, to string) {
+		t.Helper()
+		for _, command := range [][]string{{"rm", "-rf", to}, {"cp", "-a", from, to}} {
+			if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %v: %s", command, err, out)
+			}
+		}
+	}
+	var resource guard.Memory
+	backup := filepath.Join(t.TempDir(), "backup")
+	before := token("")
+	pg.Kill()
+	replaceDir(pg.Dir, backup)
+	pg.Start()
+	token("")
+	last := token("")
+	if err := resource.Write("a", last); err != nil || last <= before {
+		t.Fatalf("token %d after %d: %v", last, before, err)
+	}
+	pg.Kill()
+	replaceDir(backup, pg.Dir)
+	pg.Start()
+	if fallen := token(""); fallen >= last || !errors.Is(resource.Write("a", fallen), guard.ErrStale) {
+		t.Errorf("token %d after a restore, and %d before: this test needs a token that falls", fallen, last)
+	}
+	if err := resource.Write("a", token(fmt.Sprintf("&floor=%d", last))); err != nil {
+		t.Errorf("with the last token as the floor: %v", err)
+	}
+}
 
 func keep(tb testing.TB, l driver.Lease) {
 	tb.Helper()
