@@ -57,6 +57,11 @@ func examineRedis(ctx context.Context, x *examination) bool {
 		}
 		return found
 	}
+	if mode == "sentinel" {
+		x.sentinelGroups(ctx, option, reached)
+	} else {
+		x.clusterGroups(ctx, option, reached)
+	}
 	option.InitAddress = reached
 	return x.withRedis(option, strings.Join(reached, ","), func(client rueidis.Client) {
 		if mode == "sentinel" {

@@ -34,6 +34,7 @@ func examineZooKeeper(ctx context.Context, x *examination) bool {
 	for _, host := range reached {
 		x.zkServer(ctx, host, config)
 	}
+	x.zkGroups(ctx, reached, config)
 	x.zkRights(ctx, reached, config)
 	return true
 }
