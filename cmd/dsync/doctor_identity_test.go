@@ -5,8 +5,10 @@ import (
 	"strings"
 	"testing"
 
+	gozk "github.com/go-zookeeper/zk"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -85,4 +87,43 @@ func TestDoctorOnStrangersOfRedis(t *testing.T) {
 		doctor(t, false, fmt.Sprintf(url, strings.Join(a.SentinelAddrs(), ","))).want("identity", ok, "one primary", "")
 		doctor(t, true, fmt.Sprintf(url, a.SentinelAddrs()[0]+","+b.SentinelAddrs()[0])).want("identity", fault, "one primary", "sentinels")
 	})
+}
+
+// TestDoctorOnNodesOfZooKeeper measures a session and a counter, as the walk and
+// as the word dump show them.
+func TestDoctorOnNodesOfZooKeeper(t *testing.T) {
+	t.Parallel()
+	for _, words := range []string{"srvr", "srvr,dump"} {
+		t.Run(words, func(t *testing.T) {
+			t.Parallel()
+			s := testenv.ZooKeeper(t, "4lw.commands.whitelist="+words)
+			c, _, err := gozk.Connect([]string{s.Addr}, drivertest.HangGuard, gozk.WithLogInfo(false))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			create := func(node string, flags int32) {
+				t.Helper()
+				if _, err := c.Create(node, nil, flags, gozk.WorldACL(gozk.PermAll)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			create("/app", 0)
+			create("/app/x", 0)
+			long := strings.Repeat("n", 200)
+			for range 30 {
+				create("/app/x/"+long, gozk.FlagEphemeralSequential)
+			}
+			for range 15 {
+				create("/app/y", 0)
+				if err := c.Delete("/app/y", -1); err != nil {
+					t.Fatal(err)
+				}
+			}
+			e := doctor(t, false, "zk://"+s.Addr+"/app")
+			e.want("session size", ok, fmt.Sprintf("%.1f KiB", float64(30*(len("/app/x/")+200+10+4))/1024), "")
+			e.want("counter", ok, "no name has had more than 30 nodes", "")
+			doctor(t, false, "zk://"+s.Addr+"/app/y/none").want("counter", ok, "", "")
+		})
+	}
 }
