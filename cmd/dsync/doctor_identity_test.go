@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -35,25 +36,23 @@ func TestDoctorOnStrangers(t *testing.T) {
 	})
 }
 
+// addrs returns the addresses of servers.
+func addrs[S any](servers []S) (all []string) {
+	for _, s := range servers {
+		all = append(all, reflect.ValueOf(s).Elem().FieldByName("Addr").String())
+	}
+	return all
+}
+
 // TestDoctorOnFriends: the servers of one URL are of one group.
 func TestDoctorOnFriends(t *testing.T) {
 	t.Parallel()
-	t.Run("zk", func(t *testing.T) {
-		t.Parallel()
-		var addrs []string
-		for _, s := range testenv.ZooKeeperEnsemble(t, 3) {
-			addrs = append(addrs, s.Addr)
-		}
-		doctor(t, false, "zk://"+strings.Join(addrs, ",")).want("identity", ok, "3 servers", "")
-	})
-	t.Run("etcd", func(t *testing.T) {
-		t.Parallel()
-		var addrs []string
-		for _, s := range testenv.EtcdCluster(t, 3) {
-			addrs = append(addrs, s.Addr)
-		}
-		doctor(t, false, "etcd://"+strings.Join(addrs, ",")).want("identity", ok, "3 servers", "")
-	})
+	for scheme, start := range map[string]func() []string{
+		"zk":   func() []string { return addrs(testenv.ZooKeeperEnsemble(t, 3)) },
+		"etcd": func() []string { return addrs(testenv.EtcdCluster(t, 3)) },
+	} {
+		doctor(t, false, scheme+"://"+strings.Join(start(), ",")).want("identity", ok, "3 servers", "")
+	}
 	t.Run("pglock", func(t *testing.T) {
 		t.Parallel()
 		primary := testenv.Postgres(t)
