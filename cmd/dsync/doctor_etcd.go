@@ -40,9 +40,11 @@ func examineEtcd(ctx context.Context, x *examination) bool {
 		return false
 	}
 	defer client.Close()
+	statuses := map[string]*clientv3.StatusResponse{}
 	for _, endpoint := range config.Endpoints {
-		x.etcdMember(ctx, client, endpoint)
+		statuses[endpoint] = x.etcdMember(ctx, client, endpoint)
 	}
+	x.etcdGroups(statuses, config.Endpoints)
 	x.etcdMembers(ctx, client)
 	x.etcdRights(ctx, client)
 	return true
@@ -57,17 +59,18 @@ func (x *examination) etcdLogin(err error) {
 	x.bad(fault, "reach", fmt.Sprintf("no server answers: %v", err), "is it etcd that listens there? has it a majority?", seeEtcd)
 }
 
-// etcdMember looks at one server.
-func (x *examination) etcdMember(ctx context.Context, client *clientv3.Client, endpoint string) {
+// etcdMember looks at one server, and returns what that says of itself, or nil.
+func (x *examination) etcdMember(ctx context.Context, client *clientv3.Client, endpoint string) *clientv3.StatusResponse {
 	ctx, cancel := context.WithTimeout(ctx, x.connect)
 	defer cancel()
 	status, err := client.Status(ctx, endpoint)
 	if err != nil {
 		x.bad(fault, "reach", fmt.Sprintf("%s takes connections and does not answer: %v", endpoint, err),
 			"is it etcd that listens there? does it want TLS (tls=true)?", seeTLS)
-		return
+		return nil
 	}
 	x.etcdStatus(endpoint, status)
+	return status
 }
 
 // etcdStatus judges what a server says of itself.

@@ -45,6 +45,11 @@ func TestDoctorJudges(t *testing.T) {
 			x.postgresLogin(&pgconn.Config{Host: "h", Port: 5432, User: "u", Database: "d"}, &pgconn.PgError{Code: code, Message: "refused"})
 		}
 	}
+	nodes := func(bytes int, next uint32) func(*examination) {
+		return func(x *examination) {
+			x.zkJudge(&zkTree{sessions: map[uint64]int{0x10: 5, 0x1f: bytes}, counters: map[string]uint32{"/a": 1, "/b": next}})
+		}
+	}
 	for i, test := range []struct {
 		judge      func(*examination)
 		check      string
@@ -72,6 +77,11 @@ func TestDoctorJudges(t *testing.T) {
 		{zk("Zookeeper version: 3.4.14-4c25d, built\nMode: leader\n", nil), "version", fault, "3.5 is the oldest", "3.5 or newer"},
 		{zk("This ZooKeeper instance is not currently serving requests\n", nil), "leader", fault, "no majority", "a majority"},
 		{zk("", errors.New("closed")), "version", note, "does not tell", "whitelist"},
+		{nodes(1000, 1000), "session size", ok, "1.0 KiB", ""},
+		{nodes(1<<20, 5), "session size", warning, "0x1f has ephemeral nodes with 1.0 MiB", "jute.maxbuffer"},
+		{nodes(2<<20, 5), "session size", fault, "0x1f has ephemeral nodes with 2.0 MiB", "jute.maxbuffer"},
+		{nodes(1000, 1<<30), "counter", warning, "/b has had 1073741824 nodes", "deleteall /b"},
+		{nodes(1000, 1<<30-1), "counter", ok, "1073741823", ""},
 		{postgres(map[string]string{"version": "130011", "text": "13.11"}), "version", fault, "PostgreSQL 13.11", "14 or newer"},
 		{postgres(map[string]string{"replicas": "2"}), "replicas", warning, "2 replicas", "fail-over"},
 		{postgres(map[string]string{"max": "97", "used": "90", "role max": "-1"}), "session limit", warning, "90 of 97", "max_connections"},

@@ -47,6 +47,7 @@ func examinePostgres(ctx context.Context, x *examination) bool {
 	if err != nil {
 		x.bad(fault, "reach", fmt.Sprintf("%s does not answer as PostgreSQL does: %v", host, err), "what the message says", seePostgres)
 	}
+	x.postgresGroups(ctx, config)
 	if s.pooled {
 		return x.pooler(ctx, host)
 	}

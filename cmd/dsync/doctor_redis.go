@@ -25,7 +25,7 @@ type redisServer struct {
 // redisChecks are made of each server.
 var redisChecks = []func(*redisServer, context.Context){
 	(*redisServer).version, (*redisServer).role, (*redisServer).eviction, (*redisServer).persistence, (*redisServer).replicas,
-	(*redisServer).connections, (*redisServer).clock, (*redisServer).counts,
+	(*redisServer).connections, (*redisServer).clock, (*redisServer).counts, (*redisServer).readWrite,
 }
 
 // seeRedis is the section about what the backend promises.
@@ -56,6 +56,11 @@ func examineRedis(ctx context.Context, x *examination) bool {
 			}) || found
 		}
 		return found
+	}
+	if mode == "sentinel" {
+		x.sentinelGroups(ctx, option, reached)
+	} else {
+		x.clusterGroups(ctx, option, reached)
 	}
 	option.InitAddress = reached
 	return x.withRedis(option, strings.Join(reached, ","), func(client rueidis.Client) {
@@ -339,5 +344,40 @@ func (s *redisServer) clock(ctx context.Context) {
 	micros, err2 := strconv.ParseInt(answer[1], 10, 64)
 	if err1 == nil && err2 == nil {
 		s.x.clock(s.address, time.Unix(seconds, micros*1000), asked, answered, s.x.seeRedis())
+	}
+}
+
+// keysAtMost bounds how many keys are looked at for read-write locks.
+const keysAtMost = 20000
+
+// readWrite looks for read-write locks, whose users a plain Lock does not
+// exclude if they use Redisson.
+func (s *redisServer) readWrite(ctx context.Context) {
+	if !isRedisson(s.x) || s.isReplica() || s.x.url.Bool("write", false) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.x.connect)
+	defer cancel()
+	b, cursor := s.client.B(), uint64(0)
+	for seen := 0; seen < keysAtMost; {
+		page, err := s.client.Do(ctx, b.Scan().Cursor(cursor).Count(1000).Type("hash").Build()).AsScanEntry()
+		if err != nil {
+			return // the rights tell
+		}
+		var asks rueidis.Commands
+		for _, key := range page.Elements {
+			asks = append(asks, b.Hget().Key(key).Field("mode").Build())
+		}
+		for i, answer := range s.client.DoMulti(ctx, asks...) {
+			if mode, err := answer.ToString(); err == nil && (mode == "read" || mode == "write") {
+				s.x.bad(warning, "read-write", fmt.Sprintf("%s has read-write locks, such as %q: a Lock without a mode does not exclude their users in Java, "+
+					"whose unlock deletes its hold", s.address, page.Elements[i]),
+					"write=true in the URL of all programs; or dsync.Write and dsync run --write for such names", "docs/redisson.md#the-read-write-lock")
+				return
+			}
+		}
+		if cursor, seen = page.Cursor, seen+1000; cursor == 0 {
+			return
+		}
 	}
 }

@@ -31,6 +31,11 @@ func TestDoctorOnRedis(t *testing.T) {
 		}
 	}
 
+	s.Do("HSET", "shared", "mode", "read", "id:1", "1")
+	doctor(t, false, "redisson://"+s.Addr).want("read-write", warning, `"shared"`, "write=true")
+	s.Do("HSET", "shared", "mode", "other")
+	doctor(t, false, "redisson://"+s.Addr).no(warning)
+
 	s.Do("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
 	doctor(t, true, "redisson://"+s.Addr).want("eviction", fault, "allkeys-lru", "maxmemory-policy noeviction")
 	doctor(t, false, "redisson://"+s.Addr+"?evict=allow").want("eviction", warning, "allkeys-lru", "maxmemory-policy noeviction")

@@ -34,6 +34,7 @@ func examineZooKeeper(ctx context.Context, x *examination) bool {
 	for _, host := range reached {
 		x.zkServer(ctx, host, config)
 	}
+	x.zkGroups(ctx, reached, config)
 	x.zkRights(ctx, reached, config)
 	return true
 }
@@ -89,7 +90,7 @@ func zkWord(ctx context.Context, host string, config *tls.Config, word string) (
 	if _, err := io.WriteString(conn, word); err != nil {
 		return "", err
 	}
-	text, err := io.ReadAll(io.LimitReader(conn, 64<<10))
+	text, err := io.ReadAll(io.LimitReader(conn, 64<<20))
 	return string(text), err
 }
 
@@ -105,6 +106,7 @@ func (x *examination) zkRights(ctx context.Context, hosts []string, config *tls.
 	defer conn.Close()
 	defer context.AfterFunc(ctx, conn.Close)() // the library's requests know no context
 	x.zkPath(conn, x.url.Path, id)
+	x.zkNodes(ctx, conn, hosts, config)
 	if made := missingNodes(conn, x.url.Path); len(made) > 0 {
 		x.undo = func() {
 			ctx, cancel := context.WithTimeout(context.Background(), closeLimit)

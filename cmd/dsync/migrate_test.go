@@ -223,6 +223,24 @@ func TestStatusFor(t *testing.T) {
 	inMemory(t).run("status", "--for", "-1s", "x").want(exitUsage, "--for -1s is negative")
 }
 
+// TestSealFor: seal finds a program that holds a name now and then if it looks
+// for long enough.
+func TestSealFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := inMemory(t)
+		p.ctx = t.Context()
+		ctx, cancel := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		all.Go(func() { holdAgain(ctx, "old", drivertest.Open(t, p.from), 5*time.Second, 3*time.Second) })
+		synctest.Wait()
+		p.run("seal", "--for", "10m", "x").want(exitUnfinished, "behind: x: ", "--anyway").not("sealed: ")
+		cancel()
+		all.Wait()
+		p.run("seal", "--for", "1s", "x").want(exitDone, "sealed: 1")
+	})
+	inMemory(t).run("seal", "--for", "-1s", "x").want(exitUsage, "--for -1s is negative")
+}
+
 // nameless is a client whose holds do not begin alike, as the random values of string locks.
 const nameless = "random"
 

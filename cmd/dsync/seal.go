@@ -2,7 +2,9 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -18,6 +20,7 @@ func sealCommand(f *pairFlags) *cobra.Command {
 		check: (*pair).neverSeals,
 	}
 	var all, anyway bool
+	var lasting time.Duration
 	c := &cobra.Command{
 		Use:   "seal NAME... | seal --all --names FILE",
 		Short: "Move idle names to the new backend",
@@ -25,19 +28,23 @@ func sealCommand(f *pairFlags) *cobra.Command {
 for a moment, sealed on the old one for ever, and marked on the new one with the floor of its tokens. Whoever uses the migration
 takes it on the new backend from then on, in whatever phase. A program that knows the old backend alone waits for it in vain: so
 seal names when no such program is left that has to go on. Seal looks for such programs first, as status does, and seals nothing
-if there is one (exit status 3), unless --anyway is given.
+if it finds one (exit status 3), unless --anyway is given. It looks for a second at most, and does not find a program that holds
+locks for short or now and then: --for looks longer.
 
 Names that somebody holds are left out, or waited for with --wait, in the queue like everybody else. It can be interrupted and
 repeated at any time: a name has moved or has not. The exit status is 3 if names are left.`,
 		Example: `  dsync migrate seal --all --names names.txt --dry-run
-  dsync migrate seal --all --names names.txt --rate 200 --wait 1m`,
+  dsync migrate seal --all --names names.txt --for 10m --rate 200 --wait 1m`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			if all != (s.names.file != "") {
 				return usageError{errors.New("--all and --names FILE go together: all names of the file are sealed")}
 			}
+			if lasting < 0 {
+				return usageError{fmt.Errorf("--for %v is negative", lasting)}
+			}
 			if !anyway {
-				if err := s.nobodyBehind(c, f, args); err != nil {
+				if err := s.nobodyBehind(c, f, args, lasting); err != nil {
 					return err
 				}
 			}
@@ -46,12 +53,13 @@ repeated at any time: a name has moved or has not. The exit status is 3 if names
 	}
 	s.add(c)
 	c.Flags().BoolVar(&anyway, "anyway", false, "seal also beside programs that know the old backend alone, which wait in vain then")
+	c.Flags().DurationVar(&lasting, "for", 0, "how long to look for programs that know the old backend alone (a second at most if it is not given)")
 	c.Flags().BoolVar(&all, "all", false, "seal all names of --names")
 	return c
 }
 
 // nobodyBehind fails if a program is seen that knows the old backend alone.
-func (s *sweep) nobodyBehind(c *cobra.Command, f *pairFlags, args []string) error {
+func (s *sweep) nobodyBehind(c *cobra.Command, f *pairFlags, args []string, lasting time.Duration) error {
 	if err := s.valid(); err != nil {
 		return err
 	}
@@ -66,7 +74,7 @@ func (s *sweep) nobodyBehind(c *cobra.Command, f *pairFlags, args []string) erro
 		c.SetIn(strings.NewReader(strings.Join(names, "\n")))
 		defer c.SetIn(strings.NewReader(strings.Join(names, "\n")))
 	}
-	r, err := s.names.status(c, f, args, 0)
+	r, err := s.names.status(c, f, args, lasting)
 	if err != nil {
 		return err
 	}
