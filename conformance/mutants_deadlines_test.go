@@ -5,10 +5,25 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/memory"
 )
 
 var deadlineMutants = []mutant{
 	{check: "deadlines/held", breaks: "a call with little time left does not say what it was told", owner: hasty()},
+	{
+		check:  "deadlines/silent",
+		breaks: "a wait that ended bids the backend farewell for half a second",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			l, err := d.Acquire(ctx, r)
+			if ctx.Err() != nil {
+				farewell, cancel := context.WithTimeout(context.WithoutCancel(ctx), 500*time.Millisecond)
+				defer cancel()
+				_, _ = d.Inspect(farewell, r.Name)
+			}
+			return l, err
+		}),
+	},
 }
 
 // hasty returns a mutation whose waits of less than a tenth of a second return the error of their context alone.
