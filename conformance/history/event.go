@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"time"
@@ -79,6 +80,7 @@ const (
 	ClassSealed       = "sealed"      // driver.ErrSealed
 	ClassLimit        = "limit"       // dsync.ErrLimit
 	ClassUnsupported  = "unsupported" // errors.ErrUnsupported
+	ClassPermission   = "permission"  // fs.ErrPermission
 	ClassOther        = "other"       // none of these, and so not legal
 )
 
@@ -100,6 +102,7 @@ var classes = []struct {
 	{driver.ErrSealed, ClassSealed},
 	{dsync.ErrLimit, ClassLimit},
 	{errors.ErrUnsupported, ClassUnsupported},
+	{fs.ErrPermission, ClassPermission},
 }
 
 // because returns e with the class of err. A nil err has no class.
