@@ -12,8 +12,9 @@ import (
 // usualNudgeAfter is how long a server may be silent before it gets a nudge.
 const usualNudgeAfter = 250 * time.Millisecond
 
-// usualHangAfter is how long a server may leave a nudge without an answer before its connection is given up, and maxHang the longest such time
-// where servers are slow.
+// usualHangAfter is how long a server may leave a nudge without an answer
+// before its connection is given up, and maxHang the longest such time where
+// servers are slow.
 const (
 	usualHangAfter = 2 * time.Second
 	maxHang        = 16 * time.Second
@@ -43,7 +44,8 @@ func send[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
 	return enqueue(s, f)
 }
 
-// sendChange is send for a request that changes something. Close waits a moment for the answer.
+// sendChange is send for a request that changes something. Close waits a moment
+// for the answer.
 func sendChange[T any](s *session, f func(*gozk.Conn) (T, error)) <-chan reply[T] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,8 +112,9 @@ func receive[T any](c caller, s *session, answer <-chan reply[T]) (T, error) {
 	}
 }
 
-// outcome is receive for a request that changes something. When Close has begun, the caller still gets the answer if there is
-// one before the end of the session.
+// outcome is receive for a request that changes something. When Close has
+// begun, the caller still gets the answer if there is one before the end of the
+// session.
 func outcome[T any](c caller, s *session, answer <-chan reply[T]) (T, error) {
 	v, err := receive(c, s, answer)
 	closing := s.driver.life.Open().Err() != nil && (errors.Is(err, errStopping) || errors.Is(err, errOver))
@@ -137,8 +140,10 @@ func outcome[T any](c caller, s *session, answer <-chan reply[T]) (T, error) {
 // go on with a committed transaction: the answer, and the events of the transaction, come with the next request
 // (seen with the leader of ZooKeeper 3.8.0, once in some thousand hand-overs). There is one nudge of a session at a time.
 //
-// Without an answer to the nudge the connection is given up: packets may be lost on it while a new one works. If the server itself is slow, a new
-// connection is of no use, so each that is given up doubles the time for the next one.
+// Without an answer to the nudge the connection is given up: packets may be
+// lost on it while a new one works. If the server itself is slow, a new
+// connection is of no use, so each that is given up doubles the time for the
+// next one.
 func (s *session) nudge(quiet time.Duration) {
 	now := s.driver.now()
 	if now-s.heard.Load() < int64(quiet) || !s.nudging.CompareAndSwap(false, true) {
@@ -166,7 +171,8 @@ func (s *session) hangLimit() time.Duration {
 	return max(time.Duration(s.hangFor.Load()), time.Duration(s.driver.hangAfter.Load()))
 }
 
-// answeredAfter takes note of how long an answer took. Answers that come soon allow for shorter silence again.
+// answeredAfter takes note of how long an answer took. Answers that come soon
+// allow for shorter silence again.
 func (s *session) answeredAfter(took int64) {
 	if limit := s.hangFor.Load(); limit > 0 && took < limit/4 {
 		s.hangFor.Store(limit / 2)
@@ -212,7 +218,8 @@ func query[T any](c caller, s *session, f func(*gozk.Conn) (T, error)) (T, error
 	}
 }
 
-// insist is query for a request that changes something. Sent is set if an error leaves open whether the change was made.
+// insist is query for a request that changes something. Sent is set if an error
+// leaves open whether the change was made.
 func insist[T any](c caller, s *session, f func(*gozk.Conn) (T, error)) (v T, sent bool, err error) {
 	for {
 		if err := s.await(c); err != nil {
@@ -285,8 +292,9 @@ func removeOwn(c *gozk.Conn, node string) (struct{}, error) {
 	return struct{}{}, ofOwn(c.Delete(node, -1))
 }
 
-// ofOwn returns the error of a request to remove an ephemeral node of the session. Such a node has no children, so a node with children was put in
-// its place.
+// ofOwn returns the error of a request to remove an ephemeral node of the
+// session. Such a node has no children, so a node with children was put in its
+// place.
 func ofOwn(err error) error {
 	if errors.Is(err, gozk.ErrNotEmpty) {
 		return gozk.ErrNoNode

@@ -102,7 +102,8 @@ func getW(c *gozk.Conn, node string) error {
 	return err
 }
 
-// ownedW is getW for a node of the session. A node that somebody put in its place counts as none.
+// ownedW is getW for a node of the session. A node that somebody put in its
+// place counts as none.
 func ownedW(c *gozk.Conn, node string) error {
 	stat, err := statW(c, node)
 	if err == nil && stat.EphemeralOwner != c.SessionID() {

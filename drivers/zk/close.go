@@ -18,8 +18,9 @@ import (
 // maxTogether is how many nodes go in one request.
 const maxTogether = 100
 
-// Close implements driver.Driver. The nodes go before their session does, many in one request. The nodes of names that the driver made go
-// with them where no other client is left.
+// Close implements driver.Driver. The nodes go before their session does, many
+// in one request. The nodes of names that the driver made go with them where no
+// other client is left.
 func (d *Driver) Close(ctx context.Context) error {
 	if err := d.life.Close(); err != nil {
 		return err
@@ -57,8 +58,9 @@ func (d *Driver) Close(ctx context.Context) error {
 	return nil
 }
 
-// tidy removes the nodes of the session, and leaves some of the time for the end of the session itself. Nodes that a release is removing
-// stay, and so do all that are left when ctx ends: they go with the session.
+// tidy removes the nodes of the session, and leaves some of the time for the
+// end of the session itself. Nodes that a release is removing stay, and so do
+// all that are left when ctx ends: they go with the session.
 func (s *session) tidy(ctx context.Context) {
 	if deadline, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
@@ -93,8 +95,10 @@ type unwanted struct {
 	rank int    // 1 for the node of a holder, and 0 for others
 }
 
-// takeNodes returns the nodes of the session in the order of their names, those of waiters before those of holders, so that no waiter of the
-// session is woken. The holds are over from now on, whatever becomes of the nodes, because the session ends.
+// takeNodes returns the nodes of the session in the order of their names, those
+// of waiters before those of holders, so that no waiter of the session is
+// woken. The holds are over from now on, whatever becomes of the nodes, because
+// the session ends.
 func (s *session) takeNodes() (nodes []unwanted) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -137,7 +141,8 @@ func batches(nodes []unwanted) (all [][]unwanted) {
 	return all
 }
 
-// removeTogether removes some nodes, and the nodes of their names where no other client is left, and reports whether the server answered.
+// removeTogether removes some nodes, and the nodes of their names where no
+// other client is left, and reports whether the server answered.
 func (s *session) removeTogether(c caller, some []unwanted) bool {
 	var nodes, dirs []any
 	last := ""

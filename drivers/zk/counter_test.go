@@ -17,14 +17,16 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// TestLastSequenceNumber has the server at the end of its count of the children of a name. It gives each further child the last number, so the
-// order of contenders is lost: the name is refused, and the error says which node has to go.
+// TestLastSequenceNumber has the server at the end of its count of the children
+// of a name. It gives each further child the last number, so the order of
+// contenders is lost: the name is refused, and the error says which node has to
+// go.
 func TestLastSequenceNumber(t *testing.T) {
 	dir := t.TempDir()
 	s := testenv.ZooKeeper(t, "dataDir="+dir)
-	c := userClient(t, s.Addr)
+	maker := userClient(t, s.Addr)
 	for _, node := range []string{"/x", "/p", "/p/leases", "/p/locks"} {
-		if _, err := c.Create(node, nil, 0, gozk.WorldACL(gozk.PermAll)); err != nil {
+		if _, err := maker.Create(node, nil, 0, gozk.WorldACL(gozk.PermAll)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -33,17 +35,18 @@ func TestLastSequenceNumber(t *testing.T) {
 	setCounters(t, dir, math.MaxInt32-1, "/x", "/p/leases")
 	s.Start()
 
+	c := userClient(t, s.Addr)
 	d := openURL(t, "zk://%s", s.Addr)
 	holder := acquire(t, d, request("x")) // the last number but one
 	for range 3 {
-		for mode, exclusion := range map[driver.Mode]error{driver.Exclusive: driver.ErrLocked, driver.Read: driver.ErrLocked} {
+		for _, mode := range []driver.Mode{driver.Exclusive, driver.Read} {
 			r := request("x")
 			r.Mode = mode
 			_, err := d.Acquire(guard(t), r)
 			wantText(t, "a contender with the last number", err, "sequence number", "/x")
 			r.NoWait = true
 			_, err = d.Acquire(guard(t), r)
-			wantErr(t, "a try while the name is held", err, exclusion)
+			wantErr(t, "a try while the name is held", err, driver.ErrLocked)
 		}
 	}
 	if nodes := contenders(t, c, "/x"); len(nodes) != 1 {
@@ -63,7 +66,8 @@ func TestLastSequenceNumber(t *testing.T) {
 	release(t, acquire(t, d, request("x")))
 }
 
-// setCounters sets the number of children that nodes have had, in the newest snapshot of a server that does not run.
+// setCounters sets the number of children that nodes have had, in the newest
+// snapshot of a server that does not run.
 func setCounters(tb testing.TB, dir string, n int, nodes ...string) {
 	tb.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "version-2", "snapshot.*"))
@@ -95,7 +99,8 @@ func setCounters(tb testing.TB, dir string, n int, nodes ...string) {
 		at += 4 + 8 + 4*8 + 4 // data, ACL, two transactions and times, version
 		binary.BigEndian.PutUint32(after[at:], uint32(n))
 	}
-	// A checksum of all that is before it, and then a slash as a text, end the snapshot, and what follows in newer versions.
+	// A checksum of all that is before it, and then a slash as a text, end the
+	// snapshot, and what follows in newer versions.
 	was, is := adler32.New(), adler32.New()
 	for i := range len(before) - 12 {
 		if binary.BigEndian.Uint64(before[i:]) == uint64(was.Sum32()) && bytes.Equal(before[i+8:i+13], []byte{0, 0, 0, 1, '/'}) {

@@ -221,7 +221,8 @@ func TestUnknownSessionIsTheEndOfTheSession(t *testing.T) {
 	}
 }
 
-// TestErrorsOfServers: each error of ZooKeeper 3.5 to 3.9 has a name and a kind, through the library and past it.
+// TestErrorsOfServers: each error of ZooKeeper 3.5 to 3.9 has a name and a
+// kind, through the library and past it.
 func TestErrorsOfServers(t *testing.T) {
 	for code, want := range map[int32]error{
 		-1: driver.ErrUnknown, -2: driver.ErrUnknown, -3: driver.ErrUnknown, -4: driver.ErrUnknown, -5: errors.ErrUnsupported, -6: errors.ErrUnsupported,

@@ -21,7 +21,8 @@ var (
 	errAgain       = errors.New("ask again")
 	errSealShared  = fmt.Errorf("a hold of the mode Read or Permit does not become a seal: %w", errors.ErrUnsupported)
 	errMarkPermits = fmt.Errorf("permits have no tokens to mark: %w", errors.ErrUnsupported)
-	// errLastNumber: the server has counted 2^31 children of a node. It gives the last number to each further one, so nobody is the first.
+	// errLastNumber: the server has counted 2^31 children of a node. It gives
+	// the last number to each further one, so nobody is the first.
 	errLastNumber  = errors.New("there are no sequence numbers left below a node, which has to be deleted when nobody uses it")
 	errLongRequest = fmt.Errorf("owner and note take more than %d bytes", maxData)
 )
@@ -50,7 +51,8 @@ type errorCode struct {
 
 const throttled = -127
 
-// errorCodes are the errors of ZooKeeper 3.5 to 3.9 that the library has no name for, except UNKNOWNSESSION.
+// errorCodes are the errors of ZooKeeper 3.5 to 3.9 that the library has no
+// name for, except UNKNOWNSESSION.
 var errorCodes = map[int32]errorCode{
 	-1:        {"system error", driver.ErrUnknown, false},
 	-2:        {"runtime inconsistency", driver.ErrUnknown, false},
@@ -84,8 +86,9 @@ func errorOf(code int32) error {
 	return &serverError{code, meaning}
 }
 
-// The library has no names for some errors of the server. UNKNOWNSESSION is one of these: the session ended while the server worked on the
-// request. The end of the session follows, as after ErrSessionExpired.
+// The library has no names for some errors of the server. UNKNOWNSESSION is one
+// of these: the session ended while the server worked on the request. The end
+// of the session follows, as after ErrSessionExpired.
 const (
 	withoutName    = "unknown error: "
 	unknownSession = -12
@@ -109,7 +112,8 @@ func serverErrorIn(err error) (e *serverError) {
 	return e
 }
 
-// isThrottled reports whether the server has put off a request, which is to be repeated soon.
+// isThrottled reports whether the server has put off a request, which is to be
+// repeated soon.
 func isThrottled(err error) bool {
 	e := serverErrorIn(err)
 	return e != nil && e.code == throttled
@@ -158,7 +162,8 @@ func fault(ctx context.Context, s *session, err error) error {
 	return withCause(ctx, driver.ErrUnavailable, err)
 }
 
-// undecided makes the error of a call out of the error of a request that may have been carried out.
+// undecided makes the error of a call out of the error of a request that may
+// have been carried out.
 func (d *Driver) undecided(ctx context.Context, err error) error {
 	err = withCause(ctx, driver.ErrUnknown, err)
 	if d.life.Open().Err() != nil {

@@ -48,5 +48,6 @@ func (d *Driver) NextSet() { d.changes.begun -= int64(knownFor) }
 // KeepSetsFor sets how old a set of ids has to be to go.
 func (d *Driver) KeepSetsFor(age time.Duration) { d.changes.keptFor = age }
 
-// MaxPaths sets how many bytes the paths of the nodes of a session may have. It is called before the first request.
+// MaxPaths sets how many bytes the paths of the nodes of a session may have. It
+// is called before the first request.
 func (d *Driver) MaxPaths(n int) { d.maxPaths = n }

@@ -322,7 +322,8 @@ func TestRemovedNode(t *testing.T) {
 	wantErr(t, "ForceUnlock of a free lock", b.ForceUnlock(t.Context(), "a"), driver.ErrNotHeld)
 }
 
-// TestThrottlingServer has a server put off requests that it is too busy for: they are repeated, whatever they are.
+// TestThrottlingServer has a server put off requests that it is too busy for:
+// they are repeated, whatever they are.
 func TestThrottlingServer(t *testing.T) {
 	s := testenv.ZooKeeper(t, "-Dzookeeper.request_throttle_max_requests=1", "-Dzookeeper.request_throttle_stall_time=5",
 		"-Dzookeeper.throttled_op_wait_time=1")
@@ -353,7 +354,8 @@ func TestThrottlingServer(t *testing.T) {
 	all.Wait()
 }
 
-// halfOpen opens a driver. After hang its connections are silent, and new ones work.
+// halfOpen opens a driver. After hang its connections are silent, and new ones
+// work.
 func halfOpen(tb testing.TB, s *testenv.ZooKeeperServer, ttl time.Duration) (d *zk.Driver, hang func()) {
 	tb.Helper()
 	link, addr := testenv.Wire(tb, s.Addr)
@@ -374,7 +376,8 @@ func halfOpen(tb testing.TB, s *testenv.ZooKeeperServer, ttl time.Duration) (d *
 	}
 }
 
-// TestConnectionsThatHang: calls, waiters and Close go on by a new connection soon, whatever the TTL is.
+// TestConnectionsThatHang: calls, waiters and Close go on by a new connection
+// soon, whatever the TTL is.
 func TestConnectionsThatHang(t *testing.T) {
 	const ttl, soon = time.Minute, 20 * time.Second // the bound is 5 s, on a machine that is not busy
 	s := testenv.ZooKeeper(t)
@@ -427,8 +430,9 @@ func TestConnectionsThatHang(t *testing.T) {
 	}
 }
 
-// TestServerThatStandsStill has a server stand still for a third of a TTL, as a virtual machine does that moves: nobody loses a lock, although
-// connections are given up and made anew all that time.
+// TestServerThatStandsStill has a server stand still for a third of a TTL, as a
+// virtual machine does that moves: nobody loses a lock, although connections
+// are given up and made anew all that time.
 func TestServerThatStandsStill(t *testing.T) {
 	const ttl = 9 * time.Second
 	s := testenv.ZooKeeper(t)

@@ -125,7 +125,8 @@ func (h *hold) leave() { h.session.leaveWith(h.paths) }
 // count is how many nodes the hold has.
 func (h *hold) count() int { return h.more + 1 }
 
-// checkNodes returns ErrNoNode if one of the nodes is not there, or is not the session's.
+// checkNodes returns ErrNoNode if one of the nodes is not there, or is not the
+// session's.
 func (h *hold) checkNodes(c *gozk.Conn) error {
 	for i := range h.count() {
 		exists, stat, err := c.Exists(sibling(h.node, i))
@@ -301,7 +302,8 @@ func (h *hold) release(ctx context.Context) error {
 	}
 }
 
-// hasEnded reports whether a session that is over has ended at the server too. It has when it was lost. Close may get no answer.
+// hasEnded reports whether a session that is over has ended at the server too.
+// It has when it was lost. Close may get no answer.
 func (s *session) hasEnded(c caller) bool {
 	if s.driver.life.Open().Err() == nil {
 		return true

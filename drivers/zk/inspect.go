@@ -36,8 +36,10 @@ func holders(queue []standing) int {
 	return len(queue)
 }
 
-// Inspect implements driver.Inspector. Status.Since is when the holder asked for the lock, on the server's clock. Status.TTL
-// is known if the first holder is of this driver, and Token if all holders are. Contenders of other libraries are named by their nodes.
+// Inspect implements driver.Inspector. Status.Since is when the holder asked
+// for the lock, on the server's clock. Status.TTL is known if the first holder
+// is of this driver, and Token if all holders are. Contenders of other
+// libraries are named by their nodes.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	s, err := d.board(caller{ctx: ctx}, d.options.TTL)
 	if err != nil {
@@ -87,8 +89,9 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return status, nil
 }
 
-// lastToken returns the highest token of some holders, which is that of the last grant, or 0 unless all of them are holds of this driver. The order
-// of the nodes is not that of the grants.
+// lastToken returns the highest token of some holders, which is that of the
+// last grant, or 0 unless all of them are holds of this driver. The order of
+// the nodes is not that of the grants.
 func (d *Driver) lastToken(dir string, holders []standing) (last uint64) {
 	for _, one := range holders {
 		h := d.ownHold(dir + "/" + one.child)

@@ -70,7 +70,8 @@ func handshake(c net.Conn, ask int32) (time.Duration, error) {
 	hello = binary.BigEndian.AppendUint64(hello, 0)
 	hello = binary.BigEndian.AppendUint32(hello, 16)
 	hello = append(hello, make([]byte, 16)...)
-	// The request to end the session comes along, so that the session does not outlast the connection by its timeout if ctx ends before the answer.
+	// The request to end the session comes along, so that the session does not
+	// outlast the connection by its timeout if ctx ends before the answer.
 	end := int32(opClose)
 	hello = binary.BigEndian.AppendUint32(hello, 8)
 	hello = binary.BigEndian.AppendUint32(hello, 1)

@@ -264,7 +264,8 @@ func (h hook) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// TestOpenThatIsCutOff has the context end when the longest session of the server was asked for: it does not stay for its timeout.
+// TestOpenThatIsCutOff has the context end when the longest session of the
+// server was asked for: it does not stay for its timeout.
 func TestOpenThatIsCutOff(t *testing.T) {
 	s := testenv.ZooKeeper(t, "maxSessionTimeout=600000")
 	for range 10 {

@@ -198,7 +198,8 @@ func newPrefix(infix string) string {
 	return string(append(b, infix...))
 }
 
-// paths returns how many bytes the paths of the nodes of a request take: of a contender, or of all permits and of the place in line.
+// paths returns how many bytes the paths of the nodes of a request take: of a
+// contender, or of all permits and of the place in line.
 func (d *Driver) paths(r *driver.Request) int {
 	dir, infix := d.dir(r.Name), d.options.infix(r.Mode)
 	if r.Mode != driver.Permit {
@@ -207,7 +208,8 @@ func (d *Driver) paths(r *driver.Request) int {
 	return r.Permits*pathSize(dir+"/"+leasesPart, prefixSize(infix)) + pathSize(dir+"/"+linePart, prefixSize(lineInfix))
 }
 
-// pathSize returns how many bytes the path of a node below dir takes in the transaction that ends its session.
+// pathSize returns how many bytes the path of a node below dir takes in the
+// transaction that ends its session.
 func pathSize(dir string, prefix int) int { return len(dir) + 1 + prefix + seqDigits + pathExtra }
 
 func prefixSize(infix string) int { return len(guidPrefix) + 2*guidSize + 1 + len(infix) }

@@ -25,7 +25,8 @@ const (
 	keptPart   = "%limit" // no name has a path with this part
 )
 
-// givesWayFor is how long a request may take to give leases back that were not granted. See readGranted.
+// givesWayFor is how long a request may take to give leases back that were not
+// granted. See readGranted.
 const givesWayFor = 50 * time.Millisecond
 
 // maxNodes bounds the request for the nodes of many permits, in bytes.
@@ -384,8 +385,10 @@ func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
 	}
 }
 
-// readGranted reads the permits of a name for Inspect. Leases beyond the limit are those of permits that were granted before the limit was lowered,
-// or those of a request that is about to give way. The latter are soon gone: a second look leaves out what is not in both.
+// readGranted reads the permits of a name for Inspect. Leases beyond the limit
+// are those of permits that were granted before the limit was lowered, or those
+// of a request that is about to give way. The latter are soon gone: a second
+// look leaves out what is not in both.
 func (d *Driver) readGranted(c caller, s *session, name string) (v permits, err error) {
 	read := func(c *gozk.Conn) (permits, error) { return readPermits(c, name, false) }
 	v, err = query(c, s, read)
@@ -402,8 +405,9 @@ func (d *Driver) readGranted(c caller, s *session, name string) (v permits, err 
 	return v, err
 }
 
-// granted returns the leases in their order, and how many of them are those of granted permits, of how many holds. Behind them is a waiter of
-// Curator, which is the first in line: the waiter has a lease beyond the limit.
+// granted returns the leases in their order, and how many of them are those of
+// granted permits, of how many holds. Behind them is a waiter of Curator, which
+// is the first in line: the waiter has a lease beyond the limit.
 func (v *permits) granted() (queue []standing, used, holders int) {
 	var children []string
 	for _, l := range v.leases {
@@ -423,7 +427,8 @@ func (v *permits) granted() (queue []standing, used, holders int) {
 	return queue, used, holders
 }
 
-// isCurators reports whether the name of a node has a guid as Curator writes it.
+// isCurators reports whether the name of a node has a guid as Curator writes
+// it.
 func isCurators(child string) bool {
 	guid, _, _ := strings.Cut(strings.TrimPrefix(child, guidPrefix), "-")
 	return len(guid) != 2*guidSize

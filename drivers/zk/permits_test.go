@@ -380,7 +380,8 @@ func awaitChange(t *testing.T, changed <-chan struct{}, d *zk.Driver, used int) 
 	}
 }
 
-// TestLimitBelowWhatIsHeld: all permits that are held count, and are removed by force, beyond a limit that was lowered too.
+// TestLimitBelowWhatIsHeld: all permits that are held count, and are removed by
+// force, beyond a limit that was lowered too.
 func TestLimitBelowWhatIsHeld(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	d, other := openURL(t, "zk://%s", s.Addr), openURL(t, "zk://%s", s.Addr)
@@ -409,7 +410,8 @@ func TestLimitBelowWhatIsHeld(t *testing.T) {
 	release(t, w.Granted(t))
 }
 
-// TestTokenOfReaders: Inspect reports the token of the last grant, whichever node comes first, and none where another client may have it.
+// TestTokenOfReaders: Inspect reports the token of the last grant, whichever
+// node comes first, and none where another client may have it.
 func TestTokenOfReaders(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	d, other := openURL(t, "zk://%s", s.Addr), openURL(t, "zk://%s", s.Addr)

@@ -23,13 +23,16 @@ const (
 	maxAnswer  = 64 << 20        // the names of a million contenders; a greater length is wrong
 	fixedExtra = 4               // see class
 
-	// maxWelcomeFor is the longest welcomeFor, and maxCutOff how often it doubles at most.
+	// maxWelcomeFor is the longest welcomeFor, and maxCutOff how often it
+	// doubles at most.
 	maxWelcomeFor = 8 * time.Second
 	maxCutOff     = 8
 
-	// usualMaxPaths bounds the paths of the nodes of a session, in bytes. The transaction that ends a session lists all these paths. Servers
-	// store it whatever its size, but cannot read a transaction of more than twice jute.maxbuffer, which is 2 MiB by default: no server of
-	// the ensemble starts again.
+	// usualMaxPaths bounds the paths of the nodes of a session, in bytes. The
+	// transaction that ends a session lists all these paths. Servers store it
+	// whatever its size, but cannot read a transaction of more than twice
+	// jute.maxbuffer, which is 2 MiB by default: no server of the ensemble
+	// starts again.
 	usualMaxPaths = 512 << 10
 
 	// pathExtra is what the transaction needs for each path besides.
@@ -149,8 +152,9 @@ func (d *Driver) boardOnce(c caller, class time.Duration, paths int) (*session, 
 	return s, nil
 }
 
-// sessionFor returns the first open session of a class that has room for paths of so many bytes, or nil. A session without nodes has room for
-// those of any request. d.mu is held.
+// sessionFor returns the first open session of a class that has room for paths
+// of so many bytes, or nil. A session without nodes has room for those of any
+// request. d.mu is held.
 func (d *Driver) sessionFor(class time.Duration, paths int) *session {
 	for _, s := range d.sessions[class] {
 		s.mu.Lock()
@@ -205,8 +209,10 @@ func (s *session) patience() time.Duration {
 	return min(max(time.Duration(s.timeout.Load())/6, 50*time.Millisecond), time.Second)
 }
 
-// welcomeFor is how long a server may take to answer the request for the session. A request for a new session that is cut off leaves one at a slow
-// server, which gets slower by it. So the time doubles with each, for all sessions of the driver.
+// welcomeFor is how long a server may take to answer the request for the
+// session. A request for a new session that is cut off leaves one at a slow
+// server, which gets slower by it. So the time doubles with each, for all
+// sessions of the driver.
 func (s *session) welcomeFor() time.Duration {
 	usual := s.patience()
 	if s.expires.Load() != 0 {
@@ -215,7 +221,8 @@ func (s *session) welcomeFor() time.Duration {
 	return max(usual, min(usual<<s.driver.cutOff.Load(), maxWelcomeFor))
 }
 
-// tooSlow takes note of a server that did not answer the request for the session in time.
+// tooSlow takes note of a server that did not answer the request for the
+// session in time.
 func (s *session) tooSlow(waited int64) {
 	if cutOff := &s.driver.cutOff; s.expires.Load() == 0 && waited >= int64(s.patience()) && cutOff.Load() < maxCutOff {
 		cutOff.Add(1)
@@ -576,7 +583,8 @@ func (s *session) bury() {
 	delete(d.all, s)
 }
 
-// within runs f in a goroutine, and returns when f has, at the latest after bound or when no more connections are to be made.
+// within runs f in a goroutine, and returns when f has, at the latest after
+// bound or when no more connections are to be made.
 func (s *session) within(bound time.Duration, f func()) (done <-chan struct{}) {
 	ended := make(chan struct{})
 	go func() {

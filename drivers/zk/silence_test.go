@@ -56,7 +56,8 @@ func TestTriesOfASilentServer(t *testing.T) {
 	testenv.Eventually(t, func() bool { return d.Underway() == 0 && len(children(t, c, "/")) == 1 }, "nothing is left of the tries")
 }
 
-// TestWaitsOfASilentServer: a wait ends with its context, also if the server does not answer the request to leave the queue.
+// TestWaitsOfASilentServer: a wait ends with its context, also if the server
+// does not answer the request to leave the queue.
 func TestWaitsOfASilentServer(t *testing.T) {
 	const bound, late = 100 * time.Millisecond, 400 * time.Millisecond
 	s := testenv.ZooKeeper(t)

@@ -30,8 +30,8 @@ func four(tb testing.TB, s *testenv.ZooKeeperServer, command string) string {
 	return string(text)
 }
 
-// pathsAt returns how many bytes the paths of the ephemeral nodes of each session take in the transaction that ends it, as the server counts
-// them.
+// pathsAt returns how many bytes the paths of the ephemeral nodes of each
+// session take in the transaction that ends it, as the server counts them.
 func pathsAt(tb testing.TB, s *testenv.ZooKeeperServer) map[string]int {
 	tb.Helper()
 	text := four(tb, s, "dump")
@@ -51,8 +51,9 @@ func pathsAt(tb testing.TB, s *testenv.ZooKeeperServer) map[string]int {
 	return sizes
 }
 
-// TestPathsOfASessionAreBounded has nodes of all kinds: the transaction that ends a session lists their paths, and servers cannot read one that
-// is too long.
+// TestPathsOfASessionAreBounded has nodes of all kinds: the transaction that
+// ends a session lists their paths, and servers cannot read one that is too
+// long.
 func TestPathsOfASessionAreBounded(t *testing.T) {
 	const most = 8 << 10
 	s := testenv.ZooKeeper(t)

@@ -11,10 +11,12 @@ import (
 )
 
 const (
-	// backStop is the pause after which a waiter looks although there was no event.
+	// backStop is the pause after which a waiter looks although there was no
+	// event.
 	backStop = 16 * time.Second
 
-	// probeEvery is how often a waiter makes sure that the server still answers.
+	// probeEvery is how often a waiter makes sure that the server still
+	// answers.
 	probeEvery = time.Second
 )
 
@@ -161,7 +163,8 @@ func (h *hold) vanish() error {
 	return errAgain
 }
 
-// abandon removes the node of an attempt, and returns err, or ErrUnknown without an answer at once. The removal goes on in the background then.
+// abandon removes the node of an attempt, and returns err, or ErrUnknown
+// without an answer at once. The removal goes on in the background then.
 func (h *hold) abandon(c caller, err error) error {
 	d, s := h.driver, h.session
 	ctx, cancel := d.background(leaveFor)

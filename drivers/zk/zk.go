@@ -115,9 +115,11 @@
 // last lock; a node by somebody else is neither changed nor removed. A contender is every child whose name ends as in Curator,
 // go-zookeeper and kazoo (its Lock and ReadLock); other children are ignored. Kazoo sees the nodes of this driver only with extra_lock_patterns=["-lock-"].
 //
-// ZooKeeper counts the children that a node has had, and gives each one the last number from 2^31-1 on. A name whose node has come that far is
-// refused with an error that names the node: delete the node when no client uses the name. A node that the driver made goes with the last lock and
-// begins anew, so this concerns nodes by others, and names that always have a contender.
+// ZooKeeper counts the children that a node has had, and gives each one the
+// last number from 2^31-1 on. A name whose node has come that far is refused
+// with an error that names the node: delete the node when no client uses the
+// name. A node that the driver made goes with the last lock and begins anew, so
+// this concerns nodes by others, and names that always have a contender.
 //
 // Lock of go-zookeeper gives up, with an error of package strconv, after finding no node of the name three times in a row, as may happen
 // where dsync takes and gives back a free lock all the time. Call Lock again then, or make the node beforehand.
