@@ -257,10 +257,14 @@ func cancelAtGrant(e *env) error {
 	for range rounds {
 		h := a.hold(name)
 		r := b.start(name).waits()
-		if early := rand.N(time.Millisecond); rand.N(4) == 0 {
+		switch early := rand.N(time.Millisecond); rand.N(8) {
+		case 0:
 			r.cancel() // the waiter has not noticed the end of its context when the release begins
 			h.release()
-		} else {
+		case 1:
+			h.release()
+			r.cancel() // the waiter has not noticed the grant when its context ends
+		default:
 			e.together("release and cancel", 2, func(i int) error {
 				if i == 0 {
 					e.sleep(early)
