@@ -226,7 +226,8 @@ func TestPermitsOfOneNameAreRenewedTogether(t *testing.T) {
 			}
 		}
 	}, "evalsha", "eval")
-	if runs := counts["evalsha"] + counts["eval"]; runs > 2*(1+names*(1+each/renewKeys)) {
+	const rest = 1 // what is left of the hold that has lost a permit is given back
+	if runs := counts["evalsha"] + counts["eval"]; runs > 2*(1+names*(1+each/renewKeys)+rest) {
 		t.Errorf("%d leases were renewed by %d runs of scripts", len(leases), runs)
 	}
 	for i, l := range leases {
