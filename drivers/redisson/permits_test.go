@@ -329,6 +329,24 @@ func TestHoldThatLostAPermit(t *testing.T) {
 	}
 }
 
+// TestMessageOfTwoPermits: no number of free permits means anything else on their channel.
+func TestMessageOfTwoPermits(t *testing.T) {
+	s := testenv.Redis(t)
+	a, b := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
+	for n := 1; n <= 3; n++ {
+		name := fmt.Sprint("x", n)
+		l := acquire(t, a, permits(n, n, forLong(name)))
+		w := wait(t, b, permits(n, n, forLong(name)))
+		settled(t, b)
+		start := time.Now()
+		release(t, l)
+		release(t, w.granted(t))
+		if took := time.Since(start); took > backstop/2 {
+			t.Errorf("%d permits were granted after %v", n, took)
+		}
+	}
+}
+
 func TestPermitsThatCannotBe(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
