@@ -226,7 +226,8 @@ func TestPermitsOfOneNameAreRenewedTogether(t *testing.T) {
 			}
 		}
 	}, "evalsha", "eval")
-	if runs := counts["evalsha"] + counts["eval"]; runs > 2*(1+names*(1+each/renewKeys)) {
+	const rest = 1 // what is left of the hold that has lost a permit is given back
+	if runs := counts["evalsha"] + counts["eval"]; runs > 2*(1+names*(1+each/renewKeys)+rest) {
 		t.Errorf("%d leases were renewed by %d runs of scripts", len(leases), runs)
 	}
 	for i, l := range leases {
@@ -325,6 +326,24 @@ func TestHoldThatLostAPermit(t *testing.T) {
 		}
 		release(t, other)
 		wantFree(t, s, "x", 5)
+	}
+}
+
+// TestMessageOfTwoPermits: no number of free permits means anything else on their channel.
+func TestMessageOfTwoPermits(t *testing.T) {
+	s := testenv.Redis(t)
+	a, b := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)
+	for n := 1; n <= 3; n++ {
+		name := fmt.Sprint("x", n)
+		l := acquire(t, a, permits(n, n, forLong(name)))
+		w := wait(t, b, permits(n, n, forLong(name)))
+		settled(t, b)
+		start := time.Now()
+		release(t, l)
+		release(t, w.granted(t))
+		if took := time.Since(start); took > backstop/2 {
+			t.Errorf("%d permits were granted after %v", n, took)
+		}
 	}
 }
 

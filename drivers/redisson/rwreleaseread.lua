@@ -23,7 +23,7 @@ local function releaseRead(name, timeout, hold, prefix, channel, word, word2, ..
     others.dead[#others.dead + 1] = hold
     remove(name, others.dead)
     if others.all and not others.foreign then call('PEXPIRE', name, others.longest) end
-    publish('2', channel, word, word2) -- to watchers: see readerEnded of package redistopic
+    publish('9000000000000000000', channel, word, word2) -- to watchers: see readerEnded of package redistopic
   end
   return there and told or -1
 end
