@@ -29,8 +29,10 @@ func beginClose(tb testing.TB, d *etcd.Driver) (closed <-chan error) {
 	return c
 }
 
-// TestCloseBesideLeave has Close cross a Leave, whose hold Close must not end.
-func TestCloseBesideLeave(t *testing.T) {
+// closeBeside holds a lock with a lease of its own, has Close cross a call whose
+// answer is held back, and returns the errors of both and the keys that are left.
+func closeBeside(t *testing.T, call func(d *etcd.Driver, l driver.Lease) error) (called, closed error, left []string) {
+	t.Helper()
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
 	c := userClient(t, s.Addr)
@@ -39,46 +41,35 @@ func TestCloseBesideLeave(t *testing.T) {
 	key := keys(t, c, "a/")[0]
 	before := leaseOf(t, c, key)
 	held := link.HoldReply(key)
-	left := make(chan error, 1)
-	go func() { left <- d.Leave(guard(t), l, 15*time.Second) }()
+	returned := make(chan error, 1)
+	go func() { returned <- call(d, l) }()
 	<-held
-	closed := beginClose(t, d)
+	closing := beginClose(t, d)
 	testenv.Eventually(t, func() bool { return leaseOf(t, c, key) != before }, "the key has moved")
 	link.Heal()
-	if err := <-left; err != nil {
-		t.Errorf("Leave: %v", err)
+	return <-returned, <-closing, keys(t, c, "a/")
+}
+
+// TestCloseBesideLeave has Close cross a Leave, whose hold Close must not end.
+func TestCloseBesideLeave(t *testing.T) {
+	called, closed, left := closeBeside(t, func(d *etcd.Driver, l driver.Lease) error { return d.Leave(guard(t), l, 15*time.Second) })
+	if called != nil || closed != nil {
+		t.Errorf("Leave: %v; Close: %v", called, closed)
 	}
-	if err := <-closed; err != nil {
-		t.Errorf("Close: %v", err)
-	}
-	if got := keys(t, c, "a/"); len(got) != 1 {
-		t.Errorf("keys after Close: got %q, want that of the hold", got)
+	if len(left) != 1 {
+		t.Errorf("keys after Close: got %q, want that of the hold", left)
 	}
 }
 
 // TestCloseBesideRenew has Close cross a renewal. Close then has to revoke the
 // lease that the renewal moved the key to.
 func TestCloseBesideRenew(t *testing.T) {
-	s := testenv.Etcd(t)
-	link, addr := testenv.Wire(t, s.Addr)
-	c := userClient(t, s.Addr)
-	d := openURL(t, "etcd://%s", addr)
-	l := acquire(t, d, fixed(request("a"), 20*time.Second))
-	key := keys(t, c, "a/")[0]
-	held := link.HoldReply(key)
-	renewed := make(chan error, 1)
-	go func() { renewed <- l.Renew(guard(t), time.Minute) }()
-	<-held
-	closed := beginClose(t, d)
-	link.Heal()
-	if err := <-renewed; err != nil && !errors.Is(err, driver.ErrNotHeld) {
-		t.Errorf("Renew: %v", err)
+	called, closed, left := closeBeside(t, func(d *etcd.Driver, l driver.Lease) error { return l.Renew(guard(t), time.Minute) })
+	if called != nil || closed != nil {
+		t.Errorf("Renew: %v; Close: %v", called, closed)
 	}
-	if err := <-closed; err != nil {
-		t.Errorf("Close: %v", err)
-	}
-	if got := keys(t, c, "a/"); len(got) > 0 {
-		t.Errorf("keys after Close: got %q", got)
+	if len(left) > 0 {
+		t.Errorf("keys after Close: got %q", left)
 	}
 }
 

@@ -25,6 +25,7 @@ var unflatten = strings.NewReplacer("%2F", "/", "%25", "%")
 // would be missed. A List that takes longer than the server keeps old revisions fails.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
+		wanted := prefix
 		if d.options.Flat {
 			prefix = flatten.Replace(prefix)
 		}
@@ -51,6 +52,9 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 				return
 			}
 			for _, name := range names {
+				if !strings.HasPrefix(name, wanted) { // the lease in its key begins like the end of the prefix
+					continue
+				}
 				if !yield(name, nil) {
 					return
 				}

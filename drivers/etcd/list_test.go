@@ -88,3 +88,20 @@ func TestListOfSilentServer(t *testing.T) {
 	s := testenv.Etcd(t)
 	drivertest.ListOfSilentServer(t, openURL(t, "etcd://%s", s.Addr), s.Freeze, s.Thaw)
 }
+
+// TestListByABeginningOfALease: the key of a name begins with the prefix, and the
+// name does not.
+func TestListByABeginningOfALease(t *testing.T) {
+	s := testenv.Etcd(t)
+	c := userClient(t, s.Addr)
+	for _, parameter := range []string{"", "?names=flat"} {
+		d := openURL(t, "etcd://%s%s", s.Addr, parameter)
+		l := acquire(t, d, request("a"))
+		prefix := keys(t, c, "a/")[0][:3]
+		names, err := drivertest.Listed(t, guard(t), d, prefix)
+		if err != nil || len(names) > 0 {
+			t.Errorf("List of %q: got %q, %v, want none", prefix, names, err)
+		}
+		release(t, l)
+	}
+}
