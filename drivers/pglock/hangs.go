@@ -26,8 +26,10 @@ func (s *session) look() {
 	s.looks = false
 	switch left := s.sent + int64(answerIn) - s.d.now(); {
 	case s.over:
-	case s.left && len(s.leases) == 0:
+	case s.left && len(s.leases) == 0 && s.d.now()-s.used >= int64(answerIn): // the answer to an unlock may still come
 		s.d.life.Go(func() { s.finish(errHangs, true) })
+	case s.left && len(s.leases) == 0:
+		s.lookIn(answerIn / 4)
 	case s.flight.empty() || s.flight.blocks:
 	case s.left || left > 0:
 		s.lookIn(max(time.Duration(left), answerIn/4))
