@@ -34,7 +34,7 @@ func etcdBed(tb testing.TB, servers ...*testenv.EtcdServer) *bed {
 	b.strain = e.strain()
 	b.recover = 30 * time.Second // leases last anew when the leader has failed
 	g, front := etcdGate(tb, b.addrs())
-	b.refusals, b.refused, b.front = g.refusals(requestsToEtcd, answersOfEtcd), g.count.Load, front
+	b.refusals, b.refused, b.front = []refusal{g.refusal(answersOfEtcd)}, g.count.Load, front
 	return b.ask(tb)
 }
 

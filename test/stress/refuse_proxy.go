@@ -26,11 +26,13 @@ import (
 type gate struct {
 	rule  atomic.Pointer[func(request string) (answer error)]
 	count atomic.Int64
+	seen  sync.Map   // kinds of requests
 	mu    sync.Mutex // guards random
 }
 
 // answer returns the error that a request is to be answered with, or nil.
 func (g *gate) answer(request string) error {
+	g.seen.Store(request, nil)
 	rule := g.rule.Load()
 	if rule == nil {
 		return nil
@@ -42,25 +44,30 @@ func (g *gate) answer(request string) error {
 	return err
 }
 
-// refusals answers requests of one kind each, or some of every kind, with
-// errors by chance.
-func (g *gate) refusals(kinds []string, answers []error) (all []refusal) {
-	for _, kind := range append(kinds, "") {
-		all = append(all, refusal{kind, func(c *cell) func() {
-			random := rand.New(rand.NewPCG(c.random.Uint64(), 0))
-			rule := func(request string) error {
-				g.mu.Lock()
-				defer g.mu.Unlock()
-				if kind != "" && kind != request || kind == "" && random.IntN(3) > 0 {
-					return nil
-				}
-				return answers[random.IntN(len(answers))]
+// refusal answers requests of one kind that was seen, or some of every kind,
+// with errors by chance.
+func (g *gate) refusal(answers []error) refusal {
+	return refusal{"by a proxy", func(c *cell) func() {
+		kinds := []string{""}
+		g.seen.Range(func(kind, _ any) bool {
+			kinds = append(kinds, kind.(string))
+			return true
+		})
+		slices.Sort(kinds) // for the seed
+		kind := kinds[c.random.IntN(len(kinds))]
+		c.own.Note("refused: " + kind)
+		random := rand.New(rand.NewPCG(c.random.Uint64(), 0))
+		rule := func(request string) error {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			if kind != "" && kind != request || kind == "" && random.IntN(3) > 0 {
+				return nil
 			}
-			g.rule.Store(&rule)
-			return func() { g.rule.Store(nil) }
-		}})
-	}
-	return all
+			return answers[random.IntN(len(answers))]
+		}
+		g.rule.Store(&rule)
+		return func() { g.rule.Store(nil) }
+	}}
 }
 
 // unsure is an answer to a request that may have been carried out.
@@ -73,12 +80,9 @@ var answersOfEtcd = []error{
 	rpctypes.ErrGRPCNoSpace, rpctypes.ErrGRPCRequestTooManyRequests, rpctypes.ErrGRPCStopped, rpctypes.ErrGRPCNoLeader, rpctypes.ErrGRPCNotLeader,
 	rpctypes.ErrGRPCNotCapable, rpctypes.ErrGRPCNotSupportedForLearner, rpctypes.ErrGRPCUnhealthy, rpctypes.ErrGRPCCorrupt,
 	rpctypes.ErrGRPCPermissionDenied, rpctypes.ErrGRPCInvalidAuthToken, rpctypes.ErrGRPCAuthOldRevision, rpctypes.ErrGRPCUserEmpty,
-	rpctypes.ErrGRPCRequestTooLarge,
 	unsure{rpctypes.ErrGRPCTimeout}, unsure{rpctypes.ErrGRPCTimeoutDueToLeaderFail}, unsure{rpctypes.ErrGRPCTimeoutDueToConnectionLost},
 	unsure{rpctypes.ErrGRPCLeaderChanged}, unsure{rpctypes.ErrGRPCTimeoutWaitAppliedIndex},
 }
-
-var requestsToEtcd = []string{"Range", "Put", "DeleteRange", "Txn", "Watch", "LeaseGrant", "LeaseRevoke", "LeaseKeepAlive", "LeaseTimeToLive", "Status"}
 
 // etcdGate starts a proxy before each server.
 func etcdGate(tb testing.TB, servers []string) (g *gate, addrs []string) {
@@ -189,7 +193,7 @@ func (e zkError) Error() string { return fmt.Sprint("code ", int32(e)) }
 // answersOfZooKeeper are codes that say nothing untrue of nodes and sessions,
 // the names of which are in ZooKeeper's KeeperException.
 var answersOfZooKeeper = []error{
-	zkError(-1), zkError(-2), zkError(-3), zkError(-5), zkError(-6), zkError(-9), zkError(-102), zkError(-119), zkError(-124), zkError(-125), zkError(-127),
+	zkError(-1), zkError(-2), zkError(-3), zkError(-5), zkError(-9), zkError(-102), zkError(-119), zkError(-124), zkError(-125), zkError(-127),
 	unsure{zkError(-4)}, unsure{zkError(-7)},
 }
 
