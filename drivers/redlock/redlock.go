@@ -100,7 +100,7 @@
 // A user of the nodes needs these rights, here for names with the prefix "lk:":
 //
 //	~lk:* &dsync_redlock:lk:* +hello +auth +ping +info +set +get +del +pexpireat +pttl +time +evalsha +eval +script|load +publish
-//	+subscribe +unsubscribe +client|id +client|kill +client|setname
+//	+subscribe +client|id +client|kill +client|setname
 //
 // beside which select serves databases other than 0. Redis 6.2 or newer is needed, or Valkey.
 package redlock

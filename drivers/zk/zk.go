@@ -34,10 +34,11 @@
 // with 256 tokens from 256 times the id of the last transaction in the answer. Client 2 is alone at its release, so the node of the name
 // goes as well.
 //
-// A node is ephemeral: it goes with the session of its client, which the driver keeps alive. All locks of one TTL share a session, whose
+// A node is ephemeral: it goes with the session of its client, which the driver keeps alive. The locks of one TTL share a session, whose
 // timeout is the TTL. A session carries nodes with paths of at most 512 KiB, because the transaction that ends the session lists the
-// paths, and no server can read a transaction much larger than jute.maxbuffer. Further nodes are on further sessions. The server bounds timeouts, usually to between 2 and 20 ticks of 2 seconds; Info tells the bounds, and
-// other TTLs are refused. A lock with an expiry of its own is on a session of its TTL or up to a quarter more, and the driver removes
+// paths, and no server can read a transaction of more than twice jute.maxbuffer. Further nodes are on further sessions. The server bounds
+// timeouts, usually to between 2 and 20 ticks of 2 seconds; Info tells the bounds, and other TTLs are refused. A lock with an expiry of
+// its own is on a session of its TTL or up to a quarter more, and the driver removes
 // the node in time. The driver makes its own sessions, because a session without an answer for its TTL has to be given up for good,
 // and a connection of the library tells neither the timeout that the server granted nor when the server last answered. To be sure that the
 // leader keeps a session takes several requests: a session whose requests take more than an eighth of the TTL for long is given up as well.
