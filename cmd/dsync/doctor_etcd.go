@@ -89,7 +89,7 @@ func (x *examination) etcdStatus(endpoint string, status *clientv3.StatusRespons
 		x.bad(fault, "leader", endpoint+" knows no leader: nothing is granted", "a majority of the members that are up and reach each other", seeEtcd)
 	}
 	if status.IsLearner {
-		x.bad(fault, "read-only", endpoint+" is a learner, which takes no writes", "etcdctl member promote, or other hosts in the URL", seeEtcd)
+		x.bad(warning, "read-only", endpoint+" is a learner, which refuses most requests, so clients pass it by", "etcdctl member promote, or other hosts in the URL", seeEtcd)
 	}
 	for _, text := range status.Errors {
 		x.bad(fault, "alarm", endpoint+": "+text, "for NOSPACE: compact and defragment, raise --quota-backend-bytes, then etcdctl alarm disarm", seeEtcd)

@@ -67,7 +67,7 @@ func TestDoctorJudges(t *testing.T) {
 		{etcd("3.4.30", as), "version", warning, "3.4.30", "3.5.13"},
 		{etcd("3.3.27", as), "version", fault, "3.4 is the oldest", "3.5.13"},
 		{etcd("3.5.13", func(s *clientv3.StatusResponse) { s.Leader = 0 }), "leader", fault, "no leader", "a majority"},
-		{etcd("3.5.13", func(s *clientv3.StatusResponse) { s.IsLearner = true }), "read-only", fault, "learner", "promote"},
+		{etcd("3.5.13", func(s *clientv3.StatusResponse) { s.IsLearner = true }), "read-only", warning, "learner", "promote"},
 		{etcd("3.5.13", func(s *clientv3.StatusResponse) { s.Errors = []string{"NOSPACE"} }), "alarm", fault, "NOSPACE", "defragment"},
 		{func(x *examination) { x.etcdNumber(1) }, "members", note, "one server", "three"},
 		{func(x *examination) { x.etcdNumber(4) }, "members", warning, "4 members", "odd"},

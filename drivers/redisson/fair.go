@@ -25,7 +25,7 @@ const (
 const aloneFor = 50 * time.Millisecond
 
 // departIn is how long a caller that gives up waits for the server to confirm that its place in the queue, or its intent to write, is gone.
-const departIn = 500 * time.Millisecond
+const departIn = 50 * time.Millisecond
 
 // scripts are the scripts that differ between kinds of locks.
 type scripts struct{ acquire, release, force, batch *script }

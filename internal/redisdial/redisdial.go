@@ -36,6 +36,24 @@ type Dialer struct {
 type conn struct {
 	net.Conn
 	dialer *Dialer
+	asked  atomic.Bool // something was written
+}
+
+// Write implements net.Conn.
+func (c *conn) Write(b []byte) (int, error) {
+	c.asked.Store(true)
+	return c.Conn.Write(b)
+}
+
+// Read implements net.Conn. A server that refuses a connection, because it has
+// too many, says so before the first request. The library panics on an answer
+// without a request, so Read makes an error of it.
+func (c *conn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 && !c.asked.Load() {
+		return 0, fmt.Errorf("the server refuses the connection: %q", b[:n])
+	}
+	return n, err
 }
 
 // New returns a Dialer that connects by dial, or by TCP if dial is nil.
@@ -75,7 +93,7 @@ func (d *Dialer) Dial(ctx context.Context, addr string, nd *net.Dialer, config *
 		sever(raw)
 		return nil, net.ErrClosed
 	}
-	c := &conn{raw, d}
+	c := &conn{Conn: raw, dialer: d}
 	d.conns[c] = struct{}{}
 	return c, nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -150,4 +151,36 @@ func TestEndClosesWhatIsMadeAfterIt(t *testing.T) {
 		t.Errorf("got %v, want net.ErrClosed", err)
 	}
 	awaitEnd(t, <-s.accepted)
+}
+
+// TestAnswerWithoutARequest connects to a server that has too many clients, and
+// says so before the first request. The library would panic on the answer.
+func TestAnswerWithoutARequest(t *testing.T) {
+	const answer = "-ERR max number of clients reached\r\n"
+	s := newServer(t)
+	for _, asks := range []bool{false, true} {
+		c, err := s.dial(redisdial.New(nil), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if asks {
+			if _, err := io.WriteString(c, "PING\r\n"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		server := <-s.accepted
+		defer server.Close()
+		if _, err := io.WriteString(server, answer); err != nil {
+			t.Fatal(err)
+		}
+		b := make([]byte, 100)
+		n, err := c.Read(b)
+		if asks && (string(b[:n]) != answer || err != nil) {
+			t.Errorf("an answer to a request: got %q and %v", b[:n], err)
+		}
+		if !asks && (n != 0 || err == nil || !strings.Contains(err.Error(), "max number of clients")) {
+			t.Errorf("an answer without a request: got %q and %v, want an error that quotes it", b[:n], err)
+		}
+	}
 }
