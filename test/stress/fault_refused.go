@@ -17,7 +17,7 @@ type refusal struct {
 // for less than the TTL.
 func refuseCommands(c *cell, _ int) {
 	before := c.bed.refused()
-	for range 5 {
+	for n := 0; n < 5 || n < 50 && c.bed.refused() == before; n++ {
 		r := c.bed.refusals[c.random.IntN(len(c.bed.refusals))]
 		c.own.Note("refused: " + r.name)
 		end := r.begin(c)
@@ -37,8 +37,10 @@ func refuseCommands(c *cell, _ int) {
 func halfOpen(c *cell, _ int) {
 	w := c.linked()
 	before := w.dropped()
-	w.each((*wire.Wire).Strand)
-	c.require(func() bool { return w.dropped() > before }, "%s sent nothing over its silent connections", w.label)
+	c.require(func() bool {
+		w.each((*wire.Wire).Strand) // also a connection that was just being made
+		return w.dropped() > before
+	}, "%s sent nothing over its silent connections", w.label)
 }
 
 // moveAddress makes another server take over an address. Connections that are

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -38,8 +39,27 @@ func redisRefusals(tb testing.TB, pick func(*rand.Rand) []*testenv.RedisServer, 
 			}
 		}})
 	}
-	for _, command := range requestsToRedis {
-		add("NOPERM "+command, []string{"ACL SETUSER default -" + command}, []string{"ACL SETUSER default +@all"})
+	for range 5 { // as often as the others together
+		all = append(all, refusal{"NOPERM", func(c *cell) func() {
+			var ends []func()
+			for _, s := range pick(c.random) {
+				sent := s.Commands()
+				commands := slices.DeleteFunc(slices.Clone(requestsToRedis), func(command string) bool { return sent[command] == 0 })
+				command := commands[c.random.IntN(len(commands))]
+				c.own.Note("refused: " + command)
+				chief := dialRedis(tb, s)
+				chief.do("ACL SETUSER default -" + command)
+				ends = append(ends, func() {
+					chief.do("ACL SETUSER default +@all")
+					chief.Close()
+				})
+			}
+			return func() {
+				for _, end := range ends {
+					end()
+				}
+			}
+		}})
 	}
 	kill := []string{"CLIENT KILL TYPE normal", "CLIENT KILL TYPE pubsub"}
 	add("NOAUTH", append([]string{"ACL SETUSER default off"}, kill...), []string{"ACL SETUSER default on"})
