@@ -21,7 +21,7 @@ var ErrNotReplicated = fmt.Errorf("not enough replicas: %w", driver.ErrUnavailab
 // unavailableCodes begin the errors by which a server refuses a command for now, before doing anything.
 var unavailableCodes = []string{
 	"READONLY", "LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY", "OOM", "MISCONF", "NOREPLICAS", "MOVED", "ASK",
-	"max number of clients reached", // the library leaves out the ERR before it
+	"max number of clients", // reached, by itself or with those of the cluster; the library leaves out the ERR before it
 }
 
 var permissionCodes = []string{"NOPERM", "NOAUTH", "WRONGPASS"}

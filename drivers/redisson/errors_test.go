@@ -37,6 +37,7 @@ func TestRefusals(t *testing.T) {
 		{"NOREPLICAS Not enough good replicas to write.", driver.ErrUnavailable, false},
 		{"MOVED 3999 127.0.0.1:6381", driver.ErrUnavailable, false},
 		{"ERR max number of clients reached", driver.ErrUnavailable, false},
+		{"ERR max number of clients + cluster connections reached", driver.ErrUnavailable, false},
 		{"NOPERM this user has no permissions to run the 'hset' command", fs.ErrPermission, true},
 		{"NOAUTH Authentication required.", fs.ErrPermission, true},
 		{"WRONGPASS invalid username-password pair or user is disabled.", fs.ErrPermission, true},
