@@ -14,10 +14,13 @@ import (
 // to nobody and does not end by itself: whoever counts down may be gone when others wait. At 0 the latch is gone, and can be set again;
 // but Wait may then wait for the next latch too, so let a name stand for one round.
 //
-// Set, CountDown and Delete ask a backend out of reach again until ctx is done, for half an hour at most. However often the backend gets such a
-// request, because answers were lost, the backend carries it out once. An error that matches ErrUnknown says that the backend may have done
-// so. With waitreplicas= on Redis, a change that too few replicas confirm returns at once, with an error that matches ErrUnknown and
-// redisson.ErrNotReplicated. One name is used for a latch or for a lock, not for both.
+// Set, CountDown and Delete ask a backend out of reach again until ctx is done,
+// for half an hour at most. However often the backend gets such a request,
+// because answers were lost, the backend carries it out once. An error that
+// matches ErrUnknown says that the backend may have done so. With waitreplicas=
+// on Redis, a change that too few replicas confirm returns at once, with an
+// error that matches ErrUnknown and redisson.ErrNotReplicated. One name is used
+// for a latch or for a lock, not for both.
 //
 // Redis, etcd, ZooKeeper and the memory of a process have latches. Redlock, PostgreSQL and migrations have none: there all methods but Name
 // return an error that matches errors.ErrUnsupported.

@@ -118,7 +118,8 @@ func TestHoldAtLeastWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-// TestCloseDuringUnlockKeepsTheName closes the client at each stage of an Unlock with HoldAtLeast. Neither call frees the name.
+// TestCloseDuringUnlockKeepsTheName closes the client at each stage of an
+// Unlock with HoldAtLeast. Neither call frees the name.
 func TestCloseDuringUnlockKeepsTheName(t *testing.T) {
 	const slow = time.Second
 	forSessions(t, func(t *testing.T, s *memory.Server) {
@@ -155,8 +156,8 @@ func TestCloseDuringUnlockKeepsTheName(t *testing.T) {
 	})
 }
 
-// TestCloseKeepsTheNameOfALapsedLease closes the client in the margin between the end of a lease on the local clock and its end at the
-// backend.
+// TestCloseKeepsTheNameOfALapsedLease closes the client in the margin between
+// the end of a lease on the local clock and its end at the backend.
 func TestCloseKeepsTheNameOfALapsedLease(t *testing.T) {
 	forSessions(t, func(t *testing.T, s *memory.Server) {
 		d := s.NewDriver()

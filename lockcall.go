@@ -33,10 +33,12 @@ const (
 //	pausing   waits before it asks again            time                                  asking
 //	over      has a lease or an error
 //
-// Two more events can end each state in which a call waits. Another call may serve the call: the holder before by a hand-over, or
-// a call of the same group with its own grant. And the context or the client may end. No call is served after the end of its context, and
-// a lease wins over an error: a call that was served before its context ended returns the lease. A grant to a call that was served
-// meanwhile is given back.
+// Two more events can end each state in which a call waits. Another call may
+// serve the call: the holder before by a hand-over, or a call of the same group
+// with its own grant. And the context or the client may end. No call is served
+// after the end of its context, and a lease wins over an error: a call that was
+// served before its context ended returns the lease. A grant to a call that was
+// served meanwhile is given back.
 //
 // From settling to pausing the call contends: lock.contending counts contenders, and where one asks for all, no other call begins to ask.
 // A call in line contends too once callNext has chosen the call, even before the call knows. At the end of a contender callNext chooses

@@ -350,11 +350,14 @@ func (c *Client) known(name string) (locks [modes]*lock) {
 	return locks
 }
 
-// Close ends the client: waiting calls return ErrClosed, leases end, held locks are unlocked, and goroutines end. As Unlock does, Close
-// ignores the cancellation of ctx, which is often the reason why a program ends. Close returns after 5 s at most, or, if ctx has a
-// deadline still to come, by this deadline. If something may be left on the backend, the error matches [ErrUnknown] and says how much; it
-// matches context.DeadlineExceeded if the time was too short. Locks on a backend out of reach are free when their TTL is over. Further
-// calls of Close wait for the first.
+// Close ends the client: waiting calls return ErrClosed, leases end, held locks
+// are unlocked, and goroutines end. As Unlock does, Close ignores the
+// cancellation of ctx, which is often the reason why a program ends. Close
+// returns after 5 s at most, or, if ctx has a deadline still to come, by this
+// deadline. If something may be left on the backend, the error matches
+// [ErrUnknown] and says how much; it matches context.DeadlineExceeded if the
+// time was too short. Locks on a backend out of reach are free when their TTL
+// is over. Further calls of Close wait for the first.
 func (c *Client) Close(ctx context.Context) error {
 	ctx, cancel := leaving(ctx)
 	defer cancel()
@@ -379,8 +382,9 @@ func (c *Client) Close(ctx context.Context) error {
 	}
 }
 
-// closeMargin is how much earlier than Close the driver's Close ends, so that Close can return its error on a busy machine; or a fifth of the
-// time, if less.
+// closeMargin is how much earlier than Close the driver's Close ends, so that
+// Close can return its error on a busy machine; or a fifth of the time, if
+// less.
 const closeMargin = 500 * time.Millisecond
 
 func (c *Client) shutdown(ctx context.Context) {

@@ -56,7 +56,8 @@ func (w *watchdog) watch(h *hold) {
 	}
 }
 
-// renews reports whether requests of the watchdog tell that a hold was removed. For a fixed hold they do not move its end.
+// renews reports whether requests of the watchdog tell that a hold was removed.
+// For a fixed hold they do not move its end.
 func (w *watchdog) renews(h *hold) bool {
 	if h.req.Fixed {
 		return w.client.info.Detect == 0
@@ -64,8 +65,8 @@ func (w *watchdog) renews(h *hold) bool {
 	return !w.client.info.KeepsAlive
 }
 
-// watchEnd waits for the end of a hold that is not renewed from here, and asks for the hold after a pause if it lasts longer. Called with
-// lock.mu held.
+// watchEnd waits for the end of a hold that is not renewed from here, and asks
+// for the hold after a pause if it lasts longer. Called with lock.mu held.
 func (w *watchdog) watchEnd(h *hold, pause time.Duration) {
 	end := h.deadline()
 	if at := w.client.now() + moment(pause); at < end && w.renews(h) {

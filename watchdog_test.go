@@ -54,7 +54,8 @@ func TestFixedLeaseIsNotRenewedAndEndsByItself(t *testing.T) {
 	})
 }
 
-// TestRemovalOfAFixedLeaseIsTold has a client with a TTL of 10 s ask for fixed leases every third of that.
+// TestRemovalOfAFixedLeaseIsTold has a client with a TTL of 10 s ask for fixed
+// leases every third of that.
 func TestRemovalOfAFixedLeaseIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var answer atomic.Pointer[error]

@@ -100,8 +100,9 @@ type Lease interface {
 	// ErrNotHeld if the hold is over, and never brings a hold back to life. After any other error nothing has changed as far as the
 	// caller may assume. With Info.KeepsAlive, Renew is called only for fixed leases.
 	//
-	// A ttl of 0 asks whether the backend still has the hold, and changes nothing. Package dsync does so for fixed leases, and only
-	// if Info.Detect is 0.
+	// A ttl of 0 asks whether the backend still has the hold, and changes
+	// nothing. Package dsync does so for fixed leases, and only if Info.Detect
+	// is 0.
 	Renew(ctx context.Context, ttl time.Duration) error
 
 	// Release ends the hold, as rule 3 says. Package dsync calls Release once for a lease, also after an end on the local clock, when
@@ -131,8 +132,10 @@ type Info struct {
 	// Package dsync refuses other requests before they reach the driver.
 	MinTTL, MaxTTL, TTLUnit time.Duration
 
-	// Detect bounds the time until a holder learns of the removal of its hold by somebody else, with the backend in reach. 0 means
-	// that only a renewal tells, which package dsync sends every third of the TTL, for a fixed lease with a TTL of 0.
+	// Detect bounds the time until a holder learns of the removal of its hold
+	// by somebody else, with the backend in reach. 0 means that only a renewal
+	// tells, which package dsync sends every third of the TTL, for a fixed
+	// lease with a TTL of 0.
 	Detect time.Duration
 
 	// Late and LatePerTTL bound how long after its TTL the backend may still keep the hold of a vanished client, by accident or on

@@ -15,9 +15,12 @@ const RepeatFor = 30 * time.Minute
 // requests with one id the backend carries out the first to arrive, and the others have the same answer. The backend
 // knows an id for twice [RepeatFor]: half of the time for repeats, and the other half for late requests, on broken connections.
 //
-// An error that matches ErrUnavailable says that the change was not carried out, ErrUnknown or the error of ctx that perhaps it was, and
-// ErrClosed that Close has begun. An error that matches both ErrUnknown and ErrUnavailable says that the backend has carried the change out and
-// cannot make it safe for now, so package dsync does not repeat the change. As for Acquire, every call returns within a bounded time of the end of its ctx.
+// An error that matches ErrUnavailable says that the change was not carried
+// out, ErrUnknown or the error of ctx that perhaps it was, and ErrClosed that
+// Close has begun. An error that matches both ErrUnknown and ErrUnavailable
+// says that the backend has carried the change out and cannot make it safe for
+// now, so package dsync does not repeat the change. As for Acquire, every call
+// returns within a bounded time of the end of its ctx.
 type Latcher interface {
 	// SetLatch makes a latch with the count n, 1 or more. If there is a latch, SetLatch changes nothing and returns false.
 	SetLatch(ctx context.Context, name, id string, n int) (set bool, err error)

@@ -9,9 +9,11 @@ type Memory struct {
 	tokens map[string]int64
 }
 
-// Write admits a write by the holder with the token, and keeps the token, or returns ErrStale. A write that goes on after Write has
-// returned is not protected from one that begins meanwhile: hold a mutex of the resource over both. What the write depends on is read after
-// Write has returned, under the same mutex.
+// Write admits a write by the holder with the token, and keeps the token, or
+// returns ErrStale. A write that goes on after Write has returned is not
+// protected from one that begins meanwhile: hold a mutex of the resource over
+// both. What the write depends on is read after Write has returned, under the
+// same mutex.
 func (m *Memory) Write(name string, token uint64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

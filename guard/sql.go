@@ -13,11 +13,14 @@ import (
 //
 // The names of MySQL are binary because its texts are equal when they differ in case, in accents or in spaces at their end.
 //
-// Write and Read work in the transaction of the caller, together with what the token protects, so the check and the work are one, at every
-// isolation level. Call them first in the transaction, before the transaction reads the data that its writes depend on: what it has read
-// before may be older. A value that was read before the transaction began needs Enter before that read. After an error roll the transaction
-// back. A transaction that the database ended because of a conflict with another one gets the database's error, which is not ErrStale, and is
-// tried again as a whole, as ever.
+// Write and Read work in the transaction of the caller, together with what the
+// token protects, so the check and the work are one, at every isolation level.
+// Call them first in the transaction, before the transaction reads the data
+// that its writes depend on: what it has read before may be older. A value that
+// was read before the transaction began needs Enter before that read. After an
+// error roll the transaction back. A transaction that the database ended
+// because of a conflict with another one gets the database's error, which is
+// not ErrStale, and is tried again as a whole, as ever.
 type SQL struct{ dialect *dialect }
 
 // The databases: PostgreSQL 9.5 or later, SQLite 3.35 or later, MySQL 5.7 or later, or MariaDB 10.2 or later, and what speaks as they do.

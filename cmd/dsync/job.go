@@ -102,7 +102,8 @@ func (j *job) prepare() (err error) {
 	return err
 }
 
-// start lets the guard start the command, unless the time of the lease is over, or so short that the command would have to end at once.
+// start lets the guard start the command, unless the time of the lease is over,
+// or so short that the command would have to end at once.
 func (j *job) start() {
 	j.killAt = j.lease.Deadline().Add(-j.reserve)
 	if j.done.lost = j.mayNot(time.Now().Add(j.killAfter)); j.done.lost != nil {
@@ -299,7 +300,8 @@ func (j *job) gone() bool {
 	return len(all) > 0 || !adopts || j.guard.reaped // or else the guard reports it
 }
 
-// reap takes note of children that have ended. Where this process is the first of a container, some are nobody else's.
+// reap takes note of children that have ended. Where this process is the first
+// of a container, some are nobody else's.
 func (j *job) reap() {
 	for {
 		var status syscall.WaitStatus

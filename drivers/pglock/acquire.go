@@ -281,8 +281,9 @@ func (d *Driver) start(s *session, first step, l *lease) *operation {
 	return nil
 }
 
-// watch waits until the operation is settled, or returns why the wait ended before. It ends a session whose wait the server does not know: the
-// connection may hang, and the lock may have been granted to nobody.
+// watch waits until the operation is settled, or returns why the wait ended
+// before. It ends a session whose wait the server does not know: the connection
+// may hang, and the lock may have been granted to nobody.
 func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -94,8 +94,9 @@ func (s *session) start() {
 	s.timer = time.AfterFunc(s.ttl/3, s.tick)
 }
 
-// submit lets the session carry out an operation. It returns false if the session is over, hangs and would get more to do, or has let go of a lock
-// to be shared.
+// submit lets the session carry out an operation. It returns false if the
+// session is over, hangs and would get more to do, or has let go of a lock to
+// be shared.
 func (s *session) submit(op *operation) bool {
 	s.mu.Lock()
 	if s.over || s.left && op.after != nil || op.step == stamp && s.shares[op.key] == 0 {

@@ -25,10 +25,13 @@ const (
 
 // ghost is a hold that may be left on the server, or may come to be there, and that nobody wants.
 //
-// If a hold is absent, the request that makes it may still be on its way. So the cleaner asks again until the hold is found, or would be
-// over. For a place in a queue it asks until the server has answered, however long that takes. Close does not wait for so long: it closes all
-// connections, and then two answers that the hold is absent, to requests some time apart, are the end. Only the answers of the server make
-// time pass, since a server that stands still may carry the request out later.
+// If a hold is absent, the request that makes it may still be on its way. So
+// the cleaner asks again until the hold is found, or would be over. For a place
+// in a queue it asks until the server has answered, however long that takes.
+// Close does not wait for so long: it closes all connections, and then two
+// answers that the hold is absent, to requests some time apart, are the end.
+// Only the answers of the server make time pass, since a server that stands
+// still may carry the request out later.
 type ghost struct {
 	cleaner.Ghost
 	name, hold string
@@ -167,8 +170,9 @@ func (g *ghost) forgotten(err error, now int64) bool {
 	return now > g.until+int64(outOfReach)
 }
 
-// vanished takes the answer that the hold is absent, to a request that was sent at some time after all connections were closed, and reports
-// whether no request for the hold can arrive any more.
+// vanished takes the answer that the hold is absent, to a request that was sent
+// at some time after all connections were closed, and reports whether no
+// request for the hold can arrive any more.
 func (g *ghost) vanished(severed, sent int64) bool {
 	switch {
 	case severed == 0, sent <= severed:

@@ -84,8 +84,8 @@ func TestCloseSaysWhatIsLeft(t *testing.T) {
 	}
 }
 
-// TestCloseAfterARequestOfUnknownOutcome: once the server answers again, Close does not wait for the end of the TTL of what may have been
-// granted.
+// TestCloseAfterARequestOfUnknownOutcome: once the server answers again, Close
+// does not wait for the end of the TTL of what may have been granted.
 func TestCloseAfterARequestOfUnknownOutcome(t *testing.T) {
 	s := testenv.Redis(t)
 	link := &wire.Wire{}
@@ -118,7 +118,8 @@ func TestCloseAfterARequestOfUnknownOutcome(t *testing.T) {
 	}
 }
 
-// TestCloseAfterAnOutageOfANode: callers gave up while one node of a cluster stood still, and then it was restarted.
+// TestCloseAfterAnOutageOfANode: callers gave up while one node of a cluster
+// stood still, and then it was restarted.
 func TestCloseAfterAnOutageOfANode(t *testing.T) {
 	cluster := testenv.RedisCluster(t, 3, 0)
 	other := clientOf(t, clusterURL(cluster))

@@ -7,10 +7,12 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// Close implements driver.Driver. It returns nil when nothing is left on the server, or when holds that are left are over by their TTLs. A
-// place in the queue of a fair lock has no TTL: while the server does not answer, Close waits for ctx. If ctx ends first, Close
-// returns ErrUnknown, and never before. A proxy that holds requests back for more than two seconds after the end of their connection may
-// still leave a hold behind, until its TTL.
+// Close implements driver.Driver. It returns nil when nothing is left on the
+// server, or when holds that are left are over by their TTLs. A place in the
+// queue of a fair lock has no TTL: while the server does not answer, Close
+// waits for ctx. If ctx ends first, Close returns ErrUnknown, and never before.
+// A proxy that holds requests back for more than two seconds after the end of
+// their connection may still leave a hold behind, until its TTL.
 func (d *Driver) Close(ctx context.Context) error {
 	if err := d.life.Close(); err != nil {
 		return err

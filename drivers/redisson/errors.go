@@ -30,7 +30,8 @@ var permissionCodes = []string{"NOPERM", "NOAUTH", "WRONGPASS"}
 // command.
 const deniedInScript = "The user executing the script can't"
 
-// unknownInScript begins the errors by which servers refuse a command of a script that they do not know.
+// unknownInScript begins the errors by which servers refuse a command of a
+// script that they do not know.
 const unknownInScript = "Unknown Redis command called from"
 
 // fault makes the error of a call out of the error of a request about name. Doubt says that the request was perhaps carried out, or may

@@ -41,7 +41,8 @@ func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []cal
 	if len(unknown) == 0 {
 		return results, acks
 	}
-	// Where replicas are missing, the limit has passed: WAIT waits for them also behind a script that was not known.
+	// Where replicas are missing, the limit has passed: WAIT waits for them
+	// also behind a script that was not known.
 	rest, acks := d.sendAll(ctx, client, again, replicas, d.options.WaitLimit-time.Since(begun))
 	for i, result := range rest {
 		results[unknown[i]] = result
@@ -55,8 +56,8 @@ func notRenewed(result rueidis.RedisResult) bool {
 	return err == nil && strings.IndexByte(answers, replicaAnswer) >= 0
 }
 
-// sendAll sends the requests, and behind them WAIT with a limit, which counts the writes of its own connection: the library uses one connection
-// for all.
+// sendAll sends the requests, and behind them WAIT with a limit, which counts
+// the writes of its own connection: the library uses one connection for all.
 func (d *Driver) sendAll(ctx context.Context, client rueidis.Client, cmds []rueidis.Completed, replicas int, limit time.Duration) ([]rueidis.RedisResult, int) {
 	if replicas == 0 {
 		return d.doMulti(ctx, client, cmds), 0

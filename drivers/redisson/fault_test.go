@@ -232,8 +232,9 @@ func TestRenewOfALostHoldDoesNotBringItBack(t *testing.T) {
 	}
 }
 
-// TestOverwritten has somebody write something else over the key of a lock. No hold of any mode is left then, which each call says at once, and
-// nothing to clean up.
+// TestOverwritten has somebody write something else over the key of a lock. No
+// hold of any mode is left then, which each call says at once, and nothing to
+// clean up.
 func TestOverwritten(t *testing.T) {
 	s := testenv.Redis(t)
 	ctx := t.Context()

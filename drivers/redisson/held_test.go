@@ -102,7 +102,8 @@ func keepBusy(t *testing.T, s *testenv.RedisServer) (stop func()) {
 	}
 }
 
-// TestKeyThatSomebodyOverwrote: the holder of a lock whose keys are overwritten by hand has lost it, in every mode.
+// TestKeyThatSomebodyOverwrote: the holder of a lock whose keys are overwritten
+// by hand has lost it, in every mode.
 func TestKeyThatSomebodyOverwrote(t *testing.T) {
 	for _, query := range []string{"", "?fair=true"} {
 		s := testenv.Redis(t)

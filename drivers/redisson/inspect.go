@@ -16,9 +16,11 @@ import (
 // modeField is the field that a read-write lock of Redisson has beside its holds.
 const modeField = "mode"
 
-// Inspect implements driver.Inspector. Status.Owner, Note and Process are known for holders of this driver with tokens.
-// Status.Waiters counts the clients that listen for the end of the hold, or, for a fair lock, the places in its queue. If the name is sealed, it does not
-// count programs that have just been told so, and Inspect takes up to 1.5 s longer.
+// Inspect implements driver.Inspector. Status.Owner, Note and Process are known
+// for holders of this driver with tokens. Status.Waiters counts the clients
+// that listen for the end of the hold, or, for a fair lock, the places in its
+// queue. If the name is sealed, it does not count programs that have just been
+// told so, and Inspect takes up to 1.5 s longer.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
 	if err := d.admin(ctx, name); err != nil {
 		return driver.Status{}, err

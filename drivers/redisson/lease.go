@@ -280,8 +280,9 @@ func (d *Driver) has(ctx context.Context, r *driver.Request) (bool, error) {
 	return true, nil
 }
 
-// overwritten reports whether a request failed because another user wrote something else to the key of a hold. The error may also be about a key
-// that belongs to the lock, such as a queue: then the server still has the hold.
+// overwritten reports whether a request failed because another user wrote
+// something else to the key of a hold. The error may also be about a key that
+// belongs to the lock, such as a queue: then the server still has the hold.
 func (d *Driver) overwritten(ctx context.Context, r *driver.Request, err error) bool {
 	if !isWrongType(err) {
 		return false

@@ -52,8 +52,10 @@ var keyPrefixes = []string{fencePrefix, holderPrefix, turnPrefix, markPrefix, to
 // readHold is part of the keys of the holds of Redisson's read locks.
 const readHold = ":rwlock_timeout:"
 
-// checkName returns an error for names that cannot be locked: names that share keys and channels with another name and keys of other names, since
-// different names are different locks, and, in a cluster, names whose keys would live in different slots.
+// checkName returns an error for names that cannot be locked: names that share
+// keys and channels with another name and keys of other names, since different
+// names are different locks, and, in a cluster, names whose keys would live in
+// different slots.
 func (d *Driver) checkName(name string) error {
 	if strings.IndexByte(name, '{') >= 0 {
 		if inner, is := strings.CutPrefix(name, "{"); is && strings.HasSuffix(inner, "}") && strings.IndexByte(inner, '{') < 0 {

@@ -267,7 +267,8 @@ func TestManyPermitsAreRenewedAsLocksAre(t *testing.T) {
 	}
 }
 
-// TestLimitThatJavaMakesPermanent: addPermits of Redisson is a SET, which drops the TTL of a limit that a grant made.
+// TestLimitThatJavaMakesPermanent: addPermits of Redisson is a SET, which drops
+// the TTL of a limit that a grant made.
 func TestLimitThatJavaMakesPermanent(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)

@@ -71,8 +71,9 @@ func TestDeadReader(t *testing.T) {
 // javaReader is the field of a reader of Redisson.
 const javaReader = "8743c9c0-0795-4907-87fd-6c719a6b4586:41"
 
-// TestReaderOfJava has a count and a key for each hold. Redisson does not renew all of these keys: a reader of Java lives as long as the
-// lock, with its keys or without.
+// TestReaderOfJava has a count and a key for each hold. Redisson does not renew
+// all of these keys: a reader of Java lives as long as the lock, with its keys
+// or without.
 func TestReaderOfJava(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
@@ -111,7 +112,8 @@ func TestReaderOfJava(t *testing.T) {
 	}
 }
 
-// TestHoldBesideModeOfJava: Java's read-write lock is granted beside a lock of dsync, whose hash then has a mode. The hold stays.
+// TestHoldBesideModeOfJava: Java's read-write lock is granted beside a lock of
+// dsync, whose hash then has a mode. The hold stays.
 func TestHoldBesideModeOfJava(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
@@ -123,8 +125,9 @@ func TestHoldBesideModeOfJava(t *testing.T) {
 	release(t, l)
 }
 
-// TestDeadReaderOfJava: readers of dsync come and go, so that the lock never ends, until one waits to write. Then no more come, and the dead
-// reader is over when the lock ends, by the TTL of the last reader.
+// TestDeadReaderOfJava: readers of dsync come and go, so that the lock never
+// ends, until one waits to write. Then no more come, and the dead reader is
+// over when the lock ends, by the TTL of the last reader.
 func TestDeadReaderOfJava(t *testing.T) {
 	s := testenv.Redis(t)
 	d, other := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s", s.Addr)

@@ -32,15 +32,22 @@
 //
 // # On the server
 //
-// A lock is a hash under its plain name, with one field, the identity of the hold. The last token is in a key next to it, and the end
-// of a hold is published on a channel of the name. With tokens, another key tells about the holder (owner, host, process id and note), for
-// an hour, or for as long as the hold lasts. A name with a { keeps its place in a cluster by its hash tag, as in Redisson;
-// names whose braces are no hash tag ("a{b", "a}b", "{}x") are refused in a cluster, and everywhere names of keys that belong to other locks
-// ("dsync_fence:{x}") and names in braces ("{x}"), which share keys and channels with the name inside.
+// A lock is a hash under its plain name, with one field, the identity of the
+// hold. The last token is in a key next to it, and the end of a hold is
+// published on a channel of the name. With tokens, another key tells about the
+// holder (owner, host, process id and note), for an hour, or for as long as the
+// hold lasts. A name with a { keeps its place in a cluster by its hash tag, as
+// in Redisson; names whose braces are no hash tag ("a{b", "a}b", "{}x") are
+// refused in a cluster, and everywhere names of keys that belong to other locks
+// ("dsync_fence:{x}") and names in braces ("{x}"), which share keys and
+// channels with the name inside.
 //
-// In the modes Read and Write the hash has a field mode, in the form of RReadWriteLock: a field for each hold and, for each Read, a key too,
-// which ends with the Read. The field of a Read ends in ":read": any other reader is one of Java, and lasts as long as the hash. The read-write lock has a channel of its own. The key dsync_intent says for 6 s that somebody waits to write, so
-// that further readers wait too.
+// In the modes Read and Write the hash has a field mode, in the form of
+// RReadWriteLock: a field for each hold and, for each Read, a key too, which
+// ends with the Read. The field of a Read ends in ":read": any other reader is
+// one of Java, and lasts as long as the hash. The read-write lock has a channel
+// of its own. The key dsync_intent says for 6 s that somebody waits to write,
+// so that further readers wait too.
 //
 // In the mode Permit the name is the number of permits that are free, in the form of RPermitExpirableSemaphore, and a sorted set has the end of
 // each that is held, by the server's clock. They have a channel of their own. A request is for 1,000 permits at most.
@@ -73,9 +80,11 @@
 // database, which is then refused. Status.Waiters and Contended count the waiters
 // of all databases.
 //
-// docs/security.md lists the rights that a user of the server needs. Beside these, select serves databases other than 0,
-// cluster|slots, cluster|shards, spublish and ssubscribe serve clusters, wait serves WaitReplicas, info shows
-// eviction, and pubsub tells the kind of messages in a cluster and the number of waiters.
+// docs/security.md lists the rights that a user of the server needs. Beside
+// these, select serves databases other than 0, cluster|slots, cluster|shards,
+// spublish and ssubscribe serve clusters, wait serves WaitReplicas, info shows
+// eviction, and pubsub tells the kind of messages in a cluster and the number
+// of waiters.
 //
 // # An example
 //
@@ -98,8 +107,10 @@
 // A primary that is cut off grants locks until it notices; min-replicas-to-write 1 and a short min-replicas-max-lag bound this time. The
 // server's clock ends holds: if it jumps, holds end early or late. Where this matters, use the tokens.
 //
-// Do not use one name for several kinds of Redisson's objects: Java's read-write lock is granted beside a lock of the same name, and its unlock
-// can remove that lock's hold. With this driver the kinds exclude each other. Where Java uses RReadWriteLock, use Write or write=true.
+// Do not use one name for several kinds of Redisson's objects: Java's
+// read-write lock is granted beside a lock of the same name, and its unlock can
+// remove that lock's hold. With this driver the kinds exclude each other. Where
+// Java uses RReadWriteLock, use Write or write=true.
 //
 // docs/redisson.md lists the differences between versions of Redisson: a cluster with Redisson before 3.28 needs PubSubBoth, and
 // with Redisson before 3.32 waiters for the fair lock may sleep for ever.
@@ -175,8 +186,10 @@ type Options struct {
 	// waiter that dies can hold up those behind it for a while: see docs/redisson.md.
 	Fair bool
 
-	// Write makes every Lock a Write, so that a Lock excludes readers and writers of Java's RReadWriteLock too. Java's read-write lock is
-	// granted beside a plain lock of the same name. Write and Fair exclude each other: the queue of the fair lock is for Lock alone.
+	// Write makes every Lock a Write, so that a Lock excludes readers and
+	// writers of Java's RReadWriteLock too. Java's read-write lock is granted
+	// beside a plain lock of the same name. Write and Fair exclude each other:
+	// the queue of the fair lock is for Lock alone.
 	Write bool
 
 	// WaitReplicas is how many replicas have to confirm a grant or a renewal before it counts. A grant with fewer confirmations within

@@ -246,8 +246,9 @@ func TestRenewalBehindOneAddress(t *testing.T) {
 	}
 }
 
-// TestWaitReplicasOfALatch: a change that no replica confirms is carried out, and is not repeated. A server that does not know the script costs
-// no second wait.
+// TestWaitReplicasOfALatch: a change that no replica confirms is carried out,
+// and is not repeated. A server that does not know the script costs no second
+// wait.
 func TestWaitReplicasOfALatch(t *testing.T) {
 	const limit = 2 * time.Second
 	s := testenv.Redis(t)

@@ -112,7 +112,8 @@ func (d *Driver) run(ctx context.Context, name string, c call) (int64, error) {
 	return answer, err
 }
 
-// runReplicated is run, with an error of its own if the server has changed something, and too few replicas have confirmed it.
+// runReplicated is run, with an error of its own if the server has changed
+// something, and too few replicas have confirmed it.
 func (d *Driver) runReplicated(ctx context.Context, name string, c call) (answer int64, lacking, err error) {
 	result, acks := d.evalReplicated(ctx, c)
 	answer, err = result.ToInt64()

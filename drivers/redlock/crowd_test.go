@@ -30,7 +30,8 @@ func openMany(tb testing.TB, n int, url string) []*Driver {
 	return drivers
 }
 
-// waitFor has each driver wait for the lock x, which is held, and returns when all have subscribed to the messages of a release.
+// waitFor has each driver wait for the lock x, which is held, and returns when
+// all have subscribed to the messages of a release.
 func waitFor(tb testing.TB, drivers []*Driver) []*drivertest.Waiter {
 	tb.Helper()
 	var waiters []*drivertest.Waiter
@@ -43,8 +44,8 @@ func waitFor(tb testing.TB, drivers []*Driver) []*drivertest.Waiter {
 	return waiters
 }
 
-// listens reports whether a driver is subscribed to the messages of the lock x, on whichever node: to a busy machine the first one may seem
-// impaired.
+// listens reports whether a driver is subscribed to the messages of the lock x,
+// on whichever node: to a busy machine the first one may seem impaired.
 func listens(d *Driver) bool {
 	for _, e := range d.ears {
 		if t := e.JoinActive("x"); t != nil {
@@ -156,7 +157,8 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// TestDeadWaiters: waiters that are dead hold up nobody, whether or not the end of the hold is told.
+// TestDeadWaiters: waiters that are dead hold up nobody, whether or not the end
+// of the hold is told.
 func TestDeadWaiters(t *testing.T) {
 	const dead, alive = 5, 3
 	for _, how := range []string{"frozen", "cut off", "gone"} {

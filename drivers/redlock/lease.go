@@ -233,8 +233,9 @@ func (l *lease) Release(ctx context.Context) error {
 	}
 }
 
-// expectOthers has the driver listen for a while to messages of a name that others wait for, and note how many these are. If the driver wants
-// the name again it asks as a waiter that came last: see standBack.
+// expectOthers has the driver listen for a while to messages of a name that
+// others wait for, and note how many these are. If the driver wants the name
+// again it asks as a waiter that came last: see standBack.
 func (d *Driver) expectOthers(l *lease) {
 	l.mu.Lock()
 	contended, crowd := l.contended, l.crowd

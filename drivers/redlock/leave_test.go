@@ -101,7 +101,8 @@ func TestCloseSaysWhatIsLeft(t *testing.T) {
 	}
 }
 
-// TestNodesWithoutACommand: nodes without EVALSHA grant nothing on one server. On several a value stays until its TTL.
+// TestNodesWithoutACommand: nodes without EVALSHA grant nothing on one server.
+// On several a value stays until its TTL.
 func TestNodesWithoutACommand(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		c, err := dsync.Open(t.Context(), startNodes(t, n, "--rename-command", "EVALSHA", "").url()+settled, nil)
@@ -122,8 +123,9 @@ func TestNodesWithoutACommand(t *testing.T) {
 	}
 }
 
-// TestKeyThatSomebodyOverwrote: the holder of a lock whose key is overwritten by hand has lost it, and a waiter is granted the lock when the
-// key is removed.
+// TestKeyThatSomebodyOverwrote: the holder of a lock whose key is overwritten
+// by hand has lost it, and a waiter is granted the lock when the key is
+// removed.
 func TestKeyThatSomebodyOverwrote(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		for _, write := range [][]string{{"SET", "x", "other"}, {"EVAL", "redis.call('DEL', KEYS[1]) return redis.call('HSET', KEYS[1], 'a', 'b')", "1", "x"}} {

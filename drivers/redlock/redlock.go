@@ -79,11 +79,15 @@
 // of answers, so a slow, frozen or dead node costs nothing. A deletion goes to a node only after the node's answer to the request for the
 // value; where a broken connection leaves the answer unclear, the next connection settles the question.
 //
-// The deletion also publishes an empty message on the channel dsync_redlock: followed by the name. All waiters for a name listen on one
-// node, determined by the name. With a message each waiting client asks this node, and the other nodes only after its grant. So waiters do
-// not share out the votes, and a release costs a request of each waiting client. A client that had the lock lets the others ask first, as
-// long as it has not heard as many releases as there were waiters. Every waiter also asks one node now and then, up to 7 times a second,
-// because other libraries send no message and the locks of a dead client expire.
+// The deletion also publishes an empty message on the channel dsync_redlock:
+// followed by the name. All waiters for a name listen on one node, determined
+// by the name. With a message each waiting client asks this node, and the other
+// nodes only after its grant. So waiters do not share out the votes, and a
+// release costs a request of each waiting client. A client that had the lock
+// lets the others ask first, as long as it has not heard as many releases as
+// there were waiters. Every waiter also asks one node now and then, up to 7
+// times a second, because other libraries send no message and the locks of a
+// dead client expire.
 //
 // # An example
 //

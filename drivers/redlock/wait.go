@@ -26,9 +26,11 @@ func (d *Driver) attempt(r *driver.Request, number int) *lease {
 
 const attemptMark = "#"
 
-// wait asks one node again whenever the lock may have become free, and the other nodes only if the one grants. So waiters do not
-// share out the votes, and cost little. A waiter that was woken and then cannot ask wakes another waiter of this process. Crowd is how many
-// others waited when this client last had the lock.
+// wait asks one node again whenever the lock may have become free, and the
+// other nodes only if the one grants. So waiters do not share out the votes,
+// and cost little. A waiter that was woken and then cannot ask wakes another
+// waiter of this process. Crowd is how many others waited when this client last
+// had the lock.
 func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redistopic.Topic, crowd int) (*lease, error) {
 	if t == nil {
 		t = d.ears[first].Join(r.Name)
@@ -84,8 +86,10 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 	}
 }
 
-// standBack is how long a client lets others ask first, who have waited for longer: so many of those who waited when it last had the lock may not
-// have had it since. Without this the same few clients are granted the lock again and again, since messages reach them first.
+// standBack is how long a client lets others ask first, who have waited for
+// longer: so many of those who waited when it last had the lock may not have
+// had it since. Without this the same few clients are granted the lock again
+// and again, since messages reach them first.
 func standBack(others int) time.Duration {
 	return min(time.Duration(max(others, 0))*standBackEach, longestStandBack)
 }

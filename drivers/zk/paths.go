@@ -157,9 +157,11 @@ func contenderOf(child string) (c contender, ok bool) {
 	return contender{}, false
 }
 
-// before reports whether a contender comes before another. The driver has no nodes with
-// the largest number or negative ones (errLastNumber); those of other libraries come last. A thread of Curator with
-// the write lock takes the read lock by a node with the number of its writer; other equal numbers were made by hand.
+// before reports whether a contender comes before another. The driver has no
+// nodes with the largest number or negative ones (errLastNumber); those of
+// other libraries come last. A thread of Curator with the write lock takes the
+// read lock by a node with the number of its writer; other equal numbers were
+// made by hand.
 func (c contender) before(other contender) bool {
 	switch {
 	case c.seq != other.seq:

@@ -39,8 +39,10 @@ const (
 	pathExtra = 4
 )
 
-// session carries locks of one TTL. The library keeps the session alive every third of the TTL, and keep learns until when the session
-// lasts for sure. Once this end has passed, the session is given up: the only request from then on is the one to end the session.
+// session carries locks of one TTL. The library keeps the session alive every
+// third of the TTL, and keep learns until when the session lasts for sure. Once
+// this end has passed, the session is given up: the only request from then on
+// is the one to end the session.
 type session struct {
 	driver *Driver
 	class  time.Duration // the timeout to ask for

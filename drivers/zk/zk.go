@@ -34,14 +34,20 @@
 // with 256 tokens from 256 times the id of the last transaction in the answer. Client 2 is alone at its release, so the node of the name
 // goes as well.
 //
-// A node is ephemeral: it goes with the session of its client, which the driver keeps alive. The locks of one TTL share a session, whose
-// timeout is the TTL. A session carries nodes with paths of at most 512 KiB, because the transaction that ends the session lists the
-// paths, and no server can read a transaction of more than twice jute.maxbuffer. Further nodes are on further sessions. The server bounds
-// timeouts, usually to between 2 and 20 ticks of 2 seconds; Info tells the bounds, and other TTLs are refused. A lock with an expiry of
-// its own is on a session of its TTL or up to a quarter more, and the driver removes
-// the node in time. The driver makes its own sessions, because a session without an answer for its TTL has to be given up for good,
-// and a connection of the library tells neither the timeout that the server granted nor when the server last answered. To be sure that the
-// leader keeps a session takes several requests: a session whose requests take more than an eighth of the TTL for long is given up as well.
+// A node is ephemeral: it goes with the session of its client, which the driver
+// keeps alive. The locks of one TTL share a session, whose timeout is the TTL.
+// A session carries nodes with paths of at most 512 KiB, because the
+// transaction that ends the session lists the paths, and no server can read a
+// transaction of more than twice jute.maxbuffer. Further nodes are on further
+// sessions. The server bounds timeouts, usually to between 2 and 20 ticks of 2
+// seconds; Info tells the bounds, and other TTLs are refused. A lock with an
+// expiry of its own is on a session of its TTL or up to a quarter more, and the
+// driver removes the node in time. The driver makes its own sessions, because a
+// session without an answer for its TTL has to be given up for good, and a
+// connection of the library tells neither the timeout that the server granted
+// nor when the server last answered. To be sure that the leader keeps a session
+// takes several requests: a session whose requests take more than an eighth of
+// the TTL for long is given up as well.
 //
 // # Readers and writers
 //
@@ -94,14 +100,20 @@
 //
 // # How long a session lasts
 //
-// Expires counts from requests that the leader of the ensemble has certainly heard of while it led. Most answers say nothing of the
-// leader: a server that is cut off from the others goes on answering for some ticks. So every quarter of the TTL the driver asks the
-// leader twice, with at most eight requests in a TTL: six are syncs, which cost little, and two are transactions without a change, which
-// the servers write to their logs; and the library sends three pings. Right after a round of requests a session lasts for three quarters
-// of its TTL, and right before one for half. If a server leaves such a request without an answer for half of the time left, the driver
-// goes on to the next server of the URL. It also does so 2 seconds after a request that a caller, a waiter or Close needs, if the server has said
-// nothing since: the session goes on by a new connection. On slow servers this time doubles, up to 16 seconds. So URLs should name all servers: a client of a single server loses its locks when the server is
-// cut off, and is told before anybody else is granted them.
+// Expires counts from requests that the leader of the ensemble has certainly
+// heard of while it led. Most answers say nothing of the leader: a server that
+// is cut off from the others goes on answering for some ticks. So every quarter
+// of the TTL the driver asks the leader twice, with at most eight requests in a
+// TTL: six are syncs, which cost little, and two are transactions without a
+// change, which the servers write to their logs; and the library sends three
+// pings. Right after a round of requests a session lasts for three quarters of
+// its TTL, and right before one for half. If a server leaves such a request
+// without an answer for half of the time left, the driver goes on to the next
+// server of the URL. It also does so 2 seconds after a request that a caller, a
+// waiter or Close needs, if the server has said nothing since: the session goes
+// on by a new connection. On slow servers this time doubles, up to 16 seconds.
+// So URLs should name all servers: a client of a single server loses its locks
+// when the server is cut off, and is told before anybody else is granted them.
 //
 // Servers have to ping each other at least four times in the shortest timeout of a session, as they do with minSessionTimeout at its
 // default of two ticks, or above. With a lower one, or for clients of an observer behind a follower, TTLs should be of six ticks or more.

@@ -160,9 +160,11 @@ func sever(c net.Conn) {
 	c.Close()
 }
 
-// RefusedCommand returns an error that matches fs.ErrPermission if a server answered that it does not know a command, which an administrator
-// may have renamed. Otherwise RefusedCommand returns nil. The server has done nothing. The text of its own error is left out because it
-// quotes the arguments of the command, such as a script.
+// RefusedCommand returns an error that matches fs.ErrPermission if a server
+// answered that it does not know a command, which an administrator may have
+// renamed. Otherwise RefusedCommand returns nil. The server has done nothing.
+// The text of its own error is left out because it quotes the arguments of the
+// command, such as a script.
 func RefusedCommand(answer *rueidis.RedisError) error {
 	text, unknown := strings.CutPrefix(answer.Error(), "unknown command ") // the library leaves out the ERR before it
 	if !unknown {

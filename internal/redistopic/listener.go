@@ -351,8 +351,9 @@ func (h *hub) poke() {
 	}
 }
 
-// readerEnded is the message that a reader has ended beside other readers, which concerns only watchers. To Redisson it is a number without a
-// meaning, and no message about permits, which has their number, is the same.
+// readerEnded is the message that a reader has ended beside other readers,
+// which concerns only watchers. To Redisson it is a number without a meaning,
+// and no message about permits, which has their number, is the same.
 const readerEnded = "9000000000000000000"
 
 // heard takes a message. Counts says that no other message tells of the same event.

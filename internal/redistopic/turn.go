@@ -67,13 +67,16 @@ const (
 	// unknownLeft is told in place of a time that is not known.
 	unknownLeft = 1_000_000 * time.Second
 
-	// A message that the name is held begins with heldMark and the label of the database, if that is known. Ten digits follow with the milliseconds
-	// that are left, and six with the ticket modulo ticketsTold. To Redisson it is a number without a meaning.
+	// A message that the name is held begins with heldMark and the label of the
+	// database, if that is known. Ten digits follow with the milliseconds that
+	// are left, and six with the ticket modulo ticketsTold. To Redisson it is a
+	// number without a meaning.
 	ticketsTold = 1_000_000
 	timesTold   = 10_000_000_000
 	heldMark    = "-"
 
-	// lastLabel is the greatest label of a database with which a message is a number of 64 bits, and lastZeros the most zeros in a ReleaseMessage.
+	// lastLabel is the greatest label of a database with which a message is a
+	// number of 64 bits, and lastZeros the most zeros in a ReleaseMessage.
 	lastLabel = 900
 	lastZeros = 16
 )

@@ -193,7 +193,8 @@ func readersAreRenewed(t *testing.T, b *bed) {
 	b.gone(t, name)
 }
 
-// locksOfGoWrite: with write=true the read-write lock of Java and each Lock of Go exclude each other.
+// locksOfGoWrite: with write=true the read-write lock of Java and each Lock of
+// Go exclude each other.
 func locksOfGoWrite(t *testing.T, b *bed) {
 	c := b.client(t, "&write=true")
 	for _, kind := range []string{"read", "write"} {
@@ -214,8 +215,10 @@ func locksOfGoWrite(t *testing.T, b *bed) {
 	}
 }
 
-// javaBesideALock is what redisson.md warns of: the read-write lock of Java is granted beside a lock of Go. The end of a read removes the hold of
-// Go; the end of a write leaves it, and a mark by which the name counts as read until the hash ends.
+// javaBesideALock is what redisson.md warns of: the read-write lock of Java is
+// granted beside a lock of Go. The end of a read removes the hold of Go; the
+// end of a write leaves it, and a mark by which the name counts as read until
+// the hash ends.
 func javaBesideALock(t *testing.T, b *bed) {
 	c := b.client(t, "&ttl="+shortWatchdog.String())
 	read, written := fresh("beside"), fresh("beside")
@@ -249,7 +252,8 @@ func (b *bed) heldBeside(tb testing.TB, name string) string {
 	return ""
 }
 
-// TestReadersOfJavaStay runs one scenario with a version of Redisson that lets keys of readers lapse.
+// TestReadersOfJavaStay runs one scenario with a version of Redisson that lets
+// keys of readers lapse.
 func TestReadersOfJavaStay(t *testing.T) {
 	t.Parallel()
 	for _, version := range agent.Versions(agent.Lapses) {
@@ -257,8 +261,10 @@ func TestReadersOfJavaStay(t *testing.T) {
 	}
 }
 
-// javaReadersStay: Redisson renews the lock of a reader, but from 3.44 to 3.52 not all keys of a client that reads two names or re-enters a
-// read, and before 3.44 not the key of a thread that wrote first. Such a reader still keeps writers of Java out, and those of Go.
+// javaReadersStay: Redisson renews the lock of a reader, but from 3.44 to 3.52
+// not all keys of a client that reads two names or re-enters a read, and before
+// 3.44 not the key of a thread that wrote first. Such a reader still keeps
+// writers of Java out, and those of Go.
 func javaReadersStay(t *testing.T, b *bed) {
 	c := b.client(t, "&ttl="+watchdog.String())
 	first, second, again, downgraded := fresh("stays"), fresh("stays"), fresh("stays"), fresh("stays")
@@ -290,8 +296,9 @@ func javaReadersStay(t *testing.T, b *bed) {
 	}
 }
 
-// javaReaderKilled: a dead reader of Java lasts as long as the lock, which nobody renews after the last living reader. Redisson before 4.4
-// renews the dead one, too, while one of its own reads.
+// javaReaderKilled: a dead reader of Java lasts as long as the lock, which
+// nobody renews after the last living reader. Redisson before 4.4 renews the
+// dead one, too, while one of its own reads.
 func javaReaderKilled(t *testing.T, b *bed) {
 	name := fresh("dead")
 	java, j := b.ownJava(t, "read", name)

@@ -9,8 +9,10 @@ import (
 	"strings"
 )
 
-// The versions of Redisson that the tests run with: an old one, one that finds out by chance whether a cluster has sharded channels, one
-// that lets keys of readers lapse while it renews their lock (as 3.44 to 3.52 do), and the newest that they were written for.
+// The versions of Redisson that the tests run with: an old one, one that finds
+// out by chance whether a cluster has sharded channels, one that lets keys of
+// readers lapse while it renews their lock (as 3.44 to 3.52 do), and the newest
+// that they were written for.
 const (
 	Old    = "3.19.1"
 	Middle = "3.27.2"
