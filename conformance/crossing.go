@@ -245,7 +245,7 @@ func closeCrossesQuestions(e *env) error {
 				names = append(names, n)
 			}
 			if !slices.Contains(names, name) {
-				return fmt.Errorf("List yields %q without an error, and not %q, which %s holds", names, name, holder.label)
+				return fmt.Errorf("the driver lists %q without an error, and not %q, which %s holds", names, name, holder.label)
 			}
 			return nil
 		})
@@ -255,7 +255,7 @@ func closeCrossesQuestions(e *env) error {
 		add("Latch", func(d *rawDriver, ctx context.Context) error {
 			left, err := d.latch(counted).backend.Latch(ctx, counted)
 			if err == nil && left != 3 {
-				return fmt.Errorf("Latch says that the count of %q is %d, want 3", counted, left)
+				return fmt.Errorf("the answer of Latch says that the count of %q is %d, want 3", counted, left)
 			}
 			return nil
 		})
@@ -331,7 +331,7 @@ func closeCrossesLeave(e *env) error {
 	_, err := d.cross(&crossed{what: "Leave", call: func(ctx context.Context) error { return leaver.Leave(ctx, l, e.long()) }}, true)
 	switch {
 	case err != nil && !errors.Is(err, driver.ErrUnknown):
-		return fmt.Errorf("Leave by %s returned %q when Close crossed it, want nil or ErrUnknown", d.label, err)
+		return fmt.Errorf("a call of Leave by %s returned %q when Close crossed it, want nil or ErrUnknown", d.label, err)
 	case len(h.lost()) > 0:
 		return fmt.Errorf("%s was told that a hold which it was leaving is lost: %w", d.label, h.lost()[0])
 	}

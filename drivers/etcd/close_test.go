@@ -31,7 +31,7 @@ func beginClose(tb testing.TB, d *etcd.Driver) (closed <-chan error) {
 
 // closeBeside holds a lock with a lease of its own, has Close cross a call whose
 // answer is held back, and returns the errors of both and the keys that are left.
-func closeBeside(t *testing.T, call func(d *etcd.Driver, l driver.Lease) error) (called, closed error, left []string) {
+func closeBeside(t *testing.T, call func(d *etcd.Driver, l driver.Lease) error) (left []string, called, closed error) {
 	t.Helper()
 	s := testenv.Etcd(t)
 	link, addr := testenv.Wire(t, s.Addr)
@@ -47,12 +47,13 @@ func closeBeside(t *testing.T, call func(d *etcd.Driver, l driver.Lease) error) 
 	closing := beginClose(t, d)
 	testenv.Eventually(t, func() bool { return leaseOf(t, c, key) != before }, "the key has moved")
 	link.Heal()
-	return <-returned, <-closing, keys(t, c, "a/")
+	called, closed = <-returned, <-closing
+	return keys(t, c, "a/"), called, closed
 }
 
 // TestCloseBesideLeave has Close cross a Leave, whose hold Close must not end.
 func TestCloseBesideLeave(t *testing.T) {
-	called, closed, left := closeBeside(t, func(d *etcd.Driver, l driver.Lease) error { return d.Leave(guard(t), l, 15*time.Second) })
+	left, called, closed := closeBeside(t, func(d *etcd.Driver, l driver.Lease) error { return d.Leave(guard(t), l, 15*time.Second) })
 	if called != nil || closed != nil {
 		t.Errorf("Leave: %v; Close: %v", called, closed)
 	}
@@ -64,7 +65,7 @@ func TestCloseBesideLeave(t *testing.T) {
 // TestCloseBesideRenew has Close cross a renewal. Close then has to revoke the
 // lease that the renewal moved the key to.
 func TestCloseBesideRenew(t *testing.T) {
-	called, closed, left := closeBeside(t, func(d *etcd.Driver, l driver.Lease) error { return l.Renew(guard(t), time.Minute) })
+	left, called, closed := closeBeside(t, func(d *etcd.Driver, l driver.Lease) error { return l.Renew(guard(t), time.Minute) })
 	if called != nil || closed != nil {
 		t.Errorf("Renew: %v; Close: %v", called, closed)
 	}
