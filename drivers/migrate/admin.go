@@ -68,8 +68,11 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if err == nil && rest.Held && rest.Hold == before.Hold {
 		err = to.ForceUnlock(ctx, name)
 	}
-	if errors.Is(err, driver.ErrNotHeld) {
+	switch {
+	case err == nil, errors.Is(err, driver.ErrNotHeld):
 		return nil
+	case errors.Is(err, driver.ErrUnknown):
+		return err
 	}
-	return err
+	return fmt.Errorf("%w: %w", driver.ErrUnknown, err) // the hold on from has ended
 }
