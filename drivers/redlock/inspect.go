@@ -175,6 +175,8 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	case d.single() && isSeal(h.value):
 		return driver.ErrSealed
 	}
-	_, err = d.ask(ctx, releaseText, name, h.value, channel(name))
+	if _, err = d.ask(ctx, releaseText, name, h.value, channel(name)); errors.Is(err, driver.ErrClosed) {
+		return fmt.Errorf("%w: %w", err, driver.ErrUnknown)
+	}
 	return err
 }

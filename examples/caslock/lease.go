@@ -35,8 +35,16 @@ func (l *lease) Expires() time.Time {
 	return l.end
 }
 
-// Renew carries out one renewal at a time, so the last answer is that of the last request.
+// Renew carries out one renewal at a time, so the last answer is that of the
+// last request. With a ttl of 0 it only looks whether the hold is there.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
+	if ttl == 0 {
+		now, err := l.driver.get(ctx, l.name)
+		if err == nil && now.Hold != l.record.Hold {
+			return driver.ErrNotHeld
+		}
+		return err
+	}
 	select {
 	case l.turn <- struct{}{}:
 		defer func() { <-l.turn }()
