@@ -60,6 +60,7 @@ func Checks() []Check {
 		orderChecks,
 		fencingChecks,
 		inspectChecks,
+		observeChecks,
 		migrationChecks,
 		sharingChecks,
 		permitChecks,

@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"errors"
+	"time"
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/memory"
@@ -41,6 +42,29 @@ var keepAliveMutants = []mutant{
 		mutate: hearing(func(f func(error), err error) {
 			if err != nil {
 				f(err)
+			}
+		}),
+	},
+	{
+		check:  "keepalive/session",
+		breaks: "a session is said to last for twice its TTL",
+		on:     memory.Options{KeepsAlive: true},
+		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
+			l.session = func() (time.Time, time.Duration) {
+				expires, ttl := l.Lease.(driver.SessionLease).Session()
+				return expires, 2 * ttl
+			}
+		}),
+	},
+	{
+		check:  "keepalive/session",
+		breaks: "the end of a session counts from the answer",
+		on:     memory.Options{KeepsAlive: true},
+		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
+			granted := time.Now()
+			l.session = func() (time.Time, time.Duration) {
+				_, ttl := l.Lease.(driver.SessionLease).Session()
+				return granted.Add(ttl), ttl
 			}
 		}),
 	},
