@@ -15,24 +15,22 @@ var lostMutants = []mutant{
 	{
 		check:  "faults/one-release",
 		breaks: "a release that gets no answer for the second time ends another hold of the client",
-		mutate: func() func(*memory.Driver) driver.Driver {
-			var unanswered atomic.Int64
-			return func(d *memory.Driver) driver.Driver {
-				var all fellowsOfClient
-				return &broken{Driver: d, lease: func(l *brokenLease) {
-					all.add(l)
-					l.release = func(ctx context.Context) error {
-						err := l.Lease.Release(ctx)
-						if errors.Is(err, driver.ErrUnknown) || ctx.Err() != nil {
-							if unanswered.Add(1) > 1 {
-								all.endOther(d, l)
-							}
+		mutate: func(d *memory.Driver) driver.Driver {
+			var all fellowsOfClient
+			return &broken{Driver: d, lease: func(l *brokenLease) {
+				all.add(l)
+				var unanswered atomic.Int64
+				l.release = func(ctx context.Context) error {
+					err := l.Lease.Release(ctx)
+					if errors.Is(err, driver.ErrUnknown) || ctx.Err() != nil {
+						if unanswered.Add(1) > 1 {
+							all.endOther(d, l)
 						}
-						return err
 					}
-				}}
-			}
-		}(),
+					return err
+				}
+			}}
+		},
 	},
 	{
 		check:  "faults/lost-grant",

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -60,12 +61,17 @@ var keepAliveMutants = []mutant{
 		check:  "keepalive/session",
 		breaks: "the end of a session counts from the answer",
 		on:     memory.Options{KeepsAlive: true},
-		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
-			granted := time.Now()
-			l.session = func() (time.Time, time.Duration) {
-				_, ttl := l.Lease.(driver.SessionLease).Session()
-				return granted.Add(ttl), ttl
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			called := time.Now()
+			l, err := d.Acquire(ctx, r)
+			if err != nil {
+				return nil, err
 			}
+			took := time.Since(called)
+			return &brokenLease{Lease: l, r: r, session: func() (time.Time, time.Duration) {
+				expires, ttl := l.(driver.SessionLease).Session()
+				return expires.Add(took), ttl
+			}}, nil
 		}),
 	},
 }

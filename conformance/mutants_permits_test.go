@@ -325,7 +325,7 @@ var permitMutants = []mutant{
 		breaks: "limits are compared in 16 bits",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			q := *r
-			if s, _ := d.Inspect(ctx, r.Name); r.Limit > 0 && s.Limit > 0 && (r.Limit-s.Limit)%(1<<16) == 0 {
+			if s, _ := d.Inspect(ctx, r.Name); r.Limit > 0 && s.Limit > 0 && r.Limit != s.Limit && (r.Limit-s.Limit)%(1<<16) == 0 {
 				q.Limit = 0
 			}
 			return d.Acquire(ctx, &q)

@@ -341,7 +341,7 @@ func deadAreNotListed(e *env) error {
 			}
 			return nil
 		}
-		h := a.hold(name, fixed, ttl(e.renewed()))
+		h := a.hold(name, fixed, ttl(e.allowed(2*e.ttl())))
 		if err := seen(true); err != nil {
 			return err
 		}

@@ -144,10 +144,10 @@ func limitStays(e *env) error {
 	has := func(when string) error {
 		for range 2 { // each time takes all permits and gives them back
 			for name, limit := range map[string]int{x: 3, y: 5, used: 4} {
-				if err := e.left(name, limit, limit); err != nil {
+				if err := e.outsider().start(name, permits(1, limit+1), noWait).wrongLimit(); err != nil {
 					return fmt.Errorf("%s: %w", when, err)
 				}
-				if err := e.outsider().start(name, permits(1, limit+1), noWait).wrongLimit(); err != nil {
+				if err := e.left(name, limit, limit); err != nil {
 					return fmt.Errorf("%s: %w", when, err)
 				}
 			}

@@ -16,7 +16,6 @@ import (
 var sharingChecks = []Check{
 	{"sharing/readers", "Any number of clients read a name at once, also by many holds of one client.", manyRead},
 	{"sharing/read-write", "While one reads a name nobody writes or locks it, and while one writes or locks it nobody else does anything with it, however often they ask.", modesExclude},
-	{"sharing/equal-owners", "Holds with one owner exclude each other as those of different owners do, in every mode.", equalOwnersExcludeInAllModes},
 	{"sharing/last-reader", "Who waits to write or to lock a name is granted it when the last reader has let go, and not before.", lastReader},
 	{"sharing/all-readers", "All who wait to read are granted the name when the one who writes or locks it lets go.", allReaders},
 	{"sharing/writer-waits", "A newcomer that reads does not overtake one that waits to write or to lock, where there is an order.", readersDoNotOvertake},
@@ -34,6 +33,7 @@ var sharingChecks = []Check{
 	{"sharing/tokens", "The token of a reader lies above those of the writers before it and below those of the writers after it.", readersTokens},
 	{"sharing/join", "Readers of one client cost one hold while that is young, and later ones do not join it.", readersJoin},
 	{"sharing/nested", "Who writes may read, who reads gets ErrDeadlock when it wants more, and a nested reader does not wait for one that waits to write.", modesNest},
+	{"sharing/equal-owners", "Holds with one owner exclude each other as those of different owners do, in every mode.", equalOwnersExcludeInAllModes},
 	{"sharing/sealed", "A name that is sealed is refused in every mode, also to those who wait.", sealedForAll},
 }
 

@@ -37,7 +37,7 @@ func (e *env) open(ctx context.Context, url string) (d driver.Driver, err error)
 // raw returns d as a client of the check, which does not close it.
 func (e *env) raw(d driver.Driver) *rawDriver {
 	r := &rawDriver{connection: &connection{env: e, label: e.label(), link: &Link{}}}
-	r.tap, r.driver = newTap(e, r.label, d)
+	r.tap, r.driver = e.tap(r.label, d)
 	return r
 }
 
