@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -199,6 +200,19 @@ var latchMutants = []mutant{
 		check:  "latch/known",
 		breaks: "the backend knows a change for half of the time",
 		mutate: knowsChanges(func(since time.Duration, others int) bool { return since <= driver.RepeatFor }),
+	},
+	{
+		check:  "latch/lost-answers",
+		breaks: "a count-down whose answer was lost is said not to be carried out",
+		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
+			b.countDown = func(ctx context.Context, name, id string) error {
+				err := d.CountDown(ctx, name, id)
+				if errors.Is(err, driver.ErrUnknown) {
+					return driver.ErrUnavailable
+				}
+				return err
+			}
+		}),
 	},
 }
 

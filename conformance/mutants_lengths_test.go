@@ -16,7 +16,7 @@ var lengthMutants = []mutant{
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
 			l.session = func() (time.Time, time.Duration) { return time.Time{}, 0 }
 		}),
-		on:     memory.Options{KeepsAlive: true},
+		on: memory.Options{KeepsAlive: true},
 	},
 	{check: "lengths/many", breaks: "from the ninth length on, leases are those of a short session, and do not tell", mutate: fewLengths()},
 }

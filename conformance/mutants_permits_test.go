@@ -350,6 +350,17 @@ var permitMutants = []mutant{
 			})
 		}(),
 	},
+	{
+		check:  "permits/lost-limit",
+		breaks: "a SetLimit whose answer was lost is said not to be carried out",
+		mutate: breakSetLimit(func(d *memory.Driver, ctx context.Context, name string, limit int) error {
+			err := d.SetLimit(ctx, name, limit)
+			if errors.Is(err, driver.ErrUnknown) {
+				return driver.ErrUnavailable
+			}
+			return err
+		}),
+	},
 }
 
 // breakSetLimit returns a mutation that replaces SetLimit.

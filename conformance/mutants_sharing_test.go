@@ -262,6 +262,11 @@ var sharingMutants = []mutant{
 		breaks: "ForceUnlock notifies one of those who read",
 		mutate: toldOnceForEachName(),
 	},
+	{
+		check:  "sharing/closed-writer",
+		breaks: "one that waited to write, and was closed, still keeps newcomers and those behind it from reading",
+		mutate: barredByClosed(),
+	},
 }
 
 // endsWithOthers lets the hold of a shorter lease in a mode last as long as the one that is there.
@@ -556,4 +561,22 @@ func (o onceTold) Lost(cause error) {
 	if o.first() {
 		o.Events.Lost(cause)
 	}
+}
+
+// barredByClosed is a mutation by which those who wait to read a name are not
+// granted it after a client that waited for the name was closed.
+func barredByClosed() func(*memory.Driver) driver.Driver {
+	var barred sync.Map // by name
+	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		s, _ := d.Inspect(ctx, r.Name)
+		l, err := d.Acquire(ctx, r)
+		if errors.Is(err, driver.ErrClosed) && s.Mode == driver.Read && !r.NoWait {
+			barred.Store(r.Name, true)
+		}
+		if _, is := barred.Load(r.Name); is && err == nil && r.Mode == driver.Read && !r.NoWait {
+			<-ctx.Done()
+			return nil, errors.Join(ctx.Err(), driver.ErrLocked, l.Release(context.Background()))
+		}
+		return l, err
+	})
 }

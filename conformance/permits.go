@@ -31,6 +31,7 @@ var permitChecks = []Check{
 	{"permits/inspect", "Inspect tells how many permits are held, by how many holds, and the limit.", inspectPermits},
 	{"permits/shrunk", "When more permits are held than a lowered limit allows, Inspect reports all of them, and ForceUnlock ends and reports all of them.", shrunkPermits},
 	{"permits/limit-life", "A limit that was set is that of its name alone, and stays through uses, ForceUnlock and the end of its client; it can be set again at any time.", limitStays},
+	{"permits/lost-limit", "A SetLimit whose answer was lost does not report that it was not carried out; it can be repeated.", lostLimit},
 	{"permits/wide", "Limits and requests of 100,000 permits are kept exactly; a driver with a bound refuses a larger request with an error that names the bound.", wideLimits},
 	{"permits/wrong-limit", "A request that waited and got ErrLimit leaves no place in the queue.", wrongLimitLeavesNoPlace},
 	{"permits/no-tokens", "Leases of permits have no tokens.", permitsHaveNoTokens},

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -260,4 +261,27 @@ func wrongLimitLeavesNoPlace(e *env) error {
 		})
 		return e.late(time.Since(right.at)-soon-e.driverInfo().Poll, "the permits of %q were free after all requests had ended", name)
 	})
+}
+
+func lostLimit(e *env) error {
+	e.claims(permitting)
+	a, name := e.driver(), e.name()
+	e.need(a.link.LoseAnswers != nil, "Link.LoseAnswers")
+	a.setLimit(name, 2)
+	a.loseAnswers()
+	ctx, cancel := context.WithTimeout(e.ctx, patience)
+	defer cancel()
+	var err error
+	e.within("SetLimit", func() { err = a.tap.Driver.(driver.Limiter).SetLimit(ctx, name, 3) })
+	e.events.add(a.label, "set limit of %q to 3, without an answer: %s", name, outcome(err))
+	a.heal()
+	set := e.outsider().acquire(name, permits(1, 3), noWait)
+	if set.lease != nil {
+		set.release()
+		if err == nil || errors.Is(err, driver.ErrUnavailable) && !errors.Is(err, driver.ErrUnknown) {
+			return fmt.Errorf("SetLimit, which was carried out and got no answer, returned %q, want ErrUnknown or the error of its context", outcome(err))
+		}
+	}
+	a.setLimit(name, 3)
+	return e.left(name, 3, 3)
 }

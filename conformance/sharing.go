@@ -33,6 +33,7 @@ var sharingChecks = []Check{
 	{"sharing/tokens", "The token of a reader lies above those of the writers before it and below those of the writers after it.", readersTokens},
 	{"sharing/join", "Readers of one client cost one hold while that is young, and later ones do not join it.", readersJoin},
 	{"sharing/nested", "Who writes may read, who reads gets ErrDeadlock when it wants more, and a nested reader does not wait for one that waits to write.", modesNest},
+	{"sharing/closed-writer", "A client that waits to write with several requests, and is closed, holds up no reader behind it any more.", closedWriter},
 	{"sharing/equal-owners", "Holds with one owner exclude each other as those of different owners do, in every mode.", equalOwnersExcludeInAllModes},
 	{"sharing/sealed", "A name that is sealed is refused in every mode, also to those who wait.", sealedForAll},
 }

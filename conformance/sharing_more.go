@@ -112,3 +112,28 @@ func allAreTold(e *env) error {
 	})
 	return nil
 }
+
+func closedWriter(e *env) error {
+	e.claims(sharing)
+	ordered := e.driverInfo().ReadWrite.Order != driver.Unordered
+	for _, m := range aloneModes {
+		a, b, c, name := e.driver(), e.driver(), e.driver(), e.name()
+		h := a.hold(name, reading)
+		first := b.start(name, in(m)).waits().queued(1)
+		r := c.start(name, reading)
+		if ordered {
+			r.waits().queued(2)
+		}
+		last := b.start(name, in(m)).waits()
+		b.shut()
+		for _, w := range []*request{first, last} {
+			if err := isClosed("a wait of a client that was closed", w.result().err); err != nil {
+				return err
+			}
+		}
+		r.granted().release()
+		h.release()
+		e.awaitFree(name)
+	}
+	return nil
+}
