@@ -23,6 +23,7 @@ var lossChecks = []Check{
 // laterLossChecks come after the checks of ForceUnlock in each mode.
 var laterLossChecks = []Check{
 	{"loss/fixed", "The holder of a fixed lease, in any mode, is notified within Info.Detect that its hold was removed; asking the backend does not move its end.", fixedRemovalIsTold},
+	{"loss/all-told", "ForceUnlock ends the holds of all who have a name, however many, and each of them is notified.", allAreTold},
 }
 
 func releaseIsNoLoss(e *env) error {

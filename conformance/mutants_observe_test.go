@@ -32,7 +32,7 @@ var observeMutants = []mutant{
 		breaks: "an outage ends a list",
 		mutate: listing(func(d *memory.Driver, ctx context.Context, prefix string, yield func(string, error) bool) {
 			for name, err := range d.List(ctx, prefix) {
-				if err != nil || !yield(name, nil) {
+				if err != nil && !errors.Is(err, driver.ErrClosed) || !yield(name, err) {
 					return
 				}
 			}

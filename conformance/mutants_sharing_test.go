@@ -248,7 +248,7 @@ var sharingMutants = []mutant{
 		mutate: countedReaders(),
 	},
 	{
-		check:  "sharing/all-told",
+		check:  "loss/all-told",
 		breaks: "no more than 64 may read at once",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
 			if s, _ := d.Inspect(ctx, r.Name); r.Mode == driver.Read && s.Mode == driver.Read && s.Holders >= 64 {
@@ -258,7 +258,7 @@ var sharingMutants = []mutant{
 		}),
 	},
 	{
-		check:  "sharing/all-told",
+		check:  "loss/all-told",
 		breaks: "ForceUnlock notifies one of those who read",
 		mutate: toldOnceForEachName(),
 	},

@@ -27,7 +27,6 @@ var sharingChecks = []Check{
 	{"sharing/shorter-reader", "Neither the grant, nor the renewal, nor the release of a reader shortens the hold of another one.", shorterReader},
 	{"sharing/reader-removed", "The removal of one reader's hold is told to that reader and to nobody else.", readerRemoved},
 	{"sharing/force-unlock", "ForceUnlock ends the holds of all who read a name, and wakes who waits to write.", forceUnlockReaders},
-	{"sharing/all-told", "ForceUnlock ends the holds of all who have a name, however many, and each of them is notified.", allAreTold},
 	{"sharing/inspect", "Inspect of a name that is read reports how many holds read it, and the token of the last grant or none.", inspectReaders},
 	{"sharing/list", "List yields a name for as long as one of its readers holds it, whichever of them has ended.", listReaders},
 	{"sharing/tokens", "The token of a reader lies above those of the writers before it and below those of the writers after it.", readersTokens},
