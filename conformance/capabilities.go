@@ -222,7 +222,7 @@ func (e *env) passedIsLost(h *request) error {
 
 // waiterIsReported tries several times: a driver may say that a request waits before the backend can tell.
 func waiterIsReported(e *env) error {
-	a, b, name := e.driver(), e.driver(), e.name()
+	a, b, name := e.driver(), e.rival(), e.name()
 	const tries = 10
 	for i := range tries {
 		h := a.hold(name)

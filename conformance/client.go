@@ -56,7 +56,7 @@ func (e *env) connect() *connection {
 		e.end(&harnessError{"Backend.New returned no driver, and"})
 	}
 	c := &connection{env: e, label: e.label(), link: link}
-	c.tap, c.driver = newTap(e, c.label, d)
+	c.tap, c.driver = e.tap(c.label, d)
 	e.onClose(func(context.Context) { <-c.tap.closed }) // Close of package dsync may return before
 	info := d.Info()
 	e.mu.Lock()

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/pprof"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -49,6 +50,7 @@ type env struct {
 	info    *driver.Info
 	thaw    func()
 	other   *rawDriver // see outsider
+	taps    []*tap
 }
 
 func newEnv(tb testing.TB, h Harness) *env {
@@ -140,15 +142,76 @@ func (e *env) must(err error) {
 	}
 }
 
-// endHung ends the check since something is not done after hangs.
+// endHung ends the check since something is not done after hangs. The error
+// says which requests are still under way.
 func (e *env) endHung(err error) {
 	bound := e.hangs()
+	what, stack, _ := strings.Cut(err.Error(), "\n")
+	what += "; " + e.underWay()
+	if last := strings.Fields(e.events.latest()); len(last) > 0 {
+		what += "; the last event was at " + strings.Join(last, " ")
+	}
+	err = &hungError{err, what + word(stack != "", "\n"+stack)}
 	e.mu.Lock()
 	if e.err == nil {
 		e.hung = bound
 	}
 	e.mu.Unlock()
 	e.end(err)
+}
+
+// hungError is the error of a step that is not done after hangs, with the
+// requests that were under way.
+type hungError struct {
+	error
+	text string
+}
+
+func (e *hungError) Error() string { return e.text }
+
+func (e *hungError) Unwrap() error { return e.error }
+
+// tap puts a tap before a driver of the check.
+func (e *env) tap(label string, d driver.Driver) (*tap, driver.Driver) {
+	t, tapped := newTap(e, label, d)
+	e.mu.Lock()
+	e.taps = append(e.taps, t)
+	e.mu.Unlock()
+	return t, tapped
+}
+
+// underWay says which requests have no answer yet, and how many others for their
+// names have been granted.
+func (e *env) underWay() string {
+	e.mu.Lock()
+	taps := slices.Clone(e.taps)
+	e.mu.Unlock()
+	granted := map[string]int{}
+	var open []*tapped
+	for _, t := range taps {
+		t.mu.Lock()
+		for name, n := range t.granted {
+			granted[name] += n
+		}
+		for a := range t.open {
+			open = append(open, a)
+		}
+		t.mu.Unlock()
+	}
+	if len(open) == 0 {
+		return "no request is under way"
+	}
+	slices.SortFunc(open, func(a, b *tapped) int { return a.since.Compare(b.since) })
+	const shown = 5
+	var texts []string
+	for _, a := range open[:min(len(open), shown)] {
+		texts = append(texts, fmt.Sprintf("%s.%d (%s, since %s%s; granted of this name so far: %d)",
+			a.tap.label, a.n, a.asks, e.events.at(a.since), word(a.isWaiting(), ", waits"), granted[a.name]))
+	}
+	if more := len(open) - shown; more > 0 {
+		texts = append(texts, fmt.Sprintf("and %d more", more))
+	}
+	return fmt.Sprintf("requests under way (%d): %s", len(open), strings.Join(texts, ", "))
 }
 
 // close ends all clients and goroutines of the check.
@@ -236,8 +299,10 @@ func (g *goroutine) isDone() bool {
 }
 
 // await waits until g has ended. After so long that g must hang, await ends the check.
-func (e *env) await(what string, g *goroutine) {
-	hangs := time.NewTimer(e.hangs())
+func (e *env) await(what string, g *goroutine) { e.awaitFor(e.hangs(), what, g) }
+
+func (e *env) awaitFor(bound time.Duration, what string, g *goroutine) {
+	hangs := time.NewTimer(bound)
 	defer hangs.Stop()
 	select {
 	case <-g.done:
@@ -246,7 +311,7 @@ func (e *env) await(what string, g *goroutine) {
 		if id := g.id.Load(); id != nil {
 			where = stackOf(*id)
 		}
-		e.endHung(fmt.Errorf("%s: still not done after %v\n%s", what, e.hangs(), where))
+		e.endHung(fmt.Errorf("%s: still not done after %v\n%s", what, bound, where))
 	}
 }
 
@@ -317,8 +382,8 @@ func (e *env) together(what string, n int, f func(i int) error) {
 		})
 	}
 	close(start)
-	for _, g := range all {
-		e.await(what, g)
+	for i, g := range all { // a step of one that hangs says more
+		e.awaitFor(e.hangs()+e.hangs()/4, fmt.Sprintf("%s (%d of %d)", what, i+1, n), g)
 	}
 	e.mu.Lock()
 	err := e.err

@@ -36,6 +36,11 @@ func TestHangIsReportedWithItsStack(t *testing.T) {
 	if r.err == nil || !strings.Contains(r.err.Error(), "still not done") || !strings.Contains(r.err.Error(), "memory.(*Driver).Acquire") {
 		t.Errorf("got %v, want an error that says where Acquire hangs", r.err)
 	}
+	for _, want := range []string{"requests under way (1): A.2 (", "since 0.000000, waits; granted of this name so far: 1)", "the last event was at 0.000000 A.2 waits"} {
+		if r.err != nil && !strings.Contains(r.err.Error(), want) {
+			t.Errorf("got %v, want an error with %q", r.err, want)
+		}
+	}
 	if !strings.Contains(r.events, "acquire: granted until") {
 		t.Errorf("got the events %q, want those of the drivers", r.events)
 	}

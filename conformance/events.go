@@ -60,6 +60,23 @@ func (v *events) next() <-chan struct{} {
 	return v.changed
 }
 
+// latest returns the last event, or "".
+func (v *events) latest() string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	lines := v.last
+	switch {
+	case len(lines) == keepEvents:
+		return lines[(v.n+keepEvents-1)%keepEvents]
+	case len(lines) == 0:
+		lines = v.first
+	}
+	if len(lines) == 0 {
+		return ""
+	}
+	return lines[len(lines)-1]
+}
+
 // at formats a time as the events have it.
 func (v *events) at(t time.Time) string { return fmt.Sprintf("%.6f", t.Sub(v.start).Seconds()) }
 

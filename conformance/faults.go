@@ -18,10 +18,52 @@ var faultChecks = []Check{
 	{"faults/late-answer", "Expires counts from before the request was sent, never from the arrival of the answer.", lateAnswer},
 	{"faults/lost-acquire", "What an Acquire may have got whose answer was lost is given back.", lostAcquire},
 	{"faults/lost-release", "A release whose answer was lost frees the name, and repeating it does nothing to the next holder.", lostRelease},
+	{"faults/one-release", "One release that gets no answer ends no other hold of its client.", oneReleaseEndsOneHold},
 	{"faults/lost-grant", "A lease that comes after a lost answer counts from the request that was carried out: nobody else gets the name before its Expires.", lostGrant},
 	{"faults/lost-renewal", "A renewal for less moves Expires before anybody can profit by it, also while its answer is on the way, and if that is lost.", lostRenewal},
 	{"faults/clean-up", "What failed requests left behind is cleaned up long before its TTL is over, also if the backend is out of reach for a while.", cleanUpGoesOn},
 	{"faults/many", "What many failed requests left behind is cleaned up by a bounded number of goroutines.", fewCleanUps},
+}
+
+// oneReleaseEndsOneHold releases one of several holds without an answer, twice,
+// as package dsync may.
+func oneReleaseEndsOneHold(e *env) error {
+	d, lasts := e.driver(), e.long()
+	if e.driverInfo().KeepsAlive {
+		lasts = e.allowed(2 * e.ttl())
+		e.need(d.link.Hang != nil, "Link.Hang") // with its connection, a session may end at once
+	} else {
+		e.need(d.link.LoseAnswers != nil, "Link.LoseAnswers")
+	}
+	others := []*request{d.hold(e.name(), ttl(lasts)), d.hold(e.name(), ttl(lasts))}
+	h := d.hold(e.name(), ttl(lasts))
+	ctx, cancel := context.WithTimeout(e.ctx, patience)
+	defer cancel()
+	if e.driverInfo().KeepsAlive {
+		d.hang()
+	} else {
+		d.loseAnswers()
+	}
+	for range 2 {
+		_ = h.tryRelease(ctx)
+	}
+	d.heal()
+	e.awaitFree(h.Name)
+	if e.driverInfo().KeepsAlive {
+		e.sleep(lasts * 5 / 4) // a session that is not kept alive any more ends
+	}
+	for _, other := range others {
+		if err := e.outsider().refused(other.Name); err != nil {
+			return fmt.Errorf("after the release of another hold of %s, which got no answer: %w", d.label, err)
+		}
+		if causes := other.lost(); len(causes) > 0 {
+			return fmt.Errorf("after the release of another hold, which got no answer, %s was told that it lost %q: %w", d.label, other.Name, causes[0])
+		}
+		if err := other.tryRelease(e.ctx); err != nil {
+			return fmt.Errorf("the release of a hold of %s, after that of another one got no answer: %w", d.label, err)
+		}
+	}
+	return nil
 }
 
 // patience is how long the context of a request lasts that will get no answer.

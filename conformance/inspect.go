@@ -59,7 +59,7 @@ func (r *request) describedTo(d *rawDriver) (driver.Status, error) {
 	case n > 0 && s.Token != 0 && s.Token != first+uint64(n)-1:
 		return wrong("Token", s.Token, fmt.Sprintf("the last of %d tokens from %d", n, first))
 	case s.TTL != 0 && (s.TTL < left-statusUnit || s.TTL > max(r.TTL, e.long())+e.driverInfo().LateFor(r.TTL)+statusUnit):
-		return wrong("TTL", s.TTL, left)
+		return wrong("TTL", s.TTL, fmt.Sprintf("at least %v, since Expires of the lease says that so much is left", left-statusUnit))
 	case !s.Since.IsZero() && (s.Since.Before(r.called.Add(-statusUnit)) || s.Since.After(now.Add(statusUnit))):
 		return wrong("Since", e.events.at(s.Since), fmt.Sprintf("between %s and %s", e.events.at(r.called), e.events.at(r.at)))
 	}

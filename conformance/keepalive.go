@@ -12,6 +12,7 @@ import (
 var keepAliveChecks = []Check{
 	{"keepalive/outage", "A driver that says how it keeps sessions alive says that it cannot before a lease is lost for that.", outageIsTold},
 	{"keepalive/cut", "A driver whose connections break reports that it cannot keep a session alive before it reports a lease lost for that.", brokenConnectionIsTold},
+	{"keepalive/session", "The end of its session that a lease reports counts from before the request was sent, and the TTL that it reports is how long the session lasts.", sessionIsAsTold},
 	{"keepalive/over", "It says that it can again when the backend is in reach again.", endOfOutageIsTold},
 }
 
@@ -120,4 +121,49 @@ func endOfOutageIsTold(e *env) error {
 		})
 		return nil
 	})
+}
+
+// sessionIsAsTold looks at a session that is new, of a client whose answers are
+// late.
+func sessionIsAsTold(e *env) error {
+	const late = time.Second / 2
+	if !e.driverInfo().KeepsAlive {
+		e.end(&refusedError{"that sessions carry its locks"})
+	}
+	before := time.Now()
+	d := e.driver()
+	if d.link.Delay != nil {
+		d.delay(late)
+	}
+	h := d.hold(e.name(), ttl(e.renewed()))
+	s, ok := untap(h.lease).Lease.(driver.SessionLease)
+	if !ok {
+		e.end(&refusedError{"to report sessions"})
+	}
+	expires, lasts := s.Session()
+	if expires.IsZero() {
+		e.end(&refusedError{"to report sessions"})
+	}
+	sent := h.at
+	if d.link.Delay != nil {
+		sent = sent.Add(-late) // at the latest
+	}
+	if lasts <= 0 || expires.After(sent.Add(lasts)) {
+		return fmt.Errorf("%s reports a session of %v that ends at %s, which is more than its TTL after the last request, sent at %s at the latest",
+			d.label, lasts, e.events.at(expires), e.events.at(sent))
+	}
+	if expires.Before(before.Add(lasts * 3 / 4)) {
+		return fmt.Errorf("%s reports a session of %v that ends at %s; it began after %s, so that it lasts for less", d.label, lasts, e.events.at(expires), e.events.at(before))
+	}
+	if end := h.lease.Expires(); end.After(expires) {
+		now, _ := s.Session() // kept alive in the meantime
+		if end.After(now) {
+			return fmt.Errorf("a lease of %s expires at %s, and its session at %s", d.label, e.events.at(end), e.events.at(now))
+		}
+	}
+	if d.link.Delay != nil {
+		d.heal()
+	}
+	h.release()
+	return nil
 }

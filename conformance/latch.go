@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync/atomic"
+	"time"
 
 	"github.com/go-dsync/dsync/driver"
 )
@@ -17,6 +19,8 @@ var latchChecks = []Check{
 	{"latch/names", "Latches of different names know nothing of each other.", latchesAreApart},
 	{"latch/close", "A latch outlives the client that set it, which changes nothing more when it is closed.", latchOutlivesClose},
 	{"latch/repeat", "A change that is asked for again under its id is carried out once, and answered as at first, whatever has become of the latch.", latchChangesOnce},
+	{"latch/wide", "A count may be 2^40, and is kept exactly.", latchIsWide},
+	{"latch/known", "The backend knows the id of a change after many other changes, and for twice driver.RepeatFor.", latchKnowsChanges},
 	{"latch/lost-answers", "A change that is repeated until there is an answer is carried out once, whatever the network does.", latchSurvivesFaults},
 	{"latch/told", "Who watches a latch is called when the watch begins and after each end of a latch, by whomever.", latchTellsEnds},
 	{"latch/outage", "The end of a latch while the watcher was out of reach of the backend is followed by a call when it is in reach again.", latchWatchSurvivesOutages},
@@ -155,6 +159,50 @@ func latchCounts(e *env) error {
 	return nil
 }
 
+func latchIsWide(e *env) error {
+	a, b := e.latches()
+	for _, n := range []int{1 << 15, 1 << 16, 1 << 31 & math.MaxInt, 1 << 40 & math.MaxInt} {
+		if n == 0 {
+			continue // where an int has 32 bits
+		}
+		a.set(n)
+		b.has(n, "after it was set")
+		b.down(e.changeID())
+		a.has(n-1, "after a count-down")
+		a.delete(e.changeID())
+	}
+	return nil
+}
+
+func latchKnowsChanges(e *env) error {
+	a, b := e.latches()
+	others := 80
+	if e.fakeTime {
+		others = 300
+	}
+	set, down := e.changeID(), e.changeID()
+	if !a.trySet(set, 3*others) {
+		return errors.New("SetLatch returned false where there was no latch before")
+	}
+	a.down(down)
+	for range others {
+		b.down(e.changeID())
+	}
+	repeats := func(when string) error {
+		a.down(down)
+		if !a.trySet(set, 3*others) {
+			return fmt.Errorf("the repeat of a SetLatch %s was answered in another way than at first", when)
+		}
+		b.has(3*others-1-others, "after repeats "+when)
+		return nil
+	}
+	if err := repeats("after many other changes"); err != nil || !e.fakeTime {
+		return err
+	}
+	e.sleep(2*driver.RepeatFor - time.Minute)
+	return repeats("after almost twice driver.RepeatFor")
+}
+
 func latchIsDeleted(e *env) error {
 	a, b := e.latches()
 	a.delete(e.changeID())
@@ -264,8 +312,25 @@ func latchSurvivesFaults(e *env) error {
 		b.has(9, "after a SetLatch that was repeated")
 		a.through(faults[i], func(ctx context.Context, id string) error { return a.backend.CountDown(ctx, a.name, id) })
 		b.has(8, "after a CountDown that was repeated")
-		return nil
+		return a.notCarriedOut(faults[i], b)
 	})
+	return nil
+}
+
+// notCarriedOut counts down once, during a fault. A driver that reports that this
+// was not carried out must be right.
+func (l *latch) notCarriedOut(fault func(*rawDriver), other *latch) error {
+	e, before := l.d.env, other.count()
+	fault(l.d)
+	ctx, cancel := context.WithTimeout(e.ctx, e.ttl()/4)
+	defer cancel()
+	var err error
+	e.within("CountDown", func() { err = l.backend.CountDown(ctx, l.name, e.changeID()) })
+	e.events.add(l.d.label, "CountDown %q during a fault: %s", l.name, outcome(err))
+	l.d.heal()
+	if errors.Is(err, driver.ErrUnavailable) && !errors.Is(err, driver.ErrUnknown) && ctx.Err() == nil {
+		other.has(before, "after a CountDown during a fault, of which the driver said that it was not carried out")
+	}
 	return nil
 }
 

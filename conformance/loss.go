@@ -14,11 +14,16 @@ import (
 var lossChecks = []Check{
 	{"loss/unlock", "A lease that is released in good order is never told to be lost.", releaseIsNoLoss},
 	{"loss/told", "A driver says by itself, within Info.Detect, that a hold was removed, and with ErrRemoved; where Detect is 0 the next renewal does.", removalIsTold},
-	{"loss/fixed", "The holder of a fixed lease, in any mode, is notified within Info.Detect that its hold was removed; asking the backend does not move its end.", fixedRemovalIsTold},
 	{"loss/once", "Lost is called at most once, and not after Release has returned.", toldOnce},
 	{"loss/unlocked", "Expires, Session and Tokens of a lease take no lock that the driver holds while it calls a method of Events.", eventsHoldNoLock},
 	{"loss/context", "Done, Err and the contexts of a lease end together, and say the same.", contextsEnd},
 	{"loss/again", "A client that lost all of its leases can lock again, and old leases stay lost.", locksAgain},
+}
+
+// laterLossChecks come after the checks of ForceUnlock in each mode.
+var laterLossChecks = []Check{
+	{"loss/fixed", "The holder of a fixed lease, in any mode, is notified within Info.Detect that its hold was removed; asking the backend does not move its end.", fixedRemovalIsTold},
+	{"loss/all-told", "ForceUnlock ends the holds of all who have a name, however many, and each of them is notified.", allAreTold},
 }
 
 func releaseIsNoLoss(e *env) error {

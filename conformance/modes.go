@@ -15,10 +15,11 @@ var modeChecks = inModes(
 	"faults/hung-acquire", "faults/hung-wait", "faults/lost-acquire", "faults/lost-release", "faults/lost-renewal", "faults/clean-up",
 	"expiry/not-early", "expiry/abandoned", "expiry/bounds",
 	"loss/told",
+	"capabilities/contended",
 )
 
 func inModes(names ...string) (all []Check) {
-	of := slices.Concat(waitingChecks, leaseChecks, ownershipChecks, faultChecks, expiryChecks, lossChecks)
+	of := slices.Concat(waitingChecks, leaseChecks, ownershipChecks, capabilityChecks, faultChecks, expiryChecks, lossChecks)
 	for _, name := range names {
 		c := of[slices.IndexFunc(of, func(c Check) bool { return c.Name == name })]
 		for _, m := range moreModes {

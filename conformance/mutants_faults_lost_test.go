@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -11,6 +12,26 @@ import (
 )
 
 var lostMutants = []mutant{
+	{
+		check:  "faults/one-release",
+		breaks: "a release that gets no answer for the second time ends another hold of the client",
+		mutate: func(d *memory.Driver) driver.Driver {
+			var all fellowsOfClient
+			return &broken{Driver: d, lease: func(l *brokenLease) {
+				all.add(l)
+				var unanswered atomic.Int64
+				l.release = func(ctx context.Context) error {
+					err := l.Lease.Release(ctx)
+					if errors.Is(err, driver.ErrUnknown) || ctx.Err() != nil {
+						if unanswered.Add(1) > 1 {
+							all.endOther(d, l)
+						}
+					}
+					return err
+				}
+			}}
+		},
+	},
 	{
 		check:  "faults/lost-grant",
 		breaks: "who asks again after a lost answer takes its own hold for a new one, and counts from there",
@@ -152,4 +173,18 @@ func cleansUpInGoroutines() func(*memory.Driver) driver.Driver {
 		}
 		return l, err
 	}, nil)
+}
+
+// fellowsOfClient are the leases of one client.
+type fellowsOfClient struct{ fellows }
+
+// endOther ends a hold of the client beside that of l.
+func (a *fellowsOfClient) endOther(d *memory.Driver, l *brokenLease) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, other := range a.all {
+		if other != l {
+			expireHold(d, other.r)
+		}
+	}
 }

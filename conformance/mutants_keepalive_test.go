@@ -1,7 +1,9 @@
 package conformance
 
 import (
+	"context"
 	"errors"
+	"time"
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/memory"
@@ -42,6 +44,34 @@ var keepAliveMutants = []mutant{
 			if err != nil {
 				f(err)
 			}
+		}),
+	},
+	{
+		check:  "keepalive/session",
+		breaks: "a session is said to last for twice its TTL",
+		on:     memory.Options{KeepsAlive: true},
+		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
+			l.session = func() (time.Time, time.Duration) {
+				expires, ttl := l.Lease.(driver.SessionLease).Session()
+				return expires, 2 * ttl
+			}
+		}),
+	},
+	{
+		check:  "keepalive/session",
+		breaks: "the end of a session counts from the answer",
+		on:     memory.Options{KeepsAlive: true},
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			called := time.Now()
+			l, err := d.Acquire(ctx, r)
+			if err != nil {
+				return nil, err
+			}
+			took := time.Since(called)
+			return &brokenLease{Lease: l, r: r, session: func() (time.Time, time.Duration) {
+				expires, ttl := l.(driver.SessionLease).Session()
+				return expires.Add(took), ttl
+			}}, nil
 		}),
 	},
 }

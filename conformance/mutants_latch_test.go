@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -181,6 +182,38 @@ var latchMutants = []mutant{
 			}
 		}),
 	},
+	{
+		check:  "latch/wide",
+		breaks: "a count has 31 bits",
+		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
+			b.set = func(ctx context.Context, name, id string, n int) (bool, error) {
+				return d.SetLatch(ctx, name, id, min(n, 1<<31-1))
+			}
+		}),
+	},
+	{
+		check:  "latch/known",
+		breaks: "the backend knows the last 64 changes",
+		mutate: knowsChanges(func(since time.Duration, others int) bool { return others <= 64 }),
+	},
+	{
+		check:  "latch/known",
+		breaks: "the backend knows a change for half of the time",
+		mutate: knowsChanges(func(since time.Duration, others int) bool { return since <= driver.RepeatFor }),
+	},
+	{
+		check:  "latch/lost-answers",
+		breaks: "a count-down whose answer was lost is said not to be carried out",
+		mutate: breakLatches(func(d *memory.Driver, b *brokenLatches) {
+			b.countDown = func(ctx context.Context, name, id string) error {
+				err := d.CountDown(ctx, name, id)
+				if errors.Is(err, driver.ErrUnknown) {
+					return driver.ErrUnavailable
+				}
+				return err
+			}
+		}),
+	},
 }
 
 // changesAnew numbers the changes of anew.
@@ -196,6 +229,7 @@ type brokenLatches struct {
 	closed    atomic.Bool
 	set       func(ctx context.Context, name, id string, n int) (bool, error)
 	countDown func(ctx context.Context, name, id string) error
+	count     func(ctx context.Context, name string) (int, error)
 	delete    func(ctx context.Context, name, id string) error
 	watch     func(name string, changed func()) (stop func(), err error)
 }
@@ -240,4 +274,41 @@ func (b *brokenLatches) WatchLatch(name string, changed func()) (stop func(), er
 		return b.watch(name, changed)
 	}
 	return b.Driver.WatchLatch(name, changed)
+}
+
+// Latch implements driver.Latcher.
+func (b *brokenLatches) Latch(ctx context.Context, name string) (int, error) {
+	if b.count != nil {
+		return b.count(ctx, name)
+	}
+	return b.Driver.Latch(ctx, name)
+}
+
+// knowsChanges returns a mutation by which a repeated count-down is a new one
+// unless known: so long after the first request, and with so many others between.
+func knowsChanges(known func(since time.Duration, others int) bool) func(*memory.Driver) driver.Driver {
+	type change struct {
+		at time.Time
+		n  int
+	}
+	var mu sync.Mutex
+	var n int
+	changes := map[string]change{}
+	return breakLatches(func(d *memory.Driver, b *brokenLatches) {
+		b.countDown = func(ctx context.Context, name, id string) error {
+			mu.Lock()
+			n++
+			first, repeated := changes[id]
+			if !repeated {
+				first = change{time.Now(), n}
+				changes[id] = first
+			}
+			is := known(time.Since(first.at), n-first.n)
+			mu.Unlock()
+			if !is {
+				id = anew()
+			}
+			return d.CountDown(ctx, name, id)
+		}
+	})
 }

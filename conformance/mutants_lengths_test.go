@@ -12,9 +12,11 @@ import (
 var lengthMutants = []mutant{
 	{
 		check:  "lengths/extended",
-		breaks: "a lease does not tell of the session that carries it", // as no brokenLease does
-		mutate: breakLeases(func(*memory.Driver, *brokenLease) {}),
-		on:     memory.Options{KeepsAlive: true},
+		breaks: "a lease does not tell of the session that carries it",
+		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
+			l.session = func() (time.Time, time.Duration) { return time.Time{}, 0 }
+		}),
+		on: memory.Options{KeepsAlive: true},
 	},
 	{check: "lengths/many", breaks: "from the ninth length on, leases are those of a short session, and do not tell", mutate: fewLengths()},
 }

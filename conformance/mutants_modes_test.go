@@ -14,7 +14,7 @@ import (
 // modeMutants are, for each check that is run once more in a mode, the first mutant of that check, broken in this mode alone. Checks of the
 // group sharing may catch it, too.
 func modeMutants() (all []mutant) {
-	of := slices.Concat(waitingMutants, leaseMutants, ownershipMutants, faultMutants, lostMutants, expiryMutants, boundsMutants, lossMutants)
+	of := slices.Concat(waitingMutants, leaseMutants, ownershipMutants, capabilityMutants, faultMutants, lostMutants, expiryMutants, boundsMutants, lossMutants)
 	for _, c := range modeChecks {
 		for _, mode := range moreModes {
 			base, ok := strings.CutSuffix(c.Name, "/"+mode.String())

@@ -233,6 +233,134 @@ var permitMutants = []mutant{
 			return l, err
 		}),
 	},
+	{
+		check:  "permits/all-woken",
+		breaks: "a newcomer waits behind one that waits for more, where there is no order",
+		on:     memory.Options{Order: memory.Unordered},
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			s, _ := d.Inspect(ctx, r.Name)
+			if r.Mode != driver.Permit || r.NoWait || s.Waiters == 0 || s.Used+r.Permits > s.Limit {
+				return d.Acquire(ctx, r)
+			}
+			r.Events.Waiting()
+			for s.Waiters > 0 {
+				select {
+				case <-time.After(time.Millisecond):
+				case <-ctx.Done():
+					return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+				}
+				s, _ = d.Inspect(ctx, r.Name)
+			}
+			again := *r
+			again.Events = waitsAlready{r.Events}
+			return d.Acquire(ctx, &again)
+		}),
+	},
+	{
+		check:  "permits/limit-life",
+		breaks: "the limit of one name is that of all",
+		mutate: func() func(*memory.Driver) driver.Driver {
+			var set sync.Map // names
+			return breakSetLimit(func(d *memory.Driver, ctx context.Context, name string, limit int) error {
+				set.Store(name, true)
+				set.Range(func(key, _ any) bool {
+					if other := key.(string); other != name {
+						_ = d.SetLimit(ctx, other, limit)
+					}
+					return true
+				})
+				return d.SetLimit(ctx, name, limit)
+			})
+		}(),
+	},
+	{
+		check:  "permits/limit-life",
+		breaks: "to set a limit again is an error",
+		mutate: func() func(*memory.Driver) driver.Driver {
+			var set sync.Map // limits, by name
+			return breakSetLimit(func(d *memory.Driver, ctx context.Context, name string, limit int) error {
+				if before, ok := set.Swap(name, limit); ok && before == limit {
+					return driver.ErrLimit
+				}
+				return d.SetLimit(ctx, name, limit)
+			})
+		}(),
+	},
+	{
+		check:  "permits/limit-life",
+		breaks: "ForceUnlock removes the limit",
+		mutate: func() func(*memory.Driver) driver.Driver {
+			var removed sync.Map // names
+			return func(d *memory.Driver) driver.Driver {
+				b := &broken{Driver: d}
+				b.forceUnlock = func(ctx context.Context, name string) error {
+					removed.Store(name, true)
+					return d.ForceUnlock(ctx, name)
+				}
+				b.acquire = func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+					if s, _ := d.Inspect(ctx, r.Name); r.Limit > 0 && !s.Held {
+						if _, ok := removed.LoadAndDelete(r.Name); ok {
+							_ = d.SetLimit(ctx, r.Name, r.Limit)
+						}
+					}
+					return d.Acquire(ctx, r)
+				}
+				return b
+			}
+		}(),
+	},
+	{
+		check:  "permits/wide",
+		breaks: "a number of permits has 15 bits",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			q := *r
+			if q.Permits > 1<<15 {
+				q.Permits &= 1<<15 - 1
+			}
+			return d.Acquire(ctx, &q)
+		}),
+	},
+	{
+		check:  "permits/wide",
+		breaks: "limits are compared in 16 bits",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			q := *r
+			if s, _ := d.Inspect(ctx, r.Name); r.Limit > 0 && s.Limit > 0 && r.Limit != s.Limit && (r.Limit-s.Limit)%(1<<16) == 0 {
+				q.Limit = 0
+			}
+			return d.Acquire(ctx, &q)
+		}),
+	},
+	{
+		check:  "permits/wrong-limit",
+		breaks: "one that waited and got ErrLimit keeps its place for a while",
+		mutate: func() func(*memory.Driver) driver.Driver {
+			var places sync.Map // by name
+			return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+				before, _ := d.Inspect(ctx, r.Name)
+				l, err := d.Acquire(ctx, r)
+				waited := r.Mode == driver.Permit && before.Held && !r.NoWait
+				if _, behind := places.Load(r.Name); err == nil && waited && behind {
+					time.Sleep(20 * time.Second)
+				}
+				if errors.Is(err, driver.ErrLimit) && waited {
+					places.Store(r.Name, true)
+				}
+				return l, err
+			})
+		}(),
+	},
+	{
+		check:  "permits/lost-limit",
+		breaks: "a SetLimit whose answer was lost is said not to be carried out",
+		mutate: breakSetLimit(func(d *memory.Driver, ctx context.Context, name string, limit int) error {
+			err := d.SetLimit(ctx, name, limit)
+			if errors.Is(err, driver.ErrUnknown) {
+				return driver.ErrUnavailable
+			}
+			return err
+		}),
+	},
 }
 
 // breakSetLimit returns a mutation that replaces SetLimit.

@@ -232,6 +232,41 @@ var sharingMutants = []mutant{
 			})
 		},
 	},
+	{
+		check:  "sharing/equal-owners",
+		breaks: "one that writes may read what its own owner reads or writes",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			if s, _ := d.Inspect(ctx, r.Name); s.Held && s.Owner == r.Owner && s.Mode != driver.Exclusive && r.Mode != s.Mode && r.Mode != driver.Exclusive {
+				return newForged(r), nil
+			}
+			return d.Acquire(ctx, r)
+		}),
+	},
+	{
+		check:  "sharing/reader-waits",
+		breaks: "one that waits to read asks again and again, and is counted only",
+		mutate: countedReaders(),
+	},
+	{
+		check:  "loss/all-told",
+		breaks: "no more than 64 may read at once",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			if s, _ := d.Inspect(ctx, r.Name); r.Mode == driver.Read && s.Mode == driver.Read && s.Holders >= 64 {
+				return nil, driver.ErrLocked
+			}
+			return d.Acquire(ctx, r)
+		}),
+	},
+	{
+		check:  "loss/all-told",
+		breaks: "ForceUnlock notifies one of those who read",
+		mutate: toldOnceForEachName(),
+	},
+	{
+		check:  "sharing/closed-writer",
+		breaks: "one that waited to write, and was closed, still keeps newcomers and those behind it from reading",
+		mutate: barredByClosed(),
+	},
 }
 
 // endsWithOthers lets the hold of a shorter lease in a mode last as long as the one that is there.
@@ -471,4 +506,77 @@ func (j *joined) Unlock(ctx context.Context) error {
 	}
 	j.over()
 	return j.lease.Unlock(ctx)
+}
+
+// countedReaders is a mutation by which those who wait to read ask again and
+// again. Inspect counts them all the same.
+func countedReaders() func(*memory.Driver) driver.Driver {
+	var counts sync.Map // by name
+	return func(d *memory.Driver) driver.Driver {
+		b := &broken{Driver: d}
+		b.acquire = func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			if r.Mode != driver.Read || r.NoWait {
+				return d.Acquire(ctx, r)
+			}
+			n, _ := counts.LoadOrStore(r.Name, new(atomic.Int64))
+			n.(*atomic.Int64).Add(1)
+			defer n.(*atomic.Int64).Add(-1)
+			return askAgain(d, ctx, r)
+		}
+		b.inspect = func(ctx context.Context, name string) (driver.Status, error) {
+			s, err := d.Inspect(ctx, name)
+			if n, ok := counts.Load(name); ok && s.Held {
+				s.Waiters += int(n.(*atomic.Int64).Load())
+			}
+			return s, err
+		}
+		return b
+	}
+}
+
+// toldOnceForEachName is a mutation by which one of those who read a name hears
+// of its loss.
+func toldOnceForEachName() func(*memory.Driver) driver.Driver {
+	var told sync.Map // by name
+	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		if r.Mode != driver.Read {
+			return d.Acquire(ctx, r)
+		}
+		q := *r
+		q.Events = onceTold{r.Events, func() bool {
+			_, before := told.LoadOrStore(r.Name, true)
+			return !before
+		}}
+		return d.Acquire(ctx, &q)
+	})
+}
+
+type onceTold struct {
+	driver.Events
+	first func() bool
+}
+
+// Lost implements driver.Events.
+func (o onceTold) Lost(cause error) {
+	if o.first() {
+		o.Events.Lost(cause)
+	}
+}
+
+// barredByClosed is a mutation by which those who wait to read a name are not
+// granted it after a client that waited for the name was closed.
+func barredByClosed() func(*memory.Driver) driver.Driver {
+	var barred sync.Map // by name
+	return breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+		s, _ := d.Inspect(ctx, r.Name)
+		l, err := d.Acquire(ctx, r)
+		if errors.Is(err, driver.ErrClosed) && s.Mode == driver.Read && !r.NoWait {
+			barred.Store(r.Name, true)
+		}
+		if _, is := barred.Load(r.Name); is && err == nil && r.Mode == driver.Read && !r.NoWait {
+			<-ctx.Done()
+			return nil, errors.Join(ctx.Err(), driver.ErrLocked, l.Release(context.Background()))
+		}
+		return l, err
+	})
 }

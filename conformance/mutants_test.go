@@ -48,6 +48,7 @@ func mutants() []mutant {
 		orderMutants,
 		fencingMutants,
 		inspectMutants,
+		observeMutants,
 		migrationMutants,
 		migrationBackMutants,
 		watchingMutants,
@@ -302,6 +303,7 @@ type brokenLease struct {
 	tokens    func() (uint64, int)
 	keep      func(ctx context.Context) error
 	expires   func() time.Time
+	session   func() (time.Time, time.Duration)
 	renew     func(ctx context.Context, ttl time.Duration) error
 	release   func(ctx context.Context) error
 	contended func() bool
@@ -327,6 +329,17 @@ func (l *brokenLease) Expires() time.Time {
 		return l.expires()
 	}
 	return l.Lease.Expires()
+}
+
+// Session implements driver.SessionLease.
+func (l *brokenLease) Session() (time.Time, time.Duration) {
+	if l.session != nil {
+		return l.session()
+	}
+	if s, ok := l.Lease.(driver.SessionLease); ok {
+		return s.Session()
+	}
+	return time.Time{}, 0
 }
 
 func (l *brokenLease) Renew(ctx context.Context, ttl time.Duration) error {

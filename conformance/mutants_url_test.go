@@ -25,6 +25,9 @@ func init() {
 		if err := c.URL.Err(); err != nil {
 			return nil, err
 		}
+		if m.oneForAll && c.TTL > 0 {
+			return nil, errors.New("unknown parameter ttl")
+		}
 		err := m.pay(ctx, c.URL)
 		if err != nil && (!m.takes || !errors.Is(err, errRefused)) {
 			return nil, err
@@ -41,6 +44,7 @@ func init() {
 type tollMutant struct {
 	check, breaks                          string
 	fenced, deafToParameters, tells, takes bool
+	oneForAll                              bool
 }
 
 // tollMutants are drivers with broken openers; that without a name is none.
@@ -48,6 +52,7 @@ var tollMutants = map[string]tollMutant{
 	"":        {},
 	"fenced":  {check: "url/fenced", breaks: "fenced=false is ignored", fenced: true},
 	"unknown": {check: "url/parameters", breaks: "unknown parameters are ignored", deafToParameters: true},
+	"common":  {check: "url/common", breaks: "a parameter of all drivers is refused", oneForAll: true},
 	"tells":   {check: "url/unreachable", breaks: "an error tells the URL with its password", tells: true},
 	"takes":   {check: "url/password", breaks: "a password that is refused is no error before the first request", takes: true},
 }

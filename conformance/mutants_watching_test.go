@@ -80,6 +80,52 @@ var watchingMutants = []mutant{
 			return b
 		},
 	},
+	{
+		check:  "watching/many",
+		breaks: "a client has four watches at most",
+		mutate: func(d *memory.Driver) driver.Driver {
+			var n atomic.Int64
+			b := &broken{Driver: d}
+			b.watch = func(name string, changed func()) (func(), error) {
+				if n.Add(1) > 4 {
+					changed()
+					return func() {}, nil
+				}
+				stop, err := d.Watch(name, changed)
+				return func() {
+					n.Add(-1)
+					stop()
+				}, err
+			}
+			return b
+		},
+	},
+	{
+		check:  "watching/many",
+		breaks: "who watches is not called while others wait",
+		mutate: func() func(*memory.Driver) driver.Driver {
+			var waiting atomic.Int64
+			return func(d *memory.Driver) driver.Driver {
+				b := &broken{Driver: d}
+				b.acquire = func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+					s, _ := d.Inspect(ctx, r.Name)
+					if s.Held && !r.NoWait {
+						waiting.Add(1)
+						defer waiting.Add(-1)
+					}
+					return d.Acquire(ctx, r)
+				}
+				b.watch = func(name string, changed func()) (func(), error) {
+					return d.Watch(name, func() {
+						if waiting.Load() == 0 {
+							changed()
+						}
+					})
+				}
+				return b
+			}
+		}(),
+	},
 }
 
 // untilOutage calls changed until the first outage, which it looks for until stop.

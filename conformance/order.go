@@ -37,7 +37,7 @@ func (e *env) next(left []*request) int {
 func (e *env) inOrder(waiters []*request) error {
 	for left := waiters; len(left) > 0; left = left[1:] {
 		if i := e.next(left); i != 0 {
-			return fmt.Errorf("%s was granted the name before %s, which came earlier", left[i].Hold, left[0].Hold)
+			return fmt.Errorf("%s was granted the name before %s, which came earlier", left[i].driver.label, left[0].driver.label)
 		}
 	}
 	return nil

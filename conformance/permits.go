@@ -30,6 +30,10 @@ var permitChecks = []Check{
 	{"permits/force-unlock", "ForceUnlock ends all holds of a name of permits, and wakes who waits.", forceUnlockPermits},
 	{"permits/inspect", "Inspect tells how many permits are held, by how many holds, and the limit.", inspectPermits},
 	{"permits/shrunk", "When more permits are held than a lowered limit allows, Inspect reports all of them, and ForceUnlock ends and reports all of them.", shrunkPermits},
+	{"permits/limit-life", "A limit that was set is that of its name alone, and stays through uses, ForceUnlock and the end of its client; it can be set again at any time.", limitStays},
+	{"permits/lost-limit", "A SetLimit whose answer was lost does not report that it was not carried out; it can be repeated.", lostLimit},
+	{"permits/wide", "Limits and requests of 100,000 permits are kept exactly; a driver with a bound refuses a larger request with an error that names the bound.", wideLimits},
+	{"permits/wrong-limit", "A request that waited and got ErrLimit leaves no place in the queue.", wrongLimitLeavesNoPlace},
 	{"permits/no-tokens", "Leases of permits have no tokens.", permitsHaveNoTokens},
 	{"permits/sealed", "A name that is sealed is refused to those who want permits.", sealedForPermits},
 }
@@ -206,6 +210,21 @@ func (e *env) fewAreWoken() error {
 		r.granted()
 	}
 	for _, r := range append(few, held[2]) {
+		r.release()
+	}
+	many.granted().release()
+	return e.newcomerFits()
+}
+
+// newcomerFits has one wait for more permits than are free, and another one come
+// for those that are.
+func (e *env) newcomerFits() error {
+	const limit = 4
+	a, b, name := e.driver(), e.driver(), e.name()
+	held := []*request{a.hold(name, permits(1, limit)), a.hold(name, permits(2, limit))}
+	many := b.start(name, permits(limit, limit)).waits().queued(1)
+	few := e.driver().start(name, permits(1, limit)).granted()
+	for _, r := range append(held, few) {
 		r.release()
 	}
 	many.granted().release()

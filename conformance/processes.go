@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/go-dsync/dsync/conformance/history"
@@ -12,7 +13,7 @@ import (
 
 var processChecks = []Check{
 	{"processes/contend", "Processes that contend for a name hold it one at a time.", contendingProcesses},
-	{"processes/killed", "The name of a process that was killed becomes free; where no session carries the lock, not before its TTL is over.", killedHolder},
+	{"processes/killed", "Inspect reports the process of the holder; the name of a process that was killed becomes free; where no session carries the lock, not before its TTL is over.", killedHolder},
 	{"processes/stopped", "A process that was stopped for longer than its lease never believes afterwards that it holds the name.", stoppedHolder},
 }
 
@@ -35,7 +36,7 @@ func contendingProcesses(e *env) error {
 	e.must(err)
 	v := history.Judge(events, history.Bounds{Fenced: e.driverInfo().Fencing != driver.None, MinClients: processes})
 	if err := v.Err(); err != nil {
-		return err
+		return inWords(err)
 	}
 	got, err := readNumber(counter)
 	e.must(err)
@@ -51,6 +52,12 @@ func killedHolder(e *env) error {
 	p.does(order{Op: "lock", Name: name})
 	if err := d.refused(name); err != nil {
 		return err
+	}
+	if inspector, ok := d.driver.(driver.Inspector); ok {
+		s, err := inspector.Inspect(e.ctx, name)
+		if want := fmt.Sprintf(":%d", p.process.Pid); err == nil && s.Process != "" && !strings.HasSuffix(s.Process, want) {
+			return fmt.Errorf("Inspect by %s reports the process %q, want one that ends in %q, which is %s", d.label, s.Process, want, p.label)
+		}
 	}
 	p.kill()
 	r := d.start(name).granted()

@@ -159,7 +159,7 @@ func (d *rawDriver) refused(name string, opts ...option) error {
 
 // result waits until Acquire has returned.
 func (r *request) result() *request {
-	r.driver.env.await(fmt.Sprintf("Acquire of %q by %s", r.Name, r.driver.label), r.goroutine)
+	r.driver.env.await(fmt.Sprintf("Acquire of %s by %s", asks(&r.Request), r.driver.label), r.goroutine)
 	return r
 }
 
@@ -167,7 +167,7 @@ func (r *request) result() *request {
 func (r *request) granted() *request {
 	r.result()
 	if r.lease == nil {
-		r.driver.env.endf("%s was not granted %q: %s", r.driver.label, r.Name, outcome(r.err))
+		r.driver.env.endf("%s, which asked for %s, was not granted it: %w", r.driver.label, asks(&r.Request), r.err)
 	}
 	return r
 }

@@ -19,6 +19,7 @@ var sharingChecks = []Check{
 	{"sharing/last-reader", "Who waits to write or to lock a name is granted it when the last reader has let go, and not before.", lastReader},
 	{"sharing/all-readers", "All who wait to read are granted the name when the one who writes or locks it lets go.", allReaders},
 	{"sharing/writer-waits", "A newcomer that reads does not overtake one that waits to write or to lock, where there is an order.", readersDoNotOvertake},
+	{"sharing/reader-waits", "One that comes later to write or to lock does not overtake one that waits to read, where there is an order.", writersDoNotOvertake},
 	{"sharing/writer-first", "With an endless stream of readers, one that waits to write is granted the name, and where there is an order, before all that come later.", writerFirst},
 	{"sharing/canceled-writer", "One that gives up waiting to write holds nobody up any more.", canceledWriter},
 	{"sharing/dead-reader", "A reader that is gone blocks for its own TTL, however long others read.", deadReader},
@@ -31,6 +32,8 @@ var sharingChecks = []Check{
 	{"sharing/tokens", "The token of a reader lies above those of the writers before it and below those of the writers after it.", readersTokens},
 	{"sharing/join", "Readers of one client cost one hold while that is young, and later ones do not join it.", readersJoin},
 	{"sharing/nested", "Who writes may read, who reads gets ErrDeadlock when it wants more, and a nested reader does not wait for one that waits to write.", modesNest},
+	{"sharing/closed-writer", "A client that waits to write with several requests, and is closed, holds up no reader behind it any more.", closedWriter},
+	{"sharing/equal-owners", "Holds with one owner exclude each other as those of different owners do, in every mode.", equalOwnersExcludeInAllModes},
 	{"sharing/sealed", "A name that is sealed is refused in every mode, also to those who wait.", sealedForAll},
 }
 

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -99,6 +100,11 @@ func (s *storm) bounds() history.Bounds {
 	return b
 }
 
+var ruleNumber = regexp.MustCompile(`(?m)^V\d+ `)
+
+// inWords returns an error of package history without the numbers of its rules.
+func inWords(err error) error { return errors.New(ruleNumber.ReplaceAllString(err.Error(), "")) }
+
 // judge ends the storm, and returns what is wrong with it, apart from the rules that are excepted.
 func (s *storm) judge(except ...history.Rule) error {
 	e := s.env
@@ -107,7 +113,7 @@ func (s *storm) judge(except ...history.Rule) error {
 	e.events.add("", "%s", v)
 	v.Violations = slices.DeleteFunc(v.Violations, func(x history.Violation) bool { return slices.Contains(except, x.Rule) })
 	if err := v.Err(); err != nil {
-		return fmt.Errorf("seed %d (-conformance.seed=%[1]d makes the same decisions again): %w", s.seed, err)
+		return fmt.Errorf("seed %d (-conformance.seed=%[1]d makes the same decisions again): %w", s.seed, inWords(err))
 	}
 	return nil
 }

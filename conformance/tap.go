@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,15 +26,21 @@ type tap struct {
 	asked   int            // requests
 	names   map[string]int // requests for each name
 	waiting map[string]int // requests for each name that wait now
-	onWait  func()         // if not nil, called when a request is about to wait
+	granted map[string]int // requests for each name that were granted
+	open    map[*tapped]bool
+	onWait  func() // if not nil, called when a request is about to wait
 
+	renewal   string  // the outcome of the last renewal that failed
 	keptAlive []error // the driver's reports of keep-alives
 	abrupt    bool    // see unannounced
 }
 
 // newTap returns a driver with the same optional interfaces as d, as package dsync finds them.
 func newTap(e *env, label string, d driver.Driver) (*tap, driver.Driver) {
-	t := &tap{Driver: d, env: e, label: label, names: map[string]int{}, waiting: map[string]int{}, closed: make(chan struct{})}
+	t := &tap{
+		Driver: d, env: e, label: label, names: map[string]int{}, waiting: map[string]int{}, granted: map[string]int{}, open: map[*tapped]bool{},
+		closed: make(chan struct{}),
+	}
 	b, canBatch := d.(driver.BatchRenewer)
 	i, canInspect := d.(driver.Inspector)
 	f, canForce := d.(driver.ForceUnlocker)
@@ -149,6 +156,9 @@ type tapped struct {
 	name string
 	n    int // of the request, at this tap
 
+	asks  string // what it asks for
+	since time.Time
+
 	// Guarded by tap.mu.
 	waits, done bool
 }
@@ -158,12 +168,24 @@ func (t *tap) ask(r *driver.Request) *tapped {
 	t.mu.Lock()
 	t.asked++
 	t.names[r.Name]++
-	a := &tapped{Events: r.Events, tap: t, name: r.Name, n: t.asked}
+	a := &tapped{Events: r.Events, tap: t, name: r.Name, n: t.asked, asks: asks(r), since: time.Now()}
+	t.open[a] = true
 	t.mu.Unlock()
 	r.Events = a
-	a.add("acquire %q%s%s, TTL %v%s%s", r.Name, word(r.Mode != driver.Exclusive, ", "+r.Mode.String()),
-		word(r.Mode == driver.Permit, fmt.Sprintf("s %d of %d", r.Permits, r.Limit)), r.TTL, word(r.Fixed, ", fixed"), word(r.NoWait, ", no wait"))
+	a.add("acquire %s, TTL %v%s%s", a.asks, r.TTL, word(r.Fixed, ", fixed"), word(r.NoWait, ", no wait"))
 	return a
+}
+
+// asks says what a request is for.
+func asks(r *driver.Request) string {
+	return fmt.Sprintf("%q%s%s", r.Name, word(r.Mode != driver.Exclusive, ", "+r.Mode.String()),
+		word(r.Mode == driver.Permit, fmt.Sprintf("s %d of %d", r.Permits, r.Limit)))
+}
+
+func (a *tapped) isWaiting() bool {
+	a.tap.mu.Lock()
+	defer a.tap.mu.Unlock()
+	return a.waits && !a.done
 }
 
 func word(is bool, w string) string {
@@ -180,6 +202,10 @@ func (a *tapped) add(format string, args ...any) {
 func (a *tapped) answered(l driver.Lease, err error) {
 	a.tap.mu.Lock()
 	a.done = true
+	delete(a.tap.open, a)
+	if l != nil {
+		a.tap.granted[a.name]++
+	}
 	if a.waits {
 		a.tap.waiting[a.name]--
 	}
@@ -217,6 +243,13 @@ func (a *tapped) Lost(cause error) {
 	a.tap.mu.Unlock()
 	a.Events.Lost(cause)
 	a.add("lost: %v", cause)
+}
+
+// lastFailure says how a renewal failed, if one did.
+func (t *tap) lastFailure() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return cmp.Or(t.renewal, "no renewal failed")
 }
 
 // waits returns how many requests for name are waiting.
@@ -271,6 +304,11 @@ func (l *tapLease) Renew(ctx context.Context, ttl time.Duration) error {
 }
 
 func (l *tapLease) renewed(err error) {
+	if err != nil {
+		l.tap.mu.Lock()
+		l.tap.renewal = fmt.Sprintf("the last renewal that failed, at %s, got %q", l.tap.env.events.at(time.Now()), err)
+		l.tap.mu.Unlock()
+	}
 	l.add("renew: %s, until %s", outcome(err), l.tap.env.events.at(l.Expires()))
 }
 

@@ -14,6 +14,7 @@ import (
 var urlChecks = []Check{
 	{"url/fenced", "With fenced=false there are no tokens, and Info.Fencing is None.", urlWithoutTokens},
 	{"url/parameters", "A parameter of a URL that is unknown, malformed or given twice is an error that names it.", urlParameters},
+	{"url/common", "The parameters ttl and floor are accepted beside those of the driver.", urlCommon},
 	{"url/unreachable", "Open of a backend that is not there, or does not answer, fails within its context, and does not tell the password.", urlOfNobody},
 	{"url/password", "Open with a password that the server refuses is an error, which does not tell it.", urlWithWrongPassword},
 }
@@ -36,7 +37,7 @@ func (e *env) open(ctx context.Context, url string) (d driver.Driver, err error)
 // raw returns d as a client of the check, which does not close it.
 func (e *env) raw(d driver.Driver) *rawDriver {
 	r := &rawDriver{connection: &connection{env: e, label: e.label(), link: &Link{}}}
-	r.tap, r.driver = newTap(e, r.label, d)
+	r.tap, r.driver = e.tap(r.label, d)
 	return r
 }
 
@@ -120,6 +121,31 @@ func urlParameters(e *env) error {
 			return fmt.Errorf("a URL with %s is an error that does not name the parameter %s: %w", parameters, name, err)
 		}
 	}
+	return nil
+}
+
+func urlCommon(e *env) error {
+	for _, own := range []string{"ttl=", "floor="} {
+		if strings.Contains(e.backend.URL, own) {
+			return nil // the other checks open it
+		}
+	}
+	ctx, cancel := context.WithTimeout(e.ctx, openFor)
+	defer cancel()
+	ttl := e.allowed(e.long())
+	url := e.url(fmt.Sprintf("ttl=%v&floor=1000", ttl))
+	var c *driver.Config
+	var d driver.Driver
+	var err error
+	e.within("driver.Open", func() { d, c, err = driver.Open(ctx, url) })
+	if err != nil {
+		return fmt.Errorf("with ttl=%v&floor=1000: %w", ttl, err)
+	}
+	e.onClose(func(ctx context.Context) { _ = d.Close(ctx) })
+	if c.TTL != ttl || c.Floor != 1000 {
+		return fmt.Errorf("with ttl=%v&floor=1000 the Config has the TTL %v and the floor %d", ttl, c.TTL, c.Floor)
+	}
+	e.raw(d).hold(e.name()).release()
 	return nil
 }
 

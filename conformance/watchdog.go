@@ -42,7 +42,8 @@ func (h *holding) lastsPast(t time.Time) (lost error) {
 		return nil
 	})
 	if lost != nil {
-		return fmt.Errorf("%s did nothing wrong: %w", h.user.label, lost)
+		return fmt.Errorf("%s lost its lease of %q, which it was renewing: %w; the deadline was at %s, and %s",
+			h.user.label, h.name, lost, e.events.at(h.Deadline()), h.user.tap.lastFailure())
 	}
 	return nil
 }

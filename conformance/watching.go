@@ -13,6 +13,7 @@ import (
 var watchingChecks = []Check{
 	{"watching/changes", "Who watches a name is called when the watch begins and after each end of a hold, in every mode, by whomever, and also while other holds of the name go on.", watchTellsEnds},
 	{"watching/outage", "A change while the watcher was out of reach of the backend is followed by a call when it is in reach again.", watchSurvivesOutages},
+	{"watching/many", "Each of several watches of a name is called after a release, also while others wait for the name, and after an outage.", allWatchesAreCalled},
 	{"watching/stop", "After stop nobody is called any more, and other watches of the name go on.", watchStops},
 }
 
@@ -118,6 +119,54 @@ func watchSurvivesOutages(e *env) error {
 		n := w.calls.Load()
 		b.heal()
 		w.told("the end of an outage, in which the name became free", n)
+		return nil
+	})
+}
+
+func allWatchesAreCalled(e *env) error {
+	e.driver().watch(e.name()).end()
+	all := func(watches []*watch, what string, f func()) {
+		before := make([]int64, len(watches))
+		for i, w := range watches {
+			before[i] = w.calls.Load()
+		}
+		f()
+		for i, w := range watches {
+			w.told(fmt.Sprintf("%s (watch %d of %d)", what, i+1, len(watches)), before[i])
+		}
+	}
+	watchesOf := func(d *rawDriver, name string, n int) (watches []*watch) {
+		for range n {
+			watches = append(watches, d.watch(name))
+		}
+		return watches
+	}
+	a, b, c, name := e.driver(), e.driver(), e.driver(), e.name()
+	b.hold(name).release()
+	c.hold(name).release()
+	watches := append(watchesOf(b, name, 9), watchesOf(c, name, 2)...)
+	h := a.hold(name)
+	next := e.line(name, 2)
+	all(watches, "a release while two wait", h.release)
+	e.next(next)
+	for _, w := range watches {
+		w.end()
+	}
+	return e.inOutages(func(outage func(*connection)) error {
+		a, b, x, y := e.driver(), e.driver(), e.name(), e.name()
+		b.hold(x).release()
+		b.hold(y).release()
+		watches := append(watchesOf(b, x, 3), watchesOf(b, y, 2)...)
+		held := []*request{a.hold(x), a.hold(y)}
+		outage(b.connection)
+		for _, h := range held {
+			h.release()
+		}
+		e.sleep(e.brief())
+		all(watches, "the end of an outage, in which the names became free", b.heal)
+		for _, w := range watches {
+			w.end()
+		}
 		return nil
 	})
 }

@@ -38,7 +38,8 @@ import (
 //  4. Expires is a time before which nobody can be granted the name in a mode that excludes the hold ([Mode.Excludes]), unless somebody
 //     removes the hold: the send time of an answered request, handled by the backend at or after the grant, plus the TTL. No margin is
 //     taken off. Expires never counts from the receipt of an answer, nor, after a grant that blocked for more than a third of the TTL, from
-//     the send of the request that blocked. Once passed, Expires never moves again. Where a session carries the lock, Expires of a fixed lease is the earlier of the
+//     the send of the request that blocked: after such a grant the driver
+//     renews the hold before Acquire returns. Once passed, Expires never moves again. Where a session carries the lock, Expires of a fixed lease is the earlier of the
 //     session's end and grant + TTL; if the TTL of the session may be another one, the lease is a [SessionLease].
 //  5. Renewals and keep-alives are conditional on Hold: they never create a hold, never touch another one and never keep another one
 //     alive, also where one key of the backend carries several Read holds: each ends by its own time. An error other than ErrNotHeld
@@ -140,6 +141,7 @@ type Info struct {
 
 	// Late and LatePerTTL bound how long after its TTL the backend may still keep the hold of a vanished client, by accident or on
 	// purpose: see LateFor. LatePerTTL is for a lag in proportion to the TTL; 1 means a TTL more.
+	// Late does not include Poll: a waiter may look at the backend that much later.
 	Late       time.Duration
 	LatePerTTL float64
 
@@ -232,10 +234,15 @@ type Request struct {
 	Hold string
 
 	// Owner and Note are for people, stored with the hold where the backend can. They are never compared.
+	// Both are any text, also empty, of several lines or in any script. A backend
+	// keeps a Note of 1 KiB whole or not at all. Package dsync makes Hold and
+	// Owner of at most 64 letters, digits, hyphens and colons.
 	Owner, Note string
 
 	// Permits is how many are asked for in the mode Permit, 1 or more, and Limit the limit of the name: Permits or more, or 0 for the one that
 	// is kept. Both are 0 in the other modes.
+	// A driver that cannot grant so many permits at once returns an error that
+	// matches errors.ErrUnsupported and names the bound.
 	Permits, Limit int
 
 	TTL time.Duration
@@ -270,6 +277,8 @@ type Events interface {
 type BatchRenewer interface {
 	// RenewAll renews each lease for the TTL of its Request, as Lease.Renew would, and calls done exactly once for each, with index
 	// and outcome, from any goroutine, before RenewAll returns. RenewAll returns soon after the end of ctx.
+	// Package dsync passes at least one lease. A Renew for another TTL does not
+	// change the TTL of the Request.
 	RenewAll(ctx context.Context, leases []Lease, done func(i int, err error))
 }
 
@@ -280,6 +289,9 @@ type Passer interface {
 	// show Owner and Note as given. The hold keeps its Hold, its session and Events. After nil Tokens returns the new token. ErrNotHeld
 	// says that the hold is over; after any other error the hold has the old token or the new one, and package dsync releases it. There
 	// is no Pass of a fixed lease, nor while another Pass or a Release of the lease is under way.
+	// Package dsync passes on a lease with tokens when no token of it is left. A
+	// lease without tokens goes from caller to caller without Pass, so it need
+	// not be a Passer. Nor need a lease of a driver whose grants carry many tokens.
 	Pass(ctx context.Context, owner, note string) error
 }
 
@@ -290,7 +302,8 @@ type Leaver interface {
 	// client. Close does not end the hold, not even a Close that begins while
 	// Leave is under way. ErrNotHeld means that the hold was over before. After
 	// any other error the hold ends ttl from now, or when the lease would have,
-	// and the driver leaves the hold alone.
+	// and the driver leaves the hold alone. After Leave, package dsync asks the
+	// lease for nothing more, so its Expires means nothing.
 	Leave(ctx context.Context, l Lease, ttl time.Duration) error
 }
 
@@ -396,7 +409,7 @@ type Lister interface {
 // granted under a higher limit.
 type Status struct {
 	Held    bool
-	Mode    Mode          // in which the name is held
+	Mode    Mode          // in which the name is held; Exclusive for Write where the backend does not tell them apart
 	Holders int           // how many holds have the name: more than 1 in the modes Read and Permit alone
 	Used    int           // how many permits are held: more than Limit if that was lowered since
 	Limit   int           // of the permits, where one is kept
@@ -407,8 +420,8 @@ type Status struct {
 	Since   time.Time     // of the grant
 	TTL     time.Duration // until the backend ends the hold, without a renewal
 	Token   uint64        // the last fencing token of the last grant; 0 if the driver does not keep it
-	Waiters int           // how many wait at the backend; -1 if unknown
-	Queue   []string      // the waiters in order, where the backend keeps a queue
+	Waiters int           // how many wait at the backend, where several requests of one client may count as one; -1 if unknown
+	Queue   []string      // for people: the waiters in order, each by its Owner, its Hold or the name of its client, where the backend keeps a queue
 }
 
 // ForceUnlocker is an optional interface of a Driver: to end the hold of any client.

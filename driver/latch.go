@@ -14,6 +14,7 @@ const RepeatFor = 30 * time.Minute
 // SetLatch, CountDown and DeleteLatch are changes. Each change is one step at the backend and has an id, also in its repeats. Of all
 // requests with one id the backend carries out the first to arrive, and the others have the same answer. The backend
 // knows an id for twice [RepeatFor]: half of the time for repeats, and the other half for late requests, on broken connections.
+// A change is repeated through the driver value of its first request. An id is made as [Request.Hold] is.
 //
 // An error that matches ErrUnavailable says that the change was not carried
 // out, ErrUnknown or the error of ctx that perhaps it was, and ErrClosed that
