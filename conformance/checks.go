@@ -56,6 +56,7 @@ func Checks() []Check {
 		watchdogChecks,
 		keepAliveChecks,
 		lossChecks,
+		batchChecks,
 		wakeupChecks,
 		orderChecks,
 		fencingChecks,
