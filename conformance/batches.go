@@ -69,29 +69,43 @@ func batchOfTTLs(e *env) error {
 	brief, middle, long := e.ttl(), e.allowed(2*e.ttl()), e.long()
 	orders := [][]time.Duration{{brief, long, middle}, {long, brief, middle}, {middle, middle, long, brief}}
 	e.together("batches with several TTLs", len(orders), func(i int) error {
-		d := e.driver()
-		var all []*request
-		for _, t := range orders[i] {
-			all = append(all, d.hold(e.name(), ttl(t)))
+		return e.punctual(func() error { return e.renewsTTLs(orders[i]) })
+	})
+	return nil
+}
+
+// renewsTTLs renews leases with some TTLs in one batch, and awaits the ends of those that are not long.
+func (e *env) renewsTTLs(ttls []time.Duration) error {
+	d, long := e.driver(), e.long()
+	var all []*request
+	for _, t := range ttls {
+		all = append(all, d.hold(e.name(), ttl(t)))
+	}
+	if err := d.allRenewed(all...); err != nil {
+		return err
+	}
+	next := map[*request]*request{}
+	for _, r := range all {
+		if r.TTL < long {
+			next[r] = e.outsider().start(r.Name)
 		}
-		if err := d.allRenewed(all...); err != nil {
+	}
+	for r, w := range next {
+		if err := w.granted().after(r); err != nil {
+			return fmt.Errorf("a lease of %v that was renewed in a batch: %w", r.TTL, err)
+		}
+		if err := w.soonAfter(r, fmt.Sprintf("a lease of %v that was renewed in a batch", r.TTL)); err != nil {
 			return err
 		}
-		for _, r := range all {
-			if r.TTL < long {
-				e.within("the end of a lease that was renewed in a batch", func() { e.failed(e.outsider().start(r.Name).granted().after(r)) })
-			}
+	}
+	for j, r := range all {
+		if r.TTL < long {
+			continue
 		}
-		for j, r := range all {
-			if r.TTL < long {
-				continue
-			}
-			if err := r.tryRelease(e.ctx); err != nil {
-				return fmt.Errorf("the release of lease %d of %d, with a TTL of %v, when shorter ones that were renewed in the same batch had ended: %w", j, len(all), r.TTL, err)
-			}
+		if err := r.tryRelease(e.ctx); err != nil {
+			return fmt.Errorf("the release of lease %d of %d, with a TTL of %v, when shorter ones that were renewed in the same batch had ended: %w", j, len(all), r.TTL, err)
 		}
-		return nil
-	})
+	}
 	return nil
 }
 

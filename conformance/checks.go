@@ -69,6 +69,7 @@ func Checks() []Check {
 		leavingChecks,
 		latchChecks,
 		crossingChecks,
+		singleChecks,
 		namesChecks,
 		scaleChecks,
 		stormChecks,

@@ -85,6 +85,10 @@ func leftHoldEndsInBounds(e *env) error {
 			}
 		}
 	}
+	ways = append(ways, func() error {
+		h := e.driver().hold(e.name(), fixed)
+		return h.leftFor(e.brief()).isMet(e, fmt.Sprintf("a hold that was left for %v", e.brief()))
+	})
 	e.together("holds that are left", len(ways), func(i int) error { return e.punctual(ways[i]) })
 	return nil
 }
@@ -169,6 +173,24 @@ func leaveComesTooLate(e *env) error {
 		}
 		return end.isMet(e, "a hold that was left twice")
 	}}
+	if e.outsider().link.Hang != nil {
+		ways = append(ways, func() error {
+			d := e.driver()
+			h := d.hold(e.name(), fixed, ttl(e.brief()))
+			d.hang()
+			var err error
+			leave := e.run(func() { _, err = h.tryLeave(e.ctx, e.long()) })
+			e.expired(h)
+			e.sleepUntil(h.over())
+			d.heal()
+			e.await("a Leave that arrives late", leave)
+			if err == nil {
+				return errors.New("a Leave that arrived after the end of the hold returned nil")
+			}
+			e.awaitFree(h.Name)
+			return nil
+		})
+	}
 	if e.canRemove() {
 		for _, f := range []func(*request, string) error{taken, untaken} {
 			ways = append(ways, func() error {
@@ -202,6 +224,38 @@ func leftHoldEndsByForce(e *env) error {
 		}
 	}
 	return nil
+}
+
+func leftHoldIsSeen(e *env) error { return e.punctual(e.leftHoldIsSeen) }
+
+func (e *env) leftHoldIsSeen() error {
+	e.outsider().leaver()
+	o := e.outsider()
+	h := e.driver().hold(e.name(), fixed)
+	end := h.leftFor(e.ttl())
+	if _, ok := o.driver.(driver.Inspector); ok {
+		s, err := o.driver.(driver.Inspector).Inspect(e.ctx, h.Name)
+		switch {
+		case errors.Is(err, errors.ErrUnsupported):
+		case err != nil:
+			return err
+		case !s.Held && time.Now().Before(end.from):
+			return fmt.Errorf("Inspect by %s reports that no client holds %q, whose hold was left until %s", o.label, h.Name, e.events.at(end.from))
+		case s.TTL > e.ttl()+e.driverInfo().LateFor(h.TTL)+statusUnit:
+			return fmt.Errorf("Inspect by %s reports that a hold which was left for %v ends in %v", o.label, e.ttl(), s.TTL)
+		}
+	}
+	if lister, ok := o.tap.Driver.(driver.Lister); ok {
+		listed, refused := false, false
+		for name, err := range lister.List(e.ctx, h.Name) {
+			refused = refused || errors.Is(err, errors.ErrUnsupported)
+			listed = listed || name == h.Name
+		}
+		if !listed && !refused && time.Now().Before(end.from) {
+			return fmt.Errorf("List by %s leaves out %q, whose hold was left until %s", o.label, h.Name, e.events.at(end.from))
+		}
+	}
+	return end.isMet(e, "a hold that was left, and reported")
 }
 
 func leaveWithoutAnswer(e *env) error {

@@ -34,6 +34,20 @@ var batchMutants = []mutant{
 		}),
 	},
 	{
+		check:  "batches/ttls",
+		breaks: "the server renews a batch for its longest TTL",
+		mutate: breakEach(func(ctx context.Context, batch []*brokenLease, i int) error {
+			longest := batch[i].r.TTL
+			for _, l := range batch {
+				longest = max(longest, l.r.TTL)
+			}
+			if longest > batch[i].r.TTL {
+				_ = batch[i].pretend()
+			}
+			return batch[i].Lease.Renew(ctx, longest)
+		}),
+	},
+	{
 		check:  "batches/same-name",
 		breaks: "of several holds of one name in a batch the first alone is renewed",
 		mutate: breakEach(func(ctx context.Context, batch []*brokenLease, i int) error {

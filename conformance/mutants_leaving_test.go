@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"sync"
 	"time"
 
@@ -119,20 +120,59 @@ var leftMutants = []mutant{
 	{
 		check:  "leaving/force",
 		breaks: "ForceUnlock says that nobody has a hold that was left",
-		mutate: func(d *memory.Driver) driver.Driver {
-			b := &broken{Driver: d, lease: func(l *brokenLease) { leaseNames.Store(l.Lease, l.r.Name) }}
-			b.leave = func(ctx context.Context, l driver.Lease, ttl time.Duration) error {
-				leftNames.Store(nameOf(unbroken(l)), true)
-				return d.Leave(ctx, unbroken(l), ttl)
-			}
+		mutate: leavesUnseen(func(b *broken) {
 			b.forceUnlock = func(ctx context.Context, name string) error {
 				if _, left := leftNames.Load(name); left {
 					return driver.ErrNotHeld
 				}
-				return d.ForceUnlock(ctx, name)
+				return b.Driver.ForceUnlock(ctx, name)
 			}
-			return b
-		},
+		}),
+	},
+	{
+		check:  "leaving/bounds",
+		breaks: "a hold that is left for less than a second is kept for one",
+		mutate: breakLeave(func(ctx context.Context, d *memory.Driver, l driver.Lease, ttl time.Duration) error {
+			return d.Leave(ctx, l, max(ttl, time.Second))
+		}),
+	},
+	{
+		check:  "leaving/over",
+		breaks: "a Leave that arrives after the end of the hold returns nil",
+		mutate: breakLeave(func(ctx context.Context, d *memory.Driver, l driver.Lease, ttl time.Duration) error {
+			inTime := time.Now().Before(l.Expires())
+			if err := d.Leave(ctx, l, ttl); !errors.Is(err, driver.ErrNotHeld) || !inTime || time.Now().Before(l.Expires()) {
+				return err
+			}
+			return nil
+		}),
+	},
+	{
+		check:  "leaving/seen",
+		breaks: "Inspect reports that a hold which was left is free",
+		mutate: leavesUnseen(func(b *broken) {
+			b.inspect = func(ctx context.Context, name string) (driver.Status, error) {
+				if _, left := leftNames.Load(name); left {
+					return driver.Status{}, nil
+				}
+				return b.Driver.Inspect(ctx, name)
+			}
+		}),
+	},
+	{
+		check:  "leaving/seen",
+		breaks: "List leaves out holds that were left",
+		mutate: leavesUnseen(func(b *broken) {
+			b.list = func(ctx context.Context, prefix string) iter.Seq2[string, error] {
+				return func(yield func(string, error) bool) {
+					for name, err := range b.Driver.List(ctx, prefix) {
+						if _, left := leftNames.Load(name); !left && !yield(name, err) {
+							return
+						}
+					}
+				}
+			}
+		}),
 	},
 	{
 		check:  "leaving/no-answer",
@@ -177,6 +217,19 @@ var leftMutants = []mutant{
 
 // leaseNames has the names of leases for mutants, and leftNames the names whose holds were left. No two checks share a name.
 var leaseNames, leftNames sync.Map
+
+// leavesUnseen returns a mutation of a driver that notes in leftNames which holds it has left.
+func leavesUnseen(change func(b *broken)) func(*memory.Driver) driver.Driver {
+	return func(d *memory.Driver) driver.Driver {
+		b := &broken{Driver: d, lease: func(l *brokenLease) { leaseNames.Store(l.Lease, l.r.Name) }}
+		b.leave = func(ctx context.Context, l driver.Lease, ttl time.Duration) error {
+			leftNames.Store(nameOf(unbroken(l)), true)
+			return d.Leave(ctx, unbroken(l), ttl)
+		}
+		change(b)
+		return b
+	}
+}
 
 func nameOf(l driver.Lease) string {
 	name, _ := leaseNames.Load(l)

@@ -56,6 +56,7 @@ func mutants() []mutant {
 		leftMutants,
 		latchMutants,
 		crossingMutants,
+		singleMutants,
 		namesMutants,
 		scaleMutants,
 		stormMutants,
