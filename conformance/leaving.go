@@ -18,7 +18,7 @@ var leavingChecks = []Check{
 	{"leaving/readers", "Leave of one reader's hold does not change the end of another reader's hold.", leftReaderEndsAlone},
 	{"leaving/over", "Leave of a hold that has ended returns ErrNotHeld. It does not bring the hold back, and does not touch a later hold.", leaveComesTooLate},
 	{"leaving/force", "ForceUnlock ends a hold that was left, and wakes a waiter.", leftHoldEndsByForce},
-	{"leaving/seen", "Inspect and List report a hold that was left.", leftHoldIsSeen},
+	{"leaving/seen", "Inspect and List report a hold that was left, and a watch reports its end.", leftHoldIsSeen},
 	{"leaving/no-answer", "After a Leave without an answer, the hold ends at its time or at the end of its lease. The driver does not end it earlier.", leaveWithoutAnswer},
 	{"leaving/outage", "A hold that was left outlasts an outage of its client and the end of the client's session.", leftHoldOutlivesOutage},
 }

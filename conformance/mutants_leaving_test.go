@@ -175,6 +175,19 @@ var leftMutants = []mutant{
 		}),
 	},
 	{
+		check:  "leaving/seen",
+		breaks: "a watch does not report the end of a hold that was left",
+		mutate: leavesUnseen(func(b *broken) {
+			b.watch = func(name string, changed func()) (func(), error) {
+				return b.Driver.Watch(name, func() {
+					if _, left := leftNames.Load(name); !left {
+						changed()
+					}
+				})
+			}
+		}),
+	},
+	{
 		check:  "leaving/no-answer",
 		breaks: "a hold is released if Leave gets no answer",
 		mutate: breakLeave(func(ctx context.Context, d *memory.Driver, l driver.Lease, ttl time.Duration) error {
