@@ -16,7 +16,9 @@ var capabilityChecks = []Check{
 	{"capabilities/tokens", "Leases have tokens if the driver claims fencing, always the same ones, and none otherwise.", tokensAsClaimed},
 	{"capabilities/inspect", "Inspect says who holds a name, whichever client asks, and that nobody holds a free one.", inspectTells},
 	{"capabilities/ping", "A driver with a Ping says that the backend answers: not in an outage, but before and after.", pingTells},
-	{"capabilities/pass", "A hold that is passed to another caller of its client has a token between those before and those after, Inspect shows its new holder, and its loss is told.", passIsLikeAGrant},
+	{"capabilities/pass", "A hold that is passed to another caller of its client has a token between those before and those after, Inspect shows its new holder with the note of that, and its loss is told.", passIsLikeAGrant},
+	{"capabilities/pass-over", "A hold that has run out is not passed on: Pass returns ErrNotHeld, and does not touch a later hold.", expiredHoldIsNotPassed},
+	{"capabilities/pass-unanswered", "A Pass without an answer does not return ErrNotHeld. The token that the hold has after it is lower than that of the next grant.", passWithoutAnswer},
 	{"capabilities/contended", "Contended is true of a release when another client waited.", waiterIsReported},
 }
 
@@ -155,69 +157,6 @@ func pingTells(e *env) error {
 		e.poll("Ping by "+d.label+" says after the outage that the backend answers", ping)
 		return nil
 	})
-}
-
-// passIsLikeAGrant passes a hold on while another request waits, and then removes a hold that was passed.
-func passIsLikeAGrant(e *env) error {
-	a, b, name := e.driver(), e.driver(), e.name()
-	before := b.hold(name)
-	last, _ := before.lease.Tokens()
-	before.release()
-	h := a.hold(name)
-	if _, ok := h.lease.(driver.Passer); !ok {
-		e.end(&refusedError{"to pass holds on"})
-	}
-	w := b.start(name).waits()
-	for i := range 3 {
-		token, err := h.pass(fmt.Sprintf("%s, holder %d", e.id, i), fmt.Sprint("note ", i))
-		switch {
-		case err != nil:
-			return err
-		case token <= last:
-			return fmt.Errorf("a hold that was passed on has the token %d, after %d", token, last)
-		case w.isDone():
-			return fmt.Errorf("%s was granted %q while %s passed it on", b.label, name, a.label)
-		}
-		last = token
-		if !inspection.claimed(e.client()) {
-			continue
-		}
-		if _, err := h.describedTo(b); err != nil {
-			return err
-		}
-	}
-	h.release()
-	if token, _ := w.granted().lease.Tokens(); token <= last {
-		return fmt.Errorf("%s got the token %d after a hold with %d that was passed on", b.label, token, last)
-	}
-	w.release()
-	return e.passedIsLost(a.hold(name))
-}
-
-// pass gives the hold to another caller, and returns its token.
-func (r *request) pass(owner, note string) (token uint64, err error) {
-	r.driver.env.within(fmt.Sprintf("Pass of %q by %s", r.Name, r.driver.label), func() {
-		err = r.lease.(driver.Passer).Pass(r.driver.env.ctx, owner, note)
-	})
-	r.Owner, r.Note = owner, note
-	token, n := r.lease.Tokens()
-	if err == nil && n != 1 {
-		err = fmt.Errorf("a hold that was passed on has %d tokens, want 1", n)
-	}
-	return token, err
-}
-
-// passedIsLost removes a hold that was passed on. The new holder is told, if the driver tells by itself, and the hold cannot be passed again.
-func (e *env) passedIsLost(h *request) error {
-	if _, err := h.pass("the next", ""); err != nil || !e.canRemove() {
-		return err
-	}
-	e.remove(h.Name)
-	if e.driverInfo().Detect > 0 {
-		e.until("the loss of a hold that was passed on is told", func() bool { return len(h.lost()) > 0 })
-	}
-	_, err := h.pass("the last", "")
-	return isNotHeld("Pass of a hold that was removed", err)
 }
 
 // waiterIsReported tries several times: a driver may say that a request waits before the backend can tell.

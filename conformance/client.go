@@ -83,6 +83,9 @@ func (c *connection) disturb(ability string, f func()) {
 func (c *connection) cut()         { c.disturb("Cut", c.link.Cut) }
 func (c *connection) hang()        { c.disturb("Hang", c.link.Hang) }
 func (c *connection) loseAnswers() { c.disturb("LoseAnswers", c.link.LoseAnswers) }
+func (c *connection) drop()        { c.disturb("Drop", c.link.Drop) }
+func (c *connection) loseOne()     { c.disturb("LoseOne", c.link.LoseOne) }
+func (c *connection) holdOne()     { c.disturb("HoldOne", c.link.HoldOne) }
 func (c *connection) heal()        { c.disturb("Heal", c.link.Heal) }
 
 func (c *connection) delay(d time.Duration) {

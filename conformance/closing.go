@@ -15,6 +15,8 @@ var closingChecks = []Check{
 	{"closing/later", "After Close every Acquire returns ErrClosed.", closedForGood},
 	{"closing/waiters", "Close ends those who wait, with ErrClosed; they leave the queue.", closeEndsWaiters},
 	{"closing/holds", "Close frees all names that are held.", closeEndsHolds},
+	{"closing/modes", "Close ends all holds in every mode, several of one name too, and no hold of another client.", closeEndsHoldsInModes},
+	{"closing/behind", "When Close ends a wait for a Write or Exclusive hold, or for many permits, the requests behind it go on.", closeLetsOthersPass},
 	{"closing/own-waiters", "Close ends those who wait before it frees names: it does not grant names to its own waiters.", closeEndsWaitersFirst},
 	{"closing/leases", "A lease of a closed driver is over: Renew fails and brings nothing back to life, Release does nothing to others.", leasesAfterClose},
 	{"closing/busy", "Close in the middle of requests leaves nothing held.", closeWhileBusy},
@@ -91,6 +93,115 @@ func closeEndsHolds(e *env) error {
 			return err
 		}
 	}
+	return nil
+}
+
+func closeEndsHoldsInModes(e *env) error {
+	a, b, info := e.driver(), e.driver(), e.driverInfo()
+	var free []func() error
+	after := func(what string, r *request) error {
+		if r.lease == nil {
+			return fmt.Errorf("after Close of %s, which %s: %w", a.label, what, r.err)
+		}
+		r.release()
+		return nil
+	}
+	if info.ReadWrite.Offered {
+		read, shared, written := e.name(), e.name(), e.name()
+		for range 3 {
+			a.hold(read, reading)
+			a.hold(shared, reading)
+		}
+		other := b.hold(shared, reading)
+		a.hold(written, writing)
+		free = append(free, func() error {
+			return after("read the name three times", e.outsider().acquire(read, writing, noWait))
+		}, func() error {
+			return after("wrote the name", e.outsider().acquire(written, reading, noWait))
+		}, func() error {
+			if err := e.outsider().refused(shared, writing); err != nil {
+				return fmt.Errorf("after Close of another reader: %w", err)
+			}
+			if err := other.tryRelease(e.ctx); err != nil {
+				return fmt.Errorf("the release after Close of another reader: %w", err)
+			}
+			return after("read the name", e.outsider().acquire(shared, writing, noWait))
+		})
+	}
+	if info.Permits.Offered {
+		name := e.name()
+		a.hold(name, permits(2, 5))
+		a.hold(name, permits(1, 5))
+		other := b.hold(name, permits(1, 5))
+		free = append(free, func() error {
+			if err := e.left(name, 4, 5); err != nil {
+				return fmt.Errorf("after Close of %s, which had 3 of 5 permits, of which %s has one: %w", a.label, b.label, err)
+			}
+			other.release()
+			return nil
+		})
+	}
+	if len(free) == 0 {
+		e.end(&refusedError{"other modes than Exclusive"})
+	}
+	a.shut()
+	for _, f := range free {
+		if err := f(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func closeLetsOthersPass(e *env) error {
+	info := e.driverInfo()
+	var ways []func() error
+	for _, m := range aloneModes {
+		if !info.ReadWrite.Offered {
+			continue
+		}
+		ways = append(ways, func() error {
+			a, b, c, name := e.driver(), e.driver(), e.driver(), e.name()
+			h := a.hold(name, reading)
+			w := b.start(name, in(m)).waits().queued(1)
+			behind := []*request{c.start(name, reading), a.start(name, reading)}
+			if info.ReadWrite.Order != driver.Unordered {
+				behind[0].waits()
+				behind[1].waits()
+			}
+			b.shut()
+			if err := isClosed("an Acquire that waited", w.result().err); err != nil {
+				return err
+			}
+			for _, r := range behind {
+				r.granted().release()
+			}
+			h.release()
+			return nil
+		})
+	}
+	if info.Permits.Offered {
+		ways = append(ways, func() error {
+			a, b, c, name := e.driver(), e.driver(), e.driver(), e.name()
+			h := a.hold(name, permits(2, 3))
+			w := b.start(name, permits(3, 3)).waits().queued(1)
+			behind := c.start(name, permits(1, 3))
+			if info.Permits.Order != driver.Unordered {
+				behind.waits()
+			}
+			b.shut()
+			if err := isClosed("an Acquire that waited for permits", w.result().err); err != nil {
+				return err
+			}
+			behind.granted().release()
+			h.release()
+			return nil
+		})
+	}
+	if len(ways) == 0 {
+		e.end(&refusedError{"other modes than Exclusive"})
+	}
+	e.together("requests behind a wait that Close ends", len(ways), func(i int) error { return ways[i]() })
 	return nil
 }
 

@@ -89,6 +89,9 @@ type Link struct {
 	Hang        func()                // connections stay open, but nothing is answered
 	LoseAnswers func()                // requests are carried out, but their answers do not arrive and the connection breaks
 	Delay       func(d time.Duration) // answers come at least d late
+	Drop        func()                // requests and answers vanish, and connections cannot be made; Heal breaks the open ones
+	LoseOne     func()                // the next request is carried out, but its answer does not arrive and its connection breaks
+	HoldOne     func()                // the next request is held back until Heal, with its connection; requests on others overtake it
 	Heal        func()                // back to normal; requests that hang may be carried out now
 }
 
@@ -108,7 +111,10 @@ func LinkOver(w *wire.Wire) *Link {
 			w.Heal()
 			w.Delay(wire.Replies, d)
 		},
-		Heal: w.Heal,
+		Drop:    instead(func() { w.Drop(wire.Both) }),
+		LoseOne: instead(func() { w.LoseReply("") }),
+		HoldOne: instead(func() { w.HoldRequest("") }),
+		Heal:    w.Heal,
 	}
 }
 

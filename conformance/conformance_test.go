@@ -4,6 +4,7 @@ import (
 	"flag"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -53,10 +54,24 @@ func onMemory(o *memory.Options, mutate func(*memory.Driver) driver.Driver) Harn
 var restarted sync.Map
 
 func memoryLink(d *memory.Driver) *Link {
-	inject := func(k memory.FaultKind) func() { return func() { d.Inject(memory.Fault{Kind: k}) } }
+	inject := func(f memory.Fault) func() { return func() { d.Inject(f) } }
+	var dropped atomic.Bool
 	return &Link{
-		Cut: d.Cut, Hang: inject(memory.Hang), LoseAnswers: inject(memory.LoseAnswer), Heal: d.Heal,
+		Cut: d.Cut, Hang: inject(memory.Fault{Kind: memory.Hang}), LoseAnswers: inject(memory.Fault{Kind: memory.LoseAnswer}),
 		Delay: func(delay time.Duration) { d.Inject(memory.Fault{Delay: delay}) },
+		Drop: func() {
+			dropped.Store(true)
+			d.Inject(memory.Fault{Kind: memory.Hang})
+		},
+		LoseOne: inject(memory.Fault{Kind: memory.LoseAnswer, Times: 1}),
+		HoldOne: inject(memory.Fault{Kind: memory.Hang, Times: 1}),
+		Heal: func() {
+			if dropped.Swap(false) {
+				d.Cut() // what hangs is not carried out
+				time.Sleep(time.Millisecond)
+			}
+			d.Heal()
+		},
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+	"testing"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -32,6 +33,103 @@ func passes(pass func(ctx context.Context, l *passedOn) error) func(*memory.Driv
 		p.brokenLease = &brokenLease{Lease: l, r: r, tokens: func() (uint64, int) { return p.token, 1 }}
 		return p, nil
 	})
+}
+
+// passedBy is a lease with one token that can be passed on.
+type passedBy struct {
+	*brokenLease
+	token uint64
+	pass  func(ctx context.Context, owner, note string) error
+}
+
+func (l *passedBy) Pass(ctx context.Context, owner, note string) error {
+	return l.pass(ctx, owner, note)
+}
+
+func (l *passedBy) Tokens() (uint64, int) { return l.token, 1 }
+
+// passing is the holder of a hold that was passed on.
+type passing struct {
+	owner, note string
+	token       uint64
+}
+
+// holders are the holders of holds that were passed on, by Request.Hold.
+var holders sync.Map
+
+// passer returns a driver that passes holds on. broken, if not nil, calls pass or something else. told changes what others see.
+func passer(broke func(ctx context.Context, l *passedBy, pass func(context.Context) error) error, told func(*passing)) func(*memory.Driver) driver.Driver {
+	return func(d *memory.Driver) driver.Driver {
+		b := &broken{Driver: d}
+		b.acquire = func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			l, err := d.Acquire(ctx, r)
+			if err != nil || r.Mode != driver.Exclusive || r.Fixed {
+				return l, err
+			}
+			p := &passedBy{brokenLease: &brokenLease{Lease: l, r: r}}
+			p.token, _ = l.Tokens()
+			p.pass = func(ctx context.Context, owner, note string) error {
+				pass := func(ctx context.Context) error { return p.passedTo(ctx, d, passing{owner: owner, note: note}, told) }
+				if broke == nil {
+					return pass(ctx)
+				}
+				return broke(ctx, p, pass)
+			}
+			return p, nil
+		}
+		b.renewAll = func(ctx context.Context, leases []driver.Lease, done func(int, error)) {
+			for i, l := range leases {
+				if p, ok := l.(*passedBy); ok {
+					l = p.Lease
+				}
+				d.RenewAll(ctx, []driver.Lease{l}, func(_ int, err error) { done(i, err) })
+			}
+		}
+		b.inspect = func(ctx context.Context, name string) (driver.Status, error) {
+			s, err := d.Inspect(ctx, name)
+			if p, ok := holders.Load(s.Hold); ok {
+				p := p.(passing)
+				s.Owner, s.Note, s.Token = p.owner, p.note, p.token
+			}
+			return s, err
+		}
+		return b
+	}
+}
+
+// passedTo passes the hold on, with the token of another name: there is one count for all.
+func (l *passedBy) passedTo(ctx context.Context, d *memory.Driver, p passing, told func(*passing)) error {
+	s, err := d.Inspect(ctx, l.r.Name)
+	if err != nil {
+		return err
+	}
+	if s.Hold != l.r.Hold {
+		return driver.ErrNotHeld
+	}
+	scratch := *l.r
+	scratch.Name, scratch.NoWait = l.r.Hold, true
+	other, err := d.Acquire(ctx, &scratch)
+	if err != nil {
+		return err
+	}
+	p.token, _ = other.Tokens()
+	if err := other.Release(ctx); err != nil {
+		return err
+	}
+	if l.token = p.token; told != nil {
+		told(&p)
+	}
+	holders.Store(l.r.Hold, p)
+	return nil
+}
+
+func TestGoodPasser(t *testing.T) {
+	for _, c := range capabilityChecks {
+		r := c.result(t, onMemory(nil, passer(nil, nil)))
+		if r.err != nil || r.refused == "to pass holds on" {
+			t.Errorf("%s: %v%s\n%s", c.Name, r.err, r.refused, r.events)
+		}
+	}
 }
 
 // pinging is a driver with a Ping.
@@ -131,6 +229,53 @@ var capabilityMutants = []mutant{
 			<-time.After(time.Millisecond)
 			return err
 		}),
+	},
+	{
+		check:  "capabilities/pass",
+		breaks: "a hold that was passed on shows its old note",
+		mutate: passer(nil, func(p *passing) { p.note = "the first note" }),
+	},
+	{
+		check:  "capabilities/pass-over",
+		breaks: "a hold that has run out is passed on",
+		mutate: passer(func(ctx context.Context, l *passedBy, pass func(context.Context) error) error {
+			if time.Now().Before(l.Expires()) {
+				return pass(ctx)
+			}
+			return nil
+		}, nil),
+	},
+	{
+		check:  "capabilities/pass-over",
+		breaks: "Pass of a hold that has run out has an error of its own",
+		mutate: passer(func(ctx context.Context, l *passedBy, pass func(context.Context) error) error {
+			if time.Now().Before(l.Expires()) {
+				return pass(ctx)
+			}
+			return driver.ErrUnavailable
+		}, nil),
+	},
+	{
+		check:  "capabilities/pass-unanswered",
+		breaks: "a Pass without an answer counts as done, with the next token",
+		mutate: passer(func(ctx context.Context, l *passedBy, pass func(context.Context) error) error {
+			err := pass(ctx)
+			if err != nil && !errors.Is(err, driver.ErrNotHeld) {
+				l.token++
+				return nil
+			}
+			return err
+		}, nil),
+	},
+	{
+		check:  "capabilities/pass-unanswered",
+		breaks: "a Pass without an answer says that the hold is over",
+		mutate: passer(func(ctx context.Context, l *passedBy, pass func(context.Context) error) error {
+			if pass(ctx) != nil {
+				return driver.ErrNotHeld
+			}
+			return nil
+		}, nil),
 	},
 	{
 		check:  "capabilities/contended",

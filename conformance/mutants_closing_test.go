@@ -3,6 +3,7 @@ package conformance
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -61,6 +62,54 @@ var closingMutants = []mutant{
 		}),
 	},
 	{
+		check:  "closing/modes",
+		breaks: "Close forgets the holds that read",
+		mutate: closeForgets(func(of []*brokenLease, l *brokenLease) bool { return l.r.Mode == driver.Read }),
+	},
+	{
+		check:  "closing/modes",
+		breaks: "Close ends one of several holds of a name",
+		mutate: closeForgets(func(of []*brokenLease, l *brokenLease) bool {
+			i := slices.IndexFunc(of, func(other *brokenLease) bool { return other.r.Name == l.r.Name })
+			return of[i] != l
+		}),
+	},
+	{
+		check:  "closing/modes",
+		breaks: "Close forgets permits",
+		mutate: closeForgets(func(of []*brokenLease, l *brokenLease) bool { return l.r.Mode == driver.Permit }),
+	},
+	{
+		check:  "closing/modes",
+		breaks: "Close ends the holds of other clients, too",
+		mutate: breakClosed(nil, func(d *closable, ctx context.Context) error {
+			for _, l := range d.live() {
+				d.Server().Expire(l.r.Name)
+			}
+			return d.Close(ctx)
+		}),
+	},
+	{
+		check:  "closing/behind",
+		breaks: "the place of a wait that Close ends stays in the queue",
+		mutate: func(d *memory.Driver) driver.Driver {
+			c := newClosable(d)
+			c.broken.acquire = func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+				try := *r
+				try.NoWait = true
+				l, err := d.Acquire(ctx, &try)
+				if r.NoWait || r.Mode != driver.Write && r.Permits != 3 || !errors.Is(err, driver.ErrLocked) {
+					if err != nil && !r.NoWait {
+						l, err = d.Acquire(ctx, r)
+					}
+					return l, err
+				}
+				return c.waitElsewhere(ctx, r)
+			}
+			return c.broken
+		},
+	},
+	{
 		check:  "closing/own-waiters",
 		breaks: "Close releases what is held before it ends those who wait",
 		mutate: breakClosed(nil, func(d *closable, ctx context.Context) error {
@@ -107,6 +156,47 @@ var closingMutants = []mutant{
 			return &broken{Driver: d, close: func(ctx context.Context) error { return d.Close(context.WithoutCancel(ctx)) }}
 		},
 	},
+}
+
+// closeForgets returns a mutation whose Close leaves some of the holds to their TTLs.
+func closeForgets(forgets func(of []*brokenLease, l *brokenLease) bool) func(*memory.Driver) driver.Driver {
+	return breakClosed(nil, func(d *closable, ctx context.Context) error {
+		of := d.live()
+		for _, l := range of {
+			if forgets(of, l) {
+				leaveBeside(d.Driver, l.r)
+			}
+		}
+		return d.Close(ctx)
+	})
+}
+
+// waitElsewhere waits with another client, which goes on waiting when d is closed.
+func (c *closable) waitElsewhere(ctx context.Context, r *driver.Request) (l driver.Lease, err error) {
+	waiting, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	done := make(chan struct{})
+	go func() { // ends within a minute
+		defer close(done)
+		defer cancel()
+		l, err = c.Server().NewDriver().Acquire(waiting, r)
+	}()
+	select {
+	case <-done:
+		return l, err
+	case <-c.closed:
+		return nil, driver.ErrClosed
+	case <-ctx.Done():
+	}
+	cancel()
+	<-done
+	return l, err
+}
+
+// leaveBeside leaves a hold beside those of the name, if they admit it.
+func leaveBeside(d *memory.Driver, r *driver.Request) {
+	try := *r
+	try.NoWait = true
+	_, _ = d.Server().NewDriver().Acquire(context.Background(), &try)
 }
 
 // closable is a driver that knows whether it is closed, and what it holds.

@@ -26,6 +26,9 @@ type link struct {
 	torn   bool   // something has vanished, or was changed
 
 	stranded bool // all bytes vanish, by Strand
+
+	stuck     bool // requests wait, by HoldRequest
+	overtaken bool // requests have waited so: the server has to be heard out though its client hangs up
 }
 
 // pipe is one direction of a link.
@@ -112,7 +115,7 @@ func (p *pipe) verdict() (v verdict, changed <-chan struct{}) {
 		return isOver, nil
 	case l.silent, l.stranded:
 		return vanishes, nil
-	case w.faults.hold&p.dir != 0, p.dir == Replies && waiting && !l.sent:
+	case w.faults.hold&p.dir != 0, p.dir == Requests && l.stuck, p.dir == Replies && waiting && !l.sent:
 		return waits, w.wait()
 	case p.dir == Replies && (waiting || w.faults.lose):
 		return isLost, nil
@@ -322,7 +325,7 @@ func (p *pipe) end(err error) {
 		w.mu.Lock()
 		v, changed := p.verdict()
 		switch {
-		case v == isLost, v == passes && p.dir == Requests && l.trap != nil: // the server has to be heard out though its client hangs up
+		case v == isLost, v == passes && p.dir == Requests && (l.trap != nil || l.overtaken): // the server has to be heard out though its client hangs up
 			l.lose()
 		case v == vanishes && !l.silent: // nobody gets to know before Heal
 			v, changed = waits, w.wait()

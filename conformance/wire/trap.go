@@ -6,7 +6,8 @@ import "bytes"
 type trap struct {
 	match  []byte
 	hold   bool          // the replies; otherwise the reply is lost
-	sprung chan struct{} // closed when the request has passed (hold), or been carried out (lose), or its connection has ended
+	back   bool          // the request is held back, and none of the above
+	sprung chan struct{} // closed when the request has passed (hold), or been carried out (lose), or is held (back), or its connection has ended
 }
 
 // LoseReply waits for the next request that contains match, lets it pass, and breaks its connection when the reply arrives: the
@@ -17,7 +18,7 @@ type trap struct {
 // something else, and a server that abandons its work when a client hangs up may abandon the request: take HoldReply.
 //
 // A request may be sent in pieces. Under TLS only an empty match, for any request, is of use. The Wire waits for one request
-// at a time: LoseReply and HoldReply forget an earlier one.
+// at a time: LoseReply, HoldReply and HoldRequest forget an earlier one.
 func (w *Wire) LoseReply(match string) <-chan struct{} {
 	return w.set(&trap{match: []byte(match)})
 }
@@ -27,6 +28,13 @@ func (w *Wire) LoseReply(match string) <-chan struct{} {
 // the server until the request shows there, and go on with Heal (the reply is late), or with Cut before it (the reply is lost).
 func (w *Wire) HoldReply(match string) <-chan struct{} {
 	return w.set(&trap{match: []byte(match), hold: true})
+}
+
+// HoldRequest waits for the next request that contains match, and holds it back until Heal, together with all later requests on its
+// connection. Requests on other connections overtake it. The request arrives at Heal even if its client has closed the connection by
+// then. If the request must never arrive, call Cut before Heal. The channel is closed when the request is held.
+func (w *Wire) HoldRequest(match string) <-chan struct{} {
+	return w.set(&trap{match: []byte(match), back: true})
 }
 
 func (w *Wire) set(t *trap) <-chan struct{} {
@@ -49,7 +57,11 @@ func (l *link) spring(b []byte) {
 	}
 	l.seen = append(l.seen[max(0, len(l.seen)-max(0, len(t.match)-1)):], b...)
 	var stopped []*link
-	if bytes.Contains(l.seen, t.match) {
+	if found := bytes.Contains(l.seen, t.match); found && t.back {
+		w.trap, l.seen = nil, nil
+		l.stuck, l.overtaken = true, true
+		close(t.sprung)
+	} else if found {
 		w.trap, l.trap, l.seen, l.sent = nil, t, nil, false
 		if t.hold {
 			w.faults.hold |= Replies

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"io"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -149,6 +150,63 @@ func TestWireHoldReply(t *testing.T) {
 		w.Cut()
 		b.receiveEnd()
 	})
+}
+
+func TestWireHoldRequest(t *testing.T) {
+	onWire(t, func(t *testing.T, w *Wire, s *lineServer, dial func() *peer) {
+		a, b := dial(), dial()
+		held := w.HoldRequest("lock")
+		a.ask("1")
+		if hasClosed(held) {
+			t.Error("something was held before the request")
+		}
+		a.send("lock")
+		awaitClosed(t, held)
+		a.send("2")
+		b.ask("lock") // it happens once
+		dial().ask("3")
+		a.receiveNothing()
+		s.await(t, "1", "lock", "3")
+		w.Heal()
+		a.receive("lock")
+		a.receive("2")
+		s.await(t, "1", "lock", "3", "lock", "2")
+		a.ask("4")
+
+		held = w.HoldRequest("")
+		a.send("5")
+		awaitClosed(t, held)
+		w.Cut()
+		a.receiveEnd()
+		w.Heal()
+		dial().ask("6")
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if slices.Contains(s.got, "5") {
+			t.Error("a request arrived that was held when the connection was cut")
+		}
+	})
+}
+
+// The request arrives though its client has hung up before.
+func TestWireHoldRequestOfAClientThatHangsUp(t *testing.T) {
+	for name, hangUp := range map[string]func(a *peer){
+		"close": func(a *peer) { a.Close() },
+		"reset": func(a *peer) { reset(a.Conn) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			onWire(t, func(t *testing.T, w *Wire, s *lineServer, dial func() *peer) {
+				a := dial()
+				held := w.HoldRequest("1")
+				a.send("1")
+				awaitClosed(t, held)
+				hangUp(a)
+				dial().ask("2")
+				w.Heal()
+				s.await(t, "2", "1", "EOF")
+			})
+		})
+	}
 }
 
 func TestWireHealForgetsTheRequest(t *testing.T) {

@@ -16,7 +16,8 @@
 //   - [Wire.LoseReplies] lets requests arrive and breaks the connection in place of the reply.
 //   - [Wire.Delay] makes a direction late, [Wire.Garble] changes bytes of replies.
 //
-// A trap finds a single request by its text: [Wire.LoseReply] loses the reply to the request, [Wire.HoldReply] holds it. [Wire.Traffic]
+// A trap finds a single request by its text: [Wire.LoseReply] loses the reply to the request, [Wire.HoldReply] holds it.
+// [Wire.HoldRequest] holds back the request itself. [Wire.Traffic]
 // counts what was disturbed: a test that sees zeros there has disturbed nothing.
 //
 // conformance.LinkOver lets the conformance suite disturb a Wire.
@@ -188,6 +189,7 @@ func (w *Wire) Heal() {
 		}
 	}
 	for l := range w.links {
+		l.stuck = false
 		if l.torn {
 			l.cut()
 		} else if !l.silent {

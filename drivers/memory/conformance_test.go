@@ -45,6 +45,8 @@ func link(d *memory.Driver) *conformance.Link {
 		Hang:        inject(memory.Hang),
 		LoseAnswers: inject(memory.LoseAnswer),
 		Delay:       func(late time.Duration) { d.Inject(memory.Fault{Delay: late}) },
+		LoseOne:     func() { d.Inject(memory.Fault{Kind: memory.LoseAnswer, Times: 1}) },
+		HoldOne:     func() { d.Inject(memory.Fault{Kind: memory.Hang, Times: 1}) },
 		Heal:        d.Heal,
 	}
 }

@@ -282,7 +282,7 @@ func (l *lease) Release(ctx context.Context) error {
 func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Duration) error {
 	l, s := granted.(*lease), d.server
 	s.mu.Lock()
-	over := l.fate != held || l.lost || l.end() <= s.now()
+	over := l.released || l.fate != held || l.lost || l.end() <= s.now()
 	l.leaveSession()
 	l.released, l.left = true, true // before the request, so that a Close in the meantime does not end the hold
 	s.mu.Unlock()
