@@ -31,8 +31,7 @@ type mistake struct {
 	before, after        string
 }
 
-// missed is the outcome of a mistake that no check catches, and unknown that of
-// a mistake that has not been run.
+// The outcomes of a mistake that no check catches, and of one that has not run.
 const (
 	missed  = "missed"
 	unknown = "?"
@@ -115,8 +114,7 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-// build compiles the tests of drivers/memory, with source in place of the file
-// at path.
+// build compiles the tests of drivers/memory, with source instead of a file.
 func (m mistake) build(t *testing.T, path, source string) (binary string) {
 	path, err := filepath.Abs(path)
 	if err != nil {
