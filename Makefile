@@ -36,7 +36,7 @@ MODULES = . $(NESTED) test/bench test/interop test/stress
 # How long `make fuzz` looks for an input that breaks something, for each target.
 FUZZTIME ?= 30s
 
-.PHONY: help test test-long test-oldest test-newest tidy migration-long model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-crowds bench-curves bench-flushes bench-gates bench-elections lint flaky flaky-long fuzz vulncheck release run-long cross man
+.PHONY: help test test-long test-oldest test-newest tidy migration-long model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-crowds bench-curves bench-flushes bench-gates bench-elections lint flaky flaky-long fuzz vulncheck release run-long cross man mistakes
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -145,6 +145,9 @@ lint: ## check format and code
 
 flaky: ## run the suite 200 times on drivers/memory, which must never fail
 	$(GO) test -timeout=2h -run GoodDriver ./conformance -repeat 200
+
+mistakes: ## run the suite on each mistake of conformance/testdata/mistakes.txt, and compare what it catches with the file: half an hour
+	$(GO) test -timeout 2h -count=1 -run '^TestMistakes$$' -v $(TESTFLAGS) ./conformance -mistakes
 
 flaky-long: servers ## run all tests COUNT times, in random order: this takes hours
 	$(GO) test -race -shuffle=on -count=$(COUNT) -timeout=20h $(TESTFLAGS) $(PKG)

@@ -1,6 +1,7 @@
 package memory_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -25,9 +26,10 @@ func TestConformanceInRealTime(t *testing.T) { conformance.Run(t, harness(nil, f
 
 // harness makes a backend of its own for each check.
 func harness(o *memory.Options, fakeTime bool) conformance.Harness {
-	return conformance.Harness{FakeTime: fakeTime, Backend: func(testing.TB) *conformance.Backend {
+	return conformance.Harness{FakeTime: fakeTime, Backend: func(tb testing.TB) *conformance.Backend {
 		s := memory.NewServer(o)
 		return &conformance.Backend{
+			URL: urlFor(tb.Name()),
 			New: func(testing.TB) (driver.Driver, *conformance.Link) {
 				d := s.NewDriver()
 				return d, link(d)
@@ -35,6 +37,15 @@ func harness(o *memory.Options, fakeTime bool) conformance.Harness {
 			Expire: func(_ testing.TB, name string) { s.Expire(name) },
 		}
 	}}
+}
+
+// urlFor returns the URL of a backend for the checks of URLs. There is none for
+// other checks, since no other process can open the backend.
+func urlFor(test string) string {
+	if strings.Contains(test, "/url/") {
+		return "memory://"
+	}
+	return ""
 }
 
 // link says how the faults of a driver are those of a connection.
