@@ -79,10 +79,7 @@ func passer(broke func(ctx context.Context, l *passedBy, pass func(context.Conte
 		}
 		b.renewAll = func(ctx context.Context, leases []driver.Lease, done func(int, error)) {
 			for i, l := range leases {
-				if p, ok := l.(*passedBy); ok {
-					l = p.Lease
-				}
-				d.RenewAll(ctx, []driver.Lease{l}, func(_ int, err error) { done(i, err) })
+				d.RenewAll(ctx, []driver.Lease{unbroken(l)}, func(_ int, err error) { done(i, err) })
 			}
 		}
 		b.inspect = func(ctx context.Context, name string) (driver.Status, error) {

@@ -53,6 +53,10 @@ func (d *brokenInMode) Acquire(ctx context.Context, r *driver.Request) (driver.L
 
 // RenewAll implements driver.BatchRenewer, for leases that are all in one mode.
 func (d *brokenInMode) RenewAll(ctx context.Context, leases []driver.Lease, done func(int, error)) {
+	if len(leases) == 0 {
+		d.Driver.RenewAll(ctx, leases, done)
+		return
+	}
 	if _, is := d.leases.Load(leases[0]); is {
 		d.broken.RenewAll(ctx, leases, done)
 		return

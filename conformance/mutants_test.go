@@ -262,7 +262,12 @@ func (d *broken) Unmark(ctx context.Context, l driver.Lease) error {
 
 // unbroken returns the lease of the memory driver.
 func unbroken(l driver.Lease) driver.Lease {
-	if b, ok := l.(*brokenLease); ok {
+	switch b := l.(type) {
+	case *brokenLease:
+		return b.Lease
+	case *passedBy:
+		return b.Lease
+	case *passedOn:
 		return b.Lease
 	}
 	return l
