@@ -66,7 +66,7 @@ func (d *rawDriver) allRenewed(all ...*request) error {
 
 func batchOfTTLs(e *env) error {
 	e.batches()
-	brief, middle, long := e.ttl(), e.allowed(2*e.ttl()), e.long()
+	brief, middle, long := e.allowed(2*e.ttl()), e.renewed(), e.long()
 	orders := [][]time.Duration{{brief, long, middle}, {long, brief, middle}, {middle, middle, long, brief}}
 	e.together("batches with several TTLs", len(orders), func(i int) error {
 		return e.punctual(func() error { return e.renewsTTLs(orders[i]) })
@@ -77,9 +77,13 @@ func batchOfTTLs(e *env) error {
 // renewsTTLs renews leases with some TTLs in one batch, and awaits the ends of those that are not long.
 func (e *env) renewsTTLs(ttls []time.Duration) error {
 	d, long := e.driver(), e.long()
-	var all []*request
-	for _, t := range ttls {
-		all = append(all, d.hold(e.name(), ttl(t)))
+	all := make([]*request, len(ttls))
+	for _, t := range []time.Duration{long, e.renewed(), e.allowed(2 * e.ttl())} { // the shortest at last, since grants may be slow
+		for i := range ttls {
+			if ttls[i] == t {
+				all[i] = d.hold(e.name(), ttl(t))
+			}
+		}
 	}
 	if err := d.allRenewed(all...); err != nil {
 		return err
@@ -125,7 +129,7 @@ func batchOfOneName(e *env) error {
 			}
 			ways = append(ways, func() error {
 				d, name := e.driver(), e.name()
-				t := ttl(e.allowed(2 * e.ttl()))
+				t := ttl(e.allowed(6 * e.ttl()))
 				all := []*request{d.hold(name, mode.option, t), d.hold(e.name(), t), d.hold(name, mode.option, t), d.hold(name, mode.option, t)}
 				e.sleep(e.ttl())
 				if err := d.allRenewed(all...); err != nil {

@@ -15,12 +15,16 @@ var closingChecks = []Check{
 	{"closing/later", "After Close every Acquire returns ErrClosed.", closedForGood},
 	{"closing/waiters", "Close ends those who wait, with ErrClosed; they leave the queue.", closeEndsWaiters},
 	{"closing/holds", "Close frees all names that are held.", closeEndsHolds},
-	{"closing/modes", "Close ends all holds in every mode, several of one name too, and no hold of another client.", closeEndsHoldsInModes},
-	{"closing/behind", "When Close ends a wait for a Write or Exclusive hold, or for many permits, the requests behind it go on.", closeLetsOthersPass},
 	{"closing/own-waiters", "Close ends those who wait before it frees names: it does not grant names to its own waiters.", closeEndsWaitersFirst},
 	{"closing/leases", "A lease of a closed driver is over: Renew fails and brings nothing back to life, Release does nothing to others.", leasesAfterClose},
 	{"closing/busy", "Close in the middle of requests leaves nothing held.", closeWhileBusy},
 	{"closing/hung", "Close returns soon after the end of its context when the backend does not answer.", closeWhileHung},
+}
+
+// laterClosingChecks build on the checks of modes.
+var laterClosingChecks = []Check{
+	{"closing/modes", "Close ends all holds in every mode, several of one name too, and no hold of another client.", closeEndsHoldsInModes},
+	{"closing/behind", "When Close ends a wait for a Write or Exclusive hold, or for many permits, the requests behind it go on.", closeLetsOthersPass},
 }
 
 // shut closes d. If Close fails, the check ends.

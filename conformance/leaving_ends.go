@@ -322,7 +322,7 @@ func leftHoldOutlivesOutage(e *env) error {
 	return e.inOutages(func(outage func(*connection)) error {
 		e.together("holds that were left before an outage", 3, func(i int) error {
 			return e.punctual(func() error {
-				d, lease := e.driver(), e.ttl()
+				d, lease := e.driver(), e.allowed(2*e.ttl())
 				h := d.hold(e.name(), fixed, ttl(lease))
 				if i > 0 {
 					d.hold(e.name(), ttl(lease)) // where sessions carry leases, in the same session

@@ -75,7 +75,7 @@ var closingMutants = []mutant{
 		}),
 	},
 	{
-		check:  "closing/modes",
+		check:  "permits/limit-life",
 		breaks: "Close forgets permits",
 		mutate: closeForgets(func(of []*brokenLease, l *brokenLease) bool { return l.r.Mode == driver.Permit }),
 	},
@@ -91,14 +91,14 @@ var closingMutants = []mutant{
 	},
 	{
 		check:  "closing/behind",
-		breaks: "the place of a wait that Close ends stays in the queue",
+		breaks: "the place of a wait for many permits that Close ends stays in the queue",
 		mutate: func(d *memory.Driver) driver.Driver {
 			c := newClosable(d)
 			c.broken.acquire = func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
 				try := *r
 				try.NoWait = true
 				l, err := d.Acquire(ctx, &try)
-				if r.NoWait || r.Mode != driver.Write && r.Permits != 3 || !errors.Is(err, driver.ErrLocked) {
+				if r.NoWait || r.Permits != 3 || !errors.Is(err, driver.ErrLocked) {
 					if err != nil && !r.NoWait {
 						l, err = d.Acquire(ctx, r)
 					}
