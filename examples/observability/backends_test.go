@@ -56,7 +56,7 @@ func realBackends() []realBackend {
 			"pglock",
 			func(tb testing.TB) string { return testenv.Postgres(tb).Addr },
 			"pglock://postgres:" + password + "@HOSTS/postgres?force_unlock=true",
-			telemetrytest.Backend{TTL: ttl, CutOff: "session_ended", Forced: "session_ended"},
+			telemetrytest.Backend{TTL: ttl, CutOff: "unreachable", Forced: "session_ended"},
 		},
 	}
 }

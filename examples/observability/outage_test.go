@@ -93,7 +93,7 @@ func TestOutageOnRealBackends(t *testing.T) {
 		{"pglock", func(tb testing.TB) (server, string) {
 			s := testenv.Postgres(tb)
 			return s, "pglock://postgres@" + s.Addr + "/postgres"
-		}, "session_ended"}, // with its connection, at once
+		}, "unreachable"}, // with its connection, at once
 	} {
 		for _, killed := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, killed %t", b.name, killed), func(t *testing.T) {
