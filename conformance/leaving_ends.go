@@ -252,7 +252,7 @@ func (e *env) leftHoldIsSeen() error {
 			listed = listed || name == h.Name
 		}
 		if !listed && !refused && time.Now().Before(end.from) {
-			return fmt.Errorf("List by %s leaves out %q, whose hold was left until %s", o.label, h.Name, e.events.at(end.from))
+			return fmt.Errorf("the list by %s leaves out %q, whose hold was left until %s", o.label, h.Name, e.events.at(end.from))
 		}
 	}
 	if w, ok := o.tap.Driver.(driver.Watcher); ok && e.fakeTime { // some servers do not report the end of a TTL

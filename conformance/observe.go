@@ -337,7 +337,7 @@ func deadAreNotListed(e *env) error {
 				return fmt.Errorf("Inspect by %s: held %t, want %t", asks.label, s.Held, want)
 			}
 			if lists && slices.Contains(asks.list(name), name) != want {
-				return fmt.Errorf("List by %s yields the name: %t, want %t", asks.label, !want, want)
+				return fmt.Errorf("the list by %s yields the name: %t, want %t", asks.label, !want, want)
 			}
 			return nil
 		}
