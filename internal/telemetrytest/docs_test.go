@@ -51,7 +51,7 @@ var (
 		"dsync.hold.end":        "how it ended: `expired` as `ExpireAfter` asked",
 		"dsync.client.state":    "whether the backend is in its reach",
 		"dsync.migration.phase": "of `drivers/migrate`",
-		"dsync.loss.cause":      "why: `expired`, its time ran out although nothing failed; `forgotten`, see `Options.Debug`; `max_hold`, it was held for longer than `MaxHold`; `removed` from the backend; `session_ended`; `unreachable`, the backend was out of reach until its time ran out",
+		"dsync.loss.cause":      "why: `expired`, its time ran out although nothing failed; `forgotten`, see `Options.Debug`; `max_hold`, it was held for longer than `MaxHold`; `removed` from the backend; `session_ended`; `unreachable`, the backend was out of reach until its time ran out, or the connection that carried it broke",
 		"dsync.renewal.result":  "`not_held`: the lock was gone",
 		"error.type":            "the kind of an error, or the cause of a loss",
 		"exception.type":        "the same",
