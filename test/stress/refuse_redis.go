@@ -65,7 +65,11 @@ func redisRefusals(tb testing.TB, pick func(*rand.Rand) []*testenv.RedisServer, 
 	add("NOAUTH", append([]string{"ACL SETUSER default off"}, kill...), []string{"ACL SETUSER default on"})
 	add("max number of clients", append([]string{"CONFIG SET maxclients 1"}, kill...), []string{"CONFIG SET maxclients 10000"})
 	add("NOSCRIPT", []string{"SCRIPT FLUSH"}, nil)
-	add("OOM", []string{"CONFIG SET maxmemory-policy noeviction maxmemory 1"}, []string{"CONFIG SET maxmemory 0 maxmemory-policy allkeys-random"})
+	policy := "noeviction"
+	if disk { // as the bed was started
+		policy = "allkeys-random"
+	}
+	add("OOM", []string{"CONFIG SET maxmemory-policy noeviction maxmemory 1"}, []string{"CONFIG SET maxmemory 0 maxmemory-policy " + policy})
 	add("NOREPLICAS", []string{"CONFIG SET min-replicas-to-write 9"}, []string{"CONFIG SET min-replicas-to-write 0"})
 	if alone {
 		add("READONLY", []string{"REPLICAOF 127.0.0.1 1"}, []string{"REPLICAOF NO ONE"})
