@@ -1,10 +1,8 @@
 package redistopic
 
 import (
-	"fmt"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -46,7 +44,6 @@ type turn struct {
 	ended bool          // after the last TakeTurn a release was heard, and no grant after that release
 	timer *time.Timer
 	at    time.Time // when the timer is to fire
-	heard time.Time // when the last message came
 }
 
 const (
@@ -63,9 +60,6 @@ const (
 	// longest is the longest wait of the first in line without a message. Those behind wait for lastPauses more at most, and so for five seconds.
 	longest    = 3750 * time.Millisecond
 	lastPauses = 1250 * time.Millisecond
-
-	// unknownLeft is told in place of a time that is not known.
-	unknownLeft = 1_000_000 * time.Second
 
 	// A message that the name is held begins with heldMark and the label of the
 	// database, if that is known. Ten digits follow with the milliseconds that
@@ -116,28 +110,12 @@ func (t *Topic) Ticket() int64 {
 	return t.turn.place.Ticket
 }
 
-// Behind returns how many clients are in front, as far as it is known, and when the last message came. It is not known where the server keeps no
-// line, and when the subscription was lost.
-func (t *Topic) Behind() (clients int64, heard time.Time, known bool) {
-	ln := t.hub.listener
-	ln.mu.Lock()
-	defer ln.mu.Unlock()
-	p := t.turn.place
-	known = p.Ticket != 0 && !slices.ContainsFunc(t.hub.subs, func(s *subscription) bool { return s.lost })
-	return max(p.before(), 0), t.turn.heard, known
-}
-
 // Text says for the script of a line which ticket a client has, and by a question mark that it is not its turn.
 func Text(ticket int64, due bool) string {
 	if due {
 		return strconv.FormatInt(ticket, 10)
 	}
 	return "?" + strconv.FormatInt(ticket, 10)
-}
-
-// HeldMessage is the message to a line that somebody else has the name, for nobody knows how long, and which ticket was granted last.
-func HeldMessage(granted int64) string {
-	return fmt.Sprintf("%s%d%06d", heldMark, unknownLeft.Milliseconds(), granted%ticketsTold)
 }
 
 // TakeTurn is called by a waiter that has taken a value from Wake, or waited long enough, and is about to ask. It returns the ticket, and whether it
@@ -188,7 +166,6 @@ func (t *Topic) Granted(ttl time.Duration) {
 // released takes the message that the name is free. Counts says that no other message tells of the same release.
 func (t *Topic) released(counts bool) {
 	p := &t.turn.place
-	t.turn.heard = time.Now()
 	if p.Ticket == 0 {
 		t.wakeInTurn()
 		return
@@ -204,7 +181,6 @@ func (t *Topic) released(counts bool) {
 // held takes the message that somebody has the name.
 func (t *Topic) held(left time.Duration, granted int64) {
 	p := &t.turn.place
-	t.turn.heard = time.Now()
 	if p.Ticket == 0 {
 		return
 	}
