@@ -116,6 +116,24 @@ func TestLimitIsForgottenWithTheLastHold(t *testing.T) {
 	release(t, l)
 }
 
+// TestRefusalOnASlowServer: a request that is refused leaves nothing behind, and
+// its outcome is known, though the deletion of its key takes a while.
+func TestRefusalOnASlowServer(t *testing.T) {
+	s := testenv.Etcd(t)
+	link, addr := testenv.Wire(t, s.Addr)
+	a, slow := openURL(t, "etcd://%s", s.Addr), openURL(t, "etcd://%s", addr)
+	setLimit(t, a, "a", 3)
+	release(t, acquire(t, slow, permits(1, 3, request("a"))))
+	link.Delay(wire.Replies, 100*time.Millisecond)
+	for _, r := range []*driver.Request{permits(1, 4, noWait("a")), permits(1, 4, request("a"))} {
+		_, err := slow.Acquire(guard(t), r)
+		if !errors.Is(err, driver.ErrLimit) || errors.Is(err, driver.ErrUnknown) {
+			t.Errorf("another limit than SetLimit's: got %v, want %v alone", err, driver.ErrLimit)
+		}
+	}
+	release(t, acquire(t, a, permits(3, 3, noWait("a"))))
+}
+
 // TestPermitsBesideOtherModes has one queue for all modes, and for a client of package concurrency.
 func TestPermitsBesideOtherModes(t *testing.T) {
 	t.Parallel()

@@ -165,8 +165,8 @@ func (h *hold) pause(active bool) time.Duration {
 	return limit
 }
 
-// abandon deletes a key that was put, and returns cause. A server in reach
-// answers within abandonFor; otherwise the deletion goes on in the background.
+// abandon deletes a key that was put, and returns cause. After the end of ctx it
+// waits for abandonFor at most, and the deletion goes on in the background.
 func (h *hold) abandon(ctx context.Context, cause error) error {
 	d := h.driver
 	left := make(chan bool, 1)
@@ -189,14 +189,19 @@ func (h *hold) abandon(ctx context.Context, cause error) error {
 		h.leaveToCleaner(true)
 		left <- false
 	}
-	timer := time.NewTimer(abandonFor)
-	defer timer.Stop()
-	select {
-	case gone := <-left:
-		if gone {
-			return cause
+	ended, late := ctx.Done(), make(<-chan time.Time)
+	for {
+		select {
+		case gone := <-left:
+			if gone {
+				return cause
+			}
+			return fmt.Errorf("%w: %w", cause, driver.ErrUnknown)
+		case <-ended:
+			ended = nil
+			late = time.After(abandonFor)
+		case <-late:
+			return fmt.Errorf("%w: %w", cause, driver.ErrUnknown)
 		}
-	case <-timer.C:
 	}
-	return fmt.Errorf("%w: %w", cause, driver.ErrUnknown)
 }
