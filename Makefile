@@ -36,7 +36,7 @@ MODULES = . $(NESTED) test/bench test/interop test/stress
 # How long `make fuzz` looks for an input that breaks something, for each target.
 FUZZTIME ?= 30s
 
-.PHONY: help test test-long test-oldest test-newest tidy migration-long model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-crowds bench-curves bench-flushes bench-gates bench-elections lint flaky flaky-long fuzz vulncheck release run-long cross man mistakes
+.PHONY: help test test-long test-oldest test-newest newest tidy migration-long model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-crowds bench-curves bench-flushes bench-gates bench-elections lint flaky flaky-long fuzz vulncheck release run-long cross man mistakes
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -64,10 +64,11 @@ migration-long: servers ## six processes from one backend to another by the runb
 run-long: servers ## dsync run: 200 trials on each backend of a holder that is frozen, cut off, forced or killed, and a job of 20 periods: ten minutes
 	cd cmd/dsync && $(GO) test -timeout 60m -count=1 -run '^(TestNoTwoCommands|TestRunOncePerPeriod)$$' -v $(TESTFLAGS) . -trials $(TRIALS)
 
-cross: ## vet the command with its tests for linux, darwin and windows, and build it for each on amd64 and arm64, into cmd/dsync/dist
-	@for os in linux darwin windows; do \
-		echo "vet for $$os"; \
-		(cd cmd/dsync && GOOS=$$os $(GO) vet ./...) || exit 1; \
+cross: ## vet the library and the command with their tests for other systems, and build the command for each on amd64 and arm64, into cmd/dsync/dist
+	@for target in linux/386 darwin/arm64 windows/amd64; do \
+		echo "vet for $$target"; \
+		export GOOS=$${target%/*} GOARCH=$${target#*/}; \
+		GOWORK=off $(GO) vet ./... && (cd cmd/dsync && $(GO) vet ./...) || exit 1; \
 	done
 	@for os in linux darwin windows; do for arch in amd64 arm64; do \
 		suffix=; test $$os != windows || suffix=.exe; \
@@ -82,11 +83,16 @@ test-oldest: servers ## run the tests of the library with the oldest versions of
 	GOWORK=off $(RUN_TESTS) -short -timeout 30m $(TESTFLAGS) $(OF_ROOT)
 	cd internal/telemetrytest && GOWORK=off $(GO) test -short $(TESTFLAGS) ./...
 
-test-newest: servers ## run them with the newest versions, in a copy of go.mod
-	dir=$$(mktemp -d) && trap 'rm -r "$$dir"' EXIT && cp go.mod go.sum "$$dir" && \
-	export GOWORK=off GOFLAGS="$$GOFLAGS -mod=mod -modfile=$$dir/go.mod" && \
-	$(GO) get $$($(GO) list -m -f '{{if not (or .Main .Indirect)}}{{.Path}}@latest{{end}}' all) && $(GO) mod tidy && \
-	$(RUN_TESTS) -short -timeout 30m $(TESTFLAGS) $(OF_ROOT)
+# Flags and environment that build the library with the newest versions.
+NEWEST = GOWORK=off GOFLAGS="$$GOFLAGS -modfile=$(CURDIR)/test/newest.mod"
+
+test-newest: servers ## run them with the newest versions, as test/newest.mod says
+	$(NEWEST) $(RUN_TESTS) -short -timeout 30m $(TESTFLAGS) $(OF_ROOT)
+
+newest: ## raise test/newest.mod to the newest version of all that the library requires
+	cp go.mod test/newest.mod && cp go.sum test/newest.sum
+	$(NEWEST) $(GO) get $$(GOWORK=off $(GO) list -m -f '{{if not (or .Main .Indirect)}}{{.Path}}@latest{{end}}' all)
+	$(NEWEST) $(GO) mod tidy
 
 # cmd/dsync may have no replace, since `go install` refuses one, so it is tidied with the library of this tree in a copy.
 tidy: ## make go.mod and go.sum of all modules what the code needs
@@ -136,12 +142,14 @@ bench-peers-short: servers ## minutes of all of these, which show that nothing f
 bench-elections: servers ## measure how soon the next leader leads after SIGTERM, beside concurrency.Election and Curator
 	cd test/bench && $(GO) test -run '^TestElections$$' -timeout 30m $(TESTFLAGS) . -changes 30 -text
 
-lint: ## check format and code
+lint: ## check format and code, the library also with the oldest and the newest versions of what it requires
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "gofmt would change:"; echo "$$unformatted"; exit 1; }
 	@for module in $(MODULES); do \
 		echo "vet and staticcheck of $$module"; \
 		(cd $$module && $(GO) vet ./... && $(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2 ./...) || exit 1; \
 	done
+	GOWORK=off $(GO) vet ./...
+	$(NEWEST) $(GO) vet ./...
 
 flaky: ## run the suite 200 times on drivers/memory, which must never fail
 	$(GO) test -timeout=2h -run GoodDriver ./conformance -repeat 200

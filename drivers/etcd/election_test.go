@@ -72,7 +72,7 @@ func electedByEtcdctl(s *testenv.EtcdServer, said string) candidate {
 func etcdctlElect(s *testenv.EtcdServer, args ...string) (*exec.Cmd, <-chan string, error) {
 	cmd := exec.Command(s.Ctl, append([]string{"--endpoints", s.Addr, "elect"}, args...)...)
 	cmd.Env = append(cmd.Environ(), "ETCDCTL_API=3")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	testenv.EndWithUs(cmd)
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		return nil, nil, err

@@ -4,9 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
+	"os/exec"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -186,11 +185,7 @@ func testForceUnlockWaits(t *testing.T, pg *testenv.PostgresServer) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pid, err := strconv.Atoi(status.Hold)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+	if err := exec.Command("kill", "-STOP", status.Hold).Run(); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
@@ -198,7 +193,7 @@ func testForceUnlockWaits(t *testing.T, pg *testenv.PostgresServer) {
 	if err := admin.ForceUnlock(ctx, "a"); !errors.Is(err, driver.ErrUnknown) {
 		t.Errorf("ForceUnlock of the lock of a process that stands still: got %v, want ErrUnknown", err)
 	}
-	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+	if err := exec.Command("kill", "-CONT", status.Hold).Run(); err != nil {
 		t.Fatal(err)
 	}
 	if err := admin.ForceUnlock(t.Context(), "a"); err != nil && !errors.Is(err, driver.ErrNotHeld) {

@@ -23,7 +23,7 @@ func wantAllFree(t *testing.T, s *testenv.RedisServer, name string, limit int) {
 	t.Helper()
 	testenv.Eventually(t, func() bool { return s.Do("GET", name) == strconv.Itoa(limit) }, "all permits are free")
 	if all := ends(s, endsKey(name)); len(all) > 0 {
-		t.Errorf("permits left: %q", all)
+		t.Errorf("permits left: %v", all)
 	}
 	testenv.Eventually(t, func() bool { return s.SubscriberCount(prefixName(permitPrefix, name)) == 0 }, "nobody listens")
 }

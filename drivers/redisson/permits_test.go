@@ -70,7 +70,7 @@ func TestPermitWireFormatIsRedissons(t *testing.T) {
 				}
 			}
 			if len(all) != 2 {
-				t.Errorf("permits: got %q, want two", all)
+				t.Errorf("permits: got %v, want two", all)
 			}
 			for _, key := range []string{test.name, test.ends} {
 				if left := leftOf(s, key); left < week+time.Hour {
@@ -80,7 +80,7 @@ func TestPermitWireFormatIsRedissons(t *testing.T) {
 			release(t, l)
 			wantFree(t, s, test.name, 5)
 			if all := ends(s, test.ends); len(all) > 0 {
-				t.Errorf("permits left: %q", all)
+				t.Errorf("permits left: %v", all)
 			}
 			if got, want := spy.next(t), "5"; got != want {
 				t.Errorf("message: got %q, want %q", got, want)
@@ -191,7 +191,7 @@ func TestLostAnswersOfPermits(t *testing.T) {
 	sprung(t, trap)
 	wantFree(t, s, "x", limit)
 	if all := ends(s, "{x}:timeout"); len(all) > 0 {
-		t.Errorf("permits left: %q", all)
+		t.Errorf("permits left: %v", all)
 	}
 }
 

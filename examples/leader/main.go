@@ -1,3 +1,5 @@
+//go:build unix
+
 // Command leader shows an elected leader and its ends. Of three nodes one leads and makes the plan; the others watch who leads, and all of them
 // show it on a web page, live. The program ends the leader in three ways, and prints how long it takes until the next one leads.
 package main

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// endWithUs makes the kernel kill the child when the thread that forked it ends.
-func endWithUs(cmd *exec.Cmd) { attr(cmd).Pdeathsig = syscall.SIGKILL }
+// EndWithUs makes the kernel kill the child when the thread that forked it ends.
+func EndWithUs(cmd *exec.Cmd) { attr(cmd).Pdeathsig = syscall.SIGKILL }
 
 // ownNetwork gives the child a network namespace of its own.
 func ownNetwork(cmd *exec.Cmd) { attr(cmd).Cloneflags |= syscall.CLONE_NEWNET }

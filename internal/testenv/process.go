@@ -17,7 +17,7 @@ type process struct {
 
 func startProcess(cmd *exec.Cmd) (*process, error) {
 	p := &process{cmd: cmd, done: make(chan struct{})}
-	endWithUs(cmd)
+	EndWithUs(cmd)
 	started := make(chan error)
 	go func() { // ends with the process
 		// The kernel ties the child's life to the thread that forked it, not to our process: so that thread stays
