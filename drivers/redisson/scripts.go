@@ -155,10 +155,10 @@ var (
 	fairReadReleaseScript  = newScript(basicFunctions + fairFunctions + releaseRead)
 	fairWriteReleaseScript = newScript(basicFunctions + fairFunctions + releaseWrite)
 
-	fairGrant         = acquireFunction + basicFunctions + fairFunctions + fairGrantFunction
-	fairAcquireScript = newScript(fairGrant + fairAcquireFunction + "return acquireFair(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
-	fairReleaseScript = newScript(fairGrant + fairReleaseFunction + "return releaseFair(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
-	fairBatchScript   = newScript(fairGrant + fairAcquireFunction + fairReleaseFunction + fairBatchText)
+	fairAcquire       = acquireFunction + basicFunctions + fairFunctions + fairGrantFunction + fairAcquireFunction
+	fairAcquireScript = newScript(fairAcquire + "return acquireFair(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
+	fairReleaseScript = newScript(basicFunctions + fairFunctions + fairReleaseFunction + "return releaseFair(KEYS[1], KEYS[2], KEYS[3], unpack(ARGV))\n")
+	fairBatchScript   = newScript(fairAcquire + fairReleaseFunction + fairBatchText)
 	fairForceScript   = newScript(basicFunctions + fairFunctions + fairForceText)
 
 	permitAcquireScript = newScript(permitFunctions + permitAcquireText)
