@@ -22,7 +22,7 @@
 //	write=true                       every Lock is a Write, see Options.Write
 //	fence=own|redisson               where tokens come from, see [Fence]
 //	pubsub=auto|plain|sharded|both   how releases are told in a cluster, see [PubSub]
-//	waitreplicas=0                   how many replicas confirm a lock, see Options.WaitReplicas
+//	waitreplicas=0                   how many replicas confirm a lock, in sentinel and cluster mode too, see Options.WaitReplicas
 //	waitlimit=duration               for how long they are waited for, see Options.WaitLimit
 //	evict=refuse|allow               a server that evicts keys, see Options.AllowEviction
 //	tls=true                         encrypt, by TLS 1.2 or newer, and check the server's certificate
@@ -205,8 +205,12 @@ type Options struct {
 	// the queue of the fair lock is for Lock alone.
 	Write bool
 
-	// WaitReplicas is how many replicas have to confirm a grant or a renewal before it counts. A grant with fewer confirmations within
-	// WaitLimit (1 s if 0) is undone, and fails with ErrNotReplicated.
+	// WaitReplicas is how many replicas have to confirm a grant or a renewal
+	// before it counts. A grant with fewer confirmations within WaitLimit (1 s
+	// if 0) is undone, and fails with ErrNotReplicated. So nothing is granted
+	// while fewer replicas are connected. With 0, the default, a replica that
+	// takes over may not know the last locks. Redisson's default waits for the
+	// replicas that are connected. docs/redisson.md compares the three.
 	WaitReplicas int
 	WaitLimit    time.Duration
 

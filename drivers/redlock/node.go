@@ -276,7 +276,7 @@ func (n *node) carryOut(batch []task) {
 	if err == nil && n.known != n.dialer.Made() {
 		unseen = n.look()
 	}
-	if slices.ContainsFunc(results, func(r rueidis.RedisResult) bool { return isDemoted(r.Error()) }) {
+	if slices.ContainsFunc(results, func(r rueidis.RedisResult) bool { return redisdial.IsDemoted(r.Error()) }) {
 		n.leaveServer()
 	}
 	for i, t := range sent {
@@ -294,13 +294,13 @@ func (n *node) carryOut(batch []task) {
 func (n *node) do(commands []rueidis.Completed, tasks []task, at int64) []rueidis.RedisResult {
 	if len(commands) == 1 {
 		n.single[0] = n.client.Do(context.Background(), commands[0])
-		if isNoScript(n.single[0].Error()) {
+		if redisdial.IsNoScript(n.single[0].Error()) {
 			return n.again(n.single[:], tasks, at)
 		}
 		return n.single[:]
 	}
 	results := n.client.DoMulti(context.Background(), commands...)
-	if slices.ContainsFunc(results, func(r rueidis.RedisResult) bool { return isNoScript(r.Error()) }) {
+	if slices.ContainsFunc(results, func(r rueidis.RedisResult) bool { return redisdial.IsNoScript(r.Error()) }) {
 		return n.again(results, tasks, at)
 	}
 	return results
@@ -313,7 +313,7 @@ func (n *node) again(results []rueidis.RedisResult, tasks []task, at int64) []ru
 	loads := len(repeat)
 	var which []int
 	for i, r := range results {
-		if !isNoScript(r.Error()) {
+		if !redisdial.IsNoScript(r.Error()) {
 			continue
 		}
 		if c, ok := tasks[i].command(n, at); ok {
