@@ -84,7 +84,7 @@ func distinctNames(e *env) error {
 func alike(x string) []string {
 	number := fmt.Sprint(int64(1e11) + rand.N(int64(1e11)))
 	return []string{
-		x, "{" + x + "}", strings.ToLower(x), x + "/", number, "0" + number, x + ":dsync_turn", "{" + x + "}y",
+		x, "{" + x + "}", strings.ToLower(x), x + "/", number, "0" + number, "{" + x + "}y",
 		"+" + number, "-" + number, number + ".0", " " + number, number + " ", number + "e0", number[:1] + "_" + number[1:],
 		"{{" + x + "}}", "{" + x, x + "}", "{}" + x, "{" + x + "}{" + x + "}", "{" + x + "}}",
 		x + "//", "/" + x, "./" + x, x + "/.", x + "/..", x + "/y/..", x + "/y", x + "/lock", x + "/here", x + "/limit", x + "/0000000001",

@@ -59,8 +59,9 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 			return nil, err
 		}
 	}
-	if d.queues(r) {
-		return d.acquireInOrder(ctx, r)
+	inQueue := d.queues(r)
+	if inQueue && d.ghosts.Full() {
+		return nil, fmt.Errorf("%w: %d places in queues are still to be given back", driver.ErrUnavailable, maxGhosts)
 	}
 	// Where callers of this process already wait for the name, its messages arrive: listen before the first try, which then need not be
 	// repeated.
@@ -75,7 +76,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	if t != nil && !r.NoWait && r.Mode == driver.Exclusive {
 		turn = redistopic.Text(t.Ticket(), false)
 	}
-	l, refused, err := d.try(ctx, r, nil, turn)
+	l, refused, err := d.try(ctx, r, false, turn)
 	if l != nil && turn != "" {
 		t.Granted(r.TTL)
 	}
@@ -92,7 +93,7 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	}
 	r.Events.Waiting()
 	l, err = d.ask(ctx, r, t, refused)
-	if l != nil || !intends(r) || errors.Is(err, driver.ErrUnknown) { // an unknown outcome is a ghost already
+	if l != nil || !inQueue && !intends(r) || errors.Is(err, driver.ErrUnknown) { // an unknown outcome is a ghost already
 		return l, err
 	}
 	return nil, d.depart(r, err)
@@ -114,20 +115,32 @@ func groupOf(m driver.Mode) int {
 }
 
 // ask asks again whenever the lock may have become free. T is the topic that the caller has joined before, if any. A caller that was woken
-// and then cannot ask wakes another caller of this process.
+// and then cannot ask wakes another caller of this process. A waiter for a fair lock has a channel of its own, which nobody joins again.
 func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic, refused obstacle) (*lease, error) {
 	timer := time.NewTimer(pause(refused.left))
 	defer timer.Stop()
 	inLine := !d.options.Fair && r.Mode == driver.Exclusive
 	elsewhere := false // the channel on which t listens
 	moves := false     // the slot: if this caller leaves, its wake-up may be for another one
+	inQueue := d.queues(r)
+	leave := func(pass bool) {
+		if inQueue {
+			t.LeaveForGood()
+		} else {
+			t.Leave(pass)
+		}
+	}
 	for {
 		if t != nil && refused.elsewhere != elsewhere {
 			t.Leave(true) // others of this process have to change the channel, too
 			t = nil
 		}
 		if elsewhere = refused.elsewhere; t == nil {
-			t = d.topics.JoinChannel(channelOf(r.Mode, r.Name, elsewhere), groupOf(r.Mode))
+			channel := channelOf(r.Mode, r.Name, elsewhere)
+			if inQueue {
+				channel += ":" + r.Hold
+			}
+			t = d.topics.JoinChannel(channel, groupOf(r.Mode))
 		}
 		if refused.place.Ticket != 0 { // from now on the topic knows when to ask
 			timer.Stop()
@@ -140,14 +153,14 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic
 		case <-timer.C:
 			overdue = true
 		case <-ctx.Done():
-			t.Leave(moves)
+			leave(moves)
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
 		case <-d.life.Open().Done():
-			t.Leave(false)
+			leave(false)
 			return nil, driver.ErrClosed
 		}
 		if ctx.Err() != nil {
-			t.Leave(true)
+			leave(true)
 			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
 		}
 		turn := ""
@@ -160,7 +173,7 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic
 		}
 		var l *lease
 		var err error
-		l, refused, err = d.try(ctx, r, nil, turn)
+		l, refused, err = d.try(ctx, r, true, turn)
 		if l != nil && turn != "" {
 			t.Granted(r.TTL)
 		}
@@ -177,7 +190,7 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic
 			return nil, err
 		}
 		if l != nil || err != nil {
-			t.Leave(l == nil || r.Mode == driver.Read) // other readers of this process may join
+			leave(l == nil || r.Mode == driver.Read) // other readers of this process may join
 			return l, err
 		}
 		timer.Reset(pause(refused.left))
@@ -193,11 +206,11 @@ func pause(left time.Duration) time.Duration {
 	return left + time.Millisecond // the key is there for all of its last millisecond
 }
 
-// try asks once. Without an error and a lease the lock is taken. P is the place of an attempt for a fair lock that waits, and turn is what
+// try asks once. Without an error and a lease the lock is taken. Again says that the attempt was refused before, and turn is what
 // redistopic.Text returns, or "" for one that is in no line. If the answer is unclear, the cleaner removes what may be left.
-func (d *Driver) try(ctx context.Context, r *driver.Request, p *place, turn string) (*lease, obstacle, error) {
+func (d *Driver) try(ctx context.Context, r *driver.Request, again bool, turn string) (*lease, obstacle, error) {
 	o := d.newOp(r, nil)
-	o.place, o.turn = p, turn
+	o.again, o.turn = again, turn
 	if d.options.Fence != FenceNone && r.Mode != driver.Permit {
 		o.tokens = min(max(r.Events.Tokens(), 1), maxTokens)
 		o.marks = !d.options.Fair && r.Mode == driver.Exclusive && d.marks.Load()
@@ -210,9 +223,6 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, p *place, turn stri
 	sent, order, first, n, acks, err := o.sent, o.order, o.first, o.n, o.acks, o.err
 	fenced, marks, moved, line := o.tokens > 0, o.marks, o.moved, o.line
 	d.putOp(o)
-	if p != nil {
-		p.front = n
-	}
 	switch {
 	case err != nil:
 		err, doubt := fault(ctx, r.Name, err)

@@ -88,10 +88,7 @@ func (d *Driver) releaseGhosts(ghosts []*ghost) (left []*ghost) {
 	}
 	now := d.now()
 	for i, group := range groups {
-		told, next, err := answersOf(results[i], len(group))
-		if next != "" {
-			d.lines.wake(group[0].name, next)
-		}
+		told, err := answersOf(results[i], len(group))
 		for j, g := range group {
 			told, err := told[j], err
 			if d.overwritten(ctx, &driver.Request{Name: g.name, Hold: g.hold, Mode: g.mode, Permits: g.permits}, err) {
@@ -101,9 +98,6 @@ func (d *Driver) releaseGhosts(ghosts []*ghost) (left []*ghost) {
 			case err == nil && (g.settled(told, order, now) || g.vanished(d.severed.Load(), sent)), err != nil && g.forgotten(err, now):
 				if g.gone != nil {
 					close(g.gone)
-				}
-				if err == nil && g.lease != nil && told < 0 {
-					d.lines.wake(g.name, "") // the release may have given the lock to an heir before
 				}
 			default:
 				left = append(left, g)
@@ -133,23 +127,19 @@ func (d *Driver) groups(ghosts []*ghost) [][]*ghost {
 	return groups
 }
 
-// answersOf reads the answer of the release script for n holds, and the hold of who is next for a fair lock, if it may not have been told.
-func answersOf(result rueidis.RedisResult, n int) (told []int64, next string, err error) {
+// answersOf reads the answer of the release script for n holds.
+func answersOf(result rueidis.RedisResult, n int) (told []int64, err error) {
 	told = make([]int64, n)
-	answer, err := result.ToArray()
-	if n == 1 && err != nil {
+	if n == 1 {
 		told[0], err = result.ToInt64()
-		return told, "", err
+		return told, err
 	}
-	if err == nil && len(answer) == n+1 {
-		next, err = answer[n].ToString()
-	} else if err == nil && len(answer) != n {
+	answers, err := result.AsIntSlice()
+	if err == nil && len(answers) != n {
 		err = errAnswer
 	}
-	for i := 0; i < n && err == nil; i++ {
-		told[i], err = answer[i].ToInt64()
-	}
-	return told, next, err
+	copy(told, answers)
+	return told, err
 }
 
 // forgotten takes the error of a request and reports whether the ghost is given up, to end by itself.

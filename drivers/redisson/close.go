@@ -75,19 +75,16 @@ func (d *Driver) releaseAll(ctx context.Context) {
 			l.mu.Lock()
 			l.phase = ending
 			l.mu.Unlock()
-			o := op{request: l.request, lease: l, served: d.lines.servedBy(l)}
-			calls[i] = call{d.scriptsOf(l.request.Mode).release, o.keys(d, nil), o.args(d, nil)}
+			calls[i] = d.releaseCall(l.request.Mode, l.request.Name, l.request.Permits, l.request.Hold)
 		}
 		results, _ := d.evalAll(ctx, d.client, calls, 0)
 		for i, l := range some {
-			told, _, err := answersOf(results[i], 1)
+			told, err := answersOf(results[i], 1)
 			if err == nil {
 				_ = l.released(told[0], 0) // nobody asks whether the hold was still there
-				d.lines.takenOut(l)
 				continue
 			}
 			l.leaveToCleaner()
-			d.lines.over(l)
 		}
 	}
 }
@@ -106,10 +103,7 @@ func (d *Driver) releaseKeys(m driver.Mode, name, hold string, keys []string) []
 	if m != driver.Exclusive {
 		return readWriteKeys(m, name, hold, false, keys)
 	}
-	if keys = d.fairKeys(name, keys); d.options.Fair && d.options.Fence != FenceNone {
-		keys = append(keys, d.tokenKey(name))
-	}
-	return keys
+	return d.fairKeys(name, keys)
 }
 
 // releaseArgs adds the arguments of the release script.
@@ -120,7 +114,7 @@ func (d *Driver) releaseArgs(m driver.Mode, name string, permits int, args []str
 	case m != driver.Exclusive:
 		return d.readWriteReleaseArgs(m, name, holds[0], args)
 	case d.options.Fair:
-		return d.fairReleaseArgs(name, nil, args, holds...)
+		return append(d.tellArgs(name, args), holds...)
 	}
 	return append(append(args, holds[0], prefixName(channelPrefix, name), d.releaseMessage()), d.checked.words...)
 }

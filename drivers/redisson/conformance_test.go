@@ -19,6 +19,10 @@ func init() { conformance.RunWorker() }
 
 func TestConformance(t *testing.T) { testConformance(t, testenv.Redis(t), "", "", false) }
 
+func TestConformanceFairFIFO(t *testing.T) {
+	testConformance(t, testenv.Redis(t), "", "?fair=true&order=fifo", true)
+}
+
 // TestConformanceFair is with the rights of docs/security.md and no others, but for all names.
 func TestConformanceFair(t *testing.T) {
 	password := testenv.Password()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"strings"
 
 	"github.com/redis/rueidis"
 
@@ -69,43 +68,20 @@ func refusal(name string, answer *rueidis.RedisError) (_ error, doubt bool) {
 		return err, false
 	}
 	switch {
-	case hasCode(text, unavailableCodes...):
+	case redisdial.HasCode(text, unavailableCodes...):
 		return fmt.Errorf("%w: %w", driver.ErrUnavailable, answer), false
-	case hasCode(text, deniedInScript, unknownInScript):
+	case redisdial.HasCode(text, deniedInScript, unknownInScript):
 		return fmt.Errorf("%w: %s: %w", fs.ErrPermission, commandAt(text), answer), true
-	case hasCode(text, permissionCodes...):
+	case redisdial.HasCode(text, permissionCodes...):
 		return fmt.Errorf("%w: %w", fs.ErrPermission, answer), true // a script may have been stopped half-way
-	case hasCode(text, "WRONGTYPE"):
+	case redisdial.HasCode(text, "WRONGTYPE"):
 		return fmt.Errorf("key %q, or one that belongs to it, is in use for something else: %w", name, answer), false
 	}
 	return answer, true
 }
 
-// hasCode reports whether an error of a server carries one of the codes. Before Redis 7 the code of an error in a script stands behind
-// the place in the script.
-func hasCode(text string, codes ...string) bool {
-	inScript := strings.Contains(text, "user_script")
-	for _, code := range codes {
-		if strings.HasPrefix(text, code) || inScript && (strings.Contains(text, " "+code+" ") || strings.Contains(text, "-"+code+" ")) {
-			return true
-		}
-	}
-	return false
-}
-
-func isNoScript(err error) bool {
-	answer, ok := rueidis.IsRedisErr(err)
-	return ok && answer.IsNoScript()
-}
-
 // slotMoves reports whether a node refused a request because some of its keys are on another node by now.
 func slotMoves(err error) bool {
 	var answer *rueidis.RedisError
-	return errors.As(err, &answer) && hasCode(answer.Error(), "TRYAGAIN")
-}
-
-// isDemoted reports whether a server refused a request because it is a replica.
-func isDemoted(err error) bool {
-	answer, ok := rueidis.IsRedisErr(err)
-	return ok && hasCode(answer.Error(), "READONLY", "MASTERDOWN")
+	return errors.As(err, &answer) && redisdial.HasCode(answer.Error(), "TRYAGAIN")
 }

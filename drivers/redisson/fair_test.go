@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -53,9 +55,6 @@ func addWaiter(s *testenv.RedisServer, hold string, in time.Duration) {
 func TestFairKeys(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s?fair=true", s.Addr)
-	if got := d.Info().Order; got != driver.FIFO {
-		t.Errorf("Info.Order: got %v, want FIFO", got)
-	}
 	l := acquire(t, d, request("x"))
 	if got := keysOf(s); !slices.Equal(got, []string{"x"}) {
 		t.Errorf("keys of a lock that nobody waits for: got %q", got)
@@ -330,4 +329,76 @@ func TestFairRights(t *testing.T) {
 	release(t, l)
 	release(t, next.granted(t))
 	release(t, last.granted(t))
+}
+
+// TestFairNextLeavesAtTheHandOver: the next leaves while the release is under way that tells it. The lock goes to it or to the one behind it.
+func TestFairNextLeavesAtTheHandOver(t *testing.T) {
+	const rounds = 100
+	s := testenv.Redis(t)
+	d, other := openURL(t, "redisson://%s?fair=true", s.Addr), openURL(t, "redisson://%s?fair=true", s.Addr)
+	granted := 0
+	for range rounds {
+		l := acquire(t, d, request("x"))
+		next, behind := wait(t, other, request("x")), wait(t, d, request("x"))
+		parallel(2, func(i int) {
+			if i == 0 {
+				time.Sleep(rand.N(300 * time.Microsecond)) // about as long as the release takes
+				next.cancel()
+			} else {
+				release(t, l)
+			}
+		})
+		if <-next.done; next.err == nil {
+			granted++
+			release(t, next.lease)
+		} else if !errors.Is(next.err, context.Canceled) {
+			t.Fatalf("Acquire that was canceled: %v", next.err)
+		}
+		release(t, behind.granted(t))
+	}
+	t.Logf("granted in %d rounds of %d", granted, rounds)
+	testenv.Eventually(t, func() bool { return len(keysOf(s)) == 0 }, "nothing is left")
+}
+
+// TestFairExcludes: callers of two clients, some of whom leave, and two never hold the lock at once.
+func TestFairExcludes(t *testing.T) {
+	const callers, grants = 8, 30
+	s := testenv.Redis(t)
+	for _, parameters := range []string{"", "&fence=redisson"} {
+		var holders atomic.Int64
+		var last uint64 // guarded by the lock
+		parallel(2, func(int) {
+			d := openURL(t, "redisson://%s?fair=true%s", s.Addr, parameters)
+			parallel(callers, func(i int) {
+				for n := 0; n < grants; {
+					ctx, cancel := context.WithTimeout(t.Context(), hangGuard)
+					if rand.N(4) == 0 {
+						ctx, cancel = context.WithTimeout(t.Context(), rand.N(5*time.Millisecond))
+					}
+					r := forLong("x")
+					r.Events.(*events).tokens = 1 + i
+					l, err := d.Acquire(ctx, r)
+					cancel()
+					if err != nil {
+						if !errors.Is(err, context.DeadlineExceeded) {
+							t.Errorf("Acquire: %v", err)
+						}
+						continue
+					}
+					if holders.Add(1) != 1 {
+						t.Error("two hold the lock")
+					}
+					first, many := l.Tokens()
+					if first <= last {
+						t.Errorf("tokens from %d on after %d", first, last)
+					}
+					last = first + uint64(many) - 1
+					holders.Add(-1)
+					release(t, l.(*lease))
+					n++
+				}
+			})
+		})
+		testenv.Eventually(t, func() bool { return len(keysOf(s)) == 0 }, "nothing is left")
+	}
 }

@@ -18,7 +18,7 @@ const modeField = "mode"
 
 // Inspect implements driver.Inspector. Status.Owner, Note and Process are known
 // for holders of this driver with tokens. Status.Waiters counts the clients
-// that listen for the end of the hold, or, for a fair lock, the places in its
+// that listen for the end of the hold, and, for a fair lock, the places in its
 // queue. If the name is sealed, it does not count programs that have just been
 // told so, and Inspect takes up to 1.5 s longer.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
@@ -42,18 +42,22 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	if err != nil {
 		return status, err
 	}
-	if d.options.Fair && status.Mode == driver.Exclusive {
+	if d.options.Fair {
 		status.Queue, err = d.queue(ctx, name)
-		status.Waiters = len(status.Queue)
-		return status, err
+		if status.Waiters = len(status.Queue); err != nil || status.Mode == driver.Exclusive {
+			return status, err
+		}
 	}
 	channels := []string{channelOf(status.Mode, name, false)}
 	if status.Owner == sealOwner { // each kind of lock waits on its own
 		channels = append(channels, channelOf(status.Mode, name, true))
 	}
-	status.Waiters, err = d.waiters(ctx, channels)
-	if err == nil && status.Waiters > 0 && status.Owner == sealOwner && d.life.Sleep(ctx, leaveIn) {
-		status.Waiters, err = d.waiters(ctx, channels)
+	listening, err := d.waiters(ctx, channels)
+	if err == nil && listening > 0 && status.Owner == sealOwner && d.life.Sleep(ctx, leaveIn) {
+		listening, err = d.waiters(ctx, channels)
+	}
+	if status.Waiters += listening; listening < 0 {
+		status.Waiters = -1
 	}
 	return status, err
 }

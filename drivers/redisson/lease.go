@@ -76,9 +76,6 @@ func (l *lease) Contended() bool {
 
 // Release implements driver.Lease. It repeats failed requests for as long as ctx and the hold last.
 func (l *lease) Release(ctx context.Context) error {
-	if l.passOn() {
-		return nil
-	}
 	l.mu.Lock()
 	switch l.phase {
 	case held:
@@ -95,7 +92,6 @@ func (l *lease) Release(ctx context.Context) error {
 	l.mu.Unlock()
 	l.driver.beginRelease(l)
 	defer l.driver.life.Leave()
-	defer l.driver.lines.over(l)
 
 	again, left, err := l.release(ctx)
 	for wait := firstRetry; again; wait = min(2*wait, lastRetry) {
@@ -307,7 +303,6 @@ func (l *lease) forget() {
 			l.driver.ghosts.Add(l.ghost())
 		}
 		l.driver.forget(l)
-		l.driver.lines.over(l)
 	}
 }
 
@@ -349,7 +344,6 @@ func (l *lease) beginRenewal(at int64, ttl time.Duration) (renewal, bool) {
 	if l.renewing == 0 || r.ttl < l.shortest {
 		l.shortest = r.ttl
 	}
-	l.driver.lines.renewed(l)
 	l.renewing++
 	l.lasts = max(l.lasts, at+r.ttl)
 	l.expires.Store(min(r.before, at+r.ttl))

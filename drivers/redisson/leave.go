@@ -13,7 +13,6 @@ func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Durat
 	l := granted.(*lease)
 	d.beginRelease(l)
 	defer d.life.Leave()
-	defer d.lines.over(l)
 	err := l.Renew(ctx, ttl)
 	for wait := firstRetry; transient(err) && d.life.Sleep(ctx, wait); wait = min(2*wait, lastRetry) {
 		err = l.Renew(ctx, ttl)

@@ -15,30 +15,24 @@ import (
 // that leaves is gone at once, and the answer is not lost: it says what there is to clean up.
 type op struct {
 	request *driver.Request
-	lease   *lease   // to release; nil to acquire
-	tokens  int      // to take; 0 without tokens
-	holder  string   // with tokens: the key of the text about the holder
-	place   *place   // of an attempt for a fair lock that waits
-	heir    *place   // of a release of a fair lock: who gets the lock if it is next
-	behind  []*place // the heir, in the line
-	served  []string // the holds that are to leave the queue with the release, as their run is over
-	marks   bool     // asks for the mark too; only with tokens
-	turn    string   // the ticket of a waiter in line, see redistopic.Text; "" without a line
+	lease   *lease // to release; nil to acquire
+	tokens  int    // to take; 0 without tokens
+	holder  string // with tokens: the key of the text about the holder
+	again   bool   // the attempt was refused before: for a fair lock, it has a place in the queue
+	marks   bool   // asks for the mark too; only with tokens
+	turn    string // the ticket of a waiter in line, see redistopic.Text; "" without a line
 	state   atomic.Int32
 	done    chan struct{} // receives a value when the op is answered
 
 	// Written before the op is answered.
-	sent   int64 // on the driver's clock, just before the request was handed to the client
-	order  uint64
-	first  int64 // the script's answer
-	n      int
-	fence  int64            // the first of the heir's n tokens, if it was granted the lock
-	follow int              // how many of those behind it are its run then
-	next   string           // the hold of who is next for a fair lock, if it may not have been told
-	moved  bool             // the name is marked
-	line   redistopic.Place // of one who is refused in a line
-	acks   int              // how many replicas confirmed
-	err    error
+	sent  int64 // on the driver's clock, just before the request was handed to the client
+	order uint64
+	first int64 // the script's answer
+	n     int
+	moved bool             // the name is marked
+	line  redistopic.Place // of one who is refused in a line
+	acks  int              // how many replicas confirmed
+	err   error
 }
 
 // The states of an op.
@@ -67,9 +61,6 @@ func (o *op) keys(d *Driver, keys []string) []string {
 	r := o.request
 	switch {
 	case o.lease != nil:
-		if o.heir != nil && o.tokens > 0 {
-			o.holder = prefixName(holderPrefix, r.Name)
-		}
 		return d.releaseKeys(r.Mode, r.Name, r.Hold, keys)
 	case r.Mode == driver.Permit:
 		return permitKeys(r.Name, keys)
@@ -93,8 +84,6 @@ func (o *op) keys(d *Driver, keys []string) []string {
 func (o *op) args(d *Driver, args []string) []string {
 	r := o.request
 	switch {
-	case o.lease != nil && d.options.Fair && r.Mode == driver.Exclusive:
-		return d.fairReleaseArgs(r.Name, o, args, r.Hold)
 	case o.lease != nil:
 		return d.releaseArgs(r.Mode, r.Name, r.Permits, args, r.Hold)
 	case r.Mode == driver.Permit:
@@ -138,7 +127,7 @@ func (d *Driver) keepText() string {
 
 // batchArgs adds the arguments of an op for the batch script of fair locks.
 func (o *op) batchArgs(d *Driver, args []string) []string {
-	const each = 14
+	const each = 12
 	end := len(args) + each
 	kind := "a"
 	if o.lease != nil {
@@ -155,7 +144,7 @@ var fenceTTLText = strconv.FormatInt(fenceTTL.Milliseconds(), 10)
 
 // read takes the answer of the script.
 func (o *op) read(message rueidis.RedisMessage, err error) {
-	o.first, o.n, o.moved, o.fence, o.follow, o.next, o.line = 0, 1, false, 0, 0, "", redistopic.Place{}
+	o.first, o.n, o.moved, o.line = 0, 1, false, redistopic.Place{}
 	if err == nil {
 		err = message.Error()
 	}
@@ -165,18 +154,9 @@ func (o *op) read(message rueidis.RedisMessage, err error) {
 		if o.first, err = message.ToInt64(); o.marks && o.first < markedAnswer {
 			o.first, o.moved = markedAnswer-o.first, true
 		}
-	case o.lease != nil:
-		var answer []rueidis.RedisMessage
-		if answer, err = message.ToArray(); err == nil {
-			err = o.readFairRelease(answer)
-		}
 	default:
 		var block []int64
 		block, err = message.AsIntSlice()
-		if err == nil && o.place != nil && len(block) == 2 && block[0] <= 0 && block[1] >= 0 { // refused, in a queue
-			o.first, o.n = block[0], int(block[1])
-			break
-		}
 		if err == nil && o.turn != "" && len(block) == 4 && block[0] <= 0 { // refused, in a line
 			o.first = block[0]
 			o.line = redistopic.Place{Ticket: block[1], Granted: block[2], Last: block[3], Free: block[0] == -1}
@@ -242,7 +222,7 @@ func (d *Driver) finish(o *op) {
 	left := o.first > 0 || g.place || intends(r)
 	if o.err != nil {
 		_, doubt := fault(d.life.Context(), r.Name, o.err)
-		g.granted, left = !doubt, doubt || o.place != nil && o.place.queued // the request keeps the place that it had before
+		g.granted, left = !doubt, doubt || g.place && o.again // the request keeps the place that it had before
 	}
 	if left {
 		d.ghosts.Add(&g)

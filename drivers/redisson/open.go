@@ -52,6 +52,9 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
+	if c.Require.FIFO && !o.FIFO {
+		return nil, fmt.Errorf("redisson URL: require=fifo needs fair=true and order=fifo: %w", errors.ErrUnsupported)
+	}
 	d, err := connect(ctx, t, o)
 	if err != nil {
 		return nil, fmt.Errorf("redisson: %s: %w", u, err)
@@ -64,6 +67,7 @@ func readOptions(u *driver.URL, fenced bool) *Options {
 		WaitReplicas:  u.Int("waitreplicas", 0, 0, maxReplica),
 		WaitLimit:     u.Duration("waitlimit", defaultWaitLimit),
 		Fair:          u.Bool("fair", false),
+		FIFO:          u.Choice("order", "client", "fifo") == "fifo",
 		Write:         u.Bool("write", false),
 		AllowEviction: u.Choice("evict", "refuse", "allow") == "allow",
 	}

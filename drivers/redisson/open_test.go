@@ -36,6 +36,10 @@ func TestOpenRefusesBadURLs(t *testing.T) {
 		{"redisson://h?fenced=maybe", "fenced"},
 		{"redisson://h?waitreplicas=-1", "waitreplicas"},
 		{"redisson://h?fair=true&write=true", "write=true"},
+		{"redisson://h?fair=true&order=lifo", "order"},
+		{"redisson://h?order=fifo", "fair=true"},
+		{"redisson://h?fair=true&require=fifo", "order=fifo"},
+		{"redisson://h?require=fifo", "fair=true"},
 		{"redisson://h?waitlimit=1", "waitlimit"},
 		{"redisson://h?evict=yes", "evict"},
 		{"redisson://h?tls_ca=/ca.pem", "parameter tls_ca needs tls=true"},
@@ -58,10 +62,24 @@ func TestOpenRefusesBadURLs(t *testing.T) {
 	}
 }
 
+func TestOpenOrder(t *testing.T) {
+	s := testenv.Redis(t)
+	for query, want := range map[string]driver.Order{
+		"":                        driver.Unordered,
+		"?fair=true&require=fair": driver.FIFOByClient,
+		"?fair=true&order=client": driver.FIFOByClient,
+		"?fair=true&order=fifo&require=fifo,fair": driver.FIFO,
+	} {
+		if got := openURL(t, "redisson://%s%s", s.Addr, query).Info().Order; got != want {
+			t.Errorf("%q: order %v, want %v", query, got, want)
+		}
+	}
+}
+
 // TestOpenKeepsValuesQuiet: what is given to the wrong parameter may be a secret.
 func TestOpenKeepsValuesQuiet(t *testing.T) {
 	secret := testenv.Password()
-	for _, before := range []string{"h?ttl=", "h?mode=", "h?fair=", "h?write=", "h?pubsub=", "h?fence=", "h?fenced=", "h?evict=", "h?require=", "h?waitreplicas=", "h?waitlimit=",
+	for _, before := range []string{"h?ttl=", "h?mode=", "h?fair=", "h?fair=true&order=", "h?write=", "h?pubsub=", "h?fence=", "h?fenced=", "h?evict=", "h?require=", "h?waitreplicas=", "h?waitlimit=",
 		"h?tls=", "h?tls=true&tls_ca=", "h?tls=true&tls_key=x&tls_cert=", "h?mode=cluster&master=", "h/", "h?sentinel_user=", "h?unknown="} {
 		d, err := tryOpen(t, "redisson://"+before+secret)
 		if err == nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdial"
 )
 
 var _ driver.Limiter = (*Driver)(nil)
@@ -134,5 +135,5 @@ func (d *Driver) forcePermits(ctx context.Context, name string) (int64, error) {
 // isWrongType reports whether a server refused a command because the key is of another kind.
 func isWrongType(err error) bool {
 	answer, ok := rueidis.IsRedisErr(err)
-	return ok && hasCode(answer.Error(), "WRONGTYPE")
+	return ok && redisdial.HasCode(answer.Error(), "WRONGTYPE")
 }

@@ -18,10 +18,11 @@
 //	sentinel_user=name               with mode=sentinel: the user of the sentinels
 //	sentinel_password=password       and the password
 //	fair=true                        the fair lock, see Options.Fair
+//	order=client|fifo                with fair=true: a place in the queue for each client, or for each caller, see Options.FIFO
 //	write=true                       every Lock is a Write, see Options.Write
 //	fence=own|redisson               where tokens come from, see [Fence]
 //	pubsub=auto|plain|sharded|both   how releases are told in a cluster, see [PubSub]
-//	waitreplicas=0                   how many replicas confirm a lock, see Options.WaitReplicas
+//	waitreplicas=0                   how many replicas confirm a lock, in sentinel and cluster mode too, see Options.WaitReplicas
 //	waitlimit=duration               for how long they are waited for, see Options.WaitLimit
 //	evict=refuse|allow               a server that evicts keys, see Options.AllowEviction
 //	tls=true                         encrypt, by TLS 1.2 or newer, and check the server's certificate
@@ -181,10 +182,22 @@ type Options struct {
 	PubSub PubSub
 	Fence  Fence
 
-	// Fair makes the lock Redisson's fair one (RFairLock): waiters, in Go and in Java, get it in the order in which their
-	// requests reached the server. Everybody who uses a name has to use the fair lock; reading and writing has no place in its queue. A
-	// waiter that dies can hold up those behind it for a while: see docs/redisson.md.
+	// Fair makes the lock Redisson's fair one (RFairLock). Clients of dsync and
+	// threads of Java get it in the order in which their requests reached the
+	// server. A client has one place in the queue for all its callers. It passes
+	// the lock on from caller to caller, in the order of their calls, up to 64
+	// times within 100 ms or a third of the TTL, and then queues behind the
+	// others again.
+	//
+	// All programs that use a name have to use the fair lock. Reads and Writes
+	// have no place in its queue. A waiter that dies can hold up those behind it
+	// for a while: see docs/redisson.md.
 	Fair bool
+
+	// FIFO, with Fair, gives each caller a place of its own in the queue, so
+	// that all callers of all clients are served in the order of arrival. Each
+	// grant then costs two requests and a message.
+	FIFO bool
 
 	// Write makes every Lock a Write, so that a Lock excludes readers and
 	// writers of Java's RReadWriteLock too. Java's read-write lock is granted
@@ -192,8 +205,12 @@ type Options struct {
 	// the queue of the fair lock is for Lock alone.
 	Write bool
 
-	// WaitReplicas is how many replicas have to confirm a grant or a renewal before it counts. A grant with fewer confirmations within
-	// WaitLimit (1 s if 0) is undone, and fails with ErrNotReplicated.
+	// WaitReplicas is how many replicas have to confirm a grant or a renewal
+	// before it counts. A grant with fewer confirmations within WaitLimit (1 s
+	// if 0) is undone, and fails with ErrNotReplicated. So nothing is granted
+	// while fewer replicas are connected. With 0, the default, a replica that
+	// takes over may not know the last locks. Redisson's default waits for the
+	// replicas that are connected. docs/redisson.md compares the three.
 	WaitReplicas int
 	WaitLimit    time.Duration
 
@@ -224,7 +241,6 @@ type Driver struct {
 	sender *sender
 	topics *redistopic.Listener
 	ghosts *cleaner.Cleaner[*ghost]
-	lines  lines     // of a driver for fair locks
 	nodes  *topology // nil outside of a cluster
 
 	mu     sync.Mutex
@@ -271,7 +287,6 @@ func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Dr
 	}
 	if d.options.Fair {
 		d.scripts = fairScripts
-		d.lines = lines{byName: make(map[string]*line), abandon: d.abandon, alone: aloneFor}
 	}
 	d.direct.answered.Store(never)
 	d.ops.New = func() any { return &op{done: make(chan struct{}, 1)} }
@@ -299,6 +314,9 @@ func (o *Options) check() error {
 	if o.Fair && o.Write {
 		return fmt.Errorf("redisson: Options.Fair (fair=true) and Options.Write (write=true) exclude each other: %w", errors.ErrUnsupported)
 	}
+	if o.FIFO && !o.Fair {
+		return errors.New("redisson: Options.FIFO (order=fifo) needs Options.Fair (fair=true)")
+	}
 	if o.WaitReplicas < 0 || o.WaitLimit < 0 {
 		return fmt.Errorf("redisson: Options.WaitReplicas is %d and Options.WaitLimit %v", o.WaitReplicas, o.WaitLimit)
 	}
@@ -315,8 +333,11 @@ func (d *Driver) Info() driver.Info {
 		fencing = driver.None
 	}
 	order := driver.Unordered
-	if d.options.Fair {
+	switch {
+	case d.options.FIFO:
 		order = driver.FIFO
+	case d.options.Fair:
+		order = driver.FIFOByClient
 	}
 	return driver.Info{Name: "redisson", Order: order, Fencing: fencing, MinTTL: minTTL, MaxTTL: maxTTL, Late: late,
 		ReadWrite: driver.Support{Offered: true, Order: driver.Unordered, Fencing: fencing},

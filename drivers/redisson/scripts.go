@@ -2,7 +2,7 @@ package redisson
 
 import (
 	"crypto/sha1"
-	_ "embed"
+	"embed"
 	"encoding/hex"
 	"regexp"
 	"strconv"
@@ -51,120 +51,59 @@ func commandAt(text string) string {
 	return strings.Join(commands, " or ")
 }
 
-var (
-	//go:embed acquire.lua
-	acquireFunction string
-	//go:embed turn.lua
-	turnFunction string
-	//go:embed release.lua
-	releaseFunction string
-	//go:embed batch.lua
-	batchText string
-	//go:embed basics.lua
-	basicFunctions string // for fairFunctions, readersFunctions and readWriteReleaseFunctions
-	//go:embed fair.lua
-	fairFunctions string
-	//go:embed fairgrant.lua
-	fairGrantFunction string
-	//go:embed fairacquire.lua
-	fairAcquireFunction string
-	//go:embed fairrelease.lua
-	fairReleaseFunction string
-	//go:embed fairbatch.lua
-	fairBatchText string
-	//go:embed rw.lua
-	readWriteFunctions string
-	//go:embed rwreaders.lua
-	readersFunctions string
-	//go:embed rwwrite.lua
-	writeFunction string
-	//go:embed rwrelease.lua
-	readWriteReleaseFunctions string
-	//go:embed rwreleaseread.lua
-	releaseReadFunction string
-	//go:embed rwreleasewrite.lua
-	releaseWriteFunction string
-	//go:embed fairforce.lua
-	fairForceText string
-	//go:embed renew.lua
-	renewText string
-	//go:embed force.lua
-	forceText string
-	//go:embed inspect.lua
-	inspectText string
-	//go:embed holder.lua
-	holderText string
-	//go:embed seal.lua
-	sealText string
-	//go:embed sealed.lua
-	sealedText string
-	//go:embed mark.lua
-	markText string
-	//go:embed marked.lua
-	markedText string
-	//go:embed loosen.lua
-	loosenText string
-	//go:embed unseal.lua
-	unsealText string
-	//go:embed unmark.lua
-	unmarkText string
-	//go:embed latch.lua
-	latchText string
-	//go:embed permits.lua
-	permitFunctions string
-	//go:embed permitacquire.lua
-	permitAcquireText string
-	//go:embed permitrelease.lua
-	permitReleaseText string
-	//go:embed permitrenew.lua
-	permitRenewText string
-	//go:embed permitlimit.lua
-	permitLimitText string
-	//go:embed permitinspect.lua
-	permitInspectText string
-	//go:embed permitforce.lua
-	permitForceText string
+//go:embed lua
+var luaFiles embed.FS
 
-	acquireScript = newScript(acquireFunction + "return acquire(KEYS[1], ARGV[1], ARGV[2], KEYS[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], KEYS[3])\n")
-	turnScript    = newScript(acquireFunction + turnFunction +
+// lua returns the text of a file: a script, or functions of scripts.
+func lua(name string) string {
+	text, err := luaFiles.ReadFile("lua/" + name + ".lua")
+	if err != nil {
+		panic(err)
+	}
+	return string(text)
+}
+
+var (
+	acquireScript = newScript(lua("acquire") + "return acquire(KEYS[1], ARGV[1], ARGV[2], KEYS[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], KEYS[3])\n")
+	turnScript    = newScript(lua("acquire") + lua("turn") +
 		"return acquireInTurn(ARGV[1], ARGV[2], ARGV[3], ARGV[4], KEYS[1], ARGV[5], ARGV[6], KEYS[2], ARGV[7], ARGV[8], ARGV[9], ARGV[10], KEYS[3])\n")
-	releaseScript = newScript(releaseFunction + "return release(KEYS[1], unpack(ARGV))\n")
-	batchScript   = newScript(acquireFunction + turnFunction + releaseFunction + batchText)
-	renewScript   = newScript(renewText)
-	forceScript   = newScript(forceText)
-	inspectScript = newScript(basicFunctions + readersFunctions + inspectText)
-	holderScript  = newScript(acquireFunction + holderText)
-	sealScript    = newScript(sealText)
-	sealedScript  = newScript(sealedText)
-	markScript    = newScript(markText)
-	markedScript  = newScript(markedText)
-	loosenScript  = newScript(loosenText)
-	unsealScript  = newScript(unsealText)
-	unmarkScript  = newScript(unmarkText)
-	latchScript   = newScript(latchText)
+	releaseScript = newScript(lua("release") + "return release(KEYS[1], unpack(ARGV))\n")
+	batchScript   = newScript(lua("acquire") + lua("turn") + lua("release") + lua("batch"))
+	renewScript   = newScript(lua("renew"))
+	forceScript   = newScript(lua("force"))
+	inspectScript = newScript(lua("basics") + lua("rwreaders") + lua("inspect"))
+	holderScript  = newScript(lua("acquire") + lua("holder"))
+	sealScript    = newScript(lua("seal"))
+	sealedScript  = newScript(lua("sealed"))
+	markScript    = newScript(lua("mark"))
+	markedScript  = newScript(lua("marked"))
+	loosenScript  = newScript(lua("loosen"))
+	unsealScript  = newScript(lua("unseal"))
+	unmarkScript  = newScript(lua("unmark"))
+	latchScript   = newScript(lua("latch"))
 
 	// Each run of a script makes the functions of its text anew, so a script has no more than it needs.
-	readScript  = newScript(acquireFunction + readWriteFunctions + "return acquireRead(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
-	writeScript = newScript(acquireFunction + basicFunctions + readWriteFunctions + readersFunctions + writeFunction +
+	readScript  = newScript(lua("acquire") + lua("rw") + "return acquireRead(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
+	writeScript = newScript(lua("acquire") + lua("basics") + lua("rw") + lua("rwreaders") + lua("rwwrite") +
 		"return acquireWrite(KEYS[1], KEYS[2], KEYS[3], unpack(ARGV))\n")
 
-	releaseRead            = readersFunctions + readWriteReleaseFunctions + releaseReadFunction + "return releaseRead(KEYS[1], KEYS[2], unpack(ARGV))\n"
-	releaseWrite           = readWriteReleaseFunctions + releaseWriteFunction + "return releaseWrite(KEYS[1], KEYS[2], unpack(ARGV))\n"
-	readReleaseScript      = newScript(basicFunctions + releaseRead)
-	writeReleaseScript     = newScript(basicFunctions + releaseWrite)
-	fairReadReleaseScript  = newScript(basicFunctions + fairFunctions + releaseRead)
-	fairWriteReleaseScript = newScript(basicFunctions + fairFunctions + releaseWrite)
+	releaseRead            = lua("rwreaders") + lua("rwrelease") + lua("rwreleaseread") + "return releaseRead(KEYS[1], KEYS[2], unpack(ARGV))\n"
+	releaseWrite           = lua("rwrelease") + lua("rwreleasewrite") + "return releaseWrite(KEYS[1], KEYS[2], unpack(ARGV))\n"
+	readReleaseScript      = newScript(lua("basics") + releaseRead)
+	writeReleaseScript     = newScript(lua("basics") + releaseWrite)
+	fairReadReleaseScript  = newScript(lua("basics") + lua("fair") + releaseRead)
+	fairWriteReleaseScript = newScript(lua("basics") + lua("fair") + releaseWrite)
 
-	fairGrant         = acquireFunction + basicFunctions + fairFunctions + fairGrantFunction
-	fairAcquireScript = newScript(fairGrant + fairAcquireFunction + "return acquireFair(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
-	fairReleaseScript = newScript(fairGrant + fairReleaseFunction + "return releaseFair(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
-	fairBatchScript   = newScript(fairGrant + fairAcquireFunction + fairReleaseFunction + fairBatchText)
-	fairForceScript   = newScript(basicFunctions + fairFunctions + fairForceText)
+	fairAcquire       = lua("acquire") + lua("basics") + lua("fair") + lua("fairgrant") + lua("fairacquire")
+	fairAcquireScript = newScript(fairAcquire + "return acquireFair(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
+	fairReleaseScript = newScript(lua("basics") + lua("fair") + lua("fairrelease") + "return releaseFair(KEYS[1], KEYS[2], KEYS[3], unpack(ARGV))\n")
+	fairBatchScript   = newScript(fairAcquire + lua("fairrelease") + lua("fairbatch"))
+	fairForceScript   = newScript(lua("basics") + lua("fair") + lua("fairforce"))
 
-	permitAcquireScript = newScript(permitFunctions + permitAcquireText)
-	permitReleaseScript = newScript(permitFunctions + permitReleaseText)
-	permitRenewScript   = newScript(permitFunctions + permitRenewText)
-	permitLimitScript   = newScript(permitFunctions + permitLimitText)
-	permitInspectScript = newScript(permitFunctions + permitInspectText)
-	permitForceScript   = newScript(permitFunctions + permitForceText)
+	permitAcquireScript = newScript(lua("permits") + lua("permitacquire"))
+	permitReleaseScript = newScript(lua("permits") + lua("permitrelease"))
+	permitRenewScript   = newScript(lua("permits") + lua("permitrenew"))
+	permitLimitScript   = newScript(lua("permits") + lua("permitlimit"))
+	permitInspectScript = newScript(lua("permits") + lua("permitinspect"))
+	permitForceScript   = newScript(lua("permits") + lua("permitforce"))
 )

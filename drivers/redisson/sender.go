@@ -171,7 +171,6 @@ func (s *sender) sendAlone(b *batch, o *op) {
 
 // sendOp carries out one op. The slices are memory for its request.
 func (d *Driver) sendOp(ctx context.Context, o *op, keys, args []string) {
-	d.prepare(o)
 	keys, args = o.keys(d, keys), o.args(d, args)
 	scripts := d.scriptsOf(o.request.Mode)
 	if o.turn != "" {
@@ -188,7 +187,6 @@ func (d *Driver) sendOp(ctx context.Context, o *op, keys, args []string) {
 		result, o.acks = d.evalReplicated(ctx, call{scripts.acquire, slices.Clone(keys), slices.Clone(args)})
 	}
 	o.read(result.ToMessage())
-	d.inherit(o)
 	d.heard(o.sent, result.NonRedisError())
 }
 
@@ -201,7 +199,6 @@ func (s *sender) sendTogether(b *batch) {
 	for _, o := range b.ops {
 		o.sent = sent
 		if d.options.Fair {
-			d.prepare(o)
 			b.keys, b.args = o.keys(d, b.keys), o.batchArgs(d, b.args)
 		}
 	}
@@ -224,7 +221,6 @@ func (s *sender) sendTogether(b *batch) {
 		} else {
 			o.err = err
 		}
-		d.inherit(o)
 		d.finish(o)
 	}
 }

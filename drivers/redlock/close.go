@@ -58,6 +58,11 @@ func (d *Driver) releaseAll() {
 // awaitNodes returns how many nodes were not done when ctx ended. A minority out of reach is not waited for: the locks are free without
 // these nodes, and their values end by themselves.
 func (d *Driver) awaitNodes(ctx context.Context) int {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for _, n := range d.nodes {
+		d.life.Go(func() { n.ghosts.Finish(ctx) })
+	}
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()
 	for {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"strings"
 
 	"github.com/redis/rueidis"
 
@@ -27,26 +26,9 @@ func refusal(err error) error {
 	switch {
 	case errors.Is(err, driver.ErrUnavailable), errors.Is(err, driver.ErrClosed), errors.Is(err, fs.ErrPermission):
 		return err
-	case ok && hasCode(answer.Error(), permissionCodes...):
+	case ok && redisdial.HasCode(answer.Error(), permissionCodes...):
 		return fmt.Errorf("%w: %w", fs.ErrPermission, err)
 	default:
 		return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
 	}
-}
-
-// isDemoted reports whether a server refused a request because it is a replica.
-func isDemoted(err error) bool {
-	answer, ok := rueidis.IsRedisErr(err)
-	return ok && hasCode(answer.Error(), "READONLY", "MASTERDOWN")
-}
-
-// hasCode reports whether an error of a server carries one of the codes, as its own or that of a command in a script.
-func hasCode(text string, codes ...string) bool {
-	inScript := strings.Contains(text, "user_script") || strings.Contains(text, "script:")
-	for _, code := range codes {
-		if strings.HasPrefix(text, code) || inScript && strings.Contains(text, code) {
-			return true
-		}
-	}
-	return false
 }

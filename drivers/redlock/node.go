@@ -14,6 +14,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/cleaner"
 	"github.com/go-dsync/dsync/internal/redisdial"
 )
 
@@ -23,8 +24,6 @@ const (
 	maxBacklog = 1024 // votes that are handed to a node that will hardly answer
 	firstDown  = 10 * time.Millisecond
 	lastDown   = 500 * time.Millisecond
-	firstGone  = 50 * time.Millisecond // until a deletion is repeated
-	lastGone   = 2 * time.Second
 	maxGhosts  = 10_000 // on one node; of more, the one with the earliest end is left to its TTL
 )
 
@@ -48,8 +47,9 @@ type node struct {
 	option rueidis.ClientOption
 	dialer *redisdial.Dialer
 
-	wake  chan struct{}
-	ended chan struct{} // closed by end
+	wake   chan struct{}
+	ended  chan struct{} // closed by end
+	ghosts *cleaner.Cleaner[*ghost]
 
 	flight  atomic.Int64 // since when a batch is on its way, or 0
 	took    atomic.Int64 // how long the last answers were on their way
@@ -59,7 +59,6 @@ type node struct {
 
 	mu      sync.Mutex
 	queue   []task
-	ghosts  []*ghost
 	working int // tasks in the batch on its way
 	closed  bool
 
@@ -76,12 +75,14 @@ type node struct {
 	downErr   error
 }
 
-// ghost is a value whose deletion has failed.
+// ghost is a value whose deletion has failed. The deletion is repeated until
+// the node answers, or the value would be gone by itself.
 type ghost struct {
+	cleaner.Ghost
 	vote  *vote
-	until int64 // when the value is gone in any case
-	next  int64
-	wait  time.Duration
+	until int64           // when the value is gone in any case
+	asked *sync.WaitGroup // of the ghosts that are settled together
+	gone  bool
 }
 
 func newNode(d *Driver, index int, o rueidis.ClientOption) *node {
@@ -89,6 +90,7 @@ func newNode(d *Driver, index int, o rueidis.ClientOption) *node {
 	n.dialer = redisdial.New(o.DialCtxFn)
 	o.DialCtxFn = n.dialer.Dial
 	n.option = o
+	n.ghosts = cleaner.New(d.life, cleaner.Policy[*ghost]{Settle: n.settle, Batch: maxTasks, Calls: 1, Max: maxGhosts, Forget: forgetSoonest})
 	return n
 }
 
@@ -125,21 +127,26 @@ func (n *node) add(t task) bool {
 	return true
 }
 
-// repeatDeletion has a deletion repeated until the node answers, or the value would be gone by itself.
-func (n *node) repeatDeletion(v *vote) {
-	g := &ghost{vote: v, until: v.lease.end(), next: n.driver.now() + int64(firstGone), wait: firstGone}
-	var soonest *ghost
-	n.mu.Lock()
-	if len(n.ghosts) >= maxGhosts {
-		soonest = slices.MinFunc(n.ghosts, func(a, b *ghost) int { return cmp.Compare(a.until, b.until) })
-		n.ghosts = slices.DeleteFunc(n.ghosts, func(g *ghost) bool { return g == soonest })
+// settle has the node asked once to delete the values of ghosts, and returns the
+// ghosts that are not gone.
+func (n *node) settle(ghosts []*ghost) (left []*ghost) {
+	var asked sync.WaitGroup
+	asked.Add(len(ghosts))
+	for _, g := range ghosts {
+		g.asked = &asked
+		if !n.add(g) {
+			asked.Done()
+		}
 	}
-	n.ghosts = append(n.ghosts, g)
-	n.signal()
-	n.mu.Unlock()
-	if soonest != nil {
-		soonest.vote.abandon()
-	}
+	asked.Wait()
+	return slices.DeleteFunc(ghosts, func(g *ghost) bool { return g.gone })
+}
+
+// forgetSoonest leaves the value that ends soonest to its TTL.
+func forgetSoonest(ghosts []*ghost) int {
+	soonest := slices.MinFunc(ghosts, func(a, b *ghost) int { return cmp.Compare(a.until, b.until) })
+	soonest.vote.abandon()
+	return slices.Index(ghosts, soonest)
 }
 
 // backlog returns how many tasks wait.
@@ -152,8 +159,9 @@ func (n *node) backlog() int {
 // idle reports whether there is nothing left to do.
 func (n *node) idle() bool {
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	return len(n.queue)+n.working+len(n.ghosts) == 0
+	busy := len(n.queue) + n.working
+	n.mu.Unlock()
+	return busy == 0 && n.ghosts.Left() == 0 // ghosts come of tasks
 }
 
 func (n *node) signal() {
@@ -175,22 +183,16 @@ func (n *node) end() {
 // run carries out tasks until end is called.
 func (n *node) run() {
 	defer n.stop()
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
 	var batch []task
 	for {
-		var wait time.Duration
-		batch, wait = n.take(batch[:0])
-		if len(batch) > 0 {
+		if batch = n.take(batch[:0]); len(batch) > 0 {
 			n.carryOut(batch)
 			clear(batch)
 			runtime.Gosched() // let callers with answers ask again: together they make a larger batch
 			continue
 		}
-		timer.Reset(wait)
 		select {
 		case <-n.wake:
-		case <-timer.C:
 		case <-n.ended:
 			return
 		}
@@ -201,7 +203,7 @@ func (n *node) run() {
 func (n *node) stop() {
 	n.mu.Lock()
 	queue := n.queue
-	n.queue, n.ghosts = nil, nil
+	n.queue = nil
 	n.mu.Unlock()
 	for _, t := range queue {
 		t.answer(n, rueidis.RedisResult{}, notSent{driver.ErrClosed})
@@ -211,8 +213,8 @@ func (n *node) stop() {
 	}
 }
 
-// take removes a batch from the queue, with the ghosts that are due. Wait is the time until the next ghost is due.
-func (n *node) take(batch []task) (_ []task, wait time.Duration) {
+// take removes a batch from the queue.
+func (n *node) take(batch []task) []task {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	count := 0
@@ -223,20 +225,8 @@ func (n *node) take(batch []task) (_ []task, wait time.Duration) {
 	}
 	batch = append(batch, n.queue[:count]...)
 	n.queue = slices.Delete(n.queue, 0, count)
-	wait = time.Hour
-	if len(n.ghosts) > 0 {
-		now := n.driver.now()
-		n.ghosts = slices.DeleteFunc(n.ghosts, func(g *ghost) bool {
-			if g.next <= now && len(batch) < 2*maxTasks {
-				batch = append(batch, g)
-				return true
-			}
-			wait = min(wait, time.Duration(g.next-now))
-			return false
-		})
-	}
 	n.working = len(batch)
-	return batch, wait
+	return batch
 }
 
 // carryOut sends a batch and hands out the answers.
@@ -276,7 +266,7 @@ func (n *node) carryOut(batch []task) {
 	if err == nil && n.known != n.dialer.Made() {
 		unseen = n.look()
 	}
-	if slices.ContainsFunc(results, func(r rueidis.RedisResult) bool { return isDemoted(r.Error()) }) {
+	if slices.ContainsFunc(results, func(r rueidis.RedisResult) bool { return redisdial.IsDemoted(r.Error()) }) {
 		n.leaveServer()
 	}
 	for i, t := range sent {
@@ -294,13 +284,13 @@ func (n *node) carryOut(batch []task) {
 func (n *node) do(commands []rueidis.Completed, tasks []task, at int64) []rueidis.RedisResult {
 	if len(commands) == 1 {
 		n.single[0] = n.client.Do(context.Background(), commands[0])
-		if isNoScript(n.single[0].Error()) {
+		if redisdial.IsNoScript(n.single[0].Error()) {
 			return n.again(n.single[:], tasks, at)
 		}
 		return n.single[:]
 	}
 	results := n.client.DoMulti(context.Background(), commands...)
-	if slices.ContainsFunc(results, func(r rueidis.RedisResult) bool { return isNoScript(r.Error()) }) {
+	if slices.ContainsFunc(results, func(r rueidis.RedisResult) bool { return redisdial.IsNoScript(r.Error()) }) {
 		return n.again(results, tasks, at)
 	}
 	return results
@@ -313,7 +303,7 @@ func (n *node) again(results []rueidis.RedisResult, tasks []task, at int64) []ru
 	loads := len(repeat)
 	var which []int
 	for i, r := range results {
-		if !isNoScript(r.Error()) {
+		if !redisdial.IsNoScript(r.Error()) {
 			continue
 		}
 		if c, ok := tasks[i].command(n, at); ok {
@@ -395,17 +385,18 @@ func (e notSent) Unwrap() error { return e.error }
 // of adds the node to an error.
 func (n *node) of(err error) error { return fmt.Errorf("node %s: %w", n.address(), err) }
 
-func (g *ghost) command(n *node, at int64) (rueidis.Completed, bool) { return g.vote.command(n, at) }
+func (g *ghost) command(n *node, at int64) (rueidis.Completed, bool) {
+	c, ok := g.vote.command(n, at)
+	if !ok {
+		g.gone = true
+		g.asked.Done()
+	}
+	return c, ok
+}
 
 func (g *ghost) weight() int { return 1 }
 
 func (g *ghost) answer(n *node, result rueidis.RedisResult, err error) {
-	if g.vote.deleted(n, result, err) {
-		return
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	g.wait = min(2*g.wait, lastGone)
-	g.next = n.driver.now() + int64(g.wait)
-	n.ghosts = append(n.ghosts, g)
+	g.gone = g.vote.deleted(n, result, err)
+	g.asked.Done()
 }

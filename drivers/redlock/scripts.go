@@ -44,8 +44,3 @@ func (n *node) loads(b rueidis.Builder) rueidis.Commands {
 func (s *script) load(b rueidis.Builder) rueidis.Completed {
 	return b.ScriptLoad().Script(s.text).Build()
 }
-
-func isNoScript(err error) bool {
-	answer, ok := rueidis.IsRedisErr(err)
-	return ok && answer.IsNoScript()
-}

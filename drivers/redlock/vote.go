@@ -125,7 +125,7 @@ func (v *vote) answer(n *node, result rueidis.RedisResult, err error) {
 	l.mu.Unlock()
 	if state == deleting {
 		if !v.deleted(n, result, err) {
-			n.repeatDeletion(v)
+			n.ghosts.Add(&ghost{vote: v, until: l.end()})
 		}
 		return
 	}

@@ -7,13 +7,9 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"io/fs"
 	"net"
-	"strings"
 	"sync"
 	"sync/atomic"
-
-	"github.com/redis/rueidis"
 )
 
 // Func makes a connection, with TLS if config is not nil. It has the type of rueidis.ClientOption.DialCtxFn.
@@ -158,18 +154,4 @@ func sever(c net.Conn) {
 		c = t.NetConn()
 	}
 	c.Close()
-}
-
-// RefusedCommand returns an error that matches fs.ErrPermission if a server
-// answered that it does not know a command, which an administrator may have
-// renamed. Otherwise RefusedCommand returns nil. The server has done nothing.
-// The text of its own error is left out because it quotes the arguments of the
-// command, such as a script.
-func RefusedCommand(answer *rueidis.RedisError) error {
-	text, unknown := strings.CutPrefix(answer.Error(), "unknown command ") // the library leaves out the ERR before it
-	if !unknown {
-		return nil
-	}
-	command, _, _ := strings.Cut(text, ",")
-	return fmt.Errorf("%w: the server does not know the command %s", fs.ErrPermission, strings.Trim(command, "`' "))
 }

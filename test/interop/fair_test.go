@@ -1,11 +1,14 @@
 package interop
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,6 +32,7 @@ var fair = []scenario{
 	{"lock and queue are deleted", false, fairDelete},
 	{"a hold that outlasts every wait", false, fairLongHold},
 	{"a crowd of both", true, fairCrowd},
+	{"eight callers of go have the share of one client", false, fairShare},
 	{"subscriptions are cut while both wait", false, fairCut},
 }
 
@@ -113,7 +117,7 @@ type inLine struct {
 // stand adds waiters behind each other, and returns them: g is one of Go, j one of Java, t one of Java that waits for three seconds.
 func (b *bed) stand(t *testing.T, name, letters string) []*inLine {
 	t.Helper()
-	c := b.client(t, "&fair=true")
+	c := b.client(t, "&fair=true&order=fifo")
 	var all []*inLine
 	before := len(b.queue(name))
 	for i, letter := range letters {
@@ -408,6 +412,53 @@ func fairLongHold(t *testing.T, b *bed) {
 }
 
 func fairCrowd(t *testing.T, b *bed) { b.crowd(t, "fair", "&fair=true") }
+
+// fairShare: the callers of a Go client have one place in the queue together, as a thread of Java has. Between two turns of the thread the
+// client passes the lock on inside.
+func fairShare(t *testing.T, b *bed) {
+	const callers, turns = 8, 20
+	name := fresh("share")
+	guest, node := "guest {"+name+"}", b.node(name)
+	node.Do("SET", guest, "")
+	order, endOrder := watchArrivals(t, node, []string{name})
+	c := b.client(t, "&fair=true")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var sections atomic.Int64
+	var wg sync.WaitGroup
+	for range callers {
+		wg.Go(func() {
+			for {
+				lease, err := c.Lock(ctx, name)
+				if err != nil {
+					return // the end of the thread's turns
+				}
+				for _, step := range []struct{ put, want string }{{"go", ""}, {"", "go"}} {
+					if got := node.Do("GETSET", guest, step.put); got != step.want {
+						t.Errorf("in the section: got guest %q, want %q", got, step.want)
+					}
+				}
+				sections.Add(1)
+				unlock(t, lease)
+			}
+		})
+	}
+	testenv.Eventually(t, func() bool { return sections.Load() > callers }, "the callers of go are at it")
+	before, begun := sections.Load(), time.Now()
+	b.redisson.thread(name, "fair", name).do(t, "sections", guest, strconv.Itoa(turns))
+	inside, took := sections.Load()-before, time.Since(begun)
+	cancel()
+	wg.Wait()
+	endOrder()
+	t.Logf("%d turns of a thread of java in %v, beside %d sections of %d callers of go: %d %% of all", turns, took, inside, callers,
+		100*turns/(inside+turns))
+	if len(order.overtaking) > 0 {
+		t.Errorf("overtaken in the queue: %v", order.overtaking[0])
+	}
+	if order.grants < turns/2 {
+		t.Errorf("the order of only %d grants was judged", order.grants)
+	}
+}
 
 func fairCut(t *testing.T, b *bed) {
 	own := singleBed(t, b.version)

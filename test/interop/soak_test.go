@@ -159,7 +159,7 @@ func (s *soaking) replace(t *testing.T, l *life) *life {
 func (s *soaking) url() string {
 	url := "redisson://" + s.server.Addr + "?ttl=" + soakTTL.String()
 	if s.kind == "fair" {
-		url += "&fair=true"
+		url += "&fair=true&order=fifo" // so that all callers have the same share
 	}
 	return url
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// redisBed is one server that keeps everything on disk.
-func redisBed(tb testing.TB, fair bool) *bed {
+// redisBed is one server that keeps everything on disk. Order is that of the waiters: "", "fair" or "fifo".
+func redisBed(tb testing.TB, order string) *bed {
 	dir := tb.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "snapshot"), 0o755); err != nil { // so that none can be written
 		tb.Fatal(err)
@@ -23,12 +23,12 @@ func redisBed(tb testing.TB, fair bool) *bed {
 	server, clock := testenv.RedisClock(tb, "--appendonly", "yes", "--appendfsync", "always", "--dir", dir, "--dbfilename", "snapshot",
 		"--maxmemory-policy", "allkeys-random")
 	b := &bed{name: "redisson", pace: 10 * time.Millisecond, nodes: []node{server}, links: true}
-	b.url = func(addrs []string) string { return "redisson://" + addrs[0] + "?evict=allow&ttl=" + TTL.String() }
-	if fair {
-		b.name = "redisson fair"
-		b.url = func(addrs []string) string {
-			return "redisson://" + addrs[0] + "?evict=allow&fair=true&ttl=" + TTL.String()
-		}
+	parameters := map[string]string{"fair": "&fair=true", "fifo": "&fair=true&order=fifo"}[order]
+	b.url = func(addrs []string) string {
+		return "redisson://" + addrs[0] + "?evict=allow&ttl=" + TTL.String() + parameters
+	}
+	if order != "" {
+		b.name += " " + order
 		b.recover = 50 * time.Second // each waiter that has died holds up the others for 5 s
 		b.rest = map[string]time.Duration{"worker-kill": 15 * time.Second}
 	}
@@ -274,7 +274,7 @@ func isFullLimit(s *testenv.RedisServer, key string) bool {
 // leftOnRedis says what there is of locks, except what tokens are counted in, and of clients.
 func leftOnRedis(names []string, servers ...*testenv.RedisServer) (left []string) {
 	ours := func(s string) bool {
-		return !strings.HasPrefix(s, "dsync_fence:") && !strings.HasPrefix(s, "dsync_holder:") && !strings.HasPrefix(s, "dsync_turn:") && !strings.HasSuffix(s, ":dsync_turn") && slices.ContainsFunc(names, func(name string) bool { return strings.Contains(s, name) })
+		return !strings.HasPrefix(s, "dsync_fence:") && !strings.HasPrefix(s, "dsync_holder:") && !strings.HasPrefix(s, "dsync_turn:") && slices.ContainsFunc(names, func(name string) bool { return strings.Contains(s, name) })
 	}
 	for _, s := range servers {
 		if redisInfo(s, "replication", "role") != "master" {

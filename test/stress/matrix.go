@@ -33,6 +33,7 @@ var (
 var applicable = map[string]map[string]string{
 	"redisson":      redisAlone,
 	"redisson fair": redisAlone,
+	"redisson fifo": redisAlone,
 	"redisson sentinel": with(safe(ofProcesses+"session-kill"),
 		unsafe(losesWrite, "leader-change node-loss server-freeze servers-apart refused-commands")),
 	"redisson cluster": with(safe(ofProcesses+"session-kill leader-change refused-commands"), unsafe(losesWrite, "node-loss server-freeze servers-apart")),

@@ -29,7 +29,7 @@ func TestPlanted(t *testing.T) {
 			t.Parallel()
 			i := slices.IndexFunc(Faults, func(f *Fault) bool { return f.Name == test.fault })
 			p := Plan{Seed: rand.Uint64(), Injections: *injections, Plant: test.bug, Out: *out}
-			r := run(t, p, redisBed(t, false), Faults[i])
+			r := run(t, p, redisBed(t, ""), Faults[i])
 			t.Logf("seed %d: %v", p.Seed, r.Verdict)
 			for _, v := range r.Verdict.Violations {
 				if slices.Contains(test.rules, v.Rule) {

@@ -34,8 +34,9 @@ var beds = []struct {
 	start func(tb testing.TB) *bed
 }{
 	{"redlock", 2, redlockBed},
-	{"redisson", 2, func(tb testing.TB) *bed { return redisBed(tb, false) }},
-	{"redisson fair", 2, func(tb testing.TB) *bed { return redisBed(tb, true) }},
+	{"redisson", 2, func(tb testing.TB) *bed { return redisBed(tb, "") }},
+	{"redisson fair", 2, func(tb testing.TB) *bed { return redisBed(tb, "fair") }},
+	{"redisson fifo", 2, func(tb testing.TB) *bed { return redisBed(tb, "fifo") }},
 	{"etcd ×3", 2, func(tb testing.TB) *bed { return etcdBed(tb, testenv.EtcdCluster(tb, 3)...) }},
 	{"zk ×3", 2, func(tb testing.TB) *bed { return zkBed(tb, testenv.ZooKeeperEnsemble(tb, 3)...) }},
 	{"etcd", 1, func(tb testing.TB) *bed { return etcdBed(tb, testenv.Etcd(tb)) }},

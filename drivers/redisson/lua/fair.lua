@@ -129,11 +129,11 @@ local function leave(line, hold, at, base, shifts, granted)
   end
 end
 
--- tell publishes on the channel of a waiter. It returns how long that may leave the lock alone, and whether anybody is known to have
--- heard. Count is '' where nobody knows how many a message reaches.
+-- tell publishes on the channel of a waiter, and returns how long the waiter may leave the lock alone. Count is '' where nobody knows
+-- how many subscribers a message reaches.
 local function tell(hold, channel, word, word2, count)
   local told = publish('0', channel .. ':' .. hold, word, word2)
-  return (told > 0 or count == '') and patience or deaf, told > 0 and count ~= ''
+  return (told > 0 or count == '') and patience or deaf
 end
 
 -- limit has a waiter thrown out at a time, if not before. Those behind keep theirs: it may be about to come, and if it is one of

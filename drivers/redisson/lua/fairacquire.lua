@@ -1,7 +1,6 @@
 -- stay puts a hold into the line, unless it is there: last, or if it was there before, and so was first when it was thrown out,
 -- first again. It sets its time anew, and takes those behind along, the waiters of Redisson among them, who do not ask again. Their
 -- distance to it has to stay: it is what they have left when it and those in front of it have taken their waits off their times.
--- It returns how many are in front.
 local function stay(line, hold, again, free)
   local before = line.length > 0 and timeOf(line, hold)
   local at = line.length > 0 and (before or again) and call('LPOS', line.queue, hold)
@@ -21,15 +20,14 @@ local function stay(line, hold, again, free)
     local previous = timeOf(line, call('LINDEX', line.queue, at - 1)) or free
     time = math.max(time + along + at * default, previous + patience)
     local late = behind * default / spare
-    if before and time - before < along and before - time < along + late then return at end
+    if before and time - before < along and before - time < along + late then return end
   end
   if before then move(line, {{behind = behind, by = time - before}}) end
   setTime(line, hold, time)
-  return at
 end
 
 -- acquireFair is acquire for a lock with a queue. How is 'try' for a hold that does not wait, 'wait', or 'again' for one that was
--- put into the queue before. It returns what acquire returns, but with the refusal of one that waits how many are in front of it.
+-- put into the queue before. It returns what acquire returns.
 local function acquireFair(name, queue, times, token, hold, ttl, how, channel, word, word2, count, ...)
   local line = lineOf(queue, times)
   local left = call('PTTL', name)
@@ -38,12 +36,12 @@ local function acquireFair(name, queue, times, token, hold, ttl, how, channel, w
     local fence, block = grant(line, first, name, hold, ttl, token, ...)
     return block == 1 and fence or {fence, block}
   end
-  local at = how ~= 'try' and stay(line, hold, how == 'again', clock() + math.max(left, 0))
+  if how ~= 'try' then stay(line, hold, how == 'again', clock() + math.max(left, 0)) end
   local answer = left == -1 and 0 or -1 - left
   if left == -2 then
     -- It is somebody else's turn, who was told, unless that was lost with a connection, or who is dead.
     answer, first = -1 - 500, call('LINDEX', queue, 0)
     if first ~= hold then limit(line, first, clock() + tell(first, channel, word, word2, count)) end
   end
-  return at and {answer, at} or answer
+  return answer
 end
