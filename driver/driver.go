@@ -360,6 +360,18 @@ type Inspector interface {
 	Inspect(ctx context.Context, name string) (Status, error)
 }
 
+// RemovalWatcher is an optional interface of a Lease: its driver can learn that
+// another client removed the hold sooner than by its usual means, at the cost of
+// a subscription.
+type RemovalWatcher interface {
+	// WatchRemoval reports a removal as soon as the driver learns of it, until
+	// stop is called. The driver calls Events.Lost or, without Info.KeepsAlive,
+	// renew, after which package dsync renews the lease. It may also call renew
+	// when nothing was removed. WatchRemoval does not wait for the backend.
+	// renew does not block, and calls no method of the driver.
+	WatchRemoval(renew func()) (stop func())
+}
+
 // Pinger is an optional interface of a Driver whose Inspect costs other clients of the backend something. Without one, Inspect is what asks
 // a backend whether it answers.
 type Pinger interface {
