@@ -113,11 +113,11 @@ var crossingMutants = []mutant{
 	},
 	{
 		check:  "crossing/waits",
-		breaks: "a question about a latch goes on when the driver is closed",
+		breaks: "a question about a latch goes on after its context when the driver is closed",
 		mutate: breakCrossed(func(d *memory.Driver, b *brokenLatches, closing func() bool) {
 			b.count = func(ctx context.Context, name string) (int, error) {
 				left, err := d.Latch(ctx, name)
-				if b.closed.Load() || closing() {
+				if closing() && ctx.Err() != nil {
 					time.Sleep(longTTL)
 				}
 				return left, err
@@ -128,8 +128,8 @@ var crossingMutants = []mutant{
 		check:  "crossing/waits",
 		breaks: "the end of the watch of a latch has to wait for a message when the driver is closed",
 		mutate: breakCrossed(func(d *memory.Driver, b *brokenLatches, _ func() bool) {
-			b.watch = func(name string, changed func()) (stop func(), err error) {
-				stop, err = d.WatchLatch(name, changed)
+			b.watch = func(name string, changed func()) (func(), error) {
+				stop, err := d.WatchLatch(name, changed)
 				return func() {
 					if b.closed.Load() {
 						time.Sleep(longTTL)

@@ -383,7 +383,8 @@ type Pinger interface {
 type Watcher interface {
 	// Watch calls changed soon after each end of a hold of name, also of one of
 	// several Read or Permit holds, and after each grant if the backend reports
-	// grants, until stop is called. It may also call changed when nothing has
+	// grants, until stop is called. The end of a hold by its TTL need not be
+	// reported, because package dsync knows from Inspect when to ask. It may also call changed when nothing has
 	// changed. Watch does not wait for the backend: whenever the backend begins
 	// to report changes to the driver, at first and after each outage, Watch
 	// calls changed too, since an earlier change may have passed unseen. changed

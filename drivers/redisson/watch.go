@@ -21,13 +21,29 @@ func removalChannel(name string) string { return prefixName(channelPrefix, name)
 
 // tellRemoved tells holders of a name that ForceUnlock removed their holds. A
 // holder that misses the message learns of the removal from its next renewal.
-func (d *Driver) tellRemoved(ctx context.Context, name string) {
-	channel := removalChannel(name)
+func (d *Driver) tellRemoved(ctx context.Context, name string) { d.tell(ctx, removalChannel(name)) }
+
+// tell sends the message of a release on a channel. Nothing depends on it.
+func (d *Driver) tell(ctx context.Context, channel string) {
 	var cmds []rueidis.Completed
 	for _, word := range d.checked.words {
 		cmds = append(cmds, d.client.B().Arbitrary(word).Keys(channel).Args(d.releaseMessage()).Build())
 	}
 	d.doMulti(ctx, d.client, cmds)
+}
+
+// tellShortened has waiters ask how long a hold lasts that ends before they
+// would ask again.
+func (d *Driver) tellShortened(ctx context.Context, r *driver.Request) {
+	channel := channelOf(r.Mode, r.Name, false)
+	if d.options.Fair && r.Mode == driver.Exclusive {
+		first, err := d.doMulti(ctx, d.client, []rueidis.Completed{d.client.B().Lindex().Key(prefixName(queuePrefix, r.Name)).Index(0).Build()})[0].ToString()
+		if err != nil {
+			return // nobody waits
+		}
+		channel += ":" + first
+	}
+	d.tell(ctx, channel)
 }
 
 // Watch implements driver.Watcher. The server tells of the ends of holds, in all modes, and not of grants. The end of a fair lock is told
