@@ -384,14 +384,14 @@ type Watcher interface {
 	// Watch calls changed soon after each end of a hold of name, also of one of
 	// several Read or Permit holds, and after each grant if the backend reports
 	// grants, until stop is called. The end of a hold by its TTL need not be
-	// reported, because package dsync knows from Inspect when to ask. It may also call changed when nothing has
-	// changed. Watch does not wait for the backend: whenever the backend begins
-	// to report changes to the driver, at first and after each outage, Watch
-	// calls changed too, since an earlier change may have passed unseen. changed
-	// does not block, and calls no method of the driver. After stop has
-	// returned, changed is not called any more. Watch is called after Inspect
-	// has answered once, and returns errors.ErrUnsupported where the driver's
-	// options leave nothing to report.
+	// reported, because package dsync knows from Inspect when to ask. Watch may
+	// also call changed when nothing has changed. It does not wait for the
+	// backend: whenever the backend begins to report changes to the driver, at
+	// first and after each outage, Watch calls changed too, since an earlier
+	// change may have passed unseen. changed does not block, and calls no method
+	// of the driver. After stop has returned, changed is not called any more.
+	// Watch is called after Inspect has answered once, and returns
+	// errors.ErrUnsupported where the driver's options leave nothing to report.
 	Watch(name string, changed func()) (stop func(), err error)
 }
 
