@@ -59,6 +59,7 @@ type hold struct {
 	state     holdState
 	waits     bool // refused, and in a wait at the backend
 	renewing  bool // in a batch of renewals
+	again     bool // to be renewed after this batch
 	counted   bool // in lock.uses
 	departing bool // in Client.departures
 }

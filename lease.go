@@ -130,6 +130,43 @@ func (l *Lease) Done() <-chan struct{} {
 	return l.done
 }
 
+// WatchRemoval has the client notice at once that another client removed the
+// lock by [Client.ForceUnlock], where it would otherwise learn of that from its
+// next renewal, or within Info.Detect. WatchRemoval returns when the lease is
+// over, or ctx is done. On most backends it costs a subscription, so it is meant
+// for a few leases under which work has to stop soon. What removes the lock
+// without a word, such as DEL, is noticed as late as without WatchRemoval.
+func (l *Lease) WatchRemoval(ctx context.Context) {
+	view := l.view()
+	if view == nil {
+		return
+	}
+	defer runtime.KeepAlive(l) // the handle
+	h, done := view.hold, view.Done()
+	removed := make(chan struct{}, 1)
+	if w, ok := h.lease.(driver.RemovalWatcher); ok {
+		stop := w.WatchRemoval(func() {
+			select {
+			case removed <- struct{}{}:
+			default:
+			}
+		})
+		defer stop()
+	}
+	for {
+		select {
+		case <-removed:
+			h.lock.mu.Lock()
+			h.lock.client.watchdog.renewNow(h)
+			h.lock.mu.Unlock()
+		case <-done:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // Context returns a context that ends with parent or with the lease, whichever is first; in the second case context.Cause returns
 // the lease's Err. Call cancel when the work is done, as with any context. Lock notices a wait for the lease's own name under such a
 // context, and returns ErrDeadlock; a Read does not wait (see [Read]).

@@ -18,6 +18,7 @@ type stub struct {
 	acquire func(ctx context.Context, n int, r *driver.Request) (driver.Lease, error) // n counts from 1
 	renew   func(ctx context.Context, l *stubLease) error
 	release func(ctx context.Context, l *stubLease) error
+	watch   func(renew func()) (stop func())
 
 	mu       sync.Mutex
 	requests []*driver.Request
@@ -116,6 +117,8 @@ func (l *stubLease) Renew(ctx context.Context, ttl time.Duration) error {
 	}
 	return nil
 }
+
+func (l *stubLease) WatchRemoval(renew func()) (stop func()) { return l.stub.watch(renew) }
 
 func (l *stubLease) Release(ctx context.Context) error {
 	l.stub.mu.Lock()

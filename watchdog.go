@@ -79,9 +79,15 @@ func (w *watchdog) watchEnd(h *hold, pause time.Duration) {
 // endAt looks at the hold or view again at the given time.
 func (w *watchdog) endAt(a *alarm, at moment) { w.set(&w.ends, a, at) }
 
-// renewNow makes the next renewal of a hold due at once. Called with lock.mu held.
+// renewNow makes the next renewal of a hold due at once. The answer to a renewal
+// that was sent before proves nothing, so another one follows. Called with
+// lock.mu held.
 func (w *watchdog) renewNow(h *hold) {
-	if h.state == holdLive && w.renews(h) && !h.renewing {
+	switch {
+	case h.state != holdLive || !w.renews(h):
+	case h.renewing:
+		h.again = true
+	default:
 		w.set(&w.renewals, &h.alarm, w.client.now())
 	}
 }
@@ -236,7 +242,8 @@ func (w *watchdog) renewed(h *hold, err error) {
 	if h.state != holdLive || w.life.Err() != nil {
 		return
 	}
-	h.renewing = false
+	again := h.again
+	h.renewing, h.again = false, false
 	now := w.client.now()
 	if now >= h.deadline() {
 		h.expire() // also if the renewal succeeded: its answer came too late to count
@@ -260,6 +267,9 @@ func (w *watchdog) renewed(h *hold, err error) {
 		if at := now + h.ttl/12; at < h.deadline() {
 			w.set(&w.renewals, &h.alarm, at)
 		}
+	}
+	if again {
+		w.renewNow(h)
 	}
 }
 

@@ -54,6 +54,53 @@ func TestFixedLeaseIsNotRenewedAndEndsByItself(t *testing.T) {
 	})
 }
 
+// TestWatchRemoval has a driver learn of a removal while a renewal that was sent
+// before is on its way.
+func TestWatchRemoval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var renewals, stopped int
+		removed := make(chan func(), 1)
+		d := &stub{
+			renew: func(context.Context, *stubLease) error {
+				if renewals++; renewals == 1 {
+					time.Sleep(time.Second)
+					return nil
+				}
+				return driver.ErrNotHeld
+			},
+			watch: func(renew func()) (stop func()) {
+				removed <- renew
+				return func() { stopped++ }
+			},
+		}
+		c := newStub(t, d)
+		l := mustLock(t, c, "x")
+		ended := make(chan struct{})
+		go func() {
+			l.WatchRemoval(t.Context())
+			close(ended)
+		}()
+		renew := <-removed
+		begun := time.Now()
+		renew()
+		synctest.Wait()
+		renew() // during the first renewal
+		<-ended
+		if took := time.Since(begun); took != time.Second || !errors.Is(l.Err(), dsync.ErrLost) {
+			t.Errorf("after %v the lease says %v, want a loss after 1s", took, l.Err())
+		}
+
+		other := mustLock(t, c, "y")
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		other.WatchRemoval(ctx)
+		new(dsync.Lease).WatchRemoval(t.Context())
+		if stopped != 2 {
+			t.Errorf("stopped %d times, want twice", stopped)
+		}
+	})
+}
+
 // TestRemovalOfAFixedLeaseIsTold has a client with a TTL of 10 s ask for fixed
 // leases every third of that.
 func TestRemovalOfAFixedLeaseIsTold(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/driver"
 )
 
@@ -16,6 +17,7 @@ var crossingChecks = []Check{
 	{"crossing/changes", "A change that Close crosses returns nil or ErrUnknown if the backend has carried it out, and not nil if it has not.", closeCrossesChanges},
 	{"crossing/questions", "A question that Close crosses returns a true answer or an error.", closeCrossesQuestions},
 	{"crossing/requests", "A request for a hold, a renewal or a Pass that Close crosses returns, and leaves nothing held.", closeCrossesRequests},
+	{"crossing/waits", "Close ends a wait for a latch at once, also during a question or a watch, and the wait returns nil only if the latch is gone.", closeCrossesWaits},
 	{"crossing/leave", "Close does not end a hold whose Leave is under way, and Leave then returns nil or ErrUnknown.", closeCrossesLeave},
 }
 
@@ -316,6 +318,51 @@ func closeCrossesRequests(e *env) error {
 		}
 		return nil
 	})
+}
+
+func closeCrossesWaits(e *env) error {
+	o := e.outsider()
+	e.need(o.link.Delay != nil, "Link.Delay")
+	if _, ok := o.tap.Driver.(driver.Latcher); !ok {
+		e.end(&refusedError{"to keep latches"})
+	}
+	cross := func(asked, gone bool) error {
+		seen, conn := o.latch(e.name()), e.connect()
+		seen.set(1)
+		c, err := dsync.New(struct {
+			*tap
+			driver.Latcher
+		}{conn.tap, conn.tap.Driver.(driver.Latcher)}, &dsync.Options{TTL: e.long()})
+		e.must(err)
+		e.onClose(func(ctx context.Context) { _ = c.Close(ctx) })
+		_, err = c.Latch(seen.name).Count(e.ctx) // the connection is there
+		e.must(err)
+		conn.delay(answersLate)
+		ctx := &enteredContext{Context: e.ctx, env: e}
+		wait := e.run(func() { err = c.Latch(seen.name).Wait(ctx) })
+		e.until(conn.label+" begins to wait", ctx.looked.Load)
+		if asked {
+			e.sleep(3 * answersLate / 2) // the first answer has arrived, and a watch begins
+		}
+		if gone {
+			seen.down(e.changeID())
+		}
+		var closed error
+		closing := e.run(func() { closed = c.Close(e.ctx) })
+		e.await("Wait, which Close crosses", wait)
+		e.await("Close during Wait", closing)
+		switch {
+		case err == nil && !gone:
+			return fmt.Errorf("a Wait of %s for the latch %q, which is set, returned nil when Close crossed it", conn.label, seen.name)
+		case err != nil && !errors.Is(err, dsync.ErrClosed):
+			return fmt.Errorf("a Wait of %s returned %q when Close crossed it, want ErrClosed", conn.label, err)
+		case closed != nil:
+			return fmt.Errorf("during a Wait: %w", closed)
+		}
+		return nil
+	}
+	e.together("waits that Close crosses", 4, func(i int) error { return cross(i&1 == 0, i&2 == 0) })
+	return nil
 }
 
 func closeCrossesLeave(e *env) error {

@@ -112,6 +112,34 @@ var crossingMutants = []mutant{
 		}),
 	},
 	{
+		check:  "crossing/waits",
+		breaks: "a question about a latch goes on after its context when the driver is closed",
+		mutate: breakCrossed(func(d *memory.Driver, b *brokenLatches, closing func() bool) {
+			b.count = func(ctx context.Context, name string) (int, error) {
+				left, err := d.Latch(ctx, name)
+				if closing() && ctx.Err() != nil {
+					time.Sleep(longTTL)
+				}
+				return left, err
+			}
+		}),
+	},
+	{
+		check:  "crossing/waits",
+		breaks: "the end of the watch of a latch has to wait for a message when the driver is closed",
+		mutate: breakCrossed(func(d *memory.Driver, b *brokenLatches, _ func() bool) {
+			b.watch = func(name string, changed func()) (func(), error) {
+				stop, err := d.WatchLatch(name, changed)
+				return func() {
+					if b.closed.Load() {
+						time.Sleep(longTTL)
+					}
+					stop()
+				}, err
+			}
+		}),
+	},
+	{
 		check:  "crossing/leave",
 		breaks: "Close ends a hold whose Leave has no answer yet",
 		mutate: breakCrossed(func(d *memory.Driver, b *brokenLatches, closing func() bool) {

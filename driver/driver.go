@@ -360,6 +360,18 @@ type Inspector interface {
 	Inspect(ctx context.Context, name string) (Status, error)
 }
 
+// RemovalWatcher is an optional interface of a Lease: its driver can learn that
+// another client removed the hold sooner than by its usual means, at the cost of
+// a subscription.
+type RemovalWatcher interface {
+	// WatchRemoval reports a removal as soon as the driver learns of it, until
+	// stop is called. The driver calls Events.Lost or, without Info.KeepsAlive,
+	// renew, after which package dsync renews the lease. It may also call renew
+	// when nothing was removed. WatchRemoval does not wait for the backend.
+	// renew does not block, and calls no method of the driver.
+	WatchRemoval(renew func()) (stop func())
+}
+
 // Pinger is an optional interface of a Driver whose Inspect costs other clients of the backend something. Without one, Inspect is what asks
 // a backend whether it answers.
 type Pinger interface {
@@ -371,14 +383,15 @@ type Pinger interface {
 type Watcher interface {
 	// Watch calls changed soon after each end of a hold of name, also of one of
 	// several Read or Permit holds, and after each grant if the backend reports
-	// grants, until stop is called. It may also call changed when nothing has
-	// changed. Watch does not wait for the backend: whenever the backend begins
-	// to report changes to the driver, at first and after each outage, Watch
-	// calls changed too, since an earlier change may have passed unseen. changed
-	// does not block, and calls no method of the driver. After stop has
-	// returned, changed is not called any more. Watch is called after Inspect
-	// has answered once, and returns errors.ErrUnsupported where the driver's
-	// options leave nothing to report.
+	// grants, until stop is called. The end of a hold by its TTL need not be
+	// reported, because package dsync knows from Inspect when to ask. Watch may
+	// also call changed when nothing has changed. It does not wait for the
+	// backend: whenever the backend begins to report changes to the driver, at
+	// first and after each outage, Watch calls changed too, since an earlier
+	// change may have passed unseen. changed does not block, and calls no method
+	// of the driver. After stop has returned, changed is not called any more.
+	// Watch is called after Inspect has answered once, and returns
+	// errors.ErrUnsupported where the driver's options leave nothing to report.
 	Watch(name string, changed func()) (stop func(), err error)
 }
 

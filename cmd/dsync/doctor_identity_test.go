@@ -56,7 +56,6 @@ func TestDoctorOnFriends(t *testing.T) {
 	t.Run("pglock", func(t *testing.T) {
 		t.Parallel()
 		primary := testenv.Postgres(t)
-		replica := testenv.PostgresReplica(t, primary)
 		admin, err := pgx.Connect(t.Context(), primary.URL("postgres")+"?sslmode=disable")
 		if err != nil {
 			t.Fatal(err)
@@ -65,6 +64,7 @@ func TestDoctorOnFriends(t *testing.T) {
 		if _, err := admin.Exec(t.Context(), "CREATE ROLE plain LOGIN; ALTER ROLE plain PASSWORD 'x'"); err != nil {
 			t.Fatal(err)
 		}
+		replica := testenv.PostgresReplica(t, primary) // has the role from the start
 		doctor(t, false, "pglock://plain@"+primary.Addr+","+replica.Addr+"/postgres?sslmode=disable").want("identity", ok, "2 servers", "")
 		twice := "localhost" + primary.Addr[strings.LastIndex(primary.Addr, ":"):]
 		doctor(t, false, "pglock://plain@"+primary.Addr+","+twice+"/postgres?sslmode=disable").want("identity", ok, "2 servers", "")

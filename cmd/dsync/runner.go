@@ -139,13 +139,14 @@ func (r *runner) lasting(d time.Duration) time.Duration {
 
 // under runs the command under a lease, and returns when nobody is left of its group.
 func (r *runner) under(ctx context.Context, lease *dsync.Lease) ending {
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	holding, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	beside.Go(func() { lease.WatchRemoval(holding) })
 	if r.atLeast > 0 {
 		until := time.Now().Add(r.atLeast)
-		var keeper sync.WaitGroup
-		defer keeper.Wait()
-		keeping, stop := context.WithCancel(context.WithoutCancel(ctx))
-		defer stop()
-		keeper.Go(func() { r.keep(keeping, lease, until) })
+		beside.Go(func() { r.keep(holding, lease, until) })
 	}
 	if r.settle && !r.settled(ctx, lease) {
 		return ending{lost: lease.Err()}

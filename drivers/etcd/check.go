@@ -130,6 +130,44 @@ func (d *Driver) checkFixed(holds []*hold) {
 	}
 }
 
+// removalPause bounds how often WatchRemoval looks for a key.
+const removalPause = 100 * time.Millisecond
+
+// WatchRemoval implements driver.RemovalWatcher. Any change of the contenders may
+// be the removal, so the driver looks for the key after each change.
+func (h *hold) WatchRemoval(func()) (stop func()) {
+	d := h.driver
+	ctx, stop := context.WithCancel(d.life.Context())
+	changed := make(chan struct{}, 1)
+	unwatch, err := d.Watch(h.request.Name, func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	})
+	if err != nil {
+		return stop
+	}
+	look := func() { // ends with stop, or with the driver
+		defer unwatch()
+		for {
+			select {
+			case <-changed:
+				bounded, cancel := withBound(ctx, requestFor)
+				d.verify(bounded, h)
+				cancel()
+				d.life.Sleep(ctx, removalPause)
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+	if !d.life.Go(look) {
+		unwatch()
+	}
+	return stop
+}
+
 // verify looks for the key of h in a way that no server which lags behind can answer, and ends the hold if the key is gone.
 func (d *Driver) verify(ctx context.Context, h *hold) {
 	h.mu.Lock()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -182,29 +183,7 @@ func TestConnectionsThatHang(t *testing.T) {
 func TestFrozenServer(t *testing.T) {
 	t.Parallel()
 	s := testenv.Etcd(t)
-	c := openClient(t, "etcd://"+s.Addr+"?ttl=15s")
-	l, err := c.Lock(guard(t), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
-	fixed, err := c.Lock(guard(t), "b", dsync.ExpireAfter(15*time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Freeze()
-	asked := make(chan error, 1)
-	go func() {
-		_, err := c.Lock(guard(t), "c")
-		asked <- err
-	}()
-	<-time.After(5 * time.Second) // this is what the server is to do
-	s.Thaw()
-	inTime(t, "Lock", func() error { return <-asked })
-	for _, l := range []*dsync.Lease{l, fixed} {
-		if err := l.Unlock(guard(t)); err != nil {
-			t.Errorf("Unlock: %v", err)
-		}
-	}
+	drivertest.FrozenServerCostsNoLock(t, "etcd://"+s.Addr, s.Freeze, s.Thaw)
 }
 
 // TestOneAddressOfSeveralServers: an address leads to another server, while the

@@ -202,6 +202,21 @@ func (l *lease) Contended() bool {
 	return false
 }
 
+// WatchRemoval implements driver.RemovalWatcher.
+func (l *lease) WatchRemoval(renew func()) (stop func()) {
+	var stops []func()
+	for _, p := range l.parts {
+		if w, ok := p.lease.(driver.RemovalWatcher); ok {
+			stops = append(stops, w.WatchRemoval(renew))
+		}
+	}
+	return func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}
+}
+
 // Release implements driver.Lease. It releases the backends in the reverse order.
 func (l *lease) Release(ctx context.Context) error {
 	l.mu.Lock()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -511,4 +512,16 @@ func TestOneBadNameDoesNotSpoilABatch(t *testing.T) {
 		}
 	})
 	s.Do("ACL", "SETUSER", "default", "allkeys")
+}
+
+// TestFrozenServer: a server that says nothing for a while costs nobody a lock.
+func TestFrozenServer(t *testing.T) {
+	t.Parallel()
+	for _, parameters := range []string{"", "?fair=true"} {
+		t.Run(parameters, func(t *testing.T) {
+			t.Parallel()
+			s := testenv.Redis(t)
+			drivertest.FrozenServerCostsNoLock(t, "redisson://"+s.Addr+parameters, s.Freeze, s.Thaw)
+		})
+	}
 }

@@ -168,6 +168,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	case -1:
 		return driver.ErrSealed
 	}
+	d.tellRemoved(ctx, name)
 	return nil
 }
 

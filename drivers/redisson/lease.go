@@ -222,6 +222,9 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if l.notesEnd(d.now()) {
 		d.noteAgain(ctx, client, []*lease{l})
 	}
+	if ttl < backstop && r.at+int64(ttl) < r.before {
+		d.tellShortened(ctx, l.request)
+	}
 	return nil
 }
 

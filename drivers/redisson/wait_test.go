@@ -275,3 +275,61 @@ func TestManySubscriptions(t *testing.T) {
 		t.Errorf("connections for subscriptions: got\n%s, want one, and one that is to replace it", clients)
 	}
 }
+
+// TestHoldBecomesShorter: waiters hear that a hold ends earlier than they were
+// told. A try that takes longer is repeated, since the machine may be busy.
+func TestHoldBecomesShorter(t *testing.T) {
+	t.Parallel()
+	const rest = time.Second
+	s := testenv.Redis(t)
+	for _, test := range []struct {
+		title, parameters string
+		held, wants       driver.Mode
+		leaves            bool
+	}{
+		{"exclusive", "", driver.Exclusive, driver.Exclusive, false},
+		{"exclusive, left", "", driver.Exclusive, driver.Exclusive, true},
+		{"exclusive, for a reader", "", driver.Exclusive, driver.Read, false},
+		{"fair", "?fair=true", driver.Exclusive, driver.Exclusive, false},
+		{"write", "", driver.Write, driver.Read, false},
+		{"read", "", driver.Read, driver.Write, false},
+		{"permit", "", driver.Permit, driver.Permit, false},
+	} {
+		t.Run(test.title, func(t *testing.T) {
+			t.Parallel()
+			d, other := openURL(t, "redisson://%s/%s", s.Addr, test.parameters), openURL(t, "redisson://%s/%s", s.Addr, test.parameters)
+			for try := 1; ; try++ {
+				held, wanted := inMode(test.held, forLong(test.title)), inMode(test.wants, forLong(test.title))
+				for _, r := range []*driver.Request{held, wanted} {
+					if r.Mode == driver.Permit {
+						r.Permits, r.Limit = 1, 1
+					}
+				}
+				l, w := acquire(t, d, held), wait(t, other, wanted)
+				time.Sleep(100 * time.Millisecond) // a waiter asks again when it is subscribed, and no event tells of that
+				begun := time.Now()
+				var err error
+				if test.leaves {
+					err = d.Leave(t.Context(), l, rest)
+				} else {
+					err = l.Renew(t.Context(), rest)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				<-w.done
+				took := time.Since(begun)
+				if w.err != nil {
+					t.Fatal(w.err)
+				}
+				release(t, w.lease)
+				if took < rest+backstop/4 {
+					return
+				}
+				if try == 5 {
+					t.Fatalf("granted %v after the hold became shorter", took)
+				}
+			}
+		})
+	}
+}

@@ -14,6 +14,7 @@ import (
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -278,4 +279,23 @@ func TestLostScriptsAreSentAgain(t *testing.T) {
 	nodes.do("SCRIPT", "FLUSH")
 	release(t, l)
 	nodes.awaitClear(t)
+}
+
+// TestFrozenNodes: nodes that say nothing for a while cost nobody a lock.
+func TestFrozenNodes(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{1, 3} {
+		t.Run(strconv.Itoa(n), func(t *testing.T) {
+			t.Parallel()
+			nodes := startNodes(t, n)
+			all := func(do func(*testenv.RedisServer)) func() {
+				return func() {
+					for _, s := range nodes {
+						do(s)
+					}
+				}
+			}
+			drivertest.FrozenServerCostsNoLock(t, nodes.url()+settled, all((*testenv.RedisServer).Freeze), all((*testenv.RedisServer).Thaw))
+		})
+	}
 }

@@ -178,5 +178,29 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if _, err = d.ask(ctx, releaseText, name, h.value, channel(name)); errors.Is(err, driver.ErrClosed) {
 		return fmt.Errorf("%w: %w", err, driver.ErrUnknown)
 	}
+	if err == nil {
+		_, _ = d.ask(ctx, removedText, removalChannel(name))
+	}
 	return err
+}
+
+// removedText tells holders that ForceUnlock removed their holds. Its key is the
+// channel: redlock nodes are in no cluster.
+const removedText = "return redis.call('PUBLISH', KEYS[1], '')"
+
+// removalChannel is a channel of no other name: a name has no NUL.
+func removalChannel(name string) string { return channel(name) + "\x00removed" }
+
+// WatchRemoval implements driver.RemovalWatcher. The channel has no waiters, so a
+// holder that listens counts as none.
+func (l *lease) WatchRemoval(renew func()) (stop func()) {
+	stops := make([]func(), len(l.driver.ears))
+	for i, e := range l.driver.ears {
+		stops[i] = e.Watch(removalChannel(l.request.Name), renew)
+	}
+	return func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}
 }

@@ -90,6 +90,13 @@ func (h *hold) check() {
 	}
 }
 
+// WatchRemoval implements driver.RemovalWatcher. The hold is watched anyway,
+// except at first.
+func (h *hold) WatchRemoval(func()) (stop func()) {
+	h.driver.life.Go(h.check)
+	return func() {}
+}
+
 // childrenW sets a watch on the children of a node.
 func childrenW(c *gozk.Conn, node string) error {
 	_, _, _, err := c.ChildrenW(node)

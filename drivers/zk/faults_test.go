@@ -16,6 +16,7 @@ import (
 	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/zk"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -451,4 +452,11 @@ func TestServerThatStandsStill(t *testing.T) {
 	release(t, late.Granted(t))
 	release(t, l)
 	release(t, w.Granted(t))
+}
+
+// TestFrozenServer: a server that says nothing for a while costs nobody a lock.
+func TestFrozenServer(t *testing.T) {
+	t.Parallel()
+	s := testenv.ZooKeeper(t)
+	drivertest.FrozenServerCostsNoLock(t, "zk://"+s.Addr, s.Freeze, s.Thaw)
 }

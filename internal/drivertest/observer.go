@@ -102,9 +102,11 @@ func observed(t *testing.T, c *dsync.Client, election string) string {
 	return ""
 }
 
-func openClient(t *testing.T, url string) *dsync.Client {
+func openClient(t *testing.T, url string) *dsync.Client { return openTTL(t, url, 0) }
+
+func openTTL(t *testing.T, url string, ttl time.Duration) *dsync.Client {
 	t.Helper()
-	c, err := dsync.Open(t.Context(), url, nil)
+	c, err := dsync.Open(t.Context(), url, &dsync.Options{TTL: ttl})
 	if err != nil {
 		t.Fatal(err)
 	}
