@@ -394,7 +394,7 @@ type Lister interface {
 	// List yields names that begin with prefix, in any order: at least once each
 	// name that has a hold throughout the call, in any mode and of any client,
 	// and none that is free throughout. A name with several Read or Permit holds
-	// is held until the last of them has ended. Sealed names may be left out.
+	// is held until the last of them has ended. Sealed names are held.
 	// List asks the backend with one request at a time, and so that others
 	// notice little of it. An error is the last that List yields:
 	// errors.ErrUnsupported where the driver's options leave no way from what
