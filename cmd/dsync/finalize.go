@@ -37,7 +37,8 @@ With --gate it needs no names: it joins phase new, which is possible only if no 
 where the old backend keeps seals: no process gets into phase old any more. A name that is given must not be held on the old backend
 alone. With --dry-run it does not join, and asks the backends who is a member, which is as exact as what they tell.
 
-The exit status is 3 if it is too early: names are left, somebody is behind, or a floor is missing, and it says who and which.`,
+The exit status is 3 if it is too early: names are left, somebody is behind, or a floor is missing or cannot be seen, and it says who
+and which.`,
 		Example: `  dsync migrate finalize --names names.txt
   dsync migrate finalize --gate --dry-run`,
 		Args: cobra.ArbitraryArgs,
@@ -78,10 +79,11 @@ func (f *pairFlags) floor(ctx context.Context) (floor uint64, err error) {
 	}
 	defer func() { err = closed(p, err) }()
 	t, err := f.tokens(ctx, p)
-	if err != nil || t.Floor == 0 || t.Rise() {
+	if err != nil || t == (migrate.Tokens{}) || t.Rise() {
 		return p.toFloor, err
 	}
-	return 0, unfinishedError{fmt.Errorf("%w: first put floor=%d into the URL of the new backend, in `to` of all programs and in this command's", errFall, t.Floor)}
+	return 0, unfinishedError{fmt.Errorf("%w: `to` of all programs needs floor=%d. To change it, put all programs "+
+		"into phase dual, `dsync migrate rollback --all`, `dsync migrate untie`, and begin again with that floor", errFall, t.Floor)}
 }
 
 func (r *statusReport) finalizeSeals(ctx context.Context, f *pairFlags, w io.Writer) error {

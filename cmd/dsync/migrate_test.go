@@ -16,6 +16,7 @@ import (
 	"github.com/go-dsync/dsync/driver/move"
 	"github.com/go-dsync/dsync/drivers/migrate"
 	"github.com/go-dsync/dsync/internal/drivertest"
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 // program opens the migration as a program does.
@@ -377,7 +378,7 @@ func TestRollbackIsRefused(t *testing.T) {
 
 func TestSameBackendByTwoAddressesIsRefused(t *testing.T) {
 	p := inMemory(t)
-	p.to = strings.Replace(p.from, "memory:", "oneway:", 1)
+	p.to = strings.Replace(p.from, "memory:", "oneway:", 1) + "?floor=1125899906842624"
 	for _, c := range []string{"seal", "rollback"} {
 		p.run(c, "x").want(exitRefused, migrate.ErrSame.Error())
 	}
@@ -473,15 +474,18 @@ func TestFinalizeAsksForAFloor(t *testing.T) {
 	for range 10 {
 		drivertest.Release(t, drivertest.Acquire(t, old, drivertest.Request("y")))
 	}
-	p.run("seal", "x").want(exitDone)
+	p.run("seal", "x").want(exitUnfinished, errFall.Error())
+	p.wantState(stateIdle, "x")
+	p.run("seal", "x", "--anyway").want(exitDone)
 	said := p.run("finalize", "x").want(exitUnfinished, errFall.Error())
 	said.not("In this order")
-	floor := regexp.MustCompile(`floor=\d+`).FindString(said.errors)
-	if plan := p.run("plan").want(exitDone); !regexp.MustCompile(`if floor=\d+ is a parameter`).MatchString(plan.out) {
-		t.Errorf("want a floor in\n%s", plan.out)
-	}
+	p.run("plan").want(exitDone, "if floor=")
 	p.run("finalize", "x", "--fenced=false").want(exitDone, "tokens were given up")
-	p.to += "?" + floor
+	p.run("rollback", "--all").want(exitDone)
+	p.run("untie").want(exitDone)
+	p.to += "?" + regexp.MustCompile(`floor=\d+`).FindString(said.errors)
+	floor := p.to[strings.Index(p.to, "floor="):]
+	p.run("seal", "x").want(exitDone)
 	p.run("finalize", "x").want(exitDone, "tokens rise for all others", "alone: memory://", "with "+floor)
 }
 
@@ -491,14 +495,48 @@ func TestToolFindsTheWrongPair(t *testing.T) {
 	drivertest.Release(t, drivertest.Acquire(t, p.program(migrate.PhaseNew, ""), drivertest.Request("x")))
 	wrong := &two{t: t, from: p.from, to: other.to}
 	swapped := &two{t: t, from: p.to, to: p.from}
-	for _, c := range [][]string{{"plan"}, {"seal", "y"}, {"seal", "y", "--dry-run"}, {"rollback", "x"}, {"rollback", "x", "--dry-run"}} {
+	for _, c := range [][]string{{"plan"}, {"status", "x"}, {"finalize", "x"}, {"seal", "y"}, {"seal", "y", "--dry-run"}, {"rollback", "x"}, {"rollback", "x", "--dry-run"}} {
 		wrong.run(c...).want(exitRefused, migrate.ErrOtherBackend.Error())
 		swapped.run(c...).want(exitRefused, migrate.ErrWrongWay.Error())
 	}
+	p.run("untie").want(exitUnfinished, "1 name is sealed")
+	wrong.run("plan").want(exitRefused)
 	p.run("rollback", "x").want(exitDone)
 	p.run("untie").want(exitDone, "not tied")
 	wrong.run("plan").want(exitDone)
 	swapped.run("plan").want(exitDone)
+}
+
+// TestTheWayBackTakesBackAllNames, also those that nobody listed, which moved as they were locked.
+func TestTheWayBackTakesBackAllNames(t *testing.T) {
+	t.Parallel()
+	for kind, from := range map[string]string{
+		"memory": "memory://way-back", "redis": "redisson://" + testenv.Redis(t).Addr, "zookeeper": "zk://" + testenv.ZooKeeper(t).Addr + "/locks",
+		"etcd": "etcd://" + testenv.Etcd(t).Addr + "/locks/", "flat": "etcd://" + testenv.Etcd(t).Addr + "/locks/?names=flat",
+	} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			p := inMemory(t)
+			p.from = from
+			old := drivertest.Open(t, from)
+			all := []string{"a", "b", "c/c", "d", "e e%"}
+			d := p.program(migrate.PhaseNew, "&fenced=false")
+			for _, name := range all {
+				drivertest.Release(t, drivertest.Acquire(t, d, drivertest.Request(name)))
+			}
+			run := func(args ...string) result { t.Helper(); return p.run(append(args, "--fenced=false")...) }
+			run("rollback", "a", "b").want(exitDone, "back: 2")
+			run("untie").want(exitUnfinished, "3 names are sealed on the old backend")
+			p.stdin = p.bare("ls", "--url", from).want(exitDone).out
+			run("rollback", "--names", "-", "--dry-run").want(exitDone, "would be back: 3")
+			run("rollback", "--all").want(exitDone, "back: 3;")
+			run("rollback", "--all").want(exitDone, "no name is held or sealed")
+			run("untie").want(exitDone)
+			for _, name := range all {
+				drivertest.Release(t, drivertest.Acquire(t, old, drivertest.NoWait(name)))
+			}
+		})
+	}
 }
 
 // TestToolFindsTheWrongNewBackendOfAGate: one operator has another one.
