@@ -307,6 +307,12 @@ type Leaver interface {
 	Leave(ctx context.Context, l Lease, ttl time.Duration) error
 }
 
+// MayLeave is an optional interface of a Leaver that is made of other drivers. MayLeave returns an error that matches errors.ErrUnsupported if
+// these cannot leave holds; then Leave is not called.
+type MayLeave interface {
+	MayLeave() error
+}
+
 // PhaseReporter is an optional interface of a Driver that is in one phase after the other, as in a migration. Package dsync shows the phase
 // in metrics and logs.
 type PhaseReporter interface {

@@ -376,6 +376,17 @@ func TestRollbackIsRefused(t *testing.T) {
 	p.wantState(stateMoved, "x")
 }
 
+// TestAtLeastInAMigration keeps the name after the end of the command, on both backends.
+func TestAtLeastInAMigration(t *testing.T) {
+	p := &two{t: t, from: "redis-string://" + testenv.Redis(t).Addr, to: "etcd://" + testenv.Etcd(t).Addr + "/locks/"}
+	raw := "migrate:?phase=dual&from=" + url.QueryEscape(p.from) + "&to=" + url.QueryEscape(p.to)
+	p.bare("run", "--url", raw, "--try", "--at-least", "1m", "x", "--", "true").want(exitDone)
+	if n := p.status(exitDone, "x").Names[0]; n.HeldOn != "both" || n.TTLSeconds < 10 {
+		t.Errorf("got %+v, want a hold on both backends for another minute", n)
+	}
+	p.bare("run", "--url", raw, "--try", "--at-least", "1m", "x", "--", "true").want(exitLocked)
+}
+
 func TestSameBackendByTwoAddressesIsRefused(t *testing.T) {
 	p := inMemory(t)
 	p.to = strings.Replace(p.from, "memory:", "oneway:", 1) + "?floor=1125899906842624"

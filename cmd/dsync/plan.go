@@ -111,6 +111,9 @@ func plan(ctx context.Context, f *pairFlags, passwords bool) (r *planReport, ref
 		r.Phases = nil
 	}
 	r.Floor = t.Floor
+	if m != nil {
+		r.add("HoldAtLeast", m.MayLeave(), "and dsync run --at-least")
+	}
 	r.Facts = append(r.Facts, p.tokens(f, t, cmp.Or(err, refusal)), p.back(ctx, m, f.gate || needsGate, t), p.lengths(m, refusal), fact{"modes", false,
 		"the exclusive lock alone: programs that use reads, permits or latches, or that require an order of waiters, cannot migrate"})
 	return r, refusal, nil
