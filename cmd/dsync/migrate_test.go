@@ -4,16 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/driver/move"
+	"github.com/go-dsync/dsync/drivers/memory"
 	"github.com/go-dsync/dsync/drivers/migrate"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -332,6 +336,60 @@ func TestSealWaitsInTheQueue(t *testing.T) {
 	})
 }
 
+// flaky does not answer the first time when it is asked for the seal of x.
+type flaky struct {
+	*memory.Driver
+	asked *atomic.Bool
+}
+
+func (d flaky) Sealed(ctx context.Context, name string) (uint64, bool, error) {
+	if name == "x" && !d.asked.Swap(true) {
+		return 0, false, driver.ErrUnavailable
+	}
+	return d.Driver.Sealed(ctx, name)
+}
+
+// aSweep seals names of the two, whose drivers it returns, without a look at programs behind.
+func aSweep(t *testing.T, wrap func(*memory.Driver) driver.Driver) (s *sweep, old *memory.Driver) {
+	old = memory.New(nil)
+	m, err := migrate.New(wrap(old), memory.New(nil), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = closeDriver(m) })
+	return &sweep{done: "sealed", moved: true, step: (*migrate.Driver).Seal, m: m, out: io.Discard}, old
+}
+
+// TestASweepTriesASecondTime where a backend was out of reach.
+func TestASweepTriesASecondTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _ := aSweep(t, func(d *memory.Driver) driver.Driver { return flaky{d, &atomic.Bool{}} })
+		if err := s.run(t.Context(), []string{"x", "y"}, io.Discard); err != nil || s.stepped != 2 {
+			t.Errorf("got %v, and %d names sealed, want 2", err, s.stepped)
+		}
+	})
+}
+
+// TestANameThatIsTakenBeforeItsTurnIsLeftOut, and the others are done.
+func TestANameThatIsTakenBeforeItsTurnIsLeftOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, old := aSweep(t, func(d *memory.Driver) driver.Driver { return d })
+		seal := s.step
+		s.step = func(m *migrate.Driver, ctx context.Context, name string) error {
+			if name == "x" {
+				if _, err := old.Acquire(ctx, drivertest.WithTTL(drivertest.Request("x"), time.Hour)); err != nil {
+					t.Error(err)
+				}
+			}
+			return seal(m, ctx, name)
+		}
+		err := s.run(t.Context(), []string{"x", "y"}, io.Discard)
+		if !errors.As(err, new(unfinishedError)) || s.stepped != 1 || !slices.Equal(s.held, []string{"x"}) {
+			t.Errorf("got %v, %d names sealed and %q held, want 1 and x", err, s.stepped, s.held)
+		}
+	})
+}
+
 func TestSealCanBeInterruptedAndRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := inMemory(t)
@@ -378,13 +436,18 @@ func TestRollbackIsRefused(t *testing.T) {
 
 // TestAtLeastInAMigration keeps the name after the end of the command, on both backends.
 func TestAtLeastInAMigration(t *testing.T) {
-	p := &two{t: t, from: "redis-string://" + testenv.Redis(t).Addr, to: "etcd://" + testenv.Etcd(t).Addr + "/locks/"}
+	p := &two{t: t, from: "redisson://" + testenv.Redis(t).Addr, to: "etcd://" + testenv.Etcd(t).Addr + "/locks/"}
 	raw := "migrate:?phase=dual&from=" + url.QueryEscape(p.from) + "&to=" + url.QueryEscape(p.to)
-	p.bare("run", "--url", raw, "--try", "--at-least", "1m", "x", "--", "true").want(exitDone)
+	job := []string{"run", "--url", raw, "--try", "--at-least", "1m", "x", "--", "true"}
+	if status, _, errs := testenv.Execute(t, job...); status != exitDone {
+		t.Errorf("got status %d: %s", status, errs)
+	}
 	if n := p.status(exitDone, "x").Names[0]; n.HeldOn != "both" || n.TTLSeconds < 10 {
 		t.Errorf("got %+v, want a hold on both backends for another minute", n)
 	}
-	p.bare("run", "--url", raw, "--try", "--at-least", "1m", "x", "--", "true").want(exitLocked)
+	if status, _, errs := testenv.Execute(t, job...); status != exitLocked {
+		t.Errorf("within the minute: got status %d: %s", status, errs)
+	}
 }
 
 func TestSameBackendByTwoAddressesIsRefused(t *testing.T) {
