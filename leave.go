@@ -12,6 +12,9 @@ import (
 // checkLeave returns an error if a request with HoldAtLeast cannot be kept.
 func (c *Client) checkLeave(r request) error {
 	_, leaves := c.driver.(driver.Leaver)
+	if m, ok := c.driver.(driver.MayLeave); ok && m.MayLeave() != nil {
+		return fmt.Errorf("HoldAtLeast: %w", m.MayLeave())
+	}
 	switch {
 	case r.atLeast < 0:
 		return fmt.Errorf("HoldAtLeast(%v) is negative", r.atLeast)

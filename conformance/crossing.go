@@ -368,10 +368,7 @@ func closeCrossesWaits(e *env) error {
 func closeCrossesLeave(e *env) error {
 	e.need(e.outsider().link.Delay != nil, "Link.Delay")
 	d := e.driver()
-	leaver, ok := d.tap.Driver.(driver.Leaver)
-	if !ok {
-		e.end(&refusedError{"to leave holds"})
-	}
+	leaver := d.leaver()
 	h, other := d.hold(e.name(), fixed), d.hold(e.name(), fixed)
 	l := untap(h.lease).Lease
 	d.delay(answersLate)

@@ -261,6 +261,7 @@ var interfaces = map[string]struct {
 	"TokenKeeper":        {}, // as is this one of leases: all tokens of a lease without it are kept
 	"Watcher":            {}, // the groups watching and leaving ask the driver behind the tap
 	"Leaver":             {},
+	"MayLeave":           {},
 	"Pinger":             {}, // in place of Inspector; its check asks the driver behind the tap
 	"Lister":             {}, // for people alone: the check asks the driver behind the tap
 	"Limiter":            {}, // the groups permits and latch ask the driver behind the tap

@@ -26,7 +26,7 @@ var leavingChecks = []Check{
 // leaver returns the driver as a driver.Leaver. If the driver cannot leave holds, the check ends.
 func (d *rawDriver) leaver() driver.Leaver {
 	leaver, ok := d.tap.Driver.(driver.Leaver)
-	if !ok {
+	if m, may := d.tap.Driver.(driver.MayLeave); !ok || may && m.MayLeave() != nil {
 		d.env.end(&refusedError{"to leave holds"})
 	}
 	return leaver

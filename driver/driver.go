@@ -307,6 +307,12 @@ type Leaver interface {
 	Leave(ctx context.Context, l Lease, ttl time.Duration) error
 }
 
+// MayLeave is an optional interface of a Leaver that is made of other drivers. MayLeave returns an error that matches errors.ErrUnsupported if
+// these cannot leave holds; then Leave is not called.
+type MayLeave interface {
+	MayLeave() error
+}
+
 // PhaseReporter is an optional interface of a Driver that is in one phase after the other, as in a migration. Package dsync shows the phase
 // in metrics and logs.
 type PhaseReporter interface {
@@ -407,7 +413,7 @@ type Lister interface {
 	// List yields names that begin with prefix, in any order: at least once each
 	// name that has a hold throughout the call, in any mode and of any client,
 	// and none that is free throughout. A name with several Read or Permit holds
-	// is held until the last of them has ended. Sealed names may be left out.
+	// is held until the last of them has ended. Sealed names are held.
 	// List asks the backend with one request at a time, and so that others
 	// notice little of it. An error is the last that List yields:
 	// errors.ErrUnsupported where the driver's options leave no way from what

@@ -37,7 +37,8 @@ With --gate it needs no names: it joins phase new, which is possible only if no 
 where the old backend keeps seals: no process gets into phase old any more. A name that is given must not be held on the old backend
 alone. With --dry-run it does not join, and asks the backends who is a member, which is as exact as what they tell.
 
-The exit status is 3 if it is too early: names are left, somebody is behind, or a floor is missing, and it says who and which.`,
+The exit status is 3 if it is too early: names are left, somebody is behind, or a floor is missing or cannot be seen, and it says who
+and which.`,
 		Example: `  dsync migrate finalize --names names.txt
   dsync migrate finalize --gate --dry-run`,
 		Args: cobra.ArbitraryArgs,
@@ -78,10 +79,11 @@ func (f *pairFlags) floor(ctx context.Context) (floor uint64, err error) {
 	}
 	defer func() { err = closed(p, err) }()
 	t, err := f.tokens(ctx, p)
-	if err != nil || t.Floor == 0 || t.Rise() {
+	if err != nil || t == (migrate.Tokens{}) || t.Rise() {
 		return p.toFloor, err
 	}
-	return 0, unfinishedError{fmt.Errorf("%w: first put floor=%d into the URL of the new backend, in `to` of all programs and in this command's", errFall, t.Floor)}
+	return 0, unfinishedError{fmt.Errorf("%w: `to` of all programs needs floor=%d. To change it, put all programs "+
+		"into phase dual, `dsync migrate rollback --all`, `dsync migrate untie`, and begin again with that floor", errFall, t.Floor)}
 }
 
 func (r *statusReport) finalizeSeals(ctx context.Context, f *pairFlags, w io.Writer) error {
@@ -116,10 +118,10 @@ func (r *statusReport) finalizeSeals(ctx context.Context, f *pairFlags, w io.Wri
 	fmt.Fprintf(w, `all names that were given have moved (%d), and %s
 
 In this order:
-1. When all programs are in phase new, cut all programs off the old backend that use it alone: %s
+7. When all programs are in phase new, cut all programs off the old backend that use it alone: %s
    Then wait for the longest TTL of theirs. Who is cut off with them in phase new, cannot lock names that have not moved.
-2. Give the programs, one by one, the URL of the new backend alone: %s
-3. When no program has a migrate URL any more, cut all clients off the old backend, and delete it.
+8. Give the programs, one by one, the URL of the new backend alone: %s
+9. When no program has a migrate URL any more, cut all clients off the old backend, and delete it.
    Until then keep its seals, which keep programs out that know it alone: delete no single key.
 `, len(r.Names), tokens, r.From, r.alone(floor))
 	return nil
@@ -157,12 +159,13 @@ func (r *statusReport) finalizeGate(ctx context.Context, f *pairFlags, w io.Writ
 	}
 	fmt.Fprintf(w, `%s
 
+Processes in phase dual are not registered, and need the old backend: be sure that all are in phase new.
+
 In this order:
-1. Processes in phase dual are not registered, and need the old backend: be sure that all are in phase new.
-2. Cut all programs off the old backend that are not in phase new: %s
+7. Cut all programs off the old backend that are not in phase new: %s
    Then wait for the longest TTL of theirs.
-3. Give the programs, one by one, the URL of the new backend alone: %s
-4. When no program has a migrate URL any more, cut all clients off the old backend, and delete it.
+8. Give the programs, one by one, the URL of the new backend alone: %s
+9. When no program has a migrate URL any more, cut all clients off the old backend, and delete it.
 `, closed, r.From, r.alone(floor))
 	return nil
 }
@@ -183,7 +186,7 @@ func (f *pairFlags) closeGate(ctx context.Context) (done string, err error) {
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
 		done, err = "no process is in phase old, and none gets there while one is in phase new: the old backend keeps no seal that closes it for good, "+
-			"so step 2 comes before step 3", nil
+			"so step 7 comes before step 8", nil
 	case errors.Is(err, driver.ErrLocked):
 		err = unfinished("another one finalizes right now: %w", err)
 	case err == nil:

@@ -94,7 +94,7 @@ func exitStatus(ctx context.Context, err error) int {
 		return exitUsage
 	case ctx.Err() != nil, errors.Is(err, errDeclined):
 		return exitInterrupted
-	case errors.As(err, new(unfinishedError)), errors.As(err, &behind):
+	case errors.As(err, new(unfinishedError)), errors.As(err, &behind), errors.Is(err, migrate.ErrNotPermitted):
 		return exitUnfinished
 	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, migrate.ErrPhase), errors.Is(err, migrate.ErrSkipped),
 		errors.Is(err, migrate.ErrFull):

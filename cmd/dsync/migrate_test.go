@@ -4,18 +4,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/driver/move"
+	"github.com/go-dsync/dsync/drivers/memory"
 	"github.com/go-dsync/dsync/drivers/migrate"
 	"github.com/go-dsync/dsync/internal/drivertest"
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 // program opens the migration as a program does.
@@ -331,6 +336,60 @@ func TestSealWaitsInTheQueue(t *testing.T) {
 	})
 }
 
+// flaky does not answer the first time when it is asked for the seal of x.
+type flaky struct {
+	*memory.Driver
+	asked *atomic.Bool
+}
+
+func (d flaky) Sealed(ctx context.Context, name string) (uint64, bool, error) {
+	if name == "x" && !d.asked.Swap(true) {
+		return 0, false, driver.ErrUnavailable
+	}
+	return d.Driver.Sealed(ctx, name)
+}
+
+// aSweep seals names of the two, whose drivers it returns, without a look at programs behind.
+func aSweep(t *testing.T, wrap func(*memory.Driver) driver.Driver) (s *sweep, old *memory.Driver) {
+	old = memory.New(nil)
+	m, err := migrate.New(wrap(old), memory.New(nil), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = closeDriver(m) })
+	return &sweep{done: "sealed", moved: true, step: (*migrate.Driver).Seal, m: m, out: io.Discard}, old
+}
+
+// TestASweepTriesASecondTime where a backend was out of reach.
+func TestASweepTriesASecondTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _ := aSweep(t, func(d *memory.Driver) driver.Driver { return flaky{d, &atomic.Bool{}} })
+		if err := s.run(t.Context(), []string{"x", "y"}, io.Discard); err != nil || s.stepped != 2 {
+			t.Errorf("got %v, and %d names sealed, want 2", err, s.stepped)
+		}
+	})
+}
+
+// TestANameThatIsTakenBeforeItsTurnIsLeftOut, and the others are done.
+func TestANameThatIsTakenBeforeItsTurnIsLeftOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, old := aSweep(t, func(d *memory.Driver) driver.Driver { return d })
+		seal := s.step
+		s.step = func(m *migrate.Driver, ctx context.Context, name string) error {
+			if name == "x" {
+				if _, err := old.Acquire(ctx, drivertest.WithTTL(drivertest.Request("x"), time.Hour)); err != nil {
+					t.Error(err)
+				}
+			}
+			return seal(m, ctx, name)
+		}
+		err := s.run(t.Context(), []string{"x", "y"}, io.Discard)
+		if !errors.As(err, new(unfinishedError)) || s.stepped != 1 || !slices.Equal(s.held, []string{"x"}) {
+			t.Errorf("got %v, %d names sealed and %q held, want 1 and x", err, s.stepped, s.held)
+		}
+	})
+}
+
 func TestSealCanBeInterruptedAndRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := inMemory(t)
@@ -375,9 +434,25 @@ func TestRollbackIsRefused(t *testing.T) {
 	p.wantState(stateMoved, "x")
 }
 
+// TestAtLeastInAMigration keeps the name after the end of the command, on both backends.
+func TestAtLeastInAMigration(t *testing.T) {
+	p := &two{t: t, from: "redisson://" + testenv.Redis(t).Addr, to: "etcd://" + testenv.Etcd(t).Addr + "/locks/"}
+	raw := "migrate:?phase=dual&from=" + url.QueryEscape(p.from) + "&to=" + url.QueryEscape(p.to)
+	job := []string{"run", "--url", raw, "--try", "--at-least", "1m", "x", "--", "true"}
+	if status, _, errs := testenv.Execute(t, job...); status != exitDone {
+		t.Errorf("got status %d: %s", status, errs)
+	}
+	if n := p.status(exitDone, "x").Names[0]; n.HeldOn != "both" || n.TTLSeconds < 10 {
+		t.Errorf("got %+v, want a hold on both backends for another minute", n)
+	}
+	if status, _, errs := testenv.Execute(t, job...); status != exitLocked {
+		t.Errorf("within the minute: got status %d: %s", status, errs)
+	}
+}
+
 func TestSameBackendByTwoAddressesIsRefused(t *testing.T) {
 	p := inMemory(t)
-	p.to = strings.Replace(p.from, "memory:", "oneway:", 1)
+	p.to = strings.Replace(p.from, "memory:", "oneway:", 1) + "?floor=1125899906842624"
 	for _, c := range []string{"seal", "rollback"} {
 		p.run(c, "x").want(exitRefused, migrate.ErrSame.Error())
 	}
@@ -473,15 +548,18 @@ func TestFinalizeAsksForAFloor(t *testing.T) {
 	for range 10 {
 		drivertest.Release(t, drivertest.Acquire(t, old, drivertest.Request("y")))
 	}
-	p.run("seal", "x").want(exitDone)
+	p.run("seal", "x").want(exitUnfinished, errFall.Error())
+	p.wantState(stateIdle, "x")
+	p.run("seal", "x", "--anyway").want(exitDone)
 	said := p.run("finalize", "x").want(exitUnfinished, errFall.Error())
 	said.not("In this order")
-	floor := regexp.MustCompile(`floor=\d+`).FindString(said.errors)
-	if plan := p.run("plan").want(exitDone); !regexp.MustCompile(`if floor=\d+ is a parameter`).MatchString(plan.out) {
-		t.Errorf("want a floor in\n%s", plan.out)
-	}
+	p.run("plan").want(exitDone, "if floor=")
 	p.run("finalize", "x", "--fenced=false").want(exitDone, "tokens were given up")
-	p.to += "?" + floor
+	p.run("rollback", "--all").want(exitDone)
+	p.run("untie").want(exitDone)
+	p.to += "?" + regexp.MustCompile(`floor=\d+`).FindString(said.errors)
+	floor := p.to[strings.Index(p.to, "floor="):]
+	p.run("seal", "x").want(exitDone)
 	p.run("finalize", "x").want(exitDone, "tokens rise for all others", "alone: memory://", "with "+floor)
 }
 
@@ -491,14 +569,48 @@ func TestToolFindsTheWrongPair(t *testing.T) {
 	drivertest.Release(t, drivertest.Acquire(t, p.program(migrate.PhaseNew, ""), drivertest.Request("x")))
 	wrong := &two{t: t, from: p.from, to: other.to}
 	swapped := &two{t: t, from: p.to, to: p.from}
-	for _, c := range [][]string{{"plan"}, {"seal", "y"}, {"seal", "y", "--dry-run"}, {"rollback", "x"}, {"rollback", "x", "--dry-run"}} {
+	for _, c := range [][]string{{"plan"}, {"status", "x"}, {"finalize", "x"}, {"seal", "y"}, {"seal", "y", "--dry-run"}, {"rollback", "x"}, {"rollback", "x", "--dry-run"}} {
 		wrong.run(c...).want(exitRefused, migrate.ErrOtherBackend.Error())
 		swapped.run(c...).want(exitRefused, migrate.ErrWrongWay.Error())
 	}
+	p.run("untie").want(exitUnfinished, "1 name is sealed")
+	wrong.run("plan").want(exitRefused)
 	p.run("rollback", "x").want(exitDone)
 	p.run("untie").want(exitDone, "not tied")
 	wrong.run("plan").want(exitDone)
 	swapped.run("plan").want(exitDone)
+}
+
+// TestTheWayBackTakesBackAllNames, also those that nobody listed, which moved as they were locked.
+func TestTheWayBackTakesBackAllNames(t *testing.T) {
+	t.Parallel()
+	for kind, from := range map[string]string{
+		"memory": "memory://way-back", "redis": "redisson://" + testenv.Redis(t).Addr, "zookeeper": "zk://" + testenv.ZooKeeper(t).Addr + "/locks",
+		"etcd": "etcd://" + testenv.Etcd(t).Addr + "/locks/", "flat": "etcd://" + testenv.Etcd(t).Addr + "/locks/?names=flat",
+	} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			p := inMemory(t)
+			p.from = from
+			old := drivertest.Open(t, from)
+			all := []string{"a", "b", "c/c", "d", "e e%"}
+			d := p.program(migrate.PhaseNew, "&fenced=false")
+			for _, name := range all {
+				drivertest.Release(t, drivertest.Acquire(t, d, drivertest.Request(name)))
+			}
+			run := func(args ...string) result { t.Helper(); return p.run(append(args, "--fenced=false")...) }
+			run("rollback", "a", "b").want(exitDone, "back: 2")
+			run("untie").want(exitUnfinished, "3 names are sealed on the old backend")
+			p.stdin = p.bare("ls", "--url", from).want(exitDone).out
+			run("rollback", "--names", "-", "--dry-run").want(exitDone, "would be back: 3")
+			run("rollback", "--all").want(exitDone, "back: 3;")
+			run("rollback", "--all").want(exitDone, "no name is held or sealed")
+			run("untie").want(exitDone)
+			for _, name := range all {
+				drivertest.Release(t, drivertest.Acquire(t, old, drivertest.NoWait(name)))
+			}
+		})
+	}
 }
 
 // TestToolFindsTheWrongNewBackendOfAGate: one operator has another one.

@@ -59,7 +59,7 @@ func (f *nameFlags) read(c *cobra.Command, args []string) ([]string, error) {
 	defer closeFile()
 	lines := bufio.NewScanner(in)
 	for n := 1; lines.Scan(); n++ {
-		if lines.Text() == "" {
+		if lines.Text() == "" || strings.HasPrefix(lines.Text(), reserved) { // ls lists the seals of the migration itself, too
 			continue
 		}
 		if err := add(lines.Text(), fmt.Sprintf("--names %s, line %d", f.file, n)); err != nil {

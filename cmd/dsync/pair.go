@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/url"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -129,6 +131,24 @@ func (f *pairFlags) options(p *pair) *migrate.Options {
 	return &migrate.Options{Unfenced: !f.fenced, Gated: f.gate, TTL: f.ttl, FromFloor: p.fromFloor, ToFloor: p.toFloor}
 }
 
+// listOld lists the names that are held or sealed on the old backend, without those of the migration itself.
+func (p *pair) listOld(ctx context.Context) ([]string, error) {
+	names, _, err := (&backend{driver: p.from}).list(ctx, "", math.MaxInt)
+	if err != nil {
+		err = fmt.Errorf("old backend %s: %w", p.fromURL, err)
+	}
+	return slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, reserved) }), err
+}
+
+func (f *pairFlags) listOld(ctx context.Context) (names []string, err error) {
+	p, err := f.openBoth(ctx)
+	if err == nil {
+		names, err = p.listOld(ctx)
+		err = closed(p, err)
+	}
+	return names, err
+}
+
 func (p *pair) close() error { return errors.Join(closeDriver(p.from), closeDriver(p.to)) }
 
 const closeLimit = 5 * time.Second
@@ -144,7 +164,18 @@ func (f *pairFlags) join(ctx context.Context, p migrate.Phase) (*migrate.Driver,
 	if _, _, err := f.read(); err != nil {
 		return nil, err
 	}
-	q := url.Values{"from": {f.from}, "to": {f.to}, "phase": {p.String()}}
+	ctx, cancel := context.WithTimeout(ctx, f.connect)
+	defer cancel()
+	d, _, err := driver.Open(ctx, f.url(p.String()))
+	if err != nil {
+		return nil, err
+	}
+	return d.(*migrate.Driver), nil
+}
+
+// url returns that of a program in a phase.
+func (f *pairFlags) url(phase string) string {
+	q := url.Values{"from": {f.from}, "to": {f.to}, "phase": {phase}}
 	if f.gate {
 		q.Set("gate", "true")
 	}
@@ -154,27 +185,24 @@ func (f *pairFlags) join(ctx context.Context, p migrate.Phase) (*migrate.Driver,
 	if f.ttl > 0 {
 		q.Set("ttl", f.ttl.String())
 	}
-	ctx, cancel := context.WithTimeout(ctx, f.connect)
-	defer cancel()
-	d, _, err := driver.Open(ctx, "migrate:?"+q.Encode())
-	if err != nil {
-		return nil, err
-	}
-	return d.(*migrate.Driver), nil
+	return "migrate:?" + q.Encode()
 }
 
 // pretend opens a migration that is only looked at, and changes nothing. Check says what else would be refused.
-func (f *pairFlags) pretend(ctx context.Context, check func(*pair) error) (*migrate.Driver, error) {
+func (f *pairFlags) pretend(ctx context.Context, check func(*migrate.Driver, context.Context) error) (*migrate.Driver, error) {
 	p, err := f.openBoth(ctx)
 	if err != nil {
 		return nil, err
 	}
 	m, err := migrate.New(p.from, p.to, f.options(p))
-	if err == nil {
-		err = errors.Join(check(p), m.Look(ctx))
-	}
 	if err != nil {
 		return nil, errors.Join(err, p.close())
+	}
+	if err = m.Look(ctx); err == nil {
+		err = check(m, ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(err, closeDriver(m))
 	}
 	return m, nil
 }

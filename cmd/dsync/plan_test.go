@@ -3,11 +3,16 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/driver/move"
 	"github.com/go-dsync/dsync/drivers/memory"
+	"github.com/go-dsync/dsync/drivers/migrate"
+	"github.com/go-dsync/dsync/internal/drivertest"
+	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 // plain is a backend that keeps no seals and no marks, and tells who holds a lock.
@@ -46,7 +51,7 @@ func TestPlan(t *testing.T) {
 		facts    map[string]bool
 	}{
 		{"memory://planold", "memory://plannew", nil, exitDone,
-			map[string]bool{"names move by seals": true, "gate": false, "fencing tokens": true, "moved names can be taken back": true,
+			map[string]bool{"names move by seals": true, "fencing tokens": true, "moved names can be taken back": true,
 				"programs with another new backend are refused": true}},
 		{"memory://planold", "memory://plannew", []string{"--gate"}, exitRefused, map[string]bool{"gate": false}},
 		{"memory://planold", "memory://plannew", []string{"--gate", "--fenced=false"}, exitDone, map[string]bool{"gate": true, "fencing tokens": false,
@@ -79,6 +84,82 @@ func TestPlan(t *testing.T) {
 				t.Errorf("%s: got %+v for %q, want %t and a reason", r.args, f, what, ok)
 			}
 		}
-		p.run(append([]string{"plan"}, test.flags...)...).want(test.status, facts["gate"].Why, "order of waiters")
+		p.run(append([]string{"plan"}, test.flags...)...).want(test.status, facts["fencing tokens"].Why, "reads, permits or latches")
 	}
+}
+
+// TestPlanTellsOneFloor, at each call, and after the first program the floor of that program.
+func TestPlanTellsOneFloor(t *testing.T) {
+	p := inMemory(t).bareURLs()
+	plan := func(status int) (r planReport) {
+		t.Helper()
+		if err := json.Unmarshal([]byte(p.run("plan", "--json").want(status).out), &r); err != nil {
+			t.Fatal(err)
+		}
+		p.run("plan").want(status, fmt.Sprintf("floor=%d ", r.Floor), "new backend")
+		return r
+	}
+	floor := plan(exitDone).Floor
+	if again := plan(exitDone).Floor; again != floor || floor == 0 {
+		t.Errorf("got the floors %d and %d", floor, again)
+	}
+	q := *p
+	q.to += fmt.Sprintf("?floor=%d", 3*floor)
+	q.program(migrate.PhaseDual, "")
+	if got := plan(exitRefused).Floor; got != 3*floor {
+		t.Errorf("beside programs with the floor %d: got %d", 3*floor, got)
+	}
+	p.to = q.to
+	if got := plan(exitDone).Floor; got != 3*floor {
+		t.Errorf("with the floor %d: got %d", 3*floor, got)
+	}
+	q.to += "1"
+	for _, c := range [][]string{{"status", "x"}, {"seal", "x"}, {"rollback", "x"}, {"finalize", "x"}, {"plan"}} {
+		q.run(c...).want(exitRefused, migrate.ErrOtherFloor.Error())
+	}
+}
+
+// TestPlanTellsTheURLsOfThePrograms, with passwords only where that is asked for.
+func TestPlanTellsTheURLsOfThePrograms(t *testing.T) {
+	redis := testenv.Redis(t)
+	const secret = testenv.PasswordMark + "%2F%40%25"
+	redis.Do("ACL", "SETUSER", "mover", "on", ">"+testenv.PasswordMark+"/@%", "~*", "&*", "+@all")
+	p := &two{t: t, from: "redisson://mover:" + secret + "@" + redis.Addr, to: "redisson://mover:" + secret + "@" + testenv.Redis(t).Addr + "/3?require=fenced"}
+	p.to = strings.Replace(p.to, "mover:"+secret+"@", "", 1)
+	r := p.run("plan").want(exitDone, "mover%3APASSWORD%40", "floor%3D", "require%3Dfenced", "phase=dual", "phase=new")
+	r.not(testenv.PasswordMark)
+	var got planReport
+	if err := json.Unmarshal([]byte(p.run("plan", "--json", "--passwords").want(exitDone).out), &got); err != nil {
+		t.Fatal(err)
+	}
+	for _, raw := range []string{got.URLs["dual"], got.URLs["new"], got.URLs["alone"]} {
+		d := drivertest.Open(t, raw)
+		drivertest.Release(t, drivertest.Acquire(t, d, drivertest.Request("x")))
+	}
+	for raw, want := range map[string]string{
+		"etcd://a:1,b:2/p/":                        "etcd://a:1,b:2/p/",
+		"etcd://u@a:1/p/":                          "etcd://u@a:1/p/",
+		"pglock://a:x@b:y@h/db?password=z&c=d":     "pglock://a:PASSWORD@h/db?password=PASSWORD&c=d",
+		"redisson://:x@h?sentinel_password=y":      "redisson://:PASSWORD@h?sentinel_password=PASSWORD",
+		"pglock://u@h/db?sslpassword=y&sslmode=no": "pglock://u@h/db?sslpassword=PASSWORD&sslmode=no",
+	} {
+		if got := withoutPassword(raw); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+// TestWhatMayNotBeSeenIsNoYes has a user without rights for the names of the migration.
+func TestWhatMayNotBeSeenIsNoYes(t *testing.T) {
+	s := redisToEtcd(t, 1)
+	s.to, _, _ = strings.Cut(s.to, "?")
+	s.redis.Do("ACL", "SETUSER", "mover", "resetkeys", "~orders/*", "~dsync_*orders/*")
+	r := s.run("plan").want(exitUnfinished, migrate.ErrNotPermitted.Error()).not
+	for _, text := range []string{"they rise", " yes  when they open", "yes  name by name"} {
+		r(text)
+	}
+	s.run("status", "orders/0").want(exitUnfinished, migrate.ErrNotPermitted.Error())
+	s.run("finalize", "orders/0").want(exitUnfinished, migrate.ErrNotPermitted.Error()).not("tokens rise")
+	s.run("seal", "orders/0").want(exitUnfinished, migrate.ErrNotPermitted.Error())
+	drivertest.Release(t, drivertest.Acquire(t, s.program(migrate.PhaseDual, ""), drivertest.Request("orders/0")))
 }

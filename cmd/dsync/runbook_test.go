@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -207,6 +208,8 @@ func (f *fleet) line(text, said, file string) string {
 			f.end(f.stranger)
 			f.stranger = nil
 		}
+	case strings.Contains(text, "the old URL"):
+		f.restart(f.from)
 	case strings.Contains(text, "have to do without"):
 		f.setFenced(false)
 	}
@@ -227,6 +230,7 @@ func (f *fleet) line(text, said, file string) string {
 const (
 	sealsTitle = "Runbook with seals"
 	gateTitle  = "Runbook with a gate"
+	backTitle  = "The way back"
 )
 
 // runbookLines returns the lines of one in docs/migration.md.
@@ -264,6 +268,7 @@ func TestRunbooks(t *testing.T) {
 		{"zookeeper to etcd", sealsTitle, zk, etcd},
 		{"string locks to redis", sealsTitle, texts, redis},
 		{"redis to postgres", gateTitle, redis, postgres},
+		{"redis to zookeeper, and back", backTitle, redis, zk},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			f := &fleet{two: &two{t: t, from: test.from(t), to: test.to(t)}, gated: test.title == gateTitle,
@@ -275,7 +280,13 @@ func TestRunbooks(t *testing.T) {
 			if err := os.WriteFile(file, []byte(strings.Join(f.listed, "\n")), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			f.follow(runbookLines(t, test.title), file)
+			lines := runbookLines(t, test.title)
+			if test.title == backTitle {
+				there := runbookLines(t, sealsTitle)
+				end := slices.IndexFunc(there, func(s string) bool { return strings.HasPrefix(s, "# 7.") })
+				lines = append(there[:end], lines...)
+			}
+			f.follow(lines, file)
 		})
 	}
 }
@@ -299,6 +310,10 @@ func (f *fleet) follow(lines []string, file string) {
 			f.t.Fatalf("after the line %q", text)
 		}
 	}
+	now := f.to
+	if strings.HasPrefix(lines[len(lines)-1], "dsync migrate untie") {
+		now = f.from
+	}
 	f.use(f.t.Context(), f.programs[0].client, "idle")
 	if got := f.token("idle"); got <= before {
 		f.t.Errorf("the name that nobody locked meanwhile: got token %d after %d", got, before)
@@ -306,7 +321,7 @@ func (f *fleet) follow(lines []string, file string) {
 	for _, p := range f.programs {
 		f.end(p)
 	}
-	d := drivertest.Open(f.t, f.to)
+	d := drivertest.Open(f.t, now)
 	for _, name := range f.all {
 		l := drivertest.Acquire(f.t, d, drivertest.Request(name))
 		if token, _ := driver.Tokens(l, 0); token == 0 {

@@ -17,7 +17,7 @@ func sealCommand(f *pairFlags) *cobra.Command {
 		moved: true,
 		does:  "each is sealed on the old backend for ever, and locked on the new one from then on",
 		step:  (*migrate.Driver).Seal,
-		check: (*pair).neverSeals,
+		check: (*migrate.Driver).Moves,
 	}
 	var all, anyway bool
 	var lasting time.Duration
@@ -52,7 +52,7 @@ repeated at any time: a name has moved or has not. The exit status is 3 if names
 		},
 	}
 	s.add(c)
-	c.Flags().BoolVar(&anyway, "anyway", false, "seal also beside programs that know the old backend alone, which wait in vain then")
+	c.Flags().BoolVar(&anyway, "anyway", false, "seal also beside programs that know the old backend alone, which wait in vain then, and without a floor")
 	c.Flags().DurationVar(&lasting, "for", 0, "how long to look for programs that know the old backend alone (a second at most if it is not given)")
 	c.Flags().BoolVar(&all, "all", false, "seal all names of --names")
 	return c
@@ -88,5 +88,8 @@ func (s *sweep) nobodyBehind(c *cobra.Command, f *pairFlags, args []string, last
 	if behind > 0 {
 		return unfinished("%s in use by programs that know the old backend alone, and would wait in vain: stop these, or seal --anyway", are(behind, "name"))
 	}
-	return nil
+	if f.fenced && r.fenced {
+		_, err = f.floor(c.Context())
+	}
+	return err
 }

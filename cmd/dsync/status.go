@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -48,8 +49,8 @@ its tokens, which is the last token that the old backend gave. With --gate it al
 phases old and new, and those that want to be in phase old and may not, also without names. It changes nothing.
 
 Somebody is behind who uses the old backend alone: who holds a name there that has not moved and is not held on the new one as
-well, who waits there for a name that has moved, and with a gate who is in phase old, or wants to be. The exit status is 3 then. As
-long as programs are in phase old on purpose, that is as it should be.
+well, who waits there for a name that has moved, and with a gate who is in phase old, or wants to be. The exit status is 3 then, and also
+if a backend does not permit to look at reserved names. As long as programs are in phase old on purpose, that is as it should be.
 
 On Redis, programs in phase old and programs that know the old backend alone look alike. A name that is in use is looked at several
 times within a second: a program with dsync or Redisson that is seen only once or twice is not told apart from one that is just taking
@@ -64,12 +65,14 @@ listen for the end of the lock.`,
 				return usageError{fmt.Errorf("--for %v is negative", lasting)}
 			}
 			r, err := names.status(c, f, args, lasting)
-			if err != nil {
+			switch {
+			case err != nil && asJSON:
+				return errors.Join(err, writeJSON(c.OutOrStdout(), failure{err.Error()}))
+			case err != nil:
 				return err
-			}
-			if asJSON {
+			case asJSON:
 				err = writeJSON(c.OutOrStdout(), r)
-			} else {
+			default:
 				err = r.write(c.OutOrStdout(), f.gate)
 			}
 			if err == nil && r.Behind > 0 {
@@ -100,13 +103,20 @@ func status(ctx context.Context, f *pairFlags, names []string, lasting time.Dura
 	}
 	defer func() { err = closed(p, err) }()
 	r = &statusReport{From: p.fromURL.String(), To: p.toURL.String(), Names: []nameReport{}, fenced: p.from.Info().Fencing != driver.None}
+	m, err := migrate.New(p.from, p.to, f.options(p)) // is not closed: p is
+	if err == nil {
+		err = m.Look(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
 	l, err := newLooker(p, f.gate)
 	if err != nil {
 		return nil, err
 	}
 	l.lasting = lasting
 	if f.gate {
-		if err := r.members(ctx, f, p); err != nil {
+		if err := r.members(ctx, m); err != nil {
 			return nil, err
 		}
 		l.noneOld = r.Behind == 0
@@ -142,40 +152,16 @@ func (r *statusReport) count(n nameReport) {
 	}
 }
 
-// lent is a backend that others go on to use when a migration of it is closed.
-type lent struct {
-	driver.Driver
-	driver.Inspector
-}
-
-func (lent) Close(context.Context) error { return nil }
-
-// members asks who is in which phase. The migration that it makes for that never joins.
-func (r *statusReport) members(ctx context.Context, f *pairFlags, p *pair) error {
-	var backends [2]driver.Driver
-	for i, d := range []driver.Driver{p.from, p.to} {
-		inspector, ok := d.(driver.Inspector)
-		if !ok {
-			return fmt.Errorf("backend %s does not tell who is a member", d.Info().Name)
-		}
-		backends[i] = lent{d, inspector}
-	}
-	m, err := migrate.New(backends[0], backends[1], f.options(p))
-	if err != nil {
-		return err
-	}
-	defer closeDriver(m)
+// members asks who is in which phase.
+func (r *statusReport) members(ctx context.Context, m *migrate.Driver) error {
 	members, err := m.Members(ctx)
-	if err != nil {
-		return err
-	}
 	for _, m := range members {
 		if m.Phase == migrate.PhaseOld {
 			r.Behind++
 		}
 		r.Members = append(r.Members, memberReport{m.Phase.String(), m.Wants, m.Slot, m.Hold, m.Owner})
 	}
-	return nil
+	return err
 }
 
 func (r *statusReport) write(w io.Writer, gate bool) error {
@@ -251,6 +237,11 @@ func token(n uint64) string {
 		return ""
 	}
 	return strconv.FormatUint(n, 10)
+}
+
+// failure is the JSON of a command that fails.
+type failure struct {
+	Error string `json:"error"`
 }
 
 func writeJSON(w io.Writer, v any) error {

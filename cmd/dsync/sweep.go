@@ -43,7 +43,7 @@ type sweep struct {
 	moved bool   // whether it has moved then
 	does  string // what is done to a name, for people
 	step  func(*migrate.Driver, context.Context, string) error
-	check func(*pair) error // says, for a dry run, what the step would refuse
+	check func(*migrate.Driver, context.Context) error // says, for a dry run, what the step would refuse
 
 	m   *migrate.Driver
 	out io.Writer

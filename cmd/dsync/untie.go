@@ -1,7 +1,10 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/spf13/cobra"
 
@@ -9,13 +12,17 @@ import (
 )
 
 func untieCommand(f *pairFlags) *cobra.Command {
-	return &cobra.Command{
+	var anyway bool
+	c := &cobra.Command{
 		Use:   "untie",
 		Short: "Let the old backend be part of another migration",
 		Long: `Untie ends what the first program of a migration has begun: it ties the old backend to the new one, so that a program with another
 new backend, by a wrong prefix perhaps, is refused, and so is one with the two swapped. Untie the old backend when the migration was
 given up and all names were taken back, or when the first program was the one that was wrong. First stop all programs that use
-the migration: those go on, and are not told.`,
+the migration: those go on, and are not told.
+
+As long as names are sealed on the old backend, nobody could lock them there: the exit status is 3 then, and rollback --all takes
+them back. After the loss of the new backend --anyway unties all the same.`,
 		Example: `  export DSYNC_FROM=redisson://:secret@redis:6379 DSYNC_TO=etcd://etcd:2379/locks/
   dsync migrate untie`,
 		Args: noArguments,
@@ -27,6 +34,11 @@ the migration: those go on, and are not told.`,
 			m, err := migrate.New(p.from, p.to, f.options(p))
 			if err != nil {
 				return closed(p, err)
+			}
+			if !anyway && !f.gate {
+				if err := p.nothingSealed(c.Context(), m); err != nil {
+					return errors.Join(err, closeDriver(m))
+				}
 			}
 			end, err := operate(c.Context(), m, "untie")
 			if err == nil {
@@ -41,4 +53,28 @@ the migration: those go on, and are not told.`,
 			return err
 		},
 	}
+	c.Flags().BoolVar(&anyway, "anyway", false, "untie also while names are sealed on the old backend")
+	return c
+}
+
+// nothingSealed fails while names are sealed on the old backend.
+func (p *pair) nothingSealed(ctx context.Context, m *migrate.Driver) error {
+	names, err := p.listOld(ctx)
+	if errors.Is(err, errors.ErrUnsupported) {
+		return nil // it keeps no tie, either
+	}
+	var sealed atomic.Int64
+	if err == nil {
+		err = sideBySide(ctx, side, len(names), func(ctx context.Context, i int) error {
+			moved, err := m.Moved(ctx, names[i])
+			if moved {
+				sealed.Add(1)
+			}
+			return err
+		})
+	}
+	if n := int(sealed.Load()); err == nil && n > 0 {
+		err = unfinished("%s sealed on the old backend, where nobody could lock them: first dsync migrate rollback --all", are(n, "name"))
+	}
+	return err
 }

@@ -21,7 +21,7 @@ var leaseKey = regexp.MustCompile(`^(\+read-|write-|permits-[0-9]+of[0-9]+-)?[0-
 var unflatten = strings.NewReplacer("%2F", "/", "%25", "%")
 
 // List implements driver.Lister. Keys with a lease, and a last part that looks like one, are taken for contenders, as all clients of this
-// protocol make them. Sealed names are left out. All is read as of one revision: where a page ends, a name whose contenders come and go
+// protocol make them. All is read as of one revision: where a page ends, a name whose contenders come and go
 // would be missed. A List that takes longer than the server keeps old revisions fails.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
@@ -68,6 +68,11 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 func (d *Driver) namesAmong(ctx context.Context, keys []*mvccpb.KeyValue, revision int64) (names []string, err error) {
 	var runs []clientv3.Op // of keys without others in between
 	for i, first := 0, -1; i <= len(keys); i++ {
+		if i < len(keys) {
+			if name, sealed := strings.CutSuffix(string(keys[i].Key), sealSuffix); sealed {
+				names = append(names, d.unescaped(strings.TrimPrefix(name, d.options.Prefix)))
+			}
+		}
 		switch looks := i < len(keys) && d.nameOf(keys[i].Key) != ""; {
 		case looks && first < 0:
 			first = i
@@ -116,6 +121,11 @@ func (d *Driver) nameOf(key []byte) string {
 	} else if !leaseKey.MatchString(last) {
 		return ""
 	}
+	return d.unescaped(name)
+}
+
+// unescaped returns the name that stands in a key.
+func (d *Driver) unescaped(name string) string {
 	if d.options.Flat {
 		return unflatten.Replace(name)
 	}

@@ -27,13 +27,18 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 	}
 }
 
-// list returns the names with a prefix that are held.
+// list returns the names with a prefix that are held or sealed.
 func (s *Server) list(prefix string) (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
 	for name, e := range s.names {
 		if strings.HasPrefix(name, prefix) && e.heldAt(now) {
+			names = append(names, name)
+		}
+	}
+	for name := range s.seals {
+		if strings.HasPrefix(name, prefix) {
 			names = append(names, name)
 		}
 	}

@@ -26,10 +26,10 @@ func (d *Driver) Check(ctx context.Context) error {
 	defer end()
 	err = d.apart(bound)
 	if err == nil && d.gate == nil {
-		err = d.keepsSeals(bound)
+		err = unlessRefused(d.Moves(bound))
 	}
 	if err == nil {
-		err = d.tie(bound)
+		err = unlessRefused(d.tie(bound))
 	}
 	return d.closing(ctx, err)
 }

@@ -61,7 +61,6 @@ func (l *lease) take(ctx context.Context, b *backend, tokens, noWait bool) (*par
 	granted, err := b.Acquire(ctx, &p.request)
 	if p.lease = granted; err == nil {
 		p.carry()
-		err = p.keepTokens(ctx)
 	}
 	if errors.Is(err, driver.ErrSealed) && b == l.d.to {
 		err = ErrWrongWay
@@ -217,8 +216,34 @@ func (l *lease) WatchRemoval(renew func()) (stop func()) {
 	}
 }
 
-// Release implements driver.Lease. It releases the backends in the reverse order.
+// Release implements driver.Lease.
 func (l *lease) Release(ctx context.Context) error {
+	return l.finish(func(p *part) error { return p.release(ctx) })
+}
+
+// MayLeave implements driver.MayLeave. With a gate a hold ends with the membership of its process.
+func (d *Driver) MayLeave() error {
+	if d.gate != nil {
+		return fmt.Errorf("migrate: a migration with a gate keeps no hold without its client: %w", errors.ErrUnsupported)
+	}
+	for _, b := range []*backend{d.from, d.to} {
+		if _, ok := b.Driver.(driver.Leaver); !ok {
+			return fmt.Errorf("migrate: backend %s keeps no hold without its client: %w", b.info.Name, errors.ErrUnsupported)
+		}
+	}
+	return nil
+}
+
+// Leave implements driver.Leaver.
+func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Duration) error {
+	if d.enter(&d.steps) {
+		defer d.steps.Done() // Close of a backend would end a hold that is not left yet
+	}
+	return granted.(*lease).finish(func(p *part) error { return p.b.Driver.(driver.Leaver).Leave(ctx, p.lease, ttl) })
+}
+
+// finish ends the holds on the backends in the reverse order.
+func (l *lease) finish(end func(*part) error) error {
 	l.mu.Lock()
 	was := l.state
 	l.state = released
@@ -229,7 +254,7 @@ func (l *lease) Release(ctx context.Context) error {
 	defer l.m.drop(l)
 	var unclear, over error
 	for i := len(l.parts) - 1; i >= 0; i-- {
-		switch err := l.parts[i].release(ctx); {
+		switch err := end(l.parts[i]); {
 		case errors.Is(err, driver.ErrNotHeld):
 			over = err
 		case err != nil:

@@ -129,7 +129,7 @@ type Options struct {
 }
 
 // Driver is a driver.Driver made of two. It implements driver.BatchRenewer, driver.KeepAliveReporter, driver.PhaseReporter,
-// driver.Inspector and driver.ForceUnlocker too.
+// driver.Inspector, driver.ForceUnlocker and driver.Leaver too.
 type Driver struct {
 	from, to *backend
 	sealer   move.Sealer   // from; nil if from is none, which needs a gate
@@ -164,6 +164,7 @@ var (
 	_ driver.PhaseReporter     = (*Driver)(nil)
 	_ driver.Inspector         = (*Driver)(nil)
 	_ driver.ForceUnlocker     = (*Driver)(nil)
+	_ driver.Leaver            = (*Driver)(nil)
 )
 
 // backend is one of the two backends.

@@ -37,7 +37,7 @@ func (d *Driver) Operate(ctx context.Context, what string) (end func(), err erro
 		if bound.Err() == nil && (errors.Is(err, driver.ErrLocked) || wait.Err() != nil && !errors.Is(err, driver.ErrUnavailable)) {
 			return nil, d.otherOperator(bound)
 		}
-		return func() {}, d.closing(ctx, d.permitted(bound, fmt.Errorf("old backend: %w", err)))
+		return func() {}, d.closing(ctx, unlessRefused(d.permitted(bound, fmt.Errorf("old backend: %w", err))))
 	}
 	var c *carried
 	if !d.from.info.KeepsAlive {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -185,5 +186,37 @@ func TestOneThatComesTooLateAsksNowAndThen(t *testing.T) {
 		if n := from.n.Load(); n > 50 {
 			t.Errorf("it asked the old backend %d times in a minute, want every 5s", n)
 		}
+	})
+}
+
+// whileLooked calls do when the first slot of PhaseOld is looked at.
+type whileLooked struct {
+	*memory.Driver
+	do func()
+}
+
+func (d whileLooked) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	if strings.HasPrefix(r.Name, "dsync:migrate:old:") {
+		d.do()
+	}
+	return d.Driver.Acquire(ctx, r)
+}
+
+// TestAClosureAfterTheLooksBeganIsNotKnown: a process may have become a member in PhaseOld after the looks and before the closure.
+func TestAClosureAfterTheLooksBeganIsNotKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		operator := p.gatedSealer(migrate.PhaseNew)
+		from := whileLooked{p.from.NewDriver(), sync.OnceFunc(func() { wantErr(t, "Finalize", operator.Finalize(t.Context()), nil) })}
+		c, err := migrate.New(from, p.to.NewDriver(), &migrate.Options{Gated: true, Unfenced: true, TTL: ttl})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantErr(t, "to new", c.SetPhase(t.Context(), migrate.PhaseNew), nil)
+		from.Cut()
+		wantErr(t, "the loss of the slot", p.to.NewDriver().ForceUnlock(t.Context(), "dsync:migrate:new:0"), nil)
+		synctest.Wait()
+		_, err = try(c, "x")
+		wantErr(t, "a lock without a look", err, driver.ErrUnavailable)
 	})
 }

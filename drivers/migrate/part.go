@@ -158,19 +158,6 @@ func (p *part) undo(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 }
 
-// keepTokens makes the tokens of a new hold last, which may become a floor of the other backend. After an error the hold is given back.
-func (p *part) keepTokens(ctx context.Context) error {
-	k, ok := p.lease.(driver.TokenKeeper)
-	if !ok || p.l.d.info.Fencing == driver.None {
-		return nil
-	}
-	err := k.KeepTokens(ctx)
-	if err == nil {
-		return nil
-	}
-	return p.undo(ctx, p.l.a.over(err))
-}
-
 // token returns the first token of the hold, or 0: above all that were given out for the name, if the caller gets none of this hold.
 func (p *part) token() uint64 {
 	first, _ := driver.Tokens(p.lease, p.b.floor)

@@ -80,14 +80,10 @@ func (d *Driver) Moved(ctx context.Context, name string) (bool, error) {
 // another phase. If the backends cannot take a name back, or the old one cannot raise its tokens, Rollback fails with
 // [ErrNoWayBack].
 func (d *Driver) Rollback(ctx context.Context, name string) error {
-	switch {
-	case d.gate != nil:
-		return ErrNoSeals
-	case d.unsealer == nil:
-		return fmt.Errorf("%w: backend %s takes no seal back", ErrNoWayBack, d.from.info.Name)
-	case d.unmarker == nil:
-		return fmt.Errorf("%w: backend %s takes no mark back", ErrNoWayBack, d.to.info.Name)
-	case d.Phase() != PhaseDual:
+	if err := d.WayBack(ctx); err != nil {
+		return err
+	}
+	if d.Phase() != PhaseDual {
 		return fmt.Errorf("%w: in phase %v names move to the new backend, go back to %v first", ErrPhase, d.Phase(), PhaseDual)
 	}
 	a, bound, err := d.own(ctx, name, "roll-back")
@@ -103,6 +99,19 @@ func (d *Driver) Rollback(ctx context.Context, name string) error {
 			return d.closing(ctx, bound.Err())
 		}
 	}
+}
+
+// WayBack returns why names cannot be taken back, as far as the drivers say: nil, [ErrNoSeals] or [ErrNoWayBack].
+func (d *Driver) WayBack(context.Context) error {
+	switch {
+	case d.gate != nil:
+		return ErrNoSeals
+	case d.unsealer == nil:
+		return fmt.Errorf("%w: backend %s takes no seal back", ErrNoWayBack, d.from.info.Name)
+	case d.unmarker == nil:
+		return fmt.Errorf("%w: backend %s takes no mark back", ErrNoWayBack, d.to.info.Name)
+	}
+	return nil
 }
 
 // rollback holds the name on to meanwhile, where everybody who believes that the name has moved takes it. The mark goes first, since a name

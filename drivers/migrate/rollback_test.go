@@ -282,3 +282,52 @@ func TestANameThatCouldNotBeSealedIsNotMarked(t *testing.T) {
 		release(t, l)
 	})
 }
+
+// unmarkable refuses marks, as a server that may evict keys.
+type unmarkable struct{ *memory.Driver }
+
+func (unmarkable) Marked(context.Context, driver.Lease) (bool, error) {
+	return false, fmt.Errorf("it may evict keys: %w", errors.ErrUnsupported)
+}
+
+// TestANameThatCannotBeMarkedIsNotSealed, whether it is idle or waited for.
+func TestANameThatCannotBeMarkedIsNotSealed(t *testing.T) {
+	for _, bySeal := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			p := newPair(t, nil, nil)
+			d, err := migrate.New(p.from.NewDriver(), unmarkable{p.to.NewDriver()}, &migrate.Options{Phase: migrate.PhaseNew})
+			if err != nil {
+				t.Fatal(err)
+			}
+			wantErr(t, "Check", d.Check(t.Context()), migrate.ErrNeedsGate)
+			held := lock(t, p.from.NewDriver(), "x")
+			done := make(chan error, 1)
+			go func() { // ends when x is free
+				if bySeal {
+					done <- d.Seal(t.Context(), "x")
+					return
+				}
+				_, err := d.Acquire(t.Context(), &newAttempt("x").Request)
+				done <- err
+			}()
+			synctest.Wait()
+			release(t, held)
+			wantErr(t, "a name that cannot be marked", <-done, errors.ErrUnsupported)
+			release(t, lock(t, p.from.NewDriver(), "x"))
+		})
+	}
+}
+
+// TestAReleaseWithoutAnAnswerIsUnknown: in phase new the name is held on the old backend, so the hold on the new one is given back before
+// the next way.
+func TestAReleaseWithoutAnAnswerIsUnknown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		c := p.client(migrate.PhaseNew)
+		held := lock(t, p.from.NewDriver(), "x")
+		c.to.Inject(memory.Fault{Kind: memory.CutOff, On: memory.Releases})
+		_, err := c.Acquire(t.Context(), &newAttempt("x").Request)
+		wantErr(t, "the lock", err, driver.ErrUnknown)
+		release(t, held)
+	})
+}

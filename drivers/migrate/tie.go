@@ -10,31 +10,37 @@ import (
 	"github.com/go-dsync/dsync/driver/move"
 )
 
-// A migration ties its old backend to one new backend, so that a process with another one, by a wrong prefix perhaps, is found before it
-// locks anything. The tie is made of seals alone, of reserved names:
+// A migration ties its old backend to one new backend with one floor of the tokens. So a process with another new backend, by a wrong prefix
+// perhaps, or with another floor is found before it locks anything. The tie is made of seals alone, of reserved names:
 //
 //   - identityName is sealed on the new backend after a random mark. The last token in the seal is the identity. A new backend that keeps no
 //     seals may tell an identity of its own: see [move.Identifier].
-//   - targetName is sealed on the old backend. A third name consists of the last token in this seal and the identity of the new backend, and
-//     was sealed while the holder of targetName had that token.
+//   - targetName is sealed on the old backend. The names of two more seals there contain the last token of this seal: one also has the
+//     identity of the new backend, the other one the floor. They were sealed while the holder of targetName had that token.
 //
 // None of these change any more before [Driver.Untie].
 const (
 	identityName = reserved + "identity"
 	targetName   = reserved + "target"
+	tiedTo       = reserved + "to:"
+	tiedFloor    = reserved + "floor:"
 )
 
-// sealsName is locked for a moment, to see whether the old backend keeps seals.
-const sealsName = reserved + "seals"
+// keepsName is locked for a moment, to see whether a backend keeps seals and marks.
+const keepsName = reserved + "seals"
 
-func tieName(identity, target uint64) string {
-	return fmt.Sprintf("%sto:%d:%d", reserved, identity, target)
+func tieName(prefix string, value, target uint64) string {
+	return fmt.Sprintf("%s%d:%d", prefix, value, target)
 }
 
 var (
 	// ErrOtherBackend: names of the old backend move to another new one.
 	ErrOtherBackend = fmt.Errorf("names of the old backend move to another new backend than this one (a wrong host or prefix in `to`? "+
 		"if `to` is right, the first program had another one: end what uses that, then `dsync migrate untie`): %w", errors.ErrUnsupported)
+
+	// ErrOtherFloor: programs of this migration have another floor for the new backend.
+	ErrOtherFloor = fmt.Errorf("programs of this migration have another floor in `to` than this one (`dsync migrate plan` shows which; to "+
+		"change it, go back to phase dual, then `dsync migrate rollback --all` and `dsync migrate untie`): %w", errors.ErrUnsupported)
 
 	// ErrWrongWay: a name is sealed on the new backend.
 	ErrWrongWay = fmt.Errorf("names of the new backend have moved to another backend (are `from` and `to` swapped? to come back after a "+
@@ -46,42 +52,64 @@ var (
 const identityBits = 40
 
 // keepsSeals asks for a seal of a hold that is over. The request changes nothing, and a driver that never seals refuses it.
-func (d *Driver) keepsSeals(ctx context.Context) error {
-	l, err := d.from.Acquire(ctx, d.ownRequest(sealsName))
-	if err != nil {
-		return d.permitted(ctx, fmt.Errorf("old backend: %w", err))
+func (d *Driver) keepsSeals(ctx context.Context, b *backend, s move.Sealer) error {
+	return d.keeps(ctx, b, func(l driver.Lease) error {
+		letGo(l)
+		return s.Seal(ctx, l)
+	})
+}
+
+// keeps returns an error that matches errors.ErrUnsupported if that is the answer to a request about a hold.
+func (d *Driver) keeps(ctx context.Context, b *backend, request func(driver.Lease) error) error {
+	l, err := b.Acquire(ctx, d.ownRequest(keepsName))
+	if err == nil {
+		defer letGo(l)
+		if err = request(l); err == nil || errors.Is(err, driver.ErrNotHeld) {
+			return nil
+		}
 	}
-	letGo(l)
-	if err := d.sealer.Seal(ctx, l); errors.Is(err, errors.ErrUnsupported) {
-		return fmt.Errorf("%w: %v", ErrNeedsGate, err)
+	return d.permitted(ctx, fmt.Errorf("%s backend: %w", b.role, err))
+}
+
+// Moves returns nil if names can move, and otherwise an error that matches [ErrNeedsGate], or [ErrNotPermitted] if that cannot be seen. It
+// locks a reserved name for a moment on each backend.
+func (d *Driver) Moves(ctx context.Context) error {
+	if d.gate != nil {
+		return ErrNoSeals
 	}
-	return nil
+	err := d.keepsSeals(ctx, d.from, d.sealer)
+	if err == nil {
+		err = d.keeps(ctx, d.to, func(l driver.Lease) error {
+			_, err := d.marker.Marked(ctx, l)
+			return err
+		})
+	}
+	if errors.Is(err, errors.ErrUnsupported) {
+		err = fmt.Errorf("%w: %v", ErrNeedsGate, err)
+	}
+	return err
 }
 
 // Look is [Driver.Check] without the tie, and changes nothing: it finds an earlier Check that has tied one of the two to another backend.
 func (d *Driver) Look(ctx context.Context) error {
-	err := d.wrongWay(ctx)
-	if err == nil && d.Ties() == nil {
-		var identity uint64
-		var known bool
-		if identity, known, err = d.readIdentity(ctx); err == nil {
-			_, err = d.tied(ctx, identity, known)
-		}
-	}
+	_, err := d.tied(ctx)
 	return d.permitted(ctx, err)
 }
 
-// Ties returns nil if Check can tie from to to, as far as their drivers say, and why a process with another to is not found otherwise.
-func (d *Driver) Ties() error {
-	_, keeps := d.to.Driver.(move.Sealer)
+// Ties returns nil if Check can tie from to to, and otherwise why a process with another to is not found. It may lock a reserved name for a
+// moment on to.
+func (d *Driver) Ties(ctx context.Context) error {
+	to, keeps := d.to.Driver.(move.Sealer)
 	_, tells := d.to.Driver.(move.Identifier)
 	switch {
 	case d.sealer == nil || d.from.info.Fencing == driver.None:
 		return fmt.Errorf("the old backend, %s, keeps no seals with tokens: %w", d.from.info.Name, errors.ErrUnsupported)
-	case !tells && (!keeps || d.marker == nil || d.to.info.Fencing == driver.None):
+	case tells:
+		return nil
+	case !keeps || d.marker == nil || d.to.info.Fencing == driver.None:
 		return fmt.Errorf("the new backend, %s, neither tells what it is nor keeps seals with tokens: %w", d.to.info.Name, errors.ErrUnsupported)
 	}
-	return nil
+	return d.keepsSeals(ctx, d.to, to)
 }
 
 // wrongWay returns ErrWrongWay if the new backend is the old one of another migration.
@@ -100,41 +128,57 @@ func (d *Driver) wrongWay(ctx context.Context) error {
 	return nil
 }
 
-// tied reports whether from is tied to the new backend with this identity. It returns ErrOtherBackend if from is tied to another one.
-func (d *Driver) tied(ctx context.Context, identity uint64, known bool) (bool, error) {
-	target, sealed, err := d.sealer.Sealed(ctx, targetName)
+// tied reports whether from is tied to this new backend with this floor. It returns an error if one of the two is tied to another one.
+func (d *Driver) tied(ctx context.Context) (bool, error) {
+	if err := d.wrongWay(ctx); err != nil || d.sealer == nil || d.from.info.Fencing == driver.None {
+		return false, err
+	}
+	target, sealed, err := d.sealed(ctx, targetName)
 	if err != nil || !sealed {
 		return false, err
 	}
-	sealed = false
+	identity, known, err := d.readIdentity(ctx)
 	if known {
-		_, sealed, err = d.sealer.Sealed(ctx, tieName(identity, target))
+		_, known, err = d.sealed(ctx, tieName(tiedTo, identity, target))
 	}
-	if err == nil && !sealed {
+	if err == nil && !known {
 		err = ErrOtherBackend
+	}
+	if err != nil {
+		return false, err
+	}
+	if _, sealed, err = d.sealed(ctx, tieName(tiedFloor, d.to.floor, target)); err == nil && !sealed {
+		err = ErrOtherFloor
 	}
 	return sealed, err
 }
 
+// sealed asks the old backend.
+func (d *Driver) sealed(ctx context.Context, name string) (last uint64, sealed bool, err error) {
+	if last, sealed, err = d.sealer.Sealed(ctx, name); err != nil {
+		err = fmt.Errorf("old backend: %w", err)
+	}
+	return last, sealed, err
+}
+
 // tie ties from to to, or looks whether they are tied to each other.
 func (d *Driver) tie(ctx context.Context) error {
-	if err := d.wrongWay(ctx); err != nil || d.Ties() != nil {
-		return d.permitted(ctx, err)
-	}
-	identity, err := d.identity(ctx)
-	if err != nil {
-		return d.permitted(ctx, err)
-	}
 	for {
-		tied, err := d.tied(ctx, identity, true)
-		if tied || errors.Is(err, ErrOtherBackend) {
+		tied, err := d.tied(ctx)
+		if tied || err != nil {
+			return d.permitted(ctx, err)
+		}
+		if err := d.Ties(ctx); errors.Is(err, errors.ErrUnsupported) {
+			return nil
+		} else if err != nil {
 			return err
 		}
+		identity, err := d.identity(ctx)
 		if err == nil {
 			err = d.tieTo(ctx, identity)
 		}
 		if err != nil && !errors.Is(err, driver.ErrSealed) && !errors.Is(err, driver.ErrNotHeld) {
-			return d.permitted(ctx, fmt.Errorf("old backend: %w", err))
+			return d.permitted(ctx, err)
 		}
 		if err := ctx.Err(); err != nil {
 			return err
@@ -142,27 +186,39 @@ func (d *Driver) tie(ctx context.Context) error {
 	}
 }
 
-// permitted returns nil if err is neither of an unreachable backend, nor of somebody else in the way, nor of a wrong one: then the backend
-// does not permit reserved names, and the backends are not tied.
+// ErrNotPermitted: a backend does not permit the user to look at the names that the migration has for itself.
+var ErrNotPermitted = fmt.Errorf("not permitted to look at names that begin with %s", reserved)
+
+// permitted returns ErrNotPermitted for an error that is neither of an unreachable backend, nor of somebody else in the way, nor of a
+// backend that is a wrong one or cannot do it.
 func (d *Driver) permitted(ctx context.Context, err error) error {
-	if err == nil {
-		return nil
+	if err == nil || ctx.Err() != nil {
+		return err
 	}
-	for _, e := range []error{driver.ErrUnavailable, driver.ErrUnknown, driver.ErrLocked, driver.ErrClosed, ErrWrongWay, ErrOtherBackend} {
-		if errors.Is(err, e) || ctx.Err() != nil {
+	for _, e := range []error{driver.ErrUnavailable, driver.ErrUnknown, driver.ErrLocked, driver.ErrClosed, errors.ErrUnsupported} {
+		if errors.Is(err, e) {
 			return err
 		}
 	}
-	return nil
+	return fmt.Errorf("%w: %w", ErrNotPermitted, err)
+}
+
+// unlessRefused returns nil in place of ErrNotPermitted: programs need no rights for reserved names.
+func unlessRefused(err error) error {
+	if errors.Is(err, ErrNotPermitted) {
+		return nil
+	}
+	return err
 }
 
 // readIdentity returns the identity of the new backend, if it has one.
 func (d *Driver) readIdentity(ctx context.Context) (identity uint64, known bool, err error) {
-	if i, ok := d.to.Driver.(move.Identifier); ok {
-		identity, err = i.Identity(ctx)
+	switch to := d.to.Driver.(type) {
+	case move.Identifier:
+		identity, err = to.Identity(ctx)
 		known = err == nil
-	} else {
-		identity, known, err = d.to.Driver.(move.Sealer).Sealed(ctx, identityName)
+	case move.Sealer:
+		identity, known, err = to.Sealed(ctx, identityName)
 	}
 	if err != nil {
 		err = fmt.Errorf("new backend: %w", err)
@@ -195,17 +251,22 @@ func (d *Driver) identity(ctx context.Context) (uint64, error) {
 	}
 }
 
-// tieTo seals the two names on from. A process that stops in between has changed nothing: the next holder has another token.
+// tieTo seals the three names on from. A process that stops in between has changed nothing: the next holder has another token.
 func (d *Driver) tieTo(ctx context.Context, identity uint64) error {
 	target, err := d.from.Acquire(ctx, d.ownRequest(targetName))
 	if err != nil {
-		return err
+		return fmt.Errorf("old backend: %w", err)
 	}
 	first, n := target.Tokens()
-	tie, err := d.from.Acquire(ctx, d.ownRequest(tieName(identity, first+uint64(n)-1)))
-	if err == nil {
+	last := first + uint64(n) - 1
+	for _, name := range []string{tieName(tiedFloor, d.to.floor, last), tieName(tiedTo, identity, last)} {
+		var tie driver.Lease
+		if tie, err = d.from.Acquire(ctx, d.ownRequest(name)); err != nil {
+			break
+		}
 		if err = d.sealer.Seal(ctx, tie); err != nil {
 			letGo(tie)
+			break
 		}
 	}
 	if err == nil {
@@ -213,25 +274,28 @@ func (d *Driver) tieTo(ctx context.Context, identity uint64) error {
 	}
 	if err != nil {
 		letGo(target)
+		err = fmt.Errorf("old backend: %w", err)
 	}
 	return err
 }
 
-// Untie undoes the first [Driver.Check] of a migration: from may then be tied to another backend, or names may move to it. No
-// program may use the migration any more, and no name may be sealed on from.
+// Untie undoes the first [Driver.Check] of a migration, and [Driver.Finalize]: from may then be tied to another backend, or names may move to
+// it. No program may use the migration any more, and no name may be sealed on from.
 func (d *Driver) Untie(ctx context.Context) error {
 	if d.unsealer == nil {
 		return fmt.Errorf("%w: backend %s takes no seal back", ErrNoWayBack, d.from.info.Name)
 	}
 	id := d.nextHold()
-	err := d.unsealer.Loosen(ctx, targetName, id, 0)
-	if err == nil {
-		err = d.unsealer.Unseal(ctx, targetName, id)
+	for _, name := range []string{closedName, targetName} {
+		err := d.unsealer.Loosen(ctx, name, id, 0)
+		if err == nil {
+			err = d.unsealer.Unseal(ctx, name, id)
+		}
+		if err != nil && !errors.Is(err, driver.ErrNotHeld) { // it is not sealed, or no longer
+			return err
+		}
 	}
-	if errors.Is(err, driver.ErrNotHeld) {
-		return nil // from is not tied, or no longer
-	}
-	return err
+	return nil
 }
 
 // ownRequest returns a request of the driver's own.

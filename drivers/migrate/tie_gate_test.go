@@ -55,7 +55,7 @@ func TestAnotherNewBackendIsFoundWithAGate(t *testing.T) {
 				p := newPair(t, nil, nil)
 				wrong, swapped := &pair{t, p.from, memory.NewServer(nil)}, &pair{t, p.to, p.from}
 				c, err := p.checkedWithAGate(migrate.PhaseDual, seals)
-				wantErr(t, "the first process", errors.Join(err, c.Ties()), nil)
+				wantErr(t, "the first process", errors.Join(err, c.Ties(t.Context())), nil)
 				_, err = p.checkedWithAGate(phase, seals)
 				wantErr(t, "the second process", err, nil)
 				other, err := wrong.checkedWithAGate(phase, seals)
@@ -100,7 +100,7 @@ func TestATieThatComesTooLate(t *testing.T) {
 			_, err := (&pair{t, p.from, memory.NewServer(nil)}).checkedWithAGate(migrate.PhaseNew, true)
 			wantErr(t, "the second process", err, nil)
 		}}
-		from.at.Store(2) // the target is sealed after the name
+		from.at.Store(3) // the target is sealed after two others
 		late, err := migrate.New(from, p.to.NewDriver(), &migrate.Options{Gated: true, Unfenced: true, TTL: ttl})
 		if err != nil {
 			t.Fatal(err)
@@ -129,7 +129,7 @@ func TestAGateBetweenBackendsThatCannotBeTied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
 		c := p.gated(migrate.PhaseNew)
-		wantErr(t, "Ties", c.Ties(), errors.ErrUnsupported)
+		wantErr(t, "Ties", c.Ties(t.Context()), errors.ErrUnsupported)
 		wantErr(t, "Check", errors.Join(c.Check(t.Context()), c.Look(t.Context())), nil)
 		release(t, lock(t, c, "x"))
 	})

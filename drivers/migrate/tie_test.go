@@ -73,7 +73,7 @@ func TestProcessesThatStartTogetherAgree(t *testing.T) {
 
 // TestATieThatStopsInTheMiddle loses the first process at each request to the old backend, with another new backend than the next has.
 func TestATieThatStopsInTheMiddle(t *testing.T) {
-	for request := range 16 {
+	for request := range 20 {
 		for _, kind := range []memory.FaultKind{memory.CutOff, memory.LoseAnswer} {
 			synctest.Test(t, func(t *testing.T) {
 				p := newPair(t, nil, nil)
@@ -153,14 +153,74 @@ func TestBackendsThatPermitNoReservedNames(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := errors.Join(d.Check(t.Context()), d.Look(t.Context())); err != nil {
-				t.Error(err)
-			}
-			if tokens, err := d.Tokens(t.Context()); err != nil || tokens != (migrate.Tokens{}) {
-				t.Errorf("Tokens: got %+v, %v, want none", tokens, err)
+			wantErr(t, "Check", d.Check(t.Context()), nil)
+			_, err = d.Tokens(t.Context())
+			for what, err := range map[string]error{"Look": d.Look(t.Context()), "Moves": d.Moves(t.Context()), "Tokens": err} {
+				wantErr(t, what, err, migrate.ErrNotPermitted)
 			}
 			release(t, lock(t, d, "x"))
 		}
+	})
+}
+
+// TestAnotherFloorIsFound: programs with other floors get tokens that are not above each other.
+func TestAnotherFloorIsFound(t *testing.T) {
+	for _, phase := range phases {
+		synctest.Test(t, func(t *testing.T) {
+			p := newPair(t, nil, nil)
+			with := func(floor uint64) *migrate.Driver {
+				d, err := migrate.New(p.from.NewDriver(), p.to.NewDriver(), &migrate.Options{Phase: phase, ToFloor: floor})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return d
+			}
+			first, none := with(3<<48), with(0)
+			tokens, err := none.Tokens(t.Context())
+			wantErr(t, "Tokens", err, nil)
+			if again, _ := none.Tokens(t.Context()); again.Floor != tokens.Floor || tokens.Floor == 0 {
+				t.Errorf("got the floors %d and %d, want the same", tokens.Floor, again.Floor)
+			}
+			wantErr(t, "the first process", first.Check(t.Context()), nil)
+			for _, d := range []*migrate.Driver{none, with(4 << 48)} {
+				for what, err := range map[string]error{"Check": d.Check(t.Context()), "Look": d.Look(t.Context())} {
+					wantErr(t, what+" with another floor", err, migrate.ErrOtherFloor)
+				}
+				if tokens, err := d.Tokens(t.Context()); err != nil || tokens.Floor != 3<<48 {
+					t.Errorf("got the floor %d, %v, want the one of the first process", tokens.Floor, err)
+				}
+			}
+			wantErr(t, "the same floor", with(3<<48).Check(t.Context()), nil)
+		})
+	}
+}
+
+// unidentified neither keeps seals nor tells what it is, as a fair lock of Redisson.
+type unidentified struct{ *memory.Driver }
+
+func (unidentified) Seal(context.Context, driver.Lease) error {
+	return fmt.Errorf("a fair lock: %w", errors.ErrUnsupported)
+}
+
+// TestAnUnidentifiedNewBackendIsAnother where the old backend is tied to an identified one.
+func TestAnUnidentifiedNewBackendIsAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		open := func() (*migrate.Driver, error) {
+			d, err := migrate.New(p.from.NewDriver(), unidentified{memory.NewServer(nil).NewDriver()}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			wantErr(t, "Ties", d.Ties(t.Context()), errors.ErrUnsupported)
+			return d, d.Check(t.Context())
+		}
+		_, err := open()
+		wantErr(t, "before any other", err, nil)
+		_, err = p.checked(migrate.PhaseNew)
+		wantErr(t, "the first identified one", err, nil)
+		d, err := open()
+		wantErr(t, "Check beside it", err, migrate.ErrOtherBackend)
+		wantErr(t, "Look beside it", d.Look(t.Context()), migrate.ErrOtherBackend)
 	})
 }
 

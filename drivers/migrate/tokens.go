@@ -2,6 +2,7 @@ package migrate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/go-dsync/dsync/driver"
@@ -10,21 +11,24 @@ import (
 // tokensName is locked for a moment on each backend, to see which tokens a name gets that was never locked.
 const tokensName = reserved + "tokens"
 
-// floorSlack is far more than the tokens of a backend rise during a migration: nine years for tokens that are microseconds.
-const floorSlack = 1 << 48
+// floorUnit is far more than the tokens of a backend rise during a migration: nine years for tokens that are microseconds. Floors that
+// Tokens proposes are multiples of it, so that two calls agree.
+const floorUnit = 1 << 48
 
 // Tokens are the tokens that the two backends give to a name that has moved by no seal.
 type Tokens struct {
 	From, To uint64 // with the floors of the two
-	Floor    uint64 // a floor for to with which its tokens are above those of from until long after now
+
+	// Floor is the floor that to needs: the one that the migration is tied to if to has another one, that of to if tokens rise with it, and
+	// otherwise one with which the tokens of to are above those of from until long after now.
+	Floor uint64
 }
 
 // Rise reports whether tokens rise also for names that nobody locks before the programs use to alone, for years to come: two clocks that
 // differ by chance are not enough.
-func (t Tokens) Rise() bool { return t.To > t.From+floorSlack/2 }
+func (t Tokens) Rise() bool { return t.To > t.From+floorUnit/2 }
 
-// Tokens locks a reserved name for a moment on each backend, and compares the tokens. It returns zero Tokens if a backend has none, or
-// does not permit that name.
+// Tokens locks a reserved name for a moment on each backend, and compares the tokens. It returns zero Tokens if a backend has none.
 func (d *Driver) Tokens(ctx context.Context) (t Tokens, err error) {
 	if d.from.info.Fencing == driver.None || d.to.info.Fencing == driver.None {
 		return t, nil
@@ -38,7 +42,36 @@ func (d *Driver) Tokens(ctx context.Context) (t Tokens, err error) {
 		*token = first + uint64(max(n, 1)) - 1
 		letGo(l)
 	}
-	bare := t.To - d.to.floor
-	t.Floor = t.From - min(t.From, bare) + floorSlack
+	if t.Floor = d.to.floor; !t.Rise() {
+		bare := t.To - d.to.floor
+		units := (t.From - min(t.From, bare) + floorUnit*3/4 + floorUnit - 1) / floorUnit
+		t.Floor = units * floorUnit
+	}
+	if _, err := d.tied(ctx); errors.Is(err, ErrOtherFloor) {
+		t.Floor, err = d.otherFloor(ctx)
+		return t, d.permitted(ctx, err)
+	}
 	return t, nil
+}
+
+// otherFloor returns the floor that the migration is tied to.
+func (d *Driver) otherFloor(ctx context.Context) (uint64, error) {
+	lister, ok := d.from.Driver.(driver.Lister)
+	if !ok {
+		return 0, fmt.Errorf("old backend: it cannot list its floor: %w", errors.ErrUnsupported)
+	}
+	target, _, err := d.sealed(ctx, targetName)
+	if err != nil {
+		return 0, err
+	}
+	for name, err := range lister.List(ctx, tiedFloor) {
+		if err != nil {
+			return 0, fmt.Errorf("old backend: %w", err)
+		}
+		var floor, of uint64
+		if _, err := fmt.Sscanf(name, tiedFloor+"%d:%d", &floor, &of); err == nil && of == target {
+			return floor, nil
+		}
+	}
+	return 0, fmt.Errorf("old backend: it was untied meanwhile: %w", driver.ErrUnknown)
 }

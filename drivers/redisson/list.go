@@ -29,8 +29,8 @@ var holdField = regexp.MustCompile(`^[^:]+:[0-9]+(:write|:read)?$`)
 var escapeGlob = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 
 // List implements driver.Lister. It goes through all keys of the server, or of each primary of a cluster, a hundred thousand in a second at
-// most: once for locks, which are hashes whose fields look like holds, and once for permits. Sealed names are left out, and keys that the user has no right to. Names in
-// slots of a cluster that move meanwhile may be missed.
+// most: once for locks, which are hashes whose fields look like holds or seals, and once for permits. Keys that the user has no right to are left out.
+// Names in slots of a cluster that move in the meantime may be missed.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		if err := d.admin(ctx, "list"); err != nil { // any name will do
@@ -154,7 +154,7 @@ func (d *Driver) locksAmong(ctx context.Context, keys []string) (names []string,
 				return nil, err
 			}
 		}
-		if holdField.MatchString(field) || field == modeField && (mode == "read" || mode == "write") {
+		if holdField.MatchString(field) || (field == modeField || strings.HasPrefix(field, "dsync:")) && (mode == "read" || mode == "write") {
 			locks = append(locks, name)
 		}
 	}

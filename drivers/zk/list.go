@@ -66,7 +66,7 @@ func (w *walk) below(path, name string) (goOn bool, err error) {
 	for _, child := range l.children {
 		_, sealed := sealOf(child)
 		one, is := contenderOf(child)
-		held = held || is && !sealed
+		held = held || is || sealed
 		permits = permits || is && one.mode == driver.Permit
 		if is || sealed || isBase(child) {
 			continue
