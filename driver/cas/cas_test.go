@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/castest"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/driver/cas"
 )
@@ -26,25 +27,27 @@ func TestConformance(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			test.o.Name, test.o.Poll = "memory", 20*time.Millisecond
 			conformance.Run(t, conformance.Harness{FakeTime: true, Backend: func(testing.TB) *conformance.Backend {
-				m := &memory{clock: test.o.Clock, notifies: test.notifies}
-				return m.backend(test.o)
+				m := &memory{clock: test.o.Clock, records: map[string]cas.Entry{}, calls: map[*func()]string{}}
+				if test.notifies {
+					return backend(notifying{m}, test.o)
+				}
+				return backend(m, test.o)
 			}})
 		})
 	}
 }
 
 // backend is a backend whose clients have a link each.
-func (m *memory) backend(o cas.Options) *conformance.Backend {
+func backend(s cas.Store, o cas.Options) *conformance.Backend {
 	remove := func(tb testing.TB, name string, its func(hold string) bool) {
-		if err := cas.Remove(context.Background(), m.store(nil), o, name, its); err != nil {
+		if err := cas.Remove(context.Background(), s, o, name, its); err != nil {
 			tb.Error(err)
 		}
 	}
 	return &conformance.Backend{
 		New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
-			n := newNetwork(m)
-			tb.Cleanup(n.end)
-			return cas.New(m.store(n), o), n.link()
+			one, link := castest.Disturb(tb, s)
+			return cas.New(one, o), link
 		},
 		Expire: func(tb testing.TB, name string) { remove(tb, name, func(string) bool { return true }) },
 		ExpireHold: func(tb testing.TB, name, hold string) {

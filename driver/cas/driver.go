@@ -162,6 +162,9 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(string) boo
 	}
 	defer d.life.Leave()
 	for e, err := range l.List(ctx, prefix) {
+		if errors.Is(err, errors.ErrUnsupported) {
+			return err
+		}
 		if err != nil {
 			return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
 		}
