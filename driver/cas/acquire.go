@@ -74,7 +74,7 @@ func (a *attempt) run(ctx context.Context) (*lease, error) {
 				defer stop()
 			}
 		}
-		if err := a.sleep(ctx, a.pause(v)); err != nil {
+		if err := a.sleep(ctx, v); err != nil {
 			return nil, err
 		}
 	}
@@ -105,7 +105,7 @@ func (a *attempt) look(ctx context.Context) (*lease, *view, error) {
 		case r.NoWait || !errors.Is(err, driver.ErrLocked):
 			return err
 		case newcomer:
-			v.Queue = append(v.Queue, a.claim(sent, a.placeTTL()))
+			v.Queue = append(v.Queue, newClaim(r, sent, a.placeTTL()))
 		case sent.Sub(a.beaten) < a.placeTTL()/3:
 			return errQueued
 		default:
@@ -132,9 +132,7 @@ func (a *attempt) look(ctx context.Context) (*lease, *view, error) {
 
 func (a *attempt) placeTTL() time.Duration { return min(a.r.TTL, placeFor) }
 
-// claim returns the claim of the request, to be written now.
-func (a *attempt) claim(sent time.Time, ttl time.Duration) claim { return newClaim(a.r, sent, ttl) }
-
+// newClaim returns the claim of a request, to be written now.
 func newClaim(r *driver.Request, sent time.Time, ttl time.Duration) claim {
 	return claim{Hold: r.Hold, Owner: r.Owner, Note: r.Note, Process: process, Mode: r.Mode, Permits: r.Permits, TTL: ttl, Since: sent}
 }
@@ -147,39 +145,49 @@ func (a *attempt) notify() {
 	}
 }
 
-// pause returns how long to wait before the next look, unless the store reports
-// a change.
-func (a *attempt) pause(v *view) time.Duration {
-	wait, ahead := a.d.Poll, find(v.Queue, a.r.Hold)
+// sleep waits until it is time for the next look.
+func (a *attempt) sleep(ctx context.Context, v *view) error {
+	wait, ahead := a.d.Poll, max(find(v.Queue, a.r.Hold), 0)
 	switch _, notified := a.d.store.(Notifier); {
 	case notified:
 		wait = lookAfter
 	case ahead > 1:
-		wait *= behind
+		wait *= time.Duration(min(ahead, behind))
 	}
 	wait = min(wait, time.Until(a.beaten.Add(a.placeTTL()/3)))
-	for _, claims := range [][]claim{v.Holds, v.Queue[:max(ahead, 0)]} {
+	for _, claims := range [][]claim{v.Holds, v.Queue[:ahead]} {
 		for _, c := range claims {
 			wait = min(wait, c.left-time.Since(v.at))
 		}
 	}
-	return max(wait, time.Millisecond)
-}
-
-// behind is how much less often waiters look that have others in front of them.
-const behind = 4
-
-func (a *attempt) sleep(ctx context.Context, wait time.Duration) error {
-	timer := time.NewTimer(wait)
+	timer := time.NewTimer(max(wait, time.Millisecond))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-a.changed:
+		return nil
 	case <-ctx.Done():
 		return ctx.Err()
+	case <-a.changed:
+	}
+	if ahead > 1 { // more changes may come: those in front look first
+		timer.Reset(time.Duration(min(ahead, 50)) * burst)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 	return nil
 }
+
+const (
+	// behind is how much less often waiters look, at most, that have others in
+	// front.
+	behind = 10
+
+	// burst is how long a waiter lets changes gather, for each one in front.
+	burst = 20 * time.Millisecond
+)
 
 // failed takes the place of a request out of the queue, and makes the error of
 // Acquire.

@@ -146,8 +146,8 @@ type Options struct {
 	NoTokens bool // no fencing tokens: what driver.Config calls not Fenced
 
 	// Poll is how often a waiter looks at the record if the store is no
-	// Notifier. The default is 100 ms. Waiters with two or more in front of them
-	// look a quarter as often.
+	// Notifier. The default is 100 ms. Waiters that have others in front of them
+	// look less often, down to a tenth.
 	Poll time.Duration
 
 	// Timeout bounds each request to the store. The default is 5 s.
@@ -156,8 +156,8 @@ type Options struct {
 	MinTTL time.Duration // of leases, for stores that are slow; 0 means no bound
 }
 
-// ordered returns the options with their defaults.
-func (o Options) ordered() Options {
+// withDefaults returns the options with their defaults.
+func (o Options) withDefaults() Options {
 	o.Poll = cmp.Or(o.Poll, 100*time.Millisecond)
 	o.Timeout = cmp.Or(o.Timeout, 5*time.Second)
 	return o

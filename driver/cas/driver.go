@@ -37,7 +37,7 @@ var process = func() string {
 // New returns a driver of a store. The store stays open when the driver is
 // closed.
 func New(s Store, o Options) *Driver {
-	d := &Driver{Options: o.ordered(), store: s, life: lifecycle.New(), sights: sights{seen: map[string]sight{}}}
+	d := &Driver{Options: o.withDefaults(), store: s, life: lifecycle.New(), sights: sights{seen: map[string]sight{}}}
 	d.clean = cleaner.New(d.life, cleaner.Policy[*ghost]{
 		Settle: d.settleAll, Batch: 1, Calls: 8,
 		Max: 10000, Forget: oldest,
