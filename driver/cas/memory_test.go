@@ -13,7 +13,8 @@ import (
 
 // memory is a store in the process.
 type memory struct {
-	clock bool
+	clock  bool
+	rising bool // otherwise the value itself is the version
 
 	mu      sync.Mutex
 	last    int // version
@@ -43,7 +44,10 @@ func (m *memory) Write(_ context.Context, name string, value []byte, version str
 		return "", cas.ErrChanged
 	}
 	m.last++
-	e := cas.Entry{Value: value, Version: strconv.Itoa(m.last)}
+	e := cas.Entry{Value: value, Version: string(value)}
+	if m.rising {
+		e.Version = strconv.Itoa(m.last)
+	}
 	if m.clock {
 		e.Written = time.Now()
 	}
