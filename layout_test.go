@@ -32,6 +32,7 @@ var layout = []struct {
 		"go.opentelemetry.io/otel/trace",
 	}},
 	{"driver", nil},
+	{"driver/cas", []string{"./driver", "./internal/cleaner", "./internal/lifecycle"}},
 	{"driver/move", []string{"./driver"}},
 
 	// Every package of internal. None imports a driver, but telemetrytest, which is for tests alone.
@@ -75,7 +76,7 @@ var layout = []struct {
 		"github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/schollz/progressbar/v3", "golang.org/x/sys/unix", "golang.org/x/term",
 		"github.com/redis/rueidis", "go.etcd.io/etcd/...", "go.uber.org/zap", "github.com/go-zookeeper/zk", "github.com/jackc/pgx/v5/pgconn",
 	}},
-	{"examples", []string{"./", "./driver", "./drivers/...", "./guard"}},
+	{"examples", []string{"./", "./driver", "./driver/cas", "./drivers/...", "./guard"}},
 	{"examples/leader", []string{"./", "./drivers/...", "./guard", "./examples/servers"}},
 	{"examples/migration", []string{"./", "./drivers/...", "./examples/coupon/shop", "./examples/servers"}},
 	{"examples/observability", []string{"./", "./drivers/...", "go.opentelemetry.io/otel/..."}},

@@ -1,0 +1,164 @@
+// Package cas makes a complete [driver.Driver] of a store that can do nothing
+// but replace a value if the value has not changed. DynamoDB, Consul's keys,
+// Kubernetes objects, NATS, object stores with If-Match and tables in any
+// database are such stores.
+//
+// The author of a backend implements [Store], three methods, and calls [New]:
+//
+//	func init() {
+//		driver.Register("mystore", func(ctx context.Context, c *driver.Config) (driver.Driver, error) {
+//			store, err := dial(ctx, c.URL)
+//			if err != nil {
+//				return nil, err
+//			}
+//			return cas.New(store, cas.Options{Name: "mystore", NoTokens: !c.Fenced}), nil
+//		})
+//	}
+//
+// The driver has exclusive locks, read-write locks and permits with leases,
+// fencing tokens, Inspect, ForceUnlock and SetLimit. It grants in the order of
+// arrival. It also has List if the store is a [Lister]. It has Watch, and its
+// waiters learn of a release at once, if the store is a [Notifier]. Package
+// conformance then shows whether the store keeps the promises below.
+//
+// # How it works
+//
+// Each name has one record, which holds the leases of the name and the queue of
+// its waiters. Every change reads the record, decides, and writes the record if
+// its version is still the same. An acquire of a free name takes a read and a
+// write, a renewal and a release take a write each. A waiter writes its place
+// into the queue, renews the place every few seconds, and looks at the record
+// once in Options.Poll or when it is notified. So a waiter does not need luck:
+// nobody overtakes it, and a waiter that is gone loses its place.
+//
+// # Expiry
+//
+// Where the store has a clock (Options.Clock), each Read returns the time at the
+// store and the time at which the record was written. A hold ends when its TTL
+// has passed since then, by this one clock. Where the store has no clock, a
+// contender takes the name over after it has seen the hold unchanged for the
+// hold's TTL, by its own clock ([driver.Observed]). Nobody compares the clocks
+// of two machines. The price is that a contender that comes after the death of
+// the holder waits for one TTL more.
+//
+// # Fencing tokens
+//
+// Tokens are the versions themselves if the store says that its versions rise
+// (Options.Rising). Otherwise the record keeps the last token. With a clock a
+// token is at least the time at the store in microseconds, so a record without
+// holds is deleted once the clock has passed its last token: [driver.Volatile],
+// because a clock that is set back makes tokens fall. Without a clock a record
+// stays for as long as the store does. With Options.NoTokens it is deleted.
+//
+// # Requests without an answer
+//
+// A write that got no answer may be carried out later, as long as the record has
+// the version that the write demands. The driver ends this in the background by
+// a write of its own, after which no record has that version. A write that
+// demands that there is no record is ended by an empty record, which stays for
+// an hour of the store's clock, or for good where there is no clock.
+package cas
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"iter"
+	"time"
+)
+
+// Store keeps one record for each name, with a version. All methods may be
+// called concurrently. They return soon after the end of their context. An
+// error that matches fs.ErrPermission is passed to the user as it is. Errors
+// never contain a password.
+type Store interface {
+	// Read returns the record of a name, or an Entry without a Version if there
+	// is none. Read sees every write that was answered before Read was called,
+	// by whatever client. A name is any text of up to 1 KiB; the store encodes
+	// it so that different names never meet, by a cryptographic hash if need be.
+	Read(ctx context.Context, name string) (Entry, error)
+
+	// Write replaces the record if it still has the given version, in one step,
+	// and returns the version of the new record. With the version "" Write makes
+	// a record where there is none. If the record has another version, Write
+	// changes nothing and returns ErrChanged. An error that matches
+	// driver.ErrUnavailable says that the write is not carried out, and never
+	// will be. After any other error it may be, at any time.
+	//
+	// A version is never used twice for a name, not even after a Delete. No two
+	// records have the same value, so a store without versions may take the
+	// value itself, or a cryptographic hash of it, for the version.
+	Write(ctx context.Context, name string, value []byte, version string) (next string, err error)
+
+	// Delete removes the record if it still has the given version. The errors
+	// are those of Write.
+	Delete(ctx context.Context, name, version string) error
+}
+
+// Entry is a record of a Store as it was read.
+type Entry struct {
+	Value   []byte
+	Version string // "" if there is no record
+
+	// Both are times of the store's clock, with Options.Clock. Written is when
+	// the present version was written, and is zero if there is no record. Now is
+	// when the record was read, and is given without a record, too. A clock with
+	// a coarse unit rounds Written up and Now down.
+	Written, Now time.Time
+}
+
+// ErrChanged is returned by Write and Delete if the record has another version.
+var ErrChanged = errors.New("the record has another version")
+
+// Notifier is an optional interface of a Store that reports changes.
+type Notifier interface {
+	// Notify calls changed soon after each change of the record of name, until
+	// stop is called. It also calls changed whenever the store begins to report
+	// changes to this client, at first and after each outage, because an earlier
+	// change may have passed unseen. changed does not block. After stop has
+	// returned, changed is not called any more. Notify does not wait for the
+	// store.
+	Notify(name string, changed func()) (stop func(), err error)
+}
+
+// Lister is an optional interface of a Store that can list its records.
+type Lister interface {
+	// List yields the records of all names that begin with prefix, each at least
+	// once if it is there throughout the call. It may yield others, since the
+	// driver looks at the name in the record: a store that knows names by their
+	// hash only yields all records. An error is the last that List yields.
+	List(ctx context.Context, prefix string) iter.Seq2[Entry, error]
+}
+
+// Options say what a store can do. They are the same for all clients of it.
+type Options struct {
+	Name string // of the driver in driver.Info; required
+
+	// Clock says that Read returns Written and Now. Without a clock, expiry is
+	// observed.
+	Clock bool
+
+	// Rising says that versions are decimal numbers up to 2^62, and that each
+	// version of a name is larger than all earlier ones, those before a Delete
+	// included. They are the fencing tokens then.
+	Rising bool
+
+	NoTokens bool // no fencing tokens: what driver.Config calls not Fenced
+
+	// Poll is how often a waiter looks at the record if the store is no
+	// Notifier. The default is 100 ms. Waiters that have others in front of them
+	// look less often, down to a tenth.
+	Poll time.Duration
+
+	// Timeout bounds each request to the store. The default is 5 s.
+	Timeout time.Duration
+
+	MinTTL time.Duration // of leases, for stores that are slow; 0 means no bound
+}
+
+// withDefaults returns the options with their defaults.
+func (o Options) withDefaults() Options {
+	o.Poll = cmp.Or(o.Poll, 100*time.Millisecond)
+	o.Timeout = cmp.Or(o.Timeout, 5*time.Second)
+	return o
+}

@@ -1,0 +1,164 @@
+package cas_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/castest"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/cas"
+)
+
+// TestConformance runs the suite in fake time on stores that can do more and
+// less.
+func TestConformance(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		notifies bool
+		o        cas.Options
+	}{
+		{"observed", false, cas.Options{}},
+		{"clock", false, cas.Options{Clock: true}},
+		{"rising", true, cas.Options{Rising: true}},
+		{"no tokens", true, cas.Options{Clock: true, NoTokens: true}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			test.o.Name, test.o.Poll = "memory", 20*time.Millisecond
+			conformance.Run(t, conformance.Harness{FakeTime: true, Backend: func(testing.TB) *conformance.Backend {
+				m := newMemory(test.o)
+				if test.notifies {
+					return backend(notifying{m}, test.o)
+				}
+				return backend(m, test.o)
+			}})
+		})
+	}
+}
+
+func newMemory(o cas.Options) *memory {
+	return &memory{clock: o.Clock, rising: o.Rising, records: map[string]cas.Entry{}, calls: map[*func()]string{}}
+}
+
+// backend is a backend whose clients have a link each.
+func backend(s cas.Store, o cas.Options) *conformance.Backend {
+	remove := func(tb testing.TB, name string, its func(hold string) bool) {
+		if err := cas.Remove(context.Background(), s, o, name, its); err != nil {
+			tb.Error(err)
+		}
+	}
+	return &conformance.Backend{
+		New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
+			one, link := castest.Disturb(tb, s)
+			return cas.New(one, o), link
+		},
+		Expire: func(tb testing.TB, name string) { remove(tb, name, func(string) bool { return true }) },
+		ExpireHold: func(tb testing.TB, name, hold string) {
+			remove(tb, name, func(other string) bool { return other == hold })
+		},
+	}
+}
+
+// late is a memory that does not carry out the first write, but keeps it.
+type late struct {
+	*memory
+	write func() (string, error)
+}
+
+func (l *late) Write(ctx context.Context, name string, value []byte, version string) (string, error) {
+	if l.write != nil {
+		return l.memory.Write(ctx, name, value, version)
+	}
+	l.write = func() (string, error) { return l.memory.Write(context.Background(), name, value, version) }
+	return "", errors.New("no answer")
+}
+
+// TestLateWrite has a write of an Acquire arrive when others have had the name,
+// and its record is gone. The record may stay for that, and no longer than it
+// has to.
+func TestLateWrite(t *testing.T) {
+	for _, o := range []cas.Options{{NoTokens: true}, {NoTokens: true, Clock: true}, {Rising: true}, {Clock: true}} {
+		synctest.Test(t, func(t *testing.T) {
+			o.Name = "memory"
+			l := &late{memory: newMemory(o)}
+			a, b := cas.New(l, o), cas.New(l.memory, o)
+			defer a.Close(t.Context())
+			defer b.Close(t.Context())
+			if _, err := a.Acquire(t.Context(), request("a:1")); !errors.Is(err, driver.ErrUnknown) {
+				t.Fatalf("Acquire without an answer: got %v, want ErrUnknown", err)
+			}
+			synctest.Wait() // for the clean-up
+			acquire := func(hold string) {
+				t.Helper()
+				lease, err := b.Acquire(t.Context(), request(hold))
+				if err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Millisecond)
+				if err := lease.Release(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			acquire("b:1")
+			if _, err := l.write(); !errors.Is(err, cas.ErrChanged) {
+				t.Errorf("the write that came late: got %v, want ErrChanged", err)
+			}
+			acquire("b:2")
+			time.Sleep(2 * time.Hour)
+			acquire("b:3")
+			if o.Clock && len(l.records) > 0 {
+				t.Errorf("two hours later there is still a record: %q", l.records)
+			}
+		})
+	}
+}
+
+func request(hold string) *driver.Request {
+	return &driver.Request{Name: "name", Hold: hold, TTL: time.Minute, NoWait: true, Events: events{}}
+}
+
+type events struct{}
+
+func (events) Waiting()    {}
+func (events) Tokens() int { return 3 }
+func (events) Lost(error)  {}
+
+// TestTokensOfDeletedRecords has tokens rise although the record that held the
+// last one is gone.
+func TestTokensOfDeletedRecords(t *testing.T) {
+	for _, o := range []cas.Options{{Clock: true}, {Rising: true}, {}} {
+		synctest.Test(t, func(t *testing.T) {
+			o.Name = "memory"
+			m := newMemory(o)
+			d := cas.New(m, o)
+			defer d.Close(t.Context())
+			var last uint64
+			gone := 0
+			for i := range 100 {
+				lease, err := d.Acquire(t.Context(), request(fmt.Sprintf("a:%d", i)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				first, n := lease.Tokens()
+				if n < 1 || first <= last {
+					t.Fatalf("got %d tokens from %d after %d", n, first, last)
+				}
+				last = first + uint64(n) - 1
+				time.Sleep(time.Duration(i%20) * time.Microsecond)
+				if err := lease.Release(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if len(m.records) == 0 {
+					gone++
+				}
+			}
+			if stays := !o.Clock && !o.Rising; stays == (gone > 0) || gone == 100 && o.Clock {
+				t.Errorf("the record was gone after %d of 100 releases", gone)
+			}
+		})
+	}
+}

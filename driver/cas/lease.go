@@ -1,0 +1,208 @@
+package cas
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// lease is a hold that this driver wrote.
+type lease struct {
+	d      *Driver
+	r      *driver.Request
+	turn   chan struct{} // full while a renewal is under way
+	forget *time.Timer   // removes the lease from Driver.leases when it is over
+
+	mu        sync.Mutex
+	end       time.Time
+	dead      bool // released
+	contended bool
+	first     uint64
+	tokens    int
+	last      *view // the record as the lease wrote it, to save a read; may be nil
+}
+
+// grant adds the hold of a request to a record.
+func (d *Driver) grant(v *view, r *driver.Request, sent time.Time) *lease {
+	l := &lease{d: d, r: r, turn: make(chan struct{}, 1), end: sent.Add(r.TTL)}
+	c := newClaim(r, sent, r.TTL)
+	if r.Mode == driver.Permit {
+		if limit := v.limit(); limit == 0 {
+			v.Limit = r.Limit
+		}
+	} else if !d.NoTokens && !d.Rising {
+		l.tokens = min(max(r.Events.Tokens(), 1), maxTokens)
+		l.first = v.Last + 1
+		if d.Clock {
+			l.first = max(l.first, uint64(v.now.UnixMicro()))
+		}
+		v.Last = l.first + uint64(l.tokens) - 1
+		c.Token = v.Last
+		v.keep(d.Clock, int64(v.Last))
+	}
+	v.Holds = append(v.Holds, c)
+	return l
+}
+
+// granted takes the lease over when its record is written, and reports whether
+// it is not over already.
+func (l *lease) granted(v *view) bool {
+	if token := l.d.tokenOf(v.version, l.r.Mode); token > 0 {
+		l.first, l.tokens = token, 1
+	}
+	l.keep(v)
+	rest := time.Until(l.end)
+	if rest > 0 {
+		l.d.leases.Store(l, nil)
+		l.forget = time.AfterFunc(rest, func() { l.d.leases.Delete(l) })
+	}
+	return rest > 0
+}
+
+// keep remembers a record, if it is not one of many holds.
+func (l *lease) keep(v *view) {
+	if len(v.Holds)+len(v.Queue) > 8 {
+		v = nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last = v
+}
+
+// Tokens implements [driver.Lease].
+func (l *lease) Tokens() (uint64, int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.first, l.tokens
+}
+
+// Expires implements [driver.Lease].
+func (l *lease) Expires() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.end
+}
+
+// Renew implements [driver.Lease]. It carries out one renewal at a time, so the
+// last answer is that of the last request.
+func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
+	return l.renew(ctx, ttl, func(*claim) {})
+}
+
+func (l *lease) renew(ctx context.Context, ttl time.Duration, also func(*claim)) error {
+	if err := l.d.life.Enter(); err != nil {
+		return err
+	}
+	defer l.d.life.Leave()
+	select {
+	case l.turn <- struct{}{}:
+		defer func() { <-l.turn }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if ttl == 0 { // only look
+		v, err := l.d.read(ctx, l.r.Name)
+		if err == nil && find(v.Holds, l.r.Hold) < 0 {
+			return driver.ErrNotHeld
+		}
+		return err
+	}
+	until := time.Now().Add(ttl)
+	if !l.move(until, false) {
+		return driver.ErrNotHeld
+	}
+	_, err := l.change(ctx, func(v *view, i int) {
+		c := &v.Holds[i]
+		c.TTL, c.Beat = ttl, ""
+		if l.d.Rising {
+			c.Token = l.first
+		}
+		also(c)
+	})
+	if err == nil && !l.move(until, true) {
+		return driver.ErrNotHeld // the answer came too late to count
+	}
+	return err
+}
+
+// move moves the end of a lease that is not over. Before the request is answered
+// it only makes the end earlier: contenders may go by the shorter TTL although
+// the answer never comes.
+func (l *lease) move(to time.Time, answered bool) (live bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	live = !l.dead && time.Now().Before(l.end)
+	if live && (answered || to.Before(l.end)) {
+		l.end = to
+		l.forget.Reset(time.Until(to))
+	}
+	return live
+}
+
+// Release implements [driver.Lease]. It needs no turn: a renewal that is still
+// on its way finds another version.
+func (l *lease) Release(ctx context.Context) error {
+	again, over := l.die()
+	if again {
+		return driver.ErrNotHeld
+	}
+	l.d.life.EnterLate()
+	defer l.d.life.Leave()
+	v, err := l.change(ctx, func(v *view, i int) { v.remove(l.r.Hold) })
+	switch {
+	case err == nil && over:
+		return driver.ErrNotHeld
+	case err == nil:
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.contended = len(v.Queue) > 0
+	case !errors.Is(err, driver.ErrNotHeld):
+		l.d.clean.Add(&ghost{name: l.r.Name, hold: l.r.Hold})
+		if !errors.Is(err, driver.ErrUnknown) {
+			return fmt.Errorf("%w: %w", driver.ErrUnknown, err)
+		}
+	}
+	return err
+}
+
+// die ends the lease here, and reports whether it had ended by that or by its
+// time.
+func (l *lease) die() (dead, over bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	dead, over = l.dead, !time.Now().Before(l.end)
+	l.dead = true
+	l.forget.Stop()
+	l.d.leases.Delete(l)
+	return dead, over
+}
+
+// Contended implements [driver.ContentionReporter].
+func (l *lease) Contended() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.contended
+}
+
+// change changes the record if the hold is there, at v.Holds[i].
+func (l *lease) change(ctx context.Context, to func(v *view, i int)) (*view, error) {
+	l.mu.Lock()
+	known := l.last
+	l.mu.Unlock()
+	v, err := l.d.change(ctx, l.r.Name, l.r.Hold, known, func(v *view) error {
+		i := find(v.Holds, l.r.Hold)
+		if i < 0 {
+			return driver.ErrNotHeld
+		}
+		to(v, i)
+		return nil
+	})
+	if err == nil {
+		l.keep(v)
+	}
+	return v, err
+}

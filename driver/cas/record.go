@@ -1,0 +1,234 @@
+package cas
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// format is the version of the record's format. A driver refuses records of a
+// later one.
+const format = 1
+
+// record is the value of a name in the store, in JSON.
+type record struct {
+	Format int     `json:"format"`
+	Name   string  `json:"name"`
+	Nonce  string  `json:"nonce"` // of this write: no two records are equal
+	Holds  []claim `json:"holds,omitempty"`
+	Queue  []claim `json:"queue,omitempty"` // the waiters in order
+	Limit  int     `json:"limit,omitempty"` // of permits: while some are held, or if Fixed
+	Fixed  bool    `json:"fixed,omitempty"` // the limit was set, and stays
+	Last   uint64  `json:"last,omitempty"`  // the last token, unless versions are the tokens
+
+	// Keep is the time at the store, in microseconds, up to which the record
+	// stays although it is empty; forever: it is never deleted.
+	Keep int64 `json:"keep,omitempty"`
+}
+
+const forever = math.MaxInt64
+
+// claim is a hold or a place in the queue. Both have to be renewed.
+type claim struct {
+	Hold    string        `json:"hold"`
+	Owner   string        `json:"owner,omitempty"`
+	Note    string        `json:"note,omitempty"`
+	Process string        `json:"process,omitempty"`
+	Mode    driver.Mode   `json:"mode,omitempty"`
+	Permits int           `json:"permits,omitempty"`
+	TTL     time.Duration `json:"ttl"`
+	Since   time.Time     `json:"since"`
+	Token   uint64        `json:"token,omitempty"` // the last of the grant
+
+	// Beat is the nonce of the write that renewed the claim, and At the time of
+	// that write by the store's clock, in nanoseconds. The write itself does not
+	// know the time. It leaves At 0, and the next one takes it from
+	// Entry.Written. So it is with a Token that is the version of the record.
+	Beat string `json:"beat"`
+	At   int64  `json:"at,omitempty"`
+
+	left time.Duration // until the claim is over, when it was read
+}
+
+// view is a record as it was read, or as this driver wrote it.
+type view struct {
+	record
+	version string // "": there is no record
+	written time.Time
+	now     time.Time // at the store, when the record was read
+	at      time.Time // here, when the answer had come
+}
+
+// next returns a copy that can be changed.
+func (v *view) next() *view {
+	next := *v
+	next.Holds, next.Queue = slices.Clone(v.Holds), slices.Clone(v.Queue)
+	return &next
+}
+
+// clock returns a time that the store's clock has passed, in microseconds, or 0
+// where there is no clock. It may be an earlier one if the clocks differ in
+// rate.
+func (v *view) clock() int64 {
+	if v.now.IsZero() {
+		return 0
+	}
+	since := time.Since(v.at)
+	return v.now.Add(since - since/100).UnixMicro()
+}
+
+// prune removes the claims that are over, but for that of hold.
+func (v *view) prune(hold string) {
+	over := func(c claim) bool { return c.left <= 0 && c.Hold != hold }
+	v.Holds, v.Queue = slices.DeleteFunc(v.Holds, over), slices.DeleteFunc(v.Queue, over)
+}
+
+// remove removes the claim of hold, and reports whether there was one.
+func (v *view) remove(hold string) bool {
+	n := len(v.Holds) + len(v.Queue)
+	its := func(c claim) bool { return c.Hold == hold }
+	v.Holds, v.Queue = slices.DeleteFunc(v.Holds, its), slices.DeleteFunc(v.Queue, its)
+	return len(v.Holds)+len(v.Queue) < n
+}
+
+// find returns the index of the claim of hold, or -1.
+func find(claims []claim, hold string) int {
+	return slices.IndexFunc(claims, func(c claim) bool { return c.Hold == hold })
+}
+
+// deletable reports whether nothing would be missed.
+func (v *view) deletable() bool {
+	return len(v.Holds)+len(v.Queue) == 0 && !v.Fixed && (v.Keep == 0 || v.Keep < v.clock())
+}
+
+// keep has the record stay until a time at the store, or for good where there
+// is no clock.
+func (v *view) keep(clock bool, until int64) {
+	if !clock {
+		until = forever
+	}
+	v.Keep = max(v.Keep, until)
+}
+
+// used returns how many permits are held.
+func (v *view) used() (n int) {
+	for _, h := range v.Holds {
+		n += h.Permits
+	}
+	return n
+}
+
+// limit returns the limit of permits that is kept, or 0.
+func (v *view) limit() int {
+	if v.Fixed || v.used() > 0 {
+		return v.Limit
+	}
+	return 0
+}
+
+// admits returns nil if a request with this place in the queue can be granted
+// now, ErrLocked if it has to wait, or ErrLimit. A place of len(v.Queue) is that
+// of a newcomer.
+func (v *view) admits(r *driver.Request, place int) error {
+	if r.Mode == driver.Permit {
+		limit := v.limit()
+		if limit == 0 {
+			limit = r.Limit
+		}
+		if r.Limit > 0 && r.Limit != limit || r.Permits > limit {
+			return driver.ErrLimit
+		}
+		if v.used()+r.Permits > limit {
+			return driver.ErrLocked
+		}
+	}
+	for _, h := range v.Holds {
+		if h.Mode.Excludes(r.Mode) {
+			return driver.ErrLocked
+		}
+	}
+	for _, ahead := range v.Queue[:place] {
+		if r.Mode != driver.Read || ahead.Mode != driver.Read {
+			return driver.ErrLocked
+		}
+	}
+	return nil
+}
+
+// encode returns the value of the record next, which is to replace v. Claims
+// without a Beat are renewed by it.
+func (d *Driver) encode(v, next *view) ([]byte, error) {
+	next.Format, next.Nonce = format, rand.Text()[:16]
+	if !next.Fixed && next.used() == 0 {
+		next.Limit = 0
+	}
+	for _, claims := range [][]claim{next.Holds, next.Queue} {
+		for i := range claims {
+			switch c := &claims[i]; {
+			case c.Beat == "":
+				c.Beat, c.At = next.Nonce, 0
+			case c.At == 0 && d.Clock:
+				c.At = v.written.UnixNano()
+			}
+		}
+	}
+	for i := range next.Holds {
+		if h := &next.Holds[i]; h.Token == 0 && h.Beat != next.Nonce {
+			h.Token = d.tokenOf(v.version, h.Mode)
+		}
+	}
+	return json.Marshal(&next.record)
+}
+
+// tokenOf returns the token of a hold that was granted by the write of this
+// version, or 0 if versions are no tokens.
+func (d *Driver) tokenOf(version string, m driver.Mode) uint64 {
+	if !d.Rising || d.NoTokens || m == driver.Permit {
+		return 0
+	}
+	token, _ := strconv.ParseUint(version, 10, 64)
+	return token
+}
+
+// decode reads an entry that has come just now.
+func (d *Driver) decode(name string, e Entry) (*view, error) {
+	v := &view{version: e.Version, at: time.Now()}
+	v.Name = name
+	if d.Clock {
+		if v.written, v.now = e.Written, e.Now; e.Now.IsZero() || e.Version != "" && e.Written.IsZero() {
+			return nil, fmt.Errorf("the store returned a record without a time")
+		}
+	}
+	if e.Version == "" {
+		return v, nil
+	}
+	if err := json.Unmarshal(e.Value, &v.record); err != nil {
+		return nil, fmt.Errorf("the record of %q is not one of package cas: %w", name, err)
+	}
+	switch {
+	case v.Format < 1 || v.Format > format:
+		return nil, fmt.Errorf("the record of %q has format %d, and this version of package cas knows %d", name, v.Format, format)
+	case name != "" && v.Name != name:
+		return nil, fmt.Errorf("the store returned the record of %q for %q", v.Name, name)
+	}
+	for _, claims := range [][]claim{v.Holds, v.Queue} {
+		for i := range claims {
+			c := &claims[i]
+			switch {
+			case !d.Clock:
+				c.left = c.TTL - d.sights.unchanged(c, v.at)
+			case c.At == 0:
+				c.left = c.TTL - v.now.Sub(v.written)
+			default:
+				c.left = c.TTL - v.now.Sub(time.Unix(0, c.At))
+			}
+		}
+	}
+	return v, nil
+}

@@ -1,0 +1,46 @@
+package cas
+
+import (
+	"sync"
+	"time"
+)
+
+// sights are the claims that a driver has seen, where expiry is observed.
+type sights struct {
+	mu   sync.Mutex
+	seen map[string]sight // by claim.Beat
+	room int              // how many there may be before old ones are swept out
+}
+
+type sight struct {
+	first, last time.Time // when the claim came with an answer: it was renewed before
+	ttl         time.Duration
+}
+
+// unchanged returns for how long the driver has seen a claim without a renewal.
+func (s *sights) unchanged(c *claim, now time.Time) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	seen, ok := s.seen[c.Beat]
+	if !ok {
+		s.sweep(now)
+		seen = sight{first: now, ttl: c.TTL}
+	}
+	seen.last = now
+	s.seen[c.Beat] = seen
+	return now.Sub(seen.first)
+}
+
+// sweep forgets claims that nobody has asked for any more in twice their TTL. If
+// somebody does after all, he observes the claim anew, and waits for longer.
+func (s *sights) sweep(now time.Time) {
+	if len(s.seen) < s.room {
+		return
+	}
+	for beat, seen := range s.seen {
+		if now.Sub(seen.last) > 2*seen.ttl {
+			delete(s.seen, beat)
+		}
+	}
+	s.room = max(1000, 2*len(s.seen))
+}
