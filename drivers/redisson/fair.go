@@ -59,7 +59,7 @@ func (o *op) fairArgs(d *Driver, args []string) []string {
 // with what its run has left in the queue.
 func (d *Driver) fairReleaseArgs(name string, o *op, args []string, holds ...string) []string {
 	args = d.tellArgs(name, args)
-	end := len(args) + 6
+	end := len(args) + 5
 	served, behind := "", ""
 	if o != nil {
 		served = strings.Join(o.served, "\n")
@@ -67,7 +67,7 @@ func (d *Driver) fairReleaseArgs(name string, o *op, args []string, holds ...str
 	if o != nil && o.heir != nil {
 		r := o.heir.request
 		if args = append(args, r.Hold, d.milliseconds(r.TTL)); o.tokens > 0 {
-			args = d.tokenArgs(args, r, o.tokens, o.holder)
+			args = d.tokenArgs(args, r, o.tokens)
 		}
 		behind = strings.Join(holdsOf(o.behind), "\n")
 	}
@@ -149,11 +149,15 @@ func (o *op) readFairRelease(answer []rueidis.RedisMessage) (err error) {
 
 // tellArgs adds the arguments by which the fair scripts tell a waiter: the channel, the commands, and whether these count the listeners.
 func (d *Driver) tellArgs(name string, args []string) []string {
-	count := "1"
+	return append(d.wordArgs(append(args, prefixName(channelPrefix, name))), d.countText())
+}
+
+// countText is "" where the commands that publish do not count all listeners.
+func (d *Driver) countText() string {
 	if d.cluster && d.checked.pubSub != PubSubSharded {
-		count = ""
+		return ""
 	}
-	return append(d.wordArgs(append(args, prefixName(channelPrefix, name))), count)
+	return "1"
 }
 
 // acquireInOrder asks for a fair lock, and waits for its turn.

@@ -40,7 +40,7 @@ end
 -- Where one hold ends, heir, unless that is '', is a waiter of the same client. If it is the first in the queue, it gets the lock, and is told
 -- by the answer: how many wait behind it, its first token, how many, and how many of the holds behind, a list as served is, follow in a run. The same
 -- release may be carried out again, at any later time: that changes nothing of what heir has by then. Served are the holds of a run that is over.
-local function releaseFair(name, queue, times, token, channel, word, word2, count, heir, ttl, n, keep, holder, text, served, behind, ...)
+local function releaseFair(name, queue, times, token, channel, word, word2, count, heir, ttl, n, kind, text, served, behind, ...)
   local line, holds, results, shifts = lineOf(queue, times), {...}, {}, {}
   local ready, first = false, nil
   local fields = redis.pcall('HLEN', name)
@@ -54,7 +54,7 @@ local function releaseFair(name, queue, times, token, channel, word, word2, coun
     ready, first = pcall(head, line, heir) -- a server without memory gives an heir no time
   end
   if ready and first == heir and call('HLEN', name) == 1 then
-    local granted, fence, block = pcall(grant, line, heir, name, heir, ttl, token, n, keep, holder, text)
+    local granted, fence, block = pcall(grant, line, heir, name, heir, ttl, token, n, kind, text)
     if granted then
       call('HDEL', name, holds[1])
       local ok, run = false, 0

@@ -26,14 +26,13 @@ const (
 type lease struct {
 	linked.Links[lease] // in Driver.leases
 
-	driver     *Driver
-	request    *driver.Request
-	expires    atomic.Int64 // on the driver's clock
-	first      uint64
-	tokens     int32
-	markKnown  bool // the grant said whether the name is marked
-	marked     bool
-	notedUntil atomic.Int64 // until when the server has the text about the holder; 0 if it has none
+	driver    *Driver
+	request   *driver.Request
+	expires   atomic.Int64 // on the driver's clock
+	first     uint64
+	tokens    int32
+	markKnown bool // the grant said whether the name is marked
+	marked    bool
 
 	mu        sync.Mutex
 	phase     phase
@@ -220,13 +219,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if err != nil {
 		return l.failRenewal(ctx, r, err)
 	}
-	if err := l.endRenewal(r, answer[0], acks); err != nil {
-		return err
-	}
-	if l.notesEnd(d.now()) {
-		d.noteAgain(ctx, client, []*lease{l})
-	}
-	return nil
+	return l.endRenewal(r, answer[0], acks)
 }
 
 // ask asks whether the server still has the hold, and changes nothing.

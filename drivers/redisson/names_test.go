@@ -27,16 +27,13 @@ func TestPrefixName(t *testing.T) {
 		if got := prefixName("p", test.name); got != test.want {
 			t.Errorf("%q: got %q, want %q", test.name, got, test.want)
 		}
-		if p, q := twoNames("p", "qq", test.name); p != test.want || q != "qq"+test.want[1:] {
-			t.Errorf("%q: got %q and %q, want %q and the same with qq", test.name, p, q, test.want)
-		}
 	}
 }
 
 func TestNamesThatAreKeys(t *testing.T) {
 	s := testenv.Redis(t)
 	d, fair := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s?fair=true", s.Addr)
-	for _, name := range []string{"dsync_fence:{x}", "dsync_holder:{x}", "dsync_turn:{x}", "dsync_moved:{x}", "redisson_lock_token:{x}", "redisson_lock_queue:{x}",
+	for _, name := range []string{"dsync_fence:{x}", "dsync_turn:{x}", "dsync_moved:{x}", "redisson_lock_token:{x}", "redisson_lock_queue:{x}",
 		"redisson_lock_timeout:{x}", "redisson_unlock_latch:{x}:0123", "dsync_fence:{t}:x", "redisson_lock_queue:a{b", "{x}:8743c9c0:41:rwlock_timeout:1", "{x}:timeout", "{t}:x:timeout"} {
 		for what, call := range map[string]func() error{
 			"Acquire":      func() error { _, err := d.Acquire(t.Context(), noWait(name)); return err },
@@ -165,9 +162,14 @@ func TestSlots(t *testing.T) {
 			continue
 		}
 		accepted++
-		for _, prefix := range []string{channelPrefix, fencePrefix, tokenPrefix} {
+		for _, prefix := range []string{channelPrefix, tokenPrefix} {
 			if got := slotOf(prefixName(prefix, name)); int64(got) != want {
 				t.Errorf("slot of %s of %q: got %d, want %d", prefix, name, got, want)
+			}
+		}
+		for _, d := range []*Driver{{sequences: "dsync_fence:"}, {sequences: "dsync_fence:a tenant:"}} {
+			if key := d.sequenceOf(name); int64(slotOf(key)) != want || inCluster.checkName(key) == nil {
+				t.Errorf("sequence of %q: got %q in the slot %d, want the slot %d, and that it is refused as a name", name, key, slotOf(key), want)
 			}
 		}
 	}

@@ -66,6 +66,7 @@ func readOptions(u *driver.URL, fenced bool) *Options {
 		Fair:          u.Bool("fair", false),
 		Write:         u.Bool("write", false),
 		AllowEviction: u.Choice("evict", "refuse", "allow") == "allow",
+		Tenant:        u.Param("tenant", ""),
 	}
 	if mode := u.Choice("pubsub", "auto", string(PubSubPlain), string(PubSubSharded), string(PubSubBoth)); mode != "auto" {
 		o.PubSub = PubSub(mode)

@@ -156,7 +156,6 @@ func (l *lease) passed(request *driver.Request, r *run) *lease {
 	next := l.driver.newLease(&known, 0, 0, 0)
 	next.lasts = l.lasts
 	next.expires.Store(l.expires.Load())
-	next.notedUntil.Store(l.notedUntil.Load())
 	if l.tokens > 0 {
 		next.first, next.tokens = r.first, 1
 		r.first++

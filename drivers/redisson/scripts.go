@@ -52,8 +52,12 @@ func commandAt(text string) string {
 }
 
 var (
+	//go:embed take.lua
+	takeFunctions string
+	//go:embed raise.lua
+	raiseFunction string // with takeFunctions
 	//go:embed acquire.lua
-	acquireFunction string
+	acquireFunction string // with takeFunctions
 	//go:embed turn.lua
 	turnFunction string
 	//go:embed release.lua
@@ -92,8 +96,6 @@ var (
 	forceText string
 	//go:embed inspect.lua
 	inspectText string
-	//go:embed holder.lua
-	holderText string
 	//go:embed seal.lua
 	sealText string
 	//go:embed sealed.lua
@@ -125,27 +127,26 @@ var (
 	//go:embed permitforce.lua
 	permitForceText string
 
-	acquireScript = newScript(acquireFunction + "return acquire(KEYS[1], ARGV[1], ARGV[2], KEYS[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], KEYS[3])\n")
-	turnScript    = newScript(acquireFunction + turnFunction +
-		"return acquireInTurn(ARGV[1], ARGV[2], ARGV[3], ARGV[4], KEYS[1], ARGV[5], ARGV[6], KEYS[2], ARGV[7], ARGV[8], ARGV[9], ARGV[10], KEYS[3])\n")
+	acquireScript = newScript(takeFunctions + acquireFunction + "return acquire(KEYS[1], ARGV[1], ARGV[2], KEYS[2], ARGV[3], ARGV[4], ARGV[5], KEYS[3])\n")
+	turnScript    = newScript(takeFunctions + acquireFunction + turnFunction +
+		"return acquireInTurn(ARGV[1], ARGV[2], ARGV[3], ARGV[4], KEYS[1], ARGV[5], ARGV[6], KEYS[2], ARGV[7], ARGV[8], ARGV[9], KEYS[3])\n")
 	releaseScript = newScript(releaseFunction + "return release(KEYS[1], unpack(ARGV))\n")
-	batchScript   = newScript(acquireFunction + turnFunction + releaseFunction + batchText)
+	batchScript   = newScript(takeFunctions + acquireFunction + turnFunction + releaseFunction + batchText)
 	renewScript   = newScript(renewText)
 	forceScript   = newScript(forceText)
 	inspectScript = newScript(basicFunctions + readersFunctions + inspectText)
-	holderScript  = newScript(acquireFunction + holderText)
 	sealScript    = newScript(sealText)
 	sealedScript  = newScript(sealedText)
-	markScript    = newScript(markText)
+	markScript    = newScript(takeFunctions + raiseFunction + markText)
 	markedScript  = newScript(markedText)
-	loosenScript  = newScript(loosenText)
+	loosenScript  = newScript(takeFunctions + raiseFunction + loosenText)
 	unsealScript  = newScript(unsealText)
 	unmarkScript  = newScript(unmarkText)
 	latchScript   = newScript(latchText)
 
 	// Each run of a script makes the functions of its text anew, so a script has no more than it needs.
-	readScript  = newScript(acquireFunction + readWriteFunctions + "return acquireRead(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
-	writeScript = newScript(acquireFunction + basicFunctions + readWriteFunctions + readersFunctions + writeFunction +
+	readScript  = newScript(takeFunctions + acquireFunction + readWriteFunctions + "return acquireRead(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
+	writeScript = newScript(takeFunctions + acquireFunction + basicFunctions + readWriteFunctions + readersFunctions + writeFunction +
 		"return acquireWrite(KEYS[1], KEYS[2], KEYS[3], unpack(ARGV))\n")
 
 	releaseRead            = readersFunctions + readWriteReleaseFunctions + releaseReadFunction + "return releaseRead(KEYS[1], KEYS[2], unpack(ARGV))\n"
@@ -155,7 +156,7 @@ var (
 	fairReadReleaseScript  = newScript(basicFunctions + fairFunctions + releaseRead)
 	fairWriteReleaseScript = newScript(basicFunctions + fairFunctions + releaseWrite)
 
-	fairGrant         = acquireFunction + basicFunctions + fairFunctions + fairGrantFunction
+	fairGrant         = takeFunctions + basicFunctions + fairFunctions + fairGrantFunction
 	fairAcquireScript = newScript(fairGrant + fairAcquireFunction + "return acquireFair(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
 	fairReleaseScript = newScript(fairGrant + fairReleaseFunction + "return releaseFair(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
 	fairBatchScript   = newScript(fairGrant + fairAcquireFunction + fairReleaseFunction + fairBatchText)
