@@ -33,7 +33,7 @@ func TestPrefixName(t *testing.T) {
 func TestNamesThatAreKeys(t *testing.T) {
 	s := testenv.Redis(t)
 	d, fair := openURL(t, "redisson://%s", s.Addr), openURL(t, "redisson://%s?fair=true", s.Addr)
-	for _, name := range []string{"dsync_fence:{x}", "dsync_turn:{x}", "dsync_moved:{x}", "redisson_lock_token:{x}", "redisson_lock_queue:{x}",
+	for _, name := range []string{"dsync_fence:{x}", "dsync_holder:{x}", "dsync_turn:{x}", "dsync_moved:{x}", "redisson_lock_token:{x}", "redisson_lock_queue:{x}",
 		"redisson_lock_timeout:{x}", "redisson_unlock_latch:{x}:0123", "dsync_fence:{t}:x", "redisson_lock_queue:a{b", "{x}:8743c9c0:41:rwlock_timeout:1", "{x}:timeout", "{t}:x:timeout"} {
 		for what, call := range map[string]func() error{
 			"Acquire":      func() error { _, err := d.Acquire(t.Context(), noWait(name)); return err },

@@ -22,10 +22,10 @@ local kept = 3600000
 --
 -- Tokens are the time. So they continue to rise when the sequence is lost or
 -- expires, and when a replica takes over that has not seen the last of them. A
--- block shrinks where it would end more than 64 microseconds after the present:
--- then the sequence never runs away from the clock. A sequence that is a second
--- ahead was raised, or the clock stepped back: only its value makes tokens rise,
--- and blocks need not shrink.
+-- block shrinks where it would end a millisecond or more after the present, so
+-- that the sequence does not run away from the clock. A sequence that is a
+-- second ahead was raised, or the clock stepped back: only its value makes tokens
+-- rise, and blocks need not shrink.
 local function take(token, n, kind, text)
   if not token then return 1, 1, '1' end
   local block = tonumber(n)
@@ -38,7 +38,7 @@ local function take(token, n, kind, text)
   local last = call('SET', token, new, 'KEEPTTL', 'GET')
   if last and (#last ~= #time or last >= time) then -- numbers of as many digits compare as texts, and faster
     local ahead = (tonumber(last) or 0) + 1 - first
-    if ahead > 0 and ahead <= 1000000 then block = math.max(1, math.min(block, 64 - ahead)) end
+    if ahead > 0 and ahead <= 1000000 then block = math.max(1, math.min(block, 1000 - ahead)) end
     ahead = math.max(ahead, 0)
     first = first + ahead
     new = string.format('%.0f', first + block - 1)

@@ -209,15 +209,21 @@ func TestNamesShareASequence(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
 	var ops []*op
-	for i := range 9 {
+	for i := range 18 {
 		o := d.newOp(request(fmt.Sprint("{t}", i)), nil)
-		o.tokens = 10
+		o.tokens = maxTokens
 		ops = append(ops, o)
 	}
 	together(d, ops...)
 	next := ops[0].first
 	for i, o := range ops {
-		want := []int{10, 10, 10, 10, 10, 10, 4, 1, 1}[i]
+		want := maxTokens
+		switch {
+		case i == 15:
+			want = 1000 - 15*maxTokens
+		case i > 15:
+			want = 1
+		}
 		if o.err != nil || o.first != next || o.n != want {
 			t.Errorf("name %d: got %d tokens from %d, %v, want %d from %d", i, o.n, o.first, o.err, want, next)
 		}
