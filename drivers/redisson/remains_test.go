@@ -1,7 +1,9 @@
 package redisson
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"testing"
@@ -93,4 +95,28 @@ func TestLimitsAreForgotten(t *testing.T) {
 		}
 	}
 	_ = lost.Release(t.Context()) // may have ended
+}
+
+func TestTenantsHaveSequencesOfTheirOwn(t *testing.T) {
+	s := testenv.Redis(t)
+	password := testenv.Password()
+	s.Do("ACL", "SETUSER", "tenant", "on", ">"+password, "~x", "~y", "~dsync_fence:a:*", "~dsync_turn:*", "&*", "+@all")
+	a := openURL(t, "redisson://tenant:%s@%s/?tenant=a", password, s.Addr)
+	parallel(2, func(i int) { release(t, acquire(t, a, request([]string{"x", "y"}[i]))) })
+	for _, key := range s.Do("KEYS", "*").([]any) {
+		if !strings.HasPrefix(key.(string), "dsync_fence:a:{") {
+			t.Errorf("got the key %q, want sequences of the tenant", key)
+		}
+	}
+	for _, other := range []string{"", "?tenant=b"} {
+		d := openURL(t, "redisson://tenant:%s@%s/%s", password, s.Addr, other)
+		if _, err := d.Acquire(t.Context(), request("x")); !errors.Is(err, fs.ErrPermission) {
+			t.Errorf("%q: got %v, want ErrPermission", other, err)
+		}
+	}
+	for _, wrong := range []string{"?tenant={a}", "?tenant=a&fence=redisson", "?tenant=a&fenced=false"} {
+		if _, err := tryOpen(t, "redisson://"+s.Addr+"/"+wrong); err == nil || !strings.Contains(err.Error(), "tenant") {
+			t.Errorf("%q: got %v, want an error about the tenant", wrong, err)
+		}
+	}
 }
