@@ -438,7 +438,7 @@ type Status struct {
 	Process string        // the holder's host and process id, as in "host:4711", where stored
 	Since   time.Time     // of the grant
 	TTL     time.Duration // until the backend ends the hold, without a renewal
-	Token   uint64        // the last fencing token of the last grant; 0 if the driver does not keep it
+	Token   uint64        // the last fencing token of the last grant, and never of another name; 0 if unknown, as it may be for a name that is free or read
 	Waiters int           // how many wait at the backend, where several requests of one client may count as one; -1 if unknown
 	Queue   []string      // for people: the waiters in order, each by its Owner, its Hold or the name of its client, where the backend keeps a queue
 }

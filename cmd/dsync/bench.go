@@ -69,8 +69,8 @@ server can do; a hot lock is one that is wanted all the time only without a boun
 on the backend, bench refuses to begin without --yes; it warns where a backend cannot tell.
 
 The names of the locks begin with --prefix. Where the user may only use names of some form, as in ~lk:*, give one: --prefix lk:bench:.
-What was made is removed in the end, also when it is interrupted. If it is killed, locks end with their TTL; Redis keeps the
-tokens of their names for a week.
+What was made is removed in the end, also when it is interrupted. If it is killed, locks end with their TTL. Redis keeps sequences of
+tokens for an hour, which all names share.
 
 Exit status
     0  measured

@@ -14,28 +14,24 @@ import (
 	"github.com/go-dsync/dsync/internal/tlsurl"
 )
 
-// tidy returns what removes, when all clients are closed, what locks leave on the backend of a URL: tokens on Redis; on ZooKeeper nodes of names,
-// and the path of the URL if that is not there. Other backends keep nothing of a lock that was given back.
+// tidy returns what removes, when all clients are closed, what locks leave on the backend of a URL: on Redis the counters of fence=redisson; on
+// ZooKeeper nodes of names, and the path of the URL if that is not there. Other backends keep nothing of a lock that was given back.
 func (f *benchFlags) tidy(ctx context.Context, u *driver.URL) (undo func() error, err error) {
 	switch {
-	case u.Scheme == "redisson" && u.Bool("fenced", true):
-		prefix := "dsync_fence"
-		if u.Param("fence", "") == "redisson" {
-			prefix = "redisson_lock_token"
-		}
+	case u.Scheme == "redisson" && u.Bool("fenced", true) && u.Param("fence", "") == "redisson":
 		option, _, err := redisOption(u, "dsync-bench")
 		if err != nil {
 			return nil, err
 		}
-		return func() error { return f.removeTokens(option, prefix) }, nil
+		return func() error { return f.removeCounters(option) }, nil
 	case u.Scheme == "zk":
 		return f.tidyPath(ctx, u)
 	}
 	return func() error { return nil }, nil
 }
 
-// removeTokens removes the keys of the last token of each name, and what is kept of the last holder for a while.
-func (f *benchFlags) removeTokens(option rueidis.ClientOption, prefix string) error {
+// removeCounters removes the counters of the tokens of each name.
+func (f *benchFlags) removeCounters(option rueidis.ClientOption) error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
 	defer cancel()
 	client, err := rueidis.NewClient(option)
@@ -45,14 +41,11 @@ func (f *benchFlags) removeTokens(option rueidis.ClientOption, prefix string) er
 	if err != nil {
 		return err
 	}
-	remove := func(prefix string, i int) error {
-		return client.Do(ctx, client.B().Del().Key(redisKey(prefix, f.name(i))).Build()).Error()
-	}
+	const prefix = "redisson_lock_token"
 	for i := range f.callers {
-		if err := remove(prefix, i); err != nil {
+		if err := client.Do(ctx, client.B().Del().Key(redisKey(prefix, f.name(i))).Build()).Error(); err != nil {
 			return fmt.Errorf("the keys %s of names that begin with %s: %w", prefix, f.prefix, err)
 		}
-		_ = remove("dsync_holder", i) // a user without the right to these keys has made none
 	}
 	return nil
 }

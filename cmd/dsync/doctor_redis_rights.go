@@ -35,7 +35,6 @@ var redisUses = []redisUse{
 	}},
 	{"fencing tokens", "", fault, func(x *examination) bool { return isRedisson(x) && x.url.Bool("fenced", true) }, []string{"PTTL $fence"}},
 	{"messages to those who wait", "they ask every 5 s", note, isRedisson, []string{"SUBSCRIBE $channel"}},
-	{"who holds a lock", "owner, note and process are not known", note, isRedisson, []string{"PTTL $holder"}},
 	{"a line of those who wait", "all of them ask after each release", note, isRedisson, []string{"PTTL $turn", "HMGET $lock f"}},
 	{"pings", "each is noted in the ACL LOG", note, nil, []string{"PING"}},
 	{"fair=true", "", fault, func(x *examination) bool { return isRedisson(x) && x.url.Bool("fair", false) }, []string{
@@ -43,11 +42,11 @@ var redisUses = []redisUse{
 		"LREM $lock 0 x", "RPUSH $lock x", "ZADD $lock 1 x", "ZMSCORE $lock x", "ZREM $lock x", "ZSCORE $lock x",
 	}},
 	{"fence=redisson", "", fault, func(x *examination) bool { return isRedisson(x) && x.url.Param("fence", "") == "redisson" }, []string{
-		"PTTL $counter", "INCR $lock", "INCRBY $lock 1",
+		"PTTL $counter", "INCRBY $lock 1",
 	}},
 	{"Read and Write", "", warning, isRedisson, []string{"PTTL $readers", "PTTL $intent", "PUBLISH $readwrite 0", "HGET $lock f", "HRANDFIELD $lock", "DEL $gone"}},
 	{"Permits", "", warning, isRedisson, []string{
-		"PTTL $readers", "PUBLISH $permits 0", "GET $lock", "INCRBY $lock 1", "PERSIST $gone", "ZADD $lock 1 x", "ZCARD $lock", "ZCOUNT $lock 0 0",
+		"PTTL $readers", "PUBLISH $permits 0", "GET $lock", "DEL $gone", "INCRBY $lock 1", "PERSIST $gone", "ZADD $lock 1 x", "ZCARD $lock", "ZCOUNT $lock 0 0",
 		"ZMSCORE $lock x", "ZRANGE $lock 0 0", "ZREM $lock x", "ZREMRANGEBYSCORE $lock 0 0",
 	}},
 	{"show and release", "", note, isRedisson, []string{"HLEN $lock", "DEL $gone", "GET $lock", "HGET $lock f", "HGETALL $lock"}},
@@ -64,12 +63,15 @@ func isRedlock(x *examination) bool  { return !isRedisson(x) }
 
 // makes are commands with which a key begins to exist. A trial of one has a text as its key, made by the request before, and is refused. Should
 // the text be over too early, the request after the trial gives the new key an end.
-var makes = []string{"HSET", "LPUSH", "RPUSH", "ZADD", "INCR", "INCRBY"}
+var makes = []string{"HSET", "LPUSH", "RPUSH", "ZADD", "INCRBY"}
 
 const (
 	tryMake = "SET $lock text PX 5000"
 	tryEnd  = "PEXPIRE $lock 5000"
 )
+
+// fencePrefix begins the keys of sequences of tokens, which many names share.
+const fencePrefix = "dsync_fence:"
 
 // redisKey returns the key with a prefix that belongs to a lock.
 func redisKey(prefix, lock string) string {
@@ -83,9 +85,13 @@ func redisKey(prefix, lock string) string {
 func (x *examination) redisKeys() map[string]string {
 	lock := x.name + ":" + strings.ToLower(rand.Text()[:12])
 	of := func(prefix string) string { return redisKey(prefix, lock) }
+	fence := fencePrefix
+	if tenant := x.url.Param("tenant", ""); tenant != "" {
+		fence += tenant + ":"
+	}
 	sha := sha1.Sum([]byte(tryScript))
 	return map[string]string{
-		"$lock": lock, "$gone": lock + ":gone", "$fence": of("dsync_fence"), "$holder": of("dsync_holder"), "$turn": of("dsync_turn"), "$intent": of("dsync_intent"),
+		"$lock": lock, "$gone": lock + ":gone", "$fence": fence + "{0}", "$turn": of("dsync_turn"), "$intent": of("dsync_intent"),
 		"$queue": of("redisson_lock_queue"), "$times": of("redisson_lock_timeout"), "$counter": of("redisson_lock_token"),
 		"$readers": "{" + lock + "}:x", "$channel": of("redisson_lock__channel"), "$readwrite": of("redisson_rwlock"), "$permits": of("redisson_sc"),
 		"$redlock": "dsync_redlock:" + lock, "$sha": hex.EncodeToString(sha[:]),
@@ -242,6 +248,9 @@ func (t redisTrial) right(a askedFor, err error) string {
 
 // pattern stands for the keys or channels of all names with the prefix.
 func (t redisTrial) pattern(key string) string {
+	if strings.HasPrefix(key, fencePrefix) {
+		return strings.TrimSuffix(key, "{0}") + "*"
+	}
 	before, _, _ := strings.Cut(key, t.keys["$lock"])
 	return before + t.prefix + "*"
 }

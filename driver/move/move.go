@@ -37,7 +37,7 @@ type Sealer interface {
 // than any hold.
 type Marker interface {
 	// Mark marks the name of l, a lease of this driver, in one step at the backend, conditional on the hold. The same step raises the
-	// tokens: all tokens of later grants are above floor, and so are the tokens of l, which gets new ones, as many as Events.Tokens of
+	// tokens: all tokens of later grants are above floor, and so are the tokens of l, which gets new ones, up to as many as Events.Tokens of
 	// the request says. Neither a second Mark nor a lower floor lowers anything. Mark returns driver.ErrNotHeld if the hold is over, and
 	// then nothing has changed; after any other error the outcome is unknown, and the caller only releases l. Mark is called before l
 	// is used, not beside its other methods.

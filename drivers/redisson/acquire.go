@@ -104,6 +104,7 @@ type obstacle struct {
 	left      time.Duration // of the hold, unless it is renewed; negative if it does not expire
 	elsewhere bool          // the end of the hold is told on the channel of the other kind of lock: see channelOf
 	place     redistopic.Place
+	limit     int // of permits
 }
 
 // groupOf returns the group of those who wait in a mode. Of those who wait for permits one can want more than another.
@@ -146,6 +147,11 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic
 			timer.Stop()
 			t.Placed(refused.place, pause(refused.left))
 			refused.place = redistopic.Place{}
+		}
+		if r.Mode == driver.Permit && r.Limit <= 0 && refused.limit > 0 {
+			own := *r
+			own.Limit = -refused.limit // counts if the limit is forgotten before this caller listens
+			r = &own
 		}
 		overdue := false
 		select {
@@ -234,6 +240,8 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool, turn st
 		return nil, obstacle{}, driver.ErrSealed
 	case first == limitAnswer:
 		return nil, obstacle{}, driver.ErrLimit
+	case first <= 0 && r.Mode == driver.Permit:
+		return nil, obstacle{left: time.Duration(-1-first) * time.Millisecond, limit: n}, nil
 	case first == takenForEver:
 		return nil, obstacle{left: -1, place: line}, nil
 	case first <= elsewhereAnswer && d.options.Fair:
@@ -256,9 +264,7 @@ func (d *Driver) grantedLease(r *driver.Request, sent, first int64, n int, fence
 	if !fenced {
 		return d.newLease(r, sent, 0, 0)
 	}
-	l := d.newLease(r, sent, uint64(first), n)
-	l.notedUntil.Store(sent + int64(max(r.TTL, holderTTL)))
-	return l
+	return d.newLease(r, sent, uint64(first), n)
 }
 
 // Answers of the acquire scripts: the lock does not expire; it is sealed; the limit is another one; less the milliseconds, its end is told elsewhere; and, less the

@@ -41,8 +41,10 @@ func (b *batch) fill(d *Driver) {
 	for _, o := range b.ops {
 		b.keys = append(b.keys, o.request.Name)
 	}
-	b.args = append(d.wordArgs(b.args), d.lineLabel(), d.tokenPrefix(), d.keepText(), d.releaseMessage(), strconv.Itoa(releases))
-	b.addHolds(b.ops[:releases])
+	b.args = append(d.wordArgs(b.args), d.lineLabel(), d.tokenKind(), d.releaseMessage(), strconv.Itoa(releases))
+	for _, o := range b.ops[:releases] {
+		b.args = append(b.args, o.request.Hold)
+	}
 	for rest := b.ops[releases:]; len(rest) > 0; {
 		t, n := d.termsOf(rest[0]), 1
 		for n < len(rest) && d.termsOf(rest[n]) == t {
@@ -56,13 +58,11 @@ func (b *batch) fill(d *Driver) {
 			marks = "m"
 		}
 		b.args = append(b.args, strconv.Itoa(n), t.turn, d.milliseconds(t.ttl), tokens, marks, t.text)
-		b.addHolds(rest[:n])
+		for _, o := range rest[:n] {
+			if b.args = append(b.args, o.request.Hold); t.tokens > 0 {
+				b.args = append(b.args, d.tokenKey(o.request.Name))
+			}
+		}
 		rest = rest[n:]
-	}
-}
-
-func (b *batch) addHolds(ops []*op) {
-	for _, o := range ops {
-		b.args = append(b.args, o.request.Hold)
 	}
 }

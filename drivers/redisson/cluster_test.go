@@ -49,8 +49,8 @@ func testClusterNames(t *testing.T, c *testenv.Cluster) {
 	}
 	for _, name := range []string{"a", "a{b}c", "{a}b", "{a}{b", "日本", "a b", "x{y}}"} {
 		l := acquire(t, d, request(name))
-		if got := c.Owner(name).Do("HGET", name, l.request.Hold); got != "1" {
-			t.Errorf("%q: the count at the owner is %v, want 1", name, got)
+		if got := c.Owner(name).Do("HGET", name, l.request.Hold); got != valueOf(l) {
+			t.Errorf("%q: got the value %q of the hold at the owner, want %q", name, got, valueOf(l))
 		}
 		release(t, l)
 	}

@@ -211,7 +211,7 @@ func TestWaitingWithoutRightToTheLine(t *testing.T) {
 	s := testenv.Redis(t)
 	for missing, rights := range map[string][]string{
 		"the command": {"~*", "-hmget"},
-		"the key":     {"~x", "~dsync_fence:*", "~dsync_holder:*"},
+		"the key":     {"~x", "~dsync_fence:*"},
 	} {
 		password := testenv.Password()
 		s.Do(append([]string{"ACL", "SETUSER", "old", "reset", "on", ">" + password, "&*", "+@all"}, rights...)...)

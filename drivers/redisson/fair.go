@@ -49,11 +49,15 @@ func (o *op) fairArgs(d *Driver, args []string) []string {
 
 // tellArgs adds the arguments by which the fair scripts tell a waiter: the channel, the commands, and whether these count the listeners.
 func (d *Driver) tellArgs(name string, args []string) []string {
-	count := "1"
+	return append(d.wordArgs(append(args, prefixName(channelPrefix, name))), d.countText())
+}
+
+// countText is "" where the commands that publish do not count all listeners.
+func (d *Driver) countText() string {
 	if d.cluster && d.checked.pubSub != PubSubSharded {
-		count = ""
+		return ""
 	}
-	return append(d.wordArgs(append(args, prefixName(channelPrefix, name))), count)
+	return "1"
 }
 
 // queues reports whether a request that is not granted gets a place in the queue of a fair lock.

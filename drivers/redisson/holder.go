@@ -1,20 +1,13 @@
 package redisson
 
 import (
-	"context"
 	"fmt"
 	"os"
-	"slices"
+	"strconv"
 	"strings"
-	"time"
-
-	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
 )
-
-// holderTTL is how long the text about a holder is kept at least. The scripts have this time too.
-const holderTTL = time.Hour
 
 // process is the host and the process id.
 var process = func() string {
@@ -22,11 +15,17 @@ var process = func() string {
 	return fmt.Sprintf("%s:%d", strings.ReplaceAll(host, "\n", " "), os.Getpid())
 }()
 
+// The value of a hold with tokens in the hash of its lock, or of the key of a
+// Read, is "#" and the last token, a line with the owner, which is empty if the
+// hold is the owner, a line with the process, and the note. Other holds have the
+// count 1 there, as in Redisson. Redisson's scripts read the values of other
+// holds only to count readers, and skip a value that is no number.
+const valueMark = "#"
+
 // noteText is the text about a holder, by owner and note. Most holders of a client have the same.
 type noteText struct{ owner, note, text string }
 
-// holderText returns the text about a holder, without its first line, the hold: a line with the owner, empty if the hold is the owner, a
-// line with the process, and the note.
+// holderText returns the text about a holder: the value of its hold behind the token.
 func (d *Driver) holderText(r *driver.Request) string {
 	owner := r.Owner
 	if owner == r.Hold {
@@ -34,47 +33,24 @@ func (d *Driver) holderText(r *driver.Request) string {
 	}
 	last := d.noted.Load()
 	if last == nil || last.owner != owner || last.note != r.Note {
-		last = &noteText{owner, r.Note, strings.ReplaceAll(owner, "\n", " ") + "\n" + process + "\n" + r.Note}
+		last = &noteText{owner, r.Note, "\n" + strings.ReplaceAll(owner, "\n", " ") + "\n" + process + "\n" + r.Note}
 		d.noted.Store(last)
 	}
 	return last.text
 }
 
-// readHolder adds the text about a holder to its status. A text about another hold is older, and means nothing.
-func readHolder(text string, status *driver.Status) {
-	fields := strings.SplitN(text, "\n", 4)
-	if len(fields) != 4 || fields[0] != status.Hold {
+// readValue adds what the value of a hold says to its status.
+func readValue(value string, status *driver.Status) {
+	value, is := strings.CutPrefix(value, valueMark)
+	fields := strings.SplitN(value, "\n", 4)
+	if !is || len(fields) != 4 {
 		return
+	}
+	if status.Mode != driver.Read { // another reader may have the last token
+		status.Token, _ = strconv.ParseUint(fields[0], 10, 64)
 	}
 	if status.Owner = fields[1]; status.Owner == "" {
 		status.Owner = status.Hold
 	}
 	status.Process, status.Note = fields[2], fields[3]
-}
-
-// notesEnd reports whether the server will have forgotten the text about the holder before the end of the hold, or soon.
-func (l *lease) notesEnd(now int64) bool {
-	until := l.notedUntil.Load()
-	return until != 0 && until < max(l.expires.Load(), now+int64(holderTTL/2))
-}
-
-// noteAgain writes the texts about the holders of leases once more, for leases that are held for long.
-func (d *Driver) noteAgain(ctx context.Context, client rueidis.Client, leases []*lease) {
-	for some := range slices.Chunk(leases, renewRuns) {
-		now := d.now()
-		calls := make([]call, len(some))
-		until := make([]int64, len(some))
-		for i, l := range some {
-			r := l.request
-			left := time.Duration(max(0, l.expires.Load()-now)) + holderTTL
-			until[i] = now + int64(left)
-			calls[i] = call{holderScript, []string{r.Name}, []string{fieldOf(r.Mode, r.Hold), prefixName(holderPrefix, r.Name), d.holderText(r), d.milliseconds(left)}}
-		}
-		results, _ := d.evalAll(ctx, client, calls, 0)
-		for i, l := range some {
-			if results[i].Error() == nil {
-				l.notedUntil.Store(until[i])
-			}
-		}
-	}
 }

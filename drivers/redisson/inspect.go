@@ -17,7 +17,8 @@ import (
 const modeField = "mode"
 
 // Inspect implements driver.Inspector. Status.Owner, Note and Process are known
-// for holders of this driver with tokens. Status.Waiters counts the clients
+// for holders of this driver with tokens, and Token for those that do not Read.
+// Status.Waiters counts the clients
 // that listen for the end of the hold, and, for a fair lock, the places in its
 // queue. If the name is sealed, it does not count programs that have just been
 // told so, and Inspect takes up to 1.5 s longer.
@@ -25,11 +26,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	if err := d.admin(ctx, name); err != nil {
 		return driver.Status{}, err
 	}
-	keys := []string{name}
-	if token := d.tokenKey(name); token != "" {
-		keys = append(keys, token)
-	}
-	results, _ := d.evalAll(ctx, d.client, []call{{inspectScript, keys, []string{prefixName(holderPrefix, name), readPrefix(name)}}}, 0)
+	results, _ := d.evalAll(ctx, d.client, []call{{inspectScript, []string{name}, []string{readPrefix(name)}}}, 0)
 	answer, err := results[0].ToArray()
 	if isWrongType(err) {
 		return d.inspectPermits(ctx, name)
@@ -69,18 +66,14 @@ const leaveIn = 1500 * time.Millisecond
 // readStatus reads the answer of the inspect script.
 func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
 	var status driver.Status
-	if len(answer) != 5 {
+	if len(answer) < 3 {
 		return status, errAnswer
 	}
 	left, err1 := answer[0].ToInt64()
-	fields, err2 := answer[2].AsStrSlice()
-	text, err3 := answer[3].ToString()
-	mode, err4 := answer[4].ToString()
-	if err := errors.Join(err1, err2, err3, err4); err != nil {
+	fields, err2 := answer[1].AsStrSlice()
+	mode, err3 := answer[2].ToString()
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return status, err
-	}
-	if last, err := answer[1].ToString(); err == nil {
-		status.Token, _ = strconv.ParseUint(last, 10, 64)
 	}
 	var holds []string
 	for i := 0; i < len(fields); i += 2 {
@@ -92,21 +85,23 @@ func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
 		return status, nil
 	}
 	status.Held, status.Hold, status.Holders = true, slices.Min(holds), 1
+	value := fields[slices.Index(fields, status.Hold)+1]
 	switch {
 	case status.Hold == sealField:
 		status.Hold, status.Owner = "", sealOwner
 	case mode == "read":
 		status.Mode, status.Holders = driver.Read, len(holds)
-		if noted, _, _ := strings.Cut(text, "\n"); slices.Contains(holds, noted) {
-			status.Hold = noted
+		left, _ = strconv.ParseInt(value, 10, 64)
+		value = ""
+		if len(answer) > 3 {
+			value, _ = answer[3].ToString() // nil if the hold is one of Java
 		}
-		left, _ = strconv.ParseInt(fields[slices.Index(fields, status.Hold)+1], 10, 64)
 	case mode == "write":
 		status.Mode = driver.Write
 	}
 	status.TTL = max(0, time.Duration(left)*time.Millisecond)
-	readHolder(text, &status)
 	status.Hold = strings.TrimSuffix(strings.TrimSuffix(status.Hold, writeSuffix), readSuffix)
+	readValue(value, &status)
 	return status, nil
 }
 

@@ -26,14 +26,13 @@ const (
 type lease struct {
 	linked.Links[lease] // in Driver.leases
 
-	driver     *Driver
-	request    *driver.Request
-	expires    atomic.Int64 // on the driver's clock
-	first      uint64
-	tokens     int32
-	markKnown  bool // the grant said whether the name is marked
-	marked     bool
-	notedUntil atomic.Int64 // until when the server has the text about the holder; 0 if it has none
+	driver    *Driver
+	request   *driver.Request
+	expires   atomic.Int64 // on the driver's clock
+	first     uint64
+	tokens    int32
+	markKnown bool // the grant said whether the name is marked
+	marked    bool
 
 	mu        sync.Mutex
 	phase     phase
@@ -218,9 +217,6 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	}
 	if err := l.endRenewal(r, answer[0], acks); err != nil {
 		return err
-	}
-	if l.notesEnd(d.now()) {
-		d.noteAgain(ctx, client, []*lease{l})
 	}
 	if ttl < backstop && r.at+int64(ttl) < r.before {
 		d.tellShortened(ctx, l.request)

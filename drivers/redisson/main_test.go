@@ -58,6 +58,11 @@ func request(name string) *driver.Request {
 	return &driver.Request{Name: name, Hold: hold, Owner: "somebody", TTL: testTTL, Events: newEvents()}
 }
 
+// valueOf returns what the lock keeps about the hold of a lease with tokens.
+func valueOf(l *lease) string {
+	return fmt.Sprintf("#%d", l.first+uint64(l.tokens)-1) + l.driver.holderText(l.request)
+}
+
 // forLong is for holds that outlive a fail-over, or much work of a busy machine.
 func forLong(name string) *driver.Request {
 	r := request(name)
@@ -189,12 +194,12 @@ func subscribers(tb testing.TB, s *testenv.RedisServer, name string, want int64)
 	testenv.Eventually(tb, func() bool { return s.SubscriberCount(channel) == want }, fmt.Sprintf("%d subscribers of %s", want, channel))
 }
 
-// keysOf returns all keys of a server but those that hold tokens, what is noted about holders, and lines.
+// keysOf returns all keys of a server but those that hold tokens, and lines.
 func keysOf(s *testenv.RedisServer) []string {
 	var keys []string
 	for _, key := range s.Do("KEYS", "*").([]any) {
 		key := key.(string)
-		if !strings.HasPrefix(key, fencePrefix) && !strings.HasPrefix(key, tokenPrefix) && !strings.HasPrefix(key, holderPrefix) && !strings.HasPrefix(key, turnPrefix) {
+		if !strings.HasPrefix(key, fencePrefix) && !strings.HasPrefix(key, tokenPrefix) && !strings.HasPrefix(key, turnPrefix) {
 			keys = append(keys, key)
 		}
 	}

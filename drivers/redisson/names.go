@@ -3,18 +3,19 @@ package redisson
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
+	"sync"
 )
 
 // Prefixes of the keys and channels that belong to a lock.
 const (
 	channelPrefix     = "redisson_lock__channel" // turn.lua and batch.lua have it too
 	tokenPrefix       = "redisson_lock_token"    // the counter of Redisson's fenced lock
-	fencePrefix       = "dsync_fence"
-	holderPrefix      = "dsync_holder" // batch.lua has it too
-	turnPrefix        = "dsync_turn"   // turn.lua has it too
-	markPrefix        = "dsync_moved"  // the value is the floor of the tokens; batch.lua has it too
-	shardedProbe      = "0"            // a channel that nobody uses
+	fencePrefix       = "dsync_fence"            // of the sequences of tokens
+	turnPrefix        = "dsync_turn"             // turn.lua has it too
+	markPrefix        = "dsync_moved"            // the value is the floor of the tokens; batch.lua has it too
+	shardedProbe      = "0"                      // a channel that nobody uses
 	clusterSlots      = 16384
 	errNameInClusters = "name %q cannot be used in a cluster, where the keys of a lock must share a slot: %w"
 )
@@ -26,17 +27,6 @@ var errBraces = fmt.Errorf("its braces do not enclose a hash tag: %w", errors.Er
 // errLatchBraces names the fault of a name of a latch: Redisson puts braces around names with braces, too.
 var errLatchBraces = fmt.Errorf("it has braces, and is that of a latch: %w", errors.ErrUnsupported)
 
-// twoNames returns prefixName for two prefixes, in one piece of memory.
-func twoNames(first, second, name string) (string, string) {
-	before, after := ":{", "}"
-	if strings.IndexByte(name, '{') >= 0 {
-		before, after = ":", ""
-	}
-	both := first + before + name + after + second + before + name + after
-	n := len(first) + len(before) + len(name) + len(after)
-	return both[:n], both[n:]
-}
-
 // prefixName is Redisson's rule for the keys and channels of a name.
 func prefixName(prefix, name string) string {
 	if strings.IndexByte(name, '{') >= 0 {
@@ -45,9 +35,9 @@ func prefixName(prefix, name string) string {
 	return prefix + ":{" + name + "}"
 }
 
-// keyPrefixes begin the keys that belong to locks, and to other things of Redisson and of dsync with a name.
-var keyPrefixes = []string{fencePrefix, holderPrefix, turnPrefix, markPrefix, tokenPrefix, queuePrefix, timesPrefix,
-	"redisson_unlock_latch", intentPrefix, latchPrefix, latchPrefix2}
+// keyPrefixes begin the keys that belong to locks, and to other things of Redisson and of dsync with a name. The last is one of earlier clients.
+var keyPrefixes = []string{fencePrefix, turnPrefix, markPrefix, tokenPrefix, queuePrefix, timesPrefix,
+	"redisson_unlock_latch", intentPrefix, latchPrefix, latchPrefix2, "dsync_holder"}
 
 // readHold is part of the keys of the holds of Redisson's read locks.
 const readHold = ":rwlock_timeout:"
@@ -80,6 +70,31 @@ func (d *Driver) checkName(name string) error {
 	}
 	return nil
 }
+
+// sequenceOf returns the key of the sequence of tokens that all names of a slot
+// share: nothing is left of a name, and in a cluster the key is in the slot too.
+func (d *Driver) sequenceOf(name string) string {
+	key := make([]byte, 0, 64)
+	key = append(append(key, d.sequences...), '{')
+	key = strconv.AppendUint(key, uint64(slotTags()[slotOf(name)]), tagBase)
+	return string(append(key, '}'))
+}
+
+// tagBase is the base of the numbers that are hash tags.
+const tagBase = 36
+
+// slotTags returns for each slot the first number that, as a text, is a hash tag of the slot.
+var slotTags = sync.OnceValue(func() *[clusterSlots]uint32 {
+	var tags [clusterSlots]uint32
+	var text [8]byte
+	for n, missing := uint32(1), clusterSlots; missing > 0; n++ {
+		if slot := slotOf(string(strconv.AppendUint(text[:0], uint64(n), tagBase))); tags[slot] == 0 {
+			tags[slot] = n
+			missing--
+		}
+	}
+	return &tags
+})
 
 // slotOf is Redis Cluster's slot of a key: the CRC-16 of the hash tag, or of the whole key.
 func slotOf(key string) uint16 {

@@ -27,9 +27,6 @@ func TestPrefixName(t *testing.T) {
 		if got := prefixName("p", test.name); got != test.want {
 			t.Errorf("%q: got %q, want %q", test.name, got, test.want)
 		}
-		if p, q := twoNames("p", "qq", test.name); p != test.want || q != "qq"+test.want[1:] {
-			t.Errorf("%q: got %q and %q, want %q and the same with qq", test.name, p, q, test.want)
-		}
 	}
 }
 
@@ -165,9 +162,14 @@ func TestSlots(t *testing.T) {
 			continue
 		}
 		accepted++
-		for _, prefix := range []string{channelPrefix, fencePrefix, tokenPrefix} {
+		for _, prefix := range []string{channelPrefix, tokenPrefix} {
 			if got := slotOf(prefixName(prefix, name)); int64(got) != want {
 				t.Errorf("slot of %s of %q: got %d, want %d", prefix, name, got, want)
+			}
+		}
+		for _, d := range []*Driver{{sequences: "dsync_fence:"}, {sequences: "dsync_fence:a tenant:"}} {
+			if key := d.sequenceOf(name); int64(slotOf(key)) != want || inCluster.checkName(key) == nil {
+				t.Errorf("sequence of %q: got %q in the slot %d, want the slot %d, and that it is refused as a name", name, key, slotOf(key), want)
 			}
 		}
 	}

@@ -17,7 +17,6 @@ type op struct {
 	request *driver.Request
 	lease   *lease // to release; nil to acquire
 	tokens  int    // to take; 0 without tokens
-	holder  string // with tokens: the key of the text about the holder
 	again   bool   // the attempt was refused before: for a fair lock, it has a place in the queue
 	marks   bool   // asks for the mark too; only with tokens
 	turn    string // the ticket of a waiter in line, see redistopic.Text; "" without a line
@@ -56,7 +55,7 @@ func (d *Driver) putOp(o *op) {
 	d.ops.Put(o)
 }
 
-// keys adds the keys of an op. It is called before args.
+// keys adds the keys of an op.
 func (o *op) keys(d *Driver, keys []string) []string {
 	r := o.request
 	switch {
@@ -70,9 +69,7 @@ func (o *op) keys(d *Driver, keys []string) []string {
 		keys = d.fairKeys(r.Name, append(keys, r.Name))
 	}
 	if o.tokens > 0 {
-		var token string
-		token, o.holder = twoNames(d.tokenPrefix(), holderPrefix, r.Name)
-		keys = append(keys, token)
+		keys = append(keys, d.tokenKey(r.Name))
 	}
 	if o.marks {
 		keys = append(keys, prefixName(markPrefix, r.Name))
@@ -98,7 +95,7 @@ func (o *op) args(d *Driver, args []string) []string {
 		args = append(args, r.Hold, d.milliseconds(r.TTL))
 	}
 	if o.tokens > 0 {
-		args = d.tokenArgs(args, r, o.tokens, o.holder)
+		args = d.tokenArgs(args, r, o.tokens)
 	}
 	return args
 }
@@ -112,22 +109,22 @@ func (d *Driver) wordArgs(args []string) []string {
 	return append(args, d.checked.words[0], word2)
 }
 
-// tokenArgs adds the number of tokens, for how long their key is kept, and the note about the hold.
-func (d *Driver) tokenArgs(args []string, r *driver.Request, tokens int, holder string) []string {
-	return append(args, strconv.Itoa(tokens), d.keepText(), holder, d.holderText(r))
+// tokenArgs adds the number of tokens, their kind, and the text about the holder.
+func (d *Driver) tokenArgs(args []string, r *driver.Request, tokens int) []string {
+	return append(args, strconv.Itoa(tokens), d.tokenKind(), d.holderText(r))
 }
 
-// keepText is for how long the key of the tokens is kept, or "" for ever.
-func (d *Driver) keepText() string {
+// tokenKind is the kind of the tokens for scripts: see take.lua.
+func (d *Driver) tokenKind() string {
 	if d.options.Fence == FenceOwn {
-		return fenceTTLText
+		return "time"
 	}
 	return ""
 }
 
 // batchArgs adds the arguments of an op for the batch script of fair locks.
 func (o *op) batchArgs(d *Driver, args []string) []string {
-	const each = 12
+	const each = 11
 	end := len(args) + each
 	kind := "a"
 	if o.lease != nil {
@@ -139,8 +136,6 @@ func (o *op) batchArgs(d *Driver, args []string) []string {
 	}
 	return args
 }
-
-var fenceTTLText = strconv.FormatInt(fenceTTL.Milliseconds(), 10)
 
 // read takes the answer of the script.
 func (o *op) read(message rueidis.RedisMessage, err error) {
@@ -160,6 +155,10 @@ func (o *op) read(message rueidis.RedisMessage, err error) {
 		if err == nil && o.turn != "" && len(block) == 4 && block[0] <= 0 { // refused, in a line
 			o.first = block[0]
 			o.line = redistopic.Place{Ticket: block[1], Granted: block[2], Last: block[3], Free: block[0] == -1}
+			break
+		}
+		if err == nil && o.request.Mode == driver.Permit && len(block) == 2 && block[0] <= 0 && block[1] > 0 { // refused, with the limit
+			o.first, o.n = block[0], int(block[1])
 			break
 		}
 		o.moved = err == nil && o.marks && len(block) == 3

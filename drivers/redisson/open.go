@@ -70,6 +70,7 @@ func readOptions(u *driver.URL, fenced bool) *Options {
 		FIFO:          u.Choice("order", "client", "fifo") == "fifo",
 		Write:         u.Bool("write", false),
 		AllowEviction: u.Choice("evict", "refuse", "allow") == "allow",
+		Tenant:        u.Param("tenant", ""),
 	}
 	if mode := u.Choice("pubsub", "auto", string(PubSubPlain), string(PubSubSharded), string(PubSubBoth)); mode != "auto" {
 		o.PubSub = PubSub(mode)

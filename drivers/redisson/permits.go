@@ -56,7 +56,7 @@ func (d *Driver) acquirePermitsArgs(r *driver.Request, args []string) []string {
 
 // releasePermitsArgs adds the arguments of permitReleaseScript.
 func (d *Driver) releasePermitsArgs(name, hold string, n int, args []string) []string {
-	return d.tellPermitsArgs(name, permitArgs(hold, n, args))
+	return d.tellPermitsArgs(name, append(permitArgs(hold, n, args), d.countText()))
 }
 
 // tellPermitsArgs adds the arguments by which scripts tell the waiters for permits.
@@ -127,7 +127,7 @@ func readPermits(result rueidis.RedisResult) (status driver.Status, err error) {
 
 // forcePermits is ForceUnlock for a name of permits, with the same results as the script of ForceUnlock.
 func (d *Driver) forcePermits(ctx context.Context, name string) (int64, error) {
-	c := call{permitForceScript, permitKeys(name, nil), d.tellPermitsArgs(name, nil)}
+	c := call{permitForceScript, permitKeys(name, nil), d.tellPermitsArgs(name, []string{d.countText()})}
 	results, _ := d.evalAll(ctx, d.client, []call{c}, 0)
 	return results[0].ToInt64()
 }

@@ -41,11 +41,11 @@ func TestDeadReader(t *testing.T) {
 		gone("y")
 		s.Do("DEL", timeoutKey(driver.Read, "y", live.request.Hold))
 		l := acquire(t, d, inMode(driver.Write, noWait("y")))
-		wantFields(t, s, "y", map[string]string{"mode": "write", l.request.Hold + ":write": "1"})
+		wantFields(t, s, "y", map[string]string{"mode": "write", l.request.Hold + ":write": valueOf(l)})
 		if err := live.Release(t.Context()); err != driver.ErrNotHeld {
 			t.Errorf("Release of the reader whose time is over: got %v, want ErrNotHeld", err)
 		}
-		wantFields(t, s, "y", map[string]string{"mode": "write", l.request.Hold + ":write": "1"})
+		wantFields(t, s, "y", map[string]string{"mode": "write", l.request.Hold + ":write": valueOf(l)})
 		release(t, l)
 	})
 	t.Run("is removed by one that writes", func(t *testing.T) {

@@ -89,9 +89,10 @@ func TestReadWriteWireFormatIsRedissons(t *testing.T) {
 			a := acquire(t, d, long)
 			b := acquire(t, d, short)
 			wantFields(t, s, test.name, map[string]string{"mode": "read", short.Hold + ":read": "1", long.Hold + ":read": "1"})
-			for _, r := range []*driver.Request{short, long} {
-				if got := s.Do("GET", keyOf(r)); got != "1" {
-					t.Errorf("key %s: got %v, want 1", keyOf(r), got)
+			for _, l := range []*lease{a, b} {
+				r := l.request
+				if got := s.Do("GET", keyOf(r)); got != valueOf(l) {
+					t.Errorf("key %s: got %q, want %q", keyOf(r), got, valueOf(l))
 				}
 				wantLeft(t, s, keyOf(r), r.TTL)
 			}
@@ -110,7 +111,7 @@ func TestReadWriteWireFormatIsRedissons(t *testing.T) {
 
 			r := write(test.name)
 			l := acquire(t, d, r)
-			wantFields(t, s, test.name, map[string]string{"mode": "write", r.Hold + ":write": "1"})
+			wantFields(t, s, test.name, map[string]string{"mode": "write", r.Hold + ":write": valueOf(l)})
 			wantLeft(t, s, test.name, r.TTL)
 			release(t, l)
 			wantNoKeys(t, s)
@@ -172,7 +173,7 @@ func TestEveryLockWrites(t *testing.T) {
 	if l.request.Mode != driver.Write {
 		t.Errorf("mode of the lease: got %v, want Write", l.request.Mode)
 	}
-	wantFields(t, s, "x", map[string]string{"mode": "write", l.request.Hold + ":write": "1"})
+	wantFields(t, s, "x", map[string]string{"mode": "write", l.request.Hold + ":write": valueOf(l)})
 	for _, mode := range modes {
 		refusedNow(t, plain, mode, "x")
 	}

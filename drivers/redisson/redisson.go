@@ -21,6 +21,7 @@
 //	order=client|fifo                with fair=true: a place in the queue for each client, or for each caller, see Options.FIFO
 //	write=true                       every Lock is a Write, see Options.Write
 //	fence=own|redisson               where tokens come from, see [Fence]
+//	tenant=name                      sequences of tokens apart from those of others, see Options.Tenant
 //	pubsub=auto|plain|sharded|both   how releases are told in a cluster, see [PubSub]
 //	waitreplicas=0                   how many replicas confirm a lock, in sentinel and cluster mode too, see Options.WaitReplicas
 //	waitlimit=duration               for how long they are waited for, see Options.WaitLimit
@@ -34,10 +35,10 @@
 // # On the server
 //
 // A lock is a hash under its plain name, with one field, the identity of the
-// hold. The last token is in a key next to it, and the end of a hold is
-// published on a channel of the name. With tokens, another key tells about the
-// holder (owner, host, process id and note), for an hour, or for as long as the
-// hold lasts. A name with a { keeps its place in a cluster by its hash tag, as
+// hold. With tokens, its value is the last token and a text about the holder
+// (owner, host, process id and note). The end of a hold is published on a
+// channel of the name. A release leaves nothing of the name behind: the last
+// tokens are in at most 16,384 keys that all names share. A name with a { keeps its place in a cluster by its hash tag, as
 // in Redisson; names whose braces are no hash tag ("a{b", "a}b", "{}x") are
 // refused in a cluster, and everywhere names of keys that belong to other locks
 // ("dsync_fence:{x}") and names in braces ("{x}"), which share keys and
@@ -91,15 +92,17 @@
 //
 // A locks "orders/42" for 30 s. A script finds no key of that name, and writes what redis-cli then shows:
 //
-//	HGETALL orders/42               a3f1c0de-52b7-4c11-9d0e-6b1f2a3c4d5e:1  1
-//	PTTL orders/42                  29987
-//	GET dsync_fence:{orders/42}     1795406400123456, the token: the server's time in microseconds
-//	GET dsync_holder:{orders/42}    four lines: the hold, its owner if that is not the hold, "web-3:4711", and the note of the client
+//	HKEYS orders/42          a3f1c0de-52b7-4c11-9d0e-6b1f2a3c4d5e:1
+//	HVALS orders/42          four lines: "#1795406400123456", the owner if that is not the hold, "web-3:4711", and the note of the client
+//	PTTL orders/42           29987
+//	GET dsync_fence:{42p}     1795406400123456, the token: the server's time in microseconds
+//
+// "42p" is the first number, in base 36, that has the slot of "orders/42" in a cluster.
 //
 // B asks and is refused, with the 29,987 ms. It subscribes to redisson_lock__channel:{orders/42}, asks again, and waits. A renews the hold
 // every 10 s: PEXPIRE orders/42 30000, if the hash has A's field. A unlocks: HDEL of the field, by which the hash is gone, and PUBLISH
 // redisson_lock__channel:{orders/42} 0. The message wakes B, which asks again and has the lock. A lock of Java differs in its field alone:
-// the id of the Redisson client, and of the thread.
+// the id of the Redisson client, and of the thread, and a count of entries as the value.
 //
 // # What it cannot promise
 //
@@ -121,6 +124,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -146,8 +150,7 @@ const (
 	// late covers requests that are still on their way when their client is gone; the key itself ends with its TTL.
 	late = time.Second
 
-	fenceTTL         = 7 * 24 * time.Hour // of the key of the last token, from its first token on
-	maxTokens        = 64                 // in one grant
+	maxTokens        = 64 // in one grant
 	defaultWaitLimit = time.Second
 )
 
@@ -165,9 +168,14 @@ const (
 type Fence string
 
 const (
-	// FenceOwn takes the server's clock in microseconds, or the last token plus one if that is greater. The last token is in a key of
-	// dsync in the lock's slot, for 7 days. So tokens go on rising when the server loses its data, or when a replica takes over that has
-	// not seen all of it, unless the clock steps back as well.
+	// FenceOwn takes the server's clock in microseconds, or the last token plus
+	// one if that is greater. Names share at most 16,384 keys with the last
+	// tokens. A key expires an hour after its last use, and not before the clock
+	// is an hour past the last token. So tokens continue to rise when the server
+	// loses its data, or when a replica takes over that has not seen all of it,
+	// unless the clock steps back as well. They also continue to rise when the
+	// clock steps back, unless the key was lost, or it has expired and the clock
+	// steps back by almost an hour or more.
 	FenceOwn Fence = ""
 
 	// FenceRedisson counts in the key of Redisson's fenced lock (RFencedLock), together with Java programs. The key never expires.
@@ -214,6 +222,12 @@ type Options struct {
 	WaitReplicas int
 	WaitLimit    time.Duration
 
+	// Tenant is part of the keys of the sequences of FenceOwn. Users with rights
+	// to the keys of one tenant only cannot change the tokens of another tenant.
+	// All clients that use a name must have the same Tenant: tokens of different
+	// tenants are not compared.
+	Tenant string
+
 	// AllowEviction accepts a server that may evict keys when its memory is full, and so locks that are held.
 	AllowEviction bool
 }
@@ -228,8 +242,10 @@ type Driver struct {
 	severed atomic.Int64 // when Close has closed all connections, on the driver's clock; 0: it has not
 	marks   atomic.Bool  // grants say whether the name is marked, since somebody has asked
 	label   atomic.Int32 // of the database: see redistopic.Label
-	scripts scripts
-	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
+
+	sequences string // begins the keys of sequences of tokens
+	scripts   scripts
+	epoch     time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
 
 	ttlText atomic.Pointer[ttlText]
 	noted   atomic.Pointer[noteText]
@@ -288,6 +304,9 @@ func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Dr
 	if d.options.Fair {
 		d.scripts = fairScripts
 	}
+	if d.sequences = fencePrefix + ":"; d.options.Tenant != "" {
+		d.sequences += d.options.Tenant + ":"
+	}
 	d.direct.answered.Store(never)
 	d.ops.New = func() any { return &op{done: make(chan struct{}, 1)} }
 	d.sender = newSender(d)
@@ -310,6 +329,9 @@ func (o *Options) check() error {
 	case FenceOwn, FenceRedisson, FenceNone:
 	default:
 		return fmt.Errorf("redisson: Options.Fence is %q", o.Fence)
+	}
+	if strings.ContainsAny(o.Tenant, "{}") || o.Tenant != "" && o.Fence != FenceOwn {
+		return fmt.Errorf("redisson: Options.Tenant (tenant=) is %q: it has no braces, and needs the tokens of FenceOwn", o.Tenant)
 	}
 	if o.Fair && o.Write {
 		return fmt.Errorf("redisson: Options.Fair (fair=true) and Options.Write (write=true) exclude each other: %w", errors.ErrUnsupported)
@@ -347,21 +369,13 @@ func (d *Driver) Info() driver.Info {
 // now is the time since d.epoch.
 func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
 
-// tokenPrefix returns the prefix of the keys of tokens, or "".
-func (d *Driver) tokenPrefix() string {
+// tokenKey returns the key of the sequence of tokens of a name, or "".
+func (d *Driver) tokenKey(name string) string {
 	switch d.options.Fence {
 	case FenceOwn:
-		return fencePrefix
+		return d.sequenceOf(name)
 	case FenceRedisson:
-		return tokenPrefix
-	}
-	return ""
-}
-
-// tokenKey returns the key of the tokens of a name, or "".
-func (d *Driver) tokenKey(name string) string {
-	if prefix := d.tokenPrefix(); prefix != "" {
-		return prefixName(prefix, name)
+		return prefixName(tokenPrefix, name)
 	}
 	return ""
 }

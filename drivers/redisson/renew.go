@@ -149,17 +149,10 @@ func (d *Driver) renewSome(ctx context.Context, client rueidis.Client, some []du
 	}
 	calls, counts := d.renewCalls(sent)
 	results, acks := d.evalAll(ctx, client, calls, d.options.WaitReplicas)
-	var noted []*lease
-	for _, x := range sent {
-		if x.lease.notesEnd(at) {
-			noted = append(noted, x.lease)
-		}
-	}
 	for i, result := range results {
 		d.renewed(ctx, sent[:counts[i]], result, acks, done)
 		sent = sent[counts[i]:]
 	}
-	d.noteAgain(ctx, client, noted)
 }
 
 // renewCalls puts together the leases that one run of a script may renew, and returns how many each of the runs renews.

@@ -30,9 +30,9 @@ func leastRights(tb testing.TB, rows ...string) []string {
 // given are rights that the server gives everybody.
 var given = []string{"+hello", "+auth"}
 
-// quiet are rights without which nothing fails: waiters ask now and then, or all at once, the library is content that a ping is answered at
-// all, and what is noted about a holder is for people.
-var quiet = []string{"+ping", "+subscribe", "~dsync_holder:{lk:*", "~dsync_turn:{lk:*", "+hmget"}
+// quiet are rights without which nothing fails: waiters ask now and then, or all at once, and the library is content that a ping is answered
+// at all.
+var quiet = []string{"+ping", "+subscribe", "~dsync_turn:{lk:*", "+hmget"}
 
 // TestEachRightIsNeeded takes one of the rights away at a time, and then does all that they are for.
 func TestEachRightIsNeeded(t *testing.T) {
@@ -49,7 +49,7 @@ func TestEachRightIsNeeded(t *testing.T) {
 		{"read-write locks", "", []string{"`Read`, `Write`"}, (*uses).readWriteLocks},
 		{"tokens of Redisson", "fence=redisson", []string{"`fence=redisson`"}, (*uses).locks},
 		{"permits", "", []string{"`Permits`"}, (*uses).permits},
-		{"admin", "", []string{"`Inspect`, `ForceUnlock`"}, (*uses).admin},
+		{"admin", "", []string{"`Read`, `Write`", "`Inspect`, `ForceUnlock`"}, (*uses).admin},
 		{"list", "", []string{"`List`"}, (*uses).list},
 		{"latches", "", []string{"`Latch`"}, (*uses).latches},
 		{"migration", "", []string{"migration from it", "migration to it", "migration back"}, (*uses).migration},
@@ -310,7 +310,7 @@ func (u *uses) list() {
 	u.note("Release", l.Release(u.t.Context()))
 }
 
-// admin looks at a lock and removes it.
+// admin looks at a lock and at one that is read, and removes them.
 func (u *uses) admin() {
 	d := u.open()
 	if d == nil || u.acquire(d, u.name) == nil {
@@ -319,6 +319,11 @@ func (u *uses) admin() {
 	_, err := d.Inspect(u.t.Context(), u.name)
 	u.note("Inspect", err)
 	u.note("ForceUnlock", d.ForceUnlock(u.t.Context(), u.name))
+	if _, err := d.Acquire(u.t.Context(), inMode(driver.Read, shortly(u.name))); u.note("Acquire to read", err) {
+		_, err := d.Inspect(u.t.Context(), u.name)
+		u.note("Inspect", err)
+		u.note("ForceUnlock", d.ForceUnlock(u.t.Context(), u.name))
+	}
 }
 
 // latches sets a latch, counts it down, and asks for it.

@@ -64,27 +64,26 @@ func lua(name string) string {
 }
 
 var (
-	acquireScript = newScript(lua("acquire") + "return acquire(KEYS[1], ARGV[1], ARGV[2], KEYS[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], KEYS[3])\n")
-	turnScript    = newScript(lua("acquire") + lua("turn") +
-		"return acquireInTurn(ARGV[1], ARGV[2], ARGV[3], ARGV[4], KEYS[1], ARGV[5], ARGV[6], KEYS[2], ARGV[7], ARGV[8], ARGV[9], ARGV[10], KEYS[3])\n")
+	acquireScript = newScript(lua("take") + lua("acquire") + "return acquire(KEYS[1], ARGV[1], ARGV[2], KEYS[2], ARGV[3], ARGV[4], ARGV[5], KEYS[3])\n")
+	turnScript    = newScript(lua("take") + lua("acquire") + lua("turn") +
+		"return acquireInTurn(ARGV[1], ARGV[2], ARGV[3], ARGV[4], KEYS[1], ARGV[5], ARGV[6], KEYS[2], ARGV[7], ARGV[8], ARGV[9], KEYS[3])\n")
 	releaseScript = newScript(lua("release") + "return release(KEYS[1], unpack(ARGV))\n")
-	batchScript   = newScript(lua("acquire") + lua("turn") + lua("release") + lua("batch"))
+	batchScript   = newScript(lua("take") + lua("acquire") + lua("turn") + lua("release") + lua("batch"))
 	renewScript   = newScript(lua("renew"))
 	forceScript   = newScript(lua("force"))
 	inspectScript = newScript(lua("basics") + lua("rwreaders") + lua("inspect"))
-	holderScript  = newScript(lua("acquire") + lua("holder"))
 	sealScript    = newScript(lua("seal"))
 	sealedScript  = newScript(lua("sealed"))
-	markScript    = newScript(lua("mark"))
+	markScript    = newScript(lua("take") + lua("raise") + lua("mark"))
 	markedScript  = newScript(lua("marked"))
-	loosenScript  = newScript(lua("loosen"))
+	loosenScript  = newScript(lua("take") + lua("raise") + lua("loosen"))
 	unsealScript  = newScript(lua("unseal"))
 	unmarkScript  = newScript(lua("unmark"))
 	latchScript   = newScript(lua("latch"))
 
 	// Each run of a script makes the functions of its text anew, so a script has no more than it needs.
-	readScript  = newScript(lua("acquire") + lua("rw") + "return acquireRead(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
-	writeScript = newScript(lua("acquire") + lua("basics") + lua("rw") + lua("rwreaders") + lua("rwwrite") +
+	readScript  = newScript(lua("take") + lua("acquire") + lua("rw") + "return acquireRead(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
+	writeScript = newScript(lua("take") + lua("acquire") + lua("basics") + lua("rw") + lua("rwreaders") + lua("rwwrite") +
 		"return acquireWrite(KEYS[1], KEYS[2], KEYS[3], unpack(ARGV))\n")
 
 	releaseRead            = lua("rwreaders") + lua("rwrelease") + lua("rwreleaseread") + "return releaseRead(KEYS[1], KEYS[2], unpack(ARGV))\n"
@@ -94,7 +93,7 @@ var (
 	fairReadReleaseScript  = newScript(lua("basics") + lua("fair") + releaseRead)
 	fairWriteReleaseScript = newScript(lua("basics") + lua("fair") + releaseWrite)
 
-	fairAcquire       = lua("acquire") + lua("basics") + lua("fair") + lua("fairgrant") + lua("fairacquire")
+	fairAcquire       = lua("take") + lua("basics") + lua("fair") + lua("fairgrant") + lua("fairacquire")
 	fairAcquireScript = newScript(fairAcquire + "return acquireFair(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
 	fairReleaseScript = newScript(lua("basics") + lua("fair") + lua("fairrelease") + "return releaseFair(KEYS[1], KEYS[2], KEYS[3], unpack(ARGV))\n")
 	fairBatchScript   = newScript(fairAcquire + lua("fairrelease") + lua("fairbatch"))

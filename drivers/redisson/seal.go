@@ -36,12 +36,9 @@ func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 	}
 	l := held.(*lease)
 	name := l.request.Name
-	keys := []string{name}
-	if token := d.tokenKey(name); token != "" {
-		keys = append(keys, token)
-	}
-	args := append([]string{fieldOf(l.request.Mode, l.request.Hold), channelOf(l.request.Mode, name, false)}, d.checked.words...)
-	done, err := d.change(ctx, l, call{sealScript, keys, args})
+	last := l.first + uint64(max(l.tokens, 1)) - 1
+	args := append([]string{fieldOf(l.request.Mode, l.request.Hold), strconv.FormatUint(last, 10), channelOf(l.request.Mode, name, false)}, d.checked.words...)
+	done, err := d.change(ctx, l, call{sealScript, []string{name}, args})
 	if err != nil {
 		return err
 	}
@@ -55,7 +52,7 @@ func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 	return nil
 }
 
-// Mark implements move.Marker. The mark is a key of its own; the key of the tokens does not end any more.
+// Mark implements move.Marker. The mark is a key of its own.
 func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) error {
 	if d.options.AllowEviction {
 		return errEvicts
@@ -65,17 +62,13 @@ func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) erro
 	}
 	l := held.(*lease)
 	l.markKnown = false
-	name, n := l.request.Name, 0
+	name := l.request.Name
 	keys := []string{name, prefixName(markPrefix, name)}
-	args := []string{fieldOf(l.request.Mode, l.request.Hold), strconv.FormatUint(floor, 10), "0", ""}
-	if token := d.tokenKey(name); token != "" {
-		n = min(max(l.request.Events.Tokens(), 1), maxTokens)
+	token := d.tokenKey(name)
+	if token != "" {
 		keys = append(keys, token)
-		args[2] = strconv.Itoa(n)
-		if d.options.Fence == FenceOwn {
-			args[3] = "time"
-		}
 	}
+	args := []string{fieldOf(l.request.Mode, l.request.Hold), strconv.FormatUint(floor, 10), d.tokenKind(), d.holderText(l.request)}
 	first, err := d.change(ctx, l, call{markScript, keys, args})
 	if err != nil {
 		return err
@@ -83,8 +76,8 @@ func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) erro
 	if first == 0 {
 		return driver.ErrNotHeld
 	}
-	if n > 0 {
-		l.first, l.tokens = uint64(first), int32(n)
+	if token != "" {
+		l.first, l.tokens = uint64(first), 1
 	}
 	return nil
 }

@@ -203,6 +203,19 @@ func TestSealAndMarkNeedTheHold(t *testing.T) {
 	release(t, l)
 }
 
+// wantSequenceAbove wants the sequence of a name to be kept for an hour after
+// the clock has passed a floor, or for ever if it is one of Redisson.
+func wantSequenceAbove(t *testing.T, s *testenv.RedisServer, d *Driver, name string, floor uint64) {
+	t.Helper()
+	left, passed := leftOf(s, d.tokenKey(name)), time.UnixMicro(int64(floor)).Add(time.Hour)
+	if d.options.Fence == FenceRedisson && left >= 0 {
+		t.Errorf("a counter of Redisson ends in %v, want never", left)
+	}
+	if end := time.Now().Add(left); d.options.Fence == FenceOwn && (end.Before(passed.Add(-time.Second)) || end.After(passed.Add(hangGuard))) {
+		t.Errorf("the sequence of %q ends at %v, want %v", name, end, passed)
+	}
+}
+
 func TestMarkRaisesTokensForGood(t *testing.T) {
 	s := testenv.Redis(t)
 	for _, fence := range []string{"own", "redisson"} {
@@ -215,25 +228,24 @@ func TestMarkRaisesTokensForGood(t *testing.T) {
 		if err := d.Mark(t.Context(), l, floor); err != nil {
 			t.Fatal(err)
 		}
-		if first, n := l.Tokens(); first != floor+1 || n != 4 {
-			t.Errorf("%s: tokens of the marked lease: got %d from %d, want 4 from %d", fence, n, first, floor+1)
+		if first, n := l.Tokens(); first != floor+1 || n != 1 {
+			t.Errorf("%s: tokens of the marked lease: got %d from %d, want one, %d", fence, n, first, floor+1)
 		}
 		if err := d.Mark(t.Context(), l, 1); err != nil {
 			t.Fatal(err)
 		}
 		release(t, l)
 		l = acquire(t, d, request(fence))
-		if first, _ := l.Tokens(); first <= floor+8 {
-			t.Errorf("%s: token %d after a second mark with a lower floor, want more than %d", fence, first, floor+8)
+		if first, _ := l.Tokens(); first <= floor+2 {
+			t.Errorf("%s: token %d after a second mark with a lower floor, want more than %d", fence, first, floor+2)
 		}
 		if marked, err := d.Marked(t.Context(), l); !marked || err != nil {
 			t.Errorf("%s: Marked: got %t, %v, want true", fence, marked, err)
 		}
-		for _, key := range []string{d.tokenKey(fence), prefixName(markPrefix, fence)} {
-			if left := s.Do("PTTL", key); left != int64(-1) {
-				t.Errorf("%s: key %s ends in %v ms, want never", fence, key, left)
-			}
+		if left := s.Do("PTTL", prefixName(markPrefix, fence)); left != int64(-1) {
+			t.Errorf("%s: the mark ends in %v ms, want never", fence, left)
 		}
+		wantSequenceAbove(t, s, d, fence, floor)
 		release(t, l)
 	}
 }

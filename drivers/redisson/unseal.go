@@ -20,14 +20,11 @@ func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) erro
 	if floor > maxFloor {
 		return fmt.Errorf("floor %d of the tokens is above what the server counts to: %w", floor, errors.ErrUnsupported)
 	}
-	keys, args := []string{name}, []string{id, strconv.FormatUint(floor, 10), ""}
+	keys, args := []string{name}, []string{id, strconv.FormatUint(floor, 10), d.tokenKind()}
 	if token := d.tokenKey(name); token != "" {
 		keys = append(keys, token)
 	} else if floor > 0 {
 		return fmt.Errorf("there are no tokens to raise: %w", errors.ErrUnsupported)
-	}
-	if d.options.Fence == FenceOwn {
-		args[2] = "time"
 	}
 	return d.changeSeal(ctx, name, call{loosenScript, keys, args})
 }
@@ -50,7 +47,7 @@ func (d *Driver) changeSeal(ctx context.Context, name string, c call) error {
 	return err
 }
 
-// Unmark implements move.Unmarker. The key of the tokens stays for ever.
+// Unmark implements move.Unmarker. The tokens stay above the floor.
 func (d *Driver) Unmark(ctx context.Context, held driver.Lease) error {
 	l := held.(*lease)
 	l.markKnown = false

@@ -15,30 +15,30 @@ import (
 func TestWireFormatIsRedissons(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
-	for _, test := range []struct{ name, channel, fence string }{
-		{"orders", "redisson_lock__channel:{orders}", "dsync_fence:{orders}"},
-		{"{t}:orders", "redisson_lock__channel:{t}:orders", "dsync_fence:{t}:orders"},
-		{"a{b", "redisson_lock__channel:a{b", "dsync_fence:a{b"},
-		{"a}b", "redisson_lock__channel:{a}b}", "dsync_fence:{a}b}"},
-		{"日本 über/x y", "redisson_lock__channel:{日本 über/x y}", "dsync_fence:{日本 über/x y}"},
+	for _, test := range []struct{ name, channel string }{
+		{"orders", "redisson_lock__channel:{orders}"},
+		{"{t}:orders", "redisson_lock__channel:{t}:orders"},
+		{"a{b", "redisson_lock__channel:a{b"},
+		{"a}b", "redisson_lock__channel:{a}b}"},
+		{"日本 über/x y", "redisson_lock__channel:{日本 über/x y}"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			spy := spyOn(t, s, test.channel)
 			r := request(test.name)
 			l := acquire(t, d, r)
-			if got, want := s.Do("HGETALL", test.name), []any{r.Hold, "1"}; !reflect.DeepEqual(got, want) {
+			if got, want := s.Do("HGETALL", test.name), []any{r.Hold, valueOf(l)}; !reflect.DeepEqual(got, want) {
 				t.Errorf("hash: got %v, want %v", got, want)
 			}
 			if ttl := s.Do("PTTL", test.name).(int64); ttl <= 0 || ttl > r.TTL.Milliseconds() {
 				t.Errorf("TTL: got %d ms, want more than 0 and at most %v", ttl, r.TTL)
 			}
 			first, n := l.Tokens()
-			last, err := strconv.ParseUint(s.Do("GET", test.fence).(string), 10, 64)
+			last, err := strconv.ParseUint(s.Do("GET", d.tokenKey(test.name)).(string), 10, 64)
 			if err != nil || last != first+uint64(n)-1 {
 				t.Errorf("token key: got %d, %v, want the last of %d tokens from %d", last, err, n, first)
 			}
-			if ttl := time.Duration(s.Do("PTTL", test.fence).(int64)) * time.Millisecond; ttl > fenceTTL || ttl < fenceTTL-hangGuard {
-				t.Errorf("TTL of the token key: got %v, want %v", ttl, fenceTTL)
+			if ttl := leftOf(s, d.tokenKey(test.name)); ttl > time.Hour || ttl < time.Hour-hangGuard {
+				t.Errorf("TTL of the token key: got %v, want an hour", ttl)
 			}
 			release(t, l)
 			if got := s.Do("EXISTS", test.name); got != int64(0) {
@@ -87,7 +87,7 @@ func TestSameHoldAsksTwice(t *testing.T) {
 	r := request("x")
 	first := acquire(t, d, r)
 	again := acquire(t, d, r)
-	if got, want := s.Do("HGETALL", "x"), []any{r.Hold, "1"}; !reflect.DeepEqual(got, want) {
+	if got, want := s.Do("HGETALL", "x"), []any{r.Hold, valueOf(again)}; !reflect.DeepEqual(got, want) {
 		t.Errorf("hash after the second Acquire: got %v, want %v", got, want)
 	}
 	a, _ := first.Tokens()
@@ -151,7 +151,7 @@ func TestTokensOfABlock(t *testing.T) {
 func TestTokensRiseWhenTheLastAreForgotten(t *testing.T) {
 	s := testenv.Redis(t)
 	d := openURL(t, "redisson://%s", s.Addr)
-	const key = "dsync_fence:{x}"
+	key := d.tokenKey("x")
 	grant := func(tokens int) (first, last uint64) {
 		r := request("x")
 		r.Events.(*events).tokens = tokens
@@ -201,4 +201,77 @@ func TestTokensRiseOverDriversAndFlushes(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestNamesShareASequence takes tokens for several names of a slot at one
+// moment of the server: blocks shrink rather than run away from the clock.
+func TestNamesShareASequence(t *testing.T) {
+	s := testenv.Redis(t)
+	d := openURL(t, "redisson://%s", s.Addr)
+	var ops []*op
+	for i := range 18 {
+		o := d.newOp(request(fmt.Sprint("{t}", i)), nil)
+		o.tokens = maxTokens
+		ops = append(ops, o)
+	}
+	together(d, ops...)
+	next := ops[0].first
+	for i, o := range ops {
+		want := maxTokens
+		switch {
+		case i == 15:
+			want = 1000 - 15*maxTokens
+		case i > 15:
+			want = 1
+		}
+		if o.err != nil || o.first != next || o.n != want {
+			t.Errorf("name %d: got %d tokens from %d, %v, want %d from %d", i, o.n, o.first, o.err, want, next)
+		}
+		next += int64(o.n)
+	}
+	if keys := s.Do("KEYS", fencePrefix+"*").([]any); len(keys) != 1 {
+		t.Errorf("sequences: got %q, want one", keys)
+	}
+}
+
+// TestSequencesAheadOfTheClock are as after a step back of the clock, or a
+// migration: tokens rise, in whole blocks, and the sequence does not expire
+// before the clock has passed it.
+func TestSequencesAheadOfTheClock(t *testing.T) {
+	s := testenv.Redis(t)
+	const ahead = 24 * time.Hour
+	for _, parameters := range []string{"", "?fair=true"} {
+		d := openURL(t, "redisson://%s/%s", s.Addr, parameters)
+		for _, mode := range []driver.Mode{driver.Exclusive, driver.Write} {
+			name := fmt.Sprint("x", mode)
+			last := uint64(time.Now().Add(ahead).UnixMicro())
+			s.Do("SET", d.tokenKey(name), strconv.FormatUint(last, 10), "PX", "5000")
+			for range 3 {
+				r := inMode(mode, request(name))
+				r.Events.(*events).tokens = maxTokens
+				l := acquire(t, d, r)
+				if first, n := l.Tokens(); first != last+1 || n != maxTokens {
+					t.Errorf("%s%v: got %d tokens from %d, want %d from %d", parameters, mode, n, first, maxTokens, last+1)
+				}
+				last += maxTokens
+				if status, err := d.Inspect(t.Context(), name); err != nil || status.Token != last {
+					t.Errorf("%s%v: Inspect: got the token %d, %v, want %d", parameters, mode, status.Token, err, last)
+				}
+				release(t, l)
+				wantSequenceAbove(t, s, d, name, last)
+			}
+		}
+	}
+	d := openURL(t, "redisson://%s", s.Addr)
+	for _, other := range []string{"no number", "-5", "9"} { // a lost sequence, or one of somebody
+		s.Do("SET", d.tokenKey("y"), other)
+		l := acquire(t, d, request("y"))
+		if first, _ := l.Tokens(); first < uint64(time.Now().Add(-hangGuard).UnixMicro()) {
+			t.Errorf("token behind %q: got %d, want the time", other, first)
+		}
+		release(t, l)
+		if left := leftOf(s, d.tokenKey("y")); left <= 0 || left > time.Hour {
+			t.Errorf("the sequence behind %q ends in %v, want an hour", other, left)
+		}
+	}
 }

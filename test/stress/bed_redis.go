@@ -274,7 +274,7 @@ func isFullLimit(s *testenv.RedisServer, key string) bool {
 // leftOnRedis says what there is of locks, except what tokens are counted in, and of clients.
 func leftOnRedis(names []string, servers ...*testenv.RedisServer) (left []string) {
 	ours := func(s string) bool {
-		return !strings.HasPrefix(s, "dsync_fence:") && !strings.HasPrefix(s, "dsync_holder:") && !strings.HasPrefix(s, "dsync_turn:") && slices.ContainsFunc(names, func(name string) bool { return strings.Contains(s, name) })
+		return !strings.HasPrefix(s, "dsync_turn:") && !strings.HasSuffix(s, ":dsync_turn") && slices.ContainsFunc(names, func(name string) bool { return strings.Contains(s, name) })
 	}
 	for _, s := range servers {
 		if redisInfo(s, "replication", "role") != "master" {

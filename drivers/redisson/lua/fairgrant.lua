@@ -1,9 +1,8 @@
 -- grant takes the lock for a hold that nobody keeps out, as acquire does; the hold leaves the line if it is first. It returns the first
 -- token, and how many.
-local function grant(line, first, name, hold, ttl, token, n, keep, holder, text)
-  if token then note(holder, hold, text, ttl) end
-  local fence, block = take(token, n, keep)
-  call('HSET', name, hold, 1)
+local function grant(line, first, name, hold, ttl, token, n, kind, text)
+  local fence, block, value = take(token, n, kind, text)
+  call('HSET', name, hold, value)
   call('PEXPIRE', name, ttl)
   if first == hold then
     local shifts = {}

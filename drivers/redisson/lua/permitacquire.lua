@@ -1,16 +1,16 @@
--- acquire takes n permits of limit, or of what is kept if that is 0, for a hold for ttl milliseconds. It returns 1; -4000000000000 if the name is
--- sealed; -4000000000001 if the limit is another one, or too small; else -1 - the milliseconds that are left of the hold that ends first, or 0 if
--- that is more than 120 years.
+-- acquire takes n permits of limit for a hold for ttl milliseconds. A limit of 0 is what is kept; a limit below 0 is so too, and counts without the
+-- minus if none is kept. It returns 1; -4000000000000 if the name is sealed; -4000000000001 if the limit is another one, or too small; else the
+-- limit, behind -1 - the milliseconds that are left of the hold that ends first, or 0 if that is more than 120 years.
 local function acquire(name, ends, hold, n, limit, ttl)
   local now, from = clock()
   local free, held, over, sealed = count(name, ends, now)
   if sealed then return -4000000000000 end
   local kept = free ~= nil
-  if not kept then free = limit - held end
-  if n > free + held or limit ~= 0 and limit ~= free + held then return -4000000000001 end
+  if not kept then free = math.abs(limit) - held end
+  if n > free + held or limit > 0 and limit ~= free + held then return -4000000000001 end
   if n > free then
     local left = call('ZRANGE', ends, '(' .. string.format('%.0f', now), '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')[2] - now
-    return left > 3784320000000 and 0 or -1 - left
+    return {left > 3784320000000 and 0 or -1 - left, free + held}
   end
   local added = {}
   for i, member in ipairs(membersOf(hold, n)) do
@@ -21,7 +21,7 @@ local function acquire(name, ends, hold, n, limit, ttl)
   if kept then
     call('INCRBY', name, over - n)
   else
-    call('SET', name, free - n, 'PX', week + ttl + hour)
+    call('SET', name, free - n, 'PX', ttl + spare)
   end
   keep(name, ends, ttl)
   return 1

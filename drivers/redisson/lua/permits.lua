@@ -5,8 +5,9 @@
 -- A script touches no key that it has removed, and changes nothing before it has looked at all: in a slot that moves it would end half-way.
 local call = redis.call
 
--- A limit that came with a grant is kept for week after the last end of a hold. hour spares most grants the command.
-local week, hour = 604800000, 3600000
+-- A limit that came with a grant is kept for as long as holds last, and for those that listen for spare more: a waiter asks every 5 s, and
+-- when the hold that ends first has ended. margin of that spares most grants the command.
+local spare, margin = 15000, 8000
 
 -- clock returns the server's time in milliseconds, rounded down, and rounded up, for ends: no hold ends early.
 local function clock()
@@ -56,11 +57,22 @@ local function keep(name, ends, ttl)
   local left = call('PTTL', name)
   if left == -1 then call('PERSIST', ends) end -- addPermits of Redisson makes a limit permanent
   if left < 0 then return end
-  if left < week + ttl then
-    left = week + ttl + hour
+  if left < ttl + spare - margin then
+    left = ttl + spare
     call('PEXPIRE', name, left)
   end
   call('PEXPIRE', ends, left)
+end
+
+-- forget ends a limit that came with a grant, of which no permit is held. Told is how many subscribers heard of it; it is not known if counted
+-- is ''.
+local function forget(name, told, counted)
+  if call('PTTL', name) < 0 then return end
+  if told == 0 and counted ~= '' then
+    call('DEL', name)
+  else
+    call('PEXPIRE', name, spare)
+  end
 end
 
 -- tell publishes how many permits are free, and returns how many subscribers were told. Java takes no number below 0.

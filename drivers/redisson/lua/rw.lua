@@ -19,11 +19,10 @@ local function taken(name, mode, left)
   return mode and refused(left) or elsewhere(left)
 end
 
--- grant takes tokens for a hold and writes about it: see acquire. It returns what that returns.
-local function grant(hold, ttl, token, n, keep, holder, text)
-  if token then note(holder, hold, text, ttl) end
-  local first, block = take(token, n, keep)
-  return block == 1 and first or {first, block}
+-- grant takes tokens: see take. It returns what acquire returns, and what the lock keeps about the hold.
+local function grant(...)
+  local first, block, value = take(...)
+  return block == 1 and first or {first, block}, value
 end
 
 -- acquireRead is acquire for a hold that reads, whose own key is timeout.
@@ -35,9 +34,9 @@ local function acquireRead(name, timeout, intent, token, hold, ttl, ...)
     local intended = call('PTTL', intent)
     if intended ~= -2 then return refused(intended) end
   end
-  local answer = grant(hold, ttl, token, ...)
+  local answer, value = grant(token, ...)
   call('HSET', name, 'mode', 'read', hold, 1)
   if left ~= -1 and left < tonumber(ttl) then call('PEXPIRE', name, ttl) end
-  call('SET', timeout, 1, 'PX', ttl) -- last, so that the hold that lasts longest lasts as long as the lock: see releaseRead
+  call('SET', timeout, value, 'PX', ttl) -- last, so that the hold that lasts longest lasts as long as the lock: see releaseRead
   return answer
 end

@@ -20,8 +20,8 @@ local function acquireWrite(name, intent, token, hold, ttl, how, prefix, ...)
     end
   end
   call('DEL', intent)
-  local answer = grant(hold, ttl, token, ...)
-  call('HSET', name, 'mode', 'write', hold, 1)
+  local answer, value = grant(token, ...)
+  call('HSET', name, 'mode', 'write', hold, value)
   call('PEXPIRE', name, ttl)
   return answer
 end

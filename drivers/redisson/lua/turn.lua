@@ -10,10 +10,10 @@ local function suffix(name) return string.find(name, '{', 1, true) and ':' .. na
 -- One that is refused gets {what acquire returns, its ticket, the last ticket that was granted, the last that was given out}.
 --
 -- The line is a hash beside the lock: these two, when a refusal was told last, and when the last ticket was granted. It is no KEYS of the script: where a user has no right to it, or a slot moves, there is no line.
-local function acquireInTurn(place, word, word2, label, name, hold, ttl, token, n, keep, holder, text, mark)
+local function acquireInTurn(place, word, word2, label, name, hold, ttl, token, n, kind, text, mark)
   local line = 'dsync_turn' .. suffix(name)
   local known = redis.pcall('HMGET', line, 'last', 'granted', 'told', 'at')
-  if known.err then return acquire(name, hold, ttl, token, n, keep, holder, text, mark) end
+  if known.err then return acquire(name, hold, ttl, token, n, kind, text, mark) end
 
   local early = string.sub(place, 1, 1) == '?'
   local ticket = tonumber(early and string.sub(place, 2) or place)
@@ -34,7 +34,7 @@ local function acquireInTurn(place, word, word2, label, name, hold, ttl, token, 
   local others = last > granted and (ticket == 0 or ticket > granted + 1)
   local answer = -1
   if not (early and others and call('PTTL', name) == -2) then
-    answer = acquire(name, hold, ttl, token, n, keep, holder, text, mark)
+    answer = acquire(name, hold, ttl, token, n, kind, text, mark)
   end
   if type(answer) == 'table' or answer > 0 or answer < -5000000000000 then
     if ticket <= granted then return answer end
