@@ -79,15 +79,17 @@ func (w *watchdog) watchEnd(h *hold, pause time.Duration) {
 // endAt looks at the hold or view again at the given time.
 func (w *watchdog) endAt(a *alarm, at moment) { w.set(&w.ends, a, at) }
 
-// renewNow makes the next renewal of a hold due at once. The answer to a renewal
-// that was sent before proves nothing, so another one follows. Called with
-// lock.mu held.
+// renewNow makes the next renewal of a hold due at once. Where only renewals tell
+// of a removal, the backend is asked, since a renewal might bring back a hold that
+// is being removed from several nodes. The answer to a renewal that was sent
+// before proves nothing, so another one follows. Called with lock.mu held.
 func (w *watchdog) renewNow(h *hold) {
 	switch {
 	case h.state != holdLive || !w.renews(h):
 	case h.renewing:
 		h.again = true
 	default:
+		h.ask = w.client.info.Detect == 0
 		w.set(&w.renewals, &h.alarm, w.client.now())
 	}
 }
@@ -196,15 +198,16 @@ func (w *watchdog) end(a *alarm) {
 // renew renews all live holds of due. Each is in no second batch meanwhile, and ends at its deadline whatever the batch does.
 func (w *watchdog) renew(due []*hold) {
 	batch, leases := due[:0], make([]driver.Lease, 0, len(due))
-	var fixed []*hold
+	var asked []*hold // which are not made to last longer
 	for _, h := range due {
 		h.lock.mu.Lock()
 		if h.state == holdLive {
 			if deadline := h.deadline(); w.client.now() < deadline {
 				h.renewing = true
 				w.endAt(&h.alarm, deadline)
-				if h.req.Fixed {
-					fixed = append(fixed, h)
+				if h.req.Fixed || h.ask {
+					h.ask = false
+					asked = append(asked, h)
 				} else {
 					batch, leases = append(batch, h), append(leases, h.lease)
 				}
@@ -217,8 +220,8 @@ func (w *watchdog) renew(due []*hold) {
 	w.start(len(batch), func(ctx context.Context) {
 		w.client.renewAll(ctx, leases, func(i int, err error) { w.renewed(batch[i], err) })
 	})
-	w.start(len(fixed), func(ctx context.Context) {
-		each(len(fixed), func(i int) { w.renewed(fixed[i], fixed[i].lease.Renew(ctx, 0)) })
+	w.start(len(asked), func(ctx context.Context) {
+		each(len(asked), func(i int) { w.renewed(asked[i], asked[i].lease.Renew(ctx, 0)) })
 	})
 }
 

@@ -102,8 +102,8 @@ type Lease interface {
 	// caller may assume. With Info.KeepsAlive, Renew is called only for fixed leases.
 	//
 	// A ttl of 0 asks whether the backend still has the hold, and changes
-	// nothing. Package dsync does so for fixed leases, and only if Info.Detect
-	// is 0.
+	// nothing. Package dsync does so for fixed leases and after a ForceUnlock,
+	// and only if Info.Detect is 0.
 	Renew(ctx context.Context, ttl time.Duration) error
 
 	// Release ends the hold, as rule 3 says. Package dsync calls Release once for a lease, also after an end on the local clock, when
@@ -372,7 +372,7 @@ type Inspector interface {
 type RemovalWatcher interface {
 	// WatchRemoval reports a removal as soon as the driver learns of it, until
 	// stop is called. The driver calls Events.Lost or, without Info.KeepsAlive,
-	// renew, after which package dsync renews the lease. It may also call renew
+	// renew, after which package dsync calls Renew. It may also call renew
 	// when nothing was removed. WatchRemoval does not wait for the backend.
 	// renew does not block, and calls no method of the driver.
 	WatchRemoval(renew func()) (stop func())

@@ -3,10 +3,12 @@ package main
 import (
 	"context"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -64,7 +66,10 @@ func TestRunLearnsOfARemoval(t *testing.T) {
 					t.Fatal(err)
 				}
 				began := time.Now()
-				if status := c.wait(); status != exitLost {
+				stuck := time.AfterFunc(drivertest.HangGuard, func() { _ = c.Process.Signal(syscall.SIGABRT) }) // says where it is
+				status := c.wait()
+				stuck.Stop()
+				if status != exitLost {
 					t.Fatalf("got status %d: %s", status, c.errors())
 				}
 				took := time.Since(began)
