@@ -71,6 +71,9 @@ var layout = []struct {
 	{"drivers/zk", []string{"./driver/...", "./internal/...", "github.com/go-zookeeper/zk"}},
 	{"drivers/pglock", []string{"./driver/...", "./internal/...", "github.com/jackc/pgx/v5/..."}},
 
+	// Stores of driver/cas.
+	{"contrib/natslock", []string{"./driver/...", "github.com/nats-io/nats.go/..."}},
+
 	{"cmd", []string{
 		"./", "./driver/...", "./drivers/...", "./internal/redisdial", "./internal/tlsurl",
 		"github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/schollz/progressbar/v3", "golang.org/x/sys/unix", "golang.org/x/term",
@@ -95,7 +98,7 @@ var rootModules = []string{
 }
 
 // nested are the modules below the root that are not in it, with the same import paths, by what they bring along.
-var nested = []string{"cmd/dsync", "examples/observability", "internal/guardtest", "internal/telemetrytest"}
+var nested = []string{"cmd/dsync", "contrib/natslock", "examples/observability", "internal/guardtest", "internal/telemetrytest"}
 
 // goPackage is what `go list` says about a package.
 type goPackage struct {

@@ -19,7 +19,8 @@
 // fencing tokens, Inspect, ForceUnlock and SetLimit. It grants in the order of
 // arrival. It also has List if the store is a [Lister]. It has Watch, and its
 // waiters learn of a release at once, if the store is a [Notifier]. Package
-// conformance then shows whether the store keeps the promises below.
+// conformance shows whether the driver keeps its promises, and with that the
+// store; conformance/castest disturbs a store that has no network.
 //
 // # How it works
 //

@@ -162,3 +162,82 @@ func TestTokensOfDeletedRecords(t *testing.T) {
 		})
 	}
 }
+
+// TestWaitersKeepTheirPlaces has two wait for many times the TTL of a place.
+func TestWaitersKeepTheirPlaces(t *testing.T) {
+	for _, o := range []cas.Options{{}, {Clock: true}} {
+		synctest.Test(t, func(t *testing.T) {
+			o.Name = "memory"
+			m := newMemory(o)
+			d := cas.New(m, o)
+			defer d.Close(context.Background())
+			first := request("a:1")
+			first.TTL = time.Hour
+			held, err := d.Acquire(t.Context(), first)
+			if err != nil {
+				t.Fatal(err)
+			}
+			order := make(chan string, 2)
+			for _, hold := range []string{"b:1", "c:1"} {
+				r := request(hold)
+				r.NoWait = false
+				go func() { // ends with the context of the test
+					other := cas.New(m, o)
+					defer other.Close(context.Background())
+					if l, err := other.Acquire(t.Context(), r); err == nil {
+						order <- hold
+						_ = l.Release(context.Background())
+					}
+				}()
+				time.Sleep(time.Second) // of fake time
+			}
+			time.Sleep(time.Minute)
+			before, err := d.Inspect(t.Context(), "name")
+			if err != nil {
+				t.Fatal(err)
+			}
+			third := request("d:1")
+			third.Mode = driver.Read
+			if _, err := d.Acquire(t.Context(), third); !errors.Is(err, driver.ErrLocked) {
+				t.Errorf("a newcomer got %v, want ErrLocked", err)
+			}
+			if before.Waiters != 2 {
+				t.Errorf("after a minute %d wait, want 2", before.Waiters)
+			}
+			if err := held.Release(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if got := []string{<-order, <-order}; got[0] != "b:1" {
+				t.Errorf("granted in the order %q", got)
+			}
+		})
+	}
+}
+
+// TestLostRenewal has a renewal for less be carried out without an answer. Its
+// write is the first request, as nobody else has changed the record.
+func TestLostRenewal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := cas.Options{Name: "memory"}
+		store, link := castest.Disturb(t, newMemory(o))
+		d := cas.New(store, o)
+		l, err := d.Acquire(t.Context(), request("a:1"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		link.LoseOne()
+		sent := time.Now()
+		if err := l.Renew(t.Context(), time.Second); !errors.Is(err, driver.ErrUnknown) {
+			t.Errorf("a renewal without an answer: got %v, want ErrUnknown", err)
+		}
+		if end := l.Expires(); end.After(sent.Add(time.Second)) {
+			t.Errorf("it expires %v after the renewal, want 1s", end.Sub(sent))
+		}
+		if err := l.Renew(t.Context(), time.Minute); err != nil {
+			t.Errorf("the next renewal: %v", err)
+		}
+		if err := d.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}

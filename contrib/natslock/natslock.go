@@ -1,0 +1,181 @@
+// Package natslock locks names in a key-value bucket of NATS JetStream, by
+// package driver/cas.
+//
+// Expiry is observed, since no answer of NATS has the time at the server. Tokens
+// are the sequence numbers of the stream. A deleted key leaves a marker in the
+// stream, as in every bucket.
+package natslock
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/cas"
+)
+
+// New returns a driver of a bucket, which it makes if there is none. Unlike
+// other buckets this one is read at the leader, because a replica may lag behind.
+func New(ctx context.Context, js jetstream.JetStream, bucket string, replicas int, fenced bool) (*cas.Driver, error) {
+	stream, err := js.CreateStream(ctx, jetstream.StreamConfig{
+		Name: "KV_" + bucket, Subjects: []string{"$KV." + bucket + ".>"}, Replicas: replicas,
+		MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew, DenyDelete: true, AllowRollup: true,
+	})
+	if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // with other options
+		stream, err = js.Stream(ctx, "KV_"+bucket)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("bucket %s: %w", bucket, err)
+	}
+	if c := stream.CachedInfo().Config; c.AllowDirect && c.Replicas > 1 {
+		return nil, fmt.Errorf("bucket %s: reads by replicas may lag behind (allow_direct)", bucket)
+	}
+	kv, err := js.KeyValue(ctx, bucket)
+	if err != nil {
+		return nil, fmt.Errorf("bucket %s: %w", bucket, err)
+	}
+	return cas.New(&store{kv: kv, watches: map[string]*watch{}}, cas.Options{Name: "natslock", Rising: true, NoTokens: !fenced}), nil
+}
+
+// store is a cas.Store.
+type store struct {
+	kv jetstream.KeyValue
+
+	mu      sync.Mutex
+	watches map[string]*watch // by name
+}
+
+// watch is that of all who wait for a name.
+type watch struct {
+	calls map[*func()]bool
+	stop  context.CancelFunc
+}
+
+// key encodes a name, as keys have few characters.
+func key(name string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(name))) }
+
+func entry(e jetstream.KeyValueEntry) cas.Entry {
+	return cas.Entry{Value: e.Value(), Version: strconv.FormatUint(e.Revision(), 10)}
+}
+
+func (s *store) Read(ctx context.Context, name string) (cas.Entry, error) {
+	e, err := s.kv.Get(ctx, key(name))
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return cas.Entry{}, nil
+	} else if err != nil {
+		return cas.Entry{}, sorted(err)
+	}
+	return entry(e), nil
+}
+
+func (s *store) Write(ctx context.Context, name string, value []byte, version string) (next string, err error) {
+	put := func() (uint64, error) { return s.kv.Update(ctx, key(name), value, revision(version)) }
+	if version == "" {
+		put = func() (uint64, error) { return s.kv.Create(ctx, key(name), value) }
+	}
+	n, err := put()
+	return strconv.FormatUint(n, 10), sorted(err)
+}
+
+func (s *store) Delete(ctx context.Context, name, version string) error {
+	return sorted(s.kv.Delete(ctx, key(name), jetstream.LastRevision(revision(version))))
+}
+
+func revision(version string) uint64 {
+	n, _ := strconv.ParseUint(version, 10, 64)
+	return n
+}
+
+// sorted returns an error as package cas wants it.
+func sorted(err error) error {
+	switch {
+	case errors.Is(err, jetstream.ErrKeyExists): // the code of every revision that is another one
+		return cas.ErrChanged
+	case errors.Is(err, nats.ErrPermissionViolation), errors.Is(err, nats.ErrAuthorization):
+		return fmt.Errorf("%w: %w", fs.ErrPermission, err)
+	case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrNoResponders):
+		return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
+	}
+	return err
+}
+
+// List implements cas.Lister. The keys do not tell the names.
+func (s *store) List(ctx context.Context, _ string) iter.Seq2[cas.Entry, error] {
+	return func(yield func(cas.Entry, error) bool) {
+		w, err := s.kv.WatchAll(ctx, jetstream.IgnoreDeletes())
+		if err != nil {
+			yield(cas.Entry{}, sorted(err))
+			return
+		}
+		defer w.Stop()
+		for {
+			select {
+			case e := <-w.Updates():
+				if e == nil || !yield(entry(e), nil) { // nil: these were all
+					return
+				}
+			case <-ctx.Done():
+				yield(cas.Entry{}, ctx.Err())
+				return
+			}
+		}
+	}
+}
+
+// Notify implements cas.Notifier. The watch goes on after an outage.
+func (s *store) Notify(name string, changed func()) (stop func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.watches[name]
+	if w == nil {
+		ctx, cancel := context.WithCancel(context.Background())
+		w = &watch{map[*func()]bool{}, cancel}
+		s.watches[name] = w
+		go s.follow(ctx, name, w) // until the last stop
+	}
+	w.calls[&changed] = true
+	changed()
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if delete(w.calls, &changed); len(w.calls) == 0 && s.watches[name] == w {
+			delete(s.watches, name)
+			w.stop()
+		}
+	}, nil
+}
+
+func (s *store) follow(ctx context.Context, name string, w *watch) {
+	for ctx.Err() == nil {
+		updates, err := s.kv.Watch(ctx, key(name), jetstream.MetaOnly())
+		if err != nil { // out of reach
+			select {
+			case <-time.After(time.Second):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		for open := true; open && ctx.Err() == nil; {
+			s.mu.Lock()
+			for changed := range w.calls {
+				(*changed)()
+			}
+			s.mu.Unlock()
+			select {
+			case _, open = <-updates.Updates():
+			case <-ctx.Done():
+			}
+		}
+		_ = updates.Stop()
+	}
+}
