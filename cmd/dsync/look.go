@@ -34,8 +34,8 @@ type nameReport struct {
 	TokenFloor uint64   `json:"token_floor,omitempty"` // the last token of the old backend, if the name has moved
 	Blocked    int      `json:"blocked,omitempty"`     // who wait on the old backend, though the name has moved
 	Behind     string   `json:"behind,omitempty"`      // why somebody is behind
-	brief      bool     // that was so for a moment
-	client     string   // who is seen; "" is all those who wait in vain
+
+	idle, blocked int // looks in a row that showed no holder, and a waiter for a name that has moved
 }
 
 // looker looks at names, and changes nothing.
@@ -43,8 +43,8 @@ type looker struct {
 	from, to driver.Inspector
 	sealer   move.Sealer   // nil with a gate
 	floor    uint64        // of the tokens of from
-	noneOld  bool          // with a gate: no process is in phase old
-	lasting  time.Duration // how long to look at names that have not moved; 0 is for as long as those in use leave doubts, a second at most
+	unnamed  bool          // from does not keep the identity of holds
+	lasting  time.Duration // how long to look at names that have not moved; 0 is once
 }
 
 func newLooker(p *pair, gate bool) (*looker, error) {
@@ -53,7 +53,7 @@ func newLooker(p *pair, gate bool) (*looker, error) {
 	if !okFrom || !okTo {
 		return nil, fmt.Errorf("not both backends tell who holds a lock: %w", errors.ErrUnsupported)
 	}
-	l := &looker{from: from, to: to, floor: p.fromFloor}
+	l := &looker{from: from, to: to, floor: p.fromFloor, unnamed: p.from.Info().Name == "pglock"}
 	if gate {
 		return l, nil
 	}
@@ -64,65 +64,50 @@ func newLooker(p *pair, gate bool) (*looker, error) {
 // lookers is how many names are looked at side by side.
 const lookers = 64
 
-// all looks at all names.
+const (
+	lookEvery = 20 * time.Millisecond
+	idleLooks = 20 // of a name without a holder; after so many, only one look in so many is made
+
+	// A program in the migration that waits for a name when it is sealed notices soon. Who still waits after so many looks is behind.
+	waitLooks = 3
+)
+
+// all looks at all names, and at those that may show more until the time is over.
 func (l *looker) all(ctx context.Context, names []string) ([]nameReport, error) {
 	reports := make([]nameReport, len(names))
-	every := make([]int, len(names))
+	due := make([]int, len(names))
 	for i := range names {
-		every[i] = i
+		due[i] = i
 	}
-	if err := l.each(ctx, names, every, reports); err != nil {
-		return nil, err
-	}
-	doubts := map[int]*doubt{}
-	for i := range reports {
-		if reports[i].open() || l.lasting > 0 {
-			doubts[i] = &doubt{clients: map[string]*sight{}}
-			doubts[i].see(&reports[i])
-			reports[i].Behind = ""
-		}
-	}
-	err := l.again(ctx, names, doubts, reports)
-	for i, d := range doubts {
-		reports[i].Behind = d.verdict()
-	}
-	return reports, err
-}
-
-// again looks at the names that there are doubts about, until it would tell no more.
-func (l *looker) again(ctx context.Context, names []string, doubts map[int]*doubt, reports []nameReport) error {
 	timer := time.NewTimer(lookEvery)
 	defer timer.Stop()
-	lasting := l.lasting > 0
-	for end, looks := time.Now().Add(l.lasting), 1; looks <= moreLooks || time.Now().Before(end); looks++ {
-		var due []int
-		settled := true
-		for i, d := range doubts {
-			if d.settled(looks, lasting) {
+	for end, looks := time.Now().Add(l.lasting), 1; ; looks++ {
+		if err := l.each(ctx, names, due, reports); err != nil {
+			return nil, err
+		}
+		due = due[:0]
+		again, lasting := false, time.Now().Before(end)
+		for i, r := range reports {
+			switch {
+			case r.State == stateMoved && (r.blocked == 0 || r.blocked >= waitLooks), r.State == stateHeld && r.Behind != "":
+				continue // another look would tell no more
+			case r.State != stateMoved && !lasting:
 				continue
-			}
-			settled = false
-			if d.due(looks) {
+			case r.idle < idleLooks || looks%idleLooks == 0:
 				due = append(due, i)
 			}
+			again = true
 		}
-		if settled {
-			return nil
+		if !again {
+			return reports, nil
 		}
 		select {
 		case <-timer.C:
+			timer.Reset(lookEvery)
 		case <-ctx.Done():
-			return ctx.Err()
+			return nil, ctx.Err()
 		}
-		if err := l.each(ctx, names, due, reports); err != nil {
-			return err
-		}
-		for _, i := range due {
-			doubts[i].see(&reports[i])
-		}
-		timer.Reset(lookEvery)
 	}
-	return nil
 }
 
 // each fills in the reports of some of the names.
@@ -130,14 +115,17 @@ func (l *looker) each(ctx context.Context, names []string, which []int, reports 
 	return sideBySide(ctx, lookers, len(which), func(ctx context.Context, n int) error {
 		i := which[n]
 		r, err := l.look(ctx, names[i])
-		if err == nil && r.Behind != "" && r.State == stateHeld && r.client != strangers {
-			r, err = l.follow(ctx, r)
+		if err != nil {
+			return fmt.Errorf("%s: %w", show(names[i]), err)
+		}
+		if r.State == stateIdle {
+			r.idle = reports[i].idle + 1
+		}
+		if r.Blocked > 0 {
+			r.blocked = reports[i].blocked + 1
 		}
 		reports[i] = r
-		if err != nil {
-			err = fmt.Errorf("%s: %w", show(names[i]), err)
-		}
-		return err
+		return nil
 	})
 }
 
@@ -205,23 +193,23 @@ func (l *looker) moved(r *nameReport, floor uint64, old, now driver.Status) {
 	}
 }
 
+// notMoved describes a name that is not sealed. Holds of programs in the migration are marked as such, so any other hold is of a program that
+// takes no part.
 func (l *looker) notMoved(r *nameReport, old, now driver.Status) {
 	r.State = stateIdle
-	defer func() { r.client = l.client(r.Hold) }()
 	switch {
-	case old.Held && now.Held && l.sameHold(old, now):
-		r.State = stateHeld
-		r.holder(old, "both")
 	case old.Held:
 		r.State = stateHeld
-		r.holder(old, "old")
-		if !now.Held && !strings.HasPrefix(old.Hold, migrate.HoldPrefix) { // else its holder waits for whoever has it there, or was killed
-			r.Behind = l.oldAlone(r)
+		if r.holder(old, "old"); now.Held && (old.Hold == now.Hold || l.sealer == nil) {
+			r.HeldOn = "both"
+		}
+		if !l.unnamed && !takesPart(old) {
+			r.Behind = "a program that knows the old backend alone holds it: " + r.who()
 		}
 	case now.Held:
 		r.State = stateHeld
 		r.holder(now, "new")
-		if l.sealer != nil {
+		if l.sealer != nil && !takesPart(now) {
 			r.Behind = "it is held on the new backend and not sealed on the old one, so a program uses the new backend outside of the migration: " + r.who()
 		}
 	default:
@@ -229,38 +217,8 @@ func (l *looker) notMoved(r *nameReport, old, now driver.Status) {
 	}
 }
 
-// oldAlone says what it means that a name is held on the old backend alone.
-func (l *looker) oldAlone(r *nameReport) string {
-	switch {
-	case l.sealer == nil && l.noneOld:
-		return "a program that takes no part in the migration holds it, since no process is in phase old: " + r.who()
-	case l.sealer == nil:
-		return ""
-	}
-	return "a program that knows the old backend alone holds it: " + r.who()
-}
-
-// named reports whether a hold is as those of programs with dsync are: it names its client first.
-func named(hold string) bool { return strings.Contains(hold, ":") }
-
-// sameHold reports whether the two are halves of one hold. A backend that keeps no seals may not keep the identity of holds either, and then
-// both being held is all there is to know.
-func (l *looker) sameHold(old, now driver.Status) bool {
-	return old.Hold == now.Hold || l.sealer == nil && (!named(old.Hold) || !named(now.Hold))
-}
-
-// strangers is the client of all holds that name none, where programs in the migration have holds that do. So there is no doubt about these,
-// and they are not told apart: the value of a string lock may be another one each time.
-const strangers = ":"
-
-// client returns who has a hold.
-func (l *looker) client(hold string) string {
-	if l.sealer != nil && !named(hold) {
-		return strangers
-	}
-	client, _, _ := strings.Cut(hold, ":")
-	return client
-}
+// takesPart reports whether a hold is of a migration.
+func takesPart(s driver.Status) bool { return strings.HasPrefix(s.Hold, migrate.HoldPrefix) }
 
 // holder fills in who holds the name, if anybody does.
 func (r *nameReport) holder(s driver.Status, on string) {

@@ -73,7 +73,7 @@ func TestStatusNamesForeignHolders(t *testing.T) {
 	drivertest.Acquire(t, drivertest.Open(t, p.from), r)
 	p.run("status", "x").want(exitUnfinished, "a program that knows the old backend alone holds it: 694d8f2b\n")
 	drivertest.Acquire(t, drivertest.Open(t, p.to), drivertest.Request("x")) // which is no half of that hold
-	if n := p.status(exitDone, "x").Names[0]; n.HeldOn != "old" {
+	if n := p.status(exitUnfinished, "x").Names[0]; n.HeldOn != "old" {
 		t.Errorf("got %+v, want that it is held on the old backend", n)
 	}
 }
@@ -104,85 +104,42 @@ func TestStatusNamesReadersAndWriters(t *testing.T) {
 	}
 }
 
-// TestStatusLooksAgain: to be in between two requests is not to be behind.
-func TestStatusLooksAgain(t *testing.T) {
+// TestStatusNamesAnIncumbent in a fleet of six, which holds a name a hundredth of the time, by either procedure and in each phase.
+func TestStatusNamesAnIncumbent(t *testing.T) {
 	for _, test := range []struct {
-		what   string
-		use    func(ctx context.Context, old, now driver.Driver) // from the first look on
-		status int
+		more  string
+		phase migrate.Phase
+		flags []string
 	}{
-		{"it is released soon", func(ctx context.Context, old, _ driver.Driver) {
-			hold(ctx, 3*lookEvery/2, old)
-		}, exitDone},
-		{"it is released soon, by no program with dsync", func(ctx context.Context, old, _ driver.Driver) {
-			r := drivertest.Request("x")
-			r.Hold = nameless
-			l, _ := old.Acquire(ctx, r)
-			pause(ctx, time.Millisecond)
-			_ = l.Release(context.Background())
-		}, exitUnfinished},
-		{"it is held for longer", func(ctx context.Context, old, _ driver.Driver) {
-			hold(ctx, 3*lookEvery, old)
-		}, exitUnfinished},
-		{"a busy program uses the old backend alone", func(ctx context.Context, old, _ driver.Driver) {
-			for ctx.Err() == nil {
-				hold(ctx, lookEvery/2, old)
-			}
-		}, exitUnfinished},
-		{"the other half comes", func(ctx context.Context, old, now driver.Driver) {
-			r := drivertest.Request("x")
-			l, _ := old.Acquire(ctx, r)
-			pause(ctx, lookEvery/2)
-			other := *r
-			m, _ := now.Acquire(ctx, &other)
-			pause(ctx, time.Hour)
-			_ = m.Release(context.Background())
-			_ = l.Release(context.Background())
-		}, exitDone},
+		{"", migrate.PhaseDual, nil},
+		{"&gate=true&fenced=false", migrate.PhaseDual, []string{"--gate", "--fenced=false"}},
+		{"&gate=true&fenced=false", migrate.PhaseNew, []string{"--gate", "--fenced=false"}},
 	} {
-		synctest.Test(t, func(t *testing.T) {
-			p := inMemory(t)
-			old, now := drivertest.Open(t, p.from), drivertest.Open(t, p.to)
-			ctx, cancel := context.WithCancel(t.Context())
-			ended := make(chan struct{})
-			go func() { // ends with ctx
-				defer close(ended)
-				test.use(ctx, old, now)
-			}()
-			synctest.Wait()
-			if r := p.run("status", "x"); r.status != test.status {
-				t.Errorf("%s: got status %d, want %d\n%s%s", test.what, r.status, test.status, r.out, r.errors)
-			}
-			cancel()
-			<-ended
-		})
-	}
-}
-
-// TestStatusNamesAnOldProgramOnABusyName: programs that are as they should be do not hide one that is behind.
-func TestStatusNamesAnOldProgramOnABusyName(t *testing.T) {
-	for _, old := range []string{"", "old", nameless} {
-		synctest.Test(t, func(t *testing.T) {
-			p := inMemory(t)
-			busy := map[string]driver.Driver{"dual-1": p.program(migrate.PhaseDual, ""), "dual-2": p.program(migrate.PhaseDual, "")}
-			status := exitDone
-			if old != "" {
-				busy[old], status = drivertest.Open(t, p.from), exitUnfinished
-			}
-			ctx, cancel := context.WithCancel(t.Context())
-			var all sync.WaitGroup
-			for client, d := range busy {
-				all.Go(func() { holdAgain(ctx, client, d, 0, 19*time.Millisecond) })
-			}
-			synctest.Wait()
-			r := p.run("status", "--for", "10s", "x")
-			r.want(status)
-			if old != "" {
-				r.want(status, "behind: x: ", old)
-			}
-			cancel()
-			all.Wait()
-		})
+		for _, incumbent := range []string{"", "old", nameless} {
+			synctest.Test(t, func(t *testing.T) {
+				p := inMemory(t)
+				p.ctx = t.Context()
+				ctx, cancel := context.WithCancel(t.Context())
+				var all sync.WaitGroup
+				for i := range 6 {
+					d := p.program(test.phase, test.more)
+					all.Go(func() { holdAgain(ctx, fmt.Sprint("fleet-", i), d, time.Millisecond, 19*time.Millisecond) })
+				}
+				status := exitDone
+				if incumbent != "" {
+					old := drivertest.Open(t, p.from)
+					all.Go(func() { holdAgain(ctx, incumbent, old, 2500*time.Millisecond, 25*time.Millisecond) })
+					status = exitUnfinished
+				}
+				synctest.Wait()
+				r := p.run(append([]string{"status", "--for", "5s", "x"}, test.flags...)...).want(status)
+				if incumbent != "" {
+					r.want(status, "behind: x: a program that knows the old backend alone", incumbent)
+				}
+				cancel()
+				all.Wait()
+			})
+		}
 	}
 }
 
@@ -261,15 +218,6 @@ func holdAgain(ctx context.Context, client string, d driver.Driver, before, hold
 			pause(ctx, holds)
 			_ = l.Release(context.Background())
 		}
-	}
-}
-
-// hold locks x on a backend for a while.
-func hold(ctx context.Context, d time.Duration, b driver.Driver) {
-	l, err := b.Acquire(ctx, drivertest.Request("x"))
-	if err == nil {
-		pause(ctx, d)
-		_ = l.Release(context.Background())
 	}
 }
 
@@ -380,6 +328,7 @@ func TestANameThatIsTakenBeforeItsTurnIsLeftOut(t *testing.T) {
 				if _, err := old.Acquire(ctx, drivertest.WithTTL(drivertest.Request("x"), time.Hour)); err != nil {
 					t.Error(err)
 				}
+				return driver.ErrLocked
 			}
 			return seal(m, ctx, name)
 		}
@@ -480,8 +429,8 @@ func TestGate(t *testing.T) {
 	}
 	run("finalize", "--dry-run").want(exitDone, "did not join", "not in phase new: "+p.from)
 	l := drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("x"))
-	run("status", "x").want(exitUnfinished, "takes no part in the migration")
-	run("finalize", "x").want(exitUnfinished, "takes no part in the migration")
+	run("status", "x").want(exitUnfinished, "knows the old backend alone")
+	run("finalize", "x").want(exitUnfinished, "take no part in the migration")
 	drivertest.Release(t, l)
 	if err := d.SetPhase(t.Context(), migrate.PhaseNew); err != nil {
 		t.Fatal(err)
@@ -493,6 +442,10 @@ func TestGate(t *testing.T) {
 	}
 	if err := d.SetPhase(t.Context(), migrate.PhaseOld); !errors.Is(err, migrate.ErrFinalized) {
 		t.Errorf("phase old after finalize: got %v, want %v", err, migrate.ErrFinalized)
+	}
+	run("untie").want(exitDone)
+	if err := d.SetPhase(t.Context(), migrate.PhaseOld); err != nil {
+		t.Errorf("phase old after untie: %v", err)
 	}
 }
 

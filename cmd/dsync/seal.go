@@ -28,7 +28,7 @@ func sealCommand(f *pairFlags) *cobra.Command {
 for a moment, sealed on the old one for ever, and marked on the new one with the floor of its tokens. Whoever uses the migration
 takes it on the new backend from then on, in whatever phase. A program that knows the old backend alone waits for it in vain: so
 seal names when no such program is left that has to go on. Seal looks for such programs first, as status does, and seals nothing
-if it finds one (exit status 3), unless --anyway is given. It looks for a second at most, and does not find a program that holds
+if it finds one (exit status 3), unless --anyway is given. It looks once, and does not find a program that holds
 locks for short or now and then: --for looks longer.
 
 Names that somebody holds are left out, or waited for with --wait, in the queue like everybody else. It can be interrupted and
@@ -53,7 +53,7 @@ repeated at any time: a name has moved or has not. The exit status is 3 if names
 	}
 	s.add(c)
 	c.Flags().BoolVar(&anyway, "anyway", false, "seal also beside programs that know the old backend alone, which wait in vain then, and without a floor")
-	c.Flags().DurationVar(&lasting, "for", 0, "how long to look for programs that know the old backend alone (a second at most if it is not given)")
+	c.Flags().DurationVar(&lasting, "for", 0, "how long to look for programs that know the old backend alone; once if it is not given")
 	c.Flags().BoolVar(&all, "all", false, "seal all names of --names")
 	return c
 }

@@ -48,15 +48,13 @@ func statusCommand(f *pairFlags) *cobra.Command {
 its tokens, which is the last token that the old backend gave. With --gate it also shows the processes that are members in the
 phases old and new, and those that want to be in phase old and may not, also without names. It changes nothing.
 
-Somebody is behind who uses the old backend alone: who holds a name there that has not moved and is not held on the new one as
-well, who waits there for a name that has moved, and with a gate who is in phase old, or wants to be. The exit status is 3 then, and also
+Somebody is behind who uses the old backend alone: who holds a name there without the mark that all holds of programs in the migration
+have, or waits there for a name that has moved; and with a gate who is in phase old, or wants to be. The exit status is 3 then, and also
 if a backend does not permit to look at reserved names. As long as programs are in phase old on purpose, that is as it should be.
 
-On Redis, programs in phase old and programs that know the old backend alone look alike. A name that is in use is looked at several
-times within a second: a program with dsync or Redisson that is seen only once or twice is not told apart from one that is just taking
-or giving back both locks. Of locks that are held for short, by many in turn, or now and then, --for looks longer: it names who is behind at any time
-until then, and ends earlier if it found somebody behind on every name that has not moved. Those who wait on Redis are those who
-listen for the end of the lock.`,
+One look at a hold is enough, but each name is looked at once only. --for looks for longer, fifty times a second while names are in use:
+who holds a name for a hundredth of the time is seen within seconds. Those who wait on Redis are those who listen for the end of
+the lock. PostgreSQL as the old backend does not tell whose holds they are.`,
 		Example: `  dsync migrate status orders/42 invoices
   dsync migrate status --names names.txt --for 1m --json`,
 		Args: cobra.ArbitraryArgs,
@@ -83,7 +81,7 @@ listen for the end of the lock.`,
 	}
 	names.add(c)
 	c.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	c.Flags().DurationVar(&lasting, "for", 0, "how long to look at names that have not moved (for as long as those in use leave doubts, a second at most)")
+	c.Flags().DurationVar(&lasting, "for", 0, "how long to look at names that have not moved; once if it is not given")
 	return c
 }
 
@@ -119,7 +117,6 @@ func status(ctx context.Context, f *pairFlags, names []string, lasting time.Dura
 		if err := r.members(ctx, m); err != nil {
 			return nil, err
 		}
-		l.noneOld = r.Behind == 0
 	}
 	if r.Names, err = l.all(ctx, names); err != nil {
 		return nil, err

@@ -22,7 +22,8 @@ given up and all names were taken back, or when the first program was the one th
 the migration: those go on, and are not told.
 
 As long as names are sealed on the old backend, nobody could lock them there: the exit status is 3 then, and rollback --all takes
-them back. After the loss of the new backend --anyway unties all the same.`,
+them back. With --gate all processes have to be in phase dual, and phase old is open again afterwards. After the loss of the new
+backend --anyway unties all the same.`,
 		Example: `  export DSYNC_FROM=redisson://:secret@redis:6379 DSYNC_TO=etcd://etcd:2379/locks/
   dsync migrate untie`,
 		Args: noArguments,
@@ -35,8 +36,8 @@ them back. After the loss of the new backend --anyway unties all the same.`,
 			if err != nil {
 				return closed(p, err)
 			}
-			if !anyway && !f.gate {
-				if err := p.nothingSealed(c.Context(), m); err != nil {
+			if !anyway {
+				if err := p.nothingSealed(c.Context(), m, f.gate); err != nil {
 					return errors.Join(err, closeDriver(m))
 				}
 			}
@@ -57,8 +58,15 @@ them back. After the loss of the new backend --anyway unties all the same.`,
 	return c
 }
 
-// nothingSealed fails while names are sealed on the old backend.
-func (p *pair) nothingSealed(ctx context.Context, m *migrate.Driver) error {
+// nothingSealed fails while names are sealed on the old backend, and with a gate while processes are in phases old and new.
+func (p *pair) nothingSealed(ctx context.Context, m *migrate.Driver, gate bool) error {
+	if gate {
+		members, err := m.Members(ctx)
+		if len(members) > 0 {
+			err = unfinished("processes are in phases old and new: %v: first put all into phase dual", members)
+		}
+		return err
+	}
 	names, err := p.listOld(ctx)
 	if errors.Is(err, errors.ErrUnsupported) {
 		return nil // it keeps no tie, either

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/go-dsync/dsync/driver"
 )
@@ -11,6 +12,12 @@ import (
 // Inspect implements driver.Inspector. It asks the backend that every holder of the name has a hold on: to for a sealed name,
 // otherwise from. With a gate it asks to in PhaseNew.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
+	s, err := d.inspect(ctx, name)
+	s.Hold, s.Owner = strings.TrimPrefix(s.Hold, ofProgram), strings.TrimPrefix(s.Owner, ofProgram)
+	return s, err
+}
+
+func (d *Driver) inspect(ctx context.Context, name string) (driver.Status, error) {
 	from, to, err := inspectors(d)
 	if err != nil {
 		return driver.Status{}, err

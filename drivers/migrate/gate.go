@@ -145,6 +145,8 @@ type Member struct {
 	Slot  int    // its number
 	Hold  string // the identity of the hold of the slot, if the backend tells: begins with the Driver.ID of the process
 	Owner string // host and process id, if the backend keeps them
+
+	passing bool // the slot was taken for a look, or just given back
 }
 
 func (m Member) String() string {

@@ -76,6 +76,20 @@ func TestGateKeepsOldAndNewApart(t *testing.T) {
 	})
 }
 
+// TestProcessesThatGoToNewTogetherAreNotRefused: nobody is in phase old.
+func TestProcessesThatGoToNewTogetherAreNotRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, nil, nil)
+		var all sync.WaitGroup
+		for i := range 6 {
+			c := p.gated(migrate.PhaseDual)
+			c.from.Inject(memory.Fault{Kind: memory.Slow, Delay: time.Duration(40+i) * time.Millisecond})
+			all.Go(func() { wantErr(t, "to new", c.SetPhase(t.Context(), migrate.PhaseNew), nil) })
+		}
+		all.Wait()
+	})
+}
+
 // before calls do before each Acquire of a name that begins so.
 type before struct {
 	onlyDriverAndAdmin

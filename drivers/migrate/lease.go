@@ -41,9 +41,9 @@ const (
 
 // newLease begins a way to a grant. Each way has a Hold of its own, the same on both backends.
 func (a *attempt) newLease() *lease {
-	l, hold := &a.only, a.r.Hold
+	l, hold := &a.only, ofProgram+a.r.Hold
 	if a.again {
-		l, hold = &lease{}, a.d.nextHold()
+		l, hold = &lease{}, ofProgram+a.d.nextHold()
 	}
 	a.again = true
 	l.d, l.a, l.r, l.hold, l.m = a.d, a, a.r, hold, a.member
@@ -58,6 +58,9 @@ func (l *lease) take(ctx context.Context, b *backend, tokens, noWait bool) (*par
 	}
 	p.l, p.b, p.tokens, p.request = l, b, tokens, *l.r
 	p.request.Events, p.request.NoWait, p.request.Hold = p, noWait, l.hold
+	if p.request.Owner == l.r.Hold { // made up
+		p.request.Owner = l.hold
+	}
 	granted, err := b.Acquire(ctx, &p.request)
 	if p.lease = granted; err == nil {
 		p.carry()

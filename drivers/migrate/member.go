@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -264,6 +265,9 @@ const (
 
 	// lookTTL is the TTL of a slot taken for a look, so that a process killed during its look is in nobody's way for long.
 	lookTTL = 5 * time.Second
+
+	// lookPrefix begins the hold of a slot taken for a look. The slot may be a member's soon, so it is looked at again.
+	lookPrefix = HoldPrefix + "look-"
 )
 
 // lookAt returns the member with a slot, or nil if the slot is free.
@@ -277,8 +281,12 @@ func (g *gate) look(ctx context.Context, b *backend, k slotKind, at lookAt) ([]M
 	}
 	for begun := time.Now(); ; {
 		members, err := lookAtAll(ctx, b, k, slots, at)
-		if err != nil || len(members) == 0 || time.Since(begun) > lookFor {
+		sure := slices.DeleteFunc(slices.Clone(members), func(m Member) bool { return m.passing })
+		switch took := time.Since(begun); {
+		case err != nil || len(members) == 0 || took > 2*lookTTL:
 			return members, err
+		case took > lookFor && len(sure) > 0:
+			return sure, nil
 		}
 		slots = slots[:0]
 		for _, m := range members {
@@ -325,7 +333,7 @@ func lookAtAll(ctx context.Context, b *backend, k slotKind, which []int, at look
 // tryAt is a lookAt without doubt: only a slot that can be taken is surely free.
 func (g *gate) tryAt(ctx context.Context, b *backend, k slotKind, slot int) (*Member, error) {
 	r := g.asks(slotName(k, slot), quiet{}, true)
-	r.TTL = g.d.nearestTTL(min(lookTTL, g.d.ttl))
+	r.TTL, r.Hold = g.d.nearestTTL(min(lookTTL, g.d.ttl)), lookPrefix+r.Hold
 	l, err := b.Acquire(ctx, r)
 	if err == nil {
 		letGo(l)
@@ -335,8 +343,8 @@ func (g *gate) tryAt(ctx context.Context, b *backend, k slotKind, slot int) (*Me
 		return nil, err
 	}
 	m, err := describe(ctx, b, k, slot)
-	if m == nil || err != nil { // the backend does not say, or the slot was just given back
-		return &Member{Phase: k.phase(), Slot: slot}, nil
+	if m == nil || err != nil { // the slot was just given back, or the backend does not say
+		return &Member{Phase: k.phase(), Slot: slot, passing: err == nil}, nil
 	}
 	return m, nil
 }
@@ -351,7 +359,8 @@ func describe(ctx context.Context, b *backend, k slotKind, slot int) (*Member, e
 	if err != nil || !s.Held {
 		return nil, err
 	}
-	return &Member{Phase: k.phase(), Wants: k == wantsOld, Slot: slot, Hold: s.Hold, Owner: s.Owner}, nil
+	return &Member{Phase: k.phase(), Wants: k == wantsOld, Slot: slot, Hold: s.Hold, Owner: s.Owner,
+		passing: strings.HasPrefix(s.Hold, lookPrefix)}, nil
 }
 
 // ID returns the beginning of the identities of all holds that the driver makes on its own behalf, a membership among them.

@@ -249,8 +249,11 @@ func processID() string {
 	return fmt.Sprintf("%s%.40s-%d-%s", HoldPrefix, plain, os.Getpid(), rand.Text())
 }
 
-// HoldPrefix begins the holds that a Driver makes by itself. No program that knows one backend alone has such holds.
+// HoldPrefix begins all holds of a migration on its backends. No program that knows one backend alone has such holds.
 const HoldPrefix = "migrate-"
+
+// ofProgram begins the holds of programs that use the migration.
+const ofProgram = HoldPrefix + "for-"
 
 // maxLeases is how many times as long as the TTL of a membership that of a lease may be. Package dsync ends a lease by 1 % of its TTL early,
 // and takes no lease that ends at once.
