@@ -42,7 +42,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 # Tests on real servers wait most of the time, so several packages run side by side.
-RUN_TESTS = $(GO) run ./internal/testscan $(GO) test -json -race -p 4
+RUN_TESTS = GO=$(GO) $(CURDIR)/.ci/test $(GO) test -json -race -p 4
 
 # run_tests runs them on the packages of the library, and then on those of other modules, with some flags.
 define run_tests
