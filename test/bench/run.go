@@ -161,9 +161,12 @@ type place struct {
 
 // cell holds the results of a row in a workload.
 type cell struct {
-	Samples []Sample // by round, nil where the round failed
-	Error   error    // the last one
+	Samples  []Sample // by round, nil where the round failed
+	Error    error    // the last one
+	failures int      // rounds
 }
+
+const maxFailures = 3 // of a row in a workload
 
 // Results are the cells of a run.
 type Results map[place]*cell
@@ -191,19 +194,23 @@ func (results Results) Run(t *testing.T, size Size, backend *Backend, workloads 
 					c = &cell{Samples: make([]Sample, rounds)}
 					results[at] = c
 				}
-				if c.Error != nil && r.Kind == Peer {
-					continue // it may have hung
+				if c.failures == maxFailures {
+					continue // it may hang each time
 				}
-				if c.Samples[round], c.Error = b.measure(w, r, round); c.Error == nil {
+				s, err := b.measure(w, r, round)
+				if err == nil {
+					c.Samples[round] = s
 					continue
 				}
+				c.Error = err
+				c.failures++
 				b.forget(r)
 				report := t.Errorf
-				overlap := strings.Contains(c.Error.Error(), errOverlap.Error())
+				overlap := strings.Contains(err.Error(), errOverlap.Error())
 				if !overlap && (r.MayFail || r.Kind == Peer && !size.PeersFail) {
 					report = t.Logf
 				}
-				report("%s, %s, round %d: %v", w.Name, r.Name, round+1, c.Error)
+				report("%s, %s, round %d: %v", w.Name, r.Name, round+1, err)
 			}
 		}
 	}
