@@ -36,13 +36,13 @@ MODULES = . $(NESTED) test/bench test/interop test/stress
 # How long `make fuzz` looks for an input that breaks something, for each target.
 FUZZTIME ?= 30s
 
-.PHONY: help test test-long test-oldest test-newest newest tidy migration-long model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-crowds bench-curves bench-flushes bench-gates bench-elections lint flaky flaky-long fuzz vulncheck release run-long cross man mistakes
+.PHONY: help test test-long test-oldest test-newest newest tidy migration-long model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-gates lint flaky flaky-long fuzz vulncheck release run-long cross man mistakes
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 # Tests on real servers wait most of the time, so several packages run side by side.
-RUN_TESTS = $(GO) run ./internal/testscan $(GO) test -json -race -p 4
+RUN_TESTS = GO=$(GO) $(CURDIR)/.ci/test $(GO) test -json -race -p 4
 
 # run_tests runs them on the packages of the library, and then on those of other modules, with some flags.
 define run_tests
@@ -120,27 +120,17 @@ demo-migration: servers ## a shop moves its lock from Redis to etcd, step by ste
 bench: servers ## run the benchmarks
 	$(GO) test -run '^$$' -bench . -benchmem $(TESTFLAGS) $(PKG)
 
-bench-peers: servers ## compare with other libraries on all backends, into docs/bench, with a disk and then without: this takes half an hour
-	cd test/bench && $(GO) test -c -o bench.test . && for disk in true false; do \
-		./bench.test -test.run '^TestPeers$$' -test.parallel 8 -test.v -test.timeout 30m -full -disk=$$disk -out ../../docs/bench $(TESTFLAGS) || exit; done
+# The benchmark beside peers, compiled.
+BENCH = cd test/bench && $(GO) test -c -o bench.test . && ./bench.test
 
-bench-crowds: servers ## measure one name that 2 to 1,000 clients want, on all backends, into docs/bench/crowds: this takes a quarter of an hour
-	cd test/bench && $(GO) test -c -o bench.test . && ./bench.test -test.run '^TestCrowds$$' -test.v -test.timeout 45m -full -out ../../docs/bench/crowds $(TESTFLAGS)
+bench-peers: servers ## compare with other libraries on all backends, with a disk and without, into docs/bench: this takes an hour
+	$(BENCH) -test.run '^TestPeers$$' -test.v -test.timeout 3h -full -storage disk,memory -out ../../docs/bench $(TESTFLAGS)
 
-bench-curves: servers ## measure one client with more and more locks, names and callers, and slow networks, into docs/bench/curves: this takes twelve minutes
-	cd test/bench && $(GO) test -c -o bench.test . && ./bench.test -test.run '^TestCurves$$' -test.v -test.timeout 30m -full -out ../../docs/bench/curves $(TESTFLAGS)
+bench-gates: servers ## measure the ratios to the floor that docs/performance.md states: fails if half of one is lost
+	$(BENCH) -test.run 'Gate' -test.v -test.timeout 20m $(TESTFLAGS)
 
-bench-flushes: servers ## measure what disks cost whose flushes take 0 to 10 ms, into docs/bench/flushes: this takes nine minutes
-	cd test/bench && $(GO) test -c -o bench.test . && ./bench.test -test.run '^TestFlushes$$' -test.v -test.timeout 30m -full -out ../../docs/bench/flushes $(TESTFLAGS)
-
-bench-gates: servers ## measure beside the floor what docs/performance.md says that it keeps, in half a minute: fails if half of it is lost
-	cd test/bench && $(GO) test -c -o bench.test . && ./bench.test -test.run '^TestGates' -test.v -test.timeout 10m $(TESTFLAGS)
-
-bench-peers-short: servers ## minutes of all of these, which show that nothing fails, that no two hold a lock at once, and that the gates are open
-	cd test/bench && $(GO) test -c -o bench.test . && ./bench.test -test.parallel 8 -test.timeout 10m $(TESTFLAGS)
-
-bench-elections: servers ## measure how soon the next leader leads after SIGTERM, beside concurrency.Election and Curator
-	cd test/bench && $(GO) test -run '^TestElections$$' -timeout 30m $(TESTFLAGS) . -changes 30 -text
+bench-peers-short: servers ## minutes of both, which show that nothing fails, that no two hold a lock at once, and that the gates are open
+	$(BENCH) -test.timeout 20m $(TESTFLAGS)
 
 lint: ## check format and code, the library also with the oldest and the newest versions of what it requires
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "gofmt would change:"; echo "$$unformatted"; exit 1; }

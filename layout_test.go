@@ -51,7 +51,6 @@ var layout = []struct {
 		"go.opentelemetry.io/otel/trace/...",
 	}},
 	{"internal/testenv", []string{"./conformance/wire", "testing"}},
-	{"internal/testscan", []string{"./internal/testenv"}},
 	{"internal/drivertest", []string{"./", "./driver/...", "./conformance/wire", "./internal/testenv", "testing"}},
 	{"internal/capacity", nil},
 	{"internal/guardtest", nil},

@@ -2,8 +2,8 @@ package testenv
 
 import "crypto/rand"
 
-// PasswordMark is in every password of the tests, and in nothing else: whatever shows it shows a password. It looks the same wherever
-// a password has to be escaped. `make test` fails when it is in what tests write (internal/testscan).
+// PasswordMark is in every password of the tests and nowhere else. It needs no
+// escaping. `make test` fails if the output of the tests contains it (.ci/test).
 const PasswordMark = "never-shown-"
 
 // Password returns a new password. One with special characters is made by adding them.

@@ -11,13 +11,7 @@ type Storage struct {
 	// Disk has servers keep their data below [os.TempDir], which has to be on a disk, and flush them as their packages do. Redis, which
 	// has snapshots alone unless it is told otherwise, writes a log, and flushes that as its redis.conf says: once a second.
 	Disk bool
-
-	// Slow, if not nil, is what flushes take in place of those of the disk.
-	Slow *SlowDisk `json:"-"`
 }
-
-// host is where servers run that have the disk.
-func (s Storage) host() host { return host{loopback.ip, s.Slow.under()} }
 
 // Redis starts a redis-server as the function Redis does.
 func (s Storage) Redis(tb testing.TB, args ...string) *RedisServer {
@@ -25,7 +19,7 @@ func (s Storage) Redis(tb testing.TB, args ...string) *RedisServer {
 	if s.Disk {
 		args = append([]string{"--dir", s.dir(tb), "--appendonly", "yes", "--appendfsync", "everysec"}, args...)
 	}
-	return redisAt(tb, s.host(), args)
+	return redisAt(tb, loopback, args)
 }
 
 // Etcd starts an etcd as the function Etcd does.
@@ -34,7 +28,7 @@ func (s Storage) Etcd(tb testing.TB, args ...string) *EtcdServer {
 	if s.Disk {
 		args = append([]string{"--unsafe-no-fsync=false", "--data-dir", filepath.Join(s.dir(tb), "data")}, args...)
 	}
-	return startEtcd(tb, s.host(), currentEtcd(tb), nil, args)
+	return startEtcd(tb, loopback, currentEtcd(tb), nil, args)
 }
 
 // ZooKeeper starts a ZooKeeper as the function ZooKeeper does.
@@ -43,7 +37,7 @@ func (s Storage) ZooKeeper(tb testing.TB, settings ...string) *ZooKeeperServer {
 	if s.Disk {
 		settings = append([]string{"-Dzookeeper.forceSync=yes", "preAllocSize=65536", "dataDir=" + s.dir(tb)}, settings...)
 	}
-	return startZooKeeper(tb, s.host(), settings)
+	return startZooKeeper(tb, loopback, settings)
 }
 
 // Postgres starts a PostgreSQL as the function Postgres does.
@@ -54,7 +48,6 @@ func (s Storage) Postgres(tb testing.TB, settings ...string) *PostgresServer {
 		settings = append([]string{"fsync=on", "full_page_writes=on", "min_wal_size=80MB", "max_wal_size=1GB"}, settings...)
 	}
 	server := newPostgres(tb, settings)
-	server.argv = s.host().command(server.argv...)
 	server.launchPostgres()
 	return server
 }

@@ -186,18 +186,6 @@ func (s *ZooKeeperServer) Watches() int64 {
 	return s.counter("zk_watch_count")
 }
 
-// Nodes returns how many nodes there are.
-func (s *ZooKeeperServer) Nodes() int64 {
-	s.tb.Helper()
-	return s.counter("zk_znode_count")
-}
-
-// Bytes returns what the nodes take with their paths, as the server counts.
-func (s *ZooKeeperServer) Bytes() int64 {
-	s.tb.Helper()
-	return s.counter("zk_approximate_data_size")
-}
-
 // says returns the answer to a command of four letters.
 func (s *ZooKeeperServer) says(command string) string {
 	s.tb.Helper()

@@ -2,126 +2,163 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
+	"unsafe"
 )
 
-const lookEvery = 8 // holds in which others are let run
-
-// bout is what goroutines contend for.
-type bout struct {
-	Name     string
-	Hold     time.Duration // how long to keep the name each time
-	Together bool          // several may have the name at once
-	Callers  int           // of a client, where there is one in a process
+// guard finds out whether two callers ever hold a name at once. It is memory
+// that processes share: a count of overlaps, and for each name the number of
+// its holders.
+type guard struct {
+	memory []byte
+	cells  *[1 + guardNames]atomic.Int64
 }
 
-// rivals are goroutines that take the lock of one name, keep it, give it back and want it again.
-type rivals struct {
-	bout
-	guard  *guard
-	cancel context.CancelFunc
-	origin time.Time
-	all    sync.WaitGroup
-	each   []rival
+const (
+	guardNames = 8
+	guardSize  = 8 * (1 + guardNames)
+)
 
-	begun atomic.Int64 // time since origin; 0 before begin
-	over  atomic.Bool
-}
-
-type rival struct {
-	count   int64
-	longest time.Duration
-	err     error
-}
-
-// contention is what came of rivals.
-type contention struct {
-	Counts  []int64 // grants of each, from begin to end
-	MaxWait time.Duration
-	Error   string
-	err     error
-}
-
-// unwind is how long those who still wait at the end may go on, so that what they asked for is not cut short on the way.
-const unwind = 500 * time.Millisecond
-
-// contend starts a goroutine for each of callers, which may be one client many times. They end with end.
-func contend(callers []Locker, o bout, g *guard) *rivals {
-	ctx, cancel := context.WithCancel(context.Background())
-	r := &rivals{bout: o, guard: g, cancel: cancel, origin: time.Now(), each: make([]rival, len(callers))}
-	for i, l := range callers {
-		r.all.Go(func() { r.each[i].err = r.contend(ctx, l, &r.each[i]) })
+// newGuard maps a file, which it creates if necessary.
+func newGuard(path string) (*guard, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
 	}
-	return r
+	defer f.Close()
+	if err := f.Truncate(guardSize); err != nil {
+		return nil, err
+	}
+	memory, err := syscall.Mmap(int(f.Fd()), 0, guardSize, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	if err != nil {
+		return nil, err
+	}
+	return &guard{memory, (*[1 + guardNames]atomic.Int64)(unsafe.Pointer(&memory[0]))}, nil
 }
 
-// begin lets grants count from now on, and waits.
-func (r *rivals) begin() { r.begun.Store(int64(time.Since(r.origin)) | 1) }
+func (g *guard) close() error { return syscall.Munmap(g.memory) }
 
-// contend goes on until the end. What is granted after that does not count, but a wait that began before does.
-func (r *rivals) contend(ctx context.Context, l Locker, own *rival) error {
-	for asked := time.Since(r.origin); !r.over.Load(); asked = time.Since(r.origin) {
-		held, err := l.Lock(ctx, r.Name)
-		begun := time.Duration(r.begun.Load())
-		if begun > 0 {
-			own.longest = max(own.longest, time.Since(r.origin)-max(asked, begun))
-		}
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			return fmt.Errorf("lock: %w", err)
-		}
-		r.keep(own, begun > 0)
-		if err := held.Release(context.Background()); err != nil {
-			return fmt.Errorf("release: %w", err)
-		}
+// enter must be called by a new holder, and leave before its release.
+func (g *guard) enter(name int) {
+	if g.cells[1+name].Add(1) != 1 {
+		g.cells[0].Add(1)
+	}
+}
+
+func (g *guard) leave(name int) { g.cells[1+name].Add(-1) }
+
+var errOverlap = errors.New("two callers held the lock at once")
+
+// err returns errOverlap if there was an overlap since the last call.
+func (g *guard) err() error {
+	if g.cells[0].Swap(0) > 0 {
+		return errOverlap
 	}
 	return nil
 }
 
-// keep is what a goroutine does with a lock.
-func (r *rivals) keep(own *rival, counts bool) {
-	r.guard.grants.Add(1)
-	if !r.Together {
-		r.guard.enter()
-		defer r.guard.leave()
-	}
-	if !r.over.Load() {
-		if counts {
-			own.count++
-		}
-		if r.Hold > 0 {
-			_ = pause(context.Background(), r.Hold) // ends by itself
-		}
-	}
-	if own.count%lookEvery == 0 {
-		runtime.Gosched() // else nobody could be seen who was granted the lock too
-	}
+// bout describes a contention.
+type bout struct {
+	Names   []string // shared out among the callers
+	Callers int      // for each client
+	Hold    time.Duration
+	Warm    time.Duration // before grants count
+	For     time.Duration // while grants count
+	Shared  bool
 }
 
-// end waits until all goroutines have ended.
-func (r *rivals) end() *contention {
-	r.over.Store(true)
-	defer time.AfterFunc(unwind, r.cancel).Stop()
-	r.all.Wait()
-	r.cancel()
-	c := &contention{Counts: make([]int64, len(r.each))}
-	for i, own := range r.each {
-		c.Counts[i], c.MaxWait = own.count, max(c.MaxWait, own.longest)
-		if own.err != nil {
-			c.err = own.err
+// tally is the result of a contention.
+type tally struct {
+	Counts  []int64 // grants of each caller
+	Longest time.Duration
+	Elapsed time.Duration
+	Error   string `json:",omitempty"`
+}
+
+// contest is a contention that is going on.
+type contest struct {
+	bout
+	guard  *guard
+	origin time.Time
+	begun  atomic.Int64 // the time since origin, 0 before grants count
+	over   atomic.Bool
+}
+
+const (
+	yieldEvery = 8                      // grants in which other goroutines get the CPU, so that the guard sees a second holder
+	unwind     = 500 * time.Millisecond // for waiters at the end
+)
+
+// contend has callers of clients acquire and release the names of a bout, and
+// returns when all of them have stopped.
+func contend(ctx context.Context, clients []Locker, o bout, g *guard) (*tally, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c := &contest{bout: o, guard: g, origin: time.Now()}
+	n := len(clients) * o.Callers
+	t := &tally{Counts: make([]int64, n)}
+	longest, errs := make([]time.Duration, n), make([]error, n)
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() { t.Counts[i], longest[i], errs[i] = c.caller(ctx, clients[i%len(clients)], i%len(o.Names)) })
+	}
+	err := pause(ctx, o.Warm)
+	begun := time.Now()
+	c.begun.Store(int64(begun.Sub(c.origin)) | 1)
+	if err == nil {
+		err = pause(ctx, o.For)
+	}
+	c.over.Store(true)
+	t.Elapsed = time.Since(begun)
+	stop := time.AfterFunc(unwind, cancel)
+	defer stop.Stop()
+	all.Wait()
+	for _, d := range longest {
+		t.Longest = max(t.Longest, d)
+	}
+	return t, first(append([]error{g.err(), err}, errs...)...)
+}
+
+// caller acquires and releases a name until the contest is over. A wait that
+// began before grants count is measured from then on.
+func (c *contest) caller(ctx context.Context, l Locker, name int) (count int64, longest time.Duration, err error) {
+	for asked := time.Since(c.origin); !c.over.Load(); asked = time.Since(c.origin) {
+		held, err := l.Lock(ctx, c.Names[name])
+		begun := time.Duration(c.begun.Load())
+		if begun > 0 {
+			longest = max(longest, time.Since(c.origin)-max(asked, begun))
+		}
+		if err != nil {
+			if ctx.Err() != nil {
+				return count, longest, nil
+			}
+			return count, longest, fmt.Errorf("lock: %w", err)
+		}
+		if !c.Shared {
+			c.guard.enter(name)
+		}
+		if begun > 0 && !c.over.Load() {
+			count++
+		}
+		if c.Hold > 0 && !c.over.Load() {
+			_ = pause(context.Background(), c.Hold) // cannot fail
+		}
+		if count%yieldEvery == 0 {
+			runtime.Gosched()
+		}
+		if !c.Shared {
+			c.guard.leave(name)
+		}
+		if err := held.Release(context.Background()); err != nil {
+			return count, longest, fmt.Errorf("release: %w", err)
 		}
 	}
-	if err := r.guard.err(); err != nil {
-		c.err = err
-	}
-	if c.err != nil {
-		c.Error = c.err.Error()
-	}
-	return c
+	return count, longest, nil
 }

@@ -1,11 +1,10 @@
 package bench
 
 import (
-	"bufio"
 	"context"
-	"net/http"
-	"strconv"
-	"strings"
+	"errors"
+	"path"
+	"slices"
 	"sync"
 	"testing"
 
@@ -13,76 +12,171 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 	"go.uber.org/zap"
 
-	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 var etcdBackend = &Backend{
-	Name:  "etcd",
-	Start: startEtcd,
-	Rows: append(readRows("etcd", "", &Row{Name: "floor: transaction and delete for a reader", Kind: Floor, In: []int{8, 9}, Open: openEtcdShared}), []*Row{
+	Name: "etcd",
+	Start: func(tb testing.TB, storage testenv.Storage) *Servers {
+		s := storage.Etcd(tb)
+		return &Servers{Addrs: []string{s.Addr}, Pids: []int{s.Pid()}}
+	},
+	Rows: []*Row{
 		{Name: "floor: transaction and delete", Kind: Floor, In: []int{1, 2, 6}, Open: openEtcdPair},
-		{Name: "floor: queue and one watch", Kind: Floor, In: []int{3, 4, 5, 7, 14}, Open: openEtcdQueue},
+		{Name: "floor: queue and one watch", Kind: Floor, In: []int{3, 4, 5, 7, 8}, Open: openEtcdQueue},
 		{Name: "concurrency.Mutex", Kind: Peer, Open: openMutex},
-		{Name: "concurrency.Mutex, a session for each lock", Kind: Peer, In: []int{1, 2, 3, 4, 6}, Open: openMutexSession},
-		ours("dsync", "etcd", "", dsync.Options{}),
-		ours("dsync, no tokens", "etcd", "/?fenced=false", dsync.Options{}, 3, 5, 7),
-		ours("dsync, in order", "etcd", "/?order=fifo", dsync.Options{}, 3, 4, 5, 14),
-	}...),
-}
-
-func startEtcd(tb testing.TB, storage testenv.Storage) *Servers {
-	s := storage.Etcd(tb)
-	return &Servers{
-		Addrs: []string{s.Addr},
-		Pids:  []int{s.Pid()},
-		Counter: func(tb testing.TB) counter {
-			return counter{func() int64 { return etcdMessages(tb, s.Addr) }, func() {}}
-		},
-		Left: func(tb testing.TB) Sample {
-			return Sample{"left at server": etcdMetric(tb, s.Addr, "etcd_debugging_mvcc_keys_total ", ""), "server B": etcdMetric(tb, s.Addr, "etcd_mvcc_db_total_size_in_use_in_bytes ", "")}
-		},
-	}
-}
-
-// etcdMessages returns how many messages the server has received: a request is one, and so is a keep-alive on its stream. The server counts the end
-// of a stream as a message, too.
-func etcdMessages(tb testing.TB, addr string) int64 {
-	ended := etcdMetric(tb, addr, "grpc_server_handled_total{", `grpc_type="bidi_stream"`)
-	return int64(etcdMetric(tb, addr, "grpc_server_msg_received_total{", "") - ended)
-}
-
-// etcdMetric returns the sum of what the server tells on lines that begin in a way, and contain a part.
-func etcdMetric(tb testing.TB, addr, begin, part string) float64 {
-	tb.Helper()
-	response, err := http.Get("http://" + addr + "/metrics")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	defer response.Body.Close()
-	n := 0.0
-	lines := bufio.NewScanner(response.Body)
-	for lines.Scan() {
-		if text := lines.Text(); strings.HasPrefix(text, begin) && strings.Contains(text, part) {
-			v, err := strconv.ParseFloat(text[strings.LastIndex(text, " ")+1:], 64)
-			if err != nil {
-				tb.Fatal(err)
-			}
-			n += v
-		}
-	}
-	if err := lines.Err(); err != nil {
-		tb.Fatal(err)
-	}
-	return n
+		{Name: "concurrency.Mutex, a session for each lock", Kind: Peer, In: []int{1, 2, 3, 4}, Open: openMutexSession},
+		ours("dsync", "etcd", ""),
+		ours("dsync, no tokens", "etcd", "/?fenced=false", 3, 5, 7),
+		ours("dsync, order=fifo", "etcd", "/?order=fifo", 3, 4, 5, 8),
+		reads("etcd", "", 1, 3),
+	},
 }
 
 func newEtcd(addrs []string) (*clientv3.Client, error) {
 	return clientv3.New(clientv3.Config{Endpoints: addrs, Logger: zap.NewNop()})
 }
 
-// mutexes has a session for all names. Mutexes of one session and name do not exclude each other, so those who want the same name have
-// further sessions.
+func newSession(client *clientv3.Client) (*concurrency.Session, error) {
+	return concurrency.NewSession(client, concurrency.WithTTL(int(heldTTL.Seconds())))
+}
+
+// etcdPair does not wait: it is for free locks.
+type etcdPair struct {
+	client  *clientv3.Client
+	session *concurrency.Session
+}
+
+func newEtcdPair(addrs []string) (etcdPair, error) {
+	client, err := newEtcd(addrs)
+	if err != nil {
+		return etcdPair{}, err
+	}
+	session, err := newSession(client)
+	if err != nil {
+		return etcdPair{}, errors.Join(err, client.Close())
+	}
+	return etcdPair{client, session}, nil
+}
+
+func openEtcdPair(_ context.Context, addrs []string) (Locker, error) {
+	l, err := newEtcdPair(addrs)
+	return l, err
+}
+
+func (l etcdPair) Lock(ctx context.Context, name string) (Held, error) {
+	answer, err := l.client.Txn(ctx).
+		If(clientv3.Compare(clientv3.CreateRevision(name), "=", 0)).
+		Then(clientv3.OpPut(name, "", clientv3.WithLease(l.session.Lease()))).
+		Commit()
+	if err == nil && !answer.Succeeded {
+		err = errors.New("the lock is not free")
+	}
+	return l.deletion(name), err
+}
+
+func (l etcdPair) deletion(key string) Held {
+	return &hold{release: func(ctx context.Context) error {
+		answer, err := l.client.Delete(ctx, key)
+		if err != nil {
+			return err
+		}
+		return released(answer.Deleted, nil)
+	}}
+}
+
+func (l etcdPair) Close() error { return errors.Join(l.session.Close(), l.client.Close()) }
+
+// etcdQueue puts a key for each waiter. One watch, which is open before the
+// first key, reports all keys in their order and all deletions. A new watch
+// for each wait would begin at a revision in the past, and would have to wait
+// for the server's loop that serves such watches every 100 ms.
+type etcdQueue struct {
+	etcdPair
+	cancel  context.CancelFunc
+	watched chan struct{} // closed when the watch has ended
+
+	mu     sync.Mutex
+	lines  map[string][]string        // the keys of each name
+	grants map[string]chan<- struct{} // by the keys of this client
+}
+
+const etcdQueuePrefix = "queue/"
+
+func openEtcdQueue(ctx context.Context, addrs []string) (Locker, error) {
+	pair, err := newEtcdPair(addrs)
+	if err != nil {
+		return nil, err
+	}
+	life, cancel := context.WithCancel(context.Background())
+	l := &etcdQueue{etcdPair: pair, cancel: cancel, watched: make(chan struct{}), lines: make(map[string][]string), grants: make(map[string]chan<- struct{})}
+	there, err := pair.client.Get(ctx, etcdQueuePrefix, clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	if err != nil {
+		close(l.watched)
+		return nil, errors.Join(err, l.Close())
+	}
+	for _, kv := range there.Kvs { // the waiters of other clients
+		key := string(kv.Key)
+		l.lines[path.Dir(key)] = append(l.lines[path.Dir(key)], key)
+	}
+	events := pair.client.Watch(life, etcdQueuePrefix, clientv3.WithPrefix(), clientv3.WithRev(there.Header.Revision+1))
+	go func() { // ends with life
+		defer close(l.watched)
+		for e := range events {
+			l.see(e.Events)
+		}
+	}()
+	return l, nil
+}
+
+func (l *etcdQueue) Close() error {
+	l.cancel()
+	<-l.watched
+	return l.etcdPair.Close()
+}
+
+func (l *etcdQueue) see(events []*clientv3.Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range events {
+		key := string(e.Kv.Key)
+		name := path.Dir(key)
+		line := l.lines[name]
+		if e.Type == clientv3.EventTypePut {
+			line = append(line, key)
+		} else if i := slices.Index(line, key); i == 0 {
+			line = line[1:]
+		} else if i > 0 {
+			line = slices.Delete(line, i, i+1)
+		}
+		if l.lines[name] = line; len(line) == 0 {
+			delete(l.lines, name)
+		} else if grant := l.grants[line[0]]; grant != nil {
+			delete(l.grants, line[0])
+			close(grant)
+		}
+	}
+}
+
+func (l *etcdQueue) Lock(ctx context.Context, name string) (Held, error) {
+	key := etcdQueuePrefix + name + "/" + newID()
+	grant := make(chan struct{})
+	l.mu.Lock()
+	l.grants[key] = grant
+	l.mu.Unlock()
+	if _, err := l.client.Put(ctx, key, "", clientv3.WithLease(l.session.Lease())); err != nil {
+		return nil, err
+	}
+	select {
+	case <-grant:
+		return l.deletion(key), nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// mutexes has one session for all names. Mutexes of one session and name do
+// not exclude each other, so concurrent callers of a name use further sessions.
 type mutexes struct {
 	client *clientv3.Client
 
@@ -93,42 +187,28 @@ type mutexes struct {
 
 func openMutex(_ context.Context, addrs []string) (Locker, error) {
 	client, err := newEtcd(addrs)
-	if err != nil {
-		return nil, err
-	}
-	return &mutexes{client: client, taken: make(map[string][]bool)}, nil
+	return &mutexes{client: client, taken: make(map[string][]bool)}, err
 }
 
-func newSession(client *clientv3.Client) (*concurrency.Session, error) {
-	return concurrency.NewSession(client, concurrency.WithTTL(int(heldTTL.Seconds())))
-}
-
-// take returns a session that nobody uses for the name.
-func (l *mutexes) take(name string) (int, *concurrency.Session, error) {
+// take returns a session that no caller uses for the name, and its index. A
+// session is created under the mutex, which happens once per concurrent caller.
+func (l *mutexes) take(name string) (*concurrency.Session, int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	all := l.taken[name]
-	i := 0
-	for i < len(all) && all[i] {
-		i++
+	i := slices.Index(l.taken[name], false)
+	if i < 0 {
+		i = len(l.taken[name])
+		l.taken[name] = append(l.taken[name], false)
 	}
 	if i == len(l.sessions) {
-		l.mu.Unlock()
 		s, err := newSession(l.client)
-		l.mu.Lock()
 		if err != nil {
-			return 0, nil, err
+			return nil, 0, err
 		}
 		l.sessions = append(l.sessions, s)
-		for i, all = 0, l.taken[name]; i < len(all) && all[i]; i++ { // others were here meanwhile
-		}
 	}
-	if i == len(all) {
-		all = append(all, false)
-	}
-	all[i] = true
-	l.taken[name] = all
-	return i, l.sessions[i], nil
+	l.taken[name][i] = true
+	return l.sessions[i], i, nil
 }
 
 func (l *mutexes) put(name string, i int) {
@@ -138,7 +218,7 @@ func (l *mutexes) put(name string, i int) {
 }
 
 func (l *mutexes) Lock(ctx context.Context, name string) (Held, error) {
-	i, s, err := l.take(name)
+	s, i, err := l.take(name)
 	if err != nil {
 		return nil, err
 	}
@@ -147,57 +227,41 @@ func (l *mutexes) Lock(ctx context.Context, name string) (Held, error) {
 		l.put(name, i)
 		return nil, err
 	}
-	return &mutexHeld{l, m, name, i}, nil
+	return &hold{err: ended(s), release: func(ctx context.Context) error {
+		defer l.put(name, i)
+		return m.Unlock(ctx)
+	}}, nil
+}
+
+// ended returns a function that returns an error once the session has ended.
+func ended(s *concurrency.Session) func() error {
+	return func() error {
+		select {
+		case <-s.Done():
+			return errLost
+		default:
+			return nil
+		}
+	}
 }
 
 func (l *mutexes) Close() error {
 	for _, s := range l.sessions {
-		_ = s.Close() // its lease ends by itself
+		_ = s.Close() // otherwise its lease expires
 	}
 	return l.client.Close()
 }
 
-type mutexHeld struct {
-	l     *mutexes
-	m     *concurrency.Mutex
-	name  string
-	index int
-}
-
-func (h *mutexHeld) Release(ctx context.Context) error {
-	err := h.m.Unlock(ctx)
-	h.l.put(h.name, h.index)
-	return err
-}
-
-func (h *mutexHeld) Err() error {
-	select {
-	case <-h.l.session(h.index).Done():
-		return errLost
-	default:
-		return nil
-	}
-}
-
-func (l *mutexes) session(i int) *concurrency.Session {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.sessions[i]
-}
-
-// mutexSessions makes a session for each lock, as the example of the package does.
-type mutexSessions struct{ client *clientv3.Client }
+// mutexSessions creates a session for each lock, like the package's example.
+type mutexSessions struct{ *clientv3.Client }
 
 func openMutexSession(_ context.Context, addrs []string) (Locker, error) {
 	client, err := newEtcd(addrs)
-	if err != nil {
-		return nil, err
-	}
-	return mutexSessions{client}, nil
+	return mutexSessions{client}, err
 }
 
 func (l mutexSessions) Lock(ctx context.Context, name string) (Held, error) {
-	s, err := newSession(l.client)
+	s, err := newSession(l.Client)
 	if err != nil {
 		return nil, err
 	}
@@ -206,28 +270,7 @@ func (l mutexSessions) Lock(ctx context.Context, name string) (Held, error) {
 		_ = s.Close() // the error of the lock says more
 		return nil, err
 	}
-	return &mutexSessionHeld{s, m}, nil
+	return &hold{release: func(ctx context.Context) error { return errors.Join(m.Unlock(ctx), s.Close()) }}, nil
 }
 
-func (l mutexSessions) Close() error { return l.client.Close() }
-
-type mutexSessionHeld struct {
-	s *concurrency.Session
-	m *concurrency.Mutex
-}
-
-func (h *mutexSessionHeld) Release(ctx context.Context) error {
-	if err := h.m.Unlock(ctx); err != nil {
-		return err
-	}
-	return h.s.Close()
-}
-
-func (h *mutexSessionHeld) Err() error {
-	select {
-	case <-h.s.Done():
-		return errLost
-	default:
-		return nil
-	}
-}
+func (l mutexSessions) Close() error { return l.Client.Close() }

@@ -4,159 +4,131 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"path/filepath"
-	"slices"
+	"runtime"
 	"strconv"
 	"strings"
+	"time"
 )
 
-// Report is what a run found.
-type Report struct {
-	Backends  []*Backend
-	Workloads []*Workload
-	Results   *Results
-}
+const introduction = `# dsync beside its peers
 
-// Write writes the table, as README.md, and the plots into a directory.
-func (r *Report) Write(dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(dir, "README.md"), []byte(r.Markdown()), 0o644); err != nil {
-		return err
-	}
-	if curves := r.curves(); len(curves) > 0 {
-		return r.plotCurves(curves, dir)
-	}
-	for _, w := range r.Workloads {
-		if err := r.plot(w, filepath.Join(dir, w.File)); err != nil {
-			return fmt.Errorf("%s: %w", w.File, err)
-		}
-	}
-	return nil
-}
+` + "`make bench-peers`" + ` writes this page. %s
 
-const introduction = `# dsync beside its peers%s
+An operation is one acquire and one release. The figure of a row is the median over the rounds, and *× floor* is the median of its ratios to the
+floor in the same round, with the middle half of the rounds in parentheses. The floor is the fewest requests through the same client library,
+without a lock library on top. It is not a product, because it survives no failure. Peers have their own settings, except for a TTL of 6 s and no limit on
+the number of attempts. Clients and servers have a CPU each. [performance.md](../performance.md) describes the workloads, and test/bench/go.mod has the versions.
 
-Made by ` + "`make bench-peers`" + `, in one run on one machine. %s
-
-An operation is one acquire and one release. A value is the median over the rounds; what follows in parentheses is how many times as large
-it is as that of the floor, at the median over the rounds as well. The floor is the fewest requests through the same client library, with no
-library of locks on top; it is no product, as nothing survives there that goes wrong. The servers have a CPU of their own. Libraries have
-their own settings, but for a TTL of 6 s, and no limit to how often they try.
-
-%s
-
+*With a disk*, servers flush as their packages do by default: etcd and ZooKeeper before they answer, PostgreSQL at a commit that writes, Redis once a
+second (appendonly yes, appendfsync everysec). *Without a disk*, servers keep nothing. Workloads 6 and 8 run without a disk only, in one round.
+Contexts can be canceled, except in workloads that end in *Background*, whose context is context.Background().
 `
 
-// Markdown is the table.
-func (r *Report) Markdown() string {
-	if curves := r.curves(); len(curves) > 0 {
-		return r.curveTables(curves)
-	}
+// Report returns the page with one table for each backend.
+func (results Results) Report(about string, backends []*Backend) string {
 	var out strings.Builder
-	size := r.Results.size
-	title, others := "", "[Without a disk](memory/README.md) has the same on servers that keep nothing. [performance.md](../performance.md) says what the\n"+
-		"figures come from, and what dsync does about it."
-	if !r.judges() {
-		title, others = ", without a disk", "Targets are for servers [with a disk](../README.md)."
-	}
-	fmt.Fprintf(&out, introduction, title, r.Results.aboutStorage(), others)
-	fmt.Fprintf(&out, "%d rounds of %v to %v on %s.\n", size.Rounds, size.Slice, 2*size.Slice, r.Results.machine)
-	for _, w := range r.Workloads {
-		backends := r.measuredOn(w)
-		if len(backends) == 0 {
-			continue
+	fmt.Fprintf(&out, introduction, about)
+	for _, b := range backends {
+		fmt.Fprintf(&out, "\n## %s\n\n| workload | | with a disk | × floor | without a disk | × floor | and |\n|---|---|---:|---:|---:|---:|---|\n", b.Name)
+		var notes []string
+		for _, w := range Workloads {
+			first := w.Name + ", " + w.Metrics[0].Name
+			for _, r := range w.rows(b) {
+				disk, memory := results[place{b.Name, w.Name, r.Name, true}], results[place{b.Name, w.Name, r.Name, false}]
+				if disk == nil && memory == nil {
+					continue
+				}
+				name := r.Name
+				if r.Kind == Ours {
+					name = "**" + name + "**"
+				}
+				fmt.Fprintf(&out, "| %s | %s |%s%s %s |\n", first, name, results.cells(b, w, r, true), results.cells(b, w, r, false), besides(w, disk, memory))
+				first = ""
+				for i, c := range []*cell{disk, memory} {
+					if c != nil && c.Error != nil {
+						notes = append(notes, fmt.Sprintf("- %s, %s, %s: %v\n", w.Name, r.Name, []string{"with a disk", "without a disk"}[i], c.Error))
+					}
+				}
+			}
 		}
-		fmt.Fprintf(&out, "\n## %s. %s\n", w.Name, w.Title)
-		if len(r.marks(w)) > 0 {
-			fmt.Fprintf(&out, "\n![ratios to the floor](%s)\n", w.File)
-		}
-		for _, b := range backends {
-			r.table(&out, w, b)
+		if len(notes) > 0 {
+			out.WriteString("\nErrors:\n\n" + strings.Join(notes, ""))
 		}
 	}
 	return out.String()
 }
 
-// floor returns the row that others are compared with.
-func (w *Workload) floor(b *Backend) *Row {
-	for _, r := range w.rows(b) {
-		if r.Kind == Floor {
-			return r
-		}
+// cells returns the figure of a row and its ratio to the floor.
+func (results Results) cells(b *Backend, w *Workload, r *Row, disk bool) string {
+	metric := w.Metrics[0].Name
+	c, floor := results[place{b.Name, w.Name, r.Name, disk}], results[place{b.Name, w.Name, w.rows(b)[0].Name, disk}]
+	text := " " + number(quantile(c.values(metric), 0.5)) + " |"
+	ratios := c.ratios(floor, metric)
+	if len(ratios) == 0 || c == floor {
+		return text + " |"
 	}
-	return nil
+	text += " " + number(quantile(ratios, 0.5))
+	if len(ratios) > 1 {
+		text += " (" + number(quantile(ratios, 0.25)) + "–" + number(quantile(ratios, 0.75)) + ")"
+	}
+	return text + " |"
 }
 
-// measuredOn returns the backends of which a workload was measured.
-func (r *Report) measuredOn(w *Workload) []*Backend {
-	return slices.DeleteFunc(slices.Clone(r.Backends), func(b *Backend) bool {
-		return !slices.ContainsFunc(w.rows(b), func(row *Row) bool { return r.Results.of(b, w, row) != nil })
-	})
+// besides returns the other metrics of a workload, with a disk if they were
+// measured there.
+func besides(w *Workload, disk, memory *cell) string {
+	var words []string
+	for _, m := range w.Metrics[1:] {
+		values := disk.values(m.Name)
+		if len(values) == 0 {
+			values = memory.values(m.Name)
+		}
+		if len(values) > 0 {
+			words = append(words, m.Name+" "+number(quantile(values, 0.5)))
+		}
+	}
+	return strings.Join(words, ", ")
 }
 
-func (r *Report) table(out *strings.Builder, w *Workload, b *Backend) {
-	fmt.Fprintf(out, "\n| %s |", b.Name)
-	for _, m := range w.Metrics {
-		fmt.Fprintf(out, " %s |", m.Name)
+// about describes the run, the machine, and its disk if that was used.
+func about(size Size, disk bool) (string, error) {
+	text := fmt.Sprintf("%s: %d rounds of %v, %d CPUs, %s, %s/%s", time.Now().Format("January 2, 2006"), size.Rounds, size.Slice,
+		runtime.NumCPU(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	if !disk {
+		return text + ".", nil
 	}
-	rule := "\n|---|" + strings.Repeat("---:|", len(w.Metrics))
-	if r.judges() {
-		rule = " targets |" + rule + "---|"
-	}
-	out.WriteString(rule + "\n")
-	var notes []string
-	for _, row := range w.rows(b) {
-		c := r.Results.of(b, w, row)
-		if c == nil {
-			continue
-		}
-		name := row.Name
-		if row.Kind == Ours {
-			name = "**" + name + "**"
-		}
-		fmt.Fprintf(out, "| %s |", name)
-		for _, m := range w.Metrics {
-			fmt.Fprintf(out, " %s |", r.figure(b, w, c, row, m))
-		}
-		text, missed := r.judged(w, b, row)
-		out.WriteString(text + "\n")
-		if c.Error != "" {
-			notes = append(notes, fmt.Sprintf("%s failed: %s.", row.Name, strings.ReplaceAll(c.Error, "\n", "; ")))
-		}
-		for _, t := range missed {
-			note, ok := Notes[t.subject()]
-			if !ok {
-				note = "not explained yet."
-			}
-			notes = append(notes, fmt.Sprintf("%s, %s: %s", row.Name, t.Metric, note))
-		}
-	}
-	for _, n := range notes {
-		fmt.Fprintf(out, "\n- %s\n", n)
-	}
+	flush, err := flushTime()
+	return fmt.Sprintf("%s. A flush of 4 KiB takes the disk %v (median).", text, flush), err
 }
 
-// figure is a value with its ratio to the floor.
-func (r *Report) figure(b *Backend, w *Workload, c *cell, row *Row, m Metric) string {
-	v := c.value(m.Name)
+// flushTime returns the median time of a flush in the directory of the servers.
+func flushTime() (time.Duration, error) {
+	f, err := os.CreateTemp("", "dsync-flush-")
+	if err != nil {
+		return 0, err
+	}
+	defer os.Remove(f.Name())
+	defer f.Close()
+	times := make([]time.Duration, 200)
+	for i := range times {
+		if _, err := f.Write(make([]byte, 4096)); err != nil {
+			return 0, err
+		}
+		start := time.Now()
+		if err := f.Sync(); err != nil {
+			return 0, err
+		}
+		times[i] = time.Since(start)
+	}
+	return percentile(times, 0.5).Round(time.Microsecond), nil
+}
+
+// number formats a value with three digits, or with all digits before the
+// point.
+func number(v float64) string {
 	if math.IsNaN(v) {
 		return "-"
 	}
-	text := number(v)
-	floor := w.floor(b)
-	if floor == nil || floor == row {
-		return text
-	}
-	if x := c.ratio(r.Results.of(b, w, floor), m.Name); !math.IsNaN(x) && !math.IsInf(x, 0) {
-		text += " (" + number(x) + ")"
-	}
-	return text
-}
-
-// number has three digits, or all those before the point.
-func number(v float64) string {
 	digits := 0
 	switch a := math.Abs(v); {
 	case a == 0 || a >= 100:
@@ -168,13 +140,8 @@ func number(v float64) string {
 		digits = 4
 	}
 	whole, fraction, point := strings.Cut(strconv.FormatFloat(v, 'f', digits, 64), ".")
-	sign := strings.HasPrefix(whole, "-")
-	whole = strings.TrimPrefix(whole, "-")
-	for i := len(whole) - 3; i > 0; i -= 3 {
+	for i := len(whole) - 3; i > 0 && whole[i-1] != '-'; i -= 3 {
 		whole = whole[:i] + "," + whole[i:]
-	}
-	if sign {
-		whole = "-" + whole
 	}
 	if point {
 		whole += "." + fraction

@@ -1,174 +1,283 @@
 package bench
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"math"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// takesPart reports whether a row has a place in a workload.
-func (w *Workload) takesPart(r *Row) bool {
-	return (r.In == nil && !w.Named || slices.Contains(r.In, w.Number)) && (!w.OursAlone || r.Kind == Ours)
+// Size is the length of a run.
+type Size struct {
+	Rounds    int
+	Slice     time.Duration // of a round on one row
+	Warm      time.Duration // for servers that are slow at first
+	Settle    time.Duration // until a caller is known to wait
+	HeldFor   time.Duration
+	Held      int  // locks
+	MaxCrowd  int  // clients
+	PeersFail bool // an error of a peer fails the run, like an error of dsync
 }
 
-// rows returns those of a backend that take part, the floor first.
-func (w *Workload) rows(b *Backend) []*Row {
-	var rows []*Row
-	for _, r := range b.Rows {
-		if w.takesPart(r) && (w.Curve == nil || w.Curve.reaches(b, w.At)) {
-			rows = append(rows, r)
-		}
+var (
+	// Full is the size of a run that measures.
+	Full = Size{
+		Rounds: 10, Slice: 200 * time.Millisecond, Warm: 3 * time.Second, Settle: 5 * time.Millisecond,
+		HeldFor: 20 * time.Second, Held: 10_000, MaxCrowd: 1000,
 	}
-	return rows
+	// Short is the size of a run that shows that nothing fails.
+	Short = Size{
+		Rounds: 1, Slice: 20 * time.Millisecond, Settle: 5 * time.Millisecond,
+		HeldFor: 300 * time.Millisecond, Held: 200, MaxCrowd: 10, PeersFail: true,
+	}
+)
+
+const (
+	// hangGuard bounds everything. It is no expectation.
+	hangGuard = 3 * time.Minute
+	// peerGuard bounds a round of a peer, because some peers wait forever now
+	// and then, even for a free lock.
+	peerGuard = 10 * time.Second
+)
+
+// bed is the servers of a backend with the clients that are connected to them.
+type bed struct {
+	tb      testing.TB
+	size    Size
+	backend *Backend
+	disk    bool
+	servers *Servers
+	guard   *guard
+	path    string // of the guard
+	open    map[*Row][]Locker
 }
 
-// Run measures the chosen workloads on the chosen backends. It fails the test on an error of dsync or of a floor, and on an overlap;
-// on an error of a peer only if the size says so, else it has a place in the results. What is done is told to step, and save is called
-// with the results so far from time to time, and at the end.
-func Run(t *testing.T, size Size, backends []*Backend, workloads []*Workload, step func(), save func(*Results)) {
-	testenv.Apart(t)
-	results := newResults(size)
-	if size.Storage.Disk && size.Storage.Slow == nil {
-		flush, err := flushTime()
-		if err != nil {
-			t.Fatal(err)
-		}
-		results.flush = flush
-	}
-	for _, b := range backends {
-		if !slices.ContainsFunc(workloads, func(w *Workload) bool { return !w.Once && len(w.rows(b)) > 0 }) {
-			continue
-		}
-		t.Run(b.Name, func(t *testing.T) { runRounds(t, size, b, workloads, results, step) })
-		save(results)
-	}
-	for _, w := range workloads {
-		if w.Once {
-			t.Run(w.Name, func(t *testing.T) { runOnce(t, size, backends, w, results, step) })
-			save(results)
-		}
-	}
-}
-
-// Steps returns how often Run calls step.
-func Steps(size Size, backends []*Backend, workloads []*Workload) int {
-	n := 0
-	for _, w := range workloads {
-		rounds := size.Rounds
-		if w.Once {
-			rounds = 1
-		}
-		for _, b := range backends {
-			n += rounds * len(w.rows(b))
-		}
-	}
-	return n
-}
-
-func makeBed(t *testing.T, size Size, b *Backend) *bed {
-	servers := b.Start(t, size.Storage)
+func makeBed(t *testing.T, size Size, backend *Backend, disk bool) *bed {
+	servers := backend.Start(t, testenv.Storage{Disk: disk})
 	testenv.ServersApart(t, servers.Pids...)
 	path := filepath.Join(t.TempDir(), "guard")
 	g, err := newGuard(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &bed{
-		tb: t, size: size, backend: b, servers: servers, guard: g, path: path,
-		open: make(map[*Row][]Locker), pair: make(map[*Row]contenders),
-	}
+	b := &bed{tb: t, size: size, backend: backend, disk: disk, servers: servers, guard: g, path: path, open: make(map[*Row][]Locker)}
 	t.Cleanup(func() {
-		if err := d.close(); err != nil {
+		if err := errors.Join(b.closeClients(), g.close()); err != nil {
 			t.Error(err)
 		}
 	})
-	if b.Warms && size.Warm > 0 {
-		if err := d.warm(); err != nil {
+	if backend.Warms && size.Warm > 0 {
+		b.size.Slice = size.Warm
+		_, err := measureNames(t.Context(), b, Workloads[2].rows(backend)[0], 0)
+		b.size = size
+		if err := errors.Join(err, b.closeClients()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return d
+	return b
 }
 
-// warm has the server work for a while. No client is left, whose session would be kept alive beside those that are measured.
-func (b *bed) warm() error {
-	size := b.size
-	b.size.Slice = size.Warm
-	_, err := measureDistinct(b, free.floor(b.backend), 64)
-	b.size = size
-	return errors.Join(err, b.closeClients())
+// lockers returns n clients of a row, which stay open for later rounds.
+func (b *bed) lockers(ctx context.Context, r *Row, n int) ([]Locker, error) {
+	for len(b.open[r]) < n {
+		l, err := r.Open(ctx, b.servers.Addrs)
+		if err != nil {
+			return nil, fmt.Errorf("open: %w", err)
+		}
+		b.open[r] = append(b.open[r], l)
+	}
+	return b.open[r][:n], nil
 }
 
-// runRounds does the workloads that have rounds. In each, every row has its turn, beginning with another one each time.
-func runRounds(t *testing.T, size Size, backend *Backend, workloads []*Workload, results *Results, step func()) {
-	b := makeBed(t, size, backend)
+func (b *bed) closeClients() error {
+	var errs []error
+	for r, all := range b.open {
+		if err := closeAll(all); err != nil {
+			errs = append(errs, fmt.Errorf("%s: close: %w", r.Name, err))
+		}
+	}
+	clear(b.open)
+	return errors.Join(errs...)
+}
+
+// forget gives up the clients of a peer that has failed, because their Close
+// may hang.
+func (b *bed) forget(r *Row) {
+	if all := b.open[r]; r.Kind == Peer && all != nil {
+		delete(b.open, r)
+		go func() { _ = closeAll(all) }() // ends with the process at the latest
+	}
+}
+
+// measure runs a round of a workload on a row. A peer that hangs is abandoned.
+func (b *bed) measure(w *Workload, r *Row, round int) (Sample, error) {
+	limit := hangGuard
+	if r.Kind == Peer && !w.Once {
+		limit = peerGuard
+	}
+	ctx := context.Background()
+	if !w.Background {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		defer cancel()
+		defer time.AfterFunc(limit, cancel).Stop()
+	}
+	type result struct {
+		s   Sample
+		err error
+	}
+	done := make(chan result, 1)
+	go func() { // ends with the round, unless a peer hangs
+		defer close(done) // if the test ends in the round
+		s, err := w.Measure(ctx, b, r, round)
+		done <- result{s, err}
+	}()
+	timer := time.NewTimer(limit + limit/4)
+	defer timer.Stop()
+	var got result
+	select {
+	case got = <-done:
+	case <-timer.C:
+		got.err = fmt.Errorf("no end within %v", limit)
+	}
+	if got.err == nil && got.s == nil {
+		got.err = errors.New("no result")
+	}
+	return got.s, got.err
+}
+
+// place is the place of a result in the report.
+type place struct {
+	Backend, Workload, Row string
+	Disk                   bool
+}
+
+// cell holds the results of a row in a workload.
+type cell struct {
+	Samples  []Sample // by round, nil where the round failed
+	Error    error    // the last one
+	failures int      // rounds
+}
+
+const maxFailures = 3 // of a row in a workload
+
+// Results are the cells of a run.
+type Results map[place]*cell
+
+// Run measures workloads on a backend. In each round every row has its turn,
+// and each round begins with another row. Errors of dsync and of floors and
+// overlaps fail the test. Errors of peers fail it if the size says so.
+func (results Results) Run(t *testing.T, size Size, backend *Backend, workloads []*Workload, disk bool) {
+	b := makeBed(t, size, backend, disk)
 	for _, w := range workloads {
+		rounds := size.Rounds
 		if w.Once {
+			rounds = 1
+		}
+		if w.Crowd > size.MaxCrowd || w.Once && disk {
 			continue
 		}
 		rows := w.rows(backend)
-		for round := range size.Rounds {
+		for round := range rounds {
 			for i := range rows {
-				b.measure(t, w, rows[(i+round)%len(rows)], round, results)
-				step()
+				r := rows[(i+round)%len(rows)]
+				at := place{backend.Name, w.Name, r.Name, disk}
+				c := results[at]
+				if c == nil {
+					c = &cell{Samples: make([]Sample, rounds)}
+					results[at] = c
+				}
+				if c.failures == maxFailures {
+					continue // it may hang each time
+				}
+				s, err := b.measure(w, r, round)
+				if err == nil {
+					c.Samples[round] = s
+					continue
+				}
+				c.Error = err
+				c.failures++
+				b.forget(r)
+				report := t.Errorf
+				overlap := strings.Contains(err.Error(), errOverlap.Error())
+				if !overlap && (r.MayFail || r.Kind == Peer && !size.PeersFail) {
+					report = t.Logf
+				}
+				report("%s, %s, round %d: %v", w.Name, r.Name, round+1, err)
 			}
 		}
-		b.endContenders()
 	}
 }
 
-// endContenders has the processes of workload 5 end.
-func (b *bed) endContenders() {
-	for _, c := range b.pair {
-		c.kill()
+// values returns a metric in all rounds.
+func (c *cell) values(metric string) (all []float64) {
+	if c == nil {
+		return nil
 	}
-	clear(b.pair)
+	for _, s := range c.Samples {
+		if v, ok := s[metric]; ok {
+			all = append(all, v)
+		}
+	}
+	return all
 }
 
-// runOnce does a workload that has one round. Libraries that make servers busy do not keep those from their work that do not.
-func runOnce(t *testing.T, size Size, backends []*Backend, w *Workload, results *Results, step func()) {
-	for _, peers := range []bool{false, true} {
-		t.Run(map[bool]string{false: "dsync", true: "peers"}[peers], func(t *testing.T) {
-			free := make(chan struct{}, max(1, w.Lanes))
-			for _, backend := range backends {
-				for _, r := range w.rows(backend) {
-					if (r.Kind == Peer) != peers {
-						continue
-					}
-					t.Run(backend.Name+"/"+r.Name, func(t *testing.T) {
-						if w.Lanes > 1 {
-							t.Parallel()
-						}
-						free <- struct{}{}
-						defer func() { <-free }()
-						makeBed(t, size, backend).measure(t, w, r, 0, results)
-						step()
-					})
-				}
-			}
-		})
+// ratios returns the ratios of a metric to the floor's in the same round.
+func (c *cell) ratios(floor *cell, metric string) (all []float64) {
+	if c == nil || floor == nil {
+		return nil
 	}
+	for i := range min(len(c.Samples), len(floor.Samples)) {
+		v, ok := c.Samples[i][metric]
+		if f := floor.Samples[i][metric]; ok && f > 0 {
+			all = append(all, v/f)
+		}
+	}
+	return all
 }
 
-func (b *bed) measure(t *testing.T, w *Workload, r *Row, round int, results *Results) {
-	t.Helper()
-	s, err := w.Measure(b, r, round)
-	results.add(b.backend, w, r, round, s, err)
-	if err == nil {
-		return
+// quantile returns the value below which a share p of the values lies, and
+// interpolates.
+func quantile(values []float64, p float64) float64 {
+	if len(values) == 0 {
+		return math.NaN()
 	}
-	text := fmt.Sprintf("%s, %s: workload %s, round %d: %v", b.backend.Name, r.Name, w.Name, round+1, err)
-	b.forget(r)
-	overlap := strings.Contains(err.Error(), errOverlap.Error())
-	known := r.MayFail != nil && r.MayFail(w, err) || r.Kind == Peer && !b.size.PeersFail
-	if overlap || !known {
-		t.Error(text)
-	} else {
-		t.Log(text)
-	}
+	v := slices.Sorted(slices.Values(values))
+	at := p * float64(len(v)-1)
+	i := int(at)
+	return v[i] + (at-float64(i))*(v[min(i+1, len(v)-1)]-v[i])
 }
+
+// percentile returns the smallest duration that a share p of the durations
+// does not exceed. It sorts them.
+func percentile(d []time.Duration, p float64) time.Duration {
+	if len(d) == 0 {
+		return 0
+	}
+	slices.Sort(d)
+	return d[max(0, int(math.Ceil(p*float64(len(d))))-1)]
+}
+
+// jain returns the fairness index: 1 if all counts are equal, 1/n if one of n
+// callers has everything, and 0 if there is nothing.
+func jain(counts []int64) float64 {
+	var sum, squares float64
+	for _, c := range counts {
+		sum += float64(c)
+		squares += float64(c) * float64(c)
+	}
+	if squares == 0 {
+		return 0
+	}
+	return sum * sum / (float64(len(counts)) * squares)
+}
+
+func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
+func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
