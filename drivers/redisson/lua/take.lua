@@ -16,7 +16,7 @@ end
 local kept = 3600000
 
 -- take takes n tokens out of the sequence token. It returns the first, how
--- many, and what the lock keeps about the hold: see value in holder.go. Kind is
+-- many, and what the lock keeps about the hold: see holder.go. Kind is
 -- 'time', or '' for a counter of Redisson. Without a sequence there are no
 -- tokens, and the lock keeps what it keeps about a hold of Redisson.
 --
