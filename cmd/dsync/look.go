@@ -17,6 +17,8 @@ const (
 	stateMoved = "moved" // sealed on the old backend
 	stateHeld  = "held"  // somebody holds it, and it has not moved
 	stateIdle  = "idle"  // nobody holds it, and it has not moved
+
+	stateRefused = "refused" // a backend does not accept the name
 )
 
 // nameReport is what is known of one name. Its JSON is part of the command's interface.
@@ -89,7 +91,7 @@ func (l *looker) all(ctx context.Context, names []string) ([]nameReport, error) 
 		again, lasting := false, time.Now().Before(end)
 		for i, r := range reports {
 			switch {
-			case r.State == stateMoved && (r.blocked == 0 || r.blocked >= waitLooks), r.State == stateHeld && r.Behind != "":
+			case r.State == stateRefused, r.State == stateMoved && (r.blocked == 0 || r.blocked >= waitLooks), r.State == stateHeld && r.Behind != "":
 				continue // another look would tell no more
 			case r.State != stateMoved && !lasting:
 				continue
@@ -115,6 +117,9 @@ func (l *looker) each(ctx context.Context, names []string, which []int, reports 
 	return sideBySide(ctx, lookers, len(which), func(ctx context.Context, n int) error {
 		i := which[n]
 		r, err := l.look(ctx, names[i])
+		if errors.Is(err, errors.ErrUnsupported) {
+			r, err = nameReport{Name: names[i], State: stateRefused, Behind: "it cannot move: " + err.Error()}, nil
+		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", show(names[i]), err)
 		}

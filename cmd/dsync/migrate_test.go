@@ -284,6 +284,49 @@ func TestSealWaitsInTheQueue(t *testing.T) {
 	})
 }
 
+// picky does not accept a name with a brace.
+type picky struct{ *memory.Driver }
+
+func accepts(name string) error {
+	if strings.Contains(name, "{") {
+		return fmt.Errorf("name with a brace: %w", errors.ErrUnsupported)
+	}
+	return nil
+}
+
+func (d picky) Inspect(ctx context.Context, name string) (s driver.Status, err error) {
+	if err = accepts(name); err == nil {
+		s, err = d.Driver.Inspect(ctx, name)
+	}
+	return s, err
+}
+
+func (d picky) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	if err := accepts(r.Name); err != nil {
+		return nil, err
+	}
+	return d.Driver.Acquire(ctx, r)
+}
+
+func init() {
+	driver.Register("picky", func(ctx context.Context, c *driver.Config) (driver.Driver, error) {
+		d, _, err := driver.Open(ctx, "memory://"+c.URL.Hosts[0])
+		if err != nil {
+			return nil, err
+		}
+		return picky{d.(*memory.Driver)}, nil
+	})
+}
+
+// TestANameThatABackendRefusesHidesNoOther.
+func TestANameThatABackendRefusesHidesNoOther(t *testing.T) {
+	p := inMemory(t)
+	p.from = strings.Replace(p.from, "memory:", "picky:", 1)
+	p.run("seal", "a", "b{", "c").want(exitRefused, "sealed: 2;", "b{: ", "name with a brace")
+	p.run("status", "a", "b{", "c").want(exitUnfinished, "3 names: 2 moved, 0 held, 0 idle", "behind: b{: it cannot move")
+	p.run("finalize", "a", "b{", "c").want(exitUnfinished, "not moved: b{ (refused)")
+}
+
 // flaky does not answer the first time when it is asked for the seal of x.
 type flaky struct {
 	*memory.Driver

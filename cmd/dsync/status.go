@@ -141,6 +141,7 @@ func (r *statusReport) count(n nameReport) {
 		r.Moved++
 	case stateHeld:
 		r.Held++
+	case stateRefused:
 	default:
 		r.Idle++
 	}

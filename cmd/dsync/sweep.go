@@ -54,6 +54,7 @@ type sweep struct {
 	mu             sync.Mutex
 	stepped, there int      // names that it has done, and that were so before
 	held           []string // names that somebody holds
+	refused        []error  // of names that a backend does not accept
 }
 
 // fate is what to do with a name.
@@ -182,11 +183,16 @@ func (s *sweep) one(ctx context.Context, name string) error {
 		case <-ctx.Done():
 		}
 	}
-	if err != nil {
-		return err
+	if s.moved && errors.Is(err, errors.ErrUnsupported) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.refused = append(s.refused, fmt.Errorf("%s: %w", show(name), err))
+		return nil
 	}
-	s.count(name, f)
-	return nil
+	if err == nil {
+		s.count(name, f)
+	}
+	return err
 }
 
 func (s *sweep) once(ctx context.Context, name string) (fate, error) {
@@ -296,7 +302,7 @@ func (s *sweep) waitForHeld(ctx context.Context) error {
 
 // report says what was done and what is left.
 func (s *sweep) report(ctx context.Context, total int, err error) error {
-	left := total - s.stepped - s.there - len(s.held)
+	left := total - s.stepped - s.there - len(s.held) - len(s.refused)
 	if s.dryRun {
 		fmt.Fprintf(s.out, "would be %s: %d; %s already: %d; held by somebody: %d\n", s.done, s.stepped, s.done, s.there, len(s.held))
 	} else {
@@ -315,6 +321,8 @@ func (s *sweep) report(ctx context.Context, total int, err error) error {
 		return fmt.Errorf("interrupted, to be repeated: what is %s stays so: %w", s.done, ctx.Err())
 	case err != nil:
 		return err
+	case len(s.refused) > 0:
+		return errors.Join(s.refused...)
 	case len(s.held) > 0:
 		return unfinished("%s held: repeat it, or let it wait with --wait", are(len(s.held), "name"))
 	}
