@@ -10,7 +10,7 @@ import (
 )
 
 // The checks of RenewAll with leases that are not alike: driver.BatchRenewer.
-var batchChecks = []Check{
+var batchChecks = []check{
 	{"batches/ttls", "RenewAll renews each lease for the TTL of its own Request, whatever the other leases of the batch have.", batchOfTTLs},
 	{"batches/same-name", "RenewAll renews each of several Read or Permit holds of one name.", batchOfOneName},
 	{"batches/many", "Of many leases RenewAll renews all, but for those whose holds were removed: it returns ErrNotHeld for these, and nil for the others.", batchOfMany},

@@ -10,7 +10,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-var capabilityChecks = []Check{
+var capabilityChecks = []check{
 	{"capabilities/info", "Info is sound, constant, and the same for all clients of a backend.", infoIsConstant},
 	{"capabilities/ttl", "Leases of the shortest and the longest TTL that Info allows are granted, and last; others are refused with errors.ErrUnsupported.", ttlBounds},
 	{"capabilities/tokens", "Leases have tokens if the driver claims fencing, always the same ones, and none otherwise.", tokensAsClaimed},

@@ -7,7 +7,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-var fencingChecks = []Check{
+var fencingChecks = []check{
 	{"fencing/rise", "The token of each grant is larger than that of every grant of the name before, whichever client it went to.", tokensRise},
 	{"fencing/blocks", "Of the tokens that come with a grant, the last is smaller than the first of the next grant.", blocksRise},
 	{"fencing/loss", "Tokens also rise over holds that expired, were removed, or whose wait was canceled.", tokensRiseOverLoss},

@@ -10,7 +10,7 @@ import (
 )
 
 // The checks of what Inspect says, beside whether a name is held.
-var inspectChecks = []Check{
+var inspectChecks = []check{
 	{"inspect/status", "What Inspect says of a hold is true, field by field: owner, note, token, grant, what is left of the TTL, and who waits.", statusIsTrue},
 	{"inspect/list", "List yields the names with a prefix that are held, by whomever and in whatever mode, and none that is free.", listIsTrue},
 }

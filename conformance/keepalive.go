@@ -9,7 +9,7 @@ import (
 )
 
 // The checks of drivers that keep sessions alive and report how that goes: driver.KeepAliveReporter.
-var keepAliveChecks = []Check{
+var keepAliveChecks = []check{
 	{"keepalive/outage", "A driver that says how it keeps sessions alive says that it cannot before a lease is lost for that.", outageIsTold},
 	{"keepalive/cut", "A driver whose connections break reports that it cannot keep a session alive before it reports a lease lost for that.", brokenConnectionIsTold},
 	{"keepalive/session", "The end of its session that a lease reports counts from before the request was sent, and the TTL that it reports is how long the session lasts.", sessionIsAsTold},

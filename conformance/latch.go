@@ -12,7 +12,7 @@ import (
 )
 
 // The checks of drivers that keep latches: driver.Latcher.
-var latchChecks = []Check{
+var latchChecks = []check{
 	{"latch/set", "A latch is set where there is none, with its count, and nowhere else; at 0 it is gone, and can be set again.", latchIsSetOnce},
 	{"latch/count", "Each count-down lowers the count by one, however many come at once and whichever client asks; without a latch nothing happens.", latchCounts},
 	{"latch/delete", "A latch that was deleted is gone, and can be set again; without a latch nothing happens.", latchIsDeleted},

@@ -11,7 +11,7 @@ import (
 )
 
 // The checks of one lease at a time: what Expires, Renew and RenewAll say.
-var leaseChecks = []Check{
+var leaseChecks = []check{
 	{"lease/expires", "Expires is the send time plus the TTL, without a margin, or the end of the session that carries the lease, on the monotonic clock.", expiresAfterTTL},
 	{"lease/after-wait", "After a wait of any length a lease is fresh: Expires counts from the request that was granted, and not from the beginning of the wait.", freshAfterWait},
 	{"lease/renew", "Renew makes a fixed lease last its TTL from now on, also if that is shorter than before.", renewMovesExpires},

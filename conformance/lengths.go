@@ -8,7 +8,7 @@ import (
 )
 
 // The checks of leases whose lengths have nothing to do with each other, as in programs that compute them.
-var lengthChecks = []Check{
+var lengthChecks = []check{
 	{"lengths/extended", "A lease that is extended to 200 times its first length goes on, also where a session with the first length carries it.", extendedFar},
 	{"lengths/many", "A free name is granted for any length, also while leases of 20 other lengths are held.", manyLengths},
 }

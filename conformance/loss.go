@@ -11,7 +11,7 @@ import (
 )
 
 // The checks of how a holder learns that its hold is gone.
-var lossChecks = []Check{
+var lossChecks = []check{
 	{"loss/unlock", "A lease that is released in good order is never told to be lost.", releaseIsNoLoss},
 	{"loss/told", "A driver says by itself, within Info.Detect, that a hold was removed, and with ErrRemoved; where Detect is 0 the next renewal does.", removalIsTold},
 	{"loss/once", "Lost is called at most once, and not after Release has returned.", toldOnce},
@@ -21,7 +21,7 @@ var lossChecks = []Check{
 }
 
 // laterLossChecks come after the checks of ForceUnlock in each mode.
-var laterLossChecks = []Check{
+var laterLossChecks = []check{
 	{"loss/fixed", "The holder of a fixed lease, in any mode, is notified within Info.Detect that its hold was removed; asking the backend does not move its end.", fixedRemovalIsTold},
 	{"loss/all-told", "ForceUnlock ends the holds of all who have a name, however many, and each of them is notified.", allAreTold},
 }

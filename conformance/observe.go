@@ -13,7 +13,7 @@ import (
 
 // The checks of Inspect and List with many holds, odd names, and a backend that
 // does not answer.
-var observeChecks = []Check{
+var observeChecks = []check{
 	{"inspect/outage", "When the backend does not answer, Inspect, List and Latch return an error, and never that a name is free.", outageIsNoAnswer},
 	{"inspect/fields", "Where several holds have a name, the owner, note, grant and TTL that Inspect reports are all of one of them, in every mode.", fieldsOfOneHold},
 	{"inspect/waiters", "Inspect counts at least one waiter for each client that waits and at most one for each request, and none that has given up.", waitersAreCounted},

@@ -125,15 +125,15 @@ func passWithoutAnswer(e *env) error {
 		e.need(len(all) > 0, "Link.Cut")
 		return all
 	}
-	e.together("Pass without an answer", len(faults(e.outsider().connection)), func(i int) error {
+	for i := range faults(e.outsider().connection) { // one after the other: the names may share a count of tokens
 		a := e.driver()
 		h := a.hold(e.name())
 		before, _ := h.lease.Tokens()
 		faults(a.connection)[i]()
 		ctx, cancel := context.WithTimeout(e.ctx, patience)
-		defer cancel()
 		var err error
 		e.within("Pass", func() { err = h.lease.(driver.Passer).Pass(ctx, "the next", "") })
+		cancel()
 		e.events.add(a.label, "pass without an answer: %s", outcome(err))
 		after, n := h.lease.Tokens()
 		lost := len(h.lost()) > 0 // with the connection, the session may end
@@ -152,7 +152,6 @@ func passWithoutAnswer(e *env) error {
 			return fmt.Errorf("%s got the token %d after a hold that had %d when a Pass without an answer had returned %q", next.driver.label, token, after, outcome(err))
 		}
 		next.release()
-		return nil
-	})
+	}
 	return nil
 }

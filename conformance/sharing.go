@@ -13,7 +13,7 @@ import (
 )
 
 // The checks of names with many readers or one writer. Most ask drivers, since package dsync would mend what a driver fails to do.
-var sharingChecks = []Check{
+var sharingChecks = []check{
 	{"sharing/readers", "Any number of clients read a name at once, also by many holds of one client.", manyRead},
 	{"sharing/read-write", "While one reads a name nobody writes or locks it, and while one writes or locks it nobody else does anything with it, however often they ask.", modesExclude},
 	{"sharing/last-reader", "Who waits to write or to lock a name is granted it when the last reader has let go, and not before.", lastReader},

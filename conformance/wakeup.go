@@ -1,7 +1,7 @@
 package conformance
 
 // The checks of waits that no message ends.
-var wakeupChecks = []Check{
+var wakeupChecks = []check{
 	{"wakeup/missed", "Who was cut off when the name was released is granted it all the same, once it is connected again.", missedRelease},
 	{"wakeup/dead-waiter", "A waiter that is gone does not keep the name from those behind it.", deadWaiter},
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // The checks of drivers that tell of changes: driver.Watcher.
-var watchingChecks = []Check{
+var watchingChecks = []check{
 	{"watching/changes", "Who watches a name is called when the watch begins and after each end of a hold, in every mode, by whomever, and also while other holds of the name go on.", watchTellsEnds},
 	{"watching/outage", "A change while the watcher was out of reach of the backend is followed by a call when it is in reach again.", watchSurvivesOutages},
 	{"watching/many", "Each of several watches of a name is called after a release, also while others wait for the name, and after an outage.", allWatchesAreCalled},
