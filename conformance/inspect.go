@@ -87,7 +87,7 @@ func statusOfHolds(e *env) error {
 		for i, text := range oddNotes {
 			name := e.name()
 			b.hold(name, owner("the one before"), note("of the one before")).release()
-			h := a.hold(name, fixed, owner(fmt.Sprintf("%s \"é\" | %d", e.id, i)), note(text), block(5))
+			h := a.hold(name, fixed, owner(fmt.Sprintf("%-64s", fmt.Sprintf("%s \"é\" | %d", e.id, i))[:63]+"o"), note(text), block(5))
 			s, err := h.describedTo(asks)
 			if err != nil {
 				return err
@@ -104,6 +104,16 @@ func statusOfHolds(e *env) error {
 
 func statusTellsTime(e *env) error {
 	a := e.driver()
+	kept := a.hold(e.name(), ttl(e.renewed()))
+	lasts := kept.TTL
+	if s, ok := untap(kept.lease).Lease.(driver.SessionLease); ok {
+		_, of := s.Session()
+		lasts = max(lasts, of)
+	}
+	if s := e.outsider().status(kept.Name); s.TTL > lasts+e.driverInfo().LateFor(lasts)+statusUnit {
+		return fmt.Errorf("Inspect says that a lease which has to be kept alive every %v lasts for %v", lasts, s.TTL)
+	}
+	kept.release()
 	h := a.hold(e.name(), fixed, ttl(e.allowed(e.long()/2)))
 	for i, asks := range []*rawDriver{a, e.outsider()} {
 		if i > 0 {

@@ -178,7 +178,7 @@ func latchKnowsChanges(e *env) error {
 	a, b := e.latches()
 	others := 80
 	if e.fakeTime {
-		others = 300
+		others = 1100
 	}
 	set, down := e.changeID(), e.changeID()
 	if !a.trySet(set, 3*others) {

@@ -100,6 +100,19 @@ func overStaysOver(e *env) error {
 		return fmt.Errorf("the Expires moved from %s to %s after it had passed", e.events.at(before), e.events.at(after))
 	}
 	e.awaitFree(r.Name)
+	d := e.driver()
+	if d.link.Delay == nil {
+		return nil
+	}
+	late := e.allowed(2 * e.ttl())
+	d.delay(late / 2) // the backend may count from later than the driver
+	r = d.hold(e.name(), fixed, ttl(late))
+	d.heal()
+	before = e.expired(r)
+	_ = r.renew(e.long())
+	if after := r.lease.Expires(); !after.Equal(before) {
+		return fmt.Errorf("the Expires of a lease whose grant was answered late moved from %s to %s after it had passed", e.events.at(before), e.events.at(after))
+	}
 	return nil
 }
 
@@ -168,10 +181,24 @@ func renewAll(e *env) error {
 		}
 	}
 	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.late {
+	late := o.late
+	o.mu.Unlock()
+	if late {
 		return errors.New("the batch called done after it had returned")
 	}
+	if d.link.Delay == nil {
+		return nil
+	}
+	r := d.hold(e.name())
+	d.delay(answersLate)
+	if err := d.renewAll(e.ctx, r)[0]; err != nil {
+		return fmt.Errorf("RenewAll, whose answer was %v late: %w", answersLate, err)
+	}
+	if end, sent := r.lease.Expires(), time.Now().Add(-answersLate); end.After(sent.Add(r.TTL)) {
+		return fmt.Errorf("after RenewAll, which was sent at %s at the latest, a lease of %v expires at %s", e.events.at(sent), r.TTL, e.events.at(end))
+	}
+	d.heal()
+	r.release()
 	return nil
 }
 

@@ -48,7 +48,8 @@ func harness(o *memory.Options, fakeTime bool) conformance.Harness {
 				mu.Unlock()
 				return d, link(d)
 			},
-			Expire: func(_ testing.TB, name string) { s.Expire(name) },
+			Expire:     func(_ testing.TB, name string) { s.Expire(name) },
+			ExpireHold: func(_ testing.TB, _, hold string) { s.ExpireHold(hold) },
 			Refuse: func(testing.TB) {
 				const changes = memory.Acquires | memory.Renewals | memory.Releases | memory.Seals | memory.Latches
 				each(func(d *memory.Driver) { d.Inject(memory.Fault{Kind: memory.CutOff, On: changes}) })
