@@ -175,7 +175,7 @@ func sessionIsAsTold(e *env) error {
 		}
 	}
 	d.heal()
-	h.release()
+	_ = h.tryRelease(e.ctx) // late answers may have ended the session
 	return nil
 }
 
@@ -224,10 +224,10 @@ func allOfSessionAreTold(e *env) error {
 		next := e.outsider().start(all[0].Name).waits()
 		outage(d.connection)
 		next.granted()
-		d.heal()
-		if time.Until(extended.lease.Expires()) > e.long()/2 {
-			all = all[:len(all)-1] // no session ends it
+		if time.Now().Before(extended.lease.Expires()) {
+			all = all[:len(all)-1] // another session carries it
 		}
+		d.heal()
 		for i, h := range all {
 			e.until(fmt.Sprintf("%s is told that it lost lease %d of %d of a session that has ended", d.label, i+1, len(all)), func() bool { return len(h.lost()) > 0 })
 			if cause := h.lost()[0]; !errors.Is(cause, driver.ErrSessionEnded) || errors.Is(cause, driver.ErrRemoved) {

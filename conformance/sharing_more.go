@@ -80,7 +80,7 @@ func readersCleanUp(e *env) error {
 	for _, mode := range shared {
 		h := a.hold(e.name(), mode, fixed)
 		b.loseAnswers()
-		r := b.briefly(h.Name, mode, noWait)
+		r := b.briefly(h.Name, mode, noWait).result()
 		b.heal()
 		if r.lease != nil {
 			r.release()
