@@ -69,15 +69,6 @@ func ttlBounds(e *env) error {
 			return fmt.Errorf("a lease with the TTL %v, which Info allows, was not granted: %w", r.TTL, r.err)
 		}
 		held = append(held, r)
-		if i.KeepsAlive {
-			continue // where the end of a session comes first, Inspect tells that
-		}
-		again := d.hold(e.name(), fixed)
-		if err := again.renew(r.TTL); err != nil {
-			return fmt.Errorf("a fixed lease was not renewed for %v, which Info allows: %w", r.TTL, err)
-		}
-		again.TTL = r.TTL
-		held = append(held, again)
 	}
 	e.sleep(overflown)
 	for _, r := range held {
@@ -127,7 +118,7 @@ func (r *request) lasts() error {
 		return nil
 	}
 	if err := e.outsider().refused(r.Name); err != nil {
-		return fmt.Errorf("soon after a lease of %v was granted, or renewed: %w", r.TTL, err)
+		return fmt.Errorf("soon after a lease of %v was granted: %w", r.TTL, err)
 	}
 	inspector, ok := e.outsider().driver.(driver.Inspector)
 	if !ok {
@@ -138,7 +129,7 @@ func (r *request) lasts() error {
 	case errors.Is(err, errors.ErrUnsupported):
 		return nil
 	case err == nil && s.TTL > 0 && s.TTL < r.TTL-r.TTL/100:
-		return fmt.Errorf("soon after a lease of %v was granted, or renewed, Inspect says that %v of it are left", r.TTL, s.TTL)
+		return fmt.Errorf("soon after a lease of %v was granted, Inspect says that %v of it are left", r.TTL, s.TTL)
 	}
 	return err
 }

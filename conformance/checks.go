@@ -67,6 +67,7 @@ func allChecks() []check {
 		laterClosingChecks,
 		batchChecks,
 		deadlineChecks,
+		laterLengthChecks,
 		laterLossChecks,
 		watchingChecks,
 		leavingChecks,

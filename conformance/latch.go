@@ -180,7 +180,7 @@ func latchKnowsChanges(e *env) error {
 	if e.fakeTime {
 		others = 1100
 	}
-	set, down := e.changeID(), e.changeID()
+	set, down, began := e.changeID(), e.changeID(), time.Now()
 	if !a.trySet(set, 3*others) {
 		return errors.New("SetLatch returned false where there was no latch before")
 	}
@@ -199,7 +199,7 @@ func latchKnowsChanges(e *env) error {
 	if err := repeats("after many other changes"); err != nil || !e.fakeTime {
 		return err
 	}
-	e.sleep(2*driver.RepeatFor - time.Minute)
+	e.sleepUntil(began.Add(2*driver.RepeatFor - time.Minute))
 	return repeats("after almost twice driver.RepeatFor")
 }
 

@@ -217,9 +217,7 @@ func (r *request) renew(d time.Duration) (err error) {
 func (r *request) Waiting() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.waiting++; r.waiting == 2 {
-		r.driver.env.failed(fmt.Errorf("Waiting was called twice for a request of %s for %s", r.driver.label, asks(&r.Request)))
-	}
+	r.waiting++
 }
 
 // Tokens implements driver.Events.

@@ -34,7 +34,7 @@ var sharingChecks = []check{
 	{"sharing/nested", "Who writes may read, who reads gets ErrDeadlock when it wants more, and a nested reader does not wait for one that waits to write.", modesNest},
 	{"sharing/closed-writer", "A client that waits to write with several requests, and is closed, holds up no reader behind it any more.", closedWriter},
 	{"sharing/equal-owners", "Holds with one owner exclude each other as those of different owners do, in every mode.", equalOwnersExcludeInAllModes},
-	{"sharing/clean-up", "What is done about a Read or Permit request without an answer does not touch another hold of the name.", readersCleanUp},
+	{"sharing/clean-up", "What is done about a Read request without an answer does not touch another hold of the name.", readersCleanUp},
 	{"sharing/sealed", "A name that is sealed is refused in every mode, also to those who wait.", sealedForAll},
 }
 

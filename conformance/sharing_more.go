@@ -72,36 +72,26 @@ func readersCleanUp(e *env) error {
 	e.claims(sharing)
 	a, b := e.driver(), e.driver()
 	e.need(b.link.LoseAnswers != nil, "Link.LoseAnswers")
-	shared := []option{reading}
-	if e.driverInfo().Offers(driver.Permit) {
-		shared = append(shared, permits(1, 2))
-	}
 	b.hold(e.name()).release() // the connection is there
-	for _, mode := range shared {
-		h := a.hold(e.name(), mode, fixed)
-		b.loseAnswers()
-		r := b.briefly(h.Name, mode, noWait).result()
-		b.heal()
-		if r.lease != nil {
-			r.release()
-		}
-		rival := writing
-		if h.Mode == driver.Permit {
-			rival = permits(2, 2)
-		}
-		next := e.outsider().start(h.Name, rival).waits()
-		e.poll(fmt.Sprintf("nothing is left of a request (%v) whose answer was lost", h.Mode), func() error { return e.oneHolds(h, next) })
-		if causes := h.lost(); len(causes) > 0 {
-			return fmt.Errorf("%s lost its hold (%v) after the answer to a request of %s was lost: %w", a.label, h.Mode, b.label, causes[0])
-		}
-		if next.isDone() {
-			return fmt.Errorf("%s was granted %q beside %s, after the answer to a request of %s was lost", next.driver.label, h.Name, a.label, b.label)
-		}
-		if err := h.tryRelease(e.ctx); err != nil {
-			return fmt.Errorf("the release by %s after the answer to a request of %s was lost: %w", a.label, b.label, err)
-		}
-		next.granted().release()
+	h := a.hold(e.name(), reading, fixed)
+	b.loseAnswers()
+	r := b.briefly(h.Name, reading, noWait).result()
+	b.heal()
+	if r.lease != nil {
+		r.release()
 	}
+	next := e.outsider().start(h.Name, writing).waits()
+	e.poll("nothing is left of a request to read whose answer was lost", func() error { return e.oneHolds(h, next) })
+	if causes := h.lost(); len(causes) > 0 {
+		return fmt.Errorf("%s, which reads, lost its hold after the answer to a request of %s was lost: %w", a.label, b.label, causes[0])
+	}
+	if next.isDone() {
+		return fmt.Errorf("%s was granted %q beside %s, after the answer to a request of %s was lost", next.driver.label, h.Name, a.label, b.label)
+	}
+	if err := h.tryRelease(e.ctx); err != nil {
+		return fmt.Errorf("the release by %s after the answer to a request of %s was lost: %w", a.label, b.label, err)
+	}
+	next.granted().release()
 	return nil
 }
 
