@@ -104,8 +104,8 @@ func overStaysOver(e *env) error {
 	if d.link.Delay == nil || !e.fakeTime { // a server counts from the arrival of the request, which is not late
 		return nil
 	}
-	late := e.allowed(2 * e.ttl())
-	d.delay(late / 2) // the backend may count from later than the driver
+	late := e.allowed(8 * e.ttl())
+	d.delay(late / 16) // the backend may count from later than the driver
 	r = d.hold(e.name(), fixed, ttl(late))
 	d.heal()
 	before = e.expired(r)
