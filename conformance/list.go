@@ -67,7 +67,7 @@ func (d *rawDriver) listsPolitely(prefix string) error {
 		})
 	})
 	if yielded != 1 {
-		return fmt.Errorf("List by %s yielded %d names to a caller who wanted one", d.label, yielded)
+		return fmt.Errorf("%s yielded %d names in a List whose caller wanted one", d.label, yielded)
 	}
 	return nil
 }

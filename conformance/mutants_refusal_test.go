@@ -20,13 +20,6 @@ func refused(d *memory.Driver, err error) bool {
 	return refuses && errors.Is(err, driver.ErrUnavailable)
 }
 
-// breakRefused returns a mutation of the leases of a driver.
-func breakRefused(f func(d *memory.Driver, l *brokenLease)) func(*memory.Driver) driver.Driver {
-	return func(d *memory.Driver) driver.Driver {
-		return &broken{Driver: d, lease: func(l *brokenLease) { f(d, l) }}
-	}
-}
-
 var refusalMutants = []mutant{
 	{
 		check:  "refusal/requests",
@@ -64,7 +57,7 @@ var refusalMutants = []mutant{
 	{
 		check:  "refusal/holds",
 		breaks: "a renewal that the backend refuses returns ErrNotHeld",
-		mutate: breakRefused(func(d *memory.Driver, l *brokenLease) {
+		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
 			l.renew = func(ctx context.Context, ttl time.Duration) error {
 				err := l.Lease.Renew(ctx, ttl)
 				if refused(d, err) {
@@ -77,7 +70,7 @@ var refusalMutants = []mutant{
 	{
 		check:  "refusal/holds",
 		breaks: "a release that the backend refuses returns ErrNotHeld",
-		mutate: breakRefused(func(d *memory.Driver, l *brokenLease) {
+		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
 			l.release = func(ctx context.Context) error {
 				err := l.Lease.Release(ctx)
 				if refused(d, err) {
@@ -90,7 +83,7 @@ var refusalMutants = []mutant{
 	{
 		check:  "refusal/holds",
 		breaks: "a release that the backend refuses is not repeated",
-		mutate: breakRefused(func(d *memory.Driver, l *brokenLease) {
+		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
 			l.release = func(ctx context.Context) error {
 				if _, refuses := refusing.Load(d.Server()); refuses {
 					return driver.ErrUnavailable

@@ -179,7 +179,7 @@ func (e *env) stillSeen(h *request) error {
 				}
 			})
 			if failed == nil && !slices.Contains(names, h.Name) {
-				return fmt.Errorf("List by %s leaves out %q, which %s holds", d.label, h.Name, h.driver.label)
+				return fmt.Errorf("the list by %s leaves out %q, which %s holds", d.label, h.Name, h.driver.label)
 			}
 		}
 	}
