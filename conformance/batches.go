@@ -10,8 +10,8 @@ import (
 )
 
 // The checks of RenewAll with leases that are not alike: driver.BatchRenewer.
-var batchChecks = []Check{
-	{"batches/ttls", "RenewAll renews each lease for the TTL of its own Request, whatever the other leases of the batch have.", batchOfTTLs},
+var batchChecks = []check{
+	{"batches/ttls", "RenewAll renews each lease for the TTL of its own Request, whatever the other leases of the batch have, and Expires counts from before the request was sent.", batchOfTTLs},
 	{"batches/same-name", "RenewAll renews each of several Read or Permit holds of one name.", batchOfOneName},
 	{"batches/many", "Of many leases RenewAll renews all, but for those whose holds were removed: it returns ErrNotHeld for these, and nil for the others.", batchOfMany},
 	{"batches/no-answer", "If RenewAll gets no answer, the outcome of no lease is nil or ErrNotHeld, and no Expires moves to later. The next batch renews all of them.", batchWithoutAnswer},
@@ -71,6 +71,20 @@ func batchOfTTLs(e *env) error {
 	e.together("batches with several TTLs", len(orders), func(i int) error {
 		return e.punctual(func() error { return e.renewsTTLs(orders[i]) })
 	})
+	d := e.driver()
+	if d.link.Delay == nil {
+		return nil
+	}
+	r := d.hold(e.name())
+	d.delay(answersLate)
+	if err := d.renewAll(e.ctx, r)[0]; err != nil {
+		return fmt.Errorf("RenewAll, whose answer was %v late: %w", answersLate, err)
+	}
+	if end, sent := r.lease.Expires(), time.Now().Add(-answersLate); end.After(sent.Add(r.TTL)) {
+		return fmt.Errorf("after RenewAll, which was sent at %s at the latest, a lease of %v expires at %s", e.events.at(sent), r.TTL, e.events.at(end))
+	}
+	d.heal()
+	r.release()
 	return nil
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-var capabilityChecks = []Check{
+var capabilityChecks = []check{
 	{"capabilities/info", "Info is sound, constant, and the same for all clients of a backend.", infoIsConstant},
 	{"capabilities/ttl", "Leases of the shortest and the longest TTL that Info allows are granted, and last; others are refused with errors.ErrUnsupported.", ttlBounds},
 	{"capabilities/tokens", "Leases have tokens if the driver claims fencing, always the same ones, and none otherwise.", tokensAsClaimed},
@@ -118,7 +118,7 @@ func (r *request) lasts() error {
 		return nil
 	}
 	if err := e.outsider().refused(r.Name); err != nil {
-		return fmt.Errorf("soon after the grant of a lease of %v: %w", r.TTL, err)
+		return fmt.Errorf("soon after a lease of %v was granted: %w", r.TTL, err)
 	}
 	inspector, ok := e.outsider().driver.(driver.Inspector)
 	if !ok {
@@ -129,7 +129,7 @@ func (r *request) lasts() error {
 	case errors.Is(err, errors.ErrUnsupported):
 		return nil
 	case err == nil && s.TTL > 0 && s.TTL < r.TTL-r.TTL/100:
-		return fmt.Errorf("soon after the grant of a lease of %v Inspect says that %v of it are left", r.TTL, s.TTL)
+		return fmt.Errorf("soon after a lease of %v was granted, Inspect says that %v of it are left", r.TTL, s.TTL)
 	}
 	return err
 }

@@ -1,13 +1,10 @@
 package conformance
 
-import (
-	"slices"
-	"testing"
-)
+import "slices"
 
-// Check is one promise of drivers, or of package dsync on top of drivers, with the function that checks the promise.
+// check is one promise of drivers, or of package dsync on top of drivers, with the function that checks the promise.
 //
-// A check is a function of an env, in the file of its group, and an entry in the table of that group; Checks lists the tables. The rules
+// A check is a function of an env, in the file of its group, and an entry in the table of that group; allChecks lists the tables. The rules
 // for checks:
 //
 //   - A check returns an error with what the check saw. Run adds the promise and the events.
@@ -18,7 +15,7 @@ import (
 //   - A check of an ability of some drivers begins with env.claims; env.need ends a check that the harness cannot run.
 //   - Each check has a mutant in mutants_<group>_test.go: a broken driver caught by this check, and by no earlier check in the table.
 //     A check without a mutant fails TestMutants. A new promise needs `go test ./conformance -run Spec -update`.
-type Check struct {
+type check struct {
 	Name    string // group/name, or group/name/mode
 	Promise string // one sentence
 	run     func(*env) error
@@ -26,6 +23,10 @@ type Check struct {
 
 // alone has the checks to run beside no others, and the reasons.
 var alone = map[string]string{
+	"closing/remains":  "others leave something while it looks",
+	"refusal/requests": "it makes the server refuse requests",
+	"refusal/holds":    "it makes the server refuse requests",
+	"refusal/changes":  "it makes the server refuse requests",
 	"capabilities/ttl": "it takes leases of the shortest TTL, for which answers are soon too late",
 	"faults/many":      "the backend is busy, and others would be late",
 	"scale/goroutines": "the backend is busy, and others would be late",
@@ -38,8 +39,8 @@ var alone = map[string]string{
 	"storm/server":     "it stops the server",
 }
 
-// Checks returns all checks, each after the checks that it builds on. Run takes the checks in this order, with the checks in alone at the end.
-func Checks() []Check {
+// allChecks returns all checks, each after the checks that it builds on. Run takes the checks in this order, with the checks in alone at the end.
+func allChecks() []check {
 	return slices.Concat(
 		exclusionChecks,
 		waitingChecks,
@@ -66,6 +67,7 @@ func Checks() []Check {
 		laterClosingChecks,
 		batchChecks,
 		deadlineChecks,
+		laterLengthChecks,
 		laterLossChecks,
 		watchingChecks,
 		leavingChecks,
@@ -73,23 +75,12 @@ func Checks() []Check {
 		crossingChecks,
 		namesChecks,
 		observeChecks,
+		refusalChecks,
+		remainsChecks,
 		scaleChecks,
 		stormChecks,
 		singleChecks,
 		processChecks,
 		urlChecks,
 	)
-}
-
-// Run runs the check alone, and returns how its promise is broken. A driver that refuses what it does not claim breaks no promise. If the
-// harness is not able to run the check, Run skips t.
-func (c Check) Run(t *testing.T, h Harness) error {
-	r := c.result(t, h)
-	switch {
-	case r.missing != "":
-		t.Skip(c.unverified(r))
-	case r.stalled != "" && !r.byHarness():
-		t.Skip(c.invalid(r))
-	}
-	return r.err
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-var closingChecks = []Check{
+var closingChecks = []check{
 	{"closing/later", "After Close every Acquire returns ErrClosed.", closedForGood},
 	{"closing/waiters", "Close ends those who wait, with ErrClosed; they leave the queue.", closeEndsWaiters},
 	{"closing/holds", "Close frees all names that are held.", closeEndsHolds},
@@ -22,7 +22,7 @@ var closingChecks = []Check{
 }
 
 // laterClosingChecks build on the checks of modes.
-var laterClosingChecks = []Check{
+var laterClosingChecks = []check{
 	{"closing/modes", "Close ends all holds in every mode, several of one name too, and no hold of another client.", closeEndsHoldsInModes},
 	{"closing/behind", "When Close ends a wait for a Write or Exclusive hold, or for many permits, the requests behind it go on.", closeLetsOthersPass},
 }

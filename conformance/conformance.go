@@ -42,10 +42,6 @@ type Harness struct {
 	// raises TTL to what Info allows. Checks that wait for the end of a lease use it; the others use a long one.
 	TTL time.Duration
 
-	// Brief makes 1,000 hand-overs in place of 10,000, which take longest on a backend that writes to disk. It is for a further
-	// configuration of a backend, if the whole suite runs on another one. In real time `go test -short` does the same.
-	Brief bool
-
 	// In tests of the suite.
 	breakOwner func(*client, locker) locker
 	hangs      time.Duration // the time that counts as a hang
@@ -68,6 +64,17 @@ type Backend struct {
 
 	// Freeze stops the server, with its connections open; Thaw lets it go on.
 	Freeze, Thaw func(tb testing.TB)
+
+	// Refuse makes the server refuse at least every new hold while it goes on
+	// answering, as a server that is full or read-only, or that has taken the
+	// rights of its clients away. Allow ends that.
+	Refuse, Allow func(tb testing.TB)
+
+	// Left returns what all clients have on the server at this moment: keys,
+	// rows, nodes, sessions, subscriptions, each as one text. It leaves out
+	// what the driver keeps for later tokens, limits, seals and latches. The
+	// suite compares two results.
+	Left func(tb testing.TB) []string
 
 	// Restart ends the server by force and starts it again.
 	Restart func(tb testing.TB)
@@ -127,9 +134,9 @@ func LinkOver(w *wire.Wire) *Link {
 // appends a line when a check begins and a line when it has ended: the result,
 // the name of the check, and the promise. If the binary dies, the file shows
 // which checks were running.
-func Run(t *testing.T, h Harness) { runChecks(t, h, Checks()) }
+func Run(t *testing.T, h Harness) { runChecks(t, h, allChecks()) }
 
-func runChecks(t *testing.T, h Harness, checks []Check) {
+func runChecks(t *testing.T, h Harness, checks []check) {
 	if h.Backend == nil {
 		t.Fatal("conformance: Harness.Backend is missing")
 	}
@@ -175,10 +182,10 @@ func runChecks(t *testing.T, h Harness, checks []Check) {
 const sideBySide = 8
 
 // alone reports whether the check runs beside no others of the same harness. In fake time nothing waits.
-func (c Check) alone(h Harness) bool { return h.FakeTime || alone[c.Name] != "" }
+func (c check) alone(h Harness) bool { return h.FakeTime || alone[c.Name] != "" }
 
 // report says how the check ended.
-func (c Check) report(t *testing.T, r result) {
+func (c check) report(t *testing.T, r result) {
 	switch {
 	case r.byHarness():
 		t.Errorf("harness failed: %v; not looked at: %s\nevents:\n%s", r.err, c.Promise, r.events)
@@ -193,11 +200,11 @@ func (c Check) report(t *testing.T, r result) {
 	}
 }
 
-func (c Check) unverified(r result) string {
+func (c check) unverified(r result) string {
 	return fmt.Sprintf("not verified, because the harness has no %s: %s", r.missing, c.Promise)
 }
 
-func (c Check) invalid(r result) string {
+func (c check) invalid(r result) string {
 	return fmt.Sprintf("invalid, %d times, with up to %d times Harness.TTL: %s. Raise Harness.TTL, or give the tests a quieter machine. "+
 		"Not verified: %s\nseen: %v\nevents:\n%s", tries, 1<<(tries-1), r.stalled, c.Promise, r.err, r.events)
 }
@@ -207,7 +214,7 @@ func (c Check) invalid(r result) string {
 const tries = 3
 
 // result runs the check, with FakeTime in a bubble.
-func (c Check) result(t *testing.T, h Harness) result {
+func (c check) result(t *testing.T, h Harness) result {
 	run := func(tb testing.TB) result {
 		e := newEnv(tb, h)
 		defer e.close()

@@ -42,12 +42,48 @@ func onMemory(o *memory.Options, mutate func(*memory.Driver) driver.Driver) Harn
 			ExpireHold: func(_ testing.TB, _, hold string) { s.ExpireHold(hold) },
 			Freeze:     each(func(d *memory.Driver) { d.Inject(memory.Fault{Kind: memory.Hang}) }),
 			Thaw:       each((*memory.Driver).Heal),
+			Refuse: func(tb testing.TB) {
+				refusing.Store(s, true)
+				const all = memory.Acquires | memory.Renewals | memory.Releases | memory.Queries | memory.Latches
+				each(func(d *memory.Driver) { d.Inject(memory.Fault{Kind: memory.CutOff, On: all}) })(tb)
+			},
+			Allow: func(tb testing.TB) {
+				refusing.Delete(s)
+				each((*memory.Driver).Heal)(tb)
+			},
+			Left: func(testing.TB) []string { return leftOn(s) },
 			Restart: func(testing.TB) {
 				s.Flush()
 				restarted.Store(s, true)
 			},
 		}
 	}}
+}
+
+// leftovers are what mutants leave on servers.
+var leftovers sync.Map
+
+// leaveOn lets a mutant leave something on its server.
+func leaveOn(s *memory.Server, what string) {
+	all, _ := leftovers.LoadOrStore(s, new(sync.Map))
+	all.(*sync.Map).Store(what, true)
+}
+
+// takeFrom removes what a mutant has left.
+func takeFrom(s *memory.Server, what string) {
+	if all, ok := leftovers.Load(s); ok {
+		all.(*sync.Map).Delete(what)
+	}
+}
+
+func leftOn(s *memory.Server) (left []string) {
+	if all, ok := leftovers.Load(s); ok {
+		all.(*sync.Map).Range(func(what, _ any) bool {
+			left = append(left, what.(string))
+			return true
+		})
+	}
+	return left
 }
 
 // restarted are the servers that were started again, for mutants that do not survive that.
@@ -97,7 +133,7 @@ func TestGoodDriverPasses(t *testing.T) {
 	for _, b := range memoryBackends {
 		t.Run(b.name, func(t *testing.T) {
 			for range times {
-				for _, c := range Checks() {
+				for _, c := range allChecks() {
 					r := c.result(t, onMemory(&b.Options, good))
 					if r.err != nil {
 						t.Errorf("%s: %v\n%s", c.Name, r.err, r.events)
@@ -115,6 +151,6 @@ func TestGoodDriverPasses(t *testing.T) {
 }
 
 // needsURL reports whether a check cannot run in fake time, since it needs a URL.
-func needsURL(c Check) bool {
+func needsURL(c check) bool {
 	return strings.HasPrefix(c.Name, "processes/") || strings.HasPrefix(c.Name, "url/")
 }

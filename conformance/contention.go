@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-var contentionChecks = []Check{
+var contentionChecks = []check{
 	{"contention/clients", "Clients that contend for a name hold it one at a time, and each gets it.", contendingClients},
 	{"contention/owners", "Owners of one client that contend for a name hold it one at a time, and each gets it.", contendingOwners},
 }

@@ -13,12 +13,12 @@ import (
 )
 
 // The checks of calls that are under way when Close begins.
-var crossingChecks = []Check{
+var crossingChecks = []check{
 	{"crossing/changes", "A change that Close crosses returns nil or ErrUnknown if the backend has carried it out, and not nil if it has not.", closeCrossesChanges},
 	{"crossing/questions", "A question that Close crosses returns a true answer or an error.", closeCrossesQuestions},
 	{"crossing/requests", "A request for a hold, a renewal or a Pass that Close crosses returns, and leaves nothing held.", closeCrossesRequests},
 	{"crossing/waits", "Close ends a wait for a latch at once, also during a question or a watch, and the wait returns nil only if the latch is gone.", closeCrossesWaits},
-	{"crossing/leave", "Close does not end a hold whose Leave is under way, and Leave then returns nil or ErrUnknown.", closeCrossesLeave},
+	{"crossing/leave", "Close does not end a hold whose Leave is under way, and Leave does not return ErrNotHeld then.", closeCrossesLeave},
 }
 
 // answersLate is how late answers arrive at a client that is closed during a call.
@@ -374,8 +374,8 @@ func closeCrossesLeave(e *env) error {
 	d.delay(answersLate)
 	_, err := d.cross(&crossed{what: "Leave", call: func(ctx context.Context) error { return leaver.Leave(ctx, l, e.long()) }}, true)
 	switch {
-	case err != nil && !errors.Is(err, driver.ErrUnknown):
-		return fmt.Errorf("a call of Leave by %s returned %q when Close crossed it, want nil or ErrUnknown", d.label, err)
+	case errors.Is(err, driver.ErrNotHeld):
+		return fmt.Errorf("a call of Leave by %s, which had the hold, returned %q when Close crossed it", d.label, err)
 	case len(h.lost()) > 0:
 		return fmt.Errorf("%s was told that a hold which it was leaving is lost: %w", d.label, h.lost()[0])
 	}

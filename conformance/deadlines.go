@@ -13,7 +13,7 @@ import (
 )
 
 // The checks of calls of Lock whose contexts end, at any moment, while somebody else has the name.
-var deadlineChecks = []Check{
+var deadlineChecks = []check{
 	{"deadlines/held", "A Lock whose context ends after its client was refused the name says ErrLocked too, whatever request its end cuts off.", deadlineTellsLocked},
 	{"deadlines/silent", "WaitAtMost, a deadline and a cancellation end a Lock at their time, also if the backend falls silent during the wait.", silenceIsBounded},
 }

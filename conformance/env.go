@@ -32,7 +32,7 @@ type env struct {
 	minTTL   time.Duration                // Harness.TTL
 	broken   func(*client, locker) locker // Harness.breakOwner
 	patience time.Duration                // Harness.hangs
-	sample   bool                         // Harness.Brief, or go test -short in real time
+	sample   bool                         // go test -short, in real time
 	fakeTime bool                         // Harness.FakeTime
 	stalls   *stalls                      // nil in fake time
 	mode     driver.Mode                  // of the requests of the check
@@ -48,13 +48,13 @@ type env struct {
 	links   []*Link
 	labels  int
 	info    *driver.Info
-	thaw    func()
+	undo    func()     // ends what the check did to the backend, unless nil
 	other   *rawDriver // see outsider
 	taps    []*tap
 }
 
 func newEnv(tb testing.TB, h Harness) *env {
-	e := &env{tb: tb, events: newEvents(), minTTL: cmp.Or(h.TTL, defaultTTL), id: rand.Text()[:10], broken: h.breakOwner, patience: h.hangs, sample: h.Brief || testing.Short() && !h.FakeTime, fakeTime: h.FakeTime}
+	e := &env{tb: tb, events: newEvents(), minTTL: cmp.Or(h.TTL, defaultTTL), id: rand.Text()[:10], broken: h.breakOwner, patience: h.hangs, sample: testing.Short() && !h.FakeTime, fakeTime: h.FakeTime}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.backend = h.Backend(tb)
 	if !h.FakeTime {
@@ -219,13 +219,13 @@ func (e *env) close() {
 	defer e.stalls.close()
 	e.cancel()
 	e.mu.Lock()
-	closers, links, thaw := e.closers, e.links, e.thaw
+	closers, links, undo := e.closers, e.links, e.undo
 	e.mu.Unlock()
 	ended := make(chan struct{})
 	go func() { // ends soon, unless the driver or the harness is broken
 		defer close(ended)
-		if thaw != nil {
-			thaw()
+		if undo != nil {
+			undo()
 		}
 		for _, l := range links {
 			if l.Heal != nil {

@@ -23,7 +23,7 @@ import (
 
 // checked runs f as a check on a good driver in fake time.
 func checked(t *testing.T, f func(*env) error) result {
-	return Check{"group/name", "A promise.", f}.result(t, onMemory(nil, good))
+	return check{"group/name", "A promise.", f}.result(t, onMemory(nil, good))
 }
 
 func TestHangIsReportedWithItsStack(t *testing.T) {
@@ -59,9 +59,9 @@ func TestGoroutineThatIsLeftBehindFailsTheCheck(t *testing.T) {
 
 // Two suites may run beside each other in one process.
 func TestGoroutinesBesideTheCheckAreNotThoseOfTheDriver(t *testing.T) {
-	i := slices.IndexFunc(Checks(), func(c Check) bool { return c.Name == "scale/goroutines" })
+	i := slices.IndexFunc(allChecks(), func(c check) bool { return c.Name == "scale/goroutines" })
 	var acquired atomic.Int64
-	r := Checks()[i].result(t, onMemory(nil, func(d *memory.Driver) driver.Driver {
+	r := allChecks()[i].result(t, onMemory(nil, func(d *memory.Driver) driver.Driver {
 		return &broken{Driver: d, lease: func(*brokenLease) {
 			if acquired.Add(1) == many/2 {
 				for range many {
@@ -78,7 +78,7 @@ func TestGoroutinesBesideTheCheckAreNotThoseOfTheDriver(t *testing.T) {
 // Other tests of the process may keep goroutines for longer than the check waits.
 func TestGoroutinesOfTheCheckAloneCount(t *testing.T) {
 	t.Parallel()
-	i := slices.IndexFunc(Checks(), func(c Check) bool { return c.Name == "scale/goroutines" })
+	i := slices.IndexFunc(allChecks(), func(c check) bool { return c.Name == "scale/goroutines" })
 	for _, ofDriver := range []bool{false, true} {
 		var held, others sync.WaitGroup
 		begin, end := make(chan struct{}), make(chan struct{})
@@ -100,7 +100,7 @@ func TestGoroutinesOfTheCheckAloneCount(t *testing.T) {
 			}}
 		})
 		h.hangs = time.Second
-		if r := Checks()[i].result(t, h); (r.err != nil) != ofDriver {
+		if r := allChecks()[i].result(t, h); (r.err != nil) != ofDriver {
 			t.Errorf("goroutines for what is held: %t: got %v", ofDriver, r.err)
 		}
 		close(end)
@@ -135,7 +135,7 @@ func TestCheckEndsAfterTheCloseOfItsDrivers(t *testing.T) {
 		})
 		return backend(tb)
 	}
-	r := Check{"group/name", "A promise.", func(e *env) error {
+	r := check{"group/name", "A promise.", func(e *env) error {
 		e.outsider()
 		e.client()
 		return nil
@@ -220,7 +220,7 @@ func TestDriversNeedNotSealOrMark(t *testing.T) {
 		}
 	}
 	half := func(d *memory.Driver) driver.Driver { return &broken{Driver: d, mark: unmarked} }
-	if r := (Check{"migration/mark", "", markTells}).result(t, onMemory(nil, half)); r.err == nil {
+	if r := (check{"migration/mark", "", markTells}).result(t, onMemory(nil, half)); r.err == nil {
 		t.Error("a driver that never marks, and whose Marked does not say so, passes")
 	}
 }
@@ -404,7 +404,7 @@ func TestTapsOfLeasesHaveTheInterfacesOfWhatIsBehind(t *testing.T) {
 			want = optional(l)
 			return l, nil
 		}))
-		r := Check{"group/name", "A promise.", func(e *env) error {
+		r := check{"group/name", "A promise.", func(e *env) error {
 			h := e.driver().hold(e.name())
 			got = optional(h.lease)
 			h.release()
@@ -416,20 +416,6 @@ func TestTapsOfLeasesHaveTheInterfacesOfWhatIsBehind(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("the tap has the interfaces %v, want %v", got, want)
 		}
-	}
-}
-
-func TestCheckRunsAlone(t *testing.T) {
-	i := slices.IndexFunc(Checks(), func(c Check) bool { return c.Name == "exclusion/clients" })
-	c := Checks()[i]
-	if err := c.Run(t, onMemory(nil, good)); err != nil {
-		t.Errorf("the good driver: %v", err)
-	}
-	err := c.Run(t, onMemory(nil, func(d *memory.Driver) driver.Driver {
-		return &broken{Driver: d, acquire: func(_ context.Context, r *driver.Request) (driver.Lease, error) { return overwrite(d, r) }}
-	}))
-	if err == nil {
-		t.Error("a driver that takes names from their holders passes")
 	}
 }
 
@@ -446,7 +432,7 @@ func TestLinkThatHangsDoesNotHoldUpTheNextCheck(t *testing.T) {
 	want := errors.New("what was seen")
 	done := make(chan error, 1)
 	go func() { // ends with the check, or with the test
-		done <- Check{"group/name", "A promise.", func(e *env) error {
+		done <- check{"group/name", "A promise.", func(e *env) error {
 			e.driver()
 			return want
 		}}.result(t, h).err

@@ -8,7 +8,7 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-var exclusionChecks = []Check{
+var exclusionChecks = []check{
 	{"exclusion/free", "A free name is granted at once, whoever held it before.", free},
 	{"exclusion/clients", "While one client holds a name, no other client is granted it, however often it asks.", clientsExclude},
 	{"exclusion/requests", "Two requests of one client for one name exclude each other.", requestsExclude},

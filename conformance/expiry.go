@@ -12,7 +12,7 @@ import (
 )
 
 // The checks of leases that nobody releases, as others see their end.
-var expiryChecks = []Check{
+var expiryChecks = []check{
 	{"expiry/not-early", "Nobody is granted a name before the lease of its holder expires, however often it asks.", notBeforeExpires},
 	{"expiry/waiters", "Those who wait are granted the name, one after the other, when leases end that nobody releases, and not before.", expiryServesWaiters},
 	{"expiry/extend", "Extend moves the end of a lease at the backend too, to later or earlier, and revives none that is over.", extendMovesEnd},

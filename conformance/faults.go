@@ -10,7 +10,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-var faultChecks = []Check{
+var faultChecks = []check{
 	{"faults/cut", "A backend that is out of reach never looks like a lock that is held, and it is found again.", cutOff},
 	{"faults/hung-acquire", "Acquire returns soon after the end of its context when the backend does not answer, and leaves nothing behind.", hungAcquire},
 	{"faults/hung-wait", "A wait returns soon after the end of its context when the backend does not answer, and leaves nothing behind.", hungWait},

@@ -7,7 +7,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-var fencingChecks = []Check{
+var fencingChecks = []check{
 	{"fencing/rise", "The token of each grant is larger than that of every grant of the name before, whichever client it went to.", tokensRise},
 	{"fencing/blocks", "Of the tokens that come with a grant, the last is smaller than the first of the next grant.", blocksRise},
 	{"fencing/loss", "Tokens also rise over holds that expired, were removed, or whose wait was canceled.", tokensRiseOverLoss},
@@ -111,7 +111,16 @@ func tokensRiseOverTime(e *env) error {
 			return fmt.Errorf("after %v in which nobody held %q, %s got the token %d, after %d", idle, name, h.driver.label, first, last)
 		}
 		last = first + uint64(n) - 1
+		e.sleep(min(idle, e.long()/2))
 		h.release()
+	}
+	long := a.hold(name, fixed, ttl(e.allowed(24*time.Hour)))
+	first, n := long.lease.Tokens()
+	e.sleep(long.TTL - long.TTL/8)
+	long.release()
+	next := b.hold(name)
+	if token, _ := next.lease.Tokens(); token < first+uint64(n) {
+		return fmt.Errorf("after a hold of %v with %d tokens from %d, %s got the token %d", long.TTL, n, first, b.label, token)
 	}
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // The checks of what Inspect says, beside whether a name is held.
-var inspectChecks = []Check{
+var inspectChecks = []check{
 	{"inspect/status", "What Inspect says of a hold is true, field by field: owner, note, token, grant, what is left of the TTL, and who waits.", statusIsTrue},
 	{"inspect/list", "List yields the names with a prefix that are held, by whomever and in whatever mode, and none that is free.", listIsTrue},
 }
@@ -87,7 +87,7 @@ func statusOfHolds(e *env) error {
 		for i, text := range oddNotes {
 			name := e.name()
 			b.hold(name, owner("the one before"), note("of the one before")).release()
-			h := a.hold(name, fixed, owner(fmt.Sprintf("%s \"é\" | %d", e.id, i)), note(text), block(5))
+			h := a.hold(name, fixed, owner(fmt.Sprintf("%-64s", fmt.Sprintf("%s \"é\" | %d", e.id, i))[:63]+"o"), note(text), block(5))
 			s, err := h.describedTo(asks)
 			if err != nil {
 				return err
@@ -104,6 +104,16 @@ func statusOfHolds(e *env) error {
 
 func statusTellsTime(e *env) error {
 	a := e.driver()
+	kept := a.hold(e.name(), ttl(e.renewed()))
+	lasts := kept.TTL
+	if s, ok := untap(kept.lease).Lease.(driver.SessionLease); ok {
+		_, of := s.Session()
+		lasts = max(lasts, of)
+	}
+	if s := e.outsider().status(kept.Name); s.TTL > lasts+e.driverInfo().LateFor(lasts)+statusUnit {
+		return fmt.Errorf("Inspect says that a lease which has to be kept alive every %v lasts for %v", lasts, s.TTL)
+	}
+	kept.release()
 	h := a.hold(e.name(), fixed, ttl(e.allowed(e.long()/2)))
 	for i, asks := range []*rawDriver{a, e.outsider()} {
 		if i > 0 {

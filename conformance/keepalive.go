@@ -3,16 +3,19 @@ package conformance
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
 )
 
 // The checks of drivers that keep sessions alive and report how that goes: driver.KeepAliveReporter.
-var keepAliveChecks = []Check{
+var keepAliveChecks = []check{
 	{"keepalive/outage", "A driver that says how it keeps sessions alive says that it cannot before a lease is lost for that.", outageIsTold},
 	{"keepalive/cut", "A driver whose connections break reports that it cannot keep a session alive before it reports a lease lost for that.", brokenConnectionIsTold},
 	{"keepalive/session", "The end of its session that a lease reports counts from before the request was sent, and the TTL that it reports is how long the session lasts.", sessionIsAsTold},
+	{"keepalive/shared", "Where a session carries several holds, the end of one of them, or of a wait, does not end the others.", sessionIsShared},
+	{"keepalive/all-told", "When a session ends, each lease that it carries is reported as lost, with ErrSessionEnded, whether or not another client has the name by then.", allOfSessionAreTold},
 	{"keepalive/over", "It says that it can again when the backend is in reach again.", endOfOutageIsTold},
 }
 
@@ -161,9 +164,85 @@ func sessionIsAsTold(e *env) error {
 			return fmt.Errorf("a lease of %s expires at %s, and its session at %s", d.label, e.events.at(end), e.events.at(now))
 		}
 	}
-	if d.link.Delay != nil {
-		d.heal()
+	if d.link.Delay == nil {
+		h.release()
+		return nil
 	}
-	h.release()
+	for end := time.Now().Add(lasts/2 + late); time.Now().Before(end); e.sleep(late / 20) {
+		expires, _ := s.Session()
+		if sent := time.Now().Add(-late); expires.After(sent.Add(lasts)) {
+			return fmt.Errorf("%s reports a session of %v that ends at %s, and the last request that was answered was sent at %s at the latest",
+				d.label, lasts, e.events.at(expires), e.events.at(sent))
+		}
+	}
+	d.heal()
+	_ = h.tryRelease(e.ctx) // late answers may have ended the session
 	return nil
+}
+
+func sessionIsShared(e *env) error {
+	if !e.driverInfo().KeepsAlive {
+		e.end(&refusedError{"that sessions carry its locks"})
+	}
+	a, b, t := e.driver(), e.driver(), ttl(e.renewed())
+	h, taken := a.hold(e.name(), t), b.hold(e.name())
+	for range 2 {
+		w := a.start(taken.Name, t).waits()
+		w.cancel()
+		w.result()
+		if err := a.refused(taken.Name, t); err != nil {
+			return err
+		}
+		other := a.hold(e.name(), t)
+		other.release()
+		_ = other.tryRelease(e.ctx) // a second time
+	}
+	w := a.start(taken.Name, t).waits()
+	taken.release()
+	w.granted().release()
+	e.sleep(2*h.TTL + e.driverInfo().LateFor(h.TTL))
+	if causes := h.lost(); len(causes) > 0 {
+		return fmt.Errorf("%s lost a hold when others of its session had ended: %w", a.label, causes[0])
+	}
+	if err := e.outsider().refused(h.Name); err != nil {
+		return fmt.Errorf("after the end of other holds of its session: %w", err)
+	}
+	return h.tryRelease(e.ctx)
+}
+
+func allOfSessionAreTold(e *env) error {
+	if !e.driverInfo().KeepsAlive {
+		e.end(&refusedError{"that sessions carry its locks"})
+	}
+	return e.inOutages(func(outage func(*connection)) error {
+		d, t := e.driver(), ttl(e.ttl())
+		d.tap.OnKeepAlive(func(error) {})
+		all := []*request{d.hold(e.name(), t), d.hold(e.name(), t), d.hold(e.name(), t), d.hold(e.name(), fixed, t)}
+		extended := all[len(all)-1]
+		if err := extended.renew(e.long()); err != nil {
+			return fmt.Errorf("renewal of a fixed lease: %w", err)
+		}
+		next := e.outsider().start(all[0].Name).waits()
+		outage(d.connection)
+		next.granted()
+		if time.Now().Before(extended.lease.Expires()) {
+			all = all[:len(all)-1] // another session carries it
+		}
+		d.heal()
+		told := func() bool {
+			return slices.ContainsFunc(all, func(h *request) bool { return len(h.lost()) > 0 })
+		}
+		for end := time.Now().Add(2*e.ttl() + d.tap.Info().LateFor(e.ttl())); !told(); e.sleep(e.ttl() / 20) {
+			if time.Now().After(end) {
+				return nil // package dsync has to renew the leases, and sees their ends
+			}
+		}
+		for i, h := range all {
+			e.until(fmt.Sprintf("%s is told that it lost lease %d of %d of a session that has ended", d.label, i+1, len(all)), func() bool { return len(h.lost()) > 0 })
+			if cause := h.lost()[0]; !errors.Is(cause, driver.ErrSessionEnded) || errors.Is(cause, driver.ErrRemoved) {
+				return fmt.Errorf("%s was told that it lost lease %d of %d, whose session has ended, with the cause %q, want ErrSessionEnded", d.label, i+1, len(all), cause)
+			}
+		}
+		return nil
+	})
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // The checks of drivers that keep latches: driver.Latcher.
-var latchChecks = []Check{
+var latchChecks = []check{
 	{"latch/set", "A latch is set where there is none, with its count, and nowhere else; at 0 it is gone, and can be set again.", latchIsSetOnce},
 	{"latch/count", "Each count-down lowers the count by one, however many come at once and whichever client asks; without a latch nothing happens.", latchCounts},
 	{"latch/delete", "A latch that was deleted is gone, and can be set again; without a latch nothing happens.", latchIsDeleted},
@@ -178,9 +178,9 @@ func latchKnowsChanges(e *env) error {
 	a, b := e.latches()
 	others := 80
 	if e.fakeTime {
-		others = 300
+		others = 1100
 	}
-	set, down := e.changeID(), e.changeID()
+	set, down, began := e.changeID(), e.changeID(), time.Now()
 	if !a.trySet(set, 3*others) {
 		return errors.New("SetLatch returned false where there was no latch before")
 	}
@@ -199,7 +199,7 @@ func latchKnowsChanges(e *env) error {
 	if err := repeats("after many other changes"); err != nil || !e.fakeTime {
 		return err
 	}
-	e.sleep(2*driver.RepeatFor - time.Minute)
+	e.sleepUntil(began.Add(2*driver.RepeatFor - time.Minute))
 	return repeats("after almost twice driver.RepeatFor")
 }
 

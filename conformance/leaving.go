@@ -10,7 +10,7 @@ import (
 )
 
 // The checks of drivers whose holds can go on without their client: driver.Leaver.
-var leavingChecks = []Check{
+var leavingChecks = []check{
 	{"leaving/time", "A hold that was left keeps others out until its time, and ends then.", leftHoldEndsInTime},
 	{"leaving/close", "Close does not end a hold that was left.", leftHoldOutlivesClose},
 	{"leaving/lease", "The lease of a hold that was left is over: it renews nothing and releases nothing.", leftLeaseIsOver},
@@ -52,12 +52,17 @@ func (r *request) leave(ttl time.Duration) (end time.Time) {
 	return end
 }
 
-// endsAt waits until name, whose hold was left, is granted, and returns an error if that is before end.
-func (e *env) endsAt(name string, end time.Time, opts ...option) error {
-	next := e.outsider().start(name, opts...).granted()
+// endsIn leaves the hold for ttl, and waits until the name is granted. It returns an error if that is before the end.
+func (r *request) endsIn(ttl time.Duration) error { return r.endsAt(r.leave(ttl), ttl) }
+
+// endsAt is endsIn for a hold that was left.
+func (r *request) endsAt(end time.Time, left time.Duration) error {
+	e := r.driver.env
+	what := fmt.Sprintf("a hold (%v) with a lease of %v was left for %v, until %s", r.Mode, r.TTL, left, e.events.at(end))
+	next := e.outsider().start(r.Name, in(r.Mode)).grantedAfter(what)
 	defer next.release()
 	if early := end.Sub(next.at); early > 0 {
-		return fmt.Errorf("%q was granted %v before the end of a hold that was left", name, early)
+		return fmt.Errorf("%s, and %q was granted %v before that", what, r.Name, early)
 	}
 	return nil
 }
@@ -70,8 +75,7 @@ func leftHoldEndsInTime(e *env) error {
 		}
 		for _, ttls := range []struct{ lease, left time.Duration }{{e.long(), e.ttl()}, {e.ttl(), e.ttl()}} {
 			ways = append(ways, func() error {
-				h := e.driver().hold(e.name(), in(m), fixed, ttl(ttls.lease))
-				return e.endsAt(h.Name, h.leave(ttls.left), in(m))
+				return e.driver().hold(e.name(), in(m), fixed, ttl(ttls.lease)).endsIn(ttls.left)
 			})
 		}
 	}
@@ -87,7 +91,7 @@ func leftHoldOutlivesClose(e *env) error {
 	if err := e.isFree(other.Name); err != nil {
 		return err
 	}
-	return e.endsAt(h.Name, end)
+	return h.endsAt(end, e.ttl())
 }
 
 func leftLeaseIsOver(e *env) error {
@@ -99,5 +103,5 @@ func leftLeaseIsOver(e *env) error {
 	if err := h.tryRelease(e.ctx); !errors.Is(err, driver.ErrNotHeld) {
 		return fmt.Errorf("Release after Leave: %q, want ErrNotHeld", outcome(err))
 	}
-	return e.endsAt(h.Name, end)
+	return h.endsAt(end, e.ttl())
 }

@@ -35,7 +35,7 @@ func rivalOf(m driver.Mode) option {
 // meets returns an error unless next, which is waiting for the name or about to wait, is granted it within the interval.
 func (l leftEnd) meets(next *request, what string) error {
 	e := next.driver.env
-	if at := next.granted().at; at.Before(l.from) {
+	if at := next.grantedAfter(what).at; at.Before(l.from) {
 		return fmt.Errorf("%s: %s was granted %q %v before its end", what, next.driver.label, l.name, l.from.Sub(at))
 	}
 	next.release()

@@ -8,9 +8,44 @@ import (
 )
 
 // The checks of leases whose lengths have nothing to do with each other, as in programs that compute them.
-var lengthChecks = []Check{
+var lengthChecks = []check{
 	{"lengths/extended", "A lease that is extended to 200 times its first length goes on, also where a session with the first length carries it.", extendedFar},
 	{"lengths/many", "A free name is granted for any length, also while leases of 20 other lengths are held.", manyLengths},
+}
+
+// laterLengthChecks build on the checks of Inspect.
+var laterLengthChecks = []check{
+	{"lengths/renewed", "A fixed lease can be renewed for any TTL that Info allows, and lasts for that time.", renewedFar},
+}
+
+// renewedFar leaves out sessions, whose ends come first, and of which Inspect tells that.
+func renewedFar(e *env) error {
+	i := e.driverInfo()
+	if i.KeepsAlive {
+		return nil
+	}
+	longest := i.MaxTTL
+	if longest == 0 {
+		longest = 365 * 24 * time.Hour
+	}
+	d := e.driver()
+	var held []*request
+	for _, t := range append(overflows(longest), e.allowed(longest)) {
+		r := d.hold(e.name(), fixed)
+		r.TTL = e.allowed(t)
+		if err := r.renew(r.TTL); err != nil {
+			return fmt.Errorf("a fixed lease was not renewed for %v, which Info allows: %w", r.TTL, err)
+		}
+		held = append(held, r)
+	}
+	e.sleep(overflown)
+	for _, r := range held {
+		if err := r.lasts(); err != nil {
+			return fmt.Errorf("a lease that was renewed for %v: %w", r.TTL, err)
+		}
+		r.release()
+	}
+	return nil
 }
 
 // lives returns an error unless the lease is held, and was given a deadline in the future.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/go-dsync/dsync/driver"
 )
@@ -12,7 +13,11 @@ import (
 func listIsTrue(e *env) error {
 	a, b := e.driver(), e.driver()
 	base := e.name()
-	held := []string{base, base + "/below", base + "/below/twice", base + "-beside", base + "/ % %2F \"é\" * ? [x]"}
+	long := base + "/" + strings.Repeat("l", 64)
+	held := []string{
+		base, base + "/below", base + "/below/twice", base + "-beside", base + "/ % %2F \"é\" * ? [x]",
+		base + "/x" + base + "/b", long + "/a", long + "/b", long + "/a" + strings.Repeat("m", 600),
+	}
 	free := base + "/below-free"
 	b.hold(free).release()
 	for i, name := range held {
@@ -31,7 +36,8 @@ func listIsTrue(e *env) error {
 		held = append(held, base+"/permits")
 		b.hold(base+"/permits", permits(1, 2), fixed)
 	}
-	for _, prefix := range []string{base, base + "/b", base + "/ % %2", base + "/nothing"} {
+	e.driver().start(base + "/below").waits()
+	for _, prefix := range []string{base, base + "/b", long + "/a", base + "/ % %2", base + "/nothing"} {
 		var want []string
 		for _, name := range held {
 			if len(name) >= len(prefix) && name[:len(prefix)] == prefix {
@@ -44,6 +50,24 @@ func listIsTrue(e *env) error {
 				return fmt.Errorf("%s: List of %q yields %q, want %q", d.label, prefix, got, want)
 			}
 		}
+	}
+	return b.listsPolitely(base)
+}
+
+// listsPolitely lists names of which there are several. The loop calls the
+// driver, and ends early.
+func (d *rawDriver) listsPolitely(prefix string) error {
+	names := d.tap.Driver.(driver.Lister).List(d.env.ctx, prefix)
+	yielded := 0
+	d.env.within("a List whose caller calls the driver", func() {
+		names(func(string, error) bool {
+			yielded++
+			d.hold(d.env.name()).release()
+			return false
+		})
+	})
+	if yielded != 1 {
+		return fmt.Errorf("%s yielded %d names in a List whose caller wanted one", d.label, yielded)
 	}
 	return nil
 }

@@ -11,17 +11,17 @@ import (
 )
 
 // The checks of how a holder learns that its hold is gone.
-var lossChecks = []Check{
+var lossChecks = []check{
 	{"loss/unlock", "A lease that is released in good order is never told to be lost.", releaseIsNoLoss},
 	{"loss/told", "A driver says by itself, within Info.Detect, that a hold was removed, and with ErrRemoved; where Detect is 0 the next renewal does.", removalIsTold},
 	{"loss/once", "Lost is called at most once, and not after Release has returned.", toldOnce},
-	{"loss/unlocked", "Expires, Session and Tokens of a lease take no lock that the driver holds while it calls a method of Events.", eventsHoldNoLock},
+	{"loss/unlocked", "The driver holds no lock of its own while it calls a method of Events: other calls go on, and Expires, Session and Tokens of a lease return.", eventsHoldNoLock},
 	{"loss/context", "Done, Err and the contexts of a lease end together, and say the same.", contextsEnd},
 	{"loss/again", "A client that lost all of its leases can lock again, and old leases stay lost.", locksAgain},
 }
 
 // laterLossChecks come after the checks of ForceUnlock in each mode.
-var laterLossChecks = []Check{
+var laterLossChecks = []check{
 	{"loss/fixed", "The holder of a fixed lease, in any mode, is notified within Info.Detect that its hold was removed; asking the backend does not move its end.", fixedRemovalIsTold},
 	{"loss/all-told", "ForceUnlock ends the holds of all who have a name, however many, and each of them is notified.", allAreTold},
 }
@@ -173,6 +173,7 @@ type askingEvents struct {
 	driver.Events
 	lease driver.Lease
 	lost  chan struct{} // gets one value when a loss was told
+	call  func()        // a call of the driver, in Tokens
 }
 
 func (a *askingEvents) of(r *driver.Request) { a.Events, r.Events = r.Events, a }
@@ -192,6 +193,7 @@ func (a *askingEvents) Waiting() {
 // Tokens implements driver.Events.
 func (a *askingEvents) Tokens() int {
 	a.ask()
+	a.call()
 	return a.Events.Tokens()
 }
 
@@ -208,14 +210,26 @@ func (a *askingEvents) Lost(cause error) {
 func eventsHoldNoLock(e *env) error {
 	a, name := e.driver(), e.name()
 	other := a.hold(e.name())
+	call := func() {
+		g := e.run(func() { a.acquire(e.name(), noWait, fixed) })
+		select {
+		case <-g.done:
+		case <-time.After(e.hangs()):
+			e.failed(errors.New("an Acquire that began during Events.Tokens does not return: the driver holds a lock in the event"))
+		}
+	}
 	asks := func() *askingEvents {
-		return &askingEvents{lease: other.lease, lost: make(chan struct{}, 1)}
+		return &askingEvents{lease: other.lease, lost: make(chan struct{}, 1), call: call}
 	}
 	first := asks()
 	h := a.hold(name, first.of)
 	next := a.start(name, asks().of).waits()
 	next.cancel()
 	next.result()
+	held := e.driver().hold(e.name())
+	waiter := a.start(held.Name, asks().of).waits()
+	held.release()
+	waiter.granted().release()
 	e.remove(name)
 	e.within("Events.Lost, in which Expires, Session and Tokens of a lease are called", func() {
 		if e.driverInfo().Detect == 0 {

@@ -11,7 +11,7 @@ import (
 )
 
 // The checks of what drivers/migrate builds on. Package dsync knows nothing of migrations, so these checks ask the driver.
-var migrationChecks = []Check{
+var migrationChecks = []check{
 	{"migration/seal", "From Seal on every Acquire of the name returns ErrSealed, whichever client asks, those that wait included.", sealRefuses},
 	{"migration/seal-over", "The lease that became a seal is over without a loss: Renew and Release return ErrNotHeld, and the seal stays.", sealEndsLease},
 	{"migration/seal-stays", "A seal outlasts forced unlocking, which returns ErrSealed, and the client that made it.", sealStays},

@@ -18,12 +18,12 @@ var modeChecks = inModes(
 	"capabilities/contended",
 )
 
-func inModes(names ...string) (all []Check) {
+func inModes(names ...string) (all []check) {
 	of := slices.Concat(waitingChecks, leaseChecks, ownershipChecks, capabilityChecks, faultChecks, expiryChecks, lossChecks)
 	for _, name := range names {
-		c := of[slices.IndexFunc(of, func(c Check) bool { return c.Name == name })]
+		c := of[slices.IndexFunc(of, func(c check) bool { return c.Name == name })]
 		for _, m := range moreModes {
-			all = append(all, Check{name + "/" + m.String(), c.Promise, func(e *env) error {
+			all = append(all, check{name + "/" + m.String(), c.Promise, func(e *env) error {
 				e.mode = m
 				if m == driver.Permit {
 					e.claims(permitting)

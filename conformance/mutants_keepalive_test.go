@@ -3,6 +3,7 @@ package conformance
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -35,6 +36,43 @@ var keepAliveMutants = []mutant{
 				f(err)
 			}
 		}),
+	},
+	{
+		check:  "keepalive/shared",
+		breaks: "a wait that is given up ends the session a while later",
+		on:     memory.Options{KeepsAlive: true},
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			l, err := d.Acquire(ctx, r)
+			if errors.Is(err, driver.ErrLocked) && ctx.Err() != nil && r.TTL < longTTL {
+				time.AfterFunc(r.TTL, d.EndSession)
+			}
+			return l, err
+		}),
+	},
+	{
+		check:  "keepalive/all-told",
+		breaks: "the end of a session is reported to the first of its leases",
+		on:     memory.Options{KeepsAlive: true},
+		mutate: func(d *memory.Driver) driver.Driver {
+			var told atomic.Bool
+			return &broken{Driver: d, acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+				q := *r
+				q.Events = &toldOfOne{r.Events, &told}
+				return d.Acquire(ctx, &q)
+			}}
+		},
+	},
+	{
+		check:  "keepalive/all-told",
+		breaks: "the end of a session is reported as a removal when another client has the name",
+		on:     memory.Options{KeepsAlive: true},
+		mutate: func(d *memory.Driver) driver.Driver {
+			return &broken{Driver: d, acquire: func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+				q := *r
+				q.Events = &removedInstead{r.Events, d, r}
+				return d.Acquire(ctx, &q)
+			}}
+		},
 	},
 	{
 		check:  "keepalive/over",
@@ -88,4 +126,32 @@ type hearsay struct {
 
 func (d *hearsay) OnKeepAlive(f func(err error)) {
 	d.Driver.OnKeepAlive(func(err error) { d.hear(f, err) })
+}
+
+// toldOfOne passes on one end of a session of a driver.
+type toldOfOne struct {
+	driver.Events
+	told *atomic.Bool
+}
+
+func (o *toldOfOne) Lost(cause error) {
+	if !errors.Is(cause, driver.ErrSessionEnded) || !o.told.Swap(true) {
+		o.Events.Lost(cause)
+	}
+}
+
+// removedInstead reports the end of a session as a removal when another client
+// has the name.
+type removedInstead struct {
+	driver.Events
+	d *memory.Driver
+	r *driver.Request
+}
+
+func (i *removedInstead) Lost(cause error) {
+	s, err := i.d.Server().NewDriver().Inspect(context.Background(), i.r.Name)
+	if err == nil && s.Held && s.Hold != i.r.Hold {
+		cause = driver.ErrRemoved
+	}
+	i.Events.Lost(cause)
 }

@@ -11,6 +11,15 @@ import (
 
 var lengthMutants = []mutant{
 	{
+		check:  "lengths/renewed",
+		breaks: "the backend renews leases for a year at most",
+		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {
+			l.renew = func(ctx context.Context, ttl time.Duration) error {
+				return l.Lease.Renew(ctx, min(ttl, 365*24*time.Hour))
+			}
+		}),
+	},
+	{
 		check:  "lengths/extended",
 		breaks: "a lease does not tell of the session that carries it",
 		mutate: breakLeases(func(_ *memory.Driver, l *brokenLease) {

@@ -157,6 +157,20 @@ var sharingMutants = []mutant{
 		}),
 	},
 	{
+		check:  "sharing/clean-up",
+		breaks: "what is done about a request without an answer ends the oldest hold of the name",
+		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			l, err := d.Acquire(ctx, r)
+			if errors.Is(err, driver.ErrUnknown) && ctx.Err() == nil && (r.Mode == driver.Read || r.Mode == driver.Permit) {
+				other := d.Server().NewDriver()
+				if s, _ := other.Inspect(context.Background(), r.Name); s.Held && s.Hold != r.Hold {
+					d.Server().ExpireHold(s.Hold)
+				}
+			}
+			return l, err
+		}),
+	},
+	{
 		check:  "sharing/sealed",
 		breaks: "a sealed name can be read",
 		mutate: breakAcquire(func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error) {

@@ -39,6 +39,7 @@ func mutants() []mutant {
 		faultMutants,
 		lostMutants,
 		closingMutants,
+		refusalMutants,
 		expiryMutants,
 		boundsMutants,
 		watchdogMutants,
@@ -79,7 +80,7 @@ func TestMutants(t *testing.T) {
 			t.Log(r.err)
 		})
 	}
-	for _, c := range Checks() {
+	for _, c := range allChecks() {
 		if !caught[c.Name] && !needsURL(c) { // see TestMutantsBetweenProcesses and TestMutantsOfURLs
 			t.Errorf("no mutant is caught by %s, so it is not known that it can fail", c.Name)
 		}
@@ -96,7 +97,7 @@ func firstToFail(t *testing.T, m mutant) (string, result) {
 	if m.clock {
 		h.FakeTime, h.hangs = false, 3*time.Second
 	}
-	for _, c := range Checks() {
+	for _, c := range allChecks() {
 		if (m.clock || testing.Short()) && c.Name != m.check || m.mode != driver.Exclusive && !inMode(c) {
 			continue
 		}
@@ -114,8 +115,8 @@ func firstToFail(t *testing.T, m mutant) (string, result) {
 }
 
 // inMode reports whether a check is one that is run once more in a mode.
-func inMode(c Check) bool {
-	return slices.ContainsFunc(modeChecks, func(with Check) bool { return c.Name == with.Name })
+func inMode(c check) bool {
+	return slices.ContainsFunc(modeChecks, func(with check) bool { return c.Name == with.Name })
 }
 
 // broken is a memory driver of which some methods are replaced.

@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-var namesChecks = []Check{
+var namesChecks = []check{
 	{"names/any", "Any valid name can be locked: spaces, slashes, braces, quotes, any script, up to 1 KiB.", anyName},
 	{"names/distinct", "Different names are different locks, however similar: in case, in escapes, as paths, in Unicode forms.", distinctNames},
 	{"names/alike", "Names that a backend may take for one another are different locks and latches in every mode, for holders and for waiters, or are refused in every mode.", alikeNames},

@@ -13,7 +13,7 @@ import (
 
 // The checks of Inspect and List with many holds, odd names, and a backend that
 // does not answer.
-var observeChecks = []Check{
+var observeChecks = []check{
 	{"inspect/outage", "When the backend does not answer, Inspect, List and Latch return an error, and never that a name is free.", outageIsNoAnswer},
 	{"inspect/fields", "Where several holds have a name, the owner, note, grant and TTL that Inspect reports are all of one of them, in every mode.", fieldsOfOneHold},
 	{"inspect/waiters", "Inspect counts at least one waiter for each client that waits and at most one for each request, and none that has given up.", waitersAreCounted},
@@ -66,6 +66,7 @@ func outageIsNoAnswer(e *env) error {
 		if s := d.status(name); !s.Held {
 			return fmt.Errorf("Inspect by %s reports that %q is free, which %s holds", d.label, name, a.label)
 		}
+		own, forced := d.hold(e.name()), a.hold(e.name())
 		faults[i](d.connection)
 		asks := func(what string, f func(context.Context) (string, error)) {
 			ctx, cancel := context.WithTimeout(e.ctx, patience)
@@ -82,16 +83,32 @@ func outageIsNoAnswer(e *env) error {
 			s, err := d.driver.(driver.Inspector).Inspect(ctx, name)
 			return fmt.Sprintf("held: %t", s.Held), err
 		})
+		asks("Inspect of its own hold", func(ctx context.Context) (string, error) {
+			s, err := d.driver.(driver.Inspector).Inspect(ctx, own.Name)
+			return fmt.Sprintf("held: %t", s.Held), err
+		})
+		if f, ok := d.driver.(driver.ForceUnlocker); ok {
+			asks("ForceUnlock", func(ctx context.Context) (string, error) {
+				err := f.ForceUnlock(ctx, forced.Name)
+				if errors.Is(err, driver.ErrNotHeld) {
+					return "ErrNotHeld", nil
+				}
+				return "nil", err
+			})
+		}
 		if lists {
 			asks("List", func(ctx context.Context) (string, error) {
 				var names []string
+				var failed error
 				for listed, err := range d.tap.Driver.(driver.Lister).List(ctx, name) {
-					if err != nil {
-						return "", err
+					if failed != nil {
+						return fmt.Sprintf("an error, and after that %q", listed), nil
 					}
-					names = append(names, listed)
+					if failed = err; err == nil {
+						names = append(names, listed)
+					}
 				}
-				return fmt.Sprintf("%q", names), nil
+				return fmt.Sprintf("%q", names), failed
 			})
 		}
 		if latcher != nil {
@@ -332,21 +349,30 @@ func deadAreNotListed(e *env) error {
 	return e.inOutages(func(outage func(*connection)) error {
 		a, asks, name := e.driver(), e.driver(), e.name()
 		lists := asks.lists()
+		t := ttl(e.allowed(2 * e.ttl()))
+		held := []*request{a.hold(name+"/fixed", fixed, t), a.hold(name+"/kept", t)}
 		seen := func(want bool) error {
-			if s := asks.status(name); s.Held != want {
-				return fmt.Errorf("Inspect by %s: held %t, want %t", asks.label, s.Held, want)
+			var listed []string
+			if lists { // before Inspect, in which a backend may end a hold
+				listed = asks.list(name)
 			}
-			if lists && slices.Contains(asks.list(name), name) != want {
-				return fmt.Errorf("the list by %s yields the name: %t, want %t", asks.label, !want, want)
+			for _, h := range held {
+				if lists && slices.Contains(listed, h.Name) != want {
+					return fmt.Errorf("the list by %s yields %q: %t, want %t", asks.label, h.Name, !want, want)
+				}
+				if s := asks.status(h.Name); s.Held != want {
+					return fmt.Errorf("Inspect by %s of %q: held %t, want %t", asks.label, h.Name, s.Held, want)
+				}
 			}
 			return nil
 		}
-		h := a.hold(name, fixed, ttl(e.allowed(2*e.ttl())))
 		if err := seen(true); err != nil {
 			return err
 		}
 		outage(a.connection)
-		e.expired(h)
+		for _, h := range held {
+			e.expired(h)
+		}
 		e.poll("a hold that has ended is not reported", func() error { return seen(false) })
 		return nil
 	})

@@ -9,7 +9,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-var orderChecks = []Check{
+var orderChecks = []check{
 	{"order/served", "All who wait for a name are granted it in turn.", allAreServed},
 	{"order/clients", "Clients that wait for a name are granted it in the order in which they came.", clientsInOrder},
 	{"order/arrival", "All who wait for a name are granted it in the order in which they came.", arrivalsInOrder},

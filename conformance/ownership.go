@@ -9,7 +9,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-var ownershipChecks = []Check{
+var ownershipChecks = []check{
 	{"ownership/release-twice", "A second Release returns ErrNotHeld, and does nothing to the next holder.", releaseTwice},
 	{"ownership/stale-release", "Release of a lease that ran out returns ErrNotHeld, and does nothing to the next holder, be it another client or the same.", staleRelease},
 	{"ownership/late-release", "Release of a lease that ran out returns ErrNotHeld also if nobody has taken the name since.", releaseAfterEnd},

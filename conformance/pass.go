@@ -10,9 +10,14 @@ import (
 
 // The checks of holds that are given to another caller of their client: driver.Passer.
 
+func isPasser(r *request) bool {
+	_, ok := r.lease.(driver.Passer)
+	return ok
+}
+
 // passer returns r. If the driver cannot pass holds on, the check ends.
 func (r *request) passer() *request {
-	if _, ok := r.lease.(driver.Passer); !ok {
+	if !isPasser(r) {
 		r.driver.env.end(&refusedError{"to pass holds on"})
 	}
 	return r
@@ -25,6 +30,11 @@ func passIsLikeAGrant(e *env) error {
 	last, _ := before.lease.Tokens()
 	before.release()
 	h := a.hold(name, note("the first note")).passer()
+	inspects := inspection.claimed(e.client())
+	var of string // what tells the hold from others
+	if inspects {
+		of = b.status(name).Hold
+	}
 	w := b.start(name).waits()
 	for i := range 3 {
 		text := fmt.Sprint("note ", i)
@@ -41,10 +51,14 @@ func passIsLikeAGrant(e *env) error {
 			return fmt.Errorf("%s was granted %q while %s passed it on", b.label, name, a.label)
 		}
 		last = token
-		if !inspection.claimed(e.client()) {
+		if !inspects {
 			continue
 		}
-		if _, err := h.describedTo(b); err != nil {
+		s, err := h.describedTo(b)
+		if err == nil && s.Hold != of {
+			err = fmt.Errorf("Inspect by %s reports the hold %q after Pass, and %q before", b.label, s.Hold, of)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -53,6 +67,14 @@ func passIsLikeAGrant(e *env) error {
 		return fmt.Errorf("%s got the token %d after a hold with %d that was passed on", b.label, token, last)
 	}
 	w.release()
+	if many := a.hold(name, block(5)); isPasser(many) {
+		if _, err := many.pass("the next", ""); err != nil {
+			return err
+		}
+		many.release()
+	} else {
+		many.release()
+	}
 	return e.passedIsLost(a.hold(name))
 }
 
@@ -84,7 +106,10 @@ func (e *env) passedIsLost(h *request) error {
 
 func expiredHoldIsNotPassed(e *env) error {
 	e.driver().hold(e.name()).passer()
-	e.together("holds that have run out", 2, func(i int) error {
+	e.together("holds that have run out", 3, func(i int) error {
+		if i == 2 {
+			return e.punctual(e.passedEndsInTime)
+		}
 		a, taken := e.driver(), i == 1
 		h := a.hold(e.name(), ttl(e.brief()))
 		if e.driverInfo().KeepsAlive {
@@ -111,6 +136,26 @@ func expiredHoldIsNotPassed(e *env) error {
 	return nil
 }
 
+// passedEndsInTime passes a hold on in the middle of its lease, and then does not
+// keep it alive.
+func (e *env) passedEndsInTime() error {
+	a := e.driver()
+	h := a.hold(e.name(), ttl(e.allowed(2*e.ttl())))
+	next := e.outsider().start(h.Name).waits()
+	e.sleep(e.ttl())
+	if _, err := h.pass("the next", ""); err != nil {
+		return err
+	}
+	if e.driverInfo().KeepsAlive {
+		a.hang()
+	}
+	e.expired(h)
+	if err := next.granted().after(h); err != nil {
+		return fmt.Errorf("a hold that was passed on: %w", err)
+	}
+	return next.soonAfter(h, "a hold that was passed on")
+}
+
 func passWithoutAnswer(e *env) error {
 	e.driver().hold(e.name()).passer()
 	faults := func(c *connection) (all []func()) {
@@ -125,15 +170,15 @@ func passWithoutAnswer(e *env) error {
 		e.need(len(all) > 0, "Link.Cut")
 		return all
 	}
-	e.together("Pass without an answer", len(faults(e.outsider().connection)), func(i int) error {
+	for i := range faults(e.outsider().connection) { // one after the other: the names may share a count of tokens
 		a := e.driver()
 		h := a.hold(e.name())
 		before, _ := h.lease.Tokens()
 		faults(a.connection)[i]()
 		ctx, cancel := context.WithTimeout(e.ctx, patience)
-		defer cancel()
 		var err error
 		e.within("Pass", func() { err = h.lease.(driver.Passer).Pass(ctx, "the next", "") })
+		cancel()
 		e.events.add(a.label, "pass without an answer: %s", outcome(err))
 		after, n := h.lease.Tokens()
 		lost := len(h.lost()) > 0 // with the connection, the session may end
@@ -152,7 +197,6 @@ func passWithoutAnswer(e *env) error {
 			return fmt.Errorf("%s got the token %d after a hold that had %d when a Pass without an answer had returned %q", next.driver.label, token, after, outcome(err))
 		}
 		next.release()
-		return nil
-	})
+	}
 	return nil
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // The checks of names of which a limited number of permits is held. They ask drivers, since package dsync would mend what a driver fails to do.
-var permitChecks = []Check{
+var permitChecks = []check{
 	{"permits/fill", "Permits are granted up to the limit, and not beyond it, to holds of any sizes.", permitsFillUp},
 	{"permits/at-once", "All permits of a request are granted together: one that waits for many holds none of them, and two that want more than half each get them one after the other.", permitsAtOnce},
 	{"permits/limit", "Of many clients with requests of different sizes never more than the limit is granted, and all are served.", limitHolds},

@@ -216,6 +216,7 @@ func wideLimits(e *env) error {
 		if r := b.acquire(name, permits(size.second+1, limit), noWait); !r.bounded() && (r.lease != nil || !errors.Is(r.err, driver.ErrLocked)) {
 			return fmt.Errorf("%s asked for %d permits while %d of %d were held, and was told %q, want ErrLocked", b.label, r.Permits, size.first, limit, outcome(r.err))
 		}
+		b.acquire(name, permits(size.second/8, limit), noWait).granted().release()
 		second := b.acquire(name, permits(size.second, limit), noWait).granted()
 		if err := a.refused(name, permits(1, limit)); err != nil {
 			return fmt.Errorf("%d and %d permits are held of %d: %w", size.first, size.second, limit, err)

@@ -11,7 +11,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-var processChecks = []Check{
+var processChecks = []check{
 	{"processes/contend", "Processes that contend for a name hold it one at a time.", contendingProcesses},
 	{"processes/killed", "Inspect reports the process of the holder; the name of a process that was killed becomes free; where no session carries the lock, not before its TTL is over.", killedHolder},
 	{"processes/stopped", "A process that was stopped for longer than its lease never believes afterwards that it holds the name.", stoppedHolder},

@@ -6,7 +6,7 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-var reentrancyChecks = []Check{
+var reentrancyChecks = []check{
 	{"reentrancy/nested", "The locks of one Owner nest: one hold, one token, and the name is free when the last lease is unlocked.", nested},
 	{"reentrancy/other-owner", "Another Owner of the same client is refused.", otherOwner},
 	{"reentrancy/shorter", "A nested lease that ends by itself does not shorten the one around it.", shorterNested},

@@ -158,16 +158,22 @@ func (d *rawDriver) refused(name string, opts ...option) error {
 }
 
 // result waits until Acquire has returned.
-func (r *request) result() *request {
-	r.driver.env.await(fmt.Sprintf("Acquire of %s by %s", asks(&r.Request), r.driver.label), r.goroutine)
+func (r *request) result() *request { return r.resultAfter("") }
+
+// resultAfter is result, with what was done before in the error.
+func (r *request) resultAfter(what string) *request {
+	r.driver.env.await(fmt.Sprintf("Acquire of %s by %s%s", asks(&r.Request), r.driver.label, word(what != "", " after "+what)), r.goroutine)
 	return r
 }
 
 // granted waits until Acquire has returned a lease.
-func (r *request) granted() *request {
-	r.result()
+func (r *request) granted() *request { return r.grantedAfter("") }
+
+// grantedAfter is granted, with what was done before in the error.
+func (r *request) grantedAfter(what string) *request {
+	r.resultAfter(what)
 	if r.lease == nil {
-		r.driver.env.endf("%s, which asked for %s, was not granted it: %w", r.driver.label, asks(&r.Request), r.err)
+		r.driver.env.endf("%s, which asked for %s%s, was not granted it: %w", r.driver.label, asks(&r.Request), word(what != "", " after "+what), r.err)
 	}
 	return r
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-var scaleChecks = []Check{
+var scaleChecks = []check{
 	{"scale/held", "A client holds 1000 names at once, each of them excludes others.", manyHeld},
 	{"scale/goroutines", "What is held costs no goroutine of its own.", heldWithoutGoroutines},
 	{"scale/waiters", "Of 1000 calls that wait for one name each is granted it once.", manyWaiters},

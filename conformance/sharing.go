@@ -13,7 +13,7 @@ import (
 )
 
 // The checks of names with many readers or one writer. Most ask drivers, since package dsync would mend what a driver fails to do.
-var sharingChecks = []Check{
+var sharingChecks = []check{
 	{"sharing/readers", "Any number of clients read a name at once, also by many holds of one client.", manyRead},
 	{"sharing/read-write", "While one reads a name nobody writes or locks it, and while one writes or locks it nobody else does anything with it, however often they ask.", modesExclude},
 	{"sharing/last-reader", "Who waits to write or to lock a name is granted it when the last reader has let go, and not before.", lastReader},
@@ -34,6 +34,7 @@ var sharingChecks = []Check{
 	{"sharing/nested", "Who writes may read, who reads gets ErrDeadlock when it wants more, and a nested reader does not wait for one that waits to write.", modesNest},
 	{"sharing/closed-writer", "A client that waits to write with several requests, and is closed, holds up no reader behind it any more.", closedWriter},
 	{"sharing/equal-owners", "Holds with one owner exclude each other as those of different owners do, in every mode.", equalOwnersExcludeInAllModes},
+	{"sharing/clean-up", "What is done about a Read request without an answer does not touch another hold of the name.", readersCleanUp},
 	{"sharing/sealed", "A name that is sealed is refused in every mode, also to those who wait.", sealedForAll},
 }
 

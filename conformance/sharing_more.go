@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -52,7 +53,64 @@ func writersDoNotOvertake(e *env) error {
 		r.release()
 		w.granted().release()
 	}
+	drivers, name := make([]*rawDriver, 8), e.name()
+	for i := range drivers {
+		drivers[i] = e.driver()
+		drivers[i].mode = driver.Write
+	}
+	h := e.driver().hold(name, writing)
+	waiters := e.lineOf(name, drivers)
+	h.release()
+	if err := e.inOrder(waiters); err != nil {
+		return fmt.Errorf("of %d that waited to write: %w", len(waiters), err)
+	}
 	return nil
+}
+
+// readersCleanUp lets a reader's request lose its answer, beside another reader.
+func readersCleanUp(e *env) error {
+	e.claims(sharing)
+	a, b := e.driver(), e.driver()
+	e.need(b.link.LoseAnswers != nil, "Link.LoseAnswers")
+	b.hold(e.name()).release() // the connection is there
+	h := a.hold(e.name(), reading, fixed)
+	b.loseAnswers()
+	r := b.briefly(h.Name, reading, noWait).result()
+	b.heal()
+	if r.lease != nil {
+		r.release()
+	}
+	next := e.outsider().start(h.Name, writing).waits()
+	e.poll("nothing is left of a request to read whose answer was lost", func() error { return e.oneHolds(h, next) })
+	if causes := h.lost(); len(causes) > 0 {
+		return fmt.Errorf("%s, which reads, lost its hold after the answer to a request of %s was lost: %w", a.label, b.label, causes[0])
+	}
+	if next.isDone() {
+		return fmt.Errorf("%s was granted %q beside %s, after the answer to a request of %s was lost", next.driver.label, h.Name, a.label, b.label)
+	}
+	if err := h.tryRelease(e.ctx); err != nil {
+		return fmt.Errorf("the release by %s after the answer to a request of %s was lost: %w", a.label, b.label, err)
+	}
+	next.granted().release()
+	return nil
+}
+
+// oneHolds returns an error while Inspect counts other holds than one, until
+// next is granted.
+func (e *env) oneHolds(h, next *request) error {
+	o := e.outsider()
+	i, ok := o.driver.(driver.Inspector)
+	if !ok || next.isDone() {
+		return nil
+	}
+	s, err := i.Inspect(e.ctx, h.Name)
+	if err == nil && s.Holders != 1 && s.Held {
+		err = fmt.Errorf("Inspect counts %d holds", s.Holders)
+	}
+	if errors.Is(err, errors.ErrUnsupported) {
+		return nil
+	}
+	return err
 }
 
 // allAreTold has many holds of a name: 300 in fake time, where they cost little.

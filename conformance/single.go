@@ -11,7 +11,7 @@ import (
 
 // The checks of faults that hit one request, or of which no client is told. The request that is hit may be another one than that of the
 // check, such as a keep-alive. So the promises hold in both cases.
-var singleChecks = []Check{
+var singleChecks = []check{
 	{"single/lost-acquire", "After one lost answer to an Acquire of a free name, the name is held by the lease that Acquire returned, or it becomes free. Acquire does not find its own hold in the way.", oneLostAcquire},
 	{"single/lost-renewal", "After one lost answer to a renewal, the lease goes on and can be renewed.", oneLostRenewal},
 	{"single/lost-release", "After one lost answer to a Release, the name becomes free, and the other leases of the client go on.", oneLostRelease},

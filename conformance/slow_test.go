@@ -68,7 +68,7 @@ func TestSlowDriversPass(t *testing.T) {
 		slow[fmt.Sprintf("the first grants take %v", d)] = grantsIn(d)
 	}
 	slow["it gives up on its first requests"] = givesUpOn(defaultTTL * 5 / 32)
-	for _, c := range Checks() {
+	for _, c := range allChecks() {
 		for when, d := range slow {
 			r := c.result(t, onMemory(nil, d))
 			if r.err != nil && !errors.As(r.err, new(*lateError)) {

@@ -14,7 +14,7 @@ func TestSpec(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("# What a driver promises\n\nEach line is one check of package conformance, in the order in which it runs them.\n")
 	last, seen, inModes := "", map[string]bool{}, []string(nil)
-	for _, c := range Checks() {
+	for _, c := range allChecks() {
 		group, name, ok := strings.Cut(c.Name, "/")
 		if !ok || seen[c.Name] || !strings.HasSuffix(c.Promise, ".") {
 			t.Errorf("check %q: want a unique name group/name, and a promise that is a sentence, got %q", c.Name, c.Promise)

@@ -25,12 +25,12 @@ func inRealTime(mutate func(*memory.Driver) driver.Driver) Harness {
 func TestFailureBesideAStallOfTheServerIsInvalid(t *testing.T) {
 	const ttl, stall = 400 * time.Millisecond, 800 * time.Millisecond
 	var ttls []time.Duration
-	check := Check{"group/name", "A promise.", func(e *env) error {
+	once := check{"group/name", "A promise.", func(e *env) error {
 		ttls = append(ttls, e.ttl())
 		e.sleep(stall + stall/4)
 		return errors.New("the lease ran out")
 	}}
-	timeless := Check{"group/timeless", "A promise.", func(e *env) error {
+	timeless := check{"group/timeless", "A promise.", func(e *env) error {
 		e.sleep(stall + stall/4)
 		return errors.New("the error is another one")
 	}}
@@ -48,12 +48,12 @@ func TestFailureBesideAStallOfTheServerIsInvalid(t *testing.T) {
 		}
 		return b
 	}
-	r := check.result(t, h)
+	r := once.result(t, h)
 	if r.err == nil || !strings.HasPrefix(r.stalled, "the server stood still for ") || !slices.Equal(ttls, []time.Duration{ttl, 2 * ttl, 4 * ttl}) {
 		t.Errorf("got error %v, stalled %q after runs with the TTLs %v; want an invalid check after three, each with twice the TTL", r.err, r.stalled, ttls)
 	}
 	var s summary
-	s.add(check, r)
+	s.add(once, r)
 	if got := s.String(); !strings.Contains(got, " 0 broken, ") || !strings.Contains(got, ", 1 invalid\ninvalid: group/name (the server stood still") {
 		t.Errorf("got the summary %q", got)
 	}
@@ -67,7 +67,7 @@ func TestFailureBesideAStallOfTheServerIsInvalid(t *testing.T) {
 func TestInvalidCheckFailsTheRun(t *testing.T) {
 	if os.Getenv("CONFORMANCE_INVALID") != "" {
 		r := result{err: errors.New("the lease ran out"), stalled: "this process stood still"}
-		Check{Name: "group/name", Promise: "A promise."}.report(t, r)
+		check{Name: "group/name", Promise: "A promise."}.report(t, r)
 		return
 	}
 	path, err := os.Executable()
@@ -118,7 +118,7 @@ func TestFailureOfTheHarnessIsNotOneOfTheDriver(t *testing.T) {
 			b.Expire = func(testing.TB, string) { new(testing.T).FailNow() } // as tb.Fatal does, but for another test
 			return b
 		}
-		r := Check{"group/name", "A promise.", func(e *env) error {
+		r := check{"group/name", "A promise.", func(e *env) error {
 			e.harness("Backend.Expire", func() { e.backend.Expire(e.tb, e.name()) })
 			return nil
 		}}.result(t, h)
@@ -139,7 +139,7 @@ func TestAnswersWithoutALeaseAreToldByName(t *testing.T) {
 		h := onMemory(nil, func(d *memory.Driver) driver.Driver {
 			return &broken{Driver: d, acquire: func(context.Context, *driver.Request) (driver.Lease, error) { return acquire() }}
 		})
-		for _, c := range Checks()[:10] {
+		for _, c := range allChecks()[:10] {
 			if r := c.result(t, h); r.err == nil || !strings.HasPrefix(r.err.Error(), want) {
 				t.Errorf("%s: got %v, want %q", c.Name, r.err, want)
 			}

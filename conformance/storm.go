@@ -17,7 +17,7 @@ import (
 )
 
 // The checks of everything together: many clients lock as they like, and history.Judge decides whether the outcomes were legal.
-var stormChecks = []Check{
+var stormChecks = []check{
 	{"storm/calm", "Whatever clients do, their claims never overlap, tokens rise, the order is kept, and nobody waits for ever.", calmStorm},
 	{"storm/faults", "That also holds while clients are cut off, hang, are slow and lose answers.", faultyStorm},
 	{"storm/server", "That also holds while the server stops answering for longer than the TTL; and after it was started again everybody can lock again.", serverStorm},
@@ -398,7 +398,7 @@ func serverStorm(e *env) error {
 	e.stalls.onPurpose()
 	if freezes {
 		e.mu.Lock()
-		e.thaw = func() { b.Thaw(e.tb) }
+		e.undo = func() { b.Thaw(e.tb) }
 		e.mu.Unlock()
 		err := e.serverStorm("freeze", func(ttl time.Duration) {
 			e.harness("Backend.Freeze", func() { b.Freeze(e.tb) })

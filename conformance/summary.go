@@ -61,7 +61,7 @@ type group struct {
 }
 
 // group returns the group of a check.
-func (s *summary) group(c Check) *group {
+func (s *summary) group(c check) *group {
 	words := strings.Split(c.Name, "/")
 	name := words[0] + "/*"
 	if len(words) == 3 {
@@ -87,7 +87,7 @@ func (s *summary) refusals() (all []string) {
 	return all
 }
 
-func (s *summary) add(c Check, r result) {
+func (s *summary) add(c check, r result) {
 	g := s.group(c)
 	g.checks++
 	switch r.outcome() {
@@ -162,7 +162,7 @@ func openResultFile(tb testing.TB) *resultFile {
 	return &resultFile{tb: tb, file: file}
 }
 
-func (r *resultFile) write(outcome, test string, c Check) {
+func (r *resultFile) write(outcome, test string, c check) {
 	if r == nil {
 		return
 	}

@@ -12,7 +12,7 @@ func TestReportFile(t *testing.T) {
 	*reportFlag = path
 	defer func() { *reportFlag = before }()
 	t.Run("run", func(t *testing.T) {
-		runChecks(t, onMemory(nil, good), []Check{
+		runChecks(t, onMemory(nil, good), []check{
 			{"a/kept", "One promise.", func(*env) error { return nil }},
 			{"a/unclaimed", "Another promise.", func(e *env) error { return &refusedError{"readers"} }},
 		})
@@ -41,7 +41,7 @@ func TestSummaryOfRefusals(t *testing.T) {
 		{"admin/force", "forced unlocking"},
 		{"lease/renew/read", "readers"}, {"loss/told/read", "readers"},
 	} {
-		s.add(Check{Name: c.name}, result{refused: c.refused})
+		s.add(check{Name: c.name}, result{refused: c.refused})
 	}
 	want := "2 promises kept, 0 broken, 7 refused as unsupported, 0 not verified\n" +
 		"refused as unsupported: sharing/*, all 3 (readers; order of readers), fencing/survives (durable tokens), " +

@@ -11,7 +11,7 @@ import (
 )
 
 // The checks of driver.Open with Backend.URL.
-var urlChecks = []Check{
+var urlChecks = []check{
 	{"url/fenced", "With fenced=false there are no tokens, and Info.Fencing is None.", urlWithoutTokens},
 	{"url/parameters", "A parameter of a URL that is unknown, malformed or given twice is an error that names it.", urlParameters},
 	{"url/common", "The parameters ttl and floor are accepted beside those of the driver.", urlCommon},

@@ -13,7 +13,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-var waitingChecks = []Check{
+var waitingChecks = []check{
 	{"waiting/try", "A request that cannot wait asks once, and is refused with ErrLocked, without a lease and without saying that it waits.", tryIsRefused},
 	{"waiting/woken", "Who waits for a name is granted it when it is released.", woken},
 	{"waiting/prompt", "Who waits hears of a release, or looks as often as Info.Poll says.", hearsOfRelease},

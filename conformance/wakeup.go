@@ -1,9 +1,11 @@
 package conformance
 
+import "time"
+
 // The checks of waits that no message ends.
-var wakeupChecks = []Check{
+var wakeupChecks = []check{
 	{"wakeup/missed", "Who was cut off when the name was released is granted it all the same, once it is connected again.", missedRelease},
-	{"wakeup/dead-waiter", "A waiter that is gone does not keep the name from those behind it.", deadWaiter},
+	{"wakeup/dead-waiter", "A waiter that is gone keeps the name from those behind it for its TTL and Info.LateFor at most.", deadWaiter},
 }
 
 func missedRelease(e *env) error {
@@ -32,13 +34,22 @@ func missedRelease(e *env) error {
 
 func deadWaiter(e *env) error {
 	return e.inOutages(func(outage func(*connection)) error {
-		a, b, c, name := e.client(), e.renewing(), e.driver(), e.name()
-		h := a.lock(name)
-		b.start(name).waits()
-		behind := c.start(name).waits()
-		outage(b.connection)
-		h.unlock()
-		behind.granted().release()
-		return nil
+		return e.punctual(func() error { return e.deadWaiterLeaves(outage) })
 	})
+}
+
+// deadWaiterLeaves lets a waiter vanish. From then on its TTL counts.
+func (e *env) deadWaiterLeaves(outage func(*connection)) error {
+	a, b, c, name := e.client(), e.renewing(), e.driver(), e.name()
+	h := a.lock(name)
+	b.start(name).waits()
+	behind := c.start(name).waits()
+	outage(b.connection)
+	h.unlock()
+	last := time.Now()
+	behind.granted().release()
+	t := e.ttl()
+	late := e.driverInfo().LateFor(t)
+	return e.late(behind.at.Sub(last)-t-late-e.wakes(), "%s, whose TTL is %v, was out of reach and the name free at %s, and %s, which waited behind it, was granted it at %s; Info.LateFor is %v",
+		b.label, t, e.events.at(last), c.label, e.events.at(behind.at), late)
 }

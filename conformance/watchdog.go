@@ -10,7 +10,7 @@ import (
 )
 
 // The checks of leases that are renewed, by package dsync or by the driver itself.
-var watchdogChecks = []Check{
+var watchdogChecks = []check{
 	{"watchdog/keeps", "A lease is held for many TTLs, whoever tries or waits meanwhile.", heldForLong},
 	{"watchdog/removed", "A renewal never revives a hold that was removed, although the name is free again, and the holder is told.", removedStaysRemoved},
 	{"watchdog/many", "All leases of a client are renewed, however many, and one that is gone does not stop the others.", allAreRenewed},

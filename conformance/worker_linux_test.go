@@ -13,7 +13,7 @@ import (
 // TestStoppedWorkerEndsWithTheSuite kills a process that has stopped a worker.
 func TestStoppedWorkerEndsWithTheSuite(t *testing.T) {
 	if os.Getenv("CONFORMANCE_STOPPED") != "" {
-		Check{"group/name", "A promise.", func(e *env) error {
+		check{"group/name", "A promise.", func(e *env) error {
 			p := e.worker(time.Minute)
 			p.stop()
 			fmt.Println("worker", p.process.Pid)

@@ -84,6 +84,8 @@ type Driver interface {
 	Acquire(ctx context.Context, r *Request) (Lease, error)
 
 	// Close ends unfinished Acquires, all holds, clean-ups and goroutines, as rule 2 says, and returns when all is done or ctx is.
+	// Nothing of the client then remains on a backend in reach, except what
+	// later tokens, limits, seals and latches need.
 	// A client of the backend which the user handed in stays open. A later Acquire returns ErrClosed. Close is called once.
 	Close(ctx context.Context) error
 }
@@ -142,6 +144,8 @@ type Info struct {
 	// Late and LatePerTTL bound how long after its TTL the backend may still keep the hold of a vanished client, by accident or on
 	// purpose: see LateFor. LatePerTTL is for a lag in proportion to the TTL; 1 means a TTL more.
 	// Late does not include Poll: a waiter may look at the backend that much later.
+	// The bound holds for a waiting request of a vanished client, too: after its
+	// TTL and LateFor it no longer keeps the name from the waiters behind it.
 	Late       time.Duration
 	LatePerTTL float64
 

@@ -15,7 +15,9 @@ var (
 	ErrUnknown = errors.New("outcome unknown")
 
 	// ErrUnavailable: the backend is out of reach or refuses work for now, and the request was not carried out. Package dsync then
-	// repeats an Acquire, with a new Hold.
+	// repeats an Acquire, with a new Hold. A refusal that lasts, such as that of
+	// a missing right, may have an error of its own, but never matches ErrLocked
+	// or ErrNotHeld.
 	ErrUnavailable = errors.New("backend unavailable")
 
 	// ErrClosed: the driver is closed.

@@ -1,7 +1,9 @@
 package memory_test
 
 import (
+	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -28,13 +30,40 @@ func TestConformanceInRealTime(t *testing.T) { conformance.Run(t, harness(nil, f
 func harness(o *memory.Options, fakeTime bool) conformance.Harness {
 	return conformance.Harness{FakeTime: fakeTime, Backend: func(tb testing.TB) *conformance.Backend {
 		s := memory.NewServer(o)
+		var mu sync.Mutex
+		var drivers []*memory.Driver
+		each := func(f func(*memory.Driver)) {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, d := range drivers {
+				f(d)
+			}
+		}
 		return &conformance.Backend{
 			URL: urlFor(tb.Name()),
 			New: func(testing.TB) (driver.Driver, *conformance.Link) {
 				d := s.NewDriver()
+				mu.Lock()
+				drivers = append(drivers, d)
+				mu.Unlock()
 				return d, link(d)
 			},
-			Expire: func(_ testing.TB, name string) { s.Expire(name) },
+			Expire:     func(_ testing.TB, name string) { s.Expire(name) },
+			ExpireHold: func(_ testing.TB, _, hold string) { s.ExpireHold(hold) },
+			Refuse: func(testing.TB) {
+				const changes = memory.Acquires | memory.Renewals | memory.Releases | memory.Seals | memory.Latches
+				each(func(d *memory.Driver) { d.Inject(memory.Fault{Kind: memory.CutOff, On: changes}) })
+			},
+			Allow: func(testing.TB) { each((*memory.Driver).Heal) },
+			Left: func(testing.TB) []string {
+				all := s.Left()
+				each(func(d *memory.Driver) {
+					if n, m := d.Sessions(), d.Behind(); n+m > 0 {
+						all = append(all, fmt.Sprintf("%d sessions and %d holds of one driver", n, m))
+					}
+				})
+				return all
+			},
 		}
 	}}
 }

@@ -1,10 +1,33 @@
 package memory
 
+import "fmt"
+
 // Names returns how many names s keeps anything of.
 func (s *Server) Names() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.names)
+}
+
+// Left returns the names, the watches and the latches that s keeps something of.
+func (s *Server) Left() (all []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, e := range s.names {
+		if !e.heldAt(s.now()) {
+			continue // the next look drops it
+		}
+		all = append(all, fmt.Sprintf("%d holds and %d waiters of %q", len(e.holds), len(e.all()), name))
+	}
+	for _, w := range []watchers{s.watchers, s.latches.watchers} {
+		for name := range w {
+			all = append(all, fmt.Sprintf("watches of %q", name))
+		}
+	}
+	for name := range s.latches.left {
+		all = append(all, fmt.Sprintf("the latch %q", name))
+	}
+	return all
 }
 
 // Sessions returns how many sessions d keeps alive, and Behind how many holds it has yet to end.

@@ -39,7 +39,38 @@ func TestConformance(t *testing.T) {
 			Freeze:  func(testing.TB) { pg.Freeze() },
 			Thaw:    func(testing.TB) { pg.Thaw() },
 			Restart: func(testing.TB) { pg.Restart() },
+			Refuse:  func(tb testing.TB) { allowLocks(tb, pg, "REVOKE", "FROM") },
+			Allow:   func(tb testing.TB) { allowLocks(tb, pg, "GRANT", "TO") },
+			Left:    func(tb testing.TB) []string { return left(tb, pg) },
 			URL:     "pglock://" + user + "&force_unlock=true",
 		}
 	}})
+}
+
+// allowLocks grants the right to take advisory locks to all roles, or revokes it.
+func allowLocks(tb testing.TB, pg *testenv.PostgresServer, verb, preposition string) {
+	tb.Helper()
+	conn := connectTo(tb, pg, "locks")
+	defer conn.Close(tb.Context())
+	for _, f := range []string{"pg_try_advisory_lock", "pg_advisory_lock", "pg_try_advisory_lock_shared", "pg_advisory_lock_shared"} {
+		run(tb, conn, verb+" EXECUTE ON FUNCTION pg_catalog."+f+"(bigint) "+preposition+" PUBLIC")
+	}
+}
+
+// left returns the advisory locks, and the sessions of clients.
+func left(tb testing.TB, pg *testenv.PostgresServer) []string {
+	tb.Helper()
+	conn := connectTo(tb, pg, "locks")
+	defer conn.Close(tb.Context())
+	rows, err := conn.Query(tb.Context(), `
+		SELECT 'lock ' || mode || ' ' || classid || ' ' || objid || ' of ' || pid FROM pg_locks WHERE locktype = 'advisory'
+		UNION ALL SELECT 'session ' || pid FROM pg_stat_activity WHERE usename = 'locker'`)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return all
 }

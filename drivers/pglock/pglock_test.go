@@ -46,7 +46,13 @@ func closeDriver(tb testing.TB, d driver.Driver) {
 // connect makes a connection that knows nothing of the driver.
 func connect(tb testing.TB, pg *testenv.PostgresServer) *pgx.Conn {
 	tb.Helper()
-	conn, err := pgx.Connect(tb.Context(), pg.URL("postgres")+"?sslmode=disable")
+	return connectTo(tb, pg, "postgres")
+}
+
+// connectTo returns a connection of the administrator to a database.
+func connectTo(tb testing.TB, pg *testenv.PostgresServer, database string) *pgx.Conn {
+	tb.Helper()
+	conn, err := pgx.Connect(tb.Context(), "postgres://postgres@"+pg.Addr+"/"+database+"?sslmode=disable")
 	if err != nil {
 		tb.Fatal(err)
 	}

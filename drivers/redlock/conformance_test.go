@@ -66,6 +66,19 @@ func TestConformance(t *testing.T) {
 		Freeze:  all(func(s *testenv.RedisServer) { s.Freeze() }),
 		Thaw:    all(func(s *testenv.RedisServer) { s.Thaw() }),
 		Restart: all(func(s *testenv.RedisServer) { s.Restart() }),
+		Refuse:  all(func(s *testenv.RedisServer) { s.Refuse() }),
+		Allow:   all(func(s *testenv.RedisServer) { s.Allow() }),
+		Left: func(testing.TB) (left []string) { // on a majority: Close does not wait for the other nodes
+			on := map[string]int{}
+			for _, s := range nodes {
+				for _, one := range s.Left() {
+					if on[one]++; on[one] == len(nodes)/2+1 {
+						left = append(left, one)
+					}
+				}
+			}
+			return left
+		},
 	}
 	conformance.Run(t, conformance.Harness{Backend: func(testing.TB) *conformance.Backend { return backend }})
 }

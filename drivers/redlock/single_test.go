@@ -41,6 +41,9 @@ func TestConformanceOfOneServer(t *testing.T) {
 		Freeze:  func(testing.TB) { server.Freeze() },
 		Thaw:    func(testing.TB) { server.Thaw() },
 		Restart: func(testing.TB) { server.Restart() },
+		Refuse:  func(testing.TB) { server.Refuse() },
+		Allow:   func(testing.TB) { server.Allow() },
+		Left:    func(testing.TB) []string { return server.Left() },
 	}
 	conformance.Run(t, conformance.Harness{Backend: func(testing.TB) *conformance.Backend { return backend }})
 }

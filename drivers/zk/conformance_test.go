@@ -1,8 +1,10 @@
 package zk_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"testing"
@@ -16,32 +18,35 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
+// quotas is a setting of servers that refuse nodes beyond a quota.
+const quotas = "enforceQuota=true"
+
 func TestConformance(t *testing.T) {
-	s := testenv.ZooKeeper(t)
-	conform(t, false, userClient(t, s.Addr), "", "", "", s)
+	s := testenv.ZooKeeper(t, quotas)
+	conform(t, userClient(t, s.Addr), "", "", "", s)
 }
 
 // TestConformanceFIFO is with the order of arrival over all callers.
 func TestConformanceFIFO(t *testing.T) {
-	s := testenv.ZooKeeper(t)
-	conform(t, true, userClient(t, s.Addr), "", "", "?order=fifo", s)
+	s := testenv.ZooKeeper(t, quotas)
+	conform(t, userClient(t, s.Addr), "", "", "?order=fifo", s)
 }
 
 // TestConformanceEnsemble is with a user whom one node belongs to, and what is below, and none of the others.
 func TestConformanceEnsemble(t *testing.T) {
-	servers := testenv.ZooKeeperEnsemble(t, 3)
+	servers := testenv.ZooKeeperEnsemble(t, 3, quotas)
 	c, user := userClient(t, servers[0].Addr), "locker:"+testenv.Password()
 	_, err := c.Create("/app", nil, 0, gozk.DigestACL(gozk.PermAll, "locker", strings.TrimPrefix(user, "locker:")))
 	if err := errors.Join(err, c.AddAuth("digest", []byte(user))); err != nil {
 		t.Fatal(err)
 	}
-	conform(t, true, c, user+"@", "/app", "", servers...)
+	conform(t, c, user+"@", "/app", "", servers...)
 }
 
 // conform runs the suite. What happens to the server happens to the first one.
-func conform(t *testing.T, brief bool, c *gozk.Conn, user, chroot, query string, servers ...*testenv.ZooKeeperServer) {
+func conform(t *testing.T, c *gozk.Conn, user, chroot, query string, servers ...*testenv.ZooKeeperServer) {
 	s := servers[0]
-	conformance.Run(t, conformance.Harness{TTL: time.Second, Brief: brief, Backend: func(testing.TB) *conformance.Backend {
+	conformance.Run(t, conformance.Harness{TTL: time.Second, Backend: func(testing.TB) *conformance.Backend {
 		return &conformance.Backend{
 			URL: "zk://" + user + s.Addr + chroot + query,
 			New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
@@ -83,6 +88,9 @@ func conform(t *testing.T, brief bool, c *gozk.Conn, user, chroot, query string,
 			Freeze:  func(testing.TB) { s.Freeze() },
 			Thaw:    func(testing.TB) { s.Thaw() },
 			Restart: func(testing.TB) { s.Restart() },
+			Refuse:  func(tb testing.TB) { setQuota(tb, c, chroot+"/conformance", 1) },
+			Allow:   func(tb testing.TB) { setQuota(tb, c, chroot+"/conformance", -1) },
+			Left:    func(tb testing.TB) []string { return left(tb, c, "") },
 		}
 	}})
 }
@@ -105,6 +113,51 @@ func pingEnsemble(ctx context.Context, c *gozk.Conn, servers []*testenv.ZooKeepe
 		case <-ctx.Done():
 			return ctx.Err()
 		}
+	}
+	return all
+}
+
+// setQuota bounds the number of nodes at a path and below; -1 is no bound.
+func setQuota(tb testing.TB, c *gozk.Conn, path string, nodes int) {
+	tb.Helper()
+	quota := "/zookeeper/quota" + path
+	limits := fmt.Sprintf("count=-1,bytes=-1=;byteHardLimit=-1;countHardLimit=%d", nodes)
+	for i, slash := range quota {
+		if slash == '/' && i > len("/zookeeper") {
+			create(tb, c, quota[:i], "")
+		}
+	}
+	create(tb, c, quota, "")
+	create(tb, c, quota+"/zookeeper_stats", "count=-1,bytes=-1")
+	create(tb, c, quota+"/zookeeper_limits", limits)
+	if _, err := c.Set(quota+"/zookeeper_limits", []byte(limits), -1); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// create makes a node unless it is there.
+func create(tb testing.TB, c *gozk.Conn, path, value string) {
+	tb.Helper()
+	if _, err := c.Create(path, []byte(value), 0, gozk.WorldACL(gozk.PermAll)); err != nil && err != gozk.ErrNodeExists {
+		tb.Fatal(err)
+	}
+}
+
+// left returns the nodes of sessions at a path and below. The nodes of names stay
+// until the server removes the empty ones; ids of changes and limits stay, too.
+func left(tb testing.TB, c *gozk.Conn, path string) (all []string) {
+	tb.Helper()
+	for _, child := range children(tb, c, cmp.Or(path, "/")) {
+		if node := path + "/" + child; node != "/zookeeper" {
+			all = append(all, left(tb, c, node)...)
+		}
+	}
+	_, stat, err := c.Exists(cmp.Or(path, "/"))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if stat != nil && stat.EphemeralOwner > 0 { // that of a container is negative
+		all = append(all, fmt.Sprintf("node %s of session %x", path, stat.EphemeralOwner))
 	}
 	return all
 }

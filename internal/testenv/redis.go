@@ -202,6 +202,28 @@ func (s *RedisServer) Kept() (keys, forGood, bytes int64) {
 	return keys, keys - ending, bytes
 }
 
+// Refuse makes the server refuse all writes, as one without its replicas does,
+// until Allow.
+func (s *RedisServer) Refuse() { s.Do("CONFIG", "SET", "min-replicas-to-write", "1") }
+
+// Allow ends Refuse.
+func (s *RedisServer) Allow() { s.Do("CONFIG", "SET", "min-replicas-to-write", "0") }
+
+// Left returns the keys of the server, each with its type, and the channels that
+// clients listen to.
+func (s *RedisServer) Left() (all []string) {
+	s.tb.Helper()
+	for _, key := range s.Do("KEYS", "*").([]any) {
+		if kind := s.Do("TYPE", key.(string)).(string); kind != "none" { // it has ended since
+			all = append(all, kind+" "+key.(string))
+		}
+	}
+	for _, channel := range s.Do("PUBSUB", "CHANNELS").([]any) {
+		all = append(all, "channel "+channel.(string))
+	}
+	return all
+}
+
 // replicates reports whether the server is a replica that is connected to its primary.
 func (s *RedisServer) replicates() bool {
 	info := s.info("INFO", "replication")
