@@ -43,7 +43,7 @@ const (
 	// hangGuard bounds everything. It is no expectation.
 	hangGuard = 3 * time.Minute
 	// peerGuard bounds a round of a peer, because some peers wait forever now
-	// and then, even for a free lock.
+	// and then, even for a free lock. Larger workloads get more time.
 	peerGuard = 10 * time.Second
 )
 
@@ -119,8 +119,11 @@ func (b *bed) forget(r *Row) {
 // measure runs a round of a workload on a row. A peer that hangs is abandoned.
 func (b *bed) measure(w *Workload, r *Row, round int) (Sample, error) {
 	limit := hangGuard
-	if r.Kind == Peer && !w.Once {
+	if r.Kind == Peer {
 		limit = peerGuard
+		if w.Once {
+			limit += 2*b.size.HeldFor + time.Duration(w.Crowd)*50*time.Millisecond
+		}
 	}
 	ctx := context.Background()
 	if !w.Background {
