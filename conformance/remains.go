@@ -67,13 +67,15 @@ func (e *env) useInMode(a, b *rawDriver, m driver.Mode) {
 	}
 	h.release()
 	waits.granted().release()
-	removed := a.hold(e.name(), in(m))
+	c := e.driver() // whose session may end with the hold
+	removed := c.hold(e.name(), in(m))
 	if f, ok := b.driver.(driver.ForceUnlocker); ok {
 		if err := f.ForceUnlock(e.ctx, removed.Name); err != nil && !errors.Is(err, errors.ErrUnsupported) {
 			e.end(err)
 		}
 	}
 	b.start(removed.Name, rivalOf(m)) // ended by Close
+	c.shut()
 	if l, ok := a.tap.Driver.(driver.Leaver); ok {
 		left := a.hold(e.name(), in(m), fixed, ttl(e.ttl()))
 		e.must(l.Leave(e.ctx, untap(left.lease).Lease, e.brief()))

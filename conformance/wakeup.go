@@ -5,7 +5,7 @@ import "time"
 // The checks of waits that no message ends.
 var wakeupChecks = []check{
 	{"wakeup/missed", "Who was cut off when the name was released is granted it all the same, once it is connected again.", missedRelease},
-	{"wakeup/dead-waiter", "A waiter that is gone keeps the name from those behind it for its TTL and Info.LateFor at most.", deadWaiter},
+	{"wakeup/dead-waiter", "A waiter that is gone keeps the name from those behind it for its TTL and Info.LateFor at most, or for 15 s where that is longer.", deadWaiter},
 }
 
 func missedRelease(e *env) error {
@@ -38,6 +38,10 @@ func deadWaiter(e *env) error {
 	})
 }
 
+// vanishedWaiter is how long the request of a vanished client may keep its place
+// with any TTL. Queues that their waiters keep alive need some seconds.
+const vanishedWaiter = 15 * time.Second
+
 // deadWaiterLeaves lets a waiter vanish. From then on its TTL counts.
 func (e *env) deadWaiterLeaves(outage func(*connection)) error {
 	a, b, c, name := e.client(), e.renewing(), e.driver(), e.name()
@@ -50,6 +54,6 @@ func (e *env) deadWaiterLeaves(outage func(*connection)) error {
 	behind.granted().release()
 	t := e.ttl()
 	late := e.driverInfo().LateFor(t)
-	return e.late(behind.at.Sub(last)-t-late-e.wakes(), "%s, whose TTL is %v, was out of reach and the name free at %s, and %s, which waited behind it, was granted it at %s; Info.LateFor is %v",
+	return e.late(behind.at.Sub(last)-max(t+late, vanishedWaiter)-e.wakes(), "%s, whose TTL is %v, was out of reach and the name free at %s, and %s, which waited behind it, was granted it at %s; Info.LateFor is %v",
 		b.label, t, e.events.at(last), c.label, e.events.at(behind.at), late)
 }

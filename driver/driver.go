@@ -145,7 +145,8 @@ type Info struct {
 	// purpose: see LateFor. LatePerTTL is for a lag in proportion to the TTL; 1 means a TTL more.
 	// Late does not include Poll: a waiter may look at the backend that much later.
 	// The bound holds for a waiting request of a vanished client, too: after its
-	// TTL and LateFor it no longer keeps the name from the waiters behind it.
+	// TTL and LateFor, or after 15 s where that is longer, it no longer keeps the
+	// name from the waiters behind it.
 	Late       time.Duration
 	LatePerTTL float64
 
