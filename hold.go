@@ -60,7 +60,7 @@ type hold struct {
 	waits     bool // refused, and in a wait at the backend
 	renewing  bool // in a batch of renewals
 	again     bool // to be renewed after this batch
-	ask       bool // to be asked for, and not renewed, the next time
+	ask       bool // to be asked for, and not renewed, until that is answered
 	counted   bool // in lock.uses
 	departing bool // in Client.departures
 }

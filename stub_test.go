@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,6 +20,7 @@ type stub struct {
 	renew   func(ctx context.Context, l *stubLease) error
 	release func(ctx context.Context, l *stubLease) error
 	watch   func(renew func()) (stop func())
+	looks   atomic.Int64 // how many renewals had a TTL of 0
 
 	mu       sync.Mutex
 	requests []*driver.Request
@@ -107,6 +109,9 @@ func (l *stubLease) setExpires(t time.Time) {
 
 func (l *stubLease) Renew(ctx context.Context, ttl time.Duration) error {
 	sent := time.Now()
+	if ttl == 0 {
+		l.stub.looks.Add(1)
+	}
 	if l.stub.renew != nil {
 		if err := l.stub.renew(ctx, l); err != nil {
 			return err

@@ -206,7 +206,6 @@ func (w *watchdog) renew(due []*hold) {
 				h.renewing = true
 				w.endAt(&h.alarm, deadline)
 				if h.req.Fixed || h.ask {
-					h.ask = false
 					asked = append(asked, h)
 				} else {
 					batch, leases = append(batch, h), append(leases, h.lease)
@@ -261,7 +260,7 @@ func (w *watchdog) renewed(h *hold, err error) {
 	case h.req.Fixed && !errors.Is(err, ErrNotHeld):
 		w.watchEnd(h, w.client.ttl/12)
 	case err == nil:
-		h.outage = nil
+		h.outage, h.ask = nil, false
 		w.set(&w.renewals, &h.alarm, max(h.expires()-h.ttl*2/3, now+h.ttl/12))
 	case errors.Is(err, ErrNotHeld):
 		h.lose(lossFrom(err), true)

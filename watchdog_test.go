@@ -101,6 +101,27 @@ func TestWatchRemoval(t *testing.T) {
 	})
 }
 
+// TestWatchRemovalAsksUntilItIsAnswered: after a question without an answer the
+// client asks again, since a renewal might bring the hold back.
+func TestWatchRemovalAsksUntilItIsAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		removed := make(chan func(), 1)
+		answers := []error{driver.ErrUnavailable, driver.ErrUnavailable, driver.ErrNotHeld}
+		d := &stub{watch: func(renew func()) (stop func()) {
+			removed <- renew
+			return func() {}
+		}}
+		d.renew = func(context.Context, *stubLease) error { return answers[d.looks.Load()-1] }
+		l := mustLock(t, newStub(t, d), "x")
+		go l.WatchRemoval(t.Context())
+		(<-removed)()
+		<-l.Done()
+		if got := d.looks.Load(); got != 3 {
+			t.Errorf("asked %d times, want 3 times", got)
+		}
+	})
+}
+
 // TestRemovalOfAFixedLeaseIsTold has a client with a TTL of 10 s ask for fixed
 // leases every third of that.
 func TestRemovalOfAFixedLeaseIsTold(t *testing.T) {

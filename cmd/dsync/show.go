@@ -29,7 +29,7 @@ type lockReport struct {
 	Process    string     `json:"process,omitempty"` // host:pid
 	Since      *time.Time `json:"since,omitempty"`
 	TTLSeconds float64    `json:"ttl_seconds,omitempty"`
-	Token      uint64     `json:"token,omitempty"` // the last of a grant, also of a name that is free
+	Token      uint64     `json:"token,omitempty"` // the last of the present grant; 0 if unknown
 	Waiters    int        `json:"waiters"`         // -1 if the backend cannot tell
 	Queue      []string   `json:"queue,omitempty"`
 	Seen       time.Time  `json:"seen"`
