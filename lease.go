@@ -23,6 +23,7 @@ type Lease struct {
 	end      *alarm        // when a re-entry with ExpireAfter, or a lease with MaxHold, ends at the latest; otherwise nil
 	slow     *alarm        // when Options.SlowHold is over; nil if nobody is to be told any more
 	err      error         // of the end; nil while the lease is held
+	last     moment        // the deadline at the end
 	done     chan struct{} // nil until the first call of Done
 	contexts *leaseContext // those that this lease is to end
 	next     *Lease        // in hold.views; of a handle: its lease
@@ -81,6 +82,9 @@ func (l *Lease) Deadline() time.Time {
 
 // deadline is called with lock.mu held.
 func (l *Lease) deadline() moment {
+	if l.err != nil {
+		return l.last
+	}
 	d := l.hold.deadline()
 	if l.end != nil {
 		d = min(d, l.end.at)
@@ -343,6 +347,7 @@ func (l *Lease) endItself(now moment, why *lostError) {
 
 // finish marks the lease as over, for the reason err, and takes the lease out of its hold. It is called once, with lock.mu held.
 func (l *Lease) finish(err error) {
+	l.last = l.deadline() // that of the backend may move on with its session
 	l.err = err
 	l.hold.removeView(l)
 	for _, a := range []*alarm{l.end, l.slow} {

@@ -122,6 +122,26 @@ func TestWatchRemovalAsksUntilItIsAnswered(t *testing.T) {
 	})
 }
 
+// TestDeadlineOfAnEndedLeaseStays: an answer that arrives late, and moves the end
+// at the backend on, does not change when the lease was over.
+func TestDeadlineOfAnEndedLeaseStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var granted *stubLease
+		d := &stub{}
+		d.acquire = func(_ context.Context, _ int, r *driver.Request) (driver.Lease, error) {
+			granted = d.grant(r, time.Now())
+			return granted, nil
+		}
+		l := mustLock(t, newStub(t, d), "x", dsync.ExpireAfter(time.Second))
+		<-l.Done()
+		want := l.Deadline()
+		granted.setExpires(time.Now().Add(time.Minute))
+		if got := l.Deadline(); !got.Equal(want) {
+			t.Errorf("the deadline moved on by %v", got.Sub(want))
+		}
+	})
+}
+
 // TestRemovalOfAFixedLeaseIsTold has a client with a TTL of 10 s ask for fixed
 // leases every third of that.
 func TestRemovalOfAFixedLeaseIsTold(t *testing.T) {

@@ -270,6 +270,7 @@ var interfaces = map[string]struct {
 	"Marker":             {},
 	"Unsealer":           {},
 	"Unmarker":           {},
+	"RemovalWatcher":     {}, // the test of `dsync run` asks all backends
 	"BatchRenewer":       {true, reflect.TypeFor[driver.BatchRenewer]()},
 	"Inspector":          {true, reflect.TypeFor[driver.Inspector]()},
 	"ForceUnlocker":      {true, reflect.TypeFor[driver.ForceUnlocker]()},

@@ -46,6 +46,7 @@ func (d *Driver) replace(s *session, sent int64) {
 	for s.waitsFor(sent) {
 		fresh, err := d.dial(ctx, s.ttl, false)
 		if err == nil {
+			d.life.Sleep(ctx, time.Duration(sent+int64(hangsAfter)-d.now()))
 			d.swap(s, fresh, sent)
 		} else if !d.life.Sleep(ctx, answerIn) {
 			return

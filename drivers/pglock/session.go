@@ -24,6 +24,11 @@ const (
 	// answerIn is after how long without an answer the driver tries whether a
 	// new connection works.
 	answerIn = time.Second
+
+	// hangsAfter is after how long without an answer a connection counts as hung,
+	// if a new one works. A busy server may take a second for one process, and
+	// none for another.
+	hangsAfter = 5 * answerIn / 2
 )
 
 var (
