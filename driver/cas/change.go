@@ -63,7 +63,15 @@ func (d *Driver) change(ctx context.Context, name, hold string, known *view, to 
 			return next, err
 		}
 		known = nil
-		if pause := rand.N(time.Millisecond << min(tries, 6)); tries > 0 && !d.life.Sleep(ctx, pause) {
+		if tries == 0 {
+			leave, ok := d.turns.enter(ctx, d.life.Context(), name)
+			if !ok {
+				return next, fmt.Errorf("%w: the record of %q changes all the time: %w", driver.ErrUnavailable, name, cmp.Or(ctx.Err(), driver.ErrClosed))
+			}
+			defer leave()
+			continue
+		}
+		if pause := rand.N(time.Millisecond << min(tries, 6)); !d.life.Sleep(ctx, pause) {
 			return next, fmt.Errorf("%w: the record of %q changes all the time: %w", driver.ErrUnavailable, name, cmp.Or(ctx.Err(), driver.ErrClosed))
 		}
 	}

@@ -26,6 +26,7 @@ type Driver struct {
 	clean  *cleaner.Cleaner[*ghost]
 	leases sync.Map // *lease: those that are neither released nor over
 	sights sights
+	turns  turns
 }
 
 // process is what Status.Process says.
@@ -37,7 +38,7 @@ var process = func() string {
 // New returns a driver of a store. The store stays open when the driver is
 // closed.
 func New(s Store, o Options) *Driver {
-	d := &Driver{Options: o.withDefaults(), store: s, life: lifecycle.New(), sights: sights{seen: map[string]sight{}}}
+	d := &Driver{Options: o.withDefaults(), store: s, life: lifecycle.New(), sights: sights{seen: map[string]sight{}}, turns: turns{of: map[string]*turn{}}}
 	d.clean = cleaner.New(d.life, cleaner.Policy[*ghost]{
 		Settle: d.settleAll, Batch: 1, Calls: 8,
 		Max: 10000, Forget: oldest,
