@@ -5,7 +5,7 @@ GO ?= go
 NESTED = cmd/dsync contrib/natslock examples/observability internal/guardtest internal/telemetrytest
 # What the tests run on, and extra flags for them: make test PKG=./drivers/redisson TESTFLAGS='-run Cancel -v'
 # Packages begin in this order: the two that take longest, which mostly wait, come first.
-PKG ?= ./drivers/zk ./drivers/etcd ./... $(NESTED:%=./%/...)
+PKG ?= ./drivers/zk ./drivers/etcd ./... $(filter-out ./contrib/%,$(NESTED:%=./%/...))
 TESTFLAGS ?=
 # Packages of the library are tested with what its go.mod says, without go.work, in which some versions are newer.
 OF_NESTED = $(filter $(NESTED:%=./%%),$(PKG))
@@ -36,7 +36,7 @@ MODULES = . $(NESTED) test/bench test/interop test/stress
 # How long `make fuzz` looks for an input that breaks something, for each target.
 FUZZTIME ?= 30s
 
-.PHONY: help test test-long test-oldest test-newest newest tidy migration-long model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-gates lint flaky flaky-long fuzz vulncheck release run-long cross man mistakes
+.PHONY: help test test-long test-contrib test-oldest test-newest newest tidy migration-long model-long servers demo demo-leader demo-migration demo-java interop interop-soak stress stress-long bench bench-peers bench-peers-short bench-gates lint flaky flaky-long fuzz vulncheck release run-long cross man mistakes
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -57,6 +57,9 @@ test-long: servers ## run all tests in their long form: with all that `make test
 	$(call run_tests,-timeout 60m -skip '^(TestPairs|$(COMPUTE))$$')
 	GOWORK=off $(RUN_TESTS) -race=false -timeout 30m -run '^($(COMPUTE))$$' $(TESTFLAGS) ./conformance/... ./drivers/etcd ./drivers/migrate ./internal/capacity
 	GOWORK=off $(RUN_TESTS) -timeout 30m -run '^TestPairs$$' -parallel $(PAIRS) -v $(TESTFLAGS) ./drivers/migrate -pairs 15s
+
+test-contrib: ## run the suite on the drivers of contrib, on real servers: two minutes
+	cd contrib/natslock && GOWORK=off $(GO) test -short -timeout 15m $(TESTFLAGS) ./...
 
 migration-long: servers ## six processes from one backend to another by the runbooks, five pairs, while either backend is killed in each step: six minutes
 	cd cmd/dsync && $(GO) test -race -timeout 30m -count=1 -run '^TestFleetOfSix$$' -v $(TESTFLAGS) . -fleet
