@@ -153,7 +153,7 @@ func TestPlanTellsTheURLsOfThePrograms(t *testing.T) {
 func TestWhatMayNotBeSeenIsNoYes(t *testing.T) {
 	s := redisToEtcd(t, 1)
 	s.to, _, _ = strings.Cut(s.to, "?")
-	s.redis.Do("ACL", "SETUSER", "mover", "resetkeys", "~orders/*", "~dsync_*orders/*")
+	s.redis.Do("ACL", "SETUSER", "mover", "resetkeys", "~orders/*", "~dsync_fence:*", "~dsync_moved:{orders/*")
 	r := s.run("plan").want(exitUnfinished, migrate.ErrNotPermitted.Error()).not
 	for _, text := range []string{"they rise", " yes  when they open", "yes  name by name"} {
 		r(text)

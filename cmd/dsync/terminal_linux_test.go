@@ -18,7 +18,7 @@ func TestProgressOnTerminal(t *testing.T) {
 	for i := range 200 {
 		names = append(names, fmt.Sprint("n", i))
 	}
-	cmd, stdout, _ := testenv.Program(t, append([]string{"migrate", "seal", "--from", "memory://a", "--to", "memory://b", "--rate", "20"}, names...)...)
+	cmd, stdout, _ := testenv.Program(t, append([]string{"migrate", "seal", "--from", "memory://a", "--to", "memory://b?floor=281474976710656", "--rate", "20"}, names...)...)
 	terminal := testenv.Terminal(t, cmd)
 	until(t, terminal, "/200)")
 	// What the program writes last may be lost with the terminal if nobody else has that open.
