@@ -2,10 +2,11 @@ package conformance
 
 import "slices"
 
-// check is one promise of drivers, or of package dsync on top of drivers, with the function that checks the promise.
+// check is one promise of drivers, or of package dsync on top of drivers, with
+// the function that checks the promise.
 //
-// A check is a function of an env, in the file of its group, and an entry in the table of that group; allChecks lists the tables. The rules
-// for checks:
+// A check is a function of an env, in the file of its group, and an entry in
+// the table of that group; allChecks lists the tables. The rules for checks:
 //
 //   - A check returns an error with what the check saw. Run adds the promise and the events.
 //   - A check never waits for a guessed time: a check awaits progress through states (waits, until), proves by the order of other events
@@ -39,7 +40,8 @@ var alone = map[string]string{
 	"storm/server":     "it stops the server",
 }
 
-// allChecks returns all checks, each after the checks that it builds on. Run takes the checks in this order, with the checks in alone at the end.
+// allChecks returns all checks, each after the checks that it builds on. Run
+// takes the checks in this order, with the checks in alone at the end.
 func allChecks() []check {
 	return slices.Concat(
 		exclusionChecks,

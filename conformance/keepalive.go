@@ -126,13 +126,18 @@ func endOfOutageIsTold(e *env) error {
 	})
 }
 
+// sessions ends the check unless sessions carry the locks of the driver.
+func (e *env) sessions() {
+	if !e.driverInfo().KeepsAlive {
+		e.end(&refusedError{"that sessions carry its locks"})
+	}
+}
+
 // sessionIsAsTold looks at a session that is new, of a client whose answers are
 // late.
 func sessionIsAsTold(e *env) error {
 	const late = time.Second / 2
-	if !e.driverInfo().KeepsAlive {
-		e.end(&refusedError{"that sessions carry its locks"})
-	}
+	e.sessions()
 	before := time.Now()
 	d := e.driver()
 	if d.link.Delay != nil {
@@ -181,9 +186,7 @@ func sessionIsAsTold(e *env) error {
 }
 
 func sessionIsShared(e *env) error {
-	if !e.driverInfo().KeepsAlive {
-		e.end(&refusedError{"that sessions carry its locks"})
-	}
+	e.sessions()
 	a, b, t := e.driver(), e.driver(), ttl(e.renewed())
 	h, taken := a.hold(e.name(), t), b.hold(e.name())
 	for range 2 {
@@ -211,9 +214,7 @@ func sessionIsShared(e *env) error {
 }
 
 func allOfSessionAreTold(e *env) error {
-	if !e.driverInfo().KeepsAlive {
-		e.end(&refusedError{"that sessions carry its locks"})
-	}
+	e.sessions()
 	return e.inOutages(func(outage func(*connection)) error {
 		d, t := e.driver(), ttl(e.ttl())
 		d.tap.OnKeepAlive(func(error) {})

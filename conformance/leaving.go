@@ -52,7 +52,8 @@ func (r *request) leave(ttl time.Duration) (end time.Time) {
 	return end
 }
 
-// endsIn leaves the hold for ttl, and waits until the name is granted. It returns an error if that is before the end.
+// endsIn leaves the hold for ttl, and waits until the name is granted. It
+// returns an error if that is before the end.
 func (r *request) endsIn(ttl time.Duration) error { return r.endsAt(r.leave(ttl), ttl) }
 
 // endsAt is endsIn for a hold that was left.

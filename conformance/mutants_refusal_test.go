@@ -5,7 +5,6 @@ import (
 	"errors"
 	"iter"
 	"sync"
-	"time"
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/memory"
@@ -18,6 +17,10 @@ var refusing sync.Map
 func refused(d *memory.Driver, err error) bool {
 	_, refuses := refusing.Load(d.Server())
 	return refuses && errors.Is(err, driver.ErrUnavailable)
+}
+
+func refusedLease(_ context.Context, d *memory.Driver, _ *brokenLease, err error) bool {
+	return refused(d, err)
 }
 
 var refusalMutants = []mutant{
@@ -57,28 +60,12 @@ var refusalMutants = []mutant{
 	{
 		check:  "refusal/holds",
 		breaks: "a renewal that the backend refuses returns ErrNotHeld",
-		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
-			l.renew = func(ctx context.Context, ttl time.Duration) error {
-				err := l.Lease.Renew(ctx, ttl)
-				if refused(d, err) {
-					return driver.ErrNotHeld
-				}
-				return err
-			}
-		}),
+		mutate: renewalNotHeld(refusedLease),
 	},
 	{
 		check:  "refusal/holds",
 		breaks: "a release that the backend refuses returns ErrNotHeld",
-		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
-			l.release = func(ctx context.Context) error {
-				err := l.Lease.Release(ctx)
-				if refused(d, err) {
-					return driver.ErrNotHeld
-				}
-				return err
-			}
-		}),
+		mutate: releaseNotHeld(refusedLease),
 	},
 	{
 		check:  "refusal/holds",

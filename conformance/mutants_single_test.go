@@ -12,6 +12,16 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
+// sentAgain reports whether a request that lost its answer would be sent once
+// more, since the backend answers.
+func sentAgain(ctx context.Context, d *memory.Driver, l *brokenLease, err error) bool {
+	if !errors.Is(err, driver.ErrUnknown) || ctx.Err() != nil {
+		return false
+	}
+	_, lost := d.Inspect(ctx, l.r.Name)
+	return lost == nil
+}
+
 var singleMutants = []mutant{
 	{
 		check:  "single/lost-acquire",
@@ -30,32 +40,12 @@ var singleMutants = []mutant{
 	{
 		check:  "single/lost-renewal",
 		breaks: "a renewal that is sent once more says that the lease is over",
-		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
-			l.renew = func(ctx context.Context, ttl time.Duration) error {
-				err := l.Lease.Renew(ctx, ttl)
-				if errors.Is(err, driver.ErrUnknown) && ctx.Err() == nil {
-					if _, lost := d.Inspect(ctx, l.r.Name); lost == nil {
-						return driver.ErrNotHeld
-					}
-				}
-				return err
-			}
-		}),
+		mutate: renewalNotHeld(sentAgain),
 	},
 	{
 		check:  "single/lost-release",
 		breaks: "a release that is sent once more says that the lease was over",
-		mutate: breakLeases(func(d *memory.Driver, l *brokenLease) {
-			l.release = func(ctx context.Context) error {
-				err := l.Lease.Release(ctx)
-				if errors.Is(err, driver.ErrUnknown) && ctx.Err() == nil {
-					if _, lost := d.Inspect(ctx, l.r.Name); lost == nil {
-						return driver.ErrNotHeld
-					}
-				}
-				return err
-			}
-		}),
+		mutate: releaseNotHeld(sentAgain),
 	},
 	{
 		check:  "single/lost-release",

@@ -381,6 +381,33 @@ func breakLeases(f func(d *memory.Driver, l *brokenLease)) func(*memory.Driver) 
 	}
 }
 
+// renewalNotHeld returns a mutation in which a renewal returns ErrNotHeld if when
+// says so of its answer.
+func renewalNotHeld(when func(context.Context, *memory.Driver, *brokenLease, error) bool) func(*memory.Driver) driver.Driver {
+	return breakLeases(func(d *memory.Driver, l *brokenLease) {
+		l.renew = func(ctx context.Context, ttl time.Duration) error {
+			err := l.Lease.Renew(ctx, ttl)
+			if when(ctx, d, l, err) {
+				return driver.ErrNotHeld
+			}
+			return err
+		}
+	})
+}
+
+// releaseNotHeld does so for a release.
+func releaseNotHeld(when func(context.Context, *memory.Driver, *brokenLease, error) bool) func(*memory.Driver) driver.Driver {
+	return breakLeases(func(d *memory.Driver, l *brokenLease) {
+		l.release = func(ctx context.Context) error {
+			err := l.Lease.Release(ctx)
+			if when(ctx, d, l, err) {
+				return driver.ErrNotHeld
+			}
+			return err
+		}
+	})
+}
+
 // breakAcquire returns a mutation that replaces Acquire.
 func breakAcquire(f func(d *memory.Driver, ctx context.Context, r *driver.Request) (driver.Lease, error)) func(*memory.Driver) driver.Driver {
 	return func(d *memory.Driver) driver.Driver {

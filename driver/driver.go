@@ -312,8 +312,9 @@ type Leaver interface {
 	Leave(ctx context.Context, l Lease, ttl time.Duration) error
 }
 
-// MayLeave is an optional interface of a Leaver that is made of other drivers. MayLeave returns an error that matches errors.ErrUnsupported if
-// these cannot leave holds; then Leave is not called.
+// MayLeave is an optional interface of a Leaver that is made of other drivers.
+// MayLeave returns an error that matches errors.ErrUnsupported if these cannot
+// leave holds; then Leave is not called.
 type MayLeave interface {
 	MayLeave() error
 }

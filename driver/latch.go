@@ -11,10 +11,13 @@ const RepeatFor = 30 * time.Minute
 // Latcher is an optional interface of a Driver that keeps count-down latches. A latch is a count under a name, set once, lowered by any
 // client and gone at 0. A latch belongs to nobody: neither time nor Close ends it. One name is used for a lock or for a latch, not for both.
 //
-// SetLatch, CountDown and DeleteLatch are changes. Each change is one step at the backend and has an id, also in its repeats. Of all
-// requests with one id the backend carries out the first to arrive, and the others have the same answer. The backend
-// knows an id for twice [RepeatFor]: half of the time for repeats, and the other half for late requests, on broken connections.
-// A change is repeated through the driver value of its first request. An id is made as [Request.Hold] is.
+// SetLatch, CountDown and DeleteLatch are changes. Each change is one step at
+// the backend and has an id, also in its repeats. Of all requests with one id
+// the backend carries out the first to arrive, and the others have the same
+// answer. The backend knows an id for twice [RepeatFor]: half of the time for
+// repeats, and the other half for late requests, on broken connections. A
+// change is repeated through the driver value of its first request. An id is
+// made as [Request.Hold] is.
 //
 // An error that matches ErrUnavailable says that the change was not carried
 // out, ErrUnknown or the error of ctx that perhaps it was, and ErrClosed that

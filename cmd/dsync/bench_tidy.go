@@ -14,8 +14,10 @@ import (
 	"github.com/go-dsync/dsync/internal/tlsurl"
 )
 
-// tidy returns what removes, when all clients are closed, what locks leave on the backend of a URL: on Redis the counters of fence=redisson; on
-// ZooKeeper nodes of names, and the path of the URL if that is not there. Other backends keep nothing of a lock that was given back.
+// tidy returns a function that removes what the locks leave on the backend of a
+// URL, to be called when all clients are closed: the counters of fence=redisson
+// on Redis, and on ZooKeeper the nodes of names, and the path of the URL if it
+// was not there before. Other backends keep nothing of a lock that was released.
 func (f *benchFlags) tidy(ctx context.Context, u *driver.URL) (undo func() error, err error) {
 	switch {
 	case u.Scheme == "redisson" && u.Bool("fenced", true) && u.Param("fence", "") == "redisson":

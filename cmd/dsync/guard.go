@@ -430,9 +430,9 @@ func nextTime(times *os.File) (time.Duration, error) {
 	return time.Duration(binary.LittleEndian.Uint64(b[:])), nil
 }
 
-// wait waits until a time was told or a signal has come, or for some time: of
-// these, what was told counts, however long this process was frozen. It waits
-// for a second at most, for timers stand still while the machine sleeps.
+// wait returns when a new time or a signal has arrived, or after atMost. A new
+// time counts first, however long this process was frozen. A wait takes a second
+// at most, because timers stand still while the machine sleeps.
 func (w *watch) wait(atMost time.Duration) (told, signaled bool, err error) {
 	ms := min(max(atMost, 0), time.Second).Milliseconds()
 	poll := []unix.PollFd{{Fd: int32(w.times.Fd()), Events: unix.POLLIN}, {Fd: int32(w.signals.Fd()), Events: unix.POLLIN}}

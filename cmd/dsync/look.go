@@ -70,7 +70,8 @@ const (
 	lookEvery = 20 * time.Millisecond
 	idleLooks = 20 // of a name without a holder; after so many, only one look in so many is made
 
-	// A program in the migration that waits for a name when it is sealed notices soon. Who still waits after so many looks is behind.
+	// A program in the migration that waits for a name when it is sealed
+	// notices soon. Who still waits after so many looks is behind.
 	waitLooks = 3
 )
 
@@ -198,8 +199,9 @@ func (l *looker) moved(r *nameReport, floor uint64, old, now driver.Status) {
 	}
 }
 
-// notMoved describes a name that is not sealed. Holds of programs in the migration are marked as such, so any other hold is of a program that
-// takes no part.
+// notMoved describes a name that is not sealed. Holds of programs in the
+// migration are marked as such, so any other hold is of a program that takes no
+// part.
 func (l *looker) notMoved(r *nameReport, old, now driver.Status) {
 	r.State = stateIdle
 	switch {

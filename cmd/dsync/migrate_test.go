@@ -104,7 +104,8 @@ func TestStatusNamesReadersAndWriters(t *testing.T) {
 	}
 }
 
-// TestStatusNamesAnIncumbent in a fleet of six, which holds a name a hundredth of the time, by either procedure and in each phase.
+// TestStatusNamesAnIncumbent in a fleet of six, which holds a name a hundredth
+// of the time, by either procedure and in each phase.
 func TestStatusNamesAnIncumbent(t *testing.T) {
 	for _, test := range []struct {
 		more  string

@@ -131,7 +131,8 @@ func (f *pairFlags) options(p *pair) *migrate.Options {
 	return &migrate.Options{Unfenced: !f.fenced, Gated: f.gate, TTL: f.ttl, FromFloor: p.fromFloor, ToFloor: p.toFloor}
 }
 
-// listOld lists the names that are held or sealed on the old backend, without those of the migration itself.
+// listOld lists the names that are held or sealed on the old backend, without
+// those of the migration itself.
 func (p *pair) listOld(ctx context.Context) ([]string, error) {
 	names, _, err := (&backend{driver: p.from}).list(ctx, "", math.MaxInt)
 	if err != nil {

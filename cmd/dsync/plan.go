@@ -58,11 +58,8 @@ migration, and so do seal and rollback.`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, refusal, err := plan(c.Context(), f, passwords)
-			switch {
-			case err != nil && asJSON:
-				return errors.Join(err, writeJSON(c.OutOrStdout(), failure{err.Error()}))
-			case err != nil:
-				return err
+			if err != nil {
+				return failed(c.OutOrStdout(), asJSON, err)
 			}
 			if asJSON {
 				err = writeJSON(c.OutOrStdout(), r)
@@ -119,8 +116,8 @@ func plan(ctx context.Context, f *pairFlags, passwords bool) (r *planReport, ref
 	return r, refusal, nil
 }
 
-// procedure returns a migration, which is not to be closed, why its backends are not tied to each other, if they are not, and why it is
-// refused.
+// procedure returns a migration, which is not to be closed, why its backends
+// are not tied to each other, if they are not, and why it is refused.
 func (p *pair) procedure(ctx context.Context, o *migrate.Options) (m *migrate.Driver, ties, err error) {
 	if m, err = migrate.New(p.from, p.to, o); err != nil {
 		return nil, err, err
@@ -161,7 +158,8 @@ func withFloor(raw string, floor uint64) string {
 	return before + "?" + strings.Join(params, "&")
 }
 
-// withoutPassword puts the word PASSWORD in place of the passwords of a URL that driver.ParseURL accepts.
+// withoutPassword puts the word PASSWORD in place of the passwords of a URL
+// that driver.ParseURL accepts.
 func withoutPassword(raw string) string {
 	const word = "PASSWORD"
 	before, query, has := strings.Cut(raw, "?")
@@ -183,7 +181,8 @@ func withoutPassword(raw string) string {
 	return before + "?" + strings.Join(params, "&")
 }
 
-// tokens compares the tokens that the two backends give to a name without a history. They are zero if one of the two has none.
+// tokens compares the tokens that the two backends give to a name without a
+// history. They are zero if one of the two has none.
 func (f *pairFlags) tokens(ctx context.Context, p *pair) (migrate.Tokens, error) {
 	m, err := migrate.New(p.from, p.to, &migrate.Options{Unfenced: true, Gated: true, TTL: f.ttl, FromFloor: p.fromFloor, ToFloor: p.toFloor})
 	if err != nil {

@@ -63,14 +63,12 @@ the lock. PostgreSQL as the old backend does not tell whose holds they are.`,
 				return usageError{fmt.Errorf("--for %v is negative", lasting)}
 			}
 			r, err := names.status(c, f, args, lasting)
-			switch {
-			case err != nil && asJSON:
-				return errors.Join(err, writeJSON(c.OutOrStdout(), failure{err.Error()}))
-			case err != nil:
-				return err
-			case asJSON:
+			if err != nil {
+				return failed(c.OutOrStdout(), asJSON, err)
+			}
+			if asJSON {
 				err = writeJSON(c.OutOrStdout(), r)
-			default:
+			} else {
 				err = r.write(c.OutOrStdout(), f.gate)
 			}
 			if err == nil && r.Behind > 0 {
@@ -150,7 +148,7 @@ func (r *statusReport) count(n nameReport) {
 	}
 }
 
-// members asks who is in which phase.
+// members adds the processes in each phase to the report.
 func (r *statusReport) members(ctx context.Context, m *migrate.Driver) error {
 	members, err := m.Members(ctx)
 	for _, m := range members {
@@ -237,9 +235,14 @@ func token(n uint64) string {
 	return strconv.FormatUint(n, 10)
 }
 
-// failure is the JSON of a command that fails.
-type failure struct {
-	Error string `json:"error"`
+// failed returns the error of a command, and writes it as JSON if that is wanted.
+func failed(w io.Writer, asJSON bool, err error) error {
+	if !asJSON {
+		return err
+	}
+	return errors.Join(err, writeJSON(w, struct {
+		Error string `json:"error"`
+	}{err.Error()}))
 }
 
 func writeJSON(w io.Writer, v any) error {

@@ -58,7 +58,8 @@ backend --anyway unties all the same.`,
 	return c
 }
 
-// nothingSealed fails while names are sealed on the old backend, and with a gate while processes are in phases old and new.
+// nothingSealed fails while names are sealed on the old backend, and with a
+// gate while processes are in phases old and new.
 func (p *pair) nothingSealed(ctx context.Context, m *migrate.Driver, gate bool) error {
 	if gate {
 		members, err := m.Members(ctx)

@@ -63,15 +63,16 @@ func (d *Driver) change(ctx context.Context, name, hold string, known *view, to 
 			return next, err
 		}
 		known = nil
+		goesOn := false
 		if tries == 0 {
-			leave, ok := d.turns.enter(ctx, d.life.Context(), name)
-			if !ok {
-				return next, fmt.Errorf("%w: the record of %q changes all the time: %w", driver.ErrUnavailable, name, cmp.Or(ctx.Err(), driver.ErrClosed))
+			var leave func()
+			if leave, goesOn = d.turns.enter(ctx, d.life.Context(), name); goesOn {
+				defer leave()
 			}
-			defer leave()
-			continue
+		} else {
+			goesOn = d.life.Sleep(ctx, rand.N(time.Millisecond<<min(tries, 6)))
 		}
-		if pause := rand.N(time.Millisecond << min(tries, 6)); !d.life.Sleep(ctx, pause) {
+		if !goesOn {
 			return next, fmt.Errorf("%w: the record of %q changes all the time: %w", driver.ErrUnavailable, name, cmp.Or(ctx.Err(), driver.ErrClosed))
 		}
 	}

@@ -90,10 +90,6 @@ func (l *lease) Expires() time.Time {
 // Renew implements [driver.Lease]. It carries out one renewal at a time, so the
 // last answer is that of the last request.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
-	return l.renew(ctx, ttl, func(*claim) {})
-}
-
-func (l *lease) renew(ctx context.Context, ttl time.Duration, also func(*claim)) error {
 	if err := l.d.life.Enter(); err != nil {
 		return err
 	}
@@ -121,7 +117,6 @@ func (l *lease) renew(ctx context.Context, ttl time.Duration, also func(*claim))
 		if l.d.Rising {
 			c.Token = l.first
 		}
-		also(c)
 	})
 	if err == nil && !l.move(until, true) {
 		return driver.ErrNotHeld // the answer came too late to count

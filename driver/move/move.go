@@ -36,11 +36,15 @@ type Sealer interface {
 // backend, where the name is sealed. The mark and the floor of the tokens last as long as what the backend acknowledges, and longer
 // than any hold.
 type Marker interface {
-	// Mark marks the name of l, a lease of this driver, in one step at the backend, conditional on the hold. The same step raises the
-	// tokens: all tokens of later grants are above floor, and so are the tokens of l, which gets new ones, up to as many as Events.Tokens of
-	// the request says. Neither a second Mark nor a lower floor lowers anything. Mark returns driver.ErrNotHeld if the hold is over, and
-	// then nothing has changed; after any other error the outcome is unknown, and the caller only releases l. Mark is called before l
-	// is used, not beside its other methods.
+	// Mark marks the name of l, a lease of this driver, in one step at the
+	// backend, conditional on the hold. The same step raises the tokens: all
+	// tokens of later grants are above floor, and so are the tokens of l, which
+	// gets new ones, up to as many as Events.Tokens of the request says.
+	// Neither a second Mark nor a lower floor lowers anything. Mark returns
+	// driver.ErrNotHeld if the hold is over, and then nothing has changed;
+	// after any other error the outcome is unknown, and the caller only
+	// releases l. Mark is called before l is used, not beside its other
+	// methods.
 	Mark(ctx context.Context, l driver.Lease, floor uint64) error
 
 	// Marked reports whether the name of l, a lease of this driver, is marked. A mark that came with the grant needs no request. Acquire

@@ -20,9 +20,11 @@ var leaseKey = regexp.MustCompile(`^(\+read-|write-|permits-[0-9]+of[0-9]+-)?[0-
 
 var unflatten = strings.NewReplacer("%2F", "/", "%25", "%")
 
-// List implements driver.Lister. Keys with a lease, and a last part that looks like one, are taken for contenders, as all clients of this
-// protocol make them. All is read as of one revision: where a page ends, a name whose contenders come and go
-// would be missed. A List that takes longer than the server keeps old revisions fails.
+// List implements driver.Lister. Keys with a lease, and a last part that looks
+// like one, are taken for contenders, as all clients of this protocol make
+// them. All is read as of one revision: where a page ends, a name whose
+// contenders come and go would be missed. A List that takes longer than the
+// server keeps old revisions fails.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		wanted := prefix

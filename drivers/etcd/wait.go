@@ -189,19 +189,17 @@ func (h *hold) abandon(ctx context.Context, cause error) error {
 		h.leaveToCleaner(true)
 		left <- false
 	}
-	ended, late := ctx.Done(), make(<-chan time.Time)
-	for {
+	gone := false
+	select {
+	case gone = <-left:
+	case <-ctx.Done():
 		select {
-		case gone := <-left:
-			if gone {
-				return cause
-			}
-			return fmt.Errorf("%w: %w", cause, driver.ErrUnknown)
-		case <-ended:
-			ended = nil
-			late = time.After(abandonFor)
-		case <-late:
-			return fmt.Errorf("%w: %w", cause, driver.ErrUnknown)
+		case gone = <-left:
+		case <-time.After(abandonFor):
 		}
 	}
+	if gone {
+		return cause
+	}
+	return fmt.Errorf("%w: %w", cause, driver.ErrUnknown)
 }

@@ -266,7 +266,8 @@ const (
 	// lookTTL is the TTL of a slot taken for a look, so that a process killed during its look is in nobody's way for long.
 	lookTTL = 5 * time.Second
 
-	// lookPrefix begins the hold of a slot taken for a look. The slot may be a member's soon, so it is looked at again.
+	// lookPrefix begins the hold of a slot taken for a look. The slot may be a
+	// member's soon, so it is looked at again.
 	lookPrefix = HoldPrefix + "look-"
 )
 

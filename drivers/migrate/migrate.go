@@ -249,7 +249,8 @@ func processID() string {
 	return fmt.Sprintf("%s%.40s-%d-%s", HoldPrefix, plain, os.Getpid(), rand.Text())
 }
 
-// HoldPrefix begins all holds of a migration on its backends. No program that knows one backend alone has such holds.
+// HoldPrefix begins all holds of a migration on its backends. No program that
+// knows one backend alone has such holds.
 const HoldPrefix = "migrate-"
 
 // ofProgram begins the holds of programs that use the migration.

@@ -202,7 +202,8 @@ func (d whileLooked) Acquire(ctx context.Context, r *driver.Request) (driver.Lea
 	return d.Driver.Acquire(ctx, r)
 }
 
-// TestAClosureAfterTheLooksBeganIsNotKnown: a process may have become a member in PhaseOld after the looks and before the closure.
+// TestAClosureAfterTheLooksBeganIsNotKnown: a process may have become a member
+// in PhaseOld after the looks and before the closure.
 func TestAClosureAfterTheLooksBeganIsNotKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)

@@ -101,7 +101,8 @@ func (d *Driver) Rollback(ctx context.Context, name string) error {
 	}
 }
 
-// WayBack returns why names cannot be taken back, as far as the drivers say: nil, [ErrNoSeals] or [ErrNoWayBack].
+// WayBack returns why names cannot be taken back, as far as the drivers say:
+// nil, [ErrNoSeals] or [ErrNoWayBack].
 func (d *Driver) WayBack(context.Context) error {
 	switch {
 	case d.gate != nil:

@@ -318,8 +318,8 @@ func TestANameThatCannotBeMarkedIsNotSealed(t *testing.T) {
 	}
 }
 
-// TestAReleaseWithoutAnAnswerIsUnknown: in phase new the name is held on the old backend, so the hold on the new one is given back before
-// the next way.
+// TestAReleaseWithoutAnAnswerIsUnknown: in phase new the name is held on the
+// old backend, so the hold on the new one is given back before the next way.
 func TestAReleaseWithoutAnAnswerIsUnknown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)

@@ -10,13 +10,18 @@ import (
 	"github.com/go-dsync/dsync/driver/move"
 )
 
-// A migration ties its old backend to one new backend with one floor of the tokens. So a process with another new backend, by a wrong prefix
-// perhaps, or with another floor is found before it locks anything. The tie is made of seals alone, of reserved names:
+// A migration ties its old backend to one new backend with one floor of the
+// tokens. So a process with another new backend, by a wrong prefix perhaps, or
+// with another floor is found before it locks anything. The tie is made of
+// seals alone, of reserved names:
 //
-//   - identityName is sealed on the new backend after a random mark. The last token in the seal is the identity. A new backend that keeps no
-//     seals may tell an identity of its own: see [move.Identifier].
-//   - targetName is sealed on the old backend. The names of two more seals there contain the last token of this seal: one also has the
-//     identity of the new backend, the other one the floor. They were sealed while the holder of targetName had that token.
+//   - identityName is sealed on the new backend after a random mark. The last
+//     token in the seal is the identity. A new backend that keeps no seals may
+//     tell an identity of its own: see [move.Identifier].
+//   - targetName is sealed on the old backend. The names of two more seals there
+//     contain the last token of this seal: one also has the identity of the new
+//     backend, the other one the floor. They were sealed while the holder of
+//     targetName had that token.
 //
 // None of these change any more before [Driver.Untie].
 const (
@@ -59,7 +64,8 @@ func (d *Driver) keepsSeals(ctx context.Context, b *backend, s move.Sealer) erro
 	})
 }
 
-// keeps returns an error that matches errors.ErrUnsupported if that is the answer to a request about a hold.
+// keeps returns an error that matches errors.ErrUnsupported if that is the
+// answer to a request about a hold.
 func (d *Driver) keeps(ctx context.Context, b *backend, request func(driver.Lease) error) error {
 	l, err := b.Acquire(ctx, d.ownRequest(keepsName))
 	if err == nil {
@@ -71,8 +77,9 @@ func (d *Driver) keeps(ctx context.Context, b *backend, request func(driver.Leas
 	return d.permitted(ctx, fmt.Errorf("%s backend: %w", b.role, err))
 }
 
-// Moves returns nil if names can move, and otherwise an error that matches [ErrNeedsGate], or [ErrNotPermitted] if that cannot be seen. It
-// locks a reserved name for a moment on each backend.
+// Moves returns nil if names can move, and otherwise an error that matches
+// [ErrNeedsGate], or [ErrNotPermitted] if that cannot be seen. It locks a
+// reserved name for a moment on each backend.
 func (d *Driver) Moves(ctx context.Context) error {
 	if d.gate != nil {
 		return ErrNoSeals
@@ -96,8 +103,8 @@ func (d *Driver) Look(ctx context.Context) error {
 	return d.permitted(ctx, err)
 }
 
-// Ties returns nil if Check can tie from to to, and otherwise why a process with another to is not found. It may lock a reserved name for a
-// moment on to.
+// Ties returns nil if Check can tie from to to, and otherwise why a process
+// with another to is not found. It may lock a reserved name for a moment on to.
 func (d *Driver) Ties(ctx context.Context) error {
 	to, keeps := d.to.Driver.(move.Sealer)
 	_, tells := d.to.Driver.(move.Identifier)
@@ -128,7 +135,8 @@ func (d *Driver) wrongWay(ctx context.Context) error {
 	return nil
 }
 
-// tied reports whether from is tied to this new backend with this floor. It returns an error if one of the two is tied to another one.
+// tied reports whether from is tied to this new backend with this floor. It
+// returns an error if one of the two is tied to another one.
 func (d *Driver) tied(ctx context.Context) (bool, error) {
 	if err := d.wrongWay(ctx); err != nil || d.sealer == nil || d.from.info.Fencing == driver.None {
 		return false, err
@@ -186,11 +194,13 @@ func (d *Driver) tie(ctx context.Context) error {
 	}
 }
 
-// ErrNotPermitted: a backend does not permit the user to look at the names that the migration has for itself.
+// ErrNotPermitted: a backend does not permit the user to look at the names that
+// the migration has for itself.
 var ErrNotPermitted = fmt.Errorf("not permitted to look at names that begin with %s", reserved)
 
-// permitted returns ErrNotPermitted for an error that is neither of an unreachable backend, nor of somebody else in the way, nor of a
-// backend that is a wrong one or cannot do it.
+// permitted returns ErrNotPermitted for an error that is neither of an
+// unreachable backend, nor of somebody else in the way, nor of a backend that
+// is a wrong one or cannot do it.
 func (d *Driver) permitted(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() != nil {
 		return err
@@ -203,7 +213,8 @@ func (d *Driver) permitted(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", ErrNotPermitted, err)
 }
 
-// unlessRefused returns nil in place of ErrNotPermitted: programs need no rights for reserved names.
+// unlessRefused returns nil in place of ErrNotPermitted: programs need no
+// rights for reserved names.
 func unlessRefused(err error) error {
 	if errors.Is(err, ErrNotPermitted) {
 		return nil
@@ -251,7 +262,8 @@ func (d *Driver) identity(ctx context.Context) (uint64, error) {
 	}
 }
 
-// tieTo seals the three names on from. A process that stops in between has changed nothing: the next holder has another token.
+// tieTo seals the three names on from. A process that stops in between has
+// changed nothing: the next holder has another token.
 func (d *Driver) tieTo(ctx context.Context, identity uint64) error {
 	target, err := d.from.Acquire(ctx, d.ownRequest(targetName))
 	if err != nil {
@@ -279,8 +291,9 @@ func (d *Driver) tieTo(ctx context.Context, identity uint64) error {
 	return err
 }
 
-// Untie undoes the first [Driver.Check] of a migration, and [Driver.Finalize]: from may then be tied to another backend, or names may move to
-// it. No program may use the migration any more, and no name may be sealed on from.
+// Untie undoes the first [Driver.Check] of a migration, and [Driver.Finalize]:
+// from may then be tied to another backend, or names may move to it. No program
+// may use the migration any more, and no name may be sealed on from.
 func (d *Driver) Untie(ctx context.Context) error {
 	if d.unsealer == nil {
 		return fmt.Errorf("%w: backend %s takes no seal back", ErrNoWayBack, d.from.info.Name)

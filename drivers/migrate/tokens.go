@@ -11,16 +11,19 @@ import (
 // tokensName is locked for a moment on each backend, to see which tokens a name gets that was never locked.
 const tokensName = reserved + "tokens"
 
-// floorUnit is far more than the tokens of a backend rise during a migration: nine years for tokens that are microseconds. Floors that
-// Tokens proposes are multiples of it, so that two calls agree.
+// floorUnit is far more than the tokens of a backend rise during a migration:
+// nine years for tokens that are microseconds. Floors that Tokens proposes are
+// multiples of it, so that two calls agree.
 const floorUnit = 1 << 48
 
 // Tokens are the tokens that the two backends give to a name that has moved by no seal.
 type Tokens struct {
 	From, To uint64 // with the floors of the two
 
-	// Floor is the floor that to needs: the one that the migration is tied to if to has another one, that of to if tokens rise with it, and
-	// otherwise one with which the tokens of to are above those of from until long after now.
+	// Floor is the floor that to needs: the one that the migration is tied to
+	// if to has another one, that of to if tokens rise with it, and otherwise
+	// one with which the tokens of to are above those of from until long after
+	// now.
 	Floor uint64
 }
 
@@ -28,7 +31,8 @@ type Tokens struct {
 // differ by chance are not enough.
 func (t Tokens) Rise() bool { return t.To > t.From+floorUnit/2 }
 
-// Tokens locks a reserved name for a moment on each backend, and compares the tokens. It returns zero Tokens if a backend has none.
+// Tokens locks a reserved name for a moment on each backend, and compares the
+// tokens. It returns zero Tokens if a backend has none.
 func (d *Driver) Tokens(ctx context.Context) (t Tokens, err error) {
 	if d.from.info.Fencing == driver.None || d.to.info.Fencing == driver.None {
 		return t, nil

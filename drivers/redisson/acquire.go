@@ -115,8 +115,10 @@ func groupOf(m driver.Mode) int {
 	return int(m)
 }
 
-// ask asks again whenever the lock may have become free. T is the topic that the caller has joined before, if any. A caller that was woken
-// and then cannot ask wakes another caller of this process. A waiter for a fair lock has a channel of its own, which nobody joins again.
+// ask asks again whenever the lock may have become free. T is the topic that
+// the caller has joined before, if any. A caller that was woken and then cannot
+// ask wakes another caller of this process. A waiter for a fair lock has a
+// channel of its own, which nobody joins again.
 func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic, refused obstacle) (*lease, error) {
 	timer := time.NewTimer(pause(refused.left))
 	defer timer.Stop()
@@ -212,8 +214,10 @@ func pause(left time.Duration) time.Duration {
 	return left + time.Millisecond // the key is there for all of its last millisecond
 }
 
-// try asks once. Without an error and a lease the lock is taken. Again says that the attempt was refused before, and turn is what
-// redistopic.Text returns, or "" for one that is in no line. If the answer is unclear, the cleaner removes what may be left.
+// try asks once. Without an error and a lease the lock is taken. Again says
+// that the attempt was refused before, and turn is what redistopic.Text
+// returns, or "" for one that is in no line. If the answer is unclear, the
+// cleaner removes what may be left.
 func (d *Driver) try(ctx context.Context, r *driver.Request, again bool, turn string) (*lease, obstacle, error) {
 	o := d.newOp(r, nil)
 	o.again, o.turn = again, turn
@@ -251,20 +255,15 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool, turn st
 	case first < 0:
 		return nil, obstacle{left: time.Duration(-1-first) * time.Millisecond, place: line}, nil
 	}
-	l := d.grantedLease(r, sent, first, n, fenced)
+	if !fenced {
+		first, n = 0, 0
+	}
+	l := d.newLease(r, sent, uint64(first), n)
 	l.markKnown, l.marked = marks, moved
 	if acks < d.options.WaitReplicas {
 		return nil, obstacle{}, d.undo(ctx, l, acks)
 	}
 	return l, obstacle{}, nil
-}
-
-// grantedLease is the lease for a grant, with n tokens from first on, by a request that was sent at a time.
-func (d *Driver) grantedLease(r *driver.Request, sent, first int64, n int, fenced bool) *lease {
-	if !fenced {
-		return d.newLease(r, sent, 0, 0)
-	}
-	return d.newLease(r, sent, uint64(first), n)
 }
 
 // Answers of the acquire scripts: the lock does not expire; it is sealed; the limit is another one; less the milliseconds, its end is told elsewhere; and, less the

@@ -36,8 +36,9 @@ func (d *Driver) leaveServer() {
 	}
 }
 
-// doMulti sends several requests at once. It returns when they are answered or fail, or when ctx ends: the library does not heed ctx
-// everywhere, for example while it connects.
+// doMulti sends several requests at once. It returns when they are answered or
+// fail, or when ctx ends: the library does not heed ctx everywhere, for example
+// while it connects.
 func (d *Driver) doMulti(ctx context.Context, client rueidis.CoreClient, cmds []rueidis.Completed) []rueidis.RedisResult {
 	answers := make(chan []rueidis.RedisResult, 1)
 	if !d.life.Go(func() { answers <- client.DoMulti(ctx, cmds...) }) { // ends soon after ctx
@@ -65,8 +66,8 @@ type call struct {
 	keys, args []string
 }
 
-// evalAll runs scripts many times in one request, each time with its own outcome. Where replicas have to confirm, evalAll returns how
-// many did.
+// evalAll runs scripts many times in one request, each time with its own
+// outcome. Where replicas have to confirm, evalAll returns how many did.
 func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []call, replicas int) ([]rueidis.RedisResult, int) {
 	b := client.B()
 	cmds := make([]rueidis.Completed, 0, len(calls)+1)
@@ -136,8 +137,10 @@ func (d *Driver) evalReplicated(ctx context.Context, c call) (rueidis.RedisResul
 	return results[0], acks
 }
 
-// nodeOf returns the client for scripts on a key. In a cluster, where replicas have to confirm, the client as a whole will not do: it
-// follows a redirection of the script, but sends WAIT to a node that has written nothing, where WAIT succeeds.
+// nodeOf returns the client for scripts on a key. In a cluster, where replicas
+// have to confirm, the client as a whole will not do: it follows a redirection
+// of the script, but sends WAIT to a node that has written nothing, where WAIT
+// succeeds.
 func (d *Driver) nodeOf(ctx context.Context, key string) (rueidis.Client, error) {
 	if !d.cluster || d.options.WaitReplicas == 0 {
 		return d.client, nil

@@ -331,7 +331,8 @@ func TestFairRights(t *testing.T) {
 	release(t, last.granted(t))
 }
 
-// TestFairNextLeavesAtTheHandOver: the next leaves while the release is under way that tells it. The lock goes to it or to the one behind it.
+// TestFairNextLeavesAtTheHandOver: the next leaves while the release is under
+// way that tells it. The lock goes to it or to the one behind it.
 func TestFairNextLeavesAtTheHandOver(t *testing.T) {
 	const rounds = 100
 	s := testenv.Redis(t)
@@ -360,7 +361,8 @@ func TestFairNextLeavesAtTheHandOver(t *testing.T) {
 	testenv.Eventually(t, func() bool { return len(keysOf(s)) == 0 }, "nothing is left")
 }
 
-// TestFairExcludes: callers of two clients, some of whom leave, and two never hold the lock at once.
+// TestFairExcludes: callers of two clients, some of whom leave, and two never
+// hold the lock at once.
 func TestFairExcludes(t *testing.T) {
 	const callers, grants = 8, 30
 	s := testenv.Redis(t)

@@ -28,9 +28,11 @@ var holdField = regexp.MustCompile(`^[^:]+:[0-9]+(:write|:read)?$`)
 // escapeGlob makes a pattern of a text that matches nothing else.
 var escapeGlob = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 
-// List implements driver.Lister. It goes through all keys of the server, or of each primary of a cluster, a hundred thousand in a second at
-// most: once for locks, which are hashes whose fields look like holds or seals, and once for permits. Keys that the user has no right to are left out.
-// Names in slots of a cluster that move in the meantime may be missed.
+// List implements driver.Lister. It goes through all keys of the server, or of
+// each primary of a cluster, a hundred thousand in a second at most: once for
+// locks, which are hashes whose fields look like holds or seals, and once for
+// permits. Keys that the user has no right to are left out. Names in slots of a
+// cluster that move in the meantime may be missed.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		if err := d.admin(ctx, "list"); err != nil { // any name will do

@@ -35,7 +35,8 @@ func prefixName(prefix, name string) string {
 	return prefix + ":{" + name + "}"
 }
 
-// keyPrefixes begin the keys that belong to locks, and to other things of Redisson and of dsync with a name. The last is one of earlier clients.
+// keyPrefixes begin the keys that belong to locks, and to other things of
+// Redisson and of dsync with a name. The last is one of earlier clients.
 var keyPrefixes = []string{fencePrefix, turnPrefix, markPrefix, tokenPrefix, queuePrefix, timesPrefix,
 	"redisson_unlock_latch", intentPrefix, latchPrefix, latchPrefix2, "dsync_holder"}
 

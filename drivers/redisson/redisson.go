@@ -38,11 +38,11 @@
 // hold. With tokens, its value is the last token and a text about the holder
 // (owner, host, process id and note). The end of a hold is published on a
 // channel of the name. A release leaves nothing of the name behind: the last
-// tokens are in at most 16,384 keys that all names share. A name with a { keeps its place in a cluster by its hash tag, as
-// in Redisson; names whose braces are no hash tag ("a{b", "a}b", "{}x") are
-// refused in a cluster, and everywhere names of keys that belong to other locks
-// ("dsync_fence:{x}") and names in braces ("{x}"), which share keys and
-// channels with the name inside.
+// tokens are in at most 16,384 keys that all names share. A name with a { keeps
+// its place in a cluster by its hash tag, as in Redisson; names whose braces
+// are no hash tag ("a{b", "a}b", "{}x") are refused in a cluster, and
+// everywhere names of keys that belong to other locks ("dsync_fence:{x}") and
+// names in braces ("{x}"), which share keys and channels with the name inside.
 //
 // In the modes Read and Write the hash has a field mode, in the form of
 // RReadWriteLock: a field for each hold and, for each Read, a key too, which

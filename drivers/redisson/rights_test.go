@@ -30,8 +30,8 @@ func leastRights(tb testing.TB, rows ...string) []string {
 // given are rights that the server gives everybody.
 var given = []string{"+hello", "+auth"}
 
-// quiet are rights without which nothing fails: waiters ask now and then, or all at once, and the library is content that a ping is answered
-// at all.
+// quiet are rights without which nothing fails: waiters ask now and then, or
+// all at once, and the library is content that a ping is answered at all.
 var quiet = []string{"+ping", "+subscribe", "~dsync_turn:{lk:*", "+hmget"}
 
 // TestEachRightIsNeeded takes one of the rights away at a time, and then does all that they are for.

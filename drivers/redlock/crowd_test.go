@@ -87,7 +87,8 @@ func TestCrowdSharesTheLock(t *testing.T) {
 		if requests := float64(got["set"]+got["evalsha"]+got["subscribe"]+got["unsubscribe"]) / (n * each); requests > float64(3*n+4*count) {
 			t.Errorf("%d nodes: commands for each hand-over: got %.1f", count, requests)
 		}
-		// Ten grants each in a random order have an index of 0.91, and those of clients that do not stand back one of 0.28.
+		// Ten grants each in a random order have an index of 0.91, and those of
+		// clients that do not stand back one of 0.28.
 		if got := drivertest.Jain(counts); got < 0.6 {
 			t.Errorf("%d nodes: Jain's index of %v: got %.3f, want 0.6", count, counts, got)
 		}

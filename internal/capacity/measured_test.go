@@ -75,7 +75,8 @@ func TestCrowdsNeedEachPart(t *testing.T) {
 	}
 }
 
-// networks is ms that a free lock and its release, and a hand-over, take with 0, 1, 2 and 5 ms for a round trip, in docs/measured.md.
+// networks is ms that a free lock and its release, and a hand-over, take with
+// 0, 1, 2 and 5 ms for a round trip, in docs/measured.md.
 var networks = []struct {
 	model          model
 	free, handOver [4]float64
@@ -104,7 +105,8 @@ func networkFigures(t *testing.T) (all []figure) {
 
 func ms(s simulated) float64 { return float64(s.mean) / float64(time.Millisecond) }
 
-// hotFigures is hand-overs a second of 32 goroutines of a process, workload 3 of docs/performance.md without a disk.
+// hotFigures is hand-overs a second of 32 goroutines of a process, workload 3
+// of docs/performance.md without a disk.
 func hotFigures(t *testing.T) (all []figure) {
 	for _, c := range []struct {
 		model    model

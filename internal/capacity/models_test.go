@@ -20,12 +20,15 @@ var (
 	postgreSQL = model{name: "PostgreSQL", service: 28 * us, latency: (80 - 28) * us, event: 120 * us, extra: 1, beside: 160 * us, alive: 2 * time.Second}
 )
 
-// lateness is how late a timer of the network is that the curves of docs/measured.md put between client and server. It is fitted, to a free lock on
-// Redis with 2 ms.
+// lateness is how late a timer of the network is that the curves of
+// docs/measured.md put between client and server. It is fitted, to a free lock
+// on Redis with 2 ms.
 const lateness = 200 * us
 
-// hot is a model of a name that callers of one process want, where the process hands it over itself: nothing but a free lock counts
-// then (workload 1 of docs/performance.md, without a disk), and the 2.5 µs that a hand-over in the process takes, fitted to workload 3 on Redis.
+// hot is a model of a name that callers of one process want, where the process
+// hands it over itself: nothing but a free lock counts then (workload 1 of
+// docs/performance.md, without a disk), and the 2.5 µs that a hand-over in the
+// process takes, fitted to workload 3 on Redis.
 func hot(name string, free time.Duration) model {
 	return model{name: name, latency: free / 2, passed: micros(2.5)}
 }

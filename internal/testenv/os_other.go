@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// EndWithUs has nothing to ask for: only Linux ties a child's life to ours. Elsewhere the cleanup of the test ends it.
+// EndWithUs has nothing to ask for: only Linux ties a child's life to ours.
+// Elsewhere the cleanup of the test ends it.
 func EndWithUs(*exec.Cmd) {}
 
 // ownNetwork is never called: only Linux has network namespaces.

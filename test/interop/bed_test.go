@@ -124,7 +124,8 @@ func channelOf(name string) string {
 	return "redisson_lock__channel:{" + name + "}"
 }
 
-// fields returns the hash at a name. The value of a hold of Go with tokens, which says more than a count, is returned as the count 1.
+// fields returns the hash at a name. The value of a hold of Go with tokens,
+// which says more than a count, is returned as the count 1.
 func (b *bed) fields(name string) map[string]string {
 	got := make(map[string]string)
 	list := b.node(name).Do("HGETALL", name).([]any)
@@ -174,8 +175,10 @@ func (b *bed) free(tb testing.TB, name string) {
 	testenv.Eventually(tb, func() bool { return b.node(name).SubscriberCount(channelOf(name)) == 0 }, "nobody listens for "+name)
 }
 
-// gone waits until no key is left of a lock but what fenced locks count in, the line of those who wait, and the latches by which Redisson knows an unlock that it
-// repeats: 4.2.0 in a cluster leaves them until they expire, after 20 s at most, and others delete them behind the answer.
+// gone waits until no key is left of a lock but what fenced locks count in, the
+// line of those who wait, and the latches by which Redisson knows an unlock
+// that it repeats: 4.2.0 in a cluster leaves them until they expire, after 20 s
+// at most, and others delete them behind the answer.
 func (b *bed) gone(tb testing.TB, name string) {
 	tb.Helper()
 	testenv.Eventually(tb, func() bool {

@@ -413,8 +413,9 @@ func fairLongHold(t *testing.T, b *bed) {
 
 func fairCrowd(t *testing.T, b *bed) { b.crowd(t, "fair", "&fair=true") }
 
-// fairShare: the callers of a Go client have one place in the queue together, as a thread of Java has. Between two turns of the thread the
-// client passes the lock on inside.
+// fairShare: the callers of a Go client have one place in the queue together,
+// as a thread of Java has. Between two turns of the thread the client passes
+// the lock on inside.
 func fairShare(t *testing.T, b *bed) {
 	const callers, turns = 8, 20
 	name := fresh("share")

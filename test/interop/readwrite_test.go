@@ -77,7 +77,8 @@ func readersShare(t *testing.T, b *bed) {
 		two := second.owner(t)
 		b.wantFields(t, name, map[string]string{"mode": "read", one: "1", two: "1"})
 		for _, owner := range []string{one, two} {
-			// Java looks at the TTL of this key alone, and Go keeps the text about the reader in it.
+			// Java looks at the TTL of this key alone, and Go keeps the text
+			// about the reader in it.
 			text, _ := node.Do("GET", timeoutKey(name, owner)).(string)
 			if ofGo := strings.HasSuffix(owner, ":read"); ofGo && !strings.HasPrefix(text, "#1\n") || !ofGo && text != "1" {
 				t.Errorf("key of the reader %s: got %q", owner, text)

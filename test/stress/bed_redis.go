@@ -14,7 +14,8 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// redisBed is one server that keeps everything on disk. Order is that of the waiters: "", "fair" or "fifo".
+// redisBed is one server that keeps everything on disk. Order is that of the
+// waiters: "", "fair" or "fifo".
 func redisBed(tb testing.TB, order string) *bed {
 	dir := tb.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "snapshot"), 0o755); err != nil { // so that none can be written

@@ -1,16 +1,22 @@
--- sealed says whether a lock is sealed that is held for left milliseconds (a seal lasts for 100 years: see seal.lua).
+-- sealed says whether a lock is sealed that is held for left milliseconds (a
+-- seal lasts for 100 years: see seal.lua).
 local function sealed(name, left) return left > 1576800000000 and call('HEXISTS', name, 'dsync:seal') == 1 end
 
--- elsewhere is the answer for a lock that a hold has for left milliseconds whose end is told on the other one of the two channels of the
--- name, that of the lock and that of the read-write lock.
+-- elsewhere is the answer for a lock that a hold has for left milliseconds
+-- whose end is told on the other one of the two channels of the name, that of
+-- the lock and that of the read-write lock.
 local function elsewhere(left) return -4100000000000 - (left < 0 and 100000000000 or math.min(left, 100000000000)) end
 
--- acquire takes the lock name for a hold for ttl milliseconds, and n tokens out of the sequence token (none if that is nil): see take.
+-- acquire takes the lock name for a hold for ttl milliseconds, and n tokens out
+-- of the sequence token (none if that is nil): see take.
 --
--- It returns the first token (1 if there is none), or {first, how many}. If there is the key mark, that is -5000000000000 - the first
--- token, or {first, how many, 1}. If another hold has the lock, it returns 0 if that has no TTL (or one of more than 120 years), else
--- -1 - the milliseconds that are left, -4000000000000 if it is sealed, and elsewhere() if it is held by a read-write lock. The same
--- hold may ask again: it takes new tokens and starts its TTL anew.
+-- It returns the first token (1 if there is none), or {first, how many}. If
+-- there is the key mark, that is -5000000000000 - the first token, or {first,
+-- how many, 1}. If another hold has the lock, it returns 0 if that has no TTL
+-- (or one of more than 120 years), else -1 - the milliseconds that are left,
+-- -4000000000000 if it is sealed, and elsewhere() if it is held by a read-write
+-- lock. The same hold may ask again: it takes new tokens and starts its TTL
+-- anew.
 local function acquire(name, hold, ttl, token, n, kind, text, mark)
   local left, marked = -2, false
   if mark then

@@ -129,8 +129,9 @@ local function leave(line, hold, at, base, shifts, granted)
   end
 end
 
--- tell publishes on the channel of a waiter, and returns how long the waiter may leave the lock alone. Count is '' where nobody knows
--- how many subscribers a message reaches.
+-- tell publishes on the channel of a waiter, and returns how long the waiter
+-- may leave the lock alone. Count is '' where nobody knows how many subscribers
+-- a message reaches.
 local function tell(hold, channel, word, word2, count)
   local told = publish('0', channel .. ':' .. hold, word, word2)
   return (told > 0 or count == '') and patience or deaf

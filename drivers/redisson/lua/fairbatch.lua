@@ -1,6 +1,8 @@
--- Runs acquireFair and releaseFair for callers that have nothing to do with each other, each for a lock of its own. Eleven ARGV stand for
--- one of them: 'a' or 'r', and the arguments. A release and an acquire without tokens have three KEYS each, and others have four.
--- Returns what each returned, or its error.
+-- Runs acquireFair and releaseFair for callers that have nothing to do with
+-- each other, each for a lock of its own. Eleven ARGV stand for one of them:
+-- 'a' or 'r', and the arguments. A release and an acquire without tokens have
+-- three KEYS each, and others have four. Returns what each returned, or its
+-- error.
 local results, key = {}, 1
 for arg = 1, #ARGV, 11 do
   local ok, result

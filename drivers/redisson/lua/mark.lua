@@ -1,6 +1,8 @@
--- Marks the lock KEYS[1], if ARGV[1] holds that, by the key KEYS[2], which has the floor ARGV[2] and stays for ever. It takes a token above
--- the floor out of the sequence KEYS[3], if that is given, which is of the kind ARGV[3]; ARGV[4] is the text about the hold.
--- Returns the token (1 if there is none), or 0 if there is no such hold.
+-- Marks the lock KEYS[1], if ARGV[1] holds that, by the key KEYS[2], which has
+-- the floor ARGV[2] and stays for ever. It takes a token above the floor out of
+-- the sequence KEYS[3], if that is given, which is of the kind ARGV[3]; ARGV[4]
+-- is the text about the hold. Returns the token (1 if there is none), or 0 if
+-- there is no such hold.
 if call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
 local floor = math.max(tonumber(ARGV[2]), tonumber(call('GET', KEYS[2]) or '0'))
 call('SET', KEYS[2], string.format('%.0f', floor))

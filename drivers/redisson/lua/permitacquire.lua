@@ -1,6 +1,9 @@
--- acquire takes n permits of limit for a hold for ttl milliseconds. A limit of 0 is what is kept; a limit below 0 is so too, and counts without the
--- minus if none is kept. It returns 1; -4000000000000 if the name is sealed; -4000000000001 if the limit is another one, or too small; else the
--- limit, behind -1 - the milliseconds that are left of the hold that ends first, or 0 if that is more than 120 years.
+-- acquire takes n permits of limit for a hold for ttl milliseconds. A limit of
+-- 0 is what is kept; a limit below 0 is so too, and counts without the minus if
+-- none is kept. It returns 1; -4000000000000 if the name is sealed;
+-- -4000000000001 if the limit is another one, or too small; else the limit,
+-- behind -1 - the milliseconds that are left of the hold that ends first, or 0
+-- if that is more than 120 years.
 local function acquire(name, ends, hold, n, limit, ttl)
   local now, from = clock()
   local free, held, over, sealed = count(name, ends, now)

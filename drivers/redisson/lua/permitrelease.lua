@@ -1,6 +1,7 @@
--- release gives the n permits of a hold back, and tells who waits on the channel by the commands. Counted is '' where these do not count all who
--- listen. It returns how many subscribers were told, or -1
--- if the hold is over, or has no longer all its permits; the rest of these are free then.
+-- release gives the n permits of a hold back, and tells who waits on the
+-- channel by the commands. Counted is '' where these do not count all who
+-- listen. It returns how many subscribers were told, or -1 if the hold is over,
+-- or has no longer all its permits; the rest of these are free then.
 local function release(name, ends, hold, n, counted, ...)
   local now = clock()
   local known, free, held, over, sealed = pcall(count, name, ends, now)

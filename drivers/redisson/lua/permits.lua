@@ -5,8 +5,9 @@
 -- A script touches no key that it has removed, and changes nothing before it has looked at all: in a slot that moves it would end half-way.
 local call = redis.call
 
--- A limit that came with a grant is kept for as long as holds last, and for those that listen for spare more: a waiter asks every 5 s, and
--- when the hold that ends first has ended. margin of that spares most grants the command.
+-- A limit that came with a grant is kept for as long as holds last, and for
+-- those that listen for spare more: a waiter asks every 5 s, and when the hold
+-- that ends first has ended. margin of that spares most grants the command.
 local spare, margin = 15000, 8000
 
 -- clock returns the server's time in milliseconds, rounded down, and rounded up, for ends: no hold ends early.
@@ -64,8 +65,8 @@ local function keep(name, ends, ttl)
   call('PEXPIRE', ends, left)
 end
 
--- forget ends a limit that came with a grant, of which no permit is held. Told is how many subscribers heard of it; it is not known if counted
--- is ''.
+-- forget ends a limit that came with a grant, of which no permit is held. Told
+-- is how many subscribers heard of it; it is not known if counted is ''.
 local function forget(name, told, counted)
   if call('PTTL', name) < 0 then return end
   if told == 0 and counted ~= '' then

@@ -19,7 +19,8 @@ local function taken(name, mode, left)
   return mode and refused(left) or elsewhere(left)
 end
 
--- grant takes tokens: see take. It returns what acquire returns, and what the lock keeps about the hold.
+-- grant takes tokens: see take. It returns what acquire returns, and what the
+-- lock keeps about the hold.
 local function grant(...)
   local first, block, value = take(...)
   return block == 1 and first or {first, block}, value
