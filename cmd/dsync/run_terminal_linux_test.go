@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -51,6 +53,23 @@ func (s *shell) shows(text string) (before string) {
 	return until(s.t, s.File, text)
 }
 
+// resumes types fg, and waits until the shell, which says so first, has given the
+// terminal to the job: until then keys such as Ctrl-C are for the shell.
+func (s *shell) resumes() {
+	s.t.Helper()
+	s.types("fg\n")
+	s.shows("run x")
+	terminal, err := s.SyscallConn() // Fd would take the deadlines away
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	testenv.Eventually(s.t, func() bool {
+		var group int
+		failed := terminal.Control(func(fd uintptr) { group, err = unix.IoctlGetInt(int(fd), unix.TIOCGPGRP) })
+		return failed == nil && err == nil && group != s.cmd.Process.Pid
+	}, "the job has the terminal")
+}
+
 func (s *shell) exits() {
 	s.types("exit\n")
 	_ = s.cmd.Wait()
@@ -64,8 +83,7 @@ func TestRunOnATerminal(t *testing.T) {
 	s.shows("started\r")
 	s.types("\x1a")
 	s.shows("Stopped")
-	s.types("fg\n")
-	s.shows("run x")
+	s.resumes()
 	s.types("hello\n")
 	s.shows("got hello")
 	s.types("echo status=$?\n")
@@ -95,8 +113,7 @@ func TestRunOfTimeoutOnATerminal(t *testing.T) {
 	s.shows("started\r")
 	s.types("\x1a")
 	s.shows("Stopped")
-	s.types("fg\n")
-	s.shows("run x")
+	s.resumes()
 	s.types("\x03")
 	s.types("echo status=$?\n")
 	s.shows("status=130")
