@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -213,4 +214,27 @@ func (s *ZooKeeperServer) counter(name string) int64 {
 	}
 	s.tb.Fatalf("mntr does not tell %s: %q", name, text)
 	return 0
+}
+
+// curatorJar is the library of Debian's package libcurator-recipes-java. Its manifest names the others.
+const curatorJar = "/usr/share/java/curator-recipes.jar"
+
+// Curator compiles a Java program that uses Debian's Curator, and returns the command line that runs its class.
+func Curator(tb testing.TB, source, class string) []string {
+	tb.Helper()
+	if _, err := os.Stat(curatorJar); err != nil {
+		missing(tb, curatorJar, "libcurator-recipes-java")
+	}
+	return Java(tb, curatorJar, source, class)
+}
+
+// Java compiles a Java program, and returns the command line that runs its class.
+func Java(tb testing.TB, classpath, source, class string) []string {
+	tb.Helper()
+	java, javac := need(tb, "java", "default-jre-headless"), need(tb, "javac", "default-jdk-headless")
+	dir := tb.TempDir()
+	if out, err := exec.Command(javac, "-cp", classpath, "-d", dir, source).CombinedOutput(); err != nil {
+		tb.Fatalf("javac: %v: %s", err, out)
+	}
+	return []string{java, "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", dir + ":" + classpath, class}
 }
