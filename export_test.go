@@ -15,19 +15,8 @@ func KnownNames(c *Client) int {
 
 // Sleep is a sleep of the machine that is over: the monotonic clock has stood still. If it is not known, only the wall clock tells.
 func Sleep(c *Client, d time.Duration, known bool) {
-	k := c.clock
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	before := k.asleep
-	k.asleep = func() (time.Duration, bool) {
-		slept, ok := before()
-		return slept + d, ok && known
-	}
-	k.lead.Add(-int64(d))
+	c.clock.Sleep(d, known)
 }
 
 // StepWallClock moves the wall clock of a client.
-func StepWallClock(c *Client, d time.Duration) { c.clock.lead.Add(-int64(d)) }
-
-// Missed returns what the clock of a client has missed since so long ago.
-func Missed(c *Client, ago time.Duration) time.Duration { return c.clock.missed(c.now() - ago) }
+func StepWallClock(c *Client, d time.Duration) { c.clock.StepWall(d) }

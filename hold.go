@@ -1,8 +1,6 @@
 package dsync
 
 import (
-	"context"
-	"errors"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -15,9 +13,6 @@ const (
 	maxHandOvers   = 64
 	maxHandOverFor = 100 * time.Millisecond
 )
-
-// maxReleaseWait bounds the wait for the answer to a release, and a Close whose context has no bound.
-const maxReleaseWait = 5 * time.Second
 
 type holdState uint8
 
@@ -37,7 +32,7 @@ type hold struct {
 	req   driver.Request
 	lease driver.Lease // set by the grant
 	first Lease        // the first view, in the same allocation
-	alarm alarm        // next renewal, local deadline, or the time to release a lapsed hold
+	alarm holdAlarm    // next renewal, local deadline, or the time to release a lapsed hold
 
 	releasing releaseContext // of its release
 
@@ -69,7 +64,7 @@ type hold struct {
 func (h *hold) Waiting() {
 	k := h.lock
 	k.mu.Lock()
-	k.answers.queued(h, k.client.clock.plain())
+	k.answers.queued(h, k.client.clock.Plain())
 	call, holder := h.call, k.holder()
 	k.mu.Unlock()
 	k.client.reach.answered()
@@ -128,15 +123,15 @@ func (h *hold) ends() (end moment, ttl time.Duration) {
 	ttl = h.ttl
 	s, carried := h.lease.(driver.SessionLease)
 	if !carried {
-		end = h.lease.Expires().Sub(clock.start)
-		return end - clock.missed(end-ttl), ttl
+		end = h.lease.Expires().Sub(clock.Start)
+		return end - clock.Missed(end-ttl), ttl
 	}
 	session, itsTTL := s.Session() // before Expires, which may move with the session
-	end = h.lease.Expires().Sub(clock.start)
-	if at := session.Sub(clock.start); !session.IsZero() && at <= end {
+	end = h.lease.Expires().Sub(clock.Start)
+	if at := session.Sub(clock.Start); !session.IsZero() && at <= end {
 		end, ttl = at, itsTTL
 	}
-	return end - clock.missed(end-ttl), ttl
+	return end - clock.Missed(end-ttl), ttl
 }
 
 // young reports whether the hold may still go to other callers of the client without a request, by the bounds that keep other clients from
@@ -332,70 +327,4 @@ func (h *hold) extended(d time.Duration) {
 		h.ttl, h.since = d, h.lock.client.now()
 		h.lock.client.watchdog.watchEnd(h, h.lock.client.ttl/3)
 	}
-}
-
-// giveBack has the releaser give back a grant of no use. Called with lock.mu held.
-func (h *hold) giveBack(granted driver.Lease) {
-	h.lease = granted
-	if h.state == holdPending { // and not lost on the way
-		h.state = holdReleased
-		h.lock.client.releaser.add(h)
-	}
-}
-
-// release gives the hold to its heir, or back to the backend, and waits for the answer no longer than wait, whatever becomes of ctx.
-func (h *hold) release(ctx context.Context, wait time.Duration) error {
-	if heir := h.passesTo(); heir != nil {
-		wait /= 2 // for what may have to be sent after it
-		if settled, err := h.pass(ctx, wait, heir); settled {
-			return h.releaseError(err)
-		}
-	}
-	h.releasing = releaseContext{parent: ctx, limit: h.lock.client.limitIn(wait)}
-	err := h.giveUp(&h.releasing)
-	h.releasing.limit.drop()
-	h.lock.client.reach.released(h, wait, err)
-	h.released(err)
-	return h.releaseError(err)
-}
-
-// releaseError is what the error of a release, or of what was sent in its place, is for the user.
-func (h *hold) releaseError(err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, ErrNotHeld) && h.lock.client.isClosed() && h.keepUntil != 0:
-		return unknown(ErrClosed) // lost, or Close was faster and its time too short for Leave
-	case errors.Is(err, ErrNotHeld) && h.lock.client.isClosed():
-		return errClosing // Close was faster
-	case errors.Is(err, ErrNotHeld):
-		return lossFrom(err)
-	}
-	return unknown(err)
-}
-
-// released takes note of a release that returned err.
-func (h *hold) released(err error) {
-	contended := true
-	reporter, known := h.lease.(driver.ContentionReporter)
-	if known && err == nil {
-		contended = reporter.Contended()
-	}
-	k := h.lock
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if contended && (known || k.contending > 0) && k.client.info.OrderOf(k.mode) == driver.Unordered {
-		k.yieldUntil = k.client.clock.plain() + yieldFor
-	}
-	if k.releasing == h {
-		k.releasing = nil
-	}
-	if h.settled != nil {
-		close(h.settled)
-	}
-	if h.departing {
-		h.departing = false
-		k.client.departures.end()
-	}
-	h.uncount()
 }

@@ -26,7 +26,8 @@ var layout = []struct {
 }{
 	{".", []string{
 		"./driver",
-		"./internal/linked",
+		"./internal/alarm",
+		"./internal/clock",
 		"./internal/telemetry",
 		"go.opentelemetry.io/otel/metric",
 		"go.opentelemetry.io/otel/trace",
@@ -39,6 +40,8 @@ var layout = []struct {
 	{"internal/lifecycle", []string{"./driver"}},
 	{"internal/cleaner", []string{"./internal/lifecycle"}},
 	{"internal/linked", nil},
+	{"internal/clock", nil},
+	{"internal/alarm", []string{"./internal/clock", "./internal/linked"}},
 	{"internal/redisdial", []string{"./driver", "./internal/tlsurl", "github.com/redis/rueidis"}},
 	{"internal/redistopic", []string{"./internal/lifecycle", "github.com/redis/rueidis/..."}},
 	{"internal/tlsurl", []string{"./driver"}},

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
@@ -20,8 +21,8 @@ type Lease struct {
 	fixed bool // made with ExpireAfter
 
 	// Guarded by hold.lock.mu.
-	end      *alarm        // when a re-entry with ExpireAfter, or a lease with MaxHold, ends at the latest; otherwise nil
-	slow     *alarm        // when Options.SlowHold is over; nil if nobody is to be told any more
+	end      *holdAlarm    // when a re-entry with ExpireAfter, or a lease with MaxHold, ends at the latest; otherwise nil
+	slow     *holdAlarm    // when Options.SlowHold is over; nil if nobody is to be told any more
 	err      error         // of the end; nil while the lease is held
 	last     moment        // the deadline at the end
 	done     chan struct{} // nil until the first call of Done
@@ -77,7 +78,7 @@ func (l *Lease) Deadline() time.Time {
 	k.client.now() // and so sees whether the machine has slept
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.client.clock.start.Add(l.deadline())
+	return k.client.clock.Start.Add(l.deadline())
 }
 
 // deadline is called with lock.mu held.
@@ -87,7 +88,7 @@ func (l *Lease) deadline() moment {
 	}
 	d := l.hold.deadline()
 	if l.end != nil {
-		d = min(d, l.end.at)
+		d = min(d, l.end.At())
 	}
 	return d
 }
@@ -272,7 +273,7 @@ func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 // setEnd sets the end of a re-entry, and is called with lock.mu held.
 func (l *Lease) setEnd(end moment) {
 	if l.end == nil {
-		l.end = &alarm{hold: l.hold, view: l}
+		l.end = &holdAlarm{Of: watched{l.hold, l}}
 	}
 	l.hold.lock.client.watchdog.endAt(l.end, end)
 }
@@ -350,7 +351,7 @@ func (l *Lease) finish(err error) {
 	l.last = l.deadline() // that of the backend may move on with its session
 	l.err = err
 	l.hold.removeView(l)
-	for _, a := range []*alarm{l.end, l.slow} {
+	for _, a := range []*holdAlarm{l.end, l.slow} {
 		if a != nil {
 			l.hold.lock.client.watchdog.remove(a)
 		}
@@ -363,3 +364,40 @@ func (l *Lease) finish(err error) {
 		close(l.done) // after the contexts, so nobody sees Done before them
 	}
 }
+
+// leaseContext is the context of Lease.Context. It knows its lease, and the leases under whose contexts it was made.
+type leaseContext struct {
+	context.Context
+	lease  *Lease
+	handle *Lease        // for LeaseFrom to return in place of lease; nil without Options.Debug
+	outer  *leaseContext // of the lease under whose context this one was made; may be nil
+	cancel context.CancelCauseFunc
+	next   *leaseContext // in lease.contexts
+}
+
+func (c *leaseContext) Value(key any) any {
+	if key == (leaseContextKey{}) {
+		return c
+	}
+	return c.Context.Value(key)
+}
+
+// permits returns how many permits of a name the leases have to which the context belongs.
+func (c *leaseContext) permits(of *Client, name string) (n int) {
+	var counted []*Lease // of one lease there may be several contexts
+	for ; c != nil; c = c.outer {
+		k := c.lease.hold.lock
+		if k.client != of || k.name != name || k.mode != driver.Permit || slices.Contains(counted, c.lease) {
+			continue
+		}
+		counted = append(counted, c.lease)
+		k.mu.Lock()
+		if c.lease.check(k.client.now()) == nil {
+			n += c.lease.hold.req.Permits
+		}
+		k.mu.Unlock()
+	}
+	return n
+}
+
+type leaseContextKey struct{}

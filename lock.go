@@ -2,6 +2,7 @@ package dsync
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -216,7 +217,7 @@ func (k *lock) callNext() {
 
 // askBackend calls the driver's Acquire, and tells reach of the outcome.
 func (k *lock) askBackend(ctx context.Context, h *hold) (driver.Lease, error) {
-	began := k.client.clock.plain()
+	began := k.client.clock.Plain()
 	l, err := k.client.driver.Acquire(ctx, &h.req)
 	k.client.reach.acquired(ctx, h, began, err)
 	return l, err
@@ -334,4 +335,138 @@ func (k *lock) close() (left []*hold) {
 		h.endTenure().EndedWithClient()
 	}
 	return left
+}
+
+// answers is what the backend said of a name last. When the context of a call ends, the error of the call is made from this record, even if the
+// last answer came to another call of the client, and whatever became of a request that the context cut off. Guarded by lock.mu.
+type answers struct {
+	refused bool   // by the last answer another owner holds the name
+	at      moment // the last time at which the answer was so
+	waiting int    // refused requests which wait at the backend
+	trouble error  // why later requests got no answer; nil if there was none
+}
+
+// refuse takes note of another owner that holds the name.
+func (a *answers) refuse(now moment) { a.refused, a.at, a.trouble = true, now, nil }
+
+// ours takes note of a grant to this client.
+func (a *answers) ours() { a.refused, a.trouble = false, nil }
+
+// queued takes note of a refusal of the request of h, which waits at the backend from now on.
+func (a *answers) queued(h *hold, now moment) {
+	a.refuse(now)
+	if h.state == holdPending && !h.waits {
+		h.waits = true
+		a.waiting++
+	}
+}
+
+// returned takes note of the end of the request of h. An error by the caller's own context is no trouble.
+func (a *answers) returned(h *hold, now moment, err error, canceled bool) {
+	if h.waits {
+		h.waits = false
+		a.waiting--
+		a.at = now
+	}
+	switch {
+	case errors.Is(err, ErrLocked):
+		a.refuse(now)
+	case !canceled && transient(err):
+		a.trouble = err
+	}
+}
+
+// locked reports whether another owner has the name as far as known. A refusal without confirmation for a TTL says nothing: the holder may
+// be gone.
+func (a *answers) locked(now moment, ttl time.Duration) bool {
+	return a.waiting > 0 || a.refused && now-a.at < ttl
+}
+
+// waitError returns the error of a wait that ended with ctx; answer is that of the caller's last request, if it made one. It is called
+// with mu held.
+func (k *lock) waitError(ctx context.Context, answer error) error {
+	ours := k.alone() && (k.live() != nil || k.releasing != nil) // and so in the way of the call
+	locked := ours || k.answers.locked(k.client.clock.Plain(), k.client.ttl)
+	return newWaitError(ctx, answer, k.answers.trouble, locked)
+}
+
+// nest serves a call under a lease of its name: a lease whose context the call has, or a lease that its Owner has in another mode. Without
+// such a lease nest returns nil, nil.
+//
+//	the lease is      the call is for     by its Owner    by its context
+//	Read              Read                joins           joins
+//	Read              Write, Exclusive    ErrDeadlock     ErrDeadlock
+//	Write, Exclusive  Read                joins           joins
+//	Write, Exclusive  Write, Exclusive    joins           ErrDeadlock
+//	Permit            Permit              -               ErrDeadlock, if the limit leaves too few beside those of the leases
+//	Permit            another mode        ErrDeadlock     ErrDeadlock
+//	another mode      Permit              ErrDeadlock     ErrDeadlock
+//
+// A call that joins is served whoever waits: otherwise the waiter would wait for the lease, and the call for the waiter. For the same reason
+// there is no upgrade. A call that waits already when its Owner gets the name in another mode is not served by that grant.
+func (c *Client) nest(ctx context.Context, r request, name string) (*Lease, error) {
+	innermost, _ := ctx.Value(leaseContextKey{}).(*leaseContext)
+	if r.mode == driver.Permit && r.limit > 0 && innermost.permits(c, name) > r.limit-r.permits {
+		return nil, ErrDeadlock
+	}
+	for lc := innermost; lc != nil; lc = lc.outer {
+		k := lc.lease.hold.lock
+		if k.client != c || k.name != name || k.mode == driver.Permit && r.mode == driver.Permit {
+			continue
+		}
+		if l, err := lc.lease.nest(r); l != nil || err != nil {
+			return l, err
+		}
+	}
+	if r.owner == nil {
+		return nil, nil
+	}
+	for mode, k := range c.known(name) {
+		if k == nil || driver.Mode(mode) == r.mode {
+			continue
+		}
+		if l, err := k.nest(r); l != nil || err != nil {
+			return l, err
+		}
+	}
+	return nil, nil
+}
+
+// nest serves a call whose context is the lease's.
+func (l *Lease) nest(r request) (*Lease, error) {
+	h := l.hold
+	k := h.lock
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case l.check(k.client.now()) != nil:
+		return nil, nil
+	case k.mode == driver.Permit, r.mode == driver.Permit:
+		return nil, ErrDeadlock
+	case r.owner != nil && h.ownedBy == r.owner:
+		return h.join(r), nil
+	case r.mode != driver.Read:
+		return nil, ErrDeadlock
+	}
+	nested := h.join(r)
+	if r.owner == nil {
+		nested.owner = l.owner
+	}
+	return nested, nil
+}
+
+// nest serves a call in another mode, of an Owner that may have the name in the mode of k.
+func (k *lock) nest(r request) (*Lease, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.mode == driver.Read || k.mode == driver.Permit || r.mode == driver.Permit {
+		if k.leasedTo(r.owner, k.client.now()) != nil {
+			return nil, ErrDeadlock
+		}
+		return nil, nil
+	}
+	if h := k.live(); h != nil && h.ownedBy == r.owner {
+		return h.join(r), nil
+	}
+	return nil, nil
 }

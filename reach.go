@@ -68,7 +68,7 @@ func (r *reach) answered() {
 	}
 	r.turn(false)
 	if r.warned {
-		r.client.telemetry.InReach(r.client.clock.plain() - r.since)
+		r.client.telemetry.InReach(r.client.clock.Plain() - r.since)
 	}
 }
 
@@ -79,7 +79,7 @@ func (r *reach) unanswered(name string, err error) {
 	if r.closed || r.client.isClosed() {
 		return
 	}
-	now := r.client.clock.plain()
+	now := r.client.clock.Plain()
 	r.failed, r.err = now, err
 	if !r.out.Load() {
 		r.since, r.warned = now, false
@@ -152,7 +152,7 @@ func (r *reach) next() (name string, wait time.Duration, over bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.out.Load() {
-		wait = r.failed + 2*r.patience() - r.client.clock.plain()
+		wait = r.failed + 2*r.patience() - r.client.clock.Plain()
 	} else if !r.suspect {
 		r.probing = false
 		return "", 0, true
@@ -180,7 +180,7 @@ func (r *reach) question() string {
 // pinged takes the outcome of a Ping, and returns what Ping is to say. What is wrong with the question is an answer.
 func (r *reach) pinged(ctx context.Context, began moment, err error) error {
 	if ended := ctx.Err(); err != nil && ended != nil {
-		if r.client.clock.plain()-began >= min(r.client.ttl/6, silentFor) {
+		if r.client.clock.Plain()-began >= min(r.client.ttl/6, silentFor) {
 			r.unanswered("", err)
 		}
 		return fmt.Errorf("%w: %w", ErrUnavailable, ended)
@@ -228,7 +228,7 @@ func (r *reach) acquired(ctx context.Context, h *hold, began moment, err error) 
 	switch {
 	case err == nil, errors.Is(err, driver.ErrSealed), errors.Is(err, ErrLimit):
 		r.answered()
-	case ctx.Err() != nil && (h.waited() || r.client.clock.plain()-began < min(r.client.ttl/6, silentFor)):
+	case ctx.Err() != nil && (h.waited() || r.client.clock.Plain()-began < min(r.client.ttl/6, silentFor)):
 		// The caller left too early to tell, or left a wait, and a wait begins with an answer.
 	case transient(err):
 		r.unanswered(h.lock.name, err)

@@ -24,18 +24,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"slices"
-	"strconv"
-	"sync"
-	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/trace"
-
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/clock"
 	"github.com/go-dsync/dsync/internal/telemetry"
 )
 
@@ -57,81 +52,6 @@ type Locker interface {
 	TryLock(ctx context.Context, name string, opts ...LockOption) (*Lease, error)
 }
 
-// LockOption is an option of one Lock, TryLock, Do or TryDo, or of all that is locked through a Locker of [With]. Of several that contradict
-// each other the last one counts.
-type LockOption struct {
-	expireAfter, waitAtMost, maxHold, holdAtLeast *time.Duration
-	mode                                          driver.Mode // Exclusive: no option
-	permits, limit                                int         // of the mode Permit
-}
-
-// ExpireAfter makes a lease that ends by itself d after the grant, and is not renewed; see Lease.Extend. A re-entry with ExpireAfter ends
-// then, or with the hold that it joined, whichever is earlier.
-func ExpireAfter(d time.Duration) LockOption { return LockOption{expireAfter: &d} }
-
-// WaitAtMost bounds the wait of Lock, and nothing else: unlike a deadline of the context, WaitAtMost does not reach into the work under
-// the lock. Lock then returns an error that matches context.DeadlineExceeded, and ErrLocked if another owner held the name. WaitAtMost
-// bounds TryLock, too, which waits for the answer of the backend alone. d is more than 0; of several the shortest counts.
-func WaitAtMost(d time.Duration) LockOption { return LockOption{waitAtMost: &d} }
-
-// HoldAtLeast keeps the name taken until d after the grant, however early the lease is unlocked and whatever becomes of the process: a
-// job that takes a second is not done again by the next machine, whose clock is two seconds late.
-//
-//	lease, err := client.TryLock(ctx, "report", dsync.ExpireAfter(time.Hour), dsync.HoldAtLeast(59*time.Minute))
-//
-// HoldAtLeast goes with ExpireAfter of the same time or a longer one, which is what the backend keeps to when the process is gone. Unlock
-// ends the lease at once all the same, and Close does not free the name. Backends whose holds end with the client's session (ZooKeeper,
-// PostgreSQL) refuse with errors.ErrUnsupported, and so does an Owner, and Read. ForceUnlock frees the name at any time.
-func HoldAtLeast(d time.Duration) LockOption { return LockOption{holdAtLeast: &d} }
-
-// Options are the options of a Client. Nil means the defaults, and so does a zero field.
-type Options struct {
-	// TTL is how long the backend keeps a lock whose holder is gone, and hence how long others wait after a crash. A live holder
-	// renews every third of the TTL. The default is 30 s, or the nearest TTL that the backend keeps; another value outside of the
-	// backend's bounds is an error. A ttl parameter in the URL takes precedence.
-	TTL time.Duration // at least 10 ms
-
-	// Require makes New and Open fail if the backend promises less. A require parameter in the URL adds to Require.
-	Require Require
-
-	// Floor is added to each fencing token. A program that has moved here from another backend has a Floor above all tokens of that one,
-	// so that resources which remember those do not refuse the program; `dsync migrate` tells it. All programs that lock the same names need
-	// the same. A floor parameter in the URL takes precedence.
-	Floor uint64
-
-	// Note is a text for people, stored with each lock, where the backend can. The trace context of a traced holder is put behind the
-	// text.
-	Note string
-
-	// MaxHold is the default of the option MaxHold. 0 means no bound: a lease is renewed until Unlock or a loss.
-	MaxHold time.Duration
-
-	// SlowHold has the Logger told of each lease without ExpireAfter that is held for longer. 0 means none.
-	SlowHold time.Duration
-
-	// Debug looks for leases that were forgotten: when the garbage collector finds that nothing in the program refers to a Lease any more,
-	// and so nobody can unlock it, the lease ends with an error that matches ErrLost, and the Logger is told who called Lock. A context of
-	// Lease.Context refers to its lease, also by contexts made of that one. Debug costs some µs and 5 allocations for each lease.
-	Debug bool
-
-	// TracerProvider and MeterProvider make the spans and metrics of the Client. Nil means the global ones of OpenTelemetry, also
-	// if they are set later.
-	TracerProvider trace.TracerProvider
-	MeterProvider  metric.MeterProvider
-
-	// OmitNames and OmitOwners keep names and owners of locks out of spans and logs, and also the texts of errors, which may
-	// contain either. Metrics never have them.
-	OmitNames, OmitOwners bool
-
-	// Class maps the name of a lock to one of few values, such as orders/42 to orders, which becomes the attribute dsync.lock.class
-	// of the metrics. An empty value leaves the attribute out. Calls are concurrent, and must not block. Nil means no class.
-	Class func(name string) string
-
-	// Logger is told what an operator has to see: the begin and the end of an outage of the backend, once a minute at most; locks that
-	// were lost, many of them in one record, or taken away by force. Nil means no logs.
-	Logger *slog.Logger
-}
-
 const defaultTTL = 30 * time.Second
 
 // New returns a Client of a driver built in code. Close closes the driver.
@@ -140,7 +60,7 @@ func New(d driver.Driver, o *Options) (*Client, error) {
 		o = &Options{}
 	}
 	c := &Client{
-		driver: d, info: d.Info(), note: o.Note, floor: o.Floor, id: newID(), clock: newClock(),
+		driver: d, info: d.Info(), note: o.Note, floor: o.Floor, id: newID(), clock: clock.New(),
 		maxHold: o.MaxHold, slowHold: o.SlowHold, debug: o.Debug,
 		closing: make(chan struct{}), closed: make(chan struct{}),
 	}
@@ -190,164 +110,81 @@ func (c *Client) checkTTL(d time.Duration) error {
 	return c.info.CheckTTL(d)
 }
 
-// Client takes locks on one backend. Each call of its Lock and TryLock is an owner of its own. All methods may be called concurrently.
-type Client struct {
-	driver     driver.Driver
-	info       driver.Info
-	ttl        time.Duration
-	note       string
-	floor      uint64 // of the tokens
-	id         string // of this client, on the wire
-	clock      *clock
-	queues     [modes]bool // by mode: few callers per name ask the backend, and the others wait in line here
-	readers    Owner       // the group of all calls that read
-	serial     atomic.Uint64
-	limit      atomic.Pointer[limit] // of the last releases
-	watchdog   *watchdog
-	releaser   releaser
-	departures departures
-	telemetry  *telemetry.Telemetry
-	reach      reach
-	latches    latches
-	maxHold    time.Duration // the default; 0: no bound
-	slowHold   time.Duration // 0: nobody is told
-	debug      bool
-	forgotten  forgotten     // empty without debug
-	closing    chan struct{} // closed when Close begins
-	closed     chan struct{} // closed when Close is done
-	closeErr   error
-
-	mu    sync.Mutex
-	ended bool
-	locks [modes]map[string]*lock // by mode and name
-}
-
-// Lock implements Locker.
-func (c *Client) Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
-	return c.lock(ctx, nil, name, opts, false)
-}
-
-// TryLock implements Locker.
-func (c *Client) TryLock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
-	return c.lock(ctx, nil, name, opts, true)
-}
-
-// NewOwner returns a new identity whose locks are reentrant: while one lease of a name is held, its Lock and TryLock return further
-// leases of it without asking the backend, and the name is free when the last of them has ended. An Owner is what a thread is to Java's
-// Redisson, and need not be closed.
-func (c *Client) NewOwner() *Owner { return &Owner{client: c, id: c.newHoldID()} }
-
-// Owner is an identity whose locks are reentrant. All methods may be called concurrently.
-type Owner struct {
-	client *Client
-	id     string
-}
-
-// ID returns the identity, unique among all owners of all clients.
-func (o *Owner) ID() string { return o.id }
-
-// Lock implements Locker.
-func (o *Owner) Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
-	return o.client.lock(ctx, o, name, opts, false)
-}
-
-// TryLock implements Locker.
-func (o *Owner) TryLock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
-	return o.client.lock(ctx, o, name, opts, true)
-}
-
-// Info returns what the backend promises. Detect is filled in for backends where only a renewal tells of a removed lock.
-func (c *Client) Info() Info {
-	info := c.info
-	if info.Detect == 0 {
-		info.Detect = c.ttl / 2
+// Open connects to the backend of a URL, as in "memory://" or "redisson://user:password@host:6379/0?ttl=10s". The package
+// of the driver has to be imported, and registers its scheme. Its errors do not contain the password.
+//
+// While the backend is out of reach, as when a program starts before its
+// database, or when the connection breaks before the backend has answered, Open
+// tries again until ctx is done, and tells the Logger once. So give ctx a
+// deadline. All other errors, such as a wrong password, return at once.
+//
+// These parameters are common to all drivers: ttl=30s (Options.TTL), require=fair,fifo,fenced,rw,permits (what the backend has to promise),
+// fenced=false (no fencing tokens, and nothing kept for them on the backend), and floor=1000 (Options.Floor).
+func Open(ctx context.Context, url string, o *Options) (*Client, error) {
+	var opts Options
+	if o != nil {
+		opts = *o
 	}
-	return info
-}
-
-// TTL returns the TTL of renewed leases.
-func (c *Client) TTL() time.Duration { return c.ttl }
-
-// Status is what a backend knows of a lock.
-type Status = driver.Status
-
-// Inspect asks the backend for the holder of name. The answer may be out of date on arrival. If the backend cannot tell, Inspect returns
-// errors.ErrUnsupported.
-func (c *Client) Inspect(ctx context.Context, name string) (Status, error) {
-	var s Status
-	err := c.admin("inspect", name, func() (err error) {
-		i, ok := c.driver.(driver.Inspector)
-		if !ok {
-			return errors.ErrUnsupported
-		}
-		if s, err = i.Inspect(ctx, name); s.Token > 0 {
-			s.Token += c.floor
-		}
-		return err
-	})
-	return s, err
-}
-
-// ForceUnlock ends the hold of name, whoever has it, and where several read or have permits all of theirs; the holders are told within Info.Detect.
-// ForceUnlock is meant for administrators. It returns ErrNotHeld if nobody held the name, and errors.ErrUnsupported if the backend has no
-// way to do so.
-func (c *Client) ForceUnlock(ctx context.Context, name string) error {
-	var span telemetry.Span
-	if checkName(name) == nil {
-		ctx, span = c.telemetry.ForceUnlock(ctx, name)
-	}
-	err := c.admin("force unlock", name, func() error {
-		f, ok := c.driver.(driver.ForceUnlocker)
-		if !ok {
-			return errors.ErrUnsupported
-		}
-		if err := f.ForceUnlock(ctx, name); err != nil {
-			return err
-		}
-		c.recheck(name)
-		return nil
-	})
-	c.telemetry.ForceUnlocked(ctx, span, name, !errors.Is(err, ErrNotHeld), failureOf(err))
-	return err
-}
-
-func (c *Client) admin(op, name string, f func() error) error {
-	err := checkName(name)
-	if err == nil {
-		if c.isClosed() {
-			err = ErrClosed
-		} else {
-			err = f()
-		}
-	}
+	d, config, err := openDriver(ctx, url, &opts)
 	if err != nil {
-		return &opError{op, name, err}
+		return nil, fmt.Errorf("dsync: open: %w", err)
+	}
+	opts.TTL = config.TTL
+	if config.URL.Has("floor") {
+		opts.Floor = config.Floor
+	}
+	c, err := New(d, &opts)
+	if err != nil {
+		return nil, errors.Join(err, d.Close(ctx))
+	}
+	return c, nil
+}
+
+// openDriver tries until the backend is in reach, or ctx is done.
+func openDriver(ctx context.Context, url string, o *Options) (driver.Driver, *driver.Config, error) {
+	var trouble error // of the attempt before
+	for pause := 10 * firstRetry; ; pause = min(2*pause, lastRetry) {
+		d, config, err := driver.OpenTTL(ctx, url, o.TTL)
+		switch {
+		case err == nil:
+			return d, config, nil
+		case ctx.Err() != nil && trouble != nil:
+			return nil, nil, fmt.Errorf("%w; before that: %w", ctx.Err(), trouble)
+		case ctx.Err() != nil || !transient(err):
+			return nil, nil, err
+		case trouble == nil && o.Logger != nil:
+			telemetry.LogOpen(ctx, o.Logger, err, o.OmitNames || o.OmitOwners)
+		}
+		trouble = err
+		timer := time.NewTimer(pause/2 + rand.N(pause))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, nil, fmt.Errorf("%w; before that: %w", ctx.Err(), trouble)
+		}
+	}
+}
+
+// Ping asks the backend, and returns nil if the backend answers: for the readiness probe of a program that cannot work without its
+// locks. Ping waits until ctx is done, and 5 s at most. If the backend has no way to be asked, Ping returns errors.ErrUnsupported.
+//
+// An answer says that a lock can be asked for, and not that the rights of the user are enough for one.
+func (c *Client) Ping(ctx context.Context) error {
+	switch {
+	case c.isClosed():
+		return fmt.Errorf("dsync: ping: %w", ErrClosed)
+	case c.reach.ask == nil:
+		return fmt.Errorf("dsync: ping: %w", errors.ErrUnsupported)
+	}
+	ctx, cancel := context.WithTimeout(ctx, maxReleaseWait)
+	defer cancel()
+	began := c.clock.Plain()
+	err := c.reach.ask(ctx, c.reach.question())
+	if err := c.reach.pinged(ctx, began, err); err != nil {
+		return fmt.Errorf("dsync: ping: %w", err)
 	}
 	return nil
-}
-
-// recheck renews our own holds of name now, if there are any, to see whether the backend still has them.
-func (c *Client) recheck(name string) {
-	for _, k := range c.known(name) {
-		if k == nil {
-			continue
-		}
-		k.mu.Lock()
-		for h := k.hold; h != nil; h = h.older {
-			c.watchdog.renewNow(h)
-		}
-		k.mu.Unlock()
-	}
-}
-
-// known returns the locks of a name by mode, as far as there are any.
-func (c *Client) known(name string) (locks [modes]*lock) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for mode := range locks {
-		locks[mode] = c.locks[mode][name]
-	}
-	return locks
 }
 
 // Close ends the client: waiting calls return ErrClosed, leases end, held locks
@@ -417,8 +254,6 @@ func (c *Client) shutdown(ctx context.Context) {
 	c.telemetry.Close()
 }
 
-func (c *Client) now() moment { return c.clock.now() }
-
 func (c *Client) isClosed() bool {
 	select {
 	case <-c.closing:
@@ -428,164 +263,11 @@ func (c *Client) isClosed() bool {
 	}
 }
 
-// lock is Lock and TryLock.
-func (c *Client) lock(ctx context.Context, owner *Owner, name string, opts []LockOption, try bool) (*Lease, error) {
-	for _, o := range opts {
-		if o.maxHold != nil && *o.maxHold < 0 {
-			return nil, &opError{"lock", name, fmt.Errorf("MaxHold(%v) is less than 0", *o.maxHold)}
-		}
-		if o.waitAtMost == nil {
-			continue
-		}
-		d := *o.waitAtMost
-		if d <= 0 {
-			return nil, &opError{"lock", name, fmt.Errorf("WaitAtMost(%v) is not more than 0", d)}
-		}
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, d, fmt.Errorf("WaitAtMost(%v)", d))
-		defer cancel()
+// leaving returns the context of Close: the caller's without its cancellation, and with a bound where it has none to come.
+func leaving(ctx context.Context) (context.Context, context.CancelFunc) {
+	end, ok := ctx.Deadline()
+	if now := time.Now(); !ok || !end.After(now) {
+		end = now.Add(maxReleaseWait)
 	}
-	r := c.newRequest(owner, opts)
-	if c.telemetry.On() {
-		l, err := c.observe(ctx, r, name, try)
-		return c.handOut(l), err
-	}
-	l, err := c.lockName(ctx, r, name, try)
-	if err != nil {
-		return nil, &opError{"lock", name, err}
-	}
-	return c.handOut(l), nil
-}
-
-func (c *Client) lockName(ctx context.Context, r request, name string, try bool) (*Lease, error) {
-	if err := checkName(name); err != nil {
-		return nil, err
-	}
-	if !c.info.Offers(r.mode) {
-		return nil, c.info.CheckMode(r.mode)
-	}
-	if r.mode == driver.Permit {
-		if err := checkPermits(r); err != nil {
-			return nil, err
-		}
-	}
-	if r.fixed {
-		if err := c.checkTTL(r.ttl); err != nil {
-			return nil, err
-		}
-	}
-	if r.atLeast != 0 {
-		if err := c.checkLeave(r); err != nil {
-			return nil, err
-		}
-	}
-	if ctx.Err() != nil {
-		return nil, c.overBefore(ctx, r, name)
-	}
-	if l, err := c.nest(ctx, r, name); l != nil || err != nil {
-		if err != nil && try {
-			err = errNested
-		}
-		return l, err
-	}
-	k, err := c.enter(name, r.mode)
-	if err != nil {
-		return nil, err
-	}
-	defer c.leave(k)
-	if try {
-		return k.tryLock(ctx, r)
-	}
-	return k.lockWait(ctx, r)
-}
-
-// overBefore is the error of a call whose context was over before the call began: what is known of the name is told all the same.
-func (c *Client) overBefore(ctx context.Context, r request, name string) error {
-	k := c.known(name)[r.mode]
-	if k == nil {
-		return newWaitError(ctx, nil, nil, false)
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if h := k.live(); r.group != nil && h != nil && h.ownedBy == r.group {
-		return newWaitError(ctx, nil, nil, false)
-	}
-	return k.waitError(ctx, nil)
-}
-
-func (c *Client) newRequest(owner *Owner, opts []LockOption) request {
-	r := request{owner: owner, group: owner, ttl: c.ttl, maxHold: c.maxHold}
-	for _, o := range opts {
-		if o.expireAfter != nil {
-			r.ttl, r.fixed = *o.expireAfter, true
-		}
-		if o.maxHold != nil {
-			r.maxHold = *o.maxHold
-		}
-		if o.mode != driver.Exclusive {
-			r.mode, r.permits, r.limit = o.mode, o.permits, o.limit
-		}
-		if o.holdAtLeast != nil {
-			r.atLeast = *o.holdAtLeast
-		}
-	}
-	switch r.mode {
-	case driver.Permit:
-		r.group = nil // each call has a hold of its own
-	case driver.Read:
-		if r.group = &c.readers; r.fixed {
-			r.group = nil // its hold ends when it asked for
-		}
-	}
-	return r
-}
-
-// enter returns the lock of a name and mode for one use, until leave.
-func (c *Client) enter(name string, mode driver.Mode) (*lock, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.ended {
-		return nil, ErrClosed
-	}
-	k := c.locks[mode][name]
-	if k == nil {
-		k = &lock{client: c, name: name, mode: mode}
-		c.locks[mode][name] = k
-	}
-	k.uses++
-	return k, nil
-}
-
-func (c *Client) use(k *lock) {
-	c.mu.Lock()
-	k.uses++
-	c.mu.Unlock()
-}
-
-func (c *Client) leave(k *lock) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if k.uses--; k.uses == 0 {
-		delete(c.locks[k.mode], k.name)
-	}
-}
-
-// newHold returns an attempt to be given to the driver, with an identity of its own.
-func (c *Client) newHold(k *lock, r request, noWait bool) *hold {
-	h := &hold{lock: k, ttl: r.ttl, call: r.call}
-	id := c.newHoldID()
-	h.req = driver.Request{
-		Name: k.name, Mode: k.mode, Permits: r.permits, Limit: r.limit, Hold: id, Owner: id, Note: r.call.Note(c.note), TTL: r.ttl,
-		Fixed: r.fixed, NoWait: noWait, Events: h,
-	}
-	if r.owner != nil {
-		h.req.Owner = r.owner.id
-	}
-	return h
-}
-
-func (c *Client) newHoldID() string {
-	b := make([]byte, 0, 64)
-	b = append(append(b, c.id...), ':')
-	return string(strconv.AppendUint(b, c.serial.Add(1), 10))
+	return context.WithDeadline(context.WithoutCancel(ctx), end)
 }

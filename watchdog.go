@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/alarm"
 )
 
 // watchdog renews the holds of a client, and ends holds past their time, with one goroutine for all: a held lock costs an entry in a
@@ -22,10 +23,20 @@ type watchdog struct {
 
 	mu       sync.Mutex
 	running  bool
-	renewals alarms // of holds to be renewed
-	ends     alarms // of holds and re-entries without renewal, and of holds in a batch or lapsed
-	wake     moment // when run will look at the alarms next
+	renewals holdAlarms // of holds to be renewed
+	ends     holdAlarms // of holds and re-entries without renewal, and of holds in a batch or lapsed
+	wake     moment     // when run will look at the alarms next
 }
+
+// The alarms of the watchdog, and what each of them is for.
+type (
+	holdAlarms = alarm.Queue[watched]
+	holdAlarm  = alarm.Alarm[watched]
+	watched    struct {
+		hold *hold
+		view *Lease // nil if the alarm is for the hold
+	}
+)
 
 // grains is how many times as long as the grain of the alarms the TTL is. What is renewed comes early by a grain at most.
 const grains = 64
@@ -33,7 +44,7 @@ const grains = 64
 func newWatchdog(c *Client) *watchdog {
 	w := &watchdog{client: c, kick: make(chan struct{}, 1)}
 	w.life, w.stop = context.WithCancel(context.Background())
-	w.renewals.grain, w.ends.grain = moment(c.ttl/grains), moment(c.ttl/grains)
+	w.renewals.Grain, w.ends.Grain = moment(c.ttl/grains), moment(c.ttl/grains)
 	return w
 }
 
@@ -48,7 +59,7 @@ func (w *watchdog) close() {
 
 // watch starts to renew a hold, or to wait for its end if nothing is renewed from here. Called with lock.mu held.
 func (w *watchdog) watch(h *hold) {
-	h.alarm.hold = h
+	h.alarm.Of.hold = h
 	if w.renews(h) && !h.req.Fixed {
 		w.set(&w.renewals, &h.alarm, h.expires()-h.ttl*2/3)
 	} else {
@@ -77,7 +88,7 @@ func (w *watchdog) watchEnd(h *hold, pause time.Duration) {
 }
 
 // endAt looks at the hold or view again at the given time.
-func (w *watchdog) endAt(a *alarm, at moment) { w.set(&w.ends, a, at) }
+func (w *watchdog) endAt(a *holdAlarm, at moment) { w.set(&w.ends, a, at) }
 
 // renewNow makes the next renewal of a hold due at once. Where only renewals tell
 // of a removal, the backend is asked, since a renewal might bring back a hold that
@@ -94,14 +105,14 @@ func (w *watchdog) renewNow(h *hold) {
 	}
 }
 
-func (w *watchdog) set(q *alarms, a *alarm, at moment) {
+func (w *watchdog) set(q *holdAlarms, a *holdAlarm, at moment) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	q.set(a, w.client.now(), at)
+	at = q.Set(a, w.client.now(), at)
 	if !w.running {
 		w.running = true
 		w.wg.Go(w.run)
-	} else if a.slot.at < w.wake {
+	} else if at < w.wake {
 		select {
 		case w.kick <- struct{}{}:
 		default:
@@ -109,10 +120,10 @@ func (w *watchdog) set(q *alarms, a *alarm, at moment) {
 	}
 }
 
-func (w *watchdog) remove(a *alarm) {
+func (w *watchdog) remove(a *holdAlarm) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	a.stop()
+	a.Stop()
 }
 
 // run ends with life.
@@ -120,11 +131,11 @@ func (w *watchdog) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	clock := w.client.clock
-	seen := clock.last.Load()
+	seen := clock.LastSleep()
 	for w.life.Err() == nil {
 		w.client.forgotten.end()
 		now, until := w.client.now(), moment(0)
-		if last := clock.last.Load(); last != seen {
+		if last := clock.LastSleep(); last != seen {
 			seen, until = last, math.MaxInt64 // the machine has slept: everything may be due earlier
 		}
 		renewals, ends, next := w.due(now, max(now, until))
@@ -146,21 +157,21 @@ const maxWait = time.Second
 
 // due takes the alarms that are due until then, and says how long to wait for the next. With one due renewal
 // go all that would be due soon, to gather them in few batches.
-func (w *watchdog) due(now, until moment) (renewals []*hold, ends []*alarm, next time.Duration) {
+func (w *watchdog) due(now, until moment) (renewals []*hold, ends []*holdAlarm, next time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for at, ok := w.ends.next(); ok && at <= until; at, ok = w.ends.next() {
-		ends = append(ends, w.ends.take()...)
+	for at, ok := w.ends.Next(); ok && at <= until; at, ok = w.ends.Next() {
+		ends = append(ends, w.ends.Take()...)
 	}
-	for at, ok := w.renewals.next(); ok && at <= until; at, ok = w.renewals.next() {
-		for _, a := range w.renewals.take() {
-			renewals = append(renewals, a.hold)
+	for at, ok := w.renewals.Next(); ok && at <= until; at, ok = w.renewals.Next() {
+		for _, a := range w.renewals.Take() {
+			renewals = append(renewals, a.Of.hold)
 			until = max(until, now+w.client.ttl/12)
 		}
 	}
 	w.wake = now + time.Hour
-	for _, q := range []*alarms{&w.renewals, &w.ends} {
-		if at, ok := q.next(); ok {
+	for _, q := range []*holdAlarms{&w.renewals, &w.ends} {
+		if at, ok := q.Next(); ok {
 			w.wake = min(w.wake, at, now+maxWait)
 		}
 	}
@@ -168,22 +179,22 @@ func (w *watchdog) due(now, until moment) (renewals []*hold, ends []*alarm, next
 }
 
 // end looks at a hold or view whose time may be over.
-func (w *watchdog) end(a *alarm) {
-	h := a.hold
+func (w *watchdog) end(a *holdAlarm) {
+	h := a.Of.hold
 	h.lock.mu.Lock()
 	defer h.lock.mu.Unlock()
 	now := w.client.now()
 	switch {
-	case a.view != nil:
-		switch over := a.view.check(now) != nil; {
+	case a.Of.view != nil:
+		switch over := a.Of.view.check(now) != nil; {
 		case over:
-		case now >= a.at && a == a.view.slow:
-			a.view.tellSlow(now)
+		case now >= a.At() && a == a.Of.view.slow:
+			a.Of.view.tellSlow(now)
 		default:
-			w.endAt(a, a.at)
+			w.endAt(a, a.At())
 		}
-	case h.state == holdLapsed && now < min(a.at, h.expires()): // a sleep makes the time earlier; a session that goes on, not later
-		w.endAt(a, min(a.at, h.expires()))
+	case h.state == holdLapsed && now < min(a.At(), h.expires()): // a sleep makes the time earlier; a session that goes on, not later
+		w.endAt(a, min(a.At(), h.expires()))
 	case h.state == holdLapsed:
 		h.state = holdReleased
 		w.client.releaser.add(h)

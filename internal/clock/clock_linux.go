@@ -1,4 +1,4 @@
-package dsync
+package clock
 
 import (
 	"syscall"

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package dsync
+package clock
 
 import "time"
 

@@ -7,16 +7,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-	"time"
 )
-
-// A lease can outlive the work that it was taken for: the work hangs, or its code forgot to unlock. The lease would be renewed for as
-// long as the process lives. MaxHold bounds that, SlowHold tells of it, and Debug finds leases that nobody can unlock any more.
-
-// MaxHold bounds how long a lease is renewed: d after the grant the lease is lost, with an error that matches ErrLost, and the lock is
-// free for others at once. MaxHold(0) is no bound. Options.MaxHold is the default of a Client. A lease with ExpireAfter has an end of
-// its own, and MaxHold changes nothing there.
-func MaxHold(d time.Duration) LockOption { return LockOption{maxHold: &d} }
 
 // overdue makes the watchdog look at a new lease when it has been held for long. Called with lock.mu held.
 func (l *Lease) overdue(r request) {
@@ -29,7 +20,7 @@ func (l *Lease) overdue(r request) {
 		l.setEnd(now + r.maxHold)
 	}
 	if c.slowHold > 0 {
-		l.slow = &alarm{hold: l.hold, view: l}
+		l.slow = &holdAlarm{Of: watched{l.hold, l}}
 		c.watchdog.endAt(l.slow, now+c.slowHold)
 	}
 }
@@ -37,7 +28,7 @@ func (l *Lease) overdue(r request) {
 // tellSlow tells an operator of a lease that is held for longer than Options.SlowHold. Called with lock.mu held.
 func (l *Lease) tellSlow(now moment) {
 	c := l.hold.lock.client
-	if at := l.slow.at; now < at {
+	if at := l.slow.At(); now < at {
 		c.watchdog.endAt(l.slow, at)
 		return
 	}
