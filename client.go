@@ -49,12 +49,22 @@ type Client struct {
 	locks [modes]map[string]*lock // by mode and name
 }
 
-// Lock implements Locker.
+// Lock waits until the client holds name, and returns a lease that is renewed in the background until Unlock. Each call is an owner of its own:
+// a goroutine that holds name and calls Lock again waits for itself, unless ctx is that of the lease (see [Lease.Context]).
+//
+// Options: [WaitAtMost] bounds the wait, [ExpireAfter] is a lease without renewal, [MaxHold] bounds the renewal, [HoldAtLeast] keeps the
+// name for a while after Unlock, [Read], [Write] and [Permits] are kinds of locks.
+//
+// ctx bounds only the wait. If it ends first, the error matches its error, and also [ErrLocked] if another owner holds name, or
+// [ErrUnavailable] or [ErrUnknown] if the backend does not answer. A backend that is out of reach is asked again until ctx ends. Other errors
+// return at once: [ErrDeadlock], [ErrLimit], [ErrClosed], errors.ErrUnsupported for what the backend does not offer, and refusals of the
+// server. All errors are of type [*LockError]. After an error nothing is held.
 func (c *Client) Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
 	return c.lock(ctx, nil, name, opts, false)
 }
 
-// TryLock implements Locker.
+// TryLock is Lock without the wait: it returns an error that matches [ErrLocked] if another owner holds name, or [ErrUnavailable] if the backend
+// is out of reach.
 func (c *Client) TryLock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
 	return c.lock(ctx, nil, name, opts, true)
 }
@@ -73,12 +83,12 @@ type Owner struct {
 // ID returns the identity, unique among all owners of all clients.
 func (o *Owner) ID() string { return o.id }
 
-// Lock implements Locker.
+// Lock is Client.Lock for this owner. If the owner holds name, it returns a further lease at once.
 func (o *Owner) Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
 	return o.client.lock(ctx, o, name, opts, false)
 }
 
-// TryLock implements Locker.
+// TryLock is Client.TryLock for this owner.
 func (o *Owner) TryLock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
 	return o.client.lock(ctx, o, name, opts, true)
 }
@@ -117,8 +127,36 @@ const (
 	DurableTokens  = driver.Durable  // tokens rise for as long as the backend keeps what was acknowledged
 )
 
-// Status is what a backend knows of a lock.
+// Status is what a backend knows of a lock. Fields that it does not store are
+// zero:
+//
+//	Held    bool          // whether a client holds the name
+//	Mode    Mode          // how: ModeExclusive, ModeRead, ModeWrite or ModePermit
+//	Holders int           // how many holds there are: several with ModeRead and ModePermit
+//	Used    int           // permits that are held
+//	Limit   int           // of the permits
+//	Hold    string        // identity of the hold
+//	Owner   string        // Owner.ID of the holder, or of its call
+//	Note    string        // Options.Note of the holder
+//	Process string        // the holder's host and process id, as in "host:4711"
+//	Since   time.Time     // when it was granted
+//	TTL     time.Duration // until the backend ends the hold, without a renewal
+//	Token   uint64        // fencing token of the hold; 0 if unknown
+//	Waiters int           // at the backend; -1 if unknown
+//	Queue   []string      // the waiters in order, where the backend has a queue
 type Status = driver.Status
+
+// Mode is how a name is held: Status.Mode.
+type Mode = driver.Mode
+
+// The modes. A backend that does not tell them apart reports ModeExclusive for
+// ModeWrite.
+const (
+	ModeExclusive = driver.Exclusive // Lock without a mode
+	ModeRead      = driver.Read      // Read()
+	ModeWrite     = driver.Write     // Write()
+	ModePermit    = driver.Permit    // Permits(n, limit)
+)
 
 // Inspect asks the backend for the holder of name. The answer may be out of date on arrival. If the backend cannot tell, Inspect returns
 // errors.ErrUnsupported.
@@ -188,7 +226,7 @@ func (c *Client) admin(op, name string, f func() error) error {
 		}
 	}
 	if err != nil {
-		return &opError{op, name, err}
+		return &LockError{op, name, err}
 	}
 	return nil
 }
@@ -230,7 +268,7 @@ func (c *Client) lock(ctx context.Context, owner *Owner, name string, opts []Loc
 		}
 		d := *o.waitAtMost
 		if d <= 0 {
-			return nil, &opError{"lock", name, fmt.Errorf("WaitAtMost(%v) is not more than 0", d)}
+			return nil, &LockError{"lock", name, fmt.Errorf("WaitAtMost(%v) is not more than 0", d)}
 		}
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, d, fmt.Errorf("WaitAtMost(%v)", d))
@@ -243,7 +281,7 @@ func (c *Client) lock(ctx context.Context, owner *Owner, name string, opts []Loc
 	}
 	l, err := c.lockName(ctx, r, name, try)
 	if err != nil {
-		return nil, &opError{"lock", name, err}
+		return nil, &LockError{"lock", name, err}
 	}
 	return c.handOut(l), nil
 }

@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // Do runs fn while it holds name, and unlocks name whatever becomes of fn. The context of fn ends when the lock is lost, with the loss as
 // its cause; [LeaseFrom] returns the lease, whose token fn sends with what it writes.
 //
-// If the lock was not granted Do returns the error of Lock, and fn has not run. If fn has run Do returns the error of fn, as it is, or a
-// [*DoError] if there is more to tell: the lock was lost while fn ran, or the outcome of the Unlock is unknown.
+// If the lock was not granted, fn does not run, and Do returns the [*LockError] of Lock. Otherwise Do returns the error of fn unchanged, or a
+// [*DoError] if the lock was lost while fn ran, or if the outcome of the Unlock is unknown. [Ran] tells the two cases apart.
 func Do(ctx context.Context, l Locker, name string, fn func(context.Context) error, opts ...LockOption) error {
 	return do(ctx, l.Lock, name, fn, opts)
 }
@@ -24,41 +25,63 @@ func do(ctx context.Context, lock func(context.Context, string, ...LockOption) (
 	fn func(context.Context) error, opts []LockOption) (err error) {
 	lease, err := lock(ctx, name, opts...)
 	if err != nil {
+		if !didNotLock(err) { // of a Locker that is not of this package
+			err = &LockError{"lock", name, err}
+		}
 		return err
 	}
 	under, cancel := lease.Context(ctx)
 	defer cancel()
 	defer func() { // also if fn panics
-		if unlocked := lease.Unlock(ctx); unlocked != nil && !errors.Is(err, lease.Err()) {
-			err = &DoError{Err: err, Unlock: unlocked}
+		unlocked := lease.Unlock(ctx)
+		if unlocked != nil && errors.Is(err, lease.Err()) {
+			unlocked = nil // the error of fn reports the loss
+		}
+		_, nested := err.(*DoError)
+		if unlocked != nil || nested || didNotLock(err) { // for Ran: fn may return the error of another Lock or Do
+			err = &DoError{err, unlocked}
 		}
 	}()
 	return fn(under)
 }
 
-// DoError is what Do and TryDo return if fn has run, and Unlock then failed.
+// Ran reports whether the function of [Do], [TryDo] or [Elect] ran, and returns its error. err is what they returned.
+func Ran(err error) (ran bool, failed error) {
+	if e, ok := err.(*DoError); ok {
+		return true, e.Err
+	}
+	return !didNotLock(err), err
+}
+
+// didNotLock reports whether err is the error of Lock or TryLock.
+func didNotLock(err error) bool {
+	e, ok := err.(*LockError)
+	return ok && e.Op == "lock"
+}
+
+// DoError is the error of Do and TryDo if fn has run, and there is more to report than the error of fn.
 type DoError struct {
 	// Err is the error of fn; nil if fn succeeded.
 	Err error
 
-	// Unlock is the error of Lease.Unlock. ErrLost: the lock was lost before fn returned, and another owner may have held the lock
+	// Unlock is the error of Lease.Unlock; nil if it succeeded. ErrLost: the lock was lost before fn returned, and another owner may have held the lock
 	// meanwhile. ErrUnknown: the lock was held to the end, and may be kept from others for up to its TTL.
 	Unlock error
 }
 
 func (e *DoError) Error() string {
-	if e.Err == nil {
+	switch {
+	case e.Err == nil:
 		return fmt.Sprintf("%v (the function under the lock succeeded)", e.Unlock)
+	case e.Unlock == nil:
+		return e.Err.Error()
 	}
 	return fmt.Sprintf("%v; %v", e.Err, e.Unlock)
 }
 
-// Unwrap returns both errors, as far as there are any.
+// Unwrap returns the errors that are not nil.
 func (e *DoError) Unwrap() []error {
-	if e.Err == nil {
-		return []error{e.Unlock}
-	}
-	return []error{e.Err, e.Unlock}
+	return slices.DeleteFunc([]error{e.Err, e.Unlock}, func(err error) bool { return err == nil })
 }
 
 // LeaseFrom returns the lease of ctx: the lease of Do, in its function, or else the lease whose Context ctx was made from; the innermost of

@@ -195,3 +195,46 @@ func TestLeaseFrom(t *testing.T) {
 		}
 	})
 }
+
+// TestRan calls Do with functions that return what looks like the error of Do
+// itself.
+func TestRan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memory.NewServer(nil)
+		c, other := newClient(t, s.NewDriver(), nil), newClient(t, s.NewDriver(), nil)
+		lease := mustLock(t, other, "taken")
+		failed := errors.New("failed")
+		inner := func(ctx context.Context) error { return dsync.TryDo(ctx, c, "taken", func(context.Context) error { return nil }) }
+		removed := func(err error) func(context.Context) error {
+			return func(ctx context.Context) error { return errors.Join(other.ForceUnlock(ctx, "x"), err) }
+		}
+		for name, tt := range map[string]struct {
+			name string
+			fn   func(context.Context) error
+			ran  bool
+			err  error
+		}{
+			"succeeds":                  {"x", func(context.Context) error { return nil }, true, nil},
+			"fails":                     {"x", func(context.Context) error { return failed }, true, failed},
+			"loses the lock":            {"x", removed(nil), true, nil},
+			"fails and loses it":        {"x", removed(failed), true, failed},
+			"is not granted a lock":     {"x", inner, true, dsync.ErrLocked},
+			"runs an unconfirmed inner": {"x", func(context.Context) error { return &dsync.DoError{Unlock: dsync.ErrUnknown} }, true, dsync.ErrUnknown},
+			"does not run":              {"taken", func(context.Context) error { return nil }, false, dsync.ErrLocked},
+			"has no name":               {"", func(context.Context) error { return nil }, false, nil},
+		} {
+			err := dsync.TryDo(t.Context(), c, tt.name, tt.fn)
+			ran, got := dsync.Ran(err)
+			if ran != tt.ran || tt.err != nil && !errors.Is(got, tt.err) || tt.err == nil && ran && got != nil {
+				t.Errorf("a function that %s: Ran(%v) returns %t, %v; want %t, %v", name, err, ran, got, tt.ran, tt.err)
+			}
+			var failure *dsync.LockError
+			if !ran && (!errors.As(err, &failure) || failure.Op != "lock" || failure.Name != tt.name) {
+				t.Errorf("a function that %s: %v is no LockError of %q", name, err, tt.name)
+			}
+		}
+		if err := lease.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -21,10 +21,10 @@ import (
 //
 // Elect ends when ctx is over: a candidate gives up, and a leader resigns as soon as lead has returned. Elect also ends with an error of
 // Lock that another try does not mend, such as ErrClosed. Calls through one [Owner] are one candidate, since its locks are reentrant.
-func Elect(ctx context.Context, l Locker, name string, lead func(ctx context.Context, term *Lease) error) error {
+func Elect(ctx context.Context, l Locker, name string, lead func(ctx context.Context, term *Lease) error, opts ...LockOption) error {
 	election := observeElection(l, name)
 	defer election.Over()
-	over := func() error { return &opError{"lock", name, newWaitError(ctx, nil, nil, false)} }
+	over := func() error { return &LockError{"lock", name, newWaitError(ctx, nil, nil, false)} }
 	for {
 		lost := false
 		err := Do(election.Campaign(ctx), l, name, func(under context.Context) error {
@@ -37,7 +37,7 @@ func Elect(ctx context.Context, l Locker, name string, lead func(ctx context.Con
 			err := lead(under, term)
 			lost = errors.Is(term.Err(), ErrLost)
 			return err
-		})
+		}, opts...)
 		election.NotElected(outcomeOf(ctx, err), failureOf(err))
 		if !lost || ctx.Err() != nil {
 			return err

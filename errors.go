@@ -48,21 +48,23 @@ func transient(err error) bool { return errors.Is(err, ErrUnavailable) || errors
 // errNested is the answer to TryLock where Lock returns ErrDeadlock.
 var errNested = fmt.Errorf("%w: the caller's own lease holds the name", ErrLocked)
 
-// opError says what was being done to which lock.
-type opError struct {
-	op, name string
-	err      error
+// LockError is the error of a method of Client, Owner, Lease or Latch, and names the lock. Match its cause with errors.Is.
+type LockError struct {
+	Op   string // what failed, such as "lock", "unlock" or "inspect"; "lease" is the loss of a lease
+	Name string // of the lock or latch
+	Err  error  // the cause
 }
 
-func (e *opError) Error() string {
-	name := e.name
+func (e *LockError) Error() string {
+	name := e.Name
 	if len(name) > maxName {
 		name = name[:64] + "..."
 	}
-	return fmt.Sprintf("dsync: %s %q: %v", e.op, name, e.err)
+	return fmt.Sprintf("dsync: %s %q: %v", e.Op, name, e.Err)
 }
 
-func (e *opError) Unwrap() error { return e.err }
+// Unwrap returns the cause.
+func (e *LockError) Unwrap() error { return e.Err }
 
 // lossCause is why a lease was lost.
 type lossCause int

@@ -290,3 +290,28 @@ func ExampleClient_Latch() {
 	fmt.Println("done:", parts.Wait(ctx) == nil)
 	// Output: done: true
 }
+
+// An order is charged under a lock, and whoever called must not charge it again.
+func ExampleRan() {
+	client, err := dsync.Open(context.Background(), "memory://", nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close(context.Background())
+	charge := func(context.Context) error { return nil }
+	fmt.Println(chargeOnce(context.Background(), client, "42", charge))
+	// Output: <nil>
+}
+
+var errTryAgain = errors.New("try again")
+
+func chargeOnce(ctx context.Context, l dsync.Locker, id string, charge func(context.Context) error) error {
+	ran, failed := dsync.Ran(dsync.Do(ctx, l, "orders/"+id, charge))
+	switch {
+	case !ran:
+		return errTryAgain // nothing was charged
+	case failed != nil:
+		return failed
+	}
+	return nil // it was charged, even if the release of the lock is unconfirmed
+}

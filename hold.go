@@ -310,7 +310,7 @@ func (h *hold) lose(loss *lostError, gone bool) {
 		h.end(holdLapsed)
 		k.client.watchdog.endAt(&h.alarm, h.expires())
 	}
-	err := &opError{"lease", k.name, loss}
+	err := &LockError{"lease", k.name, loss}
 	first := h.views
 	for h.views != nil {
 		h.views.finish(err)

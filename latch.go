@@ -41,7 +41,7 @@ func (l *Latch) Name() string { return l.name }
 // Set makes the count n, 1 or more, unless there is a count already: then Set changes nothing and returns false.
 func (l *Latch) Set(ctx context.Context, n int) (set bool, err error) {
 	if n < 1 {
-		return false, &opError{"set latch", l.name, fmt.Errorf("the count %d is less than 1", n)}
+		return false, &LockError{"set latch", l.name, fmt.Errorf("the count %d is less than 1", n)}
 	}
 	err = l.change(ctx, "set latch", func(ctx context.Context, backend driver.Latcher, id string) (err error) {
 		set, err = backend.SetLatch(ctx, l.name, id, n)

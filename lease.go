@@ -211,12 +211,12 @@ func (l *Lease) Context(parent context.Context) (context.Context, context.Cancel
 func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	view := l.view()
 	if view == nil {
-		return &opError{"extend", "", errNoLease}
+		return &LockError{"extend", "", errNoLease}
 	}
 	err := view.extend(ctx, d)
 	runtime.KeepAlive(l) // the handle
 	if err != nil {
-		return &opError{"extend", l.Name(), err}
+		return &LockError{"extend", l.Name(), err}
 	}
 	return nil
 }
@@ -289,14 +289,14 @@ func (l *Lease) setEnd(end moment) {
 func (l *Lease) Unlock(ctx context.Context) error {
 	view := l.view()
 	if view == nil {
-		return &opError{"unlock", "", errNoLease}
+		return &LockError{"unlock", "", errNoLease}
 	}
 	ctx, span := view.startUnlock(ctx)
 	err := view.unlock(ctx)
 	runtime.KeepAlive(l) // the handle
 	span.End(failureOf(err))
 	if err != nil {
-		return &opError{"unlock", l.Name(), err}
+		return &LockError{"unlock", l.Name(), err}
 	}
 	return nil
 }
@@ -308,8 +308,8 @@ func (l *Lease) unlock(ctx context.Context) error {
 	k.mu.Lock()
 	if err := l.check(now); err != nil {
 		k.mu.Unlock()
-		if e, ok := err.(*opError); ok {
-			err = e.err
+		if e, ok := err.(*LockError); ok {
+			err = e.Err
 		}
 		return err
 	}
@@ -339,7 +339,7 @@ func (l *Lease) overEnd() *lostError {
 
 // endItself ends a lease for the reason why, and with the last view the hold. Called with lock.mu held.
 func (l *Lease) endItself(now moment, why *lostError) {
-	l.finish(&opError{"lease", l.Name(), why})
+	l.finish(&LockError{"lease", l.Name(), why})
 	l.lost(why)
 	if l.hold.leave(now) {
 		l.hold.lock.client.releaser.add(l.hold)

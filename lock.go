@@ -330,7 +330,7 @@ func (k *lock) close() (left []*hold) {
 			left = append(left, h)
 		}
 		for h.views != nil {
-			h.views.finish(&opError{"lease", k.name, errClosing})
+			h.views.finish(&LockError{"lease", k.name, errClosing})
 		}
 		h.endTenure().EndedWithClient()
 	}

@@ -79,6 +79,36 @@ func TestOpenGivesUpWithItsContext(t *testing.T) {
 	})
 }
 
+// TestOpenLogsByDefault waits without a Logger: a record goes to the default
+// one if nothing else ends the wait.
+func TestOpenLogsByDefault(t *testing.T) {
+	old := slog.Default()
+	defer slog.SetDefault(old)
+	var log bytes.Buffer
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	synctest.Test(t, func(t *testing.T) {
+		for _, bounded := range []bool{true, false} {
+			log.Reset()
+			setLate(5, fmt.Errorf("%w: connection refused", dsync.ErrUnavailable))
+			ctx, cancel := context.WithCancel(t.Context())
+			if bounded {
+				ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+			}
+			c, err := dsync.Open(ctx, "tardy://", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Close(ctx); err != nil {
+				t.Error(err)
+			}
+			cancel()
+			if logged := strings.Contains(log.String(), "connection refused"); logged == bounded {
+				t.Errorf("deadline %t, logged %t:\n%s", bounded, logged, log.String())
+			}
+		}
+	})
+}
+
 func TestOpenReturnsOtherErrorsAtOnce(t *testing.T) {
 	wrong := errors.New("wrong password")
 	setLate(1000, wrong)

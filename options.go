@@ -57,8 +57,10 @@ type Options struct {
 	// of the metrics. An empty value leaves the attribute out. Calls are concurrent, and must not block. Nil means no class.
 	Class func(name string) string
 
-	// Logger is told what an operator has to see: the begin and the end of an outage of the backend, once a minute at most; locks that
-	// were lost, many of them in one record, or taken away by force. Nil means no logs.
+	// Logger gets a record of what an operator has to see: the begin and the end
+	// of an outage of the backend, at most once a minute, and locks that were
+	// lost or removed by force, many of them in one record. Nil means no logs,
+	// except for that of an Open without a deadline that has to wait.
 	Logger *slog.Logger
 }
 
@@ -144,7 +146,7 @@ type optioned struct {
 	opts   []LockOption
 }
 
-// Lock implements Locker.
+// Lock implements [Locker].
 func (o *optioned) Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
 	return o.locker.Lock(ctx, name, slices.Concat(o.opts, opts)...)
 }

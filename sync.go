@@ -1,5 +1,7 @@
 // Package dsync locks names across goroutines, processes and machines, on a backend chosen by configuration.
 //
+//	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // for a server that is down
+//	defer cancel()
 //	client, err := dsync.Open(ctx, "redisson://127.0.0.1:6379", nil) // import _ ".../drivers/redisson"
 //	...
 //	lease, err := client.Lock(ctx, "orders/42")
@@ -25,6 +27,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -115,8 +118,9 @@ func (c *Client) checkTTL(d time.Duration) error {
 //
 // While the backend is out of reach, as when a program starts before its
 // database, or when the connection breaks before the backend has answered, Open
-// tries again until ctx is done, and tells the Logger once. So give ctx a
-// deadline. All other errors, such as a wrong password, return at once.
+// tries again until ctx is done, and logs this once. So give ctx a deadline;
+// without one, and without a Logger, the record goes to slog.Default. All other
+// errors, such as a wrong password, return at once.
 //
 // These parameters are common to all drivers: ttl=30s (Options.TTL), require=fair,fifo,fenced,rw,permits (what the backend has to promise),
 // fenced=false (no fencing tokens, and nothing kept for them on the backend), and floor=1000 (Options.Floor).
@@ -152,8 +156,14 @@ func openDriver(ctx context.Context, url string, o *Options) (driver.Driver, *dr
 			return nil, nil, fmt.Errorf("%w; before that: %w", ctx.Err(), trouble)
 		case ctx.Err() != nil || !transient(err):
 			return nil, nil, err
-		case trouble == nil && o.Logger != nil:
-			telemetry.LogOpen(ctx, o.Logger, err, o.OmitNames || o.OmitOwners)
+		case trouble == nil:
+			logger := o.Logger
+			if _, bounded := ctx.Deadline(); logger == nil && !bounded {
+				logger = slog.Default()
+			}
+			if logger != nil {
+				telemetry.LogOpen(ctx, logger, err, o.OmitNames || o.OmitOwners)
+			}
 		}
 		trouble = err
 		timer := time.NewTimer(pause/2 + rand.N(pause))

@@ -47,7 +47,7 @@ func (c *Client) observe(ctx context.Context, r request, name string, try bool) 
 		call.Return(ctx, result)
 	}
 	if err != nil {
-		return nil, &opError{"lock", name, err}
+		return nil, &LockError{"lock", name, err}
 	}
 	return l, nil
 }

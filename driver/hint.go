@@ -24,6 +24,11 @@ func hint(scheme string) string {
 	}
 	dir, ok := packages[known]
 	if !ok {
+		for near := range packages {
+			if distance(scheme, near) <= 2 && len(scheme) > 3 {
+				return fmt.Sprintf("did you mean %s://?", near)
+			}
+		}
 		return ""
 	}
 	openersMu.RLock()
@@ -36,4 +41,26 @@ func hint(scheme string) string {
 		text += fmt.Sprintf("import _ %q", "github.com/go-dsync/dsync/drivers/"+dir)
 	}
 	return text
+}
+
+// distance returns how many bytes have to be inserted, deleted or replaced to
+// make b of a (Levenshtein).
+func distance(a, b string) int {
+	row := make([]int, len(b)+1) // distances of a prefix of a to each prefix of b
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, diagonal+1)
+		}
+	}
+	return row[len(b)]
 }
