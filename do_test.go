@@ -204,7 +204,9 @@ func TestRan(t *testing.T) {
 		c, other := newClient(t, s.NewDriver(), nil), newClient(t, s.NewDriver(), nil)
 		lease := mustLock(t, other, "taken")
 		failed := errors.New("failed")
-		inner := func(ctx context.Context) error { return dsync.TryDo(ctx, c, "taken", func(context.Context) error { return nil }) }
+		inner := func(ctx context.Context) error {
+			return dsync.TryDo(ctx, c, "taken", func(context.Context) error { return nil })
+		}
 		removed := func(err error) func(context.Context) error {
 			return func(ctx context.Context) error { return errors.Join(other.ForceUnlock(ctx, "x"), err) }
 		}

@@ -59,6 +59,7 @@ var layout = []struct {
 	{"internal/guardtest", nil},
 	{"internal/telemetrytest", []string{"./", "./driver", "./drivers/memory", "./internal/testenv", "testing/...", "go.opentelemetry.io/otel/..."}},
 	{"guard", nil},
+	{"cron", []string{"./"}},
 	{"conformance", []string{"./", "./driver/...", "testing/..."}},
 	{"conformance/history", []string{"./", "./driver"}},
 	{"conformance/wire", nil},

@@ -37,64 +37,6 @@ func processes(t *testing.T, n int) (clients []*dsync.Client, drivers []*memory.
 	return clients, drivers
 }
 
-// TestCronRunsOncePerPeriod has three processes whose clocks are apart. One is replaced in the middle of each period, as by a deploy.
-func TestCronRunsOncePerPeriod(t *testing.T) {
-	const period, count = time.Minute, 20
-	for _, apart := range []time.Duration{0, 150 * time.Millisecond, 10 * time.Second} {
-		for _, takes := range []time.Duration{0, 50 * time.Millisecond, 80 * time.Second} {
-			t.Run(fmt.Sprintf("%v apart, for %v", apart, takes), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					clients, drivers := processes(t, 3)
-					var mu sync.Mutex
-					runs := map[int64]int{}
-					var wg sync.WaitGroup
-					start := time.Now().Truncate(period).Add(period)
-					for i := range clients {
-						wg.Go(func() {
-							behind := time.Duration(i) * apart
-							client := clients[i]
-							var jobs sync.WaitGroup
-							defer jobs.Wait()
-							for n := range count {
-								at := start.Add(time.Duration(n) * period)
-								time.Sleep(time.Until(at.Add(behind)))
-								jobs.Go(func() {
-									err := OncePerPeriod(t.Context(), client, "report", period, at, func(ctx context.Context) error {
-										mu.Lock()
-										runs[at.Unix()]++
-										mu.Unlock()
-										time.Sleep(takes)
-										return ctx.Err()
-									})
-									if err != nil {
-										t.Error(err)
-									}
-								})
-								if i == 0 && takes == 0 {
-									time.Sleep(period / 2)
-									if err := client.Close(t.Context()); err != nil { // which frees its locks
-										t.Error(err)
-									}
-									client, _ = dsynctest.Beside(t, drivers[0], nil)
-								}
-							}
-						})
-					}
-					wg.Wait()
-					if len(runs) != count {
-						t.Errorf("runs in %d periods, want %d", len(runs), count)
-					}
-					for at, n := range runs {
-						if n != 1 {
-							t.Errorf("%d runs at %v, want 1", n, time.Unix(at, 0))
-						}
-					}
-				})
-			})
-		}
-	}
-}
-
 func TestSerializeAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, backend := dsynctest.New(t, nil)

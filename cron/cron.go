@@ -1,0 +1,195 @@
+// Package cron runs a job once per period in one of the processes of a fleet.
+//
+// Each process has the same [Job] and calls [Job.Loop], or calls [Job.Once] from
+// a scheduler of its own. A job is not run by TryLock, the job and Unlock: clocks
+// differ, so a short job would have released the lock when the next process asks.
+// The backend therefore keeps the lock of a period until the period is over
+// (dsync.HoldAtLeast). In memory, on Redis and on etcd it can; on Redlock it can
+// up to maxttl. On ZooKeeper and PostgreSQL, Loop and Once fail with
+// errors.ErrUnsupported.
+//
+// A period has at most one run. It has none if the process that began the run
+// dies, or if the backend is out of reach for the first quarter of the period.
+// A job that has to be made up for belongs into a queue.
+package cron
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/go-dsync/dsync"
+)
+
+// Job is a job of a fleet. Its fields must not change while it is in use, and
+// its methods may be called concurrently.
+type Job struct {
+	// Locker is a client of a backend that the fleet shares. Its TTL is how long
+	// a process that dies in a run keeps others from the next run.
+	Locker dsync.Locker
+
+	// Name is the same in each process. The job locks Name, Name/0 and Name/1.
+	Name string
+
+	// Every is the length of a period, 1 s or more. Periods begin at multiples
+	// of Every since the year 1, UTC. Clocks of processes may differ by a
+	// quarter of it.
+	Every time.Duration
+
+	// Run is the work. Its context ends with that of Loop or Once, and when the
+	// lock is lost. Two runs never overlap: a run that takes longer than Every
+	// delays the next one by up to a quarter of a period, or lets it be missed.
+	Run func(ctx context.Context, at time.Time) error
+
+	// Report is called with the outcome of each period. Nil means no reports.
+	Report func(Result)
+}
+
+// Outcome is what became of a period.
+type Outcome int
+
+const (
+	Elsewhere Outcome = iota // another process has the period
+	Ran                      // Run ran in this process
+	Missed                   // Run did not run, and Result.Err says why
+)
+
+func (o Outcome) String() string { return [...]string{"elsewhere", "ran", "missed"}[o] }
+
+// Result is the outcome of a period, as this process knows it.
+type Result struct {
+	At      time.Time // the begin of the period
+	Outcome Outcome
+
+	// Err is the error of Run, or why the period was missed: it matches
+	// dsync.ErrLocked if the run before it goes on, and dsync.ErrUnavailable or
+	// dsync.ErrUnknown if the backend did not answer. If the lock was lost in
+	// the middle of a run, it matches dsync.ErrLost.
+	Err error
+
+	// Took is how long Run ran. If it is longer than Job.Every, periods were
+	// missed.
+	Took time.Duration
+}
+
+// errLate is the error of a period for which this process was too late.
+var errLate = errors.New("the process was late by a quarter of the period")
+
+// check returns an error if the job makes no sense, or if the backend cannot
+// keep a lock without its client.
+func (j *Job) check() error {
+	switch {
+	case j.Name == "" || j.Run == nil:
+		return fmt.Errorf("cron: job %q has no Name or no Run", j.Name)
+	case j.Every < time.Second:
+		return fmt.Errorf("cron: job %q: Every is %v, less than 1s", j.Name, j.Every)
+	}
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	lease, err := j.period(ended, time.Time{})
+	if err == nil {
+		return lease.Unlock(context.Background()) // a Locker that does not look at its context
+	}
+	if !errors.Is(err, context.Canceled) {
+		return fmt.Errorf("cron: job %q: %w", j.Name, err)
+	}
+	return nil
+}
+
+// period locks the period that begins at a time. Two names take turns, so that
+// the lock of a period may outlast it, and is never in the way of the next one.
+func (j *Job) period(ctx context.Context, at time.Time) (*dsync.Lease, error) {
+	name := j.Name + "/" + strconv.FormatInt(at.UnixNano()/int64(j.Every)&1, 10)
+	return j.Locker.TryLock(ctx, name, dsync.HoldAtLeast(j.Every), dsync.ExpireAfter((j.Every * 3 / 2).Truncate(time.Second)))
+}
+
+// Loop runs the job in this process whenever a period begins and no other
+// process has it, until ctx is done and the last run has returned. It returns
+// the error of ctx, or at once an error that says why the job cannot work. A
+// period that begins while Run runs is not looked at.
+func (j *Job) Loop(ctx context.Context) error {
+	if err := j.check(); err != nil {
+		return err
+	}
+	for {
+		at := time.Now().Truncate(j.Every).Add(j.Every)
+		timer := time.NewTimer(time.Until(at))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
+		}
+		j.Once(ctx, at)
+	}
+}
+
+// Once runs the job if no other process has the period that begins at at, and
+// reports what became of it. All processes pass the same at: the time for which
+// the run was scheduled, and not the time of the call.
+func (j *Job) Once(ctx context.Context, at time.Time) Result {
+	r := j.once(ctx, at)
+	r.At = at
+	if j.Report != nil {
+		j.Report(r)
+	}
+	return r
+}
+
+func (j *Job) once(ctx context.Context, at time.Time) Result {
+	if err := j.check(); err != nil {
+		return Result{Outcome: Missed, Err: err}
+	}
+	lease, err := j.claim(ctx, at)
+	switch {
+	case errors.Is(err, dsync.ErrLocked):
+		return Result{Outcome: Elsewhere}
+	case err != nil:
+		return Result{Outcome: Missed, Err: err}
+	}
+	// Unlock leaves the lock where it is until the period is over.
+	defer lease.Unlock(ctx)
+	var took time.Duration
+	err = dsync.Do(ctx, j.Locker, j.Name, func(ctx context.Context) error {
+		began := time.Now()
+		defer func() { took = time.Since(began) }()
+		if time.Since(at) >= j.Every { // this machine has stood still since claim
+			return errLate
+		}
+		return j.Run(ctx, at)
+	}, dsync.WaitAtMost(j.Every/4))
+	ran, failed := dsync.Ran(err)
+	switch {
+	case !ran, failed == errLate:
+		return Result{Outcome: Missed, Err: err}
+	case errors.Is(err, dsync.ErrLost):
+		failed = err
+	}
+	return Result{Outcome: Ran, Err: failed, Took: took}
+}
+
+// claim takes the lock of a period. While the backend is out of reach, and after
+// a request without an answer, it asks again until a quarter of the period is
+// over: the client releases a lock that was granted without an answer.
+func (j *Job) claim(ctx context.Context, at time.Time) (*dsync.Lease, error) {
+	if time.Since(at) >= j.Every/4 {
+		return nil, errLate
+	}
+	ctx, cancel := context.WithDeadline(ctx, at.Add(j.Every/4))
+	defer cancel()
+	for trouble := false; ; {
+		lease, err := j.period(ctx, at)
+		if transient := errors.Is(err, dsync.ErrUnavailable) || errors.Is(err, dsync.ErrUnknown); transient {
+			trouble = true
+		} else if !trouble || !errors.Is(err, dsync.ErrLocked) { // else the request without an answer may be in the way
+			return lease, err
+		}
+		select {
+		case <-time.After(j.Every / 50):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
