@@ -60,6 +60,7 @@ var layout = []struct {
 	{"internal/telemetrytest", []string{"./", "./driver", "./drivers/memory", "./internal/testenv", "testing/...", "go.opentelemetry.io/otel/..."}},
 	{"guard", nil},
 	{"cron", []string{"./"}},
+	{"httplock", []string{"./", "./guard"}},
 	{"conformance", []string{"./", "./driver/...", "testing/..."}},
 	{"conformance/history", []string{"./", "./driver"}},
 	{"conformance/wire", nil},

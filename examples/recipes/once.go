@@ -1,3 +1,4 @@
+// Package recipes has the code of docs/recipes.md, with a test for each recipe. It is there to be copied.
 package recipes
 
 import (

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -35,51 +34,6 @@ func processes(t *testing.T, n int) (clients []*dsync.Client, drivers []*memory.
 		clients, drivers = append(clients, c), append(drivers, d)
 	}
 	return clients, drivers
-}
-
-func TestSerializeAnswers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		client, backend := dsynctest.New(t, nil)
-		var inside atomic.Int32
-		h := Serialize(client, func(r *http.Request) string { return r.URL.Path }, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if inside.Add(1) > 1 {
-				t.Error("two requests at once")
-			}
-			time.Sleep(time.Second)
-			inside.Add(-1)
-		}))
-		ask := func(ctx context.Context) int {
-			w := httptest.NewRecorder()
-			h.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodPost, "/orders/42", nil))
-			return w.Code
-		}
-		codes := make(chan int, 4)
-		for range cap(codes) {
-			go func() { codes <- ask(t.Context()) }()
-		}
-		got := []int{<-codes, <-codes, <-codes, <-codes}
-		slices.Sort(got) // two have their turn within 2 s; the third and the fourth do not, or at the last moment
-		if got[0] != http.StatusOK || got[1] != http.StatusOK || got[3] != http.StatusConflict {
-			t.Errorf("got %v, want 200, 200 and then 409", got)
-		}
-
-		lease, err := client.Lock(t.Context(), "/orders/42")
-		if err != nil {
-			t.Fatal(err)
-		}
-		gone, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if got := ask(gone); got != 499 {
-			t.Errorf("a client that leaves: %d, want 499", got)
-		}
-		if err := lease.Unlock(t.Context()); err != nil {
-			t.Error(err)
-		}
-		backend.Cut()
-		if got := ask(t.Context()); got != http.StatusServiceUnavailable {
-			t.Errorf("without the backend: %d, want 503", got)
-		}
-	})
 }
 
 // table is Results in memory.

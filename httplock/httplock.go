@@ -1,0 +1,51 @@
+// Package httplock has HTTP handlers that serialize requests and answer a
+// repeated request with the stored answer, over all instances of a service.
+package httplock
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"github.com/go-dsync/dsync"
+)
+
+// statusClientClosedRequest is what proxies log if the client has left.
+const statusClientClosedRequest = 499
+
+// Serialize lets one request of a key at a time through to next. The context of
+// the request ends when the lock is lost, and dsync.LeaseFrom returns its lease,
+// whose token next presents to what it writes.
+//
+// opts are those of Locker.Lock. Without dsync.WaitAtMost a request waits until
+// its client leaves. A request that does not get the lock is answered with 409
+// (Conflict) if another one has it, or with 503 (Service Unavailable) and
+// Retry-After if the backend does not answer.
+func Serialize(l dsync.Locker, key func(*http.Request) string, next http.Handler, opts ...dsync.LockOption) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		err := dsync.Do(r.Context(), l, key(r), func(ctx context.Context) error {
+			next.ServeHTTP(w, r.WithContext(ctx))
+			return nil
+		}, opts...)
+		if ran, _ := dsync.Ran(err); !ran {
+			refuse(w, r, err)
+		}
+	})
+}
+
+// refuse answers a request that did not get its lock.
+func refuse(w http.ResponseWriter, r *http.Request, err error) {
+	switch {
+	case r.Context().Err() != nil:
+		w.WriteHeader(statusClientClosedRequest)
+	case errors.Is(err, dsync.ErrLocked):
+		http.Error(w, "another request works on this", http.StatusConflict)
+	default:
+		unavailable(w)
+	}
+}
+
+func unavailable(w http.ResponseWriter) {
+	w.Header().Set("Retry-After", "1")
+	http.Error(w, "try again", http.StatusServiceUnavailable)
+}
