@@ -2,31 +2,12 @@ package pglock
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/bits"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
-)
-
-const (
-	// settleFor is how long a canceled caller waits for its lock to be given back, if there is one. Two short requests do, and then
-	// nothing is left in doubt. Nobody waits longer.
-	settleFor = 50 * time.Millisecond
-
-	// backstop is how often the driver asks the server whether a wait is still
-	// known there, because the connection may hang.
-	backstop = 1500 * time.Millisecond
-
-	// A look takes the server about a microsecond for each of its connections,
-	// so the driver looks less often where it takes long: clients that wait
-	// together need a processor for each lookShare of them. longBackstop bounds
-	// the pause.
-	lookShare    = 3000
-	longBackstop = 15 * time.Second
 )
 
 // Acquire implements driver.Driver.
@@ -222,44 +203,6 @@ func wanted(err error) error {
 	return refusal(err)
 }
 
-// waitAtServer waits in the server's queue for the key, on a session of its own.
-func (d *Driver) waitAtServer(ctx context.Context, l *lease, waited bool) error {
-	w, op, err := d.enqueue(ctx, l)
-	if err != nil {
-		if ctx.Err() != nil {
-			return fmt.Errorf("%w: %w", driver.ErrLocked, err)
-		}
-		return err
-	}
-	if !waited {
-		l.r.Events.Waiting() // after the statement is sent: from now on the call has its place in the server's queue
-	}
-	err = d.watch(ctx, w, op)
-	if err == nil {
-		return wanted(op.err)
-	}
-	if !w.abandon(op) {
-		<-op.done
-		return wanted(op.err)
-	}
-	d.withdraw(w, op)
-	return d.settle(op, err)
-}
-
-// enqueue begins to wait at the server.
-func (d *Driver) enqueue(ctx context.Context, l *lease) (*session, *operation, error) {
-	for range 3 {
-		w, err := d.waiter(ctx, d.carrier(l.r))
-		if err != nil {
-			return nil, nil, err
-		}
-		if op := d.start(w, block, l); op != nil {
-			return w, op, nil
-		}
-	}
-	return nil, nil, errBreaks
-}
-
 // errBreaks: each session ended just when it was chosen.
 var errBreaks = fmt.Errorf("%w: connections break again and again", driver.ErrUnavailable)
 
@@ -281,83 +224,6 @@ func (d *Driver) start(s *session, first step, l *lease) *operation {
 	return nil
 }
 
-// watch waits until the operation is settled, or returns why the wait ended
-// before. It ends a session whose wait the server does not know: the connection
-// may hang, and the lock may have been granted to nobody.
-func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	timer := time.NewTimer(d.looks.pause())
-	defer timer.Stop()
-	looked := make(chan bool, 1)
-	for missing := false; ; {
-		select {
-		case <-op.done:
-			return nil
-		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
-		case <-d.life.Open().Done():
-			return driver.ErrClosed
-		case <-timer.C:
-			d.life.Go(func() { looked <- d.stillWaits(ctx, w) }) // ends with ctx
-		case waits := <-looked:
-			switch {
-			case waits:
-				missing = false
-				timer.Reset(d.looks.pause())
-			case !missing: // or granted at this very moment
-				missing = true
-				timer.Reset(answerIn)
-			default:
-				w.end(errors.New("the server does not know of the wait"))
-				d.dropIdle()
-			}
-		}
-	}
-}
-
-// stillWaits asks the server, over other sessions until one answers, whether w waits for a lock.
-func (d *Driver) stillWaits(ctx context.Context, w *session) bool {
-	for pause := firstDig; ; pause = min(2*pause, lastDig) {
-		rows, err := d.ask(ctx, waitsQuery, int4(w.pid), []byte(w.id))
-		if err == nil && len(rows) == 1 && len(rows[0]) == 2 && len(rows[0][1]) == 8 {
-			d.looks.took(time.Duration(binary.BigEndian.Uint64(rows[0][1])) * time.Microsecond)
-			return rows[0][0][0] != 0
-		}
-		if !d.life.Sleep(ctx, pause) {
-			return true
-		}
-	}
-}
-
-// looks is how long the server takes for a look at a wait.
-type looks struct{ cost atomic.Int64 }
-
-// took notes the time of a look. A single slow one, on a busy machine, says
-// little, so what is known at most doubles.
-func (l *looks) took(cost time.Duration) {
-	l.cost.Store(min(int64(cost), max(2*l.cost.Load(), int64(backstop/lookShare))))
-}
-
-// pause is the time until the next look.
-func (l *looks) pause() time.Duration {
-	return min(max(time.Duration(l.cost.Load()*lookShare), backstop), longBackstop)
-}
-
-// dropIdle ends the sessions for waits that nobody uses, because they may hang
-// like one that did.
-func (d *Driver) dropIdle() {
-	for {
-		d.mu.Lock()
-		s := d.spareWaiter()
-		d.mu.Unlock()
-		if s == nil {
-			return
-		}
-		s.end(errQuit)
-	}
-}
-
 // undo ends the hold of a grant that Acquire does not return.
 func (l *lease) undo() {
 	s := l.session
@@ -370,4 +236,73 @@ func (l *lease) undo() {
 	request := l.giveBack(false)
 	s.mu.Unlock()
 	s.write(request)
+}
+
+// Reads of one driver share the lock of one session, which the server has once: the server would count the locks of a session, but a
+// statement that failed may have been carried out, and to repeat it would take the lock from another Read. The server would also grant a
+// session its own lock past all who wait. So another session asks whether a Read is admitted now, before the Read shares a lock.
+
+// errLetGo: the session has no lock to share any more.
+var errLetGo = errors.New("the other Reads have let go")
+
+// sharer returns the session with the lock that a Read can share, and counts the Read there, as hub does. It returns nil if there is none.
+func (d *Driver) sharer(l *lease, ttl time.Duration) (s *session) {
+	if l.r.Mode != driver.Read {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for other := range l.gate.holders.All() {
+		if !other.session.waiter && other.session.ttl == ttl && !other.session.hangs() {
+			s = other.session // the last one is the latest to let go
+		}
+	}
+	if s != nil {
+		s.carried++
+	}
+	return s
+}
+
+// share lets a Read share the lock of a session. It returns nil and no error if the Read has to wait.
+func (d *Driver) share(ctx context.Context, l *lease, s *session) (*operation, error) {
+	if admitted, err := d.admits(ctx, l); err != nil || !admitted {
+		d.drop(s)
+		return nil, err
+	}
+	if op := d.start(s, stamp, l); op != nil {
+		return op, nil
+	}
+	return nil, errLetGo
+}
+
+// admits asks the server whether it would grant a Read.
+func (d *Driver) admits(ctx context.Context, l *lease) (bool, error) {
+	op := newOperation(admit, l.key)
+	op.shared = true
+	if err := d.submit(ctx, op, l.gate); err != nil {
+		return false, err
+	}
+	select {
+	case <-op.done:
+		return op.yes, wanted(op.err)
+	case <-op.on.behind:
+		return false, errHangs
+	case <-ctx.Done():
+		return false, d.settle(op, ctx.Err())
+	case <-d.life.Open().Done():
+		return false, d.settle(op, driver.ErrClosed)
+	}
+}
+
+// letGo makes an operation give its lock back, or its share of a lock. Called with mu held.
+func (s *session) letGo(op *operation) {
+	op.step = unlock
+	if !op.shared {
+		return
+	}
+	if n := s.shares[op.key]; n > 1 {
+		s.shares[op.key], op.kept = n-1, true
+	} else {
+		delete(s.shares, op.key)
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -281,3 +282,187 @@ func opDelete(key string) clientv3.Op {
 	op.WithKeyBytes([]byte(key))
 	return op
 }
+
+// maxElsewhere is how often a request that a learner has refused is sent again
+// at once. The library takes the servers in turn, but requests of other callers
+// come in between.
+const maxElsewhere = 16
+
+// request sends a request. A learner refuses it without carrying it out, and
+// another server may not. An answer of a server of another cluster is an error.
+func (d *Driver) request(ctx context.Context, send func() (*pb.ResponseHeader, error)) error {
+	d.lines.begin()
+	defer d.lines.end()
+	for tries := 0; ; tries++ {
+		header, err := send()
+		if err == nil {
+			return d.cluster.check(header)
+		}
+		d.lines.failed(err)
+		if !isLearner(err) || tries == maxElsewhere || ctx.Err() != nil || len(d.client.Endpoints()) < 2 {
+			return err
+		}
+	}
+}
+
+// isLearner reports whether a learner refused a request. The library has no
+// name for the error that all its versions share.
+func isLearner(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "rpc not supported for learner")
+}
+
+// transact carries out a transaction by a request of its own. An answer of another shape is errAnswer: what listens at the address need not be etcd.
+func (d *Driver) transact(ctx context.Context, compare []clientv3.Cmp, then, otherwise []clientv3.Op) (answer *clientv3.TxnResponse, err error) {
+	err = d.request(ctx, func() (*pb.ResponseHeader, error) {
+		answer, err = d.client.Txn(ctx).If(compare...).Then(then...).Else(otherwise...).Commit()
+		if err != nil {
+			return nil, err
+		}
+		return answer.Header, nil
+	})
+	if err == nil && !answers(answer, then, otherwise) {
+		err = errAnswer
+	}
+	if err != nil {
+		return nil, err
+	}
+	return answer, nil
+}
+
+// get reads keys by a request of its own.
+func (d *Driver) get(ctx context.Context, key string, options ...clientv3.OpOption) (answer *clientv3.GetResponse, err error) {
+	err = d.request(ctx, func() (*pb.ResponseHeader, error) {
+		answer, err = d.client.Get(ctx, key, options...)
+		if err != nil {
+			return nil, err
+		}
+		return answer.Header, nil
+	})
+	return answer, err
+}
+
+// delete deletes a key by a request of its own.
+func (d *Driver) delete(ctx context.Context, key string) (answer *pb.DeleteRangeResponse, err error) {
+	err = d.request(ctx, func() (*pb.ResponseHeader, error) {
+		did, err := d.client.Do(ctx, opDelete(key))
+		if err != nil {
+			return nil, err
+		}
+		answer = (*pb.DeleteRangeResponse)(did.Del())
+		return answer.Header, nil
+	})
+	return answer, err
+}
+
+// timeToLive asks for the rest of a lease.
+func (d *Driver) timeToLive(ctx context.Context, id clientv3.LeaseID, options ...clientv3.LeaseOption) (answer *clientv3.LeaseTimeToLiveResponse, err error) {
+	err = d.request(ctx, func() (*pb.ResponseHeader, error) {
+		answer, err = d.client.TimeToLive(ctx, id, options...)
+		if err != nil {
+			return nil, err
+		}
+		return answer.ResponseHeader, nil
+	})
+	return answer, err
+}
+
+// answers reports whether an answer has the shape of one to a transaction.
+func answers(answer *clientv3.TxnResponse, then, otherwise []clientv3.Op) bool {
+	asked := then
+	if !answer.Succeeded {
+		asked = otherwise
+	}
+	if answer.Header == nil || len(answer.Responses) != len(asked) {
+		return false
+	}
+	for i, a := range asked {
+		r := answer.Responses[i]
+		if a.IsGet() && r.GetResponseRange() == nil || a.IsPut() && r.GetResponsePut() == nil || a.IsDelete() && r.GetResponseDeleteRange() == nil ||
+			a.IsTxn() && r.GetResponseTxn() == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// bound is how long requests may take. Those that begin at about the same time share a context which ends then: with one of its own each request
+// would make a timer, and what it takes to end with Close.
+//
+// None of the contexts has a Deadline: gRPC sends a deadline with the request, and the server sets a timer for each, which costs a free lock 6 % of
+// its time. A request whose context ends is canceled at the server.
+type bound struct {
+	life context.Context // of the requests
+	time time.Duration   // that a request has, or up to an eighth less
+
+	mu     sync.Mutex
+	shared context.Context // nil at first
+	began  time.Time       // when shared was made
+}
+
+// now returns the context of a request that begins.
+func (b *bound) now() context.Context {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if now := time.Now(); b.shared == nil || now.Sub(b.began) > b.time/8 {
+		ctx, cancel := context.WithCancel(b.life)
+		time.AfterFunc(b.time, cancel)
+		b.shared, b.began = ctx, now
+	}
+	return b.shared
+}
+
+// with returns a context for one request, which ends at the bound, and has the values of ctx.
+func (b *bound) with(ctx context.Context) context.Context { return valued{b.now(), ctx} }
+
+// under is with, and the context ends with ctx, too.
+func (b *bound) under(ctx context.Context) (context.Context, context.CancelFunc) {
+	if ctx.Done() == nil {
+		return b.with(ctx), func() {}
+	}
+	own, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(b.now(), cancel)
+	return undated{own}, func() {
+		stop()
+		cancel()
+	}
+}
+
+// ending is under for the end of a hold, which goes on for the rest of the bound where ctx is canceled. Package dsync ends holds under contexts
+// that are not canceled, but have a deadline.
+func (b *bound) ending(ctx context.Context) (context.Context, context.CancelFunc) {
+	if end, ok := ctx.Deadline(); ok && time.Until(end) < b.time || ctx.Err() != nil {
+		return b.under(ctx)
+	}
+	return b.with(ctx), func() {}
+}
+
+// valued is a context with the values of another one.
+type valued struct {
+	context.Context
+	values context.Context
+}
+
+// Value implements context.Context. The values of the first context are those by which package context knows what ends with it.
+func (v valued) Value(key any) any {
+	if own := v.Context.Value(key); own != nil {
+		return own
+	}
+	return v.values.Value(key)
+}
+
+// background returns a context for one request that no caller waits for, or that goes on when its caller leaves.
+func (d *Driver) background(bound time.Duration) (context.Context, context.CancelFunc) {
+	return withBound(d.life.Context(), bound)
+}
+
+// withBound returns a context that ends with ctx, by bound at the latest, and has no Deadline.
+func withBound(ctx context.Context, bound time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, bound)
+	return undated{ctx}, cancel
+}
+
+// undated hides the deadline of a context.
+type undated struct{ context.Context }
+
+// Deadline implements context.Context.
+func (undated) Deadline() (deadline time.Time, ok bool) { return time.Time{}, false }
