@@ -28,10 +28,8 @@ func (d *Driver) dir(name string) string {
 // dir is Driver.dir for the name of h.
 func (h *hold) dir() string { return h.key[:strings.LastIndexByte(h.key, '/')+1] }
 
-// rangeIn returns the keys that matter to h, below its dir.
-func (h *hold) rangeIn(dir string) keyRange {
-	return keyRange{dir: dir, forRead: h.request.Mode == driver.Read}
-}
+// keys returns the range of the keys that matter to h.
+func (h *hold) keys() keyRange { return keyRange{dir: h.dir(), forRead: h.rule().forRead} }
 
 // newKey returns a key that no other attempt has. The key of an exclusive lock begins like the keys of package concurrency, which are the
 // lease alone.
@@ -141,17 +139,32 @@ const (
 	recipeTime  = 19       // digits
 )
 
+// rule is what a mode means to a request for a lock. Which keys of others exclude it says driver.Mode.Excludes.
+type rule struct {
+	mark         string // what the last part of the key begins with, apart from permits
+	forRead      bool   // the range that it reads and watches has no Reads, nor its own key
+	adds         bool   // it adds up the permits of all keys before its own, and needs the record of the name
+	confirms     bool   // a look confirms what events have told: of its own key the feed does not tell, or the limit may be another one
+	shared       bool   // others may have the name, too
+	besideRecipe bool   // clients of RWMutex overlook its key if it is put again
+}
+
+// rules has the rule of each mode.
+var rules = [...]rule{
+	driver.Exclusive: {},
+	driver.Read:      {mark: readMark, forRead: true, confirms: true, shared: true, besideRecipe: true},
+	driver.Write:     {mark: writeMark, besideRecipe: true},
+	driver.Permit:    {adds: true, confirms: true, shared: true},
+}
+
+func (h *hold) rule() *rule { return &rules[h.request.Mode] }
+
 // mark returns what the last part of the key begins with.
 func (h *hold) mark() string {
-	switch h.request.Mode {
-	case driver.Read:
-		return readMark
-	case driver.Write:
-		return writeMark
-	case driver.Permit:
+	if h.rule().adds {
 		return markOfPermits(h.request.Permits, h.limit)
 	}
-	return ""
+	return h.rule().mark
 }
 
 // modeOf returns the mode of a contender for dir.
@@ -230,7 +243,7 @@ var errOverlooked = fmt.Errorf("a client of RWMutex has come since, and would ov
 // overlookedByNobody are the conditions for putting the key of a Read or Write again: RWMutex waits for keys with a smaller modification
 // revision than its own, so no key of RWMutex may be younger. A key that RWMutex puts later waits as ever.
 func (h *hold) overlookedByNobody() []clientv3.Cmp {
-	if h.request.Mode != driver.Read && h.request.Mode != driver.Write {
+	if !h.rule().besideRecipe {
 		return nil
 	}
 	older := func(recipe string) clientv3.Cmp {

@@ -28,6 +28,8 @@ type hold struct {
 
 	driver   *Driver
 	request  *driver.Request
+	waited   bool // Events.Waiting was called
+	standing standing
 	key      string
 	limit    int    // of permits, in the key
 	number   uint64 // in the key
@@ -60,7 +62,7 @@ const (
 
 // Tokens implements driver.Lease.
 func (h *hold) Tokens() (first uint64, n int) {
-	if h.driver.options.NoTokens || h.request.Mode == driver.Permit {
+	if h.driver.options.NoTokens || h.rule().adds {
 		return 0, 0
 	}
 	return h.first.Load(), 1
@@ -252,8 +254,8 @@ func (h *hold) remove(ctx context.Context, sealing bool) (removed bool, err erro
 	return o.removed, nil
 }
 
-// leaveToClose leaves the key to Close, which ends the key together with its lease.
-func (h *hold) leaveToClose() {
+// leaveToLease leaves the key to the end of its lease.
+func (h *hold) leaveToLease() {
 	if h.session != nil {
 		h.session.leave()
 	} else {
@@ -293,7 +295,7 @@ func (h *hold) Pass(ctx context.Context, owner, note string) error {
 		return err
 	}
 	if !o.answer.Succeeded {
-		if h.request.Mode != driver.Exclusive {
+		if h.rule().besideRecipe {
 			return errOverlooked // or the hold is over, as its release will tell
 		}
 		h.vanish()

@@ -191,14 +191,14 @@ var modelMistakes = []modelMistake{
 	{
 		name: "all leave out who reads",
 		file: "keys.go", model: "a writer between readers", wrong: []string{modelNotFirst},
-		old: `forRead: h.request.Mode == driver.Read}`,
-		new: `forRead: PLANTED || h.request.Mode == driver.Read}`,
+		old: `forRead: h.rule().forRead}`,
+		new: `forRead: PLANTED || h.rule().forRead}`,
 	},
 	{
 		name: "who reads does not look when the way is free",
-		file: "wait.go", model: "a reader is evicted", wrong: []string{modelNotFirst},
-		old: `h.request.Mode == driver.Read,`,
-		new: `!PLANTED && h.request.Mode == driver.Read,`,
+		file: "keys.go", model: "a reader is evicted", wrong: []string{modelNotFirst},
+		old: `forRead: true, confirms: true`,
+		new: `forRead: true, confirms: !PLANTED`,
 	},
 	{
 		name: "the permits of others do not count",
@@ -228,18 +228,18 @@ var modelMistakes = []modelMistake{
 	},
 	{
 		name: "who wants permits does not look when they may be free",
-		file: "wait.go", model: "permits behind a writer give up", wrong: []string{modelTwo, modelNotFirst},
-		old: `h.request.Mode == driver.Permit,`,
-		new: `!PLANTED && h.request.Mode == driver.Permit,`,
+		file: "keys.go", model: "permits behind a writer give up", wrong: []string{modelTwo, modelNotFirst},
+		old: `adds: true, confirms: true`,
+		new: `adds: true, confirms: !PLANTED`,
 	},
 	{
 		name: "a look does not see the seal",
 		file: "wait.go", model: "seal", wrong: []string{modelAsleep},
 		old: `	if r.sealed {
-		return view{}, driver.ErrSealed
+		return view{}, final{driver.ErrSealed}
 	}`,
 		new: `	if r.sealed && !PLANTED {
-		return view{}, driver.ErrSealed
+		return view{}, final{driver.ErrSealed}
 	}`,
 	},
 	{
@@ -270,8 +270,8 @@ var modelMistakes = []modelMistake{
 	{
 		name: "a put does not ask for the seal",
 		file: "acquire.go", model: "seal and a second call", wrong: []string{modelAsleep},
-		old: `[]clientv3.Cmp{condition}, append([]clientv3.Op{h.queue(dir)`,
-		new: `map[bool][]clientv3.Cmp{false: {condition}}[PLANTED], append([]clientv3.Op{h.queue(dir)`,
+		old: `[]clientv3.Cmp{condition}, append([]clientv3.Op{h.queue()`,
+		new: `map[bool][]clientv3.Cmp{false: {condition}}[PLANTED], append([]clientv3.Op{h.queue()`,
 	},
 	{
 		name: "a mark tells those who wait nothing",

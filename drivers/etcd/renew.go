@@ -183,6 +183,7 @@ func (d *Driver) revoke(ctx context.Context, c *carrier) error {
 // ownLease carries the key of a hold with an expiry of its own. etcd cannot change the TTL of a lease, so a renewal moves the key to
 // another lease.
 type ownLease struct {
+	fresh    bool // just granted; a lease from the pool has to be prolonged together with the next request
 	expires  atomic.Int64
 	renewing chan struct{} // holds an element while a Renew is under way
 	modified int64         // the last known revision of the key; belongs to the renewal under way
@@ -192,10 +193,6 @@ type ownLease struct {
 	current *carrier
 	doubted []*carrier // the key may hang on these, as answers to renewals are missing
 	ended   bool
-}
-
-func newOwnLease(c *carrier, seconds int64) *ownLease {
-	return &ownLease{renewing: make(chan struct{}, 1), seconds: seconds, current: c}
 }
 
 // carrier returns the lease that carries the key, as far as is known.
@@ -365,10 +362,11 @@ type pool struct {
 
 func newPool(d *Driver) *pool { return &pool{driver: d, spare: make(map[int64][]*carrier)} }
 
-// take returns a lease. A lease that is not fresh was granted earlier, and has to be prolonged.
-func (p *pool) take(ctx context.Context, seconds int64) (c *carrier, fresh bool, err error) {
-	if c := p.pop(seconds); c != nil {
-		return c, false, nil
+// take returns a lease for one hold.
+func (p *pool) take(ctx context.Context, seconds int64) (*ownLease, error) {
+	own := &ownLease{renewing: make(chan struct{}, 1), seconds: seconds, current: p.pop(seconds)}
+	if own.current != nil {
+		return own, nil
 	}
 	d, lease := p.driver, new(carrier)
 	var failed error // belongs to the goroutine until granted
@@ -384,19 +382,20 @@ func (p *pool) take(ctx context.Context, seconds int64) (c *carrier, fresh bool,
 		}
 	}
 	if !d.life.Go(grant) {
-		return nil, false, driver.ErrClosed
+		return nil, driver.ErrClosed
 	}
 	if err := d.await(ctx, granted); err != nil {
 		close(left)
-		return nil, false, err
+		return nil, err
 	}
 	switch {
 	case failed == nil:
-		return lease, true, nil
+		own.current, own.fresh = lease, true
+		return own, nil
 	case d.life.Open().Err() != nil:
-		return nil, false, driver.ErrClosed
+		return nil, driver.ErrClosed
 	}
-	return nil, false, failed
+	return nil, failed
 }
 
 func (p *pool) pop(seconds int64) *carrier {

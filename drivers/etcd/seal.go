@@ -105,7 +105,7 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if h.request.Mode == driver.Read || h.request.Mode == driver.Permit {
+	if h.rule().shared {
 		return fmt.Errorf("others may have the name, too: %w", errors.ErrUnsupported)
 	}
 	bounded, cancel := withBound(ctx, requestFor)

@@ -24,55 +24,50 @@ const (
 	abandonFor = 50 * time.Millisecond // how long a wait that has ended waits for its key to be deleted
 )
 
-// errGone says that the key of a waiter is gone.
-var errGone = errors.New("the place in the queue was removed")
-
-// wait waits until no key before h.key excludes it. v is the view that came with the request to put the key. If wait returns an error,
-// the key is gone, or the cleaner has it.
-func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
+// wait goes through the states waiting and looking, until no key before h.key excludes it. v is the view that came with the request to put
+// the key.
+func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 	d := h.driver
 	defer w.leave()
 	d.lines.wait()
 	defer d.lines.stop()
-	active := w.got(v, h.hears(dir, v))
+	active := w.got(v, h.hears(v))
 	timer := time.NewTimer(h.pause(active))
 	defer timer.Stop()
 	for refusal := driver.ErrLocked; ; {
 		late := false
 		select {
 		case <-w.wake:
-			switch h.take(w) {
+			switch h.judge(w) {
 			case frees:
-				return h.confirmed(ctx)
+				return nil
 			case holds:
 				continue
 			}
 		case <-timer.C:
 			late = true
 		case <-h.sessionOver():
-			h.session.leave()
-			return errAgain
+			return errOver
 		case <-ctx.Done():
-			return h.abandon(ctx, fmt.Errorf("%w: %w", refusal, ctx.Err()))
+			return final{fmt.Errorf("%w: %w", refusal, ctx.Err())}
 		case <-d.life.Open().Done():
-			h.leaveToClose()
 			return driver.ErrClosed
 		}
 		old, nearest := w.ask()
-		v, err := h.lookFresh(ctx, dir, nearest)
+		v, err := h.lookFresh(ctx, nearest)
 		if late && err == nil {
 			missed := old != nil && !old.isOf(v) // an event that should have woken the waiter before
 			w.doubt(missed)
 		}
 		switch {
 		case err == nil && v.first():
-			return h.confirmed(ctx)
+			return nil
 		case err == nil:
 			refusal = driver.ErrLocked
-			active = w.got(v, h.hears(dir, v))
+			active = w.got(v, h.hears(v))
 			timer.Reset(h.pause(active))
 		default:
-			if err = h.lookFailed(ctx, err); err != nil {
+			if err = h.endOfWait(ctx, err); err != nil {
 				return err
 			}
 			if ctx.Err() == nil {
@@ -90,20 +85,20 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 // A waiter that hears of the nearest key goes on with that while the key is there, also when few are left: its looks show no other one. Behind a key
 // of its own client it hears of all contenders, too: where callers have a key each (Options.FIFO), most of a client's share one watch so. A request
 // for permits has to count all that are given back, and looks after a change of the limit.
-func (h *hold) hears(dir string, v view) []keyRange {
+func (h *hold) hears(v view) []keyRange {
+	dir := h.dir()
 	switch {
-	case h.request.Mode == driver.Permit:
-		return []keyRange{h.rangeIn(dir), {dir: limitKey(dir), ofRecord: true}}
+	case h.rule().adds:
+		return []keyRange{h.keys(), {dir: limitKey(dir), ofRecord: true}}
 	case v.all, isOfClient(v.before[0], h.key):
-		return []keyRange{h.rangeIn(dir)}
+		return []keyRange{h.keys()}
 	}
 	return []keyRange{{dir: v.before[0], ends: true}, {dir: sealKey(dir), ofRecord: true}}
 }
 
-// take says what has become of the view of a waiter that was woken, and gives the hold its token if it has the lock. Three kinds of waiters
-// look in any case: a hold with a lease of its own, because the lease has to be prolonged at the grant; a Read, because its feed does
-// not tell of its own key; and permits, because the limit may be another one.
-func (h *hold) take(w *waiter) verdict {
+// judge says what has become of the view of a waiter that was woken, and gives the hold its token if it has the lock. A hold with a
+// lease of its own looks in any case, because the lease has to be prolonged at the grant.
+func (h *hold) judge(w *waiter) verdict {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
 	switch {
@@ -111,43 +106,21 @@ func (h *hold) take(w *waiter) verdict {
 		return drops
 	case w.first == 0:
 		return holds
-	case h.own != nil, h.request.Mode == driver.Read, h.request.Mode == driver.Permit, h.driver.now() >= h.expires():
+	case h.own != nil, h.rule().confirms, h.driver.now() >= h.expires():
 		return drops
 	}
 	h.tokenFrom(w.view.record, w.first)
 	return frees
 }
 
-// lookFailed returns what a wait ends with after the error of a look, or nil if the wait goes on; wait itself finds out that ctx has ended.
-func (h *hold) lookFailed(ctx context.Context, err error) error {
-	switch {
-	case errors.Is(err, errGone):
-		h.giveLeaseBack()
-		return errAgain
-	case isFinal(err):
-		return h.abandon(ctx, err)
-	case errors.Is(err, errClusters):
-		return h.failPut(ctx, err)
-	case isLeaseGone(err):
-		return h.fail(ctx, err)
-	case ctx.Err() != nil || h.driver.life.Open().Err() != nil:
-		return nil
+// endOfWait returns what a wait ends with after the error of a look, or nil if the wait goes on; wait itself finds out that ctx has ended, or
+// the driver.
+func (h *hold) endOfWait(ctx context.Context, err error) error {
+	if _, isFinal := err.(final); isFinal || err == errGone || isLeaseGone(err) || errors.Is(err, errClusters) {
+		return err
 	}
-	if err, _ = fault(ctx, err); errors.Is(err, fs.ErrPermission) {
-		return h.abandon(ctx, err)
-	}
-	return nil
-}
-
-// isFinal reports whether the error of a look ends the attempt, with the key in its place.
-func isFinal(err error) bool {
-	return errors.Is(err, driver.ErrSealed) || errors.Is(err, driver.ErrLimit) || err == errAgain
-}
-
-// confirmed is called when the key is the first. The wait may have been canceled at the same time.
-func (h *hold) confirmed(ctx context.Context) error {
-	if ctx.Err() != nil {
-		return h.abandon(ctx, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err()))
+	if err, _ = fault(ctx, err); ctx.Err() == nil && h.driver.life.Open().Err() == nil && errors.Is(err, fs.ErrPermission) {
+		return final{err}
 	}
 	return nil
 }
@@ -185,8 +158,7 @@ func (h *hold) abandon(ctx context.Context, cause error) error {
 		if err != nil {
 			h.leaveToCleaner(true)
 		} else {
-			h.putNumber()
-			h.giveLeaseBack()
+			h.keyIsGone()
 		}
 		left <- err == nil
 	}
@@ -211,14 +183,14 @@ func (h *hold) abandon(ctx context.Context, cause error) error {
 }
 
 // lookFresh is look, and prolongs a lease of the hold's own at the same time.
-func (h *hold) lookFresh(ctx context.Context, dir, nearest string) (v view, err error) {
+func (h *hold) lookFresh(ctx context.Context, nearest string) (v view, err error) {
 	if h.own == nil {
-		return h.look(ctx, dir, nearest)
+		return h.look(ctx, nearest)
 	}
 	bounded, cancel := h.driver.looks.under(ctx)
 	defer cancel()
 	refreshed := h.driver.refresh(bounded, h.own.carrier())
-	v, err = h.look(bounded, dir, nearest)
+	v, err = h.look(bounded, nearest)
 	if failed := <-refreshed; err == nil && (v.first() || isLeaseGone(failed)) {
 		err = failed
 	}
@@ -248,7 +220,8 @@ func (d *Driver) turn(ctx context.Context, dir string) (leave func(), err error)
 // look asks for the contenders before the key that exclude it. If there are none, the lock is granted, and the revision of the answer is the
 // token: h had the lock at that revision, and the holder before had let go of it. If nearest, the key that was right before, is still there, the
 // answer is that alone, and the server has not read the queue.
-func (h *hold) look(ctx context.Context, dir, nearest string) (view, error) {
+func (h *hold) look(ctx context.Context, nearest string) (view, error) {
+	dir := h.dir()
 	leave, err := h.driver.turn(ctx, dir)
 	if err != nil {
 		return view{}, err
@@ -256,7 +229,7 @@ func (h *hold) look(ctx context.Context, dir, nearest string) (view, error) {
 	defer leave()
 	bounded, cancel := h.driver.looks.under(ctx)
 	defer cancel()
-	keys := h.rangeIn(dir)
+	keys := h.keys()
 	before := func(bound clientv3.OpOption) clientv3.Op {
 		return clientv3.OpGet(keys.from(), keys.rest(), clientv3.WithKeysOnly(), clientv3.WithMaxCreateRev(h.revision-1), bound,
 			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
@@ -264,7 +237,7 @@ func (h *hold) look(ctx context.Context, dir, nearest string) (view, error) {
 	all := []clientv3.Op{getRecord(dir), clientv3.OpGet(h.key), before(h.atMost(maxView))}
 	var isThere []clientv3.Cmp
 	then, otherwise := all, []clientv3.Op(nil)
-	if nearest != "" && h.request.Mode != driver.Permit { // it may have gone, and come again behind; for permits all keys count
+	if nearest != "" && !h.rule().adds { // it may have gone, and come again behind; for permits all keys count
 		created := clientv3.CreateRevision(nearest)
 		isThere = []clientv3.Cmp{clientv3.Compare(created, ">", 0), clientv3.Compare(created, "<", h.revision)}
 		then, otherwise = all[:2], all
@@ -278,7 +251,7 @@ func (h *hold) look(ctx context.Context, dir, nearest string) (view, error) {
 		return view{}, err
 	}
 	if r.sealed {
-		return view{}, driver.ErrSealed
+		return view{}, final{driver.ErrSealed}
 	}
 	switch there := answer.Responses[1].GetResponseRange().Kvs; {
 	case len(there) == 0:
@@ -300,7 +273,7 @@ func (h *hold) look(ctx context.Context, dir, nearest string) (view, error) {
 	}
 	v := viewOf(dir, h.request.Mode, page.Kvs, page.More, r, token)
 	if v.missing, err = h.missing(dir, page.Kvs, r); err != nil {
-		return view{}, err
+		return view{}, final{err}
 	}
 	if v.first() {
 		h.tokenFrom(r, token)

@@ -45,14 +45,14 @@ func newViewed() *viewed {
 // got gives the waiter a view.
 func (v *viewed) got(w view) {
 	w.before = slices.Clone(w.before)
-	v.waiter.got(w, v.hold.hears(viewDir, w))
+	v.waiter.got(w, v.hold.hears(w))
 }
 
 // todo returns what the waiter does, if it is woken: else it rests.
 func (v *viewed) todo() verdict {
 	select {
 	case <-v.waiter.wake:
-		return v.hold.take(v.waiter)
+		return v.hold.judge(v.waiter)
 	default:
 		return holds
 	}
