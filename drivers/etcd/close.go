@@ -18,7 +18,7 @@ func (d *Driver) Close(ctx context.Context) error {
 		return err
 	}
 	waiting := d.life.AwaitCalls(ctx)
-	d.endHolds()
+	d.endAll(nil)
 	d.spare.close()
 	ghosts := d.ghosts.Finish(ctx)
 	d.life.End()
@@ -33,22 +33,6 @@ func (d *Driver) Close(ctx context.Context) error {
 	return err
 }
 
-// endHolds has all leases revoked.
-func (d *Driver) endHolds() {
-	d.mu.Lock()
-	sessions, fixed := d.granted(), d.fixed.Take()
-	d.mu.Unlock()
-	for _, s := range sessions {
-		s.close()
-	}
-	for _, h := range fixed {
-		h.mu.Lock()
-		h.phase = over
-		h.mu.Unlock()
-		h.own.discard(d)
-	}
-}
-
 // granted returns the sessions whose lease was granted. Nobody uses the others.
 // It is called with d.mu held.
 func (d *Driver) granted() (sessions []*session) {
@@ -61,25 +45,6 @@ func (d *Driver) granted() (sessions []*session) {
 			return true
 		}
 	})
-}
-
-// close is die without a word to the holds.
-func (s *session) close() {
-	s.mu.Lock()
-	if s.err != nil || s.dead {
-		s.mu.Unlock()
-		return
-	}
-	s.dead = true
-	holds := s.holds.Take()
-	close(s.over)
-	s.mu.Unlock()
-	for _, h := range holds {
-		h.mu.Lock()
-		h.phase = over
-		h.mu.Unlock()
-	}
-	s.driver.ghosts.Add(&ghost{carrier: &s.carrier, revoke: true})
 }
 
 const (

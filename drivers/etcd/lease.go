@@ -112,19 +112,21 @@ func (h *hold) unlist() {
 	d.fixed.Remove(h)
 }
 
-// lose ends a hold that is over, but not by Release. The hold is no longer listed.
+// lose ends a hold that is over, but not by Release. The hold is no longer listed. Without a cause the holder is not told.
 func (h *hold) lose(cause error) {
 	h.mu.Lock()
-	told := h.phase == held
-	if told {
+	first := h.phase == held
+	if first {
 		h.phase = over
 	}
 	h.mu.Unlock()
-	if !told {
+	if !first {
 		return // the request of Release finds out at the server
 	}
 	h.giveLeaseBack()
-	h.request.Events.Lost(cause)
+	if cause != nil {
+		h.request.Events.Lost(cause)
+	}
 }
 
 // giveLeaseBack gives back what carried the key. The key is known to be gone.

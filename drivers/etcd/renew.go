@@ -256,13 +256,13 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	bounded, cancel := withBound(ctx, requestFor)
 	defer cancel()
 	c := new(carrier)
-	if !h.isHeld() {
+	if h.isOver() {
 		return driver.ErrNotHeld
 	}
 	if err := d.grantNow(bounded, c, seconds); err != nil {
 		return err
 	}
-	if !h.isHeld() {
+	if h.isOver() {
 		d.ghosts.Add(&ghost{carrier: c, revoke: true})
 		return driver.ErrNotHeld
 	}
@@ -278,12 +278,6 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 		return driver.ErrNotHeld
 	}
 	return o.renewed(d, c, seconds)
-}
-
-func (h *hold) isHeld() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.phase == held && h.driver.now() < h.own.expires.Load()
 }
 
 // move hangs the key on another lease. It returns false if the key is gone, or a seal.

@@ -150,15 +150,21 @@ func (s *session) remove(h *hold) {
 func (s *session) retire() {
 	d := s.driver
 	d.mu.Lock()
+	defer d.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closeDoor()
+	s.look()
+}
+
+// closeDoor is called with both mutexes held.
+func (s *session) closeDoor() {
+	d := s.driver
+	s.retired = true
 	if d.sessions[s.seconds] == s {
 		delete(d.sessions, s.seconds)
 		d.retired[s] = true
 	}
-	d.mu.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.retired = true
-	s.look()
 }
 
 // run ends with the session, or with the driver, which then revokes the lease.
@@ -208,11 +214,7 @@ func (s *session) useless() bool {
 	if s.users > 0 || !s.retired && d.now()-s.idle < int64(idleFor) {
 		return false
 	}
-	s.retired = true
-	if d.sessions[s.seconds] == s { // lest somebody joins the session meanwhile
-		delete(d.sessions, s.seconds)
-		d.retired[s] = true
-	}
+	s.closeDoor() // lest somebody joins the session meanwhile
 	return true
 }
 
@@ -280,7 +282,7 @@ func (d *Driver) keptAlive(err error) {
 	d.told(err)
 }
 
-// die ends a session: its holds are lost by cause, its waiters begin anew, and the lease is revoked.
+// die ends a session: its holds are lost by cause, its waiters begin anew, and the lease is revoked. Without a cause no holder is told.
 func (s *session) die(cause error) {
 	d := s.driver
 	s.mu.Lock()
