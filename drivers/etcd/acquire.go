@@ -156,7 +156,7 @@ func (h *hold) try(ctx context.Context) (view, error) {
 	dir, keys := h.dir(), h.keys()
 	look := clientv3.OpGet(keys.from(), keys.rest(), clientv3.WithKeysOnly(), h.atMost(pageSize))
 	condition, then := h.plain(dir)
-	answer, err := h.ask(ctx, []clientv3.Cmp{keys.isEmpty(), condition}, append([]clientv3.Op{h.put()}, then...), []clientv3.Op{look, getRecord(dir)})
+	answer, err := h.sendPut(ctx, []clientv3.Cmp{keys.isEmpty(), condition}, append([]clientv3.Op{h.put()}, then...), []clientv3.Op{look, getRecord(dir)})
 	if err != nil {
 		return view{}, err
 	}
@@ -193,7 +193,7 @@ func (h *hold) enqueue(ctx context.Context) (view, error) {
 		return view{}, err
 	}
 	condition, record := h.plain(dir)
-	answer, err := h.ask(ctx, []clientv3.Cmp{condition}, append([]clientv3.Op{h.queue(), h.put()}, record...), nil)
+	answer, err := h.sendPut(ctx, []clientv3.Cmp{condition}, append([]clientv3.Op{h.queue(), h.put()}, record...), nil)
 	leave()
 	switch {
 	case err != nil:
@@ -275,8 +275,8 @@ func (h *hold) created(answer *clientv3.TxnResponse, r record) {
 	h.tokenFrom(r, h.revision)
 }
 
-// ask sends a transaction that may put the key, and prolongs a lease from the pool at the same time.
-func (h *hold) ask(ctx context.Context, compare []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
+// sendPut sends a transaction that may put the key, and prolongs a lease from the pool at the same time.
+func (h *hold) sendPut(ctx context.Context, compare []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
 	bounded, cancel := h.driver.asks.under(ctx)
 	defer cancel()
 	var refreshed <-chan error

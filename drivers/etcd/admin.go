@@ -23,7 +23,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	bounded, cancel := d.asks.under(ctx)
 	defer cancel()
 	dir := d.dir(name)
-	answer, r, err := d.askFor(bounded, dir, clientv3.OpGet(dir, clientv3.WithPrefix(),
+	answer, r, err := d.readQueue(bounded, dir, clientv3.OpGet(dir, clientv3.WithPrefix(),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend)))
 	if err != nil {
 		return driver.Status{}, d.queryFault(ctx, err)
@@ -66,8 +66,8 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return status, nil
 }
 
-// askFor reads some contenders for dir, the record of the name, and more, in one transaction; the answers are in this order.
-func (d *Driver) askFor(ctx context.Context, dir string, queue clientv3.Op, more ...clientv3.Op) (answer *clientv3.TxnResponse, r record, err error) {
+// readQueue reads some contenders for dir, the record of the name, and more, in one transaction; the answers are in this order.
+func (d *Driver) readQueue(ctx context.Context, dir string, queue clientv3.Op, more ...clientv3.Op) (answer *clientv3.TxnResponse, r record, err error) {
 	answer, err = d.transact(ctx, nil, append([]clientv3.Op{queue, getRecord(dir)}, more...), nil)
 	if err == nil {
 		r, err = readRecord(dir, answer.Responses[1].GetResponseRange().Kvs)
@@ -218,7 +218,7 @@ func deletions(kvs []*mvccpb.KeyValue) (ops []clientv3.Op) {
 // limit. Those of them that wait ask again when they are removed.
 func (d *Driver) holders(ctx context.Context, dir string) ([]*mvccpb.KeyValue, error) {
 	for limit := int64(pageSize); ; limit = 0 { // holders may be behind the page
-		answer, r, err := d.askFor(ctx, dir, clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(limit),
+		answer, r, err := d.readQueue(ctx, dir, clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(limit),
 			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend)))
 		if err != nil {
 			return nil, err

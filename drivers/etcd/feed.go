@@ -134,8 +134,8 @@ func (f *feed) left() {
 	}
 }
 
-// ask begins a request for a view, and returns the view that the waiter had, or nil, and the key for look.
-func (w *waiter) ask() (old *view, nearest string) {
+// beginLook begins a request for a view, and returns the view that the waiter had, or nil, and the key for look.
+func (w *waiter) beginLook() (old *view, nearest string) {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
 	old = w.view
@@ -144,9 +144,9 @@ func (w *waiter) ask() (old *view, nearest string) {
 	return old, w.nearest
 }
 
-// got ends what ask began: v is the answer, and from now on the waiter hears the feeds of ranges. It reports whether these are active. If they have
+// endLook ends what beginLook began, or the request that put the key: v is the answer, and from now on the waiter hears the feeds of ranges. It reports whether these are active. If they have
 // told all events since the request was sent, and know them still, the waiter goes on from v; otherwise it has to look as soon as all are.
-func (w *waiter) got(v view, ranges []keyRange) (active bool) {
+func (w *waiter) endLook(v view, ranges []keyRange) (active bool) {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
 	w.forget()
@@ -179,7 +179,7 @@ func (w *waiter) note(f *feed, e *clientv3.Event) {
 	if w.view == nil {
 		return
 	}
-	switch w.view.tell(e, w.own, f.keys.ofRecord) {
+	switch w.view.apply(e, w.own, f.keys.ofRecord) {
 	case frees:
 		w.first = e.Kv.ModRevision
 		signal(w.wake)
@@ -267,7 +267,7 @@ func (f *feed) watch(patience time.Duration) (seen, end bool) {
 				seen = true
 				f.setActive(true)
 			}
-			f.tell(answer.Events)
+			f.deliver(answer.Events)
 		case <-f.again:
 			return seen, false
 		case <-f.idle:
@@ -300,13 +300,13 @@ func (f *feed) setActive(active bool) {
 		}
 	}
 	if active {
-		f.tellWatches()
+		f.callWatches()
 	}
 }
 
-// tell tells all waiters of events. Waiters hear all events that came together before any waiter acts on one: the end of a lease deletes
+// deliver tells all waiters of events. Waiters hear all events that came together before any waiter acts on one: the end of a lease deletes
 // keys in any order, and the key of the waiter may be among them.
-func (f *feed) tell(events []*clientv3.Event) {
+func (f *feed) deliver(events []*clientv3.Event) {
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
 	for _, e := range events {
@@ -322,7 +322,7 @@ func (f *feed) tell(events []*clientv3.Event) {
 		}
 	}
 	if len(events) > 0 {
-		f.tellWatches()
+		f.callWatches()
 	}
 }
 
@@ -369,8 +369,8 @@ func (d *Driver) watch(keys keyRange, changed func()) (stop func(), err error) {
 	}, nil
 }
 
-// tellWatches is called with feeds.mu held.
-func (f *feed) tellWatches() {
+// callWatches is called with feeds.mu held.
+func (f *feed) callWatches() {
 	for w := range f.watches {
 		w.changed()
 	}

@@ -322,7 +322,7 @@ func (d *Driver) Unseal(ctx context.Context, name, id string) error {
 	bounded, cancel := d.asks.under(ctx)
 	defer cancel()
 	dir := d.dir(name)
-	queue, r, err := d.askFor(bounded, dir, clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly()))
+	queue, r, err := d.readQueue(bounded, dir, clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly()))
 	if err != nil {
 		return d.queryFault(ctx, err)
 	}

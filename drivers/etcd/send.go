@@ -57,9 +57,9 @@ func newSender(d *Driver) *sender {
 // do carries out an op. If ctx ends before, the outcome is errNotSent or unknown. Unless do returns nil, the op may still be under way, so
 // nothing of it may be read.
 func (s *sender) do(ctx context.Context, o *op) error {
-	switch s.turn(o) {
+	switch s.wayOf(o) {
 	case free:
-		defer s.pass()
+		defer s.finish()
 		fallthrough
 	case alone:
 		o.send(ctx, s.driver)
@@ -102,9 +102,9 @@ const (
 	together            // with others
 )
 
-// turn says how an op is sent, and queues an op that goes together with others. Of two ops for one name the second does not wait for the
+// wayOf says how an op is sent, and queues an op that goes together with others. Of two ops for one name the second does not wait for the
 // first: they could not go together, and a release must not wait for contenders.
-func (s *sender) turn(o *op) way {
+func (s *sender) wayOf(o *op) way {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.busy < maxRequests {
@@ -120,11 +120,11 @@ func (s *sender) turn(o *op) way {
 	return together
 }
 
-// pass ends a request, and has run serve the queue in its place.
-func (s *sender) pass() {
+// finish ends a request, and has drain serve the queue in its place.
+func (s *sender) finish() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.queue) == 0 || !s.driver.life.Go(s.run) {
+	if len(s.queue) == 0 || !s.driver.life.Go(s.drain) {
 		s.busy--
 	}
 }
@@ -142,9 +142,9 @@ func (s *sender) withdraw(o *op) bool {
 	return true
 }
 
-// run ends when the queue is empty.
-func (s *sender) run() {
-	for ops := s.take(); len(ops) > 0; ops = s.take() {
+// drain sends the ops in the queue until it is empty.
+func (s *sender) drain() {
+	for ops := s.next(); len(ops) > 0; ops = s.next() {
 		if len(ops) == 1 {
 			s.sendEach(ops)
 		} else {
@@ -154,8 +154,8 @@ func (s *sender) run() {
 	}
 }
 
-// take takes the ops of the next request from the queue. If there are none, take returns none and ends the turn.
-func (s *sender) take() []*op {
+// next takes the ops of the next request from the queue. If there are none, next returns none and ends the request.
+func (s *sender) next() []*op {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n, bytes := 0, 0

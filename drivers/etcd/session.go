@@ -113,7 +113,7 @@ func (s *session) leave() {
 	if s.users--; s.users == 0 {
 		s.idle = s.driver.now()
 		if s.retired {
-			s.look()
+			s.wakeUp()
 		}
 	}
 }
@@ -124,8 +124,8 @@ func (s *session) isDead() bool {
 	return s.dead
 }
 
-// look makes run look at the session.
-func (s *session) look() { signal(s.kick) }
+// wakeUp makes run look at the session.
+func (s *session) wakeUp() { signal(s.kick) }
 
 // add makes a user of the session a hold of it, unless the session is dead.
 func (s *session) add(h *hold) bool {
@@ -154,7 +154,7 @@ func (s *session) retire() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closeDoor()
-	s.look()
+	s.wakeUp()
 }
 
 // closeDoor is called with both mutexes held.
@@ -267,7 +267,7 @@ func (s *session) keepAliveFor(bound time.Duration) error {
 
 // keptAlive reports the outcome of a keep-alive to package dsync, unless the driver ends.
 func (d *Driver) keptAlive(err error) {
-	if d.told == nil || d.life.Context().Err() != nil {
+	if d.onKeepAlive == nil || d.life.Context().Err() != nil {
 		return
 	}
 	if isLeaseGone(err) || errors.Is(err, errTooLate) {
@@ -279,7 +279,7 @@ func (d *Driver) keptAlive(err error) {
 	if err != nil {
 		err = fmt.Errorf("%w: %w", driver.ErrUnavailable, rpctypes.Error(err))
 	}
-	d.told(err)
+	d.onKeepAlive(err)
 }
 
 // die ends a session: its holds are lost by cause, its waiters begin anew, and the lease is revoked. Without a cause no holder is told.

@@ -31,7 +31,7 @@ func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 	defer w.leave()
 	d.lines.wait()
 	defer d.lines.stop()
-	active := w.got(v, h.hears(v))
+	active := w.endLook(v, h.hears(v))
 	timer := time.NewTimer(h.pause(active))
 	defer timer.Stop()
 	for refusal := driver.ErrLocked; ; {
@@ -53,7 +53,7 @@ func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 		case <-d.life.Open().Done():
 			return driver.ErrClosed
 		}
-		old, nearest := w.ask()
+		old, nearest := w.beginLook()
 		v, err := h.lookFresh(ctx, nearest)
 		if late && err == nil {
 			missed := old != nil && !old.isOf(v) // an event that should have woken the waiter before
@@ -64,7 +64,7 @@ func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 			return nil
 		case err == nil:
 			refusal = driver.ErrLocked
-			active = w.got(v, h.hears(v))
+			active = w.endLook(v, h.hears(v))
 			timer.Reset(h.pause(active))
 		default:
 			if err = h.endOfWait(ctx, err); err != nil {
@@ -266,7 +266,7 @@ func (h *hold) look(ctx context.Context, nearest string) (view, error) {
 	}
 	page := answer.Responses[2].GetResponseRange()
 	if page.More && !anyExcludes(dir, page.Kvs, h.request.Mode) { // none of the keys on the page counts
-		if answer, _, err = h.driver.askFor(bounded, dir, before(clientv3.WithRev(token))); err != nil {
+		if answer, _, err = h.driver.readQueue(bounded, dir, before(clientv3.WithRev(token))); err != nil {
 			return view{}, err
 		}
 		page = answer.Responses[0].GetResponseRange()
@@ -343,9 +343,9 @@ const (
 	drops                // the waiter has to look
 )
 
-// tell takes note of an event of a contender that is not the creation of its key, as new keys stand behind, or of one of the name's record. The
+// apply takes note of an event of a contender that is not the creation of its key, as new keys stand behind, or of one of the name's record. The
 // view is that of the key own.
-func (v *view) tell(e *clientv3.Event, own string, ofRecord bool) verdict {
+func (v *view) apply(e *clientv3.Event, own string, ofRecord bool) verdict {
 	key := string(e.Kv.Key)
 	i := slices.Index(v.before, key)
 	switch {

@@ -63,7 +63,7 @@ func (d *Driver) contend(ctx context.Context, l *lease) error {
 			return err
 		}
 	}
-	if t.verdict == ask {
+	if t.verdict == tryNow {
 		if granted, err := d.tryHub(ctx, l); err != nil || granted {
 			return err
 		}
@@ -165,14 +165,14 @@ func (d *Driver) outcome(ctx context.Context, s *session, op *operation) (grante
 		return op.yes, wanted(op.err)
 	}
 	if errors.Is(err, errHangs) {
-		d.pass(op)
+		d.letNextGo(op)
 	}
 	return false, d.settle(op, err)
 }
 
-// pass lets the next attempt for the key go on, on another session, before an
+// letNextGo lets the next attempt for the key go on, on another session, before an
 // attempt on a session that hangs is settled.
-func (d *Driver) pass(op *operation) {
+func (d *Driver) letNextGo(op *operation) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if g := op.lease.gate; !op.passed {

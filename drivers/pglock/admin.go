@@ -24,7 +24,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	if err != nil {
 		return status, err
 	}
-	rows, err := d.ask(ctx, holdersQuery, key.locksRow()...)
+	rows, err := d.query(ctx, holdersQuery, key.locksRow()...)
 	if err != nil {
 		return status, err
 	}
@@ -103,7 +103,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 		l.session.end(errForced)
 		ended[l.session.pid] = true
 	}
-	rows, err := d.ask(ctx, forceQuery, key.locksRow()...)
+	rows, err := d.query(ctx, forceQuery, key.locksRow()...)
 	if err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ const firstGlance, lastGlance = time.Millisecond, 50 * time.Millisecond
 // awaitEnd waits until none of the server's processes has the lock any more. A process ends some time after it was told to.
 func (d *Driver) awaitEnd(ctx context.Context, key AdvisoryKey, pids map[uint32]bool) error {
 	for wait := firstGlance; ; wait = min(2*wait, lastGlance) {
-		rows, err := d.ask(ctx, holdersQuery, key.locksRow()...)
+		rows, err := d.query(ctx, holdersQuery, key.locksRow()...)
 		if err != nil {
 			return fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 		}
@@ -198,7 +198,7 @@ func (d *Driver) list(ctx context.Context) (names []string, err error) {
 	if err := d.usable(ctx); err != nil {
 		return nil, err
 	}
-	rows, err := d.ask(ctx, listQuery)
+	rows, err := d.query(ctx, listQuery)
 	if err != nil {
 		return nil, err
 	}
@@ -228,7 +228,7 @@ const identityQuery = `SELECT s.system_identifier, d.oid FROM pg_catalog.pg_cont
 
 // Identity implements move.Identifier. A role that may not call pg_control_system gets an error.
 func (d *Driver) Identity(ctx context.Context) (uint64, error) {
-	rows, err := d.ask(ctx, identityQuery)
+	rows, err := d.query(ctx, identityQuery)
 	if err != nil {
 		return 0, err
 	}

@@ -153,7 +153,7 @@ func (d *Driver) bury(s *session) {
 			break
 		}
 		ctx, cancel := context.WithTimeout(d.life.Context(), min(left, digFor))
-		rows, err := d.ask(ctx, terminateQuery, int4(s.pid), []byte(s.id))
+		rows, err := d.query(ctx, terminateQuery, int4(s.pid), []byte(s.id))
 		cancel()
 		if err == nil && len(rows) == 0 {
 			s.gone = true

@@ -147,7 +147,7 @@ func (d *Driver) key(ctx context.Context, name string) (AdvisoryKey, error) {
 	if ok {
 		return k, nil
 	}
-	rows, err := d.ask(ctx, hashQuery, []byte(name))
+	rows, err := d.query(ctx, hashQuery, []byte(name))
 	if err != nil {
 		return k, err
 	}

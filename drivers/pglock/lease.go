@@ -250,14 +250,14 @@ func (l *lease) sessionEnded(cause error) {
 	if l.timer != nil {
 		l.timer.Stop()
 	}
-	tell := l.phase == held
-	if tell {
+	first := l.phase == held
+	if first {
 		l.phase = lost
 		l.end.Store(min(l.end.Load(), s.expires.Load()))
 	}
 	s.mu.Unlock()
 	l.ended()
-	if tell {
+	if first {
 		l.r.Events.Lost(fmt.Errorf("%w: %w", driver.ErrSessionEnded, cause))
 	}
 }

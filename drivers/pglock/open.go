@@ -133,7 +133,7 @@ func (d *Driver) connectFirst(ctx context.Context) error {
 	}
 	d.server.known = true
 	d.mu.Lock()
-	d.run(s)
+	d.adopt(s)
 	d.class(d.home).hubs = append(d.class(d.home).hubs, s)
 	d.mu.Unlock()
 	if d.options.Key != nil {
@@ -167,7 +167,7 @@ func (d *Driver) compareKeys(ctx context.Context) error {
 	ascii := probes[:len(probes)-1]
 	var hashes []int64
 	for _, some := range [][]string{ascii, probes[len(ascii):]} {
-		rows, err := d.ask(ctx, probeQuery, []byte(strings.Join(some, separator)), []byte(separator))
+		rows, err := d.query(ctx, probeQuery, []byte(strings.Join(some, separator)), []byte(separator))
 		var answer *pgconn.PgError
 		if errors.As(err, &answer) && len(hashes) > 0 {
 			break // the encoding of the database does not have such characters

@@ -87,7 +87,7 @@ func (d *Driver) dialHub(c *class, dl *dialing, ttl time.Duration) {
 	d.mu.Lock()
 	c.dialing = nil
 	dl.err = err
-	alive := err == nil && d.run(s)
+	alive := err == nil && d.adopt(s)
 	if alive {
 		c.hubs = append(c.hubs, s)
 	}
@@ -96,7 +96,7 @@ func (d *Driver) dialHub(c *class, dl *dialing, ttl time.Duration) {
 		s.end(driver.ErrClosed)
 	}
 	close(dl.done)
-	d.tell(err)
+	d.reportKeepAlive(err)
 }
 
 // waiter returns a session for a wait, until freeSession. waiter connects if need be.
@@ -148,7 +148,7 @@ func (d *Driver) waiter(ctx context.Context, ttl time.Duration) (*session, error
 		return nil, err
 	}
 	s.carried++
-	alive := d.run(s)
+	alive := d.adopt(s)
 	d.mu.Unlock()
 	if !alive {
 		s.end(driver.ErrClosed)
@@ -191,8 +191,8 @@ func (d *Driver) awaitSpare(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// run lets a session work, unless the driver has ended. Called with mu held.
-func (d *Driver) run(s *session) bool {
+// adopt lets a session work, unless the driver has ended. Called with mu held.
+func (d *Driver) adopt(s *session) bool {
 	s.start()
 	if !d.life.Go(s.read) { // ends with the connection
 		return false

@@ -252,7 +252,7 @@ func (s *session) answered() error {
 		op.finish()
 	}
 	if wasSilent {
-		s.d.tell(nil)
+		s.d.reportKeepAlive(nil)
 	}
 	return nil
 }

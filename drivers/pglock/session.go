@@ -179,7 +179,7 @@ func (s *session) tick() {
 	s.mu.Unlock()
 	s.write(request)
 	if turnsSilent {
-		s.d.tell(errSilent)
+		s.d.reportKeepAlive(errSilent)
 	}
 }
 
@@ -231,7 +231,7 @@ func (s *session) finish(cause error, spare bool) {
 		op.finish()
 	}
 	if outage {
-		s.d.tell(fmt.Errorf("%w: %w", driver.ErrUnavailable, cause))
+		s.d.reportKeepAlive(fmt.Errorf("%w: %w", driver.ErrUnavailable, cause))
 	}
 	for l := range leases {
 		l.sessionEnded(cause)
@@ -259,9 +259,9 @@ func (s *session) hangUp() {
 	conn.Close()
 }
 
-// ask lets any session answer a query. ctx does not reach the session.
-func (d *Driver) ask(ctx context.Context, sql string, params ...[]byte) ([][][]byte, error) {
-	op, err := d.query(ctx, sql, params...)
+// query lets any session answer a query. ctx does not reach the session.
+func (d *Driver) query(ctx context.Context, sql string, params ...[]byte) ([][][]byte, error) {
+	op, err := d.startQuery(ctx, sql, params...)
 	if err != nil {
 		return nil, err
 	}
@@ -271,8 +271,8 @@ func (d *Driver) ask(ctx context.Context, sql string, params ...[]byte) ([][][]b
 	return op.rows, nil
 }
 
-// query is ask without the wait for the answer.
-func (d *Driver) query(ctx context.Context, sql string, params ...[]byte) (*operation, error) {
+// startQuery is query without the wait for the answer.
+func (d *Driver) startQuery(ctx context.Context, sql string, params ...[]byte) (*operation, error) {
 	op := newOperation(query, AdvisoryKey{})
 	op.sql, op.params = sql, params
 	return op, d.submit(ctx, op, nil)
@@ -354,7 +354,7 @@ func (d *Driver) replace(s *session, sent int64) {
 // swap has a fresh session take the place of one that still hangs.
 func (d *Driver) swap(s, fresh *session, sent int64) {
 	d.mu.Lock()
-	hangs := d.run(fresh) && s.waitsFor(sent)
+	hangs := d.adopt(fresh) && s.waitsFor(sent)
 	if hangs {
 		c := d.class(s.ttl)
 		c.remove(s)

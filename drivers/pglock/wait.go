@@ -23,22 +23,22 @@ type gate struct {
 	uses    int
 	holders linked.List[lease, *lease] // until their end at the server, as far as known; the first excludes what all exclude
 	busy    bool                       // a request is under way
-	tries   turns                      // with NoWait: each asks once, as soon as no request is under way
-	line    turns                      // the others; the first one asks, or waits at the server
+	tries   attempts                   // with NoWait: each asks once, as soon as no request is under way
+	line    attempts                   // the others; the first one asks, or waits at the server
 }
 
-// turn is an attempt at a gate.
-type turn struct {
+// attempt is a request at a gate.
+type attempt struct {
 	mode    driver.Mode
 	verdict verdict
 	ready   chan struct{} // closed with the verdict; nil if there was one at once
 }
 
-// turns are attempts in the order in which they came.
-type turns []*turn
+// attempts are in the order of their arrival.
+type attempts []*attempt
 
 // remove reports whether the attempt was among them.
-func (all *turns) remove(t *turn) bool {
+func (all *attempts) remove(t *attempt) bool {
 	i := slices.Index(*all, t)
 	if i >= 0 {
 		*all = slices.Delete(*all, i, i+1)
@@ -51,7 +51,7 @@ type verdict uint8
 
 const (
 	wait    verdict = iota // in line
-	ask                    // on a session of many locks, and the gate is busy until the attempt is settled
+	tryNow                 // on a session of many locks, and the gate is busy until the attempt is settled
 	enqueue                // at the server, behind reads of this driver, so that the server orders the attempt against those of others
 	refuse                 // this driver holds the lock, or waits to write
 )
@@ -77,10 +77,10 @@ func (d *Driver) leaveGate(g *gate) {
 }
 
 // queue takes an attempt to the gate.
-func (d *Driver) queue(g *gate, r *driver.Request) *turn {
+func (d *Driver) queue(g *gate, r *driver.Request) *attempt {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	t := &turn{mode: r.Mode}
+	t := &attempt{mode: r.Mode}
 	if r.NoWait {
 		if !g.judge(t, true) {
 			t.ready = make(chan struct{})
@@ -96,7 +96,7 @@ func (d *Driver) queue(g *gate, r *driver.Request) *turn {
 }
 
 // await waits for the verdict.
-func (d *Driver) await(ctx context.Context, g *gate, t *turn) error {
+func (d *Driver) await(ctx context.Context, g *gate, t *attempt) error {
 	var err error
 	select {
 	case <-t.ready:
@@ -108,7 +108,7 @@ func (d *Driver) await(ctx context.Context, g *gate, t *turn) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if t.verdict == ask { // its turn came at this very moment
+	if t.verdict == tryNow { // its turn came at this very moment
 		g.busy = false
 	}
 	if g.tries.remove(t) && errors.Is(err, driver.ErrLocked) {
@@ -128,7 +128,7 @@ func (d *Driver) settled(g *gate) {
 }
 
 // quitLine takes an attempt out of the line.
-func (d *Driver) quitLine(g *gate, t *turn) {
+func (d *Driver) quitLine(g *gate, t *attempt) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	g.line.remove(t)
@@ -140,19 +140,19 @@ func (g *gate) advance() {
 	if len(g.line) > 0 && g.line[0].verdict == wait {
 		g.judge(g.line[0], false)
 	}
-	g.tries = slices.DeleteFunc(g.tries, func(t *turn) bool { return g.judge(t, true) })
+	g.tries = slices.DeleteFunc(g.tries, func(t *attempt) bool { return g.judge(t, true) })
 }
 
 // judge gives an attempt its verdict, and reports whether there is one yet. Called with Driver.mu held.
-func (g *gate) judge(t *turn, noWait bool) bool {
+func (g *gate) judge(t *attempt, noWait bool) bool {
 	switch holder := g.holders.First(); {
-	case noWait && t.mode == driver.Read && slices.ContainsFunc(g.line, (*turn).writes):
+	case noWait && t.mode == driver.Read && slices.ContainsFunc(g.line, (*attempt).writes):
 		t.verdict = refuse // a Read does not pass a Write
 	case holder == nil || !holder.r.Mode.Excludes(t.mode):
 		if g.busy {
 			return false
 		}
-		t.verdict, g.busy = ask, true
+		t.verdict, g.busy = tryNow, true
 	case noWait:
 		t.verdict = refuse
 	case holder.r.Mode == driver.Read:
@@ -167,7 +167,7 @@ func (g *gate) judge(t *turn, noWait bool) bool {
 }
 
 // writes reports whether the attempt is for a mode that no Read may pass.
-func (t *turn) writes() bool { return t.mode != driver.Read }
+func (t *attempt) writes() bool { return t.mode != driver.Read }
 
 // on reports whether a hold of the key is on the session. Called with Driver.mu held; g may be nil.
 func (g *gate) on(s *session) bool {
@@ -274,7 +274,7 @@ func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
 // stillWaits asks the server, over other sessions until one answers, whether w waits for a lock.
 func (d *Driver) stillWaits(ctx context.Context, w *session) bool {
 	for pause := firstDig; ; pause = min(2*pause, lastDig) {
-		rows, err := d.ask(ctx, waitsQuery, int4(w.pid), []byte(w.id))
+		rows, err := d.query(ctx, waitsQuery, int4(w.pid), []byte(w.id))
 		if err == nil && len(rows) == 1 && len(rows[0]) == 2 && len(rows[0][1]) == 8 {
 			d.looks.took(time.Duration(binary.BigEndian.Uint64(rows[0][1])) * time.Microsecond)
 			return rows[0][0][0] != 0
@@ -345,7 +345,7 @@ func (d *Driver) cancelWait(w *session, op *operation) {
 	defer cancel()
 	defer d.drop(w)
 	for wait := firstCancel; ctx.Err() == nil; wait = min(2*wait, lastCancel) {
-		if request, err := d.query(ctx, cancelQuery, int4(w.pid)); err == nil {
+		if request, err := d.startQuery(ctx, cancelQuery, int4(w.pid)); err == nil {
 			select {
 			case <-request.done:
 			case <-request.on.behind: // the cancel may be late

@@ -19,14 +19,14 @@ func TestWhoLeavesTakesNoTurnAlong(t *testing.T) {
 		random := rand.New(rand.NewPCG(seed, 0))
 		d := &Driver{gates: make(map[AdvisoryKey]*gate), life: lifecycle.New()}
 		g := d.enterGate(AdvisoryKey{})
-		var waiting, leaving []*turn
-		var asking *turn
+		var waiting, leaving []*attempt
+		var asking *attempt
 		for range 60 {
 			switch random.IntN(5) {
 			case 0:
 				waiting = append(waiting, d.queue(g, new(driver.Request)))
 			case 1: // the verdict comes to one that waits
-				if i := slices.IndexFunc(waiting, func(one *turn) bool { return one.verdict == ask }); i >= 0 {
+				if i := slices.IndexFunc(waiting, func(one *attempt) bool { return one.verdict == tryNow }); i >= 0 {
 					asking = waiting[i]
 					waiting = slices.Delete(waiting, i, i+1)
 				}
@@ -50,7 +50,7 @@ func TestWhoLeavesTakesNoTurnAlong(t *testing.T) {
 					leaving = leaving[1:]
 				}
 			}
-			busy := asking != nil || slices.ContainsFunc(waiting, func(one *turn) bool { return one.verdict == ask })
+			busy := asking != nil || slices.ContainsFunc(waiting, func(one *attempt) bool { return one.verdict == tryNow })
 			if g.busy != busy || !busy && len(waiting) > 0 && len(leaving) == 0 {
 				t.Fatalf("seed %d: got a gate that is busy: %t, want %t; %d wait", seed, g.busy, busy, len(waiting))
 			}
