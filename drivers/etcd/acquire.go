@@ -16,8 +16,10 @@ import (
 // pageSize is how many keys a request looks at where one or two are expected: keys of locks with names below may be among them.
 const pageSize = 8
 
-// againAfter is the pause before a third attempt within one Acquire.
-const againAfter = 20 * time.Millisecond
+const (
+	againAfter = 20 * time.Millisecond // the pause before a third attempt within one Acquire
+	abandonFor = 50 * time.Millisecond // how long a wait that has ended waits for its key to be deleted
+)
 
 // An attempt to acquire a lock has one key, and goes through these states. Acquire begins the next attempt if the lease or the key is gone
 // before the lock is granted, or if the key has to name another limit of permits.
@@ -347,6 +349,44 @@ func (h *hold) leave(ctx context.Context, err error) error {
 		return fmt.Errorf("%w: %w", driver.ErrClosed, err)
 	}
 	return err
+}
+
+// abandon deletes a key that was put, and returns cause. After the end of ctx it
+// waits for abandonFor at most, and the deletion goes on in the background.
+func (h *hold) abandon(ctx context.Context, cause error) error {
+	d := h.driver
+	left := make(chan bool, 1)
+	d.life.EnterLate() // until the deletion has ended
+	leave := func() {  // ends with the bound
+		defer d.life.Leave()
+		bounded, cancel := withBound(valued{d.life.Context(), ctx}, attemptFor)
+		defer cancel()
+		_, err := d.delete(bounded, h.key)
+		if err != nil {
+			h.leaveToCleaner(true)
+		} else {
+			h.keyIsGone()
+		}
+		left <- err == nil
+	}
+	if !d.life.Go(leave) {
+		d.life.Leave()
+		h.leaveToCleaner(true)
+		left <- false
+	}
+	gone := false
+	select {
+	case gone = <-left:
+	case <-ctx.Done():
+		select {
+		case gone = <-left:
+		case <-time.After(abandonFor):
+		}
+	}
+	if gone {
+		return cause
+	}
+	return fmt.Errorf("%w: %w", cause, driver.ErrUnknown)
 }
 
 // keyIsGone gives back what the attempt has: surely no key is left, and no request that concerns it is on its way.

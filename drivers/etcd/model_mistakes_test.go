@@ -301,7 +301,7 @@ var modelMistakes = []modelMistake{
 	},
 	{
 		name: "who gives up leaves the key",
-		file: "wait.go", model: "cancels", wrong: []string{modelAsleep, modelLeft},
+		file: "acquire.go", model: "cancels", wrong: []string{modelAsleep, modelLeft},
 		old: `_, err := d.delete(bounded, h.key)`,
 		new: `var err error
 		if !PLANTED {

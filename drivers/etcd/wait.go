@@ -18,10 +18,9 @@ import (
 )
 
 const (
-	backstop   = 5 * time.Second // the longest wait without a look, in case events do not come; spread over a quarter of itself
-	firstLook  = time.Second     // the same while the feed is not active
-	lookAgain  = 100 * time.Millisecond
-	abandonFor = 50 * time.Millisecond // how long a wait that has ended waits for its key to be deleted
+	backstop  = 5 * time.Second // the longest wait without a look, in case events do not come; spread over a quarter of itself
+	firstLook = time.Second     // the same while the feed is not active
+	lookAgain = 100 * time.Millisecond
 )
 
 // wait goes through the states waiting and looking, until no key before h.key excludes it. v is the view that came with the request to put
@@ -142,44 +141,6 @@ func (h *hold) pause(active bool) time.Duration {
 		limit = min(limit, h.own.carrier().ttl/3)
 	}
 	return limit
-}
-
-// abandon deletes a key that was put, and returns cause. After the end of ctx it
-// waits for abandonFor at most, and the deletion goes on in the background.
-func (h *hold) abandon(ctx context.Context, cause error) error {
-	d := h.driver
-	left := make(chan bool, 1)
-	d.life.EnterLate() // until the deletion has ended
-	leave := func() {  // ends with the bound
-		defer d.life.Leave()
-		bounded, cancel := withBound(valued{d.life.Context(), ctx}, attemptFor)
-		defer cancel()
-		_, err := d.delete(bounded, h.key)
-		if err != nil {
-			h.leaveToCleaner(true)
-		} else {
-			h.keyIsGone()
-		}
-		left <- err == nil
-	}
-	if !d.life.Go(leave) {
-		d.life.Leave()
-		h.leaveToCleaner(true)
-		left <- false
-	}
-	gone := false
-	select {
-	case gone = <-left:
-	case <-ctx.Done():
-		select {
-		case gone = <-left:
-		case <-time.After(abandonFor):
-		}
-	}
-	if gone {
-		return cause
-	}
-	return fmt.Errorf("%w: %w", cause, driver.ErrUnknown)
 }
 
 // lookFresh is look, and prolongs a lease of the hold's own at the same time.

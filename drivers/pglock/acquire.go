@@ -31,10 +31,10 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	if err != nil {
 		return nil, err
 	}
-	l := &lease{d: d, r: r, key: key, gate: d.enterGate(key)}
+	l := &lease{d: d, r: r, key: key, queue: d.enterQueue(key)}
 	err = d.contend(ctx, l)
 	d.mu.Lock()
-	d.leaveGate(l.gate)
+	d.leaveQueue(l.queue)
 	d.mu.Unlock()
 	if err == nil && d.life.Open().Err() != nil {
 		err = driver.ErrClosed
@@ -48,18 +48,18 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 
 // contend asks for the lock, after the earlier attempts of this driver, and waits for the lock unless the request has NoWait.
 func (d *Driver) contend(ctx context.Context, l *lease) error {
-	g := l.gate
+	q := l.queue
 	waited := false
-	t := d.queue(g, l.r)
+	t := d.join(q, l.r)
 	if !l.r.NoWait {
-		defer d.quitLine(g, t)
+		defer d.quitLine(q, t)
 	}
 	if t.ready != nil {
 		if !l.r.NoWait {
 			waited = true
 			l.r.Events.Waiting()
 		}
-		if err := d.await(ctx, g, t); err != nil {
+		if err := d.await(ctx, q, t); err != nil {
 			return err
 		}
 	}
@@ -77,8 +77,9 @@ func (d *Driver) contend(ctx context.Context, l *lease) error {
 // maxClasses is how many TTLs of fixed leases have sessions of their own.
 const maxClasses = 8
 
-// carrier returns the TTL of the sessions for a request: its own. Fixed leases of ever new lengths would need ever new sessions; such
-// leases share sessions of shorter TTLs, which the driver keeps alive until the lease ends here.
+// carrier returns the TTL of the sessions for a request: its own. So a fixed lease of a client that freezes ends within Info.Late, and a
+// fixed lease outlasts each silence of the network that is shorter than itself. Fixed leases of ever new lengths would need ever new sessions;
+// such leases share sessions of shorter TTLs, which the driver keeps alive until the lease ends here.
 func (d *Driver) carrier(r *driver.Request) time.Duration {
 	ttl := roundUp(r.TTL)
 	if !r.Fixed {
@@ -99,7 +100,7 @@ func roundUp(d time.Duration) time.Duration {
 	return (d + time.Millisecond - 1) / time.Millisecond * time.Millisecond
 }
 
-// tryHub asks once, on a session of many locks. The gate is busy until the attempt is settled.
+// tryHub asks once, on a session of many locks. The local queue is busy until the attempt is settled.
 func (d *Driver) tryHub(ctx context.Context, l *lease) (granted bool, err error) {
 	ttl := d.carrier(l.r)
 	if s := d.sharer(l, ttl); s != nil {
@@ -107,14 +108,14 @@ func (d *Driver) tryHub(ctx context.Context, l *lease) (granted bool, err error)
 		if op, err := d.share(ctx, l, s); op != nil {
 			return d.outcome(ctx, s, op)
 		} else if !errors.Is(err, errLetGo) {
-			d.settled(l.gate)
+			d.settled(l.queue)
 			return false, err
 		}
 	}
 	for range 3 {
-		s, err := d.hub(ctx, ttl, l.gate)
+		s, err := d.hub(ctx, ttl, l.queue)
 		if err != nil {
-			d.settled(l.gate)
+			d.settled(l.queue)
 			return false, err
 		}
 		l.r.Events.Tokens() // the block of a transaction id serves whatever is wanted
@@ -122,17 +123,17 @@ func (d *Driver) tryHub(ctx context.Context, l *lease) (granted bool, err error)
 			return d.outcome(ctx, s, op)
 		}
 	}
-	d.settled(l.gate)
+	d.settled(l.queue)
 	return false, errBreaks
 }
 
-// tried takes note of how an attempt ended: on a hub, where the gate was busy meanwhile, or on a session of its own.
+// tried takes note of how an attempt ended: on a hub, where the local queue was busy meanwhile, or on a session of its own.
 func (l *lease) tried(op *operation, s *session) {
 	d := l.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !s.waiter && !op.passed {
-		l.gate.busy = false
+		l.queue.busy = false
 	}
 	op.passed = true
 	switch {
@@ -140,11 +141,11 @@ func (l *lease) tried(op *operation, s *session) {
 		if !s.waiter || !op.abandoned { // otherwise cancelWait still uses the session
 			d.freeSession(s)
 		}
-		d.leaveGate(l.gate)
+		d.leaveQueue(l.queue)
 	case !l.over:
-		l.gate.holders.Add(l)
+		l.queue.holders.Add(l)
 	}
-	l.gate.advance()
+	l.queue.advance()
 }
 
 // outcome waits for what becomes of an attempt.
@@ -175,9 +176,9 @@ func (d *Driver) outcome(ctx context.Context, s *session, op *operation) (grante
 func (d *Driver) letNextGo(op *operation) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if g := op.lease.gate; !op.passed {
-		op.passed, g.busy = true, false
-		g.advance()
+	if q := op.lease.queue; !op.passed {
+		op.passed, q.busy = true, false
+		q.advance()
 	}
 }
 
@@ -212,14 +213,14 @@ func (d *Driver) start(s *session, first step, l *lease) *operation {
 	op.lease, op.reads, op.shared = l, first != block, l.r.Mode == driver.Read
 	op.after = func() { l.tried(op, s) }
 	d.mu.Lock()
-	l.gate.uses++ // of the operation, and then of the lease
+	l.queue.uses++ // of the operation, and then of the lease
 	d.mu.Unlock()
 	if s.submit(op) {
 		return op
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.leaveGate(l.gate)
+	d.leaveQueue(l.queue)
 	d.freeSession(s)
 	return nil
 }
@@ -252,7 +253,7 @@ func (d *Driver) sharer(l *lease, ttl time.Duration) (s *session) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for other := range l.gate.holders.All() {
+	for other := range l.queue.holders.All() {
 		if !other.session.waiter && other.session.ttl == ttl && !other.session.hangs() {
 			s = other.session // the last one is the latest to let go
 		}
@@ -279,7 +280,7 @@ func (d *Driver) share(ctx context.Context, l *lease, s *session) (*operation, e
 func (d *Driver) admits(ctx context.Context, l *lease) (bool, error) {
 	op := newOperation(admit, l.key)
 	op.shared = true
-	if err := d.submit(ctx, op, l.gate); err != nil {
+	if err := d.submit(ctx, op, l.queue); err != nil {
 		return false, err
 	}
 	select {

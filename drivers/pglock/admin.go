@@ -72,8 +72,8 @@ func (d *Driver) Ping(ctx context.Context) error {
 func (d *Driver) holders(key AdvisoryKey) []*lease {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if g := d.gates[key]; g != nil {
-		return slices.Collect(g.holders.All())
+	if q := d.queues[key]; q != nil {
+		return slices.Collect(q.holders.All())
 	}
 	return nil
 }

@@ -24,7 +24,7 @@ type operation struct {
 	after  func()   // called once when the operation is settled, without locks; does not block; may be nil
 	done   chan struct{}
 	on     *session // set when the session takes the operation
-	passed bool     // the gate waits for it no more, as the session hangs; guarded by Driver.mu
+	passed bool     // the local queue waits for it no more, as the session hangs; guarded by Driver.mu
 
 	// Guarded by session.mu until done is closed, after the call of after.
 	step      step

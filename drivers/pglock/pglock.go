@@ -192,7 +192,7 @@ type Driver struct {
 	looks       looks
 
 	mu       sync.Mutex
-	gates    map[AdvisoryKey]*gate
+	queues   map[AdvisoryKey]*localQueue
 	classes  map[time.Duration]*class
 	home     time.Duration // the TTL of the class whose session stays open without locks
 	locks    int           // held or asked for
@@ -226,7 +226,7 @@ func New(ctx context.Context, config *pgx.ConnConfig, o *Options) (*Driver, erro
 		options:  *o,
 		epoch:    time.Now(),
 		life:     lifecycle.New(),
-		gates:    make(map[AdvisoryKey]*gate),
+		queues:   make(map[AdvisoryKey]*localQueue),
 		classes:  make(map[time.Duration]*class),
 		sessions: make(map[*session]struct{}),
 	}

@@ -13,12 +13,12 @@ import (
 	"github.com/go-dsync/dsync/internal/linked"
 )
 
-// gate orders the requests of this driver for one key: the server would grant a session its own lock once more. There is a gate per key
+// localQueue orders the requests of this driver for one key: the server would grant a session its own lock once more. There is one per key
 // and not per name, for two names may have one key.
 //
 // At most one request for the key is under way on the sessions of many locks. Waiting attempts stand in line, and only the first of them
 // asks the server.
-type gate struct {
+type localQueue struct {
 	key     AdvisoryKey
 	uses    int
 	holders linked.List[lease, *lease] // until their end at the server, as far as known; the first excludes what all exclude
@@ -27,7 +27,7 @@ type gate struct {
 	line    attempts                   // the others; the first one asks, or waits at the server
 }
 
-// attempt is a request at a gate.
+// attempt is a request in a localQueue.
 type attempt struct {
 	mode    driver.Mode
 	verdict verdict
@@ -46,57 +46,57 @@ func (all *attempts) remove(t *attempt) bool {
 	return i >= 0
 }
 
-// verdict is what a gate says to an attempt.
+// verdict is what a localQueue says to an attempt.
 type verdict uint8
 
 const (
 	wait    verdict = iota // in line
-	tryNow                 // on a session of many locks, and the gate is busy until the attempt is settled
+	tryNow                 // on a session of many locks, and the queue is busy until the attempt is settled
 	enqueue                // at the server, behind reads of this driver, so that the server orders the attempt against those of others
 	refuse                 // this driver holds the lock, or waits to write
 )
 
-// enterGate returns the gate of a key for one use.
-func (d *Driver) enterGate(key AdvisoryKey) *gate {
+// enterQueue returns the queue of a key for one use.
+func (d *Driver) enterQueue(key AdvisoryKey) *localQueue {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	g := d.gates[key]
-	if g == nil {
-		g = &gate{key: key}
-		d.gates[key] = g
+	q := d.queues[key]
+	if q == nil {
+		q = &localQueue{key: key}
+		d.queues[key] = q
 	}
-	g.uses++
-	return g
+	q.uses++
+	return q
 }
 
-// leaveGate is called with mu held.
-func (d *Driver) leaveGate(g *gate) {
-	if g.uses--; g.uses == 0 {
-		delete(d.gates, g.key)
+// leaveQueue is called with mu held.
+func (d *Driver) leaveQueue(q *localQueue) {
+	if q.uses--; q.uses == 0 {
+		delete(d.queues, q.key)
 	}
 }
 
-// queue takes an attempt to the gate.
-func (d *Driver) queue(g *gate, r *driver.Request) *attempt {
+// join adds an attempt to the queue.
+func (d *Driver) join(q *localQueue, r *driver.Request) *attempt {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	t := &attempt{mode: r.Mode}
 	if r.NoWait {
-		if !g.judge(t, true) {
+		if !q.judge(t, true) {
 			t.ready = make(chan struct{})
-			g.tries = append(g.tries, t)
+			q.tries = append(q.tries, t)
 		}
 		return t
 	}
-	g.line = append(g.line, t)
-	if len(g.line) > 1 || !g.judge(t, false) {
+	q.line = append(q.line, t)
+	if len(q.line) > 1 || !q.judge(t, false) {
 		t.ready = make(chan struct{})
 	}
 	return t
 }
 
 // await waits for the verdict.
-func (d *Driver) await(ctx context.Context, g *gate, t *attempt) error {
+func (d *Driver) await(ctx context.Context, q *localQueue, t *attempt) error {
 	var err error
 	select {
 	case <-t.ready:
@@ -109,50 +109,50 @@ func (d *Driver) await(ctx context.Context, g *gate, t *attempt) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if t.verdict == tryNow { // its turn came at this very moment
-		g.busy = false
+		q.busy = false
 	}
-	if g.tries.remove(t) && errors.Is(err, driver.ErrLocked) {
+	if q.tries.remove(t) && errors.Is(err, driver.ErrLocked) {
 		err = ctx.Err() // nobody said that the lock is held
 	}
-	g.line.remove(t) // at once, or the turn could come to who has left
-	g.advance()
+	q.line.remove(t) // at once, or the turn could come to who has left
+	q.advance()
 	return err
 }
 
 // settled ends the request under way.
-func (d *Driver) settled(g *gate) {
+func (d *Driver) settled(q *localQueue) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	g.busy = false
-	g.advance()
+	q.busy = false
+	q.advance()
 }
 
 // quitLine takes an attempt out of the line.
-func (d *Driver) quitLine(g *gate, t *attempt) {
+func (d *Driver) quitLine(q *localQueue, t *attempt) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	g.line.remove(t)
-	g.advance()
+	q.line.remove(t)
+	q.advance()
 }
 
 // advance lets the next attempts go on. advance is called with Driver.mu held when anything has changed.
-func (g *gate) advance() {
-	if len(g.line) > 0 && g.line[0].verdict == wait {
-		g.judge(g.line[0], false)
+func (q *localQueue) advance() {
+	if len(q.line) > 0 && q.line[0].verdict == wait {
+		q.judge(q.line[0], false)
 	}
-	g.tries = slices.DeleteFunc(g.tries, func(t *attempt) bool { return g.judge(t, true) })
+	q.tries = slices.DeleteFunc(q.tries, func(t *attempt) bool { return q.judge(t, true) })
 }
 
 // judge gives an attempt its verdict, and reports whether there is one yet. Called with Driver.mu held.
-func (g *gate) judge(t *attempt, noWait bool) bool {
-	switch holder := g.holders.First(); {
-	case noWait && t.mode == driver.Read && slices.ContainsFunc(g.line, (*attempt).writes):
+func (q *localQueue) judge(t *attempt, noWait bool) bool {
+	switch holder := q.holders.First(); {
+	case noWait && t.mode == driver.Read && slices.ContainsFunc(q.line, (*attempt).writes):
 		t.verdict = refuse // a Read does not pass a Write
 	case holder == nil || !holder.r.Mode.Excludes(t.mode):
-		if g.busy {
+		if q.busy {
 			return false
 		}
-		t.verdict, g.busy = tryNow, true
+		t.verdict, q.busy = tryNow, true
 	case noWait:
 		t.verdict = refuse
 	case holder.r.Mode == driver.Read:
@@ -169,10 +169,10 @@ func (g *gate) judge(t *attempt, noWait bool) bool {
 // writes reports whether the attempt is for a mode that no Read may pass.
 func (t *attempt) writes() bool { return t.mode != driver.Read }
 
-// on reports whether a hold of the key is on the session. Called with Driver.mu held; g may be nil.
-func (g *gate) on(s *session) bool {
-	if g != nil {
-		for l := range g.holders.All() {
+// on reports whether a hold of the key is on the session. Called with Driver.mu held; q may be nil.
+func (q *localQueue) on(s *session) bool {
+	if q != nil {
+		for l := range q.holders.All() {
 			if l.session == s {
 				return true
 			}
