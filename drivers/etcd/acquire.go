@@ -89,9 +89,9 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 		return nil, err
 	}
 	defer d.life.Leave()
-	h := &hold{limit: r.Limit}
+	limit, waited := r.Limit, false
 	for again := 0; ; again++ {
-		h = &hold{driver: d, request: r, limit: h.limit, waited: h.waited}
+		h := &hold{driver: d, request: r, limit: limit, waited: waited}
 		if err := h.board(ctx, seconds); err != nil {
 			return nil, err
 		}
@@ -102,6 +102,7 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 		if err = h.leave(ctx, err); err != errAgain {
 			return nil, err
 		}
+		limit, waited = h.limit, h.waited
 		if again > 0 && !d.life.Sleep(ctx, againAfter) || ctx.Err() != nil {
 			return nil, withCause(ctx, driver.ErrUnavailable, errors.New("the lease ended before the lock was granted"))
 		}

@@ -61,7 +61,6 @@ const (
 type ghost struct {
 	cleaner.Ghost
 	key      string // "" if the lease is to be revoked
-	revoke   bool
 	carrier  *carrier
 	session  *session // of a key; nil if its lease is being revoked too, or the ghost is definite
 	definite bool     // the request that made the key was answered, so a key that is absent is gone
@@ -90,7 +89,7 @@ func (d *Driver) endGhost(g *ghost) bool {
 	if g.carrier.gone.Load() {
 		return true
 	}
-	if g.revoke {
+	if g.key == "" {
 		return d.revoke(ctx, g.carrier) == nil || d.now() > g.carrier.lasts.Load()+int64(late)
 	}
 	if g.session != nil && g.session.isDead() {

@@ -433,10 +433,7 @@ func (d *Driver) verify(ctx context.Context, h *hold) {
 	if err != nil || len(answer.Kvs) > 0 && h.isOf(answer.Kvs[0]) {
 		return
 	}
-	h.mu.Lock()
-	sealing := h.sealing
-	h.mu.Unlock()
-	if len(answer.Kvs) == 0 || !sealing || !h.isSeal(answer.Kvs) {
+	if len(answer.Kvs) == 0 || !h.isSealing() || !h.isSeal(answer.Kvs) {
 		h.vanish()
 	}
 }
@@ -444,10 +441,7 @@ func (d *Driver) verify(ctx context.Context, h *hold) {
 // vanish ends a hold that somebody removed or overwrote.
 func (h *hold) vanish() {
 	h.unlist()
-	h.mu.Lock()
-	sealing := h.sealing
-	h.mu.Unlock()
-	if !sealing {
+	if !h.isSealing() {
 		h.sweep()
 	}
 	h.lose(driver.ErrRemoved)

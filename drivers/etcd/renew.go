@@ -79,7 +79,7 @@ func (d *Driver) refreshGrant(ctx context.Context, c *carrier) error {
 	if d.now() < c.expires.Load() {
 		return nil
 	}
-	d.ghosts.Add(&ghost{carrier: c, revoke: true})
+	d.ghosts.Add(&ghost{carrier: c})
 	return withCause(ctx, driver.ErrUnavailable, errNoAnswer)
 }
 
@@ -96,7 +96,7 @@ func (d *Driver) grantNow(ctx context.Context, c *carrier, seconds int64) error 
 		c.lasts.Store(sent + seconds*int64(time.Second))
 		err, doubt := fault(ctx, err)
 		if doubt && seconds > runsOut { // else it has run out by the time that a busy server has revoked it
-			d.ghosts.Add(&ghost{carrier: c, revoke: true})
+			d.ghosts.Add(&ghost{carrier: c})
 		}
 		if doubt && !errors.Is(err, errClusters) {
 			err = fmt.Errorf("%w: no lease: %w", driver.ErrUnavailable, unwrapUnknown(err))
@@ -107,7 +107,7 @@ func (d *Driver) grantNow(ctx context.Context, c *carrier, seconds int64) error 
 	c.expires.Store(sent + int64(c.ttl))
 	c.lasts.Store(sent + int64(c.ttl))
 	if answer.TTL > seconds && !d.options.RoundUp {
-		d.ghosts.Add(&ghost{carrier: c, revoke: true})
+		d.ghosts.Add(&ghost{carrier: c})
 		return fmt.Errorf("TTL %ds is below the %ds from which this server counts: %w", seconds, answer.TTL, errors.ErrUnsupported)
 	}
 	return nil
@@ -222,14 +222,14 @@ func (o *ownLease) discard(d *Driver) {
 		return
 	}
 	o.ended = true
-	d.ghosts.Add(&ghost{carrier: o.current, revoke: true})
+	d.ghosts.Add(&ghost{carrier: o.current})
 	o.revokeDoubted(d)
 }
 
 // revokeDoubted is called with o.mu held.
 func (o *ownLease) revokeDoubted(d *Driver) {
 	for _, c := range o.doubted {
-		d.ghosts.Add(&ghost{carrier: c, revoke: true})
+		d.ghosts.Add(&ghost{carrier: c})
 	}
 	o.doubted = nil
 }
@@ -263,7 +263,7 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 		return err
 	}
 	if h.isOver() {
-		d.ghosts.Add(&ghost{carrier: c, revoke: true})
+		d.ghosts.Add(&ghost{carrier: c})
 		return driver.ErrNotHeld
 	}
 	before := o.expires.Load()
@@ -273,7 +273,7 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	case err != nil:
 		return o.failRenewal(ctx, d, c, before, err)
 	case !moved:
-		d.ghosts.Add(&ghost{carrier: c, revoke: true})
+		d.ghosts.Add(&ghost{carrier: c})
 		h.vanish()
 		return driver.ErrNotHeld
 	}
@@ -296,7 +296,7 @@ func (h *hold) move(ctx context.Context, c *carrier) (bool, error) {
 			return true, nil
 		}
 		kvs := answer.Responses[0].GetResponseRange().Kvs
-		if len(kvs) == 0 || kvs[0].CreateRevision != h.revision || h.isSeal(kvs) {
+		if len(kvs) == 0 || !h.isOf(kvs[0]) {
 			return false, nil
 		}
 		if kvs[0].ModRevision == o.modified {
@@ -315,7 +315,7 @@ func (o *ownLease) failRenewal(ctx context.Context, d *Driver, c *carrier, befor
 		o.doubted = append(o.doubted, c)
 		return err
 	}
-	d.ghosts.Add(&ghost{carrier: c, revoke: true})
+	d.ghosts.Add(&ghost{carrier: c})
 	if !doubt && d.now() < o.expires.Load() {
 		o.expires.Store(before)
 	}
@@ -327,7 +327,7 @@ func (o *ownLease) renewed(d *Driver, c *carrier, seconds int64) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.ended {
-		d.ghosts.Add(&ghost{carrier: c, revoke: true})
+		d.ghosts.Add(&ghost{carrier: c})
 		return driver.ErrNotHeld
 	}
 	d.spare.put(o.seconds, o.current)
@@ -403,7 +403,7 @@ func (p *pool) pop(seconds int64) *carrier {
 		if left := c.expires.Load() - p.driver.now(); left > int64(c.ttl/4) {
 			return c
 		}
-		p.driver.ghosts.Add(&ghost{carrier: c, revoke: true})
+		p.driver.ghosts.Add(&ghost{carrier: c})
 	}
 	delete(p.spare, seconds)
 	return nil
@@ -418,7 +418,7 @@ func (p *pool) put(seconds int64, c *carrier) {
 		p.spare[seconds] = append(list, c)
 		return
 	}
-	p.driver.ghosts.Add(&ghost{carrier: c, revoke: true})
+	p.driver.ghosts.Add(&ghost{carrier: c})
 }
 
 // close has all leases revoked.
@@ -428,7 +428,7 @@ func (p *pool) close() {
 	p.closed = true
 	for _, list := range p.spare {
 		for _, c := range list {
-			p.driver.ghosts.Add(&ghost{carrier: c, revoke: true})
+			p.driver.ghosts.Add(&ghost{carrier: c})
 		}
 	}
 	clear(p.spare)

@@ -151,6 +151,13 @@ func (h *hold) beginSeal() bool {
 	return true
 }
 
+// isSealing reports whether the key may have become a seal.
+func (h *hold) isSealing() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.sealing
+}
+
 // isSeal reports whether an earlier, unanswered request made the key of h a seal. Servers leave the lease out of answers with keys alone, so
 // kvs have values.
 func (h *hold) isSeal(kvs []*mvccpb.KeyValue) bool {
@@ -243,7 +250,7 @@ func (d *Driver) Mark(ctx context.Context, l driver.Lease, floor uint64) error {
 			return nil
 		}
 		kvs := answer.Responses[0].GetResponseRange().Kvs
-		if len(kvs) == 0 || kvs[0].CreateRevision != h.revision || h.isSeal(kvs) {
+		if len(kvs) == 0 || !h.isOf(kvs[0]) {
 			h.vanish()
 			return driver.ErrNotHeld
 		}

@@ -173,7 +173,7 @@ func (s *session) run() {
 	s.err = d.grant(d.life.Open(), &s.carrier, s.seconds)
 	if s.err == nil && d.life.Open().Err() != nil {
 		s.err = driver.ErrClosed
-		d.ghosts.Add(&ghost{carrier: &s.carrier, revoke: true})
+		d.ghosts.Add(&ghost{carrier: &s.carrier})
 	}
 	if s.err != nil {
 		s.unlist()
@@ -294,7 +294,7 @@ func (s *session) die(cause error) {
 	holds := s.holds.Take()
 	close(s.over)
 	s.mu.Unlock()
-	d.ghosts.Add(&ghost{carrier: &s.carrier, revoke: true})
+	d.ghosts.Add(&ghost{carrier: &s.carrier})
 	s.unlist()
 	for _, h := range holds {
 		h.lose(cause)
