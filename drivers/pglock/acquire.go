@@ -151,24 +151,28 @@ func (l *lease) tried(op *operation, s *session) {
 // outcome waits for what becomes of an attempt.
 func (d *Driver) outcome(ctx context.Context, s *session, op *operation) (granted bool, err error) {
 	s.readAnswer(op)
-	select {
-	case <-op.done:
-		return op.yes, wanted(op.err)
-	case <-s.behind:
-		err = errHangs
-	case <-ctx.Done():
-		err = ctx.Err()
-	case <-d.life.Open().Done():
-		err = driver.ErrClosed
-	}
-	if !s.abandon(op) {
-		<-op.done // settled at this very moment
-		return op.yes, wanted(op.err)
+	if err = d.awaitAnswer(ctx, op); err == nil || !s.abandon(op) {
+		<-op.done // settled, perhaps at this very moment
+		return op.yes, refusal(op.err)
 	}
 	if errors.Is(err, errHangs) {
 		d.letNextGo(op)
 	}
 	return false, d.settle(op, err)
+}
+
+// awaitAnswer waits until an operation is settled, or returns why the wait ended before.
+func (d *Driver) awaitAnswer(ctx context.Context, op *operation) error {
+	select {
+	case <-op.done:
+		return nil
+	case <-op.on.behind:
+		return errHangs
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-d.life.Open().Done():
+		return driver.ErrClosed
+	}
 }
 
 // letNextGo lets the next attempt for the key go on, on another session, before an
@@ -194,14 +198,6 @@ func (d *Driver) settle(op *operation, err error) error {
 	case <-timer.C:
 	}
 	return fmt.Errorf("%w: %w", err, driver.ErrUnknown)
-}
-
-// wanted is the error of an attempt, for a caller that waited until the end of the attempt.
-func wanted(err error) error {
-	if err == nil {
-		return nil
-	}
-	return refusal(err)
 }
 
 // errBreaks: each session ended just when it was chosen.
@@ -283,15 +279,13 @@ func (d *Driver) admits(ctx context.Context, l *lease) (bool, error) {
 	if err := d.submit(ctx, op, l.queue); err != nil {
 		return false, err
 	}
-	select {
-	case <-op.done:
-		return op.yes, wanted(op.err)
-	case <-op.on.behind:
-		return false, errHangs
-	case <-ctx.Done():
-		return false, d.settle(op, ctx.Err())
-	case <-d.life.Open().Done():
-		return false, d.settle(op, driver.ErrClosed)
+	switch err := d.awaitAnswer(ctx, op); err {
+	case nil:
+		return op.yes, refusal(op.err)
+	case errHangs:
+		return false, err
+	default:
+		return false, d.settle(op, err)
 	}
 }
 

@@ -212,11 +212,11 @@ func (d *Driver) waitAtServer(ctx context.Context, l *lease, waited bool) error 
 	}
 	err = d.watch(ctx, w, op)
 	if err == nil {
-		return wanted(op.err)
+		return refusal(op.err)
 	}
 	if !w.abandon(op) {
 		<-op.done
-		return wanted(op.err)
+		return refusal(op.err)
 	}
 	d.withdraw(w, op)
 	return d.settle(op, err)
