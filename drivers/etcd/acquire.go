@@ -21,45 +21,48 @@ const (
 	abandonFor = 50 * time.Millisecond // how long a wait that has ended waits for its key to be deleted
 )
 
-// An attempt to acquire a lock has one key, and goes through these states. Acquire begins the next attempt if the lease or the key is gone
-// before the lock is granted, or if the key has to name another limit of permits.
+// An attempt to acquire a lock has one key and goes through these states.
+// Acquire starts the next attempt if the lease or the key is gone before the
+// lock is granted, or if the key has to name a different limit of permits.
 //
-//	state     the attempt                          ended by                                   next
-//	boarding  gets a lease, and so a name of a key the lease                                  asking; trying if the call is not to wait
-//	trying    puts its key if the range is empty   put                                        entering
-//	                                               a key that excludes it                     leaving, ErrLocked
-//	                                               keys that do not, and perhaps others       asking
-//	asking    puts its key, reads those before     none excludes it                           entering
-//	                                               a page of keys that do not exclude it      looking
-//	                                               one excludes it                            waiting; or leaving, ErrLocked
-//	                                               the name has a record, of which it did     asking
-//	                                               not ask
-//	waiting   sleeps                               by the events none excludes it any more    entering
-//	                                               events that it cannot judge, or a while    looking
-//	looking   asks which keys are before its own   none excludes it                           entering
-//	                                               one excludes it, or no answer              waiting
-//	entering  lists the hold                       the session lives                          the hold
-//	leaving   settles what is left of the key                                                 the error of the call, or the next attempt
+//	state     the attempt                 ends with                       next
+//	boarding  gets a lease                the lease                       asking, or trying if the request has NoWait
+//	trying    puts its key if the range   the key is put                  entering
+//	          is empty                    a key excludes it               leaving, ErrLocked
+//	                                      no key on the page excludes it  asking
+//	asking    puts its key and reads      no key excludes it              entering
+//	          the keys before             a key excludes it               waiting, or leaving if the request has NoWait
+//	                                      no key on a full page does      looking
+//	                                      an unread record                asking
+//	waiting   sleeps                      events: no key excludes it      entering
+//	                                      events in doubt, or a timer     looking
+//	looking   reads the keys before       no key excludes it              entering
+//	                                      a key excludes it, no answer    waiting
+//	entering  lists the hold              the session lives               the hold
+//	leaving   settles the key                                             the error of the call, or the next attempt
 //
-// An error of any state but boarding leads to leaving, and hold.leave alone settles the key, gives the lease back and makes the
-// error for the caller. hold.standing is what leave has to know of the key. What a mode means is in rules, and only there.
+// An error in any state except boarding leads to leaving. Only hold.leave
+// settles the key, returns the lease and makes the error for the caller. It
+// knows from hold.standing whether the key may be at the server. The table
+// rules has what a mode means.
 
-// standing is what the driver knows of the key of an attempt.
+// standing is what the driver knows about the key of an attempt.
 type standing int8
 
 const (
-	absent standing = iota // no request to put the key is on its way
-	asked                  // such a request was sent, and perhaps not carried out
-	there                  // it was carried out
+	absent standing = iota // the key is not at the server
+	asked                  // a request to put the key was sent and may be carried out
+	there                  // the key was put
 )
 
-// final is the outcome of an attempt by an answer of the server, for the caller as it stands. All other errors are those of requests.
+// final is an error that the caller gets as it is, because an answer of the
+// server proves it. Other errors are those of requests.
 type final struct{ error }
 
 // Outcomes of an attempt that leave settles in ways of their own.
 var (
 	errAgain = errors.New("ask again")                          // with another key
-	errGone  = errors.New("the place in the queue was removed") // by somebody else
+	errGone  = errors.New("the place in the queue was removed") // by another client
 	errOver  = errors.New("the session is over")
 )
 
@@ -109,7 +112,8 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 	}
 }
 
-// board finds a lease of etcd for the key, and makes the key, whose name contains the lease.
+// board finds a lease of etcd for the key, and makes the key, whose name
+// contains the lease.
 func (h *hold) board(ctx context.Context, seconds int64) (err error) {
 	d, dir := h.driver, h.driver.dir(h.request.Name)
 	if !h.request.Fixed {
@@ -154,7 +158,8 @@ func (h *hold) contend(ctx context.Context) error {
 	return h.enter()
 }
 
-// try asks once. If the lock is taken, no key is put, unless keys that do not count fill the page.
+// try sends one request. If the lock is taken, it puts no key, unless keys that
+// do not count fill the page.
 func (h *hold) try(ctx context.Context) (view, error) {
 	dir, keys := h.dir(), h.keys()
 	look := clientv3.OpGet(keys.from(), keys.rest(), clientv3.WithKeysOnly(), h.atMost(pageSize))
@@ -278,7 +283,8 @@ func (h *hold) created(answer *clientv3.TxnResponse, r record) {
 	h.tokenFrom(r, h.revision)
 }
 
-// sendPut sends a transaction that may put the key, and prolongs a lease from the pool at the same time.
+// sendPut sends a transaction that may put the key, and prolongs a lease from
+// the pool at the same time.
 func (h *hold) sendPut(ctx context.Context, compare []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
 	bounded, cancel := h.driver.asks.under(ctx)
 	defer cancel()
@@ -305,8 +311,8 @@ func (h *hold) sendPut(ctx context.Context, compare []clientv3.Cmp, then, otherw
 	return o.answer, nil
 }
 
-// leave ends an attempt that was not granted: it settles what becomes of the key and the lease, and returns the error for the caller, or
-// errAgain. No other code of an acquisition does either.
+// leave ends an attempt that was not granted. It settles the key, returns the
+// lease, and returns the error for the caller or errAgain.
 func (h *hold) leave(ctx context.Context, err error) error {
 	closing := h.driver.life.Open().Err() != nil
 	answer, isFinal := err.(final)
@@ -390,7 +396,8 @@ func (h *hold) abandon(ctx context.Context, cause error) error {
 	return fmt.Errorf("%w: %w", cause, driver.ErrUnknown)
 }
 
-// keyIsGone gives back what the attempt has: surely no key is left, and no request that concerns it is on its way.
+// keyIsGone returns the number and the lease of an attempt. No key is left, and
+// no request that concerns it is under way.
 func (h *hold) keyIsGone() {
 	h.putNumber()
 	h.giveLeaseBack()

@@ -66,7 +66,8 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return status, nil
 }
 
-// readQueue reads some contenders for dir, the record of the name, and more, in one transaction; the answers are in this order.
+// readQueue reads some contenders for dir, the record of the name, and more, in
+// one transaction; the answers are in this order.
 func (d *Driver) readQueue(ctx context.Context, dir string, queue clientv3.Op, more ...clientv3.Op) (answer *clientv3.TxnResponse, r record, err error) {
 	answer, err = d.transact(ctx, nil, append([]clientv3.Op{queue, getRecord(dir)}, more...), nil)
 	if err == nil {

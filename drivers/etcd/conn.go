@@ -311,7 +311,8 @@ func differ(a, b uint64) error {
 	return fmt.Errorf("%w: one has the id %x, another %x", errClusters, a, b)
 }
 
-// endAll ends all holds, which are lost by cause. Without a cause no holder is told.
+// endAll ends all holds, which are lost by cause. Without a cause no holder is
+// told.
 func (d *Driver) endAll(cause error) {
 	d.mu.Lock()
 	sessions, fixed := d.granted(), d.fixed.Take()

@@ -134,7 +134,8 @@ func (f *feed) left() {
 	}
 }
 
-// beginLook begins a request for a view, and returns the view that the waiter had, or nil, and the key for look.
+// beginLook begins a request for a view, and returns the view that the waiter
+// had, or nil, and the key for look.
 func (w *waiter) beginLook() (old *view, nearest string) {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
@@ -144,8 +145,11 @@ func (w *waiter) beginLook() (old *view, nearest string) {
 	return old, w.nearest
 }
 
-// endLook ends what beginLook began, or the request that put the key: v is the answer, and from now on the waiter hears the feeds of ranges. It reports whether these are active. If they have
-// told all events since the request was sent, and know them still, the waiter goes on from v; otherwise it has to look as soon as all are.
+// endLook ends what beginLook began, or the request that put the key: v is the
+// answer, and from now on the waiter hears the feeds of ranges. It reports
+// whether these are active. If they have told all events since the request was
+// sent, and know them still, the waiter goes on from v; otherwise it has to
+// look as soon as all are.
 func (w *waiter) endLook(v view, ranges []keyRange) (active bool) {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
@@ -304,8 +308,9 @@ func (f *feed) setActive(active bool) {
 	}
 }
 
-// deliver tells all waiters of events. Waiters hear all events that came together before any waiter acts on one: the end of a lease deletes
-// keys in any order, and the key of the waiter may be among them.
+// deliver tells all waiters of events. Waiters hear all events that came
+// together before any waiter acts on one: the end of a lease deletes keys in
+// any order, and the key of the waiter may be among them.
 func (f *feed) deliver(events []*clientv3.Event) {
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()

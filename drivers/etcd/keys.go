@@ -139,13 +139,14 @@ const (
 	recipeTime  = 19       // digits
 )
 
-// rule is what a mode means to a request for a lock. Which keys of others exclude it says driver.Mode.Excludes.
+// rule is what a mode means to a request for a lock. driver.Mode.Excludes says
+// which keys exclude it.
 type rule struct {
-	mark         string // what the last part of the key begins with, apart from permits
-	forRead      bool   // the range that it reads and watches has no Reads, nor its own key
-	adds         bool   // it adds up the permits of all keys before its own, and needs the record of the name
-	confirms     bool   // a look confirms what events have told: of its own key the feed does not tell, or the limit may be another one
-	shared       bool   // others may have the name, too
+	mark         string // what the last part of the key begins with; permits have a longer one
+	forRead      bool   // the range that it reads and watches has no Reads, and not its own key
+	adds         bool   // the permits of all keys before its own count, and so does the record of the name
+	confirms     bool   // a look confirms a grant by events, which report neither its own key nor a new limit
+	shared       bool   // several clients may hold the name
 	besideRecipe bool   // clients of RWMutex overlook its key if it is put again
 }
 

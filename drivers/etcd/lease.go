@@ -112,7 +112,8 @@ func (h *hold) unlist() {
 	d.fixed.Remove(h)
 }
 
-// lose ends a hold that is over, but not by Release. The hold is no longer listed. Without a cause the holder is not told.
+// lose ends a hold that is over, but not by Release. The hold is no longer
+// listed. Without a cause the holder is not told.
 func (h *hold) lose(cause error) {
 	h.mu.Lock()
 	first := h.phase == held

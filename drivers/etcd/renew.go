@@ -343,9 +343,11 @@ func (o *ownLease) renewed(d *Driver, c *carrier, seconds int64) error {
 // maxSpare is how many leases of each TTL are kept for the next lock.
 const maxSpare = 64
 
-// pool has leases without keys, for locks with an expiry of their own, so that such a lock is acquired in one round trip, writes nothing to
-// the server's log but its key, and a refused try writes nothing: the lease is taken from the pool, and prolonged together with the request
-// for the lock. A lease that nobody takes ends by itself.
+// pool has leases without keys for locks with an expiry of their own. Such a
+// lock is acquired in one round trip and writes only its key to the server's
+// log, and a refused try writes nothing: the lease comes from the pool, and is
+// prolonged together with the request for the lock. A lease that nobody takes
+// ends by itself.
 type pool struct {
 	driver *Driver
 

@@ -102,8 +102,9 @@ const (
 	together            // with others
 )
 
-// wayOf says how an op is sent, and queues an op that goes together with others. Of two ops for one name the second does not wait for the
-// first: they could not go together, and a release must not wait for contenders.
+// wayOf says how an op is sent, and queues an op that goes together with
+// others. Of two ops for one name the second does not wait for the first: they
+// could not go together, and a release must not wait for contenders.
 func (s *sender) wayOf(o *op) way {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -154,7 +155,8 @@ func (s *sender) drain() {
 	}
 }
 
-// next takes the ops of the next request from the queue. If there are none, next returns none and ends the request.
+// next takes the ops of the next request from the queue. If there are none,
+// next returns none and ends the request.
 func (s *sender) next() []*op {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -282,7 +282,8 @@ func (d *Driver) keptAlive(err error) {
 	d.onKeepAlive(err)
 }
 
-// die ends a session: its holds are lost by cause, its waiters begin anew, and the lease is revoked. Without a cause no holder is told.
+// die ends a session: its holds are lost by cause, its waiters begin anew, and
+// the lease is revoked. Without a cause no holder is told.
 func (s *session) die(cause error) {
 	d := s.driver
 	s.mu.Lock()

@@ -23,8 +23,8 @@ const (
 	lookAgain = 100 * time.Millisecond
 )
 
-// wait goes through the states waiting and looking, until no key before h.key excludes it. v is the view that came with the request to put
-// the key.
+// wait goes through the states waiting and looking, until no key before h.key
+// excludes it. v is the view that came with the request to put the key.
 func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 	d := h.driver
 	defer w.leave()
@@ -95,8 +95,9 @@ func (h *hold) hears(v view) []keyRange {
 	return []keyRange{{dir: v.before[0], ends: true}, {dir: sealKey(dir), ofRecord: true}}
 }
 
-// judge says what has become of the view of a waiter that was woken, and gives the hold its token if it has the lock. A hold with a
-// lease of its own looks in any case, because the lease has to be prolonged at the grant.
+// judge says what has become of the view of a waiter that was woken, and gives
+// the hold its token if it has the lock. A hold with a lease of its own looks
+// in any case, because the lease has to be prolonged at the grant.
 func (h *hold) judge(w *waiter) verdict {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
@@ -112,8 +113,9 @@ func (h *hold) judge(w *waiter) verdict {
 	return frees
 }
 
-// endOfWait returns what a wait ends with after the error of a look, or nil if the wait goes on; wait itself finds out that ctx has ended, or
-// the driver.
+// endOfWait returns the error by which a wait ends after a look failed with
+// err, or nil if the wait goes on. wait itself notices the end of ctx or of the
+// driver.
 func (h *hold) endOfWait(ctx context.Context, err error) error {
 	if _, isFinal := err.(final); isFinal || err == errGone || isLeaseGone(err) || errors.Is(err, errClusters) {
 		return err
@@ -158,9 +160,11 @@ func (h *hold) lookFresh(ctx context.Context, nearest string) (v view, err error
 	return v, err
 }
 
-// maxLooks is how many requests that read the queue of a name are on their way at a time, where each caller of a client sends its own
-// (Options.FIFO), so that thousands of callers that come at once all get their place. The cost of each at the server grows with the number of
-// keys: of 4,000 such requests without this limit, most were not answered in time, and would be sent again and again.
+// maxLooks is how many requests that read the queue of a name are under way at
+// a time, if each caller of a client sends its own (Options.FIFO), so thousands
+// of callers that come at once all get their place. The cost of each request at
+// the server grows with the number of keys. Without the limit, many of 4,000
+// requests got no answer in time.
 const maxLooks = 4
 
 // turn waits until less than maxLooks requests of the client read the queue of dir, or of a name that shares its turns. Leave ends the turn.
@@ -304,8 +308,9 @@ const (
 	drops                // the waiter has to look
 )
 
-// apply takes note of an event of a contender that is not the creation of its key, as new keys stand behind, or of one of the name's record. The
-// view is that of the key own.
+// apply takes note of an event of a contender that is not the creation of its
+// key, as new keys stand behind, or of one of the name's record. The view is
+// that of the key own.
 func (v *view) apply(e *clientv3.Event, own string, ofRecord bool) verdict {
 	key := string(e.Kv.Key)
 	i := slices.Index(v.before, key)

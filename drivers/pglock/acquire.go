@@ -77,9 +77,11 @@ func (d *Driver) contend(ctx context.Context, l *lease) error {
 // maxClasses is how many TTLs of fixed leases have sessions of their own.
 const maxClasses = 8
 
-// carrier returns the TTL of the sessions for a request: its own. So a fixed lease of a client that freezes ends within Info.Late, and a
-// fixed lease outlasts each silence of the network that is shorter than itself. Fixed leases of ever new lengths would need ever new sessions;
-// such leases share sessions of shorter TTLs, which the driver keeps alive until the lease ends here.
+// carrier returns the TTL of the sessions for a request, which is its own. So
+// the server ends a fixed lease of a frozen client within Info.Late, and a
+// fixed lease outlasts a silent network for as long as it lasts. Fixed leases
+// of many lengths would need many sessions, so such leases share sessions of
+// shorter TTLs, which the driver keeps alive until the lease ends here.
 func (d *Driver) carrier(r *driver.Request) time.Duration {
 	ttl := roundUp(r.TTL)
 	if !r.Fixed {
@@ -100,7 +102,8 @@ func roundUp(d time.Duration) time.Duration {
 	return (d + time.Millisecond - 1) / time.Millisecond * time.Millisecond
 }
 
-// tryHub asks once, on a session of many locks. The local queue is busy until the attempt is settled.
+// tryHub asks once, on a session of many locks. The local queue is busy until
+// the attempt is settled.
 func (d *Driver) tryHub(ctx context.Context, l *lease) (granted bool, err error) {
 	ttl := d.carrier(l.r)
 	if s := d.sharer(l, ttl); s != nil {
@@ -127,7 +130,8 @@ func (d *Driver) tryHub(ctx context.Context, l *lease) (granted bool, err error)
 	return false, errBreaks
 }
 
-// tried takes note of how an attempt ended: on a hub, where the local queue was busy meanwhile, or on a session of its own.
+// tried takes note of how an attempt ended: on a hub, where the local queue was
+// busy meanwhile, or on a session of its own.
 func (l *lease) tried(op *operation, s *session) {
 	d := l.d
 	d.mu.Lock()
@@ -161,7 +165,8 @@ func (d *Driver) outcome(ctx context.Context, s *session, op *operation) (grante
 	return false, d.settle(op, err)
 }
 
-// awaitAnswer waits until an operation is settled, or returns why the wait ended before.
+// awaitAnswer waits until an operation is settled, or returns why the wait
+// ended before.
 func (d *Driver) awaitAnswer(ctx context.Context, op *operation) error {
 	select {
 	case <-op.done:
@@ -175,8 +180,8 @@ func (d *Driver) awaitAnswer(ctx context.Context, op *operation) error {
 	}
 }
 
-// letNextGo lets the next attempt for the key go on, on another session, before an
-// attempt on a session that hangs is settled.
+// letNextGo lets the next attempt for the key go on, on another session, before
+// an attempt on a session that hangs is settled.
 func (d *Driver) letNextGo(op *operation) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

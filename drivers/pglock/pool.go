@@ -45,8 +45,9 @@ func (d *Driver) class(ttl time.Duration) *class {
 	return c
 }
 
-// hub returns a session for many locks, without a hold of the queue apart, which may be nil, and counts one more lock or attempt there,
-// until drop or freeSession. hub connects if need be.
+// hub returns a session for many locks, without a hold of the queue apart,
+// which may be nil, and counts one more lock or attempt there, until drop or
+// freeSession. hub connects if need be.
 func (d *Driver) hub(ctx context.Context, ttl time.Duration, apart *localQueue) (*session, error) {
 	for {
 		d.mu.Lock()

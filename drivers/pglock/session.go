@@ -278,7 +278,8 @@ func (d *Driver) startQuery(ctx context.Context, sql string, params ...[]byte) (
 	return op, d.submit(ctx, op, nil)
 }
 
-// submit lets any session carry out an operation, but for those with a hold of the queue apart, which may be nil.
+// submit lets any session carry out an operation, but for those with a hold of
+// the queue apart, which may be nil.
 func (d *Driver) submit(ctx context.Context, op *operation, apart *localQueue) error {
 	for range 3 {
 		s, err := d.hub(ctx, d.home, apart)

@@ -13,8 +13,9 @@ import (
 	"github.com/go-dsync/dsync/internal/linked"
 )
 
-// localQueue orders the requests of this driver for one key: the server would grant a session its own lock once more. There is one per key
-// and not per name, for two names may have one key.
+// localQueue orders the requests of this driver for one key: the server would
+// grant a session its own lock once more. There is one per key and not per
+// name, for two names may have one key.
 //
 // At most one request for the key is under way on the sessions of many locks. Waiting attempts stand in line, and only the first of them
 // asks the server.
@@ -169,7 +170,8 @@ func (q *localQueue) judge(t *attempt, noWait bool) bool {
 // writes reports whether the attempt is for a mode that no Read may pass.
 func (t *attempt) writes() bool { return t.mode != driver.Read }
 
-// on reports whether a hold of the key is on the session. Called with Driver.mu held; q may be nil.
+// on reports whether a hold of the key is on the session. Called with Driver.mu
+// held; q may be nil.
 func (q *localQueue) on(s *session) bool {
 	if q != nil {
 		for l := range q.holders.All() {

@@ -10,8 +10,9 @@ import (
 	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
-// TestWhoLeavesTakesNoTurnAlong has attempts come to a queue, ask in vain, and give up, in random order. The queue is busy for one who asks or is about to, and for
-// nobody else.
+// TestWhoLeavesTakesNoTurnAlong has attempts come to a queue, ask in vain, and
+// give up, in random order. The queue is busy for one who asks or is about to,
+// and for nobody else.
 func TestWhoLeavesTakesNoTurnAlong(t *testing.T) {
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
