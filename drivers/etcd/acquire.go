@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-dsync/dsync/driver"
@@ -15,11 +16,55 @@ import (
 // pageSize is how many keys a request looks at where one or two are expected: keys of locks with names below may be among them.
 const pageSize = 8
 
-// againAfter is the pause before a third attempt within one Acquire.
-const againAfter = 20 * time.Millisecond
+const (
+	againAfter = 20 * time.Millisecond // the pause before a third attempt within one Acquire
+	abandonFor = 50 * time.Millisecond // how long a wait that has ended waits for its key to be deleted
+)
 
-// errAgain says that the session, or the key of a waiter, is gone, so the attempt has to start anew.
-var errAgain = errors.New("ask again")
+// An attempt to acquire a lock has one key and goes through these states.
+// Acquire starts the next attempt if the lease or the key is gone before the
+// lock is granted, or if the key has to name a different limit of permits.
+//
+//	state     the attempt                 ends with                       next
+//	boarding  gets a lease                the lease                       asking, or trying if the request has NoWait
+//	trying    puts its key if the range   the key is put                  entering
+//	          is empty                    a key excludes it               leaving, ErrLocked
+//	                                      no key on the page excludes it  asking
+//	asking    puts its key and reads      no key excludes it              entering
+//	          the keys before             a key excludes it               waiting, or leaving if the request has NoWait
+//	                                      no key on a full page does      looking
+//	                                      an unread record                asking
+//	waiting   sleeps                      events: no key excludes it      entering
+//	                                      events in doubt, or a timer     looking
+//	looking   reads the keys before       no key excludes it              entering
+//	                                      a key excludes it, no answer    waiting
+//	entering  lists the hold              the session lives               the hold
+//	leaving   settles the key                                             the error of the call, or the next attempt
+//
+// An error in any state except boarding leads to leaving. Only hold.leave
+// settles the key, returns the lease and makes the error for the caller. It
+// knows from hold.standing whether the key may be at the server. The table
+// rules has what a mode means.
+
+// standing is what the driver knows about the key of an attempt.
+type standing int8
+
+const (
+	absent standing = iota // the key is not at the server
+	asked                  // a request to put the key was sent and may be carried out
+	there                  // the key was put
+)
+
+// final is an error that the caller gets as it is, because an answer of the
+// server proves it. Other errors are those of requests.
+type final struct{ error }
+
+// Outcomes of an attempt that leave settles in ways of their own.
+var (
+	errAgain = errors.New("ask again")                          // with another key
+	errGone  = errors.New("the place in the queue was removed") // by another client
+	errOver  = errors.New("the session is over")
+)
 
 // value is what a key tells people about its holder.
 type value struct {
@@ -47,158 +92,140 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 		return nil, err
 	}
 	defer d.life.Leave()
-	so := attempts{limit: r.Limit}
+	limit, waited := r.Limit, false
 	for again := 0; ; again++ {
-		h, err := d.attempt(ctx, r, seconds, &so)
+		h := &hold{driver: d, request: r, limit: limit, waited: waited}
+		if err := h.board(ctx, seconds); err != nil {
+			return nil, err
+		}
+		err := h.contend(ctx)
 		if err == nil {
 			return h, nil
 		}
-		if err != errAgain {
+		if err = h.leave(ctx, err); err != errAgain {
 			return nil, err
 		}
+		limit, waited = h.limit, h.waited
 		if again > 0 && !d.life.Sleep(ctx, againAfter) || ctx.Err() != nil {
 			return nil, withCause(ctx, driver.ErrUnavailable, errors.New("the lease ended before the lock was granted"))
 		}
 	}
 }
 
-// attempts is what one attempt of an Acquire leaves to the next.
-type attempts struct {
-	waited bool
-	limit  int // that the key is to name
-}
-
-// attempt asks with one key, until the lock is granted or the attempt has to start anew.
-func (d *Driver) attempt(ctx context.Context, r *driver.Request, seconds int64, so *attempts) (*hold, error) {
-	h := &hold{driver: d, request: r, limit: so.limit}
-	defer func() { so.limit = h.limit }()
-	dir := d.dir(r.Name)
-	fresh, err := h.chooseLeaseAndKey(ctx, dir, seconds)
-	if err != nil {
-		return nil, err
-	}
-	if r.NoWait {
-		return h.try(ctx, dir, fresh)
-	}
-	asked := d.feeds.now()
-	v, err := h.enqueue(ctx, dir, fresh)
-	if err == nil && !v.first() {
-		if !so.waited {
-			so.waited = true
-			r.Events.Waiting()
-		}
-		err = h.wait(ctx, dir, d.feeds.join(h.key, asked), v)
-	}
-	return h.outcome(err)
-}
-
-// outcome is what attempt returns.
-func (h *hold) outcome(err error) (*hold, error) {
-	if err == nil {
-		err = h.enter()
-	}
-	if err != nil {
-		return nil, err
-	}
-	return h, nil
-}
-
-// chooseLeaseAndKey finds a lease of etcd for the key, and makes the key, whose name contains the lease. A lease that is not fresh has to be
-// prolonged together with the next request.
-func (h *hold) chooseLeaseAndKey(ctx context.Context, dir string, seconds int64) (fresh bool, err error) {
-	d := h.driver
+// board finds a lease of etcd for the key, and makes the key, whose name
+// contains the lease.
+func (h *hold) board(ctx context.Context, seconds int64) (err error) {
+	d, dir := h.driver, h.driver.dir(h.request.Name)
 	if !h.request.Fixed {
-		if h.session, err = d.board(ctx, seconds); err != nil {
-			return false, err
-		}
-		h.takeNumber(dir)
-		h.key = newKey(dir, h.mark(), h.session.id, h.number)
-		return true, nil
+		h.session, err = d.board(ctx, seconds)
+	} else {
+		h.own, err = d.spare.take(ctx, seconds)
 	}
-	c, fresh, err := d.spare.take(ctx, seconds)
 	if err != nil {
-		return false, err
+		return err
 	}
-	h.own = newOwnLease(c, seconds)
 	h.takeNumber(dir)
-	h.key = newKey(dir, h.mark(), c.id, h.number)
-	return fresh, nil
+	h.key = newKey(dir, h.mark(), h.leaseID(), h.number)
+	return nil
 }
 
-// try asks once. If the lock is taken, no key stays in the queue.
-func (h *hold) try(ctx context.Context, dir string, fresh bool) (*hold, error) {
-	keys := h.rangeIn(dir)
+// contend goes through the states from trying or asking on.
+func (h *hold) contend(ctx context.Context) error {
+	put := h.enqueue
+	if h.request.NoWait {
+		put = h.try
+	}
+	sent := h.driver.feeds.now()
+	v, err := put(ctx)
+	switch {
+	case err != nil:
+		return err
+	case v.first():
+		return h.enter()
+	case h.request.NoWait:
+		return final{driver.ErrLocked}
+	}
+	if !h.waited {
+		h.waited = true
+		h.request.Events.Waiting()
+	}
+	if err := h.wait(ctx, h.driver.feeds.join(h.key, sent), v); err != nil {
+		return err
+	}
+	if ctx.Err() != nil { // canceled at the same time
+		return final{fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())}
+	}
+	return h.enter()
+}
+
+// try sends one request. If the lock is taken, it puts no key, unless keys that
+// do not count fill the page.
+func (h *hold) try(ctx context.Context) (view, error) {
+	dir, keys := h.dir(), h.keys()
 	look := clientv3.OpGet(keys.from(), keys.rest(), clientv3.WithKeysOnly(), h.atMost(pageSize))
 	condition, then := h.plain(dir)
-	answer, err := h.ask(ctx, fresh, []clientv3.Cmp{keys.isEmpty(), condition}, append([]clientv3.Op{h.put()}, then...), []clientv3.Op{look, getRecord(dir)})
-	if err != nil {
-		return nil, err
-	}
-	r, err := h.recordAt(dir, answer, 1)
-	if answer.Succeeded {
-		h.created(answer, r)
-		if err == nil {
-			_, err = h.missing(dir, nil, r)
-		}
-		if err != nil {
-			err = h.abandon(ctx, err)
-		}
-		return h.outcome(err)
-	}
-	if r.sealed || err != nil {
-		h.notPut()
-		return nil, cmp.Or(err, driver.ErrSealed)
-	}
-	page := answer.Responses[0].GetResponseRange()
-	missing, err := h.missing(dir, page.Kvs, r)
-	if err != nil || missing > 0 || anyExcludes(dir, page.Kvs, h.request.Mode) {
-		h.notPut()
-		return nil, cmp.Or(err, driver.ErrLocked)
-	}
-	v, err := h.enqueue(ctx, dir, fresh) // the keys of this page do not count, and others behind the page may
-	if err == nil && !v.first() {
-		err = h.abandon(ctx, driver.ErrLocked)
-	}
-	return h.outcome(err)
-}
-
-// enqueue puts the key, and returns a view of the keys before it. If there are none, the lock is granted.
-func (h *hold) enqueue(ctx context.Context, dir string, fresh bool) (view, error) {
-	leave, err := h.driver.turn(ctx, dir)
-	if err != nil {
-		return view{}, h.fail(ctx, err)
-	}
-	condition, record := h.plain(dir)
-	answer, err := h.ask(ctx, fresh, []clientv3.Cmp{condition}, append([]clientv3.Op{h.queue(dir), h.put()}, record...), nil)
-	leave()
+	answer, err := h.sendPut(ctx, []clientv3.Cmp{keys.isEmpty(), condition}, append([]clientv3.Op{h.put()}, then...), []clientv3.Op{look, getRecord(dir)})
 	if err != nil {
 		return view{}, err
 	}
+	r, err := h.recordAt(dir, answer, 1)
+	var before []*mvccpb.KeyValue
 	if !answer.Succeeded {
-		if len(record) > 0 {
-			h.notPut()
-			return view{}, driver.ErrSealed
-		}
+		before = answer.Responses[0].GetResponseRange().Kvs
+	}
+	missing := 0
+	switch {
+	case err == nil && r.sealed:
+		err = driver.ErrSealed
+	case err == nil:
+		missing, err = h.missing(dir, before, r)
+	}
+	if err != nil {
+		return view{}, final{err}
+	}
+	if answer.Succeeded {
+		h.created(answer, r)
+		return view{all: true}, nil
+	}
+	if missing > 0 || anyExcludes(dir, before, h.request.Mode) {
+		return view{}, final{driver.ErrLocked}
+	}
+	return h.enqueue(ctx) // the keys of this page do not count, and others behind the page may
+}
+
+// enqueue puts the key, and returns a view of the keys before it. If there are none, the lock is granted.
+func (h *hold) enqueue(ctx context.Context) (view, error) {
+	dir := h.dir()
+	leave, err := h.driver.turn(ctx, dir)
+	if err != nil {
+		return view{}, err
+	}
+	condition, record := h.plain(dir)
+	answer, err := h.sendPut(ctx, []clientv3.Cmp{condition}, append([]clientv3.Op{h.queue(), h.put()}, record...), nil)
+	leave()
+	switch {
+	case err != nil:
+		return view{}, err
+	case !answer.Succeeded && len(record) > 0:
+		return view{}, final{driver.ErrSealed}
+	case !answer.Succeeded:
 		h.driver.recorded.Store(true)
-		return h.enqueue(ctx, dir, fresh) // and plain asks for the record from now on
+		return h.enqueue(ctx) // and plain asks for the record from now on
 	}
 	r, err := h.recordAt(dir, answer, 2)
 	h.created(answer, r)
 	if err != nil {
-		return view{}, h.abandon(ctx, err)
+		return view{}, final{err}
 	}
 	page := answer.Responses[0].GetResponseRange()
 	v := viewOf(dir, h.request.Mode, page.Kvs, page.More, r, h.revision)
 	if v.missing, err = h.missing(dir, page.Kvs, r); err != nil {
-		return view{}, h.abandon(ctx, err)
+		return view{}, final{err}
 	}
-	if len(v.before) > 0 || v.all { // otherwise keys that do not count fill the page
+	if len(v.before) > 0 || v.all {
 		return v, nil
 	}
-	if v, err = h.look(ctx, dir, ""); err != nil {
-		return view{}, h.failPut(ctx, err)
-	}
-	return v, nil
+	return h.look(ctx, "") // keys that do not count fill the page
 }
 
 // newest asks for keys alone, the one that was put last first: all of a range, or a page.
@@ -208,17 +235,17 @@ var (
 )
 
 // queue makes the operation that reads the keys before one that is about to be put.
-func (h *hold) queue(dir string) clientv3.Op {
-	if h.request.Mode == driver.Permit { // all keys count
-		return h.rangeIn(dir).read(newest)
+func (h *hold) queue() clientv3.Op {
+	if h.rule().adds { // all keys count
+		return h.keys().read(newest)
 	}
-	return h.rangeIn(dir).read(newestPage)
+	return h.keys().read(newestPage)
 }
 
 // plain returns the condition under which a key may contend, and what else the request that puts the key has to read. Until the driver has
 // met a name with a record, the condition is that there is no record, which is less work for the server than to read one.
 func (h *hold) plain(dir string) (clientv3.Cmp, []clientv3.Op) {
-	if h.request.Mode == driver.Permit || h.driver.recorded.Load() {
+	if h.rule().adds || h.driver.recorded.Load() {
 		return notSealed(dir), []clientv3.Op{getRecord(dir)}
 	}
 	return noRecord(dir), nil
@@ -230,16 +257,10 @@ func (h *hold) recordAt(dir string, answer *clientv3.TxnResponse, i int) (record
 		return record{}, nil
 	}
 	kvs := answer.Responses[i].GetResponseRange().Kvs
-	if len(kvs) > 0 && h.request.Mode != driver.Permit { // whose requests read the record in any case
+	if len(kvs) > 0 && !h.rule().adds { // requests for permits read the record in any case
 		h.driver.recorded.Store(true)
 	}
 	return readRecord(dir, kvs)
-}
-
-// notPut ends an attempt whose key surely was not put.
-func (h *hold) notPut() {
-	h.putNumber()
-	h.giveLeaseBack()
 }
 
 // put makes the operation that puts the key.
@@ -262,86 +283,124 @@ func (h *hold) created(answer *clientv3.TxnResponse, r record) {
 	h.tokenFrom(r, h.revision)
 }
 
-// ask sends a transaction that may put the key, and prolongs a lease that is not fresh at the same time. If either fails, ask cleans up
-// what may be left.
-func (h *hold) ask(ctx context.Context, fresh bool, compare []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
+// sendPut sends a transaction that may put the key, and prolongs a lease from
+// the pool at the same time.
+func (h *hold) sendPut(ctx context.Context, compare []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
 	bounded, cancel := h.driver.asks.under(ctx)
 	defer cancel()
 	var refreshed <-chan error
-	if !fresh {
+	if h.own != nil && !h.own.fresh {
 		refreshed = h.driver.refresh(bounded, h.own.carrier())
 	}
+	h.standing = asked
 	o := &op{dir: h.dir(), compare: compare, then: then, otherwise: otherwise}
 	err := h.driver.sender.do(bounded, o)
 	var failed error
 	if refreshed != nil {
 		failed = <-refreshed
 	}
-	if err != nil {
-		return nil, h.fail(ctx, err)
+	switch {
+	case errors.Is(err, errNotSent), err == nil && failed == nil && !o.answer.Succeeded:
+		h.standing = absent
+	case err == nil:
+		h.standing = there
 	}
-	if failed != nil {
-		return nil, h.failPut(ctx, failed)
+	if err = cmp.Or(err, failed); err != nil {
+		return nil, err
 	}
 	return o.answer, nil
 }
 
-// fail ends an attempt by the error of a request that may have put the key, and returns the error for the caller.
-func (h *hold) fail(ctx context.Context, err error) error {
-	if isLeaseGone(err) {
-		h.giveLeaseUp()
+// leave ends an attempt that was not granted. It settles the key, returns the
+// lease, and returns the error for the caller or errAgain.
+func (h *hold) leave(ctx context.Context, err error) error {
+	closing := h.driver.life.Open().Err() != nil
+	answer, isFinal := err.(final)
+	switch {
+	case isFinal && h.standing == there:
+		return h.abandon(ctx, answer.error)
+	case isFinal:
+		h.keyIsGone()
+		return answer.error
+	case err == errGone: // a sweep may yet delete the key of its number
+		h.giveLeaseBack()
+		return errAgain
+	case err == driver.ErrClosed:
+		h.leaveToLease()
+		return err
+	case err == errOver:
+		h.leaveToLease()
+		return errAgain
+	case isLeaseGone(err):
+		if h.session != nil {
+			h.session.die(driver.ErrSessionEnded)
+		}
+		h.leaveToLease()
 		return errAgain
 	}
-	unsent := errors.Is(err, errNotSent)
 	err, doubt := fault(ctx, err)
 	switch {
+	case h.standing == there:
+		h.leaveToCleaner(true)
+		if !doubt {
+			err = fmt.Errorf("%w: %w", driver.ErrUnknown, err)
+		}
 	case doubt:
 		h.leaveToCleaner(false)
-	case unsent:
-		h.notPut()
-	default:
+	case h.standing == absent:
+		h.keyIsGone()
+	default: // refused
 		h.giveLeaseBack()
 	}
-	if h.driver.life.Open().Err() != nil {
+	if closing {
 		return fmt.Errorf("%w: %w", driver.ErrClosed, err)
 	}
 	return err
 }
 
-// failPut is fail after an answer said that the key was put.
-func (h *hold) failPut(ctx context.Context, err error) error {
-	switch {
-	case errors.Is(err, errGone):
-		h.giveLeaseBack()
-		return errAgain
-	case isFinal(err):
-		return h.abandon(ctx, err)
-	case isLeaseGone(err):
-		h.giveLeaseUp()
-		return errAgain
+// abandon deletes a key that was put, and returns cause. After the end of ctx it
+// waits for abandonFor at most, and the deletion goes on in the background.
+func (h *hold) abandon(ctx context.Context, cause error) error {
+	d := h.driver
+	left := make(chan bool, 1)
+	d.life.EnterLate() // until the deletion has ended
+	leave := func() {  // ends with the bound
+		defer d.life.Leave()
+		bounded, cancel := withBound(valued{d.life.Context(), ctx}, attemptFor)
+		defer cancel()
+		_, err := d.delete(bounded, h.key)
+		if err != nil {
+			h.leaveToCleaner(true)
+		} else {
+			h.keyIsGone()
+		}
+		left <- err == nil
 	}
-	h.leaveToCleaner(true)
-	err, _ = fault(ctx, err)
-	if errors.Is(err, errClusters) {
-		return err
+	if !d.life.Go(leave) {
+		d.life.Leave()
+		h.leaveToCleaner(true)
+		left <- false
 	}
-	if h.driver.life.Open().Err() != nil {
-		return fmt.Errorf("%w: %w", driver.ErrClosed, err)
+	gone := false
+	select {
+	case gone = <-left:
+	case <-ctx.Done():
+		select {
+		case gone = <-left:
+		case <-time.After(abandonFor):
+		}
 	}
-	if !errors.Is(err, driver.ErrUnknown) {
-		err = fmt.Errorf("%w: %w", driver.ErrUnknown, err)
+	if gone {
+		return cause
 	}
-	return err
+	return fmt.Errorf("%w: %w", cause, driver.ErrUnknown)
 }
 
-// giveLeaseUp gives up a lease that the server has ended, and all holds on it.
-func (h *hold) giveLeaseUp() {
-	if h.session != nil {
-		h.session.die(driver.ErrSessionEnded)
-		h.session.leave()
-	} else {
-		h.own.discard(h.driver)
-	}
+// keyIsGone returns the number and the lease of an attempt. No key is left, and
+// no request that concerns it is under way.
+func (h *hold) keyIsGone() {
+	h.putNumber()
+	h.giveLeaseBack()
 }
 
 // enter counts a granted hold among those of the driver.
@@ -349,7 +408,6 @@ func (h *hold) enter() error {
 	d := h.driver
 	h.granted = d.now()
 	if d.life.Open().Err() != nil {
-		h.leaveToClose()
 		return driver.ErrClosed
 	}
 	if h.own != nil {
@@ -357,8 +415,7 @@ func (h *hold) enter() error {
 		h.own.expires.Store(h.own.carrier().expires.Load())
 	}
 	if !h.list() {
-		h.session.leave()
-		return errAgain
+		return errOver
 	}
 	d.checks.start()
 	return nil

@@ -2,11 +2,14 @@ package etcd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/cleaner"
 )
 
 // Close implements driver.Driver. The locks that a session carries end with its lease, in one request.
@@ -15,7 +18,7 @@ func (d *Driver) Close(ctx context.Context) error {
 		return err
 	}
 	waiting := d.life.AwaitCalls(ctx)
-	d.endHolds()
+	d.endAll(nil)
 	d.spare.close()
 	ghosts := d.ghosts.Finish(ctx)
 	d.life.End()
@@ -28,22 +31,6 @@ func (d *Driver) Close(ctx context.Context) error {
 		d.closeClient()
 	}
 	return err
-}
-
-// endHolds has all leases revoked.
-func (d *Driver) endHolds() {
-	d.mu.Lock()
-	sessions, fixed := d.granted(), d.fixed.Take()
-	d.mu.Unlock()
-	for _, s := range sessions {
-		s.close()
-	}
-	for _, h := range fixed {
-		h.mu.Lock()
-		h.phase = over
-		h.mu.Unlock()
-		h.own.discard(d)
-	}
 }
 
 // granted returns the sessions whose lease was granted. Nobody uses the others.
@@ -60,21 +47,60 @@ func (d *Driver) granted() (sessions []*session) {
 	})
 }
 
-// close is die without a word to the holds.
-func (s *session) close() {
-	s.mu.Lock()
-	if s.err != nil || s.dead {
-		s.mu.Unlock()
-		return
+const (
+	maxCleaning = 16 // requests at a time
+	retireAfter = 2 * time.Second
+)
+
+// ghost is a key or a lease that may be left at the server, or may come to be there, and that nobody wants.
+//
+// A revoked lease is gone for good, with the keys on it and with keys whose request is still on its way. A key that is absent may yet
+// come if the request that puts it was not answered: then the cleaner asks again, ever more seldom; and if the key is one of a session, the
+// session takes no more locks, so that its lease is revoked as soon as the last lock ends. The number of ghosts is bounded by the
+// requests that fail within a TTL: no session outlives a TTL without an answer.
+type ghost struct {
+	cleaner.Ghost
+	key      string // "" if the lease is to be revoked
+	carrier  *carrier
+	session  *session // of a key; nil if its lease is being revoked too, or the ghost is definite
+	definite bool     // the request that made the key was answered, so a key that is absent is gone
+	sealing  bool     // the key may have become a seal, which has to stay
+}
+
+// newCleaner returns the cleaner that ends ghosts.
+func newCleaner(d *Driver) *cleaner.Cleaner[*ghost] {
+	settle := func(ghosts []*ghost) []*ghost { return slices.DeleteFunc(ghosts, d.endGhost) }
+	return cleaner.New(d.life, cleaner.Policy[*ghost]{Settle: settle, Batch: 1, Calls: maxCleaning})
+}
+
+// refused reports whether the server will refuse a request again that it has
+// refused with err.
+func refused(ctx context.Context, err error) bool {
+	err, doubt := fault(ctx, err)
+	return !doubt && !errors.Is(err, driver.ErrUnavailable)
+}
+
+// endGhost asks once, and reports whether the ghost is gone for good.
+func (d *Driver) endGhost(g *ghost) bool {
+	// A server that is busy gets more time with each attempt. It goes on with a
+	// request that was given up.
+	ctx, cancel := d.background(min(max(attemptFor, time.Since(g.Added)), longestGrant))
+	defer cancel()
+	if g.carrier.gone.Load() {
+		return true
 	}
-	s.dead = true
-	holds := s.holds.Take()
-	close(s.over)
-	s.mu.Unlock()
-	for _, h := range holds {
-		h.mu.Lock()
-		h.phase = over
-		h.mu.Unlock()
+	if g.key == "" {
+		return d.revoke(ctx, g.carrier) == nil || d.now() > g.carrier.lasts.Load()+int64(late)
 	}
-	s.driver.ghosts.Add(&ghost{carrier: &s.carrier, revoke: true})
+	if g.session != nil && g.session.isDead() {
+		return true // the lease is a ghost of its own
+	}
+	removed, err := d.removeKey(ctx, g.key, g.sealing)
+	if err == nil && (removed || g.definite) {
+		return true
+	}
+	if g.session != nil && time.Since(g.Added) > retireAfter && (!g.definite || refused(ctx, err)) {
+		g.session.retire()
+	}
+	return false
 }

@@ -116,3 +116,26 @@ func neverSent(err error) bool {
 	}
 	return false
 }
+
+// queryFault is fault for requests that belong to no hold and change nothing.
+func (d *Driver) queryFault(ctx context.Context, err error) error {
+	if d.life.Open().Err() != nil {
+		return driver.ErrClosed
+	}
+	err, _ = fault(ctx, err)
+	return err
+}
+
+// changeFault is fault for requests that belong to no hold. If Close crosses a
+// request that may have been carried out, the error matches driver.ErrUnknown
+// and driver.ErrClosed.
+func (d *Driver) changeFault(ctx context.Context, err error) error {
+	err, doubt := fault(ctx, err)
+	switch {
+	case d.life.Open().Err() == nil:
+		return err
+	case doubt:
+		return fmt.Errorf("%w: %w", driver.ErrClosed, err)
+	}
+	return driver.ErrClosed
+}

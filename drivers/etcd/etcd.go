@@ -191,7 +191,7 @@ type Driver struct {
 	lines       *lines // nil if the client was handed in
 	cluster     cluster
 	slow        atomic.Int32 // grants in a row that servers took too long for
-	told        func(error)  // of attempts to keep sessions alive; nil if nobody asked
+	onKeepAlive func(error)  // is told of attempts to keep sessions alive; nil if nobody asked
 
 	life    *lifecycle.Lifecycle // counts Acquires as calls
 	asks    bound                // requests of callers that end when Close begins
@@ -255,7 +255,7 @@ func New(client *clientv3.Client, o *Options) (*Driver, error) {
 	d.ghosts = newCleaner(d)
 	d.spare = newPool(d)
 	d.cluster.driver = d
-	d.changes = changes{driver: d, turn: make(chan struct{}, 1)}
+	d.changes = changes{driver: d, inUse: make(chan struct{}, 1)}
 	d.checks = &checker{driver: d}
 	for i := range d.turns {
 		d.turns[i] = make(chan struct{}, maxLooks)
@@ -291,7 +291,7 @@ func (d *Driver) Info() driver.Info {
 }
 
 // OnKeepAlive implements driver.KeepAliveReporter.
-func (d *Driver) OnKeepAlive(f func(err error)) { d.told = f }
+func (d *Driver) OnKeepAlive(f func(err error)) { d.onKeepAlive = f }
 
 // now is the time since d.epoch.
 func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }

@@ -10,6 +10,8 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/metadata"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 const (
@@ -132,8 +134,9 @@ func (f *feed) left() {
 	}
 }
 
-// ask begins a request for a view, and returns the view that the waiter had, or nil, and the key for look.
-func (w *waiter) ask() (old *view, nearest string) {
+// beginLook begins a request for a view, and returns the view that the waiter
+// had, or nil, and the key for look.
+func (w *waiter) beginLook() (old *view, nearest string) {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
 	old = w.view
@@ -142,9 +145,12 @@ func (w *waiter) ask() (old *view, nearest string) {
 	return old, w.nearest
 }
 
-// got ends what ask began: v is the answer, and from now on the waiter hears the feeds of ranges. It reports whether these are active. If they have
-// told all events since the request was sent, and know them still, the waiter goes on from v; otherwise it has to look as soon as all are.
-func (w *waiter) got(v view, ranges []keyRange) (active bool) {
+// endLook ends what beginLook began, or the request that put the key: v is the
+// answer, and from now on the waiter hears the feeds of ranges. It reports
+// whether these are active. If they have told all events since the request was
+// sent, and know them still, the waiter goes on from v; otherwise it has to
+// look as soon as all are.
+func (w *waiter) endLook(v view, ranges []keyRange) (active bool) {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
 	w.forget()
@@ -177,7 +183,7 @@ func (w *waiter) note(f *feed, e *clientv3.Event) {
 	if w.view == nil {
 		return
 	}
-	switch w.view.tell(e, w.own, f.keys.ofRecord) {
+	switch w.view.apply(e, w.own, f.keys.ofRecord) {
 	case frees:
 		w.first = e.Kv.ModRevision
 		signal(w.wake)
@@ -265,7 +271,7 @@ func (f *feed) watch(patience time.Duration) (seen, end bool) {
 				seen = true
 				f.setActive(true)
 			}
-			f.tell(answer.Events)
+			f.deliver(answer.Events)
 		case <-f.again:
 			return seen, false
 		case <-f.idle:
@@ -298,13 +304,14 @@ func (f *feed) setActive(active bool) {
 		}
 	}
 	if active {
-		f.tellWatches()
+		f.callWatches()
 	}
 }
 
-// tell tells all waiters of events. Waiters hear all events that came together before any waiter acts on one: the end of a lease deletes
-// keys in any order, and the key of the waiter may be among them.
-func (f *feed) tell(events []*clientv3.Event) {
+// deliver tells all waiters of events. Waiters hear all events that came
+// together before any waiter acts on one: the end of a lease deletes keys in
+// any order, and the key of the waiter may be among them.
+func (f *feed) deliver(events []*clientv3.Event) {
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
 	for _, e := range events {
@@ -320,7 +327,7 @@ func (f *feed) tell(events []*clientv3.Event) {
 		}
 	}
 	if len(events) > 0 {
-		f.tellWatches()
+		f.callWatches()
 	}
 }
 
@@ -333,4 +340,43 @@ func (f *feed) close() bool {
 	}
 	delete(f.feeds.byRange, f.keys)
 	return true
+}
+
+// watch is one call of Watch, which listens to a feed beside its waiters.
+type watch struct{ changed func() }
+
+// Watch implements driver.Watcher. The feed tells of all contenders, new ones too.
+func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
+	return d.watch(keyRange{dir: d.dir(name)}, changed)
+}
+
+// watch has changed called when the feed of a range begins, and by each event of the feed.
+func (d *Driver) watch(keys keyRange, changed func()) (stop func(), err error) {
+	if err := d.life.Context().Err(); err != nil {
+		return nil, driver.ErrClosed
+	}
+	fs, w := d.feeds, &watch{changed}
+	d.lines.wait()
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	f := fs.feed(keys)
+	if f.watches[w] = struct{}{}; f.active {
+		changed()
+	}
+	return func() {
+		fs.mu.Lock()
+		defer fs.mu.Unlock()
+		if _, watches := f.watches[w]; watches {
+			d.lines.stop()
+		}
+		delete(f.watches, w)
+		f.left()
+	}, nil
+}
+
+// callWatches is called with feeds.mu held.
+func (f *feed) callWatches() {
+	for w := range f.watches {
+		w.changed()
+	}
 }

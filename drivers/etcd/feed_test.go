@@ -83,17 +83,17 @@ func (fs *feeds) waitInVain(ctx context.Context) {
 	v := view{revision: 10, before: []string{"a/1"}, all: true}
 	w := fs.join(viewOwn, fs.now())
 	defer w.leave()
-	w.got(v, []keyRange{viewKeys})
+	w.endLook(v, []keyRange{viewKeys})
 	for {
 		select {
 		case <-w.wake:
-			w.ask()
+			w.beginLook()
 		case <-time.After(firstLook):
-			w.ask()
+			w.beginLook()
 			w.doubt(false)
 		case <-ctx.Done():
 			return
 		}
-		w.got(v, []keyRange{viewKeys})
+		w.endLook(v, []keyRange{viewKeys})
 	}
 }

@@ -153,7 +153,7 @@ func readLatch(key string, kvs []*mvccpb.KeyValue) (latch, error) {
 // id for a time.
 type changes struct {
 	driver *Driver
-	turn   chan struct{} // has an element while somebody uses the field below
+	inUse  chan struct{} // has an element while somebody uses the field below
 	lease  *carrier
 }
 
@@ -163,8 +163,8 @@ const idsFor = 2 * driver.RepeatFor
 // carrier returns a lease that lasts for idsFor.
 func (c *changes) carrier(ctx context.Context) (*carrier, error) {
 	select {
-	case c.turn <- struct{}{}:
-		defer func() { <-c.turn }()
+	case c.inUse <- struct{}{}:
+		defer func() { <-c.inUse }()
 	case <-ctx.Done():
 		return nil, withCause(ctx, driver.ErrUnavailable, errNoAnswer)
 	}
@@ -181,8 +181,8 @@ func (c *changes) carrier(ctx context.Context) (*carrier, error) {
 
 // forget has the next change hang its id on a new lease, for the server does not know this one any more.
 func (c *changes) forget(gone *carrier) {
-	c.turn <- struct{}{}
-	defer func() { <-c.turn }()
+	c.inUse <- struct{}{}
+	defer func() { <-c.inUse }()
 	if c.lease == gone {
 		c.lease = nil
 	}

@@ -70,25 +70,25 @@ var modelMistakes = []modelMistake{
 	},
 	{
 		name: "the key before is put again, and that counts as its end",
-		file: "view.go", model: "mark", wrong: []string{modelNotFirst},
+		file: "wait.go", model: "mark", wrong: []string{modelNotFirst},
 		old: `case i < 0, e.Type == mvccpb.PUT,`,
 		new: `case i < 0, !PLANTED && e.Type == mvccpb.PUT,`,
 	},
 	{
 		name: "the end of an earlier key of the same name counts",
-		file: "view.go", model: "rounds", wrong: []string{modelNotFirst, modelFallen},
+		file: "wait.go", model: "rounds", wrong: []string{modelNotFirst, modelFallen},
 		old: `case e.Kv.ModRevision <= v.revision:`,
 		new: `case !PLANTED && e.Kv.ModRevision <= v.revision:`,
 	},
 	{
 		name: "the end of the nearest key before is enough",
-		file: "view.go", model: "cancels", wrong: []string{modelNotFirst},
+		file: "wait.go", model: "cancels", wrong: []string{modelNotFirst},
 		old: `if v.before = slices.Delete(v.before, i, i+1); len(v.before) > 0 {`,
 		new: `if v.before = slices.Delete(v.before, i, i+1); len(v.before) > 0 && !(PLANTED && i == 0) {`,
 	},
 	{
 		name: "the end of the nearest key is enough where it alone is known",
-		file: "view.go", model: "crowd", wrong: []string{modelNotFirst},
+		file: "wait.go", model: "crowd", wrong: []string{modelNotFirst},
 		old: `, !v.all:`,
 		new: `, !PLANTED && !v.all:`,
 	},
@@ -100,13 +100,13 @@ var modelMistakes = []modelMistake{
 	},
 	{
 		name: "a look takes the nearest key for there when it has gone",
-		file: "look.go", model: "crowd that waits for the nearest", wrong: []string{modelAsleep},
+		file: "wait.go", model: "crowd that waits for the nearest", wrong: []string{modelAsleep},
 		old: `clientv3.Compare(created, ">", 0)`,
 		new: `clientv3.Compare(created, ">", map[bool]int{true: -1, false: 0}[PLANTED])`,
 	},
 	{
 		name: "a look takes the nearest key for there when it has come again behind",
-		file: "look.go", model: "crowd that waits for the nearest", wrong: []string{modelAsleep},
+		file: "wait.go", model: "crowd that waits for the nearest", wrong: []string{modelAsleep},
 		old: `clientv3.Compare(created, "<", h.revision)`,
 		new: `clientv3.Compare(created, "<", h.revision+map[bool]int64{true: 1000, false: 0}[PLANTED])`,
 	},
@@ -121,7 +121,7 @@ var modelMistakes = []modelMistake{
 	},
 	{
 		name: "a page that is full counts as all",
-		file: "view.go", model: "crowd", wrong: []string{modelNotFirst},
+		file: "wait.go", model: "crowd", wrong: []string{modelNotFirst},
 		old: `record: r, all: !more}`,
 		new: `record: r, all: PLANTED || !more}`,
 	},
@@ -139,31 +139,31 @@ var modelMistakes = []modelMistake{
 	},
 	{
 		name: "a hold that is passed keeps its token",
-		file: "pass.go", model: "pass", wrong: []string{modelFallen},
+		file: "lease.go", model: "pass", wrong: []string{modelFallen},
 		old: `revision := o.answer.Header.Revision`,
 		new: `revision := map[bool]int64{true: h.token, false: o.answer.Header.Revision}[PLANTED]`,
 	},
 	{
 		name: "a pass goes to a key that is not there",
-		file: "pass.go", model: "pass and faults", wrong: []string{modelTwo, modelNotFirst, modelError, modelAsleep, modelLeft, modelFallen},
+		file: "lease.go", model: "pass and faults", wrong: []string{modelTwo, modelNotFirst, modelError, modelAsleep, modelLeft, modelFallen},
 		old: `if !o.answer.Succeeded {`,
 		new: `if !PLANTED && !o.answer.Succeeded {`,
 	},
 	{
 		name: "a mark after a pass looks like a pass",
-		file: "pass.go", model: "pass and a mark", wrong: []string{modelFallen},
+		file: "lease.go", model: "pass and a mark", wrong: []string{modelFallen},
 		old: `v.Pass = 0`,
 		new: `v.Pass *= map[bool]int{true: 1}[PLANTED]`,
 	},
 	{
 		name: "a look sees those who stand behind, too",
-		file: "look.go", model: "three arrivals", wrong: []string{modelAsleep, modelLeft},
+		file: "wait.go", model: "three arrivals", wrong: []string{modelAsleep, modelLeft},
 		old: `clientv3.WithMaxCreateRev(h.revision-1),`,
 		new: `clientv3.WithMaxCreateRev(map[bool]int64{false: h.revision - 1}[PLANTED]),`,
 	},
 	{
 		name: "a look does not see whether its key is there",
-		file: "look.go", model: "removals and arrivals", wrong: []string{modelNotFirst},
+		file: "wait.go", model: "removals and arrivals", wrong: []string{modelNotFirst},
 		old: `	case len(there) == 0:
 `,
 		new: `	case PLANTED:
@@ -172,7 +172,7 @@ var modelMistakes = []modelMistake{
 	},
 	{
 		name: "the token of a look is that of the put",
-		file: "look.go", model: "readers", wrong: []string{modelNotFirst},
+		file: "wait.go", model: "readers", wrong: []string{modelNotFirst},
 		old: `h.tokenFrom(r, token)`,
 		new: `h.tokenFrom(r, map[bool]int64{true: h.revision, false: token}[PLANTED])`,
 	},
@@ -184,21 +184,21 @@ var modelMistakes = []modelMistake{
 	},
 	{
 		name: "who reads leaves out who writes",
-		file: "mode.go", model: "readers", wrong: []string{modelNotFirst},
+		file: "keys.go", model: "readers", wrong: []string{modelNotFirst},
 		old: `return r.dir + "0"`,
 		new: `return r.dir + map[bool]string{true: "x", false: "0"}[PLANTED]`,
 	},
 	{
 		name: "all leave out who reads",
 		file: "keys.go", model: "a writer between readers", wrong: []string{modelNotFirst},
-		old: `forRead: h.request.Mode == driver.Read}`,
-		new: `forRead: PLANTED || h.request.Mode == driver.Read}`,
+		old: `forRead: h.rule().forRead}`,
+		new: `forRead: PLANTED || h.rule().forRead}`,
 	},
 	{
 		name: "who reads does not look when the way is free",
-		file: "wait.go", model: "a reader is evicted", wrong: []string{modelNotFirst},
-		old: `h.request.Mode == driver.Read,`,
-		new: `!PLANTED && h.request.Mode == driver.Read,`,
+		file: "keys.go", model: "a reader is evicted", wrong: []string{modelNotFirst},
+		old: `forRead: true, confirms: true`,
+		new: `forRead: true, confirms: !PLANTED`,
 	},
 	{
 		name: "the permits of others do not count",
@@ -216,7 +216,7 @@ var modelMistakes = []modelMistake{
 	},
 	{
 		name: "permits that are given back wake nobody",
-		file: "view.go", model: "permits", wrong: []string{modelAsleep},
+		file: "wait.go", model: "permits", wrong: []string{modelAsleep},
 		old: `if v.missing > 0 || len(v.before) > 0 {`,
 		new: `if PLANTED || v.missing > 0 || len(v.before) > 0 {`,
 	},
@@ -228,23 +228,23 @@ var modelMistakes = []modelMistake{
 	},
 	{
 		name: "who wants permits does not look when they may be free",
-		file: "wait.go", model: "permits behind a writer give up", wrong: []string{modelTwo, modelNotFirst},
-		old: `h.request.Mode == driver.Permit,`,
-		new: `!PLANTED && h.request.Mode == driver.Permit,`,
+		file: "keys.go", model: "permits behind a writer give up", wrong: []string{modelTwo, modelNotFirst},
+		old: `adds: true, confirms: true`,
+		new: `adds: true, confirms: !PLANTED`,
 	},
 	{
 		name: "a look does not see the seal",
-		file: "look.go", model: "seal", wrong: []string{modelAsleep},
+		file: "wait.go", model: "seal", wrong: []string{modelAsleep},
 		old: `	if r.sealed {
-		return view{}, driver.ErrSealed
+		return view{}, final{driver.ErrSealed}
 	}`,
 		new: `	if r.sealed && !PLANTED {
-		return view{}, driver.ErrSealed
+		return view{}, final{driver.ErrSealed}
 	}`,
 	},
 	{
 		name: "a seal counts as the end of its key",
-		file: "view.go", model: "seal", wrong: []string{modelSealed},
+		file: "wait.go", model: "seal", wrong: []string{modelSealed},
 		old: `i := slices.Index(v.before, key)`,
 		new: `i := slices.Index(v.before, key)
 	if PLANTED && isSeal(e) {
@@ -253,13 +253,13 @@ var modelMistakes = []modelMistake{
 	},
 	{
 		name: "a release does not know that it has ended the hold",
-		file: "hold.go", model: "queue", wrong: []string{modelError},
+		file: "lease.go", model: "queue", wrong: []string{modelError},
 		old: `ended := removed ||`,
 		new: `ended := !PLANTED && removed ||`,
 	},
 	{
 		name: "a hold does not know when its session ends",
-		file: "hold.go", model: "arrivals", wrong: []string{modelOver},
+		file: "lease.go", model: "arrivals", wrong: []string{modelOver},
 		old: `		return h.session.expires.Load()
 	}
 	return h.own`,
@@ -270,8 +270,8 @@ var modelMistakes = []modelMistake{
 	{
 		name: "a put does not ask for the seal",
 		file: "acquire.go", model: "seal and a second call", wrong: []string{modelAsleep},
-		old: `[]clientv3.Cmp{condition}, append([]clientv3.Op{h.queue(dir)`,
-		new: `map[bool][]clientv3.Cmp{false: {condition}}[PLANTED], append([]clientv3.Op{h.queue(dir)`,
+		old: `[]clientv3.Cmp{condition}, append([]clientv3.Op{h.queue()`,
+		new: `map[bool][]clientv3.Cmp{false: {condition}}[PLANTED], append([]clientv3.Op{h.queue()`,
 	},
 	{
 		name: "a mark tells those who wait nothing",
@@ -281,7 +281,7 @@ var modelMistakes = []modelMistake{
 	},
 	{
 		name: "a number is used again while a request may be on its way",
-		file: "hold.go", model: "losses and rounds", wrong: []string{modelTwo, modelNotFirst},
+		file: "lease.go", model: "losses and rounds", wrong: []string{modelTwo, modelNotFirst},
 		old: `only := h.deletions == 1 && !h.sealing`,
 		new: `only := PLANTED || h.deletions == 1 && !h.sealing`,
 	},
@@ -295,13 +295,13 @@ var modelMistakes = []modelMistake{
 	},
 	{
 		name: "a key that is absent is not asked for again",
-		file: "cleaner.go", model: "losses", wrong: []string{modelAsleep, modelLeft},
+		file: "close.go", model: "losses", wrong: []string{modelAsleep, modelLeft},
 		old: `(removed || g.definite)`,
 		new: `(PLANTED || removed || g.definite)`,
 	},
 	{
 		name: "who gives up leaves the key",
-		file: "wait.go", model: "cancels", wrong: []string{modelAsleep, modelLeft},
+		file: "acquire.go", model: "cancels", wrong: []string{modelAsleep, modelLeft},
 		old: `_, err := d.delete(bounded, h.key)`,
 		new: `var err error
 		if !PLANTED {
@@ -310,7 +310,7 @@ var modelMistakes = []modelMistake{
 	},
 	{
 		name: "a lease counts for longer than the server keeps it",
-		file: "carrier.go", model: "cuts", wrong: []string{modelTwo},
+		file: "renew.go", model: "cuts", wrong: []string{modelTwo},
 		old: `	c.expires.Store(sent + int64(c.ttl))
 	c.lasts`,
 		new: `	c.expires.Store(sent + map[bool]int64{true: 2, false: 1}[PLANTED]*int64(c.ttl))

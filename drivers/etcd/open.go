@@ -179,7 +179,7 @@ func (d *Driver) probe(ctx context.Context) error {
 	d.minTTL = time.Duration(lease.TTL) * time.Second
 	c := &carrier{id: lease.ID, ttl: d.minTTL}
 	c.lasts.Store(d.now() + int64(d.minTTL))
-	d.ghosts.Add(&ghost{carrier: c, revoke: true})
+	d.ghosts.Add(&ghost{carrier: c})
 	return d.checkHosts(ctx)
 }
 

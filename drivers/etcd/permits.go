@@ -63,7 +63,7 @@ func permitsIn(dir string, kvs []*mvccpb.KeyValue, r record) (used, limit int) {
 // missing returns how many permits have to be given back before the key can have its own beside kvs, the keys before it. None are missing in
 // other modes. The error is driver.ErrLimit, or errAgain if the key has to name another limit.
 func (h *hold) missing(dir string, kvs []*mvccpb.KeyValue, r record) (int, error) {
-	if h.request.Mode != driver.Permit {
+	if !h.rule().adds {
 		return 0, nil
 	}
 	used, limit := permitsIn(dir, kvs, r)
@@ -82,7 +82,7 @@ func (h *hold) missing(dir string, kvs []*mvccpb.KeyValue, r record) (int, error
 
 // atMost bounds how many keys an answer has. All are counted for a request for permits.
 func (h *hold) atMost(keys int64) clientv3.OpOption {
-	if h.request.Mode == driver.Permit {
+	if h.rule().adds {
 		keys = 0
 	}
 	return clientv3.WithLimit(keys)

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-dsync/dsync/driver"
 )
@@ -111,7 +113,7 @@ func (s *session) leave() {
 	if s.users--; s.users == 0 {
 		s.idle = s.driver.now()
 		if s.retired {
-			s.look()
+			s.wakeUp()
 		}
 	}
 }
@@ -122,8 +124,8 @@ func (s *session) isDead() bool {
 	return s.dead
 }
 
-// look makes run look at the session.
-func (s *session) look() { signal(s.kick) }
+// wakeUp makes run look at the session.
+func (s *session) wakeUp() { signal(s.kick) }
 
 // add makes a user of the session a hold of it, unless the session is dead.
 func (s *session) add(h *hold) bool {
@@ -148,15 +150,21 @@ func (s *session) remove(h *hold) {
 func (s *session) retire() {
 	d := s.driver
 	d.mu.Lock()
+	defer d.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closeDoor()
+	s.wakeUp()
+}
+
+// closeDoor is called with both mutexes held.
+func (s *session) closeDoor() {
+	d := s.driver
+	s.retired = true
 	if d.sessions[s.seconds] == s {
 		delete(d.sessions, s.seconds)
 		d.retired[s] = true
 	}
-	d.mu.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.retired = true
-	s.look()
 }
 
 // run ends with the session, or with the driver, which then revokes the lease.
@@ -165,7 +173,7 @@ func (s *session) run() {
 	s.err = d.grant(d.life.Open(), &s.carrier, s.seconds)
 	if s.err == nil && d.life.Open().Err() != nil {
 		s.err = driver.ErrClosed
-		d.ghosts.Add(&ghost{carrier: &s.carrier, revoke: true})
+		d.ghosts.Add(&ghost{carrier: &s.carrier})
 	}
 	if s.err != nil {
 		s.unlist()
@@ -206,11 +214,7 @@ func (s *session) useless() bool {
 	if s.users > 0 || !s.retired && d.now()-s.idle < int64(idleFor) {
 		return false
 	}
-	s.retired = true
-	if d.sessions[s.seconds] == s { // lest somebody joins the session meanwhile
-		delete(d.sessions, s.seconds)
-		d.retired[s] = true
-	}
+	s.closeDoor() // lest somebody joins the session meanwhile
 	return true
 }
 
@@ -263,7 +267,7 @@ func (s *session) keepAliveFor(bound time.Duration) error {
 
 // keptAlive reports the outcome of a keep-alive to package dsync, unless the driver ends.
 func (d *Driver) keptAlive(err error) {
-	if d.told == nil || d.life.Context().Err() != nil {
+	if d.onKeepAlive == nil || d.life.Context().Err() != nil {
 		return
 	}
 	if isLeaseGone(err) || errors.Is(err, errTooLate) {
@@ -275,10 +279,11 @@ func (d *Driver) keptAlive(err error) {
 	if err != nil {
 		err = fmt.Errorf("%w: %w", driver.ErrUnavailable, rpctypes.Error(err))
 	}
-	d.told(err)
+	d.onKeepAlive(err)
 }
 
-// die ends a session: its holds are lost by cause, its waiters begin anew, and the lease is revoked.
+// die ends a session: its holds are lost by cause, its waiters begin anew, and
+// the lease is revoked. Without a cause no holder is told.
 func (s *session) die(cause error) {
 	d := s.driver
 	s.mu.Lock()
@@ -290,7 +295,7 @@ func (s *session) die(cause error) {
 	holds := s.holds.Take()
 	close(s.over)
 	s.mu.Unlock()
-	d.ghosts.Add(&ghost{carrier: &s.carrier, revoke: true})
+	d.ghosts.Add(&ghost{carrier: &s.carrier})
 	s.unlist()
 	for _, h := range holds {
 		h.lose(cause)
@@ -304,5 +309,124 @@ func (s *session) unlist() {
 	delete(d.retired, s)
 	if d.sessions[s.seconds] == s {
 		delete(d.sessions, s.seconds)
+	}
+}
+
+const (
+	checkEvery = time.Second
+	checkBatch = 100             // holds with a lease of their own in one request; servers take 128 operations by default
+	detect     = 3 * time.Second // a hold is first looked at within twice checkEvery of its grant, and then every time
+)
+
+// checker finds out whether holds were removed by somebody else, with one request for all holds of a session, whatever their number.
+// A watch on each hold would tell sooner, and cost ten times the memory of the lock. A lock that is held for a moment is never asked for.
+type checker struct {
+	driver  *Driver
+	running atomic.Bool
+}
+
+// start is called after a hold was listed.
+func (c *checker) start() {
+	if c.running.CompareAndSwap(false, true) && !c.driver.life.Go(c.run) {
+		c.running.Store(false)
+	}
+}
+
+// run ends when there are no holds, or with the driver.
+func (c *checker) run() {
+	d := c.driver
+	tick := time.NewTicker(checkEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-d.life.Context().Done():
+			return
+		}
+		sessions, fixed, any := d.held(d.now() - int64(checkEvery))
+		if !any {
+			c.running.Store(false)
+			if _, _, any = d.held(0); !any || !c.running.CompareAndSwap(false, true) {
+				return
+			}
+		}
+		for s, holds := range sessions {
+			d.checkSession(s, holds)
+		}
+		for len(fixed) > 0 {
+			n := min(len(fixed), checkBatch)
+			d.checkFixed(fixed[:n])
+			fixed = fixed[n:]
+		}
+	}
+}
+
+// held returns the holds that were granted before a time, and whether there are any at all.
+func (d *Driver) held(before int64) (sessions map[*session][]*hold, fixed []*hold, any bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	sessions = make(map[*session][]*hold)
+	look := func(s *session) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		any = any || !s.holds.Empty()
+		if holds := s.holds.before(before); len(holds) > 0 {
+			sessions[s] = holds
+		}
+	}
+	for _, s := range d.sessions {
+		look(s)
+	}
+	for s := range d.retired {
+		look(s)
+	}
+	return sessions, d.fixed.before(before), any || !d.fixed.Empty()
+}
+
+// checkSession looks whether the keys of holds still hang on the lease of their session.
+func (d *Driver) checkSession(s *session, holds []*hold) {
+	ctx, cancel := d.background(requestFor)
+	defer cancel()
+	answer, err := d.timeToLive(ctx, s.id, clientv3.WithAttachedKeys())
+	if isLeaseGone(err) || err == nil && answer.TTL < 0 {
+		s.die(driver.ErrSessionEnded)
+		return
+	}
+	if err != nil {
+		return // the session ends if this goes on
+	}
+	of := make(map[string]int, len(holds)) // a key's place in holds: to look for the keys of the answer takes no copies of them
+	for i, h := range holds {
+		of[h.key] = i
+	}
+	there := make([]bool, len(holds))
+	for _, key := range answer.Keys {
+		if i, ok := of[string(key)]; ok {
+			there[i] = true
+		}
+	}
+	for i, h := range holds {
+		if !there[i] {
+			d.verify(ctx, h)
+		}
+	}
+}
+
+// checkFixed looks whether the keys of holds are there.
+func (d *Driver) checkFixed(holds []*hold) {
+	ctx, cancel := d.background(requestFor)
+	defer cancel()
+	gets := make([]clientv3.Op, len(holds))
+	for i, h := range holds {
+		gets[i] = clientv3.OpGet(h.key, clientv3.WithSerializable())
+	}
+	answer, err := d.transact(ctx, nil, gets, nil)
+	if err != nil {
+		return // the next look tells, or the end of the leases
+	}
+	for i, h := range holds {
+		if kvs := answer.Responses[i].GetResponseRange().Kvs; len(kvs) == 0 || !h.isOf(kvs[0]) {
+			d.verify(ctx, h)
+		}
 	}
 }

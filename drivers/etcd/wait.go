@@ -2,71 +2,71 @@ package etcd
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io/fs"
 	"math/rand/v2"
+	"slices"
 	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-dsync/dsync/driver"
 )
 
 const (
-	backstop   = 5 * time.Second // the longest wait without a look, in case events do not come; spread over a quarter of itself
-	firstLook  = time.Second     // the same while the feed is not active
-	lookAgain  = 100 * time.Millisecond
-	abandonFor = 50 * time.Millisecond // how long a wait that has ended waits for its key to be deleted
+	backstop  = 5 * time.Second // the longest wait without a look, in case events do not come; spread over a quarter of itself
+	firstLook = time.Second     // the same while the feed is not active
+	lookAgain = 100 * time.Millisecond
 )
 
-// errGone says that the key of a waiter is gone.
-var errGone = errors.New("the place in the queue was removed")
-
-// wait waits until no key before h.key excludes it. v is the view that came with the request to put the key. If wait returns an error,
-// the key is gone, or the cleaner has it.
-func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
+// wait goes through the states waiting and looking, until no key before h.key
+// excludes it. v is the view that came with the request to put the key.
+func (h *hold) wait(ctx context.Context, w *waiter, v view) error {
 	d := h.driver
 	defer w.leave()
 	d.lines.wait()
 	defer d.lines.stop()
-	active := w.got(v, h.hears(dir, v))
+	active := w.endLook(v, h.hears(v))
 	timer := time.NewTimer(h.pause(active))
 	defer timer.Stop()
 	for refusal := driver.ErrLocked; ; {
 		late := false
 		select {
 		case <-w.wake:
-			switch h.take(w) {
+			switch h.judge(w) {
 			case frees:
-				return h.confirmed(ctx)
+				return nil
 			case holds:
 				continue
 			}
 		case <-timer.C:
 			late = true
 		case <-h.sessionOver():
-			h.session.leave()
-			return errAgain
+			return errOver
 		case <-ctx.Done():
-			return h.abandon(ctx, fmt.Errorf("%w: %w", refusal, ctx.Err()))
+			return final{fmt.Errorf("%w: %w", refusal, ctx.Err())}
 		case <-d.life.Open().Done():
-			h.leaveToClose()
 			return driver.ErrClosed
 		}
-		old, nearest := w.ask()
-		v, err := h.lookFresh(ctx, dir, nearest)
+		old, nearest := w.beginLook()
+		v, err := h.lookFresh(ctx, nearest)
 		if late && err == nil {
 			missed := old != nil && !old.isOf(v) // an event that should have woken the waiter before
 			w.doubt(missed)
 		}
 		switch {
 		case err == nil && v.first():
-			return h.confirmed(ctx)
+			return nil
 		case err == nil:
 			refusal = driver.ErrLocked
-			active = w.got(v, h.hears(dir, v))
+			active = w.endLook(v, h.hears(v))
 			timer.Reset(h.pause(active))
 		default:
-			if err = h.lookFailed(ctx, err); err != nil {
+			if err = h.endOfWait(ctx, err); err != nil {
 				return err
 			}
 			if ctx.Err() == nil {
@@ -84,20 +84,21 @@ func (h *hold) wait(ctx context.Context, dir string, w *waiter, v view) error {
 // A waiter that hears of the nearest key goes on with that while the key is there, also when few are left: its looks show no other one. Behind a key
 // of its own client it hears of all contenders, too: where callers have a key each (Options.FIFO), most of a client's share one watch so. A request
 // for permits has to count all that are given back, and looks after a change of the limit.
-func (h *hold) hears(dir string, v view) []keyRange {
+func (h *hold) hears(v view) []keyRange {
+	dir := h.dir()
 	switch {
-	case h.request.Mode == driver.Permit:
-		return []keyRange{h.rangeIn(dir), {dir: limitKey(dir), ofRecord: true}}
+	case h.rule().adds:
+		return []keyRange{h.keys(), {dir: limitKey(dir), ofRecord: true}}
 	case v.all, isOfClient(v.before[0], h.key):
-		return []keyRange{h.rangeIn(dir)}
+		return []keyRange{h.keys()}
 	}
 	return []keyRange{{dir: v.before[0], ends: true}, {dir: sealKey(dir), ofRecord: true}}
 }
 
-// take says what has become of the view of a waiter that was woken, and gives the hold its token if it has the lock. Three kinds of waiters
-// look in any case: a hold with a lease of its own, because the lease has to be prolonged at the grant; a Read, because its feed does
-// not tell of its own key; and permits, because the limit may be another one.
-func (h *hold) take(w *waiter) verdict {
+// judge says what has become of the view of a waiter that was woken, and gives
+// the hold its token if it has the lock. A hold with a lease of its own looks
+// in any case, because the lease has to be prolonged at the grant.
+func (h *hold) judge(w *waiter) verdict {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
 	switch {
@@ -105,43 +106,22 @@ func (h *hold) take(w *waiter) verdict {
 		return drops
 	case w.first == 0:
 		return holds
-	case h.own != nil, h.request.Mode == driver.Read, h.request.Mode == driver.Permit, h.driver.now() >= h.expires():
+	case h.own != nil, h.rule().confirms, h.driver.now() >= h.expires():
 		return drops
 	}
 	h.tokenFrom(w.view.record, w.first)
 	return frees
 }
 
-// lookFailed returns what a wait ends with after the error of a look, or nil if the wait goes on; wait itself finds out that ctx has ended.
-func (h *hold) lookFailed(ctx context.Context, err error) error {
-	switch {
-	case errors.Is(err, errGone):
-		h.giveLeaseBack()
-		return errAgain
-	case isFinal(err):
-		return h.abandon(ctx, err)
-	case errors.Is(err, errClusters):
-		return h.failPut(ctx, err)
-	case isLeaseGone(err):
-		return h.fail(ctx, err)
-	case ctx.Err() != nil || h.driver.life.Open().Err() != nil:
-		return nil
+// endOfWait returns the error by which a wait ends after a look failed with
+// err, or nil if the wait goes on. wait itself notices the end of ctx or of the
+// driver.
+func (h *hold) endOfWait(ctx context.Context, err error) error {
+	if _, isFinal := err.(final); isFinal || err == errGone || isLeaseGone(err) || errors.Is(err, errClusters) {
+		return err
 	}
-	if err, _ = fault(ctx, err); errors.Is(err, fs.ErrPermission) {
-		return h.abandon(ctx, err)
-	}
-	return nil
-}
-
-// isFinal reports whether the error of a look ends the attempt, with the key in its place.
-func isFinal(err error) bool {
-	return errors.Is(err, driver.ErrSealed) || errors.Is(err, driver.ErrLimit) || err == errAgain
-}
-
-// confirmed is called when the key is the first. The wait may have been canceled at the same time.
-func (h *hold) confirmed(ctx context.Context) error {
-	if ctx.Err() != nil {
-		return h.abandon(ctx, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err()))
+	if err, _ = fault(ctx, err); ctx.Err() == nil && h.driver.life.Open().Err() == nil && errors.Is(err, fs.ErrPermission) {
+		return final{err}
 	}
 	return nil
 }
@@ -165,41 +145,216 @@ func (h *hold) pause(active bool) time.Duration {
 	return limit
 }
 
-// abandon deletes a key that was put, and returns cause. After the end of ctx it
-// waits for abandonFor at most, and the deletion goes on in the background.
-func (h *hold) abandon(ctx context.Context, cause error) error {
-	d := h.driver
-	left := make(chan bool, 1)
-	d.life.EnterLate() // until the deletion has ended
-	leave := func() {  // ends with the bound
-		defer d.life.Leave()
-		bounded, cancel := withBound(valued{d.life.Context(), ctx}, attemptFor)
-		defer cancel()
-		_, err := d.delete(bounded, h.key)
-		if err != nil {
-			h.leaveToCleaner(true)
-		} else {
-			h.putNumber()
-			h.giveLeaseBack()
-		}
-		left <- err == nil
+// lookFresh is look, and prolongs a lease of the hold's own at the same time.
+func (h *hold) lookFresh(ctx context.Context, nearest string) (v view, err error) {
+	if h.own == nil {
+		return h.look(ctx, nearest)
 	}
-	if !d.life.Go(leave) {
-		d.life.Leave()
-		h.leaveToCleaner(true)
-		left <- false
+	bounded, cancel := h.driver.looks.under(ctx)
+	defer cancel()
+	refreshed := h.driver.refresh(bounded, h.own.carrier())
+	v, err = h.look(bounded, nearest)
+	if failed := <-refreshed; err == nil && (v.first() || isLeaseGone(failed)) {
+		err = failed
 	}
-	gone := false
+	return v, err
+}
+
+// maxLooks is how many requests that read the queue of a name are under way at
+// a time, if each caller of a client sends its own (Options.FIFO), so thousands
+// of callers that come at once all get their place. The cost of each request at
+// the server grows with the number of keys. Without the limit, many of 4,000
+// requests got no answer in time.
+const maxLooks = 4
+
+// turn waits until less than maxLooks requests of the client read the queue of dir, or of a name that shares its turns. Leave ends the turn.
+func (d *Driver) turn(ctx context.Context, dir string) (leave func(), err error) {
+	if !d.options.FIFO {
+		return func() {}, nil // package dsync asks for one caller at a time
+	}
+	c := d.turns[maphash.String(d.seed, dir)%uint64(len(d.turns))]
 	select {
-	case gone = <-left:
+	case c <- struct{}{}:
+		return func() { <-c }, nil
 	case <-ctx.Done():
-		select {
-		case gone = <-left:
-		case <-time.After(abandonFor):
+	case <-d.life.Open().Done():
+	}
+	return nil, errNotSent
+}
+
+// look asks for the contenders before the key that exclude it. If there are none, the lock is granted, and the revision of the answer is the
+// token: h had the lock at that revision, and the holder before had let go of it. If nearest, the key that was right before, is still there, the
+// answer is that alone, and the server has not read the queue.
+func (h *hold) look(ctx context.Context, nearest string) (view, error) {
+	dir := h.dir()
+	leave, err := h.driver.turn(ctx, dir)
+	if err != nil {
+		return view{}, err
+	}
+	defer leave()
+	bounded, cancel := h.driver.looks.under(ctx)
+	defer cancel()
+	keys := h.keys()
+	before := func(bound clientv3.OpOption) clientv3.Op {
+		return clientv3.OpGet(keys.from(), keys.rest(), clientv3.WithKeysOnly(), clientv3.WithMaxCreateRev(h.revision-1), bound,
+			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
+	}
+	all := []clientv3.Op{getRecord(dir), clientv3.OpGet(h.key), before(h.atMost(maxView))}
+	var isThere []clientv3.Cmp
+	then, otherwise := all, []clientv3.Op(nil)
+	if nearest != "" && !h.rule().adds { // it may have gone, and come again behind; for permits all keys count
+		created := clientv3.CreateRevision(nearest)
+		isThere = []clientv3.Cmp{clientv3.Compare(created, ">", 0), clientv3.Compare(created, "<", h.revision)}
+		then, otherwise = all[:2], all
+	}
+	answer, err := h.driver.transact(bounded, isThere, then, otherwise)
+	if err != nil {
+		return view{}, err
+	}
+	r, err := readRecord(dir, answer.Responses[0].GetResponseRange().Kvs)
+	if err != nil {
+		return view{}, err
+	}
+	if r.sealed {
+		return view{}, final{driver.ErrSealed}
+	}
+	switch there := answer.Responses[1].GetResponseRange().Kvs; {
+	case len(there) == 0:
+		return view{}, errGone
+	case !h.isOf(there[0]):
+		h.sweep()
+		return view{}, errGone
+	}
+	token := answer.Header.Revision
+	if len(answer.Responses) < len(all) {
+		return view{revision: token, record: r, before: []string{nearest}}, nil
+	}
+	page := answer.Responses[2].GetResponseRange()
+	if page.More && !anyExcludes(dir, page.Kvs, h.request.Mode) { // none of the keys on the page counts
+		if answer, _, err = h.driver.readQueue(bounded, dir, before(clientv3.WithRev(token))); err != nil {
+			return view{}, err
+		}
+		page = answer.Responses[0].GetResponseRange()
+	}
+	v := viewOf(dir, h.request.Mode, page.Kvs, page.More, r, token)
+	if v.missing, err = h.missing(dir, page.Kvs, r); err != nil {
+		return view{}, final{err}
+	}
+	if v.first() {
+		h.tokenFrom(r, token)
+	}
+	return v, nil
+}
+
+// view has the keys that stand before a key and exclude it, by one answer of the server. If there are none, the key has the lock.
+//
+// No new key can come to stand before another one, since its create revision is above those of all others. So a view of all the keys
+// before, with every event since then, is as good as another look: the event by which the last of these keys is deleted grants the lock, at
+// its revision, if all of these hold:
+//
+//   - The watch was active before the request for the view was sent, and has been since then, and its feed remembers all that it has told since
+//     the revision of the view. When a connection breaks, the client library goes on with the revision after the last one that the watch told; if
+//     it cannot, as after a compaction, the watch ends, and all waiters look.
+//   - No event has told of a change of any of these keys, or of the key itself. A seal changes the key of its holder. A mark may change the
+//     record of a name, so setting or removing a mark puts the key of the holder again, for the views. A pass to another caller of the
+//     client is the one change that leaves the view as it is, and the value of the key says so.
+//   - The lease of the key is not over by the local clock. An event may be late by any time, but until the lease is over nobody else can
+//     have the lock, unless somebody removed the key meanwhile; of a removal the holder learns as all holders do.
+//
+// Otherwise the waiter looks again.
+type view struct {
+	revision int64
+	record   record
+	before   []string // keys, the nearest first
+	all      bool     // before has all keys; otherwise the nearest one alone
+
+	// missing is how many permits have to be given back, or fewer, until the key can have its own.
+	missing int
+}
+
+// maxView is how many keys the longest view of all has.
+const maxView = 7
+
+// viewOf makes a view for a key of a mode out of kvs, the keys before it, the nearest first. More says that others are before these.
+func viewOf(dir string, mode driver.Mode, kvs []*mvccpb.KeyValue, more bool, r record, revision int64) view {
+	v := view{revision: revision, record: r, all: !more}
+	for _, kv := range kvs {
+		switch {
+		case !excludes(dir, kv, mode):
+		case len(v.before) > 0 && (!v.all || len(v.before) == maxView):
+			v.before, v.all = v.before[:1:1], false
+			return v
+		default:
+			v.before = append(v.before, string(kv.Key))
 		}
 	}
-	if gone {
-		return cause
+	return v
+}
+
+// first says that nobody stands before the key, and that no permits are missing.
+func (v *view) first() bool { return v.all && len(v.before) == 0 && v.missing <= 0 }
+
+// isOf reports whether a later view shows nothing that an event should have told before.
+func (v *view) isOf(later view) bool {
+	return slices.Equal(v.before, later.before[:min(len(v.before), len(later.before))]) && v.missing <= later.missing
+}
+
+// verdict is what an event makes of a view.
+type verdict int8
+
+const (
+	holds verdict = iota // the view goes on
+	frees                // no key is before the own key any more, since that event
+	drops                // the waiter has to look
+)
+
+// apply takes note of an event of a contender that is not the creation of its
+// key, as new keys stand behind, or of one of the name's record. The view is
+// that of the key own.
+func (v *view) apply(e *clientv3.Event, own string, ofRecord bool) verdict {
+	key := string(e.Kv.Key)
+	i := slices.Index(v.before, key)
+	switch {
+	case e.Kv.ModRevision <= v.revision: // of an earlier key of the same name, or older than the view
+		return holds
+	case ofRecord, isSeal(e): // all keys behind have to look, also those whose view is of the nearest key alone
+		return drops
+	case i < 0 && key != own && v.missing > 0:
+		return v.givenBack(e)
+	case i < 0 && key != own, isPass(e):
+		return holds
+	case i < 0, e.Type == mvccpb.PUT, !v.all:
+		return drops
 	}
-	return fmt.Errorf("%w: %w", cause, driver.ErrUnknown)
+	if v.before = slices.Delete(v.before, i, i+1); len(v.before) > 0 {
+		return holds
+	}
+	if v.missing > 0 {
+		return holds
+	}
+	return frees
+}
+
+// givenBack counts the permits of a key that is gone. The key may have stood behind the own one, and the limit may be another one since: so the
+// waiter looks when it can have its permits, and at times before.
+func (v *view) givenBack(e *clientv3.Event) verdict {
+	if e.Type == mvccpb.DELETE {
+		n, _ := permitsOf(e.Kv.Key)
+		v.missing -= n
+	}
+	if v.missing > 0 || len(v.before) > 0 {
+		return holds
+	}
+	return drops
+}
+
+// isSeal reports whether an event makes a contender's key a seal, which stays for ever.
+func isSeal(e *clientv3.Event) bool {
+	return e.Type == mvccpb.PUT && e.Kv.Lease == int64(clientv3.NoLease)
+}
+
+// isPass reports whether an event gave a hold to another caller of its client, and changed nothing else.
+func isPass(e *clientv3.Event) bool {
+	var v value
+	return e.Type == mvccpb.PUT && json.Unmarshal(e.Kv.Value, &v) == nil && v.Pass > 0
 }

@@ -2,31 +2,12 @@ package pglock
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/bits"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
-)
-
-const (
-	// settleFor is how long a canceled caller waits for its lock to be given back, if there is one. Two short requests do, and then
-	// nothing is left in doubt. Nobody waits longer.
-	settleFor = 50 * time.Millisecond
-
-	// backstop is how often the driver asks the server whether a wait is still
-	// known there, because the connection may hang.
-	backstop = 1500 * time.Millisecond
-
-	// A look takes the server about a microsecond for each of its connections,
-	// so the driver looks less often where it takes long: clients that wait
-	// together need a processor for each lookShare of them. longBackstop bounds
-	// the pause.
-	lookShare    = 3000
-	longBackstop = 15 * time.Second
 )
 
 // Acquire implements driver.Driver.
@@ -50,10 +31,10 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 	if err != nil {
 		return nil, err
 	}
-	l := &lease{d: d, r: r, key: key, gate: d.enterGate(key)}
+	l := &lease{d: d, r: r, key: key, queue: d.enterQueue(key)}
 	err = d.contend(ctx, l)
 	d.mu.Lock()
-	d.leaveGate(l.gate)
+	d.leaveQueue(l.queue)
 	d.mu.Unlock()
 	if err == nil && d.life.Open().Err() != nil {
 		err = driver.ErrClosed
@@ -67,22 +48,22 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 
 // contend asks for the lock, after the earlier attempts of this driver, and waits for the lock unless the request has NoWait.
 func (d *Driver) contend(ctx context.Context, l *lease) error {
-	g := l.gate
+	q := l.queue
 	waited := false
-	t := d.queue(g, l.r)
+	t := d.join(q, l.r)
 	if !l.r.NoWait {
-		defer d.quitLine(g, t)
+		defer d.quitLine(q, t)
 	}
 	if t.ready != nil {
 		if !l.r.NoWait {
 			waited = true
 			l.r.Events.Waiting()
 		}
-		if err := d.await(ctx, g, t); err != nil {
+		if err := d.await(ctx, q, t); err != nil {
 			return err
 		}
 	}
-	if t.verdict == ask {
+	if t.verdict == tryNow {
 		if granted, err := d.tryHub(ctx, l); err != nil || granted {
 			return err
 		}
@@ -96,8 +77,11 @@ func (d *Driver) contend(ctx context.Context, l *lease) error {
 // maxClasses is how many TTLs of fixed leases have sessions of their own.
 const maxClasses = 8
 
-// carrier returns the TTL of the sessions for a request: its own. Fixed leases of ever new lengths would need ever new sessions; such
-// leases share sessions of shorter TTLs, which the driver keeps alive until the lease ends here.
+// carrier returns the TTL of the sessions for a request, which is its own. So
+// the server ends a fixed lease of a frozen client within Info.Late, and a
+// fixed lease outlasts a silent network for as long as it lasts. Fixed leases
+// of many lengths would need many sessions, so such leases share sessions of
+// shorter TTLs, which the driver keeps alive until the lease ends here.
 func (d *Driver) carrier(r *driver.Request) time.Duration {
 	ttl := roundUp(r.TTL)
 	if !r.Fixed {
@@ -118,7 +102,8 @@ func roundUp(d time.Duration) time.Duration {
 	return (d + time.Millisecond - 1) / time.Millisecond * time.Millisecond
 }
 
-// tryHub asks once, on a session of many locks. The gate is busy until the attempt is settled.
+// tryHub asks once, on a session of many locks. The local queue is busy until
+// the attempt is settled.
 func (d *Driver) tryHub(ctx context.Context, l *lease) (granted bool, err error) {
 	ttl := d.carrier(l.r)
 	if s := d.sharer(l, ttl); s != nil {
@@ -126,14 +111,14 @@ func (d *Driver) tryHub(ctx context.Context, l *lease) (granted bool, err error)
 		if op, err := d.share(ctx, l, s); op != nil {
 			return d.outcome(ctx, s, op)
 		} else if !errors.Is(err, errLetGo) {
-			d.settled(l.gate)
+			d.settled(l.queue)
 			return false, err
 		}
 	}
 	for range 3 {
-		s, err := d.hub(ctx, ttl, l.gate)
+		s, err := d.hub(ctx, ttl, l.queue)
 		if err != nil {
-			d.settled(l.gate)
+			d.settled(l.queue)
 			return false, err
 		}
 		l.r.Events.Tokens() // the block of a transaction id serves whatever is wanted
@@ -141,17 +126,18 @@ func (d *Driver) tryHub(ctx context.Context, l *lease) (granted bool, err error)
 			return d.outcome(ctx, s, op)
 		}
 	}
-	d.settled(l.gate)
+	d.settled(l.queue)
 	return false, errBreaks
 }
 
-// tried takes note of how an attempt ended: on a hub, where the gate was busy meanwhile, or on a session of its own.
+// tried takes note of how an attempt ended: on a hub, where the local queue was
+// busy meanwhile, or on a session of its own.
 func (l *lease) tried(op *operation, s *session) {
 	d := l.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !s.waiter && !op.passed {
-		l.gate.busy = false
+		l.queue.busy = false
 	}
 	op.passed = true
 	switch {
@@ -159,44 +145,49 @@ func (l *lease) tried(op *operation, s *session) {
 		if !s.waiter || !op.abandoned { // otherwise cancelWait still uses the session
 			d.freeSession(s)
 		}
-		d.leaveGate(l.gate)
+		d.leaveQueue(l.queue)
 	case !l.over:
-		l.gate.holders.Add(l)
+		l.queue.holders.Add(l)
 	}
-	l.gate.advance()
+	l.queue.advance()
 }
 
 // outcome waits for what becomes of an attempt.
 func (d *Driver) outcome(ctx context.Context, s *session, op *operation) (granted bool, err error) {
 	s.readAnswer(op)
-	select {
-	case <-op.done:
-		return op.yes, wanted(op.err)
-	case <-s.behind:
-		err = errHangs
-	case <-ctx.Done():
-		err = ctx.Err()
-	case <-d.life.Open().Done():
-		err = driver.ErrClosed
-	}
-	if !s.abandon(op) {
-		<-op.done // settled at this very moment
-		return op.yes, wanted(op.err)
+	if err = d.awaitAnswer(ctx, op); err == nil || !s.abandon(op) {
+		<-op.done // settled, perhaps at this very moment
+		return op.yes, refusal(op.err)
 	}
 	if errors.Is(err, errHangs) {
-		d.pass(op)
+		d.letNextGo(op)
 	}
 	return false, d.settle(op, err)
 }
 
-// pass lets the next attempt for the key go on, on another session, before an
-// attempt on a session that hangs is settled.
-func (d *Driver) pass(op *operation) {
+// awaitAnswer waits until an operation is settled, or returns why the wait
+// ended before.
+func (d *Driver) awaitAnswer(ctx context.Context, op *operation) error {
+	select {
+	case <-op.done:
+		return nil
+	case <-op.on.behind:
+		return errHangs
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-d.life.Open().Done():
+		return driver.ErrClosed
+	}
+}
+
+// letNextGo lets the next attempt for the key go on, on another session, before
+// an attempt on a session that hangs is settled.
+func (d *Driver) letNextGo(op *operation) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if g := op.lease.gate; !op.passed {
-		op.passed, g.busy = true, false
-		g.advance()
+	if q := op.lease.queue; !op.passed {
+		op.passed, q.busy = true, false
+		q.advance()
 	}
 }
 
@@ -214,52 +205,6 @@ func (d *Driver) settle(op *operation, err error) error {
 	return fmt.Errorf("%w: %w", err, driver.ErrUnknown)
 }
 
-// wanted is the error of an attempt, for a caller that waited until the end of the attempt.
-func wanted(err error) error {
-	if err == nil {
-		return nil
-	}
-	return refusal(err)
-}
-
-// waitAtServer waits in the server's queue for the key, on a session of its own.
-func (d *Driver) waitAtServer(ctx context.Context, l *lease, waited bool) error {
-	w, op, err := d.enqueue(ctx, l)
-	if err != nil {
-		if ctx.Err() != nil {
-			return fmt.Errorf("%w: %w", driver.ErrLocked, err)
-		}
-		return err
-	}
-	if !waited {
-		l.r.Events.Waiting() // after the statement is sent: from now on the call has its place in the server's queue
-	}
-	err = d.watch(ctx, w, op)
-	if err == nil {
-		return wanted(op.err)
-	}
-	if !w.abandon(op) {
-		<-op.done
-		return wanted(op.err)
-	}
-	d.withdraw(w, op)
-	return d.settle(op, err)
-}
-
-// enqueue begins to wait at the server.
-func (d *Driver) enqueue(ctx context.Context, l *lease) (*session, *operation, error) {
-	for range 3 {
-		w, err := d.waiter(ctx, d.carrier(l.r))
-		if err != nil {
-			return nil, nil, err
-		}
-		if op := d.start(w, block, l); op != nil {
-			return w, op, nil
-		}
-	}
-	return nil, nil, errBreaks
-}
-
 // errBreaks: each session ended just when it was chosen.
 var errBreaks = fmt.Errorf("%w: connections break again and again", driver.ErrUnavailable)
 
@@ -269,93 +214,16 @@ func (d *Driver) start(s *session, first step, l *lease) *operation {
 	op.lease, op.reads, op.shared = l, first != block, l.r.Mode == driver.Read
 	op.after = func() { l.tried(op, s) }
 	d.mu.Lock()
-	l.gate.uses++ // of the operation, and then of the lease
+	l.queue.uses++ // of the operation, and then of the lease
 	d.mu.Unlock()
 	if s.submit(op) {
 		return op
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.leaveGate(l.gate)
+	d.leaveQueue(l.queue)
 	d.freeSession(s)
 	return nil
-}
-
-// watch waits until the operation is settled, or returns why the wait ended
-// before. It ends a session whose wait the server does not know: the connection
-// may hang, and the lock may have been granted to nobody.
-func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	timer := time.NewTimer(d.looks.pause())
-	defer timer.Stop()
-	looked := make(chan bool, 1)
-	for missing := false; ; {
-		select {
-		case <-op.done:
-			return nil
-		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
-		case <-d.life.Open().Done():
-			return driver.ErrClosed
-		case <-timer.C:
-			d.life.Go(func() { looked <- d.stillWaits(ctx, w) }) // ends with ctx
-		case waits := <-looked:
-			switch {
-			case waits:
-				missing = false
-				timer.Reset(d.looks.pause())
-			case !missing: // or granted at this very moment
-				missing = true
-				timer.Reset(answerIn)
-			default:
-				w.end(errors.New("the server does not know of the wait"))
-				d.dropIdle()
-			}
-		}
-	}
-}
-
-// stillWaits asks the server, over other sessions until one answers, whether w waits for a lock.
-func (d *Driver) stillWaits(ctx context.Context, w *session) bool {
-	for pause := firstDig; ; pause = min(2*pause, lastDig) {
-		rows, err := d.ask(ctx, waitsQuery, int4(w.pid), []byte(w.id))
-		if err == nil && len(rows) == 1 && len(rows[0]) == 2 && len(rows[0][1]) == 8 {
-			d.looks.took(time.Duration(binary.BigEndian.Uint64(rows[0][1])) * time.Microsecond)
-			return rows[0][0][0] != 0
-		}
-		if !d.life.Sleep(ctx, pause) {
-			return true
-		}
-	}
-}
-
-// looks is how long the server takes for a look at a wait.
-type looks struct{ cost atomic.Int64 }
-
-// took notes the time of a look. A single slow one, on a busy machine, says
-// little, so what is known at most doubles.
-func (l *looks) took(cost time.Duration) {
-	l.cost.Store(min(int64(cost), max(2*l.cost.Load(), int64(backstop/lookShare))))
-}
-
-// pause is the time until the next look.
-func (l *looks) pause() time.Duration {
-	return min(max(time.Duration(l.cost.Load()*lookShare), backstop), longBackstop)
-}
-
-// dropIdle ends the sessions for waits that nobody uses, because they may hang
-// like one that did.
-func (d *Driver) dropIdle() {
-	for {
-		d.mu.Lock()
-		s := d.spareWaiter()
-		d.mu.Unlock()
-		if s == nil {
-			return
-		}
-		s.end(errQuit)
-	}
 }
 
 // undo ends the hold of a grant that Acquire does not return.
@@ -370,4 +238,71 @@ func (l *lease) undo() {
 	request := l.giveBack(false)
 	s.mu.Unlock()
 	s.write(request)
+}
+
+// Reads of one driver share the lock of one session, which the server has once: the server would count the locks of a session, but a
+// statement that failed may have been carried out, and to repeat it would take the lock from another Read. The server would also grant a
+// session its own lock past all who wait. So another session asks whether a Read is admitted now, before the Read shares a lock.
+
+// errLetGo: the session has no lock to share any more.
+var errLetGo = errors.New("the other Reads have let go")
+
+// sharer returns the session with the lock that a Read can share, and counts the Read there, as hub does. It returns nil if there is none.
+func (d *Driver) sharer(l *lease, ttl time.Duration) (s *session) {
+	if l.r.Mode != driver.Read {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for other := range l.queue.holders.All() {
+		if !other.session.waiter && other.session.ttl == ttl && !other.session.hangs() {
+			s = other.session // the last one is the latest to let go
+		}
+	}
+	if s != nil {
+		s.carried++
+	}
+	return s
+}
+
+// share lets a Read share the lock of a session. It returns nil and no error if the Read has to wait.
+func (d *Driver) share(ctx context.Context, l *lease, s *session) (*operation, error) {
+	if admitted, err := d.admits(ctx, l); err != nil || !admitted {
+		d.drop(s)
+		return nil, err
+	}
+	if op := d.start(s, stamp, l); op != nil {
+		return op, nil
+	}
+	return nil, errLetGo
+}
+
+// admits asks the server whether it would grant a Read.
+func (d *Driver) admits(ctx context.Context, l *lease) (bool, error) {
+	op := newOperation(admit, l.key)
+	op.shared = true
+	if err := d.submit(ctx, op, l.queue); err != nil {
+		return false, err
+	}
+	switch err := d.awaitAnswer(ctx, op); err {
+	case nil:
+		return op.yes, refusal(op.err)
+	case errHangs:
+		return false, err
+	default:
+		return false, d.settle(op, err)
+	}
+}
+
+// letGo makes an operation give its lock back, or its share of a lock. Called with mu held.
+func (s *session) letGo(op *operation) {
+	op.step = unlock
+	if !op.shared {
+		return
+	}
+	if n := s.shares[op.key]; n > 1 {
+		s.shares[op.key], op.kept = n-1, true
+	} else {
+		delete(s.shares, op.key)
+	}
 }

@@ -117,3 +117,65 @@ func (s *session) disown() map[*lease]struct{} {
 	}
 	return leases
 }
+
+// removed takes an ended session out of the driver's. If the session may still have locks at the server, or get some, bury sees to them.
+func (d *Driver) removed(s *session, doubt bool) {
+	d.mu.Lock()
+	c := d.class(s.ttl)
+	c.remove(s)
+	delete(d.sessions, s)
+	if s.waiter {
+		d.waiters--
+		c.waiters--
+	}
+	if c.empty() {
+		delete(d.classes, s.ttl)
+	}
+	bury := doubt && d.life.Go(func() { d.bury(s) })
+	if bury {
+		d.graves++
+	}
+	d.mu.Unlock()
+	if !bury {
+		close(s.buried)
+	}
+}
+
+// bury ends a session at the server: until the server says that the session is gone, or the session's time is over. A broken connection
+// can leave the server waiting for more.
+func (d *Driver) bury(s *session) {
+	s.mu.Lock()
+	until := max(s.expires.Load(), s.sent+int64(s.ttl)) + int64(late)
+	s.mu.Unlock()
+	for wait := firstDig; ; wait = min(2*wait, lastDig) {
+		left := time.Duration(until - d.now())
+		if left <= 0 {
+			break
+		}
+		ctx, cancel := context.WithTimeout(d.life.Context(), min(left, digFor))
+		rows, err := d.query(ctx, terminateQuery, int4(s.pid), []byte(s.id))
+		cancel()
+		if err == nil && len(rows) == 0 {
+			s.gone = true
+			break
+		}
+		if !d.life.Sleep(d.life.Context(), wait) {
+			break
+		}
+	}
+	d.mu.Lock()
+	d.graves--
+	d.changed.Broadcast()
+	d.mu.Unlock()
+	close(s.buried)
+}
+
+// isGone reports whether the server was seen not to have the session any more.
+func (s *session) isGone() bool {
+	select {
+	case <-s.buried:
+		return s.gone
+	default:
+		return false
+	}
+}

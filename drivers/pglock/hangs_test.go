@@ -11,9 +11,11 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgproto3"
 
+	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/pglock"
+	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -188,29 +190,27 @@ func testHangingClose(t *testing.T, pg *testenv.PostgresServer) {
 	}
 }
 
-// TestFrozenServerCostsNoLock stops a server for much longer than answerIn, and
-// for less than the TTL.
-func TestFrozenServerCostsNoLock(t *testing.T) {
+// TestFrozenServer has a lock on a session for waits, too.
+func TestFrozenServer(t *testing.T) {
 	pg := testenv.Postgres(t)
-	d, other, conn := newDriver(t, pg.Addr, nil), newDriver(t, pg.Addr, nil), connect(t, pg)
-	held, afterWait := request("held", 30*time.Second), request("waited", 30*time.Second)
-	l := mustAcquire(t, d, held)
-	first := mustAcquire(t, other, request("waited", longTTL))
-	granted := make(chan driver.Lease, 1)
-	go func() { granted <- mustAcquire(t, d, afterWait) }()
+	url := "pglock://postgres@" + pg.Addr + "/postgres?sslmode=disable"
+	c, err := dsync.Open(t.Context(), url, &dsync.Options{TTL: drivertest.FrozenTTL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close(context.Background()) })
+	taken, conn := mustAcquire(t, newDriver(t, pg.Addr, nil), request("waited", longTTL)), connect(t, pg)
+	granted := make(chan *dsync.Lease, 1)
+	go func() {
+		l, err := c.Lock(t.Context(), "waited")
+		if err != nil {
+			t.Error(err)
+		}
+		granted <- l
+	}()
 	testenv.Eventually(t, func() bool { return value[int](t, conn, advisoryLocks+" AND NOT granted") == 1 }, "it waits")
-	mustRelease(t, first)
-	second := <-granted
-	pg.Freeze()
-	asked := make(chan driver.Lease, 1)
-	go func() { asked <- acquire(t, d, "new") }()
-	time.Sleep(4 * time.Second)
-	pg.Thaw()
-	mustRelease(t, <-asked)
-	notLost(t, held)
-	notLost(t, afterWait)
-	mustRelease(t, l)
-	mustRelease(t, second)
+	mustRelease(t, taken)
+	drivertest.FrozenServerCostsNoLock(t, url, pg.Freeze, pg.Thaw, <-granted)
 }
 
 // TestStandbyBehindTheAddress has the address of the primary lead to a standby

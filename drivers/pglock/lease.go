@@ -14,12 +14,12 @@ import (
 
 // lease is one attempt, and then its hold.
 type lease struct {
-	linked.Links[lease] // in gate.holders
+	linked.Links[lease] // in queue.holders
 
 	d       *Driver
 	r       *driver.Request
 	key     AdvisoryKey
-	gate    *gate
+	queue   *localQueue
 	session *session     // set by the grant
 	end     atomic.Int64 // of the hold, session apart
 	first   uint64
@@ -250,14 +250,14 @@ func (l *lease) sessionEnded(cause error) {
 	if l.timer != nil {
 		l.timer.Stop()
 	}
-	tell := l.phase == held
-	if tell {
+	first := l.phase == held
+	if first {
 		l.phase = lost
 		l.end.Store(min(l.end.Load(), s.expires.Load()))
 	}
 	s.mu.Unlock()
 	l.ended()
-	if tell {
+	if first {
 		l.r.Events.Lost(fmt.Errorf("%w: %w", driver.ErrSessionEnded, cause))
 	}
 }
@@ -274,8 +274,8 @@ func (l *lease) ended() {
 	if l.counted {
 		d.locks--
 	}
-	l.gate.holders.Remove(l)
-	l.gate.advance()
-	d.leaveGate(l.gate)
+	l.queue.holders.Remove(l)
+	l.queue.advance()
+	d.leaveQueue(l.queue)
 	d.freeSession(l.session)
 }

@@ -2,6 +2,7 @@ package pglock
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -116,4 +117,122 @@ func parse(query url.Values) error {
 		return refused.Unwrap()
 	}
 	return err
+}
+
+// serverFacts is what is found out when the driver is opened.
+type serverFacts struct {
+	pooled bool // behind a pooler in session mode; settings at the connect do not get through
+	known  bool // the driver is open: the address has led to a primary
+}
+
+// connectFirst opens the session of the home class and looks at what is there.
+func (d *Driver) connectFirst(ctx context.Context) error {
+	s, err := d.dialChecked(ctx)
+	if err != nil {
+		return err
+	}
+	d.server.known = true
+	d.mu.Lock()
+	d.adopt(s)
+	d.class(d.home).hubs = append(d.class(d.home).hubs, s)
+	d.mu.Unlock()
+	if d.options.Key != nil {
+		d.keys.custom = d.options.Key
+		return nil
+	}
+	return d.compareKeys(ctx)
+}
+
+// dialChecked is the first dial, and finds a pooler.
+func (d *Driver) dialChecked(ctx context.Context) (*session, error) {
+	s, err := d.dial(ctx, d.home, false)
+	if !errors.Is(err, ErrPooler) {
+		return s, err
+	}
+	if !d.options.SessionPooler {
+		return nil, fmt.Errorf("%w; it may hand the sessions that carry locks to other clients: connect to the server itself, "+
+			"or allow a pooler in session mode (Options.SessionPooler, pooler=session)", err)
+	}
+	d.server.pooled = true
+	if err := d.probePooler(ctx); err != nil {
+		return nil, err
+	}
+	return d.dial(ctx, d.home, false)
+}
+
+// compareKeys finds out which hashes can be computed here.
+func (d *Driver) compareKeys(ctx context.Context) error {
+	const separator = "|"
+	probes := keyProbes()
+	ascii := probes[:len(probes)-1]
+	var hashes []int64
+	for _, some := range [][]string{ascii, probes[len(ascii):]} {
+		rows, err := d.query(ctx, probeQuery, []byte(strings.Join(some, separator)), []byte(separator))
+		var answer *pgconn.PgError
+		if errors.As(err, &answer) && len(hashes) > 0 {
+			break // the encoding of the database does not have such characters
+		}
+		if err != nil {
+			return err
+		}
+		for _, row := range rows {
+			if len(row) != 1 || len(row[0]) != 8 {
+				return errAnswer
+			}
+			hashes = append(hashes, int64(binary.BigEndian.Uint64(row[0])))
+		}
+	}
+	d.keys.learn(hashes)
+	return nil
+}
+
+const probeQuery = `SELECT pg_catalog.hashtextextended(u.v, 0) ` +
+	`FROM pg_catalog.unnest(pg_catalog.string_to_array($1::pg_catalog.text, $2::pg_catalog.text)) WITH ORDINALITY u(v, n) ORDER BY u.n`
+
+// probePooler refuses a pooler which moves a client from one session of the server to another.
+func (d *Driver) probePooler(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, connectFor)
+	defer cancel()
+	var conns [2]*pgconn.PgConn
+	for i := range conns {
+		conn, err := d.connect(ctx, &session{d: d, ttl: d.home, id: d.label + newID()})
+		if err != nil {
+			return connectError(err)
+		}
+		defer conn.Close(ctx)
+		conns[i] = conn
+	}
+	const pid = `SELECT pg_catalog.pg_backend_pid()`
+	for range 3 {
+		first, err1 := simpleQuery(ctx, conns[0], pid)
+		_, err2 := simpleQuery(ctx, conns[1], "BEGIN")
+		other, err3 := simpleQuery(ctx, conns[1], pid)
+		if err := errors.Join(err1, err2, err3); err != nil {
+			return connectError(err)
+		}
+		again := first
+		if first != other {
+			var err error
+			if again, err = simpleQuery(ctx, conns[0], pid); err != nil {
+				return connectError(err)
+			}
+		}
+		if first == other || first != again {
+			return fmt.Errorf("%w; it is in transaction mode, which gives one session of the server to several clients in turn, "+
+				"and the locks with it: use session mode, or connect to the server itself", ErrPooler)
+		}
+		if _, err := simpleQuery(ctx, conns[1], "ROLLBACK"); err != nil {
+			return connectError(err)
+		}
+	}
+	return nil
+}
+
+// simpleQuery returns the first value.
+func simpleQuery(ctx context.Context, conn *pgconn.PgConn, sql string) (string, error) {
+	results, err := conn.Exec(ctx, sql).ReadAll()
+	if err != nil || len(results) == 0 || len(results[0].Rows) == 0 {
+		return "", err
+	}
+	return string(results[0].Rows[0][0]), nil
 }

@@ -188,11 +188,11 @@ type Driver struct {
 	life   *lifecycle.Lifecycle // counts Acquires as calls
 	server serverFacts          // what the server is like; written before New returns
 
-	told  atomic.Pointer[func(error)] // see OnKeepAlive; nil if nobody asked
-	looks looks
+	onKeepAlive atomic.Pointer[func(error)] // see OnKeepAlive; nil if nobody asked
+	looks       looks
 
 	mu       sync.Mutex
-	gates    map[AdvisoryKey]*gate
+	queues   map[AdvisoryKey]*localQueue
 	classes  map[time.Duration]*class
 	home     time.Duration // the TTL of the class whose session stays open without locks
 	locks    int           // held or asked for
@@ -226,7 +226,7 @@ func New(ctx context.Context, config *pgx.ConnConfig, o *Options) (*Driver, erro
 		options:  *o,
 		epoch:    time.Now(),
 		life:     lifecycle.New(),
-		gates:    make(map[AdvisoryKey]*gate),
+		queues:   make(map[AdvisoryKey]*localQueue),
 		classes:  make(map[time.Duration]*class),
 		sessions: make(map[*session]struct{}),
 	}
@@ -291,12 +291,12 @@ func (d *Driver) Info() driver.Info {
 }
 
 // OnKeepAlive implements driver.KeepAliveReporter.
-func (d *Driver) OnKeepAlive(f func(err error)) { d.told.Store(&f) }
+func (d *Driver) OnKeepAlive(f func(err error)) { d.onKeepAlive.Store(&f) }
 
-// tell says whether a session is kept alive, unless the driver ends.
-func (d *Driver) tell(err error) {
-	if told := d.told.Load(); told != nil && d.life.Open().Err() == nil {
-		(*told)(err)
+// reportKeepAlive says whether a session is kept alive, unless the driver ends.
+func (d *Driver) reportKeepAlive(err error) {
+	if report := d.onKeepAlive.Load(); report != nil && d.life.Open().Err() == nil {
+		(*report)(err)
 	}
 }
 

@@ -45,9 +45,10 @@ func (d *Driver) class(ttl time.Duration) *class {
 	return c
 }
 
-// hub returns a session for many locks, without a hold of the gate apart, which may be nil, and counts one more lock or attempt there,
-// until drop or freeSession. hub connects if need be.
-func (d *Driver) hub(ctx context.Context, ttl time.Duration, apart *gate) (*session, error) {
+// hub returns a session for many locks, without a hold of the queue apart,
+// which may be nil, and counts one more lock or attempt there, until drop or
+// freeSession. hub connects if need be.
+func (d *Driver) hub(ctx context.Context, ttl time.Duration, apart *localQueue) (*session, error) {
 	for {
 		d.mu.Lock()
 		c := d.class(ttl)
@@ -87,7 +88,7 @@ func (d *Driver) dialHub(c *class, dl *dialing, ttl time.Duration) {
 	d.mu.Lock()
 	c.dialing = nil
 	dl.err = err
-	alive := err == nil && d.run(s)
+	alive := err == nil && d.adopt(s)
 	if alive {
 		c.hubs = append(c.hubs, s)
 	}
@@ -96,7 +97,7 @@ func (d *Driver) dialHub(c *class, dl *dialing, ttl time.Duration) {
 		s.end(driver.ErrClosed)
 	}
 	close(dl.done)
-	d.tell(err)
+	d.reportKeepAlive(err)
 }
 
 // waiter returns a session for a wait, until freeSession. waiter connects if need be.
@@ -148,7 +149,7 @@ func (d *Driver) waiter(ctx context.Context, ttl time.Duration) (*session, error
 		return nil, err
 	}
 	s.carried++
-	alive := d.run(s)
+	alive := d.adopt(s)
 	d.mu.Unlock()
 	if !alive {
 		s.end(driver.ErrClosed)
@@ -191,8 +192,8 @@ func (d *Driver) awaitSpare(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// run lets a session work, unless the driver has ended. Called with mu held.
-func (d *Driver) run(s *session) bool {
+// adopt lets a session work, unless the driver has ended. Called with mu held.
+func (d *Driver) adopt(s *session) bool {
 	s.start()
 	if !d.life.Go(s.read) { // ends with the connection
 		return false

@@ -61,7 +61,7 @@ func sessionOnPipe(ttl time.Duration) (d *Driver, s *session, server net.Conn) {
 	s.init(d.now())
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.run(s)
+	d.adopt(s)
 	return d, s, server
 }
 

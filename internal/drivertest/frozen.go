@@ -8,24 +8,26 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
+// FrozenTTL is the TTL of locks on a server that is frozen for frozenFor.
 const (
-	frozenTTL = 15 * time.Second
+	FrozenTTL = 15 * time.Second
 	frozenFor = 6 * time.Second // a renewal is due after a third of the TTL
 )
 
 // FrozenServerCostsNoLock stops the servers of a URL for less than the TTL. No
 // lock is lost, a call that was under way ends, and waiters are served afterwards.
-func FrozenServerCostsNoLock(t *testing.T, url string, freeze, thaw func()) {
+// The locks of more leases, which have a TTL of FrozenTTL or more, are not lost either.
+func FrozenServerCostsNoLock(t *testing.T, url string, freeze, thaw func(), more ...*dsync.Lease) {
 	t.Helper()
-	c, other := openTTL(t, url, frozenTTL), openTTL(t, url, frozenTTL)
+	c, other := openTTL(t, url, FrozenTTL), openTTL(t, url, FrozenTTL)
 	ctx, cancel := context.WithTimeout(t.Context(), HangGuard)
 	defer cancel()
 	leases := []*dsync.Lease{mustLead(t, c, "held"), mustLead(t, other, "held by another client")}
-	fixed, err := c.Lock(ctx, "fixed", dsync.ExpireAfter(frozenTTL))
+	fixed, err := c.Lock(ctx, "fixed", dsync.ExpireAfter(FrozenTTL))
 	if err != nil {
 		t.Fatal(err)
 	}
-	leases = append(leases, fixed)
+	leases = append(append(leases, fixed), more...)
 	lock := func(name string) <-chan *dsync.Lease {
 		granted := make(chan *dsync.Lease, 1)
 		go func() { // ends with ctx

@@ -10,23 +10,24 @@ import (
 	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
-// TestWhoLeavesTakesNoTurnAlong has attempts come to a gate, ask in vain, and give up, in random order. A gate is busy for one who asks or is about to, and for
-// nobody else.
+// TestWhoLeavesTakesNoTurnAlong has attempts come to a queue, ask in vain, and
+// give up, in random order. The queue is busy for one who asks or is about to,
+// and for nobody else.
 func TestWhoLeavesTakesNoTurnAlong(t *testing.T) {
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	for seed := range uint64(2000) {
 		random := rand.New(rand.NewPCG(seed, 0))
-		d := &Driver{gates: make(map[AdvisoryKey]*gate), life: lifecycle.New()}
-		g := d.enterGate(AdvisoryKey{})
-		var waiting, leaving []*turn
-		var asking *turn
+		d := &Driver{queues: make(map[AdvisoryKey]*localQueue), life: lifecycle.New()}
+		g := d.enterQueue(AdvisoryKey{})
+		var waiting, leaving []*attempt
+		var asking *attempt
 		for range 60 {
 			switch random.IntN(5) {
 			case 0:
-				waiting = append(waiting, d.queue(g, new(driver.Request)))
+				waiting = append(waiting, d.join(g, new(driver.Request)))
 			case 1: // the verdict comes to one that waits
-				if i := slices.IndexFunc(waiting, func(one *turn) bool { return one.verdict == ask }); i >= 0 {
+				if i := slices.IndexFunc(waiting, func(one *attempt) bool { return one.verdict == tryNow }); i >= 0 {
 					asking = waiting[i]
 					waiting = slices.Delete(waiting, i, i+1)
 				}
@@ -50,9 +51,9 @@ func TestWhoLeavesTakesNoTurnAlong(t *testing.T) {
 					leaving = leaving[1:]
 				}
 			}
-			busy := asking != nil || slices.ContainsFunc(waiting, func(one *turn) bool { return one.verdict == ask })
+			busy := asking != nil || slices.ContainsFunc(waiting, func(one *attempt) bool { return one.verdict == tryNow })
 			if g.busy != busy || !busy && len(waiting) > 0 && len(leaving) == 0 {
-				t.Fatalf("seed %d: got a gate that is busy: %t, want %t; %d wait", seed, g.busy, busy, len(waiting))
+				t.Fatalf("seed %d: got a queue that is busy: %t, want %t; %d wait", seed, g.busy, busy, len(waiting))
 			}
 		}
 	}

@@ -3,8 +3,10 @@ package etcd
 import (
 	"context"
 	"encoding/json"
-	"fmt"
+	"iter"
+	"regexp"
 	"slices"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -21,7 +23,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	bounded, cancel := d.asks.under(ctx)
 	defer cancel()
 	dir := d.dir(name)
-	answer, r, err := d.askFor(bounded, dir, clientv3.OpGet(dir, clientv3.WithPrefix(),
+	answer, r, err := d.readQueue(bounded, dir, clientv3.OpGet(dir, clientv3.WithPrefix(),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend)))
 	if err != nil {
 		return driver.Status{}, d.queryFault(ctx, err)
@@ -64,8 +66,9 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	return status, nil
 }
 
-// askFor reads some contenders for dir, the record of the name, and more, in one transaction; the answers are in this order.
-func (d *Driver) askFor(ctx context.Context, dir string, queue clientv3.Op, more ...clientv3.Op) (answer *clientv3.TxnResponse, r record, err error) {
+// readQueue reads some contenders for dir, the record of the name, and more, in
+// one transaction; the answers are in this order.
+func (d *Driver) readQueue(ctx context.Context, dir string, queue clientv3.Op, more ...clientv3.Op) (answer *clientv3.TxnResponse, r record, err error) {
 	answer, err = d.transact(ctx, nil, append([]clientv3.Op{queue, getRecord(dir)}, more...), nil)
 	if err == nil {
 		r, err = readRecord(dir, answer.Responses[1].GetResponseRange().Kvs)
@@ -216,7 +219,7 @@ func deletions(kvs []*mvccpb.KeyValue) (ops []clientv3.Op) {
 // limit. Those of them that wait ask again when they are removed.
 func (d *Driver) holders(ctx context.Context, dir string) ([]*mvccpb.KeyValue, error) {
 	for limit := int64(pageSize); ; limit = 0 { // holders may be behind the page
-		answer, r, err := d.askFor(ctx, dir, clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(limit),
+		answer, r, err := d.readQueue(ctx, dir, clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(limit),
 			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend)))
 		if err != nil {
 			return nil, err
@@ -233,25 +236,124 @@ func (d *Driver) holders(ctx context.Context, dir string) ([]*mvccpb.KeyValue, e
 	}
 }
 
-// queryFault is fault for requests that belong to no hold and change nothing.
-func (d *Driver) queryFault(ctx context.Context, err error) error {
-	if d.life.Open().Err() != nil {
-		return driver.ErrClosed
+// listSize is how many keys one request of List reads.
+const listSize = 1000
+
+// leaseKey is what the last parts of contenders' keys look like: a mode, a lease, and in this driver a number.
+var leaseKey = regexp.MustCompile(`^(\+read-|write-|permits-[0-9]+of[0-9]+-)?[0-9a-f]{8,16}(-[0-9a-f]+)?$`)
+
+var unflatten = strings.NewReplacer("%2F", "/", "%25", "%")
+
+// List implements driver.Lister. Keys with a lease, and a last part that looks
+// like one, are taken for contenders, as all clients of this protocol make
+// them. All is read as of one revision: where a page ends, a name whose
+// contenders come and go would be missed. A List that takes longer than the
+// server keeps old revisions fails.
+func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		wanted := prefix
+		if d.options.Flat {
+			prefix = flatten.Replace(prefix)
+		}
+		from, end := d.options.Prefix+prefix, clientv3.GetPrefixRangeEnd(d.options.Prefix+prefix)
+		if from == "" {
+			from = "\x00" // and so is the end, which stands for all keys
+		}
+		for revision, more := int64(0), true; more; {
+			var names []string
+			answer, err := d.read(ctx, clientv3.OpGet(from, clientv3.WithRange(end), clientv3.WithRev(revision), clientv3.WithLimit(listSize),
+				clientv3.WithKeysOnly()))
+			if err == nil {
+				if revision == 0 {
+					revision = answer.Header.Revision
+				}
+				page := answer.Responses[0].GetResponseRange()
+				if more = page.More && len(page.Kvs) > 0; more {
+					from = string(page.Kvs[len(page.Kvs)-1].Key) + "\x00"
+				}
+				names, err = d.namesAmong(ctx, page.Kvs, revision)
+			}
+			if err != nil {
+				yield("", err)
+				return
+			}
+			for _, name := range names {
+				if !strings.HasPrefix(name, wanted) { // the lease in its key begins like the end of the prefix
+					continue
+				}
+				if !yield(name, nil) {
+					return
+				}
+			}
+		}
 	}
-	err, _ = fault(ctx, err)
-	return err
 }
 
-// changeFault is fault for requests that belong to no hold. If Close crosses a
-// request that may have been carried out, the error matches driver.ErrUnknown
-// and driver.ErrClosed.
-func (d *Driver) changeFault(ctx context.Context, err error) error {
-	err, doubt := fault(ctx, err)
-	switch {
-	case d.life.Open().Err() == nil:
-		return err
-	case doubt:
-		return fmt.Errorf("%w: %w", driver.ErrClosed, err)
+// namesAmong returns the names that some keys contend for. Newer servers tell the lease of a key together with its value alone, so the keys
+// that look like contenders are read once more; values of other keys, which may be large, are not.
+func (d *Driver) namesAmong(ctx context.Context, keys []*mvccpb.KeyValue, revision int64) (names []string, err error) {
+	var runs []clientv3.Op // of keys without others in between
+	for i, first := 0, -1; i <= len(keys); i++ {
+		if i < len(keys) {
+			if name, sealed := strings.CutSuffix(string(keys[i].Key), sealSuffix); sealed {
+				names = append(names, d.unescaped(strings.TrimPrefix(name, d.options.Prefix)))
+			}
+		}
+		switch looks := i < len(keys) && d.nameOf(keys[i].Key) != ""; {
+		case looks && first < 0:
+			first = i
+		case !looks && first >= 0:
+			runs = append(runs, clientv3.OpGet(string(keys[first].Key), clientv3.WithRange(string(keys[i-1].Key)+"\x00"), clientv3.WithRev(revision)))
+			first = -1
+		}
 	}
-	return driver.ErrClosed
+	for some := range slices.Chunk(runs, maxCombined) {
+		answer, err := d.read(ctx, some...)
+		if err != nil {
+			return nil, err
+		}
+		for _, run := range answer.Responses {
+			for _, kv := range run.GetResponseRange().Kvs {
+				if kv.Lease != 0 {
+					names = append(names, d.nameOf(kv.Key))
+				}
+			}
+		}
+	}
+	return slices.Compact(names), nil
+}
+
+// read carries out some reads with one request.
+func (d *Driver) read(ctx context.Context, ops ...clientv3.Op) (*clientv3.TxnResponse, error) {
+	bounded, cancel := d.asks.under(ctx)
+	defer cancel()
+	answer, err := d.transact(bounded, nil, ops, nil)
+	if err != nil {
+		return nil, d.queryFault(ctx, err)
+	}
+	return answer, nil
+}
+
+// nameOf returns the name that a key with a lease contends for, or "".
+func (d *Driver) nameOf(key []byte) string {
+	rest := string(key[len(d.options.Prefix):])
+	slash := strings.LastIndexByte(rest, '/')
+	if slash < 1 || !utf8.ValidString(rest) {
+		return ""
+	}
+	name, last := rest[:slash], rest[slash+1:]
+	if above := strings.LastIndexByte(name, '/'); above > 0 && isRecipe([]byte(rest[above+1:])) {
+		name = name[:above]
+	} else if !leaseKey.MatchString(last) {
+		return ""
+	}
+	return d.unescaped(name)
+}
+
+// unescaped returns the name that stands in a key.
+func (d *Driver) unescaped(name string) string {
+	if d.options.Flat {
+		return unflatten.Replace(name)
+	}
+	return name
 }

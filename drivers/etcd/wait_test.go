@@ -45,14 +45,14 @@ func newViewed() *viewed {
 // got gives the waiter a view.
 func (v *viewed) got(w view) {
 	w.before = slices.Clone(w.before)
-	v.waiter.got(w, v.hold.hears(viewDir, w))
+	v.waiter.endLook(w, v.hold.hears(w))
 }
 
 // todo returns what the waiter does, if it is woken: else it rests.
 func (v *viewed) todo() verdict {
 	select {
 	case <-v.waiter.wake:
-		return v.hold.take(v.waiter)
+		return v.hold.judge(v.waiter)
 	default:
 		return holds
 	}
@@ -61,7 +61,7 @@ func (v *viewed) todo() verdict {
 // step is something that happens.
 type step = func(v *viewed)
 
-func tell(events ...*clientv3.Event) step { return func(v *viewed) { v.feed.tell(events) } }
+func tell(events ...*clientv3.Event) step { return func(v *viewed) { v.feed.deliver(events) } }
 
 // does has the steps happen, and checks what the waiter does then, and with what token.
 func (v *viewed) does(t *testing.T, name string, steps []step, want verdict, token int64) {
@@ -98,19 +98,19 @@ func passed(key string, created, revision, lease int64) *clientv3.Event {
 func TestWaiterGrantsOnlyWhatEventsProve(t *testing.T) {
 	both := view{revision: 10, before: []string{"a/2", "a/1"}, all: true}
 	got := func(w view) step { return func(v *viewed) { v.got(w) } }
-	ask := func(v *viewed) { v.waiter.ask() }
+	ask := func(v *viewed) { v.waiter.beginLook() }
 	active := func(is bool) step { return func(v *viewed) { v.feed.setActive(is) } }
 	many := view{revision: 10, before: []string{"a/8"}}
 	end := func(revision int64) step {
-		return func(v *viewed) { v.last.tell([]*clientv3.Event{deleted("a/8", revision)}) }
+		return func(v *viewed) { v.last.deliver([]*clientv3.Event{deleted("a/8", revision)}) }
 	}
 	sealed := func(revision int64) step {
-		return func(v *viewed) { v.seal.tell([]*clientv3.Event{put(sealKey(viewDir), revision, revision, 0)}) }
+		return func(v *viewed) { v.seal.deliver([]*clientv3.Event{put(sealKey(viewDir), revision, revision, 0)}) }
 	}
 	others := func(from, to int64) step {
 		return func(v *viewed) {
 			for revision := from; revision <= to; revision++ {
-				v.feed.tell([]*clientv3.Event{deleted("a/9", revision)})
+				v.feed.deliver([]*clientv3.Event{deleted("a/9", revision)})
 			}
 		}
 	}

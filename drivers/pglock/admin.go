@@ -5,10 +5,15 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"iter"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	migration "github.com/go-dsync/dsync/driver/move"
 )
 
 // Inspect implements driver.Inspector. The server knows holders and waiters by their process id, used as Status.Hold, and by
@@ -19,7 +24,7 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	if err != nil {
 		return status, err
 	}
-	rows, err := d.ask(ctx, holdersQuery, key.locksRow()...)
+	rows, err := d.query(ctx, holdersQuery, key.locksRow()...)
 	if err != nil {
 		return status, err
 	}
@@ -67,8 +72,8 @@ func (d *Driver) Ping(ctx context.Context) error {
 func (d *Driver) holders(key AdvisoryKey) []*lease {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if g := d.gates[key]; g != nil {
-		return slices.Collect(g.holders.All())
+	if q := d.queues[key]; q != nil {
+		return slices.Collect(q.holders.All())
 	}
 	return nil
 }
@@ -98,7 +103,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 		l.session.end(errForced)
 		ended[l.session.pid] = true
 	}
-	rows, err := d.ask(ctx, forceQuery, key.locksRow()...)
+	rows, err := d.query(ctx, forceQuery, key.locksRow()...)
 	if err != nil {
 		return err
 	}
@@ -120,7 +125,7 @@ const firstGlance, lastGlance = time.Millisecond, 50 * time.Millisecond
 // awaitEnd waits until none of the server's processes has the lock any more. A process ends some time after it was told to.
 func (d *Driver) awaitEnd(ctx context.Context, key AdvisoryKey, pids map[uint32]bool) error {
 	for wait := firstGlance; ; wait = min(2*wait, lastGlance) {
-		rows, err := d.ask(ctx, holdersQuery, key.locksRow()...)
+		rows, err := d.query(ctx, holdersQuery, key.locksRow()...)
 		if err != nil {
 			return fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 		}
@@ -162,4 +167,76 @@ func (k AdvisoryKey) locksRow() [][]byte {
 		form = 2
 	}
 	return [][]byte{int4(uint32(k.bits >> 32)), int4(uint32(k.bits)), binary.BigEndian.AppendUint16(nil, form)}
+}
+
+// listQuery asks for the advisory locks of the database.
+const listQuery = `SELECT DISTINCT classid, objid, objsubid FROM pg_catalog.pg_locks WHERE granted AND locktype = 'advisory' ` +
+	`AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())`
+
+// List implements driver.Lister where names are numbers ([NumberKey], [PairKey]), and yields the numbers that are locked. The server knows other
+// names by their hashes alone.
+func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		names, err := d.list(ctx)
+		if err != nil {
+			yield("", err)
+			return
+		}
+		for _, name := range names {
+			if strings.HasPrefix(name, prefix) && !yield(name, nil) {
+				return
+			}
+		}
+	}
+}
+
+func (d *Driver) list(ctx context.Context) (names []string, err error) {
+	if d.keys.custom == nil {
+		return nil, fmt.Errorf("the server keeps hashes of names, and with key=number or key=pair in the URL the numbers that are locked are listed: %w",
+			errors.ErrUnsupported)
+	}
+	if err := d.usable(ctx); err != nil {
+		return nil, err
+	}
+	rows, err := d.query(ctx, listQuery)
+	if err != nil {
+		return nil, err
+	}
+	for _, row := range rows {
+		if len(row) != 3 || len(row[0]) != 4 || len(row[1]) != 4 || len(row[2]) != 2 {
+			return nil, errAnswer
+		}
+		high, low := binary.BigEndian.Uint32(row[0]), binary.BigEndian.Uint32(row[1])
+		k, name := AdvisoryKey{bits: uint64(high)<<32 | uint64(low)}, ""
+		if k.pair = binary.BigEndian.Uint16(row[2]) == 2; k.pair {
+			name = fmt.Sprintf("%d/%d", int32(high), int32(low))
+		} else {
+			name = strconv.FormatInt(int64(k.bits), 10)
+		}
+		if own, err := d.keys.custom(name); err == nil && own == k {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+var _ migration.Identifier = (*Driver)(nil)
+
+// identityQuery asks for what the server's data directory was given when it was made, and standbys have too, and for the database.
+const identityQuery = `SELECT s.system_identifier, d.oid FROM pg_catalog.pg_control_system() s, pg_catalog.pg_database d ` +
+	`WHERE d.datname = pg_catalog.current_database()`
+
+// Identity implements move.Identifier. A role that may not call pg_control_system gets an error.
+func (d *Driver) Identity(ctx context.Context) (uint64, error) {
+	rows, err := d.query(ctx, identityQuery)
+	if err != nil {
+		return 0, err
+	}
+	if len(rows) != 1 || len(rows[0]) != 2 || len(rows[0][0]) != 8 || len(rows[0][1]) != 4 {
+		return 0, errAnswer
+	}
+	hash := fnv.New64a()
+	hash.Write(rows[0][0])
+	hash.Write(rows[0][1])
+	return hash.Sum64(), nil
 }

@@ -2,11 +2,15 @@ package etcd
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/linked"
@@ -24,6 +28,8 @@ type hold struct {
 
 	driver   *Driver
 	request  *driver.Request
+	waited   bool // Events.Waiting was called
+	standing standing
 	key      string
 	limit    int    // of permits, in the key
 	number   uint64 // in the key
@@ -56,7 +62,7 @@ const (
 
 // Tokens implements driver.Lease.
 func (h *hold) Tokens() (first uint64, n int) {
-	if h.driver.options.NoTokens || h.request.Mode == driver.Permit {
+	if h.driver.options.NoTokens || h.rule().adds {
 		return 0, 0
 	}
 	return h.first.Load(), 1
@@ -106,19 +112,22 @@ func (h *hold) unlist() {
 	d.fixed.Remove(h)
 }
 
-// lose ends a hold that is over, but not by Release. The hold is no longer listed.
+// lose ends a hold that is over, but not by Release. The hold is no longer
+// listed. Without a cause the holder is not told.
 func (h *hold) lose(cause error) {
 	h.mu.Lock()
-	told := h.phase == held
-	if told {
+	first := h.phase == held
+	if first {
 		h.phase = over
 	}
 	h.mu.Unlock()
-	if !told {
+	if !first {
 		return // the request of Release finds out at the server
 	}
 	h.giveLeaseBack()
-	h.request.Events.Lost(cause)
+	if cause != nil {
+		h.request.Events.Lost(cause)
+	}
 }
 
 // giveLeaseBack gives back what carried the key. The key is known to be gone.
@@ -248,8 +257,8 @@ func (h *hold) remove(ctx context.Context, sealing bool) (removed bool, err erro
 	return o.removed, nil
 }
 
-// leaveToClose leaves the key to Close, which ends the key together with its lease.
-func (h *hold) leaveToClose() {
+// leaveToLease leaves the key to the end of its lease.
+func (h *hold) leaveToLease() {
 	if h.session != nil {
 		h.session.leave()
 	} else {
@@ -270,4 +279,183 @@ func (l *holdList) before(granted int64) []*hold {
 		some = append(some, h)
 	}
 	return some
+}
+
+var _ driver.Passer = (*hold)(nil)
+
+// Pass implements driver.Passer. The key is put again, on the same lease: it stays the oldest one, the waiters behind it go on waiting, and
+// the revision of the answer is the token. If there is no answer, the key is there in either case, for Release to delete.
+func (h *hold) Pass(ctx context.Context, owner, note string) error {
+	if h.isOver() {
+		return driver.ErrNotHeld
+	}
+	bounded, cancel := h.driver.ends.ending(ctx)
+	defer cancel()
+	v := h.nextValue(owner, note)
+	o := &op{dir: h.dir(), compare: append(h.stands(), h.overlookedByNobody()...), then: []clientv3.Op{opPut(h.key, h.driver.textOf(v), clientv3.WithIgnoreLease())}}
+	if err := h.driver.sender.do(bounded, o); err != nil {
+		err, _ = fault(ctx, err)
+		return err
+	}
+	if !o.answer.Succeeded {
+		if h.rule().besideRecipe {
+			return errOverlooked // or the hold is over, as its release will tell
+		}
+		h.vanish()
+		return driver.ErrNotHeld
+	}
+	revision := o.answer.Header.Revision
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.tokenFrom(h.record, revision)
+	return nil
+}
+
+// nextValue returns what the key is to say of its next holder, and remembers it for putAgain.
+func (h *hold) nextValue(owner, note string) value {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	v := value{Owner: owner, Host: h.driver.host, Time: time.Now(), Note: note, Hold: h.request.Hold, Pass: 1}
+	if h.passed != nil {
+		v.Pass = h.passed.Pass + 1
+	}
+	h.passed = &v
+	return v
+}
+
+// putAgain puts the key of the hold without a change but for the count of passes, so that the event does not look like a pass. It tells the
+// waiters behind the key that the record of the name has changed.
+func (h *hold) putAgain() clientv3.Op {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.passed == nil {
+		return clientv3.OpPut(h.key, "", clientv3.WithIgnoreValue(), clientv3.WithIgnoreLease())
+	}
+	v := *h.passed
+	v.Pass = 0
+	return opPut(h.key, h.driver.textOf(v), clientv3.WithIgnoreLease())
+}
+
+// textOf is what the key of a hold says. A note alone does not tell that the hold was passed, so those who wait behind it look again.
+func (d *Driver) textOf(v value) []byte {
+	if d.options.NoteAlone {
+		return []byte(v.Note)
+	}
+	return v.text()
+}
+
+// text is v as the key has it.
+func (v value) text() []byte {
+	text, _ := json.Marshal(v) // which does not fail with strings, a number and a time
+	return text
+}
+
+// opPut makes the operation that puts a key with a value.
+func opPut(key string, text []byte, options ...clientv3.OpOption) clientv3.Op {
+	op := clientv3.OpPut(key, "", options...)
+	op.WithValueBytes(text)
+	return op
+}
+
+// Leave implements driver.Leaver: the last renewal of a hold with an expiry of its own, repeated like a release. Each lease that carries the
+// key from then on, or may carry it, is left to run out.
+//
+// Close waits for a Leave under way and does not end its hold. The hold leaves
+// the driver's list first, so Close spares it even if Close gives up waiting.
+func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Duration) error {
+	h := granted.(*hold)
+	d.life.EnterLate()
+	defer d.life.Leave()
+	h.unlist()
+	err := h.Renew(ctx, ttl)
+	for wait := firstRelease; transient(err) && d.now() < h.expires() && d.life.Sleep(ctx, wait); wait = min(2*wait, lastRelease) {
+		err = h.Renew(ctx, ttl)
+	}
+	h.mu.Lock()
+	h.phase = over
+	h.mu.Unlock()
+	h.own.mu.Lock()
+	h.own.ended = true
+	h.own.mu.Unlock()
+	return err
+}
+
+func transient(err error) bool {
+	return errors.Is(err, driver.ErrUnknown) || errors.Is(err, driver.ErrUnavailable)
+}
+
+// removalPause bounds how often WatchRemoval looks for a key.
+const removalPause = 100 * time.Millisecond
+
+// WatchRemoval implements driver.RemovalWatcher. Any change of the contenders may
+// be the removal, so the driver looks for the key after each change.
+func (h *hold) WatchRemoval(func()) (stop func()) {
+	d := h.driver
+	ctx, stop := context.WithCancel(d.life.Context())
+	changed := make(chan struct{}, 1)
+	unwatch, err := d.Watch(h.request.Name, func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	})
+	if err != nil {
+		return stop
+	}
+	look := func() { // ends with stop, or with the driver
+		defer unwatch()
+		for {
+			select {
+			case <-changed:
+				bounded, cancel := withBound(ctx, requestFor)
+				d.verify(bounded, h)
+				cancel()
+				d.life.Sleep(ctx, removalPause)
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+	if !d.life.Go(look) {
+		unwatch()
+	}
+	return stop
+}
+
+// verify looks for the key of h in a way that no server which lags behind can answer, and ends the hold if the key is gone.
+func (d *Driver) verify(ctx context.Context, h *hold) {
+	h.mu.Lock()
+	phase := h.phase
+	h.mu.Unlock()
+	if phase != held {
+		return
+	}
+	answer, err := d.get(ctx, h.key) // servers leave the lease out of answers with keys alone
+	if err != nil || len(answer.Kvs) > 0 && h.isOf(answer.Kvs[0]) {
+		return
+	}
+	if len(answer.Kvs) == 0 || !h.isSealing() || !h.isSeal(answer.Kvs) {
+		h.vanish()
+	}
+}
+
+// vanish ends a hold that somebody removed or overwrote.
+func (h *hold) vanish() {
+	h.unlist()
+	if !h.isSealing() {
+		h.sweep()
+	}
+	h.lose(driver.ErrRemoved)
+}
+
+// sweep has the key deleted in the background. A key that somebody overwrote
+// hangs on no lease, so it would stay for ever.
+func (h *hold) sweep() {
+	h.driver.ghosts.Add(&ghost{key: h.key, carrier: new(carrier), definite: true})
+}
+
+// isOf reports whether kv is the key of h as this driver put it. A key that
+// somebody put by hand has another create revision, or no lease.
+func (h *hold) isOf(kv *mvccpb.KeyValue) bool {
+	return kv.CreateRevision == h.revision && kv.Lease != int64(clientv3.NoLease)
 }

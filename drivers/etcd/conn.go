@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -14,6 +15,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/go-dsync/dsync/driver"
 )
 
 const (
@@ -243,4 +246,114 @@ func (t tracked) ClientHandshake(ctx context.Context, authority string, c net.Co
 // Clone implements credentials.TransportCredentials.
 func (t tracked) Clone() credentials.TransportCredentials {
 	return tracked{t.TransportCredentials.Clone(), t.lines}
+}
+
+// forgetAfter is how long a cluster that does not answer counts as one of the
+// client's. A cluster that was restored from a backup has another id.
+const forgetAfter = 15 * time.Second
+
+// cluster tells whether all answers come from one cluster. Two clusters behind
+// one client would each grant a lock.
+type cluster struct {
+	driver *Driver
+	id     atomic.Uint64 // 0 at first
+	heard  atomic.Int64  // when it last answered
+
+	until atomic.Int64 // when the client may count on one cluster again
+
+	mu    sync.Mutex
+	other uint64 // cluster that has answered too
+}
+
+// errClusters matches the error about answers of two clusters.
+var errClusters = errors.New("the servers belong to different clusters")
+
+// check takes note of the cluster that has sent an answer.
+func (c *cluster) check(header *pb.ResponseHeader) error {
+	id, now := header.GetClusterId(), c.driver.now()
+	known := c.id.Load()
+	switch {
+	case id == 0: // what answers is no etcd, or a part of one
+		return nil
+	case id == known, known == 0 && c.id.CompareAndSwap(0, id):
+		c.heard.Store(now)
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.other = id
+	err := c.error()
+	if now-c.heard.Load() > int64(forgetAfter) {
+		c.id.Store(id)
+		c.heard.Store(now)
+		c.other = known
+	} else {
+		c.until.Store(now + int64(forgetAfter))
+	}
+	c.driver.life.Go(func() { c.driver.endAll(fmt.Errorf("%w: %w", driver.ErrSessionEnded, err)) }) // leases and revisions are those of the other cluster
+	return err
+}
+
+// trouble returns the error about two clusters if both have answered of late.
+func (c *cluster) trouble() error {
+	if until := c.until.Load(); until == 0 || c.driver.now() >= until {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.error()
+}
+
+// error is called with mu held.
+func (c *cluster) error() error { return differ(c.id.Load(), c.other) }
+
+func differ(a, b uint64) error {
+	return fmt.Errorf("%w: one has the id %x, another %x", errClusters, a, b)
+}
+
+// endAll ends all holds, which are lost by cause. Without a cause no holder is
+// told.
+func (d *Driver) endAll(cause error) {
+	d.mu.Lock()
+	sessions, fixed := d.granted(), d.fixed.Take()
+	d.mu.Unlock()
+	for _, s := range sessions {
+		s.die(cause)
+	}
+	for _, h := range fixed {
+		h.leaveToCleaner(true)
+		h.lose(cause)
+	}
+}
+
+// checkHosts returns an error if servers that answer belong to different
+// clusters. Servers that do not answer in time are left out.
+func (d *Driver) checkHosts(ctx context.Context) error {
+	hosts := d.client.Endpoints()
+	if len(hosts) < 2 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, attemptFor)
+	defer cancel()
+	ids := make([]uint64, len(hosts))
+	var all sync.WaitGroup
+	for i, host := range hosts {
+		all.Go(func() { // ends with ctx
+			if answer, err := d.client.Status(ctx, host); err == nil {
+				ids[i] = answer.Header.GetClusterId()
+			}
+		})
+	}
+	all.Wait()
+	first := -1
+	for i, id := range ids {
+		switch {
+		case id == 0:
+		case first < 0:
+			first = i
+		case id != ids[first]:
+			return fmt.Errorf("%w (%s and %s)", differ(ids[first], id), hosts[first], hosts[i])
+		}
+	}
+	return nil
 }

@@ -1,0 +1,374 @@
+package pglock
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/linked"
+)
+
+// localQueue orders the requests of this driver for one key: the server would
+// grant a session its own lock once more. There is one per key and not per
+// name, for two names may have one key.
+//
+// At most one request for the key is under way on the sessions of many locks. Waiting attempts stand in line, and only the first of them
+// asks the server.
+type localQueue struct {
+	key     AdvisoryKey
+	uses    int
+	holders linked.List[lease, *lease] // until their end at the server, as far as known; the first excludes what all exclude
+	busy    bool                       // a request is under way
+	tries   attempts                   // with NoWait: each asks once, as soon as no request is under way
+	line    attempts                   // the others; the first one asks, or waits at the server
+}
+
+// attempt is a request in a localQueue.
+type attempt struct {
+	mode    driver.Mode
+	verdict verdict
+	ready   chan struct{} // closed with the verdict; nil if there was one at once
+}
+
+// attempts are in the order of their arrival.
+type attempts []*attempt
+
+// remove reports whether the attempt was among them.
+func (all *attempts) remove(t *attempt) bool {
+	i := slices.Index(*all, t)
+	if i >= 0 {
+		*all = slices.Delete(*all, i, i+1)
+	}
+	return i >= 0
+}
+
+// verdict is what a localQueue says to an attempt.
+type verdict uint8
+
+const (
+	wait    verdict = iota // in line
+	tryNow                 // on a session of many locks, and the queue is busy until the attempt is settled
+	enqueue                // at the server, behind reads of this driver, so that the server orders the attempt against those of others
+	refuse                 // this driver holds the lock, or waits to write
+)
+
+// enterQueue returns the queue of a key for one use.
+func (d *Driver) enterQueue(key AdvisoryKey) *localQueue {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	q := d.queues[key]
+	if q == nil {
+		q = &localQueue{key: key}
+		d.queues[key] = q
+	}
+	q.uses++
+	return q
+}
+
+// leaveQueue is called with mu held.
+func (d *Driver) leaveQueue(q *localQueue) {
+	if q.uses--; q.uses == 0 {
+		delete(d.queues, q.key)
+	}
+}
+
+// join adds an attempt to the queue.
+func (d *Driver) join(q *localQueue, r *driver.Request) *attempt {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	t := &attempt{mode: r.Mode}
+	if r.NoWait {
+		if !q.judge(t, true) {
+			t.ready = make(chan struct{})
+			q.tries = append(q.tries, t)
+		}
+		return t
+	}
+	q.line = append(q.line, t)
+	if len(q.line) > 1 || !q.judge(t, false) {
+		t.ready = make(chan struct{})
+	}
+	return t
+}
+
+// await waits for the verdict.
+func (d *Driver) await(ctx context.Context, q *localQueue, t *attempt) error {
+	var err error
+	select {
+	case <-t.ready:
+		return nil
+	case <-ctx.Done():
+		err = fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+	case <-d.life.Open().Done():
+		err = driver.ErrClosed
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if t.verdict == tryNow { // its turn came at this very moment
+		q.busy = false
+	}
+	if q.tries.remove(t) && errors.Is(err, driver.ErrLocked) {
+		err = ctx.Err() // nobody said that the lock is held
+	}
+	q.line.remove(t) // at once, or the turn could come to who has left
+	q.advance()
+	return err
+}
+
+// settled ends the request under way.
+func (d *Driver) settled(q *localQueue) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	q.busy = false
+	q.advance()
+}
+
+// quitLine takes an attempt out of the line.
+func (d *Driver) quitLine(q *localQueue, t *attempt) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	q.line.remove(t)
+	q.advance()
+}
+
+// advance lets the next attempts go on. advance is called with Driver.mu held when anything has changed.
+func (q *localQueue) advance() {
+	if len(q.line) > 0 && q.line[0].verdict == wait {
+		q.judge(q.line[0], false)
+	}
+	q.tries = slices.DeleteFunc(q.tries, func(t *attempt) bool { return q.judge(t, true) })
+}
+
+// judge gives an attempt its verdict, and reports whether there is one yet. Called with Driver.mu held.
+func (q *localQueue) judge(t *attempt, noWait bool) bool {
+	switch holder := q.holders.First(); {
+	case noWait && t.mode == driver.Read && slices.ContainsFunc(q.line, (*attempt).writes):
+		t.verdict = refuse // a Read does not pass a Write
+	case holder == nil || !holder.r.Mode.Excludes(t.mode):
+		if q.busy {
+			return false
+		}
+		t.verdict, q.busy = tryNow, true
+	case noWait:
+		t.verdict = refuse
+	case holder.r.Mode == driver.Read:
+		t.verdict = enqueue
+	default:
+		return false
+	}
+	if t.ready != nil {
+		close(t.ready)
+	}
+	return true
+}
+
+// writes reports whether the attempt is for a mode that no Read may pass.
+func (t *attempt) writes() bool { return t.mode != driver.Read }
+
+// on reports whether a hold of the key is on the session. Called with Driver.mu
+// held; q may be nil.
+func (q *localQueue) on(s *session) bool {
+	if q != nil {
+		for l := range q.holders.All() {
+			if l.session == s {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+const (
+	// settleFor is how long a canceled caller waits for its lock to be given back, if there is one. Two short requests do, and then
+	// nothing is left in doubt. Nobody waits longer.
+	settleFor = 50 * time.Millisecond
+
+	// backstop is how often the driver asks the server whether a wait is still
+	// known there, because the connection may hang.
+	backstop = 1500 * time.Millisecond
+
+	// A look takes the server about a microsecond for each of its connections,
+	// so the driver looks less often where it takes long: clients that wait
+	// together need a processor for each lookShare of them. longBackstop bounds
+	// the pause.
+	lookShare    = 3000
+	longBackstop = 15 * time.Second
+)
+
+// waitAtServer waits in the server's queue for the key, on a session of its own.
+func (d *Driver) waitAtServer(ctx context.Context, l *lease, waited bool) error {
+	w, op, err := d.enqueue(ctx, l)
+	if err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("%w: %w", driver.ErrLocked, err)
+		}
+		return err
+	}
+	if !waited {
+		l.r.Events.Waiting() // after the statement is sent: from now on the call has its place in the server's queue
+	}
+	err = d.watch(ctx, w, op)
+	if err == nil {
+		return refusal(op.err)
+	}
+	if !w.abandon(op) {
+		<-op.done
+		return refusal(op.err)
+	}
+	d.withdraw(w, op)
+	return d.settle(op, err)
+}
+
+// enqueue begins to wait at the server.
+func (d *Driver) enqueue(ctx context.Context, l *lease) (*session, *operation, error) {
+	for range 3 {
+		w, err := d.waiter(ctx, d.carrier(l.r))
+		if err != nil {
+			return nil, nil, err
+		}
+		if op := d.start(w, block, l); op != nil {
+			return w, op, nil
+		}
+	}
+	return nil, nil, errBreaks
+}
+
+// watch waits until the operation is settled, or returns why the wait ended
+// before. It ends a session whose wait the server does not know: the connection
+// may hang, and the lock may have been granted to nobody.
+func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	timer := time.NewTimer(d.looks.pause())
+	defer timer.Stop()
+	looked := make(chan bool, 1)
+	for missing := false; ; {
+		select {
+		case <-op.done:
+			return nil
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+		case <-d.life.Open().Done():
+			return driver.ErrClosed
+		case <-timer.C:
+			d.life.Go(func() { looked <- d.stillWaits(ctx, w) }) // ends with ctx
+		case waits := <-looked:
+			switch {
+			case waits:
+				missing = false
+				timer.Reset(d.looks.pause())
+			case !missing: // or granted at this very moment
+				missing = true
+				timer.Reset(answerIn)
+			default:
+				w.end(errors.New("the server does not know of the wait"))
+				d.dropIdle()
+			}
+		}
+	}
+}
+
+// stillWaits asks the server, over other sessions until one answers, whether w waits for a lock.
+func (d *Driver) stillWaits(ctx context.Context, w *session) bool {
+	for pause := firstDig; ; pause = min(2*pause, lastDig) {
+		rows, err := d.query(ctx, waitsQuery, int4(w.pid), []byte(w.id))
+		if err == nil && len(rows) == 1 && len(rows[0]) == 2 && len(rows[0][1]) == 8 {
+			d.looks.took(time.Duration(binary.BigEndian.Uint64(rows[0][1])) * time.Microsecond)
+			return rows[0][0][0] != 0
+		}
+		if !d.life.Sleep(ctx, pause) {
+			return true
+		}
+	}
+}
+
+// looks is how long the server takes for a look at a wait.
+type looks struct{ cost atomic.Int64 }
+
+// took notes the time of a look. A single slow one, on a busy machine, says
+// little, so what is known at most doubles.
+func (l *looks) took(cost time.Duration) {
+	l.cost.Store(min(int64(cost), max(2*l.cost.Load(), int64(backstop/lookShare))))
+}
+
+// pause is the time until the next look.
+func (l *looks) pause() time.Duration {
+	return min(max(time.Duration(l.cost.Load()*lookShare), backstop), longBackstop)
+}
+
+// dropIdle ends the sessions for waits that nobody uses, because they may hang
+// like one that did.
+func (d *Driver) dropIdle() {
+	for {
+		d.mu.Lock()
+		s := d.spareWaiter()
+		d.mu.Unlock()
+		if s == nil {
+			return
+		}
+		s.end(errQuit)
+	}
+}
+
+const (
+	withdrawFor = 2 * time.Second       // then the connection is closed
+	firstCancel = 5 * time.Millisecond  // until the next try: a cancel before its statement is lost
+	lastCancel  = 80 * time.Millisecond // the same, at the end of a doubling
+	digFor      = time.Second           // one attempt to see whether a session is gone
+	firstDig    = 5 * time.Millisecond
+	lastDig     = time.Second
+)
+
+// withdraw ends an abandoned wait at the server, in the background.
+func (d *Driver) withdraw(w *session, op *operation) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	started := d.life.Go(func() { // ends within withdrawFor, or with the driver
+		d.cancelWait(w, op)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.withdrawals--
+		d.changed.Broadcast()
+	})
+	if started { // otherwise all sessions are being closed
+		d.withdrawals++
+	}
+}
+
+// cancelWait cancels the statement. A canceled statement can fail with the lock granted, and the session then gives the lock back. The
+// session is used again only when every cancel has been answered, for a late cancel would hit the next wait.
+func (d *Driver) cancelWait(w *session, op *operation) {
+	ctx, cancel := context.WithTimeout(d.life.Context(), withdrawFor)
+	defer cancel()
+	defer d.drop(w)
+	for wait := firstCancel; ctx.Err() == nil; wait = min(2*wait, lastCancel) {
+		if request, err := d.startQuery(ctx, cancelQuery, int4(w.pid)); err == nil {
+			select {
+			case <-request.done:
+			case <-request.on.behind: // the cancel may be late
+				w.end(errStuck)
+				return
+			case <-ctx.Done():
+				w.end(errStuck)
+				return
+			}
+		}
+		again := time.NewTimer(wait)
+		select {
+		case <-op.done:
+			again.Stop()
+			return
+		case <-again.C:
+		case <-ctx.Done():
+			again.Stop()
+		}
+	}
+	w.end(errStuck)
+}
+
+var errStuck = fmt.Errorf("a wait could not be ended: %w", errAbandoned)
