@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -246,6 +247,30 @@ func (u *URL) Duration(name string, fallback time.Duration) time.Duration {
 		return fallback
 	}
 	return d
+}
+
+// Password returns a function that returns the password of the URL, or what the
+// file of the parameter password_file contains at the time of the call, without
+// white space around it. Password returns nil if the URL has neither.
+func (u *URL) Password() func() (string, error) {
+	file := u.Param("password_file", "")
+	inURL, ok := "", false
+	if u.User != nil {
+		inURL, ok = u.User.Password()
+	}
+	switch {
+	case file != "" && ok:
+		u.fail("password_file", "the URL has a password, too")
+		return nil
+	case file != "":
+		return func() (string, error) {
+			text, err := os.ReadFile(file)
+			return strings.TrimSpace(string(text)), err
+		}
+	case ok:
+		return func() (string, error) { return inURL, nil }
+	}
+	return nil
 }
 
 // Rest returns the parameters for which nobody has asked so far, and counts as asking for all of them: for backends with parameters of

@@ -1,7 +1,11 @@
 package driver_test
 
 import (
+	"errors"
+	"io/fs"
 	"net/url"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -236,5 +240,41 @@ func TestURLParameterErrors(t *testing.T) {
 		if err := read(u); err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "x URL: ") {
 			t.Errorf("%s: got error %v, want one with %q", query, err, want)
 		}
+	}
+}
+
+func TestPassword(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "password")
+	parse := func(text string) *driver.URL {
+		u, err := driver.ParseURL(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return u
+	}
+	if read := parse("x://u@h").Password(); read != nil {
+		t.Error("a URL without a password has one")
+	}
+	fixed := testenv.Password()
+	if got, err := parse("x://u:" + fixed + "@h").Password()(); got != fixed || err != nil {
+		t.Errorf("got another password than that of the URL, %v", err)
+	}
+	u := parse("x://u@h?password_file=" + url.QueryEscape(file))
+	read := u.Password()
+	if _, err := read(); !errors.Is(err, fs.ErrNotExist) || u.Err() != nil {
+		t.Errorf("without the file: %v, and %v of the URL", err, u.Err())
+	}
+	for range 2 {
+		want := testenv.Password()
+		if err := os.WriteFile(file, []byte(want+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := read(); got != want || err != nil {
+			t.Errorf("got another password than that of the file, %v", err)
+		}
+	}
+	both := parse("x://u:" + fixed + "@h?password_file=" + url.QueryEscape(file))
+	if both.Password(); both.Err() == nil || strings.Contains(both.Err().Error(), fixed) {
+		t.Errorf("a URL with two passwords: got error %v", both.Err())
 	}
 }

@@ -74,6 +74,13 @@ func (d *Driver) dialOnce(ctx context.Context, ttl time.Duration, waiter bool) (
 // connect makes the connection. The server holds no lock for the connection yet, so ctx may end it.
 func (d *Driver) connect(ctx context.Context, s *session) (*pgconn.PgConn, error) {
 	config := d.config.Copy()
+	if d.options.Password != nil {
+		password, err := d.options.Password(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("password of the connection: %w", err)
+		}
+		config.Password = password
+	}
 	if config.RuntimeParams == nil {
 		config.RuntimeParams = make(map[string]string)
 	}

@@ -43,6 +43,9 @@ func open(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 	case "pair":
 		o.Key = PairKey
 	}
+	if password := u.Password(); password != nil {
+		o.Password = func(context.Context) (string, error) { return password() }
+	}
 	rest := u.Rest()
 	if err := u.Err(); err != nil {
 		return nil, err
@@ -72,9 +75,6 @@ func parseConnection(u *driver.URL, rest map[string]string) (*pgx.ConnConfig, er
 	text := "postgres://"
 	if u.User != nil {
 		text += url.User(u.User.Username()).String() + "@"
-		if p, ok := u.User.Password(); ok {
-			password, given = p, true
-		}
 	}
 	text += strings.Join(u.Hosts, ",") + (&url.URL{Path: u.Path}).EscapedPath()
 	if len(query) > 0 {

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -104,6 +105,50 @@ func testRefusalsNameNoPassword(t *testing.T, pg *testenv.PostgresServer) {
 	closeDriver(t, d)
 	if _, _, err := driver.Open(t.Context(), "pglock://alice:"+testenv.Password()+"@"+pg.Addr+"/postgres"); !errors.Is(err, os.ErrPermission) {
 		t.Errorf("wrong password: got %v, want ErrPermission", err)
+	}
+}
+
+// testPasswordChanges changes a password between two connections of a client.
+func testPasswordChanges(t *testing.T, pg *testenv.PostgresServer) {
+	conn, file := connect(t, pg), filepath.Join(t.TempDir(), "password")
+	change := func(statement string) {
+		t.Helper()
+		password := testenv.Password()
+		if _, err := conn.Exec(t.Context(), statement+" PASSWORD '"+password+"'"); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(password+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	change("CREATE ROLE bob LOGIN IN ROLE secret")
+	c, err := dsync.Open(t.Context(), "pglock://bob@"+pg.Addr+"/postgres?password_file="+file, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	other, err := dsync.Open(t.Context(), pg.URL("pglock"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close(context.Background())
+	held, err := other.Lock(t.Context(), "rotated")
+	if err != nil {
+		t.Fatal(err)
+	}
+	change("ALTER ROLE bob")
+	granted := make(chan error, 1)
+	go func() {
+		_, err := c.Lock(t.Context(), "rotated") // which needs another connection
+		granted <- err
+	}()
+	const sessions = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'bob' AND wait_event_type = 'Lock'"
+	testenv.Eventually(t, func() bool { return len(granted) > 0 || value[int](t, conn, sessions) > 0 }, "bob waits")
+	if err := held.Unlock(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := <-granted; err != nil {
+		t.Error(err)
 	}
 }
 

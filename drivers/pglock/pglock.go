@@ -164,6 +164,10 @@ type Options struct {
 	// MaxWaiters is how many connections may wait for a lock, or hold a lock after a wait, at a time (32 if 0).
 	MaxWaiters int
 
+	// Password, if not nil, is called for each connection and returns its
+	// password in place of the configuration's. It may be called concurrently.
+	Password func(ctx context.Context) (string, error)
+
 	// SessionPooler accepts a connection pooler in session mode (pgbouncer's pool_mode=session) between here and the server.
 	SessionPooler bool
 

@@ -153,6 +153,7 @@ func TestDriver(t *testing.T) {
 		{"ResetIsReported", testResetIsReported},
 		{"ManyWaitersFewConnections", testManyWaitersFewConnections},
 		{"RefusalsNameNoPassword", testRefusalsNameNoPassword},
+		{"PasswordChanges", testPasswordChanges},
 		{"URL", testURL},
 		{"TTLOfTheProgramIsThatOfTheSession", testTTLOfTheProgramIsThatOfTheSession},
 		{"ErrorOfOneInAGroupIsItsOwn", testErrorOfOneInAGroupIsItsOwn},
