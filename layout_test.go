@@ -54,6 +54,7 @@ var layout = []struct {
 	{"internal/drivertest", []string{"./", "./driver/...", "./conformance/wire", "./internal/testenv", "testing"}},
 	{"internal/capacity", nil},
 	{"internal/guardtest", nil},
+	{"internal/sqltest", nil},
 	{"internal/telemetrytest", []string{"./", "./driver", "./drivers/memory", "./internal/testenv", "testing/...", "go.opentelemetry.io/otel/..."}},
 	{"guard", nil},
 	{"conformance", []string{"./", "./driver/...", "testing/..."}},
@@ -71,6 +72,7 @@ var layout = []struct {
 	{"drivers/pglock", []string{"./driver/...", "./internal/...", "github.com/jackc/pgx/v5/..."}},
 
 	// Stores of driver/cas.
+	{"drivers/sqllock", []string{"./driver/..."}},
 	{"contrib/natslock", []string{"./driver/...", "github.com/nats-io/nats.go/..."}},
 
 	{"cmd", []string{
@@ -97,7 +99,7 @@ var rootModules = []string{
 }
 
 // nested are the modules below the root that are not in it, with the same import paths, by what they bring along.
-var nested = []string{"cmd/dsync", "contrib/natslock", "examples/observability", "internal/guardtest", "internal/telemetrytest"}
+var nested = []string{"cmd/dsync", "contrib/natslock", "examples/observability", "internal/guardtest", "internal/sqltest", "internal/telemetrytest"}
 
 // goPackage is what `go list` says about a package.
 type goPackage struct {
