@@ -128,9 +128,14 @@ func run(tb testing.TB, db *sql.DB, statement string) {
 // servers are the databases by name.
 var servers = map[string]func(testing.TB) *server{"mariadb": mariadb, "postgres": postgres, "pgbouncer": pgbouncer, "sqlite": sqlite}
 
+// TestConformance runs the suite. On PostgreSQL it takes the long form of the
+// tests, since the store differs in the text of statements only.
 func TestConformance(t *testing.T) {
 	for name, start := range servers {
 		t.Run(name, func(t *testing.T) {
+			if name == "postgres" || name == "pgbouncer" {
+				testenv.Long(t)
+			}
 			s := start(t)
 			admin := s.dial(t, nil)
 			conformance.Run(t, conformance.Harness{Backend: func(testing.TB) *conformance.Backend {
