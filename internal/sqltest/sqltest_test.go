@@ -35,7 +35,6 @@ const poll = 20 * time.Millisecond
 type server struct {
 	url     string
 	dialect *sqllock.Dialect
-	ddl     string
 	dial    func(tb testing.TB, w *wire.Wire) *sql.DB // through a wire, or not
 	freeze  interface {
 		Freeze()
