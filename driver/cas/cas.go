@@ -32,6 +32,10 @@
 // once in Options.Poll or when it is notified. So a waiter does not need luck:
 // nobody overtakes it, and a waiter that is gone loses its place.
 //
+// Callers that want the same name of one driver share these requests, so a crowd
+// in a process costs the store little more than one waiter. If the store is a
+// [Batcher], one write renews many holds.
+//
 // # Expiry
 //
 // Where the store has a clock (Options.Clock), each Read returns the time at the

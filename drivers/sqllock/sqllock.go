@@ -68,7 +68,7 @@
 // pgtable://user@host:5432/db or sqlite:///path/to/file. The drivers are
 // github.com/go-sql-driver/mysql, pgx/v5/stdlib or lib/pq, and
 // modernc.org/sqlite or mattn/go-sqlite3. The parameters are table=, poll=100ms
-// and connections=16, and any that the database/sql driver knows.
+// and connections=16, and those of the database/sql driver.
 package sqllock
 
 import (
