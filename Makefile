@@ -2,7 +2,7 @@
 
 GO ?= go
 # The modules below that of the library which go.work puts beside it.
-NESTED = cmd/dsync contrib/natslock examples/observability internal/guardtest internal/telemetrytest
+NESTED = cmd/dsync contrib/natslock examples/observability internal/guardtest internal/sqltest internal/telemetrytest
 # What the tests run on, and extra flags for them: make test PKG=./drivers/redisson TESTFLAGS='-run Cancel -v'
 # Packages begin in this order: the two that take longest, which mostly wait, come first.
 PKG ?= ./drivers/zk ./drivers/etcd ./... $(filter-out ./contrib/%,$(NESTED:%=./%/...))

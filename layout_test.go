@@ -57,6 +57,7 @@ var layout = []struct {
 	{"internal/drivertest", []string{"./", "./driver/...", "./conformance/wire", "./internal/testenv", "testing"}},
 	{"internal/capacity", nil},
 	{"internal/guardtest", nil},
+	{"internal/sqltest", nil},
 	{"internal/telemetrytest", []string{"./", "./driver", "./drivers/memory", "./internal/testenv", "testing/...", "go.opentelemetry.io/otel/..."}},
 	{"guard", nil},
 	{"cron", []string{"./"}},
@@ -76,6 +77,7 @@ var layout = []struct {
 	{"drivers/pglock", []string{"./driver/...", "./internal/...", "github.com/jackc/pgx/v5/..."}},
 
 	// Stores of driver/cas.
+	{"drivers/sqllock", []string{"./driver/..."}},
 	{"contrib/natslock", []string{"./driver/...", "github.com/nats-io/nats.go/..."}},
 
 	{"cmd", []string{
@@ -102,7 +104,7 @@ var rootModules = []string{
 }
 
 // nested are the modules below the root that are not in it, with the same import paths, by what they bring along.
-var nested = []string{"cmd/dsync", "contrib/natslock", "examples/observability", "internal/guardtest", "internal/telemetrytest"}
+var nested = []string{"cmd/dsync", "contrib/natslock", "examples/observability", "internal/guardtest", "internal/sqltest", "internal/telemetrytest"}
 
 // goPackage is what `go list` says about a package.
 type goPackage struct {

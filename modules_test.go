@@ -25,6 +25,7 @@ var (
 	requiredBy = map[string][]string{
 		"memory":   nil,
 		"migrate":  nil,
+		"sqllock":  nil,
 		"redisson": {"github.com/redis/rueidis v1.0.79", "golang.org/x/sys v0.47.0"},
 		"redlock":  {"github.com/redis/rueidis v1.0.79", "golang.org/x/sys v0.47.0"},
 		"zk":       {"github.com/go-zookeeper/zk v1.0.4"},

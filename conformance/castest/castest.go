@@ -152,6 +152,28 @@ func (n *network) Delete(ctx context.Context, name, version string) error {
 	return err
 }
 
+// WriteAll passes one request for the whole batch. Its writes are requests of
+// their own if the store is no Batcher.
+func (n *network) WriteAll(ctx context.Context, writes []*cas.Write) error {
+	b, ok := n.store.(cas.Batcher)
+	if !ok {
+		for _, w := range writes {
+			w.Next, w.Err = n.Write(ctx, w.Name, w.Value, w.Version)
+		}
+		return nil
+	}
+	answers, err := request(ctx, n, func(ctx context.Context) (answers []*cas.Write, err error) {
+		for _, w := range writes {
+			answers = append(answers, &cas.Write{Name: w.Name, Value: w.Value, Version: w.Version})
+		}
+		return answers, b.WriteAll(ctx, answers)
+	})
+	for i := range answers {
+		writes[i].Next, writes[i].Err = answers[i].Next, answers[i].Err
+	}
+	return err
+}
+
 // List passes one request for the whole list.
 func (n *network) List(ctx context.Context, prefix string) iter.Seq2[cas.Entry, error] {
 	return func(yield func(cas.Entry, error) bool) {

@@ -44,22 +44,11 @@ func New(ctx context.Context, js jetstream.JetStream, bucket string, replicas in
 	if err != nil {
 		return nil, fmt.Errorf("bucket %s: %w", bucket, err)
 	}
-	return cas.New(&store{kv: kv, watches: map[string]*watch{}}, cas.Options{Name: "natslock", Rising: true, NoTokens: !fenced}), nil
+	return cas.New(&store{kv}, cas.Options{Name: "natslock", Rising: true, NoTokens: !fenced}), nil
 }
 
 // store is a cas.Store.
-type store struct {
-	kv jetstream.KeyValue
-
-	mu      sync.Mutex
-	watches map[string]*watch // by name
-}
-
-// watch is that of all who wait for a name.
-type watch struct {
-	calls map[*func()]bool
-	stop  context.CancelFunc
-}
+type store struct{ kv jetstream.KeyValue }
 
 // key encodes a name, as keys have few characters.
 func key(name string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(name))) }
@@ -134,28 +123,23 @@ func (s *store) List(ctx context.Context, _ string) iter.Seq2[cas.Entry, error] 
 
 // Notify implements cas.Notifier. The watch goes on after an outage.
 func (s *store) Notify(name string, changed func()) (stop func(), err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	w := s.watches[name]
-	if w == nil {
-		ctx, cancel := context.WithCancel(context.Background())
-		w = &watch{map[*func()]bool{}, cancel}
-		s.watches[name] = w
-		go s.follow(ctx, name, w) // until the last stop
-	}
-	w.calls[&changed] = true
-	changed()
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if delete(w.calls, &changed); len(w.calls) == 0 && s.watches[name] == w {
-			delete(s.watches, name)
-			w.stop()
+	ctx, cancel := context.WithCancel(context.Background())
+	var mu sync.Mutex
+	go s.follow(ctx, name, func() { // until stop
+		mu.Lock()
+		defer mu.Unlock()
+		if ctx.Err() == nil {
+			changed()
 		}
+	})
+	return func() {
+		mu.Lock() // no call is under way
+		defer mu.Unlock()
+		cancel()
 	}, nil
 }
 
-func (s *store) follow(ctx context.Context, name string, w *watch) {
+func (s *store) follow(ctx context.Context, name string, changed func()) {
 	for ctx.Err() == nil {
 		updates, err := s.kv.Watch(ctx, key(name), jetstream.MetaOnly())
 		if err != nil { // out of reach
@@ -166,11 +150,7 @@ func (s *store) follow(ctx context.Context, name string, w *watch) {
 			continue
 		}
 		for open := true; open && ctx.Err() == nil; {
-			s.mu.Lock()
-			for changed := range w.calls {
-				(*changed)()
-			}
-			s.mu.Unlock()
+			changed()
 			select {
 			case _, open = <-updates.Updates():
 			case <-ctx.Done():

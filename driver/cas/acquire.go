@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/cleaner"
 )
 
 const (
@@ -25,12 +26,9 @@ const (
 
 // attempt is one call of Acquire.
 type attempt struct {
-	d       *Driver
-	r       *driver.Request
-	place   *view     // the record with the request's place, as it was written last
-	beaten  time.Time // when it was renewed
-	waits   bool      // Events.Waiting was called
-	changed chan struct{}
+	job
+	d     *Driver
+	lease *lease
 }
 
 // Acquire implements [driver.Driver].
@@ -42,142 +40,60 @@ func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, 
 		return nil, err
 	}
 	defer d.life.Leave()
-	a := &attempt{d: d, r: r, changed: make(chan struct{}, 1)}
 	open, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(d.life.Open(), cancel)()
-	l, err := a.run(open)
-	if err != nil {
-		return nil, a.failed(ctx, err)
+	k := d.desk(r.Name)
+	k.enter() // for the lease
+	defer k.leave()
+	a := &attempt{job: job{hold: r.Hold, request: r}, d: d}
+	a.to = a.look
+	if err := k.do(open, &a.job); err != nil {
+		return nil, a.failed(ctx, k, err)
 	}
-	return l, nil
-}
-
-// run looks at the record again and again, until a grant or an error.
-func (a *attempt) run(ctx context.Context) (*lease, error) {
-	for {
-		l, v, err := a.look(ctx)
-		switch {
-		case err == nil:
-			return l, nil
-		case a.r.NoWait || !errors.Is(err, errQueued):
-			return nil, err
-		}
-		if !a.waits {
-			a.waits = true
-			a.r.Events.Waiting()
-			if n, ok := a.d.store.(Notifier); ok {
-				stop, err := n.Notify(a.r.Name, a.notify)
-				if err != nil {
-					return nil, fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
-				}
-				defer stop()
-			}
-		}
-		if err := a.sleep(ctx, v); err != nil {
-			return nil, err
-		}
+	if !a.lease.granted(k, a.v) {
+		d.clean.Add(&ghost{name: r.Name, hold: r.Hold})
+		return nil, fmt.Errorf("%w: the answer came when the lease was over", driver.ErrUnknown)
 	}
+	return a.lease, nil
 }
-
-// errQueued says that the request has a place in the queue.
-var errQueued = fmt.Errorf("%w, and the request waits", driver.ErrLocked)
 
 // look takes the name if it can be granted. Otherwise it takes a place in the
-// queue, or renews the place, and returns the record.
-func (a *attempt) look(ctx context.Context) (*lease, *view, error) {
-	r, d := a.r, a.d
-	var l *lease
-	v, err := d.change(ctx, r.Name, r.Hold, nil, func(v *view) error {
-		l = nil
-		place := find(v.Queue, r.Hold)
-		newcomer := place < 0
-		if newcomer {
-			place = len(v.Queue)
-		}
-		err := v.admits(r, place)
-		sent := time.Now()
-		switch {
-		case err == nil:
-			v.remove(r.Hold)
-			l = d.grant(v, r, sent)
-			return nil
-		case r.NoWait || !errors.Is(err, driver.ErrLocked):
-			return err
-		case newcomer:
-			v.Queue = append(v.Queue, newClaim(r, sent, a.placeTTL()))
-		case sent.Sub(a.beaten) < a.placeTTL()/3:
-			return errQueued
-		default:
-			v.Queue[place].Beat = ""
-		}
-		a.beaten = sent
-		return nil
-	})
-	switch {
-	case errors.Is(err, driver.ErrUnknown):
-		d.clean.Add(&ghost{name: r.Name, hold: r.Hold, pending: true, version: v.version})
-		return nil, nil, err
-	case l == nil && (err == nil || errors.Is(err, errQueued)):
-		a.place = v
-		return nil, v, errQueued
-	case err != nil:
-		return nil, nil, err
-	case !l.granted(v):
-		d.clean.Add(&ghost{name: r.Name, hold: r.Hold})
-		return nil, nil, fmt.Errorf("%w: the answer came when the lease was over", driver.ErrUnknown)
+// queue, or renews the place.
+func (a *attempt) look(v *view) error {
+	r, sent := a.request, time.Now()
+	if a.served && sent.Before(a.due) && v.held(r.Mode) {
+		return errQueued
 	}
-	return l, v, nil
+	place := find(v.Queue, r.Hold)
+	newcomer := place < 0
+	if newcomer {
+		place = len(v.Queue)
+	}
+	err := v.admits(r, place)
+	switch {
+	case err == nil:
+		v.remove(r.Hold)
+		a.lease, v.dirty = a.d.grant(v, r, sent), true
+		return nil
+	case r.NoWait || !errors.Is(err, driver.ErrLocked):
+		return err
+	case newcomer:
+		v.Queue = append(v.Queue, newClaim(r, sent, a.placeTTL()))
+	case sent.Before(a.due):
+		return errQueued
+	default:
+		v.Queue[place].Beat = ""
+	}
+	a.due, v.dirty = sent.Add(a.placeTTL()/3), true
+	return errQueued
 }
 
-func (a *attempt) placeTTL() time.Duration { return min(a.r.TTL, placeFor) }
+func (a *attempt) placeTTL() time.Duration { return min(a.request.TTL, placeFor) }
 
 // newClaim returns the claim of a request, to be written now.
 func newClaim(r *driver.Request, sent time.Time, ttl time.Duration) claim {
 	return claim{Hold: r.Hold, Owner: r.Owner, Note: r.Note, Process: process, Mode: r.Mode, Permits: r.Permits, TTL: ttl, Since: sent}
-}
-
-// notify is called by a Notifier.
-func (a *attempt) notify() {
-	select {
-	case a.changed <- struct{}{}:
-	default:
-	}
-}
-
-// sleep waits until it is time for the next look.
-func (a *attempt) sleep(ctx context.Context, v *view) error {
-	wait, ahead := a.d.Poll, max(find(v.Queue, a.r.Hold), 0)
-	switch _, notified := a.d.store.(Notifier); {
-	case notified:
-		wait = lookAfter
-	case ahead > 1:
-		wait *= time.Duration(min(ahead, behind))
-	}
-	wait = min(wait, time.Until(a.beaten.Add(a.placeTTL()/3)))
-	for _, claims := range [][]claim{v.Holds, v.Queue[:ahead]} {
-		for _, c := range claims {
-			wait = min(wait, c.left-time.Since(v.at))
-		}
-	}
-	timer := time.NewTimer(max(wait, time.Millisecond))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-a.changed:
-	}
-	if ahead > 1 { // more changes may come: those in front look first
-		timer.Reset(time.Duration(min(ahead, 50)) * burst)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	return nil
 }
 
 const (
@@ -191,13 +107,23 @@ const (
 
 // failed takes the place of a request out of the queue, and makes the error of
 // Acquire.
-func (a *attempt) failed(ctx context.Context, err error) error {
-	unknown := errors.Is(err, driver.ErrUnknown) // look has told the cleaner
-	if a.place != nil && !unknown {
-		g := &ghost{name: a.r.Name, hold: a.r.Hold}
+func (a *attempt) failed(ctx context.Context, k *desk, err error) error {
+	waits := false
+	select {
+	case <-a.queued:
+		waits = true
+	default:
+	}
+	unknown := errors.Is(err, driver.ErrUnknown)
+	switch {
+	case err == errLeft:
+	case unknown:
+		a.d.clean.Add(a.ghost())
+	case waits:
+		g := &ghost{name: a.request.Name, hold: a.hold}
 		short, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveFor)
 		defer cancel()
-		if unknown = a.d.settle(short, g, a.place) != nil; unknown {
+		if unknown = k.settle(short, g) != nil; unknown {
 			a.d.clean.Add(g)
 		}
 	}
@@ -207,16 +133,74 @@ func (a *attempt) failed(ctx context.Context, err error) error {
 		return err
 	case closed:
 		why = driver.ErrClosed
-	case ctx.Err() != nil && a.waits:
+	case ctx.Err() != nil && waits:
 		why = ctx.Err()
 	}
 	switch {
-	case unknown && a.waits:
+	case unknown && waits:
 		return fmt.Errorf("%w; before it was %w: %w", driver.ErrUnknown, driver.ErrLocked, why)
 	case unknown && !errors.Is(why, driver.ErrUnknown):
 		return fmt.Errorf("%w: %w", driver.ErrUnknown, why)
-	case a.waits && why == ctx.Err():
+	case waits && why == ctx.Err():
 		return fmt.Errorf("%w: %w", driver.ErrLocked, why)
 	}
 	return why
+}
+
+// ghost is what a request may have left, or may leave yet.
+type ghost struct {
+	cleaner.Ghost
+	name, hold string
+	pending    bool   // a write may yet be carried out, while the record
+	version    string // has this version
+}
+
+// ghost returns what the Acquire may have left after the round.
+func (j *job) ghost() *ghost {
+	g := &ghost{name: j.request.Name, hold: j.hold}
+	if errors.Is(j.err, driver.ErrUnknown) {
+		g.pending, g.version = true, j.v.version
+	}
+	return g
+}
+
+// settle makes sure that the ghost is gone and cannot come back. To see that it
+// is not there would not be enough: a write without an answer may be on its
+// way. So settle writes, too, where that write could still be carried out.
+func (k *desk) settle(ctx context.Context, g *ghost) error {
+	d := k.d
+	err := k.do(ctx, &job{hold: g.hold, to: func(v *view) error {
+		there := v.remove(g.hold)
+		if g.pending && g.version == "" { // there may be no record again
+			until := int64(forever)
+			if d.Clock {
+				until = v.now.Add(linger).UnixMicro()
+			}
+			v.Keep = max(v.Keep, until)
+		} else if !there && !(g.pending && g.version == v.version) {
+			return errDone
+		}
+		return nil
+	}})
+	if errors.Is(err, errDone) {
+		return nil
+	}
+	return err
+}
+
+// errDone says that there is nothing to change.
+var errDone = errors.New("nothing to change")
+
+// linger is how long a write may be on its way that demands that there is no
+// record.
+const linger = time.Hour
+
+// settleAll is the Policy of the cleaner.
+func (d *Driver) settleAll(ghosts []*ghost) (left []*ghost) {
+	for _, g := range ghosts {
+		if d.desk(g.name).settle(d.life.Context(), g) != nil {
+			left = append(left, g)
+		}
+	}
+	return left
 }

@@ -32,6 +32,10 @@
 // once in Options.Poll or when it is notified. So a waiter does not need luck:
 // nobody overtakes it, and a waiter that is gone loses its place.
 //
+// Callers that want the same name of one driver share these requests, so a crowd
+// in a process costs the store little more than one waiter. If the store is a
+// [Batcher], one write renews many holds.
+//
 // # Expiry
 //
 // Where the store has a clock (Options.Clock), each Read returns the time at the
@@ -45,11 +49,9 @@
 // # Fencing tokens
 //
 // Tokens are the versions themselves if the store says that its versions rise
-// (Options.Rising). Otherwise the record keeps the last token. With a clock a
-// token is at least the time at the store in microseconds, so a record without
-// holds is deleted once the clock has passed its last token: [driver.Volatile],
-// because a clock that is set back makes tokens fall. Without a clock a record
-// stays for as long as the store does. With Options.NoTokens it is deleted.
+// (Options.Rising). Otherwise the record keeps the last token, and so it stays
+// for as long as the store does. With Options.Rising or Options.NoTokens the
+// record of a free name is deleted.
 //
 // # Requests without an answer
 //
@@ -131,6 +133,25 @@ type Lister interface {
 	List(ctx context.Context, prefix string) iter.Seq2[Entry, error]
 }
 
+// Batcher is an optional interface of a Store that can replace many records in
+// one request.
+type Batcher interface {
+	// WriteAll does for each of the writes what Write would do, and sets Next or
+	// Err. There are no more than Options.Batch, none is of a name without a
+	// record, and no two are of one name. An error of WriteAll is that of each
+	// write.
+	WriteAll(ctx context.Context, writes []*Write) error
+}
+
+// Write has the arguments and results of a Store.Write.
+type Write struct {
+	Name    string
+	Value   []byte
+	Version string
+	Next    string
+	Err     error
+}
+
 // Options say what a store can do. They are the same for all clients of it.
 type Options struct {
 	Name string // of the driver in driver.Info; required
@@ -148,11 +169,14 @@ type Options struct {
 
 	// Poll is how often a waiter looks at the record if the store is no
 	// Notifier. The default is 100 ms. Waiters that have others in front of them
-	// look less often, down to a tenth.
+	// look less often, down to a fiftieth.
 	Poll time.Duration
 
 	// Timeout bounds each request to the store. The default is 5 s.
 	Timeout time.Duration
+
+	// Batch bounds the writes in a request of a Batcher. The default is 1000.
+	Batch int
 
 	MinTTL time.Duration // of leases, for stores that are slow; 0 means no bound
 }
@@ -160,6 +184,7 @@ type Options struct {
 // withDefaults returns the options with their defaults.
 func (o Options) withDefaults() Options {
 	o.Poll = cmp.Or(o.Poll, 100*time.Millisecond)
+	o.Batch = cmp.Or(o.Batch, 1000)
 	o.Timeout = cmp.Or(o.Timeout, 5*time.Second)
 	return o
 }

@@ -25,6 +25,7 @@ func TestConformance(t *testing.T) {
 		{"observed", false, cas.Options{}},
 		{"clock", false, cas.Options{Clock: true}},
 		{"rising", true, cas.Options{Rising: true}},
+		{"all", true, cas.Options{Clock: true, Rising: true}},
 		{"no tokens", true, cas.Options{Clock: true, NoTokens: true}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -110,7 +111,7 @@ func TestLateWrite(t *testing.T) {
 			acquire("b:2")
 			time.Sleep(2 * time.Hour)
 			acquire("b:3")
-			if o.Clock && len(l.records) > 0 {
+			if o.Clock && o.NoTokens && len(l.records) > 0 {
 				t.Errorf("two hours later there is still a record: %q", l.records)
 			}
 		})
@@ -130,7 +131,7 @@ func (events) Lost(error)  {}
 // TestTokensOfDeletedRecords has tokens rise although the record that held the
 // last one is gone.
 func TestTokensOfDeletedRecords(t *testing.T) {
-	for _, o := range []cas.Options{{Clock: true}, {Rising: true}, {}} {
+	for _, o := range []cas.Options{{Clock: true, Rising: true}, {Rising: true}, {}} {
 		synctest.Test(t, func(t *testing.T) {
 			o.Name = "memory"
 			m := newMemory(o)
@@ -156,8 +157,54 @@ func TestTokensOfDeletedRecords(t *testing.T) {
 					gone++
 				}
 			}
-			if stays := !o.Clock && !o.Rising; stays == (gone > 0) || gone == 100 && o.Clock {
+			if o.Rising != (gone == 100) {
 				t.Errorf("the record was gone after %d of 100 releases", gone)
+			}
+		})
+	}
+}
+
+// slow is a memory in which others come before the first write.
+type slow struct {
+	*memory
+	others func()
+}
+
+func (s *slow) Write(ctx context.Context, name string, value []byte, version string) (string, error) {
+	if others := s.others; others != nil {
+		s.others = nil
+		others()
+	}
+	return s.memory.Write(ctx, name, value, version)
+}
+
+// TestTokenOfASlowWrite has others use the name between the read and the write
+// of an Acquire, so that the name is free again.
+func TestTokenOfASlowWrite(t *testing.T) {
+	for _, o := range []cas.Options{{Clock: true}, {Clock: true, Rising: true}, {}} {
+		synctest.Test(t, func(t *testing.T) {
+			o.Name = "memory"
+			s := &slow{memory: newMemory(o)}
+			a, b := cas.New(s, o), cas.New(s.memory, o)
+			defer a.Close(t.Context())
+			defer b.Close(t.Context())
+			acquire := func(d driver.Driver, hold string) uint64 {
+				l, err := d.Acquire(t.Context(), request(hold))
+				if err != nil {
+					t.Error(err)
+					return 0
+				}
+				first, n := l.Tokens()
+				time.Sleep(time.Second)
+				if err := l.Release(t.Context()); err != nil {
+					t.Error(err)
+				}
+				return first + uint64(n) - 1
+			}
+			var others uint64
+			s.others = func() { others = acquire(b, "b:1") }
+			if token := acquire(a, "a:1"); token <= others {
+				t.Errorf("a later grant has the token %d, after %d", token, others)
 			}
 		})
 	}
@@ -240,4 +287,91 @@ func TestLostRenewal(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestCrowd has a thousand wait for one name at a driver. They share reads and
+// writes.
+func TestCrowd(t *testing.T) {
+	const many = 1000
+	synctest.Test(t, func(t *testing.T) {
+		o := cas.Options{Name: "memory"}
+		m := newMemory(o)
+		d := cas.New(m, o)
+		defer d.Close(context.Background())
+		held, err := d.Acquire(t.Context(), request("a:0"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		granted := make(chan error, many)
+		for i := range many {
+			r := request(fmt.Sprintf("b:%d", i))
+			r.NoWait = false
+			go func() { // ends when it is granted, or with the context of the test
+				l, err := d.Acquire(t.Context(), r)
+				if err == nil {
+					err = l.Release(t.Context())
+				}
+				granted <- err
+			}()
+		}
+		time.Sleep(5 * time.Second) // of fake time
+		if n := m.requests; n > 200 {
+			t.Errorf("%d requests until all waited for a while, want 200 or fewer", n)
+		}
+		m.requests = 0
+		if err := held.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		for range many {
+			if err := <-granted; err != nil {
+				t.Error(err)
+			}
+		}
+		if n := m.requests; n > 2*many {
+			t.Errorf("%d requests for %d grants, want two or fewer each", n, many)
+		}
+	})
+}
+
+// TestBatches has a driver renew many holds in few requests, and one of them by
+// itself because another driver waits for its name.
+func TestBatches(t *testing.T) {
+	const many = 2500
+	for _, o := range []cas.Options{{}, {Clock: true}, {Rising: true}} {
+		synctest.Test(t, func(t *testing.T) {
+			o.Name = "memory"
+			m := newMemory(o)
+			d, other := cas.New(m, o), cas.New(m, o)
+			var leases []driver.Lease
+			for i := range many {
+				r := request(fmt.Sprintf("a:%d", i))
+				r.Name = r.Hold
+				l, err := d.Acquire(t.Context(), r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				leases = append(leases, l)
+			}
+			waiter := request("b:1")
+			waiter.Name, waiter.NoWait = "a:7", false
+			ctx, cancel := context.WithCancel(t.Context())
+			go other.Acquire(ctx, waiter) // ends with ctx, before other is closed
+			time.Sleep(time.Second)
+			m.batches = 0
+			d.RenewAll(t.Context(), leases, func(i int, err error) {
+				if left := time.Until(leases[i].Expires()); err != nil || left < time.Minute {
+					t.Errorf("renewal %d: %v, and it lasts %v", i, err, left)
+				}
+			})
+			if m.batches != 3 {
+				t.Errorf("%d requests, want 3", m.batches)
+			}
+			cancel()
+			for _, d := range []driver.Driver{other, d} {
+				if err := d.Close(context.Background()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
 }

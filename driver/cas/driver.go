@@ -26,7 +26,9 @@ type Driver struct {
 	clean  *cleaner.Cleaner[*ghost]
 	leases sync.Map // *lease: those that are neither released nor over
 	sights sights
-	turns  turns
+
+	mu    sync.Mutex
+	desks map[string]*desk // by name
 }
 
 // process is what Status.Process says.
@@ -38,7 +40,7 @@ var process = func() string {
 // New returns a driver of a store. The store stays open when the driver is
 // closed.
 func New(s Store, o Options) *Driver {
-	d := &Driver{Options: o.withDefaults(), store: s, life: lifecycle.New(), sights: sights{seen: map[string]sight{}}, turns: turns{of: map[string]*turn{}}}
+	d := &Driver{Options: o.withDefaults(), store: s, life: lifecycle.New(), sights: sights{seen: map[string]sight{}}, desks: map[string]*desk{}}
 	d.clean = cleaner.New(d.life, cleaner.Policy[*ghost]{
 		Settle: d.settleAll, Batch: 1, Calls: 8,
 		Max: 10000, Forget: oldest,
@@ -65,11 +67,7 @@ func (d *Driver) Info() driver.Info {
 	if !d.Clock {
 		i.Expiry, i.LatePerTTL, i.Late = driver.Observed, 1, behind*i.Poll
 	}
-	switch {
-	case d.NoTokens:
-	case d.Clock && !d.Rising:
-		i.Fencing = driver.Volatile
-	default:
+	if !d.NoTokens {
 		i.Fencing = driver.Durable
 	}
 	i.ReadWrite = driver.Support{Offered: true, Order: i.Order, Fencing: i.Fencing}
@@ -83,11 +81,11 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 		return driver.Status{}, err
 	}
 	defer d.life.Leave()
-	v, err := d.read(ctx, name)
+	v, err := d.read(ctx, name, nil)
 	if err != nil {
 		return driver.Status{}, err
 	}
-	v.prune("")
+	v.prune(nil)
 	s := driver.Status{Held: len(v.Holds) > 0, Holders: len(v.Holds), Used: v.used(), Limit: v.limit(), Waiters: len(v.Queue), Token: v.Last}
 	if s.Held {
 		h := v.Holds[0]
@@ -109,8 +107,7 @@ func (d *Driver) alter(ctx context.Context, name string, to func(v *view) error)
 		return err
 	}
 	defer d.life.Leave()
-	_, err := d.change(ctx, name, "", nil, to)
-	return err
+	return d.desk(name).do(ctx, &job{to: to})
 }
 
 // ForceUnlock implements [driver.ForceUnlocker]. The holders learn of it when
@@ -169,11 +166,11 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(string) boo
 		if err != nil {
 			return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
 		}
-		v, err := d.decode("", e)
+		v, err := d.decode("", e, nil)
 		if err != nil {
 			return err
 		}
-		v.prune("")
+		v.prune(nil)
 		if len(v.Holds) > 0 && strings.HasPrefix(v.Name, prefix) && !yield(v.Name) {
 			return nil
 		}

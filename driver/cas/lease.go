@@ -13,6 +13,7 @@ import (
 // lease is a hold that this driver wrote.
 type lease struct {
 	d      *Driver
+	desk   *desk
 	r      *driver.Request
 	turn   chan struct{} // full while a renewal is under way
 	forget *time.Timer   // removes the lease from Driver.leases when it is over
@@ -23,7 +24,6 @@ type lease struct {
 	contended bool
 	first     uint64
 	tokens    int
-	last      *view // the record as the lease wrote it, to save a read; may be nil
 }
 
 // grant adds the hold of a request to a record.
@@ -37,12 +37,8 @@ func (d *Driver) grant(v *view, r *driver.Request, sent time.Time) *lease {
 	} else if !d.NoTokens && !d.Rising {
 		l.tokens = min(max(r.Events.Tokens(), 1), maxTokens)
 		l.first = v.Last + 1
-		if d.Clock {
-			l.first = max(l.first, uint64(v.now.UnixMicro()))
-		}
-		v.Last = l.first + uint64(l.tokens) - 1
-		c.Token = v.Last
-		v.keep(d.Clock, int64(v.Last))
+		v.Last += uint64(l.tokens)
+		c.Token, v.Keep = v.Last, forever
 	}
 	v.Holds = append(v.Holds, c)
 	return l
@@ -50,27 +46,25 @@ func (d *Driver) grant(v *view, r *driver.Request, sent time.Time) *lease {
 
 // granted takes the lease over when its record is written, and reports whether
 // it is not over already.
-func (l *lease) granted(v *view) bool {
+func (l *lease) granted(k *desk, v *view) bool {
 	if token := l.d.tokenOf(v.version, l.r.Mode); token > 0 {
 		l.first, l.tokens = token, 1
 	}
-	l.keep(v)
 	rest := time.Until(l.end)
 	if rest > 0 {
+		l.desk = k
+		k.enter()
 		l.d.leases.Store(l, nil)
-		l.forget = time.AfterFunc(rest, func() { l.d.leases.Delete(l) })
+		l.forget = time.AfterFunc(rest, l.drop)
 	}
 	return rest > 0
 }
 
-// keep remembers a record, if it is not one of many holds.
-func (l *lease) keep(v *view) {
-	if len(v.Holds)+len(v.Queue) > 8 {
-		v = nil
+// drop forgets the lease.
+func (l *lease) drop() {
+	if _, ok := l.d.leases.LoadAndDelete(l); ok {
+		l.desk.leave()
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.last = v
 }
 
 // Tokens implements [driver.Lease].
@@ -101,7 +95,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 		return ctx.Err()
 	}
 	if ttl == 0 { // only look
-		v, err := l.d.read(ctx, l.r.Name)
+		v, err := l.d.read(ctx, l.r.Name, nil)
 		if err == nil && find(v.Holds, l.r.Hold) < 0 {
 			return driver.ErrNotHeld
 		}
@@ -111,17 +105,25 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if !l.move(until, false) {
 		return driver.ErrNotHeld
 	}
-	_, err := l.change(ctx, func(v *view, i int) {
-		c := &v.Holds[i]
-		c.TTL, c.Beat = ttl, ""
-		if l.d.Rising {
-			c.Token = l.first
-		}
-	})
+	err := l.desk.do(ctx, &job{hold: l.r.Hold, to: func(v *view) error { return l.renewed(v, ttl) }})
 	if err == nil && !l.move(until, true) {
 		return driver.ErrNotHeld // the answer came too late to count
 	}
 	return err
+}
+
+// renewed renews the hold in a record.
+func (l *lease) renewed(v *view, ttl time.Duration) error {
+	i := find(v.Holds, l.r.Hold)
+	if i < 0 {
+		return driver.ErrNotHeld
+	}
+	c := &v.Holds[i]
+	c.TTL, c.Beat = ttl, ""
+	if l.d.Rising {
+		c.Token = l.first
+	}
+	return nil
 }
 
 // move moves the end of a lease that is not over. Before the request is answered
@@ -147,14 +149,22 @@ func (l *lease) Release(ctx context.Context) error {
 	}
 	l.d.life.EnterLate()
 	defer l.d.life.Leave()
-	v, err := l.change(ctx, func(v *view, i int) { v.remove(l.r.Hold) })
+	defer l.drop()
+	j := &job{hold: l.r.Hold, to: func(v *view) error {
+		if find(v.Holds, l.r.Hold) < 0 {
+			return driver.ErrNotHeld
+		}
+		v.remove(l.r.Hold)
+		return nil
+	}}
+	err := l.desk.do(ctx, j)
 	switch {
 	case err == nil && over:
 		return driver.ErrNotHeld
 	case err == nil:
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.contended = len(v.Queue) > 0
+		l.contended = len(j.v.Queue) > 0
 	case !errors.Is(err, driver.ErrNotHeld):
 		l.d.clean.Add(&ghost{name: l.r.Name, hold: l.r.Hold})
 		if !errors.Is(err, driver.ErrUnknown) {
@@ -172,7 +182,6 @@ func (l *lease) die() (dead, over bool) {
 	dead, over = l.dead, !time.Now().Before(l.end)
 	l.dead = true
 	l.forget.Stop()
-	l.d.leases.Delete(l)
 	return dead, over
 }
 
@@ -181,23 +190,4 @@ func (l *lease) Contended() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.contended
-}
-
-// change changes the record if the hold is there, at v.Holds[i].
-func (l *lease) change(ctx context.Context, to func(v *view, i int)) (*view, error) {
-	l.mu.Lock()
-	known := l.last
-	l.mu.Unlock()
-	v, err := l.d.change(ctx, l.r.Name, l.r.Hold, known, func(v *view) error {
-		i := find(v.Holds, l.r.Hold)
-		if i < 0 {
-			return driver.ErrNotHeld
-		}
-		to(v, i)
-		return nil
-	})
-	if err == nil {
-		l.keep(v)
-	}
-	return v, err
 }

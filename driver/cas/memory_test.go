@@ -16,8 +16,11 @@ type memory struct {
 	clock  bool
 	rising bool // otherwise the value itself is the version
 
-	mu      sync.Mutex
-	last    int // version
+	mu   sync.Mutex
+	last int // version
+
+	requests, batches int // which the tests count
+
 	records map[string]cas.Entry
 	calls   map[*func()]string // of Notify, with their names
 }
@@ -25,6 +28,7 @@ type memory struct {
 func (m *memory) Read(_ context.Context, name string) (cas.Entry, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.requests++
 	return m.entry(name), nil
 }
 
@@ -40,6 +44,7 @@ func (m *memory) entry(name string) cas.Entry {
 func (m *memory) Write(_ context.Context, name string, value []byte, version string) (next string, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.requests++
 	if m.records[name].Version != version {
 		return "", cas.ErrChanged
 	}
@@ -86,6 +91,16 @@ func (m *memory) tell(name string) {
 			(*changed)()
 		}
 	}
+}
+
+func (m *memory) WriteAll(ctx context.Context, writes []*cas.Write) error {
+	m.mu.Lock()
+	m.batches++
+	m.mu.Unlock()
+	for _, w := range writes {
+		w.Next, w.Err = m.Write(ctx, w.Name, w.Value, w.Version)
+	}
+	return nil
 }
 
 // notifying is a memory that reports changes.

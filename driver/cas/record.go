@@ -63,6 +63,7 @@ type view struct {
 	written time.Time
 	now     time.Time // at the store, when the record was read
 	at      time.Time // here, when the answer had come
+	dirty   bool      // a job has changed it
 }
 
 // next returns a copy that can be changed.
@@ -83,9 +84,11 @@ func (v *view) clock() int64 {
 	return v.now.Add(since - since/100).UnixMicro()
 }
 
-// prune removes the claims that are over, but for that of hold.
-func (v *view) prune(hold string) {
-	over := func(c claim) bool { return c.left <= 0 && c.Hold != hold }
+// prune removes the claims that are over, but for those of jobs.
+func (v *view) prune(jobs []*job) {
+	over := func(c claim) bool {
+		return c.left <= 0 && !slices.ContainsFunc(jobs, func(j *job) bool { return j.hold == c.Hold })
+	}
 	v.Holds, v.Queue = slices.DeleteFunc(v.Holds, over), slices.DeleteFunc(v.Queue, over)
 }
 
@@ -107,15 +110,6 @@ func (v *view) deletable() bool {
 	return len(v.Holds)+len(v.Queue) == 0 && !v.Fixed && (v.Keep == 0 || v.Keep < v.clock())
 }
 
-// keep has the record stay until a time at the store, or for good where there
-// is no clock.
-func (v *view) keep(clock bool, until int64) {
-	if !clock {
-		until = forever
-	}
-	v.Keep = max(v.Keep, until)
-}
-
 // used returns how many permits are held.
 func (v *view) used() (n int) {
 	for _, h := range v.Holds {
@@ -130,6 +124,11 @@ func (v *view) limit() int {
 		return v.Limit
 	}
 	return 0
+}
+
+// held reports whether a hold excludes the mode.
+func (v *view) held(m driver.Mode) bool {
+	return slices.ContainsFunc(v.Holds, func(c claim) bool { return c.Mode.Excludes(m) })
 }
 
 // admits returns nil if a request with this place in the queue can be granted
@@ -148,10 +147,8 @@ func (v *view) admits(r *driver.Request, place int) error {
 			return driver.ErrLocked
 		}
 	}
-	for _, h := range v.Holds {
-		if h.Mode.Excludes(r.Mode) {
-			return driver.ErrLocked
-		}
+	if v.held(r.Mode) {
+		return driver.ErrLocked
 	}
 	for _, ahead := range v.Queue[:place] {
 		if r.Mode != driver.Read || ahead.Mode != driver.Read {
@@ -173,6 +170,9 @@ func (d *Driver) encode(v, next *view) ([]byte, error) {
 			switch c := &claims[i]; {
 			case c.Beat == "":
 				c.Beat, c.At = next.Nonce, 0
+				c.left = c.TTL + time.Since(next.at)
+			case c.At == 0 && d.Clock && v.written.IsZero():
+				return nil, ErrChanged // only a read tells the time
 			case c.At == 0 && d.Clock:
 				c.At = v.written.UnixNano()
 			}
@@ -196,11 +196,15 @@ func (d *Driver) tokenOf(version string, m driver.Mode) uint64 {
 	return token
 }
 
-// decode reads an entry that has come just now.
-func (d *Driver) decode(name string, e Entry) (*view, error) {
-	v := &view{version: e.Version, at: time.Now()}
+// decode reads an entry that has come just now. It need not be read again if the
+// record is known.
+func (d *Driver) decode(name string, e Entry, known *view) (*view, error) {
+	v := &view{}
 	v.Name = name
-	if d.Clock {
+	if known != nil && known.version == e.Version {
+		v = known.next()
+	}
+	if v.version, v.at = e.Version, time.Now(); d.Clock {
 		if v.written, v.now = e.Written, e.Now; e.Now.IsZero() || e.Version != "" && e.Written.IsZero() {
 			return nil, fmt.Errorf("the store returned a record without a time")
 		}
@@ -208,8 +212,10 @@ func (d *Driver) decode(name string, e Entry) (*view, error) {
 	if e.Version == "" {
 		return v, nil
 	}
-	if err := json.Unmarshal(e.Value, &v.record); err != nil {
-		return nil, fmt.Errorf("the record of %q is not one of package cas: %w", name, err)
+	if v.Format == 0 {
+		if err := json.Unmarshal(e.Value, &v.record); err != nil {
+			return nil, fmt.Errorf("the record of %q is not one of package cas: %w", name, err)
+		}
 	}
 	switch {
 	case v.Format < 1 || v.Format > format:

@@ -1,23 +1,27 @@
 //go:build unix
 
-// Package caslock is a worked example of a driver for a backend that can do nothing but replace a value if it has not changed: no clock
-// at the server, no session, no message to waiters. DynamoDB, Kubernetes, Consul's keys and object stores are of this kind.
-//
-// A name is one record: the holder, its TTL, and the last fencing token. A contender that has seen a record unchanged for the
-// TTL in it, by its own clock, takes the name over; a holder that renews in time changes the record. So nobody compares clocks, and two
-// processes exclude each other as long as their clocks run at the same rate, within the margin that package dsync keeps.
-//
-// Driver.change makes all changes of a record: read it, decide, replace it if it is still the same.
+// Package caslock is a worked example of a backend that can do nothing but
+// replace a value if it has not changed: no clock at the server, no session, no
+// message to waiters. Its store is a folder, for the processes of one machine.
+// Package cas makes the driver of it.
 package caslock
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
-	"sync"
+	"io/fs"
+	"iter"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/cas"
 )
 
 func init() {
@@ -29,132 +33,100 @@ func init() {
 		if c.URL.User != nil || len(c.URL.Hosts) > 0 {
 			return nil, errors.New("caslock URL: a folder has no host, user or password, as in caslock:///var/lock/orders")
 		}
-		return New(Folder(c.URL.Path), poll, c.Fenced), nil
+		return cas.New(Folder(c.URL.Path), cas.Options{Name: "caslock", Poll: poll, NoTokens: !c.Fenced}), nil
 	})
 }
 
-// Driver is a client of a store, and implements driver.Driver.
-type Driver struct {
-	store  Store
-	poll   time.Duration
-	fenced bool
-	life   context.Context // ends when Close begins
-	end    context.CancelFunc
-	calls  sync.RWMutex // read by Acquires under way
-	leases sync.Map     // *lease: those that are neither released nor over
+// Folder is a cas.Store. A name has two files: one with the record, which is
+// replaced as a whole, and one to lock in the meantime. The version of a record
+// is a hash of its value, since no two values are equal.
+type Folder string
 
-	hope     context.Context // of cleaning up: ends with the context of Close
-	giveUp   context.CancelFunc
-	cleaning sync.WaitGroup
-
-	mu     sync.Mutex
-	ghosts []ghost
-	sights map[string]sight
-}
-
-// New returns a driver whose waiters look at the store once in a poll.
-func New(s Store, poll time.Duration, fenced bool) *Driver {
-	d := &Driver{store: s, poll: poll, fenced: fenced, sights: map[string]sight{}}
-	d.life, d.end = context.WithCancel(context.Background())
-	d.hope, d.giveUp = context.WithCancel(context.Background())
-	return d
-}
-
-// Info: a contender that comes when the holder is gone waits for a whole TTL, since it has to watch the record for so long.
-func (d *Driver) Info() driver.Info {
-	i := driver.Info{Name: "caslock", Expiry: driver.Observed, Poll: d.poll, Late: d.poll, LatePerTTL: 1}
-	if d.fenced {
-		i.Fencing = driver.Durable
+// Read implements cas.Store. It needs no lock, since a file is replaced as a
+// whole.
+func (f Folder) Read(ctx context.Context, name string) (cas.Entry, error) {
+	if err := ctx.Err(); err != nil {
+		return cas.Entry{}, err
 	}
-	return i
+	return read(f.path(name))
 }
 
-// Acquire looks again and again, since no message tells that the name is free.
-func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
-	d.calls.RLock()
-	defer d.calls.RUnlock()
-	both, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(d.life, cancel)()
-	for waits := false; d.life.Err() == nil; waits = true {
-		l, err := d.try(both, r)
-		switch refused := errors.Is(err, driver.ErrLocked); {
-		case err == nil:
-			d.leases.Store(l, nil)
-			l.forget = time.AfterFunc(r.TTL, func() { d.leases.Delete(l) })
-			return l, nil
-		case d.life.Err() != nil:
-			return nil, fmt.Errorf("%w: %w", driver.ErrClosed, err)
-		case waits && ctx.Err() != nil && !refused:
-			return nil, fmt.Errorf("%w; before it was %w", err, driver.ErrLocked)
-		case r.NoWait || !refused:
-			return nil, err
-		case !waits:
-			r.Events.Waiting()
-		}
-		select {
-		case <-time.After(d.poll):
-		case <-both.Done():
-		}
-	}
-	return nil, driver.ErrClosed
-}
+func (f Folder) path(name string) string { return filepath.Join(string(f), hash([]byte(name))) }
 
-// try takes the name if it is free, or if its holder has not renewed it.
-func (d *Driver) try(ctx context.Context, r *driver.Request) (*lease, error) {
-	l := &lease{driver: d, name: r.Name, turn: make(chan struct{}, 1)}
-	version, err := d.change(ctx, r.Name, func(now record) (record, error) {
-		if now.Hold != "" && now.left > 0 {
-			return now, driver.ErrLocked
+// Write implements cas.Store.
+func (f Folder) Write(ctx context.Context, name string, value []byte, version string) (next string, err error) {
+	return hash(value), f.locked(ctx, name, func(path string) error {
+		if now, err := read(path); err != nil || now.Version != version {
+			return cmp.Or(err, cas.ErrChanged)
 		}
-		sent := time.Now()
-		l.end = sent.Add(r.TTL)
-		l.record = record{Hold: r.Hold, Owner: r.Owner, Note: r.Note, Since: sent, TTL: r.TTL, Token: now.Token}
-		if d.fenced {
-			l.first, l.tokens = now.Token+1, r.Events.Tokens()
-			l.record.Token += uint64(l.tokens)
+		if err := os.WriteFile(path+".next", value, 0o666); err != nil {
+			return err
 		}
-		return l.record, nil
+		return os.Rename(path+".next", path)
 	})
-	if errors.Is(err, driver.ErrUnknown) {
-		d.clean(ghost{r.Name, r.Hold, version})
-	}
-	return l, err
 }
 
-// Inspect implements driver.Inspector.
-func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
-	r, err := d.get(ctx, name)
-	s := driver.Status{Token: r.Token, Waiters: -1}
-	if r.Hold != "" && r.left > 0 {
-		s.Held, s.Hold, s.Owner, s.Note, s.Since, s.TTL = true, r.Hold, r.Owner, r.Note, r.Since, r.left
-	}
-	return s, err
+// Delete implements cas.Store.
+func (f Folder) Delete(ctx context.Context, name, version string) error {
+	return f.locked(ctx, name, func(path string) error {
+		if now, err := read(path); err != nil || now.Version != version {
+			return cmp.Or(err, cas.ErrChanged)
+		}
+		return os.Remove(path)
+	})
 }
 
-// Close ends Acquires, then holds, then waits for the ghosts to be settled.
-func (d *Driver) Close(ctx context.Context) error {
-	d.end()
-	d.calls.Lock() // when none is under way; from now on none begins
-	//lint:ignore SA2001 there is nothing to do but to wait
-	d.calls.Unlock()
-	slots := make(chan struct{}, 16)
-	var all sync.WaitGroup
-	for l := range d.leases.Range {
-		slots <- struct{}{}
-		all.Go(func() { // ends with ctx, as Release does
-			_ = l.(*lease).Release(ctx)
-			<-slots
-		})
+// List implements cas.Lister. The names are in the records alone.
+func (f Folder) List(ctx context.Context, _ string) iter.Seq2[cas.Entry, error] {
+	return func(yield func(cas.Entry, error) bool) {
+		files, err := os.ReadDir(string(f))
+		for i := 0; err == nil && i < len(files); i++ {
+			if strings.Contains(files[i].Name(), ".") {
+				continue
+			}
+			var e cas.Entry
+			if e, err = read(filepath.Join(string(f), files[i].Name())); err == nil {
+				err = ctx.Err()
+			}
+			if err == nil && e.Version != "" && !yield(e, nil) {
+				return
+			}
+		}
+		if err != nil {
+			yield(cas.Entry{}, err)
+		}
 	}
-	all.Wait()
-	defer d.giveUp()
-	defer context.AfterFunc(ctx, d.giveUp)()
-	d.cleaning.Wait()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if n := len(d.ghosts); n > 0 {
-		return fmt.Errorf("%w: %d requests without an answer: %w", driver.ErrUnknown, n, ctx.Err())
+}
+
+func hash(b []byte) string { return fmt.Sprintf("%x", sha256.Sum256(b)) }
+
+// locked calls do with the path of a name while no other process does. An error
+// of it says that nothing has changed.
+func (f Folder) locked(ctx context.Context, name string, do func(path string) error) error {
+	path := f.path(name)
+	file, err := os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE, 0o666)
+	if err != nil {
+		return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
 	}
-	return nil
+	defer file.Close() // unlocks
+	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX); err != nil {
+		return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
+	}
+	err = do(path)
+	if err != nil && !errors.Is(err, cas.ErrChanged) {
+		err = fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
+	}
+	return err
+}
+
+// read returns the record in a file, if there is one.
+func read(path string) (e cas.Entry, err error) {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return e, nil
+	}
+	return cas.Entry{Value: b, Version: hash(b)}, err
 }

@@ -1,0 +1,175 @@
+package sqltest
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+	_ "modernc.org/sqlite"
+
+	"github.com/go-dsync/dsync/conformance"
+	"github.com/go-dsync/dsync/conformance/wire"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/sqllock"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+func TestMain(m *testing.M) {
+	conformance.RunWorker()
+	m.Run()
+}
+
+// poll is how often waiters look.
+const poll = 20 * time.Millisecond
+
+// server is a database with the table.
+type server struct {
+	url     string
+	dialect *sqllock.Dialect
+	dial    func(tb testing.TB, w *wire.Wire) *sql.DB // through a wire, or not
+	freeze  interface {
+		Freeze()
+		Thaw()
+		Restart()
+	}
+}
+
+const ddl = `CREATE TABLE dsync_locks (name text COLLATE "C" PRIMARY KEY, version text NOT NULL, written bigint NOT NULL, value text NOT NULL)`
+
+func mariadb(tb testing.TB) *server {
+	s := testenv.MySQL(tb)
+	source := "root@tcp(" + s.Addr + ")/locks?interpolateParams=true"
+	var dials atomic.Int64
+	dial := func(tb testing.TB, w *wire.Wire) *sql.DB {
+		if w == nil {
+			return pool(tb, "mysql", source)
+		}
+		network := fmt.Sprintf("wire%d", dials.Add(1))
+		mysql.RegisterDialContext(network, func(ctx context.Context, addr string) (net.Conn, error) { return w.DialContext(ctx, "tcp", addr) })
+		tb.Cleanup(func() { mysql.DeregisterDialContext(network) })
+		return pool(tb, "mysql", strings.Replace(source, "@tcp(", "@"+network+"(", 1))
+	}
+	run(tb, pool(tb, "mysql", "root@tcp("+s.Addr+")/"), "CREATE DATABASE locks")
+	run(tb, dial(tb, nil), "CREATE TABLE dsync_locks (name VARBINARY(1024) PRIMARY KEY, version BINARY(16) NOT NULL, written BIGINT NOT NULL, value MEDIUMBLOB NOT NULL) ENGINE=InnoDB ROW_FORMAT=DYNAMIC")
+	return &server{url: "mysql://root@" + s.Addr + "/locks", dialect: sqllock.MySQL, dial: dial, freeze: s}
+}
+
+func postgres(tb testing.TB) *server {
+	s := testenv.Postgres(tb)
+	p := overPostgres(s.Addr)
+	p.freeze = s
+	run(tb, p.dial(tb, nil), ddl)
+	return p
+}
+
+// pgbouncer gives each statement any connection.
+func pgbouncer(tb testing.TB) *server {
+	s := testenv.Postgres(tb)
+	run(tb, overPostgres(s.Addr).dial(tb, nil), ddl)
+	return overPostgres(testenv.PgBouncer(tb, s, "transaction").Addr)
+}
+
+func overPostgres(addr string) *server {
+	url := "postgres@" + addr + "/postgres?sslmode=disable"
+	return &server{url: "pgtable://" + url, dialect: sqllock.PostgreSQL, dial: func(tb testing.TB, w *wire.Wire) *sql.DB {
+		config, err := pgx.ParseConfig("postgres://" + url + "&default_query_exec_mode=exec")
+		if err != nil {
+			tb.Fatal(err)
+		}
+		if w != nil {
+			config.DialFunc = w.DialContext
+		}
+		return closing(tb, stdlib.OpenDB(*config))
+	}}
+}
+
+func sqlite(tb testing.TB) *server {
+	file := filepath.Join(tb.TempDir(), "locks.db")
+	s := &server{url: "sqlite://" + file, dialect: sqllock.SQLite, dial: func(tb testing.TB, _ *wire.Wire) *sql.DB {
+		return pool(tb, "sqlite", "file:"+file+"?_pragma=busy_timeout(1000)&_pragma=journal_mode(wal)&_pragma=synchronous(off)")
+	}}
+	run(tb, s.dial(tb, nil), "CREATE TABLE dsync_locks (name TEXT PRIMARY KEY, version TEXT NOT NULL, written INTEGER NOT NULL, value TEXT NOT NULL)")
+	return s
+}
+
+func pool(tb testing.TB, name, source string) *sql.DB {
+	tb.Helper()
+	db, err := sql.Open(name, source)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return closing(tb, db)
+}
+
+func closing(tb testing.TB, db *sql.DB) *sql.DB {
+	db.SetMaxOpenConns(8)
+	db.SetMaxIdleConns(8)
+	tb.Cleanup(func() { db.Close() })
+	return db
+}
+
+func run(tb testing.TB, db *sql.DB, statement string) {
+	tb.Helper()
+	if _, err := db.ExecContext(tb.Context(), statement); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// servers are the databases by name.
+var servers = map[string]func(testing.TB) *server{"mariadb": mariadb, "postgres": postgres, "pgbouncer": pgbouncer, "sqlite": sqlite}
+
+// TestConformance runs the suite. On PostgreSQL it takes the long form of the
+// tests, since the store differs in the text of statements only.
+func TestConformance(t *testing.T) {
+	for name, start := range servers {
+		t.Run(name, func(t *testing.T) {
+			if name == "postgres" || name == "pgbouncer" {
+				testenv.Long(t)
+			}
+			s := start(t)
+			admin := s.dial(t, nil)
+			conformance.Run(t, conformance.Harness{Backend: func(testing.TB) *conformance.Backend {
+				b := &conformance.Backend{
+					New: func(tb testing.TB) (driver.Driver, *conformance.Link) {
+						if s.dialect == sqllock.SQLite { // there is no network
+							return open(tb, s, s.dial(tb, nil)), nil
+						}
+						w := new(wire.Wire)
+						tb.Cleanup(w.Close)
+						return open(tb, s, s.dial(tb, w)), conformance.LinkOver(w)
+					},
+					Expire: func(tb testing.TB, name string) {
+						d := open(tb, s, admin).(driver.ForceUnlocker)
+						_ = d.ForceUnlock(tb.Context(), name) // ErrNotHeld: there is none
+					},
+					Ping: func(ctx context.Context) error { return admin.PingContext(ctx) },
+					URL:  s.url,
+				}
+				if s.freeze != nil {
+					b.Freeze = func(testing.TB) { s.freeze.Freeze() }
+					b.Thaw = func(testing.TB) { s.freeze.Thaw() }
+					b.Restart = func(testing.TB) { s.freeze.Restart() }
+				}
+				return b
+			}})
+		})
+	}
+}
+
+func open(tb testing.TB, s *server, db *sql.DB) driver.Driver {
+	tb.Helper()
+	d, err := sqllock.New(tb.Context(), db, s.dialect, &sqllock.Options{Poll: poll})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return d
+}

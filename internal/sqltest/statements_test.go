@@ -1,0 +1,171 @@
+package sqltest
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/sqllock"
+	"github.com/go-dsync/dsync/internal/testenv"
+)
+
+type events struct{}
+
+func (events) Waiting()    {}
+func (events) Tokens() int { return 1 }
+func (events) Lost(error)  {}
+
+func hold(tb testing.TB, d driver.Driver, name string) driver.Lease {
+	tb.Helper()
+	l, err := d.Acquire(tb.Context(), &driver.Request{Name: name, Hold: name + ":1", TTL: time.Minute, NoWait: true, Events: events{}})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return l
+}
+
+// TestManyHeld has a client renew many locks on each database. On MariaDB, it
+// counts the statements.
+func TestManyHeld(t *testing.T) {
+	const many = 2500
+	for name, start := range servers {
+		t.Run(name, func(t *testing.T) {
+			s := start(t)
+			db := s.dial(t, nil)
+			d := open(t, s, db)
+			leases := make([]driver.Lease, many)
+			var all sync.WaitGroup
+			for n := range 8 {
+				all.Go(func() {
+					for i := n; i < many; i += 8 {
+						leases[i] = hold(t, d, fmt.Sprintf("n%04d", i))
+					}
+				})
+			}
+			all.Wait()
+			before := counter(t, s, db, "Com_update_multi")
+			sent := time.Now()
+			d.(driver.BatchRenewer).RenewAll(t.Context(), leases, func(i int, err error) {
+				if err != nil || leases[i].Expires().Before(sent.Add(time.Minute)) {
+					t.Errorf("renewal %d: %v", i, err)
+				}
+			})
+			if n := counter(t, s, db, "Com_update_multi") - before; s.dialect == sqllock.MySQL && n != 3 {
+				t.Errorf("%d statements renewed %d locks, want 3", n, many)
+			}
+			if err := d.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// counter returns a counter of MariaDB's.
+func counter(tb testing.TB, s *server, db *sql.DB, name string) (n int) {
+	tb.Helper()
+	if s.dialect != sqllock.MySQL {
+		return 0
+	}
+	if err := db.QueryRowContext(tb.Context(), "SELECT variable_value FROM information_schema.global_status WHERE variable_name = ?", name).Scan(&n); err != nil {
+		tb.Fatal(err)
+	}
+	return n
+}
+
+// TestDeadlockVictim has a batch of renewals be the victim of a deadlock.
+func TestDeadlockVictim(t *testing.T) {
+	s := mariadb(t)
+	db := s.dial(t, nil)
+	d := open(t, s, db)
+	leases := []driver.Lease{hold(t, d, "a"), hold(t, d, "b")}
+	tx, err := db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback()
+	change := func(statement string, args ...any) {
+		t.Helper()
+		if _, err := tx.ExecContext(t.Context(), statement, args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 50 { // the victim is the transaction that has changed less
+		change("INSERT INTO dsync_locks (name, version, written, value) VALUES (?, '', 0, '')", fmt.Sprintf("junk%d", i))
+	}
+	change("UPDATE dsync_locks SET written = written + 1 WHERE name = 'b'")
+	renewed := make(chan struct{})
+	go func() { // ends with the transaction
+		defer close(renewed)
+		d.(driver.BatchRenewer).RenewAll(t.Context(), leases, func(i int, err error) {
+			if err != nil {
+				t.Errorf("renewal %d: %v", i, err)
+			}
+		})
+	}()
+	testenv.Eventually(t, func() bool { return counter(t, s, db, "Innodb_row_lock_current_waits") > 0 }, "the batch waits")
+	change("UPDATE dsync_locks SET written = written + 1 WHERE name = 'a'")
+	if err := tx.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	<-renewed
+	if n := counter(t, s, db, "Innodb_deadlocks"); n == 0 {
+		t.Error("there was no deadlock")
+	}
+	if err := d.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestMissingTable has New say what is missing.
+func TestMissingTable(t *testing.T) {
+	for name, start := range servers {
+		t.Run(name, func(t *testing.T) {
+			s := start(t)
+			_, err := sqllock.New(t.Context(), s.dial(t, nil), s.dialect, &sqllock.Options{Table: "others"})
+			if err == nil || !strings.Contains(err.Error(), "CREATE TABLE others (") {
+				t.Fatalf("without a table: got %v, want the statement that makes it", err)
+			}
+			_, ddl, _ := strings.Cut(err.Error(), "CREATE TABLE ")
+			db := s.dial(t, nil)
+			run(t, db, "CREATE TABLE "+ddl)
+			d, err := sqllock.New(t.Context(), db, s.dialect, &sqllock.Options{Table: "others", NoTokens: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := hold(t, d, "name").Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+			var rows int
+			if err := db.QueryRowContext(t.Context(), "SELECT count(*) FROM others").Scan(&rows); err != nil || rows > 0 {
+				t.Errorf("without tokens there are %d rows after a release (%v)", rows, err)
+			}
+			if err := d.Close(context.Background()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestMissingRights has a role that may only read.
+func TestMissingRights(t *testing.T) {
+	s := postgres(t)
+	admin := s.dial(t, nil)
+	run(t, admin, "CREATE ROLE reader LOGIN")
+	run(t, admin, "GRANT SELECT ON dsync_locks TO reader")
+	d, _, err := driver.Open(t.Context(), strings.Replace(s.url, "postgres@", "reader@", 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close(context.Background())
+	_, err = d.Acquire(t.Context(), &driver.Request{Name: "a", Hold: "a:1", TTL: time.Minute, NoWait: true, Events: events{}})
+	if !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("got %v, want fs.ErrPermission", err)
+	}
+}
