@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
@@ -23,28 +24,11 @@ const moving = 250 * time.Millisecond
 
 // Acquire implements driver.Driver.
 func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	if err := d.life.Enter(); err != nil {
-		return nil, err
-	}
 	if d.options.Write && r.Mode == driver.Exclusive {
 		written := *r
 		written.Mode, r = driver.Write, &written
 	}
-	l, err := d.acquire(ctx, r)
-	if err == nil && d.keep(l) {
-		return l, nil
-	}
-	defer d.life.Leave()
-	if err == nil { // granted while Close began
-		err = driver.ErrClosed
-		if releaseErr := l.Release(ctx); errors.Is(releaseErr, driver.ErrUnknown) {
-			err = fmt.Errorf("%w: %w", err, releaseErr)
-		}
-	}
-	return nil, err
+	return d.life.Acquire(ctx, r, d.acquire)
 }
 
 func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error) {
@@ -230,50 +214,35 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool, turn st
 	} else if err != nil {
 		return nil, obstacle{}, err
 	}
-	sent, order, first, n, acks, err := o.sent, o.order, o.first, o.n, o.acks, o.err
-	fenced, marks, moved, line := o.tokens > 0, o.marks, o.moved, o.line
+	sent, order, a, acks, err := o.sent, o.order, o.answer, o.acks, o.err
+	fenced, marks := o.tokens > 0, o.marks
 	d.putOp(o)
 	switch {
 	case err != nil:
-		err, doubt := fault(ctx, r.Name, err)
+		err, doubt := redisdriver.Fault(ctx, r.Name, err)
 		if doubt {
-			d.ghosts.Add(&ghost{name: r.Name, hold: r.Hold, mode: r.Mode, permits: r.Permits, until: sent + int64(r.TTL+late), order: order, place: d.queues(r)})
+			d.ghosts.Add(&ghost{request: r, until: sent + int64(r.TTL+late), order: order, place: d.queues(r)})
 		}
 		return nil, obstacle{}, err
-	case first == sealedAnswer:
+	case a.code == sealedCode:
 		return nil, obstacle{}, driver.ErrSealed
-	case first == limitAnswer:
+	case a.code == limitCode:
 		return nil, obstacle{}, driver.ErrLimit
-	case first <= 0 && r.Mode == driver.Permit:
-		return nil, obstacle{left: time.Duration(-1-first) * time.Millisecond, limit: n}, nil
-	case first == takenForEver:
-		return nil, obstacle{left: -1, place: line}, nil
-	case first <= elsewhereAnswer && d.options.Fair:
-		return nil, obstacle{left: min(time.Duration(elsewhereAnswer-first)*time.Millisecond, unheard)}, nil
-	case first <= elsewhereAnswer:
-		return nil, obstacle{left: time.Duration(elsewhereAnswer-first) * time.Millisecond, elsewhere: true}, nil
-	case first < 0:
-		return nil, obstacle{left: time.Duration(-1-first) * time.Millisecond, place: line}, nil
+	case a.code == elsewhereCode && d.options.Fair:
+		if a.left < 0 || a.left > unheard {
+			a.left = unheard
+		}
+		return nil, obstacle{left: a.left}, nil
+	case a.code != grantedCode:
+		return nil, obstacle{left: a.left, elsewhere: a.code == elsewhereCode, place: a.line, limit: a.limit}, nil
 	}
 	if !fenced {
-		first, n = 0, 0
+		a.first, a.n = 0, 0
 	}
-	l := d.newLease(r, sent, uint64(first), n)
-	l.markKnown, l.marked = marks, moved
+	l := d.newLease(r, sent, uint64(a.first), a.n)
+	l.markKnown, l.marked = marks, a.moved
 	if acks < d.options.WaitReplicas {
 		return nil, obstacle{}, d.undo(ctx, l, acks)
 	}
 	return l, obstacle{}, nil
 }
-
-// Answers of the acquire scripts: the lock does not expire; it is sealed; the limit is another one; less the milliseconds, its end is told elsewhere; and, less the
-// token, it is granted and its name is marked.
-const (
-	takenForEver    = 0
-	sealedAnswer    = -4_000_000_000_000
-	limitAnswer     = -4_000_000_000_001
-	elsewhereAnswer = -4_100_000_000_000
-	markedAnswer    = -5_000_000_000_000
-)
-
-var errAnswer = errors.New("the server's answer makes no sense")

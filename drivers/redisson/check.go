@@ -14,6 +14,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 // Lowest version of Redis. Valkey began at 7.2.
@@ -105,7 +106,7 @@ func (d *Driver) lookAtAll(ctx context.Context) error {
 		switch err := <-errs; {
 		case err == nil:
 			reached = true
-		case transient(err):
+		case redisdriver.Transient(err):
 			last = err
 		default:
 			return err
@@ -123,7 +124,7 @@ func (d *Driver) lookAt(ctx context.Context, node rueidis.Client) error {
 	results := d.doMulti(ctx, node, []rueidis.Completed{b.Arbitrary("HELLO").Build(), b.Info().Section("memory").Build()})
 	for _, result := range results {
 		if err := result.Error(); err != nil {
-			if err, _ := fault(ctx, "", err); transient(err) || isLogin(err) {
+			if err, _ := redisdriver.Fault(ctx, "", err); redisdriver.Transient(err) || isLogin(err) {
 				return err
 			}
 		}
@@ -184,8 +185,7 @@ func (d *Driver) choosePubSub(ctx context.Context) (PubSub, error) {
 	if mode == PubSubPlain || mode == PubSubAuto && !d.cluster {
 		return PubSubPlain, nil
 	}
-	probe := d.client.B().Arbitrary("PUBSUB", "SHARDNUMSUB", shardedProbe).Build()
-	err := d.doMulti(ctx, d.client, []rueidis.Completed{probe})[0].Error()
+	err := d.do(ctx, d.client.B().Arbitrary("PUBSUB", "SHARDNUMSUB", shardedProbe).Build()).Error()
 	if _, refused := rueidis.IsRedisErr(err); refused {
 		if mode == PubSubAuto {
 			return PubSubPlain, nil
@@ -193,7 +193,7 @@ func (d *Driver) choosePubSub(ctx context.Context) (PubSub, error) {
 		return "", fmt.Errorf("pubsub=%s: the server has no sharded channels, which came with Redis 7: %w", mode, err)
 	}
 	if err != nil {
-		err, _ = fault(ctx, "", err)
+		err, _ = redisdriver.Fault(ctx, "", err)
 		return "", err
 	}
 	if mode == PubSubAuto {

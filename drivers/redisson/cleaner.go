@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/cleaner"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 const (
@@ -34,23 +35,26 @@ const (
 // still may carry the request out later.
 type ghost struct {
 	cleaner.Ghost
-	name, hold string
-	mode       driver.Mode
-	permits    int
-	until      int64         // when the hold is over by itself
-	granted    bool          // the server has answered the request for the hold, so a hold that is not found is gone for good
-	place      bool          // there may be a place in the queue of a fair lock, which does not end by itself
-	order      uint64        // of the request that may have made the hold: a later request of this order sees the final state
-	lease      *lease        // of a hold whose Release failed
-	gone       chan struct{} // closed when the ghost is gone; nil if nobody waits
-	absent     int64         // when the hold was not found for the first time
-	looked     int64         // when the first request after Driver.severed was sent that did not find the hold
+	request *driver.Request
+	until   int64         // when the hold is over by itself
+	granted bool          // the server has answered the request for the hold, so a hold that is not found is gone for good
+	place   bool          // there may be a place in the queue of a fair lock, which does not end by itself
+	order   uint64        // of the request that may have made the hold: a later request of this order sees the final state
+	lease   *lease        // of a hold whose Release failed
+	gone    chan struct{} // closed when the ghost is gone; nil if nobody waits
+	absent  int64         // when the hold was not found for the first time
+	looked  int64         // when the first request after Driver.severed was sent that did not find the hold
 }
 
 // newCleaner returns the cleaner that releases ghosts. Its Finish also waits for ops whose callers have left, since these may leave ghosts.
 func newCleaner(d *Driver) *cleaner.Cleaner[*ghost] {
-	return cleaner.New(d.life, cleaner.Policy[*ghost]{
-		Settle: d.releaseGhosts, Batch: maxBatch, Calls: maxCleans, Max: maxGhosts, Forget: soonestOver,
+	return cleaner.New(d.life.Lifecycle, cleaner.Policy[*ghost]{
+		Settle: func(ghosts []*ghost) []*ghost {
+			ctx, cancel := context.WithTimeout(d.life.Context(), cleanFor)
+			defer cancel()
+			return d.releaseGhosts(ctx, ghosts)
+		},
+		Batch: maxBatch, Calls: maxCleans, Max: maxGhosts, Forget: soonestOver,
 	})
 }
 
@@ -66,19 +70,18 @@ func soonestOver(ghosts []*ghost) int {
 }
 
 // releaseGhosts asks once for each ghost, and returns the ghosts whose holds may still come.
-func (d *Driver) releaseGhosts(ghosts []*ghost) (left []*ghost) {
-	ctx, cancel := context.WithTimeout(d.life.Context(), cleanFor)
-	defer cancel()
+func (d *Driver) releaseGhosts(ctx context.Context, ghosts []*ghost) (left []*ghost) {
 	groups := d.groups(ghosts)
-	calls := make([]call, len(groups))
+	calls := make([]redisdriver.Call, len(groups))
 	for i, group := range groups {
 		holds := make([]string, len(group))
 		for j, g := range group {
-			holds[j] = g.hold
+			holds[j] = g.request.Hold
 		}
-		calls[i] = d.releaseCall(group[0].mode, group[0].name, group[0].permits, holds...)
-		if group[0].mode == driver.Write {
-			calls[i].keys = append(calls[i].keys, prefixName(intentPrefix, group[0].name))
+		r := group[0].request
+		calls[i] = d.releaseCall(r, holds...)
+		if r.Mode == driver.Write {
+			calls[i].Keys = append(calls[i].Keys, prefixName(intentPrefix, r.Name))
 		}
 	}
 	order, sent := d.order(), d.now()
@@ -91,7 +94,7 @@ func (d *Driver) releaseGhosts(ghosts []*ghost) (left []*ghost) {
 		told, err := answersOf(results[i], len(group))
 		for j, g := range group {
 			told, err := told[j], err
-			if d.overwritten(ctx, &driver.Request{Name: g.name, Hold: g.hold, Mode: g.mode, Permits: g.permits}, err) {
+			if d.overwritten(ctx, g.request, err) {
 				told, err = -1, nil
 			}
 			switch {
@@ -112,12 +115,13 @@ func (d *Driver) releaseGhosts(ghosts []*ghost) (left []*ghost) {
 func (d *Driver) groups(ghosts []*ghost) [][]*ghost {
 	var groups [][]*ghost
 	if d.options.Fair {
-		slices.SortFunc(ghosts, func(a, b *ghost) int {
-			return cmp.Or(cmp.Compare(a.mode, b.mode), cmp.Compare(a.name, b.name), cmp.Compare(len(b.hold), len(a.hold)), cmp.Compare(b.hold, a.hold))
+		slices.SortFunc(ghosts, func(x, y *ghost) int {
+			a, b := x.request, y.request
+			return cmp.Or(cmp.Compare(a.Mode, b.Mode), cmp.Compare(a.Name, b.Name), cmp.Compare(len(b.Hold), len(a.Hold)), cmp.Compare(b.Hold, a.Hold))
 		})
 	}
 	for i, g := range ghosts {
-		if d.options.Fair && i > 0 && ghosts[i-1].name == g.name && ghosts[i-1].mode == g.mode && g.mode == driver.Exclusive {
+		if r := g.request; d.options.Fair && i > 0 && r.Mode == driver.Exclusive && ghosts[i-1].request.Mode == r.Mode && ghosts[i-1].request.Name == r.Name {
 			last := len(groups) - 1
 			groups[last] = append(groups[last], g)
 		} else {
@@ -136,7 +140,7 @@ func answersOf(result rueidis.RedisResult, n int) (told []int64, err error) {
 	}
 	answers, err := result.AsIntSlice()
 	if err == nil && len(answers) != n {
-		err = errAnswer
+		err = redisdriver.ErrAnswer
 	}
 	copy(told, answers)
 	return told, err
@@ -146,7 +150,7 @@ func answersOf(result rueidis.RedisResult, n int) (told []int64, err error) {
 func (g *ghost) forgotten(err error, now int64) bool {
 	refused := false
 	if answer, ok := rueidis.IsRedisErr(err); ok {
-		why, _ := refusal(g.name, answer)
+		why, _ := redisdriver.Refusal(g.request.Name, answer)
 		refused = errors.Is(why, fs.ErrPermission)
 	}
 	switch {

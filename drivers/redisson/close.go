@@ -3,8 +3,10 @@ package redisson
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 // Close implements driver.Driver. It returns nil when nothing is left on the
@@ -64,57 +66,45 @@ func (d *Driver) closeClient(ctx context.Context) {
 
 // releaseAll ends the holds of all leases in few requests, and leaves failures to the cleaner.
 func (d *Driver) releaseAll(ctx context.Context) {
-	d.mu.Lock()
-	leases := d.leases.Take()
-	d.mu.Unlock()
-	for len(leases) > 0 {
-		some := leases[:min(len(leases), renewRuns)]
-		leases = leases[len(some):]
-		calls := make([]call, len(some))
+	for some := range slices.Chunk(d.life.TakeAll(), renewRuns) {
+		ghosts := make([]*ghost, len(some))
 		for i, l := range some {
 			l.mu.Lock()
-			l.phase = ending
+			l.phase, ghosts[i] = ending, l.ghost()
+			ghosts[i].lease = l
 			l.mu.Unlock()
-			calls[i] = d.releaseCall(l.request.Mode, l.request.Name, l.request.Permits, l.request.Hold)
 		}
-		results, _ := d.evalAll(ctx, d.client, calls, 0)
-		for i, l := range some {
-			told, err := answersOf(results[i], 1)
-			if err == nil {
-				_ = l.released(told[0], 0) // nobody asks whether the hold was still there
-				continue
-			}
-			l.leaveToCleaner()
+		for _, g := range d.releaseGhosts(ctx, ghosts) {
+			d.ghosts.Add(g)
 		}
 	}
 }
 
 // releaseCall is the release of a hold, or of several holds of one fair lock, for evalAll.
-func (d *Driver) releaseCall(m driver.Mode, name string, permits int, holds ...string) call {
-	return call{d.scriptsOf(m).release, d.releaseKeys(m, name, holds[0], nil), d.releaseArgs(m, name, permits, nil, holds...)}
+func (d *Driver) releaseCall(r *driver.Request, holds ...string) redisdriver.Call {
+	return d.scriptsOf(r.Mode).release.Call(d.releaseKeys(r, nil), d.releaseArgs(r, nil, holds...)...)
 }
 
 // releaseKeys adds the keys of the release script.
-func (d *Driver) releaseKeys(m driver.Mode, name, hold string, keys []string) []string {
-	if m == driver.Permit {
-		return permitKeys(name, keys)
+func (d *Driver) releaseKeys(r *driver.Request, keys []string) []string {
+	switch r.Mode {
+	case driver.Permit:
+		return permitKeys(r.Name, keys)
+	case driver.Exclusive:
+		return d.fairKeys(r.Name, append(keys, r.Name))
 	}
-	keys = append(keys, name)
-	if m != driver.Exclusive {
-		return readWriteKeys(m, name, hold, false, keys)
-	}
-	return d.fairKeys(name, keys)
+	return readWriteKeys(r, false, append(keys, r.Name))
 }
 
 // releaseArgs adds the arguments of the release script.
-func (d *Driver) releaseArgs(m driver.Mode, name string, permits int, args []string, holds ...string) []string {
+func (d *Driver) releaseArgs(r *driver.Request, args []string, holds ...string) []string {
 	switch {
-	case m == driver.Permit:
-		return d.releasePermitsArgs(name, holds[0], permits, args)
-	case m != driver.Exclusive:
-		return d.readWriteReleaseArgs(m, name, holds[0], args)
+	case r.Mode == driver.Permit:
+		return d.tellPermitsArgs(r.Name, append(permitArgs(r.Hold, r.Permits, args), d.countText()))
+	case r.Mode != driver.Exclusive:
+		return d.readWriteReleaseArgs(r, args)
 	case d.options.Fair:
-		return append(d.tellArgs(name, args), holds...)
+		return append(d.tellArgs(r.Name, args), holds...)
 	}
-	return append(append(args, holds[0], prefixName(channelPrefix, name), d.releaseMessage()), d.checked.words...)
+	return append(append(args, r.Hold, prefixName(channelPrefix, r.Name), d.releaseMessage()), d.checked.words...)
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/conformance/history"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -18,7 +19,7 @@ func TestCombinedRequestsKeepTokensRising(t *testing.T) {
 }
 
 // combine has so many callers of each client want each of the locks.
-func combine(t *testing.T, parameters string, batch *script, callers int) {
+func combine(t *testing.T, parameters string, batch *redisdriver.Script, callers int) {
 	s := testenv.Redis(t)
 	link, addr := testenv.Wire(t, s.Addr)
 	names := make([]string, 24/callers)
@@ -39,7 +40,7 @@ func combine(t *testing.T, parameters string, batch *script, callers int) {
 	t.Cleanup(l.end)
 	for range 3 {
 		l.disturb(t, "lost answer to a combined request", func() {
-			lost := link.LoseReply(batch.sha)
+			lost := link.LoseReply(batch.SHA)
 			select {
 			case <-lost:
 			case <-time.After(hangGuard):

@@ -11,18 +11,17 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/redisdial"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 // eval runs a script: by its digest, or by its text if the server does not know the digest.
-func (d *Driver) eval(ctx context.Context, sc *script, keys, args []string) rueidis.RedisResult {
-	b := d.client.B()
-	result := d.client.Do(ctx, b.Evalsha().Sha1(sc.sha).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
-	err := result.Error()
-	if redisdial.IsNoScript(err) {
-		result = d.client.Do(ctx, b.Eval().Script(sc.text).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
-		err = result.Error()
+func (d *Driver) eval(ctx context.Context, sc *redisdriver.Script, keys, args []string) rueidis.RedisResult {
+	c := sc.Call(keys, args...)
+	result := d.client.Do(ctx, c.Command(d.client.B()))
+	if redisdial.IsNoScript(result.Error()) {
+		result = d.client.Do(ctx, c.CommandByText(d.client.B()))
 	}
-	if redisdial.IsDemoted(err) {
+	if redisdial.IsDemoted(result.Error()) {
 		d.leaveServer()
 	}
 	return result
@@ -36,13 +35,24 @@ func (d *Driver) leaveServer() {
 	}
 }
 
+// do sends one request, as doMulti does.
+func (d *Driver) do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
+	return d.doMulti(ctx, d.client, []rueidis.Completed{cmd})[0]
+}
+
+// query runs a script for which no replica has to confirm anything.
+func (d *Driver) query(ctx context.Context, c redisdriver.Call) rueidis.RedisResult {
+	results, _ := d.evalAll(ctx, d.client, []redisdriver.Call{c}, 0)
+	return results[0]
+}
+
 // doMulti sends several requests at once. It returns when they are answered or
 // fail, or when ctx ends: the library does not heed ctx everywhere, for example
 // while it connects.
 func (d *Driver) doMulti(ctx context.Context, client rueidis.CoreClient, cmds []rueidis.Completed) []rueidis.RedisResult {
 	answers := make(chan []rueidis.RedisResult, 1)
 	if !d.life.Go(func() { answers <- client.DoMulti(ctx, cmds...) }) { // ends soon after ctx
-		return failAll(len(cmds), notSent{driver.ErrClosed})
+		return failAll(len(cmds), redisdriver.NotSent{Why: driver.ErrClosed})
 	}
 	select {
 	case results := <-answers:
@@ -60,19 +70,12 @@ func failAll(n int, err error) []rueidis.RedisResult {
 	return results
 }
 
-// call is one run of a script.
-type call struct {
-	script     *script
-	keys, args []string
-}
-
 // evalAll runs scripts many times in one request, each time with its own
 // outcome. Where replicas have to confirm, evalAll returns how many did.
-func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []call, replicas int) ([]rueidis.RedisResult, int) {
-	b := client.B()
+func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []redisdriver.Call, replicas int) ([]rueidis.RedisResult, int) {
 	cmds := make([]rueidis.Completed, 0, len(calls)+1)
 	for _, c := range calls {
-		cmds = append(cmds, b.Evalsha().Sha1(c.script.sha).Numkeys(int64(len(c.keys))).Key(c.keys...).Arg(c.args...).Build())
+		cmds = append(cmds, c.Command(client.B()))
 	}
 	begun := time.Now()
 	results, acks := d.sendAll(ctx, client, cmds, replicas, d.options.WaitLimit)
@@ -80,11 +83,9 @@ func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []cal
 	var again []rueidis.Completed
 	demoted := false
 	for i, result := range results {
-		demoted = demoted || redisdial.IsDemoted(result.Error()) || calls[i].script == renewScript && notRenewed(result)
+		demoted = demoted || redisdial.IsDemoted(result.Error()) || calls[i].Script == renewScript && notRenewed(result)
 		if redisdial.IsNoScript(result.Error()) {
-			c := calls[i]
-			unknown = append(unknown, i)
-			again = append(again, b.Eval().Script(c.script.text).Numkeys(int64(len(c.keys))).Key(c.keys...).Arg(c.args...).Build())
+			unknown, again = append(unknown, i), append(again, calls[i].CommandByText(client.B()))
 		}
 	}
 	if demoted {
@@ -125,12 +126,12 @@ func (d *Driver) sendAll(ctx context.Context, client rueidis.Client, cmds []ruei
 }
 
 // evalReplicated runs a script where replicas have to confirm it, and returns how many did.
-func (d *Driver) evalReplicated(ctx context.Context, c call) (rueidis.RedisResult, int) {
-	node, err := d.nodeOf(ctx, c.keys[0])
+func (d *Driver) evalReplicated(ctx context.Context, c redisdriver.Call) (rueidis.RedisResult, int) {
+	node, err := d.nodeOf(ctx, c.Keys[0])
 	if err != nil {
 		return rueidis.NewErrorResult(err), 0
 	}
-	results, acks := d.evalAll(ctx, node, []call{c}, d.options.WaitReplicas)
+	results, acks := d.evalAll(ctx, node, []redisdriver.Call{c}, d.options.WaitReplicas)
 	if err := results[0].Error(); err != nil && d.cluster {
 		d.nodes.expire()
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 // modeField is the field that a read-write lock of Redisson has beside its holds.
@@ -26,13 +27,12 @@ func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error
 	if err := d.admin(ctx, name); err != nil {
 		return driver.Status{}, err
 	}
-	results, _ := d.evalAll(ctx, d.client, []call{{inspectScript, []string{name}, []string{readPrefix(name)}}}, 0)
-	answer, err := results[0].ToArray()
+	answer, err := d.query(ctx, inspectScript.Call([]string{name}, readPrefix(name))).ToArray()
 	if isWrongType(err) {
 		return d.inspectPermits(ctx, name)
 	}
 	if err != nil {
-		err, _ := fault(ctx, name, err)
+		err, _ := redisdriver.Fault(ctx, name, err)
 		return driver.Status{}, err
 	}
 	status, err := readStatus(answer)
@@ -67,7 +67,7 @@ const leaveIn = 1500 * time.Millisecond
 func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
 	var status driver.Status
 	if len(answer) < 3 {
-		return status, errAnswer
+		return status, redisdriver.ErrAnswer
 	}
 	left, err1 := answer[0].ToInt64()
 	fields, err2 := answer[1].AsStrSlice()
@@ -148,13 +148,12 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	if d.options.Fair {
 		args = append(d.tellArgs(name, nil), prefixName(readWritePrefix, name))
 	}
-	results, _ := d.evalAll(ctx, d.client, []call{{d.scripts.force, d.fairKeys(name, []string{name}), args}}, 0)
-	ended, err := results[0].ToInt64()
+	ended, err := d.query(ctx, d.scripts.force.Call(d.fairKeys(name, []string{name}), args...)).ToInt64()
 	if isWrongType(err) {
 		ended, err = d.forcePermits(ctx, name)
 	}
 	if err != nil {
-		err, _ := fault(ctx, name, err)
+		err, _ := redisdriver.Fault(ctx, name, err)
 		return err
 	}
 	switch ended {

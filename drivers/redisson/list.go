@@ -14,6 +14,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 // List looks at so few keys with one request that others never wait for long, and begins the next one scanPause later at the soonest.
@@ -83,7 +84,7 @@ func (d *Driver) scan(ctx context.Context, conn rueidis.DedicatedClient, pattern
 		scan := conn.B().Arbitrary("SCAN", cursor, "MATCH", pattern, "COUNT", scanKeys, "TYPE", kind).Build()
 		answer, err := d.doMulti(ctx, conn, []rueidis.Completed{scan})[0].AsScanEntry()
 		if err != nil {
-			err, _ = fault(ctx, "", err)
+			err, _ = redisdriver.Fault(ctx, "", err)
 			return false, err
 		}
 		names, err := among(ctx, answer.Elements)
@@ -152,7 +153,7 @@ func (d *Driver) locksAmong(ctx context.Context, keys []string) (names []string,
 			if err == nil || rueidis.IsRedisNil(err) {
 				continue
 			}
-			if err, _ = fault(ctx, name, err); !errors.Is(err, fs.ErrPermission) || strings.Contains(err.Error(), "to run") {
+			if err, _ = redisdriver.Fault(ctx, name, err); !errors.Is(err, fs.ErrPermission) || strings.Contains(err.Error(), "to run") {
 				return nil, err
 			}
 		}
@@ -165,7 +166,7 @@ func (d *Driver) locksAmong(ctx context.Context, keys []string) (names []string,
 
 // permitsAmong returns the names that begin with prefix and of which permits are held, whose ends are in the keys.
 func (d *Driver) permitsAmong(ctx context.Context, prefix string, keys []string) (names []string, err error) {
-	var calls []call
+	var calls []redisdriver.Call
 	for _, key := range keys {
 		name := strings.TrimSuffix(key, ":"+endsSuffix)
 		if strings.HasPrefix(name, "{") && strings.HasSuffix(name, "}") {
@@ -173,7 +174,7 @@ func (d *Driver) permitsAmong(ctx context.Context, prefix string, keys []string)
 		}
 		if strings.HasPrefix(name, prefix) && utf8.ValidString(name) && d.checkName(name) == nil && endsKey(name) == key {
 			names = append(names, name)
-			calls = append(calls, call{permitInspectScript, permitKeys(name, nil), nil})
+			calls = append(calls, permitInspectScript.Call(permitKeys(name, nil)))
 		}
 	}
 	if len(calls) == 0 {
@@ -184,7 +185,7 @@ func (d *Driver) permitsAmong(ctx context.Context, prefix string, keys []string)
 	for i, name := range names {
 		status, err := readPermits(results[i])
 		if err != nil && !rueidis.IsRedisNil(err) && !isWrongType(err) {
-			if err, _ = fault(ctx, name, err); !errors.Is(err, fs.ErrPermission) {
+			if err, _ = redisdriver.Fault(ctx, name, err); !errors.Is(err, fs.ErrPermission) {
 				return nil, err
 			}
 		}

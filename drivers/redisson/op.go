@@ -1,13 +1,16 @@
 package redisson
 
 import (
+	"cmp"
 	"context"
 	"strconv"
 	"sync/atomic"
+	"time"
 
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
@@ -26,12 +29,9 @@ type op struct {
 	// Written before the op is answered.
 	sent  int64 // on the driver's clock, just before the request was handed to the client
 	order uint64
-	first int64 // the script's answer
-	n     int
-	moved bool             // the name is marked
-	line  redistopic.Place // of one who is refused in a line
-	acks  int              // how many replicas confirmed
-	err   error
+	answer
+	acks int // how many replicas confirmed
+	err  error
 }
 
 // The states of an op.
@@ -60,11 +60,11 @@ func (o *op) keys(d *Driver, keys []string) []string {
 	r := o.request
 	switch {
 	case o.lease != nil:
-		return d.releaseKeys(r.Mode, r.Name, r.Hold, keys)
+		return d.releaseKeys(r, keys)
 	case r.Mode == driver.Permit:
 		return permitKeys(r.Name, keys)
 	case r.Mode != driver.Exclusive:
-		keys = readWriteKeys(r.Mode, r.Name, r.Hold, true, append(keys, r.Name))
+		keys = readWriteKeys(r, true, append(keys, r.Name))
 	default:
 		keys = d.fairKeys(r.Name, append(keys, r.Name))
 	}
@@ -82,9 +82,9 @@ func (o *op) args(d *Driver, args []string) []string {
 	r := o.request
 	switch {
 	case o.lease != nil:
-		return d.releaseArgs(r.Mode, r.Name, r.Permits, args, r.Hold)
+		return d.releaseArgs(r, args, r.Hold)
 	case r.Mode == driver.Permit:
-		return d.acquirePermitsArgs(r, args)
+		return append(permitArgs(r.Hold, r.Permits, args), strconv.Itoa(r.Limit), d.milliseconds(r.TTL))
 	case r.Mode != driver.Exclusive:
 		args = o.readWriteArgs(d, args)
 	case d.options.Fair:
@@ -137,37 +137,77 @@ func (o *op) batchArgs(d *Driver, args []string) []string {
 	return args
 }
 
+// The codes of answers: see acquire.lua.
+const (
+	grantedCode   = "granted"
+	heldCode      = "held"
+	elsewhereCode = "elsewhere"
+	sealedCode    = "sealed"
+	limitCode     = "limit" // see permitacquire.lua
+)
+
+// answer is what a script says of an op.
+type answer struct {
+	code  string
+	first int64            // the first token, or from a release how many were told
+	n     int              // of tokens
+	moved bool             // the name is marked
+	left  time.Duration    // of the hold in the way, unless it is renewed; negative if it does not expire
+	line  redistopic.Place // of a request that is refused in a line
+	limit int              // of permits
+}
+
+// readAnswer reads a number, which stands for a grant or a release, or a code
+// with numbers behind it.
+func readAnswer(message rueidis.RedisMessage) (a answer, err error) {
+	if !message.IsArray() {
+		a.code, a.n = grantedCode, 1
+		a.first, err = message.ToInt64()
+		return a, err
+	}
+	parts, err := message.ToArray()
+	var numbers [4]int64
+	if err != nil || len(parts) == 0 || len(parts) > 1+len(numbers) {
+		return a, cmp.Or(err, redisdriver.ErrAnswer)
+	}
+	if a.code, err = parts[0].ToString(); err != nil {
+		return a, err
+	}
+	for i, part := range parts[1:] {
+		if numbers[i], err = part.ToInt64(); err != nil {
+			return a, err
+		}
+	}
+	switch a.code {
+	case grantedCode:
+		a.first, a.n, a.moved = numbers[0], int(numbers[1]), numbers[2] == 1
+		if a.first < 1 || a.n < 1 || a.n > maxTokens {
+			err = redisdriver.ErrAnswer
+		}
+	case heldCode, elsewhereCode:
+		a.left = -1
+		if ms := numbers[0]; ms >= 0 && ms <= maxTTL.Milliseconds() {
+			a.left = time.Duration(ms) * time.Millisecond
+		}
+		if len(parts) == 3 {
+			a.limit = int(numbers[1])
+		} else {
+			a.line = redistopic.Place{Ticket: numbers[1], Granted: numbers[2], Last: numbers[3], Free: numbers[0] == 0}
+		}
+	case sealedCode, limitCode:
+	default:
+		err = redisdriver.ErrAnswer
+	}
+	return a, err
+}
+
 // read takes the answer of the script.
 func (o *op) read(message rueidis.RedisMessage, err error) {
-	o.first, o.n, o.moved, o.line = 0, 1, false, redistopic.Place{}
-	if err == nil {
-		err = message.Error()
+	if err = cmp.Or(err, message.Error()); err == nil {
+		o.answer, err = readAnswer(message)
 	}
-	switch {
-	case err != nil:
-	case !message.IsArray():
-		if o.first, err = message.ToInt64(); o.marks && o.first < markedAnswer {
-			o.first, o.moved = markedAnswer-o.first, true
-		}
-	default:
-		var block []int64
-		block, err = message.AsIntSlice()
-		if err == nil && o.turn != "" && len(block) == 4 && block[0] <= 0 { // refused, in a line
-			o.first = block[0]
-			o.line = redistopic.Place{Ticket: block[1], Granted: block[2], Last: block[3], Free: block[0] == -1}
-			break
-		}
-		if err == nil && o.request.Mode == driver.Permit && len(block) == 2 && block[0] <= 0 && block[1] > 0 { // refused, with the limit
-			o.first, o.n = block[0], int(block[1])
-			break
-		}
-		o.moved = err == nil && o.marks && len(block) == 3
-		if err == nil && (len(block) != 2 && !o.moved || block[0] < 1 || block[1] < 1 || block[1] > maxTokens) {
-			err = errAnswer
-		}
-		if err == nil {
-			o.first, o.n = block[0], int(block[1])
-		}
+	if err == nil && o.lease == nil && o.code == grantedCode && o.first < 1 {
+		err = redisdriver.ErrAnswer
 	}
 	o.err = err
 }
@@ -217,10 +257,10 @@ func (d *Driver) finish(o *op) {
 		o.lease.leaveToCleaner()
 		return
 	}
-	g := ghost{name: r.Name, hold: r.Hold, mode: r.Mode, permits: r.Permits, until: o.sent + int64(r.TTL+late), granted: true, place: d.queues(r)}
-	left := o.first > 0 || g.place || intends(r)
+	g := ghost{request: r, until: o.sent + int64(r.TTL+late), granted: true, place: d.queues(r)}
+	left := o.err == nil && o.code == grantedCode || g.place || intends(r)
 	if o.err != nil {
-		_, doubt := fault(d.life.Context(), r.Name, o.err)
+		_, doubt := redisdriver.Fault(d.life.Context(), r.Name, o.err)
 		g.granted, left = !doubt, doubt || g.place && o.again // the request keeps the place that it had before
 	}
 	if left {

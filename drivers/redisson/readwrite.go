@@ -81,12 +81,12 @@ func channelOf(m driver.Mode, name string, elsewhere bool) string {
 func intends(r *driver.Request) bool { return r.Mode == driver.Write && !r.NoWait }
 
 // readWriteKeys adds the keys of the scripts for a Read or Write hold, with the key of the intents if the script has to look at them.
-func readWriteKeys(m driver.Mode, name, hold string, intents bool, keys []string) []string {
-	if m == driver.Read {
-		keys = append(keys, timeoutKey(m, name, hold))
+func readWriteKeys(r *driver.Request, intents bool, keys []string) []string {
+	if r.Mode == driver.Read {
+		keys = append(keys, timeoutKey(r.Mode, r.Name, r.Hold))
 	}
 	if intents {
-		keys = append(keys, prefixName(intentPrefix, name))
+		keys = append(keys, prefixName(intentPrefix, r.Name))
 	}
 	return keys
 }
@@ -95,23 +95,24 @@ func readWriteKeys(m driver.Mode, name, hold string, intents bool, keys []string
 func (o *op) readWriteArgs(d *Driver, args []string) []string {
 	r := o.request
 	args = append(args, fieldOf(r.Mode, r.Hold), d.milliseconds(r.TTL))
-	switch {
-	case r.Mode == driver.Read:
+	if r.Mode == driver.Read {
 		return args
-	case r.NoWait:
-		return append(args, "try", readPrefix(r.Name))
 	}
-	return append(args, "wait", readPrefix(r.Name))
+	how := "wait"
+	if r.NoWait {
+		how = "try"
+	}
+	return append(args, how, readPrefix(r.Name))
 }
 
 // readWriteReleaseArgs adds the arguments of the script that ends a Read or Write hold. The script also tells the first waiter for the fair
 // lock of the name.
-func (d *Driver) readWriteReleaseArgs(m driver.Mode, name, hold string, args []string) []string {
-	args = d.wordArgs(append(args, fieldOf(m, hold), readPrefix(name), prefixName(readWritePrefix, name)))
+func (d *Driver) readWriteReleaseArgs(r *driver.Request, args []string) []string {
+	args = d.wordArgs(append(args, fieldOf(r.Mode, r.Hold), readPrefix(r.Name), prefixName(readWritePrefix, r.Name)))
 	if !d.options.Fair {
 		return args
 	}
-	return d.tellArgs(name, append(args, prefixName(queuePrefix, name), prefixName(timesPrefix, name)))
+	return d.tellArgs(r.Name, d.fairKeys(r.Name, args))
 }
 
 // own returns how many subscriptions of this driver receive the message about the end of a hold.

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 const (
@@ -72,7 +73,7 @@ func (s *sender) wake() {
 }
 
 func (s *sender) fail(o *op) {
-	o.err = notSent{driver.ErrClosed}
+	o.err = redisdriver.NotSent{Why: driver.ErrClosed}
 	s.driver.finish(o)
 }
 
@@ -184,7 +185,7 @@ func (d *Driver) sendOp(ctx context.Context, o *op, keys, args []string) {
 	case d.options.WaitReplicas == 0:
 		result = d.eval(ctx, scripts.acquire, keys, args)
 	default:
-		result, o.acks = d.evalReplicated(ctx, call{scripts.acquire, slices.Clone(keys), slices.Clone(args)})
+		result, o.acks = d.evalReplicated(ctx, scripts.acquire.Call(slices.Clone(keys), slices.Clone(args)...))
 	}
 	o.read(result.ToMessage())
 	d.heard(o.sent, result.NonRedisError())
@@ -213,7 +214,7 @@ func (s *sender) sendTogether(b *batch) {
 		return
 	}
 	if err == nil && len(results) != len(b.ops) {
-		err = errAnswer
+		err = redisdriver.ErrAnswer
 	}
 	for i, o := range b.ops {
 		if err == nil {

@@ -15,7 +15,7 @@ import (
 // newTopics returns the listener to the channels of names with waiters.
 func newTopics(d *Driver) *redistopic.Listener {
 	o := redistopic.Options{
-		Life:    d.life,
+		Life:    d.life.Lifecycle,
 		Channel: func(name string) string { return prefixName(channelPrefix, name) },
 		Kinds: func() (plain, sharded bool) {
 			return d.checked.pubSub != PubSubSharded, d.checked.pubSub != PubSubPlain
@@ -75,7 +75,7 @@ func (d *Driver) releaseMessage() string { return redistopic.ReleaseMessage(int(
 // lookForDatabase asks which database a client of the program's uses. Where the
 // question is not permitted, messages do not say it.
 func (d *Driver) lookForDatabase(ctx context.Context) {
-	text, err := d.doMulti(ctx, d.client, []rueidis.Completed{d.client.B().ClientInfo().Build()})[0].ToString()
+	text, err := d.do(ctx, d.client.B().ClientInfo().Build()).ToString()
 	if err != nil {
 		return
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 const (
@@ -176,11 +177,11 @@ func readSlots(ctx context.Context, address string, node rueidis.Client) ([]slot
 func readRange(address string, entry rueidis.RedisMessage) (r slotRange, err error) {
 	fields, err := entry.ToArray()
 	if err != nil || len(fields) < 3 {
-		return r, errAnswer
+		return r, redisdriver.ErrAnswer
 	}
 	primary, err := fields[2].ToArray()
 	if err != nil || len(primary) < 2 {
-		return r, errAnswer
+		return r, redisdriver.ErrAnswer
 	}
 	first, err1 := fields[0].ToInt64()
 	last, err2 := fields[1].ToInt64()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/driver/move"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 var (
@@ -26,17 +27,17 @@ func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) erro
 	} else if floor > 0 {
 		return fmt.Errorf("there are no tokens to raise: %w", errors.ErrUnsupported)
 	}
-	return d.changeSeal(ctx, name, call{loosenScript, keys, args})
+	return d.changeSeal(ctx, name, loosenScript.Call(keys, args...))
 }
 
 // Unseal implements move.Unsealer.
 func (d *Driver) Unseal(ctx context.Context, name, id string) error {
 	args := append([]string{id, prefixName(channelPrefix, name), prefixName(readWritePrefix, name)}, d.checked.words...)
-	return d.changeSeal(ctx, name, call{unsealScript, []string{name}, args})
+	return d.changeSeal(ctx, name, unsealScript.Call([]string{name}, args...))
 }
 
 // changeSeal runs a script that changes the seal of a name, if there is one.
-func (d *Driver) changeSeal(ctx context.Context, name string, c call) error {
+func (d *Driver) changeSeal(ctx context.Context, name string, c redisdriver.Call) error {
 	if err := d.admin(ctx, name); err != nil {
 		return err
 	}
@@ -52,7 +53,7 @@ func (d *Driver) Unmark(ctx context.Context, held driver.Lease) error {
 	l := held.(*lease)
 	l.markKnown = false
 	name := l.request.Name
-	done, err := d.change(ctx, l, call{unmarkScript, []string{name, prefixName(markPrefix, name)}, []string{fieldOf(l.request.Mode, l.request.Hold)}})
+	done, err := d.change(ctx, l, unmarkScript.Call([]string{name, prefixName(markPrefix, name)}, fieldOf(l.request.Mode, l.request.Hold)))
 	if err == nil && done == 0 {
 		return driver.ErrNotHeld
 	}

@@ -37,7 +37,7 @@ func (d *Driver) tell(ctx context.Context, channel string) {
 func (d *Driver) tellShortened(ctx context.Context, r *driver.Request) {
 	channel := channelOf(r.Mode, r.Name, false)
 	if d.options.Fair && r.Mode == driver.Exclusive {
-		first, err := d.doMulti(ctx, d.client, []rueidis.Completed{d.client.B().Lindex().Key(prefixName(queuePrefix, r.Name)).Index(0).Build()})[0].ToString()
+		first, err := d.do(ctx, d.client.B().Lindex().Key(prefixName(queuePrefix, r.Name)).Index(0).Build()).ToString()
 		if err != nil {
 			return // nobody waits
 		}

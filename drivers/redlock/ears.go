@@ -23,7 +23,7 @@ func newEar(d *Driver, o rueidis.ClientOption) *ear {
 	e.option.DialCtxFn = e.dialer.Dial
 	e.option.ReadBufferEachConn, e.option.WriteBufferEachConn = earBuffer, earBuffer
 	plain := func() (plain, sharded bool) { return true, false }
-	e.Listener = redistopic.New(redistopic.Options{Life: d.life, Channel: channel, Kinds: plain, Connect: e.connect})
+	e.Listener = redistopic.New(redistopic.Options{Life: d.life.Lifecycle, Channel: channel, Kinds: plain, Connect: e.connect})
 	return e
 }
 

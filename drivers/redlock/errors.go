@@ -8,27 +8,24 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
-	"github.com/go-dsync/dsync/internal/redisdial"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
-
-// permissionCodes begin refusals. The last one is the text, without a code, by which servers up to 7.0 refuse a command of a script.
-var permissionCodes = []string{"NOPERM", "NOAUTH", "WRONGPASS", "The user executing the script can't"}
 
 // refusal puts the error of a request to a node in the words of package driver. An error that the node returned means that it did nothing.
 func refusal(err error) error {
+	if known(err) {
+		return err
+	}
 	var answer *rueidis.RedisError
-	ok := errors.As(err, &answer)
-	if ok {
-		if err := redisdial.RefusedCommand(answer); err != nil {
+	if errors.As(err, &answer) {
+		if err, _ = redisdriver.Refusal("", answer); known(err) {
 			return err
 		}
 	}
-	switch {
-	case errors.Is(err, driver.ErrUnavailable), errors.Is(err, driver.ErrClosed), errors.Is(err, fs.ErrPermission):
-		return err
-	case ok && redisdial.HasCode(answer.Error(), permissionCodes...):
-		return fmt.Errorf("%w: %w", fs.ErrPermission, err)
-	default:
-		return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
-	}
+	return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
+}
+
+// known reports whether an error is in the words of package driver.
+func known(err error) bool {
+	return errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrClosed) || errors.Is(err, fs.ErrPermission)
 }
