@@ -43,41 +43,33 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 			return nil, err
 		}
 	}
-	inQueue := d.queues(r)
-	if inQueue && d.ghosts.Full() {
+	exclusive := r.Mode == driver.Exclusive
+	w := &waiting{driver: d, request: r, inQueue: d.queues(r), inLine: exclusive && !d.options.Fair && !r.NoWait}
+	if w.inQueue && d.ghosts.Full() {
 		return nil, fmt.Errorf("%w: %d places in queues are still to be given back", driver.ErrUnavailable, maxGhosts)
 	}
 	// Where callers of this process already wait for the name, its messages arrive: listen before the first try, which then need not be
 	// repeated.
-	var t *redistopic.Topic
 	switch {
-	case r.Mode != driver.Exclusive:
-		t = d.topics.JoinActiveChannel(channelOf(r.Mode, r.Name, false), groupOf(r.Mode))
+	case !exclusive:
+		w.topic = d.topics.JoinActiveChannel(channelOf(r.Mode, r.Name, false), groupOf(r.Mode))
 	case !d.options.Fair:
-		t = d.topics.JoinActive(r.Name)
+		w.topic = d.topics.JoinActive(r.Name)
 	}
 	turn := ""
-	if t != nil && !r.NoWait && r.Mode == driver.Exclusive {
-		turn = redistopic.Text(t.Ticket(), false)
+	if w.topic != nil && w.inLine {
+		turn = redistopic.Text(w.topic.Ticket(), false)
 	}
-	l, refused, err := d.try(ctx, r, false, turn)
-	if l != nil && turn != "" {
-		t.Granted(r.TTL)
+	l, refused, err := w.try(ctx, false, turn)
+	if l == nil && err == nil && r.NoWait {
+		err = driver.ErrLocked
 	}
-	if l != nil || err != nil || r.NoWait {
-		if t != nil && err == driver.ErrSealed {
-			t.LeaveForGood()
-		} else if t != nil {
-			t.Leave(false)
-		}
-		if l == nil && err == nil {
-			err = driver.ErrLocked
-		}
-		return l, err
+	if l != nil || err != nil {
+		return w.leave(l, err, false)
 	}
 	r.Events.Waiting()
-	l, err = d.ask(ctx, r, t, refused)
-	if l != nil || !inQueue && !intends(r) || errors.Is(err, driver.ErrUnknown) { // an unknown outcome is a ghost already
+	l, err = w.wait(ctx, refused)
+	if l != nil || !w.inQueue && !intends(r) || errors.Is(err, driver.ErrUnknown) { // an unknown outcome is a ghost already
 		return l, err
 	}
 	return nil, d.depart(r, err)
@@ -99,65 +91,90 @@ func groupOf(m driver.Mode) int {
 	return int(m)
 }
 
-// ask asks again whenever the lock may have become free. T is the topic that
-// the caller has joined before, if any. A caller that was woken and then cannot
-// ask wakes another caller of this process. A waiter for a fair lock has a
-// channel of its own, which nobody joins again.
-func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic, refused obstacle) (*lease, error) {
+// waiting is a request and how it waits, which its mode and the options decide.
+type waiting struct {
+	driver    *Driver
+	request   *driver.Request
+	topic     *redistopic.Topic // nil while it does not listen
+	inQueue   bool              // of the fair lock: it has a channel of its own, which nobody joins again
+	inLine    bool              // of all clients that wait for the plain lock
+	elsewhere bool              // the topic is that of the other kind of lock
+}
+
+// listen joins the topic that tells the end of the hold in the way.
+func (w *waiting) listen(refused obstacle) {
+	r := w.request
+	if w.topic != nil && refused.elsewhere != w.elsewhere {
+		w.topic.Leave(true) // others of this process have to change the channel, too
+		w.topic = nil
+	}
+	if w.elsewhere = refused.elsewhere; w.topic == nil {
+		channel := channelOf(r.Mode, r.Name, w.elsewhere)
+		if w.inQueue {
+			channel += ":" + r.Hold
+		}
+		w.topic = w.driver.topics.JoinChannel(channel, groupOf(r.Mode))
+	}
+}
+
+// leave ends the listening, and returns l and err. A caller that was woken and
+// then cannot ask passes that on to another caller of this process. Whoever
+// watches the old backend of a migration must not count callers as waiters that
+// only ask.
+func (w *waiting) leave(l *lease, err error, pass bool) (*lease, error) {
+	switch {
+	case w.topic == nil:
+	case w.inQueue, err == driver.ErrSealed:
+		w.topic.LeaveForGood()
+	default:
+		w.topic.Leave(pass)
+	}
+	return l, err
+}
+
+// try is Driver.try. Turn is what redistopic.Text returns, or "".
+func (w *waiting) try(ctx context.Context, again bool, turn string) (*lease, obstacle, error) {
+	l, refused, err := w.driver.try(ctx, w.request, again, turn)
+	if l != nil && turn != "" {
+		w.topic.Granted(w.request.TTL)
+	}
+	return l, refused, err
+}
+
+// wait asks again whenever the lock may have become free.
+func (w *waiting) wait(ctx context.Context, refused obstacle) (*lease, error) {
+	d, r := w.driver, w.request
 	timer := time.NewTimer(pause(refused.left))
 	defer timer.Stop()
-	inLine := !d.options.Fair && r.Mode == driver.Exclusive
-	elsewhere := false // the channel on which t listens
-	moves := false     // the slot: if this caller leaves, its wake-up may be for another one
-	inQueue := d.queues(r)
-	leave := func(pass bool) {
-		if inQueue {
-			t.LeaveForGood()
-		} else {
-			t.Leave(pass)
-		}
-	}
+	moves := false // the slot: if this caller leaves, its wake-up may be for another one
 	for {
-		if t != nil && refused.elsewhere != elsewhere {
-			t.Leave(true) // others of this process have to change the channel, too
-			t = nil
-		}
-		if elsewhere = refused.elsewhere; t == nil {
-			channel := channelOf(r.Mode, r.Name, elsewhere)
-			if inQueue {
-				channel += ":" + r.Hold
-			}
-			t = d.topics.JoinChannel(channel, groupOf(r.Mode))
-		}
+		w.listen(refused)
 		if refused.place.Ticket != 0 { // from now on the topic knows when to ask
 			timer.Stop()
-			t.Placed(refused.place, pause(refused.left))
+			w.topic.Placed(refused.place, pause(refused.left))
 			refused.place = redistopic.Place{}
 		}
 		if r.Mode == driver.Permit && r.Limit <= 0 && refused.limit > 0 {
 			own := *r
 			own.Limit = -refused.limit // counts if the limit is forgotten before this caller listens
-			r = &own
+			r, w.request = &own, &own
 		}
 		overdue := false
 		select {
-		case <-t.Wake:
+		case <-w.topic.Wake:
 		case <-timer.C:
 			overdue = true
 		case <-ctx.Done():
-			leave(moves)
-			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+			return w.leave(nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err()), moves)
 		case <-d.life.Open().Done():
-			leave(false)
-			return nil, driver.ErrClosed
+			return w.leave(nil, driver.ErrClosed, false)
 		}
 		if ctx.Err() != nil {
-			leave(true)
-			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+			return w.leave(nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err()), true)
 		}
 		turn := ""
-		if inLine && !elsewhere {
-			ticket, due, void := t.TakeTurn()
+		if w.inLine && !w.elsewhere {
+			ticket, due, void := w.topic.TakeTurn()
 			if void && !overdue {
 				continue
 			}
@@ -165,25 +182,17 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic
 		}
 		var l *lease
 		var err error
-		l, refused, err = d.try(ctx, r, true, turn)
-		if l != nil && turn != "" {
-			t.Granted(r.TTL)
-		}
+		l, refused, err = w.try(ctx, true, turn)
 		if moves = slotMoves(err); moves { // nothing was done, and the place in a queue is kept
-			refused.elsewhere = elsewhere
+			refused.elsewhere = w.elsewhere
 			timer.Reset(moving/2 + rand.N(moving/2))
 			continue
 		}
 		if err != nil && err == ctx.Err() { // not sent: the last answer is still that somebody holds the lock
 			err = fmt.Errorf("%w: %w", driver.ErrLocked, err)
 		}
-		if err == driver.ErrSealed {
-			t.LeaveForGood() // whoever watches the old backend of a migration must not count callers that only ask as waiters
-			return nil, err
-		}
 		if l != nil || err != nil {
-			leave(l == nil || r.Mode == driver.Read) // other readers of this process may join
-			return l, err
+			return w.leave(l, err, l == nil || r.Mode == driver.Read) // other readers of this process may join
 		}
 		timer.Reset(pause(refused.left))
 	}

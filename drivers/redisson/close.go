@@ -70,8 +70,7 @@ func (d *Driver) releaseAll(ctx context.Context) {
 		ghosts := make([]*ghost, len(some))
 		for i, l := range some {
 			l.mu.Lock()
-			l.phase, ghosts[i] = ending, l.ghost()
-			ghosts[i].lease = l
+			l.phase, ghosts[i] = over, l.ghost()
 			l.mu.Unlock()
 		}
 		for _, g := range d.releaseGhosts(ctx, ghosts) {

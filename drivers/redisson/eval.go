@@ -37,7 +37,11 @@ func (d *Driver) leaveServer() {
 
 // do sends one request, as doMulti does.
 func (d *Driver) do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
-	return d.doMulti(ctx, d.client, []rueidis.Completed{cmd})[0]
+	result := d.doMulti(ctx, d.client, []rueidis.Completed{cmd})[0]
+	if redisdial.IsDemoted(result.Error()) {
+		d.leaveServer()
+	}
+	return result
 }
 
 // query runs a script for which no replica has to confirm anything.

@@ -19,11 +19,11 @@ const (
 const departIn = 50 * time.Millisecond
 
 // scripts are the scripts that differ between kinds of locks.
-type scripts struct{ acquire, release, force, batch *redisdriver.Script }
+type scripts struct{ acquire, release, force *redisdriver.Script }
 
 var (
-	plainScripts = scripts{acquireScript, releaseScript, forceScript, batchScript}
-	fairScripts  = scripts{fairAcquireScript, fairReleaseScript, fairForceScript, fairBatchScript}
+	plainScripts = scripts{acquireScript, releaseScript, forceScript}
+	fairScripts  = scripts{fairAcquireScript, fairReleaseScript, fairForceScript}
 )
 
 // fairKeys adds the keys of the waiters for a fair lock.

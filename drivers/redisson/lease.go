@@ -201,10 +201,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 
 // ask asks whether the server still has the hold, and changes nothing.
 func (l *lease) ask(ctx context.Context) error {
-	l.mu.Lock()
-	phase := l.phase
-	l.mu.Unlock()
-	if phase != held {
+	if !l.isHeld() {
 		return driver.ErrNotHeld
 	}
 	has, err := l.driver.has(ctx, l.request)
@@ -278,6 +275,12 @@ func (l *lease) forget() {
 		}
 		l.driver.life.Remove(l)
 	}
+}
+
+func (l *lease) isHeld() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.phase == held
 }
 
 // Forget ends the lease on this side.

@@ -122,21 +122,6 @@ func (d *Driver) tokenKind() string {
 	return ""
 }
 
-// batchArgs adds the arguments of an op for the batch script of fair locks.
-func (o *op) batchArgs(d *Driver, args []string) []string {
-	const each = 11
-	end := len(args) + each
-	kind := "a"
-	if o.lease != nil {
-		kind = "r"
-	}
-	args = o.args(d, append(args, kind))
-	for len(args) < end {
-		args = append(args, "")
-	}
-	return args
-}
-
 // The codes of answers: see acquire.lua.
 const (
 	grantedCode   = "granted"

@@ -299,8 +299,9 @@ func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Dr
 		d.sequences += d.options.Tenant + ":"
 	}
 	d.direct.answered.Store(never)
+	d.checked.looking = make(chan struct{}, 1)
 	d.ops.New = func() any { return &op{done: make(chan struct{}, 1)} }
-	d.sender = newSender(d)
+	d.sender = &sender{driver: d}
 	d.ghosts = newCleaner(d)
 	if d.cluster {
 		d.nodes = newTopology(d)

@@ -28,9 +28,7 @@ var (
 	forceScript   = redisdriver.NewScript(lua("force"))
 	inspectScript = redisdriver.NewScript(lua("basics") + lua("rwreaders") + lua("inspect"))
 	sealScript    = redisdriver.NewScript(lua("seal"))
-	sealedScript  = redisdriver.NewScript(lua("sealed"))
 	markScript    = redisdriver.NewScript(lua("take") + lua("raise") + lua("mark"))
-	markedScript  = redisdriver.NewScript(lua("marked"))
 	loosenScript  = redisdriver.NewScript(lua("take") + lua("raise") + lua("loosen"))
 	unsealScript  = redisdriver.NewScript(lua("unseal"))
 	unmarkScript  = redisdriver.NewScript(lua("unmark"))
@@ -48,10 +46,9 @@ var (
 	fairReadReleaseScript  = redisdriver.NewScript(lua("basics") + lua("fair") + releaseRead)
 	fairWriteReleaseScript = redisdriver.NewScript(lua("basics") + lua("fair") + releaseWrite)
 
-	fairAcquire       = lua("take") + lua("basics") + lua("fair") + lua("fairgrant") + lua("fairacquire")
-	fairAcquireScript = redisdriver.NewScript(fairAcquire + "return acquireFair(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
+	fairAcquireScript = redisdriver.NewScript(lua("take") + lua("basics") + lua("fair") + lua("fairgrant") + lua("fairacquire") +
+		"return acquireFair(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
 	fairReleaseScript = redisdriver.NewScript(lua("basics") + lua("fair") + lua("fairrelease") + "return releaseFair(KEYS[1], KEYS[2], KEYS[3], unpack(ARGV))\n")
-	fairBatchScript   = redisdriver.NewScript(fairAcquire + lua("fairrelease") + lua("fairbatch"))
 	fairForceScript   = redisdriver.NewScript(lua("basics") + lua("fair") + lua("fairforce"))
 
 	permitAcquireScript = redisdriver.NewScript(lua("permits") + lua("permitacquire"))

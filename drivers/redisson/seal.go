@@ -41,9 +41,7 @@ func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 	if err != nil {
 		return err
 	}
-	l.mu.Lock()
-	l.phase = over
-	l.mu.Unlock()
+	l.Forget()
 	d.life.Remove(l)
 	if done == 0 {
 		return driver.ErrNotHeld
@@ -86,10 +84,7 @@ func (d *Driver) change(ctx context.Context, l *lease, c redisdriver.Call) (int6
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	l.mu.Lock()
-	phase := l.phase
-	l.mu.Unlock()
-	if phase != held {
+	if !l.isHeld() {
 		return 0, driver.ErrNotHeld
 	}
 	return d.run(ctx, l.request.Name, c)
@@ -124,7 +119,7 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 	if err := d.admin(ctx, name); err != nil {
 		return 0, false, err
 	}
-	text, err := d.query(ctx, sealedScript.Call([]string{name})).ToString()
+	text, err := d.do(ctx, d.client.B().Hget().Key(name).Field(sealField).Build()).ToString()
 	if rueidis.IsRedisNil(err) {
 		return 0, false, nil
 	}
@@ -149,7 +144,7 @@ func (d *Driver) Marked(ctx context.Context, held driver.Lease) (bool, error) {
 	}
 	d.marks.Store(true) // from now on grants say whether the name is marked
 	name := l.request.Name
-	n, err := d.query(ctx, markedScript.Call([]string{prefixName(markPrefix, name)})).ToInt64()
+	n, err := d.do(ctx, d.client.B().Exists().Key(prefixName(markPrefix, name)).Build()).ToInt64()
 	if err != nil {
 		err, _ := redisdriver.Fault(ctx, name, err)
 		return false, err

@@ -20,32 +20,24 @@ const (
 
 // sender carries out ops. On one server it combines the ops that gather while requests are on their way, each for a name of its own,
 // into one request: a crowd is served at a fraction of the cost, and a single caller waits for nobody. In a cluster, for
-// read-write locks, and where replicas have to confirm, each op goes by itself, so that no op waits for a node that it does
+// fair and read-write locks, and where replicas have to confirm, each op goes by itself, so that no op waits for a node that it does
 // not need.
 type sender struct {
 	driver *Driver
 
 	mu    sync.Mutex
 	queue []*op
-	busy  int       // goroutines that take ops from the queue
-	idle  int       // of these, the ones that wait for ops
-	more  sync.Cond // signaled for an op, or the end
+	busy  int // goroutines that take ops from the queue
 	ended bool
-}
-
-func newSender(d *Driver) *sender {
-	s := &sender{driver: d}
-	s.more.L = &s.mu
-	return s
 }
 
 // add has an op carried out.
 func (s *sender) add(o *op) {
 	d := s.driver
 	d.direct.busy.Add(1)
-	if d.cluster || d.options.WaitReplicas > 0 || o.request.Mode != driver.Exclusive {
+	if d.cluster || d.options.WaitReplicas > 0 || d.options.Fair || o.request.Mode != driver.Exclusive {
 		o.state.Store(taken)
-		if !d.life.Go(func() { s.sendOne(o) }) {
+		if !d.life.Go(func() { s.sendAlone(&batch{}, o) }) {
 			s.fail(o)
 		}
 		return
@@ -63,11 +55,7 @@ func (s *sender) add(o *op) {
 
 // wake has a goroutine take the ops in the queue. It is called with mu held.
 func (s *sender) wake() {
-	switch {
-	case len(s.queue) == 0:
-	case s.idle > 0:
-		s.more.Signal()
-	case s.busy < maxSenders && s.driver.life.Go(s.run):
+	if len(s.queue) > 0 && s.busy < maxSenders && s.driver.life.Go(s.run) {
 		s.busy++
 	}
 }
@@ -77,24 +65,13 @@ func (s *sender) fail(o *op) {
 	s.driver.finish(o)
 }
 
-// run takes ops from the queue until end is called.
+// run takes ops from the queue until none is left.
 func (s *sender) run() {
 	var b batch
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer func() { s.busy-- }()
-	for {
-		for len(s.queue) == 0 && !s.ended {
-			if s.idle > 0 {
-				return // one is enough to wait
-			}
-			s.idle++
-			s.more.Wait()
-			s.idle--
-		}
-		if s.ended {
-			return
-		}
+	for len(s.queue) > 0 {
 		b.ops = s.take(b.ops[:0])
 		s.wake() // the rest has to go by another request
 		s.mu.Unlock()
@@ -134,7 +111,7 @@ func hasName(ops []*op, name string) bool {
 	return false
 }
 
-// end fails the ops in the queue, and ends the goroutines.
+// end fails the ops in the queue.
 func (s *sender) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,7 +122,6 @@ func (s *sender) end() {
 		}
 	}
 	s.queue = nil
-	s.more.Broadcast()
 }
 
 func (s *sender) send(b *batch) {
@@ -157,11 +133,6 @@ func (s *sender) send(b *batch) {
 		s.sendTogether(b)
 	}
 	clear(b.ops)
-}
-
-// sendOne is the life of an op that is not combined.
-func (s *sender) sendOne(o *op) {
-	s.sendAlone(&batch{}, o)
 }
 
 func (s *sender) sendAlone(b *batch, o *op) {
@@ -199,14 +170,9 @@ func (s *sender) sendTogether(b *batch) {
 	sent := d.now()
 	for _, o := range b.ops {
 		o.sent = sent
-		if d.options.Fair {
-			b.keys, b.args = o.keys(d, b.keys), o.batchArgs(d, b.args)
-		}
 	}
-	if !d.options.Fair {
-		b.fill(d)
-	}
-	results, err := d.eval(d.life.Context(), d.scripts.batch, b.keys, b.args).ToArray()
+	b.fill(d)
+	results, err := d.eval(d.life.Context(), batchScript, b.keys, b.args).ToArray()
 	if _, refused := rueidis.IsRedisErr(err); refused {
 		for _, o := range b.ops {
 			s.sendAlone(b, o)
