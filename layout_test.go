@@ -40,6 +40,7 @@ var layout = []struct {
 	{"internal/cleaner", []string{"./internal/lifecycle"}},
 	{"internal/linked", nil},
 	{"internal/redisdial", []string{"./driver", "./internal/tlsurl", "github.com/redis/rueidis"}},
+	{"internal/redisdriver", []string{"./driver", "./internal/lifecycle", "./internal/linked", "./internal/redisdial", "github.com/redis/rueidis"}},
 	{"internal/redistopic", []string{"./internal/lifecycle", "github.com/redis/rueidis/..."}},
 	{"internal/tlsurl", []string{"./driver"}},
 	{"internal/telemetry", []string{
