@@ -289,3 +289,8 @@ func (l *lease) Forget() {
 	defer l.mu.Unlock()
 	l.phase = over
 }
+
+// Leave implements driver.Leaver.
+func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Duration) error {
+	return d.life.Abandon(ctx, granted.(*lease), ttl)
+}

@@ -290,3 +290,8 @@ func (l *lease) released(reached bool) (err error, done bool) {
 	}
 	return nil, false
 }
+
+// Leave implements driver.Leaver.
+func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Duration) error {
+	return d.life.Abandon(ctx, granted.(*lease), ttl)
+}

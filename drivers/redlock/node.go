@@ -3,8 +3,10 @@ package redlock
 import (
 	"cmp"
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
+	"io/fs"
 	"runtime"
 	"slices"
 	"sync"
@@ -430,4 +432,47 @@ func (g *ghost) command(n *node, at int64) (rueidis.Completed, bool) {
 func (g *ghost) answer(n *node, result rueidis.RedisResult, err error) {
 	g.gone = g.vote.deleted(n, result, err)
 	g.asked.Done()
+}
+
+var (
+	//go:embed release.lua
+	releaseText string
+	//go:embed renew.lua
+	renewText string
+	//go:embed inspect.lua
+	inspectText string
+	//go:embed take.lua
+	takeText string
+
+	takeScript    = redisdriver.NewScript(takeText)
+	releaseScript = redisdriver.NewScript(releaseText)
+	renewScript   = redisdriver.NewScript(renewText)
+)
+
+// loads are the commands that give a node the scripts that it is asked to run by their names.
+func (n *node) loads(b rueidis.Builder) rueidis.Commands {
+	loads := rueidis.Commands{releaseScript.Load(b), renewScript.Load(b)}
+	if n.driver.single() {
+		loads = append(loads, takeScript.Load(b))
+	}
+	return loads
+}
+
+// refusal puts the error of a request to a node in the words of package driver. An error that the node returned means that it did nothing.
+func refusal(err error) error {
+	if known(err) {
+		return err
+	}
+	var answer *rueidis.RedisError
+	if errors.As(err, &answer) {
+		if err, _ = redisdriver.Refusal("", answer); known(err) {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
+}
+
+// known reports whether an error is in the words of package driver.
+func known(err error) bool {
+	return errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrClosed) || errors.Is(err, fs.ErrPermission)
 }

@@ -24,7 +24,7 @@ local function granted(first, block, marked)
 end
 
 -- take takes n tokens out of the sequence token. It returns the first, how
--- many, and what the lock keeps about the hold: see holder.go. Kind is
+-- many, and what the lock keeps about the hold: see keys.go. Kind is
 -- 'time', or '' for a counter of Redisson. Without a sequence there are no
 -- tokens, and the lock keeps what it keeps about a hold of Redisson.
 --
