@@ -43,6 +43,7 @@ var layout = []struct {
 	{"internal/clock", nil},
 	{"internal/alarm", []string{"./internal/clock", "./internal/linked"}},
 	{"internal/redisdial", []string{"./driver", "./internal/tlsurl", "github.com/redis/rueidis"}},
+	{"internal/redisdriver", []string{"./driver", "./internal/lifecycle", "./internal/linked", "./internal/redisdial", "github.com/redis/rueidis"}},
 	{"internal/redistopic", []string{"./internal/lifecycle", "github.com/redis/rueidis/..."}},
 	{"internal/tlsurl", []string{"./driver"}},
 	{"internal/telemetry", []string{

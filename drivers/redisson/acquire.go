@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
@@ -23,28 +24,11 @@ const moving = 250 * time.Millisecond
 
 // Acquire implements driver.Driver.
 func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	if err := d.life.Enter(); err != nil {
-		return nil, err
-	}
 	if d.options.Write && r.Mode == driver.Exclusive {
 		written := *r
 		written.Mode, r = driver.Write, &written
 	}
-	l, err := d.acquire(ctx, r)
-	if err == nil && d.keep(l) {
-		return l, nil
-	}
-	defer d.life.Leave()
-	if err == nil { // granted while Close began
-		err = driver.ErrClosed
-		if releaseErr := l.Release(ctx); errors.Is(releaseErr, driver.ErrUnknown) {
-			err = fmt.Errorf("%w: %w", err, releaseErr)
-		}
-	}
-	return nil, err
+	return d.life.Acquire(ctx, r, d.acquire)
 }
 
 func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error) {
@@ -59,41 +43,33 @@ func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error)
 			return nil, err
 		}
 	}
-	inQueue := d.queues(r)
-	if inQueue && d.ghosts.Full() {
+	exclusive := r.Mode == driver.Exclusive
+	w := &waiting{driver: d, request: r, inQueue: d.queues(r), inLine: exclusive && !d.options.Fair && !r.NoWait}
+	if w.inQueue && d.ghosts.Full() {
 		return nil, fmt.Errorf("%w: %d places in queues are still to be given back", driver.ErrUnavailable, maxGhosts)
 	}
 	// Where callers of this process already wait for the name, its messages arrive: listen before the first try, which then need not be
 	// repeated.
-	var t *redistopic.Topic
 	switch {
-	case r.Mode != driver.Exclusive:
-		t = d.topics.JoinActiveChannel(channelOf(r.Mode, r.Name, false), groupOf(r.Mode))
+	case !exclusive:
+		w.topic = d.topics.JoinActiveChannel(channelOf(r.Mode, r.Name, false), groupOf(r.Mode))
 	case !d.options.Fair:
-		t = d.topics.JoinActive(r.Name)
+		w.topic = d.topics.JoinActive(r.Name)
 	}
 	turn := ""
-	if t != nil && !r.NoWait && r.Mode == driver.Exclusive {
-		turn = redistopic.Text(t.Ticket(), false)
+	if w.topic != nil && w.inLine {
+		turn = redistopic.Text(w.topic.Ticket(), false)
 	}
-	l, refused, err := d.try(ctx, r, false, turn)
-	if l != nil && turn != "" {
-		t.Granted(r.TTL)
+	l, refused, err := w.try(ctx, false, turn)
+	if l == nil && err == nil && r.NoWait {
+		err = driver.ErrLocked
 	}
-	if l != nil || err != nil || r.NoWait {
-		if t != nil && err == driver.ErrSealed {
-			t.LeaveForGood()
-		} else if t != nil {
-			t.Leave(false)
-		}
-		if l == nil && err == nil {
-			err = driver.ErrLocked
-		}
-		return l, err
+	if l != nil || err != nil {
+		return w.leave(l, err, false)
 	}
 	r.Events.Waiting()
-	l, err = d.ask(ctx, r, t, refused)
-	if l != nil || !inQueue && !intends(r) || errors.Is(err, driver.ErrUnknown) { // an unknown outcome is a ghost already
+	l, err = w.wait(ctx, refused)
+	if l != nil || !w.inQueue && !intends(r) || errors.Is(err, driver.ErrUnknown) { // an unknown outcome is a ghost already
 		return l, err
 	}
 	return nil, d.depart(r, err)
@@ -115,65 +91,90 @@ func groupOf(m driver.Mode) int {
 	return int(m)
 }
 
-// ask asks again whenever the lock may have become free. T is the topic that
-// the caller has joined before, if any. A caller that was woken and then cannot
-// ask wakes another caller of this process. A waiter for a fair lock has a
-// channel of its own, which nobody joins again.
-func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic, refused obstacle) (*lease, error) {
+// waiting is a request and how it waits, which its mode and the options decide.
+type waiting struct {
+	driver    *Driver
+	request   *driver.Request
+	topic     *redistopic.Topic // nil while it does not listen
+	inQueue   bool              // of the fair lock: it has a channel of its own, which nobody joins again
+	inLine    bool              // of all clients that wait for the plain lock
+	elsewhere bool              // the topic is that of the other kind of lock
+}
+
+// listen joins the topic that tells the end of the hold in the way.
+func (w *waiting) listen(refused obstacle) {
+	r := w.request
+	if w.topic != nil && refused.elsewhere != w.elsewhere {
+		w.topic.Leave(true) // others of this process have to change the channel, too
+		w.topic = nil
+	}
+	if w.elsewhere = refused.elsewhere; w.topic == nil {
+		channel := channelOf(r.Mode, r.Name, w.elsewhere)
+		if w.inQueue {
+			channel += ":" + r.Hold
+		}
+		w.topic = w.driver.topics.JoinChannel(channel, groupOf(r.Mode))
+	}
+}
+
+// leave ends the listening, and returns l and err. A caller that was woken and
+// then cannot ask passes that on to another caller of this process. Whoever
+// watches the old backend of a migration must not count callers as waiters that
+// only ask.
+func (w *waiting) leave(l *lease, err error, pass bool) (*lease, error) {
+	switch {
+	case w.topic == nil:
+	case w.inQueue, err == driver.ErrSealed:
+		w.topic.LeaveForGood()
+	default:
+		w.topic.Leave(pass)
+	}
+	return l, err
+}
+
+// try is Driver.try. Turn is what redistopic.Text returns, or "".
+func (w *waiting) try(ctx context.Context, again bool, turn string) (*lease, obstacle, error) {
+	l, refused, err := w.driver.try(ctx, w.request, again, turn)
+	if l != nil && turn != "" {
+		w.topic.Granted(w.request.TTL)
+	}
+	return l, refused, err
+}
+
+// wait asks again whenever the lock may have become free.
+func (w *waiting) wait(ctx context.Context, refused obstacle) (*lease, error) {
+	d, r := w.driver, w.request
 	timer := time.NewTimer(pause(refused.left))
 	defer timer.Stop()
-	inLine := !d.options.Fair && r.Mode == driver.Exclusive
-	elsewhere := false // the channel on which t listens
-	moves := false     // the slot: if this caller leaves, its wake-up may be for another one
-	inQueue := d.queues(r)
-	leave := func(pass bool) {
-		if inQueue {
-			t.LeaveForGood()
-		} else {
-			t.Leave(pass)
-		}
-	}
+	moves := false // the slot: if this caller leaves, its wake-up may be for another one
 	for {
-		if t != nil && refused.elsewhere != elsewhere {
-			t.Leave(true) // others of this process have to change the channel, too
-			t = nil
-		}
-		if elsewhere = refused.elsewhere; t == nil {
-			channel := channelOf(r.Mode, r.Name, elsewhere)
-			if inQueue {
-				channel += ":" + r.Hold
-			}
-			t = d.topics.JoinChannel(channel, groupOf(r.Mode))
-		}
+		w.listen(refused)
 		if refused.place.Ticket != 0 { // from now on the topic knows when to ask
 			timer.Stop()
-			t.Placed(refused.place, pause(refused.left))
+			w.topic.Placed(refused.place, pause(refused.left))
 			refused.place = redistopic.Place{}
 		}
 		if r.Mode == driver.Permit && r.Limit <= 0 && refused.limit > 0 {
 			own := *r
 			own.Limit = -refused.limit // counts if the limit is forgotten before this caller listens
-			r = &own
+			r, w.request = &own, &own
 		}
 		overdue := false
 		select {
-		case <-t.Wake:
+		case <-w.topic.Wake:
 		case <-timer.C:
 			overdue = true
 		case <-ctx.Done():
-			leave(moves)
-			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+			return w.leave(nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err()), moves)
 		case <-d.life.Open().Done():
-			leave(false)
-			return nil, driver.ErrClosed
+			return w.leave(nil, driver.ErrClosed, false)
 		}
 		if ctx.Err() != nil {
-			leave(true)
-			return nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err())
+			return w.leave(nil, fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err()), true)
 		}
 		turn := ""
-		if inLine && !elsewhere {
-			ticket, due, void := t.TakeTurn()
+		if w.inLine && !w.elsewhere {
+			ticket, due, void := w.topic.TakeTurn()
 			if void && !overdue {
 				continue
 			}
@@ -181,25 +182,17 @@ func (d *Driver) ask(ctx context.Context, r *driver.Request, t *redistopic.Topic
 		}
 		var l *lease
 		var err error
-		l, refused, err = d.try(ctx, r, true, turn)
-		if l != nil && turn != "" {
-			t.Granted(r.TTL)
-		}
+		l, refused, err = w.try(ctx, true, turn)
 		if moves = slotMoves(err); moves { // nothing was done, and the place in a queue is kept
-			refused.elsewhere = elsewhere
+			refused.elsewhere = w.elsewhere
 			timer.Reset(moving/2 + rand.N(moving/2))
 			continue
 		}
 		if err != nil && err == ctx.Err() { // not sent: the last answer is still that somebody holds the lock
 			err = fmt.Errorf("%w: %w", driver.ErrLocked, err)
 		}
-		if err == driver.ErrSealed {
-			t.LeaveForGood() // whoever watches the old backend of a migration must not count callers that only ask as waiters
-			return nil, err
-		}
 		if l != nil || err != nil {
-			leave(l == nil || r.Mode == driver.Read) // other readers of this process may join
-			return l, err
+			return w.leave(l, err, l == nil || r.Mode == driver.Read) // other readers of this process may join
 		}
 		timer.Reset(pause(refused.left))
 	}
@@ -230,50 +223,35 @@ func (d *Driver) try(ctx context.Context, r *driver.Request, again bool, turn st
 	} else if err != nil {
 		return nil, obstacle{}, err
 	}
-	sent, order, first, n, acks, err := o.sent, o.order, o.first, o.n, o.acks, o.err
-	fenced, marks, moved, line := o.tokens > 0, o.marks, o.moved, o.line
+	sent, order, a, acks, err := o.sent, o.order, o.answer, o.acks, o.err
+	fenced, marks := o.tokens > 0, o.marks
 	d.putOp(o)
 	switch {
 	case err != nil:
-		err, doubt := fault(ctx, r.Name, err)
+		err, doubt := redisdriver.Fault(ctx, r.Name, err)
 		if doubt {
-			d.ghosts.Add(&ghost{name: r.Name, hold: r.Hold, mode: r.Mode, permits: r.Permits, until: sent + int64(r.TTL+late), order: order, place: d.queues(r)})
+			d.ghosts.Add(&ghost{request: r, until: sent + int64(r.TTL+late), order: order, place: d.queues(r)})
 		}
 		return nil, obstacle{}, err
-	case first == sealedAnswer:
+	case a.code == sealedCode:
 		return nil, obstacle{}, driver.ErrSealed
-	case first == limitAnswer:
+	case a.code == limitCode:
 		return nil, obstacle{}, driver.ErrLimit
-	case first <= 0 && r.Mode == driver.Permit:
-		return nil, obstacle{left: time.Duration(-1-first) * time.Millisecond, limit: n}, nil
-	case first == takenForEver:
-		return nil, obstacle{left: -1, place: line}, nil
-	case first <= elsewhereAnswer && d.options.Fair:
-		return nil, obstacle{left: min(time.Duration(elsewhereAnswer-first)*time.Millisecond, unheard)}, nil
-	case first <= elsewhereAnswer:
-		return nil, obstacle{left: time.Duration(elsewhereAnswer-first) * time.Millisecond, elsewhere: true}, nil
-	case first < 0:
-		return nil, obstacle{left: time.Duration(-1-first) * time.Millisecond, place: line}, nil
+	case a.code == elsewhereCode && d.options.Fair:
+		if a.left < 0 || a.left > unheard {
+			a.left = unheard
+		}
+		return nil, obstacle{left: a.left}, nil
+	case a.code != grantedCode:
+		return nil, obstacle{left: a.left, elsewhere: a.code == elsewhereCode, place: a.line, limit: a.limit}, nil
 	}
 	if !fenced {
-		first, n = 0, 0
+		a.first, a.n = 0, 0
 	}
-	l := d.newLease(r, sent, uint64(first), n)
-	l.markKnown, l.marked = marks, moved
+	l := d.newLease(r, sent, uint64(a.first), a.n)
+	l.markKnown, l.marked = marks, a.moved
 	if acks < d.options.WaitReplicas {
 		return nil, obstacle{}, d.undo(ctx, l, acks)
 	}
 	return l, obstacle{}, nil
 }
-
-// Answers of the acquire scripts: the lock does not expire; it is sealed; the limit is another one; less the milliseconds, its end is told elsewhere; and, less the
-// token, it is granted and its name is marked.
-const (
-	takenForEver    = 0
-	sealedAnswer    = -4_000_000_000_000
-	limitAnswer     = -4_000_000_000_001
-	elsewhereAnswer = -4_100_000_000_000
-	markedAnswer    = -5_000_000_000_000
-)
-
-var errAnswer = errors.New("the server's answer makes no sense")

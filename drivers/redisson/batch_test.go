@@ -68,8 +68,8 @@ func TestCombinedRequestKeepsOpsApart(t *testing.T) {
 			t.Errorf("%s: got %q for the hold, want %q", r.Name, got, want)
 		}
 	}
-	if refused.err != nil || refused.first >= 0 || refused.line.Ticket == 0 {
-		t.Errorf("held by another: got %d, ticket %d, %v; want it refused with a ticket", refused.first, refused.line.Ticket, refused.err)
+	if refused.err != nil || refused.code != heldCode || refused.line.Ticket == 0 {
+		t.Errorf("held by another: got %q, ticket %d, %v; want it refused with a ticket", refused.code, refused.line.Ticket, refused.err)
 	}
 	if missing.err != nil || missing.first != -1 {
 		t.Errorf("release without a hold: got %d, %v, want -1", missing.first, missing.err)

@@ -10,27 +10,28 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/drivertest"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
 // The floor: the least that Redisson's lock takes, without tokens, through the same client.
 var (
-	bareAcquire = newScript(`if redis.call('EXISTS', KEYS[1]) == 1 then return redis.call('PTTL', KEYS[1]) end
+	bareAcquire = redisdriver.NewScript(`if redis.call('EXISTS', KEYS[1]) == 1 then return redis.call('PTTL', KEYS[1]) end
 redis.call('HSET', KEYS[1], ARGV[2], 1)
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return -1`)
-	bareRelease = newScript(`if redis.call('HDEL', KEYS[1], ARGV[1]) == 0 then return -1 end
+	bareRelease = redisdriver.NewScript(`if redis.call('HDEL', KEYS[1], ARGV[1]) == 0 then return -1 end
 return redis.call('PUBLISH', KEYS[2], '0')`)
 )
 
 // barePair takes and gives back a lock by two scripts.
 func barePair(ctx context.Context, d *Driver, r *driver.Request, channel string) error {
 	b := d.client.B()
-	got, err := d.client.Do(ctx, b.Evalsha().Sha1(bareAcquire.sha).Numkeys(1).Key(r.Name).Arg("30000", r.Hold).Build()).ToInt64()
+	got, err := d.client.Do(ctx, b.Evalsha().Sha1(bareAcquire.SHA).Numkeys(1).Key(r.Name).Arg("30000", r.Hold).Build()).ToInt64()
 	if err != nil || got != -1 {
 		return fmt.Errorf("bare acquire: %d, %v", got, err)
 	}
-	got, err = d.client.Do(ctx, b.Evalsha().Sha1(bareRelease.sha).Numkeys(2).Key(r.Name, channel).Arg(r.Hold).Build()).ToInt64()
+	got, err = d.client.Do(ctx, b.Evalsha().Sha1(bareRelease.SHA).Numkeys(2).Key(r.Name, channel).Arg(r.Hold).Build()).ToInt64()
 	if err != nil || got < 0 {
 		return fmt.Errorf("bare release: %d, %v", got, err)
 	}
@@ -48,8 +49,8 @@ func pair(ctx context.Context, d *Driver, r *driver.Request) error {
 func benchDriver(b *testing.B, parameters string) (*Driver, *testenv.RedisServer) {
 	s := testenv.Redis(b)
 	d := openURL(b, "redisson://%s/%s", s.Addr, parameters)
-	for _, sc := range []*script{bareAcquire, bareRelease} {
-		s.Do("SCRIPT", "LOAD", sc.text)
+	for _, sc := range []*redisdriver.Script{bareAcquire, bareRelease} {
+		s.Do("SCRIPT", "LOAD", sc.Text)
 	}
 	release(b, acquire(b, d, request("warm")))
 	return d, s

@@ -5,19 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
-
-// Lowest version of Redis. Valkey began at 7.2.
-const minMajor, minMinor = 6, 2
 
 // lookFor is how long the nodes of a cluster may take to tell about themselves.
 const lookFor = time.Second
@@ -28,57 +24,44 @@ type server struct {
 	pubSub PubSub   // never Auto
 	words  []string // the commands that wake waiters
 
-	mu      sync.Mutex
-	looking chan struct{} // closed when the caller that looks is done; nil if nobody looks
+	looking chan struct{} // holds a value while a caller looks
 }
 
 // checkServer finds out, before any other request, whether locks can be kept on the server.
 func (d *Driver) checkServer(ctx context.Context) error {
 	c := &d.checked
-	for !c.known.Load() {
-		c.mu.Lock()
-		looking := c.looking
-		if looking == nil {
-			c.looking = make(chan struct{})
-		}
-		c.mu.Unlock()
-		if looking == nil {
-			return d.look(ctx)
-		}
-		select {
-		case <-looking:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	if c.known.Load() {
+		return nil
 	}
+	select {
+	case c.looking <- struct{}{}:
+		defer func() { <-c.looking }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if c.known.Load() {
+		return nil
+	}
+	if err := d.lookAtAll(ctx); err != nil {
+		return err
+	}
+	var err error
+	if c.pubSub, err = d.choosePubSub(ctx); err != nil {
+		return err
+	}
+	switch c.pubSub {
+	case PubSubPlain:
+		c.words = []string{"PUBLISH"}
+	case PubSubSharded:
+		c.words = []string{"SPUBLISH"}
+	case PubSubBoth:
+		c.words = []string{"SPUBLISH", "PUBLISH"}
+	}
+	if d.dialer == nil && !d.cluster {
+		d.lookForDatabase(ctx)
+	}
+	c.known.Store(true)
 	return nil
-}
-
-func (d *Driver) look(ctx context.Context) error {
-	c := &d.checked
-	err := d.lookAtAll(ctx)
-	if err == nil && !c.known.Load() {
-		c.pubSub, err = d.choosePubSub(ctx)
-	}
-	if err == nil && !c.known.Load() {
-		switch c.pubSub {
-		case PubSubPlain:
-			c.words = []string{"PUBLISH"}
-		case PubSubSharded:
-			c.words = []string{"SPUBLISH"}
-		case PubSubBoth:
-			c.words = []string{"SPUBLISH", "PUBLISH"}
-		}
-		if d.dialer == nil && !d.cluster {
-			d.lookForDatabase(ctx)
-		}
-		c.known.Store(true)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	close(c.looking)
-	c.looking = nil
-	return err
 }
 
 // lookAtAll looks at every node that answers, and returns an error if none does.
@@ -105,7 +88,7 @@ func (d *Driver) lookAtAll(ctx context.Context) error {
 		switch err := <-errs; {
 		case err == nil:
 			reached = true
-		case transient(err):
+		case redisdriver.Transient(err):
 			last = err
 		default:
 			return err
@@ -123,7 +106,7 @@ func (d *Driver) lookAt(ctx context.Context, node rueidis.Client) error {
 	results := d.doMulti(ctx, node, []rueidis.Completed{b.Arbitrary("HELLO").Build(), b.Info().Section("memory").Build()})
 	for _, result := range results {
 		if err := result.Error(); err != nil {
-			if err, _ := fault(ctx, "", err); transient(err) || isLogin(err) {
+			if err, _ := redisdriver.Fault(ctx, "", err); redisdriver.Transient(err) || isLogin(err) {
 				return err
 			}
 		}
@@ -133,8 +116,10 @@ func (d *Driver) lookAt(ctx context.Context, node rueidis.Client) error {
 			return err
 		}
 	}
-	if info, err := results[1].ToString(); err == nil {
-		return d.checkEviction(info)
+	if info, err := results[1].ToString(); err == nil && !d.options.AllowEviction {
+		_, policy, _ := strings.Cut(info, "maxmemory_policy:")
+		policy, _, _ = strings.Cut(policy, "\r\n")
+		return redisdriver.CheckEviction(policy)
 	}
 	return nil
 }
@@ -151,13 +136,10 @@ func isLogin(err error) bool {
 }
 
 func (d *Driver) checkHello(version, mode, role string) error {
-	major, rest, _ := strings.Cut(version, ".")
-	minor, _, _ := strings.Cut(rest, ".")
-	x, err1 := strconv.Atoi(major)
-	y, err2 := strconv.Atoi(minor)
+	if err := redisdriver.CheckVersion(version); err != nil {
+		return err
+	}
 	switch {
-	case err1 == nil && err2 == nil && (x < minMajor || x == minMajor && y < minMinor):
-		return fmt.Errorf("the server is Redis %s, and %d.%d is the oldest that will do: %w", version, minMajor, minMinor, errors.ErrUnsupported)
 	case mode == "cluster" && !d.cluster:
 		return errors.New("the server is a node of a cluster, and the client is not one for clusters (mode=cluster)")
 	case mode == "sentinel":
@@ -168,24 +150,13 @@ func (d *Driver) checkHello(version, mode, role string) error {
 	return nil
 }
 
-// checkEviction reads the memory section of INFO.
-func (d *Driver) checkEviction(info string) error {
-	_, policy, found := strings.Cut(info, "maxmemory_policy:")
-	policy, _, _ = strings.Cut(policy, "\r\n")
-	if !found || policy == "noeviction" || d.options.AllowEviction {
-		return nil
-	}
-	return fmt.Errorf("the server may evict locks that are held (its maxmemory-policy is %s, not noeviction); evict=allow, or Options.AllowEviction, accepts that", policy)
-}
-
 // choosePubSub chooses as Redisson does since 3.28.
 func (d *Driver) choosePubSub(ctx context.Context) (PubSub, error) {
 	mode := d.options.PubSub
 	if mode == PubSubPlain || mode == PubSubAuto && !d.cluster {
 		return PubSubPlain, nil
 	}
-	probe := d.client.B().Arbitrary("PUBSUB", "SHARDNUMSUB", shardedProbe).Build()
-	err := d.doMulti(ctx, d.client, []rueidis.Completed{probe})[0].Error()
+	err := d.do(ctx, d.client.B().Arbitrary("PUBSUB", "SHARDNUMSUB", shardedProbe).Build()).Error()
 	if _, refused := rueidis.IsRedisErr(err); refused {
 		if mode == PubSubAuto {
 			return PubSubPlain, nil
@@ -193,7 +164,7 @@ func (d *Driver) choosePubSub(ctx context.Context) (PubSub, error) {
 		return "", fmt.Errorf("pubsub=%s: the server has no sharded channels, which came with Redis 7: %w", mode, err)
 	}
 	if err != nil {
-		err, _ = fault(ctx, "", err)
+		err, _ = redisdriver.Fault(ctx, "", err)
 		return "", err
 	}
 	if mode == PubSubAuto {

@@ -11,6 +11,7 @@ import (
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/drivertest"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -18,8 +19,8 @@ import (
 func benchClient(b *testing.B, parameters string) (*dsync.Client, *Driver, *testenv.RedisServer) {
 	s := testenv.Redis(b)
 	d := openURL(b, "redisson://%s/", s.Addr)
-	for _, sc := range []*script{bareAcquire, bareRelease} {
-		s.Do("SCRIPT", "LOAD", sc.text)
+	for _, sc := range []*redisdriver.Script{bareAcquire, bareRelease} {
+		s.Do("SCRIPT", "LOAD", sc.Text)
 	}
 	c := client(b, s, parameters)
 	_ = lock(b, c, "warm").Unlock(b.Context())

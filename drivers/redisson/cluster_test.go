@@ -11,6 +11,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -268,7 +269,7 @@ func waitOut(tb testing.TB, d *Driver, name string) *waiter {
 			if !errors.Is(w.err, driver.ErrUnavailable) && !errors.Is(w.err, driver.ErrUnknown) {
 				tb.Fatalf("Acquire: got %v, want a wait", w.err)
 			}
-			time.Sleep(firstRetry)
+			time.Sleep(redisdriver.FirstRetry)
 		}
 	}
 	tb.Fatal("the server does not come back")

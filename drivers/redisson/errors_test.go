@@ -3,17 +3,16 @@ package redisson
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"net"
 	"os"
-	"strings"
 	"testing"
 
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -55,7 +54,7 @@ func TestRefusals(t *testing.T) {
 		{"ERR Error running script (call to f_0123): @user_script:30: @user_script: 30: -OOM command not allowed", driver.ErrUnavailable, false},
 	} {
 		answer := client.Do(t.Context(), client.B().Eval().Script("return {err = ARGV[1]}").Numkeys(0).Arg(test.text).Build()).Error()
-		err, doubt := fault(t.Context(), "name", answer)
+		err, doubt := redisdriver.Fault(t.Context(), "name", answer)
 		known := errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrUnknown) || errors.Is(err, fs.ErrPermission)
 		if doubt != test.doubt || known != (test.want != nil) || !errors.Is(err, test.want) && test.want != nil {
 			t.Errorf("%q: got %v, doubt %t; want %v, %t", test.text, err, doubt, test.want, test.doubt)
@@ -76,13 +75,13 @@ func TestFaults(t *testing.T) {
 		{t.Context(), io.EOF, []error{driver.ErrUnknown, io.EOF}, true},
 		{t.Context(), rueidis.ErrClosing, []error{driver.ErrUnknown}, true},
 		{t.Context(), dial, []error{driver.ErrUnavailable}, false},
-		{t.Context(), notSent{io.EOF}, []error{driver.ErrUnavailable, io.EOF}, false},
+		{t.Context(), redisdriver.NotSent{Why: io.EOF}, []error{driver.ErrUnavailable, io.EOF}, false},
 		{t.Context(), rueidis.ErrNoSlot, []error{driver.ErrUnavailable}, false},
 		{canceled, io.EOF, []error{driver.ErrUnknown, io.EOF, context.Canceled}, true},
 		{canceled, context.Canceled, []error{driver.ErrUnknown, context.Canceled}, true},
 		{canceled, dial, []error{driver.ErrUnavailable, context.Canceled}, false},
 	} {
-		err, doubt := fault(test.ctx, "name", test.err)
+		err, doubt := redisdriver.Fault(test.ctx, "name", test.err)
 		for _, want := range test.want {
 			if !errors.Is(err, want) {
 				t.Errorf("%v: got %v, want %v", test.err, err, want)
@@ -90,26 +89,6 @@ func TestFaults(t *testing.T) {
 		}
 		if doubt != test.doubt {
 			t.Errorf("%v: got doubt %t, want %t", test.err, doubt, test.doubt)
-		}
-	}
-}
-
-func TestCommandAt(t *testing.T) {
-	at := func(sha string, line int) string {
-		return fmt.Sprintf("The user executing the script can't run this command or subcommand script: %s, on @user_script:%d.", sha, line)
-	}
-	s := newScript("local call = redis.call\nlocal a = {call('PTTL', KEYS[1]), redis.call('GET', KEYS[2])}\nreturn call(ARGV[1], ARGV[2], '0')\n")
-	for text, want := range map[string]string{
-		at(s.sha, 2): "PTTL or GET",
-		at(s.sha, 3): "PUBLISH or SPUBLISH",
-		"Error running script (call to f_" + s.sha + "): @user_script:2: @user_script: 2: The user": "PTTL or GET",
-		at(s.sha, 0):                          "a command of a script",
-		at(s.sha, 9):                          "a command of a script",
-		at(strings.Repeat("0", 40), 1):        "a command of a script",
-		"The user executing the script can't": "a command of a script",
-	} {
-		if got := commandAt(text); got != want {
-			t.Errorf("%s: got %q, want %q", text, got, want)
 		}
 	}
 }

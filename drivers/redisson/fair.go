@@ -5,9 +5,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/redis/rueidis"
-
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 // Prefixes of the keys in which Redisson's fair lock keeps its waiters.
@@ -20,11 +19,11 @@ const (
 const departIn = 50 * time.Millisecond
 
 // scripts are the scripts that differ between kinds of locks.
-type scripts struct{ acquire, release, force, batch *script }
+type scripts struct{ acquire, release, force *redisdriver.Script }
 
 var (
-	plainScripts = scripts{acquireScript, releaseScript, forceScript, batchScript}
-	fairScripts  = scripts{fairAcquireScript, fairReleaseScript, fairForceScript, fairBatchScript}
+	plainScripts = scripts{acquireScript, releaseScript, forceScript}
+	fairScripts  = scripts{fairAcquireScript, fairReleaseScript, fairForceScript}
 )
 
 // fairKeys adds the keys of the waiters for a fair lock.
@@ -69,7 +68,7 @@ func (d *Driver) queues(r *driver.Request) bool {
 // returns err. Callers that leave together do so by few requests of the cleaner.
 func (d *Driver) depart(r *driver.Request, err error) error {
 	gone := make(chan struct{})
-	d.ghosts.Add(&ghost{name: r.Name, hold: r.Hold, mode: r.Mode, until: d.now() + int64(r.TTL+late), granted: true, place: d.queues(r), gone: gone})
+	d.ghosts.Add(&ghost{request: r, until: d.now() + int64(r.TTL+late), granted: true, place: d.queues(r), gone: gone})
 	timer := time.NewTimer(departIn)
 	defer timer.Stop()
 	select {
@@ -84,9 +83,9 @@ func (d *Driver) depart(r *driver.Request, err error) error {
 // queue returns the holds of the waiters for a fair lock.
 func (d *Driver) queue(ctx context.Context, name string) ([]string, error) {
 	key := prefixName(queuePrefix, name)
-	list, err := d.doMulti(ctx, d.client, []rueidis.Completed{d.client.B().Lrange().Key(key).Start(0).Stop(-1).Build()})[0].AsStrSlice()
+	list, err := d.do(ctx, d.client.B().Lrange().Key(key).Start(0).Stop(-1).Build()).AsStrSlice()
 	if err != nil {
-		err, _ = fault(ctx, name, err)
+		err, _ = redisdriver.Fault(ctx, name, err)
 		return nil, err
 	}
 	return list, nil

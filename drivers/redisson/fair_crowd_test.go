@@ -116,10 +116,10 @@ func TestFairWaitersLeaveOneByOne(t *testing.T) {
 				rand.New(rand.NewPCG(1, 2)).Shuffle(n, func(i, j int) { holds[i], holds[j] = holds[j], holds[i] })
 			}
 			before := s.Commands()
-			sc := d.releaseCall(driver.Exclusive, "x", 0, "")
+			sc := d.releaseCall(request("x"), "")
 			for _, hold := range holds {
-				args := append([]string{"EVAL", fairReleaseScript.text, strconv.Itoa(len(sc.keys))}, sc.keys...)
-				s.Do(append(append(args, sc.args[:len(sc.args)-1]...), hold)...)
+				args := append([]string{"EVAL", fairReleaseScript.Text, strconv.Itoa(len(sc.Keys))}, sc.Keys...)
+				s.Do(append(append(args, sc.Args[:len(sc.Args)-1]...), hold)...)
 			}
 			after := s.Commands()
 			moves := after["zmscore"] - before["zmscore"] + after["zincrby"] - before["zincrby"]

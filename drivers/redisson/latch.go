@@ -8,6 +8,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 var _ driver.Latcher = (*Driver)(nil)
@@ -49,7 +50,7 @@ func (d *Driver) changeLatch(ctx context.Context, name, id, change string, n int
 	}
 	args := []string{change, strconv.Itoa(n), id, latchMemory, latchChannelOf(name)}
 	keys := []string{name, prefixName(latchPrefix, name), prefixName(latchPrefix2, name)}
-	answer, lacking, err := d.runReplicated(ctx, name, call{latchScript, keys, append(args, d.checked.words...)})
+	answer, lacking, err := d.runReplicated(ctx, name, latchScript.Call(keys, append(args, d.checked.words...)...))
 	if lacking != nil {
 		err = fmt.Errorf("%w: %w", driver.ErrUnknown, lacking)
 	}
@@ -61,13 +62,12 @@ func (d *Driver) Latch(ctx context.Context, name string) (left int, err error) {
 	if err := d.checkLatch(ctx, name); err != nil {
 		return 0, err
 	}
-	get := d.client.B().Get().Key(name).Build()
-	text, err := d.doMulti(ctx, d.client, []rueidis.Completed{get})[0].ToString()
+	text, err := d.do(ctx, d.client.B().Get().Key(name).Build()).ToString()
 	if rueidis.IsRedisNil(err) {
 		return 0, nil
 	}
 	if err != nil {
-		err, _ := fault(ctx, name, err)
+		err, _ := redisdriver.Fault(ctx, name, err)
 		return 0, err
 	}
 	if left, err = strconv.Atoi(text); err != nil {

@@ -4,22 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/linked"
-)
-
-// Pauses between requests to end a hold that failed.
-const (
-	firstRetry = 20 * time.Millisecond
-	lastRetry  = 500 * time.Millisecond
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 // lease is one hold: a field of the hash at the lock's name.
@@ -28,7 +21,6 @@ type lease struct {
 
 	driver    *Driver
 	request   *driver.Request
-	expires   atomic.Int64 // on the driver's clock
 	first     uint64
 	tokens    int32
 	markKnown bool // the grant said whether the name is marked
@@ -36,10 +28,8 @@ type lease struct {
 
 	mu        sync.Mutex
 	phase     phase
+	term      redisdriver.Term // on the driver's clock
 	contended bool
-	renewing  int32 // renewals that were sent and not answered
-	shortest  int64 // the shortest TTL among these
-	lasts     int64 // until when the hold can last if every request to renew it is carried out
 	doubtedAt int64 // when the first unanswered request to release the hold was begun
 }
 
@@ -55,8 +45,8 @@ const (
 )
 
 func (d *Driver) newLease(r *driver.Request, at int64, first uint64, tokens int) *lease {
-	l := &lease{driver: d, request: r, first: first, tokens: int32(tokens), lasts: at + int64(r.TTL)}
-	l.expires.Store(l.lasts)
+	l := &lease{driver: d, request: r, first: first, tokens: int32(tokens)}
+	l.term.Grant(at + int64(r.TTL))
 	return l
 }
 
@@ -64,7 +54,7 @@ func (d *Driver) newLease(r *driver.Request, at int64, first uint64, tokens int)
 func (l *lease) Tokens() (first uint64, n int) { return l.first, int(l.tokens) }
 
 // Expires implements driver.Lease.
-func (l *lease) Expires() time.Time { return l.driver.epoch.Add(time.Duration(l.expires.Load())) }
+func (l *lease) Expires() time.Time { return l.driver.life.At(l.term.Expires()) }
 
 // Contended implements driver.ContentionReporter.
 func (l *lease) Contended() bool {
@@ -87,13 +77,13 @@ func (l *lease) Release(ctx context.Context) error {
 		l.mu.Unlock()
 		return driver.ErrNotHeld
 	}
-	limit := l.lasts + int64(late)
+	limit := l.term.Over()
 	l.mu.Unlock()
-	l.driver.beginRelease(l)
+	l.driver.life.BeginRelease(l)
 	defer l.driver.life.Leave()
 
 	again, left, err := l.release(ctx)
-	for wait := firstRetry; again; wait = min(2*wait, lastRetry) {
+	for wait := redisdriver.FirstRetry; again; wait = min(2*wait, redisdriver.LastRetry) {
 		if !l.driver.life.Sleep(ctx, wait) || l.driver.now() > limit {
 			break
 		}
@@ -131,11 +121,11 @@ func (l *lease) release(ctx context.Context) (again, left bool, _ error) {
 	if d.overwritten(ctx, l.request, err) {
 		return false, false, l.released(-1, 0)
 	}
-	err, doubt := fault(ctx, l.request.Name, err)
+	err, doubt := redisdriver.Fault(ctx, l.request.Name, err)
 	if doubt {
 		l.doubt(begun)
 	}
-	return transient(err) && ctx.Err() == nil, false, err
+	return redisdriver.Transient(err) && ctx.Err() == nil, false, err
 }
 
 // doubt notes that a request to release the hold, begun at some time, may have been carried out.
@@ -158,8 +148,7 @@ func (l *lease) leaveToCleaner() {
 
 // ghost returns what the cleaner has to know about the hold. It is called with mu held.
 func (l *lease) ghost() *ghost {
-	r := l.request
-	return &ghost{name: r.Name, hold: r.Hold, mode: r.Mode, permits: r.Permits, until: l.lasts + int64(late), granted: true}
+	return &ghost{request: l.request, until: l.term.Over(), granted: true}
 }
 
 // released takes an answer to a request to release the hold. Own is how many of the message's receivers were subscriptions of this driver.
@@ -176,7 +165,7 @@ func (l *lease) released(told int64, own int) error {
 	case told >= 0:
 		l.contended = l.request.Mode == driver.Read || l.driver.contended(told, own) // a Read that left other readers told nobody
 		return nil
-	case before == removed, before == doubted && l.doubtedAt < l.expires.Load():
+	case before == removed, before == doubted && l.doubtedAt < l.term.Expires():
 		l.contended = true
 		return nil
 	}
@@ -202,34 +191,17 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if err != nil {
 		return err
 	}
-	r, ok := l.beginRenewal(d.now(), ttl)
-	if !ok {
-		return driver.ErrNotHeld
-	}
-	c := l.renewCall(ttl)
-	results, acks := d.evalAll(ctx, client, []call{c}, d.options.WaitReplicas)
-	answer, err := results[0].ToString()
-	if err == nil && len(answer) != 1 {
-		err = errAnswer
-	}
-	if err != nil {
-		return l.failRenewal(ctx, r, err)
-	}
-	if err := l.endRenewal(r, answer[0], acks); err != nil {
-		return err
-	}
-	if ttl < backstop && r.at+int64(ttl) < r.before {
+	some := []due{{lease: l, ttl: ttl}}
+	d.renewSome(ctx, client, some, func(_ int, e error) { err = e })
+	if err == nil && ttl < backstop && some[0].Shortens() {
 		d.tellShortened(ctx, l.request)
 	}
-	return nil
+	return err
 }
 
 // ask asks whether the server still has the hold, and changes nothing.
 func (l *lease) ask(ctx context.Context) error {
-	l.mu.Lock()
-	phase := l.phase
-	l.mu.Unlock()
-	if phase != held {
+	if !l.isHeld() {
 		return driver.ErrNotHeld
 	}
 	has, err := l.driver.has(ctx, l.request)
@@ -254,20 +226,20 @@ func (d *Driver) has(ctx context.Context, r *driver.Request) (bool, error) {
 		if err := result.Error(); isWrongType(err) {
 			return false, nil
 		} else if err != nil {
-			err, _ = fault(ctx, r.Name, err)
+			err, _ = redisdriver.Fault(ctx, r.Name, err)
 			return false, err
 		}
 	}
 	if r.Mode == driver.Permit {
 		ends, err := results[0].ToArray()
 		if err != nil {
-			return false, errAnswer
+			return false, redisdriver.ErrAnswer
 		}
 		return !slices.ContainsFunc(ends, func(end rueidis.RedisMessage) bool { return end.IsNil() }), nil
 	}
 	for i, absent := range []int64{0, -2}[:len(results)] {
 		if answer, err := results[i].ToInt64(); err != nil {
-			return false, errAnswer
+			return false, redisdriver.ErrAnswer
 		} else if answer == absent {
 			return false, nil
 		}
@@ -301,97 +273,24 @@ func (l *lease) forget() {
 		if l.request.Mode == driver.Permit { // some of its permits may be left
 			l.driver.ghosts.Add(l.ghost())
 		}
-		l.driver.forget(l)
+		l.driver.life.Remove(l)
 	}
 }
 
-// renewCall is the renewal of one lease.
-func (l *lease) renewCall(ttl time.Duration) call {
-	if l.request.Mode == driver.Permit {
-		return call{permitRenewScript, permitKeys(l.request.Name, nil), l.renewArgs(nil, ttl)}
-	}
-	return call{renewScript, []string{l.request.Name}, l.renewArgs(nil, ttl)}
-}
-
-// renewArgs adds the arguments of the renew script, three in all modes.
-func (l *lease) renewArgs(args []string, ttl time.Duration) []string {
-	r := l.request
-	if r.Mode == driver.Permit {
-		return append(permitArgs(r.Hold, r.Permits, args), l.driver.milliseconds(ttl))
-	}
-	return append(args, fieldOf(r.Mode, r.Hold), l.driver.milliseconds(ttl), timeoutKey(r.Mode, r.Name, r.Hold))
-}
-
-// replicaAnswer is the answer of the renew script on a replica.
-const replicaAnswer = 'r'
-
-// renewal is a request to renew a lease.
-type renewal struct {
-	at, ttl int64 // when the request was sent, and the TTL that it asks for
-	before  int64 // lease.expires before the request
-}
-
-// beginRenewal notes that a renewal is about to be sent, unless the lease is over. From here on the hold may end as early as this
-// renewal says, whatever its outcome.
-func (l *lease) beginRenewal(at int64, ttl time.Duration) (renewal, bool) {
+func (l *lease) isHeld() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r := renewal{at, int64(ttl), l.expires.Load()}
-	if l.phase != held || at >= r.before {
-		return r, false
-	}
-	if l.renewing == 0 || r.ttl < l.shortest {
-		l.shortest = r.ttl
-	}
-	l.renewing++
-	l.lasts = max(l.lasts, at+r.ttl)
-	l.expires.Store(min(r.before, at+r.ttl))
-	return r, true
+	return l.phase == held
 }
 
-// endRenewal takes the server's answer. Renewals that overlap may have been carried out in any order, and an unanswered renewal at
-// any time, so the shortest of them counts.
-func (l *lease) endRenewal(r renewal, answer byte, acks int) error {
-	d := l.driver
+// Forget ends the lease on this side.
+func (l *lease) Forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	end := r.at + min(r.ttl, l.shortest)
-	l.renewing--
-	switch {
-	case answer == '0':
-		l.forget()
-		return driver.ErrNotHeld
-	case answer == 'p':
-		return fmt.Errorf("%w: HEXISTS or PEXPIRE of key %q", fs.ErrPermission, l.request.Name)
-	case answer == replicaAnswer:
-		return fmt.Errorf("%w: the server is a replica, which renews no locks", driver.ErrUnavailable)
-	case answer != '1':
-		return fmt.Errorf("%w: key %q cannot be renewed", driver.ErrUnavailable, l.request.Name)
-	case acks < d.options.WaitReplicas:
-		return d.notReplicated(acks)
-	}
-	expires := l.expires.Load()
-	if d.now() >= expires {
-		return fmt.Errorf("%w: the answer came after the end of the lease", driver.ErrUnknown)
-	}
-	l.expires.Store(max(expires, end))
-	return nil
+	l.phase = over
 }
 
-// failRenewal takes the error of a request.
-func (l *lease) failRenewal(ctx context.Context, r renewal, err error) error {
-	if l.driver.overwritten(ctx, l.request, err) {
-		return l.gone()
-	}
-	err, doubt := fault(ctx, l.request.Name, err)
-	if doubt {
-		return err
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	expires := l.expires.Load()
-	if l.renewing--; l.renewing == 0 && expires == r.at+r.ttl && l.driver.now() < expires {
-		l.expires.Store(max(expires, r.before)) // the renewal was not carried out, so it ends nothing earlier
-	}
-	return err
+// Leave implements driver.Leaver.
+func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Duration) error {
+	return d.life.Abandon(ctx, granted.(*lease), ttl)
 }

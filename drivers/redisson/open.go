@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/redisdial"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 const (
@@ -206,7 +207,7 @@ func unsent(dial redisdial.Func) redisdial.Func {
 	return func(ctx context.Context, addr string, nd *net.Dialer, config *tls.Config) (net.Conn, error) {
 		c, err := dial(ctx, addr, nd, config)
 		if err != nil {
-			return nil, notSent{err}
+			return nil, redisdriver.NotSent{Why: err}
 		}
 		return c, nil
 	}
@@ -237,7 +238,7 @@ func openError(ctx context.Context, t *target, err error) error {
 		}
 	}
 	if answer, ok := rueidis.IsRedisErr(err); ok {
-		err, _ = refusal("", answer)
+		err, _ = redisdriver.Refusal("", answer)
 		return err
 	}
 	if hint := tlsHint(t.option.TLSConfig != nil, err); hint != "" {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/redisdial"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 var _ driver.Limiter = (*Driver)(nil)
@@ -49,16 +50,6 @@ func permitMembers(hold string, n int) []string {
 	return members
 }
 
-// acquirePermitsArgs adds the arguments of permitAcquireScript.
-func (d *Driver) acquirePermitsArgs(r *driver.Request, args []string) []string {
-	return append(permitArgs(r.Hold, r.Permits, args), strconv.Itoa(r.Limit), d.milliseconds(r.TTL))
-}
-
-// releasePermitsArgs adds the arguments of permitReleaseScript.
-func (d *Driver) releasePermitsArgs(name, hold string, n int, args []string) []string {
-	return d.tellPermitsArgs(name, append(permitArgs(hold, n, args), d.countText()))
-}
-
 // tellPermitsArgs adds the arguments by which scripts tell the waiters for permits.
 func (d *Driver) tellPermitsArgs(name string, args []string) []string {
 	return append(append(args, prefixName(permitPrefix, name)), d.checked.words...)
@@ -78,7 +69,7 @@ func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
 		return err
 	}
 	args := d.tellPermitsArgs(name, []string{strconv.Itoa(limit)})
-	done, err := d.run(ctx, name, call{permitLimitScript, permitKeys(name, nil), args})
+	done, err := d.run(ctx, name, permitLimitScript.Call(permitKeys(name, nil), args...))
 	if err == nil && done < 0 {
 		return driver.ErrSealed
 	}
@@ -87,10 +78,9 @@ func (d *Driver) SetLimit(ctx context.Context, name string, limit int) error {
 
 // inspectPermits is Inspect for a name of permits.
 func (d *Driver) inspectPermits(ctx context.Context, name string) (driver.Status, error) {
-	results, _ := d.evalAll(ctx, d.client, []call{{permitInspectScript, permitKeys(name, nil), nil}}, 0)
-	status, err := readPermits(results[0])
+	status, err := readPermits(d.query(ctx, permitInspectScript.Call(permitKeys(name, nil))))
 	if err != nil {
-		err, _ := fault(ctx, name, err)
+		err, _ := redisdriver.Fault(ctx, name, err)
 		return driver.Status{}, err
 	}
 	status.Waiters, err = d.waiters(ctx, []string{prefixName(permitPrefix, name)})
@@ -105,7 +95,7 @@ func readPermits(result rueidis.RedisResult) (status driver.Status, err error) {
 		return status, err
 	}
 	if len(answer) != 5 {
-		return status, errAnswer
+		return status, redisdriver.ErrAnswer
 	}
 	var numbers [4]int64
 	for i, at := range []int{0, 1, 2, 4} {
@@ -127,9 +117,7 @@ func readPermits(result rueidis.RedisResult) (status driver.Status, err error) {
 
 // forcePermits is ForceUnlock for a name of permits, with the same results as the script of ForceUnlock.
 func (d *Driver) forcePermits(ctx context.Context, name string) (int64, error) {
-	c := call{permitForceScript, permitKeys(name, nil), d.tellPermitsArgs(name, []string{d.countText()})}
-	results, _ := d.evalAll(ctx, d.client, []call{c}, 0)
-	return results[0].ToInt64()
+	return d.query(ctx, permitForceScript.Call(permitKeys(name, nil), d.tellPermitsArgs(name, []string{d.countText()})...)).ToInt64()
 }
 
 // isWrongType reports whether a server refused a command because the key is of another kind.

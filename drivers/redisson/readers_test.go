@@ -19,7 +19,7 @@ func TestDeadReader(t *testing.T) {
 	gone := func(name string) {
 		dead := during(ttl, read(name))
 		l := acquire(t, d, dead)
-		d.forget(l)
+		d.life.Remove(l)
 		testenv.Eventually(t, func() bool { return s.Do("EXISTS", timeoutKey(driver.Read, name, dead.Hold)) == int64(0) }, "the reader's time is over")
 		if got := s.Do("HEXISTS", name, fieldOf(driver.Read, dead.Hold)); got != int64(1) {
 			t.Fatalf("the field of a reader whose time is over: got %v, want that it is left", got)
@@ -273,7 +273,7 @@ func TestManyReaders(t *testing.T) {
 	longest := acquire(t, d, during(3*time.Hour, read("x")))
 	for i := range n {
 		l := acquire(t, d, during(2*time.Hour, read("x")))
-		d.forget(l)
+		d.life.Remove(l)
 		s.Do("DEL", timeoutKey(driver.Read, "x", l.request.Hold))
 		if i == n/2 {
 			longest, l = acquire(t, d, during(time.Hour, read("x"))), longest
@@ -291,7 +291,7 @@ func TestManyReaders(t *testing.T) {
 
 	for range n {
 		l := acquire(t, d, read("x"))
-		d.forget(l)
+		d.life.Remove(l)
 		s.Do("DEL", timeoutKey(driver.Read, "x", l.request.Hold))
 	}
 	release(t, acquire(t, d, inMode(driver.Write, noWait("x"))))

@@ -115,7 +115,7 @@ func TestReadersAndWritersInASlotThatMoves(t *testing.T) {
 	})
 	t.Run("reader beside one that is dead", func(t *testing.T) {
 		l, dead := acquire(t, d, inMode(driver.Read, forLong("{dead}x"))), acquire(t, d, inMode(driver.Read, forLong("{dead}x")))
-		d.forget(dead)
+		d.life.Remove(dead)
 		end := beginMove(c, "{dead}x")
 		c.Owner("{dead}x").Do("DEL", timeoutKey(driver.Read, "{dead}x", dead.request.Hold))
 		released := make(chan error, 1)

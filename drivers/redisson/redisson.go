@@ -134,9 +134,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/driver/move"
 	"github.com/go-dsync/dsync/internal/cleaner"
-	"github.com/go-dsync/dsync/internal/lifecycle"
-	"github.com/go-dsync/dsync/internal/linked"
 	"github.com/go-dsync/dsync/internal/redisdial"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 	"github.com/go-dsync/dsync/internal/redistopic"
 )
 
@@ -147,9 +146,7 @@ const (
 	// maxTTL keeps sums of times far from what a time.Duration can hold.
 	maxTTL = 100 * 365 * 24 * time.Hour
 
-	// late covers requests that are still on their way when their client is gone; the key itself ends with its TTL.
-	late = time.Second
-
+	late             = redisdriver.Late
 	maxTokens        = 64 // in one grant
 	defaultWaitLimit = time.Second
 )
@@ -245,22 +242,17 @@ type Driver struct {
 
 	sequences string // begins the keys of sequences of tokens
 	scripts   scripts
-	epoch     time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
+	ttlText   atomic.Pointer[ttlText]
+	noted     atomic.Pointer[noteText]
+	ops       sync.Pool // of *op
+	checked   server    // what is known of the server
 
-	ttlText atomic.Pointer[ttlText]
-	noted   atomic.Pointer[noteText]
-	ops     sync.Pool // of *op
-	checked server    // what is known of the server
-
-	life   *lifecycle.Lifecycle // counts Acquires and Releases as calls
+	life   *redisdriver.Life[lease, *lease]
 	direct direct
 	sender *sender
 	topics *redistopic.Listener
 	ghosts *cleaner.Cleaner[*ghost]
 	nodes  *topology // nil outside of a cluster
-
-	mu     sync.Mutex
-	leases linked.List[lease, *lease] // the leases that are held
 }
 
 var (
@@ -295,8 +287,7 @@ func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Dr
 		cluster: client.Mode() == rueidis.ClientModeCluster,
 		options: *o,
 		scripts: plainScripts,
-		epoch:   time.Now(),
-		life:    lifecycle.New(),
+		life:    redisdriver.NewLife[lease](),
 	}
 	if err := d.options.check(); err != nil {
 		return nil, err
@@ -308,8 +299,9 @@ func newDriver(client rueidis.Client, dialer *redisdial.Dialer, o *Options) (*Dr
 		d.sequences += d.options.Tenant + ":"
 	}
 	d.direct.answered.Store(never)
+	d.checked.looking = make(chan struct{}, 1)
 	d.ops.New = func() any { return &op{done: make(chan struct{}, 1)} }
-	d.sender = newSender(d)
+	d.sender = &sender{driver: d}
 	d.ghosts = newCleaner(d)
 	if d.cluster {
 		d.nodes = newTopology(d)
@@ -366,8 +358,8 @@ func (d *Driver) Info() driver.Info {
 		Permits:   driver.Support{Offered: true, Order: driver.Unordered}}
 }
 
-// now is the time since d.epoch.
-func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
+// now is the time on the driver's clock.
+func (d *Driver) now() int64 { return d.life.Now() }
 
 // tokenKey returns the key of the sequence of tokens of a name, or "".
 func (d *Driver) tokenKey(name string) string {
@@ -391,33 +383,8 @@ type ttlText struct {
 func (d *Driver) milliseconds(ttl time.Duration) string {
 	last := d.ttlText.Load()
 	if last == nil || last.ttl != ttl {
-		last = &ttlText{ttl, strconv.FormatInt(int64((ttl+time.Millisecond-1)/time.Millisecond), 10)}
+		last = &ttlText{ttl, strconv.FormatInt(redisdriver.Milliseconds(ttl), 10)}
 		d.ttlText.Store(last)
 	}
 	return last.text
-}
-
-// keep makes the lease one of the driver's and ends the call. If Close has begun, keep does neither.
-func (d *Driver) keep(l *lease) bool {
-	if d.life.Open().Err() != nil {
-		return false
-	}
-	d.mu.Lock()
-	d.leases.Add(l)
-	d.mu.Unlock()
-	d.life.Leave()
-	return true
-}
-
-// beginRelease takes a lease off the driver's, and begins a call that Close waits for: by then the ghosts of the release have to be known.
-func (d *Driver) beginRelease(l *lease) {
-	d.life.EnterLate()
-	d.forget(l)
-}
-
-// forget takes a lease off the driver's.
-func (d *Driver) forget(l *lease) {
-	d.mu.Lock()
-	d.leases.Remove(l)
-	d.mu.Unlock()
 }

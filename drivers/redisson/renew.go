@@ -4,12 +4,15 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io/fs"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 const (
@@ -21,72 +24,46 @@ const (
 
 // due is a lease whose renewal is due.
 type due struct {
+	redisdriver.Renewal
 	index int // in the leases of RenewAll
 	slot  uint16
 	lease *lease
-	renewal
+	ttl   time.Duration
 }
 
 func (x due) permits() bool { return x.lease.request.Mode == driver.Permit }
 
-// goesWith reports whether a run of a script can renew x and the next lease, too: locks of one slot, or permits of one name.
-func (x due) goesWith(next due) bool {
-	if x.permits() || next.permits() {
-		return x.permits() && next.permits() && x.lease.request.Name == next.lease.request.Name
+// compare returns 0 if one run of a script can renew x and y: locks of one slot, or permits of one name. Otherwise it returns their order.
+func (x due) compare(y due) int {
+	switch {
+	case x.slot != y.slot:
+		return cmp.Compare(x.slot, y.slot)
+	case x.permits() && y.permits():
+		return cmp.Compare(x.lease.request.Name, y.lease.request.Name)
+	case x.permits():
+		return 1
+	case y.permits():
+		return -1
 	}
-	return x.slot == next.slot
+	return 0
 }
 
-// round is the memory for one run of RenewAll.
-type round struct {
-	names map[string]struct{}
-	due   []due // those of permits last, by name
-	twice []due // leases of names that are in due
-}
-
-var rounds = sync.Pool{New: func() any { return &round{names: make(map[string]struct{})} }}
-
-func (r *round) free() {
-	clear(r.names)
-	clear(r.due)
-	r.due, r.twice = r.due[:0], nil
-	rounds.Put(r)
-}
-
-// RenewAll implements driver.BatchRenewer with few requests; in a cluster, with a request to each node side by side.
+// RenewAll implements driver.BatchRenewer with few requests; in a cluster, with a request to each node side by side. The groups follow
+// what is known of the nodes, even if that is out of date: then some leases wait for nodes of others. While nothing is known, all leases
+// go together.
 func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
-	r := rounds.Get().(*round)
-	defer r.free()
-	var permits []due
+	all := make([]due, len(leases))
 	for i, held := range leases {
-		x := due{index: i, lease: held.(*lease)}
-		if x.permits() {
-			permits = append(permits, x)
-			continue
+		l := held.(*lease)
+		if all[i] = (due{index: i, lease: l, ttl: l.request.TTL}); d.cluster {
+			all[i].slot = slotOf(l.request.Name)
 		}
-		name := x.lease.request.Name
-		if _, twice := r.names[name]; twice {
-			r.twice = append(r.twice, x)
-			continue
-		}
-		r.names[name] = struct{}{}
-		r.due = append(r.due, x)
 	}
-	slices.SortFunc(permits, func(a, b due) int { return cmp.Compare(a.lease.request.Name, b.lease.request.Name) })
-	r.due = append(r.due, permits...)
-	if d.cluster {
-		d.renewCluster(ctx, r.due, done)
-	} else {
-		d.renewNode(ctx, "", r.due, done)
+	slices.SortStableFunc(all, due.compare)
+	if !d.cluster {
+		d.renewNode(ctx, "", all, done)
+		return
 	}
-	for _, x := range r.twice {
-		done(x.index, x.lease.Renew(ctx, x.lease.request.TTL))
-	}
-}
-
-// renewCluster renews leases, grouped by node. The groups follow what is known of the nodes, even if that is out of date: then some leases
-// wait for nodes of others. While nothing is known, all leases go together.
-func (d *Driver) renewCluster(ctx context.Context, all []due, done func(i int, err error)) {
 	if d.nodes.known() {
 		d.life.Go(func() { _ = d.nodes.refresh(d.life.Context(), topologyAge) })
 	} else {
@@ -94,13 +71,11 @@ func (d *Driver) renewCluster(ctx context.Context, all []due, done func(i int, e
 	}
 	groups := make(map[string][]due)
 	for _, x := range all {
-		x.slot = slotOf(x.lease.request.Name)
 		node := d.nodes.owner(x.slot)
 		groups[node] = append(groups[node], x)
 	}
 	var wg sync.WaitGroup
 	for node, group := range groups {
-		slices.SortStableFunc(group, func(a, b due) int { return cmp.Compare(a.slot, b.slot) })
 		wg.Go(func() { d.renewNode(ctx, node, group, done) })
 	}
 	wg.Wait()
@@ -137,8 +112,7 @@ func (d *Driver) renewSome(ctx context.Context, client rueidis.Client, some []du
 	at := d.now()
 	sent := some[:0]
 	for _, x := range some {
-		var ok bool
-		if x.renewal, ok = x.lease.beginRenewal(at, x.lease.request.TTL); ok {
+		if x.begin(at) {
 			sent = append(sent, x)
 		} else {
 			done(x.index, driver.ErrNotHeld)
@@ -156,25 +130,24 @@ func (d *Driver) renewSome(ctx context.Context, client rueidis.Client, some []du
 }
 
 // renewCalls puts together the leases that one run of a script may renew, and returns how many each of the runs renews.
-func (d *Driver) renewCalls(sent []due) (calls []call, counts []int) {
-	calls, counts = make([]call, 0, 1+len(sent)/renewKeys), make([]int, 0, 1+len(sent)/renewKeys)
+func (d *Driver) renewCalls(sent []due) (calls []redisdriver.Call, counts []int) {
 	keys, args := make([]string, 0, len(sent)), make([]string, 0, renewArgs*len(sent))
 	n, members := 0, 0
 	for i, x := range sent {
 		r := x.lease.request
-		args = x.lease.renewArgs(args, r.TTL)
 		n, members = n+1, members+r.Permits
-		if !x.permits() {
+		script := renewScript
+		if x.permits() {
+			script, keys = permitRenewScript, permitKeys(r.Name, keys[:0])
+			args = append(permitArgs(r.Hold, r.Permits, args), d.milliseconds(x.ttl))
+		} else {
 			keys = append(keys, r.Name)
+			args = append(args, fieldOf(r.Mode, r.Hold), d.milliseconds(x.ttl), timeoutKey(r.Mode, r.Name, r.Hold))
 		}
-		if i+1 < len(sent) && n < renewKeys && members < maxPermits && x.goesWith(sent[i+1]) {
+		if i+1 < len(sent) && n < renewKeys && members < maxPermits && x.compare(sent[i+1]) == 0 {
 			continue
 		}
-		c := call{renewScript, keys, args}
-		if x.permits() {
-			c.script, c.keys = permitRenewScript, permitKeys(r.Name, nil)
-		}
-		calls, counts = append(calls, c), append(counts, n)
+		calls, counts = append(calls, script.Call(keys, args...)), append(counts, n)
 		keys, args = keys[len(keys):], args[len(args):]
 		n, members = 0, 0
 	}
@@ -185,16 +158,68 @@ func (d *Driver) renewCalls(sent []due) (calls []call, counts []int) {
 func (d *Driver) renewed(ctx context.Context, sent []due, result rueidis.RedisResult, acks int, done func(i int, err error)) {
 	answers, err := result.ToString()
 	if err == nil && len(answers) != len(sent) {
-		err = errAnswer
+		err = redisdriver.ErrAnswer
 	}
 	if err != nil && d.cluster {
 		d.nodes.expire()
 	}
 	for i, x := range sent {
 		if err != nil {
-			done(x.index, x.lease.failRenewal(ctx, x.renewal, err))
+			done(x.index, x.fail(ctx, err))
 		} else {
-			done(x.index, x.lease.endRenewal(x.renewal, answers[i], acks))
+			done(x.index, x.end(answers[i], acks))
 		}
 	}
+}
+
+// replicaAnswer is the answer of the renew script on a replica.
+const replicaAnswer = 'r'
+
+// begin notes that the renewal is about to be sent, unless the lease is over.
+func (x *due) begin(at int64) (ok bool) {
+	l := x.lease
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.phase == held {
+		x.Renewal, ok = l.term.Begin(at, x.ttl)
+	}
+	return ok
+}
+
+// end takes the server's answer.
+func (x *due) end(answer byte, acks int) error {
+	l := x.lease
+	d := l.driver
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	defer l.term.Answered()
+	switch {
+	case answer == '0':
+		l.forget()
+		return driver.ErrNotHeld
+	case answer == 'p':
+		return fmt.Errorf("%w: HEXISTS or PEXPIRE of key %q", fs.ErrPermission, l.request.Name)
+	case answer == replicaAnswer:
+		return fmt.Errorf("%w: the server is a replica, which renews no locks", driver.ErrUnavailable)
+	case answer != '1':
+		return fmt.Errorf("%w: key %q cannot be renewed", driver.ErrUnavailable, l.request.Name)
+	case acks < d.options.WaitReplicas:
+		return d.notReplicated(acks)
+	}
+	return l.term.Renewed(x.Renewal, d.now())
+}
+
+// fail takes the error of the request.
+func (x *due) fail(ctx context.Context, err error) error {
+	l := x.lease
+	if l.driver.overwritten(ctx, l.request, err) {
+		return l.gone()
+	}
+	err, doubt := redisdriver.Fault(ctx, l.request.Name, err)
+	if !doubt {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.term.Refused(x.Renewal, l.driver.now())
+	}
+	return err
 }

@@ -1,55 +1,19 @@
 package redisson
 
 import (
-	"crypto/sha1"
+	"context"
 	"embed"
-	"encoding/hex"
-	"regexp"
-	"strconv"
+	"errors"
+	"fmt"
 	"strings"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdial"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
-
-// script is a Lua script and the name under which a server keeps it.
-type script struct{ text, sha string }
-
-// texts are the texts of all scripts, by sha.
-var texts = make(map[string]string)
-
-func newScript(text string) *script {
-	sum := sha1.Sum([]byte(text))
-	s := &script{text: text, sha: hex.EncodeToString(sum[:])}
-	texts[s.sha] = text
-	return s
-}
-
-var (
-	placeInScript   = regexp.MustCompile(`user_script: ?(\d+)`)
-	shaOfScript     = regexp.MustCompile(`[0-9a-f]{40}`)
-	commandOfScript = regexp.MustCompile(`call\('([A-Z]+)'`)
-)
-
-// commandAt returns the commands of a script in the line that an error of the server names.
-func commandAt(text string) string {
-	const unknown = "a command of a script"
-	script, known := texts[shaOfScript.FindString(text)]
-	place := placeInScript.FindStringSubmatch(text)
-	if !known || place == nil {
-		return unknown
-	}
-	lines := strings.Split(script, "\n")
-	n, err := strconv.Atoi(place[1])
-	if err != nil || n < 1 || n > len(lines) {
-		return unknown
-	}
-	var commands []string
-	for _, found := range commandOfScript.FindAllStringSubmatch(lines[n-1], -1) {
-		commands = append(commands, found[1])
-	}
-	if commands == nil { // the command is not in the text of the script
-		return "PUBLISH or SPUBLISH"
-	}
-	return strings.Join(commands, " or ")
-}
 
 //go:embed lua
 var luaFiles embed.FS
@@ -64,45 +28,194 @@ func lua(name string) string {
 }
 
 var (
-	acquireScript = newScript(lua("take") + lua("acquire") + "return acquire(KEYS[1], ARGV[1], ARGV[2], KEYS[2], ARGV[3], ARGV[4], ARGV[5], KEYS[3])\n")
-	turnScript    = newScript(lua("take") + lua("acquire") + lua("turn") +
+	acquireScript = redisdriver.NewScript(lua("take") + lua("acquire") + "return acquire(KEYS[1], ARGV[1], ARGV[2], KEYS[2], ARGV[3], ARGV[4], ARGV[5], KEYS[3])\n")
+	turnScript    = redisdriver.NewScript(lua("take") + lua("acquire") + lua("turn") +
 		"return acquireInTurn(ARGV[1], ARGV[2], ARGV[3], ARGV[4], KEYS[1], ARGV[5], ARGV[6], KEYS[2], ARGV[7], ARGV[8], ARGV[9], KEYS[3])\n")
-	releaseScript = newScript(lua("release") + "return release(KEYS[1], unpack(ARGV))\n")
-	batchScript   = newScript(lua("take") + lua("acquire") + lua("turn") + lua("release") + lua("batch"))
-	renewScript   = newScript(lua("renew"))
-	forceScript   = newScript(lua("force"))
-	inspectScript = newScript(lua("basics") + lua("rwreaders") + lua("inspect"))
-	sealScript    = newScript(lua("seal"))
-	sealedScript  = newScript(lua("sealed"))
-	markScript    = newScript(lua("take") + lua("raise") + lua("mark"))
-	markedScript  = newScript(lua("marked"))
-	loosenScript  = newScript(lua("take") + lua("raise") + lua("loosen"))
-	unsealScript  = newScript(lua("unseal"))
-	unmarkScript  = newScript(lua("unmark"))
-	latchScript   = newScript(lua("latch"))
+	releaseScript = redisdriver.NewScript(lua("release") + "return release(KEYS[1], unpack(ARGV))\n")
+	batchScript   = redisdriver.NewScript(lua("take") + lua("acquire") + lua("turn") + lua("release") + lua("batch"))
+	renewScript   = redisdriver.NewScript(lua("renew"))
+	forceScript   = redisdriver.NewScript(lua("force"))
+	inspectScript = redisdriver.NewScript(lua("basics") + lua("rwreaders") + lua("inspect"))
+	sealScript    = redisdriver.NewScript(lua("seal"))
+	markScript    = redisdriver.NewScript(lua("take") + lua("raise") + lua("mark"))
+	loosenScript  = redisdriver.NewScript(lua("take") + lua("raise") + lua("loosen"))
+	unsealScript  = redisdriver.NewScript(lua("unseal"))
+	unmarkScript  = redisdriver.NewScript(lua("unmark"))
+	latchScript   = redisdriver.NewScript(lua("latch"))
 
 	// Each run of a script makes the functions of its text anew, so a script has no more than it needs.
-	readScript  = newScript(lua("take") + lua("acquire") + lua("rw") + "return acquireRead(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
-	writeScript = newScript(lua("take") + lua("acquire") + lua("basics") + lua("rw") + lua("rwreaders") + lua("rwwrite") +
+	readScript  = redisdriver.NewScript(lua("take") + lua("acquire") + lua("rw") + "return acquireRead(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
+	writeScript = redisdriver.NewScript(lua("take") + lua("acquire") + lua("basics") + lua("rw") + lua("rwreaders") + lua("rwwrite") +
 		"return acquireWrite(KEYS[1], KEYS[2], KEYS[3], unpack(ARGV))\n")
 
 	releaseRead            = lua("rwreaders") + lua("rwrelease") + lua("rwreleaseread") + "return releaseRead(KEYS[1], KEYS[2], unpack(ARGV))\n"
 	releaseWrite           = lua("rwrelease") + lua("rwreleasewrite") + "return releaseWrite(KEYS[1], KEYS[2], unpack(ARGV))\n"
-	readReleaseScript      = newScript(lua("basics") + releaseRead)
-	writeReleaseScript     = newScript(lua("basics") + releaseWrite)
-	fairReadReleaseScript  = newScript(lua("basics") + lua("fair") + releaseRead)
-	fairWriteReleaseScript = newScript(lua("basics") + lua("fair") + releaseWrite)
+	readReleaseScript      = redisdriver.NewScript(lua("basics") + releaseRead)
+	writeReleaseScript     = redisdriver.NewScript(lua("basics") + releaseWrite)
+	fairReadReleaseScript  = redisdriver.NewScript(lua("basics") + lua("fair") + releaseRead)
+	fairWriteReleaseScript = redisdriver.NewScript(lua("basics") + lua("fair") + releaseWrite)
 
-	fairAcquire       = lua("take") + lua("basics") + lua("fair") + lua("fairgrant") + lua("fairacquire")
-	fairAcquireScript = newScript(fairAcquire + "return acquireFair(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
-	fairReleaseScript = newScript(lua("basics") + lua("fair") + lua("fairrelease") + "return releaseFair(KEYS[1], KEYS[2], KEYS[3], unpack(ARGV))\n")
-	fairBatchScript   = newScript(fairAcquire + lua("fairrelease") + lua("fairbatch"))
-	fairForceScript   = newScript(lua("basics") + lua("fair") + lua("fairforce"))
+	fairAcquireScript = redisdriver.NewScript(lua("take") + lua("basics") + lua("fair") + lua("fairgrant") + lua("fairacquire") +
+		"return acquireFair(KEYS[1], KEYS[2], KEYS[3], KEYS[4], unpack(ARGV))\n")
+	fairReleaseScript = redisdriver.NewScript(lua("basics") + lua("fair") + lua("fairrelease") + "return releaseFair(KEYS[1], KEYS[2], KEYS[3], unpack(ARGV))\n")
+	fairForceScript   = redisdriver.NewScript(lua("basics") + lua("fair") + lua("fairforce"))
 
-	permitAcquireScript = newScript(lua("permits") + lua("permitacquire"))
-	permitReleaseScript = newScript(lua("permits") + lua("permitrelease"))
-	permitRenewScript   = newScript(lua("permits") + lua("permitrenew"))
-	permitLimitScript   = newScript(lua("permits") + lua("permitlimit"))
-	permitInspectScript = newScript(lua("permits") + lua("permitinspect"))
-	permitForceScript   = newScript(lua("permits") + lua("permitforce"))
+	permitAcquireScript = redisdriver.NewScript(lua("permits") + lua("permitacquire"))
+	permitReleaseScript = redisdriver.NewScript(lua("permits") + lua("permitrelease"))
+	permitRenewScript   = redisdriver.NewScript(lua("permits") + lua("permitrenew"))
+	permitLimitScript   = redisdriver.NewScript(lua("permits") + lua("permitlimit"))
+	permitInspectScript = redisdriver.NewScript(lua("permits") + lua("permitinspect"))
+	permitForceScript   = redisdriver.NewScript(lua("permits") + lua("permitforce"))
 )
+
+// eval runs a script: by its digest, or by its text if the server does not know the digest.
+func (d *Driver) eval(ctx context.Context, sc *redisdriver.Script, keys, args []string) rueidis.RedisResult {
+	c := sc.Call(keys, args...)
+	result := d.client.Do(ctx, c.Command(d.client.B()))
+	if redisdial.IsNoScript(result.Error()) {
+		result = d.client.Do(ctx, c.CommandByText(d.client.B()))
+	}
+	if redisdial.IsDemoted(result.Error()) {
+		d.leaveServer()
+	}
+	return result
+}
+
+// leaveServer closes the connections to a server that became a replica, so that
+// the client looks up the server of the address again, or asks the sentinels.
+func (d *Driver) leaveServer() {
+	if d.dialer != nil {
+		d.dialer.Break()
+	}
+}
+
+// do sends one request, as doMulti does.
+func (d *Driver) do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
+	result := d.doMulti(ctx, d.client, []rueidis.Completed{cmd})[0]
+	if redisdial.IsDemoted(result.Error()) {
+		d.leaveServer()
+	}
+	return result
+}
+
+// query runs a script for which no replica has to confirm anything.
+func (d *Driver) query(ctx context.Context, c redisdriver.Call) rueidis.RedisResult {
+	results, _ := d.evalAll(ctx, d.client, []redisdriver.Call{c}, 0)
+	return results[0]
+}
+
+// doMulti sends several requests at once. It returns when they are answered or
+// fail, or when ctx ends: the library does not heed ctx everywhere, for example
+// while it connects.
+func (d *Driver) doMulti(ctx context.Context, client rueidis.CoreClient, cmds []rueidis.Completed) []rueidis.RedisResult {
+	answers := make(chan []rueidis.RedisResult, 1)
+	if !d.life.Go(func() { answers <- client.DoMulti(ctx, cmds...) }) { // ends soon after ctx
+		return failAll(len(cmds), redisdriver.NotSent{Why: driver.ErrClosed})
+	}
+	select {
+	case results := <-answers:
+		return results
+	case <-ctx.Done():
+		return failAll(len(cmds), ctx.Err())
+	}
+}
+
+func failAll(n int, err error) []rueidis.RedisResult {
+	results := make([]rueidis.RedisResult, n)
+	for i := range results {
+		results[i] = rueidis.NewErrorResult(err)
+	}
+	return results
+}
+
+// evalAll runs scripts many times in one request, each time with its own
+// outcome. Where replicas have to confirm, evalAll returns how many did.
+func (d *Driver) evalAll(ctx context.Context, client rueidis.Client, calls []redisdriver.Call, replicas int) ([]rueidis.RedisResult, int) {
+	cmds := make([]rueidis.Completed, 0, len(calls)+1)
+	for _, c := range calls {
+		cmds = append(cmds, c.Command(client.B()))
+	}
+	begun := time.Now()
+	results, acks := d.sendAll(ctx, client, cmds, replicas, d.options.WaitLimit)
+	var unknown []int
+	var again []rueidis.Completed
+	demoted := false
+	for i, result := range results {
+		demoted = demoted || redisdial.IsDemoted(result.Error()) || calls[i].Script == renewScript && notRenewed(result)
+		if redisdial.IsNoScript(result.Error()) {
+			unknown, again = append(unknown, i), append(again, calls[i].CommandByText(client.B()))
+		}
+	}
+	if demoted {
+		d.leaveServer()
+	}
+	if len(unknown) == 0 {
+		return results, acks
+	}
+	// Where replicas are missing, the limit has passed: WAIT waits for them
+	// also behind a script that was not known.
+	rest, acks := d.sendAll(ctx, client, again, replicas, d.options.WaitLimit-time.Since(begun))
+	for i, result := range rest {
+		results[unknown[i]] = result
+	}
+	return results, acks
+}
+
+// notRenewed reports whether the renew script says that the server is a replica.
+func notRenewed(result rueidis.RedisResult) bool {
+	answers, err := result.ToString()
+	return err == nil && strings.IndexByte(answers, replicaAnswer) >= 0
+}
+
+// sendAll sends the requests, and behind them WAIT with a limit, which counts
+// the writes of its own connection: the library uses one connection for all.
+func (d *Driver) sendAll(ctx context.Context, client rueidis.Client, cmds []rueidis.Completed, replicas int, limit time.Duration) ([]rueidis.RedisResult, int) {
+	if replicas == 0 {
+		return d.doMulti(ctx, client, cmds), 0
+	}
+	cmds = append(cmds, client.B().Wait().Numreplicas(int64(replicas)).Timeout(max(limit.Milliseconds(), 1)).Build())
+	results := d.doMulti(ctx, client, cmds)
+	last := len(cmds) - 1
+	acks, err := results[last].ToInt64()
+	if err != nil {
+		acks = 0
+	}
+	return results[:last], int(acks)
+}
+
+// evalReplicated runs a script where replicas have to confirm it, and returns how many did.
+func (d *Driver) evalReplicated(ctx context.Context, c redisdriver.Call) (rueidis.RedisResult, int) {
+	node, err := d.nodeOf(ctx, c.Keys[0])
+	if err != nil {
+		return rueidis.NewErrorResult(err), 0
+	}
+	results, acks := d.evalAll(ctx, node, []redisdriver.Call{c}, d.options.WaitReplicas)
+	if err := results[0].Error(); err != nil && d.cluster {
+		d.nodes.expire()
+	}
+	return results[0], acks
+}
+
+// nodeOf returns the client for scripts on a key. In a cluster, where replicas
+// have to confirm, the client as a whole will not do: it follows a redirection
+// of the script, but sends WAIT to a node that has written nothing, where WAIT
+// succeeds.
+func (d *Driver) nodeOf(ctx context.Context, key string) (rueidis.Client, error) {
+	if !d.cluster || d.options.WaitReplicas == 0 {
+		return d.client, nil
+	}
+	return d.nodes.client(ctx, slotOf(key))
+}
+
+// undo gives back a grant that too few replicas confirmed.
+func (d *Driver) undo(ctx context.Context, l *lease, acks int) error {
+	err := d.notReplicated(acks)
+	if releaseErr := l.Release(ctx); releaseErr != nil && !errors.Is(releaseErr, driver.ErrNotHeld) {
+		return fmt.Errorf("%w; %w", err, releaseErr)
+	}
+	return err
+}
+
+func (d *Driver) notReplicated(acks int) error {
+	return fmt.Errorf("%w: %d of %d confirmed within %v", ErrNotReplicated, acks, d.options.WaitReplicas, d.options.WaitLimit)
+}

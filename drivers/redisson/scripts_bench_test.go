@@ -70,7 +70,7 @@ func ownScripts(ctx context.Context, d *Driver, r *driver.Request) func() error 
 	}
 	keys, scripts := o.keys(d, nil), d.scriptsOf(r.Mode)
 	args := o.args(d, nil)
-	keysBack, argsBack := d.releaseKeys(r.Mode, r.Name, r.Hold, nil), d.releaseArgs(r.Mode, r.Name, r.Permits, nil, r.Hold)
+	keysBack, argsBack := d.releaseKeys(r, nil), d.releaseArgs(r, nil, r.Hold)
 	return func() error {
 		if n, err := d.eval(ctx, scripts.acquire, keys, args).ToInt64(); err != nil || n < 1 {
 			return fmt.Errorf("acquire: %d, %v", n, err)

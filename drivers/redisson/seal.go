@@ -9,6 +9,8 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/move"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 // sealField is the field of a lock that is sealed, and sealOwner its owner for people.
@@ -20,8 +22,6 @@ const (
 // maxFloor is far below the first number that Lua does not count exactly, and above any count that begins at the time.
 const maxFloor = 1 << 52
 
-var errEvicts = fmt.Errorf("a server that may evict keys cannot keep a seal or a mark: %w", errors.ErrUnsupported)
-
 // errFair: waiters in the queue of the fair lock are not told of a seal.
 var errFair = fmt.Errorf("a fair lock cannot be sealed: %w", errors.ErrUnsupported)
 
@@ -30,7 +30,7 @@ var errFair = fmt.Errorf("a fair lock cannot be sealed: %w", errors.ErrUnsupport
 func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 	switch {
 	case d.options.AllowEviction:
-		return errEvicts
+		return redisdriver.ErrEvicts
 	case d.options.Fair:
 		return errFair
 	}
@@ -38,14 +38,12 @@ func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 	name := l.request.Name
 	last := l.first + uint64(max(l.tokens, 1)) - 1
 	args := append([]string{fieldOf(l.request.Mode, l.request.Hold), strconv.FormatUint(last, 10), channelOf(l.request.Mode, name, false)}, d.checked.words...)
-	done, err := d.change(ctx, l, call{sealScript, []string{name}, args})
+	done, err := d.change(ctx, l, sealScript.Call([]string{name}, args...))
 	if err != nil {
 		return err
 	}
-	l.mu.Lock()
-	l.phase = over
-	l.mu.Unlock()
-	d.forget(l)
+	l.Forget()
+	d.life.Remove(l)
 	if done == 0 {
 		return driver.ErrNotHeld
 	}
@@ -55,7 +53,7 @@ func (d *Driver) Seal(ctx context.Context, held driver.Lease) error {
 // Mark implements move.Marker. The mark is a key of its own.
 func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) error {
 	if d.options.AllowEviction {
-		return errEvicts
+		return redisdriver.ErrEvicts
 	}
 	if floor > maxFloor {
 		return fmt.Errorf("floor %d of the tokens is above what the server counts to: %w", floor, errors.ErrUnsupported)
@@ -69,7 +67,7 @@ func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) erro
 		keys = append(keys, token)
 	}
 	args := []string{fieldOf(l.request.Mode, l.request.Hold), strconv.FormatUint(floor, 10), d.tokenKind(), d.holderText(l.request)}
-	first, err := d.change(ctx, l, call{markScript, keys, args})
+	first, err := d.change(ctx, l, markScript.Call(keys, args...))
 	if err != nil {
 		return err
 	}
@@ -83,21 +81,18 @@ func (d *Driver) Mark(ctx context.Context, held driver.Lease, floor uint64) erro
 }
 
 // change runs a script that changes the name of l for good, if l is held. It returns the script's answer.
-func (d *Driver) change(ctx context.Context, l *lease, c call) (int64, error) {
+func (d *Driver) change(ctx context.Context, l *lease, c redisdriver.Call) (int64, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	l.mu.Lock()
-	phase := l.phase
-	l.mu.Unlock()
-	if phase != held {
+	if !l.isHeld() {
 		return 0, driver.ErrNotHeld
 	}
 	return d.run(ctx, l.request.Name, c)
 }
 
 // run runs a script that changes something for good, and returns its answer, which is 0 if nothing has changed.
-func (d *Driver) run(ctx context.Context, name string, c call) (int64, error) {
+func (d *Driver) run(ctx context.Context, name string, c redisdriver.Call) (int64, error) {
 	answer, lacking, err := d.runReplicated(ctx, name, c)
 	if lacking != nil {
 		return 0, fmt.Errorf("%w: %v", driver.ErrUnknown, lacking) // not ErrUnavailable: it may have been carried out
@@ -107,11 +102,11 @@ func (d *Driver) run(ctx context.Context, name string, c call) (int64, error) {
 
 // runReplicated is run, with an error of its own if the server has changed
 // something, and too few replicas have confirmed it.
-func (d *Driver) runReplicated(ctx context.Context, name string, c call) (answer int64, lacking, err error) {
+func (d *Driver) runReplicated(ctx context.Context, name string, c redisdriver.Call) (answer int64, lacking, err error) {
 	result, acks := d.evalReplicated(ctx, c)
 	answer, err = result.ToInt64()
 	if err != nil {
-		err, _ = fault(ctx, name, err)
+		err, _ = redisdriver.Fault(ctx, name, err)
 		return 0, nil, err
 	}
 	if answer != 0 && acks < d.options.WaitReplicas {
@@ -125,17 +120,16 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 	if err := d.admin(ctx, name); err != nil {
 		return 0, false, err
 	}
-	results, _ := d.evalAll(ctx, d.client, []call{{sealedScript, []string{name}, nil}}, 0)
-	text, err := results[0].ToString()
+	text, err := d.do(ctx, d.client.B().Hget().Key(name).Field(sealField).Build()).ToString()
 	if rueidis.IsRedisNil(err) {
 		return 0, false, nil
 	}
 	if err != nil {
-		err, _ := fault(ctx, name, err)
+		err, _ := redisdriver.Fault(ctx, name, err)
 		return 0, false, err
 	}
 	if last, err = strconv.ParseUint(text, 10, 64); err != nil {
-		return 0, false, errAnswer
+		return 0, false, redisdriver.ErrAnswer
 	}
 	return last, true, nil
 }
@@ -143,7 +137,7 @@ func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed b
 // Marked implements move.Marker.
 func (d *Driver) Marked(ctx context.Context, held driver.Lease) (bool, error) {
 	if d.options.AllowEviction {
-		return false, errEvicts
+		return false, redisdriver.ErrEvicts
 	}
 	l := held.(*lease)
 	if l.markKnown {
@@ -151,11 +145,59 @@ func (d *Driver) Marked(ctx context.Context, held driver.Lease) (bool, error) {
 	}
 	d.marks.Store(true) // from now on grants say whether the name is marked
 	name := l.request.Name
-	results, _ := d.evalAll(ctx, d.client, []call{{markedScript, []string{prefixName(markPrefix, name)}, nil}}, 0)
-	n, err := results[0].ToInt64()
+	n, err := d.do(ctx, d.client.B().Exists().Key(prefixName(markPrefix, name)).Build()).ToInt64()
 	if err != nil {
-		err, _ := fault(ctx, name, err)
+		err, _ := redisdriver.Fault(ctx, name, err)
 		return false, err
 	}
 	return n == 1, nil
+}
+
+var (
+	_ move.Unsealer = (*Driver)(nil)
+	_ move.Unmarker = (*Driver)(nil)
+)
+
+// Loosen implements move.Unsealer. The id is a field beside that of the seal.
+func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
+	if floor > maxFloor {
+		return fmt.Errorf("floor %d of the tokens is above what the server counts to: %w", floor, errors.ErrUnsupported)
+	}
+	keys, args := []string{name}, []string{id, strconv.FormatUint(floor, 10), d.tokenKind()}
+	if token := d.tokenKey(name); token != "" {
+		keys = append(keys, token)
+	} else if floor > 0 {
+		return fmt.Errorf("there are no tokens to raise: %w", errors.ErrUnsupported)
+	}
+	return d.changeSeal(ctx, name, loosenScript.Call(keys, args...))
+}
+
+// Unseal implements move.Unsealer.
+func (d *Driver) Unseal(ctx context.Context, name, id string) error {
+	args := append([]string{id, prefixName(channelPrefix, name), prefixName(readWritePrefix, name)}, d.checked.words...)
+	return d.changeSeal(ctx, name, unsealScript.Call([]string{name}, args...))
+}
+
+// changeSeal runs a script that changes the seal of a name, if there is one.
+func (d *Driver) changeSeal(ctx context.Context, name string, c redisdriver.Call) error {
+	if err := d.admin(ctx, name); err != nil {
+		return err
+	}
+	done, err := d.run(ctx, name, c)
+	if err == nil && done == 0 {
+		return driver.ErrNotHeld
+	}
+	return err
+}
+
+// Unmark implements move.Unmarker. The tokens stay above the floor.
+func (d *Driver) Unmark(ctx context.Context, held driver.Lease) error {
+	l := held.(*lease)
+	l.markKnown = false
+	name := l.request.Name
+	done, err := d.change(ctx, l, unmarkScript.Call([]string{name, prefixName(markPrefix, name)}, fieldOf(l.request.Mode, l.request.Hold)))
+	if err == nil && done == 0 {
+		return driver.ErrNotHeld
+	}
+	return err
 }

@@ -4,11 +4,14 @@ import (
 	"context"
 	"runtime"
 	"slices"
+	"strconv"
 	"sync"
+	"time"
 
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 const (
@@ -19,32 +22,24 @@ const (
 
 // sender carries out ops. On one server it combines the ops that gather while requests are on their way, each for a name of its own,
 // into one request: a crowd is served at a fraction of the cost, and a single caller waits for nobody. In a cluster, for
-// read-write locks, and where replicas have to confirm, each op goes by itself, so that no op waits for a node that it does
+// fair and read-write locks, and where replicas have to confirm, each op goes by itself, so that no op waits for a node that it does
 // not need.
 type sender struct {
 	driver *Driver
 
 	mu    sync.Mutex
 	queue []*op
-	busy  int       // goroutines that take ops from the queue
-	idle  int       // of these, the ones that wait for ops
-	more  sync.Cond // signaled for an op, or the end
+	busy  int // goroutines that take ops from the queue
 	ended bool
-}
-
-func newSender(d *Driver) *sender {
-	s := &sender{driver: d}
-	s.more.L = &s.mu
-	return s
 }
 
 // add has an op carried out.
 func (s *sender) add(o *op) {
 	d := s.driver
 	d.direct.busy.Add(1)
-	if d.cluster || d.options.WaitReplicas > 0 || o.request.Mode != driver.Exclusive {
+	if d.cluster || d.options.WaitReplicas > 0 || d.options.Fair || o.request.Mode != driver.Exclusive {
 		o.state.Store(taken)
-		if !d.life.Go(func() { s.sendOne(o) }) {
+		if !d.life.Go(func() { s.sendAlone(&batch{}, o) }) {
 			s.fail(o)
 		}
 		return
@@ -62,38 +57,23 @@ func (s *sender) add(o *op) {
 
 // wake has a goroutine take the ops in the queue. It is called with mu held.
 func (s *sender) wake() {
-	switch {
-	case len(s.queue) == 0:
-	case s.idle > 0:
-		s.more.Signal()
-	case s.busy < maxSenders && s.driver.life.Go(s.run):
+	if len(s.queue) > 0 && s.busy < maxSenders && s.driver.life.Go(s.run) {
 		s.busy++
 	}
 }
 
 func (s *sender) fail(o *op) {
-	o.err = notSent{driver.ErrClosed}
+	o.err = redisdriver.NotSent{Why: driver.ErrClosed}
 	s.driver.finish(o)
 }
 
-// run takes ops from the queue until end is called.
+// run takes ops from the queue until none is left.
 func (s *sender) run() {
 	var b batch
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer func() { s.busy-- }()
-	for {
-		for len(s.queue) == 0 && !s.ended {
-			if s.idle > 0 {
-				return // one is enough to wait
-			}
-			s.idle++
-			s.more.Wait()
-			s.idle--
-		}
-		if s.ended {
-			return
-		}
+	for len(s.queue) > 0 {
 		b.ops = s.take(b.ops[:0])
 		s.wake() // the rest has to go by another request
 		s.mu.Unlock()
@@ -133,7 +113,7 @@ func hasName(ops []*op, name string) bool {
 	return false
 }
 
-// end fails the ops in the queue, and ends the goroutines.
+// end fails the ops in the queue.
 func (s *sender) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -144,7 +124,6 @@ func (s *sender) end() {
 		}
 	}
 	s.queue = nil
-	s.more.Broadcast()
 }
 
 func (s *sender) send(b *batch) {
@@ -156,11 +135,6 @@ func (s *sender) send(b *batch) {
 		s.sendTogether(b)
 	}
 	clear(b.ops)
-}
-
-// sendOne is the life of an op that is not combined.
-func (s *sender) sendOne(o *op) {
-	s.sendAlone(&batch{}, o)
 }
 
 func (s *sender) sendAlone(b *batch, o *op) {
@@ -184,7 +158,7 @@ func (d *Driver) sendOp(ctx context.Context, o *op, keys, args []string) {
 	case d.options.WaitReplicas == 0:
 		result = d.eval(ctx, scripts.acquire, keys, args)
 	default:
-		result, o.acks = d.evalReplicated(ctx, call{scripts.acquire, slices.Clone(keys), slices.Clone(args)})
+		result, o.acks = d.evalReplicated(ctx, scripts.acquire.Call(slices.Clone(keys), slices.Clone(args)...))
 	}
 	o.read(result.ToMessage())
 	d.heard(o.sent, result.NonRedisError())
@@ -198,14 +172,9 @@ func (s *sender) sendTogether(b *batch) {
 	sent := d.now()
 	for _, o := range b.ops {
 		o.sent = sent
-		if d.options.Fair {
-			b.keys, b.args = o.keys(d, b.keys), o.batchArgs(d, b.args)
-		}
 	}
-	if !d.options.Fair {
-		b.fill(d)
-	}
-	results, err := d.eval(d.life.Context(), d.scripts.batch, b.keys, b.args).ToArray()
+	b.fill(d)
+	results, err := d.eval(d.life.Context(), batchScript, b.keys, b.args).ToArray()
 	if _, refused := rueidis.IsRedisErr(err); refused {
 		for _, o := range b.ops {
 			s.sendAlone(b, o)
@@ -213,7 +182,7 @@ func (s *sender) sendTogether(b *batch) {
 		return
 	}
 	if err == nil && len(results) != len(b.ops) {
-		err = errAnswer
+		err = redisdriver.ErrAnswer
 	}
 	for i, o := range b.ops {
 		if err == nil {
@@ -222,5 +191,67 @@ func (s *sender) sendTogether(b *batch) {
 			o.err = err
 		}
 		d.finish(o)
+	}
+}
+
+// batch has ops that go together, and the memory for their request.
+type batch struct {
+	ops        []*op
+	keys, args []string
+}
+
+// terms are what acquires in one request mostly have in common.
+type terms struct {
+	turn   string // see op
+	ttl    time.Duration
+	tokens int
+	marks  bool
+	text   string // about the holder
+}
+
+func (d *Driver) termsOf(o *op) terms {
+	t := terms{turn: o.turn, ttl: o.request.TTL, tokens: o.tokens, marks: o.marks}
+	if t.tokens > 0 {
+		t.text = d.holderText(o.request)
+	}
+	return t
+}
+
+// fill makes the request of the batch script: the names, and of all else no more than the script cannot make itself, since each argument costs
+// both sides a part of the work. It puts releases before acquires, in ops too.
+func (b *batch) fill(d *Driver) {
+	releases := 0
+	for i, o := range b.ops {
+		if o.lease != nil {
+			b.ops[i], b.ops[releases] = b.ops[releases], o
+			releases++
+		}
+	}
+	for _, o := range b.ops {
+		b.keys = append(b.keys, o.request.Name)
+	}
+	b.args = append(d.wordArgs(b.args), d.lineLabel(), d.tokenKind(), d.releaseMessage(), strconv.Itoa(releases))
+	for _, o := range b.ops[:releases] {
+		b.args = append(b.args, o.request.Hold)
+	}
+	for rest := b.ops[releases:]; len(rest) > 0; {
+		t, n := d.termsOf(rest[0]), 1
+		for n < len(rest) && d.termsOf(rest[n]) == t {
+			n++
+		}
+		tokens, marks := "", ""
+		if t.tokens > 0 {
+			tokens = strconv.Itoa(t.tokens)
+		}
+		if t.marks {
+			marks = "m"
+		}
+		b.args = append(b.args, strconv.Itoa(n), t.turn, d.milliseconds(t.ttl), tokens, marks, t.text)
+		for _, o := range rest[:n] {
+			if b.args = append(b.args, o.request.Hold); t.tokens > 0 {
+				b.args = append(b.args, d.tokenKey(o.request.Name))
+			}
+		}
+		rest = rest[n:]
 	}
 }

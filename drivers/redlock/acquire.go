@@ -16,21 +16,7 @@ const longestVote = 2500 * time.Millisecond
 
 // Acquire implements driver.Driver.
 func (d *Driver) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	if err := d.life.Enter(); err != nil {
-		return nil, err
-	}
-	l, err := d.acquire(ctx, r)
-	if err == nil && d.keep(l) {
-		return l, nil
-	}
-	defer d.life.Leave()
-	if err == nil { // granted while Close began
-		err = d.giveUp(ctx, l, driver.ErrClosed)
-	}
-	return nil, err
+	return d.life.Acquire(ctx, r, d.acquire)
 }
 
 func (d *Driver) acquire(ctx context.Context, r *driver.Request) (*lease, error) {
@@ -132,7 +118,7 @@ func (l *lease) decide() (err error, decided bool) {
 			return fmt.Errorf("%w: the answers came too late", driver.ErrUnknown), true
 		}
 		l.goal, l.phase = nothing, held
-		l.expires.Store(expires)
+		l.term.Grant(expires)
 		return nil, true
 	case pending > 0 && (yes+pending >= d.quorum || yes+no < d.quorum):
 		return nil, false

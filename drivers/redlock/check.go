@@ -12,10 +12,8 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/redisdial"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
-
-// Lowest version of Redis. Valkey began at 7.2.
-const minMajor, minMinor = 6, 2
 
 // never is the time from which the answers of an unfit node count.
 const never = int64(1<<63 - 1)
@@ -135,24 +133,20 @@ func (n *node) countsNow() error {
 
 // unfit returns why no locks can be kept on a server.
 func (d *Driver) unfit(server, replication, memory map[string]string) error {
-	major, rest, _ := strings.Cut(server["redis_version"], ".")
-	minor, _, _ := strings.Cut(rest, ".")
-	x, err1 := strconv.Atoi(major)
-	y, err2 := strconv.Atoi(minor)
-	policy := memory["maxmemory_policy"]
+	if err := redisdriver.CheckVersion(server["redis_version"]); err != nil {
+		return err
+	}
 	switch {
-	case err1 == nil && err2 == nil && (x < minMajor || x == minMajor && y < minMinor):
-		return fmt.Errorf("the server is Redis %s, and %d.%d is the oldest that will do: %w", server["redis_version"], minMajor, minMinor, errors.ErrUnsupported)
 	case server["redis_mode"] == "cluster":
 		return errors.New("the server is a node of a Redis Cluster, not an independent one")
 	case server["redis_mode"] == "sentinel":
 		return errors.New("the server is a sentinel")
 	case replication["role"] == "slave":
 		return fmt.Errorf("the server is a replica of %s:%s, not an independent one", replication["master_host"], replication["master_port"])
-	case policy != "" && policy != "noeviction" && !d.options.AllowEviction:
-		return fmt.Errorf("the server may evict locks that are held (its maxmemory-policy is %s, not noeviction); evict=allow, or Options.AllowEviction, accepts that", policy)
+	case d.options.AllowEviction:
+		return nil
 	}
-	return nil
+	return redisdriver.CheckEviction(memory["maxmemory_policy"])
 }
 
 // claimRun returns an error if another node is the same server.
@@ -186,16 +180,16 @@ func fields(info string) map[string]string {
 // checkNodes waits until the nodes were looked at, except for late ones beyond a majority. It returns an error if too few can be reached or a
 // node is not fit.
 func (d *Driver) checkNodes(ctx context.Context) error {
-	p := &probe{done: make(chan probed, len(d.nodes))}
-	for _, n := range d.nodes {
-		n.add(p) // nobody has closed the driver yet
+	replies, err := d.askEach(func(b rueidis.Builder) rueidis.Completed { return b.Ping().Build() })
+	if err != nil {
+		return err
 	}
 	var enough <-chan time.Time
 	var last error
 	reached := 0
 	for range d.nodes {
 		select {
-		case r := <-p.done:
+		case r := <-replies:
 			switch {
 			case r.err != nil:
 				last = r.node.of(refusal(r.err))
@@ -219,24 +213,4 @@ func (d *Driver) checkNodes(ctx context.Context) error {
 		return last
 	}
 	return nil
-}
-
-// probe is a task that only has the node looked at.
-type probe struct{ done chan probed }
-
-type probed struct {
-	node  *node
-	err   error
-	unfit error
-}
-
-// weight implements task.
-func (p *probe) weight() int { return 1 }
-
-func (p *probe) command(n *node, _ int64) (rueidis.Completed, bool) {
-	return n.client.B().Ping().Build(), true
-}
-
-func (p *probe) answer(n *node, _ rueidis.RedisResult, err error) {
-	p.done <- probed{n, err, n.server.err}
 }

@@ -45,10 +45,7 @@ func (d *Driver) Close(ctx context.Context) error {
 
 // releaseAll has the values of all leases deleted.
 func (d *Driver) releaseAll() {
-	d.mu.Lock()
-	leases := d.leases.Take()
-	d.mu.Unlock()
-	for _, l := range leases {
+	for _, l := range d.life.TakeAll() {
 		l.mu.Lock()
 		l.undo()
 		l.mu.Unlock()

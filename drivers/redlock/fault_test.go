@@ -15,6 +15,7 @@ import (
 	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/drivertest"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -79,7 +80,7 @@ func TestFaultsOfNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	v := history.Judge(s.history.Events(), history.Bounds{
-		Linger: shortest/2 + late, Stuck: hangGuard, Recover: hangGuard / 2, MaxUnknown: 0.5,
+		Linger: shortest/2 + redisdriver.Late, Stuck: hangGuard, Recover: hangGuard / 2, MaxUnknown: 0.5,
 	})
 	t.Log(v)
 	if err := v.Err(); err != nil {

@@ -43,26 +43,20 @@ func TestIdleConnectionsAreRead(t *testing.T) {
 	s.Do("CLIENT", "KILL", "TYPE", "normal")
 	testenv.Eventually(t, func() bool { return open.Load() == 1 }, "the driver has noticed that two connections were closed")
 
-	p := &madeBefore{done: make(chan error, 1)}
+	var made uint64 // connections, before the request is sent
+	done := make(chan error, 1)
+	p := question{
+		func(b rueidis.Builder) rueidis.Completed {
+			made = d.nodes[0].dialer.Made()
+			return b.Ping().Build()
+		},
+		func(_ *node, _ rueidis.RedisResult, err error) { done <- err },
+	}
 	testenv.Eventually(t, func() bool {
 		d.nodes[0].add(p)
-		return <-p.done == nil // not while the library is still closing the connection
+		return <-done == nil // not while the library is still closing the connection
 	}, "the node answers")
-	if d.nodes[0].dialer.Made() != p.made {
+	if d.nodes[0].dialer.Made() != made {
 		t.Error("a request made the connection that it went over: nobody had looked at the server behind it")
 	}
 }
-
-// madeBefore is a probe that notes how many connections were made before it is sent.
-type madeBefore struct {
-	probe
-	made uint64
-	done chan error
-}
-
-func (p *madeBefore) command(n *node, at int64) (rueidis.Completed, bool) {
-	p.made = n.dialer.Made()
-	return p.probe.command(n, at)
-}
-
-func (p *madeBefore) answer(_ *node, _ rueidis.RedisResult, err error) { p.done <- err }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
+
+	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/linked"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 // lease is one attempt to get a lock, with a value of its own, and the hold after its grant.
@@ -17,25 +19,22 @@ type lease struct {
 
 	driver  *Driver
 	request *driver.Request
-	value   string // at the key of the lock, on the nodes with a grant
-	expires atomic.Int64
+	value   string        // at the key of the lock, on the nodes with a grant
 	changed chan struct{} // gets an element when the goal may have been reached
 
 	mu        sync.Mutex
+	term      redisdriver.Term // it can last until then if all requests to set the value are carried out too
 	votes     []vote
 	phase     phase
 	goal      goal
 	ttl       time.Duration // in requests to set the value
 	sent      int64         // when the attempt began
-	lasts     int64         // until when a node may keep the value, if all requests are carried out
 	removed   int           // nodes with a confirmed deletion of the value
 	missed    int           // nodes without the value, or with the value until its TTL ends
 	contended bool
-	crowd     int   // how many other clients listened for the end of the hold
-	lost      bool  // the attempt ended because a majority refused
-	sealed    bool  // the one node refused because of a seal
-	renewing  int   // undecided renewals
-	shortest  int64 // the shortest TTL among these
+	crowd     int  // how many other clients listened for the end of the hold
+	lost      bool // the attempt ended because a majority refused
+	sealed    bool // the one node refused because of a seal
 }
 
 // phase is how far a lease has come.
@@ -66,7 +65,7 @@ func (d *Driver) newLease(r *driver.Request, value string) *lease {
 	for i := range l.votes {
 		l.votes[i].lease, l.votes[i].index = l, uint8(i)
 	}
-	l.lasts = l.sent + int64(r.TTL)
+	l.term.Extend(l.sent + int64(r.TTL))
 	return l
 }
 
@@ -74,7 +73,7 @@ func (d *Driver) newLease(r *driver.Request, value string) *lease {
 func (l *lease) Tokens() (first uint64, n int) { return 0, 0 }
 
 // Expires implements driver.Lease.
-func (l *lease) Expires() time.Time { return l.driver.epoch.Add(time.Duration(l.expires.Load())) }
+func (l *lease) Expires() time.Time { return l.driver.life.At(l.term.Expires()) }
 
 // Contended implements driver.ContentionReporter: somebody listened for the end of the hold.
 func (l *lease) Contended() bool {
@@ -87,7 +86,14 @@ func (l *lease) Contended() bool {
 func (l *lease) end() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.lasts + int64(late)
+	return l.term.Over()
+}
+
+// Forget ends the lease on this side.
+func (l *lease) Forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.phase = over
 }
 
 // tally counts the votes of an attempt: for, against, and pending, with an answer possible in time.
@@ -217,7 +223,7 @@ func (l *lease) Release(ctx context.Context) error {
 	l.goal = freedom
 	l.check()
 	l.mu.Unlock()
-	d.beginRelease(l)
+	d.life.BeginRelease(l)
 	defer d.life.Leave()
 
 	for {
@@ -258,7 +264,12 @@ const maxCrowds = 1024
 // tellWaiters tells the waiters' node of the end of a hold, where no deletion does: the node has another value. The caller holds mu.
 func (d *Driver) tellWaiters(l *lease) {
 	if first := d.firstNode(l.request.Name); l.votes[first].state == gone {
-		d.nodes[first].add(notice{channel(l.request.Name)})
+		d.nodes[first].add(question{
+			func(b rueidis.Builder) rueidis.Completed {
+				return b.Publish().Channel(channel(l.request.Name)).Message("").Build()
+			},
+			func(*node, rueidis.RedisResult, error) {},
+		})
 	}
 }
 
@@ -278,4 +289,9 @@ func (l *lease) released(reached bool) (err error, done bool) {
 		return driver.ErrNotHeld, true
 	}
 	return nil, false
+}
+
+// Leave implements driver.Leaver.
+func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Duration) error {
+	return d.life.Abandon(ctx, granted.(*lease), ttl)
 }

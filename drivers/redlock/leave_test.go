@@ -32,7 +32,7 @@ func TestCloseDuringLeaveKeepsTheName(t *testing.T) {
 	testenv.Eventually(t, func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return l.renewing > 0
+		return l.term.Renewing()
 	}, "the requests are on their way")
 	time.AfterFunc(50*time.Millisecond, link.Heal)
 	if err := d.Close(t.Context()); err != nil {

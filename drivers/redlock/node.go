@@ -3,8 +3,10 @@ package redlock
 import (
 	"cmp"
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
+	"io/fs"
 	"runtime"
 	"slices"
 	"sync"
@@ -16,6 +18,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/cleaner"
 	"github.com/go-dsync/dsync/internal/redisdial"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 const (
@@ -32,11 +35,48 @@ type task interface {
 	// command returns the request, or false if there is nothing to ask any more, or if the node does not count.
 	command(n *node, at int64) (rueidis.Completed, bool)
 
-	// weight returns how many leases the request is about.
-	weight() int
-
-	// answer takes the result. An error of kind notSent says that the node has not seen the request and never will.
+	// answer takes the result. An error of kind NotSent says that the node has not seen the request and never will.
 	answer(n *node, result rueidis.RedisResult, err error)
+}
+
+// weight is how many leases a task is about.
+func weight(t task) int {
+	if r, ok := t.(*renewal); ok {
+		return len(r.leases)
+	}
+	return 1
+}
+
+// question is a task that is the same for each node. Take gets the results.
+type question struct {
+	build func(b rueidis.Builder) rueidis.Completed
+	take  func(n *node, result rueidis.RedisResult, err error)
+}
+
+func (q question) command(n *node, _ int64) (rueidis.Completed, bool) {
+	return q.build(n.client.B()), true
+}
+
+func (q question) answer(n *node, result rueidis.RedisResult, err error) { q.take(n, result, err) }
+
+// reply is what a node answers to a request.
+type reply struct {
+	node   *node
+	result rueidis.RedisResult
+	err    error
+	unfit  error // why the node is not fit for locks
+}
+
+// askEach sends a request to each node, unless the driver is closed.
+func (d *Driver) askEach(build func(b rueidis.Builder) rueidis.Completed) (<-chan reply, error) {
+	replies := make(chan reply, len(d.nodes))
+	take := func(n *node, result rueidis.RedisResult, err error) { replies <- reply{n, result, err, n.server.err} }
+	for _, n := range d.nodes {
+		if !n.add(question{build, take}) {
+			return nil, driver.ErrClosed
+		}
+	}
+	return replies, nil
 }
 
 // node is one of the servers. A goroutine carries out the tasks, one batch after the other over one connection. So requests reach
@@ -90,7 +130,7 @@ func newNode(d *Driver, index int, o rueidis.ClientOption) *node {
 	n.dialer = redisdial.New(o.DialCtxFn)
 	o.DialCtxFn = n.dialer.Dial
 	n.option = o
-	n.ghosts = cleaner.New(d.life, cleaner.Policy[*ghost]{Settle: n.settle, Batch: maxTasks, Calls: 1, Max: maxGhosts, Forget: forgetSoonest})
+	n.ghosts = cleaner.New(d.life.Lifecycle, cleaner.Policy[*ghost]{Settle: n.settle, Batch: maxTasks, Calls: 1, Max: maxGhosts, Forget: forgetSoonest})
 	return n
 }
 
@@ -206,7 +246,7 @@ func (n *node) stop() {
 	n.queue = nil
 	n.mu.Unlock()
 	for _, t := range queue {
-		t.answer(n, rueidis.RedisResult{}, notSent{driver.ErrClosed})
+		t.answer(n, rueidis.RedisResult{}, redisdriver.NotSent{Why: driver.ErrClosed})
 	}
 	if n.client != nil {
 		n.client.Close()
@@ -218,8 +258,8 @@ func (n *node) take(batch []task) []task {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	count := 0
-	for weight := 0; count < min(len(n.queue), maxTasks); count++ {
-		if weight += n.queue[count].weight(); weight > maxWeight && count > 0 {
+	for sum := 0; count < min(len(n.queue), maxTasks); count++ {
+		if sum += weight(n.queue[count]); sum > maxWeight && count > 0 {
 			break
 		}
 	}
@@ -344,7 +384,7 @@ func (n *node) ready() error {
 		return nil
 	}
 	if n.driver.now() < n.downUntil {
-		return notSent{n.downErr}
+		return redisdriver.NotSent{Why: n.downErr}
 	}
 	if unfit {
 		n.leaveServer()
@@ -352,7 +392,7 @@ func (n *node) ready() error {
 	n.flight.Store(n.driver.now())
 	defer n.flight.Store(0)
 	if err := n.look(); err != nil {
-		return notSent{err}
+		return redisdriver.NotSent{Why: err}
 	}
 	return nil
 }
@@ -377,11 +417,6 @@ func (n *node) connect() error {
 	return err
 }
 
-// notSent is why a request did not reach the node.
-type notSent struct{ error }
-
-func (e notSent) Unwrap() error { return e.error }
-
 // of adds the node to an error.
 func (n *node) of(err error) error { return fmt.Errorf("node %s: %w", n.address(), err) }
 
@@ -394,9 +429,50 @@ func (g *ghost) command(n *node, at int64) (rueidis.Completed, bool) {
 	return c, ok
 }
 
-func (g *ghost) weight() int { return 1 }
-
 func (g *ghost) answer(n *node, result rueidis.RedisResult, err error) {
 	g.gone = g.vote.deleted(n, result, err)
 	g.asked.Done()
+}
+
+var (
+	//go:embed release.lua
+	releaseText string
+	//go:embed renew.lua
+	renewText string
+	//go:embed inspect.lua
+	inspectText string
+	//go:embed take.lua
+	takeText string
+
+	takeScript    = redisdriver.NewScript(takeText)
+	releaseScript = redisdriver.NewScript(releaseText)
+	renewScript   = redisdriver.NewScript(renewText)
+)
+
+// loads are the commands that give a node the scripts that it is asked to run by their names.
+func (n *node) loads(b rueidis.Builder) rueidis.Commands {
+	loads := rueidis.Commands{releaseScript.Load(b), renewScript.Load(b)}
+	if n.driver.single() {
+		loads = append(loads, takeScript.Load(b))
+	}
+	return loads
+}
+
+// refusal puts the error of a request to a node in the words of package driver. An error that the node returned means that it did nothing.
+func refusal(err error) error {
+	if known(err) {
+		return err
+	}
+	var answer *rueidis.RedisError
+	if errors.As(err, &answer) {
+		if err, _ = redisdriver.Refusal("", answer); known(err) {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
+}
+
+// known reports whether an error is in the words of package driver.
+func known(err error) bool {
+	return errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrClosed) || errors.Is(err, fs.ErrPermission)
 }

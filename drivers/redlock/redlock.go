@@ -119,9 +119,8 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
-	"github.com/go-dsync/dsync/internal/lifecycle"
-	"github.com/go-dsync/dsync/internal/linked"
 	"github.com/go-dsync/dsync/internal/redisdial"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 const (
@@ -133,9 +132,6 @@ const (
 
 	// highestMaxTTL keeps sums of times far from the largest time.Duration.
 	highestMaxTTL = 10 * 365 * 24 * time.Hour
-
-	// late covers requests still on their way when their client is gone; the keys themselves end with their TTL.
-	late = time.Second
 
 	defaultNodeTimeout = 50 * time.Millisecond
 	fewestNodes        = 3
@@ -166,15 +162,13 @@ type Driver struct {
 	ears    []*ear // of the nodes
 	quorum  int
 	options Options
-	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
 
-	life   *lifecycle.Lifecycle // counts Acquires and Releases as calls
+	life   *redisdriver.Life[lease, *lease]
 	timers sync.Pool
 
 	mu     sync.Mutex
-	leases linked.List[lease, *lease] // the held leases
-	runs   []string                   // of the nodes' servers
-	crowds map[string]int             // by name: how many others waited at the driver's last release
+	runs   []string       // of the nodes' servers
+	crowds map[string]int // by name: how many others waited at the driver's last release
 }
 
 var _ driver.Driver = (*Driver)(nil)
@@ -197,8 +191,7 @@ func newDriver(nodes []rueidis.ClientOption, o *Options) (*Driver, error) {
 	d := &Driver{
 		quorum:  len(nodes)/2 + 1,
 		options: *o,
-		epoch:   time.Now(),
-		life:    lifecycle.New(),
+		life:    redisdriver.NewLife[lease](),
 		runs:    make([]string, len(nodes)),
 		crowds:  make(map[string]int),
 	}
@@ -267,37 +260,12 @@ func (d *Driver) Info() driver.Info {
 	if d.single() {
 		name = singleScheme
 	}
-	return driver.Info{Name: name, Order: driver.Unordered, Fencing: driver.None, MinTTL: minTTL, MaxTTL: d.options.MaxTTL, Late: late,
+	return driver.Info{Name: name, Order: driver.Unordered, Fencing: driver.None, MinTTL: minTTL, MaxTTL: d.options.MaxTTL, Late: redisdriver.Late,
 		Permits: driver.Support{Why: "a majority of the nodes does not keep a limit"}}
 }
 
-// now is the time since d.epoch.
-func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
-
-// keep makes the lease one of the driver's and ends the call. If Close has begun, keep does neither.
-func (d *Driver) keep(l *lease) bool {
-	if d.life.Open().Err() != nil {
-		return false
-	}
-	d.mu.Lock()
-	d.leases.Add(l)
-	d.mu.Unlock()
-	d.life.Leave()
-	return true
-}
-
-// beginRelease takes a lease off the driver's, and begins a call, for Close to wait for.
-func (d *Driver) beginRelease(l *lease) {
-	d.life.EnterLate()
-	d.forget(l)
-}
-
-// forget takes a lease off the driver's.
-func (d *Driver) forget(l *lease) {
-	d.mu.Lock()
-	d.leases.Remove(l)
-	d.mu.Unlock()
-}
+// now is the time on the driver's clock.
+func (d *Driver) now() int64 { return d.life.Now() }
 
 // sleep waits, and reports whether neither ctx nor the driver ended meanwhile.
 func (d *Driver) sleep(ctx context.Context, wait time.Duration) bool {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -12,21 +13,19 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 // maxRenewals is how many leases go into one request.
 const maxRenewals = 512
 
-var (
-	errAnswer = errors.New("the answer of the script makes no sense")
-	errLate   = errors.New("nobody waits for the renewal any more")
-)
+var errLate = errors.New("nobody waits for the renewal any more")
 
-// renewal renews leases of different names for one TTL, on all nodes.
+// renewal renews leases for one TTL, on all nodes.
 type renewal struct {
 	driver *Driver
 	leases []*lease
-	at     int64
+	terms  []redisdriver.Renewal // of the leases
 	ttl    time.Duration
 	keys   []string
 	args   []string
@@ -50,67 +49,42 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 
 // RenewAll implements driver.BatchRenewer.
 func (d *Driver) RenewAll(ctx context.Context, leases []driver.Lease, done func(i int, err error)) {
-	var wg sync.WaitGroup
-	groups := make(map[time.Duration]*group)
-	for i, dl := range leases {
-		l := dl.(*lease)
-		g := groups[l.request.TTL]
-		if g == nil {
-			g = &group{names: make(map[string]struct{}, min(len(leases), maxRenewals))}
-			groups[l.request.TTL] = g
-		}
-		if !g.fits(l) {
-			d.spawnRenewal(ctx, &wg, g, done)
-		}
-		g.add(i, l)
+	byTTL := make(map[time.Duration][]int)
+	for i, l := range leases {
+		ttl := l.(*lease).request.TTL
+		byTTL[ttl] = append(byTTL[ttl], i)
 	}
-	for _, g := range groups {
-		d.spawnRenewal(ctx, &wg, g, done)
+	var wg sync.WaitGroup
+	for ttl, all := range byTTL {
+		for some := range slices.Chunk(all, maxRenewals) {
+			wg.Go(func() { // ends with ctx at the latest
+				these := make([]*lease, len(some))
+				for i, at := range some {
+					these[i] = leases[at].(*lease)
+				}
+				d.renew(ctx, these, ttl, func(i int, err error) { done(some[i], err) })
+			})
+		}
 	}
 	wg.Wait()
 }
 
-// group has leases of different names and of one TTL, with their indices in RenewAll.
-type group struct {
-	leases []*lease
-	index  []int
-	names  map[string]struct{}
-}
-
-func (g *group) fits(l *lease) bool {
-	_, twice := g.names[l.request.Name]
-	return !twice && len(g.leases) < maxRenewals
-}
-
-func (g *group) add(i int, l *lease) {
-	g.leases, g.index = append(g.leases, l), append(g.index, i)
-	g.names[l.request.Name] = struct{}{}
-}
-
-// spawnRenewal renews the leases of the group, and empties it.
-func (d *Driver) spawnRenewal(ctx context.Context, wg *sync.WaitGroup, g *group, done func(i int, err error)) {
-	leases, index := g.leases, g.index
-	g.leases, g.index = nil, nil
-	clear(g.names)
-	wg.Go(func() { // ends with ctx at the latest
-		d.renew(ctx, leases, leases[0].request.TTL, func(i int, err error) { done(index[i], err) })
-	})
-}
-
-// renew renews leases of different names, and calls done once for each, with its index.
+// renew renews leases, and calls done once for each, with its index.
 func (d *Driver) renew(ctx context.Context, leases []*lease, ttl time.Duration, done func(i int, err error)) {
 	r := &renewal{
-		driver: d, leases: make([]*lease, 0, len(leases)), at: d.now(), ttl: ttl, done: make(chan struct{}), pending: len(d.nodes),
+		driver: d, leases: make([]*lease, 0, len(leases)), ttl: ttl, done: make(chan struct{}), pending: len(d.nodes),
 		keys: make([]string, 0, len(leases)), args: make([]string, 1, 1+len(leases)),
 	}
-	r.args[0] = strconv.FormatInt(milliseconds(ttl), 10)
+	r.args[0] = strconv.FormatInt(redisdriver.Milliseconds(ttl), 10)
 	which := make([]int, 0, len(leases))
+	at := d.now()
 	for i, l := range leases {
-		if !l.beginRenewal(r.at, ttl) {
+		term, ok := l.beginRenewal(at, ttl)
+		if !ok {
 			done(i, driver.ErrNotHeld)
 			continue
 		}
-		r.leases, which = append(r.leases, l), append(which, i)
+		r.leases, r.terms, which = append(r.leases, l), append(r.terms, term), append(which, i)
 		r.keys, r.args = append(r.keys, l.request.Name), append(r.args, l.value)
 	}
 	if len(r.leases) == 0 {
@@ -119,7 +93,7 @@ func (d *Driver) renew(ctx context.Context, leases []*lease, ttl time.Duration, 
 	r.yes, r.no = make([]int8, len(r.leases)), make([]int8, len(r.leases))
 	for _, n := range d.nodes {
 		if !n.add(r) {
-			r.answer(n, rueidis.RedisResult{}, notSent{driver.ErrClosed})
+			r.answer(n, rueidis.RedisResult{}, redisdriver.NotSent{Why: driver.ErrClosed})
 		}
 	}
 	select {
@@ -132,21 +106,18 @@ func (d *Driver) renew(ctx context.Context, leases []*lease, ttl time.Duration, 
 	}
 }
 
-// weight implements task.
-func (r *renewal) weight() int { return len(r.leases) }
-
 // command implements task. A late renewal is not sent: if nodes are slower than renewals fall due, a late one would delay useful ones.
 func (r *renewal) command(n *node, _ int64) (rueidis.Completed, bool) {
 	if r.late.Load() {
-		r.answer(n, rueidis.RedisResult{}, notSent{errLate})
+		r.answer(n, rueidis.RedisResult{}, redisdriver.NotSent{Why: errLate})
 		return rueidis.Completed{}, false
 	}
 	if err := n.countsNow(); err != nil {
-		r.answer(n, rueidis.RedisResult{}, notSent{err})
+		r.answer(n, rueidis.RedisResult{}, redisdriver.NotSent{Why: err})
 		return rueidis.Completed{}, false
 	}
 	b := n.client.B()
-	return b.Evalsha().Sha1(renewScript.sha).Numkeys(int64(len(r.keys))).Key(r.keys...).Arg(r.args...).Build(), true
+	return renewScript.Call(r.keys, r.args...).Command(b), true
 }
 
 // answer implements task.
@@ -156,7 +127,7 @@ func (r *renewal) answer(n *node, result rueidis.RedisResult, err error) {
 		text, err = result.ToString()
 	}
 	if err == nil && len(text) != len(r.leases) {
-		err = errAnswer
+		err = redisdriver.ErrAnswer
 	}
 	if err == nil {
 		err = n.countsNow()
@@ -169,7 +140,7 @@ func (r *renewal) answer(n *node, result rueidis.RedisResult, err error) {
 	r.pending--
 	if err != nil {
 		r.err = n.of(refusal(err))
-		r.doubt = r.doubt || !errors.As(err, new(notSent))
+		r.doubt = r.doubt || !errors.As(err, new(redisdriver.NotSent))
 	} else {
 		for i := range r.leases {
 			if text[i] == '1' {
@@ -218,13 +189,8 @@ func (r *renewal) outcome(ctx context.Context, i int, l *lease) error {
 	r.mu.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// Each node handles renewals in the order of their requests, but renewals that overlap may have been queued in different orders.
-	shortest := l.shortest
-	if r.ttl > 0 {
-		l.renewing--
-	}
-	if l.renewing == 0 {
-		l.shortest = 0
+	if r.ttl > 0 { // renewals that overlap may have been queued in different orders
+		defer l.term.Answered()
 	}
 	switch {
 	case l.phase != held:
@@ -232,18 +198,16 @@ func (r *renewal) outcome(ctx context.Context, i int, l *lease) error {
 	case yes >= d.quorum && r.ttl == 0:
 		return nil
 	case yes >= d.quorum:
-		expires := l.expires.Load()
-		if d.now() >= expires {
-			return fmt.Errorf("%w: the answers came after the end of the lease", driver.ErrUnknown)
+		if err := l.term.Renewed(r.terms[i], d.now()); err != nil {
+			return err
 		}
-		l.expires.Store(max(expires, r.at+min(int64(r.ttl), shortest)))
 		l.ttl = r.ttl
 		l.rejoin()
 		return nil
 	case no > len(d.nodes)-d.quorum:
 		l.undo()
 		l.phase = over
-		defer d.forget(l)
+		defer d.life.Remove(l)
 		return driver.ErrNotHeld
 	case ctx.Err() != nil:
 		return fmt.Errorf("%w: %w", driver.ErrUnknown, ctx.Err())
@@ -255,25 +219,17 @@ func (r *renewal) outcome(ctx context.Context, i int, l *lease) error {
 	return fmt.Errorf("%w: too few nodes answered, the last because of: %w", driver.ErrUnavailable, err)
 }
 
-// beginRenewal notes that a renewal is about to be sent, unless the lease is over. From here on the hold may end as early as this
-// renewal says, whatever its outcome.
-func (l *lease) beginRenewal(at int64, ttl time.Duration) bool {
+// beginRenewal notes that a renewal is about to be sent, unless the lease is over.
+func (l *lease) beginRenewal(at int64, ttl time.Duration) (r redisdriver.Renewal, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	expires := l.expires.Load()
-	if l.phase != held || at >= expires {
-		return false
+	switch {
+	case l.phase != held:
+		return r, false
+	case ttl == 0: // changes nothing
+		return r, at < l.term.Expires()
 	}
-	if ttl == 0 {
-		return true
-	}
-	if l.shortest == 0 || int64(ttl) < l.shortest {
-		l.shortest = int64(ttl)
-	}
-	l.renewing++
-	l.lasts = max(l.lasts, at+int64(ttl))
-	l.expires.Store(min(expires, at+int64(ttl)))
-	return true
+	return l.term.Begin(at, ttl)
 }
 
 // rejoin asks nodes without the value, such as a restarted node, to set the value again, so a renewed hold survives a restart of all nodes,

@@ -4,11 +4,11 @@ import (
 	"errors"
 	"io/fs"
 	"strconv"
-	"time"
 
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 // vote is one node's part in a lease. All fields but lease and index are guarded by lease.mu.
@@ -65,9 +65,6 @@ func (v *vote) hand() {
 
 var errBacklog = errors.New("too many requests wait for it to answer")
 
-// weight implements task.
-func (v *vote) weight() int { return 1 }
-
 // command implements task: the request to set the value, or to delete it.
 func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 	l := v.lease
@@ -75,7 +72,7 @@ func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 	defer l.mu.Unlock()
 	switch v.state {
 	case deleting:
-		v.timely = at < l.expires.Load()
+		v.timely = at < l.term.Expires()
 		return v.deletion(n), true
 	case queued:
 		if l.phase > held {
@@ -83,7 +80,7 @@ func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 			l.check()
 			return rueidis.Completed{}, false
 		}
-		if l.phase == held && at >= l.expires.Load() {
+		if l.phase == held && at >= l.term.Expires() {
 			v.fail(driver.ErrNotHeld) // the turn of the request came too late
 			return rueidis.Completed{}, false
 		}
@@ -99,12 +96,12 @@ func (v *vote) command(n *node, at int64) (rueidis.Completed, bool) {
 		v.conn = n.known
 	}
 	ttl := l.ttl
-	l.lasts = max(l.lasts, at+int64(ttl))
+	l.term.Extend(at + int64(ttl))
 	if n.driver.single() {
-		return n.client.B().Evalsha().Sha1(takeScript.sha).Numkeys(1).Key(l.request.Name).
-			Arg(l.value, strconv.FormatInt(milliseconds(ttl), 10), sealValue).Build(), true
+		return n.client.B().Evalsha().Sha1(takeScript.SHA).Numkeys(1).Key(l.request.Name).
+			Arg(l.value, strconv.FormatInt(redisdriver.Milliseconds(ttl), 10), sealValue).Build(), true
 	}
-	return n.client.B().Set().Key(l.request.Name).Value(l.value).Nx().PxMilliseconds(milliseconds(ttl)).Build(), true
+	return n.client.B().Set().Key(l.request.Name).Value(l.value).Nx().PxMilliseconds(redisdriver.Milliseconds(ttl)).Build(), true
 }
 
 // deletion is the request to delete the value. The caller holds lease.mu.
@@ -114,7 +111,7 @@ func (v *vote) deletion(n *node) rueidis.Completed {
 	if l.lost && !v.doubt { // no end of a hold: a message would have one waiter after the other try the same
 		onChannel = ""
 	}
-	return n.client.B().Evalsha().Sha1(releaseScript.sha).Numkeys(1).Key(l.request.Name).Arg(l.value, onChannel).Build()
+	return n.client.B().Evalsha().Sha1(releaseScript.SHA).Numkeys(1).Key(l.request.Name).Arg(l.value, onChannel).Build()
 }
 
 // answer implements task.
@@ -132,13 +129,13 @@ func (v *vote) answer(n *node, result rueidis.RedisResult, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case errors.As(err, new(notSent)):
+	case errors.As(err, new(redisdriver.NotSent)):
 		v.fail(err)
 	case rueidis.IsRedisNil(err), isSealed(err):
 		v.state, l.sealed = refused, isSealed(err)
 	case err == nil && !isOK(result):
 		v.doubt = true
-		v.fail(errAnswer)
+		v.fail(redisdriver.ErrAnswer)
 	case err == nil:
 		v.state = granted
 		if notYet := n.countsNow(); notYet != nil {
@@ -194,7 +191,7 @@ func (v *vote) deleted(n *node, result rueidis.RedisResult, err error) bool {
 		return true
 	}
 	_, answered := rueidis.IsRedisErr(err)
-	expired := n.driver.now() > l.lasts+int64(late)
+	expired := n.driver.now() > l.term.Over()
 	var told int64
 	if err == nil {
 		told, err = result.ToInt64()
@@ -213,27 +210,13 @@ func (v *vote) deleted(n *node, result rueidis.RedisResult, err error) bool {
 	case err == nil, answered && errors.Is(refusal(err), fs.ErrPermission), expired:
 		l.missed++ // or has to end by itself
 	default:
-		v.tried = v.tried || v.timely && !answered && !errors.As(err, new(notSent))
+		v.tried = v.tried || v.timely && !answered && !errors.As(err, new(redisdriver.NotSent))
 		return false
 	}
 	v.state = gone
 	l.check()
 	return true
 }
-
-// notice tells the waiters at a node that does not have the value of the end of the hold.
-type notice struct{ channel string }
-
-// weight implements task.
-func (t notice) weight() int { return 1 }
-
-// command implements task.
-func (t notice) command(n *node, _ int64) (rueidis.Completed, bool) {
-	return n.client.B().Publish().Channel(t.channel).Message("").Build(), true
-}
-
-// answer implements task.
-func (t notice) answer(*node, rueidis.RedisResult, error) {}
 
 // abandon leaves the value to its TTL.
 func (v *vote) abandon() {
@@ -243,11 +226,6 @@ func (v *vote) abandon() {
 	v.state = gone
 	l.missed++
 	l.check()
-}
-
-// milliseconds rounds a TTL up, so that no node ends a lease before Expires.
-func milliseconds(ttl time.Duration) int64 {
-	return int64((ttl + time.Millisecond - 1) / time.Millisecond)
 }
 
 // channel is the channel on which the ends of holds are told.

@@ -39,6 +39,7 @@ var redisBackend = &Backend{
 		ours("dsync", "redisson", ""),
 		ours("dsync, no tokens", "redisson", "?fenced=false", 1, 2, 4),
 		ours("dsync, fair=true", "redisson", "?fair=true", 2, 3, 4, 5, 8),
+		ours("dsync, order=fifo", "redisson", "?fair=true&order=fifo", 3, 4, 5, 8),
 		reads("redisson", "", 1, 3),
 		with(ours("dsync, Permits", "redisson", "", 1), nil, dsync.Permits(1, 32)),
 	},

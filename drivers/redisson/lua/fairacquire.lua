@@ -34,14 +34,12 @@ local function acquireFair(name, queue, times, token, hold, ttl, how, channel, w
   local first = left == -2 and head(line, hold) -- while the lock is held it is nobody's turn
   if left == -2 and (not first or first == hold) or left ~= -2 and call('HEXISTS', name, hold) == 1 then
     local fence, block = grant(line, first, name, hold, ttl, token, ...)
-    return block == 1 and fence or {fence, block}
+    return granted(fence, block)
   end
   if how ~= 'try' then stay(line, hold, how == 'again', clock() + math.max(left, 0)) end
-  local answer = left == -1 and 0 or -1 - left
-  if left == -2 then
-    -- It is somebody else's turn, who was told, unless that was lost with a connection, or who is dead.
-    answer, first = -1 - 500, call('LINDEX', queue, 0)
-    if first ~= hold then limit(line, first, clock() + tell(first, channel, word, word2, count)) end
-  end
-  return answer
+  if left ~= -2 then return {'held', left} end
+  -- It is somebody else's turn, who was told, unless that was lost with a connection, or who is dead.
+  first = call('LINDEX', queue, 0)
+  if first ~= hold then limit(line, first, clock() + tell(first, channel, word, word2, count)) end
+  return {'held', 500}
 end

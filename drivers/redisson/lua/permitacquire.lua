@@ -1,19 +1,18 @@
 -- acquire takes n permits of limit for a hold for ttl milliseconds. A limit of
 -- 0 is what is kept; a limit below 0 is so too, and counts without the minus if
--- none is kept. It returns 1; -4000000000000 if the name is sealed;
--- -4000000000001 if the limit is another one, or too small; else the limit,
--- behind -1 - the milliseconds that are left of the hold that ends first, or 0
--- if that is more than 120 years.
+-- none is kept. It returns 1; {'sealed'}; {'limit'} if the limit is another one,
+-- or too small; else {'held', the milliseconds that are left of the hold that
+-- ends first, the limit}.
 local function acquire(name, ends, hold, n, limit, ttl)
   local now, from = clock()
   local free, held, over, sealed = count(name, ends, now)
-  if sealed then return -4000000000000 end
+  if sealed then return {'sealed'} end
   local kept = free ~= nil
   if not kept then free = math.abs(limit) - held end
-  if n > free + held or limit > 0 and limit ~= free + held then return -4000000000001 end
+  if n > free + held or limit > 0 and limit ~= free + held then return {'limit'} end
   if n > free then
     local left = call('ZRANGE', ends, '(' .. string.format('%.0f', now), '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')[2] - now
-    return {left > 3784320000000 and 0 or -1 - left, free + held}
+    return {'held', left, free + held}
   end
   local added = {}
   for i, member in ipairs(membersOf(hold, n)) do

@@ -7,23 +7,17 @@
 -- Keys of other holds are looked at before anything is changed: while the slot of the lock moves to another node, the server refuses keys
 -- that are gone, and the script ends. See also fair.lua.
 
--- refused is the answer for a lock that cannot be had for left milliseconds, of which -1 is for ever.
-local function refused(left)
-  if left < 0 or left > 3784320000000 then return 0 end
-  return -1 - left
-end
-
 -- taken is the answer for a lock that is written, or else is no read-write lock, in whose place mode is false.
 local function taken(name, mode, left)
-  if sealed(name, left) then return -4000000000000 end
-  return mode and refused(left) or elsewhere(left)
+  if sealed(name, left) then return {'sealed'} end
+  return {mode and 'held' or 'elsewhere', left}
 end
 
 -- grant takes tokens: see take. It returns what acquire returns, and what the
 -- lock keeps about the hold.
 local function grant(...)
   local first, block, value = take(...)
-  return block == 1 and first or {first, block}, value
+  return granted(first, block), value
 end
 
 -- acquireRead is acquire for a hold that reads, whose own key is timeout.
@@ -33,7 +27,7 @@ local function acquireRead(name, timeout, intent, token, hold, ttl, ...)
   if left ~= -2 and mode ~= 'read' then return taken(name, mode, left) end
   if left == -2 or call('HEXISTS', name, hold) == 0 then
     local intended = call('PTTL', intent)
-    if intended ~= -2 then return refused(intended) end
+    if intended ~= -2 then return {'held', intended} end
   end
   local answer, value = grant(token, ...)
   call('HSET', name, 'mode', 'read', hold, 1)

@@ -16,7 +16,7 @@ local function acquireWrite(name, intent, token, hold, ttl, how, prefix, ...)
         call('HSET', intent, hold, 1)
         call('PEXPIRE', intent, intentFor)
       end
-      return refused(others.all and others.longest or left)
+      return {'held', others.all and others.longest or left}
     end
   end
   call('DEL', intent)

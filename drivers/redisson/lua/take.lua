@@ -15,8 +15,16 @@ end
 -- and from when the clock has passed its last token.
 local kept = 3600000
 
+-- granted is the answer of a script that grants a hold: the first token (1 if
+-- there is none), or, if there are several tokens or the name is marked, a code
+-- and numbers, as in all answers that are not a number.
+local function granted(first, block, marked)
+  if block == 1 and not marked then return first end
+  return {'granted', first, block, marked and 1 or 0}
+end
+
 -- take takes n tokens out of the sequence token. It returns the first, how
--- many, and what the lock keeps about the hold: see holder.go. Kind is
+-- many, and what the lock keeps about the hold: see keys.go. Kind is
 -- 'time', or '' for a counter of Redisson. Without a sequence there are no
 -- tokens, and the lock keeps what it keeps about a hold of Redisson.
 --

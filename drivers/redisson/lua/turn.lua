@@ -7,7 +7,8 @@ local function suffix(name) return string.find(name, '{', 1, true) and ':' .. na
 --
 -- Label says which database the line is in, since channels belong to all of them; it may be ''.
 --
--- One that is refused gets {what acquire returns, its ticket, the last ticket that was granted, the last that was given out}.
+-- To what acquire returns of a lock that is held, {'held', left}, it adds the ticket, the last ticket that was granted, and the last that was
+-- given out.
 --
 -- The line is a hash beside the lock: these two, when a refusal was told last, and when the last ticket was granted. It is no KEYS of the script: where a user has no right to it, or a slot moves, there is no line.
 local function acquireInTurn(place, word, word2, label, name, hold, ttl, token, n, kind, text, mark)
@@ -32,11 +33,11 @@ local function acquireInTurn(place, word, word2, label, name, hold, ttl, token, 
   end
 
   local others = last > granted and (ticket == 0 or ticket > granted + 1)
-  local answer = -1
+  local answer = {'held', 0}
   if not (early and others and call('PTTL', name) == -2) then
     answer = acquire(name, hold, ttl, token, n, kind, text, mark)
   end
-  if type(answer) == 'table' or answer > 0 or answer < -5000000000000 then
+  if type(answer) == 'number' or answer[1] == 'granted' then
     if ticket <= granted then return answer end
     if ticket == last then
       redis.pcall('HDEL', line, 'last', 'granted', 'told', 'at')
@@ -49,7 +50,7 @@ local function acquireInTurn(place, word, word2, label, name, hold, ttl, token, 
     if not fast or ticket > granted + 1 then tell(tonumber(ttl), ticket) end
     return answer
   end
-  if answer <= -4000000000000 then return answer end
+  if answer[1] ~= 'held' then return answer end
 
   if ticket == 0 then
     if last == 0 then last, granted = now() + 0, now() + 0 end -- so that tickets rise when the line is lost
@@ -60,8 +61,8 @@ local function acquireInTurn(place, word, word2, label, name, hold, ttl, token, 
   elseif not early and ticket > granted and math.abs(now() - told) > 2000 then -- microseconds: of many that ask at once, one tells
     local _, time = now()
     redis.pcall('HSET', line, 'told', time)
-    tell(answer == 0 and 1000000000 or -1 - answer, granted)
+    tell(answer[2] < 0 and 1000000000 or answer[2], granted)
   end
   redis.pcall('PEXPIRE', line, 15000) -- somebody in the line asks every five seconds
-  return {answer, ticket, granted, last}
+  return {'held', answer[2], ticket, granted, last}
 end

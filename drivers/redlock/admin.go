@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 var (
@@ -22,83 +22,44 @@ var (
 	_ driver.ContentionReporter = (*lease)(nil)
 )
 
-// poll is a script to run on all nodes, outside of any vote.
-type poll struct {
-	driver *Driver
-	script string
-	name   string
-	args   []string
-	done   chan struct{} // closed when all nodes have answered
-
-	mu      sync.Mutex
-	answers []rueidis.RedisResult
-	pending int
-	err     error // of a node
-	doubt   bool  // an answer is missing
-}
-
-// ask runs a script on all nodes, and returns when they have answered or, beyond a majority of answers, are late.
+// ask runs a script on all nodes, outside of any vote, and returns when they have answered or, beyond a majority of answers, are late.
 func (d *Driver) ask(ctx context.Context, script, name string, args ...string) (answers []rueidis.RedisResult, err error) {
-	p := &poll{driver: d, script: script, name: name, args: args, done: make(chan struct{}), pending: len(d.nodes)}
-	for _, n := range d.nodes {
-		if !n.add(p) {
-			return nil, driver.ErrClosed
-		}
+	replies, err := d.askEach(func(b rueidis.Builder) rueidis.Completed {
+		return b.Eval().Script(script).Numkeys(1).Key(name).Arg(args...).Build()
+	})
+	if err != nil {
+		return nil, err
 	}
 	timer := d.timer(d.options.NodeTimeout)
 	defer d.putTimer(timer)
-	for {
-		ended := false
+	late, doubt := false, false
+	for pending := len(d.nodes); pending > 0; {
 		select {
-		case <-p.done:
-			ended = true
+		case r := <-replies:
+			if pending--; r.err == nil {
+				answers = append(answers, r.result)
+				break
+			}
+			_, refused := rueidis.IsRedisErr(r.err)
+			err, doubt = r.node.of(refusal(r.err)), doubt || !refused && !errors.As(r.err, new(redisdriver.NotSent))
 		case <-ctx.Done():
-			ended = true
+			err, doubt, pending = ctx.Err(), true, 0
 		case <-d.life.Open().Done():
 			return nil, driver.ErrClosed
 		case <-timer.C:
+			late = true
 		}
-		p.mu.Lock()
-		answers, err, doubt := slices.Clone(p.answers), p.err, p.doubt || p.pending > 0
-		p.mu.Unlock()
-		switch {
-		case len(answers) >= d.quorum:
-			return answers, nil
-		case !ended:
-			timer.Reset(d.options.NodeTimeout)
-			continue
-		case ctx.Err() != nil:
-			err = ctx.Err()
+		if late && len(answers) >= d.quorum {
+			break
 		}
-		if doubt {
-			return nil, fmt.Errorf("%w: %w", driver.ErrUnknown, err)
-		}
-		return nil, err
 	}
-}
-
-// weight implements task.
-func (p *poll) weight() int { return 1 }
-
-// command implements task.
-func (p *poll) command(n *node, _ int64) (rueidis.Completed, bool) {
-	return n.client.B().Eval().Script(p.script).Numkeys(1).Key(p.name).Arg(p.args...).Build(), true
-}
-
-// answer implements task.
-func (p *poll) answer(n *node, result rueidis.RedisResult, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err == nil {
-		p.answers = append(p.answers, result)
-	} else {
-		_, refused := rueidis.IsRedisErr(err)
-		p.err = n.of(refusal(err))
-		p.doubt = p.doubt || !refused && !errors.As(err, new(notSent))
+	switch {
+	case len(answers) >= d.quorum:
+		return answers, nil
+	case doubt:
+		return nil, fmt.Errorf("%w: %w", driver.ErrUnknown, err)
 	}
-	if p.pending--; p.pending == 0 {
-		close(p.done)
-	}
+	return nil, err
 }
 
 // holding is the value that a majority of the nodes has.
@@ -117,12 +78,12 @@ func (d *Driver) holder(ctx context.Context, name string) (holding, error) {
 	for _, answer := range answers {
 		pair, err := answer.ToArray()
 		if err != nil || len(pair) != 2 {
-			return holding{}, errAnswer
+			return holding{}, redisdriver.ErrAnswer
 		}
 		value, err := pair[0].ToString()
 		ttl, notNumber := pair[1].AsInt64()
 		if notNumber != nil {
-			return holding{}, errAnswer
+			return holding{}, redisdriver.ErrAnswer
 		}
 		if err == nil { // a nil says that the node has no value
 			ttls[value] = append(ttls[value], ttl)

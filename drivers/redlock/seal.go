@@ -3,14 +3,13 @@ package redlock
 import (
 	"context"
 	_ "embed"
-	"errors"
-	"fmt"
 	"strings"
 
 	"github.com/redis/rueidis"
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/driver/move"
+	"github.com/go-dsync/dsync/internal/redisdriver"
 )
 
 // Single is a driver.Driver on one Redis server, for the plain string lock of many programs: SET with NX and PX, and a script for the
@@ -61,12 +60,10 @@ var (
 	loosenText string
 )
 
-var errEvicts = fmt.Errorf("a server that may evict keys cannot keep a seal: %w", errors.ErrUnsupported)
-
 // Seal implements move.Sealer. The seal is another value of the lock, so deletions with a comparison leave the seal alone.
 func (d *Single) Seal(ctx context.Context, held driver.Lease) error {
 	if d.options.AllowEviction {
-		return errEvicts
+		return redisdriver.ErrEvicts
 	}
 	l := held.(*lease)
 	if !l.isHeld() {
@@ -77,10 +74,8 @@ func (d *Single) Seal(ctx context.Context, held driver.Lease) error {
 	if err != nil {
 		return err
 	}
-	l.mu.Lock()
-	l.phase = over
-	l.mu.Unlock()
-	d.forget(l)
+	l.Forget()
+	d.life.Remove(l)
 	if done == 0 {
 		return driver.ErrNotHeld
 	}
@@ -137,7 +132,7 @@ func (d *Single) run(ctx context.Context, script, name string, args ...string) (
 	}
 	answer, err := answers[0].ToInt64()
 	if err != nil {
-		return 0, errAnswer
+		return 0, redisdriver.ErrAnswer
 	}
 	return answer, nil
 }

@@ -1,0 +1,419 @@
+package redisson
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
+)
+
+// modeField is the field that a read-write lock of Redisson has beside its holds.
+const modeField = "mode"
+
+// Inspect implements driver.Inspector. Status.Owner, Note and Process are known
+// for holders of this driver with tokens, and Token for those that do not Read.
+// Status.Waiters counts the clients
+// that listen for the end of the hold, and, for a fair lock, the places in its
+// queue. If the name is sealed, it does not count programs that have just been
+// told so, and Inspect takes up to 1.5 s longer.
+func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
+	if err := d.admin(ctx, name); err != nil {
+		return driver.Status{}, err
+	}
+	answer, err := d.query(ctx, inspectScript.Call([]string{name}, readPrefix(name))).ToArray()
+	if isWrongType(err) {
+		return d.inspectPermits(ctx, name)
+	}
+	if err != nil {
+		err, _ := redisdriver.Fault(ctx, name, err)
+		return driver.Status{}, err
+	}
+	status, err := readStatus(answer)
+	if err != nil {
+		return status, err
+	}
+	if d.options.Fair {
+		status.Queue, err = d.queue(ctx, name)
+		if status.Waiters = len(status.Queue); err != nil || status.Mode == driver.Exclusive {
+			return status, err
+		}
+	}
+	channels := []string{channelOf(status.Mode, name, false)}
+	if status.Owner == sealOwner { // each kind of lock waits on its own
+		channels = append(channels, channelOf(status.Mode, name, true))
+	}
+	listening, err := d.waiters(ctx, channels)
+	if err == nil && listening > 0 && status.Owner == sealOwner && d.life.Sleep(ctx, leaveIn) {
+		listening, err = d.waiters(ctx, channels)
+	}
+	if status.Waiters += listening; listening < 0 {
+		status.Waiters = -1
+	}
+	return status, err
+}
+
+// leaveIn is within how long a process that was told of a seal leaves the channel.
+// After that, a listener is a program that waits for the sealed name.
+const leaveIn = 1500 * time.Millisecond
+
+// readStatus reads the answer of the inspect script.
+func readStatus(answer []rueidis.RedisMessage) (driver.Status, error) {
+	var status driver.Status
+	if len(answer) < 3 {
+		return status, redisdriver.ErrAnswer
+	}
+	left, err1 := answer[0].ToInt64()
+	fields, err2 := answer[1].AsStrSlice()
+	mode, err3 := answer[2].ToString()
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return status, err
+	}
+	var holds []string
+	for i := 0; i < len(fields); i += 2 {
+		if fields[i] != modeField {
+			holds = append(holds, fields[i])
+		}
+	}
+	if len(holds) == 0 {
+		return status, nil
+	}
+	status.Held, status.Hold, status.Holders = true, slices.Min(holds), 1
+	value := fields[slices.Index(fields, status.Hold)+1]
+	switch {
+	case status.Hold == sealField:
+		status.Hold, status.Owner = "", sealOwner
+	case mode == "read":
+		status.Mode, status.Holders = driver.Read, len(holds)
+		left, _ = strconv.ParseInt(value, 10, 64)
+		value = ""
+		if len(answer) > 3 {
+			value, _ = answer[3].ToString() // nil if the hold is one of Java
+		}
+	case mode == "write":
+		status.Mode = driver.Write
+	}
+	status.TTL = max(0, time.Duration(left)*time.Millisecond)
+	status.Hold = strings.TrimSuffix(strings.TrimSuffix(status.Hold, writeSuffix), readSuffix)
+	readValue(value, &status)
+	return status, nil
+}
+
+// waiters returns how many clients listen on the channels on which the end of a hold is told, or -1: plain messages of a cluster reach listeners on nodes that
+// cannot be counted here.
+func (d *Driver) waiters(ctx context.Context, channels []string) (int, error) {
+	mode := d.checked.pubSub
+	if d.cluster && mode != PubSubSharded {
+		return -1, nil
+	}
+	var cmds []rueidis.Completed
+	for _, channel := range channels {
+		if mode != PubSubSharded {
+			cmds = append(cmds, d.client.B().Arbitrary("PUBSUB", "NUMSUB", channel).Build())
+		}
+		if mode != PubSubPlain {
+			cmds = append(cmds, d.client.B().Arbitrary("PUBSUB", "SHARDNUMSUB").Keys(channel).Build())
+		}
+	}
+	n := 0
+	for _, result := range d.doMulti(ctx, d.client, cmds) {
+		answer, err := result.ToArray()
+		if err != nil || len(answer) != 2 {
+			return -1, nil // not permitted, perhaps
+		}
+		count, err := answer[1].AsInt64()
+		if err != nil {
+			return -1, nil
+		}
+		n += int(count)
+	}
+	for _, channel := range channels {
+		n -= d.topics.Unused(channel)
+	}
+	return max(n, 0), nil
+}
+
+// ForceUnlock implements driver.ForceUnlocker.
+func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
+	if err := d.admin(ctx, name); err != nil {
+		return err
+	}
+	args := append([]string{prefixName(channelPrefix, name), prefixName(readWritePrefix, name)}, d.checked.words...)
+	if d.options.Fair {
+		args = append(d.tellArgs(name, nil), prefixName(readWritePrefix, name))
+	}
+	ended, err := d.query(ctx, d.scripts.force.Call(d.fairKeys(name, []string{name}), args...)).ToInt64()
+	if isWrongType(err) {
+		ended, err = d.forcePermits(ctx, name)
+	}
+	if err != nil {
+		err, _ := redisdriver.Fault(ctx, name, err)
+		return err
+	}
+	switch ended {
+	case 0:
+		return driver.ErrNotHeld
+	case -1:
+		return driver.ErrSealed
+	}
+	d.tellRemoved(ctx, name)
+	return nil
+}
+
+// admin begins a call about a name, and about no hold of this driver.
+func (d *Driver) admin(ctx context.Context, name string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	select {
+	case <-d.life.Open().Done():
+		return driver.ErrClosed
+	default:
+	}
+	if err := d.checkName(name); err != nil {
+		return err
+	}
+	return d.checkServer(ctx)
+}
+
+// WatchRemoval implements driver.RemovalWatcher. ForceUnlock sends the message on
+// a channel that has no waiters, so a holder that listens counts as none.
+func (l *lease) WatchRemoval(renew func()) (stop func()) {
+	return l.driver.topics.Watch(removalChannel(l.request.Name), renew)
+}
+
+// removalChannel is a channel of no other name: a name has no NUL.
+func removalChannel(name string) string { return prefixName(channelPrefix, name) + "\x00removed" }
+
+// tellRemoved tells holders of a name that ForceUnlock removed their holds. A
+// holder that misses the message learns of the removal from its next renewal.
+func (d *Driver) tellRemoved(ctx context.Context, name string) { d.tell(ctx, removalChannel(name)) }
+
+// tell sends the message of a release on a channel. Nothing depends on it.
+func (d *Driver) tell(ctx context.Context, channel string) {
+	var cmds []rueidis.Completed
+	for _, word := range d.checked.words {
+		cmds = append(cmds, d.client.B().Arbitrary(word).Keys(channel).Args(d.releaseMessage()).Build())
+	}
+	d.doMulti(ctx, d.client, cmds)
+}
+
+// tellShortened has waiters ask how long a hold lasts that ends before they
+// would ask again.
+func (d *Driver) tellShortened(ctx context.Context, r *driver.Request) {
+	channel := channelOf(r.Mode, r.Name, false)
+	if d.options.Fair && r.Mode == driver.Exclusive {
+		first, err := d.do(ctx, d.client.B().Lindex().Key(prefixName(queuePrefix, r.Name)).Index(0).Build()).ToString()
+		if err != nil {
+			return // nobody waits
+		}
+		channel += ":" + first
+	}
+	d.tell(ctx, channel)
+}
+
+// Watch implements driver.Watcher. The server tells of the ends of holds, in all modes, and not of grants. The end of a fair lock is told
+// to the next in line alone, so fair locks cannot be watched. Status.Waiters and the count at a release take a watcher for a waiter.
+func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
+	if d.options.Fair {
+		return nil, fmt.Errorf("watching fair locks: %w", errors.ErrUnsupported)
+	}
+	exclusive := d.topics.Watch(channelOf(driver.Exclusive, name, false), changed)
+	readWrite := d.topics.Watch(channelOf(driver.Write, name, false), changed)
+	permits := d.topics.Watch(channelOf(driver.Permit, name, false), changed)
+	return func() {
+		exclusive()
+		readWrite()
+		permits()
+	}, nil
+}
+
+// List looks at so few keys with one request that others never wait for long, and begins the next one scanPause later at the soonest.
+const (
+	scanKeys  = "250"
+	scanPause = 2500 * time.Microsecond
+)
+
+// holdField is what the fields of a lock look like: a client, and a number of the client's.
+var holdField = regexp.MustCompile(`^[^:]+:[0-9]+(:write|:read)?$`)
+
+// escapeGlob makes a pattern of a text that matches nothing else.
+var escapeGlob = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
+
+// List implements driver.Lister. It goes through all keys of the server, or of
+// each primary of a cluster, a hundred thousand in a second at most: once for
+// locks, which are hashes whose fields look like holds or seals, and once for
+// permits. Keys that the user has no right to are left out. Names in slots of a
+// cluster that move in the meantime may be missed.
+func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		if err := d.admin(ctx, "list"); err != nil { // any name will do
+			yield("", err)
+			return
+		}
+		nodes, err := []rueidis.Client{d.client}, error(nil)
+		if d.cluster {
+			if nodes, err = d.nodes.primaries(ctx); err != nil {
+				yield("", err)
+				return
+			}
+		}
+		for _, node := range nodes {
+			if goOn, err := d.listAt(ctx, node, prefix, yield); err != nil {
+				yield("", err)
+				return
+			} else if !goOn {
+				return
+			}
+		}
+	}
+}
+
+// listAt yields the names on one node. GoOn is false when nobody wants more. All pages come over one connection: a server would leave out keys
+// by the cursor of another server, or of before a restart.
+func (d *Driver) listAt(ctx context.Context, node rueidis.Client, prefix string, yield func(string, error) bool) (goOn bool, err error) {
+	conn, err := d.dedicate(ctx, node)
+	if err != nil {
+		return false, err
+	}
+	defer conn.Close()
+	pattern := escapeGlob.Replace(prefix) + "*"
+	goOn, err = d.scan(ctx, conn, pattern, "hash", d.locksAmong, yield)
+	if err != nil || !goOn {
+		return false, err
+	}
+	permits := func(ctx context.Context, keys []string) ([]string, error) { return d.permitsAmong(ctx, prefix, keys) }
+	return d.scan(ctx, conn, "*"+pattern+":"+endsSuffix, "zset", permits, yield)
+}
+
+// scan yields the names that are held among the keys of one kind that match a pattern.
+func (d *Driver) scan(ctx context.Context, conn rueidis.DedicatedClient, pattern, kind string,
+	among func(ctx context.Context, keys []string) ([]string, error), yield func(string, error) bool) (goOn bool, err error) {
+	pause := time.NewTicker(scanPause)
+	defer pause.Stop()
+	for cursor := "0"; ; {
+		scan := conn.B().Arbitrary("SCAN", cursor, "MATCH", pattern, "COUNT", scanKeys, "TYPE", kind).Build()
+		answer, err := d.doMulti(ctx, conn, []rueidis.Completed{scan})[0].AsScanEntry()
+		if err != nil {
+			err, _ = redisdriver.Fault(ctx, "", err)
+			return false, err
+		}
+		names, err := among(ctx, answer.Elements)
+		if err != nil {
+			return false, err
+		}
+		for _, name := range names {
+			if !yield(name, nil) {
+				return false, nil
+			}
+		}
+		if answer.Cursor == 0 {
+			return true, nil
+		}
+		cursor = strconv.FormatUint(answer.Cursor, 10)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			return false, ctx.Err()
+		}
+	}
+}
+
+// dedicate returns a connection to a server that nobody else uses. The caller
+// closes it. A connection that is given back to the library unsubscribes from all
+// channels, and the library does not survive a server that refuses this: see
+// package redistopic. The library connects under no context.
+func (d *Driver) dedicate(ctx context.Context, node rueidis.Client) (rueidis.DedicatedClient, error) {
+	made := make(chan rueidis.DedicatedClient)
+	if !d.life.Go(func() { // ends when the connection is made, or cannot be
+		c, _ := node.Dedicate()
+		select {
+		case made <- c:
+		case <-ctx.Done():
+			c.Close()
+		}
+	}) {
+		return nil, driver.ErrClosed
+	}
+	select {
+	case c := <-made:
+		return c, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// locksAmong returns those of the keys that are locks.
+func (d *Driver) locksAmong(ctx context.Context, keys []string) (names []string, err error) {
+	var cmds []rueidis.Completed
+	for _, key := range keys {
+		if utf8.ValidString(key) && d.checkName(key) == nil {
+			names = append(names, key)
+			cmds = append(cmds, d.client.B().Arbitrary("HRANDFIELD").Keys(key).Build(), d.client.B().Arbitrary("HGET").Keys(key).Args(modeField).Build())
+		}
+	}
+	if len(cmds) == 0 {
+		return nil, nil
+	}
+	results := d.doMulti(ctx, d.client, cmds)
+	locks := names[:0]
+	for i, name := range names {
+		field, err1 := results[2*i].ToString()
+		mode, err2 := results[2*i+1].ToString()
+		for _, err := range []error{err1, err2} {
+			if err == nil || rueidis.IsRedisNil(err) {
+				continue
+			}
+			if err, _ = redisdriver.Fault(ctx, name, err); !errors.Is(err, fs.ErrPermission) || strings.Contains(err.Error(), "to run") {
+				return nil, err
+			}
+		}
+		if holdField.MatchString(field) || (field == modeField || strings.HasPrefix(field, "dsync:")) && (mode == "read" || mode == "write") {
+			locks = append(locks, name)
+		}
+	}
+	return locks, nil
+}
+
+// permitsAmong returns the names that begin with prefix and of which permits are held, whose ends are in the keys.
+func (d *Driver) permitsAmong(ctx context.Context, prefix string, keys []string) (names []string, err error) {
+	var calls []redisdriver.Call
+	for _, key := range keys {
+		name := strings.TrimSuffix(key, ":"+endsSuffix)
+		if strings.HasPrefix(name, "{") && strings.HasSuffix(name, "}") {
+			name = name[1 : len(name)-1]
+		}
+		if strings.HasPrefix(name, prefix) && utf8.ValidString(name) && d.checkName(name) == nil && endsKey(name) == key {
+			names = append(names, name)
+			calls = append(calls, permitInspectScript.Call(permitKeys(name, nil)))
+		}
+	}
+	if len(calls) == 0 {
+		return nil, nil
+	}
+	results, _ := d.evalAll(ctx, d.client, calls, 0)
+	held := names[:0]
+	for i, name := range names {
+		status, err := readPermits(results[i])
+		if err != nil && !rueidis.IsRedisNil(err) && !isWrongType(err) {
+			if err, _ = redisdriver.Fault(ctx, name, err); !errors.Is(err, fs.ErrPermission) {
+				return nil, err
+			}
+		}
+		if status.Held {
+			held = append(held, name)
+		}
+	}
+	return held, nil
+}

@@ -1,0 +1,294 @@
+package redisson
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/go-dsync/dsync/driver"
+)
+
+// Prefixes of the keys and channels that belong to a lock.
+const (
+	channelPrefix     = "redisson_lock__channel" // turn.lua and batch.lua have it too
+	tokenPrefix       = "redisson_lock_token"    // the counter of Redisson's fenced lock
+	fencePrefix       = "dsync_fence"            // of the sequences of tokens
+	turnPrefix        = "dsync_turn"             // turn.lua has it too
+	markPrefix        = "dsync_moved"            // the value is the floor of the tokens; batch.lua has it too
+	shardedProbe      = "0"                      // a channel that nobody uses
+	clusterSlots      = 16384
+	errNameInClusters = "name %q cannot be used in a cluster, where the keys of a lock must share a slot: %w"
+)
+
+// errBraces names the fault of a name. Redisson derives other keys from a name by putting braces around the name, unless the name has an opening
+// brace. So with braces that enclose nothing, or a closing brace alone, the keys are on different nodes.
+var errBraces = fmt.Errorf("its braces do not enclose a hash tag: %w", errors.ErrUnsupported)
+
+// errLatchBraces names the fault of a name of a latch: Redisson puts braces around names with braces, too.
+var errLatchBraces = fmt.Errorf("it has braces, and is that of a latch: %w", errors.ErrUnsupported)
+
+// prefixName is Redisson's rule for the keys and channels of a name.
+func prefixName(prefix, name string) string {
+	if strings.IndexByte(name, '{') >= 0 {
+		return prefix + ":" + name
+	}
+	return prefix + ":{" + name + "}"
+}
+
+// keyPrefixes begin the keys that belong to locks, and to other things of
+// Redisson and of dsync with a name. The last is one of earlier clients.
+var keyPrefixes = []string{fencePrefix, turnPrefix, markPrefix, tokenPrefix, queuePrefix, timesPrefix,
+	"redisson_unlock_latch", intentPrefix, latchPrefix, latchPrefix2, "dsync_holder"}
+
+// readHold is part of the keys of the holds of Redisson's read locks.
+const readHold = ":rwlock_timeout:"
+
+// checkName returns an error for names that cannot be locked: names that share
+// keys and channels with another name and keys of other names, since different
+// names are different locks, and, in a cluster, names whose keys would live in
+// different slots.
+func (d *Driver) checkName(name string) error {
+	if strings.IndexByte(name, '{') >= 0 {
+		if inner, is := strings.CutPrefix(name, "{"); is && strings.HasSuffix(inner, "}") && strings.IndexByte(inner, '{') < 0 {
+			return fmt.Errorf("name %q cannot be used, because its braces enclose all of it: %q has the same channels and the same keys beside the lock: %w",
+				name, strings.TrimSuffix(inner, "}"), errors.ErrUnsupported)
+		}
+		for _, prefix := range keyPrefixes {
+			if rest, is := strings.CutPrefix(name, prefix); is && rest[0] == ':' {
+				return fmt.Errorf("name %q cannot be used, for it is that of a key which belongs to another lock, %s of %s: %w",
+					name, prefix, rest[1:], errors.ErrUnsupported)
+			}
+		}
+		if strings.HasSuffix(name, ":"+endsSuffix) {
+			return fmt.Errorf("name %q cannot be used, for it is that of a key which belongs to permits: %w", name, errors.ErrUnsupported)
+		}
+		if strings.Contains(name, readHold) {
+			return fmt.Errorf("name %q cannot be used, for it is that of a key which belongs to a read-write lock: %w", name, errors.ErrUnsupported)
+		}
+	}
+	if d.cluster && slotOf(name) != slotOf(prefixName(channelPrefix, name)) {
+		return fmt.Errorf(errNameInClusters, name, errBraces)
+	}
+	return nil
+}
+
+// sequenceOf returns the key of the sequence of tokens that all names of a slot
+// share: nothing is left of a name, and in a cluster the key is in the slot too.
+func (d *Driver) sequenceOf(name string) string {
+	key := make([]byte, 0, 64)
+	key = append(append(key, d.sequences...), '{')
+	key = strconv.AppendUint(key, uint64(slotTags()[slotOf(name)]), tagBase)
+	return string(append(key, '}'))
+}
+
+// tagBase is the base of the numbers that are hash tags.
+const tagBase = 36
+
+// slotTags returns for each slot the first number that, as a text, is a hash tag of the slot.
+var slotTags = sync.OnceValue(func() *[clusterSlots]uint32 {
+	var tags [clusterSlots]uint32
+	var text [8]byte
+	for n, missing := uint32(1), clusterSlots; missing > 0; n++ {
+		if slot := slotOf(string(strconv.AppendUint(text[:0], uint64(n), tagBase))); tags[slot] == 0 {
+			tags[slot] = n
+			missing--
+		}
+	}
+	return &tags
+})
+
+// slotOf is Redis Cluster's slot of a key: the CRC-16 of the hash tag, or of the whole key.
+func slotOf(key string) uint16 {
+	if open := strings.IndexByte(key, '{'); open >= 0 {
+		if length := strings.IndexByte(key[open+1:], '}'); length > 0 {
+			key = key[open+1 : open+1+length]
+		}
+	}
+	var crc uint16
+	for i := range len(key) {
+		crc = crc<<8 ^ crcTable[byte(crc>>8)^key[i]]
+	}
+	return crc % clusterSlots
+}
+
+var crcTable = func() (table [256]uint16) {
+	const polynomial = 0x1021 // CRC-16/XMODEM
+	for i := range table {
+		crc := uint16(i) << 8
+		for range 8 {
+			if crc&0x8000 != 0 {
+				crc = crc<<1 ^ polynomial
+			} else {
+				crc <<= 1
+			}
+		}
+		table[i] = crc
+	}
+	return table
+}()
+
+// Read-write locks are Redisson's RReadWriteLock: see rw.lua and the other scripts that begin with rw. They share the hash at their name with
+// the plain and the fair lock, and have a channel of their own.
+const (
+	readWritePrefix = "redisson_rwlock" // of the channel
+	intentPrefix    = "dsync_intent"
+	writeSuffix     = ":write" // of the field of a Write hold
+	readSuffix      = ":read"  // of the field of a Read hold, by which rwreaders.lua knows it from one of Redisson
+)
+
+var (
+	readScripts      = scripts{acquire: readScript, release: readReleaseScript}
+	writeScripts     = scripts{acquire: writeScript, release: writeReleaseScript}
+	fairReadScripts  = scripts{acquire: readScript, release: fairReadReleaseScript}
+	fairWriteScripts = scripts{acquire: writeScript, release: fairWriteReleaseScript}
+)
+
+// scriptsOf returns the scripts of a mode.
+func (d *Driver) scriptsOf(m driver.Mode) scripts {
+	switch fair := d.options.Fair; {
+	case m == driver.Read && fair:
+		return fairReadScripts
+	case m == driver.Read:
+		return readScripts
+	case m == driver.Write && fair:
+		return fairWriteScripts
+	case m == driver.Write:
+		return writeScripts
+	case m == driver.Permit:
+		return permitScripts
+	}
+	return d.scripts
+}
+
+// fieldOf returns the field of a hold in the hash of its lock.
+func fieldOf(m driver.Mode, hold string) string {
+	switch m {
+	case driver.Write:
+		return hold + writeSuffix
+	case driver.Read:
+		return hold + readSuffix
+	}
+	return hold
+}
+
+// readPrefix begins the keys of the Read holds of a name.
+func readPrefix(name string) string {
+	if strings.IndexByte(name, '{') >= 0 {
+		return name + ":"
+	}
+	return "{" + name + "}:"
+}
+
+// timeoutKey returns the key of a Read hold, or "" in another mode.
+func timeoutKey(m driver.Mode, name, hold string) string {
+	if m != driver.Read {
+		return ""
+	}
+	return readPrefix(name) + fieldOf(m, hold) + readHold + "1"
+}
+
+// channelOf returns the channel that tells the end of a hold. Elsewhere stands for the channel of the other kind of lock.
+func channelOf(m driver.Mode, name string, elsewhere bool) string {
+	if m == driver.Permit {
+		return prefixName(permitPrefix, name)
+	}
+	if (m == driver.Exclusive) == elsewhere {
+		return prefixName(readWritePrefix, name)
+	}
+	return prefixName(channelPrefix, name)
+}
+
+// intends reports whether a request that is not granted leaves an intent to write: further readers then wait.
+func intends(r *driver.Request) bool { return r.Mode == driver.Write && !r.NoWait }
+
+// readWriteKeys adds the keys of the scripts for a Read or Write hold, with the key of the intents if the script has to look at them.
+func readWriteKeys(r *driver.Request, intents bool, keys []string) []string {
+	if r.Mode == driver.Read {
+		keys = append(keys, timeoutKey(r.Mode, r.Name, r.Hold))
+	}
+	if intents {
+		keys = append(keys, prefixName(intentPrefix, r.Name))
+	}
+	return keys
+}
+
+// readWriteArgs adds the arguments of the script that acquires a Read or Write hold, without the tokens'.
+func (o *op) readWriteArgs(d *Driver, args []string) []string {
+	r := o.request
+	args = append(args, fieldOf(r.Mode, r.Hold), d.milliseconds(r.TTL))
+	if r.Mode == driver.Read {
+		return args
+	}
+	how := "wait"
+	if r.NoWait {
+		how = "try"
+	}
+	return append(args, how, readPrefix(r.Name))
+}
+
+// readWriteReleaseArgs adds the arguments of the script that ends a Read or Write hold. The script also tells the first waiter for the fair
+// lock of the name.
+func (d *Driver) readWriteReleaseArgs(r *driver.Request, args []string) []string {
+	args = d.wordArgs(append(args, fieldOf(r.Mode, r.Hold), readPrefix(r.Name), prefixName(readWritePrefix, r.Name)))
+	if !d.options.Fair {
+		return args
+	}
+	return d.tellArgs(r.Name, d.fairKeys(r.Name, args))
+}
+
+// own returns how many subscriptions of this driver receive the message about the end of a hold.
+func (d *Driver) own(r *driver.Request) int {
+	if r.Mode == driver.Exclusive {
+		return d.topics.Own(r.Name)
+	}
+	return d.topics.OwnOfChannel(channelOf(r.Mode, r.Name, false))
+}
+
+// process is the host and the process id.
+var process = func() string {
+	host, _ := os.Hostname() // for people; a lock without it is as good
+	return fmt.Sprintf("%s:%d", strings.ReplaceAll(host, "\n", " "), os.Getpid())
+}()
+
+// The value of a hold with tokens in the hash of its lock, or of the key of a
+// Read, is "#" and the last token, a line with the owner, which is empty if the
+// hold is the owner, a line with the process, and the note. Other holds have the
+// count 1 there, as in Redisson. Redisson's scripts read the values of other
+// holds only to count readers, and skip a value that is no number.
+const valueMark = "#"
+
+// noteText is the text about a holder, by owner and note. Most holders of a client have the same.
+type noteText struct{ owner, note, text string }
+
+// holderText returns the text about a holder: the value of its hold behind the token.
+func (d *Driver) holderText(r *driver.Request) string {
+	owner := r.Owner
+	if owner == r.Hold {
+		owner = ""
+	}
+	last := d.noted.Load()
+	if last == nil || last.owner != owner || last.note != r.Note {
+		last = &noteText{owner, r.Note, "\n" + strings.ReplaceAll(owner, "\n", " ") + "\n" + process + "\n" + r.Note}
+		d.noted.Store(last)
+	}
+	return last.text
+}
+
+// readValue adds what the value of a hold says to its status.
+func readValue(value string, status *driver.Status) {
+	value, is := strings.CutPrefix(value, valueMark)
+	fields := strings.SplitN(value, "\n", 4)
+	if !is || len(fields) != 4 {
+		return
+	}
+	if status.Mode != driver.Read { // another reader may have the last token
+		status.Token, _ = strconv.ParseUint(fields[0], 10, 64)
+	}
+	if status.Owner = fields[1]; status.Owner == "" {
+		status.Owner = status.Hold
+	}
+	status.Process, status.Note = fields[2], fields[3]
+}

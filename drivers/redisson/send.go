@@ -1,0 +1,321 @@
+package redisson
+
+import (
+	"cmp"
+	"context"
+	"math"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/redisdriver"
+	"github.com/go-dsync/dsync/internal/redistopic"
+)
+
+// op is one request of a caller: to take a lock or to end a hold. A sender carries it out, apart from the caller. So a caller
+// that leaves is gone at once, and the answer is not lost: it says what there is to clean up.
+type op struct {
+	request *driver.Request
+	lease   *lease // to release; nil to acquire
+	tokens  int    // to take; 0 without tokens
+	again   bool   // the attempt was refused before: for a fair lock, it has a place in the queue
+	marks   bool   // asks for the mark too; only with tokens
+	turn    string // the ticket of a waiter in line, see redistopic.Text; "" without a line
+	state   atomic.Int32
+	done    chan struct{} // receives a value when the op is answered
+
+	// Written before the op is answered.
+	sent  int64 // on the driver's clock, just before the request was handed to the client
+	order uint64
+	answer
+	acks int // how many replicas confirmed
+	err  error
+}
+
+// The states of an op.
+const (
+	queued int32 = iota
+	taken        // by a sender
+	answered
+	dropped // by its caller, before a sender took it: never sent
+	left    // by its caller, while a sender had it
+)
+
+func (d *Driver) newOp(r *driver.Request, l *lease) *op {
+	o := d.ops.Get().(*op)
+	o.request, o.lease = r, l
+	return o
+}
+
+// putOp takes back an answered op.
+func (d *Driver) putOp(o *op) {
+	*o = op{done: o.done}
+	d.ops.Put(o)
+}
+
+// keys adds the keys of an op.
+func (o *op) keys(d *Driver, keys []string) []string {
+	r := o.request
+	switch {
+	case o.lease != nil:
+		return d.releaseKeys(r, keys)
+	case r.Mode == driver.Permit:
+		return permitKeys(r.Name, keys)
+	case r.Mode != driver.Exclusive:
+		keys = readWriteKeys(r, true, append(keys, r.Name))
+	default:
+		keys = d.fairKeys(r.Name, append(keys, r.Name))
+	}
+	if o.tokens > 0 {
+		keys = append(keys, d.tokenKey(r.Name))
+	}
+	if o.marks {
+		keys = append(keys, prefixName(markPrefix, r.Name))
+	}
+	return keys
+}
+
+// args adds the arguments of the op's script.
+func (o *op) args(d *Driver, args []string) []string {
+	r := o.request
+	switch {
+	case o.lease != nil:
+		return d.releaseArgs(r, args, r.Hold)
+	case r.Mode == driver.Permit:
+		return append(permitArgs(r.Hold, r.Permits, args), strconv.Itoa(r.Limit), d.milliseconds(r.TTL))
+	case r.Mode != driver.Exclusive:
+		args = o.readWriteArgs(d, args)
+	case d.options.Fair:
+		args = o.fairArgs(d, args)
+	case o.turn != "":
+		args = append(d.wordArgs(append(args, o.turn)), d.lineLabel(), r.Hold, d.milliseconds(r.TTL))
+	default:
+		args = append(args, r.Hold, d.milliseconds(r.TTL))
+	}
+	if o.tokens > 0 {
+		args = d.tokenArgs(args, r, o.tokens)
+	}
+	return args
+}
+
+// wordArgs adds the two commands by which scripts publish; the second is "" where one is enough.
+func (d *Driver) wordArgs(args []string) []string {
+	word2 := ""
+	if len(d.checked.words) > 1 {
+		word2 = d.checked.words[1]
+	}
+	return append(args, d.checked.words[0], word2)
+}
+
+// tokenArgs adds the number of tokens, their kind, and the text about the holder.
+func (d *Driver) tokenArgs(args []string, r *driver.Request, tokens int) []string {
+	return append(args, strconv.Itoa(tokens), d.tokenKind(), d.holderText(r))
+}
+
+// tokenKind is the kind of the tokens for scripts: see take.lua.
+func (d *Driver) tokenKind() string {
+	if d.options.Fence == FenceOwn {
+		return "time"
+	}
+	return ""
+}
+
+// The codes of answers: see acquire.lua.
+const (
+	grantedCode   = "granted"
+	heldCode      = "held"
+	elsewhereCode = "elsewhere"
+	sealedCode    = "sealed"
+	limitCode     = "limit" // see permitacquire.lua
+)
+
+// answer is what a script says of an op.
+type answer struct {
+	code  string
+	first int64            // the first token, or from a release how many were told
+	n     int              // of tokens
+	moved bool             // the name is marked
+	left  time.Duration    // of the hold in the way, unless it is renewed; negative if it does not expire
+	line  redistopic.Place // of a request that is refused in a line
+	limit int              // of permits
+}
+
+// readAnswer reads a number, which stands for a grant or a release, or a code
+// with numbers behind it.
+func readAnswer(message rueidis.RedisMessage) (a answer, err error) {
+	if !message.IsArray() {
+		a.code, a.n = grantedCode, 1
+		a.first, err = message.ToInt64()
+		return a, err
+	}
+	parts, err := message.ToArray()
+	var numbers [4]int64
+	if err != nil || len(parts) == 0 || len(parts) > 1+len(numbers) {
+		return a, cmp.Or(err, redisdriver.ErrAnswer)
+	}
+	if a.code, err = parts[0].ToString(); err != nil {
+		return a, err
+	}
+	for i, part := range parts[1:] {
+		if numbers[i], err = part.ToInt64(); err != nil {
+			return a, err
+		}
+	}
+	switch a.code {
+	case grantedCode:
+		a.first, a.n, a.moved = numbers[0], int(numbers[1]), numbers[2] == 1
+		if a.first < 1 || a.n < 1 || a.n > maxTokens {
+			err = redisdriver.ErrAnswer
+		}
+	case heldCode, elsewhereCode:
+		a.left = -1
+		if ms := numbers[0]; ms >= 0 && ms <= maxTTL.Milliseconds() {
+			a.left = time.Duration(ms) * time.Millisecond
+		}
+		if len(parts) == 3 {
+			a.limit = int(numbers[1])
+		} else {
+			a.line = redistopic.Place{Ticket: numbers[1], Granted: numbers[2], Last: numbers[3], Free: numbers[0] == 0}
+		}
+	case sealedCode, limitCode:
+	default:
+		err = redisdriver.ErrAnswer
+	}
+	return a, err
+}
+
+// read takes the answer of the script.
+func (o *op) read(message rueidis.RedisMessage, err error) {
+	if err = cmp.Or(err, message.Error()); err == nil {
+		o.answer, err = readAnswer(message)
+	}
+	if err == nil && o.lease == nil && o.code == grantedCode && o.first < 1 {
+		err = redisdriver.ErrAnswer
+	}
+	o.err = err
+}
+
+// carryOut has an op carried out and waits for its answer. If ctx ends before, or closing is closed, it returns the reason, and whether the
+// op may yet be carried out; carryOut then sees to it that the cleaner undoes the op.
+func (d *Driver) carryOut(ctx context.Context, o *op, closing <-chan struct{}) (err error, doubt bool) {
+	if d.carryDirect(ctx, o) {
+		return nil, false
+	}
+	d.sender.add(o)
+	select {
+	case <-o.done:
+		return nil, false
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-closing:
+		err = driver.ErrClosed
+	}
+	if o.state.CompareAndSwap(queued, dropped) {
+		d.direct.busy.Add(-1)
+		return err, false
+	}
+	d.ghosts.Expect(1)
+	if o.state.CompareAndSwap(taken, left) {
+		return err, true
+	}
+	d.ghosts.Expect(-1)
+	<-o.done // answered at this very moment
+	return nil, false
+}
+
+// finish hands an answer to the caller, or cleans up in its place.
+func (d *Driver) finish(o *op) {
+	d.direct.busy.Add(-1)
+	if o.state.CompareAndSwap(taken, answered) {
+		o.done <- struct{}{}
+		return
+	}
+	defer d.ghosts.Expect(-1)
+	r := o.request
+	switch {
+	case o.lease != nil && o.err == nil:
+		o.lease.cleaned(o.first)
+		return
+	case o.lease != nil:
+		o.lease.leaveToCleaner()
+		return
+	}
+	g := ghost{request: r, until: o.sent + int64(r.TTL+late), granted: true, place: d.queues(r)}
+	left := o.err == nil && o.code == grantedCode || g.place || intends(r)
+	if o.err != nil {
+		_, doubt := redisdriver.Fault(d.life.Context(), r.Name, o.err)
+		g.granted, left = !doubt, doubt || g.place && o.again // the request keeps the place that it had before
+	}
+	if left {
+		d.ghosts.Add(&g)
+	}
+}
+
+// direct is the short way for a single caller, and for up to fewAtOnce of a fair lock: the caller sends its request itself, where the request cannot hold it up. The way is open over
+// a connection that answered a moment ago, of a client that the driver opened: such a client heeds the end of a context wherever it
+// waits for an answer, though not while it connects, and sends everything over one connection.
+//
+// If the caller leaves, its answer is lost. But the clean-up behind it is sent over the same connection, so its result is final,
+// unless another connection was made meanwhile.
+type direct struct {
+	busy     atomic.Int32 // ops under way, by this way and any other
+	answered atomic.Int64 // when the last answered op was sent, on the driver's clock
+}
+
+const (
+	// trusted is how long after an answer a connection counts as answering.
+	trusted = int64(time.Second)
+
+	// fewAtOnce is how many callers of a fair lock go the short way at a time. They mostly want one name, and requests about one name do not go
+	// together anyhow.
+	fewAtOnce = 3
+
+	// never stands for the time of the last answered op while the latest op has no answer.
+	never = math.MinInt64 / 2
+
+	// unordered is the order of requests that others may overtake. Requests of equal order, if it is another one, reach the server as sent.
+	unordered = 0
+)
+
+// order returns the order of requests that are sent now.
+func (d *Driver) order() uint64 {
+	if d.cluster || d.dialer == nil || d.options.WaitReplicas > 0 {
+		return unordered
+	}
+	return d.dialer.Made()
+}
+
+// carryDirect carries out an op by the short way, if it is open.
+func (d *Driver) carryDirect(ctx context.Context, o *op) bool {
+	if d.dialer == nil || d.cluster || d.options.WaitReplicas > 0 || d.now()-d.direct.answered.Load() > trusted {
+		return false
+	}
+	limit := int32(1)
+	if d.options.Fair {
+		limit = fewAtOnce
+	}
+	if d.direct.busy.Add(1) > limit {
+		d.direct.busy.Add(-1)
+		return false
+	}
+	defer d.direct.busy.Add(-1)
+	o.order = d.order()
+	var keys [3]string
+	var args [6]string
+	d.sendOp(ctx, o, keys[:0], args[:0])
+	return true
+}
+
+// heard notes whether an op was answered.
+func (d *Driver) heard(sent int64, answer error) {
+	last := d.direct.answered.Load()
+	switch {
+	case answer != nil:
+		d.direct.answered.Store(never)
+	case sent-last > trusted/8: // not always, to cost little
+		d.direct.answered.Store(sent)
+	}
+}

@@ -1,0 +1,197 @@
+// Package redisdriver is what the drivers of Redis have in common: the frame of
+// their calls, the time for which a lease lasts, scripts, and what the errors of
+// servers mean.
+package redisdriver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/internal/lifecycle"
+	"github.com/go-dsync/dsync/internal/linked"
+)
+
+// Late covers requests that are still on their way when their client is gone.
+// The keys themselves end with their TTL.
+const Late = time.Second
+
+// Pauses between requests to end a hold that failed.
+const (
+	FirstRetry = 20 * time.Millisecond
+	LastRetry  = 500 * time.Millisecond
+)
+
+// Lease is a pointer to a lease of a driver.
+type Lease[L any] interface {
+	linked.Element[L]
+	driver.Lease
+	Forget() // the driver leaves the hold alone from now on
+}
+
+// Life is the lifecycle of a driver, which counts its Acquires and Releases as
+// calls, with the clock of the driver and the leases that are held.
+type Life[L any, P Lease[L]] struct {
+	*lifecycle.Lifecycle
+	epoch time.Time // times inside a driver are nanoseconds since then, on the monotonic clock
+
+	mu     sync.Mutex
+	leases linked.List[L, P]
+}
+
+// NewLife returns the Life of a driver that is being opened.
+func NewLife[L any, P Lease[L]]() *Life[L, P] {
+	return &Life[L, P]{Lifecycle: lifecycle.New(), epoch: time.Now()}
+}
+
+// Now is the time on the driver's clock.
+func (f *Life[L, P]) Now() int64 { return int64(time.Since(f.epoch)) }
+
+// At returns a time on the driver's clock as package driver has it.
+func (f *Life[L, P]) At(t int64) time.Time { return f.epoch.Add(time.Duration(t)) }
+
+// Acquire is the frame of driver.Driver.Acquire around acquire.
+func (f *Life[L, P]) Acquire(ctx context.Context, r *driver.Request, acquire func(context.Context, *driver.Request) (P, error)) (driver.Lease, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := f.Enter(); err != nil {
+		return nil, err
+	}
+	defer f.Leave()
+	l, err := acquire(ctx, r)
+	switch {
+	case err != nil:
+		return nil, err
+	case f.Open().Err() == nil:
+		f.mu.Lock()
+		f.leases.Add(l)
+		f.mu.Unlock()
+		return l, nil
+	}
+	err = driver.ErrClosed // granted while Close began
+	if releaseErr := l.Release(ctx); errors.Is(releaseErr, driver.ErrUnknown) {
+		err = fmt.Errorf("%w: %w", err, releaseErr)
+	}
+	return nil, err
+}
+
+// BeginRelease takes a lease off the driver's, and begins a call that Close
+// waits for: by then the ghosts of the release have to be known.
+func (f *Life[L, P]) BeginRelease(l P) {
+	f.EnterLate()
+	f.Remove(l)
+}
+
+// Remove takes a lease off the driver's.
+func (f *Life[L, P]) Remove(l P) {
+	f.mu.Lock()
+	f.leases.Remove(l)
+	f.mu.Unlock()
+}
+
+// TakeAll takes all leases off the driver's.
+func (f *Life[L, P]) TakeAll() []P {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.leases.Take()
+}
+
+// Abandon is driver.Leaver.Leave: the last renewal of a lease, which is repeated
+// like a release. The driver forgets the lease before, so Close waits for
+// Abandon and does not end the hold.
+func (f *Life[L, P]) Abandon(ctx context.Context, l P, ttl time.Duration) error {
+	f.BeginRelease(l)
+	defer f.Leave()
+	err := l.Renew(ctx, ttl)
+	for wait := FirstRetry; Transient(err) && f.Sleep(ctx, wait); wait = min(2*wait, LastRetry) {
+		err = l.Renew(ctx, ttl)
+	}
+	l.Forget()
+	return err
+}
+
+// Term is the time for which a hold lasts. Its methods are called under the
+// mutex of the lease, except for Expires.
+type Term struct {
+	expires  atomic.Int64
+	lasts    int64 // until when the hold can last if every request to renew it is carried out
+	renewing int32 // renewals that were sent and not answered
+	shortest int64 // the shortest TTL among these
+}
+
+// Renewal is a request to renew a lease.
+type Renewal struct {
+	at, ttl int64 // when it was sent, and the TTL that it asks for
+	before  int64 // Term.Expires before
+}
+
+// Shortens reports whether the hold ends before it would have.
+func (r Renewal) Shortens() bool { return r.at+r.ttl < r.before }
+
+// Expires returns the end of the lease.
+func (t *Term) Expires() int64 { return t.expires.Load() }
+
+// Grant sets the end of the lease.
+func (t *Term) Grant(end int64) {
+	t.expires.Store(end)
+	t.Extend(end)
+}
+
+// Extend notes that a request on its way can have the hold last until end.
+func (t *Term) Extend(end int64) { t.lasts = max(t.lasts, end) }
+
+// Over returns when nothing is left of the hold in any case.
+func (t *Term) Over() int64 { return t.lasts + int64(Late) }
+
+// Renewing reports whether a renewal was sent and not answered.
+func (t *Term) Renewing() bool { return t.renewing > 0 }
+
+// Begin notes that a renewal is about to be sent, unless the lease has ended.
+// From here on the hold may end as early as this renewal says, whatever its
+// outcome.
+func (t *Term) Begin(at int64, ttl time.Duration) (r Renewal, ok bool) {
+	r = Renewal{at, int64(ttl), t.Expires()}
+	if at >= r.before {
+		return r, false
+	}
+	if t.renewing == 0 || r.ttl < t.shortest {
+		t.shortest = r.ttl
+	}
+	t.renewing++
+	t.Extend(at + r.ttl)
+	t.expires.Store(min(r.before, at+r.ttl))
+	return r, true
+}
+
+// Renewed takes the answer that a renewal was carried out. Renewals that overlap
+// may have been carried out in any order, and an unanswered renewal at any time,
+// so the shortest of them counts.
+func (t *Term) Renewed(r Renewal, now int64) error {
+	expires := t.Expires()
+	if now >= expires {
+		return fmt.Errorf("%w: the answer came after the end of the lease", driver.ErrUnknown)
+	}
+	t.expires.Store(max(expires, r.at+min(r.ttl, t.shortest)))
+	return nil
+}
+
+// Answered ends a renewal with an answer, after Renewed.
+func (t *Term) Answered() { t.renewing-- }
+
+// Refused ends a renewal that was not carried out, and so ends nothing earlier.
+func (t *Term) Refused(r Renewal, now int64) {
+	expires := t.Expires()
+	if t.renewing--; t.renewing == 0 && expires == r.at+r.ttl && now < expires {
+		t.expires.Store(max(expires, r.before))
+	}
+}
+
+// Milliseconds rounds a TTL up, so that no server ends a lease before Expires.
+func Milliseconds(ttl time.Duration) int64 {
+	return int64((ttl + time.Millisecond - 1) / time.Millisecond)
+}
