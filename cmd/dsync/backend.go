@@ -4,12 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/driver"
+	_ "github.com/go-dsync/dsync/drivers/etcd"
+	_ "github.com/go-dsync/dsync/drivers/memory"
+	_ "github.com/go-dsync/dsync/drivers/pglock"
+	_ "github.com/go-dsync/dsync/drivers/redisson"
+	_ "github.com/go-dsync/dsync/drivers/redlock"
+	_ "github.com/go-dsync/dsync/drivers/zk"
 )
 
 // backendFlags are the flags of commands that look at one backend.
@@ -30,7 +37,7 @@ type backend struct {
 // valid returns an error for a flag that makes no sense.
 func (f *backendFlags) valid() error {
 	if f.connect <= 0 {
-		return usageError{errors.New("--connect has to be positive")}
+		return usage(errors.New("--connect has to be positive"))
 	}
 	return nil
 }
@@ -86,4 +93,49 @@ func (f *backendFlags) withBackend(c *cobra.Command, do func(b *backend) error) 
 		err = closing
 	}
 	return err
+}
+
+const closeLimit = 5 * time.Second
+
+func closeDriver(d driver.Driver) error {
+	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
+	defer cancel()
+	return d.Close(ctx)
+}
+
+// list returns the names with a prefix that are held. More says that there are others beside the first that the backend told.
+func (b *backend) list(ctx context.Context, prefix string, most int) (names []string, more bool, err error) {
+	lister, can := b.driver.(driver.Lister)
+	if !can {
+		return nil, false, fmt.Errorf("it cannot list names: %w", errors.ErrUnsupported)
+	}
+	names = []string{}
+	for name, err := range lister.List(ctx, prefix) {
+		if err != nil {
+			return nil, false, err
+		}
+		if more = len(names) == most; more {
+			break
+		}
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return slices.Compact(names), more, nil
+}
+
+func bounds(i driver.Info) string {
+	s := "any"
+	const longest = 100 * 365 * 24 * time.Hour // which no program needs
+	switch {
+	case i.MinTTL > 0 && i.MaxTTL > 0 && i.MaxTTL < longest:
+		s = fmt.Sprintf("%v to %v", i.MinTTL, i.MaxTTL)
+	case i.MinTTL > 0:
+		s = fmt.Sprintf("%v or longer", i.MinTTL)
+	case i.MaxTTL > 0:
+		s = fmt.Sprintf("up to %v", i.MaxTTL)
+	}
+	if i.TTLUnit > 0 {
+		s += fmt.Sprintf(", multiples of %v", i.TTLUnit)
+	}
+	return s
 }

@@ -87,7 +87,7 @@ Exit status
 		RunE: func(c *cobra.Command, args []string) error {
 			raw, err := f.check(c, args)
 			if err != nil {
-				return usageError{err}
+				return usage(err)
 			}
 			r, err := f.run(c, raw)
 			if err != nil {

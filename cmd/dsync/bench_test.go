@@ -14,7 +14,7 @@ import (
 
 	gozk "github.com/go-zookeeper/zk"
 
-	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -22,14 +22,13 @@ import (
 // benched returns what `bench --json` says, of short workloads without a bound on the rate.
 func benched(t *testing.T, args ...string) benchReport {
 	t.Helper()
-	p := &two{t: t}
 	var r benchReport
-	out := p.bare(append([]string{"bench", "--json", "--for", "50ms", "--rate", "0", "--callers", "8"}, args...)...)
-	if out.status != exitDone {
-		t.Fatalf("got status %d: %s", out.status, out.errors)
+	out, err := clitest.Run(drivertest.Guard(t), benchCommand(), append([]string{"--json", "--for", "50ms", "--rate", "0", "--callers", "8"}, args...)...)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if err := json.Unmarshal([]byte(out.out), &r); err != nil {
-		t.Fatalf("%v in\n%s", err, out.out)
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatalf("%v in\n%s", err, out)
 	}
 	return r
 }
@@ -75,7 +74,7 @@ func TestBench(t *testing.T) {
 // redisKeys returns the keys of a server.
 // redisKeys returns the keys of a server, except the sequences of tokens, which belong to no name.
 func redisKeys(s *testenv.RedisServer) string {
-	return fmt.Sprint(slices.DeleteFunc(s.Do("KEYS", "*").([]any), func(key any) bool { return strings.HasPrefix(key.(string), fencePrefix) }))
+	return fmt.Sprint(slices.DeleteFunc(s.Do("KEYS", "*").([]any), func(key any) bool { return strings.HasPrefix(key.(string), "dsync_fence:") }))
 }
 
 // zkNodes returns the nodes at the root of a server.
@@ -97,64 +96,16 @@ func zkNodes(t *testing.T, addr string) string {
 func TestBenchEndsWhenInterrupted(t *testing.T) {
 	t.Parallel()
 	s := testenv.Redis(t)
-	p := &two{t: t}
 	for after := 5 * time.Millisecond; after < time.Second; after *= 3 {
-		var cancel context.CancelFunc
-		p.ctx, cancel = context.WithTimeout(drivertest.Guard(t), after)
-		p.bare("bench", "--for", "200ms", "redisson://"+s.Addr).want(exitInterrupted)
+		ctx, cancel := context.WithTimeout(drivertest.Guard(t), after)
+		if _, err := clitest.Run(ctx, benchCommand(), "--for", "200ms", "redisson://"+s.Addr); err == nil {
+			t.Errorf("interrupted after %v it ends without an error", after)
+		}
 		cancel()
 		if left := redisKeys(s); left != "[]" {
 			t.Fatalf("interrupted after %v it leaves %s", after, left)
 		}
 	}
-}
-
-func TestBenchRefuses(t *testing.T) {
-	t.Parallel()
-	const url = "memory://bench-refuses"
-	p, c := &two{t: t}, holder(t, url)
-	lock(t, c, "work")
-	for _, test := range []struct {
-		args   string
-		status int
-		want   string
-	}{
-		{"--for 1ms " + url, exitUnfinished, "in use: work is held"},
-		{"--for 1ms --yes " + url, exitDone, ""},
-		{"--rate -1 " + url, exitUsage, "--rate"},
-		{"--callers 513 " + url, exitUsage, "1 to 512"},
-		{"--for 61s " + url, exitUsage, "1m0s at most"},
-		{"--prefix= " + url, exitUsage, "--prefix"},
-		{"--prefix dsync:migrate: " + url, exitUsage, "reserved"},
-		{"--for 50ms memory://", exitFailed, "do not exclude each other"},
-		{"migrate:?from=memory%3A%2F%2Fa&to=memory%3A%2F%2Fb&phase=dual", exitRefused, "one of its backends"},
-		{"redisson://user:" + testenv.PasswordMark + "@127.0.0.1", exitUsage, "all users of this machine"},
-		{"redisson://127.0.0.1:1 --connect 10ms", exitFailed, "127.0.0.1:1"},
-	} {
-		r := p.bare(append([]string{"bench"}, strings.Fields(test.args)...)...)
-		if r.status != test.status || !strings.Contains(r.errors, test.want) {
-			t.Errorf("%s: got status %d, %q, want %d, %q", test.args, r.status, r.errors, test.status, test.want)
-		}
-		r.not(testenv.PasswordMark)
-	}
-}
-
-func TestBenchWarnsOfWhatItCannotSee(t *testing.T) {
-	t.Parallel()
-	r := (&two{t: t}).bare("bench", "--for", "1ms", "plainbench://x")
-	if r.status != exitDone || !strings.Contains(r.errors, "does not tell whether it is in use") {
-		t.Errorf("got status %d, %q", r.status, r.errors)
-	}
-}
-
-// unlisted is a backend that does not tell which names are held.
-type unlisted struct{ driver.Driver }
-
-func init() {
-	driver.Register("plainbench", func(ctx context.Context, c *driver.Config) (driver.Driver, error) {
-		d, _, err := driver.Open(ctx, "memory://"+c.URL.Hosts[0])
-		return unlisted{d}, err
-	})
 }
 
 // TestPacer has many callers come at once: as many go on as the rate allows until the end, evenly.
@@ -199,5 +150,5 @@ func TestPictureOfBench(t *testing.T) {
 	if err := r.write(&text, 80); err != nil {
 		t.Fatal(err)
 	}
-	wantPicture(t, text.String())
+	clitest.WantPicture(t, text.String())
 }

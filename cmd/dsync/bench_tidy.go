@@ -2,10 +2,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"path"
-	"time"
 
 	gozk "github.com/go-zookeeper/zk"
 	"github.com/redis/rueidis"
@@ -58,32 +56,21 @@ func (f *benchFlags) tidyPath(ctx context.Context, u *driver.URL) (undo func() e
 	if err != nil {
 		return nil, err
 	}
-	x := &examination{url: u, connect: f.connect}
 	hosts := u.HostsWithPort("localhost", "2181")
-	with := func(ctx context.Context, limit time.Duration, do func(conn *gozk.Conn)) error {
-		bound, cancel := context.WithTimeout(ctx, limit)
-		defer cancel()
-		conn, _, problem := x.zkConnect(bound, hosts, config)
-		if problem != nil {
-			return errors.New(problem.Text)
-		}
-		defer conn.Close()
-		defer context.AfterFunc(bound, conn.Close)() // the library's requests know no context
-		do(conn)
-		return bound.Err()
-	}
 	var made []string
-	if err := with(ctx, f.connect, func(conn *gozk.Conn) { made = missingNodes(conn, u.Path) }); err != nil {
+	if err := zooKeeper(ctx, f.connect, u, hosts, config, func(ctx context.Context, conn *gozk.Conn, _ string) error {
+		made = missingNodes(conn, u.Path)
+		return ctx.Err()
+	}); err != nil {
 		return nil, err
 	}
 	return func() error {
-		return with(context.Background(), closeLimit, func(conn *gozk.Conn) {
+		return zooKeeper(context.Background(), closeLimit, u, hosts, config, func(ctx context.Context, conn *gozk.Conn, _ string) error {
 			for i := range f.callers { // most have gone with their last lock, and the server removes the others some time
 				_ = conn.Delete(path.Join("/", u.Path, f.name(i)), -1)
 			}
-			for _, node := range made {
-				_ = conn.Delete(node, -1) // unless there is something below it by now
-			}
+			deleteNodes(conn, made)
+			return ctx.Err()
 		})
 	}, nil
 }

@@ -185,7 +185,7 @@ func (b *board) fill(ctx context.Context, views []view) error {
 				return ctx.Err()
 			}
 			bounded, cancel := context.WithTimeout(ctx, askPatience)
-			reports, err := b.backend.inspectAll(bounded, some)
+			reports, err := inspectAll(bounded, b.backend, some)
 			cancel()
 			if err != nil {
 				return err

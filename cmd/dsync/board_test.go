@@ -71,7 +71,7 @@ func boardOf(t *testing.T, d driver.Driver, every time.Duration) (b *board, stop
 	if err != nil {
 		t.Fatal(err)
 	}
-	b = newBoard(&backend{client, d, u}, "", every)
+	b = newBoard(&backend{client: client, driver: d, url: u}, "", every)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- b.run(ctx) }() // ends with ctx

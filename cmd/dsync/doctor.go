@@ -106,7 +106,7 @@ Exit status
 				err = checkName(name)
 			}
 			if err != nil {
-				return usageError{err}
+				return usage(err)
 			}
 			if err := f.valid(); err != nil {
 				return err
@@ -246,8 +246,4 @@ func (x *examination) lockCure(err error) string {
 		return "the rights above"
 	}
 	return "what the message says; the user may need --name with a name that its rights cover"
-}
-
-func milliseconds(d time.Duration) float64 {
-	return float64(d.Round(10*time.Microsecond)) / float64(time.Millisecond)
 }

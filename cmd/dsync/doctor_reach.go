@@ -12,26 +12,6 @@ import (
 	"time"
 )
 
-// dial connects to a host, with TLS if config is not nil.
-func dial(ctx context.Context, host string, config *tls.Config) (net.Conn, error) {
-	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", host)
-	if err != nil || config == nil {
-		return conn, err
-	}
-	if config.ServerName == "" {
-		config = config.Clone()
-		if config.ServerName, _, err = net.SplitHostPort(host); err != nil {
-			return nil, errors.Join(err, conn.Close())
-		}
-	}
-	secure := tls.Client(conn, config)
-	if err := secure.HandshakeContext(ctx); err != nil {
-		_ = conn.Close() // of no use any more
-		return nil, err
-	}
-	return secure, nil
-}
-
 // reach connects to each host, and returns those that answer. Where enough do, the others are no fault.
 func (x *examination) reach(ctx context.Context, hosts []string, config *tls.Config) (reached []string) {
 	for _, host := range hosts {

@@ -8,9 +8,6 @@ import (
 	"time"
 
 	"github.com/redis/rueidis"
-
-	"github.com/go-dsync/dsync/driver"
-	"github.com/go-dsync/dsync/internal/redisdial"
 )
 
 // redisServer is one server of Redis that is looked at.
@@ -78,25 +75,6 @@ func examineRedis(ctx context.Context, x *examination) bool {
 		x.redisRights(ctx, client, "the cluster")
 		x.redisCounter(ctx, client, option)
 	})
-}
-
-// redisOption returns the option of a client for the servers of a URL, and their mode.
-func redisOption(u *driver.URL, clientName string) (option rueidis.ClientOption, mode string, err error) {
-	if option, err = redisdial.ReadURL(u, clientName); err != nil {
-		return option, "", err
-	}
-	port := "6379"
-	switch mode = u.Choice("mode", "single", "sentinel", "cluster"); mode {
-	case "single":
-		option.ForceSingleClient = true
-	case "sentinel":
-		port = "26379"
-		option.Sentinel = rueidis.SentinelOption{MasterSet: u.Param("master", ""), Username: u.Param("sentinel_user", ""),
-			Password: u.Param("sentinel_password", ""), TLSConfig: option.TLSConfig, Dialer: option.Dialer}
-	}
-	option.InitAddress = u.HostsWithPort("localhost", port)
-	option.AlwaysPipelining = true
-	return option, mode, nil
 }
 
 // withRedis calls f with a client, and reports whether there is one.

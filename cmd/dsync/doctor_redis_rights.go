@@ -73,14 +73,6 @@ const (
 // fencePrefix begins the keys of sequences of tokens, which many names share.
 const fencePrefix = "dsync_fence:"
 
-// redisKey returns the key with a prefix that belongs to a lock.
-func redisKey(prefix, lock string) string {
-	if strings.Contains(lock, "{") {
-		return prefix + ":" + lock
-	}
-	return prefix + ":{" + lock + "}"
-}
-
 // redisKeys returns what the words of redisUse stand for, for a lock that nobody has.
 func (x *examination) redisKeys() map[string]string {
 	lock := x.name + ":" + strings.ToLower(rand.Text()[:12])

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"io"
 	"net"
 	"regexp"
@@ -213,32 +212,6 @@ func testDoctorKnowsEachRight(t *testing.T, scheme, parameters string, rights []
 		if !found {
 			t.Errorf("without %s: %+v", right, x.report.Findings)
 		}
-	}
-}
-
-// TestDoctorLeavesNothing interrupts it at any time.
-func TestDoctorLeavesNothing(t *testing.T) {
-	t.Parallel()
-	s := testenv.Redis(t)
-	interrupted := 0
-	for i := range 40 {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*2*time.Millisecond)
-		p := &two{t: t, ctx: ctx}
-		if p.bare("doctor", "redisson://"+s.Addr+"?fair=true&fence=redisson").status == exitInterrupted {
-			interrupted++
-		}
-		cancel()
-		for _, key := range s.Do("KEYS", "dsync:doctor*").([]any) {
-			testenv.Eventually(t, func() bool { return s.Do("EXISTS", key.(string)) == int64(0) }, key.(string)+" is gone")
-		}
-	}
-	for _, key := range s.Do("KEYS", "*").([]any) { // what remembers the last token
-		if s.Do("PTTL", key.(string)) == int64(-1) {
-			t.Errorf("the key %s stays for ever", key)
-		}
-	}
-	if interrupted == 0 {
-		t.Error("it was never interrupted")
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	gozk "github.com/go-zookeeper/zk"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -145,7 +146,7 @@ func TestDoctorOnZooKeeper(t *testing.T) {
 			t.Errorf("%s was not there before, and is now (%v)", node, err)
 		}
 	}
-	lease := lock(t, holder(t, app+"/app"), "x")
+	lease := clitest.Lock(t, clitest.Client(t, app+"/app"), "x")
 	doctor(t, false, app+"/app").want("rights", ok, "cdrwa on /app", "")
 	if err := lease.Err(); err != nil {
 		t.Error(err)

@@ -2,12 +2,14 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -25,16 +27,16 @@ func doctor(t *testing.T, faults bool, url string, args ...string) examined {
 	if err := os.WriteFile(file, []byte(url+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	status := exitDone
-	if faults {
-		status = exitFailed
+	out, err := clitest.Run(drivertest.Guard(t), doctorCommand(), append([]string{"--json", "--url-file", file, "--connect", drivertest.HangGuard.String()}, args...)...)
+	if (err != nil) != faults {
+		t.Errorf("got the error %v, want one: %t", err, faults)
 	}
-	p := &two{t: t}
-	r := p.bare(append([]string{"doctor", "--json", "--url-file", file, "--connect", drivertest.HangGuard.String()}, args...)...).want(status)
-	r.not(testenv.PasswordMark)
+	if strings.Contains(fmt.Sprint(out, err), testenv.PasswordMark) {
+		t.Errorf("the password is in\n%s%v", out, err)
+	}
 	e := examined{t: t}
-	if err := json.Unmarshal([]byte(r.out), &e.doctorReport); err != nil {
-		t.Fatalf("%v in\n%s", err, r.out)
+	if err := json.Unmarshal([]byte(out), &e.doctorReport); err != nil {
+		t.Fatalf("%v in\n%s", err, out)
 	}
 	for _, f := range e.Findings {
 		if (f.Level == fault || f.Level == warning) && (f.Cure == "" || f.See == "") {
@@ -53,11 +55,7 @@ var notInAnchor = regexp.MustCompile("[^a-z0-9 _-]")
 func wantSection(t *testing.T, link string) {
 	t.Helper()
 	page, anchor, _ := strings.Cut(link, "#")
-	text, err := os.ReadFile(filepath.Join("../..", page))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(clitest.Page(t, page)) {
 		if heading, is := strings.CutPrefix(strings.TrimLeft(line, "#"), " "); is && strings.HasPrefix(line, "#") {
 			words := notInAnchor.ReplaceAllString(strings.ToLower(strings.TrimSpace(heading)), "")
 			if strings.ReplaceAll(words, " ", "-") == anchor {
@@ -98,54 +96,28 @@ func TestDoctorInMemory(t *testing.T) {
 	}
 }
 
-func TestDoctorIsReadable(t *testing.T) {
-	p := &two{t: t}
-	p.bare("doctor", "memory://doctor").want(exitDone, "ok       lock  ", "What the backend promises", "0 faults, 0 warnings")
-	p.bare("doctor", "redisson://127.0.0.1:1", "--connect", "1s").want(exitFailed, "fault    reach", "cure: is the server running", "see: docs/choosing.md")
-	p.bare("doctor", "redisson://127.0.0.1", "etcd://127.0.0.1").want(exitUsage, "one URL")
-	p.bare("doctor", "redisson://:"+testenv.PasswordMark+"@127.0.0.1").want(exitUsage, "DSYNC_URL").not(testenv.PasswordMark)
-}
-
-func TestWrap(t *testing.T) {
-	const text = "one two three four five six seven eight nine ten"
-	if got, want := wrap(text, "  ", 0), "  "+text+"\n"; got != want {
-		t.Errorf("got %q, want %q", got, want)
+// TestPictureOfDoctor holds what docs/operations.md shows of `doctor` to what it says of a server, but for numbers.
+func TestPictureOfDoctor(t *testing.T) {
+	t.Parallel()
+	s := testenv.Redis(t)
+	s.Do("ACL", "SETUSER", "default", "-subscribe")
+	e := doctor(t, false, "redisson://"+s.Addr)
+	var text strings.Builder
+	numbers := []struct{ pattern, shown string }{
+		{regexp.QuoteMeta(s.Addr), "redis:6379"}, {`[0-9.]+ ms`, "0.42 ms"}, {`\d+ of 10000`, "3 of 10000"}, {`machine, to .*`, "machine, to 1ms"}, {`redis [0-9.]+`, "redis 7.2.4"},
 	}
-	got := wrap(text, "  ", 24)
-	if strings.ReplaceAll(got, "\n  ", " ") != "  "+text+"\n" {
-		t.Errorf("got %q, which has other words", got)
+	shown := func(text string) string {
+		for _, n := range numbers {
+			text = regexp.MustCompile(n.pattern).ReplaceAllString(text, n.shown)
+		}
+		return text
 	}
-	for line := range strings.Lines(got) {
-		if len(strings.TrimSuffix(line, "\n")) > 24 {
-			t.Errorf("%q is too long", line)
-		}
+	e.URL = shown(e.URL)
+	for i := range e.Findings {
+		e.Findings[i].Text = shown(e.Findings[i].Text)
 	}
-}
-
-func TestTablesFitTheTerminal(t *testing.T) {
-	rows := [][]string{{"NAME", "HOLDER", "SINCE", "TOKEN"}, {"żółw", strings.Repeat("h", 50) + "end", noValue, "1795435927914568"}, {"b", "x", noValue, "7"}}
-	for _, width := range []int{0, 80, 60, 40} {
-		var out strings.Builder
-		if err := writeTable(&out, width, rows, 2); err != nil {
-			t.Fatal(err)
-		}
-		text := out.String()
-		for line := range strings.Lines(text) {
-			if n := len([]rune(strings.TrimSuffix(line, "\n"))); width > 0 && n > width {
-				t.Errorf("width %d: %q has %d characters", width, line, n)
-			}
-		}
-		if whole := strings.Contains(text, rows[1][1]); whole != (width == 0) && width != 80 {
-			t.Errorf("width %d: got\n%s", width, text)
-		}
-		if !strings.Contains(text, "end ") || !strings.Contains(text, rows[1][3]) || strings.Contains(text, "SINCE") != (width == 0) {
-			t.Errorf("width %d: want the end of the long cell, the whole token, and no empty column on a terminal in\n%s", width, text)
-		}
+	if err := e.fill(&text, 80, func(_, text string) string { return text }); err != nil {
+		t.Fatal(err)
 	}
-}
-
-func TestPrintable(t *testing.T) {
-	if got, want := printable("a\x1b[31m\nżółw\u202e"), "a\ufffd[31m żółw\ufffd"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	clitest.WantPicture(t, text.String())
 }

@@ -2,17 +2,12 @@ package main
 
 import (
 	"context"
-	"crypto/sha1"
 	"crypto/tls"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
-	"log"
-	"net"
 	"path"
 	"strings"
-	"time"
 
 	gozk "github.com/go-zookeeper/zk"
 
@@ -96,90 +91,27 @@ func zkWord(ctx context.Context, host string, config *tls.Config, word string) (
 
 // zkRights compares the rights of the path of the URL with those that the driver needs.
 func (x *examination) zkRights(ctx context.Context, hosts []string, config *tls.Config) {
-	ctx, cancel := context.WithTimeout(ctx, x.connect)
-	defer cancel()
-	conn, id, problem := x.zkConnect(ctx, hosts, config)
-	if problem != nil {
-		x.add(*problem)
-		return
-	}
-	defer conn.Close()
-	defer context.AfterFunc(ctx, conn.Close)() // the library's requests know no context
-	x.zkPath(conn, x.url.Path, id)
-	x.zkNodes(ctx, conn, hosts, config)
-	if made := missingNodes(conn, x.url.Path); len(made) > 0 {
-		x.undo = func() {
-			ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
-			defer cancel()
-			if conn, _, problem := x.zkConnect(ctx, hosts, config); problem == nil {
-				defer conn.Close()
-				defer context.AfterFunc(ctx, conn.Close)()
-				for _, node := range made {
-					_ = conn.Delete(node, -1) // unless there is something below it by now
-				}
+	err := zooKeeper(ctx, x.connect, x.url, hosts, config, func(ctx context.Context, conn *gozk.Conn, id string) error {
+		x.zkPath(conn, x.url.Path, id)
+		x.zkNodes(ctx, conn, hosts, config)
+		if made := missingNodes(conn, x.url.Path); len(made) > 0 {
+			x.undo = func() {
+				_ = zooKeeper(context.Background(), closeLimit, x.url, hosts, config, func(_ context.Context, conn *gozk.Conn, _ string) error {
+					deleteNodes(conn, made)
+					return nil
+				})
 			}
 		}
-	}
-}
-
-// zkConnect returns a connection with a session and the user of the URL, and what an ACL calls the user.
-func (x *examination) zkConnect(ctx context.Context, hosts []string, config *tls.Config) (conn *gozk.Conn, id string, problem *finding) {
-	conn, events, err := gozk.Connect(hosts, x.connect, gozk.WithLogInfo(false), gozk.WithLogger(log.New(io.Discard, "", 0)),
-		gozk.WithDialer(func(_, address string, timeout time.Duration) (net.Conn, error) {
-			limited, cancel := context.WithTimeout(ctx, timeout)
-			defer cancel()
-			return dial(limited, address, config)
-		}))
-	if err != nil {
-		return nil, "", &finding{checkReach, fault, err.Error(), "the hosts of the URL", seeReach}
-	}
-	if err := zkSession(ctx, events); err != nil {
-		conn.Close()
-		return nil, "", &finding{checkReach, fault, fmt.Sprintf("the server gives no session: %v", err),
-			"maxClientCnxns in zoo.cfg, if there are many connections from this host; a majority of the servers", seeZooKeeper}
-	}
-	if x.url.User == nil {
-		return conn, "", nil
-	}
-	password, _ := x.url.User.Password()
-	account := x.url.User.Username() + ":" + password
-	sum := sha1.Sum([]byte(account))
-	stop := context.AfterFunc(ctx, conn.Close)
-	err = conn.AddAuth("digest", []byte(account))
-	stop()
-	if err != nil {
-		conn.Close()
-		return nil, "", &finding{"password", fault, fmt.Sprintf("the server refuses user and password: %v", err), "the right user and password in the URL",
-			"docs/security.md#passwords"}
-	}
-	return conn, x.url.User.Username() + ":" + base64.StdEncoding.EncodeToString(sum[:]), nil
-}
-
-// missingNodes returns the nodes of a path that are not there, which the driver will make, the last of them first.
-func missingNodes(conn *gozk.Conn, chroot string) (missing []string) {
-	for node := path.Clean("/" + chroot); node != "/"; node = path.Dir(node) {
-		if there, _, err := conn.Exists(node); there || err != nil {
-			break
-		}
-		missing = append(missing, node)
-	}
-	return missing
-}
-
-// zkSession waits for a session.
-func zkSession(ctx context.Context, events <-chan gozk.Event) error {
-	for {
-		select {
-		case e, open := <-events:
-			if !open {
-				return errors.New("the connection was closed")
-			}
-			if e.State == gozk.StateHasSession {
-				return nil
-			}
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+		return nil
+	})
+	switch {
+	case err == nil:
+	case errors.Is(err, errNoLogin):
+		x.bad(fault, "password", err.Error(), "the right user and password in the URL", "docs/security.md#passwords")
+	case errors.Is(err, errNoSession):
+		x.bad(fault, checkReach, err.Error(), "maxClientCnxns in zoo.cfg, if there are many connections from this host; a majority of the servers", seeZooKeeper)
+	default:
+		x.bad(fault, checkReach, err.Error(), "the hosts of the URL", seeReach)
 	}
 }
 

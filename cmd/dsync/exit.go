@@ -94,3 +94,19 @@ func statusOf(err error) (int, bool) {
 	}
 	return 0, false
 }
+
+// usageError is an error of whoever called the program.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+func usage(err error) error { return usageError{err} }
+
+// unfinishedError says what is left.
+type unfinishedError struct{ error }
+
+func (e unfinishedError) Unwrap() error { return e.error }
+
+func unfinished(format string, args ...any) error {
+	return unfinishedError{fmt.Errorf(format, args...)}
+}

@@ -5,19 +5,16 @@ import (
 	"go/ast"
 	"go/parser"
 	gotoken "go/token"
-	"os"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
 )
 
 // TestStatusesAreInTheDocs holds the table of docs/command.md to that of the code.
 func TestStatusesAreInTheDocs(t *testing.T) {
-	page, err := os.ReadFile("../../docs/command.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, table, _ := strings.Cut(string(page), "| of | status | meaning |\n|---|---|---|\n")
+	_, table, _ := strings.Cut(clitest.Page(t, "docs/command.md"), "| of | status | meaning |\n|---|---|---|\n")
 	table, _, _ = strings.Cut(table, "\n\n")
 	var want strings.Builder
 	for _, row := range statuses {
@@ -40,9 +37,9 @@ func TestStatusesAreThoseOfTheCode(t *testing.T) {
 	}
 	var got, want []string
 	ast.Inspect(file, func(n ast.Node) bool {
-		if spec, is := n.(*ast.ValueSpec); is && len(spec.Values) == 1 && strings.HasPrefix(spec.Names[0].Name, "exit") {
+		if spec, is := n.(*ast.ValueSpec); is && len(spec.Values) == 1 && strings.HasPrefix(spec.Names[0].Name, "Exit") {
 			value := spec.Values[0].(*ast.BasicLit).Value
-			if spec.Names[0].Name == "exitBySignal" {
+			if spec.Names[0].Name == "ExitBySignal" {
 				value += "+n"
 			}
 			got = append(got, value)

@@ -43,7 +43,7 @@ and which.`,
   dsync migrate finalize --gate --dry-run`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
-			r, err := names.status(c, f, args, 0)
+			r, err := statusOfNames(c, f, &names, args, 0)
 			if err != nil {
 				return err
 			}
@@ -82,8 +82,8 @@ func (f *pairFlags) floor(ctx context.Context) (floor uint64, err error) {
 	if err != nil || t == (migrate.Tokens{}) || t.Rise() {
 		return p.toFloor, err
 	}
-	return 0, unfinishedError{fmt.Errorf("%w: `to` of all programs needs floor=%d. To change it, put all programs "+
-		"into phase dual, `dsync migrate rollback --all`, `dsync migrate untie`, and begin again with that floor", errFall, t.Floor)}
+	return 0, unfinished("%w: `to` of all programs needs floor=%d. To change it, put all programs "+
+		"into phase dual, `dsync migrate rollback --all`, `dsync migrate untie`, and begin again with that floor", errFall, t.Floor)
 }
 
 func (r *statusReport) finalizeSeals(ctx context.Context, f *pairFlags, w io.Writer) error {
@@ -100,9 +100,9 @@ func (r *statusReport) finalizeSeals(ctx context.Context, f *pairFlags, w io.Wri
 	}
 	switch {
 	case left > 0:
-		return unfinishedError{fmt.Errorf("%w: %d of %d (see seal)", errNotMoved, left, len(r.Names))}
+		return unfinished("%w: %d of %d (see seal)", errNotMoved, left, len(r.Names))
 	case blocked > 0:
-		return unfinishedError{fmt.Errorf("%w: %s", errBlocked, plural(blocked, "name"))}
+		return unfinished("%w: %s", errBlocked, plural(blocked, "name"))
 	}
 	floor, tokens := uint64(0), "tokens were given up"
 	if f.fenced {

@@ -262,8 +262,8 @@ func (s *six) thaw() {
 
 func (s *six) migrate(args ...string) result {
 	s.t.Helper()
-	s.t.Setenv(fromVariable, s.from)
-	s.t.Setenv(toVariable, s.to)
+	s.t.Setenv("DSYNC_FROM", s.from)
+	s.t.Setenv("DSYNC_TO", s.to)
 	return s.bare(append([]string{"migrate"}, args...)...)
 }
 

@@ -161,7 +161,7 @@ func guardCommand() *cobra.Command {
 		DisableFlagParsing: true, // the flags are those of the command
 		RunE: func(_ *cobra.Command, args []string) error {
 			if unix.Getpgrp() != os.Getpid() || len(args) < 4 {
-				return usageError{errors.New("this command is a part of run, which starts it")}
+				return usage(errors.New("this command is a part of run, which starts it"))
 			}
 			var files [2]*os.File
 			for i := range files {

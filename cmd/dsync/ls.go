@@ -1,23 +1,23 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-
-	"github.com/go-dsync/dsync/driver"
 )
 
 // listedName is a name in the JSON of `ls` without --long.
 type listedName struct {
 	Name string `json:"name"`
+}
+
+// adminCommands returns the commands that show and release locks.
+func adminCommands() []*cobra.Command {
+	return []*cobra.Command{lsCommand(), showCommand(), releaseCommand()}
 }
 
 func lsCommand() *cobra.Command {
@@ -68,35 +68,6 @@ Exit status
 	return c
 }
 
-func atMostOnePrefix(c *cobra.Command, args []string) error {
-	if len(args) > 1 {
-		return usageError{fmt.Errorf("%s takes one prefix", c.CommandPath())}
-	}
-	return nil
-}
-
-func prefixOf(args []string) string { return strings.Join(args, "") }
-
-// list returns the names with a prefix that are held. More says that there are others beside the first that the backend told.
-func (b *backend) list(ctx context.Context, prefix string, most int) (names []string, more bool, err error) {
-	lister, can := b.driver.(driver.Lister)
-	if !can {
-		return nil, false, fmt.Errorf("it cannot list names: %w", errors.ErrUnsupported)
-	}
-	names = []string{}
-	for name, err := range lister.List(ctx, prefix) {
-		if err != nil {
-			return nil, false, err
-		}
-		if more = len(names) == most; more {
-			break
-		}
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return slices.Compact(names), more, nil
-}
-
 func writeNames(w io.Writer, names []string, asJSON bool) error {
 	if asJSON {
 		list := []listedName{}
@@ -119,7 +90,7 @@ func writeNames(w io.Writer, names []string, asJSON bool) error {
 
 // writeLong leaves out the names that are free by now.
 func writeLong(c *cobra.Command, b *backend, names []string, asJSON bool) error {
-	reports, err := b.inspectAll(c.Context(), names)
+	reports, err := inspectAll(c.Context(), b, names)
 	if err != nil {
 		return err
 	}

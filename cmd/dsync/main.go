@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -29,20 +28,6 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
-// usageError is an error of whoever called the program.
-type usageError struct{ error }
-
-func (e usageError) Unwrap() error { return e.error }
-
-// unfinishedError says what is left.
-type unfinishedError struct{ error }
-
-func (e unfinishedError) Unwrap() error { return e.error }
-
-func unfinished(format string, args ...any) error {
-	return unfinishedError{fmt.Errorf(format, args...)}
-}
-
 // newRoot returns the command with all below it, which writes to stdout.
 func newRoot(stdout io.Writer) *cobra.Command {
 	root := &cobra.Command{
@@ -58,9 +43,9 @@ func newRoot(stdout io.Writer) *cobra.Command {
 	}
 	asGroup(root)
 	root.SetVersionTemplate("{{.Version}}\n")
-	root.AddCommand(migrateCommand())
-	root.AddCommand(runCommand(), guardCommand(), versionCommand())
-	root.AddCommand(showCommand(), lsCommand(), releaseCommand(), serveCommand(), doctorCommand(), benchCommand())
+	root.AddCommand(migrateCommand(), versionCommand(), serveCommand(), doctorCommand(), benchCommand())
+	root.AddCommand(runCommands()...)
+	root.AddCommand(adminCommands()...)
 	root.SetFlagErrorFunc(flagError)
 	root.SetOut(stdout)
 	complete(root)
@@ -101,27 +86,4 @@ func exitStatus(ctx context.Context, err error) int {
 		return exitRefused
 	}
 	return exitFailed
-}
-
-// asGroup makes a command that only has others below it.
-func asGroup(c *cobra.Command) {
-	c.Args = func(c *cobra.Command, args []string) error {
-		if len(args) == 0 {
-			return nil
-		}
-		what := " " + args[0]
-		if strings.ContainsAny(args[0], ":@") {
-			what = "" // it may be a URL with a password
-		}
-		return usageError{fmt.Errorf("%s has no command%s (see %s --help)", c.CommandPath(), what, c.CommandPath())}
-	}
-	c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
-}
-
-// flagError leaves out the text of a flag that may be a URL with a password.
-func flagError(c *cobra.Command, err error) error {
-	if strings.Contains(err.Error(), "://") {
-		err = errors.New("a flag has a URL as its value that takes none")
-	}
-	return usageError{fmt.Errorf("%w (see %s --help)", err, c.CommandPath())}
 }

@@ -70,13 +70,13 @@ func TestWrongUseIsToldApart(t *testing.T) {
 		r.not(secret)
 		r.not("sealed: ")
 	}
-	p.wantState(stateIdle, "x")
+	p.wantState("idle", "x")
 }
 
 func TestURLsFromTheEnvironment(t *testing.T) {
 	p := inMemory(t).bareURLs()
-	t.Setenv(fromVariable, p.from)
-	t.Setenv(toVariable, p.to)
+	t.Setenv("DSYNC_FROM", p.from)
+	t.Setenv("DSYNC_TO", p.to)
 	p.bare("migrate", "status", "x").want(exitDone, p.from+" → "+p.to, "1 idle")
 }
 

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-
 	"github.com/spf13/cobra"
 )
 
@@ -56,11 +54,4 @@ A runbook for Redisson to etcd is in docs/migration.md of the project.`,
 	f.add(c)
 	c.AddCommand(planCommand(f), statusCommand(f), sealCommand(f), finalizeCommand(f), rollbackCommand(f), untieCommand(f))
 	return c
-}
-
-func noArguments(c *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return usageError{fmt.Errorf("%s takes no arguments", c.CommandPath())}
-	}
-	return nil
 }

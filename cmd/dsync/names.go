@@ -36,7 +36,7 @@ func (f *nameFlags) read(c *cobra.Command, args []string) ([]string, error) {
 	seen := map[string]bool{}
 	add := func(name, where string) error {
 		if err := checkName(name); err != nil {
-			return usageError{fmt.Errorf("%s: %w", where, err)}
+			return usage(fmt.Errorf("%s: %w", where, err))
 		}
 		if !seen[name] {
 			seen[name] = true
@@ -54,7 +54,7 @@ func (f *nameFlags) read(c *cobra.Command, args []string) ([]string, error) {
 	}
 	in, closeFile, err := f.open(c)
 	if err != nil {
-		return nil, usageError{err}
+		return nil, usage(err)
 	}
 	defer closeFile()
 	lines := bufio.NewScanner(in)
@@ -67,7 +67,7 @@ func (f *nameFlags) read(c *cobra.Command, args []string) ([]string, error) {
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return nil, usageError{fmt.Errorf("--names %s: %w", f.file, err)}
+		return nil, usage(fmt.Errorf("--names %s: %w", f.file, err))
 	}
 	return names, nil
 }
@@ -76,7 +76,7 @@ func (f *nameFlags) read(c *cobra.Command, args []string) ([]string, error) {
 func (f *nameFlags) some(c *cobra.Command, args []string, needed bool) ([]string, error) {
 	names, err := f.read(c, args)
 	if err == nil && len(names) == 0 && needed {
-		err = usageError{errors.New("there are no names: give them as arguments, or as --names FILE (no backend knows those that nobody holds; dsync ls lists the others)")}
+		err = usage(errors.New("there are no names: give them as arguments, or as --names FILE (no backend knows those that nobody holds; dsync ls lists the others)"))
 	}
 	return names, err
 }

@@ -13,43 +13,27 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// holder returns a client on the backend of a URL, which lasts until the end of the test.
-func holder(t *testing.T, url string) *dsync.Client {
-	t.Helper()
-	c, err := dsync.Open(t.Context(), url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	closeLater(t, c)
-	return c
-}
-
-// closeLater closes a client at the end of the test.
-func closeLater(t *testing.T, c *dsync.Client) {
-	t.Cleanup(func() {
-		if err := c.Close(context.WithoutCancel(t.Context())); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
-func lock(t *testing.T, l dsync.Locker, name string) *dsync.Lease {
-	t.Helper()
-	lease, err := l.Lock(t.Context(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return lease
+// lockJSON is a lock in the answer of `show --json`.
+type lockJSON struct {
+	Name, Mode, Hold, Owner, Note, Process string
+	Held                                   bool
+	Since                                  *time.Time
+	TTLSeconds                             float64 `json:"ttl_seconds"`
+	Token                                  uint64
+	Holders, Waiters                       int
+	Queue                                  []string
+	Seen                                   time.Time
 }
 
 // shown returns what `show --json` says of one name.
-func (p *two) shown(url, name string) lockReport {
+func (p *two) shown(url, name string) lockJSON {
 	p.t.Helper()
-	var reports []lockReport
+	var reports []lockJSON
 	r := p.bare("show", "--json", "--url", url, name).want(exitDone)
 	if err := json.Unmarshal([]byte(r.out), &reports); err != nil || len(reports) != 1 {
 		p.t.Fatalf("%v in\n%s", err, r.out)
@@ -61,20 +45,20 @@ func TestShow(t *testing.T) {
 	t.Parallel()
 	s := testenv.Redis(t)
 	url := "redisson://" + s.Addr
-	p, c := &two{t: t}, holder(t, url)
-	lease := lock(t, c, "a name")
+	p, c := &two{t: t}, clitest.Client(t, url)
+	lease := clitest.Lock(t, c, "a name")
 	r := p.shown(url, "a name")
 	if !r.Held || r.Mode != "exclusive" || r.Holders != 1 || r.Hold == "" || r.Process == "" || r.Token != lease.Token() || r.TTLSeconds <= 0 {
 		t.Errorf("got %+v", r)
 	}
-	lock(t, dsync.With(c, dsync.Read()), "read")
+	clitest.Lock(t, dsync.With(c, dsync.Read()), "read")
 	p.bare("show", "--url", url, "a name", "read", "free").want(exitDone, `"a name"  held`, "process ", "token ", "read  read", "free  free")
 }
 
 func TestShowWatches(t *testing.T) {
 	t.Parallel()
 	const url = "memory://show-watches"
-	c := holder(t, url)
+	c := clitest.Client(t, url)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	in, out := io.Pipe()
@@ -89,13 +73,13 @@ func TestShowWatches(t *testing.T) {
 	lines := json.NewDecoder(bufio.NewReader(in))
 	next := func(held bool) {
 		t.Helper()
-		var r lockReport
+		var r lockJSON
 		if err := lines.Decode(&r); err != nil || r.Held != held || r.Name != "x" {
 			t.Errorf("got %+v, %v, want held %t", r, err, held)
 		}
 	}
 	next(false)
-	lease := lock(t, c, "x")
+	lease := clitest.Lock(t, c, "x")
 	next(true)
 	if err := lease.Unlock(t.Context()); err != nil {
 		t.Fatal(err)
@@ -117,12 +101,12 @@ func TestLs(t *testing.T) {
 	} {
 		t.Run(scheme, func(t *testing.T) {
 			t.Parallel()
-			p, c := &two{t: t}, holder(t, url)
+			p, c := &two{t: t}, clitest.Client(t, url)
 			names := []string{"7/1", "7/2", "8/1"}
 			for _, name := range names {
-				lock(t, c, name)
+				clitest.Lock(t, c, name)
 			}
-			if err := lock(t, c, "7/3").Unlock(t.Context()); err != nil {
+			if err := clitest.Lock(t, c, "7/3").Unlock(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if got, want := p.bare("ls", "--url", url).want(exitDone).out, strings.Join(names, "\n")+"\n"; got != want {
@@ -137,7 +121,7 @@ func TestLs(t *testing.T) {
 				return // where names are numbers
 			}
 			const odd = "odd \t\"\\ * ? [x] %2F ł"
-			lock(t, c, odd)
+			clitest.Lock(t, c, odd)
 			if got, want := p.bare("ls", "--url", url, odd[:7]).want(exitDone).out, odd+"\n"; got != want {
 				t.Errorf("got %q, want %q", got, want)
 			}
@@ -155,8 +139,8 @@ func TestLsSaysThatItCannot(t *testing.T) {
 func TestRelease(t *testing.T) {
 	t.Parallel()
 	const url = "memory://release"
-	p, c := &two{t: t}, holder(t, url)
-	lease := lock(t, c, "x")
+	p, c := &two{t: t}, clitest.Client(t, url)
+	lease := clitest.Lock(t, c, "x")
 	p.bare("release", "--url", url, "x").want(exitUsage, "no terminal", "--yes")
 	p.bare("release", "--url", url, "--yes", "--hold", "other", "x").want(exitUnfinished, "another hold has it")
 	if err := lease.Err(); err != nil {
@@ -169,7 +153,7 @@ func TestRelease(t *testing.T) {
 		t.Error("the holder was not told")
 	}
 	p.bare("release", "--url", url, "--yes", "x").want(exitUnfinished, "nobody holds it")
-	lock(t, c, "x")
+	clitest.Lock(t, c, "x")
 }
 
 func TestURLs(t *testing.T) {
@@ -178,7 +162,7 @@ func TestURLs(t *testing.T) {
 	if err := os.WriteFile(file, []byte("memory://file\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv(urlVariable, "")
+	t.Setenv("DSYNC_URL", "")
 	p := &two{t: t}
 	for _, test := range []struct {
 		args   string
@@ -201,7 +185,7 @@ func TestURLs(t *testing.T) {
 	} {
 		p.bare(strings.Fields(test.args)...).want(test.status, test.want).not(secret)
 	}
-	t.Setenv(urlVariable, "redisson://user:"+secret+"@127.0.0.1:1")
+	t.Setenv("DSYNC_URL", "redisson://user:"+secret+"@127.0.0.1:1")
 	p.bare("show", "--connect", "1s", "x").want(exitFailed, "redisson://user@127.0.0.1:1").not(secret)
 }
 

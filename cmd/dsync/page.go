@@ -199,7 +199,7 @@ func (p *page) release(w http.ResponseWriter, r *http.Request) {
 	if p.mayRelease(w, r) {
 		ctx, cancel := context.WithTimeout(r.Context(), askPatience)
 		defer cancel()
-		err := p.board.backend.release(ctx, name, func(now *lockReport) error {
+		err := release(ctx, p.board.backend, name, func(now *lockReport) error {
 			if now.grant() != grant {
 				return unfinished("%s: another hold has it by now: nothing was released", show(name))
 			}

@@ -14,13 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/go-dsync/dsync/driver"
-	_ "github.com/go-dsync/dsync/drivers/etcd"
-	_ "github.com/go-dsync/dsync/drivers/memory"
 	"github.com/go-dsync/dsync/drivers/migrate"
-	_ "github.com/go-dsync/dsync/drivers/pglock"
-	_ "github.com/go-dsync/dsync/drivers/redisson"
-	_ "github.com/go-dsync/dsync/drivers/redlock"
-	_ "github.com/go-dsync/dsync/drivers/zk"
 )
 
 // Where the URLs come from that are not given as flags: other users of a machine see the flags of a command.
@@ -55,7 +49,7 @@ func (f *pairFlags) read() (from, to *driver.URL, err error) {
 		f.to = os.Getenv(toVariable)
 	}
 	if f.connect <= 0 || f.ttl < 0 {
-		return nil, nil, usageError{errors.New("--connect has to be positive, and --ttl not negative")}
+		return nil, nil, usage(errors.New("--connect has to be positive, and --ttl not negative"))
 	}
 	if from, err = parse("--from", f.from, fromVariable); err != nil {
 		return nil, nil, err
@@ -72,21 +66,21 @@ func (f *pairFlags) read() (from, to *driver.URL, err error) {
 
 func parse(flag, raw, variable string) (*driver.URL, error) {
 	if raw == "" {
-		return nil, usageError{fmt.Errorf("%s is needed: the URL of a backend (or $%s)", flag, variable)}
+		return nil, usage(fmt.Errorf("%s is needed: the URL of a backend (or $%s)", flag, variable))
 	}
 	u, err := driver.ParseURL(raw)
 	if err != nil {
-		return nil, usageError{fmt.Errorf("%s: %w", flag, err)}
+		return nil, usage(fmt.Errorf("%s: %w", flag, err))
 	}
 	if u.Scheme == "migrate" {
-		return nil, usageError{fmt.Errorf("%s is a migrate URL: it takes the URL of one of the two backends", flag)}
+		return nil, usage(fmt.Errorf("%s is a migrate URL: it takes the URL of one of the two backends", flag))
 	}
 	if u.Has("ttl") {
-		return nil, usageError{fmt.Errorf("%s has a ttl, which belongs to the migration as a whole: --ttl", flag)}
+		return nil, usage(fmt.Errorf("%s has a ttl, which belongs to the migration as a whole: --ttl", flag))
 	}
 	require, err := driver.ParseRequire(u.Param("require", ""))
 	if err != nil {
-		return nil, usageError{fmt.Errorf("%s: require: %w", flag, err)}
+		return nil, usage(fmt.Errorf("%s: require: %w", flag, err))
 	}
 	if require.Fair || require.FIFO {
 		return nil, fmt.Errorf("%s requires an order of waiters, and none goes over from one backend to the other: %w", flag, errors.ErrUnsupported)
@@ -151,14 +145,6 @@ func (f *pairFlags) listOld(ctx context.Context) (names []string, err error) {
 }
 
 func (p *pair) close() error { return errors.Join(closeDriver(p.from), closeDriver(p.to)) }
-
-const closeLimit = 5 * time.Second
-
-func closeDriver(d driver.Driver) error {
-	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
-	defer cancel()
-	return d.Close(ctx)
-}
 
 // join opens the migration to change something, as the programs do: in a phase, and after a look whether the backends are two.
 func (f *pairFlags) join(ctx context.Context, p migrate.Phase) (*migrate.Driver, error) {

@@ -262,23 +262,6 @@ func (p *pair) lengths(m *migrate.Driver, refusal error) fact {
 	return fact{what, true, bounds(info)}
 }
 
-func bounds(i driver.Info) string {
-	s := "any"
-	const longest = 100 * 365 * 24 * time.Hour // which no program needs
-	switch {
-	case i.MinTTL > 0 && i.MaxTTL > 0 && i.MaxTTL < longest:
-		s = fmt.Sprintf("%v to %v", i.MinTTL, i.MaxTTL)
-	case i.MinTTL > 0:
-		s = fmt.Sprintf("%v or longer", i.MinTTL)
-	case i.MaxTTL > 0:
-		s = fmt.Sprintf("up to %v", i.MaxTTL)
-	}
-	if i.TTLUnit > 0 {
-		s += fmt.Sprintf(", multiples of %v", i.TTLUnit)
-	}
-	return s
-}
-
 func (r *planReport) write(w io.Writer) error {
 	fmt.Fprintf(w, "%s → %s\n\n", r.From, r.To)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

@@ -48,18 +48,18 @@ Exit status
   dsync release --yes --hold 7d0c3a52-…:17 orders/42`,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return usageError{fmt.Errorf("%s takes one name", c.CommandPath())}
+				return usage(fmt.Errorf("%s takes one name", c.CommandPath()))
 			}
 			return nil
 		},
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := checkName(args[0]); err != nil {
-				return usageError{fmt.Errorf("name %s: %w", show(args[0]), err)}
+				return usage(fmt.Errorf("name %s: %w", show(args[0]), err))
 			}
 			if !yes && !isTerminal(c.InOrStdin()) {
-				return usageError{errors.New("the standard input is no terminal, so nobody can be asked: --yes releases without a question")}
+				return usage(errors.New("the standard input is no terminal, so nobody can be asked: --yes releases without a question"))
 			}
-			return f.withBackend(c, func(b *backend) error { return release(c, b, args[0], hold, yes) })
+			return f.withBackend(c, func(b *backend) error { return releaseShown(c, b, args[0], hold, yes) })
 		},
 	}
 	f.add(c)
@@ -71,9 +71,9 @@ Exit status
 // errDeclined is the answer of whoever was asked.
 var errDeclined = errors.New("not released")
 
-// release ends the hold that is shown, after a question unless yes.
-func release(c *cobra.Command, b *backend, name, hold string, yes bool) error {
-	err := b.release(c.Context(), name, func(r *lockReport) error {
+// releaseShown ends the hold that is shown, after a question unless yes.
+func releaseShown(c *cobra.Command, b *backend, name, hold string, yes bool) error {
+	err := release(c.Context(), b, name, func(r *lockReport) error {
 		if err := r.write(c.OutOrStdout()); err != nil {
 			return err
 		}
@@ -92,7 +92,7 @@ func release(c *cobra.Command, b *backend, name, hold string, yes bool) error {
 }
 
 // release ends the hold of a name, unless agree, which is told of the hold, returns an error.
-func (b *backend) release(ctx context.Context, name string, agree func(*lockReport) error) error {
+func release(ctx context.Context, b *backend, name string, agree func(*lockReport) error) error {
 	over := unfinished("%s: the hold that was shown is over: nothing was released", show(name))
 	seen, err := b.client.Inspect(ctx, name)
 	if err != nil {

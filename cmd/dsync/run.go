@@ -25,6 +25,9 @@ type runFlags struct {
 	note                                     string
 }
 
+// runCommands returns run, and the command that it starts itself.
+func runCommands() []*cobra.Command { return []*cobra.Command{runCommand(), guardCommand()} }
+
 func runCommand() *cobra.Command {
 	f := &runFlags{}
 	c := &cobra.Command{
@@ -227,4 +230,12 @@ func (r *runner) open(ctx context.Context, raw string) error {
 			most.Truncate(time.Millisecond), (r.killAfter+time.Second)*3), client.Close(ctx))
 	}
 	return nil
+}
+
+// completeCommand leaves to the shell what comes after the name. Cobra does not tell on which side of the two dashes that is.
+func completeCommand(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) == 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return nil, cobra.ShellCompDirectiveDefault
 }

@@ -82,13 +82,15 @@ func startLeaver(t *testing.T, command func(string) []string, stubborn bool, fla
 // guardOf returns the guard of a `dsync run`.
 func guardOf(t *testing.T, c *command) int {
 	t.Helper()
-	all, err := family(c.Process.Pid, nil)
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", c.Process.Pid))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range all {
-		if p.parent == c.Process.Pid {
-			return p.pid
+	for _, task := range tasks { // each has the children that it has started
+		text, _ := os.ReadFile(task)
+		var pid int
+		if n, _ := fmt.Sscan(string(text), &pid); n == 1 {
+			return pid
 		}
 	}
 	t.Fatal("there is no guard")

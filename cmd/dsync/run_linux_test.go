@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/memory"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -133,7 +134,7 @@ func TestRunRefusesWhatCannotBe(t *testing.T) {
 func TestRunEnvironment(t *testing.T) {
 	t.Parallel()
 	cmd, out, errs := testenv.Program(t, "run", "job 1", "--", "env")
-	cmd.Env = append(cmd.Env, urlVariable+"="+inProcess, "DSYNC_TOKEN=of another one")
+	cmd.Env = append(cmd.Env, "DSYNC_URL"+"="+inProcess, "DSYNC_TOKEN=of another one")
 	before := time.Now()
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%v: %s", err, errs)
@@ -143,7 +144,7 @@ func TestRunEnvironment(t *testing.T) {
 		name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
 		got[name] = value
 	}
-	if _, there := got[urlVariable]; there || got["DSYNC_NAME"] != "job 1" {
+	if _, there := got["DSYNC_URL"]; there || got["DSYNC_NAME"] != "job 1" {
 		t.Errorf("got %s", out)
 	}
 	if n, err := strconv.ParseUint(got["DSYNC_TOKEN"], 10, 64); err != nil || n == 0 {
@@ -153,8 +154,8 @@ func TestRunEnvironment(t *testing.T) {
 		t.Errorf("got deadline %q (%v) of a TTL of 30 s", got["DSYNC_DEADLINE"], err)
 	}
 	cmd, out, _ = testenv.Program(t, "run", "--pass-url", "x", "--", "env")
-	cmd.Env = append(cmd.Env, urlVariable+"="+inProcess)
-	if err := cmd.Run(); err != nil || !strings.Contains(out.String(), urlVariable+"="+inProcess) {
+	cmd.Env = append(cmd.Env, "DSYNC_URL"+"="+inProcess)
+	if err := cmd.Run(); err != nil || !strings.Contains(out.String(), "DSYNC_URL"+"="+inProcess) {
 		t.Errorf("with --pass-url: %v, got %s", err, out)
 	}
 }
@@ -300,7 +301,7 @@ func TestRunOnAServer(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
 	url := "redisson://" + server.Addr
-	client := holder(t, url)
+	client := clitest.Client(t, url)
 	t.Run("locked", func(t *testing.T) {
 		t.Parallel()
 		l, err := client.Lock(t.Context(), "x")

@@ -9,30 +9,15 @@ import (
 	"testing"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
-
-func TestPermitsFlag(t *testing.T) {
-	t.Parallel()
-	for text, want := range map[string]permits{"2/8": {2, 8}, "1/1": {1, 1}, "3/0": {3, 0}} {
-		var p permits
-		if err := p.Set(text); err != nil || p != want || p.String() != text {
-			t.Errorf("%s: got %v and %v", text, p, err)
-		}
-	}
-	for _, text := range []string{"", "/", "8", "2/", "/8", "0/8", "-1/8", "2/-8", "9/8", "a/b", "2/8/9", "1e3/8", "99999999999999999999/8"} {
-		var p permits
-		if err := p.Set(text); err == nil || p.asked() {
-			t.Errorf("%q: got %v, want an error", text, p)
-		}
-	}
-}
 
 func TestRunOfPermits(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
 	url := "redisson://" + server.Addr
-	client := holder(t, url)
+	client := clitest.Client(t, url)
 	run := func(t *testing.T, args string) ended {
 		return dsyncRun(t, append([]string{"--url", url}, strings.Fields(args)...)...)
 	}

@@ -56,7 +56,7 @@ func TestRunLearnsOfARemoval(t *testing.T) {
 				job, pids := jobOf(t, false)
 				args := append([]string{"run", "--ttl", "1m", name}, strings.Fields(test.flags)...)
 				cmd, _, errs := testenv.Program(t, append(args, "--", job)...)
-				cmd.Env = append(cmd.Env, urlVariable+"="+url)
+				cmd.Env = append(cmd.Env, "DSYNC_URL"+"="+url)
 				c := startCommand(t, cmd, errs)
 				testenv.Eventually(t, func() bool { return len(pids()) > 0 }, "the job runs")
 				if s, err := client.Inspect(t.Context(), name); err != nil || !s.Held || s.Waiters > 0 {

@@ -21,7 +21,7 @@ func inTerminal(t *testing.T, args ...string) *exec.Cmd {
 	}
 	program, _, _ := testenv.Program(t)
 	cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
-	cmd.Env = append(program.Env, "PS1=> ", "TERM=dumb", "DSYNC="+self, urlVariable+"="+inProcess)
+	cmd.Env = append(program.Env, "PS1=> ", "TERM=dumb", "DSYNC="+self, "DSYNC_URL"+"="+inProcess)
 	return cmd
 }
 

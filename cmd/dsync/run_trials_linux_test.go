@@ -283,7 +283,7 @@ type command struct {
 func (tr *trial) start(label, url string, args ...string) *command {
 	args = slices.Concat([]string{"run", "--ttl", tr.ttl.String(), "--connect", trialGuard.String(), tr.name}, tr.kind.args, args)
 	cmd, _, errs := testenv.Program(tr.t, append(args, "--", tr.pack, tr.dir, label, "0")...)
-	cmd.Env = append(cmd.Env, urlVariable+"="+url)
+	cmd.Env = append(cmd.Env, "DSYNC_URL"+"="+url)
 	return startCommand(tr.t, cmd, errs)
 }
 

@@ -181,8 +181,8 @@ func (f *fleet) line(text, said, file string) string {
 				args[i] = "1s"
 			}
 		}
-		f.t.Setenv(fromVariable, f.from)
-		f.t.Setenv(toVariable, f.to)
+		f.t.Setenv("DSYNC_FROM", f.from)
+		f.t.Setenv("DSYNC_TO", f.to)
 		for try := 1; ; try++ {
 			if r := f.bare(args...); r.status == exitDone || try >= f.tries {
 				return r.want(exitDone).out

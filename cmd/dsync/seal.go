@@ -38,10 +38,10 @@ repeated at any time: a name has moved or has not. The exit status is 3 if names
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			if all != (s.names.file != "") {
-				return usageError{errors.New("--all and --names FILE go together: all names of the file are sealed")}
+				return usage(errors.New("--all and --names FILE go together: all names of the file are sealed"))
 			}
 			if lasting < 0 {
-				return usageError{fmt.Errorf("--for %v is negative", lasting)}
+				return usage(fmt.Errorf("--for %v is negative", lasting))
 			}
 			if !anyway {
 				if err := s.nobodyBehind(c, f, args, lasting); err != nil {
@@ -74,7 +74,7 @@ func (s *sweep) nobodyBehind(c *cobra.Command, f *pairFlags, args []string, last
 		c.SetIn(strings.NewReader(strings.Join(names, "\n")))
 		defer c.SetIn(strings.NewReader(strings.Join(names, "\n")))
 	}
-	r, err := s.names.status(c, f, args, lasting)
+	r, err := statusOfNames(c, f, &s.names, args, lasting)
 	if err != nil {
 		return err
 	}

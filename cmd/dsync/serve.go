@@ -53,7 +53,7 @@ Exit status
 		Args: atMostOnePrefix,
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := s.check(); err != nil {
-				return usageError{err}
+				return usage(err)
 			}
 			return f.withBackend(c, func(b *backend) error { return s.serve(c, newBoard(b, prefixOf(args), s.every)) })
 		},

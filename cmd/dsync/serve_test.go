@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"html"
@@ -21,6 +22,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
 	"github.com/go-dsync/dsync/drivers/memory"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -189,7 +191,7 @@ func TestServeReleases(t *testing.T) {
 	token := testenv.Password()
 	s := serveSite(t, b, token)
 	const name = "orders/42 <&\r\n>"
-	lease := lock(t, b.backend.client, name)
+	lease := clitest.Lock(t, b.backend.client, name)
 	status, err := b.backend.client.Inspect(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)
@@ -239,7 +241,7 @@ func TestServeReleases(t *testing.T) {
 		t.Errorf("got %d %s", got, text)
 	}
 	<-lease.Done()
-	next := lock(t, b.backend.client, name)
+	next := clitest.Lock(t, b.backend.client, name)
 	if got, text, _ := s.do("POST", right, nil, form); got != 409 || next.Err() != nil {
 		t.Errorf("a second time: got %d %s, and the next hold %v", got, text, next.Err())
 	}
@@ -259,7 +261,7 @@ func TestServeWaitsForNoPage(t *testing.T) {
 	b, _ := boardOf(t, d, time.Millisecond)
 	s := serveSite(t, b, "")
 	for i := range rowsOfPage - 1 {
-		lock(t, b.backend.client, fmt.Sprint("held/", i, strings.Repeat("<", 900)))
+		clitest.Lock(t, b.backend.client, fmt.Sprint("held/", i, strings.Repeat("<", 900)))
 	}
 	silent, err := net.Dial("tcp", s.Listener.Addr().String())
 	if err != nil {
@@ -274,7 +276,7 @@ func TestServeWaitsForNoPage(t *testing.T) {
 	e := s.open()
 	for i := range 2 {
 		name := fmt.Sprint("another/", i)
-		l := lock(t, b.backend.client, name)
+		l := clitest.Lock(t, b.backend.client, name)
 		e.awaitText("<td>" + name + "</td>")
 		if err := l.Unlock(t.Context()); err != nil {
 			t.Fatal(err)
@@ -282,7 +284,7 @@ func TestServeWaitsForNoPage(t *testing.T) {
 		e.await(func(html string) bool { return !strings.Contains(html, "<td>"+name+"</td>") })
 	}
 	testenv.Eventually(t, func() bool { return len(s.page.places) < 2 }, "the page that does not read has to go")
-	lock(t, b.backend.client, "another/2") // long after ReadTimeout, which is for requests
+	clitest.Lock(t, b.backend.client, "another/2") // long after ReadTimeout, which is for requests
 	e.awaitText("<td>another/2</td>")
 }
 
@@ -311,7 +313,6 @@ func TestServeChecksItsFlags(t *testing.T) {
 		}
 	}
 	t.Setenv(tokenVariable, "")
-	p := &two{t: t}
 	for _, test := range []struct{ args, want string }{
 		{"a b", "one prefix"},
 		{"--listen nonsense", "--listen"},
@@ -326,7 +327,10 @@ func TestServeChecksItsFlags(t *testing.T) {
 		{"--allow-release --token-file /does/not/exist", "/does/not/exist"},
 		{"--token-file " + secret, "--allow-release"},
 	} {
-		p.bare(append([]string{"serve", "--url", "memory://flags"}, strings.Fields(test.args)...)...).want(exitUsage, test.want).not(testenv.PasswordMark)
+		_, err := clitest.Run(drivertest.Guard(t), serveCommand(), append([]string{"--url", "memory://flags"}, strings.Fields(test.args)...)...)
+		if !errors.As(err, new(usageError)) || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), testenv.PasswordMark) {
+			t.Errorf("%s: got %v, want %q", test.args, err, test.want)
+		}
 	}
 	for _, f := range []serveFlags{{listen: "localhost:0"}, {listen: "[::1]:0"}, {listen: "0.0.0.0:0", names: []string{"x"}}, {listen: "127.0.0.2:0", allow: true, file: secret}} {
 		f.every = time.Second
@@ -340,14 +344,18 @@ func TestServeChecksItsFlags(t *testing.T) {
 func TestServe(t *testing.T) {
 	t.Parallel()
 	const url = "memory://serve"
-	c := holder(t, url)
+	c := clitest.Client(t, url)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	in, out := io.Pipe()
 	var errs strings.Builder
-	status := make(chan int, 1)
+	ended := make(chan error, 1)
 	go func() { // ends with ctx
-		status <- run(ctx, []string{"serve", "--url", url, "--listen", "127.0.0.1:0", "--every", "1s", "lk:"}, nil, out, &errs)
+		c := serveCommand()
+		c.SetArgs([]string{"--url", url, "--listen", "127.0.0.1:0", "--every", "1s", "lk:"})
+		c.SetOut(out)
+		c.SetErr(&errs)
+		ended <- c.ExecuteContext(ctx)
 		out.Close()
 	}()
 	said := bufio.NewReader(in)
@@ -361,8 +369,8 @@ func TestServe(t *testing.T) {
 	e := openEvents(t, client, at+"events")
 	e.awaitText("No name, as of")
 	leader := dsync.With(c, dsync.Write())
-	lock(t, leader, "lk:leader")
-	lock(t, c, "other")
+	clitest.Lock(t, leader, "lk:leader")
+	clitest.Lock(t, c, "other")
 	if text := e.awaitText("<td>lk:leader</td>"); !strings.Contains(text, "<td>written</td>") || strings.Contains(text, "other") {
 		t.Errorf("got\n%s", text)
 	}
@@ -373,8 +381,8 @@ func TestServe(t *testing.T) {
 	if rest, err := io.ReadAll(said); err != nil || len(rest) > 0 {
 		t.Errorf("got %q, %v", rest, err)
 	}
-	if got := <-status; got != exitDone || errs.Len() > 0 {
-		t.Errorf("got status %d: %s", got, errs.String())
+	if err := <-ended; err != nil || errs.Len() > 0 {
+		t.Errorf("got %v: %s", err, errs.String())
 	}
 }
 
@@ -390,14 +398,14 @@ func TestServeInABrowser(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		closeLater(t, c)
+		clitest.CloseLater(t, c)
 		return c
 	}
 	const evil = `<img src=x onerror="document.title='run'">`
 	night, shop := open("nightly run"), open("shop-3")
-	lease := lock(t, night, "orders/2026/11/23/customers/4711/invoice")
-	lock(t, open("http://10.0.0.7:8080/"), "planner")
-	lock(t, dsync.With(shop, dsync.Read()), "prices")
+	lease := clitest.Lock(t, night, "orders/2026/11/23/customers/4711/invoice")
+	clitest.Lock(t, open("http://10.0.0.7:8080/"), "planner")
+	clitest.Lock(t, dsync.With(shop, dsync.Read()), "prices")
 	waiting := drivertest.Request(lease.Name())
 	waiting.Owner = "worker-9"
 	waiter := drivertest.Wait(t, d.Server().NewDriver(), waiting)
@@ -415,9 +423,9 @@ func TestServeInABrowser(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	lock(t, shop, "odd \"name\"\n"+evil)
+	clitest.Lock(t, shop, "odd \"name\"\n"+evil)
 	browser.Await(has(strings.Trim(show(evil), `"`)[:8]) + ` && document.title.startsWith("Locks of") && document.images.length === 0`)
-	late := lock(t, shop, "late")
+	late := clitest.Lock(t, shop, "late")
 	browser.Await(has("late"))
 	if err := late.Unlock(t.Context()); err != nil {
 		t.Fatal(err)

@@ -85,7 +85,7 @@ Exit status
 				if watch {
 					return watchLocks(c.Context(), b, list, lockPrinter(c.OutOrStdout(), asJSON))
 				}
-				reports, err := b.inspectAll(c.Context(), list)
+				reports, err := inspectAll(c.Context(), b, list)
 				if err != nil {
 					return err
 				}
@@ -101,7 +101,7 @@ Exit status
 }
 
 // inspectAll asks for all names, for some at a time.
-func (b *backend) inspectAll(ctx context.Context, names []string) ([]lockReport, error) {
+func inspectAll(ctx context.Context, b *backend, names []string) ([]lockReport, error) {
 	const atOnce = 16
 	reports := make([]lockReport, len(names))
 	err := sideBySide(ctx, atOnce, len(names), func(ctx context.Context, i int) error {

@@ -2,11 +2,9 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"strconv"
 	"text/tabwriter"
 	"time"
 
@@ -60,9 +58,9 @@ the lock. PostgreSQL as the old backend does not tell whose holds they are.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			if lasting < 0 {
-				return usageError{fmt.Errorf("--for %v is negative", lasting)}
+				return usage(fmt.Errorf("--for %v is negative", lasting))
 			}
-			r, err := names.status(c, f, args, lasting)
+			r, err := statusOfNames(c, f, &names, args, lasting)
 			if err != nil {
 				return failed(c.OutOrStdout(), asJSON, err)
 			}
@@ -83,8 +81,8 @@ the lock. PostgreSQL as the old backend does not tell whose holds they are.`,
 	return c
 }
 
-// status looks at the names that a command was given. It needs none where there is a gate to look at.
-func (n *nameFlags) status(c *cobra.Command, f *pairFlags, args []string, lasting time.Duration) (*statusReport, error) {
+// statusOfNames looks at the names that a command was given. It needs none where there is a gate to look at.
+func statusOfNames(c *cobra.Command, f *pairFlags, n *nameFlags, args []string, lasting time.Duration) (*statusReport, error) {
 	list, err := n.some(c, args, !f.gate)
 	if err != nil {
 		return nil, err
@@ -214,27 +212,6 @@ func (r *statusReport) writeMembers(w io.Writer) {
 	}
 }
 
-func dash(s string) string {
-	if s == "" {
-		return noValue
-	}
-	return s
-}
-
-func count(n int) string {
-	if n < 0 {
-		return "?"
-	}
-	return strconv.Itoa(n)
-}
-
-func token(n uint64) string {
-	if n == 0 {
-		return ""
-	}
-	return strconv.FormatUint(n, 10)
-}
-
 // failed returns the error of a command, and writes it as JSON if that is wanted.
 func failed(w io.Writer, asJSON bool, err error) error {
 	if !asJSON {
@@ -243,11 +220,4 @@ func failed(w io.Writer, asJSON bool, err error) error {
 	return errors.Join(err, writeJSON(w, struct {
 		Error string `json:"error"`
 	}{err.Error()}))
-}
-
-func writeJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	return e.Encode(v)
 }

@@ -31,7 +31,7 @@ func (f *sweepFlags) add(c *cobra.Command) {
 
 func (f *sweepFlags) valid() error {
 	if !(f.rate == 0 || f.rate >= 0.001 && f.rate <= 1e6) || f.wait < 0 {
-		return usageError{errors.New("--rate has to be 0 or from 0.001 to 1000000, and --wait not negative")}
+		return usage(errors.New("--rate has to be 0 or from 0.001 to 1000000, and --wait not negative"))
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -45,8 +46,8 @@ func TestProgressOnTerminal(t *testing.T) {
 func TestReleaseAsks(t *testing.T) {
 	t.Parallel()
 	url := "redisson://" + testenv.Redis(t).Addr
-	c := holder(t, url)
-	lease := lock(t, c, "x")
+	c := clitest.Client(t, url)
+	lease := clitest.Lock(t, c, "x")
 	answer := func(text string) int {
 		cmd, _, _ := testenv.Program(t, "release", "--url", url, "x")
 		terminal := testenv.Terminal(t, cmd)
@@ -63,7 +64,7 @@ func TestReleaseAsks(t *testing.T) {
 	if status := answer("y"); status != exitDone {
 		t.Errorf("yes: got status %d", status)
 	}
-	if lease, err := holder(t, url).TryLock(t.Context(), "x"); err != nil {
+	if lease, err := clitest.Client(t, url).TryLock(t.Context(), "x"); err != nil {
 		t.Errorf("it is still held: %v", err)
 	} else if err := lease.Unlock(t.Context()); err != nil {
 		t.Error(err)

@@ -30,27 +30,27 @@ func backendURL(c *cobra.Command) (string, error) {
 	from := "--url"
 	switch {
 	case raw != "" && file != "":
-		return "", usageError{errors.New("--url and --url-file are two ways to say the same: give one")}
+		return "", usage(errors.New("--url and --url-file are two ways to say the same: give one"))
 	case file != "":
 		from = "--url-file"
 		var err error
 		if raw, err = readURL(file); err != nil {
-			return "", usageError{fmt.Errorf("--url-file: %w", err)}
+			return "", usage(fmt.Errorf("--url-file: %w", err))
 		}
 	case raw == "":
 		from = "$" + urlVariable
 		raw = os.Getenv(urlVariable)
 	}
 	if raw == "" {
-		return "", usageError{errors.New("the URL of a backend is needed: $" + urlVariable + ", --url-file or --url")}
+		return "", usage(errors.New("the URL of a backend is needed: $" + urlVariable + ", --url-file or --url"))
 	}
 	u, err := driver.ParseURL(raw)
 	if err != nil {
-		return "", usageError{fmt.Errorf("%s: %w", from, err)}
+		return "", usage(fmt.Errorf("%s: %w", from, err))
 	}
 	if from == "--url" && hasPassword(u) {
-		return "", usageError{errors.New("--url has a password, and all users of this machine can see the flags of a command: use $" +
-			urlVariable + " or --url-file")}
+		return "", usage(errors.New("--url has a password, and all users of this machine can see the flags of a command: use $" +
+			urlVariable + " or --url-file"))
 	}
 	return raw, nil
 }
