@@ -3,6 +3,8 @@ package main
 import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 )
 
 // complete adds the command that writes completion scripts for shells, and says of all commands below root what their arguments and flags
@@ -15,11 +17,11 @@ func complete(root *cobra.Command) {
 		case "help":
 			c.Example = "  dsync help run"
 		case "completion":
-			asGroup(c)
+			cli.AsGroup(c)
 			c.Example = `  source <(dsync completion bash)
   dsync completion zsh > "${fpath[1]}/_dsync"`
 			for _, shell := range c.Commands() {
-				shell.Args = noArguments
+				shell.Args = cli.NoArguments
 				shell.Example = "  " + c.CommandPath() + " " + shell.Name()
 			}
 		}
@@ -38,7 +40,7 @@ func completeValues(c *cobra.Command) {
 		case f.NoOptDefVal != "", kind == "FILE":
 			return // no value; files, as the shell completes them
 		case kind == "URL":
-			values = completeURL
+			values = cli.CompleteURL
 		}
 		_ = c.RegisterFlagCompletionFunc(f.Name, values) // which fails for flags that the command does not have
 	}

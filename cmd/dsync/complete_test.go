@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -24,7 +25,7 @@ func completed(t *testing.T, args ...string) (offers []string, files bool) {
 	status := run(t.Context(), append([]string{"__completeNoDesc"}, args...), nil, &out, &errs)
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	last := lines[len(lines)-1]
-	if status != exitDone || !strings.HasPrefix(last, ":") {
+	if status != cli.ExitDone || !strings.HasPrefix(last, ":") {
 		t.Fatalf("%q: got status %d, %s%s", args, status, out.String(), errs.String())
 	}
 	if strings.Contains(out.String()+errs.String(), testenv.PasswordMark) {
@@ -78,10 +79,10 @@ func TestCompletion(t *testing.T) {
 func TestCompletionScripts(t *testing.T) {
 	p := &two{t: t}
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
-		p.bare("completion", shell).want(exitDone, "dsync", "__complete")
-		p.bare("completion", shell, "x").want(exitUsage, "takes no arguments")
+		p.bare("completion", shell).want(cli.ExitDone, "dsync", "__complete")
+		p.bare("completion", shell, "x").want(cli.ExitUsage, "takes no arguments")
 	}
-	p.bare("completion", "tcsh").want(exitUsage, "no command tcsh")
+	p.bare("completion", "tcsh").want(cli.ExitUsage, "no command tcsh")
 }
 
 // TestCompletionInBash has bash complete a line by the script, with what that needs of the package bash-completion.

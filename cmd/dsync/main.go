@@ -13,13 +13,20 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/go-dsync/dsync/cmd/dsync/internal/admin"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/bench"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/doctor"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/migration"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/runjob"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/serve"
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
 func main() {
 	ctx, stop := context.WithCancel(context.Background())
 	interrupts := make(chan os.Signal, 1)
-	notify(interrupts, []os.Signal{os.Interrupt, syscall.SIGTERM})
+	runjob.Notify(interrupts, []os.Signal{os.Interrupt, syscall.SIGTERM})
 	go func() { // ends with the program
 		<-interrupts
 		signal.Stop(interrupts) // a second Ctrl-C ends the program at once
@@ -41,12 +48,12 @@ func newRoot(stdout io.Writer) *cobra.Command {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	asGroup(root)
+	cli.AsGroup(root)
 	root.SetVersionTemplate("{{.Version}}\n")
-	root.AddCommand(migrateCommand(), versionCommand(), serveCommand(), doctorCommand(), benchCommand())
-	root.AddCommand(runCommands()...)
-	root.AddCommand(adminCommands()...)
-	root.SetFlagErrorFunc(flagError)
+	root.AddCommand(migration.Command(), versionCommand(), serve.Command(), doctor.Command(), bench.Command())
+	root.AddCommand(runjob.Commands()...)
+	root.AddCommand(admin.Commands()...)
+	root.SetFlagErrorFunc(cli.FlagError)
 	root.SetOut(stdout)
 	complete(root)
 	return root
@@ -58,10 +65,10 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	root.SetArgs(append([]string{}, args...)) // nil would stand for those of the process
 	root.SetIn(stdin)
 	root.SetErr(stderr)
-	wrapHelp(root, widthOf(stdout))
+	wrapHelp(root, cli.WidthOf(stdout))
 	err := root.ExecuteContext(ctx)
 	if err == nil {
-		return exitDone
+		return cli.ExitDone
 	}
 	if text := err.Error(); text != "" {
 		fmt.Fprintln(stderr, "dsync:", text)
@@ -70,20 +77,20 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 }
 
 func exitStatus(ctx context.Context, err error) int {
-	if status, ok := statusOf(err); ok {
+	if status, ok := cli.StatusOf(err); ok {
 		return status
 	}
 	var behind *migrate.BehindError
 	switch {
-	case errors.As(err, new(usageError)):
-		return exitUsage
-	case ctx.Err() != nil, errors.Is(err, errDeclined):
-		return exitInterrupted
-	case errors.As(err, new(unfinishedError)), errors.As(err, &behind), errors.Is(err, migrate.ErrNotPermitted):
-		return exitUnfinished
+	case errors.As(err, new(cli.UsageError)):
+		return cli.ExitUsage
+	case ctx.Err() != nil, errors.Is(err, admin.ErrDeclined):
+		return cli.ExitInterrupted
+	case errors.As(err, new(cli.UnfinishedError)), errors.As(err, &behind), errors.Is(err, migrate.ErrNotPermitted):
+		return cli.ExitUnfinished
 	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, migrate.ErrPhase), errors.Is(err, migrate.ErrSkipped),
 		errors.Is(err, migrate.ErrFull):
-		return exitRefused
+		return cli.ExitRefused
 	}
-	return exitFailed
+	return cli.ExitFailed
 }

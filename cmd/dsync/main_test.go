@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -83,7 +84,7 @@ func (p *two) bare(args ...string) result {
 // want fails the test unless the command ended so, and all texts are in what it wrote. It returns what it was called on.
 func (r result) want(status int, texts ...string) result {
 	r.t.Helper()
-	if r.status != status || (r.errors == "") != (status == exitDone) {
+	if r.status != status || (r.errors == "") != (status == cli.ExitDone) {
 		r.t.Errorf("%s: got status %d, errors %q, want status %d\n%s", r.args, r.status, r.errors, status, r.out)
 	}
 	for _, text := range texts {
@@ -130,7 +131,7 @@ func (p *two) status(wantExit int, names ...string) statusJSON {
 // wantState fails the test unless all names are in a state.
 func (p *two) wantState(state string, names ...string) {
 	p.t.Helper()
-	for _, n := range p.status(exitDone, names...).Names {
+	for _, n := range p.status(cli.ExitDone, names...).Names {
 		if n.State != state {
 			p.t.Errorf("%s: got state %s, want %s", n.Name, n.State, state)
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -69,7 +70,7 @@ func TestRunLearnsOfARemoval(t *testing.T) {
 				stuck := time.AfterFunc(drivertest.HangGuard, func() { _ = c.Process.Signal(syscall.SIGABRT) }) // says where it is
 				status := c.wait()
 				stuck.Stop()
-				if status != exitLost {
+				if status != cli.ExitLost {
 					t.Fatalf("got status %d: %s", status, c.errors())
 				}
 				took := time.Since(began)

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -146,7 +147,7 @@ func TestRunIsStoppedForLong(t *testing.T) {
 	s.types("fg\n")
 	s.shows("lock lost")
 	s.types("echo status=$?\n")
-	s.shows(fmt.Sprintf("status=%d", exitLost))
+	s.shows(fmt.Sprintf("status=%d", cli.ExitLost))
 	s.exits()
 }
 

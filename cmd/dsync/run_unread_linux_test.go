@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -68,7 +69,7 @@ func TestGuardKillsThoughNobodyReads(t *testing.T) {
 		name   string
 		signal syscall.Signal
 		status int
-	}{{"frozen", syscall.SIGSTOP, exitLost}, {"killed", syscall.SIGKILL, -1}} {
+	}{{"frozen", syscall.SIGSTOP, cli.ExitLost}, {"killed", syscall.SIGKILL, -1}} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			c, pid, drain := unread(t, "--url", inProcess, "--ttl", "3s", "x", "--", "sh", "-c", "echo $$; exec sleep 300")
@@ -97,7 +98,7 @@ func TestRunSendsTermThoughNobodyReads(t *testing.T) {
 	network.Hold(wire.Both)
 	testenv.Eventually(t, func() bool { _, err := os.Stat(file); return err == nil }, "the command gets TERM")
 	drain()
-	if status := c.wait(); status != exitLost {
-		t.Errorf("got status %d, want %d", status, exitLost)
+	if status := c.wait(); status != cli.ExitLost {
+		t.Errorf("got status %d, want %d", status, cli.ExitLost)
 	}
 }
