@@ -94,10 +94,7 @@ Exit status
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return cli.WriteJSON(c.OutOrStdout(), r)
-			}
-			return r.write(c.OutOrStdout(), cli.WidthOf(c.OutOrStdout()))
+			return cli.Write(c.OutOrStdout(), asJSON, r, r.write)
 		},
 	}
 	f.Add(c)
@@ -201,7 +198,9 @@ func (f *benchFlags) nobodyElse(ctx context.Context, b *cli.Backend, out io.Writ
 }
 
 // write writes a table, whose titles are cut where a terminal is narrow.
-func (r *benchReport) write(w io.Writer, width int) error {
+func (r *benchReport) write(w io.Writer) error { return r.fill(w, cli.WidthOf(w)) }
+
+func (r *benchReport) fill(w io.Writer, width int) error {
 	fmt.Fprintf(w, "%s\n\n", r.URL)
 	rows, bounded := [][]string{{"WORKLOAD", "LOCKS/S", "P50 MS", "P99 MS", "OF"}}, false
 	for _, m := range r.Workloads {

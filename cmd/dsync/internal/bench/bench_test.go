@@ -147,7 +147,7 @@ func TestPictureOfBench(t *testing.T) {
 		r.Workloads = append(r.Workloads, m)
 	}
 	var text strings.Builder
-	if err := r.write(&text, 80); err != nil {
+	if err := r.fill(&text, 80); err != nil {
 		t.Fatal(err)
 	}
 	clitest.WantPicture(t, text.String())

@@ -173,6 +173,15 @@ func Token(n uint64) string {
 	return strconv.FormatUint(n, 10)
 }
 
+// Write writes the answer of a command, as JSON or by text.
+func Write(w io.Writer, asJSON bool, v any, text func(io.Writer) error) error {
+	if asJSON {
+		return WriteJSON(w, v)
+	}
+	return text(w)
+}
+
+// WriteJSON writes a value with an indent.
 func WriteJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")

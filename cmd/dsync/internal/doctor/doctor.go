@@ -116,12 +116,7 @@ Exit status
 			if err := c.Context().Err(); err != nil {
 				return err
 			}
-			if asJSON {
-				err = cli.WriteJSON(c.OutOrStdout(), r)
-			} else {
-				err = r.write(c.OutOrStdout())
-			}
-			if err == nil && r.Faults > 0 {
+			if err = cli.Write(c.OutOrStdout(), asJSON, r, r.write); err == nil && r.Faults > 0 {
 				err = errors.New(cli.Plural(r.Faults, "fault"))
 			}
 			return err

@@ -74,17 +74,15 @@ func (r *statusReport) alone(floor uint64) string {
 
 // floor returns that of the new backend's URL, or an error if tokens would fall with it.
 func (f *pairFlags) floor(ctx context.Context) (floor uint64, err error) {
-	p, err := f.openBoth(ctx)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { err = closed(p, err) }()
-	t, err := f.tokens(ctx, p)
-	if err != nil || t == (migrate.Tokens{}) || t.Rise() {
-		return p.toFloor, err
-	}
-	return 0, cli.Unfinished("%w: `to` of all programs needs floor=%d. To change it, put all programs "+
-		"into phase dual, `dsync migrate rollback --all`, `dsync migrate untie`, and begin again with that floor", errFall, t.Floor)
+	err = f.with(ctx, func(p *pair) error {
+		t, err := f.tokens(ctx, p)
+		if floor = p.toFloor; err != nil || t == (migrate.Tokens{}) || t.Rise() {
+			return err
+		}
+		return cli.Unfinished("%w: `to` of all programs needs floor=%d. To change it, put all programs "+
+			"into phase dual, `dsync migrate rollback --all`, `dsync migrate untie`, and begin again with that floor", errFall, t.Floor)
+	})
+	return floor, err
 }
 
 func (r *statusReport) finalizeSeals(ctx context.Context, f *pairFlags, w io.Writer) error {

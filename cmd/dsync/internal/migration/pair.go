@@ -122,6 +122,19 @@ func (f *pairFlags) openBoth(ctx context.Context) (*pair, error) {
 	return p, nil
 }
 
+// with calls do with the two backends, and closes them.
+func (f *pairFlags) with(ctx context.Context, do func(*pair) error) error {
+	p, err := f.openBoth(ctx)
+	if err != nil {
+		return err
+	}
+	err = do(p)
+	if e := p.close(); err == nil {
+		err = e
+	}
+	return err
+}
+
 func (f *pairFlags) options(p *pair) *migrate.Options {
 	return &migrate.Options{Unfenced: !f.fenced, Gated: f.gate, TTL: f.ttl, FromFloor: p.fromFloor, ToFloor: p.toFloor}
 }
@@ -137,11 +150,10 @@ func (p *pair) listOld(ctx context.Context) ([]string, error) {
 }
 
 func (f *pairFlags) listOld(ctx context.Context) (names []string, err error) {
-	p, err := f.openBoth(ctx)
-	if err == nil {
+	err = f.with(ctx, func(p *pair) (err error) {
 		names, err = p.listOld(ctx)
-		err = closed(p, err)
-	}
+		return err
+	})
 	return names, err
 }
 

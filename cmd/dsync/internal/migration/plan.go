@@ -62,12 +62,7 @@ migration, and so do seal and rollback.`,
 			if err != nil {
 				return failed(c.OutOrStdout(), asJSON, err)
 			}
-			if asJSON {
-				err = cli.WriteJSON(c.OutOrStdout(), r)
-			} else {
-				err = r.write(c.OutOrStdout())
-			}
-			return errors.Join(err, refusal)
+			return errors.Join(cli.Write(c.OutOrStdout(), asJSON, r, r.write), refusal)
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "write JSON")
@@ -77,11 +72,14 @@ migration, and so do seal and rollback.`,
 
 // plan returns, beside the report, why the migration is refused that the flags describe, if it is.
 func plan(ctx context.Context, f *pairFlags, passwords bool) (r *planReport, refusal, err error) {
-	p, err := f.openBoth(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer func() { err = closed(p, err) }()
+	err = f.with(ctx, func(p *pair) error {
+		r, refusal, err = p.plan(ctx, f, passwords)
+		return err
+	})
+	return r, refusal, err
+}
+
+func (p *pair) plan(ctx context.Context, f *pairFlags, passwords bool) (r *planReport, refusal, err error) {
 	r = &planReport{From: p.fromURL.String(), To: p.toURL.String(), Gate: f.gate, Fenced: f.fenced, Phases: []string{"dual", "new"}}
 	one := *f
 	one.gate = false

@@ -26,6 +26,7 @@ type statusReport struct {
 	Names   []nameReport   `json:"names"`
 	Members []memberReport `json:"members,omitempty"` // with a gate
 	fenced  bool           // the old backend has tokens
+	gate    bool
 }
 
 type memberReport struct {
@@ -65,12 +66,7 @@ the lock. PostgreSQL as the old backend does not tell whose holds they are.`,
 			if err != nil {
 				return failed(c.OutOrStdout(), asJSON, err)
 			}
-			if asJSON {
-				err = cli.WriteJSON(c.OutOrStdout(), r)
-			} else {
-				err = r.write(c.OutOrStdout(), f.gate)
-			}
-			if err == nil && r.Behind > 0 {
+			if err = cli.Write(c.OutOrStdout(), asJSON, r, r.write); err == nil && r.Behind > 0 {
 				err = cli.Unfinished("somebody is behind: %d in all", r.Behind)
 			}
 			return err
@@ -92,44 +88,34 @@ func statusOfNames(c *cobra.Command, f *pairFlags, n *cli.NameFlags, args []stri
 }
 
 func status(ctx context.Context, f *pairFlags, names []string, lasting time.Duration) (r *statusReport, err error) {
-	p, err := f.openBoth(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = closed(p, err) }()
-	r = &statusReport{From: p.fromURL.String(), To: p.toURL.String(), Names: []nameReport{}, fenced: p.from.Info().Fencing != driver.None}
-	m, err := migrate.New(p.from, p.to, f.options(p)) // is not closed: p is
-	if err == nil {
-		err = m.Look(ctx)
-	}
-	if err != nil {
-		return nil, err
-	}
-	l, err := newLooker(p, f.gate)
-	if err != nil {
-		return nil, err
-	}
-	l.lasting = lasting
-	if f.gate {
-		if err := r.members(ctx, m); err != nil {
-			return nil, err
+	err = f.with(ctx, func(p *pair) error {
+		r = &statusReport{From: p.fromURL.String(), To: p.toURL.String(), Names: []nameReport{}, fenced: p.from.Info().Fencing != driver.None, gate: f.gate}
+		m, err := migrate.New(p.from, p.to, f.options(p)) // is not closed: p is
+		if err == nil {
+			err = m.Look(ctx)
 		}
-	}
-	if r.Names, err = l.all(ctx, names); err != nil {
-		return nil, err
-	}
-	for _, n := range r.Names {
-		r.count(n)
-	}
-	return r, nil
-}
-
-// closed adds the error of closing to that of the work.
-func closed(p *pair, err error) error {
-	if e := p.close(); err == nil {
-		return e
-	}
-	return err
+		if err != nil {
+			return err
+		}
+		l, err := newLooker(p, f.gate)
+		if err != nil {
+			return err
+		}
+		l.lasting = lasting
+		if f.gate {
+			if err := r.members(ctx, m); err != nil {
+				return err
+			}
+		}
+		if r.Names, err = l.all(ctx, names); err != nil {
+			return err
+		}
+		for _, n := range r.Names {
+			r.count(n)
+		}
+		return nil
+	})
+	return r, err
 }
 
 func (r *statusReport) count(n nameReport) {
@@ -159,9 +145,9 @@ func (r *statusReport) members(ctx context.Context, m *migrate.Driver) error {
 	return err
 }
 
-func (r *statusReport) write(w io.Writer, gate bool) error {
+func (r *statusReport) write(w io.Writer) error {
 	fmt.Fprintf(w, "%s → %s\n", r.From, r.To)
-	if gate {
+	if r.gate {
 		r.writeMembers(w)
 	}
 	if len(r.Names) == 0 {

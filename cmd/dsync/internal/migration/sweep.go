@@ -139,7 +139,15 @@ func (s *sweep) run(ctx context.Context, names []string, stderr io.Writer) error
 	s.bar = cli.NewProgress(stderr, s.done, len(names))
 	err := s.sweep(ctx, names)
 	s.bar.Stop()
-	return s.report(ctx, len(names), err)
+	if err = s.report(ctx, len(names), err); err != nil || s.moved || s.dryRun {
+		return err
+	}
+	// Programs in phase new may have locked names in the meantime.
+	moved, err := countMoved(ctx, s.m, names)
+	if err == nil && moved > 0 {
+		err = cli.Unfinished("%s on the new backend again: programs in phase new lock them. Put all programs into phase dual, and repeat it", cli.Are(moved, "name"))
+	}
+	return err
 }
 
 func (s *sweep) sweep(ctx context.Context, names []string) error {
@@ -259,46 +267,37 @@ func (s *sweep) try(ctx, bound context.Context, name string) (fate, error) {
 	return f, nil
 }
 
-// waiters is how many names are waited for side by side.
-const waiters = side
-
 // waitForHeld waits in the queues of the names that were held, and does each when its turn comes.
 func (s *sweep) waitForHeld(ctx context.Context) error {
 	held := s.held
 	s.held = nil
 	bound, cancel := context.WithTimeout(ctx, s.wait)
 	defer cancel()
-	failing, fail := context.WithCancelCause(bound)
-	defer fail(nil)
-	next := make(chan string)
-	var workers sync.WaitGroup
-	for range min(waiters, len(held)) {
-		workers.Go(func() { // ends with next
-			for name := range next {
-				f, err := isHeld, error(nil)
-				if s.turn(failing) == nil {
-					f, err = s.try(ctx, failing, name)
-				}
-				if err != nil && failing.Err() != nil && bound.Err() == nil {
-					f, err = isHeld, nil // because of another one
-				}
-				if err != nil {
-					fail(fmt.Errorf("%s: %w", cli.Show(name), err))
-					f = isHeld
-				}
-				s.count(name, f)
+	counted := make([]bool, len(held))
+	err := cli.SideBySide(bound, side, len(held), func(inner context.Context, i int) error {
+		if s.turn(inner) != nil {
+			return nil
+		}
+		f, err := s.try(ctx, inner, held[i])
+		if err != nil {
+			if inner.Err() != nil {
+				return nil // because of another one, or the wait is over
 			}
-		})
+			return fmt.Errorf("%s: %w", cli.Show(held[i]), err)
+		}
+		s.count(held[i], f)
+		counted[i] = true
+		return nil
+	})
+	for i, name := range held {
+		if !counted[i] {
+			s.held = append(s.held, name)
+		}
 	}
-	for _, name := range held {
-		next <- name
+	if err == context.Cause(bound) {
+		return ctx.Err() // the wait is over
 	}
-	close(next)
-	workers.Wait()
-	if cause := context.Cause(failing); cause != context.Cause(bound) {
-		return cause
-	}
-	return ctx.Err() // the wait is over
+	return err
 }
 
 // report says what was done and what is left.

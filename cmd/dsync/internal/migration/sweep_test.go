@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -68,6 +69,28 @@ func TestANameThatIsTakenBeforeItsTurnIsLeftOut(t *testing.T) {
 		err := s.run(t.Context(), []string{"x", "y"}, io.Discard)
 		if !errors.As(err, new(cli.UnfinishedError)) || s.stepped != 1 || !slices.Equal(s.held, []string{"x"}) {
 			t.Errorf("got %v, %d names sealed and %q held, want 1 and x", err, s.stepped, s.held)
+		}
+	})
+}
+
+// TestRollbackLooksAgain has a program in phase new lock a name right after it was taken back.
+func TestRollbackLooksAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _ := aSweep(t, func(d *memory.Driver) driver.Driver { return d })
+		names := []string{"x", "y"}
+		if err := s.run(t.Context(), names, io.Discard); err != nil {
+			t.Fatal(err)
+		}
+		back := &sweep{done: "back", m: s.m, out: io.Discard, step: func(m *migrate.Driver, ctx context.Context, name string) error {
+			err := m.Rollback(ctx, name)
+			if name == "x" && err == nil {
+				err = m.Seal(ctx, name)
+			}
+			return err
+		}}
+		err := back.run(t.Context(), names, io.Discard)
+		if !errors.As(err, new(cli.UnfinishedError)) || !strings.Contains(err.Error(), "1 name is on the new backend again") {
+			t.Errorf("got %v, want that x has moved again", err)
 		}
 	})
 }

@@ -35,7 +35,7 @@ backend --anyway unties all the same.`,
 			}
 			m, err := migrate.New(p.from, p.to, f.options(p))
 			if err != nil {
-				return closed(p, err)
+				return errors.Join(err, p.close())
 			}
 			if !anyway {
 				if err := p.nothingSealed(c.Context(), m, f.gate); err != nil {
@@ -73,18 +73,25 @@ func (p *pair) nothingSealed(ctx context.Context, m *migrate.Driver, gate bool) 
 	if errors.Is(err, errors.ErrUnsupported) {
 		return nil // it keeps no tie, either
 	}
-	var sealed atomic.Int64
+	var sealed int
 	if err == nil {
-		err = cli.SideBySide(ctx, side, len(names), func(ctx context.Context, i int) error {
-			moved, err := m.Moved(ctx, names[i])
-			if moved {
-				sealed.Add(1)
-			}
-			return err
-		})
+		sealed, err = countMoved(ctx, m, names)
 	}
-	if n := int(sealed.Load()); err == nil && n > 0 {
-		err = cli.Unfinished("%s sealed on the old backend, where nobody could lock them: first dsync migrate rollback --all", cli.Are(n, "name"))
+	if err == nil && sealed > 0 {
+		err = cli.Unfinished("%s sealed on the old backend, where nobody could lock them: first dsync migrate rollback --all", cli.Are(sealed, "name"))
 	}
 	return err
+}
+
+// countMoved returns how many of the names have moved.
+func countMoved(ctx context.Context, m *migrate.Driver, names []string) (int, error) {
+	var n atomic.Int64
+	err := cli.SideBySide(ctx, side, len(names), func(ctx context.Context, i int) error {
+		moved, err := m.Moved(ctx, names[i])
+		if moved {
+			n.Add(1)
+		}
+		return err
+	})
+	return int(n.Load()), err
 }
