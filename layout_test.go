@@ -86,6 +86,7 @@ var layout = []struct {
 		"github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/schollz/progressbar/v3", "golang.org/x/sys/unix", "golang.org/x/term",
 		"github.com/redis/rueidis", "go.etcd.io/etcd/...", "go.uber.org/zap", "github.com/go-zookeeper/zk", "github.com/jackc/pgx/v5/pgconn",
 	}},
+	{"cmd/dsync/internal/clitest", []string{"./", "./internal/testenv", "testing", "github.com/spf13/cobra"}},
 	{"examples", []string{"./", "./driver", "./driver/cas", "./drivers/...", "./guard"}},
 	{"examples/leader", []string{"./", "./drivers/...", "./guard", "./examples/servers"}},
 	{"examples/migration", []string{"./", "./drivers/...", "./examples/coupon/shop", "./examples/servers"}},

@@ -2,134 +2,36 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
-	gozk "github.com/go-zookeeper/zk"
-
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
 	"github.com/go-dsync/dsync/driver"
-	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
-
-// benched returns what `bench --json` says, of short workloads without a bound on the rate.
-func benched(t *testing.T, args ...string) benchReport {
-	t.Helper()
-	p := &two{t: t}
-	var r benchReport
-	out := p.bare(append([]string{"bench", "--json", "--for", "50ms", "--rate", "0", "--callers", "8"}, args...)...)
-	if out.status != exitDone {
-		t.Fatalf("got status %d: %s", out.status, out.errors)
-	}
-	if err := json.Unmarshal([]byte(out.out), &r); err != nil {
-		t.Fatalf("%v in\n%s", err, out.out)
-	}
-	return r
-}
-
-// TestBench measures backends, where nothing is there afterwards that was not there before.
-func TestBench(t *testing.T) {
-	t.Parallel()
-	redis := testenv.Redis(t)
-	zk := testenv.ZooKeeper(t)
-	for name, test := range map[string]struct {
-		url  string
-		left func(t *testing.T) string
-	}{
-		"memory":   {"memory://bench", func(*testing.T) string { return "" }},
-		"redisson": {"redisson://" + redis.Addr, func(*testing.T) string { return redisKeys(redis) }},
-		"fence":    {"redisson://" + redis.Addr + "?fence=redisson", func(*testing.T) string { return redisKeys(redis) }},
-		"etcd":     {"etcd://" + testenv.Etcd(t).Addr + "/locks/", func(*testing.T) string { return "" }},
-		"pglock":   {testenv.Postgres(t).URL("pglock") + "?sslmode=disable", func(*testing.T) string { return "" }},
-		"zk":       {"zk://" + zk.Addr + "/a/b", func(t *testing.T) string { return zkNodes(t, zk.Addr) }},
-	} {
-		t.Run(name, func(t *testing.T) { // one after the other: they share a server
-			before := test.left(t)
-			file := filepath.Join(t.TempDir(), "url")
-			if err := os.WriteFile(file, []byte(test.url), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			r := benched(t, "--url-file", file)
-			if len(r.Workloads) != 5 || strings.Contains(r.URL, testenv.PasswordMark) {
-				t.Fatalf("got %+v", r)
-			}
-			for i, m := range r.Workloads {
-				if m.Workload != i+1 || m.Locks == 0 || m.P50Msec > m.P99Msec || m.Bounded {
-					t.Errorf("got %+v", m)
-				}
-			}
-			if left := test.left(t); left != before {
-				t.Errorf("it leaves %s, and found %s", left, before)
-			}
-		})
-	}
-}
-
-// redisKeys returns the keys of a server.
-// redisKeys returns the keys of a server, except the sequences of tokens, which belong to no name.
-func redisKeys(s *testenv.RedisServer) string {
-	return fmt.Sprint(slices.DeleteFunc(s.Do("KEYS", "*").([]any), func(key any) bool { return strings.HasPrefix(key.(string), fencePrefix) }))
-}
-
-// zkNodes returns the nodes at the root of a server.
-func zkNodes(t *testing.T, addr string) string {
-	t.Helper()
-	conn, _, err := gozk.Connect([]string{addr}, drivertest.HangGuard, gozk.WithLogInfo(false))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	nodes, _, err := conn.Children("/")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return fmt.Sprint(nodes)
-}
-
-// TestBenchEndsWhenInterrupted: at any time, with nothing left behind.
-func TestBenchEndsWhenInterrupted(t *testing.T) {
-	t.Parallel()
-	s := testenv.Redis(t)
-	p := &two{t: t}
-	for after := 5 * time.Millisecond; after < time.Second; after *= 3 {
-		var cancel context.CancelFunc
-		p.ctx, cancel = context.WithTimeout(drivertest.Guard(t), after)
-		p.bare("bench", "--for", "200ms", "redisson://"+s.Addr).want(exitInterrupted)
-		cancel()
-		if left := redisKeys(s); left != "[]" {
-			t.Fatalf("interrupted after %v it leaves %s", after, left)
-		}
-	}
-}
 
 func TestBenchRefuses(t *testing.T) {
 	t.Parallel()
 	const url = "memory://bench-refuses"
-	p, c := &two{t: t}, holder(t, url)
-	lock(t, c, "work")
+	p, c := &two{t: t}, clitest.Client(t, url)
+	clitest.Lock(t, c, "work")
 	for _, test := range []struct {
 		args   string
 		status int
 		want   string
 	}{
-		{"--for 1ms " + url, exitUnfinished, "in use: work is held"},
-		{"--for 1ms --yes " + url, exitDone, ""},
-		{"--rate -1 " + url, exitUsage, "--rate"},
-		{"--callers 513 " + url, exitUsage, "1 to 512"},
-		{"--for 61s " + url, exitUsage, "1m0s at most"},
-		{"--prefix= " + url, exitUsage, "--prefix"},
-		{"--prefix dsync:migrate: " + url, exitUsage, "reserved"},
-		{"--for 50ms memory://", exitFailed, "do not exclude each other"},
-		{"migrate:?from=memory%3A%2F%2Fa&to=memory%3A%2F%2Fb&phase=dual", exitRefused, "one of its backends"},
-		{"redisson://user:" + testenv.PasswordMark + "@127.0.0.1", exitUsage, "all users of this machine"},
-		{"redisson://127.0.0.1:1 --connect 10ms", exitFailed, "127.0.0.1:1"},
+		{"--for 1ms " + url, cli.ExitUnfinished, "in use: work is held"},
+		{"--for 1ms --yes " + url, cli.ExitDone, ""},
+		{"--rate -1 " + url, cli.ExitUsage, "--rate"},
+		{"--callers 513 " + url, cli.ExitUsage, "1 to 512"},
+		{"--for 61s " + url, cli.ExitUsage, "1m0s at most"},
+		{"--prefix= " + url, cli.ExitUsage, "--prefix"},
+		{"--prefix dsync:migrate: " + url, cli.ExitUsage, "reserved"},
+		{"--for 50ms memory://", cli.ExitFailed, "do not exclude each other"},
+		{"migrate:?from=memory%3A%2F%2Fa&to=memory%3A%2F%2Fb&phase=dual", cli.ExitRefused, "one of its backends"},
+		{"redisson://user:" + testenv.PasswordMark + "@127.0.0.1", cli.ExitUsage, "all users of this machine"},
+		{"redisson://127.0.0.1:1 --connect 10ms", cli.ExitFailed, "127.0.0.1:1"},
 	} {
 		r := p.bare(append([]string{"bench"}, strings.Fields(test.args)...)...)
 		if r.status != test.status || !strings.Contains(r.errors, test.want) {
@@ -142,7 +44,7 @@ func TestBenchRefuses(t *testing.T) {
 func TestBenchWarnsOfWhatItCannotSee(t *testing.T) {
 	t.Parallel()
 	r := (&two{t: t}).bare("bench", "--for", "1ms", "plainbench://x")
-	if r.status != exitDone || !strings.Contains(r.errors, "does not tell whether it is in use") {
+	if r.status != cli.ExitDone || !strings.Contains(r.errors, "does not tell whether it is in use") {
 		t.Errorf("got status %d, %q", r.status, r.errors)
 	}
 }
@@ -155,49 +57,4 @@ func init() {
 		d, _, err := driver.Open(ctx, "memory://"+c.URL.Hosts[0])
 		return unlisted{d}, err
 	})
-}
-
-// TestPacer has many callers come at once: as many go on as the rate allows until the end, evenly.
-func TestPacer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p, began := newPacer(100), time.Now()
-		end := began.Add(time.Second)
-		turns := make(chan time.Duration, 1000)
-		for range 150 {
-			go func() {
-				if p.wait(t.Context(), end) {
-					turns <- time.Since(began)
-				}
-			}()
-		}
-		time.Sleep(2 * time.Second)
-		for i := range 100 {
-			if got, want := <-turns, time.Duration(i)*10*time.Millisecond; got != want {
-				t.Errorf("turn %d: got %v, want %v", i, got, want)
-			}
-		}
-		if len(turns) > 0 {
-			t.Errorf("%d turns more", len(turns))
-		}
-		if !p.wait(t.Context(), time.Now().Add(time.Millisecond)) {
-			t.Error("the next workload has no turn")
-		}
-	})
-}
-
-// TestPictureOfBench holds what docs/operations.md shows of `bench` to the code.
-func TestPictureOfBench(t *testing.T) {
-	r := benchReport{URL: "redisson://redis:6379", Rate: 1000}
-	for i, m := range []measured{
-		{PerSecond: 912.4, P50Msec: 1.02, P99Msec: 2.31}, {PerSecond: 998.7, Bounded: true, P50Msec: 1.31, P99Msec: 4.4},
-		{PerSecond: 999.1, Bounded: true, P50Msec: 0.61, P99Msec: 3.87}, {P50Msec: 1.64, P99Msec: 3.02}, {PerSecond: 996.3, Bounded: true, P50Msec: 0.83, P99Msec: 5.1},
-	} {
-		m.Workload, m.Title, m.Of = i+1, workloads[i].title, workloads[i].of
-		r.Workloads = append(r.Workloads, m)
-	}
-	var text strings.Builder
-	if err := r.write(&text, 80); err != nil {
-		t.Fatal(err)
-	}
-	wantPicture(t, text.String())
 }

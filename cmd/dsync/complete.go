@@ -1,13 +1,10 @@
 package main
 
 import (
-	"slices"
-	"strings"
-
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 )
 
 // complete adds the command that writes completion scripts for shells, and says of all commands below root what their arguments and flags
@@ -20,11 +17,11 @@ func complete(root *cobra.Command) {
 		case "help":
 			c.Example = "  dsync help run"
 		case "completion":
-			asGroup(c)
+			cli.AsGroup(c)
 			c.Example = `  source <(dsync completion bash)
   dsync completion zsh > "${fpath[1]}/_dsync"`
 			for _, shell := range c.Commands() {
-				shell.Args = noArguments
+				shell.Args = cli.NoArguments
 				shell.Example = "  " + c.CommandPath() + " " + shell.Name()
 			}
 		}
@@ -43,7 +40,7 @@ func completeValues(c *cobra.Command) {
 		case f.NoOptDefVal != "", kind == "FILE":
 			return // no value; files, as the shell completes them
 		case kind == "URL":
-			values = completeURL
+			values = cli.CompleteURL
 		}
 		_ = c.RegisterFlagCompletionFunc(f.Name, values) // which fails for flags that the command does not have
 	}
@@ -52,31 +49,4 @@ func completeValues(c *cobra.Command) {
 	for _, below := range c.Commands() {
 		completeValues(below)
 	}
-}
-
-// completeURL offers the beginnings of URLs.
-func completeURL(_ *cobra.Command, args []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	var urls []cobra.Completion
-	for _, scheme := range driver.Schemes() {
-		if url := scheme + "://"; strings.HasPrefix(url, begun) && url != begun && !slices.Contains([]string{"memory", "migrate"}, scheme) {
-			urls = append(urls, url)
-		}
-	}
-	return urls, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
-}
-
-// completeOneURL is for commands whose only argument is a URL.
-func completeOneURL(c *cobra.Command, args []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return completeURL(c, args, begun)
-}
-
-// completeCommand leaves to the shell what comes after the name. Cobra does not tell on which side of the two dashes that is.
-func completeCommand(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	if len(args) == 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return nil, cobra.ShellCompDirectiveDefault
 }

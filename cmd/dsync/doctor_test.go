@@ -1,151 +1,44 @@
 package main
 
 import (
-	"encoding/json"
-	"os"
-	"path/filepath"
-	"regexp"
-	"strings"
+	"context"
 	"testing"
+	"time"
 
-	"github.com/go-dsync/dsync/internal/drivertest"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// examined is what `doctor` said of a backend.
-type examined struct {
-	t *testing.T
-	doctorReport
-}
-
-// doctor runs `dsync doctor`, and fails the test unless it ends with a fault or without one.
-func doctor(t *testing.T, faults bool, url string, args ...string) examined {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "url")
-	if err := os.WriteFile(file, []byte(url+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	status := exitDone
-	if faults {
-		status = exitFailed
-	}
-	p := &two{t: t}
-	r := p.bare(append([]string{"doctor", "--json", "--url-file", file, "--connect", drivertest.HangGuard.String()}, args...)...).want(status)
-	r.not(testenv.PasswordMark)
-	e := examined{t: t}
-	if err := json.Unmarshal([]byte(r.out), &e.doctorReport); err != nil {
-		t.Fatalf("%v in\n%s", err, r.out)
-	}
-	for _, f := range e.Findings {
-		if (f.Level == fault || f.Level == warning) && (f.Cure == "" || f.See == "") {
-			t.Errorf("%+v has no cure, or no section of the documents", f)
-		}
-		if f.See != "" {
-			wantSection(t, f.See)
-		}
-	}
-	return e
-}
-
-var notInAnchor = regexp.MustCompile("[^a-z0-9 _-]")
-
-// wantSection fails the test unless there is a section of a page.
-func wantSection(t *testing.T, link string) {
-	t.Helper()
-	page, anchor, _ := strings.Cut(link, "#")
-	text, err := os.ReadFile(filepath.Join("../..", page))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(text)) {
-		if heading, is := strings.CutPrefix(strings.TrimLeft(line, "#"), " "); is && strings.HasPrefix(line, "#") {
-			words := notInAnchor.ReplaceAllString(strings.ToLower(strings.TrimSpace(heading)), "")
-			if strings.ReplaceAll(words, " ", "-") == anchor {
-				return
-			}
-		}
-	}
-	t.Errorf("there is no section %s", link)
-}
-
-// want fails the test unless there is a finding of a check with a level, whose text and cure have the parts.
-func (e examined) want(check string, l level, text, cure string) {
-	e.t.Helper()
-	for _, f := range e.Findings {
-		if f.Check == check && f.Level == l && strings.Contains(f.Text, text) && strings.Contains(f.Cure, cure) {
-			return
-		}
-	}
-	e.t.Errorf("want %s %s with %q, and the cure %q, in %+v", l, check, text, cure, e.Findings)
-}
-
-// no fails the test if there is a finding of a level.
-func (e examined) no(l level) {
-	e.t.Helper()
-	for _, f := range e.Findings {
-		if f.Level == l {
-			e.t.Errorf("want no %s: %+v", l, f)
-		}
-	}
-}
-
-func TestDoctorInMemory(t *testing.T) {
-	e := doctor(t, false, "memory://doctor")
-	e.want("open", ok, "accepts", "")
-	e.want("lock", ok, "p50", "")
-	if e.Pairs == nil || e.Pairs.Pairs != pairsMeasured || len(e.Promises) == 0 {
-		t.Errorf("got %+v", e.doctorReport)
-	}
-}
-
 func TestDoctorIsReadable(t *testing.T) {
 	p := &two{t: t}
-	p.bare("doctor", "memory://doctor").want(exitDone, "ok       lock  ", "What the backend promises", "0 faults, 0 warnings")
-	p.bare("doctor", "redisson://127.0.0.1:1", "--connect", "1s").want(exitFailed, "fault    reach", "cure: is the server running", "see: docs/choosing.md")
-	p.bare("doctor", "redisson://127.0.0.1", "etcd://127.0.0.1").want(exitUsage, "one URL")
-	p.bare("doctor", "redisson://:"+testenv.PasswordMark+"@127.0.0.1").want(exitUsage, "DSYNC_URL").not(testenv.PasswordMark)
+	p.bare("doctor", "memory://doctor").want(cli.ExitDone, "ok       lock  ", "What the backend promises", "0 faults, 0 warnings")
+	p.bare("doctor", "redisson://127.0.0.1:1", "--connect", "1s").want(cli.ExitFailed, "fault    reach", "cure: is the server running", "see: docs/choosing.md")
+	p.bare("doctor", "redisson://127.0.0.1", "etcd://127.0.0.1").want(cli.ExitUsage, "one URL")
+	p.bare("doctor", "redisson://:"+testenv.PasswordMark+"@127.0.0.1").want(cli.ExitUsage, "DSYNC_URL").not(testenv.PasswordMark)
 }
 
-func TestWrap(t *testing.T) {
-	const text = "one two three four five six seven eight nine ten"
-	if got, want := wrap(text, "  ", 0), "  "+text+"\n"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	got := wrap(text, "  ", 24)
-	if strings.ReplaceAll(got, "\n  ", " ") != "  "+text+"\n" {
-		t.Errorf("got %q, which has other words", got)
-	}
-	for line := range strings.Lines(got) {
-		if len(strings.TrimSuffix(line, "\n")) > 24 {
-			t.Errorf("%q is too long", line)
+// TestDoctorLeavesNothing interrupts it at any time.
+func TestDoctorLeavesNothing(t *testing.T) {
+	t.Parallel()
+	s := testenv.Redis(t)
+	interrupted := 0
+	for i := range 40 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*2*time.Millisecond)
+		p := &two{t: t, ctx: ctx}
+		if p.bare("doctor", "redisson://"+s.Addr+"?fair=true&fence=redisson").status == cli.ExitInterrupted {
+			interrupted++
+		}
+		cancel()
+		for _, key := range s.Do("KEYS", "dsync:doctor*").([]any) {
+			testenv.Eventually(t, func() bool { return s.Do("EXISTS", key.(string)) == int64(0) }, key.(string)+" is gone")
 		}
 	}
-}
-
-func TestTablesFitTheTerminal(t *testing.T) {
-	rows := [][]string{{"NAME", "HOLDER", "SINCE", "TOKEN"}, {"żółw", strings.Repeat("h", 50) + "end", noValue, "1795435927914568"}, {"b", "x", noValue, "7"}}
-	for _, width := range []int{0, 80, 60, 40} {
-		var out strings.Builder
-		if err := writeTable(&out, width, rows, 2); err != nil {
-			t.Fatal(err)
-		}
-		text := out.String()
-		for line := range strings.Lines(text) {
-			if n := len([]rune(strings.TrimSuffix(line, "\n"))); width > 0 && n > width {
-				t.Errorf("width %d: %q has %d characters", width, line, n)
-			}
-		}
-		if whole := strings.Contains(text, rows[1][1]); whole != (width == 0) && width != 80 {
-			t.Errorf("width %d: got\n%s", width, text)
-		}
-		if !strings.Contains(text, "end ") || !strings.Contains(text, rows[1][3]) || strings.Contains(text, "SINCE") != (width == 0) {
-			t.Errorf("width %d: want the end of the long cell, the whole token, and no empty column on a terminal in\n%s", width, text)
+	for _, key := range s.Do("KEYS", "*").([]any) { // what remembers the last token
+		if s.Do("PTTL", key.(string)) == int64(-1) {
+			t.Errorf("the key %s stays for ever", key)
 		}
 	}
-}
-
-func TestPrintable(t *testing.T) {
-	if got, want := printable("a\x1b[31m\nżółw\u202e"), "a\ufffd[31m żółw\ufffd"; got != want {
-		t.Errorf("got %q, want %q", got, want)
+	if interrupted == 0 {
+		t.Error("it was never interrupted")
 	}
 }

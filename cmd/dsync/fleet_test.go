@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 	"github.com/go-dsync/dsync/conformance/history"
 	"github.com/go-dsync/dsync/drivers/migrate"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -249,7 +250,7 @@ func (s *six) thaw() {
 	s.thawed()
 	if s.gated { // it lost its slot, and wants to be in phase old again
 		status := []string{"status", "--gate", "--fenced=false"}
-		testenv.Eventually(s.t, func() bool { return s.migrate(status...).status == exitUnfinished }, "status sees who wants to be in phase old")
+		testenv.Eventually(s.t, func() bool { return s.migrate(status...).status == cli.ExitUnfinished }, "status sees who wants to be in phase old")
 		for range looksAtOne {
 			s.sees("wants old", status...)
 			s.sees("phase old", "finalize", "--gate", "--fenced=false")
@@ -262,8 +263,8 @@ func (s *six) thaw() {
 
 func (s *six) migrate(args ...string) result {
 	s.t.Helper()
-	s.t.Setenv(fromVariable, s.from)
-	s.t.Setenv(toVariable, s.to)
+	s.t.Setenv("DSYNC_FROM", s.from)
+	s.t.Setenv("DSYNC_TO", s.to)
 	return s.bare(append([]string{"migrate"}, args...)...)
 }
 
@@ -272,8 +273,8 @@ func (s *six) sees(text string, args ...string) {
 	s.t.Helper()
 	for try := 1; ; try++ {
 		r := s.migrate(args...)
-		if r.status != exitFailed || try == fleetTries {
-			r.want(exitUnfinished, text)
+		if r.status != cli.ExitFailed || try == fleetTries {
+			r.want(cli.ExitUnfinished, text)
 			return
 		}
 		pause(s.t.Context(), time.Second)

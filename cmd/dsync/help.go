@@ -6,6 +6,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 )
 
 // wrapHelp has a command and those below it fill the lines of their help anew where a terminal is less wide than the help was written for.
@@ -32,7 +34,7 @@ func refill(text string, width int) string {
 	head, indent := "", ""
 	end := func() {
 		if len(paragraph) > 0 {
-			filled := wrap(strings.Join(paragraph, " "), indent, width)
+			filled := cli.Wrap(strings.Join(paragraph, " "), indent, width)
 			out.WriteString(head + filled[min(len(head), len(filled)):])
 			paragraph, head, indent = nil, "", ""
 		}

@@ -9,38 +9,30 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
+	"github.com/go-dsync/dsync/cmd/dsync/internal/admin"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/bench"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/doctor"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/migration"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/runjob"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/serve"
 	"github.com/go-dsync/dsync/drivers/migrate"
 )
 
 func main() {
 	ctx, stop := context.WithCancel(context.Background())
 	interrupts := make(chan os.Signal, 1)
-	notify(interrupts, []os.Signal{os.Interrupt, syscall.SIGTERM})
+	runjob.Notify(interrupts, []os.Signal{os.Interrupt, syscall.SIGTERM})
 	go func() { // ends with the program
 		<-interrupts
 		signal.Stop(interrupts) // a second Ctrl-C ends the program at once
 		stop()
 	}()
 	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
-}
-
-// usageError is an error of whoever called the program.
-type usageError struct{ error }
-
-func (e usageError) Unwrap() error { return e.error }
-
-// unfinishedError says what is left.
-type unfinishedError struct{ error }
-
-func (e unfinishedError) Unwrap() error { return e.error }
-
-func unfinished(format string, args ...any) error {
-	return unfinishedError{fmt.Errorf(format, args...)}
 }
 
 // newRoot returns the command with all below it, which writes to stdout.
@@ -56,12 +48,12 @@ func newRoot(stdout io.Writer) *cobra.Command {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	asGroup(root)
+	cli.AsGroup(root)
 	root.SetVersionTemplate("{{.Version}}\n")
-	root.AddCommand(migrateCommand())
-	root.AddCommand(runCommand(), guardCommand(), versionCommand())
-	root.AddCommand(showCommand(), lsCommand(), releaseCommand(), serveCommand(), doctorCommand(), benchCommand())
-	root.SetFlagErrorFunc(flagError)
+	root.AddCommand(migration.Command(), versionCommand(), serve.Command(), doctor.Command(), bench.Command())
+	root.AddCommand(runjob.Commands()...)
+	root.AddCommand(admin.Commands()...)
+	root.SetFlagErrorFunc(cli.FlagError)
 	root.SetOut(stdout)
 	complete(root)
 	return root
@@ -73,10 +65,10 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	root.SetArgs(append([]string{}, args...)) // nil would stand for those of the process
 	root.SetIn(stdin)
 	root.SetErr(stderr)
-	wrapHelp(root, widthOf(stdout))
+	wrapHelp(root, cli.WidthOf(stdout))
 	err := root.ExecuteContext(ctx)
 	if err == nil {
-		return exitDone
+		return cli.ExitDone
 	}
 	if text := err.Error(); text != "" {
 		fmt.Fprintln(stderr, "dsync:", text)
@@ -85,43 +77,20 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 }
 
 func exitStatus(ctx context.Context, err error) int {
-	if status, ok := statusOf(err); ok {
+	if status, ok := cli.StatusOf(err); ok {
 		return status
 	}
 	var behind *migrate.BehindError
 	switch {
-	case errors.As(err, new(usageError)):
-		return exitUsage
-	case ctx.Err() != nil, errors.Is(err, errDeclined):
-		return exitInterrupted
-	case errors.As(err, new(unfinishedError)), errors.As(err, &behind), errors.Is(err, migrate.ErrNotPermitted):
-		return exitUnfinished
+	case errors.As(err, new(cli.UsageError)):
+		return cli.ExitUsage
+	case ctx.Err() != nil, errors.Is(err, admin.ErrDeclined):
+		return cli.ExitInterrupted
+	case errors.As(err, new(cli.UnfinishedError)), errors.As(err, &behind), errors.Is(err, migrate.ErrNotPermitted):
+		return cli.ExitUnfinished
 	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, migrate.ErrPhase), errors.Is(err, migrate.ErrSkipped),
 		errors.Is(err, migrate.ErrFull):
-		return exitRefused
+		return cli.ExitRefused
 	}
-	return exitFailed
-}
-
-// asGroup makes a command that only has others below it.
-func asGroup(c *cobra.Command) {
-	c.Args = func(c *cobra.Command, args []string) error {
-		if len(args) == 0 {
-			return nil
-		}
-		what := " " + args[0]
-		if strings.ContainsAny(args[0], ":@") {
-			what = "" // it may be a URL with a password
-		}
-		return usageError{fmt.Errorf("%s has no command%s (see %s --help)", c.CommandPath(), what, c.CommandPath())}
-	}
-	c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
-}
-
-// flagError leaves out the text of a flag that may be a URL with a password.
-func flagError(c *cobra.Command, err error) error {
-	if strings.Contains(err.Error(), "://") {
-		err = errors.New("a flag has a URL as its value that takes none")
-	}
-	return usageError{fmt.Errorf("%w (see %s --help)", err, c.CommandPath())}
+	return cli.ExitFailed
 }

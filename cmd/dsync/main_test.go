@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -19,9 +21,6 @@ import (
 func TestMain(m *testing.M) {
 	testenv.RunRole(map[string]func(){"clerk": clerkMain})
 	testenv.RunProgram(main)
-	os.Unsetenv(fromVariable)
-	os.Unsetenv(toVariable)
-	os.Unsetenv(urlVariable)
 	// The commands of tests get each signal, also if whoever started the tests ignores some, as nohup does, and a shell for what is in the
 	// background: what a program takes is not ignored in the programs that it starts.
 	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM} {
@@ -29,7 +28,7 @@ func TestMain(m *testing.M) {
 			signal.Notify(make(chan os.Signal, 1), s)
 		}
 	}
-	testenv.NoLeaks(m)
+	clitest.Main(m)
 }
 
 // two is two backends, and how to run the command on them.
@@ -85,7 +84,7 @@ func (p *two) bare(args ...string) result {
 // want fails the test unless the command ended so, and all texts are in what it wrote. It returns what it was called on.
 func (r result) want(status int, texts ...string) result {
 	r.t.Helper()
-	if r.status != status || (r.errors == "") != (status == exitDone) {
+	if r.status != status || (r.errors == "") != (status == cli.ExitDone) {
 		r.t.Errorf("%s: got status %d, errors %q, want status %d\n%s", r.args, r.status, r.errors, status, r.out)
 	}
 	for _, text := range texts {
@@ -104,11 +103,25 @@ func (r result) not(text string) {
 	}
 }
 
+// statusJSON is the answer of `status --json`.
+type statusJSON struct {
+	Moved, Held, Idle, Behind int
+	Names                     []nameJSON
+}
+
+type nameJSON struct {
+	Name, State, Mode, Hold, Owner, Behind string
+	HeldOn                                 string  `json:"held_on"`
+	TTLSeconds                             float64 `json:"ttl_seconds"`
+	TokenFloor                             uint64  `json:"token_floor"`
+	Holders, Waiters                       int
+}
+
 // status returns what `status` says of the names as JSON.
-func (p *two) status(wantExit int, names ...string) statusReport {
+func (p *two) status(wantExit int, names ...string) statusJSON {
 	p.t.Helper()
 	r := p.run(append([]string{"status", "--json"}, names...)...).want(wantExit)
-	var s statusReport
+	var s statusJSON
 	if err := json.Unmarshal([]byte(r.out), &s); err != nil {
 		p.t.Fatalf("%v in\n%s", err, r.out)
 	}
@@ -118,7 +131,7 @@ func (p *two) status(wantExit int, names ...string) statusReport {
 // wantState fails the test unless all names are in a state.
 func (p *two) wantState(state string, names ...string) {
 	p.t.Helper()
-	for _, n := range p.status(exitDone, names...).Names {
+	for _, n := range p.status(cli.ExitDone, names...).Names {
 		if n.State != state {
 			p.t.Errorf("%s: got state %s, want %s", n.Name, n.State, state)
 		}

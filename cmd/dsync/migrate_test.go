@@ -4,17 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/url"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/driver/move"
 	"github.com/go-dsync/dsync/drivers/memory"
@@ -36,7 +34,7 @@ func TestStatusShowsWhereNamesAre(t *testing.T) {
 	waits := drivertest.Wait(t, p.program(migrate.PhaseDual, ""), drivertest.Request("held on both"))
 	drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("held by an old program"))
 	drivertest.Acquire(t, drivertest.Open(t, p.to), drivertest.Request("held by a stranger"))
-	s := p.status(exitUnfinished, "moved and held", "held on both", "held by an old program", "held by a stranger", "idle")
+	s := p.status(cli.ExitUnfinished, "moved and held", "held on both", "held by an old program", "held by a stranger", "idle")
 	if s.Moved != 1 || s.Held != 3 || s.Idle != 1 || s.Behind != 2 {
 		t.Errorf("got %+v, want 1 moved, 3 held, 1 idle, 2 behind", s)
 	}
@@ -45,11 +43,11 @@ func TestStatusShowsWhereNamesAre(t *testing.T) {
 		behind    string
 		waiters   int
 	}{
-		{stateMoved, "new", "", 0},
-		{stateHeld, "both", "", 1},
-		{stateHeld, "old", "a program that knows the old backend alone holds it", 0},
-		{stateHeld, "new", "outside of the migration", 0},
-		{stateIdle, "", "", 0},
+		{"moved", "new", "", 0},
+		{"held", "both", "", 1},
+		{"held", "old", "a program that knows the old backend alone holds it", 0},
+		{"held", "new", "outside of the migration", 0},
+		{"idle", "", "", 0},
 	} {
 		n := s.Names[i]
 		if n.State != want.state || n.HeldOn != want.on || n.Waiters != want.waiters || (n.Behind == "") != (want.behind == "") ||
@@ -60,8 +58,8 @@ func TestStatusShowsWhereNamesAre(t *testing.T) {
 	if got := s.Names[0].TokenFloor; got >= last || got == 0 {
 		t.Errorf("got floor %d, want the last token of the old backend, which is below %d", got, last)
 	}
-	p.run("status", "held on both", "idle").want(exitDone, "2 names: 0 moved, 1 held, 1 idle")
-	p.run("status", "held by an old program").want(exitUnfinished, "behind: ", s.Names[2].Hold)
+	p.run("status", "held on both", "idle").want(cli.ExitDone, "2 names: 0 moved, 1 held, 1 idle")
+	p.run("status", "held by an old program").want(cli.ExitUnfinished, "behind: ", s.Names[2].Hold)
 	drivertest.Release(t, both)
 	drivertest.Release(t, waits.Granted(t))
 }
@@ -71,9 +69,9 @@ func TestStatusNamesForeignHolders(t *testing.T) {
 	r := drivertest.Request("x")
 	r.Hold, r.Owner = "694d8f2b", "694d8f2b" // as etcdctl does, without an identity of dsync
 	drivertest.Acquire(t, drivertest.Open(t, p.from), r)
-	p.run("status", "x").want(exitUnfinished, "a program that knows the old backend alone holds it: 694d8f2b\n")
+	p.run("status", "x").want(cli.ExitUnfinished, "a program that knows the old backend alone holds it: 694d8f2b\n")
 	drivertest.Acquire(t, drivertest.Open(t, p.to), drivertest.Request("x")) // which is no half of that hold
-	if n := p.status(exitUnfinished, "x").Names[0]; n.HeldOn != "old" {
+	if n := p.status(cli.ExitUnfinished, "x").Names[0]; n.HeldOn != "old" {
 		t.Errorf("got %+v, want that it is held on the old backend", n)
 	}
 }
@@ -87,7 +85,7 @@ func TestStatusNamesReadersAndWriters(t *testing.T) {
 		r.Mode = mode
 		drivertest.Acquire(t, d, r)
 	}
-	s := p.status(exitUnfinished, "read", "write", "exclusive", "idle")
+	s := p.status(cli.ExitUnfinished, "read", "write", "exclusive", "idle")
 	for i, want := range []struct {
 		mode    string
 		holders int
@@ -96,7 +94,7 @@ func TestStatusNamesReadersAndWriters(t *testing.T) {
 			t.Errorf("%s: got mode %q and %d holders, want %q and %d", n.Name, n.Mode, n.Holders, want.mode, want.holders)
 		}
 	}
-	out := p.run("status", "read", "idle").want(exitUnfinished).out
+	out := p.run("status", "read", "idle").want(cli.ExitUnfinished).out
 	for _, row := range []string{`NAME +STATE +HELD ON +MODE +HOLDERS +HOLDER `, `read +held +old +read +3 +\S`, `idle +idle +- +- +0 +- `} {
 		if !regexp.MustCompile(`(?m)^` + row).MatchString(out) {
 			t.Errorf("got no row %q in\n%s", row, out)
@@ -126,11 +124,11 @@ func TestStatusNamesAnIncumbent(t *testing.T) {
 					d := p.program(test.phase, test.more)
 					all.Go(func() { holdAgain(ctx, fmt.Sprint("fleet-", i), d, time.Millisecond, 19*time.Millisecond) })
 				}
-				status := exitDone
+				status := cli.ExitDone
 				if incumbent != "" {
 					old := drivertest.Open(t, p.from)
 					all.Go(func() { holdAgain(ctx, incumbent, old, 2500*time.Millisecond, 25*time.Millisecond) })
-					status = exitUnfinished
+					status = cli.ExitUnfinished
 				}
 				synctest.Wait()
 				r := p.run(append([]string{"status", "--for", "5s", "x"}, test.flags...)...).want(status)
@@ -154,7 +152,7 @@ func TestStatusFor(t *testing.T) {
 		found bool
 	}{
 		{"now and then", 5 * time.Second, 3 * time.Second, false, true},
-		{"beside long holds", 0, lookEvery, true, true},
+		{"beside long holds", 0, 20 * time.Millisecond, true, true},
 		{"nobody is behind", time.Hour, 0, true, false},
 		{"nobody is there", time.Hour, 0, false, false},
 	} {
@@ -169,12 +167,12 @@ func TestStatusFor(t *testing.T) {
 			synctest.Wait()
 			all.Go(func() { holdAgain(ctx, "old", drivertest.Open(t, p.from), test.pause, test.holds) })
 			synctest.Wait()
-			p.run("status", "x").want(exitDone)
+			p.run("status", "x").want(cli.ExitDone)
 			begun := time.Now()
 			if r := p.run("status", "--for", "10m", "x"); test.found {
-				r.want(exitUnfinished, "behind: x: ", "old:")
+				r.want(cli.ExitUnfinished, "behind: x: ", "old:")
 			} else {
-				r.want(exitDone)
+				r.want(cli.ExitDone)
 			}
 			if took := time.Since(begun); took >= 10*time.Minute == test.found {
 				t.Errorf("%s: it took %v", test.what, took)
@@ -183,7 +181,7 @@ func TestStatusFor(t *testing.T) {
 			all.Wait()
 		})
 	}
-	inMemory(t).run("status", "--for", "-1s", "x").want(exitUsage, "--for -1s is negative")
+	inMemory(t).run("status", "--for", "-1s", "x").want(cli.ExitUsage, "--for -1s is negative")
 }
 
 // TestSealFor: seal finds a program that holds a name now and then if it looks
@@ -196,12 +194,12 @@ func TestSealFor(t *testing.T) {
 		var all sync.WaitGroup
 		all.Go(func() { holdAgain(ctx, "old", drivertest.Open(t, p.from), 5*time.Second, 3*time.Second) })
 		synctest.Wait()
-		p.run("seal", "--for", "10m", "x").want(exitUnfinished, "behind: x: ", "--anyway").not("sealed: ")
+		p.run("seal", "--for", "10m", "x").want(cli.ExitUnfinished, "behind: x: ", "--anyway").not("sealed: ")
 		cancel()
 		all.Wait()
-		p.run("seal", "--for", "1s", "x").want(exitDone, "sealed: 1")
+		p.run("seal", "--for", "1s", "x").want(cli.ExitDone, "sealed: 1")
 	})
-	inMemory(t).run("seal", "--for", "-1s", "x").want(exitUsage, "--for -1s is negative")
+	inMemory(t).run("seal", "--for", "-1s", "x").want(cli.ExitUsage, "--for -1s is negative")
 }
 
 // nameless is a client whose holds do not begin alike, as the random values of string locks.
@@ -233,15 +231,15 @@ func TestSealMovesIdleNames(t *testing.T) {
 	p := inMemory(t)
 	l := drivertest.Acquire(t, p.program(migrate.PhaseDual, ""), drivertest.Request("held"))
 	p.stdin = "a\nb\nheld\nc\n"
-	p.run("seal", "--all", "--names", "-", "--dry-run").want(exitUnfinished, "dry run: nothing is changed", "would be sealed: 3;", "held: held")
-	p.wantState(stateIdle, "a", "b", "c")
-	p.run("seal", "--all", "--names", "-", "--rate", "0").want(exitUnfinished, "4 names", "sealed: 3; sealed already: 0; held by somebody: 1; not tried: 0",
+	p.run("seal", "--all", "--names", "-", "--dry-run").want(cli.ExitUnfinished, "dry run: nothing is changed", "would be sealed: 3;", "held: held")
+	p.wantState("idle", "a", "b", "c")
+	p.run("seal", "--all", "--names", "-", "--rate", "0").want(cli.ExitUnfinished, "4 names", "sealed: 3; sealed already: 0; held by somebody: 1; not tried: 0",
 		"held: held", "1 name is held: repeat it")
-	p.wantState(stateMoved, "a", "b", "c")
-	p.run("finalize", "--names", "-").want(exitUnfinished, "not moved: held (held)", errNotMoved.Error()+": 1 of 4").not("cut all clients off")
+	p.wantState("moved", "a", "b", "c")
+	p.run("finalize", "--names", "-").want(cli.ExitUnfinished, "not moved: held (held)", "names have not moved"+": 1 of 4").not("cut all clients off")
 	drivertest.Release(t, l)
-	p.run("seal", "--all", "--names", "-").want(exitDone, "sealed: 1; sealed already: 3; held by somebody: 0; not tried: 0")
-	p.run("finalize", "--names", "-").want(exitDone, "have moved (4), and tokens rise for all others", "use it alone: "+p.from, "URL of the new backend alone: memory://", "with floor=")
+	p.run("seal", "--all", "--names", "-").want(cli.ExitDone, "sealed: 1; sealed already: 3; held by somebody: 0; not tried: 0")
+	p.run("finalize", "--names", "-").want(cli.ExitDone, "have moved (4), and tokens rise for all others", "use it alone: "+p.from, "URL of the new backend alone: memory://", "with floor=")
 	if _, err := drivertest.Open(t, p.from).Acquire(t.Context(), drivertest.NoWait("a")); err == nil {
 		t.Error("an old program got a name that has moved")
 	}
@@ -252,17 +250,17 @@ func TestSealKeepsTheRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, begun := inMemory(t), time.Now()
 		p.ctx = t.Context()
-		p.run("seal", "a", "b", "c", "d", "--rate", "2").want(exitDone, "sealed: 4;")
+		p.run("seal", "a", "b", "c", "d", "--rate", "2").want(cli.ExitDone, "sealed: 4;")
 		if took := time.Since(begun); took != 2*time.Second {
 			t.Errorf("4 names at 2 per second took %v, want 2s", took)
 		}
 		begun = time.Now()
-		p.run("seal", "e", "f", "--rate", "0.05").want(exitDone, "sealed: 2;")
+		p.run("seal", "e", "f", "--rate", "0.05").want(cli.ExitDone, "sealed: 2;")
 		if took := time.Since(begun); took != 40*time.Second {
 			t.Errorf("2 names at 0.05 per second took %v, want 40s", took)
 		}
 		begun = time.Now()
-		p.run("seal", "a", "b", "c", "d", "--rate", "2").want(exitDone, "sealed already: 4;")
+		p.run("seal", "a", "b", "c", "d", "--rate", "2").want(cli.ExitDone, "sealed already: 4;")
 		if took := time.Since(begun); took != 0 {
 			t.Errorf("4 names that have moved took %v, want no time", took)
 		}
@@ -278,7 +276,7 @@ func TestSealWaitsInTheQueue(t *testing.T) {
 		time.AfterFunc(30*time.Second, func() { drivertest.Release(t, soon) })
 		begun := time.Now()
 		p.ctx = t.Context()
-		p.run("seal", "soon", "late", "idle", "--wait", "1m").want(exitUnfinished, "sealed: 2;", "held by somebody: 1", "held: late")
+		p.run("seal", "soon", "late", "idle", "--wait", "1m").want(cli.ExitUnfinished, "sealed: 2;", "held by somebody: 1", "held: late")
 		if took := time.Since(begun); took < time.Minute {
 			t.Errorf("it waited for %v, want a minute", took)
 		}
@@ -323,64 +321,9 @@ func init() {
 func TestANameThatABackendRefusesHidesNoOther(t *testing.T) {
 	p := inMemory(t)
 	p.from = strings.Replace(p.from, "memory:", "picky:", 1)
-	p.run("seal", "a", "b{", "c").want(exitRefused, "sealed: 2;", "b{: ", "name with a brace")
-	p.run("status", "a", "b{", "c").want(exitUnfinished, "3 names: 2 moved, 0 held, 0 idle", "behind: b{: it cannot move")
-	p.run("finalize", "a", "b{", "c").want(exitUnfinished, "not moved: b{ (refused)")
-}
-
-// flaky does not answer the first time when it is asked for the seal of x.
-type flaky struct {
-	*memory.Driver
-	asked *atomic.Bool
-}
-
-func (d flaky) Sealed(ctx context.Context, name string) (uint64, bool, error) {
-	if name == "x" && !d.asked.Swap(true) {
-		return 0, false, driver.ErrUnavailable
-	}
-	return d.Driver.Sealed(ctx, name)
-}
-
-// aSweep seals names of the two, whose drivers it returns, without a look at programs behind.
-func aSweep(t *testing.T, wrap func(*memory.Driver) driver.Driver) (s *sweep, old *memory.Driver) {
-	old = memory.New(nil)
-	m, err := migrate.New(wrap(old), memory.New(nil), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = closeDriver(m) })
-	return &sweep{done: "sealed", moved: true, step: (*migrate.Driver).Seal, m: m, out: io.Discard}, old
-}
-
-// TestASweepTriesASecondTime where a backend was out of reach.
-func TestASweepTriesASecondTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, _ := aSweep(t, func(d *memory.Driver) driver.Driver { return flaky{d, &atomic.Bool{}} })
-		if err := s.run(t.Context(), []string{"x", "y"}, io.Discard); err != nil || s.stepped != 2 {
-			t.Errorf("got %v, and %d names sealed, want 2", err, s.stepped)
-		}
-	})
-}
-
-// TestANameThatIsTakenBeforeItsTurnIsLeftOut, and the others are done.
-func TestANameThatIsTakenBeforeItsTurnIsLeftOut(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, old := aSweep(t, func(d *memory.Driver) driver.Driver { return d })
-		seal := s.step
-		s.step = func(m *migrate.Driver, ctx context.Context, name string) error {
-			if name == "x" {
-				if _, err := old.Acquire(ctx, drivertest.WithTTL(drivertest.Request("x"), time.Hour)); err != nil {
-					t.Error(err)
-				}
-				return driver.ErrLocked
-			}
-			return seal(m, ctx, name)
-		}
-		err := s.run(t.Context(), []string{"x", "y"}, io.Discard)
-		if !errors.As(err, new(unfinishedError)) || s.stepped != 1 || !slices.Equal(s.held, []string{"x"}) {
-			t.Errorf("got %v, %d names sealed and %q held, want 1 and x", err, s.stepped, s.held)
-		}
-	})
+	p.run("seal", "a", "b{", "c").want(cli.ExitRefused, "sealed: 2;", "b{: ", "name with a brace")
+	p.run("status", "a", "b{", "c").want(cli.ExitUnfinished, "3 names: 2 moved, 0 held, 0 idle", "behind: b{: it cannot move")
+	p.run("finalize", "a", "b{", "c").want(cli.ExitUnfinished, "not moved: b{ (refused)")
 }
 
 func TestSealCanBeInterruptedAndRepeated(t *testing.T) {
@@ -394,24 +337,24 @@ func TestSealCanBeInterruptedAndRepeated(t *testing.T) {
 		defer cancel()
 		p.ctx = ctx
 		args := append([]string{"seal", "--rate", "1"}, names...)
-		p.run(args...).want(exitInterrupted, "sealed: 4; sealed already: 0; held by somebody: 0; not tried: 6", "interrupted, to be repeated")
+		p.run(args...).want(cli.ExitInterrupted, "sealed: 4; sealed already: 0; held by somebody: 0; not tried: 6", "interrupted, to be repeated")
 		p.ctx = nil
-		p.run(args...).want(exitDone, "sealed: 6; sealed already: 4; held by somebody: 0; not tried: 0")
-		p.wantState(stateMoved, names...)
+		p.run(args...).want(cli.ExitDone, "sealed: 6; sealed already: 4; held by somebody: 0; not tried: 0")
+		p.wantState("moved", names...)
 	})
 }
 
 func TestRollbackTakesNamesBack(t *testing.T) {
 	p := inMemory(t)
-	p.run("seal", "a", "b", "held").want(exitDone, "sealed: 3")
+	p.run("seal", "a", "b", "held").want(cli.ExitDone, "sealed: 3")
 	l := drivertest.Acquire(t, p.program(migrate.PhaseDual, ""), drivertest.Request("held"))
 	token := drivertest.Token(l)
-	p.run("rollback", "a", "b", "held", "c", "--dry-run").want(exitUnfinished, "would be back: 2; back already: 1; held by somebody: 1")
-	p.wantState(stateMoved, "a", "b", "held")
-	p.run("rollback", "a", "b", "held", "c").want(exitUnfinished, "back: 2; back already: 1; held by somebody: 1; not tried: 0", "held: held")
+	p.run("rollback", "a", "b", "held", "c", "--dry-run").want(cli.ExitUnfinished, "would be back: 2; back already: 1; held by somebody: 1")
+	p.wantState("moved", "a", "b", "held")
+	p.run("rollback", "a", "b", "held", "c").want(cli.ExitUnfinished, "back: 2; back already: 1; held by somebody: 1; not tried: 0", "held: held")
 	drivertest.Release(t, l)
-	p.run("rollback", "held").want(exitDone, "back: 1")
-	p.wantState(stateIdle, "a", "b", "held", "c")
+	p.run("rollback", "held").want(cli.ExitDone, "back: 1")
+	p.wantState("idle", "a", "b", "held", "c")
 	if got := drivertest.Token(drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("held"))); got <= token {
 		t.Errorf("got token %d of the old backend after %d of the new one", got, token)
 	}
@@ -419,12 +362,12 @@ func TestRollbackTakesNamesBack(t *testing.T) {
 
 func TestRollbackIsRefused(t *testing.T) {
 	p := inMemory(t)
-	p.run("seal", "x").want(exitDone)
+	p.run("seal", "x").want(cli.ExitDone)
 	p.from = strings.Replace(p.from, "memory:", "oneway:", 1)
 	for _, more := range [][]string{nil, {"--dry-run"}} {
-		p.run(append([]string{"rollback", "x"}, more...)...).want(exitRefused, "cannot go back", "takes no seal back", "phase dual all the same")
+		p.run(append([]string{"rollback", "x"}, more...)...).want(cli.ExitRefused, "cannot go back", "takes no seal back", "phase dual all the same")
 	}
-	p.wantState(stateMoved, "x")
+	p.wantState("moved", "x")
 }
 
 // TestAtLeastInAMigration keeps the name after the end of the command, on both backends.
@@ -432,13 +375,13 @@ func TestAtLeastInAMigration(t *testing.T) {
 	p := &two{t: t, from: "redisson://" + testenv.Redis(t).Addr, to: "etcd://" + testenv.Etcd(t).Addr + "/locks/"}
 	raw := "migrate:?phase=dual&from=" + url.QueryEscape(p.from) + "&to=" + url.QueryEscape(p.to)
 	job := []string{"run", "--url", raw, "--try", "--at-least", "1m", "x", "--", "true"}
-	if status, _, errs := testenv.Execute(t, job...); status != exitDone {
+	if status, _, errs := testenv.Execute(t, job...); status != cli.ExitDone {
 		t.Errorf("got status %d: %s", status, errs)
 	}
-	if n := p.status(exitDone, "x").Names[0]; n.HeldOn != "both" || n.TTLSeconds < 10 {
+	if n := p.status(cli.ExitDone, "x").Names[0]; n.HeldOn != "both" || n.TTLSeconds < 10 {
 		t.Errorf("got %+v, want a hold on both backends for another minute", n)
 	}
-	if status, _, errs := testenv.Execute(t, job...); status != exitLocked {
+	if status, _, errs := testenv.Execute(t, job...); status != cli.ExitLocked {
 		t.Errorf("within the minute: got status %d: %s", status, errs)
 	}
 }
@@ -447,7 +390,7 @@ func TestSameBackendByTwoAddressesIsRefused(t *testing.T) {
 	p := inMemory(t)
 	p.to = strings.Replace(p.from, "memory:", "oneway:", 1) + "?floor=1125899906842624"
 	for _, c := range []string{"seal", "rollback"} {
-		p.run(c, "x").want(exitRefused, migrate.ErrSame.Error())
+		p.run(c, "x").want(cli.ExitRefused, migrate.ErrSame.Error())
 	}
 	if _, sealed, err := drivertest.Open(t, p.from).(move.Sealer).Sealed(t.Context(), "x"); sealed || err != nil {
 		t.Errorf("got sealed %t, %v, want false", sealed, err)
@@ -462,7 +405,7 @@ func TestGate(t *testing.T) {
 	d := p.program(migrate.PhaseOld, gate)
 	id := regexp.QuoteMeta(d.ID())
 	for _, c := range [][]string{{"status"}, {"finalize"}, {"finalize", "--dry-run"}} {
-		r := run(c...).want(exitUnfinished)
+		r := run(c...).want(cli.ExitUnfinished)
 		if !regexp.MustCompile(id + ":").MatchString(r.out + r.errors) {
 			t.Errorf("%v: want the process in phase old to be named in\n%s%s", c, r.out, r.errors)
 		}
@@ -471,23 +414,23 @@ func TestGate(t *testing.T) {
 	if err := d.SetPhase(t.Context(), migrate.PhaseDual); err != nil {
 		t.Fatal(err)
 	}
-	run("finalize", "--dry-run").want(exitDone, "did not join", "not in phase new: "+p.from)
+	run("finalize", "--dry-run").want(cli.ExitDone, "did not join", "not in phase new: "+p.from)
 	l := drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("x"))
-	run("status", "x").want(exitUnfinished, "knows the old backend alone")
-	run("finalize", "x").want(exitUnfinished, "take no part in the migration")
+	run("status", "x").want(cli.ExitUnfinished, "knows the old backend alone")
+	run("finalize", "x").want(cli.ExitUnfinished, "take no part in the migration")
 	drivertest.Release(t, l)
 	if err := d.SetPhase(t.Context(), migrate.PhaseNew); err != nil {
 		t.Fatal(err)
 	}
-	run("status", "x").want(exitDone, "in phase old: 0, in phase new: 1", "new: slot 0")
-	run("finalize", "x").want(exitDone, "no process is in phase old, and none gets there any more", "with floor=")
+	run("status", "x").want(cli.ExitDone, "in phase old: 0, in phase new: 1", "new: slot 0")
+	run("finalize", "x").want(cli.ExitDone, "no process is in phase old, and none gets there any more", "with floor=")
 	if err := d.SetPhase(t.Context(), migrate.PhaseDual); err != nil { // nothing of the command is left in phase new
 		t.Fatal(err)
 	}
 	if err := d.SetPhase(t.Context(), migrate.PhaseOld); !errors.Is(err, migrate.ErrFinalized) {
 		t.Errorf("phase old after finalize: got %v, want %v", err, migrate.ErrFinalized)
 	}
-	run("untie").want(exitDone)
+	run("untie").want(cli.ExitDone)
 	if err := d.SetPhase(t.Context(), migrate.PhaseOld); err != nil {
 		t.Errorf("phase old after untie: %v", err)
 	}
@@ -508,14 +451,14 @@ func TestGateShowsWhoWantsToBeInPhaseOld(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		for range 20 {
-			p.run("status", "--gate", "--fenced=false").want(exitUnfinished, "that want to be in phase old", "wants old: slot 0", late.ID())
-			p.run("finalize", "--gate", "--fenced=false").want(exitUnfinished, "wants to be", late.ID()).not("cut all clients off")
+			p.run("status", "--gate", "--fenced=false").want(cli.ExitUnfinished, "that want to be in phase old", "wants old: slot 0", late.ID())
+			p.run("finalize", "--gate", "--fenced=false").want(cli.ExitUnfinished, "wants to be", late.ID()).not("cut all clients off")
 			time.Sleep(777 * time.Millisecond)
 		}
 		if err := late.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		p.run("finalize", "--gate", "--fenced=false").want(exitDone)
+		p.run("finalize", "--gate", "--fenced=false").want(cli.ExitDone)
 	})
 }
 
@@ -529,12 +472,12 @@ func TestOperatorsAreToldOfEachOther(t *testing.T) {
 			}
 			time.Sleep(time.Minute)
 			for _, c := range [][]string{{"seal", "x"}, {"rollback", "x"}, {"untie"}, {"finalize", "--gate", "--fenced=false"}} {
-				p.run(c...).want(exitUnfinished, migrate.ErrOperator.Error(), "seal: repeat it")
+				p.run(c...).want(cli.ExitUnfinished, migrate.ErrOperator.Error(), "seal: repeat it")
 			}
-			p.run("seal", "x", "--dry-run").want(exitDone)
+			p.run("seal", "x", "--dry-run").want(cli.ExitDone)
 			end()
 		}
-		p.run("seal", "x").want(exitDone, "sealed: 1;")
+		p.run("seal", "x").want(cli.ExitDone, "sealed: 1;")
 	})
 }
 
@@ -545,19 +488,19 @@ func TestFinalizeAsksForAFloor(t *testing.T) {
 	for range 10 {
 		drivertest.Release(t, drivertest.Acquire(t, old, drivertest.Request("y")))
 	}
-	p.run("seal", "x").want(exitUnfinished, errFall.Error())
-	p.wantState(stateIdle, "x")
-	p.run("seal", "x", "--anyway").want(exitDone)
-	said := p.run("finalize", "x").want(exitUnfinished, errFall.Error())
+	p.run("seal", "x").want(cli.ExitUnfinished, "tokens would fall for names that nobody locks before the programs use the new backend alone")
+	p.wantState("idle", "x")
+	p.run("seal", "x", "--anyway").want(cli.ExitDone)
+	said := p.run("finalize", "x").want(cli.ExitUnfinished, "tokens would fall for names that nobody locks before the programs use the new backend alone")
 	said.not("In this order")
-	p.run("plan").want(exitDone, "if floor=")
-	p.run("finalize", "x", "--fenced=false").want(exitDone, "tokens were given up")
-	p.run("rollback", "--all").want(exitDone)
-	p.run("untie").want(exitDone)
+	p.run("plan").want(cli.ExitDone, "if floor=")
+	p.run("finalize", "x", "--fenced=false").want(cli.ExitDone, "tokens were given up")
+	p.run("rollback", "--all").want(cli.ExitDone)
+	p.run("untie").want(cli.ExitDone)
 	p.to += "?" + regexp.MustCompile(`floor=\d+`).FindString(said.errors)
 	floor := p.to[strings.Index(p.to, "floor="):]
-	p.run("seal", "x").want(exitDone)
-	p.run("finalize", "x").want(exitDone, "tokens rise for all others", "alone: memory://", "with "+floor)
+	p.run("seal", "x").want(cli.ExitDone)
+	p.run("finalize", "x").want(cli.ExitDone, "tokens rise for all others", "alone: memory://", "with "+floor)
 }
 
 // TestToolFindsTheWrongPair: another new backend, or the two swapped.
@@ -567,15 +510,15 @@ func TestToolFindsTheWrongPair(t *testing.T) {
 	wrong := &two{t: t, from: p.from, to: other.to}
 	swapped := &two{t: t, from: p.to, to: p.from}
 	for _, c := range [][]string{{"plan"}, {"status", "x"}, {"finalize", "x"}, {"seal", "y"}, {"seal", "y", "--dry-run"}, {"rollback", "x"}, {"rollback", "x", "--dry-run"}} {
-		wrong.run(c...).want(exitRefused, migrate.ErrOtherBackend.Error())
-		swapped.run(c...).want(exitRefused, migrate.ErrWrongWay.Error())
+		wrong.run(c...).want(cli.ExitRefused, migrate.ErrOtherBackend.Error())
+		swapped.run(c...).want(cli.ExitRefused, migrate.ErrWrongWay.Error())
 	}
-	p.run("untie").want(exitUnfinished, "1 name is sealed")
-	wrong.run("plan").want(exitRefused)
-	p.run("rollback", "x").want(exitDone)
-	p.run("untie").want(exitDone, "not tied")
-	wrong.run("plan").want(exitDone)
-	swapped.run("plan").want(exitDone)
+	p.run("untie").want(cli.ExitUnfinished, "1 name is sealed")
+	wrong.run("plan").want(cli.ExitRefused)
+	p.run("rollback", "x").want(cli.ExitDone)
+	p.run("untie").want(cli.ExitDone, "not tied")
+	wrong.run("plan").want(cli.ExitDone)
+	swapped.run("plan").want(cli.ExitDone)
 }
 
 // TestTheWayBackTakesBackAllNames, also those that nobody listed, which moved as they were locked.
@@ -596,13 +539,13 @@ func TestTheWayBackTakesBackAllNames(t *testing.T) {
 				drivertest.Release(t, drivertest.Acquire(t, d, drivertest.Request(name)))
 			}
 			run := func(args ...string) result { t.Helper(); return p.run(append(args, "--fenced=false")...) }
-			run("rollback", "a", "b").want(exitDone, "back: 2")
-			run("untie").want(exitUnfinished, "3 names are sealed on the old backend")
-			p.stdin = p.bare("ls", "--url", from).want(exitDone).out
-			run("rollback", "--names", "-", "--dry-run").want(exitDone, "would be back: 3")
-			run("rollback", "--all").want(exitDone, "back: 3;")
-			run("rollback", "--all").want(exitDone, "no name is held or sealed")
-			run("untie").want(exitDone)
+			run("rollback", "a", "b").want(cli.ExitDone, "back: 2")
+			run("untie").want(cli.ExitUnfinished, "3 names are sealed on the old backend")
+			p.stdin = p.bare("ls", "--url", from).want(cli.ExitDone).out
+			run("rollback", "--names", "-", "--dry-run").want(cli.ExitDone, "would be back: 3")
+			run("rollback", "--all").want(cli.ExitDone, "back: 3;")
+			run("rollback", "--all").want(cli.ExitDone, "no name is held or sealed")
+			run("untie").want(cli.ExitDone)
 			for _, name := range all {
 				drivertest.Release(t, drivertest.Acquire(t, old, drivertest.NoWait(name)))
 			}
@@ -618,11 +561,11 @@ func TestToolFindsTheWrongNewBackendOfAGate(t *testing.T) {
 	}
 	wrong := &two{t: t, from: p.from, to: other.to}
 	for _, c := range []string{"plan", "finalize"} {
-		wrong.run(c, "--gate", "--fenced=false").want(exitRefused, migrate.ErrOtherBackend.Error()).not("cut all clients off")
+		wrong.run(c, "--gate", "--fenced=false").want(cli.ExitRefused, migrate.ErrOtherBackend.Error()).not("cut all clients off")
 	}
-	p.run("plan", "--gate", "--fenced=false").want(exitDone)
-	wrong.run("untie", "--gate", "--fenced=false").want(exitDone, "not tied")
-	wrong.run("finalize", "--gate", "--fenced=false").want(exitDone)
+	p.run("plan", "--gate", "--fenced=false").want(cli.ExitDone)
+	wrong.run("untie", "--gate", "--fenced=false").want(cli.ExitDone, "not tied")
+	wrong.run("finalize", "--gate", "--fenced=false").want(cli.ExitDone)
 }
 
 // TestSealLooksForProgramsThatWouldWaitInVain, and leaves all names as they are.
@@ -630,11 +573,11 @@ func TestSealLooksForProgramsThatWouldWaitInVain(t *testing.T) {
 	p := inMemory(t)
 	l := drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("held"))
 	p.stdin = "a\nheld\n"
-	p.run("seal", "--all", "--names", "-").want(exitUnfinished, "behind: held: ", "--anyway").not("sealed: ")
-	p.wantState(stateIdle, "a")
-	p.run("seal", "--all", "--names", "-", "--anyway").want(exitUnfinished, "sealed: 1;", "held: held")
+	p.run("seal", "--all", "--names", "-").want(cli.ExitUnfinished, "behind: held: ", "--anyway").not("sealed: ")
+	p.wantState("idle", "a")
+	p.run("seal", "--all", "--names", "-", "--anyway").want(cli.ExitUnfinished, "sealed: 1;", "held: held")
 	drivertest.Release(t, l)
-	p.run("seal", "--all", "--names", "-").want(exitDone, "sealed: 1; sealed already: 1")
+	p.run("seal", "--all", "--names", "-").want(cli.ExitDone, "sealed: 1; sealed already: 1")
 }
 
 // TestStatusKnowsHoldsOfTheMigration: a command that was killed leaves a half of what it held.
@@ -643,5 +586,5 @@ func TestStatusKnowsHoldsOfTheMigration(t *testing.T) {
 	r := drivertest.Request("x")
 	r.Hold = p.program(migrate.PhaseDual, "").ID() + ":7"
 	drivertest.Acquire(t, drivertest.Open(t, p.from), r)
-	p.run("status", "x").want(exitDone, "1 held")
+	p.run("status", "x").want(cli.ExitDone, "1 held")
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -46,7 +47,7 @@ func BenchmarkNames(b *testing.B) {
 			args = append(args, "--from", from, "--to", to, "--names", file)
 			var errors bytes.Buffer
 			begun := time.Now()
-			if status := run(context.Background(), args, strings.NewReader(""), io.Discard, &errors); status != exitDone {
+			if status := run(context.Background(), args, strings.NewReader(""), io.Discard, &errors); status != cli.ExitDone {
 				b.Fatalf("%s: status %d: %s", command, status, &errors)
 			}
 			b.ReportMetric(time.Since(begun).Seconds(), "s/"+args[1])

@@ -13,44 +13,29 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// holder returns a client on the backend of a URL, which lasts until the end of the test.
-func holder(t *testing.T, url string) *dsync.Client {
-	t.Helper()
-	c, err := dsync.Open(t.Context(), url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	closeLater(t, c)
-	return c
-}
-
-// closeLater closes a client at the end of the test.
-func closeLater(t *testing.T, c *dsync.Client) {
-	t.Cleanup(func() {
-		if err := c.Close(context.WithoutCancel(t.Context())); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
-func lock(t *testing.T, l dsync.Locker, name string) *dsync.Lease {
-	t.Helper()
-	lease, err := l.Lock(t.Context(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return lease
+// lockJSON is a lock in the answer of `show --json`.
+type lockJSON struct {
+	Name, Mode, Hold, Owner, Note, Process string
+	Held                                   bool
+	Since                                  *time.Time
+	TTLSeconds                             float64 `json:"ttl_seconds"`
+	Token                                  uint64
+	Holders, Waiters                       int
+	Queue                                  []string
+	Seen                                   time.Time
 }
 
 // shown returns what `show --json` says of one name.
-func (p *two) shown(url, name string) lockReport {
+func (p *two) shown(url, name string) lockJSON {
 	p.t.Helper()
-	var reports []lockReport
-	r := p.bare("show", "--json", "--url", url, name).want(exitDone)
+	var reports []lockJSON
+	r := p.bare("show", "--json", "--url", url, name).want(cli.ExitDone)
 	if err := json.Unmarshal([]byte(r.out), &reports); err != nil || len(reports) != 1 {
 		p.t.Fatalf("%v in\n%s", err, r.out)
 	}
@@ -61,27 +46,27 @@ func TestShow(t *testing.T) {
 	t.Parallel()
 	s := testenv.Redis(t)
 	url := "redisson://" + s.Addr
-	p, c := &two{t: t}, holder(t, url)
-	lease := lock(t, c, "a name")
+	p, c := &two{t: t}, clitest.Client(t, url)
+	lease := clitest.Lock(t, c, "a name")
 	r := p.shown(url, "a name")
 	if !r.Held || r.Mode != "exclusive" || r.Holders != 1 || r.Hold == "" || r.Process == "" || r.Token != lease.Token() || r.TTLSeconds <= 0 {
 		t.Errorf("got %+v", r)
 	}
-	lock(t, dsync.With(c, dsync.Read()), "read")
-	p.bare("show", "--url", url, "a name", "read", "free").want(exitDone, `"a name"  held`, "process ", "token ", "read  read", "free  free")
+	clitest.Lock(t, dsync.With(c, dsync.Read()), "read")
+	p.bare("show", "--url", url, "a name", "read", "free").want(cli.ExitDone, `"a name"  held`, "process ", "token ", "read  read", "free  free")
 }
 
 func TestShowWatches(t *testing.T) {
 	t.Parallel()
 	const url = "memory://show-watches"
-	c := holder(t, url)
+	c := clitest.Client(t, url)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	in, out := io.Pipe()
 	var errs strings.Builder
 	var command sync.WaitGroup
 	command.Go(func() { // ends with ctx
-		if status := run(ctx, []string{"show", "--watch", "--json", "--url", url, "x"}, nil, out, &errs); status != exitDone {
+		if status := run(ctx, []string{"show", "--watch", "--json", "--url", url, "x"}, nil, out, &errs); status != cli.ExitDone {
 			t.Errorf("got status %d: %s", status, errs.String())
 		}
 		out.Close()
@@ -89,13 +74,13 @@ func TestShowWatches(t *testing.T) {
 	lines := json.NewDecoder(bufio.NewReader(in))
 	next := func(held bool) {
 		t.Helper()
-		var r lockReport
+		var r lockJSON
 		if err := lines.Decode(&r); err != nil || r.Held != held || r.Name != "x" {
 			t.Errorf("got %+v, %v, want held %t", r, err, held)
 		}
 	}
 	next(false)
-	lease := lock(t, c, "x")
+	lease := clitest.Lock(t, c, "x")
 	next(true)
 	if err := lease.Unlock(t.Context()); err != nil {
 		t.Fatal(err)
@@ -117,28 +102,28 @@ func TestLs(t *testing.T) {
 	} {
 		t.Run(scheme, func(t *testing.T) {
 			t.Parallel()
-			p, c := &two{t: t}, holder(t, url)
+			p, c := &two{t: t}, clitest.Client(t, url)
 			names := []string{"7/1", "7/2", "8/1"}
 			for _, name := range names {
-				lock(t, c, name)
+				clitest.Lock(t, c, name)
 			}
-			if err := lock(t, c, "7/3").Unlock(t.Context()); err != nil {
+			if err := clitest.Lock(t, c, "7/3").Unlock(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if got, want := p.bare("ls", "--url", url).want(exitDone).out, strings.Join(names, "\n")+"\n"; got != want {
+			if got, want := p.bare("ls", "--url", url).want(cli.ExitDone).out, strings.Join(names, "\n")+"\n"; got != want {
 				t.Errorf("got %q, want %q", got, want)
 			}
-			if got, want := p.bare("ls", "--url", url, "7/").want(exitDone).out, "7/1\n7/2\n"; got != want {
+			if got, want := p.bare("ls", "--url", url, "7/").want(cli.ExitDone).out, "7/1\n7/2\n"; got != want {
 				t.Errorf("got %q, want %q", got, want)
 			}
-			p.bare("ls", "--long", "--url", url, "8/").want(exitDone, "NAME", "8/1 ", "  held ").not("7/1")
-			p.bare("ls", "--json", "--url", url, "9").want(exitDone, "[]")
+			p.bare("ls", "--long", "--url", url, "8/").want(cli.ExitDone, "NAME", "8/1 ", "  held ").not("7/1")
+			p.bare("ls", "--json", "--url", url, "9").want(cli.ExitDone, "[]")
 			if scheme == "pglock" {
 				return // where names are numbers
 			}
 			const odd = "odd \t\"\\ * ? [x] %2F ł"
-			lock(t, c, odd)
-			if got, want := p.bare("ls", "--url", url, odd[:7]).want(exitDone).out, odd+"\n"; got != want {
+			clitest.Lock(t, c, odd)
+			if got, want := p.bare("ls", "--url", url, odd[:7]).want(cli.ExitDone).out, odd+"\n"; got != want {
 				t.Errorf("got %q, want %q", got, want)
 			}
 		})
@@ -148,28 +133,28 @@ func TestLs(t *testing.T) {
 func TestLsSaysThatItCannot(t *testing.T) {
 	t.Parallel()
 	p := &two{t: t}
-	p.bare("ls", "--url", testenv.Postgres(t).URL("pglock")+"?sslmode=disable").want(exitRefused, "hashes of names", "key=number")
-	p.bare("ls", "--url", "redis-string://"+testenv.Redis(t).Addr).want(exitRefused, "cannot list names")
+	p.bare("ls", "--url", testenv.Postgres(t).URL("pglock")+"?sslmode=disable").want(cli.ExitRefused, "hashes of names", "key=number")
+	p.bare("ls", "--url", "redis-string://"+testenv.Redis(t).Addr).want(cli.ExitRefused, "cannot list names")
 }
 
 func TestRelease(t *testing.T) {
 	t.Parallel()
 	const url = "memory://release"
-	p, c := &two{t: t}, holder(t, url)
-	lease := lock(t, c, "x")
-	p.bare("release", "--url", url, "x").want(exitUsage, "no terminal", "--yes")
-	p.bare("release", "--url", url, "--yes", "--hold", "other", "x").want(exitUnfinished, "another hold has it")
+	p, c := &two{t: t}, clitest.Client(t, url)
+	lease := clitest.Lock(t, c, "x")
+	p.bare("release", "--url", url, "x").want(cli.ExitUsage, "no terminal", "--yes")
+	p.bare("release", "--url", url, "--yes", "--hold", "other", "x").want(cli.ExitUnfinished, "another hold has it")
 	if err := lease.Err(); err != nil {
 		t.Fatal(err)
 	}
-	p.bare("release", "--url", url, "--yes", "--hold", p.shown(url, "x").Hold, "x").want(exitDone, "x  held", "released")
+	p.bare("release", "--url", url, "--yes", "--hold", p.shown(url, "x").Hold, "x").want(cli.ExitDone, "x  held", "released")
 	select {
 	case <-lease.Done():
 	case <-time.After(drivertest.HangGuard):
 		t.Error("the holder was not told")
 	}
-	p.bare("release", "--url", url, "--yes", "x").want(exitUnfinished, "nobody holds it")
-	lock(t, c, "x")
+	p.bare("release", "--url", url, "--yes", "x").want(cli.ExitUnfinished, "nobody holds it")
+	clitest.Lock(t, c, "x")
 }
 
 func TestURLs(t *testing.T) {
@@ -178,31 +163,31 @@ func TestURLs(t *testing.T) {
 	if err := os.WriteFile(file, []byte("memory://file\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv(urlVariable, "")
+	t.Setenv("DSYNC_URL", "")
 	p := &two{t: t}
 	for _, test := range []struct {
 		args   string
 		status int
 		want   string
 	}{
-		{"show x", exitUsage, "$DSYNC_URL"},
-		{"show --url memory://a --url-file " + file + " x", exitUsage, "give one"},
-		{"show --url redisson://user:" + secret + "@127.0.0.1 x", exitUsage, "all users of this machine can see"},
-		{"doctor redisson://user:" + secret + "@127.0.0.1", exitUsage, "all users of this machine can see"},
-		{"doctor pglock://127.0.0.1/?password=" + secret, exitUsage, "all users of this machine can see"},
-		{"show --url redisson://127.0.0.1?mode=sentinel&sentinel_password=" + secret + " x", exitUsage, "all users of this machine can see"},
-		{"ls --url pglock://127.0.0.1/?sslpassword=" + secret, exitUsage, "all users of this machine can see"},
-		{"show --url user:" + secret + "@127.0.0.1 x", exitUsage, "malformed"},
-		{"show --url-file /does/not/exist x", exitUsage, "/does/not/exist"},
-		{"show --url-file " + file + " x", exitDone, "x  free"},
-		{"show --url memory://a", exitUsage, "there are no names"},
-		{"ls a b --url memory://a", exitUsage, "one prefix"},
-		{"release --url memory://a --yes", exitUsage, "one name"},
+		{"show x", cli.ExitUsage, "$DSYNC_URL"},
+		{"show --url memory://a --url-file " + file + " x", cli.ExitUsage, "give one"},
+		{"show --url redisson://user:" + secret + "@127.0.0.1 x", cli.ExitUsage, "all users of this machine can see"},
+		{"doctor redisson://user:" + secret + "@127.0.0.1", cli.ExitUsage, "all users of this machine can see"},
+		{"doctor pglock://127.0.0.1/?password=" + secret, cli.ExitUsage, "all users of this machine can see"},
+		{"show --url redisson://127.0.0.1?mode=sentinel&sentinel_password=" + secret + " x", cli.ExitUsage, "all users of this machine can see"},
+		{"ls --url pglock://127.0.0.1/?sslpassword=" + secret, cli.ExitUsage, "all users of this machine can see"},
+		{"show --url user:" + secret + "@127.0.0.1 x", cli.ExitUsage, "malformed"},
+		{"show --url-file /does/not/exist x", cli.ExitUsage, "/does/not/exist"},
+		{"show --url-file " + file + " x", cli.ExitDone, "x  free"},
+		{"show --url memory://a", cli.ExitUsage, "there are no names"},
+		{"ls a b --url memory://a", cli.ExitUsage, "one prefix"},
+		{"release --url memory://a --yes", cli.ExitUsage, "one name"},
 	} {
 		p.bare(strings.Fields(test.args)...).want(test.status, test.want).not(secret)
 	}
-	t.Setenv(urlVariable, "redisson://user:"+secret+"@127.0.0.1:1")
-	p.bare("show", "--connect", "1s", "x").want(exitFailed, "redisson://user@127.0.0.1:1").not(secret)
+	t.Setenv("DSYNC_URL", "redisson://user:"+secret+"@127.0.0.1:1")
+	p.bare("show", "--connect", "1s", "x").want(cli.ExitFailed, "redisson://user@127.0.0.1:1").not(secret)
 }
 
 // TestURLFileOfOthers: a password that all users can read is none.
@@ -215,11 +200,11 @@ func TestURLFileOfOthers(t *testing.T) {
 		status int
 		want   string
 	}{
-		{"redisson://user:" + testenv.PasswordMark + "@127.0.0.1:1", 0o644, exitUsage, "mode 0644 lets all users of this machine at it: chmod o= " + file},
-		{"redisson://user:" + testenv.PasswordMark + "@127.0.0.1:1", 0o602, exitUsage, "mode 0602"},
-		{"redisson://user:" + testenv.PasswordMark + "@127.0.0.1:1", 0o640, exitFailed, "127.0.0.1:1"},
-		{"migrate:?from=redisson%3A%2F%2Fu%3A" + testenv.PasswordMark + "%40h&to=memory:&phase=dual", 0o644, exitUsage, "mode 0644"},
-		{"memory://url-file", 0o644, exitDone, "free"},
+		{"redisson://user:" + testenv.PasswordMark + "@127.0.0.1:1", 0o644, cli.ExitUsage, "mode 0644 lets all users of this machine at it: chmod o= " + file},
+		{"redisson://user:" + testenv.PasswordMark + "@127.0.0.1:1", 0o602, cli.ExitUsage, "mode 0602"},
+		{"redisson://user:" + testenv.PasswordMark + "@127.0.0.1:1", 0o640, cli.ExitFailed, "127.0.0.1:1"},
+		{"migrate:?from=redisson%3A%2F%2Fu%3A" + testenv.PasswordMark + "%40h&to=memory:&phase=dual", 0o644, cli.ExitUsage, "mode 0644"},
+		{"memory://url-file", 0o644, cli.ExitDone, "free"},
 	} {
 		if err := os.WriteFile(file, []byte(test.url+"\n"), 0o600); err != nil {
 			t.Fatal(err)

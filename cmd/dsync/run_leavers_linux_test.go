@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -82,13 +83,15 @@ func startLeaver(t *testing.T, command func(string) []string, stubborn bool, fla
 // guardOf returns the guard of a `dsync run`.
 func guardOf(t *testing.T, c *command) int {
 	t.Helper()
-	all, err := family(c.Process.Pid, nil)
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", c.Process.Pid))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range all {
-		if p.parent == c.Process.Pid {
-			return p.pid
+	for _, task := range tasks { // each has the children that it has started
+		text, _ := os.ReadFile(task)
+		var pid int
+		if n, _ := fmt.Sscan(string(text), &pid); n == 1 {
+			return pid
 		}
 	}
 	t.Fatal("there is no guard")
@@ -113,7 +116,7 @@ func TestRunEndsWhatLeavesItsGroup(t *testing.T) {
 				"dsync is killed": {func(_ *testing.T, c *command) { _ = c.Process.Kill() }, nil},
 				"dsync gets TERM": {func(_ *testing.T, c *command) { _ = c.Process.Signal(syscall.SIGTERM) }, nil},
 				"guard is killed": {func(t *testing.T, c *command) { _ = syscall.Kill(guardOf(t, c), syscall.SIGKILL) },
-					func(status int) bool { return status == exitBroken }},
+					func(status int) bool { return status == cli.ExitBroken }},
 			} {
 				for _, stubborn := range []bool{false, true} {
 					if stubborn && name == "dsync gets TERM" {
@@ -147,7 +150,7 @@ func TestRunFrozenEndsWhatLeavesItsGroup(t *testing.T) {
 	_ = c.Process.Signal(syscall.SIGSTOP)
 	testenv.Eventually(t, isOver, "the guard kills the job")
 	_ = c.Process.Signal(syscall.SIGCONT)
-	if status := c.wait(); status != exitLost {
+	if status := c.wait(); status != cli.ExitLost {
 		t.Errorf("got status %d: %s", status, c.errors())
 	}
 }
@@ -209,7 +212,7 @@ func TestRunLeavesOthersAlone(t *testing.T) {
 		status int
 	}{
 		{"exit 3", 3},
-		{"kill -KILL $PPID; exec sleep 300", exitBroken},
+		{"kill -KILL $PPID; exec sleep 300", cli.ExitBroken},
 	} {
 		file := filepath.Join(t.TempDir(), "other")
 		cmd := exec.CommandContext(t.Context(), "sh", "-c", `sleep 300 <&- >&- 2>&- & echo $! > "$1"; exec "$0" run --url `+inProcess+` x -- sh -c "$2"`,

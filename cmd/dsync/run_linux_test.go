@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/memory"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -55,12 +57,12 @@ func (r ended) is(status int, texts ...string) {
 func TestRunEndsAsItsCommand(t *testing.T) {
 	t.Parallel()
 	sh := func(script string) ended { return dsyncRun(t, "--url", inProcess, "x", "--", "sh", "-c", script) }
-	sh("exit 0").is(exitDone)
+	sh("exit 0").is(cli.ExitDone)
 	sh("exit 3").is(3)
-	sh("kill -KILL $$").is(exitBySignal + 9)
-	dsyncRun(t, "--url", inProcess, "x", "--", "no-such-command").is(exitNotFound, "not found")
-	dsyncRun(t, "--url", inProcess, "x", "--", "/etc/passwd").is(exitNotExecutable, "permission denied")
-	dsyncRun(t, "--url", inProcess, "x", "--", notExecutable(t)).is(exitNotExecutable, "exec format error")
+	sh("kill -KILL $$").is(cli.ExitBySignal + 9)
+	dsyncRun(t, "--url", inProcess, "x", "--", "no-such-command").is(cli.ExitNotFound, "not found")
+	dsyncRun(t, "--url", inProcess, "x", "--", "/etc/passwd").is(cli.ExitNotExecutable, "permission denied")
+	dsyncRun(t, "--url", inProcess, "x", "--", notExecutable(t)).is(cli.ExitNotExecutable, "exec format error")
 }
 
 // notExecutable returns a file that looks like a command.
@@ -87,40 +89,40 @@ func TestRunRefusesWhatCannotBe(t *testing.T) {
 		status int
 		want   string
 	}{
-		{"x", exitMisused, "the command is missing"},
-		{"-- true", exitMisused, "one name is needed"},
-		{"x y -- true", exitMisused, "one name is needed"},
-		{"x -- true", exitMisused, "$DSYNC_URL, --url-file or --url"},
-		{"--url " + inProcess + " --url-file " + file + " x -- true", exitMisused, "give one"},
-		{"--url-file /does/not/exist x -- true", exitMisused, "/does/not/exist"},
-		{"--url-file " + file + " --connect 10ms x -- true", exitOutOfReach, "127.0.0.1:1"},
-		{"--url redisson://user:" + secret + "@127.0.0.1:1 x -- true", exitMisused, "--url has a password"},
-		{"--wait redisson://user:" + secret + "@127.0.0.1:1 x -- true", exitMisused, "takes none"},
-		{"--url memory:// x -- true", exitMisused, "keeps no other process out"},
-		{"--url memory://named?ttl=6s x -- true", exitMisused, "keeps no other process out"},
-		{"--url migrate:?from=redisson%3A%2F%2F127.0.0.1&to=memory%3A%2F%2Fx&phase=dual x -- true", exitMisused, "keeps no other process out"},
-		{"--url nothing://h x -- true", exitMisused, "unknown backend"},
-		{"--url " + inProcess + " --frob x -- true", exitMisused, "unknown flag"},
-		{"--url " + inProcess + " --try --wait 1s x -- true", exitMisused, "--try does not wait"},
-		{"--url " + inProcess + " --wait 0s x -- true", exitMisused, "positive"},
-		{"--url " + inProcess + " --elect --read x -- true", exitMisused, "exclude each other"},
-		{"--url " + inProcess + " --write --read x -- true", exitMisused, "exclude each other"},
-		{"--url " + inProcess + " --permits 1/2 --write x -- true", exitMisused, "in place of a lock"},
-		{"--url " + inProcess + " --ttl 0s x -- true", exitMisused, "positive"},
-		{"--url " + inProcess + " --ttl -1s x -- true", exitMisused, "positive"},
-		{"--url " + inProcess + " --at-least 0s x -- true", exitMisused, "positive"},
-		{"--url " + inProcess + " --connect 0s x -- true", exitMisused, "positive"},
-		{"--url " + inProcess + " --kill-after 0s x -- true", exitMisused, "positive"},
-		{"--url " + inProcess + " --permits 1/2 --read x -- true", exitMisused, "in place of a lock"},
-		{"--url " + inProcess + " --permits 1/2 --elect x -- true", exitMisused, "in place of a lock"},
-		{"--url " + inProcess + " --permits 3/2 x -- true", exitMisused, "at most as many as there are"},
-		{"--url " + inProcess + " --permits 0/2 x -- true", exitMisused, "at least one permit"},
-		{"--url " + inProcess + " --permits 8 x -- true", exitMisused, "2/8 takes two permits"},
-		{"--url " + inProcess + " --permits 1/2147483648 x -- true", exitMisused, "limit is not between"},
-		{"--url " + inProcess + " --permits 2/2 x -- true", exitDone, ""},
-		{"--url " + inProcess + " --elect --try x -- true", exitMisused, "again and again"},
-		{"--url " + inProcess + " --ttl 3s --kill-after 1s x -- true", exitMisused, "Give --kill-after 700ms, or --ttl 6s"},
-		{"--url " + inProcess + "?ttl=6s --ttl 3s --kill-after 1s x -- true", exitDone, ""},
+		{"x", cli.ExitMisused, "the command is missing"},
+		{"-- true", cli.ExitMisused, "one name is needed"},
+		{"x y -- true", cli.ExitMisused, "one name is needed"},
+		{"x -- true", cli.ExitMisused, "$DSYNC_URL, --url-file or --url"},
+		{"--url " + inProcess + " --url-file " + file + " x -- true", cli.ExitMisused, "give one"},
+		{"--url-file /does/not/exist x -- true", cli.ExitMisused, "/does/not/exist"},
+		{"--url-file " + file + " --connect 10ms x -- true", cli.ExitOutOfReach, "127.0.0.1:1"},
+		{"--url redisson://user:" + secret + "@127.0.0.1:1 x -- true", cli.ExitMisused, "--url has a password"},
+		{"--wait redisson://user:" + secret + "@127.0.0.1:1 x -- true", cli.ExitMisused, "takes none"},
+		{"--url memory:// x -- true", cli.ExitMisused, "keeps no other process out"},
+		{"--url memory://named?ttl=6s x -- true", cli.ExitMisused, "keeps no other process out"},
+		{"--url migrate:?from=redisson%3A%2F%2F127.0.0.1&to=memory%3A%2F%2Fx&phase=dual x -- true", cli.ExitMisused, "keeps no other process out"},
+		{"--url nothing://h x -- true", cli.ExitMisused, "unknown backend"},
+		{"--url " + inProcess + " --frob x -- true", cli.ExitMisused, "unknown flag"},
+		{"--url " + inProcess + " --try --wait 1s x -- true", cli.ExitMisused, "--try does not wait"},
+		{"--url " + inProcess + " --wait 0s x -- true", cli.ExitMisused, "positive"},
+		{"--url " + inProcess + " --elect --read x -- true", cli.ExitMisused, "exclude each other"},
+		{"--url " + inProcess + " --write --read x -- true", cli.ExitMisused, "exclude each other"},
+		{"--url " + inProcess + " --permits 1/2 --write x -- true", cli.ExitMisused, "in place of a lock"},
+		{"--url " + inProcess + " --ttl 0s x -- true", cli.ExitMisused, "positive"},
+		{"--url " + inProcess + " --ttl -1s x -- true", cli.ExitMisused, "positive"},
+		{"--url " + inProcess + " --at-least 0s x -- true", cli.ExitMisused, "positive"},
+		{"--url " + inProcess + " --connect 0s x -- true", cli.ExitMisused, "positive"},
+		{"--url " + inProcess + " --kill-after 0s x -- true", cli.ExitMisused, "positive"},
+		{"--url " + inProcess + " --permits 1/2 --read x -- true", cli.ExitMisused, "in place of a lock"},
+		{"--url " + inProcess + " --permits 1/2 --elect x -- true", cli.ExitMisused, "in place of a lock"},
+		{"--url " + inProcess + " --permits 3/2 x -- true", cli.ExitMisused, "at most as many as there are"},
+		{"--url " + inProcess + " --permits 0/2 x -- true", cli.ExitMisused, "at least one permit"},
+		{"--url " + inProcess + " --permits 8 x -- true", cli.ExitMisused, "2/8 takes two permits"},
+		{"--url " + inProcess + " --permits 1/2147483648 x -- true", cli.ExitMisused, "limit is not between"},
+		{"--url " + inProcess + " --permits 2/2 x -- true", cli.ExitDone, ""},
+		{"--url " + inProcess + " --elect --try x -- true", cli.ExitMisused, "again and again"},
+		{"--url " + inProcess + " --ttl 3s --kill-after 1s x -- true", cli.ExitMisused, "Give --kill-after 700ms, or --ttl 6s"},
+		{"--url " + inProcess + "?ttl=6s --ttl 3s --kill-after 1s x -- true", cli.ExitDone, ""},
 	} {
 		all.Go(func() {
 			r := dsyncRun(t, strings.Fields(test.args)...)
@@ -133,7 +135,7 @@ func TestRunRefusesWhatCannotBe(t *testing.T) {
 func TestRunEnvironment(t *testing.T) {
 	t.Parallel()
 	cmd, out, errs := testenv.Program(t, "run", "job 1", "--", "env")
-	cmd.Env = append(cmd.Env, urlVariable+"="+inProcess, "DSYNC_TOKEN=of another one")
+	cmd.Env = append(cmd.Env, "DSYNC_URL"+"="+inProcess, "DSYNC_TOKEN=of another one")
 	before := time.Now()
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%v: %s", err, errs)
@@ -143,7 +145,7 @@ func TestRunEnvironment(t *testing.T) {
 		name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
 		got[name] = value
 	}
-	if _, there := got[urlVariable]; there || got["DSYNC_NAME"] != "job 1" {
+	if _, there := got["DSYNC_URL"]; there || got["DSYNC_NAME"] != "job 1" {
 		t.Errorf("got %s", out)
 	}
 	if n, err := strconv.ParseUint(got["DSYNC_TOKEN"], 10, 64); err != nil || n == 0 {
@@ -153,8 +155,8 @@ func TestRunEnvironment(t *testing.T) {
 		t.Errorf("got deadline %q (%v) of a TTL of 30 s", got["DSYNC_DEADLINE"], err)
 	}
 	cmd, out, _ = testenv.Program(t, "run", "--pass-url", "x", "--", "env")
-	cmd.Env = append(cmd.Env, urlVariable+"="+inProcess)
-	if err := cmd.Run(); err != nil || !strings.Contains(out.String(), urlVariable+"="+inProcess) {
+	cmd.Env = append(cmd.Env, "DSYNC_URL"+"="+inProcess)
+	if err := cmd.Run(); err != nil || !strings.Contains(out.String(), "DSYNC_URL"+"="+inProcess) {
 		t.Errorf("with --pass-url: %v, got %s", err, out)
 	}
 }
@@ -274,7 +276,7 @@ func TestRunWithoutItsGuard(t *testing.T) {
 	if err := syscall.Kill(n, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	c.over(exitBroken)
+	c.over(cli.ExitBroken)
 	if alive(t, pid) {
 		t.Error("the command is left")
 	}
@@ -300,26 +302,26 @@ func TestRunOnAServer(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
 	url := "redisson://" + server.Addr
-	client := holder(t, url)
+	client := clitest.Client(t, url)
 	t.Run("locked", func(t *testing.T) {
 		t.Parallel()
 		l, err := client.Lock(t.Context(), "x")
 		if err != nil {
 			t.Fatal(err)
 		}
-		dsyncRun(t, "--url", url, "--try", "x", "--", "echo", "ran").is(exitLocked, "locked by another owner")
-		dsyncRun(t, "--url", url, "--wait", "100ms", "x", "--", "echo", "ran").is(exitLocked, "locked by another owner")
+		dsyncRun(t, "--url", url, "--try", "x", "--", "echo", "ran").is(cli.ExitLocked, "locked by another owner")
+		dsyncRun(t, "--url", url, "--wait", "100ms", "x", "--", "echo", "ran").is(cli.ExitLocked, "locked by another owner")
 		cmd, _, errs := testenv.Program(t, "run", "--url", url, "x", "--", "echo", "ran")
 		c := startCommand(t, cmd, errs)
 		testenv.Eventually(t, func() bool { return server.SubscriberCount("redisson_lock__channel:{x}") > 0 }, "somebody waits")
 		_ = cmd.Process.Signal(syscall.SIGTERM)
-		if status := c.wait(); status != exitBySignal+int(syscall.SIGTERM) {
+		if status := c.wait(); status != cli.ExitBySignal+int(syscall.SIGTERM) {
 			t.Errorf("got status %d: %s", status, errs)
 		}
 		if err := l.Unlock(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		dsyncRun(t, "--url", url, "--try", "x", "--", "echo", "ran").is(exitDone, "ran")
+		dsyncRun(t, "--url", url, "--try", "x", "--", "echo", "ran").is(cli.ExitDone, "ran")
 	})
 	t.Run("read", func(t *testing.T) {
 		t.Parallel()
@@ -328,8 +330,8 @@ func TestRunOnAServer(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer l.Unlock(t.Context())
-		dsyncRun(t, "--url", url, "--try", "--read", "r", "--", "echo", "ran").is(exitDone, "ran")
-		dsyncRun(t, "--url", url, "--try", "r", "--", "echo", "ran").is(exitLocked)
+		dsyncRun(t, "--url", url, "--try", "--read", "r", "--", "echo", "ran").is(cli.ExitDone, "ran")
+		dsyncRun(t, "--url", url, "--try", "r", "--", "echo", "ran").is(cli.ExitLocked)
 	})
 	for _, flags := range [][]string{{"--write"}, {"--write", "--elect"}} {
 		t.Run(fmt.Sprint(flags), func(t *testing.T) {
@@ -369,7 +371,7 @@ func TestRunOnAServer(t *testing.T) {
 		if err := client.ForceUnlock(t.Context(), "l"); err != nil {
 			t.Fatal(err)
 		}
-		if status := c.wait(); status != exitDone || !strings.Contains(out.String(), "ran") || !strings.Contains(errs.String(), "waits for the lock again") {
+		if status := c.wait(); status != cli.ExitDone || !strings.Contains(out.String(), "ran") || !strings.Contains(errs.String(), "waits for the lock again") {
 			t.Errorf("got status %d: %s%s", status, out, errs)
 		}
 	})
@@ -397,20 +399,20 @@ func TestRunOnAServer(t *testing.T) {
 	}
 	t.Run("at least", func(t *testing.T) {
 		t.Parallel()
-		dsyncRun(t, "--url", url, "--try", "--at-least", "1s", "short", "--", "true").is(exitDone)
-		dsyncRun(t, "--url", url, "short", "--", "true").is(exitDone) // which waits for the rest
+		dsyncRun(t, "--url", url, "--try", "--at-least", "1s", "short", "--", "true").is(cli.ExitDone)
+		dsyncRun(t, "--url", url, "short", "--", "true").is(cli.ExitDone) // which waits for the rest
 	})
 }
 
 func TestVersion(t *testing.T) {
 	status, out, _ := testenv.Execute(t, "version")
-	if status != exitDone || !strings.HasPrefix(out, "dsync ") {
+	if status != cli.ExitDone || !strings.HasPrefix(out, "dsync ") {
 		t.Errorf("got status %d, %q", status, out)
 	}
-	if status, flag, _ := testenv.Execute(t, "--version"); status != exitDone || flag != out {
+	if status, flag, _ := testenv.Execute(t, "--version"); status != cli.ExitDone || flag != out {
 		t.Errorf("--version: got status %d, %q, want %q", status, flag, out)
 	}
-	if status, out, _ = testenv.Execute(t, "version", "--json"); status != exitDone || !strings.Contains(out, `"version":`) {
+	if status, out, _ = testenv.Execute(t, "version", "--json"); status != cli.ExitDone || !strings.Contains(out, `"version":`) {
 		t.Errorf("got status %d, %q", status, out)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -87,8 +88,8 @@ func onAllMachines(t *testing.T, url string, due, start time.Time, atLeast time.
 			pause(t.Context(), time.Until(due))
 			a := attempt{began: time.Since(start), atLeast: atLeast}
 			status, _, errs := testenv.Execute(t, "run", "--url", url, "--try", "--at-least", atLeast.String(), "job", "--", "true")
-			a.ended, a.late, a.ran = time.Since(start), time.Since(due), status == exitDone
-			if !a.ran && status != exitLocked {
+			a.ended, a.late, a.ran = time.Since(start), time.Since(due), status == cli.ExitDone
+			if !a.ran && status != cli.ExitLocked {
 				t.Errorf("got status %d: %s", status, errs)
 			}
 			attempts[i] = a

@@ -9,30 +9,16 @@ import (
 	"testing"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
-
-func TestPermitsFlag(t *testing.T) {
-	t.Parallel()
-	for text, want := range map[string]permits{"2/8": {2, 8}, "1/1": {1, 1}, "3/0": {3, 0}} {
-		var p permits
-		if err := p.Set(text); err != nil || p != want || p.String() != text {
-			t.Errorf("%s: got %v and %v", text, p, err)
-		}
-	}
-	for _, text := range []string{"", "/", "8", "2/", "/8", "0/8", "-1/8", "2/-8", "9/8", "a/b", "2/8/9", "1e3/8", "99999999999999999999/8"} {
-		var p permits
-		if err := p.Set(text); err == nil || p.asked() {
-			t.Errorf("%q: got %v, want an error", text, p)
-		}
-	}
-}
 
 func TestRunOfPermits(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
 	url := "redisson://" + server.Addr
-	client := holder(t, url)
+	client := clitest.Client(t, url)
 	run := func(t *testing.T, args string) ended {
 		return dsyncRun(t, append([]string{"--url", url}, strings.Fields(args)...)...)
 	}
@@ -42,35 +28,35 @@ func TestRunOfPermits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		run(t, "--try --permits 1/3 x -- printenv DSYNC_TOKEN").is(exitFailed)
-		run(t, "--try --permits 1/0 x -- echo ran").is(exitDone, "ran")
-		run(t, "--try --permits 2/3 x -- echo ran").is(exitLocked, "locked by another owner")
-		run(t, "--wait 100ms --permits 2/3 x -- echo ran").is(exitLocked, "locked by another owner")
+		run(t, "--try --permits 1/3 x -- printenv DSYNC_TOKEN").is(cli.ExitFailed)
+		run(t, "--try --permits 1/0 x -- echo ran").is(cli.ExitDone, "ran")
+		run(t, "--try --permits 2/3 x -- echo ran").is(cli.ExitLocked, "locked by another owner")
+		run(t, "--wait 100ms --permits 2/3 x -- echo ran").is(cli.ExitLocked, "locked by another owner")
 		if err := l.Unlock(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		run(t, "--try --settle --ttl 3s --permits 3/3 x -- echo ran").is(exitDone, "ran")
+		run(t, "--try --settle --ttl 3s --permits 3/3 x -- echo ran").is(cli.ExitDone, "ran")
 	})
 	t.Run("another limit", func(t *testing.T) {
 		t.Parallel()
-		run(t, "--permits 1/0 y -- echo ran").is(exitMisused, "limit")
+		run(t, "--permits 1/0 y -- echo ran").is(cli.ExitMisused, "limit")
 		if err := client.SetLimit(t.Context(), "y", 3); err != nil {
 			t.Fatal(err)
 		}
-		run(t, "--permits 1/4 y -- echo ran").is(exitMisused, "limit")
-		run(t, "--permits 3/0 y -- echo ran").is(exitDone, "ran")
-		run(t, "--permits 4/0 y -- echo ran").is(exitMisused, "limit")
+		run(t, "--permits 1/4 y -- echo ran").is(cli.ExitMisused, "limit")
+		run(t, "--permits 3/0 y -- echo ran").is(cli.ExitDone, "ran")
+		run(t, "--permits 4/0 y -- echo ran").is(cli.ExitMisused, "limit")
 	})
 	t.Run("no permits", func(t *testing.T) {
 		t.Parallel()
-		dsyncRun(t, "--url", "redis-string://"+server.Addr, "--permits", "1/2", "z", "--", "echo", "ran").is(exitMisused, "no permits")
+		dsyncRun(t, "--url", "redis-string://"+server.Addr, "--permits", "1/2", "z", "--", "echo", "ran").is(cli.ExitMisused, "no permits")
 	})
 	t.Run("so many in a time", func(t *testing.T) {
 		t.Parallel()
 		for range 2 {
-			run(t, "--try --at-least 1m --permits 1/2 w -- true").is(exitDone)
+			run(t, "--try --at-least 1m --permits 1/2 w -- true").is(cli.ExitDone)
 		}
-		run(t, "--try --at-least 1m --permits 1/2 w -- true").is(exitLocked)
+		run(t, "--try --at-least 1m --permits 1/2 w -- true").is(cli.ExitLocked)
 	})
 	t.Run("at once", func(t *testing.T) { t.Parallel(); permitsAtOnce(t, server, url) })
 }
@@ -101,7 +87,7 @@ func permitsAtOnce(t *testing.T, server *testenv.RedisServer, url string) {
 	for i := range commands {
 		n := fmt.Sprint(1 + i%2)
 		all.Go(func() {
-			dsyncRun(t, "--url", url, "--permits", n+"/"+fmt.Sprint(limit), "v", "--", "sh", "-c", script, "sh", n).is(exitDone)
+			dsyncRun(t, "--url", url, "--permits", n+"/"+fmt.Sprint(limit), "v", "--", "sh", "-c", script, "sh", n).is(cli.ExitDone)
 		})
 	}
 	testenv.Eventually(t, func() bool {

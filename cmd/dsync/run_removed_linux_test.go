@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -56,7 +57,7 @@ func TestRunLearnsOfARemoval(t *testing.T) {
 				job, pids := jobOf(t, false)
 				args := append([]string{"run", "--ttl", "1m", name}, strings.Fields(test.flags)...)
 				cmd, _, errs := testenv.Program(t, append(args, "--", job)...)
-				cmd.Env = append(cmd.Env, urlVariable+"="+url)
+				cmd.Env = append(cmd.Env, "DSYNC_URL"+"="+url)
 				c := startCommand(t, cmd, errs)
 				testenv.Eventually(t, func() bool { return len(pids()) > 0 }, "the job runs")
 				if s, err := client.Inspect(t.Context(), name); err != nil || !s.Held || s.Waiters > 0 {
@@ -69,7 +70,7 @@ func TestRunLearnsOfARemoval(t *testing.T) {
 				stuck := time.AfterFunc(drivertest.HangGuard, func() { _ = c.Process.Signal(syscall.SIGABRT) }) // says where it is
 				status := c.wait()
 				stuck.Stop()
-				if status != exitLost {
+				if status != cli.ExitLost {
 					t.Fatalf("got status %d: %s", status, c.errors())
 				}
 				took := time.Since(began)

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
@@ -21,7 +22,7 @@ func inTerminal(t *testing.T, args ...string) *exec.Cmd {
 	}
 	program, _, _ := testenv.Program(t)
 	cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
-	cmd.Env = append(program.Env, "PS1=> ", "TERM=dumb", "DSYNC="+self, urlVariable+"="+inProcess)
+	cmd.Env = append(program.Env, "PS1=> ", "TERM=dumb", "DSYNC="+self, "DSYNC_URL"+"="+inProcess)
 	return cmd
 }
 
@@ -146,7 +147,7 @@ func TestRunIsStoppedForLong(t *testing.T) {
 	s.types("fg\n")
 	s.shows("lock lost")
 	s.types("echo status=$?\n")
-	s.shows(fmt.Sprintf("status=%d", exitLost))
+	s.shows(fmt.Sprintf("status=%d", cli.ExitLost))
 	s.exits()
 }
 

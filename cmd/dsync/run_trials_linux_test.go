@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
@@ -47,16 +48,16 @@ func never(string) bool  { return false }
 func always(string) bool { return true }
 
 var mishaps = []mishap{
-	{"frozen", exitLost, func(tr *trial) { tr.signal(syscall.SIGSTOP) }, never},
-	{"cut off", exitLost, func(tr *trial) { tr.wire.Hold(wire.Both) }, never},
-	{"forced", exitLost, func(tr *trial) {
+	{"frozen", cli.ExitLost, func(tr *trial) { tr.signal(syscall.SIGSTOP) }, never},
+	{"cut off", cli.ExitLost, func(tr *trial) { tr.wire.Hold(wire.Both) }, never},
+	{"forced", cli.ExitLost, func(tr *trial) {
 		if err := tr.client.ForceUnlock(tr.t.Context(), tr.name); err != nil {
 			tr.t.Errorf("force: %v", err)
 		}
 	}, always},
 	// The server of PostgreSQL frees the locks of a process that is gone at once.
 	{"killed", -1, func(tr *trial) { tr.signal(syscall.SIGKILL) }, func(backend string) bool { return backend == "pglock" }},
-	{"guard killed", exitBroken, func(tr *trial) {
+	{"guard killed", cli.ExitBroken, func(tr *trial) {
 		guard, err := syscall.Getpgid(tr.leader("first"))
 		if err == nil {
 			err = syscall.Kill(guard, syscall.SIGKILL)
@@ -65,7 +66,7 @@ var mishaps = []mishap{
 			tr.t.Errorf("kill the guard: %v", err)
 		}
 	}, never},
-	{"command killed", exitBySignal + int(syscall.SIGKILL), func(tr *trial) { // and what it has started is left
+	{"command killed", cli.ExitBySignal + int(syscall.SIGKILL), func(tr *trial) { // and what it has started is left
 		if err := syscall.Kill(tr.leader("first"), syscall.SIGKILL); err != nil {
 			tr.t.Errorf("kill the command: %v", err)
 		}
@@ -283,7 +284,7 @@ type command struct {
 func (tr *trial) start(label, url string, args ...string) *command {
 	args = slices.Concat([]string{"run", "--ttl", tr.ttl.String(), "--connect", trialGuard.String(), tr.name}, tr.kind.args, args)
 	cmd, _, errs := testenv.Program(tr.t, append(args, "--", tr.pack, tr.dir, label, "0")...)
-	cmd.Env = append(cmd.Env, urlVariable+"="+url)
+	cmd.Env = append(cmd.Env, "DSYNC_URL"+"="+url)
 	return startCommand(tr.t, cmd, errs)
 }
 
@@ -351,7 +352,7 @@ func (tr *trial) await(c *command, so func() bool) bool {
 		}
 		select {
 		case <-c.ended:
-			if status := c.ProcessState.ExitCode(); status != exitLost {
+			if status := c.ProcessState.ExitCode(); status != cli.ExitLost {
 				tr.t.Fatalf("%v has ended with %d: %s", c.Args, status, c.errors())
 			}
 			return false

@@ -2,15 +2,13 @@ package main
 
 import (
 	"bufio"
-	"context"
 	"io"
 	"os"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
-	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 	"github.com/go-dsync/dsync/conformance/wire"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -71,7 +69,7 @@ func TestGuardKillsThoughNobodyReads(t *testing.T) {
 		name   string
 		signal syscall.Signal
 		status int
-	}{{"frozen", syscall.SIGSTOP, exitLost}, {"killed", syscall.SIGKILL, -1}} {
+	}{{"frozen", syscall.SIGSTOP, cli.ExitLost}, {"killed", syscall.SIGKILL, -1}} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			c, pid, drain := unread(t, "--url", inProcess, "--ttl", "3s", "x", "--", "sh", "-c", "echo $$; exec sleep 300")
@@ -100,57 +98,7 @@ func TestRunSendsTermThoughNobodyReads(t *testing.T) {
 	network.Hold(wire.Both)
 	testenv.Eventually(t, func() bool { _, err := os.Stat(file); return err == nil }, "the command gets TERM")
 	drain()
-	if status := c.wait(); status != exitLost {
-		t.Errorf("got status %d, want %d", status, exitLost)
+	if status := c.wait(); status != cli.ExitLost {
+		t.Errorf("got status %d, want %d", status, cli.ExitLost)
 	}
-}
-
-func lockInMemory(t *testing.T) *dsync.Lease {
-	t.Helper()
-	client, err := dsync.Open(t.Context(), inProcess, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = client.Close(context.Background()) })
-	return lock(t, client, "x")
-}
-
-// TestNoCommandStartsTooLate: a dsync that was frozen just before may come to start its command when the lock is over.
-func TestNoCommandStartsTooLate(t *testing.T) {
-	program, _, _ := testenv.Program(t)
-	for _, v := range program.Env {
-		name, value, _ := strings.Cut(v, "=")
-		t.Setenv(name, value)
-	}
-	r := &runner{name: "x", path: "/bin/true", argv: []string{"true"}, stderr: io.Discard}
-	t.Run("time is over", func(t *testing.T) {
-		lease := lockInMemory(t)
-		if err := lease.Unlock(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if done := r.supervise(lease); done.started || done.lost == nil || done.err != nil {
-			t.Errorf("got %+v", done)
-		}
-	})
-	t.Run("guard is faster", func(t *testing.T) {
-		file := t.TempDir() + "/started"
-		g, err := startGuard("/usr/bin/touch", []string{"touch", file}, os.Environ())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := g.tell(time.Now()); err != nil { // as if this process had been frozen after its look at the time
-			t.Fatal(err)
-		}
-		killed := false
-		for r := range g.heard { // until the guard has ended
-			killed = killed || r.kind == isKilling
-		}
-		g.end(func(report) {})
-		if _, err := os.Stat(file); err == nil {
-			t.Error("the command was started")
-		}
-		if !killed {
-			t.Error("the guard did not tell that it was the time")
-		}
-	})
 }

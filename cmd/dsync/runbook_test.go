@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/drivers/migrate"
 	"github.com/go-dsync/dsync/internal/drivertest"
@@ -181,11 +182,11 @@ func (f *fleet) line(text, said, file string) string {
 				args[i] = "1s"
 			}
 		}
-		f.t.Setenv(fromVariable, f.from)
-		f.t.Setenv(toVariable, f.to)
+		f.t.Setenv("DSYNC_FROM", f.from)
+		f.t.Setenv("DSYNC_TO", f.to)
 		for try := 1; ; try++ {
-			if r := f.bare(args...); r.status == exitDone || try >= f.tries {
-				return r.want(exitDone).out
+			if r := f.bare(args...); r.status == cli.ExitDone || try >= f.tries {
+				return r.want(cli.ExitDone).out
 			}
 			pause(f.t.Context(), time.Second)
 		}

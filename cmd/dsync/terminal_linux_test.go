@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
 	"github.com/go-dsync/dsync/internal/drivertest"
 	"github.com/go-dsync/dsync/internal/testenv"
 )
@@ -33,8 +35,8 @@ func TestProgressOnTerminal(t *testing.T) {
 	}
 	until(t, terminal, "dsync: interrupted, to be repeated")
 	_ = cmd.Wait()
-	if status := cmd.ProcessState.ExitCode(); status != exitInterrupted {
-		t.Errorf("got status %d, want %d", status, exitInterrupted)
+	if status := cmd.ProcessState.ExitCode(); status != cli.ExitInterrupted {
+		t.Errorf("got status %d, want %d", status, cli.ExitInterrupted)
 	}
 	if out := stdout.String(); strings.Contains(out, "/200)") || !strings.Contains(out, "not tried: ") {
 		t.Errorf("standard output: got %q, want what was done, and no progress bar", out)
@@ -45,8 +47,8 @@ func TestProgressOnTerminal(t *testing.T) {
 func TestReleaseAsks(t *testing.T) {
 	t.Parallel()
 	url := "redisson://" + testenv.Redis(t).Addr
-	c := holder(t, url)
-	lease := lock(t, c, "x")
+	c := clitest.Client(t, url)
+	lease := clitest.Lock(t, c, "x")
 	answer := func(text string) int {
 		cmd, _, _ := testenv.Program(t, "release", "--url", url, "x")
 		terminal := testenv.Terminal(t, cmd)
@@ -57,13 +59,13 @@ func TestReleaseAsks(t *testing.T) {
 		_ = cmd.Wait()
 		return cmd.ProcessState.ExitCode()
 	}
-	if status := answer("n"); status != exitInterrupted || lease.Err() != nil {
+	if status := answer("n"); status != cli.ExitInterrupted || lease.Err() != nil {
 		t.Errorf("no: got status %d, and the lease is %v", status, lease.Err())
 	}
-	if status := answer("y"); status != exitDone {
+	if status := answer("y"); status != cli.ExitDone {
 		t.Errorf("yes: got status %d", status)
 	}
-	if lease, err := holder(t, url).TryLock(t.Context(), "x"); err != nil {
+	if lease, err := clitest.Client(t, url).TryLock(t.Context(), "x"); err != nil {
 		t.Errorf("it is still held: %v", err)
 	} else if err := lease.Unlock(t.Context()); err != nil {
 		t.Error(err)

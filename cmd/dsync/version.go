@@ -7,6 +7,8 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
+
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
 )
 
 // build says what this program was made of.
@@ -51,7 +53,7 @@ func versionCommand() *cobra.Command {
 and for. "dsync --version" shows the same.`,
 		Example: `  dsync version
   dsync version --json`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			b := thisBuild()
 			if asJSON {

@@ -1,0 +1,124 @@
+package admin
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+)
+
+// listedName is a name in the JSON of `ls` without --long.
+type listedName struct {
+	Name string `json:"name"`
+}
+
+// adminCommands returns the commands that show and release locks.
+func Commands() []*cobra.Command {
+	return []*cobra.Command{lsCommand(), showCommand(), releaseCommand()}
+}
+
+func lsCommand() *cobra.Command {
+	var f cli.BackendFlags
+	var asJSON, long bool
+	c := &cobra.Command{
+		Use:   "ls [PREFIX]",
+		Short: "List the names that are held",
+		Long: `Ls lists the names that are held, of those that begin with PREFIX, in alphabetical order: one in a line, or with --long a table of who
+holds them. A name that somebody gets or gives back meanwhile is listed or not. Nothing is locked and nothing changed. A terminal shows odd
+names in quotes, other programs get names as they are; for names with line breaks there is --json.
+
+  Redis       goes through all keys of the server, a hundred thousand in a second at most, and takes hashes that look like locks
+              for locks. The rights for that are in docs/security.md.
+  etcd        reads the keys below the prefix of the URL, a thousand with each request
+  ZooKeeper   goes through the nodes below the path of the URL, one after the other
+  PostgreSQL  knows names by their hashes alone. With key=number (or key=pair) in the URL, the numbers that are locked are listed,
+              those of other programs too
+  Redlock     and migrations cannot list names
+
+Exit status
+    0  listed, also if nobody holds a name
+    1  the backend cannot be opened or is out of reach, or a right is missing
+    2  the command line is wrong
+    4  the backend cannot list names
+  130  interrupted`,
+		Example: `  export DSYNC_URL=etcd://etcd:2379/locks/
+  dsync ls
+  dsync ls --long orders/
+  dsync ls orders/ | xargs -d '\n' dsync show`,
+		Args: cli.AtMostOnePrefix,
+		RunE: func(c *cobra.Command, args []string) error {
+			return f.WithBackend(c, func(b *cli.Backend) error {
+				names, _, err := b.List(c.Context(), cli.PrefixOf(args), math.MaxInt)
+				if err != nil {
+					return err
+				}
+				if long {
+					return writeLong(c, b, names, asJSON)
+				}
+				return writeNames(c.OutOrStdout(), names, asJSON)
+			})
+		},
+	}
+	f.Add(c)
+	c.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	c.Flags().BoolVarP(&long, "long", "l", false, "show who holds each name")
+	return c
+}
+
+func writeNames(w io.Writer, names []string, asJSON bool) error {
+	if asJSON {
+		list := []listedName{}
+		for _, name := range names {
+			list = append(list, listedName{name})
+		}
+		return cli.WriteJSON(w, list)
+	}
+	text := func(name string) string { return name } // as it is, for other programs
+	if cli.WidthOf(w) > 0 {
+		text = cli.Show
+	}
+	for _, name := range names {
+		if _, err := fmt.Fprintln(w, text(name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeLong leaves out the names that are free by now.
+func writeLong(c *cobra.Command, b *cli.Backend, names []string, asJSON bool) error {
+	reports, err := Inspect(c.Context(), b, names)
+	if err != nil {
+		return err
+	}
+	reports = slices.DeleteFunc(reports, func(r Report) bool { return !r.Held })
+	out := c.OutOrStdout()
+	if asJSON {
+		return cli.WriteJSON(out, reports)
+	}
+	return cli.WriteTable(out, cli.WidthOf(out), Rows(reports), 3)
+}
+
+// waitersColumn is where longRows has how many wait.
+const WaitersColumn = 6
+
+// longRows is a table of holders.
+func Rows(reports []Report) [][]string {
+	rows := [][]string{{"NAME", "HOLDER", "PROCESS", "HELD", "FOR", "TTL", "WAITERS", "TOKEN"}}
+	for _, r := range reports {
+		since, ttl := "", ""
+		if r.Since != nil {
+			since = r.Seen.Sub(*r.Since).Round(time.Second).String()
+		}
+		if r.TTLSeconds > 0 {
+			ttl = time.Duration(r.TTLSeconds * float64(time.Second)).Round(time.Second).String()
+		}
+		rows = append(rows, []string{cli.Show(r.Name), cli.Dash(r.who()), cli.Dash(cli.Printable(r.Process)), r.state(), cli.Dash(since), cli.Dash(ttl), cli.Count(r.Waiters), cli.Dash(cli.Token(r.Token))})
+	}
+	return rows
+}

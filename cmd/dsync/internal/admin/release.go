@@ -1,0 +1,161 @@
+package admin
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+	"github.com/go-dsync/dsync/driver"
+)
+
+func releaseCommand() *cobra.Command {
+	var f cli.BackendFlags
+	var yes bool
+	var hold string
+	c := &cobra.Command{
+		Use:   "release NAME",
+		Short: "Take a lock away from its holder",
+		Long: `Release shows who holds a lock, asks whether to go on, and ends the hold at the backend, whoever has it; of a name that several
+read, all holds. Those who wait for the name are told. The holder is told within the bound of its backend (docs/guarantees.md), and
+what it writes until then meets what the next holder writes, unless fencing tokens are checked: so rather stop the holder, if it
+can be reached.
+
+Elsewhere than on a terminal, --yes takes the place of the question. With --hold nothing is released unless that hold has the name; a
+script gives what "dsync show --json" told.
+
+The backend is asked once more just before the request. A hold that was shown and ends between this answer and the request, while
+another client is granted the name, is not told apart: its successor is released.
+
+On PostgreSQL a lock can only be taken away with its session and all other locks on it: that needs force_unlock=true in the URL.
+
+Exit status
+    0  nobody holds the name by the hold that was shown any more
+    1  the backend cannot be opened or is out of reach, or the outcome is unknown
+    2  the command line is wrong, or nobody is there to be asked
+    3  nobody holds the name, or another hold has it by now: nothing was released
+    4  the backend cannot do it, or the name is sealed
+  130  interrupted, or the answer was no`,
+		Example: `  dsync release orders/42
+  dsync release --yes --hold 7d0c3a52-…:17 orders/42`,
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return cli.Usage(fmt.Errorf("%s takes one name", c.CommandPath()))
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := cli.CheckName(args[0]); err != nil {
+				return cli.Usage(fmt.Errorf("name %s: %w", cli.Show(args[0]), err))
+			}
+			if !yes && !isTerminal(c.InOrStdin()) {
+				return cli.Usage(errors.New("the standard input is no terminal, so nobody can be asked: --yes releases without a question"))
+			}
+			return f.WithBackend(c, func(b *cli.Backend) error { return releaseShown(c, b, args[0], hold, yes) })
+		},
+	}
+	f.Add(c)
+	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	c.Flags().StringVar(&hold, "hold", "", "release this `HOLD` and no other")
+	return c
+}
+
+// errDeclined is the answer of whoever was asked.
+var ErrDeclined = errors.New("not released")
+
+// releaseShown ends the hold that is shown, after a question unless yes.
+func releaseShown(c *cobra.Command, b *cli.Backend, name, hold string, yes bool) error {
+	err := Release(c.Context(), b, name, func(r *Report) error {
+		if err := r.write(c.OutOrStdout()); err != nil {
+			return err
+		}
+		if hold != "" && r.Hold != hold {
+			return cli.Unfinished("%s: another hold has it, %s", cli.Show(name), cli.Show(r.Hold))
+		}
+		if yes {
+			return nil
+		}
+		return ask(c.Context(), c.InOrStdin(), c.ErrOrStderr(), fmt.Sprintf("Release %s? [y/N] ", cli.Show(name)))
+	})
+	if err == nil {
+		_, err = fmt.Fprintf(c.OutOrStdout(), "released\n")
+	}
+	return err
+}
+
+// release ends the hold of a name, unless agree, which is told of the hold, returns an error.
+func Release(ctx context.Context, b *cli.Backend, name string, agree func(*Report) error) error {
+	over := cli.Unfinished("%s: the hold that was shown is over: nothing was released", cli.Show(name))
+	seen, err := b.Client.Inspect(ctx, name)
+	if err != nil {
+		return err
+	}
+	if !seen.Held {
+		return cli.Unfinished("%s: nobody holds it", cli.Show(name))
+	}
+	report := NewLockReport(name, seen)
+	if err := agree(&report); err != nil {
+		return err
+	}
+	now, err := b.Client.Inspect(ctx, name)
+	if err != nil {
+		return err
+	}
+	if again := NewLockReport(name, now); again.Grant() != report.Grant() {
+		return over
+	}
+	err = b.Client.ForceUnlock(ctx, name)
+	switch {
+	case errors.Is(err, dsync.ErrNotHeld):
+		return over
+	case errors.Is(err, driver.ErrSealed):
+		return fmt.Errorf("%w, and a seal stays: %w", err, errors.ErrUnsupported)
+	}
+	return err
+}
+
+// grant tells the hold of a report from others of the name, as far as the backend does. It has no more than letters and digits.
+func (r *Report) Grant() string {
+	if !r.Held {
+		return ""
+	}
+	since := int64(0)
+	if r.Since != nil {
+		since = r.Since.UnixNano()
+	}
+	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%q %q %s %d %d", r.Hold, r.Owner, r.Mode, r.Token, since)))
+}
+
+// ask returns nil if the answer to a question is yes.
+func ask(ctx context.Context, in io.Reader, out io.Writer, question string) error {
+	fmt.Fprint(out, question)
+	answer := make(chan string, 1)
+	go func() { // ends with the line, or with the program: nothing ends a read from a terminal
+		line, _ := bufio.NewReader(in).ReadString('\n')
+		answer <- strings.ToLower(strings.TrimSpace(line))
+	}()
+	select {
+	case a := <-answer:
+		if a == "y" || a == "yes" {
+			return nil
+		}
+		return ErrDeclined
+	case <-ctx.Done():
+		fmt.Fprintln(out)
+		return ctx.Err()
+	}
+}
+
+func isTerminal(r io.Reader) bool {
+	file, ok := r.(*os.File)
+	return ok && term.IsTerminal(int(file.Fd()))
+}

@@ -1,0 +1,221 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+	"github.com/go-dsync/dsync/driver"
+)
+
+// benchReport is what `bench` has measured. Its JSON is part of the command's interface.
+type benchReport struct {
+	URL       string     `json:"url"`
+	Rate      int        `json:"rate"` // locks in a second, at most; 0 is for no bound
+	Seconds   float64    `json:"seconds"`
+	Workloads []measured `json:"workloads"`
+}
+
+// measured is what came of a workload.
+type measured struct {
+	Workload  int     `json:"workload"`
+	Title     string  `json:"title"`
+	Of        string  `json:"of"` // what the two percentiles are of
+	Locks     int     `json:"locks"`
+	PerSecond float64 `json:"locks_per_second,omitempty"`
+	Bounded   bool    `json:"bounded"` // the rate is what limited it
+	P50Msec   float64 `json:"p50_ms"`
+	P99Msec   float64 `json:"p99_ms"`
+}
+
+// benchFlags are the bounds on what `bench` does to a server.
+type benchFlags struct {
+	cli.BackendFlags
+	rate, callers int
+	lasting       time.Duration
+	prefix        string
+	yes           bool
+}
+
+const (
+	mostCallers = 512
+	longestRun  = time.Minute // of a workload
+)
+
+func Command() *cobra.Command {
+	var f benchFlags
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "bench [URL]",
+		Short: "Measure what locks cost on a backend",
+		Long: `Bench takes and gives back locks on the backend, by two clients of this process, and shows how many in a second, and how long that takes:
+
+  1  a free lock, one caller                   from the call of Lock to the end of Unlock
+  2  free locks, --callers on distinct names   the same
+  3  one hot lock, callers of one client       from the call of Lock to the grant
+  4  two clients in turn                       from the call of Unlock to the grant of the other, who waits for the lock
+  5  one hot lock, callers of two clients      as 3
+
+These are workloads 1 to 5 of docs/performance.md, which says what limits them. In 3 and 5 at most 32 callers want the lock.
+
+What it does to the server is bounded by --rate, --callers and --for. A figure with a * says what --rate allows, and not what the
+server can do; a hot lock is one that is wanted all the time only without a bound (--rate 0), for a server that nobody uses. Where names are held
+on the backend, bench refuses to begin without --yes; it warns where a backend cannot tell.
+
+The names of the locks begin with --prefix. Where the user may only use names of some form, as in ~lk:*, give one: --prefix lk:bench:.
+What was made is removed in the end, also when it is interrupted. If it is killed, locks end with their TTL. Redis keeps sequences of
+tokens for an hour, which all names share.
+
+Exit status
+    0  measured
+    1  the backend cannot be opened or is out of reach, or a lock failed
+    2  the command line is wrong
+    3  somebody holds a lock on the backend: see --yes
+    4  the backend cannot be measured without leaving something behind
+  130  interrupted`,
+		Example: `  dsync bench redisson://redis:6379
+  dsync bench --rate 0 --callers 512 --for 10s etcd://test-etcd:2379/bench/
+  DSYNC_URL=redisson://app:secret@redis:6379 dsync bench --prefix lk:bench: --rate 100 --json`,
+		Args:              cobra.ArbitraryArgs,
+		ValidArgsFunction: cli.CompleteOneURL,
+		RunE: func(c *cobra.Command, args []string) error {
+			raw, err := f.check(c, args)
+			if err != nil {
+				return cli.Usage(err)
+			}
+			r, err := f.run(c, raw)
+			if err != nil {
+				return err
+			}
+			return cli.Write(c.OutOrStdout(), asJSON, r, r.write)
+		},
+	}
+	f.Add(c)
+	flags := c.Flags()
+	flags.IntVar(&f.rate, "rate", 1000, "take at most so many locks in a second; 0 is for no bound")
+	flags.IntVar(&f.callers, "callers", 64, "so many goroutines that lock at a time, at most")
+	flags.DurationVar(&f.lasting, "for", 3*time.Second, "how long to run each workload")
+	flags.StringVar(&f.prefix, "prefix", "dsync:bench:", "how the names of the locks begin")
+	flags.BoolVar(&f.yes, "yes", false, "measure also where somebody holds a lock")
+	flags.BoolVar(&asJSON, "json", false, "write JSON")
+	return c
+}
+
+// check returns the URL, unless the command line is wrong.
+func (f *benchFlags) check(c *cobra.Command, args []string) (string, error) {
+	switch {
+	case f.rate < 0:
+		return "", errors.New("--rate cannot be negative")
+	case f.callers < 1 || f.callers > mostCallers:
+		return "", fmt.Errorf("--callers has to be 1 to %d", mostCallers)
+	case f.lasting <= 0 || f.lasting > longestRun:
+		return "", fmt.Errorf("--for has to be positive, and %v at most", longestRun)
+	case f.prefix == "":
+		return "", errors.New("--prefix cannot be empty: it keeps the names apart from those of programs")
+	}
+	if err := cli.CheckName(f.name(mostCallers)); err != nil {
+		return "", fmt.Errorf("--prefix: %w", err)
+	}
+	if err := f.Valid(); err != nil {
+		return "", err
+	}
+	return cli.ArgumentURL(c, args)
+}
+
+// ownDigits tell the names of one run of this command from those of others. Names end with digits alone, as a backend may want them.
+var ownDigits = rand.IntN(1e6)
+
+// name returns one of the names.
+func (f *benchFlags) name(i int) string { return fmt.Sprintf("%s%06d%03d", f.prefix, ownDigits, i) }
+
+// run measures all workloads, and leaves nothing behind.
+func (f *benchFlags) run(c *cobra.Command, raw string) (r *benchReport, err error) {
+	ctx, out := c.Context(), c.ErrOrStderr()
+	u, err := driver.ParseURL(raw)
+	if err != nil {
+		return nil, err
+	}
+	if u.Scheme == "migrate" {
+		return nil, fmt.Errorf("names that are locked in a migration move, and stay so: give the URL of one of its backends: %w", errors.ErrUnsupported)
+	}
+	undo, err := f.tidy(ctx, u)
+	if err != nil {
+		return nil, err
+	}
+	b := &bench{benchFlags: f, pace: newPacer(f.rate)}
+	for i := range b.clients {
+		opened, err := f.OpenURL(ctx, raw)
+		if err != nil {
+			return nil, errors.Join(err, b.close())
+		}
+		b.clients[i] = opened.Client
+		if i == 0 {
+			if err := f.nobodyElse(ctx, opened, out); err != nil {
+				return nil, errors.Join(err, b.close())
+			}
+		}
+	}
+	r, err = b.measureAll(ctx, out)
+	if closed := b.close(); err == nil {
+		err = closed
+	}
+	if left := undo(); left != nil {
+		fmt.Fprintln(out, "dsync: not all was removed:", left)
+	}
+	r.URL = u.String()
+	return r, err
+}
+
+// nobodyElse returns an error if somebody holds a name, unless that is allowed.
+func (f *benchFlags) nobodyElse(ctx context.Context, b *cli.Backend, out io.Writer) error {
+	if f.yes {
+		return nil
+	}
+	lister, can := b.Driver.(driver.Lister)
+	if !can {
+		fmt.Fprintln(out, "dsync: this backend does not tell whether it is in use")
+		return nil
+	}
+	bound, cancel := context.WithTimeout(ctx, f.Connect)
+	defer cancel()
+	for name, err := range lister.List(bound, "") {
+		if err == nil {
+			return cli.Unfinished("the backend is in use: %s is held. A benchmark makes everybody else wait; with --yes it does, within --rate, --callers and --for", cli.Show(name))
+		}
+		if ctx.Err() == nil {
+			fmt.Fprintln(out, "dsync: nobody knows whether the backend is in use:", err)
+		}
+		break
+	}
+	return ctx.Err()
+}
+
+// write writes a table, whose titles are cut where a terminal is narrow.
+func (r *benchReport) write(w io.Writer) error { return r.fill(w, cli.WidthOf(w)) }
+
+func (r *benchReport) fill(w io.Writer, width int) error {
+	fmt.Fprintf(w, "%s\n\n", r.URL)
+	rows, bounded := [][]string{{"WORKLOAD", "LOCKS/S", "P50 MS", "P99 MS", "OF"}}, false
+	for _, m := range r.Workloads {
+		rate := cli.NoValue
+		if m.PerSecond > 0 {
+			rate = strconv.FormatFloat(m.PerSecond, 'f', 0, 64)
+		}
+		if m.Bounded {
+			rate, bounded = rate+"*", true
+		}
+		rows = append(rows, []string{fmt.Sprintf("%d %s", m.Workload, m.Title), rate, fmt.Sprintf("%.2f", m.P50Msec), fmt.Sprintf("%.2f", m.P99Msec), m.Of})
+	}
+	err := cli.WriteTable(w, width, rows, 1)
+	if bounded && err == nil {
+		_, err = fmt.Fprint(w, "\n"+cli.Wrap(fmt.Sprintf("* as many as --rate %d allows: the server may do more", r.Rate), "", width))
+	}
+	return err
+}

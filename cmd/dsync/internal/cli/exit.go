@@ -1,0 +1,112 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// The exit statuses of all commands but run. They are part of the command's interface.
+const (
+	ExitDone        = 0
+	ExitFailed      = 1
+	ExitUsage       = 2
+	ExitUnfinished  = 3
+	ExitRefused     = 4
+	ExitInterrupted = 130
+)
+
+// The exit statuses of `dsync run` beside those of its command: as sysexits.h, env(1) and shells have them.
+const (
+	ExitMisused       = 64
+	ExitBroken        = 70
+	ExitLocked        = 75
+	ExitLost          = 76
+	ExitOutOfReach    = 77
+	ExitNotExecutable = 126
+	ExitNotFound      = 127
+	ExitBySignal      = 128 // and the number of the signal
+)
+
+type statusRow struct {
+	ofRun           bool
+	status, meaning string
+}
+
+// statuses is the table of docs/command.md. The rows of run are in the help of run, too; the help of each other command says which of
+// the other rows there are, in its own words.
+var statuses = [...]statusRow{
+	{true, "0-255", "the command has ended with this status"},
+	{true, "128+n", "the command was ended by signal n, or dsync was before it started the command"},
+	{true, "64", "the command line or the URL is wrong, or the backend refuses, or cannot do what is asked for, or has another limit of permits"},
+	{true, "70", "dsync itself failed: it could not watch the command, and ended it"},
+	{true, "75", "somebody else held the lock, or too few permits were free; the command was not started"},
+	{true, "76", "the lock was lost; the command was ended, or another one may have run beside it"},
+	{true, "77", "the backend is out of reach; the command was not started"},
+	{true, "126", "the command cannot be executed"},
+	{true, "127", "the command was not found"},
+	{false, "0", "done"},
+	{false, "1", "the backend is out of reach, or something else went wrong; of doctor: there is a fault"},
+	{false, "2", "the command line is wrong"},
+	{false, "3", "not now, or not there yet: somebody is behind, names are left, the name has another holder, or the backend is in use"},
+	{false, "4", "it cannot be done with this backend, or not in this way"},
+	{false, "130", "interrupted"},
+}
+
+// statusTable returns the statuses of run as text for a terminal.
+func StatusTable() string {
+	var b strings.Builder
+	for _, row := range statuses {
+		if row.ofRun {
+			fmt.Fprintf(&b, "  %5s  %s\n", row.status, row.meaning)
+		}
+	}
+	return b.String()
+}
+
+// exitError is an error with the status that the program ends with. Without an error inside there is nothing to say.
+type exitError struct {
+	status int
+	err    error
+}
+
+func (e *exitError) Error() string {
+	if e.err == nil {
+		return ""
+	}
+	return strings.TrimPrefix(e.err.Error(), "dsync: ") // the program puts its name before all errors
+}
+
+func (e *exitError) Unwrap() error { return e.err }
+
+func Exit(status int, err error) error { return &exitError{status, err} }
+
+// misused makes the error of a wrong call one of `dsync run`.
+func Misused(format string, args ...any) error {
+	return Exit(ExitMisused, fmt.Errorf(format, args...))
+}
+
+// statusOf returns the status that err asks for.
+func StatusOf(err error) (int, bool) {
+	var e *exitError
+	if errors.As(err, &e) {
+		return e.status, true
+	}
+	return 0, false
+}
+
+// usageError is an error of whoever called the program.
+type UsageError struct{ error }
+
+func (e UsageError) Unwrap() error { return e.error }
+
+func Usage(err error) error { return UsageError{err} }
+
+// unfinishedError says what is left.
+type UnfinishedError struct{ error }
+
+func (e UnfinishedError) Unwrap() error { return e.error }
+
+func Unfinished(format string, args ...any) error {
+	return UnfinishedError{fmt.Errorf(format, args...)}
+}

@@ -1,0 +1,245 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+	"github.com/go-dsync/dsync/driver"
+)
+
+// doctorReport is what `doctor` finds. Its JSON is part of the command's interface.
+type doctorReport struct {
+	URL      string        `json:"url"`
+	Faults   int           `json:"faults"`
+	Warnings int           `json:"warnings"`
+	Findings []finding     `json:"findings"`
+	Promises []string      `json:"promises,omitempty"` // what the backend promises, in words
+	Pairs    *pairsMeasure `json:"pairs,omitempty"`    // a lock and its unlock, one after the other
+}
+
+// finding is the outcome of one check.
+type finding struct {
+	Check string `json:"check"`
+	Level level  `json:"level"`
+	Text  string `json:"text"`
+	Cure  string `json:"cure,omitempty"`
+	See   string `json:"see,omitempty"` // the section of the documents that explains it
+}
+
+type level string
+
+const (
+	ok      level = "ok"
+	note    level = "note"    // nothing is wrong
+	warning level = "warning" // locks work today, and may not do as promised when something happens
+	fault   level = "fault"   // locks do not work, or not as promised
+)
+
+// pairsMeasure is how long it took to get and to give back a free lock.
+type pairsMeasure struct {
+	Pairs   int     `json:"pairs"`
+	P50Msec float64 `json:"p50_ms"`
+	P99Msec float64 `json:"p99_ms"`
+}
+
+// examination is one run of `doctor`.
+type examination struct {
+	raw     string
+	url     *driver.URL
+	name    string // of the lock that is taken, and the beginning of those that rights are tried with
+	connect time.Duration
+	undo    func() // removes what the driver has made that was not there before; may be nil
+	report  doctorReport
+}
+
+// examiners look at servers before a driver does, by the scheme of the URL: a driver tells one fault, and refuses what it cannot use. They
+// report whether it makes sense to open the driver.
+var examiners = map[string]func(ctx context.Context, x *examination) bool{
+	"redisson":     examineRedis,
+	"redlock":      examineRedis,
+	"redis-string": examineRedis,
+	"etcd":         examineEtcd,
+	"zk":           examineZooKeeper,
+	"pglock":       examinePostgres,
+}
+
+const (
+	pairsMeasured = 20
+	doctorName    = "dsync:doctor" // the lock, unless another one is given
+)
+
+func Command() *cobra.Command {
+	var f cli.BackendFlags
+	var asJSON bool
+	var name string
+	c := &cobra.Command{
+		Use:   "doctor [URL]",
+		Short: "Find out whether a backend is fit for locks, and what to do if not",
+		Long: `Doctor looks at the servers of a URL: whether they can be reached and which name their certificates have, their version, whether they
+take writes, evict or forget keys, whether their clock is right, how many connections are left, and which of the rights of
+docs/security.md the user lacks. Then it opens the URL as programs do, tells what the backend promises, and takes and gives back one lock
+20 times. Each finding comes with its cure and the section of the documents that explains it.
+
+It tries rights with keys of its own, whose names begin with --name, and removes what it has made, also when it is interrupted. Where the
+user may only use names of some form, as in ~lk:*, give one: --name lk:doctor.
+
+Exit status
+    0  no fault; there may be warnings
+    1  a fault was found
+    2  the command line is wrong
+  130  interrupted`,
+		Example: `  DSYNC_URL=redisson://app:secret@redis:6379 dsync doctor --name lk:doctor
+  dsync doctor etcd://etcd1:2379,etcd2:2379,etcd3:2379/locks/
+  dsync doctor --url-file /run/secrets/locks --json`,
+		Args:              cobra.ArbitraryArgs,
+		ValidArgsFunction: cli.CompleteOneURL,
+		RunE: func(c *cobra.Command, args []string) error {
+			raw, err := cli.ArgumentURL(c, args)
+			if err == nil {
+				err = cli.CheckName(name)
+			}
+			if err != nil {
+				return cli.Usage(err)
+			}
+			if err := f.Valid(); err != nil {
+				return err
+			}
+			r := examine(c.Context(), raw, name, f.Connect)
+			if err := c.Context().Err(); err != nil {
+				return err
+			}
+			if err = cli.Write(c.OutOrStdout(), asJSON, r, r.write); err == nil && r.Faults > 0 {
+				err = errors.New(cli.Plural(r.Faults, "fault"))
+			}
+			return err
+		},
+	}
+	f.Add(c)
+	c.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	c.Flags().StringVar(&name, "name", doctorName, "`NAME` of the lock that is taken")
+	return c
+}
+
+// examine looks at the backend of a URL. Connect bounds each of its parts.
+func examine(ctx context.Context, raw, name string, connect time.Duration) *doctorReport {
+	x := &examination{raw: raw, name: name, connect: connect}
+	x.url, _ = driver.ParseURL(raw) // checked before
+	x.report.URL = x.url.String()
+	look := examiners[x.url.Scheme]
+	if look == nil || look(ctx, x) {
+		x.open(ctx)
+	}
+	if x.undo != nil {
+		x.undo()
+	}
+	for _, f := range x.report.Findings {
+		switch f.Level {
+		case fault:
+			x.report.Faults++
+		case warning:
+			x.report.Warnings++
+		}
+	}
+	return &x.report
+}
+
+func (x *examination) add(f finding) { x.report.Findings = append(x.report.Findings, f) }
+
+// good adds a finding of something that is as it should be.
+func (x *examination) good(check, format string, args ...any) {
+	x.add(finding{Check: check, Level: ok, Text: fmt.Sprintf(format, args...)})
+}
+
+// bad adds a finding with its cure.
+func (x *examination) bad(l level, check, text, cure, see string) {
+	x.add(finding{check, l, text, cure, see})
+}
+
+// hasFault reports whether a check has found a fault so far; "" stands for any check.
+func (x *examination) hasFault(check string) bool {
+	return slices.ContainsFunc(x.report.Findings, func(f finding) bool { return f.Level == fault && (check == "" || f.Check == check) })
+}
+
+// open opens the driver as programs do, and measures the lock.
+func (x *examination) open(ctx context.Context) {
+	opening, cancel := context.WithTimeout(ctx, x.connect)
+	defer cancel()
+	b, err := cli.OpenBackend(opening, x.raw)
+	if err != nil {
+		x.refused(err)
+		return
+	}
+	defer b.Close() // nothing is held
+	x.good("open", "the driver accepts the server")
+	x.report.Promises = promises(b.Client.Info(), b.Client.TTL())
+	x.measure(ctx, b.Client)
+}
+
+// refused is what the driver said when it was opened. What the checks have found before mostly explains that.
+func (x *examination) refused(err error) {
+	text := "the driver refuses the server: " + err.Error()
+	switch {
+	case x.hasFault(""):
+		x.add(finding{Check: "open", Level: note, Text: text})
+	case errors.Is(err, errors.ErrUnsupported) && strings.Contains(err.Error(), "TTL"):
+		x.limitedTTL(err)
+	default:
+		x.bad(fault, "open", text, "what the message says; the page has the parameters of URLs", seeReach)
+	}
+}
+
+// limitedTTL is a finding about a TTL that the server does not keep.
+func (x *examination) limitedTTL(err error) {
+	cure := "a ttl= in the URL within these limits"
+	if x.url.Scheme == "zk" {
+		cure += ", or other limits of the server: minSessionTimeout, maxSessionTimeout and tickTime in zoo.cfg"
+	}
+	x.bad(fault, "session limit", err.Error(), cure, "docs/choosing.md#limits")
+}
+
+// measure takes and gives back a lock again and again.
+func (x *examination) measure(ctx context.Context, client *dsync.Client) {
+	ctx, cancel := context.WithTimeout(ctx, x.connect)
+	defer cancel()
+	took := make([]time.Duration, pairsMeasured)
+	for i := range took {
+		began := time.Now()
+		lease, err := client.Lock(ctx, x.name)
+		if err == nil {
+			err = lease.Unlock(ctx)
+		}
+		if err != nil {
+			x.bad(fault, "lock", fmt.Sprintf("%q cannot be locked and unlocked: %v", x.name, err), x.lockCure(err), "docs/security.md#rights")
+			return
+		}
+		took[i] = time.Since(began)
+	}
+	slices.Sort(took)
+	p50, p99 := took[pairsMeasured/2-1], took[pairsMeasured-1]
+	x.report.Pairs = &pairsMeasure{pairsMeasured, cli.Milliseconds(p50), cli.Milliseconds(p99)}
+	if limit := client.TTL() / 6; p99 > limit {
+		x.bad(warning, "lock", fmt.Sprintf("a lock and its unlock took %v", p99.Round(time.Millisecond)),
+			fmt.Sprintf("a server that is nearer or less busy, or a longer TTL than %v: a lease is lost when its renewals are not answered in time", client.TTL()),
+			"docs/performance.md#performance")
+		return
+	}
+	x.good("lock", "%d locks and unlocks: p50 %.2f ms, p99 %.2f ms", pairsMeasured, cli.Milliseconds(p50), cli.Milliseconds(p99))
+}
+
+func (x *examination) lockCure(err error) string {
+	switch {
+	case errors.Is(err, context.DeadlineExceeded) && errors.Is(err, driver.ErrLocked):
+		return "somebody holds the name: repeat it later, or give another --name"
+	case x.hasFault("rights"):
+		return "the rights above"
+	}
+	return "what the message says; the user may need --name with a name that its rights cover"
+}

@@ -1,0 +1,17 @@
+package doctor
+
+import (
+	"log"
+	"os"
+	"testing"
+
+	"github.com/go-dsync/dsync/cmd/dsync/internal/clitest"
+)
+
+// TestMain runs the tests where package drivertest finds docs/security.md.
+func TestMain(m *testing.M) {
+	if err := os.Chdir("../.."); err != nil {
+		log.Fatal(err)
+	}
+	clitest.Main(m)
+}

@@ -1,0 +1,259 @@
+package doctor
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha1"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/redis/rueidis"
+
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/servers"
+)
+
+const seeRights = "docs/security.md#rights"
+
+// redisUse is something that a user does with locks, and the requests that try its rights one by one. The words $lock, $fence and so on
+// stand for keys. The key $lock is a text for some seconds, so all that is for keys of another kind is refused when its right is
+// checked already, and changes nothing.
+type redisUse struct {
+	what    string
+	without string // what is so without the rights; "" where what does not work
+	level   level  // of a finding that a right is missing
+	when    func(x *examination) bool
+	try     []string
+}
+
+// tryScript does nothing.
+const tryScript = "return{}"
+
+var redisUses = []redisUse{
+	{"locks", "", fault, isRedisson, []string{
+		"EVAL " + tryScript + " 1 $lock", "EVALSHA $sha 1 $lock", "HEXISTS $lock f", "HSET $lock f 1", "HDEL $lock f", "PEXPIRE $lock 5000",
+		"PTTL $lock", "SET $lock 1 PX 5000", "TIME", "PUBLISH $channel 0",
+	}},
+	{"fencing tokens", "", fault, func(x *examination) bool { return isRedisson(x) && x.url.Bool("fenced", true) }, []string{"PTTL $fence"}},
+	{"messages to those who wait", "they ask every 5 s", note, isRedisson, []string{"SUBSCRIBE $channel"}},
+	{"a line of those who wait", "all of them ask after each release", note, isRedisson, []string{"PTTL $turn", "HMGET $lock f"}},
+	{"pings", "each is noted in the ACL LOG", note, nil, []string{"PING"}},
+	{"fair=true", "", fault, func(x *examination) bool { return isRedisson(x) && x.url.Bool("fair", false) }, []string{
+		"PTTL $queue", "PTTL $times", "HLEN $lock", "LINDEX $lock 0", "LLEN $lock", "LPOS $lock x", "LPUSH $lock x", "LRANGE $lock 0 0",
+		"LREM $lock 0 x", "RPUSH $lock x", "ZADD $lock 1 x", "ZMSCORE $lock x", "ZREM $lock x", "ZSCORE $lock x",
+	}},
+	{"fence=redisson", "", fault, func(x *examination) bool { return isRedisson(x) && x.url.Param("fence", "") == "redisson" }, []string{
+		"PTTL $counter", "INCRBY $lock 1",
+	}},
+	{"Read and Write", "", warning, isRedisson, []string{"PTTL $readers", "PTTL $intent", "PUBLISH $readwrite 0", "HGET $lock f", "HRANDFIELD $lock", "DEL $gone"}},
+	{"Permits", "", warning, isRedisson, []string{
+		"PTTL $readers", "PUBLISH $permits 0", "GET $lock", "DEL $gone", "INCRBY $lock 1", "PERSIST $gone", "ZADD $lock 1 x", "ZCARD $lock", "ZCOUNT $lock 0 0",
+		"ZMSCORE $lock x", "ZRANGE $lock 0 0", "ZREM $lock x", "ZREMRANGEBYSCORE $lock 0 0",
+	}},
+	{"show and release", "", note, isRedisson, []string{"HLEN $lock", "DEL $gone", "GET $lock", "HGET $lock f", "HGETALL $lock"}},
+	{"ls", "", note, isRedisson, []string{"SCAN 0 COUNT 1", "HGET $lock f", "HRANDFIELD $lock"}},
+	{"locks", "", fault, isRedlock, []string{
+		"INFO", "SET $lock 1 PX 5000", "GET $lock", "DEL $gone", "PEXPIREAT $lock 1", "PTTL $gone", "TIME", "EVAL " + tryScript + " 1 $lock",
+		"EVALSHA $sha 1 $lock", "SCRIPT LOAD " + tryScript, "CLIENT ID", "CLIENT KILL ID 0", "CLIENT SETNAME dsync-doctor",
+	}},
+	{"messages to those who wait", "they ask now and then", note, isRedlock, []string{"PUBLISH $redlock 0", "SUBSCRIBE $redlock"}},
+}
+
+func isRedisson(x *examination) bool { return x.url.Scheme == "redisson" }
+func isRedlock(x *examination) bool  { return !isRedisson(x) }
+
+// makes are commands with which a key begins to exist. A trial of one has a text as its key, made by the request before, and is refused. Should
+// the text be over too early, the request after the trial gives the new key an end.
+var makes = []string{"HSET", "LPUSH", "RPUSH", "ZADD", "INCRBY"}
+
+const (
+	tryMake = "SET $lock text PX 5000"
+	tryEnd  = "PEXPIRE $lock 5000"
+)
+
+// fencePrefix begins the keys of sequences of tokens, which many names share.
+const fencePrefix = "dsync_fence:"
+
+// redisKeys returns what the words of redisUse stand for, for a lock that nobody has.
+func (x *examination) redisKeys() map[string]string {
+	lock := x.name + ":" + strings.ToLower(rand.Text()[:12])
+	of := func(prefix string) string { return servers.RedisKey(prefix, lock) }
+	fence := fencePrefix
+	if tenant := x.url.Param("tenant", ""); tenant != "" {
+		fence += tenant + ":"
+	}
+	sha := sha1.Sum([]byte(tryScript))
+	return map[string]string{
+		"$lock": lock, "$gone": lock + ":gone", "$fence": fence + "{0}", "$turn": of("dsync_turn"), "$intent": of("dsync_intent"),
+		"$queue": of("redisson_lock_queue"), "$times": of("redisson_lock_timeout"), "$counter": of("redisson_lock_token"),
+		"$readers": "{" + lock + "}:x", "$channel": of("redisson_lock__channel"), "$readwrite": of("redisson_rwlock"), "$permits": of("redisson_sc"),
+		"$redlock": "dsync_redlock:" + lock, "$sha": hex.EncodeToString(sha[:]),
+	}
+}
+
+// redisRights tries the rights of the user on one server, or where a cluster has the name.
+func (x *examination) redisRights(ctx context.Context, client rueidis.Client, where string) {
+	ctx, cancel := context.WithTimeout(ctx, x.connect)
+	defer cancel()
+	t := redisTrial{client, x.redisKeys(), x.prefix()}
+	defer t.remove()
+	made := t.lacks(ctx, tryMake)[0] == ""
+	var all []string // what the user has all rights to
+	for _, use := range redisUses {
+		if use.when != nil && !use.when(x) {
+			continue
+		}
+		var missing, untried []string
+		for _, line := range use.try {
+			word, _, _ := strings.Cut(line, " ")
+			right := ""
+			switch makesKey := slices.Contains(makes, word); {
+			case makesKey && !made:
+				untried = append(untried, "+"+strings.ToLower(word))
+			case makesKey:
+				right = t.lacks(ctx, tryMake, line, tryEnd)[1]
+			default:
+				right = t.lacks(ctx, line)[0]
+			}
+			if right != "" && !slices.Contains(missing, right) {
+				missing = append(missing, right)
+			}
+		}
+		if ctx.Err() != nil {
+			x.bad(fault, "rights", fmt.Sprintf("%s: %s: not known, as there was no answer in time", where, use.what), "a server that answers, or a longer --connect", seeRights)
+			return
+		}
+		if len(missing)+len(untried) == 0 {
+			all = append(all, use.what)
+			continue
+		}
+		x.redisLacks(where, use, missing, untried)
+	}
+	if len(all) > 0 {
+		x.good("rights", "%s: the user has the rights for %s", where, strings.Join(all, ", "))
+	}
+}
+
+// redisLacks is a finding about rights that are missing, or were not tried.
+func (x *examination) redisLacks(where string, use redisUse, missing, untried []string) {
+	text := fmt.Sprintf("%s: %s: the user lacks %s", where, use.what, strings.Join(missing, " "))
+	if len(missing) == 0 {
+		text = fmt.Sprintf("%s: %s: not all rights could be tried", where, use.what)
+	}
+	if len(untried) > 0 {
+		text += "; not tried without +set: " + strings.Join(untried, " ")
+	}
+	if use.without != "" {
+		text += "; without, " + use.without
+	}
+	rights := append(missing, untried...)
+	cure := fmt.Sprintf("ACL SETUSER %s %s", x.user(), strings.Join(rights, " "))
+	if x.name == doctorName && slices.ContainsFunc(rights, func(r string) bool { return r[0] != '+' }) {
+		cure += " ; or, if the user is to have some names only, --name with one of them, as in lk:doctor"
+	}
+	x.bad(use.level, "rights", text, cure, seeRights)
+}
+
+// prefix is what the names of the programs begin with: that of --name, or nothing.
+func (x *examination) prefix() string {
+	if x.name == doctorName {
+		return ""
+	}
+	return x.name[:strings.LastIndexAny(x.name, ":/")+1]
+}
+
+// redisTrial sends requests that try rights.
+type redisTrial struct {
+	client rueidis.Client
+	keys   map[string]string
+	prefix string // of names, for which the rights are to be
+}
+
+// remove removes the key of the trials, also of interrupted ones. Without the rights for both requests the key ends after some seconds.
+func (t redisTrial) remove() {
+	ctx, cancel := context.WithTimeout(context.Background(), cli.CloseLimit)
+	defer cancel()
+	t.lacks(ctx, "PEXPIRE $lock 1", "DEL $lock")
+}
+
+// lacks sends some requests at once, and returns for each the right that is missing, or "". Any answer but a refusal by rights shows the
+// right.
+func (t redisTrial) lacks(ctx context.Context, lines ...string) []string {
+	var asked []askedFor
+	var requests []rueidis.Completed
+	for _, line := range lines {
+		if channel, is := strings.CutPrefix(line, "SUBSCRIBE "); is {
+			a := askedFor{name: "SUBSCRIBE", channel: t.keys[channel]}
+			return []string{t.right(a, t.subscribe(ctx, a.channel))}
+		}
+		request, a := t.request(line)
+		asked, requests = append(asked, a), append(requests, request)
+	}
+	var rights []string
+	for i, result := range t.client.DoMulti(ctx, requests...) {
+		rights = append(rights, t.right(asked[i], result.Error()))
+	}
+	return rights
+}
+
+// askedFor is what a request needs rights to.
+type askedFor struct{ name, key, channel string }
+
+// request makes a request of a line of redisUses.
+func (t redisTrial) request(line string) (rueidis.Completed, askedFor) {
+	words := strings.Fields(line)
+	a := askedFor{name: words[0]}
+	if words[0] == "SCRIPT" || words[0] == "CLIENT" {
+		a.name += "|" + words[1]
+	}
+	request := t.client.B().Arbitrary(words[0])
+	for _, word := range words[1:] {
+		switch value, is := t.keys[word]; {
+		case word == "$channel" || word == "$readwrite" || word == "$permits" || word == "$redlock":
+			a.channel = value
+			request = request.Args(value)
+		case is && word != "$sha":
+			a.key = value
+			request = request.Keys(value)
+		case is:
+			request = request.Args(value)
+		default:
+			request = request.Args(word)
+		}
+	}
+	return request.Build(), a
+}
+
+// right returns the right for want of which a request was refused, or "".
+func (t redisTrial) right(a askedFor, err error) string {
+	answer, refused := rueidis.IsRedisErr(err)
+	if !refused || !strings.HasPrefix(answer.Error(), "NOPERM") {
+		return ""
+	}
+	switch text := answer.Error(); {
+	case strings.Contains(text, "to run"):
+		return "+" + strings.ToLower(a.name)
+	case strings.Contains(text, "channel"):
+		return "&" + t.pattern(a.channel)
+	}
+	return "~" + t.pattern(a.key)
+}
+
+// pattern stands for the keys or channels of all names with the prefix.
+func (t redisTrial) pattern(key string) string {
+	if strings.HasPrefix(key, fencePrefix) {
+		return strings.TrimSuffix(key, "{0}") + "*"
+	}
+	before, _, _ := strings.Cut(key, t.keys["$lock"])
+	return before + t.prefix + "*"
+}
+
+// subscribe subscribes to a channel for a moment.
+func (t redisTrial) subscribe(ctx context.Context, channel string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	told := rueidis.WithOnSubscriptionHook(ctx, func(rueidis.PubSubSubscription) { cancel() })
+	return t.client.Receive(told, t.client.B().Subscribe().Channel(channel).Build(), func(rueidis.PubSubMessage) {})
+}

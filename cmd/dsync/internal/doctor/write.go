@@ -1,0 +1,78 @@
+package doctor
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+	"github.com/go-dsync/dsync/driver"
+)
+
+func (r *doctorReport) write(w io.Writer) error { return r.fill(w, cli.WidthOf(w), cli.Painter(w)) }
+
+// fill writes lines of at most width characters.
+func (r *doctorReport) fill(w io.Writer, width int, paint func(colour, text string) string) error {
+	const indent = "                        "
+	colours := map[level]string{ok: cli.Green, warning: cli.Yellow, fault: cli.Red}
+	fmt.Fprintf(w, "%s\n\n", r.URL)
+	for _, f := range r.Findings {
+		head := fmt.Sprintf("%-7s", f.Level)
+		if colour := colours[f.Level]; colour != "" {
+			head = paint(colour, head)
+		}
+		text := cli.Wrap(cli.Printable(f.Text), indent, width)
+		fmt.Fprintf(w, "%s  %-13s  %s", head, f.Check, text[len(indent):])
+		if f.Cure != "" {
+			fmt.Fprint(w, cli.Wrap("cure: "+cli.Printable(f.Cure), indent, width))
+		}
+		if f.See != "" {
+			fmt.Fprint(w, cli.Wrap("see: "+f.See, indent, width))
+		}
+	}
+	if len(r.Promises) > 0 {
+		fmt.Fprint(w, "\nWhat the backend promises (docs/guarantees.md has it fault by fault):\n")
+		for _, p := range r.Promises {
+			fmt.Fprint(w, "  - "+cli.Wrap(p, "    ", width)[4:])
+		}
+	}
+	_, err := fmt.Fprintf(w, "\n%s, %s\n", cli.Plural(r.Faults, "fault"), cli.Plural(r.Warnings, "warning"))
+	return err
+}
+
+// promises says in words what a backend promises.
+func promises(i driver.Info, ttl time.Duration) []string {
+	list := []string{orderText("locks", i.Order), tokensText(i.Fencing)}
+	if i.ReadWrite.Offered {
+		list = append(list, "names can be read by many and written by one; "+orderText("readers and writers", i.ReadWrite.Order))
+	} else {
+		list = append(list, "no Read and Write: names are locked by one alone")
+	}
+	if i.Permits.Offered {
+		list = append(list, "names can have a limit of permits; "+orderText("permits", i.Permits.Order))
+	}
+	list = append(list, fmt.Sprintf("the lock of a process that vanishes is free %v after its TTL at the latest", i.LateFor(ttl)),
+		fmt.Sprintf("a holder whose lock somebody removes is told within %v", i.Detect),
+		fmt.Sprintf("TTL: %s; here %v", cli.Bounds(i), ttl))
+	return list
+}
+
+func orderText(what string, o driver.Order) string {
+	switch o {
+	case driver.FIFO:
+		return what + " are granted in the order of arrival"
+	case driver.FIFOByClient:
+		return what + " are granted to clients in the order of arrival, and inside of a client in that of its callers"
+	}
+	return what + " are granted in no order: any who waits may be next"
+}
+
+func tokensText(f driver.Fencing) string {
+	switch f {
+	case driver.Durable:
+		return "fencing tokens rise for as long as the backend keeps what was acknowledged"
+	case driver.Volatile:
+		return "fencing tokens rise, but may begin anew when the backend loses data"
+	}
+	return "no fencing tokens: a resource cannot tell a holder that is late"
+}

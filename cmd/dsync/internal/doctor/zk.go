@@ -1,0 +1,169 @@
+package doctor
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+
+	gozk "github.com/go-zookeeper/zk"
+
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/servers"
+	"github.com/go-dsync/dsync/internal/tlsurl"
+)
+
+const seeZooKeeper = "docs/guarantees.md#zookeeper-zk"
+
+func examineZooKeeper(ctx context.Context, x *examination) bool {
+	config, err := tlsurl.Read(x.url)
+	if err != nil {
+		x.bad(fault, "URL", err.Error(), "what the message says", seeTLS)
+		return false
+	}
+	reached := x.reach(ctx, x.url.HostsWithPort("localhost", "2181"), config)
+	if len(reached) == 0 {
+		return false
+	}
+	for _, host := range reached {
+		x.zkServer(ctx, host, config)
+	}
+	x.zkGroups(ctx, reached, config)
+	x.zkRights(ctx, reached, config)
+	return true
+}
+
+// zkServer asks one server by the word srvr, which servers answer by default.
+func (x *examination) zkServer(ctx context.Context, host string, config *tls.Config) {
+	ctx, cancel := context.WithTimeout(ctx, x.connect)
+	defer cancel()
+	text, err := zkWord(ctx, host, config, "srvr")
+	x.zkAnswer(host, text, err)
+}
+
+// zkAnswer judges what a server says of itself.
+func (x *examination) zkAnswer(host, text string, err error) {
+	var version, mode string
+	for line := range strings.Lines(text) {
+		if value, is := strings.CutPrefix(line, "Zookeeper version: "); is {
+			version, _, _ = strings.Cut(value, "-")
+			version = strings.TrimSpace(version)
+		}
+		if value, is := strings.CutPrefix(line, "Mode: "); is {
+			mode = strings.TrimSpace(value)
+		}
+	}
+	switch {
+	case strings.Contains(text, "not currently serving"):
+		x.bad(fault, "leader", host+" does not serve: it reaches no majority of its ensemble", "a majority of the servers that are up and reach each other", seeZooKeeper)
+		return
+	case err != nil || version == "":
+		x.bad(note, "version", host+" does not tell its version and its role", "4lw.commands.whitelist=srvr in zoo.cfg", seeReach)
+		return
+	}
+	if major, minor, _ := parseVersion(version); major < 3 || major == 3 && minor < 5 {
+		x.bad(fault, "version", fmt.Sprintf("%s is ZooKeeper %s, and 3.5 is the oldest that will do", host, version), "ZooKeeper 3.5 or newer", seeReach)
+	} else {
+		x.good("version", "%s is ZooKeeper %s", host, version)
+	}
+	if mode == "standalone" {
+		x.bad(note, "members", host+" is alone: while it is down nothing is granted", "three servers, if that matters", seeZooKeeper)
+	} else {
+		x.good("members", "%s is a %s of an ensemble", host, mode)
+	}
+}
+
+// zkWord sends one of the four-letter words.
+func zkWord(ctx context.Context, host string, config *tls.Config, word string) (string, error) {
+	conn, err := servers.Dial(ctx, host, config)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	if _, err := io.WriteString(conn, word); err != nil {
+		return "", err
+	}
+	text, err := io.ReadAll(io.LimitReader(conn, 64<<20))
+	return string(text), err
+}
+
+// zkRights compares the rights of the path of the URL with those that the driver needs.
+func (x *examination) zkRights(ctx context.Context, hosts []string, config *tls.Config) {
+	err := servers.ZooKeeper(ctx, x.connect, x.url, hosts, config, func(ctx context.Context, conn *gozk.Conn, id string) error {
+		x.zkPath(conn, x.url.Path, id)
+		x.zkNodes(ctx, conn, hosts, config)
+		if made := servers.MissingNodes(conn, x.url.Path); len(made) > 0 {
+			x.undo = func() {
+				_ = servers.ZooKeeper(context.Background(), cli.CloseLimit, x.url, hosts, config, func(_ context.Context, conn *gozk.Conn, _ string) error {
+					servers.DeleteNodes(conn, made)
+					return nil
+				})
+			}
+		}
+		return nil
+	})
+	switch {
+	case err == nil:
+	case errors.Is(err, servers.ErrNoLogin):
+		x.bad(fault, "password", err.Error(), "the right user and password in the URL", "docs/security.md#passwords")
+	case errors.Is(err, servers.ErrNoSession):
+		x.bad(fault, checkReach, err.Error(), "maxClientCnxns in zoo.cfg, if there are many connections from this host; a majority of the servers", seeZooKeeper)
+	default:
+		x.bad(fault, checkReach, err.Error(), "the hosts of the URL", seeReach)
+	}
+}
+
+// zkPath looks at the rights of a path, or where that is not there of the first one above it, in which it is to be made.
+func (x *examination) zkPath(conn *gozk.Conn, chroot, id string) {
+	needed, node := "cdrwa", path.Clean("/"+chroot)
+	if node == "/" {
+		needed = "cdr"
+	}
+	acl, _, err := conn.GetACL(node)
+	for errors.Is(err, gozk.ErrNoNode) && node != "/" {
+		node, needed = path.Dir(node), "c"
+		acl, _, err = conn.GetACL(node)
+	}
+	cure := fmt.Sprintf("by whoever has the right a: setAcl %s auth:USER:PASSWORD:crdwa; or another user, password or path in the URL", node)
+	switch {
+	case errors.Is(err, gozk.ErrNoAuth):
+		x.bad(fault, "rights", fmt.Sprintf("the user has no rights on %s", node), cure, seeRights)
+		return
+	case err != nil:
+		x.bad(fault, "rights", fmt.Sprintf("the rights on %s cannot be read: %v", node, err), "what the message says", seeRights)
+		return
+	}
+	missing, unknown := missingPerms(acl, id, needed)
+	switch {
+	case missing == "":
+		x.good("rights", "the user has the rights %s on %s", needed, node)
+	case unknown:
+		x.bad(note, "rights", fmt.Sprintf("the rights %s on %s may be given by a scheme that cannot be judged from here", missing, node), "", seeRights)
+	default:
+		x.bad(fault, "rights", fmt.Sprintf("the user lacks the rights %s on %s", missing, node), cure, seeRights)
+	}
+}
+
+// missingPerms returns which of the needed rights an ACL does not give to everybody or to a digest id. Unknown: others may be meant.
+func missingPerms(acl []gozk.ACL, id, needed string) (missing string, unknown bool) {
+	bits := map[rune]int32{'r': gozk.PermRead, 'w': gozk.PermWrite, 'c': gozk.PermCreate, 'd': gozk.PermDelete, 'a': gozk.PermAdmin}
+	var have int32
+	for _, a := range acl {
+		switch {
+		case a.Scheme == "world", a.Scheme == "digest" && a.ID == id:
+			have |= a.Perms
+		case a.Scheme != "digest":
+			unknown = true
+		}
+	}
+	for _, right := range needed {
+		if have&bits[right] == 0 {
+			missing += string(right)
+		}
+	}
+	return missing, unknown
+}

@@ -1,0 +1,251 @@
+package migration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/driver/move"
+	"github.com/go-dsync/dsync/drivers/migrate"
+)
+
+// Where a name is.
+const (
+	stateMoved = "moved" // sealed on the old backend
+	stateHeld  = "held"  // somebody holds it, and it has not moved
+	stateIdle  = "idle"  // nobody holds it, and it has not moved
+
+	stateRefused = "refused" // a backend does not accept the name
+)
+
+// nameReport is what is known of one name. Its JSON is part of the command's interface.
+type nameReport struct {
+	Name       string   `json:"name"`
+	State      string   `json:"state"`
+	HeldOn     string   `json:"held_on,omitempty"` // old, new or both
+	Mode       string   `json:"mode,omitempty"`    // exclusive, read or write
+	Holders    int      `json:"holders,omitempty"` // more than 1 if several read it, and the others are about one of them
+	Hold       string   `json:"hold,omitempty"`
+	Owner      string   `json:"owner,omitempty"`
+	TTLSeconds float64  `json:"ttl_seconds,omitempty"`
+	Waiters    int      `json:"waiters"` // on the backend that holders of the name are on; -1 if it cannot tell
+	Queue      []string `json:"queue,omitempty"`
+	TokenFloor uint64   `json:"token_floor,omitempty"` // the last token of the old backend, if the name has moved
+	Blocked    int      `json:"blocked,omitempty"`     // who wait on the old backend, though the name has moved
+	Behind     string   `json:"behind,omitempty"`      // why somebody is behind
+
+	idle, blocked int // looks in a row that showed no holder, and a waiter for a name that has moved
+}
+
+// looker looks at names, and changes nothing.
+type looker struct {
+	from, to driver.Inspector
+	sealer   move.Sealer   // nil with a gate
+	floor    uint64        // of the tokens of from
+	unnamed  bool          // from does not keep the identity of holds
+	lasting  time.Duration // how long to look at names that have not moved; 0 is once
+}
+
+func newLooker(p *pair, gate bool) (*looker, error) {
+	from, okFrom := p.from.(driver.Inspector)
+	to, okTo := p.to.(driver.Inspector)
+	if !okFrom || !okTo {
+		return nil, fmt.Errorf("not both backends tell who holds a lock: %w", errors.ErrUnsupported)
+	}
+	l := &looker{from: from, to: to, floor: p.fromFloor, unnamed: p.from.Info().Name == "pglock"}
+	if gate {
+		return l, nil
+	}
+	l.sealer, _ = p.from.(move.Sealer)
+	return l, nil
+}
+
+// lookers is how many names are looked at side by side.
+const lookers = 64
+
+const (
+	lookEvery = 20 * time.Millisecond
+	idleLooks = 20 // of a name without a holder; after so many, only one look in so many is made
+
+	// A program in the migration that waits for a name when it is sealed
+	// notices soon. Who still waits after so many looks is behind.
+	waitLooks = 3
+)
+
+// all looks at all names, and at those that may show more until the time is over.
+func (l *looker) all(ctx context.Context, names []string) ([]nameReport, error) {
+	reports := make([]nameReport, len(names))
+	due := make([]int, len(names))
+	for i := range names {
+		due[i] = i
+	}
+	timer := time.NewTimer(lookEvery)
+	defer timer.Stop()
+	for end, looks := time.Now().Add(l.lasting), 1; ; looks++ {
+		if err := l.each(ctx, names, due, reports); err != nil {
+			return nil, err
+		}
+		due = due[:0]
+		again, lasting := false, time.Now().Before(end)
+		for i, r := range reports {
+			switch {
+			case r.State == stateRefused, r.State == stateMoved && (r.blocked == 0 || r.blocked >= waitLooks), r.State == stateHeld && r.Behind != "":
+				continue // another look would tell no more
+			case r.State != stateMoved && !lasting:
+				continue
+			case r.idle < idleLooks || looks%idleLooks == 0:
+				due = append(due, i)
+			}
+			again = true
+		}
+		if !again {
+			return reports, nil
+		}
+		select {
+		case <-timer.C:
+			timer.Reset(lookEvery)
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// each fills in the reports of some of the names.
+func (l *looker) each(ctx context.Context, names []string, which []int, reports []nameReport) error {
+	return cli.SideBySide(ctx, lookers, len(which), func(ctx context.Context, n int) error {
+		i := which[n]
+		r, err := l.look(ctx, names[i])
+		if errors.Is(err, errors.ErrUnsupported) {
+			r, err = nameReport{Name: names[i], State: stateRefused, Behind: "it cannot move: " + err.Error()}, nil
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", cli.Show(names[i]), err)
+		}
+		if r.State == stateIdle {
+			r.idle = reports[i].idle + 1
+		}
+		if r.Blocked > 0 {
+			r.blocked = reports[i].blocked + 1
+		}
+		reports[i] = r
+		return nil
+	})
+}
+
+func (l *looker) look(ctx context.Context, name string) (nameReport, error) {
+	for {
+		r, err := l.lookOnce(ctx, name)
+		if !errors.Is(err, errMovedMeanwhile) {
+			return r, err
+		}
+	}
+}
+
+var errMovedMeanwhile = errors.New("the name was sealed while it was looked at")
+
+func (l *looker) lookOnce(ctx context.Context, name string) (nameReport, error) {
+	r := nameReport{Name: name}
+	if err := ctx.Err(); err != nil {
+		return r, err
+	}
+	floor, sealed, err := l.sealed(ctx, name)
+	if err != nil {
+		return r, fmt.Errorf("old backend: %w", err)
+	}
+	old, err := l.from.Inspect(ctx, name)
+	if err != nil {
+		return r, fmt.Errorf("old backend: %w", err)
+	}
+	now, err := l.to.Inspect(ctx, name)
+	if err != nil {
+		return r, fmt.Errorf("new backend: %w", err)
+	}
+	if sealed {
+		l.moved(&r, floor, old, now)
+		return r, nil
+	}
+	if _, sealed, err = l.sealed(ctx, name); err != nil {
+		return r, fmt.Errorf("old backend: %w", err)
+	} else if sealed {
+		return r, errMovedMeanwhile
+	}
+	l.notMoved(&r, old, now)
+	return r, nil
+}
+
+func (l *looker) sealed(ctx context.Context, name string) (floor uint64, sealed bool, err error) {
+	if l.sealer == nil {
+		return 0, false, nil
+	}
+	if floor, sealed, err = l.sealer.Sealed(ctx, name); floor > 0 {
+		floor += l.floor
+	}
+	return floor, sealed, err
+}
+
+// moved describes a name that is sealed: the new backend has its holder, and whoever waits on the old one waits in vain.
+func (l *looker) moved(r *nameReport, floor uint64, old, now driver.Status) {
+	r.State, r.TokenFloor = stateMoved, floor
+	r.holder(now, "new")
+	if old.Waiters > 0 {
+		r.Blocked = old.Waiters
+		r.Behind = fmt.Sprintf("%d wait for it on the old backend, where it is never granted again", old.Waiters)
+		if len(old.Queue) > 0 {
+			r.Behind += fmt.Sprintf(": %q", old.Queue)
+		}
+	}
+}
+
+// notMoved describes a name that is not sealed. Holds of programs in the
+// migration are marked as such, so any other hold is of a program that takes no
+// part.
+func (l *looker) notMoved(r *nameReport, old, now driver.Status) {
+	r.State = stateIdle
+	switch {
+	case old.Held:
+		r.State = stateHeld
+		if r.holder(old, "old"); now.Held && (old.Hold == now.Hold || l.sealer == nil) {
+			r.HeldOn = "both"
+		}
+		if !l.unnamed && !takesPart(old) {
+			r.Behind = "a program that knows the old backend alone holds it: " + r.who()
+		}
+	case now.Held:
+		r.State = stateHeld
+		r.holder(now, "new")
+		if l.sealer != nil && !takesPart(now) {
+			r.Behind = "it is held on the new backend and not sealed on the old one, so a program uses the new backend outside of the migration: " + r.who()
+		}
+	default:
+		r.Waiters = max(old.Waiters, now.Waiters)
+	}
+}
+
+// takesPart reports whether a hold is of a migration.
+func takesPart(s driver.Status) bool { return strings.HasPrefix(s.Hold, migrate.HoldPrefix) }
+
+// holder fills in who holds the name, if anybody does.
+func (r *nameReport) holder(s driver.Status, on string) {
+	r.Waiters, r.Queue = s.Waiters, s.Queue
+	if s.Held {
+		r.HeldOn, r.Mode, r.Holders = on, s.Mode.String(), s.Holders
+		r.Hold, r.Owner, r.TTLSeconds = s.Hold, s.Owner, s.TTL.Round(time.Millisecond).Seconds()
+	}
+}
+
+// who names the holder.
+func (r *nameReport) who() string {
+	switch {
+	case r.HeldOn == "":
+		return ""
+	case r.Owner == "" || r.Owner == r.Hold:
+		return r.Hold
+	case r.Hold == "":
+		return r.Owner
+	}
+	return r.Owner + ", " + r.Hold
+}

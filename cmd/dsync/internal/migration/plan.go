@@ -1,0 +1,292 @@
+package migration
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/migrate"
+)
+
+// planReport is what `plan` finds. Its JSON is part of the command's interface.
+type planReport struct {
+	From     string            `json:"from"`
+	To       string            `json:"to"`
+	Gate     bool              `json:"gate"`   // as asked for by --gate
+	Fenced   bool              `json:"fenced"` // as asked for by --fenced
+	Possible bool              `json:"possible"`
+	Phases   []string          `json:"phases,omitempty"`
+	URLs     map[string]string `json:"urls,omitempty"`  // of the programs: by phase, and "alone" for the end
+	Floor    uint64            `json:"floor,omitempty"` // for the URL of the new backend
+	Facts    []fact            `json:"facts"`
+}
+
+// fact is one thing that the pair can do or cannot do.
+type fact struct {
+	What string `json:"what"`
+	OK   bool   `json:"ok"`
+	Why  string `json:"why"`
+}
+
+func planCommand(f *pairFlags) *cobra.Command {
+	var asJSON, passwords bool
+	c := &cobra.Command{
+		Use:   "plan",
+		Short: "Show what is possible between two backends, and what is not and why",
+		Long: `Plan opens both backends and shows what a migration between them can do: whether names move by seals or a gate is needed, what becomes
+of fencing tokens and of TTLs, what programs cannot use meanwhile, and whether names can be taken back. It moves nothing; it locks
+reserved names for a moment on each backend, to see what these keep and to compare their tokens. It says which floor the URL of the
+new backend needs, and which URLs the programs get. Each program has to have the same floor.
+
+The exit status is 4 if the migration that the flags describe is not possible: also if one of the backends belongs to another
+migration, as the old one of it (from and to swapped?) or with another new one (a wrong prefix? another floor?). It is 3 if a
+backend does not permit to look at reserved names.
+
+Not looked at: whether the two URLs lead to one and the same server by two addresses. The programs find out when they open the
+migration, and so do seal and rollback.`,
+		Example: `  export DSYNC_FROM=redisson://:secret@redis:6379 DSYNC_TO=etcd://etcd:2379/locks/
+  dsync migrate plan`,
+		Args: cli.NoArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			r, refusal, err := plan(c.Context(), f, passwords)
+			if err != nil {
+				return failed(c.OutOrStdout(), asJSON, err)
+			}
+			return errors.Join(cli.Write(c.OutOrStdout(), asJSON, r, r.write), refusal)
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	c.Flags().BoolVar(&passwords, "passwords", false, "write the programs' URLs with their passwords")
+	return c
+}
+
+// plan returns, beside the report, why the migration is refused that the flags describe, if it is.
+func plan(ctx context.Context, f *pairFlags, passwords bool) (r *planReport, refusal, err error) {
+	err = f.with(ctx, func(p *pair) error {
+		r, refusal, err = p.plan(ctx, f, passwords)
+		return err
+	})
+	return r, refusal, err
+}
+
+func (p *pair) plan(ctx context.Context, f *pairFlags, passwords bool) (r *planReport, refusal, err error) {
+	r = &planReport{From: p.fromURL.String(), To: p.toURL.String(), Gate: f.gate, Fenced: f.fenced, Phases: []string{"dual", "new"}}
+	one := *f
+	one.gate = false
+	m, ties, refusal := p.procedure(ctx, one.options(p))
+	r.add("names move by seals", refusal, "name by name, beside programs that know the old backend alone: these find a moved name locked, and wait")
+	needsGate := errors.Is(refusal, migrate.ErrNeedsGate)
+	if f.gate || needsGate {
+		one.gate = true
+		gated, gateTies, gateErr := p.procedure(ctx, one.options(p))
+		r.add("gate", gateErr, fmt.Sprintf("phase by phase, if all programs take part (--gate), up to %d in a phase", migrate.MaxMembers))
+		if f.gate {
+			m, ties, refusal, r.Phases = gated, gateTies, gateErr, []string{"old", "dual", "new"}
+		}
+	}
+	r.add("programs with another new backend are refused", ties, "when they open the migration")
+	t, err := f.tokens(ctx, p)
+	if errors.Is(err, migrate.ErrNotPermitted) {
+		refusal = cmp.Or(refusal, err)
+	} else if err != nil {
+		return nil, nil, err
+	}
+	if r.Possible = refusal == nil; r.Possible {
+		r.URLs = f.urls(r.Phases, t.Floor, passwords)
+	} else {
+		r.Phases = nil
+	}
+	r.Floor = t.Floor
+	if m != nil {
+		r.add("HoldAtLeast", m.MayLeave(), "and dsync run --at-least")
+	}
+	r.Facts = append(r.Facts, p.tokens(f, t, cmp.Or(err, refusal)), p.back(ctx, m, f.gate || needsGate, t), p.lengths(m, refusal), fact{"modes", false,
+		"the exclusive lock alone: programs that use reads, permits or latches, or that require an order of waiters, cannot migrate"})
+	return r, refusal, nil
+}
+
+// procedure returns a migration, which is not to be closed, why its backends
+// are not tied to each other, if they are not, and why it is refused.
+func (p *pair) procedure(ctx context.Context, o *migrate.Options) (m *migrate.Driver, ties, err error) {
+	if m, err = migrate.New(p.from, p.to, o); err != nil {
+		return nil, err, err
+	}
+	if err = m.Look(ctx); err == nil && !o.Gated {
+		err = m.Moves(ctx)
+	}
+	if ties = m.Ties(ctx); ties == nil && errors.Is(err, migrate.ErrNotPermitted) {
+		ties = err
+	}
+	return m, ties, err
+}
+
+// urls returns those of the programs.
+func (f *pairFlags) urls(phases []string, floor uint64, passwords bool) map[string]string {
+	one := *f
+	if one.to = withFloor(f.to, floor); !passwords {
+		one.from, one.to = withoutPassword(one.from), withoutPassword(one.to)
+	}
+	urls := map[string]string{"alone": one.to}
+	for _, phase := range phases {
+		urls[phase] = one.url(phase)
+	}
+	return urls
+}
+
+// withFloor gives a URL a floor in place of another one.
+func withFloor(raw string, floor uint64) string {
+	before, query, _ := strings.Cut(raw, "?")
+	params := strings.FieldsFunc(query, func(r rune) bool { return r == '&' })
+	params = slices.DeleteFunc(params, func(p string) bool { return strings.HasPrefix(p, "floor=") })
+	if floor > 0 {
+		params = append(params, fmt.Sprintf("floor=%d", floor))
+	}
+	if len(params) == 0 {
+		return before
+	}
+	return before + "?" + strings.Join(params, "&")
+}
+
+// withoutPassword puts the word PASSWORD in place of the passwords of a URL
+// that driver.ParseURL accepts.
+func withoutPassword(raw string) string {
+	const word = "PASSWORD"
+	before, query, has := strings.Cut(raw, "?")
+	if i := strings.LastIndexByte(before, '@'); i >= 0 {
+		start := strings.Index(before, "//") + len("//")
+		if user, _, ok := strings.Cut(before[start:i], ":"); ok {
+			before = before[:start] + user + ":" + word + before[i:]
+		}
+	}
+	if !has {
+		return before
+	}
+	params := strings.Split(query, "&")
+	for i, p := range params {
+		if name, _, _ := strings.Cut(p, "="); strings.HasSuffix(name, "password") {
+			params[i] = name + "=" + word
+		}
+	}
+	return before + "?" + strings.Join(params, "&")
+}
+
+// tokens compares the tokens that the two backends give to a name without a
+// history. They are zero if one of the two has none.
+func (f *pairFlags) tokens(ctx context.Context, p *pair) (migrate.Tokens, error) {
+	m, err := migrate.New(p.from, p.to, &migrate.Options{Unfenced: true, Gated: true, TTL: f.ttl, FromFloor: p.fromFloor, ToFloor: p.toFloor})
+	if err != nil {
+		return migrate.Tokens{}, nil // there is no migration, and plan says why
+	}
+	return m.Tokens(ctx)
+}
+
+func (r *planReport) add(what string, err error, why string) {
+	if err != nil {
+		r.Facts = append(r.Facts, fact{what, false, err.Error()})
+		return
+	}
+	r.Facts = append(r.Facts, fact{what, true, why})
+}
+
+func (p *pair) tokens(f *pairFlags, t migrate.Tokens, refusal error) fact {
+	from, to := p.from.Info(), p.to.Info()
+	kinds := fmt.Sprintf("%s has %v ones, %s %v", from.Name, from.Fencing, to.Name, to.Fencing)
+	switch {
+	case !f.fenced && f.gate && t.From > 0:
+		return fact{"fencing tokens", false, "none until the migration is over, so resources must not ask for them meanwhile; afterwards they rise, " +
+			p.floorText(t)}
+	case !f.fenced:
+		return fact{"fencing tokens", false, "given up by --fenced=false (" + kinds + ")"}
+	case from.Fencing == driver.None && to.Fencing == driver.None:
+		return fact{"fencing tokens", false, "neither backend has them"}
+	case to.Fencing == driver.None:
+		return fact{"fencing tokens", false, kinds + ": what checks them would refuse everybody afterwards; --fenced=false gives them up"}
+	case from.Fencing == driver.None:
+		return fact{"fencing tokens", false, kinds + ": there are none until the migration is over"}
+	}
+	if errors.Is(refusal, migrate.ErrOtherFloor) {
+		return fact{"fencing tokens", false, fmt.Sprintf("the programs of this migration have floor=%d in the URL of the new backend", t.Floor)}
+	}
+	if refusal != nil {
+		return fact{"fencing tokens", false, "the migration is not possible so: " + refusal.Error()}
+	}
+	return fact{"fencing tokens", true, "they rise over the switch, for names that move by seals; for all others too, " + p.floorText(t)}
+}
+
+// floorText says what makes tokens rise for names that nobody locks during the migration.
+func (p *pair) floorText(t migrate.Tokens) string {
+	if t.Floor == p.toFloor {
+		return fmt.Sprintf("with floor=%d as it is, wherever the URL of the new backend stands", t.Floor)
+	}
+	return fmt.Sprintf("if floor=%d is a parameter of the URL of the new backend, wherever that stands: here, in `to`, and alone", t.Floor)
+}
+
+func (p *pair) back(ctx context.Context, m *migrate.Driver, gate bool, t migrate.Tokens) fact {
+	const what = "moved names can be taken back"
+	if gate {
+		return fact{what, true, "no name moves for good: phases go back one by one"}
+	}
+	if m == nil {
+		return fact{what, false, "the migration is not possible so"}
+	}
+	if err := m.WayBack(ctx); err != nil {
+		return fact{what, false, err.Error() + "; programs may return to phase dual all the same"}
+	}
+	if p.from.Info().Name == "etcd" && t.To > t.From {
+		return fact{what, false, "tokens of etcd cannot be raised, and those of the new backend are above them; with --fenced=false names " +
+			"come back, and tokens fall; programs may return to phase dual all the same"}
+	}
+	return fact{what, true, "in phase dual, unless the old backend refuses to raise its tokens above those of the new one"}
+}
+
+func (p *pair) lengths(m *migrate.Driver, refusal error) fact {
+	const what = "TTL"
+	if refusal != nil {
+		return fact{what, false, "the migration is not possible"}
+	}
+	info := m.Info()
+	if err := info.CheckTTL(30 * time.Second); err != nil {
+		return fact{what, true, cli.Bounds(info) + "; that is not the usual 30s: set one in the programs"}
+	}
+	return fact{what, true, cli.Bounds(info)}
+}
+
+func (r *planReport) write(w io.Writer) error {
+	fmt.Fprintf(w, "%s → %s\n\n", r.From, r.To)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, f := range r.Facts {
+		answer := "no"
+		if f.OK {
+			answer = "yes"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\n", f.What, answer, f.Why)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if !r.Possible {
+		return nil
+	}
+	fmt.Fprintf(w, "\nThe URLs of the programs, one after the other, each everywhere before the next (--passwords writes the passwords, too):\n")
+	for _, p := range append(slices.Clone(r.Phases), "alone") {
+		fmt.Fprintf(w, "\n%s: %s\n  %s\n", p, phaseTexts[p], r.URLs[p])
+	}
+	return nil
+}
+
+var phaseTexts = map[string]string{
+	"old":   "locks on the old backend",
+	"dual":  "on the old one, then on the new one as well: both have to be up. Then `dsync migrate status --for 10m`, and `dsync migrate seal`",
+	"new":   "on the new one. Then `dsync migrate finalize`, and cut off whoever may use the old backend alone",
+	"alone": "the new backend without a migration",
+}

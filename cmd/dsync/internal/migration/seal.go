@@ -1,0 +1,96 @@
+package migration
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+	"github.com/go-dsync/dsync/drivers/migrate"
+)
+
+func sealCommand(f *pairFlags) *cobra.Command {
+	s := &sweep{
+		done:  "sealed",
+		moved: true,
+		does:  "each is sealed on the old backend for ever, and locked on the new one from then on",
+		step:  (*migrate.Driver).Seal,
+		check: (*migrate.Driver).Moves,
+	}
+	var all, anyway bool
+	var lasting time.Duration
+	c := &cobra.Command{
+		Use:   "seal NAME... | seal --all --names FILE",
+		Short: "Move idle names to the new backend",
+		Long: `Seal moves names to the new backend, as a lock in phase new does, for names that nobody locks: each is taken on both backends
+for a moment, sealed on the old one for ever, and marked on the new one with the floor of its tokens. Whoever uses the migration
+takes it on the new backend from then on, in whatever phase. A program that knows the old backend alone waits for it in vain: so
+seal names when no such program is left that has to go on. Seal looks for such programs first, as status does, and seals nothing
+if it finds one (exit status 3), unless --anyway is given. It looks once, and does not find a program that holds
+locks for short or now and then: --for looks longer.
+
+Names that somebody holds are left out, or waited for with --wait, in the queue like everybody else. It can be interrupted and
+repeated at any time: a name has moved or has not. The exit status is 3 if names are left.`,
+		Example: `  dsync migrate seal --all --names names.txt --dry-run
+  dsync migrate seal --all --names names.txt --for 10m --rate 200 --wait 1m`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			if all != (s.names.File != "") {
+				return cli.Usage(errors.New("--all and --names FILE go together: all names of the file are sealed"))
+			}
+			if lasting < 0 {
+				return cli.Usage(fmt.Errorf("--for %v is negative", lasting))
+			}
+			if !anyway {
+				if err := s.nobodyBehind(c, f, args, lasting); err != nil {
+					return err
+				}
+			}
+			return s.execute(c, f, args)
+		},
+	}
+	s.add(c)
+	c.Flags().BoolVar(&anyway, "anyway", false, "seal also beside programs that know the old backend alone, which wait in vain then, and without a floor")
+	c.Flags().DurationVar(&lasting, "for", 0, "how long to look for programs that know the old backend alone; once if it is not given")
+	c.Flags().BoolVar(&all, "all", false, "seal all names of --names")
+	return c
+}
+
+// nobodyBehind fails if a program is seen that knows the old backend alone.
+func (s *sweep) nobodyBehind(c *cobra.Command, f *pairFlags, args []string, lasting time.Duration) error {
+	if err := s.valid(); err != nil {
+		return err
+	}
+	if f.gate {
+		return migrate.ErrNoSeals
+	}
+	if s.names.File == "-" { // it is read once
+		names, err := s.names.Read(c, args)
+		if err != nil {
+			return err
+		}
+		c.SetIn(strings.NewReader(strings.Join(names, "\n")))
+		defer c.SetIn(strings.NewReader(strings.Join(names, "\n")))
+	}
+	r, err := statusOfNames(c, f, &s.names, args, lasting)
+	if err != nil {
+		return err
+	}
+	behind := 0
+	for _, n := range r.Names {
+		if n.HeldOn == "old" && n.Behind != "" {
+			behind++
+			n.writeBehind(c.OutOrStdout())
+		}
+	}
+	if behind > 0 {
+		return cli.Unfinished("%s in use by programs that know the old backend alone, and would wait in vain: stop these, or seal --anyway", cli.Are(behind, "name"))
+	}
+	if f.fenced && r.fenced {
+		_, err = f.floor(c.Context())
+	}
+	return err
+}

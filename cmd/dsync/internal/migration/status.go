@@ -1,0 +1,210 @@
+package migration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+	"github.com/go-dsync/dsync/driver"
+	"github.com/go-dsync/dsync/drivers/migrate"
+)
+
+// statusReport is what `status` finds. Its JSON is part of the command's interface.
+type statusReport struct {
+	From    string         `json:"from"`
+	To      string         `json:"to"`
+	Moved   int            `json:"moved"`
+	Held    int            `json:"held"`
+	Idle    int            `json:"idle"`
+	Behind  int            `json:"behind"` // names where somebody is behind, and processes in phase old, or that want to be there
+	Names   []nameReport   `json:"names"`
+	Members []memberReport `json:"members,omitempty"` // with a gate
+	fenced  bool           // the old backend has tokens
+	gate    bool
+}
+
+type memberReport struct {
+	Phase string `json:"phase"`
+	Wants bool   `json:"wants,omitempty"` // it is not in that phase, but asks for it again and again
+	Slot  int    `json:"slot"`
+	Hold  string `json:"hold,omitempty"`
+	Owner string `json:"owner,omitempty"`
+}
+
+func statusCommand(f *pairFlags) *cobra.Command {
+	var names cli.NameFlags
+	var asJSON bool
+	var lasting time.Duration
+	c := &cobra.Command{
+		Use:   "status [NAME...]",
+		Short: "Show where names are, who holds them, and who is behind",
+		Long: `Status shows each name that is given: whether it has moved, who holds it and on which backend, how many wait, and the floor of
+its tokens, which is the last token that the old backend gave. With --gate it also shows the processes that are members in the
+phases old and new, and those that want to be in phase old and may not, also without names. It changes nothing.
+
+Somebody is behind who uses the old backend alone: who holds a name there without the mark that all holds of programs in the migration
+have, or waits there for a name that has moved; and with a gate who is in phase old, or wants to be. The exit status is 3 then, and also
+if a backend does not permit to look at reserved names. As long as programs are in phase old on purpose, that is as it should be.
+
+One look at a hold is enough, but each name is looked at once only. --for looks for longer, fifty times a second while names are in use:
+who holds a name for a hundredth of the time is seen within seconds. Those who wait on Redis are those who listen for the end of
+the lock. PostgreSQL as the old backend does not tell whose holds they are.`,
+		Example: `  dsync migrate status orders/42 invoices
+  dsync migrate status --names names.txt --for 1m --json`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			if lasting < 0 {
+				return cli.Usage(fmt.Errorf("--for %v is negative", lasting))
+			}
+			r, err := statusOfNames(c, f, &names, args, lasting)
+			if err != nil {
+				return failed(c.OutOrStdout(), asJSON, err)
+			}
+			if err = cli.Write(c.OutOrStdout(), asJSON, r, r.write); err == nil && r.Behind > 0 {
+				err = cli.Unfinished("somebody is behind: %d in all", r.Behind)
+			}
+			return err
+		},
+	}
+	names.Add(c)
+	c.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	c.Flags().DurationVar(&lasting, "for", 0, "how long to look at names that have not moved; once if it is not given")
+	return c
+}
+
+// statusOfNames looks at the names that a command was given. It needs none where there is a gate to look at.
+func statusOfNames(c *cobra.Command, f *pairFlags, n *cli.NameFlags, args []string, lasting time.Duration) (*statusReport, error) {
+	list, err := n.Some(c, args, !f.gate)
+	if err != nil {
+		return nil, err
+	}
+	return status(c.Context(), f, list, lasting)
+}
+
+func status(ctx context.Context, f *pairFlags, names []string, lasting time.Duration) (r *statusReport, err error) {
+	err = f.with(ctx, func(p *pair) error {
+		r = &statusReport{From: p.fromURL.String(), To: p.toURL.String(), Names: []nameReport{}, fenced: p.from.Info().Fencing != driver.None, gate: f.gate}
+		m, err := migrate.New(p.from, p.to, f.options(p)) // is not closed: p is
+		if err == nil {
+			err = m.Look(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		l, err := newLooker(p, f.gate)
+		if err != nil {
+			return err
+		}
+		l.lasting = lasting
+		if f.gate {
+			if err := r.members(ctx, m); err != nil {
+				return err
+			}
+		}
+		if r.Names, err = l.all(ctx, names); err != nil {
+			return err
+		}
+		for _, n := range r.Names {
+			r.count(n)
+		}
+		return nil
+	})
+	return r, err
+}
+
+func (r *statusReport) count(n nameReport) {
+	switch n.State {
+	case stateMoved:
+		r.Moved++
+	case stateHeld:
+		r.Held++
+	case stateRefused:
+	default:
+		r.Idle++
+	}
+	if n.Behind != "" {
+		r.Behind++
+	}
+}
+
+// members adds the processes in each phase to the report.
+func (r *statusReport) members(ctx context.Context, m *migrate.Driver) error {
+	members, err := m.Members(ctx)
+	for _, m := range members {
+		if m.Phase == migrate.PhaseOld {
+			r.Behind++
+		}
+		r.Members = append(r.Members, memberReport{m.Phase.String(), m.Wants, m.Slot, m.Hold, m.Owner})
+	}
+	return err
+}
+
+func (r *statusReport) write(w io.Writer) error {
+	fmt.Fprintf(w, "%s → %s\n", r.From, r.To)
+	if r.gate {
+		r.writeMembers(w)
+	}
+	if len(r.Names) == 0 {
+		return nil
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "\nNAME\tSTATE\tHELD ON\tMODE\tHOLDERS\tHOLDER\tWAITERS\tTOKEN FLOOR")
+	for _, n := range r.Names {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", cli.Show(n.Name), n.State, cli.Dash(n.HeldOn), cli.Dash(n.Mode), n.Holders, cli.Dash(n.who()),
+			cli.Count(n.Waiters), cli.Dash(cli.Token(n.TokenFloor)))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "\n%s: %d moved, %d held, %d idle\n", cli.Plural(len(r.Names), "name"), r.Moved, r.Held, r.Idle)
+	for _, n := range r.Names {
+		n.writeBehind(w)
+	}
+	return nil
+}
+
+// writeBehind says who is behind at a name, if anybody is.
+func (r *nameReport) writeBehind(w io.Writer) {
+	if r.Behind != "" {
+		fmt.Fprintf(w, "behind: %s: %s\n", cli.Show(r.Name), r.Behind)
+	}
+}
+
+func (r *statusReport) writeMembers(w io.Writer) {
+	n, wants := map[string]int{}, 0
+	for _, m := range r.Members {
+		if m.Wants {
+			wants++
+		} else {
+			n[m.Phase]++
+		}
+	}
+	fmt.Fprintf(w, "\nprocesses in phase old: %d, in phase new: %d (those in dual are not registered)", n["old"], n["new"])
+	if wants > 0 {
+		fmt.Fprintf(w, "; that want to be in phase old, and may not or are about to: %d", wants)
+	}
+	fmt.Fprintln(w)
+	for _, m := range r.Members {
+		is := m.Phase
+		if m.Wants {
+			is = "wants " + is
+		}
+		fmt.Fprintf(w, "  %s: slot %d  %s  %s\n", is, m.Slot, cli.Dash(m.Owner), cli.Dash(m.Hold))
+	}
+}
+
+// failed returns the error of a command, and writes it as JSON if that is wanted.
+func failed(w io.Writer, asJSON bool, err error) error {
+	if !asJSON {
+		return err
+	}
+	return errors.Join(err, cli.WriteJSON(w, struct {
+		Error string `json:"error"`
+	}{err.Error()}))
+}

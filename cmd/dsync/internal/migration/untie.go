@@ -1,0 +1,97 @@
+package migration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/spf13/cobra"
+
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+	"github.com/go-dsync/dsync/drivers/migrate"
+)
+
+func untieCommand(f *pairFlags) *cobra.Command {
+	var anyway bool
+	c := &cobra.Command{
+		Use:   "untie",
+		Short: "Let the old backend be part of another migration",
+		Long: `Untie ends what the first program of a migration has begun: it ties the old backend to the new one, so that a program with another
+new backend, by a wrong prefix perhaps, is refused, and so is one with the two swapped. Untie the old backend when the migration was
+given up and all names were taken back, or when the first program was the one that was wrong. First stop all programs that use
+the migration: those go on, and are not told.
+
+As long as names are sealed on the old backend, nobody could lock them there: the exit status is 3 then, and rollback --all takes
+them back. With --gate all processes have to be in phase dual, and phase old is open again afterwards. After the loss of the new
+backend --anyway unties all the same.`,
+		Example: `  export DSYNC_FROM=redisson://:secret@redis:6379 DSYNC_TO=etcd://etcd:2379/locks/
+  dsync migrate untie`,
+		Args: cli.NoArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			p, err := f.openBoth(c.Context())
+			if err != nil {
+				return err
+			}
+			m, err := migrate.New(p.from, p.to, f.options(p))
+			if err != nil {
+				return errors.Join(err, p.close())
+			}
+			if !anyway {
+				if err := p.nothingSealed(c.Context(), m, f.gate); err != nil {
+					return errors.Join(err, cli.CloseDriver(m))
+				}
+			}
+			end, err := operate(c.Context(), m, "untie")
+			if err == nil {
+				if err = m.Untie(c.Context()); err == nil {
+					fmt.Fprintf(c.OutOrStdout(), "%s: not tied to a new backend any more\n", p.fromURL)
+				}
+				end()
+			}
+			if e := cli.CloseDriver(m); err == nil {
+				err = e
+			}
+			return err
+		},
+	}
+	c.Flags().BoolVar(&anyway, "anyway", false, "untie also while names are sealed on the old backend")
+	return c
+}
+
+// nothingSealed fails while names are sealed on the old backend, and with a
+// gate while processes are in phases old and new.
+func (p *pair) nothingSealed(ctx context.Context, m *migrate.Driver, gate bool) error {
+	if gate {
+		members, err := m.Members(ctx)
+		if len(members) > 0 {
+			err = cli.Unfinished("processes are in phases old and new: %v: first put all into phase dual", members)
+		}
+		return err
+	}
+	names, err := p.listOld(ctx)
+	if errors.Is(err, errors.ErrUnsupported) {
+		return nil // it keeps no tie, either
+	}
+	var sealed int
+	if err == nil {
+		sealed, err = countMoved(ctx, m, names)
+	}
+	if err == nil && sealed > 0 {
+		err = cli.Unfinished("%s sealed on the old backend, where nobody could lock them: first dsync migrate rollback --all", cli.Are(sealed, "name"))
+	}
+	return err
+}
+
+// countMoved returns how many of the names have moved.
+func countMoved(ctx context.Context, m *migrate.Driver, names []string) (int, error) {
+	var n atomic.Int64
+	err := cli.SideBySide(ctx, side, len(names), func(ctx context.Context, i int) error {
+		moved, err := m.Moved(ctx, names[i])
+		if moved {
+			n.Add(1)
+		}
+		return err
+	})
+	return int(n.Load()), err
+}

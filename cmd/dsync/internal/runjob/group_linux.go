@@ -1,0 +1,118 @@
+package runjob
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// adopts reports whether the system can make a process the parent of all its
+// descendants that lose theirs.
+const adopts = true
+
+// adopt makes this process such a parent.
+func adopt() error {
+	return os.NewSyscallError("prctl", unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+}
+
+// ownBinary returns this program, also if the file was replaced since its start.
+func ownBinary() (string, error) { return "/proc/self/exe", nil }
+
+// sinceBoot is a clock that all processes share, and that goes on while the machine sleeps.
+func sinceBoot() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		panic(err) // Linux has had this clock since 2.6.39
+	}
+	return time.Duration(ts.Nano())
+}
+
+// process is a process of a command. Its start time tells it from another
+// process that has the same number later.
+type process struct {
+	pid, parent, group int
+	start              uint64
+}
+
+// family returns the living descendants of root, without those of the
+// processes in except. A process whose parent ends during the call may be
+// missing.
+func family(root int, except map[int]bool) (all []process, err error) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(0)
+	if err != nil {
+		return nil, err
+	}
+	children := map[int][]process{}
+	ended := map[int]bool{}
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		if p, hasEnded, err := readProcess(pid); err == nil { // otherwise it is gone
+			children[p.parent] = append(children[p.parent], p)
+			ended[pid] = hasEnded
+		}
+	}
+	for of := []int{root}; len(of) > 0; of = of[1:] {
+		for _, p := range children[of[0]] {
+			if except[p.pid] {
+				continue
+			}
+			of = append(of, p.pid)
+			if !ended[p.pid] {
+				all = append(all, p)
+			}
+		}
+	}
+	return all, nil
+}
+
+// readProcess returns a process, and whether it is only waiting for its parent
+// to notice its end.
+func readProcess(pid int) (p process, hasEnded bool, err error) {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return p, false, err
+	}
+	// pid (name) state parent group ...; the name may contain anything
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) < 20 {
+		return p, false, errors.New("/proc has an unknown format")
+	}
+	number := func(i int) uint64 {
+		n, parseErr := strconv.ParseUint(string(fields[i]), 10, 64)
+		err = errors.Join(err, parseErr)
+		return n
+	}
+	state, threads := fields[0][0], fields[17]
+	p = process{pid: pid, parent: int(number(1)), group: int(number(2)), start: number(19)}
+	// A process whose first thread has ended runs on in the others.
+	return p, (state == 'Z' || state == 'X') && len(threads) == 1 && threads[0] <= '1', err
+}
+
+// signal sends a signal to the process, and to no other one that has its
+// number now.
+func (p process) signal(s syscall.Signal) error {
+	fd, pidfdErr := unix.PidfdOpen(p.pid, 0) // since Linux 5.3
+	if pidfdErr == nil {
+		defer unix.Close(fd)
+	}
+	switch now, _, err := readProcess(p.pid); {
+	case err != nil || now.start != p.start:
+		return unix.ESRCH
+	case pidfdErr == nil:
+		return unix.PidfdSendSignal(fd, s, nil, 0)
+	}
+	return unix.Kill(p.pid, s)
+}

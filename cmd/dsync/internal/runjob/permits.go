@@ -1,0 +1,42 @@
+package runjob
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/go-dsync/dsync"
+)
+
+// permits is the value of a flag: how many are asked for, of how many. The zero value is a lock in place of permits.
+type permits struct{ n, limit int }
+
+// Set implements pflag.Value.
+func (p *permits) Set(text string) error {
+	first, second, _ := strings.Cut(text, "/")
+	n, err1 := strconv.Atoi(first)
+	limit, err2 := strconv.Atoi(second)
+	switch {
+	case err1 != nil || err2 != nil:
+		return fmt.Errorf("2/8 takes two permits where there are eight, and 2/0 two of those that there are")
+	case n < 1 || limit < 0 || limit > 0 && n > limit:
+		return fmt.Errorf("at least one permit is asked for, and at most as many as there are")
+	}
+	*p = permits{n, limit}
+	return nil
+}
+
+// String implements pflag.Value.
+func (p *permits) String() string {
+	if *p == (permits{}) {
+		return ""
+	}
+	return fmt.Sprintf("%d/%d", p.n, p.limit)
+}
+
+// Type implements pflag.Value.
+func (p *permits) Type() string { return "N/LIMIT" }
+
+func (p *permits) asked() bool { return p.n > 0 }
+
+func (p *permits) option() dsync.LockOption { return dsync.Permits(p.n, p.limit) }

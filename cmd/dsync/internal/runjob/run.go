@@ -1,0 +1,242 @@
+package runjob
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/go-dsync/dsync"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+	"github.com/go-dsync/dsync/driver"
+)
+
+// runFlags are the flags of `dsync run`.
+type runFlags struct {
+	wait, atLeast, killAfter, ttl, connect   time.Duration
+	try, read, write, elect, settle, passURL bool
+	permits                                  permits
+	note                                     string
+}
+
+// runCommands returns run, and the command that it starts itself.
+func Commands() []*cobra.Command { return []*cobra.Command{runCommand(), guardCommand()} }
+
+func runCommand() *cobra.Command {
+	f := &runFlags{}
+	c := &cobra.Command{
+		Use:                   "run NAME [FLAG...] -- COMMAND [ARGUMENT...]",
+		DisableFlagsInUseLine: true,
+		Short:                 "Run a command under a lock, and end it before somebody else can have the lock",
+		Long: `Run waits for the lock NAME, runs the command while it holds the lock, and ends with the status of the command.
+
+With --permits 2/8 it waits for two of the eight permits of NAME in place of a lock, and the permits are what is said of the lock below:
+commands whose permits add up to eight run at a time. The backend keeps the limit, and whoever names another one is refused with status 64.
+
+The command runs in a process group of its own. If the lock cannot be renewed, as when the backend is out of reach, the whole group
+gets TERM while the lock is still held, and KILL before anybody else can have the lock. A second process, the guard, does so if this
+one is frozen or killed. If somebody removes the lock, the group gets KILL as soon as that is known: others may have the lock then,
+unless they wait for it with --settle. On Linux all this includes processes that leave the group (timeout, setsid, daemons); on macOS
+these are not ended, so use timeout --foreground there.
+
+When the command has ended, the processes that it left get TERM, KILL after --kill-after, and then the lock is given back.
+
+HUP, INT, QUIT, TERM, USR1, USR2, WINCH and TSTP go on to the whole group. On a terminal the command is in the foreground, and Ctrl-Z
+stops dsync with it: a lock that is not renewed for so long that it is lost ends the command.
+
+The command has DSYNC_NAME, DSYNC_TOKEN (the fencing token, where the backend has one) and DSYNC_DEADLINE (until when the lock is held
+without another renewal, as of the start of the command: RFC 3339, UTC) in its environment. DSYNC_URL, which may have a password, is
+not passed on without --pass-url.
+
+Exit status
+` + cli.StatusTable(),
+		Example: `  export DSYNC_URL=redisson://redis:6379
+  dsync run backup -- pg_dump -f /backup/db shop      # one at a time, on all machines
+  dsync run --try --at-least 59m report -- ./report   # once an hour, from the crontab of each machine
+  dsync run --elect scheduler -- ./scheduler          # on one machine, and on another one when that is gone
+  dsync run --read catalog -- ./export                # together with others who read
+  dsync run --write catalog -- ./import               # beside programs that use RReadWriteLock of Redisson
+  dsync run --permits 1/8 convert -- ./convert a.mov  # eight at a time, on all machines together`,
+		ValidArgsFunction: completeCommand,
+		RunE:              f.run,
+	}
+	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return cli.Exit(cli.ExitMisused, cli.FlagError(c, err)) })
+	f.add(c)
+	return c
+}
+
+func (f *runFlags) add(c *cobra.Command) {
+	cli.AddURL(c)
+	flags := c.Flags()
+	flags.DurationVar(&f.wait, "wait", 0, "wait for the lock for so long (for ever if it is not given)")
+	flags.BoolVar(&f.try, "try", false, "do not wait")
+	flags.BoolVar(&f.read, "read", false, "hold the lock together with others who read")
+	flags.BoolVar(&f.write, "write", false, "also exclude the readers and writers of the backend's own libraries, as RReadWriteLock of Redisson")
+	flags.Var(&f.permits, "permits", "take N of LIMIT permits of the name, in place of a lock (LIMIT 0: of those that the backend keeps)")
+	flags.BoolVar(&f.elect, "elect", false, "be a candidate again after a loss, and start the command anew in each term")
+	flags.DurationVar(&f.atLeast, "at-least", 0, "keep the lock for so long after its grant, however early the command ends")
+	flags.DurationVar(&f.killAfter, "kill-after", 0, "time between TERM and KILL (5s, or a fifth of the TTL if that is less)")
+	flags.BoolVar(&f.settle, "settle", false, "start the command a TTL after the grant, when holders who were not told of a loss are over")
+	flags.DurationVar(&f.ttl, "ttl", 0, "how long the lock outlives a crash of this machine (30s, unless the URL has a ttl)")
+	flags.DurationVar(&f.connect, "connect", 10*time.Second, "how long to try to reach the backend")
+	flags.StringVar(&f.note, "note", "", "a `TEXT` for people, stored with the lock (the host and the program if it is not given)")
+	flags.BoolVar(&f.passURL, "pass-url", false, "leave $"+cli.URLVariable+" in the environment of the command")
+}
+
+// check returns an error for flags that contradict each other.
+func (f *runFlags) check(c *cobra.Command) error {
+	given := c.Flags().Changed
+	switch {
+	case given("wait") && f.wait <= 0, f.connect <= 0, given("at-least") && f.atLeast <= 0, given("ttl") && f.ttl <= 0,
+		given("kill-after") && f.killAfter <= 0:
+		return cli.Misused("--wait, --connect, --at-least, --ttl and --kill-after have to be positive")
+	case f.try && given("wait"):
+		return cli.Misused("--try does not wait: leave --wait out")
+	case f.elect && (f.try || given("wait")):
+		return cli.Misused("--elect waits for its turn again and again: leave --try and --wait out")
+	case f.elect && (f.read || f.atLeast > 0), f.read && f.atLeast > 0:
+		return cli.Misused("--elect, --read and --at-least exclude each other")
+	case f.read && f.write:
+		return cli.Misused("--read and --write exclude each other")
+	case f.permits.asked() && (f.elect || f.read || f.write):
+		return cli.Misused("--permits takes permits in place of a lock: leave --elect, --read and --write out")
+	}
+	return nil
+}
+
+// arguments returns the name of the lock and the command.
+func arguments(c *cobra.Command, args []string) (name string, argv []string, err error) {
+	dash := c.ArgsLenAtDash()
+	switch {
+	case dash < 0 || dash == len(args):
+		return "", nil, cli.Misused("the command is missing: %s", c.UseLine())
+	case dash != 1:
+		return "", nil, cli.Misused("one name is needed before --: %s", c.UseLine())
+	}
+	if err := cli.CheckName(args[0]); err != nil {
+		return "", nil, cli.Exit(cli.ExitMisused, err)
+	}
+	return args[0], args[1:], nil
+}
+
+// keepsOthersOut returns an error for a URL whose locks no other process sees.
+func keepsOthersOut(raw string) error {
+	u, err := driver.ParseURL(raw)
+	if err != nil {
+		return err
+	}
+	of := []string{u.Scheme}
+	if u.Scheme == "migrate" {
+		of = []string{u.Param("from", ""), u.Param("to", "")}
+	}
+	for _, backend := range of {
+		if scheme, _, _ := strings.Cut(backend, ":"); scheme == "memory" {
+			return errors.New("a lock in memory is a lock inside this process, and keeps no other process out: give the URL of a server, such as redisson://redis:6379")
+		}
+	}
+	return nil
+}
+
+// find returns the file of a command, before anybody waits for a lock.
+func find(command string) (string, error) {
+	path, err := exec.LookPath(command)
+	switch {
+	case err == nil:
+		return path, nil
+	case errors.Is(err, fs.ErrPermission):
+		return "", cli.Exit(cli.ExitNotExecutable, err)
+	}
+	return "", cli.Exit(cli.ExitNotFound, err)
+}
+
+func (f *runFlags) run(c *cobra.Command, args []string) (err error) {
+	if err := f.check(c); err != nil {
+		return err
+	}
+	name, argv, err := arguments(c, args)
+	if err != nil {
+		return err
+	}
+	if err := groupsWork(); err != nil {
+		return cli.Exit(cli.ExitMisused, err)
+	}
+	raw, err := cli.BackendURL(c)
+	if err == nil {
+		err = keepsOthersOut(raw)
+	}
+	if err != nil {
+		return cli.Exit(cli.ExitMisused, err)
+	}
+	path, err := find(argv[0])
+	if err != nil {
+		return err
+	}
+	ctx, signals := watchSignals(context.WithoutCancel(c.Context()))
+	defer signals.close()
+	r := &runner{runFlags: *f, name: name, path: path, argv: argv, stderr: c.ErrOrStderr(), signals: signals}
+	if err := r.open(ctx, raw); err != nil {
+		return err
+	}
+	defer func() { r.close(err) }()
+	if f.elect {
+		return r.elect(ctx)
+	}
+	return r.once(ctx)
+}
+
+// close closes the connection. After a loss nothing is left to be given back, and the backend may be out of reach.
+func (r *runner) close(err error) {
+	limit := cli.CloseLimit
+	if status, _ := cli.StatusOf(err); status == cli.ExitLost {
+		limit = time.Second
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	if closed := r.client.Close(ctx); closed != nil && err == nil {
+		r.say("the connection was not closed in good order: %v", closed)
+	}
+}
+
+// open connects to the backend, and finds out whether its TTL leaves the time to end the command.
+func (r *runner) open(ctx context.Context, raw string) error {
+	if r.note == "" {
+		host, _ := os.Hostname()
+		r.note = fmt.Sprintf("%s, pid %d: %s", host, os.Getpid(), filepath.Base(r.path))
+	}
+	bound, cancel := context.WithTimeout(ctx, r.connect)
+	defer cancel()
+	client, err := dsync.Open(bound, raw, &dsync.Options{TTL: r.ttl, Note: r.note})
+	switch {
+	case err == nil:
+	case interruption(ctx) != nil:
+		return interruption(ctx)
+	default:
+		return backendError(err)
+	}
+	r.client, r.ttl = client, client.TTL()
+	r.reserve = min(r.ttl/10, time.Second)
+	if r.killAfter == 0 {
+		r.killAfter = min(r.ttl/5, 5*time.Second)
+	}
+	if most := r.ttl/3 - r.reserve; r.killAfter > most {
+		return errors.Join(cli.Misused("a TTL of %v leaves at most %v between TERM and KILL: a lock is renewed when two thirds of the TTL are left, "+
+			"and the last third is for the end of the command. Give --kill-after %v, or --ttl %v", r.ttl, most.Truncate(time.Millisecond),
+			most.Truncate(time.Millisecond), (r.killAfter+time.Second)*3), client.Close(ctx))
+	}
+	return nil
+}
+
+// completeCommand leaves to the shell what comes after the name. Cobra does not tell on which side of the two dashes that is.
+func completeCommand(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) == 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return nil, cobra.ShellCompDirectiveDefault
+}

@@ -1,0 +1,90 @@
+package runjob
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+)
+
+// signals are those that this process gets: they end a wait for the lock, or go on to the command. One of the two has them at any time, so
+// that none is lost between the two.
+type signals struct {
+	got     chan os.Signal
+	cancel  context.CancelCauseFunc
+	stop    chan struct{} // closed to end watch
+	stopped chan struct{} // closed when watch has ended
+}
+
+// watchSignals returns a context that ends with a signal that asks this process to end.
+func watchSignals(parent context.Context) (context.Context, *signals) {
+	ctx, cancel := context.WithCancelCause(parent)
+	s := &signals{got: make(chan os.Signal, 16), cancel: cancel}
+	Notify(s.got, passedSignals)
+	Notify(make(chan os.Signal, 1), []os.Signal{syscall.SIGPIPE}) // a message that nobody reads does not end this process
+	s.watch()
+	return ctx, s
+}
+
+func (s *signals) close() {
+	signal.Stop(s.got)
+	s.take()
+	s.cancel(nil)
+}
+
+// watch lets signals end the wait, until take.
+func (s *signals) watch() {
+	s.stop, s.stopped = make(chan struct{}), make(chan struct{})
+	go func() { // ends with take
+		defer close(s.stopped)
+		for {
+			select {
+			case sig := <-s.got:
+				s.note(sig)
+			case <-s.stop:
+				return
+			}
+		}
+	}()
+}
+
+// take returns when the signals in got are the caller's, until watch.
+func (s *signals) take() {
+	close(s.stop)
+	<-s.stopped
+}
+
+// note ends the context if the signal asks for that.
+func (s *signals) note(sig os.Signal) {
+	if slices.Contains(endSignals, sig) {
+		s.cancel(signalError{sig.(syscall.Signal)})
+	}
+}
+
+// signalError is the cause of the end of a wait.
+type signalError struct{ signal syscall.Signal }
+
+func (e signalError) Error() string { return "interrupted: " + e.signal.String() }
+
+// notify is signal.Notify for the signals that were not ignored when this process was started, as by nohup: those stay ignored, also by the
+// command.
+func Notify(to chan<- os.Signal, signals []os.Signal) {
+	for _, s := range signals {
+		if !signal.Ignored(s) {
+			signal.Notify(to, s)
+		}
+	}
+}
+
+// interruption returns what the program ends with after a signal that asked it to end, or nil.
+func interruption(ctx context.Context) error {
+	var e signalError
+	if errors.As(context.Cause(ctx), &e) {
+		return cli.Exit(cli.ExitBySignal+int(e.signal), e)
+	}
+	return nil
+}

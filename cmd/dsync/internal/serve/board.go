@@ -1,0 +1,218 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-dsync/dsync/cmd/dsync/internal/admin"
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+	"github.com/go-dsync/dsync/drivers/migrate"
+)
+
+// The bounds of what all pages of `dsync serve` together ask of the backend, and keep of its answers.
+const (
+	mostListed    = 100_000                // names of one look
+	rowsOfPage    = 100                    // names of one page
+	askedAtOnce   = 50                     // names, with a pause afterwards
+	askPause      = 100 * time.Millisecond // so 500 names in a second are asked for
+	askPatience   = 10 * time.Second       // for the answers about askedAtOnce names
+	mostPages     = 100                    // that are open at a time
+	writePatience = 5 * time.Second        // with a page that does not read
+)
+
+// board is the one look at a backend that all pages share. A look lists the names, and asks for the holders of the names that pages show. It
+// begins a while after the one before, and as long after that as that took; nothing is asked while no page is open.
+type board struct {
+	backend *cli.Backend
+	prefix  string
+	every   time.Duration
+	wake    chan struct{} // has an element when a page was opened
+
+	// Of run alone.
+	names []string
+	more  bool // names than these
+	pace  *time.Ticker
+
+	mu      sync.Mutex // guards what follows
+	views   map[view]int
+	sheets  map[view]*sheet
+	last    time.Time // when the backend answered
+	problem string    // why it does not
+	changed chan struct{}
+}
+
+// view is a part of the names that a page shows: from a name on, those that contain a text.
+type view struct{ find, from string }
+
+// sheet is what a view shows at one time. It is never changed.
+type sheet struct {
+	reports            []admin.Report
+	first, last, total int // positions among the names that are found, from 1 on
+	more               bool
+	prev, next         *string // the first names of the pages before and behind
+}
+
+// posted is all that a page shows. Two of them differ if a page has to be sent anew.
+type posted struct {
+	sheet   *sheet
+	last    time.Time
+	problem string
+}
+
+func newBoard(b *cli.Backend, prefix string, every time.Duration) *board {
+	return &board{backend: b, prefix: prefix, every: every, wake: make(chan struct{}, 1), views: map[view]int{}, sheets: map[view]*sheet{},
+		changed: make(chan struct{})}
+}
+
+// join has the board look at what a view shows, until leave is called.
+func (b *board) join(v view) (leave func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.views[v]++
+	select {
+	case b.wake <- struct{}{}:
+	default:
+	}
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.views[v]--; b.views[v] == 0 {
+			delete(b.views, v)
+			delete(b.sheets, v)
+		}
+	}
+}
+
+// look returns what a view shows, and a channel that is closed when there is something new on the board.
+func (b *board) look(v view) (posted, <-chan struct{}) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return posted{b.sheets[v], b.last, b.problem}, b.changed
+}
+
+// tell puts up an answer of the backend, or that there was none.
+func (b *board) tell(v view, s *sheet, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err != nil {
+		b.problem = cli.Printable(err.Error())
+	} else {
+		b.problem, b.last = "", time.Now()
+	}
+	if s != nil && b.views[v] > 0 {
+		b.sheets[v] = s
+	}
+	close(b.changed)
+	b.changed = make(chan struct{})
+}
+
+// wanted returns the views of all pages, and those of them that show nothing yet.
+func (b *board) wanted() (all, missing []view) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for v := range b.views {
+		all = append(all, v)
+		if b.sheets[v] == nil {
+			missing = append(missing, v)
+		}
+	}
+	return all, missing
+}
+
+// run looks until ctx is over, at first without a page: a backend that cannot list names is an error at once.
+func (b *board) run(ctx context.Context) error {
+	b.pace = time.NewTicker(askPause)
+	defer b.pace.Stop()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for due := time.Now(); ; {
+		all, missing := b.wanted()
+		begun, err := time.Now(), error(nil)
+		if begun.Before(due) {
+			err = b.fill(ctx, missing)
+		} else {
+			if err = b.list(ctx); err == nil {
+				err = b.fill(ctx, all)
+			}
+			due = time.Now().Add(max(b.every, time.Since(begun)))
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			b.tell(view{}, nil, err)
+		}
+		if errors.Is(err, errors.ErrUnsupported) {
+			return err
+		}
+		var next <-chan time.Time // never, while no page is open
+		if len(all) > 0 {
+			timer.Reset(time.Until(due))
+			next = timer.C
+		}
+		select {
+		case <-next:
+		case <-b.wake:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// list lists the names. What no client of dsync can lock is left out: no holder of that can be asked for.
+func (b *board) list(ctx context.Context) error {
+	names, more, err := b.backend.List(ctx, b.prefix, mostListed)
+	if err != nil {
+		return err
+	}
+	b.names, b.more = slices.DeleteFunc(names, func(name string) bool {
+		err := cli.CheckName(name)
+		return err != nil && !errors.Is(err, migrate.ErrReserved)
+	}), more
+	return nil
+}
+
+// fill asks for the holders of the names in some views, and puts up each of these.
+func (b *board) fill(ctx context.Context, views []view) error {
+	for _, v := range views {
+		s, names := b.cut(v)
+		for some := range slices.Chunk(names, askedAtOnce) {
+			select {
+			case <-b.pace.C:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			bounded, cancel := context.WithTimeout(ctx, askPatience)
+			reports, err := admin.Inspect(bounded, b.backend, some)
+			cancel()
+			if err != nil {
+				return err
+			}
+			s.reports = append(s.reports, slices.DeleteFunc(reports, func(r admin.Report) bool { return !r.Held })...)
+		}
+		b.tell(v, s, nil)
+	}
+	return nil
+}
+
+// cut returns an empty sheet for a view, and the names on it.
+func (b *board) cut(v view) (*sheet, []string) {
+	names := b.names
+	if v.find != "" {
+		names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !strings.Contains(name, v.find) })
+	}
+	i, _ := slices.BinarySearch(names, v.from)
+	end := min(i+rowsOfPage, len(names))
+	s := &sheet{first: i + 1, last: end, total: len(names), more: b.more}
+	if i > 0 {
+		s.prev = &names[max(0, i-rowsOfPage)]
+	}
+	if end < len(names) {
+		s.next = &names[end]
+	}
+	return s, names[i:end]
+}

@@ -1,0 +1,161 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/go-dsync/dsync/cmd/dsync/internal/cli"
+)
+
+// tokenVariable is where the token for releases comes from, unless a file has it.
+const tokenVariable = "DSYNC_RELEASE_TOKEN"
+
+// shortestToken is so long that nobody finds it by trying.
+const shortestToken = 16
+
+func Command() *cobra.Command {
+	var f cli.BackendFlags
+	var s serveFlags
+	c := &cobra.Command{
+		Use:   "serve [PREFIX]",
+		Short: "Serve a web page of the locks that are held",
+		Long: `Serve serves a web page of the names that "dsync ls" lists, of those that begin with PREFIX: who holds each, since when, and who waits.
+The leader of an election is the holder of its name. The page changes by itself, until Ctrl-C or TERM. Nothing is locked.
+
+Browsers get all from this server, and nothing from others. All pages together ask the backend no more than one would: the names are
+listed every --every, and half of the time at most; of the names on pages, 500 in a second at most are asked for; and nothing while no page
+is open. A page has 100 names, and says how many there are. 100 pages can be open at a time, and 100,000 names are listed.
+
+Who can connect to the address sees the locks, without a password; on a machine with other users, they can. With an address that
+other machines reach, --host has to say by which names browsers call this server, since a request by another name is refused, as is
+whatever other sites have a browser ask for. There is no TLS: for other machines, have a proxy on this one that speaks TLS and asks
+who comes, and give --host its name.
+
+With --allow-release a lock can be taken away from its holder, as by "dsync release", by those who have the token: at least 16
+characters, in $DSYNC_RELEASE_TOKEN or in a file. That needs a loopback address, since the token would cross the network as it is.
+
+Exit status
+    0  ended by Ctrl-C or TERM
+    1  the backend cannot be opened, or the address cannot be used
+    2  the command line is wrong
+    4  the backend cannot list names`,
+		Example: `  export DSYNC_URL=etcd://etcd:2379/locks/
+  dsync serve
+  dsync serve --allow-release --token-file /run/secrets/dsync orders/`,
+		Args: cli.AtMostOnePrefix,
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := s.check(); err != nil {
+				return cli.Usage(err)
+			}
+			return f.WithBackend(c, func(b *cli.Backend) error { return s.serve(c, newBoard(b, cli.PrefixOf(args), s.every)) })
+		},
+	}
+	f.Add(c)
+	c.Flags().StringVar(&s.listen, "listen", "127.0.0.1:8080", "`ADDRESS` to serve at")
+	c.Flags().StringArrayVar(&s.names, "host", nil, "`NAME` by which browsers call this server (may be given more than once)")
+	c.Flags().DurationVar(&s.every, "every", 2*time.Second, "how long to rest between two looks, a second at least")
+	c.Flags().BoolVar(&s.allow, "allow-release", false, "let those who have the token release locks")
+	c.Flags().StringVar(&s.file, "token-file", "", "`FILE` with the token for releases ($"+tokenVariable+" if it is not given)")
+	return c
+}
+
+// serveFlags are the flags of `serve`, and what check makes of them.
+type serveFlags struct {
+	listen, file string
+	names        []string
+	every        time.Duration
+	allow        bool
+
+	address *net.TCPAddr
+	hosts   map[string]bool
+	token   string
+}
+
+func (s *serveFlags) check() (err error) {
+	if s.every < time.Second {
+		return errors.New("--every has to be a second at least")
+	}
+	if s.address, err = net.ResolveTCPAddr("tcp", s.listen); err != nil {
+		return fmt.Errorf("--listen: %w", err)
+	}
+	s.hosts = map[string]bool{}
+	for _, name := range s.names {
+		s.hosts[hostOf(name)] = true
+	}
+	if s.address.IP.IsLoopback() {
+		for _, name := range []string{"localhost", "127.0.0.1", "::1", s.address.IP.String()} {
+			s.hosts[name] = true
+		}
+	} else if s.allow {
+		return fmt.Errorf("--listen: %s is no loopback address, and --allow-release needs one: the token would cross the network as it is", s.listen)
+	} else if len(s.hosts) == 0 {
+		return fmt.Errorf("--listen: other machines can reach %s, and see all locks: --host NAME says that this is meant, and by which name browsers come", s.listen)
+	}
+	if !s.allow {
+		if s.file != "" {
+			return errors.New("--token-file is for --allow-release")
+		}
+		return nil
+	}
+	return s.readToken()
+}
+
+// readToken reads the token from its file, or from the environment. No error has it.
+func (s *serveFlags) readToken() error {
+	from, text := "$"+tokenVariable, os.Getenv(tokenVariable)
+	if s.file != "" {
+		raw, err := os.ReadFile(s.file)
+		if err != nil {
+			return fmt.Errorf("--token-file: %w", err)
+		}
+		from, text = "--token-file", string(raw)
+	}
+	if s.token = strings.TrimSpace(text); len(s.token) < shortestToken {
+		return fmt.Errorf("%s: --allow-release needs a token of %d characters at least, in $%s or in --token-file", from, shortestToken, tokenVariable)
+	}
+	return nil
+}
+
+// serve serves until the context of the command is over.
+func (s *serveFlags) serve(c *cobra.Command, b *board) error {
+	listener, err := net.ListenTCP("tcp", s.address)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(c.Context())
+	defer cancel(nil)
+	p := &page{board: b, hosts: s.hosts, token: s.token, log: log.New(c.OutOrStdout(), "", 0), places: make(chan struct{}, mostPages), over: ctx}
+	server := &http.Server{
+		Handler: p.handler(), ReadTimeout: askPatience, WriteTimeout: 2 * askPatience, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		ErrorLog: log.New(c.ErrOrStderr(), "dsync: ", 0),
+	}
+	p.log.Printf("http://%s/ shows %s", listener.Addr(), b.backend.URL)
+	var work sync.WaitGroup
+	work.Go(func() { // ends with ctx
+		if err := b.run(ctx); err != nil {
+			cancel(err)
+		}
+	})
+	work.Go(func() { cancel(server.Serve(listener)) }) // ends with Shutdown
+	<-ctx.Done()
+	ending, stop := context.WithTimeout(context.WithoutCancel(ctx), cli.CloseLimit)
+	defer stop()
+	if server.Shutdown(ending) != nil {
+		server.Close()
+	}
+	work.Wait()
+	if c.Context().Err() != nil {
+		return nil // Ctrl-C or TERM is how a server ends
+	}
+	return context.Cause(ctx)
+}
