@@ -4,9 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"math"
-	"strings"
 	"time"
 
 	gozk "github.com/go-zookeeper/zk"
@@ -164,66 +161,6 @@ func (h *hold) queue(c caller, data []byte) (first bool, err error) {
 	}
 }
 
-// create makes the node where the node of the name is there, and others for further permits.
-func (h *hold) create(c *gozk.Conn, data []byte) (string, error) {
-	if h.more > 0 {
-		return h.createAll(c, data)
-	}
-	node, err := c.Create(h.dir+"/"+h.prefix, data, gozk.FlagEphemeralSequential, h.driver.options.ACL)
-	return h.checkedNode(node, err)
-}
-
-// createAll makes all nodes in one transaction. The first one has the data, and their numbers follow each other.
-func (h *hold) createAll(c *gozk.Conn, data []byte) (string, error) {
-	var ops []any
-	for range h.count() {
-		ops = append(ops, &gozk.CreateRequest{Path: h.dir + "/" + h.prefix, Data: data, Acl: h.driver.options.ACL, Flags: gozk.FlagEphemeralSequential})
-		data = nil
-	}
-	results, err := c.Multi(ops...)
-	if err != nil {
-		return "", err
-	}
-	for i, r := range results {
-		if len(results) != h.count() || r.String != sibling(results[0].String, i) {
-			return "", errAnswer
-		}
-	}
-	return h.checkedNode(results[0].String, nil)
-}
-
-// createBoth makes the node of the name, and below it the node of the attempt, with the lock. The transaction also changes the node of the
-// name, so a node of this driver has version 1 and was made and changed by one transaction. No other library's node is like this.
-func (h *hold) createBoth(c *gozk.Conn, data []byte) (string, error) {
-	acl := h.driver.options.ACL
-	results, err := c.Multi(
-		&gozk.CreateRequest{Path: h.dir, Acl: acl},
-		&gozk.CreateRequest{Path: h.dir + "/" + h.prefix, Data: data, Acl: acl, Flags: gozk.FlagEphemeralSequential},
-		&gozk.SetDataRequest{Path: h.dir, Version: -1},
-	)
-	if err == nil && len(results) < 2 {
-		err = errAnswer
-	}
-	if err != nil {
-		return "", err
-	}
-	return h.checkedNode(results[1].String, nil)
-}
-
-// checkedNode returns the node in an answer, and an error if the answer cannot be right: the caller then looks for the node.
-func (h *hold) checkedNode(node string, err error) (string, error) {
-	if err == nil && !strings.HasPrefix(node, h.dir+"/"+h.prefix) {
-		return "", errAnswer
-	}
-	return node, err
-}
-
-// isOurMake reports whether a node was made by createBoth, and not changed since.
-func isOurMake(stat *gozk.Stat) bool { return stat.Version == ourVersion && stat.Czxid == stat.Mzxid }
-
-// ourVersion is the version of a node by createBoth. Others have 0.
-const ourVersion = 1
-
 // peek returns driver.ErrLocked if somebody contends for the lock whom the request excludes, and driver.ErrSealed if the name is sealed.
 // Current: the server knows of all transactions before the call; otherwise the server may lag behind, and show a holder whose release is done.
 func (h *hold) peek(c caller, current bool) error {
@@ -247,82 +184,6 @@ func (h *hold) peek(c caller, current bool) error {
 		}
 	}
 	return nil
-}
-
-// makeAbove makes what is missing above a node, and begins anew where the server removes an empty container meanwhile.
-func (d *Driver) makeAbove(c caller, s *session, node string) error {
-	for i := 1; i < len(node); i++ {
-		next := strings.IndexByte(node[i:], '/')
-		if next < 0 {
-			return nil
-		}
-		i += next
-		path, inChroot := node[:i], i <= len(d.options.Chroot)
-		_, err := query(c, s, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, d.ensure(c, path, inChroot) })
-		if errors.Is(err, gozk.ErrNoNode) {
-			i = 0
-		} else if err != nil && !errors.Is(err, gozk.ErrNodeExists) {
-			return fmt.Errorf("%s: %w", path, err)
-		}
-	}
-	return nil
-}
-
-// ensure makes a node unless there is one: a container, which the server removes when empty, or a persistent node if stays is set.
-func (d *Driver) ensure(c *gozk.Conn, path string, stays bool) error {
-	if exists, _, err := c.Exists(path); exists || err != nil {
-		return err
-	}
-	if !stays {
-		_, err := c.CreateContainer(path, nil, gozk.FlagContainer, d.options.ACL)
-		if isAnswer(err) || !isServerError(err) {
-			return err
-		}
-		// The server knows no containers.
-	}
-	_, err := c.Create(path, nil, gozk.FlagPersistent, d.options.ACL)
-	return err
-}
-
-// created enters a new node in the books of the session.
-func (h *hold) created(c caller, node string) error {
-	child := node[len(h.dir)+1:]
-	own, ok := contenderOf(child)
-	if !ok { // a server of another make
-		h.node = node
-		return h.abandon(c, fmt.Errorf("the server called the node %q", child))
-	}
-	h.node, h.seq = node, own.seq
-	if own.seq < 0 || int(own.seq)+h.more >= math.MaxInt32 {
-		return h.abandon(c, fmt.Errorf("%w: %s", errLastNumber, h.dir))
-	}
-	s := h.session
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.dead {
-		return errAgain
-	}
-	for i := range h.count() {
-		s.nodes[sibling(node, i)] = h
-	}
-	return nil
-}
-
-// recover looks for a node after a request without an answer.
-func (h *hold) recover(c caller) (found bool, err error) {
-	l, err := query(c, h.session, func(c *gozk.Conn) (listing, error) { return listSynced(c, h.dir) })
-	if isOurs(err) {
-		return false, h.doubt(c, err, nil, false)
-	}
-	if child := l.first(h.prefix); child != "" {
-		return true, h.created(c, h.dir+"/"+child)
-	}
-	// A server that stood still may yet carry the request out.
-	h.driver.haunt(&ghost{session: h.session, dir: h.dir, prefix: h.prefix, more: h.more})
-	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
-		return false, h.fail(c, err)
-	}
-	return false, nil
 }
 
 // fail ends an attempt without a node, and returns the error for the caller.

@@ -4,7 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"iter"
+	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -258,4 +261,228 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 		return driver.ErrNotHeld
 	}
 	return nil
+}
+
+// List implements driver.Lister. It goes through all nodes below the chroot that can have names with the prefix, one after the other, and
+// leaves out what the user may not read. What was granted before the call is seen on every server.
+func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		s, err := d.board(caller{ctx: ctx}, d.options.TTL)
+		if err != nil {
+			yield("", err)
+			return
+		}
+		defer s.leave()
+		w := &walk{d, s, caller{ctx, d.life.Open().Done()}, prefix, yield}
+		if err := w.sync(); err != nil {
+			yield("", fault(ctx, s, err))
+			return
+		}
+		if _, err := w.below("", ""); err != nil {
+			yield("", fault(ctx, s, err))
+		}
+	}
+}
+
+// walk is one call of List.
+type walk struct {
+	d      *Driver
+	s      *session
+	c      caller
+	prefix string
+	yield  func(string, error) bool
+}
+
+// sync lets the server catch up with the leader. Later answers of the session, also by other servers, are no older.
+func (w *walk) sync() error {
+	_, err := query(w.c, w.s, func(c *gozk.Conn) (string, error) { return c.Sync("/") })
+	return err
+}
+
+// below yields the names at a node and below. Path is that of the node without the chroot, and name what the path stands for. GoOn is false
+// when nobody wants more.
+func (w *walk) below(path, name string) (goOn bool, err error) {
+	node := w.d.options.Chroot + path
+	if node == "" {
+		node = "/"
+	}
+	l, err := query(w.c, w.s, func(c *gozk.Conn) (listing, error) { return list(c, node) })
+	switch {
+	case errors.Is(err, gozk.ErrNoNode), errors.Is(err, gozk.ErrNoAuth) && path != "":
+		return true, nil
+	case err != nil:
+		return false, err
+	}
+	held, permits := false, false
+	for _, child := range l.children {
+		_, sealed := sealOf(child)
+		one, is := contenderOf(child)
+		held = held || is || sealed
+		permits = permits || is && one.mode == driver.Permit
+		if is || sealed || isBase(child) {
+			continue
+		}
+		if goOn, err := w.child(path, name, child); !goOn || err != nil {
+			return false, err
+		}
+	}
+	if above, ok := strings.CutSuffix(name, "/"+leasesPart); ok && permits {
+		name, node = above, strings.TrimSuffix(node, "/"+leasesPart)
+	}
+	if held && path != "" && strings.HasPrefix(name, w.prefix) && w.d.dir(name) == node {
+		return w.yield(name, nil), nil
+	}
+	return true, nil
+}
+
+// child goes on with a child that is no contender, if there can be names with the prefix.
+func (w *walk) child(path, name, child string) (goOn bool, err error) {
+	part, err := url.PathUnescape(child)
+	if err != nil || path == "" && w.d.options.Chroot == "" && child == "zookeeper" {
+		return true, nil // of somebody else
+	}
+	if path != "" {
+		part = name + "/" + part
+	}
+	if !strings.HasPrefix(part, w.prefix) && !strings.HasPrefix(w.prefix, part+"/") {
+		return true, nil
+	}
+	return w.below(path+"/"+child, part)
+}
+
+// nameWatch watches the contenders of a name, for all calls of Watch. It outlives them until the server has told of the next change, since a
+// watch at the server cannot be taken back.
+type nameWatch struct {
+	driver *Driver
+	dir    string
+
+	// Guarded by Driver.watchMu.
+	calls map[*watcher]struct{}
+	armed bool // the server tells of the next change
+}
+
+// watcher is one call of Watch.
+type watcher struct{ changed func() }
+
+// Watch implements driver.Watcher. The server tells of all contenders, those who come as well, and of all leases of permits.
+func (d *Driver) Watch(name string, changed func()) (stop func(), err error) {
+	return d.watchChildren(d.dir(name), changed)
+}
+
+// watchChildren has changed called after changes of the children of a node.
+func (d *Driver) watchChildren(dir string, changed func()) (stop func(), err error) {
+	d.watchMu.Lock()
+	defer d.watchMu.Unlock()
+	n := d.watched[dir]
+	if n == nil {
+		n = &nameWatch{driver: d, dir: dir, calls: make(map[*watcher]struct{})}
+		if d.life.Open().Err() != nil || !d.life.Go(n.run) {
+			return nil, driver.ErrClosed
+		}
+		d.watched[dir] = n
+	}
+	w := &watcher{changed}
+	if n.calls[w] = struct{}{}; n.armed {
+		changed()
+	}
+	return func() {
+		d.watchMu.Lock()
+		defer d.watchMu.Unlock()
+		delete(n.calls, w)
+	}, nil
+}
+
+// run ends with the first change of which nobody wants to know, or with the driver.
+func (n *nameWatch) run() {
+	d := n.driver
+	ctx := d.life.Open()
+	for ctx.Err() == nil {
+		s, err := d.board(caller{ctx: ctx}, d.options.TTL)
+		if err == nil {
+			wanted := n.follow(ctx, s)
+			if s.leave(); !wanted {
+				return
+			}
+		}
+		if !d.life.Sleep(ctx, leaveFor) {
+			return
+		}
+	}
+}
+
+// follow tells of changes as long as the session lasts, and reports whether anybody still wants to know.
+func (n *nameWatch) follow(ctx context.Context, s *session) (wanted bool) {
+	c := caller{ctx, ctx.Done()}
+	var own, leases armed
+	var err error
+	for {
+		if own.events == nil {
+			if own, err = query(c, s, n.arm); err != nil {
+				return true
+			}
+		}
+		if own.leases && leases.events == nil {
+			if leases, err = query(c, s, n.armLeases); err != nil {
+				return true
+			}
+		}
+		n.tell(true)
+		select {
+		case <-own.events:
+			own.events = nil
+		case <-leases.events:
+			leases.events = nil
+		case <-s.over:
+		case <-ctx.Done():
+			return true
+		}
+		if !n.tell(false) {
+			return false
+		}
+	}
+}
+
+// armed is a watch at the server.
+type armed struct {
+	events <-chan gozk.Event
+	leases bool // there are leases of permits
+}
+
+// arm has the server tell of the next change of the contenders, or that there are some.
+func (n *nameWatch) arm(c *gozk.Conn) (armed, error) {
+	for {
+		children, _, events, err := c.ChildrenW(n.dir)
+		if !errors.Is(err, gozk.ErrNoNode) {
+			return armed{events, slices.Contains(children, leasesPart)}, err
+		}
+		exists, _, events, err := c.ExistsW(n.dir)
+		if err != nil || !exists {
+			return armed{events: events}, err
+		}
+	}
+}
+
+// armLeases has the server tell of the next change of the leases. If there are none any more, the watch of the contenders tells of that.
+func (n *nameWatch) armLeases(c *gozk.Conn) (armed, error) {
+	_, _, events, err := c.ChildrenW(n.dir + "/" + leasesPart)
+	if errors.Is(err, gozk.ErrNoNode) {
+		err = nil
+	}
+	return armed{events: events}, err
+}
+
+// tell calls all who want to know, and reports whether there are any. If there are none when the watch is not armed any more, it is over.
+func (n *nameWatch) tell(armed bool) (wanted bool) {
+	d := n.driver
+	d.watchMu.Lock()
+	defer d.watchMu.Unlock()
+	n.armed = armed
+	for w := range n.calls {
+		w.changed()
+	}
+	if len(n.calls) > 0 || armed {
+		return true
+	}
+	delete(d.watched, n.dir)
+	return false
 }
