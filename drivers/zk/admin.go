@@ -1,6 +1,7 @@
 package zk
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -44,22 +45,25 @@ func holders(queue []standing) int {
 // is of this driver, and Token if all holders are. Contenders of other
 // libraries are named by their nodes.
 func (d *Driver) Inspect(ctx context.Context, name string) (driver.Status, error) {
-	s, err := d.board(caller{ctx: ctx}, d.options.TTL)
+	var status driver.Status
+	err := d.call(ctx, func(c caller) (err error) {
+		status, err = c.inspect(d.dir(name))
+		return err
+	})
+	return status, err
+}
+
+func (c caller) inspect(dir string) (driver.Status, error) {
+	d := c.session.driver
+	queue, exists, err := c.contenders(dir)
 	if err != nil {
 		return driver.Status{}, err
 	}
-	defer s.leave()
-	c := caller{ctx, d.life.Open().Done()}
-	dir := d.dir(name)
-	queue, exists, err := s.contenders(c, dir)
-	if err != nil {
-		return driver.Status{}, fault(ctx, s, err)
-	}
 	if len(queue) == 0 && exists {
-		return d.inspectPermits(c, s, dir)
+		return c.inspectPermits(dir)
 	}
-	if err := forEach(queue, func(one *standing) error { return s.readNode(c, dir, one) }); err != nil {
-		return driver.Status{}, fault(ctx, s, err)
+	if err := forEach(queue, func(one *standing) error { return c.readNode(dir, one) }); err != nil {
+		return driver.Status{}, err
 	}
 	queue = slices.DeleteFunc(queue, func(s standing) bool { return s.gone })
 	if len(queue) == 0 {
@@ -109,8 +113,8 @@ func (d *Driver) lastToken(dir string, holders []standing) (last uint64) {
 }
 
 // contenders returns the holders and the waiters of a name, in order, and whether the node of the name exists.
-func (s *session) contenders(c caller, dir string) (queue []standing, exists bool, err error) {
-	l, err := query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, dir) })
+func (c caller) contenders(dir string) (queue []standing, exists bool, err error) {
+	l, err := c.listSynced(dir)
 	if errors.Is(err, gozk.ErrNoNode) {
 		return nil, false, nil
 	}
@@ -159,10 +163,10 @@ func forEach(queue []standing, f func(one *standing) error) error {
 }
 
 // readNode reads the data of a contender's node, and fills in value and since; gone if there is no node any more.
-func (s *session) readNode(c caller, dir string, one *standing) error {
+func (c caller) readNode(dir string, one *standing) error {
 	node := dir + "/" + one.child
 	var stat gozk.Stat
-	text, err := query(c, s, func(c *gozk.Conn) ([]byte, error) {
+	text, err := query(c, func(c *gozk.Conn) ([]byte, error) {
 		text, st, err := c.Get(node)
 		if err == nil {
 			stat = *st
@@ -206,22 +210,20 @@ func (d *Driver) ownHold(node string) *hold {
 
 // ForceUnlock implements driver.ForceUnlocker.
 func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
-	s, err := d.board(caller{ctx: ctx}, d.options.TTL)
+	return d.call(ctx, func(c caller) error { return c.forceUnlock(d.dir(name)) })
+}
+
+func (c caller) forceUnlock(dir string) error {
+	d := c.session.driver
+	queue, exists, err := c.contenders(dir)
 	if err != nil {
 		return err
 	}
-	defer s.leave()
-	c := caller{ctx, d.life.Open().Done()}
-	dir := d.dir(name)
-	queue, exists, err := s.contenders(c, dir)
-	if err != nil {
-		return fault(ctx, s, err)
-	}
 	n := holders(queue)
 	if n == 0 && exists {
-		v, err := d.readGranted(c, s, dir)
+		v, err := c.readGranted(dir)
 		if err != nil {
-			return fault(ctx, s, err)
+			return err
 		}
 		dir += "/" + leasesPart
 		queue, n, _ = v.granted()
@@ -235,11 +237,11 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 	var removed, unknown atomic.Bool
 	err = forEach(queue[:n], func(one *standing) error {
 		node := dir + "/" + one.child
-		_, sent, err := insist(c, s, func(c *gozk.Conn) (struct{}, error) { return remove(c, node) })
+		_, err := insist(c, func(c *gozk.Conn) (struct{}, error) { return remove(c, node) })
 		if errors.Is(err, gozk.ErrNoNode) {
 			return nil
 		}
-		if sent {
+		if errors.As(err, new(undecided)) {
 			unknown.Store(true)
 		}
 		if err == nil {
@@ -251,35 +253,28 @@ func (d *Driver) ForceUnlock(ctx context.Context, name string) error {
 		return err
 	})
 	switch {
-	case err == nil:
-	case removed.Load(), unknown.Load():
-		return d.undecided(ctx, err)
-	default:
-		return fault(ctx, s, err)
-	}
-	if !removed.Load() {
+	case err == nil && !removed.Load():
 		return driver.ErrNotHeld
+	case err != nil && (removed.Load() || unknown.Load()):
+		return undecided{err}
 	}
-	return nil
+	return err
 }
 
 // List implements driver.Lister. It goes through all nodes below the chroot that can have names with the prefix, one after the other, and
 // leaves out what the user may not read. What was granted before the call is seen on every server.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
-		s, err := d.board(caller{ctx: ctx}, d.options.TTL)
+		err := d.call(ctx, func(c caller) error {
+			w := &walk{d, c, prefix, yield}
+			if err := w.sync(); err != nil {
+				return err
+			}
+			_, err := w.below("", "")
+			return err
+		})
 		if err != nil {
 			yield("", err)
-			return
-		}
-		defer s.leave()
-		w := &walk{d, s, caller{ctx, d.life.Open().Done()}, prefix, yield}
-		if err := w.sync(); err != nil {
-			yield("", fault(ctx, s, err))
-			return
-		}
-		if _, err := w.below("", ""); err != nil {
-			yield("", fault(ctx, s, err))
 		}
 	}
 }
@@ -287,7 +282,6 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 // walk is one call of List.
 type walk struct {
 	d      *Driver
-	s      *session
 	c      caller
 	prefix string
 	yield  func(string, error) bool
@@ -295,18 +289,15 @@ type walk struct {
 
 // sync lets the server catch up with the leader. Later answers of the session, also by other servers, are no older.
 func (w *walk) sync() error {
-	_, err := query(w.c, w.s, func(c *gozk.Conn) (string, error) { return c.Sync("/") })
+	_, err := query(w.c, func(c *gozk.Conn) (string, error) { return c.Sync("/") })
 	return err
 }
 
 // below yields the names at a node and below. Path is that of the node without the chroot, and name what the path stands for. GoOn is false
 // when nobody wants more.
 func (w *walk) below(path, name string) (goOn bool, err error) {
-	node := w.d.options.Chroot + path
-	if node == "" {
-		node = "/"
-	}
-	l, err := query(w.c, w.s, func(c *gozk.Conn) (listing, error) { return list(c, node) })
+	node := cmp.Or(w.d.options.Chroot+path, "/")
+	l, err := w.c.list(node)
 	switch {
 	case errors.Is(err, gozk.ErrNoNode), errors.Is(err, gozk.ErrNoAuth) && path != "":
 		return true, nil
@@ -397,7 +388,7 @@ func (n *nameWatch) run() {
 	d := n.driver
 	ctx := d.life.Open()
 	for ctx.Err() == nil {
-		s, err := d.board(caller{ctx: ctx}, d.options.TTL)
+		s, err := d.board(ctx, d.options.TTL)
 		if err == nil {
 			wanted := n.follow(ctx, s)
 			if s.leave(); !wanted {
@@ -412,17 +403,17 @@ func (n *nameWatch) run() {
 
 // follow tells of changes as long as the session lasts, and reports whether anybody still wants to know.
 func (n *nameWatch) follow(ctx context.Context, s *session) (wanted bool) {
-	c := caller{ctx, ctx.Done()}
+	c := s.caller(ctx)
 	var own, leases armed
 	var err error
 	for {
 		if own.events == nil {
-			if own, err = query(c, s, n.arm); err != nil {
+			if own, err = query(c, n.arm); err != nil {
 				return true
 			}
 		}
 		if own.leases && leases.events == nil {
-			if leases, err = query(c, s, n.armLeases); err != nil {
+			if leases, err = query(c, n.armLeases); err != nil {
 				return true
 			}
 		}

@@ -22,30 +22,21 @@ const (
 	crowdedFor = int64(10 * time.Second)
 )
 
-// hold is one attempt to get a lock, and then the driver.Lease: a node.
+// hold is a granted claim, the driver.Lease.
 type hold struct {
 	linked.Links[hold] // in session.fresh; guarded by session.mu
+	*claim
 
-	driver  *Driver
 	request *driver.Request
-	session *session
-	dir     string
-	infix   string        // in the name of the node
-	prefix  string        // of the name of the node
-	node    string        // its path, once known
 	paths   int           // bytes of the paths of the request's nodes
-	more    int           // nodes for further permits, made together with the node, with the next numbers
-	seq     int32         // of the node
 	first   atomic.Uint64 // token
 	sent    int64         // when the request of the grant was sent
 	granted int64         // when the answer came
 	end     atomic.Int64  // of a fixed lease, apart from the session
-	ours    bool          // the node of the name goes with this one, as far as the last look told
 
 	// Guarded by session.mu.
 	record    record
 	sealing   bool // the node may have become a seal
-	crowded   bool // the hold waited before the grant, or reads beside others
 	phase     phase
 	timer     *time.Timer // ends a fixed lease
 	doubtedAt int64       // when the first release without an answer was sent
@@ -55,30 +46,29 @@ type hold struct {
 type phase int8
 
 const (
-	waiting phase = iota
-	held
-	ending  // Release was called
-	doubted // a request to release the hold got no answer
-	expired // a fixed lease whose time is over
+	held    phase = iota
+	ending        // Release was called
+	doubted       // a request to release the hold got no answer
+	expired       // a fixed lease whose time is over
 	over
 )
 
 // Tokens implements driver.Lease. The token is a transaction that had been committed when the lock was granted: not before the end
 // of the hold before, and before the end of this hold.
 func (h *hold) Tokens() (first uint64, n int) {
-	if h.driver.options.NoTokens || h.request.Mode == driver.Permit {
+	if h.session.driver.options.NoTokens || h.request.Mode == driver.Permit {
 		return 0, 0
 	}
 	return h.first.Load(), tokensPerGrant
 }
 
 // Expires implements driver.Lease.
-func (h *hold) Expires() time.Time { return h.driver.epoch.Add(time.Duration(h.expires())) }
+func (h *hold) Expires() time.Time { return h.session.driver.epoch.Add(time.Duration(h.expires())) }
 
 // Session implements driver.SessionLease. A fixed lease may be extended beyond the TTL of the session that carries it.
 func (h *hold) Session() (expires time.Time, ttl time.Duration) {
 	s := h.session
-	return h.driver.epoch.Add(time.Duration(s.expires.Load())), s.ttl()
+	return s.driver.epoch.Add(time.Duration(s.expires.Load())), s.ttl()
 }
 
 // expires is even also when the end of the session was seen to have passed, so that nobody sees the end move.
@@ -90,14 +80,14 @@ func (h *hold) hasExpired(now int64) bool { return h.session.hasExpired(now) || 
 // Renew implements driver.Lease. The session of the lease is kept alive anyway, so the request asks whether the node still is
 // there, and the end of a fixed lease is moved here.
 func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
-	d, s := h.driver, h.session
+	s := h.session
+	d := s.driver
 	if err := h.isHeld(); err != nil {
 		return err
 	}
 	sent := d.now()
-	_, err := query(caller{ctx: ctx}, s, func(c *gozk.Conn) (struct{}, error) {
-		return struct{}{}, h.checkNodes(c)
-	})
+	c := caller{session: s, ctx: ctx}
+	_, err := query(c, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, h.checkNodes(c) })
 	switch {
 	case errors.Is(err, gozk.ErrNoNode):
 		h.removed()
@@ -105,7 +95,7 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 	case errors.Is(err, errOver):
 		return driver.ErrNotHeld
 	case err != nil:
-		return withCause(ctx, driver.ErrUnknown, err)
+		return c.explain(undecided{err})
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,28 +112,10 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 // leave ends the use of the session.
 func (h *hold) leave() { h.session.leaveWith(h.paths) }
 
-// count is how many nodes the hold has.
-func (h *hold) count() int { return h.more + 1 }
-
-// checkNodes returns ErrNoNode if one of the nodes is not there, or is not the
-// session's.
-func (h *hold) checkNodes(c *gozk.Conn) error {
-	for i := range h.count() {
-		exists, stat, err := c.Exists(sibling(h.node, i))
-		if err != nil {
-			return err
-		}
-		if !exists || stat.EphemeralOwner != c.SessionID() { // somebody has put another node in its place
-			return gozk.ErrNoNode
-		}
-	}
-	return nil
-}
-
 // isHeld returns ErrNotHeld if the hold is known to be over.
 func (h *hold) isHeld() error {
 	s := h.session
-	now := h.driver.now()
+	now := s.driver.now()
 	if s.hasExpired(now) {
 		s.die(driver.ErrSessionEnded)
 	}
@@ -163,7 +135,7 @@ func (h *hold) expire() {
 		s.mu.Unlock()
 		return
 	}
-	if left := h.end.Load() - h.driver.now(); left > 0 {
+	if left := h.end.Load() - s.driver.now(); left > 0 {
 		h.timer.Reset(time.Duration(left))
 		s.mu.Unlock()
 		return
@@ -171,7 +143,7 @@ func (h *hold) expire() {
 	h.phase = expired
 	s.fresh.Remove(h)
 	s.mu.Unlock()
-	h.driver.haunt(&ghost{session: s, hold: h, leaves: true})
+	haunt(&ghost{claim: h.claim, hold: h, leaves: true})
 }
 
 // lose ends a hold other than by Release, and reports whether the holder is to be told.
@@ -179,9 +151,7 @@ func (h *hold) lose(cause error) bool {
 	s := h.session
 	s.mu.Lock()
 	tell := h.phase == held
-	if h.phase != waiting {
-		h.phase = over
-	}
+	h.phase = over
 	if h.timer != nil {
 		h.timer.Stop()
 	}
@@ -197,8 +167,8 @@ func (h *hold) lose(cause error) bool {
 func (h *hold) removed() {
 	told := h.lose(driver.ErrRemoved)
 	h.forget()
-	if told && h.more > 0 {
-		h.driver.haunt(&ghost{session: h.session, hold: h}) // the other nodes
+	if told && h.count > 1 {
+		haunt(&ghost{claim: h.claim, hold: h}) // the other nodes
 	}
 	if told {
 		h.request.Events.Lost(driver.ErrRemoved)
@@ -210,7 +180,7 @@ func (h *hold) forget() {
 	s := h.session
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i := range h.count() {
+	for i := range h.count {
 		if node := sibling(h.node, i); s.nodes[node] == h {
 			delete(s.nodes, node)
 		}
@@ -220,7 +190,7 @@ func (h *hold) forget() {
 // Release implements driver.Lease, and repeats a failed request for as long as ctx and the hold last.
 func (h *hold) Release(ctx context.Context) error {
 	s := h.session
-	if s.hasExpired(h.driver.now()) {
+	if s.hasExpired(s.driver.now()) {
 		s.die(driver.ErrSessionEnded)
 	}
 	s.mu.Lock()
@@ -245,7 +215,7 @@ func (h *hold) Release(ctx context.Context) error {
 	}
 	err := h.release(ctx)
 	if errors.Is(err, driver.ErrUnknown) {
-		h.driver.haunt(&ghost{session: s, hold: h, leaves: true})
+		haunt(&ghost{claim: h.claim, hold: h, leaves: true})
 	} else {
 		h.leave()
 	}
@@ -258,17 +228,17 @@ func (h *hold) Release(ctx context.Context) error {
 // the lease could have ended, and if the node cannot have become a seal. The end of the session never counts as that: the node may have gone
 // with the session, before the request was sent.
 func (h *hold) release(ctx context.Context) error {
-	d, s := h.driver, h.session
-	c := caller{ctx: ctx}
+	s := h.session
+	c := caller{session: s, ctx: ctx}
 	for {
 		var sent int64 // 0: no request was sent
-		err := s.await(c)
+		err := c.await()
 		if err == nil {
-			sent = d.now()
-			_, err = outcome(c, s, h.askToRemove())
+			sent = s.driver.now()
+			_, err = outcome(c, h.askToRemove())
 		}
 		if errors.Is(err, errOver) && !s.hasEnded(c) {
-			return d.undecided(ctx, err)
+			return c.explain(undecided{err})
 		}
 		settled, ended := err == nil || errors.Is(err, gozk.ErrNoNode) || errors.Is(err, errOver), err == nil
 		s.mu.Lock()
@@ -294,10 +264,10 @@ func (h *hold) release(ctx context.Context) error {
 		}
 		s.mu.Unlock()
 		if isOurs(err) || isAnswer(err) && !isThrottled(err) {
-			return d.undecided(ctx, err)
+			return c.explain(undecided{err})
 		}
-		if err := s.pause(c); err != nil {
-			return d.undecided(ctx, err)
+		if err := c.pause(); err != nil {
+			return c.explain(undecided{err})
 		}
 	}
 }

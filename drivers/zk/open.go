@@ -1,6 +1,7 @@
 package zk
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -140,28 +141,17 @@ func (d *Driver) connect(ctx context.Context) error {
 	if err := d.Info().CheckTTL(d.options.TTL); err != nil {
 		return fmt.Errorf("%w (minSessionTimeout and maxSessionTimeout of the server)", err)
 	}
-	s, err := d.board(caller{ctx: ctx}, d.options.TTL)
-	if err != nil {
-		return err
-	}
-	defer s.leave()
-	return d.mayUse(ctx, s)
+	return d.call(ctx, d.mayUse)
 }
 
 // mayUse finds out whether the user may read the chroot. A missing chroot may be made later.
-func (d *Driver) mayUse(ctx context.Context, s *session) error {
-	path := d.options.Chroot
-	if path == "" {
-		path = "/"
-	}
-	_, err := query(caller{ctx: ctx}, s, func(c *gozk.Conn) ([]byte, error) {
-		text, _, err := c.Get(path)
-		return text, err
-	})
+func (d *Driver) mayUse(c caller) error {
+	path := cmp.Or(d.options.Chroot, "/")
+	_, err := c.get(path)
 	if err == nil || errors.Is(err, gozk.ErrNoNode) {
 		return nil
 	}
-	return fault(ctx, s, fmt.Errorf("%s: %w", path, err))
+	return fmt.Errorf("%s: %w", path, err)
 }
 
 // errNoSession: a session ended before its server got to grant the session, as the shortest sessions may on a busy server.

@@ -76,7 +76,7 @@ func (s *session) ask(r reach, now int64) error {
 	}
 	ctx, cancel := context.WithTimeout(s.online, time.Duration(s.expires.Load()-now)/2)
 	defer cancel()
-	_, err := receive(caller{ctx: ctx}, s, send(s, func(c *gozk.Conn) (struct{}, error) {
+	_, err := receive(caller{session: s, ctx: ctx}, send(s, func(c *gozk.Conn) (struct{}, error) {
 		if r == toMajority {
 			_, err := c.Multi() // a transaction without a change, which needs no rights
 			return struct{}{}, err
@@ -244,12 +244,12 @@ func (s *session) check(holds []*hold) {
 
 func (h *hold) check() {
 	s := h.session
-	c := caller{ctx: context.Background()} // the session ends at the latest when its time has passed
-	_, err := query(c, s, func(c *gozk.Conn) (struct{}, error) {
+	c := caller{session: s, ctx: context.Background()} // the session ends at the latest when its time has passed
+	_, err := query(c, func(c *gozk.Conn) (struct{}, error) {
 		if h.isHeld() != nil {
 			return struct{}{}, errOver
 		}
-		for i := range h.count() {
+		for i := range h.count {
 			if err := ownedW(c, sibling(h.node, i)); err != nil {
 				return struct{}{}, err
 			}
@@ -264,6 +264,6 @@ func (h *hold) check() {
 // WatchRemoval implements driver.RemovalWatcher. The hold is watched anyway,
 // except at first.
 func (h *hold) WatchRemoval(func()) (stop func()) {
-	h.driver.life.Go(h.check)
+	h.session.driver.life.Go(h.check)
 	return func() {}
 }

@@ -134,22 +134,25 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 		last = first + uint64(n) - 1
 	}
 	seal := sealName(last, h.node)
-	c := caller{ctx, d.life.Open().Done()}
-	if err := s.await(c); errors.Is(err, errOver) {
-		return driver.ErrNotHeld
-	} else if err != nil {
-		return fault(ctx, s, err)
+	c := s.caller(ctx)
+	again, err := false, c.await()
+	if err == nil {
+		s.mu.Lock()
+		again, h.sealing = h.sealing, true
+		s.mu.Unlock()
+		_, err = c.change(
+			&gozk.CheckVersionRequest{Path: h.node, Version: -1},
+			d.createSeal(h.dir, seal),
+			&gozk.DeleteRequest{Path: h.node, Version: -1},
+		)
 	}
-	s.mu.Lock()
-	again := h.sealing
-	h.sealing = true
-	s.mu.Unlock()
-	_, err := outcome(c, s, sendChange(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return h.replace(c, seal) }))
 	if again && errors.Is(err, gozk.ErrNoNode) { // an earlier request without an answer may have sealed the name
 		var found listing
-		found, err = query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, h.dir) })
+		found, err = c.listSynced(h.dir)
 		if r := found.record(); err == nil && (r.seal == "" || sealName(r.last, r.seal) != seal) {
 			err = gozk.ErrNoNode
+		} else if !isAnswer(err) {
+			err = undecided{err}
 		}
 	}
 	switch {
@@ -161,19 +164,10 @@ func (d *Driver) Seal(ctx context.Context, l driver.Lease) error {
 	case errors.Is(err, gozk.ErrNoNode):
 		h.removed()
 		return driver.ErrNotHeld
-	case isAnswer(err):
-		return fault(ctx, s, err)
+	case err == errOver: // nothing was sent
+		return driver.ErrNotHeld
 	}
-	return d.undecided(ctx, err)
-}
-
-// replace puts a seal in the place of the node.
-func (h *hold) replace(c *gozk.Conn, seal string) ([]gozk.MultiResponse, error) {
-	return c.Multi(
-		&gozk.CheckVersionRequest{Path: h.node, Version: -1},
-		h.driver.createSeal(h.dir, seal),
-		&gozk.DeleteRequest{Path: h.node, Version: -1},
-	)
+	return c.explain(err)
 }
 
 // createSeal makes the operation for the node of a seal.
@@ -187,18 +181,21 @@ func (d *Driver) createSeal(dir, seal string) *gozk.CreateRequest {
 
 // Sealed implements move.Sealer.
 func (d *Driver) Sealed(ctx context.Context, name string) (last uint64, sealed bool, err error) {
-	s, err := d.board(caller{ctx: ctx}, d.options.TTL)
-	if err != nil {
-		return 0, false, err
+	var r record
+	err = d.call(ctx, func(c caller) (err error) {
+		r, err = c.record(d.dir(name))
+		return err
+	})
+	return r.last, r.seal != "", err
+}
+
+// record reads the record of the name whose node is dir.
+func (c caller) record(dir string) (record, error) {
+	l, err := c.listSynced(dir)
+	if errors.Is(err, gozk.ErrNoNode) {
+		err = nil
 	}
-	defer s.leave()
-	c, dir := caller{ctx, d.life.Open().Done()}, d.dir(name)
-	l, err := query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, dir) })
-	if err != nil && !errors.Is(err, gozk.ErrNoNode) {
-		return 0, false, fault(ctx, s, err)
-	}
-	r := l.record()
-	return r.last, r.seal != "", nil
+	return l.record(), err
 }
 
 // Mark implements move.Marker. Transaction numbers cannot be raised, so the mark has the number to add to them, which only grows.
@@ -242,34 +239,28 @@ func (h *hold) change(ctx context.Context, change func(record) record) (next rec
 	s.mu.Lock()
 	r := h.record
 	s.mu.Unlock()
-	c := caller{ctx, h.driver.life.Open().Done()}
+	c := s.caller(ctx)
 	for i := 0; ; i++ {
 		if err := h.isHeld(); err != nil {
 			return r, err
 		}
 		next = change(r)
-		if err := s.await(c); errors.Is(err, errOver) {
-			return r, driver.ErrNotHeld
-		} else if err != nil {
-			return r, fault(ctx, s, err)
-		}
-		ops := append([]any{&gozk.CheckVersionRequest{Path: h.node, Version: -1}}, h.driver.changeBase(h.dir, r, next)...)
-		results, err := outcome(c, s, sendChange(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(ops...) }))
+		results, err := c.change(append([]any{&gozk.CheckVersionRequest{Path: h.node, Version: -1}}, s.driver.changeBase(h.dir, r, next)...)...)
 		switch {
 		case err == nil:
 			return next, nil
 		case len(results) > 0 && errors.Is(results[0].Error, gozk.ErrNoNode):
 			h.removed()
 			return r, driver.ErrNotHeld
-		case !isAnswer(err):
-			return r, h.driver.undecided(ctx, err)
+		case err == errOver: // nothing was sent
+			return r, driver.ErrNotHeld
 		case i == maxMarking || !isOutdated(err):
-			return r, fault(ctx, s, err)
+			return r, c.explain(err)
 		}
 		// Somebody has changed the child by hand, or an earlier request without an answer has.
-		now, err := query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, h.dir) })
+		now, err := c.listSynced(h.dir)
 		if err != nil {
-			return r, fault(ctx, s, err)
+			return r, c.explain(err)
 		}
 		r = now.record()
 	}
@@ -304,7 +295,7 @@ func (h *hold) marked(r record) {
 	defer s.mu.Unlock()
 	h.record, h.ours = r, false
 	h.number()
-	h.driver.nameNodes.add(h.dir)
+	s.driver.nameNodes.add(h.dir)
 }
 
 // number gives the hold the tokens of the last transaction known to its session. session.mu is held.
@@ -340,12 +331,12 @@ func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) erro
 		return err
 	}
 	dir := d.dir(name)
-	return d.changeSeal(ctx, dir, func(s *session, r record) (ops []any) {
+	return d.changeSeal(ctx, dir, func(c caller, r record) (ops []any) {
 		if loose := r.looseName(id); loose != r.seal {
 			ops = append(ops, d.createSeal(dir, loose), &gozk.DeleteRequest{Path: dir + "/" + r.seal, Version: -1})
 		}
 		next := r
-		if passed := uint64(s.zxid.Load()) * tokensPerGrant; floor > passed { // whoever is granted the name comes later
+		if passed := uint64(c.session.zxid.Load()) * tokensPerGrant; floor > passed { // whoever is granted the name comes later
 			next = r.withBase(max(r.base, floor-passed), r.marked)
 		}
 		if next.child != r.child {
@@ -358,7 +349,7 @@ func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) erro
 // Unseal implements move.Unsealer.
 func (d *Driver) Unseal(ctx context.Context, name, id string) error {
 	dir, absent := d.dir(name), false
-	err := d.changeSeal(ctx, dir, func(_ *session, r record) []any {
+	err := d.changeSeal(ctx, dir, func(_ caller, r record) []any {
 		if absent = r.seal != r.looseName(id); absent {
 			return nil
 		}
@@ -371,39 +362,28 @@ func (d *Driver) Unseal(ctx context.Context, name, id string) error {
 }
 
 // changeSeal carries out the operations that change makes of the record of a sealed name.
-func (d *Driver) changeSeal(ctx context.Context, dir string, change func(*session, record) []any) error {
+func (d *Driver) changeSeal(ctx context.Context, dir string, change func(caller, record) []any) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	s, err := d.board(caller{ctx: ctx}, d.options.TTL)
-	if err != nil {
-		return err
-	}
-	defer s.leave()
-	c := caller{ctx, d.life.Open().Done()}
-	for {
-		l, err := query(c, s, func(c *gozk.Conn) (listing, error) { return listSynced(c, dir) })
-		if err != nil && !errors.Is(err, gozk.ErrNoNode) {
-			return fault(ctx, s, err)
+	return d.call(ctx, func(c caller) error {
+		for {
+			r, err := c.record(dir)
+			if err != nil {
+				return err
+			}
+			if r.seal == "" {
+				return driver.ErrNotHeld
+			}
+			ops := change(c, r)
+			if len(ops) == 0 {
+				return nil
+			}
+			if _, err = c.change(ops...); !isOutdated(err) { // others loosen or remove the seal, each of them once
+				return err
+			}
 		}
-		r := l.record()
-		if r.seal == "" {
-			return driver.ErrNotHeld
-		}
-		ops := change(s, r)
-		if len(ops) == 0 {
-			return nil
-		}
-		_, err = outcome(c, s, sendChange(s, func(c *gozk.Conn) ([]gozk.MultiResponse, error) { return c.Multi(ops...) }))
-		switch {
-		case err == nil:
-			return nil
-		case !isAnswer(err):
-			return d.undecided(ctx, err)
-		case !isOutdated(err): // others loosen or remove the seal, each of them once
-			return fault(ctx, s, err)
-		}
-	}
+	})
 }
 
 // Unmark implements move.Unmarker. What is added to the tokens stays.

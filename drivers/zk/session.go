@@ -91,18 +91,19 @@ type session struct {
 	nodes    map[string]*hold
 	fresh    linked.List[hold, *hold] // granted, and not watched yet
 	watches  map[string]*watch        // of waiters, by node
+	left     []*claim                 // of requests that Close has ended
 	removing map[string]struct{}      // nodes of names that removeNameNode is about to remove
 }
 
 // board returns a session of a class, with the caller as one of its users.
-func (d *Driver) board(c caller, class time.Duration) (*session, error) {
-	return d.boardWith(c, class, 0)
+func (d *Driver) board(ctx context.Context, class time.Duration) (*session, error) {
+	return d.boardWith(ctx, class, 0)
 }
 
 // boardWith is board for a caller whose nodes have paths of so many bytes.
-func (d *Driver) boardWith(c caller, class time.Duration, paths int) (*session, error) {
+func (d *Driver) boardWith(ctx context.Context, class time.Duration, paths int) (*session, error) {
 	for {
-		s, err := d.boardOnce(c, class, paths)
+		s, err := d.boardOnce(ctx, class, paths)
 		if s != nil || err != nil {
 			return s, err
 		}
@@ -110,7 +111,7 @@ func (d *Driver) boardWith(c caller, class time.Duration, paths int) (*session, 
 }
 
 // boardOnce returns nil, nil for a session that turned out to be over.
-func (d *Driver) boardOnce(c caller, class time.Duration, paths int) (*session, error) {
+func (d *Driver) boardOnce(ctx context.Context, class time.Duration, paths int) (*session, error) {
 	d.mu.Lock()
 	s := d.sessionFor(class, paths)
 	if s == nil {
@@ -132,8 +133,8 @@ func (d *Driver) boardOnce(c caller, class time.Duration, paths int) (*session, 
 	for _, open := range [...]<-chan struct{}{s.ready, room} {
 		select {
 		case <-open:
-		case <-c.ctx.Done():
-			err := fault(c.ctx, s, errNoAnswer)
+		case <-ctx.Done():
+			err := s.caller(ctx).explain(errNoAnswer)
 			s.leaveWith(paths)
 			return nil, err
 		case <-d.life.Open().Done():
@@ -341,8 +342,8 @@ func (s *session) start() error {
 	}
 	ctx, cancel := context.WithTimeout(d.life.Open(), max(sessionFor, 2*s.welcomeFor()))
 	defer cancel()
-	c := caller{ctx: ctx}
-	if err := s.await(c); err != nil {
+	c := caller{session: s, ctx: ctx}
+	if err := c.await(); err != nil {
 		return d.startFault(s, err)
 	}
 	if granted := time.Duration(s.timeout.Load()); granted > s.class {
@@ -352,7 +353,7 @@ func (s *session) start() error {
 		return nil
 	}
 	credentials := []byte(d.options.User + ":" + d.options.Password)
-	_, err = query(c, s, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, c.AddAuth("digest", credentials) })
+	_, err = query(c, func(c *gozk.Conn) (struct{}, error) { return struct{}{}, c.AddAuth("digest", credentials) })
 	if errors.Is(err, gozk.ErrAuthFailed) {
 		return fmt.Errorf("%w: user %q: %w", fs.ErrPermission, d.options.User, err)
 	}

@@ -25,7 +25,7 @@ func TestSessionsEndBesideRequests(t *testing.T) {
 	}
 	d := opened.(*Driver)
 	for range testenv.Briefly(10, 30) {
-		s, err := d.board(caller{ctx: t.Context(), stop: d.life.Open().Done()}, d.options.TTL)
+		s, err := d.board(t.Context(), d.options.TTL)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -60,7 +60,7 @@ func TestContainersBesideTheEndOfTheSession(t *testing.T) {
 	d := drivertest.Open(t, "zk://"+server.Addr).(*Driver)
 	var made atomic.Int64
 	for range 10 {
-		s, err := d.board(caller{ctx: t.Context()}, d.options.TTL)
+		s, err := d.board(t.Context(), d.options.TTL)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -99,7 +99,7 @@ func TestReleaseBesideTheEndOfTheSession(t *testing.T) {
 		d := &Driver{life: lifecycle.New(), epoch: time.Now()}
 		s := newSession(d, time.Minute)
 		close(s.ready)
-		h := &hold{driver: d, session: s, request: new(driver.Request), phase: doubted, doubtedAt: d.now()}
+		h := &hold{claim: &claim{session: s}, request: new(driver.Request), phase: doubted, doubtedAt: d.now()}
 		s.expires.Store(int64(time.Hour))
 		h.end.Store(int64(time.Hour))
 		s.kill(lost)
