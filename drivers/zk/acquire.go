@@ -202,7 +202,7 @@ func (r *request) step(d *Driver) (state, error) {
 
 // board gets a session, where the claims are made anew.
 func (r *request) board(d *Driver) state {
-	s, err := d.boardWith(r.ctx, d.class(r.asked), r.paths)
+	s, err := d.board(r.ctx, d.class(r.asked), r.paths)
 	if err != nil {
 		r.err = err
 		return done
@@ -302,8 +302,8 @@ func (r *request) enter() (state, error) {
 	if d.life.Open().Err() != nil {
 		return 0, errStopping
 	}
-	if s.hasExpired(now) {
-		s.die(driver.ErrSessionEnded)
+	if s.End.Passed(now) {
+		s.Die(driver.ErrSessionEnded)
 		return 0, errOver
 	}
 	h := &hold{claim: r.claim, request: r.asked, paths: r.paths, sent: r.sent, granted: now, record: r.record, phase: held}
@@ -324,7 +324,7 @@ func (r *request) enter() (state, error) {
 	wasEmpty := s.fresh.Empty()
 	s.fresh.Add(h)
 	if wasEmpty {
-		s.look()
+		s.Look()
 	}
 	r.hold = h
 	return done, nil
@@ -360,7 +360,7 @@ func (r *request) leave() state {
 			err = q.giveBack(r.caller, err)
 		}
 	}
-	s.leaveWith(r.paths)
+	s.Leave(r.paths)
 	switch r.err = err; {
 	case !again, !errors.Is(err, errOver) && !errors.Is(err, errGone):
 		return done

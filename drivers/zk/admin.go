@@ -194,13 +194,7 @@ func (c caller) readNode(dir string, one *standing) error {
 
 // ownHold returns the hold of this driver with a node, or nil.
 func (d *Driver) ownHold(node string) *hold {
-	d.mu.Lock()
-	var sessions []*session
-	for s := range d.all {
-		sessions = append(sessions, s)
-	}
-	d.mu.Unlock()
-	for _, s := range sessions {
+	for _, s := range d.sessions.All() {
 		if h := s.find(node); h != nil && h.isHeld() == nil {
 			return h
 		}
@@ -388,10 +382,10 @@ func (n *nameWatch) run() {
 	d := n.driver
 	ctx := d.life.Open()
 	for ctx.Err() == nil {
-		s, err := d.board(ctx, d.options.TTL)
+		s, err := d.board(ctx, d.options.TTL, 0)
 		if err == nil {
 			wanted := n.follow(ctx, s)
-			if s.leave(); !wanted {
+			if s.Leave(0); !wanted {
 				return
 			}
 		}
@@ -423,7 +417,7 @@ func (n *nameWatch) follow(ctx context.Context, s *session) (wanted bool) {
 			own.events = nil
 		case <-leases.events:
 			leases.events = nil
-		case <-s.over:
+		case <-s.Over():
 		case <-ctx.Done():
 			return true
 		}

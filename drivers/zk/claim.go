@@ -348,9 +348,7 @@ func newCleaner(d *Driver) *cleaner.Cleaner[*ghost] {
 func haunt(g *ghost) {
 	s := g.claim.session
 	if !g.leaves {
-		s.mu.Lock()
-		s.paths += g.claim.size()
-		s.mu.Unlock()
+		s.AddLoad(g.claim.size())
 	}
 	s.driver.ghosts.Add(g)
 }
@@ -360,14 +358,12 @@ func (d *Driver) endGhost(g *ghost) bool {
 	ctx, cancel := d.background(attemptFor)
 	defer cancel()
 	s := g.claim.session
-	settled := s.isDead() || g.remove(caller{session: s, ctx: ctx}) // the nodes go with the session
+	settled := s.IsDead() || g.remove(caller{session: s, ctx: ctx}) // the nodes go with the session
 	if !settled && g.refused && time.Since(g.Added) > retireAfter {
-		s.retire()
+		s.Retire()
 		if g.leaves {
 			g.leaves = false
-			s.mu.Lock()
-			s.paths += g.claim.size()
-			s.mu.Unlock()
+			s.AddLoad(g.claim.size())
 			g.hold.leave()
 		}
 	}
@@ -375,9 +371,7 @@ func (d *Driver) endGhost(g *ghost) bool {
 	case settled && g.leaves:
 		g.hold.leave()
 	case settled:
-		s.mu.Lock()
-		s.paths -= g.claim.size()
-		s.mu.Unlock()
+		s.AddLoad(-g.claim.size())
 	}
 	return settled
 }
@@ -402,7 +396,7 @@ func (g *ghost) remove(c caller) bool {
 		node, err := q.find(c)
 		if q.node = node; node == "" {
 			if err == nil && time.Since(g.Added) > retireAfter {
-				q.session.retire()
+				q.session.Retire()
 			}
 			return false
 		}

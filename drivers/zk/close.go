@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -26,25 +25,23 @@ func (d *Driver) Close(ctx context.Context) error {
 		return err
 	}
 	waiting := d.life.AwaitCalls(ctx)
-	d.mu.Lock()
-	sessions := slices.Collect(maps.Keys(d.all))
-	d.mu.Unlock()
+	sessions := d.sessions.All()
 	var tidying sync.WaitGroup
 	for _, s := range sessions {
 		tidying.Go(func() {
 			s.tidy(ctx)
-			s.kill(false)
+			s.Die(nil)
 		})
 	}
 	tidying.Wait()
 	left := 0
 	for _, s := range sessions {
 		select {
-		case <-s.buried:
+		case <-s.Buried():
 		case <-ctx.Done():
 			s.cut()
 			s.breakLinks()
-			<-s.buried
+			<-s.Buried()
 		}
 		if !s.awaitEnd(ctx) {
 			left++
@@ -69,7 +66,7 @@ func (s *session) tidy(ctx context.Context) {
 	}
 	c := caller{session: s, ctx: ctx}
 	select {
-	case <-s.ready:
+	case <-s.Ready():
 	case <-ctx.Done():
 		return
 	}
@@ -79,7 +76,7 @@ func (s *session) tidy(ctx context.Context) {
 			return
 		}
 	}
-	if len(nodes) == 0 && s.err == nil { // the request to end the session is sent once, so its connection has to work
+	if len(nodes) == 0 && s.Err() == nil { // the request to end the session is sent once, so its connection has to work
 		_, _ = query(c, func(c *gozk.Conn) (bool, error) {
 			exists, _, err := c.Exists("/")
 			return exists, err
@@ -186,7 +183,7 @@ func (s *session) removeTogether(c caller, some []unwanted) bool {
 // another leader may last longer.
 func (s *session) awaitEnd(ctx context.Context) bool {
 	d := s.driver
-	if s.gone.Load() || s.expires.Load() == 0 {
+	if s.gone.Load() || s.End.At() == 0 {
 		return true
 	}
 	late := int64(d.minTTL + time.Second)

@@ -136,7 +136,7 @@ func TestRequestsThatHaveToGoThroughTheLibrary(t *testing.T) {
 		"a request is being written":     func(_ *session, l *link) { l.writing.Lock() },
 		"the library has come far":       func(_ *session, l *link) { write(t, l, frame(int32(maxLibrary), int32(3))) },
 		"the session is being ended":     func(_ *session, l *link) { write(t, l, frame(int32(2), int32(opClose))) },
-		"the time of the session is up":  func(s *session, _ *link) { s.hasExpired(s.expires.Load()) },
+		"the time of the session is up":  func(s *session, _ *link) { s.End.Passed(s.End.At()) },
 		"the connection is closed":       func(_ *session, l *link) { l.Close() },
 		"another connection takes over":  func(s *session, l *link) { s.forget(l) },
 		"a request of ours is too large": nil,

@@ -90,12 +90,12 @@ func callAll(ctx context.Context, t *testing.T, addr string) {
 		cancel()
 		d.Close(ctx)
 	}()
-	s, err := d.board(ctx, d.options.TTL)
+	s, err := d.board(ctx, d.options.TTL, 0)
 	if err != nil {
 		t.Logf("session: %v", err)
 		return
 	}
-	defer s.leave()
+	defer s.Leave(0)
 	c := caller{session: s, ctx: ctx}
 	for _, request := range []func(*gozk.Conn) error{
 		func(c *gozk.Conn) error { _, _, err := c.Get("/a"); return err },

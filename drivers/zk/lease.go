@@ -68,14 +68,14 @@ func (h *hold) Expires() time.Time { return h.session.driver.epoch.Add(time.Dura
 // Session implements driver.SessionLease. A fixed lease may be extended beyond the TTL of the session that carries it.
 func (h *hold) Session() (expires time.Time, ttl time.Duration) {
 	s := h.session
-	return s.driver.epoch.Add(time.Duration(s.expires.Load())), s.ttl()
+	return s.driver.epoch.Add(time.Duration(s.End.At())), s.ttl()
 }
 
 // expires is even also when the end of the session was seen to have passed, so that nobody sees the end move.
-func (h *hold) expires() int64 { return min(h.end.Load(), h.session.expires.Load()) &^ 1 }
+func (h *hold) expires() int64 { return min(h.end.Load(), h.session.End.At()) &^ 1 }
 
 // hasExpired reports whether the lease is over by time, and fixes its end.
-func (h *hold) hasExpired(now int64) bool { return h.session.hasExpired(now) || now >= h.end.Load() }
+func (h *hold) hasExpired(now int64) bool { return h.session.End.Passed(now) || now >= h.end.Load() }
 
 // Renew implements driver.Lease. The session of the lease is kept alive anyway, so the request asks whether the node still is
 // there, and the end of a fixed lease is moved here.
@@ -110,14 +110,14 @@ func (h *hold) Renew(ctx context.Context, ttl time.Duration) error {
 }
 
 // leave ends the use of the session.
-func (h *hold) leave() { h.session.leaveWith(h.paths) }
+func (h *hold) leave() { h.session.Leave(h.paths) }
 
 // isHeld returns ErrNotHeld if the hold is known to be over.
 func (h *hold) isHeld() error {
 	s := h.session
 	now := s.driver.now()
-	if s.hasExpired(now) {
-		s.die(driver.ErrSessionEnded)
+	if s.End.Passed(now) {
+		s.Die(driver.ErrSessionEnded)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -190,8 +190,8 @@ func (h *hold) forget() {
 // Release implements driver.Lease, and repeats a failed request for as long as ctx and the hold last.
 func (h *hold) Release(ctx context.Context) error {
 	s := h.session
-	if s.hasExpired(s.driver.now()) {
-		s.die(driver.ErrSessionEnded)
+	if s.End.Passed(s.driver.now()) {
+		s.Die(driver.ErrSessionEnded)
 	}
 	s.mu.Lock()
 	if h.phase == over || h.phase == expired || s.dead {
@@ -285,7 +285,7 @@ func (s *session) hasEnded(c caller) bool {
 		return true
 	}
 	select {
-	case <-s.buried:
+	case <-s.Buried():
 	case <-c.ctx.Done():
 	}
 	return s.gone.Load()
@@ -305,7 +305,7 @@ func (s *session) nodeChanged(node string, deleted bool) {
 			s.fresh.Add(h) // its watch was used up
 		}
 		s.mu.Unlock()
-		s.look()
+		s.Look()
 	}
 }
 

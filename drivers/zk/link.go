@@ -92,7 +92,7 @@ func (l *link) Write(b []byte) (int, error) {
 	s := l.session
 	now := s.driver.now()
 	request, last := l.note(b, now)
-	if !last && s.hasExpired(now) {
+	if !last && s.End.Passed(now) {
 		l.Close()
 		return len(b), nil
 	}
@@ -308,7 +308,7 @@ func (l *link) takers() (left []taker) {
 
 // dial is the Dialer of the library.
 func (s *session) dial(network, addr string, _ time.Duration) (net.Conn, error) {
-	if s.isDead() {
+	if s.IsDead() {
 		return nil, errOver
 	}
 	if s.confused.Swap(false) {
@@ -368,7 +368,7 @@ func (p *servers) Len() int { return len(p.hosts) }
 func (p *servers) Next() (server string, all bool) {
 	server = p.hosts[p.next%len(p.hosts)]
 	p.next++
-	return server, p.session.isDead()
+	return server, p.session.IsDead()
 }
 
 // Connected implements the library's HostProvider.
@@ -406,7 +406,7 @@ func (l *link) direct(op int32, arguments []byte, take taker) bool {
 	defer l.writing.Unlock()
 	s := l.session
 	now := s.driver.now()
-	if s.hasExpired(now) {
+	if s.End.Passed(now) {
 		return false
 	}
 	request := l.noteDirect(op, arguments, take, now)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/lifecycle"
+	sessions "github.com/go-dsync/dsync/internal/session"
 	"github.com/go-dsync/dsync/internal/tlsurl"
 )
 
@@ -72,15 +73,12 @@ func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
 		o = &Options{}
 	}
 	d := &Driver{
-		hosts:    slices.Clone(hosts),
-		options:  *o,
-		epoch:    time.Now(),
-		life:     lifecycle.New(),
-		sessions: make(map[time.Duration][]*session),
-		maxPaths: usualMaxPaths,
-		all:      make(map[*session]struct{}),
-		watched:  make(map[string]*nameWatch),
-		changes:  changes{keptFor: usualKeptFor, turn: make(chan struct{}, 1)},
+		hosts:   slices.Clone(hosts),
+		options: *o,
+		epoch:   time.Now(),
+		life:    lifecycle.New(),
+		watched: make(map[string]*nameWatch),
+		changes: changes{keptFor: usualKeptFor, turn: make(chan struct{}, 1)},
 	}
 	if err := d.options.check(); err != nil {
 		return nil, err
@@ -89,6 +87,8 @@ func New(ctx context.Context, hosts []string, o *Options) (*Driver, error) {
 		return nil, errors.New("zk: no hosts")
 	}
 	d.host, _ = os.Hostname() // for people; a lock without a host is as good
+	d.sessions = sessions.NewPool(d.life, d.now, func(ttl time.Duration) *session { return newSession(d, ttl) })
+	d.sessions.Policy = sessions.Policy{Idle: idleFor, MaxLoad: usualMaxPaths}
 	d.ghosts = newCleaner(d)
 	d.checkAfter.Store(int64(usualCheckAfter))
 	d.nudgeAfter.Store(int64(usualNudgeAfter))
@@ -141,6 +141,7 @@ func (d *Driver) connect(ctx context.Context) error {
 	if err := d.Info().CheckTTL(d.options.TTL); err != nil {
 		return fmt.Errorf("%w (minSessionTimeout and maxSessionTimeout of the server)", err)
 	}
+	d.sessions.Usual = d.options.TTL
 	return d.call(ctx, d.mayUse)
 }
 

@@ -37,5 +37,5 @@ func TestReleaseThatWasNeverSent(t *testing.T) {
 	if err := h.release(t.Context()); err != driver.ErrNotHeld {
 		t.Errorf("release of a hold that somebody else removed: got %v, want %v", err, driver.ErrNotHeld)
 	}
-	s.leave()
+	s.Leave(0)
 }

@@ -25,7 +25,7 @@ func (s *session) keep() {
 		select {
 		case <-timer.C:
 		case <-s.joined:
-		case <-s.over:
+		case <-s.Over():
 			return
 		}
 		timer.Reset(s.confirm())
@@ -74,7 +74,7 @@ func (s *session) ask(r reach, now int64) error {
 	if l == nil {
 		return errNoServer
 	}
-	ctx, cancel := context.WithTimeout(s.online, time.Duration(s.expires.Load()-now)/2)
+	ctx, cancel := context.WithTimeout(s.online, time.Duration(s.End.At()-now)/2)
 	defer cancel()
 	_, err := receive(caller{session: s, ctx: ctx}, send(s, func(c *gozk.Conn) (struct{}, error) {
 		if r == toMajority {
@@ -224,7 +224,7 @@ func (s *session) check(holds []*hold) {
 		s.mu.Lock()
 		s.checking = false
 		s.mu.Unlock()
-		s.look()
+		s.Look()
 	}()
 	next := make(chan *hold)
 	var workers sync.WaitGroup

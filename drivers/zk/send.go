@@ -40,11 +40,11 @@ func (s *session) caller(ctx context.Context) caller {
 // call carries out a call of the driver on a session of the usual TTL, and
 // explains the error of f.
 func (d *Driver) call(ctx context.Context, f func(c caller) error) error {
-	s, err := d.board(ctx, d.options.TTL)
+	s, err := d.board(ctx, d.options.TTL, 0)
 	if err != nil {
 		return err
 	}
-	defer s.leave()
+	defer s.Leave(0)
 	c := s.caller(ctx)
 	return c.explain(f(c))
 }
@@ -115,7 +115,7 @@ func receive[T any](c caller, answer <-chan reply[T]) (T, error) {
 	for {
 		select {
 		case r := <-answer:
-			if errors.Is(r.err, gozk.ErrConnectionClosed) && s.hasExpired(s.driver.now()) {
+			if errors.Is(r.err, gozk.ErrConnectionClosed) && s.End.Passed(s.driver.now()) {
 				return none, errOver
 			}
 			return r.value, r.err
@@ -123,7 +123,7 @@ func receive[T any](c caller, answer <-chan reply[T]) (T, error) {
 			return none, errNoAnswer
 		case <-c.stop:
 			return none, errStopping
-		case <-s.over:
+		case <-s.Over():
 			return none, errOver
 		case <-quiet.C:
 			s.nudge(patience)
@@ -147,7 +147,7 @@ func outcome[T any](c caller, answer <-chan reply[T]) (T, error) {
 		return r.value, r.err
 	case <-c.ctx.Done():
 		return v, errNoAnswer
-	case <-s.buried: // all requests have their replies
+	case <-s.Buried(): // all requests have their replies
 	}
 	select {
 	case r := <-answer:
@@ -218,7 +218,7 @@ func (c caller) await() error {
 		return errNoAnswer
 	case <-c.stop:
 		return errStopping
-	case <-s.over:
+	case <-s.Over():
 		return errOver
 	}
 }

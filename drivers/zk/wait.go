@@ -136,7 +136,7 @@ func (r *request) wait() (state, error) {
 			s.nudge(min(quiet, probeEvery/2))
 			quiet = min(2*quiet, probeEvery)
 			timer.Reset(quiet)
-		case <-s.over:
+		case <-s.Over():
 			return 0, errOver
 		case <-r.stop:
 			return 0, errStopping

@@ -177,6 +177,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 	"github.com/go-dsync/dsync/internal/cleaner"
 	"github.com/go-dsync/dsync/internal/lifecycle"
+	sessions "github.com/go-dsync/dsync/internal/session"
 )
 
 const (
@@ -243,6 +244,7 @@ type Driver struct {
 	epoch   time.Time // times inside the driver are nanoseconds since then, on the monotonic clock
 
 	life      *lifecycle.Lifecycle // counts Acquires as calls
+	sessions  *sessions.Pool[*session]
 	ghosts    *cleaner.Cleaner[*ghost]
 	nameNodes nameNodes
 	changes   changes
@@ -252,11 +254,6 @@ type Driver struct {
 	nudgeAfter atomic.Int64                // see usualNudgeAfter
 	hangAfter  atomic.Int64                // see usualHangAfter
 	cutOff     atomic.Int32                // requests for sessions that were cut off, since one was answered soon; see welcomeFor
-	maxPaths   int                         // see usualMaxPaths
-
-	mu       sync.Mutex
-	sessions map[time.Duration][]*session // the open ones of a TTL, the oldest first
-	all      map[*session]struct{}        // until they are buried
 
 	watchMu sync.Mutex
 	watched map[string]*nameWatch // by node
